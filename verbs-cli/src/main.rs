@@ -1,0 +1,5 @@
+//! The `verbs` command.
+
+#![forbid(unsafe_code)]
+
+fn main() {}

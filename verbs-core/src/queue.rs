@@ -1,0 +1,212 @@
+//! The direct calls that a provider implements: post, poll and arm.
+//!
+//! They never make a request, never take a control lock, never allocate and never block. Each queue
+//! is owned by one holder at a time, which `&mut self` says; so an implementation needs no lock
+//! against its own caller. [`SendQueue`](crate::SendQueue), [`RecvQueue`](crate::RecvQueue) and
+//! [`Cq`](crate::Cq) are the consumer's side of these traits.
+
+use std::fmt;
+
+use crate::qp_state::QpState;
+use crate::wc::Wc;
+use crate::wr::{Payload, Remote, SendFlags, SendOp, SendWr, Sge};
+
+/// Why a post call took nothing. The work request was not accepted and makes no completion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PostError {
+    /// The queue holds as many work requests as it was created for. An entry of a send queue
+    /// becomes free when a completion of it, or of a later one, was polled.
+    #[error("the queue is full ({depth} work requests); poll its completion queue first")]
+    Full {
+        /// Depth of the queue.
+        depth: u32,
+    },
+    /// The queue pair's state does not allow this call.
+    #[error("the queue pair is in {0}, which does not allow this call")]
+    State(QpState),
+    /// More scatter/gather elements than the queue was created for.
+    #[error("{got} scatter/gather elements; the queue was created for {max}")]
+    TooManySges {
+        /// Elements in the work request.
+        got: u32,
+        /// Elements that the queue can take.
+        max: u32,
+    },
+    /// More inline bytes than the queue was created for.
+    #[error("{got} bytes inline; the queue was created for {max}")]
+    InlineTooLong {
+        /// Bytes in the work request.
+        got: u32,
+        /// Bytes that the queue can take.
+        max: u32,
+    },
+    /// The message is longer than the device can send.
+    #[error("the message is longer than the {max} bytes that the port can send")]
+    TooLong {
+        /// Largest message in bytes.
+        max: u32,
+    },
+    /// The operation cannot be done by this queue pair or device, or not with these flags.
+    #[error("the queue pair does not support this operation or flag")]
+    Unsupported,
+    /// An atomic's local memory is not exactly 8 bytes.
+    #[error("an atomic needs exactly 8 bytes of local memory, not {got}")]
+    AtomicSize {
+        /// Bytes in the work request.
+        got: u32,
+    },
+    /// An atomic's remote address is not a multiple of 8.
+    #[error("the remote address of an atomic must be a multiple of 8")]
+    AtomicAlignment,
+    /// The receive queue is the shared one; post there.
+    #[error("the queue pair takes its receives from a shared receive queue; post to that")]
+    UsesSrq,
+    /// The queues were split off this handle.
+    #[error("the queues were split off this handle; post to those")]
+    Split,
+    /// The queue pair is being destroyed or is gone.
+    #[error("the queue pair is destroyed")]
+    Destroyed,
+    /// The device has gone.
+    #[error("the device was removed")]
+    DeviceRemoved,
+}
+
+/// Part of a batch was posted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("work request {posted} of the batch was not accepted: {error}")]
+pub struct BatchError {
+    /// How many work requests were accepted: the index of the one that was not.
+    pub posted: usize,
+    /// Why that one was not.
+    pub error: PostError,
+}
+
+/// When an armed completion queue fires.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arm {
+    /// At the next completion.
+    Next,
+    /// At the next completion that is solicited, or is an error.
+    Solicited,
+}
+
+/// What [`RawCq::arm`] found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "entries may be waiting already; poll again before sleeping"]
+pub enum Armed {
+    /// Nothing waits; the event will come.
+    Empty,
+    /// Entries wait already. The queue is armed, but poll before relying on the event.
+    Waiting,
+}
+
+/// The provider's side of a send queue.
+///
+/// Everything that can be said from the work request and the queue alone is answered by the call;
+/// everything that takes looking at memory or at the peer is answered by a completion.
+pub trait RawSendQueue: Send + fmt::Debug {
+    /// Posts any work request.
+    ///
+    /// # Errors
+    /// [`PostError`]; the work request was not accepted.
+    fn post(&mut self, wr: &SendWr<'_>) -> Result<(), PostError>;
+
+    /// Posts several with one doorbell. Stops at the first that is not accepted.
+    ///
+    /// # Errors
+    /// [`BatchError`] says how many were accepted; those are under way.
+    fn post_batch(&mut self, wrs: &[SendWr<'_>]) -> Result<(), BatchError> {
+        for (posted, wr) in wrs.iter().enumerate() {
+            self.post(wr)
+                .map_err(|error| BatchError { posted, error })?;
+        }
+        Ok(())
+    }
+
+    /// Posts a SEND of one piece: the short way of [`RawSendQueue::post`].
+    ///
+    /// # Errors
+    /// As [`RawSendQueue::post`].
+    #[inline]
+    fn send(&mut self, wr_id: u64, sge: Sge, flags: SendFlags) -> Result<(), PostError> {
+        self.post(&SendWr {
+            wr_id,
+            op: SendOp::Send,
+            flags,
+            payload: Payload::One(sge),
+        })
+    }
+
+    /// Posts a WRITE of one piece: the short way of [`RawSendQueue::post`].
+    ///
+    /// # Errors
+    /// As [`RawSendQueue::post`].
+    #[inline]
+    fn write(
+        &mut self,
+        wr_id: u64,
+        sge: Sge,
+        to: Remote,
+        flags: SendFlags,
+    ) -> Result<(), PostError> {
+        self.post(&SendWr {
+            wr_id,
+            op: SendOp::Write(to),
+            flags,
+            payload: Payload::One(sge),
+        })
+    }
+
+    /// Posts a READ into one piece: the short way of [`RawSendQueue::post`].
+    ///
+    /// # Errors
+    /// As [`RawSendQueue::post`].
+    #[inline]
+    fn read(
+        &mut self,
+        wr_id: u64,
+        sge: Sge,
+        from: Remote,
+        flags: SendFlags,
+    ) -> Result<(), PostError> {
+        self.post(&SendWr {
+            wr_id,
+            op: SendOp::Read(from),
+            flags,
+            payload: Payload::One(sge),
+        })
+    }
+}
+
+/// The provider's side of a receive queue, shared or not.
+pub trait RawRecvQueue: Send + fmt::Debug {
+    /// Posts a receive of several pieces, or of none.
+    ///
+    /// # Errors
+    /// [`PostError`]; the receive was not accepted.
+    fn post(&mut self, wr_id: u64, sges: &[Sge]) -> Result<(), PostError>;
+
+    /// Posts a receive of one piece: the short way of [`RawRecvQueue::post`].
+    ///
+    /// # Errors
+    /// As [`RawRecvQueue::post`].
+    #[inline]
+    fn post_one(&mut self, wr_id: u64, sge: Sge) -> Result<(), PostError> {
+        self.post(wr_id, &[sge])
+    }
+}
+
+/// The provider's side of a completion queue.
+///
+/// When an armed queue fires, the provider calls [`CqNotify::fire`](crate::CqNotify::fire) of the
+/// notifier that came with the create command: once per arm, with no lock held.
+pub trait RawCq: Send + fmt::Debug {
+    /// Takes up to `out.len()` completions, oldest first, and says how many.
+    fn poll(&mut self, out: &mut [Wc]) -> usize;
+
+    /// Asks for one event. A second call before the event widens the first: `Next` wins over
+    /// `Solicited`.
+    fn arm(&mut self, when: Arm) -> Armed;
+}

@@ -1,0 +1,74 @@
+//! The only module that names `std::sync`, `std::thread` or `loom`.
+//!
+//! With `cfg(verbs_loom)` the primitives are loom's, so that models run the very code that ships.
+//! Two things stay standard in both worlds: `Arc` (loom's cannot coerce to `Arc<dyn Provider>`) and
+//! everything that a model never touches.
+
+pub use std::sync::{Arc, OnceLock, Weak};
+
+#[cfg(not(verbs_loom))]
+mod imp {
+    pub use parking_lot::{Mutex, MutexGuard};
+    pub use std::hint::spin_loop;
+    pub use std::sync::atomic;
+    pub use std::thread;
+
+    /// A cell whose access rights are handed out by an atomic word beside it.
+    #[derive(Debug, Default)]
+    pub struct UnsafeCell<T>(std::cell::UnsafeCell<T>);
+
+    impl<T> UnsafeCell<T> {
+        /// A cell that holds `value`.
+        pub const fn new(value: T) -> Self {
+            Self(std::cell::UnsafeCell::new(value))
+        }
+
+        /// Shared access through a pointer; the caller argues why nobody writes meanwhile.
+        #[inline(always)]
+        pub fn with<R>(&self, f: impl FnOnce(*const T) -> R) -> R {
+            f(self.0.get())
+        }
+
+        /// Exclusive access through a pointer; the caller argues why it is exclusive.
+        #[inline(always)]
+        pub fn with_mut<R>(&self, f: impl FnOnce(*mut T) -> R) -> R {
+            f(self.0.get())
+        }
+    }
+}
+
+#[cfg(verbs_loom)]
+mod imp {
+    pub use loom::cell::UnsafeCell;
+    pub use loom::hint::spin_loop;
+    pub use loom::sync::atomic;
+    pub use loom::thread;
+
+    /// loom's mutex with parking_lot's signature.
+    #[derive(Debug, Default)]
+    pub struct Mutex<T>(loom::sync::Mutex<T>);
+
+    /// The guard of [`Mutex`].
+    pub type MutexGuard<'a, T> = loom::sync::MutexGuard<'a, T>;
+
+    impl<T> Mutex<T> {
+        /// A mutex that holds `value`.
+        pub fn new(value: T) -> Self {
+            Self(loom::sync::Mutex::new(value))
+        }
+
+        /// Locks; poisoning is passed on, as parking_lot has none.
+        pub fn lock(&self) -> MutexGuard<'_, T> {
+            self.0
+                .lock()
+                .unwrap_or_else(std::sync::PoisonError::into_inner)
+        }
+
+        /// Locks if that needs no waiting.
+        pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+            self.0.try_lock().ok()
+        }
+    }
+}
+
+pub use imp::*;
