@@ -1,7 +1,14 @@
 //! Asynchronous RDMA verbs: the vocabulary, the request mechanism and the provider trait.
 
+#![deny(unsafe_code)]
+
 pub mod addr;
 pub mod error;
+#[expect(
+    unsafe_code,
+    reason = "the door to registered memory: keys, pins and windows"
+)]
+pub mod mem;
 pub mod qp_state;
 pub mod queue;
 #[doc(hidden)]
@@ -11,6 +18,7 @@ pub mod wr;
 
 pub use addr::{Gid, Guid, LKey, Lid, Mtu, PKey, Psn, QKey, Qpn, RKey};
 pub use error::{Attr, Error, Why};
+pub use mem::{Access, Memory};
 pub use qp_state::QpState;
 pub use queue::{Arm, Armed, BatchError, PostError, RawCq, RawRecvQueue, RawSendQueue};
 pub use wc::{Wc, WcFlags, WcOpcode, WcStatus};
