@@ -31,6 +31,8 @@ mod serial;
 mod slot;
 #[doc(hidden)]
 pub mod sync;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 pub mod verb;
 mod verb_table;
 mod watch;
