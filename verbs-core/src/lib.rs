@@ -1,5 +1,7 @@
 //! Asynchronous RDMA verbs: the vocabulary, the request mechanism and the provider trait.
 
+#![deny(unsafe_code)]
+
 pub mod addr;
 pub mod error;
 pub mod qp_state;
