@@ -38,20 +38,23 @@ fail() {
     exit 1
 }
 
-# need PROGRAM [PACKAGE]: installs a Debian package unless the program is there.
+# need PROGRAM PACKAGE...: installs Debian packages unless the program is there.
 need() {
-    local program=$1 package=${2:-$1}
-    command -v "$program" >/dev/null && return
-    command -v apt-get >/dev/null || fail "$program is missing, and there is no apt-get to install $package"
+    local program=$1
+    shift
+    if command -v "$program" >/dev/null; then
+        return
+    fi
+    command -v apt-get >/dev/null || fail "$program is missing, and there is no apt-get to install $*"
     local sudo=()
     if [[ $EUID -ne 0 ]]; then
-        command -v sudo >/dev/null || fail "$program is missing; install the package $package"
+        command -v sudo >/dev/null || fail "$program is missing; install $*"
         sudo=(sudo)
     fi
-    printf '%s is missing: installing the package %s\n' "$program" "$package"
+    printf '%s is missing: installing %s\n' "$program" "$*"
     "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get update -q </dev/null
     "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive \
-        apt-get install -q -y --no-install-recommends "$package" </dev/null
+        apt-get install -q -y --no-install-recommends "$@" </dev/null
 }
 
 # lines FILE: the lines of a list that are neither empty nor comments.

@@ -123,8 +123,17 @@ fn long_files_are_seen_and_tests_are_not_counted() {
         [1]
     );
     assert_eq!(check("x/src/tests.rs", &code.repeat(2)), [0; 0]);
-    let loom = tests.replace("cfg(test)", "cfg(all(test, verbs_loom))");
+    let loom = tests.replace("cfg(test)", "cfg(all(test, not(verbs_loom)))");
     assert_eq!(check("x/src/a.rs", &format!("{code}{loom}")), [0; 0]);
+
+    for shipped in ["not(test)", "any(test, unix)", "feature = \"test\""] {
+        let module = tests.replace("cfg(test)", &format!("cfg({shipped})"));
+        assert_eq!(
+            check("x/src/a.rs", &format!("{code}{module}")),
+            [1],
+            "{shipped}"
+        );
+    }
 
     let parent = RustFile::new("x/src/a.rs", "#[cfg(test)]\nmod models;\n");
     let child = RustFile::new("x/src/a/models.rs", &code.repeat(2));
@@ -221,6 +230,7 @@ fn holes_are_seen() {
     }
     for text in [
         "#[allow(unused, reason = \"why\")]\nfn f() {}",
+        "struct Keeper(#[expect(dead_code, reason = \"held for its Drop\")] Box<u8>);",
         "// #[ignore] todo!()",
         "#[derive(Debug)]\nstruct Ignore;",
         "const X: &str = \"#[ignore]\";",

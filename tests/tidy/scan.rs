@@ -202,11 +202,8 @@ pub(crate) fn test_modules(code: &str) -> Vec<TestModule<'_>> {
     attributes(code)
         .into_iter()
         .filter(|attribute| {
-            let content = attribute.content;
-            content.starts_with("cfg")
-                && words(content, "test").next().is_some()
-                && words(content, "not").next().is_none()
-                && words(content, "any").next().is_none()
+            let condition = attribute.content.strip_prefix("cfg");
+            condition.is_some_and(|condition| needs_test(&format!("all{condition}")))
         })
         .filter_map(|attribute| {
             let (name, after) = module_after(code, attribute.end)?;
@@ -220,6 +217,35 @@ pub(crate) fn test_modules(code: &str) -> Vec<TestModule<'_>> {
             Some(TestModule { name, body })
         })
         .collect()
+}
+
+/// Whether a condition of `cfg` can hold in tests only.
+fn needs_test(condition: &str) -> bool {
+    let condition = condition.trim();
+    let Some((name, list)) = condition.split_once('(') else {
+        return condition == "test";
+    };
+    let list = list.strip_suffix(')').unwrap_or(list);
+    let mut parts = top_level_parts(list).into_iter();
+    match name.trim() {
+        "all" => parts.any(needs_test),
+        "any" => parts.all(needs_test),
+        _ => false,
+    }
+}
+
+/// The parts of a list between the commas that stand in no bracket; empty ones are left out.
+fn top_level_parts(list: &str) -> Vec<&str> {
+    let mut depth = 0_usize;
+    let parts = list.split(move |c| {
+        match c {
+            '(' | '[' | '{' => depth += 1,
+            ')' | ']' | '}' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        c == ',' && depth == 0
+    });
+    parts.filter(|part| !part.trim().is_empty()).collect()
 }
 
 /// Name of the module that is declared at `from`, after further attributes and a visibility, and
@@ -313,19 +339,7 @@ fn spread(prefix: &str, tree: &str, paths: &mut Vec<String>) {
     let Some(close) = closing(tree, open) else {
         return;
     };
-    let mut depth = 0;
-    let mut start = open + 1;
-    for (at, byte) in tree.bytes().enumerate().take(close + 1).skip(open) {
-        match byte {
-            b'{' => depth += 1,
-            b'}' => depth -= 1,
-            _ => {}
-        }
-        if (byte == b',' && depth == 1) || depth == 0 {
-            if !tree[start..at].trim().is_empty() {
-                spread(&prefix, &tree[start..at], paths);
-            }
-            start = at + 1;
-        }
+    for part in top_level_parts(&tree[open + 1..close]) {
+        spread(&prefix, part, paths);
     }
 }
