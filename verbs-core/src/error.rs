@@ -31,6 +31,14 @@ pub enum Error {
         /// What is wrong with it.
         why: Why,
     },
+    /// A range of bytes leaves the memory that it was to lie in; nothing was done.
+    #[error("the range ends at byte {end} of memory that has {size}")]
+    OutOfRange {
+        /// One past the last byte that was asked for; `u64::MAX` if that is larger still.
+        end: u64,
+        /// The bytes that there are.
+        size: u64,
+    },
     /// The queue pair cannot go from its state to that one with these attributes.
     #[error("{0}")]
     Transition(Transition),

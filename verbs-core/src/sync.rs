@@ -6,12 +6,19 @@
 
 pub use std::sync::{Arc, OnceLock, Weak};
 
+/// Atomics over bytes that a model never sees: registered memory and process-wide flags.
+pub mod plain {
+    pub use parking_lot::Mutex;
+    pub use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+}
+
 #[cfg(not(verbs_loom))]
 mod imp {
     pub use parking_lot::{Mutex, MutexGuard};
     pub use std::hint::spin_loop;
     pub use std::sync::atomic;
     pub use std::thread;
+    pub use std::thread_local;
 
     /// A cell whose access rights are handed out by an atomic word beside it.
     #[derive(Debug, Default)]
@@ -44,6 +51,7 @@ mod imp {
     pub use loom::model;
     pub use loom::sync::atomic;
     pub use loom::thread;
+    pub use loom::{lazy_static, thread_local};
 
     /// loom's mutex with parking_lot's signature.
     #[derive(Debug, Default)]

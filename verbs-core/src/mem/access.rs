@@ -1,0 +1,96 @@
+//! What may be done through a key.
+
+use bitflags::bitflags;
+
+use crate::error::{Attr, Error, Why};
+
+bitflags! {
+    /// Access flags of regions, windows and queue pairs, with the values of `ibv_access_flags`.
+    ///
+    /// Reading through a local key is always allowed and has no flag.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+    pub struct Access: u32 {
+        /// The device may write the region on behalf of this side: receives, READ results, atomic
+        /// results.
+        const LOCAL_WRITE = 1;
+        /// A peer may WRITE; needs `LOCAL_WRITE`.
+        const REMOTE_WRITE = 1 << 1;
+        /// A peer may READ.
+        const REMOTE_READ = 1 << 2;
+        /// A peer may do atomic operations; needs `LOCAL_WRITE`.
+        const REMOTE_ATOMIC = 1 << 3;
+        /// Memory windows may be bound to the region.
+        const MW_BIND = 1 << 4;
+        /// Addresses count from the start of the region instead of from its virtual address.
+        const ZERO_BASED = 1 << 5;
+        /// Page faults instead of pinning; not supported, because nothing is pinned anyway.
+        const ON_DEMAND = 1 << 6;
+        /// The memory is made of huge pages; a hint.
+        const HUGETLB = 1 << 7;
+        /// Writes may be reordered; a hint.
+        const RELAXED_ORDERING = 1 << 20;
+    }
+}
+
+impl Access {
+    /// Every right a peer can have.
+    pub const REMOTE: Self = Self::REMOTE_WRITE
+        .union(Self::REMOTE_READ)
+        .union(Self::REMOTE_ATOMIC);
+
+    /// Flags that a provider must ignore when it does not know them (`IBV_ACCESS_OPTIONAL_RANGE`).
+    const OPTIONAL: u32 = 0x3ff0_0000;
+
+    /// Whether a region can be registered with these flags.
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`] if a peer may write or do atomics and `LOCAL_WRITE` is missing (IBTA
+    /// vol. 1, 11.2.8.2); [`Error::Unsupported`] for `ON_DEMAND` and for unknown flags outside the
+    /// range of optional ones.
+    pub const fn check(self) -> Result<(), Error> {
+        let known = Self::all().difference(Self::ON_DEMAND).bits() | Self::OPTIONAL;
+        if self.bits() & !known != 0 {
+            return Err(Error::Unsupported(Attr::Access));
+        }
+        if self.intersects(Self::REMOTE_WRITE.union(Self::REMOTE_ATOMIC))
+            && !self.contains(Self::LOCAL_WRITE)
+        {
+            return Err(Error::Mismatch {
+                attr: Attr::Access,
+                why: Why::NeedsLocalWrite,
+            });
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn remote_write_and_atomic_need_local_write() {
+        for remote in [Access::REMOTE_WRITE, Access::REMOTE_ATOMIC] {
+            assert!(matches!(
+                remote.check(),
+                Err(Error::Mismatch {
+                    why: Why::NeedsLocalWrite,
+                    ..
+                })
+            ));
+            assert_eq!((remote | Access::LOCAL_WRITE).check(), Ok(()));
+        }
+        assert_eq!(Access::REMOTE_READ.check(), Ok(()));
+        assert_eq!(Access::empty().check(), Ok(()));
+    }
+
+    #[test]
+    fn unknown_flags_are_refused_unless_optional() {
+        let unsupported = Err(Error::Unsupported(Attr::Access));
+        assert_eq!(Access::ON_DEMAND.check(), unsupported);
+        assert_eq!(Access::from_bits_retain(1 << 8).check(), unsupported);
+        assert_eq!(Access::from_bits_retain(1 << 29).check(), Ok(()));
+        assert_eq!(Access::from_bits_retain(1 << 30).check(), unsupported);
+        assert_eq!(Access::RELAXED_ORDERING.check(), Ok(()));
+    }
+}

@@ -1,0 +1,48 @@
+//! Registered memory, keys and windows: one of the two doors of this crate where `unsafe` is used.
+//!
+//! The way to bytes is key, check under a pin, window:
+//!
+//! * [`Memory`] owns bytes. Its owner copies in and out; a registration shares it by `Arc`.
+//! * [`MrTable`] maps keys to regions. [`MrTable::check`] turns (key, address, length, right) into a
+//!   [`Window`], the only thing that reaches a region's bytes.
+//! * [`pin`] makes a window possible: it costs two stores, and whoever takes something away
+//!   (deregistration, destroy) waits for nobody but leaves a [`grace`] job that runs when all pins
+//!   that could still see the thing have been left.
+//! * [`TouchWord`] says who has to be asked: each object remembers which threads ever got in.
+//!
+//! What is sound and why is argued at each piece; `loom_` tests model the orderings, and a torture
+//! test in [`grace`] shows that deregistration needs the process-wide barrier and gets it.
+
+/// Defines a function that gives a value of which the process has one; in a model, the model.
+macro_rules! process_wide {
+    ($(#[$doc:meta])* $vis:vis fn $name:ident() -> $ty:ty { $init:expr }) => {
+        $(#[$doc])*
+        #[cfg(not(verbs_loom))]
+        $vis fn $name() -> &'static $ty {
+            static VALUE: crate::sync::OnceLock<$ty> = crate::sync::OnceLock::new();
+            VALUE.get_or_init(|| $init)
+        }
+
+        $(#[$doc])*
+        #[cfg(verbs_loom)]
+        $vis fn $name() -> &'static $ty {
+            crate::sync::lazy_static! { static ref VALUE: $ty = $init; }
+            &VALUE
+        }
+    };
+}
+use process_wide;
+
+pub mod access;
+mod copy;
+pub mod grace;
+pub mod memory;
+pub mod pin;
+pub mod touch;
+pub mod window;
+
+pub use access::Access;
+pub use memory::Memory;
+pub use pin::{Pin, pin};
+pub use touch::{TouchWord, Touched};
+pub use window::Window;

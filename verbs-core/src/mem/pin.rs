@@ -1,0 +1,456 @@
+//! Pins: "this thread may be using shared things right now", at the price of two stores.
+//!
+//! # How it is sound
+//!
+//! A thread that is about to use an object stores *inside* in its own record, then loads the
+//! object's [touch word](super::TouchWord). Whoever takes the object away first marks the word dead,
+//! then looks at the records. That is Dekker's pattern and needs a full fence between store and load
+//! on **both** sides. The frequent side does without: the rare side issues [`heavy`], a system call
+//! that puts a full fence into every running thread of the process, at some point of its execution.
+//! If that point lies after the store of *inside*, the rare side sees it; if before, the load of the
+//! word comes after the kill and sees *dead*. Leaving is the mirror image: the rare side sees
+//! *outside*, or the leaver sees that a job waits for it and helps.
+//!
+//! Where the system call is missing, and in models, [`light`] is a real fence on the frequent side
+//! too. loom cannot show the system call; a torture test in [`super::grace`] does.
+//!
+//! # Fork
+//!
+//! The child of a fork inherits the records of threads that it does not have. One that was inside at
+//! that moment stays so for ever: grace jobs for what it touched never run in the child, and the
+//! memory they hold is kept. That is safe; a shim that supports fork resets the records.
+
+use std::cell::Cell;
+use std::marker::PhantomData;
+
+use crate::sync::atomic::{
+    AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64,
+    Ordering::{AcqRel, Acquire, Relaxed, Release},
+    fence,
+};
+use crate::sync::thread_local;
+
+/// Threads that have a bit of their own in a touch mask. All later ones share the next bit. Models
+/// have few threads, so two bits let them reach the shared one.
+pub(super) const OWN: usize = if cfg!(verbs_loom) { 2 } else { 30 };
+
+/// The bit that the later threads share.
+pub(super) const SHARED: u32 = 1 << OWN;
+
+/// In [`Record::active`]: the thread is inside a pin. The bits from 2 up count the pins it has left.
+const INSIDE: u64 = 0b01;
+/// In [`Record::active`]: leaving needs the slow path (pins are nested, or the record is borrowed).
+const SLOW: u64 = 0b10;
+/// From inside to outside, the next count: clears `INSIDE`.
+const LEAVE: u64 = 0b11;
+
+/// Enters a pin: until it is dropped, nothing that this thread finds alive through a
+/// [`TouchWord`](super::TouchWord) is given back.
+///
+/// Never blocks; two stores and no fence. Pins nest. Keep one only for bounded work, never across a
+/// system call or foreign code: others' deregistrations stay pending meanwhile. Dropping the last
+/// one may run grace jobs.
+#[inline(always)]
+pub fn pin() -> Pin {
+    Pin::enter(my_record())
+}
+
+/// The proof of being inside; see [`pin`]. Stays on its thread.
+#[must_use = "the pin is left at once if it is not kept"]
+#[derive(Debug)]
+pub struct Pin {
+    record: &'static Record,
+    not_send: PhantomData<*mut ()>,
+}
+
+impl Pin {
+    #[inline(always)]
+    fn enter(record: &'static Record) -> Self {
+        let active = record.active.load(Relaxed);
+        if active & INSIDE != 0 {
+            record.enter_again(active);
+        } else {
+            // Release, so that who sees this pin also sees everything done under earlier ones.
+            record.active.store(active + INSIDE, Release);
+            light();
+        }
+        Self {
+            record,
+            not_send: PhantomData,
+        }
+    }
+
+    /// This thread's bit in touch masks.
+    #[inline(always)]
+    pub(super) fn bit(&self) -> u32 {
+        self.record.bit
+    }
+
+    /// A note of this thread to itself: why its last check refused.
+    #[inline(always)]
+    pub(super) fn note(&self) -> &AtomicU8 {
+        &self.record.note
+    }
+}
+
+impl Drop for Pin {
+    #[inline(always)]
+    fn drop(&mut self) {
+        let record = self.record;
+        let active = record.active.load(Relaxed);
+        if active & SLOW != 0 {
+            return record.leave_slow(active);
+        }
+        record.active.store(active + LEAVE, Release);
+        light();
+        if record.waited_for.load(Relaxed) != 0 {
+            super::grace::help();
+        }
+    }
+}
+
+/// What the process knows of one thread. Written by the thread itself, but for `waited_for`; a line
+/// (and its neighbour, which processors fetch along) to itself.
+#[derive(Debug)]
+#[repr(align(128))]
+pub(super) struct Record {
+    active: AtomicU64,
+    /// Jobs that wait for this thread to leave a pin.
+    waited_for: AtomicU32,
+    bit: u32,
+    /// Pins inside the outermost one.
+    depth: AtomicU32,
+    /// A thread owns the record.
+    taken: AtomicBool,
+    /// Owned for one pin only, by a thread that is past its thread-local values.
+    borrowed: AtomicBool,
+    note: AtomicU8,
+    /// Next older record that shares the last bit.
+    next: AtomicPtr<Record>,
+}
+
+impl Record {
+    fn new(bit: u32, taken: bool) -> Self {
+        Self {
+            active: AtomicU64::new(0),
+            waited_for: AtomicU32::new(0),
+            bit,
+            depth: AtomicU32::new(0),
+            taken: AtomicBool::new(taken),
+            borrowed: AtomicBool::new(false),
+            note: AtomicU8::new(0),
+            next: AtomicPtr::new(std::ptr::null_mut()),
+        }
+    }
+
+    /// What to remember of a thread in order to tell later whether it has left since. Acquire: when
+    /// the thread is found outside, all it did inside is visible.
+    pub(super) fn look(&self) -> Sighting {
+        Sighting(self.active.load(Acquire))
+    }
+
+    /// Whether the thread was outside, or in a later pin, at some time since `then`.
+    pub(super) fn left_since(&self, then: Sighting) -> bool {
+        let now = self.look();
+        !now.inside() || now.count() != then.count()
+    }
+
+    /// Makes the thread look for finished jobs when it leaves its pin.
+    pub(super) fn wait_for(&self) {
+        self.waited_for.fetch_add(1, AcqRel);
+    }
+
+    pub(super) fn waited(&self) {
+        self.waited_for.fetch_sub(1, AcqRel);
+    }
+
+    pub(super) fn bit(&self) -> u32 {
+        self.bit
+    }
+
+    #[cold]
+    fn enter_again(&self, active: u64) {
+        let Some(depth) = self.depth.load(Relaxed).checked_add(1) else {
+            // Four thousand million pins were leaked. Going on would lose count of them, and a panic
+            // could be caught.
+            std::process::abort();
+        };
+        self.depth.store(depth, Relaxed);
+        self.active.store(active | SLOW, Release);
+    }
+
+    #[cold]
+    fn leave_slow(&'static self, active: u64) {
+        let borrowed = self.borrowed.load(Relaxed);
+        let depth = self.depth.load(Relaxed);
+        if depth > 0 {
+            self.depth.store(depth - 1, Relaxed);
+            if depth == 1 && !borrowed {
+                self.active.store(active & !SLOW, Release);
+            }
+            return;
+        }
+        self.active.store((active & !SLOW) + LEAVE, Release);
+        light();
+        let help = self.waited_for.load(Relaxed) != 0;
+        self.release();
+        if help {
+            super::grace::help();
+        }
+    }
+
+    fn take(&self) -> bool {
+        !self.taken.load(Relaxed)
+            && self
+                .taken
+                .compare_exchange(false, true, Acquire, Relaxed)
+                .is_ok()
+    }
+
+    /// Gives the record to the next thread, unless a pin was leaked: then it stays inside for ever.
+    fn release(&self) {
+        if self.active.load(Relaxed) & INSIDE == 0 {
+            self.borrowed.store(false, Relaxed);
+            self.taken.store(false, Release);
+        }
+    }
+}
+
+/// A value of [`Record::active`], seen by another thread.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Sighting(u64);
+
+impl Sighting {
+    pub(super) fn inside(self) -> bool {
+        self.0 & INSIDE != 0
+    }
+
+    fn count(self) -> u64 {
+        self.0 >> 2
+    }
+}
+
+/// Every thread that ever entered a pin.
+pub(super) struct Threads {
+    own: [Record; OWN],
+    /// Newest of the records that share the last bit. Records are only ever added.
+    shared: AtomicPtr<Record>,
+}
+
+impl Threads {
+    fn new() -> Self {
+        barrier::prepare();
+        Self {
+            own: std::array::from_fn(|i| Record::new(1 << i, false)),
+            shared: AtomicPtr::new(std::ptr::null_mut()),
+        }
+    }
+
+    /// The record with a bit of its own, by the bit's number.
+    pub(super) fn own(&self, i: usize) -> Option<&Record> {
+        self.own.get(i)
+    }
+
+    /// The newest record that shares the last bit; [`Record::next`] leads to the others.
+    pub(super) fn newest_shared(&self) -> Option<&'static Record> {
+        leaked(self.shared.load(Acquire))
+    }
+
+    /// A record for a thread that has none: one that somebody left behind, or a new one.
+    fn claim(&'static self) -> &'static Record {
+        if let Some(record) = self.own.iter().find(|record| record.take()) {
+            return record;
+        }
+        let mut at = self.newest_shared();
+        while let Some(record) = at {
+            if record.take() {
+                return record;
+            }
+            at = record.next();
+        }
+        let record: &'static Record = Box::leak(Box::new(Record::new(SHARED, true)));
+        let mut head = self.shared.load(Relaxed);
+        loop {
+            record.next.store(head, Relaxed);
+            let new = std::ptr::from_ref(record).cast_mut();
+            match self.shared.compare_exchange(head, new, AcqRel, Relaxed) {
+                Ok(_) => return record,
+                Err(now) => head = now,
+            }
+        }
+    }
+}
+
+impl Record {
+    pub(super) fn next(&self) -> Option<&'static Record> {
+        leaked(self.next.load(Relaxed))
+    }
+}
+
+/// A record from the list of shared ones.
+fn leaked(record: *mut Record) -> Option<&'static Record> {
+    // SAFETY: only `claim` puts pointers into the list, to records that it has leaked, and publishes
+    // them with release; they are never changed but through their atomics.
+    unsafe { record.as_ref() }
+}
+
+super::process_wide! {
+    /// The records of this process.
+    pub(super) fn threads() -> Threads { Threads::new() }
+}
+
+#[cfg(not(verbs_loom))]
+thread_local! {
+    static RECORD: Cell<Option<&'static Record>> = const { Cell::new(None) };
+    static OWNER: Owner = const { Owner(Cell::new(None)) };
+}
+#[cfg(verbs_loom)]
+thread_local! {
+    static RECORD: Cell<Option<&'static Record>> = Cell::new(None);
+    static OWNER: Owner = Owner(Cell::new(None));
+}
+
+/// Gives the thread's record back when the thread ends. Apart from [`RECORD`], whose access is
+/// cheaper because it has no destructor.
+struct Owner(Cell<Option<&'static Record>>);
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        // From here on a pin of this thread borrows a record.
+        let _ = RECORD.try_with(|mine| mine.set(None));
+        if let Some(record) = self.0.take() {
+            record.release();
+        }
+    }
+}
+
+/// This thread's record, if it ever entered a pin and is not past its end.
+pub(super) fn current() -> Option<&'static Record> {
+    RECORD.try_with(Cell::get).ok().flatten()
+}
+
+#[inline(always)]
+fn my_record() -> &'static Record {
+    match RECORD.try_with(Cell::get) {
+        Ok(Some(record)) => record,
+        _ => first_record(),
+    }
+}
+
+#[cold]
+fn first_record() -> &'static Record {
+    let record = threads().claim();
+    if OWNER.try_with(|owner| owner.0.set(Some(record))).is_ok() {
+        let _ = RECORD.try_with(|mine| mine.set(Some(record)));
+    } else {
+        // The thread's destructors are running: keep the record for this one pin.
+        record.borrowed.store(true, Relaxed);
+        record
+            .active
+            .store(record.active.load(Relaxed) | SLOW, Relaxed);
+    }
+    record
+}
+
+#[cfg(not(verbs_loom))]
+pub(super) use barrier::heavy;
+#[cfg(not(verbs_loom))]
+use barrier::light;
+
+/// The two halves of the fence, for real.
+#[cfg(not(verbs_loom))]
+mod barrier {
+    use super::{Acquire, Relaxed, Release, fence};
+    use crate::sync::OnceLock;
+    use crate::sync::atomic::{Ordering::SeqCst, compiler_fence};
+    use crate::sync::plain::AtomicBool;
+
+    /// Set once the kernel has agreed to fence for us. A thread that does not see it yet fences for
+    /// itself, which is never wrong.
+    static KERNEL_FENCES: AtomicBool = AtomicBool::new(false);
+    static AGREED: OnceLock<bool> = OnceLock::new();
+
+    /// Registers for the barrier; called before the first pin. True if it can be used.
+    pub(super) fn prepare() -> bool {
+        let agreed = *AGREED.get_or_init(register);
+        KERNEL_FENCES.store(agreed, Release);
+        agreed
+    }
+
+    /// The frequent side: keeps the compiler from moving the load above the store, and leaves the
+    /// processor to [`heavy`] where that exists.
+    #[inline(always)]
+    pub(super) fn light() {
+        compiler_fence(SeqCst);
+        if !KERNEL_FENCES.load(Relaxed) {
+            slow_fence();
+        }
+    }
+
+    #[cold]
+    fn slow_fence() {
+        fence(SeqCst);
+    }
+
+    /// The rare side: a full fence here and at one point of every other running thread.
+    ///
+    /// Bounded: it interrupts the other processors and returns (about 15 us where they are busy).
+    pub(in super::super) fn heavy() {
+        #[cfg(test)]
+        if WITHOUT.get() {
+            return;
+        }
+        fence(SeqCst);
+        if prepare() && !issue() {
+            // The kernel refuses what it agreed to, as a seccomp filter installed later might.
+            // Threads rely on it without asking; memory safety cannot be kept.
+            std::process::abort();
+        }
+        fence(Acquire);
+    }
+
+    #[cfg(not(miri))]
+    fn register() -> bool {
+        use rustix::thread::{MembarrierCommand::RegisterPrivateExpedited, membarrier};
+        membarrier(RegisterPrivateExpedited).is_ok()
+    }
+
+    #[cfg(not(miri))]
+    fn issue() -> bool {
+        use rustix::thread::{MembarrierCommand::PrivateExpedited, membarrier};
+        membarrier(PrivateExpedited).is_ok()
+    }
+
+    #[cfg(miri)]
+    fn register() -> bool {
+        false
+    }
+
+    #[cfg(miri)]
+    fn issue() -> bool {
+        false
+    }
+
+    #[cfg(test)]
+    std::thread_local! {
+        /// Makes this thread's [`heavy`] do nothing, to show what it is good for.
+        pub(in super::super) static WITHOUT: std::cell::Cell<bool> =
+            const { std::cell::Cell::new(false) };
+    }
+}
+
+#[cfg(all(test, not(verbs_loom)))]
+pub(super) use barrier::WITHOUT;
+
+#[cfg(verbs_loom)]
+pub(super) fn heavy() {
+    fence(crate::sync::atomic::Ordering::SeqCst);
+}
+#[cfg(verbs_loom)]
+fn light() {
+    fence(crate::sync::atomic::Ordering::SeqCst);
+}
+#[cfg(verbs_loom)]
+mod barrier {
+    pub(super) fn prepare() {}
+}

@@ -1,0 +1,194 @@
+//! One word per object that says whether it lives and which threads ever got in.
+
+use super::pin::Pin;
+use crate::sync::atomic::{
+    AtomicU64,
+    Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst},
+    fence,
+};
+
+/// The object has been taken away.
+const DEAD: u64 = 1 << 31;
+/// Everything below `DEAD`: one bit per thread that got in.
+const THREADS: u64 = DEAD - 1;
+/// The object is taken away on the data path: who gets in fences.
+const FENCED: u64 = 1 << 63;
+/// The bits that belong to the object.
+const TAG: u32 = u32::MAX >> 1;
+
+/// A word that admits pinned threads to an object, remembers them, and can be killed.
+///
+/// ```text
+///   63      62 .. 32             31     30 .. 0
+///   FENCED  the object's tag     DEAD   threads that got in
+/// ```
+///
+/// * *Getting in*, under a pin: tag as expected, not dead, my bit set: one load and one compare. The
+///   first time a thread sets its bit by an RMW and looks at what it replaced.
+/// * *Killing* is an RMW as well. The two are ordered: the killer sees the bit, or the thread sees
+///   `DEAD`. A thread whose bit was set before comes in without an RMW; that case is covered by the
+///   barrier (module [`pin`](super::pin)), which is why the killer asks those threads only and needs
+///   no barrier if there are none but itself.
+/// * The race that looks bad: a thread loads the word, is preempted, the object is killed. It is
+///   inside a pin then; [`grace::after`](super::grace::after) sees that and the job waits.
+///
+/// The tag is the object's own: a region keeps its key there, a queue pair may keep flags.
+#[derive(Debug)]
+pub struct TouchWord(AtomicU64);
+
+/// Threads that may be inside, as a kill found them: what [`grace::after`](super::grace::after)
+/// waits for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[must_use = "the object may still be in use until a grace period is over"]
+pub struct Touched {
+    pub(super) threads: u32,
+    pub(super) fenced: bool,
+}
+
+impl TouchWord {
+    /// The bits a tag can have.
+    pub const TAG: u32 = TAG;
+
+    /// An object that lives, with this tag (31 bits), which nobody has touched.
+    pub fn new(tag: u32) -> Self {
+        Self(AtomicU64::new(u64::from(tag & TAG) << 32))
+    }
+
+    /// An object that does not live yet.
+    pub fn dead() -> Self {
+        Self(AtomicU64::new(DEAD))
+    }
+
+    /// Whether the object lives and its tag, under `mask`, is `want`. If so, it stays usable until
+    /// the pin is left. `want` must lie within `mask`, and `mask` within [`TouchWord::TAG`].
+    #[inline(always)]
+    pub fn admits(&self, pin: &Pin, mask: u32, want: u32) -> bool {
+        let bit = u64::from(pin.bit());
+        let word = self.0.load(Acquire);
+        let relevant = FENCED | u64::from(mask) << 32 | DEAD | bit;
+        word & relevant == u64::from(want) << 32 | bit || self.admits_slow(bit, mask, want)
+    }
+
+    /// Takes the object away: nobody gets in from now on. `None` if somebody else did before.
+    pub fn kill(&self) -> Option<Touched> {
+        let old = self.0.fetch_or(DEAD, AcqRel);
+        (old & DEAD == 0).then(|| Touched::new(old))
+    }
+
+    /// Makes a dead object live, untouched. Only after the grace period of its kill, and only by
+    /// the one who killed it; what others are to find there is written before.
+    pub fn revive(&self, tag: u32) {
+        self.0.store(u64::from(tag & TAG) << 32, Release);
+    }
+
+    /// As [`revive`](Self::revive), for an object that is taken away on the data path: getting in
+    /// costs a fence each time, and killing it needs no process-wide barrier unless somebody is
+    /// inside at that moment.
+    pub fn revive_fenced(&self, tag: u32) {
+        self.0.store(FENCED | u64::from(tag & TAG) << 32, Release);
+    }
+
+    /// Changes the tag of a living or dead object in one step. `change` gets the current tag, may be
+    /// called again, and says `None` to leave it. Gives the tag replaced, and whom to wait for if the
+    /// change took something away.
+    pub fn update(&self, mut change: impl FnMut(u32) -> Option<u32>) -> Option<(u32, Touched)> {
+        let mut word = self.0.load(Relaxed);
+        loop {
+            let tag = tag(word);
+            let new = word & !(u64::from(TAG) << 32) | u64::from(change(tag)? & TAG) << 32;
+            match self.0.compare_exchange_weak(word, new, AcqRel, Relaxed) {
+                Ok(_) => return Some((tag, Touched::new(word))),
+                Err(now) => word = now,
+            }
+        }
+    }
+
+    /// The tag, live or dead; acquire.
+    #[inline(always)]
+    pub fn tag(&self) -> u32 {
+        tag(self.0.load(Acquire))
+    }
+
+    /// Whether the object was killed and not revived.
+    pub fn is_dead(&self) -> bool {
+        self.0.load(Acquire) & DEAD != 0
+    }
+
+    #[cold]
+    fn admits_slow(&self, bit: u64, mask: u32, want: u32) -> bool {
+        let fits = |word: u64| word & DEAD == 0 && tag(word) & mask == want;
+        let mut word = self.0.load(Acquire);
+        if fits(word) && word & bit == 0 {
+            word = self.0.fetch_or(bit, AcqRel);
+        }
+        if fits(word) && word & FENCED != 0 {
+            // The killer fences between its RMW and its look at our pin; with this fence between our
+            // pin and this load, one of the two sees the other.
+            fence(SeqCst);
+            word = self.0.load(Acquire);
+        }
+        fits(word)
+    }
+}
+
+impl Touched {
+    /// Nobody but the caller: a grace period that is over at once.
+    pub const NOBODY: Self = Self {
+        threads: 0,
+        fenced: false,
+    };
+
+    fn new(word: u64) -> Self {
+        Self {
+            threads: (word & THREADS) as u32,
+            fenced: word & FENCED != 0,
+        }
+    }
+
+    /// Whom to wait for when two objects were taken away together.
+    pub fn and(self, other: Self) -> Self {
+        Self {
+            threads: self.threads | other.threads,
+            fenced: self.fenced && other.fenced,
+        }
+    }
+}
+
+fn tag(word: u64) -> u32 {
+    (word >> 32) as u32 & TAG
+}
+
+#[cfg(all(test, not(verbs_loom)))]
+mod tests {
+    use super::*;
+    use crate::mem::pin;
+
+    #[test]
+    fn admits_the_tag_it_has_until_killed() {
+        let word = TouchWord::new(0x105);
+        let pin = pin();
+        assert!(!word.admits(&pin, TouchWord::TAG, 0x106));
+        assert!(word.admits(&pin, TouchWord::TAG, 0x105), "first touch");
+        assert!(word.admits(&pin, TouchWord::TAG, 0x105), "later touch");
+        assert!(word.admits(&pin, 1, 1), "flags under a mask");
+        let touched = word.kill().expect("it lives");
+        assert_eq!(touched.threads, pin.bit());
+        assert!(word.kill().is_none(), "one killer");
+        assert!(!word.admits(&pin, TouchWord::TAG, 0x105));
+        word.revive_fenced(0x107);
+        assert!(word.admits(&pin, TouchWord::TAG, 0x107));
+        assert!(word.kill().expect("it lives again").fenced);
+    }
+
+    #[test]
+    fn update_changes_the_tag_only() {
+        let word = TouchWord::new(0b11);
+        let pin = pin();
+        assert!(word.admits(&pin, 1, 1));
+        let (old, touched) = word.update(|tag| Some(tag & !1)).expect("not refused");
+        assert_eq!((old, touched.threads), (0b11, pin.bit()));
+        assert!(!word.admits(&pin, 1, 1));
+        assert!(word.admits(&pin, 2, 2));
+        assert!(word.update(|_| None).is_none());
+    }
+}

@@ -1,0 +1,130 @@
+//! Bytes that a key, a right and a range have been checked for.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::ptr::NonNull;
+
+use super::copy::copy;
+use super::memory::atomic_word;
+use super::pin::Pin;
+use crate::sync::plain::{AtomicU64, Ordering};
+
+/// Checked bytes of a registered region, reachable until the pin is left.
+///
+/// Only [`MrTable::check`](super::MrTable::check) makes one, under a [`Pin`]; it cannot outlive the
+/// pin or change thread, and the region's memory is not given back before the pin is left. Other
+/// threads may reach the same bytes at the same time: what is read may be torn, byte by byte.
+///
+/// A window does not know what right it was checked for; who writes through it has asked for a
+/// right to write.
+#[derive(Clone, Copy)]
+pub struct Window<'p> {
+    start: NonNull<u8>,
+    len: u32,
+    pin: PhantomData<&'p Pin>,
+}
+
+impl<'p> Window<'p> {
+    /// # Safety
+    /// `len` bytes from `start` are valid for `'p`, for writing too if the window will be written
+    /// through, and no reference covers them.
+    #[inline(always)]
+    pub(super) const unsafe fn new(start: NonNull<u8>, len: u32) -> Self {
+        Self {
+            start,
+            len,
+            pin: PhantomData,
+        }
+    }
+
+    /// A window of no bytes: what an access of length zero gets, whatever its key.
+    #[inline(always)]
+    pub const fn empty() -> Self {
+        Self {
+            start: NonNull::dangling(),
+            len: 0,
+            pin: PhantomData,
+        }
+    }
+
+    /// Bytes.
+    #[inline(always)]
+    pub const fn len(self) -> u32 {
+        self.len
+    }
+
+    /// Whether there are no bytes.
+    #[inline(always)]
+    pub const fn is_empty(self) -> bool {
+        self.len == 0
+    }
+
+    /// Copies `src` into this window: as many bytes as the shorter of both has, and says how many.
+    /// Overlap is legal.
+    #[inline(always)]
+    pub fn copy_from(self, src: Window<'_>) -> u32 {
+        let n = self.len.min(src.len);
+        // SAFETY: both windows are alive, so both ranges are valid, and `n` is within both.
+        unsafe { copy(self.start, src.start, n as usize) }
+        n
+    }
+
+    /// Copies private bytes into this window: as many as fit, and says how many.
+    #[inline(always)]
+    pub fn write_from(self, src: &[u8]) -> u32 {
+        let n = (self.len as usize).min(src.len());
+        // SAFETY: `n` is within both; nobody writes `src` while it is borrowed.
+        unsafe { copy(self.start, NonNull::from(src).cast(), n) }
+        n as u32
+    }
+
+    /// Copies this window out to private bytes: as many as fit, and says how many.
+    #[inline(always)]
+    pub fn read_into(self, dst: &mut [u8]) -> u32 {
+        let n = (self.len as usize).min(dst.len());
+        // SAFETY: `n` is within both; `dst` is the caller's alone.
+        unsafe { copy(NonNull::from(&mut *dst).cast(), self.start, n) }
+        n as u32
+    }
+
+    /// The part of `len` bytes from `offset` on; `None` if it is not within this window.
+    #[inline]
+    pub fn part(self, offset: u32, len: u32) -> Option<Self> {
+        if offset.checked_add(len)? > self.len {
+            return None;
+        }
+        // SAFETY: `offset + len <= self.len`, so the part is as valid as the whole.
+        Some(unsafe { Self::new(self.start.add(offset as usize), len) })
+    }
+
+    /// Adds to the window's first 8 bytes, taken as a number in this machine's byte order, in one
+    /// step for all threads, and gives the old value. `None` unless there are 8 aligned bytes.
+    #[inline]
+    pub fn fetch_add(self, add: u64) -> Option<u64> {
+        Some(self.word()?.fetch_add(add, Ordering::AcqRel))
+    }
+
+    /// Replaces the window's first 8 bytes by `swap` if they are `compare`, in one step for all
+    /// threads, and gives the old value. `None` unless there are 8 aligned bytes.
+    #[inline]
+    pub fn compare_swap(self, compare: u64, swap: u64) -> Option<u64> {
+        let word = self.word()?;
+        let result = word.compare_exchange(compare, swap, Ordering::AcqRel, Ordering::Acquire);
+        Some(result.unwrap_or_else(|old| old))
+    }
+
+    #[inline]
+    fn word(self) -> Option<&'p AtomicU64> {
+        if self.len < 8 {
+            return None;
+        }
+        // SAFETY: the window has 8 bytes and they are valid for `'p`; no reference covers them.
+        unsafe { atomic_word(self.start) }
+    }
+}
+
+impl fmt::Debug for Window<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Window({:p}, {} bytes)", self.start, self.len)
+    }
+}
