@@ -1,8 +1,6 @@
 //! Asynchronous RDMA verbs: the vocabulary, the request mechanism and the provider trait.
 #![deny(unsafe_code)]
 
-#![deny(unsafe_code)]
-
 pub mod addr;
 pub mod caps;
 pub mod command;
