@@ -194,6 +194,34 @@ fn threads_and_locks_are_seen_however_imported() {
 }
 
 #[test]
+fn loom_models_may_name_loom() {
+    let body = "use loom::model;\nuse std::sync::Arc;\n";
+    let inline = |condition: &str| {
+        let text = format!("#[cfg({condition})]\nmod loom_tests {{\n{body}}}\n{body}");
+        lines(rules::synchronisation(&one("hca-sim/src/cq.rs", &text)))
+    };
+    let sorted = |mut lines: Vec<usize>| {
+        lines.sort_unstable();
+        lines.dedup();
+        lines
+    };
+    assert_eq!(sorted(inline("all(test, verbs_loom)")), [6, 7]);
+    assert_eq!(sorted(inline("test")), [3, 4, 6, 7]);
+    assert_eq!(sorted(inline("all(test, not(verbs_loom))")), [3, 4, 6, 7]);
+
+    let file = |condition: &str| {
+        let parent = format!("#[cfg({condition})]\nmod loom_tests;\n");
+        let files = vec![
+            RustFile::new("hca-sim/src/cq.rs", &parent),
+            RustFile::new("hca-sim/src/cq/loom_tests.rs", body),
+        ];
+        rules::synchronisation(&mark_test_files(files)).is_empty()
+    };
+    assert!(file("all(test, verbs_loom)"));
+    assert!(!file("test"));
+}
+
+#[test]
 fn clocks_are_seen() {
     let check = |path: &str, text: &str| lines(rules::determinism(&one(path, text)));
     for text in [

@@ -195,17 +195,19 @@ pub(crate) struct TestModule<'a> {
     pub(crate) name: &'a str,
     /// From the attribute to the closing brace; `None` if the module is a file of its own.
     pub(crate) body: Option<Range<usize>>,
+    /// Whether it exists only where loom runs it.
+    pub(crate) is_model: bool,
 }
 
 /// Every `#[cfg(test)] mod`, also with further conditions inside `all`.
 pub(crate) fn test_modules(code: &str) -> Vec<TestModule<'_>> {
     attributes(code)
         .into_iter()
-        .filter(|attribute| {
-            let condition = attribute.content.strip_prefix("cfg");
-            condition.is_some_and(|condition| needs_test(&format!("all{condition}")))
-        })
         .filter_map(|attribute| {
+            let condition = format!("all{}", attribute.content.strip_prefix("cfg")?);
+            if !needs(&condition, "test") {
+                return None;
+            }
             let (name, after) = module_after(code, attribute.end)?;
             let body = match code[after..].trim_start().chars().next()? {
                 '{' => {
@@ -214,22 +216,27 @@ pub(crate) fn test_modules(code: &str) -> Vec<TestModule<'_>> {
                 }
                 _ => None,
             };
-            Some(TestModule { name, body })
+            let is_model = needs(&condition, "verbs_loom");
+            Some(TestModule {
+                name,
+                body,
+                is_model,
+            })
         })
         .collect()
 }
 
-/// Whether a condition of `cfg` can hold in tests only.
-fn needs_test(condition: &str) -> bool {
+/// Whether a condition of `cfg` can hold only where `flag` is set.
+fn needs(condition: &str, flag: &str) -> bool {
     let condition = condition.trim();
     let Some((name, list)) = condition.split_once('(') else {
-        return condition == "test";
+        return condition == flag;
     };
     let list = list.strip_suffix(')').unwrap_or(list);
     let mut parts = top_level_parts(list).into_iter();
     match name.trim() {
-        "all" => parts.any(needs_test),
-        "any" => parts.all(needs_test),
+        "all" => parts.any(|part| needs(part, flag)),
+        "any" => parts.all(|part| needs(part, flag)),
         _ => false,
     }
 }

@@ -1,6 +1,6 @@
 //! The files of the workspace, as the rules see them.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -27,28 +27,37 @@ pub(crate) struct RustFile {
     pub(crate) code: String,
     /// Inline modules that exist only in tests, as ranges of `code`.
     pub(crate) test_modules: Vec<Range<usize>>,
+    /// Those of them that are loom models.
+    pub(crate) models: Vec<Range<usize>>,
     /// Whether the whole file exists only in tests.
     pub(crate) is_test: bool,
+    /// Whether the whole file is loom models.
+    pub(crate) is_model: bool,
 }
 
 impl RustFile {
     pub(crate) fn new(path: &str, text: &str) -> Self {
         let code = scan::code_only(text);
-        let test_modules = scan::test_modules(&code)
-            .into_iter()
-            .filter_map(|module| module.body)
-            .collect();
+        let modules = scan::test_modules(&code);
+        let bodies = |models_only: bool| {
+            let wanted = modules.iter().filter(|m| m.is_model || !models_only);
+            wanted.filter_map(|module| module.body.clone()).collect()
+        };
+        let (test_modules, models) = (bodies(false), bodies(true));
         let name = path.rsplit('/').next().unwrap_or(path);
         Self {
             path: path.into(),
             is_test: name == "tests.rs",
-            code,
+            is_model: false,
             test_modules,
+            models,
+            code,
         }
     }
 
-    /// The files that a `#[cfg(test)] mod name;` in this one may stand for.
-    fn test_files(&self) -> Vec<String> {
+    /// The files that a `#[cfg(test)] mod name;` in this one may stand for, and whether they are
+    /// models.
+    fn test_files(&self) -> Vec<(String, bool)> {
         let path = Path::new(&self.path);
         let parent = path.parent().unwrap_or(Path::new(""));
         let stem = path.file_stem().unwrap_or_default();
@@ -62,9 +71,9 @@ impl RustFile {
             .flat_map(|module| {
                 let file = folder.join(format!("{}.rs", module.name));
                 let nested = folder.join(module.name).join("mod.rs");
-                [file, nested]
+                [(file, module.is_model), (nested, module.is_model)]
             })
-            .map(|path| path.to_string_lossy().into_owned())
+            .map(|(path, is_model)| (path.to_string_lossy().into_owned(), is_model))
             .collect()
     }
 }
@@ -106,9 +115,12 @@ impl Tree {
 
 /// Marks the files that are reached only through `#[cfg(test)] mod name;`.
 pub(crate) fn mark_test_files(mut files: Vec<RustFile>) -> Vec<RustFile> {
-    let marked: BTreeSet<String> = files.iter().flat_map(RustFile::test_files).collect();
+    let marked: BTreeMap<String, bool> = files.iter().flat_map(RustFile::test_files).collect();
     for file in &mut files {
-        file.is_test |= marked.contains(&file.path);
+        if let Some(is_model) = marked.get(&file.path) {
+            file.is_test = true;
+            file.is_model = *is_model;
+        }
     }
     files
 }
