@@ -125,9 +125,11 @@ pub(crate) fn mark_test_files(mut files: Vec<RustFile>) -> Vec<RustFile> {
     files
 }
 
-/// The root of the workspace.
+/// The root of the workspace. Asked when the test runs: worktrees that share a target folder share
+/// the compiled test too, and each must see its own tree.
 pub(crate) fn root() -> PathBuf {
-    let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let manifest = std::env::var_os("CARGO_MANIFEST_DIR")
+        .map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from);
     manifest
         .parent()
         .expect("the package is a folder of the workspace")
