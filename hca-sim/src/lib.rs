@@ -1,1 +1,3 @@
 //! A software HCA.
+
+#![deny(unsafe_code)]

@@ -32,12 +32,10 @@ pub enum Error {
         why: Why,
     },
     /// A range of bytes leaves the memory that it was to lie in; nothing was done.
-    #[error("the range ends at byte {end} of memory that has {size}")]
+    #[error("the range ends {excess} bytes past the end of the memory")]
     OutOfRange {
-        /// One past the last byte that was asked for; `u64::MAX` if that is larger still.
-        end: u64,
-        /// The bytes that there are.
-        size: u64,
+        /// By how many bytes the range ends too late; `u64::MAX` if its end is no address at all.
+        excess: u64,
     },
     /// The queue pair cannot go from its state to that one with these attributes.
     #[error("{0}")]
