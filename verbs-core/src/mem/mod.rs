@@ -26,7 +26,10 @@ macro_rules! process_wide {
         $(#[$doc])*
         #[cfg(verbs_loom)]
         $vis fn $name() -> &'static $ty {
-            crate::sync::lazy_static! { static ref VALUE: $ty = $init; }
+            // Leaked, because loom drops its statics before the main thread's local values.
+            crate::sync::lazy_static! {
+                static ref VALUE: &'static $ty = Box::leak(Box::new($init));
+            }
             &VALUE
         }
     };
@@ -37,8 +40,12 @@ pub mod access;
 mod copy;
 pub mod grace;
 pub mod memory;
+#[cfg(all(test, verbs_loom))]
+mod models;
 pub mod pin;
 pub mod table;
+#[cfg(all(test, not(verbs_loom)))]
+mod tests;
 pub mod touch;
 pub mod window;
 

@@ -31,8 +31,8 @@ use crate::sync::atomic::{
 use crate::sync::thread_local;
 
 /// Threads that have a bit of their own in a touch mask. All later ones share the next bit. Models
-/// have few threads, so two bits let them reach the shared one.
-pub(super) const OWN: usize = if cfg!(verbs_loom) { 2 } else { 30 };
+/// have few threads, so a single bit lets them reach the shared one.
+pub(super) const OWN: usize = if cfg!(verbs_loom) { 1 } else { 30 };
 
 /// The bit that the later threads share.
 pub(super) const SHARED: u32 = 1 << OWN;
@@ -72,7 +72,7 @@ impl Pin {
         } else {
             // Release, so that who sees this pin also sees everything done under earlier ones.
             record.active.store(active + INSIDE, Release);
-            light();
+            light(Side::Enter);
         }
         Self {
             record,
@@ -102,7 +102,7 @@ impl Drop for Pin {
             return record.leave_slow(active);
         }
         record.active.store(active + LEAVE, Release);
-        light();
+        light(Side::Leave);
         if record.waited_for.load(Relaxed) != 0 {
             super::grace::help();
         }
@@ -191,7 +191,7 @@ impl Record {
             return;
         }
         self.active.store((active & !SLOW) + LEAVE, Release);
-        light();
+        light(Side::Leave);
         let help = self.waited_for.load(Relaxed) != 0;
         self.release();
         if help {
@@ -225,7 +225,7 @@ impl Sighting {
         self.0 & INSIDE != 0
     }
 
-    fn count(self) -> u64 {
+    pub(super) fn count(self) -> u64 {
         self.0 >> 2
     }
 }
@@ -316,6 +316,11 @@ struct Owner(Cell<Option<&'static Record>>);
 
 impl Drop for Owner {
     fn drop(&mut self) {
+        #[cfg(verbs_loom)]
+        if std::thread::panicking() {
+            // A model that has failed is gone, and its atomics with it.
+            return;
+        }
         // From here on a pin of this thread borrows a record.
         let _ = RECORD.try_with(|mine| mine.set(None));
         if let Some(record) = self.0.take() {
@@ -352,15 +357,23 @@ fn first_record() -> &'static Record {
     record
 }
 
-#[cfg(not(verbs_loom))]
-pub(super) use barrier::heavy;
-#[cfg(not(verbs_loom))]
-use barrier::light;
+/// The side of a pin that [`light`] stands on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Side {
+    Enter,
+    Leave,
+}
 
-/// The two halves of the fence, for real.
+use barrier::light;
+pub(super) use barrier::{full_fence, heavy};
+
+#[cfg(all(test, not(verbs_loom)))]
+pub(super) use barrier::WITHOUT;
+
+/// The two halves of the fence.
 #[cfg(not(verbs_loom))]
 mod barrier {
-    use super::{Acquire, Relaxed, Release, fence};
+    use super::{Acquire, Relaxed, Release, Side, fence};
     use crate::sync::OnceLock;
     use crate::sync::atomic::{Ordering::SeqCst, compiler_fence};
     use crate::sync::plain::AtomicBool;
@@ -380,7 +393,7 @@ mod barrier {
     /// The frequent side: keeps the compiler from moving the load above the store, and leaves the
     /// processor to [`heavy`] where that exists.
     #[inline(always)]
-    pub(super) fn light() {
+    pub(super) fn light(_: Side) {
         compiler_fence(SeqCst);
         if !KERNEL_FENCES.load(Relaxed) {
             slow_fence();
@@ -407,6 +420,11 @@ mod barrier {
             std::process::abort();
         }
         fence(Acquire);
+    }
+
+    /// A full fence of this thread, whatever the kernel does for it.
+    pub(in super::super) fn full_fence() {
+        fence(SeqCst);
     }
 
     #[cfg(not(miri))]
@@ -439,18 +457,119 @@ mod barrier {
     }
 }
 
-#[cfg(all(test, not(verbs_loom)))]
-pub(super) use barrier::WITHOUT;
+/// The same for models, where all fences are real and each can be left out, to show that the model
+/// needs it.
+#[cfg(verbs_loom)]
+pub(super) mod barrier {
+    use std::cell::Cell;
 
-#[cfg(verbs_loom)]
-pub(super) fn heavy() {
-    fence(crate::sync::atomic::Ordering::SeqCst);
-}
-#[cfg(verbs_loom)]
-fn light() {
-    fence(crate::sync::atomic::Ordering::SeqCst);
-}
-#[cfg(verbs_loom)]
-mod barrier {
+    use super::{Side, fence};
+    use crate::sync::atomic::Ordering::SeqCst;
+
+    /// A fence that a model can do without, in order to fail.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub(in super::super) enum Part {
+        Enter,
+        Leave,
+        Heavy,
+        Full,
+    }
+
+    // loom runs all threads of a model on the thread of its test.
+    std::thread_local! {
+        static WITHOUT: Cell<&'static [Part]> = const { Cell::new(&[]) };
+    }
+
+    /// From now on this test's models have no such fences.
+    #[cfg(test)]
+    pub(in super::super) fn leave_out(parts: &'static [Part]) {
+        WITHOUT.set(parts);
+    }
+
+    fn fence_unless_left_out(part: Part) {
+        if !WITHOUT.get().contains(&part) {
+            fence(SeqCst);
+        }
+    }
+
     pub(super) fn prepare() {}
+
+    pub(super) fn light(side: Side) {
+        fence_unless_left_out(match side {
+            Side::Enter => Part::Enter,
+            Side::Leave => Part::Leave,
+        });
+    }
+
+    pub(in super::super) fn heavy() {
+        fence_unless_left_out(Part::Heavy);
+    }
+
+    pub(in super::super) fn full_fence() {
+        fence_unless_left_out(Part::Full);
+    }
+}
+
+#[cfg(all(test, not(verbs_loom)))]
+mod tests {
+    use super::*;
+    use crate::sync::thread;
+
+    /// Sightings of this thread's own record.
+    fn me() -> Sighting {
+        current().expect("this thread has entered a pin").look()
+    }
+
+    #[test]
+    fn pins_nest_and_may_be_dropped_in_any_order() {
+        drop(pin());
+        let before = me();
+        let (outer, inner) = (pin(), pin());
+        let innermost = pin();
+        drop(outer);
+        drop(innermost);
+        assert!(me().inside());
+        assert_eq!(me().count(), before.count(), "still the same pin");
+        drop(inner);
+        assert!(!me().inside());
+        assert_eq!(me().count(), before.count() + 1);
+        drop(pin());
+        assert_eq!(me().count(), before.count() + 2, "the fast path again");
+    }
+
+    #[test]
+    fn a_leaked_pin_keeps_its_record_inside_for_ever() {
+        let record = thread::spawn(|| {
+            std::mem::forget(pin());
+            current().expect("entered")
+        })
+        .join()
+        .unwrap();
+        assert!(record.look().inside());
+        assert!(!record.take(), "nobody may reuse it");
+    }
+
+    /// Goal: pins work in destructors that run after the thread has given its record back.
+    #[test]
+    fn a_dying_thread_borrows_a_record_for_each_pin() {
+        struct Late;
+        impl Drop for Late {
+            fn drop(&mut self) {
+                for _ in 0..3 {
+                    let (outer, inner) = (pin(), pin());
+                    drop(outer);
+                    assert!(inner.record.look().inside());
+                    drop(inner);
+                }
+            }
+        }
+        std::thread_local! { static LATE: Late = const { Late }; }
+        thread::spawn(|| {
+            // Registered before the record's owner, so destroyed after it.
+            LATE.with(|_| ());
+            drop(pin());
+        })
+        .join()
+        .unwrap();
+    }
 }
