@@ -137,9 +137,9 @@ impl Waits {
     /// Remembers which pins the threads are in now. Must come after the barrier that follows
     /// [`announce`](Self::announce).
     pub(super) fn look(&mut self) {
-        for (i, seen) in self.seen.iter_mut().enumerate() {
+        for i in bits(self.own) {
             if let Some(record) = pin::threads().own(i) {
-                *seen = record.look();
+                self.seen[i] = record.look();
             }
         }
         if let Some(record) = self.shared {
@@ -198,9 +198,13 @@ impl Waits {
     }
 }
 
-/// The numbers of the bits in a mask.
-fn bits(mask: u32) -> impl Iterator<Item = usize> {
-    (0..OWN).filter(move |i| mask & (1 << i) != 0)
+/// The numbers of the bits in a mask, highest first.
+fn bits(mut mask: u32) -> impl Iterator<Item = usize> {
+    std::iter::from_fn(move || {
+        let highest = mask.checked_ilog2()? as usize;
+        mask &= !(1 << highest);
+        Some(highest)
+    })
 }
 
 /// A job that waits, in a list.

@@ -40,11 +40,13 @@ pub mod access;
 mod copy;
 pub mod grace;
 pub mod memory;
-#[cfg(all(test, verbs_loom))]
+#[cfg(test)]
+#[cfg(verbs_loom)]
 mod models;
 pub mod pin;
 pub mod table;
-#[cfg(all(test, not(verbs_loom)))]
+#[cfg(test)]
+#[cfg(not(verbs_loom))]
 mod tests;
 pub mod touch;
 pub mod window;

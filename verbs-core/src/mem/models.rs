@@ -249,7 +249,7 @@ fn loom_rec_recycle() {
                 object.use_once();
                 let record = pin::current().expect("this thread entered a pin");
                 if record.look().count() > 1 {
-                    RECYCLED.fetch_add(1, plain::Ordering::Relaxed);
+                    RECYCLED.fetch_add(1, Relaxed);
                 }
             }
         });
@@ -257,7 +257,7 @@ fn loom_rec_recycle() {
         heir.join().unwrap();
         assert_eq!(object.reused.load(Relaxed), 1, "the job ran once");
     });
-    let recycled = RECYCLED.load(plain::Ordering::Relaxed);
+    let recycled = RECYCLED.load(Relaxed);
     assert!(recycled > 0, "no interleaving handed the record on");
 }
 

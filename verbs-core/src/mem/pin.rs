@@ -367,7 +367,8 @@ enum Side {
 use barrier::light;
 pub(super) use barrier::{full_fence, heavy};
 
-#[cfg(all(test, not(verbs_loom)))]
+#[cfg(test)]
+#[cfg(not(verbs_loom))]
 pub(super) use barrier::WITHOUT;
 
 /// The two halves of the fence.
@@ -385,9 +386,11 @@ mod barrier {
 
     /// Registers for the barrier; called before the first pin. True if it can be used.
     pub(super) fn prepare() -> bool {
-        let agreed = *AGREED.get_or_init(register);
-        KERNEL_FENCES.store(agreed, Release);
-        agreed
+        *AGREED.get_or_init(|| {
+            let agreed = register();
+            KERNEL_FENCES.store(agreed, Release);
+            agreed
+        })
     }
 
     /// The frequent side: keeps the compiler from moving the load above the store, and leaves the
@@ -510,7 +513,8 @@ pub(super) mod barrier {
     }
 }
 
-#[cfg(all(test, not(verbs_loom)))]
+#[cfg(test)]
+#[cfg(not(verbs_loom))]
 mod tests {
     use super::*;
     use crate::sync::thread;

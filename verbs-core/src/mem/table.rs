@@ -528,6 +528,24 @@ impl MrTable {
     }
 }
 
+/// Windows do not borrow the table, so regions that are still registered go through a grace period
+/// as well. (Those being taken away are none of ours: their job holds the table.)
+impl Drop for MrTable {
+    fn drop(&mut self) {
+        let mut touched = Touched::NOBODY;
+        let mut regions = Vec::new();
+        for (slot, owner) in self.slots.iter().zip(&self.owners) {
+            if let Some(region) = owner.lock().region.take() {
+                touched = touched.and(slot.word.kill().unwrap_or_default());
+                regions.push(region);
+            }
+        }
+        if !regions.is_empty() {
+            grace::after(touched, move || drop(regions));
+        }
+    }
+}
+
 impl Slot {
     #[inline(always)]
     fn grants(&self, pd: u32, need: Access) -> bool {

@@ -157,7 +157,8 @@ fn tag(word: u64) -> u32 {
     (word >> 32) as u32 & TAG
 }
 
-#[cfg(all(test, not(verbs_loom)))]
+#[cfg(test)]
+#[cfg(not(verbs_loom))]
 mod tests {
     use super::*;
     use crate::mem::pin;
