@@ -16,6 +16,7 @@
 
 use std::ptr::null_mut;
 
+use super::barrier;
 use super::pin::{self, OWN, Record, SHARED, Sighting};
 use super::touch::Touched;
 use crate::sync::atomic::{
@@ -48,17 +49,17 @@ pub fn after(touched: Touched, job: impl FnOnce() + Send + 'static) {
     if touched.fenced {
         // Who gets in fences, so a fence is enough to know who is inside. Only if somebody is, it
         // takes the barrier to be sure that he helps on leaving.
-        pin::full_fence();
+        barrier::full_fence();
         waits.look();
         if waits.over() {
             return run(job);
         }
-        pin::heavy();
+        barrier::heavy();
         if waits.over() {
             return run(job);
         }
     } else {
-        pin::heavy();
+        barrier::heavy();
         waits.look();
         if waits.over() {
             return run(job);

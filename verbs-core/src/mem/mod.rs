@@ -11,7 +11,7 @@
 //! * [`TouchWord`] says who has to be asked: each object remembers which threads ever got in.
 //!
 //! What is sound and why is argued at each piece; `loom_` tests model the orderings, and a torture
-//! test in [`grace`] shows that deregistration needs the process-wide barrier and gets it.
+//! test shows that deregistration needs the process-wide barrier and gets it.
 
 /// Defines a function that gives a value of which the process has one; in a model, the model.
 macro_rules! process_wide {
@@ -37,6 +37,7 @@ macro_rules! process_wide {
 use process_wide;
 
 pub mod access;
+mod barrier;
 mod copy;
 pub mod grace;
 pub mod memory;
@@ -44,6 +45,7 @@ pub mod memory;
 #[cfg(verbs_loom)]
 mod models;
 pub mod pin;
+pub mod region;
 pub mod table;
 #[cfg(test)]
 #[cfg(not(verbs_loom))]
@@ -54,6 +56,7 @@ pub mod window;
 pub use access::Access;
 pub use memory::Memory;
 pub use pin::{Pin, pin};
-pub use table::{Fault, MrTable, Region};
+pub use region::{Fault, Region};
+pub use table::MrTable;
 pub use touch::{TouchWord, Touched};
 pub use window::Window;

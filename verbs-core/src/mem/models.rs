@@ -5,8 +5,8 @@
 //! in `tests.rs` shows the real thing), more than a few threads, and load buffering. Each model has
 //! an ablation: the same model without one fence must fail, or it would show nothing.
 
+use super::barrier::{self, Part, leave_out};
 use super::grace::{self, Waits};
-use super::pin::barrier::{Part, leave_out};
 use super::pin::{self, pin};
 use super::touch::TouchWord;
 use crate::sync::atomic::{AtomicUsize, Ordering::*};
@@ -172,7 +172,7 @@ fn pin_reenter() {
         });
         let touched = object.word.kill().expect("one killer");
         let mut waits = Waits::announce(touched.threads);
-        pin::heavy();
+        barrier::heavy();
         waits.look();
         let seen = waits.first_seen();
         let again = entered_again.load(Acquire) == 1;

@@ -5,7 +5,7 @@
 //! A thread that is about to use an object stores *inside* in its own record, then loads the
 //! object's [touch word](super::TouchWord). Whoever takes the object away first marks the word dead,
 //! then looks at the records. That is Dekker's pattern and needs a full fence between store and load
-//! on **both** sides. The frequent side does without: the rare side issues [`heavy`], a system call
+//! on **both** sides. The frequent side does without: the rare side issues [`heavy`](super::barrier::heavy), a system call
 //! that puts a full fence into every running thread of the process, at some point of its execution.
 //! If that point lies after the store of *inside*, the rare side sees it; if before, the load of the
 //! word comes after the kill and sees *dead*. Leaving is the mirror image: the rare side sees
@@ -23,10 +23,10 @@
 use std::cell::Cell;
 use std::marker::PhantomData;
 
+use super::barrier::{self, Side, light};
 use crate::sync::atomic::{
     AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64,
     Ordering::{AcqRel, Acquire, Relaxed, Release},
-    fence,
 };
 use crate::sync::thread_local;
 
@@ -355,162 +355,6 @@ fn first_record() -> &'static Record {
             .store(record.active.load(Relaxed) | SLOW, Relaxed);
     }
     record
-}
-
-/// The side of a pin that [`light`] stands on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Side {
-    Enter,
-    Leave,
-}
-
-use barrier::light;
-pub(super) use barrier::{full_fence, heavy};
-
-#[cfg(test)]
-#[cfg(not(verbs_loom))]
-pub(super) use barrier::WITHOUT;
-
-/// The two halves of the fence.
-#[cfg(not(verbs_loom))]
-mod barrier {
-    use super::{Acquire, Relaxed, Release, Side, fence};
-    use crate::sync::OnceLock;
-    use crate::sync::atomic::{Ordering::SeqCst, compiler_fence};
-    use crate::sync::plain::AtomicBool;
-
-    /// Set once the kernel has agreed to fence for us. A thread that does not see it yet fences for
-    /// itself, which is never wrong.
-    static KERNEL_FENCES: AtomicBool = AtomicBool::new(false);
-    static AGREED: OnceLock<bool> = OnceLock::new();
-
-    /// Registers for the barrier; called before the first pin. True if it can be used.
-    pub(super) fn prepare() -> bool {
-        *AGREED.get_or_init(|| {
-            let agreed = register();
-            KERNEL_FENCES.store(agreed, Release);
-            agreed
-        })
-    }
-
-    /// The frequent side: keeps the compiler from moving the load above the store, and leaves the
-    /// processor to [`heavy`] where that exists.
-    #[inline(always)]
-    pub(super) fn light(_: Side) {
-        compiler_fence(SeqCst);
-        if !KERNEL_FENCES.load(Relaxed) {
-            slow_fence();
-        }
-    }
-
-    #[cold]
-    fn slow_fence() {
-        fence(SeqCst);
-    }
-
-    /// The rare side: a full fence here and at one point of every other running thread.
-    ///
-    /// Bounded: it interrupts the other processors and returns (about 15 us where they are busy).
-    pub(in super::super) fn heavy() {
-        #[cfg(test)]
-        if WITHOUT.get() {
-            return;
-        }
-        fence(SeqCst);
-        if prepare() && !issue() {
-            // The kernel refuses what it agreed to, as a seccomp filter installed later might.
-            // Threads rely on it without asking; memory safety cannot be kept.
-            std::process::abort();
-        }
-        fence(Acquire);
-    }
-
-    /// A full fence of this thread, whatever the kernel does for it.
-    pub(in super::super) fn full_fence() {
-        fence(SeqCst);
-    }
-
-    #[cfg(not(miri))]
-    fn register() -> bool {
-        use rustix::thread::{MembarrierCommand::RegisterPrivateExpedited, membarrier};
-        membarrier(RegisterPrivateExpedited).is_ok()
-    }
-
-    #[cfg(not(miri))]
-    fn issue() -> bool {
-        use rustix::thread::{MembarrierCommand::PrivateExpedited, membarrier};
-        membarrier(PrivateExpedited).is_ok()
-    }
-
-    #[cfg(miri)]
-    fn register() -> bool {
-        false
-    }
-
-    #[cfg(miri)]
-    fn issue() -> bool {
-        false
-    }
-
-    #[cfg(test)]
-    std::thread_local! {
-        /// Makes this thread's [`heavy`] do nothing, to show what it is good for.
-        pub(in super::super) static WITHOUT: std::cell::Cell<bool> =
-            const { std::cell::Cell::new(false) };
-    }
-}
-
-/// The same for models, where all fences are real and each can be left out, to show that the model
-/// needs it.
-#[cfg(verbs_loom)]
-pub(super) mod barrier {
-    use std::cell::Cell;
-
-    use super::{Side, fence};
-    use crate::sync::atomic::Ordering::SeqCst;
-
-    /// A fence that a model can do without, in order to fail.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    pub(in super::super) enum Part {
-        Enter,
-        Leave,
-        Heavy,
-        Full,
-    }
-
-    // loom runs all threads of a model on the thread of its test.
-    std::thread_local! {
-        static WITHOUT: Cell<&'static [Part]> = const { Cell::new(&[]) };
-    }
-
-    /// From now on this test's models have no such fences.
-    #[cfg(test)]
-    pub(in super::super) fn leave_out(parts: &'static [Part]) {
-        WITHOUT.set(parts);
-    }
-
-    fn fence_unless_left_out(part: Part) {
-        if !WITHOUT.get().contains(&part) {
-            fence(SeqCst);
-        }
-    }
-
-    pub(super) fn prepare() {}
-
-    pub(super) fn light(side: Side) {
-        fence_unless_left_out(match side {
-            Side::Enter => Part::Enter,
-            Side::Leave => Part::Leave,
-        });
-    }
-
-    pub(in super::super) fn heavy() {
-        fence_unless_left_out(Part::Heavy);
-    }
-
-    pub(in super::super) fn full_fence() {
-        fence_unless_left_out(Part::Full);
-    }
 }
 
 #[cfg(test)]

@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 
+use super::barrier::WITHOUT;
 use super::grace;
-use super::pin::{OWN, WITHOUT};
+use super::pin::OWN;
 use super::{Access, Fault, Memory, MrTable, Region, TouchWord, pin};
 use crate::addr::{LKey, RKey};
 use crate::error::{Attr, Error, Why};
@@ -628,9 +629,19 @@ fn memory_filled(len: usize) -> Memory {
     memory
 }
 
+/// How a region is taken away from the writer.
+#[derive(Clone, Copy, PartialEq)]
+enum Taken {
+    Deregistered,
+    Invalidated,
+}
+
 /// Registers, lets a writer place bytes, deregisters, owns the memory, looks whether it changes; so
-/// many rounds, or until it does. Returns late writes and placements.
-fn fire(rounds: u32, barrier: bool, stop_at_first: bool) -> (u64, u64) {
+/// many rounds; without the barrier only until it does. Returns late writes and placements.
+fn fire(rounds: u32, taken: Taken, barrier: bool) -> (u64, u64) {
+    // Two of these at once would have too few processors.
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _alone = ONE_AT_A_TIME.lock();
     WITHOUT.set(!barrier);
     let table = Arc::new(MrTable::new(4, 7));
     let memory = memory(4096);
@@ -669,16 +680,24 @@ fn fire(rounds: u32, barrier: bool, stop_at_first: bool) -> (u64, u64) {
         }
     });
     let region = Region::new(Arc::clone(&memory), ALL, PD);
+    let mut fast = table.allocate(PD).unwrap();
     let mut late = 0;
     for round in 0..rounds {
-        let (key, _) = table.register(region.clone()).unwrap();
+        let (key, _) = match taken {
+            Taken::Deregistered => table.register(region.clone()).unwrap(),
+            Taken::Invalidated => table.map(fast.next(), region.clone()).unwrap(),
+        };
+        fast = key;
         let before = placed.load(Acquire);
         current.store(u64::from(key.value()), Release);
         until(|| placed.load(Acquire) > before + 2);
         // Not always at the same point of the writer's loop.
         (0..round % 97).for_each(|_| spin_loop());
         let (done, set) = flag();
-        table.deregister(key, set).unwrap();
+        match taken {
+            Taken::Deregistered => table.deregister(key, set).unwrap(),
+            Taken::Invalidated => table.invalidate(key, set).unwrap(),
+        }
         until(|| {
             // Without the barrier the leaver may not notice that it should help.
             done.load(Acquire) || {
@@ -688,7 +707,7 @@ fn fire(rounds: u32, barrier: bool, stop_at_first: bool) -> (u64, u64) {
         });
         memory.fill(0..FIRE_BYTES, 0).unwrap();
         late += u64::from((0..LOOKS).any(|i| memory.load_u64(i % 8 * 8) != Ok(0)));
-        if stop_at_first && late > 0 {
+        if !barrier && late > 0 {
             break;
         }
     }
@@ -703,11 +722,9 @@ fn fire(rounds: u32, barrier: bool, stop_at_first: bool) -> (u64, u64) {
 /// barrier (none late) and without (some late, else this test has lost its teeth).
 #[test]
 fn deregistration_holds_under_fire() {
-    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-    let _alone = ONE_AT_A_TIME.lock();
-    let (late, placed) = fire(20_000, true, false);
+    let (late, placed) = fire(10_000, Taken::Deregistered, true);
     assert_eq!(late, 0, "late writes with the barrier, {placed} placed");
-    let (late, placed_without) = fire(400_000, false, true);
+    let (late, placed_without) = fire(400_000, Taken::Deregistered, false);
     println!("with barrier 0 late of {placed}; without {late} late of {placed_without}");
     let cores = thread::available_parallelism().map_or(1, |n| n.get());
     if late == 0 && cores == 1 {
@@ -718,4 +735,11 @@ fn deregistration_holds_under_fire() {
         late > 0,
         "no late write without the barrier in {placed_without} placements"
     );
+}
+
+/// Goal: the same for an invalidation, which has fences instead of the barrier.
+#[test]
+fn invalidation_holds_under_fire() {
+    let (late, placed) = fire(10_000, Taken::Invalidated, true);
+    assert_eq!(late, 0, "late writes, {placed} placed");
 }

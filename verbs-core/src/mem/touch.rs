@@ -1,6 +1,7 @@
 //! One word per object that says whether it lives and which threads ever got in.
 
-use super::pin::{self, Pin};
+use super::barrier;
+use super::pin::Pin;
 use crate::sync::atomic::{
     AtomicU64,
     Ordering::{AcqRel, Acquire, Relaxed, Release},
@@ -123,7 +124,7 @@ impl TouchWord {
         if fits(word) && word & FENCED != 0 {
             // The killer fences between its RMW and its look at our pin; with this fence between our
             // pin and this load, one of the two sees the other.
-            pin::full_fence();
+            barrier::full_fence();
             word = self.0.load(Acquire);
         }
         fits(word)
