@@ -144,7 +144,7 @@ fn loom_pin_leave() {
 
 #[test]
 fn loom_pin_leave_two() {
-    pin_leave(2, 3);
+    pin_leave(2, 4);
 }
 
 #[test]
