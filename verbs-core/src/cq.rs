@@ -1,0 +1,242 @@
+//! Completion queues: creation and destruction as verbs, poll and arm as direct calls.
+
+use std::future::poll_fn;
+use std::task::{Context, Poll};
+
+use atomic_waker::AtomicWaker;
+
+use crate::device::{Device, DeviceCore, verb};
+#[cfg(doc)]
+use crate::error::Error;
+use crate::header::User;
+use crate::object::{Base, Child, InUse, ObjectKind, Private, Target, core, destroy, handle};
+use crate::queue::{Arm, Armed, RawCq};
+use crate::request::Request;
+use crate::routine;
+use crate::serial::Serial;
+use crate::sync::plain::Mutex;
+use crate::sync::{Arc, OnceLock, Weak};
+use crate::wc::Wc;
+
+/// A completion queue. Single-owner: polling takes `&mut self`, which is its lock.
+///
+/// Dropping it destroys it when no queue pair uses it any more (K12).
+pub struct Cq {
+    core: Arc<CqCore>,
+    raw: Box<dyn RawCq>,
+}
+
+/// What a completion queue's requests act on.
+#[derive(Debug)]
+pub struct CqCore {
+    base: Base,
+    device: Child<DeviceCore>,
+    cqe: u32,
+    notify: Arc<CqNotify>,
+}
+
+core!(CqCore { device });
+handle!(Cq, CqCore, DestroyCq);
+
+/// Creates a completion queue; arguments of the verb.
+#[derive(Debug)]
+pub struct CreateCq {
+    device: Child<DeviceCore>,
+    /// Entries wanted, at least.
+    pub cqe: u32,
+    /// Completion vector: which of the device's event threads delivers, where it has several.
+    pub comp_vector: u32,
+    /// Whether completions carry the time at which they were made.
+    pub timestamps: bool,
+    /// What the provider fires when the armed queue has an event.
+    pub notify: Arc<CqNotify>,
+}
+
+verb!(CreateCq, DeviceCore => Cq);
+
+impl CreateCq {
+    /// The queue, for a provider that has created it under that number with `cqe` entries.
+    pub fn build(self, number: u32, cqe: u32, private: Private, raw: Box<dyn RawCq>) -> Cq {
+        let base = Base::new(self.device.get(), ObjectKind::Cq, number, private);
+        let core = Arc::new(CqCore {
+            base,
+            device: self.device,
+            cqe,
+            notify: self.notify,
+        });
+        // The notifier is new, so nobody has set this.
+        let _ = core.notify.target.set(Arc::downgrade(&core));
+        Cq { core, raw }
+    }
+}
+
+impl Device {
+    /// Creates a completion queue with room for at least `cqe` completions.
+    ///
+    /// Choose it large enough for all that may complete: a completion that finds no room is lost,
+    /// the queue is in error and its queue pairs go to Error (IBTA vol. 1, 11.2.6.1).
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a depth of 0 or beyond the device's `max_cqe`,
+    /// [`Error::Exhausted`] at the device's `max_cq`.
+    pub fn create_cq(&self, cqe: u32) -> Request<'_, CreateCq> {
+        let device = Child::new(self.core(), ObjectKind::Cq);
+        let notify = Arc::new(CqNotify::default());
+        Request::new(
+            self.core(),
+            CreateCq {
+                device,
+                cqe,
+                comp_vector: 0,
+                timestamps: false,
+                notify,
+            },
+        )
+    }
+}
+
+impl Request<'_, CreateCq> {
+    /// Calls `handler` at every event of the armed queue: under NoBlock, one call at a time (K14),
+    /// once per arm. It usually polls, arms again, and polls once more.
+    pub fn handler(self, handler: impl FnMut() + Send + 'static) -> Self {
+        *self.args.notify.handler.lock() = Some(Box::new(handler));
+        self
+    }
+
+    /// Has completions carry the time at which they were made, in nanoseconds of the device's clock.
+    pub fn timestamps(mut self) -> Self {
+        self.args.timestamps = true;
+        self
+    }
+
+    /// The completion vector, below the device's number of them.
+    pub fn comp_vector(mut self, vector: u32) -> Self {
+        self.args.comp_vector = vector;
+        self
+    }
+}
+
+impl Cq {
+    /// Takes completions, oldest first, into `out`; yields those that it wrote. A direct call: no
+    /// lock, no allocation, no system call, never blocks.
+    #[inline]
+    pub fn poll<'o>(&mut self, out: &'o mut [Wc]) -> &'o mut [Wc] {
+        let n = self.raw.poll(out);
+        &mut out[..n]
+    }
+
+    /// Asks for one event. A direct call, legal in handlers and routines.
+    ///
+    /// The answer says whether completions wait already; the loop that loses none is poll until
+    /// empty, arm, poll once more.
+    #[inline]
+    pub fn arm(&mut self, when: Arm) -> Armed {
+        self.raw.arm(when)
+    }
+
+    /// Waits until there is something to poll.
+    ///
+    /// # Cancel safety
+    /// Nothing is taken from the queue; dropping the future loses nothing.
+    ///
+    /// # Context
+    /// Needs no executor of a particular kind. The waker is called where the completion is made.
+    pub async fn ready(&mut self) {
+        poll_fn(|cx| self.poll_ready(cx)).await;
+    }
+
+    /// The polling form of [`Cq::ready`].
+    pub fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        // Register first: an event between arm and registration would wake nobody.
+        self.core.notify.waker.register(cx.waker());
+        match self.raw.arm(Arm::Next) {
+            Armed::Waiting => Poll::Ready(()),
+            Armed::Empty => Poll::Pending,
+        }
+    }
+
+    /// Entries that the queue has room for.
+    pub fn depth(&self) -> u32 {
+        self.core.cqe
+    }
+
+    /// Destroys the queue: Busy while queue pairs use it (K10). Completions that were not polled are
+    /// gone with it.
+    ///
+    /// Legal in the queue's own handler; completes after that has returned (K11).
+    ///
+    /// # Errors
+    /// [`Refused`](crate::Refused) with [`Error::Busy`], which gives the handle back.
+    pub fn destroy(self) -> Request<'static, DestroyCq> {
+        destroy(self, false)
+    }
+
+    /// As [`Cq::destroy`], but waits for the last queue pair instead of answering Busy (K12).
+    ///
+    /// # Errors
+    /// Only [`Error::DeviceRemoved`].
+    pub fn destroy_when_idle(self) -> Request<'static, DestroyCq> {
+        destroy(self, true)
+    }
+
+    pub(crate) fn core(&self) -> &Arc<CqCore> {
+        &self.core
+    }
+}
+
+type Handler = Box<dyn FnMut() + Send>;
+
+/// Where a provider announces that an armed completion queue has an event.
+#[derive(Default)]
+pub struct CqNotify {
+    target: OnceLock<Weak<CqCore>>,
+    waker: AtomicWaker,
+    /// Taken out while it runs, so that no lock is held then (K4).
+    handler: Mutex<Option<Handler>>,
+    serial: Serial,
+}
+
+impl CqNotify {
+    /// Delivers one event: wakes whoever awaits the queue and runs its handler.
+    ///
+    /// Call it once per arm, holding no lock. Under NoBlock the handler runs when the thread is done
+    /// with what it is doing.
+    pub fn fire(&self) {
+        routine::collect(|| self.waker.wake());
+        if self.handler.lock().is_none() && !self.serial.is_running() {
+            return;
+        }
+        let Some(core) = self.target.get().and_then(Weak::upgrade) else {
+            return;
+        };
+        if !self.serial.enter() {
+            return;
+        }
+        let Some(in_use) = InUse::try_enter(Arc::clone(&core) as Arc<dyn Target>, User::Handler)
+        else {
+            return;
+        };
+        routine::defer(move || core.notify.run_handler(in_use));
+    }
+
+    fn run_handler(&self, in_use: InUse) {
+        loop {
+            let handler = self.handler.lock().take();
+            if let Some(mut handler) = handler {
+                handler();
+                self.handler.lock().get_or_insert(handler);
+            }
+            if !self.serial.again() {
+                break;
+            }
+        }
+        // The destroy of a queue may have waited for its handler (K11).
+        drop(in_use);
+    }
+}
+
+impl std::fmt::Debug for CqNotify {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CqNotify").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,222 @@
+//! Memory regions.
+
+use std::fmt;
+use std::ops::Range;
+
+use crate::addr::{LKey, RKey};
+use crate::device::verb;
+use crate::error::Error;
+use crate::mem::{Access, Memory};
+use crate::object::{Base, Child, ObjectKind, Private, core, destroy, handle};
+use crate::pd::{Pd, PdCore};
+use crate::request::Request;
+use crate::sync::Arc;
+use crate::wr::{Remote, Sge};
+
+/// A memory region: registered memory with the keys that name it.
+///
+/// The memory stays alive while it is registered. As a peer may write to it at any time, its owner
+/// reads and writes through copying calls, which are sound under concurrent access.
+///
+/// Dropping it deregisters it when no memory window is bound to it any more (K12).
+pub struct Mr {
+    core: Arc<MrCore>,
+}
+
+/// What a memory region's requests act on.
+pub struct MrCore {
+    base: Base,
+    pd: Child<PdCore>,
+    memory: Arc<Memory>,
+    access: Access,
+    iova: u64,
+    lkey: LKey,
+    rkey: RKey,
+}
+
+core!(MrCore { pd });
+handle!(Mr, MrCore, DeregMr);
+
+impl fmt::Debug for MrCore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{:?} of {} bytes at {:#x}",
+            self.base,
+            self.memory.len(),
+            self.iova
+        )
+    }
+}
+
+/// Registers memory; arguments of the verb.
+pub struct RegMr {
+    pd: Child<PdCore>,
+    /// What is registered, whole.
+    pub memory: Arc<Memory>,
+    /// Who may do what to it.
+    pub access: Access,
+    /// The address that work requests and peers reach its first byte at.
+    pub iova: u64,
+}
+
+verb!(RegMr, PdCore => Mr);
+
+impl RegMr {
+    pub(crate) fn request(pd: &Pd, memory: Arc<Memory>, access: Access) -> Request<'_, Self> {
+        let iova = if access.contains(Access::ZERO_BASED) {
+            0
+        } else {
+            memory.addr()
+        };
+        let pd_child = Child::new(pd.core(), ObjectKind::Mr);
+        Request::new(
+            pd.core(),
+            Self {
+                pd: pd_child,
+                memory,
+                access,
+                iova,
+            },
+        )
+    }
+
+    /// The region, for a provider that has registered it under these keys.
+    pub fn build(self, lkey: LKey, rkey: RKey, private: Private) -> Mr {
+        let Self {
+            pd,
+            memory,
+            access,
+            iova,
+        } = self;
+        let base = Base::new(
+            crate::object::Target::device(pd.get()),
+            ObjectKind::Mr,
+            lkey.value(),
+            private,
+        );
+        Mr {
+            core: Arc::new(MrCore {
+                base,
+                pd,
+                memory,
+                access,
+                iova,
+                lkey,
+                rkey,
+            }),
+        }
+    }
+}
+
+impl Request<'_, RegMr> {
+    /// The address that work requests and peers reach the region's first byte at, instead of the
+    /// memory's own.
+    pub fn iova(mut self, iova: u64) -> Self {
+        self.args.iova = iova;
+        self
+    }
+}
+
+impl Mr {
+    /// The piece of the region from `range.start` to `range.end`, counted from its first byte, for a
+    /// work request.
+    ///
+    /// The bounds are checked where all local pieces are: when the work request is carried out. A
+    /// range that leaves the region ends it with
+    /// [`WcStatus::LocProtErr`](crate::WcStatus::LocProtErr), one beyond 4 GiB as well.
+    #[inline]
+    pub fn slice(&self, range: Range<usize>) -> Sge {
+        let core = &*self.core;
+        let len = u32::try_from(range.end.saturating_sub(range.start)).unwrap_or(u32::MAX);
+        Sge {
+            addr: core.iova.wrapping_add(range.start as u64),
+            len,
+            lkey: core.lkey,
+        }
+    }
+
+    /// The whole region; see [`Mr::slice`].
+    pub fn all(&self) -> Sge {
+        self.slice(0..self.len())
+    }
+
+    /// The place `offset` bytes into the region, for a peer's work request.
+    ///
+    /// Useless to the peer unless the region grants it access.
+    pub fn remote(&self, offset: usize) -> Remote {
+        Remote {
+            addr: self.core.iova.wrapping_add(offset as u64),
+            rkey: self.core.rkey,
+        }
+    }
+
+    /// Bytes.
+    pub fn len(&self) -> usize {
+        self.core.memory.len()
+    }
+
+    /// Whether it has no bytes; legal, and grants nothing.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The key for work requests of this process.
+    pub fn lkey(&self) -> LKey {
+        self.core.lkey
+    }
+
+    /// The key for work requests of peers.
+    pub fn rkey(&self) -> RKey {
+        self.core.rkey
+    }
+
+    /// The address of the first byte, as work requests reach it.
+    pub fn iova(&self) -> u64 {
+        self.core.iova
+    }
+
+    /// Who may do what to it.
+    pub fn access(&self) -> Access {
+        self.core.access
+    }
+
+    /// The registered memory, to read and write by copying.
+    pub fn memory(&self) -> &Arc<Memory> {
+        &self.core.memory
+    }
+
+    /// Copies bytes out of the region, from `offset` on. A peer that writes there at the same time
+    /// may tear them.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the range leaves the region.
+    pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<(), Error> {
+        self.core.memory.read(offset, into)
+    }
+
+    /// Copies bytes into the region, from `offset` on.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the range leaves the region.
+    pub fn write(&self, offset: usize, from: &[u8]) -> Result<(), Error> {
+        self.core.memory.write(offset, from)
+    }
+
+    /// Deregisters the memory: Busy while memory windows are bound to it (K10). When it has
+    /// completed, no access through its keys happens any more, by anybody (K11).
+    ///
+    /// # Errors
+    /// [`Refused`](crate::Refused) with [`Error::Busy`], which gives the handle back.
+    pub fn dereg(self) -> Request<'static, DeregMr> {
+        destroy(self, false)
+    }
+
+    /// As [`Mr::dereg`], but waits for the last window instead of answering Busy (K12).
+    ///
+    /// # Errors
+    /// Only [`Error::DeviceRemoved`].
+    pub fn dereg_when_idle(self) -> Request<'static, DeregMr> {
+        destroy(self, true)
+    }
+}

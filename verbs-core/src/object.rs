@@ -1,0 +1,571 @@
+//! What all objects have in common: identity, header, parents, and how they are destroyed.
+//!
+//! An object is a *core* behind an `Arc` and one *handle* that is not `Clone`. Children hold their
+//! parents' cores, so memory goes in the right order by construction; the counts in the header
+//! decide whether a destroy is Busy (K10).
+
+use std::any::Any;
+use std::fmt;
+
+use crate::command::PendingCommand;
+use crate::device::DeviceCore;
+use crate::error::Error;
+use crate::header::{Busy, Close, Header, User};
+use crate::provider::Provider;
+use crate::request::Request;
+use crate::routine;
+use crate::sync::atomic::{AtomicBool, Ordering::AcqRel};
+use crate::sync::{Arc, Mutex};
+use crate::verb::{Admit, Verb};
+
+/// The kinds of object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+#[non_exhaustive]
+pub enum ObjectKind {
+    /// Device.
+    Device,
+    /// Protection domain.
+    Pd,
+    /// Completion queue.
+    Cq,
+    /// Queue pair.
+    Qp,
+    /// Shared receive queue.
+    Srq,
+    /// Memory region.
+    Mr,
+    /// Memory window.
+    Mw,
+    /// Address handle.
+    Ah,
+    /// XRC domain.
+    Xrcd,
+    /// Attachment of a queue pair to a multicast group.
+    Mcast,
+    /// Endpoint of the connection manager.
+    CmEndpoint,
+    /// Pool of fast memory regions.
+    FmrPool,
+}
+
+impl ObjectKind {
+    /// How many kinds there are.
+    pub const COUNT: usize = 12;
+
+    /// Every kind.
+    pub const ALL: [Self; Self::COUNT] = [
+        Self::Device,
+        Self::Pd,
+        Self::Cq,
+        Self::Qp,
+        Self::Srq,
+        Self::Mr,
+        Self::Mw,
+        Self::Ah,
+        Self::Xrcd,
+        Self::Mcast,
+        Self::CmEndpoint,
+        Self::FmrPool,
+    ];
+}
+
+impl fmt::Display for ObjectKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Device => "device",
+            Self::Pd => "PD",
+            Self::Cq => "CQ",
+            Self::Qp => "QP",
+            Self::Srq => "SRQ",
+            Self::Mr => "MR",
+            Self::Mw => "MW",
+            Self::Ah => "AH",
+            Self::Xrcd => "XRCD",
+            Self::Mcast => "multicast attachment",
+            Self::CmEndpoint => "CM endpoint",
+            Self::FmrPool => "FMR pool",
+        })
+    }
+}
+
+/// Names an object in lists and logs: its kind and the provider's number.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ObjectId {
+    /// Kind.
+    pub kind: ObjectKind,
+    /// The provider's number for it: QPN, key, PD number.
+    pub number: u32,
+}
+
+impl ObjectId {
+    pub(crate) fn word(self) -> u64 {
+        (self.kind as u64) << 32 | u64::from(self.number)
+    }
+
+    pub(crate) fn from_word(word: u64) -> Self {
+        let kind = ObjectKind::ALL
+            .get((word >> 32) as usize)
+            .copied()
+            .unwrap_or(ObjectKind::Device);
+        Self {
+            kind,
+            number: (word & 0xffff_ffff) as u32,
+        }
+    }
+}
+
+impl fmt::Display for ObjectId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {:#x}", self.kind, self.number)
+    }
+}
+
+impl fmt::Debug for ObjectId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// What a provider keeps with an object.
+pub type Private = Box<dyn Any + Send + Sync>;
+
+/// The part of a core that every kind has.
+pub struct Base {
+    pub(crate) header: Header,
+    /// `None` for the device itself.
+    device: Option<Arc<DeviceCore>>,
+    /// A destroy that waits for the last user or the last child. Set by the closer before it leaves,
+    /// taken by whoever the header says continues: never contended, so the lock never waits.
+    parked: Mutex<Option<PendingCommand>>,
+    id: ObjectId,
+    private: Private,
+}
+
+impl Base {
+    /// For an object whose create the provider has carried out. Promises its destroy a slot (K7).
+    pub(crate) fn new(
+        device: &Arc<DeviceCore>,
+        kind: ObjectKind,
+        number: u32,
+        private: Private,
+    ) -> Self {
+        device.slots.promise();
+        let (header, parked) = (Header::default(), Mutex::new(None));
+        let device = Some(Arc::clone(device));
+        Self {
+            header,
+            device,
+            parked,
+            id: ObjectId { kind, number },
+            private,
+        }
+    }
+
+    /// For the device itself.
+    pub(crate) fn root(kind: ObjectKind, number: u32) -> Self {
+        let (header, parked) = (Header::default(), Mutex::new(None));
+        Self {
+            header,
+            device: None,
+            parked,
+            id: ObjectId { kind, number },
+            private: Box::new(()),
+        }
+    }
+
+    /// The device, of every object but the device itself.
+    #[inline]
+    pub(crate) fn device(&self) -> &Arc<DeviceCore> {
+        self.device
+            .as_ref()
+            .expect("every object but the device is made with its device")
+    }
+
+    /// Kind and number.
+    pub fn id(&self) -> ObjectId {
+        self.id
+    }
+
+    /// What the provider stored when it built the object, if it is of that type.
+    pub fn private<T: 'static>(&self) -> Option<&T> {
+        self.private.downcast_ref()
+    }
+}
+
+impl fmt::Debug for Base {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.id)
+    }
+}
+
+/// A core: what a request can act on.
+pub trait Target: Send + Sync + 'static {
+    /// The part that every kind has.
+    fn base(&self) -> &Base;
+
+    /// The device that the object belongs to.
+    fn device(this: &Arc<Self>) -> &Arc<DeviceCore>
+    where
+        Self: Sized;
+
+    /// The provider that its commands go to.
+    fn provider(&self) -> &Arc<dyn Provider>;
+
+    /// Releases the parents: the object's destroy has completed.
+    fn release(&self);
+}
+
+/// A handle: the one owner of an object.
+pub trait Handle: Sized + Send + 'static {
+    /// What requests act on.
+    type Core: Target;
+    /// The verb that destroys it.
+    type Destroy: Verb<Target = Self::Core, Error = Refused<Self>> + From<Destroy<Self>>;
+
+    /// What requests act on.
+    fn core(&self) -> &Arc<Self::Core>;
+}
+
+/// A counted reference from a child to a parent: keeps the parent's memory and makes it Busy.
+pub(crate) struct Child<T: Target> {
+    parent: Arc<T>,
+    kind: ObjectKind,
+    counted: AtomicBool,
+}
+
+impl<T: Target> Child<T> {
+    /// Counts a child of a parent whose handle the caller holds.
+    pub(crate) fn new(parent: &Arc<T>, kind: ObjectKind) -> Self {
+        parent.base().header.adopt(kind);
+        Self {
+            parent: Arc::clone(parent),
+            kind,
+            counted: AtomicBool::new(true),
+        }
+    }
+
+    pub(crate) fn get(&self) -> &Arc<T> {
+        &self.parent
+    }
+
+    /// Stops counting; the memory stays. Further calls do nothing.
+    pub(crate) fn release(&self) {
+        if self.counted.swap(false, AcqRel) && self.parent.base().header.orphan(self.kind) {
+            let parent: Arc<T> = Arc::clone(&self.parent);
+            resume(parent);
+        }
+    }
+}
+
+impl<T: Target> Drop for Child<T> {
+    fn drop(&mut self) {
+        self.release();
+    }
+}
+
+impl<T: Target> fmt::Debug for Child<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.parent.base().id)
+    }
+}
+
+/// A user of an object for as long as it lives: a pending request or a running handler.
+pub(crate) struct InUse {
+    target: Arc<dyn Target>,
+    user: User,
+}
+
+impl InUse {
+    /// Counts a user of an object that the caller proves not to be closed.
+    pub(crate) fn enter(target: Arc<dyn Target>, user: User) -> Self {
+        target.base().header.enter(user);
+        Self { target, user }
+    }
+
+    /// Counts a user, unless the object is closed.
+    pub(crate) fn try_enter(target: Arc<dyn Target>, user: User) -> Option<Self> {
+        target
+            .base()
+            .header
+            .try_enter(user)
+            .then_some(Self { target, user })
+    }
+}
+
+impl Drop for InUse {
+    fn drop(&mut self) {
+        if self.target.base().header.leave(self.user) {
+            resume(Arc::clone(&self.target));
+        }
+    }
+}
+
+/// Continues the destroy that is parked on `target`: never inside a provider's frame (K1).
+fn resume(target: Arc<dyn Target>) {
+    routine::defer(move || {
+        let parked = target.base().parked.lock().take();
+        if let Some(command) = parked {
+            command.forward(&**target.provider());
+        }
+    });
+}
+
+/// A destroy that was refused before it was accepted, with the handle back.
+pub struct Refused<H> {
+    /// Why.
+    pub error: Error,
+    /// Who holds the object, when `error` is [`Error::Busy`].
+    pub busy: Option<Busy>,
+    /// The handle, unchanged and usable; `None` only when the device went after the destroy had
+    /// been accepted.
+    pub handle: Option<H>,
+}
+
+impl<H> From<Error> for Refused<H> {
+    fn from(error: Error) -> Self {
+        Self {
+            error,
+            busy: None,
+            handle: None,
+        }
+    }
+}
+
+impl<H> From<Refused<H>> for Error {
+    /// Forgets the handle, which destroys the object when it is idle (K12).
+    fn from(refused: Refused<H>) -> Self {
+        refused.error
+    }
+}
+
+impl<H> fmt::Debug for Refused<H> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Refused")
+            .field("error", &self.error)
+            .field("busy", &self.busy)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<H> fmt::Display for Refused<H> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.busy {
+            Some(busy) => write!(f, "{} ({busy})", self.error),
+            None => write!(f, "{}", self.error),
+        }
+    }
+}
+
+impl<H> std::error::Error for Refused<H> {}
+
+/// The arguments of every destroy verb.
+pub struct Destroy<H> {
+    /// The handle; `None` for the implicit destroy of K12.
+    handle: Option<H>,
+    when_idle: bool,
+}
+
+impl<H: Handle> Destroy<H> {
+    /// Runs when the destroy is issued: closes the header, or says why not.
+    pub(crate) fn admit(&mut self, core: &H::Core) -> Admit<Refused<H>> {
+        let refuse = |error, busy, handle: &mut Option<H>| {
+            Admit::Refuse(Refused {
+                error,
+                busy,
+                handle: handle.take(),
+            })
+        };
+        match core.base().header.close(self.when_idle) {
+            Close::Drained => Admit::Go,
+            Close::Draining | Close::WhenIdle => Admit::Park,
+            Close::Busy(busy) => refuse(Error::Busy, Some(busy), &mut self.handle),
+            Close::Already => refuse(Error::Closing, None, &mut self.handle),
+        }
+    }
+
+    pub(crate) fn refuse(self, error: Error) -> Refused<H> {
+        Refused {
+            error,
+            busy: None,
+            handle: self.handle,
+        }
+    }
+}
+
+/// Parks a destroy on its target until the last user or child has gone.
+pub(crate) fn park(target: Arc<dyn Target>, command: PendingCommand) {
+    *target.base().parked.lock() = Some(command);
+    if target.base().header.leave(User::Request) {
+        resume(target);
+    }
+}
+
+/// The request that destroys `handle`'s object.
+pub(crate) fn destroy<H: Handle>(handle: H, when_idle: bool) -> Request<'static, H::Destroy> {
+    let core = Arc::clone(handle.core());
+    Request::owned(
+        core,
+        Destroy {
+            handle: Some(handle),
+            when_idle,
+        }
+        .into(),
+    )
+}
+
+/// A handle was dropped: destroys its object when it is idle, unless that is under way (K12).
+pub(crate) fn dropped<H: Handle>(core: &Arc<H::Core>) {
+    if core.base().header.is_closing() {
+        return;
+    }
+    let core = Arc::clone(core);
+    routine::defer(move || {
+        let id = core.base().id();
+        let device = Arc::clone(Target::device(&core));
+        let destroy = Request::<H::Destroy>::owned(
+            core,
+            Destroy {
+                handle: None,
+                when_idle: true,
+            }
+            .into(),
+        );
+        let _ = destroy.issue(move |result| {
+            if let Err(refused) = result {
+                device.implicit_destroy_failed(id, refused.error);
+            }
+        });
+    });
+}
+
+impl Drop for Base {
+    fn drop(&mut self) {
+        if let Some(device) = &self.device {
+            device.slots.forgive();
+        }
+    }
+}
+
+/// Implements [`Target`] for a core with these counted parents.
+macro_rules! core {
+    ($Core:ty { $($parent:ident),+ }) => {
+        impl $crate::object::Target for $Core {
+            fn base(&self) -> &$crate::object::Base {
+                &self.base
+            }
+
+            #[inline]
+            fn device(this: &$crate::sync::Arc<Self>) -> &$crate::sync::Arc<$crate::device::DeviceCore> {
+                this.base.device()
+            }
+
+            fn provider(&self) -> &$crate::sync::Arc<dyn $crate::provider::Provider> {
+                &self.base.device().provider
+            }
+
+            fn release(&self) {
+                $($crate::object::Releases::release(&self.$parent);)+
+            }
+        }
+    };
+}
+pub(crate) use core;
+
+/// A counted parent, or one that there may not be.
+pub(crate) trait Releases {
+    fn release(&self);
+}
+
+impl<T: Target> Releases for Child<T> {
+    fn release(&self) {
+        Self::release(self);
+    }
+}
+
+impl<T: Target> Releases for Option<Child<T>> {
+    fn release(&self) {
+        if let Some(child) = self {
+            child.release();
+        }
+    }
+}
+
+/// Declares the handle, the destroy verb and the drop of one kind of object.
+macro_rules! handle {
+    ($Handle:ident, $Core:ty, $Destroy:ident) => {
+        impl $crate::object::Handle for $Handle {
+            type Core = $Core;
+            type Destroy = $Destroy;
+
+            fn core(&self) -> &$crate::sync::Arc<$Core> {
+                &self.core
+            }
+        }
+
+        impl Drop for $Handle {
+            fn drop(&mut self) {
+                $crate::object::dropped::<Self>(&self.core);
+            }
+        }
+
+        impl std::fmt::Debug for $Handle {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                write!(
+                    f,
+                    "{}({})",
+                    stringify!($Handle),
+                    $crate::object::Target::base(&*self.core).id()
+                )
+            }
+        }
+
+        /// Destroys the object of that name; arguments of the verb.
+        pub struct $Destroy($crate::object::Destroy<$Handle>);
+
+        impl From<$crate::object::Destroy<$Handle>> for $Destroy {
+            fn from(destroy: $crate::object::Destroy<$Handle>) -> Self {
+                Self(destroy)
+            }
+        }
+
+        impl $crate::verb::Verb for $Destroy {
+            type Target = $Core;
+            type Output = ();
+            type Error = $crate::object::Refused<$Handle>;
+            const KIND: $crate::command::Kind = $crate::command::Kind::$Destroy;
+            const DESTROYS: bool = true;
+
+            #[inline]
+            fn command(
+                command: $crate::command::Command<'_, Self>,
+            ) -> $crate::command::AnyCommand<'_> {
+                $crate::command::AnyCommand::$Destroy(command)
+            }
+
+            fn admit(&mut self, target: &$Core) -> $crate::verb::Admit<Self::Error> {
+                self.0.admit(target)
+            }
+
+            fn park(
+                self,
+                target: $crate::sync::Arc<$Core>,
+                pending: $crate::command::Pending<Self>,
+            ) {
+                $crate::object::park(
+                    target,
+                    $crate::command::PendingCommand::$Destroy(self, pending),
+                );
+            }
+
+            fn refuse(self, error: $crate::error::Error) -> Self::Error {
+                self.0.refuse(error)
+            }
+
+            fn completed(target: &$crate::sync::Arc<$Core>, _: &Result<(), Self::Error>) {
+                $crate::object::Target::release(&**target);
+            }
+        }
+    };
+}
+pub(crate) use handle;

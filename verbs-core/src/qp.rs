@@ -1,0 +1,475 @@
+//! Queue pairs: control verbs on the handle, direct calls on its queues.
+
+use std::fmt;
+
+use crate::addr::{Psn, Qpn};
+use crate::cq::{Cq, CqCore};
+use crate::device::verb;
+use crate::error::{Attr, Error, Why};
+use crate::mem::Access;
+use crate::object::{Base, Child, ObjectKind, Private, Target, core, destroy, handle};
+use crate::pd::{Pd, PdCore};
+use crate::qp_attr::{Path, QpAttr, QpInfo};
+use crate::qp_state::{QpState, QpType};
+use crate::queue::{BatchError, PostError, RawRecvQueue, RawSendQueue};
+use crate::request::Request;
+use crate::sync::Arc;
+use crate::verb::{Admit, Verb};
+use crate::wr::{Payload, Recv, SendFlags, SendOp, SendWr};
+
+/// Sizes of a queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QpCap {
+    /// Work requests on the send queue.
+    pub max_send_wr: u32,
+    /// Work requests on the receive queue.
+    pub max_recv_wr: u32,
+    /// Scatter/gather elements of one send.
+    pub max_send_sge: u32,
+    /// Scatter/gather elements of one receive.
+    pub max_recv_sge: u32,
+    /// Inline bytes of one send.
+    pub max_inline_data: u32,
+}
+
+impl Default for QpCap {
+    /// 16 work requests of one element on each queue, no inline data.
+    fn default() -> Self {
+        Self {
+            max_send_wr: 16,
+            max_recv_wr: 16,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline_data: 0,
+        }
+    }
+}
+
+/// What a queue pair is created with.
+#[derive(Clone, Copy, Debug)]
+#[must_use = "this only describes a queue pair"]
+pub struct QpInit<'a> {
+    qp_type: QpType,
+    send_cq: &'a Cq,
+    recv_cq: &'a Cq,
+    cap: QpCap,
+    sq_sig_all: bool,
+    low_latency: bool,
+}
+
+impl<'a> QpInit<'a> {
+    /// A reliable connection whose sends and receives complete on these queues.
+    pub fn rc(send_cq: &'a Cq, recv_cq: &'a Cq) -> Self {
+        Self::of(QpType::Rc, send_cq, recv_cq)
+    }
+
+    /// A queue pair of that type.
+    pub fn of(qp_type: QpType, send_cq: &'a Cq, recv_cq: &'a Cq) -> Self {
+        Self {
+            qp_type,
+            send_cq,
+            recv_cq,
+            cap: QpCap::default(),
+            sq_sig_all: false,
+            low_latency: false,
+        }
+    }
+
+    /// All sizes at once.
+    pub fn cap(mut self, cap: QpCap) -> Self {
+        self.cap = cap;
+        self
+    }
+
+    /// Work requests on the send and on the receive queue.
+    pub fn depth(mut self, send: u32, recv: u32) -> Self {
+        (self.cap.max_send_wr, self.cap.max_recv_wr) = (send, recv);
+        self
+    }
+
+    /// Scatter/gather elements of one send and of one receive.
+    pub fn sges(mut self, send: u32, recv: u32) -> Self {
+        (self.cap.max_send_sge, self.cap.max_recv_sge) = (send, recv);
+        self
+    }
+
+    /// Inline bytes of one send.
+    pub fn inline(mut self, bytes: u32) -> Self {
+        self.cap.max_inline_data = bytes;
+        self
+    }
+
+    /// Every send makes a completion, whatever its flags say.
+    pub fn signal_all(mut self) -> Self {
+        self.sq_sig_all = true;
+        self
+    }
+
+    /// Asks for the shortest latency at the price of throughput, where the device can.
+    pub fn low_latency(mut self) -> Self {
+        self.low_latency = true;
+        self
+    }
+}
+
+/// A queue pair: two queues and their state. Post with [`Qp::send_queue`] and [`Qp::recv_queue`], or
+/// [split](Qp::split) the queues off and hand them to other threads.
+///
+/// Dropping the handle destroys the queue pair (K12), unless something is attached to it.
+pub struct Qp {
+    core: Arc<QpCore>,
+    /// `None` when they were split off.
+    queues: Option<(SendQueue, RecvQueue)>,
+}
+
+/// What a queue pair's requests act on.
+#[derive(Debug)]
+pub struct QpCore {
+    base: Base,
+    pd: Child<PdCore>,
+    send_cq: Child<CqCore>,
+    recv_cq: Child<CqCore>,
+    qp_type: QpType,
+    cap: QpCap,
+}
+
+core!(QpCore {
+    pd,
+    send_cq,
+    recv_cq
+});
+handle!(Qp, QpCore, DestroyQp);
+
+impl QpCore {
+    /// Its number.
+    pub fn qpn(&self) -> Qpn {
+        Qpn::new(self.base.id().number)
+    }
+
+    /// Its service type.
+    pub fn qp_type(&self) -> QpType {
+        self.qp_type
+    }
+}
+
+/// Creates a queue pair; arguments of the verb.
+#[derive(Debug)]
+pub struct CreateQp {
+    pd: Child<PdCore>,
+    send_cq: Child<CqCore>,
+    recv_cq: Child<CqCore>,
+    /// Service type.
+    pub qp_type: QpType,
+    /// Sizes wanted, at least.
+    pub cap: QpCap,
+    /// Whether every send makes a completion.
+    pub sq_sig_all: bool,
+    /// Whether the shortest latency is wanted.
+    pub low_latency: bool,
+}
+
+impl Verb for CreateQp {
+    type Target = PdCore;
+    type Output = Qp;
+    type Error = Error;
+    const KIND: crate::command::Kind = crate::command::Kind::CreateQp;
+
+    fn command(command: crate::command::Command<'_, Self>) -> crate::command::AnyCommand<'_> {
+        crate::command::AnyCommand::CreateQp(command)
+    }
+
+    fn admit(&mut self, pd: &PdCore) -> Admit<Error> {
+        let device = pd.base().device();
+        let same = |cq: &Child<CqCore>| Arc::ptr_eq(device, cq.get().base().device());
+        if same(&self.send_cq) && same(&self.recv_cq) {
+            Admit::Go
+        } else {
+            Admit::Refuse(Error::Mismatch {
+                attr: Attr::Cq,
+                why: Why::OtherDevice,
+            })
+        }
+    }
+}
+
+impl CreateQp {
+    pub(crate) fn request<'a>(pd: &'a Pd, init: &QpInit<'_>) -> Request<'a, Self> {
+        let args = Self {
+            pd: Child::new(pd.core(), ObjectKind::Qp),
+            send_cq: Child::new(init.send_cq.core(), ObjectKind::Qp),
+            recv_cq: Child::new(init.recv_cq.core(), ObjectKind::Qp),
+            qp_type: init.qp_type,
+            cap: init.cap,
+            sq_sig_all: init.sq_sig_all,
+            low_latency: init.low_latency,
+        };
+        Request::new(pd.core(), args)
+    }
+
+    /// The completion queue of the send queue.
+    pub fn send_cq(&self) -> &Arc<CqCore> {
+        self.send_cq.get()
+    }
+
+    /// The completion queue of the receive queue.
+    pub fn recv_cq(&self) -> &Arc<CqCore> {
+        self.recv_cq.get()
+    }
+
+    /// The queue pair, for a provider that has created it under that number with these sizes.
+    pub fn build(
+        self,
+        qpn: Qpn,
+        cap: QpCap,
+        private: Private,
+        send: Box<dyn RawSendQueue>,
+        recv: Box<dyn RawRecvQueue>,
+    ) -> Qp {
+        let Self {
+            pd,
+            send_cq,
+            recv_cq,
+            qp_type,
+            ..
+        } = self;
+        let base = Base::new(
+            Target::device(pd.get()),
+            ObjectKind::Qp,
+            qpn.value(),
+            private,
+        );
+        let core = Arc::new(QpCore {
+            base,
+            pd,
+            send_cq,
+            recv_cq,
+            qp_type,
+            cap,
+        });
+        Qp {
+            core,
+            queues: Some((SendQueue(send), RecvQueue(recv))),
+        }
+    }
+}
+
+/// Changes a queue pair; arguments of the verb.
+#[derive(Debug)]
+pub struct ModifyQp {
+    /// What changes, the state among it.
+    pub attr: QpAttr,
+}
+
+/// Asks for a queue pair's attributes; arguments of the verb.
+#[derive(Debug)]
+pub struct QueryQp(());
+
+verb!(ModifyQp, QpCore => ());
+verb!(QueryQp, QpCore => Box<QpInfo>);
+
+impl Qp {
+    /// Its number.
+    pub fn qpn(&self) -> Qpn {
+        self.core.qpn()
+    }
+
+    /// Its service type.
+    pub fn qp_type(&self) -> QpType {
+        self.core.qp_type
+    }
+
+    /// Its sizes, at least what was asked for.
+    pub fn cap(&self) -> QpCap {
+        self.core.cap
+    }
+
+    /// Changes attributes, usually the state among them (IBTA vol. 1, 11.2.5.2). All or nothing.
+    ///
+    /// # Errors
+    /// [`Error::Transition`] says what the change of state lacks or forbids, [`Error::Invalid`] and
+    /// [`Error::Mismatch`] which attribute is wrong.
+    #[inline]
+    pub fn modify(&self, attr: QpAttr) -> Request<'_, ModifyQp> {
+        Request::new(&self.core, ModifyQp { attr })
+    }
+
+    /// Its attributes as they are now.
+    ///
+    /// # Errors
+    /// The provider's.
+    pub fn query(&self) -> Request<'_, QueryQp> {
+        Request::new(&self.core, QueryQp(()))
+    }
+
+    /// RESET to INIT: receives can be posted afterwards. `access` is what the peer may do through
+    /// this queue pair.
+    ///
+    /// # Errors
+    /// As [`Qp::modify`]; [`Error::NoMemory`] when the queues cannot be allocated.
+    pub fn init(&self, port: u8, access: Access) -> Request<'_, ModifyQp> {
+        self.modify(QpAttr::init(port, access))
+    }
+
+    /// INIT to RTR: connects to the peer's queue pair and accepts what it sends.
+    ///
+    /// # Errors
+    /// As [`Qp::modify`].
+    pub fn ready_to_receive(&self, peer: &Path) -> Request<'_, ModifyQp> {
+        self.modify(QpAttr::rtr(peer))
+    }
+
+    /// RTR to RTS: starts sending, with `psn` as the first packet's number.
+    ///
+    /// # Errors
+    /// As [`Qp::modify`].
+    pub fn ready_to_send(&self, psn: Psn) -> Request<'_, ModifyQp> {
+        self.modify(QpAttr::rts(psn))
+    }
+
+    /// To ERR: everything posted completes with
+    /// [`WcStatus::WrFlushErr`](crate::WcStatus::WrFlushErr).
+    ///
+    /// # Errors
+    /// As [`Qp::modify`].
+    pub fn to_error(&self) -> Request<'_, ModifyQp> {
+        self.modify(QpAttr::to(QpState::Err))
+    }
+
+    /// The send queue, unless it was split off.
+    ///
+    /// # Errors
+    /// [`PostError::Split`].
+    #[inline]
+    pub fn send_queue(&mut self) -> Result<&mut SendQueue, PostError> {
+        self.queues
+            .as_mut()
+            .map(|(send, _)| send)
+            .ok_or(PostError::Split)
+    }
+
+    /// The receive queue, unless it was split off.
+    ///
+    /// # Errors
+    /// [`PostError::Split`].
+    #[inline]
+    pub fn recv_queue(&mut self) -> Result<&mut RecvQueue, PostError> {
+        self.queues
+            .as_mut()
+            .map(|(_, recv)| recv)
+            .ok_or(PostError::Split)
+    }
+
+    /// Posts to the send queue; see [`SendQueue::post`].
+    ///
+    /// # Errors
+    /// [`PostError`].
+    #[inline]
+    pub fn post_send<'w>(&mut self, wr: impl Into<SendWr<'w>>) -> Result<(), PostError> {
+        self.send_queue()?.post(wr)
+    }
+
+    /// Posts to the receive queue; see [`RecvQueue::post`].
+    ///
+    /// # Errors
+    /// [`PostError`].
+    #[inline]
+    pub fn post_recv(&mut self, wr: Recv<'_>) -> Result<(), PostError> {
+        self.recv_queue()?.post(wr)
+    }
+
+    /// Takes the queues off the handle, so that other threads can post while this one controls.
+    /// They work until the queue pair is destroyed and then answer [`PostError::Destroyed`].
+    ///
+    /// # Errors
+    /// The handle, if the queues were split off before.
+    pub fn split(mut self) -> Result<(Self, SendQueue, RecvQueue), Self> {
+        match self.queues.take() {
+            Some((send, recv)) => Ok((self, send, recv)),
+            None => Err(self),
+        }
+    }
+
+    /// Destroys the queue pair: Busy while something is attached to it (K10). What is posted is
+    /// flushed first; those completions can still be polled.
+    ///
+    /// # Errors
+    /// [`Refused`](crate::Refused) with [`Error::Busy`], which gives the handle back.
+    pub fn destroy(self) -> Request<'static, DestroyQp> {
+        destroy(self, false)
+    }
+
+    /// As [`Qp::destroy`], but waits for the last attachment instead of answering Busy (K12).
+    ///
+    /// # Errors
+    /// Only [`Error::DeviceRemoved`].
+    pub fn destroy_when_idle(self) -> Request<'static, DestroyQp> {
+        destroy(self, true)
+    }
+}
+
+/// The sending half of a queue pair. Posting takes `&mut self`, which is its lock.
+pub struct SendQueue(Box<dyn RawSendQueue>);
+
+impl SendQueue {
+    /// Posts a work request. A direct call: no lock, no allocation, no system call, never blocks.
+    ///
+    /// # Errors
+    /// [`PostError`] for what can be said from the work request and the queue alone; nothing was
+    /// posted then. Whatever takes looking at memory or at the peer is told by a completion.
+    #[inline(always)]
+    pub fn post<'w>(&mut self, wr: impl Into<SendWr<'w>>) -> Result<(), PostError> {
+        let wr = wr.into();
+        let plain = SendFlags::SIGNALED.union(SendFlags::SOLICITED);
+        // A work request that is written down at the call site folds to one of the short ways.
+        match (wr.op, wr.payload) {
+            (SendOp::Send, Payload::One(sge)) if plain.contains(wr.flags) => {
+                self.0.send(wr.wr_id, sge, wr.flags)
+            }
+            (SendOp::Write(to), Payload::One(sge)) if plain.contains(wr.flags) => {
+                self.0.write(wr.wr_id, sge, to, wr.flags)
+            }
+            (SendOp::Read(from), Payload::One(sge)) if plain.contains(wr.flags) => {
+                self.0.read(wr.wr_id, sge, from, wr.flags)
+            }
+            _ => self.0.post(&wr),
+        }
+    }
+
+    /// Posts several with one doorbell. Stops at the first that is not accepted.
+    ///
+    /// # Errors
+    /// [`BatchError`] says how many were accepted; those are under way.
+    pub fn post_batch(&mut self, wrs: &[SendWr<'_>]) -> Result<(), BatchError> {
+        self.0.post_batch(wrs)
+    }
+}
+
+impl fmt::Debug for SendQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// The receiving half of a queue pair. Posting takes `&mut self`, which is its lock.
+pub struct RecvQueue(Box<dyn RawRecvQueue>);
+
+impl RecvQueue {
+    /// Posts a receive. A direct call: no lock, no allocation, no system call, never blocks.
+    ///
+    /// # Errors
+    /// [`PostError`]; nothing was posted then.
+    #[inline(always)]
+    pub fn post(&mut self, wr: Recv<'_>) -> Result<(), PostError> {
+        match wr.payload {
+            Payload::One(sge) => self.0.post_one(wr.wr_id, sge),
+            Payload::List(sges) => self.0.post(wr.wr_id, sges),
+            Payload::Inline(_) => Err(PostError::Unsupported),
+        }
+    }
+}
+
+impl fmt::Debug for RecvQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}

@@ -1,0 +1,255 @@
+//! Attributes of a queue pair.
+
+use crate::addr::{Gid, Lid, Mtu, Psn, QKey, Qpn};
+use crate::mem::Access;
+use crate::qp::QpCap;
+use crate::qp_state::{QpAttrMask, QpState};
+
+/// The global part of an address: what a GRH is made from (IBTA vol. 1, 8.3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GlobalRoute {
+    /// Destination.
+    pub dgid: Gid,
+    /// Index of the source in the port's GID table.
+    pub sgid_index: u16,
+    /// Flow label, 20 bits.
+    pub flow_label: u32,
+    /// Hop limit.
+    pub hop_limit: u8,
+    /// Traffic class.
+    pub traffic_class: u8,
+}
+
+/// Address vector: where packets go (IBTA vol. 1, 11.2.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Av {
+    /// Global part; `None` for packets that stay in the subnet without a GRH.
+    pub global: Option<GlobalRoute>,
+    /// Destination port; 0 where there are no LIDs.
+    pub dlid: Lid,
+    /// Service level.
+    pub sl: u8,
+    /// Low bits of the source LID, where the port has several.
+    pub src_path_bits: u8,
+    /// Local port, from 1.
+    pub port: u8,
+}
+
+impl Av {
+    /// The way to the port with that LID.
+    pub const fn to_lid(port: u8, dlid: Lid) -> Self {
+        Self {
+            global: None,
+            dlid,
+            sl: 0,
+            src_path_bits: 0,
+            port,
+        }
+    }
+
+    /// The way to the port with that GID.
+    pub const fn to_gid(port: u8, sgid_index: u16, dgid: Gid) -> Self {
+        let global = GlobalRoute {
+            dgid,
+            sgid_index,
+            flow_label: 0,
+            hop_limit: 64,
+            traffic_class: 0,
+        };
+        Self {
+            global: Some(global),
+            dlid: Lid(0),
+            sl: 0,
+            src_path_bits: 0,
+            port,
+        }
+    }
+}
+
+/// All that a queue pair must know of its peer to be connected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Path {
+    /// Where the peer's port is.
+    pub av: Av,
+    /// The peer's queue pair.
+    pub dest_qpn: Qpn,
+    /// Number of the first packet that the peer sends.
+    pub rq_psn: Psn,
+    /// Payload bytes per packet; the same at both ends.
+    pub mtu: Mtu,
+}
+
+/// What a modify changes: the attributes that are `Some`.
+///
+/// The three transitions that connect a queue pair have constructors with the required attributes;
+/// any other combination can be written down field by field.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct QpAttr {
+    /// The state to go to.
+    pub state: Option<QpState>,
+    /// The state that the caller believes it to be in.
+    pub cur_state: Option<QpState>,
+    /// Whether to raise an event when the send queue has drained.
+    pub en_sqd_async_notify: Option<bool>,
+    /// What the peer may do to memory through this queue pair.
+    pub access: Option<Access>,
+    /// Index into the P_Key table.
+    pub pkey_index: Option<u16>,
+    /// Port, from 1.
+    pub port: Option<u8>,
+    /// Q_Key of a datagram queue pair.
+    pub qkey: Option<QKey>,
+    /// Address vector of the peer.
+    pub av: Option<Av>,
+    /// Path MTU.
+    pub path_mtu: Option<Mtu>,
+    /// Local ACK timeout: the exponent n of 4.096 us * 2^n, 0 for none, at most 31.
+    pub timeout: Option<u8>,
+    /// Transport retries, at most 7.
+    pub retry_cnt: Option<u8>,
+    /// Retries after receiver-not-ready; 7 means for ever.
+    pub rnr_retry: Option<u8>,
+    /// First packet sequence number to expect.
+    pub rq_psn: Option<Psn>,
+    /// First packet sequence number to send.
+    pub sq_psn: Option<Psn>,
+    /// READs and atomics outstanding as requester.
+    pub max_rd_atomic: Option<u8>,
+    /// READs and atomics outstanding as responder.
+    pub max_dest_rd_atomic: Option<u8>,
+    /// Shortest delay that a receiver-not-ready answer asks for: a code of the IBTA's table, at most
+    /// 31 (12 is 0.64 ms).
+    pub min_rnr_timer: Option<u8>,
+    /// Queue pair number of the peer.
+    pub dest_qpn: Option<Qpn>,
+    /// Alternate path. No device of this project migrates paths, so it is always refused.
+    pub alt_path: Option<Av>,
+}
+
+impl QpAttr {
+    /// A change of state alone.
+    pub fn to(state: QpState) -> Self {
+        Self {
+            state: Some(state),
+            ..Self::default()
+        }
+    }
+
+    /// RESET to INIT of a connected queue pair, with the port's first P_Key.
+    pub fn init(port: u8, access: Access) -> Self {
+        Self {
+            access: Some(access),
+            pkey_index: Some(0),
+            port: Some(port),
+            ..Self::to(QpState::Init)
+        }
+    }
+
+    /// INIT to RTR of a reliable connection: 16 READs and atomics as responder, RNR timer 0.64 ms.
+    pub fn rtr(path: &Path) -> Self {
+        Self {
+            av: Some(path.av),
+            path_mtu: Some(path.mtu),
+            dest_qpn: Some(path.dest_qpn),
+            rq_psn: Some(path.rq_psn),
+            max_dest_rd_atomic: Some(16),
+            min_rnr_timer: Some(12),
+            ..Self::to(QpState::Rtr)
+        }
+    }
+
+    /// RTR to RTS of a reliable connection: 16 READs and atomics as requester, ACK timeout 67 ms
+    /// with 7 retries, receiver-not-ready retried for ever.
+    pub fn rts(psn: Psn) -> Self {
+        Self {
+            sq_psn: Some(psn),
+            timeout: Some(14),
+            retry_cnt: Some(7),
+            rnr_retry: Some(7),
+            max_rd_atomic: Some(16),
+            ..Self::to(QpState::Rts)
+        }
+    }
+
+    /// Which attributes it names.
+    pub fn mask(&self) -> QpAttrMask {
+        let bits = [
+            (self.state.is_some(), QpAttrMask::STATE),
+            (self.cur_state.is_some(), QpAttrMask::CUR_STATE),
+            (
+                self.en_sqd_async_notify.is_some(),
+                QpAttrMask::EN_SQD_ASYNC_NOTIFY,
+            ),
+            (self.access.is_some(), QpAttrMask::ACCESS_FLAGS),
+            (self.pkey_index.is_some(), QpAttrMask::PKEY_INDEX),
+            (self.port.is_some(), QpAttrMask::PORT),
+            (self.qkey.is_some(), QpAttrMask::QKEY),
+            (self.av.is_some(), QpAttrMask::AV),
+            (self.path_mtu.is_some(), QpAttrMask::PATH_MTU),
+            (self.timeout.is_some(), QpAttrMask::TIMEOUT),
+            (self.retry_cnt.is_some(), QpAttrMask::RETRY_CNT),
+            (self.rnr_retry.is_some(), QpAttrMask::RNR_RETRY),
+            (self.rq_psn.is_some(), QpAttrMask::RQ_PSN),
+            (self.sq_psn.is_some(), QpAttrMask::SQ_PSN),
+            (self.max_rd_atomic.is_some(), QpAttrMask::MAX_QP_RD_ATOMIC),
+            (
+                self.max_dest_rd_atomic.is_some(),
+                QpAttrMask::MAX_DEST_RD_ATOMIC,
+            ),
+            (self.min_rnr_timer.is_some(), QpAttrMask::MIN_RNR_TIMER),
+            (self.dest_qpn.is_some(), QpAttrMask::DEST_QPN),
+            (self.alt_path.is_some(), QpAttrMask::ALT_PATH),
+        ];
+        let named = bits.into_iter().filter(|&(named, _)| named);
+        named.fold(QpAttrMask::empty(), |mask, (_, bit)| mask | bit)
+    }
+
+    /// Takes over what `change` names.
+    pub fn apply(&mut self, change: &Self) {
+        macro_rules! take {
+            ($($field:ident)*) => { $(if change.$field.is_some() { self.$field = change.$field; })* };
+        }
+        take!(state en_sqd_async_notify access pkey_index port qkey av path_mtu timeout retry_cnt rnr_retry
+              rq_psn sq_psn max_rd_atomic max_dest_rd_atomic min_rnr_timer dest_qpn alt_path);
+    }
+}
+
+/// A queue pair as a query shows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QpInfo {
+    /// State now.
+    pub state: QpState,
+    /// The attributes as they were set; the packet sequence numbers as they are now.
+    pub attr: QpAttr,
+    /// Sizes.
+    pub cap: QpCap,
+    /// Whether every send makes a completion.
+    pub sq_sig_all: bool,
+    /// Whether the send queue is still draining in state SQD.
+    pub sq_draining: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::qp_state::{QpType, check};
+
+    #[test]
+    fn constructors_name_what_the_table_requires() {
+        let path = Path {
+            av: Av::to_lid(1, Lid(1)),
+            dest_qpn: Qpn::new(2),
+            rq_psn: Psn::new(3),
+            mtu: Mtu::B1024,
+        };
+        let steps = [
+            (QpState::Reset, QpAttr::init(1, Access::REMOTE_WRITE)),
+            (QpState::Init, QpAttr::rtr(&path)),
+            (QpState::Rtr, QpAttr::rts(Psn::new(4))),
+        ];
+        for (from, attr) in steps {
+            let to = attr.state.expect("each names a state");
+            assert_eq!(check(from, to, QpType::Rc, attr.mask()), Ok(()));
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! NoBlock, and the trampoline that keeps routines from nesting.
+//!
+//! Code that may not wait runs with the thread's *level* raised: routines, handlers, wakers and the
+//! provider's own frames (K3). What becomes due meanwhile on the same thread is queued, and the
+//! outermost frame drains the queue before it lowers the level. So no routine runs inside another,
+//! none inside a provider's frame (K1), and a million verbs chained through routines need the stack
+//! of one (K5).
+//!
+//! The queue is per thread and needs no lock. Its room is reserved before a provider is called
+//! from a routine, so an inline completion never allocates when it is delivered (K7).
+
+use std::any::Any;
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::marker::PhantomData;
+
+use smallbox::SmallBox;
+use smallbox::space::{S16, S32};
+
+use crate::command::Body;
+use crate::verb::Verb;
+
+/// The value of a pended request's result, or of one about to be: `Option<Result<_, _>>`.
+pub(crate) type Parcel = SmallBox<dyn Any + Send, S16>;
+
+/// A routine with its type forgotten.
+pub(crate) trait Routine: Send {
+    /// Calls it with the result in the parcel; the second time does nothing.
+    fn run(&mut self, parcel: &mut (dyn Any + Send));
+}
+
+pub(crate) type AnyRoutine = SmallBox<dyn Routine, S16>;
+
+pub(crate) struct Finish<V, F> {
+    routine: Option<F>,
+    verb: PhantomData<fn(V)>,
+}
+
+impl<V, F> Finish<V, F> {
+    pub(crate) fn new(routine: F) -> Self {
+        Self {
+            routine: Some(routine),
+            verb: PhantomData,
+        }
+    }
+}
+
+impl<V, F> Routine for Finish<V, F>
+where
+    V: Verb,
+    F: FnOnce(Result<V::Output, V::Error>) + Send + 'static,
+{
+    fn run(&mut self, parcel: &mut (dyn Any + Send)) {
+        let result = parcel
+            .downcast_mut::<Option<Result<V::Output, V::Error>>>()
+            .and_then(Option::take);
+        if let (Some(routine), Some(result)) = (self.routine.take(), result) {
+            routine(result);
+        }
+    }
+}
+
+type Call = SmallBox<dyn FnMut() + Send, S32>;
+
+enum Job {
+    /// A pended request's routine with its result.
+    Routine(Body),
+    /// Anything else.
+    Call(Call),
+}
+
+impl Job {
+    fn run(self) {
+        match self {
+            Self::Routine(body) => body.run_routine(),
+            Self::Call(mut call) => call(),
+        }
+    }
+}
+
+thread_local! {
+    static LEVEL: Cell<u32> = const { Cell::new(0) };
+    /// Jobs in `QUEUE`, kept apart so that the common case looks at no thread-local with a destructor.
+    static QUEUED: Cell<u32> = const { Cell::new(0) };
+    static QUEUE: RefCell<VecDeque<Job>> = const { RefCell::new(VecDeque::new()) };
+}
+
+/// Whether the calling code may not wait: it runs in a routine, a handler, a waker or a provider.
+#[inline]
+pub fn no_block() -> bool {
+    LEVEL.with(Cell::get) > 0
+}
+
+/// Runs `f` under NoBlock, as the crate's own callers of foreign code do.
+///
+/// For providers and drivers of events: whatever becomes due inside `f` runs when the outermost
+/// such frame ends. A provider that completes requests from its own thread *while it holds a lock*
+/// must wrap that loop, or routines would run under its lock (K4).
+///
+/// ```
+/// # use verbs_core::{collect, no_block};
+/// assert!(!no_block());
+/// collect(|| assert!(no_block()));
+/// ```
+pub fn collect<R>(f: impl FnOnce() -> R) -> R {
+    let _level = Raise::new();
+    f()
+}
+
+/// The level is raised while this lives; dropping the outermost one drains the queue first.
+pub(crate) struct Raise;
+
+impl Raise {
+    #[inline]
+    pub(crate) fn new() -> Self {
+        LEVEL.with(|level| level.set(level.get() + 1));
+        Self
+    }
+}
+
+impl Drop for Raise {
+    #[inline]
+    fn drop(&mut self) {
+        let level = LEVEL.with(Cell::get);
+        if level == 1 && QUEUED.with(Cell::get) > 0 {
+            drain();
+        }
+        LEVEL.with(|cell| cell.set(level - 1));
+    }
+}
+
+/// Makes room for one more job before a provider is called (K7).
+#[inline]
+pub(crate) fn reserve() {
+    QUEUE.with(|queue| queue.borrow_mut().reserve(1));
+}
+
+/// Runs `call` where routines run: now if nothing of that kind is under way on this thread, else
+/// when it is done.
+pub(crate) fn defer(call: impl FnOnce() + Send + 'static) {
+    if no_block() {
+        queue_call(call);
+    } else {
+        collect(call);
+    }
+}
+
+/// Queues `call` behind what the thread is doing; the caller runs under NoBlock.
+pub(crate) fn queue_call(call: impl FnOnce() + Send + 'static) {
+    let mut call = Some(call);
+    push(Job::Call(smallbox::smallbox!(move || {
+        if let Some(call) = call.take() {
+            call();
+        }
+    })));
+}
+
+/// Runs a pended request's routine, or queues it.
+pub(crate) fn dispatch(body: Body) {
+    if no_block() {
+        push(Job::Routine(body));
+    } else {
+        collect(|| body.run_routine());
+    }
+}
+
+fn push(job: Job) {
+    QUEUE.with(|queue| queue.borrow_mut().push_back(job));
+    QUEUED.with(|queued| queued.set(queued.get() + 1));
+}
+
+#[cold]
+#[inline(never)]
+fn drain() {
+    /// A routine that panics does not take the queued ones with it.
+    struct Rest;
+    impl Drop for Rest {
+        fn drop(&mut self) {
+            if QUEUED.with(Cell::get) > 0 {
+                drain();
+            }
+        }
+    }
+    let _rest = Rest;
+    while let Some(job) = QUEUE.with(|queue| queue.borrow_mut().pop_front()) {
+        QUEUED.with(|queued| queued.set(queued.get() - 1));
+        job.run();
+    }
+}
