@@ -361,7 +361,8 @@ mod pages {
     }
 }
 
-#[cfg(all(test, not(verbs_loom)))]
+#[cfg(test)]
+#[cfg(not(verbs_loom))]
 mod tests {
     use super::*;
     use crate::sync::Arc;

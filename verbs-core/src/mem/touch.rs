@@ -1,10 +1,10 @@
 //! One word per object that says whether it lives and which threads ever got in.
 
+use super::barrier;
 use super::pin::Pin;
 use crate::sync::atomic::{
     AtomicU64,
-    Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst},
-    fence,
+    Ordering::{AcqRel, Acquire, Relaxed, Release},
 };
 
 /// The object has been taken away.
@@ -124,7 +124,7 @@ impl TouchWord {
         if fits(word) && word & FENCED != 0 {
             // The killer fences between its RMW and its look at our pin; with this fence between our
             // pin and this load, one of the two sees the other.
-            fence(SeqCst);
+            barrier::full_fence();
             word = self.0.load(Acquire);
         }
         fits(word)
@@ -158,7 +158,8 @@ fn tag(word: u64) -> u32 {
     (word >> 32) as u32 & TAG
 }
 
-#[cfg(all(test, not(verbs_loom)))]
+#[cfg(test)]
+#[cfg(not(verbs_loom))]
 mod tests {
     use super::*;
     use crate::mem::pin;
