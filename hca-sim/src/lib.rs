@@ -1,1 +1,3 @@
 //! A software HCA.
+
+pub mod wire;
