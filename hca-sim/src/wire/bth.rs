@@ -17,7 +17,7 @@ const VERSION_MASK: u8 = 0x0f;
 
 bitflags! {
     /// The single bits of a BTH. Their values are those of header bytes 1, 4 and 8 side by side.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
     pub struct BthFlags: u32 {
         /// Solicited event: fire a completion queue that waits for such only.
         const SOLICITED = 0x80_00_00;
@@ -30,6 +30,14 @@ bitflags! {
         const BECN = 0x00_40_00;
         /// The responder is to acknowledge this packet.
         const ACK_REQ = 0x00_00_80;
+    }
+}
+
+impl fmt::Debug for BthFlags {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("[")?;
+        bitflags::parser::to_writer(self, &mut *f)?;
+        f.write_str("]")
     }
 }
 

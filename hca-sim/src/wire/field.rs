@@ -15,18 +15,19 @@ pub(super) const fn u24_bytes(value: u32) -> [u8; 3] {
     [a, b, c]
 }
 
-/// Prints bytes of unknown meaning: at most 16 of them, then how many there are.
+/// Prints bytes of unknown meaning: how many there are, and at most 16 of them.
 pub(super) struct Garbage<'a>(pub(super) &'a [u8]);
 
 impl fmt::Display for Garbage<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "[{} bytes", self.0.len())?;
+        if !self.0.is_empty() {
+            f.write_str(": ")?;
+        }
         for byte in self.0.iter().take(16) {
             write!(f, "{byte:02x}")?;
         }
-        if self.0.len() > 16 {
-            f.write_str("..")?;
-        }
-        write!(f, " ({} bytes)", self.0.len())
+        f.write_str(if self.0.len() > 16 { "..]" } else { "]" })
     }
 }
 

@@ -7,7 +7,7 @@
 
 use crc32fast::Hasher;
 
-use crate::wire::bth::Bth;
+use crate::wire::bth::{Bth, pad_len};
 use crate::wire::{HeaderName, WireError};
 
 /// Stands in for the local route header that RoCEv2 does not have.
@@ -49,6 +49,25 @@ impl Icrc {
         Self(crc)
     }
 
+    /// Takes in headers as [`Head::emit`](crate::wire::Head::emit) wrote them, or a packet's first
+    /// piece: whatever begins with the base transport header.
+    ///
+    /// # Errors
+    /// [`WireError::Truncated`] when the BTH is not complete.
+    #[inline]
+    pub fn head(&mut self, head: &[u8]) -> Result<(), WireError> {
+        let Some((bth, rest)) = head.split_first_chunk() else {
+            return Err(WireError::Truncated {
+                header: HeaderName::Bth,
+                need: Bth::LEN,
+                got: head.len(),
+            });
+        };
+        self.bth(bth);
+        self.update(rest);
+        Ok(())
+    }
+
     /// Takes in the base transport header.
     #[inline]
     pub fn bth(&mut self, bth: &[u8; Bth::LEN]) {
@@ -70,21 +89,26 @@ impl Icrc {
         self.0.finalize()
     }
 
+    /// Ends a packet whose payload of that many bytes has been taken in: its pad bytes, which are
+    /// taken in too, and its ICRC.
+    #[inline]
+    pub fn trailer(mut self, payload_len: usize) -> Trailer {
+        let pad = pad_len(payload_len);
+        self.update(&[0; 3][..pad]);
+        let [a, b, c, d] = self.finish().to_le_bytes();
+        Trailer {
+            bytes: [0, 0, 0, a, b, c, d],
+            pad,
+        }
+    }
+
     /// The CRC of a packet that lies in one piece from its BTH to its last pad byte.
     ///
     /// # Errors
     /// [`WireError::Truncated`] when the BTH is not complete.
     pub fn compute(&self, packet: &[u8]) -> Result<u32, WireError> {
-        let Some((bth, rest)) = packet.split_first_chunk() else {
-            return Err(WireError::Truncated {
-                header: HeaderName::Bth,
-                need: Bth::LEN,
-                got: packet.len(),
-            });
-        };
         let mut crc = self.clone();
-        crc.bth(bth);
-        crc.update(rest);
+        crc.head(packet)?;
         Ok(crc.finish())
     }
 
@@ -108,5 +132,25 @@ impl Icrc {
         } else {
             Err(WireError::Icrc { expected, got })
         }
+    }
+}
+
+/// The end of a packet whose payload lies elsewhere.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Trailer {
+    /// Three pad bytes and the ICRC.
+    bytes: [u8; Self::LEN_MAX],
+    /// How many of the pad bytes belong to the packet; at most 3.
+    pad: usize,
+}
+
+impl Trailer {
+    /// Bytes of the longest.
+    pub const LEN_MAX: usize = 3 + Icrc::LEN;
+
+    /// Pad bytes and ICRC, as they follow the payload.
+    #[inline]
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.bytes[3 - self.pad..]
     }
 }

@@ -63,7 +63,7 @@ pub use datagram::{Deth, DethView, XrcEth, XrcEthView};
 pub use envelope::{Envelope, Ipv4View, Net, ROCE_PORT, UdpView};
 pub use error::{HeaderName, WireError};
 pub use grh::{FlowLabel, Grh, GrhView};
-pub use icrc::Icrc;
+pub use icrc::{Icrc, Trailer};
 pub use imm::{Ieth, IethView, ImmDt, ImmDtView};
 pub use opcode::{
     Facts, Headers, Message, Needs, Opcode, Operation, PayloadRule, Place, Role, Service,

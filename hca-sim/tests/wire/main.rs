@@ -8,5 +8,6 @@
 
 mod captures;
 mod corpus;
+mod errors;
 mod pcap;
 mod properties;

@@ -174,6 +174,27 @@ proptest! {
         prop_assert_eq!(Packet::parse(transport).unwrap(), packet);
     }
 
+    /// A packet written in pieces, its payload never copied, is the same as one written whole.
+    #[test]
+    fn pieces_make_the_same_packet(
+        envelope in any_envelope(),
+        head in any_head(),
+        payload in vec(any::<u8>(), 0..300),
+        cut: prop::sample::Index,
+    ) {
+        let whole = datagram(&envelope, &Packet { head, payload: &payload });
+        let mut headers = [0xa5; Head::LEN_MAX];
+        let len = head.emit(payload.len(), &mut headers).unwrap();
+        let (first, second) = payload.split_at(cut.index(payload.len() + 1));
+        let mut icrc = envelope.icrc(head.packet_len(payload.len())).unwrap();
+        icrc.head(&headers[..len]).unwrap();
+        icrc.update(first);
+        icrc.update(second);
+        let trailer = icrc.trailer(payload.len());
+        let pieces = [&headers[..len], first, second, trailer.as_bytes()].concat();
+        prop_assert_eq!(&whole[envelope.wire_len()..], &pieces[..]);
+    }
+
     /// A GRH is read as it was written.
     #[test]
     fn grh_round_trips(
