@@ -1,3 +1,4 @@
 //! A software HCA.
 
+pub mod link;
 pub mod wire;

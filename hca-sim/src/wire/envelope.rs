@@ -225,6 +225,15 @@ impl Envelope {
         }
     }
 
+    /// The Ethernet type of the IP version.
+    #[inline]
+    pub const fn ethertype(&self) -> u16 {
+        match self.net {
+            Net::V4 { .. } => 0x0800,
+            Net::V6 { .. } => 0x86dd,
+        }
+    }
+
     /// The sender's GID.
     pub fn sgid(&self) -> Gid {
         match self.net {

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use hca_sim::link::pcap::{LinkType, PcapWriter};
 use hca_sim::wire::{
     Envelope, Icrc, NakCode, Opcode, Operation, Packet, PacketView, Service, Syndrome, WireError,
 };
@@ -125,6 +126,41 @@ fn every_packet_of_rxe_is_read_and_written_to_the_same_bytes() {
             by_opcode.contains_key(&opcode),
             "no packet of opcode {opcode:#04x}"
         );
+    }
+}
+
+/// Goal: our captures are files like any other. Method: every stored capture is written again, once
+/// frame by frame and once as what a socket sees of its RoCEv2 packets, and read back.
+#[test]
+fn captures_are_written_as_they_were_read() {
+    let (stored, _) = captures();
+    for capture in &stored {
+        let mut frames = PcapWriter::new(Vec::new(), LinkType::Ethernet).unwrap();
+        for frame in &capture.frames {
+            let (seconds, micros) = frame.time;
+            let time = Duration::new(seconds.into(), micros * 1000);
+            frames.packet(time, &[&frame.bytes]).unwrap();
+        }
+        let mut frames = Capture::parse(capture.name.clone(), &frames.finish().unwrap());
+        frames
+            .frames
+            .iter_mut()
+            .for_each(|frame| frame.time.1 /= 1000);
+        assert!(frames == *capture, "{}", capture.name);
+
+        let mut packets = PcapWriter::new(Vec::new(), LinkType::RawIp).unwrap();
+        let mut expected = Vec::new();
+        for (_, ip) in capture.ip_packets() {
+            if let Ok((envelope, transport)) = Envelope::parse(ip) {
+                packets
+                    .roce(Duration::ZERO, &envelope, &[transport])
+                    .unwrap();
+                expected.push(&ip[..envelope.wire_len() + transport.len()]);
+            }
+        }
+        let packets = Capture::parse(capture.name.clone(), &packets.finish().unwrap());
+        let got: Vec<_> = packets.ip_packets().map(|(_, ip)| ip).collect();
+        assert!(got == expected && !got.is_empty(), "{}", capture.name);
     }
 }
 
