@@ -9,5 +9,6 @@
 mod captures;
 mod corpus;
 mod errors;
+mod fields;
 mod pcap;
 mod properties;
