@@ -338,16 +338,9 @@ bitflags! {
 
 impl Headers {
     /// Bytes of all of them.
-    pub const fn wire_len(self) -> usize {
-        let mut len = 0;
-        let mut i = 0;
-        while i < HEADER_BYTES.len() {
-            if self.contains(HEADER_BYTES[i].0) {
-                len += HEADER_BYTES[i].1;
-            }
-            i += 1;
-        }
-        len
+    #[inline]
+    pub fn wire_len(self) -> usize {
+        HEADERS_BYTES[usize::from(self.bits())]
     }
 }
 
@@ -362,6 +355,24 @@ const HEADER_BYTES: [(Headers, usize); 8] = [
     (Headers::IMMDT, crate::wire::ImmDt::LEN),
     (Headers::IETH, crate::wire::Ieth::LEN),
 ];
+
+/// Bytes of every set of extended headers, so that none is added up while a packet waits.
+static HEADERS_BYTES: [usize; 256] = {
+    let mut table = [0; 256];
+    let mut bits = 0;
+    while bits < table.len() {
+        let mut i = 0;
+        while i < HEADER_BYTES.len() {
+            let (header, len) = HEADER_BYTES[i];
+            if bits & header.bits() as usize != 0 {
+                table[bits] += len;
+            }
+            i += 1;
+        }
+        bits += 1;
+    }
+    table
+};
 
 bitflags! {
     /// What a responder must have at hand to execute a packet.

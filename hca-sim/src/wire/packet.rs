@@ -258,13 +258,13 @@ impl Head {
 
     /// Bytes of all these headers.
     #[inline]
-    pub const fn wire_len(&self) -> usize {
+    pub fn wire_len(&self) -> usize {
         Bth::LEN + self.bth.opcode.headers().wire_len()
     }
 
     /// Bytes of the packet with that many payload bytes, from BTH to ICRC.
     #[inline]
-    pub const fn packet_len(&self, payload_len: usize) -> usize {
+    pub fn packet_len(&self, payload_len: usize) -> usize {
         self.wire_len() + payload_len + pad_len(payload_len) + Icrc::LEN
     }
 }
@@ -334,7 +334,7 @@ impl<'a> Packet<'a> {
 
     /// Bytes of the packet, from BTH to ICRC.
     #[inline]
-    pub const fn wire_len(&self) -> usize {
+    pub fn wire_len(&self) -> usize {
         self.head.packet_len(self.payload.len())
     }
 }
