@@ -57,7 +57,7 @@ number_24! {
 }
 
 number_24! {
-    /// Message sequence number (IBTA vol. 1, 9.7.5.1.5): messages that a responder has executed,
+    /// Message sequence number (IBTA vol. 1, 9.7.5): messages that a responder has executed,
     /// modulo 2^24.
     Msn
 }

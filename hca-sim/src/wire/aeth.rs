@@ -1,5 +1,4 @@
-//! ACK extended header: acknowledgements, NAKs and their parameters (IBTA vol. 1, 9.7.5.2.1 to
-//! 9.7.5.2.8).
+//! ACK extended header: acknowledgements, NAKs and their parameters (IBTA vol. 1, 9.7.5).
 
 use std::fmt;
 use std::time::Duration;
@@ -134,7 +133,7 @@ impl Syndrome {
     }
 }
 
-/// Why a responder refused a packet (IBTA vol. 1, table 46).
+/// Why a responder refused a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum NakCode {
@@ -249,7 +248,7 @@ impl fmt::Debug for CreditCode {
     }
 }
 
-/// Credits of the codes 0 to 30 (IBTA vol. 1, table 47).
+/// Credits of the codes 0 to 30.
 const CREDITS: [u32; 31] = [
     0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536,
     2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768,
@@ -302,7 +301,7 @@ impl fmt::Debug for RnrTimer {
     }
 }
 
-/// Times of the codes 0 to 31 in units of 10 us (IBTA vol. 1, table 45).
+/// Times of the codes 0 to 31 in units of 10 us.
 const RNR_TENS_OF_US: [u64; 32] = [
     65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536,
     2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,

@@ -1,5 +1,4 @@
-//! Extended headers of atomics: the request and the value that comes back (IBTA vol. 1, 9.3.4,
-//! 9.5.3).
+//! Extended headers of atomics: the request and the value that comes back (IBTA vol. 1, 9.3).
 
 use std::fmt;
 

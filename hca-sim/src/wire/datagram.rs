@@ -1,5 +1,5 @@
 //! Extended headers that go with the service and not with the operation: DETH on every datagram
-//! (IBTA vol. 1, 9.3.2), XRCETH on every XRC request (annex A14).
+//! (IBTA vol. 1, 9.3), XRCETH on every XRC request (annex A14).
 
 use std::fmt;
 

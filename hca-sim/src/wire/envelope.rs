@@ -204,6 +204,22 @@ impl Envelope {
         Ok(self.wire_len())
     }
 
+    /// The 40 bytes that a received datagram has in front of its payload, where InfiniBand places
+    /// the GRH: the IPv6 header, or 20 zero bytes and the IPv4 header.
+    ///
+    /// # Errors
+    /// [`WireError::TooLong`].
+    pub fn receive_area(&self, transport_len: usize) -> Result<[u8; Grh::LEN], WireError> {
+        Ok(match self.ip_header(transport_len)? {
+            IpHeader::V4(ip) => {
+                let mut area = [0; Grh::LEN];
+                area[Grh::LEN - IPV4_LEN..].copy_from_slice(&ip);
+                area
+            }
+            IpHeader::V6(ip) => ip,
+        })
+    }
+
     /// The ICRC as far as these headers go, for transport packets of that many bytes, ICRC included.
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! Immediate data and the invalidate extended header (IBTA vol. 1, 9.3.6, 9.3.7).
+//! Immediate data and the invalidate extended header (IBTA vol. 1, 9.3).
 
 use std::fmt;
 

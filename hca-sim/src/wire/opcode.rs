@@ -1,5 +1,5 @@
-//! The opcode table: everything that follows from a packet's opcode alone (IBTA vol. 1, 9.2.1 and
-//! table 35; annex A14 for XRC, annex A17.9 for congestion notification).
+//! The opcode table: everything that follows from a packet's opcode alone (IBTA vol. 1, 9.2;
+//! annex A14 for XRC, annex A17.9 for congestion notification).
 //!
 //! An opcode byte is a service in its upper three bits and an operation in its lower five. Reliable
 //! datagram and FLUSH are not in the table.
@@ -115,7 +115,7 @@ impl fmt::Debug for Opcode {
     }
 }
 
-/// Every assigned opcode at its byte.
+/// Every assigned opcode at its byte. (Conversions by `From` cannot run at compile time.)
 static BY_BYTE: [Option<Opcode>; 256] = {
     let mut table = [None; 256];
     let mut i = 0;

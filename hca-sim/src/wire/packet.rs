@@ -1,4 +1,4 @@
-//! A whole transport packet: BTH, extended headers, payload, pad and ICRC (IBTA vol. 1, 5.2 and 9).
+//! A whole transport packet: BTH, extended headers, payload, pad and ICRC (IBTA vol. 1, 9).
 
 use std::fmt;
 

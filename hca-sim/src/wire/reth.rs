@@ -1,4 +1,4 @@
-//! RDMA extended header: where a WRITE or READ goes (IBTA vol. 1, 9.3.3).
+//! RDMA extended header: where a WRITE or READ goes (IBTA vol. 1, 9.3).
 
 use std::fmt;
 

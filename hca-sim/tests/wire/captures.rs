@@ -165,6 +165,21 @@ fn captures_are_written_as_they_were_read() {
 }
 
 #[test]
+fn the_area_before_a_datagram_holds_its_ip_header() {
+    for (name, header) in [("rxe-rping", 20), ("rxe-rping-ipv6", 40)] {
+        for (_, ip) in stored(name).ip_packets() {
+            let (envelope, transport) = Envelope::parse(ip).unwrap();
+            let area = envelope.receive_area(transport.len()).unwrap();
+            let (zero, rest) = area.split_at(40 - header);
+            assert!(
+                zero.iter().all(|&byte| byte == 0) && rest == &ip[..header],
+                "{name}"
+            );
+        }
+    }
+}
+
+#[test]
 fn a_damaged_packet_of_rxe_has_a_wrong_icrc() {
     let capture = stored("rxe-verbs-write-imm");
     let mut checked = 0;
