@@ -1,1 +1,4 @@
 //! A software HCA.
+
+pub mod clock;
+pub mod engine;
