@@ -115,13 +115,21 @@ impl<V: Verb> Deref for Command<'_, V> {
 
     #[inline]
     fn deref(&self) -> &V {
-        self.args.as_ref().expect("a command holds its arguments until it is answered")
+        self.args
+            .as_ref()
+            .expect("a command holds its arguments until it is answered")
     }
 }
 
 impl<'a, V: Verb> Command<'a, V> {
     pub(crate) fn new(site: &'a Site<'a, V>, args: &'a mut Option<V>) -> Self {
-        Self { args, reply: Reply { site: Some(site), frames: None } }
+        Self {
+            args,
+            reply: Reply {
+                site: Some(site),
+                frames: None,
+            },
+        }
     }
 
     /// What the verb acts on.
@@ -139,7 +147,10 @@ impl<'a, V: Verb> Command<'a, V> {
     /// Separates the arguments from the reply: for creates, whose object takes the arguments in.
     #[inline]
     pub fn split(self) -> (V, Reply<'a, V>) {
-        let args = self.args.take().expect("a command holds its arguments until it is answered");
+        let args = self
+            .args
+            .take()
+            .expect("a command holds its arguments until it is answered");
         (args, self.reply)
     }
 
@@ -180,7 +191,13 @@ impl<'a, V: Verb> Command<'a, V> {
         'a: 'b,
     {
         let mut reply = self.reply;
-        Command { args: self.args, reply: Reply { site: reply.site.take(), frames: Some(frame) } }
+        Command {
+            args: self.args,
+            reply: Reply {
+                site: reply.site.take(),
+                frames: Some(frame),
+            },
+        }
     }
 }
 
@@ -226,7 +243,9 @@ impl<'a, V: Verb> Reply<'a, V> {
             return Ok(pending);
         }
         let device = V::Target::device(site.target);
-        let Some(index) = device.slots.acquire(!V::DESTROYS) else { return Err(self) };
+        let Some(index) = device.slots.acquire(!V::DESTROYS) else {
+            return Err(self);
+        };
         self.site = None;
         let target: Arc<V::Target> = Arc::clone(site.target);
         let (in_use, destroys) = if V::DESTROYS {
@@ -253,7 +272,11 @@ impl<'a, V: Verb> Reply<'a, V> {
             since_ns: device.now_ns(),
         };
         let generation = device.slots.get(index).occupy(&meta, body, by_routine);
-        let slot = SlotRef { device: Arc::clone(device), index, generation };
+        let slot = SlotRef {
+            device: Arc::clone(device),
+            index,
+            generation,
+        };
         site.outcome.set(Outcome::Pended(slot.clone()));
         // With the fence of the removal sweep: one of the two sees the other, so no request that
         // pends during removal is missed by both (K15).
@@ -274,7 +297,10 @@ impl<'a, V: Verb> Reply<'a, V> {
 impl<V: Verb> Drop for Reply<'_, V> {
     fn drop(&mut self) {
         if self.site.is_some() {
-            let reply = Reply { site: self.site.take(), frames: self.frames };
+            let reply = Reply {
+                site: self.site.take(),
+                frames: self.frames,
+            };
             reply.complete(Err(Error::Dropped.into()));
         }
     }
@@ -295,7 +321,9 @@ pub struct Pending<V: Verb> {
 
 impl<V: Verb> Pending<V> {
     fn slot(&self) -> &SlotRef {
-        self.slot.as_ref().expect("a pending request has its slot until it is used")
+        self.slot
+            .as_ref()
+            .expect("a pending request has its slot until it is used")
     }
 
     /// Its name for [`Provider::cancel`].
@@ -333,7 +361,11 @@ impl<V: Verb> Pending<V> {
         V: Verb,
     {
         let target = Arc::clone(&self.target);
-        let location = self.slot().slot().inspect().map_or_else(Location::caller, |seen| seen.meta.location);
+        let location = self
+            .slot()
+            .slot()
+            .inspect()
+            .map_or_else(Location::caller, |seen| seen.meta.location);
         let site = Site::<V> {
             target: &target,
             origin: self.origin,
@@ -347,7 +379,9 @@ impl<V: Verb> Pending<V> {
         let mut held = Some(args);
         let _level = Raise::new();
         to.issue(V::command(Command::new(&site, &mut held)));
-        let Some(pending) = site.pended.take() else { return };
+        let Some(pending) = site.pended.take() else {
+            return;
+        };
         let result = match site.outcome.replace(Outcome::Empty) {
             Outcome::Done(result) => result,
             _ => Err(Error::Dropped.into()),
@@ -391,7 +425,12 @@ impl<V: Verb> Drop for Pending<V> {
 
 impl<V: Verb> fmt::Debug for Pending<V> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} as {:?}", V::KIND, self.slot.as_ref().map(SlotRef::id))
+        write!(
+            f,
+            "{} as {:?}",
+            V::KIND,
+            self.slot.as_ref().map(SlotRef::id)
+        )
     }
 }
 
@@ -433,7 +472,10 @@ impl<V: Verb> Done for Unwinding<'_, V> {
     }
 
     fn error(&self) -> Option<Error> {
-        self.0.as_ref().and_then(|result| result.as_ref().err()).map(VerbError::reason)
+        self.0
+            .as_ref()
+            .and_then(|result| result.as_ref().err())
+            .map(VerbError::reason)
     }
 
     fn fail(&mut self, error: Error) {
@@ -468,7 +510,8 @@ impl Body {
 
     fn take<V: Verb>(&mut self) -> Option<Result<V::Output, V::Error>> {
         let any: &mut (dyn Any + Send) = &mut *self.parcel;
-        any.downcast_mut::<Option<Result<V::Output, V::Error>>>().and_then(Option::take)
+        any.downcast_mut::<Option<Result<V::Output, V::Error>>>()
+            .and_then(Option::take)
     }
 
     /// The routine with the result; afterwards the request is no user of its target any more.
@@ -499,11 +542,18 @@ pub(crate) struct SlotRef {
 
 impl SlotRef {
     pub(crate) fn new(device: &Arc<DeviceCore>, id: RequestId) -> Self {
-        Self { device: Arc::clone(device), index: id.index, generation: id.generation }
+        Self {
+            device: Arc::clone(device),
+            index: id.index,
+            generation: id.generation,
+        }
     }
 
     pub(crate) fn id(&self) -> RequestId {
-        RequestId { index: self.index, generation: self.generation }
+        RequestId {
+            index: self.index,
+            generation: self.generation,
+        }
     }
 
     pub(crate) fn slot(&self) -> &Slot<Body> {
@@ -512,7 +562,9 @@ impl SlotRef {
 
     /// Completes it with an error if nobody was faster.
     pub(crate) fn fail(&self, error: Error) -> bool {
-        let Some(mut claim) = self.slot().claim(self.generation) else { return false };
+        let Some(mut claim) = self.slot().claim(self.generation) else {
+            return false;
+        };
         let _level = Raise::new();
         // Hooks are foreign code, but the claim is no lock: nobody waits for it.
         claim.with_body(|body| (body.fail)(body, error));
@@ -548,7 +600,8 @@ impl SlotRef {
     /// The consumer has the body: gives the slot back and yields the result.
     pub(crate) fn consume<V: Verb>(&self, mut body: Body) -> Result<V::Output, V::Error> {
         self.device.slots.release(self.index, body.ordinary());
-        body.take::<V>().unwrap_or_else(|| Err(Error::Dropped.into()))
+        body.take::<V>()
+            .unwrap_or_else(|| Err(Error::Dropped.into()))
     }
 
     /// The consumer goes away before the result has come, or without looking at it.

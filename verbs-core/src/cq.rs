@@ -58,7 +58,12 @@ impl CreateCq {
     /// The queue, for a provider that has created it under that number with `cqe` entries.
     pub fn build(self, number: u32, cqe: u32, private: Private, raw: Box<dyn RawCq>) -> Cq {
         let base = Base::new(self.device.get(), ObjectKind::Cq, number, private);
-        let core = Arc::new(CqCore { base, device: self.device, cqe, notify: self.notify });
+        let core = Arc::new(CqCore {
+            base,
+            device: self.device,
+            cqe,
+            notify: self.notify,
+        });
         // The notifier is new, so nobody has set this.
         let _ = core.notify.target.set(Arc::downgrade(&core));
         Cq { core, raw }
@@ -77,7 +82,16 @@ impl Device {
     pub fn create_cq(&self, cqe: u32) -> Request<'_, CreateCq> {
         let device = Child::new(self.core(), ObjectKind::Cq);
         let notify = Arc::new(CqNotify::default());
-        Request::new(self.core(), CreateCq { device, cqe, comp_vector: 0, timestamps: false, notify })
+        Request::new(
+            self.core(),
+            CreateCq {
+                device,
+                cqe,
+                comp_vector: 0,
+                timestamps: false,
+                notify,
+            },
+        )
     }
 }
 
@@ -192,11 +206,14 @@ impl CqNotify {
         if self.handler.lock().is_none() && !self.serial.is_running() {
             return;
         }
-        let Some(core) = self.target.get().and_then(Weak::upgrade) else { return };
+        let Some(core) = self.target.get().and_then(Weak::upgrade) else {
+            return;
+        };
         if !self.serial.enter() {
             return;
         }
-        let Some(in_use) = InUse::try_enter(Arc::clone(&core) as Arc<dyn Target>, User::Handler) else {
+        let Some(in_use) = InUse::try_enter(Arc::clone(&core) as Arc<dyn Target>, User::Handler)
+        else {
             return;
         };
         routine::defer(move || core.notify.run_handler(in_use));

@@ -103,7 +103,9 @@ macro_rules! verb {
             const KIND: $crate::command::Kind = $crate::command::Kind::$Verb;
 
             #[inline]
-            fn command(command: $crate::command::Command<'_, Self>) -> $crate::command::AnyCommand<'_> {
+            fn command(
+                command: $crate::command::Command<'_, Self>,
+            ) -> $crate::command::AnyCommand<'_> {
                 $crate::command::AnyCommand::$Verb(command)
             }
         }
@@ -141,7 +143,10 @@ impl Device {
     ///
     /// # Errors
     /// The provider's.
-    pub fn open_with(provider: Arc<dyn Provider>, max_pending: u32) -> Request<'static, OpenDevice> {
+    pub fn open_with(
+        provider: Arc<dyn Provider>,
+        max_pending: u32,
+    ) -> Request<'static, OpenDevice> {
         let number = NUMBER.fetch_add(1, Relaxed);
         let core = Arc::new(DeviceCore {
             base: Base::root(ObjectKind::Device, (number & 0xffff_ffff) as u32),
@@ -153,7 +158,12 @@ impl Device {
             implicit_failures: AtomicU64::new(0),
             number,
         });
-        Request::<OpenDevice>::owned(Arc::clone(&core), OpenDevice { device: Self { core } })
+        Request::<OpenDevice>::owned(
+            Arc::clone(&core),
+            OpenDevice {
+                device: Self { core },
+            },
+        )
     }
 
     /// Closes the device: Busy while it has objects (K10). When it has completed, nothing of this
@@ -227,7 +237,10 @@ impl DeviceCore {
         let fail = |(index, generation)| {
             SlotRef::new(self, RequestId { index, generation }).fail(Error::DeviceRemoved)
         };
-        let pending = self.slots.iter().filter_map(|(index, slot)| Some((index, slot.inspect()?.generation)));
+        let pending = self
+            .slots
+            .iter()
+            .filter_map(|(index, slot)| Some((index, slot.inspect()?.generation)));
         pending.filter(|&id| fail(id)).count()
     }
 
@@ -249,7 +262,10 @@ impl DeviceCore {
         let now = self.now_ns();
         let pending = self.slots.iter().filter_map(|(index, slot)| {
             let seen = slot.inspect()?;
-            let id = RequestId { index, generation: seen.generation };
+            let id = RequestId {
+                index,
+                generation: seen.generation,
+            };
             let age = Duration::from_nanos(now.saturating_sub(seen.meta.since_ns));
             let current = watch::Current {
                 verb: seen.meta.verb,
@@ -260,7 +276,13 @@ impl DeviceCore {
             InFlight::new(&current, Some((id, age, seen.cancel_requested)))
         });
         let issuing = watch::current(self.number);
-        pending.chain(issuing.iter().filter_map(|current| InFlight::new(current, None))).collect()
+        pending
+            .chain(
+                issuing
+                    .iter()
+                    .filter_map(|current| InFlight::new(current, None)),
+            )
+            .collect()
     }
 }
 

@@ -148,6 +148,8 @@ named! {
         MrSize = "max_mr_size",
         /// Access flags.
         Access = "access flags",
+        /// A local or remote key.
+        Key = "the key",
         /// Virtual address a region is reached at.
         Iova = "iova",
         /// Number of shared receive queues.

@@ -8,7 +8,10 @@ pub mod cq;
 pub mod device;
 pub mod error;
 mod header;
-#[expect(unsafe_code, reason = "registered memory, keys and windows: argued in each file")]
+#[expect(
+    unsafe_code,
+    reason = "registered memory, keys and windows: argued in each file"
+)]
 pub mod mem;
 pub mod mr;
 pub mod object;
@@ -21,7 +24,10 @@ pub mod queue;
 pub mod request;
 mod routine;
 mod serial;
-#[expect(unsafe_code, reason = "cells whose rights an atomic word hands out: argued in each file")]
+#[expect(
+    unsafe_code,
+    reason = "cells whose rights an atomic word hands out: argued in each file"
+)]
 mod slot;
 #[doc(hidden)]
 pub mod sync;

@@ -39,7 +39,13 @@ handle!(Mr, MrCore, DeregMr);
 
 impl fmt::Debug for MrCore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?} of {} bytes at {:#x}", self.base, self.memory.len(), self.iova)
+        write!(
+            f,
+            "{:?} of {} bytes at {:#x}",
+            self.base,
+            self.memory.len(),
+            self.iova
+        )
     }
 }
 
@@ -58,16 +64,48 @@ verb!(RegMr, PdCore => Mr);
 
 impl RegMr {
     pub(crate) fn request(pd: &Pd, memory: Arc<Memory>, access: Access) -> Request<'_, Self> {
-        let iova = if access.contains(Access::ZERO_BASED) { 0 } else { memory.addr() };
+        let iova = if access.contains(Access::ZERO_BASED) {
+            0
+        } else {
+            memory.addr()
+        };
         let pd_child = Child::new(pd.core(), ObjectKind::Mr);
-        Request::new(pd.core(), Self { pd: pd_child, memory, access, iova })
+        Request::new(
+            pd.core(),
+            Self {
+                pd: pd_child,
+                memory,
+                access,
+                iova,
+            },
+        )
     }
 
     /// The region, for a provider that has registered it under these keys.
     pub fn build(self, lkey: LKey, rkey: RKey, private: Private) -> Mr {
-        let Self { pd, memory, access, iova } = self;
-        let base = Base::new(crate::object::Target::device(pd.get()), ObjectKind::Mr, lkey.value(), private);
-        Mr { core: Arc::new(MrCore { base, pd, memory, access, iova, lkey, rkey }) }
+        let Self {
+            pd,
+            memory,
+            access,
+            iova,
+        } = self;
+        let base = Base::new(
+            crate::object::Target::device(pd.get()),
+            ObjectKind::Mr,
+            lkey.value(),
+            private,
+        );
+        Mr {
+            core: Arc::new(MrCore {
+                base,
+                pd,
+                memory,
+                access,
+                iova,
+                lkey,
+                rkey,
+            }),
+        }
     }
 }
 
@@ -91,7 +129,11 @@ impl Mr {
     pub fn slice(&self, range: Range<usize>) -> Sge {
         let core = &*self.core;
         let len = u32::try_from(range.end.saturating_sub(range.start)).unwrap_or(u32::MAX);
-        Sge { addr: core.iova.wrapping_add(range.start as u64), len, lkey: core.lkey }
+        Sge {
+            addr: core.iova.wrapping_add(range.start as u64),
+            len,
+            lkey: core.lkey,
+        }
     }
 
     /// The whole region; see [`Mr::slice`].
@@ -103,7 +145,10 @@ impl Mr {
     ///
     /// Useless to the peer unless the region grants it access.
     pub fn remote(&self, offset: usize) -> Remote {
-        Remote { addr: self.core.iova.wrapping_add(offset as u64), rkey: self.core.rkey }
+        Remote {
+            addr: self.core.iova.wrapping_add(offset as u64),
+            rkey: self.core.rkey,
+        }
     }
 
     /// Bytes.

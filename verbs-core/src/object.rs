@@ -104,8 +104,14 @@ impl ObjectId {
     }
 
     pub(crate) fn from_word(word: u64) -> Self {
-        let kind = ObjectKind::ALL.get((word >> 32) as usize).copied().unwrap_or(ObjectKind::Device);
-        Self { kind, number: (word & 0xffff_ffff) as u32 }
+        let kind = ObjectKind::ALL
+            .get((word >> 32) as usize)
+            .copied()
+            .unwrap_or(ObjectKind::Device);
+        Self {
+            kind,
+            number: (word & 0xffff_ffff) as u32,
+        }
     }
 }
 
@@ -138,23 +144,42 @@ pub struct Base {
 
 impl Base {
     /// For an object whose create the provider has carried out. Promises its destroy a slot (K7).
-    pub(crate) fn new(device: &Arc<DeviceCore>, kind: ObjectKind, number: u32, private: Private) -> Self {
+    pub(crate) fn new(
+        device: &Arc<DeviceCore>,
+        kind: ObjectKind,
+        number: u32,
+        private: Private,
+    ) -> Self {
         device.slots.promise();
         let (header, parked) = (Header::default(), Mutex::new(None));
         let device = Some(Arc::clone(device));
-        Self { header, device, parked, id: ObjectId { kind, number }, private }
+        Self {
+            header,
+            device,
+            parked,
+            id: ObjectId { kind, number },
+            private,
+        }
     }
 
     /// For the device itself.
     pub(crate) fn root(kind: ObjectKind, number: u32) -> Self {
         let (header, parked) = (Header::default(), Mutex::new(None));
-        Self { header, device: None, parked, id: ObjectId { kind, number }, private: Box::new(()) }
+        Self {
+            header,
+            device: None,
+            parked,
+            id: ObjectId { kind, number },
+            private: Box::new(()),
+        }
     }
 
     /// The device, of every object but the device itself.
     #[inline]
     pub(crate) fn device(&self) -> &Arc<DeviceCore> {
-        self.device.as_ref().expect("every object but the device is made with its device")
+        self.device
+            .as_ref()
+            .expect("every object but the device is made with its device")
     }
 
     /// Kind and number.
@@ -213,7 +238,11 @@ impl<T: Target> Child<T> {
     /// Counts a child of a parent whose handle the caller holds.
     pub(crate) fn new(parent: &Arc<T>, kind: ObjectKind) -> Self {
         parent.base().header.adopt(kind);
-        Self { parent: Arc::clone(parent), kind, counted: AtomicBool::new(true) }
+        Self {
+            parent: Arc::clone(parent),
+            kind,
+            counted: AtomicBool::new(true),
+        }
     }
 
     pub(crate) fn get(&self) -> &Arc<T> {
@@ -256,7 +285,11 @@ impl InUse {
 
     /// Counts a user, unless the object is closed.
     pub(crate) fn try_enter(target: Arc<dyn Target>, user: User) -> Option<Self> {
-        target.base().header.try_enter(user).then_some(Self { target, user })
+        target
+            .base()
+            .header
+            .try_enter(user)
+            .then_some(Self { target, user })
     }
 }
 
@@ -291,7 +324,11 @@ pub struct Refused<H> {
 
 impl<H> From<Error> for Refused<H> {
     fn from(error: Error) -> Self {
-        Self { error, busy: None, handle: None }
+        Self {
+            error,
+            busy: None,
+            handle: None,
+        }
     }
 }
 
@@ -304,7 +341,10 @@ impl<H> From<Refused<H>> for Error {
 
 impl<H> fmt::Debug for Refused<H> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Refused").field("error", &self.error).field("busy", &self.busy).finish_non_exhaustive()
+        f.debug_struct("Refused")
+            .field("error", &self.error)
+            .field("busy", &self.busy)
+            .finish_non_exhaustive()
     }
 }
 
@@ -329,7 +369,13 @@ pub struct Destroy<H> {
 impl<H: Handle> Destroy<H> {
     /// Runs when the destroy is issued: closes the header, or says why not.
     pub(crate) fn admit(&mut self, core: &H::Core) -> Admit<Refused<H>> {
-        let refuse = |error, busy, handle: &mut Option<H>| Admit::Refuse(Refused { error, busy, handle: handle.take() });
+        let refuse = |error, busy, handle: &mut Option<H>| {
+            Admit::Refuse(Refused {
+                error,
+                busy,
+                handle: handle.take(),
+            })
+        };
         match core.base().header.close(self.when_idle) {
             Close::Drained => Admit::Go,
             Close::Draining | Close::WhenIdle => Admit::Park,
@@ -339,7 +385,11 @@ impl<H: Handle> Destroy<H> {
     }
 
     pub(crate) fn refuse(self, error: Error) -> Refused<H> {
-        Refused { error, busy: None, handle: self.handle }
+        Refused {
+            error,
+            busy: None,
+            handle: self.handle,
+        }
     }
 }
 
@@ -354,7 +404,14 @@ pub(crate) fn park(target: Arc<dyn Target>, command: PendingCommand) {
 /// The request that destroys `handle`'s object.
 pub(crate) fn destroy<H: Handle>(handle: H, when_idle: bool) -> Request<'static, H::Destroy> {
     let core = Arc::clone(handle.core());
-    Request::owned(core, Destroy { handle: Some(handle), when_idle }.into())
+    Request::owned(
+        core,
+        Destroy {
+            handle: Some(handle),
+            when_idle,
+        }
+        .into(),
+    )
 }
 
 /// A handle was dropped: destroys its object when it is idle, unless that is under way (K12).
@@ -366,7 +423,14 @@ pub(crate) fn dropped<H: Handle>(core: &Arc<H::Core>) {
     routine::defer(move || {
         let id = core.base().id();
         let device = Arc::clone(Target::device(&core));
-        let destroy = Request::<H::Destroy>::owned(core, Destroy { handle: None, when_idle: true }.into());
+        let destroy = Request::<H::Destroy>::owned(
+            core,
+            Destroy {
+                handle: None,
+                when_idle: true,
+            }
+            .into(),
+        );
         let _ = destroy.issue(move |result| {
             if let Err(refused) = result {
                 device.implicit_destroy_failed(id, refused.error);
@@ -447,7 +511,12 @@ macro_rules! handle {
 
         impl std::fmt::Debug for $Handle {
             fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                write!(f, "{}({})", stringify!($Handle), $crate::object::Target::base(&*self.core).id())
+                write!(
+                    f,
+                    "{}({})",
+                    stringify!($Handle),
+                    $crate::object::Target::base(&*self.core).id()
+                )
             }
         }
 
@@ -468,7 +537,9 @@ macro_rules! handle {
             const DESTROYS: bool = true;
 
             #[inline]
-            fn command(command: $crate::command::Command<'_, Self>) -> $crate::command::AnyCommand<'_> {
+            fn command(
+                command: $crate::command::Command<'_, Self>,
+            ) -> $crate::command::AnyCommand<'_> {
                 $crate::command::AnyCommand::$Destroy(command)
             }
 
@@ -476,8 +547,15 @@ macro_rules! handle {
                 self.0.admit(target)
             }
 
-            fn park(self, target: $crate::sync::Arc<$Core>, pending: $crate::command::Pending<Self>) {
-                $crate::object::park(target, $crate::command::PendingCommand::$Destroy(self, pending));
+            fn park(
+                self,
+                target: $crate::sync::Arc<$Core>,
+                pending: $crate::command::Pending<Self>,
+            ) {
+                $crate::object::park(
+                    target,
+                    $crate::command::PendingCommand::$Destroy(self, pending),
+                );
             }
 
             fn refuse(self, error: $crate::error::Error) -> Self::Error {

@@ -40,7 +40,12 @@ impl AllocPd {
     /// The domain, for a provider that has allocated it under that number.
     pub fn build(self, number: u32, private: Private) -> Pd {
         let base = Base::new(self.device.get(), ObjectKind::Pd, number, private);
-        Pd { core: Arc::new(PdCore { base, device: self.device }) }
+        Pd {
+            core: Arc::new(PdCore {
+                base,
+                device: self.device,
+            }),
+        }
     }
 }
 
@@ -50,7 +55,12 @@ impl Device {
     /// # Errors
     /// [`Error::Exhausted`] at the device's `max_pd`.
     pub fn alloc_pd(&self) -> Request<'_, AllocPd> {
-        Request::new(self.core(), AllocPd { device: Child::new(self.core(), ObjectKind::Pd) })
+        Request::new(
+            self.core(),
+            AllocPd {
+                device: Child::new(self.core(), ObjectKind::Pd),
+            },
+        )
     }
 }
 

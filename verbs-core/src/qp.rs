@@ -35,7 +35,13 @@ pub struct QpCap {
 impl Default for QpCap {
     /// 16 work requests of one element on each queue, no inline data.
     fn default() -> Self {
-        Self { max_send_wr: 16, max_recv_wr: 16, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 }
+        Self {
+            max_send_wr: 16,
+            max_recv_wr: 16,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline_data: 0,
+        }
     }
 }
 
@@ -59,7 +65,14 @@ impl<'a> QpInit<'a> {
 
     /// A queue pair of that type.
     pub fn of(qp_type: QpType, send_cq: &'a Cq, recv_cq: &'a Cq) -> Self {
-        Self { qp_type, send_cq, recv_cq, cap: QpCap::default(), sq_sig_all: false, low_latency: false }
+        Self {
+            qp_type,
+            send_cq,
+            recv_cq,
+            cap: QpCap::default(),
+            sq_sig_all: false,
+            low_latency: false,
+        }
     }
 
     /// All sizes at once.
@@ -120,7 +133,11 @@ pub struct QpCore {
     cap: QpCap,
 }
 
-core!(QpCore { pd, send_cq, recv_cq });
+core!(QpCore {
+    pd,
+    send_cq,
+    recv_cq
+});
 handle!(Qp, QpCore, DestroyQp);
 
 impl QpCore {
@@ -167,7 +184,10 @@ impl Verb for CreateQp {
         if same(&self.send_cq) && same(&self.recv_cq) {
             Admit::Go
         } else {
-            Admit::Refuse(Error::Mismatch { attr: Attr::Cq, why: Why::OtherDevice })
+            Admit::Refuse(Error::Mismatch {
+                attr: Attr::Cq,
+                why: Why::OtherDevice,
+            })
         }
     }
 }
@@ -205,10 +225,31 @@ impl CreateQp {
         send: Box<dyn RawSendQueue>,
         recv: Box<dyn RawRecvQueue>,
     ) -> Qp {
-        let Self { pd, send_cq, recv_cq, qp_type, .. } = self;
-        let base = Base::new(Target::device(pd.get()), ObjectKind::Qp, qpn.value(), private);
-        let core = Arc::new(QpCore { base, pd, send_cq, recv_cq, qp_type, cap });
-        Qp { core, queues: Some((SendQueue(send), RecvQueue(recv))) }
+        let Self {
+            pd,
+            send_cq,
+            recv_cq,
+            qp_type,
+            ..
+        } = self;
+        let base = Base::new(
+            Target::device(pd.get()),
+            ObjectKind::Qp,
+            qpn.value(),
+            private,
+        );
+        let core = Arc::new(QpCore {
+            base,
+            pd,
+            send_cq,
+            recv_cq,
+            qp_type,
+            cap,
+        });
+        Qp {
+            core,
+            queues: Some((SendQueue(send), RecvQueue(recv))),
+        }
     }
 }
 
@@ -300,7 +341,10 @@ impl Qp {
     /// [`PostError::Split`].
     #[inline]
     pub fn send_queue(&mut self) -> Result<&mut SendQueue, PostError> {
-        self.queues.as_mut().map(|(send, _)| send).ok_or(PostError::Split)
+        self.queues
+            .as_mut()
+            .map(|(send, _)| send)
+            .ok_or(PostError::Split)
     }
 
     /// The receive queue, unless it was split off.
@@ -309,7 +353,10 @@ impl Qp {
     /// [`PostError::Split`].
     #[inline]
     pub fn recv_queue(&mut self) -> Result<&mut RecvQueue, PostError> {
-        self.queues.as_mut().map(|(_, recv)| recv).ok_or(PostError::Split)
+        self.queues
+            .as_mut()
+            .map(|(_, recv)| recv)
+            .ok_or(PostError::Split)
     }
 
     /// Posts to the send queue; see [`SendQueue::post`].

@@ -38,13 +38,31 @@ pub struct Av {
 impl Av {
     /// The way to the port with that LID.
     pub const fn to_lid(port: u8, dlid: Lid) -> Self {
-        Self { global: None, dlid, sl: 0, src_path_bits: 0, port }
+        Self {
+            global: None,
+            dlid,
+            sl: 0,
+            src_path_bits: 0,
+            port,
+        }
     }
 
     /// The way to the port with that GID.
     pub const fn to_gid(port: u8, sgid_index: u16, dgid: Gid) -> Self {
-        let global = GlobalRoute { dgid, sgid_index, flow_label: 0, hop_limit: 64, traffic_class: 0 };
-        Self { global: Some(global), dlid: Lid(0), sl: 0, src_path_bits: 0, port }
+        let global = GlobalRoute {
+            dgid,
+            sgid_index,
+            flow_label: 0,
+            hop_limit: 64,
+            traffic_class: 0,
+        };
+        Self {
+            global: Some(global),
+            dlid: Lid(0),
+            sl: 0,
+            src_path_bits: 0,
+            port,
+        }
     }
 }
 
@@ -111,12 +129,20 @@ pub struct QpAttr {
 impl QpAttr {
     /// A change of state alone.
     pub fn to(state: QpState) -> Self {
-        Self { state: Some(state), ..Self::default() }
+        Self {
+            state: Some(state),
+            ..Self::default()
+        }
     }
 
     /// RESET to INIT of a connected queue pair, with the port's first P_Key.
     pub fn init(port: u8, access: Access) -> Self {
-        Self { access: Some(access), pkey_index: Some(0), port: Some(port), ..Self::to(QpState::Init) }
+        Self {
+            access: Some(access),
+            pkey_index: Some(0),
+            port: Some(port),
+            ..Self::to(QpState::Init)
+        }
     }
 
     /// INIT to RTR of a reliable connection: 16 READs and atomics as responder, RNR timer 0.64 ms.
@@ -150,7 +176,10 @@ impl QpAttr {
         let bits = [
             (self.state.is_some(), QpAttrMask::STATE),
             (self.cur_state.is_some(), QpAttrMask::CUR_STATE),
-            (self.en_sqd_async_notify.is_some(), QpAttrMask::EN_SQD_ASYNC_NOTIFY),
+            (
+                self.en_sqd_async_notify.is_some(),
+                QpAttrMask::EN_SQD_ASYNC_NOTIFY,
+            ),
             (self.access.is_some(), QpAttrMask::ACCESS_FLAGS),
             (self.pkey_index.is_some(), QpAttrMask::PKEY_INDEX),
             (self.port.is_some(), QpAttrMask::PORT),
@@ -163,7 +192,10 @@ impl QpAttr {
             (self.rq_psn.is_some(), QpAttrMask::RQ_PSN),
             (self.sq_psn.is_some(), QpAttrMask::SQ_PSN),
             (self.max_rd_atomic.is_some(), QpAttrMask::MAX_QP_RD_ATOMIC),
-            (self.max_dest_rd_atomic.is_some(), QpAttrMask::MAX_DEST_RD_ATOMIC),
+            (
+                self.max_dest_rd_atomic.is_some(),
+                QpAttrMask::MAX_DEST_RD_ATOMIC,
+            ),
             (self.min_rnr_timer.is_some(), QpAttrMask::MIN_RNR_TIMER),
             (self.dest_qpn.is_some(), QpAttrMask::DEST_QPN),
             (self.alt_path.is_some(), QpAttrMask::ALT_PATH),
@@ -204,7 +236,12 @@ mod tests {
 
     #[test]
     fn constructors_name_what_the_table_requires() {
-        let path = Path { av: Av::to_lid(1, Lid(1)), dest_qpn: Qpn::new(2), rq_psn: Psn::new(3), mtu: Mtu::B1024 };
+        let path = Path {
+            av: Av::to_lid(1, Lid(1)),
+            dest_qpn: Qpn::new(2),
+            rq_psn: Psn::new(3),
+            mtu: Mtu::B1024,
+        };
         let steps = [
             (QpState::Reset, QpAttr::init(1, Access::REMOTE_WRITE)),
             (QpState::Init, QpAttr::rtr(&path)),

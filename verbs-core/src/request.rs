@@ -10,7 +10,9 @@ use std::panic::Location;
 use std::pin::Pin;
 use std::task::{Context, Poll, Wake, Waker};
 
-use crate::command::{AnyCommand, Command, Consumer, Origin, Outcome, Poller, RequestId, Site, SlotRef};
+use crate::command::{
+    AnyCommand, Command, Consumer, Origin, Outcome, Poller, RequestId, Site, SlotRef,
+};
 use crate::error::Error;
 use crate::object::Target;
 use crate::routine::{self, AnyRoutine, Finish, Raise, no_block};
@@ -91,12 +93,20 @@ impl CancelHandle {
 impl<'a, V: Verb> Request<'a, V> {
     #[inline]
     pub(crate) fn new(target: &'a Arc<V::Target>, args: V) -> Self {
-        Self { target: Held::Borrowed(target), args, origin: Origin::Trusted }
+        Self {
+            target: Held::Borrowed(target),
+            args,
+            origin: Origin::Trusted,
+        }
     }
 
     #[inline]
     pub(crate) fn owned(target: Arc<V::Target>, args: V) -> Request<'static, V> {
-        Request { target: Held::Owned(target), args, origin: Origin::Trusted }
+        Request {
+            target: Held::Owned(target),
+            args,
+            origin: Origin::Trusted,
+        }
     }
 
     /// Makes it on somebody's behalf (K16): a filter or daemon passes its client's origin on.
@@ -119,7 +129,11 @@ impl<'a, V: Verb> Request<'a, V> {
         if no_block() {
             return self.issue_nested(routine, location);
         }
-        let Self { target, args, origin } = self;
+        let Self {
+            target,
+            args,
+            origin,
+        } = self;
         let consumer = Routine::<V, F>::new(routine);
         let site = Site::new(target.get(), origin, location, &consumer);
         let mut args = Some(args);
@@ -144,7 +158,11 @@ impl<'a, V: Verb> Request<'a, V> {
         F: FnOnce(Result<V::Output, V::Error>) + Send + 'static,
     {
         routine::reserve();
-        let Self { target, args, origin } = self;
+        let Self {
+            target,
+            args,
+            origin,
+        } = self;
         let consumer = Routine::<V, F>::new(routine);
         let site = Site::new(target.get(), origin, location, &consumer);
         let mut args = Some(args);
@@ -171,7 +189,11 @@ impl<'a, V: Verb> Request<'a, V> {
         if no_block() {
             return Err(self.args.refuse(Error::WouldBlock));
         }
-        let Self { target, args, origin } = self;
+        let Self {
+            target,
+            args,
+            origin,
+        } = self;
         let site = Site::new(target.get(), origin, location, &Poller);
         let mut args = Some(args);
         let level = Raise::new();
@@ -194,7 +216,14 @@ impl<'a, V: Verb> Site<'a, V> {
         consumer: &'a dyn Consumer,
     ) -> Self {
         let (outcome, pended) = (Cell::new(Outcome::Empty), Cell::new(None));
-        Self { target, origin, location, consumer, outcome, pended }
+        Self {
+            target,
+            origin,
+            location,
+            consumer,
+            outcome,
+            pended,
+        }
     }
 }
 
@@ -244,7 +273,9 @@ fn answer<V: Verb>(site: &Site<'_, V>, args: &mut Option<V>, error: Error) {
 /// A reply can only be forgotten with `mem::forget`, which leaves nothing to answer with.
 #[cold]
 fn unanswered() -> ! {
-    unreachable!("a provider forgot a reply (mem::forget); dropping it would have failed the request")
+    unreachable!(
+        "a provider forgot a reply (mem::forget); dropping it would have failed the request"
+    )
 }
 
 /// The consumer side of [`Request::issue`].
@@ -256,7 +287,10 @@ struct Routine<V, F> {
 impl<V, F> Routine<V, F> {
     #[inline(always)]
     fn new(routine: F) -> Self {
-        Self { routine: Cell::new(Some(routine)), verb: std::marker::PhantomData }
+        Self {
+            routine: Cell::new(Some(routine)),
+            verb: std::marker::PhantomData,
+        }
     }
 }
 
@@ -310,8 +344,18 @@ impl<'a, V: Verb> IntoFuture for Request<'a, V> {
     #[inline(always)]
     #[track_caller]
     fn into_future(self) -> RequestFuture<'a, V> {
-        let Self { target, args, origin } = self;
-        RequestFuture { target, args: Some(args), origin, location: Location::caller(), slot: None }
+        let Self {
+            target,
+            args,
+            origin,
+        } = self;
+        RequestFuture {
+            target,
+            args: Some(args),
+            origin,
+            location: Location::caller(),
+            slot: None,
+        }
     }
 }
 
@@ -344,8 +388,13 @@ impl<V: Verb> RequestFuture<'_, V> {
 
     #[inline(never)]
     fn poll_pended(&mut self, cx: &mut Context<'_>) -> Poll<Result<V::Output, V::Error>> {
-        let slot = self.slot.as_ref().expect("a future is not polled after it was ready");
-        let Poll::Ready(body) = slot.slot().poll(cx) else { return Poll::Pending };
+        let slot = self
+            .slot
+            .as_ref()
+            .expect("a future is not polled after it was ready");
+        let Poll::Ready(body) = slot.slot().poll(cx) else {
+            return Poll::Pending;
+        };
         let result = slot.consume::<V>(body);
         self.slot = None;
         Poll::Ready(result)

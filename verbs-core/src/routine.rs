@@ -38,7 +38,10 @@ pub(crate) struct Finish<V, F> {
 
 impl<V, F> Finish<V, F> {
     pub(crate) fn new(routine: F) -> Self {
-        Self { routine: Some(routine), verb: PhantomData }
+        Self {
+            routine: Some(routine),
+            verb: PhantomData,
+        }
     }
 }
 
@@ -48,7 +51,9 @@ where
     F: FnOnce(Result<V::Output, V::Error>) + Send + 'static,
 {
     fn run(&mut self, parcel: &mut (dyn Any + Send)) {
-        let result = parcel.downcast_mut::<Option<Result<V::Output, V::Error>>>().and_then(Option::take);
+        let result = parcel
+            .downcast_mut::<Option<Result<V::Output, V::Error>>>()
+            .and_then(Option::take);
         if let (Some(routine), Some(result)) = (self.routine.take(), result) {
             routine(result);
         }

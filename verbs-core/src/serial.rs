@@ -60,3 +60,52 @@ impl Serial {
         self.0.load(Acquire) != IDLE
     }
 }
+
+#[cfg(all(test, verbs_loom))]
+mod loom_tests {
+    //! Tried with `again` storing IDLE without looking: the event of the other thread is lost.
+
+    use loom::sync::Arc;
+    use loom::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+    use loom::thread;
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Shared {
+        serial: Serial,
+        events: AtomicU32,
+        inside: AtomicBool,
+        seen: AtomicU32,
+    }
+
+    fn event(shared: &Shared) {
+        shared.events.fetch_add(1, Relaxed);
+        if shared.serial.enter() {
+            loop {
+                assert!(!shared.inside.swap(true, Relaxed), "two handlers at once");
+                shared.seen.store(shared.events.load(Relaxed), Relaxed);
+                shared.inside.store(false, Relaxed);
+                if !shared.serial.again() {
+                    break;
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn loom_k14_calls_do_not_overlap_and_no_event_is_lost() {
+        loom::model(|| {
+            let shared = Arc::new(Shared::default());
+            let other = Arc::clone(&shared);
+            let thread = thread::spawn(move || event(&other));
+            event(&shared);
+            thread.join().unwrap();
+            assert_eq!(
+                shared.seen.load(Relaxed),
+                2,
+                "the last round sees every event"
+            );
+        });
+    }
+}

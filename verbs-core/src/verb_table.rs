@@ -168,4 +168,3 @@ impl fmt::Debug for PendingCommand {
         write!(f, "{} as {:?}", self.kind(), self.id())
     }
 }
-

@@ -37,7 +37,9 @@ pub(crate) struct Current {
 
 impl Current {
     fn store(&self, watch: &Watch, device: u64) {
-        watch.what.store(u64::from(self.origin) << 32 | u64::from(self.verb), Relaxed);
+        watch
+            .what
+            .store(u64::from(self.origin) << 32 | u64::from(self.verb), Relaxed);
         watch.target.store(self.target, Relaxed);
         watch.location.store(self.location);
         watch.device.store(device, Release);
@@ -68,7 +70,11 @@ pub(crate) fn during(device: u64, current: Current, f: impl FnOnce()) {
     let watched = MINE.try_with(|mine| {
         let watch = mine.get_or_init(register);
         let outer = watch.device.load(Relaxed);
-        let nested = if outer == 0 { None } else { Current::load(watch) };
+        let nested = if outer == 0 {
+            None
+        } else {
+            Current::load(watch)
+        };
         current.store(watch, device);
         (outer, nested)
     });
@@ -96,7 +102,10 @@ pub(crate) fn current(device: u64) -> Vec<Current> {
         let same = first.target == second.target && std::ptr::eq(first.location, second.location);
         (same && watch.device.load(Acquire) == device).then_some(second)
     };
-    all.iter().filter_map(Weak::upgrade).filter_map(read).collect()
+    all.iter()
+        .filter_map(Weak::upgrade)
+        .filter_map(read)
+        .collect()
 }
 
 #[cold]

@@ -314,7 +314,13 @@ mod tests {
     const ROOM: usize = 16;
 
     /// Runs one of the two versions within a buffer.
-    fn within(f: unsafe fn(NonNull<u8>, NonNull<u8>, usize), b: &mut [u8], to: usize, from: usize, len: usize) {
+    fn within(
+        f: unsafe fn(NonNull<u8>, NonNull<u8>, usize),
+        b: &mut [u8],
+        to: usize,
+        from: usize,
+        len: usize,
+    ) {
         assert!(to + len <= b.len() && from + len <= b.len());
         let base = NonNull::from(&mut *b).cast::<u8>();
         // SAFETY: both ranges lie in `b`, which nobody else sees.

@@ -225,6 +225,15 @@ impl List {
     }
 }
 
+/// A job that panicked must not take the others with it: they are parked again.
+impl Drop for List {
+    fn drop(&mut self) {
+        while let Some(parked) = self.pop() {
+            jobs().park(parked);
+        }
+    }
+}
+
 /// All parked jobs of the process.
 struct Jobs {
     parked: AtomicPtr<Parked>,

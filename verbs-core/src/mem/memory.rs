@@ -394,7 +394,13 @@ mod tests {
         #[expect(clippy::reversed_empty_ranges, reason = "the mistake under test")]
         let backwards = 7..3;
         assert_eq!(memory.fill(backwards, 1), refused(u64::MAX));
-        assert_eq!(memory.load_u64(93), Err(Error::OutOfRange { end: 101, size: 100 }));
+        assert_eq!(
+            memory.load_u64(93),
+            Err(Error::OutOfRange {
+                end: 101,
+                size: 100
+            })
+        );
         assert_eq!(memory.write(100, &[]), Ok(()));
         assert_eq!(Memory::alloc(usize::MAX).unwrap_err(), Error::NoMemory);
         assert_eq!(Memory::alloc_huge(usize::MAX).unwrap_err(), Error::NoMemory);

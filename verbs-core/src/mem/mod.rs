@@ -38,11 +38,13 @@ mod copy;
 pub mod grace;
 pub mod memory;
 pub mod pin;
+pub mod table;
 pub mod touch;
 pub mod window;
 
 pub use access::Access;
 pub use memory::Memory;
 pub use pin::{Pin, pin};
+pub use table::{Fault, MrTable, Region};
 pub use touch::{TouchWord, Touched};
 pub use window::Window;

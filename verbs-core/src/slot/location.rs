@@ -17,7 +17,8 @@ impl Default for AtomicLocation {
 impl AtomicLocation {
     #[inline]
     pub(crate) fn store(&self, location: &'static Location<'static>) {
-        self.0.store(std::ptr::from_ref(location).cast_mut(), Relaxed);
+        self.0
+            .store(std::ptr::from_ref(location).cast_mut(), Relaxed);
     }
 
     #[inline]

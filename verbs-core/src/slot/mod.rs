@@ -128,7 +128,8 @@ impl<B> Slot<B> {
         self.location.store(meta.location);
         self.since_ns.store(meta.since_ns, Relaxed);
         let bits = if routine { ISSUED | ROUTINE } else { ISSUED };
-        self.word.store(u64::from(generation) << GENERATION | bits, Release);
+        self.word
+            .store(u64::from(generation) << GENERATION | bits, Release);
         generation
     }
 
@@ -148,7 +149,11 @@ impl<B> Slot<B> {
         fence(Acquire);
         let again = self.word.load(Relaxed);
         let same = generation(again) == generation(word) && again & ISSUED != 0;
-        same.then_some(Seen { meta, generation: generation(word), cancel_requested: word & CANCEL != 0 })
+        same.then_some(Seen {
+            meta,
+            generation: generation(word),
+            cancel_requested: word & CANCEL != 0,
+        })
     }
 
     /// The one decision who completes. `None`: too late, or another request lives here by now.
@@ -160,7 +165,12 @@ impl<B> Slot<B> {
             }
             let next = (word | CLAIMED) & !WAKER;
             match self.word.compare_exchange_weak(word, next, AcqRel, Acquire) {
-                Ok(_) => return Some(Claim { slot: self, had: word }),
+                Ok(_) => {
+                    return Some(Claim {
+                        slot: self,
+                        had: word,
+                    });
+                }
                 Err(now) => word = now,
             }
         }
@@ -179,7 +189,10 @@ impl<B> Slot<B> {
                 return Poll::Pending;
             }
             if word & WAKER != 0 {
-                match self.word.compare_exchange(word, word & !WAKER, AcqRel, Acquire) {
+                match self
+                    .word
+                    .compare_exchange(word, word & !WAKER, AcqRel, Acquire)
+                {
                     Ok(_) => word &= !WAKER,
                     Err(now) => {
                         word = now;
@@ -196,7 +209,10 @@ impl<B> Slot<B> {
                 }
             });
             drop(old);
-            match self.word.compare_exchange(word, word | WAKER, AcqRel, Acquire) {
+            match self
+                .word
+                .compare_exchange(word, word | WAKER, AcqRel, Acquire)
+            {
                 Ok(_) => return Poll::Pending,
                 Err(now) => word = now,
             }
@@ -215,7 +231,10 @@ impl<B> Slot<B> {
             if generation(word) != wanted || word & (ISSUED | CLAIMED) != ISSUED {
                 return false;
             }
-            match self.word.compare_exchange_weak(word, word | CANCEL, AcqRel, Relaxed) {
+            match self
+                .word
+                .compare_exchange_weak(word, word | CANCEL, AcqRel, Relaxed)
+            {
                 Ok(_) => return true,
                 Err(now) => word = now,
             }

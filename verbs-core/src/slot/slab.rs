@@ -14,7 +14,7 @@ use crate::sync::atomic::{
 };
 
 /// Slots in the first chunk; each further chunk doubles it.
-const FIRST: u32 = 64;
+const FIRST: u32 = if cfg!(verbs_loom) { 4 } else { 64 };
 /// Chunks at most: 64 * (2^16 - 1) slots.
 const CHUNKS: usize = 16;
 
@@ -90,7 +90,9 @@ impl<B> Slab<B> {
     pub(crate) fn get(&self, index: u32) -> &Slot<B> {
         let chunk = ((index / FIRST) + 1).ilog2();
         let first = FIRST * ((1 << chunk) - 1);
-        let slots = self.chunks[chunk as usize].get().expect("an index comes from a chunk that exists");
+        let slots = self.chunks[chunk as usize]
+            .get()
+            .expect("an index comes from a chunk that exists");
         &slots[(index - first) as usize]
     }
 
@@ -100,14 +102,20 @@ impl<B> Slab<B> {
     }
 
     fn capacity(&self) -> u32 {
-        let made = self.chunks.iter().take_while(|chunk| chunk.get().is_some()).count();
+        let made = self
+            .chunks
+            .iter()
+            .take_while(|chunk| chunk.get().is_some())
+            .count();
         FIRST * ((1 << made) - 1)
     }
 
     /// Adds a chunk. Two callers at once may add two; `false` only when there is no room for more.
     #[cold]
     fn grow(&self) -> bool {
-        let Some(chunk) = self.chunks.iter().position(|chunk| chunk.get().is_none()) else { return false };
+        let Some(chunk) = self.chunks.iter().position(|chunk| chunk.get().is_none()) else {
+            return false;
+        };
         let (first, size) = (FIRST * ((1 << chunk) - 1), FIRST << chunk);
         let slots: Box<[Slot<B>]> = (0..size).map(|_| Slot::default()).collect();
         for (i, slot) in slots.iter().enumerate().take(size as usize - 1) {
@@ -119,13 +127,16 @@ impl<B> Slab<B> {
         true
     }
 
-    fn pop(&self) -> Option<u32> {
+    pub(super) fn pop(&self) -> Option<u32> {
         let mut head = self.free.load(Acquire);
         loop {
             let index = (head as u32).checked_sub(1)?;
             let next = self.get(index).next.load(Relaxed);
             let tag = (head >> 32).wrapping_add(1) << 32;
-            match self.free.compare_exchange_weak(head, tag | u64::from(next), AcqRel, Acquire) {
+            match self
+                .free
+                .compare_exchange_weak(head, tag | u64::from(next), AcqRel, Acquire)
+            {
                 Ok(_) => return Some(index),
                 Err(now) => head = now,
             }
@@ -133,7 +144,7 @@ impl<B> Slab<B> {
     }
 
     /// Puts the chain from `first` to `last` on top.
-    fn push(&self, first: u32, last: u32) {
+    pub(super) fn push(&self, first: u32, last: u32) {
         let mut head = self.free.load(Relaxed);
         loop {
             self.get(last).next.store(head as u32, Relaxed);
@@ -154,7 +165,9 @@ mod tests {
     #[test]
     fn grows_by_chunks_and_never_hands_out_twice() {
         let slab = Slab::<()>::new(1000);
-        let mut seen: Vec<u32> = (0..1000).map(|_| slab.acquire(true).expect("below the limit")).collect();
+        let mut seen: Vec<u32> = (0..1000)
+            .map(|_| slab.acquire(true).expect("below the limit"))
+            .collect();
         assert_eq!(slab.acquire(true), None, "the limit holds");
         assert!(slab.acquire(false).is_some(), "a destroy is exempt");
         seen.sort_unstable();
