@@ -31,6 +31,12 @@ macro_rules! verbs {
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$Verb => stringify!($Verb)),* }
             }
+
+            /// Whether the verb destroys its target. Once accepted, such a request is not
+            /// cancellable and goes to the provider even when the device has gone (K8, K15).
+            pub const fn destroys(self) -> bool {
+                match self { $(Self::$Verb => <$Verb as Verb>::DESTROYS),* }
+            }
         }
 
         /// What a provider receives: one command of any verb.
