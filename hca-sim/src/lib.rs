@@ -1,4 +1,5 @@
 //! A software HCA.
 
 pub mod clock;
+pub mod command;
 pub mod engine;
