@@ -130,10 +130,7 @@ fn registration_is_refused_for_what_cannot_be() {
     };
     assert_eq!(
         region(|r| r.offset = 1),
-        Err(Error::OutOfRange {
-            end: 101,
-            size: 100
-        })
+        Err(Error::OutOfRange { excess: 1 })
     );
     let mismatch = |attr, why| Err(Error::Mismatch { attr, why });
     assert_eq!(
