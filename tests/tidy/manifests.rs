@@ -177,7 +177,9 @@ pub(crate) fn edges(members: &[Member]) -> Vec<Violation> {
             let Some(other) = members.iter().find(|other| other.name == package) else {
                 continue;
             };
-            if Place::of(other).is_some_and(|other| !place.may_name(other)) {
+            // A crate's tests may switch the crate's own features on.
+            let itself = other.name == member.name && table.ends_with("dev-dependencies");
+            if !itself && Place::of(other).is_some_and(|other| !place.may_name(other)) {
                 let what = format!("{} must not name {package} (in {table})", member.name);
                 violations.push(member.violation(&package, what));
             }

@@ -280,7 +280,7 @@ fn k11_pending_requests_delay_a_destroy_without_making_it_busy() {
         second
             .lock()
             .unwrap()
-            .push(r.map_or("refused", |()| "destroy"))
+            .push(r.map_or("refused", |()| "destroy"));
     });
     assert_eq!(
         hold.kinds(),

@@ -7,7 +7,7 @@
 //!
 //! * Before it looks at the threads, `after` tells each that somebody waits for it and issues the
 //!   barrier. So each is seen outside, or sees on leaving that it has to [`help`] (module
-//!   [`pin`](super::pin)).
+//!   [`mod@super::pin`]).
 //! * A thread that left between that look and the parking of the job may have helped in vain; `after`
 //!   looks once more when the job is parked. The leaver's search and the parking are RMWs on one
 //!   word: the search finds the job, or the second look sees the thread outside.

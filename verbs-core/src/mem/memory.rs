@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::ptr::NonNull;
 
 use super::copy::copy;
-use crate::error::{Attr, Error, Why};
+use crate::error::{Attr, ByteCount, Error, Why};
 use crate::sync::plain::{AtomicU64, Ordering};
 
 /// A page on every machine this runs on divides this.
@@ -240,7 +240,8 @@ impl Memory {
             // SAFETY: `offset <= self.len`, so the pointer stays within the memory or at its end.
             Some(end) if end <= self.len => Ok(unsafe { self.start.add(offset) }),
             end => Err(Error::OutOfRange {
-                excess: end.map_or(u64::MAX, |end| (end - self.len) as u64),
+                end: end.map_or(ByteCount::MAX, |end| ByteCount::new(end as u64)),
+                size: ByteCount::new(self.len as u64),
             }),
         }
     }
@@ -387,14 +388,18 @@ mod tests {
     #[test]
     fn leaving_the_memory_is_an_error_that_says_by_how_much() {
         let memory = Memory::alloc(100).unwrap();
-        let refused = |excess| Err(Error::OutOfRange { excess });
-        assert_eq!(memory.write(90, &[0; 11]), refused(1));
+        let out_of_range = |end| Error::OutOfRange {
+            end: ByteCount::new(end),
+            size: ByteCount::new(100),
+        };
+        let refused = |end| Err(out_of_range(end));
+        assert_eq!(memory.write(90, &[0; 11]), refused(101));
         assert_eq!(memory.read(usize::MAX, &mut [0; 2]), refused(u64::MAX));
-        assert_eq!(memory.fill(0..101, 1), refused(1));
+        assert_eq!(memory.fill(0..101, 1), refused(101));
         #[expect(clippy::reversed_empty_ranges, reason = "the mistake under test")]
         let backwards = 7..3;
         assert_eq!(memory.fill(backwards, 1), refused(u64::MAX));
-        assert_eq!(memory.load_u64(93), Err(Error::OutOfRange { excess: 1 }));
+        assert_eq!(memory.load_u64(93), Err(out_of_range(101)));
         assert_eq!(memory.write(100, &[]), Ok(()));
         assert_eq!(Memory::alloc(usize::MAX).unwrap_err(), Error::NoMemory);
         assert_eq!(Memory::alloc_huge(usize::MAX).unwrap_err(), Error::NoMemory);

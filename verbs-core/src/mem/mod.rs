@@ -5,7 +5,7 @@
 //! * [`Memory`] owns bytes. Its owner copies in and out; a registration shares it by `Arc`.
 //! * [`MrTable`] maps keys to regions. [`MrTable::check`] turns (key, address, length, right) into a
 //!   [`Window`], the only thing that reaches a region's bytes.
-//! * [`pin`] makes a window possible: it costs two stores, and whoever takes something away
+//! * [`pin()`] makes a window possible: it costs two stores, and whoever takes something away
 //!   (deregistration, destroy) waits for nobody but leaves a [`grace`] job that runs when all pins
 //!   that could still see the thing have been left.
 //! * [`TouchWord`] says who has to be asked: each object remembers which threads ever got in.

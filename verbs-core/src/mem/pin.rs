@@ -5,14 +5,14 @@
 //! A thread that is about to use an object stores *inside* in its own record, then loads the
 //! object's [touch word](super::TouchWord). Whoever takes the object away first marks the word dead,
 //! then looks at the records. That is Dekker's pattern and needs a full fence between store and load
-//! on **both** sides. The frequent side does without: the rare side issues [`heavy`](super::barrier::heavy), a system call
-//! that puts a full fence into every running thread of the process, at some point of its execution.
-//! If that point lies after the store of *inside*, the rare side sees it; if before, the load of the
-//! word comes after the kill and sees *dead*. Leaving is the mirror image: the rare side sees
+//! on **both** sides. The frequent side does without: the rare side makes a system call that puts a
+//! full fence into every running thread of the process, at some point of its execution. If that
+//! point lies after the store of *inside*, the rare side sees it; if before, the load of the word
+//! comes after the kill and sees *dead*. Leaving is the mirror image: the rare side sees
 //! *outside*, or the leaver sees that a job waits for it and helps.
 //!
-//! Where the system call is missing, and in models, [`light`] is a real fence on the frequent side
-//! too. loom cannot show the system call; a torture test in [`super::grace`] does.
+//! Where the system call is missing, and in models, the frequent side has a real fence too. loom
+//! cannot show the system call; the torture test of this folder does.
 //!
 //! # Fork
 //!

@@ -10,7 +10,7 @@ use super::grace;
 use super::pin::OWN;
 use super::{Access, Fault, Memory, MrTable, Region, TouchWord, pin};
 use crate::addr::{LKey, RKey};
-use crate::error::{Attr, Error, Why};
+use crate::error::{Attr, ByteCount, Error, Why};
 use crate::sync::plain::{AtomicBool, AtomicU64, Ordering::*};
 use crate::sync::{Arc, Mutex, spin_loop, thread};
 
@@ -130,7 +130,10 @@ fn registration_is_refused_for_what_cannot_be() {
     };
     assert_eq!(
         region(|r| r.offset = 1),
-        Err(Error::OutOfRange { excess: 1 })
+        Err(Error::OutOfRange {
+            end: ByteCount::new(101),
+            size: ByteCount::new(100)
+        })
     );
     let mismatch = |attr, why| Err(Error::Mismatch { attr, why });
     assert_eq!(
@@ -719,9 +722,9 @@ fn fire(rounds: u32, taken: Taken, barrier: bool) -> (u64, u64) {
 /// barrier (none late) and without (some late, else this test has lost its teeth).
 #[test]
 fn deregistration_holds_under_fire() {
-    let (late, placed) = fire(10_000, Taken::Deregistered, true);
+    let (late, placed) = fire(3_000, Taken::Deregistered, true);
     assert_eq!(late, 0, "late writes with the barrier, {placed} placed");
-    let (late, placed_without) = fire(400_000, Taken::Deregistered, false);
+    let (late, placed_without) = fire(200_000, Taken::Deregistered, false);
     println!("with barrier 0 late of {placed}; without {late} late of {placed_without}");
     let cores = thread::available_parallelism().map_or(1, |n| n.get());
     if late == 0 && cores == 1 {
@@ -737,6 +740,6 @@ fn deregistration_holds_under_fire() {
 /// Goal: the same for an invalidation, which has fences instead of the barrier.
 #[test]
 fn invalidation_holds_under_fire() {
-    let (late, placed) = fire(10_000, Taken::Invalidated, true);
+    let (late, placed) = fire(3_000, Taken::Invalidated, true);
     assert_eq!(late, 0, "late writes, {placed} placed");
 }

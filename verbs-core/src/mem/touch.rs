@@ -27,7 +27,7 @@ const TAG: u32 = u32::MAX >> 1;
 ///   first time a thread sets its bit by an RMW and looks at what it replaced.
 /// * *Killing* is an RMW as well. The two are ordered: the killer sees the bit, or the thread sees
 ///   `DEAD`. A thread whose bit was set before comes in without an RMW; that case is covered by the
-///   barrier (module [`pin`](super::pin)), which is why the killer asks those threads only and needs
+///   barrier (module [`mod@super::pin`]), which is why the killer asks those threads only and needs
 ///   no barrier if there are none but itself.
 /// * The race that looks bad: a thread loads the word, is preempted, the object is killed. It is
 ///   inside a pin then; [`grace::after`](super::grace::after) sees that and the job waits.

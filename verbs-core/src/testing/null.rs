@@ -1,10 +1,8 @@
 //! A provider without hardware: control verbs answer at once, nothing can be sent.
 
-use std::sync::atomic::{AtomicI64, AtomicU32, Ordering::Relaxed};
-
 use crate::addr::{Gid, LKey, Lid, Mtu, Qpn, RKey};
 use crate::caps::{DeviceAttr, LinkLayer, PortAttr, PortState};
-use crate::command::AnyCommand;
+use crate::command::{AnyCommand, Kind};
 use crate::device::local_guid;
 use crate::error::{Attr, Error};
 use crate::object::Target;
@@ -12,6 +10,7 @@ use crate::provider::Provider;
 use crate::qp_attr::{QpAttr, QpInfo};
 use crate::qp_state::{QpState, check};
 use crate::queue::{Arm, Armed, PostError, RawCq, RawRecvQueue, RawSendQueue};
+use crate::sync::atomic::{AtomicI64, AtomicU32, Ordering::Relaxed};
 use crate::sync::{Arc, Mutex};
 use crate::wc::Wc;
 use crate::wr::{SendWr, Sge};
@@ -37,10 +36,6 @@ impl Null {
     fn create(&self) -> u32 {
         self.live.fetch_add(1, Relaxed);
         self.number.fetch_add(1, Relaxed) + 1
-    }
-
-    fn destroy(&self) {
-        self.live.fetch_sub(1, Relaxed);
     }
 }
 
@@ -105,23 +100,24 @@ impl Provider for Null {
                 let key = self.create() << 8;
                 reply.complete(Ok(args.build(LKey::new(key), RKey::new(key), Box::new(()))));
             }
+            other => self.destroyed(other),
+        }
+    }
+}
+
+impl Null {
+    /// The verbs that destroy.
+    fn destroyed(&self, command: AnyCommand<'_>) {
+        if !matches!(command.kind(), Kind::CloseDevice) {
+            self.live.fetch_sub(1, Relaxed);
+        }
+        match command {
             AnyCommand::CloseDevice(command) => command.complete(Ok(())),
-            AnyCommand::DeallocPd(command) => {
-                self.destroy();
-                command.complete(Ok(()));
-            }
-            AnyCommand::DestroyCq(command) => {
-                self.destroy();
-                command.complete(Ok(()));
-            }
-            AnyCommand::DestroyQp(command) => {
-                self.destroy();
-                command.complete(Ok(()));
-            }
-            AnyCommand::DeregMr(command) => {
-                self.destroy();
-                command.complete(Ok(()));
-            }
+            AnyCommand::DeallocPd(command) => command.complete(Ok(())),
+            AnyCommand::DestroyCq(command) => command.complete(Ok(())),
+            AnyCommand::DestroyQp(command) => command.complete(Ok(())),
+            AnyCommand::DeregMr(command) => command.complete(Ok(())),
+            other => other.refuse(Error::Unsupported(Attr::Verb)),
         }
     }
 }
