@@ -317,7 +317,7 @@ struct Owner(Cell<Option<&'static Record>>);
 impl Drop for Owner {
     fn drop(&mut self) {
         #[cfg(verbs_loom)]
-        if std::thread::panicking() {
+        if crate::sync::panicking() {
             // A model that has failed is gone, and its atomics with it.
             return;
         }
