@@ -7,6 +7,7 @@ pub mod command;
 pub mod cq;
 pub mod device;
 pub mod error;
+pub mod filter;
 mod header;
 #[expect(
     unsafe_code,
