@@ -1,0 +1,3 @@
+//! Links: what carries packets, and what can be wrapped around it.
+
+pub mod pcap;
