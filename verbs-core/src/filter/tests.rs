@@ -32,12 +32,11 @@ impl Provider for Tiny {
         self.log
             .lock()
             .push(format!("{} for {:?}", command.kind(), command.origin()));
-        if command.kind() == Kind::QueryPort {
-            if let Some(held) = &mut *self.slow.lock() {
-                held.extend(command.pend());
-                return;
-            }
+        let mut slow = self.slow.lock();
+        if let (Kind::QueryPort, Some(held)) = (command.kind(), &mut *slow) {
+            return held.extend(command.pend());
         }
+        drop(slow);
         match command {
             AnyCommand::OpenDevice(command) => {
                 let (args, reply) = command.split();
