@@ -288,6 +288,11 @@ impl Qp {
         self.core.cap
     }
 
+    /// What the provider keeps with the queue pair, if it is of that type.
+    pub fn private<T: 'static>(&self) -> Option<&T> {
+        self.core.base.private()
+    }
+
     /// Changes attributes, usually the state among them (IBTA vol. 1, 11.2.5.2). All or nothing.
     ///
     /// # Errors

@@ -86,6 +86,17 @@ impl Pin {
         self.record.bit
     }
 
+    /// A small number from 1 that no other thread has while this one lives, for words that name
+    /// their owner; 0 for the later threads, which have none.
+    #[inline(always)]
+    pub fn thread(&self) -> u32 {
+        if self.record.bit == SHARED {
+            0
+        } else {
+            self.record.bit.trailing_zeros() + 1
+        }
+    }
+
     /// A note of this thread to itself: why its last check refused.
     #[inline(always)]
     pub(super) fn note(&self) -> &AtomicU8 {
@@ -317,7 +328,7 @@ struct Owner(Cell<Option<&'static Record>>);
 impl Drop for Owner {
     fn drop(&mut self) {
         #[cfg(verbs_loom)]
-        if std::thread::panicking() {
+        if crate::sync::panicking() {
             // A model that has failed is gone, and its atomics with it.
             return;
         }
