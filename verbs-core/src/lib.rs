@@ -10,6 +10,7 @@ pub mod device;
 pub mod error;
 pub mod event;
 pub mod extension;
+pub mod filter;
 mod header;
 pub mod mcast;
 #[expect(
