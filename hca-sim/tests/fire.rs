@@ -26,14 +26,26 @@ fn end(link: &Loopback) -> End {
     let hca = Hca::on(link).build();
     let device = hca.open().wait().unwrap();
     let pd = device.alloc_pd().wait().unwrap();
-    let (send_cq, recv_cq) = (device.create_cq(256).wait().unwrap(), device.create_cq(256).wait().unwrap());
+    let (send_cq, recv_cq) = (
+        device.create_cq(256).wait().unwrap(),
+        device.create_cq(256).wait().unwrap(),
+    );
     let mr = region(&pd, 4096);
-    End { hca, send_cq, recv_cq, mr, pd, device }
+    End {
+        hca,
+        send_cq,
+        recv_cq,
+        mr,
+        pd,
+        device,
+    }
 }
 
 fn region(pd: &Pd, len: usize) -> Mr {
     let access = Access::LOCAL_WRITE | Access::REMOTE;
-    pd.register(Memory::alloc(len).unwrap(), access).wait().unwrap()
+    pd.register(Memory::alloc(len).unwrap(), access)
+        .wait()
+        .unwrap()
 }
 
 fn connected(a: &End, b: &End) -> (Qp, Qp) {
@@ -82,9 +94,15 @@ fn k11_no_write_lands_after_the_region_was_deregistered() {
                 let (qp, _peer_qp) = connected(&a, peer);
                 let (_qp, mut sends, _recvs) = qp.split().unwrap();
                 let rkey = verbs_core::RKey::new(key.load(Relaxed) as u32);
-                let to = Remote { addr: target.load(Relaxed), rkey };
+                let to = Remote {
+                    addr: target.load(Relaxed),
+                    rkey,
+                };
                 let status = hammer(&mut sends, &mut a.send_cq, &a.mr, to);
-                assert!(matches!(status, WcStatus::RemAccessErr | WcStatus::WrFlushErr), "{status}");
+                assert!(
+                    matches!(status, WcStatus::RemAccessErr | WcStatus::WrFlushErr),
+                    "{status}"
+                );
                 while !polled(&mut a.send_cq).is_empty() {}
                 hits += 1;
             }
@@ -123,14 +141,17 @@ fn k11_every_receive_completes_once_when_its_queue_pair_goes_under_fire() {
         let (qp_a, mut qp_b) = connected(&a, &b);
         let (_keep, mut sends, _) = qp_a.split().unwrap();
         for wr_id in 0..64 {
-            qp_b.post_recv(Recv::new(wr_id).into(b.mr.slice(0..64))).unwrap();
+            qp_b.post_recv(Recv::new(wr_id).into(b.mr.slice(0..64)))
+                .unwrap();
         }
         let (send_cq, mr) = (&mut a.send_cq, &a.mr);
         let sent = thread::scope(|scope| {
             let sender = scope.spawn(move || {
                 let mut completed = 0;
                 for wr_id in 0..40 {
-                    sends.post(Send::new(wr_id).from(mr.slice(0..64)).signaled()).unwrap();
+                    sends
+                        .post(Send::new(wr_id).from(mr.slice(0..64)).signaled())
+                        .unwrap();
                     completed += polled(send_cq).iter().filter(|wc| wc.is_ok()).count();
                 }
                 completed + polled(send_cq).iter().filter(|wc| wc.is_ok()).count()
@@ -165,9 +186,18 @@ fn a_device_can_go_under_fire() {
         let (qp_a, qp_b) = connected(&a, &b);
         let (qp_a, mut sends, _) = qp_a.split().unwrap();
         // Few retries, so that the sender learns soon.
-        let patience = QpAttr { retry_cnt: Some(1), timeout: Some(5), ..QpAttr::to(QpState::Sqd) };
+        let patience = QpAttr {
+            retry_cnt: Some(1),
+            timeout: Some(5),
+            ..QpAttr::to(QpState::Sqd)
+        };
         let _ = qp_a.modify(QpAttr::to(QpState::Sqd)).wait();
-        qp_a.modify(QpAttr { state: Some(QpState::Sqd), ..patience }).wait().unwrap();
+        qp_a.modify(QpAttr {
+            state: Some(QpState::Sqd),
+            ..patience
+        })
+        .wait()
+        .unwrap();
         qp_a.modify(QpAttr::to(QpState::Rts)).wait().unwrap();
         let to = b.mr.remote(0);
         let (mut send_cq, mr) = (a.send_cq, a.mr);
@@ -189,7 +219,12 @@ fn two_threads_share_one_completion_queue() {
     let link = Loopback::with_seed(4);
     let one = end(&link);
     let mut cq = one.device.create_cq(1 << 16).wait().unwrap();
-    let make = || one.pd.create_qp(QpInit::rc(&cq, &cq).depth(1 << 12, 16)).wait().unwrap();
+    let make = || {
+        one.pd
+            .create_qp(QpInit::rc(&cq, &cq).depth(1 << 12, 16))
+            .wait()
+            .unwrap()
+    };
     let mut pairs: Vec<_> = (0..2).map(|_| (make(), make())).collect();
     for (a, b) in &mut pairs {
         block_on(connect(a, b)).unwrap();
@@ -203,7 +238,9 @@ fn two_threads_share_one_completion_queue() {
                 let mut next = 0;
                 while next < EACH {
                     let wr_id = (number as u64) << 32 | next;
-                    let write = Write::new(wr_id, mr.remote(at)).from(mr.slice(256..320)).signaled();
+                    let write = Write::new(wr_id, mr.remote(at))
+                        .from(mr.slice(256..320))
+                        .signaled();
                     match qp.post_send(write) {
                         Ok(()) => next += 1,
                         Err(PostError::Full { .. }) => thread::yield_now(),
