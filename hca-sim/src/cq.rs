@@ -65,6 +65,7 @@ const FLAGS_SHIFT: u32 = 16;
 /// The bits of the status, of which a success has none.
 const FAILURE: u64 = 0x7f << STATUS_SHIFT;
 const SOLICITED: u64 = 1 << 31;
+const HAS_TIME: u64 = 1 << 30;
 const LENGTH_SHIFT: u32 = 32;
 
 /// What a completion says, as it stands in the ring.
@@ -155,8 +156,8 @@ struct Entry([AtomicU64; 8]);
 struct Pushers {
     mode: TouchWord,
     tail: AtomicU32,
-    /// The head as a pusher saw it last.
-    head_seen: AtomicU32,
+    /// The first position for which there is no room, by the head as a pusher saw it last.
+    end: AtomicU32,
     /// A completion was lost.
     overrun: AtomicBool,
 }
@@ -200,7 +201,7 @@ impl CqRing {
             pushers: Pushers {
                 mode,
                 tail: AtomicU32::new(0),
-                head_seen: AtomicU32::new(0),
+                end: AtomicU32::new(cqe),
                 overrun: AtomicBool::new(false),
             },
             entries: entries.into_boxed_slice(),
@@ -286,13 +287,25 @@ impl CqRing {
             self.claim_alone()?
         } else {
             let at = self.pushers.tail.fetch_add(1, Relaxed);
-            self.check_room(at)?;
+            // Others may be ahead of this position, in either word.
+            if self
+                .pushers
+                .end
+                .load(Relaxed)
+                .wrapping_sub(at)
+                .cast_signed()
+                <= 0
+            {
+                self.look_for_room(at)?;
+            }
             at
         };
+        let mut cqe = *cqe;
         if let Some(clock) = &self.clock {
             self.entry(at).0[4].store(clock.now().as_nanos(), Relaxed);
+            cqe.what |= HAS_TIME;
         }
-        self.fill(at, cqe);
+        self.fill(at, &cqe);
         let mut fire = false;
         if way.0 & ARMED != 0 {
             fence(SeqCst);
@@ -305,25 +318,19 @@ impl CqRing {
     #[inline(always)]
     fn claim_alone(&self) -> Result<u32, Overrun> {
         let at = self.pushers.tail.load(Relaxed);
-        self.check_room(at)?;
+        if at == self.pushers.end.load(Relaxed) {
+            self.look_for_room(at)?;
+        }
         self.pushers.tail.store(at.wrapping_add(1), Relaxed);
         Ok(at)
-    }
-
-    #[inline(always)]
-    fn check_room(&self, at: u32) -> Result<(), Overrun> {
-        let used = at.wrapping_sub(self.pushers.head_seen.load(Relaxed)) as usize;
-        if used < self.entries.len() {
-            Ok(())
-        } else {
-            self.look_for_room(at)
-        }
     }
 
     #[cold]
     fn look_for_room(&self, at: u32) -> Result<(), Overrun> {
         let head = self.consumer.head.load(Acquire);
-        self.pushers.head_seen.store(head, Relaxed);
+        self.pushers
+            .end
+            .store(head.wrapping_add(self.entries.len() as u32), Relaxed);
         if (at.wrapping_sub(head) as usize) < self.entries.len() {
             return Ok(());
         }
@@ -447,7 +454,7 @@ impl CqPoller {
 impl RawCq for CqPoller {
     fn poll(&mut self, out: &mut [Wc]) -> usize {
         let ring = &*self.ring;
-        let (entries, stamped) = (&*ring.entries, ring.clock.is_some());
+        let entries = &*ring.entries;
         let mut head = self.head;
         let mut count = 0;
         for wc in out {
@@ -472,7 +479,7 @@ impl RawCq for CqPoller {
                 vendor_err: 0,
                 timestamp_ns: 0,
             };
-            if what & FAILURE != 0 || stamped {
+            if what & (FAILURE | HAS_TIME) != 0 {
                 fill_rest(wc, what, words);
             }
             head = head.wrapping_add(1);
@@ -511,10 +518,14 @@ impl RawCq for CqPoller {
 /// The parts of a completion that a plain success does not have.
 #[cold]
 fn fill_rest(wc: &mut Wc, what: u64, words: &[AtomicU64; 8]) {
-    let status = (what >> STATUS_SHIFT) as u8 & 0x7f;
-    wc.status = WcStatus::from_u8(status).unwrap_or(WcStatus::GeneralErr);
-    wc.vendor_err = words[3].load(Relaxed) as u32;
-    wc.timestamp_ns = words[4].load(Relaxed);
+    if what & FAILURE != 0 {
+        let status = (what >> STATUS_SHIFT) as u8 & 0x7f;
+        wc.status = WcStatus::from_u8(status).unwrap_or(WcStatus::GeneralErr);
+        wc.vendor_err = words[3].load(Relaxed) as u32;
+    }
+    if what & HAS_TIME != 0 {
+        wc.timestamp_ns = words[4].load(Relaxed);
+    }
 }
 
 /// The lap bit of that position: 1 on the first lap, so that a fresh ring is empty.
