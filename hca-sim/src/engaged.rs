@@ -138,7 +138,7 @@ impl QueuePair {
         let Some(sends) = self.send_ring() else {
             return;
         };
-        while let Some(index) = sends.next()
+        while let Some(at) = sends.next()
             && !machine.failed
         {
             let kicked = self.engaged.kicked.swap(false, AcqRel);
@@ -147,7 +147,7 @@ impl QueuePair {
             if early && !kicked {
                 return;
             }
-            if let Next::Stop = self.step(machine, sends, index, now, early, effects) {
+            if let Next::Stop = self.step(machine, sends, at, now, early, effects) {
                 return;
             }
         }
@@ -157,21 +157,22 @@ impl QueuePair {
         self: &Arc<Self>,
         machine: &mut Machine,
         sends: &SendRing,
-        index: u32,
+        at: u32,
         now: Instant,
         early: bool,
         effects: &mut Effects,
     ) -> Next {
         let mut scratch = Scratch::default();
-        let wr = sends.read(index, &mut scratch);
+        let wr = sends.read(at, &mut scratch);
+        let index = sends.index(at);
         let signaled = wr.flags.contains(SendFlags::SIGNALED);
         let Some(land) = self.landing() else {
-            return self.unanswered(machine, wr.wr_id, index, now, early, effects);
+            return self.unanswered(machine, wr.wr_id, at, now, early, effects);
         };
         let pin = pin();
         if !land.admits(&pin) {
             drop(pin);
-            return self.unanswered(machine, wr.wr_id, index, now, early, effects);
+            return self.unanswered(machine, wr.wr_id, at, now, early, effects);
         }
         let message = Message {
             qp: self,
@@ -187,13 +188,13 @@ impl QueuePair {
                 drop(pin);
                 land.ring.want(false);
                 *machine = Machine::default();
-                sends.executed(index);
+                sends.executed(at);
                 effects.note(self, &land, done);
                 Next::Continue
             }
             Outcome::NotReady => {
                 drop(pin);
-                self.not_ready(machine, &land, wr.wr_id, index, now, early, effects)
+                self.not_ready(machine, &land, wr.wr_id, at, now, early, effects)
             }
             Outcome::Busy(cq) => {
                 effects.convert.push(cq);
@@ -210,7 +211,7 @@ impl QueuePair {
                 if fault.at_responder {
                     effects.fail.extend(land.responder.upgrade());
                 }
-                self.end_in_error(machine, wr.wr_id, index, &fault, effects)
+                self.end_in_error(machine, wr.wr_id, at, &fault, effects)
             }
         }
     }
@@ -225,7 +226,7 @@ impl QueuePair {
         machine: &mut Machine,
         land: &Landing,
         wr_id: u64,
-        index: u32,
+        at: u32,
         now: Instant,
         early: bool,
         effects: &mut Effects,
@@ -238,7 +239,7 @@ impl QueuePair {
         let left = *machine.rnr_left.get_or_insert(limit);
         if limit != RNR_FOREVER && left == 0 {
             let fault = Fault::local(WcStatus::RnrRetryExcErr, 0);
-            return self.end_in_error(machine, wr_id, index, &fault, effects);
+            return self.end_in_error(machine, wr_id, at, &fault, effects);
         }
         machine.rnr_left = Some(left.saturating_sub(1));
         self.wait_until(machine, now + rnr_delay(land.ring.rnr_timer()));
@@ -250,7 +251,7 @@ impl QueuePair {
         self: &Arc<Self>,
         machine: &mut Machine,
         wr_id: u64,
-        index: u32,
+        at: u32,
         now: Instant,
         early: bool,
         effects: &mut Effects,
@@ -268,7 +269,7 @@ impl QueuePair {
             None => machine.retries_left = Some(attr.retry_cnt.unwrap_or(0)),
             Some(0) => {
                 let fault = Fault::local(WcStatus::RetryExcErr, 0);
-                return self.end_in_error(machine, wr_id, index, &fault, effects);
+                return self.end_in_error(machine, wr_id, at, &fault, effects);
             }
             Some(left) => machine.retries_left = Some(left - 1),
         }
@@ -290,7 +291,7 @@ impl QueuePair {
         self: &Arc<Self>,
         machine: &mut Machine,
         wr_id: u64,
-        index: u32,
+        at: u32,
         fault: &Fault,
         effects: &mut Effects,
     ) -> Next {
@@ -298,11 +299,11 @@ impl QueuePair {
             return Next::Stop;
         };
         let cqe = Cqe::failure(wr_id, self.qpn, fault.status, fault.vendor_err);
-        if let Some(at) = self.complete(&self.send_cq, &cqe, effects) {
-            if let Some(at) = at {
-                sends.mark(index, at);
+        if let Some(completed) = self.complete(&self.send_cq, &cqe, effects) {
+            if let Some(position) = completed {
+                sends.mark(sends.index(at), position);
             }
-            sends.executed(index);
+            sends.executed(at);
             machine.failed = true;
             effects.fail.push(Arc::clone(self));
         }
@@ -340,15 +341,15 @@ impl QueuePair {
         let flushed = |wr_id| Cqe::failure(wr_id, self.qpn, WcStatus::WrFlushErr, 0);
         if let Some(sends) = self.send_ring() {
             let mut scratch = Scratch::default();
-            while let Some(index) = sends.next() {
-                let wr_id = sends.read(index, &mut scratch).wr_id;
-                let Some(at) = self.complete(&self.send_cq, &flushed(wr_id), effects) else {
+            while let Some(at) = sends.next() {
+                let wr_id = sends.read(at, &mut scratch).wr_id;
+                let Some(completed) = self.complete(&self.send_cq, &flushed(wr_id), effects) else {
                     return false;
                 };
-                if let Some(at) = at {
-                    sends.mark(index, at);
+                if let Some(position) = completed {
+                    sends.mark(sends.index(at), position);
                 }
-                sends.executed(index);
+                sends.executed(at);
             }
         }
         if let Some(recvs) = self.recv_ring() {
@@ -366,8 +367,8 @@ impl QueuePair {
     /// Forgets all that is posted: the way to RESET.
     fn discard(&self) {
         if let Some(sends) = self.send_ring() {
-            while let Some(index) = sends.next() {
-                sends.executed(index);
+            while let Some(at) = sends.next() {
+                sends.executed(at);
             }
         }
         if let Some(recvs) = self.recv_ring() {

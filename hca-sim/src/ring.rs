@@ -1,10 +1,8 @@
 //! The send ring: work requests that wait for the machine, and which completion retires which.
 //!
 //! Work requests are numbered from the queue's creation. Those that the poster carries out itself never
-//! enter the ring; the machine gets runs of the others, from `executed` up to `appended`.
-//!
-//! The poster writes `executed` only when it starts a run, that is when the machine has nothing to do;
-//! the machine reads `appended` first, so it sees either no run or the run with its start.
+//! enter the ring; the others have a position in it, counted from the creation as well. One writer
+//! each: the poster appends, the machine's holder executes.
 
 use verbs_core::sync::atomic::{
     AtomicU32, AtomicU64,
@@ -20,7 +18,7 @@ use crate::recv::{allocate, pack, unpack};
 pub(crate) const MAX_INLINE: usize = 256;
 
 /// Words of an entry before its payload.
-const HEADER: usize = 6;
+const HEADER: usize = 7;
 
 /// In the first word: the operation.
 mod op {
@@ -42,9 +40,9 @@ const COUNT_SHIFT: u32 = 32;
 pub(crate) struct SendRing {
     /// Number of the next packet to send; 24 bits of it count.
     psn: AtomicU32,
-    /// Work requests before this number are carried out.
+    /// Positions before this are done with.
     executed: AtomicU32,
-    /// Work requests before this number have been posted.
+    /// Positions before this are filled.
     appended: AtomicU32,
     words: Box<[AtomicU64]>,
     stride: usize,
@@ -68,7 +66,7 @@ impl Default for Scratch {
 }
 
 impl SendRing {
-    /// A ring for those sizes: `(6 + payload) * 8 + 8` bytes for each work request, where the payload is
+    /// A ring for those sizes: `(7 + payload) * 8 + 8` bytes for each work request, where the payload is
     /// two words a piece, or the inline bytes if those are more.
     ///
     /// # Errors
@@ -118,43 +116,43 @@ impl SendRing {
     }
 
     /// Whether the machine has nothing to do, so that the poster may land messages itself.
+    #[inline]
     pub(crate) fn is_drained(&self) -> bool {
         // Acquire: what the machine did is visible to the poster, who goes on from there.
-        self.appended
-            .load(Relaxed)
-            .wrapping_sub(self.executed.load(Acquire))
-            .cast_signed()
-            <= 0
+        self.appended.load(Relaxed) == self.executed.load(Acquire)
     }
 
-    /// Puts a work request into the ring. For the poster, who has found room.
+    /// Puts the work request of that number into the ring. For the poster, whose queue is no deeper
+    /// than the ring, so that there is room.
     pub(crate) fn append(&self, index: u32, wr: &SendWr<'_>) {
-        self.write(index, wr);
-        if self.is_drained() {
-            self.executed.store(index, Relaxed);
-        }
-        self.appended.store(index.wrapping_add(1), Release);
+        let at = self.appended.load(Relaxed);
+        self.write(at, index, wr);
+        self.appended.store(at.wrapping_add(1), Release);
     }
 
-    /// The number of the work request that is next, if one waits. For the machine.
+    /// The position that is next, if one is filled. For the machine.
     pub(crate) fn next(&self) -> Option<u32> {
-        let appended = self.appended.load(Acquire);
         let executed = self.executed.load(Relaxed);
-        (appended.wrapping_sub(executed).cast_signed() > 0).then_some(executed)
+        (self.appended.load(Acquire) != executed).then_some(executed)
     }
 
-    /// The work request of that number is done with. For the machine.
-    pub(crate) fn executed(&self, index: u32) {
-        self.executed.store(index.wrapping_add(1), Release);
+    /// The work request at that position is done with. For the machine.
+    pub(crate) fn executed(&self, at: u32) {
+        self.executed.store(at.wrapping_add(1), Release);
     }
 
-    fn entry(&self, index: u32) -> &[AtomicU64] {
-        let slot = index as usize & (self.marks.len() - 1);
+    /// The number of the work request at that position. For the machine.
+    pub(crate) fn index(&self, at: u32) -> u32 {
+        self.entry(at)[HEADER - 1].load(Relaxed) as u32
+    }
+
+    fn entry(&self, at: u32) -> &[AtomicU64] {
+        let slot = at as usize & (self.marks.len() - 1);
         &self.words[slot * self.stride..(slot + 1) * self.stride]
     }
 
-    fn write(&self, index: u32, wr: &SendWr<'_>) {
-        let entry = self.entry(index);
+    fn write(&self, at: u32, index: u32, wr: &SendWr<'_>) {
+        let entry = self.entry(at);
         let (header, room) = entry.split_at(HEADER);
         let none = Remote::default();
         let (op, remote, imm, a, b) = match wr.op {
@@ -190,14 +188,18 @@ impl SendRing {
         let flags = u64::from(wr.flags.bits() & 0xff) << FLAGS_SHIFT;
         let what = op | flags | kind | count << COUNT_SHIFT;
         let keys = u64::from(remote.rkey.value()) << 32 | u64::from(imm);
-        for (word, value) in header.iter().zip([what, wr.wr_id, remote.addr, keys, a, b]) {
+        for (word, value) in
+            header
+                .iter()
+                .zip([what, wr.wr_id, remote.addr, keys, a, b, u64::from(index)])
+        {
             word.store(value, Relaxed);
         }
     }
 
     /// Reads a work request back. For the machine.
-    pub(crate) fn read<'s>(&self, index: u32, scratch: &'s mut Scratch) -> SendWr<'s> {
-        let (header, room) = self.entry(index).split_at(HEADER);
+    pub(crate) fn read<'s>(&self, at: u32, scratch: &'s mut Scratch) -> SendWr<'s> {
+        let (header, room) = self.entry(at).split_at(HEADER);
         let word = |i: usize| header[i].load(Relaxed);
         let (what, keys) = (word(0), word(3));
         let remote = Remote {

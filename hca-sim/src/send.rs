@@ -224,26 +224,36 @@ impl SendPoster {
     /// Posts any work request, with all its checks.
     #[inline(never)]
     fn post_any(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {
-        let state = self.qp.check_post_send()?;
         self.check(wr)?;
+        let sends = self.refill()?;
+        let mut wr = *wr;
+        wr.flags |= self.always;
+        if self.credits == 0 || !self.attempt(&sends, &wr) {
+            self.append(&sends, &wr)?;
+            self.credits = 0;
+        } else {
+            self.credits -= 1;
+        }
+        self.posted = self.posted.wrapping_add(1);
+        Ok(())
+    }
+
+    /// Finds out whether anything can be posted, and how much may go the short way.
+    #[cold]
+    fn refill(&mut self) -> Result<Arc<SendRing>, PostError> {
+        let state = self.qp.check_post_send()?;
         let Some(sends) = self.qp.send_ring().cloned() else {
             return Err(PostError::State(state));
         };
         self.find_room(&sends)?;
-        let mut wr = *wr;
-        wr.flags |= self.always;
-        if !sends.is_drained() || !self.look_for_door(&sends) || !self.attempt(&sends, &wr) {
-            self.append(&sends, &wr)?;
-        }
-        self.posted = self.posted.wrapping_add(1);
-        let open = self.open.is_some() && sends.is_drained();
+        let direct = sends.is_drained() && self.look_for_door(&sends);
         let depth = self.qp.cap.max_send_wr;
-        self.credits = if open {
+        self.credits = if direct {
             depth - self.posted.wrapping_sub(self.retired)
         } else {
             0
         };
-        Ok(())
+        Ok(sends)
     }
 
     /// What can be said from the work request and the sizes of the queue.
@@ -390,6 +400,9 @@ impl RawSendQueue for SendPoster {
     }
 
     fn send(&mut self, wr_id: u64, sge: Sge, flags: SendFlags) -> Result<(), PostError> {
+        if self.credits == 0 {
+            self.refill()?;
+        }
         if self.credits != 0 {
             let pin = pin();
             let short = self.short_send(&pin, wr_id, sge, flags | self.always);
@@ -413,6 +426,9 @@ impl RawSendQueue for SendPoster {
         to: Remote,
         flags: SendFlags,
     ) -> Result<(), PostError> {
+        if self.credits == 0 {
+            self.refill()?;
+        }
         if self.credits != 0 {
             let pin = pin();
             let short = self.short_rdma::<false>(&pin, wr_id, sge, to, flags | self.always);
@@ -436,6 +452,9 @@ impl RawSendQueue for SendPoster {
         from: Remote,
         flags: SendFlags,
     ) -> Result<(), PostError> {
+        if self.credits == 0 {
+            self.refill()?;
+        }
         if self.credits != 0 {
             let pin = pin();
             let short = self.short_rdma::<true>(&pin, wr_id, sge, from, flags | self.always);

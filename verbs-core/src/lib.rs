@@ -31,6 +31,8 @@ mod serial;
 mod slot;
 #[doc(hidden)]
 pub mod sync;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 pub mod verb;
 mod verb_table;
 mod watch;
@@ -42,7 +44,7 @@ pub use caps::{AtomicCap, DeviceAttr, DeviceCap, LinkLayer, PortAttr, PortState}
 pub use command::{AnyCommand, Command, Kind, Origin, Pending, PendingCommand, Reply, RequestId};
 pub use cq::{Cq, CqNotify};
 pub use device::{Device, InFlight};
-pub use error::{Attr, Error, Why};
+pub use error::{Attr, ByteCount, Error, Why};
 pub use header::Busy;
 pub use mem::{Access, Memory};
 pub use mr::Mr;

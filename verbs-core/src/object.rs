@@ -214,6 +214,19 @@ pub trait Target: Send + Sync + 'static {
 
     /// Releases the parents: the object's destroy has completed.
     fn release(&self);
+
+    /// Kind and number.
+    fn id(&self) -> ObjectId {
+        self.base().id
+    }
+
+    /// What the provider stored when it built the object, if it is of that type.
+    fn private<T: 'static>(&self) -> Option<&T>
+    where
+        Self: Sized,
+    {
+        self.base().private()
+    }
 }
 
 /// A handle: the one owner of an object.

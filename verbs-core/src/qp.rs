@@ -150,6 +150,11 @@ impl QpCore {
     pub fn qp_type(&self) -> QpType {
         self.qp_type
     }
+
+    /// Its sizes.
+    pub fn cap(&self) -> QpCap {
+        self.cap
+    }
 }
 
 /// Creates a queue pair; arguments of the verb.

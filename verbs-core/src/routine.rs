@@ -121,12 +121,16 @@ impl Raise {
 impl Drop for Raise {
     #[inline]
     fn drop(&mut self) {
-        let level = LEVEL.with(Cell::get);
-        if level == 1 && QUEUED.with(Cell::get) > 0 {
+        if QUEUED.with(Cell::get) > 0 && LEVEL.with(Cell::get) == 1 {
             drain();
         }
-        LEVEL.with(|cell| cell.set(level - 1));
+        lower();
     }
+}
+
+#[inline]
+fn lower() {
+    LEVEL.with(|level| level.set(level.get() - 1));
 }
 
 /// Makes room for one more job before a provider is called (K7).
@@ -169,21 +173,23 @@ fn push(job: Job) {
     QUEUED.with(|queued| queued.set(queued.get() + 1));
 }
 
+/// Runs what is queued. A routine that panics takes neither the queued ones with it nor the level.
 #[cold]
 #[inline(never)]
 fn drain() {
-    /// A routine that panics does not take the queued ones with it.
     struct Rest;
     impl Drop for Rest {
         fn drop(&mut self) {
             if QUEUED.with(Cell::get) > 0 {
                 drain();
             }
+            lower();
         }
     }
-    let _rest = Rest;
+    let rest = Rest;
     while let Some(job) = QUEUE.with(|queue| queue.borrow_mut().pop_front()) {
         QUEUED.with(|queued| queued.set(queued.get() - 1));
         job.run();
     }
+    std::mem::forget(rest);
 }

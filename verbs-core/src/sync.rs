@@ -48,9 +48,11 @@ mod imp {
 mod imp {
     pub use loom::cell::UnsafeCell;
     pub use loom::hint::spin_loop;
+    pub use loom::model;
     pub use loom::sync::atomic;
     pub use loom::thread;
     pub use loom::{lazy_static, thread_local};
+    pub use std::thread::panicking;
 
     /// loom's mutex with parking_lot's signature.
     #[derive(Debug, Default)]

@@ -27,15 +27,15 @@ macro_rules! verbs {
             /// Every verb.
             pub const ALL: &'static [Self] = &[$(Self::$Verb),*];
 
+            /// Whether it destroys what it acts on. Such a request, once accepted, is neither
+            /// cancelled nor refused (K8, K12).
+            pub const fn destroys(self) -> bool {
+                match self { $(Self::$Verb => <$Verb as Verb>::DESTROYS),* }
+            }
+
             /// The verb's name.
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$Verb => stringify!($Verb)),* }
-            }
-
-            /// Whether the verb destroys its target. Once accepted, such a request is not
-            /// cancellable and goes to the provider even when the device has gone (K8, K15).
-            pub const fn destroys(self) -> bool {
-                match self { $(Self::$Verb => <$Verb as Verb>::DESTROYS),* }
             }
         }
 
