@@ -46,8 +46,8 @@ pub(crate) struct Report {
     pub(crate) window: u32,
     /// RDMA WRITEs that have completed.
     pub(crate) writes: u64,
-    /// WRITEs that found the send queue full and had to be posted again. The queue has room for the
-    /// window, so anything but 0 means that the device frees entries late.
+    /// Posts of a WRITE or its announcement that found the send queue full and were repeated. The
+    /// queue has room for the window, so anything but 0 means that the device frees entries late.
     pub(crate) retries: u64,
     /// From opening the devices until the file was durable under its name.
     pub(crate) seconds: f64,
@@ -75,7 +75,8 @@ impl fmt::Display for Report {
         };
         writeln!(
             f,
-            "{bytes} bytes ({}) in {writes} WRITEs, {seconds:.3} s ({sync_seconds:.3} s to make it durable), {:.1} MiB/s",
+            "{bytes} bytes ({}) in {writes} WRITEs, {seconds:.3} s \
+             ({sync_seconds:.3} s to make it durable), {:.1} MiB/s",
             HumanBytes(*bytes),
             rate / f64::from(1 << 20)
         )?;
