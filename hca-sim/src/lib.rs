@@ -56,6 +56,7 @@ mod message;
 mod port;
 mod qp;
 mod qp_check;
+mod qp_event;
 mod recv;
 mod ring;
 mod rng;
