@@ -3,6 +3,7 @@
 
 pub mod addr;
 pub mod caps;
+pub mod client_queue;
 pub mod command;
 pub mod cq;
 pub mod device;
@@ -41,6 +42,7 @@ pub mod wr;
 
 pub use addr::{Gid, Guid, LKey, Lid, Mtu, PKey, Psn, QKey, Qpn, RKey};
 pub use caps::{AtomicCap, DeviceAttr, DeviceCap, LinkLayer, PortAttr, PortState};
+pub use client_queue::{ClientQueue, NoRoom};
 pub use command::{AnyCommand, Command, Kind, Origin, Pending, PendingCommand, Reply, RequestId};
 pub use cq::{Cq, CqNotify};
 pub use device::{Device, InFlight};
