@@ -5,6 +5,7 @@ pub mod addr;
 pub mod caps;
 pub mod client_queue;
 pub mod command;
+pub mod compat;
 pub mod cq;
 pub mod device;
 pub mod error;
