@@ -31,7 +31,7 @@ use std::fmt;
 
 use verbs_core::mem::{Pin, TouchWord, grace};
 use verbs_core::sync::atomic::{
-    AtomicU32, AtomicU64,
+    AtomicBool, AtomicU32, AtomicU64,
     Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst},
     fence,
 };
@@ -42,7 +42,7 @@ use crate::clock::Clock;
 use crate::qp::QueuePair;
 
 /// In the mode: the number of the thread that pushes alone.
-const OWNER: u32 = 0x3f;
+const OWNER: u32 = 0x1f;
 /// In the mode: an owner is losing the queue.
 const CONVERTING: u32 = 1 << 6;
 /// In the mode: any thread pushes.
@@ -62,7 +62,10 @@ const LAP: u64 = 1;
 const STATUS_SHIFT: u32 = 1;
 const OPCODE_SHIFT: u32 = 8;
 const FLAGS_SHIFT: u32 = 16;
+/// The bits of the status, of which a success has none.
+const FAILURE: u64 = 0x7f << STATUS_SHIFT;
 const SOLICITED: u64 = 1 << 31;
+const HAS_TIME: u64 = 1 << 30;
 const LENGTH_SHIFT: u32 = 32;
 
 /// What a completion says, as it stands in the ring.
@@ -117,7 +120,7 @@ impl Cqe {
 
     /// Whether an event that is wanted like this is due.
     fn fires(what: u64, wanted: u32) -> bool {
-        wanted == WANT_NEXT || what & (SOLICITED | 0x7f << STATUS_SHIFT) != 0 && wanted != 0
+        wanted == WANT_NEXT || what & (SOLICITED | FAILURE) != 0 && wanted != 0
     }
 }
 
@@ -153,8 +156,10 @@ struct Entry([AtomicU64; 8]);
 struct Pushers {
     mode: TouchWord,
     tail: AtomicU32,
-    /// The head as a pusher saw it last.
-    head_seen: AtomicU32,
+    /// The first position for which there is no room, by the head as a pusher saw it last.
+    end: AtomicU32,
+    /// A completion was lost.
+    overrun: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -196,7 +201,8 @@ impl CqRing {
             pushers: Pushers {
                 mode,
                 tail: AtomicU32::new(0),
-                head_seen: AtomicU32::new(0),
+                end: AtomicU32::new(cqe),
+                overrun: AtomicBool::new(false),
             },
             entries: entries.into_boxed_slice(),
             consumer: Consumer {
@@ -212,28 +218,36 @@ impl CqRing {
     /// Asks to push under this pin. `None`: not now; see [`CqRing::convert`].
     #[inline(always)]
     pub(crate) fn enter(&self, pin: &Pin) -> Option<Way> {
-        let me = pin.thread();
-        if me != 0 && self.pushers.mode.admits(pin, TouchWord::TAG, me) {
-            return Some(Way::PLAIN);
+        if self.is_plain(pin) {
+            Some(Way::PLAIN)
+        } else {
+            self.enter_slow(pin)
         }
-        self.enter_slow(pin)
+    }
+
+    /// Whether this thread pushes alone, to a queue that was never armed and has no time stamps.
+    #[inline(always)]
+    pub(crate) fn is_plain(&self, pin: &Pin) -> bool {
+        // Nobody owns a queue as `NO_NUMBER`.
+        self.pushers.mode.admits(pin, TouchWord::TAG, pin.thread())
     }
 
     #[inline(never)]
     fn enter_slow(&self, pin: &Pin) -> Option<Way> {
         let mode = &self.pushers.mode;
         let me = pin.thread();
+        let numbered = me != Pin::NO_NUMBER;
         loop {
             let tag = mode.tag();
             let owner = tag & OWNER;
             if tag & CONVERTING != 0 {
                 return None;
             }
-            if tag & SHARED != 0 || owner == me && me != 0 {
+            if tag & SHARED != 0 || owner == me && numbered {
                 if mode.admits(pin, TouchWord::TAG, tag) {
                     return Some(Way(tag & !OWNER));
                 }
-            } else if owner == 0 && me != 0 {
+            } else if owner == 0 && numbered {
                 // Losing this to another thread is seen in the next round.
                 let _ = mode.update(|now| (now == tag).then_some(now | me));
             } else {
@@ -246,7 +260,7 @@ impl CqRing {
     ///
     /// # Errors
     /// [`Overrun`].
-    #[inline(always)]
+    #[inline]
     pub(crate) fn push(&self, way: Way, cqe: &Cqe) -> Result<Pushed, Overrun> {
         if way != Way::PLAIN {
             return self.push_slow(way, cqe);
@@ -256,19 +270,42 @@ impl CqRing {
         Ok(Pushed { at, fire: false })
     }
 
+    /// As [`CqRing::push`], after [`CqRing::is_plain`], of a success.
+    #[inline(always)]
+    pub(crate) fn push_plain(&self, cqe: &Cqe) -> Result<u32, Overrun> {
+        let at = self.claim_alone()?;
+        let Entry(words) = self.entry(at);
+        words[1].store(cqe.wr_id, Relaxed);
+        words[2].store(cqe.who, Relaxed);
+        words[0].store(cqe.what | self.lap(at), Release);
+        Ok(at)
+    }
+
     #[inline(never)]
     fn push_slow(&self, way: Way, cqe: &Cqe) -> Result<Pushed, Overrun> {
         let at = if way.0 & SHARED == 0 {
             self.claim_alone()?
         } else {
             let at = self.pushers.tail.fetch_add(1, Relaxed);
-            self.check_room(at)?;
+            // Others may be ahead of this position, in either word.
+            if self
+                .pushers
+                .end
+                .load(Relaxed)
+                .wrapping_sub(at)
+                .cast_signed()
+                <= 0
+            {
+                self.look_for_room(at)?;
+            }
             at
         };
+        let mut cqe = *cqe;
         if let Some(clock) = &self.clock {
             self.entry(at).0[4].store(clock.now().as_nanos(), Relaxed);
+            cqe.what |= HAS_TIME;
         }
-        self.fill(at, cqe);
+        self.fill(at, &cqe);
         let mut fire = false;
         if way.0 & ARMED != 0 {
             fence(SeqCst);
@@ -281,46 +318,33 @@ impl CqRing {
     #[inline(always)]
     fn claim_alone(&self) -> Result<u32, Overrun> {
         let at = self.pushers.tail.load(Relaxed);
-        self.check_room(at)?;
+        if at == self.pushers.end.load(Relaxed) {
+            self.look_for_room(at)?;
+        }
         self.pushers.tail.store(at.wrapping_add(1), Relaxed);
         Ok(at)
-    }
-
-    #[inline(always)]
-    fn check_room(&self, at: u32) -> Result<(), Overrun> {
-        let used = at.wrapping_sub(self.pushers.head_seen.load(Relaxed)) as usize;
-        if used < self.entries.len() {
-            Ok(())
-        } else {
-            self.look_for_room(at)
-        }
     }
 
     #[cold]
     fn look_for_room(&self, at: u32) -> Result<(), Overrun> {
         let head = self.consumer.head.load(Acquire);
-        self.pushers.head_seen.store(head, Relaxed);
+        self.pushers
+            .end
+            .store(head.wrapping_add(self.entries.len() as u32), Relaxed);
         if (at.wrapping_sub(head) as usize) < self.entries.len() {
             return Ok(());
         }
         // A shared tail has been moved already: its entry stays empty and the consumer ends there.
+        self.pushers.overrun.store(true, Relaxed);
         Err(Overrun)
     }
 
-    #[inline(always)]
     fn fill(&self, at: u32, cqe: &Cqe) {
         let Entry(words) = self.entry(at);
         words[1].store(cqe.wr_id, Relaxed);
         words[2].store(cqe.who, Relaxed);
-        if cqe.vendor_err != 0 || self.is_failure(cqe.what) {
-            words[3].store(u64::from(cqe.vendor_err), Relaxed);
-        }
+        words[3].store(u64::from(cqe.vendor_err), Relaxed);
         words[0].store(cqe.what | self.lap(at), Release);
-    }
-
-    #[inline(always)]
-    fn is_failure(&self, what: u64) -> bool {
-        what & (0x7f << STATUS_SHIFT) != 0
     }
 
     #[inline(always)]
@@ -328,14 +352,9 @@ impl CqRing {
         &self.entries[at as usize & (self.entries.len() - 1)]
     }
 
-    /// The lap bit of that position: 1 on the first lap, so that a fresh ring is empty.
     #[inline(always)]
     fn lap(&self, at: u32) -> u64 {
-        if at as usize & self.entries.len() == 0 {
-            LAP
-        } else {
-            0
-        }
+        lap(&self.entries, at)
     }
 
     /// The first word of the entry at that position, if it has been published.
@@ -349,6 +368,11 @@ impl CqRing {
     #[inline(always)]
     pub(crate) fn head(&self) -> u32 {
         self.consumer.head.load(Acquire)
+    }
+
+    /// Whether a completion was lost at any time.
+    pub(crate) fn has_overrun(&self) -> bool {
+        self.pushers.overrun.load(Relaxed)
     }
 
     /// Delivers the event of a push that said so; outside pins and locks.
@@ -430,33 +454,40 @@ impl CqPoller {
 impl RawCq for CqPoller {
     fn poll(&mut self, out: &mut [Wc]) -> usize {
         let ring = &*self.ring;
+        let entries = &*ring.entries;
+        let mut head = self.head;
         let mut count = 0;
         for wc in out {
-            let Some(what) = ring.published(self.head) else {
+            let Some(Entry(words)) = entries.get(head as usize & entries.len().wrapping_sub(1))
+            else {
                 break;
             };
-            let Entry(words) = ring.entry(self.head);
+            let what = words[0].load(Acquire);
+            if (what ^ lap(entries, head)) & LAP != 0 {
+                break;
+            }
             let who = words[2].load(Relaxed);
             *wc = Wc {
                 wr_id: words[1].load(Relaxed),
+                status: WcStatus::Success,
+                opcode: OPCODES[usize::from((what >> OPCODE_SHIFT) as u8)],
+                flags: WcFlags::from_bits_truncate((what >> FLAGS_SHIFT) as u16),
                 byte_len: (what >> LENGTH_SHIFT) as u32,
                 qpn: Qpn::new((who >> 32) as u32),
                 imm: who as u32,
-                opcode: WcOpcode::from_u8((what >> OPCODE_SHIFT) as u8).unwrap_or_default(),
-                flags: WcFlags::from_bits_truncate((what >> FLAGS_SHIFT) as u16),
-                ..Wc::default()
+                src_qpn: Qpn::default(),
+                vendor_err: 0,
+                timestamp_ns: 0,
             };
-            if ring.is_failure(what) {
-                fill_failure(wc, what, words);
+            if what & (FAILURE | HAS_TIME) != 0 {
+                fill_rest(wc, what, words);
             }
-            if ring.clock.is_some() {
-                wc.timestamp_ns = words[4].load(Relaxed);
-            }
-            self.head = self.head.wrapping_add(1);
+            head = head.wrapping_add(1);
             count += 1;
         }
         if count != 0 {
-            ring.consumer.head.store(self.head, Release);
+            self.head = head;
+            ring.consumer.head.store(head, Release);
         }
         count
     }
@@ -484,9 +515,36 @@ impl RawCq for CqPoller {
     }
 }
 
+/// The parts of a completion that a plain success does not have.
 #[cold]
-fn fill_failure(wc: &mut Wc, what: u64, words: &[AtomicU64; 8]) {
-    let status = (what >> STATUS_SHIFT) as u8 & 0x7f;
-    wc.status = WcStatus::from_u8(status).unwrap_or(WcStatus::GeneralErr);
-    wc.vendor_err = words[3].load(Relaxed) as u32;
+fn fill_rest(wc: &mut Wc, what: u64, words: &[AtomicU64; 8]) {
+    if what & FAILURE != 0 {
+        let status = (what >> STATUS_SHIFT) as u8 & 0x7f;
+        wc.status = WcStatus::from_u8(status).unwrap_or(WcStatus::GeneralErr);
+        wc.vendor_err = words[3].load(Relaxed) as u32;
+    }
+    if what & HAS_TIME != 0 {
+        wc.timestamp_ns = words[4].load(Relaxed);
+    }
 }
+
+/// The lap bit of that position: 1 on the first lap, so that a fresh ring is empty.
+#[inline(always)]
+fn lap(entries: &[Entry], at: u32) -> u64 {
+    if at as usize & entries.len() == 0 {
+        LAP
+    } else {
+        0
+    }
+}
+
+/// By number. Only numbers of opcodes are pushed; the others are there to need no check.
+const OPCODES: [WcOpcode; 256] = {
+    let mut opcodes = [WcOpcode::Send; 256];
+    let mut i = 0;
+    while i < WcOpcode::ALL.len() {
+        opcodes[WcOpcode::ALL[i] as usize] = WcOpcode::ALL[i];
+        i += 1;
+    }
+    opcodes
+};

@@ -354,11 +354,11 @@ impl QueuePair {
         }
         if let Some(recvs) = self.recv_ring() {
             while let Some(waiting) = recvs.next() {
-                let cqe = flushed(recvs.wr_id(waiting));
+                let cqe = flushed(waiting.wr_id());
                 if self.complete(&self.recv_cq, &cqe, effects).is_none() {
                     return false;
                 }
-                recvs.consume(waiting);
+                waiting.consume();
             }
         }
         true
@@ -379,7 +379,7 @@ impl QueuePair {
 
 fn discard_receives(recvs: &RecvRing) {
     while let Some(waiting) = recvs.next() {
-        recvs.consume(waiting);
+        waiting.consume();
     }
 }
 

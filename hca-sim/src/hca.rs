@@ -101,7 +101,7 @@ impl Hca {
     pub fn open(self: &Arc<Self>) -> Request<'static, OpenDevice> {
         let this = Arc::clone(self) as Arc<dyn Provider>;
         let mut opened = self.opened.lock();
-        let Some(config) = opened.commands.clone() else {
+        let Some(config) = opened.commands else {
             return Device::open(this);
         };
         let front = opened.front.upgrade().unwrap_or_else(|| {
@@ -406,6 +406,8 @@ impl Provider for Hca {
             }
             AnyCommand::RegMr(command) => self.reg_mr(command),
             AnyCommand::DeregMr(command) => self.dereg_mr(command),
+            AnyCommand::NextEvent(command) => command.park(),
+            other => other.refuse(Error::Unsupported(Attr::Verb)),
         }
     }
 }

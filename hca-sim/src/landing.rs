@@ -43,8 +43,9 @@ pub(crate) struct Landing {
     /// The responder's protection domain.
     pub(crate) pd: u32,
     pub(crate) qpn: Qpn,
-    /// Base-two logarithm of the path MTU.
-    mtu_shift: u32,
+    mtu: Mtu,
+    /// The path MTU in bytes.
+    mtu_bytes: u32,
     /// The responder itself, for what goes wrong there.
     pub(crate) responder: Weak<QueuePair>,
 }
@@ -69,7 +70,8 @@ impl Landing {
             mrs: Arc::clone(&responder.port.mrs),
             pd: responder.pd,
             qpn: responder.qpn,
-            mtu_shift: mtu.shift(),
+            mtu,
+            mtu_bytes: mtu.bytes(),
             responder: Arc::downgrade(responder),
         }
     }
@@ -94,7 +96,7 @@ impl Landing {
     /// Packets that a message of `len` bytes would be.
     #[inline(always)]
     pub(crate) fn packets(&self, len: u32) -> u32 {
-        if len >> self.mtu_shift == 0 {
+        if len <= self.mtu_bytes {
             1
         } else {
             self.packets_of_long(len)
@@ -103,7 +105,7 @@ impl Landing {
 
     #[cold]
     fn packets_of_long(&self, len: u32) -> u32 {
-        ((len - 1) >> self.mtu_shift) + 1
+        self.mtu.packets(len)
     }
 
     /// Whether the responder grants those rights.

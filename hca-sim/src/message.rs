@@ -5,6 +5,7 @@
 //! is certain, so an attempt that is refused can be made again; the one exception is the data of a
 //! WRITE with immediate that finds no receive, which the real protocol places as well.
 
+use arrayvec::ArrayVec;
 use verbs_core::mem::{MrTable, Pin, Window};
 use verbs_core::sync::Arc;
 use verbs_core::{Access, Payload, Remote, SendFlags, SendOp, SendWr, Sge, WcOpcode, WcStatus};
@@ -56,8 +57,8 @@ pub(crate) struct Fault {
     pub(crate) vendor_err: u32,
     /// The responder saw it too and goes to ERR.
     pub(crate) at_responder: bool,
-    /// The receive that was consumed completes in error first, with this status.
-    receive: Option<(Waiting, WcStatus)>,
+    /// The oldest receive was consumed and completes in error first, with this status.
+    receive: Option<WcStatus>,
 }
 
 impl Fault {
@@ -81,8 +82,8 @@ impl Fault {
         }
     }
 
-    const fn with_receive(mut self, waiting: Waiting, status: WcStatus) -> Self {
-        self.receive = Some((waiting, status));
+    const fn with_receive(mut self, status: WcStatus) -> Self {
+        self.receive = Some(status);
         self
     }
 }
@@ -99,38 +100,9 @@ pub(crate) struct Message<'a> {
     pub(crate) signaled: bool,
 }
 
-/// Checked pieces of memory, in order.
-struct Pieces<'p> {
-    list: [Window<'p>; MAX_SGE],
-    count: usize,
-}
-
-impl<'p> Pieces<'p> {
-    fn new() -> Self {
-        Self {
-            list: [Window::empty(); MAX_SGE],
-            count: 0,
-        }
-    }
-
-    fn one(window: Window<'p>) -> Self {
-        let mut pieces = Self::new();
-        pieces.push(window);
-        pieces
-    }
-
-    fn push(&mut self, window: Window<'p>) {
-        // Queues are created for at most `MAX_SGE` pieces, and posting checks that.
-        if let Some(slot) = self.list.get_mut(self.count) {
-            *slot = window;
-            self.count += 1;
-        }
-    }
-
-    fn windows(&self) -> &[Window<'p>] {
-        &self.list[..self.count]
-    }
-}
+/// Checked pieces of memory, in order. Queues are created for at most [`MAX_SGE`] pieces, and posting
+/// checks that.
+type Pieces<'p> = ArrayVec<Window<'p>, MAX_SGE>;
 
 /// Where the bytes of a message come from.
 enum Source<'p, 'w> {
@@ -173,20 +145,19 @@ impl<'a> Message<'a> {
     /// Completes the receive that a fault has consumed, as the responder would before it goes to ERR.
     /// `false`: the completion queue is changing hands; nothing was done.
     pub(crate) fn complete_faulty_receive(&self, fault: &Fault, done: &mut Done) -> bool {
-        let Some((waiting, status)) = fault.receive else {
+        let Some((status, waiting)) = fault.receive.zip(self.land.ring.next()) else {
             return true;
         };
         let Some(way) = self.land.cq.enter(self.pin) else {
             return false;
         };
-        let wr_id = self.land.ring.wr_id(waiting);
-        let cqe = Cqe::failure(wr_id, self.land.qpn, status, fault.vendor_err);
+        let cqe = Cqe::failure(waiting.wr_id(), self.land.qpn, status, fault.vendor_err);
         note(
             self.land.cq.push(way, &cqe),
             &mut done.fire_recv,
             &mut done.overrun_recv,
         );
-        self.land.ring.consume(waiting);
+        waiting.consume();
         true
     }
 
@@ -196,13 +167,11 @@ impl<'a> Message<'a> {
         let waiting = self.land.ring.next().ok_or(Outcome::NotReady)?;
         if u64::from(len) > waiting.total() {
             let fault = Fault::nak(WcStatus::RemInvReqErr, 0);
-            return Err(Outcome::Fault(
-                fault.with_receive(waiting, WcStatus::LocLenErr),
-            ));
+            return Err(Outcome::Fault(fault.with_receive(WcStatus::LocLenErr)));
         }
         let target = self.scatter(waiting, len)?;
         let ways = self.ways(true)?;
-        self.copy(&source, target.windows());
+        self.copy(&source, &target);
         self.finish(
             &ways,
             Some((waiting, WcOpcode::Recv, imm)),
@@ -232,7 +201,9 @@ impl<'a> Message<'a> {
         let sink = self.local(Access::LOCAL_WRITE)?;
         let window = self.remote(from, len, Access::REMOTE_READ)?;
         let ways = self.ways(false)?;
-        self.copy(&Source::Pieces(Pieces::one(window)), sink.windows());
+        let mut source = Pieces::new();
+        source.push(window);
+        self.copy(&Source::Pieces(source), &sink);
         self.finish(&ways, None, WcOpcode::RdmaRead, len)
     }
 
@@ -248,7 +219,7 @@ impl<'a> Message<'a> {
         // The address is aligned, but the region may map it to memory that is not.
         let misaligned = Outcome::Fault(Fault::nak(WcStatus::RemInvReqErr, 0));
         let old = operation(window).ok_or(misaligned)?.to_ne_bytes();
-        self.copy(&Source::Inline(&old), sink.windows());
+        self.copy(&Source::Inline(&old), &sink);
         self.finish(&ways, None, opcode, 8)
     }
 
@@ -302,14 +273,14 @@ impl<'a> Message<'a> {
     }
 
     /// The memory of a receive, as much of it as the message needs.
-    fn scatter(&self, waiting: Waiting, len: u32) -> Checked<Pieces<'a>> {
+    fn scatter(&self, waiting: Waiting<'_>, len: u32) -> Checked<Pieces<'a>> {
         let mut pieces = Pieces::new();
         let mut left = len;
         for number in 0..waiting.pieces() {
             if left == 0 {
                 break;
             }
-            let mut sge = self.land.ring.piece(waiting, number);
+            let mut sge = waiting.piece(number);
             sge.len = sge.len.min(left);
             left -= sge.len;
             match check(
@@ -322,9 +293,7 @@ impl<'a> Message<'a> {
                 Some(window) => pieces.push(window),
                 None => {
                     let fault = Fault::nak(WcStatus::RemOpErr, reason(&self.land.mrs, self.pin));
-                    return Err(Outcome::Fault(
-                        fault.with_receive(waiting, WcStatus::LocProtErr),
-                    ));
+                    return Err(Outcome::Fault(fault.with_receive(WcStatus::LocProtErr)));
                 }
             }
         }
@@ -353,7 +322,7 @@ impl<'a> Message<'a> {
     fn copy(&self, source: &Source<'_, '_>, target: &[Window<'_>]) {
         match source {
             Source::Inline(bytes) => scatter_bytes(bytes, target),
-            Source::Pieces(pieces) => scatter_windows(pieces.windows(), target),
+            Source::Pieces(pieces) => scatter_windows(pieces, target),
         }
         if self.wr.payload.len() != 0 {
             self.qp.port.link.tamper(target);
@@ -364,13 +333,13 @@ impl<'a> Message<'a> {
     fn finish(
         &self,
         ways: &Ways,
-        receive: Option<(Waiting, WcOpcode, Option<u32>)>,
+        receive: Option<(Waiting<'_>, WcOpcode, Option<u32>)>,
         opcode: WcOpcode,
         len: u32,
     ) -> Checked<Done> {
         let mut done = Done::default();
         if let (Some((waiting, opcode, imm)), Some(way)) = (receive, ways.recv) {
-            let cqe = Cqe::success(self.land.ring.wr_id(waiting), self.land.qpn, opcode, len)
+            let cqe = Cqe::success(waiting.wr_id(), self.land.qpn, opcode, len)
                 .solicited(self.wr.flags.contains(SendFlags::SOLICITED));
             let cqe = imm.map_or(cqe, |imm| cqe.imm(imm));
             note(
@@ -378,7 +347,7 @@ impl<'a> Message<'a> {
                 &mut done.fire_recv,
                 &mut done.overrun_recv,
             );
-            self.land.ring.consume(waiting);
+            waiting.consume();
         }
         self.sends.advance(self.land, len);
         if let Some(way) = ways.send {

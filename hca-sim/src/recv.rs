@@ -10,7 +10,7 @@
 
 use std::fmt;
 
-use verbs_core::mem::pin;
+use verbs_core::mem::{Pin, pin};
 use verbs_core::sync::Arc;
 use verbs_core::sync::atomic::{
     AtomicBool, AtomicU8, AtomicU32, AtomicU64,
@@ -54,23 +54,61 @@ pub(crate) struct RecvRing {
     rnr_timer: AtomicU8,
 }
 
-/// A receive that waits for a message.
+/// A receive that waits for a message. For the consumer only, who has at most one of these.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Waiting {
+pub(crate) struct Waiting<'r> {
+    ring: &'r RecvRing,
+    entry: &'r Entry,
     at: u32,
     what: u64,
 }
 
-impl Waiting {
+impl Waiting<'_> {
     /// Bytes that fit.
-    #[inline(always)]
     pub(crate) fn total(self) -> u64 {
         self.what >> TOTAL_SHIFT
     }
 
-    #[inline(always)]
+    /// How many pieces they are in.
     pub(crate) fn pieces(self) -> usize {
         (self.what >> PIECES_SHIFT & PIECES) as usize
+    }
+
+    /// Whether there is one piece, with room for that many bytes.
+    #[inline(always)]
+    pub(crate) fn is_one_piece_of(self, len: u32) -> bool {
+        self.what & PIECES << PIECES_SHIFT == 1 << PIECES_SHIFT
+            && u64::from(len) <= self.what >> TOTAL_SHIFT
+    }
+
+    #[inline(always)]
+    pub(crate) fn wr_id(self) -> u64 {
+        self.entry.0[1].load(Relaxed)
+    }
+
+    /// The first piece.
+    #[inline(always)]
+    pub(crate) fn first(self) -> Sge {
+        let Entry([_, _, addr, rest]) = self.entry;
+        unpack(addr, rest)
+    }
+
+    /// Any piece, by its number.
+    pub(crate) fn piece(self, number: usize) -> Sge {
+        if number == 0 {
+            return self.first();
+        }
+        let at = self.ring.place(self.at, number);
+        unpack(&self.ring.more[at], &self.ring.more[at + 1])
+    }
+
+    /// Takes it off the queue.
+    #[inline(always)]
+    pub(crate) fn consume(self) {
+        self.ring
+            .consumer
+            .head
+            .store(self.at.wrapping_add(1), Release);
     }
 }
 
@@ -95,42 +133,20 @@ impl RecvRing {
         })
     }
 
-    /// The oldest receive that was not consumed. For the consumer only, as all that follow.
+    /// The oldest receive that was not consumed. For the consumer only.
     #[inline(always)]
-    pub(crate) fn next(&self) -> Option<Waiting> {
+    pub(crate) fn next(&self) -> Option<Waiting<'_>> {
         let at = self.consumer.head.load(Relaxed);
-        let what = self.entry(at).0[0].load(Acquire);
-        ((what ^ self.lap(at)) & LAP == 0).then_some(Waiting { at, what })
-    }
-
-    #[inline(always)]
-    pub(crate) fn wr_id(&self, waiting: Waiting) -> u64 {
-        self.entry(waiting.at).0[1].load(Relaxed)
-    }
-
-    /// The first piece.
-    #[inline(always)]
-    pub(crate) fn first(&self, waiting: Waiting) -> Sge {
-        let Entry([_, _, addr, rest]) = self.entry(waiting.at);
-        unpack(addr, rest)
-    }
-
-    /// Any piece, by its number.
-    pub(crate) fn piece(&self, waiting: Waiting, number: usize) -> Sge {
-        if number == 0 {
-            return self.first(waiting);
-        }
-        let slot = waiting.at as usize & (self.entries.len() - 1);
-        let at = (slot * (self.max_sge - 1) + number - 1) * 2;
-        unpack(&self.more[at], &self.more[at + 1])
-    }
-
-    /// Consumes the oldest receive.
-    #[inline(always)]
-    pub(crate) fn consume(&self, waiting: Waiting) {
-        self.consumer
-            .head
-            .store(waiting.at.wrapping_add(1), Release);
+        let entry = self
+            .entries
+            .get(at as usize & self.entries.len().wrapping_sub(1))?;
+        let what = entry.0[0].load(Acquire);
+        ((what ^ self.lap(at)) & LAP == 0).then_some(Waiting {
+            ring: self,
+            entry,
+            at,
+            what,
+        })
     }
 
     /// Number of the next packet that the peer is to send; 24 bits of it count.
@@ -172,25 +188,34 @@ impl RecvRing {
         }
     }
 
-    /// Writes an entry. For the producer only.
+    /// Where in `more` the second or a further piece of an entry is.
+    fn place(&self, at: u32, number: usize) -> usize {
+        let slot = at as usize & (self.entries.len() - 1);
+        (slot * (self.max_sge - 1) + number - 1) * 2
+    }
+
+    /// Writes an entry of one piece. For the producer only.
     #[inline(always)]
+    fn publish_one(&self, at: u32, wr_id: u64, sge: Sge) {
+        let Entry([what, id, addr, rest]) = self.entry(at);
+        id.store(wr_id, Relaxed);
+        pack(addr, rest, sge);
+        let one = u64::from(sge.len) << TOTAL_SHIFT | 1 << PIECES_SHIFT;
+        what.store(one | self.lap(at), Release);
+    }
+
+    /// Writes an entry of any number of pieces. For the producer only.
     fn publish(&self, at: u32, wr_id: u64, sges: &[Sge]) {
         let Entry([what, id, addr, rest]) = self.entry(at);
         id.store(wr_id, Relaxed);
         let mut total = 0;
-        if let [sge] = sges {
-            pack(addr, rest, *sge);
-            total = u64::from(sge.len);
-        } else {
-            let slot = at as usize & (self.entries.len() - 1);
-            for (number, sge) in sges.iter().enumerate() {
-                total += u64::from(sge.len);
-                if number == 0 {
-                    pack(addr, rest, *sge);
-                } else {
-                    let at = (slot * (self.max_sge - 1) + number - 1) * 2;
-                    pack(&self.more[at], &self.more[at + 1], *sge);
-                }
+        for (number, sge) in sges.iter().enumerate() {
+            total += u64::from(sge.len);
+            if number == 0 {
+                pack(addr, rest, *sge);
+            } else {
+                let place = self.place(at, number);
+                pack(&self.more[place], &self.more[place + 1], *sge);
             }
         }
         let pieces = sges.len() as u64;
@@ -237,16 +262,20 @@ pub(crate) struct RecvPoster {
     tail: u32,
     /// Entries that are known to be free.
     room: u32,
+    /// The queue takes receives without a piece only.
+    one_is_too_many: bool,
 }
 
 impl RecvPoster {
     /// The one producer of a new queue pair.
     pub(crate) fn new(qp: Arc<QueuePair>) -> Self {
+        let one_is_too_many = qp.cap.max_recv_sge == 0;
         Self {
             qp,
             ring: None,
             tail: 0,
             room: 0,
+            one_is_too_many,
         }
     }
 
@@ -270,8 +299,9 @@ impl RecvPoster {
         Ok(())
     }
 
+    /// Posts what `publish` writes.
     #[inline(always)]
-    fn post_pieces(&mut self, wr_id: u64, sges: &[Sge]) -> Result<(), PostError> {
+    fn post_with(&mut self, publish: impl Fn(&RecvRing, u32)) -> Result<(), PostError> {
         if self.room == 0 {
             self.look_for_room()?;
         }
@@ -284,15 +314,13 @@ impl RecvPoster {
             .word
             .admits(&pin, flag::TAKES_RECVS, flag::TAKES_RECVS)
         {
-            drop(pin);
-            return self.post_to_flush(wr_id, sges);
+            return self.post_to_flush(pin, &publish);
         }
-        ring.publish(self.tail, wr_id, sges);
+        publish(ring, self.tail);
         drop(pin);
-        let wanted = ring.wanted.load(Relaxed);
         self.tail = self.tail.wrapping_add(1);
         self.room -= 1;
-        if wanted {
+        if ring.wanted.load(Relaxed) {
             self.qp.call_sender();
         }
         Ok(())
@@ -300,13 +328,16 @@ impl RecvPoster {
 
     /// Posts to a queue pair in ERR, which completes the receive at once.
     #[cold]
-    fn post_to_flush(&mut self, wr_id: u64, sges: &[Sge]) -> Result<(), PostError> {
+    fn post_to_flush(
+        &mut self,
+        pin: Pin,
+        publish: &dyn Fn(&RecvRing, u32),
+    ) -> Result<(), PostError> {
         let Some(ring) = &self.ring else {
             return Err(PostError::State(QpState::Reset));
         };
-        let pin = pin();
         self.qp.enter_to_post_recv(&pin)?;
-        ring.publish(self.tail, wr_id, sges);
+        publish(ring, self.tail);
         drop(pin);
         self.tail = self.tail.wrapping_add(1);
         self.room -= 1;
@@ -319,19 +350,17 @@ impl RawRecvQueue for RecvPoster {
     fn post(&mut self, wr_id: u64, sges: &[Sge]) -> Result<(), PostError> {
         let max = self.qp.cap.max_recv_sge;
         if sges.len() > max as usize {
-            return Err(PostError::TooManySges {
-                got: sges.len() as u32,
-                max,
-            });
+            let got = u32::try_from(sges.len()).unwrap_or(u32::MAX);
+            return Err(PostError::TooManySges { got, max });
         }
-        self.post_pieces(wr_id, sges)
+        self.post_with(|ring, at| ring.publish(at, wr_id, sges))
     }
 
     fn post_one(&mut self, wr_id: u64, sge: Sge) -> Result<(), PostError> {
-        if self.qp.cap.max_recv_sge == 0 {
+        if self.one_is_too_many {
             return Err(PostError::TooManySges { got: 1, max: 0 });
         }
-        self.post_pieces(wr_id, &[sge])
+        self.post_with(|ring, at| ring.publish_one(at, wr_id, sge))
     }
 }
 

@@ -7,14 +7,14 @@
 
 use std::fmt;
 
-use verbs_core::mem::{Pin, pin};
+use verbs_core::mem::{MrTable, Pin, Window, pin};
 use verbs_core::sync::Arc;
 use verbs_core::{
-    Access, Payload, PostError, QpState, RawSendQueue, Remote, SendFlags, SendOp, SendWr, Sge,
+    Access, Payload, PostError, QpState, Qpn, RawSendQueue, Remote, SendFlags, SendOp, SendWr, Sge,
     WcOpcode,
 };
 
-use crate::cq::{CqRing, Cqe, Way};
+use crate::cq::{CqRing, Cqe};
 use crate::landing::Landing;
 use crate::message::{Done, MAX_SGE, Message, Outcome};
 use crate::qp::QueuePair;
@@ -33,7 +33,9 @@ pub(crate) struct SendPoster {
     open: Option<Open>,
     qp: Arc<QueuePair>,
     send_cq: Arc<CqRing>,
+    mrs: Arc<MrTable>,
     pd: u32,
+    qpn: Qpn,
     /// Flags that every work request has: SIGNALED, if so created.
     always: SendFlags,
     /// Work requests before this number are retired: one of them or after them was polled.
@@ -48,8 +50,9 @@ struct Open {
     sends: Arc<SendRing>,
 }
 
-/// A message that went the short way. `None` in an [`Option`] of it: it did not.
-type Short = Option<Done>;
+/// What became of a message on the short way: `None` if it could not go there and nothing was done,
+/// `Some(false)` if a completion was lost.
+type Short = Option<bool>;
 
 impl SendPoster {
     /// The one poster of a new queue pair.
@@ -59,20 +62,24 @@ impl SendPoster {
         } else {
             SendFlags::empty()
         };
-        let (send_cq, pd) = (Arc::clone(&qp.send_cq), qp.pd);
+        let (send_cq, mrs) = (Arc::clone(&qp.send_cq), Arc::clone(&qp.port.mrs));
+        let (pd, qpn) = (qp.pd, qp.qpn);
         Self {
             credits: 0,
             posted: 0,
             open: None,
             qp,
             send_cq,
+            mrs,
             pd,
+            qpn,
             always,
             retired: 0,
             resets: 0,
         }
     }
 
+    /// A SEND of one piece into a receive of one piece.
     #[inline(always)]
     fn short_send(&self, pin: &Pin, wr_id: u64, sge: Sge, flags: SendFlags) -> Short {
         let open = self.open.as_ref()?;
@@ -80,37 +87,27 @@ impl SendPoster {
         if !land.admits_direct(pin) {
             return None;
         }
-        let source = self.check_local(pin, sge, Access::empty(), land)?;
+        let source = self.check(pin, sge, Access::empty())?;
         let waiting = land.ring.next()?;
-        if u64::from(sge.len) > waiting.total() || waiting.pieces() != 1 {
+        if !waiting.is_one_piece_of(sge.len) {
             return None;
         }
-        let to = land.ring.first(waiting);
-        let target = land.mrs.check(
-            pin,
-            to.lkey.value(),
-            to.addr,
-            sge.len,
-            land.pd,
-            Access::LOCAL_WRITE,
-        )?;
-        if sge.len > to.len {
+        let to = waiting.first();
+        let (key, right) = (to.lkey.value(), Access::LOCAL_WRITE);
+        let target = land.mrs.check(pin, key, to.addr, sge.len, land.pd, right)?;
+        if !land.cq.is_plain(pin) || !self.may_complete(pin, flags) {
             return None;
         }
-        let recv_way = land.cq.enter(pin)?;
-        let send_way = self.enter(pin, flags)?;
         target.copy_from(source);
-        let mut done = Done::default();
-        let cqe = Cqe::success(land.ring.wr_id(waiting), land.qpn, WcOpcode::Recv, sge.len)
-            .solicited(flags.contains(SendFlags::SOLICITED));
-        match land.cq.push(recv_way, &cqe) {
-            Ok(pushed) => done.fire_recv = pushed.fire,
-            Err(_) => done.overrun_recv = true,
-        }
-        land.ring.consume(waiting);
-        self.finish_short(open, send_way, wr_id, WcOpcode::Send, sge.len, done)
+        let solicited = flags.contains(SendFlags::SOLICITED);
+        let cqe =
+            Cqe::success(waiting.wr_id(), land.qpn, WcOpcode::Recv, sge.len).solicited(solicited);
+        let kept = land.cq.push_plain(&cqe).is_ok();
+        waiting.consume();
+        Some(kept & self.finish_short(open, wr_id, WcOpcode::Send, sge.len, flags))
     }
 
+    /// A WRITE or a READ of one piece.
     #[inline(always)]
     fn short_rdma<const READ: bool>(
         &self,
@@ -122,96 +119,90 @@ impl SendPoster {
     ) -> Short {
         let open = self.open.as_ref()?;
         let land = &*open.land;
-        let (right, local) = if READ {
-            (Access::REMOTE_READ, Access::LOCAL_WRITE)
+        let (right, local, opcode) = if READ {
+            (Access::REMOTE_READ, Access::LOCAL_WRITE, WcOpcode::RdmaRead)
         } else {
-            (Access::REMOTE_WRITE, Access::empty())
+            (Access::REMOTE_WRITE, Access::empty(), WcOpcode::RdmaWrite)
         };
         if !land.admits_direct_with(pin, right) {
             return None;
         }
-        let here = self.check_local(pin, sge, local, land)?;
-        let there = land.mrs.check(
-            pin,
-            remote.rkey.value(),
-            remote.addr,
-            sge.len,
-            land.pd,
-            right,
-        )?;
-        let way = self.enter(pin, flags)?;
+        let here = self.check(pin, sge, local)?;
+        let key = remote.rkey.value();
+        let there = land
+            .mrs
+            .check(pin, key, remote.addr, sge.len, land.pd, right)?;
+        if !self.may_complete(pin, flags) {
+            return None;
+        }
         if READ {
             here.copy_from(there);
         } else {
             there.copy_from(here);
         }
-        let opcode = if READ {
-            WcOpcode::RdmaRead
-        } else {
-            WcOpcode::RdmaWrite
-        };
-        self.finish_short(open, way, wr_id, opcode, sge.len, Done::default())
+        Some(self.finish_short(open, wr_id, opcode, sge.len, flags))
     }
 
+    /// This side's own memory.
     #[inline(always)]
-    fn check_local<'p>(
-        &self,
-        pin: &'p Pin,
-        sge: Sge,
-        need: Access,
-        _: &Landing,
-    ) -> Option<verbs_core::mem::Window<'p>> {
-        self.qp
-            .port
-            .mrs
+    fn check<'p>(&self, pin: &'p Pin, sge: Sge, need: Access) -> Option<Window<'p>> {
+        self.mrs
             .check(pin, sge.lkey.value(), sge.addr, sge.len, self.pd, need)
     }
 
-    /// How the send completion queue may be pushed to; `Some(None)` if there is nothing to push.
+    /// Whether the completion can be pushed in the simplest way, if there is to be one.
     #[inline(always)]
-    fn enter(&self, pin: &Pin, flags: SendFlags) -> Option<Option<Way>> {
-        if flags.contains(SendFlags::SIGNALED) {
-            self.send_cq.enter(pin).map(Some)
-        } else {
-            Some(None)
-        }
+    fn may_complete(&self, pin: &Pin, flags: SendFlags) -> bool {
+        !flags.contains(SendFlags::SIGNALED) || self.send_cq.is_plain(pin)
     }
 
+    /// The packets and the completion. `false`: the completion is lost.
     #[inline(always)]
     fn finish_short(
         &self,
         open: &Open,
-        way: Option<Way>,
         wr_id: u64,
-        opcode: WcOpcode,
+        op: WcOpcode,
         len: u32,
-        mut done: Done,
-    ) -> Short {
+        flags: SendFlags,
+    ) -> bool {
         open.sends.advance(&open.land, len);
-        if let Some(way) = way {
-            match self
-                .send_cq
-                .push(way, &Cqe::success(wr_id, self.qp.qpn, opcode, len))
-            {
-                Ok(pushed) => {
-                    open.sends.mark(self.posted, pushed.at);
-                    done.fire_send = pushed.fire;
-                }
-                Err(_) => done.overrun_send = true,
-            }
+        if !flags.contains(SendFlags::SIGNALED) {
+            return true;
         }
-        Some(done)
+        match self
+            .send_cq
+            .push_plain(&Cqe::success(wr_id, self.qpn, op, len))
+        {
+            Ok(at) => {
+                open.sends.mark(self.posted, at);
+                true
+            }
+            Err(_) => false,
+        }
     }
 
     /// After a message went the short way, outside its pin.
     #[inline(always)]
-    fn went(&mut self, done: Done) -> Result<(), PostError> {
+    fn went(&mut self, kept: bool) -> Result<(), PostError> {
         self.posted = self.posted.wrapping_add(1);
         self.credits -= 1;
-        if !done.is_quiet() {
-            self.see_to(done);
+        if !kept {
+            self.see_to_overrun();
         }
         Ok(())
+    }
+
+    #[cold]
+    fn see_to_overrun(&self) {
+        if let Some(open) = &self.open {
+            let done = Done {
+                overrun_recv: open.land.cq.has_overrun(),
+                overrun_send: self.send_cq.has_overrun(),
+                ..Done::default()
+            };
+            self.qp.see_to(&open.land, done);
+        }
     }
 
     #[cold]
@@ -224,7 +215,7 @@ impl SendPoster {
     /// Posts any work request, with all its checks.
     #[inline(never)]
     fn post_any(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {
-        self.check(wr)?;
+        self.check_sizes(wr)?;
         let sends = self.refill()?;
         let mut wr = *wr;
         wr.flags |= self.always;
@@ -257,7 +248,7 @@ impl SendPoster {
     }
 
     /// What can be said from the work request and the sizes of the queue.
-    fn check(&self, wr: &SendWr<'_>) -> Result<(), PostError> {
+    fn check_sizes(&self, wr: &SendWr<'_>) -> Result<(), PostError> {
         let cap = &self.qp.cap;
         let got = match wr.payload {
             Payload::One(_) => 1,
@@ -407,8 +398,8 @@ impl RawSendQueue for SendPoster {
             let pin = pin();
             let short = self.short_send(&pin, wr_id, sge, flags | self.always);
             drop(pin);
-            if let Some(done) = short {
-                return self.went(done);
+            if let Some(kept) = short {
+                return self.went(kept);
             }
         }
         self.post_any(&SendWr {
@@ -433,8 +424,8 @@ impl RawSendQueue for SendPoster {
             let pin = pin();
             let short = self.short_rdma::<false>(&pin, wr_id, sge, to, flags | self.always);
             drop(pin);
-            if let Some(done) = short {
-                return self.went(done);
+            if let Some(kept) = short {
+                return self.went(kept);
             }
         }
         self.post_any(&SendWr {
@@ -459,8 +450,8 @@ impl RawSendQueue for SendPoster {
             let pin = pin();
             let short = self.short_rdma::<true>(&pin, wr_id, sge, from, flags | self.always);
             drop(pin);
-            if let Some(done) = short {
-                return self.went(done);
+            if let Some(kept) = short {
+                return self.went(kept);
             }
         }
         self.post_any(&SendWr {

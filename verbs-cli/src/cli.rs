@@ -19,7 +19,7 @@ Exit codes:
   3  what arrived has another digest than the source
   4  the source changed while it was being copied
   5  a device failed or was removed on the way
-Errors are one sentence on stderr. Whatever the error, DST is as it was before.";
+Errors are one sentence on stderr. Unless it says otherwise, DST is as it was before.";
 
 const COPY_EXAMPLES: &str = "\
 Examples:

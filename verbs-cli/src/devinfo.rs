@@ -129,7 +129,7 @@ impl Rows for Attributes<DeviceAttr> {
         let caps = attr.caps.iter_names().map(|(name, _)| name).collect();
         let at_all_qps = u64::from(attr.max_qp_rd_atom) * u64::from(attr.max_qp);
         let in_all_groups = u64::from(attr.max_mcast_grp) * u64::from(attr.max_mcast_qp_attach);
-        vec![
+        let mut rows = vec![
             ("max_mr_size", Hex(attr.max_mr_size, 0)),
             ("max_qp", number(attr.max_qp)),
             ("max_qp_wr", number(attr.max_qp_wr)),
@@ -165,11 +165,14 @@ impl Rows for Attributes<DeviceAttr> {
             ("max_ah", number(attr.max_ah)),
             ("max_fmr", Number(0)),
             ("max_srq", number(attr.max_srq)),
-            ("max_srq_wr", number(attr.max_srq_wr)),
-            ("max_srq_sge", number(attr.max_srq_sge)),
-            ("max_pkeys", Number(attr.max_pkeys.into())),
-            ("local_ca_ack_delay", Number(attr.local_ca_ack_delay.into())),
-        ]
+        ];
+        if attr.max_srq > 0 {
+            rows.push(("max_srq_wr", number(attr.max_srq_wr)));
+            rows.push(("max_srq_sge", number(attr.max_srq_sge)));
+        }
+        rows.push(("max_pkeys", Number(attr.max_pkeys.into())));
+        rows.push(("local_ca_ack_delay", Number(attr.local_ca_ack_delay.into())));
+        rows
     }
 }
 

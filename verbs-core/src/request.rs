@@ -87,7 +87,9 @@ impl CancelHandle {
         let marked = self.0.slot().cancel(id.generation);
         if marked {
             let _level = Raise::new();
-            self.0.device.provider.cancel(id);
+            if !self.0.device.events.cancel(id) {
+                self.0.device.provider.cancel(id);
+            }
         }
         marked
     }
@@ -152,7 +154,7 @@ impl<'a, V: Verb> Request<'a, V> {
             Outcome::Pended(slot) => Issued::Pending(CancelHandle(slot)),
             Outcome::Done(result) => {
                 if let Some(routine) = consumer.routine.take() {
-                    routine(result);
+                    routine::deliver::<V>(result, routine);
                 }
                 Issued::Completed
             }
@@ -179,7 +181,7 @@ impl<'a, V: Verb> Request<'a, V> {
             Outcome::Pended(slot) => Issued::Pending(CancelHandle(slot)),
             Outcome::Done(result) => {
                 if let Some(routine) = consumer.routine.take() {
-                    routine::queue_call(move || routine(result));
+                    routine::queue_call(move || routine::deliver::<V>(result, routine));
                 }
                 Issued::Completed
             }
@@ -207,11 +209,13 @@ impl<'a, V: Verb> Request<'a, V> {
         let level = Raise::new();
         drive(&site, &mut args);
         drop(level);
-        match site.outcome.into_inner() {
+        let result = match site.outcome.into_inner() {
             Outcome::Done(result) => result,
             Outcome::Pended(slot) => wait_for::<V>(&slot),
             Outcome::Empty => unanswered(),
-        }
+        };
+        routine::announce::<V>(&result);
+        result
     }
 }
 
@@ -379,7 +383,10 @@ impl<V: Verb> Future for RequestFuture<'_, V> {
             drive(&site, &mut me.args);
             drop(level);
             match site.outcome.into_inner() {
-                Outcome::Done(result) => return Poll::Ready(result),
+                Outcome::Done(result) => {
+                    routine::announce::<V>(&result);
+                    return Poll::Ready(result);
+                }
                 Outcome::Pended(slot) => me.slot = Some(slot),
                 Outcome::Empty => unanswered(),
             }
@@ -404,6 +411,7 @@ impl<V: Verb> RequestFuture<'_, V> {
             return Poll::Pending;
         };
         let result = slot.consume::<V>(body);
+        routine::announce::<V>(&result);
         self.slot = None;
         Poll::Ready(result)
     }

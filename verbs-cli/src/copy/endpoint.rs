@@ -201,6 +201,11 @@ impl Endpoint {
         ready.map_err(|error| self.failed("make the queue pair ready to send", error))
     }
 
+    /// Work requests that the send queue has room for.
+    pub(crate) fn send_depth(&self) -> u32 {
+        self.qp.cap().max_send_wr
+    }
+
     /// Posts to the send queue.
     pub(crate) fn post<'w>(
         &mut self,

@@ -35,10 +35,16 @@ pub(crate) enum CopyError {
     /// Somebody made a file of that name meanwhile.
     #[error("{} was created by somebody else during the copy and is left alone", .0.display())]
     Appeared(PathBuf),
+    /// The copy is complete and has its name, which a power failure may take from it again.
+    #[error("{} is complete, but its name is not yet safe on disk: {error}", path.display())]
+    NotDurable { path: PathBuf, error: io::Error },
 
     // --- the arguments, known to be wrong only now ---
     /// The fault names a chunk that the file does not have.
-    #[error("--fault {fault} cannot happen: {} has {chunks} chunks, so N is at most {max}", path.display())]
+    #[error(
+        "--fault {fault} cannot happen: {} has {chunks} chunks, so N is at most {max}",
+        path.display()
+    )]
     NoSuchChunk {
         fault: Fault,
         path: PathBuf,
@@ -168,9 +174,11 @@ impl CopyError {
     /// What the process ends with.
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
-            Self::File { .. } | Self::Unfit { .. } | Self::SameFile { .. } | Self::Appeared(_) => {
-                exit::FILES
-            }
+            Self::File { .. }
+            | Self::Unfit { .. }
+            | Self::SameFile { .. }
+            | Self::Appeared(_)
+            | Self::NotDurable { .. } => exit::FILES,
             Self::NoSuchChunk { .. }
             | Self::NoChunks { .. }
             | Self::BeyondDevice { .. }
@@ -185,6 +193,11 @@ impl CopyError {
             | Self::Message { .. }
             | Self::FaultMissed(_) => exit::DEVICE,
         }
+    }
+
+    /// Whether the target is as it was before.
+    pub(crate) fn spares_target(&self) -> bool {
+        !matches!(self, Self::NotDurable { .. })
     }
 
     /// Whether a device may be behind it, so that it is worth asking the devices.

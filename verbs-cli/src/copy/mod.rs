@@ -21,7 +21,7 @@ mod source;
 mod window;
 
 use std::fmt;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use futures::executor::block_on;
 
@@ -78,21 +78,30 @@ pub(crate) fn run(args: &CopyArgs) -> Result<Report, Failure> {
     let fate = target.fate();
     let started = Instant::now();
     let copied = copy(args, &plan, &mut source, target);
-    let transfer = copied.map_err(|error| Failure {
-        target: Some(fate),
+    let Copied { transfer, sync } = copied.map_err(|error| Failure {
+        target: error.spares_target().then_some(fate),
         error,
     })?;
+    let arrived = transfer.verdict.arrived;
     Ok(Report {
         source: args.src.display().to_string(),
         destination: args.dst.display().to_string(),
-        bytes: transfer.verdict.arrived.bytes,
+        bytes: arrived.bytes,
         chunk: args.chunk,
         window: args.window,
         writes: transfer.writes,
         retries: transfer.retries,
         seconds: started.elapsed().as_secs_f64(),
-        digest: transfer.verdict.arrived.digest.to_string(),
+        sync_seconds: sync.as_secs_f64(),
+        digest: arrived.digest.to_string(),
     })
+}
+
+/// A copy that is complete.
+struct Copied {
+    transfer: Transfer,
+    /// What it took to make it durable and give it its name.
+    sync: Duration,
 }
 
 /// From the first byte to the target's name.
@@ -101,28 +110,29 @@ fn copy(
     plan: &Plan,
     source: &mut Source,
     target: Target,
-) -> Result<Transfer, CopyError> {
+) -> Result<Copied, CopyError> {
     let mut sink = Sink::create(target, source.mode())?;
     let progress = Progress::new(plan.size(), args.quiet);
     let transfer = block_on(transfer(args, plan, source, &mut sink, &progress));
     progress.finish();
     let transfer = transfer?;
-    let (sent, arrived) = (
-        transfer.verdict.sent.digest,
-        transfer.verdict.arrived.digest,
-    );
+    let (sent, arrived) = (transfer.verdict.sent, transfer.verdict.arrived);
     if sent != arrived {
         return Err(CopyError::Mismatch {
             path: args.src.clone(),
-            sent,
-            arrived,
+            sent: sent.digest,
+            arrived: arrived.digest,
         });
     }
     if let Some(fault) = args.fault {
         return Err(CopyError::FaultMissed(fault));
     }
+    let started = Instant::now();
     sink.commit()?;
-    Ok(transfer)
+    Ok(Copied {
+        transfer,
+        sync: started.elapsed(),
+    })
 }
 
 async fn transfer(

@@ -116,11 +116,11 @@ impl<'a> Receiver<'a> {
         Ok(Step::Drained(len))
     }
 
-    /// Tells the sender what was drained. A credit counts all chunks, so one that finds no room in the
-    /// queue is made up for by the next.
+    /// Tells the sender what was drained, as long as that leaves room in the queue for the closing
+    /// message. A credit counts all chunks, so one that has to wait is made up for by the next.
     fn credit(&mut self) -> Result<(), CopyError> {
         if let Some(drained) = self.window.poll_credit()
-            && self.credits < self.plan.slots()
+            && self.credits + 1 < self.endpoint.send_depth()
         {
             let purpose = Purpose::Credit(self.window.chunks_drained());
             self.endpoint.post(

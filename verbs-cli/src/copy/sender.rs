@@ -1,7 +1,7 @@
 //! The sending end: reads the source, WRITEs chunks, announces them, and closes with the digest.
 
 use blake3::Hasher;
-use verbs_core::{BatchError, PostError, Remote, Send, Wc, Write};
+use verbs_core::{PostError, Remote, Send, Wc, Write};
 
 use super::endpoint::{Endpoint, Purpose};
 use super::error::CopyError;
@@ -26,7 +26,7 @@ pub(crate) struct Sender<'a> {
     /// A chunk that lies in its slot, and how many of its work requests are posted: its WRITE comes
     /// first, then its announcement.
     filled: Option<(Chunk, usize)>,
-    /// WRITEs that found no room in the queue and had to be posted again.
+    /// Posts of a WRITE or its announcement that found no room in the queue and were repeated.
     retries: u64,
     /// Whether it has closed, with the digest of what it read.
     closing: bool,
@@ -92,7 +92,7 @@ impl<'a> Sender<'a> {
         self.window.completed()
     }
 
-    /// WRITEs that found no room in the queue and had to be posted again.
+    /// Posts of a WRITE or its announcement that found no room in the queue and were repeated.
     pub(crate) fn retries(&self) -> u64 {
         self.retries
     }
@@ -131,35 +131,28 @@ impl<'a> Sender<'a> {
         // A connection delivers in order: what is announced has been placed.
         let announce = Send::new(Purpose::Announce(chunk.number).wr_id()).imm(low(chunk.number));
         let wrs = [write.signaled().into(), announce.into()];
-        match self.endpoint.post_batch(&wrs[posted..]) {
-            Ok(()) => {
+        let (now_posted, error) = match self.endpoint.post_batch(&wrs[posted..]) {
+            Ok(()) => (wrs.len(), None),
+            Err(batch) => (posted + batch.posted, Some(batch.error)),
+        };
+        if posted == 0 && now_posted > 0 {
+            self.window.posted();
+        }
+        match error {
+            None => {
                 self.filled = None;
-                self.window.posted();
                 Ok(true)
             }
-            Err(BatchError {
-                posted: more,
-                error: PostError::Full { .. },
-            }) => {
-                self.retries += u64::from(posted + more == 0);
-                self.filled = Some((chunk, posted + more));
+            Some(PostError::Full { .. }) => {
+                self.retries += 1;
+                self.filled = Some((chunk, now_posted));
                 Ok(false)
             }
-            Err(BatchError {
-                posted: more,
+            Some(error) => Err(CopyError::Post {
+                end: self.endpoint.end,
+                doing: ["a WRITE", "an announcement"][now_posted.min(1)],
                 error,
-            }) => {
-                let doing = if posted + more == 0 {
-                    "a WRITE"
-                } else {
-                    "an announcement"
-                };
-                Err(CopyError::Post {
-                    end: self.endpoint.end,
-                    doing,
-                    error,
-                })
-            }
+            }),
         }
     }
 

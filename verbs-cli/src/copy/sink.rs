@@ -237,9 +237,10 @@ impl Sink {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         match openat(&self.target.dir, ".", flags, Mode::empty()).and_then(fsync) {
             Ok(()) | Err(Errno::ACCESS | Errno::INVAL) => Ok(()),
-            Err(error) => Err(self
-                .target
-                .failed("make durable the directory entry of", error)),
+            Err(error) => Err(CopyError::NotDurable {
+                path: self.target.path.clone(),
+                error: error.into(),
+            }),
         }
     }
 

@@ -160,27 +160,35 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    /// Stops it when it has read at least so many bytes, and not yet ended.
-    pub(crate) fn stopped_after(self, bytes: u64) -> Self {
+    /// Waits until it has read at least so many bytes, or has ended.
+    pub(crate) fn reached(mut self, bytes: u64) -> Self {
         let since = Instant::now();
-        while self.bytes_read() < bytes {
+        while self.bytes_read() < bytes && !self.has_ended() {
             assert!(
                 since.elapsed() < PATIENCE,
                 "it does not get to byte {bytes}"
             );
             thread::sleep(Duration::from_micros(200));
         }
-        self.signal(Signal::STOP);
-        assert!(
-            self.bytes_read() >= bytes,
-            "it has ended before it could be stopped"
-        );
         self
     }
 
-    /// Ends it without a chance to clean up.
-    pub(crate) fn killed(self) -> Ended {
-        self.signal(Signal::KILL);
+    /// Stops it when it has read at least so many bytes, and not yet ended.
+    pub(crate) fn stopped_after(self, bytes: u64) -> Self {
+        let mut reached = self.reached(bytes);
+        assert!(!reached.has_ended(), "it has ended before byte {bytes}");
+        reached.signal(Signal::STOP);
+        assert!(
+            reached.bytes_read() >= bytes,
+            "it has ended before it could be stopped"
+        );
+        reached
+    }
+
+    /// Ends it without a chance to clean up, if it has not ended.
+    pub(crate) fn killed(mut self) -> Ended {
+        let child = self.child.as_mut().expect("only `end` takes it");
+        child.kill().expect("a child of ours");
         self.end()
     }
 
@@ -224,6 +232,11 @@ impl Running {
 
     fn proc(&self) -> PathBuf {
         Path::new("/proc").join(self.pid().as_raw_nonzero().to_string())
+    }
+
+    fn has_ended(&mut self) -> bool {
+        let child = self.child.as_mut().expect("only `end` takes it");
+        child.try_wait().expect("a child of ours").is_some()
     }
 
     fn pid(&self) -> Pid {

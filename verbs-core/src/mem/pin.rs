@@ -86,16 +86,15 @@ impl Pin {
         self.record.bit
     }
 
-    /// A small number from 1 that no other thread has while this one lives, for words that name
-    /// their owner; 0 for the later threads, which have none.
+    /// A number from 1 to 30 that no other thread has while this one lives, for words that name their
+    /// owner; [`Pin::NO_NUMBER`] for the later threads, which have none.
     #[inline(always)]
     pub fn thread(&self) -> u32 {
-        if self.record.bit == SHARED {
-            0
-        } else {
-            self.record.bit.trailing_zeros() + 1
-        }
+        self.record.number
     }
+
+    /// What [`Pin::thread`] is of all threads that have no number of their own.
+    pub const NO_NUMBER: u32 = 31;
 
     /// A note of this thread to itself: why its last check refused.
     #[inline(always)]
@@ -129,6 +128,8 @@ pub(super) struct Record {
     /// Jobs that wait for this thread to leave a pin.
     waited_for: AtomicU32,
     bit: u32,
+    /// See [`Pin::thread`].
+    number: u32,
     /// Pins inside the outermost one.
     depth: AtomicU32,
     /// A thread owns the record.
@@ -146,6 +147,11 @@ impl Record {
             active: AtomicU64::new(0),
             waited_for: AtomicU32::new(0),
             bit,
+            number: if bit == SHARED {
+                Pin::NO_NUMBER
+            } else {
+                bit.trailing_zeros() + 1
+            },
             depth: AtomicU32::new(0),
             taken: AtomicBool::new(taken),
             borrowed: AtomicBool::new(false),
