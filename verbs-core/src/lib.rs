@@ -4,7 +4,9 @@
 pub mod addr;
 pub mod ah;
 pub mod caps;
+pub mod client_queue;
 pub mod command;
+pub mod compat;
 pub mod cq;
 pub mod device;
 pub mod error;
@@ -48,6 +50,7 @@ pub mod wr;
 pub use addr::{Gid, Guid, LKey, Lid, Mtu, PKey, Psn, QKey, Qpn, RKey};
 pub use ah::Ah;
 pub use caps::{AtomicCap, DeviceAttr, DeviceCap, LinkLayer, PortAttr, PortState};
+pub use client_queue::{ClientQueue, NoRoom};
 pub use command::{AnyCommand, Command, Kind, Origin, Pending, PendingCommand, Reply, RequestId};
 pub use cq::{Cq, CqNotify};
 pub use device::{Device, InFlight};
