@@ -101,7 +101,7 @@ impl Hca {
     pub fn open(self: &Arc<Self>) -> Request<'static, OpenDevice> {
         let this = Arc::clone(self) as Arc<dyn Provider>;
         let mut opened = self.opened.lock();
-        let Some(config) = opened.commands.clone() else {
+        let Some(config) = opened.commands else {
             return Device::open(this);
         };
         let front = opened.front.upgrade().unwrap_or_else(|| {
@@ -319,11 +319,15 @@ impl Hca {
             }
             tables.queue_pairs += 1;
         }
-        Ok(self
+        let entered = self
             .port
             .link
             .lock()
-            .enter(self.port.lid, |qpn| QueuePair::new(qpn, init)))
+            .enter(self.port.lid, |qpn| QueuePair::new(qpn, init));
+        entered.ok_or_else(|| {
+            self.tables.lock().queue_pairs -= 1;
+            Error::DeviceRemoved
+        })
     }
 
     fn reg_mr(&self, command: Command<'_, RegMr>) {

@@ -1,6 +1,8 @@
 //! Reliable connections on a loopback link: what every operation does, and every status that it can
 //! end in, at both ends.
 
+#![expect(clippy::unwrap_used, reason = "the helpers of a test are part of it")]
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
