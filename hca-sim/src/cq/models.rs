@@ -7,6 +7,7 @@ use loom::thread;
 use verbs_core::mem::pin;
 
 use super::*;
+use crate::models::model;
 
 fn ring(cqe: u32) -> Arc<CqRing> {
     Arc::new(CqRing::new(cqe, Arc::default(), None).expect("a model has memory"))
@@ -56,9 +57,7 @@ fn polled(ring: &Arc<CqRing>) -> Vec<u64> {
 /// The first pusher owns the tail, a second converts the queue: no entry is lost or written twice.
 #[test]
 fn loom_cq_biased() {
-    let mut model = loom::model::Builder::new();
-    model.preemption_bound = Some(3);
-    model.check(|| {
+    model(2, || {
         let ring = ring(4);
         push_or_wait(&ring, 1);
         let other = Arc::clone(&ring);
@@ -76,9 +75,7 @@ fn loom_cq_biased() {
 /// Two threads push to a shared queue: the consumer sees each one's entries in order.
 #[test]
 fn loom_cq_shared_order() {
-    let mut model = loom::model::Builder::new();
-    model.preemption_bound = Some(3);
-    model.check(|| {
+    model(2, || {
         let ring = ring(4);
         let nobody = Late {
             ring: Arc::clone(&ring),
@@ -111,9 +108,7 @@ fn loom_cq_shared_order() {
 #[test]
 fn loom_cq_arm() {
     for armed_before in [false, true] {
-        let mut model = loom::model::Builder::new();
-        model.preemption_bound = Some(3);
-        model.check(move || {
+        model(2, move || {
             let ring = ring(2);
             let mut poller = CqPoller::new(Arc::clone(&ring));
             if armed_before {
