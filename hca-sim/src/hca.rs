@@ -410,6 +410,8 @@ impl Provider for Hca {
             }
             AnyCommand::RegMr(command) => self.reg_mr(command),
             AnyCommand::DeregMr(command) => self.dereg_mr(command),
+            AnyCommand::NextEvent(command) => command.park(),
+            other => other.refuse(Error::Unsupported(Attr::Verb)),
         }
     }
 }

@@ -61,6 +61,7 @@ mod ring;
 mod rng;
 mod send;
 mod table;
+pub mod wire;
 
 pub use builder::Builder;
 pub use connect::connect;

@@ -1,1 +1,3 @@
 //! Helpers shared by the test binaries.
+
+#![deny(unsafe_code)]

@@ -56,6 +56,17 @@ number_24! {
     Psn
 }
 
+number_24! {
+    /// Message sequence number (IBTA vol. 1, 9.7.5): messages that a responder has executed,
+    /// modulo 2^24.
+    Msn
+}
+
+number_24! {
+    /// Number of a shared receive queue, as XRC requests name it on the wire.
+    Srqn
+}
+
 impl Qpn {
     /// Destination of multicast packets.
     pub const MULTICAST: Self = Self(BITS_24);

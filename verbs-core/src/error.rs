@@ -34,10 +34,10 @@ pub enum Error {
     /// A range of bytes leaves the memory that it was to lie in; nothing was done.
     #[error("the range ends at byte {end} of memory that has {size}")]
     OutOfRange {
-        /// One past the last byte that was asked for; `u64::MAX` if that is larger still.
-        end: u64,
+        /// One past the last byte that was asked for.
+        end: ByteCount,
         /// The bytes that there are.
-        size: u64,
+        size: ByteCount,
     },
     /// The queue pair cannot go from its state to that one with these attributes.
     #[error("{0}")]
@@ -92,6 +92,42 @@ pub enum Error {
     /// A provider dropped the command without completing it (K7): a defect of the provider.
     #[error("the provider dropped the command without answering (a defect of the provider)")]
     Dropped,
+}
+
+/// A number of bytes in 56 bits, so that two of them fit into an [`Error`]; larger ones count as the
+/// largest.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ByteCount([u8; 7]);
+
+impl ByteCount {
+    /// The largest count.
+    pub const MAX: Self = Self([0xff; 7]);
+
+    /// That many bytes, or the largest count if there are more.
+    pub const fn new(bytes: u64) -> Self {
+        match bytes.to_be_bytes() {
+            [0, a, b, c, d, e, f, g] => Self([a, b, c, d, e, f, g]),
+            _ => Self::MAX,
+        }
+    }
+
+    /// The number of bytes.
+    pub const fn value(self) -> u64 {
+        let [a, b, c, d, e, f, g] = self.0;
+        u64::from_be_bytes([0, a, b, c, d, e, f, g])
+    }
+}
+
+impl fmt::Debug for ByteCount {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ByteCount({self})")
+    }
+}
+
+impl fmt::Display for ByteCount {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.value().fmt(f)
+    }
 }
 
 macro_rules! named {

@@ -306,7 +306,8 @@ fn overlap(dst: *mut u8, src: *const u8, len: usize) -> bool {
     (dst as usize).abs_diff(src as usize) < len
 }
 
-#[cfg(all(test, not(verbs_loom)))]
+#[cfg(test)]
+#[cfg(not(verbs_loom))]
 mod tests {
     use super::*;
 

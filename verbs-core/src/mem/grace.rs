@@ -7,7 +7,7 @@
 //!
 //! * Before it looks at the threads, `after` tells each that somebody waits for it and issues the
 //!   barrier. So each is seen outside, or sees on leaving that it has to [`help`] (module
-//!   [`pin`](super::pin)).
+//!   [`mod@super::pin`]).
 //! * A thread that left between that look and the parking of the job may have helped in vain; `after`
 //!   looks once more when the job is parked. The leaver's search and the parking are RMWs on one
 //!   word: the search finds the job, or the second look sees the thread outside.
@@ -16,12 +16,12 @@
 
 use std::ptr::null_mut;
 
+use super::barrier;
 use super::pin::{self, OWN, Record, SHARED, Sighting};
 use super::touch::Touched;
 use crate::sync::atomic::{
     AtomicPtr, AtomicU32,
-    Ordering::{AcqRel, Acquire, Relaxed, SeqCst},
-    fence,
+    Ordering::{AcqRel, Acquire, Relaxed},
 };
 
 /// Runs `job` once every thread in `touched` has left the pin it is in now: at once if there is
@@ -49,17 +49,17 @@ pub fn after(touched: Touched, job: impl FnOnce() + Send + 'static) {
     if touched.fenced {
         // Who gets in fences, so a fence is enough to know who is inside. Only if somebody is, it
         // takes the barrier to be sure that he helps on leaving.
-        fence(SeqCst);
+        barrier::full_fence();
         waits.look();
         if waits.over() {
             return run(job);
         }
-        pin::heavy();
+        barrier::heavy();
         if waits.over() {
             return run(job);
         }
     } else {
-        pin::heavy();
+        barrier::heavy();
         waits.look();
         if waits.over() {
             return run(job);
@@ -97,7 +97,7 @@ fn run(job: impl FnOnce()) {
 /// The pins that a job waits for. Each thread in it has been told, once, and is told when it is no
 /// longer waited for.
 #[derive(Clone)]
-struct Waits {
+pub(super) struct Waits {
     /// Threads with a bit of their own that have not left yet, by their bits.
     own: u32,
     /// Where those were when they were looked at.
@@ -110,7 +110,7 @@ struct Waits {
 
 impl Waits {
     /// Tells every thread in the mask that it is waited for.
-    fn announce(threads: u32) -> Self {
+    pub(super) fn announce(threads: u32) -> Self {
         let shared = if threads & SHARED != 0 {
             pin::threads().newest_shared()
         } else {
@@ -137,10 +137,10 @@ impl Waits {
 
     /// Remembers which pins the threads are in now. Must come after the barrier that follows
     /// [`announce`](Self::announce).
-    fn look(&mut self) {
-        for (i, seen) in self.seen.iter_mut().enumerate() {
+    pub(super) fn look(&mut self) {
+        for i in bits(self.own) {
             if let Some(record) = pin::threads().own(i) {
-                *seen = record.look();
+                self.seen[i] = record.look();
             }
         }
         if let Some(record) = self.shared {
@@ -149,7 +149,7 @@ impl Waits {
     }
 
     /// Passes over the threads that have left; true when none remains.
-    fn over(&mut self) -> bool {
+    pub(super) fn over(&mut self) -> bool {
         for i in bits(self.own) {
             if let Some(record) = pin::threads().own(i)
                 && (!self.seen[i].inside() || record.left_since(self.seen[i]))
@@ -168,6 +168,12 @@ impl Waits {
             }
         }
         self.own == 0 && self.shared.is_none()
+    }
+
+    /// Where the first thread was seen.
+    #[cfg(all(test, verbs_loom))]
+    pub(super) fn first_seen(&self) -> Sighting {
+        self.seen[0]
     }
 
     /// Whether all have left, so that nobody may come to help. Changes nothing: the job itself is
@@ -193,9 +199,13 @@ impl Waits {
     }
 }
 
-/// The numbers of the bits in a mask.
-fn bits(mask: u32) -> impl Iterator<Item = usize> {
-    (0..OWN).filter(move |i| mask & (1 << i) != 0)
+/// The numbers of the bits in a mask, highest first.
+fn bits(mut mask: u32) -> impl Iterator<Item = usize> {
+    std::iter::from_fn(move || {
+        let highest = mask.checked_ilog2()? as usize;
+        mask &= !(1 << highest);
+        Some(highest)
+    })
 }
 
 /// A job that waits, in a list.

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::ptr::NonNull;
 
 use super::copy::copy;
-use crate::error::{Attr, Error, Why};
+use crate::error::{Attr, ByteCount, Error, Why};
 use crate::sync::plain::{AtomicU64, Ordering};
 
 /// A page on every machine this runs on divides this.
@@ -240,8 +240,8 @@ impl Memory {
             // SAFETY: `offset <= self.len`, so the pointer stays within the memory or at its end.
             Some(end) if end <= self.len => Ok(unsafe { self.start.add(offset) }),
             end => Err(Error::OutOfRange {
-                end: end.map_or(u64::MAX, |end| end as u64),
-                size: self.len as u64,
+                end: end.map_or(ByteCount::MAX, |end| ByteCount::new(end as u64)),
+                size: ByteCount::new(self.len as u64),
             }),
         }
     }
@@ -362,7 +362,8 @@ mod pages {
     }
 }
 
-#[cfg(all(test, not(verbs_loom)))]
+#[cfg(test)]
+#[cfg(not(verbs_loom))]
 mod tests {
     use super::*;
     use crate::sync::Arc;
@@ -387,20 +388,18 @@ mod tests {
     #[test]
     fn leaving_the_memory_is_an_error_that_says_by_how_much() {
         let memory = Memory::alloc(100).unwrap();
-        let refused = |end| Err(Error::OutOfRange { end, size: 100 });
+        let out_of_range = |end| Error::OutOfRange {
+            end: ByteCount::new(end),
+            size: ByteCount::new(100),
+        };
+        let refused = |end| Err(out_of_range(end));
         assert_eq!(memory.write(90, &[0; 11]), refused(101));
         assert_eq!(memory.read(usize::MAX, &mut [0; 2]), refused(u64::MAX));
         assert_eq!(memory.fill(0..101, 1), refused(101));
         #[expect(clippy::reversed_empty_ranges, reason = "the mistake under test")]
         let backwards = 7..3;
         assert_eq!(memory.fill(backwards, 1), refused(u64::MAX));
-        assert_eq!(
-            memory.load_u64(93),
-            Err(Error::OutOfRange {
-                end: 101,
-                size: 100
-            })
-        );
+        assert_eq!(memory.load_u64(93), Err(out_of_range(101)));
         assert_eq!(memory.write(100, &[]), Ok(()));
         assert_eq!(Memory::alloc(usize::MAX).unwrap_err(), Error::NoMemory);
         assert_eq!(Memory::alloc_huge(usize::MAX).unwrap_err(), Error::NoMemory);

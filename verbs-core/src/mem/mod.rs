@@ -5,13 +5,13 @@
 //! * [`Memory`] owns bytes. Its owner copies in and out; a registration shares it by `Arc`.
 //! * [`MrTable`] maps keys to regions. [`MrTable::check`] turns (key, address, length, right) into a
 //!   [`Window`], the only thing that reaches a region's bytes.
-//! * [`pin`] makes a window possible: it costs two stores, and whoever takes something away
+//! * [`pin()`] makes a window possible: it costs two stores, and whoever takes something away
 //!   (deregistration, destroy) waits for nobody but leaves a [`grace`] job that runs when all pins
 //!   that could still see the thing have been left.
 //! * [`TouchWord`] says who has to be asked: each object remembers which threads ever got in.
 //!
 //! What is sound and why is argued at each piece; `loom_` tests model the orderings, and a torture
-//! test in [`grace`] shows that deregistration needs the process-wide barrier and gets it.
+//! test shows that deregistration needs the process-wide barrier and gets it.
 
 /// Defines a function that gives a value of which the process has one; in a model, the model.
 macro_rules! process_wide {
@@ -26,7 +26,10 @@ macro_rules! process_wide {
         $(#[$doc])*
         #[cfg(verbs_loom)]
         $vis fn $name() -> &'static $ty {
-            crate::sync::lazy_static! { static ref VALUE: $ty = $init; }
+            // Leaked, because loom drops its statics before the main thread's local values.
+            crate::sync::lazy_static! {
+                static ref VALUE: &'static $ty = Box::leak(Box::new($init));
+            }
             &VALUE
         }
     };
@@ -34,17 +37,25 @@ macro_rules! process_wide {
 use process_wide;
 
 pub mod access;
+mod barrier;
 mod copy;
 pub mod grace;
+#[cfg(all(test, verbs_loom))]
+mod loom_tests;
 pub mod memory;
 pub mod pin;
+pub mod region;
 pub mod table;
+#[cfg(test)]
+#[cfg(not(verbs_loom))]
+mod tests;
 pub mod touch;
 pub mod window;
 
 pub use access::Access;
 pub use memory::Memory;
 pub use pin::{Pin, pin};
-pub use table::{Fault, MrTable, Region};
+pub use region::{Fault, Region};
+pub use table::MrTable;
 pub use touch::{TouchWord, Touched};
 pub use window::Window;

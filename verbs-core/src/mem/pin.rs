@@ -5,14 +5,14 @@
 //! A thread that is about to use an object stores *inside* in its own record, then loads the
 //! object's [touch word](super::TouchWord). Whoever takes the object away first marks the word dead,
 //! then looks at the records. That is Dekker's pattern and needs a full fence between store and load
-//! on **both** sides. The frequent side does without: the rare side issues [`heavy`], a system call
-//! that puts a full fence into every running thread of the process, at some point of its execution.
-//! If that point lies after the store of *inside*, the rare side sees it; if before, the load of the
-//! word comes after the kill and sees *dead*. Leaving is the mirror image: the rare side sees
+//! on **both** sides. The frequent side does without: the rare side makes a system call that puts a
+//! full fence into every running thread of the process, at some point of its execution. If that
+//! point lies after the store of *inside*, the rare side sees it; if before, the load of the word
+//! comes after the kill and sees *dead*. Leaving is the mirror image: the rare side sees
 //! *outside*, or the leaver sees that a job waits for it and helps.
 //!
-//! Where the system call is missing, and in models, [`light`] is a real fence on the frequent side
-//! too. loom cannot show the system call; a torture test in [`super::grace`] does.
+//! Where the system call is missing, and in models, the frequent side has a real fence too. loom
+//! cannot show the system call; the torture test of this folder does.
 //!
 //! # Fork
 //!
@@ -23,16 +23,16 @@
 use std::cell::Cell;
 use std::marker::PhantomData;
 
+use super::barrier::{self, Side, light};
 use crate::sync::atomic::{
     AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64,
     Ordering::{AcqRel, Acquire, Relaxed, Release},
-    fence,
 };
 use crate::sync::thread_local;
 
 /// Threads that have a bit of their own in a touch mask. All later ones share the next bit. Models
-/// have few threads, so two bits let them reach the shared one.
-pub(super) const OWN: usize = if cfg!(verbs_loom) { 2 } else { 30 };
+/// have few threads, so a single bit lets them reach the shared one.
+pub(super) const OWN: usize = if cfg!(verbs_loom) { 1 } else { 30 };
 
 /// The bit that the later threads share.
 pub(super) const SHARED: u32 = 1 << OWN;
@@ -72,7 +72,7 @@ impl Pin {
         } else {
             // Release, so that who sees this pin also sees everything done under earlier ones.
             record.active.store(active + INSIDE, Release);
-            light();
+            light(Side::Enter);
         }
         Self {
             record,
@@ -112,7 +112,7 @@ impl Drop for Pin {
             return record.leave_slow(active);
         }
         record.active.store(active + LEAVE, Release);
-        light();
+        light(Side::Leave);
         if record.waited_for.load(Relaxed) != 0 {
             super::grace::help();
         }
@@ -208,7 +208,7 @@ impl Record {
             return;
         }
         self.active.store((active & !SLOW) + LEAVE, Release);
-        light();
+        light(Side::Leave);
         let help = self.waited_for.load(Relaxed) != 0;
         self.release();
         if help {
@@ -242,7 +242,7 @@ impl Sighting {
         self.0 & INSIDE != 0
     }
 
-    fn count(self) -> u64 {
+    pub(super) fn count(self) -> u64 {
         self.0 >> 2
     }
 }
@@ -333,6 +333,11 @@ struct Owner(Cell<Option<&'static Record>>);
 
 impl Drop for Owner {
     fn drop(&mut self) {
+        #[cfg(verbs_loom)]
+        if crate::sync::panicking() {
+            // A model that has failed is gone, and its atomics with it.
+            return;
+        }
         // From here on a pin of this thread borrows a record.
         let _ = RECORD.try_with(|mine| mine.set(None));
         if let Some(record) = self.0.take() {
@@ -369,105 +374,67 @@ fn first_record() -> &'static Record {
     record
 }
 
+#[cfg(test)]
 #[cfg(not(verbs_loom))]
-pub(super) use barrier::heavy;
-#[cfg(not(verbs_loom))]
-use barrier::light;
+mod tests {
+    use super::*;
+    use crate::sync::thread;
 
-/// The two halves of the fence, for real.
-#[cfg(not(verbs_loom))]
-mod barrier {
-    use super::{Acquire, Relaxed, Release, fence};
-    use crate::sync::OnceLock;
-    use crate::sync::atomic::{Ordering::SeqCst, compiler_fence};
-    use crate::sync::plain::AtomicBool;
-
-    /// Set once the kernel has agreed to fence for us. A thread that does not see it yet fences for
-    /// itself, which is never wrong.
-    static KERNEL_FENCES: AtomicBool = AtomicBool::new(false);
-    static AGREED: OnceLock<bool> = OnceLock::new();
-
-    /// Registers for the barrier; called before the first pin. True if it can be used.
-    pub(super) fn prepare() -> bool {
-        let agreed = *AGREED.get_or_init(register);
-        KERNEL_FENCES.store(agreed, Release);
-        agreed
+    /// Sightings of this thread's own record.
+    fn me() -> Sighting {
+        current().expect("this thread has entered a pin").look()
     }
 
-    /// The frequent side: keeps the compiler from moving the load above the store, and leaves the
-    /// processor to [`heavy`] where that exists.
-    #[inline(always)]
-    pub(super) fn light() {
-        compiler_fence(SeqCst);
-        if !KERNEL_FENCES.load(Relaxed) {
-            slow_fence();
+    #[test]
+    fn pins_nest_and_may_be_dropped_in_any_order() {
+        drop(pin());
+        let before = me();
+        let (outer, inner) = (pin(), pin());
+        let innermost = pin();
+        drop(outer);
+        drop(innermost);
+        assert!(me().inside());
+        assert_eq!(me().count(), before.count(), "still the same pin");
+        drop(inner);
+        assert!(!me().inside());
+        assert_eq!(me().count(), before.count() + 1);
+        drop(pin());
+        assert_eq!(me().count(), before.count() + 2, "the fast path again");
+    }
+
+    #[test]
+    fn a_leaked_pin_keeps_its_record_inside_for_ever() {
+        let record = thread::spawn(|| {
+            std::mem::forget(pin());
+            current().expect("entered")
+        })
+        .join()
+        .unwrap();
+        assert!(record.look().inside());
+        assert!(!record.take(), "nobody may reuse it");
+    }
+
+    /// Goal: pins work in destructors that run after the thread has given its record back.
+    #[test]
+    fn a_dying_thread_borrows_a_record_for_each_pin() {
+        struct Late;
+        impl Drop for Late {
+            fn drop(&mut self) {
+                for _ in 0..3 {
+                    let (outer, inner) = (pin(), pin());
+                    drop(outer);
+                    assert!(inner.record.look().inside());
+                    drop(inner);
+                }
+            }
         }
+        std::thread_local! { static LATE: Late = const { Late }; }
+        thread::spawn(|| {
+            // Registered before the record's owner, so destroyed after it.
+            LATE.with(|_| ());
+            drop(pin());
+        })
+        .join()
+        .unwrap();
     }
-
-    #[cold]
-    fn slow_fence() {
-        fence(SeqCst);
-    }
-
-    /// The rare side: a full fence here and at one point of every other running thread.
-    ///
-    /// Bounded: it interrupts the other processors and returns (about 15 us where they are busy).
-    pub(in super::super) fn heavy() {
-        #[cfg(test)]
-        if WITHOUT.get() {
-            return;
-        }
-        fence(SeqCst);
-        if prepare() && !issue() {
-            // The kernel refuses what it agreed to, as a seccomp filter installed later might.
-            // Threads rely on it without asking; memory safety cannot be kept.
-            std::process::abort();
-        }
-        fence(Acquire);
-    }
-
-    #[cfg(not(miri))]
-    fn register() -> bool {
-        use rustix::thread::{MembarrierCommand::RegisterPrivateExpedited, membarrier};
-        membarrier(RegisterPrivateExpedited).is_ok()
-    }
-
-    #[cfg(not(miri))]
-    fn issue() -> bool {
-        use rustix::thread::{MembarrierCommand::PrivateExpedited, membarrier};
-        membarrier(PrivateExpedited).is_ok()
-    }
-
-    #[cfg(miri)]
-    fn register() -> bool {
-        false
-    }
-
-    #[cfg(miri)]
-    fn issue() -> bool {
-        false
-    }
-
-    #[cfg(test)]
-    std::thread_local! {
-        /// Makes this thread's [`heavy`] do nothing, to show what it is good for.
-        pub(in super::super) static WITHOUT: std::cell::Cell<bool> =
-            const { std::cell::Cell::new(false) };
-    }
-}
-
-#[cfg(all(test, not(verbs_loom)))]
-pub(super) use barrier::WITHOUT;
-
-#[cfg(verbs_loom)]
-pub(super) fn heavy() {
-    fence(crate::sync::atomic::Ordering::SeqCst);
-}
-#[cfg(verbs_loom)]
-fn light() {
-    fence(crate::sync::atomic::Ordering::SeqCst);
-}
-#[cfg(verbs_loom)]
-mod barrier {
-    pub(super) fn prepare() {}
 }

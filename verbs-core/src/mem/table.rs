@@ -1,12 +1,11 @@
 //! From keys to regions.
 
-use std::fmt;
 use std::ptr::NonNull;
 
 use super::access::Access;
 use super::grace;
-use super::memory::Memory;
 use super::pin::Pin;
+use super::region::{Fault, Region};
 use super::touch::{TouchWord, Touched};
 use super::window::Window;
 use crate::addr::{LKey, RKey};
@@ -16,86 +15,6 @@ use crate::sync::atomic::{
     Ordering::{Relaxed, Release},
 };
 use crate::sync::{Arc, Mutex, MutexGuard};
-
-/// What is registered: a range of memory, the address peers and work requests know it by, who may
-/// do what with it.
-#[derive(Clone, Debug)]
-pub struct Region {
-    /// The memory.
-    pub memory: Arc<Memory>,
-    /// First byte of the region in `memory`.
-    pub offset: usize,
-    /// Bytes; 0 is legal and grants nothing.
-    pub len: usize,
-    /// Address of the first byte in work requests: by default its virtual address.
-    pub iova: u64,
-    /// Rights. `ZERO_BASED` overrides `iova` with 0.
-    pub access: Access,
-    /// Number of the protection domain.
-    pub pd: u32,
-}
-
-impl Region {
-    /// All of `memory`, at its virtual address.
-    pub fn new(memory: Arc<Memory>, access: Access, pd: u32) -> Self {
-        Self {
-            offset: 0,
-            len: memory.len(),
-            iova: memory.addr(),
-            memory,
-            access,
-            pd,
-        }
-    }
-
-    /// Checks everything that a table relies on; gives the first byte.
-    fn check(&mut self) -> Result<NonNull<u8>, Error> {
-        self.access.check()?;
-        if self.access.contains(Access::ZERO_BASED) {
-            self.iova = 0;
-        }
-        let host = self.memory.at(self.offset, self.len)?;
-        match self.iova.checked_add(self.len as u64) {
-            Some(_) => Ok(host),
-            None => Err(Error::Mismatch {
-                attr: Attr::Iova,
-                why: Why::Overflow,
-            }),
-        }
-    }
-
-    /// The keys of this region under the number `key`. A region without remote rights has no
-    /// remote key.
-    fn keys(&self, key: u32) -> (LKey, RKey) {
-        let remote = self.access.intersects(Access::REMOTE);
-        (LKey::new(key), RKey::new(if remote { key } else { 0 }))
-    }
-}
-
-/// Why a key did not lead to bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub enum Fault {
-    /// No region has the key: never had, not any more, or not yet.
-    Key,
-    /// The region belongs to another protection domain.
-    Pd,
-    /// The region does not grant the right.
-    Access,
-    /// The range leaves the region.
-    Bounds,
-}
-
-impl fmt::Display for Fault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Key => "no region has this key",
-            Self::Pd => "the region belongs to another protection domain",
-            Self::Access => "the region does not grant this right",
-            Self::Bounds => "the range leaves the region",
-        })
-    }
-}
 
 /// The regions of one device, by key.
 ///
@@ -525,6 +444,24 @@ impl MrTable {
             self.publish(key.index(), &mut owner, region, host);
         }
         old
+    }
+}
+
+/// Windows do not borrow the table, so regions that are still registered go through a grace period
+/// as well. (Those being taken away are none of ours: their job holds the table.)
+impl Drop for MrTable {
+    fn drop(&mut self) {
+        let mut touched = Touched::NOBODY;
+        let mut regions = Vec::new();
+        for (slot, owner) in self.slots.iter().zip(&self.owners) {
+            if let Some(region) = owner.lock().region.take() {
+                touched = touched.and(slot.word.kill().unwrap_or_default());
+                regions.push(region);
+            }
+        }
+        if !regions.is_empty() {
+            grace::after(touched, move || drop(regions));
+        }
     }
 }
 

@@ -1,10 +1,10 @@
 //! One word per object that says whether it lives and which threads ever got in.
 
+use super::barrier;
 use super::pin::Pin;
 use crate::sync::atomic::{
     AtomicU64,
-    Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst},
-    fence,
+    Ordering::{AcqRel, Acquire, Relaxed, Release},
 };
 
 /// The object has been taken away.
@@ -27,7 +27,7 @@ const TAG: u32 = u32::MAX >> 1;
 ///   first time a thread sets its bit by an RMW and looks at what it replaced.
 /// * *Killing* is an RMW as well. The two are ordered: the killer sees the bit, or the thread sees
 ///   `DEAD`. A thread whose bit was set before comes in without an RMW; that case is covered by the
-///   barrier (module [`pin`](super::pin)), which is why the killer asks those threads only and needs
+///   barrier (module [`mod@super::pin`]), which is why the killer asks those threads only and needs
 ///   no barrier if there are none but itself.
 /// * The race that looks bad: a thread loads the word, is preempted, the object is killed. It is
 ///   inside a pin then; [`grace::after`](super::grace::after) sees that and the job waits.
@@ -130,7 +130,7 @@ impl TouchWord {
         if fits(word) && word & FENCED != 0 {
             // The killer fences between its RMW and its look at our pin; with this fence between our
             // pin and this load, one of the two sees the other.
-            fence(SeqCst);
+            barrier::full_fence();
             word = self.0.load(Acquire);
         }
         fits(word)
@@ -164,7 +164,8 @@ fn tag(word: u64) -> u32 {
     (word >> 32) as u32 & TAG
 }
 
-#[cfg(all(test, not(verbs_loom)))]
+#[cfg(test)]
+#[cfg(not(verbs_loom))]
 mod tests {
     use super::*;
     use crate::mem::pin;

@@ -1,6 +1,6 @@
 //! The states of a queue pair, and which attributes each change of state needs and takes.
 //!
-//! The rules are data: [`table`] holds one row for every change of state that a service type
+//! The rules are data: a table holds one row for every change of state that a service type
 //! allows, [`check`] looks a change up in it, and [`printed`] shows the whole of it to a person.
 //!
 //! ```

@@ -1,0 +1,114 @@
+//! The house rules, checked against the tree: edges between crates, unsafe doors, lengths, where
+//! threads and clocks may be named, attributes, and words that do not belong in a source tree.
+//!
+//! Each rule is one test, whose failure lists every violation as `file:line: what`. The rules see
+//! code through [`scan`], which blanks out comments and strings. [`samples`] feeds bad samples to
+//! every rule, so that a rule that has gone blind fails there.
+//!
+//! `cargo test -p verbs-tests --test tidy`
+
+use std::fmt;
+
+mod manifests;
+mod rules;
+#[cfg(test)]
+mod samples;
+mod scan;
+mod tree;
+
+use tree::Tree;
+
+/// Where a rule is broken, and how.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Violation {
+    path: String,
+    line: usize,
+    what: String,
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}: {}", self.path, self.line, self.what)
+    }
+}
+
+/// Fails with a readable list unless `violations` is empty.
+fn none(rule: &str, mut violations: Vec<Violation>) {
+    violations.sort();
+    violations.dedup();
+    let list: Vec<String> = violations.iter().map(Violation::to_string).collect();
+    assert!(
+        list.is_empty(),
+        "{rule}: {} violation(s)\n  {}\n",
+        list.len(),
+        list.join("\n  ")
+    );
+}
+
+/// Goal: a rule that finds no files cannot pass. Method: files that must be there are.
+#[test]
+fn the_tree_is_seen() {
+    let tree = Tree::of_workspace();
+    for path in [
+        "verbs-core/src/lib.rs",
+        "hca-sim/src/lib.rs",
+        "tests/tidy/main.rs",
+    ] {
+        assert!(tree.rust.iter().any(|file| file.path == path), "{path}");
+    }
+    for path in ["Cargo.toml", "README.md", "ci/gate", ".ci/run"] {
+        assert!(tree.texts.iter().any(|text| text.path == path), "{path}");
+    }
+    assert!(manifests::members().len() >= 5);
+}
+
+#[test]
+fn edges_between_crates_point_down() {
+    none("edges", manifests::edges(&manifests::members()));
+}
+
+#[test]
+fn members_follow_the_house_plan() {
+    none("manifests", manifests::habits(&manifests::members()));
+}
+
+#[test]
+fn unsafe_code_stays_behind_its_doors() {
+    let tree = Tree::of_workspace();
+    for (path, reason) in rules::DOORS {
+        println!("door: {path}: {reason}");
+    }
+    none("unsafe", rules::unsafe_doors(&tree.rust));
+    none(
+        "crate roots",
+        rules::root_levels(&tree.rust, &manifests::members()),
+    );
+}
+
+#[test]
+fn files_and_functions_are_short() {
+    none("length", rules::lengths(&Tree::of_workspace().rust));
+}
+
+#[test]
+fn one_module_names_threads_and_locks() {
+    none("sync", rules::synchronisation(&Tree::of_workspace().rust));
+}
+
+#[test]
+fn the_simulator_is_deterministic() {
+    none(
+        "determinism",
+        rules::determinism(&Tree::of_workspace().rust),
+    );
+}
+
+#[test]
+fn attributes_and_macros_leave_no_holes() {
+    none("holes", rules::holes(&Tree::of_workspace().rust));
+}
+
+#[test]
+fn no_words_that_do_not_belong() {
+    none("words", rules::words(&Tree::of_workspace().texts));
+}

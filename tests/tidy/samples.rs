@@ -1,0 +1,369 @@
+//! Bad samples for every rule, and good ones that look bad: a rule that has gone blind, or sees
+//! ghosts, fails here.
+
+use crate::manifests::{self, Member};
+use crate::tree::{RustFile, Text, mark_test_files};
+use crate::{Violation, rules, scan};
+
+/// A file with this text, as the only one of the tree.
+fn one(path: &str, text: &str) -> Vec<RustFile> {
+    vec![RustFile::new(path, text)]
+}
+
+/// The lines that were complained about.
+fn lines(violations: Vec<Violation>) -> Vec<usize> {
+    violations.iter().map(|violation| violation.line).collect()
+}
+
+#[test]
+fn prose_is_blanked_and_code_is_kept() {
+    let samples = [
+        ("a // unsafe\nb", "a\nb"),
+        ("/* a /* unsafe */ b */ c", "c"),
+        (r#"f("unsafe \" unsafe", x)"#, r#"f("", x)"#),
+        (r##"f(r#"unsafe " unsafe"#, x)"##, r##"f(r#""#, x)"##),
+        (
+            r#"f(b"unsafe", br"unsafe\", c"unsafe")"#,
+            r#"f(b"", br"", c"")"#,
+        ),
+        (r"f('\'', '\u{7f}', '{') + 'a'", r"f('', '', '') + ''"),
+        (
+            "fn f<'a>(x: &'a str) { unsafe {} }",
+            "fn f<'a>(x: &'a str) { unsafe {} }",
+        ),
+        ("let r = var\"x\";", "let r = var\"\";"),
+        ("'\"' + unsafe", "'' + unsafe"),
+    ];
+    for (text, wanted) in samples {
+        let code = scan::code_only(text);
+        assert_eq!(code.len(), text.len(), "{text}");
+        let squeeze = |text: &str| text.replace(' ', "");
+        assert_eq!(squeeze(&code), squeeze(wanted), "{text}");
+    }
+}
+
+#[test]
+fn unsafe_code_outside_a_door_is_seen() {
+    let body = "// unsafe\nfn f() {\n    unsafe { g() }\n}\nunsafe impl Send for X {}\n";
+    for path in [
+        "verbs-core/src/qp.rs",
+        "hca-sim/src/system.rs",
+        "tests/src/lib.rs",
+    ] {
+        assert_eq!(
+            lines(rules::unsafe_doors(&one(path, body))),
+            [3, 5],
+            "{path}"
+        );
+    }
+    for path in [
+        "verbs-core/src/mem.rs",
+        "verbs-core/src/mem/copy.rs",
+        "shims/ibumad/src/lib.rs",
+    ] {
+        assert_eq!(
+            lines(rules::unsafe_doors(&one(path, body))),
+            [0; 0],
+            "{path}"
+        );
+    }
+    let words = "#![deny(unsafe_code)]\nconst A: &str = \"unsafe\";\nfn not_unsafe_at_all() {}\n";
+    assert_eq!(
+        lines(rules::unsafe_doors(&one("verbs-core/src/qp.rs", words))),
+        [0; 0]
+    );
+}
+
+#[test]
+fn relaxing_unsafe_code_anywhere_but_at_a_door_is_seen() {
+    let door = "#[expect(unsafe_code, reason = \"a door\")]\npub(crate) mod mem;\n";
+    let root = |text: &str| rules::unsafe_doors(&one("verbs-core/src/lib.rs", text));
+    assert_eq!(lines(root(door)), [0; 0]);
+    assert_eq!(lines(root(&door.replace("mem", "qp"))), [1]);
+    assert_eq!(
+        lines(root(
+            "#![allow(unsafe_code, reason = \"all of it\")]\nmod mem;\n"
+        )),
+        [1]
+    );
+    assert_eq!(
+        lines(root(
+            "fn f() {}\n#[allow(unsafe_code, reason = \"a hole\")]\nfn g() {}"
+        )),
+        [2]
+    );
+    let elsewhere = rules::unsafe_doors(&one("verbs-core/src/qp.rs", door));
+    assert_eq!(lines(elsewhere), [1]);
+}
+
+#[test]
+fn a_root_without_its_level_is_seen() {
+    let member = |name: &str| vec![Member::new(name, &format!("[package]\nname = \"{name}\""))];
+    let check = |name: &str, text: &str| {
+        let file = one(&format!("{name}/src/lib.rs"), text);
+        lines(rules::root_levels(&file, &member(name)))
+    };
+    assert_eq!(check("verbs-core", "#![deny(unsafe_code)]"), [0; 0]);
+    assert_eq!(check("verbs-core", "// #![deny(unsafe_code)]"), [1]);
+    assert_eq!(check("verbs-cm", "#![forbid(unsafe_code)]"), [0; 0]);
+    assert_eq!(check("verbs-cm", "#![deny(unsafe_code)]"), [1]);
+    assert_eq!(check("ulp-rds", ""), [1]);
+}
+
+#[test]
+fn long_files_are_seen_and_tests_are_not_counted() {
+    let code = "fn f() {}\n".repeat(590);
+    let tests = format!("#[cfg(test)]\nmod tests {{\n{code}}}\n");
+    let check = |path: &str, text: &str| lines(rules::lengths(&one(path, text)));
+    assert_eq!(check("x/src/a.rs", &code), [0; 0]);
+    assert_eq!(check("x/src/a.rs", &format!("{code}{tests}")), [0; 0]);
+    assert_eq!(check("x/src/a.rs", &format!("{code}{code}")), [1]);
+    assert_eq!(
+        check("x/src/a.rs", &tests.replace("(test)", "(unix)").repeat(2)),
+        [1]
+    );
+    assert_eq!(check("x/src/tests.rs", &code.repeat(2)), [0; 0]);
+    let loom = tests.replace("cfg(test)", "cfg(all(test, not(verbs_loom)))");
+    assert_eq!(check("x/src/a.rs", &format!("{code}{loom}")), [0; 0]);
+
+    for shipped in ["not(test)", "any(test, unix)", "feature = \"test\""] {
+        let module = tests.replace("cfg(test)", &format!("cfg({shipped})"));
+        assert_eq!(
+            check("x/src/a.rs", &format!("{code}{module}")),
+            [1],
+            "{shipped}"
+        );
+    }
+
+    let parent = RustFile::new("x/src/a.rs", "#[cfg(test)]\nmod models;\n");
+    let child = RustFile::new("x/src/a/models.rs", &code.repeat(2));
+    let stranger = RustFile::new("x/src/b/models.rs", &code.repeat(2));
+    let found = rules::lengths(&mark_test_files(vec![parent, child, stranger]));
+    assert_eq!(found.len(), 1);
+    assert_eq!(found[0].path, "x/src/b/models.rs");
+}
+
+#[test]
+fn long_functions_are_seen() {
+    let function = |body: usize| {
+        format!(
+            "\nfn f<T>(x: [u8; 3]) -> T {{\n{}}}\n",
+            "g();\n".repeat(body)
+        )
+    };
+    let check = |text: &str| lines(rules::lengths(&one("x/src/a.rs", text)));
+    assert_eq!(check(&function(68)), [0; 0]);
+    assert_eq!(check(&function(69)), [2]);
+    let declared = format!("trait T {{ fn f(&self);\n{} }}", "\n".repeat(90));
+    assert_eq!(check(&declared), [0; 0]);
+    assert_eq!(
+        check(&format!("let x: fn(u8) = g;{}", "\n".repeat(90))),
+        [0; 0]
+    );
+}
+
+#[test]
+fn threads_and_locks_are_seen_however_imported() {
+    let check = |path: &str, text: &str| lines(rules::synchronisation(&one(path, text)));
+    let bad = [
+        "use std::sync::Arc;",
+        "use std::{fmt, sync::{Arc, Mutex}};",
+        "use std::{\n    thread,\n};",
+        "use core::sync::atomic::AtomicU8;",
+        "use ::std::thread as t;",
+        "fn f(x: std::sync::Arc<u8>) {}",
+        "fn f() { loom::model(|| ()); }",
+        "use loom;",
+    ];
+    for text in bad {
+        assert!(!check("hca-sim/src/cq.rs", text).is_empty(), "{text}");
+        assert!(!check("verbs-core/src/cq.rs", text).is_empty(), "{text}");
+        assert_eq!(check("verbs-core/src/sync.rs", text), [0; 0], "{text}");
+        assert_eq!(check("tests/src/lib.rs", text), [0; 0], "{text}");
+    }
+    let good = [
+        "use crate::sync::Arc;",
+        "use verbs_core::sync::{thread, Mutex};",
+        "// std::sync::Arc",
+        "#[cfg(verbs_loom)]\nuse crate::sync::model;",
+        "std::thread_local! {}",
+    ];
+    for text in good {
+        assert_eq!(check("hca-sim/src/cq.rs", text), [0; 0], "{text}");
+    }
+}
+
+#[test]
+fn loom_models_may_name_loom() {
+    let body = "use loom::model;\nuse std::sync::Arc;\n";
+    let inline = |condition: &str| {
+        let text = format!("#[cfg({condition})]\nmod loom_tests {{\n{body}}}\n{body}");
+        lines(rules::synchronisation(&one("hca-sim/src/cq.rs", &text)))
+    };
+    let sorted = |mut lines: Vec<usize>| {
+        lines.sort_unstable();
+        lines.dedup();
+        lines
+    };
+    assert_eq!(sorted(inline("all(test, verbs_loom)")), [6, 7]);
+    assert_eq!(sorted(inline("test")), [3, 4, 6, 7]);
+    assert_eq!(sorted(inline("all(test, not(verbs_loom))")), [3, 4, 6, 7]);
+
+    let file = |condition: &str| {
+        let parent = format!("#[cfg({condition})]\nmod loom_tests;\n");
+        let files = vec![
+            RustFile::new("hca-sim/src/cq.rs", &parent),
+            RustFile::new("hca-sim/src/cq/loom_tests.rs", body),
+        ];
+        rules::synchronisation(&mark_test_files(files)).is_empty()
+    };
+    assert!(file("all(test, verbs_loom)"));
+    assert!(!file("test"));
+}
+
+#[test]
+fn clocks_are_seen() {
+    let check = |path: &str, text: &str| lines(rules::determinism(&one(path, text)));
+    for text in [
+        "use std::collections::HashMap;",
+        "let now = Instant::now();",
+        "use std::time::{Duration, SystemTime};",
+        "sync::thread::sleep(x);",
+    ] {
+        assert_eq!(check("hca-sim/src/cq.rs", text), [1], "{text}");
+        assert_eq!(check("hca-sim/src/clock.rs", text), [0; 0], "{text}");
+        assert_eq!(check("verbs-core/src/cq.rs", text), [0; 0], "{text}");
+    }
+    assert_eq!(
+        check("hca-sim/src/cq.rs", "struct MyHashMapper; // HashMap"),
+        [0; 0]
+    );
+}
+
+#[test]
+fn holes_are_seen() {
+    let check = |text: &str| lines(rules::holes(&one("x/src/a.rs", text)));
+    for text in [
+        "#[allow(unused)]\nfn f() {}",
+        "#![expect(missing_docs)]",
+        "#[cfg_attr(unix, allow(unused))]\nfn f() {}",
+        "#[allow(dead_code, reason = \"later\")]\nfn f() {}",
+        "#[ignore]\nfn f() {}",
+        "#[ignore = \"slow\"]\nfn f() {}",
+        "#[cfg_attr(miri, ignore)]\nfn f() {}",
+        "fn f() { todo!() }",
+        "fn f() { unimplemented!(\"x\") }",
+    ] {
+        assert_eq!(check(text), [1], "{text}");
+    }
+    for text in [
+        "#[allow(unused, reason = \"why\")]\nfn f() {}",
+        "struct Keeper(#[expect(dead_code, reason = \"held for its Drop\")] Box<u8>);",
+        "// #[ignore] todo!()",
+        "#[derive(Debug)]\nstruct Ignore;",
+        "const X: &str = \"#[ignore]\";",
+    ] {
+        assert_eq!(check(text), [0; 0], "{text}");
+    }
+}
+
+#[test]
+fn words_are_seen() {
+    let check = |path: &str, text: &str| {
+        let path = path.into();
+        let text = text.into();
+        lines(rules::words(&[Text { path, text }]))
+    };
+    let machine = concat!("/wo", "rk/x");
+    let shared = concat!("../", "shared/peers");
+    let later = concat!("TO", "DO");
+    assert_eq!(check("README.md", &format!("a\nsee {machine}")), [2]);
+    assert_eq!(check("README.md", &format!("see src{machine}")), [0; 0]);
+    assert_eq!(check("x/src/a.rs", &format!("// {later}: more")), [1]);
+    assert_eq!(check("x/src/a.rs", &format!("// MAS{later}S")), [0; 0]);
+    assert_eq!(check("docs/a.md", shared), [1]);
+    assert_eq!(check("ci/peers.d/rxe", shared), [0; 0]);
+    assert_eq!(check("ci/gate", shared), [1]);
+}
+
+fn member(folder: &str, name: &str, dependencies: &str) -> Member {
+    let text = format!(
+        "[package]\nname = \"{name}\"\nversion.workspace = true\nedition.workspace = true\n\
+         rust-version.workspace = true\nlicense.workspace = true\n\n\
+         [lints]\nworkspace = true\n\n{dependencies}"
+    );
+    Member::new(folder, &text)
+}
+
+#[test]
+fn edges_that_point_up_or_sideways_are_seen() {
+    let house = |folder: &str, name: &str, dependency: &str| {
+        let mut members: Vec<Member> =
+            ["verbs-core", "hca-sim", "verbs-cm", "ulp-rds", "verbs-cli"]
+                .iter()
+                .filter(|other| **other != name)
+                .map(|name| member(name, name, ""))
+                .collect();
+        members.push(member(folder, name, dependency));
+        manifests::edges(&members).len()
+    };
+    let on = |package: &str| format!("[dependencies]\n{package}.workspace = true\n");
+    for (name, package) in [
+        ("verbs-core", "hca-sim"),
+        ("hca-sim", "verbs-cm"),
+        ("verbs-cm", "hca-sim"),
+        ("ulp-srp", "hca-sim"),
+        ("ulp-srp", "ulp-rds"),
+        ("verbs-tests-too", "verbs-core"),
+    ] {
+        assert_eq!(house(name, name, &on(package)), 1, "{name} -> {package}");
+    }
+    for (name, package) in [
+        ("hca-sim", "verbs-core"),
+        ("verbs-cm", "verbs-core"),
+        ("ulp-srp", "verbs-cm"),
+        ("verbs-cli", "hca-sim"),
+        ("verbs-tests", "ulp-rds"),
+        ("verbs-core", "bitflags"),
+    ] {
+        assert_eq!(house(name, name, &on(package)), 0, "{name} -> {package}");
+    }
+    assert_eq!(house("shims/ibumad", "ibumad", &on("hca-sim")), 0);
+    assert_eq!(house("shims/ibumad", "ibumad", &on("verbs-cli")), 1);
+    for hidden in [
+        "[dev-dependencies]\nhca-sim = { path = \"../hca-sim\" }",
+        "[build-dependencies]\nhca-sim.workspace = true",
+        "[target.'cfg(unix)'.dependencies]\nhca-sim.workspace = true",
+        "[dependencies]\nother = { package = \"hca-sim\", path = \"../hca-sim\" }",
+    ] {
+        assert_eq!(house("verbs-core", "verbs-core", hidden), 1, "{hidden}");
+    }
+}
+
+#[test]
+fn habits_that_are_missing_are_seen() {
+    let check = |member: Member| manifests::habits(&[member]).len();
+    assert_eq!(check(member("verbs-core", "verbs-core", "")), 0);
+    assert_eq!(
+        check(Member::new(
+            "verbs-core",
+            "[package]\nname = \"verbs-core\""
+        )),
+        5
+    );
+    let tokio = "[dependencies]\ntokio = \"1\"";
+    assert_eq!(check(member("verbs-core", "verbs-core", tokio)), 1);
+    assert_eq!(check(member("verbs-cli", "verbs-cli", tokio)), 0);
+    assert_eq!(
+        check(member(
+            "verbs-cm",
+            "verbs-cm",
+            "[dev-dependencies]\ntokio = \"1\""
+        )),
+        0
+    );
+    assert_eq!(
+        check(member("hca-sim", "hca-sim", "[[bin]]\nname = \"x\"")),
+        1
+    );
+}

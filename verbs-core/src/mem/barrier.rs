@@ -1,0 +1,162 @@
+//! The asymmetric fence under [`pin`](super::pin()): next to nothing on the frequent side, a system
+//! call on the rare one.
+//!
+//! [`light`] stands between a store and a load of a thread that enters or leaves a pin, [`heavy`]
+//! between a store and a load of the thread that takes something away. For each pair of the two,
+//! one thread sees the other's store, as if both were full fences. See `membarrier(2)`,
+//! `MEMBARRIER_CMD_PRIVATE_EXPEDITED`.
+
+/// The side of a pin that [`light`] stands on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Side {
+    Enter,
+    Leave,
+}
+
+#[cfg(verbs_loom)]
+pub(super) use modelled::*;
+#[cfg(not(verbs_loom))]
+pub(super) use real::*;
+
+#[cfg(not(verbs_loom))]
+mod real {
+    use super::Side;
+    use crate::sync::OnceLock;
+    use crate::sync::atomic::{
+        Ordering::{Relaxed, Release, SeqCst},
+        compiler_fence, fence,
+    };
+    use crate::sync::plain::AtomicBool;
+
+    /// Set once the kernel has agreed to fence for us. A thread that does not see it yet fences for
+    /// itself, which is never wrong.
+    static KERNEL_FENCES: AtomicBool = AtomicBool::new(false);
+    static AGREED: OnceLock<bool> = OnceLock::new();
+
+    /// Registers for the barrier; called before the first pin. True if it can be used.
+    pub(in crate::mem) fn prepare() -> bool {
+        *AGREED.get_or_init(|| {
+            let agreed = register();
+            KERNEL_FENCES.store(agreed, Release);
+            agreed
+        })
+    }
+
+    /// The frequent side: keeps the compiler from moving the load above the store, and leaves the
+    /// processor to [`heavy`] where that exists.
+    #[inline(always)]
+    pub(in crate::mem) fn light(_: Side) {
+        compiler_fence(SeqCst);
+        if !KERNEL_FENCES.load(Relaxed) {
+            slow_fence();
+        }
+    }
+
+    #[cold]
+    fn slow_fence() {
+        fence(SeqCst);
+    }
+
+    /// The rare side: a full fence here and at one point of every other running thread.
+    ///
+    /// Bounded: it interrupts the other processors and returns (about 15 us where they are busy).
+    pub(in crate::mem) fn heavy() {
+        #[cfg(test)]
+        if WITHOUT.get() {
+            return;
+        }
+        fence(SeqCst);
+        if prepare() && !issue() {
+            // The kernel refuses what it agreed to, as a seccomp filter installed later might.
+            // Threads rely on it without asking; memory safety cannot be kept.
+            std::process::abort();
+        }
+    }
+
+    /// A full fence of this thread, whatever the kernel does for it.
+    pub(in crate::mem) fn full_fence() {
+        fence(SeqCst);
+    }
+
+    #[cfg(not(miri))]
+    fn register() -> bool {
+        use rustix::thread::{MembarrierCommand::RegisterPrivateExpedited, membarrier};
+        membarrier(RegisterPrivateExpedited).is_ok()
+    }
+
+    #[cfg(not(miri))]
+    fn issue() -> bool {
+        use rustix::thread::{MembarrierCommand::PrivateExpedited, membarrier};
+        membarrier(PrivateExpedited).is_ok()
+    }
+
+    #[cfg(miri)]
+    fn register() -> bool {
+        false
+    }
+
+    #[cfg(miri)]
+    fn issue() -> bool {
+        false
+    }
+
+    #[cfg(test)]
+    std::thread_local! {
+        /// Makes this thread's [`heavy`] do nothing, to show what it is good for.
+        pub(in crate::mem) static WITHOUT: std::cell::Cell<bool> =
+            const { std::cell::Cell::new(false) };
+    }
+}
+
+/// The same for models, where all fences are real and each can be left out, to show that the model
+/// needs it.
+#[cfg(verbs_loom)]
+mod modelled {
+    use std::cell::Cell;
+
+    use super::Side;
+    use crate::sync::atomic::{Ordering::SeqCst, fence};
+
+    /// A fence that a model can do without, in order to fail.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub(in crate::mem) enum Part {
+        Enter,
+        Leave,
+        Heavy,
+        Full,
+    }
+
+    // loom runs all threads of a model on the thread of its test.
+    std::thread_local! {
+        static WITHOUT: Cell<&'static [Part]> = const { Cell::new(&[]) };
+    }
+
+    /// From now on this test's models have no such fences.
+    #[cfg(test)]
+    pub(in crate::mem) fn leave_out(parts: &'static [Part]) {
+        WITHOUT.set(parts);
+    }
+
+    fn fence_unless_left_out(part: Part) {
+        if !WITHOUT.get().contains(&part) {
+            fence(SeqCst);
+        }
+    }
+
+    pub(in crate::mem) fn prepare() {}
+
+    pub(in crate::mem) fn light(side: Side) {
+        fence_unless_left_out(match side {
+            Side::Enter => Part::Enter,
+            Side::Leave => Part::Leave,
+        });
+    }
+
+    pub(in crate::mem) fn heavy() {
+        fence_unless_left_out(Part::Heavy);
+    }
+
+    pub(in crate::mem) fn full_fence() {
+        fence_unless_left_out(Part::Full);
+    }
+}

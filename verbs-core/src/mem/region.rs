@@ -1,0 +1,90 @@
+//! What a key stands for, and why it may not be enough.
+
+use std::fmt;
+use std::ptr::NonNull;
+
+use super::access::Access;
+use super::memory::Memory;
+use crate::addr::{LKey, RKey};
+use crate::error::{Attr, Error, Why};
+use crate::sync::Arc;
+
+/// What is registered: a range of memory, the address peers and work requests know it by, who may
+/// do what with it.
+#[derive(Clone, Debug)]
+pub struct Region {
+    /// The memory.
+    pub memory: Arc<Memory>,
+    /// First byte of the region in `memory`.
+    pub offset: usize,
+    /// Bytes; 0 is legal and grants nothing.
+    pub len: usize,
+    /// Address of the first byte in work requests: by default its virtual address.
+    pub iova: u64,
+    /// Rights. `ZERO_BASED` overrides `iova` with 0.
+    pub access: Access,
+    /// Number of the protection domain.
+    pub pd: u32,
+}
+
+impl Region {
+    /// All of `memory`, at its virtual address.
+    pub fn new(memory: Arc<Memory>, access: Access, pd: u32) -> Self {
+        Self {
+            offset: 0,
+            len: memory.len(),
+            iova: memory.addr(),
+            memory,
+            access,
+            pd,
+        }
+    }
+
+    /// Checks everything that a table relies on; gives the first byte.
+    pub(super) fn check(&mut self) -> Result<NonNull<u8>, Error> {
+        self.access.check()?;
+        if self.access.contains(Access::ZERO_BASED) {
+            self.iova = 0;
+        }
+        let host = self.memory.at(self.offset, self.len)?;
+        match self.iova.checked_add(self.len as u64) {
+            Some(_) => Ok(host),
+            None => Err(Error::Mismatch {
+                attr: Attr::Iova,
+                why: Why::Overflow,
+            }),
+        }
+    }
+
+    /// The keys of this region under the number `key`. A region without remote rights has no
+    /// remote key.
+    pub(super) fn keys(&self, key: u32) -> (LKey, RKey) {
+        let remote = self.access.intersects(Access::REMOTE);
+        (LKey::new(key), RKey::new(if remote { key } else { 0 }))
+    }
+}
+
+/// Why a key did not lead to bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Fault {
+    /// No region has the key: never had, not any more, or not yet.
+    Key,
+    /// The region belongs to another protection domain.
+    Pd,
+    /// The region does not grant the right.
+    Access,
+    /// The range leaves the region.
+    Bounds,
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Key => "no region has this key",
+            Self::Pd => "the region belongs to another protection domain",
+            Self::Access => "the region does not grant this right",
+            Self::Bounds => "the range leaves the region",
+        })
+    }
+}

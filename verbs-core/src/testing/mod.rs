@@ -1,0 +1,19 @@
+//! For the tests of providers and of protocols: a provider without hardware, and one that holds
+//! commands back until the test lets them go.
+//!
+//! ```
+//! use std::sync::Arc;
+//! use verbs_core::testing::{Hold, Null};
+//! use verbs_core::{Device, Issued};
+//!
+//! let hold = Hold::over(Arc::new(Null::default()));
+//! let opening = Device::open(hold.clone()).issue(|device| drop(device));
+//! assert!(matches!(opening, Issued::Pending(_)));
+//! assert!(hold.step());
+//! ```
+
+mod hold;
+mod null;
+
+pub use hold::Hold;
+pub use null::Null;
