@@ -39,7 +39,9 @@ use verbs_core::sync::{Arc, Mutex};
 use verbs_core::{Arm, Armed, CqNotify, Error, Qpn, RawCq, Wc, WcFlags, WcOpcode, WcStatus};
 
 use crate::clock::Clock;
-use crate::qp::QueuePair;
+
+#[cfg(all(test, verbs_loom))]
+mod models;
 
 /// In the mode: the number of the thread that pushes alone.
 const OWNER: u32 = 0x1f;
@@ -142,6 +144,12 @@ pub(crate) struct Pushed {
     pub(crate) fire: bool,
 }
 
+/// Somebody who could not push, because the queue was changing hands.
+pub(crate) trait WaitsForCq: Send + Sync {
+    /// Any thread can push now. Outside pins and locks.
+    fn go_on(self: Arc<Self>);
+}
+
 /// The queue has no room: the completion is lost and the queue is in error.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Overrun;
@@ -177,7 +185,7 @@ pub(crate) struct CqRing {
     notify: Arc<CqNotify>,
     clock: Option<Clock>,
     /// Who wants to push and waits for the end of CONVERTING.
-    waiting: Mutex<Vec<Arc<QueuePair>>>,
+    waiting: Mutex<Vec<Arc<dyn WaitsForCq>>>,
 }
 
 impl CqRing {
@@ -382,7 +390,7 @@ impl CqRing {
 
     /// Makes a queue that [`CqRing::enter`] has refused shared, and calls `waiter` when it is.
     /// Outside any pin.
-    pub(crate) fn convert(self: &Arc<Self>, waiter: Arc<QueuePair>) {
+    pub(crate) fn convert(self: &Arc<Self>, waiter: Arc<dyn WaitsForCq>) {
         self.waiting.lock().push(waiter);
         let begun = self.pushers.mode.update(|tag| {
             let begun = tag & (SHARED | CONVERTING) != 0;
@@ -405,8 +413,8 @@ impl CqRing {
 
     fn call_waiting(&self) {
         let waiting = std::mem::take(&mut *self.waiting.lock());
-        for qp in waiting {
-            qp.turn();
+        for waiter in waiting {
+            waiter.go_on();
         }
     }
 
