@@ -175,6 +175,8 @@ struct Pushers {
 struct Consumer {
     head: AtomicU32,
     arm: AtomicU32,
+    /// The consumer is inside its first `arm`.
+    arming: AtomicBool,
 }
 
 /// The part of a completion queue that all share.
@@ -216,6 +218,7 @@ impl CqRing {
             consumer: Consumer {
                 head: AtomicU32::new(0),
                 arm: AtomicU32::new(0),
+                arming: AtomicBool::new(false),
             },
             notify,
             clock,
@@ -421,6 +424,12 @@ impl CqRing {
     /// Whoever pushed without knowing that the queue is armed has finished: fires for what they
     /// pushed.
     fn look_again(&self) {
+        // As long as `arm` has not returned it looks itself, and no handler may run inside of it.
+        // Two read-modify-writes of one word: either this one sees that `arm` is past, or `arm`,
+        // when it looks, sees what this thread has seen.
+        if self.consumer.arming.fetch_or(false, AcqRel) {
+            return;
+        }
         let mut at = self.head();
         while let Some(what) = self.published(at) {
             if Cqe::fires(what, self.consumer.arm.load(Relaxed)) {
@@ -512,8 +521,10 @@ impl RawCq for CqPoller {
             .mode
             .update(|tag| (tag & ARMED == 0).then_some(tag | ARMED));
         if let Some((_, touched)) = first {
-            let ring = Arc::clone(ring);
-            grace::after(touched, move || ring.look_again());
+            let later = Arc::clone(ring);
+            ring.consumer.arming.store(true, Release);
+            grace::after(touched, move || later.look_again());
+            ring.consumer.arming.swap(false, AcqRel);
         }
         fence(SeqCst);
         match ring.published(self.head) {
