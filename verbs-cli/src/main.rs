@@ -2,4 +2,78 @@
 
 #![forbid(unsafe_code)]
 
-fn main() {}
+mod cli;
+mod copy;
+mod devinfo;
+mod exit;
+mod report;
+
+use std::fmt::Display;
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::cli::{Cli, Command, CopyArgs, DevinfoArgs};
+
+fn main() -> ExitCode {
+    let done = match Cli::parse().command {
+        Command::Copy(args) => run_copy(&args),
+        Command::Devinfo(args) => run_devinfo(&args),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(code) => ExitCode::from(code),
+    }
+}
+
+fn run_copy(args: &CopyArgs) -> Result<(), u8> {
+    let report =
+        copy::run(args).map_err(|failure| complain("copy", &failure, failure.exit_code()))?;
+    if args.json {
+        show_json("copy", &report)
+    } else if args.quiet {
+        Ok(())
+    } else {
+        show("copy", &report)
+    }
+}
+
+fn run_devinfo(args: &DevinfoArgs) -> Result<(), u8> {
+    let info = devinfo::query().map_err(|error| complain("devinfo", &error, exit::DEVICE))?;
+    if args.json {
+        show_json("devinfo", &info)
+    } else {
+        show("devinfo", &info.text(args.verbose))
+    }
+}
+
+fn show_json(command: &str, value: &impl serde::Serialize) -> Result<(), u8> {
+    let text = serde_json::to_string_pretty(value)
+        .map_err(|error| complain(command, &error, exit::FILES))?;
+    show(command, &text)
+}
+
+/// Prints a result; a reader that has gone away is an error like any other.
+fn show(command: &str, value: &impl Display) -> Result<(), u8> {
+    let mut stdout = io::stdout().lock();
+    // In one piece, for readers that take the first line and leave.
+    let text = format!("{value}\n");
+    let shown = stdout
+        .write_all(text.as_bytes())
+        .and_then(|()| stdout.flush());
+    shown.map_err(|error| {
+        complain(
+            command,
+            &format_args!("cannot write the result to stdout: {error}"),
+            exit::FILES,
+        )
+    })
+}
+
+/// Says in one sentence what is wrong; hands the exit code through.
+fn complain(command: &str, error: &impl Display, code: u8) -> u8 {
+    // Nobody can be told that stderr is closed.
+    let _ = writeln!(io::stderr(), "verbs {command}: {error}");
+    code
+}

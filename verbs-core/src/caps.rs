@@ -16,7 +16,7 @@ bitflags! {
         /// Bad P_Keys are counted.
         const BAD_PKEY_CNTR = 1 << 1;
         /// The port can be changed by modify.
-        const CHANGE_PHY_PORT = 1 << 4;
+        const CHANGE_PHY_PORT = 1 << 5;
         /// The port-active event is raised.
         const PORT_ACTIVE_EVENT = 1 << 10;
         /// The system image GUID is supported.

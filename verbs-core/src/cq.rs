@@ -2,6 +2,7 @@
 
 use std::future::poll_fn;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use atomic_waker::AtomicWaker;
 
@@ -14,6 +15,7 @@ use crate::queue::{Arm, Armed, RawCq};
 use crate::request::Request;
 use crate::routine;
 use crate::serial::Serial;
+use crate::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use crate::sync::plain::Mutex;
 use crate::sync::{Arc, OnceLock, Weak};
 use crate::wc::Wc;
@@ -31,7 +33,8 @@ pub struct Cq {
 pub struct CqCore {
     base: Base,
     device: Child<DeviceCore>,
-    cqe: u32,
+    /// Entries; changed by a resize.
+    cqe: AtomicU32,
     notify: Arc<CqNotify>,
 }
 
@@ -52,7 +55,25 @@ pub struct CreateCq {
     pub notify: Arc<CqNotify>,
 }
 
-verb!(CreateCq, DeviceCore => Cq);
+/// Changes the depth; arguments of the verb.
+#[derive(Debug)]
+pub struct ResizeCq {
+    /// Entries wanted, at least.
+    pub cqe: u32,
+}
+
+/// Changes the moderation of events; arguments of the verb.
+#[derive(Debug)]
+pub struct ModifyCq {
+    /// Completions that make an event.
+    pub count: u16,
+    /// Microseconds after which one makes an event all the same.
+    pub period_us: u16,
+}
+
+verb!(CreateCq, DeviceCore => Cq, |cq| Some(Arc::<CqCore>::clone(&cq.core)));
+verb!(ResizeCq, CqCore => u32);
+verb!(ModifyCq, CqCore => ());
 
 impl CreateCq {
     /// The queue, for a provider that has created it under that number with `cqe` entries.
@@ -61,7 +82,7 @@ impl CreateCq {
         let core = Arc::new(CqCore {
             base,
             device: self.device,
-            cqe,
+            cqe: AtomicU32::new(cqe),
             notify: self.notify,
         });
         // The notifier is new, so nobody has set this.
@@ -157,7 +178,29 @@ impl Cq {
 
     /// Entries that the queue has room for.
     pub fn depth(&self) -> u32 {
-        self.core.cqe
+        self.core.cqe.load(Relaxed)
+    }
+
+    /// Changes the depth to at least `cqe`; yields the new one. Completions that wait are kept.
+    ///
+    /// Takes the queue exclusively, as polling does.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a depth of 0 or beyond the device's `max_cqe`, [`Error::Mismatch`] if
+    /// more completions wait than would fit, [`Error::Unsupported`] where queues cannot be resized.
+    pub fn resize(&mut self, cqe: u32) -> Request<'_, ResizeCq> {
+        Request::new(&self.core, ResizeCq { cqe })
+    }
+
+    /// Moderates events: an armed queue fires at `count` completions or `period` after the first,
+    /// whichever comes first. Both 0, as at the start: at the first.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a period beyond 65,535 microseconds, [`Error::Unsupported`] where there
+    /// is no moderation.
+    pub fn moderate(&self, count: u16, period: Duration) -> Request<'_, ModifyCq> {
+        let period_us = u16::try_from(period.as_micros()).unwrap_or(u16::MAX);
+        Request::new(&self.core, ModifyCq { count, period_us })
     }
 
     /// Destroys the queue: Busy while queue pairs use it (K10). Completions that were not polled are
@@ -181,6 +224,13 @@ impl Cq {
 
     pub(crate) fn core(&self) -> &Arc<CqCore> {
         &self.core
+    }
+}
+
+impl CqCore {
+    /// Takes over a new depth, for a provider that has resized the queue.
+    pub fn resized(&self, cqe: u32) {
+        self.cqe.store(cqe, Relaxed);
     }
 }
 

@@ -4,10 +4,11 @@ use std::fmt;
 use std::panic::Location;
 use std::time::{Duration, Instant};
 
-use crate::addr::Guid;
+use crate::addr::{Gid, Guid, PKey};
 use crate::caps::{DeviceAttr, PortAttr};
 use crate::command::{AnyCommand, Body, Command, Kind, Origin, RequestId, SlotRef};
 use crate::error::Error;
+use crate::event::EventHub;
 use crate::object::{Base, ObjectId, ObjectKind, Target, destroy, handle};
 use crate::provider::Provider;
 use crate::request::Request;
@@ -44,6 +45,7 @@ pub struct DeviceCore {
     pub(crate) late: AtomicU64,
     implicit_failures: AtomicU64,
     pub(crate) number: u64,
+    pub(crate) events: EventHub,
 }
 
 handle!(Device, DeviceCore, CloseDevice);
@@ -69,6 +71,10 @@ impl Target for DeviceCore {
     }
 
     fn release(&self) {}
+
+    fn closing(&self) {
+        self.events.close(Error::Closing);
+    }
 }
 
 /// Opens a device; arguments of the verb.
@@ -94,8 +100,51 @@ pub struct QueryPort {
     pub port: u8,
 }
 
+/// Asks for an entry of a port's P_Key table; arguments of the verb.
+#[derive(Debug)]
+pub struct QueryPkey {
+    /// Port number, from 1.
+    pub port: u8,
+    /// Index, from 0.
+    pub index: u16,
+}
+
+/// Asks for an entry of a port's GID table; arguments of the verb.
+#[derive(Debug)]
+pub struct QueryGid {
+    /// Port number, from 1.
+    pub port: u8,
+    /// Index, from 0.
+    pub index: u16,
+}
+
+/// Changes a device; arguments of the verb.
+#[derive(Debug, Default)]
+pub struct ModifyDevice {
+    /// What people call the node: at most 64 bytes, as the NodeDescription attribute holds.
+    pub node_desc: Option<String>,
+    /// Identifies the system the node is part of.
+    pub sys_image_guid: Option<Guid>,
+}
+
+/// Changes a port; arguments of the verb.
+#[derive(Debug)]
+pub struct ModifyPort {
+    /// Port number, from 1.
+    pub port: u8,
+    /// Sets the counter of Q_Key violations to zero.
+    pub reset_qkey_viol_cntr: bool,
+    /// Capability bits to set (`PortInfo.CapabilityMask`).
+    pub set_caps: u32,
+    /// Capability bits to clear.
+    pub clear_caps: u32,
+}
+
 macro_rules! verb {
     ($Verb:ident, $Target:ty => $Output:ty) => {
+        $crate::device::verb!($Verb, $Target => $Output, |_output| None);
+    };
+    ($Verb:ident, $Target:ty => $Output:ty, |$output:ident| $created:expr) => {
         impl $crate::verb::Verb for $Verb {
             type Target = $Target;
             type Output = $Output;
@@ -108,6 +157,11 @@ macro_rules! verb {
             ) -> $crate::command::AnyCommand<'_> {
                 $crate::command::AnyCommand::$Verb(command)
             }
+
+            #[inline(always)]
+            fn created($output: &$Output) -> Option<$crate::sync::Arc<dyn $crate::object::Target>> {
+                $created
+            }
         }
     };
 }
@@ -115,6 +169,10 @@ pub(crate) use verb;
 
 verb!(QueryDevice, DeviceCore => Arc<DeviceAttr>);
 verb!(QueryPort, DeviceCore => PortAttr);
+verb!(QueryPkey, DeviceCore => PKey);
+verb!(QueryGid, DeviceCore => Gid);
+verb!(ModifyDevice, DeviceCore => ());
+verb!(ModifyPort, DeviceCore => ());
 
 impl Verb for OpenDevice {
     type Target = DeviceCore;
@@ -157,6 +215,7 @@ impl Device {
             late: AtomicU64::new(0),
             implicit_failures: AtomicU64::new(0),
             number,
+            events: EventHub::default(),
         });
         Request::<OpenDevice>::owned(
             Arc::clone(&core),
@@ -201,6 +260,46 @@ impl Device {
         Request::new(&self.core, QueryPort { port })
     }
 
+    /// The P_Key at `index` of the port's table.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a port or index that the device does not have.
+    #[inline]
+    pub fn query_pkey(&self, port: u8, index: u16) -> Request<'_, QueryPkey> {
+        Request::new(&self.core, QueryPkey { port, index })
+    }
+
+    /// The GID at `index` of the port's table.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a port or index that the device does not have.
+    #[inline]
+    pub fn query_gid(&self, port: u8, index: u16) -> Request<'_, QueryGid> {
+        Request::new(&self.core, QueryGid { port, index })
+    }
+
+    /// Changes what the device says of itself.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a node description of more than 64 bytes.
+    pub fn modify(&self, change: ModifyDevice) -> Request<'_, ModifyDevice> {
+        Request::new(&self.core, change)
+    }
+
+    /// Changes a port; see [`Request::set_caps`] and its neighbours.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a port that the device does not have.
+    pub fn modify_port(&self, port: u8) -> Request<'_, ModifyPort> {
+        let change = ModifyPort {
+            port,
+            reset_qkey_viol_cntr: false,
+            set_caps: 0,
+            clear_caps: 0,
+        };
+        Request::new(&self.core, change)
+    }
+
     /// What is pending, and what threads are issuing at this moment (K15). Takes no lock that a
     /// verb takes.
     pub fn in_flight(&self) -> Vec<InFlight> {
@@ -227,6 +326,26 @@ impl Device {
     }
 }
 
+impl Request<'_, ModifyPort> {
+    /// Sets capability bits of the port (`PortInfo.CapabilityMask`).
+    pub fn set_caps(mut self, bits: u32) -> Self {
+        self.args.set_caps = bits;
+        self
+    }
+
+    /// Clears capability bits of the port.
+    pub fn clear_caps(mut self, bits: u32) -> Self {
+        self.args.clear_caps = bits;
+        self
+    }
+
+    /// Sets the counter of Q_Key violations to zero.
+    pub fn reset_qkey_violations(mut self) -> Self {
+        self.args.reset_qkey_viol_cntr = true;
+        self
+    }
+}
+
 impl DeviceCore {
     /// The device has gone: completes everything pending with [`Error::DeviceRemoved`] and lets
     /// nothing new in but destroys (K15). For providers; says how many it completed.
@@ -234,6 +353,7 @@ impl DeviceCore {
         self.removed.store(true, Relaxed);
         // With the fence in `pend`: one of the two sees the other.
         fence(SeqCst);
+        self.events.close(Error::DeviceRemoved);
         let fail = |(index, generation)| {
             SlotRef::new(self, RequestId { index, generation }).fail(Error::DeviceRemoved)
         };

@@ -179,6 +179,12 @@ impl Header {
         self.word.load(Acquire) & (CLOSED | WHEN_IDLE) != 0
     }
 
+    /// Who holds it now, if anybody does.
+    pub(crate) fn busy_now(&self) -> Option<Busy> {
+        let word = self.word.load(Acquire);
+        (word & CHILDREN != 0).then(|| self.busy(word))
+    }
+
     /// Child objects now.
     pub(crate) fn children(&self) -> u32 {
         (self.word.load(Acquire) & CHILDREN) as u32

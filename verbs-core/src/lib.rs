@@ -2,12 +2,17 @@
 #![deny(unsafe_code)]
 
 pub mod addr;
+pub mod ah;
 pub mod caps;
 pub mod command;
 pub mod cq;
 pub mod device;
 pub mod error;
+pub mod event;
+pub mod extension;
+pub mod filter;
 mod header;
+pub mod mcast;
 #[expect(
     unsafe_code,
     reason = "registered memory, keys and windows: argued in each file"
@@ -29,6 +34,7 @@ mod serial;
     reason = "cells whose rights an atomic word hands out: argued in each file"
 )]
 mod slot;
+pub mod srq;
 #[doc(hidden)]
 pub mod sync;
 #[cfg(any(test, feature = "testing"))]
@@ -40,12 +46,16 @@ pub mod wc;
 pub mod wr;
 
 pub use addr::{Gid, Guid, LKey, Lid, Mtu, PKey, Psn, QKey, Qpn, RKey};
+pub use ah::Ah;
 pub use caps::{AtomicCap, DeviceAttr, DeviceCap, LinkLayer, PortAttr, PortState};
 pub use command::{AnyCommand, Command, Kind, Origin, Pending, PendingCommand, Reply, RequestId};
 pub use cq::{Cq, CqNotify};
 pub use device::{Device, InFlight};
 pub use error::{Attr, ByteCount, Error, Why};
+pub use event::{AsyncEvent, EventType, Subject};
+pub use extension::Extension;
 pub use header::Busy;
+pub use mcast::Mcast;
 pub use mem::{Access, Memory};
 pub use mr::Mr;
 pub use object::{ObjectId, ObjectKind, Private, Refused, Target};
@@ -57,6 +67,7 @@ pub use qp_state::{QpAttrMask, QpState, QpType};
 pub use queue::{Arm, Armed, BatchError, PostError, RawCq, RawRecvQueue, RawSendQueue};
 pub use request::{CancelHandle, Issued, Request, RequestFuture};
 pub use routine::{collect, no_block};
+pub use srq::{Srq, SrqAttr};
 pub use verb::Verb;
 pub use wc::{Wc, WcFlags, WcOpcode, WcStatus};
 pub use wr::{Payload, Read, Recv, RecvWr, Remote, Send, SendFlags, SendOp, SendWr, Sge, Write};

@@ -4,13 +4,15 @@ use std::fmt;
 use std::ops::Range;
 
 use crate::addr::{LKey, RKey};
+use crate::command::{AnyCommand, Command, Kind};
 use crate::device::verb;
 use crate::error::Error;
 use crate::mem::{Access, Memory};
-use crate::object::{Base, Child, ObjectKind, Private, core, destroy, handle};
+use crate::object::{Base, Child, ObjectKind, Private, Refused, Target, core, destroy, handle};
 use crate::pd::{Pd, PdCore};
 use crate::request::Request;
 use crate::sync::Arc;
+use crate::verb::{Admit, Verb};
 use crate::wr::{Remote, Sge};
 
 /// A memory region: registered memory with the keys that name it.
@@ -60,7 +62,146 @@ pub struct RegMr {
     pub iova: u64,
 }
 
+/// Asks for what is registered; arguments of the verb.
+#[derive(Debug)]
+pub struct QueryMr(());
+
+/// Registers anew under the same region; arguments of the verb.
+pub struct ReregMr {
+    old: Option<Mr>,
+    pd: Option<Child<PdCore>>,
+    /// Other memory than before.
+    pub memory: Option<Arc<Memory>>,
+    /// Other access rights than before.
+    pub access: Option<Access>,
+}
+
+/// A memory region as a query shows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MrInfo {
+    /// The key for work requests of this process.
+    pub lkey: LKey,
+    /// The key for work requests of peers.
+    pub rkey: RKey,
+    /// The address of the first byte, as work requests reach it.
+    pub iova: u64,
+    /// Bytes.
+    pub len: u64,
+    /// Who may do what to it.
+    pub access: Access,
+}
+
 verb!(RegMr, PdCore => Mr);
+verb!(QueryMr, MrCore => MrInfo);
+
+impl Verb for ReregMr {
+    type Target = MrCore;
+    type Output = Mr;
+    type Error = Refused<Mr>;
+    const KIND: Kind = Kind::ReregMr;
+
+    fn command(command: Command<'_, Self>) -> AnyCommand<'_> {
+        AnyCommand::ReregMr(command)
+    }
+
+    fn admit(&mut self, core: &MrCore) -> Admit<Self::Error> {
+        match core.base.header.busy_now() {
+            None => Admit::Go,
+            Some(busy) => Admit::Refuse(Refused {
+                error: Error::Busy,
+                busy: Some(busy),
+                handle: self.old.take(),
+            }),
+        }
+    }
+
+    fn refuse(self, error: Error) -> Self::Error {
+        Refused {
+            error,
+            busy: None,
+            handle: self.old,
+        }
+    }
+}
+
+impl ReregMr {
+    /// The protection domain that it is to be in, if that changes.
+    pub fn pd(&self) -> Option<&Arc<PdCore>> {
+        self.pd.as_ref().map(Child::get)
+    }
+
+    /// The address that the region is reached at now.
+    pub fn iova(&self) -> u64 {
+        self.old.as_ref().map_or(0, Mr::iova)
+    }
+
+    /// The region under its new keys, for a provider that has registered it anew. The old handle
+    /// is closed by this without a command of its own.
+    ///
+    /// # Errors
+    /// [`Error::Closing`] if the handle is gone, which no request of this crate lets happen.
+    pub fn build(
+        mut self,
+        lkey: LKey,
+        rkey: RKey,
+        iova: u64,
+        private: Private,
+    ) -> Result<Mr, Refused<Mr>> {
+        let Some(old) = self.old.take() else {
+            return Err(Error::Closing.into());
+        };
+        let core = Arc::clone(&old.core);
+        // Nobody can bind a window meanwhile: that takes the handle.
+        let _ = core.base.header.close(false);
+        let pd = self
+            .pd
+            .take()
+            .unwrap_or_else(|| Child::new(core.pd.get(), ObjectKind::Mr));
+        core.pd.release();
+        let memory = self
+            .memory
+            .take()
+            .unwrap_or_else(|| Arc::clone(&core.memory));
+        let access = self.access.unwrap_or(core.access);
+        let base = Base::new(
+            Target::device(pd.get()),
+            ObjectKind::Mr,
+            lkey.value(),
+            private,
+        );
+        Ok(Mr {
+            core: Arc::new(MrCore {
+                base,
+                pd,
+                memory,
+                access,
+                iova,
+                lkey,
+                rkey,
+            }),
+        })
+    }
+}
+
+impl Request<'_, ReregMr> {
+    /// Registers other memory.
+    pub fn memory(mut self, memory: impl Into<Arc<Memory>>) -> Self {
+        self.args.memory = Some(memory.into());
+        self
+    }
+
+    /// Gives other access rights.
+    pub fn access(mut self, access: Access) -> Self {
+        self.args.access = Some(access);
+        self
+    }
+
+    /// Moves the region to another protection domain.
+    pub fn pd(mut self, pd: &Pd) -> Self {
+        self.args.pd = Some(Child::new(pd.core(), ObjectKind::Mr));
+        self
+    }
+}
 
 impl RegMr {
     pub(crate) fn request(pd: &Pd, memory: Arc<Memory>, access: Access) -> Request<'_, Self> {
@@ -90,7 +231,7 @@ impl RegMr {
             iova,
         } = self;
         let base = Base::new(
-            crate::object::Target::device(pd.get()),
+            Target::device(pd.get()),
             ObjectKind::Mr,
             lkey.value(),
             private,
@@ -106,6 +247,36 @@ impl RegMr {
                 rkey,
             }),
         }
+    }
+}
+
+impl MrCore {
+    /// What is registered.
+    pub fn info(&self) -> MrInfo {
+        let Self {
+            iova,
+            lkey,
+            rkey,
+            access,
+            ..
+        } = *self;
+        MrInfo {
+            lkey,
+            rkey,
+            iova,
+            len: self.memory.len() as u64,
+            access,
+        }
+    }
+
+    /// The registered memory.
+    pub fn memory(&self) -> &Arc<Memory> {
+        &self.memory
+    }
+
+    /// The protection domain that it is in.
+    pub fn pd(&self) -> &Arc<PdCore> {
+        self.pd.get()
     }
 }
 
@@ -201,6 +372,33 @@ impl Mr {
     /// [`Error::Invalid`] if the range leaves the region.
     pub fn write(&self, offset: usize, from: &[u8]) -> Result<(), Error> {
         self.core.memory.write(offset, from)
+    }
+
+    /// Asks the device for what is registered.
+    ///
+    /// # Errors
+    /// The provider's.
+    pub fn query(&self) -> Request<'_, QueryMr> {
+        Request::new(&self.core, QueryMr(()))
+    }
+
+    /// Registers the region anew, with what the request is told to change, under new keys: the old
+    /// ones miss at once, and nobody reaches the old memory through them when this has completed.
+    ///
+    /// # Errors
+    /// [`Refused`] gives the unchanged handle back: with [`Error::Busy`] while memory windows are
+    /// bound, or as [`Pd::register`].
+    pub fn rereg(self) -> Request<'static, ReregMr> {
+        let core = Arc::clone(&self.core);
+        Request::owned(
+            core,
+            ReregMr {
+                old: Some(self),
+                pd: None,
+                memory: None,
+                access: None,
+            },
+        )
     }
 
     /// Deregisters the memory: Busy while memory windows are bound to it (K10). When it has

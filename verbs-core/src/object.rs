@@ -140,6 +140,8 @@ pub struct Base {
     parked: Mutex<Option<PendingCommand>>,
     id: ObjectId,
     private: Private,
+    /// Whether the result of the create has been delivered, so that events may go (K14).
+    pub(crate) announced: AtomicBool,
 }
 
 impl Base {
@@ -159,6 +161,7 @@ impl Base {
             parked,
             id: ObjectId { kind, number },
             private,
+            announced: AtomicBool::new(false),
         }
     }
 
@@ -171,6 +174,7 @@ impl Base {
             parked,
             id: ObjectId { kind, number },
             private: Box::new(()),
+            announced: AtomicBool::new(true),
         }
     }
 
@@ -214,6 +218,9 @@ pub trait Target: Send + Sync + 'static {
 
     /// Releases the parents: the object's destroy has completed.
     fn release(&self);
+
+    /// The object's destroy has been accepted.
+    fn closing(&self) {}
 
     /// Kind and number.
     fn id(&self) -> ObjectId {
@@ -389,7 +396,11 @@ impl<H: Handle> Destroy<H> {
                 handle: handle.take(),
             })
         };
-        match core.base().header.close(self.when_idle) {
+        let close = core.base().header.close(self.when_idle);
+        if !matches!(close, Close::Busy(_) | Close::Already) {
+            core.closing();
+        }
+        match close {
             Close::Drained => Admit::Go,
             Close::Draining | Close::WhenIdle => Admit::Park,
             Close::Busy(busy) => refuse(Error::Busy, Some(busy), &mut self.handle),

@@ -13,6 +13,7 @@ use crate::qp_attr::{Path, QpAttr, QpInfo};
 use crate::qp_state::{QpState, QpType};
 use crate::queue::{BatchError, PostError, RawRecvQueue, RawSendQueue};
 use crate::request::Request;
+use crate::srq::{Srq, SrqCore};
 use crate::sync::Arc;
 use crate::verb::{Admit, Verb};
 use crate::wr::{Payload, Recv, SendFlags, SendOp, SendWr};
@@ -53,6 +54,7 @@ pub struct QpInit<'a> {
     send_cq: &'a Cq,
     recv_cq: &'a Cq,
     cap: QpCap,
+    srq: Option<&'a Srq>,
     sq_sig_all: bool,
     low_latency: bool,
 }
@@ -70,6 +72,7 @@ impl<'a> QpInit<'a> {
             send_cq,
             recv_cq,
             cap: QpCap::default(),
+            srq: None,
             sq_sig_all: false,
             low_latency: false,
         }
@@ -96,6 +99,12 @@ impl<'a> QpInit<'a> {
     /// Inline bytes of one send.
     pub fn inline(mut self, bytes: u32) -> Self {
         self.cap.max_inline_data = bytes;
+        self
+    }
+
+    /// Receives are taken from this queue instead of one of its own.
+    pub fn srq(mut self, srq: &'a Srq) -> Self {
+        self.srq = Some(srq);
         self
     }
 
@@ -129,6 +138,7 @@ pub struct QpCore {
     pd: Child<PdCore>,
     send_cq: Child<CqCore>,
     recv_cq: Child<CqCore>,
+    srq: Option<Child<SrqCore>>,
     qp_type: QpType,
     cap: QpCap,
 }
@@ -136,7 +146,8 @@ pub struct QpCore {
 core!(QpCore {
     pd,
     send_cq,
-    recv_cq
+    recv_cq,
+    srq
 });
 handle!(Qp, QpCore, DestroyQp);
 
@@ -163,6 +174,7 @@ pub struct CreateQp {
     pd: Child<PdCore>,
     send_cq: Child<CqCore>,
     recv_cq: Child<CqCore>,
+    srq: Option<Child<SrqCore>>,
     /// Service type.
     pub qp_type: QpType,
     /// Sizes wanted, at least.
@@ -186,14 +198,23 @@ impl Verb for CreateQp {
     fn admit(&mut self, pd: &PdCore) -> Admit<Error> {
         let device = pd.base().device();
         let same = |cq: &Child<CqCore>| Arc::ptr_eq(device, cq.get().base().device());
-        if same(&self.send_cq) && same(&self.recv_cq) {
-            Admit::Go
-        } else {
+        let refuse = |attr| {
             Admit::Refuse(Error::Mismatch {
-                attr: Attr::Cq,
+                attr,
                 why: Why::OtherDevice,
             })
+        };
+        if !(same(&self.send_cq) && same(&self.recv_cq)) {
+            return refuse(Attr::Cq);
         }
+        match &self.srq {
+            Some(srq) if !Arc::ptr_eq(device, srq.get().base().device()) => refuse(Attr::Srq),
+            _ => Admit::Go,
+        }
+    }
+
+    fn created(qp: &Qp) -> Option<Arc<dyn Target>> {
+        Some(Arc::<QpCore>::clone(&qp.core))
     }
 }
 
@@ -203,6 +224,7 @@ impl CreateQp {
             pd: Child::new(pd.core(), ObjectKind::Qp),
             send_cq: Child::new(init.send_cq.core(), ObjectKind::Qp),
             recv_cq: Child::new(init.recv_cq.core(), ObjectKind::Qp),
+            srq: init.srq.map(|srq| Child::new(srq.core(), ObjectKind::Qp)),
             qp_type: init.qp_type,
             cap: init.cap,
             sq_sig_all: init.sq_sig_all,
@@ -221,6 +243,11 @@ impl CreateQp {
         self.recv_cq.get()
     }
 
+    /// The shared receive queue, if it is to have one.
+    pub fn srq(&self) -> Option<&Arc<SrqCore>> {
+        self.srq.as_ref().map(Child::get)
+    }
+
     /// The queue pair, for a provider that has created it under that number with these sizes.
     pub fn build(
         self,
@@ -234,6 +261,7 @@ impl CreateQp {
             pd,
             send_cq,
             recv_cq,
+            srq,
             qp_type,
             ..
         } = self;
@@ -248,6 +276,7 @@ impl CreateQp {
             pd,
             send_cq,
             recv_cq,
+            srq,
             qp_type,
             cap,
         });
@@ -273,9 +302,18 @@ verb!(ModifyQp, QpCore => ());
 verb!(QueryQp, QpCore => Box<QpInfo>);
 
 impl Qp {
+    pub(crate) fn core(&self) -> &Arc<QpCore> {
+        &self.core
+    }
+
     /// Its number.
     pub fn qpn(&self) -> Qpn {
         self.core.qpn()
+    }
+
+    /// What requests act on, as providers see it.
+    pub fn target(&self) -> &Arc<QpCore> {
+        &self.core
     }
 
     /// Its service type.
@@ -286,6 +324,11 @@ impl Qp {
     /// Its sizes, at least what was asked for.
     pub fn cap(&self) -> QpCap {
         self.core.cap
+    }
+
+    /// What the provider keeps with the queue pair, if it is of that type.
+    pub fn private<T: 'static>(&self) -> Option<&T> {
+        self.core.base.private()
     }
 
     /// Changes attributes, usually the state among them (IBTA vol. 1, 11.2.5.2). All or nothing.

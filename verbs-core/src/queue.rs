@@ -106,7 +106,7 @@ pub enum Armed {
 ///
 /// Everything that can be said from the work request and the queue alone is answered by the call;
 /// everything that takes looking at memory or at the peer is answered by a completion.
-pub trait RawSendQueue: Send + fmt::Debug {
+pub trait RawSendQueue: Send + Sync + fmt::Debug {
     /// Posts any work request.
     ///
     /// # Errors
@@ -181,7 +181,7 @@ pub trait RawSendQueue: Send + fmt::Debug {
 }
 
 /// The provider's side of a receive queue, shared or not.
-pub trait RawRecvQueue: Send + fmt::Debug {
+pub trait RawRecvQueue: Send + Sync + fmt::Debug {
     /// Posts a receive of several pieces, or of none.
     ///
     /// # Errors
@@ -202,7 +202,7 @@ pub trait RawRecvQueue: Send + fmt::Debug {
 ///
 /// When an armed queue fires, the provider calls [`CqNotify::fire`](crate::CqNotify::fire) of the
 /// notifier that came with the create command: once per arm, with no lock held.
-pub trait RawCq: Send + fmt::Debug {
+pub trait RawCq: Send + Sync + fmt::Debug {
     /// Takes up to `out.len()` completions, oldest first, and says how many.
     fn poll(&mut self, out: &mut [Wc]) -> usize;
 

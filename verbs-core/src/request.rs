@@ -79,7 +79,9 @@ impl CancelHandle {
         let marked = self.0.slot().cancel(id.generation);
         if marked {
             let _level = Raise::new();
-            self.0.device.provider.cancel(id);
+            if !self.0.device.events.cancel(id) {
+                self.0.device.provider.cancel(id);
+            }
         }
         marked
     }
@@ -144,7 +146,7 @@ impl<'a, V: Verb> Request<'a, V> {
             Some(Outcome::Pended(slot)) => Issued::Pending(CancelHandle(slot)),
             Some(Outcome::Done(result)) => {
                 if let Some(routine) = consumer.routine.take() {
-                    routine(result);
+                    routine::deliver::<V>(result, routine);
                 }
                 Issued::Completed
             }
@@ -171,7 +173,7 @@ impl<'a, V: Verb> Request<'a, V> {
             Some(Outcome::Pended(slot)) => Issued::Pending(CancelHandle(slot)),
             Some(Outcome::Done(result)) => {
                 if let Some(routine) = consumer.routine.take() {
-                    routine::queue_call(move || routine(result));
+                    routine::queue_call(move || routine::deliver::<V>(result, routine));
                 }
                 Issued::Completed
             }
@@ -199,11 +201,13 @@ impl<'a, V: Verb> Request<'a, V> {
         let level = Raise::new();
         drive(&mut site, &mut args);
         drop(level);
-        match site.outcome.into_inner() {
+        let result = match site.outcome.into_inner() {
             Some(Outcome::Done(result)) => result,
             Some(Outcome::Pended(slot)) => wait_for::<V>(&slot),
             None => unanswered(),
-        }
+        };
+        routine::announce::<V>(&result);
+        result
     }
 }
 
@@ -352,7 +356,10 @@ impl<V: Verb> Future for RequestFuture<'_, V> {
             drive(&mut site, &mut me.args);
             drop(level);
             match site.outcome.into_inner() {
-                Some(Outcome::Done(result)) => return Poll::Ready(result),
+                Some(Outcome::Done(result)) => {
+                    routine::announce::<V>(&result);
+                    return Poll::Ready(result);
+                }
                 Some(Outcome::Pended(slot)) => me.slot = Some(slot),
                 None => unanswered(),
             }
@@ -377,6 +384,7 @@ impl<V: Verb> RequestFuture<'_, V> {
             return Poll::Pending;
         };
         let result = slot.consume::<V>(body);
+        routine::announce::<V>(&result);
         self.slot = None;
         Poll::Ready(result)
     }

@@ -55,8 +55,29 @@ where
             .downcast_mut::<Option<Result<V::Output, V::Error>>>()
             .and_then(Option::take);
         if let (Some(routine), Some(result)) = (self.routine.take(), result) {
-            routine(result);
+            deliver::<V>(result, routine);
         }
+    }
+}
+
+/// Calls the routine, then lets the events of a created object go (K14).
+#[inline(always)]
+pub(crate) fn deliver<V: Verb>(
+    result: Result<V::Output, V::Error>,
+    routine: impl FnOnce(Result<V::Output, V::Error>),
+) {
+    let created = result.as_ref().ok().and_then(V::created);
+    routine(result);
+    if let Some(object) = created {
+        object.base().device().announce(&*object);
+    }
+}
+
+/// Lets the events of a created object go: its future or `wait` is about to return.
+#[inline(always)]
+pub(crate) fn announce<V: Verb>(result: &Result<V::Output, V::Error>) {
+    if let Some(object) = result.as_ref().ok().and_then(V::created) {
+        object.base().device().announce(&*object);
     }
 }
 

@@ -52,6 +52,7 @@ mod imp {
     pub use loom::sync::atomic;
     pub use loom::thread;
     pub use loom::{lazy_static, thread_local};
+    pub use std::thread::panicking;
 
     /// loom's mutex with parking_lot's signature.
     #[derive(Debug, Default)]

@@ -43,6 +43,12 @@ pub trait Verb: Sized + Send + 'static {
         error.into()
     }
 
+    /// The object in a create's result, if it can have events (K14).
+    #[inline(always)]
+    fn created(_output: &Self::Output) -> Option<Arc<dyn Target>> {
+        None
+    }
+
     /// Runs when the provider has completed, before anybody is told.
     #[inline(always)]
     fn completed(_target: &Arc<Self::Target>, _result: &Result<Self::Output, Self::Error>) {}

@@ -4,15 +4,22 @@
 
 use std::fmt;
 
+use crate::ah::{CreateAh, DestroyAh, ModifyAh, QueryAh};
 use crate::command::{Command, Origin, Pending, RequestId};
-use crate::cq::{CreateCq, DestroyCq};
-use crate::device::{CloseDevice, OpenDevice, QueryDevice, QueryPort};
+use crate::cq::{CreateCq, DestroyCq, ModifyCq, ResizeCq};
+use crate::device::{
+    CloseDevice, ModifyDevice, ModifyPort, OpenDevice, QueryDevice, QueryGid, QueryPkey, QueryPort,
+};
 use crate::error::Error;
-use crate::mr::{DeregMr, RegMr};
+use crate::event::NextEvent;
+use crate::extension::CallExtension;
+use crate::mcast::{AttachMcast, DetachMcast};
+use crate::mr::{DeregMr, QueryMr, RegMr, ReregMr};
 use crate::object::{ObjectId, Target};
 use crate::pd::{AllocPd, DeallocPd};
 use crate::provider::{Frame, Provider};
 use crate::qp::{CreateQp, DestroyQp, ModifyQp, QueryQp};
+use crate::srq::{CreateSrq, DestroySrq, ModifySrq, QuerySrq};
 use crate::verb::Verb;
 
 /// Makes everything that has one place per verb out of one table.
@@ -135,14 +142,38 @@ verbs! {
     QueryDevice
     /// Ask for a port's attributes.
     QueryPort
+    /// Ask for an entry of a port's P_Key table.
+    QueryPkey
+    /// Ask for an entry of a port's GID table.
+    QueryGid
+    /// Change what the device says of itself.
+    ModifyDevice
+    /// Change a port.
+    ModifyPort
+    /// Ask for the next asynchronous event.
+    NextEvent
+    /// Call an extension.
+    CallExtension
     /// Allocate a protection domain.
     AllocPd
     /// Deallocate a protection domain.
     DeallocPd
     /// Create a completion queue.
     CreateCq
+    /// Change a completion queue's depth.
+    ResizeCq
+    /// Change a completion queue's moderation.
+    ModifyCq
     /// Destroy a completion queue.
     DestroyCq
+    /// Create a shared receive queue.
+    CreateSrq
+    /// Change a shared receive queue's depth or limit.
+    ModifySrq
+    /// Ask for a shared receive queue's sizes and limit.
+    QuerySrq
+    /// Destroy a shared receive queue.
+    DestroySrq
     /// Create a queue pair.
     CreateQp
     /// Change a queue pair's attributes and state.
@@ -151,8 +182,24 @@ verbs! {
     QueryQp
     /// Destroy a queue pair.
     DestroyQp
+    /// Attach a queue pair to a multicast group.
+    AttachMcast
+    /// Detach it.
+    DetachMcast
+    /// Create an address handle.
+    CreateAh
+    /// Change the address of an address handle.
+    ModifyAh
+    /// Ask for the address of an address handle.
+    QueryAh
+    /// Destroy an address handle.
+    DestroyAh
     /// Register memory.
     RegMr
+    /// Ask for what is registered.
+    QueryMr
+    /// Register memory anew.
+    ReregMr
     /// Deregister memory.
     DeregMr
 }

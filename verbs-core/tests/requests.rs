@@ -45,10 +45,8 @@ fn three_front_ends_agree() {
         .query_port(1)
         .issue(move |r| *theirs.lock().unwrap() = Some(r.unwrap()));
     assert!(matches!(issued, Issued::Completed));
-    assert_eq!(
-        (Some(waited), Some(awaited)),
-        (*seen.lock().unwrap(), *seen.lock().unwrap())
-    );
+    let issued = *seen.lock().unwrap();
+    assert_eq!((Some(waited), Some(awaited)), (issued, issued));
     let error = device.query_port(9).wait().unwrap_err();
     assert_eq!(
         error.to_string(),

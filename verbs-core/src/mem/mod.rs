@@ -40,10 +40,9 @@ pub mod access;
 mod barrier;
 mod copy;
 pub mod grace;
+#[cfg(all(test, verbs_loom))]
+mod loom_tests;
 pub mod memory;
-#[cfg(test)]
-#[cfg(verbs_loom)]
-mod models;
 pub mod pin;
 pub mod region;
 pub mod table;

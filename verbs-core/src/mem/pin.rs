@@ -86,6 +86,16 @@ impl Pin {
         self.record.bit
     }
 
+    /// A number from 1 to 30 that no other thread has while this one lives, for words that name their
+    /// owner; [`Pin::NO_NUMBER`] for the later threads, which have none.
+    #[inline(always)]
+    pub fn thread(&self) -> u32 {
+        self.record.number
+    }
+
+    /// What [`Pin::thread`] is of all threads that have no number of their own.
+    pub const NO_NUMBER: u32 = 31;
+
     /// A note of this thread to itself: why its last check refused.
     #[inline(always)]
     pub(super) fn note(&self) -> &AtomicU8 {
@@ -118,6 +128,8 @@ pub(super) struct Record {
     /// Jobs that wait for this thread to leave a pin.
     waited_for: AtomicU32,
     bit: u32,
+    /// See [`Pin::thread`].
+    number: u32,
     /// Pins inside the outermost one.
     depth: AtomicU32,
     /// A thread owns the record.
@@ -135,6 +147,11 @@ impl Record {
             active: AtomicU64::new(0),
             waited_for: AtomicU32::new(0),
             bit,
+            number: if bit == SHARED {
+                Pin::NO_NUMBER
+            } else {
+                bit.trailing_zeros() + 1
+            },
             depth: AtomicU32::new(0),
             taken: AtomicBool::new(taken),
             borrowed: AtomicBool::new(false),
@@ -317,7 +334,7 @@ struct Owner(Cell<Option<&'static Record>>);
 impl Drop for Owner {
     fn drop(&mut self) {
         #[cfg(verbs_loom)]
-        if std::thread::panicking() {
+        if crate::sync::panicking() {
             // A model that has failed is gone, and its atomics with it.
             return;
         }

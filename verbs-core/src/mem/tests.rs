@@ -636,6 +636,45 @@ enum Taken {
     Invalidated,
 }
 
+/// Places bytes as fast as it can, through whatever key is current.
+struct Writer {
+    table: Arc<MrTable>,
+    current: Arc<AtomicU64>,
+    placed: Arc<AtomicU64>,
+    over: Arc<AtomicBool>,
+    addr: u64,
+}
+
+impl Writer {
+    fn run(&self) {
+        let (ones, filler) = ([0xff; FIRE_BYTES], [1; COLD_BURST]);
+        let cold = memory_filled(COLD_BYTES);
+        let (mut n, mut draw) = (0, 1_u64);
+        while !self.over.load(Relaxed) {
+            // Stores that miss the cache, so that the pin's and the window's wait for long in the
+            // store buffer behind them.
+            draw = draw.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+            let page = (draw >> 33) as usize % (COLD_BYTES / 4096);
+            cold.write(page * 4096, &filler).unwrap();
+            let key = self.current.load(Acquire) as u32;
+            let pin = pin();
+            let window = self.table.check(
+                &pin,
+                key,
+                self.addr,
+                FIRE_BYTES as u32,
+                PD,
+                Access::REMOTE_WRITE,
+            );
+            if let Some(window) = window {
+                window.write_from(&ones);
+                n += u64::from(!window.is_empty());
+                self.placed.store(n, Release);
+            }
+        }
+    }
+}
+
 /// Registers, lets a writer place bytes, deregisters, owns the memory, looks whether it changes; so
 /// many rounds; without the barrier only until it does. Returns late writes and placements.
 fn fire(rounds: u32, taken: Taken, barrier: bool) -> (u64, u64) {
@@ -648,37 +687,16 @@ fn fire(rounds: u32, taken: Taken, barrier: bool) -> (u64, u64) {
     let current = Arc::new(AtomicU64::new(0));
     let placed = Arc::new(AtomicU64::new(0));
     let over = Arc::new(AtomicBool::new(false));
-    let cold = memory_filled(COLD_BYTES);
-    let writer = thread::spawn({
-        let (table, current, placed, over, addr) = (
-            Arc::clone(&table),
-            Arc::clone(&current),
-            Arc::clone(&placed),
-            Arc::clone(&over),
-            memory.addr(),
-        );
-        move || {
-            let (ones, filler) = ([0xff; FIRE_BYTES], [1; COLD_BURST]);
-            let mut n = 0;
-            let mut draw = 1_u64;
-            while !over.load(Relaxed) {
-                // Stores that miss the cache, so that the pin's and the window's wait for long in the
-                // store buffer behind them.
-                draw = draw.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
-                let page = (draw >> 33) as usize % (COLD_BYTES / 4096);
-                cold.write(page * 4096, &filler).unwrap();
-                let key = current.load(Acquire) as u32;
-                let pin = pin();
-                if let Some(window) =
-                    table.check(&pin, key, addr, FIRE_BYTES as u32, PD, Access::REMOTE_WRITE)
-                {
-                    window.write_from(&ones);
-                    n += u64::from(!window.is_empty());
-                    placed.store(n, Release);
-                }
-            }
-        }
-    });
+    let writer = {
+        let writer = Writer {
+            table: Arc::clone(&table),
+            current: Arc::clone(&current),
+            placed: Arc::clone(&placed),
+            over: Arc::clone(&over),
+            addr: memory.addr(),
+        };
+        thread::spawn(move || writer.run())
+    };
     let region = Region::new(Arc::clone(&memory), ALL, PD);
     let mut fast = table.allocate(PD).unwrap();
     let mut late = 0;

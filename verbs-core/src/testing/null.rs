@@ -1,8 +1,8 @@
 //! A provider without hardware: control verbs answer at once, nothing can be sent.
 
-use crate::addr::{Gid, LKey, Lid, Mtu, Qpn, RKey};
+use crate::addr::{Gid, LKey, Lid, Mtu, PKey, Qpn, RKey};
 use crate::caps::{DeviceAttr, LinkLayer, PortAttr, PortState};
-use crate::command::{AnyCommand, Kind};
+use crate::command::AnyCommand;
 use crate::device::local_guid;
 use crate::error::{Attr, Error};
 use crate::object::Target;
@@ -10,6 +10,7 @@ use crate::provider::Provider;
 use crate::qp_attr::{QpAttr, QpInfo};
 use crate::qp_state::{QpState, check};
 use crate::queue::{Arm, Armed, PostError, RawCq, RawRecvQueue, RawSendQueue};
+use crate::srq::SrqAttr;
 use crate::sync::atomic::{AtomicI64, AtomicU32, Ordering::Relaxed};
 use crate::sync::{Arc, Mutex};
 use crate::wc::Wc;
@@ -37,6 +38,10 @@ impl Null {
         self.live.fetch_add(1, Relaxed);
         self.number.fetch_add(1, Relaxed) + 1
     }
+
+    fn destroy(&self) {
+        self.live.fetch_sub(1, Relaxed);
+    }
 }
 
 impl Provider for Null {
@@ -46,15 +51,43 @@ impl Provider for Null {
                 let (args, reply) = command.split();
                 reply.complete(Ok(args.build()));
             }
+            AnyCommand::CloseDevice(command) => command.complete(Ok(())),
             AnyCommand::QueryDevice(command) => command.complete(Ok(device_attr())),
             AnyCommand::QueryPort(command) => {
                 let answer = port_attr(command.port);
                 command.complete(answer);
             }
+            AnyCommand::QueryPkey(command) => {
+                let answer = entry(command.port, command.index, Attr::PkeyIndex);
+                command.complete(answer.map(|()| PKey::DEFAULT));
+            }
+            AnyCommand::QueryGid(command) => {
+                let answer = entry(command.port, command.index, Attr::GidIndex);
+                command.complete(answer.and_then(|()| port_attr(1)).map(|port| port.gid));
+            }
+            AnyCommand::ModifyDevice(command) => command.complete(Ok(())),
+            AnyCommand::ModifyPort(command) => {
+                let answer = port_attr(command.port).map(drop);
+                command.complete(answer);
+            }
+            AnyCommand::NextEvent(command) => command.park(),
             AnyCommand::AllocPd(command) => {
                 let (args, reply) = command.split();
                 reply.complete(Ok(args.build(self.create(), Box::new(()))));
             }
+            AnyCommand::DeallocPd(command) => {
+                self.destroy();
+                command.complete(Ok(()));
+            }
+            other => self.queues(other),
+        }
+    }
+}
+
+impl Null {
+    /// The verbs of completion queues and queue pairs.
+    fn queues(&self, command: AnyCommand<'_>) {
+        match command {
             AnyCommand::CreateCq(command) => {
                 let (args, reply) = command.split();
                 let cqe = args.cqe;
@@ -64,6 +97,16 @@ impl Provider for Null {
                     Box::new(()),
                     Box::new(Empty),
                 )));
+            }
+            AnyCommand::ResizeCq(command) => {
+                let cqe = command.cqe;
+                command.target().resized(cqe);
+                command.complete(Ok(cqe));
+            }
+            AnyCommand::ModifyCq(command) => command.complete(Ok(())),
+            AnyCommand::DestroyCq(command) => {
+                self.destroy();
+                command.complete(Ok(()));
             }
             AnyCommand::CreateQp(command) => {
                 let (args, reply) = command.split();
@@ -85,40 +128,120 @@ impl Provider for Null {
                 let target = command.target();
                 let qp = target.private::<Qp>().map(|qp| *qp.0.lock());
                 let info = |(state, attr)| {
+                    let (cap, sq_sig_all, sq_draining) = (target.cap(), false, false);
                     Box::new(QpInfo {
                         state,
                         attr,
-                        cap: target.cap(),
-                        sq_sig_all: false,
-                        sq_draining: false,
+                        cap,
+                        sq_sig_all,
+                        sq_draining,
                     })
                 };
                 command.complete(qp.map(info).ok_or(Error::DeviceFailed));
             }
+            AnyCommand::DestroyQp(command) => {
+                self.destroy();
+                command.complete(Ok(()));
+            }
+            other => self.receivers(other),
+        }
+    }
+
+    /// The verbs of shared receive queues, attachments and address handles.
+    fn receivers(&self, command: AnyCommand<'_>) {
+        match command {
+            AnyCommand::CreateSrq(command) => {
+                let (args, reply) = command.split();
+                let private = Box::new(Mutex::new(args.attr));
+                reply.complete(Ok(args.build(self.create(), private, Box::new(Empty))));
+            }
+            AnyCommand::ModifySrq(command) => {
+                if let Some(attr) = command.target().private::<Mutex<SrqAttr>>() {
+                    let mut attr = attr.lock();
+                    attr.max_wr = command.max_wr.unwrap_or(attr.max_wr);
+                    attr.srq_limit = command.srq_limit.unwrap_or(attr.srq_limit);
+                }
+                command.complete(Ok(()));
+            }
+            AnyCommand::QuerySrq(command) => {
+                let attr = command
+                    .target()
+                    .private::<Mutex<SrqAttr>>()
+                    .map(|attr| *attr.lock());
+                command.complete(attr.ok_or(Error::DeviceFailed));
+            }
+            AnyCommand::DestroySrq(command) => {
+                self.destroy();
+                command.complete(Ok(()));
+            }
+            AnyCommand::AttachMcast(command) => {
+                let (args, reply) = command.split();
+                reply.complete(Ok(args.build(self.create(), Box::new(()))));
+            }
+            AnyCommand::DetachMcast(command) => {
+                self.destroy();
+                command.complete(Ok(()));
+            }
+            AnyCommand::CreateAh(command) => {
+                let (args, reply) = command.split();
+                reply.complete(Ok(args.build(self.create(), Box::new(()))));
+            }
+            AnyCommand::ModifyAh(command) => {
+                command.target().replace(command.av);
+                command.complete(Ok(()));
+            }
+            AnyCommand::QueryAh(command) => {
+                let av = command.target().av();
+                command.complete(Ok(av));
+            }
+            AnyCommand::DestroyAh(command) => {
+                self.destroy();
+                command.complete(Ok(()));
+            }
+            other => self.memory(other),
+        }
+    }
+
+    /// The verbs of memory regions; and what it does not have.
+    fn memory(&self, command: AnyCommand<'_>) {
+        match command {
             AnyCommand::RegMr(command) => {
                 let (args, reply) = command.split();
                 let key = self.create() << 8;
                 reply.complete(Ok(args.build(LKey::new(key), RKey::new(key), Box::new(()))));
             }
-            other => self.destroyed(other),
+            AnyCommand::QueryMr(command) => {
+                let info = command.target().info();
+                command.complete(Ok(info));
+            }
+            AnyCommand::ReregMr(command) => {
+                let key = command.target().info().lkey.next().value();
+                let (args, reply) = command.split();
+                let iova = args.memory.as_ref().map(|memory| memory.addr());
+                let iova = iova.unwrap_or_else(|| args.iova());
+                reply.complete(args.build(LKey::new(key), RKey::new(key), iova, Box::new(())));
+            }
+            AnyCommand::DeregMr(command) => {
+                self.destroy();
+                command.complete(Ok(()));
+            }
+            AnyCommand::CallExtension(command) => {
+                command.refuse(Error::Unsupported(Attr::Extension));
+            }
+            other => other.refuse(Error::Unsupported(Attr::Verb)),
         }
     }
 }
 
-impl Null {
-    /// The verbs that destroy.
-    fn destroyed(&self, command: AnyCommand<'_>) {
-        if !matches!(command.kind(), Kind::CloseDevice) {
-            self.live.fetch_sub(1, Relaxed);
-        }
-        match command {
-            AnyCommand::CloseDevice(command) => command.complete(Ok(())),
-            AnyCommand::DeallocPd(command) => command.complete(Ok(())),
-            AnyCommand::DestroyCq(command) => command.complete(Ok(())),
-            AnyCommand::DestroyQp(command) => command.complete(Ok(())),
-            AnyCommand::DeregMr(command) => command.complete(Ok(())),
-            other => other.refuse(Error::Unsupported(Attr::Verb)),
-        }
+fn entry(port: u8, index: u16, attr: Attr) -> Result<(), Error> {
+    port_attr(port)?;
+    match index {
+        0 => Ok(()),
+        _ => Err(Error::Invalid {
+            attr,
+            got: u32::from(index),
+            max: 0,
+        }),
     }
 }
 

@@ -1,0 +1,98 @@
+//! What an HCA is made with.
+
+use verbs_core::Request;
+use verbs_core::device::OpenDevice;
+use verbs_core::mem::MrTable;
+use verbs_core::sync::Arc;
+
+use crate::clock::Clock;
+use crate::command::CommandConfig;
+use crate::engine::Engine;
+use crate::hca::Hca;
+use crate::limits::Limits;
+use crate::link::{Loopback, Port};
+
+/// Collects what an HCA is made with; begun by [`Hca::loopback`] and [`Hca::on`].
+#[derive(Debug)]
+#[must_use = "a builder makes nothing until told to"]
+pub struct Builder {
+    link: Loopback,
+    name: String,
+    seed: u64,
+    limits: Limits,
+    clock: Option<Clock>,
+    commands: Option<CommandConfig>,
+}
+
+impl Builder {
+    pub(crate) fn new(link: &Loopback) -> Self {
+        Self {
+            link: link.clone(),
+            name: String::from("sim0"),
+            seed: 0,
+            limits: Limits::default(),
+            clock: None,
+            commands: None,
+        }
+    }
+
+    /// Name, as `hca_id` is printed; `sim0` by default.
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.name = name.into();
+        self
+    }
+
+    /// Decides the keys of its regions.
+    pub fn seed(mut self, seed: u64) -> Self {
+        self.seed = seed;
+        self
+    }
+
+    /// How many objects of each kind it has.
+    pub fn limits(mut self, limits: Limits) -> Self {
+        self.limits = limits;
+        self
+    }
+
+    /// What its timeouts and time stamps are measured with; the machine's clock by default.
+    pub fn clock(mut self, clock: impl Into<Clock>) -> Self {
+        self.clock = Some(clock.into());
+        self
+    }
+
+    /// Gives commands time and slots, as hardware has them; by default they are carried out at once.
+    pub fn commands(mut self, config: CommandConfig) -> Self {
+        self.commands = Some(config);
+        self
+    }
+
+    /// Makes the HCA.
+    pub fn build(self) -> Arc<Hca> {
+        let Self {
+            link,
+            name,
+            seed,
+            limits,
+            clock,
+            commands,
+        } = self;
+        let (lid, gid, guid) = link.fabric.lock().attach();
+        let port = Port {
+            lid,
+            gid,
+            guid,
+            link: Arc::clone(&link.fabric),
+            mrs: Arc::new(MrTable::new(limits.max_mr, seed)),
+            engine: Engine::new(clock.unwrap_or_else(Clock::wall)),
+        };
+        Arc::new(Hca::new(&name, port, &limits, commands))
+    }
+
+    /// Makes the HCA and opens a device on it, which keeps it.
+    ///
+    /// # Errors
+    /// As [`Hca::open`].
+    pub fn open(self) -> Request<'static, OpenDevice> {
+        self.build().open()
+    }
+}

@@ -1,0 +1,550 @@
+//! Completion queues: a ring that threads push to and one consumer polls.
+//!
+//! An entry is eight atomic words. A bit of the first says whose lap of the ring it belongs to, so
+//! the consumer never looks at the tail; the producers look at the consumer's head only when the ring
+//! seems full.
+//!
+//! # Who pushes
+//!
+//! The tail is *biased*: while a single thread pushes, it moves the tail by a load and a store. The
+//! mode says which thread that is.
+//!
+//! ```text
+//!            first push              another thread wants to push        grace period over
+//!   NOBODY ------------> OWNED(t) ---------------------------> CONVERTING -----------------> SHARED
+//! ```
+//!
+//! In SHARED the tail is moved by one read-modify-write. Nobody may push while CONVERTING, and nobody
+//! waits for it inside a pin, where two threads that convert each other's queue would wait for ever:
+//! whoever finds it puts its work request aside ([`crate::engaged`]) and is called when it is over.
+//! Pushing takes a pin from the look at the mode to the entry, which is what the grace period waits
+//! for.
+//!
+//! # Arm
+//!
+//! The consumer stores *armed* and then looks for entries; a pusher publishes its entry and then looks
+//! for *armed*. Both need a full fence between the two. The pusher issues it only if the mode says that
+//! the queue was ever armed. The first arm sets that flag and has the ring looked at once more after a
+//! grace period, when every push that did not know of it is over.
+
+use std::fmt;
+
+use verbs_core::mem::{Pin, TouchWord, grace};
+use verbs_core::sync::atomic::{
+    AtomicBool, AtomicU32, AtomicU64,
+    Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst},
+    fence,
+};
+use verbs_core::sync::{Arc, Mutex};
+use verbs_core::{Arm, Armed, CqNotify, Error, Qpn, RawCq, Wc, WcFlags, WcOpcode, WcStatus};
+
+use crate::clock::Clock;
+use crate::qp::QueuePair;
+
+/// In the mode: the number of the thread that pushes alone.
+const OWNER: u32 = 0x1f;
+/// In the mode: an owner is losing the queue.
+const CONVERTING: u32 = 1 << 6;
+/// In the mode: any thread pushes.
+const SHARED: u32 = 1 << 7;
+/// In the mode: the queue was armed at some time.
+const ARMED: u32 = 1 << 8;
+/// In the mode: entries carry the time.
+const STAMPED: u32 = 1 << 9;
+
+/// In [`CqRing::arm`]: an event is wanted for solicited completions and errors.
+const WANT_SOLICITED: u32 = 0b01;
+/// In [`CqRing::arm`]: an event is wanted for any completion.
+const WANT_NEXT: u32 = 0b11;
+
+/// In an entry's first word, below status, opcode, flags and length.
+const LAP: u64 = 1;
+const STATUS_SHIFT: u32 = 1;
+const OPCODE_SHIFT: u32 = 8;
+const FLAGS_SHIFT: u32 = 16;
+/// The bits of the status, of which a success has none.
+const FAILURE: u64 = 0x7f << STATUS_SHIFT;
+const SOLICITED: u64 = 1 << 31;
+const HAS_TIME: u64 = 1 << 30;
+const LENGTH_SHIFT: u32 = 32;
+
+/// What a completion says, as it stands in the ring.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Cqe {
+    pub(crate) wr_id: u64,
+    what: u64,
+    who: u64,
+    vendor_err: u32,
+}
+
+impl Cqe {
+    /// A success.
+    #[inline(always)]
+    pub(crate) const fn success(wr_id: u64, qpn: Qpn, opcode: WcOpcode, byte_len: u32) -> Self {
+        let what = (byte_len as u64) << LENGTH_SHIFT | (opcode as u64) << OPCODE_SHIFT;
+        Self {
+            wr_id,
+            what,
+            who: (qpn.value() as u64) << 32,
+            vendor_err: 0,
+        }
+    }
+
+    /// A failure. `vendor_err` is the crate's own reason.
+    pub(crate) const fn failure(wr_id: u64, qpn: Qpn, status: WcStatus, vendor_err: u32) -> Self {
+        let what = (status as u64) << STATUS_SHIFT;
+        Self {
+            wr_id,
+            what,
+            who: (qpn.value() as u64) << 32,
+            vendor_err,
+        }
+    }
+
+    /// Carries immediate data.
+    #[inline(always)]
+    pub(crate) const fn imm(mut self, imm: u32) -> Self {
+        self.what |= (WcFlags::WITH_IMM.bits() as u64) << FLAGS_SHIFT;
+        self.who |= imm as u64;
+        self
+    }
+
+    /// Fires a queue that is armed for solicited completions.
+    #[inline(always)]
+    pub(crate) const fn solicited(mut self, solicited: bool) -> Self {
+        if solicited {
+            self.what |= SOLICITED;
+        }
+        self
+    }
+
+    /// Whether an event that is wanted like this is due.
+    fn fires(what: u64, wanted: u32) -> bool {
+        wanted == WANT_NEXT || what & (SOLICITED | FAILURE) != 0 && wanted != 0
+    }
+}
+
+/// How a thread may push, found out by [`CqRing::enter`] and valid until the pin is left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Way(u32);
+
+impl Way {
+    /// Alone, never armed, no time stamps.
+    const PLAIN: Self = Self(0);
+}
+
+/// An entry that was pushed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pushed {
+    /// Its position, counted from the queue's creation.
+    pub(crate) at: u32,
+    /// The event that the consumer wants is due; see [`CqRing::fire`].
+    pub(crate) fire: bool,
+}
+
+/// The queue has no room: the completion is lost and the queue is in error.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Overrun;
+
+#[derive(Debug)]
+#[repr(align(64))]
+struct Entry([AtomicU64; 8]);
+
+/// What pushers write.
+#[derive(Debug)]
+#[repr(align(128))]
+struct Pushers {
+    mode: TouchWord,
+    tail: AtomicU32,
+    /// The first position for which there is no room, by the head as a pusher saw it last.
+    end: AtomicU32,
+    /// A completion was lost.
+    overrun: AtomicBool,
+}
+
+#[derive(Debug)]
+#[repr(align(128))]
+struct Consumer {
+    head: AtomicU32,
+    arm: AtomicU32,
+}
+
+/// The part of a completion queue that all share.
+pub(crate) struct CqRing {
+    pushers: Pushers,
+    entries: Box<[Entry]>,
+    consumer: Consumer,
+    notify: Arc<CqNotify>,
+    clock: Option<Clock>,
+    /// Who wants to push and waits for the end of CONVERTING.
+    waiting: Mutex<Vec<Arc<QueuePair>>>,
+}
+
+impl CqRing {
+    /// A ring for `cqe` entries, which is a power of two; `clock` stamps them if there is one.
+    ///
+    /// # Errors
+    /// [`Error::NoMemory`].
+    pub(crate) fn new(
+        cqe: u32,
+        notify: Arc<CqNotify>,
+        clock: Option<Clock>,
+    ) -> Result<Self, Error> {
+        debug_assert!(cqe.is_power_of_two());
+        let mut entries = Vec::new();
+        entries
+            .try_reserve_exact(cqe as usize)
+            .map_err(|_| Error::NoMemory)?;
+        entries.extend((0..cqe).map(|_| Entry(std::array::from_fn(|_| AtomicU64::new(0)))));
+        let mode = TouchWord::new(if clock.is_some() { STAMPED } else { 0 });
+        Ok(Self {
+            pushers: Pushers {
+                mode,
+                tail: AtomicU32::new(0),
+                end: AtomicU32::new(cqe),
+                overrun: AtomicBool::new(false),
+            },
+            entries: entries.into_boxed_slice(),
+            consumer: Consumer {
+                head: AtomicU32::new(0),
+                arm: AtomicU32::new(0),
+            },
+            notify,
+            clock,
+            waiting: Mutex::new(Vec::new()),
+        })
+    }
+
+    /// Asks to push under this pin. `None`: not now; see [`CqRing::convert`].
+    #[inline(always)]
+    pub(crate) fn enter(&self, pin: &Pin) -> Option<Way> {
+        if self.is_plain(pin) {
+            Some(Way::PLAIN)
+        } else {
+            self.enter_slow(pin)
+        }
+    }
+
+    /// Whether this thread pushes alone, to a queue that was never armed and has no time stamps.
+    #[inline(always)]
+    pub(crate) fn is_plain(&self, pin: &Pin) -> bool {
+        // Nobody owns a queue as `NO_NUMBER`.
+        self.pushers.mode.admits(pin, TouchWord::TAG, pin.thread())
+    }
+
+    #[inline(never)]
+    fn enter_slow(&self, pin: &Pin) -> Option<Way> {
+        let mode = &self.pushers.mode;
+        let me = pin.thread();
+        let numbered = me != Pin::NO_NUMBER;
+        loop {
+            let tag = mode.tag();
+            let owner = tag & OWNER;
+            if tag & CONVERTING != 0 {
+                return None;
+            }
+            if tag & SHARED != 0 || owner == me && numbered {
+                if mode.admits(pin, TouchWord::TAG, tag) {
+                    return Some(Way(tag & !OWNER));
+                }
+            } else if owner == 0 && numbered {
+                // Losing this to another thread is seen in the next round.
+                let _ = mode.update(|now| (now == tag).then_some(now | me));
+            } else {
+                return None;
+            }
+        }
+    }
+
+    /// Pushes a completion the way that [`CqRing::enter`] has found, under the same pin.
+    ///
+    /// # Errors
+    /// [`Overrun`].
+    #[inline]
+    pub(crate) fn push(&self, way: Way, cqe: &Cqe) -> Result<Pushed, Overrun> {
+        if way != Way::PLAIN {
+            return self.push_slow(way, cqe);
+        }
+        let at = self.claim_alone()?;
+        self.fill(at, cqe);
+        Ok(Pushed { at, fire: false })
+    }
+
+    /// As [`CqRing::push`], after [`CqRing::is_plain`], of a success.
+    #[inline(always)]
+    pub(crate) fn push_plain(&self, cqe: &Cqe) -> Result<u32, Overrun> {
+        let at = self.claim_alone()?;
+        let Entry(words) = self.entry(at);
+        words[1].store(cqe.wr_id, Relaxed);
+        words[2].store(cqe.who, Relaxed);
+        words[0].store(cqe.what | self.lap(at), Release);
+        Ok(at)
+    }
+
+    #[inline(never)]
+    fn push_slow(&self, way: Way, cqe: &Cqe) -> Result<Pushed, Overrun> {
+        let at = if way.0 & SHARED == 0 {
+            self.claim_alone()?
+        } else {
+            let at = self.pushers.tail.fetch_add(1, Relaxed);
+            // Others may be ahead of this position, in either word.
+            if self
+                .pushers
+                .end
+                .load(Relaxed)
+                .wrapping_sub(at)
+                .cast_signed()
+                <= 0
+            {
+                self.look_for_room(at)?;
+            }
+            at
+        };
+        let mut cqe = *cqe;
+        if let Some(clock) = &self.clock {
+            self.entry(at).0[4].store(clock.now().as_nanos(), Relaxed);
+            cqe.what |= HAS_TIME;
+        }
+        self.fill(at, &cqe);
+        let mut fire = false;
+        if way.0 & ARMED != 0 {
+            fence(SeqCst);
+            fire = Cqe::fires(cqe.what, self.consumer.arm.load(Relaxed))
+                && self.consumer.arm.swap(0, AcqRel) != 0;
+        }
+        Ok(Pushed { at, fire })
+    }
+
+    #[inline(always)]
+    fn claim_alone(&self) -> Result<u32, Overrun> {
+        let at = self.pushers.tail.load(Relaxed);
+        if at == self.pushers.end.load(Relaxed) {
+            self.look_for_room(at)?;
+        }
+        self.pushers.tail.store(at.wrapping_add(1), Relaxed);
+        Ok(at)
+    }
+
+    #[cold]
+    fn look_for_room(&self, at: u32) -> Result<(), Overrun> {
+        let head = self.consumer.head.load(Acquire);
+        self.pushers
+            .end
+            .store(head.wrapping_add(self.entries.len() as u32), Relaxed);
+        if (at.wrapping_sub(head) as usize) < self.entries.len() {
+            return Ok(());
+        }
+        // A shared tail has been moved already: its entry stays empty and the consumer ends there.
+        self.pushers.overrun.store(true, Relaxed);
+        Err(Overrun)
+    }
+
+    fn fill(&self, at: u32, cqe: &Cqe) {
+        let Entry(words) = self.entry(at);
+        words[1].store(cqe.wr_id, Relaxed);
+        words[2].store(cqe.who, Relaxed);
+        words[3].store(u64::from(cqe.vendor_err), Relaxed);
+        words[0].store(cqe.what | self.lap(at), Release);
+    }
+
+    #[inline(always)]
+    fn entry(&self, at: u32) -> &Entry {
+        &self.entries[at as usize & (self.entries.len() - 1)]
+    }
+
+    #[inline(always)]
+    fn lap(&self, at: u32) -> u64 {
+        lap(&self.entries, at)
+    }
+
+    /// The first word of the entry at that position, if it has been published.
+    #[inline(always)]
+    fn published(&self, at: u32) -> Option<u64> {
+        let what = self.entry(at).0[0].load(Acquire);
+        ((what ^ self.lap(at)) & LAP == 0).then_some(what)
+    }
+
+    /// How far the consumer has polled: all positions before it.
+    #[inline(always)]
+    pub(crate) fn head(&self) -> u32 {
+        self.consumer.head.load(Acquire)
+    }
+
+    /// Whether a completion was lost at any time.
+    pub(crate) fn has_overrun(&self) -> bool {
+        self.pushers.overrun.load(Relaxed)
+    }
+
+    /// Delivers the event of a push that said so; outside pins and locks.
+    pub(crate) fn fire(&self) {
+        self.notify.fire();
+    }
+
+    /// Makes a queue that [`CqRing::enter`] has refused shared, and calls `waiter` when it is.
+    /// Outside any pin.
+    pub(crate) fn convert(self: &Arc<Self>, waiter: Arc<QueuePair>) {
+        self.waiting.lock().push(waiter);
+        let begun = self.pushers.mode.update(|tag| {
+            let begun = tag & (SHARED | CONVERTING) != 0;
+            (!begun).then_some(tag | CONVERTING)
+        });
+        match begun {
+            Some((_, touched)) => {
+                let ring = Arc::clone(self);
+                grace::after(touched, move || {
+                    let now_shared = |tag| Some(tag & !(CONVERTING | OWNER) | SHARED);
+                    let _ = ring.pushers.mode.update(now_shared);
+                    ring.call_waiting();
+                });
+            }
+            // With CONVERTING still there, the job comes after our entry in the list.
+            None if self.pushers.mode.tag() & SHARED != 0 => self.call_waiting(),
+            None => {}
+        }
+    }
+
+    fn call_waiting(&self) {
+        let waiting = std::mem::take(&mut *self.waiting.lock());
+        for qp in waiting {
+            qp.turn();
+        }
+    }
+
+    /// Whoever pushed without knowing that the queue is armed has finished: fires for what they
+    /// pushed.
+    fn look_again(&self) {
+        let mut at = self.head();
+        while let Some(what) = self.published(at) {
+            if Cqe::fires(what, self.consumer.arm.load(Relaxed)) {
+                if self.consumer.arm.swap(0, AcqRel) != 0 {
+                    self.fire();
+                }
+                return;
+            }
+            at = at.wrapping_add(1);
+        }
+    }
+}
+
+impl fmt::Debug for CqRing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CqRing")
+            .field("entries", &self.entries.len())
+            .field("head", &self.consumer.head)
+            .field("pushers", &self.pushers)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The consumer's end.
+#[derive(Debug)]
+#[repr(align(128))]
+pub(crate) struct CqPoller {
+    ring: Arc<CqRing>,
+    head: u32,
+}
+
+impl CqPoller {
+    /// The one consumer of a new ring.
+    pub(crate) fn new(ring: Arc<CqRing>) -> Self {
+        Self { ring, head: 0 }
+    }
+}
+
+impl RawCq for CqPoller {
+    fn poll(&mut self, out: &mut [Wc]) -> usize {
+        let ring = &*self.ring;
+        let entries = &*ring.entries;
+        let mut head = self.head;
+        let mut count = 0;
+        for wc in out {
+            let Some(Entry(words)) = entries.get(head as usize & entries.len().wrapping_sub(1))
+            else {
+                break;
+            };
+            let what = words[0].load(Acquire);
+            if (what ^ lap(entries, head)) & LAP != 0 {
+                break;
+            }
+            let who = words[2].load(Relaxed);
+            *wc = Wc {
+                wr_id: words[1].load(Relaxed),
+                status: WcStatus::Success,
+                opcode: OPCODES[usize::from((what >> OPCODE_SHIFT) as u8)],
+                flags: WcFlags::from_bits_truncate((what >> FLAGS_SHIFT) as u16),
+                byte_len: (what >> LENGTH_SHIFT) as u32,
+                qpn: Qpn::new((who >> 32) as u32),
+                imm: who as u32,
+                src_qpn: Qpn::default(),
+                vendor_err: 0,
+                timestamp_ns: 0,
+            };
+            if what & (FAILURE | HAS_TIME) != 0 {
+                fill_rest(wc, what, words);
+            }
+            head = head.wrapping_add(1);
+            count += 1;
+        }
+        if count != 0 {
+            self.head = head;
+            ring.consumer.head.store(head, Release);
+        }
+        count
+    }
+
+    fn arm(&mut self, when: Arm) -> Armed {
+        let ring = &self.ring;
+        let want = match when {
+            Arm::Next => WANT_NEXT,
+            Arm::Solicited => WANT_SOLICITED,
+        };
+        ring.consumer.arm.fetch_or(want, AcqRel);
+        let first = ring
+            .pushers
+            .mode
+            .update(|tag| (tag & ARMED == 0).then_some(tag | ARMED));
+        if let Some((_, touched)) = first {
+            let ring = Arc::clone(ring);
+            grace::after(touched, move || ring.look_again());
+        }
+        fence(SeqCst);
+        match ring.published(self.head) {
+            Some(_) => Armed::Waiting,
+            None => Armed::Empty,
+        }
+    }
+}
+
+/// The parts of a completion that a plain success does not have.
+#[cold]
+fn fill_rest(wc: &mut Wc, what: u64, words: &[AtomicU64; 8]) {
+    if what & FAILURE != 0 {
+        let status = (what >> STATUS_SHIFT) as u8 & 0x7f;
+        wc.status = WcStatus::from_u8(status).unwrap_or(WcStatus::GeneralErr);
+        wc.vendor_err = words[3].load(Relaxed) as u32;
+    }
+    if what & HAS_TIME != 0 {
+        wc.timestamp_ns = words[4].load(Relaxed);
+    }
+}
+
+/// The lap bit of that position: 1 on the first lap, so that a fresh ring is empty.
+#[inline(always)]
+fn lap(entries: &[Entry], at: u32) -> u64 {
+    if at as usize & entries.len() == 0 {
+        LAP
+    } else {
+        0
+    }
+}
+
+/// By number. Only numbers of opcodes are pushed; the others are there to need no check.
+const OPCODES: [WcOpcode; 256] = {
+    let mut opcodes = [WcOpcode::Send; 256];
+    let mut i = 0;
+    while i < WcOpcode::ALL.len() {
+        opcodes[WcOpcode::ALL[i] as usize] = WcOpcode::ALL[i];
+        i += 1;
+    }
+    opcodes
+};

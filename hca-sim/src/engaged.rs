@@ -1,0 +1,465 @@
+//! The machine of a queue pair: carries out what its posters could not, waits, flushes.
+//!
+//! Work requests wait in the send ring. Whoever has a reason calls [`QueuePair::turn`]: the poster who
+//! put one there, who posts the receive that was missing, a timer, the end of a grace period, a control
+//! verb. One thread at a time is *the holder* and does the work; others only leave a mark, and the
+//! holder goes round again. So nobody waits, and no reason is lost.
+//!
+//! What the work leads to for others is collected and done when the holder has let go: events are
+//! delivered, verbs completed, queue pairs taken to ERR.
+
+use std::time::Duration;
+
+use verbs_core::mem::pin;
+use verbs_core::sync::Arc;
+use verbs_core::sync::atomic::{
+    AtomicBool, AtomicU32,
+    Ordering::{AcqRel, Acquire},
+};
+use verbs_core::sync::{Mutex, MutexGuard};
+use verbs_core::{QpState, SendFlags, WcStatus};
+
+use crate::clock::Instant;
+use crate::cq::{CqRing, Cqe, Overrun};
+use crate::engine::Due;
+use crate::landing::Landing;
+use crate::message::{Done, Fault, Message, Outcome};
+use crate::qp::{Finish, QueuePair};
+use crate::recv::RecvRing;
+use crate::ring::{Scratch, SendRing};
+
+/// RNR retries that never end (IBTA vol. 1, 9.7.5.2.8).
+const RNR_FOREVER: u8 = 7;
+
+/// See the module's documentation.
+#[derive(Debug, Default)]
+pub(crate) struct Engaged {
+    /// 0: nobody holds the machine. Otherwise 1 and those who came meanwhile.
+    turns: AtomicU32,
+    /// There is reason to try again before the deadline.
+    kicked: AtomicBool,
+    /// Grace periods that must be over before the rings may be flushed.
+    pub(crate) closing: AtomicU32,
+    /// Uncontended: only the holder locks it.
+    machine: Mutex<Machine>,
+}
+
+/// What the holder has to know from one turn to the next.
+#[derive(Debug, Default)]
+struct Machine {
+    /// Until when the oldest work request waits.
+    wait: Option<Instant>,
+    /// What is left of the retries of the oldest work request; `None` before the first.
+    rnr_left: Option<u8>,
+    retries_left: Option<u8>,
+    /// A work request ended in error; the queue pair is on its way to ERR.
+    failed: bool,
+}
+
+/// What a turn leads to, done when the machine is free again.
+#[derive(Default)]
+struct Effects {
+    fire: Vec<Arc<CqRing>>,
+    overrun: Vec<Arc<CqRing>>,
+    convert: Vec<Arc<CqRing>>,
+    fail: Vec<Arc<QueuePair>>,
+    finish: Vec<Finish>,
+}
+
+/// Whether the machine goes on with the next work request.
+enum Next {
+    Continue,
+    Stop,
+}
+
+impl QueuePair {
+    /// Does what can be done; see the module's documentation. Outside any pin.
+    pub(crate) fn turn(self: &Arc<Self>) {
+        if self.engaged.turns.fetch_add(1, AcqRel) != 0 {
+            return;
+        }
+        let mut effects = Effects::default();
+        let mut seen = 1;
+        loop {
+            self.round(&mut effects);
+            match self
+                .engaged
+                .turns
+                .compare_exchange(seen, 0, AcqRel, Acquire)
+            {
+                Ok(_) => break,
+                Err(now) => seen = now,
+            }
+        }
+        effects.carry_out(self);
+    }
+
+    /// There is reason to try again at once.
+    pub(crate) fn kick(self: &Arc<Self>) {
+        self.engaged
+            .kicked
+            .store(true, verbs_core::sync::atomic::Ordering::Release);
+        self.turn();
+    }
+
+    /// Sees to what a message left that was carried out by its poster.
+    pub(crate) fn see_to(self: &Arc<Self>, land: &Landing, done: Done) {
+        let mut effects = Effects::default();
+        effects.note(self, land, done);
+        effects.carry_out(self);
+    }
+
+    fn round(self: &Arc<Self>, effects: &mut Effects) {
+        if self.engaged.closing.load(Acquire) != 0 {
+            return;
+        }
+        let mut machine = self.engaged.machine.lock();
+        let over = match self.state() {
+            QpState::Err => self.flush(effects),
+            QpState::Reset => {
+                *machine = Machine::default();
+                self.discard();
+                true
+            }
+            QpState::Rts => {
+                self.run(&mut machine, effects);
+                true
+            }
+            _ => true,
+        };
+        drop(machine);
+        if over {
+            effects.finish.append(&mut self.control.lock().finish);
+        }
+    }
+
+    /// Carries out work requests until there are no more or one has to wait.
+    fn run(self: &Arc<Self>, machine: &mut MutexGuard<'_, Machine>, effects: &mut Effects) {
+        let Some(sends) = self.send_ring() else {
+            return;
+        };
+        while let Some(at) = sends.next()
+            && !machine.failed
+        {
+            let kicked = self.engaged.kicked.swap(false, AcqRel);
+            let now = self.port.engine.now();
+            let early = machine.wait.is_some_and(|deadline| now < deadline);
+            if early && !kicked {
+                return;
+            }
+            if let Next::Stop = self.step(machine, sends, at, now, early, effects) {
+                return;
+            }
+        }
+    }
+
+    fn step(
+        self: &Arc<Self>,
+        machine: &mut Machine,
+        sends: &SendRing,
+        at: u32,
+        now: Instant,
+        early: bool,
+        effects: &mut Effects,
+    ) -> Next {
+        let mut scratch = Scratch::default();
+        let wr = sends.read(at, &mut scratch);
+        let index = sends.index(at);
+        let signaled = wr.flags.contains(SendFlags::SIGNALED);
+        let Some(land) = self.landing() else {
+            return self.unanswered(machine, wr.wr_id, at, now, early, effects);
+        };
+        let pin = pin();
+        if !land.admits(&pin) {
+            drop(pin);
+            return self.unanswered(machine, wr.wr_id, at, now, early, effects);
+        }
+        let message = Message {
+            qp: self,
+            sends,
+            land: &land,
+            pin: &pin,
+            wr: &wr,
+            index,
+            signaled,
+        };
+        match message.carry_out() {
+            Outcome::Done(done) => {
+                drop(pin);
+                land.ring.want(false);
+                *machine = Machine::default();
+                sends.executed(at);
+                effects.note(self, &land, done);
+                Next::Continue
+            }
+            Outcome::NotReady => {
+                drop(pin);
+                self.not_ready(machine, &land, wr.wr_id, at, now, early, effects)
+            }
+            Outcome::Busy(cq) => {
+                effects.convert.push(cq);
+                Next::Stop
+            }
+            Outcome::Fault(fault) => {
+                let mut done = Done::default();
+                if !message.complete_faulty_receive(&fault, &mut done) {
+                    effects.convert.push(Arc::clone(&land.cq));
+                    return Next::Stop;
+                }
+                drop(pin);
+                effects.note(self, &land, done);
+                if fault.at_responder {
+                    effects.fail.extend(land.responder.upgrade());
+                }
+                self.end_in_error(machine, wr.wr_id, at, &fault, effects)
+            }
+        }
+    }
+
+    /// The responder answered receiver-not-ready (IBTA vol. 1, 9.7.5.2.8).
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "one step of the machine, cut out for its name"
+    )]
+    fn not_ready(
+        self: &Arc<Self>,
+        machine: &mut Machine,
+        land: &Landing,
+        wr_id: u64,
+        at: u32,
+        now: Instant,
+        early: bool,
+        effects: &mut Effects,
+    ) -> Next {
+        land.ring.want(true);
+        if early {
+            return Next::Stop;
+        }
+        let limit = self.control.lock().attr.rnr_retry.unwrap_or(0);
+        let left = *machine.rnr_left.get_or_insert(limit);
+        if limit != RNR_FOREVER && left == 0 {
+            let fault = Fault::local(WcStatus::RnrRetryExcErr, 0);
+            return self.end_in_error(machine, wr_id, at, &fault, effects);
+        }
+        machine.rnr_left = Some(left.saturating_sub(1));
+        self.wait_until(machine, now + rnr_delay(land.ring.rnr_timer()));
+        Next::Stop
+    }
+
+    /// Nobody is there to answer: a timeout is the only thing that can tell (IBTA vol. 1, 9.7.6.1.3).
+    fn unanswered(
+        self: &Arc<Self>,
+        machine: &mut Machine,
+        wr_id: u64,
+        at: u32,
+        now: Instant,
+        early: bool,
+        effects: &mut Effects,
+    ) -> Next {
+        if early {
+            return Next::Stop;
+        }
+        let attr = self.control.lock().attr;
+        let Some(timeout) = ack_timeout(attr.timeout.unwrap_or(0)) else {
+            // No timeout: waits until the peer is there, which kicks.
+            machine.wait = Some(Instant::NEVER);
+            return Next::Stop;
+        };
+        match machine.retries_left {
+            None => machine.retries_left = Some(attr.retry_cnt.unwrap_or(0)),
+            Some(0) => {
+                let fault = Fault::local(WcStatus::RetryExcErr, 0);
+                return self.end_in_error(machine, wr_id, at, &fault, effects);
+            }
+            Some(left) => machine.retries_left = Some(left - 1),
+        }
+        self.wait_until(machine, now + timeout);
+        Next::Stop
+    }
+
+    fn wait_until(self: &Arc<Self>, machine: &mut Machine, deadline: Instant) {
+        machine.wait = Some(deadline);
+        // A timer that comes late or for nothing finds that out in `run`.
+        let _ = self
+            .port
+            .engine
+            .at(deadline, Arc::clone(self) as Arc<dyn Due>, 0);
+    }
+
+    /// Completes a work request in error; the queue pair goes to ERR.
+    fn end_in_error(
+        self: &Arc<Self>,
+        machine: &mut Machine,
+        wr_id: u64,
+        at: u32,
+        fault: &Fault,
+        effects: &mut Effects,
+    ) -> Next {
+        let Some(sends) = self.send_ring() else {
+            return Next::Stop;
+        };
+        let cqe = Cqe::failure(wr_id, self.qpn, fault.status, fault.vendor_err);
+        if let Some(completed) = self.complete(&self.send_cq, &cqe, effects) {
+            if let Some(position) = completed {
+                sends.mark(sends.index(at), position);
+            }
+            sends.executed(at);
+            machine.failed = true;
+            effects.fail.push(Arc::clone(self));
+        }
+        Next::Stop
+    }
+
+    /// Pushes a completion from the machine. `None`: the queue is changing hands and will call.
+    /// `Some(None)`: the completion is lost.
+    fn complete(&self, cq: &Arc<CqRing>, cqe: &Cqe, effects: &mut Effects) -> Option<Option<u32>> {
+        let pin = pin();
+        let Some(way) = cq.enter(&pin) else {
+            drop(pin);
+            effects.convert.push(Arc::clone(cq));
+            return None;
+        };
+        let pushed = cq.push(way, cqe);
+        drop(pin);
+        match pushed {
+            Ok(pushed) => {
+                if pushed.fire {
+                    effects.fire.push(Arc::clone(cq));
+                }
+                Some(Some(pushed.at))
+            }
+            Err(Overrun) => {
+                effects.overrun.push(Arc::clone(cq));
+                Some(None)
+            }
+        }
+    }
+
+    /// Completes all that is posted with WR_FLUSH_ERR: sends, then receives, each in order. `false`: a
+    /// completion queue is changing hands and will call.
+    fn flush(&self, effects: &mut Effects) -> bool {
+        let flushed = |wr_id| Cqe::failure(wr_id, self.qpn, WcStatus::WrFlushErr, 0);
+        if let Some(sends) = self.send_ring() {
+            let mut scratch = Scratch::default();
+            while let Some(at) = sends.next() {
+                let wr_id = sends.read(at, &mut scratch).wr_id;
+                let Some(completed) = self.complete(&self.send_cq, &flushed(wr_id), effects) else {
+                    return false;
+                };
+                if let Some(position) = completed {
+                    sends.mark(sends.index(at), position);
+                }
+                sends.executed(at);
+            }
+        }
+        if let Some(recvs) = self.recv_ring() {
+            while let Some(waiting) = recvs.next() {
+                let cqe = flushed(waiting.wr_id());
+                if self.complete(&self.recv_cq, &cqe, effects).is_none() {
+                    return false;
+                }
+                waiting.consume();
+            }
+        }
+        true
+    }
+
+    /// Forgets all that is posted: the way to RESET.
+    fn discard(&self) {
+        if let Some(sends) = self.send_ring() {
+            while let Some(at) = sends.next() {
+                sends.executed(at);
+            }
+        }
+        if let Some(recvs) = self.recv_ring() {
+            discard_receives(recvs);
+        }
+    }
+}
+
+fn discard_receives(recvs: &RecvRing) {
+    while let Some(waiting) = recvs.next() {
+        waiting.consume();
+    }
+}
+
+impl Due for QueuePair {
+    fn due(&self, _: Instant, _: u64) {
+        if let Some(me) = self.me.upgrade() {
+            me.turn();
+        }
+    }
+}
+
+impl Effects {
+    fn note(&mut self, sender: &QueuePair, land: &Landing, done: Done) {
+        if done.fire_recv {
+            self.fire.push(Arc::clone(&land.cq));
+        }
+        if done.fire_send {
+            self.fire.push(Arc::clone(&sender.send_cq));
+        }
+        if done.overrun_recv {
+            self.overrun.push(Arc::clone(&land.cq));
+        }
+        if done.overrun_send {
+            self.overrun.push(Arc::clone(&sender.send_cq));
+        }
+    }
+
+    fn carry_out(self, machine: &Arc<QueuePair>) {
+        for qp in self.fail {
+            qp.fail();
+        }
+        for cq in self.overrun {
+            // A completion was lost: no queue pair can go on with that queue (IBTA vol. 1, 11.2.6.1).
+            for qp in machine.port.link.queue_pairs_on(&cq) {
+                qp.fail();
+            }
+        }
+        for cq in self.fire {
+            cq.fire();
+        }
+        for finish in self.finish {
+            finish.complete();
+        }
+        for cq in self.convert {
+            cq.convert(Arc::clone(machine));
+        }
+    }
+}
+
+/// The delay that a responder asks for, by its code (IBTA vol. 1, table 45).
+fn rnr_delay(code: u8) -> Duration {
+    /// Units of 10 microseconds.
+    const TABLE: [u32; 32] = [
+        65_536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1_024,
+        1_536, 2_048, 3_072, 4_096, 6_144, 8_192, 12_288, 16_384, 24_576, 32_768, 49_152,
+    ];
+    Duration::from_micros(10 * u64::from(TABLE[usize::from(code & 31)]))
+}
+
+/// The local ACK timeout, 4.096 us * 2^code; none for code 0 (IBTA vol. 1, 9.7.6.1.3).
+fn ack_timeout(code: u8) -> Option<Duration> {
+    (code != 0).then(|| Duration::from_nanos(4_096 << (code & 31)))
+}
+
+#[cfg(all(test, not(verbs_loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn delays_are_those_of_the_specification() {
+        assert_eq!(rnr_delay(0), Duration::from_micros(655_360));
+        assert_eq!(rnr_delay(1), Duration::from_micros(10));
+        assert_eq!(rnr_delay(12), Duration::from_micros(640));
+        assert_eq!(rnr_delay(31), Duration::from_micros(491_520));
+    }
+
+    #[test]
+    fn timeouts_double_with_their_code() {
+        assert_eq!(ack_timeout(0), None);
+        assert_eq!(ack_timeout(1), Some(Duration::from_nanos(8_192)));
+        assert_eq!(ack_timeout(14), Some(Duration::from_nanos(67_108_864)));
+    }
+}

@@ -1,0 +1,132 @@
+//! What a sender must know of its peer's responder: one line per direction of a connection.
+//!
+//! A reliable connection's responder has exactly one peer, so the right to land messages can be
+//! handed out as a whole. It has one holder at a time:
+//!
+//! ```text
+//!   the word says DIRECT, and the sender's ring is empty    the poster, under a pin
+//!   the sender's ring is not empty                          the sender's machine, under a pin
+//!   the word was killed, and the grace period is over       the responder's own machine: it flushes
+//! ```
+//!
+//! A landing is alive while sender and responder fit: the sender in RTS, the responder in RTR, RTS or
+//! SQD, each naming the other, the sender's next packet the one that the responder expects, one path
+//! MTU. Control verbs that change one of these kill it, for good; connecting anew makes a new one. So a
+//! sender that still knows the old one can only miss. DIRECT is there while the link between the two
+//! is a bare loopback.
+//!
+//! The poster knows by itself whether its ring is empty, as it is the only one to fill it: the door
+//! closes when it puts a work request into the ring, and opens again when the machine's count of
+//! executed ones has caught up. Nothing can be overtaken, and no exchange is needed.
+
+use verbs_core::mem::{MrTable, Pin, TouchWord, Touched};
+use verbs_core::sync::{Arc, Weak};
+use verbs_core::{Access, Mtu, Qpn};
+
+use crate::cq::CqRing;
+use crate::qp::QueuePair;
+use crate::recv::RecvRing;
+
+/// In the word: the poster may land messages itself.
+const DIRECT: u32 = 1;
+/// In the word, shifted by this: what the responder grants, as [`Access::REMOTE`] bits.
+const RIGHTS_SHIFT: u32 = 4;
+
+/// See the module's documentation.
+#[derive(Debug)]
+#[repr(align(64))]
+pub(crate) struct Landing {
+    word: TouchWord,
+    pub(crate) ring: Arc<RecvRing>,
+    pub(crate) cq: Arc<CqRing>,
+    pub(crate) mrs: Arc<MrTable>,
+    /// The responder's protection domain.
+    pub(crate) pd: u32,
+    pub(crate) qpn: Qpn,
+    mtu: Mtu,
+    /// The path MTU in bytes.
+    mtu_bytes: u32,
+    /// The responder itself, for what goes wrong there.
+    pub(crate) responder: Weak<QueuePair>,
+}
+
+const fn tag(direct: bool, granted: Access) -> u32 {
+    (if direct { DIRECT } else { 0 }) | (granted.bits() & Access::REMOTE.bits()) << RIGHTS_SHIFT
+}
+
+impl Landing {
+    /// The way into `responder`, which grants its peer those rights.
+    pub(crate) fn new(
+        responder: &Arc<QueuePair>,
+        ring: &Arc<RecvRing>,
+        granted: Access,
+        mtu: Mtu,
+        direct: bool,
+    ) -> Self {
+        Self {
+            word: TouchWord::new(tag(direct, granted)),
+            ring: Arc::clone(ring),
+            cq: Arc::clone(&responder.recv_cq),
+            mrs: Arc::clone(&responder.port.mrs),
+            pd: responder.pd,
+            qpn: responder.qpn,
+            mtu,
+            mtu_bytes: mtu.bytes(),
+            responder: Arc::downgrade(responder),
+        }
+    }
+
+    /// Whether the poster may land a message that needs no right.
+    #[inline(always)]
+    pub(crate) fn admits_direct(&self, pin: &Pin) -> bool {
+        self.word.admits(pin, DIRECT, DIRECT)
+    }
+
+    /// Whether the poster may land a message that needs those rights.
+    #[inline(always)]
+    pub(crate) fn admits_direct_with(&self, pin: &Pin, need: Access) -> bool {
+        self.word.admits(pin, tag(true, need), tag(true, need))
+    }
+
+    /// Whether it lives, so that the sender's machine may land messages.
+    pub(crate) fn admits(&self, pin: &Pin) -> bool {
+        self.word.admits(pin, 0, 0)
+    }
+
+    /// Packets that a message of `len` bytes would be.
+    #[inline(always)]
+    pub(crate) fn packets(&self, len: u32) -> u32 {
+        if len <= self.mtu_bytes {
+            1
+        } else {
+            self.packets_of_long(len)
+        }
+    }
+
+    #[cold]
+    fn packets_of_long(&self, len: u32) -> u32 {
+        self.mtu.packets(len)
+    }
+
+    /// Whether the responder grants those rights.
+    pub(crate) fn grants(&self, need: Access) -> bool {
+        let need = tag(false, need);
+        self.word.tag() & need == need
+    }
+
+    /// Whether nobody has killed it.
+    pub(crate) fn is_alive(&self) -> bool {
+        !self.word.is_dead()
+    }
+
+    /// Sets what the responder grants and whether the poster may land messages.
+    pub(crate) fn change(&self, granted: Access, direct: bool) -> Touched {
+        let changed = self.word.update(|_| Some(tag(direct, granted)));
+        changed.map_or(Touched::NOBODY, |(_, touched)| touched)
+    }
+
+    /// Takes it away from the sender, for good.
+    pub(crate) fn kill(&self) -> Touched {
+        self.word.kill().unwrap_or(Touched::NOBODY)
+    }
+}

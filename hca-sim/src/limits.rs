@@ -1,0 +1,98 @@
+//! What an HCA can do: bounds with their reasons, and the attributes that tell them.
+
+use verbs_core::{AtomicCap, DeviceAttr, DeviceCap, LinkLayer, Mtu, PortAttr, PortState};
+
+use crate::link::Port;
+use crate::message::MAX_SGE;
+use crate::ring::MAX_INLINE;
+use crate::send::MAX_MESSAGE;
+
+/// The only port.
+pub(crate) const PORT: u8 = 1;
+/// Entries of the P_Key table: the default partition.
+pub(crate) const PKEYS: u32 = 1;
+/// Entries of the GID table: the port's own.
+pub(crate) const GIDS: u32 = 1;
+/// READs and atomics outstanding; messages are carried out whole, so this bounds nothing here.
+pub(crate) const RD_ATOMIC: u32 = 128;
+/// Work requests on one queue: positions of completions are compared by half-circle, and a queue of
+/// this depth takes some megabytes.
+pub(crate) const QP_WR: u32 = 1 << 15;
+/// Entries of one completion queue, 64 bytes each.
+pub(crate) const CQE: u32 = 1 << 22;
+
+/// How many objects of a kind an HCA has. Memory is used for those that exist, but for regions, whose
+/// table of about 180 bytes an entry is made with the HCA.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Protection domains; 65,536 by default.
+    pub max_pd: u32,
+    /// Completion queues; 65,536 by default.
+    pub max_cq: u32,
+    /// Queue pairs; 262,144 by default.
+    pub max_qp: u32,
+    /// Memory regions; 8,192 by default, which takes 1.5 MB.
+    pub max_mr: u32,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            max_pd: 1 << 16,
+            max_cq: 1 << 16,
+            max_qp: 1 << 18,
+            max_mr: 1 << 13,
+        }
+    }
+}
+
+/// The attributes of an HCA with that name on that port.
+pub(crate) fn device_attr(name: &str, port: &Port, limits: &Limits) -> DeviceAttr {
+    DeviceAttr {
+        name: name.to_owned(),
+        fw_ver: env!("CARGO_PKG_VERSION").to_owned(),
+        node_guid: port.guid,
+        sys_image_guid: port.guid,
+        phys_port_cnt: PORT,
+        max_mr_size: u64::MAX,
+        caps: DeviceCap::RC_RNR_NAK_GEN | DeviceCap::SYS_IMAGE_GUID,
+        max_qp: limits.max_qp,
+        max_qp_wr: QP_WR,
+        max_sge: MAX_SGE as u32,
+        max_inline_data: MAX_INLINE as u32,
+        max_cq: limits.max_cq,
+        max_cqe: CQE,
+        max_mr: limits.max_mr,
+        max_pd: limits.max_pd,
+        max_qp_rd_atom: RD_ATOMIC as u8,
+        max_qp_init_rd_atom: RD_ATOMIC as u8,
+        atomic_cap: AtomicCap::Glob,
+        max_pkeys: PKEYS as u16,
+        max_pending: verbs_core::device::MAX_PENDING,
+        ..DeviceAttr::default()
+    }
+}
+
+/// The attributes of the port.
+pub(crate) fn port_attr(port: &Port) -> PortAttr {
+    PortAttr {
+        gid: port.gid,
+        max_msg_sz: MAX_MESSAGE,
+        bad_pkey_cntr: 0,
+        qkey_viol_cntr: 0,
+        lid: port.lid,
+        // There is no subnet manager: the link itself hands out LIDs.
+        sm_lid: verbs_core::Lid(0),
+        gid_tbl_len: GIDS as u16,
+        pkey_tbl_len: PKEYS as u16,
+        state: PortState::Active,
+        max_mtu: Mtu::B4096,
+        active_mtu: Mtu::B4096,
+        sm_sl: 0,
+        lmc: 0,
+        // 12x at 50 Gbit/s a lane: nothing in the field's codes is faster.
+        active_width: 8,
+        active_speed: 64,
+        link_layer: LinkLayer::InfiniBand,
+    }
+}

@@ -1,0 +1,247 @@
+//! A link within one process: every port attached to it reaches every other.
+//!
+//! It hands out what makes ports and queue pairs known to each other: LIDs, GUIDs, queue pair numbers.
+//! Messages do not pass through it; a sender lands them itself, as long as the link is bare. Something
+//! that has to see messages on their way, such as an injected fault, closes the senders' direct doors.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use verbs_core::device::local_guid;
+use verbs_core::mem::{MrTable, Window};
+use verbs_core::sync::atomic::{
+    AtomicBool, AtomicU64,
+    Ordering::{AcqRel, Relaxed, Release},
+};
+use verbs_core::sync::{Arc, Mutex, MutexGuard};
+use verbs_core::{Av, Gid, Guid, Lid, Psn, Qpn};
+
+use crate::cq::CqRing;
+use crate::engine::Engine;
+use crate::qp::QueuePair;
+use crate::rng::Rng;
+
+/// Largest unicast LID (IBTA vol. 1, 4.1.3).
+pub(crate) const LID_MAX: u16 = 0xbfff;
+/// Queue pair numbers below this have a meaning of their own.
+const QPN_MIN: u32 = 0x10;
+const QPN_END: u32 = Qpn::MULTICAST.value();
+
+/// A loopback link. Clones are the same link.
+///
+/// ```
+/// # use hca_sim::{Hca, Loopback};
+/// let link = Loopback::with_seed(7);
+/// let (a, b) = (Hca::on(&link).build(), Hca::on(&link).build());
+/// assert_ne!(a.lid(), b.lid());
+/// ```
+#[derive(Clone)]
+pub struct Loopback {
+    pub(crate) fabric: Arc<Fabric>,
+}
+
+/// The link itself.
+pub(crate) struct Fabric {
+    links: Mutex<Links>,
+    /// Something on the link has to see every message.
+    watched: AtomicBool,
+    /// Messages with data that have passed since it has.
+    passed: AtomicU64,
+    /// Which of them loses a bit; `u64::MAX` for none.
+    flip: AtomicU64,
+}
+
+/// Who is on the link. Whoever changes the state of a queue pair or what it is connected to holds the
+/// lock on this; that is bounded work and no foreign code.
+pub(crate) struct Links {
+    rng: Rng,
+    ports: BTreeMap<Lid, Gid>,
+    queue_pairs: BTreeMap<(Lid, Qpn), Arc<QueuePair>>,
+    next_lid: u16,
+}
+
+/// One HCA's port.
+pub(crate) struct Port {
+    pub(crate) lid: Lid,
+    pub(crate) gid: Gid,
+    pub(crate) guid: Guid,
+    pub(crate) link: Arc<Fabric>,
+    pub(crate) mrs: Arc<MrTable>,
+    pub(crate) engine: Engine,
+}
+
+impl Default for Loopback {
+    fn default() -> Self {
+        Self::with_seed(0)
+    }
+}
+
+impl Loopback {
+    /// A link whose numbers the seed decides: GUIDs, queue pair numbers, packet sequence numbers.
+    pub fn with_seed(seed: u64) -> Self {
+        let links = Links {
+            rng: Rng::new(seed),
+            ports: BTreeMap::new(),
+            queue_pairs: BTreeMap::new(),
+            next_lid: 1,
+        };
+        let fabric = Fabric {
+            links: Mutex::new(links),
+            watched: AtomicBool::new(false),
+            passed: AtomicU64::new(0),
+            flip: AtomicU64::new(u64::MAX),
+        };
+        Self {
+            fabric: Arc::new(fabric),
+        }
+    }
+
+    /// Inverts one bit of the payload of one message: the `nth` of those that carry data, counted from
+    /// 0 over the whole link from now on. Nobody on the way notices, as if a switch had bad memory.
+    ///
+    /// From now on senders cannot land their messages themselves, which makes them slower.
+    pub fn flip_bit(&self, nth: u64) {
+        let fabric = &self.fabric;
+        fabric.passed.store(0, Relaxed);
+        fabric.flip.store(nth, Relaxed);
+        fabric.watched.store(true, Release);
+        let links = fabric.lock();
+        for qp in links.queue_pairs.values() {
+            // Who is inside lands that one message unseen, as if it had been posted before.
+            let _ = qp.repair(&links);
+        }
+    }
+
+    /// A first packet sequence number that is hard to guess.
+    pub fn draw_psn(&self) -> Psn {
+        self.fabric.draw_psn()
+    }
+}
+
+impl fmt::Debug for Loopback {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let links = self.fabric.lock();
+        f.debug_struct("Loopback")
+            .field("ports", &links.ports.len())
+            .field("queue_pairs", &links.queue_pairs.len())
+            .finish()
+    }
+}
+
+impl Fabric {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Links> {
+        self.links.lock()
+    }
+
+    /// Whether senders may land messages themselves.
+    pub(crate) fn is_bare(&self) -> bool {
+        !self.watched.load(Relaxed)
+    }
+
+    /// Does to a message with data, which lies in `target` now, what is to be done to it.
+    pub(crate) fn tamper(&self, target: &[Window<'_>]) {
+        if self.is_bare() {
+            return;
+        }
+        let number = self.passed.fetch_add(1, AcqRel);
+        if number != self.flip.load(Relaxed) {
+            return;
+        }
+        if let Some(window) = target.iter().find(|window| !window.is_empty()) {
+            let mut byte = [0];
+            window.read_into(&mut byte);
+            byte[0] ^= 1;
+            window.write_from(&byte);
+        }
+    }
+
+    pub(crate) fn draw_psn(&self) -> Psn {
+        Psn::new(self.lock().rng.within(0..1 << 24))
+    }
+
+    pub(crate) fn queue_pairs_on(&self, cq: &Arc<CqRing>) -> Vec<Arc<QueuePair>> {
+        let links = self.lock();
+        let on =
+            |qp: &&Arc<QueuePair>| Arc::ptr_eq(&qp.send_cq, cq) || Arc::ptr_eq(&qp.recv_cq, cq);
+        links.queue_pairs.values().filter(on).cloned().collect()
+    }
+}
+
+impl Links {
+    /// Addresses for a new port; the LID is 0 when there are none left.
+    pub(crate) fn attach(&mut self) -> (Lid, Gid, Guid) {
+        let free = |lid: &u16| !self.ports.contains_key(&Lid(*lid));
+        let lid = (self.next_lid..=LID_MAX)
+            .chain(1..self.next_lid)
+            .find(free)
+            .unwrap_or(0);
+        let guid = local_guid(self.rng.draw());
+        let gid = Gid::from_parts(Gid::LINK_LOCAL_PREFIX, guid);
+        if lid != 0 {
+            self.next_lid = if lid == LID_MAX { 1 } else { lid + 1 };
+            self.ports.insert(Lid(lid), gid);
+        }
+        (Lid(lid), gid, guid)
+    }
+
+    /// The port has gone; its queue pairs are no longer found.
+    pub(crate) fn detach(&mut self, lid: Lid) {
+        self.ports.remove(&lid);
+        self.queue_pairs.retain(|&(at, _), _| at != lid);
+    }
+
+    /// Enters a queue pair that is made with the number drawn for it.
+    pub(crate) fn enter(
+        &mut self,
+        lid: Lid,
+        make: impl FnOnce(Qpn) -> Arc<QueuePair>,
+    ) -> Arc<QueuePair> {
+        let qpn = loop {
+            let qpn = Qpn::new(self.rng.within(QPN_MIN..QPN_END));
+            if !self.queue_pairs.contains_key(&(lid, qpn)) {
+                break qpn;
+            }
+        };
+        let qp = make(qpn);
+        self.queue_pairs.insert((lid, qpn), Arc::clone(&qp));
+        qp
+    }
+
+    pub(crate) fn leave(&mut self, lid: Lid, qpn: Qpn) {
+        self.queue_pairs.remove(&(lid, qpn));
+    }
+
+    /// The queue pair of that number at the port that the address vector leads to.
+    pub(crate) fn find(&self, av: &Av, qpn: Qpn) -> Option<&Arc<QueuePair>> {
+        self.queue_pairs.get(&(self.resolve(av)?, qpn))
+    }
+
+    /// The queue pairs of one port.
+    pub(crate) fn of_port(&self, lid: Lid) -> Vec<Arc<QueuePair>> {
+        let range = (lid, Qpn::new(0))..=(lid, Qpn::MULTICAST);
+        self.queue_pairs
+            .range(range)
+            .map(|(_, qp)| Arc::clone(qp))
+            .collect()
+    }
+
+    fn resolve(&self, av: &Av) -> Option<Lid> {
+        if av.dlid != Lid(0) {
+            return self.ports.contains_key(&av.dlid).then_some(av.dlid);
+        }
+        let dgid = av.global?.dgid;
+        self.ports
+            .iter()
+            .find(|&(_, gid)| *gid == dgid)
+            .map(|(&lid, _)| lid)
+    }
+}
+
+impl fmt::Debug for Port {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Port")
+            .field("lid", &self.lid)
+            .field("gid", &self.gid)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,413 @@
+//! One message of a reliable connection, carried out whole: the requester's checks, the responder's
+//! checks, the copy, both completions.
+//!
+//! Who may call this for a direction is said in [`crate::landing`]. Nothing changes before the outcome
+//! is certain, so an attempt that is refused can be made again; the one exception is the data of a
+//! WRITE with immediate that finds no receive, which the real protocol places as well.
+
+use arrayvec::ArrayVec;
+use verbs_core::mem::{MrTable, Pin, Window};
+use verbs_core::sync::Arc;
+use verbs_core::{Access, Payload, Remote, SendFlags, SendOp, SendWr, Sge, WcOpcode, WcStatus};
+
+use crate::cq::{CqRing, Cqe, Pushed, Way};
+use crate::landing::Landing;
+use crate::qp::QueuePair;
+use crate::recv::Waiting;
+use crate::ring::SendRing;
+
+/// Pieces that one work request can have.
+pub(crate) const MAX_SGE: usize = 16;
+
+/// What became of a message.
+pub(crate) enum Outcome {
+    /// It has been carried out.
+    Done(Done),
+    /// The responder has no receive posted.
+    NotReady,
+    /// A completion queue is changing hands: ask it to call, and try again then.
+    Busy(Arc<CqRing>),
+    /// It cannot be carried out, now or later.
+    Fault(Fault),
+}
+
+/// The events and troubles of a message that has been carried out, to be seen to outside the pin.
+#[derive(Clone, Copy, Debug, Default)]
+#[must_use]
+pub(crate) struct Done {
+    pub(crate) fire_recv: bool,
+    pub(crate) fire_send: bool,
+    pub(crate) overrun_recv: bool,
+    pub(crate) overrun_send: bool,
+}
+
+impl Done {
+    /// Nothing remains to be seen to: the usual case.
+    #[inline(always)]
+    pub(crate) fn is_quiet(self) -> bool {
+        !(self.fire_recv | self.fire_send | self.overrun_recv | self.overrun_send)
+    }
+}
+
+/// Why a message cannot be carried out, and whom that concerns.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Fault {
+    /// The status of the requester's work request.
+    pub(crate) status: WcStatus,
+    pub(crate) vendor_err: u32,
+    /// The responder saw it too and goes to ERR.
+    pub(crate) at_responder: bool,
+    /// The oldest receive was consumed and completes in error first, with this status.
+    receive: Option<WcStatus>,
+}
+
+impl Fault {
+    /// The requester's own doing; the responder hears nothing.
+    pub(crate) const fn local(status: WcStatus, vendor_err: u32) -> Self {
+        Self {
+            status,
+            vendor_err,
+            at_responder: false,
+            receive: None,
+        }
+    }
+
+    /// The responder answered with a NAK.
+    const fn nak(status: WcStatus, vendor_err: u32) -> Self {
+        Self {
+            status,
+            vendor_err,
+            at_responder: true,
+            receive: None,
+        }
+    }
+
+    const fn with_receive(mut self, status: WcStatus) -> Self {
+        self.receive = Some(status);
+        self
+    }
+}
+
+/// A message, with both ends of its way.
+pub(crate) struct Message<'a> {
+    pub(crate) qp: &'a QueuePair,
+    pub(crate) sends: &'a SendRing,
+    pub(crate) land: &'a Landing,
+    pub(crate) pin: &'a Pin,
+    pub(crate) wr: &'a SendWr<'a>,
+    /// The work request's number on its queue.
+    pub(crate) index: u32,
+    pub(crate) signaled: bool,
+}
+
+/// Checked pieces of memory, in order. Queues are created for at most [`MAX_SGE`] pieces, and posting
+/// checks that.
+type Pieces<'p> = ArrayVec<Window<'p>, MAX_SGE>;
+
+/// Where the bytes of a message come from.
+enum Source<'p, 'w> {
+    Pieces(Pieces<'p>),
+    Inline(&'w [u8]),
+}
+
+/// How both completion queues may be pushed to.
+struct Ways {
+    recv: Option<Way>,
+    send: Option<Way>,
+}
+
+type Checked<T> = Result<T, Outcome>;
+
+impl<'a> Message<'a> {
+    /// Carries it out, if nothing is in the way.
+    pub(crate) fn carry_out(&self) -> Outcome {
+        let done = match self.wr.op {
+            SendOp::Send => self.send(None),
+            SendOp::SendWithImm(imm) => self.send(Some(imm)),
+            SendOp::Write(to) => self.write(to, None),
+            SendOp::WriteWithImm(to, imm) => self.write(to, Some(imm)),
+            SendOp::Read(from) => self.read(from),
+            SendOp::CompareSwap {
+                remote,
+                compare,
+                swap,
+            } => self.atomic(remote, WcOpcode::CompSwap, |word| {
+                word.compare_swap(compare, swap)
+            }),
+            SendOp::FetchAdd { remote, add } => {
+                self.atomic(remote, WcOpcode::FetchAdd, |word| word.fetch_add(add))
+            }
+            _ => Err(Outcome::Fault(Fault::local(WcStatus::LocQpOpErr, 0))),
+        };
+        done.map_or_else(|refused| refused, Outcome::Done)
+    }
+
+    /// Completes the receive that a fault has consumed, as the responder would before it goes to ERR.
+    /// `false`: the completion queue is changing hands; nothing was done.
+    pub(crate) fn complete_faulty_receive(&self, fault: &Fault, done: &mut Done) -> bool {
+        let Some((status, waiting)) = fault.receive.zip(self.land.ring.next()) else {
+            return true;
+        };
+        let Some(way) = self.land.cq.enter(self.pin) else {
+            return false;
+        };
+        let cqe = Cqe::failure(waiting.wr_id(), self.land.qpn, status, fault.vendor_err);
+        note(
+            self.land.cq.push(way, &cqe),
+            &mut done.fire_recv,
+            &mut done.overrun_recv,
+        );
+        waiting.consume();
+        true
+    }
+
+    fn send(&self, imm: Option<u32>) -> Checked<Done> {
+        let len = self.length()?;
+        let source = self.source()?;
+        let waiting = self.land.ring.next().ok_or(Outcome::NotReady)?;
+        if u64::from(len) > waiting.total() {
+            let fault = Fault::nak(WcStatus::RemInvReqErr, 0);
+            return Err(Outcome::Fault(fault.with_receive(WcStatus::LocLenErr)));
+        }
+        let target = self.scatter(waiting, len)?;
+        let ways = self.ways(true)?;
+        self.copy(&source, &target);
+        self.finish(
+            &ways,
+            Some((waiting, WcOpcode::Recv, imm)),
+            WcOpcode::Send,
+            len,
+        )
+    }
+
+    fn write(&self, to: Remote, imm: Option<u32>) -> Checked<Done> {
+        let len = self.length()?;
+        let source = self.source()?;
+        let target = self.remote(to, len, Access::REMOTE_WRITE)?;
+        let Some(imm) = imm else {
+            let ways = self.ways(false)?;
+            self.copy(&source, &[target]);
+            return self.finish(&ways, None, WcOpcode::RdmaWrite, len);
+        };
+        let ways = self.ways(true)?;
+        self.copy(&source, &[target]);
+        let waiting = self.land.ring.next().ok_or(Outcome::NotReady)?;
+        let receive = Some((waiting, WcOpcode::RecvRdmaWithImm, Some(imm)));
+        self.finish(&ways, receive, WcOpcode::RdmaWrite, len)
+    }
+
+    fn read(&self, from: Remote) -> Checked<Done> {
+        let len = self.length()?;
+        let sink = self.local(Access::LOCAL_WRITE)?;
+        let window = self.remote(from, len, Access::REMOTE_READ)?;
+        let ways = self.ways(false)?;
+        let mut source = Pieces::new();
+        source.push(window);
+        self.copy(&Source::Pieces(source), &sink);
+        self.finish(&ways, None, WcOpcode::RdmaRead, len)
+    }
+
+    fn atomic(
+        &self,
+        remote: Remote,
+        opcode: WcOpcode,
+        operation: impl FnOnce(Window<'a>) -> Option<u64>,
+    ) -> Checked<Done> {
+        let sink = self.local(Access::LOCAL_WRITE)?;
+        let window = self.remote(remote, 8, Access::REMOTE_ATOMIC)?;
+        let ways = self.ways(false)?;
+        // The address is aligned, but the region may map it to memory that is not.
+        let misaligned = Outcome::Fault(Fault::nak(WcStatus::RemInvReqErr, 0));
+        let old = operation(window).ok_or(misaligned)?.to_ne_bytes();
+        self.copy(&Source::Inline(&old), &sink);
+        self.finish(&ways, None, opcode, 8)
+    }
+
+    /// Bytes of the message; posting has checked that they are not too many.
+    fn length(&self) -> Checked<u32> {
+        u32::try_from(self.wr.payload.len())
+            .map_err(|_| Outcome::Fault(Fault::local(WcStatus::LocLenErr, 0)))
+    }
+
+    fn source(&self) -> Checked<Source<'a, 'a>> {
+        match self.wr.payload {
+            Payload::Inline(bytes) => Ok(Source::Inline(bytes)),
+            _ => self.local(Access::empty()).map(Source::Pieces),
+        }
+    }
+
+    /// The requester's own memory.
+    fn local(&self, need: Access) -> Checked<Pieces<'a>> {
+        let one;
+        let sges = match self.wr.payload {
+            Payload::One(sge) => {
+                one = [sge];
+                &one[..]
+            }
+            Payload::List(sges) => sges,
+            Payload::Inline(_) => &[],
+        };
+        let mrs = &*self.qp.port.mrs;
+        let mut pieces = Pieces::new();
+        for sge in sges {
+            match check(mrs, self.pin, *sge, self.qp.pd, need) {
+                Some(window) => pieces.push(window),
+                None => {
+                    let fault = Fault::local(WcStatus::LocProtErr, reason(mrs, self.pin));
+                    return Err(Outcome::Fault(fault));
+                }
+            }
+        }
+        Ok(pieces)
+    }
+
+    /// Memory of the responder that the request names: first what the queue pair grants, then the key
+    /// (IBTA vol. 1, 9.7.4.1.5).
+    fn remote(&self, place: Remote, len: u32, need: Access) -> Checked<Window<'a>> {
+        if !self.land.grants(need) {
+            return Err(Outcome::Fault(Fault::nak(WcStatus::RemInvReqErr, 0)));
+        }
+        let (mrs, pin, key) = (&*self.land.mrs, self.pin, place.rkey.value());
+        mrs.check(pin, key, place.addr, len, self.land.pd, need)
+            .ok_or_else(|| Outcome::Fault(Fault::nak(WcStatus::RemAccessErr, reason(mrs, pin))))
+    }
+
+    /// The memory of a receive, as much of it as the message needs.
+    fn scatter(&self, waiting: Waiting<'_>, len: u32) -> Checked<Pieces<'a>> {
+        let mut pieces = Pieces::new();
+        let mut left = len;
+        for number in 0..waiting.pieces() {
+            if left == 0 {
+                break;
+            }
+            let mut sge = waiting.piece(number);
+            sge.len = sge.len.min(left);
+            left -= sge.len;
+            match check(
+                &self.land.mrs,
+                self.pin,
+                sge,
+                self.land.pd,
+                Access::LOCAL_WRITE,
+            ) {
+                Some(window) => pieces.push(window),
+                None => {
+                    let fault = Fault::nak(WcStatus::RemOpErr, reason(&self.land.mrs, self.pin));
+                    return Err(Outcome::Fault(fault.with_receive(WcStatus::LocProtErr)));
+                }
+            }
+        }
+        Ok(pieces)
+    }
+
+    /// Asks the completion queues before anything is done.
+    fn ways(&self, receives: bool) -> Checked<Ways> {
+        let enter = |cq: &Arc<CqRing>| match cq.enter(self.pin) {
+            Some(way) => Ok(Some(way)),
+            None => Err(Outcome::Busy(Arc::clone(cq))),
+        };
+        let recv = if receives {
+            enter(&self.land.cq)?
+        } else {
+            None
+        };
+        let send = if self.signaled {
+            enter(&self.qp.send_cq)?
+        } else {
+            None
+        };
+        Ok(Ways { recv, send })
+    }
+
+    fn copy(&self, source: &Source<'_, '_>, target: &[Window<'_>]) {
+        match source {
+            Source::Inline(bytes) => scatter_bytes(bytes, target),
+            Source::Pieces(pieces) => scatter_windows(pieces, target),
+        }
+        if self.wr.payload.len() != 0 {
+            self.qp.port.link.tamper(target);
+        }
+    }
+
+    /// Both completions, and the packets that the message would have been.
+    fn finish(
+        &self,
+        ways: &Ways,
+        receive: Option<(Waiting<'_>, WcOpcode, Option<u32>)>,
+        opcode: WcOpcode,
+        len: u32,
+    ) -> Checked<Done> {
+        let mut done = Done::default();
+        if let (Some((waiting, opcode, imm)), Some(way)) = (receive, ways.recv) {
+            let cqe = Cqe::success(waiting.wr_id(), self.land.qpn, opcode, len)
+                .solicited(self.wr.flags.contains(SendFlags::SOLICITED));
+            let cqe = imm.map_or(cqe, |imm| cqe.imm(imm));
+            note(
+                self.land.cq.push(way, &cqe),
+                &mut done.fire_recv,
+                &mut done.overrun_recv,
+            );
+            waiting.consume();
+        }
+        self.sends.advance(self.land, len);
+        if let Some(way) = ways.send {
+            let cqe = Cqe::success(self.wr.wr_id, self.qp.qpn, opcode, len);
+            let pushed = self.qp.send_cq.push(way, &cqe);
+            if let Ok(pushed) = pushed {
+                self.sends.mark(self.index, pushed.at);
+            }
+            note(pushed, &mut done.fire_send, &mut done.overrun_send);
+        }
+        Ok(done)
+    }
+}
+
+/// Notes what a push leaves to be done.
+pub(crate) fn note(
+    pushed: Result<Pushed, crate::cq::Overrun>,
+    fire: &mut bool,
+    overrun: &mut bool,
+) {
+    match pushed {
+        Ok(pushed) => *fire |= pushed.fire,
+        Err(crate::cq::Overrun) => *overrun = true,
+    }
+}
+
+#[inline]
+fn check<'p>(mrs: &MrTable, pin: &'p Pin, sge: Sge, pd: u32, need: Access) -> Option<Window<'p>> {
+    mrs.check(pin, sge.lkey.value(), sge.addr, sge.len, pd, need)
+}
+
+/// Why the last check refused, for `vendor_err`: 1 key, 2 protection domain, 3 right, 4 bounds.
+fn reason(mrs: &MrTable, pin: &Pin) -> u32 {
+    mrs.why(pin) as u32 + 1
+}
+
+fn scatter_bytes(mut bytes: &[u8], target: &[Window<'_>]) {
+    for window in target {
+        let n = window.write_from(bytes) as usize;
+        bytes = &bytes[n..];
+    }
+}
+
+fn scatter_windows(source: &[Window<'_>], target: &[Window<'_>]) {
+    let mut from = source.iter().copied();
+    let mut piece = Window::empty();
+    for &window in target {
+        let mut filled = 0;
+        while filled < window.len() {
+            if piece.is_empty() {
+                let Some(next) = from.next() else { return };
+                piece = next;
+                continue;
+            }
+            let Some(rest) = window.part(filled, window.len() - filled) else {
+                return;
+            };
+            let n = rest.copy_from(piece);
+            filled += n;
+            piece = piece.part(n, piece.len() - n).unwrap_or(Window::empty());
+        }
+    }
+}

@@ -1,0 +1,528 @@
+//! Queue pairs: their state, and the control verbs that change it.
+//!
+//! The state is part of the queue pair's touch word, so that posts see it under their pin and control
+//! verbs know whom to wait for. It changes under the lock of the link, on which the fit of two queue
+//! pairs is decided ([`crate::landing`]).
+//!
+//! A verb that takes something away from posters (to ERR, RESET or SQD, fewer rights, destroy) changes
+//! the word, kills the landings, and completes when the grace period is over and the rings are flushed
+//! (K11).
+
+use std::fmt;
+
+use verbs_core::command::Pending;
+use verbs_core::mem::{Access, Pin, TouchWord, Touched, grace};
+use verbs_core::qp::{DestroyQp, ModifyQp};
+use verbs_core::sync::atomic::{
+    AtomicU32,
+    Ordering::{AcqRel, Acquire, Relaxed},
+};
+use verbs_core::sync::{Arc, Mutex, OnceLock, Weak};
+use verbs_core::{Command, Error, PostError, QpAttr, QpCap, QpInfo, QpState, Qpn};
+
+use crate::cq::CqRing;
+use crate::engaged::Engaged;
+use crate::landing::Landing;
+use crate::link::{Links, Port};
+use crate::qp_check;
+use crate::recv::RecvRing;
+use crate::ring::SendRing;
+use crate::send::refuses_sends;
+
+/// Parts of a queue pair's word.
+pub(crate) mod flag {
+    /// The state's number.
+    pub(crate) const STATE: u32 = 0b111;
+    /// Receives can be posted and need no flush.
+    pub(crate) const TAKES_RECVS: u32 = 1 << 3;
+    /// Destroyed.
+    pub(crate) const GONE: u32 = 1 << 4;
+    /// The device was removed.
+    pub(crate) const REMOVED: u32 = 1 << 5;
+}
+
+/// What all parts of a queue pair share.
+pub(crate) struct QueuePair {
+    pub(crate) word: TouchWord,
+    pub(crate) qpn: Qpn,
+    pub(crate) pd: u32,
+    pub(crate) cap: QpCap,
+    pub(crate) sq_sig_all: bool,
+    pub(crate) port: Arc<Port>,
+    pub(crate) send_cq: Arc<CqRing>,
+    pub(crate) recv_cq: Arc<CqRing>,
+    pub(crate) engaged: Engaged,
+    pub(crate) control: Mutex<Control>,
+    pub(crate) me: Weak<Self>,
+    /// Allocated by the first transition to INIT.
+    sends: OnceLock<Arc<SendRing>>,
+    recvs: OnceLock<Arc<RecvRing>>,
+    /// How often it was reset.
+    resets: AtomicU32,
+}
+
+/// What control verbs change. Taken under the lock of the link, or alone; never while anything else is
+/// waited for.
+#[derive(Debug, Default)]
+pub(crate) struct Control {
+    pub(crate) attr: QpAttr,
+    /// The way into the peer.
+    out: Option<Arc<Landing>>,
+    /// Verbs that complete when the grace period is over and the rings are flushed.
+    pub(crate) finish: Vec<Finish>,
+}
+
+/// A verb that is done but for the waiting.
+#[derive(Debug)]
+pub(crate) enum Finish {
+    Modify(Pending<ModifyQp>),
+    Destroy(Pending<DestroyQp>),
+}
+
+impl Finish {
+    pub(crate) fn complete(self) {
+        match self {
+            Self::Modify(pending) => pending.complete(Ok(())),
+            Self::Destroy(pending) => pending.complete(Ok(())),
+        }
+    }
+}
+
+/// What a new queue pair is made from.
+pub(crate) struct Init {
+    pub(crate) port: Arc<Port>,
+    pub(crate) pd: u32,
+    pub(crate) cap: QpCap,
+    pub(crate) sq_sig_all: bool,
+    pub(crate) send_cq: Arc<CqRing>,
+    pub(crate) recv_cq: Arc<CqRing>,
+}
+
+const fn tag_of(state: QpState) -> u32 {
+    let takes = matches!(
+        state,
+        QpState::Init | QpState::Rtr | QpState::Rts | QpState::Sqd
+    );
+    state as u32 | if takes { flag::TAKES_RECVS } else { 0 }
+}
+
+fn state_of(tag: u32) -> QpState {
+    let number = (tag & flag::STATE) as usize;
+    QpState::ALL.get(number).copied().unwrap_or(QpState::Err)
+}
+
+impl QueuePair {
+    /// A queue pair in RESET.
+    pub(crate) fn new(qpn: Qpn, init: Init) -> Arc<Self> {
+        let Init {
+            port,
+            pd,
+            cap,
+            sq_sig_all,
+            send_cq,
+            recv_cq,
+        } = init;
+        Arc::new_cyclic(|me| Self {
+            word: TouchWord::new(tag_of(QpState::Reset)),
+            qpn,
+            pd,
+            cap,
+            sq_sig_all,
+            port,
+            send_cq,
+            recv_cq,
+            engaged: Engaged::default(),
+            control: Mutex::new(Control::default()),
+            me: Weak::clone(me),
+            sends: OnceLock::new(),
+            recvs: OnceLock::new(),
+            resets: AtomicU32::new(0),
+        })
+    }
+
+    pub(crate) fn state(&self) -> QpState {
+        state_of(self.word.tag())
+    }
+
+    pub(crate) fn send_ring(&self) -> Option<&Arc<SendRing>> {
+        self.sends.get()
+    }
+
+    pub(crate) fn recv_ring(&self) -> Option<&Arc<RecvRing>> {
+        self.recvs.get()
+    }
+
+    pub(crate) fn resets(&self) -> u32 {
+        self.resets.load(Acquire)
+    }
+
+    /// The way into the peer, if both fit.
+    pub(crate) fn landing(&self) -> Option<Arc<Landing>> {
+        self.control
+            .lock()
+            .out
+            .clone()
+            .filter(|land| land.is_alive())
+    }
+
+    /// A receive was posted that the peer's machine waits for.
+    #[cold]
+    pub(crate) fn call_sender(&self) {
+        let attr = self.control.lock().attr;
+        let peer = self.named_peer(&self.port.link.lock(), &attr).cloned();
+        if let Some(peer) = peer {
+            peer.kick();
+        }
+    }
+
+    /// Whether sends can be posted, and the state.
+    pub(crate) fn check_post_send(&self) -> Result<QpState, PostError> {
+        let state = refusal(self.word.tag())?;
+        if refuses_sends(state) {
+            Err(PostError::State(state))
+        } else {
+            Ok(state)
+        }
+    }
+
+    /// Whether receives can be posted.
+    pub(crate) fn check_post_recv(&self) -> Result<(), PostError> {
+        match refusal(self.word.tag())? {
+            QpState::Reset => Err(PostError::State(QpState::Reset)),
+            _ => Ok(()),
+        }
+    }
+
+    /// As [`QueuePair::check_post_send`], valid until the pin is left.
+    pub(crate) fn enter_to_post_send(&self, pin: &Pin) -> Result<(), PostError> {
+        loop {
+            let tag = self.word.tag();
+            let state = refusal(tag)?;
+            if refuses_sends(state) {
+                return Err(PostError::State(state));
+            }
+            if self.word.admits(pin, TouchWord::TAG, tag) {
+                return Ok(());
+            }
+        }
+    }
+
+    /// As [`QueuePair::check_post_recv`], valid until the pin is left.
+    pub(crate) fn enter_to_post_recv(&self, pin: &Pin) -> Result<(), PostError> {
+        loop {
+            let tag = self.word.tag();
+            if refusal(tag)? == QpState::Reset {
+                return Err(PostError::State(QpState::Reset));
+            }
+            if self.word.admits(pin, TouchWord::TAG, tag) {
+                return Ok(());
+            }
+        }
+    }
+
+    /// The verb of that name.
+    pub(crate) fn modify(self: &Arc<Self>, command: Command<'_, ModifyQp>) {
+        let links = self.port.link.lock();
+        let change = command.attr;
+        let from = self.state();
+        let to = change.state.unwrap_or(from);
+        let checked = self
+            .may_change()
+            .and_then(|()| qp_check::check(from, to, &change));
+        let checked = checked.and_then(|()| self.allocate(to));
+        if let Err(error) = checked {
+            drop(links);
+            return command.complete(Err(error));
+        }
+        let takes_away = matches!(to, QpState::Err | QpState::Reset | QpState::Sqd)
+            || change.access.is_some()
+                && matches!(from, QpState::Rtr | QpState::Rts | QpState::Sqd);
+        if !takes_away {
+            // Nothing is taken away, so nobody is waited for.
+            let _ = self.apply(from, to, &change).and(self.repair(&links));
+            drop(links);
+            command.complete(Ok(()));
+            return self.wake_both();
+        }
+        // Pending comes first: when its limit refuses the verb, nothing has been done.
+        let Some((_, pending)) = command.pend() else {
+            return;
+        };
+        let before = self.control.lock().attr;
+        let touched = self
+            .apply(from, to, &change)
+            .and(self.repair_after(&links, &before));
+        self.control.lock().finish.push(Finish::Modify(pending));
+        drop(links);
+        self.close(touched);
+        self.wake_both();
+    }
+
+    /// The verb of that name: flushes and lets go.
+    pub(crate) fn destroy(self: &Arc<Self>, command: Command<'_, DestroyQp>) {
+        let mut links = self.port.link.lock();
+        let Some((_, pending)) = command.pend() else {
+            return;
+        };
+        let touched = self.take_away(&links, flag::GONE);
+        links.leave(self.port.lid, self.qpn);
+        self.control.lock().finish.push(Finish::Destroy(pending));
+        drop(links);
+        self.close(touched);
+    }
+
+    /// Goes to ERR for a reason that a completion tells.
+    pub(crate) fn fail(self: &Arc<Self>) {
+        let links = self.port.link.lock();
+        if matches!(self.state(), QpState::Reset | QpState::Err) {
+            return;
+        }
+        let touched = self.take_away(&links, 0);
+        drop(links);
+        self.close(touched);
+    }
+
+    /// The device has gone.
+    pub(crate) fn remove(self: &Arc<Self>) {
+        let links = self.port.link.lock();
+        let touched = self.take_away(&links, flag::REMOVED);
+        drop(links);
+        self.close(touched);
+    }
+
+    /// Its attributes as they are now.
+    pub(crate) fn query(&self) -> QpInfo {
+        let state = self.state();
+        let mut attr = self.control.lock().attr;
+        attr.state = Some(state);
+        if let (Some(sends), true) = (self.send_ring(), attr.sq_psn.is_some()) {
+            attr.sq_psn = Some(verbs_core::Psn::new(sends.psn()));
+        }
+        if let (Some(recvs), true) = (self.recv_ring(), attr.rq_psn.is_some()) {
+            attr.rq_psn = Some(verbs_core::Psn::new(recvs.epsn()));
+        }
+        QpInfo {
+            state,
+            attr,
+            cap: self.cap,
+            sq_sig_all: self.sq_sig_all,
+            sq_draining: false,
+        }
+    }
+
+    fn may_change(&self) -> Result<(), Error> {
+        match self.word.tag() {
+            tag if tag & flag::REMOVED != 0 => Err(Error::DeviceRemoved),
+            tag if tag & flag::GONE != 0 => Err(Error::Closing),
+            _ => Ok(()),
+        }
+    }
+
+    /// The rings, when they are needed first.
+    fn allocate(&self, to: QpState) -> Result<(), Error> {
+        if to != QpState::Init || self.sends.get().is_some() {
+            return Ok(());
+        }
+        let sends = SendRing::new(&self.cap)?;
+        let recvs = RecvRing::new(self.cap.max_recv_wr, self.cap.max_recv_sge)?;
+        // Under the lock of the link nobody else does this.
+        let _ = self.recvs.set(Arc::new(recvs));
+        let _ = self.sends.set(Arc::new(sends));
+        Ok(())
+    }
+
+    /// Takes over a change that has been checked. Whom to wait for if it takes something away.
+    fn apply(&self, from: QpState, to: QpState, change: &QpAttr) -> Touched {
+        let mut control = self.control.lock();
+        control.attr.apply(change);
+        if to == QpState::Reset {
+            control.attr = QpAttr::default();
+            self.resets.fetch_add(1, AcqRel);
+        }
+        control.attr.state = Some(to);
+        control.attr.cur_state = None;
+        drop(control);
+        if let Some(recvs) = self.recv_ring() {
+            if let Some(psn) = change.rq_psn {
+                recvs.expect(psn.value());
+            }
+            if let Some(code) = change.min_rnr_timer {
+                recvs.set_rnr_timer(code);
+            }
+        }
+        if let (Some(sends), Some(psn)) = (self.send_ring(), change.sq_psn) {
+            sends.set_psn(psn.value());
+        }
+        if from == to {
+            return Touched::NOBODY;
+        }
+        self.set_state(to, 0)
+    }
+
+    fn set_state(&self, to: QpState, flags: u32) -> Touched {
+        let keep = flag::GONE | flag::REMOVED;
+        let changed = self
+            .word
+            .update(|tag| Some(tag & keep | tag_of(to) | flags));
+        changed.map_or(Touched::NOBODY, |(_, touched)| touched)
+    }
+
+    /// To ERR, whatever it was; RESET stays, as there is nothing to flush.
+    fn take_away(self: &Arc<Self>, links: &Links, flags: u32) -> Touched {
+        let to = if self.state() == QpState::Reset {
+            QpState::Reset
+        } else {
+            QpState::Err
+        };
+        let touched = self.set_state(to, flags);
+        let before = self.control.lock().attr;
+        touched.and(self.repair_after(links, &before))
+    }
+
+    /// Flushes and completes what waits for it, once nobody can be inside any more.
+    fn close(self: &Arc<Self>, touched: Touched) {
+        self.engaged.closing.fetch_add(1, AcqRel);
+        let me = Arc::clone(self);
+        grace::after(touched, move || {
+            me.engaged.closing.fetch_sub(1, AcqRel);
+            me.turn();
+        });
+    }
+
+    /// Both ends may go on now: a machine waited for the other to be ready.
+    fn wake_both(self: &Arc<Self>) {
+        let attr = self.control.lock().attr;
+        let peer = self.named_peer(&self.port.link.lock(), &attr).cloned();
+        for qp in peer.iter().chain([self]) {
+            if qp.send_ring().is_some_and(|sends| !sends.is_drained()) {
+                qp.kick();
+            }
+        }
+    }
+
+    fn named_peer<'l>(&self, links: &'l Links, attr: &QpAttr) -> Option<&'l Arc<Self>> {
+        links.find(attr.av.as_ref()?, attr.dest_qpn?)
+    }
+
+    /// Makes the landings between this queue pair and its peer what they must be.
+    pub(crate) fn repair(self: &Arc<Self>, links: &Links) -> Touched {
+        let attr = self.control.lock().attr;
+        let peer = self.named_peer(links, &attr);
+        let out = self.repair_out(peer, links);
+        peer.map_or(out, |peer| out.and(peer.repair_out(Some(self), links)))
+    }
+
+    /// As [`QueuePair::repair`], for a change after which the peer may have another name.
+    fn repair_after(self: &Arc<Self>, links: &Links, before: &QpAttr) -> Touched {
+        let now = self.repair(links);
+        match self.named_peer(links, before) {
+            Some(former) => now.and(former.repair_out(Some(self), links)),
+            None => now,
+        }
+    }
+
+    /// Makes the way from here into `peer` what it must be.
+    fn repair_out(self: &Arc<Self>, peer: Option<&Arc<Self>>, links: &Links) -> Touched {
+        let mut control = self.control.lock();
+        if let Some(peer) = peer
+            && !self.leads_to(&control, peer)
+        {
+            // The peer is not whom this queue pair names: its landing, if any, leads elsewhere.
+            return Touched::NOBODY;
+        }
+        let attr = control.attr;
+        // A queue pair can be its own peer; its attributes are locked already then.
+        let theirs = match peer {
+            Some(peer) if Arc::ptr_eq(peer, self) => Some(attr),
+            Some(peer) => Some(peer.control.lock().attr),
+            None => None,
+        };
+        let alive = control.out.as_ref().filter(|land| land.is_alive());
+        let fits = peer.zip(theirs).filter(|(peer, theirs)| {
+            // A living landing keeps the numbers in step, while messages move both on.
+            (alive.is_some() || self.in_step(peer)) && self.fits(&attr, peer, theirs, links)
+        });
+        match (fits, alive) {
+            (None, None) => Touched::NOBODY,
+            (None, Some(land)) => land.kill(),
+            (Some((_, theirs)), Some(land)) => {
+                land.change(granted(&theirs), self.port.link.is_bare())
+            }
+            (Some((peer, theirs)), None) => {
+                if let Some(recvs) = peer.recv_ring() {
+                    let (granted, direct) = (granted(&theirs), self.port.link.is_bare());
+                    let mtu = attr.path_mtu.unwrap_or(verbs_core::Mtu::B256);
+                    control.out = Some(Arc::new(Landing::new(peer, recvs, granted, mtu, direct)));
+                }
+                Touched::NOBODY
+            }
+        }
+    }
+
+    /// Whether the way out of here, or the name it has of its peer, is this peer's.
+    fn leads_to(&self, control: &Control, peer: &Arc<Self>) -> bool {
+        let landed = control.out.as_ref().is_some_and(|land| {
+            land.is_alive()
+                && land.qpn == peer.qpn
+                && std::ptr::eq(land.responder.as_ptr(), Arc::as_ptr(peer))
+        });
+        landed || control.attr.dest_qpn == Some(peer.qpn)
+    }
+
+    /// Whether messages can go from here into `peer` (module [`crate::landing`]).
+    fn fits(
+        self: &Arc<Self>,
+        mine: &QpAttr,
+        peer: &Arc<Self>,
+        theirs: &QpAttr,
+        links: &Links,
+    ) -> bool {
+        let names = |attr: &QpAttr, whom: &Arc<Self>, by: &Self| {
+            by.named_peer(links, attr)
+                .is_some_and(|named| Arc::ptr_eq(named, whom))
+        };
+        self.state() == QpState::Rts
+            && matches!(peer.state(), QpState::Rtr | QpState::Rts | QpState::Sqd)
+            && names(mine, peer, self)
+            && names(theirs, self, peer)
+            && mine.path_mtu == theirs.path_mtu
+    }
+
+    /// Whether the next packet from here is the one that the peer expects.
+    fn in_step(&self, peer: &Self) -> bool {
+        let numbers = self.send_ring().zip(peer.recv_ring());
+        numbers.is_some_and(|(sends, recvs)| (sends.psn() ^ recvs.epsn()) & 0xff_ffff == 0)
+    }
+}
+
+/// What a queue pair lets its peer do.
+fn granted(attr: &QpAttr) -> Access {
+    let access = attr.access.unwrap_or(Access::empty());
+    if attr.max_dest_rd_atomic == Some(0) {
+        // There is no room to remember a READ or an atomic.
+        return access.difference(Access::REMOTE_READ | Access::REMOTE_ATOMIC);
+    }
+    access
+}
+
+/// The state, if anything can be posted at all.
+fn refusal(tag: u32) -> Result<QpState, PostError> {
+    if tag & flag::REMOVED != 0 {
+        return Err(PostError::DeviceRemoved);
+    }
+    if tag & flag::GONE != 0 {
+        return Err(PostError::Destroyed);
+    }
+    Ok(state_of(tag))
+}
+
+impl fmt::Debug for QueuePair {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let closing = self.engaged.closing.load(Relaxed);
+        f.debug_struct("QueuePair")
+            .field("qpn", &self.qpn)
+            .field("state", &self.state())
+            .field("closing", &closing)
+            .finish_non_exhaustive()
+    }
+}

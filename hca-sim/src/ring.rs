@@ -1,0 +1,255 @@
+//! The send ring: work requests that wait for the machine, and which completion retires which.
+//!
+//! Work requests are numbered from the queue's creation. Those that the poster carries out itself never
+//! enter the ring; the others have a position in it, counted from the creation as well. One writer
+//! each: the poster appends, the machine's holder executes.
+
+use verbs_core::sync::atomic::{
+    AtomicU32, AtomicU64,
+    Ordering::{Acquire, Relaxed, Release},
+};
+use verbs_core::{Error, Payload, QpCap, RKey, Remote, SendFlags, SendOp, SendWr, Sge};
+
+use crate::landing::Landing;
+use crate::message::MAX_SGE;
+use crate::recv::{allocate, pack, unpack};
+
+/// Inline bytes that one work request can have.
+pub(crate) const MAX_INLINE: usize = 256;
+
+/// Words of an entry before its payload.
+const HEADER: usize = 7;
+
+/// In the first word: the operation.
+mod op {
+    pub(super) const SEND: u64 = 0;
+    pub(super) const SEND_IMM: u64 = 1;
+    pub(super) const WRITE: u64 = 2;
+    pub(super) const WRITE_IMM: u64 = 3;
+    pub(super) const READ: u64 = 4;
+    pub(super) const COMPARE_SWAP: u64 = 5;
+    pub(super) const FETCH_ADD: u64 = 6;
+    pub(super) const SEND_INV: u64 = 7;
+}
+const FLAGS_SHIFT: u32 = 8;
+const INLINE: u64 = 1 << 16;
+const COUNT_SHIFT: u32 = 32;
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub(crate) struct SendRing {
+    /// Number of the next packet to send; 24 bits of it count.
+    psn: AtomicU32,
+    /// Positions before this are done with.
+    executed: AtomicU32,
+    /// Positions before this are filled.
+    appended: AtomicU32,
+    words: Box<[AtomicU64]>,
+    stride: usize,
+    /// By work request: its number in the upper half, the position of its completion in the lower.
+    marks: Box<[AtomicU64]>,
+}
+
+/// Room for the parts of a work request that it borrows.
+pub(crate) struct Scratch {
+    sges: [Sge; MAX_SGE],
+    bytes: [u8; MAX_INLINE],
+}
+
+impl Default for Scratch {
+    fn default() -> Self {
+        Self {
+            sges: [Sge::default(); MAX_SGE],
+            bytes: [0; MAX_INLINE],
+        }
+    }
+}
+
+impl SendRing {
+    /// A ring for those sizes: `(7 + payload) * 8 + 8` bytes for each work request, where the payload is
+    /// two words a piece, or the inline bytes if those are more.
+    ///
+    /// # Errors
+    /// [`Error::NoMemory`].
+    pub(crate) fn new(cap: &QpCap) -> Result<Self, Error> {
+        let count = cap.max_send_wr.max(1).next_power_of_two() as usize;
+        let payload = (2 * cap.max_send_sge as usize).max(cap.max_inline_data.div_ceil(8) as usize);
+        let stride = HEADER + payload;
+        Ok(Self {
+            psn: AtomicU32::new(0),
+            executed: AtomicU32::new(0),
+            appended: AtomicU32::new(0),
+            words: allocate(count * stride, || AtomicU64::new(0))?,
+            stride,
+            // No work request has the number that is written here: 0 is never on lap -1.
+            marks: allocate(count, || AtomicU64::new(u64::from(u32::MAX) << 32))?,
+        })
+    }
+
+    pub(crate) fn psn(&self) -> u32 {
+        self.psn.load(Relaxed)
+    }
+
+    pub(crate) fn set_psn(&self, psn: u32) {
+        self.psn.store(psn, Relaxed);
+    }
+
+    /// Counts the packets that a message of `len` bytes would have been, at both ends.
+    #[inline(always)]
+    pub(crate) fn advance(&self, land: &Landing, len: u32) {
+        let psn = land.packets(len).wrapping_add(self.psn.load(Relaxed));
+        self.psn.store(psn, Relaxed);
+        land.ring.expect(psn);
+    }
+
+    /// Remembers at which position of the completion queue a work request completed.
+    #[inline(always)]
+    pub(crate) fn mark(&self, index: u32, at: u32) {
+        let slot = &self.marks[index as usize & (self.marks.len() - 1)];
+        slot.store(u64::from(index) << 32 | u64::from(at), Relaxed);
+    }
+
+    /// The position at which that work request completed, if it made a completion.
+    pub(crate) fn marked(&self, index: u32) -> Option<u32> {
+        let mark = self.marks[index as usize & (self.marks.len() - 1)].load(Relaxed);
+        ((mark >> 32) as u32 == index).then_some(mark as u32)
+    }
+
+    /// Whether the machine has nothing to do, so that the poster may land messages itself.
+    #[inline]
+    pub(crate) fn is_drained(&self) -> bool {
+        // Acquire: what the machine did is visible to the poster, who goes on from there.
+        self.appended.load(Relaxed) == self.executed.load(Acquire)
+    }
+
+    /// Puts the work request of that number into the ring. For the poster, whose queue is no deeper
+    /// than the ring, so that there is room.
+    pub(crate) fn append(&self, index: u32, wr: &SendWr<'_>) {
+        let at = self.appended.load(Relaxed);
+        self.write(at, index, wr);
+        self.appended.store(at.wrapping_add(1), Release);
+    }
+
+    /// The position that is next, if one is filled. For the machine.
+    pub(crate) fn next(&self) -> Option<u32> {
+        let executed = self.executed.load(Relaxed);
+        (self.appended.load(Acquire) != executed).then_some(executed)
+    }
+
+    /// The work request at that position is done with. For the machine.
+    pub(crate) fn executed(&self, at: u32) {
+        self.executed.store(at.wrapping_add(1), Release);
+    }
+
+    /// The number of the work request at that position. For the machine.
+    pub(crate) fn index(&self, at: u32) -> u32 {
+        self.entry(at)[HEADER - 1].load(Relaxed) as u32
+    }
+
+    fn entry(&self, at: u32) -> &[AtomicU64] {
+        let slot = at as usize & (self.marks.len() - 1);
+        &self.words[slot * self.stride..(slot + 1) * self.stride]
+    }
+
+    fn write(&self, at: u32, index: u32, wr: &SendWr<'_>) {
+        let entry = self.entry(at);
+        let (header, room) = entry.split_at(HEADER);
+        let none = Remote::default();
+        let (op, remote, imm, a, b) = match wr.op {
+            SendOp::SendWithImm(imm) => (op::SEND_IMM, none, imm, 0, 0),
+            SendOp::SendWithInv(key) => (op::SEND_INV, none, key.value(), 0, 0),
+            SendOp::Write(to) => (op::WRITE, to, 0, 0, 0),
+            SendOp::WriteWithImm(to, imm) => (op::WRITE_IMM, to, imm, 0, 0),
+            SendOp::Read(from) => (op::READ, from, 0, 0, 0),
+            SendOp::CompareSwap {
+                remote,
+                compare,
+                swap,
+            } => (op::COMPARE_SWAP, remote, 0, compare, swap),
+            SendOp::FetchAdd { remote, add } => (op::FETCH_ADD, remote, 0, add, 0),
+            _ => (op::SEND, none, 0, 0, 0),
+        };
+        let one;
+        let (kind, count) = match wr.payload {
+            Payload::Inline(bytes) => {
+                for (word, chunk) in room.iter().zip(bytes.chunks(8)) {
+                    let mut eight = [0; 8];
+                    eight[..chunk.len()].copy_from_slice(chunk);
+                    word.store(u64::from_le_bytes(eight), Relaxed);
+                }
+                (INLINE, bytes.len() as u64)
+            }
+            Payload::One(sge) => {
+                one = [sge];
+                (0, write_sges(room, &one))
+            }
+            Payload::List(sges) => (0, write_sges(room, sges)),
+        };
+        let flags = u64::from(wr.flags.bits() & 0xff) << FLAGS_SHIFT;
+        let what = op | flags | kind | count << COUNT_SHIFT;
+        let keys = u64::from(remote.rkey.value()) << 32 | u64::from(imm);
+        for (word, value) in
+            header
+                .iter()
+                .zip([what, wr.wr_id, remote.addr, keys, a, b, u64::from(index)])
+        {
+            word.store(value, Relaxed);
+        }
+    }
+
+    /// Reads a work request back. For the machine.
+    pub(crate) fn read<'s>(&self, at: u32, scratch: &'s mut Scratch) -> SendWr<'s> {
+        let (header, room) = self.entry(at).split_at(HEADER);
+        let word = |i: usize| header[i].load(Relaxed);
+        let (what, keys) = (word(0), word(3));
+        let remote = Remote {
+            addr: word(2),
+            rkey: RKey::new((keys >> 32) as u32),
+        };
+        let imm = keys as u32;
+        let op = match what & 0xff {
+            op::SEND_IMM => SendOp::SendWithImm(imm),
+            op::SEND_INV => SendOp::SendWithInv(RKey::new(imm)),
+            op::WRITE => SendOp::Write(remote),
+            op::WRITE_IMM => SendOp::WriteWithImm(remote, imm),
+            op::READ => SendOp::Read(remote),
+            op::COMPARE_SWAP => SendOp::CompareSwap {
+                remote,
+                compare: word(4),
+                swap: word(5),
+            },
+            op::FETCH_ADD => SendOp::FetchAdd {
+                remote,
+                add: word(4),
+            },
+            _ => SendOp::Send,
+        };
+        let count = (what >> COUNT_SHIFT) as usize;
+        let Scratch { sges, bytes } = scratch;
+        let payload = if what & INLINE != 0 {
+            for (word, chunk) in room.iter().zip(bytes.chunks_exact_mut(8)) {
+                chunk.copy_from_slice(&word.load(Relaxed).to_le_bytes());
+            }
+            Payload::Inline(&bytes[..count.min(MAX_INLINE)])
+        } else {
+            for (sge, pair) in sges.iter_mut().zip(room.chunks_exact(2)).take(count) {
+                *sge = unpack(&pair[0], &pair[1]);
+            }
+            Payload::List(&sges[..count.min(MAX_SGE)])
+        };
+        let flags = SendFlags::from_bits_truncate((what >> FLAGS_SHIFT) as u32 & 0xff);
+        SendWr {
+            wr_id: word(1),
+            op,
+            flags,
+            payload,
+        }
+    }
+}
+
+fn write_sges(room: &[AtomicU64], sges: &[Sge]) -> u64 {
+    for (pair, sge) in room.chunks_exact(2).zip(sges) {
+        pack(&pair[0], &pair[1], *sge);
+    }
+    sges.len() as u64
+}

@@ -1,0 +1,228 @@
+//! Arguments of the command line.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use clap::{Args, Parser, Subcommand};
+
+/// Bytes that one message of a reliable connection carries at most (IBTA vol. 1, 9.7.7).
+const MESSAGE_BYTES_MAX: u64 = 1 << 31;
+
+/// RDMA WRITEs outstanding at most. The device's own limit is asked for as well.
+const WINDOW_MAX: i64 = (1 << 16) - 1;
+
+const EXIT_CODES: &str = "\
+Exit codes:
+  0  done
+  1  a file or device could not be read, written or opened
+  2  the arguments are wrong
+  3  what arrived has another digest than the source
+  4  the source changed while it was being copied
+  5  a device failed or was removed on the way
+Errors are one sentence on stderr. Unless it says otherwise, DST is as it was before.";
+
+const COPY_EXAMPLES: &str = "\
+Examples:
+  verbs copy A B                         copy A to B
+  verbs copy --chunk 64k --window 4 A B  four WRITEs of 64 KiB outstanding at most
+  verbs copy --json A B | jq .digest     the report for programs
+  verbs copy --fault flip:0 A B          damage the first chunk on its way: exit code 3, no B
+  verbs copy --fault remove:2 A B        lose the destination device after two chunks: exit code 5";
+
+const DEVINFO_EXAMPLES: &str = "\
+Examples:
+  verbs devinfo                          the device and its ports in short
+  verbs devinfo -v                       all attributes
+  verbs devinfo --json | jq .ports       all attributes for programs
+
+Exit codes:
+  0  done
+  2  the arguments are wrong
+  5  the device could not be opened or asked";
+
+/// RDMA verbs on software HCAs: no hardware, no kernel module, no root.
+#[derive(Debug, Parser)]
+#[command(name = "verbs", version, max_term_width = 100, after_help = EXIT_CODES)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Copy a file from one software HCA to another by RDMA WRITEs
+    #[command(long_about = COPY_ABOUT, after_help = format!("{COPY_EXAMPLES}\n\n{EXIT_CODES}"))]
+    Copy(CopyArgs),
+    /// Show what a device can do, as ibv_devinfo does
+    #[command(after_help = DEVINFO_EXAMPLES)]
+    Devinfo(DevinfoArgs),
+}
+
+const COPY_ABOUT: &str = "\
+Copy a file from one software HCA to another by RDMA WRITEs.
+
+SRC is read into registered memory of one HCA and moved by WRITEs over a reliable connection into \
+registered memory of another, both in this process. The receiver takes the digest (BLAKE3) of what \
+arrived and writes it to DST, which appears under its name only when it is complete and the digest \
+is that of the source. Memory use is bounded by 2 * chunk * window, whatever the size of the file.";
+
+#[derive(Args, Debug)]
+pub(crate) struct CopyArgs {
+    /// The file to copy: a regular file
+    pub(crate) src: PathBuf,
+    /// Where to: a new name, or a regular file that is replaced
+    pub(crate) dst: PathBuf,
+    /// Bytes of one WRITE, at most 2g; k, m and g stand for KiB, MiB and GiB
+    #[arg(long, value_name = "N", default_value = "1m", value_parser = chunk)]
+    pub(crate) chunk: u32,
+    /// WRITEs outstanding at most
+    #[arg(long, value_name = "N", default_value_t = 16,
+          value_parser = clap::value_parser!(u32).range(1..=WINDOW_MAX))]
+    pub(crate) window: u32,
+    /// Report in JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Break something on purpose: flip:N inverts one bit of chunk N in flight (the first chunk is
+    /// 0), remove:N removes the destination device when N chunks have arrived
+    #[arg(long, value_name = "SPEC")]
+    pub(crate) fault: Option<Fault>,
+    /// No progress bar and no report
+    #[arg(long, conflicts_with = "json")]
+    pub(crate) quiet: bool,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct DevinfoArgs {
+    /// All attributes
+    #[arg(short, long)]
+    pub(crate) verbose: bool,
+    /// All attributes in JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// What to break while copying.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// One bit of this chunk, counted from 0, is inverted in flight.
+    Flip(u64),
+    /// The destination device is removed when so many chunks have arrived.
+    Remove(u64),
+}
+
+impl FromStr for Fault {
+    type Err = String;
+
+    fn from_str(spec: &str) -> Result<Self, String> {
+        let (kind, number) = spec.split_once(':').unwrap_or((spec, ""));
+        let fault = match kind {
+            "flip" => Self::Flip,
+            "remove" => Self::Remove,
+            _ => return Err(format!("`{kind}` is no fault; flip:N and remove:N are")),
+        };
+        let is_number = !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit());
+        match number.parse() {
+            Ok(number) if is_number => Ok(fault(number)),
+            _ => Err(format!(
+                "`{number}` is no chunk number; {kind}:3 would be right"
+            )),
+        }
+    }
+}
+
+impl std::fmt::Display for Fault {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Flip(chunk) => write!(f, "flip:{chunk}"),
+            Self::Remove(chunks) => write!(f, "remove:{chunks}"),
+        }
+    }
+}
+
+/// Bytes of a chunk: a number with an optional suffix.
+fn chunk(text: &str) -> Result<u32, String> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let shift = match text[digits.len()..].to_ascii_lowercase().as_str() {
+        "" => 0,
+        "k" => 10,
+        "m" => 20,
+        "g" => 30,
+        suffix => return Err(format!("`{suffix}` is no unit; k, m and g are")),
+    };
+    if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
+        return Err("a number of bytes would be right, such as 65536 or 64k".into());
+    }
+    let count = digits
+        .parse::<u64>()
+        .ok()
+        .and_then(|count| count.checked_mul(1 << shift));
+    match count.map(u32::try_from) {
+        Some(Ok(0)) => Err("a chunk has at least 1 byte".into()),
+        Some(Ok(bytes)) if u64::from(bytes) <= MESSAGE_BYTES_MAX => Ok(bytes),
+        _ => Err("a message carries at most 2g".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn chunks_have_units() {
+        let right = [
+            ("1", 1),
+            ("65536", 65536),
+            ("64k", 65536),
+            ("1M", 1 << 20),
+            ("2g", 1 << 31),
+        ];
+        for (text, bytes) in right {
+            assert_eq!(chunk(text), Ok(bytes), "{text}");
+        }
+        let wrong = [
+            "",
+            "k",
+            "0",
+            "0k",
+            "-1",
+            "+1",
+            "1.5m",
+            "1kb",
+            "1 k",
+            "3g",
+            "2147483649",
+            "99999999999g",
+            "x1",
+        ];
+        for text in wrong {
+            assert!(chunk(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn faults_are_named() {
+        assert_eq!("flip:0".parse(), Ok(Fault::Flip(0)));
+        assert_eq!("remove:17".parse(), Ok(Fault::Remove(17)));
+        for text in [
+            "",
+            "flip",
+            "flip:",
+            "flip:x",
+            "flip:-1",
+            "flip:+1",
+            "remove:1:2",
+            "drop:1",
+            ":",
+            "flip:1 ",
+        ] {
+            assert!(text.parse::<Fault>().is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,389 @@
+//! One end of a copy: the verbs objects on its device.
+
+use std::fmt;
+
+use futures::future::try_join;
+use verbs_core::{
+    Access, Av, BatchError, Cq, Device, Error, LinkLayer, Memory, Mr, Path, Pd, PortAttr, Psn, Qp,
+    QpInit, Recv, SendWr, Wc,
+};
+
+use super::error::{CopyError, End};
+use super::message::Totals;
+use super::window::Plan;
+
+/// The only port of a software HCA.
+pub(crate) const PORT: u8 = 1;
+
+/// The verbs objects of one end.
+///
+/// The control region has one piece for each receive, and one more for the message that this end
+/// closes with.
+pub(crate) struct Endpoint {
+    pub(crate) end: End,
+    qp: Qp,
+    cq: Cq,
+    /// The slots.
+    pub(crate) data: Mr,
+    control: Mr,
+    pd: Pd,
+    device: Device,
+    port: PortAttr,
+    recv_depth: u32,
+}
+
+/// What a work request is for; travels through its `wr_id`, because a failed completion says nothing
+/// else (IBTA vol. 1, 11.4.2.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// The WRITE of a chunk.
+    Write(u64),
+    /// The SEND that says that it has been written.
+    Announce(u64),
+    /// The SEND that says how many chunks were drained.
+    Credit(u64),
+    /// The SEND that closes.
+    Totals,
+    /// A receive into this piece of the control region.
+    Recv(u32),
+}
+
+impl Purpose {
+    const TAG_BITS: u32 = 3;
+
+    /// Chunk numbers lose their top bits: no file has 2^61 chunks.
+    pub(crate) fn wr_id(self) -> u64 {
+        let (tag, number) = match self {
+            Self::Write(number) => (0, number),
+            Self::Announce(number) => (1, number),
+            Self::Credit(number) => (2, number),
+            Self::Totals => (3, 0),
+            Self::Recv(piece) => (4, u64::from(piece)),
+        };
+        number << Self::TAG_BITS | tag
+    }
+
+    pub(crate) fn of(wr_id: u64) -> Self {
+        let number = wr_id >> Self::TAG_BITS;
+        match wr_id & ((1 << Self::TAG_BITS) - 1) {
+            0 => Self::Write(number),
+            1 => Self::Announce(number),
+            2 => Self::Credit(number),
+            3 => Self::Totals,
+            // Pieces are counted in 32 bits where their numbers are made.
+            _ => Self::Recv(u32::try_from(number).unwrap_or(u32::MAX)),
+        }
+    }
+}
+
+impl fmt::Display for Purpose {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Write(chunk) => write!(f, "the WRITE of chunk {chunk}"),
+            Self::Announce(chunk) => write!(f, "the announcement of chunk {chunk}"),
+            Self::Credit(drained) => write!(f, "the credit for {drained} chunks"),
+            Self::Totals => f.write_str("the closing message"),
+            Self::Recv(_) => f.write_str("a receive"),
+        }
+    }
+}
+
+impl Endpoint {
+    /// Makes the objects: slots with these rights, queues for the plan, receives posted.
+    pub(crate) async fn new(
+        end: End,
+        device: Device,
+        plan: &Plan,
+        access: Access,
+    ) -> Result<Self, CopyError> {
+        let failed = |doing| move |error| CopyError::Verb { end, doing, error };
+        let port = device
+            .query_port(PORT)
+            .await
+            .map_err(failed("query the port"))?;
+        let (send_depth, recv_depth) = Self::depths(plan);
+        let pd = device
+            .alloc_pd()
+            .await
+            .map_err(failed("allocate a protection domain"))?;
+        let depth = send_depth + recv_depth;
+        let cq = device
+            .create_cq(depth)
+            .await
+            .map_err(failed("create a completion queue"))?;
+
+        let bytes = plan.buffer_bytes().ok_or(Error::NoMemory);
+        let slots = bytes
+            .and_then(Memory::alloc)
+            .map_err(failed("allocate the chunk buffers"))?;
+        let data = pd
+            .register(slots, access)
+            .await
+            .map_err(failed("register the chunk buffers"))?;
+        let messages = Memory::alloc((recv_depth as usize + 1) * Totals::LEN);
+        let messages = messages.map_err(failed("allocate the message buffers"))?;
+        let control = pd
+            .register(messages, Access::LOCAL_WRITE)
+            .await
+            .map_err(failed("register the message buffers"))?;
+
+        let init = QpInit::rc(&cq, &cq).depth(send_depth, recv_depth);
+        let qp = pd
+            .create_qp(init)
+            .await
+            .map_err(failed("create a queue pair"))?;
+        // The rights of the region are what matters; the queue pair allows WRITEs at either end.
+        let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+        qp.init(PORT, rights)
+            .await
+            .map_err(failed("initialise the queue pair"))?;
+        let mut endpoint = Self {
+            end,
+            qp,
+            cq,
+            data,
+            control,
+            pd,
+            device,
+            port,
+            recv_depth,
+        };
+        for piece in 0..recv_depth {
+            endpoint.post_recv(piece)?;
+        }
+        Ok(endpoint)
+    }
+
+    /// Work requests on the send and on the receive queue.
+    ///
+    /// Sender: a WRITE and a SEND for each slot, one more SEND that becomes free only with the next
+    /// completion, and the closing one. Receiver: a credit for each slot, and the closing SEND.
+    /// Receives: a message for each slot, and the closing one.
+    fn depths(plan: &Plan) -> (u32, u32) {
+        (2 * plan.slots() + 2, plan.slots() + 1)
+    }
+
+    /// The inverse of [`Endpoint::depths`]: slots that queues of these depths are good for.
+    pub(crate) fn slots_within(max_qp_wr: u32, max_cqe: u32) -> u32 {
+        let (queue, completions) = (
+            max_qp_wr.saturating_sub(2) / 2,
+            max_cqe.saturating_sub(3) / 3,
+        );
+        queue.min(completions)
+    }
+
+    /// Connects two ends; `psns` are the numbers of the first packets that this one and the peer send.
+    pub(crate) async fn connect(&self, peer: &Self, psns: [Psn; 2]) -> Result<(), CopyError> {
+        let [ours, theirs] = psns;
+        try_join(self.ready_for(peer, theirs), peer.ready_for(self, ours)).await?;
+        try_join(self.ready_to_send(ours), peer.ready_to_send(theirs)).await?;
+        Ok(())
+    }
+
+    async fn ready_for(&self, peer: &Self, rq_psn: Psn) -> Result<(), CopyError> {
+        let av = match peer.port.link_layer {
+            LinkLayer::InfiniBand => Av::to_lid(PORT, peer.port.lid),
+            LinkLayer::Ethernet => Av::to_gid(PORT, 0, peer.port.gid),
+        };
+        let mtu = self.port.active_mtu.min(peer.port.active_mtu);
+        let path = Path {
+            av,
+            dest_qpn: peer.qp.qpn(),
+            rq_psn,
+            mtu,
+        };
+        let ready = self.qp.ready_to_receive(&path).await;
+        ready.map_err(|error| self.failed("make the queue pair ready to receive", error))
+    }
+
+    async fn ready_to_send(&self, psn: Psn) -> Result<(), CopyError> {
+        let ready = self.qp.ready_to_send(psn).await;
+        ready.map_err(|error| self.failed("make the queue pair ready to send", error))
+    }
+
+    /// Work requests that the send queue has room for.
+    pub(crate) fn send_depth(&self) -> u32 {
+        self.qp.cap().max_send_wr
+    }
+
+    /// Posts to the send queue.
+    pub(crate) fn post<'w>(
+        &mut self,
+        doing: &'static str,
+        wr: impl Into<SendWr<'w>>,
+    ) -> Result<(), CopyError> {
+        let end = self.end;
+        self.qp
+            .post_send(wr)
+            .map_err(|error| CopyError::Post { end, doing, error })
+    }
+
+    /// Posts several to the send queue, with one doorbell.
+    ///
+    /// Fails with how many were accepted, and why the next was not.
+    pub(crate) fn post_batch(&mut self, wrs: &[SendWr<'_>]) -> Result<(), BatchError> {
+        let queue = self.qp.send_queue();
+        queue
+            .map_err(|error| BatchError { posted: 0, error })?
+            .post_batch(wrs)
+    }
+
+    /// Posts the receive of one message into a piece of the control region.
+    pub(crate) fn post_recv(&mut self, piece: u32) -> Result<(), CopyError> {
+        let recv =
+            Recv::new(Purpose::Recv(piece).wr_id()).into(self.control.slice(message_at(piece)));
+        let end = self.end;
+        self.qp.post_recv(recv).map_err(|error| CopyError::Post {
+            end,
+            doing: "a receive",
+            error,
+        })
+    }
+
+    /// Sends the message that this end closes with.
+    pub(crate) fn close_with(&mut self, totals: &Totals) -> Result<(), CopyError> {
+        let place = message_at(self.recv_depth);
+        let written = self.control.write(place.start, &totals.emit());
+        written.map_err(|error| self.failed("write the closing message", error))?;
+        let message =
+            verbs_core::Send::new(Purpose::Totals.wr_id()).from(self.control.slice(place));
+        self.post("the closing message", message.signaled())
+    }
+
+    /// The message that a receive took, when it is the peer's closing one.
+    pub(crate) fn totals(&self, piece: u32, wc: &Wc) -> Result<Totals, CopyError> {
+        if wc.byte_len as usize != Totals::LEN {
+            return Err(CopyError::Message {
+                end: self.end,
+                len: wc.byte_len,
+            });
+        }
+        let mut message = [0; Totals::LEN];
+        let read = self.control.read(message_at(piece).start, &mut message);
+        read.map_err(|error| self.failed("read the closing message", error))?;
+        Ok(Totals::parse(&message))
+    }
+
+    /// Takes the next completion; a failed one is an error.
+    pub(crate) fn poll(&mut self) -> Result<Option<(Purpose, Wc)>, CopyError> {
+        let mut entry = [Wc::default()];
+        let Some(&wc) = self.cq.poll(&mut entry).first() else {
+            return Ok(None);
+        };
+        let purpose = Purpose::of(wc.wr_id);
+        if wc.is_ok() {
+            Ok(Some((purpose, wc)))
+        } else {
+            Err(CopyError::Completion {
+                end: self.end,
+                what: purpose.to_string(),
+                status: wc.status,
+            })
+        }
+    }
+
+    /// Waits for the next completion.
+    pub(crate) async fn ready(&mut self) {
+        self.cq.ready().await;
+    }
+
+    /// Whether the device has gone.
+    pub(crate) async fn is_removed(&self) -> bool {
+        self.device.query().await == Err(Error::DeviceRemoved)
+    }
+
+    /// Destroys everything, in the order in which nothing is Busy.
+    pub(crate) async fn close(self) -> Result<(), CopyError> {
+        let Self {
+            end,
+            qp,
+            cq,
+            data,
+            control,
+            pd,
+            device,
+            ..
+        } = self;
+        let failed = |doing| move |error| CopyError::Verb { end, doing, error };
+        qp.destroy()
+            .await
+            .map_err(|refused| failed("destroy the queue pair")(refused.error))?;
+        cq.destroy()
+            .await
+            .map_err(|refused| failed("destroy the completion queue")(refused.error))?;
+        data.dereg()
+            .await
+            .map_err(|refused| failed("deregister the chunk buffers")(refused.error))?;
+        control
+            .dereg()
+            .await
+            .map_err(|refused| failed("deregister the message buffers")(refused.error))?;
+        pd.dealloc()
+            .await
+            .map_err(|refused| failed("deallocate the protection domain")(refused.error))?;
+        device
+            .close()
+            .await
+            .map_err(|refused| failed("close the device")(refused.error))
+    }
+
+    pub(crate) fn failed(&self, doing: &'static str, error: Error) -> CopyError {
+        CopyError::Verb {
+            end: self.end,
+            doing,
+            error,
+        }
+    }
+}
+
+/// Where a message lies in the control region.
+fn message_at(piece: u32) -> std::ops::Range<usize> {
+    let start = piece as usize * Totals::LEN;
+    start..start + Totals::LEN
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_largest_window_fits_the_queues() {
+        for (max_qp_wr, max_cqe) in [
+            (4, 100),
+            (5, 100),
+            (1024, 100),
+            (1024, 65536),
+            (2, 3),
+            (0, 0),
+        ] {
+            let slots = Endpoint::slots_within(max_qp_wr, max_cqe);
+            let fits = |slots| {
+                let (send, recv) = Endpoint::depths(&Plan::new(u64::MAX, 1, slots));
+                send <= max_qp_wr && recv <= max_qp_wr && send + recv <= max_cqe
+            };
+            assert!(
+                slots == 0 || fits(slots),
+                "{slots} slots in {max_qp_wr}, {max_cqe}"
+            );
+            assert!(
+                !fits(slots + 1),
+                "{slots} slots are not the most for {max_qp_wr}, {max_cqe}"
+            );
+        }
+    }
+
+    #[test]
+    fn purposes_come_back() {
+        let purposes = [
+            Purpose::Write(0),
+            Purpose::Write(1 << 40),
+            Purpose::Announce(7),
+            Purpose::Credit(u64::from(u32::MAX) + 1),
+            Purpose::Totals,
+            Purpose::Recv(u32::MAX),
+        ];
+        for purpose in purposes {
+            assert_eq!(Purpose::of(purpose.wr_id()), purpose);
+        }
+    }
+}

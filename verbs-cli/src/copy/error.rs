@@ -1,0 +1,207 @@
+//! Why a copy failed, each with the exit code it ends in.
+
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+
+use blake3::Hash;
+use verbs_core::{Error, PostError, WcStatus};
+
+use super::window::Breach;
+use crate::cli::Fault;
+use crate::exit;
+
+/// Why a copy failed. Each is one sentence without its full stop.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CopyError {
+    // --- the files ---
+    /// The system refused something.
+    #[error("cannot {doing} {}: {error}", path.display())]
+    File {
+        doing: &'static str,
+        path: PathBuf,
+        error: io::Error,
+    },
+    /// A path names something that a copy cannot start from or end in.
+    #[error("{} is {what}; {right}", path.display())]
+    Unfit {
+        path: PathBuf,
+        what: &'static str,
+        right: &'static str,
+    },
+    /// Both paths name one file.
+    #[error("{} and {} are the same file; name another target", src.display(), dst.display())]
+    SameFile { src: PathBuf, dst: PathBuf },
+    /// Somebody made a file of that name meanwhile.
+    #[error("{} was created by somebody else during the copy and is left alone", .0.display())]
+    Appeared(PathBuf),
+    /// The copy is complete and has its name, which a power failure may take from it again.
+    #[error("{} is complete, but its name is not yet safe on disk: {error}", path.display())]
+    NotDurable { path: PathBuf, error: io::Error },
+
+    // --- the arguments, known to be wrong only now ---
+    /// The fault names a chunk that the file does not have.
+    #[error(
+        "--fault {fault} cannot happen: {} has {chunks} chunks, so N is at most {max}",
+        path.display()
+    )]
+    NoSuchChunk {
+        fault: Fault,
+        path: PathBuf,
+        chunks: u64,
+        max: u64,
+    },
+    /// There is no chunk that a fault could strike.
+    #[error("--fault {fault} cannot happen: {} is empty and has no chunks", path.display())]
+    NoChunks { fault: Fault, path: PathBuf },
+    /// The device cannot do what the arguments ask for.
+    #[error("{option} {got} is more than the {end} can do; at most {max} would be right")]
+    BeyondDevice {
+        option: &'static str,
+        got: u64,
+        end: End,
+        max: u64,
+    },
+    /// The buffers do not fit the machine.
+    #[error(
+        "--chunk and --window ask for {slots} buffers of {chunk} bytes at each of two ends; \
+         half the machine's {machine} bytes of memory is the most for one end"
+    )]
+    Buffers {
+        slots: u32,
+        chunk: u32,
+        machine: u64,
+    },
+
+    // --- what was copied ---
+    /// What arrived is not what was sent.
+    #[error(
+        "digest mismatch: {} has blake3 {sent}, but what arrived has {arrived}", path.display()
+    )]
+    Mismatch {
+        path: PathBuf,
+        sent: Hash,
+        arrived: Hash,
+    },
+    /// The source is not what it was when the copy began.
+    #[error("{} changed while it was being copied: {change}", path.display())]
+    Changed { path: PathBuf, change: Change },
+
+    // --- the devices ---
+    /// A verb failed.
+    #[error("{end}: cannot {doing}: {error}")]
+    Verb {
+        end: End,
+        doing: &'static str,
+        error: Error,
+    },
+    /// A work request was not accepted.
+    #[error("{end}: cannot post {doing}: {error}")]
+    Post {
+        end: End,
+        doing: &'static str,
+        error: PostError,
+    },
+    /// A work request ended badly.
+    #[error("{end}: {what} ended with \"{status}\" ({} in ibv_wc_status)", *status as u8)]
+    Completion {
+        end: End,
+        what: String,
+        status: WcStatus,
+    },
+    /// The device has gone.
+    #[error("the {end} was removed when {arrived} of {chunks} chunks had arrived")]
+    Removed { end: End, arrived: u64, chunks: u64 },
+
+    // --- ourselves ---
+    /// One end said something that it cannot mean.
+    #[error("{end}: {breach} (a defect of the program or the device)")]
+    Protocol { end: End, breach: Breach },
+    /// A message that neither end sends.
+    #[error("{end}: a message of {len} bytes arrived that nobody sends (a defect of the device)")]
+    Message { end: End, len: u32 },
+    /// The fault that was asked for left no trace.
+    #[error(
+        "--fault {0} was asked for, but the copy went through undamaged (a defect of the device)"
+    )]
+    FaultMissed(Fault),
+}
+
+/// How the source changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Change {
+    /// It ended before its size.
+    Ended { at: u64, size: u64 },
+    /// There is something behind its end.
+    Grew { size: u64 },
+    /// It has another size.
+    Size { was: u64, is: u64 },
+    /// It was written to.
+    Modified,
+}
+
+impl fmt::Display for Change {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ended { at, size } => write!(f, "it had {size} bytes and now ends at byte {at}"),
+            Self::Grew { size } => write!(
+                f,
+                "there is more in it than the {size} bytes that it said it had"
+            ),
+            Self::Size { was, is } => write!(f, "it had {was} bytes and now has {is}"),
+            Self::Modified => write!(f, "it was written to (its time of modification is another)"),
+        }
+    }
+}
+
+/// Which of the two devices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    Source,
+    Destination,
+}
+
+impl fmt::Display for End {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Source => "source device",
+            Self::Destination => "destination device",
+        })
+    }
+}
+
+impl CopyError {
+    /// What the process ends with.
+    pub(crate) fn exit_code(&self) -> u8 {
+        match self {
+            Self::File { .. }
+            | Self::Unfit { .. }
+            | Self::SameFile { .. }
+            | Self::Appeared(_)
+            | Self::NotDurable { .. } => exit::FILES,
+            Self::NoSuchChunk { .. }
+            | Self::NoChunks { .. }
+            | Self::BeyondDevice { .. }
+            | Self::Buffers { .. } => exit::USAGE,
+            Self::Mismatch { .. } => exit::DIGEST,
+            Self::Changed { .. } => exit::CHANGED,
+            Self::Verb { .. }
+            | Self::Post { .. }
+            | Self::Completion { .. }
+            | Self::Removed { .. }
+            | Self::Protocol { .. }
+            | Self::Message { .. }
+            | Self::FaultMissed(_) => exit::DEVICE,
+        }
+    }
+
+    /// Whether the target is as it was before.
+    pub(crate) fn spares_target(&self) -> bool {
+        !matches!(self, Self::NotDurable { .. })
+    }
+
+    /// Whether a device may be behind it, so that it is worth asking the devices.
+    pub(crate) fn is_of_device(&self) -> bool {
+        self.exit_code() == exit::DEVICE
+    }
+}

@@ -1,0 +1,7 @@
+//! The `verbs` command from outside: what it prints, what it leaves, how it ends.
+
+mod copy;
+mod devinfo;
+mod failures;
+mod interrupted;
+mod run;

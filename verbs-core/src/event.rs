@@ -1,0 +1,382 @@
+//! Asynchronous events: what a device says unasked.
+//!
+//! A client takes them by a [handler](crate::Device::on_event) or by parked
+//! [`next_event`](crate::Device::next_event) requests; either way it sees each event once (K17).
+//! Events of an object are held until the result of its create has been delivered (K14).
+
+use std::collections::VecDeque;
+use std::fmt;
+
+use crate::command::{Command, Pending};
+use crate::device::{Device, DeviceCore, verb};
+use crate::error::Error;
+use crate::header::User;
+use crate::object::{InUse, ObjectId, Target};
+use crate::request::Request;
+use crate::routine;
+use crate::serial::Serial;
+use crate::sync::plain::AtomicU64;
+use crate::sync::{Arc, Mutex, atomic::Ordering::Relaxed};
+
+/// Events that wait for a client at most. A device that nobody listens to loses the oldest ones
+/// beyond that; they are counted.
+pub const MAX_WAITING: usize = 4096;
+
+macro_rules! events {
+    ($($(#[$doc:meta])* $Event:ident = $number:literal, $name:literal;)*) => {
+        /// What happened; numbers as `ibv_event_type`.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[repr(u8)]
+        pub enum EventType { $($(#[$doc])* $Event = $number),* }
+
+        impl EventType {
+            /// Every event.
+            pub const ALL: &'static [Self] = &[$(Self::$Event),*];
+        }
+
+        impl fmt::Display for EventType {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(match self { $(Self::$Event => $name),* })
+            }
+        }
+    };
+}
+
+events! {
+    /// A completion queue lost completions; its queue pairs are in Error.
+    CqErr = 0, "CQ error";
+    /// A queue pair failed and is in Error.
+    QpFatal = 1, "local work queue catastrophic error";
+    /// The peer sent a request that cannot be right; the queue pair is in Error.
+    QpReqErr = 2, "invalid request local work queue error";
+    /// The peer reached for memory that it may not touch; the queue pair is in Error.
+    QpAccessErr = 3, "local access violation work queue error";
+    /// The first packet came on a queue pair that is not in RTS yet.
+    CommEst = 4, "communication established";
+    /// The send queue has drained in state SQD.
+    SqDrained = 5, "send queue drained";
+    /// The connection moved to its alternate path.
+    PathMig = 6, "path migration successful";
+    /// It could not.
+    PathMigErr = 7, "path migration request error";
+    /// The device has failed; nothing works on it any more.
+    DeviceFatal = 8, "local catastrophic error";
+    /// A port's link is in service.
+    PortActive = 9, "port active";
+    /// A port's link is out of service.
+    PortErr = 10, "port error";
+    /// A port has another LID.
+    LidChange = 11, "LID change";
+    /// A port's P_Key table changed.
+    PkeyChange = 12, "P_Key change";
+    /// Another subnet manager is in charge.
+    SmChange = 13, "SM change";
+    /// A shared receive queue failed.
+    SrqErr = 14, "SRQ catastrophic error";
+    /// A shared receive queue fell below its limit.
+    SrqLimitReached = 15, "SRQ limit reached";
+    /// A queue pair on a shared receive queue has consumed its last receive.
+    QpLastWqeReached = 16, "last WQE reached";
+    /// The subnet manager asks clients to register again.
+    ClientReregister = 17, "client reregistration";
+    /// A port's GID table changed.
+    GidChange = 18, "GID table change";
+}
+
+/// What an event is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Subject {
+    /// The device.
+    Device,
+    /// A port, numbered from 1.
+    Port(u8),
+    /// A queue pair, completion queue or shared receive queue.
+    Object(ObjectId),
+}
+
+/// An asynchronous event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AsyncEvent {
+    /// What happened.
+    pub event: EventType,
+    /// To what.
+    pub subject: Subject,
+}
+
+impl fmt::Display for AsyncEvent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.subject {
+            Subject::Device => write!(f, "{}", self.event),
+            Subject::Port(port) => write!(f, "{} (port {port})", self.event),
+            Subject::Object(id) => write!(f, "{} ({id})", self.event),
+        }
+    }
+}
+
+/// Asks for the next event; arguments of the verb. It pends in the device until there is one.
+#[derive(Debug)]
+pub struct NextEvent(());
+
+verb!(NextEvent, DeviceCore => AsyncEvent);
+
+impl Command<'_, NextEvent> {
+    /// Answers with an event that waits, or parks the request in the device: all that a provider
+    /// does with this verb.
+    pub fn park(self) {
+        let device = Arc::clone(self.target());
+        if let Some((_, pending)) = self.pend() {
+            device.events.wait(pending);
+        }
+    }
+}
+
+impl Device {
+    /// The next asynchronous event: completes when there is one. Several may be parked; each event
+    /// goes to the one that has waited longest (K17).
+    ///
+    /// # Errors
+    /// [`Error::Cancelled`] when cancelled, [`Error::DeviceRemoved`] when the device goes.
+    ///
+    /// # Cancel safety
+    /// A future that is dropped takes no event with it unless one had been delivered to it already.
+    pub fn next_event(&self) -> Request<'_, NextEvent> {
+        Request::new(self.core(), NextEvent(()))
+    }
+
+    /// Has `handler` called for every event, under NoBlock and one call at a time (K14), instead of
+    /// keeping events for `next_event`. Events that wait already come first. Replaces an earlier
+    /// handler, which is not called any more once this returns, unless it is running.
+    pub fn on_event(&self, handler: impl FnMut(AsyncEvent) + Send + 'static) {
+        self.core().events.listen(Some(Box::new(handler)));
+        self.core().deliver_events();
+    }
+
+    /// Takes the handler away; events wait for `next_event` again.
+    pub fn ignore_events(&self) {
+        self.core().events.listen(None);
+        self.core().deliver_events();
+    }
+
+    /// Events that were lost because more than [`MAX_WAITING`] waited for nobody.
+    pub fn lost_events(&self) -> u64 {
+        self.core().events.lost.load(Relaxed)
+    }
+}
+
+impl DeviceCore {
+    /// Raises an event about the device or a port. For providers; hold no lock.
+    pub fn raise(self: &Arc<Self>, event: EventType, subject: Subject) {
+        self.events.push(AsyncEvent { event, subject });
+        self.deliver_events();
+    }
+
+    /// Raises an event about an object. It waits until the create's result has been delivered (K14)
+    /// and is dropped when the object's destroy has been accepted (K11). For providers; hold no
+    /// lock.
+    pub fn raise_for(self: &Arc<Self>, target: &dyn Target, event: EventType) {
+        let base = target.base();
+        if base.header.is_closing() {
+            return;
+        }
+        let event = AsyncEvent {
+            event,
+            subject: Subject::Object(base.id()),
+        };
+        if self.events.hold(base, event) {
+            return;
+        }
+        self.events.push(event);
+        self.deliver_events();
+    }
+
+    /// The result of the create has been delivered: its events may go.
+    pub(crate) fn announce(self: &Arc<Self>, target: &dyn Target) {
+        if self.events.announce(target.base()) {
+            self.deliver_events();
+        }
+    }
+
+    fn deliver_events(self: &Arc<Self>) {
+        if !self.events.serial.enter() {
+            return;
+        }
+        let target: Arc<dyn Target> = Arc::<Self>::clone(self);
+        // A device whose close was accepted hears nothing more; whoever closes it drops the rest.
+        let Some(in_use) = InUse::try_enter(target, User::Handler) else {
+            return;
+        };
+        let core = Arc::clone(self);
+        routine::defer(move || {
+            core.events.deliver();
+            drop(in_use);
+        });
+    }
+}
+
+type Handler = Box<dyn FnMut(AsyncEvent) + Send>;
+
+/// A device's events and who waits for them.
+#[derive(Default)]
+pub(crate) struct EventHub {
+    queue: Mutex<Queue>,
+    /// Taken out while it runs, so that no lock is held then (K4).
+    handler: Mutex<Option<Handler>>,
+    serial: Serial,
+    lost: AtomicU64,
+}
+
+#[derive(Default)]
+struct Queue {
+    events: VecDeque<AsyncEvent>,
+    waiters: VecDeque<Pending<NextEvent>>,
+    /// Events of objects whose create has not been delivered.
+    held: Vec<AsyncEvent>,
+    listened: bool,
+    /// The device's close was accepted, or the device has gone.
+    closed: bool,
+    /// Counts calls of `listen`, so that a handler that ran is not put back over its successor.
+    generation: u64,
+}
+
+impl EventHub {
+    fn wait(&self, pending: Pending<NextEvent>) {
+        let event = {
+            let mut queue = self.queue.lock();
+            match queue.events.pop_front() {
+                Some(event) => Ok(event),
+                // The canceller marks the request, then looks here under the lock: one of us sees it.
+                None if pending.cancelled() => Err(Error::Cancelled),
+                None if queue.closed => Err(Error::Closing),
+                None => {
+                    queue.waiters.push_back(pending);
+                    return;
+                }
+            }
+        };
+        pending.complete(event);
+    }
+
+    /// Nobody will be told any more: completes all parked requests.
+    pub(crate) fn close(&self, error: Error) {
+        let waiters = {
+            let mut queue = self.queue.lock();
+            queue.closed = true;
+            std::mem::take(&mut queue.waiters)
+        };
+        for waiter in waiters {
+            waiter.complete(Err(error));
+        }
+    }
+
+    /// Takes a parked request out to cancel it.
+    pub(crate) fn cancel(&self, id: crate::command::RequestId) -> bool {
+        let taken = {
+            let mut queue = self.queue.lock();
+            let place = queue.waiters.iter().position(|waiter| waiter.id() == id);
+            place.and_then(|n| queue.waiters.remove(n))
+        };
+        taken
+            .map(|waiter| waiter.complete(Err(Error::Cancelled)))
+            .is_some()
+    }
+
+    fn listen(&self, handler: Option<Handler>) {
+        let listened = handler.is_some();
+        // Nobody is listening while the handlers are exchanged, so no event finds none.
+        self.queue.lock().listened = false;
+        let old = std::mem::replace(&mut *self.handler.lock(), handler);
+        {
+            let mut queue = self.queue.lock();
+            queue.listened = listened;
+            queue.generation += 1;
+        }
+        // A destructor of the client's, run under no lock.
+        drop(old);
+    }
+
+    fn push(&self, event: AsyncEvent) {
+        let mut queue = self.queue.lock();
+        if queue.events.len() >= MAX_WAITING {
+            queue.events.pop_front();
+            self.lost.fetch_add(1, Relaxed);
+        }
+        queue.events.push_back(event);
+    }
+
+    /// Keeps the event if the object has not been announced.
+    fn hold(&self, base: &crate::object::Base, event: AsyncEvent) -> bool {
+        let mut queue = self.queue.lock();
+        let held = !base.announced.load(Relaxed);
+        if held {
+            queue.held.push(event);
+        }
+        held
+    }
+
+    /// Lets the object's events go; whether there were any.
+    fn announce(&self, base: &crate::object::Base) -> bool {
+        let mut queue = self.queue.lock();
+        base.announced.store(true, Relaxed);
+        let subject = Subject::Object(base.id());
+        let before = queue.events.len();
+        let (mine, others) = std::mem::take(&mut queue.held)
+            .into_iter()
+            .partition(|e| e.subject == subject);
+        queue.held = others;
+        let mine: Vec<AsyncEvent> = mine;
+        queue.events.extend(mine);
+        queue.events.len() > before
+    }
+
+    fn deliver(&self) {
+        loop {
+            while self.deliver_one() {}
+            if !self.serial.again() {
+                return;
+            }
+        }
+    }
+
+    /// Hands one event to the handler or to a parked request; `false` when there is none, or nobody.
+    fn deliver_one(&self) -> bool {
+        let (event, waiter, generation) = {
+            let mut queue = self.queue.lock();
+            let waiter = if queue.listened {
+                None
+            } else if queue.events.is_empty() {
+                return false;
+            } else {
+                match queue.waiters.pop_front() {
+                    Some(waiter) => Some(waiter),
+                    None => return false,
+                }
+            };
+            let Some(event) = queue.events.pop_front() else {
+                return false;
+            };
+            (event, waiter, queue.generation)
+        };
+        match waiter {
+            Some(waiter) => {
+                waiter.complete(Ok(event));
+                true
+            }
+            None => self.handle(event, generation),
+        }
+    }
+
+    /// `false`: the handler is being exchanged; whoever does that delivers again.
+    fn handle(&self, event: AsyncEvent, generation: u64) -> bool {
+        let handler = self.handler.lock().take();
+        let Some(mut handler) = handler else {
+            self.queue.lock().events.push_front(event);
+            return false;
+        };
+        handler(event);
+        let mut place = self.handler.lock();
+        if self.queue.lock().generation == generation && place.is_none() {
+            *place = Some(handler);
+        }
+        true
+    }
+}

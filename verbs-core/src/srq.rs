@@ -1,0 +1,182 @@
+//! Shared receive queues.
+
+use crate::device::verb;
+#[cfg(doc)]
+use crate::error::Error;
+use crate::object::{Base, Child, ObjectKind, Private, Target, core, destroy, handle};
+use crate::pd::{Pd, PdCore};
+use crate::queue::{PostError, RawRecvQueue};
+use crate::request::Request;
+use crate::sync::Arc;
+use crate::wr::{Payload, Recv};
+
+/// Sizes and limit of a shared receive queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SrqAttr {
+    /// Receives that it holds.
+    pub max_wr: u32,
+    /// Scatter/gather elements of one receive.
+    pub max_sge: u32,
+    /// When fewer receives than this are left, the limit event is raised, once; 0 for never.
+    pub srq_limit: u32,
+}
+
+/// A shared receive queue: several queue pairs take their receives from it
+/// (IBTA vol. 1, 10.2.9). Posting takes `&mut self`, which is its lock.
+///
+/// Dropping it destroys it when no queue pair uses it any more (K12).
+pub struct Srq {
+    core: Arc<SrqCore>,
+    raw: Box<dyn RawRecvQueue>,
+}
+
+/// What a shared receive queue's requests act on.
+#[derive(Debug)]
+pub struct SrqCore {
+    base: Base,
+    pd: Child<PdCore>,
+}
+
+core!(SrqCore { pd });
+handle!(Srq, SrqCore, DestroySrq);
+
+/// Creates a shared receive queue; arguments of the verb.
+#[derive(Debug)]
+pub struct CreateSrq {
+    pd: Child<PdCore>,
+    /// Sizes wanted, at least. The limit is set by a later modify.
+    pub attr: SrqAttr,
+}
+
+/// Changes depth or limit; arguments of the verb.
+#[derive(Debug)]
+pub struct ModifySrq {
+    /// Receives that it is to hold, at least.
+    pub max_wr: Option<u32>,
+    /// The new limit.
+    pub srq_limit: Option<u32>,
+}
+
+/// Asks for sizes and limit; arguments of the verb.
+#[derive(Debug)]
+pub struct QuerySrq(());
+
+verb!(CreateSrq, PdCore => Srq, |srq| Some(Arc::<SrqCore>::clone(&srq.core)));
+verb!(ModifySrq, SrqCore => ());
+verb!(QuerySrq, SrqCore => SrqAttr);
+
+impl CreateSrq {
+    /// The queue, for a provider that has created it under that number.
+    pub fn build(self, number: u32, private: Private, raw: Box<dyn RawRecvQueue>) -> Srq {
+        let base = Base::new(
+            Target::device(self.pd.get()),
+            ObjectKind::Srq,
+            number,
+            private,
+        );
+        Srq {
+            core: Arc::new(SrqCore { base, pd: self.pd }),
+            raw,
+        }
+    }
+}
+
+impl SrqCore {
+    /// The protection domain that its receives are checked against.
+    pub fn pd(&self) -> &Arc<PdCore> {
+        self.pd.get()
+    }
+}
+
+impl Pd {
+    /// Creates a shared receive queue with room for `max_wr` receives of `max_sge` elements.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for sizes beyond the device's, [`Error::Exhausted`] at its `max_srq`.
+    pub fn create_srq(&self, max_wr: u32, max_sge: u32) -> Request<'_, CreateSrq> {
+        let attr = SrqAttr {
+            max_wr,
+            max_sge,
+            srq_limit: 0,
+        };
+        Request::new(
+            self.core(),
+            CreateSrq {
+                pd: Child::new(self.core(), ObjectKind::Srq),
+                attr,
+            },
+        )
+    }
+}
+
+impl Srq {
+    /// Posts a receive. A direct call: no control lock, no allocation, no system call, never blocks.
+    ///
+    /// # Errors
+    /// [`PostError`]; nothing was posted then.
+    #[inline]
+    pub fn post_recv(&mut self, wr: Recv<'_>) -> Result<(), PostError> {
+        match wr.payload {
+            Payload::One(sge) => self.raw.post_one(wr.wr_id, sge),
+            Payload::List(sges) => self.raw.post(wr.wr_id, sges),
+            Payload::Inline(_) => Err(PostError::Unsupported),
+        }
+    }
+
+    /// Arms the limit event: it is raised once, when fewer than `limit` receives are left.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a limit beyond the queue's depth.
+    pub fn arm_limit(&self, limit: u32) -> Request<'_, ModifySrq> {
+        Request::new(
+            &self.core,
+            ModifySrq {
+                max_wr: None,
+                srq_limit: Some(limit),
+            },
+        )
+    }
+
+    /// Changes the depth.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for less than what is posted or more than the device's `max_srq_wr`,
+    /// [`Error::Unsupported`] where queues cannot be resized.
+    pub fn resize(&self, max_wr: u32) -> Request<'_, ModifySrq> {
+        Request::new(
+            &self.core,
+            ModifySrq {
+                max_wr: Some(max_wr),
+                srq_limit: None,
+            },
+        )
+    }
+
+    /// Sizes and limit as they are now; a limit of 0 says that the event is not armed.
+    ///
+    /// # Errors
+    /// The provider's.
+    pub fn query(&self) -> Request<'_, QuerySrq> {
+        Request::new(&self.core, QuerySrq(()))
+    }
+
+    /// Destroys the queue: Busy while queue pairs use it (K10). What is posted goes with it.
+    ///
+    /// # Errors
+    /// [`Refused`](crate::Refused) with [`Error::Busy`], which gives the handle back.
+    pub fn destroy(self) -> Request<'static, DestroySrq> {
+        destroy(self, false)
+    }
+
+    /// As [`Srq::destroy`], but waits for the last queue pair instead of answering Busy (K12).
+    ///
+    /// # Errors
+    /// Only [`Error::DeviceRemoved`].
+    pub fn destroy_when_idle(self) -> Request<'static, DestroySrq> {
+        destroy(self, true)
+    }
+
+    pub(crate) fn core(&self) -> &Arc<SrqCore> {
+        &self.core
+    }
+}
