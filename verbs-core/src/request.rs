@@ -369,7 +369,7 @@ impl<'a, V: Verb> IntoFuture for Request<'a, V> {
 impl<V: Verb> Future for RequestFuture<'_, V> {
     type Output = Result<V::Output, V::Error>;
 
-    #[inline]
+    #[inline(always)]
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let me = &mut *self;
         if me.args.is_some() {
