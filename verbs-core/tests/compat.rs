@@ -46,8 +46,8 @@ fn a2_old_and_new_clients_share_one_device() {
     let mr = compat::reg_mem(&old_pd, Memory::alloc(64).unwrap(), Access::LOCAL_WRITE).unwrap();
     assert_eq!(compat::query_ca(&device).unwrap().name, "null");
     assert_eq!(compat::query_port(&device, 1), device.query_port(1).wait());
-    compat::modify_qp(&qp, QpAttr::to(QpState::Err)).unwrap();
-    assert_eq!(compat::query_qp(&qp).unwrap().state, QpState::Err);
+    compat::modify_qp(&qp, QpAttr::init(1, Access::empty())).unwrap();
+    assert_eq!(compat::query_qp(&qp).unwrap().state, QpState::Init);
     assert_eq!(null.live(), 6);
 
     // The new client is told who is in its way; the old one need not ask.

@@ -12,8 +12,14 @@
 //! assert!(hold.step());
 //! ```
 
+mod any_request;
 mod hold;
 mod null;
+mod stage;
+mod subject;
 
+pub use any_request::{Answer, AnyFuture, AnyRequest, AnyRoutine};
 pub use hold::Hold;
 pub use null::Null;
+pub use stage::{GROUP, NotOffered, Nowhere, Stage};
+pub use subject::{PATIENCE, Subject};
