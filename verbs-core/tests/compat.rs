@@ -66,6 +66,7 @@ fn a2_old_and_new_clients_share_one_device() {
     cq.handle.unwrap().destroy().wait().unwrap();
     pd.dealloc().wait().unwrap();
     assert_eq!((null.live(), device.objects()), (0, 0));
+    drop(theirs);
     let device = Arc::into_inner(device).unwrap();
     compat::close_ca(device, calls.count());
     assert_eq!(calls.get(), 5);

@@ -13,6 +13,8 @@
 //! ```
 
 mod any_request;
+#[cfg(not(verbs_loom))]
+pub mod conformance;
 mod hold;
 mod null;
 mod stage;
@@ -21,5 +23,5 @@ mod subject;
 pub use any_request::{Answer, AnyFuture, AnyRequest, AnyRoutine};
 pub use hold::Hold;
 pub use null::Null;
-pub use stage::{GROUP, NotOffered, Nowhere, Stage};
+pub use stage::{GROUP, NotOffered, Nowhere, Nudge, Stage};
 pub use subject::{PATIENCE, Subject};

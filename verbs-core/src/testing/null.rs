@@ -24,6 +24,13 @@ pub struct Null {
     live: AtomicI64,
 }
 
+/// A completion queue without entries.
+const NO_ENTRIES: Error = Error::Invalid {
+    attr: Attr::Cqe,
+    got: 0,
+    max: u32::MAX,
+};
+
 /// What it keeps with a queue pair.
 #[derive(Default)]
 struct Qp(Mutex<(QpState, QpAttr)>);
@@ -89,6 +96,9 @@ impl Null {
     fn queues(&self, command: AnyCommand<'_>) {
         match command {
             AnyCommand::CreateCq(command) => {
+                if command.cqe == 0 {
+                    return command.refuse(NO_ENTRIES);
+                }
                 let (args, reply) = command.split();
                 let cqe = args.cqe;
                 reply.complete(Ok(args.build(
@@ -100,6 +110,9 @@ impl Null {
             }
             AnyCommand::ResizeCq(command) => {
                 let cqe = command.cqe;
+                if cqe == 0 {
+                    return command.refuse(NO_ENTRIES);
+                }
                 command.target().resized(cqe);
                 command.complete(Ok(cqe));
             }
@@ -206,6 +219,9 @@ impl Null {
     fn memory(&self, command: AnyCommand<'_>) {
         match command {
             AnyCommand::RegMr(command) => {
+                if let Err(error) = command.access.check() {
+                    return command.refuse(error);
+                }
                 let (args, reply) = command.split();
                 let key = self.create() << 8;
                 reply.complete(Ok(args.build(LKey::new(key), RKey::new(key), Box::new(()))));

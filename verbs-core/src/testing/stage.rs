@@ -79,6 +79,20 @@ impl fmt::Display for NotOffered {
     }
 }
 
+/// Makes happen what a request waits for; see [`Stage::nudge`]. Keeps the device open.
+#[derive(Debug)]
+pub struct Nudge(Option<Arc<Device>>);
+
+impl Nudge {
+    /// Once.
+    pub fn give(&self) {
+        if let Some(device) = &self.0 {
+            let core = device.core();
+            core.raise(EventType::PortActive, EventSubject::Port(1));
+        }
+    }
+}
+
 type AnyStageRequest<'s> = Box<dyn AnyRequest<'s> + 's>;
 
 /// One verb: the objects that it needs, and its request.
@@ -192,10 +206,12 @@ impl Stage {
             .expect("the stage was set with a device")
     }
 
-    /// Raises an event, so that a parked [`Kind::NextEvent`] completes.
-    pub fn raise(&self) {
-        let core = self.device().core();
-        core.raise(EventType::PortActive, EventSubject::Port(1));
+    /// What completes the verb's request from outside, if it waits for something to happen.
+    pub fn nudge(&self, kind: Kind) -> Nudge {
+        Nudge(match kind {
+            Kind::NextEvent => self.device.clone(),
+            _ => None,
+        })
     }
 
     /// Drops the objects, lets their destroys complete, and closes the device.
