@@ -4,6 +4,7 @@
 pub mod addr;
 pub mod ah;
 pub mod caps;
+pub mod channel;
 pub mod client_queue;
 pub mod command;
 pub mod compat;
@@ -50,6 +51,7 @@ pub mod wr;
 pub use addr::{Gid, Guid, LKey, Lid, Mtu, PKey, Psn, QKey, Qpn, RKey};
 pub use ah::Ah;
 pub use caps::{AtomicCap, DeviceAttr, DeviceCap, LinkLayer, PortAttr, PortState};
+pub use channel::{CompletionChannel, CqEvent, EventChannel};
 pub use client_queue::{ClientQueue, NoRoom};
 pub use command::{AnyCommand, Command, Kind, Origin, Pending, PendingCommand, Reply, RequestId};
 pub use cq::{Cq, CqNotify};

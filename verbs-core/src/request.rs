@@ -4,7 +4,7 @@
 //! them: [`Request::issue`] with a routine, `.await`, and [`Request::wait`]. Until a provider says
 //! that the verb must wait, the request lives on the issuer's stack.
 
-use std::cell::Cell;
+use std::cell::{Cell, OnceCell};
 use std::fmt;
 use std::future::{Future, IntoFuture};
 use std::panic::Location;
@@ -145,20 +145,20 @@ impl<'a, V: Verb> Request<'a, V> {
             origin,
         } = self;
         let consumer = Routine::<V, F>::new(routine);
-        let site = Site::new(target.get(), origin, location, &consumer);
+        let mut site = Site::new(target.get(), origin, location, &consumer);
         let mut args = Some(args);
         // Raised around the provider too: nothing foreign runs inside its frames (K1).
         let _level = Raise::new();
-        drive(&site, &mut args);
+        drive(&mut site, &mut args);
         match site.outcome.into_inner() {
-            Outcome::Pended(slot) => Issued::Pending(CancelHandle(slot)),
-            Outcome::Done(result) => {
+            Some(Outcome::Pended(slot)) => Issued::Pending(CancelHandle(slot)),
+            Some(Outcome::Done(result)) => {
                 if let Some(routine) = consumer.routine.take() {
                     routine::deliver::<V>(result, routine);
                 }
                 Issued::Completed
             }
-            Outcome::Empty => unanswered(),
+            None => unanswered(),
         }
     }
 
@@ -174,18 +174,18 @@ impl<'a, V: Verb> Request<'a, V> {
             origin,
         } = self;
         let consumer = Routine::<V, F>::new(routine);
-        let site = Site::new(target.get(), origin, location, &consumer);
+        let mut site = Site::new(target.get(), origin, location, &consumer);
         let mut args = Some(args);
-        drive(&site, &mut args);
+        drive(&mut site, &mut args);
         match site.outcome.into_inner() {
-            Outcome::Pended(slot) => Issued::Pending(CancelHandle(slot)),
-            Outcome::Done(result) => {
+            Some(Outcome::Pended(slot)) => Issued::Pending(CancelHandle(slot)),
+            Some(Outcome::Done(result)) => {
                 if let Some(routine) = consumer.routine.take() {
                     routine::queue_call(move || routine::deliver::<V>(result, routine));
                 }
                 Issued::Completed
             }
-            Outcome::Empty => unanswered(),
+            None => unanswered(),
         }
     }
 
@@ -204,44 +204,24 @@ impl<'a, V: Verb> Request<'a, V> {
             args,
             origin,
         } = self;
-        let site = Site::new(target.get(), origin, location, &Poller);
+        let mut site = Site::new(target.get(), origin, location, &Poller);
         let mut args = Some(args);
         let level = Raise::new();
-        drive(&site, &mut args);
+        drive(&mut site, &mut args);
         drop(level);
         let result = match site.outcome.into_inner() {
-            Outcome::Done(result) => result,
-            Outcome::Pended(slot) => wait_for::<V>(&slot),
-            Outcome::Empty => unanswered(),
+            Some(Outcome::Done(result)) => result,
+            Some(Outcome::Pended(slot)) => wait_for::<V>(&slot),
+            None => unanswered(),
         };
         routine::announce::<V>(&result);
         result
     }
 }
 
-impl<'a, V: Verb> Site<'a, V> {
-    #[inline(always)]
-    fn new(
-        target: &'a Arc<V::Target>,
-        origin: Origin,
-        location: &'static Location<'static>,
-        consumer: &'a dyn Consumer,
-    ) -> Self {
-        let (outcome, pended) = (Cell::new(Outcome::Empty), Cell::new(None));
-        Self {
-            target,
-            origin,
-            location,
-            consumer,
-            outcome,
-            pended,
-        }
-    }
-}
-
-/// Lets the provider have the request. Afterwards the outcome is not [`Outcome::Empty`].
+/// Lets the provider have the request. Afterwards there is an outcome.
 #[inline(always)]
-fn drive<V: Verb>(site: &Site<'_, V>, args: &mut Option<V>) {
+fn drive<V: Verb>(site: &mut Site<'_, V>, args: &mut Option<V>) {
     let Some(verb) = args.as_mut() else { return };
     let device = V::Target::device(site.target);
     match verb.admit(site.target) {
@@ -251,7 +231,8 @@ fn drive<V: Verb>(site: &Site<'_, V>, args: &mut Option<V>) {
         Admit::Go => {}
         Admit::Refuse(error) => {
             *args = None;
-            return site.outcome.set(Outcome::Done(Err(error)));
+            site.outcome = OnceCell::from(Outcome::Done(Err(error)));
+            return;
         }
         Admit::Park => {
             if let Some((verb, pending)) = Command::new(site, args).pend() {
@@ -276,9 +257,9 @@ fn drive<V: Verb>(site: &Site<'_, V>, args: &mut Option<V>) {
 
 #[cold]
 #[inline(never)]
-fn answer<V: Verb>(site: &Site<'_, V>, args: &mut Option<V>, error: Error) {
+fn answer<V: Verb>(site: &mut Site<'_, V>, args: &mut Option<V>, error: Error) {
     if let Some(verb) = args.take() {
-        site.outcome.set(Outcome::Done(Err(verb.refuse(error))));
+        site.outcome = OnceCell::from(Outcome::Done(Err(verb.refuse(error))));
     }
 }
 
@@ -306,7 +287,7 @@ impl<V, F> Routine<V, F> {
     }
 }
 
-impl<V, F> Consumer for Routine<V, F>
+impl<V, F> Consumer<V> for Routine<V, F>
 where
     V: Verb,
     F: FnOnce(Result<V::Output, V::Error>) + Send + 'static,
@@ -378,17 +359,17 @@ impl<V: Verb> Future for RequestFuture<'_, V> {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let me = &mut *self;
         if me.args.is_some() {
-            let site = Site::new(me.target.get(), me.origin, me.location, &Poller);
+            let mut site = Site::new(me.target.get(), me.origin, me.location, &Poller);
             let level = Raise::new();
-            drive(&site, &mut me.args);
+            drive(&mut site, &mut me.args);
             drop(level);
             match site.outcome.into_inner() {
-                Outcome::Done(result) => {
+                Some(Outcome::Done(result)) => {
                     routine::announce::<V>(&result);
                     return Poll::Ready(result);
                 }
-                Outcome::Pended(slot) => me.slot = Some(slot),
-                Outcome::Empty => unanswered(),
+                Some(Outcome::Pended(slot)) => me.slot = Some(slot),
+                None => unanswered(),
             }
         }
         me.poll_pended(cx)
