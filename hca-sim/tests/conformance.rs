@@ -5,7 +5,9 @@
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use hca_sim::{CommandConfig, CommandOrder, CommandTime, Hca, Limits, VirtualClock};
+use hca_sim::clock::VirtualClock;
+use hca_sim::command::{CommandConfig, CommandOrder, CommandTime};
+use hca_sim::{Hca, Limits};
 use verbs_core::Kind;
 use verbs_core::sync::Arc;
 use verbs_core::testing::{Subject, conformance};

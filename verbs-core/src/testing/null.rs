@@ -5,6 +5,7 @@ use crate::caps::{DeviceAttr, LinkLayer, PortAttr, PortState};
 use crate::command::AnyCommand;
 use crate::device::local_guid;
 use crate::error::{Attr, Error};
+use crate::mem::Access;
 use crate::object::Target;
 use crate::provider::Provider;
 use crate::qp_attr::{QpAttr, QpInfo};
@@ -231,6 +232,9 @@ impl Null {
                 command.complete(Ok(info));
             }
             AnyCommand::ReregMr(command) => {
+                if let Err(error) = command.access.map_or(Ok(()), Access::check) {
+                    return command.refuse(error);
+                }
                 let key = command.target().info().lkey.next().value();
                 let (args, reply) = command.split();
                 let iova = args.memory.as_ref().map(|memory| memory.addr());

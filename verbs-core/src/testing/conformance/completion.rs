@@ -1,5 +1,7 @@
 //! How requests complete: K1, K2, K4, K6, K15, K16, K17.
 
+use std::num::NonZeroU32;
+
 use super::{Answers, Make, each_verb, judge};
 use crate::command::{Kind, Origin};
 use crate::request::Issued;
@@ -156,7 +158,7 @@ pub fn k15_what_pends_is_listed(make: Make<'_>) {
 pub fn k16_the_origin_changes_nothing(make: Make<'_>) {
     each_verb(make, |subject, kind, mut stage| {
         let (answers, nudge) = (Answers::default(), stage.nudge(kind));
-        let request = stage.request(kind).on_behalf_of(Origin::Client(7));
+        let request = stage.request(kind).on_behalf_of(Origin::Client(NonZeroU32::MIN));
         let _ = request.issue(answers.routine());
         nudge.give();
         judge(subject, kind, &answers.one(subject, kind));

@@ -27,6 +27,9 @@ struct Family {
     pd: Pd,
 }
 
+/// A region that peers may reach has a remote key as well.
+const KEYED: Access = Access::LOCAL_WRITE.union(Access::REMOTE_READ);
+
 fn memory() -> Memory {
     Memory::alloc(64).expect("64 bytes can be had")
 }
@@ -35,7 +38,7 @@ fn family(subject: &Subject, device: &Device) -> Family {
     let pd = subject.must(device.alloc_pd());
     let cq = subject.must(device.create_cq(4));
     let qp = subject.must(pd.create_qp(QpInit::rc(&cq, &cq)));
-    let mr = subject.must(pd.register(memory(), Access::LOCAL_WRITE));
+    let mr = subject.must(pd.register(memory(), KEYED));
     Family { qp, mr, cq, pd }
 }
 
@@ -73,7 +76,7 @@ pub fn k10_busy_changes_nothing(make: Make<'_>) {
     // All of them still do what they are for.
     subject.must(qp.query());
     subject.must(device.query());
-    let second = subject.must(pd.register(memory(), Access::LOCAL_WRITE));
+    let second = subject.must(pd.register(memory(), KEYED));
     let other = subject.must(pd.create_qp(QpInit::rc(&cq, &cq)));
     subject.must(second.dereg());
     subject.must(other.destroy());
@@ -175,7 +178,7 @@ pub fn k13_a_key_is_not_used_again_at_once(make: Make<'_>) {
     let pd = subject.must(device.alloc_pd());
     let mut before = None;
     for _ in 0..8 {
-        let mr = subject.must(pd.register(memory(), Access::LOCAL_WRITE));
+        let mr = subject.must(pd.register(memory(), KEYED));
         let keys = (mr.lkey(), mr.rkey());
         if let Some((lkey, rkey)) = before.replace(keys) {
             assert!(lkey != keys.0 && rkey != keys.1, "{keys:?} twice in a row");
@@ -183,11 +186,11 @@ pub fn k13_a_key_is_not_used_again_at_once(make: Make<'_>) {
         subject.must(mr.dereg());
     }
     if subject.has(Kind::ReregMr) {
-        let mr = subject.must(pd.register(memory(), Access::LOCAL_WRITE));
+        let mr = subject.must(pd.register(memory(), KEYED));
         let old = (mr.lkey(), mr.rkey());
-        let mr = subject.must(mr.rereg().access(Access::empty()));
+        let mr = subject.must(mr.rereg().access(Access::REMOTE_READ));
         assert!(old.0 != mr.lkey() && old.1 != mr.rkey(), "{old:?} kept");
-        assert_eq!(mr.access(), Access::empty());
+        assert_eq!(mr.access(), Access::REMOTE_READ);
         subject.must(mr.dereg());
     }
     subject.must(pd.dealloc());
