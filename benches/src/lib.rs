@@ -1,3 +1,5 @@
 //! Helpers shared by the benchmarks.
 
 #![deny(unsafe_code)]
+
+pub mod control;

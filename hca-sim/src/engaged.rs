@@ -20,7 +20,7 @@ use verbs_core::sync::{Mutex, MutexGuard};
 use verbs_core::{EventType, QpState, SendFlags, WcStatus};
 
 use crate::clock::Instant;
-use crate::cq::{CqRing, Cqe, Overrun};
+use crate::cq::{CqRing, Cqe, Overrun, WaitsForCq};
 use crate::engine::Due;
 use crate::landing::Landing;
 use crate::message::{Done, Fault, Faulty, Message, Outcome};
@@ -53,8 +53,9 @@ struct Machine {
     /// What is left of the retries of the oldest work request; `None` before the first.
     rnr_left: Option<u8>,
     retries_left: Option<u8>,
-    /// A work request ended in error; the queue pair is on its way to ERR.
-    failed: bool,
+    /// The position of a work request that ended in error; the queue pair is on its way to ERR. It stays
+    /// in the ring until then, so that the poster does not take the ring for drained.
+    failed: Option<u32>,
 }
 
 /// What a turn leads to, done when the machine is free again.
@@ -117,7 +118,7 @@ impl QueuePair {
         }
         let mut machine = self.engaged.machine.lock();
         let over = match self.state() {
-            QpState::Err => self.flush(effects),
+            QpState::Err => self.flush(&mut machine, effects),
             QpState::Reset => {
                 *machine = Machine::default();
                 self.discard();
@@ -150,7 +151,7 @@ impl QueuePair {
             return;
         };
         while let Some(at) = sends.next()
-            && !machine.failed
+            && machine.failed.is_none()
         {
             let kicked = self.engaged.kicked.swap(false, AcqRel);
             let now = self.port.engine.now();
@@ -217,16 +218,9 @@ impl QueuePair {
             }
             Outcome::Fault(fault) => {
                 let mut done = Done::default();
-                match message.complete_faulty_receive(&fault, &mut done) {
-                    Faulty::Completed => {}
-                    Faulty::Busy => {
-                        effects.convert.push(Arc::clone(&land.cq));
-                        return Next::Stop;
-                    }
-                    Faulty::Again => {
-                        self.engaged.kicked.store(true, Release);
-                        return Next::Continue;
-                    }
+                let faulty = message.complete_faulty_receive(&fault, &mut done);
+                if let Some(next) = self.faulty(&faulty, &land, effects) {
+                    return next;
                 }
                 drop(pin);
                 effects.note(self, &land, done);
@@ -234,6 +228,21 @@ impl QueuePair {
                     effects.refused(&land, &fault);
                 }
                 self.end_in_error(machine, wr.wr_id, at, &fault, effects)
+            }
+        }
+    }
+
+    /// What to do instead if the receive that a fault concerns could not be completed.
+    fn faulty(&self, faulty: &Faulty, land: &Landing, effects: &mut Effects) -> Option<Next> {
+        match faulty {
+            Faulty::Completed => None,
+            Faulty::Busy => {
+                effects.convert.push(Arc::clone(&land.cq));
+                Some(Next::Stop)
+            }
+            Faulty::Again => {
+                self.engaged.kicked.store(true, Release);
+                Some(Next::Continue)
             }
         }
     }
@@ -335,8 +344,7 @@ impl QueuePair {
             if let Some(position) = completed {
                 sends.mark(sends.index(at), position);
             }
-            sends.executed(at);
-            machine.failed = true;
+            machine.failed = Some(at);
             effects.fail.push(Arc::clone(self));
         }
         Next::Stop
@@ -369,9 +377,12 @@ impl QueuePair {
 
     /// Completes all that is posted with WR_FLUSH_ERR: sends, then receives, each in order. `false`: a
     /// completion queue is changing hands and will call.
-    fn flush(&self, effects: &mut Effects) -> bool {
+    fn flush(&self, machine: &mut Machine, effects: &mut Effects) -> bool {
         let flushed = |wr_id| Cqe::failure(wr_id, self.qpn, WcStatus::WrFlushErr, 0);
         if let Some(sends) = self.send_ring() {
+            if let Some(completed) = machine.failed.take() {
+                sends.executed(completed);
+            }
             let mut scratch = Scratch::default();
             while let Some(at) = sends.next() {
                 let wr_id = sends.read(at, &mut scratch).wr_id;
@@ -412,6 +423,12 @@ impl QueuePair {
 fn discard_receives(recvs: &RecvRing) {
     while let Some(waiting) = recvs.next() {
         waiting.consume();
+    }
+}
+
+impl WaitsForCq for QueuePair {
+    fn go_on(self: Arc<Self>) {
+        self.turn();
     }
 }
 
@@ -480,7 +497,7 @@ impl Effects {
             finish.complete();
         }
         for cq in self.convert {
-            cq.convert(Arc::clone(machine));
+            cq.convert(Arc::clone(machine) as Arc<dyn WaitsForCq>);
         }
     }
 }

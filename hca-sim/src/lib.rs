@@ -53,6 +53,8 @@ mod landing;
 mod limits;
 pub mod link;
 mod message;
+#[cfg(all(test, verbs_loom))]
+mod models;
 mod port;
 mod qp;
 mod qp_check;

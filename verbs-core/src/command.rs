@@ -5,7 +5,6 @@
 //! the list, and a [`Pending`] that can be kept.
 
 use std::any::Any;
-use std::cell::Cell;
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Deref;
@@ -30,8 +29,11 @@ use crate::verb::{RESULT_BYTES, Verb, VerbError};
 pub use crate::verb_table::{AnyCommand, Kind, PendingCommand};
 
 mod origin;
+mod site;
 
 pub use origin::Origin;
+use site::Forwarded;
+pub(crate) use site::{Consumer, Outcome, Poller, Site};
 
 /// Names a pending request; never reused while anybody could still mean the old one (K13).
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -44,41 +46,6 @@ impl fmt::Debug for RequestId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "request {}.{}", self.index, self.generation)
     }
-}
-
-/// How a request stands when the provider has returned.
-pub(crate) enum Outcome<V: Verb> {
-    /// Not answered.
-    Empty,
-    /// Answered.
-    Done(Result<V::Output, V::Error>),
-    /// Waits in a slot.
-    Pended(SlotRef),
-}
-
-/// Moves a request's routine into its slot when it pends.
-pub(crate) trait Consumer {
-    fn stash(&self) -> Option<AnyRoutine>;
-}
-
-/// The consumer of a request that is polled or waited for.
-pub(crate) struct Poller;
-
-impl Consumer for Poller {
-    fn stash(&self) -> Option<AnyRoutine> {
-        None
-    }
-}
-
-/// The issuer's stack frame: everything about a request that has not pended.
-pub(crate) struct Site<'a, V: Verb> {
-    pub(crate) target: &'a Arc<V::Target>,
-    pub(crate) origin: Origin,
-    pub(crate) location: &'static Location<'static>,
-    pub(crate) consumer: &'a dyn Consumer,
-    pub(crate) outcome: Cell<Outcome<V>>,
-    /// Set when a request that pends already is passed on.
-    pub(crate) pended: Cell<Option<Pending<V>>>,
 }
 
 /// One verb's request, borrowed from its issuer. Dereferences to the verb's arguments.
@@ -105,23 +72,20 @@ impl<'a, V: Verb> Command<'a, V> {
     pub(crate) fn new(site: &'a Site<'a, V>, args: &'a mut Option<V>) -> Self {
         Self {
             args,
-            reply: Reply {
-                site: Some(site),
-                frames: None,
-            },
+            reply: Reply { site, frames: None },
         }
     }
 
     /// What the verb acts on.
     #[inline]
     pub fn target(&self) -> &'a Arc<V::Target> {
-        self.reply.site().target
+        self.reply.site.target
     }
 
     /// On whose behalf.
     #[inline]
     pub fn origin(&self) -> Origin {
-        self.reply.site().origin
+        self.reply.site.origin
     }
 
     /// Separates the arguments from the reply: for creates, whose object takes the arguments in.
@@ -158,7 +122,7 @@ impl<'a, V: Verb> Command<'a, V> {
         match reply.pend() {
             Ok(pending) => Some((args, pending)),
             Err(reply) => {
-                let max = V::Target::device(reply.site().target).slots.limit();
+                let max = V::Target::device(reply.site.target).slots.limit();
                 reply.complete(Err(args.refuse(Error::TooManyRequests { max })));
                 None
             }
@@ -170,11 +134,11 @@ impl<'a, V: Verb> Command<'a, V> {
     where
         'a: 'b,
     {
-        let mut reply = self.reply;
+        let (site, _) = self.reply.into_parts();
         Command {
             args: self.args,
             reply: Reply {
-                site: reply.site.take(),
+                site,
                 frames: Some(frame),
             },
         }
@@ -184,26 +148,27 @@ impl<'a, V: Verb> Command<'a, V> {
 /// The right to answer a request that has not pended. Dropping it answers [`Error::Dropped`].
 #[must_use = "a reply that is dropped fails its request"]
 pub struct Reply<'a, V: Verb> {
-    site: Option<&'a Site<'a, V>>,
+    site: &'a Site<'a, V>,
     pub(crate) frames: Option<&'a Frame<'a>>,
 }
 
 impl<'a, V: Verb> Reply<'a, V> {
-    #[inline]
-    fn site(&self) -> &'a Site<'a, V> {
-        self.site.expect("a reply has its site until it is used")
+    /// Takes it apart without answering.
+    #[inline(always)]
+    fn into_parts(self) -> (&'a Site<'a, V>, Option<&'a Frame<'a>>) {
+        let parts = (self.site, self.frames);
+        std::mem::forget(self);
+        parts
     }
 
     /// Answers; see [`Command::complete`].
     #[inline]
-    pub fn complete(mut self, result: Result<V::Output, V::Error>) {
-        if let Some(site) = self.site.take() {
-            V::completed(site.target, &result);
-            let result = match self.frames {
-                None => result,
-                frames => unwind::<V>(frames, result),
-            };
-            site.outcome.set(Outcome::Done(result));
+    pub fn complete(self, result: Result<V::Output, V::Error>) {
+        let (site, frames) = self.into_parts();
+        V::completed(site.target, &result);
+        match frames {
+            None => site.settle(Outcome::Done(result)),
+            Some(frame) => site.settle(Outcome::Done(unwind::<V>(frame, result))),
         }
     }
 
@@ -212,13 +177,13 @@ impl<'a, V: Verb> Reply<'a, V> {
     /// # Errors
     /// The reply itself, still to be used.
     #[inline(never)]
-    pub fn pend(mut self) -> Result<Pending<V>, Self> {
+    pub fn pend(self) -> Result<Pending<V>, Self> {
         const { assert!(size_of::<Option<Result<V::Output, V::Error>>>() <= RESULT_BYTES) };
-        let site = self.site();
-        if let Some(mut pending) = site.pended.take() {
+        let site = self.site;
+        if let Some(mut pending) = site.consumer.pended() {
+            let (_, frames) = self.into_parts();
             // Filters below the one that pended first see the result before those above it.
-            pending.frames.insert_many(0, owned(self.frames));
-            self.site = None;
+            pending.frames.insert_many(0, owned(frames));
             // The slot stays; its first pend told the front end where it is.
             return Ok(pending);
         }
@@ -226,7 +191,7 @@ impl<'a, V: Verb> Reply<'a, V> {
         let Some(index) = device.slots.acquire(!V::DESTROYS) else {
             return Err(self);
         };
-        self.site = None;
+        let (_, frames) = self.into_parts();
         let target: Arc<V::Target> = Arc::clone(site.target);
         let (in_use, destroys) = if V::DESTROYS {
             (None, Some(target as Arc<dyn Target>))
@@ -239,7 +204,7 @@ impl<'a, V: Verb> Reply<'a, V> {
         let body = Body {
             parcel,
             routine,
-            frames: owned(self.frames),
+            frames: owned(frames),
             in_use,
             destroys,
             fail: fail::<V>,
@@ -257,7 +222,7 @@ impl<'a, V: Verb> Reply<'a, V> {
             index,
             generation,
         };
-        site.outcome.set(Outcome::Pended(slot.clone()));
+        site.settle(Outcome::Pended(slot.clone()));
         // With the fence of the removal sweep: one of the two sees the other, so no request that
         // pends during removal is missed by both (K15).
         fence(SeqCst);
@@ -275,14 +240,10 @@ impl<'a, V: Verb> Reply<'a, V> {
 }
 
 impl<V: Verb> Drop for Reply<'_, V> {
+    #[cold]
     fn drop(&mut self) {
-        if self.site.is_some() {
-            let reply = Reply {
-                site: self.site.take(),
-                frames: self.frames,
-            };
-            reply.complete(Err(Error::Dropped.into()));
-        }
+        let Self { site, frames } = *self;
+        Reply { site, frames }.complete(Err(Error::Dropped.into()));
     }
 }
 
@@ -346,24 +307,17 @@ impl<V: Verb> Pending<V> {
             .slot()
             .inspect()
             .map_or_else(Location::caller, |seen| seen.meta.location);
-        let site = Site::<V> {
-            target: &target,
-            origin: self.origin,
-            location,
-            consumer: &Poller,
-            outcome: Cell::new(Outcome::Empty),
-            pended: Cell::new(None),
-        };
-        let slot = self.slot().clone();
-        site.pended.set(Some(self));
+        let (slot, origin) = (self.slot().clone(), self.origin);
+        let consumer = Forwarded::new(self);
+        let site = Site::<V>::new(&target, origin, location, &consumer);
         let mut held = Some(args);
         let _level = Raise::new();
         to.issue(V::command(Command::new(&site, &mut held)));
-        let Some(pending) = site.pended.take() else {
+        let Some(pending) = consumer.pended() else {
             return;
         };
-        let result = match site.outcome.replace(Outcome::Empty) {
-            Outcome::Done(result) => result,
+        let result = match site.outcome.into_inner() {
+            Some(Outcome::Done(result)) => result,
             _ => Err(Error::Dropped.into()),
         };
         // A command that was dropped left its arguments behind.
@@ -427,10 +381,10 @@ fn owned(mut frame: Option<&Frame<'_>>) -> Frames {
 
 #[inline(never)]
 fn unwind<V: Verb>(
-    mut frame: Option<&Frame<'_>>,
+    frame: &Frame<'_>,
     result: Result<V::Output, V::Error>,
 ) -> Result<V::Output, V::Error> {
-    let mut result = Some(result);
+    let (mut frame, mut result) = (Some(frame), Some(result));
     while let Some(&Frame { hook, token, next }) = frame {
         hook.completed(token, &mut Unwinding::<V>(&mut result));
         frame = next;

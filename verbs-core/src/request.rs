@@ -4,7 +4,8 @@
 //! them: [`Request::issue`] with a routine, `.await`, and [`Request::wait`]. Until a provider says
 //! that the verb must wait, the request lives on the issuer's stack.
 
-use std::cell::Cell;
+use std::cell::{Cell, OnceCell};
+use std::fmt;
 use std::future::{Future, IntoFuture};
 use std::panic::Location;
 use std::pin::Pin;
@@ -57,6 +58,7 @@ impl<T> Held<'_, T> {
 }
 
 /// What [`Request::issue`] returns: a hint (K1).
+#[derive(Debug)]
 #[must_use = "the handle is the only way to cancel; bind it to `_` if that is not wanted"]
 pub enum Issued {
     /// The provider has answered. The routine has run, or runs when the present one is done.
@@ -68,6 +70,12 @@ pub enum Issued {
 /// Asks for a pending request to end early.
 #[derive(Clone)]
 pub struct CancelHandle(SlotRef);
+
+impl fmt::Debug for CancelHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CancelHandle({:?})", self.id())
+    }
+}
 
 impl CancelHandle {
     /// A hint that never waits: whoever owns the command decides and completes it (K8). `false`: too
@@ -137,20 +145,20 @@ impl<'a, V: Verb> Request<'a, V> {
             origin,
         } = self;
         let consumer = Routine::<V, F>::new(routine);
-        let site = Site::new(target.get(), origin, location, &consumer);
+        let mut site = Site::new(target.get(), origin, location, &consumer);
         let mut args = Some(args);
         // Raised around the provider too: nothing foreign runs inside its frames (K1).
         let _level = Raise::new();
-        drive(&site, &mut args);
+        drive(&mut site, &mut args);
         match site.outcome.into_inner() {
-            Outcome::Pended(slot) => Issued::Pending(CancelHandle(slot)),
-            Outcome::Done(result) => {
+            Some(Outcome::Pended(slot)) => Issued::Pending(CancelHandle(slot)),
+            Some(Outcome::Done(result)) => {
                 if let Some(routine) = consumer.routine.take() {
                     routine::deliver::<V>(result, routine);
                 }
                 Issued::Completed
             }
-            Outcome::Empty => unanswered(),
+            None => unanswered(),
         }
     }
 
@@ -166,18 +174,18 @@ impl<'a, V: Verb> Request<'a, V> {
             origin,
         } = self;
         let consumer = Routine::<V, F>::new(routine);
-        let site = Site::new(target.get(), origin, location, &consumer);
+        let mut site = Site::new(target.get(), origin, location, &consumer);
         let mut args = Some(args);
-        drive(&site, &mut args);
+        drive(&mut site, &mut args);
         match site.outcome.into_inner() {
-            Outcome::Pended(slot) => Issued::Pending(CancelHandle(slot)),
-            Outcome::Done(result) => {
+            Some(Outcome::Pended(slot)) => Issued::Pending(CancelHandle(slot)),
+            Some(Outcome::Done(result)) => {
                 if let Some(routine) = consumer.routine.take() {
                     routine::queue_call(move || routine::deliver::<V>(result, routine));
                 }
                 Issued::Completed
             }
-            Outcome::Empty => unanswered(),
+            None => unanswered(),
         }
     }
 
@@ -196,44 +204,24 @@ impl<'a, V: Verb> Request<'a, V> {
             args,
             origin,
         } = self;
-        let site = Site::new(target.get(), origin, location, &Poller);
+        let mut site = Site::new(target.get(), origin, location, &Poller);
         let mut args = Some(args);
         let level = Raise::new();
-        drive(&site, &mut args);
+        drive(&mut site, &mut args);
         drop(level);
         let result = match site.outcome.into_inner() {
-            Outcome::Done(result) => result,
-            Outcome::Pended(slot) => wait_for::<V>(&slot),
-            Outcome::Empty => unanswered(),
+            Some(Outcome::Done(result)) => result,
+            Some(Outcome::Pended(slot)) => wait_for::<V>(&slot),
+            None => unanswered(),
         };
         routine::announce::<V>(&result);
         result
     }
 }
 
-impl<'a, V: Verb> Site<'a, V> {
-    #[inline(always)]
-    fn new(
-        target: &'a Arc<V::Target>,
-        origin: Origin,
-        location: &'static Location<'static>,
-        consumer: &'a dyn Consumer,
-    ) -> Self {
-        let (outcome, pended) = (Cell::new(Outcome::Empty), Cell::new(None));
-        Self {
-            target,
-            origin,
-            location,
-            consumer,
-            outcome,
-            pended,
-        }
-    }
-}
-
-/// Lets the provider have the request. Afterwards the outcome is not [`Outcome::Empty`].
+/// Lets the provider have the request. Afterwards there is an outcome.
 #[inline(always)]
-fn drive<V: Verb>(site: &Site<'_, V>, args: &mut Option<V>) {
+fn drive<V: Verb>(site: &mut Site<'_, V>, args: &mut Option<V>) {
     let Some(verb) = args.as_mut() else { return };
     let device = V::Target::device(site.target);
     match verb.admit(site.target) {
@@ -243,7 +231,8 @@ fn drive<V: Verb>(site: &Site<'_, V>, args: &mut Option<V>) {
         Admit::Go => {}
         Admit::Refuse(error) => {
             *args = None;
-            return site.outcome.set(Outcome::Done(Err(error)));
+            site.outcome = OnceCell::from(Outcome::Done(Err(error)));
+            return;
         }
         Admit::Park => {
             if let Some((verb, pending)) = Command::new(site, args).pend() {
@@ -268,9 +257,9 @@ fn drive<V: Verb>(site: &Site<'_, V>, args: &mut Option<V>) {
 
 #[cold]
 #[inline(never)]
-fn answer<V: Verb>(site: &Site<'_, V>, args: &mut Option<V>, error: Error) {
+fn answer<V: Verb>(site: &mut Site<'_, V>, args: &mut Option<V>, error: Error) {
     if let Some(verb) = args.take() {
-        site.outcome.set(Outcome::Done(Err(verb.refuse(error))));
+        site.outcome = OnceCell::from(Outcome::Done(Err(verb.refuse(error))));
     }
 }
 
@@ -298,7 +287,7 @@ impl<V, F> Routine<V, F> {
     }
 }
 
-impl<V, F> Consumer for Routine<V, F>
+impl<V, F> Consumer<V> for Routine<V, F>
 where
     V: Verb,
     F: FnOnce(Result<V::Output, V::Error>) + Send + 'static,
@@ -335,8 +324,30 @@ pub struct RequestFuture<'a, V: Verb> {
     args: Option<V>,
     origin: Origin,
     location: &'static Location<'static>,
-    /// `Some` while the request pends.
-    slot: Option<SlotRef>,
+    parked: Parked,
+}
+
+/// The slot of a future's request, while that pends. Dropping it detaches the request (K9).
+struct Parked(Option<SlotRef>);
+
+impl Drop for Parked {
+    #[inline(always)]
+    fn drop(&mut self) {
+        // One look for the usual case: the request has completed or was never issued.
+        if self.0.is_some() {
+            self.abandon();
+        }
+    }
+}
+
+impl Parked {
+    #[cold]
+    #[inline(never)]
+    fn abandon(&mut self) {
+        if let Some(slot) = self.0.take() {
+            slot.abandon();
+        }
+    }
 }
 
 impl<V: Verb> Unpin for RequestFuture<'_, V> {}
@@ -358,7 +369,7 @@ impl<'a, V: Verb> IntoFuture for Request<'a, V> {
             args: Some(args),
             origin,
             location: Location::caller(),
-            slot: None,
+            parked: Parked(None),
         }
     }
 }
@@ -366,21 +377,21 @@ impl<'a, V: Verb> IntoFuture for Request<'a, V> {
 impl<V: Verb> Future for RequestFuture<'_, V> {
     type Output = Result<V::Output, V::Error>;
 
-    #[inline]
+    #[inline(always)]
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let me = &mut *self;
         if me.args.is_some() {
-            let site = Site::new(me.target.get(), me.origin, me.location, &Poller);
+            let mut site = Site::new(me.target.get(), me.origin, me.location, &Poller);
             let level = Raise::new();
-            drive(&site, &mut me.args);
+            drive(&mut site, &mut me.args);
             drop(level);
             match site.outcome.into_inner() {
-                Outcome::Done(result) => {
+                Some(Outcome::Done(result)) => {
                     routine::announce::<V>(&result);
                     return Poll::Ready(result);
                 }
-                Outcome::Pended(slot) => me.slot = Some(slot),
-                Outcome::Empty => unanswered(),
+                Some(Outcome::Pended(slot)) => me.parked.0 = Some(slot),
+                None => unanswered(),
             }
         }
         me.poll_pended(cx)
@@ -390,13 +401,14 @@ impl<V: Verb> Future for RequestFuture<'_, V> {
 impl<V: Verb> RequestFuture<'_, V> {
     /// The way to cancel, once the first poll has issued the request and it pends.
     pub fn cancel_handle(&self) -> Option<CancelHandle> {
-        self.slot.clone().map(CancelHandle)
+        self.parked.0.clone().map(CancelHandle)
     }
 
     #[inline(never)]
     fn poll_pended(&mut self, cx: &mut Context<'_>) -> Poll<Result<V::Output, V::Error>> {
         let slot = self
-            .slot
+            .parked
+            .0
             .as_ref()
             .expect("a future is not polled after it was ready");
         let Poll::Ready(body) = slot.slot().poll(cx) else {
@@ -404,16 +416,7 @@ impl<V: Verb> RequestFuture<'_, V> {
         };
         let result = slot.consume::<V>(body);
         routine::announce::<V>(&result);
-        self.slot = None;
+        self.parked.0 = None;
         Poll::Ready(result)
-    }
-}
-
-impl<V: Verb> Drop for RequestFuture<'_, V> {
-    #[inline(always)]
-    fn drop(&mut self) {
-        if let Some(slot) = self.slot.take() {
-            slot.abandon();
-        }
     }
 }

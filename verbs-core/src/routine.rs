@@ -99,17 +99,23 @@ impl Job {
     }
 }
 
+/// One level in `STATE`.
+const LEVEL: u64 = 1;
+/// One job in `STATE`.
+const QUEUED: u64 = 1 << 32;
+
 thread_local! {
-    static LEVEL: Cell<u32> = const { Cell::new(0) };
-    /// Jobs in `QUEUE`, kept apart so that the common case looks at no thread-local with a destructor.
-    static QUEUED: Cell<u32> = const { Cell::new(0) };
+    /// The level in the lower half, the number of jobs in `QUEUE` in the upper. One word, so that an
+    /// inline verb looks once whether anything is to be drained, and at no thread-local with a
+    /// destructor. Jobs are queued under a level only, so zero means level zero.
+    static STATE: Cell<u64> = const { Cell::new(0) };
     static QUEUE: RefCell<VecDeque<Job>> = const { RefCell::new(VecDeque::new()) };
 }
 
 /// Whether the calling code may not wait: it runs in a routine, a handler, a waker or a provider.
 #[inline]
 pub fn no_block() -> bool {
-    LEVEL.with(Cell::get) > 0
+    STATE.get() != 0
 }
 
 /// Runs `f` under NoBlock, as the crate's own callers of foreign code do.
@@ -132,26 +138,32 @@ pub fn collect<R>(f: impl FnOnce() -> R) -> R {
 pub(crate) struct Raise;
 
 impl Raise {
-    #[inline]
+    #[inline(always)]
     pub(crate) fn new() -> Self {
-        LEVEL.with(|level| level.set(level.get() + 1));
+        STATE.set(STATE.get() + LEVEL);
         Self
     }
 }
 
 impl Drop for Raise {
-    #[inline]
+    #[inline(always)]
     fn drop(&mut self) {
-        if QUEUED.with(Cell::get) > 0 && LEVEL.with(Cell::get) == 1 {
-            drain();
+        if STATE.get() == LEVEL {
+            STATE.set(0);
+        } else {
+            lower();
         }
-        lower();
     }
 }
 
-#[inline]
+/// Lowers the level, and drains the queue before if it is the outermost one.
+#[inline(never)]
 fn lower() {
-    LEVEL.with(|level| level.set(level.get() - 1));
+    let state = STATE.get();
+    if state >= QUEUED && state % QUEUED == LEVEL {
+        drain();
+    }
+    STATE.set(STATE.get() - LEVEL);
 }
 
 /// Makes room for one more job before a provider is called (K7).
@@ -191,7 +203,7 @@ pub(crate) fn dispatch(body: Body) {
 
 fn push(job: Job) {
     QUEUE.with(|queue| queue.borrow_mut().push_back(job));
-    QUEUED.with(|queued| queued.set(queued.get() + 1));
+    STATE.set(STATE.get() + QUEUED);
 }
 
 /// Runs what is queued. A routine that panics takes neither the queued ones with it nor the level.
@@ -201,15 +213,12 @@ fn drain() {
     struct Rest;
     impl Drop for Rest {
         fn drop(&mut self) {
-            if QUEUED.with(Cell::get) > 0 {
-                drain();
-            }
             lower();
         }
     }
     let rest = Rest;
     while let Some(job) = QUEUE.with(|queue| queue.borrow_mut().pop_front()) {
-        QUEUED.with(|queued| queued.set(queued.get() - 1));
+        STATE.set(STATE.get() - QUEUED);
         job.run();
     }
     std::mem::forget(rest);

@@ -150,22 +150,16 @@ impl Fabric {
 
     /// Connects and disconnects queue pairs as their ports now say, and has those go on that can.
     pub(crate) fn rearrange(&self) {
-        let (queue_pairs, touched) = {
-            let links = self.lock();
-            let repaired = links.queue_pairs.values().map(|qp| qp.repair(&links));
-            let touched = repaired.fold(Touched::NOBODY, Touched::and);
-            (
-                links.queue_pairs.values().cloned().collect::<Vec<_>>(),
-                touched,
-            )
-        };
-        for qp in &queue_pairs {
-            // Who is inside lands that one message, as if it had been posted before; until it has, no
-            // machine may touch the receives that it takes.
-            qp.close(touched);
-        }
-        for qp in &queue_pairs {
-            qp.wake();
+        let links = self.lock();
+        let repaired = links.queue_pairs.values().map(|qp| qp.repair(&links));
+        let touched = repaired.fold(Touched::NOBODY, Touched::and);
+        let queue_pairs: Vec<_> = links.queue_pairs.values().cloned().collect();
+        // Who is inside lands that one message, as if it had been posted before; until it has, nobody
+        // else may touch the receives that it takes.
+        queue_pairs.iter().for_each(|qp| qp.begin_close());
+        drop(links);
+        for qp in queue_pairs {
+            qp.end_close(touched);
         }
     }
 
@@ -207,12 +201,15 @@ impl Links {
         }
     }
 
-    /// Enters a queue pair that is made with the number drawn for it.
+    /// Enters a queue pair that is made with the number drawn for it; `None` if the port has gone.
     pub(crate) fn enter(
         &mut self,
         lid: Lid,
         make: impl FnOnce(Qpn) -> Arc<QueuePair>,
-    ) -> Arc<QueuePair> {
+    ) -> Option<Arc<QueuePair>> {
+        if !self.ports.contains_key(&lid) {
+            return None;
+        }
         let qpn = loop {
             let qpn = Qpn::new(self.rng.within(QPN_MIN..QPN_END));
             if !self.queue_pairs.contains_key(&(lid, qpn)) {
@@ -221,7 +218,7 @@ impl Links {
         };
         let qp = make(qpn);
         self.queue_pairs.insert((lid, qpn), Arc::clone(&qp));
-        qp
+        Some(qp)
     }
 
     pub(crate) fn leave(&mut self, lid: Lid, qpn: Qpn) {

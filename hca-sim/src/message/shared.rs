@@ -4,10 +4,11 @@
 //! there on the message is certain. When somebody else was faster, the next one is looked at. Each such
 //! round is one in which somebody made progress.
 
+use verbs_core::mem::Window;
 use verbs_core::{WcOpcode, WcStatus};
 
 use crate::cq::Cqe;
-use crate::message::{Checked, Done, Fault, Faulty, Message, Outcome, Pieces, Ways, note};
+use crate::message::{Checked, Done, Fault, Faulty, Message, Outcome, Pieces, Source, Ways, note};
 use crate::srq::{Seen, SharedReceives};
 
 impl<'a> Message<'a> {
@@ -32,19 +33,22 @@ impl<'a> Message<'a> {
         }
     }
 
-    /// The rest of a WRITE with immediate, whose data has been placed.
-    pub(super) fn end_write_shared(
+    /// A WRITE with immediate, whose bytes go to `target` and not into the receive.
+    pub(super) fn write_shared(
         &self,
         srq: &SharedReceives,
-        ways: &Ways,
+        source: &Source<'_, '_>,
+        target: Window<'_>,
         imm: u32,
         len: u32,
     ) -> Checked<Done> {
+        let ways = self.ways(true)?;
         loop {
             let seen = srq.look().ok_or(Outcome::NotReady)?;
             if let Some(limit) = srq.take(&seen) {
+                self.copy(source, &[target]);
                 let receive = (&seen, WcOpcode::RecvRdmaWithImm, Some(imm));
-                return self.finish_shared(ways, receive, WcOpcode::RdmaWrite, len, limit);
+                return self.finish_shared(&ways, receive, WcOpcode::RdmaWrite, len, limit);
             }
         }
     }
