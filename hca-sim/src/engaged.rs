@@ -14,13 +14,13 @@ use verbs_core::mem::pin;
 use verbs_core::sync::Arc;
 use verbs_core::sync::atomic::{
     AtomicBool, AtomicU32,
-    Ordering::{AcqRel, Acquire},
+    Ordering::{AcqRel, Acquire, Release},
 };
 use verbs_core::sync::{Mutex, MutexGuard};
 use verbs_core::{QpState, SendFlags, WcStatus};
 
 use crate::clock::Instant;
-use crate::cq::{CqRing, Cqe, Overrun};
+use crate::cq::{CqRing, Cqe, Overrun, WaitsForCq};
 use crate::engine::Due;
 use crate::landing::Landing;
 use crate::message::{Done, Fault, Message, Outcome};
@@ -52,8 +52,9 @@ struct Machine {
     /// What is left of the retries of the oldest work request; `None` before the first.
     rnr_left: Option<u8>,
     retries_left: Option<u8>,
-    /// A work request ended in error; the queue pair is on its way to ERR.
-    failed: bool,
+    /// The position of a work request that ended in error; the queue pair is on its way to ERR. It stays
+    /// in the ring until then, so that the poster does not take the ring for drained.
+    failed: Option<u32>,
 }
 
 /// What a turn leads to, done when the machine is free again.
@@ -96,9 +97,7 @@ impl QueuePair {
 
     /// There is reason to try again at once.
     pub(crate) fn kick(self: &Arc<Self>) {
-        self.engaged
-            .kicked
-            .store(true, verbs_core::sync::atomic::Ordering::Release);
+        self.engaged.kicked.store(true, Release);
         self.turn();
     }
 
@@ -115,7 +114,7 @@ impl QueuePair {
         }
         let mut machine = self.engaged.machine.lock();
         let over = match self.state() {
-            QpState::Err => self.flush(effects),
+            QpState::Err => self.flush(&mut machine, effects),
             QpState::Reset => {
                 *machine = Machine::default();
                 self.discard();
@@ -139,7 +138,7 @@ impl QueuePair {
             return;
         };
         while let Some(at) = sends.next()
-            && !machine.failed
+            && machine.failed.is_none()
         {
             let kicked = self.engaged.kicked.swap(false, AcqRel);
             let now = self.port.engine.now();
@@ -303,8 +302,7 @@ impl QueuePair {
             if let Some(position) = completed {
                 sends.mark(sends.index(at), position);
             }
-            sends.executed(at);
-            machine.failed = true;
+            machine.failed = Some(at);
             effects.fail.push(Arc::clone(self));
         }
         Next::Stop
@@ -337,9 +335,12 @@ impl QueuePair {
 
     /// Completes all that is posted with WR_FLUSH_ERR: sends, then receives, each in order. `false`: a
     /// completion queue is changing hands and will call.
-    fn flush(&self, effects: &mut Effects) -> bool {
+    fn flush(&self, machine: &mut Machine, effects: &mut Effects) -> bool {
         let flushed = |wr_id| Cqe::failure(wr_id, self.qpn, WcStatus::WrFlushErr, 0);
         if let Some(sends) = self.send_ring() {
+            if let Some(completed) = machine.failed.take() {
+                sends.executed(completed);
+            }
             let mut scratch = Scratch::default();
             while let Some(at) = sends.next() {
                 let wr_id = sends.read(at, &mut scratch).wr_id;
@@ -380,6 +381,12 @@ impl QueuePair {
 fn discard_receives(recvs: &RecvRing) {
     while let Some(waiting) = recvs.next() {
         waiting.consume();
+    }
+}
+
+impl WaitsForCq for QueuePair {
+    fn go_on(self: Arc<Self>) {
+        self.turn();
     }
 }
 
@@ -424,7 +431,7 @@ impl Effects {
             finish.complete();
         }
         for cq in self.convert {
-            cq.convert(Arc::clone(machine));
+            cq.convert(Arc::clone(machine) as Arc<dyn WaitsForCq>);
         }
     }
 }

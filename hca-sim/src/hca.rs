@@ -319,11 +319,15 @@ impl Hca {
             }
             tables.queue_pairs += 1;
         }
-        Ok(self
+        let entered = self
             .port
             .link
             .lock()
-            .enter(self.port.lid, |qpn| QueuePair::new(qpn, init)))
+            .enter(self.port.lid, |qpn| QueuePair::new(qpn, init));
+        entered.ok_or_else(|| {
+            self.tables.lock().queue_pairs -= 1;
+            Error::DeviceRemoved
+        })
     }
 
     fn reg_mr(&self, command: Command<'_, RegMr>) {

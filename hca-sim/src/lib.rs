@@ -52,6 +52,8 @@ mod landing;
 mod limits;
 pub mod link;
 mod message;
+#[cfg(all(test, verbs_loom))]
+mod models;
 mod qp;
 mod qp_check;
 mod recv;

@@ -2,8 +2,7 @@
 //! checks, the copy, both completions.
 //!
 //! Who may call this for a direction is said in [`crate::landing`]. Nothing changes before the outcome
-//! is certain, so an attempt that is refused can be made again; the one exception is the data of a
-//! WRITE with immediate that finds no receive, which the real protocol places as well.
+//! is certain, so an attempt that is refused can be made again.
 
 use arrayvec::ArrayVec;
 use verbs_core::mem::{MrTable, Pin, Window};
@@ -105,6 +104,10 @@ pub(crate) struct Message<'a> {
 type Pieces<'p> = ArrayVec<Window<'p>, MAX_SGE>;
 
 /// Where the bytes of a message come from.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "it lives on the stack for one message; a box would allocate"
+)]
 enum Source<'p, 'w> {
     Pieces(Pieces<'p>),
     Inline(&'w [u8]),
@@ -184,15 +187,16 @@ impl<'a> Message<'a> {
         let len = self.length()?;
         let source = self.source()?;
         let target = self.remote(to, len, Access::REMOTE_WRITE)?;
-        let Some(imm) = imm else {
-            let ways = self.ways(false)?;
-            self.copy(&source, &[target]);
-            return self.finish(&ways, None, WcOpcode::RdmaWrite, len);
+        let receive = match imm {
+            None => None,
+            some => Some((
+                self.land.ring.next().ok_or(Outcome::NotReady)?,
+                WcOpcode::RecvRdmaWithImm,
+                some,
+            )),
         };
-        let ways = self.ways(true)?;
+        let ways = self.ways(receive.is_some())?;
         self.copy(&source, &[target]);
-        let waiting = self.land.ring.next().ok_or(Outcome::NotReady)?;
-        let receive = Some((waiting, WcOpcode::RecvRdmaWithImm, Some(imm)));
         self.finish(&ways, receive, WcOpcode::RdmaWrite, len)
     }
 
@@ -324,7 +328,7 @@ impl<'a> Message<'a> {
             Source::Inline(bytes) => scatter_bytes(bytes, target),
             Source::Pieces(pieces) => scatter_windows(pieces, target),
         }
-        if self.wr.payload.len() != 0 {
+        if !self.wr.payload.is_empty() {
             self.qp.port.link.tamper(target);
         }
     }

@@ -17,7 +17,7 @@ use verbs_core::sync::atomic::{
     AtomicU32,
     Ordering::{AcqRel, Acquire, Relaxed},
 };
-use verbs_core::sync::{Arc, Mutex, OnceLock, Weak};
+use verbs_core::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use verbs_core::{Command, Error, PostError, QpAttr, QpCap, QpInfo, QpState, Qpn};
 
 use crate::cq::CqRing;
@@ -253,9 +253,20 @@ impl QueuePair {
             .apply(from, to, &change)
             .and(self.repair_after(&links, &before));
         self.control.lock().finish.push(Finish::Modify(pending));
-        drop(links);
-        self.close(touched);
+        self.close(links, touched);
         self.wake_both();
+    }
+
+    /// Changes that take nothing away, without a verb.
+    #[cfg(all(test, verbs_loom))]
+    pub(crate) fn change(self: &Arc<Self>, changes: &[QpAttr]) {
+        let links = self.port.link.lock();
+        for change in changes {
+            let (from, to) = (self.state(), change.state.unwrap_or(self.state()));
+            qp_check::check(from, to, change).expect("a model makes legal changes");
+            self.allocate(to).expect("a model has memory");
+            let _ = self.apply(from, to, change).and(self.repair(&links));
+        }
     }
 
     /// The verb of that name: flushes and lets go.
@@ -267,8 +278,7 @@ impl QueuePair {
         let touched = self.take_away(&links, flag::GONE);
         links.leave(self.port.lid, self.qpn);
         self.control.lock().finish.push(Finish::Destroy(pending));
-        drop(links);
-        self.close(touched);
+        self.close(links, touched);
     }
 
     /// Goes to ERR for a reason that a completion tells.
@@ -278,16 +288,14 @@ impl QueuePair {
             return;
         }
         let touched = self.take_away(&links, 0);
-        drop(links);
-        self.close(touched);
+        self.close(links, touched);
     }
 
     /// The device has gone.
     pub(crate) fn remove(self: &Arc<Self>) {
         let links = self.port.link.lock();
         let touched = self.take_away(&links, flag::REMOVED);
-        drop(links);
-        self.close(touched);
+        self.close(links, touched);
     }
 
     /// Its attributes as they are now.
@@ -379,13 +387,20 @@ impl QueuePair {
         touched.and(self.repair_after(links, &before))
     }
 
-    /// Flushes and completes what waits for it, once nobody can be inside any more.
-    fn close(self: &Arc<Self>, touched: Touched) {
+    /// Flushes and completes what waits for it, once nobody can be inside any more. Until then no new
+    /// landing begins or ends here: there would be two owners of one direction.
+    fn close(self: &Arc<Self>, links: MutexGuard<'_, Links>, touched: Touched) {
         self.engaged.closing.fetch_add(1, AcqRel);
+        drop(links);
         let me = Arc::clone(self);
         grace::after(touched, move || {
             me.engaged.closing.fetch_sub(1, AcqRel);
             me.turn();
+            let links = me.port.link.lock();
+            // What a landing is made for since has nobody to wait for.
+            let _ = me.repair(&links);
+            drop(links);
+            me.wake_both();
         });
     }
 
@@ -440,7 +455,7 @@ impl QueuePair {
         let alive = control.out.as_ref().filter(|land| land.is_alive());
         let fits = peer.zip(theirs).filter(|(peer, theirs)| {
             // A living landing keeps the numbers in step, while messages move both on.
-            (alive.is_some() || self.in_step(peer)) && self.fits(&attr, peer, theirs, links)
+            (alive.is_some() || self.may_land_in(peer)) && self.fits(&attr, peer, theirs, links)
         });
         match (fits, alive) {
             (None, None) => Touched::NOBODY,
@@ -488,10 +503,14 @@ impl QueuePair {
             && mine.path_mtu == theirs.path_mtu
     }
 
-    /// Whether the next packet from here is the one that the peer expects.
-    fn in_step(&self, peer: &Self) -> bool {
+    /// Whether a landing can be made: nobody is inside an earlier one, and the next packet from here is
+    /// the one that the peer expects.
+    fn may_land_in(&self, peer: &Self) -> bool {
+        let closing = |qp: &Self| qp.engaged.closing.load(Acquire) != 0;
         let numbers = self.send_ring().zip(peer.recv_ring());
-        numbers.is_some_and(|(sends, recvs)| (sends.psn() ^ recvs.epsn()) & 0xff_ffff == 0)
+        !closing(self)
+            && !closing(peer)
+            && numbers.is_some_and(|(sends, recvs)| (sends.psn() ^ recvs.epsn()) & 0xff_ffff == 0)
     }
 }
 

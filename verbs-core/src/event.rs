@@ -380,3 +380,40 @@ impl EventHub {
         true
     }
 }
+
+#[cfg(all(test, verbs_loom))]
+mod loom_tests {
+    //! Tried with `hold` looking at `announced` before it takes the lock: the event is held for ever.
+
+    use loom::sync::Arc;
+    use loom::thread;
+
+    use super::*;
+    use crate::object::{Base, ObjectKind};
+
+    #[test]
+    fn loom_k14_an_event_during_create_is_delivered_once_and_not_before() {
+        loom::model(|| {
+            let shared = Arc::new((EventHub::default(), Base::root(ObjectKind::Qp, 7)));
+            shared.1.announced.store(false, Relaxed);
+            let event = AsyncEvent {
+                event: EventType::CommEst,
+                subject: Subject::Object(shared.1.id()),
+            };
+            let other = Arc::clone(&shared);
+            let raising = thread::spawn(move || {
+                if !other.0.hold(&other.1, event) {
+                    assert!(
+                        other.1.announced.load(Relaxed),
+                        "out before the create was delivered"
+                    );
+                    other.0.push(event);
+                }
+            });
+            shared.0.announce(&shared.1);
+            raising.join().unwrap();
+            let queue = shared.0.queue.lock();
+            assert_eq!((queue.events.len(), queue.held.len()), (1, 0));
+        });
+    }
+}

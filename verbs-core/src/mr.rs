@@ -405,7 +405,7 @@ impl Mr {
     /// completed, no access through its keys happens any more, by anybody (K11).
     ///
     /// # Errors
-    /// [`Refused`](crate::Refused) with [`Error::Busy`], which gives the handle back.
+    /// [`Refused`] with [`Error::Busy`], which gives the handle back.
     pub fn dereg(self) -> Request<'static, DeregMr> {
         destroy(self, false)
     }

@@ -474,6 +474,9 @@ impl Drop for Base {
 /// Implements [`Target`] for a core with these counted parents.
 macro_rules! core {
     ($Core:ty { $($parent:ident),+ }) => {
+        $crate::object::core!($Core { $($parent),+ }, |_core| ());
+    };
+    ($Core:ty { $($parent:ident),+ }, |$core:ident| $closing:expr) => {
         impl $crate::object::Target for $Core {
             fn base(&self) -> &$crate::object::Base {
                 &self.base
@@ -490,6 +493,11 @@ macro_rules! core {
 
             fn release(&self) {
                 $($crate::object::Releases::release(&self.$parent);)+
+            }
+
+            fn closing(&self) {
+                let $core = self;
+                $closing
             }
         }
     };

@@ -5,6 +5,7 @@
 //! that the verb must wait, the request lives on the issuer's stack.
 
 use std::cell::{Cell, OnceCell};
+use std::fmt;
 use std::future::{Future, IntoFuture};
 use std::panic::Location;
 use std::pin::Pin;
@@ -57,6 +58,7 @@ impl<T> Held<'_, T> {
 }
 
 /// What [`Request::issue`] returns: a hint (K1).
+#[derive(Debug)]
 #[must_use = "the handle is the only way to cancel; bind it to `_` if that is not wanted"]
 pub enum Issued {
     /// The provider has answered. The routine has run, or runs when the present one is done.
@@ -68,6 +70,12 @@ pub enum Issued {
 /// Asks for a pending request to end early.
 #[derive(Clone)]
 pub struct CancelHandle(SlotRef);
+
+impl fmt::Debug for CancelHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CancelHandle({:?})", self.id())
+    }
+}
 
 impl CancelHandle {
     /// A hint that never waits: whoever owns the command decides and completes it (K8). `false`: too

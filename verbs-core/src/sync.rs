@@ -14,6 +14,7 @@ pub mod plain {
 
 #[cfg(not(verbs_loom))]
 mod imp {
+    pub use atomic_waker::AtomicWaker;
     pub use parking_lot::{Mutex, MutexGuard};
     pub use std::hint::spin_loop;
     pub use std::sync::atomic;
@@ -53,6 +54,27 @@ mod imp {
     pub use loom::thread;
     pub use loom::{lazy_static, thread_local};
     pub use std::thread::panicking;
+
+    /// loom's waker cell with the signature of the one that ships.
+    #[derive(Debug, Default)]
+    pub struct AtomicWaker(loom::future::AtomicWaker);
+
+    impl AtomicWaker {
+        /// An empty cell.
+        pub fn new() -> Self {
+            Self(loom::future::AtomicWaker::new())
+        }
+
+        /// Keeps a waker in place of the one before.
+        pub fn register(&self, waker: &std::task::Waker) {
+            self.0.register_by_ref(waker);
+        }
+
+        /// Wakes and forgets the waker that is kept.
+        pub fn wake(&self) {
+            self.0.wake();
+        }
+    }
 
     /// loom's mutex with parking_lot's signature.
     #[derive(Debug, Default)]

@@ -337,14 +337,14 @@ fn k15_what_is_pending_is_listed_with_file_and_line() {
     let (_null, hold, device) = held();
     let _ = device
         .query_port(1)
-        .on_behalf_of(Origin::Client(7))
+        .on_behalf_of(Origin::client(7).unwrap())
         .issue(|_| ());
     let line = line!() - 1;
     let list = device.in_flight();
     assert_eq!(list.len(), 1);
     assert_eq!(
         (list[0].verb, list[0].origin),
-        (Kind::QueryPort, Origin::Client(7))
+        (Kind::QueryPort, Origin::client(7).unwrap())
     );
     assert_eq!(
         (list[0].location.file(), list[0].location.line()),

@@ -81,7 +81,8 @@ impl Default for CommandConfig {
     }
 }
 
-/// How busy a command interface is. The first two are of one moment.
+/// How busy a command interface is. The first two are of one moment; a slot is given back right
+/// after its command has completed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct CommandCounters {
     /// Commands in slots. Those that go straight through an unbounded interface are not counted.

@@ -190,12 +190,15 @@ impl Links {
         self.queue_pairs.retain(|&(at, _), _| at != lid);
     }
 
-    /// Enters a queue pair that is made with the number drawn for it.
+    /// Enters a queue pair that is made with the number drawn for it; `None` if the port has gone.
     pub(crate) fn enter(
         &mut self,
         lid: Lid,
         make: impl FnOnce(Qpn) -> Arc<QueuePair>,
-    ) -> Arc<QueuePair> {
+    ) -> Option<Arc<QueuePair>> {
+        if !self.ports.contains_key(&lid) {
+            return None;
+        }
         let qpn = loop {
             let qpn = Qpn::new(self.rng.within(QPN_MIN..QPN_END));
             if !self.queue_pairs.contains_key(&(lid, qpn)) {
@@ -204,7 +207,7 @@ impl Links {
         };
         let qp = make(qpn);
         self.queue_pairs.insert((lid, qpn), Arc::clone(&qp));
-        qp
+        Some(qp)
     }
 
     pub(crate) fn leave(&mut self, lid: Lid, qpn: Qpn) {

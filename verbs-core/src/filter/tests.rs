@@ -485,7 +485,9 @@ fn k16_a_filter_makes_follow_up_requests_before_it_passes_the_result_up() {
     log.lock().clear();
     let (result, lines) = (Arc::new(Mutex::new(None)), log.clone());
     let place = result.clone();
-    let query = device.query_port(9).on_behalf_of(Origin::Client(7));
+    let query = device
+        .query_port(9)
+        .on_behalf_of(Origin::client(7).unwrap());
     let _ = query.issue(move |answer| {
         lines.lock().push("caller's routine".into());
         *place.lock() = answer.err();
@@ -578,7 +580,9 @@ fn trace_opens_a_span_for_each_verb_and_records_its_result() {
     let take = || std::mem::take(&mut *lines.lock());
     tracing::subscriber::with_default(scribe, || {
         let name = device.core().base().id();
-        let query = device.query_port(3).on_behalf_of(Origin::Client(5));
+        let query = device
+            .query_port(3)
+            .on_behalf_of(Origin::client(5).unwrap());
         assert_eq!(query.wait().expect_err("no ports"), no_port(3));
         let expected = [
             format!("1 opens: kind=QueryPort target={name} origin=Client(5)"),

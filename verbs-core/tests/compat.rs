@@ -1,0 +1,184 @@
+//! A2: clients in the old style and request clients share one device.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+
+use futures::executor::block_on;
+use verbs_core::testing::{Hold, Null};
+use verbs_core::{
+    Access, Arm, Armed, CqNotify, Device, Error, Kind, Memory, ObjectKind, Provider, QpAttr,
+    QpInit, QpState, RawCq, Wc, collect, compat,
+};
+
+/// Counts how often a callback was called.
+#[derive(Clone, Default)]
+struct Calls(Arc<AtomicU32>);
+
+impl Calls {
+    fn count(&self) -> impl FnOnce() + Send + 'static {
+        let calls = Arc::clone(&self.0);
+        move || {
+            calls.fetch_add(1, SeqCst);
+        }
+    }
+
+    fn get(&self) -> u32 {
+        self.0.load(SeqCst)
+    }
+}
+
+#[test]
+fn a2_old_and_new_clients_share_one_device() {
+    let null = Arc::new(Null::default());
+    let device = Arc::new(compat::open_ca(null.clone()).unwrap());
+
+    // The new client.
+    let theirs = Arc::clone(&device);
+    let (pd, cq) =
+        block_on(async { Ok::<_, Error>((theirs.alloc_pd().await?, theirs.create_cq(4).await?)) })
+            .unwrap();
+
+    // The old one, on the same device and with a queue pair on the other's completion queue.
+    let old_pd = compat::alloc_pd(&device).unwrap();
+    let old_cq = compat::create_cq(&device, 4, || ()).unwrap();
+    let qp = compat::create_qp(&old_pd, QpInit::rc(&old_cq, &cq)).unwrap();
+    let mr = compat::reg_mem(&old_pd, Memory::alloc(64).unwrap(), Access::LOCAL_WRITE).unwrap();
+    assert_eq!(compat::query_ca(&device).unwrap().name, "null");
+    assert_eq!(compat::query_port(&device, 1), device.query_port(1).wait());
+    compat::modify_qp(&qp, QpAttr::init(1, Access::empty())).unwrap();
+    assert_eq!(compat::query_qp(&qp).unwrap().state, QpState::Init);
+    assert_eq!(null.live(), 6);
+
+    // The new client is told who is in its way; the old one need not ask.
+    let cq = cq.destroy().wait().unwrap_err();
+    assert_eq!(cq.busy.unwrap().of(ObjectKind::Qp), 1);
+    let calls = Calls::default();
+    compat::dealloc_pd(old_pd, calls.count());
+    compat::destroy_cq(old_cq, calls.count());
+    assert_eq!(calls.get(), 0, "the queue pair and the region use them");
+    assert_eq!(device.in_flight().len(), 2, "what waits is visible");
+    compat::destroy_qp(qp, calls.count());
+    assert_eq!(calls.get(), 2, "the queue pair and its completion queue");
+    compat::dereg_mr(mr, calls.count());
+    assert_eq!(calls.get(), 4, "the region and its domain");
+
+    cq.handle.unwrap().destroy().wait().unwrap();
+    pd.dealloc().wait().unwrap();
+    assert_eq!((null.live(), device.objects()), (0, 0));
+    drop(theirs);
+    let device = Arc::into_inner(device).unwrap();
+    compat::close_ca(device, calls.count());
+    assert_eq!(calls.get(), 5);
+}
+
+#[test]
+fn a22_synchronous_calls_refuse_where_blocking_is_not_allowed() {
+    let null = Arc::new(Null::default());
+    let device = compat::open_ca(null.clone()).unwrap();
+    let pd = compat::alloc_pd(&device).unwrap();
+    let gone = Calls::default();
+    collect(|| {
+        assert_eq!(compat::alloc_pd(&device).unwrap_err(), Error::WouldBlock);
+        let refused = compat::sync_destroy(pd).unwrap_err();
+        assert_eq!(refused.error, Error::WouldBlock);
+        assert_eq!(null.live(), 1, "nothing was done");
+        compat::dealloc_pd(refused.handle.unwrap(), gone.count());
+        assert_eq!(gone.get(), 0, "under NoBlock, the call returns first");
+    });
+    assert_eq!((gone.get(), null.live()), (1, 0));
+    assert!(compat::sync_destroy(device).is_ok());
+}
+
+#[test]
+fn p1_a_refused_destroy_leaves_children_alone() {
+    let device = compat::open_ca(Arc::new(Null::default())).unwrap();
+    let pd = compat::alloc_pd(&device).unwrap();
+    let mr = compat::reg_mem(&pd, Memory::alloc(64).unwrap(), Access::LOCAL_WRITE).unwrap();
+    let refused = compat::sync_destroy(pd).unwrap_err();
+    assert_eq!(refused.busy.unwrap().of(ObjectKind::Mr), 1);
+    mr.write(0, b"still here").unwrap();
+    compat::sync_destroy(mr).unwrap();
+    compat::sync_destroy(refused.handle.unwrap()).unwrap();
+}
+
+/// A provider whose completion queues the test rings.
+#[derive(Default)]
+struct Rings(Null, Mutex<Option<Arc<CqNotify>>>);
+
+#[derive(Debug)]
+struct Silent;
+
+impl RawCq for Silent {
+    fn poll(&mut self, _out: &mut [Wc]) -> usize {
+        0
+    }
+
+    fn arm(&mut self, _when: Arm) -> Armed {
+        Armed::Empty
+    }
+}
+
+impl Provider for Rings {
+    fn issue(&self, command: verbs_core::AnyCommand<'_>) {
+        match command {
+            verbs_core::AnyCommand::CreateCq(command) => {
+                *self.1.lock().unwrap() = Some(Arc::clone(&command.notify));
+                let (args, reply) = command.split();
+                reply.complete(Ok(args.build(1, 1, Box::new(()), Box::new(Silent))));
+            }
+            other => self.0.issue(other),
+        }
+    }
+}
+
+#[test]
+fn p3_destroy_from_the_own_callback_calls_back_after_it() {
+    let rings = Arc::new(Rings::default());
+    let device = compat::open_ca(rings.clone()).unwrap();
+    let order = Arc::new(Mutex::new(Vec::new()));
+    let place = Arc::new(Mutex::new(None));
+    let (mine, log) = (Arc::clone(&place), Arc::clone(&order));
+    let cq = compat::create_cq(&device, 1, move || {
+        log.lock().unwrap().push("callback begins");
+        if let Some(cq) = mine.lock().unwrap().take() {
+            let log = Arc::clone(&log);
+            compat::destroy_cq(cq, move || log.lock().unwrap().push("gone"));
+        }
+        log.lock().unwrap().push("callback ends");
+    })
+    .unwrap();
+    *place.lock().unwrap() = Some(cq);
+    let notify = rings.1.lock().unwrap().take().unwrap();
+    notify.fire();
+    let told = ["callback begins", "callback ends", "gone"];
+    assert_eq!(*order.lock().unwrap(), told);
+    notify.fire();
+    assert_eq!(*order.lock().unwrap(), told, "no more callbacks");
+    assert_eq!(device.objects(), 0);
+}
+
+#[test]
+fn p2_a_destroy_that_hangs_is_a_visible_request_and_its_callback_waits() {
+    let hold = Hold::over(Arc::new(Null::default()));
+    let place = Arc::new(Mutex::new(None));
+    let theirs = Arc::clone(&place);
+    let _ = Device::open(hold.clone()).issue(move |d| *theirs.lock().unwrap() = d.ok());
+    hold.run();
+    let device: Device = place.lock().unwrap().take().unwrap();
+    let gone = Calls::default();
+    let pds = Arc::new(Mutex::new(Vec::new()));
+    let theirs = Arc::clone(&pds);
+    let _ = device
+        .alloc_pd()
+        .issue(move |pd| theirs.lock().unwrap().extend(pd.ok()));
+    hold.run();
+    compat::dealloc_pd(pds.lock().unwrap().pop().unwrap(), gone.count());
+    let line = line!() - 1;
+    let list = device.in_flight();
+    assert_eq!((list.len(), list[0].verb), (1, Kind::DeallocPd));
+    assert_eq!(list[0].location.line(), line, "the old client's call");
+    assert_eq!(gone.get(), 0);
+    hold.run();
+    assert_eq!(gone.get(), 1);
+}
