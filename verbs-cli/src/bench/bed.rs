@@ -182,7 +182,7 @@ impl Poller {
     /// [`BenchError::Completion`] for one that failed, [`BenchError::Stalled`] if they do not come.
     #[inline]
     pub(crate) fn take(&mut self, count: usize) -> Result<(), BenchError> {
-        let mut patience = Patience::default();
+        let mut patience = Patience::new("completions");
         let mut missing = count;
         loop {
             missing -= self.poll(missing)?.len();

@@ -83,7 +83,7 @@ fn clash(
     ready: &AtomicBool,
     answers: &mpsc::Receiver<Answer>,
 ) -> Result<Repetition, BenchError> {
-    let mut patience = Patience::default();
+    let mut patience = Patience::new("the other thread");
     while !ready.load(Ordering::Acquire) {
         patience.lose()?;
     }
@@ -160,7 +160,12 @@ mod tests {
 
     #[test]
     fn the_cause_is_reported_and_not_its_consequence() {
-        let stalled = || Err(BenchError::Stalled { seconds: 10 });
+        let stalled = || {
+            Err(BenchError::Stalled {
+                what: "nothing",
+                seconds: 10,
+            })
+        };
         let wrong = || {
             Err(BenchError::Payload {
                 expected: 1,

@@ -21,8 +21,8 @@ pub(crate) enum BenchError {
     #[error("message {expected} carried the number {got} (a defect of the device)")]
     Payload { expected: u64, got: u64 },
     /// Nothing came for a long time.
-    #[error("nothing arrived for {seconds} s (a defect of the program or the device)")]
-    Stalled { seconds: u64 },
+    #[error("waited {seconds} s for {what} (a defect of the program or the device)")]
+    Stalled { what: &'static str, seconds: u64 },
     /// The other thread ended early; its own error is worth more than this one.
     #[error("the other thread has ended")]
     PeerGone,

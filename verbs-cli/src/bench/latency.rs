@@ -57,7 +57,7 @@ fn cache_lines(lines: &[Line; 2]) -> Duel<'_> {
                 if begins {
                     lines[ours].0.store(number, Ordering::Release);
                 }
-                let mut patience = Patience::default();
+                let mut patience = Patience::new("the other cache line");
                 while lines[1 - ours].0.load(Ordering::Acquire) != number {
                     patience.lose()?;
                 }
@@ -156,7 +156,7 @@ impl Player {
 
     /// Waits until that message has been placed.
     fn watch(&mut self, expected: u64) -> Result<(), BenchError> {
-        let mut patience = Patience::default();
+        let mut patience = Patience::new("a WRITE");
         while self.arrived()? != expected {
             patience.lose()?;
         }

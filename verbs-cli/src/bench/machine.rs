@@ -60,13 +60,24 @@ pub(crate) fn preemptions() -> Option<u64> {
 /// Bounds a loop that polls.
 ///
 /// It does not pause between polls: a pause takes as long as a cache line needs from the other core.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Patience {
+    /// What the loop waits for.
+    what: &'static str,
     polls: u32,
     since: Option<Instant>,
 }
 
 impl Patience {
+    #[inline]
+    pub(crate) fn new(what: &'static str) -> Self {
+        Self {
+            what,
+            polls: 0,
+            since: None,
+        }
+    }
+
     /// Counts a fruitless poll. Yields the processor now and then, for machines that have one only.
     ///
     /// # Errors
@@ -84,8 +95,10 @@ impl Patience {
     fn rest(&mut self) -> Result<(), BenchError> {
         self.polls = 0;
         if self.since.get_or_insert_with(Instant::now).elapsed() > PATIENCE {
-            let seconds = PATIENCE.as_secs();
-            return Err(BenchError::Stalled { seconds });
+            return Err(BenchError::Stalled {
+                what: self.what,
+                seconds: PATIENCE.as_secs(),
+            });
         }
         thread::yield_now();
         Ok(())

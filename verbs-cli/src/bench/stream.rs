@@ -2,7 +2,7 @@
 
 use verbs_core::sync::Arc;
 use verbs_core::sync::atomic::{AtomicU64, Ordering};
-use verbs_core::{Mr, Send, Write};
+use verbs_core::{Send, Write};
 
 use super::Stage;
 use super::bed::{Bed, End, POLL};
@@ -69,12 +69,6 @@ impl Slots {
     fn ends(self) -> Result<[End; 2], BenchError> {
         Bed::new()?.ends(2 * WINDOW as u32, WINDOW as usize * self.stride())
     }
-
-    /// The number that lies in the slot of that message.
-    fn loaded(self, mr: &Mr, number: u64) -> Result<u64, BenchError> {
-        let loaded = mr.memory().load_u64(self.word(number));
-        loaded.map_err(BenchError::verb("read a message"))
-    }
 }
 
 /// How far the receiver has come, as it tells the sender.
@@ -119,33 +113,108 @@ impl Sender {
 
     /// Waits until so many messages were consumed.
     fn wait(&mut self, until: u64) -> Result<(), BenchError> {
-        let mut patience = Patience::default();
+        let mut patience = Patience::new("room in the window");
         loop {
             self.known = self.consumed.0.load(Ordering::Acquire);
             if self.known >= until {
                 return Ok(());
             }
-            patience.lose()?;
+            // A WRITE that failed is the cause, if there is one; no other completion is left here.
+            patience
+                .lose()
+                .or_else(|stalled| self.end.sent.poll(1).and(Err(stalled)))?;
         }
     }
 }
 
-/// Tells the sender now and then, and in the end, how many messages were consumed.
-#[inline]
-fn tell(consumed: &Consumed, number: u64, last: u64) {
-    if number.is_multiple_of(CREDIT) || number == last {
-        consumed.0.store(number, Ordering::Release);
+/// The receiving side of a stream. Holds the whole end, or the queue pair would go.
+struct Receiver {
+    end: End,
+    slots: Slots,
+    received: u64,
+    consumed: Arc<Consumed>,
+}
+
+impl Receiver {
+    fn new(end: End, slots: Slots, consumed: &Arc<Consumed>) -> Self {
+        let consumed = Arc::clone(consumed);
+        Self {
+            end,
+            slots,
+            received: 0,
+            consumed,
+        }
+    }
+
+    /// Posts the receive of that message.
+    #[inline]
+    fn expect(&mut self, number: u64) -> Result<(), BenchError> {
+        self.end.expect(number, self.slots.range(number))
+    }
+
+    /// Takes so many SENDs, looking into each.
+    fn receive(&mut self, times: u64) -> Result<(), BenchError> {
+        let last = self.received + times;
+        let mut patience = Patience::new("SENDs");
+        while self.received < last {
+            let arrived = self.end.received.poll(POLL)?.len();
+            if arrived == 0 {
+                patience.lose()?;
+                continue;
+            }
+            patience = Patience::new("SENDs");
+            for _ in 0..arrived {
+                self.received += 1;
+                let (expected, got) = (self.received, self.arrived(self.received)?);
+                if got != expected {
+                    return Err(BenchError::Payload { expected, got });
+                }
+                self.expect(expected)?;
+                self.tell(last);
+            }
+        }
+        Ok(())
+    }
+
+    /// Watches so many WRITEs arrive.
+    fn watch(&mut self, times: u64) -> Result<(), BenchError> {
+        let last = self.received + times;
+        while self.received < last {
+            self.received += 1;
+            let mut patience = Patience::new("a WRITE");
+            while self.arrived(self.received)? != self.received {
+                patience.lose()?;
+            }
+            self.tell(last);
+        }
+        Ok(())
+    }
+
+    /// The number that lies in the slot of that message.
+    #[inline]
+    fn arrived(&self, number: u64) -> Result<u64, BenchError> {
+        let loaded = self.end.mr.memory().load_u64(self.slots.word(number));
+        loaded.map_err(BenchError::verb("read a message"))
+    }
+
+    /// Tells the sender now and then, and in the end, how many messages were consumed.
+    #[inline]
+    fn tell(&self, last: u64) {
+        if self.received.is_multiple_of(CREDIT) || self.received == last {
+            self.consumed.0.store(self.received, Ordering::Release);
+        }
     }
 }
 
 /// SENDs; the receiver polls completions, looks into each message and posts its receive again.
 fn sends(bytes: usize) -> Result<Duel<'static>, BenchError> {
     let slots = Slots { bytes };
-    let [a, mut b] = slots.ends()?;
+    let [a, b] = slots.ends()?;
     let consumed = Arc::<Consumed>::default();
     let mut sender = Sender::new(a, slots, &consumed);
+    let mut receiver = Receiver::new(b, slots, &consumed);
     for number in 1..=WINDOW {
-        b.expect(number, slots.range(number))?;
+        receiver.expect(number)?;
     }
     let here = move |times| {
         for _ in 0..times {
@@ -161,38 +230,12 @@ fn sends(bytes: usize) -> Result<Duel<'static>, BenchError> {
         }
         sender.wait(sender.sent)
     };
-    let mut received = 0;
-    let there = move |times| {
-        let last = received + times;
-        let mut patience = Patience::default();
-        while received < last {
-            let arrived = b.received.poll(POLL)?.len();
-            for _ in 0..arrived {
-                received += 1;
-                check(slots, &b.mr, received)?;
-                b.expect(received, slots.range(received))?;
-                tell(&consumed, received, last);
-            }
-            if arrived == 0 {
-                patience.lose()?;
-            } else {
-                patience = Patience::default();
-            }
-        }
-        Ok(())
-    };
+    let there = move |times| receiver.receive(times);
     Ok(Duel {
         units: 1,
         here: Box::new(here),
         there: Box::new(there),
     })
-}
-
-fn check(slots: Slots, mr: &Mr, expected: u64) -> Result<(), BenchError> {
-    match slots.loaded(mr, expected)? {
-        got if got == expected => Ok(()),
-        got => Err(BenchError::Payload { expected, got }),
-    }
 }
 
 /// WRITEs; the receiver polls the last word of each slot in turn.
@@ -219,19 +262,8 @@ fn writes(bytes: usize) -> Result<Duel<'static>, BenchError> {
         }
         sender.wait(sender.sent)
     };
-    let mut received = 0;
-    let there = move |times| {
-        let last = received + times;
-        while received < last {
-            received += 1;
-            let mut patience = Patience::default();
-            while slots.loaded(&b.mr, received)? != received {
-                patience.lose()?;
-            }
-            tell(&consumed, received, last);
-        }
-        Ok(())
-    };
+    let mut receiver = Receiver::new(b, slots, &consumed);
+    let there = move |times| receiver.watch(times);
     Ok(Duel {
         units: 1,
         here: Box::new(here),
