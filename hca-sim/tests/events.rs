@@ -1,5 +1,6 @@
 //! Every asynchronous event that this HCA can cause: raised when it is due, once, and for the right
 //! object. The others are in `docs/EVENTS.md`, each with the reason.
+#![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::sync::{Arc, Mutex};
 use std::thread;

@@ -1,4 +1,5 @@
 //! Every verb beyond connections and their data: what it does, and each way in which it is refused.
+#![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::sync::Arc;
 use std::thread;
