@@ -218,7 +218,8 @@ impl QueuePair {
             }
             Outcome::Fault(fault) => {
                 let mut done = Done::default();
-                match message.complete_faulty_receive(&fault, &mut done) {
+                let received = message.complete_faulty_receive(&fault, &mut done);
+                match received {
                     Faulty::Completed => {}
                     Faulty::Busy => {
                         effects.convert.push(Arc::clone(&land.cq));

@@ -58,6 +58,7 @@ mod models;
 mod port;
 mod qp;
 mod qp_check;
+mod qp_event;
 mod recv;
 mod ring;
 mod rng;

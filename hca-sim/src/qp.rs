@@ -18,12 +18,11 @@ use verbs_core::sync::atomic::{
     Ordering::{AcqRel, Acquire, Relaxed},
 };
 use verbs_core::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
-use verbs_core::{Command, Error, EventType, PostError, QpAttr, QpCap, QpInfo, QpState, Qpn};
+use verbs_core::{Command, Error, PostError, QpAttr, QpCap, QpInfo, QpState, Qpn};
 
 use crate::cq::CqRing;
 use crate::engaged::Engaged;
-use crate::hca::raise_for;
-use crate::landing::{Door, Landing};
+use crate::landing::Landing;
 use crate::link::Links;
 use crate::port::Port;
 use crate::qp_check;
@@ -65,9 +64,9 @@ pub(crate) struct QueuePair {
     /// How often it was reset.
     resets: AtomicU32,
     /// A message came since it was in RESET.
-    contacted: AtomicBool,
+    pub(crate) contacted: AtomicBool,
     /// Whom its events are about; set before the handle is given out.
-    core: OnceLock<Weak<QpCore>>,
+    pub(crate) core: OnceLock<Weak<QpCore>>,
 }
 
 /// What control verbs change. Taken under the lock of the link, or alone; never while anything else is
@@ -157,35 +156,6 @@ impl QueuePair {
             contacted: AtomicBool::new(false),
             core: OnceLock::new(),
         })
-    }
-
-    pub(crate) fn set_core(&self, core: &Arc<QpCore>) {
-        // The queue pair is new, so nobody has set this.
-        let _ = self.core.set(Arc::downgrade(core));
-    }
-
-    /// Raises an event about it. Outside pins and locks.
-    pub(crate) fn raise(&self, event: EventType) {
-        if let Some(core) = self.core.get().and_then(Weak::upgrade) {
-            raise_for(&core, event);
-        }
-    }
-
-    /// A message has come. In RTR the first one is an event, and what is sent from now on goes the short
-    /// way. Outside pins and locks.
-    pub(crate) fn contact(self: &Arc<Self>) {
-        if self.contacted.swap(true, AcqRel) {
-            return;
-        }
-        let in_rtr = {
-            let links = self.port.link.lock();
-            // Nothing is taken away, so nobody is waited for.
-            let _ = self.repair(&links);
-            self.state() == QpState::Rtr
-        };
-        if in_rtr {
-            self.raise(EventType::CommEst);
-        }
     }
 
     pub(crate) fn state(&self) -> QpState {
@@ -541,17 +511,6 @@ impl QueuePair {
                 }
                 Touched::NOBODY
             }
-        }
-    }
-
-    /// Who may land messages on it.
-    fn door(&self) -> Door {
-        if self.state() == QpState::Rtr && !self.contacted.load(Acquire) {
-            Door::First
-        } else if self.port.link.is_bare() {
-            Door::Direct
-        } else {
-            Door::Machine
         }
     }
 
