@@ -417,17 +417,17 @@ impl QueuePair {
     /// Flushes and completes what waits for it, once nobody can be inside any more. Until then no new
     /// landing begins or ends here: there would be two owners of one direction.
     fn close(self: &Arc<Self>, links: MutexGuard<'_, Links>, touched: Touched) {
-        self.begin_close();
+        self.begin_close(&links);
         drop(links);
         self.end_close(touched);
     }
 
-    /// The first half of [`QueuePair::close`], under the lock of the link.
-    pub(crate) fn begin_close(&self) {
+    /// No landing begins here from now on; under the lock under which the old one was taken away.
+    pub(crate) fn begin_close(&self, _links: &Links) {
         self.engaged.closing.fetch_add(1, AcqRel);
     }
 
-    /// The second half, without it.
+    /// The rest of what [`QueuePair::begin_close`] has begun, outside of locks.
     pub(crate) fn end_close(self: &Arc<Self>, touched: Touched) {
         let me = Arc::clone(self);
         grace::after(touched, move || {

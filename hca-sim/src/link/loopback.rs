@@ -150,16 +150,26 @@ impl Fabric {
 
     /// Connects and disconnects queue pairs as their ports now say, and has those go on that can.
     pub(crate) fn rearrange(&self) {
-        let links = self.lock();
-        let repaired = links.queue_pairs.values().map(|qp| qp.repair(&links));
-        let touched = repaired.fold(Touched::NOBODY, Touched::and);
-        let queue_pairs: Vec<_> = links.queue_pairs.values().cloned().collect();
-        // Who is inside lands that one message, as if it had been posted before; until it has, nobody
-        // else may touch the receives that it takes.
-        queue_pairs.iter().for_each(|qp| qp.begin_close());
-        drop(links);
-        for qp in queue_pairs {
+        let (queue_pairs, touched) = {
+            let links = self.lock();
+            let repaired = links.queue_pairs.values().map(|qp| qp.repair(&links));
+            let touched = repaired.fold(Touched::NOBODY, Touched::and);
+            links
+                .queue_pairs
+                .values()
+                .for_each(|qp| qp.begin_close(&links));
+            (
+                links.queue_pairs.values().cloned().collect::<Vec<_>>(),
+                touched,
+            )
+        };
+        for qp in &queue_pairs {
+            // Who is inside lands that one message, as if it had been posted before; until it has, no
+            // machine may touch the receives that it takes.
             qp.end_close(touched);
+        }
+        for qp in &queue_pairs {
+            qp.wake();
         }
     }
 
