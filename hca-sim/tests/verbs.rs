@@ -459,6 +459,26 @@ fn a_sender_waits_for_a_shared_receive() {
 }
 
 #[test]
+fn a_write_that_finds_no_shared_receive_places_nothing_yet() {
+    let clock = VirtualClock::new();
+    let mut s = shared_on(&Hca::loopback().clock(clock).build(), 1);
+    s.mr.write(0, b"data").unwrap();
+    let (from, to) = &mut s.pairs[0];
+    let write = Write::new(9, s.mr.remote(256)).from(s.mr.slice(0..4));
+    from.qp.post_send(write.imm(5).signaled()).unwrap();
+    let placed = |mr: &Mr| {
+        let mut bytes = [0; 4];
+        mr.read(256, &mut bytes).unwrap();
+        bytes
+    };
+    assert_eq!(placed(&s.mr), [0; 4]);
+    s.srq.post_recv(Recv::new(1)).unwrap();
+    assert_eq!(&placed(&s.mr), b"data");
+    assert_eq!(statuses(&mut to.cq), [(1, WcStatus::Success)]);
+    assert_eq!(statuses(&mut from.cq), [(9, WcStatus::Success)]);
+}
+
+#[test]
 fn an_srq_is_busy_while_queue_pairs_use_it() {
     let s = shared(1);
     let refused = s.srq.destroy().wait().unwrap_err();
