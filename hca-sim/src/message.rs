@@ -155,12 +155,12 @@ impl<'a> Message<'a> {
             return false;
         };
         let cqe = Cqe::failure(waiting.wr_id(), self.land.qpn, status, fault.vendor_err);
+        waiting.consume();
         note(
-            self.land.cq.push(way, &cqe),
+            self.land.cq.push(way, &cqe, |_| {}),
             &mut done.fire_recv,
             &mut done.overrun_recv,
         );
-        waiting.consume();
         true
     }
 
@@ -346,20 +346,20 @@ impl<'a> Message<'a> {
             let cqe = Cqe::success(waiting.wr_id(), self.land.qpn, opcode, len)
                 .solicited(self.wr.flags.contains(SendFlags::SOLICITED));
             let cqe = imm.map_or(cqe, |imm| cqe.imm(imm));
+            // Whoever polls the completion may post the next receive at once.
+            waiting.consume();
             note(
-                self.land.cq.push(way, &cqe),
+                self.land.cq.push(way, &cqe, |_| {}),
                 &mut done.fire_recv,
                 &mut done.overrun_recv,
             );
-            waiting.consume();
         }
         self.sends.advance(self.land, len);
         if let Some(way) = ways.send {
             let cqe = Cqe::success(self.wr.wr_id, self.qp.qpn, opcode, len);
-            let pushed = self.qp.send_cq.push(way, &cqe);
-            if let Ok(pushed) = pushed {
-                self.sends.mark(self.index, pushed.at);
-            }
+            // The same holds for the next send: its poster looks for the mark.
+            let mark = |at| self.sends.mark(self.index, at);
+            let pushed = self.qp.send_cq.push(way, &cqe, mark);
             note(pushed, &mut done.fire_send, &mut done.overrun_send);
         }
         Ok(done)
