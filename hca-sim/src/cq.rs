@@ -142,8 +142,6 @@ impl Way {
 /// An entry that was pushed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pushed {
-    /// Its position, counted from the queue's creation.
-    pub(crate) at: u32,
     /// The event that the consumer wants is due; see [`CqRing::fire`].
     pub(crate) fire: bool,
 }
@@ -276,31 +274,41 @@ impl CqRing {
 
     /// Pushes a completion the way that [`CqRing::enter`] has found, under the same pin.
     ///
+    /// The consumer may see it and act on it before this returns. What it must find then is done by
+    /// `first`, which is given the position, or before the call.
+    ///
     /// # Errors
-    /// [`Overrun`].
+    /// [`Overrun`]; `first` was not called.
     #[inline]
-    pub(crate) fn push(&self, way: Way, cqe: &Cqe) -> Result<Pushed, Overrun> {
+    pub(crate) fn push(
+        &self,
+        way: Way,
+        cqe: &Cqe,
+        first: impl FnOnce(u32),
+    ) -> Result<Pushed, Overrun> {
         if way != Way::PLAIN {
-            return self.push_slow(way, cqe);
+            return self.push_slow(way, cqe, first);
         }
         let at = self.claim_alone()?;
+        first(at);
         self.fill(at, cqe);
-        Ok(Pushed { at, fire: false })
+        Ok(Pushed { fire: false })
     }
 
     /// As [`CqRing::push`], after [`CqRing::is_plain`], of a success.
     #[inline(always)]
-    pub(crate) fn push_plain(&self, cqe: &Cqe) -> Result<u32, Overrun> {
+    pub(crate) fn push_plain(&self, cqe: &Cqe, first: impl FnOnce(u32)) -> Result<(), Overrun> {
         let at = self.claim_alone()?;
+        first(at);
         let Entry(words) = self.entry(at);
         words[1].store(cqe.wr_id, Relaxed);
         words[2].store(cqe.who, Relaxed);
         words[0].store(cqe.what | self.lap(at), Release);
-        Ok(at)
+        Ok(())
     }
 
     #[inline(never)]
-    fn push_slow(&self, way: Way, cqe: &Cqe) -> Result<Pushed, Overrun> {
+    fn push_slow(&self, way: Way, cqe: &Cqe, first: impl FnOnce(u32)) -> Result<Pushed, Overrun> {
         let at = if way.0 & SHARED == 0 {
             self.claim_alone()?
         } else {
@@ -318,6 +326,7 @@ impl CqRing {
             }
             at
         };
+        first(at);
         let mut cqe = *cqe;
         if let Some(clock) = &self.clock {
             self.entry(at).0[4].store(clock.now().as_nanos(), Relaxed);
@@ -330,7 +339,7 @@ impl CqRing {
             fire = Cqe::fires(cqe.what, self.consumer.arm.load(Relaxed))
                 && self.consumer.arm.swap(0, AcqRel) != 0;
         }
-        Ok(Pushed { at, fire })
+        Ok(Pushed { fire })
     }
 
     #[inline(always)]

@@ -20,7 +20,7 @@ use verbs_core::sync::{Mutex, MutexGuard};
 use verbs_core::{EventType, QpState, SendFlags, WcStatus};
 
 use crate::clock::Instant;
-use crate::cq::{CqRing, Cqe, Overrun, WaitsForCq};
+use crate::cq::{CqRing, Cqe, Overrun, Pushed, WaitsForCq, Way};
 use crate::engine::Due;
 use crate::landing::Landing;
 use crate::message::{Done, Fault, Faulty, Message, Outcome};
@@ -340,39 +340,19 @@ impl QueuePair {
             false => counters.local_errors.up(),
         }
         let cqe = Cqe::failure(wr_id, self.qpn, fault.status, fault.vendor_err);
-        if let Some(completed) = self.complete(&self.send_cq, &cqe, effects) {
-            if let Some(position) = completed {
-                sends.mark(sends.index(at), position);
-            }
+        if self.complete_send(sends, at, &cqe, effects) {
             machine.failed = Some(at);
             effects.fail.push(Arc::clone(self));
         }
         Next::Stop
     }
 
-    /// Pushes a completion from the machine. `None`: the queue is changing hands and will call.
-    /// `Some(None)`: the completion is lost.
-    fn complete(&self, cq: &Arc<CqRing>, cqe: &Cqe, effects: &mut Effects) -> Option<Option<u32>> {
-        let pin = pin();
-        let Some(way) = cq.enter(&pin) else {
-            drop(pin);
-            effects.convert.push(Arc::clone(cq));
-            return None;
-        };
-        let pushed = cq.push(way, cqe);
-        drop(pin);
-        match pushed {
-            Ok(pushed) => {
-                if pushed.fire {
-                    effects.fire.push(Arc::clone(cq));
-                }
-                Some(Some(pushed.at))
-            }
-            Err(Overrun) => {
-                effects.overrun.push(Arc::clone(cq));
-                Some(None)
-            }
-        }
+    /// Completes the work request at that position of the ring; `false` as in `complete`.
+    fn complete_send(&self, sends: &SendRing, at: u32, cqe: &Cqe, effects: &mut Effects) -> bool {
+        // The poster fills the entry anew as soon as it has seen the completion.
+        let index = sends.index(at);
+        let mark = |position| sends.mark(index, position);
+        complete(&self.send_cq, effects, |cq, way| cq.push(way, cqe, mark))
     }
 
     /// Completes all that is posted with WR_FLUSH_ERR: sends, then receives, each in order. `false`: a
@@ -386,11 +366,8 @@ impl QueuePair {
             let mut scratch = Scratch::default();
             while let Some(at) = sends.next() {
                 let wr_id = sends.read(at, &mut scratch).wr_id;
-                let Some(completed) = self.complete(&self.send_cq, &flushed(wr_id), effects) else {
+                if !self.complete_send(sends, at, &flushed(wr_id), effects) {
                     return false;
-                };
-                if let Some(position) = completed {
-                    sends.mark(sends.index(at), position);
                 }
                 sends.executed(at);
             }
@@ -398,10 +375,13 @@ impl QueuePair {
         if let Some(recvs) = self.recv_ring() {
             while let Some(waiting) = recvs.next() {
                 let cqe = flushed(waiting.wr_id());
-                if self.complete(&self.recv_cq, &cqe, effects).is_none() {
+                let push = |cq: &CqRing, way| {
+                    waiting.consume();
+                    cq.push(way, &cqe, |_| {})
+                };
+                if !complete(&self.recv_cq, effects, push) {
                     return false;
                 }
-                waiting.consume();
             }
         }
         true
@@ -418,6 +398,29 @@ impl QueuePair {
             discard_receives(recvs);
         }
     }
+}
+
+/// Pushes a completion from the machine. `false`: the queue is changing hands and will call; `push`
+/// was not called.
+fn complete(
+    cq: &Arc<CqRing>,
+    effects: &mut Effects,
+    push: impl FnOnce(&CqRing, Way) -> Result<Pushed, Overrun>,
+) -> bool {
+    let pin = pin();
+    let Some(way) = cq.enter(&pin) else {
+        drop(pin);
+        effects.convert.push(Arc::clone(cq));
+        return false;
+    };
+    let pushed = push(cq, way);
+    drop(pin);
+    match pushed {
+        Ok(pushed) if pushed.fire => effects.fire.push(Arc::clone(cq)),
+        Ok(_) => {}
+        Err(Overrun) => effects.overrun.push(Arc::clone(cq)),
+    }
+    true
 }
 
 fn discard_receives(recvs: &RecvRing) {

@@ -182,12 +182,12 @@ impl<'a> Message<'a> {
             return Faulty::Busy;
         };
         let cqe = Cqe::failure(waiting.wr_id(), self.land.qpn, status, fault.vendor_err);
+        waiting.consume();
         note(
-            self.land.cq.push(way, &cqe),
+            self.land.cq.push(way, &cqe, |_| {}),
             &mut done.fire_recv,
             &mut done.overrun_recv,
         );
-        waiting.consume();
         Faulty::Completed
     }
 
@@ -386,20 +386,20 @@ impl<'a> Message<'a> {
         let mut done = Done::default();
         if let (Some((waiting, opcode, imm)), Some(way)) = (receive, ways.recv) {
             let cqe = self.receive_cqe(waiting.wr_id(), opcode, imm, len);
+            // Whoever polls the completion may post the next receive at once.
+            waiting.consume();
             note(
-                self.land.cq.push(way, &cqe),
+                self.land.cq.push(way, &cqe, |_| {}),
                 &mut done.fire_recv,
                 &mut done.overrun_recv,
             );
-            waiting.consume();
         }
         self.sends.advance(self.land, len);
         if let Some(way) = ways.send {
             let cqe = Cqe::success(self.wr.wr_id, self.qp.qpn, opcode, len);
-            let pushed = self.qp.send_cq.push(way, &cqe);
-            if let Ok(pushed) = pushed {
-                self.sends.mark(self.index, pushed.at);
-            }
+            // The same holds for the next send: its poster looks for the mark.
+            let mark = |at| self.sends.mark(self.index, at);
+            let pushed = self.qp.send_cq.push(way, &cqe, mark);
             note(pushed, &mut done.fire_send, &mut done.overrun_send);
         }
         Ok(done)

@@ -16,7 +16,11 @@ fn ring(cqe: u32) -> Arc<CqRing> {
 fn push(ring: &CqRing, wr_id: u64) -> Option<Pushed> {
     let pin = pin();
     let way = ring.enter(&pin)?;
-    let pushed = ring.push(way, &Cqe::success(wr_id, Qpn::new(1), WcOpcode::Send, 0));
+    let pushed = ring.push(
+        way,
+        &Cqe::success(wr_id, Qpn::new(1), WcOpcode::Send, 0),
+        |_| {},
+    );
     Some(pushed.expect("the ring is large enough"))
 }
 

@@ -79,7 +79,7 @@ impl<'a> Message<'a> {
             let status = found.receive.unwrap_or(WcStatus::GeneralErr);
             let cqe = Cqe::failure(seen.wr_id, self.land.qpn, status, fault.vendor_err);
             note(
-                self.land.cq.push(way, &cqe),
+                self.land.cq.push(way, &cqe, |_| {}),
                 &mut done.fire_recv,
                 &mut done.overrun_recv,
             );
@@ -116,7 +116,7 @@ impl<'a> Message<'a> {
         if let Some(way) = ways.recv {
             let cqe = self.receive_cqe(seen.wr_id, opcode, imm, len);
             note(
-                self.land.cq.push(way, &cqe),
+                self.land.cq.push(way, &cqe, |_| {}),
                 &mut done.fire_recv,
                 &mut done.overrun_recv,
             );
