@@ -158,7 +158,9 @@ pub fn k15_what_pends_is_listed(make: Make<'_>) {
 pub fn k16_the_origin_changes_nothing(make: Make<'_>) {
     each_verb(make, |subject, kind, mut stage| {
         let (answers, nudge) = (Answers::default(), stage.nudge(kind));
-        let request = stage.request(kind).on_behalf_of(Origin::Client(NonZeroU32::MIN));
+        let request = stage
+            .request(kind)
+            .on_behalf_of(Origin::Client(NonZeroU32::MIN));
         let _ = request.issue(answers.routine());
         nudge.give();
         judge(subject, kind, &answers.one(subject, kind));
