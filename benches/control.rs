@@ -145,7 +145,8 @@ fn futures(ask: Ask, site: Arc<Site>, window: u64) -> Way {
         timed(|| match window {
             1 => (0..times).for_each(|n| block_on(one(n))),
             _ => {
-                block_on(futures::stream::iter(0..times).for_each_concurrent(window as usize, one))
+                let all = futures::stream::iter(0..times);
+                block_on(all.for_each_concurrent(window as usize, one));
             }
         })
     })

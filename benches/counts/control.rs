@@ -44,16 +44,16 @@ macro_rules! counted {
 
 counted! {
     query_routine: inline.query_routine <= 100;
-    query_future: inline.query_future <= 165;
-    query_poll: inline.query_poll <= 119;
-    query_wait: inline.query_wait <= 148;
-    query_nested: inline.query_nested <= 780;
+    query_future: inline.query_future <= 159;
+    query_poll: inline.query_poll <= 117;
+    query_wait: inline.query_wait <= 143;
+    query_nested: inline.query_nested <= 775;
     modify_routine: inline.modify_routine <= 119;
-    modify_future: inline.modify_future <= 220;
+    modify_future: inline.modify_future <= 216;
     pended_routine: pending.query_routine <= 1970;
     pended_future: pending.query_future <= 1680;
-    qp_to_rts: inline.qp_to_rts <= 2200;
-    qp_pair: inline.qp_pair <= 1610;
+    qp_to_rts: inline.qp_to_rts <= 2180;
+    qp_pair: inline.qp_pair <= 1600;
 }
 
 #[library_benchmark]

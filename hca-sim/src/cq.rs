@@ -36,9 +36,13 @@ use verbs_core::sync::atomic::{
     fence,
 };
 use verbs_core::sync::{Arc, Mutex};
-use verbs_core::{Arm, Armed, CqNotify, Error, Qpn, RawCq, Wc, WcFlags, WcOpcode, WcStatus};
+use verbs_core::{
+    Arm, Armed, CqNotify, Error, EventType, Qpn, RawCq, Wc, WcFlags, WcOpcode, WcStatus,
+};
 
 use crate::clock::Clock;
+use crate::hca::raise_for;
+use crate::port::Port;
 
 #[cfg(all(test, verbs_loom))]
 mod models;
@@ -188,6 +192,8 @@ pub(crate) struct CqRing {
     clock: Option<Clock>,
     /// Who wants to push and waits for the end of CONVERTING.
     waiting: Mutex<Vec<Arc<dyn WaitsForCq>>>,
+    /// The client was told that completions were lost.
+    told: AtomicBool,
 }
 
 impl CqRing {
@@ -223,6 +229,7 @@ impl CqRing {
             notify,
             clock,
             waiting: Mutex::new(Vec::new()),
+            told: AtomicBool::new(false),
         })
     }
 
@@ -384,6 +391,23 @@ impl CqRing {
     /// Whether a completion was lost at any time.
     pub(crate) fn has_overrun(&self) -> bool {
         self.pushers.overrun.load(Relaxed)
+    }
+
+    /// Completions were lost: tells the client, once, and takes every queue pair on the queue to ERR, as
+    /// none can go on (IBTA vol. 1, 11.2.6.1). Outside pins and locks.
+    pub(crate) fn tell_overrun(self: &Arc<Self>, port: &Port) {
+        if !self.told.swap(true, AcqRel) {
+            port.counters.overruns.up();
+            if let Some(core) = self.notify.target() {
+                raise_for(&core, EventType::CqErr);
+            }
+        }
+        for qp in port.link.queue_pairs_on(self) {
+            if qp.fail() {
+                // Its own completion may be the lost one, so nothing else tells it.
+                qp.raise(EventType::QpFatal);
+            }
+        }
     }
 
     /// Delivers the event of a push that said so; outside pins and locks.

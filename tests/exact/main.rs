@@ -30,6 +30,9 @@ const TIMES: u32 = 1000;
 /// What makes this binary, started by its own test, run under the filter: what it is to do there.
 const ROLE: &str = "VERBS_EXACT_ROLE";
 
+/// A front end by name, and what is done through it.
+type Operation = (&'static str, fn(&Subject));
+
 struct Subject {
     qp: Qp,
     device: Arc<Device>,
@@ -52,7 +55,7 @@ impl Subject {
     }
 
     /// The front ends, each with both kinds of verb: one that yields something, one that does not.
-    fn operations() -> [(&'static str, fn(&Self)); 4] {
+    fn operations() -> [Operation; 4] {
         [
             ("issue", |subject| {
                 let _ = subject.device.query_port(1).issue(|port| {
