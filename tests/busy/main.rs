@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod edges;
+mod model;
 mod object;
 mod order;
 mod program;
