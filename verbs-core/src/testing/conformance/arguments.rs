@@ -1,10 +1,11 @@
 //! What is refused, and how: limits, arguments, transitions, queues that are not ready.
 
 use super::Make;
+use crate::addr::Lid;
 use crate::error::{Attr, Error};
 use crate::mem::{Access, Memory};
 use crate::qp::QpInit;
-use crate::qp_attr::QpAttr;
+use crate::qp_attr::{Av, QpAttr};
 use crate::qp_state::QpState;
 use crate::queue::PostError;
 use crate::testing::Subject;
@@ -35,6 +36,9 @@ pub fn limits_are_refused_by_name(make: Make<'_>) {
     });
     fill(&subject, (Attr::MaxSrq, attr.max_srq), || {
         subject.finish(pd.create_srq(1, 1))
+    });
+    fill(&subject, (Attr::MaxAh, attr.max_ah), || {
+        subject.finish(pd.create_ah(Av::to_lid(1, Lid(1))))
     });
     drop((pd, cq));
     subject.until("the objects go", || device.objects() == 0);
