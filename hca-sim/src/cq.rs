@@ -36,10 +36,16 @@ use verbs_core::sync::atomic::{
     fence,
 };
 use verbs_core::sync::{Arc, Mutex};
-use verbs_core::{Arm, Armed, CqNotify, Error, Qpn, RawCq, Wc, WcFlags, WcOpcode, WcStatus};
+use verbs_core::{
+    Arm, Armed, CqNotify, Error, EventType, Qpn, RawCq, Wc, WcFlags, WcOpcode, WcStatus,
+};
 
 use crate::clock::Clock;
-use crate::qp::QueuePair;
+use crate::hca::raise_for;
+use crate::port::Port;
+
+#[cfg(all(test, verbs_loom))]
+mod models;
 
 /// In the mode: the number of the thread that pushes alone.
 const OWNER: u32 = 0x1f;
@@ -142,6 +148,12 @@ pub(crate) struct Pushed {
     pub(crate) fire: bool,
 }
 
+/// Somebody who could not push, because the queue was changing hands.
+pub(crate) trait WaitsForCq: Send + Sync {
+    /// Any thread can push now. Outside pins and locks.
+    fn go_on(self: Arc<Self>);
+}
+
 /// The queue has no room: the completion is lost and the queue is in error.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Overrun;
@@ -167,6 +179,8 @@ struct Pushers {
 struct Consumer {
     head: AtomicU32,
     arm: AtomicU32,
+    /// The consumer is inside its first `arm`.
+    arming: AtomicBool,
 }
 
 /// The part of a completion queue that all share.
@@ -177,7 +191,9 @@ pub(crate) struct CqRing {
     notify: Arc<CqNotify>,
     clock: Option<Clock>,
     /// Who wants to push and waits for the end of CONVERTING.
-    waiting: Mutex<Vec<Arc<QueuePair>>>,
+    waiting: Mutex<Vec<Arc<dyn WaitsForCq>>>,
+    /// The client was told that completions were lost.
+    told: AtomicBool,
 }
 
 impl CqRing {
@@ -208,10 +224,12 @@ impl CqRing {
             consumer: Consumer {
                 head: AtomicU32::new(0),
                 arm: AtomicU32::new(0),
+                arming: AtomicBool::new(false),
             },
             notify,
             clock,
             waiting: Mutex::new(Vec::new()),
+            told: AtomicBool::new(false),
         })
     }
 
@@ -375,6 +393,23 @@ impl CqRing {
         self.pushers.overrun.load(Relaxed)
     }
 
+    /// Completions were lost: tells the client, once, and takes every queue pair on the queue to ERR, as
+    /// none can go on (IBTA vol. 1, 11.2.6.1). Outside pins and locks.
+    pub(crate) fn tell_overrun(self: &Arc<Self>, port: &Port) {
+        if !self.told.swap(true, AcqRel) {
+            port.counters.overruns.up();
+            if let Some(core) = self.notify.target() {
+                raise_for(&core, EventType::CqErr);
+            }
+        }
+        for qp in port.link.queue_pairs_on(self) {
+            if qp.fail() {
+                // Its own completion may be the lost one, so nothing else tells it.
+                qp.raise(EventType::QpFatal);
+            }
+        }
+    }
+
     /// Delivers the event of a push that said so; outside pins and locks.
     pub(crate) fn fire(&self) {
         self.notify.fire();
@@ -382,7 +417,7 @@ impl CqRing {
 
     /// Makes a queue that [`CqRing::enter`] has refused shared, and calls `waiter` when it is.
     /// Outside any pin.
-    pub(crate) fn convert(self: &Arc<Self>, waiter: Arc<QueuePair>) {
+    pub(crate) fn convert(self: &Arc<Self>, waiter: Arc<dyn WaitsForCq>) {
         self.waiting.lock().push(waiter);
         let begun = self.pushers.mode.update(|tag| {
             let begun = tag & (SHARED | CONVERTING) != 0;
@@ -405,14 +440,20 @@ impl CqRing {
 
     fn call_waiting(&self) {
         let waiting = std::mem::take(&mut *self.waiting.lock());
-        for qp in waiting {
-            qp.turn();
+        for waiter in waiting {
+            waiter.go_on();
         }
     }
 
     /// Whoever pushed without knowing that the queue is armed has finished: fires for what they
     /// pushed.
     fn look_again(&self) {
+        // As long as `arm` has not returned it looks itself, and no handler may run inside of it.
+        // Two read-modify-writes of one word: either this one sees that `arm` is past, or `arm`,
+        // when it looks, sees what this thread has seen.
+        if self.consumer.arming.fetch_or(false, AcqRel) {
+            return;
+        }
         let mut at = self.head();
         while let Some(what) = self.published(at) {
             if Cqe::fires(what, self.consumer.arm.load(Relaxed)) {
@@ -504,8 +545,10 @@ impl RawCq for CqPoller {
             .mode
             .update(|tag| (tag & ARMED == 0).then_some(tag | ARMED));
         if let Some((_, touched)) = first {
-            let ring = Arc::clone(ring);
-            grace::after(touched, move || ring.look_again());
+            let later = Arc::clone(ring);
+            ring.consumer.arming.store(true, Release);
+            grace::after(touched, move || later.look_again());
+            ring.consumer.arming.swap(false, AcqRel);
         }
         fence(SeqCst);
         match ring.published(self.head) {

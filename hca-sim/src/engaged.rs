@@ -14,19 +14,20 @@ use verbs_core::mem::pin;
 use verbs_core::sync::Arc;
 use verbs_core::sync::atomic::{
     AtomicBool, AtomicU32,
-    Ordering::{AcqRel, Acquire},
+    Ordering::{AcqRel, Acquire, Release},
 };
 use verbs_core::sync::{Mutex, MutexGuard};
-use verbs_core::{QpState, SendFlags, WcStatus};
+use verbs_core::{EventType, QpState, SendFlags, WcStatus};
 
 use crate::clock::Instant;
-use crate::cq::{CqRing, Cqe, Overrun};
+use crate::cq::{CqRing, Cqe, Overrun, WaitsForCq};
 use crate::engine::Due;
 use crate::landing::Landing;
-use crate::message::{Done, Fault, Message, Outcome};
+use crate::message::{Done, Fault, Faulty, Message, Outcome};
 use crate::qp::{Finish, QueuePair};
 use crate::recv::RecvRing;
 use crate::ring::{Scratch, SendRing};
+use crate::srq::SharedReceives;
 
 /// RNR retries that never end (IBTA vol. 1, 9.7.5.2.8).
 const RNR_FOREVER: u8 = 7;
@@ -52,8 +53,9 @@ struct Machine {
     /// What is left of the retries of the oldest work request; `None` before the first.
     rnr_left: Option<u8>,
     retries_left: Option<u8>,
-    /// A work request ended in error; the queue pair is on its way to ERR.
-    failed: bool,
+    /// The position of a work request that ended in error; the queue pair is on its way to ERR. It stays
+    /// in the ring until then, so that the poster does not take the ring for drained.
+    failed: Option<u32>,
 }
 
 /// What a turn leads to, done when the machine is free again.
@@ -64,6 +66,9 @@ struct Effects {
     convert: Vec<Arc<CqRing>>,
     fail: Vec<Arc<QueuePair>>,
     finish: Vec<Finish>,
+    contact: Vec<Arc<QueuePair>>,
+    raise: Vec<(Arc<QueuePair>, EventType)>,
+    srq_limit: Vec<Arc<SharedReceives>>,
 }
 
 /// Whether the machine goes on with the next work request.
@@ -96,9 +101,7 @@ impl QueuePair {
 
     /// There is reason to try again at once.
     pub(crate) fn kick(self: &Arc<Self>) {
-        self.engaged
-            .kicked
-            .store(true, verbs_core::sync::atomic::Ordering::Release);
+        self.engaged.kicked.store(true, Release);
         self.turn();
     }
 
@@ -115,7 +118,7 @@ impl QueuePair {
         }
         let mut machine = self.engaged.machine.lock();
         let over = match self.state() {
-            QpState::Err => self.flush(effects),
+            QpState::Err => self.flush(&mut machine, effects),
             QpState::Reset => {
                 *machine = Machine::default();
                 self.discard();
@@ -129,7 +132,16 @@ impl QueuePair {
         };
         drop(machine);
         if over {
-            effects.finish.append(&mut self.control.lock().finish);
+            let mut control = self.control.lock();
+            effects.finish.append(&mut control.finish);
+            if std::mem::take(&mut control.tell_drained) {
+                effects.raise.push((Arc::clone(self), EventType::SqDrained));
+            }
+            if self.state() == QpState::Err && std::mem::take(&mut control.tell_last_wqe) {
+                effects
+                    .raise
+                    .push((Arc::clone(self), EventType::QpLastWqeReached));
+            }
         }
     }
 
@@ -139,7 +151,7 @@ impl QueuePair {
             return;
         };
         while let Some(at) = sends.next()
-            && !machine.failed
+            && machine.failed.is_none()
         {
             let kicked = self.engaged.kicked.swap(false, AcqRel);
             let now = self.port.engine.now();
@@ -183,7 +195,11 @@ impl QueuePair {
             index,
             signaled,
         };
-        match message.carry_out() {
+        let outcome = message.carry_out();
+        if land.awaits_first() && arrives(&outcome) {
+            effects.contact.extend(land.responder.upgrade());
+        }
+        match outcome {
             Outcome::Done(done) => {
                 drop(pin);
                 land.ring.want(false);
@@ -202,14 +218,22 @@ impl QueuePair {
             }
             Outcome::Fault(fault) => {
                 let mut done = Done::default();
-                if !message.complete_faulty_receive(&fault, &mut done) {
-                    effects.convert.push(Arc::clone(&land.cq));
-                    return Next::Stop;
+                let received = message.complete_faulty_receive(&fault, &mut done);
+                match received {
+                    Faulty::Completed => {}
+                    Faulty::Busy => {
+                        effects.convert.push(Arc::clone(&land.cq));
+                        return Next::Stop;
+                    }
+                    Faulty::Again => {
+                        self.engaged.kicked.store(true, Release);
+                        return Next::Continue;
+                    }
                 }
                 drop(pin);
                 effects.note(self, &land, done);
                 if fault.at_responder {
-                    effects.fail.extend(land.responder.upgrade());
+                    effects.refused(&land, &fault);
                 }
                 self.end_in_error(machine, wr.wr_id, at, &fault, effects)
             }
@@ -231,10 +255,14 @@ impl QueuePair {
         early: bool,
         effects: &mut Effects,
     ) -> Next {
-        land.ring.want(true);
+        match &land.srq {
+            Some(srq) => srq.want(self),
+            None => land.ring.want(true),
+        }
         if early {
             return Next::Stop;
         }
+        self.port.counters.rnr_naks.up();
         let limit = self.control.lock().attr.rnr_retry.unwrap_or(0);
         let left = *machine.rnr_left.get_or_insert(limit);
         if limit != RNR_FOREVER && left == 0 {
@@ -259,6 +287,7 @@ impl QueuePair {
         if early {
             return Next::Stop;
         }
+        self.port.counters.timeouts.up();
         let attr = self.control.lock().attr;
         let Some(timeout) = ack_timeout(attr.timeout.unwrap_or(0)) else {
             // No timeout: waits until the peer is there, which kicks.
@@ -298,13 +327,17 @@ impl QueuePair {
         let Some(sends) = self.send_ring() else {
             return Next::Stop;
         };
+        let counters = &self.port.counters;
+        match fault.at_responder {
+            true => counters.remote_errors.up(),
+            false => counters.local_errors.up(),
+        }
         let cqe = Cqe::failure(wr_id, self.qpn, fault.status, fault.vendor_err);
         if let Some(completed) = self.complete(&self.send_cq, &cqe, effects) {
             if let Some(position) = completed {
                 sends.mark(sends.index(at), position);
             }
-            sends.executed(at);
-            machine.failed = true;
+            machine.failed = Some(at);
             effects.fail.push(Arc::clone(self));
         }
         Next::Stop
@@ -337,9 +370,12 @@ impl QueuePair {
 
     /// Completes all that is posted with WR_FLUSH_ERR: sends, then receives, each in order. `false`: a
     /// completion queue is changing hands and will call.
-    fn flush(&self, effects: &mut Effects) -> bool {
+    fn flush(&self, machine: &mut Machine, effects: &mut Effects) -> bool {
         let flushed = |wr_id| Cqe::failure(wr_id, self.qpn, WcStatus::WrFlushErr, 0);
         if let Some(sends) = self.send_ring() {
+            if let Some(completed) = machine.failed.take() {
+                sends.executed(completed);
+            }
             let mut scratch = Scratch::default();
             while let Some(at) = sends.next() {
                 let wr_id = sends.read(at, &mut scratch).wr_id;
@@ -383,6 +419,12 @@ fn discard_receives(recvs: &RecvRing) {
     }
 }
 
+impl WaitsForCq for QueuePair {
+    fn go_on(self: Arc<Self>) {
+        self.turn();
+    }
+}
+
 impl Due for QueuePair {
     fn due(&self, _: Instant, _: u64) {
         if let Some(me) = self.me.upgrade() {
@@ -405,17 +447,41 @@ impl Effects {
         if done.overrun_send {
             self.overrun.push(Arc::clone(&sender.send_cq));
         }
+        if done.srq_limit {
+            self.srq_limit.extend(land.srq.clone());
+        }
+    }
+
+    /// The responder has refused a message: it goes to ERR. No completion tells it why unless a receive
+    /// was consumed, so an event does (IBTA vol. 1, 9.9.3).
+    fn refused(&mut self, land: &Landing, fault: &Fault) {
+        let Some(responder) = land.responder.upgrade() else {
+            return;
+        };
+        let event = match fault.status {
+            _ if fault.receive.is_some() => None,
+            WcStatus::RemAccessErr => Some(EventType::QpAccessErr),
+            _ => Some(EventType::QpReqErr),
+        };
+        self.fail.push(Arc::clone(&responder));
+        self.raise.extend(event.map(|event| (responder, event)));
     }
 
     fn carry_out(self, machine: &Arc<QueuePair>) {
+        for qp in self.contact {
+            qp.contact();
+        }
         for qp in self.fail {
             qp.fail();
         }
         for cq in self.overrun {
-            // A completion was lost: no queue pair can go on with that queue (IBTA vol. 1, 11.2.6.1).
-            for qp in machine.port.link.queue_pairs_on(&cq) {
-                qp.fail();
-            }
+            cq.tell_overrun(&machine.port);
+        }
+        for (qp, event) in self.raise {
+            qp.raise(event);
+        }
+        for srq in self.srq_limit {
+            srq.raise_limit();
         }
         for cq in self.fire {
             cq.fire();
@@ -424,8 +490,17 @@ impl Effects {
             finish.complete();
         }
         for cq in self.convert {
-            cq.convert(Arc::clone(machine));
+            cq.convert(Arc::clone(machine) as Arc<dyn WaitsForCq>);
         }
+    }
+}
+
+/// Whether a message with that outcome has reached the responder.
+fn arrives(outcome: &Outcome) -> bool {
+    match outcome {
+        Outcome::Done(_) | Outcome::NotReady => true,
+        Outcome::Fault(fault) => fault.at_responder,
+        Outcome::Busy(_) => false,
     }
 }
 

@@ -47,17 +47,23 @@ mod connect;
 mod cq;
 mod engaged;
 pub mod engine;
+pub mod extension;
 mod hca;
 mod landing;
 mod limits;
 pub mod link;
 mod message;
+#[cfg(all(test, verbs_loom))]
+mod models;
+mod port;
 mod qp;
 mod qp_check;
+mod qp_event;
 mod recv;
 mod ring;
 mod rng;
 mod send;
+mod srq;
 mod table;
 pub mod wire;
 

@@ -20,6 +20,9 @@ use verbs_core::{Error, LKey, PostError, QpState, RawRecvQueue, Sge};
 
 use crate::qp::{QueuePair, flag};
 
+#[cfg(all(test, verbs_loom))]
+mod models;
+
 /// In an entry's first word, below the count of pieces and the total length.
 const LAP: u64 = 1;
 const PIECES_SHIFT: u32 = 1;

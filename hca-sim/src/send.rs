@@ -379,7 +379,7 @@ fn check_atomic(wr: &SendWr<'_>, remote: Remote) -> Result<(), PostError> {
             got: u32::try_from(wr.payload.len()).unwrap_or(u32::MAX),
         });
     }
-    if remote.addr % 8 != 0 {
+    if !remote.addr.is_multiple_of(8) {
         return Err(PostError::AtomicAlignment);
     }
     Ok(())

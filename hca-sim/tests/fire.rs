@@ -1,5 +1,6 @@
 //! Objects that are taken away while another thread uses them: nothing is touched after the verb that
 //! took it away has completed (K11), and every work request completes exactly once.
+#![expect(clippy::unwrap_used, reason = "the helpers of a test are part of it")]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};

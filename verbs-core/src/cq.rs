@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use atomic_waker::AtomicWaker;
 
+use crate::channel::{Attached, Unacknowledged};
 use crate::device::{Device, DeviceCore, verb};
 #[cfg(doc)]
 use crate::error::Error;
@@ -38,7 +39,7 @@ pub struct CqCore {
     notify: Arc<CqNotify>,
 }
 
-core!(CqCore { device });
+core!(CqCore { device }, |core| core.notify.purge());
 handle!(Cq, CqCore, DestroyCq);
 
 /// Creates a completion queue; arguments of the verb.
@@ -244,15 +245,27 @@ pub struct CqNotify {
     /// Taken out while it runs, so that no lock is held then (K4).
     handler: Mutex<Option<Handler>>,
     serial: Serial,
+    /// The channel that the queue was created with.
+    attached: OnceLock<Attached>,
+    unacknowledged: Unacknowledged,
 }
 
 impl CqNotify {
+    /// The queue that it belongs to, for a provider that has an event about it; `None` if there is
+    /// none yet or any more.
+    pub fn target(&self) -> Option<Arc<CqCore>> {
+        self.target.get().and_then(Weak::upgrade)
+    }
+
     /// Delivers one event: wakes whoever awaits the queue and runs its handler.
     ///
     /// Call it once per arm, holding no lock. Under NoBlock the handler runs when the thread is done
     /// with what it is doing.
     pub fn fire(&self) {
         routine::collect(|| self.waker.wake());
+        if let Some(attached) = self.attached.get() {
+            self.announce(attached);
+        }
         if self.handler.lock().is_none() && !self.serial.is_running() {
             return;
         }
@@ -267,6 +280,34 @@ impl CqNotify {
             return;
         };
         routine::defer(move || core.notify.run_handler(in_use));
+    }
+
+    /// Puts an event into the queue's channel, unless the queue is being destroyed.
+    fn announce(&self, attached: &Attached) {
+        let Some(target) = self.target.get() else {
+            return;
+        };
+        if self.unacknowledged.count(target)
+            && let Some(core) = target.upgrade()
+        {
+            attached.push(&core.notify);
+        }
+    }
+
+    pub(crate) fn attach(&self, attached: Attached) {
+        // A queue has one channel: the one named first.
+        let _ = self.attached.set(attached);
+    }
+
+    pub(crate) fn acknowledge(&self) {
+        self.unacknowledged.acknowledge();
+    }
+
+    /// The queue's destroy was accepted: nobody will take its events from the channel any more.
+    fn purge(&self) {
+        if let Some(attached) = self.attached.get() {
+            attached.purge(self);
+        }
     }
 
     fn run_handler(&self, in_use: InUse) {

@@ -12,8 +12,16 @@
 //! assert!(hold.step());
 //! ```
 
+mod any_request;
+#[cfg(not(verbs_loom))]
+pub mod conformance;
 mod hold;
 mod null;
+mod stage;
+mod subject;
 
+pub use any_request::{Answer, AnyFuture, AnyRequest, AnyRoutine};
 pub use hold::Hold;
 pub use null::Null;
+pub use stage::{GROUP, NotOffered, Nowhere, Nudge, Stage};
+pub use subject::{PATIENCE, Subject};

@@ -1,0 +1,136 @@
+//! Models of who pushes and of arm.
+//!
+//! In a model one thread has a number of its own and the others have none (module `verbs_core::mem`), so
+//! one owner and later pushers can be shown, but not two owners.
+
+use loom::thread;
+use verbs_core::mem::pin;
+
+use super::*;
+use crate::models::model;
+
+fn ring(cqe: u32) -> Arc<CqRing> {
+    Arc::new(CqRing::new(cqe, Arc::default(), None).expect("a model has memory"))
+}
+
+fn push(ring: &CqRing, wr_id: u64) -> Option<Pushed> {
+    let pin = pin();
+    let way = ring.enter(&pin)?;
+    let pushed = ring.push(way, &Cqe::success(wr_id, Qpn::new(1), WcOpcode::Send, 0));
+    Some(pushed.expect("the ring is large enough"))
+}
+
+/// Pushes its number when the queue has changed hands.
+struct Late {
+    ring: Arc<CqRing>,
+    wr_id: u64,
+    done: AtomicBool,
+}
+
+impl WaitsForCq for Late {
+    fn go_on(self: Arc<Self>) {
+        if !self.done.swap(true, AcqRel) {
+            let pushed = push(&self.ring, self.wr_id);
+            assert!(pushed.is_some(), "it is shared by now");
+        }
+    }
+}
+
+fn push_or_wait(ring: &Arc<CqRing>, wr_id: u64) {
+    if push(ring, wr_id).is_none() {
+        let done = AtomicBool::new(false);
+        let late = Arc::new(Late {
+            ring: Arc::clone(ring),
+            wr_id,
+            done,
+        });
+        ring.convert(late);
+    }
+}
+
+fn polled(ring: &Arc<CqRing>) -> Vec<u64> {
+    let mut out = [Wc::default(); 8];
+    let count = CqPoller::new(Arc::clone(ring)).poll(&mut out);
+    out[..count].iter().map(|wc| wc.wr_id).collect()
+}
+
+/// The first pusher owns the tail, a second converts the queue: no entry is lost or written twice.
+#[test]
+fn loom_cq_biased() {
+    model(2, || {
+        let ring = ring(4);
+        push_or_wait(&ring, 1);
+        let other = Arc::clone(&ring);
+        let thread = thread::spawn(move || push_or_wait(&other, 10));
+        push_or_wait(&ring, 2);
+        thread.join().expect("the other thread does not panic");
+        grace::help();
+        let mut seen = polled(&ring);
+        assert!(seen.iter().position(|&id| id == 1) < seen.iter().position(|&id| id == 2));
+        seen.sort_unstable();
+        assert_eq!(seen, [1, 2, 10]);
+    });
+}
+
+/// Two threads push to a shared queue: the consumer sees each one's entries in order.
+#[test]
+fn loom_cq_shared_order() {
+    model(2, || {
+        let ring = ring(4);
+        let nobody = Late {
+            ring: Arc::clone(&ring),
+            wr_id: 0,
+            done: AtomicBool::new(true),
+        };
+        ring.convert(Arc::new(nobody));
+        let other = Arc::clone(&ring);
+        let thread = thread::spawn(move || {
+            for wr_id in [10, 11] {
+                assert!(push(&other, wr_id).is_some());
+            }
+        });
+        assert!(push(&ring, 1).is_some());
+        let early = polled(&ring);
+        assert!(
+            early.iter().all(|id| [1, 10, 11].contains(id)),
+            "no half-written entry"
+        );
+        assert!(push(&ring, 2).is_some());
+        thread.join().expect("the other thread does not panic");
+        let all = polled(&ring);
+        assert_eq!(all.len(), 4);
+        let at = |wr_id| all.iter().position(|&id| id == wr_id);
+        assert!(at(1) < at(2) && at(10) < at(11));
+    });
+}
+
+/// A push against the first arm and a later one: who was told that nothing waits gets the event.
+#[test]
+fn loom_cq_arm() {
+    for armed_before in [false, true] {
+        model(2, move || {
+            let ring = ring(2);
+            let mut poller = CqPoller::new(Arc::clone(&ring));
+            if armed_before {
+                assert_eq!(poller.arm(Arm::Next), Armed::Empty);
+                ring.consumer.arm.store(0, Relaxed);
+            }
+            let other = Arc::clone(&ring);
+            let thread = thread::spawn(move || {
+                let pushed = push(&other, 1).expect("nobody else pushes");
+                u32::from(pushed.fire)
+            });
+            let armed = poller.arm(Arm::Next);
+            let fired = thread.join().expect("the other thread does not panic");
+            grace::help();
+            let wanted = ring.consumer.arm.load(Relaxed);
+            if armed == Armed::Empty {
+                assert_eq!(wanted, 0, "the event was delivered");
+            }
+            assert!(
+                fired == 0 || wanted == 0,
+                "who fires takes the want with it"
+            );
+        });
+    }
+}

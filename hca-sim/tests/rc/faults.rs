@@ -1,0 +1,303 @@
+//! What goes wrong, and how it ends at both ends.
+
+use std::time::Duration;
+
+use futures::executor::block_on;
+use hca_sim::clock::VirtualClock;
+use hca_sim::{Loopback, connect};
+use verbs_core::{
+    Access, Memory, Mr, Payload, QpAttr, QpInit, QpState, Recv, Remote, Send, SendFlags, SendOp,
+    SendWr, Sge, WcStatus, Write,
+};
+
+use crate::{End, bytes, end_with, pair, pair_on, pair_with, poll, state, statuses};
+
+/// How a work request is broken.
+struct Broken {
+    name: &'static str,
+    post: fn(&mut End, &mut End) -> SendWr<'static>,
+    requester: WcStatus,
+    /// Statuses of two receives at the responder.
+    responder: &'static [WcStatus],
+    /// Whether the responder goes to ERR.
+    both: bool,
+}
+
+const fn wr(op: SendOp, sge: Sge) -> SendWr<'static> {
+    SendWr {
+        wr_id: 9,
+        op,
+        flags: SendFlags::empty(),
+        payload: Payload::One(sge),
+    }
+}
+
+const FLUSHED: &[WcStatus] = &[WcStatus::WrFlushErr, WcStatus::WrFlushErr];
+
+const BROKEN: &[Broken] = &[
+    Broken {
+        name: "local key",
+        post: |a, _| {
+            wr(
+                SendOp::Send,
+                Sge {
+                    lkey: a.mr.lkey().next(),
+                    ..a.mr.slice(0..8)
+                },
+            )
+        },
+        requester: WcStatus::LocProtErr,
+        responder: &[],
+        both: false,
+    },
+    Broken {
+        name: "local bounds",
+        post: |a, _| wr(SendOp::Send, a.mr.slice(65_530..65_540)),
+        requester: WcStatus::LocProtErr,
+        responder: &[],
+        both: false,
+    },
+    Broken {
+        name: "local write for a READ",
+        post: |a, b| wr(SendOp::Read(b.mr.remote(0)), read_only(a).slice(0..8)),
+        requester: WcStatus::LocProtErr,
+        responder: &[],
+        both: false,
+    },
+    Broken {
+        name: "too long for the receive",
+        post: |a, _| wr(SendOp::Send, a.mr.slice(0..65)),
+        requester: WcStatus::RemInvReqErr,
+        responder: &[WcStatus::LocLenErr, WcStatus::WrFlushErr],
+        both: true,
+    },
+    Broken {
+        name: "remote key of a WRITE",
+        post: |a, b| {
+            let stale = Remote {
+                rkey: b.mr.rkey().next(),
+                ..b.mr.remote(0)
+            };
+            wr(SendOp::Write(stale), a.mr.slice(0..8))
+        },
+        requester: WcStatus::RemAccessErr,
+        responder: FLUSHED,
+        both: true,
+    },
+    Broken {
+        name: "remote bounds of a READ",
+        post: |a, b| wr(SendOp::Read(b.mr.remote(65_530)), a.mr.slice(0..8)),
+        requester: WcStatus::RemAccessErr,
+        responder: FLUSHED,
+        both: true,
+    },
+    Broken {
+        name: "remote right of the region",
+        post: |a, b| wr(SendOp::Write(readable(b).remote(0)), a.mr.slice(0..8)),
+        requester: WcStatus::RemAccessErr,
+        responder: FLUSHED,
+        both: true,
+    },
+    Broken {
+        name: "remote right of the queue pair",
+        post: |a, b| {
+            let access = Some(Access::REMOTE_READ);
+            b.qp.modify(QpAttr {
+                access,
+                ..QpAttr::default()
+            })
+            .wait()
+            .unwrap();
+            wr(SendOp::Write(b.mr.remote(0)), a.mr.slice(0..8))
+        },
+        requester: WcStatus::RemInvReqErr,
+        responder: FLUSHED,
+        both: true,
+    },
+    Broken {
+        name: "right of an atomic",
+        post: |a, b| {
+            wr(
+                SendOp::FetchAdd {
+                    remote: readable(b).remote(0),
+                    add: 1,
+                },
+                a.mr.slice(0..8),
+            )
+        },
+        requester: WcStatus::RemAccessErr,
+        responder: FLUSHED,
+        both: true,
+    },
+];
+
+fn registered(end: &End, access: Access) -> Mr {
+    end.pd
+        .register(Memory::alloc(4096).unwrap(), access)
+        .wait()
+        .unwrap()
+}
+
+/// A region that is never deregistered.
+fn read_only(end: &End) -> &'static Mr {
+    Box::leak(Box::new(registered(end, Access::empty())))
+}
+
+fn readable(end: &End) -> &'static Mr {
+    Box::leak(Box::new(registered(end, Access::REMOTE_READ)))
+}
+
+#[test]
+fn every_fault_ends_as_the_specification_says_at_both_ends() {
+    for case in BROKEN {
+        let (mut a, mut b) = pair();
+        for wr_id in [20, 21] {
+            b.qp.post_recv(Recv::new(wr_id).into(b.mr.slice(0..64)))
+                .unwrap();
+        }
+        let wr = (case.post)(&mut a, &mut b);
+        a.qp.post_send(wr).unwrap();
+        a.qp.post_send(Send::new(10).from(a.mr.slice(0..1)))
+            .unwrap();
+        let sent = poll(&mut a.send_cq);
+        let ends: Vec<_> = sent.iter().map(|wc| (wc.wr_id, wc.status)).collect();
+        assert_eq!(
+            ends,
+            [(9, case.requester), (10, WcStatus::WrFlushErr)],
+            "{}",
+            case.name
+        );
+        assert_eq!(state(&a), QpState::Err, "{}", case.name);
+        let received: Vec<_> = poll(&mut b.recv_cq).iter().map(|wc| wc.status).collect();
+        assert_eq!(received, case.responder, "{}", case.name);
+        let expected = if case.both {
+            QpState::Err
+        } else {
+            QpState::Rts
+        };
+        assert_eq!(state(&b), expected, "{}", case.name);
+        assert_eq!(
+            bytes(&b, 0, 65),
+            [0; 65],
+            "{}: nothing was placed",
+            case.name
+        );
+    }
+}
+
+#[test]
+fn a_bad_receive_ends_at_both_ends() {
+    for key in [0, 1] {
+        let (mut a, mut b) = pair();
+        let room = if key == 0 {
+            Sge {
+                lkey: b.mr.lkey().next(),
+                ..b.mr.slice(0..64)
+            }
+        } else {
+            readable(&b).slice(0..64)
+        };
+        b.qp.post_recv(Recv::new(1).into(room)).unwrap();
+        a.qp.post_send(Send::new(2).from(a.mr.slice(0..8))).unwrap();
+        assert_eq!(statuses(&mut a.send_cq), [(2, WcStatus::RemOpErr)]);
+        assert_eq!(statuses(&mut b.recv_cq), [(1, WcStatus::LocProtErr)]);
+        assert_eq!((state(&a), state(&b)), (QpState::Err, QpState::Err));
+    }
+}
+
+#[test]
+fn rnr_waits_for_a_receive_and_keeps_the_order() {
+    let clock = VirtualClock::new();
+    let (mut a, mut b) = pair_on(&clock);
+    a.mr.write(0, b"12").unwrap();
+    a.qp.post_send(Send::new(1).from(a.mr.slice(0..1)).signaled())
+        .unwrap();
+    a.qp.post_send(
+        Write::new(2, b.mr.remote(500))
+            .from(a.mr.slice(0..2))
+            .signaled(),
+    )
+    .unwrap();
+    a.qp.post_send(Send::new(3).from(a.mr.slice(1..2)).signaled())
+        .unwrap();
+    assert!(poll(&mut a.send_cq).is_empty());
+    assert_eq!(bytes(&b, 500, 1), [0], "the WRITE waits behind the SEND");
+    clock.advance(Duration::from_secs(5));
+    assert!(poll(&mut a.send_cq).is_empty(), "7 means for ever");
+    b.qp.post_recv(Recv::new(4).into(b.mr.slice(0..1))).unwrap();
+    assert_eq!(
+        statuses(&mut a.send_cq),
+        [(1, WcStatus::Success), (2, WcStatus::Success)]
+    );
+    b.qp.post_recv(Recv::new(5).into(b.mr.slice(1..2))).unwrap();
+    assert_eq!(statuses(&mut a.send_cq), [(3, WcStatus::Success)]);
+    assert_eq!(bytes(&b, 0, 2), b"12");
+    b.qp.post_recv(Recv::new(6).into(b.mr.slice(0..1))).unwrap();
+    a.qp.post_send(Send::new(7).from(a.mr.slice(0..1)).signaled())
+        .unwrap();
+    assert_eq!(
+        statuses(&mut a.send_cq),
+        [(7, WcStatus::Success)],
+        "the door is open again"
+    );
+}
+
+#[test]
+fn rnr_retries_run_out() {
+    let clock = VirtualClock::new();
+    let (mut a, mut b) = pair_with(&clock, |attr| {
+        attr.rnr_retry = attr.rnr_retry.map(|_| 2);
+    });
+    a.qp.post_send(Send::new(1).from(a.mr.slice(0..1))).unwrap();
+    a.qp.post_send(Send::new(2).from(a.mr.slice(0..1))).unwrap();
+    clock.advance(Duration::from_micros(2 * 640 - 1));
+    assert!(poll(&mut a.send_cq).is_empty());
+    clock.advance(Duration::from_micros(1));
+    let ends = [(1, WcStatus::RnrRetryExcErr), (2, WcStatus::WrFlushErr)];
+    assert_eq!(statuses(&mut a.send_cq), ends);
+    assert_eq!((state(&a), state(&b)), (QpState::Err, QpState::Rts));
+    drop(poll(&mut b.recv_cq));
+}
+
+#[test]
+fn nobody_answers_for_a_queue_pair_that_is_gone() {
+    let clock = VirtualClock::new();
+    let (mut a, b) = pair_with(&clock, |attr| {
+        (attr.timeout, attr.retry_cnt) = (attr.timeout.map(|_| 8), attr.retry_cnt.map(|_| 3));
+    });
+    b.qp.destroy().wait().unwrap();
+    a.qp.post_send(Write::new(1, b.mr.remote(0)).from(a.mr.slice(0..1)))
+        .unwrap();
+    let timeout = Duration::from_nanos(4096 << 8);
+    clock.advance(timeout * 4 - Duration::from_nanos(1));
+    assert!(poll(&mut a.send_cq).is_empty());
+    clock.advance(Duration::from_nanos(1));
+    assert_eq!(statuses(&mut a.send_cq), [(1, WcStatus::RetryExcErr)]);
+    assert_eq!(state(&a), QpState::Err);
+}
+
+#[test]
+fn an_overrun_takes_the_queue_pairs_to_error() {
+    let link = Loopback::default();
+    let small = end_with(&link, |init| init);
+    let cq = small.device.create_cq(4).wait().unwrap();
+    let pd = &small.pd;
+    let mut a = pd.create_qp(QpInit::rc(&cq, &cq)).wait().unwrap();
+    let mut b = pd
+        .create_qp(QpInit::rc(&small.send_cq, &small.recv_cq))
+        .wait()
+        .unwrap();
+    block_on(connect(&mut a, &mut b)).unwrap();
+    for wr_id in 0..5 {
+        a.post_send(
+            Write::new(wr_id, small.mr.remote(0))
+                .from(small.mr.slice(8..9))
+                .signaled(),
+        )
+        .unwrap();
+    }
+    assert_eq!(a.query().wait().unwrap().state, QpState::Err);
+    assert_eq!(b.query().wait().unwrap().state, QpState::Rts);
+    let mut cq = cq;
+    assert_eq!(poll(&mut cq).len(), 4, "what fitted can be polled");
+}
