@@ -30,7 +30,7 @@ pub(crate) fn run(stage: &Stage) -> Result<Vec<Row>, BenchError> {
     let method = stage.method.part_of(SIZES.len());
     let mut rows = Vec::new();
     for bytes in SIZES {
-        let lines: [Line; 2] = Default::default();
+        let lines = Default::default();
         let duels = vec![cache_lines(&lines), sends(bytes)?, writes(bytes)?];
         let figures = duel::measure(method, &stage.machine, duels)?;
         for (name, figure) in ["SEND", "WRITE"].into_iter().zip(&figures[1..]) {
@@ -45,10 +45,10 @@ pub(crate) fn run(stage: &Stage) -> Result<Vec<Row>, BenchError> {
 /// A word on cache lines of its own; processors fetch lines in pairs.
 #[derive(Debug, Default)]
 #[repr(align(128))]
-struct Line(AtomicU64);
+pub(crate) struct Line(AtomicU64);
 
 /// The limit: each thread writes its own line and reads the other's.
-fn cache_lines(lines: &[Line; 2]) -> Duel<'_> {
+pub(crate) fn cache_lines(lines: &[Line; 2]) -> Duel<'_> {
     let party = |ours: usize, begins: bool| -> Party<'_> {
         let mut number = 0;
         Box::new(move |times| {

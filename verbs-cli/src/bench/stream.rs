@@ -1,4 +1,7 @@
 //! A stream of messages from one thread to another, within a fixed window.
+//!
+//! The one-way latency of bare cache lines stands beside: how far apart the two processors are
+//! decides about the rate, and on a virtual machine it changes without notice.
 
 use verbs_core::sync::Arc;
 use verbs_core::sync::atomic::{AtomicU64, Ordering};
@@ -8,9 +11,9 @@ use super::Stage;
 use super::bed::{Bed, End, POLL};
 use super::duel::{self, Duel};
 use super::error::BenchError;
-use super::latency::{SIGNALED, SIZES, WORD};
+use super::latency::{SIGNALED, SIZES, WORD, cache_lines};
 use super::machine::Patience;
-use super::table::Row;
+use super::table::{Beside, Row};
 
 /// Messages that are under way at most. Fixed, because a queue that runs half full moves more cache
 /// lines at once than one that runs empty.
@@ -24,14 +27,13 @@ pub(crate) fn run(stage: &Stage) -> Result<Vec<Row>, BenchError> {
     let method = stage.method.part_of(SIZES.len());
     let mut rows = Vec::new();
     for bytes in SIZES {
-        let figures = duel::measure(method, &stage.machine, vec![sends(bytes)?, writes(bytes)?])?;
-        for (name, figures) in ["SEND", "WRITE"].into_iter().zip(figures) {
-            rows.push(
-                Row::new(stage.bench, name, figures)
-                    .bytes(bytes)
-                    .threads(2)
-                    .bandwidth(),
-            );
+        let lines = Default::default();
+        let duels = vec![cache_lines(&lines), sends(bytes)?, writes(bytes)?];
+        let figures = duel::measure(method, &stage.machine, duels)?;
+        for (name, figure) in ["SEND", "WRITE"].into_iter().zip(&figures[1..]) {
+            let beside = Beside::new("two cache lines", figures[0], *figure);
+            let row = Row::new(stage.bench, name, *figure).bytes(bytes);
+            rows.push(row.threads(2).bandwidth().beside(beside));
         }
     }
     Ok(rows)
