@@ -46,6 +46,9 @@ use crate::port::Port;
 
 #[cfg(all(test, verbs_loom))]
 mod models;
+mod opcodes;
+
+use opcodes::OPCODES;
 
 /// In the mode: the number of the thread that pushes alone.
 const OWNER: u32 = 0x1f;
@@ -586,14 +589,3 @@ fn fill_rest(wc: &mut Wc, what: u64, words: &[AtomicU64; 8]) {
         wc.timestamp_ns = words[4].load(Relaxed);
     }
 }
-
-/// By number. Only numbers of opcodes are pushed; the others are there to need no check.
-const OPCODES: [WcOpcode; 256] = {
-    let mut opcodes = [WcOpcode::Send; 256];
-    let mut i = 0;
-    while i < WcOpcode::ALL.len() {
-        opcodes[WcOpcode::ALL[i] as usize] = WcOpcode::ALL[i];
-        i += 1;
-    }
-    opcodes
-};
