@@ -41,7 +41,6 @@ use verbs_core::{
 };
 
 use crate::clock::Clock;
-use crate::hca::raise_for;
 use crate::port::Port;
 
 #[cfg(all(test, verbs_loom))]
@@ -423,7 +422,7 @@ impl CqRing {
         if !self.told.swap(true, AcqRel) {
             port.counters.overruns.up();
             if let Some(core) = self.notify.target() {
-                raise_for(&core, EventType::CqErr);
+                EventType::CqErr.raise_for(&core);
             }
         }
         for qp in port.link.queue_pairs_on(self) {

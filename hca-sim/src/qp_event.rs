@@ -5,7 +5,6 @@ use verbs_core::sync::atomic::Ordering::{AcqRel, Acquire};
 use verbs_core::sync::{Arc, Weak};
 use verbs_core::{EventType, QpState};
 
-use crate::hca::raise_for;
 use crate::landing::Door;
 use crate::qp::QueuePair;
 
@@ -18,7 +17,7 @@ impl QueuePair {
     /// Raises an event about it. Outside pins and locks.
     pub(crate) fn raise(&self, event: EventType) {
         if let Some(core) = self.core.get().and_then(Weak::upgrade) {
-            raise_for(&core, event);
+            event.raise_for(&core);
         }
     }
 

@@ -10,7 +10,7 @@ use verbs_core::sync::atomic::{
     Ordering::{AcqRel, Acquire, Release},
 };
 use verbs_core::sync::{Arc, Mutex, Weak};
-use verbs_core::{Attr, DeviceAttr, Error, EventType, Gid, Lid, PKey, PortState, Subject, Target};
+use verbs_core::{Attr, DeviceAttr, Error, EventType, Gid, Lid, PKey, PortState, Subject};
 
 use crate::extension;
 use crate::hca::Hca;
@@ -261,9 +261,4 @@ impl Hca {
     pub fn has_failed(&self) -> bool {
         self.failed.load(Acquire)
     }
-}
-
-/// The device that an object belongs to, told of an event of the object. Holds no lock.
-pub(crate) fn raise_for<T: Target>(core: &Arc<T>, event: EventType) {
-    T::device(core).raise_for(&**core, event);
 }

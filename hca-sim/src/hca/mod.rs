@@ -24,8 +24,6 @@ use crate::port::Port;
 use crate::qp::QueuePair;
 use crate::table::Table;
 
-pub(crate) use crate::hca::device::raise_for;
-
 /// A software HCA with one port.
 ///
 /// ```

@@ -18,7 +18,6 @@ use verbs_core::sync::atomic::{
 use verbs_core::sync::{Arc, Mutex, OnceLock, Weak};
 use verbs_core::{Error, EventType, PostError, RawRecvQueue, Sge, SrqAttr};
 
-use crate::hca::raise_for;
 use crate::port::Port;
 use crate::qp::QueuePair;
 use crate::srq::ring::Ring;
@@ -116,7 +115,7 @@ impl SharedReceives {
     /// Raises the limit event. Outside pins and locks.
     pub(crate) fn raise_limit(&self) {
         if let Some(core) = self.core.get().and_then(Weak::upgrade) {
-            raise_for(&core, EventType::SrqLimitReached);
+            EventType::SrqLimitReached.raise_for(&core);
         }
     }
 
