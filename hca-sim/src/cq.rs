@@ -46,6 +46,9 @@ use crate::port::Port;
 
 #[cfg(all(test, verbs_loom))]
 mod models;
+mod opcodes;
+
+use opcodes::OPCODES;
 
 /// In the mode: the number of the thread that pushes alone.
 const OWNER: u32 = 0x1f;
@@ -118,9 +121,7 @@ impl Cqe {
     /// Fires a queue that is armed for solicited completions.
     #[inline(always)]
     pub(crate) const fn solicited(mut self, solicited: bool) -> Self {
-        if solicited {
-            self.what |= SOLICITED;
-        }
+        self.what |= (solicited as u64) << SOLICITED.trailing_zeros();
         self
     }
 
@@ -185,6 +186,8 @@ struct Consumer {
 pub(crate) struct CqRing {
     pushers: Pushers,
     entries: Box<[Entry]>,
+    /// Of a position: which entry it is.
+    mask: u32,
     consumer: Consumer,
     notify: Arc<CqNotify>,
     clock: Option<Clock>,
@@ -219,6 +222,7 @@ impl CqRing {
                 overrun: AtomicBool::new(false),
             },
             entries: entries.into_boxed_slice(),
+            mask: cqe - 1,
             consumer: Consumer {
                 head: AtomicU32::new(0),
                 arm: AtomicU32::new(0),
@@ -295,16 +299,22 @@ impl CqRing {
         Ok(Pushed { fire: false })
     }
 
-    /// As [`CqRing::push`], after [`CqRing::is_plain`], of a success.
+    /// The first half of a push after [`CqRing::is_plain`]: the position.
+    ///
+    /// # Errors
+    /// [`Overrun`].
     #[inline(always)]
-    pub(crate) fn push_plain(&self, cqe: &Cqe, first: impl FnOnce(u32)) -> Result<(), Overrun> {
-        let at = self.claim_alone()?;
-        first(at);
+    pub(crate) fn claim_plain(&self) -> Result<u32, Overrun> {
+        self.claim_alone()
+    }
+
+    /// The second half, of a success: the consumer may see it now.
+    #[inline(always)]
+    pub(crate) fn publish_plain(&self, at: u32, cqe: &Cqe) {
         let Entry(words) = self.entry(at);
         words[1].store(cqe.wr_id, Relaxed);
         words[2].store(cqe.who, Relaxed);
         words[0].store(cqe.what | self.lap(at), Release);
-        Ok(())
     }
 
     #[inline(never)]
@@ -376,12 +386,17 @@ impl CqRing {
 
     #[inline(always)]
     fn entry(&self, at: u32) -> &Entry {
-        &self.entries[at as usize & (self.entries.len() - 1)]
+        &self.entries[(at & self.mask) as usize]
     }
 
+    /// The lap bit of that position: 1 on the first lap, so that a fresh ring is empty.
     #[inline(always)]
     fn lap(&self, at: u32) -> u64 {
-        lap(&self.entries, at)
+        if at as usize & self.entries.len() == 0 {
+            LAP
+        } else {
+            0
+        }
     }
 
     /// The first word of the entry at that position, if it has been published.
@@ -504,16 +519,11 @@ impl CqPoller {
 impl RawCq for CqPoller {
     fn poll(&mut self, out: &mut [Wc]) -> usize {
         let ring = &*self.ring;
-        let entries = &*ring.entries;
         let mut head = self.head;
-        let mut count = 0;
         for wc in out {
-            let Some(Entry(words)) = entries.get(head as usize & entries.len().wrapping_sub(1))
-            else {
-                break;
-            };
+            let Entry(words) = ring.entry(head);
             let what = words[0].load(Acquire);
-            if (what ^ lap(entries, head)) & LAP != 0 {
+            if (what ^ ring.lap(head)) & LAP != 0 {
                 break;
             }
             let who = words[2].load(Relaxed);
@@ -533,13 +543,13 @@ impl RawCq for CqPoller {
                 fill_rest(wc, what, words);
             }
             head = head.wrapping_add(1);
-            count += 1;
         }
+        let count = head.wrapping_sub(self.head);
         if count != 0 {
             self.head = head;
             ring.consumer.head.store(head, Release);
         }
-        count
+        count as usize
     }
 
     fn arm(&mut self, when: Arm) -> Armed {
@@ -579,24 +589,3 @@ fn fill_rest(wc: &mut Wc, what: u64, words: &[AtomicU64; 8]) {
         wc.timestamp_ns = words[4].load(Relaxed);
     }
 }
-
-/// The lap bit of that position: 1 on the first lap, so that a fresh ring is empty.
-#[inline(always)]
-fn lap(entries: &[Entry], at: u32) -> u64 {
-    if at as usize & entries.len() == 0 {
-        LAP
-    } else {
-        0
-    }
-}
-
-/// By number. Only numbers of opcodes are pushed; the others are there to need no check.
-const OPCODES: [WcOpcode; 256] = {
-    let mut opcodes = [WcOpcode::Send; 256];
-    let mut i = 0;
-    while i < WcOpcode::ALL.len() {
-        opcodes[WcOpcode::ALL[i] as usize] = WcOpcode::ALL[i];
-        i += 1;
-    }
-    opcodes
-};

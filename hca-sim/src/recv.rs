@@ -48,6 +48,8 @@ struct Consumer {
 pub(crate) struct RecvRing {
     consumer: Consumer,
     entries: Box<[Entry]>,
+    /// Of a position: which entry it is.
+    mask: u32,
     /// The second and further pieces of each entry, two words each.
     more: Box<[AtomicU64]>,
     max_sge: usize,
@@ -129,6 +131,7 @@ impl RecvRing {
                 epsn: AtomicU32::new(0),
             },
             entries: allocate(count, || Entry(std::array::from_fn(|_| AtomicU64::new(0))))?,
+            mask: (count - 1) as u32,
             more: allocate(more, || AtomicU64::new(0))?,
             max_sge: max_sge.max(1) as usize,
             wanted: AtomicBool::new(false),
@@ -140,9 +143,7 @@ impl RecvRing {
     #[inline(always)]
     pub(crate) fn next(&self) -> Option<Waiting<'_>> {
         let at = self.consumer.head.load(Relaxed);
-        let entry = self
-            .entries
-            .get(at as usize & self.entries.len().wrapping_sub(1))?;
+        let entry = self.entry(at);
         let what = entry.0[0].load(Acquire);
         ((what ^ self.lap(at)) & LAP == 0).then_some(Waiting {
             ring: self,
@@ -178,7 +179,7 @@ impl RecvRing {
 
     #[inline(always)]
     fn entry(&self, at: u32) -> &Entry {
-        &self.entries[at as usize & (self.entries.len() - 1)]
+        &self.entries[(at & self.mask) as usize]
     }
 
     /// The lap bit of that position: 1 on the first lap, so that a fresh ring is empty.
@@ -193,8 +194,17 @@ impl RecvRing {
 
     /// Where in `more` the second or a further piece of an entry is.
     fn place(&self, at: u32, number: usize) -> usize {
-        let slot = at as usize & (self.entries.len() - 1);
+        let slot = (at & self.mask) as usize;
         (slot * (self.max_sge - 1) + number - 1) * 2
+    }
+
+    /// Writes an entry. For the producer only.
+    #[inline(always)]
+    fn publish_pieces(&self, at: u32, wr_id: u64, pieces: Pieces<'_>) {
+        match pieces {
+            Pieces::One(sge) => self.publish_one(at, wr_id, sge),
+            Pieces::List(sges) => self.publish(at, wr_id, sges),
+        }
     }
 
     /// Writes an entry of one piece. For the producer only.
@@ -227,6 +237,13 @@ impl RecvRing {
             Release,
         );
     }
+}
+
+/// The memory of a receive that is posted.
+#[derive(Clone, Copy)]
+enum Pieces<'a> {
+    One(Sge),
+    List(&'a [Sge]),
 }
 
 /// A boxed slice, or the error that says there is no memory for it.
@@ -302,9 +319,9 @@ impl RecvPoster {
         Ok(())
     }
 
-    /// Posts what `publish` writes.
+    /// Posts one receive.
     #[inline(always)]
-    fn post_with(&mut self, publish: impl Fn(&RecvRing, u32)) -> Result<(), PostError> {
+    fn post_pieces(&mut self, wr_id: u64, pieces: Pieces<'_>) -> Result<(), PostError> {
         if self.room == 0 {
             self.look_for_room()?;
         }
@@ -317,9 +334,9 @@ impl RecvPoster {
             .word
             .admits(&pin, flag::TAKES_RECVS, flag::TAKES_RECVS)
         {
-            return self.post_to_flush(pin, &publish);
+            return self.post_to_flush(pin, wr_id, pieces);
         }
-        publish(ring, self.tail);
+        ring.publish_pieces(self.tail, wr_id, pieces);
         drop(pin);
         self.tail = self.tail.wrapping_add(1);
         self.room -= 1;
@@ -331,16 +348,12 @@ impl RecvPoster {
 
     /// Posts to a queue pair in ERR, which completes the receive at once.
     #[cold]
-    fn post_to_flush(
-        &mut self,
-        pin: Pin,
-        publish: &dyn Fn(&RecvRing, u32),
-    ) -> Result<(), PostError> {
+    fn post_to_flush(&mut self, pin: Pin, wr_id: u64, pieces: Pieces<'_>) -> Result<(), PostError> {
         let Some(ring) = &self.ring else {
             return Err(PostError::State(QpState::Reset));
         };
         self.qp.enter_to_post_recv(&pin)?;
-        publish(ring, self.tail);
+        ring.publish_pieces(self.tail, wr_id, pieces);
         drop(pin);
         self.tail = self.tail.wrapping_add(1);
         self.room -= 1;
@@ -356,14 +369,14 @@ impl RawRecvQueue for RecvPoster {
             let got = u32::try_from(sges.len()).unwrap_or(u32::MAX);
             return Err(PostError::TooManySges { got, max });
         }
-        self.post_with(|ring, at| ring.publish(at, wr_id, sges))
+        self.post_pieces(wr_id, Pieces::List(sges))
     }
 
     fn post_one(&mut self, wr_id: u64, sge: Sge) -> Result<(), PostError> {
         if self.one_is_too_many {
             return Err(PostError::TooManySges { got: 1, max: 0 });
         }
-        self.post_with(|ring, at| ring.publish_one(at, wr_id, sge))
+        self.post_pieces(wr_id, Pieces::One(sge))
     }
 }
 

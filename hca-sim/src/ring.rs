@@ -48,6 +48,8 @@ pub(crate) struct SendRing {
     stride: usize,
     /// By work request: its number in the upper half, the position of its completion in the lower.
     marks: Box<[AtomicU64]>,
+    /// Of a work request, or a position: which mark or entry it has.
+    mask: u32,
 }
 
 /// Room for the parts of a work request that it borrows.
@@ -83,6 +85,7 @@ impl SendRing {
             stride,
             // No work request has the number that is written here: 0 is never on lap -1.
             marks: allocate(count, || AtomicU64::new(u64::from(u32::MAX) << 32))?,
+            mask: (count - 1) as u32,
         })
     }
 
@@ -105,13 +108,13 @@ impl SendRing {
     /// Remembers at which position of the completion queue a work request completed.
     #[inline(always)]
     pub(crate) fn mark(&self, index: u32, at: u32) {
-        let slot = &self.marks[index as usize & (self.marks.len() - 1)];
+        let slot = &self.marks[(index & self.mask) as usize];
         slot.store(u64::from(index) << 32 | u64::from(at), Relaxed);
     }
 
     /// The position at which that work request completed, if it made a completion.
     pub(crate) fn marked(&self, index: u32) -> Option<u32> {
-        let mark = self.marks[index as usize & (self.marks.len() - 1)].load(Relaxed);
+        let mark = self.marks[(index & self.mask) as usize].load(Relaxed);
         ((mark >> 32) as u32 == index).then_some(mark as u32)
     }
 
@@ -147,7 +150,7 @@ impl SendRing {
     }
 
     fn entry(&self, at: u32) -> &[AtomicU64] {
-        let slot = at as usize & (self.marks.len() - 1);
+        let slot = (at & self.mask) as usize;
         &self.words[slot * self.stride..(slot + 1) * self.stride]
     }
 

@@ -104,7 +104,11 @@ impl SendPoster {
             Cqe::success(waiting.wr_id(), land.qpn, WcOpcode::Recv, sge.len).solicited(solicited);
         // Whoever polls the completion may post the next receive at once.
         waiting.consume();
-        let kept = land.cq.push_plain(&cqe, |_| {}).is_ok();
+        let claimed = land.cq.claim_plain();
+        if let Ok(at) = claimed {
+            land.cq.publish_plain(at, &cqe);
+        }
+        let kept = claimed.is_ok();
         Some(kept & self.finish_short(open, wr_id, WcOpcode::Send, sge.len, flags))
     }
 
@@ -172,8 +176,12 @@ impl SendPoster {
             return true;
         }
         let cqe = Cqe::success(wr_id, self.qpn, op, len);
-        let mark = |at| open.sends.mark(self.posted, at);
-        self.send_cq.push_plain(&cqe, mark).is_ok()
+        let Ok(at) = self.send_cq.claim_plain() else {
+            return false;
+        };
+        open.sends.mark(self.posted, at);
+        self.send_cq.publish_plain(at, &cqe);
+        true
     }
 
     /// After a message went the short way, outside its pin.
@@ -206,19 +214,29 @@ impl SendPoster {
         }
     }
 
+    /// What cannot go the short way.
+    #[cold]
+    #[inline(never)]
+    fn post_long(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {
+        self.post_any(wr)
+    }
+
     /// Posts any work request, with all its checks.
     #[inline(never)]
     fn post_any(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {
         self.check_sizes(wr)?;
-        let sends = self.refill()?;
         let mut wr = *wr;
         wr.flags |= self.always;
-        if self.credits == 0 || !self.attempt(&sends, &wr) {
-            self.append(&sends, &wr)?;
-            self.credits = 0;
-        } else {
-            self.credits -= 1;
+        if self.credits == 0 || !self.attempt(&wr) {
+            // Perhaps there is a new door, and perhaps nothing may be posted any more.
+            let sends = self.refill()?;
+            if self.credits == 0 || !self.attempt(&wr) {
+                self.append(&sends, &wr)?;
+                // The door is closed until the machine is done.
+                self.credits = 0;
+            }
         }
+        self.credits = self.credits.saturating_sub(1);
         self.posted = self.posted.wrapping_add(1);
         Ok(())
     }
@@ -326,7 +344,7 @@ impl SendPoster {
     }
 
     /// Tries to carry the message out here. `false`: something is in the way, nothing was done.
-    fn attempt(&mut self, sends: &SendRing, wr: &SendWr<'_>) -> bool {
+    fn attempt(&mut self, wr: &SendWr<'_>) -> bool {
         let Some(open) = &self.open else { return false };
         let pin = pin();
         if !open.land.admits_direct(&pin) {
@@ -338,7 +356,7 @@ impl SendPoster {
         let (qp, land) = (&*self.qp, &*open.land);
         let message = Message {
             qp,
-            sends,
+            sends: &open.sends,
             land,
             pin: &pin,
             wr,
@@ -391,12 +409,13 @@ impl RawSendQueue for SendPoster {
         if self.credits != 0 {
             let pin = pin();
             let short = self.short_send(&pin, wr_id, sge, flags | self.always);
-            drop(pin);
             if let Some(kept) = short {
+                drop(pin);
                 return self.went(kept);
             }
+            drop(pin);
         }
-        self.post_any(&SendWr {
+        self.post_long(&SendWr {
             wr_id,
             op: SendOp::Send,
             flags,
@@ -417,12 +436,13 @@ impl RawSendQueue for SendPoster {
         if self.credits != 0 {
             let pin = pin();
             let short = self.short_rdma::<false>(&pin, wr_id, sge, to, flags | self.always);
-            drop(pin);
             if let Some(kept) = short {
+                drop(pin);
                 return self.went(kept);
             }
+            drop(pin);
         }
-        self.post_any(&SendWr {
+        self.post_long(&SendWr {
             wr_id,
             op: SendOp::Write(to),
             flags,
@@ -443,12 +463,13 @@ impl RawSendQueue for SendPoster {
         if self.credits != 0 {
             let pin = pin();
             let short = self.short_rdma::<true>(&pin, wr_id, sge, from, flags | self.always);
-            drop(pin);
             if let Some(kept) = short {
+                drop(pin);
                 return self.went(kept);
             }
+            drop(pin);
         }
-        self.post_any(&SendWr {
+        self.post_long(&SendWr {
             wr_id,
             op: SendOp::Read(from),
             flags,

@@ -32,10 +32,7 @@ struct End {
 fn end(device: &Device, pd: &Pd, srq: Option<&Srq>) -> End {
     let cq = device.create_cq(64).wait().unwrap();
     let init = QpInit::rc(&cq, &cq).inline(64).depth(32, 16);
-    let init = match srq {
-        Some(srq) => init.srq(srq),
-        None => init,
-    };
+    let init = srq.map_or(init, |srq| init.srq(srq));
     let qp = pd.create_qp(init).wait().unwrap();
     End { qp, cq }
 }
@@ -49,10 +46,8 @@ fn region(pd: &Pd) -> Mr {
 
 fn statuses(cq: &mut Cq) -> Vec<(u64, WcStatus)> {
     let mut out = [Wc::default(); 64];
-    cq.poll(&mut out)
-        .iter()
-        .map(|wc| (wc.wr_id, wc.status))
-        .collect()
+    let polled = cq.poll(&mut out).iter();
+    polled.map(|wc| (wc.wr_id, wc.status)).collect()
 }
 
 /// The device, a shared receive queue on it, and as many connections as asked for, each from a sender
