@@ -225,7 +225,7 @@ mod tests {
         let short = Duration::from_millis(20);
         let blocked = watch(
             |_| loop {
-                thread::park()
+                thread::park();
             },
             short,
         );
