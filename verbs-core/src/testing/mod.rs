@@ -1,5 +1,5 @@
-//! For the tests of providers and of protocols: a provider without hardware, and one that holds
-//! commands back until the test lets them go.
+//! For the tests of providers and of protocols: a provider without hardware, one that holds commands
+//! back until the test lets them go, a table of all verbs, and the [conformance suite](conformance).
 //!
 //! ```
 //! use std::sync::Arc;

@@ -46,6 +46,8 @@ pub const LIMIT: Duration = Duration::from_secs(60);
 /// Makes what is under test, fresh.
 pub type Make<'m> = &'m dyn Fn() -> Subject;
 
+type SharedMake = Arc<dyn Fn() -> Subject + Send + Sync>;
+
 /// One check: its name, which begins with the contract's rule if it stands for one, and itself.
 #[derive(Clone, Copy)]
 pub struct Check {
@@ -102,11 +104,11 @@ impl fmt::Debug for Check {
 /// # Panics
 /// With the names of the checks that the provider fails, and why.
 pub fn run(make: impl Fn() -> Subject + Send + Sync + 'static) {
-    let make: Arc<dyn Fn() -> Subject + Send + Sync> = Arc::new(make);
+    let make: SharedMake = Arc::new(make);
     let failed: Vec<String> = CHECKS
         .iter()
         .filter_map(|check| {
-            let why = watched(*check, Arc::clone(&make)).err()?;
+            let why = watched(*check, Arc::clone(&make), LIMIT).err()?;
             Some(format!("{}: {why}", check.name))
         })
         .collect();
@@ -120,7 +122,7 @@ pub fn run(make: impl Fn() -> Subject + Send + Sync + 'static) {
 }
 
 /// Runs a check on a thread of its own, so that one that blocks can be told from one that works.
-fn watched(check: Check, make: Arc<dyn Fn() -> Subject + Send + Sync>) -> Result<(), String> {
+fn watched(check: Check, make: SharedMake, limit: Duration) -> Result<(), String> {
     let outcome = Arc::new(Mutex::new(None));
     let (theirs, waits) = (Arc::clone(&outcome), thread::current());
     thread::spawn(move || {
@@ -133,8 +135,8 @@ fn watched(check: Check, make: Arc<dyn Fn() -> Subject + Send + Sync>) -> Result
         if let Some(result) = outcome.lock().take() {
             return result;
         }
-        let Some(left) = LIMIT.checked_sub(start.elapsed()) else {
-            return Err(format!("has not returned after {LIMIT:?}: it blocks"));
+        let Some(left) = limit.checked_sub(start.elapsed()) else {
+            return Err(format!("has not returned after {limit:?}: it blocks"));
         };
         thread::park_timeout(left);
     }
@@ -204,5 +206,35 @@ impl Answers {
         let mut answers = std::mem::take(&mut *self.0.lock());
         assert_eq!(answers.len(), 1, "{kind} completes once (K1)");
         answers.remove(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Null;
+
+    fn watch(run: fn(Make<'_>), limit: Duration) -> Result<(), String> {
+        let name = "sample";
+        let make = || Subject::new(Arc::new(Null::default()));
+        watched(Check { name, run }, Arc::new(make), limit)
+    }
+
+    #[test]
+    fn a_check_that_blocks_is_told_from_one_that_fails_and_one_that_passes() {
+        let short = Duration::from_millis(20);
+        let blocked = watch(
+            |_| loop {
+                thread::park();
+            },
+            short,
+        );
+        assert_eq!(
+            blocked,
+            Err("has not returned after 20ms: it blocks".into())
+        );
+        let failed = watch(|_| panic!("on purpose"), LIMIT);
+        assert_eq!(failed, Err("on purpose".into()));
+        assert_eq!(watch(k1_many_at_once, LIMIT), Ok(()));
     }
 }
