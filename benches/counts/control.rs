@@ -29,12 +29,13 @@ fn budget(instructions: u64) -> LibraryBenchmarkConfig {
 }
 
 macro_rules! counted {
-    ($($name:ident: $subject:ident <= $budget:literal;)*) => {
+    ($($(#[$doc:meta])* $name:ident: $subject:ident.$operation:ident <= $budget:literal;)*) => {
         $(
+            $(#[$doc])*
             #[library_benchmark(config = budget($budget))]
-            #[bench::verb(Subject::$subject())]
+            #[bench::counted(Subject::$subject())]
             fn $name(subject: Subject) -> Subject {
-                subject.$name(TIMES);
+                subject.$operation(TIMES);
                 subject
             }
         )*
@@ -42,15 +43,17 @@ macro_rules! counted {
 }
 
 counted! {
-    query_routine: inline <= 1000;
-    query_future: inline <= 1000;
-    query_poll: inline <= 1000;
-    query_wait: inline <= 1000;
-    query_nested: inline <= 1000;
-    modify_routine: inline <= 1000;
-    modify_future: inline <= 1000;
-    qp_to_rts: inline <= 10000;
-    qp_pair: inline <= 10000;
+    query_routine: inline.query_routine <= 100;
+    query_future: inline.query_future <= 159;
+    query_poll: inline.query_poll <= 117;
+    query_wait: inline.query_wait <= 143;
+    query_nested: inline.query_nested <= 775;
+    modify_routine: inline.modify_routine <= 119;
+    modify_future: inline.modify_future <= 216;
+    pended_routine: pending.query_routine <= 1970;
+    pended_future: pending.query_future <= 1680;
+    qp_to_rts: inline.qp_to_rts <= 2180;
+    qp_pair: inline.qp_pair <= 1600;
 }
 
 #[library_benchmark]
@@ -73,6 +76,8 @@ library_benchmark_group!(
         query_nested,
         modify_routine,
         modify_future,
+        pended_routine,
+        pended_future,
         qp_to_rts,
         qp_pair,
         tokio_oneshot

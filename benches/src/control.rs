@@ -6,15 +6,16 @@
 
 use std::future::{Future, IntoFuture};
 use std::hint::black_box;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
 
 use futures::executor::block_on;
 use verbs_core::testing::Null;
 use verbs_core::{
-    Access, AnyCommand, Av, Cq, Device, Lid, Mtu, Path, Pd, PortAttr, Provider, Psn, Qp, QpAttr,
-    QpInit, QpState, Qpn,
+    Access, AnyCommand, Av, Cq, Device, Lid, Mtu, Path, Pd, PendingCommand, PortAttr, Provider,
+    Psn, Qp, QpAttr, QpInit, QpState, Qpn,
 };
 
 /// Answers the two measured verbs with what it holds, and pends neither; the [`Null`] provider does
@@ -67,6 +68,39 @@ impl Provider for Pends {
                 }
             }
             other => self.0.issue(other),
+        }
+    }
+}
+
+/// A command interface that takes its time: every command pends, and a thread that stands for the
+/// hardware carries it out on [`Inline`] when it is due.
+pub struct Delayed(Mutex<mpsc::Sender<(Instant, PendingCommand)>>, Duration);
+
+impl Delayed {
+    /// Every command takes `time`, however many there are.
+    pub fn by(time: Duration) -> Arc<Self> {
+        let (sender, receiver) = mpsc::channel::<(Instant, PendingCommand)>();
+        std::thread::spawn(move || {
+            let inline = Inline::new();
+            // Ends with the provider, whose sender it was.
+            for (due, command) in receiver {
+                while Instant::now() < due {
+                    std::thread::yield_now();
+                }
+                command.forward(&inline);
+            }
+        });
+        Arc::new(Self(Mutex::new(sender), time))
+    }
+}
+
+impl Provider for Delayed {
+    fn issue(&self, command: AnyCommand<'_>) {
+        if let Some(pending) = command.pend() {
+            let due = Instant::now() + self.1;
+            let sender = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            // A thread that has ended drops the command, which then fails.
+            let _ = sender.send((due, pending));
         }
     }
 }

@@ -10,7 +10,8 @@ use crate::command::CommandConfig;
 use crate::engine::Engine;
 use crate::hca::Hca;
 use crate::limits::Limits;
-use crate::link::{Loopback, Port};
+use crate::link::Loopback;
+use crate::port::Port;
 
 /// Collects what an HCA is made with; begun by [`Hca::loopback`] and [`Hca::on`].
 #[derive(Debug)]
@@ -76,15 +77,13 @@ impl Builder {
             clock,
             commands,
         } = self;
-        let (lid, gid, guid) = link.fabric.lock().attach();
-        let port = Port {
-            lid,
-            gid,
-            guid,
-            link: Arc::clone(&link.fabric),
-            mrs: Arc::new(MrTable::new(limits.max_mr, seed)),
-            engine: Engine::new(clock.unwrap_or_else(Clock::wall)),
-        };
+        let addresses = link.fabric.lock().attach();
+        let port = Port::new(
+            addresses,
+            Arc::clone(&link.fabric),
+            Arc::new(MrTable::new(limits.max_mr, seed)),
+            Engine::new(clock.unwrap_or_else(Clock::wall)),
+        );
         Arc::new(Hca::new(&name, port, &limits, commands))
     }
 

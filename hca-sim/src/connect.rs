@@ -4,7 +4,7 @@ use verbs_core::sync::Arc;
 use verbs_core::{Access, Attr, Av, Error, Mtu, Path, Psn, Qp, Why};
 
 use crate::limits::PORT;
-use crate::link::Port;
+use crate::port::Port;
 use crate::qp::QueuePair;
 
 /// Connects two queue pairs in RESET to each other and takes both to RTS: with every right for the

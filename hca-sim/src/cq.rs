@@ -36,12 +36,18 @@ use verbs_core::sync::atomic::{
     fence,
 };
 use verbs_core::sync::{Arc, Mutex};
-use verbs_core::{Arm, Armed, CqNotify, Error, Qpn, RawCq, Wc, WcFlags, WcOpcode, WcStatus};
+use verbs_core::{
+    Arm, Armed, CqNotify, Error, EventType, Qpn, RawCq, Wc, WcFlags, WcOpcode, WcStatus,
+};
 
 use crate::clock::Clock;
+use crate::port::Port;
 
 #[cfg(all(test, verbs_loom))]
 mod models;
+mod opcodes;
+
+use opcodes::OPCODES;
 
 /// In the mode: the number of the thread that pushes alone.
 const OWNER: u32 = 0x1f;
@@ -186,6 +192,8 @@ pub(crate) struct CqRing {
     clock: Option<Clock>,
     /// Who wants to push and waits for the end of CONVERTING.
     waiting: Mutex<Vec<Arc<dyn WaitsForCq>>>,
+    /// The client was told that completions were lost.
+    told: AtomicBool,
 }
 
 impl CqRing {
@@ -222,6 +230,7 @@ impl CqRing {
             notify,
             clock,
             waiting: Mutex::new(Vec::new()),
+            told: AtomicBool::new(false),
         })
     }
 
@@ -408,6 +417,23 @@ impl CqRing {
         self.pushers.overrun.load(Relaxed)
     }
 
+    /// Completions were lost: tells the client, once, and takes every queue pair on the queue to ERR, as
+    /// none can go on (IBTA vol. 1, 11.2.6.1). Outside pins and locks.
+    pub(crate) fn tell_overrun(self: &Arc<Self>, port: &Port) {
+        if !self.told.swap(true, AcqRel) {
+            port.counters.overruns.up();
+            if let Some(core) = self.notify.target() {
+                EventType::CqErr.raise_for(&core);
+            }
+        }
+        for qp in port.link.queue_pairs_on(self) {
+            if qp.fail() {
+                // Its own completion may be the lost one, so nothing else tells it.
+                qp.raise(EventType::QpFatal);
+            }
+        }
+    }
+
     /// Delivers the event of a push that said so; outside pins and locks.
     pub(crate) fn fire(&self) {
         self.notify.fire();
@@ -562,14 +588,3 @@ fn fill_rest(wc: &mut Wc, what: u64, words: &[AtomicU64; 8]) {
         wc.timestamp_ns = words[4].load(Relaxed);
     }
 }
-
-/// By number. Only numbers of opcodes are pushed; the others are there to need no check.
-const OPCODES: [WcOpcode; 256] = {
-    let mut opcodes = [WcOpcode::Send; 256];
-    let mut i = 0;
-    while i < WcOpcode::ALL.len() {
-        opcodes[WcOpcode::ALL[i] as usize] = WcOpcode::ALL[i];
-        i += 1;
-    }
-    opcodes
-};

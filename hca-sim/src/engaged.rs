@@ -17,16 +17,17 @@ use verbs_core::sync::atomic::{
     Ordering::{AcqRel, Acquire, Release},
 };
 use verbs_core::sync::{Mutex, MutexGuard};
-use verbs_core::{QpState, SendFlags, WcStatus};
+use verbs_core::{EventType, QpState, SendFlags, WcStatus};
 
 use crate::clock::Instant;
 use crate::cq::{CqRing, Cqe, Overrun, Pushed, WaitsForCq, Way};
 use crate::engine::Due;
 use crate::landing::Landing;
-use crate::message::{Done, Fault, Message, Outcome};
+use crate::message::{Done, Fault, Faulty, Message, Outcome};
 use crate::qp::{Finish, QueuePair};
 use crate::recv::RecvRing;
 use crate::ring::{Scratch, SendRing};
+use crate::srq::SharedReceives;
 
 /// RNR retries that never end (IBTA vol. 1, 9.7.5.2.8).
 const RNR_FOREVER: u8 = 7;
@@ -65,6 +66,9 @@ struct Effects {
     convert: Vec<Arc<CqRing>>,
     fail: Vec<Arc<QueuePair>>,
     finish: Vec<Finish>,
+    contact: Vec<Arc<QueuePair>>,
+    raise: Vec<(Arc<QueuePair>, EventType)>,
+    srq_limit: Vec<Arc<SharedReceives>>,
 }
 
 /// Whether the machine goes on with the next work request.
@@ -128,7 +132,16 @@ impl QueuePair {
         };
         drop(machine);
         if over {
-            effects.finish.append(&mut self.control.lock().finish);
+            let mut control = self.control.lock();
+            effects.finish.append(&mut control.finish);
+            if std::mem::take(&mut control.tell_drained) {
+                effects.raise.push((Arc::clone(self), EventType::SqDrained));
+            }
+            if self.state() == QpState::Err && std::mem::take(&mut control.tell_last_wqe) {
+                effects
+                    .raise
+                    .push((Arc::clone(self), EventType::QpLastWqeReached));
+            }
         }
     }
 
@@ -182,7 +195,11 @@ impl QueuePair {
             index,
             signaled,
         };
-        match message.carry_out() {
+        let outcome = message.carry_out();
+        if land.awaits_first() && arrives(&outcome) {
+            effects.contact.extend(land.responder.upgrade());
+        }
+        match outcome {
             Outcome::Done(done) => {
                 drop(pin);
                 land.ring.want(false);
@@ -201,16 +218,31 @@ impl QueuePair {
             }
             Outcome::Fault(fault) => {
                 let mut done = Done::default();
-                if !message.complete_faulty_receive(&fault, &mut done) {
-                    effects.convert.push(Arc::clone(&land.cq));
-                    return Next::Stop;
+                let faulty = message.complete_faulty_receive(&fault, &mut done);
+                if let Some(next) = self.faulty(&faulty, &land, effects) {
+                    return next;
                 }
                 drop(pin);
                 effects.note(self, &land, done);
                 if fault.at_responder {
-                    effects.fail.extend(land.responder.upgrade());
+                    effects.refused(&land, &fault);
                 }
                 self.end_in_error(machine, wr.wr_id, at, &fault, effects)
+            }
+        }
+    }
+
+    /// What to do instead if the receive that a fault concerns could not be completed.
+    fn faulty(&self, faulty: &Faulty, land: &Landing, effects: &mut Effects) -> Option<Next> {
+        match faulty {
+            Faulty::Completed => None,
+            Faulty::Busy => {
+                effects.convert.push(Arc::clone(&land.cq));
+                Some(Next::Stop)
+            }
+            Faulty::Again => {
+                self.engaged.kicked.store(true, Release);
+                Some(Next::Continue)
             }
         }
     }
@@ -230,10 +262,14 @@ impl QueuePair {
         early: bool,
         effects: &mut Effects,
     ) -> Next {
-        land.ring.want(true);
+        match &land.srq {
+            Some(srq) => srq.want(self),
+            None => land.ring.want(true),
+        }
         if early {
             return Next::Stop;
         }
+        self.port.counters.rnr_naks.up();
         let limit = self.control.lock().attr.rnr_retry.unwrap_or(0);
         let left = *machine.rnr_left.get_or_insert(limit);
         if limit != RNR_FOREVER && left == 0 {
@@ -258,6 +294,7 @@ impl QueuePair {
         if early {
             return Next::Stop;
         }
+        self.port.counters.timeouts.up();
         let attr = self.control.lock().attr;
         let Some(timeout) = ack_timeout(attr.timeout.unwrap_or(0)) else {
             // No timeout: waits until the peer is there, which kicks.
@@ -297,6 +334,11 @@ impl QueuePair {
         let Some(sends) = self.send_ring() else {
             return Next::Stop;
         };
+        let counters = &self.port.counters;
+        match fault.at_responder {
+            true => counters.remote_errors.up(),
+            false => counters.local_errors.up(),
+        }
         let cqe = Cqe::failure(wr_id, self.qpn, fault.status, fault.vendor_err);
         if self.complete_send(sends, at, &cqe, effects) {
             machine.failed = Some(at);
@@ -415,17 +457,41 @@ impl Effects {
         if done.overrun_send {
             self.overrun.push(Arc::clone(&sender.send_cq));
         }
+        if done.srq_limit {
+            self.srq_limit.extend(land.srq.clone());
+        }
+    }
+
+    /// The responder has refused a message: it goes to ERR. No completion tells it why unless a receive
+    /// was consumed, so an event does (IBTA vol. 1, 9.9.3).
+    fn refused(&mut self, land: &Landing, fault: &Fault) {
+        let Some(responder) = land.responder.upgrade() else {
+            return;
+        };
+        let event = match fault.status {
+            _ if fault.receive.is_some() => None,
+            WcStatus::RemAccessErr => Some(EventType::QpAccessErr),
+            _ => Some(EventType::QpReqErr),
+        };
+        self.fail.push(Arc::clone(&responder));
+        self.raise.extend(event.map(|event| (responder, event)));
     }
 
     fn carry_out(self, machine: &Arc<QueuePair>) {
+        for qp in self.contact {
+            qp.contact();
+        }
         for qp in self.fail {
             qp.fail();
         }
         for cq in self.overrun {
-            // A completion was lost: no queue pair can go on with that queue (IBTA vol. 1, 11.2.6.1).
-            for qp in machine.port.link.queue_pairs_on(&cq) {
-                qp.fail();
-            }
+            cq.tell_overrun(&machine.port);
+        }
+        for (qp, event) in self.raise {
+            qp.raise(event);
+        }
+        for srq in self.srq_limit {
+            srq.raise_limit();
         }
         for cq in self.fire {
             cq.fire();
@@ -436,6 +502,15 @@ impl Effects {
         for cq in self.convert {
             cq.convert(Arc::clone(machine) as Arc<dyn WaitsForCq>);
         }
+    }
+}
+
+/// Whether a message with that outcome has reached the responder.
+fn arrives(outcome: &Outcome) -> bool {
+    match outcome {
+        Outcome::Done(_) | Outcome::NotReady => true,
+        Outcome::Fault(fault) => fault.at_responder,
+        Outcome::Busy(_) => false,
     }
 }
 

@@ -26,11 +26,26 @@ use verbs_core::{Access, Mtu, Qpn};
 use crate::cq::CqRing;
 use crate::qp::QueuePair;
 use crate::recv::RecvRing;
+use crate::srq::SharedReceives;
 
 /// In the word: the poster may land messages itself.
 const DIRECT: u32 = 1;
+/// In the word: the responder is in RTR and has heard nothing yet. Only the machine lands messages
+/// then, which tells the responder.
+const FIRST: u32 = 1 << 1;
 /// In the word, shifted by this: what the responder grants, as [`Access::REMOTE`] bits.
 const RIGHTS_SHIFT: u32 = 4;
+
+/// Who may land messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Door {
+    /// The poster, or the machine.
+    Direct,
+    /// The machine only.
+    Machine,
+    /// The machine only; the responder waits in RTR for the first message.
+    First,
+}
 
 /// See the module's documentation.
 #[derive(Debug)]
@@ -38,6 +53,8 @@ const RIGHTS_SHIFT: u32 = 4;
 pub(crate) struct Landing {
     word: TouchWord,
     pub(crate) ring: Arc<RecvRing>,
+    /// Where receives are taken from instead of `ring`, which then has none.
+    pub(crate) srq: Option<Arc<SharedReceives>>,
     pub(crate) cq: Arc<CqRing>,
     pub(crate) mrs: Arc<MrTable>,
     /// The responder's protection domain.
@@ -50,8 +67,16 @@ pub(crate) struct Landing {
     pub(crate) responder: Weak<QueuePair>,
 }
 
-const fn tag(direct: bool, granted: Access) -> u32 {
-    (if direct { DIRECT } else { 0 }) | (granted.bits() & Access::REMOTE.bits()) << RIGHTS_SHIFT
+const fn door_tag(door: Door) -> u32 {
+    match door {
+        Door::Direct => DIRECT,
+        Door::Machine => 0,
+        Door::First => FIRST,
+    }
+}
+
+const fn tag(door: Door, granted: Access) -> u32 {
+    door_tag(door) | (granted.bits() & Access::REMOTE.bits()) << RIGHTS_SHIFT
 }
 
 impl Landing {
@@ -61,11 +86,12 @@ impl Landing {
         ring: &Arc<RecvRing>,
         granted: Access,
         mtu: Mtu,
-        direct: bool,
+        door: Door,
     ) -> Self {
         Self {
-            word: TouchWord::new(tag(direct, granted)),
+            word: TouchWord::new(tag(door, granted)),
             ring: Arc::clone(ring),
+            srq: responder.srq.clone(),
             cq: Arc::clone(&responder.recv_cq),
             mrs: Arc::clone(&responder.port.mrs),
             pd: responder.pd,
@@ -85,8 +111,8 @@ impl Landing {
     /// Whether the poster may land a message that needs those rights, as far as one look tells.
     #[inline(always)]
     pub(crate) fn admits_direct_with(&self, pin: &Pin, need: Access) -> bool {
-        self.word
-            .admits_at_once(pin, tag(true, need), tag(true, need))
+        let want = tag(Door::Direct, need);
+        self.word.admits_at_once(pin, want, want)
     }
 
     /// Whether the poster may land messages.
@@ -116,8 +142,13 @@ impl Landing {
 
     /// Whether the responder grants those rights.
     pub(crate) fn grants(&self, need: Access) -> bool {
-        let need = tag(false, need);
+        let need = tag(Door::Machine, need);
         self.word.tag() & need == need
+    }
+
+    /// Whether the responder waits in RTR for the first message.
+    pub(crate) fn awaits_first(&self) -> bool {
+        self.word.tag() & FIRST != 0
     }
 
     /// Whether nobody has killed it.
@@ -126,8 +157,8 @@ impl Landing {
     }
 
     /// Sets what the responder grants and whether the poster may land messages.
-    pub(crate) fn change(&self, granted: Access, direct: bool) -> Touched {
-        let changed = self.word.update(|_| Some(tag(direct, granted)));
+    pub(crate) fn change(&self, granted: Access, door: Door) -> Touched {
+        let changed = self.word.update(|_| Some(tag(door, granted)));
         changed.map_or(Touched::NOBODY, |(_, touched)| touched)
     }
 

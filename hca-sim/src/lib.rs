@@ -47,6 +47,7 @@ mod connect;
 mod cq;
 mod engaged;
 pub mod engine;
+pub mod extension;
 mod hca;
 mod landing;
 mod limits;
@@ -54,12 +55,15 @@ pub mod link;
 mod message;
 #[cfg(all(test, verbs_loom))]
 mod models;
+mod port;
 mod qp;
 mod qp_check;
+mod qp_event;
 mod recv;
 mod ring;
 mod rng;
 mod send;
+mod srq;
 mod table;
 pub mod wire;
 

@@ -1,9 +1,9 @@
 //! What an HCA can do: bounds with their reasons, and the attributes that tell them.
 
-use verbs_core::{AtomicCap, DeviceAttr, DeviceCap, LinkLayer, Mtu, PortAttr, PortState};
+use verbs_core::{AtomicCap, DeviceAttr, DeviceCap, LinkLayer, Mtu, PortAttr};
 
-use crate::link::Port;
 use crate::message::MAX_SGE;
+use crate::port::Port;
 use crate::ring::MAX_INLINE;
 use crate::send::MAX_MESSAGE;
 
@@ -21,6 +21,9 @@ pub(crate) const QP_WR: u32 = 1 << 15;
 /// Entries of one completion queue, 64 bytes each.
 pub(crate) const CQE: u32 = 1 << 22;
 
+/// Receives on one shared receive queue.
+pub(crate) const SRQ_WR: u32 = QP_WR;
+
 /// How many objects of a kind an HCA has. Memory is used for those that exist, but for regions, whose
 /// table of about 180 bytes an entry is made with the HCA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,6 +36,10 @@ pub struct Limits {
     pub max_qp: u32,
     /// Memory regions; 8,192 by default, which takes 1.5 MB.
     pub max_mr: u32,
+    /// Shared receive queues; 65,536 by default.
+    pub max_srq: u32,
+    /// Address handles; 65,536 by default.
+    pub max_ah: u32,
 }
 
 impl Default for Limits {
@@ -42,9 +49,18 @@ impl Default for Limits {
             max_cq: 1 << 16,
             max_qp: 1 << 18,
             max_mr: 1 << 13,
+            max_srq: 1 << 16,
+            max_ah: 1 << 16,
         }
     }
 }
+
+/// What is there of the optional features. Queues cannot be resized: whoever uses them on another thread
+/// knows their place and size.
+const CAPS: DeviceCap = DeviceCap::RC_RNR_NAK_GEN
+    .union(DeviceCap::SYS_IMAGE_GUID)
+    .union(DeviceCap::CHANGE_PHY_PORT)
+    .union(DeviceCap::PORT_ACTIVE_EVENT);
 
 /// The attributes of an HCA with that name on that port.
 pub(crate) fn device_attr(name: &str, port: &Port, limits: &Limits) -> DeviceAttr {
@@ -55,7 +71,7 @@ pub(crate) fn device_attr(name: &str, port: &Port, limits: &Limits) -> DeviceAtt
         sys_image_guid: port.guid,
         phys_port_cnt: PORT,
         max_mr_size: u64::MAX,
-        caps: DeviceCap::RC_RNR_NAK_GEN | DeviceCap::SYS_IMAGE_GUID,
+        caps: CAPS,
         max_qp: limits.max_qp,
         max_qp_wr: QP_WR,
         max_sge: MAX_SGE as u32,
@@ -67,6 +83,13 @@ pub(crate) fn device_attr(name: &str, port: &Port, limits: &Limits) -> DeviceAtt
         max_qp_rd_atom: RD_ATOMIC as u8,
         max_qp_init_rd_atom: RD_ATOMIC as u8,
         atomic_cap: AtomicCap::Glob,
+        max_ah: limits.max_ah,
+        max_srq: limits.max_srq,
+        max_srq_wr: SRQ_WR,
+        max_srq_sge: MAX_SGE as u32,
+        // Only datagram queue pairs can be in a multicast group, and there are none yet.
+        max_mcast_grp: 0,
+        max_mcast_qp_attach: 0,
         max_pkeys: PKEYS as u16,
         max_pending: verbs_core::device::MAX_PENDING,
         ..DeviceAttr::default()
@@ -75,8 +98,9 @@ pub(crate) fn device_attr(name: &str, port: &Port, limits: &Limits) -> DeviceAtt
 
 /// The attributes of the port.
 pub(crate) fn port_attr(port: &Port) -> PortAttr {
+    let sheet = port.sheet();
     PortAttr {
-        gid: port.gid,
+        gid: sheet.gid,
         max_msg_sz: MAX_MESSAGE,
         bad_pkey_cntr: 0,
         qkey_viol_cntr: 0,
@@ -85,7 +109,7 @@ pub(crate) fn port_attr(port: &Port) -> PortAttr {
         sm_lid: verbs_core::Lid(0),
         gid_tbl_len: GIDS as u16,
         pkey_tbl_len: PKEYS as u16,
-        state: PortState::Active,
+        state: sheet.state,
         max_mtu: Mtu::B4096,
         active_mtu: Mtu::B4096,
         sm_sl: 0,

@@ -4,6 +4,8 @@
 //! Who may call this for a direction is said in [`crate::landing`]. Nothing changes before the outcome
 //! is certain, so an attempt that is refused can be made again.
 
+mod shared;
+
 use arrayvec::ArrayVec;
 use verbs_core::mem::{MrTable, Pin, Window};
 use verbs_core::sync::Arc;
@@ -38,13 +40,26 @@ pub(crate) struct Done {
     pub(crate) fire_send: bool,
     pub(crate) overrun_recv: bool,
     pub(crate) overrun_send: bool,
+    /// The limit event of the responder's shared receive queue is due.
+    pub(crate) srq_limit: bool,
 }
 
 impl Done {
     /// Nothing remains to be seen to: the usual case.
     #[inline(always)]
     pub(crate) fn is_quiet(self) -> bool {
-        !(self.fire_recv | self.fire_send | self.overrun_recv | self.overrun_send)
+        !(self.fire_recv | self.fire_send | self.overrun_recv | self.overrun_send | self.srq_limit)
+    }
+
+    /// What either leaves to be seen to.
+    fn and(self, other: Self) -> Self {
+        Self {
+            fire_recv: self.fire_recv | other.fire_recv,
+            fire_send: self.fire_send | other.fire_send,
+            overrun_recv: self.overrun_recv | other.overrun_recv,
+            overrun_send: self.overrun_send | other.overrun_send,
+            srq_limit: self.srq_limit | other.srq_limit,
+        }
     }
 }
 
@@ -57,7 +72,7 @@ pub(crate) struct Fault {
     /// The responder saw it too and goes to ERR.
     pub(crate) at_responder: bool,
     /// The oldest receive was consumed and completes in error first, with this status.
-    receive: Option<WcStatus>,
+    pub(crate) receive: Option<WcStatus>,
 }
 
 impl Fault {
@@ -85,6 +100,16 @@ impl Fault {
         self.receive = Some(status);
         self
     }
+}
+
+/// What became of the receive that a fault concerns.
+pub(crate) enum Faulty {
+    /// It has completed in error, or there is none.
+    Completed,
+    /// The completion queue is changing hands; nothing was done.
+    Busy,
+    /// Somebody else has taken it meanwhile: the message is to be tried again.
+    Again,
 }
 
 /// A message, with both ends of its way.
@@ -146,13 +171,15 @@ impl<'a> Message<'a> {
     }
 
     /// Completes the receive that a fault has consumed, as the responder would before it goes to ERR.
-    /// `false`: the completion queue is changing hands; nothing was done.
-    pub(crate) fn complete_faulty_receive(&self, fault: &Fault, done: &mut Done) -> bool {
+    pub(crate) fn complete_faulty_receive(&self, fault: &Fault, done: &mut Done) -> Faulty {
+        if let (Some(srq), Some(_)) = (&self.land.srq, fault.receive) {
+            return self.complete_faulty_shared(srq, fault, done);
+        }
         let Some((status, waiting)) = fault.receive.zip(self.land.ring.next()) else {
-            return true;
+            return Faulty::Completed;
         };
         let Some(way) = self.land.cq.enter(self.pin) else {
-            return false;
+            return Faulty::Busy;
         };
         let cqe = Cqe::failure(waiting.wr_id(), self.land.qpn, status, fault.vendor_err);
         waiting.consume();
@@ -161,10 +188,13 @@ impl<'a> Message<'a> {
             &mut done.fire_recv,
             &mut done.overrun_recv,
         );
-        true
+        Faulty::Completed
     }
 
     fn send(&self, imm: Option<u32>) -> Checked<Done> {
+        if let Some(srq) = &self.land.srq {
+            return self.send_shared(srq, imm);
+        }
         let len = self.length()?;
         let source = self.source()?;
         let waiting = self.land.ring.next().ok_or(Outcome::NotReady)?;
@@ -172,7 +202,10 @@ impl<'a> Message<'a> {
             let fault = Fault::nak(WcStatus::RemInvReqErr, 0);
             return Err(Outcome::Fault(fault.with_receive(WcStatus::LocLenErr)));
         }
-        let target = self.scatter(waiting, len)?;
+        let pieces = (0..waiting.pieces()).map(|number| waiting.piece(number));
+        let target = self
+            .scatter(pieces, self.land.pd, len)
+            .map_err(Outcome::Fault)?;
         let ways = self.ways(true)?;
         self.copy(&source, &target);
         self.finish(
@@ -187,6 +220,9 @@ impl<'a> Message<'a> {
         let len = self.length()?;
         let source = self.source()?;
         let target = self.remote(to, len, Access::REMOTE_WRITE)?;
+        if let (Some(srq), Some(imm)) = (&self.land.srq, imm) {
+            return self.write_shared(srq, &source, target, imm, len);
+        }
         let receive = match imm {
             None => None,
             some => Some((
@@ -277,27 +313,26 @@ impl<'a> Message<'a> {
     }
 
     /// The memory of a receive, as much of it as the message needs.
-    fn scatter(&self, waiting: Waiting<'_>, len: u32) -> Checked<Pieces<'a>> {
+    fn scatter(
+        &self,
+        receive: impl Iterator<Item = Sge>,
+        pd: u32,
+        len: u32,
+    ) -> Result<Pieces<'a>, Fault> {
+        let mrs = &*self.land.mrs;
         let mut pieces = Pieces::new();
         let mut left = len;
-        for number in 0..waiting.pieces() {
+        for mut sge in receive {
             if left == 0 {
                 break;
             }
-            let mut sge = waiting.piece(number);
             sge.len = sge.len.min(left);
             left -= sge.len;
-            match check(
-                &self.land.mrs,
-                self.pin,
-                sge,
-                self.land.pd,
-                Access::LOCAL_WRITE,
-            ) {
+            match check(mrs, self.pin, sge, pd, Access::LOCAL_WRITE) {
                 Some(window) => pieces.push(window),
                 None => {
-                    let fault = Fault::nak(WcStatus::RemOpErr, reason(&self.land.mrs, self.pin));
-                    return Err(Outcome::Fault(fault.with_receive(WcStatus::LocProtErr)));
+                    let fault = Fault::nak(WcStatus::RemOpErr, reason(mrs, self.pin));
+                    return Err(fault.with_receive(WcStatus::LocProtErr));
                 }
             }
         }
@@ -333,6 +368,13 @@ impl<'a> Message<'a> {
         }
     }
 
+    /// The responder's completion.
+    fn receive_cqe(&self, wr_id: u64, opcode: WcOpcode, imm: Option<u32>, len: u32) -> Cqe {
+        let cqe = Cqe::success(wr_id, self.land.qpn, opcode, len)
+            .solicited(self.wr.flags.contains(SendFlags::SOLICITED));
+        imm.map_or(cqe, |imm| cqe.imm(imm))
+    }
+
     /// Both completions, and the packets that the message would have been.
     fn finish(
         &self,
@@ -343,9 +385,7 @@ impl<'a> Message<'a> {
     ) -> Checked<Done> {
         let mut done = Done::default();
         if let (Some((waiting, opcode, imm)), Some(way)) = (receive, ways.recv) {
-            let cqe = Cqe::success(waiting.wr_id(), self.land.qpn, opcode, len)
-                .solicited(self.wr.flags.contains(SendFlags::SOLICITED));
-            let cqe = imm.map_or(cqe, |imm| cqe.imm(imm));
+            let cqe = self.receive_cqe(waiting.wr_id(), opcode, imm, len);
             // Whoever polls the completion may post the next receive at once.
             waiting.consume();
             note(

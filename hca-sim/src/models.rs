@@ -11,22 +11,16 @@ use verbs_core::{
 use crate::clock::VirtualClock;
 use crate::cq::{CqPoller, CqRing};
 use crate::engine::Engine;
-use crate::link::{Loopback, Port};
+use crate::link::Loopback;
+use crate::port::Port;
 use crate::qp::{Init, QueuePair};
 use crate::recv::RecvPoster;
 use crate::send::SendPoster;
 
 fn port(link: &Loopback, engine: &Engine) -> Arc<Port> {
-    let (lid, gid, guid) = link.fabric.lock().attach();
+    let addresses = link.fabric.lock().attach();
     let (link, mrs) = (Arc::clone(&link.fabric), Arc::new(MrTable::new(1, 0)));
-    Arc::new(Port {
-        lid,
-        gid,
-        guid,
-        link,
-        mrs,
-        engine: engine.clone(),
-    })
+    Arc::new(Port::new(addresses, link, mrs, engine.clone()))
 }
 
 fn queue_pair(port: &Arc<Port>) -> Arc<QueuePair> {
@@ -43,6 +37,7 @@ fn queue_pair(port: &Arc<Port>) -> Arc<QueuePair> {
         sq_sig_all: true,
         send_cq: cq(),
         recv_cq: cq(),
+        srq: None,
     };
     let mut links = port.link.lock();
     links

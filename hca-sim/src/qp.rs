@@ -12,9 +12,9 @@ use std::fmt;
 
 use verbs_core::command::Pending;
 use verbs_core::mem::{Access, Pin, TouchWord, Touched, grace};
-use verbs_core::qp::{DestroyQp, ModifyQp};
+use verbs_core::qp::{DestroyQp, ModifyQp, QpCore};
 use verbs_core::sync::atomic::{
-    AtomicU32,
+    AtomicBool, AtomicU32,
     Ordering::{AcqRel, Acquire, Relaxed},
 };
 use verbs_core::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
@@ -23,11 +23,13 @@ use verbs_core::{Command, Error, PostError, QpAttr, QpCap, QpInfo, QpState, Qpn}
 use crate::cq::CqRing;
 use crate::engaged::Engaged;
 use crate::landing::Landing;
-use crate::link::{Links, Port};
+use crate::link::Links;
+use crate::port::Port;
 use crate::qp_check;
 use crate::recv::RecvRing;
 use crate::ring::SendRing;
 use crate::send::refuses_sends;
+use crate::srq::SharedReceives;
 
 /// Parts of a queue pair's word.
 pub(crate) mod flag {
@@ -51,6 +53,8 @@ pub(crate) struct QueuePair {
     pub(crate) port: Arc<Port>,
     pub(crate) send_cq: Arc<CqRing>,
     pub(crate) recv_cq: Arc<CqRing>,
+    /// Where its receives come from, if not from its own queue.
+    pub(crate) srq: Option<Arc<SharedReceives>>,
     pub(crate) engaged: Engaged,
     pub(crate) control: Mutex<Control>,
     pub(crate) me: Weak<Self>,
@@ -59,6 +63,10 @@ pub(crate) struct QueuePair {
     recvs: OnceLock<Arc<RecvRing>>,
     /// How often it was reset.
     resets: AtomicU32,
+    /// A message came since it was in RESET.
+    pub(crate) contacted: AtomicBool,
+    /// Whom its events are about; set before the handle is given out.
+    pub(crate) core: OnceLock<Weak<QpCore>>,
 }
 
 /// What control verbs change. Taken under the lock of the link, or alone; never while anything else is
@@ -70,6 +78,11 @@ pub(crate) struct Control {
     out: Option<Arc<Landing>>,
     /// Verbs that complete when the grace period is over and the rings are flushed.
     pub(crate) finish: Vec<Finish>,
+    /// SQD was entered, and the client wants to hear when the send queue has drained.
+    pub(crate) tell_drained: bool,
+    /// ERR was entered on a shared receive queue, and the client has not heard yet that no more
+    /// receives are taken.
+    pub(crate) tell_last_wqe: bool,
 }
 
 /// A verb that is done but for the waiting.
@@ -96,6 +109,7 @@ pub(crate) struct Init {
     pub(crate) sq_sig_all: bool,
     pub(crate) send_cq: Arc<CqRing>,
     pub(crate) recv_cq: Arc<CqRing>,
+    pub(crate) srq: Option<Arc<SharedReceives>>,
 }
 
 const fn tag_of(state: QpState) -> u32 {
@@ -121,6 +135,7 @@ impl QueuePair {
             sq_sig_all,
             send_cq,
             recv_cq,
+            srq,
         } = init;
         Arc::new_cyclic(|me| Self {
             word: TouchWord::new(tag_of(QpState::Reset)),
@@ -131,12 +146,15 @@ impl QueuePair {
             port,
             send_cq,
             recv_cq,
+            srq,
             engaged: Engaged::default(),
             control: Mutex::new(Control::default()),
             me: Weak::clone(me),
             sends: OnceLock::new(),
             recvs: OnceLock::new(),
             resets: AtomicU32::new(0),
+            contacted: AtomicBool::new(false),
+            core: OnceLock::new(),
         })
     }
 
@@ -281,14 +299,15 @@ impl QueuePair {
         self.close(links, touched);
     }
 
-    /// Goes to ERR for a reason that a completion tells.
-    pub(crate) fn fail(self: &Arc<Self>) {
+    /// Goes to ERR for a reason that a completion or an event tells; `false` if it is in RESET or ERR.
+    pub(crate) fn fail(self: &Arc<Self>) -> bool {
         let links = self.port.link.lock();
         if matches!(self.state(), QpState::Reset | QpState::Err) {
-            return;
+            return false;
         }
         let touched = self.take_away(&links, 0);
         self.close(links, touched);
+        true
     }
 
     /// The device has gone.
@@ -346,6 +365,11 @@ impl QueuePair {
         if to == QpState::Reset {
             control.attr = QpAttr::default();
             self.resets.fetch_add(1, AcqRel);
+            self.contacted.store(false, Relaxed);
+        }
+        if from != to {
+            control.tell_drained = to == QpState::Sqd && change.en_sqd_async_notify == Some(true);
+            control.tell_last_wqe = to == QpState::Err && self.srq.is_some();
         }
         control.attr.state = Some(to);
         control.attr.cur_state = None;
@@ -382,6 +406,9 @@ impl QueuePair {
         } else {
             QpState::Err
         };
+        if to == QpState::Err && self.state() != to {
+            self.control.lock().tell_last_wqe = self.srq.is_some();
+        }
         let touched = self.set_state(to, flags);
         let before = self.control.lock().attr;
         touched.and(self.repair_after(links, &before))
@@ -390,8 +417,18 @@ impl QueuePair {
     /// Flushes and completes what waits for it, once nobody can be inside any more. Until then no new
     /// landing begins or ends here: there would be two owners of one direction.
     fn close(self: &Arc<Self>, links: MutexGuard<'_, Links>, touched: Touched) {
-        self.engaged.closing.fetch_add(1, AcqRel);
+        self.begin_close(&links);
         drop(links);
+        self.end_close(touched);
+    }
+
+    /// No landing begins here from now on; under the lock under which the old one was taken away.
+    pub(crate) fn begin_close(&self, _links: &Links) {
+        self.engaged.closing.fetch_add(1, AcqRel);
+    }
+
+    /// The rest of what [`QueuePair::begin_close`] has begun, outside of locks.
+    pub(crate) fn end_close(self: &Arc<Self>, touched: Touched) {
         let me = Arc::clone(self);
         grace::after(touched, move || {
             me.engaged.closing.fetch_sub(1, AcqRel);
@@ -409,9 +446,14 @@ impl QueuePair {
         let attr = self.control.lock().attr;
         let peer = self.named_peer(&self.port.link.lock(), &attr).cloned();
         for qp in peer.iter().chain([self]) {
-            if qp.send_ring().is_some_and(|sends| !sends.is_drained()) {
-                qp.kick();
-            }
+            qp.wake();
+        }
+    }
+
+    /// Goes on with what waits, if anything does.
+    pub(crate) fn wake(self: &Arc<Self>) {
+        if self.send_ring().is_some_and(|sends| !sends.is_drained()) {
+            self.kick();
         }
     }
 
@@ -460,14 +502,12 @@ impl QueuePair {
         match (fits, alive) {
             (None, None) => Touched::NOBODY,
             (None, Some(land)) => land.kill(),
-            (Some((_, theirs)), Some(land)) => {
-                land.change(granted(&theirs), self.port.link.is_bare())
-            }
+            (Some((peer, theirs)), Some(land)) => land.change(granted(&theirs), peer.door()),
             (Some((peer, theirs)), None) => {
                 if let Some(recvs) = peer.recv_ring() {
-                    let (granted, direct) = (granted(&theirs), self.port.link.is_bare());
+                    let (granted, door) = (granted(&theirs), peer.door());
                     let mtu = attr.path_mtu.unwrap_or(verbs_core::Mtu::B256);
-                    control.out = Some(Arc::new(Landing::new(peer, recvs, granted, mtu, direct)));
+                    control.out = Some(Arc::new(Landing::new(peer, recvs, granted, mtu, door)));
                 }
                 Touched::NOBODY
             }
@@ -501,6 +541,7 @@ impl QueuePair {
             && names(mine, peer, self)
             && names(theirs, self, peer)
             && mine.path_mtu == theirs.path_mtu
+            && self.port.reaches(&peer.port)
     }
 
     /// Whether a landing can be made: nobody is inside an earlier one, and the next packet from here is

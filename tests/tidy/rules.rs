@@ -15,6 +15,7 @@ pub(crate) const DOORS: &[(&str, &str)] = &[
         "raw iovecs into registered memory, shared mappings",
     ),
     ("shims", "C ABIs"),
+    ("tests/exact/allocator", "an allocator that counts"),
 ];
 
 /// Lines that a file may have, its test modules not counted.

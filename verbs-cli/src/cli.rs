@@ -1,9 +1,11 @@
 //! Arguments of the command line.
 
+use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use serde::Serialize;
 
 /// Bytes that one message of a reliable connection carries at most (IBTA vol. 1, 9.7.7).
 const MESSAGE_BYTES_MAX: u64 = 1 << 31;
@@ -40,6 +42,20 @@ Exit codes:
   2  the arguments are wrong
   5  the device could not be opened or asked";
 
+const BENCH_EXAMPLES: &str = "\
+Examples:
+  verbs bench                            everything, about 20 s
+  verbs bench --only send --only write   two of the benchmarks
+  verbs bench --only latency --time 30   longer, for a busy machine
+  verbs bench --quick                    everything in about 2 s, with less precision
+  verbs bench --json | jq '.rows[] | [.operation, .bytes, .ns_median]'
+
+Exit codes:
+  0  done
+  1  the result could not be written
+  2  the arguments are wrong
+  5  a device failed";
+
 /// RDMA verbs on software HCAs: no hardware, no kernel module, no root.
 #[derive(Debug, Parser)]
 #[command(name = "verbs", version, max_term_width = 100, after_help = EXIT_CODES)]
@@ -53,6 +69,9 @@ pub(crate) enum Command {
     /// Copy a file from one software HCA to another by RDMA WRITEs
     #[command(long_about = COPY_ABOUT, after_help = format!("{COPY_EXAMPLES}\n\n{EXIT_CODES}"))]
     Copy(CopyArgs),
+    /// Measure what verbs and messages cost on this machine
+    #[command(long_about = BENCH_ABOUT, after_help = BENCH_EXAMPLES)]
+    Bench(BenchArgs),
     /// Show what a device can do, as ibv_devinfo does
     #[command(after_help = DEVINFO_EXAMPLES)]
     Devinfo(DevinfoArgs),
@@ -89,6 +108,87 @@ pub(crate) struct CopyArgs {
     /// No progress bar and no report
     #[arg(long, conflicts_with = "json")]
     pub(crate) quiet: bool,
+}
+
+const BENCH_ABOUT: &str = "\
+Measure what verbs and messages cost on this machine, on the loopback link of a software HCA.
+
+Every figure is the median of many short repetitions, with the least and the 90th percentile. \
+Repetitions in which the scheduler interrupted a thread are dropped, and so is the next; the table \
+says how many were kept. What is compared is measured in turns in the same run. Rates and ratios are \
+those of the medians.";
+
+#[derive(Args, Debug)]
+pub(crate) struct BenchArgs {
+    /// Measure only this; may be repeated
+    #[arg(long, value_name = "NAME", value_enum)]
+    only: Vec<Bench>,
+    /// Measure for so many seconds in all, 0.1 to 3600; up to twice as long where others disturb
+    #[arg(long, value_name = "SECONDS", default_value_t = 20.0, value_parser = seconds)]
+    pub(crate) time: f64,
+    /// About 2 s in all
+    #[arg(long, conflicts_with = "time")]
+    pub(crate) quick: bool,
+    /// Report in JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+impl BenchArgs {
+    /// What is to be measured, each once.
+    pub(crate) fn benches(&self) -> Vec<Bench> {
+        let all = Bench::value_variants().iter().copied();
+        all.filter(|bench| self.only.is_empty() || self.only.contains(bench))
+            .collect()
+    }
+}
+
+/// A benchmark.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Bench {
+    /// Control verbs: queries, queue pairs to RTS, registration
+    Control,
+    /// SEND/RECV in one thread, by size
+    Send,
+    /// RDMA WRITE in one thread, by size
+    Write,
+    /// RDMA READ in one thread, by size
+    Read,
+    /// One way between two threads, half a round trip
+    Latency,
+    /// From one thread to another, as fast as it goes
+    Stream,
+    /// Many queue pairs round robin
+    Qps,
+}
+
+impl Bench {
+    /// What it measures, for a heading.
+    pub(crate) fn about(self) -> &'static str {
+        match self {
+            Self::Control => "verbs awaited in turn",
+            Self::Send | Self::Write | Self::Read => "one thread",
+            Self::Latency => "two threads, one way",
+            Self::Stream => "two threads, window of 64",
+            Self::Qps => "connections in turn",
+        }
+    }
+}
+
+impl fmt::Display for Bench {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.to_possible_value()
+            .map_or(Ok(()), |value| f.write_str(value.get_name()))
+    }
+}
+
+/// Seconds of a benchmark.
+fn seconds(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(seconds) if (0.1..=3600.0).contains(&seconds) => Ok(seconds),
+        _ => Err("seconds between 0.1 and 3600 would be right".into()),
+    }
 }
 
 #[derive(Args, Debug)]
@@ -130,8 +230,8 @@ impl FromStr for Fault {
     }
 }
 
-impl std::fmt::Display for Fault {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Flip(chunk) => write!(f, "flip:{chunk}"),
             Self::Remove(chunks) => write!(f, "remove:{chunks}"),
@@ -203,6 +303,16 @@ mod tests {
         ];
         for text in wrong {
             assert!(chunk(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_benchmark_takes_a_while_but_not_forever() {
+        for (text, right) in [("0.1", 0.1), ("3600", 3600.0)] {
+            assert_eq!(seconds(text), Ok(right));
+        }
+        for text in ["", "0", "0.05", "-1", "3601", "nan", "inf", "1s"] {
+            assert!(seconds(text).is_err(), "{text}");
         }
     }
 

@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+mod bench;
 mod cli;
 mod copy;
 mod devinfo;
@@ -14,11 +15,12 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use crate::cli::{Cli, Command, CopyArgs, DevinfoArgs};
+use crate::cli::{BenchArgs, Cli, Command, CopyArgs, DevinfoArgs};
 
 fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Copy(args) => run_copy(&args),
+        Command::Bench(args) => run_bench(&args),
         Command::Devinfo(args) => run_devinfo(&args),
     };
     match done {
@@ -45,6 +47,15 @@ fn run_devinfo(args: &DevinfoArgs) -> Result<(), u8> {
         show_json("devinfo", &info)
     } else {
         show("devinfo", &info.text(args.verbose))
+    }
+}
+
+fn run_bench(args: &BenchArgs) -> Result<(), u8> {
+    let report = bench::run(args).map_err(|error| complain("bench", &error, exit::DEVICE))?;
+    if args.json {
+        show_json("bench", &report)
+    } else {
+        show("bench", &report)
     }
 }
 

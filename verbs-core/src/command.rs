@@ -5,7 +5,6 @@
 //! the list, and a [`Pending`] that can be kept.
 
 use std::any::Any;
-use std::cell::{Cell, OnceCell};
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Deref;
@@ -30,8 +29,11 @@ use crate::verb::{RESULT_BYTES, Verb, VerbError};
 pub use crate::verb_table::{AnyCommand, Kind, PendingCommand};
 
 mod origin;
+mod site;
 
 pub use origin::Origin;
+use site::Forwarded;
+pub(crate) use site::{Consumer, Outcome, Poller, Site};
 
 /// Names a pending request; never reused while anybody could still mean the old one (K13).
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -43,75 +45,6 @@ pub struct RequestId {
 impl fmt::Debug for RequestId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "request {}.{}", self.index, self.generation)
-    }
-}
-
-/// How a request stands when the provider has returned.
-pub(crate) enum Outcome<V: Verb> {
-    /// Answered.
-    Done(Result<V::Output, V::Error>),
-    /// Waits in a slot.
-    Pended(SlotRef),
-}
-
-/// What only a request that pends asks of whoever issued it.
-pub(crate) trait Consumer<V: Verb> {
-    /// The routine, which moves into the slot.
-    fn stash(&self) -> Option<AnyRoutine> {
-        None
-    }
-
-    /// The slot that the request has already, because it is only passed on.
-    fn pended(&self) -> Option<Pending<V>> {
-        None
-    }
-}
-
-/// The consumer of a request that is polled or waited for.
-pub(crate) struct Poller;
-
-impl<V: Verb> Consumer<V> for Poller {}
-
-/// The consumer of a request that pends already and is passed on.
-struct Forwarded<V: Verb>(Cell<Option<Pending<V>>>);
-
-impl<V: Verb> Consumer<V> for Forwarded<V> {
-    fn pended(&self) -> Option<Pending<V>> {
-        self.0.take()
-    }
-}
-
-/// The issuer's stack frame: everything about a request that has not pended.
-pub(crate) struct Site<'a, V: Verb> {
-    pub(crate) target: &'a Arc<V::Target>,
-    pub(crate) origin: Origin,
-    pub(crate) location: &'static Location<'static>,
-    pub(crate) consumer: &'a dyn Consumer<V>,
-    /// Written once, in place: moving results is what an inline verb would spend its time on.
-    pub(crate) outcome: OnceCell<Outcome<V>>,
-}
-
-impl<'a, V: Verb> Site<'a, V> {
-    #[inline(always)]
-    pub(crate) fn new(
-        target: &'a Arc<V::Target>,
-        origin: Origin,
-        location: &'static Location<'static>,
-        consumer: &'a dyn Consumer<V>,
-    ) -> Self {
-        Self {
-            target,
-            origin,
-            location,
-            consumer,
-            outcome: OnceCell::new(),
-        }
-    }
-
-    #[inline(always)]
-    fn settle(&self, outcome: Outcome<V>) {
-        let again = self.outcome.set(outcome).is_err();
-        debug_assert!(!again, "a request is answered once");
     }
 }
 
@@ -375,12 +308,12 @@ impl<V: Verb> Pending<V> {
             .inspect()
             .map_or_else(Location::caller, |seen| seen.meta.location);
         let (slot, origin) = (self.slot().clone(), self.origin);
-        let consumer = Forwarded(Cell::new(Some(self)));
+        let consumer = Forwarded::new(self);
         let site = Site::<V>::new(&target, origin, location, &consumer);
         let mut held = Some(args);
         let _level = Raise::new();
         to.issue(V::command(Command::new(&site, &mut held)));
-        let Some(pending) = consumer.0.take() else {
+        let Some(pending) = consumer.pended() else {
             return;
         };
         let result = match site.outcome.into_inner() {

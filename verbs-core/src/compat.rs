@@ -26,17 +26,21 @@
 //! Destroys never block and are legal everywhere, also in callbacks of the very object (K11).
 //! Callbacks run under NoBlock.
 
+use crate::addr::{Gid, Lid};
+use crate::ah::Ah;
 use crate::caps::{DeviceAttr, PortAttr};
 use crate::cq::Cq;
 use crate::device::Device;
 use crate::error::Error;
+use crate::mcast::Mcast;
 use crate::mem::{Access, Memory};
 use crate::mr::Mr;
 use crate::object::{Handle, Refused, destroy};
 use crate::pd::Pd;
 use crate::provider::Provider;
 use crate::qp::{Qp, QpInit};
-use crate::qp_attr::{QpAttr, QpInfo};
+use crate::qp_attr::{Av, QpAttr, QpInfo};
+use crate::srq::Srq;
 use crate::sync::Arc;
 
 /// Opens the channel adapter that `provider` implements.
@@ -124,6 +128,33 @@ pub fn reg_mem(pd: &Pd, memory: impl Into<Arc<Memory>>, access: Access) -> Resul
     pd.register(memory, access).wait()
 }
 
+/// Creates a shared receive queue.
+///
+/// # Errors
+/// As [`Pd::create_srq`].
+#[track_caller]
+pub fn create_srq(pd: &Pd, max_wr: u32, max_sge: u32) -> Result<Srq, Error> {
+    pd.create_srq(max_wr, max_sge).wait()
+}
+
+/// Creates an address handle, which the old layers call an address vector.
+///
+/// # Errors
+/// As [`Pd::create_ah`].
+#[track_caller]
+pub fn create_av(pd: &Pd, av: Av) -> Result<Ah, Error> {
+    pd.create_ah(av).wait()
+}
+
+/// Attaches a queue pair to a multicast group.
+///
+/// # Errors
+/// As [`Qp::attach_mcast`].
+#[track_caller]
+pub fn attach_mcast(qp: &Qp, mgid: Gid, mlid: Lid) -> Result<Mcast, Error> {
+    qp.attach_mcast(mgid, mlid).wait()
+}
+
 /// Destroys an object, waits until it is gone, and gives it back if that is refused.
 ///
 /// # Errors
@@ -165,4 +196,10 @@ destroys! {
     destroy_qp(Qp);
     /// Deregisters memory; see [`destroy_with`].
     dereg_mr(Mr);
+    /// Destroys a shared receive queue when no queue pair uses it any more; see [`destroy_with`].
+    destroy_srq(Srq);
+    /// Destroys an address handle; see [`destroy_with`].
+    destroy_av(Ah);
+    /// Detaches a queue pair from a multicast group; see [`destroy_with`].
+    detach_mcast(Mcast);
 }

@@ -251,6 +251,12 @@ pub struct CqNotify {
 }
 
 impl CqNotify {
+    /// The queue that it belongs to, for a provider that has an event about it; `None` if there is
+    /// none yet or any more.
+    pub fn target(&self) -> Option<Arc<CqCore>> {
+        self.target.get().and_then(Weak::upgrade)
+    }
+
     /// Delivers one event: wakes whoever awaits the queue and runs its handler.
     ///
     /// Call it once per arm, holding no lock. Under NoBlock the handler runs when the thread is done

@@ -232,6 +232,8 @@ named! {
         Srq = "the shared receive queue",
         /// The device an object belongs to.
         Device = "the device",
+        /// What people call the node.
+        NodeDesc = "node_desc",
         /// A whole verb.
         Verb = "this verb",
         /// A typed extension.

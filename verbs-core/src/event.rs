@@ -83,6 +83,13 @@ events! {
     GidChange = 18, "GID table change";
 }
 
+impl EventType {
+    /// Raises the event about an object on the object's device: see [`DeviceCore::raise_for`].
+    pub fn raise_for<T: Target>(self, target: &Arc<T>) {
+        T::device(target).raise_for(&**target, self);
+    }
+}
+
 /// What an event is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Subject {

@@ -23,6 +23,7 @@ pub mod mcast;
 pub mod mem;
 pub mod mr;
 pub mod object;
+mod object_id;
 pub mod pd;
 pub mod provider;
 pub mod qp;

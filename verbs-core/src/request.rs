@@ -324,8 +324,30 @@ pub struct RequestFuture<'a, V: Verb> {
     args: Option<V>,
     origin: Origin,
     location: &'static Location<'static>,
-    /// `Some` while the request pends.
-    slot: Option<SlotRef>,
+    parked: Parked,
+}
+
+/// The slot of a future's request, while that pends. Dropping it detaches the request (K9).
+struct Parked(Option<SlotRef>);
+
+impl Drop for Parked {
+    #[inline(always)]
+    fn drop(&mut self) {
+        // One look for the usual case: the request has completed or was never issued.
+        if self.0.is_some() {
+            self.abandon();
+        }
+    }
+}
+
+impl Parked {
+    #[cold]
+    #[inline(never)]
+    fn abandon(&mut self) {
+        if let Some(slot) = self.0.take() {
+            slot.abandon();
+        }
+    }
 }
 
 impl<V: Verb> Unpin for RequestFuture<'_, V> {}
@@ -347,7 +369,7 @@ impl<'a, V: Verb> IntoFuture for Request<'a, V> {
             args: Some(args),
             origin,
             location: Location::caller(),
-            slot: None,
+            parked: Parked(None),
         }
     }
 }
@@ -355,7 +377,7 @@ impl<'a, V: Verb> IntoFuture for Request<'a, V> {
 impl<V: Verb> Future for RequestFuture<'_, V> {
     type Output = Result<V::Output, V::Error>;
 
-    #[inline]
+    #[inline(always)]
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let me = &mut *self;
         if me.args.is_some() {
@@ -368,7 +390,7 @@ impl<V: Verb> Future for RequestFuture<'_, V> {
                     routine::announce::<V>(&result);
                     return Poll::Ready(result);
                 }
-                Some(Outcome::Pended(slot)) => me.slot = Some(slot),
+                Some(Outcome::Pended(slot)) => me.parked.0 = Some(slot),
                 None => unanswered(),
             }
         }
@@ -379,13 +401,14 @@ impl<V: Verb> Future for RequestFuture<'_, V> {
 impl<V: Verb> RequestFuture<'_, V> {
     /// The way to cancel, once the first poll has issued the request and it pends.
     pub fn cancel_handle(&self) -> Option<CancelHandle> {
-        self.slot.clone().map(CancelHandle)
+        self.parked.0.clone().map(CancelHandle)
     }
 
     #[inline(never)]
     fn poll_pended(&mut self, cx: &mut Context<'_>) -> Poll<Result<V::Output, V::Error>> {
         let slot = self
-            .slot
+            .parked
+            .0
             .as_ref()
             .expect("a future is not polled after it was ready");
         let Poll::Ready(body) = slot.slot().poll(cx) else {
@@ -393,16 +416,7 @@ impl<V: Verb> RequestFuture<'_, V> {
         };
         let result = slot.consume::<V>(body);
         routine::announce::<V>(&result);
-        self.slot = None;
+        self.parked.0 = None;
         Poll::Ready(result)
-    }
-}
-
-impl<V: Verb> Drop for RequestFuture<'_, V> {
-    #[inline(always)]
-    fn drop(&mut self) {
-        if let Some(slot) = self.slot.take() {
-            slot.abandon();
-        }
     }
 }

@@ -176,6 +176,11 @@ impl Srq {
         destroy(self, true)
     }
 
+    /// What requests act on, as providers see it.
+    pub fn target(&self) -> &Arc<SrqCore> {
+        &self.core
+    }
+
     pub(crate) fn core(&self) -> &Arc<SrqCore> {
         &self.core
     }

@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 
 use futures::executor::block_on;
-use verbs_core::testing::{Hold, Null};
+use verbs_core::testing::{GROUP, Hold, Null};
 use verbs_core::{
-    Access, Arm, Armed, CqNotify, Device, Error, Kind, Memory, ObjectKind, Provider, QpAttr,
-    QpInit, QpState, RawCq, Wc, collect, compat,
+    Access, Arm, Armed, Av, CqNotify, Device, Error, Kind, Lid, Memory, ObjectKind, Provider,
+    QpAttr, QpInit, QpState, QpType, RawCq, Wc, collect, compat,
 };
 
 /// Counts how often a callback was called.
@@ -49,6 +49,20 @@ fn a2_old_and_new_clients_share_one_device() {
     compat::modify_qp(&qp, QpAttr::init(1, Access::empty())).unwrap();
     assert_eq!(compat::query_qp(&qp).unwrap().state, QpState::Init);
     assert_eq!(null.live(), 6);
+
+    // What only the old one has comes and goes, users before what they use.
+    let brief = Calls::default();
+    let srq = compat::create_srq(&old_pd, 4, 1).unwrap();
+    let av = compat::create_av(&old_pd, Av::to_lid(1, Lid(1))).unwrap();
+    let ud = QpInit::of(QpType::Ud, &old_cq, &old_cq).srq(&srq);
+    let ud = compat::create_qp(&old_pd, ud).unwrap();
+    let group = compat::attach_mcast(&ud, GROUP, Lid(0xc000)).unwrap();
+    compat::destroy_srq(srq, brief.count());
+    compat::destroy_qp(ud, brief.count());
+    compat::destroy_av(av, brief.count());
+    assert_eq!(brief.get(), 1, "only the address is free");
+    compat::detach_mcast(group, brief.count());
+    assert_eq!((brief.get(), null.live()), (4, 6));
 
     // The new client is told who is in its way; the old one need not ask.
     let cq = cq.destroy().wait().unwrap_err();

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use verbs_core::device::local_guid;
-use verbs_core::mem::{MrTable, Window};
+use verbs_core::mem::{Touched, Window};
 use verbs_core::sync::atomic::{
     AtomicBool, AtomicU64,
     Ordering::{AcqRel, Relaxed, Release},
@@ -17,7 +17,6 @@ use verbs_core::sync::{Arc, Mutex, MutexGuard};
 use verbs_core::{Av, Gid, Guid, Lid, Psn, Qpn};
 
 use crate::cq::CqRing;
-use crate::engine::Engine;
 use crate::qp::QueuePair;
 use crate::rng::Rng;
 
@@ -58,16 +57,6 @@ pub(crate) struct Links {
     ports: BTreeMap<Lid, Gid>,
     queue_pairs: BTreeMap<(Lid, Qpn), Arc<QueuePair>>,
     next_lid: u16,
-}
-
-/// One HCA's port.
-pub(crate) struct Port {
-    pub(crate) lid: Lid,
-    pub(crate) gid: Gid,
-    pub(crate) guid: Guid,
-    pub(crate) link: Arc<Fabric>,
-    pub(crate) mrs: Arc<MrTable>,
-    pub(crate) engine: Engine,
 }
 
 impl Default for Loopback {
@@ -159,6 +148,31 @@ impl Fabric {
         Psn::new(self.lock().rng.within(0..1 << 24))
     }
 
+    /// Connects and disconnects queue pairs as their ports now say, and has those go on that can.
+    pub(crate) fn rearrange(&self) {
+        let (queue_pairs, touched) = {
+            let links = self.lock();
+            let repaired = links.queue_pairs.values().map(|qp| qp.repair(&links));
+            let touched = repaired.fold(Touched::NOBODY, Touched::and);
+            links
+                .queue_pairs
+                .values()
+                .for_each(|qp| qp.begin_close(&links));
+            (
+                links.queue_pairs.values().cloned().collect::<Vec<_>>(),
+                touched,
+            )
+        };
+        for qp in &queue_pairs {
+            // Who is inside lands that one message, as if it had been posted before; until it has, no
+            // machine may touch the receives that it takes.
+            qp.end_close(touched);
+        }
+        for qp in &queue_pairs {
+            qp.wake();
+        }
+    }
+
     pub(crate) fn queue_pairs_on(&self, cq: &Arc<CqRing>) -> Vec<Arc<QueuePair>> {
         let links = self.lock();
         let on =
@@ -188,6 +202,13 @@ impl Links {
     pub(crate) fn detach(&mut self, lid: Lid) {
         self.ports.remove(&lid);
         self.queue_pairs.retain(|&(at, _), _| at != lid);
+    }
+
+    /// The port is found under another GID from now on.
+    pub(crate) fn rename(&mut self, lid: Lid, gid: Gid) {
+        if let Some(known) = self.ports.get_mut(&lid) {
+            *known = gid;
+        }
     }
 
     /// Enters a queue pair that is made with the number drawn for it; `None` if the port has gone.
@@ -237,14 +258,5 @@ impl Links {
             .iter()
             .find(|&(_, gid)| *gid == dgid)
             .map(|(&lid, _)| lid)
-    }
-}
-
-impl fmt::Debug for Port {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Port")
-            .field("lid", &self.lid)
-            .field("gid", &self.gid)
-            .finish_non_exhaustive()
     }
 }

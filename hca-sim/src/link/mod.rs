@@ -4,4 +4,4 @@ mod loopback;
 pub mod pcap;
 
 pub use loopback::Loopback;
-pub(crate) use loopback::{LID_MAX, Links, Port};
+pub(crate) use loopback::{Fabric, LID_MAX, Links};

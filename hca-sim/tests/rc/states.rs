@@ -156,6 +156,7 @@ fn limits_are_named_and_counts_return() {
         max_cq: 2,
         max_qp: 1,
         max_mr: 1,
+        ..Limits::default()
     };
     let device = Hca::loopback().limits(limits).open().wait().unwrap();
     let (pd, other) = (

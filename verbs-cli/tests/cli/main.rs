@@ -1,5 +1,6 @@
 //! The `verbs` command from outside: what it prints, what it leaves, how it ends.
 
+mod bench;
 mod copy;
 mod devinfo;
 mod failures;

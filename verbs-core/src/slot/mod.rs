@@ -136,7 +136,8 @@ impl<B> Slot<B> {
     /// What is pending here, if anything; never a mixture of two requests.
     pub(crate) fn inspect(&self) -> Option<Seen> {
         let word = self.word.load(Acquire);
-        if word & ISSUED == 0 {
+        // Completed and not looked at yet is not pending.
+        if word & (ISSUED | DONE) != ISSUED {
             return None;
         }
         let meta = Meta {

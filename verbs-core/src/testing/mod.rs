@@ -1,5 +1,5 @@
-//! For the tests of providers and of protocols: a provider without hardware, and one that holds
-//! commands back until the test lets them go.
+//! For the tests of providers and of protocols: a provider without hardware, one that holds commands
+//! back until the test lets them go, a table of all verbs, and the [conformance suite](conformance).
 //!
 //! ```
 //! use std::sync::Arc;
@@ -12,8 +12,16 @@
 //! assert!(hold.step());
 //! ```
 
+mod any_request;
+#[cfg(not(verbs_loom))]
+pub mod conformance;
 mod hold;
 mod null;
+mod stage;
+mod subject;
 
+pub use any_request::{Answer, AnyFuture, AnyRequest, AnyRoutine};
 pub use hold::Hold;
 pub use null::Null;
+pub use stage::{GROUP, NotOffered, Nowhere, Nudge, Stage};
+pub use subject::{PATIENCE, Subject};

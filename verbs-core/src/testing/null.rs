@@ -5,6 +5,7 @@ use crate::caps::{DeviceAttr, LinkLayer, PortAttr, PortState};
 use crate::command::AnyCommand;
 use crate::device::local_guid;
 use crate::error::{Attr, Error};
+use crate::mem::Access;
 use crate::object::Target;
 use crate::provider::Provider;
 use crate::qp_attr::{QpAttr, QpInfo};
@@ -23,6 +24,13 @@ pub struct Null {
     number: AtomicU32,
     live: AtomicI64,
 }
+
+/// A completion queue without entries.
+const NO_ENTRIES: Error = Error::Invalid {
+    attr: Attr::Cqe,
+    got: 0,
+    max: u32::MAX,
+};
 
 /// What it keeps with a queue pair.
 #[derive(Default)]
@@ -89,6 +97,9 @@ impl Null {
     fn queues(&self, command: AnyCommand<'_>) {
         match command {
             AnyCommand::CreateCq(command) => {
+                if command.cqe == 0 {
+                    return command.refuse(NO_ENTRIES);
+                }
                 let (args, reply) = command.split();
                 let cqe = args.cqe;
                 reply.complete(Ok(args.build(
@@ -100,6 +111,9 @@ impl Null {
             }
             AnyCommand::ResizeCq(command) => {
                 let cqe = command.cqe;
+                if cqe == 0 {
+                    return command.refuse(NO_ENTRIES);
+                }
                 command.target().resized(cqe);
                 command.complete(Ok(cqe));
             }
@@ -206,6 +220,9 @@ impl Null {
     fn memory(&self, command: AnyCommand<'_>) {
         match command {
             AnyCommand::RegMr(command) => {
+                if let Err(error) = command.access.check() {
+                    return command.refuse(error);
+                }
                 let (args, reply) = command.split();
                 let key = self.create() << 8;
                 reply.complete(Ok(args.build(LKey::new(key), RKey::new(key), Box::new(()))));
@@ -215,6 +232,9 @@ impl Null {
                 command.complete(Ok(info));
             }
             AnyCommand::ReregMr(command) => {
+                if let Err(error) = command.access.map_or(Ok(()), Access::check) {
+                    return command.refuse(error);
+                }
                 let key = command.target().info().lkey.next().value();
                 let (args, reply) = command.split();
                 let iova = args.memory.as_ref().map(|memory| memory.addr());

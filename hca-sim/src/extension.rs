@@ -1,0 +1,72 @@
+//! What this HCA has beyond the verbs, for [`Device::call`](verbs_core::Device::call).
+//!
+//! ```
+//! use hca_sim::Hca;
+//! use hca_sim::extension::PortCounters;
+//!
+//! let device = Hca::loopback().open().wait()?;
+//! assert_eq!(device.call::<PortCounters>(()).wait()?.rnr_naks, 0);
+//! # Ok::<(), verbs_core::Error>(())
+//! ```
+
+use verbs_core::Extension;
+use verbs_core::extension::{AnyOutput, CallExtension};
+
+use crate::port::Port;
+
+/// Reads the counters of the port.
+#[derive(Debug)]
+pub struct PortCounters;
+
+/// What the port has counted since the HCA was made, as the requesters behind it saw it. Messages that
+/// go through are not counted: that would cost each of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Counters {
+    /// Attempts that the responder answered with receiver-not-ready.
+    pub rnr_naks: u64,
+    /// Attempts that nobody answered.
+    pub timeouts: u64,
+    /// Messages that the responder refused with a NAK other than receiver-not-ready.
+    pub remote_errors: u64,
+    /// Messages that the requester itself found wrong, or gave up.
+    pub local_errors: u64,
+    /// Completion queues that lost completions.
+    pub cq_overruns: u64,
+    /// How often the link went down.
+    pub link_downed: u64,
+}
+
+impl Extension for PortCounters {
+    const NAME: &'static str = "hca_sim.port_counters";
+    type Input = ();
+    type Output = Counters;
+}
+
+/// Reads the port's `PortInfo.CapabilityMask`, which [`Device::modify_port`](verbs_core::Device::modify_port)
+/// changes.
+#[derive(Debug)]
+pub struct CapabilityMask;
+
+impl Extension for CapabilityMask {
+    const NAME: &'static str = "hca_sim.capability_mask";
+    type Input = ();
+    type Output = u32;
+}
+
+/// Answers a call; `None` if there is no such extension.
+pub(crate) fn answer(call: &mut CallExtension, port: &Port) -> Option<AnyOutput> {
+    let counters = |()| {
+        let counts = &port.counters;
+        Counters {
+            rnr_naks: counts.rnr_naks.get(),
+            timeouts: counts.timeouts.get(),
+            remote_errors: counts.remote_errors.get(),
+            local_errors: counts.local_errors.get(),
+            cq_overruns: counts.overruns.get(),
+            link_downed: counts.link_downed.get(),
+        }
+    };
+    let mask = |()| port.sheet().capability_mask;
+    call.answer::<PortCounters>(counters)
+        .or_else(|| call.answer::<CapabilityMask>(mask))
+}

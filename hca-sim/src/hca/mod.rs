@@ -1,0 +1,262 @@
+//! The HCA: the provider. It takes commands apart and hands them to those who know.
+
+mod address;
+mod device;
+mod memory;
+mod queues;
+
+use std::fmt;
+
+use verbs_core::device::{DeviceCore, OpenDevice};
+use verbs_core::object::Base;
+use verbs_core::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use verbs_core::sync::{Arc, Mutex, Weak};
+use verbs_core::{
+    AnyCommand, Attr, Device, Error, Gid, Guid, Kind, Lid, Provider, Request, Target,
+};
+
+use crate::builder::Builder;
+use crate::command::{CommandConfig, CommandInterface};
+use crate::hca::device::About;
+use crate::limits::{self, Limits};
+use crate::link::Loopback;
+use crate::port::Port;
+use crate::qp::QueuePair;
+use crate::table::Table;
+
+/// A software HCA with one port.
+///
+/// ```
+/// # use futures::executor::block_on;
+/// # use hca_sim::Hca;
+/// # block_on(async {
+/// let device = Hca::loopback().open().await?;
+/// assert_eq!(device.query().await?.phys_port_cnt, 1);
+/// # Ok::<(), verbs_core::Error>(())
+/// # }).unwrap();
+/// ```
+pub struct Hca {
+    about: About,
+    port: Arc<Port>,
+    tables: Mutex<Tables>,
+    /// The devices that are open on it; all go when it is removed.
+    opened: Mutex<Opened>,
+    /// It has failed by itself; see [`Hca::fail`].
+    failed: AtomicBool,
+}
+
+/// The objects that are only counted and numbered.
+struct Tables {
+    pds: Table<()>,
+    cqs: Table<()>,
+    srqs: Table<()>,
+    ahs: Table<()>,
+    queue_pairs: u32,
+}
+
+#[derive(Default)]
+struct Opened {
+    devices: Vec<Weak<DeviceCore>>,
+    removed: bool,
+    /// What stands in front, if commands take time; made when the first device is opened.
+    commands: Option<CommandConfig>,
+    front: Weak<CommandInterface>,
+}
+
+impl Hca {
+    /// Begins an HCA on a loopback link of its own.
+    pub fn loopback() -> Builder {
+        Builder::new(&Loopback::default())
+    }
+
+    /// Begins an HCA on that link.
+    pub fn on(link: &Loopback) -> Builder {
+        Builder::new(link)
+    }
+
+    pub(crate) fn new(
+        name: &str,
+        port: Port,
+        limits: &Limits,
+        commands: Option<CommandConfig>,
+    ) -> Self {
+        let tables = Tables {
+            pds: Table::new(limits.max_pd, Attr::MaxPd),
+            cqs: Table::new(limits.max_cq, Attr::MaxCq),
+            srqs: Table::new(limits.max_srq, Attr::MaxSrq),
+            ahs: Table::new(limits.max_ah, Attr::MaxAh),
+            queue_pairs: 0,
+        };
+        Self {
+            about: About::new(limits::device_attr(name, &port, limits)),
+            port: Arc::new(port),
+            tables: Mutex::new(tables),
+            opened: Mutex::new(Opened {
+                commands,
+                ..Opened::default()
+            }),
+            failed: AtomicBool::new(false),
+        }
+    }
+
+    /// Opens a device on it.
+    ///
+    /// # Errors
+    /// [`Error::DeviceRemoved`] after [`Hca::remove`]; [`Error::Exhausted`] if the link had no LID left
+    /// for its port.
+    pub fn open(self: &Arc<Self>) -> Request<'static, OpenDevice> {
+        let this = Arc::clone(self) as Arc<dyn Provider>;
+        let mut opened = self.opened.lock();
+        let Some(config) = opened.commands else {
+            return Device::open(this);
+        };
+        let front = opened.front.upgrade().unwrap_or_else(|| {
+            Arc::new(CommandInterface::new(
+                this,
+                self.port.engine.clone(),
+                config,
+            ))
+        });
+        opened.front = Arc::downgrade(&front);
+        Device::open(front)
+    }
+
+    /// Takes it out, as if somebody had pulled the card: everything posted is flushed, everything
+    /// pending ends with [`Error::DeviceRemoved`], posts are refused with
+    /// [`PostError::DeviceRemoved`](verbs_core::PostError::DeviceRemoved), and peers get no answer any
+    /// more. Objects can still be destroyed.
+    ///
+    /// Never blocks. A second call does nothing.
+    pub fn remove(&self) {
+        let (devices, front) = {
+            let mut opened = self.opened.lock();
+            opened.removed = true;
+            (std::mem::take(&mut opened.devices), opened.front.upgrade())
+        };
+        let queue_pairs = {
+            let mut links = self.port.link.lock();
+            let queue_pairs = links.of_port(self.port.lid);
+            links.detach(self.port.lid);
+            queue_pairs
+        };
+        if let Some(front) = front {
+            front.fail_all();
+        }
+        self.port.set_removed();
+        for qp in queue_pairs {
+            qp.remove();
+        }
+        for device in devices.iter().filter_map(Weak::upgrade) {
+            device.remove();
+        }
+    }
+
+    /// Name.
+    pub fn name(&self) -> &str {
+        &self.about.attr.name
+    }
+
+    /// Local identifier of its port.
+    pub fn lid(&self) -> Lid {
+        self.port.lid
+    }
+
+    /// Global identifier of its port.
+    pub fn gid(&self) -> Gid {
+        self.port.sheet().gid
+    }
+
+    /// Identifies the node.
+    pub fn guid(&self) -> Guid {
+        self.port.guid
+    }
+
+    /// Memory regions that are registered.
+    pub fn regions(&self) -> u32 {
+        self.port.mrs.in_use()
+    }
+}
+
+impl Provider for Hca {
+    fn issue(&self, command: AnyCommand<'_>) {
+        if self.failed.load(Relaxed) && !works_after_failure(command.kind()) {
+            return command.refuse(Error::DeviceFailed);
+        }
+        match command {
+            AnyCommand::OpenDevice(command) => self.open_device(command),
+            AnyCommand::CloseDevice(command) => self.close_device(command),
+            AnyCommand::QueryDevice(command) => self.query_device(command),
+            AnyCommand::QueryPort(command) => self.query_port(command),
+            AnyCommand::QueryPkey(command) => self.query_pkey(command),
+            AnyCommand::QueryGid(command) => self.query_gid(command),
+            AnyCommand::ModifyDevice(command) => self.modify_device(command),
+            AnyCommand::ModifyPort(command) => self.modify_port(command),
+            AnyCommand::NextEvent(command) => command.park(),
+            AnyCommand::CallExtension(command) => self.call_extension(command),
+            AnyCommand::AllocPd(command) => self.alloc_pd(command),
+            AnyCommand::DeallocPd(command) => self.dealloc_pd(command),
+            AnyCommand::RegMr(command) => self.reg_mr(command),
+            AnyCommand::QueryMr(command) => Self::query_mr(command),
+            AnyCommand::ReregMr(command) => self.rereg_mr(command),
+            AnyCommand::DeregMr(command) => self.dereg_mr(command),
+            other => self.issue_to_queues(other),
+        }
+    }
+}
+
+impl Hca {
+    /// The verbs of queues, and of what datagrams are addressed with.
+    fn issue_to_queues(&self, command: AnyCommand<'_>) {
+        match command {
+            AnyCommand::CreateCq(command) => self.create_cq(command),
+            AnyCommand::ResizeCq(command) => Self::resize_cq(command),
+            AnyCommand::ModifyCq(command) => Self::modify_cq(command),
+            AnyCommand::DestroyCq(command) => self.destroy_cq(command),
+            AnyCommand::CreateSrq(command) => self.create_srq(command),
+            AnyCommand::ModifySrq(command) => Self::modify_srq(command),
+            AnyCommand::QuerySrq(command) => Self::query_srq(command),
+            AnyCommand::DestroySrq(command) => self.destroy_srq(command),
+            AnyCommand::CreateQp(command) => self.create_qp(command),
+            AnyCommand::ModifyQp(command) => match queue_pair(command.target().base()) {
+                Some(qp) => qp.modify(command),
+                None => command.complete(Err(Error::DeviceFailed)),
+            },
+            AnyCommand::QueryQp(command) => {
+                let info = queue_pair(command.target().base()).map(|qp| Box::new(qp.query()));
+                command.complete(info.ok_or(Error::DeviceFailed));
+            }
+            AnyCommand::DestroyQp(command) => self.destroy_qp(command),
+            AnyCommand::AttachMcast(command) => Self::attach_mcast(command),
+            AnyCommand::CreateAh(command) => self.create_ah(command),
+            AnyCommand::ModifyAh(command) => Self::modify_ah(command),
+            AnyCommand::QueryAh(command) => Self::query_ah(command),
+            AnyCommand::DestroyAh(command) => self.destroy_ah(command),
+            // What is left is detaching, and nothing can have been attached.
+            other => other.refuse(Error::Unsupported(Attr::Verb)),
+        }
+    }
+}
+
+/// Objects of a device that has failed can still be destroyed, and its last events be asked for.
+fn works_after_failure(kind: Kind) -> bool {
+    kind.destroys() || kind == Kind::NextEvent
+}
+
+fn queue_pair(base: &Base) -> Option<&Arc<QueuePair>> {
+    base.private::<Arc<QueuePair>>()
+}
+
+impl Drop for Hca {
+    fn drop(&mut self) {
+        self.port.link.lock().detach(self.port.lid);
+    }
+}
+
+impl fmt::Debug for Hca {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Hca")
+            .field("name", &self.about.attr.name)
+            .field("port", &self.port)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,274 @@
+//! The verbs that make and destroy protection domains and queues, and those of completion queues and
+//! shared receive queues.
+
+use verbs_core::command::Command;
+use verbs_core::cq::{CreateCq, DestroyCq, ModifyCq, ResizeCq};
+use verbs_core::pd::{AllocPd, DeallocPd};
+use verbs_core::qp::{CreateQp, DestroyQp};
+use verbs_core::srq::{CreateSrq, DestroySrq, ModifySrq, QuerySrq, SrqCore};
+use verbs_core::sync::Arc;
+use verbs_core::{Attr, Error, QpCap, QpType, RawRecvQueue, Target, Why};
+
+use crate::cq::{CqPoller, CqRing};
+use crate::hca::{Hca, queue_pair};
+use crate::limits;
+use crate::message::MAX_SGE;
+use crate::qp::{Init, QueuePair};
+use crate::recv::RecvPoster;
+use crate::ring::MAX_INLINE;
+use crate::send::SendPoster;
+use crate::srq::{NoReceives, SharedPoster, SharedReceives};
+
+impl Hca {
+    pub(super) fn alloc_pd(&self, command: Command<'_, AllocPd>) {
+        let number = self.tables.lock().pds.insert(());
+        match number {
+            Ok(number) => {
+                let (args, reply) = command.split();
+                reply.complete(Ok(args.build(number, Box::new(()))));
+            }
+            Err(error) => command.complete(Err(error)),
+        }
+    }
+
+    pub(super) fn dealloc_pd(&self, command: Command<'_, DeallocPd>) {
+        self.tables
+            .lock()
+            .pds
+            .remove(command.target().base().id().number);
+        command.complete(Ok(()));
+    }
+
+    pub(super) fn create_cq(&self, command: Command<'_, CreateCq>) {
+        match self.make_cq(&command) {
+            Ok((number, cqe, ring)) => {
+                let (args, reply) = command.split();
+                let raw = Box::new(CqPoller::new(Arc::clone(&ring)));
+                reply.complete(Ok(args.build(number, cqe, Box::new(ring), raw)));
+            }
+            Err(error) => command.complete(Err(error)),
+        }
+    }
+
+    fn make_cq(&self, args: &CreateCq) -> Result<(u32, u32, Arc<CqRing>), Error> {
+        check_cqe(args.cqe)?;
+        if args.comp_vector != 0 {
+            return Err(Error::Invalid {
+                attr: Attr::CompVector,
+                got: args.comp_vector,
+                max: 0,
+            });
+        }
+        let cqe = args.cqe.next_power_of_two();
+        let clock = args.timestamps.then(|| self.port.engine.clock().clone());
+        let ring = Arc::new(CqRing::new(cqe, Arc::clone(&args.notify), clock)?);
+        let number = self.tables.lock().cqs.insert(())?;
+        Ok((number, cqe, ring))
+    }
+
+    pub(super) fn destroy_cq(&self, command: Command<'_, DestroyCq>) {
+        self.tables
+            .lock()
+            .cqs
+            .remove(command.target().base().id().number);
+        command.complete(Ok(()));
+    }
+
+    /// Refused: producers on other threads know the ring's place and size, and telling them anew
+    /// would cost every push. [`DeviceCap::RESIZE_MAX_WR`](verbs_core::DeviceCap::RESIZE_MAX_WR) is
+    /// clear.
+    pub(super) fn resize_cq(command: Command<'_, ResizeCq>) {
+        let answer = check_cqe(command.cqe).and(Err(Error::Unsupported(Attr::Cqe)));
+        command.complete(answer);
+    }
+
+    /// Refused, unless it asks for what there is: an event at the first completion.
+    pub(super) fn modify_cq(command: Command<'_, ModifyCq>) {
+        // One completion is the first completion, whatever the period.
+        let moderates = command.count > 1 || command.count == 0 && command.period_us != 0;
+        command.complete(match moderates {
+            true => Err(Error::Unsupported(Attr::Moderation)),
+            false => Ok(()),
+        });
+    }
+
+    pub(super) fn create_srq(&self, command: Command<'_, CreateSrq>) {
+        match self.make_srq(&command) {
+            Ok((number, srq)) => {
+                let (args, reply) = command.split();
+                let raw = Box::new(SharedPoster::new(Arc::clone(&srq)));
+                let handle = args.build(number, Box::new(Arc::clone(&srq)), raw);
+                srq.set_core(handle.target());
+                reply.complete(Ok(handle));
+            }
+            Err(error) => command.complete(Err(error)),
+        }
+    }
+
+    fn make_srq(
+        &self,
+        command: &Command<'_, CreateSrq>,
+    ) -> Result<(u32, Arc<SharedReceives>), Error> {
+        let attr = command.attr;
+        check_sizes(&[
+            (Attr::MaxSrqWr, attr.max_wr, limits::SRQ_WR),
+            (Attr::MaxRecvSge, attr.max_sge, MAX_SGE as u32),
+        ])?;
+        if attr.max_wr == 0 {
+            return Err(zero(Attr::MaxSrqWr));
+        }
+        let pd = command.target().base().id().number;
+        let srq = SharedReceives::new(Arc::clone(&self.port), pd, attr.max_wr, attr.max_sge)?;
+        let number = self.tables.lock().srqs.insert(())?;
+        Ok((number, Arc::new(srq)))
+    }
+
+    pub(super) fn modify_srq(command: Command<'_, ModifySrq>) {
+        let Some(srq) = shared_receives(command.target()).cloned() else {
+            return command.complete(Err(Error::DeviceFailed));
+        };
+        let (resize, limit) = (command.max_wr, command.srq_limit);
+        // All or nothing, so the one that is refused comes first.
+        let checked = match (resize, limit) {
+            (Some(_), _) => Err(Error::Unsupported(Attr::MaxSrqWr)),
+            (None, Some(limit)) => check_sizes(&[(Attr::SrqLimit, limit, srq.depth())]),
+            (None, None) => Ok(()),
+        };
+        let due = checked.is_ok() && limit.is_some_and(|limit| srq.arm(limit));
+        command.complete(checked);
+        if due {
+            srq.raise_limit();
+        }
+    }
+
+    pub(super) fn query_srq(command: Command<'_, QuerySrq>) {
+        let attr = shared_receives(command.target()).map(|srq| srq.attr());
+        command.complete(attr.ok_or(Error::DeviceFailed));
+    }
+
+    pub(super) fn destroy_srq(&self, command: Command<'_, DestroySrq>) {
+        let number = command.target().base().id().number;
+        self.tables.lock().srqs.remove(number);
+        command.complete(Ok(()));
+    }
+
+    pub(super) fn create_qp(&self, command: Command<'_, CreateQp>) {
+        match self.make_qp(&command) {
+            Ok(qp) => {
+                let (args, reply) = command.split();
+                let send = Box::new(SendPoster::new(Arc::clone(&qp)));
+                let recv: Box<dyn RawRecvQueue> = match qp.srq {
+                    Some(_) => Box::new(NoReceives),
+                    None => Box::new(RecvPoster::new(Arc::clone(&qp))),
+                };
+                let (qpn, cap) = (qp.qpn, qp.cap);
+                let handle = args.build(qpn, cap, Box::new(Arc::clone(&qp)), send, recv);
+                qp.set_core(handle.target());
+                reply.complete(Ok(handle));
+            }
+            Err(error) => command.complete(Err(error)),
+        }
+    }
+
+    pub(super) fn destroy_qp(&self, command: Command<'_, DestroyQp>) {
+        let qp = queue_pair(command.target().base()).cloned();
+        match qp {
+            Some(qp) => {
+                self.tables.lock().queue_pairs -= 1;
+                qp.destroy(command);
+            }
+            None => command.complete(Ok(())),
+        }
+    }
+
+    fn make_qp(&self, command: &Command<'_, CreateQp>) -> Result<Arc<QueuePair>, Error> {
+        if command.qp_type != QpType::Rc {
+            return Err(Error::Unsupported(Attr::QpType));
+        }
+        if command.low_latency {
+            // Every queue pair here is as fast as it gets; a flag that changes nothing is refused.
+            return Err(Error::Unsupported(Attr::LowLatency));
+        }
+        let mut cap = command.cap;
+        let srq = match command.srq() {
+            Some(core) => {
+                // Its own receive queue has no use, so its sizes mean nothing.
+                (cap.max_recv_wr, cap.max_recv_sge) = (0, 0);
+                let foreign = mismatch(Attr::Srq, Why::OtherDevice);
+                Some(shared_receives(core).cloned().ok_or(foreign)?)
+            }
+            None => None,
+        };
+        check_cap(&cap)?;
+        let ring = |core: &verbs_core::cq::CqCore| core.base().private::<Arc<CqRing>>().cloned();
+        let not_ours = mismatch(Attr::Cq, Why::OtherDevice);
+        let init = Init {
+            port: Arc::clone(&self.port),
+            pd: command.target().base().id().number,
+            cap,
+            srq,
+            sq_sig_all: command.sq_sig_all,
+            send_cq: ring(command.send_cq()).ok_or(not_ours)?,
+            recv_cq: ring(command.recv_cq()).ok_or(not_ours)?,
+        };
+        let max = self.about.attr.max_qp;
+        {
+            let mut tables = self.tables.lock();
+            if tables.queue_pairs >= max {
+                return Err(Error::Exhausted {
+                    attr: Attr::MaxQp,
+                    max,
+                });
+            }
+            tables.queue_pairs += 1;
+        }
+        let entered = self
+            .port
+            .link
+            .lock()
+            .enter(self.port.lid, |qpn| QueuePair::new(qpn, init));
+        entered.ok_or_else(|| {
+            self.tables.lock().queue_pairs -= 1;
+            Error::DeviceRemoved
+        })
+    }
+}
+
+fn mismatch(attr: Attr, why: Why) -> Error {
+    Error::Mismatch { attr, why }
+}
+
+fn zero(attr: Attr) -> Error {
+    mismatch(attr, Why::Zero)
+}
+
+fn shared_receives(core: &SrqCore) -> Option<&Arc<SharedReceives>> {
+    core.base().private::<Arc<SharedReceives>>()
+}
+
+fn check_cqe(cqe: u32) -> Result<(), Error> {
+    if cqe == 0 {
+        let (attr, got, max) = (Attr::Cqe, 0, limits::CQE);
+        return Err(Error::Invalid { attr, got, max });
+    }
+    check_sizes(&[(Attr::Cqe, cqe, limits::CQE)])
+}
+
+/// Checks the sizes of a queue pair.
+fn check_cap(cap: &QpCap) -> Result<(), Error> {
+    check_sizes(&[
+        (Attr::MaxSendWr, cap.max_send_wr, limits::QP_WR),
+        (Attr::MaxRecvWr, cap.max_recv_wr, limits::QP_WR),
+        (Attr::MaxSendSge, cap.max_send_sge, MAX_SGE as u32),
+        (Attr::MaxRecvSge, cap.max_recv_sge, MAX_SGE as u32),
+        (Attr::MaxInlineData, cap.max_inline_data, MAX_INLINE as u32),
+    ])
+}
+
+/// [`Error::Invalid`] for the first value that is beyond its maximum.
+fn check_sizes(sizes: &[(Attr, u32, u32)]) -> Result<(), Error> {
+    match sizes.iter().find(|&&(_, got, max)| got > max) {
+        Some(&(attr, got, max)) => Err(Error::Invalid { attr, got, max }),
+        None => Ok(()),
+    }
+}

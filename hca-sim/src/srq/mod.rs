@@ -1,0 +1,211 @@
+//! Shared receive queues: receives that several queue pairs take from.
+//!
+//! Posting is the handle's, which has one owner. Taking is whoever lands a message on one of the queue
+//! pairs ([`crate::message`]), on any thread: [`ring`] says how they agree.
+//!
+//! A sender that finds no receive waits out the RNR timer, or until the next post calls it. The call
+//! may be missed, the timer not.
+
+mod ring;
+
+use std::fmt;
+
+use verbs_core::srq::SrqCore;
+use verbs_core::sync::atomic::{
+    AtomicBool, AtomicU32,
+    Ordering::{AcqRel, Relaxed, Release, SeqCst},
+};
+use verbs_core::sync::{Arc, Mutex, OnceLock, Weak};
+use verbs_core::{Error, EventType, PostError, RawRecvQueue, Sge, SrqAttr};
+
+use crate::port::Port;
+use crate::qp::QueuePair;
+use crate::srq::ring::Ring;
+
+pub(crate) use crate::srq::ring::Seen;
+
+/// What all users of a shared receive queue share.
+pub(crate) struct SharedReceives {
+    ring: Ring,
+    /// The protection domain that its receives are checked against.
+    pub(crate) pd: u32,
+    depth: u32,
+    max_sge: u32,
+    /// When fewer receives than this wait, the event is due; 0 for never.
+    limit: AtomicU32,
+    /// Somebody is in `waiting`.
+    wanted: AtomicBool,
+    /// Senders that found no receive.
+    waiting: Mutex<Vec<Weak<QueuePair>>>,
+    port: Arc<Port>,
+    /// Whom its events are about; set before the handle is given out.
+    core: OnceLock<Weak<SrqCore>>,
+}
+
+impl SharedReceives {
+    /// A queue for `depth` receives of up to `max_sge` pieces.
+    ///
+    /// # Errors
+    /// [`Error::NoMemory`].
+    pub(crate) fn new(port: Arc<Port>, pd: u32, depth: u32, max_sge: u32) -> Result<Self, Error> {
+        Ok(Self {
+            ring: Ring::new(depth, max_sge)?,
+            pd,
+            depth,
+            max_sge,
+            limit: AtomicU32::new(0),
+            wanted: AtomicBool::new(false),
+            waiting: Mutex::new(Vec::new()),
+            port,
+            core: OnceLock::new(),
+        })
+    }
+
+    pub(crate) fn set_core(&self, core: &Arc<SrqCore>) {
+        // The queue is new, so nobody has set this.
+        let _ = self.core.set(Arc::downgrade(core));
+    }
+
+    pub(crate) fn depth(&self) -> u32 {
+        self.depth
+    }
+
+    /// Sizes and limit; a limit whose event was raised is 0.
+    pub(crate) fn attr(&self) -> SrqAttr {
+        SrqAttr {
+            max_wr: self.depth,
+            max_sge: self.max_sge,
+            srq_limit: self.limit.load(Relaxed),
+        }
+    }
+
+    /// The oldest receive, to be checked.
+    pub(crate) fn look(&self) -> Option<Seen> {
+        self.ring.look()
+    }
+
+    /// Whether what was read of that receive is true.
+    pub(crate) fn is_oldest(&self, seen: &Seen) -> bool {
+        self.ring.is_oldest(seen)
+    }
+
+    /// Takes a receive: whether the limit event is due then, or `None` if somebody else was faster.
+    pub(crate) fn take(&self, seen: &Seen) -> Option<bool> {
+        self.ring.take(seen).then(|| self.limit_is_due())
+    }
+
+    /// Arms the limit event; whether it is due at once, as too few receives wait already.
+    pub(crate) fn arm(&self, limit: u32) -> bool {
+        self.limit.store(limit, SeqCst);
+        self.limit_is_due()
+    }
+
+    /// Whoever takes the limit away raises its event. Arming and taking a receive are ordered by the
+    /// total order of head and limit: one of the two sees the other.
+    fn limit_is_due(&self) -> bool {
+        let limit = self.limit.load(SeqCst);
+        limit != 0
+            && self.ring.waiting() < limit
+            && self
+                .limit
+                .compare_exchange(limit, 0, AcqRel, Relaxed)
+                .is_ok()
+    }
+
+    /// Raises the limit event. Outside pins and locks.
+    pub(crate) fn raise_limit(&self) {
+        if let Some(core) = self.core.get().and_then(Weak::upgrade) {
+            EventType::SrqLimitReached.raise_for(&core);
+        }
+    }
+
+    /// Asks the producer to call that sender when it posts.
+    pub(crate) fn want(&self, sender: &Arc<QueuePair>) {
+        let mut waiting = self.waiting.lock();
+        if !waiting.iter().any(|qp| qp.as_ptr() == Arc::as_ptr(sender)) {
+            waiting.push(Arc::downgrade(sender));
+        }
+        self.wanted.store(true, Release);
+    }
+
+    #[cold]
+    fn call_waiting(&self) {
+        let waiting = {
+            let mut waiting = self.waiting.lock();
+            self.wanted.store(false, Relaxed);
+            std::mem::take(&mut *waiting)
+        };
+        for qp in waiting.iter().filter_map(Weak::upgrade) {
+            qp.kick();
+        }
+    }
+}
+
+impl fmt::Debug for SharedReceives {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SharedReceives")
+            .field("attr", &self.attr())
+            .field("waiting", &self.ring.waiting())
+            .finish_non_exhaustive()
+    }
+}
+
+/// The producer's end.
+#[derive(Debug)]
+pub(crate) struct SharedPoster {
+    shared: Arc<SharedReceives>,
+    tail: u32,
+    /// Entries that are known to be free.
+    room: u32,
+}
+
+impl SharedPoster {
+    /// The one producer of a new queue.
+    pub(crate) fn new(shared: Arc<SharedReceives>) -> Self {
+        let room = shared.depth;
+        Self {
+            shared,
+            tail: 0,
+            room,
+        }
+    }
+}
+
+impl RawRecvQueue for SharedPoster {
+    fn post(&mut self, wr_id: u64, sges: &[Sge]) -> Result<(), PostError> {
+        let shared = &*self.shared;
+        if sges.len() > shared.ring.max_sge() {
+            return Err(PostError::TooManySges {
+                got: u32::try_from(sges.len()).unwrap_or(u32::MAX),
+                max: shared.max_sge,
+            });
+        }
+        if shared.port.is_removed() {
+            return Err(PostError::DeviceRemoved);
+        }
+        if self.room == 0 {
+            let depth = shared.depth;
+            self.room = depth.saturating_sub(shared.ring.used(self.tail));
+            if self.room == 0 {
+                return Err(PostError::Full { depth });
+            }
+        }
+        shared.ring.publish(self.tail, wr_id, sges);
+        self.tail = self.tail.wrapping_add(1);
+        self.room -= 1;
+        if shared.wanted.load(Relaxed) {
+            shared.call_waiting();
+        }
+        Ok(())
+    }
+}
+
+/// The receive queue of a queue pair that takes its receives from a shared one.
+#[derive(Debug)]
+pub(crate) struct NoReceives;
+
+impl RawRecvQueue for NoReceives {
+    fn post(&mut self, _wr_id: u64, _sges: &[Sge]) -> Result<(), PostError> {
+        Err(PostError::UsesSrq)
+    }
+}

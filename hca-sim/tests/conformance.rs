@@ -1,0 +1,93 @@
+//! The conformance suite of verbs-core on the software HCA: with commands carried out at once, in
+//! time, out of order, and in few slots.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use hca_sim::clock::VirtualClock;
+use hca_sim::command::{CommandConfig, CommandOrder, CommandTime};
+use hca_sim::{Hca, Limits};
+use verbs_core::Kind;
+use verbs_core::sync::Arc;
+use verbs_core::testing::{Subject, conformance};
+
+/// Verbs that the software HCA does not have.
+const WITHOUT: &[Kind] = &[Kind::ResizeCq, Kind::AttachMcast, Kind::DetachMcast];
+
+/// Small enough to be tried out.
+const LIMITS: Limits = Limits {
+    max_pd: 64,
+    max_cq: 48,
+    max_qp: 32,
+    max_mr: 40,
+    max_srq: 24,
+    max_ah: 40,
+};
+
+fn subject(commands: CommandConfig) -> Subject {
+    let clock = VirtualClock::new();
+    let hca = Hca::loopback()
+        .limits(LIMITS)
+        .clock(clock.clone())
+        .commands(commands)
+        .build();
+    let removes = Arc::clone(&hca);
+    Subject::opened_by(move || hca.open())
+        .step(move || {
+            clock.step();
+        })
+        .remove(move || removes.remove())
+        .without(WITHOUT)
+}
+
+#[test]
+fn with_commands_that_take_no_time() {
+    conformance::run(|| {
+        let hca = Hca::loopback().limits(LIMITS).build();
+        let removes = Arc::clone(&hca);
+        Subject::new(hca)
+            .remove(move || removes.remove())
+            .without(WITHOUT)
+    });
+}
+
+#[test]
+fn with_commands_that_take_time() {
+    conformance::run(|| {
+        subject(CommandConfig {
+            time: CommandTime::Fixed(Duration::from_micros(10)),
+            order: CommandOrder::InOrder,
+            ..CommandConfig::default()
+        })
+    });
+}
+
+#[test]
+fn with_commands_that_complete_out_of_order() {
+    conformance::run(|| {
+        subject(CommandConfig {
+            time: CommandTime::Drawn {
+                min: Duration::from_micros(1),
+                max: Duration::from_micros(100),
+            },
+            seed: 7,
+            ..CommandConfig::default()
+        })
+    });
+}
+
+#[test]
+fn with_one_command_slot() {
+    conformance::run(|| {
+        subject(CommandConfig {
+            slots: NonZeroU32::MIN,
+            time: CommandTime::Drawn {
+                min: Duration::ZERO,
+                max: Duration::from_micros(20),
+            },
+            seed: 11,
+            ..CommandConfig::default()
+        })
+    });
+}

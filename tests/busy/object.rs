@@ -1,0 +1,206 @@
+//! Objects of any kind, made and destroyed by one test for all.
+
+use verbs_core::object::Handle;
+use verbs_core::testing::{GROUP, Subject};
+use verbs_core::{
+    Access, Ah, Av, Busy, Cq, Device, Error, Lid, Mcast, Memory, Mr, ObjectKind, Pd, Qp, QpInit,
+    QpType, Refused, Request, Srq, Verb,
+};
+
+/// Any object. It is destroyed by its drop as well.
+#[derive(Debug)]
+pub(crate) enum Object {
+    Device(Device),
+    Pd(Pd),
+    Cq(Cq),
+    Qp(Qp),
+    Srq(Srq),
+    Mr(Mr),
+    Ah(Ah),
+    Mcast(Mcast),
+}
+
+/// A destroy that was refused.
+#[derive(Debug)]
+pub(crate) struct Kept {
+    pub(crate) error: Error,
+    pub(crate) busy: Option<Busy>,
+    pub(crate) object: Option<Object>,
+}
+
+macro_rules! objects {
+    ($($Kind:ident $destroy:ident;)*) => {
+        impl Object {
+            /// The kinds that there are objects of.
+            pub(crate) const KINDS: &'static [ObjectKind] = &[$(ObjectKind::$Kind),*];
+
+            /// Destroys it; a refusal gives it back.
+            pub(crate) fn destroy(self, subject: &Subject) -> Result<(), Kept> {
+                match self {
+                    $(Self::$Kind(object) => subject.finish(object.$destroy()).map_err(kept)),*
+                }
+            }
+        }
+
+        $(impl From<$Kind> for Object {
+            fn from(object: $Kind) -> Self {
+                Self::$Kind(object)
+            }
+        })*
+    };
+}
+
+objects! {
+    Device close;
+    Pd dealloc;
+    Cq destroy;
+    Qp destroy;
+    Srq destroy;
+    Mr dereg;
+    Ah destroy;
+    Mcast detach;
+}
+
+pub(crate) fn kept<H: Handle + Into<Object>>(refused: Refused<H>) -> Kept {
+    Kept {
+        error: refused.error,
+        busy: refused.busy,
+        object: refused.handle.map(Into::into),
+    }
+}
+
+pub(crate) fn memory() -> Memory {
+    Memory::alloc(64).expect("64 bytes can be had")
+}
+
+pub(crate) fn av() -> Av {
+    Av::to_lid(1, Lid(1))
+}
+
+/// What objects are made of: one of each kind that others need.
+#[derive(Default)]
+pub(crate) struct Parents {
+    pub(crate) mcast_qp: Option<Qp>,
+    pub(crate) srq: Option<Srq>,
+    pub(crate) cq: Option<Cq>,
+    pub(crate) pd: Option<Pd>,
+    pub(crate) device: Option<Device>,
+}
+
+fn must<T>(made: Option<&T>) -> &T {
+    made.expect("parents are made before children")
+}
+
+impl Parents {
+    /// Everything that a child of any kind may need, as far as the provider has it.
+    pub(crate) fn of(subject: &Subject) -> Self {
+        let device = subject.device();
+        let pd = subject.must(device.alloc_pd());
+        let cq = subject.must(device.create_cq(4));
+        let srq = supported(subject, pd.create_srq(4, 1));
+        let ud = QpInit::of(QpType::Ud, &cq, &cq);
+        let mcast_qp = supported(subject, pd.create_qp(ud));
+        Self {
+            mcast_qp,
+            srq,
+            cq: Some(cq),
+            pd: Some(pd),
+            device: Some(device),
+        }
+    }
+
+    /// A child of that kind, using `parent` among others; `None` if the provider has none.
+    pub(crate) fn child(
+        &self,
+        subject: &Subject,
+        parent: ObjectKind,
+        kind: ObjectKind,
+    ) -> Option<Object> {
+        let (device, pd, cq) = (
+            || must(self.device.as_ref()),
+            || must(self.pd.as_ref()),
+            || must(self.cq.as_ref()),
+        );
+        Some(match kind {
+            ObjectKind::Pd => subject.must(device().alloc_pd()).into(),
+            ObjectKind::Cq => subject.must(device().create_cq(4)).into(),
+            ObjectKind::Mr => {
+                let access = Access::LOCAL_WRITE;
+                subject.must(pd().register(memory(), access)).into()
+            }
+            ObjectKind::Ah => supported(subject, pd().create_ah(av()))?.into(),
+            ObjectKind::Srq => supported(subject, pd().create_srq(4, 1))?.into(),
+            ObjectKind::Qp => {
+                let init = QpInit::rc(cq(), cq());
+                let init = match parent {
+                    ObjectKind::Srq => init.srq(self.srq.as_ref()?),
+                    _ => init,
+                };
+                subject.must(pd().create_qp(init)).into()
+            }
+            ObjectKind::Mcast => {
+                let qp = self.mcast_qp.as_ref()?;
+                supported(subject, qp.attach_mcast(GROUP, Lid(0xc000)))?.into()
+            }
+            other => panic!("nothing makes a {other}"),
+        })
+    }
+
+    /// Takes the parent of that kind out, to be destroyed; `None` if the provider has none.
+    pub(crate) fn take(&mut self, kind: ObjectKind) -> Option<Object> {
+        match kind {
+            ObjectKind::Device => self.device.take().map(Into::into),
+            ObjectKind::Pd => self.pd.take().map(Into::into),
+            ObjectKind::Cq => self.cq.take().map(Into::into),
+            ObjectKind::Srq => self.srq.take().map(Into::into),
+            ObjectKind::Qp => self.mcast_qp.take().map(Into::into),
+            _ => None,
+        }
+    }
+
+    /// Puts it back.
+    pub(crate) fn put(&mut self, object: Object) {
+        match object {
+            Object::Device(device) => self.device = Some(device),
+            Object::Pd(pd) => self.pd = Some(pd),
+            Object::Cq(cq) => self.cq = Some(cq),
+            Object::Srq(srq) => self.srq = Some(srq),
+            Object::Qp(qp) => self.mcast_qp = Some(qp),
+            other => panic!("{other:?} is nobody's parent"),
+        }
+    }
+}
+
+/// The object, or `None` where the provider has no such thing.
+fn supported<V: Verb<Error = Error>>(
+    subject: &Subject,
+    request: Request<'_, V>,
+) -> Option<V::Output> {
+    match subject.finish(request) {
+        Ok(object) => Some(object),
+        Err(Error::Unsupported(_)) => None,
+        Err(error) => panic!("{}: {error}", V::KIND),
+    }
+}
+
+/// Has the object do what it is for.
+pub(crate) fn works(subject: &Subject, object: &Object) {
+    match object {
+        Object::Device(device) => drop(subject.must(device.query())),
+        Object::Pd(pd) => {
+            let mr = subject.must(pd.register(memory(), Access::empty()));
+            subject.must(mr.dereg());
+        }
+        Object::Cq(cq) => assert_eq!(cq.depth(), 4),
+        Object::Qp(qp) => drop(subject.must(qp.query())),
+        Object::Srq(srq) => assert_eq!(subject.must(srq.query()).max_wr, 4),
+        Object::Mr(mr) => {
+            mr.write(3, b"still here").expect("in range");
+            let mut bytes = [0; 10];
+            mr.read(3, &mut bytes).expect("in range");
+            assert_eq!(&bytes, b"still here");
+        }
+        Object::Ah(ah) => assert_eq!(subject.must(ah.query()), av()),
+        Object::Mcast(mcast) => assert_eq!(mcast.mgid(), GROUP),
+    }
+}

@@ -1,0 +1,240 @@
+//! The conformance suite: what a provider has to keep of the contract, checked from outside.
+//!
+//! ```
+//! use std::sync::Arc;
+//! use verbs_core::testing::{Null, Subject, conformance};
+//!
+//! conformance::run(|| {
+//!     let null = Arc::new(Null::default());
+//!     let live = Arc::clone(&null);
+//!     Subject::new(null).live(move || live.live().unsigned_abs())
+//! });
+//! ```
+//!
+//! A [`Subject`] says what is tested and, where that is needed, how its time passes, how it is
+//! removed, and which verbs it does not have. Every check gets a fresh one. [`CHECKS`] lists them;
+//! each can be called alone.
+//!
+//! What of K1 to K17 is not here, and why: that routines do not nest (K1, K5), that `wait` refuses
+//! under NoBlock (K3), that dropped commands fail (K7), that who is Busy is decided in one step
+//! (K10), and that handlers do not overlap (K14) is kept by this crate, whatever a provider does.
+//! That a provider holds no lock while it completes (K4) shows here only as a check that never
+//! returns, which the suite reports after [`LIMIT`]. The data path has its own tests.
+
+mod arguments;
+mod completion;
+mod leaving;
+mod objects;
+
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::{Duration, Instant};
+
+use crate::command::Kind;
+use crate::error::{Attr, Error};
+use crate::sync::{Arc, Mutex, thread};
+use crate::testing::{Answer, NotOffered, Stage, Subject};
+
+pub use arguments::*;
+pub use completion::*;
+pub use leaving::*;
+pub use objects::*;
+
+/// How long a check may take before the suite says that it blocks.
+pub const LIMIT: Duration = Duration::from_secs(60);
+
+/// Makes what is under test, fresh.
+pub type Make<'m> = &'m dyn Fn() -> Subject;
+
+type SharedMake = Arc<dyn Fn() -> Subject + Send + Sync>;
+
+/// One check: its name, which begins with the contract's rule if it stands for one, and itself.
+#[derive(Clone, Copy)]
+pub struct Check {
+    /// Name.
+    pub name: &'static str,
+    /// Panics if the provider does not conform.
+    pub run: fn(Make<'_>),
+}
+
+macro_rules! checks {
+    ($($name:ident)*) => {
+        /// Every check.
+        pub const CHECKS: &[Check] = &[$(Check { name: stringify!($name), run: $name }),*];
+    };
+}
+
+checks! {
+    k1_every_verb_completes_once
+    k1_issued_under_no_block
+    k1_issued_from_a_routine
+    k1_many_at_once
+    k4_a_routine_may_issue
+    k6_a_routine_may_let_go_of_the_result
+    k15_what_pends_is_listed
+    k16_the_origin_changes_nothing
+    k17_each_event_is_seen_once
+    k8_cancel_leaves_nothing
+    k8_a_late_cancel_has_no_effect
+    k9_a_future_that_was_not_polled_did_nothing
+    k9_a_future_dropped_while_it_pends
+    k9_a_future_dropped_after_its_completion
+    k15_removal_completes_everything
+    k10_busy_changes_nothing
+    k11_requests_delay_a_destroy
+    k12_dropped_handles_leave_nothing
+    k12_when_idle_waits_for_the_children
+    k13_living_objects_have_different_numbers
+    k13_a_key_is_not_used_again_at_once
+    objects_can_be_made_again_and_again
+    limits_are_refused_by_name
+    arguments_are_refused_by_name
+    a_refused_transition_changes_nothing
+    queues_in_reset_take_nothing
+}
+
+impl fmt::Debug for Check {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name)
+    }
+}
+
+/// Runs every check.
+///
+/// # Panics
+/// With the names of the checks that the provider fails, and why.
+pub fn run(make: impl Fn() -> Subject + Send + Sync + 'static) {
+    let make: SharedMake = Arc::new(make);
+    let failed: Vec<String> = CHECKS
+        .iter()
+        .filter_map(|check| {
+            let why = watched(*check, Arc::clone(&make), LIMIT).err()?;
+            Some(format!("{}: {why}", check.name))
+        })
+        .collect();
+    assert!(
+        failed.is_empty(),
+        "the provider fails {} of {} checks\n{}",
+        failed.len(),
+        CHECKS.len(),
+        failed.join("\n")
+    );
+}
+
+/// Runs a check on a thread of its own, so that one that blocks can be told from one that works.
+fn watched(check: Check, make: SharedMake, limit: Duration) -> Result<(), String> {
+    let outcome = Arc::new(Mutex::new(None));
+    let (theirs, waits) = (Arc::clone(&outcome), thread::current());
+    thread::spawn(move || {
+        let result = catch_unwind(AssertUnwindSafe(|| (check.run)(&*make)));
+        *theirs.lock() = Some(result.map_err(|panic| message(&*panic)));
+        waits.unpark();
+    });
+    let start = Instant::now();
+    loop {
+        if let Some(result) = outcome.lock().take() {
+            return result;
+        }
+        let Some(left) = limit.checked_sub(start.elapsed()) else {
+            return Err(format!("has not returned after {limit:?}: it blocks"));
+        };
+        thread::park_timeout(left);
+    }
+}
+
+fn message(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(ToString::to_string);
+    text.or_else(|| panic.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| String::from("panicked"))
+}
+
+/// Runs `check` for every verb, each with a fresh subject and its stage. A verb whose objects cannot
+/// be made is looked at for that.
+fn each_verb(make: Make<'_>, check: impl Fn(&Subject, Kind, Stage)) {
+    for &kind in Kind::ALL {
+        let subject = make();
+        match Stage::set(&subject, kind) {
+            Ok(stage) => check(&subject, kind, stage),
+            Err(missing) => not_offered(&subject, kind, missing),
+        }
+    }
+}
+
+/// An object was not to be had: because its verb is not there, or a kind of queue pair.
+fn not_offered(subject: &Subject, kind: Kind, missing: NotOffered) {
+    let NotOffered { verb, error } = missing;
+    let allowed = match error {
+        Error::Unsupported(Attr::QpType) => verb == Kind::CreateQp && !subject.has(kind),
+        Error::Unsupported(_) => !subject.has(verb),
+        _ => false,
+    };
+    assert!(allowed, "{kind} needs {verb}, which failed: {error}");
+}
+
+/// Whether the answer is what a verb of this subject has to end with, if nothing interferes.
+fn judge(subject: &Subject, kind: Kind, answer: &Answer) {
+    let right = match answer.error() {
+        // Nobody has that extension.
+        Some(Error::Unsupported(_)) => kind == Kind::CallExtension || !subject.has(kind),
+        None => kind != Kind::CallExtension && subject.has(kind),
+        Some(_) => false,
+    };
+    assert!(right, "{kind} ended with {answer:?}");
+}
+
+/// Where routines leave answers.
+#[derive(Clone, Default)]
+struct Answers(Arc<Mutex<Vec<Answer>>>);
+
+impl Answers {
+    fn routine(&self) -> Box<dyn FnOnce(Answer) + Send> {
+        let answers = Arc::clone(&self.0);
+        Box::new(move |answer| answers.lock().push(answer))
+    }
+
+    fn len(&self) -> usize {
+        self.0.lock().len()
+    }
+
+    /// Waits for one answer, and looks whether another follows.
+    #[track_caller]
+    fn one(&self, subject: &Subject, kind: Kind) -> Answer {
+        subject.until(format_args!("{kind} completes (K1)"), || self.len() > 0);
+        for _ in 0..4 {
+            subject.advance();
+        }
+        let mut answers = std::mem::take(&mut *self.0.lock());
+        assert_eq!(answers.len(), 1, "{kind} completes once (K1)");
+        answers.remove(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Null;
+
+    fn watch(run: fn(Make<'_>), limit: Duration) -> Result<(), String> {
+        let name = "sample";
+        let make = || Subject::new(Arc::new(Null::default()));
+        watched(Check { name, run }, Arc::new(make), limit)
+    }
+
+    #[test]
+    fn a_check_that_blocks_is_told_from_one_that_fails_and_one_that_passes() {
+        let short = Duration::from_millis(20);
+        let blocked = watch(
+            |_| loop {
+                thread::park();
+            },
+            short,
+        );
+        assert_eq!(
+            blocked,
+            Err("has not returned after 20ms: it blocks".into())
+        );
+        let failed = watch(|_| panic!("on purpose"), LIMIT);
+        assert_eq!(failed, Err("on purpose".into()));
+        assert_eq!(watch(k1_many_at_once, LIMIT), Ok(()));
+    }
+}

@@ -1,0 +1,301 @@
+//! The table of verbs for tests: what each needs, and how it is asked for.
+//!
+//! A test that speaks of every verb walks through [`Kind::ALL`], sets a [`Stage`] for each, and
+//! takes the request from it. A verb without a row here fails such a test.
+
+use std::fmt;
+
+use crate::addr::{Gid, Guid, Lid};
+use crate::ah::Ah;
+use crate::command::Kind;
+use crate::cq::Cq;
+use crate::device::{Device, ModifyDevice};
+use crate::error::Error;
+use crate::event::{EventType, Subject as EventSubject};
+use crate::extension::Extension;
+use crate::mcast::Mcast;
+use crate::mem::{Access, Memory};
+use crate::mr::Mr;
+use crate::object::ObjectKind;
+use crate::pd::Pd;
+use crate::qp::{Qp, QpInit};
+use crate::qp_attr::{Av, QpAttr};
+use crate::qp_state::QpType;
+use crate::request::Request;
+use crate::srq::Srq;
+use crate::sync::Arc;
+use crate::testing::any_request::AnyRequest;
+use crate::testing::subject::Subject;
+use crate::verb::{Verb, VerbError};
+
+/// The multicast group that queue pairs are attached to.
+pub const GROUP: Gid = Gid::from_parts(0xff12_0000_0000_0000, Guid(0x5eed));
+
+/// An extension that no provider has.
+#[derive(Debug)]
+pub struct Nowhere;
+
+impl Extension for Nowhere {
+    const NAME: &'static str = "verbs.testing.nowhere";
+    type Input = ();
+    type Output = ();
+}
+
+/// An open device with the objects that one verb needs. Fields are taken by the verbs that destroy
+/// them; the rest goes by itself when the stage is dropped.
+#[derive(Default)]
+pub struct Stage {
+    /// Attached to [`GROUP`].
+    pub mcast: Option<Mcast>,
+    /// Address handle.
+    pub ah: Option<Ah>,
+    /// A region of 64 bytes.
+    pub mr: Option<Mr>,
+    /// In RESET.
+    pub qp: Option<Qp>,
+    /// For 4 receives.
+    pub srq: Option<Srq>,
+    /// For 4 completions.
+    pub cq: Option<Cq>,
+    /// Protection domain.
+    pub pd: Option<Pd>,
+    /// The device; no object can be there without it.
+    pub device: Option<Arc<Device>>,
+    open: Option<Subject>,
+}
+
+/// Why a stage could not be set: an object that it needs could not be made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NotOffered {
+    /// The verb that makes the object.
+    pub verb: Kind,
+    /// Why it failed.
+    pub error: Error,
+}
+
+impl fmt::Display for NotOffered {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.verb, self.error)
+    }
+}
+
+/// Makes happen what a request waits for; see [`Stage::nudge`]. Keeps the device open.
+#[derive(Debug)]
+pub struct Nudge(Option<Arc<Device>>);
+
+impl Nudge {
+    /// Once.
+    pub fn give(&self) {
+        if let Some(device) = &self.0 {
+            let core = device.core();
+            core.raise(EventType::PortActive, EventSubject::Port(1));
+        }
+    }
+}
+
+type AnyStageRequest<'s> = Box<dyn AnyRequest<'s> + 's>;
+
+/// One verb: the objects that it needs, and its request.
+struct Row {
+    kind: Kind,
+    needs: &'static [ObjectKind],
+    request: for<'s> fn(&'s mut Stage) -> Option<AnyStageRequest<'s>>,
+}
+
+macro_rules! rows {
+    ($($kind:ident [$($need:ident),*] |$stage:ident| $request:expr;)*) => {
+        const ROWS: &[Row] = &[$(Row {
+            kind: Kind::$kind,
+            needs: &[$(ObjectKind::$need),*],
+            request: |$stage| Some(Box::new($request)),
+        }),*];
+    };
+}
+
+rows! {
+    OpenDevice [] |s| s.open.as_ref()?.open();
+    CloseDevice [Device] |s| Arc::into_inner(s.device.take()?)?.close();
+    QueryDevice [Device] |s| s.device.as_ref()?.query();
+    QueryPort [Device] |s| s.device.as_ref()?.query_port(1);
+    QueryPkey [Device] |s| s.device.as_ref()?.query_pkey(1, 0);
+    QueryGid [Device] |s| s.device.as_ref()?.query_gid(1, 0);
+    ModifyDevice [Device] |s| s.device.as_ref()?.modify(ModifyDevice::default());
+    ModifyPort [Device] |s| s.device.as_ref()?.modify_port(1).reset_qkey_violations();
+    NextEvent [Device] |s| s.device.as_ref()?.next_event();
+    CallExtension [Device] |s| s.device.as_ref()?.call::<Nowhere>(());
+    AllocPd [Device] |s| s.device.as_ref()?.alloc_pd();
+    DeallocPd [Device, Pd] |s| s.pd.take()?.dealloc();
+    CreateCq [Device] |s| s.device.as_ref()?.create_cq(4);
+    ResizeCq [Device, Cq] |s| s.cq.as_mut()?.resize(8);
+    ModifyCq [Device, Cq] |s| s.cq.as_ref()?.moderate(1, std::time::Duration::ZERO);
+    DestroyCq [Device, Cq] |s| s.cq.take()?.destroy();
+    CreateSrq [Device, Pd] |s| s.pd.as_ref()?.create_srq(4, 1);
+    ModifySrq [Device, Pd, Srq] |s| s.srq.as_ref()?.arm_limit(1);
+    QuerySrq [Device, Pd, Srq] |s| s.srq.as_ref()?.query();
+    DestroySrq [Device, Pd, Srq] |s| s.srq.take()?.destroy();
+    CreateQp [Device, Pd, Cq] |s| {
+        let cq = s.cq.as_ref()?;
+        s.pd.as_ref()?.create_qp(QpInit::rc(cq, cq))
+    };
+    ModifyQp [Device, Pd, Cq, Qp] |s| s.qp.as_ref()?.modify(QpAttr::init(1, Access::empty()));
+    QueryQp [Device, Pd, Cq, Qp] |s| s.qp.as_ref()?.query();
+    DestroyQp [Device, Pd, Cq, Qp] |s| s.qp.take()?.destroy();
+    AttachMcast [Device, Pd, Cq, Qp] |s| s.qp.as_ref()?.attach_mcast(GROUP, Lid(0xc000));
+    DetachMcast [Device, Pd, Cq, Qp, Mcast] |s| s.mcast.take()?.detach();
+    CreateAh [Device, Pd] |s| s.pd.as_ref()?.create_ah(Av::to_lid(1, Lid(1)));
+    ModifyAh [Device, Pd, Ah] |s| s.ah.as_ref()?.modify(Av::to_lid(1, Lid(2)));
+    QueryAh [Device, Pd, Ah] |s| s.ah.as_ref()?.query();
+    DestroyAh [Device, Pd, Ah] |s| s.ah.take()?.destroy();
+    RegMr [Device, Pd] |s| s.pd.as_ref()?.register(memory()?, Access::LOCAL_WRITE);
+    QueryMr [Device, Pd, Mr] |s| s.mr.as_ref()?.query();
+    ReregMr [Device, Pd, Mr] |s| s.mr.take()?.rereg().access(Access::empty());
+    DeregMr [Device, Pd, Mr] |s| s.mr.take()?.dereg();
+}
+
+fn memory() -> Option<Memory> {
+    Memory::alloc(64).ok()
+}
+
+fn row(kind: Kind) -> &'static Row {
+    let row = ROWS.iter().find(|row| row.kind == kind);
+    row.unwrap_or_else(|| panic!("{kind} has no row in the table of verbs for tests"))
+}
+
+/// Queue pairs that are attached to groups are for datagrams.
+fn qp_type(kind: Kind) -> QpType {
+    match kind {
+        Kind::AttachMcast | Kind::DetachMcast => QpType::Ud,
+        _ => QpType::Rc,
+    }
+}
+
+impl Stage {
+    /// Opens a device of `subject` and makes what `kind` needs.
+    ///
+    /// # Errors
+    /// [`NotOffered`] if one of those is not to be had.
+    ///
+    /// # Panics
+    /// If the verb has no row, or the provider does not answer.
+    pub fn set(subject: &Subject, kind: Kind) -> Result<Self, NotOffered> {
+        let mut stage = Self {
+            open: Some(subject.clone()),
+            ..Self::default()
+        };
+        for &need in row(kind).needs {
+            stage.make(subject, need, qp_type(kind))?;
+        }
+        Ok(stage)
+    }
+
+    /// The verb's request.
+    ///
+    /// # Panics
+    /// If the stage was set for another verb, or its object has gone.
+    pub fn request(&mut self, kind: Kind) -> AnyStageRequest<'_> {
+        (row(kind).request)(self).unwrap_or_else(|| panic!("{kind}: the stage is not set for it"))
+    }
+
+    /// The device.
+    ///
+    /// # Panics
+    /// If there is none: the verb opens or closes it.
+    pub fn device(&self) -> &Arc<Device> {
+        self.device
+            .as_ref()
+            .expect("the stage was set with a device")
+    }
+
+    /// What completes the verb's request from outside, if it waits for something to happen.
+    pub fn nudge(&self, kind: Kind) -> Nudge {
+        Nudge(match kind {
+            Kind::NextEvent => self.device.clone(),
+            _ => None,
+        })
+    }
+
+    /// Drops the objects, lets their destroys complete, and closes the device.
+    ///
+    /// # Panics
+    /// If something is left: in the core's counts, in the provider's, or pending.
+    #[track_caller]
+    pub fn clear(mut self, subject: &Subject) {
+        let device = self.device.take();
+        drop(self);
+        let Some(device) = device else { return };
+        subject.until("the objects of the stage go", || device.objects() == 0);
+        subject.until("nothing is pending", || device.in_flight().is_empty());
+        if let Some(holds) = subject.holds() {
+            assert_eq!(holds, 0, "the provider still holds objects");
+        }
+        let failed = device.implicit_destroy_failures();
+        assert_eq!(failed, 0, "destroys of dropped handles failed");
+        assert_eq!(device.late_completions(), 0, "completions came twice (K6)");
+        let device = Arc::into_inner(device).expect("nobody else kept the device");
+        subject.must(device.close());
+    }
+
+    fn make(
+        &mut self,
+        subject: &Subject,
+        need: ObjectKind,
+        qp_type: QpType,
+    ) -> Result<(), NotOffered> {
+        const MADE: &str = "a row names parents before children";
+        match need {
+            ObjectKind::Device => self.device = Some(Arc::new(made(subject, subject.open())?)),
+            ObjectKind::Pd => self.pd = Some(made(subject, self.device().alloc_pd())?),
+            ObjectKind::Cq => self.cq = Some(made(subject, self.device().create_cq(4))?),
+            ObjectKind::Srq => {
+                let pd = self.pd.as_ref().expect(MADE);
+                self.srq = Some(made(subject, pd.create_srq(4, 1))?);
+            }
+            ObjectKind::Qp => {
+                let (pd, cq) = (self.pd.as_ref().expect(MADE), self.cq.as_ref().expect(MADE));
+                let init = QpInit::of(qp_type, cq, cq);
+                self.qp = Some(made(subject, pd.create_qp(init))?);
+            }
+            ObjectKind::Mr => {
+                let pd = self.pd.as_ref().expect(MADE);
+                let memory = memory().expect("64 bytes can be had");
+                self.mr = Some(made(subject, pd.register(memory, Access::LOCAL_WRITE))?);
+            }
+            ObjectKind::Ah => {
+                let pd = self.pd.as_ref().expect(MADE);
+                self.ah = Some(made(subject, pd.create_ah(Av::to_lid(1, Lid(1))))?);
+            }
+            ObjectKind::Mcast => {
+                let qp = self.qp.as_ref().expect(MADE);
+                self.mcast = Some(made(subject, qp.attach_mcast(GROUP, Lid(0xc000)))?);
+            }
+            other => panic!("no stage makes a {other} yet"),
+        }
+        Ok(())
+    }
+}
+
+fn made<V: Verb>(subject: &Subject, request: Request<'_, V>) -> Result<V::Output, NotOffered> {
+    subject.finish(request).map_err(|error| NotOffered {
+        verb: V::KIND,
+        error: error.reason(),
+    })
+}
+
+impl fmt::Debug for Stage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Stage")
+            .field("device", &self.device)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_verb_has_a_row() {
+        let rows: Vec<Kind> = ROWS.iter().map(|row| row.kind).collect();
+        assert_eq!(rows, Kind::ALL);
+    }
+}
