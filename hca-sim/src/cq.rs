@@ -248,7 +248,8 @@ impl CqRing {
     #[inline(always)]
     pub(crate) fn is_plain(&self, pin: &Pin) -> bool {
         // Nobody owns a queue as `NO_NUMBER`.
-        self.pushers.mode.admits(pin, TouchWord::TAG, pin.thread())
+        let mode = &self.pushers.mode;
+        mode.admits_at_once(pin, TouchWord::TAG, pin.thread())
     }
 
     #[inline(never)]
@@ -525,19 +526,18 @@ impl RawCq for CqPoller {
             if (what ^ ring.lap(head)) & LAP != 0 {
                 break;
             }
+            // Field by field: a whole `Wc` would be gathered in registers first.
+            wc.wr_id = words[1].load(Relaxed);
+            wc.timestamp_ns = 0;
+            wc.byte_len = (what >> LENGTH_SHIFT) as u32;
+            wc.flags = WcFlags::from_bits_truncate((what >> FLAGS_SHIFT) as u16);
+            wc.opcode = OPCODES[usize::from((what >> OPCODE_SHIFT) as u8)];
+            wc.status = WcStatus::Success;
             let who = words[2].load(Relaxed);
-            *wc = Wc {
-                wr_id: words[1].load(Relaxed),
-                status: WcStatus::Success,
-                opcode: OPCODES[usize::from((what >> OPCODE_SHIFT) as u8)],
-                flags: WcFlags::from_bits_truncate((what >> FLAGS_SHIFT) as u16),
-                byte_len: (what >> LENGTH_SHIFT) as u32,
-                qpn: Qpn::new((who >> 32) as u32),
-                imm: who as u32,
-                src_qpn: Qpn::default(),
-                vendor_err: 0,
-                timestamp_ns: 0,
-            };
+            wc.qpn = Qpn::new((who >> 32) as u32);
+            wc.imm = who as u32;
+            wc.src_qpn = Qpn::default();
+            wc.vendor_err = 0;
             if what & (FAILURE | HAS_TIME) != 0 {
                 fill_rest(wc, what, words);
             }

@@ -102,17 +102,22 @@ impl Landing {
         }
     }
 
-    /// Whether the poster may land a message that needs no right.
+    /// Whether the poster may land a message that needs no right, as far as one look tells.
     #[inline(always)]
     pub(crate) fn admits_direct(&self, pin: &Pin) -> bool {
-        self.word.admits(pin, DIRECT, DIRECT)
+        self.word.admits_at_once(pin, DIRECT, DIRECT)
     }
 
-    /// Whether the poster may land a message that needs those rights.
+    /// Whether the poster may land a message that needs those rights, as far as one look tells.
     #[inline(always)]
     pub(crate) fn admits_direct_with(&self, pin: &Pin, need: Access) -> bool {
         let want = tag(Door::Direct, need);
-        self.word.admits(pin, want, want)
+        self.word.admits_at_once(pin, want, want)
+    }
+
+    /// Whether the poster may land messages.
+    pub(crate) fn admits_poster(&self, pin: &Pin) -> bool {
+        self.word.admits(pin, DIRECT, DIRECT)
     }
 
     /// Whether it lives, so that the sender's machine may land messages.

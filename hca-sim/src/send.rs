@@ -94,7 +94,9 @@ impl SendPoster {
         }
         let to = waiting.first();
         let (key, right) = (to.lkey.value(), Access::LOCAL_WRITE);
-        let target = land.mrs.check(pin, key, to.addr, sge.len, land.pd, right)?;
+        let target = land
+            .mrs
+            .check_at_once(pin, key, to.addr, sge.len, land.pd, right)?;
         if !land.cq.is_plain(pin) || !self.may_complete(pin, flags) {
             return None;
         }
@@ -136,7 +138,7 @@ impl SendPoster {
         let key = remote.rkey.value();
         let there = land
             .mrs
-            .check(pin, key, remote.addr, sge.len, land.pd, right)?;
+            .check_at_once(pin, key, remote.addr, sge.len, land.pd, right)?;
         if !self.may_complete(pin, flags) {
             return None;
         }
@@ -148,11 +150,11 @@ impl SendPoster {
         Some(self.finish_short(open, wr_id, opcode, sge.len, flags))
     }
 
-    /// This side's own memory.
+    /// This side's own memory, as far as one look tells.
     #[inline(always)]
     fn check<'p>(&self, pin: &'p Pin, sge: Sge, need: Access) -> Option<Window<'p>> {
         self.mrs
-            .check(pin, sge.lkey.value(), sge.addr, sge.len, self.pd, need)
+            .check_at_once(pin, sge.lkey.value(), sge.addr, sge.len, self.pd, need)
     }
 
     /// Whether the completion can be pushed in the simplest way, if there is to be one.
@@ -347,7 +349,7 @@ impl SendPoster {
     fn attempt(&mut self, wr: &SendWr<'_>) -> bool {
         let Some(open) = &self.open else { return false };
         let pin = pin();
-        if !open.land.admits_direct(&pin) {
+        if !open.land.admits_poster(&pin) {
             drop(pin);
             self.open = None;
             return false;

@@ -261,8 +261,26 @@ impl MrTable {
         pd: u32,
         need: Access,
     ) -> Option<Window<'p>> {
+        match self.check_at_once(pin, key, addr, len, pd, need) {
+            None => self.refuse(pin, key, addr, len, pd, need),
+            window => window,
+        }
+    }
+
+    /// As [`check`](Self::check), for code that must stay short: `None` also if more than a look is
+    /// needed to tell, so that a refusal means nothing and leaves no reason.
+    #[inline(always)]
+    pub fn check_at_once<'p>(
+        &self,
+        pin: &'p Pin,
+        key: u32,
+        addr: u64,
+        len: u32,
+        pd: u32,
+        need: Access,
+    ) -> Option<Window<'p>> {
         if let Some(slot) = self.slots.get((key >> 8) as usize)
-            && slot.word.admits(pin, TouchWord::TAG, key)
+            && slot.word.admits_at_once(pin, TouchWord::TAG, key)
         {
             let offset = addr.wrapping_sub(slot.iova.load(Relaxed));
             if slot.grants(pd, need) && slot.covers(offset, len) {
@@ -272,7 +290,7 @@ impl MrTable {
                 return Some(unsafe { slot.window(offset, len) });
             }
         }
-        self.refuse(pin, key, addr, len, pd, need)
+        None
     }
 
     /// Why the last [`check`](Self::check) under this pin that said `None` did so, decided from the

@@ -63,16 +63,22 @@ impl TouchWord {
     /// the pin is left. `want` must lie within `mask`, and `mask` within [`TouchWord::TAG`].
     #[inline(always)]
     pub fn admits(&self, pin: &Pin, mask: u32, want: u32) -> bool {
+        self.admits_at_once(pin, mask, want) || self.admits_slow(u64::from(pin.bit()), mask, want)
+    }
+
+    /// As [`admits`](Self::admits), for code that must stay short: `false` also if more than a look
+    /// is needed to tell, for instance when this thread comes for the first time.
+    #[inline(always)]
+    pub fn admits_at_once(&self, pin: &Pin, mask: u32, want: u32) -> bool {
         let bit = u64::from(pin.bit());
         let word = self.0.load(Acquire);
-        let at_once = if mask == TAG {
+        if mask == TAG {
             // The same in fewer instructions: FENCED, the whole tag and DEAD are the upper 33 bits.
             word >> 31 == u64::from(want) << 1 && word & bit != 0
         } else {
             let relevant = FENCED | u64::from(mask) << 32 | DEAD | bit;
             word & relevant == u64::from(want) << 32 | bit
-        };
-        at_once || self.admits_slow(bit, mask, want)
+        }
     }
 
     /// Takes the object away: nobody gets in from now on. `None` if somebody else did before.
