@@ -45,8 +45,10 @@ use crate::port::Port;
 
 #[cfg(all(test, verbs_loom))]
 mod models;
+mod moderation;
 mod opcodes;
 
+use moderation::Moderation;
 use opcodes::OPCODES;
 
 /// In the mode: the number of the thread that pushes alone.
@@ -177,6 +179,8 @@ struct Pushers {
 struct Consumer {
     head: AtomicU32,
     arm: AtomicU32,
+    /// What the consumer armed the queue for last.
+    want: AtomicU32,
     /// The consumer is inside its first `arm`.
     arming: AtomicBool,
 }
@@ -194,6 +198,9 @@ pub(crate) struct CqRing {
     waiting: Mutex<Vec<Arc<dyn WaitsForCq>>>,
     /// The client was told that completions were lost.
     told: AtomicBool,
+    /// Moderation was asked for at some time.
+    moderated: AtomicBool,
+    moderation: Mutex<Option<Moderation>>,
 }
 
 impl CqRing {
@@ -225,12 +232,15 @@ impl CqRing {
             consumer: Consumer {
                 head: AtomicU32::new(0),
                 arm: AtomicU32::new(0),
+                want: AtomicU32::new(0),
                 arming: AtomicBool::new(false),
             },
             notify,
             clock,
             waiting: Mutex::new(Vec::new()),
             told: AtomicBool::new(false),
+            moderated: AtomicBool::new(false),
+            moderation: Mutex::new(None),
         })
     }
 
@@ -434,11 +444,6 @@ impl CqRing {
         }
     }
 
-    /// Delivers the event of a push that said so; outside pins and locks.
-    pub(crate) fn fire(&self) {
-        self.notify.fire();
-    }
-
     /// Makes a queue that [`CqRing::enter`] has refused shared, and calls `waiter` when it is.
     /// Outside any pin.
     pub(crate) fn convert(self: &Arc<Self>, waiter: Arc<dyn WaitsForCq>) {
@@ -557,7 +562,8 @@ impl RawCq for CqPoller {
             Arm::Next => WANT_NEXT,
             Arm::Solicited => WANT_SOLICITED,
         };
-        ring.consumer.arm.fetch_or(want, AcqRel);
+        let armed = ring.consumer.arm.fetch_or(want, AcqRel);
+        ring.consumer.want.store(armed | want, Relaxed);
         let first = ring
             .pushers
             .mode

@@ -190,7 +190,7 @@ fn capabilities_and_limits_are_those_that_hold() {
 }
 
 #[test]
-fn completion_queues_are_neither_resized_nor_moderated() {
+fn completion_queues_are_not_resized() {
     let device = device();
     let mut cq = device.create_cq(10).wait().unwrap();
     let max = device.query().wait().unwrap().max_cqe;
@@ -199,12 +199,6 @@ fn completion_queues_are_neither_resized_nor_moderated() {
     invalid(cq.resize(0).wait(), Attr::Cqe, 0, max);
     invalid(cq.resize(max + 1).wait(), Attr::Cqe, max + 1, max);
     assert_eq!(cq.depth(), 16);
-    let period = std::time::Duration::from_micros(5);
-    let unsupported = Err(Error::Unsupported(Attr::Moderation));
-    assert_eq!(cq.moderate(2, period).wait(), unsupported);
-    assert_eq!(cq.moderate(0, period).wait(), unsupported);
-    assert_eq!(cq.moderate(0, std::time::Duration::ZERO).wait(), Ok(()));
-    assert_eq!(cq.moderate(1, period).wait(), Ok(()));
 }
 
 #[test]

@@ -7,9 +7,9 @@ use std::time::Duration;
 use atomic_waker::AtomicWaker;
 
 use crate::channel::{Attached, Unacknowledged};
+use crate::command::{AnyCommand, Command, Kind};
 use crate::device::{Device, DeviceCore, verb};
-#[cfg(doc)]
-use crate::error::Error;
+use crate::error::{Attr, Error};
 use crate::header::User;
 use crate::object::{Base, Child, InUse, ObjectKind, Private, Target, core, destroy, handle};
 use crate::queue::{Arm, Armed, RawCq};
@@ -19,6 +19,7 @@ use crate::serial::Serial;
 use crate::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use crate::sync::plain::Mutex;
 use crate::sync::{Arc, OnceLock, Weak};
+use crate::verb::{Admit, Verb};
 use crate::wc::Wc;
 
 /// A completion queue. Single-owner: polling takes `&mut self`, which is its lock.
@@ -68,13 +69,31 @@ pub struct ResizeCq {
 pub struct ModifyCq {
     /// Completions that make an event.
     pub count: u16,
-    /// Microseconds after which one makes an event all the same.
-    pub period_us: u16,
+    /// Microseconds after which one makes an event all the same, at most 65,535.
+    pub period_us: u32,
 }
 
 verb!(CreateCq, DeviceCore => Cq, |cq| Some(Arc::<CqCore>::clone(&cq.core)));
 verb!(ResizeCq, CqCore => u32);
-verb!(ModifyCq, CqCore => ());
+
+impl Verb for ModifyCq {
+    type Target = CqCore;
+    type Output = ();
+    type Error = Error;
+    const KIND: Kind = Kind::ModifyCq;
+
+    fn command(command: Command<'_, Self>) -> AnyCommand<'_> {
+        AnyCommand::ModifyCq(command)
+    }
+
+    fn admit(&mut self, _cq: &CqCore) -> Admit<Error> {
+        let (attr, got, max) = (Attr::Moderation, self.period_us, u32::from(u16::MAX));
+        match got > max {
+            true => Admit::Refuse(Error::Invalid { attr, got, max }),
+            false => Admit::Go,
+        }
+    }
+}
 
 impl CreateCq {
     /// The queue, for a provider that has created it under that number with `cqe` entries.
@@ -200,7 +219,7 @@ impl Cq {
     /// [`Error::Invalid`] for a period beyond 65,535 microseconds, [`Error::Unsupported`] where there
     /// is no moderation.
     pub fn moderate(&self, count: u16, period: Duration) -> Request<'_, ModifyCq> {
-        let period_us = u16::try_from(period.as_micros()).unwrap_or(u16::MAX);
+        let period_us = u32::try_from(period.as_micros()).unwrap_or(u32::MAX);
         Request::new(&self.core, ModifyCq { count, period_us })
     }
 

@@ -210,7 +210,7 @@ impl Hca {
         match command {
             AnyCommand::CreateCq(command) => self.create_cq(command),
             AnyCommand::ResizeCq(command) => Self::resize_cq(command),
-            AnyCommand::ModifyCq(command) => Self::modify_cq(command),
+            AnyCommand::ModifyCq(command) => self.modify_cq(command),
             AnyCommand::DestroyCq(command) => self.destroy_cq(command),
             AnyCommand::CreateSrq(command) => self.create_srq(command),
             AnyCommand::ModifySrq(command) => Self::modify_srq(command),

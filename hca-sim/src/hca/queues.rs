@@ -82,14 +82,15 @@ impl Hca {
         command.complete(answer);
     }
 
-    /// Refused, unless it asks for what there is: an event at the first completion.
-    pub(super) fn modify_cq(command: Command<'_, ModifyCq>) {
-        // One completion is the first completion, whatever the period.
-        let moderates = command.count > 1 || command.count == 0 && command.period_us != 0;
-        command.complete(match moderates {
-            true => Err(Error::Unsupported(Attr::Moderation)),
-            false => Ok(()),
-        });
+    pub(super) fn modify_cq(&self, command: Command<'_, ModifyCq>) {
+        let answer = match command.target().private::<Arc<CqRing>>() {
+            Some(ring) => {
+                ring.moderate(&self.port.engine, command.count, command.period_us);
+                Ok(())
+            }
+            None => Err(Error::DeviceFailed),
+        };
+        command.complete(answer);
     }
 
     pub(super) fn create_srq(&self, command: Command<'_, CreateSrq>) {
