@@ -399,24 +399,9 @@ fn check_atomic(wr: &SendWr<'_>, remote: Remote) -> Result<(), PostError> {
     Ok(())
 }
 
-/// The flags that the short ways know.
-const PLAIN: SendFlags = SendFlags::SIGNALED.union(SendFlags::SOLICITED);
-
 impl RawSendQueue for SendPoster {
     fn post(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {
-        // What comes in batches deserves the short ways as well.
-        match (wr.op, wr.payload) {
-            (SendOp::Send, Payload::One(sge)) if PLAIN.contains(wr.flags) => {
-                self.send(wr.wr_id, sge, wr.flags)
-            }
-            (SendOp::Write(to), Payload::One(sge)) if PLAIN.contains(wr.flags) => {
-                self.write(wr.wr_id, sge, to, wr.flags)
-            }
-            (SendOp::Read(from), Payload::One(sge)) if PLAIN.contains(wr.flags) => {
-                self.read(wr.wr_id, sge, from, wr.flags)
-            }
-            _ => self.post_any(wr),
-        }
+        self.post_any(wr)
     }
 
     fn send(&mut self, wr_id: u64, sge: Sge, flags: SendFlags) -> Result<(), PostError> {

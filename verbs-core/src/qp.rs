@@ -11,12 +11,12 @@ use crate::object::{Base, Child, ObjectKind, Private, Target, core, destroy, han
 use crate::pd::{Pd, PdCore};
 use crate::qp_attr::{Path, QpAttr, QpInfo};
 use crate::qp_state::{QpState, QpType};
-use crate::queue::{BatchError, PostError, RawRecvQueue, RawSendQueue};
+use crate::queue::{BatchError, PostError, RawRecvQueue, RawSendQueue, post_shortest};
 use crate::request::Request;
 use crate::srq::{Srq, SrqCore};
 use crate::sync::Arc;
 use crate::verb::{Admit, Verb};
-use crate::wr::{Payload, Recv, SendFlags, SendOp, SendWr};
+use crate::wr::{Payload, Recv, SendWr};
 
 /// Sizes of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -466,21 +466,7 @@ impl SendQueue {
     /// posted then. Whatever takes looking at memory or at the peer is told by a completion.
     #[inline(always)]
     pub fn post<'w>(&mut self, wr: impl Into<SendWr<'w>>) -> Result<(), PostError> {
-        let wr = wr.into();
-        let plain = SendFlags::SIGNALED.union(SendFlags::SOLICITED);
-        // A work request that is written down at the call site folds to one of the short ways.
-        match (wr.op, wr.payload) {
-            (SendOp::Send, Payload::One(sge)) if plain.contains(wr.flags) => {
-                self.0.send(wr.wr_id, sge, wr.flags)
-            }
-            (SendOp::Write(to), Payload::One(sge)) if plain.contains(wr.flags) => {
-                self.0.write(wr.wr_id, sge, to, wr.flags)
-            }
-            (SendOp::Read(from), Payload::One(sge)) if plain.contains(wr.flags) => {
-                self.0.read(wr.wr_id, sge, from, wr.flags)
-            }
-            _ => self.0.post(&wr),
-        }
+        post_shortest(&mut *self.0, &wr.into())
     }
 
     /// Posts several with one doorbell. Stops at the first that is not accepted.

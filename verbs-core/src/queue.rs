@@ -119,8 +119,7 @@ pub trait RawSendQueue: Send + Sync + fmt::Debug {
     /// [`BatchError`] says how many were accepted; those are under way.
     fn post_batch(&mut self, wrs: &[SendWr<'_>]) -> Result<(), BatchError> {
         for (posted, wr) in wrs.iter().enumerate() {
-            self.post(wr)
-                .map_err(|error| BatchError { posted, error })?;
+            post_shortest(self, wr).map_err(|error| BatchError { posted, error })?;
         }
         Ok(())
     }
@@ -177,6 +176,28 @@ pub trait RawSendQueue: Send + Sync + fmt::Debug {
             flags,
             payload: Payload::One(sge),
         })
+    }
+}
+
+/// Posts a work request by the shortest way that a queue has for it. One that is written down at the
+/// call site folds to the call of that way.
+#[inline(always)]
+pub(crate) fn post_shortest<Q>(queue: &mut Q, wr: &SendWr<'_>) -> Result<(), PostError>
+where
+    Q: RawSendQueue + ?Sized,
+{
+    let plain = SendFlags::SIGNALED.union(SendFlags::SOLICITED);
+    match (wr.op, wr.payload) {
+        (SendOp::Send, Payload::One(sge)) if plain.contains(wr.flags) => {
+            queue.send(wr.wr_id, sge, wr.flags)
+        }
+        (SendOp::Write(to), Payload::One(sge)) if plain.contains(wr.flags) => {
+            queue.write(wr.wr_id, sge, to, wr.flags)
+        }
+        (SendOp::Read(from), Payload::One(sge)) if plain.contains(wr.flags) => {
+            queue.read(wr.wr_id, sge, from, wr.flags)
+        }
+        _ => queue.post(wr),
     }
 }
 
