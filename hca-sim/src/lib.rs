@@ -65,6 +65,7 @@ mod rng;
 mod send;
 mod srq;
 mod table;
+mod transport;
 pub mod wire;
 
 pub use builder::Builder;

@@ -1,0 +1,139 @@
+//! What carries packets between ports: the trait of such links, and what passes through it.
+//!
+//! A link moves bytes and knows nothing of queue pairs. What it is given to send is complete, from the
+//! BTH to the ICRC; what it hands up has not been judged. So a wrapper that damages packets damages them
+//! before anybody looks, and one that writes them to a file writes what was on the wire.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use verbs_core::Mtu;
+use verbs_core::sync::Arc;
+
+/// The way of a packet, as far as its IP header tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Route {
+    /// One of the link's own addresses.
+    pub src: IpAddr,
+    /// The peer's address, of the same family.
+    pub dst: IpAddr,
+    /// Traffic class: DSCP in the upper six bits, ECN in the lower two.
+    pub tclass: u8,
+    /// Hop limit, the TTL of IPv4.
+    pub hop_limit: u8,
+}
+
+/// Packets that leave together: all `segment` bytes long, but for the last, which may be shorter.
+///
+/// Packet number *k* of a burst over IPv4 leaves with identification *k* and DF set, which its ICRC
+/// relies on. Packets leave from UDP port [`ROCE_PORT`](crate::wire::ROCE_PORT).
+#[derive(Clone, Copy, Debug)]
+pub struct Burst<'a> {
+    /// Where to.
+    pub route: Route,
+    /// Bytes of each packet, from its BTH to its ICRC.
+    pub segment: usize,
+    /// The packets, one behind the other.
+    pub bytes: &'a [u8],
+}
+
+impl<'a> Burst<'a> {
+    /// The packets, in order.
+    pub fn packets(&self) -> impl ExactSizeIterator<Item = &'a [u8]> {
+        self.bytes.chunks(self.segment.max(1))
+    }
+}
+
+/// What became of a burst.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sent {
+    /// It is on its way, or lost; a link promises nothing.
+    Gone,
+    /// There is no room now. Nothing was sent; the same burst can be offered again when
+    /// [`PacketLink::receive`] was called, or a little later.
+    Blocked,
+}
+
+/// The identification in the IP header that a packet came with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ident {
+    /// This one, with DF set; or there is none, as in IPv6.
+    Known(u16),
+    /// The system does not tell; the ICRC has to be solved for it.
+    Hidden,
+}
+
+/// A packet that came.
+#[derive(Clone, Copy, Debug)]
+pub struct Arrival<'a> {
+    /// Where it came from.
+    pub src: IpAddr,
+    /// Which of the link's addresses, or which multicast group, it was sent to.
+    pub dst: IpAddr,
+    /// The sender's UDP port.
+    pub sport: u16,
+    /// Traffic class, with the ECN bits as the network left them.
+    pub tclass: u8,
+    /// The identification that its ICRC covers.
+    pub ident: Ident,
+    /// From its BTH to its ICRC, as it came.
+    pub bytes: &'a [u8],
+}
+
+/// What peers' answers tell about bursts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Feedback {
+    /// A packet behind the first of a burst was acknowledged without having been sent again.
+    Arrived,
+    /// The first packet of a burst arrived, and nothing behind it.
+    OnlyFirst,
+}
+
+/// What changed about a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// [`PacketLink::addresses`] are others.
+    Addresses,
+    /// It carries nothing now.
+    Down,
+    /// It carries packets again.
+    Up,
+}
+
+/// What the hardware's thread waits with, when nobody polls.
+pub trait Waiter: Send + Sync + fmt::Debug {
+    /// Waits until a packet has come (only if `packets`), [`Waiter::wake`] was called since the last
+    /// wait began, or `timeout` is over (`None`: for ever). May return early.
+    fn wait(&self, timeout: Option<Duration>, packets: bool);
+
+    /// Ends the wait that is going on, or the next one. From any thread, never blocks.
+    fn wake(&self);
+}
+
+/// A link that carries packets. Nothing here blocks, but for [`Waiter::wait`].
+pub trait PacketLink: Send + fmt::Debug {
+    /// The addresses of the port; the index of each is its GID index.
+    fn addresses(&self) -> &[IpAddr];
+
+    /// The largest path MTU whose packets fit.
+    fn mtu(&self) -> Mtu;
+
+    /// How many packets a burst to there may have now, at least 1.
+    fn burst_limit(&self, route: &Route) -> usize;
+
+    /// Sends packets.
+    fn transmit(&mut self, burst: &Burst<'_>) -> Sent;
+
+    /// Hands up what has come, a bounded number of packets, in order. Returns how many that were.
+    fn receive(&mut self, sink: &mut dyn FnMut(&Arrival<'_>)) -> usize;
+
+    /// What peers' answers tell about earlier bursts.
+    fn feedback(&mut self, route: &Route, news: Feedback);
+
+    /// What has changed since the last call, one thing at a time.
+    fn change(&mut self) -> Option<Change>;
+
+    /// What a thread waits for packets with; `None` if there is nothing to wait for, as in virtual time.
+    fn waiter(&self) -> Option<Arc<dyn Waiter>>;
+}

@@ -1,0 +1,91 @@
+//! The transport's machines: sans-IO. Packets, work requests and the time go in; packets and completions
+//! come out. No locks, clocks, sockets or wakers inside.
+
+use verbs_core::mem::{MrTable, Pin};
+use verbs_core::sync::Arc;
+use verbs_core::{Access, EventType, Mtu, PKey, QpCap, Qpn};
+
+use crate::clock::Instant;
+use crate::cq::CqRing;
+use crate::port::Counters;
+use crate::recv::RecvRing;
+use crate::ring::SendRing;
+use crate::srq::SharedReceives;
+use crate::wire::Head;
+
+/// What a connected machine works on: the parts of its queue pair, which nobody else uses meanwhile.
+#[derive(Clone, Copy)]
+pub(crate) struct Ends<'a> {
+    /// What keeps memory and rings from being taken away.
+    pub(crate) pin: &'a Pin,
+    pub(crate) now: Instant,
+    pub(crate) qpn: Qpn,
+    pub(crate) pd: u32,
+    pub(crate) cap: &'a QpCap,
+    pub(crate) path: &'a Path,
+    /// The queue pair may begin messages: it is in RTS. In SQD it only ends those that it has begun.
+    pub(crate) may_begin: bool,
+    pub(crate) sends: &'a SendRing,
+    pub(crate) recvs: &'a RecvRing,
+    pub(crate) srq: Option<&'a Arc<SharedReceives>>,
+    pub(crate) send_cq: &'a Arc<CqRing>,
+    pub(crate) recv_cq: &'a Arc<CqRing>,
+    pub(crate) mrs: &'a MrTable,
+    pub(crate) counters: &'a Counters,
+}
+
+/// What a queue pair's attributes say about its connection.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Path {
+    pub(crate) dest_qpn: Qpn,
+    pub(crate) pkey: PKey,
+    pub(crate) mtu: Mtu,
+    /// What the peer may do here.
+    pub(crate) access: Access,
+    /// Local ACK timeout as the IBTA's code; 0 for none.
+    pub(crate) timeout: u8,
+    pub(crate) retry_cnt: u8,
+    pub(crate) rnr_retry: u8,
+    /// The delay that is asked for when no receive is posted, as the IBTA's code.
+    pub(crate) min_rnr_timer: u8,
+    /// READs and atomics outstanding as requester.
+    pub(crate) max_rd_atomic: u8,
+    /// READs and atomics remembered as responder.
+    pub(crate) max_dest_rd_atomic: u8,
+    /// The first numbers, as the transitions to RTR and RTS set them.
+    pub(crate) sq_psn: u32,
+    pub(crate) rq_psn: u32,
+}
+
+/// Where machines put packets.
+pub(crate) trait Outlet {
+    /// Whether a packet can be put now. If not, the machine is called again when one can.
+    fn is_ready(&mut self) -> bool;
+
+    /// A packet with `len` bytes of payload, which `fill` writes; it is given exactly so many. Only
+    /// after [`Outlet::is_ready`]. `again`: it was sent before, so it must not depend on anything that
+    /// may have been wrong with the first try.
+    fn put(&mut self, head: &Head, len: usize, again: bool, fill: &mut dyn FnMut(&mut [u8]));
+}
+
+/// What a machine's work leads to for others, to be seen to when the machine is free again and no pin is
+/// held.
+#[derive(Clone, Copy, Debug, Default)]
+#[must_use]
+pub(crate) struct Notes {
+    pub(crate) fire_send: bool,
+    pub(crate) fire_recv: bool,
+    pub(crate) overrun_send: bool,
+    pub(crate) overrun_recv: bool,
+    /// The limit event of the shared receive queue is due.
+    pub(crate) srq_limit: bool,
+    /// The first packet came, or something else shows that the peer is there.
+    pub(crate) contact: bool,
+    /// The queue pair must go to ERR.
+    pub(crate) fail: bool,
+    /// An event about the queue pair that no completion tells.
+    pub(crate) event: Option<EventType>,
+    /// The position in the send ring of a work request that was completed in error. It stays in the ring
+    /// until the flush, so that the poster does not take the ring for drained.
+    pub(crate) failed: Option<u32>,
+}
