@@ -131,6 +131,10 @@ pub trait PacketLink: Send + fmt::Debug {
     /// What peers' answers tell about earlier bursts.
     fn feedback(&mut self, route: &Route, news: Feedback);
 
+    /// A number for the seeds of keys, queue pair numbers and packet sequence numbers: one that nobody
+    /// outside can guess, or one drawn from the seed of a simulation.
+    fn entropy(&mut self) -> u64;
+
     /// What has changed since the last call, one thing at a time.
     fn change(&mut self) -> Option<Change>;
 
