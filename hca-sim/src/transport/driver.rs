@@ -26,6 +26,7 @@ use crate::link::{Arrival, Change, PacketLink, Waiter};
 use crate::port::Port;
 use crate::qp::QueuePair;
 use crate::transport::Incoming;
+use crate::transport::inbox::Inbox;
 use crate::transport::mail::{Mail, Outbox};
 use crate::turnstile::{Held, Turnstile};
 use crate::wire::{Head, PacketView};
@@ -60,6 +61,7 @@ pub(crate) struct Driver {
 struct Work {
     link: Box<dyn PacketLink>,
     outbox: Outbox,
+    inbox: Inbox,
     /// Who gets a round; empty between rounds.
     busy: Vec<Arc<QueuePair>>,
     /// Whom the last packet was for.
@@ -77,6 +79,7 @@ impl Driver {
             work: Mutex::new(Work {
                 link,
                 outbox: Outbox::new(),
+                inbox: Inbox::default(),
                 busy: Vec::new(),
                 last: (Qpn::new(0), Weak::new()),
             }),
@@ -191,13 +194,14 @@ impl Driver {
         let Work {
             link,
             outbox,
+            inbox,
             busy,
             last,
         } = work;
         outbox.flush(&mut **link);
         let came = link.receive(&mut |arrival| {
             if !down {
-                Self::arrived(port, arrival, now, last, busy, effects);
+                Self::arrived(port, arrival, now, inbox, last, busy, effects);
             }
         });
         while let Some(change) = link.change() {
@@ -223,6 +227,7 @@ impl Driver {
         port: &Port,
         arrival: &Arrival<'_>,
         now: Instant,
+        inbox: &mut Inbox,
         last: &mut (Qpn, Weak<QueuePair>),
         busy: &mut Vec<Arc<QueuePair>>,
         effects: &mut Effects,
@@ -232,7 +237,7 @@ impl Driver {
         let Ok(view) = PacketView::new(arrival.bytes) else {
             return counters.malformed.up();
         };
-        if !crate::transport::inbox::is_intact(arrival, view) {
+        if !inbox.accept(arrival, now, counters) {
             return counters.bad_icrcs.up();
         }
         let Ok((head, body)) = Head::parse(view.covered()) else {

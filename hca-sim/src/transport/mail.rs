@@ -6,11 +6,9 @@
 use crate::link::{Burst, PacketLink, Route, Sent};
 use crate::port::Counters;
 use crate::transport::Outlet;
-use crate::transport::inbox::seal;
-use crate::wire::{Head, Icrc};
+use crate::transport::inbox::Seals;
+use crate::wire::{Head, Icrc, Seal};
 
-/// Bytes that a burst may have: what fits into one UDP datagram over IPv4.
-const BURST_MAX: usize = 65_507;
 /// Bytes of the longest packet: headers, 4096 bytes and an ICRC.
 const PACKET_MAX: usize = Head::LEN_MAX + 4096 + Icrc::LEN;
 
@@ -21,6 +19,7 @@ pub(crate) struct Outbox {
     spare: Open,
     /// The link had no room for the burst.
     blocked: bool,
+    seals: Seals,
 }
 
 /// A burst that is being gathered.
@@ -60,7 +59,7 @@ impl Open {
                     && !self.closed
                     && len <= self.segment
                     && self.count < limit
-                    && self.len + len <= BURST_MAX
+                    && self.len + len <= Burst::BYTES_MAX
             }
         }
     }
@@ -68,7 +67,7 @@ impl Open {
     /// Writes a packet behind the others. `false`: its headers do not fit the opcode.
     fn push(
         &mut self,
-        route: Route,
+        (route, seal): (Route, Seal),
         head: &Head,
         len: usize,
         alone: bool,
@@ -84,9 +83,8 @@ impl Open {
         fill(&mut packet[at..at + len]);
         let (covered, icrc) = packet.split_at_mut(total - Icrc::LEN);
         covered[at + len..].fill(0);
-        let Some(crc) = seal(&route, self.count, covered) else {
-            return false;
-        };
+        // A burst has fewer packets than there are identifications.
+        let crc = seal.icrc(self.count as u16, covered);
         icrc.copy_from_slice(&crc.to_le_bytes());
         if self.route.is_none() {
             (self.route, self.segment) = (Some(route), total);
@@ -121,9 +119,10 @@ fn packet_len(head: &Head, payload: usize) -> usize {
 impl Outbox {
     pub(crate) fn new() -> Self {
         Self {
-            burst: Open::new(BURST_MAX),
+            burst: Open::new(Burst::BYTES_MAX),
             spare: Open::new(PACKET_MAX),
             blocked: false,
+            seals: Seals::default(),
         }
     }
 
@@ -183,14 +182,19 @@ impl Outlet for Lane<'_> {
             burst,
             spare,
             blocked,
+            seals,
         } = &mut *self.outbox;
+        // A queue pair's addresses are of one family; that was checked when it got them.
+        let Some(seal) = seals.of(self.route.src, self.route.dst) else {
+            return;
+        };
         let total = packet_len(head, len);
         let mut into = &mut *burst;
         if !into.takes(&self.route, total, limit) && !into.send(self.link) {
             *blocked = true;
             into = spare;
         }
-        let pushed = into.push(self.route, head, len, again, fill);
+        let pushed = into.push((self.route, seal), head, len, again, fill);
         debug_assert!(pushed, "a machine's packet is longer than any can be");
     }
 }
