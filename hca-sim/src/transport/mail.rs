@@ -3,7 +3,9 @@
 //! Packets that follow each other to one place, all of one length but for the last, leave together
 //! ([`Burst`]). What a link has no room for waits here; machines are not asked for more meanwhile.
 
-use crate::link::{Burst, PacketLink, Route, Sent};
+use verbs_core::{Psn, Qpn};
+
+use crate::link::{Burst, Feedback, PacketLink, Route, Sent};
 use crate::port::Counters;
 use crate::transport::Outlet;
 use crate::transport::inbox::Seals;
@@ -20,6 +22,17 @@ pub(crate) struct Outbox {
     /// The link had no room for the burst.
     blocked: bool,
     seals: Seals,
+    trial: Option<Trial>,
+}
+
+/// The last burst of requests that left: what becomes of it tells whether bursts arrive.
+#[derive(Clone, Copy, Debug)]
+struct Trial {
+    route: Route,
+    /// Whose requests.
+    qpn: Qpn,
+    /// Of the second packet.
+    psn: Psn,
 }
 
 /// A burst that is being gathered.
@@ -123,6 +136,28 @@ impl Outbox {
             spare: Open::new(PACKET_MAX),
             blocked: false,
             seals: Seals::default(),
+            trial: None,
+        }
+    }
+
+    /// A queue pair's peer has answered the request with that number.
+    pub(crate) fn answered(&mut self, link: &mut dyn PacketLink, qpn: Qpn, psn: Psn) {
+        if let Some(trial) = self.trial
+            && trial.qpn == qpn
+            && psn.since(trial.psn) >= 0
+        {
+            self.trial = None;
+            link.feedback(&trial.route, Feedback::Arrived);
+        }
+    }
+
+    /// A queue pair sends that request again.
+    fn repeated(&mut self, link: &mut dyn PacketLink, qpn: Qpn, psn: Psn) {
+        let Some(trial) = self.trial.take_if(|trial| trial.qpn == qpn) else {
+            return;
+        };
+        if trial.psn == psn {
+            link.feedback(&trial.route, Feedback::OnlyFirst);
         }
     }
 
@@ -143,26 +178,28 @@ pub(crate) struct Mail<'a> {
 }
 
 impl Mail<'_> {
-    /// The way out to one place.
-    pub(crate) fn to(&mut self, route: Route) -> Lane<'_> {
+    /// The way of a queue pair to its peer.
+    pub(crate) fn of(&mut self, qpn: Qpn, route: Route) -> Lane<'_> {
         let limit = self.link.burst_limit(&route);
         Lane {
             outbox: self.outbox,
             link: self.link,
             counters: self.counters,
             down: self.down,
+            qpn,
             route,
             limit,
         }
     }
 }
 
-/// See [`Mail::to`].
+/// See [`Mail::of`].
 pub(crate) struct Lane<'a> {
     outbox: &'a mut Outbox,
     link: &'a mut dyn PacketLink,
     counters: &'a Counters,
     down: bool,
+    qpn: Qpn,
     route: Route,
     limit: usize,
 }
@@ -177,12 +214,17 @@ impl Outlet for Lane<'_> {
         if self.down {
             return;
         }
+        let request = head.opcode().is_request();
+        if again && request {
+            self.outbox.repeated(self.link, self.qpn, head.bth().psn);
+        }
         let limit = if again { 1 } else { self.limit };
         let Outbox {
             burst,
             spare,
             blocked,
             seals,
+            trial,
         } = &mut *self.outbox;
         // A queue pair's addresses are of one family; that was checked when it got them.
         let Some(seal) = seals.of(self.route.src, self.route.dst) else {
@@ -195,6 +237,13 @@ impl Outlet for Lane<'_> {
             into = spare;
         }
         let pushed = into.push((self.route, seal), head, len, again, fill);
+        if request && into.count == 2 {
+            *trial = Some(Trial {
+                route: self.route,
+                qpn: self.qpn,
+                psn: head.bth().psn,
+            });
+        }
         debug_assert!(pushed, "a machine's packet is longer than any can be");
     }
 }
