@@ -5,9 +5,11 @@ mod loopback;
 mod packet;
 pub mod pcap;
 mod udp;
+mod verifier;
 
 pub use counters::{GsoOff, LinkCounters};
 pub use loopback::Loopback;
 pub(crate) use loopback::{Fabric, LID_MAX, Links};
 pub use packet::{Arrival, Burst, Change, Feedback, Ident, PacketLink, Route, Sent, Waiter};
 pub use udp::{ADDRESSES_MAX, LinkError, Udp};
+pub use verifier::{IcrcCounters, Verdict, Verifier};
