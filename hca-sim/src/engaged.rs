@@ -8,8 +8,6 @@
 //! What the work leads to for others is collected and done when the holder has let go: events are
 //! delivered, verbs completed, queue pairs taken to ERR.
 
-use std::time::Duration;
-
 use verbs_core::mem::pin;
 use verbs_core::sync::Arc;
 use verbs_core::sync::atomic::{
@@ -28,6 +26,7 @@ use crate::qp::{Finish, QueuePair};
 use crate::recv::RecvRing;
 use crate::ring::{Scratch, SendRing};
 use crate::srq::SharedReceives;
+use crate::transport::timing::{ack_timeout, rnr_delay};
 
 /// RNR retries that never end (IBTA vol. 1, 9.7.5.2.8).
 const RNR_FOREVER: u8 = 7;
@@ -511,40 +510,5 @@ fn arrives(outcome: &Outcome) -> bool {
         Outcome::Done(_) | Outcome::NotReady => true,
         Outcome::Fault(fault) => fault.at_responder,
         Outcome::Busy(_) => false,
-    }
-}
-
-/// The delay that a responder asks for, by its code (IBTA vol. 1, table 45).
-fn rnr_delay(code: u8) -> Duration {
-    /// Units of 10 microseconds.
-    const TABLE: [u32; 32] = [
-        65_536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1_024,
-        1_536, 2_048, 3_072, 4_096, 6_144, 8_192, 12_288, 16_384, 24_576, 32_768, 49_152,
-    ];
-    Duration::from_micros(10 * u64::from(TABLE[usize::from(code & 31)]))
-}
-
-/// The local ACK timeout, 4.096 us * 2^code; none for code 0 (IBTA vol. 1, 9.7.6.1.3).
-fn ack_timeout(code: u8) -> Option<Duration> {
-    (code != 0).then(|| Duration::from_nanos(4_096 << (code & 31)))
-}
-
-#[cfg(all(test, not(verbs_loom)))]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn delays_are_those_of_the_specification() {
-        assert_eq!(rnr_delay(0), Duration::from_micros(655_360));
-        assert_eq!(rnr_delay(1), Duration::from_micros(10));
-        assert_eq!(rnr_delay(12), Duration::from_micros(640));
-        assert_eq!(rnr_delay(31), Duration::from_micros(491_520));
-    }
-
-    #[test]
-    fn timeouts_double_with_their_code() {
-        assert_eq!(ack_timeout(0), None);
-        assert_eq!(ack_timeout(1), Some(Duration::from_nanos(8_192)));
-        assert_eq!(ack_timeout(14), Some(Duration::from_nanos(67_108_864)));
     }
 }

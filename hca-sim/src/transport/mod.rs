@@ -1,6 +1,9 @@
 //! The transport's machines: sans-IO. Packets, work requests and the time go in; packets and completions
 //! come out. No locks, clocks, sockets or wakers inside.
 
+pub(crate) mod rc;
+pub(crate) mod timing;
+
 use verbs_core::mem::{MrTable, Pin};
 use verbs_core::sync::Arc;
 use verbs_core::{Access, EventType, Mtu, PKey, QpCap, Qpn};
@@ -30,7 +33,8 @@ pub(crate) struct Ends<'a> {
     pub(crate) srq: Option<&'a Arc<SharedReceives>>,
     pub(crate) send_cq: &'a Arc<CqRing>,
     pub(crate) recv_cq: &'a Arc<CqRing>,
-    pub(crate) mrs: &'a MrTable,
+    /// Shared, because a key that a SEND invalidates is given back when nobody can be using it any more.
+    pub(crate) mrs: &'a Arc<MrTable>,
     pub(crate) counters: &'a Counters,
 }
 
