@@ -1,11 +1,13 @@
 //! Arguments of the command line.
 
 use std::fmt;
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::Serialize;
+use verbs_core::Mtu;
 
 /// Bytes that one message of a reliable connection carries at most (IBTA vol. 1, 9.7.7).
 const MESSAGE_BYTES_MAX: u64 = 1 << 31;
@@ -75,6 +77,10 @@ pub(crate) enum Command {
     /// Show what a device can do, as ibv_devinfo does
     #[command(after_help = DEVINFO_EXAMPLES)]
     Devinfo(DevinfoArgs),
+    /// Send messages back and forth, as ibv_rc_pingpong does
+    #[cfg(test)]
+    #[command(long_about = PINGPONG_ABOUT, after_help = PINGPONG_EXAMPLES)]
+    Pingpong(PingpongArgs),
 }
 
 const COPY_ABOUT: &str = "\
@@ -84,6 +90,100 @@ SRC is read into registered memory of one HCA and moved by WRITEs over a reliabl
 registered memory of another, both in this process. The receiver takes the digest (BLAKE3) of what \
 arrived and writes it to DST, which appears under its name only when it is complete and the digest \
 is that of the source. Memory use is bounded by 2 * chunk * window, whatever the size of the file.";
+
+/// How a command gets to a network.
+#[derive(Args, Clone, Debug, Default)]
+pub(crate) struct WireArgs {
+    /// An address of this host to have on the wire, its index is its GID index; may be repeated.
+    /// Default: when connecting, the one that the system would send from (or a free one of
+    /// 127.0.0.0/8 towards a program on this host that has it); when serving, the one that the
+    /// client connected to
+    #[arg(long, value_name = "ADDR")]
+    pub(crate) bind: Vec<IpAddr>,
+    /// Write all packets, with the headers that they have on the wire, to a file for Wireshark
+    #[arg(long, value_name = "FILE")]
+    pub(crate) pcap: Option<PathBuf>,
+}
+
+const PINGPONG_ABOUT: &str = "\
+Send messages back and forth between two hosts.
+
+Does what ibv_rc_pingpong does, with the same text protocol over TCP, so that either end can be that \
+program on Linux with a RoCE v2 device: run it there with -g and the index of a RoCE v2 GID. Without \
+HOST it waits for a client. Packets go over UDP port 4791, which one program at a time has on each \
+address of a host. No privileges are needed.";
+
+const PINGPONG_EXAMPLES: &str = "\
+Examples, each in two terminals:
+  verbs pingpong rc                                    wait for a client
+  verbs pingpong rc 127.0.0.1                          be one, on the same host
+
+  verbs pingpong rc -e -s 65536 -m 4096                with events, 64 KiB messages, path MTU 4096
+  ibv_rc_pingpong -g 1 -e -s 65536 -m 4096 192.0.2.1   the same, from Linux's side
+
+  ibv_rc_pingpong -g 2                                 Linux waits; -g 2 is an IPv6 GID
+  verbs pingpong rc --bind fd77::1 192.0.2.2           TCP over IPv4, packets over IPv6
+
+Exit codes:
+  0  done
+  1  the peer could not be reached, or the address could not be had
+  2  the arguments are wrong, or do not fit the peer's
+  3  the last message is damaged (with --chk)
+  5  a verb or a message failed, or the peer has gone";
+
+/// Messages of a pingpong.
+#[derive(Args, Debug)]
+pub(crate) struct PingpongArgs {
+    /// What carries the messages
+    #[arg(value_enum)]
+    pub(crate) kind: Kind,
+    /// Connect to a server there; without it, be the server
+    pub(crate) host: Option<String>,
+    /// TCP port on which the two find each other
+    #[arg(short, long, value_name = "N", default_value_t = 18515,
+          value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) port: u16,
+    /// Bytes of a message, at most 2g; k, m and g stand for KiB, MiB and GiB
+    #[arg(short, long, value_name = "N", default_value = "4096", value_parser = chunk)]
+    pub(crate) size: u32,
+    /// Bytes of a packet's payload at most: 256, 512, 1024, 2048 or 4096
+    #[arg(short, long, value_name = "N", default_value = "1024", value_parser = mtu)]
+    pub(crate) mtu: Mtu,
+    /// Receives posted at a time
+    #[arg(short, long, value_name = "N", default_value_t = 500,
+          value_parser = clap::value_parser!(u32).range(1..=WINDOW_MAX))]
+    pub(crate) rx_depth: u32,
+    /// Messages each way
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 1000,
+          value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) iters: u32,
+    /// Which of our GIDs: addresses of --bind are counted from 0
+    #[arg(short, long, value_name = "N", default_value_t = 0)]
+    pub(crate) gid_idx: u16,
+    /// Sleep until an event says that there are completions, rather than poll all the time
+    #[arg(short, long)]
+    pub(crate) events: bool,
+    /// Check at the end what the last message was
+    #[arg(short, long)]
+    pub(crate) chk: bool,
+    #[command(flatten)]
+    pub(crate) wire: WireArgs,
+}
+
+/// What carries the messages of a pingpong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Kind {
+    /// A reliable connection
+    Rc,
+}
+
+/// A path MTU.
+fn mtu(text: &str) -> Result<Mtu, String> {
+    let bytes = text.parse().ok();
+    bytes
+        .and_then(|bytes| Mtu::from_bytes(bytes).ok())
+        .ok_or_else(|| "256, 512, 1024, 2048 or 4096 would be right".into())
+}
 
 #[derive(Args, Debug)]
 pub(crate) struct CopyArgs {

@@ -2,12 +2,20 @@
 
 #![forbid(unsafe_code)]
 
+#[cfg(test)]
+mod address;
 mod bench;
 mod cli;
 mod copy;
 mod devinfo;
 mod exit;
+#[cfg(test)]
+mod net;
+#[cfg(test)]
+mod pingpong;
 mod report;
+#[cfg(test)]
+mod wire;
 
 use std::fmt::Display;
 use std::io::{self, Write};
@@ -15,6 +23,8 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
+#[cfg(test)]
+use crate::cli::PingpongArgs;
 use crate::cli::{BenchArgs, Cli, Command, CopyArgs, DevinfoArgs};
 
 fn main() -> ExitCode {
@@ -22,6 +32,8 @@ fn main() -> ExitCode {
         Command::Copy(args) => run_copy(&args),
         Command::Bench(args) => run_bench(&args),
         Command::Devinfo(args) => run_devinfo(&args),
+        #[cfg(test)]
+        Command::Pingpong(args) => run_pingpong(&args),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -48,6 +60,13 @@ fn run_devinfo(args: &DevinfoArgs) -> Result<(), u8> {
     } else {
         show("devinfo", &info.text(args.verbose))
     }
+}
+
+#[cfg(test)]
+fn run_pingpong(args: &PingpongArgs) -> Result<(), u8> {
+    let network = wire::stand_in::LoopbackNetwork::default();
+    pingpong::run(args, &network, &mut io::stdout())
+        .map_err(|error| complain("pingpong", &error, error.exit_code()))
 }
 
 fn run_bench(args: &BenchArgs) -> Result<(), u8> {
