@@ -2,19 +2,15 @@
 
 #![forbid(unsafe_code)]
 
-#[cfg(test)]
 mod address;
 mod bench;
 mod cli;
 mod copy;
 mod devinfo;
 mod exit;
-#[cfg(test)]
 mod net;
-#[cfg(test)]
 mod pingpong;
 mod report;
-#[cfg(test)]
 mod wire;
 
 use std::fmt::Display;
@@ -23,17 +19,16 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-#[cfg(test)]
-use crate::cli::PingpongArgs;
-use crate::cli::{BenchArgs, Cli, Command, CopyArgs, DevinfoArgs};
+use crate::cli::{BenchArgs, Cli, Command, CopyArgs, DevinfoArgs, PingpongArgs, ServeArgs};
+use crate::wire::Roce;
 
 fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Copy(args) => run_copy(&args),
         Command::Bench(args) => run_bench(&args),
         Command::Devinfo(args) => run_devinfo(&args),
-        #[cfg(test)]
         Command::Pingpong(args) => run_pingpong(&args),
+        Command::Serve(args) => run_serve(&args),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -42,8 +37,8 @@ fn main() -> ExitCode {
 }
 
 fn run_copy(args: &CopyArgs) -> Result<(), u8> {
-    let report =
-        copy::run(args).map_err(|failure| complain("copy", &failure, failure.exit_code()))?;
+    let report = copy::run(args, &Roce::new(&args.wire))
+        .map_err(|failure| complain("copy", &failure, failure.exit_code()))?;
     if args.json {
         show_json("copy", &report)
     } else if args.quiet {
@@ -62,11 +57,14 @@ fn run_devinfo(args: &DevinfoArgs) -> Result<(), u8> {
     }
 }
 
-#[cfg(test)]
 fn run_pingpong(args: &PingpongArgs) -> Result<(), u8> {
-    let network = wire::stand_in::LoopbackNetwork::default();
-    pingpong::run(args, &network, &mut io::stdout())
+    pingpong::run(args, &Roce::new(&args.wire), &mut io::stdout())
         .map_err(|error| complain("pingpong", &error, error.exit_code()))
+}
+
+fn run_serve(args: &ServeArgs) -> Result<(), u8> {
+    copy::remote::serve(args, &Roce::new(&args.wire))
+        .map_err(|error| complain("serve", &error, error.exit_code()))
 }
 
 fn run_bench(args: &BenchArgs) -> Result<(), u8> {

@@ -1,13 +1,18 @@
 //! TCP, as far as commands need it: connections with deadlines on every step.
 
 use std::io::{self, Read, Write};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{
+    IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs,
+};
 use std::time::{Duration, Instant};
 
 use rustix::net::sockopt;
 
 /// How long a peer may take to accept a connection, or to send or take one message.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+
+/// How long a peer that is sent away may take to read why.
+const PARTING: Duration = Duration::from_millis(200);
 
 /// A connection whose peer's host has vanished is given up after this much silence, and as many
 /// probes a second apart.
@@ -125,10 +130,19 @@ impl Connection {
         Ok(self.read_some(&mut byte, wait)?.map(|_| byte[0]))
     }
 
-    /// Ends the connection in both directions; who reads from it is told.
-    pub(crate) fn shut(&self) {
+    /// Ends what this end sends and reads, for a moment and up to so many bytes, what the peer has sent:
+    /// a connection that is closed with bytes unread takes back what it said last.
+    pub(crate) fn drain(&mut self, bytes_max: usize) {
+        let until = Instant::now() + PARTING;
+        // The peer may have ended it already.
+        let _ = self.stream.shutdown(Shutdown::Write);
+        let _ = self.receive(&mut vec![0; bytes_max], until);
+    }
+
+    /// Ends the reading side: who reads from it, through any handle, finds the end.
+    pub(crate) fn deafen(&self) {
         // It may have ended already.
-        let _ = self.stream.shutdown(std::net::Shutdown::Both);
+        let _ = self.stream.shutdown(Shutdown::Read);
     }
 
     fn read_some(&mut self, into: &mut [u8], wait: Duration) -> Result<Option<usize>, NetError> {

@@ -9,6 +9,7 @@ use verbs_core::sync::Arc;
 use verbs_core::{Device, Error, Gid, Psn};
 
 use crate::address::same_family;
+use crate::cli::WireArgs;
 
 /// The only port of a software HCA.
 pub(crate) const PORT: u8 = 1;
@@ -23,6 +24,24 @@ pub(crate) trait Network: Sync {
     /// # Errors
     /// [`io::ErrorKind::AddrInUse`] if another process has one of the addresses.
     fn attach(&self, addresses: &[IpAddr]) -> io::Result<Wire>;
+}
+
+/// RoCEv2: UDP sockets on addresses of this host.
+#[derive(Debug)]
+pub(crate) struct Roce<'a> {
+    args: &'a WireArgs,
+}
+
+impl<'a> Roce<'a> {
+    pub(crate) fn new(args: &'a WireArgs) -> Self {
+        Self { args }
+    }
+}
+
+impl Network for Roce<'_> {
+    fn attach(&self, _addresses: &[IpAddr]) -> io::Result<Wire> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
 }
 
 /// An HCA on a network.
