@@ -19,22 +19,9 @@ const SCHEME: &[u8] = b"roce://";
 /// Bytes of a path at most, as the kernel has it (PATH_MAX).
 pub(crate) const PATH_BYTES_MAX: usize = 4096;
 
-/// The GID that a port with this address has.
-pub(crate) fn gid_of(address: IpAddr) -> Gid {
-    match address.to_canonical() {
-        IpAddr::V4(address) => address.into(),
-        IpAddr::V6(address) => address.into(),
-    }
-}
-
-/// The address that a GID stands for.
-pub(crate) fn address_of(gid: Gid) -> IpAddr {
-    IpAddr::V6(Ipv6Addr::from(gid)).to_canonical()
-}
-
 /// Whether packets can go from one GID to the other: both are IPv4 or both IPv6.
 pub(crate) fn same_family(one: Gid, other: Gid) -> bool {
-    address_of(one).is_ipv4() == address_of(other).is_ipv4()
+    IpAddr::from(one).is_ipv4() == IpAddr::from(other).is_ipv4()
 }
 
 /// A GID without colons, as pingpong writes it.
@@ -240,8 +227,11 @@ mod tests {
     #[test]
     fn gids_are_addresses() {
         let v4 = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2));
-        assert_eq!(gid_digits(gid_of(v4)), "00000000000000000000ffff0a000002");
-        assert!(!same_family(gid_of(v4), gid_of(Ipv6Addr::LOCALHOST.into())));
+        assert_eq!(
+            gid_digits(Gid::from(v4)),
+            "00000000000000000000ffff0a000002"
+        );
+        assert!(!same_family(Gid::from(v4), Gid::from(Ipv6Addr::LOCALHOST)));
         for digits in ["", "0", &"0".repeat(31), &"0".repeat(33), &"+".repeat(32)] {
             assert_eq!(gid_from_digits(digits.as_bytes()), None, "{digits}");
         }
@@ -252,7 +242,7 @@ mod tests {
         fn every_gid_comes_back(bytes: [u8; 16]) {
             let gid = Gid(bytes);
             prop_assert_eq!(gid_from_digits(gid_digits(gid).as_bytes()), Some(gid));
-            prop_assert_eq!(gid_of(address_of(gid)), gid);
+            prop_assert_eq!(Gid::from(IpAddr::from(gid)), gid);
         }
 
         #[test]

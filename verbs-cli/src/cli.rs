@@ -113,6 +113,12 @@ pub(crate) struct WireArgs {
     /// Write all packets, with the headers that they have on the wire, to a file for Wireshark
     #[arg(long, value_name = "FILE")]
     pub(crate) pcap: Option<PathBuf>,
+    /// Lose so many of a thousand packets that come, 0 to 1000
+    #[arg(long, value_name = "PERMILLE", value_parser = clap::value_parser!(u16).range(0..=1000))]
+    pub(crate) loss: Option<u16>,
+    /// Which ones: the same number draws the same places
+    #[arg(long, value_name = "N", default_value_t = 0, requires = "loss")]
+    pub(crate) seed: u64,
 }
 
 impl WireArgs {
@@ -121,6 +127,7 @@ impl WireArgs {
         match self {
             Self { bind, .. } if !bind.is_empty() => Some("--bind"),
             Self { pcap: Some(_), .. } => Some("--pcap"),
+            Self { loss: Some(_), .. } => Some("--loss"),
             _ => None,
         }
     }

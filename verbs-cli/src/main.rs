@@ -4,6 +4,7 @@
 
 mod address;
 mod bench;
+mod capture;
 mod cli;
 mod copy;
 mod devinfo;

@@ -2,13 +2,19 @@
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
 
-use hca_sim::Hca;
+use hca_sim::clock::Clock;
+use hca_sim::link::pcap::{LinkType, PcapWriter};
+use hca_sim::link::{Captured, Faults, Faulty, LinkError, PacketLink};
+use hca_sim::{Builder, Hca, Udp};
 use rustix::rand::{GetRandomFlags, getrandom};
 use verbs_core::sync::Arc;
 use verbs_core::{Device, Error, Gid, Psn};
 
 use crate::address::same_family;
+use crate::capture::CaptureFile;
 use crate::cli::WireArgs;
 
 /// The only port of a software HCA.
@@ -22,11 +28,11 @@ pub(crate) trait Network: Sync {
     /// Puts an HCA on these addresses of this host; the index of each is its GID index.
     ///
     /// # Errors
-    /// [`io::ErrorKind::AddrInUse`] if another process has one of the addresses.
-    fn attach(&self, addresses: &[IpAddr]) -> io::Result<Wire>;
+    /// [`WireError::InUse`] if another program has one of the addresses.
+    fn attach(&self, addresses: &[IpAddr]) -> Result<Wire, WireError>;
 }
 
-/// RoCEv2: UDP sockets on addresses of this host.
+/// RoCEv2 over UDP sockets, with what the options put around them.
 #[derive(Debug)]
 pub(crate) struct Roce<'a> {
     args: &'a WireArgs,
@@ -36,11 +42,52 @@ impl<'a> Roce<'a> {
     pub(crate) fn new(args: &'a WireArgs) -> Self {
         Self { args }
     }
+
+    /// Puts the faults around a link that were asked for.
+    fn over(&self, link: impl PacketLink + 'static) -> Builder {
+        let Some(loss) = self.args.loss else {
+            return Hca::over(link);
+        };
+        let faults = Faults {
+            loss,
+            ..Faults::NONE
+        };
+        Hca::over(Faulty::new(link, self.args.seed).receiving(faults))
+    }
+
+    /// Puts a capture around a link. It sees what the network carried, faults come after.
+    fn capture(&self, link: Udp, path: &Path) -> Result<(Builder, CaptureFile), WireError> {
+        let failed = |error| WireError::Capture {
+            path: path.into(),
+            error,
+        };
+        let file = CaptureFile::create(path).map_err(failed)?;
+        let pcap = PcapWriter::new(file.clone(), LinkType::RawIp).map_err(failed)?;
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        // A clock before 1970 has times that no capture can say.
+        let epoch = now.unwrap_or_default();
+        let link = Captured::new(link, pcap, Clock::wall(), epoch);
+        Ok((self.over(link), file))
+    }
 }
 
 impl Network for Roce<'_> {
-    fn attach(&self, _addresses: &[IpAddr]) -> io::Result<Wire> {
-        Err(io::ErrorKind::Unsupported.into())
+    fn attach(&self, addresses: &[IpAddr]) -> Result<Wire, WireError> {
+        let link = Udp::bind(addresses).map_err(|error| match error {
+            LinkError::InUse { .. } => WireError::InUse(error),
+            error => WireError::Link(error),
+        })?;
+        let (builder, capture) = match &self.args.pcap {
+            Some(path) => self
+                .capture(link, path)
+                .map(|(builder, file)| (builder, Some((path.clone(), file))))?,
+            None => (self.over(link), None),
+        };
+        Ok(Wire {
+            hca: builder.name("roce0").build(),
+            addresses: addresses.to_vec(),
+            capture,
+        })
     }
 }
 
@@ -49,43 +96,24 @@ impl Network for Roce<'_> {
 pub(crate) struct Wire {
     hca: Arc<Hca>,
     addresses: Vec<IpAddr>,
+    capture: Option<(PathBuf, CaptureFile)>,
 }
 
 /// An HCA could not be put on a network. One sentence without its full stop.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum WireError {
     /// One host, one program per address.
-    #[error(
-        "another program has the UDP port of RoCE on {}; name another address of this host with --bind",
-        list(.0)
-    )]
-    InUse(Vec<IpAddr>),
+    #[error("{0} (--bind names addresses)")]
+    InUse(LinkError),
     /// Anything else.
-    #[error("cannot put a device on {}: {error}", list(addresses))]
-    Attach {
-        addresses: Vec<IpAddr>,
-        error: io::Error,
-    },
+    #[error(transparent)]
+    Link(LinkError),
+    /// The capture cannot be written.
+    #[error("cannot write the capture {}: {error}", path.display())]
+    Capture { path: PathBuf, error: io::Error },
 }
 
 impl Wire {
-    /// An HCA that is on a network with these addresses.
-    pub(crate) fn new(hca: Arc<Hca>, addresses: &[IpAddr]) -> Self {
-        let addresses = addresses.to_vec();
-        Self { hca, addresses }
-    }
-
-    /// Puts an HCA on exactly these addresses.
-    pub(crate) fn open(network: &dyn Network, addresses: &[IpAddr]) -> Result<Self, WireError> {
-        network.attach(addresses).map_err(|error| {
-            let addresses = addresses.to_vec();
-            match error.kind() {
-                io::ErrorKind::AddrInUse => WireError::InUse(addresses),
-                _ => WireError::Attach { addresses, error },
-            }
-        })
-    }
-
     /// Puts an HCA on the addresses that the user named, or else where the system sends from when it
     /// talks to `peer`. When that is the peer's own address, the peer is on this host and has it, or
     /// will soon: then it is the next one of 127.0.0.0/8 that is free.
@@ -96,24 +124,36 @@ impl Wire {
         peer: IpAddr,
     ) -> Result<Self, WireError> {
         if !named.is_empty() {
-            return Self::open(network, named);
+            return network.attach(named);
         }
         if local != peer || !local.is_ipv4() {
-            return Self::open(network, &[local]);
+            return network.attach(&[local]);
         }
         let others = (2..=LOOPBACK_ADDRESSES_MAX).map(|n| IpAddr::V4(Ipv4Addr::new(127, 0, 0, n)));
+        let mut refused = None;
         for address in others.filter(|&address| address != local) {
-            match Self::open(network, &[address]) {
-                Err(WireError::InUse(_)) => {}
+            match network.attach(&[address]) {
+                Err(WireError::InUse(error)) => refused = Some(WireError::InUse(error)),
                 result => return result,
             }
         }
-        Err(WireError::InUse(vec![local]))
+        Err(refused.unwrap_or(WireError::Link(LinkError::NoAddress)))
     }
 
     /// Opens a device on the HCA. Devices on one HCA share its addresses and nothing else.
     pub(crate) async fn device(&self) -> Result<Device, Error> {
         self.hca.open().await
+    }
+
+    /// Ends the capture, if there is one: what was on the wire so far is in the file, or it is said why
+    /// not.
+    pub(crate) fn finish_capture(&self) -> Result<(), WireError> {
+        let Some((path, file)) = &self.capture else {
+            return Ok(());
+        };
+        let path = path.clone();
+        file.finish()
+            .map_err(|error| WireError::Capture { path, error })
     }
 
     /// The addresses; the index of each is its GID index.
@@ -148,11 +188,6 @@ pub(crate) fn draw_psn() -> io::Result<Psn> {
     Ok(Psn::new(u32::from_ne_bytes(bytes)))
 }
 
-fn list(addresses: &[IpAddr]) -> String {
-    let texts: Vec<_> = addresses.iter().map(ToString::to_string).collect();
-    texts.join(", ")
-}
-
 #[cfg(test)]
 pub(crate) mod stand_in {
     //! A network within the test: a loopback link whose ports claim addresses.
@@ -163,7 +198,6 @@ pub(crate) mod stand_in {
     use verbs_core::sync::Mutex;
 
     use super::*;
-    use crate::address::address_of;
 
     /// Addresses are only claimed; the GIDs are those of the link's ports.
     #[derive(Default)]
@@ -173,15 +207,19 @@ pub(crate) mod stand_in {
     }
 
     impl Network for LoopbackNetwork {
-        fn attach(&self, addresses: &[IpAddr]) -> io::Result<Wire> {
+        fn attach(&self, addresses: &[IpAddr]) -> Result<Wire, WireError> {
             let mut claimed = self.claimed.lock();
-            if addresses.iter().any(|address| claimed.contains(address)) {
-                return Err(io::ErrorKind::AddrInUse.into());
+            if let Some(&address) = addresses.iter().find(|address| claimed.contains(address)) {
+                return Err(WireError::InUse(LinkError::InUse { address }));
             }
             claimed.extend(addresses);
             let hca = Hca::on(&self.link).build();
-            let address = address_of(hca.gid());
-            Ok(Wire::new(hca, &[address]))
+            let address = IpAddr::from(hca.gid());
+            Ok(Wire {
+                hca,
+                addresses: vec![address],
+                capture: None,
+            })
         }
     }
 }
@@ -200,8 +238,11 @@ mod tests {
             Wire::open_towards(&network, &[], one, one).expect("there are more");
         }
         let refused = Wire::open_towards(&network, &[], one, one).expect_err("all are taken");
-        assert!(refused.to_string().contains("on 127.0.0.1;"), "{refused}");
-        Wire::open(&network, &[one]).expect("it was left");
+        assert!(
+            refused.to_string().contains("of 127.0.0.32 is taken"),
+            "{refused}"
+        );
+        network.attach(&[one]).expect("it was left");
         Wire::open_towards(&network, &[], other, one).expect("nobody has it");
         let refused = Wire::open_towards(&network, &[other], one, one);
         assert!(matches!(refused, Err(WireError::InUse(_))), "{refused:?}");

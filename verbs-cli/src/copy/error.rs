@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io;
+use std::net::IpAddr;
 use std::path::PathBuf;
 
 use blake3::Hash;
@@ -9,7 +10,6 @@ use verbs_core::{Error, Gid, PostError, WcStatus};
 
 use super::remote::{Cause, Message};
 use super::window::Breach;
-use crate::address::address_of;
 use crate::cli::Fault;
 use crate::exit;
 use crate::net::NetError;
@@ -162,7 +162,7 @@ pub(crate) enum CopyError {
     #[error("clients came to {0} addresses of this host, which is the most; --bind names more")]
     ManyAddresses(usize),
     /// No address of ours fits the peer's.
-    #[error("no address here reaches {}; --bind adds one of the same family", address_of(*peer))]
+    #[error("no address here reaches {}; --bind adds one of the same family", IpAddr::from(*peer))]
     NoRoute { peer: Gid },
     /// The system gives no random numbers.
     #[error("cannot draw a packet sequence number: {0}")]

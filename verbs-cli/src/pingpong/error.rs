@@ -1,10 +1,10 @@
 //! Why a pingpong failed, each with the exit code it ends in.
 
 use std::io;
+use std::net::IpAddr;
 
 use verbs_core::{Error, Gid, Mtu, PostError, WcStatus};
 
-use crate::address::address_of;
 use crate::exit;
 use crate::net::NetError;
 use crate::wire::WireError;
@@ -36,7 +36,7 @@ pub(crate) enum PingpongError {
     /// One end has IPv4, the other IPv6.
     #[error(
         "no packet goes from {} to {}; --gid-idx or --bind choose another GID",
-        address_of(*ours), address_of(*theirs)
+        IpAddr::from(*ours), IpAddr::from(*theirs)
     )]
     Families { ours: Gid, theirs: Gid },
     /// A verb failed.

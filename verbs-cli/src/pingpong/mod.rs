@@ -78,17 +78,19 @@ pub(crate) fn run(
     let (local, peer) = (connection.local().ip(), connection.peer().ip());
     let wire = match role {
         Role::Client => Wire::open_towards(network, named, local, peer)?,
-        Role::Server if named.is_empty() => Wire::open(network, &[local])?,
-        Role::Server => Wire::open(network, named)?,
+        Role::Server if named.is_empty() => network.attach(&[local])?,
+        Role::Server => network.attach(named)?,
     };
     let addresses = wire.addresses().len();
     if usize::from(args.gid_idx) >= addresses {
         let (got, max) = (args.gid_idx, addresses.saturating_sub(1));
         return Err(PingpongError::GidIndex { got, max });
     }
-    match args.kind {
+    let played = match args.kind {
         Kind::Rc => block_on(reliable(args, role, connection, &wire, out)),
-    }
+    };
+    let captured = wire.finish_capture();
+    played.and(captured.map_err(PingpongError::from))
 }
 
 /// Waits for the client.

@@ -9,7 +9,7 @@ use std::net::{IpAddr, Ipv6Addr};
 
 use verbs_core::{Gid, Lid, Psn, Qpn};
 
-use crate::address::{GID_DIGITS, address_of, gid_digits, gid_from_digits, hex};
+use crate::address::{GID_DIGITS, gid_digits, gid_from_digits, hex};
 
 /// What the client says when it is ready.
 pub(crate) const DONE: &[u8; 5] = b"done\0";
@@ -64,7 +64,7 @@ impl fmt::Display for Hello {
         write!(
             f,
             "LID {lid:#06x}, QPN {qpn:#08x}, PSN {psn:#08x}, GID {}",
-            match address_of(self.gid) {
+            match IpAddr::from(self.gid) {
                 IpAddr::V4(_) => Ipv6Addr::from(self.gid).to_string(),
                 IpAddr::V6(address) => address.to_string(),
             }

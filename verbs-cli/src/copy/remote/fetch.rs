@@ -70,7 +70,10 @@ fn fetch(
     let local = control.connection().local().ip();
     let peer = control.connection().peer().ip();
     let wire = Wire::open_towards(network, &args.wire.bind, local, peer)?;
-    let (sink, offer, verdict) = block_on(receive(args, url, &wire, control, target))?;
+    let received = block_on(receive(args, url, &wire, control, target));
+    let captured = wire.finish_capture();
+    let (sink, offer, verdict) = received?;
+    captured?;
     compare(url.to_string().as_ref(), &verdict)?;
     let started = Instant::now();
     sink.commit()?;

@@ -14,7 +14,7 @@ use verbs_core::{Av, Device, Gid, Path};
 
 use super::endpoint::Endpoint;
 use super::error::{CopyError, End};
-use crate::address::{gid_of, same_family};
+use crate::address::same_family;
 use crate::wire::{self, PORT, Wire};
 
 use self::message::Identity;
@@ -41,7 +41,7 @@ impl Seat {
         let failed = |doing| move |error| CopyError::Verb { end, doing, error };
         let device = wire.device().await.map_err(failed("open the device"))?;
         let query = failed("query the GIDs");
-        let towards = peer.unwrap_or(gid_of(wanted));
+        let towards = peer.unwrap_or(Gid::from(wanted));
         let found = wire::gid_towards(&device, wire.addresses(), wanted, towards).await;
         let (index, gid) = match (found.map_err(query)?, peer) {
             (Some(found), _) => found,

@@ -95,7 +95,7 @@ impl<'a> Server<'a> {
         }
         let named = match addresses.as_slice() {
             [] => None,
-            addresses => Some(Wire::open(network, addresses)?),
+            addresses => Some(network.attach(addresses)?),
         };
         Ok(Self {
             root: Root::open(&args.dir)?,
@@ -246,7 +246,7 @@ impl<'a> Server<'a> {
         if found.len() >= WIRES_MAX {
             return Err(CopyError::ManyAddresses(WIRES_MAX));
         }
-        let wire = Wire::open(self.network, &[address])?;
+        let wire = self.network.attach(&[address])?;
         found.insert(address, wire.clone());
         Ok(wire)
     }

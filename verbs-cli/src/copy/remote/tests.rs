@@ -256,7 +256,7 @@ fn strange_servers_leave_nothing() {
         })
     };
     let v4 = Identity {
-        gid: gid_of([192, 0, 2, 1].into()),
+        gid: Gid::from(std::net::Ipv4Addr::new(192, 0, 2, 1)),
         ..some_end()
     };
     let fail = Message::Fail(Fail {
