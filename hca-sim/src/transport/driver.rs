@@ -253,7 +253,11 @@ impl Driver {
             } => counters.weak_icrcs.up(),
             Verdict::Exact | Verdict::Solved { .. } => {}
         }
-        let Ok((head, body)) = Head::parse(view.covered()) else {
+        let parsed = Head::parse(view.covered()).ok().and_then(|(head, body)| {
+            let len = body.len().checked_sub(usize::from(view.bth().pad()))?;
+            Some((head, &body[..len]))
+        });
+        let Some((head, payload)) = parsed else {
             counters.malformed.up();
             return None;
         };
@@ -275,7 +279,7 @@ impl Driver {
             dst: arrival.dst,
             tclass: arrival.tclass,
             head,
-            body,
+            payload,
         };
         if !qp.take_packet(&packet, now, effects) {
             return None;
