@@ -39,7 +39,6 @@ const MEMORY: usize = 1 << 20;
 struct Machine {
     rc: Rc,
     qpn: Qpn,
-    cap: QpCap,
     path: Path,
     may_begin: bool,
     sends: SendRing,
@@ -113,7 +112,6 @@ impl Machine {
         Self {
             rc: Rc::new(&cap).unwrap(),
             qpn: Qpn::new(qpn),
-            cap,
             path: Path {
                 dest_qpn: Qpn::new(1 - (qpn & 1) | qpn & !1),
                 pkey: PKey::DEFAULT,
@@ -159,7 +157,6 @@ impl Machine {
             now: Instant::from_nanos(now),
             qpn: self.qpn,
             pd: PD,
-            cap: &self.cap,
             path: &self.path,
             may_begin: self.may_begin,
             sends: &self.sends,
