@@ -193,3 +193,23 @@ fn both_ends_send_at_once_from_threads_of_their_own() {
         thread.join().unwrap();
     }
 }
+
+#[test]
+fn an_address_is_free_again_when_its_device_has_gone() {
+    for _ in 0..3 {
+        let (mut a, b) = pair(5);
+        a.qp.post_send(
+            Write::new(1, b.mr.remote(0))
+                .from(a.mr.slice(0..8))
+                .signaled(),
+        )
+        .unwrap();
+        assert!(next(&mut a.cq).is_ok());
+        drop((a, b));
+        let begun = std::time::Instant::now();
+        while let Err(error) = Udp::bind(&[host(5, 1), host(5, 2)]) {
+            assert!(begun.elapsed() < Duration::from_secs(5), "{error}");
+            std::thread::yield_now();
+        }
+    }
+}
