@@ -158,7 +158,7 @@ impl Rc {
             spins = spins.wrapping_add(1);
             let waited = match &self.channel {
                 Some(channel) => wait(channel, &mut self.cq)?,
-                None if spins % SPINS == 0 => {
+                None if spins.is_multiple_of(SPINS) => {
                     thread::yield_now();
                     true
                 }
