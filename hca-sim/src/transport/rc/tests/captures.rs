@@ -244,7 +244,7 @@ fn our_responder_answers_as_rxe() {
             answers += answer_as_rxe(&talk);
         }
     }
-    assert!(answers > 100, "{answers}");
+    assert_eq!(answers, 175, "by an independent count");
 }
 
 /// The work requests that a talk's requests are, with their bytes.
@@ -411,5 +411,5 @@ fn our_requester_asks_as_rxe() {
             requests += ask_as_rxe(&talk);
         }
     }
-    assert!(requests > 100, "{requests}");
+    assert_eq!(requests, 215, "by an independent count");
 }

@@ -113,7 +113,7 @@ impl Machine {
             qpn: Qpn::new(qpn),
             cap,
             path: Path {
-                dest_qpn: Qpn::new(1 - (qpn & 1) | qpn & !1),
+                dest_qpn: Qpn::new(qpn ^ 1),
                 pkey: PKey::DEFAULT,
                 mtu: Mtu::B1024,
                 access: Access::REMOTE,
