@@ -42,18 +42,21 @@ impl Responder {
         // A region may go away between packets.
         let window = check(ends, whole, placed, n, Access::REMOTE_WRITE)?;
         if let Some(immdt) = head.ext().immdt {
-            let room = match ends.srq {
-                Some(_) => self.take_shared(ends, notes).map(Room::Shared),
-                None => ends.recvs.next().map(Room::Own),
+            let room = if ends.srq.is_some() {
+                self.taken = self.take_shared(ends, notes);
+                self.taken.as_ref().map(Room::shared)
+            } else {
+                ends.recvs.next().map(Room::own)
             };
             let room = room.ok_or(Refusal::NotReady)?;
             window.write_from(payload);
             let opcode = WcOpcode::RecvRdmaWithImm;
-            let wr_id = room.wr_id();
+            let wr_id = room.wr_id;
             let cqe = receive_cqe(ends, head, wr_id, opcode, Some(immdt.imm), whole.dma_len);
             if !completion::receive(ends, &cqe, || room.consume(), notes) {
                 return Err(Refusal::Stopped);
             }
+            self.taken = None;
         } else {
             window.write_from(payload);
         }

@@ -13,9 +13,11 @@ use crate::transport::{Ends, Notes};
 use crate::wire::{BthFlags, Head, NakCode};
 
 /// The receive that a message goes to.
-pub(super) enum Room<'r> {
-    Own(Waiting<'r>),
-    Shared(Seen),
+#[derive(Clone, Copy)]
+pub(super) struct Room<'r> {
+    pub(super) wr_id: u64,
+    /// The queue pair's own, which is still on its queue.
+    own: Option<Waiting<'r>>,
 }
 
 impl Responder {
@@ -30,7 +32,7 @@ impl Responder {
         let Some(room) = self.room(ends) else {
             return false;
         };
-        let cqe = Cqe::failure(room.wr_id(), ends.qpn, status, reason);
+        let cqe = Cqe::failure(room.wr_id, ends.qpn, status, reason);
         let completed = completion::receive(ends, &cqe, || room.consume(), notes);
         if completed {
             self.taken = None;
@@ -42,8 +44,8 @@ impl Responder {
     /// The receive of the SEND under way.
     fn room<'r>(&self, ends: &Ends<'r>) -> Option<Room<'r>> {
         match (self.doing, &self.taken) {
-            (Doing::Send { .. }, Some(seen)) => Some(Room::Shared(seen.clone())),
-            (Doing::Send { .. }, None) => ends.recvs.next().map(Room::Own),
+            (Doing::Send { .. }, Some(seen)) => Some(Room::shared(seen)),
+            (Doing::Send { .. }, None) => ends.recvs.next().map(Room::own),
             _ => None,
         }
     }
@@ -94,7 +96,7 @@ impl Responder {
         }
         let room = self.room(ends).ok_or(Refusal::Stopped)?;
         let imm = ext.immdt.map(|immdt| immdt.imm);
-        let cqe = receive_cqe(ends, head, room.wr_id(), WcOpcode::Recv, imm, placed);
+        let cqe = receive_cqe(ends, head, room.wr_id, WcOpcode::Recv, imm, placed);
         if !completion::receive(ends, &cqe, || room.consume(), notes) {
             return Err(Refusal::Stopped);
         }
@@ -132,17 +134,24 @@ impl Responder {
     }
 }
 
-impl Room<'_> {
-    pub(super) fn wr_id(&self) -> u64 {
-        match self {
-            Self::Own(waiting) => waiting.wr_id(),
-            Self::Shared(seen) => seen.wr_id,
+impl<'r> Room<'r> {
+    pub(super) fn own(waiting: Waiting<'r>) -> Self {
+        Self {
+            wr_id: waiting.wr_id(),
+            own: Some(waiting),
+        }
+    }
+
+    pub(super) fn shared(seen: &Seen) -> Self {
+        Self {
+            wr_id: seen.wr_id,
+            own: None,
         }
     }
 
     /// Takes it off its queue, if that has not been done.
-    pub(super) fn consume(&self) {
-        if let Self::Own(waiting) = self {
+    pub(super) fn consume(self) {
+        if let Some(waiting) = self.own {
             waiting.consume();
         }
     }

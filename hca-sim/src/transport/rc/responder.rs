@@ -25,7 +25,7 @@ pub(super) struct Responder {
     /// A NAK was sent; nothing more is until the expected number comes.
     silent: bool,
     pub(super) doing: Doing,
-    /// The receive from a shared queue that the SEND under way goes to.
+    /// The receive from a shared queue that was taken and is not completed: that of the SEND under way.
     pub(super) taken: Option<Seen>,
     /// The acknowledgement to send, when the answers in `resources` are.
     pub(super) answer: Option<(Psn, Syndrome)>,

@@ -517,3 +517,17 @@ fn a_receive_that_is_taken_is_flushed() {
         assert_eq!(flushed, [(50, WcStatus::WrFlushErr)]);
     }
 }
+
+/// Goal: a queue pair that may have no READs outstanding says so, rather than to wait for ever.
+#[test]
+fn a_read_without_depth() {
+    let mut pair = Pair::new();
+    pair.ends[0].path.max_rd_atomic = 0;
+    let sges = [pair.ends[0].sge(0, 8)];
+    let from = pair.ends[1].remote(0);
+    pair.ends[0].post(wr(1, SendOp::Write(from), &sges));
+    pair.ends[0].post(wr(2, SendOp::Read(from), &sges));
+    pair.run();
+    let sends = pair.ends[0].send_statuses();
+    assert_eq!(sends, [(1, WcStatus::Success), (2, WcStatus::LocQpOpErr)]);
+}

@@ -3,6 +3,11 @@
 //! Queues, completion queues and memory are the real ones; only the device around them is not there.
 //! Packets travel as bytes. The wire can lose, repeat, delay and damage them, as a seed decides.
 
+#![expect(
+    clippy::unwrap_used,
+    reason = "helpers of tests may panic as the tests themselves"
+)]
+
 use std::collections::BTreeMap;
 use std::time::Duration;
 
