@@ -99,7 +99,7 @@ fn revoke(pair: &mut Pair, right: Access) {
 
 const TABLE: &[Fault] = &[
     invalid("missing First", Post::Send(100), NONE, |n, b| {
-        opcode(n, 0, b, 0x02)
+        opcode(n, 0, b, 0x02);
     }),
     invalid(
         "missing First of a WRITE",
@@ -173,7 +173,7 @@ const TABLE: &[Fault] = &[
         INTACT,
     ),
     invalid("short First", Post::Send(1500), NONE, |n, b| {
-        shorten(n, 0, b, 4)
+        shorten(n, 0, b, 4);
     }),
     invalid_inside("empty Last", |n, b| shorten(n, 1, b, 476)),
     invalid_inside("short Middle", |n, b| {
@@ -221,7 +221,7 @@ const TABLE: &[Fault] = &[
         ..invalid("SEND that does not fit", Post::Send(2001), NONE, INTACT)
     },
     access("WRITE with no such key", Post::Write(8), |_, r| {
-        r.rkey = RKey::new(NO_KEY)
+        r.rkey = RKey::new(NO_KEY);
     }),
     access(
         "WRITE with immediate and no such key",
@@ -229,26 +229,26 @@ const TABLE: &[Fault] = &[
         |_, r| r.rkey = RKey::new(NO_KEY),
     ),
     access("READ with no such key", Post::Read(8), |_, r| {
-        r.rkey = RKey::new(NO_KEY)
+        r.rkey = RKey::new(NO_KEY);
     }),
     access("atomic with no such key", Post::FetchAdd, |_, r| {
-        r.rkey = RKey::new(NO_KEY)
+        r.rkey = RKey::new(NO_KEY);
     }),
     access("wrong key byte", Post::Write(8), |_, r| {
-        r.rkey = r.rkey.next()
+        r.rkey = r.rkey.next();
     }),
     access("WRITE beyond the end", Post::Write(1500), |_, r| {
-        r.addr += MEMORY as u64 - 1499
+        r.addr += MEMORY as u64 - 1499;
     }),
     access("READ before the start", Post::Read(8), |_, r| r.addr -= 1),
     access("region of another domain", Post::Write(8), |p, r| {
-        region(p, r, Access::REMOTE | Access::LOCAL_WRITE, PD + 1)
+        region(p, r, Access::REMOTE | Access::LOCAL_WRITE, PD + 1);
     }),
     access("region that grants no WRITE", Post::Write(8), |p, r| {
-        region(p, r, Access::REMOTE_READ, PD)
+        region(p, r, Access::REMOTE_READ, PD);
     }),
     access("region that grants no READ", Post::Read(8), |p, r| {
-        region(p, r, Access::LOCAL_WRITE | Access::REMOTE_WRITE, PD)
+        region(p, r, Access::LOCAL_WRITE | Access::REMOTE_WRITE, PD);
     }),
     Fault {
         what: "receive with no such key",

@@ -159,7 +159,7 @@ fn me_is_quiet(machine: &Machine) -> bool {
 
 /// Work for both sides under that weather; what it took.
 fn storm(seed: u64, weather: Weather) -> Vec<(usize, bool, Vec<u8>)> {
-    let mut pair = Pair::with(seed % 3 == 0, seed);
+    let mut pair = Pair::with(seed.is_multiple_of(3), seed);
     let mtu = Mtu::ALL[pair.rng.within(0..5) as usize];
     let mtu = if mtu == Mtu::B4096 { Mtu::B2048 } else { mtu };
     let psns = [0, 1].map(|_| match pair.rng.within(0..2) {
