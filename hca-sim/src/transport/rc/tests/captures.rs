@@ -202,11 +202,7 @@ fn answer_as_rxe(talk: &Talk) -> usize {
             .and_then(|answer| answer.head.ext().aeth);
         let next = next.map(|aeth| aeth.syndrome.to_u8());
         if next.is_none_or(|next| next & 0x60 != 0x20) && machine.recvs.next().is_none() {
-            let room = Sge {
-                addr: machine.memory.addr() + MEMORY as u64 / 2,
-                len: 0x4_0000,
-                lkey: machine.lkey,
-            };
+            let room = machine.sge(MEMORY / 2, 0x4_0000);
             machine.post_recv(0, &[room]);
         }
         prepare_memory(&machine, talk, &packet, &mut words);

@@ -89,7 +89,7 @@ fn shorten(number: usize, nth: usize, bytes: &mut Vec<u8>, by: usize) {
 /// A region of other rights or of another protection domain, in place of the peer's.
 fn region(pair: &mut Pair, remote: &mut Remote, access: Access, pd: u32) {
     let peer = &pair.ends[1];
-    let region = Region::new(Arc::clone(&peer.memory), access, pd);
+    let region = region_of(&peer.memory, access, pd);
     remote.rkey = RKey::new(peer.mrs.register(region).unwrap().0.value());
 }
 
@@ -381,7 +381,7 @@ fn a_local_fault_completes_in_its_order() {
 /// Goal: an answer that cannot be one ends in BAD_RESP_ERR. Method: each thing that may be wrong.
 #[test]
 fn bad_responses_are_told() {
-    let damages: [(&str, fn(usize, &mut Vec<u8>)); 5] = [
+    let damages: [(&str, Damage); 5] = [
         ("Only for First", |n, b| opcode(n, 0, b, 0x10)),
         ("First for Last", |n, b| opcode(n, 1, b, 0x0d)),
         ("too short", |n, b| shorten(n, 0, b, 4)),
@@ -477,11 +477,7 @@ fn a_key_is_invalidated_with_the_message() {
     let mut pair = Pair::new();
     let [ours, theirs] = &mut pair.ends;
     let key = theirs.mrs.allocate(PD).unwrap();
-    let region = Region::new(
-        Arc::clone(&theirs.memory),
-        Access::LOCAL_WRITE | Access::REMOTE,
-        PD,
-    );
+    let region = region_of(&theirs.memory, Access::LOCAL_WRITE | Access::REMOTE, PD);
     let (_, rkey) = theirs.mrs.map(key, region).unwrap();
     let room = [theirs.sge(0x1000, 2000)];
     theirs.post_recv(50, &room);
@@ -498,6 +494,22 @@ fn a_key_is_invalidated_with_the_message() {
     let (ok, refused) = (WcStatus::Success, WcStatus::RemAccessErr);
     assert_eq!(ours.send_statuses(), [(1, ok), (2, ok), (3, refused)]);
     assert_eq!(theirs.recv_statuses(), [(50, ok)]);
+}
+
+/// Goal: nobody invalidates a key of another protection domain.
+#[test]
+fn a_key_of_another_domain_stays() {
+    let mut pair = Pair::new();
+    let [ours, theirs] = &mut pair.ends;
+    let key = theirs.mrs.allocate(PD + 1).unwrap();
+    let region = region_of(&theirs.memory, Access::REMOTE_READ, PD + 1);
+    let (_, rkey) = theirs.mrs.map(key, region).unwrap();
+    theirs.post_recv(50, &[]);
+    ours.post(wr(1, SendOp::SendWithInv(rkey), &[]));
+    pair.run();
+    let theirs = &mut pair.ends[1];
+    assert!(theirs.dead && theirs.mrs.query(key).is_some());
+    assert_eq!(theirs.recv_statuses(), [(50, WcStatus::RemInvReqErr)]);
 }
 
 /// Goal: the receive of a SEND that does not end is flushed, also when it came from a shared queue.

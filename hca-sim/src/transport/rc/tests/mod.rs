@@ -39,6 +39,8 @@ mod storms;
 
 const PD: u32 = 3;
 const MEMORY: usize = 1 << 20;
+/// Where all regions begin, so that packets are the same in every run.
+const BASE: u64 = 0x7fff_1230_0000;
 
 /// One queue pair with everything that it works on.
 struct Machine {
@@ -101,7 +103,7 @@ impl Machine {
         let memory = Arc::new(Memory::alloc(MEMORY).unwrap());
         let mrs = Arc::new(MrTable::new(16, 5));
         let access = Access::LOCAL_WRITE | Access::REMOTE;
-        let region = Region::new(Arc::clone(&memory), access, PD);
+        let region = region_of(&memory, access, PD);
         let (lkey, rkey) = mrs.register(region).unwrap();
         let ring = || Arc::new(CqRing::new(256, Arc::default(), None).unwrap());
         let (send_cq, recv_cq) = (ring(), ring());
@@ -235,7 +237,7 @@ impl Machine {
 
     fn sge(&self, offset: usize, len: u32) -> Sge {
         Sge {
-            addr: self.memory.addr() + offset as u64,
+            addr: BASE + offset as u64,
             len,
             lkey: self.lkey,
         }
@@ -243,7 +245,7 @@ impl Machine {
 
     fn remote(&self, offset: usize) -> verbs_core::Remote {
         verbs_core::Remote {
-            addr: self.memory.addr() + offset as u64,
+            addr: BASE + offset as u64,
             rkey: self.rkey,
         }
     }
@@ -293,6 +295,14 @@ fn poll(poller: &mut CqPoller) -> Vec<Wc> {
 
 fn statuses(wcs: Vec<Wc>) -> Vec<(u64, WcStatus)> {
     wcs.into_iter().map(|wc| (wc.wr_id, wc.status)).collect()
+}
+
+/// All of a machine's memory, at [`BASE`].
+fn region_of(memory: &Arc<Memory>, access: Access, pd: u32) -> Region {
+    Region {
+        iova: BASE,
+        ..Region::new(Arc::clone(memory), access, pd)
+    }
 }
 
 /// What the wire does to packets, in percent.
