@@ -543,3 +543,49 @@ fn a_read_without_depth() {
     let sends = pair.ends[0].send_statuses();
     assert_eq!(sends, [(1, WcStatus::Success), (2, WcStatus::LocQpOpErr)]);
 }
+
+/// Goal: the NAK of a fault leaves behind the answers before it, even if the outlet had no room at once.
+#[test]
+fn a_nak_waits_for_the_outlet() {
+    let mut pair = Pair::new();
+    let [ours, theirs] = &mut pair.ends;
+    let sges = [ours.sge(0, 8)];
+    let good = theirs.remote(0);
+    let bad = Remote {
+        rkey: RKey::new(NO_KEY),
+        ..good
+    };
+    ours.post(wr(1, SendOp::Read(good), &sges));
+    ours.post(wr(2, SendOp::Write(bad), &sges));
+    let (packets, _) = ours.transmit(0);
+    for (bytes, _) in &packets {
+        theirs.receive(0, bytes);
+    }
+    assert!(theirs.dead && theirs.rc.is_answering());
+    theirs.room = 0;
+    assert_eq!(theirs.transmit(0), (Vec::new(), true));
+    theirs.room = 1;
+    for (opcode, more) in [(0x10, true), (0x11, false)] {
+        let (packets, left) = theirs.transmit(0);
+        assert_eq!((packets[0].0[0], left), (opcode, more));
+        ours.receive(0, &packets[0].0);
+    }
+    assert!(!theirs.rc.is_answering() && theirs.rc.deadline().is_none());
+    let refused = WcStatus::RemAccessErr;
+    assert_eq!(ours.send_statuses(), [(1, WcStatus::Success), (2, refused)]);
+}
+
+/// Goal: taking receives from a shared queue tells when its limit is reached, once.
+#[test]
+fn the_limit_of_a_shared_queue_is_told() {
+    let mut pair = Pair::with(true, 0);
+    let [ours, theirs] = &mut pair.ends;
+    for wr_id in 0..3 {
+        theirs.post_recv(wr_id, &[]);
+        ours.post(wr(wr_id, SendOp::Send, &[]));
+    }
+    let (srq, _) = theirs.srq.as_ref().unwrap();
+    assert!(!srq.arm(2));
+    pair.run();
+    assert_eq!((pair.ends[0].limits, pair.ends[1].limits), (0, 1));
+}

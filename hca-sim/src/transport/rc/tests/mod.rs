@@ -66,6 +66,8 @@ struct Machine {
     /// In ERR and flushed.
     dead: bool,
     contacts: u32,
+    /// How often the limit of the shared receive queue was reached.
+    limits: u32,
     events: Vec<EventType>,
     /// Packets that the outlet takes in one go.
     room: usize,
@@ -150,6 +152,7 @@ impl Machine {
             posted_recvs: 0,
             dead: false,
             contacts: 0,
+            limits: 0,
             events: Vec::new(),
             room: 16,
         }
@@ -179,6 +182,7 @@ impl Machine {
         drop(pin);
         assert!(!notes.overrun_send && !notes.overrun_recv);
         self.contacts += u32::from(notes.contact);
+        self.limits += u32::from(notes.srq_limit);
         self.events.extend(notes.event);
         if notes.fail {
             self.dead = true;

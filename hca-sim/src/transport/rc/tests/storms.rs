@@ -309,11 +309,11 @@ fn noise(rng: &mut Rng, machine: &Machine, near: u32) -> Vec<u8> {
 }
 
 /// Goal: nothing that a peer sends makes a machine panic, write outside of what it may, or complete a work
-/// request twice. Method: 3,000 connections with work under way, each until the machine has had enough.
+/// request twice. Method: 1,000 connections with work under way, each until the machine has had enough.
 #[test]
 fn noise_does_no_harm() {
     let mut survivors = 0;
-    for seed in 0..3000 {
+    for seed in 0..1000 {
         let mut pair = Pair::with(seed % 2 == 0, seed);
         pair.paths(|path| (path.mtu, path.timeout) = (Mtu::B256, 5));
         let [ours, theirs] = &mut pair.ends;
@@ -352,5 +352,5 @@ fn noise_does_no_harm() {
         let ids: Vec<u64> = ours.poll_recvs().iter().map(|wc| wc.wr_id).collect();
         assert!(ids.is_sorted_by(|a, b| a < b), "{ids:?}");
     }
-    assert!(survivors < 2900, "noise is heard: {survivors}");
+    assert!(survivors < 950, "noise is heard: {survivors}");
 }
