@@ -113,6 +113,10 @@ fn one_of_each(mtu: Mtu, len: usize, shared: bool) {
     assert_eq!(ours.sends.psn(), 5 * packets);
     assert_eq!(theirs.recvs.epsn(), 5 * packets);
     assert_eq!((ours.contacts, theirs.contacts), (1, 1));
+    for index in 0..5 {
+        let marked = ours.sends.marked(index);
+        assert_eq!(marked, Some(index), "the poster sees which are done");
+    }
     assert!(ours.rc.is_drained() && ours.rc.deadline().is_none());
     assert!(
         pair.log.iter().all(|(_, again, _)| !again),
@@ -287,6 +291,22 @@ fn a_long_message_keeps_to_the_window() {
     pair.run();
     assert_eq!(pair.ends[0].send_statuses(), [(1, WcStatus::Success)]);
     assert_eq!(pair.ends[1].bytes(1 << 18, len), pattern(9, len));
+}
+
+/// Goal: the packet that fills the window asks, wherever it is in its message.
+#[test]
+fn a_full_window_asks() {
+    let mut pair = Pair::new();
+    pair.paths(|path| path.mtu = Mtu::B256);
+    let [ours, theirs] = &mut pair.ends;
+    ours.room = 10_000;
+    let to = SendOp::Write(theirs.remote(0));
+    ours.post(wr(1, to, &[ours.sge(0, 10 * 256)]));
+    assert_eq!(ours.transmit(0).0.len(), 10);
+    ours.post(wr(2, to, &[ours.sge(0, 400 * 256)]));
+    let (packets, more) = ours.transmit(0);
+    assert_eq!((packets.len(), more), (246, false));
+    assert_ne!(packets[245].0[8] & 0x80, 0);
 }
 
 /// Goal: SQD ends what has begun, even if the question for an acknowledgement was left to a work request
