@@ -87,20 +87,7 @@ fn one_of_each(mtu: Mtu, len: usize, shared: bool) {
         ],
         "{mtu:?} {len}"
     );
-    let received = theirs.poll_recvs();
-    let seen: Vec<_> = received
-        .iter()
-        .map(|wc| (wc.wr_id, wc.opcode, wc.byte_len, wc.immediate()))
-        .collect();
-    assert_eq!(
-        seen,
-        [
-            (101, WcOpcode::Recv, n, None),
-            (102, WcOpcode::Recv, n, Some(0x1234_5678)),
-            (103, WcOpcode::RecvRdmaWithImm, n, Some(77)),
-        ]
-    );
-    assert!(received.iter().all(|wc| !wc.flags.contains(WcFlags::GRH)));
+    check_receives(theirs, n);
     for number in 1..=4 {
         assert_eq!(
             theirs.bytes(at(number), len),
@@ -122,6 +109,23 @@ fn one_of_each(mtu: Mtu, len: usize, shared: bool) {
         pair.log.iter().all(|(_, again, _)| !again),
         "nothing is sent twice"
     );
+}
+
+fn check_receives(theirs: &mut Machine, n: u32) {
+    let received = theirs.poll_recvs();
+    let seen: Vec<_> = received
+        .iter()
+        .map(|wc| (wc.wr_id, wc.opcode, wc.byte_len, wc.immediate()))
+        .collect();
+    assert_eq!(
+        seen,
+        [
+            (101, WcOpcode::Recv, n, None),
+            (102, WcOpcode::Recv, n, Some(0x1234_5678)),
+            (103, WcOpcode::RecvRdmaWithImm, n, Some(77)),
+        ]
+    );
+    assert!(received.iter().all(|wc| !wc.flags.contains(WcFlags::GRH)));
 }
 
 /// Goal: opcodes, headers and numbers on the wire are those of the specification. Method: three packets of a

@@ -52,19 +52,7 @@ fn draw(pair: &mut Pair, side: usize) -> Plan {
         let (local, target) = (LOCAL + i * SLOT, TARGET + i * SLOT);
         let peer = &pair.ends[1 - side];
         let me = &pair.ends[side];
-        let imm = (kind == 1 || kind == 3).then_some(number as u32 ^ 0xabcd);
-        let to = peer.remote(target);
-        let (op, opcode) = match kind {
-            0 => (SendOp::Send, WcOpcode::Send),
-            1 => (SendOp::SendWithImm(imm.unwrap()), WcOpcode::Send),
-            2 => (SendOp::Write(to), WcOpcode::RdmaWrite),
-            3 => (SendOp::WriteWithImm(to, imm.unwrap()), WcOpcode::RdmaWrite),
-            4 | 5 => (SendOp::Read(to), WcOpcode::RdmaRead),
-            _ => {
-                let remote = peer.remote(CELL);
-                (SendOp::FetchAdd { remote, add: 3 }, WcOpcode::FetchAdd)
-            }
-        };
+        let (op, opcode, imm) = operation(peer, kind, target, number as u32);
         let mut bytes = len as u32;
         match kind {
             4 | 5 => {
@@ -109,6 +97,29 @@ fn draw(pair: &mut Pair, side: usize) -> Plan {
         pair.ends[side].post(wr);
     }
     plan
+}
+
+/// An operation by its number.
+fn operation(
+    peer: &Machine,
+    kind: u32,
+    target: usize,
+    number: u32,
+) -> (SendOp, WcOpcode, Option<u32>) {
+    let imm = (kind == 1 || kind == 3).then_some(number ^ 0xabcd);
+    let to = peer.remote(target);
+    let (op, opcode) = match kind {
+        0 => (SendOp::Send, WcOpcode::Send),
+        1 => (SendOp::SendWithImm(imm.unwrap()), WcOpcode::Send),
+        2 => (SendOp::Write(to), WcOpcode::RdmaWrite),
+        3 => (SendOp::WriteWithImm(to, imm.unwrap()), WcOpcode::RdmaWrite),
+        4 | 5 => (SendOp::Read(to), WcOpcode::RdmaRead),
+        _ => {
+            let remote = peer.remote(CELL);
+            (SendOp::FetchAdd { remote, add: 3 }, WcOpcode::FetchAdd)
+        }
+    };
+    (op, opcode, imm)
 }
 
 fn check(pair: &mut Pair, side: usize, plan: &Plan, seed: u64) {
