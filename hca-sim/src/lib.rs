@@ -45,9 +45,12 @@ pub mod clock;
 pub mod command;
 mod connect;
 mod cq;
+mod effects;
 mod engaged;
 pub mod engine;
+mod exchange;
 pub mod extension;
+mod fit;
 mod hca;
 mod landing;
 mod limits;
@@ -64,12 +67,18 @@ mod ring;
 mod rng;
 mod send;
 mod srq;
+#[expect(
+    unsafe_code,
+    reason = "a door: socket calls with control messages, which no safe crate offers as links need them"
+)]
+mod sys;
 mod table;
 mod transport;
+mod turnstile;
 pub mod wire;
 
 pub use builder::Builder;
 pub use connect::connect;
 pub use hca::Hca;
 pub use limits::Limits;
-pub use link::Loopback;
+pub use link::{Loopback, Udp};

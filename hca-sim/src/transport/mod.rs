@@ -1,12 +1,16 @@
 //! The transport's machines: sans-IO. Packets, work requests and the time go in; packets and completions
 //! come out. No locks, clocks, sockets or wakers inside.
 
+mod driver;
+mod mail;
 pub(crate) mod rc;
 pub(crate) mod timing;
 
+use std::net::IpAddr;
+
 use verbs_core::mem::{MrTable, Pin};
 use verbs_core::sync::Arc;
-use verbs_core::{Access, EventType, Mtu, PKey, QpCap, Qpn};
+use verbs_core::{Access, EventType, Mtu, PKey, Qpn};
 
 use crate::clock::Instant;
 use crate::cq::CqRing;
@@ -16,6 +20,9 @@ use crate::ring::SendRing;
 use crate::srq::SharedReceives;
 use crate::wire::Head;
 
+pub(crate) use driver::Driver;
+pub(crate) use mail::Mail;
+
 /// What a connected machine works on: the parts of its queue pair, which nobody else uses meanwhile.
 #[derive(Clone, Copy)]
 pub(crate) struct Ends<'a> {
@@ -24,7 +31,6 @@ pub(crate) struct Ends<'a> {
     pub(crate) now: Instant,
     pub(crate) qpn: Qpn,
     pub(crate) pd: u32,
-    pub(crate) cap: &'a QpCap,
     pub(crate) path: &'a Path,
     /// The queue pair may begin messages: it is in RTS. In SQD it only ends those that it has begun.
     pub(crate) may_begin: bool,
@@ -59,6 +65,18 @@ pub(crate) struct Path {
     /// The first numbers, as the transitions to RTR and RTS set them.
     pub(crate) sq_psn: u32,
     pub(crate) rq_psn: u32,
+}
+
+/// A packet whose ICRC is right.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Incoming<'a> {
+    pub(crate) src: IpAddr,
+    pub(crate) dst: IpAddr,
+    /// Traffic class, with the ECN bits as the network left them.
+    pub(crate) tclass: u8,
+    pub(crate) head: Head,
+    /// Without pad.
+    pub(crate) payload: &'a [u8],
 }
 
 /// Where machines put packets.

@@ -14,7 +14,7 @@ use std::time::Duration;
 use verbs_core::mem::{Memory, MrTable, Region, pin};
 use verbs_core::sync::Arc;
 use verbs_core::{
-    Access, EventType, Gid, Guid, LKey, Lid, Mtu, PKey, QpCap, Qpn, RKey, RawCq, RawRecvQueue,
+    Access, EventType, Guid, LKey, Lid, Mtu, PKey, QpCap, Qpn, RKey, RawCq, RawRecvQueue,
     SendFlags, SendOp, SendWr, Sge, Wc, WcStatus,
 };
 
@@ -23,7 +23,7 @@ use crate::clock::{Instant, VirtualClock};
 use crate::cq::{CqPoller, CqRing, Cqe};
 use crate::engine::Engine;
 use crate::link::Loopback;
-use crate::port::{Counters, Port};
+use crate::port::{Counters, Gids, Port};
 use crate::recv::RecvRing;
 use crate::ring::{Scratch, SendRing};
 use crate::rng::Rng;
@@ -46,7 +46,6 @@ const BASE: u64 = 0x7fff_1230_0000;
 struct Machine {
     rc: Rc,
     qpn: Qpn,
-    cap: QpCap,
     path: Path,
     may_begin: bool,
     sends: SendRing,
@@ -107,20 +106,21 @@ impl Machine {
         let access = Access::LOCAL_WRITE | Access::REMOTE;
         let region = region_of(&memory, access, PD);
         let (lkey, rkey) = mrs.register(region).unwrap();
-        let ring = || Arc::new(CqRing::new(256, Arc::default(), None).unwrap());
+        let ring = || Arc::new(CqRing::new(256, Arc::default(), None, true).unwrap());
         let (send_cq, recv_cq) = (ring(), ring());
+        let link = Loopback::with_seed(1).fabric;
+        let engine = Engine::new(VirtualClock::new());
+        let (names, gids) = ((Lid(1), Guid(1)), Gids::default());
+        let port = Port::new(names, gids, link, Arc::clone(&mrs), engine, None);
+        let port = Arc::new(port);
         let srq = shared.then(|| {
-            let link = Loopback::with_seed(1).fabric;
-            let engine = Engine::new(VirtualClock::new());
-            let names = (Lid(1), Gid([0; 16]), Guid(1));
-            let port = Arc::new(Port::new(names, link, Arc::clone(&mrs), engine));
+            let port = Arc::clone(&port);
             let receives = Arc::new(SharedReceives::new(port, PD, 32, 4).unwrap());
             (Arc::clone(&receives), SharedPoster::new(receives))
         });
         Self {
             rc: Rc::new(&cap).unwrap(),
             qpn: Qpn::new(qpn),
-            cap,
             path: Path {
                 dest_qpn: Qpn::new(qpn ^ 1),
                 pkey: PKey::DEFAULT,
@@ -139,8 +139,8 @@ impl Machine {
             sends: SendRing::new(&cap).unwrap(),
             recvs: RecvRing::new(32, 4).unwrap(),
             srq,
-            send_poller: CqPoller::new(Arc::clone(&send_cq)),
-            recv_poller: CqPoller::new(Arc::clone(&recv_cq)),
+            send_poller: CqPoller::new(Arc::clone(&send_cq), &port),
+            recv_poller: CqPoller::new(Arc::clone(&recv_cq), &port),
             send_cq,
             recv_cq,
             mrs,
@@ -167,7 +167,6 @@ impl Machine {
             now: Instant::from_nanos(now),
             qpn: self.qpn,
             pd: PD,
-            cap: &self.cap,
             path: &self.path,
             may_begin: self.may_begin,
             sends: &self.sends,
