@@ -36,11 +36,11 @@ fn post_send(pair: &mut Pair, wr_id: u64, len: u32) {
 
 const OK: WcStatus = WcStatus::Success;
 
-/// Goal: a silent peer is given up after `retry_cnt` repetitions, each a timeout apart; 7 means never,
-/// and no timeout means no end.
+/// Goal: a silent peer is given up after `retry_cnt` repetitions, each a timeout apart; no
+/// timeout means no end.
 #[test]
 fn a_silent_peer() {
-    for (retry_cnt, code) in [(0, 10), (3, 10), (6, 1)] {
+    for (retry_cnt, code) in [(0, 10), (3, 10), (7, 1)] {
         let mut pair = Pair::new();
         pair.paths(|path| (path.retry_cnt, path.timeout) = (retry_cnt, code));
         pair.filter = Some(Box::new(|_, _| false));
@@ -57,20 +57,6 @@ fn a_silent_peer() {
         assert_eq!(pair.now, tries * (4096 << code));
         assert_eq!(pair.ends[0].counters.timeouts.get(), tries);
     }
-    let mut pair = Pair::new();
-    pair.paths(|path| path.retry_cnt = 7);
-    pair.filter = Some(Box::new(|_, _| false));
-    post_write(&mut pair, 1, 100);
-    pair.run_for(Duration::from_secs(1));
-    assert!(
-        pair.log.len() > 200 && !pair.ends[0].dead,
-        "{}",
-        pair.log.len()
-    );
-    pair.filter = None;
-    pair.run();
-    assert_eq!(pair.ends[0].send_statuses(), [(1, OK)]);
-
     let mut pair = Pair::new();
     pair.paths(|path| path.timeout = 0);
     pair.filter = Some(Box::new(|_, _| false));
