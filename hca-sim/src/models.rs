@@ -18,9 +18,17 @@ use crate::recv::RecvPoster;
 use crate::send::SendPoster;
 
 fn port(link: &Loopback, engine: &Engine) -> Arc<Port> {
-    let addresses = link.fabric.lock().attach();
+    let (lid, gid, guid) = link.fabric.lock().attach();
     let (link, mrs) = (Arc::clone(&link.fabric), Arc::new(MrTable::new(1, 0)));
-    Arc::new(Port::new(addresses, link, mrs, engine.clone()))
+    let gids = [gid].into_iter().collect();
+    Arc::new(Port::new(
+        (lid, guid),
+        gids,
+        link,
+        mrs,
+        engine.clone(),
+        None,
+    ))
 }
 
 fn queue_pair(port: &Arc<Port>) -> Arc<QueuePair> {
@@ -65,7 +73,7 @@ fn pair(link: &Loopback) -> (Arc<QueuePair>, Arc<QueuePair>) {
 
 fn statuses(cq: &Arc<CqRing>) -> Vec<(u64, WcStatus)> {
     let mut out = [Wc::default(); 4];
-    let count = CqPoller::new(Arc::clone(cq)).poll(&mut out);
+    let count = CqPoller::new(Arc::clone(cq), None).poll(&mut out);
     out[..count]
         .iter()
         .map(|wc| (wc.wr_id, wc.status))

@@ -74,3 +74,97 @@ mod tests {
         assert!(turnstile.try_enter().expect("free").leave().is_none());
     }
 }
+
+#[cfg(all(test, verbs_loom))]
+mod models {
+    use loom::model;
+    use loom::sync::Arc;
+    use loom::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+    use loom::thread;
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Work {
+        turnstile: Turnstile,
+        /// Reasons, one for each thread. Relaxed: the turnstile must carry them over.
+        reasons: [AtomicBool; 2],
+        inside: AtomicBool,
+        done: AtomicU32,
+    }
+
+    impl Work {
+        fn round(&self) {
+            assert!(!self.inside.swap(true, Relaxed), "two hold the turnstile");
+            for reason in &self.reasons {
+                // Loads and stores, so that only what the turnstile orders can be right.
+                if reason.load(Relaxed) {
+                    reason.store(false, Relaxed);
+                    self.done.store(self.done.load(Relaxed) + 1, Relaxed);
+                }
+            }
+            self.inside.store(false, Relaxed);
+        }
+    }
+
+    fn no_reason_is_lost(serve: fn(&Work)) {
+        model(move || {
+            let work = Arc::new(Work::default());
+            let threads = [0, 1].map(|number| {
+                let work = Arc::clone(&work);
+                thread::spawn(move || {
+                    work.reasons[number].store(true, Relaxed);
+                    serve(&work);
+                })
+            });
+            for thread in threads {
+                thread.join().expect("a thread of the model panicked");
+            }
+            assert_eq!(work.done.load(Relaxed), 2);
+        });
+    }
+
+    /// Goal: leaving only when nobody came loses no reason. Method: two threads with one each.
+    #[test]
+    fn loom_turnstile_leave() {
+        no_reason_is_lost(|work| {
+            let mut held = work.turnstile.enter();
+            while let Some(holds) = held {
+                work.round();
+                held = holds.leave();
+            }
+        });
+    }
+
+    /// Goal: letting go whoever came and entering again, as the driver does, loses none either.
+    #[test]
+    fn loom_turnstile_release() {
+        no_reason_is_lost(|work| {
+            while let Some(held) = work.turnstile.enter() {
+                work.round();
+                if !held.release() {
+                    return;
+                }
+            }
+        });
+    }
+
+    /// Goal: who tries and finds it held leaves no mark, and who finds it free sees what was done.
+    #[test]
+    fn loom_turnstile_try() {
+        no_reason_is_lost(|work| {
+            if let Some(held) = work.turnstile.try_enter() {
+                work.round();
+                if !held.release() {
+                    return;
+                }
+            }
+            while let Some(held) = work.turnstile.enter() {
+                work.round();
+                if !held.release() {
+                    return;
+                }
+            }
+        });
+    }
+}

@@ -6,6 +6,8 @@
 use loom::thread;
 use verbs_core::mem::pin;
 
+use verbs_core::{Arm, Armed, RawCq, Wc};
+
 use super::*;
 use crate::clock::VirtualClock;
 use crate::engine::Engine;
@@ -56,7 +58,7 @@ fn push_or_wait(ring: &Arc<CqRing>, wr_id: u64) {
 
 fn polled(ring: &Arc<CqRing>) -> Vec<u64> {
     let mut out = [Wc::default(); 8];
-    let count = CqPoller::new(Arc::clone(ring)).poll(&mut out);
+    let count = CqPoller::new(Arc::clone(ring), None).poll(&mut out);
     out[..count].iter().map(|wc| wc.wr_id).collect()
 }
 
@@ -116,7 +118,7 @@ fn loom_cq_arm() {
     for armed_before in [false, true] {
         model(2, move || {
             let ring = ring(2);
-            let mut poller = CqPoller::new(Arc::clone(&ring));
+            let mut poller = CqPoller::new(Arc::clone(&ring), None);
             if armed_before {
                 assert_eq!(poller.arm(Arm::Next), Armed::Empty);
                 ring.consumer.arm.store(0, Relaxed);
@@ -154,7 +156,7 @@ fn loom_cq_moderation() {
         };
         ring.convert(Arc::new(nobody));
         ring.moderate(&Engine::new(VirtualClock::new()), 2, 0);
-        let mut poller = CqPoller::new(Arc::clone(&ring));
+        let mut poller = CqPoller::new(Arc::clone(&ring), None);
         assert_eq!(poller.arm(Arm::Next), Armed::Empty);
         let push_and_fire = |ring: &CqRing, wr_id| {
             let pushed = push(ring, wr_id).expect("it is shared");

@@ -38,11 +38,8 @@ const OFTEN: u32 = 16;
 
 impl CqPoller {
     /// The one consumer of a new ring.
-    pub(crate) fn new(ring: Arc<CqRing>, port: &Arc<Port>) -> Self {
-        let packets = port.driver.is_some().then(|| Packets {
-            port: Arc::clone(port),
-            idle: 0,
-        });
+    pub(crate) fn new(ring: Arc<CqRing>, packets: Option<Arc<Port>>) -> Self {
+        let packets = packets.map(|port| Packets { port, idle: 0 });
         Self {
             ring,
             head: 0,

@@ -43,7 +43,8 @@ impl Hca {
         match self.make_cq(&command) {
             Ok((number, cqe, ring)) => {
                 let (args, reply) = command.split();
-                let raw = Box::new(CqPoller::new(Arc::clone(&ring), &self.port));
+                let packets = self.port.driver.is_some().then(|| Arc::clone(&self.port));
+                let raw = Box::new(CqPoller::new(Arc::clone(&ring), packets));
                 reply.complete(Ok(args.build(number, cqe, Box::new(ring), raw)));
             }
             Err(error) => command.complete(Err(error)),
