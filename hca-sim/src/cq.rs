@@ -258,8 +258,7 @@ impl CqRing {
     #[inline(always)]
     pub(crate) fn is_plain(&self, pin: &Pin) -> bool {
         // Nobody owns a queue as `NO_NUMBER`.
-        let mode = &self.pushers.mode;
-        mode.admits_at_once(pin, TouchWord::TAG, pin.thread())
+        self.pushers.mode.admits_owner(pin)
     }
 
     #[inline(never)]

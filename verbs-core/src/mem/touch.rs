@@ -16,6 +16,9 @@ const FENCED: u64 = 1 << 63;
 /// The bits that belong to the object.
 const TAG: u32 = u32::MAX >> 1;
 
+/// What a look at a whole tag compares, beside the bit of the looking thread.
+pub(super) const WHOLE: u64 = !THREADS;
+
 /// A word that admits pinned threads to an object, remembers them, and can be killed.
 ///
 /// ```text
@@ -51,7 +54,7 @@ impl TouchWord {
 
     /// An object that lives, with this tag (31 bits), which nobody has touched.
     pub fn new(tag: u32) -> Self {
-        Self(AtomicU64::new(u64::from(tag & TAG) << 32))
+        Self(AtomicU64::new(word(tag)))
     }
 
     /// An object that does not live yet.
@@ -73,12 +76,19 @@ impl TouchWord {
         let bit = u64::from(pin.bit());
         let word = self.0.load(Acquire);
         if mask == TAG {
-            // The same in fewer instructions: FENCED, the whole tag and DEAD are the upper 33 bits.
-            word >> 31 == u64::from(want) << 1 && word & bit != 0
+            // The same in fewer instructions.
+            word & pin.whole() == u64::from(want) << 32 | bit
         } else {
             let relevant = FENCED | u64::from(mask) << 32 | DEAD | bit;
             word & relevant == u64::from(want) << 32 | bit
         }
+    }
+
+    /// As [`admits_at_once`](Self::admits_at_once) of the whole tag, which is the number of the thread
+    /// ([`Pin::thread`]).
+    #[inline(always)]
+    pub fn admits_owner(&self, pin: &Pin) -> bool {
+        self.0.load(Acquire) & pin.whole() == pin.own()
     }
 
     /// Takes the object away: nobody gets in from now on. `None` if somebody else did before.
@@ -90,14 +100,14 @@ impl TouchWord {
     /// Makes a dead object live, untouched. Only after the grace period of its kill, and only by
     /// the one who killed it; what others are to find there is written before.
     pub fn revive(&self, tag: u32) {
-        self.0.store(u64::from(tag & TAG) << 32, Release);
+        self.0.store(word(tag), Release);
     }
 
     /// As [`revive`](Self::revive), for an object that is taken away on the data path: getting in
     /// costs a fence each time, and killing it needs no process-wide barrier unless somebody is
     /// inside at that moment.
     pub fn revive_fenced(&self, tag: u32) {
-        self.0.store(FENCED | u64::from(tag & TAG) << 32, Release);
+        self.0.store(FENCED | word(tag), Release);
     }
 
     /// Changes the tag of a living or dead object in one step. `change` gets the current tag, may be
@@ -164,6 +174,11 @@ impl Touched {
             fenced: self.fenced && other.fenced,
         }
     }
+}
+
+/// A living object's word that nobody has touched.
+pub(super) fn word(tag: u32) -> u64 {
+    u64::from(tag & TAG) << 32
 }
 
 fn tag(word: u64) -> u32 {
