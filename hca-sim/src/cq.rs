@@ -67,16 +67,20 @@ const WANT_SOLICITED: u32 = 0b01;
 /// In [`CqRing::arm`]: an event is wanted for any completion.
 const WANT_NEXT: u32 = 0b11;
 
-/// In an entry's first word, below status, opcode, flags and length.
+/// In an entry's first word, below opcode, flags and length.
 const LAP: u64 = 1;
 const STATUS_SHIFT: u32 = 1;
+const STATUS: u64 = 0x1f;
+/// The bits of the status, of which a success has none.
+const FAILURE: u64 = STATUS << STATUS_SHIFT;
+const HAS_TIME: u64 = 1 << 6;
+const SOLICITED: u64 = 1 << 7;
 const OPCODE_SHIFT: u32 = 8;
 const FLAGS_SHIFT: u32 = 16;
-/// The bits of the status, of which a success has none.
-const FAILURE: u64 = 0x7f << STATUS_SHIFT;
-const SOLICITED: u64 = 1 << 31;
-const HAS_TIME: u64 = 1 << 30;
 const LENGTH_SHIFT: u32 = 32;
+
+/// In an entry's third word, above the queue pair's number.
+const IMM_SHIFT: u32 = 32;
 
 /// What a completion says, as it stands in the ring.
 #[derive(Clone, Copy, Debug)]
@@ -95,7 +99,7 @@ impl Cqe {
         Self {
             wr_id,
             what,
-            who: (qpn.value() as u64) << 32,
+            who: qpn.value() as u64,
             vendor_err: 0,
         }
     }
@@ -106,7 +110,7 @@ impl Cqe {
         Self {
             wr_id,
             what,
-            who: (qpn.value() as u64) << 32,
+            who: qpn.value() as u64,
             vendor_err,
         }
     }
@@ -115,7 +119,7 @@ impl Cqe {
     #[inline(always)]
     pub(crate) const fn imm(mut self, imm: u32) -> Self {
         self.what |= (WcFlags::WITH_IMM.bits() as u64) << FLAGS_SHIFT;
-        self.who |= imm as u64;
+        self.who |= (imm as u64) << IMM_SHIFT;
         self
     }
 
@@ -308,22 +312,42 @@ impl CqRing {
         Ok(Pushed { fire: false })
     }
 
-    /// The first half of a push after [`CqRing::is_plain`]: the position.
-    ///
-    /// # Errors
-    /// [`Overrun`].
+    /// Whether there is room for that many more, after [`CqRing::is_plain`].
     #[inline(always)]
-    pub(crate) fn claim_plain(&self) -> Result<u32, Overrun> {
-        self.claim_alone()
+    pub(crate) fn has_room(&self, count: u32) -> bool {
+        let room = self
+            .pushers
+            .end
+            .load(Relaxed)
+            .wrapping_sub(self.pushers.tail.load(Relaxed));
+        room >= count
+    }
+
+    /// Whether what was polled meanwhile makes room for that many when there was none.
+    pub(crate) fn makes_room(&self, pin: &Pin, count: u32) -> bool {
+        if !self.is_plain(pin) || self.has_room(count) {
+            return false;
+        }
+        let end = self.head().wrapping_add(self.entries.len() as u32);
+        self.pushers.end.store(end, Relaxed);
+        self.has_room(count)
+    }
+
+    /// The first half of a push for which there is room, after [`CqRing::is_plain`]: the position.
+    #[inline(always)]
+    pub(crate) fn claim_plain(&self) -> u32 {
+        let at = self.pushers.tail.load(Relaxed);
+        self.pushers.tail.store(at.wrapping_add(1), Relaxed);
+        at
     }
 
     /// The second half, of a success: the consumer may see it now.
     #[inline(always)]
     pub(crate) fn publish_plain(&self, at: u32, cqe: &Cqe) {
-        let Entry(words) = self.entry(at);
+        let (Entry(words), lap) = self.place(at);
         words[1].store(cqe.wr_id, Relaxed);
         words[2].store(cqe.who, Relaxed);
-        words[0].store(cqe.what | self.lap(at), Release);
+        words[0].store(cqe.what | lap, Release);
     }
 
     #[inline(never)]
@@ -348,7 +372,7 @@ impl CqRing {
         first(at);
         let mut cqe = *cqe;
         if let Some(clock) = &self.clock {
-            self.entry(at).0[4].store(clock.now().as_nanos(), Relaxed);
+            self.place(at).0.0[4].store(clock.now().as_nanos(), Relaxed);
             cqe.what |= HAS_TIME;
         }
         self.fill(at, &cqe);
@@ -386,44 +410,38 @@ impl CqRing {
     }
 
     fn fill(&self, at: u32, cqe: &Cqe) {
-        let Entry(words) = self.entry(at);
+        let (Entry(words), lap) = self.place(at);
         words[1].store(cqe.wr_id, Relaxed);
         words[2].store(cqe.who, Relaxed);
         words[3].store(u64::from(cqe.vendor_err), Relaxed);
-        words[0].store(cqe.what | self.lap(at), Release);
+        words[0].store(cqe.what | lap, Release);
     }
 
+    /// The entry of a position and its lap bit: 1 on the first lap, so that a fresh ring is empty.
     #[inline(always)]
-    fn entry(&self, at: u32) -> &Entry {
-        &self.entries[(at & self.mask) as usize]
-    }
-
-    /// The lap bit of that position: 1 on the first lap, so that a fresh ring is empty.
-    #[inline(always)]
-    fn lap(&self, at: u32) -> u64 {
-        if at as usize & self.entries.len() == 0 {
-            LAP
-        } else {
-            0
-        }
+    fn place(&self, at: u32) -> (&Entry, u64) {
+        let slot = (at & self.mask) as usize;
+        let Some(entry) = self.entries.get(slot) else {
+            no_entry();
+        };
+        (
+            entry,
+            u64::from(at as usize & self.entries.len() == 0) * LAP,
+        )
     }
 
     /// The first word of the entry at that position, if it has been published.
     #[inline(always)]
     fn published(&self, at: u32) -> Option<u64> {
-        let what = self.entry(at).0[0].load(Acquire);
-        ((what ^ self.lap(at)) & LAP == 0).then_some(what)
+        let (Entry(words), lap) = self.place(at);
+        let what = words[0].load(Acquire);
+        ((what ^ lap) & LAP == 0).then_some(what)
     }
 
     /// How far the consumer has polled: all positions before it.
     #[inline(always)]
     pub(crate) fn head(&self) -> u32 {
         self.consumer.head.load(Acquire)
-    }
-
-    /// Whether a completion was lost at any time.
-    pub(crate) fn has_overrun(&self) -> bool {
-        self.pushers.overrun.load(Relaxed)
     }
 
     /// Completions were lost: tells the client, once, and takes every queue pair on the queue to ERR, as
@@ -518,41 +536,71 @@ impl CqPoller {
     pub(crate) fn new(ring: Arc<CqRing>) -> Self {
         Self { ring, head: 0 }
     }
+
+    /// Polls into several.
+    #[inline(never)]
+    fn poll_many(&mut self, out: &mut [Wc]) -> usize {
+        let (ring, mut head) = (&*self.ring, self.head);
+        for i in 0..out.len() {
+            let (Entry(words), lap) = ring.place(head);
+            let what = words[0].load(Acquire);
+            if (what ^ lap) & (LAP | FAILURE | HAS_TIME) != 0 {
+                return self.polled(head) + self.poll_any(&mut out[i..]);
+            }
+            fill(&mut out[i], what, words);
+            head = head.wrapping_add(1);
+        }
+        self.polled(head)
+    }
+
+    /// Polls when there are entries that are more than a plain success.
+    #[inline(never)]
+    fn poll_any(&mut self, out: &mut [Wc]) -> usize {
+        let mut head = self.head;
+        for wc in out {
+            let Some(what) = self.ring.published(head) else {
+                break;
+            };
+            let (Entry(words), _) = self.ring.place(head);
+            fill(wc, what, words);
+            fill_rest(wc, what, words);
+            head = head.wrapping_add(1);
+        }
+        self.polled(head)
+    }
+
+    /// Frees the entries before that position, and says how many they are.
+    #[inline(always)]
+    fn polled(&mut self, head: u32) -> usize {
+        let count = head.wrapping_sub(self.head);
+        if count != 0 {
+            self.head = head;
+            self.ring.consumer.head.store(head, Release);
+        }
+        count as usize
+    }
 }
 
 impl RawCq for CqPoller {
     fn poll(&mut self, out: &mut [Wc]) -> usize {
-        let ring = &*self.ring;
-        let mut head = self.head;
-        for wc in out {
-            let Entry(words) = ring.entry(head);
-            let what = words[0].load(Acquire);
-            if (what ^ ring.lap(head)) & LAP != 0 {
-                break;
-            }
-            // Field by field: a whole `Wc` would be gathered in registers first.
-            wc.wr_id = words[1].load(Relaxed);
-            wc.timestamp_ns = 0;
-            wc.byte_len = (what >> LENGTH_SHIFT) as u32;
-            wc.flags = WcFlags::from_bits_truncate((what >> FLAGS_SHIFT) as u16);
-            wc.opcode = OPCODES[usize::from((what >> OPCODE_SHIFT) as u8)];
-            wc.status = WcStatus::Success;
-            let who = words[2].load(Relaxed);
-            wc.qpn = Qpn::new((who >> 32) as u32);
-            wc.imm = who as u32;
-            wc.src_qpn = Qpn::default();
-            wc.vendor_err = 0;
-            if what & (FAILURE | HAS_TIME) != 0 {
-                fill_rest(wc, what, words);
-            }
-            head = head.wrapping_add(1);
+        // The first one without the preparations that a loop has.
+        let (Entry(words), lap) = self.ring.place(self.head);
+        let what = words[0].load(Acquire);
+        if (what ^ lap) & (LAP | FAILURE | HAS_TIME) != 0 {
+            return if (what ^ lap) & LAP != 0 {
+                0
+            } else {
+                self.poll_any(out)
+            };
         }
-        let count = head.wrapping_sub(self.head);
-        if count != 0 {
-            self.head = head;
-            ring.consumer.head.store(head, Release);
+        match out {
+            [] => 0,
+            [wc] => {
+                fill(wc, what, words);
+                self.polled(self.head.wrapping_add(1))
+            }
+            _ => self.poll_many(out),
         }
-        count as usize
     }
 
     fn arm(&mut self, when: Arm) -> Armed {
@@ -581,11 +629,35 @@ impl RawCq for CqPoller {
     }
 }
 
-/// The parts of a completion that a plain success does not have.
+/// A position under the mask of its ring is within the ring.
+#[cold]
+#[inline(never)]
+pub(crate) fn no_entry() -> ! {
+    unreachable!("a ring has as many entries as its mask says");
+}
+
+/// The parts of a completion that a plain success has.
+#[inline(always)]
+fn fill(wc: &mut Wc, what: u64, words: &[AtomicU64; 8]) {
+    // Field by field: a whole `Wc` would be gathered in registers first.
+    wc.wr_id = words[1].load(Relaxed);
+    wc.status = WcStatus::Success;
+    wc.opcode = OPCODES[usize::from((what >> OPCODE_SHIFT) as u8)];
+    wc.flags = WcFlags::from_bits_retain((what >> FLAGS_SHIFT) as u16);
+    wc.byte_len = (what >> LENGTH_SHIFT) as u32;
+    let who = words[2].load(Relaxed);
+    wc.qpn = Qpn::new(who as u32);
+    wc.imm = (who >> IMM_SHIFT) as u32;
+    wc.src_qpn = Qpn::default();
+    wc.vendor_err = 0;
+    wc.timestamp_ns = 0;
+}
+
+/// The parts that it does not have.
 #[cold]
 fn fill_rest(wc: &mut Wc, what: u64, words: &[AtomicU64; 8]) {
     if what & FAILURE != 0 {
-        let status = (what >> STATUS_SHIFT) as u8 & 0x7f;
+        let status = (what >> STATUS_SHIFT & STATUS) as u8;
         wc.status = WcStatus::from_u8(status).unwrap_or(WcStatus::GeneralErr);
         wc.vendor_err = words[3].load(Relaxed) as u32;
     }

@@ -67,6 +67,10 @@ pub(crate) struct Landing {
     pub(crate) responder: Weak<QueuePair>,
 }
 
+/// What a poster has seen of a landing. Comparing all of it is cheaper than parts.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct View(u32);
+
 const fn door_tag(door: Door) -> u32 {
     match door {
         Door::Direct => DIRECT,
@@ -102,17 +106,17 @@ impl Landing {
         }
     }
 
-    /// Whether the poster may land a message that needs no right, as far as one look tells.
-    #[inline(always)]
-    pub(crate) fn admits_direct(&self, pin: &Pin) -> bool {
-        self.word.admits_at_once(pin, DIRECT, DIRECT)
+    /// What the poster finds behind the door now, for later looks.
+    pub(crate) fn view(&self) -> View {
+        View(self.word.tag())
     }
 
-    /// Whether the poster may land a message that needs those rights, as far as one look tells.
+    /// Whether the poster may land a message that needs those rights, as far as one look tells at
+    /// something that is as it was when it was viewed.
     #[inline(always)]
-    pub(crate) fn admits_direct_with(&self, pin: &Pin, need: Access) -> bool {
+    pub(crate) fn admits_direct(&self, pin: &Pin, View(seen): View, need: Access) -> bool {
         let want = tag(Door::Direct, need);
-        self.word.admits_at_once(pin, want, want)
+        seen & want == want && self.word.admits_at_once(pin, TouchWord::TAG, seen)
     }
 
     /// Whether the poster may land messages.

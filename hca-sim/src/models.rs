@@ -115,7 +115,7 @@ fn loom_landing_close() {
         let poster = thread::spawn(move || {
             let nothing = Sge::default();
             sends
-                .send(2, nothing, SendFlags::empty())
+                .send(2, nothing.into(), SendFlags::empty())
                 .expect("there is room");
         });
         b.fail();
@@ -145,7 +145,7 @@ fn loom_trylock_again() {
         let other = Arc::clone(&a);
         let thread = thread::spawn(move || other.turn());
         sends
-            .send(2, Sge::default(), SendFlags::empty())
+            .send(2, Sge::default().into(), SendFlags::empty())
             .expect("there is room");
         thread.join().expect("the other thread does not panic");
         verbs_core::mem::grace::help();

@@ -10,6 +10,7 @@ use verbs_core::sync::atomic::{
 };
 use verbs_core::{Error, Payload, QpCap, RKey, Remote, SendFlags, SendOp, SendWr, Sge};
 
+use crate::cq::no_entry;
 use crate::landing::Landing;
 use crate::message::MAX_SGE;
 use crate::recv::{allocate, pack, unpack};
@@ -108,7 +109,9 @@ impl SendRing {
     /// Remembers at which position of the completion queue a work request completed.
     #[inline(always)]
     pub(crate) fn mark(&self, index: u32, at: u32) {
-        let slot = &self.marks[(index & self.mask) as usize];
+        let Some(slot) = self.marks.get((index & self.mask) as usize) else {
+            no_entry();
+        };
         slot.store(u64::from(index) << 32 | u64::from(at), Relaxed);
     }
 

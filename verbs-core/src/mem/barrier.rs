@@ -22,9 +22,7 @@ pub(super) use real::*;
 mod real {
     use super::Side;
     use crate::sync::OnceLock;
-    use crate::sync::atomic::{
-        Ordering::SeqCst, compiler_fence, fence,
-    };
+    use crate::sync::atomic::{Ordering::SeqCst, compiler_fence, fence};
 
     static AGREED: OnceLock<bool> = OnceLock::new();
 
