@@ -19,7 +19,7 @@
 //! closes when it puts a work request into the ring, and opens again when the machine's count of
 //! executed ones has caught up. Nothing can be overtaken, and no exchange is needed.
 
-use verbs_core::mem::{MrTable, Pin, TouchWord, Touched};
+use verbs_core::mem::{MrTable, Pin, Seen, TouchWord, Touched};
 use verbs_core::sync::{Arc, Weak};
 use verbs_core::{Access, Mtu, Qpn};
 
@@ -67,10 +67,6 @@ pub(crate) struct Landing {
     pub(crate) responder: Weak<QueuePair>,
 }
 
-/// What a poster has seen of a landing. Comparing all of it is cheaper than parts.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct View(u32);
-
 const fn door_tag(door: Door) -> u32 {
     match door {
         Door::Direct => DIRECT,
@@ -107,16 +103,15 @@ impl Landing {
     }
 
     /// What the poster finds behind the door now, for later looks.
-    pub(crate) fn view(&self) -> View {
-        View(self.word.tag())
+    pub(crate) fn view(&self) -> Seen {
+        Seen::new(self.word.tag())
     }
 
     /// Whether the poster may land a message that needs those rights, as far as one look tells at
     /// something that is as it was when it was viewed.
     #[inline(always)]
-    pub(crate) fn admits_direct(&self, pin: &Pin, View(seen): View, need: Access) -> bool {
-        let want = tag(Door::Direct, need);
-        seen & want == want && self.word.admits_at_once(pin, TouchWord::TAG, seen)
+    pub(crate) fn admits_direct(&self, pin: &Pin, view: Seen, need: Access) -> bool {
+        view.has(tag(Door::Direct, need)) && self.word.admits_as_seen(pin, view)
     }
 
     /// Whether the poster may land messages.

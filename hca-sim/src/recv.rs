@@ -10,7 +10,7 @@
 
 use std::fmt;
 
-use verbs_core::mem::{TouchWord, pin};
+use verbs_core::mem::{Pin, Seen, TouchWord, pin, pin_at_once};
 use verbs_core::sync::Arc;
 use verbs_core::sync::atomic::{
     AtomicBool, AtomicU8, AtomicU32, AtomicU64,
@@ -289,7 +289,7 @@ pub(crate) struct RecvPoster {
     /// Entries before this position are known to be free.
     end: u32,
     /// The tag of the queue pair's word, when receives were taken last.
-    seen: u32,
+    seen: Seen,
 }
 
 impl RecvPoster {
@@ -300,7 +300,7 @@ impl RecvPoster {
             ring: None,
             tail: 0,
             end: 0,
-            seen: 0,
+            seen: Seen::new(0),
         }
     }
 
@@ -333,6 +333,30 @@ impl RecvPoster {
         Ok(())
     }
 
+    /// Posts one of one piece when there is something in the way of the short one.
+    #[cold]
+    #[inline(never)]
+    fn post_one_slow(
+        &mut self,
+        wr_id: u64,
+        piece: Piece,
+        outer: Option<Pin>,
+    ) -> Result<(), PostCode> {
+        drop(outer);
+        if self.tail == self.end {
+            self.look_for_room(true)?;
+        }
+        Ok(self.post_any(wr_id, Pieces::One(piece))?)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn call_sender(&self, pin: Pin) -> Result<(), PostCode> {
+        drop(pin);
+        self.qp.call_sender();
+        Ok(())
+    }
+
     /// Posts any receive, for which there is room. In ERR it is completed at once.
     #[inline(never)]
     fn post_any(&mut self, wr_id: u64, pieces: Pieces<'_>) -> Result<(), PostError> {
@@ -343,7 +367,7 @@ impl RecvPoster {
         let tag = word.tag();
         let takes = tag & flag::TAKES_RECVS != 0 && word.admits(&pin, TouchWord::TAG, tag);
         if takes {
-            self.seen = tag;
+            self.seen = Seen::new(tag);
         } else {
             self.qp.enter_to_post_recv(&pin)?;
         }
@@ -374,23 +398,25 @@ impl RawRecvQueue for RecvPoster {
 
     fn post_one(&mut self, wr_id: u64, piece: Piece) -> Result<(), PostCode> {
         if self.tail == self.end {
-            self.look_for_room(true)?;
+            return self.post_one_slow(wr_id, piece, None);
         }
         let Some(ring) = self.ring.as_deref() else {
-            return Err(PostError::State(QpState::Reset).into());
+            return self.post_one_slow(wr_id, piece, None);
         };
-        let pin = pin();
+        let Some(pin) = pin_at_once() else {
+            return self.post_one_slow(wr_id, piece, None);
+        };
         // The tag as it was seen last: comparing all of it is cheaper than the one bit.
-        if !self.qp.word.admits_at_once(&pin, TouchWord::TAG, self.seen) {
-            drop(pin);
-            return Ok(self.post_any(wr_id, Pieces::One(piece))?);
+        let word = &self.qp.word;
+        if !word.admits_as_seen(&pin, self.seen) {
+            return self.post_one_slow(wr_id, piece, Some(pin));
         }
         ring.publish_one(self.tail, wr_id, piece);
-        drop(pin);
         self.tail = self.tail.wrapping_add(1);
         if ring.wanted.load(Relaxed) {
-            self.qp.call_sender();
+            return self.call_sender(pin);
         }
+        drop(pin);
         Ok(())
     }
 }

@@ -7,7 +7,7 @@
 
 use std::fmt;
 
-use verbs_core::mem::{MrTable, pin};
+use verbs_core::mem::{MrTable, Seen, pin};
 use verbs_core::sync::Arc;
 use verbs_core::{
     How, Payload, Piece, PostCode, PostError, QpState, Qpn, RawSendQueue, Remote, SendFlags,
@@ -15,7 +15,7 @@ use verbs_core::{
 };
 
 use crate::cq::CqRing;
-use crate::landing::{Landing, View};
+use crate::landing::Landing;
 use crate::message::{Done, MAX_SGE, Message, Outcome};
 use crate::qp::QueuePair;
 use crate::ring::SendRing;
@@ -53,7 +53,7 @@ pub(crate) struct SendPoster {
 /// What the short ways need.
 struct Open {
     land: Arc<Landing>,
-    view: View,
+    view: Seen,
     sends: Arc<SendRing>,
 }
 
@@ -95,11 +95,6 @@ impl SendPoster {
         if let Some(open) = &self.open {
             self.qp.see_to(&open.land, done);
         }
-    }
-
-    #[inline(always)]
-    fn takes_inline(&self, bytes: &[u8]) -> bool {
-        bytes.len() <= self.max_inline as usize
     }
 
     /// Posts any work request, with all its checks.
@@ -288,25 +283,18 @@ impl RawSendQueue for SendPoster {
     }
 
     fn send(&mut self, wr_id: u64, piece: Piece, flags: SendFlags) -> Result<(), PostCode> {
-        if self.short(wr_id, piece, IntoReceive, flags) {
-            return Ok(());
-        }
-        self.post_parts(wr_id, SendOp::Send, flags, Payload::One(piece.into()))
+        self.short(wr_id, piece, IntoReceive, flags)
     }
 
     fn send_inline(&mut self, wr_id: u64, bytes: &[u8], flags: SendFlags) -> Result<(), PostCode> {
-        if self.takes_inline(bytes) && self.short(wr_id, Inline(bytes), IntoReceive, flags) {
-            return Ok(());
+        if bytes.len() > self.max_inline as usize {
+            return self.post_parts(wr_id, SendOp::Send, flags, Payload::Inline(bytes));
         }
-        self.post_parts(wr_id, SendOp::Send, flags, Payload::Inline(bytes))
+        self.short(wr_id, Inline(bytes), IntoReceive, flags)
     }
 
     fn write(&mut self, wr_id: u64, piece: Piece, to: u64, how: How) -> Result<(), PostCode> {
-        if self.short(wr_id, piece, IntoMemory(to, how.key()), how.flags()) {
-            return Ok(());
-        }
-        let (op, payload) = (SendOp::Write(how.remote(to)), Payload::One(piece.into()));
-        self.post_parts(wr_id, op, how.flags(), payload)
+        self.short(wr_id, piece, IntoMemory(to, how.key()), how.flags())
     }
 
     fn write_inline(
@@ -316,20 +304,15 @@ impl RawSendQueue for SendPoster {
         to: u64,
         how: How,
     ) -> Result<(), PostCode> {
-        let (near, far) = (Inline(bytes), IntoMemory(to, how.key()));
-        if self.takes_inline(bytes) && self.short(wr_id, near, far, how.flags()) {
-            return Ok(());
+        if bytes.len() > self.max_inline as usize {
+            let (op, payload) = (SendOp::Write(how.remote(to)), Payload::Inline(bytes));
+            return self.post_parts(wr_id, op, how.flags(), payload);
         }
-        let (op, payload) = (SendOp::Write(how.remote(to)), Payload::Inline(bytes));
-        self.post_parts(wr_id, op, how.flags(), payload)
+        self.short(wr_id, Inline(bytes), IntoMemory(to, how.key()), how.flags())
     }
 
     fn read(&mut self, wr_id: u64, piece: Piece, from: u64, how: How) -> Result<(), PostCode> {
-        if self.short(wr_id, piece, FromMemory(from, how.key()), how.flags()) {
-            return Ok(());
-        }
-        let (op, payload) = (SendOp::Read(how.remote(from)), Payload::One(piece.into()));
-        self.post_parts(wr_id, op, how.flags(), payload)
+        self.short(wr_id, piece, FromMemory(from, how.key()), how.flags())
     }
 }
 

@@ -4,8 +4,10 @@
 //! acts afterwards, so that nothing has been done when it gives up; whatever it does not like goes the
 //! long way, which finds out what it is.
 
-use verbs_core::mem::{MrTable, Pin, Window, pin};
-use verbs_core::{Access, Piece, SendFlags, WcOpcode};
+use verbs_core::mem::{MrTable, Pin, Window, pin, pin_at_once};
+use verbs_core::{
+    Access, Payload, Piece, PostCode, RKey, RawSendQueue, Remote, SendFlags, SendOp, WcOpcode,
+};
 
 use crate::cq::Cqe;
 use crate::landing::Landing;
@@ -21,6 +23,8 @@ pub(super) trait Near: Copy {
     type Found<'p>: Copy
     where
         Self: 'p;
+
+    fn payload(&self) -> Payload<'_>;
 
     fn len(self) -> u32;
 
@@ -40,6 +44,10 @@ pub(super) trait Near: Copy {
 
 impl Near for Piece {
     type Found<'p> = Window<'p>;
+
+    fn payload(&self) -> Payload<'_> {
+        Payload::One((*self).into())
+    }
 
     #[inline(always)]
     fn len(self) -> u32 {
@@ -74,6 +82,10 @@ impl Near for Inline<'_> {
     where
         Self: 'p;
 
+    fn payload(&self) -> Payload<'_> {
+        Payload::Inline(self.0)
+    }
+
     #[inline(always)]
     fn len(self) -> u32 {
         self.0.len() as u32
@@ -107,6 +119,8 @@ pub(super) trait Far<N: Near>: Copy {
     /// What is consumed there.
     type Consumed<'p>: Copy;
 
+    fn operation(self) -> SendOp;
+
     fn find<'p>(
         self,
         land: &'p Landing,
@@ -129,6 +143,10 @@ impl<N: Near> Far<N> for IntoReceive {
     const RIGHT: Access = Access::empty();
     const NEAR: Access = Access::empty();
     type Consumed<'p> = Waiting<'p>;
+
+    fn operation(self) -> SendOp {
+        SendOp::Send
+    }
 
     #[inline(always)]
     fn find<'p>(
@@ -178,6 +196,11 @@ impl<N: Near> Far<N> for IntoMemory {
     const NEAR: Access = Access::empty();
     type Consumed<'p> = ();
 
+    fn operation(self) -> SendOp {
+        let (addr, rkey) = (self.0, RKey::new(self.1));
+        SendOp::Write(Remote { addr, rkey })
+    }
+
     #[inline(always)]
     fn find<'p>(self, land: &'p Landing, pin: &'p Pin, len: u32) -> Option<(Window<'p>, ())> {
         let right = Access::REMOTE_WRITE;
@@ -205,6 +228,11 @@ impl Far<Piece> for FromMemory {
     const NEAR: Access = Access::LOCAL_WRITE;
     type Consumed<'p> = ();
 
+    fn operation(self) -> SendOp {
+        let (addr, rkey) = (self.0, RKey::new(self.1));
+        SendOp::Read(Remote { addr, rkey })
+    }
+
     #[inline(always)]
     fn find<'p>(self, land: &'p Landing, pin: &'p Pin, len: u32) -> Option<(Window<'p>, ())> {
         let right = Access::REMOTE_READ;
@@ -223,7 +251,8 @@ impl Far<Piece> for FromMemory {
 }
 
 impl SendPoster {
-    /// Carries a message out. `false`: it is not one for the short ways, and nothing was done.
+    /// Carries a message out. The last step of the short ways, so that nothing that they were given
+    /// has to be kept across a call.
     #[inline(always)]
     pub(super) fn short<N: Near, F: Far<N>>(
         &mut self,
@@ -231,43 +260,68 @@ impl SendPoster {
         near: N,
         far: F,
         flags: SendFlags,
-    ) -> bool {
-        if self.posted == self.limit {
-            self.look_for_credits();
+    ) -> Result<(), PostCode> {
+        if near.len() > Window::SHORT || self.posted == self.limit {
+            return self.long(wr_id, near, far, flags, None);
         }
-        if near.len() > Window::SHORT {
-            return self.land_long(wr_id, near, far, flags);
+        let Some(pin) = pin_at_once() else {
+            return self.long(wr_id, near, far, flags, None);
+        };
+        if self
+            .land::<N, F, false>(&pin, wr_id, near, far, flags)
+            .is_none()
+        {
+            return self.long(wr_id, near, far, flags, Some(pin));
         }
-        self.land::<N, F, false>(wr_id, near, far, flags).is_some()
-            || self.makes_room() && self.land_long(wr_id, near, far, flags)
+        drop(pin);
+        Ok(())
     }
 
-    /// Apart, because a long copy is a call, around which registers have to be saved.
+    /// As [`SendPoster::short`], for messages that are long, or have something in the way. A long copy
+    /// is a call, around which registers have to be saved.
     #[inline(never)]
-    fn land_long<N: Near, F: Far<N>>(
+    fn long<N: Near, F: Far<N>>(
         &mut self,
         wr_id: u64,
         near: N,
         far: F,
         flags: SendFlags,
-    ) -> bool {
-        self.land::<N, F, true>(wr_id, near, far, flags).is_some()
-            || self.makes_room() && self.land::<N, F, true>(wr_id, near, far, flags).is_some()
+        outer: Option<Pin>,
+    ) -> Result<(), PostCode> {
+        drop(outer);
+        if self.posted == self.limit {
+            self.look_for_credits();
+        }
+        if self.posted != self.limit {
+            let pin = pin();
+            let landed = self.land::<N, F, true>(&pin, wr_id, near, far, flags);
+            let landed = landed.or_else(|| {
+                self.makes_room(&pin)
+                    .then(|| self.land::<N, F, true>(&pin, wr_id, near, far, flags))
+                    .flatten()
+            });
+            drop(pin);
+            if landed.is_some() {
+                return Ok(());
+            }
+        }
+        self.post_parts(wr_id, far.operation(), flags, near.payload())
     }
 
     /// Whether there is room in the completion queues now and was not before.
     #[cold]
     #[inline(never)]
-    fn makes_room(&self) -> bool {
-        let pin = pin();
+    fn makes_room(&self, pin: &Pin) -> bool {
         let receiver = self.open.as_ref().map(|open| &open.land.cq);
-        let receives = receiver.is_some_and(|cq| cq.makes_room(&pin, COMPLETIONS));
-        self.send_cq.makes_room(&pin, COMPLETIONS) || receives
+        let receives = receiver.is_some_and(|cq| cq.makes_room(pin, COMPLETIONS));
+        self.send_cq.makes_room(pin, COMPLETIONS) || receives
     }
 
+    /// Looks, and carries the message out if all is in order.
     #[inline(always)]
     fn land<N: Near, F: Far<N>, const LONG: bool>(
         &mut self,
+        pin: &Pin,
         wr_id: u64,
         near: N,
         far: F,
@@ -276,16 +330,15 @@ impl SendPoster {
         let flags = flags | self.always;
         let open = self.open.as_ref()?;
         let (land, cq, len) = (&*open.land, &*self.send_cq, near.len());
-        let pin = pin();
-        if !land.admits_direct(&pin, open.view, F::RIGHT) {
+        if !land.admits_direct(pin, open.view, F::RIGHT) {
             return None;
         }
-        let here = near.find(&self.mrs, &pin, self.pd, F::NEAR)?;
+        let here = near.find(&self.mrs, pin, self.pd, F::NEAR)?;
         let signaled = flags.contains(SendFlags::SIGNALED);
-        if signaled && !(cq.is_plain(&pin) && cq.has_room(COMPLETIONS)) {
+        if signaled && !(cq.is_plain(pin) && cq.has_room(COMPLETIONS)) {
             return None;
         }
-        let (there, consumed) = far.find(land, &pin, len)?;
+        let (there, consumed) = far.find(land, pin, len)?;
         F::copy::<LONG>(here, there);
         F::complete(land, consumed, len, flags);
         if signaled {
@@ -297,7 +350,6 @@ impl SendPoster {
         }
         self.posted = self.posted.wrapping_add(1);
         open.sends.advance(land, len);
-        drop(pin);
         Some(())
     }
 }

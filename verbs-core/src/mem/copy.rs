@@ -42,14 +42,13 @@ pub(super) unsafe fn copy(dst: NonNull<u8>, src: NonNull<u8>, len: usize) {
 /// Bytes that straight-line moves copy.
 pub(super) const SHORT: usize = 64;
 
-/// As [`copy`], but copies [`SHORT`] bytes at most: nothing is called, so that code around it keeps its
+/// As [`copy`], for at most [`SHORT`] bytes, and copies no more: nothing is called, so that code around it keeps its
 /// registers.
 ///
 /// # Safety
 /// As for [`copy`].
 #[inline(always)]
 pub(super) unsafe fn copy_short(dst: NonNull<u8>, src: NonNull<u8>, len: usize) {
-    let len = len.min(SHORT);
     #[cfg(all(
         any(target_arch = "x86_64", target_arch = "aarch64"),
         not(any(miri, verbs_loom))
@@ -58,7 +57,8 @@ pub(super) unsafe fn copy_short(dst: NonNull<u8>, src: NonNull<u8>, len: usize) 
     unsafe {
         match len {
             8 => machine::move_8(dst.as_ptr(), src.as_ptr()),
-            _ => machine::move_small(dst.as_ptr(), src.as_ptr(), len),
+            0..=SHORT => machine::move_small(dst.as_ptr(), src.as_ptr(), len),
+            _ => {}
         }
     }
     #[cfg(not(all(
@@ -67,7 +67,7 @@ pub(super) unsafe fn copy_short(dst: NonNull<u8>, src: NonNull<u8>, len: usize) 
     )))]
     // SAFETY: the caller's promise covers the `len` bytes on both sides.
     unsafe {
-        copy_by_byte(dst, src, len);
+        copy_by_byte(dst, src, len.min(SHORT));
     }
 }
 

@@ -60,6 +60,15 @@ pub fn pin() -> Pin {
     Pin::enter(my_record())
 }
 
+/// As [`pin`], for code that must stay short: `None` if more than the two stores is needed, for
+/// instance when this thread is inside already or enters for the first time.
+#[inline(always)]
+pub fn pin_at_once() -> Option<Pin> {
+    let record = RECORD.try_with(Cell::get).ok().flatten()?;
+    let active = record.active.load(Relaxed);
+    (active & (INSIDE | FENCES) == 0).then(|| Pin::enter_first(record, active))
+}
+
 /// The proof of being inside; see [`pin`]. Stays on its thread.
 #[must_use = "the pin is left at once if it is not kept"]
 #[derive(Debug)]
@@ -72,13 +81,21 @@ impl Pin {
     #[inline(always)]
     fn enter(record: &'static Record) -> Self {
         let active = record.active.load(Relaxed);
-        if active & (INSIDE | FENCES) != 0 {
-            record.enter_slow(active);
-        } else {
-            // Release, so that who sees this pin also sees everything done under earlier ones.
-            record.active.store(active + INSIDE, Release);
-            light(Side::Enter);
+        if active & (INSIDE | FENCES) == 0 {
+            return Self::enter_first(record, active);
         }
+        record.enter_slow(active);
+        Self {
+            record,
+            not_send: PhantomData,
+        }
+    }
+
+    #[inline(always)]
+    fn enter_first(record: &'static Record, active: u64) -> Self {
+        // Release, so that who sees this pin also sees everything done under earlier ones.
+        record.active.store(active + INSIDE, Release);
+        light(Side::Enter);
         Self {
             record,
             not_send: PhantomData,
@@ -87,7 +104,7 @@ impl Pin {
 
     /// This thread's bit in touch masks.
     #[inline(always)]
-    pub(super) fn bit(&self) -> u32 {
+    pub(super) fn bit(&self) -> u64 {
         self.record.bit
     }
 
@@ -145,7 +162,7 @@ pub(super) struct Record {
     active: AtomicU64,
     /// Jobs that wait for this thread to leave a pin.
     waited_for: AtomicU32,
-    bit: u32,
+    bit: u64,
     /// See [`Pin::thread`].
     number: u32,
     /// See [`Pin::whole`].
@@ -174,7 +191,7 @@ impl Record {
         Self {
             active: AtomicU64::new(fences),
             waited_for: AtomicU32::new(0),
-            bit,
+            bit: u64::from(bit),
             number,
             whole: touch::WHOLE | u64::from(bit),
             own: touch::word(number) | u64::from(bit),
@@ -208,7 +225,7 @@ impl Record {
     }
 
     pub(super) fn bit(&self) -> u32 {
-        self.bit
+        self.bit as u32
     }
 
     #[cold]
