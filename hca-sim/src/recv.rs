@@ -45,13 +45,19 @@ struct Consumer {
     epsn: AtomicU32,
 }
 
+/// The entries of a ring. Both ends have their own way to them, so that neither loads a line for it.
+#[derive(Clone, Debug)]
+pub(crate) struct Entries {
+    all: Arc<[Entry]>,
+    /// Of a position: which entry it is.
+    mask: u32,
+}
+
 /// The part of a receive queue that both ends share.
 #[derive(Debug)]
 pub(crate) struct RecvRing {
     consumer: Consumer,
-    entries: Box<[Entry]>,
-    /// Of a position: which entry it is.
-    mask: u32,
+    pub(crate) entries: Entries,
     /// The second and further pieces of each entry, two words each.
     more: Box<[AtomicU64]>,
     max_sge: usize,
@@ -68,6 +74,18 @@ pub(crate) struct Waiting<'r> {
     entry: &'r Entry,
     at: u32,
     what: u64,
+}
+
+impl Entries {
+    /// The entry of a position and its lap bit: 1 on the first lap, so that a fresh ring is empty.
+    #[inline(always)]
+    fn place(&self, at: u32) -> (&Entry, u64) {
+        let slot = (at & self.mask) as usize;
+        let Some(entry) = self.all.get(slot) else {
+            no_entry();
+        };
+        (entry, u64::from(at as usize & self.all.len() == 0) * LAP)
+    }
 }
 
 impl Waiting<'_> {
@@ -124,8 +142,10 @@ impl RecvRing {
                 head: AtomicU32::new(0),
                 epsn: AtomicU32::new(0),
             },
-            entries: allocate(count, || Entry(std::array::from_fn(|_| AtomicU64::new(0))))?,
-            mask: (count - 1) as u32,
+            entries: Entries {
+                all: allocate(count, || Entry(std::array::from_fn(|_| AtomicU64::new(0))))?.into(),
+                mask: (count - 1) as u32,
+            },
             more: allocate(more, || AtomicU64::new(0))?,
             max_sge: max_sge.max(1) as usize,
             wanted: AtomicBool::new(false),
@@ -137,7 +157,7 @@ impl RecvRing {
     #[inline(always)]
     pub(crate) fn next(&self) -> Option<Waiting<'_>> {
         let at = self.consumer.head.load(Relaxed);
-        let (entry, lap) = self.place(at);
+        let (entry, lap) = self.entries.place(at);
         let what = entry.0[0].load(Acquire);
         ((what ^ lap) & LAP == 0).then_some(Waiting {
             ring: self,
@@ -147,11 +167,12 @@ impl RecvRing {
         })
     }
 
-    /// The oldest receive, if it has one piece, and that. For the consumer only.
+    /// The oldest receive, if it has one piece, and that. For the consumer only, with the ring's
+    /// entries.
     #[inline(always)]
-    pub(crate) fn next_piece(&self) -> Option<(Waiting<'_>, Piece)> {
+    pub(crate) fn next_piece<'r>(&'r self, entries: &'r Entries) -> Option<(Waiting<'r>, Piece)> {
         let at = self.consumer.head.load(Relaxed);
-        let (entry, lap) = self.place(at);
+        let (entry, lap) = entries.place(at);
         let what = entry.0[0].load(Acquire);
         // Lap and count of pieces in one comparison.
         if (what ^ lap) & (PIECES << PIECES_SHIFT | LAP) != ONE_PIECE {
@@ -194,22 +215,9 @@ impl RecvRing {
         self.rnr_timer.store(code, Relaxed);
     }
 
-    /// The entry of a position and its lap bit: 1 on the first lap, so that a fresh ring is empty.
-    #[inline(always)]
-    fn place(&self, at: u32) -> (&Entry, u64) {
-        let slot = (at & self.mask) as usize;
-        let Some(entry) = self.entries.get(slot) else {
-            no_entry();
-        };
-        (
-            entry,
-            u64::from(at as usize & self.entries.len() == 0) * LAP,
-        )
-    }
-
     /// Where in `more` the second or a further piece of an entry is.
     fn place_of_piece(&self, at: u32, number: usize) -> usize {
-        let slot = (at & self.mask) as usize;
+        let slot = (at & self.entries.mask) as usize;
         (slot * (self.max_sge - 1) + number - 1) * 2
     }
 
@@ -224,7 +232,7 @@ impl RecvRing {
     /// Writes an entry of one piece. For the producer only.
     #[inline(always)]
     fn publish_one(&self, at: u32, wr_id: u64, piece: Piece) {
-        let (Entry([what, id, addr, rest]), lap) = self.place(at);
+        let (Entry([what, id, addr, rest]), lap) = self.entries.place(at);
         id.store(wr_id, Relaxed);
         addr.store(piece.addr, Relaxed);
         rest.store(piece.len_key, Relaxed);
@@ -234,7 +242,7 @@ impl RecvRing {
 
     /// Writes an entry of any number of pieces. For the producer only.
     fn publish(&self, at: u32, wr_id: u64, sges: &[Sge]) {
-        let (Entry([what, id, addr, rest]), lap) = self.place(at);
+        let (Entry([what, id, addr, rest]), lap) = self.entries.place(at);
         id.store(wr_id, Relaxed);
         let mut total = 0;
         for (number, sge) in sges.iter().enumerate() {
@@ -280,7 +288,7 @@ pub(crate) fn unpack(addr: &AtomicU64, rest: &AtomicU64) -> Sge {
 }
 
 /// The producer's end.
-#[repr(align(128))]
+#[repr(align(64))]
 pub(crate) struct RecvPoster {
     qp: Arc<QueuePair>,
     /// `None` until the first post that finds the ring allocated.

@@ -37,7 +37,9 @@ const INLINE: u64 = 1 << 16;
 const COUNT_SHIFT: u32 = 32;
 
 /// See the module's documentation.
+// One line: whoever has many queue pairs loads each of it for every message.
 #[derive(Debug)]
+#[repr(align(64))]
 pub(crate) struct SendRing {
     /// Number of the next packet to send; 24 bits of it count.
     psn: AtomicU32,
@@ -46,12 +48,14 @@ pub(crate) struct SendRing {
     /// Positions before this are filled.
     appended: AtomicU32,
     words: Box<[AtomicU64]>,
-    stride: usize,
+    stride: u32,
     /// By work request: its number in the upper half, the position of its completion in the lower.
     marks: Box<[AtomicU64]>,
     /// Of a work request, or a position: which mark or entry it has.
     mask: u32,
 }
+
+const _: () = assert!(cfg!(verbs_loom) || size_of::<SendRing>() == 64);
 
 /// Room for the parts of a work request that it borrows.
 pub(crate) struct Scratch {
@@ -83,7 +87,7 @@ impl SendRing {
             executed: AtomicU32::new(0),
             appended: AtomicU32::new(0),
             words: allocate(count * stride, || AtomicU64::new(0))?,
-            stride,
+            stride: stride as u32,
             // No work request has the number that is written here: 0 is never on lap -1.
             marks: allocate(count, || AtomicU64::new(u64::from(u32::MAX) << 32))?,
             mask: (count - 1) as u32,
@@ -153,8 +157,8 @@ impl SendRing {
     }
 
     fn entry(&self, at: u32) -> &[AtomicU64] {
-        let slot = (at & self.mask) as usize;
-        &self.words[slot * self.stride..(slot + 1) * self.stride]
+        let (slot, stride) = ((at & self.mask) as usize, self.stride as usize);
+        &self.words[slot * stride..(slot + 1) * stride]
     }
 
     fn write(&self, at: u32, index: u32, wr: &SendWr<'_>) {

@@ -28,22 +28,23 @@ use short::{FromMemory, Inline, IntoMemory, IntoReceive};
 pub(crate) const MAX_MESSAGE: u32 = 1 << 31;
 
 /// The poster of one queue pair.
-#[repr(align(128))]
+// In this order the first line is all that the short ways need.
+#[repr(C, align(128))]
 pub(crate) struct SendPoster {
+    open: Option<Open>,
+    send_cq: Arc<CqRing>,
+    mrs: Arc<MrTable>,
     /// Number of the next work request.
     posted: u32,
     /// Number of the first one before which the slow way has to look again: none goes the short way if
     /// it is the next.
     limit: u32,
-    open: Option<Open>,
-    qp: Arc<QueuePair>,
-    send_cq: Arc<CqRing>,
-    mrs: Arc<MrTable>,
     pd: u32,
     qpn: Qpn,
-    max_inline: u32,
     /// Flags that every work request has: SIGNALED, if so created.
     always: SendFlags,
+    max_inline: u32,
+    qp: Arc<QueuePair>,
     /// Work requests before this number are retired: one of them or after them was polled.
     retired: u32,
     /// Of [`QueuePair::resets`], as it was when `retired` was counted.

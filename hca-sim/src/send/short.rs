@@ -155,7 +155,7 @@ impl<N: Near> Far<N> for IntoReceive {
         pin: &'p Pin,
         len: u32,
     ) -> Option<(Window<'p>, Waiting<'p>)> {
-        let (waiting, piece) = land.ring.next_piece()?;
+        let (waiting, piece) = land.next_piece()?;
         if len > piece.len() {
             return None;
         }
