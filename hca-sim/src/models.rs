@@ -103,6 +103,23 @@ fn loom_recv_post_vs_err() {
     });
 }
 
+/// The same for a post that goes the short way, with the state as it was seen by the post before.
+#[test]
+fn loom_recv_short_post_vs_err() {
+    model(2, || {
+        let (a, _b) = pair(&Loopback::default());
+        let mut recvs = RecvPoster::new(Arc::clone(&a));
+        let piece = Sge::default().into();
+        recvs.post_one(1, piece).expect("there is room");
+        let poster = thread::spawn(move || recvs.post_one(2, piece).expect("there is room"));
+        a.fail();
+        poster.join().expect("the poster does not panic");
+        verbs_core::mem::grace::help();
+        let flushed = [1, 2].map(|wr_id| (wr_id, WcStatus::WrFlushErr));
+        assert_eq!(statuses(&a.recv_cq), flushed);
+    });
+}
+
 /// A message is landed while the responder goes to ERR: its receive completes exactly once, and as the
 /// sender is told.
 #[test]
