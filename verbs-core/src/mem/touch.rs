@@ -55,7 +55,7 @@ impl Seen {
     /// Whether it has all of those flags.
     #[inline(always)]
     pub const fn has(self, flags: u32) -> bool {
-        !self.0 & flags as u64 * TAG_ONE == 0
+        !self.0 & (flags as u64 * TAG_ONE) == 0
     }
 }
 
