@@ -36,9 +36,7 @@ use verbs_core::sync::atomic::{
     fence,
 };
 use verbs_core::sync::{Arc, Mutex};
-use verbs_core::{
-    Arm, Armed, CqNotify, Error, EventType, Qpn, RawCq, Wc, WcFlags, WcOpcode, WcStatus,
-};
+use verbs_core::{CqNotify, Error, EventType, Qpn, WcFlags, WcOpcode, WcStatus};
 
 use crate::clock::Clock;
 use crate::port::Port;
@@ -47,9 +45,10 @@ use crate::port::Port;
 mod models;
 mod moderation;
 mod opcodes;
+mod poller;
 
 use moderation::Moderation;
-use opcodes::OPCODES;
+pub(crate) use poller::CqPoller;
 
 /// In the mode: the number of the thread that pushes alone.
 const OWNER: u32 = 0x1f;
@@ -523,146 +522,10 @@ impl fmt::Debug for CqRing {
     }
 }
 
-/// The consumer's end.
-#[derive(Debug)]
-#[repr(align(128))]
-pub(crate) struct CqPoller {
-    ring: Arc<CqRing>,
-    head: u32,
-}
-
-impl CqPoller {
-    /// The one consumer of a new ring.
-    pub(crate) fn new(ring: Arc<CqRing>) -> Self {
-        Self { ring, head: 0 }
-    }
-
-    /// Polls into several.
-    #[inline(never)]
-    fn poll_many(&mut self, out: &mut [Wc]) -> usize {
-        let (ring, mut head) = (&*self.ring, self.head);
-        for i in 0..out.len() {
-            let (Entry(words), lap) = ring.place(head);
-            let what = words[0].load(Acquire);
-            if (what ^ lap) & (LAP | FAILURE | HAS_TIME) != 0 {
-                return self.polled(head) + self.poll_any(&mut out[i..]);
-            }
-            fill(&mut out[i], what, words);
-            head = head.wrapping_add(1);
-        }
-        self.polled(head)
-    }
-
-    /// Polls when there are entries that are more than a plain success.
-    #[inline(never)]
-    fn poll_any(&mut self, out: &mut [Wc]) -> usize {
-        let mut head = self.head;
-        for wc in out {
-            let Some(what) = self.ring.published(head) else {
-                break;
-            };
-            let (Entry(words), _) = self.ring.place(head);
-            fill(wc, what, words);
-            fill_rest(wc, what, words);
-            head = head.wrapping_add(1);
-        }
-        self.polled(head)
-    }
-
-    /// Frees the entries before that position, and says how many they are.
-    #[inline(always)]
-    fn polled(&mut self, head: u32) -> usize {
-        let count = head.wrapping_sub(self.head);
-        if count != 0 {
-            self.head = head;
-            self.ring.consumer.head.store(head, Release);
-        }
-        count as usize
-    }
-}
-
-impl RawCq for CqPoller {
-    fn poll(&mut self, out: &mut [Wc]) -> usize {
-        // The first one without the preparations that a loop has.
-        let (Entry(words), lap) = self.ring.place(self.head);
-        let what = words[0].load(Acquire);
-        if (what ^ lap) & (LAP | FAILURE | HAS_TIME) != 0 {
-            return if (what ^ lap) & LAP != 0 {
-                0
-            } else {
-                self.poll_any(out)
-            };
-        }
-        match out {
-            [] => 0,
-            [wc] => {
-                fill(wc, what, words);
-                self.polled(self.head.wrapping_add(1))
-            }
-            _ => self.poll_many(out),
-        }
-    }
-
-    fn arm(&mut self, when: Arm) -> Armed {
-        let ring = &self.ring;
-        let want = match when {
-            Arm::Next => WANT_NEXT,
-            Arm::Solicited => WANT_SOLICITED,
-        };
-        let armed = ring.consumer.arm.fetch_or(want, AcqRel);
-        ring.consumer.want.store(armed | want, Relaxed);
-        let first = ring
-            .pushers
-            .mode
-            .update(|tag| (tag & ARMED == 0).then_some(tag | ARMED));
-        if let Some((_, touched)) = first {
-            let later = Arc::clone(ring);
-            ring.consumer.arming.store(true, Release);
-            grace::after(touched, move || later.look_again());
-            ring.consumer.arming.swap(false, AcqRel);
-        }
-        fence(SeqCst);
-        match ring.published(self.head) {
-            Some(_) => Armed::Waiting,
-            None => Armed::Empty,
-        }
-    }
-}
-
 /// A position under the mask of its ring is within the ring, so this cannot be. It does not unwind:
 /// posts would have to be prepared for that.
 #[cold]
 #[inline(never)]
 pub(crate) fn no_entry() -> ! {
     std::process::abort()
-}
-
-/// The parts of a completion that a plain success has.
-#[inline(always)]
-fn fill(wc: &mut Wc, what: u64, words: &[AtomicU64; 8]) {
-    // Field by field: a whole `Wc` would be gathered in registers first.
-    wc.wr_id = words[1].load(Relaxed);
-    wc.status = WcStatus::Success;
-    wc.opcode = OPCODES[usize::from((what >> OPCODE_SHIFT) as u8)];
-    wc.flags = WcFlags::from_bits_retain((what >> FLAGS_SHIFT) as u16);
-    wc.byte_len = (what >> LENGTH_SHIFT) as u32;
-    let who = words[2].load(Relaxed);
-    wc.qpn = Qpn::new(who as u32);
-    wc.imm = (who >> IMM_SHIFT) as u32;
-    wc.src_qpn = Qpn::default();
-    wc.vendor_err = 0;
-    wc.timestamp_ns = 0;
-}
-
-/// The parts that it does not have.
-#[cold]
-fn fill_rest(wc: &mut Wc, what: u64, words: &[AtomicU64; 8]) {
-    if what & FAILURE != 0 {
-        let status = (what >> STATUS_SHIFT & STATUS) as u8;
-        wc.status = WcStatus::from_u8(status).unwrap_or(WcStatus::GeneralErr);
-        wc.vendor_err = words[3].load(Relaxed) as u32;
-    }
-    if what & HAS_TIME != 0 {
-        wc.timestamp_ns = words[4].load(Relaxed);
-    }
 }
