@@ -7,17 +7,19 @@
 //!
 //! The difference between two runs, divided by the difference of their counts, is what one message
 //! costs: post of the receive, post of the send, and both polls, calling code included. The second
-//! argument is the size of a batch: that many posts of each kind, then the polls.
+//! argument is the size of a batch: that many posts of each kind, then the polls. For `many` it is the
+//! number of connections, which send in turn: `--cache-sim=yes` shows what they cost the caches.
 
 use std::hint::black_box;
 use std::time::Instant;
 
 use futures::executor::block_on;
 use hca_sim::Hca;
-use verbs_core::{Access, Cq, Error, Memory, Mr, Qp, QpInit, Read, Recv, Send, Wc, Write};
+use verbs_core::{Access, Cq, Error, Memory, Mr, Pd, Qp, QpInit, Read, Recv, Send, Wc, Write};
 
 /// Everything of a connection within one device.
 struct Loop {
+    pd: Pd,
     sender: Qp,
     receiver: Qp,
     send_cq: Cq,
@@ -38,7 +40,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         "inline" => inline(&mut connection, count)?,
         "write" => write(&mut connection, count, len)?,
         "read" => read(&mut connection, count, len)?,
-        other => return Err(format!("{other}: send, inline, write or read").into()),
+        "many" => many(&mut connection, batch, count, len)?,
+        other => return Err(format!("{other}: send, inline, write, read or many").into()),
     }
     let each = begun.elapsed() / u32::try_from(count.max(1))?;
     println!("{operation} of {len} bytes in batches of {batch}: {each:?} each");
@@ -59,6 +62,7 @@ async fn connection() -> Result<Loop, Error> {
     let (mut sender, mut receiver) = (pd.create_qp(init()).await?, pd.create_qp(init()).await?);
     hca_sim::connect(&mut sender, &mut receiver).await?;
     Ok(Loop {
+        pd,
         sender,
         receiver,
         send_cq,
@@ -136,6 +140,37 @@ fn read(on: &mut Loop, count: u64, len: usize) -> Result<(), Box<dyn std::error:
     for i in 0..count {
         sends.post(Read::new(i, black_box(from)).into(black_box(to)).signaled())?;
         poll(&mut on.send_cq, 1, &mut out);
+    }
+    Ok(())
+}
+
+/// Connections on the same completion queues, each of which sends when it is its turn.
+fn many(
+    on: &mut Loop,
+    connections: u64,
+    count: u64,
+    len: usize,
+) -> Result<(), Box<dyn std::error::Error>> {
+    let (from, to) = (on.mr.slice(0..len), on.mr.slice(4096..4096 + len));
+    let mut pairs = Vec::new();
+    for _ in 0..connections {
+        let init = || QpInit::rc(&on.send_cq, &on.recv_cq);
+        let (a, b) = (on.pd.create_qp(init()), on.pd.create_qp(init()));
+        let (mut a, mut b) = block_on(async { Ok::<_, Error>((a.await?, b.await?)) })?;
+        block_on(hca_sim::connect(&mut a, &mut b))?;
+        pairs.push((a, b));
+    }
+    let mut out = [Wc::default()];
+    let mut turn = pairs.iter_mut();
+    for i in 0..count {
+        let Some((a, b)) = turn.next() else {
+            turn = pairs.iter_mut();
+            continue;
+        };
+        b.post_recv(Recv::new(i).into(black_box(to)))?;
+        a.post_send(Send::new(i).from(black_box(from)).signaled())?;
+        poll(&mut on.send_cq, 1, &mut out);
+        poll(&mut on.recv_cq, 1, &mut out);
     }
     Ok(())
 }

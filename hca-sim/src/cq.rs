@@ -66,16 +66,20 @@ const WANT_SOLICITED: u32 = 0b01;
 /// In [`CqRing::arm`]: an event is wanted for any completion.
 const WANT_NEXT: u32 = 0b11;
 
-/// In an entry's first word, below status, opcode, flags and length.
+/// In an entry's first word, below opcode, flags and length.
 const LAP: u64 = 1;
 const STATUS_SHIFT: u32 = 1;
+const STATUS: u64 = 0x1f;
+/// The bits of the status, of which a success has none.
+const FAILURE: u64 = STATUS << STATUS_SHIFT;
+const HAS_TIME: u64 = 1 << 6;
+const SOLICITED: u64 = 1 << 7;
 const OPCODE_SHIFT: u32 = 8;
 const FLAGS_SHIFT: u32 = 16;
-/// The bits of the status, of which a success has none.
-const FAILURE: u64 = 0x7f << STATUS_SHIFT;
-const SOLICITED: u64 = 1 << 31;
-const HAS_TIME: u64 = 1 << 30;
 const LENGTH_SHIFT: u32 = 32;
+
+/// In an entry's third word, above the queue pair's number.
+const IMM_SHIFT: u32 = 32;
 
 /// What a completion says, as it stands in the ring.
 #[derive(Clone, Copy, Debug)]
@@ -94,7 +98,7 @@ impl Cqe {
         Self {
             wr_id,
             what,
-            who: (qpn.value() as u64) << 32,
+            who: qpn.value() as u64,
             vendor_err: 0,
         }
     }
@@ -105,7 +109,7 @@ impl Cqe {
         Self {
             wr_id,
             what,
-            who: (qpn.value() as u64) << 32,
+            who: qpn.value() as u64,
             vendor_err,
         }
     }
@@ -114,7 +118,7 @@ impl Cqe {
     #[inline(always)]
     pub(crate) const fn imm(mut self, imm: u32) -> Self {
         self.what |= (WcFlags::WITH_IMM.bits() as u64) << FLAGS_SHIFT;
-        self.who |= imm as u64;
+        self.who |= (imm as u64) << IMM_SHIFT;
         self
     }
 
@@ -260,8 +264,7 @@ impl CqRing {
     #[inline(always)]
     pub(crate) fn is_plain(&self, pin: &Pin) -> bool {
         // Nobody owns a queue as `NO_NUMBER`.
-        let mode = &self.pushers.mode;
-        mode.admits_at_once(pin, TouchWord::TAG, pin.thread())
+        self.pushers.mode.admits_owner(pin)
     }
 
     #[inline(never)]
@@ -311,22 +314,42 @@ impl CqRing {
         Ok(Pushed { fire: false })
     }
 
-    /// The first half of a push after [`CqRing::is_plain`]: the position.
-    ///
-    /// # Errors
-    /// [`Overrun`].
+    /// Whether there is room for that many more, after [`CqRing::is_plain`].
     #[inline(always)]
-    pub(crate) fn claim_plain(&self) -> Result<u32, Overrun> {
-        self.claim_alone()
+    pub(crate) fn has_room(&self, count: u32) -> bool {
+        let room = self
+            .pushers
+            .end
+            .load(Relaxed)
+            .wrapping_sub(self.pushers.tail.load(Relaxed));
+        room >= count
+    }
+
+    /// Whether what was polled meanwhile makes room for that many when there was none.
+    pub(crate) fn makes_room(&self, pin: &Pin, count: u32) -> bool {
+        if !self.is_plain(pin) || self.has_room(count) {
+            return false;
+        }
+        let end = self.head().wrapping_add(self.entries.len() as u32);
+        self.pushers.end.store(end, Relaxed);
+        self.has_room(count)
+    }
+
+    /// The first half of a push for which there is room, after [`CqRing::is_plain`]: the position.
+    #[inline(always)]
+    pub(crate) fn claim_plain(&self) -> u32 {
+        let at = self.pushers.tail.load(Relaxed);
+        self.pushers.tail.store(at.wrapping_add(1), Relaxed);
+        at
     }
 
     /// The second half, of a success: the consumer may see it now.
     #[inline(always)]
     pub(crate) fn publish_plain(&self, at: u32, cqe: &Cqe) {
-        let Entry(words) = self.entry(at);
+        let (Entry(words), lap) = self.place(at);
         words[1].store(cqe.wr_id, Relaxed);
         words[2].store(cqe.who, Relaxed);
-        words[0].store(cqe.what | self.lap(at), Release);
+        words[0].store(cqe.what | lap, Release);
     }
 
     #[inline(never)]
@@ -351,7 +374,7 @@ impl CqRing {
         first(at);
         let mut cqe = *cqe;
         if let Some(clock) = &self.clock {
-            self.entry(at).0[4].store(clock.now().as_nanos(), Relaxed);
+            self.place(at).0.0[4].store(clock.now().as_nanos(), Relaxed);
             cqe.what |= HAS_TIME;
         }
         self.fill(at, &cqe);
@@ -389,44 +412,38 @@ impl CqRing {
     }
 
     fn fill(&self, at: u32, cqe: &Cqe) {
-        let Entry(words) = self.entry(at);
+        let (Entry(words), lap) = self.place(at);
         words[1].store(cqe.wr_id, Relaxed);
         words[2].store(cqe.who, Relaxed);
         words[3].store(u64::from(cqe.vendor_err), Relaxed);
-        words[0].store(cqe.what | self.lap(at), Release);
+        words[0].store(cqe.what | lap, Release);
     }
 
+    /// The entry of a position and its lap bit: 1 on the first lap, so that a fresh ring is empty.
     #[inline(always)]
-    fn entry(&self, at: u32) -> &Entry {
-        &self.entries[(at & self.mask) as usize]
-    }
-
-    /// The lap bit of that position: 1 on the first lap, so that a fresh ring is empty.
-    #[inline(always)]
-    fn lap(&self, at: u32) -> u64 {
-        if at as usize & self.entries.len() == 0 {
-            LAP
-        } else {
-            0
-        }
+    fn place(&self, at: u32) -> (&Entry, u64) {
+        let slot = (at & self.mask) as usize;
+        let Some(entry) = self.entries.get(slot) else {
+            no_entry();
+        };
+        (
+            entry,
+            u64::from(at as usize & self.entries.len() == 0) * LAP,
+        )
     }
 
     /// The first word of the entry at that position, if it has been published.
     #[inline(always)]
     fn published(&self, at: u32) -> Option<u64> {
-        let what = self.entry(at).0[0].load(Acquire);
-        ((what ^ self.lap(at)) & LAP == 0).then_some(what)
+        let (Entry(words), lap) = self.place(at);
+        let what = words[0].load(Acquire);
+        ((what ^ lap) & LAP == 0).then_some(what)
     }
 
     /// How far the consumer has polled: all positions before it.
     #[inline(always)]
     pub(crate) fn head(&self) -> u32 {
         self.consumer.head.load(Acquire)
-    }
-
-    /// Whether a completion was lost at any time.
-    pub(crate) fn has_overrun(&self) -> bool {
-        self.pushers.overrun.load(Relaxed)
     }
 
     /// Completions were lost: tells the client, once, and takes every queue pair on the queue to ERR, as
@@ -506,4 +523,12 @@ impl fmt::Debug for CqRing {
             .field("pushers", &self.pushers)
             .finish_non_exhaustive()
     }
+}
+
+/// A position under the mask of its ring is within the ring, so this cannot be. It does not unwind:
+/// posts would have to be prepared for that.
+#[cold]
+#[inline(never)]
+pub(crate) fn no_entry() -> ! {
+    std::process::abort()
 }

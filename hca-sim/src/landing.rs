@@ -19,13 +19,13 @@
 //! closes when it puts a work request into the ring, and opens again when the machine's count of
 //! executed ones has caught up. Nothing can be overtaken, and no exchange is needed.
 
-use verbs_core::mem::{MrTable, Pin, TouchWord, Touched};
+use verbs_core::mem::{MrTable, Pin, Seen, TouchWord, Touched};
 use verbs_core::sync::{Arc, Weak};
-use verbs_core::{Access, Mtu, Qpn};
+use verbs_core::{Access, Mtu, Piece, Qpn};
 
 use crate::cq::CqRing;
 use crate::qp::QueuePair;
-use crate::recv::RecvRing;
+use crate::recv::{Entries, RecvRing, Waiting};
 use crate::srq::SharedReceives;
 
 /// In the word: the poster may land messages itself.
@@ -48,18 +48,20 @@ pub(crate) enum Door {
 }
 
 /// See the module's documentation.
+// The first line is all that a short message looks at.
 #[derive(Debug)]
-#[repr(align(64))]
+#[repr(C, align(64))]
 pub(crate) struct Landing {
     word: TouchWord,
     pub(crate) ring: Arc<RecvRing>,
-    /// Where receives are taken from instead of `ring`, which then has none.
-    pub(crate) srq: Option<Arc<SharedReceives>>,
+    entries: Entries,
     pub(crate) cq: Arc<CqRing>,
     pub(crate) mrs: Arc<MrTable>,
     /// The responder's protection domain.
     pub(crate) pd: u32,
     pub(crate) qpn: Qpn,
+    /// Where receives are taken from instead of `ring`, which then has none.
+    pub(crate) srq: Option<Arc<SharedReceives>>,
     mtu: Mtu,
     /// The path MTU in bytes.
     mtu_bytes: u32,
@@ -91,6 +93,7 @@ impl Landing {
         Self {
             word: TouchWord::new(tag(door, granted)),
             ring: Arc::clone(ring),
+            entries: ring.entries.clone(),
             srq: responder.srq.clone(),
             cq: Arc::clone(&responder.recv_cq),
             mrs: Arc::clone(&responder.port.mrs),
@@ -102,17 +105,16 @@ impl Landing {
         }
     }
 
-    /// Whether the poster may land a message that needs no right, as far as one look tells.
-    #[inline(always)]
-    pub(crate) fn admits_direct(&self, pin: &Pin) -> bool {
-        self.word.admits_at_once(pin, DIRECT, DIRECT)
+    /// What the poster finds behind the door now, for later looks.
+    pub(crate) fn view(&self) -> Seen {
+        Seen::new(self.word.tag())
     }
 
-    /// Whether the poster may land a message that needs those rights, as far as one look tells.
+    /// Whether the poster may land a message that needs those rights, as far as one look tells at
+    /// something that is as it was when it was viewed.
     #[inline(always)]
-    pub(crate) fn admits_direct_with(&self, pin: &Pin, need: Access) -> bool {
-        let want = tag(Door::Direct, need);
-        self.word.admits_at_once(pin, want, want)
+    pub(crate) fn admits_direct(&self, pin: &Pin, view: Seen, need: Access) -> bool {
+        view.has(tag(Door::Direct, need)) && self.word.admits_as_seen(pin, view)
     }
 
     /// Whether the poster may land messages.
@@ -123,6 +125,12 @@ impl Landing {
     /// Whether it lives, so that the sender's machine may land messages.
     pub(crate) fn admits(&self, pin: &Pin) -> bool {
         self.word.admits(pin, 0, 0)
+    }
+
+    /// The oldest receive, if it has one piece, and that. For the consumer only.
+    #[inline(always)]
+    pub(crate) fn next_piece(&self) -> Option<(Waiting<'_>, Piece)> {
+        self.ring.next_piece(&self.entries)
     }
 
     /// Packets that a message of `len` bytes would be.

@@ -111,6 +111,23 @@ fn loom_recv_post_vs_err() {
     });
 }
 
+/// The same for a post that goes the short way, with the state as it was seen by the post before.
+#[test]
+fn loom_recv_short_post_vs_err() {
+    model(2, || {
+        let (a, _b) = pair(&Loopback::default());
+        let mut recvs = RecvPoster::new(Arc::clone(&a));
+        let piece = Sge::default().into();
+        recvs.post_one(1, piece).expect("there is room");
+        let poster = thread::spawn(move || recvs.post_one(2, piece).expect("there is room"));
+        a.fail();
+        poster.join().expect("the poster does not panic");
+        verbs_core::mem::grace::help();
+        let flushed = [1, 2].map(|wr_id| (wr_id, WcStatus::WrFlushErr));
+        assert_eq!(statuses(&a.recv_cq), flushed);
+    });
+}
+
 /// A message is landed while the responder goes to ERR: its receive completes exactly once, and as the
 /// sender is told.
 #[test]
@@ -123,7 +140,7 @@ fn loom_landing_close() {
         let poster = thread::spawn(move || {
             let nothing = Sge::default();
             sends
-                .send(2, nothing, SendFlags::empty())
+                .send(2, nothing.into(), SendFlags::empty())
                 .expect("there is room");
         });
         b.fail();
@@ -153,7 +170,7 @@ fn loom_trylock_again() {
         let other = Arc::clone(&a);
         let thread = thread::spawn(move || other.turn());
         sends
-            .send(2, Sge::default(), SendFlags::empty())
+            .send(2, Sge::default().into(), SendFlags::empty())
             .expect("there is room");
         thread.join().expect("the other thread does not panic");
         verbs_core::mem::grace::help();

@@ -10,14 +10,15 @@
 
 use std::fmt;
 
-use verbs_core::mem::{Pin, pin};
+use verbs_core::mem::{Pin, Seen, TouchWord, pin, pin_at_once};
 use verbs_core::sync::Arc;
 use verbs_core::sync::atomic::{
     AtomicBool, AtomicU8, AtomicU32, AtomicU64,
     Ordering::{Acquire, Relaxed, Release},
 };
-use verbs_core::{Error, LKey, PostError, QpState, RawRecvQueue, Sge};
+use verbs_core::{Error, Piece, PostCode, PostError, QpState, RawRecvQueue, Sge};
 
+use crate::cq::no_entry;
 use crate::qp::{QueuePair, flag};
 
 #[cfg(all(test, verbs_loom))]
@@ -27,6 +28,7 @@ mod models;
 const LAP: u64 = 1;
 const PIECES_SHIFT: u32 = 1;
 const PIECES: u64 = 0x7f;
+const ONE_PIECE: u64 = 1 << PIECES_SHIFT;
 const TOTAL_SHIFT: u32 = 8;
 
 /// First word, `wr_id`, and the first piece: address, length and key.
@@ -43,13 +45,19 @@ struct Consumer {
     epsn: AtomicU32,
 }
 
+/// The entries of a ring. Both ends have their own way to them, so that neither loads a line for it.
+#[derive(Clone, Debug)]
+pub(crate) struct Entries {
+    all: Arc<[Entry]>,
+    /// Of a position: which entry it is.
+    mask: u32,
+}
+
 /// The part of a receive queue that both ends share.
 #[derive(Debug)]
 pub(crate) struct RecvRing {
     consumer: Consumer,
-    entries: Box<[Entry]>,
-    /// Of a position: which entry it is.
-    mask: u32,
+    pub(crate) entries: Entries,
     /// The second and further pieces of each entry, two words each.
     more: Box<[AtomicU64]>,
     max_sge: usize,
@@ -68,6 +76,18 @@ pub(crate) struct Waiting<'r> {
     what: u64,
 }
 
+impl Entries {
+    /// The entry of a position and its lap bit: 1 on the first lap, so that a fresh ring is empty.
+    #[inline(always)]
+    fn place(&self, at: u32) -> (&Entry, u64) {
+        let slot = (at & self.mask) as usize;
+        let Some(entry) = self.all.get(slot) else {
+            no_entry();
+        };
+        (entry, u64::from(at as usize & self.all.len() == 0) * LAP)
+    }
+}
+
 impl Waiting<'_> {
     /// Bytes that fit.
     pub(crate) fn total(self) -> u64 {
@@ -77,13 +97,6 @@ impl Waiting<'_> {
     /// How many pieces they are in.
     pub(crate) fn pieces(self) -> usize {
         (self.what >> PIECES_SHIFT & PIECES) as usize
-    }
-
-    /// Whether there is one piece, with room for that many bytes.
-    #[inline(always)]
-    pub(crate) fn is_one_piece_of(self, len: u32) -> bool {
-        self.what & PIECES << PIECES_SHIFT == 1 << PIECES_SHIFT
-            && u64::from(len) <= self.what >> TOTAL_SHIFT
     }
 
     #[inline(always)]
@@ -103,17 +116,16 @@ impl Waiting<'_> {
         if number == 0 {
             return self.first();
         }
-        let at = self.ring.place(self.at, number);
+        let at = self.ring.place_of_piece(self.at, number);
         unpack(&self.ring.more[at], &self.ring.more[at + 1])
     }
 
     /// Takes it off the queue.
     #[inline(always)]
     pub(crate) fn consume(self) {
-        self.ring
-            .consumer
-            .head
-            .store(self.at.wrapping_add(1), Release);
+        let head = &self.ring.consumer.head;
+        debug_assert_eq!(self.at, head.load(Relaxed), "at most one is in use");
+        head.store(head.load(Relaxed).wrapping_add(1), Release);
     }
 }
 
@@ -130,8 +142,10 @@ impl RecvRing {
                 head: AtomicU32::new(0),
                 epsn: AtomicU32::new(0),
             },
-            entries: allocate(count, || Entry(std::array::from_fn(|_| AtomicU64::new(0))))?,
-            mask: (count - 1) as u32,
+            entries: Entries {
+                all: allocate(count, || Entry(std::array::from_fn(|_| AtomicU64::new(0))))?.into(),
+                mask: (count - 1) as u32,
+            },
             more: allocate(more, || AtomicU64::new(0))?,
             max_sge: max_sge.max(1) as usize,
             wanted: AtomicBool::new(false),
@@ -143,14 +157,38 @@ impl RecvRing {
     #[inline(always)]
     pub(crate) fn next(&self) -> Option<Waiting<'_>> {
         let at = self.consumer.head.load(Relaxed);
-        let entry = self.entry(at);
+        let (entry, lap) = self.entries.place(at);
         let what = entry.0[0].load(Acquire);
-        ((what ^ self.lap(at)) & LAP == 0).then_some(Waiting {
+        ((what ^ lap) & LAP == 0).then_some(Waiting {
             ring: self,
             entry,
             at,
             what,
         })
+    }
+
+    /// The oldest receive, if it has one piece, and that. For the consumer only, with the ring's
+    /// entries.
+    #[inline(always)]
+    pub(crate) fn next_piece<'r>(&'r self, entries: &'r Entries) -> Option<(Waiting<'r>, Piece)> {
+        let at = self.consumer.head.load(Relaxed);
+        let (entry, lap) = entries.place(at);
+        let what = entry.0[0].load(Acquire);
+        // Lap and count of pieces in one comparison.
+        if (what ^ lap) & (PIECES << PIECES_SHIFT | LAP) != ONE_PIECE {
+            return None;
+        }
+        let waiting = Waiting {
+            ring: self,
+            entry,
+            at,
+            what,
+        };
+        let piece = Piece {
+            addr: entry.0[2].load(Relaxed),
+            len_key: entry.0[3].load(Relaxed),
+        };
+        Some((waiting, piece))
     }
 
     /// Number of the next packet that the peer is to send; 24 bits of it count.
@@ -177,49 +215,34 @@ impl RecvRing {
         self.rnr_timer.store(code, Relaxed);
     }
 
-    #[inline(always)]
-    fn entry(&self, at: u32) -> &Entry {
-        &self.entries[(at & self.mask) as usize]
-    }
-
-    /// The lap bit of that position: 1 on the first lap, so that a fresh ring is empty.
-    #[inline(always)]
-    fn lap(&self, at: u32) -> u64 {
-        if at as usize & self.entries.len() == 0 {
-            LAP
-        } else {
-            0
-        }
-    }
-
     /// Where in `more` the second or a further piece of an entry is.
-    fn place(&self, at: u32, number: usize) -> usize {
-        let slot = (at & self.mask) as usize;
+    fn place_of_piece(&self, at: u32, number: usize) -> usize {
+        let slot = (at & self.entries.mask) as usize;
         (slot * (self.max_sge - 1) + number - 1) * 2
     }
 
     /// Writes an entry. For the producer only.
-    #[inline(always)]
     fn publish_pieces(&self, at: u32, wr_id: u64, pieces: Pieces<'_>) {
         match pieces {
-            Pieces::One(sge) => self.publish_one(at, wr_id, sge),
+            Pieces::One(piece) => self.publish_one(at, wr_id, piece),
             Pieces::List(sges) => self.publish(at, wr_id, sges),
         }
     }
 
     /// Writes an entry of one piece. For the producer only.
     #[inline(always)]
-    fn publish_one(&self, at: u32, wr_id: u64, sge: Sge) {
-        let Entry([what, id, addr, rest]) = self.entry(at);
+    fn publish_one(&self, at: u32, wr_id: u64, piece: Piece) {
+        let (Entry([what, id, addr, rest]), lap) = self.entries.place(at);
         id.store(wr_id, Relaxed);
-        pack(addr, rest, sge);
-        let one = u64::from(sge.len) << TOTAL_SHIFT | 1 << PIECES_SHIFT;
-        what.store(one | self.lap(at), Release);
+        addr.store(piece.addr, Relaxed);
+        rest.store(piece.len_key, Relaxed);
+        let one = u64::from(piece.len()) << TOTAL_SHIFT | ONE_PIECE;
+        what.store(one | lap, Release);
     }
 
     /// Writes an entry of any number of pieces. For the producer only.
     pub(crate) fn publish(&self, at: u32, wr_id: u64, sges: &[Sge]) {
-        let Entry([what, id, addr, rest]) = self.entry(at);
+        let (Entry([what, id, addr, rest]), lap) = self.entries.place(at);
         id.store(wr_id, Relaxed);
         let mut total = 0;
         for (number, sge) in sges.iter().enumerate() {
@@ -227,22 +250,19 @@ impl RecvRing {
             if number == 0 {
                 pack(addr, rest, *sge);
             } else {
-                let place = self.place(at, number);
+                let place = self.place_of_piece(at, number);
                 pack(&self.more[place], &self.more[place + 1], *sge);
             }
         }
         let pieces = sges.len() as u64;
-        what.store(
-            total << TOTAL_SHIFT | pieces << PIECES_SHIFT | self.lap(at),
-            Release,
-        );
+        what.store(total << TOTAL_SHIFT | pieces << PIECES_SHIFT | lap, Release);
     }
 }
 
 /// The memory of a receive that is posted.
 #[derive(Clone, Copy)]
 enum Pieces<'a> {
-    One(Sge),
+    One(Piece),
     List(&'a [Sge]),
 }
 
@@ -256,52 +276,49 @@ pub(crate) fn allocate<T>(count: usize, make: impl Fn() -> T) -> Result<Box<[T]>
 
 #[inline(always)]
 pub(crate) fn pack(addr: &AtomicU64, rest: &AtomicU64, sge: Sge) {
-    addr.store(sge.addr, Relaxed);
-    rest.store(
-        u64::from(sge.len) << 32 | u64::from(sge.lkey.value()),
-        Relaxed,
-    );
+    let piece = Piece::from(sge);
+    addr.store(piece.addr, Relaxed);
+    rest.store(piece.len_key, Relaxed);
 }
 
 #[inline(always)]
 pub(crate) fn unpack(addr: &AtomicU64, rest: &AtomicU64) -> Sge {
-    let rest = rest.load(Relaxed);
-    Sge {
-        addr: addr.load(Relaxed),
-        len: (rest >> 32) as u32,
-        lkey: LKey::new(rest as u32),
-    }
+    let (addr, len_key) = (addr.load(Relaxed), rest.load(Relaxed));
+    Piece { addr, len_key }.into()
 }
 
 /// The producer's end.
-#[repr(align(128))]
+#[repr(align(64))]
 pub(crate) struct RecvPoster {
     qp: Arc<QueuePair>,
     /// `None` until the first post that finds the ring allocated.
     ring: Option<Arc<RecvRing>>,
     tail: u32,
-    /// Entries that are known to be free.
-    room: u32,
-    /// The queue takes receives without a piece only.
-    one_is_too_many: bool,
+    /// Entries before this position are known to be free.
+    end: u32,
+    /// The tag of the queue pair's word, when receives were taken last.
+    seen: Seen,
 }
 
 impl RecvPoster {
     /// The one producer of a new queue pair.
     pub(crate) fn new(qp: Arc<QueuePair>) -> Self {
-        let one_is_too_many = qp.cap.max_recv_sge == 0;
         Self {
             qp,
             ring: None,
             tail: 0,
-            room: 0,
-            one_is_too_many,
+            end: 0,
+            seen: Seen::new(0),
         }
     }
 
-    /// Finds room, or says why nothing can be posted.
+    /// Finds room for such a receive, or says why it cannot be posted.
     #[cold]
-    fn look_for_room(&mut self) -> Result<(), PostError> {
+    fn look_for_room(&mut self, has_piece: bool) -> Result<(), PostError> {
+        let max = self.qp.cap.max_recv_sge;
+        if max == 0 && has_piece {
+            return Err(PostError::TooManySges { got: 1, max });
+        }
         if self.ring.is_none() {
             self.qp.check_post_recv()?;
             self.ring = self.qp.recv_ring().cloned();
@@ -311,53 +328,65 @@ impl RecvPoster {
         };
         let depth = self.qp.cap.max_recv_wr;
         let used = self.tail.wrapping_sub(ring.consumer.head.load(Acquire));
-        self.room = depth.saturating_sub(used);
-        if self.room == 0 {
+        let mut room = depth.saturating_sub(used);
+        if room == 0 {
             self.qp.check_post_recv()?;
             return Err(PostError::Full { depth });
         }
+        if max == 0 {
+            // So that every receive comes here, where one with a piece is refused.
+            room = 1;
+        }
+        self.end = self.tail.wrapping_add(room);
         Ok(())
     }
 
-    /// Posts one receive.
-    #[inline(always)]
-    fn post_pieces(&mut self, wr_id: u64, pieces: Pieces<'_>) -> Result<(), PostError> {
-        if self.room == 0 {
-            self.look_for_room()?;
+    /// Posts one of one piece when there is something in the way of the short one.
+    #[cold]
+    #[inline(never)]
+    fn post_one_slow(
+        &mut self,
+        wr_id: u64,
+        piece: Piece,
+        outer: Option<Pin>,
+    ) -> Result<(), PostCode> {
+        drop(outer);
+        if self.tail == self.end {
+            self.look_for_room(true)?;
         }
-        let Some(ring) = &self.ring else {
+        Ok(self.post_any(wr_id, Pieces::One(piece))?)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn call_sender(&self, pin: Pin) -> Result<(), PostCode> {
+        drop(pin);
+        self.qp.call_sender();
+        Ok(())
+    }
+
+    /// Posts any receive, for which there is room. In ERR it is completed at once.
+    #[inline(never)]
+    fn post_any(&mut self, wr_id: u64, pieces: Pieces<'_>) -> Result<(), PostError> {
+        let Some(ring) = self.ring.as_deref() else {
             return Err(PostError::State(QpState::Reset));
         };
-        let pin = pin();
-        if !self
-            .qp
-            .word
-            .admits(&pin, flag::TAKES_RECVS, flag::TAKES_RECVS)
-        {
-            return self.post_to_flush(pin, wr_id, pieces);
+        let (pin, word) = (pin(), &self.qp.word);
+        let tag = word.tag();
+        let takes = tag & flag::TAKES_RECVS != 0 && word.admits(&pin, TouchWord::TAG, tag);
+        if takes {
+            self.seen = Seen::new(tag);
+        } else {
+            self.qp.enter_to_post_recv(&pin)?;
         }
         ring.publish_pieces(self.tail, wr_id, pieces);
         drop(pin);
         self.tail = self.tail.wrapping_add(1);
-        self.room -= 1;
-        if ring.wanted.load(Relaxed) {
+        if !takes {
+            self.qp.turn();
+        } else if ring.wanted.load(Relaxed) {
             self.qp.call_sender();
         }
-        Ok(())
-    }
-
-    /// Posts to a queue pair in ERR, which completes the receive at once.
-    #[cold]
-    fn post_to_flush(&mut self, pin: Pin, wr_id: u64, pieces: Pieces<'_>) -> Result<(), PostError> {
-        let Some(ring) = &self.ring else {
-            return Err(PostError::State(QpState::Reset));
-        };
-        self.qp.enter_to_post_recv(&pin)?;
-        ring.publish_pieces(self.tail, wr_id, pieces);
-        drop(pin);
-        self.tail = self.tail.wrapping_add(1);
-        self.room -= 1;
-        self.qp.turn();
         Ok(())
     }
 }
@@ -369,14 +398,34 @@ impl RawRecvQueue for RecvPoster {
             let got = u32::try_from(sges.len()).unwrap_or(u32::MAX);
             return Err(PostError::TooManySges { got, max });
         }
-        self.post_pieces(wr_id, Pieces::List(sges))
+        if self.tail == self.end {
+            self.look_for_room(!sges.is_empty())?;
+        }
+        self.post_any(wr_id, Pieces::List(sges))
     }
 
-    fn post_one(&mut self, wr_id: u64, sge: Sge) -> Result<(), PostError> {
-        if self.one_is_too_many {
-            return Err(PostError::TooManySges { got: 1, max: 0 });
+    fn post_one(&mut self, wr_id: u64, piece: Piece) -> Result<(), PostCode> {
+        if self.tail == self.end {
+            return self.post_one_slow(wr_id, piece, None);
         }
-        self.post_pieces(wr_id, Pieces::One(sge))
+        let Some(ring) = self.ring.as_deref() else {
+            return self.post_one_slow(wr_id, piece, None);
+        };
+        let Some(pin) = pin_at_once() else {
+            return self.post_one_slow(wr_id, piece, None);
+        };
+        // The tag as it was seen last: comparing all of it is cheaper than the one bit.
+        let word = &self.qp.word;
+        if !word.admits_as_seen(&pin, self.seen) {
+            return self.post_one_slow(wr_id, piece, Some(pin));
+        }
+        ring.publish_one(self.tail, wr_id, piece);
+        self.tail = self.tail.wrapping_add(1);
+        if ring.wanted.load(Relaxed) {
+            return self.call_sender(pin);
+        }
+        drop(pin);
+        Ok(())
     }
 }
 

@@ -10,6 +10,7 @@ use verbs_core::sync::atomic::{
 };
 use verbs_core::{Error, Payload, QpCap, RKey, Remote, SendFlags, SendOp, SendWr, Sge};
 
+use crate::cq::no_entry;
 use crate::landing::Landing;
 use crate::message::MAX_SGE;
 use crate::recv::{allocate, pack, unpack};
@@ -36,7 +37,9 @@ const INLINE: u64 = 1 << 16;
 const COUNT_SHIFT: u32 = 32;
 
 /// See the module's documentation.
+// One line: whoever has many queue pairs loads each of it for every message.
 #[derive(Debug)]
+#[repr(align(64))]
 pub(crate) struct SendRing {
     /// Number of the next packet to send; 24 bits of it count.
     psn: AtomicU32,
@@ -45,12 +48,14 @@ pub(crate) struct SendRing {
     /// Positions before this are filled.
     appended: AtomicU32,
     words: Box<[AtomicU64]>,
-    stride: usize,
+    stride: u32,
     /// By work request: its number in the upper half, the position of its completion in the lower.
     marks: Box<[AtomicU64]>,
     /// Of a work request, or a position: which mark or entry it has.
     mask: u32,
 }
+
+const _: () = assert!(cfg!(verbs_loom) || size_of::<SendRing>() == 64);
 
 /// Room for the parts of a work request that it borrows.
 pub(crate) struct Scratch {
@@ -82,7 +87,7 @@ impl SendRing {
             executed: AtomicU32::new(0),
             appended: AtomicU32::new(0),
             words: allocate(count * stride, || AtomicU64::new(0))?,
-            stride,
+            stride: stride as u32,
             // No work request has the number that is written here: 0 is never on lap -1.
             marks: allocate(count, || AtomicU64::new(u64::from(u32::MAX) << 32))?,
             mask: (count - 1) as u32,
@@ -108,7 +113,9 @@ impl SendRing {
     /// Remembers at which position of the completion queue a work request completed.
     #[inline(always)]
     pub(crate) fn mark(&self, index: u32, at: u32) {
-        let slot = &self.marks[(index & self.mask) as usize];
+        let Some(slot) = self.marks.get((index & self.mask) as usize) else {
+            no_entry();
+        };
         slot.store(u64::from(index) << 32 | u64::from(at), Relaxed);
     }
 
@@ -155,8 +162,8 @@ impl SendRing {
     }
 
     fn entry(&self, at: u32) -> &[AtomicU64] {
-        let slot = (at & self.mask) as usize;
-        &self.words[slot * self.stride..(slot + 1) * self.stride]
+        let (slot, stride) = ((at & self.mask) as usize, self.stride as usize);
+        &self.words[slot * stride..(slot + 1) * stride]
     }
 
     fn write(&self, at: u32, index: u32, wr: &SendWr<'_>) {

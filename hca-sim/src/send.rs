@@ -1,43 +1,50 @@
 //! Send queues: the poster's side.
 //!
-//! The poster carries a message out itself when it may ([`crate::landing`]): the short ways for one
-//! piece are written out here, with everything else out of line. Whatever they do not like goes
-//! through [`SendPoster::post_any`], and what cannot be completed there goes into the ring and to the
+//! The poster carries a message out itself when it may ([`crate::landing`]): the short ways for the
+//! simplest messages are in [`short`]. Whatever they do not like goes through
+//! [`SendPoster::post_any`], and what cannot be completed there goes into the ring and to the
 //! machine ([`crate::engaged`]), which finds out why and says so.
 
 use std::fmt;
 
-use verbs_core::mem::{MrTable, Pin, Window, pin};
+use verbs_core::mem::{MrTable, Seen, pin};
 use verbs_core::sync::Arc;
 use verbs_core::{
-    Access, Payload, PostError, QpState, Qpn, RawSendQueue, Remote, SendFlags, SendOp, SendWr, Sge,
-    WcOpcode,
+    How, Payload, Piece, PostCode, PostError, QpState, Qpn, RawSendQueue, Remote, SendFlags,
+    SendOp, SendWr,
 };
 
-use crate::cq::{CqRing, Cqe};
+use crate::cq::CqRing;
 use crate::landing::Landing;
 use crate::message::{Done, MAX_SGE, Message, Outcome};
 use crate::qp::QueuePair;
 use crate::ring::SendRing;
 
+mod short;
+
+use short::{FromMemory, Inline, IntoMemory, IntoReceive};
+
 /// Largest message in bytes (IBTA vol. 1, 9.7.7).
 pub(crate) const MAX_MESSAGE: u32 = 1 << 31;
 
 /// The poster of one queue pair.
-#[repr(align(128))]
+// In this order the first line is all that the short ways need.
+#[repr(C, align(128))]
 pub(crate) struct SendPoster {
-    /// Posts that may go the short way before the slow one has to look again.
-    credits: u32,
-    /// Number of the next work request.
-    posted: u32,
     open: Option<Open>,
-    qp: Arc<QueuePair>,
     send_cq: Arc<CqRing>,
     mrs: Arc<MrTable>,
+    /// Number of the next work request.
+    posted: u32,
+    /// Number of the first one before which the slow way has to look again: none goes the short way if
+    /// it is the next.
+    limit: u32,
     pd: u32,
     qpn: Qpn,
     /// Flags that every work request has: SIGNALED, if so created.
     always: SendFlags,
+    max_inline: u32,
+    qp: Arc<QueuePair>,
     /// Work requests before this number are retired: one of them or after them was polled.
     retired: u32,
     /// Of [`QueuePair::resets`], as it was when `retired` was counted.
@@ -47,12 +54,9 @@ pub(crate) struct SendPoster {
 /// What the short ways need.
 struct Open {
     land: Arc<Landing>,
+    view: Seen,
     sends: Arc<SendRing>,
 }
-
-/// What became of a message on the short way: `None` if it could not go there and nothing was done,
-/// `Some(false)` if a completion was lost.
-type Short = Option<bool>;
 
 impl SendPoster {
     /// The one poster of a new queue pair.
@@ -63,150 +67,28 @@ impl SendPoster {
             SendFlags::empty()
         };
         let (send_cq, mrs) = (Arc::clone(&qp.send_cq), Arc::clone(&qp.port.mrs));
-        let (pd, qpn) = (qp.pd, qp.qpn);
+        let (pd, qpn, max_inline) = (qp.pd, qp.qpn, qp.cap.max_inline_data);
         Self {
-            credits: 0,
             posted: 0,
+            limit: 0,
             open: None,
             qp,
             send_cq,
             mrs,
             pd,
             qpn,
+            max_inline,
             always,
             retired: 0,
             resets: 0,
         }
     }
 
-    /// A SEND of one piece into a receive of one piece.
-    #[inline(always)]
-    fn short_send(&self, pin: &Pin, wr_id: u64, sge: Sge, flags: SendFlags) -> Short {
-        let open = self.open.as_ref()?;
-        let land = &*open.land;
-        if !land.admits_direct(pin) {
-            return None;
-        }
-        let source = self.check(pin, sge, Access::empty())?;
-        let waiting = land.ring.next()?;
-        if !waiting.is_one_piece_of(sge.len) {
-            return None;
-        }
-        let to = waiting.first();
-        let (key, right) = (to.lkey.value(), Access::LOCAL_WRITE);
-        let target = land
-            .mrs
-            .check_at_once(pin, key, to.addr, sge.len, land.pd, right)?;
-        if !land.cq.is_plain(pin) || !self.may_complete(pin, flags) {
-            return None;
-        }
-        target.copy_from(source);
-        let solicited = flags.contains(SendFlags::SOLICITED);
-        let cqe =
-            Cqe::success(waiting.wr_id(), land.qpn, WcOpcode::Recv, sge.len).solicited(solicited);
-        // Whoever polls the completion may post the next receive at once.
-        waiting.consume();
-        let claimed = land.cq.claim_plain();
-        if let Ok(at) = claimed {
-            land.cq.publish_plain(at, &cqe);
-        }
-        let kept = claimed.is_ok();
-        Some(kept & self.finish_short(open, wr_id, WcOpcode::Send, sge.len, flags))
-    }
-
-    /// A WRITE or a READ of one piece.
-    #[inline(always)]
-    fn short_rdma<const READ: bool>(
-        &self,
-        pin: &Pin,
-        wr_id: u64,
-        sge: Sge,
-        remote: Remote,
-        flags: SendFlags,
-    ) -> Short {
-        let open = self.open.as_ref()?;
-        let land = &*open.land;
-        let (right, local, opcode) = if READ {
-            (Access::REMOTE_READ, Access::LOCAL_WRITE, WcOpcode::RdmaRead)
-        } else {
-            (Access::REMOTE_WRITE, Access::empty(), WcOpcode::RdmaWrite)
-        };
-        if !land.admits_direct_with(pin, right) {
-            return None;
-        }
-        let here = self.check(pin, sge, local)?;
-        let key = remote.rkey.value();
-        let there = land
-            .mrs
-            .check_at_once(pin, key, remote.addr, sge.len, land.pd, right)?;
-        if !self.may_complete(pin, flags) {
-            return None;
-        }
-        if READ {
-            here.copy_from(there);
-        } else {
-            there.copy_from(here);
-        }
-        Some(self.finish_short(open, wr_id, opcode, sge.len, flags))
-    }
-
-    /// This side's own memory, as far as one look tells.
-    #[inline(always)]
-    fn check<'p>(&self, pin: &'p Pin, sge: Sge, need: Access) -> Option<Window<'p>> {
-        self.mrs
-            .check_at_once(pin, sge.lkey.value(), sge.addr, sge.len, self.pd, need)
-    }
-
-    /// Whether the completion can be pushed in the simplest way, if there is to be one.
-    #[inline(always)]
-    fn may_complete(&self, pin: &Pin, flags: SendFlags) -> bool {
-        !flags.contains(SendFlags::SIGNALED) || self.send_cq.is_plain(pin)
-    }
-
-    /// The packets and the completion. `false`: the completion is lost.
-    #[inline(always)]
-    fn finish_short(
-        &self,
-        open: &Open,
-        wr_id: u64,
-        op: WcOpcode,
-        len: u32,
-        flags: SendFlags,
-    ) -> bool {
-        open.sends.advance(&open.land, len);
-        if !flags.contains(SendFlags::SIGNALED) {
-            return true;
-        }
-        let cqe = Cqe::success(wr_id, self.qpn, op, len);
-        let Ok(at) = self.send_cq.claim_plain() else {
-            return false;
-        };
-        open.sends.mark(self.posted, at);
-        self.send_cq.publish_plain(at, &cqe);
-        true
-    }
-
-    /// After a message went the short way, outside its pin.
-    #[inline(always)]
-    fn went(&mut self, kept: bool) -> Result<(), PostError> {
-        self.posted = self.posted.wrapping_add(1);
-        self.credits -= 1;
-        if !kept {
-            self.see_to_overrun();
-        }
-        Ok(())
-    }
-
+    /// Finds out again how much may go the short way; why none may is the long way's to say.
     #[cold]
-    fn see_to_overrun(&self) {
-        if let Some(open) = &self.open {
-            let done = Done {
-                overrun_recv: open.land.cq.has_overrun(),
-                overrun_send: self.send_cq.has_overrun(),
-                ..Done::default()
-            };
-            self.qp.see_to(&open.land, done);
-        }
+    #[inline(never)]
+    fn look_for_credits(&mut self) {
+        let _ = self.refill();
     }
 
     #[cold]
@@ -216,30 +98,23 @@ impl SendPoster {
         }
     }
 
-    /// What cannot go the short way.
-    #[cold]
-    #[inline(never)]
-    fn post_long(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {
-        self.post_any(wr)
-    }
-
     /// Posts any work request, with all its checks.
     #[inline(never)]
     fn post_any(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {
         self.check_sizes(wr)?;
         let mut wr = *wr;
         wr.flags |= self.always;
-        if self.credits == 0 || !self.attempt(&wr) {
+        let next = self.posted.wrapping_add(1);
+        if self.posted == self.limit || !self.attempt(&wr) {
             // Perhaps there is a new door, and perhaps nothing may be posted any more.
             let sends = self.refill()?;
-            if self.credits == 0 || !self.attempt(&wr) {
+            if self.posted == self.limit || !self.attempt(&wr) {
                 self.append(&sends, &wr)?;
                 // The door is closed until the machine is done.
-                self.credits = 0;
+                self.limit = next;
             }
         }
-        self.credits = self.credits.saturating_sub(1);
-        self.posted = self.posted.wrapping_add(1);
+        self.posted = next;
         Ok(())
     }
 
@@ -253,10 +128,10 @@ impl SendPoster {
         self.find_room(&sends)?;
         let direct = sends.is_drained() && self.look_for_door(&sends);
         let depth = self.qp.cap.max_send_wr;
-        self.credits = if direct {
-            depth - self.posted.wrapping_sub(self.retired)
+        self.limit = if direct {
+            self.retired.wrapping_add(depth)
         } else {
-            0
+            self.posted
         };
         Ok(sends)
     }
@@ -338,6 +213,7 @@ impl SendPoster {
         if !self.open.as_ref().is_some_and(|open| open.land.is_alive()) {
             let land = self.qp.landing();
             self.open = land.map(|land| Open {
+                view: land.view(),
                 land,
                 sends: Arc::clone(sends),
             });
@@ -347,7 +223,10 @@ impl SendPoster {
 
     /// Tries to carry the message out here. `false`: something is in the way, nothing was done.
     fn attempt(&mut self, wr: &SendWr<'_>) -> bool {
-        let Some(open) = &self.open else { return false };
+        let Some(open) = &mut self.open else {
+            return false;
+        };
+        open.view = open.land.view();
         let pin = pin();
         if !open.land.admits_poster(&pin) {
             drop(pin);
@@ -404,79 +283,37 @@ impl RawSendQueue for SendPoster {
         self.post_any(wr)
     }
 
-    fn send(&mut self, wr_id: u64, sge: Sge, flags: SendFlags) -> Result<(), PostError> {
-        if self.credits == 0 {
-            self.refill()?;
-        }
-        if self.credits != 0 {
-            let pin = pin();
-            let short = self.short_send(&pin, wr_id, sge, flags | self.always);
-            if let Some(kept) = short {
-                drop(pin);
-                return self.went(kept);
-            }
-            drop(pin);
-        }
-        self.post_long(&SendWr {
-            wr_id,
-            op: SendOp::Send,
-            flags,
-            payload: Payload::One(sge),
-        })
+    fn send(&mut self, wr_id: u64, piece: Piece, flags: SendFlags) -> Result<(), PostCode> {
+        self.short(wr_id, piece, IntoReceive, flags)
     }
 
-    fn write(
-        &mut self,
-        wr_id: u64,
-        sge: Sge,
-        to: Remote,
-        flags: SendFlags,
-    ) -> Result<(), PostError> {
-        if self.credits == 0 {
-            self.refill()?;
+    fn send_inline(&mut self, wr_id: u64, bytes: &[u8], flags: SendFlags) -> Result<(), PostCode> {
+        if bytes.len() > self.max_inline as usize {
+            return self.post_parts(wr_id, SendOp::Send, flags, Payload::Inline(bytes));
         }
-        if self.credits != 0 {
-            let pin = pin();
-            let short = self.short_rdma::<false>(&pin, wr_id, sge, to, flags | self.always);
-            if let Some(kept) = short {
-                drop(pin);
-                return self.went(kept);
-            }
-            drop(pin);
-        }
-        self.post_long(&SendWr {
-            wr_id,
-            op: SendOp::Write(to),
-            flags,
-            payload: Payload::One(sge),
-        })
+        self.short(wr_id, Inline(bytes), IntoReceive, flags)
     }
 
-    fn read(
+    fn write(&mut self, wr_id: u64, piece: Piece, to: u64, how: How) -> Result<(), PostCode> {
+        self.short(wr_id, piece, IntoMemory(to, how.key()), how.flags())
+    }
+
+    fn write_inline(
         &mut self,
         wr_id: u64,
-        sge: Sge,
-        from: Remote,
-        flags: SendFlags,
-    ) -> Result<(), PostError> {
-        if self.credits == 0 {
-            self.refill()?;
+        bytes: &[u8],
+        to: u64,
+        how: How,
+    ) -> Result<(), PostCode> {
+        if bytes.len() > self.max_inline as usize {
+            let (op, payload) = (SendOp::Write(how.remote(to)), Payload::Inline(bytes));
+            return self.post_parts(wr_id, op, how.flags(), payload);
         }
-        if self.credits != 0 {
-            let pin = pin();
-            let short = self.short_rdma::<true>(&pin, wr_id, sge, from, flags | self.always);
-            if let Some(kept) = short {
-                drop(pin);
-                return self.went(kept);
-            }
-            drop(pin);
-        }
-        self.post_long(&SendWr {
-            wr_id,
-            op: SendOp::Read(from),
-            flags,
-            payload: Payload::One(sge),
-        })
+        self.short(wr_id, Inline(bytes), IntoMemory(to, how.key()), how.flags())
+    }
+
+    fn read(&mut self, wr_id: u64, piece: Piece, from: u64, how: How) -> Result<(), PostCode> {
+        self.short(wr_id, piece, FromMemory(from, how.key()), how.flags())
     }
 }
 

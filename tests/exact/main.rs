@@ -23,6 +23,7 @@ use verbs_core::{Access, Device, Qp, QpAttr, QpInit, QpState, Request};
     reason = "GlobalAlloc is an unsafe trait; argued in the file"
 )]
 mod allocator;
+mod footprint;
 
 /// Repetitions of every operation.
 const TIMES: u32 = 1000;

@@ -70,7 +70,9 @@ pub use provider::{Done, Frame, Hook, Provider};
 pub use qp::{Qp, QpCap, QpInit, RecvQueue, SendQueue};
 pub use qp_attr::{Av, GlobalRoute, Path, QpAttr, QpInfo};
 pub use qp_state::{QpAttrMask, QpState, QpType};
-pub use queue::{Arm, Armed, BatchError, PostError, RawCq, RawRecvQueue, RawSendQueue};
+pub use queue::{
+    Arm, Armed, BatchError, How, Piece, PostCode, PostError, RawCq, RawRecvQueue, RawSendQueue,
+};
 pub use request::{CancelHandle, Issued, Request, RequestFuture};
 pub use routine::{collect, no_block};
 pub use srq::{Srq, SrqAttr};

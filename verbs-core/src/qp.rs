@@ -495,7 +495,7 @@ impl RecvQueue {
     #[inline(always)]
     pub fn post(&mut self, wr: Recv<'_>) -> Result<(), PostError> {
         match wr.payload {
-            Payload::One(sge) => self.0.post_one(wr.wr_id, sge),
+            Payload::One(sge) => Ok(self.0.post_one(wr.wr_id, sge.into())?),
             Payload::List(sges) => self.0.post(wr.wr_id, sges),
             Payload::Inline(_) => Err(PostError::Unsupported),
         }

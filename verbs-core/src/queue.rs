@@ -9,7 +9,11 @@ use std::fmt;
 
 use crate::qp_state::QpState;
 use crate::wc::Wc;
-use crate::wr::{Payload, Remote, SendFlags, SendOp, SendWr, Sge};
+use crate::wr::{Payload, SendFlags, SendOp, SendWr, Sge};
+
+mod register;
+
+pub use register::{How, Piece, PostCode};
 
 /// Why a post call took nothing. The work request was not accepted and makes no completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -129,13 +133,19 @@ pub trait RawSendQueue: Send + Sync + fmt::Debug {
     /// # Errors
     /// As [`RawSendQueue::post`].
     #[inline]
-    fn send(&mut self, wr_id: u64, sge: Sge, flags: SendFlags) -> Result<(), PostError> {
-        self.post(&SendWr {
-            wr_id,
-            op: SendOp::Send,
-            flags,
-            payload: Payload::One(sge),
-        })
+    fn send(&mut self, wr_id: u64, piece: Piece, flags: SendFlags) -> Result<(), PostCode> {
+        let payload = Payload::One(piece.into());
+        self.post_parts(wr_id, SendOp::Send, flags, payload)
+    }
+
+    /// Posts a SEND of inline bytes: the short way of [`RawSendQueue::post`]. `flags` has
+    /// [`SendFlags::INLINE`].
+    ///
+    /// # Errors
+    /// As [`RawSendQueue::post`].
+    #[inline]
+    fn send_inline(&mut self, wr_id: u64, bytes: &[u8], flags: SendFlags) -> Result<(), PostCode> {
+        self.post_parts(wr_id, SendOp::Send, flags, Payload::Inline(bytes))
     }
 
     /// Posts a WRITE of one piece: the short way of [`RawSendQueue::post`].
@@ -143,19 +153,26 @@ pub trait RawSendQueue: Send + Sync + fmt::Debug {
     /// # Errors
     /// As [`RawSendQueue::post`].
     #[inline]
-    fn write(
+    fn write(&mut self, wr_id: u64, piece: Piece, to: u64, how: How) -> Result<(), PostCode> {
+        let (op, payload) = (SendOp::Write(how.remote(to)), Payload::One(piece.into()));
+        self.post_parts(wr_id, op, how.flags(), payload)
+    }
+
+    /// Posts a WRITE of inline bytes: the short way of [`RawSendQueue::post`]. The flags have
+    /// [`SendFlags::INLINE`].
+    ///
+    /// # Errors
+    /// As [`RawSendQueue::post`].
+    #[inline]
+    fn write_inline(
         &mut self,
         wr_id: u64,
-        sge: Sge,
-        to: Remote,
-        flags: SendFlags,
-    ) -> Result<(), PostError> {
-        self.post(&SendWr {
-            wr_id,
-            op: SendOp::Write(to),
-            flags,
-            payload: Payload::One(sge),
-        })
+        bytes: &[u8],
+        to: u64,
+        how: How,
+    ) -> Result<(), PostCode> {
+        let (op, payload) = (SendOp::Write(how.remote(to)), Payload::Inline(bytes));
+        self.post_parts(wr_id, op, how.flags(), payload)
     }
 
     /// Posts a READ into one piece: the short way of [`RawSendQueue::post`].
@@ -163,19 +180,30 @@ pub trait RawSendQueue: Send + Sync + fmt::Debug {
     /// # Errors
     /// As [`RawSendQueue::post`].
     #[inline]
-    fn read(
+    fn read(&mut self, wr_id: u64, piece: Piece, from: u64, how: How) -> Result<(), PostCode> {
+        let (op, payload) = (SendOp::Read(how.remote(from)), Payload::One(piece.into()));
+        self.post_parts(wr_id, op, how.flags(), payload)
+    }
+
+    /// [`RawSendQueue::post`] for the short ways of queues that have none.
+    ///
+    /// # Errors
+    /// As [`RawSendQueue::post`].
+    #[doc(hidden)]
+    #[inline(never)]
+    fn post_parts(
         &mut self,
         wr_id: u64,
-        sge: Sge,
-        from: Remote,
+        op: SendOp,
         flags: SendFlags,
-    ) -> Result<(), PostError> {
-        self.post(&SendWr {
+        payload: Payload<'_>,
+    ) -> Result<(), PostCode> {
+        Ok(self.post(&SendWr {
             wr_id,
-            op: SendOp::Read(from),
+            op,
             flags,
-            payload: Payload::One(sge),
-        })
+            payload,
+        })?)
     }
 }
 
@@ -187,18 +215,32 @@ where
     Q: RawSendQueue + ?Sized,
 {
     let plain = SendFlags::SIGNALED.union(SendFlags::SOLICITED);
-    match (wr.op, wr.payload) {
-        (SendOp::Send, Payload::One(sge)) if plain.contains(wr.flags) => {
-            queue.send(wr.wr_id, sge, wr.flags)
+    let (id, flags) = (wr.wr_id, wr.flags);
+    let posted = match (wr.op, wr.payload) {
+        (SendOp::Send, Payload::One(sge)) if plain.contains(flags) => {
+            queue.send(id, sge.into(), flags)
         }
-        (SendOp::Write(to), Payload::One(sge)) if plain.contains(wr.flags) => {
-            queue.write(wr.wr_id, sge, to, wr.flags)
+        (SendOp::Write(to), Payload::One(sge)) if plain.contains(flags) => {
+            queue.write(id, sge.into(), to.addr, How::new(to, flags))
         }
-        (SendOp::Read(from), Payload::One(sge)) if plain.contains(wr.flags) => {
-            queue.read(wr.wr_id, sge, from, wr.flags)
+        (SendOp::Read(from), Payload::One(sge)) if plain.contains(flags) => {
+            queue.read(id, sge.into(), from.addr, How::new(from, flags))
         }
-        _ => queue.post(wr),
-    }
+        (SendOp::Send, Payload::Inline(bytes)) if is_plain_inline(flags) => {
+            queue.send_inline(id, bytes, flags)
+        }
+        (SendOp::Write(to), Payload::Inline(bytes)) if is_plain_inline(flags) => {
+            queue.write_inline(id, bytes, to.addr, How::new(to, flags))
+        }
+        _ => return queue.post(wr),
+    };
+    Ok(posted?)
+}
+
+/// Whether nothing is asked for that the short ways of inline bytes do not have.
+#[inline(always)]
+fn is_plain_inline(flags: SendFlags) -> bool {
+    flags.contains(SendFlags::INLINE) && !flags.contains(SendFlags::FENCE)
 }
 
 /// The provider's side of a receive queue, shared or not.
@@ -214,8 +256,8 @@ pub trait RawRecvQueue: Send + Sync + fmt::Debug {
     /// # Errors
     /// As [`RawRecvQueue::post`].
     #[inline]
-    fn post_one(&mut self, wr_id: u64, sge: Sge) -> Result<(), PostError> {
-        self.post(wr_id, &[sge])
+    fn post_one(&mut self, wr_id: u64, piece: Piece) -> Result<(), PostCode> {
+        Ok(self.post(wr_id, &[piece.into()])?)
     }
 }
 

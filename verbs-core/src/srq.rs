@@ -117,7 +117,7 @@ impl Srq {
     #[inline]
     pub fn post_recv(&mut self, wr: Recv<'_>) -> Result<(), PostError> {
         match wr.payload {
-            Payload::One(sge) => self.raw.post_one(wr.wr_id, sge),
+            Payload::One(sge) => Ok(self.raw.post_one(wr.wr_id, sge.into())?),
             Payload::List(sges) => self.raw.post(wr.wr_id, sges),
             Payload::Inline(_) => Err(PostError::Unsupported),
         }

@@ -10,7 +10,9 @@ use crate::addr::{Qpn, RKey};
 ///
 /// When `status` is not [`WcStatus::Success`], only `wr_id`, `status`, `qpn` and `vendor_err` mean
 /// anything (IBTA vol. 1, 11.4.2.1).
+// In this order a queue whose entries are alike fills several fields by one store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[repr(C)]
 pub struct Wc {
     /// The work request's own number.
     pub wr_id: u64,

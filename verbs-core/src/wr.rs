@@ -21,7 +21,9 @@ use crate::addr::{LKey, RKey};
 /// One piece of local memory: `len` bytes from `addr` in the region that `lkey` names.
 ///
 /// A piece of length 0 is legal and its key is not looked at (IBTA vol. 1, 10.7.3).
+// In this order length and key are loaded as one word for the short ways of posting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[repr(C)]
 pub struct Sge {
     /// Address as the region is reached at: its IOVA, by default the virtual address.
     pub addr: u64,

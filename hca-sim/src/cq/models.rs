@@ -5,6 +5,7 @@
 
 use loom::thread;
 use verbs_core::mem::pin;
+use verbs_core::{Arm, Armed, RawCq, Wc};
 
 use verbs_core::{Arm, Armed, RawCq, Wc};
 

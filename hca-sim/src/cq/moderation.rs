@@ -96,7 +96,7 @@ impl CqRing {
 
     fn waiting_at_least(&self, count: u32) -> bool {
         // A full ring is as much as can wait.
-        let (head, count) = (self.head(), count.min(self.mask + 1));
+        let (head, count) = (self.head(), count.min(self.entries.len() as u32));
         (0..count).all(|n| self.published(head.wrapping_add(n)).is_some())
     }
 

@@ -1,4 +1,4 @@
-//! The consumer's end of a completion queue.
+//! The consumer's end of a completion queue: poll and arm.
 
 use verbs_core::mem::grace;
 use verbs_core::sync::Arc;
@@ -11,8 +11,8 @@ use verbs_core::{Arm, Armed, Qpn, RawCq, Wc, WcFlags, WcStatus};
 
 use super::opcodes::OPCODES;
 use super::{
-    ARMED, CqRing, Entry, FAILURE, FLAGS_SHIFT, HAS_TIME, LAP, LENGTH_SHIFT, OPCODE_SHIFT,
-    STATUS_SHIFT, WANT_NEXT, WANT_SOLICITED,
+    ARMED, CqRing, Entry, FAILURE, FLAGS_SHIFT, HAS_TIME, IMM_SHIFT, LAP, LENGTH_SHIFT,
+    OPCODE_SHIFT, STATUS, STATUS_SHIFT, WANT_NEXT, WANT_SOLICITED,
 };
 use crate::port::Port;
 
@@ -48,7 +48,7 @@ impl CqPoller {
     }
 
     /// There was nothing to poll: looks whether packets have come that complete something.
-    #[cold]
+    #[inline(never)]
     fn look_for_packets(&mut self, out: &mut [Wc]) -> usize {
         let Some(Packets { port, idle }) = &mut self.packets else {
             return 0;
@@ -57,43 +57,48 @@ impl CqPoller {
         if let Some(driver) = &port.driver {
             driver.poll(port, *idle >= OFTEN);
         }
-        self.take(out)
+        self.poll_any(out)
     }
-}
 
-impl CqPoller {
-    /// Takes what has been completed.
-    #[inline(always)]
-    fn take(&mut self, out: &mut [Wc]) -> usize {
-        let ring = &*self.ring;
-        let mut head = self.head;
-        for wc in out {
-            let Entry(words) = ring.entry(head);
+    /// Polls into several.
+    #[inline(never)]
+    fn poll_many(&mut self, out: &mut [Wc]) -> usize {
+        let (ring, mut head) = (&*self.ring, self.head);
+        for i in 0..out.len() {
+            let (Entry(words), lap) = ring.place(head);
             let what = words[0].load(Acquire);
-            if (what ^ ring.lap(head)) & LAP != 0 {
-                break;
+            if (what ^ lap) & (LAP | FAILURE | HAS_TIME) != 0 {
+                return self.polled(head) + self.poll_any(&mut out[i..]);
             }
-            // Field by field: a whole `Wc` would be gathered in registers first.
-            wc.wr_id = words[1].load(Relaxed);
-            wc.timestamp_ns = 0;
-            wc.byte_len = (what >> LENGTH_SHIFT) as u32;
-            wc.flags = WcFlags::from_bits_truncate((what >> FLAGS_SHIFT) as u16);
-            wc.opcode = OPCODES[usize::from((what >> OPCODE_SHIFT) as u8)];
-            wc.status = WcStatus::Success;
-            let who = words[2].load(Relaxed);
-            wc.qpn = Qpn::new((who >> 32) as u32);
-            wc.imm = who as u32;
-            wc.src_qpn = Qpn::default();
-            wc.vendor_err = 0;
-            if what & (FAILURE | HAS_TIME) != 0 {
-                fill_rest(wc, what, words);
-            }
+            fill(&mut out[i], what, words);
             head = head.wrapping_add(1);
         }
+        self.polled(head)
+    }
+
+    /// Polls when there are entries that are more than a plain success.
+    #[inline(never)]
+    fn poll_any(&mut self, out: &mut [Wc]) -> usize {
+        let mut head = self.head;
+        for wc in out {
+            let Some(what) = self.ring.published(head) else {
+                break;
+            };
+            let (Entry(words), _) = self.ring.place(head);
+            fill(wc, what, words);
+            fill_rest(wc, what, words);
+            head = head.wrapping_add(1);
+        }
+        self.polled(head)
+    }
+
+    /// Frees the entries before that position, and says how many they are.
+    #[inline(always)]
+    fn polled(&mut self, head: u32) -> usize {
         let count = head.wrapping_sub(self.head);
         if count != 0 {
             self.head = head;
-            ring.consumer.head.store(head, Release);
+            self.ring.consumer.head.store(head, Release);
         }
         count as usize
     }
@@ -101,11 +106,24 @@ impl CqPoller {
 
 impl RawCq for CqPoller {
     fn poll(&mut self, out: &mut [Wc]) -> usize {
-        let count = self.take(out);
-        if count != 0 || self.packets.is_none() {
-            return count;
+        // The first one without the preparations that a loop has.
+        let (Entry(words), lap) = self.ring.place(self.head);
+        let what = words[0].load(Acquire);
+        if (what ^ lap) & (LAP | FAILURE | HAS_TIME) != 0 {
+            return if (what ^ lap) & LAP != 0 {
+                self.look_for_packets(out)
+            } else {
+                self.poll_any(out)
+            };
         }
-        self.look_for_packets(out)
+        match out {
+            [] => 0,
+            [wc] => {
+                fill(wc, what, words);
+                self.polled(self.head.wrapping_add(1))
+            }
+            _ => self.poll_many(out),
+        }
     }
 
     fn arm(&mut self, when: Arm) -> Armed {
@@ -140,11 +158,28 @@ impl RawCq for CqPoller {
     }
 }
 
-/// The parts of a completion that a plain success does not have.
+/// The parts of a completion that a plain success has.
+#[inline(always)]
+fn fill(wc: &mut Wc, what: u64, words: &[AtomicU64; 8]) {
+    // Field by field: a whole `Wc` would be gathered in registers first.
+    wc.wr_id = words[1].load(Relaxed);
+    wc.status = WcStatus::Success;
+    wc.opcode = OPCODES[usize::from((what >> OPCODE_SHIFT) as u8)];
+    wc.flags = WcFlags::from_bits_retain((what >> FLAGS_SHIFT) as u16);
+    wc.byte_len = (what >> LENGTH_SHIFT) as u32;
+    let who = words[2].load(Relaxed);
+    wc.qpn = Qpn::new(who as u32);
+    wc.imm = (who >> IMM_SHIFT) as u32;
+    wc.src_qpn = Qpn::default();
+    wc.vendor_err = 0;
+    wc.timestamp_ns = 0;
+}
+
+/// The parts that it does not have.
 #[cold]
 fn fill_rest(wc: &mut Wc, what: u64, words: &[AtomicU64; 8]) {
     if what & FAILURE != 0 {
-        let status = (what >> STATUS_SHIFT) as u8 & 0x7f;
+        let status = (what >> STATUS_SHIFT & STATUS) as u8;
         wc.status = WcStatus::from_u8(status).unwrap_or(WcStatus::GeneralErr);
         wc.vendor_err = words[3].load(Relaxed) as u32;
     }

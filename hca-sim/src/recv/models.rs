@@ -19,12 +19,11 @@ fn loom_landing_spsc() {
                 while at.wrapping_sub(producer.consumer.head.load(Acquire)) == 2 {
                     thread::yield_now();
                 }
-                let sge = Sge {
+                let piece = Piece {
                     addr: u64::from(at),
-                    len: at + 1,
-                    lkey: LKey::new(7),
+                    len_key: 7 << 32 | u64::from(at + 1),
                 };
-                producer.publish_one(at, u64::from(at) + 10, sge);
+                producer.publish_one(at, u64::from(at) + 10, piece);
             }
         });
         for expected in 0..COUNT {

@@ -22,39 +22,21 @@ pub(super) use real::*;
 mod real {
     use super::Side;
     use crate::sync::OnceLock;
-    use crate::sync::atomic::{
-        Ordering::{Relaxed, Release, SeqCst},
-        compiler_fence, fence,
-    };
-    use crate::sync::plain::AtomicBool;
+    use crate::sync::atomic::{Ordering::SeqCst, compiler_fence, fence};
 
-    /// Set once the kernel has agreed to fence for us. A thread that does not see it yet fences for
-    /// itself, which is never wrong.
-    static KERNEL_FENCES: AtomicBool = AtomicBool::new(false);
     static AGREED: OnceLock<bool> = OnceLock::new();
 
-    /// Registers for the barrier; called before the first pin. True if it can be used.
+    /// Registers for the barrier; called before the first pin. True if the kernel has agreed to fence
+    /// for us: where it has not, [`light`] is not enough, and a [`full_fence`] is needed in its place.
     pub(in crate::mem) fn prepare() -> bool {
-        *AGREED.get_or_init(|| {
-            let agreed = register();
-            KERNEL_FENCES.store(agreed, Release);
-            agreed
-        })
+        *AGREED.get_or_init(register)
     }
 
     /// The frequent side: keeps the compiler from moving the load above the store, and leaves the
-    /// processor to [`heavy`] where that exists.
+    /// processor to [`heavy`].
     #[inline(always)]
     pub(in crate::mem) fn light(_: Side) {
         compiler_fence(SeqCst);
-        if !KERNEL_FENCES.load(Relaxed) {
-            slow_fence();
-        }
-    }
-
-    #[cold]
-    fn slow_fence() {
-        fence(SeqCst);
     }
 
     /// The rare side: a full fence here and at one point of every other running thread.
@@ -143,7 +125,9 @@ mod modelled {
         }
     }
 
-    pub(in crate::mem) fn prepare() {}
+    pub(in crate::mem) fn prepare() -> bool {
+        true
+    }
 
     pub(in crate::mem) fn light(side: Side) {
         fence_unless_left_out(match side {

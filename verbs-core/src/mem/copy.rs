@@ -33,9 +33,41 @@ pub(super) unsafe fn copy(dst: NonNull<u8>, src: NonNull<u8>, len: usize) {
     unsafe {
         match len {
             8 => machine::move_8(d, s),
-            0..=64 => machine::move_small(d, s, len),
+            0..=SHORT => machine::move_small(d, s, len),
             _ => machine::call_library(d, s, len),
         }
+    }
+}
+
+/// Bytes that straight-line moves copy.
+pub(super) const SHORT: usize = 64;
+
+/// As [`copy`], for at most [`SHORT`] bytes, and copies no more: nothing is called, so that code around it keeps its
+/// registers.
+///
+/// # Safety
+/// As for [`copy`].
+#[inline(always)]
+pub(super) unsafe fn copy_short(dst: NonNull<u8>, src: NonNull<u8>, len: usize) {
+    #[cfg(all(
+        any(target_arch = "x86_64", target_arch = "aarch64"),
+        not(any(miri, verbs_loom))
+    ))]
+    // SAFETY: the caller's promise covers the `len` bytes on both sides.
+    unsafe {
+        match len {
+            8 => machine::move_8(dst.as_ptr(), src.as_ptr()),
+            0..=SHORT => machine::move_small(dst.as_ptr(), src.as_ptr(), len),
+            _ => {}
+        }
+    }
+    #[cfg(not(all(
+        any(target_arch = "x86_64", target_arch = "aarch64"),
+        not(any(miri, verbs_loom))
+    )))]
+    // SAFETY: the caller's promise covers the `len` bytes on both sides.
+    unsafe {
+        copy_by_byte(dst, src, len.min(SHORT));
     }
 }
 

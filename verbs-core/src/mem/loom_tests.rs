@@ -271,7 +271,7 @@ fn loom_rec_recycle() {
 /// hand-over that is too weak for the kernel's barrier.
 #[test]
 fn loom_rec_claim_is_exclusive() {
-    fn enter_once() -> (u32, u64) {
+    fn enter_once() -> (u64, u64) {
         let pin = pin();
         let record = pin::current().expect("this thread entered a pin");
         assert!(record.look().inside());

@@ -54,8 +54,8 @@ pub mod window;
 
 pub use access::Access;
 pub use memory::Memory;
-pub use pin::{Pin, pin};
+pub use pin::{Pin, pin, pin_at_once};
 pub use region::{Fault, Region};
 pub use table::MrTable;
-pub use touch::{TouchWord, Touched};
+pub use touch::{Seen, TouchWord, Touched};
 pub use window::Window;

@@ -11,8 +11,9 @@
 //! comes after the kill and sees *dead*. Leaving is the mirror image: the rare side sees
 //! *outside*, or the leaver sees that a job waits for it and helps.
 //!
-//! Where the system call is missing, and in models, the frequent side has a real fence too. loom
-//! cannot show the system call; the torture test of this folder does.
+//! Where the system call is missing, threads enter and leave by the slow way, with a real fence; each
+//! record says so. Models have the fence in the fast way. loom cannot show the system call; the
+//! torture test of this folder does.
 //!
 //! # Fork
 //!
@@ -24,6 +25,7 @@ use std::cell::Cell;
 use std::marker::PhantomData;
 
 use super::barrier::{self, Side, light};
+use super::touch;
 use crate::sync::atomic::{
     AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64,
     Ordering::{AcqRel, Acquire, Relaxed, Release},
@@ -37,12 +39,15 @@ pub(super) const OWN: usize = if cfg!(verbs_loom) { 1 } else { 30 };
 /// The bit that the later threads share.
 pub(super) const SHARED: u32 = 1 << OWN;
 
-/// In [`Record::active`]: the thread is inside a pin. The bits from 2 up count the pins it has left.
-const INSIDE: u64 = 0b01;
+/// In [`Record::active`]: the thread is inside a pin. The bits from 3 up count the pins it has left.
+const INSIDE: u64 = 0b001;
 /// In [`Record::active`]: leaving needs the slow path (pins are nested, or the record is borrowed).
-const SLOW: u64 = 0b10;
+const SLOW: u64 = 0b010;
+/// In [`Record::active`], for ever: the kernel does not fence for the thread, so it does itself.
+const FENCES: u64 = 0b100;
 /// From inside to outside, the next count: clears `INSIDE`.
-const LEAVE: u64 = 0b11;
+const LEAVE: u64 = 0b111;
+const COUNT_SHIFT: u32 = 3;
 
 /// Enters a pin: until it is dropped, nothing that this thread finds alive through a
 /// [`TouchWord`](super::TouchWord) is given back.
@@ -53,6 +58,15 @@ const LEAVE: u64 = 0b11;
 #[inline(always)]
 pub fn pin() -> Pin {
     Pin::enter(my_record())
+}
+
+/// As [`pin`], for code that must stay short: `None` if more than the two stores is needed, for
+/// instance when this thread is inside already or enters for the first time.
+#[inline(always)]
+pub fn pin_at_once() -> Option<Pin> {
+    let record = RECORD.try_with(Cell::get).ok().flatten()?;
+    let active = record.active.load(Relaxed);
+    (active & (INSIDE | FENCES) == 0).then(|| Pin::enter_first(record, active))
 }
 
 /// The proof of being inside; see [`pin`]. Stays on its thread.
@@ -67,13 +81,21 @@ impl Pin {
     #[inline(always)]
     fn enter(record: &'static Record) -> Self {
         let active = record.active.load(Relaxed);
-        if active & INSIDE != 0 {
-            record.enter_again(active);
-        } else {
-            // Release, so that who sees this pin also sees everything done under earlier ones.
-            record.active.store(active + INSIDE, Release);
-            light(Side::Enter);
+        if active & (INSIDE | FENCES) == 0 {
+            return Self::enter_first(record, active);
         }
+        record.enter_slow(active);
+        Self {
+            record,
+            not_send: PhantomData,
+        }
+    }
+
+    #[inline(always)]
+    fn enter_first(record: &'static Record, active: u64) -> Self {
+        // Release, so that who sees this pin also sees everything done under earlier ones.
+        record.active.store(active + INSIDE, Release);
+        light(Side::Enter);
         Self {
             record,
             not_send: PhantomData,
@@ -82,8 +104,21 @@ impl Pin {
 
     /// This thread's bit in touch masks.
     #[inline(always)]
-    pub(super) fn bit(&self) -> u32 {
+    pub(super) fn bit(&self) -> u64 {
         self.record.bit
+    }
+
+    /// The bit of [`Pin::bit`] with those that a look at a whole tag compares, see
+    /// [`TouchWord`](super::TouchWord).
+    #[inline(always)]
+    pub(super) fn whole(&self) -> u64 {
+        self.record.whole
+    }
+
+    /// A word with the tag [`Pin::thread`] that this thread has touched.
+    #[inline(always)]
+    pub(super) fn own(&self) -> u64 {
+        self.record.own
     }
 
     /// A number from 1 to 30 that no other thread has while this one lives, for words that name their
@@ -108,7 +143,7 @@ impl Drop for Pin {
     fn drop(&mut self) {
         let record = self.record;
         let active = record.active.load(Relaxed);
-        if active & SLOW != 0 {
+        if active & (SLOW | FENCES) != 0 {
             return record.leave_slow(active);
         }
         record.active.store(active + LEAVE, Release);
@@ -127,9 +162,13 @@ pub(super) struct Record {
     active: AtomicU64,
     /// Jobs that wait for this thread to leave a pin.
     waited_for: AtomicU32,
-    bit: u32,
+    bit: u64,
     /// See [`Pin::thread`].
     number: u32,
+    /// See [`Pin::whole`].
+    whole: u64,
+    /// See [`Pin::own`].
+    own: u64,
     /// Pins inside the outermost one.
     depth: AtomicU32,
     /// A thread owns the record.
@@ -143,15 +182,19 @@ pub(super) struct Record {
 
 impl Record {
     fn new(bit: u32, taken: bool) -> Self {
+        let number = if bit == SHARED {
+            Pin::NO_NUMBER
+        } else {
+            bit.trailing_zeros() + 1
+        };
+        let fences = if barrier::prepare() { 0 } else { FENCES };
         Self {
-            active: AtomicU64::new(0),
+            active: AtomicU64::new(fences),
             waited_for: AtomicU32::new(0),
-            bit,
-            number: if bit == SHARED {
-                Pin::NO_NUMBER
-            } else {
-                bit.trailing_zeros() + 1
-            },
+            bit: u64::from(bit),
+            number,
+            whole: touch::WHOLE | u64::from(bit),
+            own: touch::word(number) | u64::from(bit),
             depth: AtomicU32::new(0),
             taken: AtomicBool::new(taken),
             borrowed: AtomicBool::new(false),
@@ -182,11 +225,15 @@ impl Record {
     }
 
     pub(super) fn bit(&self) -> u32 {
-        self.bit
+        self.bit as u32
     }
 
     #[cold]
-    fn enter_again(&self, active: u64) {
+    fn enter_slow(&self, active: u64) {
+        if active & INSIDE == 0 {
+            self.active.store(active + INSIDE, Release);
+            return barrier::full_fence();
+        }
         let Some(depth) = self.depth.load(Relaxed).checked_add(1) else {
             // Four thousand million pins were leaked. Going on would lose count of them, and a panic
             // could be caught.
@@ -208,9 +255,11 @@ impl Record {
             return;
         }
         self.active.store((active & !SLOW) + LEAVE, Release);
-        light(Side::Leave);
+        barrier::full_fence();
         let help = self.waited_for.load(Relaxed) != 0;
-        self.release();
+        if borrowed {
+            self.release();
+        }
         if help {
             super::grace::help();
         }
@@ -243,7 +292,7 @@ impl Sighting {
     }
 
     pub(super) fn count(self) -> u64 {
-        self.0 >> 2
+        self.0 >> COUNT_SHIFT
     }
 }
 
@@ -256,7 +305,6 @@ pub(super) struct Threads {
 
 impl Threads {
     fn new() -> Self {
-        barrier::prepare();
         Self {
             own: std::array::from_fn(|i| Record::new(1 << i, false)),
             shared: AtomicPtr::new(std::ptr::null_mut()),

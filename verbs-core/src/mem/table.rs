@@ -11,7 +11,7 @@ use super::window::Window;
 use crate::addr::{LKey, RKey};
 use crate::error::{Attr, Error, Why};
 use crate::sync::atomic::{
-    AtomicPtr, AtomicU64,
+    AtomicPtr, AtomicU32, AtomicU64,
     Ordering::{Relaxed, Release},
 };
 use crate::sync::{Arc, Mutex, MutexGuard};
@@ -51,8 +51,9 @@ struct Slot {
     word: TouchWord,
     iova: AtomicU64,
     len: AtomicU64,
-    /// Protection domain in the upper half, rights in the lower.
-    pd_access: AtomicU64,
+    pd: AtomicU32,
+    /// Rights, as [`Access`] bits.
+    access: AtomicU32,
     host: AtomicPtr<u8>,
 }
 
@@ -95,7 +96,8 @@ impl MrTable {
             word: TouchWord::dead(),
             iova: AtomicU64::new(0),
             len: AtomicU64::new(0),
-            pd_access: AtomicU64::new(0),
+            pd: AtomicU32::new(0),
+            access: AtomicU32::new(0),
             host: AtomicPtr::new(std::ptr::null_mut()),
         };
         Self {
@@ -406,9 +408,8 @@ impl MrTable {
         let slot = &self.slots[index as usize];
         slot.iova.store(region.iova, Relaxed);
         slot.len.store(region.len as u64, Relaxed);
-        let rights = u64::from(region.access.bits());
-        slot.pd_access
-            .store(u64::from(region.pd) << 32 | rights, Relaxed);
+        slot.pd.store(region.pd, Relaxed);
+        slot.access.store(region.access.bits(), Relaxed);
         slot.host.store(host.as_ptr(), Release);
         let key = index << 8 | u32::from(owner.key_byte);
         let keys = region.keys(key);
@@ -486,9 +487,8 @@ impl Drop for MrTable {
 impl Slot {
     #[inline(always)]
     fn grants(&self, pd: u32, need: Access) -> bool {
-        let want = u64::from(pd) << 32 | u64::from(need.bits());
-        let relevant = u64::from(u32::MAX) << 32 | u64::from(need.bits());
-        self.pd_access.load(Relaxed) & relevant == want
+        let allows = || self.access.load(Relaxed) & need.bits() == need.bits();
+        self.pd.load(Relaxed) == pd && (need.is_empty() || allows())
     }
 
     #[inline(always)]

@@ -13,8 +13,13 @@ const DEAD: u64 = 1 << 31;
 const THREADS: u64 = DEAD - 1;
 /// The object is taken away on the data path: who gets in fences.
 const FENCED: u64 = 1 << 63;
+/// The tag's lowest bit.
+const TAG_ONE: u64 = 1 << 32;
 /// The bits that belong to the object.
 const TAG: u32 = u32::MAX >> 1;
+
+/// What a look at a whole tag compares, beside the bit of the looking thread.
+pub(super) const WHOLE: u64 = !THREADS;
 
 /// A word that admits pinned threads to an object, remembers them, and can be killed.
 ///
@@ -36,6 +41,24 @@ const TAG: u32 = u32::MAX >> 1;
 #[derive(Debug)]
 pub struct TouchWord(AtomicU64);
 
+/// A tag as it was seen, for [`TouchWord::admits_as_seen`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Seen(u64);
+
+impl Seen {
+    /// That tag (31 bits).
+    #[inline(always)]
+    pub const fn new(tag: u32) -> Self {
+        Self((tag & TAG) as u64 * TAG_ONE)
+    }
+
+    /// Whether it has all of those flags.
+    #[inline(always)]
+    pub const fn has(self, flags: u32) -> bool {
+        !self.0 & (flags as u64 * TAG_ONE) == 0
+    }
+}
+
 /// Threads that may be inside, as a kill found them: what [`grace::after`](super::grace::after)
 /// waits for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -51,7 +74,7 @@ impl TouchWord {
 
     /// An object that lives, with this tag (31 bits), which nobody has touched.
     pub fn new(tag: u32) -> Self {
-        Self(AtomicU64::new(u64::from(tag & TAG) << 32))
+        Self(AtomicU64::new(word(tag)))
     }
 
     /// An object that does not live yet.
@@ -63,22 +86,32 @@ impl TouchWord {
     /// the pin is left. `want` must lie within `mask`, and `mask` within [`TouchWord::TAG`].
     #[inline(always)]
     pub fn admits(&self, pin: &Pin, mask: u32, want: u32) -> bool {
-        self.admits_at_once(pin, mask, want) || self.admits_slow(u64::from(pin.bit()), mask, want)
+        self.admits_at_once(pin, mask, want) || self.admits_slow(pin.bit(), mask, want)
     }
 
     /// As [`admits`](Self::admits), for code that must stay short: `false` also if more than a look
     /// is needed to tell, for instance when this thread comes for the first time.
     #[inline(always)]
     pub fn admits_at_once(&self, pin: &Pin, mask: u32, want: u32) -> bool {
-        let bit = u64::from(pin.bit());
-        let word = self.0.load(Acquire);
         if mask == TAG {
-            // The same in fewer instructions: FENCED, the whole tag and DEAD are the upper 33 bits.
-            word >> 31 == u64::from(want) << 1 && word & bit != 0
-        } else {
-            let relevant = FENCED | u64::from(mask) << 32 | DEAD | bit;
-            word & relevant == u64::from(want) << 32 | bit
+            return self.admits_as_seen(pin, Seen(u64::from(want) << 32));
         }
+        let bit = pin.bit();
+        let relevant = FENCED | u64::from(mask) << 32 | DEAD | bit;
+        self.0.load(Acquire) & relevant == u64::from(want) << 32 | bit
+    }
+
+    /// As [`admits_at_once`](Self::admits_at_once) of the whole tag, which is the cheapest.
+    #[inline(always)]
+    pub fn admits_as_seen(&self, pin: &Pin, seen: Seen) -> bool {
+        self.0.load(Acquire) & pin.whole() == seen.0 | pin.bit()
+    }
+
+    /// As [`admits_at_once`](Self::admits_at_once) of the whole tag, which is the number of the thread
+    /// ([`Pin::thread`]).
+    #[inline(always)]
+    pub fn admits_owner(&self, pin: &Pin) -> bool {
+        self.0.load(Acquire) & pin.whole() == pin.own()
     }
 
     /// Takes the object away: nobody gets in from now on. `None` if somebody else did before.
@@ -90,14 +123,14 @@ impl TouchWord {
     /// Makes a dead object live, untouched. Only after the grace period of its kill, and only by
     /// the one who killed it; what others are to find there is written before.
     pub fn revive(&self, tag: u32) {
-        self.0.store(u64::from(tag & TAG) << 32, Release);
+        self.0.store(word(tag), Release);
     }
 
     /// As [`revive`](Self::revive), for an object that is taken away on the data path: getting in
     /// costs a fence each time, and killing it needs no process-wide barrier unless somebody is
     /// inside at that moment.
     pub fn revive_fenced(&self, tag: u32) {
-        self.0.store(FENCED | u64::from(tag & TAG) << 32, Release);
+        self.0.store(FENCED | word(tag), Release);
     }
 
     /// Changes the tag of a living or dead object in one step. `change` gets the current tag, may be
@@ -166,6 +199,11 @@ impl Touched {
     }
 }
 
+/// A living object's word that nobody has touched.
+pub(super) fn word(tag: u32) -> u64 {
+    u64::from(tag & TAG) << 32
+}
+
 fn tag(word: u64) -> u32 {
     (word >> 32) as u32 & TAG
 }
@@ -185,7 +223,7 @@ mod tests {
         assert!(word.admits(&pin, TouchWord::TAG, 0x105), "later touch");
         assert!(word.admits(&pin, 1, 1), "flags under a mask");
         let touched = word.kill().expect("it lives");
-        assert_eq!(touched.threads, pin.bit());
+        assert_eq!(u64::from(touched.threads), pin.bit());
         assert!(word.kill().is_none(), "one killer");
         assert!(!word.admits(&pin, TouchWord::TAG, 0x105));
         word.revive_fenced(0x107);
@@ -199,7 +237,7 @@ mod tests {
         let pin = pin();
         assert!(word.admits(&pin, 1, 1));
         let (old, touched) = word.update(|tag| Some(tag & !1)).expect("not refused");
-        assert_eq!((old, touched.threads), (0b11, pin.bit()));
+        assert_eq!((old, u64::from(touched.threads)), (0b11, pin.bit()));
         assert!(!word.admits(&pin, 1, 1));
         assert!(word.admits(&pin, 2, 2));
         assert!(word.update(|_| None).is_none());

@@ -4,7 +4,7 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 
-use super::copy::copy;
+use super::copy::{SHORT, copy, copy_short};
 use super::memory::atomic_word;
 use super::pin::Pin;
 use crate::sync::plain::{AtomicU64, Ordering};
@@ -67,6 +67,27 @@ impl<'p> Window<'p> {
         // SAFETY: both windows are alive, so both ranges are valid, and `n` is within both.
         unsafe { copy(self.start, src.start, n as usize) }
         n
+    }
+
+    /// Bytes of a short copy, at most.
+    pub const SHORT: u32 = SHORT as u32;
+
+    /// As [`copy_from`](Self::copy_from), for at most [`SHORT`](Self::SHORT) bytes; copies no more. Calls
+    /// nothing.
+    #[inline(always)]
+    pub fn copy_short_from(self, src: Window<'_>) {
+        let n = self.len.min(src.len);
+        // SAFETY: both windows are alive, so both ranges are valid, and `n` is within both.
+        unsafe { copy_short(self.start, src.start, n as usize) }
+    }
+
+    /// As [`write_from`](Self::write_from), for at most [`SHORT`](Self::SHORT) bytes; copies no more.
+    /// Calls nothing.
+    #[inline(always)]
+    pub fn write_short_from(self, src: &[u8]) {
+        let n = (self.len as usize).min(src.len());
+        // SAFETY: `n` is within both; nobody writes `src` while it is borrowed.
+        unsafe { copy_short(self.start, NonNull::from(src).cast(), n) }
     }
 
     /// Copies private bytes into this window: as many as fit, and says how many.
