@@ -266,7 +266,10 @@ macro_rules! wire_record {
             $($(#[$field_doc])* $vis $field: $ty,)*
         }
 
-        $(const _: () = assert!($byte * 8 + $bit + $width <= $len * 8, "a field leaves its record");)*
+        $(const _: () = {
+            let run = $crate::mad::field::Run { byte: $byte, bit: $bit, width: $width };
+            assert!(run.end() <= $len, "a field leaves its record");
+        };)*
 
         impl $repr {
             /// Bytes on the wire.

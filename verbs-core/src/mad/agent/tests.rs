@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::*;
 use crate::addr::Lid;
 use crate::mad::header::Status;
+use crate::mad::rmpp::Sent;
 use crate::mad::sa;
 use crate::qp_attr::Av;
 
@@ -281,13 +282,14 @@ fn hostile_datagrams_do_no_harm() {
     let sent: Vec<_> = std::iter::from_fn(|| agents.poll_transmit()).collect();
     let mut state = 1_u64;
     for round in 0..20_000_u64 {
-        let mut mad = response_to(&sent[(round % 8).to_le_bytes()[0] as usize].1);
-        for at in 24..36 {
+        let mut mad = response_to(&sent[usize::from((round % 8).to_le_bytes()[0])].1);
+        for (at, byte) in mad.iter_mut().enumerate().take(36).skip(24) {
             state = state
                 .wrapping_mul(6_364_136_223_846_793_005)
                 .wrapping_add(99);
             // Small numbers, so that most headers say something.
-            mad[at] = if at % 4 == 3 || at < 28 {
+            let is_low = at % 4 == 3 || at < 28;
+            *byte = if is_low {
                 state.to_be_bytes()[0] & 7
             } else {
                 0

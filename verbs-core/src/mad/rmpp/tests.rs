@@ -118,6 +118,8 @@ fn lengths_are_those_of_the_specification() {
     assert_eq!(found[2].flags, RmppFlags::ACTIVE | RmppFlags::LAST);
 }
 
+type Change = fn(&mut RmppHeader);
+
 /// What a receiver answers to segments of which one header was changed.
 fn answer(at: usize, change: impl Fn(&mut RmppHeader)) -> (RmppHeader, Option<Received>) {
     let config = RmppConfig {
@@ -143,20 +145,20 @@ fn receivers_refuse_what_breaks_the_protocol() {
         (done.0.kind, done.1),
         (Kind::ACK, Some(Received::Done(vec![7; 450])))
     );
-    let cases: [(RmppStatus, usize, fn(&mut RmppHeader)); 6] = [
+    let cases: [(RmppStatus, usize, Change); 6] = [
         (RmppStatus::BAD_VERSION, 0, |header| header.version = 2),
         (RmppStatus::BAD_KIND, 1, |header| header.kind = Kind(9)),
         (RmppStatus::INCONSISTENT_FIRST, 1, |header| {
-            header.flags |= RmppFlags::FIRST
+            header.flags |= RmppFlags::FIRST;
         }),
         (RmppStatus::INCONSISTENT_LENGTH, 2, |header| {
-            header.length_or_window = 221
+            header.length_or_window = 221;
         }),
         (RmppStatus::INCONSISTENT_LENGTH, 2, |header| {
-            header.length_or_window = 19
+            header.length_or_window = 19;
         }),
         (RmppStatus::INCONSISTENT_LENGTH, 0, |header| {
-            header.length_or_window = 1
+            header.length_or_window = 1;
         }),
     ];
     for (status, at, change) in cases {
