@@ -2,7 +2,7 @@
 //! agreed states, every user sees a right sequence of events, and nothing is left behind.
 //!
 //! Method: two tables over a wire that loses, doubles and reorders, in virtual time. One seed draws
-//! everything: the faults, who connects to whom, how it is answered, who disconnects when, which
+//! everything: the faults, which host loses its memory, who connects to whom, how it is answered, who disconnects when, which
 //! modifies fail. Three phases: chaos; then no more faults and no new actions, until nothing moves,
 //! when both ends must agree; then everybody disconnects, and nothing may be left. The checker is
 //! separate code that sees only what a user and a queue pair see. Planted defects prove that it sees.
@@ -13,9 +13,12 @@
 )]
 
 mod checker;
+mod options;
+mod users;
 mod world;
 
-use world::{Defect, Outcome, World};
+use options::{Defect, Outcome};
+use world::World;
 
 fn run(seed: u64, defect: Option<Defect>) -> Result<Outcome, String> {
     World::new(seed, defect).run()
@@ -40,6 +43,7 @@ fn a_thousand_seeds_end_in_agreement() {
         destroyed,
         rtu_by_data,
         half_open,
+        crashed,
         resolved,
         unresolved,
         ..
@@ -52,10 +56,16 @@ fn a_thousand_seeds_end_in_agreement() {
         destroyed,
         resolved,
     ];
-    let seldom = [unreachable, crossing, rtu_by_data, unresolved];
+    let seldom = [
+        unreachable,
+        crossing,
+        rtu_by_data,
+        half_open,
+        crashed,
+        unresolved,
+    ];
     assert!(often.iter().all(|&count| count > 500), "{often:?}");
-    assert!(seldom.iter().all(|&count| count > 100), "{seldom:?}");
-    assert!(half_open > 0);
+    assert!(seldom.iter().all(|&count| count > 25), "{seldom:?}");
 }
 
 #[test]

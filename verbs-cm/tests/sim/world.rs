@@ -6,15 +6,14 @@ use std::time::Duration;
 
 use oorandom::Rand64;
 use verbs_cm::machine::State;
-use verbs_cm::wire::{Message, PortSpace, RejectReason, ServiceId, SidrStatus, Transport};
-use verbs_cm::{
-    Accept, Cm, Config, ConnId, Connect, Event, Listen, Port, QpChange, Resolve, Resolved, Route,
-};
-use verbs_core::addr::{Gid, Guid, Lid, Mtu, Psn, QKey, Qpn};
+use verbs_cm::wire::{Message, PortSpace, ServiceId, Transport};
+use verbs_cm::{Cm, Config, ConnId, Listen, Port, QpChange, Resolve, Route};
+use verbs_core::addr::{Gid, Guid, Lid, Mtu, Psn, Qpn};
 use verbs_core::mad::{Address, Bits, Blob, MadBytes, Time, TimeCode};
 use verbs_core::{Av, Error, LinkLayer, QpState};
 
 use crate::checker::{Events, Qp, Seen};
+use crate::options::{Defect, Options, Outcome};
 
 const SERVICE: ServiceId = ServiceId::rdma_cm(PortSpace::Tcp, 7174);
 const NOBODY: ServiceId = ServiceId::rdma_cm(PortSpace::Tcp, 7175);
@@ -23,93 +22,9 @@ const DATAGRAMS: ServiceId = ServiceId::rdma_cm(PortSpace::Udp, 7174);
 /// Steps after which a run counts as endless.
 const STEPS_MAX: u32 = 200_000;
 
-/// Something wrong that is put in on purpose.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Defect {
-    /// The wire changes the first packet number in a REP.
-    WrongPsn,
-    /// The wire gives the passive side's queue pair another number.
-    WrongQpn,
-    /// A user does not get to see an event.
-    LostEvent,
-    /// A user sees an event twice.
-    DoubleEvent,
-    /// A modify is lost: it never ends.
-    LostModify,
-}
-
-impl Defect {
-    pub(crate) const ALL: [Self; 5] = [
-        Self::WrongPsn,
-        Self::WrongQpn,
-        Self::LostEvent,
-        Self::DoubleEvent,
-        Self::LostModify,
-    ];
-}
-
-/// What has happened in a run.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Outcome {
-    pub(crate) established: u64,
-    pub(crate) rejected: u64,
-    pub(crate) unreachable: u64,
-    pub(crate) failed: u64,
-    pub(crate) disconnected: u64,
-    /// Both ends were asked to disconnect at the same time.
-    pub(crate) crossing: u64,
-    pub(crate) destroyed: u64,
-    /// Data told of a lost or late RTU.
-    pub(crate) rtu_by_data: u64,
-    /// One end only was established when nothing moved any more; the transport ended it.
-    pub(crate) half_open: u64,
-    pub(crate) resolved: u64,
-    pub(crate) unresolved: u64,
-    pub(crate) messages: u64,
-    pub(crate) digest: u64,
-}
-
-impl Outcome {
-    pub(crate) fn add(&mut self, other: &Self) {
-        let mine = [
-            (&mut self.established, other.established),
-            (&mut self.rejected, other.rejected),
-            (&mut self.unreachable, other.unreachable),
-            (&mut self.failed, other.failed),
-            (&mut self.disconnected, other.disconnected),
-            (&mut self.crossing, other.crossing),
-            (&mut self.destroyed, other.destroyed),
-            (&mut self.rtu_by_data, other.rtu_by_data),
-            (&mut self.half_open, other.half_open),
-            (&mut self.resolved, other.resolved),
-            (&mut self.unresolved, other.unresolved),
-            (&mut self.messages, other.messages),
-        ];
-        for (sum, count) in mine {
-            *sum += count;
-        }
-    }
-}
-
-/// What one seed draws for the whole run. Chances are of 100.
-#[derive(Clone, Copy, Debug)]
-struct Options {
-    loss: u64,
-    double: u64,
-    delay_ms_max: u64,
-    qp_failure: u64,
-    qp_delay_ms_max: u64,
-    answer_ms_max: u64,
-    max_cm_retries: u32,
-    response_timeout: u8,
-    connections: u64,
-    backlog: u32,
-    timewait_max: usize,
-}
-
 /// What happens when its time has come.
 #[derive(Clone, Debug)]
-enum Item {
+pub(crate) enum Item {
     Arrive {
         host: usize,
         mad: Box<MadBytes>,
@@ -144,29 +59,47 @@ enum Item {
     Resolve {
         host: usize,
     },
+    /// A host loses all that it knows, and starts anew with the same queue pair numbers.
+    Crash {
+        host: usize,
+    },
 }
 
-struct Host {
-    cm: Cm,
-    gid: Gid,
-    qps: BTreeMap<Qpn, Qp>,
+impl Item {
+    fn survives_crash_of(&self, crashed: usize) -> bool {
+        match *self {
+            Self::Arrive { .. } | Self::Connect { .. } | Self::Resolve { .. } => true,
+            Self::Modified { host, .. }
+            | Self::Answer { host, .. }
+            | Self::Data { host, .. }
+            | Self::Disconnect { host, .. }
+            | Self::Destroy { host, .. }
+            | Self::Crash { host } => host != crashed,
+        }
+    }
+}
+
+pub(crate) struct Host {
+    pub(crate) cm: Cm,
+    pub(crate) gid: Gid,
+    pub(crate) qps: BTreeMap<Qpn, Qp>,
     /// Connections and their queue pairs.
-    conns: BTreeMap<ConnId, Qpn>,
-    events: Events,
+    pub(crate) conns: BTreeMap<ConnId, Qpn>,
+    pub(crate) events: Events,
     next_qpn: u32,
 }
 
 pub(crate) struct World {
-    now: Time,
-    seq: u64,
-    dice: Rand64,
-    options: Options,
-    hosts: [Host; 2],
-    agenda: BTreeMap<(Time, u64), Item>,
+    pub(crate) now: Time,
+    pub(crate) seq: u64,
+    pub(crate) dice: Rand64,
+    pub(crate) options: Options,
+    pub(crate) hosts: [Host; 2],
+    pub(crate) agenda: BTreeMap<(Time, u64), Item>,
     /// Faults and new actions.
-    is_chaos: bool,
-    defect: Option<Defect>,
-    outcome: Outcome,
+    pub(crate) is_chaos: bool,
+    pub(crate) defect: Option<Defect>,
+    pub(crate) outcome: Outcome,
 }
 
 fn gid(host: usize) -> Gid {
@@ -210,7 +143,7 @@ impl Host {
     }
 
     /// A queue pair in INIT.
-    fn qp(&mut self, transport: Transport) -> Qpn {
+    pub(crate) fn qp(&mut self, transport: Transport) -> Qpn {
         self.next_qpn += 1;
         let qpn = Qpn::new(self.next_qpn);
         self.qps.insert(qpn, Qp::new(transport));
@@ -221,20 +154,7 @@ impl Host {
 impl World {
     pub(crate) fn new(seed: u64, defect: Option<Defect>) -> Self {
         let mut dice = Rand64::new(seed.into());
-        let mut draw = |range: std::ops::Range<u64>| dice.rand_range(range);
-        let options = Options {
-            loss: [0, 10, 30, 50][usize::try_from(draw(0..4)).unwrap()],
-            double: draw(0..30),
-            delay_ms_max: [1, 100, 3_000][usize::try_from(draw(0..3)).unwrap()],
-            qp_failure: [0, 0, 10][usize::try_from(draw(0..3)).unwrap()],
-            qp_delay_ms_max: [1, 500][usize::try_from(draw(0..2)).unwrap()],
-            answer_ms_max: [1, 200, 10_000][usize::try_from(draw(0..3)).unwrap()],
-            max_cm_retries: u32::try_from(draw(1..16)).unwrap(),
-            response_timeout: u8::try_from(draw(16..21)).unwrap(),
-            connections: draw(1..12),
-            backlog: u32::try_from(draw(1..8)).unwrap(),
-            timewait_max: usize::try_from(draw(1..20)).unwrap(),
-        };
+        let options = Options::draw(&mut dice);
         let hosts = [0, 1].map(|host| Host::new(host, seed, &options));
         Self {
             now: Time::ZERO,
@@ -257,6 +177,10 @@ impl World {
             if self.chance(30) {
                 let host = self.host();
                 self.later(20_000, Item::Resolve { host });
+            }
+            if self.chance(self.options.crash) {
+                let host = self.host();
+                self.later(20_000, Item::Crash { host });
             }
         }
         // Faults end after 30 s; whatever is under way goes on without.
@@ -424,6 +348,7 @@ impl World {
                     self.take_away(host, conn);
                 }
             }
+            Item::Crash { host } => self.crash(host),
             Item::Resolve { host } => {
                 let service = if self.chance(80) { DATAGRAMS } else { NOBODY };
                 let mut resolve = Resolve::new(service, self.route(host));
@@ -438,196 +363,16 @@ impl World {
         Ok(())
     }
 
-    fn connect(&mut self, host: usize, service: ServiceId) -> Result<(), String> {
-        let transport = if self.chance(20) {
-            Transport::Uc
-        } else {
-            Transport::Rc
-        };
-        let qpn = self.hosts[host].qp(transport);
-        let mut connect = Connect::new(service, qpn, self.route(host));
-        connect.transport = transport;
-        connect.psn = self.hosts[host].cm.draw_psn();
-        connect.responder_resources = self.byte(16);
-        connect.initiator_depth = self.byte(16);
-        connect.response_timeout = TimeCode::new(self.options.response_timeout);
-        connect.max_cm_retries = Bits::saturating(self.options.max_cm_retries);
-        let conn = self.hosts[host]
-            .cm
-            .connect(self.now, connect)
-            .map_err(|e| e.to_string())?;
-        self.hosts[host].conns.insert(conn, qpn);
-        self.hosts[host].events.asked(conn)?;
-        if self.chance(10) {
-            self.later(10_000, Item::Destroy { host, conn });
-        }
-        Ok(())
-    }
-
-    /// A user answers a request, somehow.
-    fn answer(&mut self, host: usize, conn: ConnId, transport: Transport, psn: Psn) {
-        let now = self.now;
-        let choice = self.dice.rand_range(0..100);
-        match choice {
-            // First for more time, then again.
-            0..10 => {
-                let longer = TimeCode::new(self.byte(22));
-                if self.hosts[host].cm.delay(now, conn, longer).is_ok() {
-                    self.later(
-                        3_000,
-                        Item::Answer {
-                            host,
-                            conn,
-                            transport,
-                            psn,
-                        },
-                    );
-                }
-            }
-            10..20 => {
-                let reason = RejectReason::Consumer;
-                let rejected = self.hosts[host]
-                    .cm
-                    .reject(now, conn, reason, b"", Blob::default());
-                if rejected.is_ok() {
-                    self.hosts[host].events.ended(conn);
-                }
-            }
-            20..25 => self.later(1, Item::Destroy { host, conn }),
-            _ => {
-                let qpn = self.hosts[host].qp(transport);
-                let accept = Accept {
-                    qpn,
-                    psn,
-                    responder_resources: self.byte(16),
-                    initiator_depth: self.byte(16),
-                    ..Accept::default()
-                };
-                if self.hosts[host].cm.accept(now, conn, &accept).is_ok() {
-                    self.hosts[host].conns.insert(conn, qpn);
-                    if self.chance(5) {
-                        self.later(5_000, Item::Destroy { host, conn });
-                    }
-                }
-            }
-        }
-    }
-
-    /// Data from the peer's queue pair tell a passive side that the connection is there.
-    fn data(&mut self, host: usize, qpn: Qpn) {
-        let found = self.hosts[host].conns.iter().find(|(_, own)| **own == qpn);
-        let Some((&conn, _)) = found else { return };
-        let is_waiting = matches!(
-            self.hosts[host].cm.state(conn),
-            Some(State::RepSent | State::RepMraRcvd)
-        );
-        if is_waiting
-            && self.hosts[host]
-                .cm
-                .communication_established(self.now, conn)
-                .is_ok()
-        {
-            self.outcome.rtu_by_data += 1;
-        }
-    }
-
-    fn event(&mut self, host: usize, event: &Event) -> Result<(), String> {
-        self.hosts[host].events.event(event)?;
-        match *event {
-            Event::ConnectRequest { conn, req, .. } => {
-                let psn = self.hosts[host].cm.draw_psn();
-                let answer = Item::Answer {
-                    host,
-                    conn,
-                    transport: req.transport,
-                    psn,
-                };
-                self.later(self.options.answer_ms_max, answer);
-            }
-            Event::Established { conn, .. } => self.established(host, conn)?,
-            Event::Rejected { conn, .. } => {
-                self.outcome.rejected += 1;
-                self.take_away(host, conn);
-            }
-            Event::Unreachable { conn } => {
-                self.outcome.unreachable += 1;
-                self.take_away(host, conn);
-            }
-            Event::ConnectError { .. } => self.outcome.failed += 1,
-            Event::Disconnected { .. } => self.outcome.disconnected += 1,
-            Event::ResolveRequest { resolution, .. } => {
-                let resolved = Resolved {
-                    status: SidrStatus::Valid,
-                    qpn: Qpn::new(0x77),
-                    qkey: QKey(1),
-                    private_data: Blob::default(),
-                };
-                let answered = self.hosts[host].cm.answer(self.now, resolution, &resolved);
-                answered.map_err(|error| error.to_string())?;
-            }
-            Event::Resolved { status, qpn, .. } => {
-                self.outcome.resolved += 1;
-                if (status == SidrStatus::Valid) != (qpn == Qpn::new(0x77)) {
-                    return Err(format!("{event:?}"));
-                }
-            }
-            Event::Unresolved { .. } => self.outcome.unresolved += 1,
-            _ => {}
-        }
-        Ok(())
-    }
-
-    fn established(&mut self, host: usize, conn: ConnId) -> Result<(), String> {
-        self.outcome.established += 1;
-        let qpn = self.hosts[host].conns[&conn];
-        let qp = &self.hosts[host].qps[&qpn];
-        if qp.state != QpState::Rts {
-            return Err(format!("established with a queue pair in {}", qp.state));
-        }
-        let peer_qpn = qp.attr.dest_qpn.ok_or("no peer")?;
-        let peer = self.hosts[1 - host]
-            .qps
-            .get(&peer_qpn)
-            .ok_or("the peer has no such queue pair")?;
-        // The passive side is told last: by then both are in RTS, unless the active one has left.
-        if peer.state == QpState::Rts {
-            qp.fits(qpn, qp.attr.sq_psn.unwrap_or_default(), peer, peer_qpn)?;
-        }
-        if self.chance(50) {
-            self.later(
-                1_000,
-                Item::Data {
-                    host: 1 - host,
-                    qpn: peer_qpn,
-                },
-            );
-        }
-        if self.chance(70) {
-            self.later(5_000, Item::Disconnect { host, conn });
-        }
-        let other = self.hosts[1 - host]
-            .conns
-            .iter()
-            .find(|(_, own)| **own == peer_qpn);
-        if let Some((&other, _)) = other.filter(|_| self.dice.rand_range(0..100) < 20) {
-            // Both at the same time.
-            let at = (self.now + Duration::from_millis(2_500), self.seq);
-            self.agenda.insert(at, Item::Disconnect { host, conn });
-            self.agenda.insert(
-                (at.0, at.1 + 1),
-                Item::Disconnect {
-                    host: 1 - host,
-                    conn: other,
-                },
-            );
-            self.seq += 2;
-            self.outcome.crossing += 1;
-        }
-        Ok(())
+    /// A host starts anew; only what is on the wire stays.
+    fn crash(&mut self, host: usize) {
+        let seed = self.dice.rand_u64();
+        self.hosts[host] = Host::new(host, seed >> 32, &self.options);
+        self.agenda.retain(|_, item| item.survives_crash_of(host));
+        self.outcome.crashed += 1;
     }
 
     /// The user destroys the queue pair of a connection that is over for it.
-    fn take_away(&mut self, host: usize, conn: ConnId) {
+    pub(crate) fn take_away(&mut self, host: usize, conn: ConnId) {
         self.hosts[host].conns.remove(&conn);
     }
 
@@ -714,7 +459,7 @@ impl World {
         Ok(())
     }
 
-    fn route(&self, host: usize) -> Route {
+    pub(crate) fn route(&self, host: usize) -> Route {
         let mut route = Route::roce(&port(host), self.hosts[host].gid, gid(1 - host)).unwrap();
         route.packet_lifetime = TimeCode::new(16);
         route
@@ -728,16 +473,16 @@ impl World {
         if self.chance(90) { SERVICE } else { NOBODY }
     }
 
-    fn byte(&mut self, end: u64) -> u8 {
+    pub(crate) fn byte(&mut self, end: u64) -> u8 {
         u8::try_from(self.dice.rand_range(0..end)).unwrap()
     }
 
-    fn chance(&mut self, percent: u64) -> bool {
+    pub(crate) fn chance(&mut self, percent: u64) -> bool {
         self.dice.rand_range(0..100) < percent
     }
 
     /// Puts something on the agenda within so many milliseconds from now.
-    fn later(&mut self, ms_max: u64, item: Item) {
+    pub(crate) fn later(&mut self, ms_max: u64, item: Item) {
         let delay = Duration::from_micros(self.dice.rand_range(0..ms_max * 1_000));
         self.seq += 1;
         self.agenda.insert((self.now + delay, self.seq), item);

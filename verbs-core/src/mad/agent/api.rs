@@ -8,7 +8,7 @@ use crate::mad::rmpp::{RmppConfig, RmppStatus, Sent};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct AgentId(pub(super) u32);
 
-/// Limits of [`Agents`].
+/// Limits of [`Agents`](crate::mad::Agents).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AgentConfig {
     /// Agents at a time. 64 by default: there are about ten classes.
@@ -120,7 +120,7 @@ pub enum Delivery {
         /// Why.
         status: RmppStatus,
     },
-    /// What [`Agents::respond`] was given has arrived, or has not.
+    /// What [`Agents::respond`](crate::mad::Agents::respond) was given has arrived, or has not.
     Responded {
         /// For whom.
         agent: AgentId,
