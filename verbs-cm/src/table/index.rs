@@ -131,12 +131,14 @@ fn swap_map<K: Ord + Copy>(
     if old == new {
         return;
     }
-    // Another connection may have taken the key over.
-    if let Some(old) = old.filter(|old| map.get(old) == Some(&slot)) {
-        map.remove(&old);
+    // Two connections never have a key at once: the table refuses whatever would bring that about.
+    if let Some(old) = old {
+        let owner = map.remove(&old);
+        debug_assert_eq!(owner, Some(slot), "a key of another connection");
     }
     if let Some(new) = new {
-        map.insert(new, slot);
+        let owner = map.insert(new, slot);
+        debug_assert_eq!(owner, None, "a key that another connection has");
     }
 }
 

@@ -1,8 +1,8 @@
 //! Connections being ended.
 
-use verbs_core::QpState;
-use verbs_core::addr::Qpn;
-use verbs_core::mad::Blob;
+use verbs_core::addr::{Gid, Qpn};
+use verbs_core::mad::{Address, Blob, TimeCode};
+use verbs_core::{Av, QpState};
 
 use super::lab::{Lab, accept, connect, port};
 use crate::machine::State;
@@ -29,6 +29,39 @@ fn a_connection_is_ended_by_one_side_and_both_are_told() {
             (None, Err(CmError::Stale))
         );
     }
+}
+
+#[test]
+fn timewait_is_as_long_as_packets_may_be_under_way_and_waits_for_the_queue_pair() {
+    let mut lab = Lab::new();
+    let conns = lab.established();
+    lab.disconnect(0, conns[0]);
+    // The modify to ERR is under way and does not end.
+    let change = lab.cms[0].poll_qp_change().unwrap();
+    let (_, dreq) = lab.cms[0].poll_transmit().unwrap();
+    lab.give(1, &Message::parse(&dreq).unwrap().1);
+    lab.carry(1);
+    let way = lab.cms[0].poll_timeout().unwrap().since(lab.now);
+    assert_eq!(way, TimeCode::new(19).duration());
+    lab.fire(0);
+    assert_eq!(lab.state(0, conns[0]), Some(State::Timewait));
+    lab.cms[0].qp_modified(lab.now, change.conn, Ok(()));
+    lab.fire(0);
+    assert_eq!(lab.state(0, conns[0]), None);
+}
+
+#[test]
+fn a_disconnect_for_another_queue_pair_is_ignored() {
+    let mut lab = Lab::new();
+    let conns = lab.established();
+    lab.disconnect(0, conns[0]);
+    let Message::Dreq(mut dreq) = lab.sent(0)[0] else {
+        panic!()
+    };
+    dreq.remote_qpn = Qpn::new(0x98);
+    lab.give(1, &dreq.into());
+    assert_eq!((lab.lose(1), lab.event(1)), (vec![], None));
+    assert_eq!(lab.state(1, conns[1]), Some(State::Established));
 }
 
 #[test]
@@ -204,6 +237,20 @@ fn a_peer_that_has_forgotten_ends_the_old_connection() {
     assert_eq!(lab.event(1), Some(Event::Disconnected { conn: conns[1] }));
     lab.cms[0].destroy(lab.now, again).unwrap();
     lab.finish();
+}
+
+/// Goal: a port cannot end the connections of another one. Method: a request that names the queue
+/// pair of a connection, from elsewhere.
+#[test]
+fn a_stranger_does_not_end_a_connection() {
+    let mut lab = Lab::new();
+    let conns = lab.established();
+    lab.cms[0].connect(lab.now, connect(0x55)).unwrap();
+    let req = lab.sent_mads(0)[0];
+    let stranger = Address::gsi(Av::to_gid(1, 1, Gid([7; 16])));
+    lab.cms[1].handle(lab.now, stranger, &req);
+    assert_eq!(lab.lose(1), ["REJ"]);
+    assert_eq!(lab.state(1, conns[1]), Some(State::Established));
 }
 
 #[test]

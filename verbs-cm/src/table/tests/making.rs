@@ -2,16 +2,17 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
-use verbs_core::addr::{Gid, Mtu};
-use verbs_core::mad::{Blob, TimeCode};
-use verbs_core::{Error, QpState};
+use verbs_core::addr::{Gid, Lid, Mtu};
+use verbs_core::mad::sa::PathRecord;
+use verbs_core::mad::{Bits, Blob, TimeCode};
+use verbs_core::{Error, LinkLayer, QpState};
 
 use super::lab::{Lab, SERVICE, accept, connect, gid, other_of, port};
 use crate::machine::State;
 use crate::wire::{
     CommId, IpHeader, IpPair, Message, MtuCode, Rej, RejectReason, Rejected, ServiceId, Transport,
 };
-use crate::{CmError, Config, Event, Failure, Listen, Route};
+use crate::{CmError, Config, Connect, Event, Failure, Listen, Port, Route};
 
 /// The REJ among messages, alone.
 fn the_rej(messages: &[Message]) -> Rej {
@@ -88,10 +89,82 @@ fn attributes_go_across() {
 }
 
 #[test]
+fn a_peer_that_wants_more_than_it_was_offered_gets_what_it_was_offered() {
+    let mut lab = Lab::new();
+    let (_, rep) = lab.replied();
+    let Message::Rep(mut rep) = rep else { panic!() };
+    (rep.initiator_depth, rep.responder_resources) = (200, 200);
+    lab.give(0, &rep.into());
+    let rtr = lab.cms[0].poll_qp_change().unwrap();
+    assert_eq!(rtr.attr.max_dest_rd_atomic, Some(1));
+    lab.cms[0].qp_modified(lab.now, rtr.conn, Ok(()));
+    let rts = lab.cms[0].poll_qp_change().unwrap();
+    assert_eq!(rts.attr.max_rd_atomic, Some(1));
+}
+
+/// Goal: on InfiniBand the way to the peer is the path that the subnet administrator gave. Method: a
+/// path record within the subnet, and one across a router.
+#[test]
+fn paths_of_the_subnet_administrator_are_taken() {
+    for hop_limit in [0, 64] {
+        let port = |host: usize| Port {
+            link_layer: LinkLayer::InfiniBand,
+            lid: Lid(11 + u16::try_from(host).unwrap()),
+            ..port(host)
+        };
+        let record = PathRecord {
+            sgid: gid(0),
+            dgid: gid(1),
+            slid: Lid(11),
+            dlid: Lid(12),
+            sl: Bits::truncated(3),
+            hop_limit,
+            mtu: Bits::truncated(2),
+            packet_lifetime: Bits::truncated(14),
+            ..PathRecord::default()
+        };
+        let route = Route::from_record(&port(0), &record, 4).unwrap();
+        assert_eq!((route.address().pkey_index, route.mtu), (4, Mtu::B512));
+        let mut lab = Lab::new();
+        lab.cms = [0, 1].map(|host| crate::Cm::new(Config::default(), port(host), 2, 7));
+        lab.cms[1].listen(Listen::new(SERVICE)).unwrap();
+        let wish = Connect {
+            route,
+            ..connect(0x55)
+        };
+        lab.cms[0].connect(lab.now, wish).unwrap();
+        lab.carry(0);
+        let Some(Event::ConnectRequest { conn, req, .. }) = lab.event(1) else {
+            panic!()
+        };
+        assert_eq!(
+            (req.primary.local_lid, req.primary.remote_lid),
+            (Lid(11), Lid(12))
+        );
+        lab.cms[1].accept(lab.now, conn, &accept()).unwrap();
+        let rtr = lab.cms[1].poll_qp_change().unwrap().attr;
+        let av = rtr.av.unwrap();
+        assert_eq!(
+            (av.dlid, av.sl, rtr.path_mtu),
+            (Lid(11), 3, Some(Mtu::B512))
+        );
+        assert_eq!(
+            av.global.map(|global| global.dgid),
+            (hop_limit > 1).then_some(gid(0))
+        );
+    }
+    let other = PathRecord {
+        sgid: gid(1),
+        ..PathRecord::default()
+    };
+    assert_eq!(Route::from_record(&port(0), &other, 0), None);
+}
+
+#[test]
 fn a_lost_request_is_sent_again_until_there_is_no_hope() {
     let mut lab = Lab::new();
     let mut wish = connect(0x55);
-    wish.max_cm_retries = verbs_core::mad::Bits::truncated(2);
+    wish.max_cm_retries = Bits::truncated(2);
     let conn = lab.cms[0].connect(lab.now, wish).unwrap();
     assert_eq!(lab.lose(0), ["REQ"]);
     assert_eq!(lab.fire_all(0), ["REQ", "REQ", "REJ"]);
