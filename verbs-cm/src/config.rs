@@ -6,7 +6,7 @@ use verbs_core::mad::TimeCode;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
     /// Connections that are being made, are there, or are being closed. 4096 by default: each takes
-    /// about 1.5 KiB.
+    /// about 3.5 KiB, half of which is reserved for its events.
     pub connections_max: usize,
     /// Connections in timewait, and rejected ones whose REJ may have to be repeated. Beyond it the
     /// oldest leaves early. 4096 by default.

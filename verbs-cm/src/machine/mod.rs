@@ -1,6 +1,6 @@
 //! One end of one connection (IBTA vol. 1, 12.9), sans-IO.
 //!
-//! [`state`] is the table of states; [`Connection`] adds what belongs to the edges: the messages, the
+//! [`state`] is the table of states; a connection adds what belongs to the edges: the messages, the
 //! timer, the queue pair, the events. It is split by role: `active` asks, `passive` answers, `closing`
 //! ends. `qp` knows what has to be modified when. A connection lives in a table
 //! ([`Cm`](crate::Cm)), which finds it by the ids in a message.

@@ -94,7 +94,7 @@ impl World {
         // The transport drops what does not come from the peer that it knows.
         let peer_qpn = self.hosts[host].qps[&qpn].attr.dest_qpn.unwrap_or_default();
         let peer = self.hosts[1 - host].qps.get(&peer_qpn);
-        if !peer.is_some_and(|peer| peer.attr.dest_qpn == Some(qpn)) {
+        if peer.is_none_or(|peer| peer.attr.dest_qpn != Some(qpn)) {
             return;
         }
         let is_waiting = matches!(

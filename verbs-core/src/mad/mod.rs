@@ -14,12 +14,14 @@
 pub mod agent;
 #[doc(hidden)]
 pub mod field;
+#[doc(hidden)]
+pub mod fuzz;
 pub mod header;
 pub mod rmpp;
 pub mod sa;
 pub mod time;
 
-pub use agent::{AgentConfig, AgentError, AgentId, Agents, Delivery};
+pub use agent::{AgentConfig, AgentCounters, AgentError, AgentId, Agents, Delivery, Retry};
 pub use field::{Bits, Blob, TooLong};
 pub use header::{
     AttributeId, Class, MAD_LEN, MadBytes, MadHeader, MadHeaderView, Method, Status, TransactionId,
