@@ -40,6 +40,8 @@ fn a_question_is_put_once_and_answered_as_often_as_it_is_asked() {
         (lab.lose(1), again),
         (vec!["SIDR_REP"], Err(CmError::Stale))
     );
+    // The answer is kept for a while.
+    lab.cms[1].handle_timeout(lab.now);
     lab.fire(0);
     assert_eq!(
         (lab.carry(0), lab.carry(1)),

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::*;
 use crate::addr::Lid;
 use crate::mad::header::Status;
-use crate::mad::rmpp::Sent;
+use crate::mad::rmpp::{self, RmppFlags, RmppStatus, Sent};
 use crate::mad::sa;
 use crate::qp_attr::Av;
 
@@ -112,6 +112,10 @@ fn a_response_ends_its_request_once_and_only_from_its_peer() {
     let response = response_to(&sent);
     agents.handle(Time::ZERO, port(8), &response);
     assert_eq!((agents.counters().unmatched, agents.pending()), (1, 1));
+    let mut other_class = response;
+    other_class[1] = Class::PERF.0;
+    agents.handle(Time::ZERO, port(7), &other_class);
+    assert_eq!((agents.counters().unmatched, agents.pending()), (2, 1));
     for _ in 0..2 {
         agents.handle(Time::ZERO, port(7), &response);
     }
@@ -126,7 +130,7 @@ fn a_response_ends_its_request_once_and_only_from_its_peer() {
         (agents.poll_delivery(), agents.poll_timeout()),
         (None, None)
     );
-    assert_eq!(agents.counters().unmatched, 2);
+    assert_eq!(agents.counters().unmatched, 3);
 }
 
 #[test]
@@ -267,6 +271,44 @@ fn a_table_of_many_datagrams_is_asked_for_and_delivered() {
         server.handle_timeout(deadline);
     }
     assert!(client.incoming.is_empty() && server.outgoing.is_empty() && client.pending() == 0);
+}
+
+/// Goal: a port cannot end the transfer to another one. Method: an ABORT from elsewhere, then one
+/// from the receiver.
+#[test]
+fn transfers_are_ended_by_their_receiver_only() {
+    let mut agents = Agents::new(AgentConfig::default(), 1);
+    let agent = agents.register(Class::SA, 2, &[Method::GET_TABLE]).unwrap();
+    let request = get(Method::GET_TABLE);
+    let template = response_to(&request);
+    agents
+        .respond(Time::ZERO, agent, port(7), &template, vec![0; 999])
+        .unwrap();
+    let mut abort = request;
+    let header = RmppHeader {
+        version: rmpp::VERSION,
+        kind: Kind::ABORT,
+        flags: RmppFlags::ACTIVE,
+        status: RmppStatus::UNSPECIFIED,
+        ..RmppHeader::default()
+    };
+    header.put(&mut abort);
+    agents.handle(Time::ZERO, port(8), &abort);
+    assert_eq!(
+        (agents.poll_delivery(), agents.counters().unmatched),
+        (None, 1)
+    );
+    agents.handle(Time::ZERO, port(7), &abort);
+    let outcome = Sent::Failed(RmppStatus::UNSPECIFIED);
+    let tid = TransactionId(0);
+    assert_eq!(
+        agents.poll_delivery(),
+        Some(Delivery::Responded {
+            agent,
+            tid,
+            outcome
+        })
+    );
 }
 
 /// Goal: no datagram of a peer makes the service panic or grow. Method: random ones, with headers

@@ -250,3 +250,25 @@ fn senders_abort_on_nonsense_and_give_up_on_silence() {
         Some(Sent::Failed(RmppStatus::TOO_MANY_RETRIES))
     );
 }
+
+#[test]
+fn an_acknowledgement_that_was_overtaken_changes_nothing() {
+    let config = RmppConfig::default();
+    let mut sender = Sender::new(&template(), Layout::SA, vec![0; 1_000], config).unwrap();
+    let ack = |segment| RmppHeader {
+        version: VERSION,
+        kind: Kind::ACK,
+        segment,
+        length_or_window: 4,
+        ..RmppHeader::default()
+    };
+    sender.poll_transmit(Time::ZERO).unwrap();
+    sender.handle(Time::ZERO, &ack(1));
+    while sender.poll_transmit(Time::ZERO).is_some() {}
+    sender.handle(Time::ZERO, &ack(3));
+    sender.handle(Time::ZERO, &ack(2));
+    let deadline = sender.poll_timeout().unwrap();
+    sender.handle_timeout(deadline);
+    let again = sender.poll_transmit(deadline).unwrap();
+    assert_eq!(RmppHeader::of(&again).segment, 4);
+}
