@@ -8,12 +8,13 @@ pub struct Config {
     /// Connections that are being made, are there, or are being closed. 4096 by default: each takes
     /// about 3.5 KiB, half of which is reserved for its events.
     pub connections_max: usize,
-    /// Connections in timewait, and rejected ones whose REJ may have to be repeated. Beyond it the
-    /// oldest leaves early. 4096 by default.
+    /// Connections in timewait, and rejected ones whose REJ may have to be repeated. Beyond it some
+    /// leave early: the oldest rejected one, or else the oldest. 4096 by default.
     pub timewait_max: usize,
     /// Listeners. 1024 by default.
     pub listeners_max: usize,
-    /// Resolutions of service ids under way, in both directions. 1024 by default.
+    /// Resolutions of service ids under way, in each direction. Answers that are kept for being
+    /// repeated make room for new questions. 1024 by default.
     pub resolutions_max: usize,
     /// Messages that wait to be fetched; more are dropped, as a network would. 4096 by default.
     pub transmits_max: usize,

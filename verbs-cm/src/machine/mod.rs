@@ -140,6 +140,11 @@ impl Connection {
         (!is_over).then_some((self.remote_guid, self.remote_qpn))
     }
 
+    /// Whether the user was told that it is there.
+    pub(crate) fn was_told(&self) -> bool {
+        self.was_told
+    }
+
     /// Whether nothing that was issued is still under way, so that it may be forgotten early.
     pub(crate) fn is_idle(&self) -> bool {
         self.qp.is_there()

@@ -17,8 +17,8 @@ struct Keys {
     remote: Option<(Guid, CommId)>,
     qpn: Option<(Guid, Qpn)>,
     deadline: Option<Time>,
-    /// The deadline again, for connections in timewait.
-    linger: Option<Time>,
+    /// For connections in timewait: whether there ever was a connection, and the deadline again.
+    linger: Option<(bool, Time)>,
     backlog: Option<ListenId>,
 }
 
@@ -34,7 +34,10 @@ impl Keys {
             remote: conn.remote_key(),
             qpn: conn.qpn_key(),
             deadline: conn.deadline(),
-            linger: conn.deadline().filter(|_| is_lingering),
+            linger: conn
+                .deadline()
+                .filter(|_| is_lingering)
+                .map(|deadline| (conn.was_told(), deadline)),
             backlog: conn.backlog_of(),
         }
     }
@@ -48,7 +51,7 @@ pub(super) struct Index {
     remote: BTreeMap<(Guid, CommId), usize>,
     qpn: BTreeMap<(Guid, Qpn), usize>,
     deadlines: BTreeSet<(Time, usize)>,
-    lingering: BTreeSet<(Time, usize)>,
+    lingering: BTreeSet<((bool, Time), usize)>,
 }
 
 impl Index {
@@ -105,7 +108,7 @@ impl Index {
         self.lingering.len()
     }
 
-    /// Those, the one that leaves next first.
+    /// Those, the one that is missed least first: rejected ones are kept for repeated messages only.
     pub(super) fn lingering_in_order(&self) -> impl Iterator<Item = usize> {
         self.lingering.iter().map(|&(_, slot)| slot)
     }
@@ -142,7 +145,12 @@ fn swap_map<K: Ord + Copy>(
     }
 }
 
-fn swap_set(set: &mut BTreeSet<(Time, usize)>, slot: usize, old: Option<Time>, new: Option<Time>) {
+fn swap_set<K: Ord + Copy>(
+    set: &mut BTreeSet<(K, usize)>,
+    slot: usize,
+    old: Option<K>,
+    new: Option<K>,
+) {
     if old == new {
         return;
     }

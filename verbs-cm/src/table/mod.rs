@@ -321,11 +321,11 @@ impl Cm {
         let done = call(conn, &mut ctx);
         self.settle(slot);
         while self.index.lingering() > self.config.timewait_max {
-            let Some(oldest) = self.oldest_lingering() else {
+            let Some(least) = self.least_lingering() else {
                 break;
             };
             self.out.counters.timewait_cut += 1;
-            if let Some(conn) = self.conns.get_mut(oldest) {
+            if let Some(conn) = self.conns.get_mut(least) {
                 conn.cut(&mut Ctx {
                     now,
                     port: &self.port,
@@ -333,13 +333,13 @@ impl Cm {
                     out: &mut self.out,
                 });
             }
-            self.settle(oldest);
+            self.settle(least);
         }
         done
     }
 
-    /// The connection in timewait that leaves next; not one whose queue pair is being modified.
-    fn oldest_lingering(&self) -> Option<usize> {
+    /// The connection in timewait that is missed least; not one whose queue pair is being modified.
+    fn least_lingering(&self) -> Option<usize> {
         let idle = |slot: &usize| self.conns.get(*slot).is_some_and(Connection::is_idle);
         self.index.lingering_in_order().find(idle)
     }

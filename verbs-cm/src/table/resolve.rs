@@ -71,7 +71,7 @@ impl Resolutions {
         max: usize,
         out: &mut Outputs,
     ) -> Result<ResolveId, CmError> {
-        if self.len() >= max {
+        if self.asked.len() >= max {
             return Err(CmError::Limit {
                 what: "resolutions_max",
                 max,
@@ -204,6 +204,21 @@ impl Resolutions {
         asked.chain(answers.map(|&(_, until)| until)).min()
     }
 
+    /// Whether there is room for another question of a peer, if need be in place of the oldest answer.
+    fn make_room(&mut self, max: usize) -> bool {
+        if self.questions.len() >= max {
+            let answered = self.questions.iter().filter_map(|(&asker, question)| {
+                let (_, until) = question.answer.as_ref()?;
+                Some((*until, asker))
+            });
+            let oldest = answered.min();
+            if let Some((_, asker)) = oldest {
+                self.questions.remove(&asker);
+            }
+        }
+        self.questions.len() < max
+    }
+
     fn next_id(&mut self) -> ResolveId {
         self.next += 1;
         ResolveId(self.next)
@@ -232,7 +247,7 @@ impl Cm {
             self.refuse_sidr(from, tid, req, SidrStatus::Unsupported);
             return true;
         };
-        if self.resolutions.len() >= self.config.resolutions_max {
+        if !self.resolutions.make_room(self.config.resolutions_max) {
             self.out.counters.refused += 1;
             self.refuse_sidr(from, tid, req, SidrStatus::NoQp);
             return true;

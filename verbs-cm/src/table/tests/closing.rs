@@ -383,3 +383,28 @@ fn too_many_in_timewait_leave_early_the_oldest_first() {
     let events: Vec<_> = std::iter::from_fn(|| lab.event(0)).collect();
     assert!(events.contains(&Event::TimewaitExit { conn: first[0] }));
 }
+
+/// Goal: a peer that gets rejected again and again does not shorten the timewait of others. Method:
+/// room for one, an ended connection in it, then a reject.
+#[test]
+fn rejected_ones_leave_timewait_first() {
+    let mut lab = Lab::with(Config {
+        timewait_max: 1,
+        ..Config::default()
+    });
+    let conns = lab.established();
+    lab.disconnect(0, conns[0]);
+    lab.exchange();
+    assert_eq!(lab.event(1), Some(Event::Disconnected { conn: conns[1] }));
+    lab.cms[0].connect(lab.now, connect(0x60)).unwrap();
+    lab.carry(0);
+    let Some(Event::ConnectRequest { conn, .. }) = lab.event(1) else {
+        panic!()
+    };
+    let reason = RejectReason::Consumer;
+    lab.cms[1]
+        .reject(lab.now, conn, reason, b"", Blob::default())
+        .unwrap();
+    assert_eq!(lab.state(1, conn), None);
+    assert_eq!(lab.state(1, conns[1]), Some(State::Timewait));
+}

@@ -125,3 +125,33 @@ fn an_answer_counts_from_whom_was_asked_and_limits_hold() {
     lab.give(0, &forged);
     assert!(lab.event(0).is_some());
 }
+
+/// Goal: questions that nobody answers keep others out, answered ones do not. Method: a table with
+/// room for one.
+#[test]
+fn answers_make_room_for_new_questions() {
+    let mut lab = Lab::with(Config::default());
+    let config = Config {
+        resolutions_max: 1,
+        ..Config::default()
+    };
+    lab.cms[1] = crate::Cm::new(config, port(1), 2, 9);
+    lab.cms[1].listen(crate::Listen::new(SERVICE)).unwrap();
+    let ask = |lab: &mut Lab| {
+        lab.cms[0].resolve(lab.now, &question(SERVICE)).unwrap();
+        lab.carry(0);
+        lab.carry(1);
+        match (lab.event(1), lab.event(0)) {
+            (Some(Event::ResolveRequest { resolution, .. }), None) => Ok(resolution),
+            (None, Some(Event::Resolved { status, .. })) => Err(status),
+            other => panic!("{other:?}"),
+        }
+    };
+    let first = ask(&mut lab).unwrap();
+    assert_eq!(ask(&mut lab), Err(SidrStatus::NoQp));
+    lab.cms[1].answer(lab.now, first, &answer()).unwrap();
+    lab.carry(1);
+    assert!(lab.event(0).is_some());
+    assert!(ask(&mut lab).is_ok(), "the answer was given already");
+    assert_eq!(lab.cms[1].counters().refused, 1);
+}
