@@ -4,6 +4,7 @@ use verbs_core::addr::{Guid, Mtu};
 use verbs_core::mad::{Address, Bits, Blob, MadBytes, Time, TransactionId};
 use verbs_core::{Av, GlobalRoute, LinkLayer};
 
+use crate::event::ListenId;
 use crate::machine::passive::Request;
 use crate::machine::{Connection, State};
 use crate::table::{Cm, ctx};
@@ -17,6 +18,13 @@ struct Refusal {
     reason: RejectReason,
     /// What belongs to the reason: nothing, or one byte.
     info: Option<u8>,
+}
+
+/// What was found out about a REQ that is for a user.
+struct Checked {
+    listener: ListenId,
+    av: Av,
+    mtu: Mtu,
 }
 
 impl From<RejectReason> for Refusal {
@@ -108,27 +116,34 @@ impl Cm {
             self.go_stale(now, slot, &from);
             return self.refuse(from, tid, req, RejectReason::StaleConnection.into());
         }
-        match self.check_req(&from, req) {
-            Ok((mut request, is_full)) if !is_full => {
-                request.id = self.next_id();
-                request.local_id = self.fresh_comm_id();
-                request.own_tid = TransactionId::new(self.client, request.local_id.0);
-                request.peer_tid = tid;
-                let mut ctx = ctx(now, &self.port, &self.config, &mut self.out);
-                let conn = Connection::requested(&mut ctx, request);
-                self.insert(conn);
-                true
-            }
-            Ok(_) => {
-                self.out.counters.refused += 1;
-                self.refuse(from, tid, req, RejectReason::NoResources.into())
-            }
-            Err(refusal) => self.refuse(from, tid, req, refusal),
+        let checked = match self.check_req(&from, req) {
+            Ok(checked) => checked,
+            Err(refusal) => return self.refuse(from, tid, req, refusal),
+        };
+        if self.check_room().is_err() || !self.listeners.has_room(checked.listener) {
+            self.out.counters.refused += 1;
+            return self.refuse(from, tid, req, RejectReason::NoResources.into());
         }
+        let local_id = self.fresh_comm_id();
+        let request = Request {
+            id: self.next_id(),
+            listener: checked.listener,
+            local_id,
+            own_tid: TransactionId::new(self.client, local_id.0),
+            peer_tid: tid,
+            from,
+            req: *req,
+            av: checked.av,
+            mtu: checked.mtu,
+        };
+        let mut ctx = ctx(now, &self.port, &self.config, &mut self.out);
+        let conn = Connection::requested(&mut ctx, request);
+        self.insert(conn);
+        true
     }
 
-    /// Whether a REQ can be put before the user, and whether there is no room for it.
-    fn check_req(&self, from: &Address, req: &Req) -> Result<(Request, bool), Refusal> {
+    /// Whether a REQ can be put before a user.
+    fn check_req(&self, from: &Address, req: &Req) -> Result<Checked, Refusal> {
         let ip = IpHeader::parse(&req.private_data.0).ok();
         let addr = ip.map(|ip| ip.addresses.destination());
         let listener = self.listeners.find(req.service_id, addr);
@@ -137,27 +152,12 @@ impl Cm {
             return Err(RejectReason::InvalidTransportType.into());
         }
         let mtu = req.path_mtu.mtu().filter(|mtu| *mtu <= self.port.mtu);
-        let mtu: Mtu = mtu.ok_or(Refusal {
+        let mtu = mtu.ok_or(Refusal {
             reason: RejectReason::InvalidMtu,
             info: Some(MtuCode::from(self.port.mtu).code()),
         })?;
         let av = self.way_back(from, req).ok_or(RejectReason::PrimaryGid)?;
-        let is_full = self.check_room().is_err() || !self.listeners.has_room(listener);
-        let request = Request {
-            id: crate::ConnId {
-                index: 0,
-                serial: 0,
-            },
-            listener,
-            local_id: CommId(0),
-            own_tid: TransactionId::default(),
-            peer_tid: TransactionId::default(),
-            from: *from,
-            req: *req,
-            av,
-            mtu,
-        };
-        Ok((request, is_full))
+        Ok(Checked { listener, av, mtu })
     }
 
     /// The way to the peer for the queue pair: the REQ's path, seen from here. `None` when the path

@@ -110,6 +110,55 @@ fn our_server_answers_as_the_one_of_rping() {
     assert_eq!(lab.event(0), Some(Event::Disconnected { conn }));
 }
 
+/// The client's side: what host 1 sends when host 0 answers as Linux's server did.
+#[test]
+fn our_client_confirms_and_disconnects_as_the_one_of_rping() {
+    let theirs = capture("rxe-rping");
+    let mut lab = Lab::new();
+    let route = Route::roce(&port(1), gid(1), gid(0)).unwrap();
+    let wish = Connect::new(SERVICE, Qpn::new(0x1a), route);
+    let conn = lab.cms[1].connect(lab.now, wish).unwrap();
+    let req = lab.sent_mads(1)[0];
+    // Our id and transaction id in the place of Linux's, and the reverse.
+    let (our_id, our_tid) = (&req[24..28], &req[8..16]);
+    let rename = |mad: &MadBytes, at: usize, id: &[u8], tid: &[u8]| {
+        let mut mad = *mad;
+        mad[at..at + 4].copy_from_slice(id);
+        mad[8..16].copy_from_slice(tid);
+        mad
+    };
+    let back = |mad: &MadBytes| rename(mad, 24, &theirs[0][24..28], &theirs[0][8..16]);
+    lab.cms[1].handle(
+        lab.now,
+        other_of(1),
+        &rename(&theirs[1], 28, our_id, our_tid),
+    );
+    assert_eq!(
+        back(&lab.sent_mads(1)[0]),
+        theirs[2],
+        "the RTU, to the byte"
+    );
+    lab.disconnect(1, conn);
+    assert_eq!(
+        back(&lab.sent_mads(1)[0]),
+        theirs[3],
+        "the DREQ, to the byte"
+    );
+    lab.cms[1].handle(
+        lab.now,
+        other_of(1),
+        &rename(&theirs[4], 28, our_id, our_tid),
+    );
+    let events: Vec<_> = std::iter::from_fn(|| lab.event(1)).collect();
+    assert!(
+        matches!(
+            events[..],
+            [Event::Established { .. }, Event::Disconnected { .. }]
+        ),
+        "{events:?}"
+    );
+}
+
 #[test]
 fn our_rejects_are_those_of_linux() {
     let nobody = capture("rxe-cm-no-listener");

@@ -55,13 +55,6 @@ wire_record! {
     }
 }
 
-impl Default for PKey {
-    /// The default partition.
-    fn default() -> Self {
-        Self::DEFAULT
-    }
-}
-
 bitflags! {
     /// Which fields of a path record a request means.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
