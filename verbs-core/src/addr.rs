@@ -184,6 +184,13 @@ impl PKey {
     }
 }
 
+impl Default for PKey {
+    /// The default partition.
+    fn default() -> Self {
+        Self::DEFAULT
+    }
+}
+
 impl fmt::Debug for PKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "PKey({:#06x})", self.0)

@@ -15,6 +15,7 @@ pub mod event;
 pub mod extension;
 pub mod filter;
 mod header;
+pub mod mad;
 pub mod mcast;
 #[expect(
     unsafe_code,

@@ -1,0 +1,83 @@
+//! Connection management: the InfiniBand connection manager, sans-IO.
+//!
+//! Two queue pairs become a connection when each knows the other's number, first packet and limits.
+//! The connection manager exchanges these in datagrams on queue pair 1 (IBTA vol. 1, chapter 12); over
+//! RoCE and with IP addresses in the private data this is what `rdma_cm` does.
+//!
+//! - [`wire`]: the messages.
+//! - [`machine`]: the states of one end of a connection, as a table.
+//! - [`Cm`]: all connections behind one port. Commands, received datagrams and the time go in;
+//!   datagrams, queue pair modifies and [`Event`]s come out. It owns no queue pair, no clock and no
+//!   lock, so that a device, a test or a simulation can drive it.
+//!
+//! Not here: sending and receiving on queue pair 1, address lookup, iWARP (whose connections the
+//! provider makes). Peer-to-peer connections, alternate paths and XRC are refused on the wire.
+//!
+//! ```
+//! use std::net::Ipv4Addr;
+//!
+//! use verbs_cm::{Accept, Cm, Config, Connect, Event, Listen, Port, Route};
+//! use verbs_cm::wire::{PortSpace, ServiceId};
+//! use verbs_core::mad::{Address, Time, TimeCode};
+//! use verbs_core::{Av, Gid, Guid, LinkLayer, Lid, Mtu, Qpn};
+//!
+//! let gid = |host| Gid::from(Ipv4Addr::new(10, 0, 0, host));
+//! let port = |host: u8| Port {
+//!     number: 1,
+//!     ca_guid: Guid(host.into()),
+//!     link_layer: LinkLayer::Ethernet,
+//!     lid: Lid(0),
+//!     gids: vec![(0, gid(host))],
+//!     mtu: Mtu::B1024,
+//!     ack_delay: TimeCode::new(15),
+//! };
+//! let mut client = Cm::new(Config::default(), port(1), 1, 17);
+//! let mut server = Cm::new(Config::default(), port(2), 1, 18);
+//!
+//! let service = ServiceId::rdma_cm(PortSpace::Tcp, 7174);
+//! server.listen(Listen::new(service))?;
+//! let route = Route::roce(&port(1), gid(1), gid(2)).expect("the port has this GID");
+//! client.connect(Time::ZERO, Connect::new(service, Qpn::new(0x11), route))?;
+//!
+//! // The wire: what one sends, the other gets, and queue pairs do what they are told.
+//! let mut established = 0;
+//! while established < 2 {
+//!     for (host, here, there) in [(1, 1, 2), (2, 2, 1)].map(|(host, a, b)| (host, gid(a), gid(b))) {
+//!         let (one, other) = match host {
+//!             1 => (&mut client, &mut server),
+//!             _ => (&mut server, &mut client),
+//!         };
+//!         while let Some((to, mad)) = one.poll_transmit() {
+//!             assert_eq!(to.av.global.map(|global| global.dgid), Some(there));
+//!             other.handle(Time::ZERO, Address::gsi(Av::to_gid(1, 0, here)), &mad);
+//!         }
+//!         while let Some(change) = one.poll_qp_change() {
+//!             one.qp_modified(Time::ZERO, change.conn, Ok(()));
+//!         }
+//!         while let Some(event) = one.poll_event() {
+//!             match event {
+//!                 Event::ConnectRequest { conn, .. } => {
+//!                     let accept = Accept { qpn: Qpn::new(0x22), ..Accept::default() };
+//!                     one.accept(Time::ZERO, conn, &accept)?;
+//!                 }
+//!                 Event::Established { .. } => established += 1,
+//!                 other => panic!("{other:?}"),
+//!             }
+//!         }
+//!     }
+//! }
+//! # Ok::<(), verbs_cm::CmError>(())
+//! ```
+#![forbid(unsafe_code)]
+
+mod config;
+mod event;
+pub mod machine;
+mod params;
+mod table;
+pub mod wire;
+
+pub use config::Config;
+pub use event::{CmError, ConnId, Counters, Event, Failure, ListenId, QpChange, ResolveId};
+pub use params::{Accept, Connect, Listen, Port, Resolve, Resolved, Route};
+pub use table::Cm;

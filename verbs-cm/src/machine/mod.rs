@@ -1,0 +1,369 @@
+//! One end of one connection (IBTA vol. 1, 12.9), sans-IO.
+//!
+//! [`state`] is the table of states; a connection adds what belongs to the edges: the messages, the
+//! timer, the queue pair, the events. It is split by role: `active` asks, `passive` answers, `closing`
+//! ends. `qp` knows what has to be modified when. A connection lives in a table
+//! ([`Cm`](crate::Cm)), which finds it by the ids in a message.
+//!
+//! Peer-to-peer connections, where both sides send a REQ and one of them wins (12.10), are not
+//! supported: two REQs that cross make two connections, or none where nobody listens. Alternate paths
+//! are not supported either.
+
+mod active;
+mod closing;
+pub(crate) mod passive;
+pub(crate) mod qp;
+pub mod state;
+
+use std::time::Duration;
+
+use verbs_core::addr::{Guid, Mtu, Qpn};
+use verbs_core::mad::{Address, Bits, Blob, MadBytes, Time, TimeCode, TransactionId};
+use verbs_core::{Av, Error};
+
+use crate::config::Config;
+use crate::event::{ConnId, Event, Failure, ListenId, Outputs, QpChange};
+use crate::machine::qp::{Progress, QpDriver, Stage};
+use crate::params::{Connect, Port};
+use crate::wire::{Acknowledged, CommId, Message, Mra, Rej, RejectReason, Rejected, Rep, Req};
+
+pub use state::{Edge, State};
+
+/// What a connection works with during a call.
+pub(crate) struct Ctx<'a> {
+    pub(crate) now: Time,
+    pub(crate) port: &'a Port,
+    pub(crate) config: &'a Config,
+    pub(crate) out: &'a mut Outputs,
+}
+
+/// The role of this end.
+#[derive(Debug)]
+enum Side {
+    Active(Box<Connect>),
+    Passive {
+        listener: ListenId,
+        /// The way to the peer for the queue pair, and the path MTU; both from the REQ.
+        av: Av,
+        mtu: Mtu,
+        /// What is sent when the queue pair is in RTR.
+        rep: Box<Rep>,
+    },
+}
+
+/// The message that was sent last, to be sent again.
+#[derive(Debug)]
+struct Sent {
+    is_reject: bool,
+    mad: Box<MadBytes>,
+}
+
+/// One end of a connection. Methods for received messages return whether the state had a use for
+/// the message.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    id: ConnId,
+    state: State,
+    side: Side,
+    local_id: CommId,
+    /// Known from the first message of the peer.
+    remote_id: Option<CommId>,
+    remote_guid: Guid,
+    remote_qpn: Qpn,
+    peer: Address,
+    /// Of messages that begin something, and of answers to the peer's.
+    own_tid: TransactionId,
+    peer_tid: TransactionId,
+    req: Box<Req>,
+    qp: QpDriver,
+    last: Option<Sent>,
+    /// Time for an answer, and how often a message is sent again.
+    wait: Duration,
+    retries_left: u32,
+    deadline: Option<Time>,
+    timewait: TimeCode,
+    /// What came with REP or RTU, until the user is told.
+    private_data: Blob<224>,
+    /// The user was told that the connection is there.
+    was_told: bool,
+    /// The user has had its last event, or wants none.
+    is_silent: bool,
+}
+
+impl Connection {
+    pub(crate) fn id(&self) -> ConnId {
+        self.id
+    }
+
+    pub(crate) fn state(&self) -> State {
+        self.state
+    }
+
+    pub(crate) fn local_id(&self) -> CommId {
+        self.local_id
+    }
+
+    pub(crate) fn remote_id(&self) -> Option<CommId> {
+        self.remote_id
+    }
+
+    pub(crate) fn remote_qpn(&self) -> Qpn {
+        self.remote_qpn
+    }
+
+    pub(crate) fn peer(&self) -> &Address {
+        &self.peer
+    }
+
+    pub(crate) fn deadline(&self) -> Option<Time> {
+        self.deadline
+    }
+
+    /// The listener in whose backlog it is.
+    pub(crate) fn backlog_of(&self) -> Option<ListenId> {
+        match self.side {
+            Side::Passive { listener, .. } if self.state.awaits_user() => Some(listener),
+            _ => None,
+        }
+    }
+
+    /// The peer's name for it, by which repeated REQs are found.
+    pub(crate) fn remote_key(&self) -> Option<(Guid, CommId)> {
+        Some((self.remote_guid, self.remote_id?))
+    }
+
+    /// The peer's queue pair, by which stale connections are found. Where the connection never came
+    /// to be, the peer may use its queue pair again at once.
+    pub(crate) fn qpn_key(&self) -> Option<(Guid, Qpn)> {
+        self.remote_id?;
+        let is_over = self.state == State::Timewait && !self.was_told;
+        (!is_over).then_some((self.remote_guid, self.remote_qpn))
+    }
+
+    /// Whether the user was told that it is there.
+    pub(crate) fn was_told(&self) -> bool {
+        self.was_told
+    }
+
+    /// Whether nothing that was issued is still under way, so that it may be forgotten early.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.qp.is_there()
+    }
+
+    /// Ends timewait now: there are too many.
+    pub(crate) fn cut(&mut self, ctx: &mut Ctx<'_>) {
+        self.expire(ctx);
+    }
+
+    /// The deadline has passed.
+    pub(crate) fn handle_timeout(&mut self, ctx: &mut Ctx<'_>) {
+        if self.deadline.is_none_or(|deadline| deadline > ctx.now) {
+            return;
+        }
+        if self.state == State::Timewait {
+            if self.qp.is_there() {
+                self.expire(ctx);
+            } else {
+                self.deadline = Some(ctx.now + self.wait);
+            }
+        } else if self.retries_left > 0 && self.go(Edge::Resend) {
+            self.retries_left -= 1;
+            self.again(ctx);
+            self.deadline = Some(ctx.now + self.wait);
+        } else {
+            self.give_up(ctx);
+        }
+    }
+
+    /// An MRA: the answer takes longer. Each one takes a retry, so that a peer cannot put it off
+    /// for ever.
+    pub(crate) fn handle_mra(&mut self, ctx: &mut Ctx<'_>, mra: &Mra) -> bool {
+        let fits = match self.state {
+            State::ReqSent | State::ReqMraRcvd => mra.message == Acknowledged::Req,
+            _ => mra.message == Acknowledged::Rep,
+        };
+        if !fits || self.retries_left == 0 || !self.go(Edge::RecvMra) {
+            return false;
+        }
+        self.retries_left -= 1;
+        let longer = mra.service_timeout.min(ctx.config.service_timeout_max);
+        self.deadline = Some(ctx.now + longer.duration() + self.wait);
+        true
+    }
+
+    /// The user needs more time: to answer a REQ, or for the queue pair after a REP.
+    pub(crate) fn delay(&mut self, ctx: &mut Ctx<'_>, service_timeout: TimeCode) -> bool {
+        if !self.go(Edge::Delay) {
+            return false;
+        }
+        let message = match self.side {
+            Side::Active(_) => Acknowledged::Rep,
+            Side::Passive { .. } => Acknowledged::Req,
+        };
+        let mra = Mra {
+            local_id: self.local_id,
+            remote_id: self.remote_id.unwrap_or_default(),
+            message,
+            service_timeout,
+            private_data: Blob::default(),
+        };
+        self.send(ctx, self.peer_tid, &mra.into());
+        true
+    }
+
+    /// A modify that was issued has ended.
+    pub(crate) fn qp_modified(&mut self, ctx: &mut Ctx<'_>, result: Result<(), Error>) {
+        match self.qp.ended(result.is_ok()) {
+            Progress::Working => {}
+            Progress::Ready => self.qp_ready(ctx),
+            Progress::Failed => {
+                let why = result.err().unwrap_or(Error::DeviceFailed);
+                self.qp_failed(ctx, why);
+            }
+        }
+        self.step(ctx);
+    }
+
+    fn qp_ready(&mut self, ctx: &mut Ctx<'_>) {
+        match self.state {
+            State::RepRcvd | State::RepMraSent => self.confirm(ctx),
+            State::Accepting => self.reply(ctx),
+            State::RtuRcvd => self.arrive(ctx),
+            State::DreqRcvd => self.finish_dreq(ctx, Edge::QpReady),
+            _ => {}
+        }
+    }
+
+    fn qp_failed(&mut self, ctx: &mut Ctx<'_>, why: Error) {
+        let event = Event::ConnectError {
+            conn: self.id,
+            why: Failure::QueuePair(why),
+        };
+        match self.state {
+            State::RepRcvd | State::RepMraSent | State::Accepting => {
+                self.send_rej(ctx, RejectReason::NoQp);
+                self.fail(ctx, Edge::QpFailed, event);
+            }
+            State::RtuRcvd => {
+                // The peer takes the connection for established.
+                self.tell(ctx, event);
+                self.is_silent = true;
+                self.send_dreq(ctx, Edge::QpFailed, Blob::default());
+            }
+            _ => {}
+        }
+    }
+
+    /// The connection is there.
+    fn arrive(&mut self, ctx: &mut Ctx<'_>) {
+        if !self.go(Edge::QpReady) {
+            return;
+        }
+        self.deadline = None;
+        self.was_told = true;
+        let event = Event::Established {
+            conn: self.id,
+            private_data: self.private_data,
+        };
+        self.tell(ctx, event);
+    }
+
+    /// Takes an edge, if there is one from here.
+    fn go(&mut self, edge: Edge) -> bool {
+        match self.state.after(edge) {
+            Some(after) => {
+                self.state = after;
+                true
+            }
+            None => false,
+        }
+    }
+
+    fn tell(&mut self, ctx: &mut Ctx<'_>, event: Event) {
+        if !self.is_silent {
+            ctx.out.events.push_back(event);
+        }
+    }
+
+    /// Sends a message, and keeps it for being sent again.
+    fn send(&mut self, ctx: &mut Ctx<'_>, tid: TransactionId, message: &Message) {
+        let mad = message.emit(tid);
+        ctx.out.send(self.peer, mad);
+        self.last = Some(Sent {
+            is_reject: matches!(message, Message::Rej(_)),
+            mad: Box::new(mad),
+        });
+    }
+
+    /// Sends a message that begins something, and waits for its answer.
+    fn ask(&mut self, ctx: &mut Ctx<'_>, tid: TransactionId, message: &Message) {
+        self.send(ctx, tid, message);
+        self.retries_left = self.req.max_cm_retries.value();
+        self.deadline = Some(ctx.now + self.wait);
+    }
+
+    /// Sends the last message again.
+    fn again(&mut self, ctx: &mut Ctx<'_>) -> bool {
+        if let Some(last) = &self.last {
+            ctx.out.send(self.peer, *last.mad);
+        }
+        self.last.is_some()
+    }
+
+    /// Sends the last message again if it was a reject, and keeps the connection in mind for longer.
+    fn reject_again(&mut self, ctx: &mut Ctx<'_>) -> bool {
+        let was_rejected = self.last.as_ref().is_some_and(|last| last.is_reject);
+        if was_rejected {
+            self.deadline = Some(ctx.now + self.wait * 2);
+        }
+        was_rejected && self.again(ctx)
+    }
+
+    fn send_rej(&mut self, ctx: &mut Ctx<'_>, reason: RejectReason) {
+        self.send_rej_with(
+            ctx,
+            reason,
+            Bits::default(),
+            Blob::default(),
+            Blob::default(),
+        );
+    }
+
+    fn send_rej_with(
+        &mut self,
+        ctx: &mut Ctx<'_>,
+        reason: RejectReason,
+        info_len: Bits<7>,
+        info: Blob<72>,
+        private_data: Blob<148>,
+    ) {
+        let message = match self.state {
+            State::RepRcvd | State::RepMraSent => Rejected::Rep,
+            State::ReqRcvd | State::ReqMraSent | State::Accepting => Rejected::Req,
+            _ => Rejected::NoMessage,
+        };
+        let rej = Rej {
+            local_id: self.local_id,
+            remote_id: self.remote_id.unwrap_or_default(),
+            message,
+            info_len,
+            reason,
+            info,
+            private_data,
+        };
+        self.send(ctx, self.peer_tid, &rej.into());
+    }
+
+    /// Issues the queue pair's next modify, if there is one.
+    fn step(&mut self, ctx: &mut Ctx<'_>) {
+        if let Some(attr) = self.qp.next() {
+            let (conn, qpn) = (self.id, self.qp.qpn());
+            ctx.out.changes.push_back(QpChange { conn, qpn, attr });
+        }
+    }
+
+    fn aim(&mut self, ctx: &mut Ctx<'_>, goal: Stage) {
+        self.qp.aim(goal);
+        self.step(ctx);
+    }
+}

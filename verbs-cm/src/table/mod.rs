@@ -1,0 +1,405 @@
+//! Many connections behind one port.
+
+mod dispatch;
+mod index;
+mod listen;
+mod resolve;
+#[cfg(test)]
+mod tests;
+
+use slab::Slab;
+use verbs_core::Error;
+use verbs_core::addr::Psn;
+use verbs_core::mad::{Address, Blob, MadBytes, Time, TimeCode, TransactionId};
+
+use crate::config::Config;
+use crate::event::{CmError, ConnId, Counters, Event, ListenId, Outputs, QpChange, ResolveId};
+use crate::machine::{Connection, Ctx, State};
+use crate::params::{Accept, Connect, Listen, Port, Resolve, Resolved};
+use crate::table::index::Index;
+use crate::table::listen::Listeners;
+use crate::table::resolve::Resolutions;
+use crate::wire::{CommId, RejectReason, Transport};
+
+/// The connection manager of one port, sans-IO.
+///
+/// - Commands: [`listen`](Self::listen), [`connect`](Self::connect), [`accept`](Self::accept),
+///   [`reject`](Self::reject), [`delay`](Self::delay), [`disconnect`](Self::disconnect),
+///   [`destroy`](Self::destroy), [`resolve`](Self::resolve), [`answer`](Self::answer).
+/// - Inputs: [`handle`](Self::handle) for received datagrams,
+///   [`handle_timeout`](Self::handle_timeout), [`qp_modified`](Self::qp_modified) when a modify has
+///   ended, [`communication_established`](Self::communication_established) for the event of that
+///   name.
+/// - Outputs: after each call drain [`poll_transmit`](Self::poll_transmit),
+///   [`poll_qp_change`](Self::poll_qp_change) and [`poll_event`](Self::poll_event), then look at
+///   [`poll_timeout`](Self::poll_timeout).
+///
+/// Nothing blocks, so that all of it may be called from a routine. No datagram makes it panic or
+/// grow beyond the limits of its [`Config`], as long as the outputs are drained.
+#[derive(Debug)]
+pub struct Cm {
+    config: Config,
+    port: Port,
+    /// Upper half of transaction ids.
+    client: u32,
+    rng: oorandom::Rand32,
+    conns: Slab<Connection>,
+    next_serial: u64,
+    index: Index,
+    listeners: Listeners,
+    resolutions: Resolutions,
+    out: Outputs,
+}
+
+impl Cm {
+    /// No connections yet. `client` becomes the upper half of transaction ids (see
+    /// [`Agents`](verbs_core::mad::Agents)); `seed` decides which communication ids are drawn, and
+    /// should not be guessed by peers.
+    pub fn new(config: Config, port: Port, client: u32, seed: u64) -> Self {
+        Self {
+            port,
+            client,
+            rng: oorandom::Rand32::new(seed),
+            conns: Slab::new(),
+            next_serial: 1,
+            index: Index::default(),
+            listeners: Listeners::default(),
+            resolutions: Resolutions::default(),
+            out: Outputs {
+                transmits_max: config.transmits_max,
+                ..Outputs::default()
+            },
+            config,
+        }
+    }
+
+    /// The port has changed, in its GIDs for instance. Connections stay as they are.
+    pub fn port_changed(&mut self, port: Port) {
+        self.port = port;
+    }
+
+    /// Listens for connections and resolutions of a service.
+    ///
+    /// # Errors
+    /// [`CmError::InUse`], [`CmError::Limit`].
+    pub fn listen(&mut self, listen: Listen) -> Result<ListenId, CmError> {
+        self.listeners.add(listen, self.config.listeners_max)
+    }
+
+    /// Ends listening. Requests that the user has already been told of stay to be answered.
+    ///
+    /// # Errors
+    /// [`CmError::Stale`].
+    pub fn unlisten(&mut self, listener: ListenId) -> Result<(), CmError> {
+        self.listeners.remove(listener)
+    }
+
+    /// Asks for a connection.
+    ///
+    /// # Errors
+    /// [`CmError::Transport`] unless it is RC or UC, [`CmError::Limit`].
+    pub fn connect(&mut self, now: Time, connect: Connect) -> Result<ConnId, CmError> {
+        if !matches!(connect.transport, Transport::Rc | Transport::Uc) {
+            return Err(CmError::Transport(connect.transport));
+        }
+        self.check_room()?;
+        let local_id = self.fresh_comm_id();
+        let tid = TransactionId::new(self.client, local_id.0);
+        let id = self.next_id();
+        let mut ctx = ctx(now, &self.port, &self.config, &mut self.out);
+        let conn = Connection::connect(&mut ctx, id, local_id, tid, connect);
+        self.insert(conn);
+        Ok(id)
+    }
+
+    /// Accepts a connection that [`Event::ConnectRequest`] told of.
+    ///
+    /// # Errors
+    /// [`CmError::Stale`], [`CmError::State`] when it was answered already.
+    pub fn accept(&mut self, now: Time, conn: ConnId, accept: &Accept) -> Result<(), CmError> {
+        self.command(now, conn, |conn, ctx| conn.accept(ctx, accept))
+    }
+
+    /// Rejects a connection that [`Event::ConnectRequest`] told of; there are no more events.
+    /// Of `info` 72 bytes at most are sent.
+    ///
+    /// # Errors
+    /// [`CmError::Stale`], [`CmError::State`] when it was answered already.
+    pub fn reject(
+        &mut self,
+        now: Time,
+        conn: ConnId,
+        reason: RejectReason,
+        info: &[u8],
+        private_data: Blob<148>,
+    ) -> Result<(), CmError> {
+        self.command(now, conn, |conn, ctx| {
+            conn.reject(ctx, reason, info, private_data)
+        })
+    }
+
+    /// Tells the peer that the answer takes longer (an MRA): the user's to a request, or the queue
+    /// pair's way to RTS.
+    ///
+    /// # Errors
+    /// [`CmError::Stale`], [`CmError::State`] when no answer is due.
+    pub fn delay(&mut self, now: Time, conn: ConnId, longer: TimeCode) -> Result<(), CmError> {
+        self.command(now, conn, |conn, ctx| conn.delay(ctx, longer))
+    }
+
+    /// Ends an established connection: the queue pair goes to ERR, the peer is told.
+    ///
+    /// # Errors
+    /// [`CmError::Stale`], [`CmError::State`] when it is not established.
+    pub fn disconnect(
+        &mut self,
+        now: Time,
+        conn: ConnId,
+        private_data: Blob<220>,
+    ) -> Result<(), CmError> {
+        self.command(now, conn, |conn, ctx| conn.disconnect(ctx, private_data))
+    }
+
+    /// Ends interest in a connection, whatever its state: the peer is told, the queue pair is left
+    /// alone, and there is no event any more, not even one that waits to be fetched.
+    ///
+    /// # Errors
+    /// [`CmError::Stale`].
+    pub fn destroy(&mut self, now: Time, conn: ConnId) -> Result<(), CmError> {
+        self.command(now, conn, |conn, ctx| {
+            conn.abort(ctx);
+            true
+        })
+    }
+
+    /// A modify of [`QpChange`] has ended. One of a connection that is gone does nothing.
+    pub fn qp_modified(&mut self, now: Time, conn: ConnId, result: Result<(), Error>) {
+        // The error of a connection that is gone would tell the caller nothing.
+        let _gone = self.command(now, conn, |conn, ctx| {
+            conn.qp_modified(ctx, result);
+            true
+        });
+    }
+
+    /// Data came on the queue pair of a connection whose RTU did not (the asynchronous event
+    /// "communication established").
+    ///
+    /// # Errors
+    /// [`CmError::Stale`], [`CmError::State`] when no RTU is waited for, which does no harm.
+    pub fn communication_established(&mut self, now: Time, conn: ConnId) -> Result<(), CmError> {
+        self.command(now, conn, |conn, ctx| conn.handle_rtu(ctx, Blob::default()))
+    }
+
+    /// Asks which queue pair serves datagrams for a service.
+    ///
+    /// # Errors
+    /// [`CmError::Limit`].
+    pub fn resolve(&mut self, now: Time, resolve: &Resolve) -> Result<ResolveId, CmError> {
+        let request_id = loop {
+            let id = CommId(self.rng.rand_u32());
+            if id.0 != 0 && !self.resolutions.is_asked(id) {
+                break id;
+            }
+        };
+        let tid = TransactionId::new(self.client, request_id.0);
+        let max = self.config.resolutions_max;
+        self.resolutions
+            .ask(now, request_id, tid, resolve, max, &mut self.out)
+    }
+
+    /// Answers a question that [`Event::ResolveRequest`] told of.
+    ///
+    /// # Errors
+    /// [`CmError::Stale`] when it was answered already.
+    pub fn answer(
+        &mut self,
+        now: Time,
+        resolution: ResolveId,
+        resolved: &Resolved,
+    ) -> Result<(), CmError> {
+        self.resolutions
+            .answer(now, resolution, resolved, &mut self.out)
+    }
+
+    /// Ends interest in a question, asked or to be answered: there is no event any more.
+    ///
+    /// # Errors
+    /// [`CmError::Stale`].
+    pub fn forget(&mut self, resolution: ResolveId) -> Result<(), CmError> {
+        self.resolutions.forget(resolution, &mut self.out)
+    }
+
+    /// Takes a received datagram. `from` is where it came from, with the way back.
+    pub fn handle(&mut self, now: Time, from: Address, mad: &MadBytes) {
+        self.dispatch(now, from, mad);
+    }
+
+    /// Does what is due: repetitions, giving up, the end of timewait.
+    pub fn handle_timeout(&mut self, now: Time) {
+        while let Some(slot) = self.index.due(now) {
+            self.update(now, slot, |conn, ctx| {
+                conn.handle_timeout(ctx);
+                true
+            });
+        }
+        self.resolutions.handle_timeout(now, &mut self.out);
+    }
+
+    /// The next datagram to send, and where to.
+    pub fn poll_transmit(&mut self) -> Option<(Address, MadBytes)> {
+        self.out.transmits.pop_front()
+    }
+
+    /// The next modify to issue.
+    pub fn poll_qp_change(&mut self) -> Option<QpChange> {
+        self.out.changes.pop_front()
+    }
+
+    /// What has happened.
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.out.events.pop_front()
+    }
+
+    /// When [`handle_timeout`](Self::handle_timeout) wants to be called; `None` for no time.
+    pub fn poll_timeout(&self) -> Option<Time> {
+        let deadlines = [self.index.deadline(), self.resolutions.deadline()];
+        deadlines.into_iter().flatten().min()
+    }
+
+    /// State of a connection; `None` when there is none (any more).
+    pub fn state(&self, conn: ConnId) -> Option<State> {
+        let found = self.conns.get(conn.index)?;
+        (found.id() == conn).then(|| found.state())
+    }
+
+    /// Connections in any state, and resolutions.
+    pub fn len(&self) -> usize {
+        self.conns.len() + self.resolutions.len()
+    }
+
+    /// Whether there are no connections and resolutions at all; listeners do not count.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// What was dropped or refused.
+    pub fn counters(&self) -> Counters {
+        self.out.counters
+    }
+
+    /// A random first packet number.
+    pub fn draw_psn(&mut self) -> Psn {
+        Psn::new(self.rng.rand_u32())
+    }
+
+    /// A call of the user on a connection; `call` returns whether the state allows it.
+    fn command(
+        &mut self,
+        now: Time,
+        id: ConnId,
+        call: impl FnOnce(&mut Connection, &mut Ctx<'_>) -> bool,
+    ) -> Result<(), CmError> {
+        let state = self.state(id).ok_or(CmError::Stale)?;
+        if self.update(now, id.index, call) {
+            Ok(())
+        } else {
+            Err(CmError::State(state))
+        }
+    }
+
+    /// Calls a connection, and keeps the indexes right.
+    fn update(
+        &mut self,
+        now: Time,
+        slot: usize,
+        call: impl FnOnce(&mut Connection, &mut Ctx<'_>) -> bool,
+    ) -> bool {
+        let Some(conn) = self.conns.get_mut(slot) else {
+            return false;
+        };
+        let mut ctx = ctx(now, &self.port, &self.config, &mut self.out);
+        let done = call(conn, &mut ctx);
+        self.settle(slot);
+        while self.index.lingering() > self.config.timewait_max {
+            let Some(least) = self.least_lingering() else {
+                break;
+            };
+            self.out.counters.timewait_cut += 1;
+            if let Some(conn) = self.conns.get_mut(least) {
+                conn.cut(&mut Ctx {
+                    now,
+                    port: &self.port,
+                    config: &self.config,
+                    out: &mut self.out,
+                });
+            }
+            self.settle(least);
+        }
+        done
+    }
+
+    /// The connection in timewait that is missed least; not one whose queue pair is being modified.
+    fn least_lingering(&self) -> Option<usize> {
+        let idle = |slot: &usize| self.conns.get(*slot).is_some_and(Connection::is_idle);
+        self.index.lingering_in_order().find(idle)
+    }
+
+    fn insert(&mut self, conn: Connection) {
+        let slot = self.conns.insert(conn);
+        self.settle(slot);
+        // What is to be told later is reserved now.
+        let reserved = self.conns.len() * EVENTS_PER_CONNECTION;
+        self.out.events.reserve(reserved);
+        self.out.changes.reserve(self.conns.len());
+    }
+
+    fn settle(&mut self, slot: usize) {
+        let Some(conn) = self.conns.get(slot) else {
+            return;
+        };
+        let is_gone = self.index.settle(slot, conn, &mut self.listeners);
+        if is_gone {
+            self.conns.remove(slot);
+        }
+    }
+
+    fn check_room(&self) -> Result<(), CmError> {
+        let max = self.config.connections_max;
+        if self.conns.len() - self.index.lingering() >= max {
+            return Err(CmError::Limit {
+                what: "connections_max",
+                max,
+            });
+        }
+        Ok(())
+    }
+
+    /// An id that the peer cannot guess and no connection here has. One of fewer than 2^32
+    /// connections ends the search.
+    fn fresh_comm_id(&mut self) -> CommId {
+        loop {
+            let id = CommId(self.rng.rand_u32());
+            if id.0 != 0 && self.index.local(id).is_none() {
+                return id;
+            }
+        }
+    }
+
+    fn next_id(&mut self) -> ConnId {
+        let (index, serial) = (self.conns.vacant_key(), self.next_serial);
+        self.next_serial += 1;
+        ConnId { index, serial }
+    }
+}
+
+/// Events that a connection can have waiting: request, established, disconnected, timewait exit.
+const EVENTS_PER_CONNECTION: usize = 4;
+
+fn ctx<'a>(now: Time, port: &'a Port, config: &'a Config, out: &'a mut Outputs) -> Ctx<'a> {
+    Ctx {
+        now,
+        port,
+        config,
+        out,
+    }
+}

@@ -1,0 +1,302 @@
+//! Resolution of service ids (IBTA vol. 1, 12.11): which queue pair serves datagrams.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use verbs_core::addr::{Gid, Lid, QKey, Qpn};
+use verbs_core::mad::{Address, MadBytes, Time, TransactionId};
+
+use crate::event::{CmError, Event, ListenId, Outputs, ResolveId};
+use crate::params::{Resolve, Resolved};
+use crate::table::Cm;
+use crate::wire::{CommId, IpHeader, Message, ServiceId, SidrRep, SidrReq, SidrStatus};
+
+/// How long the answer to a question is kept for being sent again: a peer repeats its question
+/// within this time.
+const ANSWER_KEPT: Duration = Duration::from_secs(10);
+
+/// Who asks: the port, and its name for the question.
+type Asker = (Option<Gid>, Lid, CommId);
+
+/// A question of ours.
+#[derive(Debug)]
+struct Asked {
+    id: ResolveId,
+    to: Address,
+    mad: Box<MadBytes>,
+    wait: Duration,
+    retries_left: u32,
+    deadline: Time,
+}
+
+/// A question of a peer.
+#[derive(Debug)]
+struct Question {
+    id: ResolveId,
+    from: Address,
+    request_id: CommId,
+    tid: TransactionId,
+    service_id: ServiceId,
+    /// The answer, and until when it is kept.
+    answer: Option<(Box<MadBytes>, Time)>,
+}
+
+/// The questions under way, in both directions.
+#[derive(Debug, Default)]
+pub(super) struct Resolutions {
+    next: u64,
+    asked: BTreeMap<CommId, Asked>,
+    questions: BTreeMap<Asker, Question>,
+}
+
+fn asker(from: &Address, id: CommId) -> Asker {
+    (from.av.global.map(|global| global.dgid), from.av.dlid, id)
+}
+
+impl Resolutions {
+    pub(super) fn is_asked(&self, id: CommId) -> bool {
+        self.asked.contains_key(&id)
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.asked.len() + self.questions.len()
+    }
+
+    pub(super) fn ask(
+        &mut self,
+        now: Time,
+        request_id: CommId,
+        tid: TransactionId,
+        resolve: &Resolve,
+        max: usize,
+        out: &mut Outputs,
+    ) -> Result<ResolveId, CmError> {
+        if self.asked.len() >= max {
+            return Err(CmError::Limit {
+                what: "resolutions_max",
+                max,
+            });
+        }
+        let request = Message::SidrReq(SidrReq {
+            request_id,
+            pkey: resolve.route.pkey.0,
+            service_id: resolve.service_id,
+            private_data: resolve.private_data,
+        });
+        let (mad, to, id) = (request.emit(tid), resolve.route.address(), self.next_id());
+        let way = 2 * resolve.route.packet_lifetime.duration();
+        let wait = resolve.response_timeout.duration() + way;
+        out.send(to, mad);
+        out.events.reserve(self.len() + 1);
+        let asked = Asked {
+            id,
+            to,
+            mad: Box::new(mad),
+            wait,
+            retries_left: resolve.max_cm_retries.value(),
+            deadline: now + wait,
+        };
+        self.asked.insert(request_id, asked);
+        Ok(id)
+    }
+
+    /// The answer to a question of ours, if it comes from the port that was asked.
+    pub(super) fn handle_rep(&mut self, from: &Address, rep: &SidrRep, out: &mut Outputs) -> bool {
+        let found = self.asked.get(&rep.request_id);
+        if !found.is_some_and(|asked| asked.to.is_same_port(from)) {
+            return false;
+        }
+        let Some(asked) = self.asked.remove(&rep.request_id) else {
+            return false;
+        };
+        out.events.push_back(Event::Resolved {
+            resolution: asked.id,
+            status: rep.status,
+            qpn: rep.qpn,
+            qkey: rep.qkey,
+            private_data: rep.private_data,
+        });
+        true
+    }
+
+    pub(super) fn answer(
+        &mut self,
+        now: Time,
+        id: ResolveId,
+        resolved: &Resolved,
+        out: &mut Outputs,
+    ) -> Result<(), CmError> {
+        let waiting = |question: &&mut Question| question.id == id && question.answer.is_none();
+        let question = self
+            .questions
+            .values_mut()
+            .find(waiting)
+            .ok_or(CmError::Stale)?;
+        let is_valid = resolved.status == SidrStatus::Valid;
+        let reply = Message::SidrRep(SidrRep {
+            request_id: question.request_id,
+            status: resolved.status,
+            qpn: if is_valid {
+                resolved.qpn
+            } else {
+                Qpn::default()
+            },
+            service_id: question.service_id,
+            qkey: if is_valid {
+                resolved.qkey
+            } else {
+                QKey::default()
+            },
+            private_data: resolved.private_data,
+            ..SidrRep::default()
+        });
+        let mad = reply.emit(question.tid);
+        out.send(question.from, mad);
+        question.answer = Some((Box::new(mad), now + ANSWER_KEPT));
+        Ok(())
+    }
+
+    pub(super) fn forget(&mut self, id: ResolveId, out: &mut Outputs) -> Result<(), CmError> {
+        let before = self.len();
+        self.asked.retain(|_, asked| asked.id != id);
+        self.questions
+            .retain(|_, question| question.id != id || question.answer.is_some());
+        if self.len() == before {
+            return Err(CmError::Stale);
+        }
+        out.events.retain(|event| match event {
+            Event::ResolveRequest { resolution, .. } => *resolution != id,
+            _ => true,
+        });
+        Ok(())
+    }
+
+    pub(super) fn handle_timeout(&mut self, now: Time, out: &mut Outputs) {
+        self.asked.retain(|_, asked| {
+            if asked.deadline > now {
+                return true;
+            }
+            if asked.retries_left == 0 {
+                out.events.push_back(Event::Unresolved {
+                    resolution: asked.id,
+                });
+                return false;
+            }
+            asked.retries_left -= 1;
+            asked.deadline = now + asked.wait;
+            out.send(asked.to, *asked.mad);
+            true
+        });
+        self.questions.retain(|_, question| {
+            question
+                .answer
+                .as_ref()
+                .is_none_or(|(_, until)| *until > now)
+        });
+    }
+
+    pub(super) fn deadline(&self) -> Option<Time> {
+        let asked = self.asked.values().map(|asked| asked.deadline);
+        let answers = self
+            .questions
+            .values()
+            .filter_map(|question| question.answer.as_ref());
+        asked.chain(answers.map(|&(_, until)| until)).min()
+    }
+
+    /// Whether there is room for another question of a peer, if need be in place of the oldest answer.
+    fn make_room(&mut self, max: usize) -> bool {
+        if self.questions.len() >= max {
+            let answered = self.questions.iter().filter_map(|(&asker, question)| {
+                let (_, until) = question.answer.as_ref()?;
+                Some((*until, asker))
+            });
+            let oldest = answered.min();
+            if let Some((_, asker)) = oldest {
+                self.questions.remove(&asker);
+            }
+        }
+        self.questions.len() < max
+    }
+
+    fn next_id(&mut self) -> ResolveId {
+        self.next += 1;
+        ResolveId(self.next)
+    }
+}
+
+impl Cm {
+    /// A question of a peer: the first time it is put before the user, after that it is answered as
+    /// before.
+    pub(super) fn handle_sidr_req(
+        &mut self,
+        from: Address,
+        tid: TransactionId,
+        req: &SidrReq,
+    ) -> bool {
+        let key = asker(&from, req.request_id);
+        if let Some(question) = self.resolutions.questions.get(&key) {
+            if let Some((mad, _)) = &question.answer {
+                self.out.send(from, **mad);
+            }
+            return question.answer.is_some();
+        }
+        let ip = IpHeader::parse(&req.private_data.0).ok();
+        let addr = ip.map(|ip| ip.addresses.destination());
+        let Some(listener) = self.listeners.find(req.service_id, addr) else {
+            self.refuse_sidr(from, tid, req, SidrStatus::Unsupported);
+            return true;
+        };
+        if !self.resolutions.make_room(self.config.resolutions_max) {
+            self.out.counters.refused += 1;
+            self.refuse_sidr(from, tid, req, SidrStatus::NoQp);
+            return true;
+        }
+        self.put_question(key, from, tid, req, listener, ip);
+        true
+    }
+
+    fn put_question(
+        &mut self,
+        key: Asker,
+        from: Address,
+        tid: TransactionId,
+        req: &SidrReq,
+        listener: ListenId,
+        ip: Option<IpHeader>,
+    ) {
+        let id = self.resolutions.next_id();
+        let question = Question {
+            id,
+            from,
+            request_id: req.request_id,
+            tid,
+            service_id: req.service_id,
+            answer: None,
+        };
+        self.resolutions.questions.insert(key, question);
+        self.out.events.push_back(Event::ResolveRequest {
+            resolution: id,
+            listener,
+            from,
+            req: *req,
+            ip,
+        });
+    }
+
+    fn refuse_sidr(
+        &mut self,
+        from: Address,
+        tid: TransactionId,
+        req: &SidrReq,
+        status: SidrStatus,
+    ) {
+        let reply = Message::SidrRep(SidrRep {
+            request_id: req.request_id,
+            status,
+            service_id: req.service_id,
+            ..SidrRep::default()
+        });
+        self.out.send(from, reply.emit(tid));
+    }
+}

@@ -1,0 +1,8 @@
+//! Single scenarios, message by message. What is expected of whole runs is in `tests/sim`.
+
+mod closing;
+mod hostile;
+mod lab;
+mod linux;
+mod making;
+mod resolving;

@@ -1,0 +1,139 @@
+//! Goal: no datagram makes a table panic, grow beyond its limits, or lose its order. Method: random
+//! messages whose ids are nearly right, against connections in every state.
+
+use oorandom::Rand32;
+use verbs_core::addr::{Guid, Qpn};
+use verbs_core::mad::TransactionId;
+
+use super::lab::{Lab, SERVICE, accept, connect, other_of, port};
+use crate::wire::{CommId, Message};
+use crate::{Config, Event};
+
+/// A random message that names connections of the lab.
+fn forged(dice: &mut Rand32, ids: &[CommId]) -> [u8; 256] {
+    let mut mad = [0; 256];
+    mad[..4].copy_from_slice(&[1, 7, 2, 3]);
+    mad[17] = u8::try_from(dice.rand_range(0x10..0x1b)).unwrap();
+    for byte in &mut mad[24..] {
+        // Mostly zeros, as in real ones.
+        *byte = if dice.rand_range(0..4) == 0 {
+            dice.rand_u32().to_le_bytes()[0]
+        } else {
+            0
+        };
+    }
+    for at in [24, 28] {
+        let pick = dice.rand_range(0..u32::try_from(ids.len()).unwrap() + 1);
+        let id = ids
+            .get(usize::try_from(pick).unwrap())
+            .map_or(dice.rand_range(0..3), |id| id.0);
+        mad[at..at + 4].copy_from_slice(&id.to_be_bytes());
+    }
+    // What a REQ, a REP and a DREQ must have right to get far.
+    if mad[17] == 0x10 {
+        mad[32..40].copy_from_slice(&SERVICE.0.to_be_bytes());
+        let guid = port(0).ca_guid.0 + u64::from(dice.rand_range(0..2));
+        mad[40..48].copy_from_slice(&guid.to_be_bytes());
+        mad[56..59].copy_from_slice(&[0, 0, u8::try_from(dice.rand_range(0x50..0x60)).unwrap()]);
+        mad[67] &= 0xf9;
+        mad[74] = 0x30;
+        mad[96..112].copy_from_slice(&super::lab::gid(1).0);
+    }
+    if mad[17] == 0x13 {
+        mad[52..60].copy_from_slice(&Guid(port(1).ca_guid.0).0.to_be_bytes());
+    }
+    if mad[17] == 0x15 {
+        mad[32..35].copy_from_slice(&[0, 0, [0x55, 0x99][usize::from(dice.rand_range(0..2) == 0)]]);
+    }
+    mad
+}
+
+#[test]
+fn forged_messages_do_no_harm() {
+    let config = Config {
+        connections_max: 20,
+        timewait_max: 8,
+        resolutions_max: 5,
+        transmits_max: 16,
+        ..Config::default()
+    };
+    for seed in 0..40 {
+        let mut dice = Rand32::new(seed);
+        let mut lab = Lab::with(config);
+        lab.established();
+        for qpn in 0x56..0x5c {
+            lab.cms[0].connect(lab.now, connect(qpn)).unwrap();
+        }
+        lab.exchange();
+        for round in 0..3_000_u32 {
+            let ids: Vec<_> = lab.cms[1]
+                .conns
+                .iter()
+                .map(|(_, conn)| conn.local_id())
+                .collect();
+            let remotes = lab.cms[1]
+                .conns
+                .iter()
+                .filter_map(|(_, conn)| conn.remote_id());
+            let all: Vec<_> = ids.into_iter().chain(remotes).collect();
+            let mad = forged(&mut dice, &all);
+            assert!(Message::parse(&mad).is_ok());
+            lab.cms[1].handle(lab.now, other_of(1), &mad);
+            let conns = &lab.cms[1].conns;
+            assert!(conns.len() <= 20 + 8 && lab.cms[1].out.transmits.len() <= 16);
+            if round % 8 == 0 {
+                work(&mut lab, &mut dice);
+            }
+        }
+        empty(&mut lab);
+    }
+}
+
+/// What a user does now and then: fetches, answers, connects.
+fn work(lab: &mut Lab, dice: &mut Rand32) {
+    lab.sent(1);
+    while let Some(event) = lab.event(1) {
+        if let Event::ConnectRequest { conn, .. } = event
+            && dice.rand_range(0..2) == 0
+        {
+            let mut answer = accept();
+            answer.qpn = Qpn::new(dice.rand_range(0x99..0xa9));
+            // The request may have been taken back.
+            let _late = lab.cms[1].accept(lab.now, conn, &answer);
+        }
+    }
+    if dice.rand_range(0..8) == 0 {
+        // There may be no room.
+        let _full = lab.cms[1].connect(lab.now, connect(0x77));
+    }
+    if dice.rand_range(0..16) == 0 && lab.cms[1].poll_timeout().is_some() {
+        lab.fire(1);
+    }
+}
+
+/// Destroys everything, and lets time pass: the table has to be as new.
+fn empty(lab: &mut Lab) {
+    let all: Vec<_> = lab.cms[1].conns.iter().map(|(_, conn)| conn.id()).collect();
+    for conn in all {
+        // It may have been cut from timewait, which is short here.
+        let _gone = lab.cms[1].destroy(lab.now, conn);
+    }
+    lab.sent(1);
+    lab.fire_all(1);
+    assert!(lab.cms[1].conns.is_empty() && lab.cms[1].index.is_empty());
+}
+
+#[test]
+fn garbage_is_counted() {
+    let mut lab = Lab::new();
+    let mut dice = Rand32::new(1);
+    for _ in 0..1_000 {
+        let mad = std::array::from_fn(|_| dice.rand_u32().to_le_bytes()[0]);
+        lab.cms[1].handle(lab.now, other_of(1), &mad);
+    }
+    let rtu = Message::from(crate::wire::Rtu::default()).emit(TransactionId(1));
+    lab.cms[1].handle(lab.now, other_of(1), &rtu);
+    let counters = lab.cms[1].counters();
+    assert_eq!((counters.malformed, counters.unknown_conn), (1_000, 1));
+    assert!(lab.cms[1].poll_transmit().is_none());
+}

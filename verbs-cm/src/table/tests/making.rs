@@ -1,0 +1,541 @@
+//! Connections being made, refused and given up.
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use verbs_core::addr::{Gid, Lid, Mtu};
+use verbs_core::mad::sa::PathRecord;
+use verbs_core::mad::{Bits, Blob, TimeCode};
+use verbs_core::{Error, LinkLayer, QpState};
+
+use super::lab::{Lab, SERVICE, accept, connect, gid, other_of, port};
+use crate::machine::State;
+use crate::wire::{
+    CommId, IpHeader, IpPair, Message, MtuCode, Rej, RejectReason, Rejected, ServiceId, Transport,
+};
+use crate::{CmError, Config, Connect, Event, Failure, Listen, Port, Route};
+
+/// The REJ among messages, alone.
+fn the_rej(messages: &[Message]) -> Rej {
+    match messages {
+        [Message::Rej(rej)] => *rej,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn queue_pairs_are_ready_before_the_peer_is_told() {
+    let mut lab = Lab::new();
+    let [_, passive] = lab.requested();
+    lab.cms[1].accept(lab.now, passive, &accept()).unwrap();
+    assert!(
+        lab.cms[1].poll_transmit().is_none(),
+        "the REP waits for RTR"
+    );
+    let change = lab.cms[1].poll_qp_change().unwrap();
+    assert_eq!(change.attr.state, Some(QpState::Rtr));
+    assert!(
+        lab.cms[1].poll_qp_change().is_none(),
+        "one modify at a time"
+    );
+    lab.cms[1].qp_modified(lab.now, passive, Ok(()));
+    assert_eq!(lab.carry(1), ["REP"]);
+    assert_eq!(lab.carry(0), ["RTU"]);
+    assert_eq!(lab.changes, [(0, QpState::Rtr), (0, QpState::Rts)]);
+    assert!(lab.event(1).is_none(), "RTS comes first");
+    lab.exchange();
+    assert_eq!(lab.changes[2..], [(1, QpState::Rts)]);
+    assert!(matches!(lab.event(1), Some(Event::Established { .. })));
+}
+
+#[test]
+fn attributes_go_across() {
+    let mut lab = Lab::new();
+    let mut wish = connect(0x55);
+    (wish.responder_resources, wish.initiator_depth) = (3, 9);
+    lab.cms[0].connect(lab.now, wish).unwrap();
+    lab.carry(0);
+    let Some(Event::ConnectRequest { conn, .. }) = lab.event(1) else {
+        panic!()
+    };
+    let mut answer = accept();
+    (answer.responder_resources, answer.initiator_depth) = (5, 16);
+    lab.cms[1].accept(lab.now, conn, &answer).unwrap();
+    let rtr = lab.cms[1].poll_qp_change().unwrap().attr;
+    assert_eq!((rtr.dest_qpn, rtr.rq_psn), (Some(wish.qpn), Some(wish.psn)));
+    assert_eq!(
+        (rtr.max_dest_rd_atomic, rtr.path_mtu),
+        (Some(5), Some(Mtu::B1024))
+    );
+    assert_eq!(rtr.av.unwrap().global.unwrap().dgid, gid(0));
+    lab.cms[1].qp_modified(lab.now, conn, Ok(()));
+    lab.carry(1);
+    let rtr = lab.cms[0].poll_qp_change().unwrap();
+    assert_eq!(
+        (rtr.attr.dest_qpn, rtr.attr.rq_psn),
+        (Some(answer.qpn), Some(answer.psn))
+    );
+    assert_eq!(
+        rtr.attr.max_dest_rd_atomic,
+        Some(3),
+        "no more than was offered"
+    );
+    lab.cms[0].qp_modified(lab.now, rtr.conn, Ok(()));
+    let rts = lab.cms[0].poll_qp_change().unwrap().attr;
+    assert_eq!((rts.sq_psn, rts.max_rd_atomic), (Some(wish.psn), Some(5)));
+    assert_eq!(
+        (rts.timeout, rts.retry_cnt, rts.rnr_retry),
+        (Some(19), Some(7), Some(7))
+    );
+}
+
+#[test]
+fn a_peer_that_wants_more_than_it_was_offered_gets_what_it_was_offered() {
+    let mut lab = Lab::new();
+    let (_, rep) = lab.replied();
+    let Message::Rep(mut rep) = rep else { panic!() };
+    (rep.initiator_depth, rep.responder_resources) = (200, 200);
+    lab.give(0, &rep.into());
+    let rtr = lab.cms[0].poll_qp_change().unwrap();
+    assert_eq!(rtr.attr.max_dest_rd_atomic, Some(1));
+    lab.cms[0].qp_modified(lab.now, rtr.conn, Ok(()));
+    let rts = lab.cms[0].poll_qp_change().unwrap();
+    assert_eq!(rts.attr.max_rd_atomic, Some(1));
+}
+
+/// Goal: on InfiniBand the way to the peer is the path that the subnet administrator gave. Method: a
+/// path record within the subnet, and one across a router.
+#[test]
+fn paths_of_the_subnet_administrator_are_taken() {
+    for hop_limit in [0, 64] {
+        let port = |host: usize| Port {
+            link_layer: LinkLayer::InfiniBand,
+            lid: Lid(11 + u16::try_from(host).unwrap()),
+            ..port(host)
+        };
+        let record = PathRecord {
+            sgid: gid(0),
+            dgid: gid(1),
+            slid: Lid(11),
+            dlid: Lid(12),
+            sl: Bits::truncated(3),
+            hop_limit,
+            mtu: Bits::truncated(2),
+            packet_lifetime: Bits::truncated(14),
+            ..PathRecord::default()
+        };
+        let route = Route::from_record(&port(0), &record, 4).unwrap();
+        assert_eq!((route.address().pkey_index, route.mtu), (4, Mtu::B512));
+        let mut lab = Lab::new();
+        lab.cms = [0, 1].map(|host| crate::Cm::new(Config::default(), port(host), 2, 7));
+        lab.cms[1].listen(Listen::new(SERVICE)).unwrap();
+        let wish = Connect {
+            route,
+            ..connect(0x55)
+        };
+        lab.cms[0].connect(lab.now, wish).unwrap();
+        lab.carry(0);
+        let Some(Event::ConnectRequest { conn, req, .. }) = lab.event(1) else {
+            panic!()
+        };
+        assert_eq!(
+            (req.primary.local_lid, req.primary.remote_lid),
+            (Lid(11), Lid(12))
+        );
+        lab.cms[1].accept(lab.now, conn, &accept()).unwrap();
+        let rtr = lab.cms[1].poll_qp_change().unwrap().attr;
+        let av = rtr.av.unwrap();
+        assert_eq!(
+            (av.dlid, av.sl, rtr.path_mtu),
+            (Lid(11), 3, Some(Mtu::B512))
+        );
+        assert_eq!(
+            av.global.map(|global| global.dgid),
+            (hop_limit > 1).then_some(gid(0))
+        );
+    }
+    let other = PathRecord {
+        sgid: gid(1),
+        ..PathRecord::default()
+    };
+    assert_eq!(Route::from_record(&port(0), &other, 0), None);
+}
+
+#[test]
+fn a_lost_request_is_sent_again_until_there_is_no_hope() {
+    let mut lab = Lab::new();
+    let mut wish = connect(0x55);
+    wish.max_cm_retries = Bits::truncated(2);
+    let conn = lab.cms[0].connect(lab.now, wish).unwrap();
+    assert_eq!(lab.lose(0), ["REQ"]);
+    assert_eq!(lab.fire_all(0), ["REQ", "REQ", "REJ"]);
+    assert_eq!(lab.event(0), Some(Event::Unreachable { conn }));
+    assert_eq!((lab.event(0), lab.state(0, conn)), (None, None));
+    lab.finish();
+}
+
+#[test]
+fn a_withdrawn_request_is_found_by_guid() {
+    let mut lab = Lab::new();
+    let [active, passive] = lab.requested();
+    lab.cms[0].destroy(lab.now, active).unwrap();
+    let rej = the_rej(&lab.sent(0));
+    assert_eq!(
+        (rej.remote_id, rej.reason),
+        (CommId(0), RejectReason::Timeout)
+    );
+    lab.give(1, &rej.into());
+    match lab.event(1) {
+        Some(Event::Rejected {
+            conn,
+            reason: RejectReason::Timeout,
+            ..
+        }) if conn == passive => {}
+        other => panic!("{other:?}"),
+    }
+    let late = lab.cms[1].accept(lab.now, passive, &accept());
+    assert_eq!(late, Err(CmError::State(State::Timewait)));
+    lab.finish();
+}
+
+#[test]
+fn a_repeated_request_gets_the_answer_again() {
+    let mut lab = Lab::new();
+    let active = lab.cms[0].connect(lab.now, connect(0x55)).unwrap();
+    let req = lab.sent(0)[0];
+    lab.give(1, &req);
+    let Some(Event::ConnectRequest { conn, .. }) = lab.event(1) else {
+        panic!()
+    };
+    lab.give(1, &req);
+    assert_eq!(
+        (lab.lose(1), lab.event(1)),
+        (vec![], None),
+        "the user is asked once"
+    );
+    lab.cms[1].delay(lab.now, conn, TimeCode::new(20)).unwrap();
+    assert_eq!(lab.lose(1), ["MRA"]);
+    lab.give(1, &req);
+    assert_eq!(lab.lose(1), ["MRA"]);
+    lab.cms[1].accept(lab.now, conn, &accept()).unwrap();
+    assert_eq!(lab.lose(1), ["REP"]);
+    lab.give(1, &req);
+    assert_eq!(lab.carry(1), ["REP"]);
+    lab.exchange();
+    assert_eq!(lab.state(0, active), Some(State::Established));
+    lab.give(1, &req);
+    assert_eq!(lab.lose(1), [""; 0], "that one is old");
+}
+
+#[test]
+fn a_repeated_request_is_rejected_again() {
+    let mut lab = Lab::new();
+    lab.cms[0].connect(lab.now, connect(0x55)).unwrap();
+    let req = lab.sent(0)[0];
+    lab.give(1, &req);
+    let Some(Event::ConnectRequest { conn, .. }) = lab.event(1) else {
+        panic!()
+    };
+    let data = Blob::new(b"go away").unwrap();
+    lab.cms[1]
+        .reject(lab.now, conn, RejectReason::Consumer, b"why", data)
+        .unwrap();
+    let first = the_rej(&lab.sent(1));
+    assert_eq!((first.info_len.value(), first.message), (3, Rejected::Req));
+    lab.give(1, &req);
+    assert_eq!((the_rej(&lab.sent(1)), lab.event(1)), (first, None));
+    lab.give(0, &first.into());
+    match lab.event(0) {
+        Some(Event::Rejected {
+            reason: RejectReason::Consumer,
+            private_data,
+            info,
+            ..
+        }) => {
+            assert_eq!((private_data, info), (data, Blob::new(b"why").unwrap()));
+        }
+        other => panic!("{other:?}"),
+    }
+    // The rejected side may use its queue pair again at once.
+    let again = lab.requested();
+    assert!(lab.state(1, again[1]).is_some());
+    lab.cms[1].destroy(lab.now, again[1]).unwrap();
+    lab.finish();
+}
+
+#[test]
+fn a_repeated_reply_gets_the_confirmation_again() {
+    let mut lab = Lab::new();
+    let (conns, rep) = lab.replied();
+    lab.give(0, &rep);
+    assert_eq!(lab.lose(0), ["RTU"]);
+    assert_eq!(lab.state(1, conns[1]), Some(State::RepSent));
+    lab.fire(1);
+    assert_eq!((lab.carry(1), lab.carry(0)), (vec!["REP"], vec!["RTU"]));
+    lab.exchange();
+    assert_eq!(lab.state(1, conns[1]), Some(State::Established));
+}
+
+#[test]
+fn data_stand_for_a_lost_confirmation() {
+    let mut lab = Lab::new();
+    let (conns, rep) = lab.replied();
+    lab.give(0, &rep);
+    assert_eq!(lab.lose(0), ["RTU"]);
+    lab.cms[1]
+        .communication_established(lab.now, conns[1])
+        .unwrap();
+    lab.exchange();
+    assert!(matches!(lab.event(1), Some(Event::Established { .. })));
+    let again = lab.cms[1].communication_established(lab.now, conns[1]);
+    assert_eq!(again, Err(CmError::State(State::Established)));
+}
+
+#[test]
+fn a_reply_that_nobody_confirms_is_taken_back_and_the_other_end_learns_of_it() {
+    let mut lab = Lab::new();
+    let (conns, rep) = lab.replied();
+    lab.give(0, &rep);
+    assert_eq!(lab.lose(0), ["RTU"]);
+    while lab.state(1, conns[1]) == Some(State::RepSent) {
+        lab.fire(1);
+        let sent = lab.sent(1);
+        if let [Message::Rej(rej)] = sent[..] {
+            assert_eq!(rej.reason, RejectReason::Timeout);
+            lab.give(0, &sent[0]);
+        }
+    }
+    let why = Failure::NoConfirmation;
+    assert_eq!(
+        lab.event(1),
+        Some(Event::ConnectError {
+            conn: conns[1],
+            why
+        })
+    );
+    assert!(matches!(lab.event(0), Some(Event::Established { .. })));
+    assert_eq!(lab.event(0), Some(Event::Disconnected { conn: conns[0] }));
+    lab.finish();
+    assert_eq!(lab.event(0), Some(Event::TimewaitExit { conn: conns[0] }));
+    assert_eq!(
+        lab.changes[lab.changes.len() - 2..],
+        [(1, QpState::Err), (0, QpState::Err)]
+    );
+}
+
+#[test]
+fn more_time_is_given_but_not_for_ever() {
+    let mut lab = Lab::new();
+    let [active, passive] = lab.requested();
+    let usual = lab.cms[0].poll_timeout().unwrap();
+    lab.cms[1].delay(lab.now, passive, TimeCode::MAX).unwrap();
+    let mra = lab.sent(1)[0];
+    lab.give(0, &mra);
+    assert_eq!(lab.state(0, active), Some(State::ReqMraRcvd));
+    let longer = lab.cms[0].poll_timeout().unwrap();
+    let most = Config::default().service_timeout_max.duration();
+    assert_eq!(longer.since(usual), most, "2.4 hours are cut");
+    for _ in 0..20 {
+        lab.give(0, &mra);
+    }
+    assert_eq!(
+        lab.cms[0].counters().unexpected,
+        6,
+        "each one took one of 15 retries"
+    );
+    lab.cms[1].accept(lab.now, passive, &accept()).unwrap();
+    lab.exchange();
+    assert_eq!(lab.state(0, active), Some(State::Established));
+}
+
+#[test]
+fn failing_queue_pairs_end_the_attempt_at_both_ends() {
+    let mut lab = Lab::new();
+    let (conns, rep) = lab.replied();
+    lab.give(0, &rep);
+    let change = lab.cms[0].poll_qp_change().unwrap();
+    lab.cms[0].qp_modified(lab.now, change.conn, Err(Error::DeviceFailed));
+    let why = Failure::QueuePair(Error::DeviceFailed);
+    assert_eq!(
+        lab.event(0),
+        Some(Event::ConnectError {
+            conn: conns[0],
+            why
+        })
+    );
+    let rej = the_rej(&lab.sent(0));
+    assert_eq!(
+        (rej.message, rej.reason),
+        (Rejected::Rep, RejectReason::NoQp)
+    );
+    lab.fire(1);
+    assert_eq!(lab.carry(1), ["REP"]);
+    assert_eq!(
+        the_rej(&lab.sent(0)),
+        rej,
+        "a repeated REP is rejected again"
+    );
+    lab.give(1, &rej.into());
+    assert!(matches!(lab.event(1), Some(Event::Rejected { .. })));
+    lab.finish();
+}
+
+/// Goal: what no user can do anything about is refused without asking one. Method: requests with
+/// one thing wrong.
+#[test]
+fn requests_are_refused_with_what_is_wrong() {
+    let mut lab = Lab::new();
+    lab.cms[0].connect(lab.now, connect(0x55)).unwrap();
+    let Message::Req(req) = lab.sent(0)[0] else {
+        panic!()
+    };
+    let mut refusal = |change: fn(&mut crate::wire::Req)| {
+        let mut wrong = req;
+        change(&mut wrong);
+        lab.give(1, &wrong.into());
+        assert_eq!(lab.event(1), None);
+        let rej = the_rej(&lab.sent(1));
+        assert_eq!((rej.local_id, rej.remote_id), (CommId(0), wrong.local_id));
+        (rej.reason, rej.info_len.value(), rej.info.0[0])
+    };
+    let nobody = refusal(|req| req.service_id = ServiceId(7));
+    assert_eq!(nobody, (RejectReason::InvalidServiceId, 0, 0));
+    let rd = refusal(|req| req.transport = Transport::Rd);
+    assert_eq!(rd, (RejectReason::InvalidTransportType, 0, 0));
+    let xrc = refusal(|req| req.transport = Transport::Extended);
+    assert_eq!(xrc, (RejectReason::InvalidTransportType, 0, 0));
+    let large = refusal(|req| req.path_mtu = MtuCode::from(Mtu::B4096));
+    assert_eq!(
+        large,
+        (RejectReason::InvalidMtu, 1, 3),
+        "with the one that would do"
+    );
+    let none = refusal(|req| req.path_mtu = MtuCode::default());
+    assert_eq!(none, (RejectReason::InvalidMtu, 1, 3));
+    let elsewhere = refusal(|req| req.primary.remote_gid = Gid([9; 16]));
+    assert_eq!(elsewhere, (RejectReason::PrimaryGid, 0, 0));
+    assert!(lab.cms[1].is_empty());
+}
+
+#[test]
+fn a_full_backlog_and_a_full_table_reject() {
+    let config = Config {
+        connections_max: 2,
+        ..Config::default()
+    };
+    let mut lab = Lab::with(config);
+    lab.cms[1] = crate::Cm::new(config, port(1), 2, 9);
+    let listener = lab.cms[1]
+        .listen(Listen {
+            backlog: 1,
+            ..Listen::new(SERVICE)
+        })
+        .unwrap();
+    let [first, passive] = lab.requested();
+    lab.cms[0].connect(lab.now, connect(0x56)).unwrap();
+    lab.carry(0);
+    assert_eq!(the_rej(&lab.sent(1)).reason, RejectReason::NoResources);
+    lab.cms[1].accept(lab.now, passive, &accept()).unwrap();
+    lab.cms[1].unlisten(listener).unwrap();
+    lab.exchange();
+    assert_eq!(
+        lab.state(0, first),
+        Some(State::Established),
+        "what was asked before goes on"
+    );
+    let full = lab.cms[0].connect(lab.now, connect(0x57));
+    assert_eq!(
+        full,
+        Err(CmError::Limit {
+            what: "connections_max",
+            max: 2
+        })
+    );
+    assert_eq!(
+        (lab.cms[1].counters().refused, lab.cms[1].unlisten(listener)),
+        (1, Err(CmError::Stale))
+    );
+}
+
+#[test]
+fn the_listener_of_the_address_comes_first() {
+    let mut lab = Lab::new();
+    let addr = IpAddr::V4(Ipv4Addr::new(10, 77, 0, 3));
+    let listen = Listen {
+        addr: Some(addr),
+        ..Listen::new(SERVICE)
+    };
+    let exact = lab.cms[1].listen(listen).unwrap();
+    assert_eq!(
+        lab.cms[1].listen(listen),
+        Err(CmError::InUse { addr: Some(addr) })
+    );
+    let mut ask = |host: u8, qpn| {
+        let addresses = IpPair::V4 {
+            source: Ipv4Addr::new(10, 77, 0, 2),
+            destination: Ipv4Addr::new(10, 77, 0, host),
+        };
+        let header = IpHeader {
+            source_port: 1,
+            addresses,
+        };
+        let wish = connect(qpn).ip(&header, Blob::new(b"hello").unwrap());
+        lab.cms[0].connect(lab.now, wish).unwrap();
+        lab.carry(0);
+        match lab.event(1) {
+            Some(Event::ConnectRequest {
+                listener,
+                ip: Some(ip),
+                req,
+                ..
+            }) => {
+                assert_eq!(
+                    (ip, &req.private_data.0[36..41]),
+                    (header, b"hello".as_slice())
+                );
+                listener
+            }
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(ask(3, 1), exact);
+    assert_ne!(ask(4, 2), exact);
+}
+
+/// Goal: both ends may be behind one port. Method: one table, whose messages come back to it.
+#[test]
+fn a_port_connects_to_itself() {
+    let mut cm = crate::Cm::new(Config::default(), port(0), 2, 5);
+    cm.listen(Listen::new(SERVICE)).unwrap();
+    let now = verbs_core::mad::Time::ZERO;
+    let mut wish = connect(0x55);
+    wish.route = Route::roce(&port(0), gid(0), gid(0)).unwrap();
+    cm.connect(now, wish).unwrap();
+    let mut established = Vec::new();
+    let mut over = 0;
+    for _ in 0..10 {
+        while let Some((_, mad)) = cm.poll_transmit() {
+            cm.handle(now, other_of(1), &mad);
+        }
+        while let Some(change) = cm.poll_qp_change() {
+            cm.qp_modified(now, change.conn, Ok(()));
+        }
+        while let Some(event) = cm.poll_event() {
+            match event {
+                Event::ConnectRequest { conn, .. } => cm.accept(now, conn, &accept()).unwrap(),
+                Event::Established { conn, .. } => {
+                    established.push(conn);
+                    if established.len() == 2 {
+                        cm.disconnect(now, conn, Blob::default()).unwrap();
+                    }
+                }
+                Event::Disconnected { .. } => over += 1,
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+    assert_eq!((established.len(), over), (2, 2));
+    while let Some(deadline) = cm.poll_timeout() {
+        cm.handle_timeout(deadline);
+    }
+    assert!(cm.is_empty() && cm.index.is_empty());
+}

@@ -1,0 +1,66 @@
+//! Management datagrams: their formats, and the bookkeeping of a port's service for them.
+//!
+//! Every management datagram has 256 bytes and begins with a [`MadHeader`]. Subnet administration
+//! ([`sa`]) and transfers of several datagrams ([`rmpp`]) add headers of their own; formats that one
+//! protocol alone uses live with that protocol.
+//!
+//! [`Agents`] is what a port's service keeps: who registered for which class and method, which
+//! requests wait for a response, and what has to be sent again when. It is sans-IO, as is everything
+//! here: no clock, no queue pair, no lock. Time comes in as a [`Time`], datagrams come in and go out
+//! as bytes with an [`Address`]. All of it may be called from a routine, and nothing blocks.
+//!
+//! Not here: queue pairs 0 and 1, and whatever answers the requests.
+
+pub mod agent;
+#[doc(hidden)]
+pub mod field;
+#[doc(hidden)]
+pub mod fuzz;
+pub mod header;
+pub mod rmpp;
+pub mod sa;
+pub mod time;
+
+pub use agent::{AgentConfig, AgentCounters, AgentError, AgentId, Agents, Delivery, Retry};
+pub use field::{Bits, Blob, TooLong};
+pub use header::{
+    AttributeId, Class, MAD_LEN, MadBytes, MadHeader, MadHeaderView, Method, Status, TransactionId,
+};
+pub use time::{Time, TimeCode};
+
+use crate::addr::{QKey, Qpn};
+use crate::qp_attr::Av;
+
+/// The Q_Key of queue pair 1 at every port.
+pub const GSI_QKEY: QKey = QKey(0x8001_0000);
+
+/// Where a datagram goes, or came from: the other side's queue pair at a port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Address {
+    /// The way to the port; of a received datagram, the way back.
+    pub av: Av,
+    /// The queue pair there; 1 for all classes but subnet management.
+    pub qpn: Qpn,
+    /// Index of the partition in this port's table.
+    pub pkey_index: u16,
+}
+
+impl Address {
+    /// The general services queue pair of the port at the end of that way, in the first partition.
+    pub const fn gsi(av: Av) -> Self {
+        Self {
+            av,
+            qpn: Qpn::new(1),
+            pkey_index: 0,
+        }
+    }
+
+    /// Whether both name the same port, as far as the addresses tell: by GID where both have one,
+    /// otherwise by LID.
+    pub fn is_same_port(&self, other: &Self) -> bool {
+        match (self.av.global, other.av.global) {
+            (Some(one), Some(another)) => one.dgid == another.dgid,
+            _ => self.av.dlid == other.av.dlid,
+        }
+    }
+}
