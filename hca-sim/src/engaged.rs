@@ -45,8 +45,9 @@ pub(crate) struct Engaged {
     pub(crate) closing: AtomicU32,
     /// Uncontended: only the holder locks it.
     pub(crate) machine: Mutex<Machine>,
-    /// The connection over packets, from the first transition to INIT on. Uncontended as well.
-    exchange: OnceLock<Mutex<Exchange>>,
+    /// The connection over packets, from the first transition to INIT on; most have none. Uncontended as
+    /// well.
+    exchange: OnceLock<Box<Mutex<Exchange>>>,
     /// It is on the driver's list already.
     pub(crate) listed: AtomicBool,
 }
@@ -73,13 +74,13 @@ enum Next {
 impl Engaged {
     /// The connection over packets, if there is one.
     pub(crate) fn exchange(&self) -> Option<&Mutex<Exchange>> {
-        self.exchange.get()
+        self.exchange.get().map(|exchange| &**exchange)
     }
 
     /// Gives the queue pair a connection over packets.
     pub(crate) fn set_exchange(&self, exchange: Exchange) {
         // Under the lock of the link nobody else does this.
-        let _ = self.exchange.set(Mutex::new(exchange));
+        let _ = self.exchange.set(Box::new(Mutex::new(exchange)));
     }
 
     /// Whether the rings wait for a grace period to be flushed.

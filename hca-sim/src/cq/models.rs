@@ -7,8 +7,6 @@ use loom::thread;
 use verbs_core::mem::pin;
 use verbs_core::{Arm, Armed, RawCq, Wc};
 
-use verbs_core::{Arm, Armed, RawCq, Wc};
-
 use super::*;
 use crate::clock::VirtualClock;
 use crate::engine::Engine;
