@@ -54,10 +54,24 @@ impl CqPoller {
             return 0;
         };
         *idle = idle.saturating_add(1);
-        if let Some(driver) = &port.driver {
-            driver.poll(port, *idle >= OFTEN);
+        let often = *idle >= OFTEN;
+        let came = port
+            .driver
+            .as_ref()
+            .is_some_and(|driver| driver.poll(port, often));
+        match self.poll_any(out) {
+            // What came completes nothing here, and is to be answered.
+            0 if came && often => {
+                let Some(Packets { port, .. }) = &self.packets else {
+                    return 0;
+                };
+                if let Some(driver) = &port.driver {
+                    driver.poll(port, often);
+                }
+                self.poll_any(out)
+            }
+            count => count,
         }
-        self.poll_any(out)
     }
 
     /// Polls into several.

@@ -6,7 +6,9 @@
 //! leaves its queue pair on the list and goes.
 //!
 //! A round takes in what has come, then lets every queue pair that has a reason send what it may. What
-//! that leads to for others is done after the driver was let go.
+//! that leads to for others is done after the driver was let go. Each does only what it is there for: a
+//! poster sends; somebody who polls all the time takes in, and leaves the answers to the next poll or
+//! post, so that a completion is not kept waiting for its acknowledgement.
 
 use std::fmt;
 use std::time::Duration;
@@ -31,11 +33,9 @@ use crate::turnstile::{Held, Turnstile};
 use crate::wire::{Bth, Head, PacketView, Role, Syndrome};
 
 /// How long the engine's thread leaves packets to somebody who polls, counted from the last poll. Longer
-/// than a poller is away between polls, shorter than what anybody notices when it stops.
-const POLLED: Duration = Duration::from_millis(1);
-/// Rounds that take packets in before whoever drives goes about its own business. What is left is
-/// found by the next who drives, at the latest by the engine's thread.
-const ROUNDS: u32 = 8;
+/// than a poller is away between polls, shorter than the timeouts of peers: it is the longest that an
+/// answer waits if whoever has polled does something else.
+const POLLED: Duration = Duration::from_millis(8);
 /// How long after a link had no room it is asked again, if nothing happens before.
 const BLOCKED: Duration = Duration::from_micros(200);
 
@@ -52,9 +52,22 @@ pub(crate) struct Driver {
     down: AtomicBool,
     /// Until when somebody polls, in nanoseconds of the engine's clock.
     polled_until: AtomicU64,
+    /// The thread that waits was woken: there may be news of the link.
+    news: AtomicBool,
     /// How often something changed that connections go by.
     changes: AtomicU32,
     hca: OnceLock<Weak<Hca>>,
+}
+
+/// What somebody who holds the driver does first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Visit {
+    /// Sends what was posted.
+    Send,
+    /// Takes packets in, after the answers to those that came before have left.
+    Receive,
+    /// Takes packets in and sends.
+    Both,
 }
 
 struct Work {
@@ -84,6 +97,7 @@ impl Driver {
             }),
             down: AtomicBool::new(false),
             polled_until: AtomicU64::new(0),
+            news: AtomicBool::new(false),
             changes: AtomicU32::new(0),
             hca: OnceLock::new(),
         }
@@ -121,25 +135,38 @@ impl Driver {
     pub(crate) fn serve(&self, qp: &Arc<QueuePair>) {
         self.list(qp);
         if let Some(held) = self.turnstile.enter() {
-            self.drive(&qp.port, held);
+            // Where a thread or a poller takes packets in, a poster need not.
+            let visit = if self.waiter.is_some() {
+                Visit::Send
+            } else {
+                Visit::Both
+            };
+            self.drive(&qp.port, held, visit);
         }
     }
 
     /// There may be packets. Whether there were; who leaves that to somebody else does not know.
     pub(crate) fn turn(&self, port: &Port) -> bool {
         let held = self.turnstile.enter();
-        held.is_some_and(|held| self.drive(port, held))
+        held.is_some_and(|held| self.drive(port, held, Visit::Both))
     }
 
-    /// Somebody polls. If `often`, the engine's thread may leave packets to it for a while.
-    pub(crate) fn poll(&self, port: &Port, often: bool) {
+    /// Somebody polls. If `often`, the engine's thread may leave packets to it for a while. Whether
+    /// packets came.
+    pub(crate) fn poll(&self, port: &Port, often: bool) -> bool {
         if often {
             let until = port.engine.now() + POLLED;
             self.polled_until.store(until.as_nanos(), Relaxed);
         }
-        if let Some(held) = self.turnstile.try_enter() {
-            self.drive(port, held);
-        }
+        let Some(held) = self.turnstile.try_enter() else {
+            return false;
+        };
+        let visit = if often && self.waiter.is_some() {
+            Visit::Receive
+        } else {
+            Visit::Both
+        };
+        self.drive(port, held, visit)
     }
 
     /// Who has polled will wait from now on.
@@ -159,15 +186,17 @@ impl Driver {
         }
     }
 
-    /// Drives for some rounds. Whether packets came.
-    fn drive<'d>(&'d self, port: &Port, mut held: Held<'d>) -> bool {
-        let mut rounds = ROUNDS;
+    /// Drives until nobody has a reason left. Whether packets came.
+    fn drive<'d>(&'d self, port: &Port, mut held: Held<'d>, mut visit: Visit) -> bool {
+        let mut any = false;
         loop {
             let mut effects = Effects::default();
-            let came = self.round(port, &mut self.work.lock(), &mut effects);
-            rounds -= u32::from(came && rounds != 0);
+            let came = self.round(port, &mut self.work.lock(), visit, &mut effects);
+            any |= came;
+            // Where nobody waits for packets, nobody else comes for the rest of them.
+            let rest = came && self.waiter.is_none();
             // Let go first: what follows is foreign code, and may come back here.
-            let more = held.release() || came && rounds != 0;
+            let more = held.release() || rest;
             let (stalled, news) = effects.take_packets();
             effects.carry_out(port, None);
             for change in news {
@@ -177,17 +206,42 @@ impl Driver {
                 self.put_off(port, &stalled);
             }
             if !more {
-                return rounds != ROUNDS;
+                return any;
             }
+            // Who came meanwhile has something to send.
+            visit = Visit::Both;
             match self.turnstile.enter() {
                 Some(again) => held = again,
-                None => return rounds != ROUNDS,
+                None => return any,
             }
         }
     }
 
-    /// One round, by the holder. Whether there is reason for another at once.
-    fn round(&self, port: &Port, work: &mut Work, effects: &mut Effects) -> bool {
+    /// One round, by the holder. Whether packets came.
+    fn round(&self, port: &Port, work: &mut Work, visit: Visit, effects: &mut Effects) -> bool {
+        match visit {
+            Visit::Send => {
+                self.send(port, work, effects);
+                false
+            }
+            Visit::Receive => {
+                if !self.listed.lock().is_empty() {
+                    self.send(port, work, effects);
+                }
+                let came = self.receive(port, work, effects);
+                self.listed.lock().append(&mut work.busy);
+                came
+            }
+            Visit::Both => {
+                let came = self.receive(port, work, effects);
+                self.send(port, work, effects);
+                came
+            }
+        }
+    }
+
+    /// Takes in what has come; whom it was for is busy then. Whether anything came.
+    fn receive(&self, port: &Port, work: &mut Work, effects: &mut Effects) -> bool {
         let now = port.engine.now();
         let down = self.down.load(Acquire);
         let Work {
@@ -197,7 +251,6 @@ impl Driver {
             busy,
             last,
         } = work;
-        outbox.flush(&mut **link);
         let mut answer = None;
         let came = link.receive(&mut |arrival| {
             if !down {
@@ -208,10 +261,21 @@ impl Driver {
         if let Some((qpn, psn)) = answer {
             outbox.answered(&mut **link, qpn, psn);
         }
-        while let Some(change) = link.change() {
-            effects.news.push(change);
+        // Asking the system costs a call, and the thread that waits is woken by news.
+        if self.waiter.is_none() || self.news.swap(false, AcqRel) {
+            effects.news.extend(std::iter::from_fn(|| link.change()));
         }
+        came != 0
+    }
+
+    /// Lets everybody who has a reason send.
+    fn send(&self, port: &Port, work: &mut Work, effects: &mut Effects) {
+        let Work {
+            link, outbox, busy, ..
+        } = work;
+        outbox.flush(&mut **link);
         busy.append(&mut self.listed.lock());
+        let down = self.down.load(Acquire);
         let mut mail = Mail {
             outbox,
             link: &mut **link,
@@ -224,7 +288,6 @@ impl Driver {
             qp.round(Some(&mut mail), effects);
         }
         outbox.flush(&mut **link);
-        came != 0
     }
 
     /// A packet has come. Its headers, if it was for a queue pair and from its peer.
@@ -329,7 +392,11 @@ fn acknowledged(head: &Head) -> Option<(Qpn, Psn)> {
 impl Attend for Port {
     fn attend(&self) {
         if let Some(driver) = &self.driver {
-            driver.turn(self);
+            driver.news.store(true, Release);
+            // Somebody who polls sees to it.
+            if self.polled_until() <= self.engine.now() {
+                driver.turn(self);
+            }
         }
     }
 
