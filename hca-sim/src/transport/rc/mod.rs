@@ -3,8 +3,8 @@
 //!
 //! * Events: [`Rc::receive`] takes a packet, [`Rc::expire`] the time. They complete work requests and
 //!   remember what is to be sent, but send nothing.
-//! * Output: [`Rc::transmit`] puts packets out: what answers the peer first, in the order of its
-//!   requests, then requests. Call it after events, after posts and when the outlet has room again.
+//! * Output: [`Rc::transmit`] puts packets out: requests, then what answers the peer, in the order of its
+//!   requests. Call it after events, after posts and when the outlet has room again.
 //! * [`Rc::deadline`] is when to call [`Rc::expire`] at the latest; a call that comes early does nothing.
 //!
 //! After an error one last [`Rc::transmit`] sends the NAK that tells the peer, so it comes before the
@@ -102,12 +102,14 @@ impl Rc {
         outlet: &mut dyn Outlet,
         notes: &mut Notes,
     ) -> bool {
-        let more = self.responder.transmit(ends, outlet, notes);
-        self.stopped |= notes.fail;
-        if more || self.stopped {
-            return more;
+        // A reply goes before the acknowledgement of what it replies to: the peer waits for the reply, and
+        // short as it is, the acknowledgement ends the reply's burst.
+        let mut more = false;
+        if !self.stopped {
+            more = self.requester.transmit(ends, outlet, notes);
+            self.stopped |= notes.fail;
         }
-        let more = self.requester.transmit(ends, outlet, notes);
+        more |= self.responder.transmit(ends, outlet, notes);
         self.stopped |= notes.fail;
         more
     }
