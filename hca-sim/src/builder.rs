@@ -1,5 +1,7 @@
 //! What an HCA is made with.
 
+use std::hash::{BuildHasher, Hasher, RandomState};
+
 use verbs_core::Request;
 use verbs_core::device::OpenDevice;
 use verbs_core::mem::MrTable;
@@ -10,14 +12,17 @@ use crate::command::CommandConfig;
 use crate::engine::Engine;
 use crate::hca::Hca;
 use crate::limits::Limits;
-use crate::link::Loopback;
-use crate::port::Port;
+use crate::link::{Loopback, PacketLink};
+use crate::port::{Port, gids};
+use crate::transport::Driver;
 
 /// Collects what an HCA is made with; begun by [`Hca::loopback`] and [`Hca::on`].
 #[derive(Debug)]
 #[must_use = "a builder makes nothing until told to"]
 pub struct Builder {
     link: Loopback,
+    /// What carries packets, if the port is not on `link`.
+    packets: Option<Box<dyn PacketLink>>,
     name: String,
     seed: u64,
     limits: Limits,
@@ -29,11 +34,23 @@ impl Builder {
     pub(crate) fn new(link: &Loopback) -> Self {
         Self {
             link: link.clone(),
+            packets: None,
             name: String::from("sim0"),
             seed: 0,
             limits: Limits::default(),
             clock: None,
             commands: None,
+        }
+    }
+
+    /// An HCA whose packets that link carries. Its numbers are drawn from the system's entropy, so that
+    /// nobody outside can guess queue pair numbers and keys.
+    pub(crate) fn over(packets: Box<dyn PacketLink>) -> Self {
+        Self {
+            name: String::from("roce0"),
+            seed: entropy(),
+            packets: Some(packets),
+            ..Self::new(&Loopback::with_seed(entropy()))
         }
     }
 
@@ -71,20 +88,29 @@ impl Builder {
     pub fn build(self) -> Arc<Hca> {
         let Self {
             link,
+            packets,
             name,
             seed,
             limits,
             clock,
             commands,
         } = self;
-        let addresses = link.fabric.lock().attach();
+        let (lid, gid, guid) = link.fabric.lock().attach();
+        let gids = match &packets {
+            Some(packets) => gids(packets.addresses()),
+            None => [gid].into_iter().collect(),
+        };
         let port = Port::new(
-            addresses,
+            (lid, guid),
+            gids,
             Arc::clone(&link.fabric),
             Arc::new(MrTable::new(limits.max_mr, seed)),
             Engine::new(clock.unwrap_or_else(Clock::wall)),
+            packets.map(Driver::new),
         );
-        Arc::new(Hca::new(&name, port, &limits, commands))
+        let hca = Arc::new(Hca::new(&name, port, &limits, commands));
+        hca.start();
+        hca
     }
 
     /// Makes the HCA and opens a device on it, which keeps it.
@@ -94,4 +120,10 @@ impl Builder {
     pub fn open(self) -> Request<'static, OpenDevice> {
         self.build().open()
     }
+}
+
+/// A number that nobody can guess.
+fn entropy() -> u64 {
+    // The keys of this hasher come from the system.
+    RandomState::new().build_hasher().finish()
 }

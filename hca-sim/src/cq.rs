@@ -36,9 +36,7 @@ use verbs_core::sync::atomic::{
     fence,
 };
 use verbs_core::sync::{Arc, Mutex};
-use verbs_core::{
-    Arm, Armed, CqNotify, Error, EventType, Qpn, RawCq, Wc, WcFlags, WcOpcode, WcStatus,
-};
+use verbs_core::{CqNotify, Error, EventType, Qpn, WcFlags, WcOpcode, WcStatus};
 
 use crate::clock::Clock;
 use crate::port::Port;
@@ -47,9 +45,10 @@ use crate::port::Port;
 mod models;
 mod moderation;
 mod opcodes;
+mod poller;
 
 use moderation::Moderation;
-use opcodes::OPCODES;
+pub(crate) use poller::CqPoller;
 
 /// In the mode: the number of the thread that pushes alone.
 const OWNER: u32 = 0x1f;
@@ -204,7 +203,8 @@ pub(crate) struct CqRing {
 }
 
 impl CqRing {
-    /// A ring for `cqe` entries, which is a power of two; `clock` stamps them if there is one.
+    /// A ring for `cqe` entries, which is a power of two; `clock` stamps them if there is one. `shared`:
+    /// any thread pushes, from the first push on.
     ///
     /// # Errors
     /// [`Error::NoMemory`].
@@ -212,6 +212,7 @@ impl CqRing {
         cqe: u32,
         notify: Arc<CqNotify>,
         clock: Option<Clock>,
+        shared: bool,
     ) -> Result<Self, Error> {
         debug_assert!(cqe.is_power_of_two());
         let mut entries = Vec::new();
@@ -219,7 +220,8 @@ impl CqRing {
             .try_reserve_exact(cqe as usize)
             .map_err(|_| Error::NoMemory)?;
         entries.extend((0..cqe).map(|_| Entry(std::array::from_fn(|_| AtomicU64::new(0)))));
-        let mode = TouchWord::new(if clock.is_some() { STAMPED } else { 0 });
+        let stamped = if clock.is_some() { STAMPED } else { 0 };
+        let mode = TouchWord::new(stamped | if shared { SHARED } else { 0 });
         Ok(Self {
             pushers: Pushers {
                 mode,
@@ -503,94 +505,5 @@ impl fmt::Debug for CqRing {
             .field("head", &self.consumer.head)
             .field("pushers", &self.pushers)
             .finish_non_exhaustive()
-    }
-}
-
-/// The consumer's end.
-#[derive(Debug)]
-#[repr(align(128))]
-pub(crate) struct CqPoller {
-    ring: Arc<CqRing>,
-    head: u32,
-}
-
-impl CqPoller {
-    /// The one consumer of a new ring.
-    pub(crate) fn new(ring: Arc<CqRing>) -> Self {
-        Self { ring, head: 0 }
-    }
-}
-
-impl RawCq for CqPoller {
-    fn poll(&mut self, out: &mut [Wc]) -> usize {
-        let ring = &*self.ring;
-        let mut head = self.head;
-        for wc in out {
-            let Entry(words) = ring.entry(head);
-            let what = words[0].load(Acquire);
-            if (what ^ ring.lap(head)) & LAP != 0 {
-                break;
-            }
-            // Field by field: a whole `Wc` would be gathered in registers first.
-            wc.wr_id = words[1].load(Relaxed);
-            wc.timestamp_ns = 0;
-            wc.byte_len = (what >> LENGTH_SHIFT) as u32;
-            wc.flags = WcFlags::from_bits_truncate((what >> FLAGS_SHIFT) as u16);
-            wc.opcode = OPCODES[usize::from((what >> OPCODE_SHIFT) as u8)];
-            wc.status = WcStatus::Success;
-            let who = words[2].load(Relaxed);
-            wc.qpn = Qpn::new((who >> 32) as u32);
-            wc.imm = who as u32;
-            wc.src_qpn = Qpn::default();
-            wc.vendor_err = 0;
-            if what & (FAILURE | HAS_TIME) != 0 {
-                fill_rest(wc, what, words);
-            }
-            head = head.wrapping_add(1);
-        }
-        let count = head.wrapping_sub(self.head);
-        if count != 0 {
-            self.head = head;
-            ring.consumer.head.store(head, Release);
-        }
-        count as usize
-    }
-
-    fn arm(&mut self, when: Arm) -> Armed {
-        let ring = &self.ring;
-        let want = match when {
-            Arm::Next => WANT_NEXT,
-            Arm::Solicited => WANT_SOLICITED,
-        };
-        let armed = ring.consumer.arm.fetch_or(want, AcqRel);
-        ring.consumer.want.store(armed | want, Relaxed);
-        let first = ring
-            .pushers
-            .mode
-            .update(|tag| (tag & ARMED == 0).then_some(tag | ARMED));
-        if let Some((_, touched)) = first {
-            let later = Arc::clone(ring);
-            ring.consumer.arming.store(true, Release);
-            grace::after(touched, move || later.look_again());
-            ring.consumer.arming.swap(false, AcqRel);
-        }
-        fence(SeqCst);
-        match ring.published(self.head) {
-            Some(_) => Armed::Waiting,
-            None => Armed::Empty,
-        }
-    }
-}
-
-/// The parts of a completion that a plain success does not have.
-#[cold]
-fn fill_rest(wc: &mut Wc, what: u64, words: &[AtomicU64; 8]) {
-    if what & FAILURE != 0 {
-        let status = (what >> STATUS_SHIFT) as u8 & 0x7f;
-        wc.status = WcStatus::from_u8(status).unwrap_or(WcStatus::GeneralErr);
-        wc.vendor_err = words[3].load(Relaxed) as u32;
-    }
-    if what & HAS_TIME != 0 {
-        wc.timestamp_ns = words[4].load(Relaxed);
     }
 }

@@ -16,18 +16,21 @@ use verbs_core::sync::atomic::{
     AtomicBool, AtomicU32,
     Ordering::{AcqRel, Acquire, Release},
 };
-use verbs_core::sync::{Mutex, MutexGuard};
+use verbs_core::sync::{Mutex, MutexGuard, OnceLock};
 use verbs_core::{EventType, QpState, SendFlags, WcStatus};
 
 use crate::clock::Instant;
 use crate::cq::{CqRing, Cqe, Overrun, Pushed, WaitsForCq, Way};
+use crate::effects::Effects;
 use crate::engine::Due;
+use crate::exchange::Exchange;
 use crate::landing::Landing;
 use crate::message::{Done, Fault, Faulty, Message, Outcome};
-use crate::qp::{Finish, QueuePair};
+use crate::qp::QueuePair;
 use crate::recv::RecvRing;
 use crate::ring::{Scratch, SendRing};
-use crate::srq::SharedReceives;
+use crate::transport::Mail;
+use crate::turnstile::Turnstile;
 
 /// RNR retries that never end (IBTA vol. 1, 9.7.5.2.8).
 const RNR_FOREVER: u8 = 7;
@@ -35,19 +38,23 @@ const RNR_FOREVER: u8 = 7;
 /// See the module's documentation.
 #[derive(Debug, Default)]
 pub(crate) struct Engaged {
-    /// 0: nobody holds the machine. Otherwise 1 and those who came meanwhile.
-    turns: AtomicU32,
+    /// Who holds the machine. If packets carry its messages, whoever holds the port's driver does.
+    turns: Turnstile,
     /// There is reason to try again before the deadline.
     kicked: AtomicBool,
     /// Grace periods that must be over before the rings may be flushed.
     pub(crate) closing: AtomicU32,
     /// Uncontended: only the holder locks it.
-    machine: Mutex<Machine>,
+    pub(crate) machine: Mutex<Machine>,
+    /// The connection over packets, from the first transition to INIT on. Uncontended as well.
+    exchange: OnceLock<Mutex<Exchange>>,
+    /// It is on the driver's list already.
+    pub(crate) listed: AtomicBool,
 }
 
 /// What the holder has to know from one turn to the next.
 #[derive(Debug, Default)]
-struct Machine {
+pub(crate) struct Machine {
     /// Until when the oldest work request waits.
     wait: Option<Instant>,
     /// What is left of the retries of the oldest work request; `None` before the first.
@@ -55,20 +62,7 @@ struct Machine {
     retries_left: Option<u8>,
     /// The position of a work request that ended in error; the queue pair is on its way to ERR. It stays
     /// in the ring until then, so that the poster does not take the ring for drained.
-    failed: Option<u32>,
-}
-
-/// What a turn leads to, done when the machine is free again.
-#[derive(Default)]
-struct Effects {
-    fire: Vec<Arc<CqRing>>,
-    overrun: Vec<Arc<CqRing>>,
-    convert: Vec<Arc<CqRing>>,
-    fail: Vec<Arc<QueuePair>>,
-    finish: Vec<Finish>,
-    contact: Vec<Arc<QueuePair>>,
-    raise: Vec<(Arc<QueuePair>, EventType)>,
-    srq_limit: Vec<Arc<SharedReceives>>,
+    pub(crate) failed: Option<u32>,
 }
 
 /// Whether the machine goes on with the next work request.
@@ -77,26 +71,48 @@ enum Next {
     Stop,
 }
 
+impl Engaged {
+    /// The connection over packets, if there is one.
+    pub(crate) fn exchange(&self) -> Option<&Mutex<Exchange>> {
+        self.exchange.get()
+    }
+
+    /// Gives the queue pair a connection over packets.
+    pub(crate) fn set_exchange(&self, exchange: Exchange) {
+        // Under the lock of the link nobody else does this.
+        let _ = self.exchange.set(Mutex::new(exchange));
+    }
+
+    /// Whether the rings wait for a grace period to be flushed.
+    pub(crate) fn is_closing(&self) -> bool {
+        self.closing.load(Acquire) != 0
+    }
+}
+
 impl QueuePair {
+    /// Whether every message that was begun has ended; over packets that takes time.
+    fn is_drained(&self) -> bool {
+        let exchange = self.engaged.exchange();
+        self.state() != QpState::Sqd || exchange.is_none_or(|exchange| exchange.lock().is_drained())
+    }
+
     /// Does what can be done; see the module's documentation. Outside any pin.
     pub(crate) fn turn(self: &Arc<Self>) {
-        if self.engaged.turns.fetch_add(1, AcqRel) != 0 {
-            return;
+        if let Some(driver) = &self.port.driver {
+            return driver.serve(self);
         }
+        let Some(mut held) = self.engaged.turns.enter() else {
+            return;
+        };
         let mut effects = Effects::default();
-        let mut seen = 1;
         loop {
-            self.round(&mut effects);
-            match self
-                .engaged
-                .turns
-                .compare_exchange(seen, 0, AcqRel, Acquire)
-            {
-                Ok(_) => break,
-                Err(now) => seen = now,
+            self.round(None, &mut effects);
+            match held.leave() {
+                Some(again) => held = again,
+                None => break,
             }
         }
-        effects.carry_out(self);
+        effects.carry_out(&self.port, Some(self));
     }
 
     /// There is reason to try again at once.
@@ -109,10 +125,11 @@ impl QueuePair {
     pub(crate) fn see_to(self: &Arc<Self>, land: &Landing, done: Done) {
         let mut effects = Effects::default();
         effects.note(self, land, done);
-        effects.carry_out(self);
+        effects.carry_out(&self.port, Some(self));
     }
 
-    fn round(self: &Arc<Self>, effects: &mut Effects) {
+    /// One round, by the holder; `mail` if packets carry its messages.
+    pub(crate) fn round(self: &Arc<Self>, mail: Option<&mut Mail<'_>>, effects: &mut Effects) {
         if self.engaged.closing.load(Acquire) != 0 {
             return;
         }
@@ -121,7 +138,16 @@ impl QueuePair {
             QpState::Err => self.flush(&mut machine, effects),
             QpState::Reset => {
                 *machine = Machine::default();
+                if let Some(exchange) = self.engaged.exchange() {
+                    exchange.lock().reset();
+                }
                 self.discard();
+                true
+            }
+            QpState::Rtr | QpState::Rts | QpState::Sqd if mail.is_some() => {
+                if let (Some(exchange), Some(mail)) = (self.engaged.exchange(), mail) {
+                    self.exchange(&mut exchange.lock(), &mut machine, mail, effects);
+                }
                 true
             }
             QpState::Rts => {
@@ -134,7 +160,7 @@ impl QueuePair {
         if over {
             let mut control = self.control.lock();
             effects.finish.append(&mut control.finish);
-            if std::mem::take(&mut control.tell_drained) {
+            if self.is_drained() && std::mem::take(&mut control.tell_drained) {
                 effects.raise.push((Arc::clone(self), EventType::SqDrained));
             }
             if self.state() == QpState::Err && std::mem::take(&mut control.tell_last_wqe) {
@@ -439,68 +465,6 @@ impl Due for QueuePair {
     fn due(&self, _: Instant, _: u64) {
         if let Some(me) = self.me.upgrade() {
             me.turn();
-        }
-    }
-}
-
-impl Effects {
-    fn note(&mut self, sender: &QueuePair, land: &Landing, done: Done) {
-        if done.fire_recv {
-            self.fire.push(Arc::clone(&land.cq));
-        }
-        if done.fire_send {
-            self.fire.push(Arc::clone(&sender.send_cq));
-        }
-        if done.overrun_recv {
-            self.overrun.push(Arc::clone(&land.cq));
-        }
-        if done.overrun_send {
-            self.overrun.push(Arc::clone(&sender.send_cq));
-        }
-        if done.srq_limit {
-            self.srq_limit.extend(land.srq.clone());
-        }
-    }
-
-    /// The responder has refused a message: it goes to ERR. No completion tells it why unless a receive
-    /// was consumed, so an event does (IBTA vol. 1, 9.9.3).
-    fn refused(&mut self, land: &Landing, fault: &Fault) {
-        let Some(responder) = land.responder.upgrade() else {
-            return;
-        };
-        let event = match fault.status {
-            _ if fault.receive.is_some() => None,
-            WcStatus::RemAccessErr => Some(EventType::QpAccessErr),
-            _ => Some(EventType::QpReqErr),
-        };
-        self.fail.push(Arc::clone(&responder));
-        self.raise.extend(event.map(|event| (responder, event)));
-    }
-
-    fn carry_out(self, machine: &Arc<QueuePair>) {
-        for qp in self.contact {
-            qp.contact();
-        }
-        for qp in self.fail {
-            qp.fail();
-        }
-        for cq in self.overrun {
-            cq.tell_overrun(&machine.port);
-        }
-        for (qp, event) in self.raise {
-            qp.raise(event);
-        }
-        for srq in self.srq_limit {
-            srq.raise_limit();
-        }
-        for cq in self.fire {
-            cq.fire();
-        }
-        for finish in self.finish {
-            finish.complete();
-        }
-        for cq in self.convert {
-            cq.convert(Arc::clone(machine) as Arc<dyn WaitsForCq>);
         }
     }
 }

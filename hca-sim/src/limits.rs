@@ -1,6 +1,7 @@
 //! What an HCA can do: bounds with their reasons, and the attributes that tell them.
 
-use verbs_core::{AtomicCap, DeviceAttr, DeviceCap, LinkLayer, Mtu, PortAttr};
+use crate::transport::Driver;
+use verbs_core::{AtomicCap, DeviceAttr, DeviceCap, Lid, LinkLayer, Mtu, PortAttr};
 
 use crate::message::MAX_SGE;
 use crate::port::Port;
@@ -11,8 +12,6 @@ use crate::send::MAX_MESSAGE;
 pub(crate) const PORT: u8 = 1;
 /// Entries of the P_Key table: the default partition.
 pub(crate) const PKEYS: u32 = 1;
-/// Entries of the GID table: the port's own.
-pub(crate) const GIDS: u32 = 1;
 /// READs and atomics outstanding; messages are carried out whole, so this bounds nothing here.
 pub(crate) const RD_ATOMIC: u32 = 128;
 /// Work requests on one queue: positions of completions are compared by half-circle, and a queue of
@@ -100,23 +99,30 @@ pub(crate) fn device_attr(name: &str, port: &Port, limits: &Limits) -> DeviceAtt
 pub(crate) fn port_attr(port: &Port) -> PortAttr {
     let sheet = port.sheet();
     PortAttr {
-        gid: sheet.gid,
+        gid: sheet.gids.first().copied().unwrap_or_default(),
         max_msg_sz: MAX_MESSAGE,
-        bad_pkey_cntr: 0,
+        bad_pkey_cntr: u32::try_from(port.counters.bad_pkeys.get()).unwrap_or(u32::MAX),
         qkey_viol_cntr: 0,
-        lid: port.lid,
+        lid: if port.driver.is_some() {
+            Lid(0)
+        } else {
+            port.lid
+        },
         // There is no subnet manager: the link itself hands out LIDs.
-        sm_lid: verbs_core::Lid(0),
-        gid_tbl_len: GIDS as u16,
+        sm_lid: Lid(0),
+        gid_tbl_len: sheet.gids.len() as u16,
         pkey_tbl_len: PKEYS as u16,
         state: sheet.state,
         max_mtu: Mtu::B4096,
-        active_mtu: Mtu::B4096,
+        active_mtu: port.driver.as_ref().map_or(Mtu::B4096, Driver::mtu),
         sm_sl: 0,
         lmc: 0,
         // 12x at 50 Gbit/s a lane: nothing in the field's codes is faster.
         active_width: 8,
         active_speed: 64,
-        link_layer: LinkLayer::InfiniBand,
+        link_layer: match port.driver {
+            Some(_) => LinkLayer::Ethernet,
+            None => LinkLayer::InfiniBand,
+        },
     }
 }

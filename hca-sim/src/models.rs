@@ -24,7 +24,7 @@ fn port(link: &Loopback, engine: &Engine) -> Arc<Port> {
 }
 
 fn queue_pair(port: &Arc<Port>) -> Arc<QueuePair> {
-    let cq = || Arc::new(CqRing::new(4, Arc::default(), None).expect("a model has memory"));
+    let cq = || Arc::new(CqRing::new(4, Arc::default(), None, false).expect("a model has memory"));
     let cap = QpCap {
         max_send_wr: 2,
         max_recv_wr: 2,

@@ -1,17 +1,20 @@
 //! A port: its addresses, its tables, and what it counts.
 
 use std::fmt;
+use std::net::IpAddr;
 
+use arrayvec::ArrayVec;
 use verbs_core::mem::MrTable;
 use verbs_core::sync::atomic::{
     AtomicBool, AtomicU64,
     Ordering::{Acquire, Relaxed, Release},
 };
 use verbs_core::sync::{Arc, Mutex};
-use verbs_core::{Gid, Guid, Lid, PKey, PortState};
+use verbs_core::{Attr, Error, Gid, Guid, Lid, Mtu, PKey, PortState, QpAttr, Why};
 
 use crate::engine::Engine;
 use crate::link::Fabric;
+use crate::transport::Driver;
 
 /// One HCA's port.
 pub(crate) struct Port {
@@ -23,15 +26,32 @@ pub(crate) struct Port {
     pub(crate) counters: Counters,
     /// Taken alone or under the lock of the link; nothing is locked under it.
     sheet: Mutex<Sheet>,
+    /// What drives the machines, if the link carries packets.
+    pub(crate) driver: Option<Driver>,
     /// The HCA was removed.
     removed: AtomicBool,
 }
 
+/// Entries that a GID table may have.
+pub(crate) const GIDS_MAX: usize = 32;
+
+/// A GID table.
+pub(crate) type Gids = ArrayVec<Gid, GIDS_MAX>;
+
+/// The GID table of a port with those addresses.
+pub(crate) fn gids(addresses: &[IpAddr]) -> Gids {
+    addresses
+        .iter()
+        .take(GIDS_MAX)
+        .map(|&addr| addr.into())
+        .collect()
+}
+
 /// What management changes.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Sheet {
-    /// The GID table's only entry.
-    pub(crate) gid: Gid,
+    /// The GID table. On a loopback link the port has one GID; on a wire, one for each address.
+    pub(crate) gids: Gids,
     /// The P_Key table's only entry.
     pub(crate) pkey: PKey,
     pub(crate) state: PortState,
@@ -49,6 +69,14 @@ pub(crate) struct Counters {
     pub(crate) local_errors: Count,
     pub(crate) overruns: Count,
     pub(crate) link_downed: Count,
+    /// Of links that carry packets: what came, what was sent, and what came and was not for anybody.
+    pub(crate) packets_received: Count,
+    pub(crate) packets_sent: Count,
+    pub(crate) malformed: Count,
+    pub(crate) bad_icrcs: Count,
+    pub(crate) bad_pkeys: Count,
+    /// For no queue pair, or from somebody it is not connected to.
+    pub(crate) strangers: Count,
 }
 
 /// A number that only grows.
@@ -68,13 +96,15 @@ impl Count {
 impl Port {
     /// A port in service, in the default partition.
     pub(crate) fn new(
-        (lid, gid, guid): (Lid, Gid, Guid),
+        (lid, guid): (Lid, Guid),
+        gids: Gids,
         link: Arc<Fabric>,
         mrs: Arc<MrTable>,
         engine: Engine,
+        driver: Option<Driver>,
     ) -> Self {
         let sheet = Sheet {
-            gid,
+            gids,
             pkey: PKey::DEFAULT,
             state: PortState::Active,
             capability_mask: 0,
@@ -87,12 +117,23 @@ impl Port {
             engine,
             counters: Counters::default(),
             sheet: Mutex::new(sheet),
+            driver,
             removed: AtomicBool::new(false),
         }
     }
 
     pub(crate) fn sheet(&self) -> Sheet {
-        *self.sheet.lock()
+        self.sheet.lock().clone()
+    }
+
+    /// The GID with that index.
+    pub(crate) fn gid(&self, index: u16) -> Option<Gid> {
+        self.sheet.lock().gids.get(usize::from(index)).copied()
+    }
+
+    /// Entries of the GID table.
+    pub(crate) fn gid_count(&self) -> u32 {
+        self.sheet.lock().gids.len() as u32
     }
 
     /// Changes the tables or the state; whether that made a difference is for `change` to say.
@@ -106,6 +147,47 @@ impl Port {
         here.state == PortState::Active
             && there.state == PortState::Active
             && here.pkey.matches(there.pkey)
+    }
+
+    /// Whether a queue pair's attributes name what this port has and can reach.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`], [`Error::Mismatch`].
+    pub(crate) fn check_path(&self, attr: &QpAttr) -> Result<(), Error> {
+        let Some(av) = &attr.av else { return Ok(()) };
+        let sgid_index = av.global.map_or(0, |global| global.sgid_index);
+        let Some(sgid) = self.gid(sgid_index) else {
+            return Err(Error::Invalid {
+                attr: Attr::GidIndex,
+                got: u32::from(sgid_index),
+                max: self.gid_count().saturating_sub(1),
+            });
+        };
+        let Some(driver) = &self.driver else {
+            return Ok(());
+        };
+        let mismatch = |why| Error::Mismatch {
+            attr: Attr::Av,
+            why,
+        };
+        // RoCE has no LIDs: the GID is the address (IBTA annex A17.3).
+        let Some(global) = &av.global else {
+            return Err(mismatch(Why::Missing));
+        };
+        let (src, dst) = (IpAddr::from(sgid), IpAddr::from(global.dgid));
+        if dst.is_multicast() {
+            return Err(mismatch(Why::Multicast));
+        }
+        if src.is_ipv4() != dst.is_ipv4() || dst.is_unspecified() {
+            return Err(mismatch(Why::Unreachable));
+        }
+        let (got, max) = (attr.path_mtu.unwrap_or(Mtu::B256), driver.mtu());
+        if got > max {
+            let (got, max) = (got.bytes(), max.bytes());
+            let attr = Attr::PathMtu;
+            return Err(Error::Invalid { attr, got, max });
+        }
+        Ok(())
     }
 
     pub(crate) fn is_removed(&self) -> bool {

@@ -11,7 +11,7 @@
 use std::fmt;
 
 use verbs_core::command::Pending;
-use verbs_core::mem::{Access, Pin, TouchWord, Touched, grace};
+use verbs_core::mem::{Pin, TouchWord, Touched, grace};
 use verbs_core::qp::{DestroyQp, ModifyQp, QpCore};
 use verbs_core::sync::atomic::{
     AtomicBool, AtomicU32,
@@ -22,6 +22,7 @@ use verbs_core::{Command, Error, PostError, QpAttr, QpCap, QpInfo, QpState, Qpn}
 
 use crate::cq::CqRing;
 use crate::engaged::Engaged;
+use crate::exchange::Exchange;
 use crate::landing::Landing;
 use crate::link::Links;
 use crate::port::Port;
@@ -63,6 +64,8 @@ pub(crate) struct QueuePair {
     recvs: OnceLock<Arc<RecvRing>>,
     /// How often it was reset.
     resets: AtomicU32,
+    /// How often its attributes changed.
+    changes: AtomicU32,
     /// A message came since it was in RESET.
     pub(crate) contacted: AtomicBool,
     /// Whom its events are about; set before the handle is given out.
@@ -75,7 +78,7 @@ pub(crate) struct QueuePair {
 pub(crate) struct Control {
     pub(crate) attr: QpAttr,
     /// The way into the peer.
-    out: Option<Arc<Landing>>,
+    pub(crate) out: Option<Arc<Landing>>,
     /// Verbs that complete when the grace period is over and the rings are flushed.
     pub(crate) finish: Vec<Finish>,
     /// SQD was entered, and the client wants to hear when the send queue has drained.
@@ -153,6 +156,7 @@ impl QueuePair {
             sends: OnceLock::new(),
             recvs: OnceLock::new(),
             resets: AtomicU32::new(0),
+            changes: AtomicU32::new(0),
             contacted: AtomicBool::new(false),
             core: OnceLock::new(),
         })
@@ -172,6 +176,11 @@ impl QueuePair {
 
     pub(crate) fn resets(&self) -> u32 {
         self.resets.load(Acquire)
+    }
+
+    /// How often its attributes changed.
+    pub(crate) fn changes(&self) -> u32 {
+        self.changes.load(Acquire)
     }
 
     /// The way into the peer, if both fit.
@@ -238,6 +247,20 @@ impl QueuePair {
         }
     }
 
+    /// The state, if packets may come and go in it; it stays that until the pin is left.
+    pub(crate) fn enter_to_exchange(&self, pin: &Pin) -> Option<QpState> {
+        loop {
+            let tag = self.word.tag();
+            let state = refusal(tag).ok()?;
+            if !matches!(state, QpState::Rtr | QpState::Rts | QpState::Sqd) {
+                return None;
+            }
+            if self.word.admits(pin, TouchWord::TAG, tag) {
+                return Some(state);
+            }
+        }
+    }
+
     /// The verb of that name.
     pub(crate) fn modify(self: &Arc<Self>, command: Command<'_, ModifyQp>) {
         let links = self.port.link.lock();
@@ -246,7 +269,8 @@ impl QueuePair {
         let to = change.state.unwrap_or(from);
         let checked = self
             .may_change()
-            .and_then(|()| qp_check::check(from, to, &change));
+            .and_then(|()| qp_check::check(from, to, &change))
+            .and_then(|()| self.port.check_path(&change));
         let checked = checked.and_then(|()| self.allocate(to));
         if let Err(error) = checked {
             drop(links);
@@ -352,6 +376,9 @@ impl QueuePair {
         }
         let sends = SendRing::new(&self.cap)?;
         let recvs = RecvRing::new(self.cap.max_recv_wr, self.cap.max_recv_sge)?;
+        if self.port.driver.is_some() {
+            self.engaged.set_exchange(Exchange::new(&self.cap)?);
+        }
         // Under the lock of the link nobody else does this.
         let _ = self.recvs.set(Arc::new(recvs));
         let _ = self.sends.set(Arc::new(sends));
@@ -374,6 +401,7 @@ impl QueuePair {
         control.attr.state = Some(to);
         control.attr.cur_state = None;
         drop(control);
+        self.changes.fetch_add(1, AcqRel);
         if let Some(recvs) = self.recv_ring() {
             if let Some(psn) = change.rq_psn {
                 recvs.expect(psn.value());
@@ -456,113 +484,6 @@ impl QueuePair {
             self.kick();
         }
     }
-
-    fn named_peer<'l>(&self, links: &'l Links, attr: &QpAttr) -> Option<&'l Arc<Self>> {
-        links.find(attr.av.as_ref()?, attr.dest_qpn?)
-    }
-
-    /// Makes the landings between this queue pair and its peer what they must be.
-    pub(crate) fn repair(self: &Arc<Self>, links: &Links) -> Touched {
-        let attr = self.control.lock().attr;
-        let peer = self.named_peer(links, &attr);
-        let out = self.repair_out(peer, links);
-        peer.map_or(out, |peer| out.and(peer.repair_out(Some(self), links)))
-    }
-
-    /// As [`QueuePair::repair`], for a change after which the peer may have another name.
-    fn repair_after(self: &Arc<Self>, links: &Links, before: &QpAttr) -> Touched {
-        let now = self.repair(links);
-        match self.named_peer(links, before) {
-            Some(former) => now.and(former.repair_out(Some(self), links)),
-            None => now,
-        }
-    }
-
-    /// Makes the way from here into `peer` what it must be.
-    fn repair_out(self: &Arc<Self>, peer: Option<&Arc<Self>>, links: &Links) -> Touched {
-        let mut control = self.control.lock();
-        if let Some(peer) = peer
-            && !self.leads_to(&control, peer)
-        {
-            // The peer is not whom this queue pair names: its landing, if any, leads elsewhere.
-            return Touched::NOBODY;
-        }
-        let attr = control.attr;
-        // A queue pair can be its own peer; its attributes are locked already then.
-        let theirs = match peer {
-            Some(peer) if Arc::ptr_eq(peer, self) => Some(attr),
-            Some(peer) => Some(peer.control.lock().attr),
-            None => None,
-        };
-        let alive = control.out.as_ref().filter(|land| land.is_alive());
-        let fits = peer.zip(theirs).filter(|(peer, theirs)| {
-            // A living landing keeps the numbers in step, while messages move both on.
-            (alive.is_some() || self.may_land_in(peer)) && self.fits(&attr, peer, theirs, links)
-        });
-        match (fits, alive) {
-            (None, None) => Touched::NOBODY,
-            (None, Some(land)) => land.kill(),
-            (Some((peer, theirs)), Some(land)) => land.change(granted(&theirs), peer.door()),
-            (Some((peer, theirs)), None) => {
-                if let Some(recvs) = peer.recv_ring() {
-                    let (granted, door) = (granted(&theirs), peer.door());
-                    let mtu = attr.path_mtu.unwrap_or(verbs_core::Mtu::B256);
-                    control.out = Some(Arc::new(Landing::new(peer, recvs, granted, mtu, door)));
-                }
-                Touched::NOBODY
-            }
-        }
-    }
-
-    /// Whether the way out of here, or the name it has of its peer, is this peer's.
-    fn leads_to(&self, control: &Control, peer: &Arc<Self>) -> bool {
-        let landed = control.out.as_ref().is_some_and(|land| {
-            land.is_alive()
-                && land.qpn == peer.qpn
-                && std::ptr::eq(land.responder.as_ptr(), Arc::as_ptr(peer))
-        });
-        landed || control.attr.dest_qpn == Some(peer.qpn)
-    }
-
-    /// Whether messages can go from here into `peer` (module [`crate::landing`]).
-    fn fits(
-        self: &Arc<Self>,
-        mine: &QpAttr,
-        peer: &Arc<Self>,
-        theirs: &QpAttr,
-        links: &Links,
-    ) -> bool {
-        let names = |attr: &QpAttr, whom: &Arc<Self>, by: &Self| {
-            by.named_peer(links, attr)
-                .is_some_and(|named| Arc::ptr_eq(named, whom))
-        };
-        self.state() == QpState::Rts
-            && matches!(peer.state(), QpState::Rtr | QpState::Rts | QpState::Sqd)
-            && names(mine, peer, self)
-            && names(theirs, self, peer)
-            && mine.path_mtu == theirs.path_mtu
-            && self.port.reaches(&peer.port)
-    }
-
-    /// Whether a landing can be made: nobody is inside an earlier one, and the next packet from here is
-    /// the one that the peer expects.
-    fn may_land_in(&self, peer: &Self) -> bool {
-        let closing = |qp: &Self| qp.engaged.closing.load(Acquire) != 0;
-        let numbers = self.send_ring().zip(peer.recv_ring());
-        !closing(self)
-            && !closing(peer)
-            && numbers.is_some_and(|(sends, recvs)| (sends.psn() ^ recvs.epsn()) & 0xff_ffff == 0)
-    }
-}
-
-/// What a queue pair lets its peer do.
-fn granted(attr: &QpAttr) -> Access {
-    let access = attr.access.unwrap_or(Access::empty());
-    if attr.max_dest_rd_atomic == Some(0) {
-        // There is no room to remember a READ or an atomic.
-        return access.difference(Access::REMOTE_READ | Access::REMOTE_ATOMIC);
-    }
-    access
 }
 
 /// The state, if anything can be posted at all.

@@ -51,13 +51,6 @@ fn values(change: &QpAttr) -> Result<(), Error> {
             rd_atomic,
         ),
         (Attr::Av, change.av.map(|av| u32::from(av.sl)), 15),
-        (
-            Attr::GidIndex,
-            change
-                .av
-                .and_then(|av| Some(u32::from(av.global?.sgid_index))),
-            limits::GIDS - 1,
-        ),
     ];
     for (attr, got, max) in at_most {
         if let Some(got) = got

@@ -4,7 +4,7 @@
 //! handed to a peer, and packets are built.
 
 use std::fmt;
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::error::{Attr, Error};
 
@@ -271,6 +271,23 @@ impl From<Ipv4Addr> for Gid {
 impl From<Gid> for Ipv6Addr {
     fn from(gid: Gid) -> Self {
         Self::from(gid.0)
+    }
+}
+
+/// The GID of a RoCEv2 port with that address.
+impl From<IpAddr> for Gid {
+    fn from(addr: IpAddr) -> Self {
+        match addr {
+            IpAddr::V4(addr) => addr.into(),
+            IpAddr::V6(addr) => addr.into(),
+        }
+    }
+}
+
+/// The address of a RoCEv2 port with that GID: IPv4 for mapped addresses.
+impl From<Gid> for IpAddr {
+    fn from(gid: Gid) -> Self {
+        Ipv6Addr::from(gid).to_canonical()
     }
 }
 

@@ -12,7 +12,7 @@ use crate::engine::Engine;
 use crate::models::model;
 
 fn ring(cqe: u32) -> Arc<CqRing> {
-    Arc::new(CqRing::new(cqe, Arc::default(), None).expect("a model has memory"))
+    Arc::new(CqRing::new(cqe, Arc::default(), None, false).expect("a model has memory"))
 }
 
 fn push(ring: &CqRing, wr_id: u64) -> Option<Pushed> {

@@ -6,6 +6,7 @@
 //!
 //! The engine never runs a verb's submission: that happens on the submitter's thread.
 
+mod attend;
 mod timers;
 
 #[cfg(all(test, not(verbs_loom)))]
@@ -16,11 +17,14 @@ use std::time::Duration;
 
 use verbs_core::collect;
 use verbs_core::sync::plain::{AtomicU64, Ordering::Relaxed};
-use verbs_core::sync::{Arc, Mutex, thread};
+use verbs_core::sync::{Arc, Mutex, Weak, thread};
 
 use crate::clock::{Clock, Instant, WallClock};
+use crate::engine::attend::{Attendance, Sleeper};
 use crate::engine::timers::{Entry, Timers};
+use crate::link::Waiter;
 
+pub(crate) use crate::engine::attend::Attend;
 pub use crate::engine::timers::Timer;
 
 /// What an engine calls at a deadline.
@@ -102,11 +106,29 @@ impl Engine {
                 let (timer, wake) = agenda.insert(deadline, *number, due, token);
                 match wake {
                     Wake::Nobody => {}
-                    Wake::Thread(thread) => thread.unpark(),
+                    Wake::Sleeper(sleeper) => sleeper.wake(),
                     Wake::Start => start(agenda, *clock, *number),
                 }
                 timer
             }
+        }
+    }
+
+    /// Has the engine's thread see to packets as well: it waits with `waiter` from now on, and calls
+    /// `whom` whenever that wait is over. On a virtual clock there is no thread, and nothing happens.
+    pub(crate) fn attend_to(&self, whom: Weak<dyn Attend>, waiter: Arc<dyn Waiter>) {
+        let Core {
+            clock: Clock::Wall(clock),
+            agenda,
+            number,
+        } = &*self.core
+        else {
+            return;
+        };
+        match agenda.attend_to(Attendance { whom, waiter }) {
+            Wake::Nobody => {}
+            Wake::Sleeper(sleeper) => sleeper.wake(),
+            Wake::Start => start(agenda, *clock, *number),
         }
     }
 
@@ -170,6 +192,8 @@ struct State {
     /// The time of a virtual clock; unused on the wall clock.
     now: Instant,
     driver: Driver,
+    /// What the thread sees to besides.
+    attendance: Option<Attendance>,
 }
 
 /// The thread of a wall-clock engine.
@@ -182,7 +206,7 @@ enum Driver {
     Awake,
     /// Asleep, or about to be, until that time. Set under the lock, so that whoever sets an earlier
     /// deadline afterwards sees it; an unpark that comes before the park is not lost.
-    Asleep(thread::Thread, Option<Instant>),
+    Asleep(Sleeper, Option<Instant>),
     /// The engine has gone; the thread ends when it sees this.
     Gone,
 }
@@ -190,7 +214,7 @@ enum Driver {
 /// Whom a new deadline wakes.
 enum Wake {
     Nobody,
-    Thread(thread::Thread),
+    Sleeper(Sleeper),
     Start,
 }
 
@@ -276,10 +300,10 @@ impl Agenda {
         let mut state = self.state.lock();
         let timer = state.timers.insert(deadline, owner, due, token);
         let wake = match &mut state.driver {
-            Driver::Asleep(thread, until) if until.is_none_or(|until| deadline < until) => {
+            Driver::Asleep(sleeper, until) if until.is_none_or(|until| deadline < until) => {
                 // Whoever comes next need not wake it again for something later.
                 *until = Some(deadline);
-                Wake::Thread(thread.clone())
+                Wake::Sleeper(sleeper.clone())
             }
             Driver::None => {
                 state.driver = Driver::Awake;
@@ -290,19 +314,38 @@ impl Agenda {
         (timer, wake)
     }
 
+    fn attend_to(&self, attendance: Attendance) -> Wake {
+        let mut state = self.state.lock();
+        state.attendance = Some(attendance);
+        match &state.driver {
+            Driver::Asleep(sleeper, _) => Wake::Sleeper(sleeper.clone()),
+            Driver::None => {
+                state.driver = Driver::Awake;
+                Wake::Start
+            }
+            Driver::Awake | Driver::Gone => Wake::Nobody,
+        }
+    }
+
     fn pop(&self, now: Instant, order: u64) -> Option<(Instant, Entry)> {
         self.state.lock().timers.pop(now, order)
     }
 
-    /// The engine's thread has nothing to call: until when it sleeps. `None`: the engine has gone.
-    fn fall_asleep(&self) -> Option<Option<Instant>> {
+    /// The engine's thread has nothing to call: until when it sleeps, and what it sees to afterwards.
+    /// `None`: the engine has gone.
+    fn fall_asleep(&self) -> Option<(Option<Instant>, Option<Attendance>)> {
         let mut state = self.state.lock();
         if matches!(state.driver, Driver::Gone) {
             return None;
         }
         let next = state.timers.next();
-        state.driver = Driver::Asleep(thread::current(), next);
-        Some(next)
+        let attendance = state.attendance.clone();
+        let sleeper = match &attendance {
+            Some(attendance) => Sleeper::Waiter(Arc::clone(&attendance.waiter)),
+            None => Sleeper::Thread(thread::current()),
+        };
+        state.driver = Driver::Asleep(sleeper, next);
+        Some((next, attendance))
     }
 
     fn wake_up(&self) {
@@ -318,7 +361,7 @@ impl Agenda {
         if matches!(state.driver, Driver::Gone) {
             return false;
         }
-        let again = restart && state.timers.next().is_some();
+        let again = restart && (state.timers.next().is_some() || state.attendance.is_some());
         state.driver = if again { Driver::Awake } else { Driver::None };
         again
     }
@@ -333,8 +376,8 @@ impl Agenda {
             Driver::None
         };
         drop(state);
-        if let Driver::Asleep(thread, _) = driver {
-            thread.unpark();
+        if let Driver::Asleep(sleeper, _) = driver {
+            sleeper.wake();
         }
         // Destructors of what would have been called are foreign code (K4).
         drop(taken);
@@ -395,12 +438,18 @@ impl Run {
             while let Some((_, entry)) = self.agenda.pop(now, u64::MAX) {
                 call(now, entry);
             }
-            let Some(next) = self.agenda.fall_asleep() else {
+            let Some((next, attendance)) = self.agenda.fall_asleep() else {
                 break;
             };
             // Early returns are harmless: the loop looks again.
-            self.clock.park_until(next);
+            match &attendance {
+                None => self.clock.park_until(next),
+                Some(attendance) => attendance.wait(&self.clock, next),
+            }
             self.agenda.wake_up();
+            if let Some(attendance) = attendance {
+                attendance.call();
+            }
         }
         self.phase = Phase::Ended;
     }

@@ -7,11 +7,12 @@ use verbs_core::{Attr, Av, Error, Target, Why};
 
 use crate::hca::Hca;
 use crate::hca::device::check_port;
-use crate::limits;
+use crate::port::Port;
 
 impl Hca {
     pub(super) fn create_ah(&self, command: Command<'_, CreateAh>) {
-        let number = check(&command.av).and_then(|()| self.tables.lock().ahs.insert(()));
+        let number =
+            check(&command.av, &self.port).and_then(|()| self.tables.lock().ahs.insert(()));
         match number {
             Ok(number) => {
                 let (args, reply) = command.split();
@@ -21,8 +22,8 @@ impl Hca {
         }
     }
 
-    pub(super) fn modify_ah(command: Command<'_, ModifyAh>) {
-        let answer = check(&command.av);
+    pub(super) fn modify_ah(&self, command: Command<'_, ModifyAh>) {
+        let answer = check(&command.av, &self.port);
         if answer.is_ok() {
             command.target().replace(command.av);
         }
@@ -51,9 +52,9 @@ impl Hca {
 }
 
 /// Whether the port has what an address names.
-fn check(av: &Av) -> Result<(), Error> {
+fn check(av: &Av, port: &Port) -> Result<(), Error> {
     check_port(av.port)?;
-    let last = limits::GIDS - 1;
+    let last = port.gid_count().saturating_sub(1);
     let sgid_index = av.global.map_or(0, |global| u32::from(global.sgid_index));
     let values = [
         (Attr::GidIndex, sgid_index, last),

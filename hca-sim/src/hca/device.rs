@@ -143,10 +143,13 @@ impl Hca {
     }
 
     pub(super) fn query_gid(&self, command: Command<'_, QueryGid>) {
-        let last = limits::GIDS as usize - 1;
-        let answer = check_port(command.port)
-            .and_then(|()| at_most(Attr::GidIndex, usize::from(command.index), last))
-            .map(|()| self.port.sheet().gid);
+        let index = command.index;
+        let answer = check_port(command.port).and_then(|()| {
+            let last = self.port.gid_count().saturating_sub(1) as usize;
+            at_most(Attr::GidIndex, usize::from(index), last)?;
+            // An address that goes away meanwhile leaves an empty entry.
+            Ok(self.port.gid(index).unwrap_or_default())
+        });
         command.complete(answer);
     }
 
@@ -197,6 +200,9 @@ impl Hca {
     }
 
     fn set_port_state(&self, state: PortState) -> bool {
+        if let Some(driver) = &self.port.driver {
+            driver.set_down(state != PortState::Active);
+        }
         self.rearrange(|sheet| (std::mem::replace(&mut sheet.state, state), state))
     }
 
@@ -211,13 +217,17 @@ impl Hca {
         }
     }
 
-    /// Gives the port another GID: changes the only entry of its GID table and raises
+    /// Gives the port another GID: changes the first entry of its GID table and raises
     /// [`EventType::GidChange`]. Peers that name the old one do not reach it any more.
     ///
     /// Never blocks.
     pub fn set_gid(&self, gid: Gid) {
         self.port.link.lock().rename(self.port.lid, gid);
-        if self.rearrange(|sheet| (std::mem::replace(&mut sheet.gid, gid), gid)) {
+        let changed = self.rearrange(|sheet| {
+            let first = sheet.gids.first_mut();
+            (first.map(|first| std::mem::replace(first, gid)), Some(gid))
+        });
+        if changed {
             self.raise(EventType::GidChange, Subject::Port(limits::PORT));
         }
     }
@@ -228,6 +238,7 @@ impl Hca {
         let (before, now) = self.port.change(change);
         let differs = before != now;
         if differs {
+            self.connections_changed();
             self.port.link.rearrange();
         }
         differs

@@ -3,6 +3,7 @@
 mod address;
 mod device;
 mod memory;
+mod packets;
 mod queues;
 
 use std::fmt;
@@ -19,7 +20,7 @@ use crate::builder::Builder;
 use crate::command::{CommandConfig, CommandInterface};
 use crate::hca::device::About;
 use crate::limits::{self, Limits};
-use crate::link::Loopback;
+use crate::link::{Loopback, PacketLink};
 use crate::port::Port;
 use crate::qp::QueuePair;
 use crate::table::Table;
@@ -72,6 +73,12 @@ impl Hca {
     /// Begins an HCA on that link.
     pub fn on(link: &Loopback) -> Builder {
         Builder::new(link)
+    }
+
+    /// Begins an HCA whose packets that link carries: one port, with a GID for each of the link's
+    /// addresses.
+    pub fn over(link: impl PacketLink + 'static) -> Builder {
+        Builder::over(Box::new(link))
     }
 
     pub(crate) fn new(
@@ -161,9 +168,9 @@ impl Hca {
         self.port.lid
     }
 
-    /// Global identifier of its port.
+    /// Global identifier of its port, the first one if it has several.
     pub fn gid(&self) -> Gid {
-        self.port.sheet().gid
+        self.port.gid(0).unwrap_or_default()
     }
 
     /// Identifies the node.
@@ -228,7 +235,7 @@ impl Hca {
             AnyCommand::DestroyQp(command) => self.destroy_qp(command),
             AnyCommand::AttachMcast(command) => Self::attach_mcast(command),
             AnyCommand::CreateAh(command) => self.create_ah(command),
-            AnyCommand::ModifyAh(command) => Self::modify_ah(command),
+            AnyCommand::ModifyAh(command) => self.modify_ah(command),
             AnyCommand::QueryAh(command) => Self::query_ah(command),
             AnyCommand::DestroyAh(command) => self.destroy_ah(command),
             // What is left is detaching, and nothing can have been attached.

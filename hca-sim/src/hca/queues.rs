@@ -43,7 +43,7 @@ impl Hca {
         match self.make_cq(&command) {
             Ok((number, cqe, ring)) => {
                 let (args, reply) = command.split();
-                let raw = Box::new(CqPoller::new(Arc::clone(&ring)));
+                let raw = Box::new(CqPoller::new(Arc::clone(&ring), &self.port));
                 reply.complete(Ok(args.build(number, cqe, Box::new(ring), raw)));
             }
             Err(error) => command.complete(Err(error)),
@@ -61,7 +61,8 @@ impl Hca {
         }
         let cqe = args.cqe.next_power_of_two();
         let clock = args.timestamps.then(|| self.port.engine.clock().clone());
-        let ring = Arc::new(CqRing::new(cqe, Arc::clone(&args.notify), clock)?);
+        let shared = self.port.driver.is_some();
+        let ring = Arc::new(CqRing::new(cqe, Arc::clone(&args.notify), clock, shared)?);
         let number = self.tables.lock().cqs.insert(())?;
         Ok((number, cqe, ring))
     }

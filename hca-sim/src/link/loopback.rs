@@ -249,6 +249,11 @@ impl Links {
             .collect()
     }
 
+    /// The queue pair of that number at that port.
+    pub(crate) fn of(&self, lid: Lid, qpn: Qpn) -> Option<Arc<QueuePair>> {
+        self.queue_pairs.get(&(lid, qpn)).cloned()
+    }
+
     fn resolve(&self, av: &Av) -> Option<Lid> {
         if av.dlid != Lid(0) {
             return self.ports.contains_key(&av.dlid).then_some(av.dlid);

@@ -1,6 +1,13 @@
 //! The transport's machines: sans-IO. Packets, work requests and the time go in; packets and completions
 //! come out. No locks, clocks, sockets or wakers inside.
 
+mod driver;
+pub(crate) mod inbox;
+mod mail;
+pub(crate) mod rc;
+
+use std::net::IpAddr;
+
 use verbs_core::mem::{MrTable, Pin};
 use verbs_core::sync::Arc;
 use verbs_core::{Access, EventType, Mtu, PKey, QpCap, Qpn};
@@ -12,6 +19,9 @@ use crate::recv::RecvRing;
 use crate::ring::SendRing;
 use crate::srq::SharedReceives;
 use crate::wire::Head;
+
+pub(crate) use driver::Driver;
+pub(crate) use mail::Mail;
 
 /// What a connected machine works on: the parts of its queue pair, which nobody else uses meanwhile.
 #[derive(Clone, Copy)]
@@ -55,6 +65,18 @@ pub(crate) struct Path {
     /// The first numbers, as the transitions to RTR and RTS set them.
     pub(crate) sq_psn: u32,
     pub(crate) rq_psn: u32,
+}
+
+/// A packet whose ICRC is right.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Incoming<'a> {
+    pub(crate) src: IpAddr,
+    pub(crate) dst: IpAddr,
+    /// Traffic class, with the ECN bits as the network left them.
+    pub(crate) tclass: u8,
+    pub(crate) head: Head,
+    /// Payload and pad.
+    pub(crate) body: &'a [u8],
 }
 
 /// Where machines put packets.

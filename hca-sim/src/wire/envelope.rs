@@ -105,6 +105,14 @@ impl Envelope {
         }
     }
 
+    /// The same with another identification, if it is IPv4, which alone has one.
+    pub const fn with_identification(mut self, ident: u16) -> Self {
+        if let Net::V4 { identification, .. } = &mut self.net {
+            *identification = ident;
+        }
+        self
+    }
+
     /// Splits an IP packet into its headers and the transport packet from BTH to ICRC. Bytes behind
     /// the packet's own length, such as the padding of short Ethernet frames, are dropped.
     ///

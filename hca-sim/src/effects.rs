@@ -1,0 +1,142 @@
+//! What work on queue pairs leads to for others: events, verbs that are done, queue pairs that go to ERR.
+//!
+//! It is collected while a machine is held, and carried out when it was let go.
+
+use verbs_core::sync::Arc;
+use verbs_core::sync::atomic::Ordering::Acquire;
+use verbs_core::{EventType, WcStatus};
+
+use crate::cq::{CqRing, WaitsForCq};
+use crate::landing::Landing;
+use crate::link::Change;
+use crate::message::{Done, Fault};
+use crate::port::Port;
+use crate::qp::{Finish, QueuePair};
+use crate::srq::SharedReceives;
+use crate::transport::Notes;
+
+/// What a turn leads to, done when the machine is free again.
+#[derive(Default)]
+pub(crate) struct Effects {
+    pub(crate) fire: Vec<Arc<CqRing>>,
+    pub(crate) overrun: Vec<Arc<CqRing>>,
+    pub(crate) convert: Vec<Arc<CqRing>>,
+    pub(crate) fail: Vec<Arc<QueuePair>>,
+    pub(crate) finish: Vec<Finish>,
+    pub(crate) contact: Vec<Arc<QueuePair>>,
+    /// Who has packets for which the link has no room.
+    pub(crate) stalled: Vec<Arc<QueuePair>>,
+    /// What the link has told about itself.
+    pub(crate) news: Vec<Change>,
+    pub(crate) raise: Vec<(Arc<QueuePair>, EventType)>,
+    pub(crate) srq_limit: Vec<Arc<SharedReceives>>,
+}
+
+impl Effects {
+    pub(crate) fn note(&mut self, sender: &QueuePair, land: &Landing, done: Done) {
+        if done.fire_recv {
+            self.fire.push(Arc::clone(&land.cq));
+        }
+        if done.fire_send {
+            self.fire.push(Arc::clone(&sender.send_cq));
+        }
+        if done.overrun_recv {
+            self.overrun.push(Arc::clone(&land.cq));
+        }
+        if done.overrun_send {
+            self.overrun.push(Arc::clone(&sender.send_cq));
+        }
+        if done.srq_limit {
+            self.srq_limit.extend(land.srq.clone());
+        }
+    }
+
+    /// The responder has refused a message: it goes to ERR. No completion tells it why unless a receive
+    /// was consumed, so an event does (IBTA vol. 1, 9.9.3).
+    pub(crate) fn refused(&mut self, land: &Landing, fault: &Fault) {
+        let Some(responder) = land.responder.upgrade() else {
+            return;
+        };
+        let event = match fault.status {
+            _ if fault.receive.is_some() => None,
+            WcStatus::RemAccessErr => Some(EventType::QpAccessErr),
+            _ => Some(EventType::QpReqErr),
+        };
+        self.fail.push(Arc::clone(&responder));
+        self.raise.extend(event.map(|event| (responder, event)));
+    }
+
+    /// What the driver itself sees to.
+    pub(crate) fn take_packets(&mut self) -> (Vec<Arc<QueuePair>>, Vec<Change>) {
+        (
+            std::mem::take(&mut self.stalled),
+            std::mem::take(&mut self.news),
+        )
+    }
+
+    /// Notes what a connection over packets leads to.
+    pub(crate) fn note_packets(&mut self, qp: &Arc<QueuePair>, notes: Notes) {
+        let Notes {
+            fire_send,
+            fire_recv,
+            overrun_send,
+            overrun_recv,
+            srq_limit,
+            contact,
+            fail,
+            event,
+            failed: _,
+        } = notes;
+        let push = |wanted: bool, list: &mut Vec<Arc<CqRing>>, cq: &Arc<CqRing>| {
+            if wanted {
+                list.push(Arc::clone(cq));
+            }
+        };
+        push(fire_send, &mut self.fire, &qp.send_cq);
+        push(fire_recv, &mut self.fire, &qp.recv_cq);
+        push(overrun_send, &mut self.overrun, &qp.send_cq);
+        push(overrun_recv, &mut self.overrun, &qp.recv_cq);
+        if srq_limit {
+            self.srq_limit.extend(qp.srq.clone());
+        }
+        if contact && !qp.contacted.load(Acquire) {
+            self.contact.push(Arc::clone(qp));
+        }
+        if fail {
+            self.fail.push(Arc::clone(qp));
+        }
+        self.raise
+            .extend(event.map(|event| (Arc::clone(qp), event)));
+    }
+
+    /// Does what was noted, outside of pins, locks and turns. `waiter` is who was put off by a
+    /// completion queue that changes hands.
+    pub(crate) fn carry_out(self, port: &Port, waiter: Option<&Arc<QueuePair>>) {
+        for qp in self.contact {
+            qp.contact();
+        }
+        for qp in self.fail {
+            qp.fail();
+        }
+        for cq in self.overrun {
+            cq.tell_overrun(port);
+        }
+        for (qp, event) in self.raise {
+            qp.raise(event);
+        }
+        for srq in self.srq_limit {
+            srq.raise_limit();
+        }
+        for cq in self.fire {
+            cq.fire();
+        }
+        for finish in self.finish {
+            finish.complete();
+        }
+        if let Some(waiter) = waiter {
+            for cq in self.convert {
+                cq.convert(Arc::clone(waiter) as Arc<dyn WaitsForCq>);
+            }
+        }
+    }
+}

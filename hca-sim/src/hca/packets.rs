@@ -1,0 +1,48 @@
+//! The HCA on a link that carries packets: what the link tells about itself.
+
+use std::net::IpAddr;
+
+use verbs_core::sync::Arc;
+use verbs_core::{EventType, Subject};
+
+use crate::hca::Hca;
+use crate::limits::PORT;
+use crate::link::Change;
+use crate::port::gids;
+
+impl Hca {
+    /// Has packets seen to from now on.
+    pub(crate) fn start(self: &Arc<Self>) {
+        if let Some(driver) = &self.port.driver {
+            driver.start(&self.port, self);
+        }
+    }
+
+    /// Something has changed about the link: the port's state or its GID table, with the event that the
+    /// field knows for it.
+    pub(crate) fn link_changed(&self, change: Change, addresses: &[IpAddr]) {
+        match change {
+            Change::Down => self.port_down(),
+            Change::Up => self.port_up(),
+            Change::Addresses => {
+                let now = gids(addresses);
+                let changed = self.port.change(|sheet| {
+                    let changed = sheet.gids != now;
+                    sheet.gids = now;
+                    changed
+                });
+                if changed {
+                    self.connections_changed();
+                    self.raise(EventType::GidChange, Subject::Port(PORT));
+                }
+            }
+        }
+    }
+
+    /// What connections over packets go by has changed.
+    pub(super) fn connections_changed(&self) {
+        if let Some(driver) = &self.port.driver {
+            driver.change();
+        }
+    }
+}

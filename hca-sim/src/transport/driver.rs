@@ -1,0 +1,306 @@
+//! Who drives the machines of a port whose link carries packets.
+//!
+//! There is no thread that others wait for. Whoever has a reason drives: the poster of a work request,
+//! a consumer who polls an empty completion queue, a timer, and, when nobody polls, the engine's thread,
+//! which waits for packets. One at a time *holds* the driver ([`Turnstile`]); a poster who finds it held
+//! leaves its queue pair on the list and goes.
+//!
+//! A round takes in what has come, then lets every queue pair that has a reason send what it may. What
+//! that leads to for others is done after the driver was let go.
+
+use std::fmt;
+use std::time::Duration;
+
+use verbs_core::sync::atomic::{
+    AtomicBool, AtomicU32, AtomicU64,
+    Ordering::{AcqRel, Acquire, Relaxed, Release},
+};
+use verbs_core::sync::{Arc, Mutex, OnceLock, Weak};
+use verbs_core::{Mtu, Qpn};
+
+use crate::clock::Instant;
+use crate::effects::Effects;
+use crate::engine::{Attend, Due};
+use crate::hca::Hca;
+use crate::link::{Arrival, Change, PacketLink, Waiter};
+use crate::port::Port;
+use crate::qp::QueuePair;
+use crate::transport::Incoming;
+use crate::transport::mail::{Mail, Outbox};
+use crate::turnstile::{Held, Turnstile};
+use crate::wire::{Head, PacketView};
+
+/// How long the engine's thread leaves packets to somebody who polls, counted from the last poll. Longer
+/// than a poller is away between polls, shorter than what anybody notices when it stops.
+const POLLED: Duration = Duration::from_millis(1);
+/// How long after a link had no room it is asked again, if nothing happens before.
+const BLOCKED: Duration = Duration::from_micros(200);
+
+/// See the module's documentation.
+pub(crate) struct Driver {
+    turnstile: Turnstile,
+    /// Queue pairs that have a reason.
+    listed: Mutex<Vec<Arc<QueuePair>>>,
+    /// Uncontended: only the holder locks it.
+    work: Mutex<Work>,
+    waiter: Option<Arc<dyn Waiter>>,
+    mtu: Mtu,
+    /// The port is out of service.
+    down: AtomicBool,
+    /// Until when somebody polls, in nanoseconds of the engine's clock.
+    polled_until: AtomicU64,
+    /// How often something changed that connections go by.
+    changes: AtomicU32,
+    hca: OnceLock<Weak<Hca>>,
+}
+
+struct Work {
+    link: Box<dyn PacketLink>,
+    outbox: Outbox,
+    /// Who gets a round; empty between rounds.
+    busy: Vec<Arc<QueuePair>>,
+    /// Whom the last packet was for.
+    last: (Qpn, Weak<QueuePair>),
+}
+
+impl Driver {
+    /// The driver of a port on that link.
+    pub(crate) fn new(link: Box<dyn PacketLink>) -> Self {
+        Self {
+            turnstile: Turnstile::default(),
+            listed: Mutex::new(Vec::new()),
+            waiter: link.waiter(),
+            mtu: link.mtu(),
+            work: Mutex::new(Work {
+                link,
+                outbox: Outbox::new(),
+                busy: Vec::new(),
+                last: (Qpn::new(0), Weak::new()),
+            }),
+            down: AtomicBool::new(false),
+            polled_until: AtomicU64::new(0),
+            changes: AtomicU32::new(0),
+            hca: OnceLock::new(),
+        }
+    }
+
+    /// Has packets seen to from now on, when nobody polls.
+    pub(crate) fn start(&self, port: &Arc<Port>, hca: &Arc<Hca>) {
+        let _ = self.hca.set(Arc::downgrade(hca));
+        if let Some(waiter) = &self.waiter {
+            let whom = Arc::downgrade(port) as Weak<dyn Attend>;
+            port.engine.attend_to(whom, Arc::clone(waiter));
+        }
+    }
+
+    /// The largest path MTU.
+    pub(crate) fn mtu(&self) -> Mtu {
+        self.mtu
+    }
+
+    pub(crate) fn changes(&self) -> u32 {
+        self.changes.load(Acquire)
+    }
+
+    /// Something has changed that connections go by: the GID table, the P_Key table.
+    pub(crate) fn change(&self) {
+        self.changes.fetch_add(1, AcqRel);
+    }
+
+    /// Takes the port in or out of service.
+    pub(crate) fn set_down(&self, down: bool) {
+        self.down.store(down, Release);
+    }
+
+    /// A queue pair has a reason. Outside any pin.
+    pub(crate) fn serve(&self, qp: &Arc<QueuePair>) {
+        self.list(qp);
+        if let Some(held) = self.turnstile.enter() {
+            self.drive(&qp.port, held);
+        }
+    }
+
+    /// There may be packets.
+    pub(crate) fn turn(&self, port: &Port) {
+        if let Some(held) = self.turnstile.enter() {
+            self.drive(port, held);
+        }
+    }
+
+    /// Somebody polls. If `often`, the engine's thread may leave packets to it for a while.
+    pub(crate) fn poll(&self, port: &Port, often: bool) {
+        if often {
+            let until = port.engine.now() + POLLED;
+            self.polled_until.store(until.as_nanos(), Relaxed);
+        }
+        if let Some(held) = self.turnstile.try_enter() {
+            self.drive(port, held);
+        }
+    }
+
+    /// Who has polled will wait from now on.
+    pub(crate) fn stop_polling(&self) {
+        if self.polled_until.load(Relaxed) == 0 {
+            return;
+        }
+        self.polled_until.store(0, Relaxed);
+        if let Some(waiter) = &self.waiter {
+            waiter.wake();
+        }
+    }
+
+    fn list(&self, qp: &Arc<QueuePair>) {
+        if !qp.engaged.listed.swap(true, AcqRel) {
+            self.listed.lock().push(Arc::clone(qp));
+        }
+    }
+
+    fn drive<'d>(&'d self, port: &Port, mut held: Held<'d>) {
+        loop {
+            let mut effects = Effects::default();
+            let mut more = self.round(port, &mut self.work.lock(), &mut effects);
+            // Let go first: what follows is foreign code, and may come back here.
+            more |= held.release();
+            let (stalled, news) = effects.take_packets();
+            effects.carry_out(port, None);
+            for change in news {
+                self.tell(change);
+            }
+            if !stalled.is_empty() {
+                self.put_off(port, &stalled);
+            }
+            if !more {
+                return;
+            }
+            match self.turnstile.enter() {
+                Some(again) => held = again,
+                None => return,
+            }
+        }
+    }
+
+    /// One round, by the holder. Whether there is reason for another at once.
+    fn round(&self, port: &Port, work: &mut Work, effects: &mut Effects) -> bool {
+        let now = port.engine.now();
+        let down = self.down.load(Acquire);
+        let Work {
+            link,
+            outbox,
+            busy,
+            last,
+        } = work;
+        outbox.flush(&mut **link);
+        let came = link.receive(&mut |arrival| {
+            if !down {
+                Self::arrived(port, arrival, now, last, busy, effects);
+            }
+        });
+        while let Some(change) = link.change() {
+            effects.news.push(change);
+        }
+        busy.append(&mut self.listed.lock());
+        let mut mail = Mail {
+            outbox,
+            link: &mut **link,
+            counters: &port.counters,
+            down,
+        };
+        for qp in busy.drain(..) {
+            // Whoever has a reason from now on lists it anew.
+            qp.engaged.listed.store(false, Release);
+            qp.round(Some(&mut mail), effects);
+        }
+        outbox.flush(&mut **link);
+        came != 0
+    }
+
+    fn arrived(
+        port: &Port,
+        arrival: &Arrival<'_>,
+        now: Instant,
+        last: &mut (Qpn, Weak<QueuePair>),
+        busy: &mut Vec<Arc<QueuePair>>,
+        effects: &mut Effects,
+    ) {
+        let counters = &port.counters;
+        counters.packets_received.up();
+        let Ok(view) = PacketView::new(arrival.bytes) else {
+            return counters.malformed.up();
+        };
+        if !crate::transport::inbox::is_intact(arrival, view) {
+            return counters.bad_icrcs.up();
+        }
+        let Ok((head, body)) = Head::parse(view.covered()) else {
+            return counters.malformed.up();
+        };
+        let qpn = head.bth().dest_qpn;
+        let known = if last.0 == qpn {
+            last.1.upgrade()
+        } else {
+            None
+        };
+        let Some(qp) = known.or_else(|| port.link.lock().of(port.lid, qpn)) else {
+            return counters.strangers.up();
+        };
+        if last.0 != qpn {
+            *last = (qpn, Arc::downgrade(&qp));
+        }
+        let packet = Incoming {
+            src: arrival.src,
+            dst: arrival.dst,
+            tclass: arrival.tclass,
+            head,
+            body,
+        };
+        if qp.take_packet(&packet, now, effects) && !qp.engaged.listed.swap(true, AcqRel) {
+            busy.push(qp);
+        }
+    }
+
+    /// The link had no room for these: they come again a little later, if nobody comes before.
+    fn put_off(&self, port: &Port, stalled: &[Arc<QueuePair>]) {
+        for qp in stalled {
+            self.list(qp);
+        }
+        if let Some(first) = stalled.first() {
+            let first = Arc::clone(first) as Arc<dyn Due>;
+            let _ = port.engine.after(BLOCKED, first, 0);
+        }
+    }
+
+    fn tell(&self, change: Change) {
+        if let Some(hca) = self.hca.get().and_then(Weak::upgrade) {
+            hca.link_changed(change, &self.addresses());
+        }
+    }
+
+    /// The addresses that the link has now.
+    pub(crate) fn addresses(&self) -> Vec<std::net::IpAddr> {
+        self.work.lock().link.addresses().to_vec()
+    }
+}
+
+impl Attend for Port {
+    fn attend(&self) {
+        if let Some(driver) = &self.driver {
+            driver.turn(self);
+        }
+    }
+
+    fn polled_until(&self) -> Instant {
+        let until = self
+            .driver
+            .as_ref()
+            .map(|driver| driver.polled_until.load(Relaxed));
+        Instant::from_nanos(until.unwrap_or(0))
+    }
+}
+
+impl fmt::Debug for Driver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Driver")
+            .field("mtu", &self.mtu)
+            .field("down", &self.down)
+            .finish_non_exhaustive()
+    }
+}

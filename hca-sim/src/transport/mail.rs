@@ -1,0 +1,196 @@
+//! Outgoing packets, gathered into bursts.
+//!
+//! Packets that follow each other to one place, all of one length but for the last, leave together
+//! ([`Burst`]). What a link has no room for waits here; machines are not asked for more meanwhile.
+
+use crate::link::{Burst, PacketLink, Route, Sent};
+use crate::port::Counters;
+use crate::transport::Outlet;
+use crate::transport::inbox::seal;
+use crate::wire::{Head, Icrc};
+
+/// Bytes that a burst may have: what fits into one UDP datagram over IPv4.
+const BURST_MAX: usize = 65_507;
+/// Bytes of the longest packet: headers, 4096 bytes and an ICRC.
+const PACKET_MAX: usize = Head::LEN_MAX + 4096 + Icrc::LEN;
+
+/// The packets that have not left yet.
+pub(crate) struct Outbox {
+    burst: Open,
+    /// A packet that came when the burst had to leave and could not.
+    spare: Open,
+    /// The link had no room for the burst.
+    blocked: bool,
+}
+
+/// A burst that is being gathered.
+struct Open {
+    bytes: Box<[u8]>,
+    len: usize,
+    segment: usize,
+    count: usize,
+    /// `None` as long as it is empty.
+    route: Option<Route>,
+    /// Nothing may follow: the last packet is a short one, or one that travels alone.
+    closed: bool,
+}
+
+impl Open {
+    fn new(size: usize) -> Self {
+        Self {
+            bytes: vec![0; size].into_boxed_slice(),
+            len: 0,
+            segment: 0,
+            count: 0,
+            route: None,
+            closed: false,
+        }
+    }
+
+    fn clear(&mut self) {
+        (self.len, self.count, self.route, self.closed) = (0, 0, None, false);
+    }
+
+    /// Whether a packet of `len` bytes can follow.
+    fn takes(&self, route: &Route, len: usize, limit: usize) -> bool {
+        match &self.route {
+            None => true,
+            Some(own) => {
+                own == route
+                    && !self.closed
+                    && len <= self.segment
+                    && self.count < limit
+                    && self.len + len <= BURST_MAX
+            }
+        }
+    }
+
+    /// Writes a packet behind the others. `false`: its headers do not fit the opcode.
+    fn push(
+        &mut self,
+        route: Route,
+        head: &Head,
+        len: usize,
+        alone: bool,
+        fill: &mut dyn FnMut(&mut [u8]),
+    ) -> bool {
+        let total = packet_len(head, len);
+        let Some(packet) = self.bytes.get_mut(self.len..self.len + total) else {
+            return false;
+        };
+        let Ok(at) = head.emit(len, packet) else {
+            return false;
+        };
+        fill(&mut packet[at..at + len]);
+        let (covered, icrc) = packet.split_at_mut(total - Icrc::LEN);
+        covered[at + len..].fill(0);
+        let Some(crc) = seal(&route, self.count, covered) else {
+            return false;
+        };
+        icrc.copy_from_slice(&crc.to_le_bytes());
+        if self.route.is_none() {
+            (self.route, self.segment) = (Some(route), total);
+        }
+        self.closed = alone || total < self.segment;
+        self.len += total;
+        self.count += 1;
+        true
+    }
+
+    /// Offers it to the link. `false`: there is no room.
+    fn send(&mut self, link: &mut dyn PacketLink) -> bool {
+        let Some(route) = self.route else { return true };
+        let burst = Burst {
+            route,
+            segment: self.segment,
+            bytes: &self.bytes[..self.len],
+        };
+        if link.transmit(&burst) == Sent::Blocked {
+            return false;
+        }
+        self.clear();
+        true
+    }
+}
+
+/// From the BTH to the ICRC.
+fn packet_len(head: &Head, payload: usize) -> usize {
+    head.wire_len() + payload.next_multiple_of(4) + Icrc::LEN
+}
+
+impl Outbox {
+    pub(crate) fn new() -> Self {
+        Self {
+            burst: Open::new(BURST_MAX),
+            spare: Open::new(PACKET_MAX),
+            blocked: false,
+        }
+    }
+
+    /// Sends what is there. `false`: the link has no room, and machines have to wait.
+    pub(crate) fn flush(&mut self, link: &mut dyn PacketLink) -> bool {
+        self.blocked = !(self.burst.send(link) && self.spare.send(link));
+        !self.blocked
+    }
+}
+
+/// The way out for one round of the driver.
+pub(crate) struct Mail<'a> {
+    pub(crate) outbox: &'a mut Outbox,
+    pub(crate) link: &'a mut dyn PacketLink,
+    pub(crate) counters: &'a Counters,
+    /// The port is out of service: packets are lost.
+    pub(crate) down: bool,
+}
+
+impl Mail<'_> {
+    /// The way out to one place.
+    pub(crate) fn to(&mut self, route: Route) -> Lane<'_> {
+        let limit = self.link.burst_limit(&route);
+        Lane {
+            outbox: self.outbox,
+            link: self.link,
+            counters: self.counters,
+            down: self.down,
+            route,
+            limit,
+        }
+    }
+}
+
+/// See [`Mail::to`].
+pub(crate) struct Lane<'a> {
+    outbox: &'a mut Outbox,
+    link: &'a mut dyn PacketLink,
+    counters: &'a Counters,
+    down: bool,
+    route: Route,
+    limit: usize,
+}
+
+impl Outlet for Lane<'_> {
+    fn is_ready(&mut self) -> bool {
+        !self.outbox.blocked || self.outbox.flush(self.link)
+    }
+
+    fn put(&mut self, head: &Head, len: usize, again: bool, fill: &mut dyn FnMut(&mut [u8])) {
+        self.counters.packets_sent.up();
+        if self.down {
+            return;
+        }
+        let limit = if again { 1 } else { self.limit };
+        let Outbox {
+            burst,
+            spare,
+            blocked,
+        } = &mut *self.outbox;
+        let total = packet_len(head, len);
+        let mut into = &mut *burst;
+        if !into.takes(&self.route, total, limit) && !into.send(self.link) {
+            *blocked = true;
+            into = spare;
+        }
+        let pushed = into.push(self.route, head, len, again, fill);
+        debug_assert!(pushed, "a machine's packet is longer than any can be");
+    }
+}
