@@ -1,14 +1,14 @@
 /*
  * rc_peer: one end of a test of a reliable connection, for a Linux RDMA device.
  *
- *     rc_peer server PORT GID-INDEX
- *     rc_peer client HOST PORT GID-INDEX TEST [KEY=VALUE]...
+ *     rc_peer server ADDRESS PORT
+ *     rc_peer client ADDRESS HOST PORT TEST [KEY=VALUE]...
  *
- * The server takes one test after the other, each on a connection and a queue pair of its own. The
+ * ADDRESS is the local IP address that packets come from. The server takes one test after the other, each on a connection and a queue pair of its own. The
  * client is the requester: it posts, checks its completions and what it has read. The server is the
  * responder: it checks its completions, what has arrived in its memory, and that nothing else has. The
- * client ends with 0 when both are content. hca-sim/examples/rc_peer.rs is the same program for the
- * other side; its comments say what the keys mean and how the two talk (lines of text over TCP).
+ * client ends with 0 when both are content. hca-sim/examples/rc_peer is the same program for the other
+ * side; its comments say what the keys mean (plan.rs) and how the two talk (talk.rs).
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -56,6 +56,7 @@ struct end {
 };
 
 static struct ibv_context *device;
+static union ibv_gid gid;
 static int gid_index;
 static char failure[512];
 
@@ -586,9 +587,7 @@ static int hear(struct end *e, char *line, int room)
 
 static int say_end(struct end *e, const char *word)
 {
-	union ibv_gid gid;
 	char text[33];
-	CHECK(!ibv_query_gid(device, 1, gid_index, &gid), "query_gid: %m");
 	for (int i = 0; i < 16; i++)
 		sprintf(text + 2 * i, "%02x", gid.raw[i]);
 	return say(e, "%s qpn=%u psn=%u gid=%s addr=%lu rkey=%u mw=%u", word, e->qp->qp_num, e->psn, text,
@@ -707,13 +706,23 @@ static int server_test(struct end *e)
 	return say(e, "ok");
 }
 
-static int open_device(void)
+/* Opens the device that has the address, an IPv4 address in its mapped form, among its GIDs. */
+static int open_device(const char *address)
 {
+	struct in_addr v4;
+	char mapped[64];
+	snprintf(mapped, sizeof mapped, "%s%s", inet_pton(AF_INET, address, &v4) == 1 ? "::ffff:" : "", address);
+	CHECK(inet_pton(AF_INET6, mapped, gid.raw) == 1, "%s is no IP address", address);
 	struct ibv_device **list = ibv_get_device_list(NULL);
-	CHECK(list && *list, "no RDMA device");
-	CHECK(device = ibv_open_device(*list), "open_device: %m");
-	ibv_free_device_list(list);
-	return 0;
+	for (struct ibv_device **d = list; d && *d; d++) {
+		CHECK(device = ibv_open_device(*d), "open_device: %m");
+		union ibv_gid entry;
+		for (gid_index = 0; !ibv_query_gid(device, 1, gid_index, &entry); gid_index++)
+			if (!memcmp(&entry, &gid, sizeof gid))
+				return 0;
+		ibv_close_device(device);
+	}
+	return fail("no RDMA device has the address %s", address);
 }
 
 static int serve(int port)
@@ -758,15 +767,12 @@ int main(int n, char **v)
 	int code = -1;
 	setvbuf(stderr, NULL, _IOLBF, 0);
 	srand(time(NULL) ^ getpid());
-	if (n == 4 && !strcmp(v[1], "server")) {
-		gid_index = atoi(v[3]);
-		code = open_device() || serve(atoi(v[2]));
-	} else if (n >= 6 && !strcmp(v[1], "client")) {
-		gid_index = atoi(v[4]);
-		code = open_device() || ask(v[2], atoi(v[3]), v + 5, n - 5);
-	} else {
-		fail("usage: rc_peer server PORT GID-INDEX | client HOST PORT GID-INDEX TEST [KEY=VALUE]...");
-	}
+	if (n == 4 && !strcmp(v[1], "server"))
+		code = open_device(v[2]) || serve(atoi(v[3]));
+	else if (n >= 6 && !strcmp(v[1], "client"))
+		code = open_device(v[2]) || ask(v[3], atoi(v[4]), v + 5, n - 5);
+	else
+		fail("usage: rc_peer server ADDRESS PORT | client ADDRESS HOST PORT TEST [KEY=VALUE]...");
 	if (code)
 		fprintf(stderr, "rc_peer: %s\n", failure);
 	return code ? 1 : 0;
