@@ -1,7 +1,5 @@
 //! What an HCA is made with.
 
-use std::hash::{BuildHasher, Hasher, RandomState};
-
 use verbs_core::Request;
 use verbs_core::device::OpenDevice;
 use verbs_core::mem::MrTable;
@@ -43,14 +41,15 @@ impl Builder {
         }
     }
 
-    /// An HCA whose packets that link carries. Its numbers are drawn from the system's entropy, so that
+    /// An HCA whose packets that link carries. Its numbers are drawn from the link's entropy, so that
     /// nobody outside can guess queue pair numbers and keys.
-    pub(crate) fn over(packets: Box<dyn PacketLink>) -> Self {
+    pub(crate) fn over(mut packets: Box<dyn PacketLink>) -> Self {
+        let seeds = [packets.entropy(), packets.entropy()];
         Self {
             name: String::from("roce0"),
-            seed: entropy(),
+            seed: seeds[0],
             packets: Some(packets),
-            ..Self::new(&Loopback::with_seed(entropy()))
+            ..Self::new(&Loopback::with_seed(seeds[1]))
         }
     }
 
@@ -120,10 +119,4 @@ impl Builder {
     pub fn open(self) -> Request<'static, OpenDevice> {
         self.build().open()
     }
-}
-
-/// A number that nobody can guess.
-fn entropy() -> u64 {
-    // The keys of this hasher come from the system.
-    RandomState::new().build_hasher().finish()
 }

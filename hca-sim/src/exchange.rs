@@ -6,11 +6,12 @@
 
 use std::fmt;
 use std::net::IpAddr;
+use std::time::Duration;
 
 use verbs_core::mem::{Pin, pin};
 use verbs_core::sync::Arc;
 use verbs_core::sync::MutexGuard;
-use verbs_core::{Access, Error, GlobalRoute, Mtu, QpAttr, QpCap, QpState, Qpn};
+use verbs_core::{Access, Error, GlobalRoute, Mtu, Psn, QpAttr, QpCap, QpState, Qpn};
 
 use crate::clock::Instant;
 use crate::effects::Effects;
@@ -19,7 +20,17 @@ use crate::engine::Due;
 use crate::link::Route;
 use crate::qp::QueuePair;
 use crate::transport::rc::Rc;
-use crate::transport::{Ends, Incoming, Mail, Notes, Path};
+use crate::transport::{Ends, Incoming, Mail, Notes, Outlet, Path};
+use crate::wire::{Bth, BthFlags, Extended, Head, Opcode};
+
+/// The ECN bits of a traffic class, and what they are when a switch has marked the packet.
+const ECN: u8 = 0b11;
+const CE: u8 = 0b11;
+/// The least time between two congestion notifications of one queue pair. Marks come in bursts, and one
+/// notification tells as much as many.
+const CNP_INTERVAL: Duration = Duration::from_micros(50);
+/// Bytes of a congestion notification, all zero.
+const CNP_PAYLOAD: usize = 16;
 
 /// See the module's documentation.
 pub(crate) struct Exchange {
@@ -31,6 +42,10 @@ pub(crate) struct Exchange {
     followed: Option<(u32, u32)>,
     /// The deadline that the engine was given.
     timer: Option<Instant>,
+    /// A packet came that a switch had marked: the peer is to hear of it.
+    marked: bool,
+    /// No notification leaves before.
+    quiet_until: Instant,
 }
 
 impl Exchange {
@@ -44,6 +59,8 @@ impl Exchange {
             path: None,
             followed: None,
             timer: None,
+            marked: false,
+            quiet_until: Instant::ZERO,
         })
     }
 
@@ -51,6 +68,7 @@ impl Exchange {
     pub(crate) fn reset(&mut self) {
         self.rc.reset();
         (self.path, self.followed) = (None, None);
+        self.marked = false;
     }
 
     /// Whether every message that was begun has ended.
@@ -102,6 +120,20 @@ fn route(global: &GlobalRoute, qp: &QueuePair) -> Option<Route> {
     })
 }
 
+/// Tells the peer that its packets meet congestion (IBTA annex A17.9.3).
+fn notify_congestion(path: &Path, lane: &mut dyn Outlet) {
+    let bth = Bth {
+        opcode: Opcode::CNP,
+        flags: BthFlags::BECN,
+        pkey: path.pkey,
+        dest_qpn: path.dest_qpn,
+        psn: Psn::new(0),
+    };
+    if let Ok(head) = Head::new(bth, Extended::default()) {
+        lane.put(&head, CNP_PAYLOAD, true, &mut |payload| payload.fill(0));
+    }
+}
+
 impl QueuePair {
     /// What the machine works on, if the state is still the one that it was under the pin.
     fn ends<'a>(&'a self, pin: &'a Pin, path: &'a Path, now: Instant) -> Option<Ends<'a>> {
@@ -140,7 +172,9 @@ impl QueuePair {
         }
         let mut exchange = exchange.lock();
         exchange.follow(self);
-        let Exchange { rc, path, .. } = &mut *exchange;
+        let Exchange {
+            rc, path, marked, ..
+        } = &mut *exchange;
         let counters = &self.port.counters;
         let known =
             |(_, route): &&(Path, Route)| route.dst == packet.src && route.src == packet.dst;
@@ -152,6 +186,11 @@ impl QueuePair {
             counters.bad_pkeys.up();
             return false;
         }
+        if packet.head.opcode() == Opcode::CNP {
+            counters.cnps_received.up();
+            return false;
+        }
+        *marked |= packet.tclass & ECN == CE;
         let pin = pin();
         let Some(ends) = self.ends(&pin, path, now) else {
             return false;
@@ -186,8 +225,14 @@ impl QueuePair {
         if rc.deadline().is_some_and(|deadline| deadline <= now) {
             rc.expire(&ends, &mut notes);
         }
-        let more = rc.transmit(&ends, &mut mail.to(route), &mut notes);
+        let mut lane = mail.to(route);
+        let more = rc.transmit(&ends, &mut lane, &mut notes);
         drop(pin);
+        if exchange.marked && exchange.quiet_until <= now && lane.is_ready() {
+            exchange.marked = false;
+            exchange.quiet_until = now + CNP_INTERVAL;
+            notify_congestion(&path, &mut lane);
+        }
         if more {
             effects.stalled.push(Arc::clone(self));
         }

@@ -67,6 +67,11 @@ mod ring;
 mod rng;
 mod send;
 mod srq;
+#[expect(
+    unsafe_code,
+    reason = "a door: socket calls with control messages, which no safe crate offers as links need them"
+)]
+mod sys;
 mod table;
 mod transport;
 mod turnstile;
@@ -76,4 +81,4 @@ pub use builder::Builder;
 pub use connect::connect;
 pub use hca::Hca;
 pub use limits::Limits;
-pub use link::Loopback;
+pub use link::{Loopback, Udp};

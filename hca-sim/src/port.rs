@@ -75,6 +75,7 @@ pub(crate) struct Counters {
     pub(crate) malformed: Count,
     pub(crate) bad_icrcs: Count,
     pub(crate) bad_pkeys: Count,
+    pub(crate) cnps_received: Count,
     /// For no queue pair, or from somebody it is not connected to.
     pub(crate) strangers: Count,
 }

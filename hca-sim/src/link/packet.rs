@@ -11,6 +11,8 @@ use std::time::Duration;
 use verbs_core::Mtu;
 use verbs_core::sync::Arc;
 
+use crate::link::LinkCounters;
+
 /// The way of a packet, as far as its IP header tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Route {
@@ -39,6 +41,9 @@ pub struct Burst<'a> {
 }
 
 impl<'a> Burst<'a> {
+    /// Bytes of all packets of a burst at most, as IPv4 has it for one datagram.
+    pub const BYTES_MAX: usize = 65_507;
+
     /// The packets, in order.
     pub fn packets(&self) -> impl ExactSizeIterator<Item = &'a [u8]> {
         self.bytes.chunks(self.segment.max(1))
@@ -119,7 +124,8 @@ pub trait PacketLink: Send + fmt::Debug {
     /// The largest path MTU whose packets fit.
     fn mtu(&self) -> Mtu;
 
-    /// How many packets a burst to there may have now, at least 1.
+    /// How many packets a burst to there may have now, at least 1; [`Burst::BYTES_MAX`] bounds it as
+    /// well.
     fn burst_limit(&self, route: &Route) -> usize;
 
     /// Sends packets.
@@ -131,9 +137,18 @@ pub trait PacketLink: Send + fmt::Debug {
     /// What peers' answers tell about earlier bursts.
     fn feedback(&mut self, route: &Route, news: Feedback);
 
+    /// A number for the seeds of keys, queue pair numbers and packet sequence numbers: one that nobody
+    /// outside can guess, or one drawn from the seed of a simulation.
+    fn entropy(&mut self) -> u64;
+
     /// What has changed since the last call, one thing at a time.
     fn change(&mut self) -> Option<Change>;
 
     /// What a thread waits for packets with; `None` if there is nothing to wait for, as in virtual time.
     fn waiter(&self) -> Option<Arc<dyn Waiter>>;
+
+    /// What it has counted; all zero if it does not count.
+    fn counters(&self) -> LinkCounters {
+        LinkCounters::default()
+    }
 }

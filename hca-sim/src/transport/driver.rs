@@ -33,6 +33,9 @@ use crate::wire::{Head, PacketView};
 /// How long the engine's thread leaves packets to somebody who polls, counted from the last poll. Longer
 /// than a poller is away between polls, shorter than what anybody notices when it stops.
 const POLLED: Duration = Duration::from_millis(1);
+/// Rounds that take packets in before whoever drives goes about its own business. What is left is
+/// found by the next who drives, at the latest by the engine's thread.
+const ROUNDS: u32 = 8;
 /// How long after a link had no room it is asked again, if nothing happens before.
 const BLOCKED: Duration = Duration::from_micros(200);
 
@@ -156,11 +159,13 @@ impl Driver {
     }
 
     fn drive<'d>(&'d self, port: &Port, mut held: Held<'d>) {
+        let mut rounds = ROUNDS;
         loop {
             let mut effects = Effects::default();
-            let mut more = self.round(port, &mut self.work.lock(), &mut effects);
+            let came = self.round(port, &mut self.work.lock(), &mut effects);
+            rounds -= u32::from(came && rounds != 0);
             // Let go first: what follows is foreign code, and may come back here.
-            more |= held.release();
+            let more = held.release() || came && rounds != 0;
             let (stalled, news) = effects.take_packets();
             effects.carry_out(port, None);
             for change in news {

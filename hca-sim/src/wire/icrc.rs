@@ -49,6 +49,18 @@ impl Icrc {
         Self(crc)
     }
 
+    /// Goes on behind headers that left the CRC's register so.
+    #[inline]
+    pub(super) fn behind(register: u32) -> Self {
+        Self(Hasher::new_with_initial(!register))
+    }
+
+    /// The CRC's register.
+    #[inline]
+    pub(super) fn register(self) -> u32 {
+        !self.0.finalize()
+    }
+
     /// Takes in headers as [`Head::emit`](crate::wire::Head::emit) wrote them, or a packet's first
     /// piece: whatever begins with the base transport header.
     ///

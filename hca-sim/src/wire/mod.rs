@@ -55,6 +55,7 @@ pub mod imm;
 pub mod opcode;
 pub mod packet;
 pub mod reth;
+pub mod seal;
 
 pub use aeth::{Aeth, AethView, CreditCode, NakCode, RnrTimer, Syndrome};
 pub use atomic::{AtomicAckEth, AtomicAckEthView, AtomicEth, AtomicEthView};
@@ -70,3 +71,4 @@ pub use opcode::{
 };
 pub use packet::{Extended, Head, Packet, PacketView};
 pub use reth::{Reth, RethView};
+pub use seal::{Seal, Solution};

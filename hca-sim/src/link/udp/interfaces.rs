@@ -1,0 +1,330 @@
+//! The machine's interfaces and addresses, and news of them, from the kernel's route socket (RFC 3549).
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::net::netlink::SocketAddrNetlink;
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, bind, recv, sendto, socket_with,
+};
+use verbs_core::Mtu;
+
+/// An interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Interface {
+    index: u32,
+    mtu: u32,
+    is_up: bool,
+    is_loopback: bool,
+}
+
+/// An address of an interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Owned {
+    address: IpAddr,
+    interface: u32,
+}
+
+/// What the machine's interfaces were when it was last asked.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Interfaces {
+    interfaces: Vec<Interface>,
+    /// In the order of the kernel: by interface, and as they were given.
+    owned: Vec<Owned>,
+}
+
+impl Interfaces {
+    /// Asks the kernel.
+    pub(super) fn read() -> io::Result<Self> {
+        let mut found = Self::default();
+        let socket = route_socket()?;
+        dump(socket.as_fd(), libc::RTM_GETLINK, &mut |kind, body| {
+            if kind == libc::RTM_NEWLINK {
+                found.interfaces.extend(interface(body));
+            }
+        })?;
+        dump(socket.as_fd(), libc::RTM_GETADDR, &mut |kind, body| {
+            if kind == libc::RTM_NEWADDR {
+                found.owned.extend(owned(body));
+            }
+        })?;
+        Ok(found)
+    }
+
+    /// All addresses of interfaces that are up; those of the loopback interface only if there are no
+    /// others, since nobody else can reach them.
+    pub(super) fn usable(&self) -> Vec<IpAddr> {
+        let of = |is_loopback| {
+            let fits =
+                |interface: &&Interface| interface.is_up && interface.is_loopback == is_loopback;
+            self.owned
+                .iter()
+                .filter(|owned| {
+                    self.interface(owned.interface)
+                        .as_ref()
+                        .is_some_and(|found| fits(&found))
+                })
+                .map(|owned| owned.address)
+                .collect::<Vec<_>>()
+        };
+        match of(false) {
+            none if none.is_empty() => of(true),
+            some => some,
+        }
+    }
+
+    /// Whether packets from this address are the machine's own.
+    pub(super) fn owns(&self, address: IpAddr) -> bool {
+        address.is_loopback() || self.owned.iter().any(|owned| owned.address == address)
+    }
+
+    /// The interface that an address belongs to, 0 if there is none: the scope of link-local ones.
+    pub(super) fn index(&self, address: IpAddr) -> u32 {
+        self.of(address).map_or(0, |interface| interface.index)
+    }
+
+    /// Whether an address is on an interface that is up.
+    pub(super) fn is_up(&self, address: IpAddr) -> bool {
+        self.of(address).is_some_and(|interface| interface.is_up)
+    }
+
+    /// The largest path MTU whose packets fit through the interface of that address, as Linux rxe
+    /// reckons: 80 bytes of headers.
+    pub(super) fn mtu(&self, address: IpAddr) -> Mtu {
+        let room = self
+            .of(address)
+            .map_or(0, |interface| interface.mtu.saturating_sub(80));
+        Mtu::ALL
+            .into_iter()
+            .rev()
+            .find(|mtu| mtu.bytes() <= room)
+            .unwrap_or(Mtu::ALL[0])
+    }
+
+    fn of(&self, address: IpAddr) -> Option<Interface> {
+        let owned = self.owned.iter().find(|owned| owned.address == address);
+        match owned {
+            Some(owned) => self.interface(owned.interface),
+            // The whole of 127.0.0.0/8 belongs to the loopback interface, listed or not.
+            None if address.is_loopback() => {
+                let is_loopback = |found: &&Interface| found.is_loopback;
+                self.interfaces.iter().find(is_loopback).copied()
+            }
+            None => None,
+        }
+    }
+
+    fn interface(&self, index: u32) -> Option<Interface> {
+        let is_it = |interface: &&Interface| interface.index == index;
+        self.interfaces.iter().find(is_it).copied()
+    }
+}
+
+/// News of interfaces, addresses and routes.
+#[derive(Debug)]
+pub(super) struct News {
+    socket: OwnedFd,
+}
+
+impl News {
+    /// Groups of messages: links, IPv4 and IPv6 addresses, IPv4 and IPv6 routes.
+    const GROUPS: u32 = 0x1 | 0x10 | 0x100 | 0x40 | 0x400;
+
+    pub(super) fn open() -> io::Result<Self> {
+        let socket = route_socket()?;
+        bind(&socket, &SocketAddrNetlink::new(0, Self::GROUPS))?;
+        Ok(Self { socket })
+    }
+
+    /// Whether there has been any since the last call. Takes it all in, but no more than would have
+    /// been waiting in the socket.
+    pub(super) fn take(&self) -> bool {
+        let mut buffer = [0; 8192];
+        let mut any = false;
+        for _ in 0..1000 {
+            match recv(&self.socket, &mut buffer[..], RecvFlags::empty()) {
+                Ok(_) => any = true,
+                Err(rustix::io::Errno::NOBUFS) => any = true, // Some was lost: news as well.
+                Err(_) => break,
+            }
+        }
+        any
+    }
+
+    pub(super) fn socket(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// A netlink socket whose protocol is the first, that of routes.
+fn route_socket() -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    Ok(socket_with(
+        AddressFamily::NETLINK,
+        SocketType::RAW,
+        flags,
+        None,
+    )?)
+}
+
+/// Bytes of a message's header: length, type, flags, sequence number, sender.
+const HEADER_LEN: usize = 16;
+const REQUEST_DUMP: u16 = 0x301;
+
+/// Asks for everything of a kind and hands up the type and the body of each answer.
+fn dump(socket: BorrowedFd<'_>, kind: u16, sink: &mut dyn FnMut(u16, &[u8])) -> io::Result<()> {
+    let mut request = [0; HEADER_LEN + 4];
+    let len = request.len() as u32;
+    request[..4].copy_from_slice(&len.to_ne_bytes());
+    request[4..6].copy_from_slice(&kind.to_ne_bytes());
+    request[6..8].copy_from_slice(&REQUEST_DUMP.to_ne_bytes());
+    sendto(
+        socket,
+        &request,
+        SendFlags::empty(),
+        &SocketAddrNetlink::new(0, 0),
+    )?;
+    // The kernel answers within the call, and writes the next part when the last has been read.
+    let mut buffer = vec![0; 32 << 10];
+    loop {
+        let (got, _) = recv(socket, &mut buffer[..], RecvFlags::empty())?;
+        let mut rest = &buffer[..got];
+        while let Some(len) = word(rest, 0).map(|len| len as usize) {
+            let Some(message) = rest.get(..len).filter(|_| len >= HEADER_LEN) else {
+                return Err(io::ErrorKind::InvalidData.into());
+            };
+            let kind = (word(message, 4).unwrap_or(0) & 0xffff) as u16;
+            let body = &message[HEADER_LEN..];
+            match i32::from(kind) {
+                libc::NLMSG_DONE => return Ok(()),
+                libc::NLMSG_ERROR => {
+                    let code = word(body, 0).map_or(0, |code| code as i32);
+                    return Err(io::Error::from_raw_os_error(-code));
+                }
+                _ => sink(kind, body),
+            }
+            rest = rest.get(len.next_multiple_of(4)..).unwrap_or(&[]);
+        }
+    }
+}
+
+/// The interface that a message describes.
+fn interface(body: &[u8]) -> Option<Interface> {
+    let flags = word(body, 8)? as i32;
+    let mtu = attributes(body.get(16..)?)
+        .find(|(kind, _)| *kind == libc::IFLA_MTU)
+        .and_then(|(_, value)| word(value, 0))?;
+    Some(Interface {
+        index: word(body, 4)?,
+        mtu,
+        is_up: flags & libc::IFF_UP != 0 && flags & libc::IFF_RUNNING != 0,
+        is_loopback: flags & libc::IFF_LOOPBACK != 0,
+    })
+}
+
+/// The address that a message describes, unless it cannot be bound yet.
+fn owned(body: &[u8]) -> Option<Owned> {
+    let [_family, _prefix, flags, _scope] = *body.first_chunk()?;
+    if u32::from(flags) & (libc::IFA_F_TENTATIVE | libc::IFA_F_DADFAILED) != 0 {
+        return None;
+    }
+    let find = |wanted| {
+        attributes(body.get(8..).unwrap_or(&[]))
+            .find(|(kind, _)| *kind == wanted)
+            .map(|(_, value)| value)
+    };
+    // On links between two points the "address" is the other end's, and "local" is ours.
+    let address = find(libc::IFA_LOCAL).or_else(|| find(libc::IFA_ADDRESS))?;
+    let address = match address.len() {
+        4 => Ipv4Addr::from(*address.first_chunk::<4>()?).into(),
+        16 => Ipv6Addr::from(*address.first_chunk::<16>()?).into(),
+        _ => return None,
+    };
+    Some(Owned {
+        address,
+        interface: word(body, 4)?,
+    })
+}
+
+/// Types and values of attributes.
+fn attributes(mut rest: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+    std::iter::from_fn(move || {
+        let [a, b, c, d] = *rest.first_chunk()?;
+        let len = usize::from(u16::from_ne_bytes([a, b]));
+        let value = rest.get(4..len)?;
+        rest = rest.get(len.next_multiple_of(4)..).unwrap_or(&[]);
+        Some((u16::from_ne_bytes([c, d]), value))
+    })
+}
+
+fn word(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_ne_bytes(*bytes.get(at..)?.first_chunk()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn machine() -> Interfaces {
+        let interface = |index, mtu, is_up, is_loopback| Interface {
+            index,
+            mtu,
+            is_up,
+            is_loopback,
+        };
+        let owned = |address: &str, interface| Owned {
+            address: address.parse().unwrap(),
+            interface,
+        };
+        Interfaces {
+            interfaces: vec![
+                interface(1, 65_536, true, true),
+                interface(2, 1500, true, false),
+                interface(3, 4200, false, false),
+            ],
+            owned: vec![
+                owned("127.0.0.1", 1),
+                owned("192.0.2.2", 2),
+                owned("fe80::2", 2),
+                owned("192.0.2.3", 3),
+            ],
+        }
+    }
+
+    #[test]
+    fn path_mtus_are_those_of_rxe() {
+        let mut machine = machine();
+        let mtu =
+            |machine: &Interfaces, address: &str| machine.mtu(address.parse().unwrap()).bytes();
+        assert_eq!(mtu(&machine, "127.0.0.1"), 4096);
+        assert_eq!(mtu(&machine, "127.9.9.9"), 4096, "all of 127 is on lo");
+        assert_eq!(mtu(&machine, "192.0.2.2"), 1024);
+        assert_eq!(mtu(&machine, "192.0.2.3"), 4096);
+        assert_eq!(mtu(&machine, "198.51.100.1"), 256, "nobody's");
+        for (device, path) in [(591, 256), (592, 512), (4175, 2048), (4176, 4096)] {
+            machine.interfaces[1].mtu = device;
+            assert_eq!(mtu(&machine, "fe80::2"), path);
+        }
+    }
+
+    #[test]
+    fn usable_addresses_are_those_that_others_reach() {
+        let mut machine = machine();
+        let expected: [IpAddr; 2] = ["192.0.2.2".parse().unwrap(), "fe80::2".parse().unwrap()];
+        assert_eq!(machine.usable(), expected);
+        machine.interfaces[1].is_up = false;
+        assert_eq!(machine.usable(), [IpAddr::from(Ipv4Addr::LOCALHOST)]);
+    }
+
+    /// Goal: the kernel is asked in words that it understands. Every machine has a loopback interface.
+    #[test]
+    fn this_machine_has_a_loopback_interface() {
+        let here = Interfaces::read().unwrap();
+        let lo = IpAddr::from(Ipv4Addr::LOCALHOST);
+        assert!(here.is_up(lo) && here.owns(lo), "{here:?}");
+        assert_eq!(here.mtu(lo).bytes(), 4096);
+        assert_eq!(here, Interfaces::read().unwrap());
+        assert!(!News::open().unwrap().take());
+    }
+}
