@@ -225,7 +225,7 @@ impl QueuePair {
         if rc.deadline().is_some_and(|deadline| deadline <= now) {
             rc.expire(&ends, &mut notes);
         }
-        let mut lane = mail.to(route);
+        let mut lane = mail.of(self.qpn, route);
         let more = rc.transmit(&ends, &mut lane, &mut notes);
         drop(pin);
         if exchange.marked && exchange.quiet_until <= now && lane.is_ready() {

@@ -74,6 +74,8 @@ pub(crate) struct Counters {
     pub(crate) packets_sent: Count,
     pub(crate) malformed: Count,
     pub(crate) bad_icrcs: Count,
+    /// Accepted, although the identification that the ICRC tells is not one to be expected.
+    pub(crate) weak_icrcs: Count,
     pub(crate) bad_pkeys: Count,
     pub(crate) cnps_received: Count,
     /// For no queue pair, or from somebody it is not connected to.

@@ -1,13 +1,21 @@
 //! Links: what ports are attached to, what carries packets, and what can be wrapped around it.
 
+mod cable;
+mod captured;
 mod counters;
+mod faulty;
 mod loopback;
 mod packet;
 pub mod pcap;
 mod udp;
+mod verifier;
 
+pub use cable::{Cable, CableEnd};
+pub use captured::Captured;
 pub use counters::{GsoOff, LinkCounters};
+pub use faulty::{FaultCounters, Faults, Faulty};
 pub use loopback::Loopback;
 pub(crate) use loopback::{Fabric, LID_MAX, Links};
 pub use packet::{Arrival, Burst, Change, Feedback, Ident, PacketLink, Route, Sent, Waiter};
 pub use udp::{ADDRESSES_MAX, LinkError, Udp};
+pub use verifier::{IcrcCounters, Verdict, Verifier};

@@ -16,7 +16,7 @@ use verbs_core::sync::atomic::{
     Ordering::{AcqRel, Acquire, Relaxed, Release},
 };
 use verbs_core::sync::{Arc, Mutex, OnceLock, Weak};
-use verbs_core::{Mtu, Qpn};
+use verbs_core::{Mtu, Psn, Qpn};
 
 use crate::clock::Instant;
 use crate::effects::Effects;
@@ -26,9 +26,10 @@ use crate::link::{Arrival, Change, PacketLink, Waiter};
 use crate::port::Port;
 use crate::qp::QueuePair;
 use crate::transport::Incoming;
+use crate::transport::inbox::Inbox;
 use crate::transport::mail::{Mail, Outbox};
 use crate::turnstile::{Held, Turnstile};
-use crate::wire::{Head, PacketView};
+use crate::wire::{Bth, Head, PacketView, Role, Syndrome};
 
 /// How long the engine's thread leaves packets to somebody who polls, counted from the last poll. Longer
 /// than a poller is away between polls, shorter than what anybody notices when it stops.
@@ -60,6 +61,7 @@ pub(crate) struct Driver {
 struct Work {
     link: Box<dyn PacketLink>,
     outbox: Outbox,
+    inbox: Inbox,
     /// Who gets a round; empty between rounds.
     busy: Vec<Arc<QueuePair>>,
     /// Whom the last packet was for.
@@ -77,6 +79,7 @@ impl Driver {
             work: Mutex::new(Work {
                 link,
                 outbox: Outbox::new(),
+                inbox: Inbox::default(),
                 busy: Vec::new(),
                 last: (Qpn::new(0), Weak::new()),
             }),
@@ -191,15 +194,21 @@ impl Driver {
         let Work {
             link,
             outbox,
+            inbox,
             busy,
             last,
         } = work;
         outbox.flush(&mut **link);
+        let mut answer = None;
         let came = link.receive(&mut |arrival| {
             if !down {
-                Self::arrived(port, arrival, now, last, busy, effects);
+                let head = Self::arrived(port, arrival, now, inbox, last, busy, effects);
+                answer = head.as_ref().and_then(acknowledged).or(answer);
             }
         });
+        if let Some((qpn, psn)) = answer {
+            outbox.answered(&mut **link, qpn, psn);
+        }
         while let Some(change) = link.change() {
             effects.news.push(change);
         }
@@ -219,24 +228,29 @@ impl Driver {
         came != 0
     }
 
+    /// A packet has come. Its headers, if it was for a queue pair and from its peer.
     fn arrived(
         port: &Port,
         arrival: &Arrival<'_>,
         now: Instant,
+        inbox: &mut Inbox,
         last: &mut (Qpn, Weak<QueuePair>),
         busy: &mut Vec<Arc<QueuePair>>,
         effects: &mut Effects,
-    ) {
+    ) -> Option<Head> {
         let counters = &port.counters;
         counters.packets_received.up();
         let Ok(view) = PacketView::new(arrival.bytes) else {
-            return counters.malformed.up();
+            counters.malformed.up();
+            return None;
         };
-        if !crate::transport::inbox::is_intact(arrival, view) {
-            return counters.bad_icrcs.up();
+        if !inbox.accept(arrival, now, counters) {
+            counters.bad_icrcs.up();
+            return None;
         }
         let Ok((head, body)) = Head::parse(view.covered()) else {
-            return counters.malformed.up();
+            counters.malformed.up();
+            return None;
         };
         let qpn = head.bth().dest_qpn;
         let known = if last.0 == qpn {
@@ -245,7 +259,8 @@ impl Driver {
             None
         };
         let Some(qp) = known.or_else(|| port.link.lock().of(port.lid, qpn)) else {
-            return counters.strangers.up();
+            counters.strangers.up();
+            return None;
         };
         if last.0 != qpn {
             *last = (qpn, Arc::downgrade(&qp));
@@ -257,9 +272,13 @@ impl Driver {
             head,
             body,
         };
-        if qp.take_packet(&packet, now, effects) && !qp.engaged.listed.swap(true, AcqRel) {
+        if !qp.take_packet(&packet, now, effects) {
+            return None;
+        }
+        if !qp.engaged.listed.swap(true, AcqRel) {
             busy.push(qp);
         }
+        Some(head)
     }
 
     /// The link had no room for these: they come again a little later, if nobody comes before.
@@ -282,6 +301,19 @@ impl Driver {
     /// The addresses that the link has now.
     pub(crate) fn addresses(&self) -> Vec<std::net::IpAddr> {
         self.work.lock().link.addresses().to_vec()
+    }
+}
+
+/// Of an answer: whose request it answers, and the last one that it says has arrived.
+fn acknowledged(head: &Head) -> Option<(Qpn, Psn)> {
+    if head.opcode().facts().role != Role::Response {
+        return None;
+    }
+    let Bth { dest_qpn, psn, .. } = *head.bth();
+    match head.ext().aeth.map(|aeth| aeth.syndrome) {
+        None | Some(Syndrome::Ack(_)) => Some((dest_qpn, psn)),
+        // What is refused here may be what is missing.
+        Some(_) => Some((dest_qpn, psn.add(u32::MAX))),
     }
 }
 

@@ -3,14 +3,14 @@
 //! Packets that follow each other to one place, all of one length but for the last, leave together
 //! ([`Burst`]). What a link has no room for waits here; machines are not asked for more meanwhile.
 
-use crate::link::{Burst, PacketLink, Route, Sent};
+use verbs_core::{Psn, Qpn};
+
+use crate::link::{Burst, Feedback, PacketLink, Route, Sent};
 use crate::port::Counters;
 use crate::transport::Outlet;
-use crate::transport::inbox::seal;
-use crate::wire::{Head, Icrc};
+use crate::transport::inbox::Seals;
+use crate::wire::{Head, Icrc, Seal};
 
-/// Bytes that a burst may have: what fits into one UDP datagram over IPv4.
-const BURST_MAX: usize = 65_507;
 /// Bytes of the longest packet: headers, 4096 bytes and an ICRC.
 const PACKET_MAX: usize = Head::LEN_MAX + 4096 + Icrc::LEN;
 
@@ -21,6 +21,18 @@ pub(crate) struct Outbox {
     spare: Open,
     /// The link had no room for the burst.
     blocked: bool,
+    seals: Seals,
+    trial: Option<Trial>,
+}
+
+/// The last burst of requests that left: what becomes of it tells whether bursts arrive.
+#[derive(Clone, Copy, Debug)]
+struct Trial {
+    route: Route,
+    /// Whose requests.
+    qpn: Qpn,
+    /// Of the second packet.
+    psn: Psn,
 }
 
 /// A burst that is being gathered.
@@ -60,7 +72,7 @@ impl Open {
                     && !self.closed
                     && len <= self.segment
                     && self.count < limit
-                    && self.len + len <= BURST_MAX
+                    && self.len + len <= Burst::BYTES_MAX
             }
         }
     }
@@ -68,7 +80,7 @@ impl Open {
     /// Writes a packet behind the others. `false`: its headers do not fit the opcode.
     fn push(
         &mut self,
-        route: Route,
+        (route, seal): (Route, Seal),
         head: &Head,
         len: usize,
         alone: bool,
@@ -84,9 +96,8 @@ impl Open {
         fill(&mut packet[at..at + len]);
         let (covered, icrc) = packet.split_at_mut(total - Icrc::LEN);
         covered[at + len..].fill(0);
-        let Some(crc) = seal(&route, self.count, covered) else {
-            return false;
-        };
+        // A burst has fewer packets than there are identifications.
+        let crc = seal.icrc(self.count as u16, covered);
         icrc.copy_from_slice(&crc.to_le_bytes());
         if self.route.is_none() {
             (self.route, self.segment) = (Some(route), total);
@@ -121,9 +132,32 @@ fn packet_len(head: &Head, payload: usize) -> usize {
 impl Outbox {
     pub(crate) fn new() -> Self {
         Self {
-            burst: Open::new(BURST_MAX),
+            burst: Open::new(Burst::BYTES_MAX),
             spare: Open::new(PACKET_MAX),
             blocked: false,
+            seals: Seals::default(),
+            trial: None,
+        }
+    }
+
+    /// A queue pair's peer has answered the request with that number.
+    pub(crate) fn answered(&mut self, link: &mut dyn PacketLink, qpn: Qpn, psn: Psn) {
+        if let Some(trial) = self.trial
+            && trial.qpn == qpn
+            && psn.since(trial.psn) >= 0
+        {
+            self.trial = None;
+            link.feedback(&trial.route, Feedback::Arrived);
+        }
+    }
+
+    /// A queue pair sends that request again.
+    fn repeated(&mut self, link: &mut dyn PacketLink, qpn: Qpn, psn: Psn) {
+        let Some(trial) = self.trial.take_if(|trial| trial.qpn == qpn) else {
+            return;
+        };
+        if trial.psn == psn {
+            link.feedback(&trial.route, Feedback::OnlyFirst);
         }
     }
 
@@ -144,26 +178,28 @@ pub(crate) struct Mail<'a> {
 }
 
 impl Mail<'_> {
-    /// The way out to one place.
-    pub(crate) fn to(&mut self, route: Route) -> Lane<'_> {
+    /// The way of a queue pair to its peer.
+    pub(crate) fn of(&mut self, qpn: Qpn, route: Route) -> Lane<'_> {
         let limit = self.link.burst_limit(&route);
         Lane {
             outbox: self.outbox,
             link: self.link,
             counters: self.counters,
             down: self.down,
+            qpn,
             route,
             limit,
         }
     }
 }
 
-/// See [`Mail::to`].
+/// See [`Mail::of`].
 pub(crate) struct Lane<'a> {
     outbox: &'a mut Outbox,
     link: &'a mut dyn PacketLink,
     counters: &'a Counters,
     down: bool,
+    qpn: Qpn,
     route: Route,
     limit: usize,
 }
@@ -178,19 +214,36 @@ impl Outlet for Lane<'_> {
         if self.down {
             return;
         }
+        let request = head.opcode().is_request();
+        if again && request {
+            self.outbox.repeated(self.link, self.qpn, head.bth().psn);
+        }
         let limit = if again { 1 } else { self.limit };
         let Outbox {
             burst,
             spare,
             blocked,
+            seals,
+            trial,
         } = &mut *self.outbox;
+        // A queue pair's addresses are of one family; that was checked when it got them.
+        let Some(seal) = seals.of(self.route.src, self.route.dst) else {
+            return;
+        };
         let total = packet_len(head, len);
         let mut into = &mut *burst;
         if !into.takes(&self.route, total, limit) && !into.send(self.link) {
             *blocked = true;
             into = spare;
         }
-        let pushed = into.push(self.route, head, len, again, fill);
+        let pushed = into.push((self.route, seal), head, len, again, fill);
+        if request && into.count == 2 {
+            *trial = Some(Trial {
+                route: self.route,
+                qpn: self.qpn,
+                psn: head.bth().psn,
+            });
+        }
         debug_assert!(pushed, "a machine's packet is longer than any can be");
     }
 }

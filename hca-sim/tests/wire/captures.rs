@@ -17,7 +17,7 @@ use crate::pcap::Capture;
 const STORED_PACKETS: usize = 628;
 
 /// The stored captures, and the directories that a run by hand adds.
-fn captures() -> (Vec<Capture>, Vec<Capture>) {
+pub(crate) fn captures() -> (Vec<Capture>, Vec<Capture>) {
     let read = |dir: PathBuf| {
         let mut paths: Vec<_> = std::fs::read_dir(dir)
             .unwrap()

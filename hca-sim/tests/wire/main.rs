@@ -12,3 +12,4 @@ mod errors;
 mod fields;
 mod pcap;
 mod properties;
+mod sealing;

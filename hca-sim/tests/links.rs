@@ -1,0 +1,326 @@
+//! Links and what can be wrapped around them, seen from outside.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "helpers of tests may panic as the tests themselves"
+)]
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::time::Duration;
+
+use hca_sim::Udp;
+use hca_sim::clock::{Clock, Instant, VirtualClock};
+use hca_sim::link::pcap::{LinkType, PcapWriter};
+use hca_sim::link::{
+    Arrival, Burst, Cable, Captured, Change, FaultCounters, Faults, Faulty, Ident, PacketLink,
+    Route, Sent, Verdict, Verifier,
+};
+use hca_sim::wire::{
+    Bth, BthFlags, Envelope, Extended, Head, Net, Opcode, Operation, Packet, ROCE_PORT, Seal,
+    Service,
+};
+use verbs_core::addr::{PKey, Psn, Qpn};
+
+fn address(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+fn route(src: &str, dst: &str) -> Route {
+    Route {
+        src: address(src),
+        dst: address(dst),
+        tclass: 2,
+        hop_limit: 17,
+    }
+}
+
+/// Packets of 64 bytes of payload that begin at a sequence number, as a burst has to have them.
+fn packets(route: &Route, psn: u32, count: u16) -> Vec<u8> {
+    let seal = Seal::new(route.src, route.dst, ROCE_PORT).unwrap();
+    let mut bytes = Vec::new();
+    for k in 0..count {
+        let bth = Bth {
+            opcode: Opcode::new(Service::Rc, Operation::SendOnly).unwrap(),
+            flags: BthFlags::empty(),
+            pkey: PKey::DEFAULT,
+            dest_qpn: Qpn::new(17),
+            psn: Psn::new(psn).add(k.into()),
+        };
+        let packet = Packet {
+            head: Head::new(bth, Extended::default()).unwrap(),
+            payload: &[0x5a; 64],
+        };
+        let mut one = vec![0; packet.wire_len()];
+        let icrc = seal.begin(k, one.len());
+        packet.emit(&mut one, &icrc).unwrap();
+        bytes.extend(one);
+    }
+    bytes
+}
+
+const PACKET_LEN: usize = 12 + 64 + 4;
+
+fn send(link: &mut impl PacketLink, route: Route, psn: u32, count: u16) -> Sent {
+    link.transmit(&Burst {
+        route,
+        segment: PACKET_LEN,
+        bytes: &packets(&route, psn, count),
+    })
+}
+
+fn psn(arrival: &Arrival<'_>) -> u32 {
+    let [.., a, b, c] = *arrival.bytes.first_chunk::<12>().unwrap();
+    u32::from_be_bytes([0, a, b, c])
+}
+
+/// The records of a capture of IP packets: their times and their bytes.
+fn records(file: &[u8]) -> Vec<(Duration, &[u8])> {
+    let mut rest = &file[24..];
+    let mut records = Vec::new();
+    while let Some((header, behind)) = rest.split_first_chunk::<16>() {
+        let number = |at| u32::from_le_bytes(*header[at..].first_chunk().unwrap());
+        let (packet, behind) = behind.split_at(number(8) as usize);
+        records.push((Duration::new(number(0).into(), number(4)), packet));
+        rest = behind;
+    }
+    records
+}
+
+/// Goal: the headers in a capture are those that were on the wire, in both directions and with hidden
+/// identifications. Method: the wire formats' own parser, which checks lengths and checksum.
+#[test]
+fn captures_have_true_headers() {
+    let (here, there) = ("10.0.0.1", "10.0.0.2");
+    let (a, b) = Cable::new()
+        .hide_identifications()
+        .plug(&[address(here)], &[address(there)]);
+    let clock = VirtualClock::new();
+    let epoch = Duration::from_secs(1_000_000_000);
+    let capture = |link| {
+        let pcap = PcapWriter::new(Vec::new(), LinkType::RawIp).unwrap();
+        Captured::new(link, pcap, clock.clone().into(), epoch)
+    };
+    let (mut a, mut b) = (capture(a), capture(b));
+    send(&mut a, route(here, there), 100, 5);
+    send(&mut b, route(there, here), 200, 2);
+    clock.advance(Duration::from_micros(3));
+    assert_eq!(b.receive(&mut |_| ()), 5);
+    assert_eq!(a.receive(&mut |_| ()), 2);
+
+    // Who sent them, with which hop limit, how many, and when: a socket hides hop limits.
+    let expected_a = [(here, 17, 5, 0), (there, 64, 2, 3)];
+    let expected_b = [(there, 17, 2, 0), (here, 64, 5, 3)];
+    for (link, expected) in [(a, expected_a), (b, expected_b)] {
+        let file = link.finish().1.unwrap();
+        let mut found = records(&file).into_iter();
+        for (src, hop_limit, count, micros) in expected {
+            for k in 0..count {
+                let (at, ip) = found.next().unwrap();
+                assert_eq!(at, epoch + Duration::from_micros(micros));
+                let (envelope, transport) = Envelope::parse(ip).unwrap();
+                let icrc = envelope.icrc(transport.len()).unwrap();
+                assert_eq!(icrc.verify(transport), Ok(()));
+                assert_eq!(envelope.sgid(), src.parse::<Ipv4Addr>().unwrap().into());
+                assert_eq!(envelope.hop_limit, hop_limit);
+                assert_eq!(envelope.traffic_class, 2);
+                let identification = match envelope.net {
+                    Net::V4 { identification, .. } => identification,
+                    Net::V6 { .. } => panic!("IPv4 was sent"),
+                };
+                assert_eq!(identification, k);
+            }
+        }
+        assert_eq!(found.next(), None);
+    }
+}
+
+/// Goal: a full disk ends the capture and nothing else.
+#[test]
+fn a_capture_that_cannot_be_written_leaves_the_link_alone() {
+    let (a, mut b) = Cable::new().plug(&[address("10.0.0.1")], &[address("10.0.0.2")]);
+    let mut room = [0; 200];
+    let pcap = PcapWriter::new(&mut room[..], LinkType::RawIp).unwrap();
+    let mut a = Captured::new(a, pcap, Clock::wall(), Duration::ZERO);
+    for psn in 0..3 {
+        assert_eq!(
+            send(&mut a, route("10.0.0.1", "10.0.0.2"), psn, 1),
+            Sent::Gone
+        );
+    }
+    assert_eq!(b.receive(&mut |_| ()), 3);
+    let error = a.finish().1.unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::WriteZero);
+}
+
+/// What a run of packets through a faulty link gave: sequence numbers and verdicts, and what the link
+/// says it did.
+fn run(seed: u64, receiving: Faults, sending: Faults) -> (Vec<(u32, Verdict)>, [FaultCounters; 2]) {
+    let (a, b) = Cable::new()
+        .hide_identifications()
+        .plug(&[address("10.0.0.1")], &[address("10.0.0.2")]);
+    let mut a = Faulty::new(a, seed).sending(sending);
+    let mut b = Faulty::new(b, seed + 1).receiving(receiving);
+    let mut verifier = Verifier::new();
+    let mut got = Vec::new();
+    for i in 0..1000 {
+        let sent = send(&mut a, route("10.0.0.1", "10.0.0.2"), 4 * i, 4);
+        assert_eq!(sent, Sent::Gone);
+        b.receive(&mut |arrival| got.push((psn(arrival), verifier.check(arrival, Instant::ZERO))));
+    }
+    a.receive(&mut |_| ());
+    while b.receive(&mut |arrival| got.push((psn(arrival), verifier.check(arrival, Instant::ZERO))))
+        > 0
+    {}
+    (got, [a.fault_counters(), b.fault_counters()])
+}
+
+/// Goal: each fault happens as often as it was ordered, does what its name says and nothing else,
+/// and happens again with the same seed.
+#[test]
+fn faults_happen_as_ordered() {
+    let none = Faults::NONE;
+    let (clean, _) = run(1, none, none);
+    assert_eq!(clean.len(), 4000);
+    assert!(clean.iter().all(|(_, verdict)| verdict.is_good()));
+    assert!(clean.is_sorted_by(|a, b| a.0 < b.0));
+
+    let near = |count: u64, expected: u64| count.abs_diff(expected) < expected / 4;
+    let (got, [_, counters]) = run(1, Faults { loss: 100, ..none }, none);
+    assert_eq!(got.len() as u64, 4000 - counters.lost);
+    assert!(near(counters.lost, 400), "{counters:?}");
+    assert!(got.is_sorted_by(|a, b| a.0 < b.0));
+
+    let (got, [_, counters]) = run(
+        2,
+        Faults {
+            duplication: 100,
+            ..none
+        },
+        none,
+    );
+    assert_eq!(got.len() as u64, 4000 + counters.duplicated);
+    assert!(near(counters.duplicated, 400), "{counters:?}");
+    assert!(got.is_sorted_by(|a, b| a.0 <= b.0));
+
+    let (got, [_, counters]) = run(
+        3,
+        Faults {
+            reordering: 100,
+            ..none
+        },
+        none,
+    );
+    assert!(near(counters.reordered, 400), "{counters:?}");
+    let mut sorted: Vec<_> = got.iter().map(|(psn, _)| *psn).collect();
+    let overtakings = sorted.windows(2).filter(|pair| pair[0] > pair[1]).count();
+    assert!(overtakings > 200, "{overtakings}");
+    sorted.sort();
+    assert_eq!(sorted, (0..4000).collect::<Vec<_>>());
+
+    let (got, [_, counters]) = run(
+        4,
+        Faults {
+            corruption: 100,
+            ..none
+        },
+        none,
+    );
+    assert!(near(counters.corrupted, 400), "{counters:?}");
+    let bad = got.iter().filter(|(_, verdict)| !verdict.is_good()).count();
+    assert_eq!(bad as u64, counters.corrupted);
+
+    let all = Faults::all(50);
+    assert_eq!(run(5, all, all), run(5, all, all));
+    assert_ne!(run(5, all, all), run(6, all, all));
+}
+
+/// Goal: what leaves a faulty link has the identification that its ICRC covers.
+#[test]
+fn faults_of_bursts_keep_their_packets_valid() {
+    let faults = Faults {
+        corruption: 0,
+        ..Faults::all(50)
+    };
+    let (got, [counters, _]) = run(9, Faults::NONE, faults);
+    assert!(got.iter().all(|(_, verdict)| verdict.is_good()));
+    assert_eq!(got.len() as u64, 4000 - counters.lost + counters.duplicated);
+    assert!(counters.lost > 200 && counters.duplicated > 200 && counters.reordered > 200);
+    let damaged = Faults {
+        corruption: 50,
+        ..Faults::NONE
+    };
+    let (got, [counters, _]) = run(9, Faults::NONE, damaged);
+    let bad = got.iter().filter(|(_, verdict)| !verdict.is_good()).count();
+    assert_eq!(bad as u64, counters.corrupted);
+    assert!(bad > 100);
+}
+
+#[test]
+fn cables_have_room_ends_and_plugs() {
+    let (here, there) = ("10.0.0.1", "10.0.0.2");
+    let (mut a, mut b) = Cable::new()
+        .burst_limit(4)
+        .room(6)
+        .plug(&[address(here)], &[address(there)]);
+    let out = route(here, there);
+    assert_eq!(a.burst_limit(&out), 4);
+    assert_eq!(send(&mut a, out, 0, 4), Sent::Gone);
+    assert_eq!(send(&mut a, out, 4, 4), Sent::Blocked);
+    assert_eq!(send(&mut a, out, 4, 2), Sent::Gone);
+    assert_eq!(b.pending(), 6);
+    let mut got = Vec::new();
+    b.receive(&mut |arrival| got.push((psn(arrival), arrival.ident)));
+    let expected = [(0, 0), (1, 1), (2, 2), (3, 3), (4, 0), (5, 1)];
+    assert_eq!(got, expected.map(|(psn, ident)| (psn, Ident::Known(ident))));
+    // To itself, and to nobody.
+    send(&mut a, route(here, here), 0, 1);
+    send(&mut a, route(here, "10.0.0.3"), 0, 1);
+    assert_eq!((a.pending(), b.pending()), (1, 0));
+    send(&mut a, out, 0, 1);
+    b.plugged(false);
+    b.plugged(false);
+    assert_eq!((a.pending(), b.pending()), (0, 0), "lost");
+    send(&mut a, out, 0, 1);
+    a.plugged(true);
+    assert_eq!(b.pending(), 0);
+    for end in [&mut a, &mut b] {
+        let changes = [(); 3].map(|()| end.change());
+        assert_eq!(changes, [Some(Change::Down), Some(Change::Up), None]);
+    }
+    assert!(a.waiter().is_none());
+}
+
+/// Goal: wrappers wrap the real link, and each other; what they damage on the way does not pass.
+#[test]
+fn wrappers_work_around_sockets() {
+    let (here, there) = ("127.77.40.1", "127.77.40.2");
+    let mut sender = Udp::bind(&[address(here)]).unwrap();
+    let receiver = Udp::bind(&[address(there)]).unwrap();
+    let faults = Faults {
+        corruption: 300,
+        ..Faults::NONE
+    };
+    let faulty = Faulty::new(receiver, 3).receiving(faults);
+    let pcap = PcapWriter::new(Vec::new(), LinkType::RawIp).unwrap();
+    let mut receiver = Captured::new(faulty, pcap, Clock::wall(), Duration::ZERO);
+    let mut verifier = Verifier::new();
+    let (mut good, mut bad) = (0, 0);
+    let out = route(here, there);
+    for i in 0..50 {
+        send(&mut sender, out, i, 20);
+        while good + bad < 20 * (i + 1) {
+            receiver.receive(
+                &mut |arrival| match verifier.check(arrival, Instant::ZERO) {
+                    Verdict::Exact => good += 1,
+                    Verdict::Bad => bad += 1,
+                    Verdict::Solved { .. } => panic!("nothing is hidden on the machine itself"),
+                },
+            );
+        }
+    }
+    let (faulty, file) = receiver.finish();
+    assert_eq!(u64::from(bad), faulty.fault_counters().corrupted);
+    assert!((200..400).contains(&bad), "{bad}");
+    assert_eq!(verifier.counters().bad, bad.into());
+    assert_eq!(records(&file.unwrap()).len(), 1000);
+}
