@@ -10,6 +10,7 @@ use verbs_core::sync::plain::Mutex;
 use crate::link::{
     Arrival, Burst, Change, Feedback, Ident, LinkCounters, PacketLink, Route, Sent, Waiter,
 };
+use crate::rng::Rng;
 use crate::wire::ROCE_PORT;
 
 /// A cable to be plugged in: what both ends have in common.
@@ -36,6 +37,7 @@ pub struct Cable {
     burst_limit: usize,
     room: usize,
     is_hiding: bool,
+    seed: u64,
 }
 
 impl Default for Cable {
@@ -52,6 +54,7 @@ impl Cable {
             burst_limit: 128,
             room: 4096,
             is_hiding: false,
+            seed: 0,
         }
     }
 
@@ -80,6 +83,12 @@ impl Cable {
         self
     }
 
+    /// Decides what its ends give as entropy; 0 if it is not set.
+    pub fn seed(mut self, seed: u64) -> Self {
+        self.seed = seed;
+        self
+    }
+
     /// The two ends, with the addresses of each.
     pub fn plug(self, a: &[IpAddr], b: &[IpAddr]) -> (CableEnd, CableEnd) {
         let side = |addresses: &[IpAddr]| Side {
@@ -97,6 +106,7 @@ impl Cable {
                 ..self
             },
             number,
+            rng: Rng::new(self.seed.wrapping_mul(2).wrapping_add(number as u64)),
             addresses: addresses.into(),
             shared: Arc::clone(&shared),
             counters: LinkCounters::default(),
@@ -110,6 +120,7 @@ impl Cable {
 pub struct CableEnd {
     cable: Cable,
     number: usize,
+    rng: Rng,
     addresses: Box<[IpAddr]>,
     shared: Arc<Mutex<Shared>>,
     counters: LinkCounters,
@@ -234,6 +245,10 @@ impl PacketLink for CableEnd {
     }
 
     fn feedback(&mut self, _route: &Route, _news: Feedback) {}
+
+    fn entropy(&mut self) -> u64 {
+        self.rng.draw()
+    }
 
     fn change(&mut self) -> Option<Change> {
         self.shared.lock().sides[self.number].changes.pop_front()

@@ -170,6 +170,10 @@ impl<L: PacketLink, W: Write + Send> PacketLink for Captured<L, W> {
         self.link.feedback(route, news);
     }
 
+    fn entropy(&mut self) -> u64 {
+        self.link.entropy()
+    }
+
     fn change(&mut self) -> Option<Change> {
         self.link.change()
     }

@@ -283,6 +283,10 @@ impl<L: PacketLink> PacketLink for Faulty<L> {
         self.link.feedback(route, news);
     }
 
+    fn entropy(&mut self) -> u64 {
+        self.link.entropy()
+    }
+
     fn change(&mut self) -> Option<Change> {
         self.link.change()
     }

@@ -3,13 +3,14 @@
 //! Packets that follow each other to one place, all of one length but for the last, leave together
 //! ([`Burst`]). What a link has no room for waits here; machines are not asked for more meanwhile.
 
+use std::net::IpAddr;
+
 use verbs_core::{Psn, Qpn};
 
 use crate::link::{Burst, Feedback, PacketLink, Route, Sent};
 use crate::port::Counters;
 use crate::transport::Outlet;
-use crate::transport::inbox::Seals;
-use crate::wire::{Head, Icrc, Seal};
+use crate::wire::{Head, Icrc, ROCE_PORT, Seal};
 
 /// Bytes of the longest packet: headers, 4096 bytes and an ICRC.
 const PACKET_MAX: usize = Head::LEN_MAX + 4096 + Icrc::LEN;
@@ -121,6 +122,26 @@ impl Open {
         }
         self.clear();
         true
+    }
+}
+
+/// The seal of the last route that packets left by.
+#[derive(Debug, Default)]
+struct Seals {
+    last: Option<(IpAddr, IpAddr, Seal)>,
+}
+
+impl Seals {
+    /// The seal of packets between these addresses; `None` if they are not of one family.
+    fn of(&mut self, src: IpAddr, dst: IpAddr) -> Option<Seal> {
+        match self.last {
+            Some((from, to, seal)) if from == src && to == dst => Some(seal),
+            _ => {
+                let seal = Seal::new(src, dst, ROCE_PORT)?;
+                self.last = Some((src, dst, seal));
+                Some(seal)
+            }
+        }
     }
 }
 

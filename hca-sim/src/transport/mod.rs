@@ -2,7 +2,6 @@
 //! come out. No locks, clocks, sockets or wakers inside.
 
 mod driver;
-pub(crate) mod inbox;
 mod mail;
 pub(crate) mod rc;
 
