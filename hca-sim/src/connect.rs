@@ -6,31 +6,34 @@ use verbs_core::{Access, Attr, Av, Error, Mtu, Path, Psn, Qp, Why};
 use crate::limits::PORT;
 use crate::port::Port;
 use crate::qp::QueuePair;
+use crate::transport::Driver;
 
 /// Connects two queue pairs in RESET to each other and takes both to RTS: with every right for the
-/// peer, an MTU of 4096, and first packet sequence numbers drawn from the link.
+/// peer, the largest MTU that both have, and random first packet sequence numbers.
 ///
-/// For tests and programs that have both ends; others exchange the [`Path`] themselves.
+/// For tests and programs that have both ends; others exchange the [`Path`] themselves. Where packets
+/// carry messages, the first GID of each port is its address; whether packets arrive there is not asked.
 ///
 /// # Errors
 /// [`Error::Mismatch`] if one is not of an [`Hca`](crate::Hca) or they are on different links;
 /// otherwise as [`Qp::modify`].
 pub async fn connect(a: &mut Qp, b: &mut Qp) -> Result<(), Error> {
-    let (to_a, to_b) = (end(a)?, end(b)?);
-    if !Arc::ptr_eq(&to_a.0.link, &to_b.0.link) {
+    let (to_a, to_b) = (End::of(a)?, End::of(b)?);
+    if !to_a.reaches(&to_b) {
         return Err(Error::Mismatch {
             attr: Attr::Av,
             why: Why::Unreachable,
         });
     }
-    let path = |(port, psn): &(Arc<Port>, Psn), qp: &Qp| Path {
-        av: Av::to_lid(PORT, port.lid),
+    let mtu = to_a.mtu().min(to_b.mtu());
+    let path = |end: &End, qp: &Qp| Path {
+        av: end.address(),
         dest_qpn: qp.qpn(),
-        rq_psn: *psn,
-        mtu: Mtu::B4096,
+        rq_psn: end.psn,
+        mtu,
     };
     let (path_a, path_b) = (path(&to_a, a), path(&to_b, b));
-    for (qp, peer, psn) in [(&*a, path_b, to_a.1), (&*b, path_a, to_b.1)] {
+    for (qp, peer, psn) in [(&*a, path_b, to_a.psn), (&*b, path_a, to_b.psn)] {
         qp.init(PORT, Access::REMOTE | Access::LOCAL_WRITE).await?;
         qp.ready_to_receive(&peer).await?;
         qp.ready_to_send(psn).await?;
@@ -38,13 +41,38 @@ pub async fn connect(a: &mut Qp, b: &mut Qp) -> Result<(), Error> {
     Ok(())
 }
 
-/// A queue pair's port, and the number that its first packet is to have.
-fn end(qp: &Qp) -> Result<(Arc<Port>, Psn), Error> {
-    let foreign = Error::Mismatch {
-        attr: Attr::Device,
-        why: Why::OtherDevice,
-    };
-    let port = Arc::clone(&qp.private::<Arc<QueuePair>>().ok_or(foreign)?.port);
-    let psn = port.link.draw_psn();
-    Ok((port, psn))
+/// One end of the connection.
+struct End {
+    port: Arc<Port>,
+    /// The number that its first packet is to have.
+    psn: Psn,
+}
+
+impl End {
+    fn of(qp: &Qp) -> Result<Self, Error> {
+        let foreign = Error::Mismatch {
+            attr: Attr::Device,
+            why: Why::OtherDevice,
+        };
+        let port = Arc::clone(&qp.private::<Arc<QueuePair>>().ok_or(foreign)?.port);
+        let psn = port.link.draw_psn();
+        Ok(Self { port, psn })
+    }
+
+    /// Whether both are on one loopback link, or packets go between them.
+    fn reaches(&self, other: &Self) -> bool {
+        let packets = |end: &Self| end.port.driver.is_some();
+        Arc::ptr_eq(&self.port.link, &other.port.link) || packets(self) && packets(other)
+    }
+
+    fn mtu(&self) -> Mtu {
+        self.port.driver.as_ref().map_or(Mtu::B4096, Driver::mtu)
+    }
+
+    fn address(&self) -> Av {
+        match self.port.driver {
+            Some(_) => Av::to_gid(PORT, 0, self.port.gid(0).unwrap_or_default()),
+            None => Av::to_lid(PORT, self.port.lid),
+        }
+    }
 }

@@ -83,7 +83,7 @@ impl Effects {
             overrun_recv,
             srq_limit,
             contact,
-            fail,
+            fail: _,
             event,
             failed: _,
         } = notes;
@@ -101,9 +101,6 @@ impl Effects {
         }
         if contact && !qp.contacted.load(Acquire) {
             self.contact.push(Arc::clone(qp));
-        }
-        if fail {
-            self.fail.push(Arc::clone(qp));
         }
         self.raise
             .extend(event.map(|event| (Arc::clone(qp), event)));

@@ -8,8 +8,6 @@
 //! What the work leads to for others is collected and done when the holder has let go: events are
 //! delivered, verbs completed, queue pairs taken to ERR.
 
-use std::time::Duration;
-
 use verbs_core::mem::pin;
 use verbs_core::sync::Arc;
 use verbs_core::sync::atomic::{
@@ -30,6 +28,7 @@ use crate::qp::QueuePair;
 use crate::recv::RecvRing;
 use crate::ring::{Scratch, SendRing};
 use crate::transport::Mail;
+use crate::transport::timing::{ack_timeout, rnr_delay};
 use crate::turnstile::Turnstile;
 
 /// RNR retries that never end (IBTA vol. 1, 9.7.5.2.8).
@@ -398,6 +397,9 @@ impl QueuePair {
                 sends.executed(at);
             }
         }
+        if !self.flush_abandoned(effects) {
+            return false;
+        }
         if let Some(recvs) = self.recv_ring() {
             while let Some(waiting) = recvs.next() {
                 let cqe = flushed(waiting.wr_id());
@@ -411,6 +413,16 @@ impl QueuePair {
             }
         }
         true
+    }
+
+    /// Completes the shared receive of a message that will not end. `false` as in `flush`.
+    fn flush_abandoned(&self, effects: &mut Effects) -> bool {
+        let exchange = self.engaged.exchange();
+        let Some(wr_id) = exchange.and_then(|exchange| exchange.lock().abandon()) else {
+            return true;
+        };
+        let cqe = Cqe::failure(wr_id, self.qpn, WcStatus::WrFlushErr, 0);
+        complete(&self.recv_cq, effects, |cq, way| cq.push(way, &cqe, |_| {}))
     }
 
     /// Forgets all that is posted: the way to RESET.
@@ -475,40 +487,5 @@ fn arrives(outcome: &Outcome) -> bool {
         Outcome::Done(_) | Outcome::NotReady => true,
         Outcome::Fault(fault) => fault.at_responder,
         Outcome::Busy(_) => false,
-    }
-}
-
-/// The delay that a responder asks for, by its code (IBTA vol. 1, table 45).
-fn rnr_delay(code: u8) -> Duration {
-    /// Units of 10 microseconds.
-    const TABLE: [u32; 32] = [
-        65_536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1_024,
-        1_536, 2_048, 3_072, 4_096, 6_144, 8_192, 12_288, 16_384, 24_576, 32_768, 49_152,
-    ];
-    Duration::from_micros(10 * u64::from(TABLE[usize::from(code & 31)]))
-}
-
-/// The local ACK timeout, 4.096 us * 2^code; none for code 0 (IBTA vol. 1, 9.7.6.1.3).
-fn ack_timeout(code: u8) -> Option<Duration> {
-    (code != 0).then(|| Duration::from_nanos(4_096 << (code & 31)))
-}
-
-#[cfg(all(test, not(verbs_loom)))]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn delays_are_those_of_the_specification() {
-        assert_eq!(rnr_delay(0), Duration::from_micros(655_360));
-        assert_eq!(rnr_delay(1), Duration::from_micros(10));
-        assert_eq!(rnr_delay(12), Duration::from_micros(640));
-        assert_eq!(rnr_delay(31), Duration::from_micros(491_520));
-    }
-
-    #[test]
-    fn timeouts_double_with_their_code() {
-        assert_eq!(ack_timeout(0), None);
-        assert_eq!(ack_timeout(1), Some(Duration::from_nanos(8_192)));
-        assert_eq!(ack_timeout(14), Some(Duration::from_nanos(67_108_864)));
     }
 }

@@ -42,6 +42,8 @@ pub(crate) struct Exchange {
     followed: Option<(u32, u32)>,
     /// The deadline that the engine was given.
     timer: Option<Instant>,
+    /// The queue pair goes to ERR as soon as its last answer has left.
+    failing: bool,
     /// A packet came that a switch had marked: the peer is to hear of it.
     marked: bool,
     /// No notification leaves before.
@@ -59,6 +61,7 @@ impl Exchange {
             path: None,
             followed: None,
             timer: None,
+            failing: false,
             marked: false,
             quiet_until: Instant::ZERO,
         })
@@ -68,7 +71,12 @@ impl Exchange {
     pub(crate) fn reset(&mut self) {
         self.rc.reset();
         (self.path, self.followed) = (None, None);
-        self.marked = false;
+        (self.marked, self.failing) = (false, false);
+    }
+
+    /// See [`Rc::abandon`].
+    pub(crate) fn abandon(&mut self) -> Option<u64> {
+        self.rc.abandon()
     }
 
     /// Whether every message that was begun has ended.
@@ -196,10 +204,10 @@ impl QueuePair {
             return false;
         };
         let mut notes = Notes::default();
-        rc.receive(&ends, &packet.head, packet.body, &mut notes);
+        rc.receive(&ends, &packet.head, packet.payload, &mut notes);
         drop(pin);
-        drop(exchange);
-        self.see_to_notes(&mut self.engaged.machine.lock(), notes, effects);
+        let mut machine = self.engaged.machine.lock();
+        self.see_to_notes(&mut exchange, &mut machine, notes, effects);
         true
     }
 
@@ -237,13 +245,25 @@ impl QueuePair {
             effects.stalled.push(Arc::clone(self));
         }
         self.set_timer(exchange, now);
-        self.see_to_notes(machine, notes, effects);
+        self.see_to_notes(exchange, machine, notes, effects);
+        // What tells the peer why has to leave before nothing leaves any more.
+        if exchange.failing && !exchange.rc.is_answering() {
+            exchange.failing = false;
+            effects.fail.push(Arc::clone(self));
+        }
     }
 
-    fn see_to_notes(self: &Arc<Self>, machine: &mut Machine, notes: Notes, effects: &mut Effects) {
+    fn see_to_notes(
+        self: &Arc<Self>,
+        exchange: &mut Exchange,
+        machine: &mut Machine,
+        notes: Notes,
+        effects: &mut Effects,
+    ) {
         if notes.failed.is_some() {
             machine.failed = notes.failed;
         }
+        exchange.failing |= notes.fail;
         effects.note_packets(self, notes);
     }
 

@@ -65,6 +65,12 @@ pub(crate) struct Sheet {
 pub(crate) struct Counters {
     pub(crate) rnr_naks: Count,
     pub(crate) timeouts: Count,
+    /// Requests that had come before.
+    pub(crate) duplicates: Count,
+    /// Requests before which something is missing.
+    pub(crate) out_of_sequence: Count,
+    /// Answers that say so, or that show it.
+    pub(crate) sequence_naks: Count,
     pub(crate) remote_errors: Count,
     pub(crate) local_errors: Count,
     pub(crate) overruns: Count,

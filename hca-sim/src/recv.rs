@@ -218,7 +218,7 @@ impl RecvRing {
     }
 
     /// Writes an entry of any number of pieces. For the producer only.
-    fn publish(&self, at: u32, wr_id: u64, sges: &[Sge]) {
+    pub(crate) fn publish(&self, at: u32, wr_id: u64, sges: &[Sge]) {
         let Entry([what, id, addr, rest]) = self.entry(at);
         id.store(wr_id, Relaxed);
         let mut total = 0;

@@ -139,6 +139,11 @@ impl SendRing {
         (self.appended.load(Acquire) != executed).then_some(executed)
     }
 
+    /// Whether that position, which is not executed, is filled. For the machine.
+    pub(crate) fn is_filled(&self, at: u32) -> bool {
+        self.appended.load(Acquire).wrapping_sub(at).cast_signed() > 0
+    }
+
     /// The work request at that position is done with. For the machine.
     pub(crate) fn executed(&self, at: u32) {
         self.executed.store(at.wrapping_add(1), Release);

@@ -18,6 +18,16 @@ impl Hca {
         }
     }
 
+    /// Takes in packets that have come, on the caller's thread, and sends what they lead to: some rounds
+    /// of it, as somebody does who polls. Whether there were any. On a loopback link nothing happens.
+    ///
+    /// Nobody needs this where a thread waits for packets. It drives an HCA whose link has none, such as
+    /// a [`Cable`](crate::link::Cable). Never blocks.
+    pub fn turn(&self) -> bool {
+        let driver = self.port.driver.as_ref();
+        driver.is_some_and(|driver| driver.turn(&self.port))
+    }
+
     /// Something has changed about the link: the port's state or its GID table, with the event that the
     /// field knows for it.
     pub(crate) fn link_changed(&self, change: Change, addresses: &[IpAddr]) {

@@ -125,11 +125,10 @@ impl Driver {
         }
     }
 
-    /// There may be packets.
-    pub(crate) fn turn(&self, port: &Port) {
-        if let Some(held) = self.turnstile.enter() {
-            self.drive(port, held);
-        }
+    /// There may be packets. Whether there were; who leaves that to somebody else does not know.
+    pub(crate) fn turn(&self, port: &Port) -> bool {
+        let held = self.turnstile.enter();
+        held.is_some_and(|held| self.drive(port, held))
     }
 
     /// Somebody polls. If `often`, the engine's thread may leave packets to it for a while.
@@ -160,7 +159,8 @@ impl Driver {
         }
     }
 
-    fn drive<'d>(&'d self, port: &Port, mut held: Held<'d>) {
+    /// Drives for some rounds. Whether packets came.
+    fn drive<'d>(&'d self, port: &Port, mut held: Held<'d>) -> bool {
         let mut rounds = ROUNDS;
         loop {
             let mut effects = Effects::default();
@@ -177,11 +177,11 @@ impl Driver {
                 self.put_off(port, &stalled);
             }
             if !more {
-                return;
+                return rounds != ROUNDS;
             }
             match self.turnstile.enter() {
                 Some(again) => held = again,
-                None => return,
+                None => return rounds != ROUNDS,
             }
         }
     }
@@ -253,7 +253,11 @@ impl Driver {
             } => counters.weak_icrcs.up(),
             Verdict::Exact | Verdict::Solved { .. } => {}
         }
-        let Ok((head, body)) = Head::parse(view.covered()) else {
+        let parsed = Head::parse(view.covered()).ok().and_then(|(head, body)| {
+            let len = body.len().checked_sub(usize::from(view.bth().pad()))?;
+            Some((head, &body[..len]))
+        });
+        let Some((head, payload)) = parsed else {
             counters.malformed.up();
             return None;
         };
@@ -275,7 +279,7 @@ impl Driver {
             dst: arrival.dst,
             tclass: arrival.tclass,
             head,
-            body,
+            payload,
         };
         if !qp.take_packet(&packet, now, effects) {
             return None;

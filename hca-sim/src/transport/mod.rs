@@ -4,6 +4,7 @@
 mod driver;
 mod mail;
 pub(crate) mod rc;
+pub(crate) mod timing;
 
 use std::net::IpAddr;
 
@@ -39,7 +40,8 @@ pub(crate) struct Ends<'a> {
     pub(crate) srq: Option<&'a Arc<SharedReceives>>,
     pub(crate) send_cq: &'a Arc<CqRing>,
     pub(crate) recv_cq: &'a Arc<CqRing>,
-    pub(crate) mrs: &'a MrTable,
+    /// Shared, because a key that a SEND invalidates is given back when nobody can be using it any more.
+    pub(crate) mrs: &'a Arc<MrTable>,
     pub(crate) counters: &'a Counters,
 }
 
@@ -74,8 +76,8 @@ pub(crate) struct Incoming<'a> {
     /// Traffic class, with the ECN bits as the network left them.
     pub(crate) tclass: u8,
     pub(crate) head: Head,
-    /// Payload and pad.
-    pub(crate) body: &'a [u8],
+    /// Without pad.
+    pub(crate) payload: &'a [u8],
 }
 
 /// Where machines put packets.
