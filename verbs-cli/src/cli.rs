@@ -161,6 +161,8 @@ pub(crate) enum Bench {
     Stream,
     /// Many queue pairs round robin
     Qps,
+    /// RoCEv2 over UDP on the loopback interface
+    Wire,
 }
 
 impl Bench {
@@ -172,6 +174,7 @@ impl Bench {
             Self::Latency => "two threads, one way",
             Self::Stream => "two threads, window of 64",
             Self::Qps => "connections in turn",
+            Self::Wire => "RoCEv2 over UDP",
         }
     }
 }

@@ -1,7 +1,6 @@
 //! What links count.
 
 use std::fmt;
-use std::io;
 
 /// What a link has counted since it was made. A link that does not know a thing leaves it at zero.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -19,8 +18,8 @@ pub struct LinkCounters {
     pub blocked: u64,
     /// Bursts that could not be sent at all.
     pub send_errors: u64,
-    /// What the last of these failed with.
-    pub send_error: Option<io::ErrorKind>,
+    /// The system's error number for the last of these (`errno`).
+    pub send_errno: Option<i32>,
     /// Datagrams that came and were too short, too long, or from nobody.
     pub receive_errors: u64,
     /// Routes on which bursts were given up since the machine's addresses last changed.

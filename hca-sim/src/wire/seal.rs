@@ -256,7 +256,7 @@ fn carryless(a: u32, b: u32) -> u64 {
     let every_fourth = |factor: u32| [0, 1, 2, 3].map(|i| u64::from(factor) & COLUMNS << i);
     let (a, b) = (every_fourth(a), every_fourth(b));
     (0..4).fold(0, |sum, column| {
-        let products = (0..4).fold(0, |sum, i| sum ^ a[i] * b[(column + 4 - i) % 4]);
+        let products = (0..4).fold(0, |sum, i| sum ^ (a[i] * b[(column + 4 - i) % 4]));
         sum | products & COLUMNS << column
     })
 }

@@ -8,6 +8,9 @@ pub(crate) enum BenchError {
     /// A verb failed.
     #[error("cannot {doing}: {error}")]
     Verb { doing: &'static str, error: Error },
+    /// There is no link.
+    #[error("{0}")]
+    Link(hca_sim::link::LinkError),
     /// A work request was not accepted.
     #[error("cannot post: {0}")]
     Post(#[from] PostError),

@@ -14,6 +14,7 @@ mod message;
 mod method;
 mod stream;
 mod table;
+mod wire;
 
 use std::time::{Duration, Instant};
 
@@ -84,5 +85,6 @@ fn perform(stage: &Stage) -> Result<Vec<Row>, BenchError> {
         Bench::Latency => latency::run(stage),
         Bench::Stream => stream::run(stage),
         Bench::Qps => many::run(stage),
+        Bench::Wire => wire::run(stage),
     }
 }

@@ -91,7 +91,8 @@ impl Endpoint {
         let mut control = Control::new();
         if bytes.len() > segment {
             // Callers bound the whole burst, so that a part of it fits as well.
-            let segment = u16::try_from(segment).map_err(|_| io::ErrorKind::InvalidInput)?;
+            let segment =
+                u16::try_from(segment).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?;
             control.push(libc::SOL_UDP, libc::UDP_SEGMENT, segment.to_ne_bytes());
         }
         let hop_limit = i32::from(route.hop_limit.max(1)).to_ne_bytes();

@@ -52,31 +52,27 @@ impl Interfaces {
         Ok(found)
     }
 
-    /// All addresses of interfaces that are up; those of the loopback interface only if there are no
-    /// others, since nobody else can reach them.
-    pub(super) fn usable(&self) -> Vec<IpAddr> {
-        let of = |is_loopback| {
-            let fits =
-                |interface: &&Interface| interface.is_up && interface.is_loopback == is_loopback;
-            self.owned
-                .iter()
-                .filter(|owned| {
-                    self.interface(owned.interface)
-                        .as_ref()
-                        .is_some_and(|found| fits(&found))
-                })
-                .map(|owned| owned.address)
-                .collect::<Vec<_>>()
+    /// All addresses of interfaces that are up and are, or are not, the loopback interface.
+    pub(super) fn usable(&self, loopback: bool) -> Vec<IpAddr> {
+        let is_usable = |index| {
+            let fits = |found: Interface| found.is_up && found.is_loopback == loopback;
+            self.interface(index).is_some_and(fits)
         };
-        match of(false) {
-            none if none.is_empty() => of(true),
-            some => some,
-        }
+        self.owned
+            .iter()
+            .filter(|owned| is_usable(owned.interface))
+            .map(|owned| owned.address)
+            .collect()
+    }
+
+    /// Whether an interface, up or not, has that address.
+    pub(super) fn has(&self, address: IpAddr) -> bool {
+        self.owned.iter().any(|owned| owned.address == address)
     }
 
     /// Whether packets from this address are the machine's own.
     pub(super) fn owns(&self, address: IpAddr) -> bool {
-        address.is_loopback() || self.owned.iter().any(|owned| owned.address == address)
+        address.is_loopback() || self.has(address)
     }
 
     /// The interface that an address belongs to, 0 if there is none: the scope of link-local ones.
@@ -100,6 +96,25 @@ impl Interfaces {
             .rev()
             .find(|mtu| mtu.bytes() <= room)
             .unwrap_or(Mtu::ALL[0])
+    }
+
+    /// A machine with one interface.
+    #[cfg(test)]
+    pub(super) fn of_one(mtu: u32, is_up: bool, addresses: &[IpAddr]) -> Self {
+        let interface = Interface {
+            index: 1,
+            mtu,
+            is_up,
+            is_loopback: true,
+        };
+        let owned = addresses.iter().map(|&address| Owned {
+            address,
+            interface: 1,
+        });
+        Self {
+            interfaces: vec![interface],
+            owned: owned.collect(),
+        }
     }
 
     fn of(&self, address: IpAddr) -> Option<Interface> {
@@ -309,12 +324,14 @@ mod tests {
     }
 
     #[test]
-    fn usable_addresses_are_those_that_others_reach() {
+    fn usable_addresses_are_those_of_interfaces_that_are_up() {
         let mut machine = machine();
         let expected: [IpAddr; 2] = ["192.0.2.2".parse().unwrap(), "fe80::2".parse().unwrap()];
-        assert_eq!(machine.usable(), expected);
+        assert_eq!(machine.usable(false), expected);
+        assert_eq!(machine.usable(true), [IpAddr::from(Ipv4Addr::LOCALHOST)]);
         machine.interfaces[1].is_up = false;
-        assert_eq!(machine.usable(), [IpAddr::from(Ipv4Addr::LOCALHOST)]);
+        assert_eq!(machine.usable(false), [] as [IpAddr; 0]);
+        assert!(machine.has(expected[0]) && !machine.is_up(expected[0]));
     }
 
     /// Goal: the kernel is asked in words that it understands. Every machine has a loopback interface.

@@ -78,8 +78,8 @@ pub struct Udp {
 enum Follows {
     /// Those that it was given.
     Given,
-    /// All that are usable.
-    Interfaces,
+    /// All that are usable: of the loopback interface, or of all others.
+    Interfaces { loopback: bool },
 }
 
 impl Udp {
@@ -100,16 +100,21 @@ impl Udp {
     }
 
     /// A link with all addresses of the machine's interfaces that are up, and later with those that
-    /// it has then. The loopback interface's are among them only if there are no others.
+    /// it has then: an address leaves when the machine gives it up, and not when its interface goes
+    /// down. The loopback interface's are used only if there are no others.
     ///
     /// # Errors
     /// As [`Udp::bind`].
     pub fn bind_interfaces() -> Result<Self, LinkError> {
         let interfaces = Interfaces::read().map_err(LinkError::Interfaces)?;
-        let addresses = interfaces.usable();
+        let mut addresses = interfaces.usable(false);
+        let loopback = addresses.is_empty();
+        if loopback {
+            addresses = interfaces.usable(true);
+        }
         Self::open(
             &addresses,
-            Follows::Interfaces,
+            Follows::Interfaces { loopback },
             Ok(interfaces),
             Discovery::Probe,
         )
@@ -190,19 +195,18 @@ impl Udp {
             }
         }
         self.offload.forget();
-        if self.follows == Follows::Interfaces {
-            self.follow_addresses();
+        if let Follows::Interfaces { loopback } = self.follows {
+            self.follow_addresses(loopback);
         }
         self.look_at_interfaces();
     }
 
     /// Drops the endpoints of addresses that are gone, and adds those of new ones behind the rest.
-    fn follow_addresses(&mut self) {
-        let usable = self.interfaces.usable();
+    fn follow_addresses(&mut self, loopback: bool) {
         let before = self.addresses.clone();
         self.endpoints
-            .retain(|endpoint| usable.contains(&endpoint.address));
-        for address in usable {
+            .retain(|endpoint| self.interfaces.has(endpoint.address));
+        for address in self.interfaces.usable(loopback) {
             let is_new = !before.contains(&address);
             if !is_new || self.endpoints.len() >= ADDRESSES_MAX {
                 continue;
@@ -233,7 +237,7 @@ impl Udp {
     /// Counts what could not be sent. A transport takes it for lost.
     fn not_sent(&mut self, route: &Route, error: &io::Error) -> Sent {
         self.counters.send_errors += 1;
-        self.counters.send_error = Some(error.kind());
+        self.counters.send_errno = error.raw_os_error();
         tracing::debug!(src = %route.src, dst = %route.dst, %error, "cannot send");
         Sent::Gone
     }
@@ -317,13 +321,14 @@ impl PacketLink for Udp {
             .iter()
             .position(|&address| address == route.src);
         let (Some(index), true) = (index, route.src.is_ipv4() == route.dst.is_ipv4()) else {
-            return self.not_sent(route, &io::ErrorKind::AddrNotAvailable.into());
+            let error = io::Error::from_raw_os_error(libc::EADDRNOTAVAIL);
+            return self.not_sent(route, &error);
         };
         let count = burst.packets().len();
         let is_burst = count > 1;
         // A burst that was made when more was allowed: sent in parts, its ICRCs would be wrong.
         if is_burst && (count > self.burst_limit(route) || burst.bytes.len() > Burst::BYTES_MAX) {
-            return self.not_sent(route, &io::ErrorKind::InvalidInput.into());
+            return self.not_sent(route, &io::Error::from_raw_os_error(libc::EINVAL));
         }
         match self.send(index, burst, is_burst) {
             Ok(()) => {
@@ -516,7 +521,7 @@ fn is_full(error: &io::Error) -> bool {
 
 /// Whether the system has something against bursts, rather than against sending there.
 fn is_refusal(error: &io::Error) -> bool {
-    let codes = [libc::EINVAL, libc::EIO, libc::EOPNOTSUPP, libc::EMSGSIZE];
+    let codes = [libc::EINVAL, libc::EIO, libc::EOPNOTSUPP];
     error
         .raw_os_error()
         .is_some_and(|code| codes.contains(&code))

@@ -235,16 +235,13 @@ fn what_cannot_be_sent_is_counted() {
     };
     let segment = bytes.len() / 17;
     let long = send(here, segment, bytes.len());
-    assert_eq!(
-        (long.send_errors, long.send_error),
-        (1, Some(io::ErrorKind::InvalidInput))
-    );
+    assert_eq!((long.send_errors, long.send_errno), (1, Some(libc::EINVAL)));
     let other = Route {
         src: address("127.77.5.2"),
         ..here
     };
     let foreign = send(other, segment, segment);
-    assert_eq!(foreign.send_error, Some(io::ErrorKind::AddrNotAvailable));
+    assert_eq!(foreign.send_errno, Some(libc::EADDRNOTAVAIL));
     let mixed = Route {
         dst: address("::1"),
         ..here
@@ -311,4 +308,46 @@ fn a_waiter_ends_for_what_it_was_asked_for() {
     assert_eq!(receive(&mut link, 1).len(), 1);
     assert!(timed(short, true) >= short);
     assert_eq!(link.change(), None);
+}
+
+/// Goal: a link follows the machine, and says so. Method: it is told of a machine whose addresses are
+/// some of the loopback interface's, as they come and go.
+#[test]
+fn addresses_come_and_go_with_the_machine() {
+    let [a, b] = ["127.77.8.1", "127.77.8.2"].map(address);
+    let follows = Follows::Interfaces { loopback: true };
+    let machine = |mtu, is_up, addresses: &[IpAddr]| Interfaces::of_one(mtu, is_up, addresses);
+    let mut link = Udp::open(
+        &[a],
+        follows,
+        Ok(machine(1500, true, &[a])),
+        Discovery::Probe,
+    )
+    .unwrap();
+    assert_eq!(link.mtu(), Mtu::ALL[2]);
+    let mut step = |machine| {
+        link.interfaces = machine;
+        link.follow_addresses(true);
+        link.look_at_interfaces();
+        let changes: Vec<_> = link.changes.drain(..).collect();
+        (link.addresses().to_vec(), link.mtu().bytes(), changes)
+    };
+    assert_eq!(step(machine(4200, true, &[a])), (vec![a], 4096, vec![]));
+    let more = (vec![a, b], 4096, vec![Change::Addresses]);
+    assert_eq!(
+        step(machine(4200, true, &[b, a])),
+        more,
+        "the old one keeps its place"
+    );
+    let down = (vec![a, b], 4096, vec![Change::Down]);
+    assert_eq!(
+        step(machine(4200, false, &[a, b])),
+        down,
+        "the addresses are still ours"
+    );
+    let fewer = (vec![b], 1024, vec![Change::Addresses, Change::Up]);
+    assert_eq!(step(machine(1500, true, &[b])), fewer);
+    let none = (vec![], 1024, vec![Change::Addresses, Change::Down]);
+    assert_eq!(step(machine(1500, true, &[])), none);
+    assert_eq!(link.receive(&mut |_| panic!("nothing was sent")), 0);
 }

@@ -4,9 +4,9 @@ use crate::clock::Instant;
 use crate::transport::Path;
 use crate::transport::timing::{ack_timeout, rnr_delay};
 
-/// Of `rnr_retry`: for ever (IBTA vol. 1, 9.7.5.2.8). Of `retry_cnt` the IBTA does not say so, but
-/// Linux rxe never gives up on a peer at 7 either, and programs have come to rely on it.
-const FOREVER: u8 = 7;
+/// Of `rnr_retry`: for ever (IBTA vol. 1, 9.7.5.2.8). Of `retry_cnt` the IBTA does not say so, and here a
+/// peer that is gone is given up on after 7 retries, as HCAs do; Linux rxe never gives up at 7.
+const RNR_FOREVER: u8 = 7;
 
 /// The requester's timers and counters. Counters are filled again whenever the peer confirms something.
 #[derive(Debug, Default)]
@@ -80,7 +80,10 @@ impl Retry {
             return Verdict::Wait;
         }
         self.ack = None;
-        let verdict = take(&mut self.rnr_left, path.rnr_retry);
+        let verdict = match path.rnr_retry {
+            RNR_FOREVER => Verdict::Again,
+            limit => take(&mut self.rnr_left, limit),
+        };
         if verdict == Verdict::Again {
             self.rnr = Some(now + rnr_delay(code));
         }
@@ -109,9 +112,6 @@ pub(super) enum Verdict {
 }
 
 fn take(left: &mut Option<u8>, limit: u8) -> Verdict {
-    if limit == FOREVER {
-        return Verdict::Again;
-    }
     let now = left.get_or_insert(limit);
     match now.checked_sub(1) {
         Some(less) => {

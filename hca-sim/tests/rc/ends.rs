@@ -1,0 +1,113 @@
+//! Both ends of a connection, for tests that do not care what carries its messages: that is `way`'s
+//! business.
+
+use std::sync::Arc;
+
+use futures::executor::block_on;
+use hca_sim::clock::VirtualClock;
+use hca_sim::{Hca, connect};
+use verbs_core::{
+    Access, Cq, Device, Memory, Mr, Mtu, Path, Pd, Psn, Qp, QpAttr, QpInit, QpState, Wc, WcStatus,
+};
+
+use crate::way;
+
+/// One end of a connection, with memory that the peer may do everything to.
+pub(crate) struct End {
+    pub(crate) hca: Arc<Hca>,
+    pub(crate) qp: Qp,
+    pub(crate) send_cq: Cq,
+    pub(crate) recv_cq: Cq,
+    pub(crate) mr: Mr,
+    pub(crate) pd: Pd,
+    pub(crate) device: Device,
+}
+
+/// An end on that HCA, with a queue pair as `init` has it.
+pub(crate) fn end_of(hca: Arc<Hca>, init: impl Fn(QpInit<'_>) -> QpInit<'_>) -> End {
+    block_on(async {
+        let device = hca.open().await.unwrap();
+        let pd = device.alloc_pd().await.unwrap();
+        let send_cq = device.create_cq(64).await.unwrap();
+        let recv_cq = device.create_cq(64).await.unwrap();
+        let access = Access::LOCAL_WRITE | Access::REMOTE;
+        let mr = pd
+            .register(Memory::alloc(1 << 16).unwrap(), access)
+            .await
+            .unwrap();
+        let with = init(QpInit::rc(&send_cq, &recv_cq).sges(4, 4).inline(64));
+        let qp = pd.create_qp(with).await.unwrap();
+        End {
+            hca,
+            qp,
+            send_cq,
+            recv_cq,
+            mr,
+            pd,
+            device,
+        }
+    })
+}
+
+/// Two ends that are not connected, on a clock that the test moves.
+pub(crate) fn two_on(clock: &VirtualClock) -> (End, End) {
+    let [a, b] = way::hcas(clock);
+    (end_of(a, |init| init), end_of(b, |init| init))
+}
+
+/// Two ends on a clock that the test moves, connected step by step with changed attributes.
+pub(crate) fn pair_with(clock: &VirtualClock, change: impl Fn(&mut QpAttr)) -> (End, End) {
+    let (a, b) = two_on(clock);
+    for (from, to) in [(&a, &b), (&b, &a)] {
+        let path = Path {
+            av: way::address(&to.hca),
+            dest_qpn: to.qp.qpn(),
+            rq_psn: Psn::new(0xff_ffff),
+            mtu: Mtu::B4096,
+        };
+        let steps = [
+            QpAttr::init(1, Access::REMOTE),
+            QpAttr::rtr(&path),
+            QpAttr::rts(Psn::new(0xff_ffff)),
+        ];
+        for mut attr in steps {
+            change(&mut attr);
+            from.qp.modify(attr).wait().unwrap();
+        }
+    }
+    (a, b)
+}
+
+/// Both ends on a clock that the test moves.
+pub(crate) fn pair_on(clock: &VirtualClock) -> (End, End) {
+    let (mut a, mut b) = two_on(clock);
+    block_on(connect(&mut a.qp, &mut b.qp)).unwrap();
+    (a, b)
+}
+
+pub(crate) fn pair() -> (End, End) {
+    pair_on(&VirtualClock::new())
+}
+
+pub(crate) fn poll(cq: &mut Cq) -> Vec<Wc> {
+    way::settle();
+    let mut out = [Wc::default(); 64];
+    cq.poll(&mut out).to_vec()
+}
+
+/// The completions of a queue, as (`wr_id`, status).
+pub(crate) fn statuses(cq: &mut Cq) -> Vec<(u64, WcStatus)> {
+    poll(cq).iter().map(|wc| (wc.wr_id, wc.status)).collect()
+}
+
+pub(crate) fn bytes(end: &End, at: usize, len: usize) -> Vec<u8> {
+    way::settle();
+    let mut out = vec![0; len];
+    end.mr.read(at, &mut out).unwrap();
+    out
+}
+
+pub(crate) fn state(end: &End) -> QpState {
+    way::settle();
+    end.qp.query().wait().unwrap().state
+}

@@ -1,0 +1,62 @@
+//! Reliable connections over packets: the scenarios of `rc`, where messages are placed directly, must end
+//! in the same completions, states and bytes.
+
+#![expect(clippy::unwrap_used, reason = "the helpers of a test are part of it")]
+
+#[path = "../rc/ends.rs"]
+mod ends;
+#[path = "../rc/faults.rs"]
+mod faults;
+#[path = "../rc/operations.rs"]
+mod operations;
+#[path = "../rc/states.rs"]
+mod states;
+
+/// Packets carry messages.
+mod way {
+    use std::cell::RefCell;
+    use std::net::{IpAddr, Ipv4Addr};
+    use std::sync::{Arc, Weak};
+    use std::time::Duration;
+
+    use hca_sim::Hca;
+    use hca_sim::clock::VirtualClock;
+    use hca_sim::link::Cable;
+    use verbs_core::Av;
+
+    thread_local! {
+        static HCAS: RefCell<Vec<Weak<Hca>>> = const { RefCell::new(Vec::new()) };
+    }
+
+    /// Two HCAs that reach each other.
+    pub(crate) fn hcas(clock: &VirtualClock) -> [Arc<Hca>; 2] {
+        let [a, b] = [1, 2].map(|host| IpAddr::from(Ipv4Addr::new(10, 0, 0, host)));
+        let (a, b) = Cable::new().plug(&[a], &[b]);
+        let hcas = [a, b].map(|end| Hca::over(end).clock(clock.clone()).build());
+        let known = hcas.each_ref().map(Arc::downgrade);
+        HCAS.with_borrow_mut(|all| all.extend(known));
+        hcas
+    }
+
+    /// The way to that HCA's port.
+    pub(crate) fn address(hca: &Hca) -> Av {
+        Av::to_gid(1, 0, hca.gid())
+    }
+
+    /// Moves the clock on, and lets everything happen on the way.
+    pub(crate) fn advance(clock: &VirtualClock, time: Duration) {
+        let end = clock.now() + time;
+        settle();
+        while let Some(next) = clock.next_deadline().filter(|&next| next <= end) {
+            clock.run_until(next);
+            settle();
+        }
+        clock.run_until(end);
+    }
+
+    /// Lets everything happen that can happen at this time.
+    pub(crate) fn settle() {
+        let hcas: Vec<_> = HCAS.with_borrow(|all| all.iter().filter_map(Weak::upgrade).collect());
+        while hcas.iter().fold(false, |any, hca| hca.turn() | any) {}
+    }
+}

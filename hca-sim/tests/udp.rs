@@ -1,0 +1,215 @@
+//! RoCEv2 over the machine's own UDP sockets: two HCAs of this process, on addresses of the loopback
+//! interface that no other test uses.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::time::Duration;
+
+use futures::executor::block_on;
+use hca_sim::link::{LinkError, Udp};
+use hca_sim::{Hca, connect};
+use verbs_core::{
+    Access, Cq, Device, Error, LinkLayer, Memory, Mr, Mtu, Pd, Qp, QpAttr, QpInit, QpState, Read,
+    Recv, Send, Wc, WcStatus, Write,
+};
+
+const MEMORY: usize = 9 << 20;
+
+struct End {
+    qp: Qp,
+    cq: Cq,
+    mr: Mr,
+    _pd: Pd,
+    device: Device,
+}
+
+fn host(test: u8, end: u8) -> IpAddr {
+    IpAddr::V4(Ipv4Addr::new(127, 78, test, end))
+}
+
+fn end(address: IpAddr) -> End {
+    block_on(async {
+        let link = Udp::bind(&[address]).unwrap();
+        let device = Hca::over(link).open().await.unwrap();
+        let pd = device.alloc_pd().await.unwrap();
+        let cq = device.create_cq(256).await.unwrap();
+        let access = Access::LOCAL_WRITE | Access::REMOTE;
+        let memory = Memory::alloc(MEMORY).unwrap();
+        let mr = pd.register(memory, access).await.unwrap();
+        let init = QpInit::rc(&cq, &cq).sges(4, 4).inline(64);
+        let qp = pd.create_qp(init).await.unwrap();
+        End {
+            qp,
+            cq,
+            mr,
+            _pd: pd,
+            device,
+        }
+    })
+}
+
+fn pair(test: u8) -> (End, End) {
+    let (mut a, mut b) = (end(host(test, 1)), end(host(test, 2)));
+    block_on(connect(&mut a.qp, &mut b.qp)).unwrap();
+    (a, b)
+}
+
+/// The next completion, for which the thread sleeps: nobody polls, so the engine's thread receives.
+fn next(cq: &mut Cq) -> Wc {
+    loop {
+        let mut one = [Wc::default()];
+        if let [wc] = cq.poll(&mut one) {
+            return *wc;
+        }
+        block_on(cq.ready());
+    }
+}
+
+fn pattern(seed: u8, len: usize) -> Vec<u8> {
+    (0..len)
+        .map(|at| (at as u8).wrapping_mul(31) ^ seed)
+        .collect()
+}
+
+#[test]
+fn every_operation_moves_every_size() {
+    let (mut a, mut b) = pair(1);
+    for (round, len) in [0, 1, 64, 4095, 4096, 4097, 61_440, 1 << 20, 8 << 20]
+        .into_iter()
+        .enumerate()
+    {
+        let sent = pattern(round as u8, len);
+        a.mr.write(0, &sent).unwrap();
+        let mut got = vec![0; len];
+        a.qp.post_send(
+            Write::new(1, b.mr.remote(64))
+                .from(a.mr.slice(0..len))
+                .signaled(),
+        )
+        .unwrap();
+        let wc = next(&mut a.cq);
+        assert_eq!((wc.wr_id, wc.status), (1, WcStatus::Success), "{len}");
+        b.mr.read(64, &mut got).unwrap();
+        assert_eq!(got, sent, "WRITE of {len}");
+
+        b.mr.write(0, &vec![0; len]).unwrap();
+        b.qp.post_recv(Recv::new(2).into(b.mr.slice(0..len.max(1))))
+            .unwrap();
+        a.qp.post_send(Send::new(3).from(a.mr.slice(0..len)).signaled())
+            .unwrap();
+        let wc = next(&mut b.cq);
+        assert_eq!(
+            (wc.wr_id, wc.status, wc.byte_len as usize),
+            (2, WcStatus::Success, len)
+        );
+        assert_eq!(next(&mut a.cq).wr_id, 3);
+        b.mr.read(0, &mut got).unwrap();
+        assert_eq!(got, sent, "SEND of {len}");
+
+        a.mr.write(0, &vec![0; len]).unwrap();
+        a.qp.post_send(
+            Read::new(4, b.mr.remote(0))
+                .into(a.mr.slice(0..len))
+                .signaled(),
+        )
+        .unwrap();
+        let wc = next(&mut a.cq);
+        assert_eq!((wc.wr_id, wc.status), (4, WcStatus::Success), "{len}");
+        a.mr.read(0, &mut got).unwrap();
+        assert_eq!(got, sent, "READ of {len}");
+    }
+}
+
+#[test]
+fn the_port_is_ethernet_and_its_gid_is_the_address() {
+    let end = end(host(2, 1));
+    let port = end.device.query_port(1).wait().unwrap();
+    assert_eq!(port.link_layer, LinkLayer::Ethernet);
+    assert_eq!(port.active_mtu, Mtu::B4096);
+    assert_eq!((port.gid_tbl_len, port.lid.0), (1, 0));
+    assert_eq!(IpAddr::from(port.gid), host(2, 1));
+    let error = end.device.query_gid(1, 1).wait().err();
+    assert!(
+        matches!(error, Some(Error::Invalid { got: 1, max: 0, .. })),
+        "{error:?}"
+    );
+    let taken = Udp::bind(&[host(2, 1)]).err();
+    assert!(matches!(taken, Some(LinkError::InUse { .. })), "{taken:?}");
+}
+
+#[test]
+fn a_peer_that_is_gone_is_an_error_within_the_timeout() {
+    let (mut a, b) = pair(3);
+    drop(b);
+    let rights = QpAttr {
+        timeout: Some(8),
+        retry_cnt: Some(3),
+        ..QpAttr::to(QpState::Sqd)
+    };
+    a.qp.modify(QpAttr::to(QpState::Sqd)).wait().unwrap();
+    a.qp.modify(rights).wait().unwrap();
+    a.qp.modify(QpAttr::to(QpState::Rts)).wait().unwrap();
+    a.qp.post_send(Send::new(1).inline(b"anybody?").signaled())
+        .unwrap();
+    assert_eq!(next(&mut a.cq).status, WcStatus::RetryExcErr);
+    assert_eq!(a.qp.query().wait().unwrap().state, QpState::Err);
+}
+
+#[test]
+fn both_ends_send_at_once_from_threads_of_their_own() {
+    let (a, b) = pair(4);
+    const MESSAGES: u64 = 2_000;
+    let run = |mut end: End| {
+        move || {
+            let (mut sent, mut received, mut posted) = (0, 0, 0);
+            for wr_id in 0..16 {
+                end.qp
+                    .post_recv(Recv::new(wr_id).into(end.mr.slice(0..256)))
+                    .unwrap();
+            }
+            while sent < MESSAGES || received < MESSAGES {
+                while posted < MESSAGES && posted < sent + 8 {
+                    end.qp
+                        .post_send(Send::new(1000).from(end.mr.slice(512..768)).signaled())
+                        .unwrap();
+                    posted += 1;
+                }
+                let wc = next(&mut end.cq);
+                assert!(wc.is_ok(), "{wc:?}");
+                if wc.wr_id == 1000 {
+                    sent += 1;
+                } else {
+                    received += 1;
+                    end.qp
+                        .post_recv(Recv::new(wc.wr_id).into(end.mr.slice(0..256)))
+                        .unwrap();
+                }
+            }
+            // The peer may wait for the last acknowledgement.
+            std::thread::sleep(Duration::from_millis(300));
+        }
+    };
+    let threads = [a, b].map(|end| std::thread::spawn(run(end)));
+    for thread in threads {
+        thread.join().unwrap();
+    }
+}
+
+#[test]
+fn an_address_is_free_again_when_its_device_has_gone() {
+    for _ in 0..3 {
+        let (mut a, b) = pair(5);
+        a.qp.post_send(
+            Write::new(1, b.mr.remote(0))
+                .from(a.mr.slice(0..8))
+                .signaled(),
+        )
+        .unwrap();
+        assert!(next(&mut a.cq).is_ok());
+        drop((a, b));
+        let begun = std::time::Instant::now();
+        while let Err(error) = Udp::bind(&[host(5, 1), host(5, 2)]) {
+            assert!(begun.elapsed() < Duration::from_secs(5), "{error}");
+            std::thread::yield_now();
+        }
+    }
+}
