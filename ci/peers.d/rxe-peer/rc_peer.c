@@ -179,10 +179,11 @@ static int connect_qp(struct end *e)
 
 static void destroy(struct end *e)
 {
-	if (e->qp)
-		ibv_destroy_qp(e->qp);
+	/* a window that is still bound keeps rxe waiting for a minute when the queue pair goes first */
 	if (e->mw)
 		ibv_dealloc_mw(e->mw);
+	if (e->qp)
+		ibv_destroy_qp(e->qp);
 	if (e->mr)
 		ibv_dereg_mr(e->mr);
 	if (e->send_cq)
