@@ -12,8 +12,8 @@ use hca_sim::Udp;
 use hca_sim::clock::{Clock, Instant, VirtualClock};
 use hca_sim::link::pcap::{LinkType, PcapWriter};
 use hca_sim::link::{
-    Arrival, Burst, Cable, Captured, Change, FaultCounters, Faults, Faulty, Ident, PacketLink,
-    Route, Sent, Verdict, Verifier,
+    Arrival, Burst, Cable, Captured, Change, FaultCounters, Faults, Faulty, Ident, LinkError,
+    PacketLink, Route, Sent, Verdict, Verifier,
 };
 use hca_sim::wire::{
     Bth, BthFlags, Envelope, Extended, Head, Net, Opcode, Operation, Packet, ROCE_PORT, Seal,
@@ -23,6 +23,12 @@ use verbs_core::addr::{PKey, Psn, Qpn};
 
 fn address(text: &str) -> IpAddr {
     text.parse().unwrap()
+}
+
+/// A loopback address that this process has for itself.
+fn own(number: u8) -> IpAddr {
+    let [.., high, low] = std::process::id().to_be_bytes();
+    [127, high | 0x80, low, number].into()
 }
 
 fn route(src: &str, dst: &str) -> Route {
@@ -293,9 +299,9 @@ fn cables_have_room_ends_and_plugs() {
 /// Goal: wrappers wrap the real link, and each other; what they damage on the way does not pass.
 #[test]
 fn wrappers_work_around_sockets() {
-    let (here, there) = ("127.77.40.1", "127.77.40.2");
-    let mut sender = Udp::bind(&[address(here)]).unwrap();
-    let receiver = Udp::bind(&[address(there)]).unwrap();
+    let [here, there] = [1, 2].map(own);
+    let mut sender = Udp::bind(&[here]).unwrap();
+    let receiver = Udp::bind(&[there]).unwrap();
     let faults = Faults {
         corruption: 300,
         ..Faults::NONE
@@ -305,7 +311,11 @@ fn wrappers_work_around_sockets() {
     let mut receiver = Captured::new(faulty, pcap, Clock::wall(), Duration::ZERO);
     let mut verifier = Verifier::new();
     let (mut good, mut bad) = (0, 0);
-    let out = route(here, there);
+    let out = Route {
+        src: here,
+        dst: there,
+        ..route("::", "::")
+    };
     for i in 0..50 {
         send(&mut sender, out, i, 20);
         while good + bad < 20 * (i + 1) {
@@ -323,4 +333,37 @@ fn wrappers_work_around_sockets() {
     assert!((200..400).contains(&bad), "{bad}");
     assert_eq!(verifier.counters().bad, bad.into());
     assert_eq!(records(&file.unwrap()).len(), 1000);
+}
+
+/// Goal: bursts over IPv6, with their traffic class. Method: both ends are the one loopback address
+/// that there is, for which tests of several processes have to wait.
+#[test]
+fn bursts_arrive_whole_over_ipv6() {
+    let mut attempts = 0;
+    let mut link = loop {
+        match Udp::bind(&[address("::1")]) {
+            Ok(link) => break link,
+            Err(LinkError::InUse { .. }) if attempts < 200 => {
+                attempts += 1;
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            Err(error) => panic!("{error}"),
+        }
+    };
+    let out = route("::1", "::1");
+    for count in [1, 2, 60, 128] {
+        let limit = link.burst_limit(&out);
+        let count = count.min(limit as u16);
+        assert_eq!(send(&mut link, out, 0, count), Sent::Gone);
+        let mut verifier = Verifier::new();
+        let mut got = Vec::new();
+        link.receive(&mut |arrival| {
+            assert_eq!(arrival.tclass, out.tclass);
+            assert_eq!(verifier.check(arrival, Instant::ZERO), Verdict::Exact);
+            got.push(psn(arrival));
+        });
+        assert_eq!(got, (0..count.into()).collect::<Vec<_>>());
+    }
+    let counters = link.counters();
+    assert_eq!((counters.gso_bursts, counters.send_errors), (3, 0));
 }

@@ -1,11 +1,18 @@
 //! Arguments of the command line.
 
+use std::ffi::OsString;
 use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::Serialize;
+use verbs_core::Mtu;
+
+use crate::address::{RoceUrl, UrlError};
 
 /// Bytes that one message of a reliable connection carries at most (IBTA vol. 1, 9.7.7).
 const MESSAGE_BYTES_MAX: u64 = 1 << 31;
@@ -27,6 +34,7 @@ const COPY_EXAMPLES: &str = "\
 Examples:
   verbs copy A B                         copy A to B
   verbs copy --chunk 64k --window 4 A B  four WRITEs of 64 KiB outstanding at most
+  verbs copy roce://192.0.2.1/A B        fetch A from a `verbs serve` there; IPv6 in brackets
   verbs copy --json A B | jq .digest     the report for programs
   verbs copy --fault flip:0 A B          damage the first chunk on its way: exit code 3, no B
   verbs copy --fault remove:2 A B        lose the destination device after two chunks: exit code 5";
@@ -66,7 +74,7 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Copy a file from one software HCA to another by RDMA WRITEs
+    /// Copy a file from one software HCA to another by RDMA WRITEs, also from another host
     #[command(long_about = COPY_ABOUT, after_help = format!("{COPY_EXAMPLES}\n\n{EXIT_CODES}"))]
     Copy(CopyArgs),
     /// Measure what verbs and messages cost on this machine
@@ -75,21 +83,143 @@ pub(crate) enum Command {
     /// Show what a device can do, as ibv_devinfo does
     #[command(after_help = DEVINFO_EXAMPLES)]
     Devinfo(DevinfoArgs),
+    /// Send messages back and forth, as ibv_rc_pingpong does
+    #[command(long_about = PINGPONG_ABOUT, after_help = PINGPONG_EXAMPLES)]
+    Pingpong(PingpongArgs),
+    /// Serve the files of a directory to verbs copy on other hosts
+    #[command(long_about = SERVE_ABOUT, after_help = SERVE_EXAMPLES)]
+    Serve(ServeArgs),
 }
 
 const COPY_ABOUT: &str = "\
 Copy a file from one software HCA to another by RDMA WRITEs.
 
 SRC is read into registered memory of one HCA and moved by WRITEs over a reliable connection into \
-registered memory of another, both in this process. The receiver takes the digest (BLAKE3) of what \
+registered memory of another: both in this process, or the first in a `verbs serve` that a roce:// URL \
+names. There, PATH is relative to the directory that is served; % and two hexadecimal digits stand for \
+a byte. The receiver takes the digest (BLAKE3) of what \
 arrived and writes it to DST, which appears under its name only when it is complete and the digest \
 is that of the source. Memory use is bounded by 2 * chunk * window, whatever the size of the file.";
 
+/// How a command gets to a network.
+#[derive(Args, Clone, Debug, Default)]
+pub(crate) struct WireArgs {
+    /// An address of this host to have on the wire, its index is its GID index; may be repeated.
+    /// Default: when connecting, the one that the system would send from (or a free one of
+    /// 127.0.0.0/8 towards a program on this host that has it); when serving, the one that the
+    /// client connected to
+    #[arg(long, value_name = "ADDR")]
+    pub(crate) bind: Vec<IpAddr>,
+    /// Write all packets, with the headers that they have on the wire, to a file for Wireshark
+    #[arg(long, value_name = "FILE")]
+    pub(crate) pcap: Option<PathBuf>,
+    /// Lose so many of a thousand packets that come, 0 to 1000
+    #[arg(long, value_name = "PERMILLE", value_parser = clap::value_parser!(u16).range(0..=1000))]
+    pub(crate) loss: Option<u16>,
+    /// Which ones: the same number draws the same places
+    #[arg(long, value_name = "N", default_value_t = 0, requires = "loss")]
+    pub(crate) seed: u64,
+}
+
+impl WireArgs {
+    /// One of the options that were given, if any.
+    pub(crate) fn given(&self) -> Option<&'static str> {
+        match self {
+            Self { bind, .. } if !bind.is_empty() => Some("--bind"),
+            Self { pcap: Some(_), .. } => Some("--pcap"),
+            Self { loss: Some(_), .. } => Some("--loss"),
+            _ => None,
+        }
+    }
+}
+
+const PINGPONG_ABOUT: &str = "\
+Send messages back and forth between two hosts.
+
+Does what ibv_rc_pingpong does, with the same text protocol over TCP, so that either end can be that \
+program on Linux with a RoCE v2 device: run it there with -g and the index of a RoCE v2 GID. Without \
+HOST it waits for a client. Packets go over UDP port 4791, which one program at a time has on each \
+address of a host. No privileges are needed.";
+
+const PINGPONG_EXAMPLES: &str = "\
+Examples, each in two terminals:
+  verbs pingpong rc                                    wait for a client
+  verbs pingpong rc 127.0.0.1                          be one, on the same host
+
+  verbs pingpong rc -e -s 65536 -m 4096                with events, 64 KiB messages, path MTU 4096
+  ibv_rc_pingpong -g 1 -e -s 65536 -m 4096 192.0.2.1   the same, from Linux's side
+
+  ibv_rc_pingpong -g 2                                 Linux waits; -g 2 is an IPv6 GID
+  verbs pingpong rc --bind fd77::1 192.0.2.2           TCP over IPv4, packets over IPv6
+
+Exit codes:
+  0  done
+  1  the peer could not be reached, or the address could not be had
+  2  the arguments are wrong, or do not fit the peer's
+  3  the last message is damaged (with --chk)
+  5  a verb or a message failed, or the peer has gone";
+
+/// Messages of a pingpong.
+#[derive(Args, Debug)]
+pub(crate) struct PingpongArgs {
+    /// What carries the messages
+    #[arg(value_enum)]
+    pub(crate) kind: Kind,
+    /// Connect to a server there; without it, be the server
+    pub(crate) host: Option<String>,
+    /// TCP port on which the two find each other
+    #[arg(short, long, value_name = "N", default_value_t = 18515,
+          value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) port: u16,
+    /// Bytes of a message, at most 2g; k, m and g stand for KiB, MiB and GiB
+    #[arg(short, long, value_name = "N", default_value = "4096", value_parser = chunk)]
+    pub(crate) size: u32,
+    /// Bytes of a packet's payload at most: 256, 512, 1024, 2048 or 4096
+    #[arg(short, long, value_name = "N", default_value = "1024", value_parser = mtu)]
+    pub(crate) mtu: Mtu,
+    /// Receives posted at a time
+    #[arg(short, long, value_name = "N", default_value_t = 500,
+          value_parser = clap::value_parser!(u32).range(1..=WINDOW_MAX))]
+    pub(crate) rx_depth: u32,
+    /// Messages each way
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 1000,
+          value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) iters: u32,
+    /// Which of our GIDs: addresses of --bind are counted from 0
+    #[arg(short, long, value_name = "N", default_value_t = 0)]
+    pub(crate) gid_idx: u16,
+    /// Sleep until an event says that there are completions, rather than poll all the time
+    #[arg(short, long)]
+    pub(crate) events: bool,
+    /// Check at the end what the last message was
+    #[arg(short, long)]
+    pub(crate) chk: bool,
+    #[command(flatten)]
+    pub(crate) wire: WireArgs,
+}
+
+/// What carries the messages of a pingpong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Kind {
+    /// A reliable connection
+    Rc,
+}
+
+/// A path MTU.
+fn mtu(text: &str) -> Result<Mtu, String> {
+    let bytes = text.parse().ok();
+    bytes
+        .and_then(|bytes| Mtu::from_bytes(bytes).ok())
+        .ok_or_else(|| "256, 512, 1024, 2048 or 4096 would be right".into())
+}
+
 #[derive(Args, Debug)]
 pub(crate) struct CopyArgs {
-    /// The file to copy: a regular file
-    pub(crate) src: PathBuf,
+    /// The file to copy: a regular file, or roce://HOST[:PORT]/PATH
+    #[arg(value_parser = OsStringValueParser::new().try_map(Origin::parse))]
+    pub(crate) src: Origin,
     /// Where to: a new name, or a regular file that is replaced
+    #[arg(value_parser = OsStringValueParser::new().try_map(destination))]
     pub(crate) dst: PathBuf,
     /// Bytes of one WRITE, at most 2g; k, m and g stand for KiB, MiB and GiB
     #[arg(long, value_name = "N", default_value = "1m", value_parser = chunk)]
@@ -108,6 +238,72 @@ pub(crate) struct CopyArgs {
     /// No progress bar and no report
     #[arg(long, conflicts_with = "json")]
     pub(crate) quiet: bool,
+    #[command(flatten)]
+    pub(crate) wire: WireArgs,
+}
+
+/// Where a copy comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Origin {
+    File(PathBuf),
+    Served(RoceUrl),
+}
+
+impl Origin {
+    fn parse(text: OsString) -> Result<Self, UrlError> {
+        match RoceUrl::is_meant(text.as_bytes()) {
+            true => RoceUrl::parse(text.as_bytes()).map(Self::Served),
+            false => Ok(Self::File(text.into())),
+        }
+    }
+}
+
+fn destination(text: OsString) -> Result<PathBuf, &'static str> {
+    match RoceUrl::is_meant(text.as_bytes()) {
+        true => Err("files can be fetched from a server, but not sent to one"),
+        false => Ok(text.into()),
+    }
+}
+
+const SERVE_ABOUT: &str = "\
+Serve the files of a directory to `verbs copy roce://HOST:PORT/PATH DST` on this and other hosts.
+
+Clients find the server over TCP; the files go by RDMA WRITEs over reliable connections, in UDP packets \
+to port 4791, which one program at a time has on each address of a host. Only regular files beneath \
+DIR are served; symbolic links are followed as long as they stay there. Everybody who reaches the port \
+can read them. A client takes 64 MiB of memory at most. Ends when it is interrupted.";
+
+const SERVE_EXAMPLES: &str = "\
+Examples:
+  verbs serve DIR                              serve DIR on all addresses, TCP port 7174
+  verbs copy roce://127.0.0.1/A B              fetch DIR/A, in another terminal
+
+  verbs serve DIR --listen 192.0.2.1:7000      on one address and another port
+  verbs serve DIR --bind fd77::1 --bind 192.0.2.1
+                                               on all addresses, but packets to and from these
+
+Exit codes:
+  1  DIR or an address could not be had
+  2  the arguments are wrong
+Errors of clients are one sentence each on stderr.";
+
+/// What is served to whom.
+#[derive(Args, Debug)]
+pub(crate) struct ServeArgs {
+    /// The directory whose files are served
+    pub(crate) dir: PathBuf,
+    /// TCP address on which clients come; default: port 7174 on all
+    #[arg(long, value_name = "ADDR:PORT")]
+    pub(crate) listen: Option<SocketAddr>,
+    /// Clients served at the same time; others are told to come again
+    #[arg(long, value_name = "N", default_value_t = 16,
+          value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(crate) max_clients: u32,
+    /// No line for each client
+    #[arg(long)]
+    pub(crate) quiet: bool,
+    #[command(flatten)]
+    pub(crate) wire: WireArgs,
 }
 
 const BENCH_ABOUT: &str = "\

@@ -2,12 +2,17 @@
 
 #![forbid(unsafe_code)]
 
+mod address;
 mod bench;
+mod capture;
 mod cli;
 mod copy;
 mod devinfo;
 mod exit;
+mod net;
+mod pingpong;
 mod report;
+mod wire;
 
 use std::fmt::Display;
 use std::io::{self, Write};
@@ -15,13 +20,16 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use crate::cli::{BenchArgs, Cli, Command, CopyArgs, DevinfoArgs};
+use crate::cli::{BenchArgs, Cli, Command, CopyArgs, DevinfoArgs, PingpongArgs, ServeArgs};
+use crate::wire::Roce;
 
 fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Copy(args) => run_copy(&args),
         Command::Bench(args) => run_bench(&args),
         Command::Devinfo(args) => run_devinfo(&args),
+        Command::Pingpong(args) => run_pingpong(&args),
+        Command::Serve(args) => run_serve(&args),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -30,8 +38,8 @@ fn main() -> ExitCode {
 }
 
 fn run_copy(args: &CopyArgs) -> Result<(), u8> {
-    let report =
-        copy::run(args).map_err(|failure| complain("copy", &failure, failure.exit_code()))?;
+    let report = copy::run(args, &Roce::new(&args.wire))
+        .map_err(|failure| complain("copy", &failure, failure.exit_code()))?;
     if args.json {
         show_json("copy", &report)
     } else if args.quiet {
@@ -48,6 +56,16 @@ fn run_devinfo(args: &DevinfoArgs) -> Result<(), u8> {
     } else {
         show("devinfo", &info.text(args.verbose))
     }
+}
+
+fn run_pingpong(args: &PingpongArgs) -> Result<(), u8> {
+    pingpong::run(args, &Roce::new(&args.wire), &mut io::stdout())
+        .map_err(|error| complain("pingpong", &error, error.exit_code()))
+}
+
+fn run_serve(args: &ServeArgs) -> Result<(), u8> {
+    copy::remote::serve(args, &Roce::new(&args.wire))
+        .map_err(|error| complain("serve", &error, error.exit_code()))
 }
 
 fn run_bench(args: &BenchArgs) -> Result<(), u8> {

@@ -22,7 +22,7 @@ use crate::port::Port;
 pub(crate) struct CqPoller {
     ring: Arc<CqRing>,
     head: u32,
-    /// If packets carry messages: whose, and how often there was nothing to poll.
+    /// If packets carry messages: whose, and how often there was nothing to poll since it was armed last.
     packets: Option<Packets>,
 }
 
@@ -105,14 +105,10 @@ impl CqPoller {
 impl RawCq for CqPoller {
     fn poll(&mut self, out: &mut [Wc]) -> usize {
         let count = self.take(out);
-        match &mut self.packets {
-            None => count,
-            Some(packets) if count != 0 => {
-                packets.idle = 0;
-                count
-            }
-            Some(_) => self.look_for_packets(out),
+        if count != 0 || self.packets.is_none() {
+            return count;
         }
+        self.look_for_packets(out)
     }
 
     fn arm(&mut self, when: Arm) -> Armed {

@@ -7,8 +7,8 @@
 //!
 //! From the outside in: [`Envelope`] is the IP and UDP header, [`Icrc`] covers it and what follows,
 //! [`Packet`] is a [`Head`] (the [`Bth`] and the extended headers that its [`Opcode`] calls for) with
-//! a borrowed payload. Everything that depends on the opcode alone stands in one table,
-//! [`opcode`].
+//! a borrowed payload. [`Seal`] is the ICRC of a flow whose headers a socket writes. Everything that
+//! depends on the opcode alone stands in one table, [`opcode`].
 //!
 //! Reserved bits are ignored on receipt and sent as zero. Nothing here allocates, waits or panics,
 //! whatever the bytes are. What a responder has to answer with a NAK (a wrong payload length, a key,

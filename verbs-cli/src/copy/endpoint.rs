@@ -4,16 +4,14 @@ use std::fmt;
 
 use futures::future::try_join;
 use verbs_core::{
-    Access, Av, BatchError, Cq, Device, Error, LinkLayer, Memory, Mr, Path, Pd, PortAttr, Psn, Qp,
-    QpInit, Recv, SendWr, Wc,
+    Access, Av, BatchError, Cq, Device, Error, LinkLayer, Memory, Mr, Mtu, Path, Pd, PortAttr, Psn,
+    Qp, QpInit, Qpn, Recv, SendWr, Wc,
 };
 
 use super::error::{CopyError, End};
 use super::message::Totals;
 use super::window::Plan;
-
-/// The only port of a software HCA.
-pub(crate) const PORT: u8 = 1;
+use crate::wire::PORT;
 
 /// The verbs objects of one end.
 ///
@@ -192,13 +190,29 @@ impl Endpoint {
             rq_psn,
             mtu,
         };
-        let ready = self.qp.ready_to_receive(&path).await;
+        self.receive_from(&path).await
+    }
+
+    /// Accepts what the peer at the end of the path sends.
+    pub(crate) async fn receive_from(&self, path: &Path) -> Result<(), CopyError> {
+        let ready = self.qp.ready_to_receive(path).await;
         ready.map_err(|error| self.failed("make the queue pair ready to receive", error))
     }
 
-    async fn ready_to_send(&self, psn: Psn) -> Result<(), CopyError> {
+    /// Starts sending, with that number as the first packet's.
+    pub(crate) async fn ready_to_send(&self, psn: Psn) -> Result<(), CopyError> {
         let ready = self.qp.ready_to_send(psn).await;
         ready.map_err(|error| self.failed("make the queue pair ready to send", error))
+    }
+
+    /// The queue pair's number.
+    pub(crate) fn qpn(&self) -> Qpn {
+        self.qp.qpn()
+    }
+
+    /// The largest path MTU that the port has now.
+    pub(crate) fn mtu(&self) -> Mtu {
+        self.port.active_mtu
     }
 
     /// Work requests that the send queue has room for.

@@ -2,14 +2,18 @@
 
 use std::fmt;
 use std::io;
+use std::net::IpAddr;
 use std::path::PathBuf;
 
 use blake3::Hash;
-use verbs_core::{Error, PostError, WcStatus};
+use verbs_core::{Error, Gid, PostError, WcStatus};
 
+use super::remote::{Cause, Message};
 use super::window::Breach;
 use crate::cli::Fault;
 use crate::exit;
+use crate::net::NetError;
+use crate::wire::WireError;
 
 /// Why a copy failed. Each is one sentence without its full stop.
 #[derive(Debug, thiserror::Error)]
@@ -113,9 +117,66 @@ pub(crate) enum CopyError {
     #[error("the {end} was removed when {arrived} of {chunks} chunks had arrived")]
     Removed { end: End, arrived: u64, chunks: u64 },
 
+    // --- the other host ---
+    /// The connection over which the ends find each other failed.
+    #[error(transparent)]
+    Net(#[from] NetError),
+    /// No device could be had on the wire.
+    #[error(transparent)]
+    Wire(#[from] WireError),
+    /// The peer ended while the copy was under way.
+    #[error("the {end} went away when {done} of {chunks} chunks were through: {error}")]
+    PeerGone {
+        end: End,
+        done: u64,
+        chunks: u64,
+        error: NetError,
+    },
+    /// The peer is there but does nothing.
+    #[error(
+        "the {end} has done nothing for {seconds} s when {done} of {chunks} chunks were through"
+    )]
+    Stuck {
+        end: End,
+        seconds: u64,
+        done: u64,
+        chunks: u64,
+    },
+    /// The peer says why it cannot go on.
+    #[error("the {end} says: {}", text.escape_debug())]
+    Said {
+        end: End,
+        cause: Cause,
+        text: String,
+    },
+    /// The peer said something at the wrong time.
+    #[error("the {end} sent {} when it was not its turn", got.name())]
+    OutOfTurn { end: End, got: Box<Message> },
+    /// The peer offers what was not asked for.
+    #[error("the {end} {what}")]
+    Offer { end: End, what: &'static str },
+    /// A server that captures must know its addresses.
+    #[error("--pcap needs to know the addresses: name them with --bind, or one with --listen")]
+    CaptureOfAny,
+    /// Clients came to too many addresses.
+    #[error("clients came to {0} addresses of this host, which is the most; --bind names more")]
+    ManyAddresses(usize),
+    /// No address of ours fits the peer's.
+    #[error("no address here reaches {}; --bind adds one of the same family", IpAddr::from(*peer))]
+    NoRoute { peer: Gid },
+    /// The system gives no random numbers.
+    #[error("cannot draw a packet sequence number: {0}")]
+    Random(io::Error),
+    /// An option that needs a wire, or must not have one.
+    #[error("{option} is of use only when SRC {when}")]
+    Useless {
+        option: &'static str,
+        when: &'static str,
+    },
+
     // --- ourselves ---
     /// One end said something that it cannot mean.
-    #[error("{end}: {breach} (a defect of the program or the device)")]
+    #[error("{end}: {breach} (a defect of a program or a device)")]
     Protocol { end: End, breach: Breach },
     /// A message that neither end sends.
     #[error("{end}: a message of {len} bytes arrived that nobody sends (a defect of the device)")]
@@ -178,11 +239,18 @@ impl CopyError {
             | Self::Unfit { .. }
             | Self::SameFile { .. }
             | Self::Appeared(_)
-            | Self::NotDurable { .. } => exit::FILES,
+            | Self::NotDurable { .. }
+            | Self::Net(_)
+            | Self::ManyAddresses(_)
+            | Self::Wire(_) => exit::FILES,
             Self::NoSuchChunk { .. }
             | Self::NoChunks { .. }
             | Self::BeyondDevice { .. }
-            | Self::Buffers { .. } => exit::USAGE,
+            | Self::Buffers { .. }
+            | Self::NoRoute { .. }
+            | Self::Useless { .. }
+            | Self::CaptureOfAny => exit::USAGE,
+            Self::Said { cause, .. } => cause.exit_code(),
             Self::Mismatch { .. } => exit::DIGEST,
             Self::Changed { .. } => exit::CHANGED,
             Self::Verb { .. }
@@ -191,6 +259,11 @@ impl CopyError {
             | Self::Removed { .. }
             | Self::Protocol { .. }
             | Self::Message { .. }
+            | Self::PeerGone { .. }
+            | Self::Stuck { .. }
+            | Self::OutOfTurn { .. }
+            | Self::Offer { .. }
+            | Self::Random(_)
             | Self::FaultMissed(_) => exit::DEVICE,
         }
     }

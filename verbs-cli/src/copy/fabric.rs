@@ -5,10 +5,11 @@ use rustix::system::sysinfo;
 use verbs_core::sync::Arc;
 use verbs_core::{Access, Device, Error};
 
-use super::endpoint::{self, Endpoint};
+use super::endpoint::Endpoint;
 use super::error::{CopyError, End};
 use super::window::Plan;
 use crate::cli::{CopyArgs, Fault};
+use crate::wire::PORT;
 
 /// The hardware that a copy runs on.
 pub(crate) struct Fabric {
@@ -65,21 +66,26 @@ impl Fabric {
             doing: "open the device",
             error,
         })?;
-        check(end, &device, args, plan).await?;
+        check(end, &device, args.chunk, plan).await?;
         Endpoint::new(end, device, plan, access).await
     }
 }
 
 /// Refuses what the device or the machine is too small for, naming the option to change.
-async fn check(end: End, device: &Device, args: &CopyArgs, plan: &Plan) -> Result<(), CopyError> {
+pub(crate) async fn check(
+    end: End,
+    device: &Device,
+    chunk: u32,
+    plan: &Plan,
+) -> Result<(), CopyError> {
     let failed = |doing| move |error| CopyError::Verb { end, doing, error };
     let attr = device.query().await.map_err(failed("query the device"))?;
     let port = device
-        .query_port(endpoint::PORT)
+        .query_port(PORT)
         .await
         .map_err(failed("query the port"))?;
-    if args.chunk > port.max_msg_sz {
-        let (got, max) = (args.chunk.into(), port.max_msg_sz.into());
+    if chunk > port.max_msg_sz {
+        let (got, max) = (chunk.into(), port.max_msg_sz.into());
         return Err(CopyError::BeyondDevice {
             option: "--chunk",
             got,
@@ -107,7 +113,7 @@ async fn check(end: End, device: &Device, args: &CopyArgs, plan: &Plan) -> Resul
     if bytes > attr.max_mr_size || bytes > machine / 2 {
         return Err(CopyError::Buffers {
             slots: plan.slots(),
-            chunk: args.chunk,
+            chunk,
             machine,
         });
     }

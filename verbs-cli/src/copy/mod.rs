@@ -14,6 +14,7 @@ mod error;
 mod fabric;
 mod message;
 mod receiver;
+pub(crate) mod remote;
 mod sender;
 mod session;
 mod sink;
@@ -21,16 +22,18 @@ mod source;
 mod window;
 
 use std::fmt;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use futures::executor::block_on;
 
-use crate::cli::{CopyArgs, Fault};
+use crate::cli::{CopyArgs, Fault, Origin};
 use crate::report::{Progress, Report};
+use crate::wire::Network;
 
 use self::error::CopyError;
 use self::fabric::Fabric;
-use self::receiver::Receiver;
+use self::receiver::{Receiver, Verdict};
 use self::sender::Sender;
 use self::session::{Session, Transfer};
 use self::sink::{Sink, Target};
@@ -46,6 +49,12 @@ pub(crate) struct Failure {
 }
 
 impl Failure {
+    /// A failure on the way to a target; `fate` is what that leaves there.
+    fn at(error: CopyError, fate: String) -> Self {
+        let target = error.spares_target().then_some(fate);
+        Self { error, target }
+    }
+
     pub(crate) fn exit_code(&self) -> u8 {
         self.error.exit_code()
     }
@@ -70,36 +79,55 @@ impl fmt::Display for Failure {
 }
 
 /// Runs the command. Blocks until the copy is complete.
-pub(crate) fn run(args: &CopyArgs) -> Result<Report, Failure> {
-    let mut source = Source::open(&args.src)?;
-    let target = Target::find(&args.dst, &args.src, source.id())?;
+pub(crate) fn run(args: &CopyArgs, network: &dyn Network) -> Result<Report, Failure> {
+    match &args.src {
+        Origin::File(path) => run_here(args, path),
+        Origin::Served(url) => remote::fetch(args, url, network),
+    }
+}
+
+/// From a file of this host.
+fn run_here(args: &CopyArgs, src: &Path) -> Result<Report, Failure> {
+    if let Some(option) = args.wire.given() {
+        let when = "is a roce:// URL";
+        return Err(CopyError::Useless { option, when }.into());
+    }
+    let mut source = Source::open(src)?;
+    let target = Target::find(&args.dst, Some((src, source.id())))?;
     let plan = Plan::new(source.size(), args.chunk, args.window);
-    check_fault(args, &plan)?;
+    check_fault(args, src, &plan)?;
     let fate = target.fate();
     let started = Instant::now();
-    let copied = copy(args, &plan, &mut source, target);
-    let Copied { transfer, sync } = copied.map_err(|error| Failure {
-        target: error.spares_target().then_some(fate),
-        error,
-    })?;
-    let arrived = transfer.verdict.arrived;
+    let copied = copy(args, src, &plan, &mut source, target);
+    let Copied {
+        verdict,
+        chunk,
+        window,
+        writes,
+        retries,
+        sync,
+    } = copied.map_err(|error| Failure::at(error, fate))?;
     Ok(Report {
-        source: args.src.display().to_string(),
+        source: src.display().to_string(),
         destination: args.dst.display().to_string(),
-        bytes: arrived.bytes,
-        chunk: args.chunk,
-        window: args.window,
-        writes: transfer.writes,
-        retries: transfer.retries,
+        bytes: verdict.arrived.bytes,
+        chunk,
+        window,
+        writes,
+        retries,
         seconds: started.elapsed().as_secs_f64(),
         sync_seconds: sync.as_secs_f64(),
-        digest: arrived.digest.to_string(),
+        digest: verdict.arrived.digest.to_string(),
     })
 }
 
 /// A copy that is complete.
 struct Copied {
-    transfer: Transfer,
+    verdict: Verdict,
+    chunk: u32,
+    window: u32,
+    writes: u64,
+    retries: u64,
     /// What it took to make it durable and give it its name.
     sync: Duration,
 }
@@ -107,6 +135,7 @@ struct Copied {
 /// From the first byte to the target's name.
 fn copy(
     args: &CopyArgs,
+    src: &Path,
     plan: &Plan,
     source: &mut Source,
     target: Target,
@@ -115,23 +144,36 @@ fn copy(
     let progress = Progress::new(plan.size(), args.quiet);
     let transfer = block_on(transfer(args, plan, source, &mut sink, &progress));
     progress.finish();
-    let transfer = transfer?;
-    let (sent, arrived) = (transfer.verdict.sent, transfer.verdict.arrived);
-    if sent != arrived {
-        return Err(CopyError::Mismatch {
-            path: args.src.clone(),
-            sent: sent.digest,
-            arrived: arrived.digest,
-        });
-    }
+    let Transfer {
+        verdict,
+        writes,
+        retries,
+    } = transfer?;
+    compare(src, &verdict)?;
     if let Some(fault) = args.fault {
         return Err(CopyError::FaultMissed(fault));
     }
     let started = Instant::now();
     sink.commit()?;
     Ok(Copied {
-        transfer,
+        verdict,
+        chunk: args.chunk,
+        window: args.window,
+        writes,
+        retries,
         sync: started.elapsed(),
+    })
+}
+
+/// Refuses what arrived if it is not what was sent.
+fn compare(src: &Path, verdict: &Verdict) -> Result<(), CopyError> {
+    if verdict.sent == verdict.arrived {
+        return Ok(());
+    }
+    Err(CopyError::Mismatch {
+        path: src.into(),
+        sent: verdict.sent.digest,
+        arrived: verdict.arrived.digest,
     })
 }
 
@@ -153,7 +195,7 @@ async fn transfer(
 }
 
 /// Refuses a fault that the file is too short for.
-fn check_fault(args: &CopyArgs, plan: &Plan) -> Result<(), CopyError> {
+fn check_fault(args: &CopyArgs, src: &Path, plan: &Plan) -> Result<(), CopyError> {
     let chunks = plan.chunks();
     let Some(fault) = args.fault else {
         return Ok(());
@@ -165,11 +207,11 @@ fn check_fault(args: &CopyArgs, plan: &Plan) -> Result<(), CopyError> {
     match max {
         None => Err(CopyError::NoChunks {
             fault,
-            path: args.src.clone(),
+            path: src.into(),
         }),
         Some(max) if got > max => Err(CopyError::NoSuchChunk {
             fault,
-            path: args.src.clone(),
+            path: src.into(),
             chunks,
             max,
         }),

@@ -22,6 +22,8 @@ pub(crate) struct Receiver<'a> {
     /// Credits that have not completed.
     credits: u32,
     verdict: Option<Verdict>,
+    /// Whether the sender has acknowledged that this end has closed.
+    closed: bool,
 }
 
 /// What the sender says it sent, and what arrived.
@@ -54,6 +56,7 @@ impl<'a> Receiver<'a> {
             piece,
             credits: 0,
             verdict: None,
+            closed: false,
         }
     }
 
@@ -72,7 +75,8 @@ impl<'a> Receiver<'a> {
                     }
                     None => self.close(piece, &wc)?,
                 },
-                Purpose::Write(_) | Purpose::Announce(_) | Purpose::Totals => {}
+                Purpose::Totals => self.closed = true,
+                Purpose::Write(_) | Purpose::Announce(_) => {}
             }
         }
         self.credit()?;
@@ -82,6 +86,11 @@ impl<'a> Receiver<'a> {
     /// What there is to compare, when the sender has closed.
     pub(crate) fn verdict(&self) -> Option<Verdict> {
         self.verdict
+    }
+
+    /// Whether the sender has acknowledged that this end has closed, too.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed
     }
 
     /// Chunks that have left the memory.

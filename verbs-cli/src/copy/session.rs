@@ -157,7 +157,7 @@ mod tests {
         let content: Vec<u8> = (0..40_000_u32).map(|n| (n % 251) as u8).collect();
         fs::write(&from, &content).expect("room");
         let mut source = Source::open(&from).expect("readable");
-        let target = Target::find(&to, Path::new("src"), source.id()).expect("fits");
+        let target = Target::find(&to, Some((Path::new("src"), source.id()))).expect("fits");
         let mut sink = Sink::create(target, 0o600).expect("created");
 
         let (narrow, wide) = (Plan::new(1600, 1600, 1), Plan::new(40_000, 100, 16));

@@ -47,8 +47,9 @@ pub(crate) struct Sink {
 }
 
 impl Target {
-    /// Checks that a file can be put there, and that it would not be the source.
-    pub(crate) fn find(path: &Path, source: &Path, source_id: FileId) -> Result<Self, CopyError> {
+    /// Checks that a file can be put there, and that it would not be the source, if that is a file of
+    /// this host.
+    pub(crate) fn find(path: &Path, source: Option<(&Path, FileId)>) -> Result<Self, CopyError> {
         let failed = |doing, error| CopyError::File {
             doing,
             path: path.into(),
@@ -85,7 +86,9 @@ impl Target {
             if let Some(what) = other_than_file(&seen) {
                 return Err(unfit(what, "DST must be a regular file or a new name"));
             }
-            if file_id(&seen) == source_id {
+            if let Some((source, id)) = source
+                && file_id(&seen) == id
+            {
                 return Err(CopyError::SameFile {
                     src: source.into(),
                     dst: path.into(),
@@ -281,10 +284,8 @@ mod tests {
 
     use super::*;
 
-    const NO_SOURCE: FileId = (0, 0);
-
     fn find(path: &Path) -> Result<Target, CopyError> {
-        Target::find(path, Path::new("src"), NO_SOURCE)
+        Target::find(path, None)
     }
 
     fn names(dir: &Path) -> Vec<String> {
@@ -393,7 +394,7 @@ mod tests {
         let id = file_id(&fs::metadata(at("file")).expect("there"));
         fs::hard_link(at("file"), at("other")).expect("a link");
         for name in ["file", "other"] {
-            let result = Target::find(&at(name), &at("file"), id);
+            let result = Target::find(&at(name), Some((&at("file"), id)));
             assert!(
                 matches!(result, Err(CopyError::SameFile { .. })),
                 "{result:?}"

@@ -43,7 +43,16 @@ impl Source {
             .custom_flags(flags)
             .open(path)
             .map_err(failed)?;
-        let before = file.metadata().map_err(failed)?;
+        Self::of(file, path)
+    }
+
+    /// Takes a file that is open already, and not in a way that waits for others.
+    pub(crate) fn of(file: File, path: &Path) -> Result<Self, CopyError> {
+        let before = file.metadata().map_err(|error| CopyError::File {
+            doing: "look at",
+            path: path.into(),
+            error,
+        })?;
         if let Some(what) = other_than_file(&before) {
             let right = "SRC must be a regular file";
             return Err(CopyError::Unfit {

@@ -6,3 +6,4 @@ mod devinfo;
 mod failures;
 mod interrupted;
 mod run;
+mod wire;

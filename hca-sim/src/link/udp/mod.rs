@@ -52,7 +52,8 @@ pub const ADDRESSES_MAX: usize = 64;
 ///
 /// # Context
 /// As [`PacketLink`] says; but [`PacketLink::change`] asks the kernel about the machine's interfaces
-/// when there is news of them, which takes some ten microseconds.
+/// when there is news of them, which takes some ten microseconds. News ends waits, so whoever waits
+/// with its [`Waiter`] calls `change` after each wait, or the next one ends at once.
 #[derive(Debug)]
 pub struct Udp {
     endpoints: Vec<Endpoint>,

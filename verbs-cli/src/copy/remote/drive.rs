@@ -1,0 +1,184 @@
+//! One end of a copy between hosts, driven to its end.
+
+use std::pin::pin;
+use std::time::{Duration, Instant};
+
+use futures::future::{Either, select};
+
+use super::control::{News, Watch};
+use super::message::Message;
+use crate::copy::endpoint::Endpoint;
+use crate::copy::error::{CopyError, End};
+use crate::copy::receiver::{Receiver, Step};
+use crate::copy::sender::Sender;
+use crate::net::PATIENCE;
+use crate::report::Progress;
+
+/// A peer that lets nothing happen for so long is given up. Writing to a slow disk takes less.
+const IDLE_MAX: Duration = Duration::from_secs(60);
+
+/// How long a peer whose queue pair failed may take to say why.
+const EXPLANATION_MAX: Duration = Duration::from_millis(500);
+
+/// One of the two ends.
+pub(super) trait Side {
+    /// Does what can be done now; whether that was anything.
+    fn step(&mut self, progress: &Progress) -> Result<bool, CopyError>;
+    /// Whether both ends have closed.
+    fn is_over(&self) -> bool;
+    /// Chunks that are through.
+    fn chunks(&self) -> u64;
+    fn endpoint(&mut self) -> &mut Endpoint;
+    /// Which end the other one is.
+    const PEER: End;
+}
+
+impl Side for Sender<'_> {
+    fn step(&mut self, progress: &Progress) -> Result<bool, CopyError> {
+        let _ = progress;
+        Sender::step(self)
+    }
+
+    fn is_over(&self) -> bool {
+        self.is_closed()
+    }
+
+    fn chunks(&self) -> u64 {
+        self.writes()
+    }
+
+    fn endpoint(&mut self) -> &mut Endpoint {
+        Sender::endpoint(self)
+    }
+
+    const PEER: End = End::Destination;
+}
+
+impl Side for Receiver<'_> {
+    fn step(&mut self, progress: &Progress) -> Result<bool, CopyError> {
+        let step = Receiver::step(self)?;
+        if let Step::Drained(bytes) = step {
+            progress.advance(bytes as u64);
+        }
+        Ok(step != Step::Idle)
+    }
+
+    fn is_over(&self) -> bool {
+        self.is_closed()
+    }
+
+    fn chunks(&self) -> u64 {
+        Receiver::chunks(self)
+    }
+
+    fn endpoint(&mut self) -> &mut Endpoint {
+        Receiver::endpoint(self)
+    }
+
+    const PEER: End = End::Source;
+}
+
+/// Runs one end until both have closed. `chunks` is how many there are. Blocks in file reads and writes
+/// between polls, so it belongs on a thread of its own.
+///
+/// Yields whether the peer has said [`Message::Done`] already.
+pub(super) async fn drive<S: Side>(
+    side: &mut S,
+    watch: &mut Watch,
+    chunks: u64,
+    progress: &Progress,
+) -> Result<bool, CopyError> {
+    let mut last = Instant::now();
+    let mut news = None;
+    let mut is_done = false;
+    loop {
+        loop {
+            match side.step(progress) {
+                Ok(true) => last = Instant::now(),
+                Ok(false) => break,
+                Err(error) => return Err(diagnose(side, watch, chunks, error)),
+            }
+        }
+        if side.is_over() {
+            return Ok(is_done);
+        }
+        // Only now, because what the peer did before it spoke or went counts.
+        match news.take() {
+            Some(News::Message(Message::Done)) => is_done = true,
+            Some(News::Tick) if last.elapsed() < IDLE_MAX => {}
+            Some(News::Tick) => {
+                return Err(CopyError::Stuck {
+                    end: S::PEER,
+                    seconds: IDLE_MAX.as_secs(),
+                    done: side.chunks(),
+                    chunks,
+                });
+            }
+            Some(bad) => return Err(explain(side, bad, chunks)),
+            None => {}
+        }
+        let (ready, told) = (pin!(side.endpoint().ready()), pin!(watch.next()));
+        if let Either::Right((told, _)) = select(ready, told).await {
+            news = Some(told);
+        }
+    }
+}
+
+/// Waits until the peer has no more use for this end. It may go without a word, when its last
+/// acknowledgement has come.
+pub(super) async fn see_off(watch: &mut Watch) {
+    let since = Instant::now();
+    while let News::Tick = watch.next().await {
+        if since.elapsed() > PATIENCE {
+            return;
+        }
+    }
+}
+
+/// Why an end failed: the peer knows better, if it still speaks.
+fn diagnose<S: Side>(side: &S, watch: &mut Watch, chunks: u64, error: CopyError) -> CopyError {
+    if !error.is_of_device() {
+        return error;
+    }
+    match watch.next_within(EXPLANATION_MAX) {
+        Some(news @ (News::Message(Message::Fail(_)) | News::Ended(_))) => {
+            explain(side, news, chunks)
+        }
+        _ => error,
+    }
+}
+
+/// What news mean that end a copy.
+fn explain<S: Side>(side: &S, news: News, chunks: u64) -> CopyError {
+    let (end, done) = (S::PEER, side.chunks());
+    match news {
+        News::Message(message) => unexpected(end, message),
+        News::Ended(error) => CopyError::PeerGone {
+            end,
+            done,
+            chunks,
+            error,
+        },
+        News::Tick => CopyError::Stuck {
+            end,
+            seconds: IDLE_MAX.as_secs(),
+            done,
+            chunks,
+        },
+    }
+}
+
+/// What a message means that was not the next one.
+pub(super) fn unexpected(end: End, message: Message) -> CopyError {
+    match message {
+        Message::Fail(fail) => CopyError::Said {
+            end,
+            cause: fail.cause,
+            text: fail.text,
+        },
+        got => CopyError::OutOfTurn {
+            end,
+            got: Box::new(got),
+        },
+    }
+}

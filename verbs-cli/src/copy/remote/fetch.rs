@@ -1,0 +1,149 @@
+//! The client of a copy between hosts: asks for a file and receives it.
+
+use std::os::unix::ffi::OsStrExt;
+use std::time::Instant;
+
+use futures::executor::block_on;
+use verbs_core::Access;
+
+use super::control::{Control, Watch};
+use super::drive::{drive, unexpected};
+use super::message::{Get, Message, Offer, Ready};
+use super::{Seat, connect, identify};
+use crate::address::RoceUrl;
+use crate::cli::CopyArgs;
+use crate::copy::endpoint::Endpoint;
+use crate::copy::error::{CopyError, End};
+use crate::copy::fabric::check;
+use crate::copy::receiver::{Receiver, Verdict};
+use crate::copy::sink::{Sink, Target};
+use crate::copy::window::Plan;
+use crate::copy::{Copied, Failure, compare};
+use crate::net::Connection;
+use crate::report::{Progress, Report};
+use crate::wire::{Network, Wire};
+
+/// Runs `verbs copy roce://... DST`. Blocks until the copy is complete.
+pub(crate) fn run(
+    args: &CopyArgs,
+    url: &RoceUrl,
+    network: &dyn Network,
+) -> Result<Report, Failure> {
+    if args.fault.is_some() {
+        let (option, when) = ("--fault", "is a file of this host");
+        return Err(CopyError::Useless { option, when }.into());
+    }
+    let target = Target::find(&args.dst, None)?;
+    let fate = target.fate();
+    let started = Instant::now();
+    let fetched = fetch(args, url, network, target);
+    let Copied {
+        verdict,
+        chunk,
+        window,
+        writes,
+        sync,
+        ..
+    } = fetched.map_err(|error| Failure::at(error, fate))?;
+    Ok(Report {
+        source: url.to_string(),
+        destination: args.dst.display().to_string(),
+        bytes: verdict.arrived.bytes,
+        chunk,
+        window,
+        writes,
+        retries: 0,
+        seconds: started.elapsed().as_secs_f64(),
+        sync_seconds: sync.as_secs_f64(),
+        digest: verdict.arrived.digest.to_string(),
+    })
+}
+
+/// From the first connection to the target's name.
+fn fetch(
+    args: &CopyArgs,
+    url: &RoceUrl,
+    network: &dyn Network,
+    target: Target,
+) -> Result<Copied, CopyError> {
+    let control = Control::new(Connection::open(&url.host, url.port)?);
+    let local = control.connection().local().ip();
+    let peer = control.connection().peer().ip();
+    let wire = Wire::open_towards(network, &args.wire.bind, local, peer)?;
+    let received = block_on(receive(args, url, &wire, control, target));
+    let captured = wire.finish_capture();
+    let (sink, offer, verdict) = received?;
+    captured?;
+    compare(url.to_string().as_ref(), &verdict)?;
+    let started = Instant::now();
+    sink.commit()?;
+    Ok(Copied {
+        verdict,
+        chunk: offer.chunk,
+        window: offer.window,
+        writes: verdict.arrived.chunks,
+        retries: 0,
+        sync: started.elapsed(),
+    })
+}
+
+/// Receives the file into a sink that has no name yet.
+async fn receive(
+    args: &CopyArgs,
+    url: &RoceUrl,
+    wire: &Wire,
+    mut control: Control,
+    target: Target,
+) -> Result<(Sink, Offer, Verdict), CopyError> {
+    let end = End::Destination;
+    let local = control.connection().local().ip();
+    let seat = Seat::take(end, wire, local, None).await?;
+    control.send(&Message::Get(Get {
+        chunk: args.chunk,
+        window: args.window,
+        gid: seat.gid,
+        path: url.path.as_bytes().to_vec(),
+    }))?;
+    let offer = match control.receive()? {
+        Message::File(offer) => offer,
+        other => return Err(unexpected(End::Source, other)),
+    };
+    if offer.chunk > args.chunk || offer.window > args.window {
+        let what = "offers larger chunks or a larger window than it was asked for";
+        return Err(CopyError::Offer {
+            end: End::Source,
+            what,
+        });
+    }
+    let plan = Plan::new(offer.size, offer.chunk, offer.window);
+    check(end, &seat.device, offer.chunk, &plan).await?;
+    let mut sink = Sink::create(target, offer.mode & 0o777)?;
+    let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+    let endpoint = Endpoint::new(end, seat.device, &plan, rights).await?;
+    let ours = identify(&endpoint, seat.gid)?;
+    connect(&endpoint, seat.index, &ours, &offer.end).await?;
+    let slots = endpoint.data.remote(0);
+    // The server may send as soon as it knows.
+    let mut watch = control.watch()?;
+    watch.send(&Message::Ready(Ready { end: ours, slots }))?;
+
+    let progress = Progress::new(plan.size(), args.quiet);
+    let mut receiver = Receiver::new(endpoint, &mut sink, plan);
+    let driven = drive(&mut receiver, &mut watch, plan.chunks(), &progress).await;
+    progress.finish();
+    driven?;
+    let verdict = end_well(receiver, watch).await?;
+    Ok((sink, offer, verdict))
+}
+
+/// Everything has arrived and the server knows: lets it go.
+async fn end_well(receiver: Receiver<'_>, mut watch: Watch) -> Result<Verdict, CopyError> {
+    let verdict = receiver.verdict().ok_or(CopyError::Offer {
+        end: End::Source,
+        what: "acknowledged a closing message that was not sent",
+    })?;
+    // A server that has gone already needs no telling.
+    let _ = watch.send(&Message::Done);
+    receiver.into_endpoint().close().await?;
+    Ok(verdict)
+}

@@ -1,0 +1,201 @@
+//! TCP, as far as commands need it: connections with deadlines on every step.
+
+use std::io::{self, Read, Write};
+use std::net::{
+    IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs,
+};
+use std::time::{Duration, Instant};
+
+use rustix::net::sockopt;
+
+/// How long a peer may take to accept a connection, or to send or take one message.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+
+/// How long a peer that is sent away may take to read why.
+const PARTING: Duration = Duration::from_millis(200);
+
+/// A connection whose peer's host has vanished is given up after this much silence, and as many
+/// probes a second apart.
+const KEEPALIVE_SECONDS: u32 = 5;
+
+/// A connection failed. One sentence without its full stop.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum NetError {
+    #[error("cannot listen on {address}: {error}")]
+    Listen { address: String, error: io::Error },
+    #[error("cannot connect to {host} port {port}: {error}")]
+    Connect {
+        host: String,
+        port: u16,
+        error: io::Error,
+    },
+    #[error("the connection to {peer} failed: {error}")]
+    Broken { peer: SocketAddr, error: io::Error },
+    #[error("{0} ended the connection")]
+    Ended(SocketAddr),
+    #[error("{peer} did not answer within {} s", PATIENCE.as_secs())]
+    Silent { peer: SocketAddr },
+    #[error("{peer} speaks another protocol: {what}")]
+    Foreign { peer: SocketAddr, what: String },
+}
+
+/// A connection and who is at its other end.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    stream: TcpStream,
+    peer: SocketAddr,
+    local: SocketAddr,
+}
+
+impl Connection {
+    /// Connects to the first of the host's addresses that accepts. Blocks, a few seconds at most.
+    pub(crate) fn open(host: &str, port: u16) -> Result<Self, NetError> {
+        let failed = |error| NetError::Connect {
+            host: host.into(),
+            port,
+            error,
+        };
+        let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
+        for address in (host, port).to_socket_addrs().map_err(failed)? {
+            match TcpStream::connect_timeout(&address, PATIENCE) {
+                Ok(stream) => return Self::new(stream).map_err(failed),
+                Err(error) => last = error,
+            }
+        }
+        Err(failed(last))
+    }
+
+    /// Takes a connection that was accepted.
+    pub(crate) fn new(stream: TcpStream) -> io::Result<Self> {
+        stream.set_nodelay(true)?;
+        stream.set_write_timeout(Some(PATIENCE))?;
+        sockopt::set_socket_keepalive(&stream, true)?;
+        let pause = Duration::from_secs(1);
+        sockopt::set_tcp_keepidle(&stream, pause * KEEPALIVE_SECONDS)?;
+        sockopt::set_tcp_keepintvl(&stream, pause)?;
+        sockopt::set_tcp_keepcnt(&stream, KEEPALIVE_SECONDS)?;
+        let (peer, local) = (
+            canonical(stream.peer_addr()?),
+            canonical(stream.local_addr()?),
+        );
+        Ok(Self {
+            stream,
+            peer,
+            local,
+        })
+    }
+
+    /// Another handle to the same connection.
+    pub(crate) fn try_clone(&self) -> Result<Self, NetError> {
+        let stream = self.stream.try_clone();
+        Ok(Self {
+            stream: stream.map_err(|error| self.broken(error))?,
+            ..*self
+        })
+    }
+
+    /// The other end.
+    pub(crate) fn peer(&self) -> SocketAddr {
+        self.peer
+    }
+
+    /// This end.
+    pub(crate) fn local(&self) -> SocketAddr {
+        self.local
+    }
+
+    /// Sends all bytes, in one piece if the system can.
+    pub(crate) fn send(&mut self, bytes: &[u8]) -> Result<(), NetError> {
+        self.stream
+            .write_all(bytes)
+            .map_err(|error| self.broken(error))
+    }
+
+    /// Fills `into` before the deadline, however slowly the peer sends.
+    pub(crate) fn receive(&mut self, into: &mut [u8], deadline: Instant) -> Result<(), NetError> {
+        let mut done = 0;
+        while done < into.len() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(NetError::Silent { peer: self.peer });
+            }
+            done += self.read_some(&mut into[done..], left)?.unwrap_or(0);
+        }
+        Ok(())
+    }
+
+    /// Waits so long for the first byte of a message; `None` if there was none.
+    pub(crate) fn receive_first(&mut self, wait: Duration) -> Result<Option<u8>, NetError> {
+        let mut byte = [0];
+        Ok(self.read_some(&mut byte, wait)?.map(|_| byte[0]))
+    }
+
+    /// Ends what this end sends and reads, for a moment and up to so many bytes, what the peer has sent:
+    /// a connection that is closed with bytes unread takes back what it said last.
+    pub(crate) fn drain(&mut self, bytes_max: usize) {
+        let until = Instant::now() + PARTING;
+        // The peer may have ended it already.
+        let _ = self.stream.shutdown(Shutdown::Write);
+        let _ = self.receive(&mut vec![0; bytes_max], until);
+    }
+
+    /// Ends the reading side: who reads from it, through any handle, finds the end.
+    pub(crate) fn deafen(&self) {
+        // It may have ended already.
+        let _ = self.stream.shutdown(Shutdown::Read);
+    }
+
+    fn read_some(&mut self, into: &mut [u8], wait: Duration) -> Result<Option<usize>, NetError> {
+        let read = self
+            .stream
+            .set_read_timeout(Some(wait))
+            .and_then(|()| self.stream.read(into));
+        match read {
+            Ok(0) => Err(NetError::Ended(self.peer)),
+            Ok(n) => Ok(Some(n)),
+            Err(error) => match error.kind() {
+                io::ErrorKind::WouldBlock
+                | io::ErrorKind::TimedOut
+                | io::ErrorKind::Interrupted => Ok(None),
+                _ => Err(self.broken(error)),
+            },
+        }
+    }
+
+    fn broken(&self, error: io::Error) -> NetError {
+        match error.kind() {
+            io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => {
+                NetError::Ended(self.peer)
+            }
+            io::ErrorKind::WouldBlock => NetError::Silent { peer: self.peer },
+            _ => NetError::Broken {
+                peer: self.peer,
+                error,
+            },
+        }
+    }
+}
+
+/// Listens on that address, or else on all of this host.
+pub(crate) fn listen(address: Option<SocketAddr>, port: u16) -> Result<TcpListener, NetError> {
+    let listen = |address: SocketAddr| {
+        TcpListener::bind(address).map_err(|error| NetError::Listen {
+            address: address.to_string(),
+            error,
+        })
+    };
+    match address {
+        Some(address) => listen(address),
+        None => listen((Ipv6Addr::UNSPECIFIED, port).into())
+            // Some hosts have no IPv6.
+            .or_else(|_| listen((Ipv4Addr::UNSPECIFIED, port).into())),
+    }
+}
+
+/// IPv4 addresses that came through an IPv6 socket are IPv4 addresses.
+pub(crate) fn canonical(address: SocketAddr) -> SocketAddr {
+    match address.ip().to_canonical() {
+        IpAddr::V4(ip) => (ip, address.port()).into(),
+        IpAddr::V6(_) => address,
+    }
+}

@@ -1,0 +1,250 @@
+//! Devices on a wire: the one place that knows how a software HCA gets to a network.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use hca_sim::clock::Clock;
+use hca_sim::link::pcap::{LinkType, PcapWriter};
+use hca_sim::link::{Captured, Faults, Faulty, LinkError, PacketLink};
+use hca_sim::{Builder, Hca, Udp};
+use rustix::rand::{GetRandomFlags, getrandom};
+use verbs_core::sync::Arc;
+use verbs_core::{Device, Error, Gid, Psn};
+
+use crate::address::same_family;
+use crate::capture::CaptureFile;
+use crate::cli::WireArgs;
+
+/// The only port of a software HCA.
+pub(crate) const PORT: u8 = 1;
+
+/// Addresses of 127.0.0.0/8 that are tried for a program which talks to another on the same host.
+const LOOPBACK_ADDRESSES_MAX: u8 = 32;
+
+/// Opens devices on a network.
+pub(crate) trait Network: Sync {
+    /// Puts an HCA on these addresses of this host; the index of each is its GID index.
+    ///
+    /// # Errors
+    /// [`WireError::InUse`] if another program has one of the addresses.
+    fn attach(&self, addresses: &[IpAddr]) -> Result<Wire, WireError>;
+}
+
+/// RoCEv2 over UDP sockets, with what the options put around them.
+#[derive(Debug)]
+pub(crate) struct Roce<'a> {
+    args: &'a WireArgs,
+}
+
+impl<'a> Roce<'a> {
+    pub(crate) fn new(args: &'a WireArgs) -> Self {
+        Self { args }
+    }
+
+    /// Puts the faults around a link that were asked for.
+    fn over(&self, link: impl PacketLink + 'static) -> Builder {
+        let Some(loss) = self.args.loss else {
+            return Hca::over(link);
+        };
+        let faults = Faults {
+            loss,
+            ..Faults::NONE
+        };
+        Hca::over(Faulty::new(link, self.args.seed).receiving(faults))
+    }
+
+    /// Puts a capture around a link. It sees what the network carried, faults come after.
+    fn capture(&self, link: Udp, path: &Path) -> Result<(Builder, CaptureFile), WireError> {
+        let failed = |error| WireError::Capture {
+            path: path.into(),
+            error,
+        };
+        let file = CaptureFile::create(path).map_err(failed)?;
+        let pcap = PcapWriter::new(file.clone(), LinkType::RawIp).map_err(failed)?;
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        // A clock before 1970 has times that no capture can say.
+        let epoch = now.unwrap_or_default();
+        let link = Captured::new(link, pcap, Clock::wall(), epoch);
+        Ok((self.over(link), file))
+    }
+}
+
+impl Network for Roce<'_> {
+    fn attach(&self, addresses: &[IpAddr]) -> Result<Wire, WireError> {
+        let link = Udp::bind(addresses).map_err(|error| match error {
+            LinkError::InUse { .. } => WireError::InUse(error),
+            error => WireError::Link(error),
+        })?;
+        let (builder, capture) = match &self.args.pcap {
+            Some(path) => self
+                .capture(link, path)
+                .map(|(builder, file)| (builder, Some((path.clone(), file))))?,
+            None => (self.over(link), None),
+        };
+        Ok(Wire {
+            hca: builder.name("roce0").build(),
+            addresses: addresses.to_vec(),
+            capture,
+        })
+    }
+}
+
+/// An HCA on a network.
+#[derive(Clone, Debug)]
+pub(crate) struct Wire {
+    hca: Arc<Hca>,
+    addresses: Vec<IpAddr>,
+    capture: Option<(PathBuf, CaptureFile)>,
+}
+
+/// An HCA could not be put on a network. One sentence without its full stop.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum WireError {
+    /// One host, one program per address.
+    #[error("{0} (--bind names addresses)")]
+    InUse(LinkError),
+    /// Anything else.
+    #[error(transparent)]
+    Link(LinkError),
+    /// The capture cannot be written.
+    #[error("cannot write the capture {}: {error}", path.display())]
+    Capture { path: PathBuf, error: io::Error },
+}
+
+impl Wire {
+    /// Puts an HCA on the addresses that the user named, or else where the system sends from when it
+    /// talks to `peer`. When that is the peer's own address, the peer is on this host and has it, or
+    /// will soon: then it is the next one of 127.0.0.0/8 that is free.
+    pub(crate) fn open_towards(
+        network: &dyn Network,
+        named: &[IpAddr],
+        local: IpAddr,
+        peer: IpAddr,
+    ) -> Result<Self, WireError> {
+        if !named.is_empty() {
+            return network.attach(named);
+        }
+        if local != peer || !local.is_ipv4() {
+            return network.attach(&[local]);
+        }
+        let others = (2..=LOOPBACK_ADDRESSES_MAX).map(|n| IpAddr::V4(Ipv4Addr::new(127, 0, 0, n)));
+        let mut refused = None;
+        for address in others.filter(|&address| address != local) {
+            match network.attach(&[address]) {
+                Err(WireError::InUse(error)) => refused = Some(WireError::InUse(error)),
+                result => return result,
+            }
+        }
+        Err(refused.unwrap_or(WireError::Link(LinkError::NoAddress)))
+    }
+
+    /// Opens a device on the HCA. Devices on one HCA share its addresses and nothing else.
+    pub(crate) async fn device(&self) -> Result<Device, Error> {
+        self.hca.open().await
+    }
+
+    /// Ends the capture, if there is one: what was on the wire so far is in the file, or it is said why
+    /// not.
+    pub(crate) fn finish_capture(&self) -> Result<(), WireError> {
+        let Some((path, file)) = &self.capture else {
+            return Ok(());
+        };
+        let path = path.clone();
+        file.finish()
+            .map_err(|error| WireError::Capture { path, error })
+    }
+
+    /// The addresses; the index of each is its GID index.
+    pub(crate) fn addresses(&self) -> &[IpAddr] {
+        &self.addresses
+    }
+}
+
+/// The GID of a device with which it can reach the peer, and its index: the one of address `wanted`
+/// if that fits, else the first that does.
+pub(crate) async fn gid_towards(
+    device: &Device,
+    addresses: &[IpAddr],
+    wanted: IpAddr,
+    peer: Gid,
+) -> Result<Option<(u16, Gid)>, Error> {
+    let mut found = None;
+    for (index, &address) in (0..).zip(addresses) {
+        let gid = device.query_gid(PORT, index).await?;
+        if same_family(gid, peer) && (found.is_none() || address == wanted) {
+            found = Some((index, gid));
+        }
+    }
+    Ok(found)
+}
+
+/// A first packet sequence number that is hard to guess.
+pub(crate) fn draw_psn() -> io::Result<Psn> {
+    let mut bytes = [0; 4];
+    // Four bytes come whole or not at all.
+    getrandom(&mut bytes, GetRandomFlags::empty())?;
+    Ok(Psn::new(u32::from_ne_bytes(bytes)))
+}
+
+#[cfg(test)]
+pub(crate) mod stand_in {
+    //! A network within the test: a loopback link whose ports claim addresses.
+
+    use std::collections::BTreeSet;
+
+    use hca_sim::Loopback;
+    use verbs_core::sync::Mutex;
+
+    use super::*;
+
+    /// Addresses are only claimed; the GIDs are those of the link's ports.
+    #[derive(Default)]
+    pub(crate) struct LoopbackNetwork {
+        link: Loopback,
+        claimed: Mutex<BTreeSet<IpAddr>>,
+    }
+
+    impl Network for LoopbackNetwork {
+        fn attach(&self, addresses: &[IpAddr]) -> Result<Wire, WireError> {
+            let mut claimed = self.claimed.lock();
+            if let Some(&address) = addresses.iter().find(|address| claimed.contains(address)) {
+                return Err(WireError::InUse(LinkError::InUse { address }));
+            }
+            claimed.extend(addresses);
+            let hca = Hca::on(&self.link).build();
+            let address = IpAddr::from(hca.gid());
+            Ok(Wire {
+                hca,
+                addresses: vec![address],
+                capture: None,
+            })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::stand_in::LoopbackNetwork;
+    use super::*;
+
+    /// Goal: programs on one host find addresses without being told, and leave the server its own.
+    #[test]
+    fn programs_on_one_host_take_turns_at_loopback_addresses() {
+        let network = LoopbackNetwork::default();
+        let [one, other] = ["127.0.0.1", "10.0.0.9"].map(|text| text.parse().unwrap());
+        for _ in 2..=LOOPBACK_ADDRESSES_MAX {
+            Wire::open_towards(&network, &[], one, one).expect("there are more");
+        }
+        let refused = Wire::open_towards(&network, &[], one, one).expect_err("all are taken");
+        assert!(
+            refused.to_string().contains("of 127.0.0.32 is taken"),
+            "{refused}"
+        );
+        network.attach(&[one]).expect("it was left");
+        Wire::open_towards(&network, &[], other, one).expect("nobody has it");
+        let refused = Wire::open_towards(&network, &[other], one, one);
+        assert!(matches!(refused, Err(WireError::InUse(_))), "{refused:?}");
+    }
+}

@@ -1,0 +1,339 @@
+//! Processes that talk over UDP: pingpong, and copies from a server.
+//!
+//! Every test has addresses of 127.0.0.0/8 of its own, because one program at a time has the port of
+//! RoCE on each.
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader};
+use std::net::TcpListener;
+use std::os::unix::fs::symlink;
+use std::process::{self, Child, Command, Output, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::run::{Ended, Place, VERBS, content};
+
+/// Longer than all retries of a queue pair, shorter than any patience of the commands.
+const SOON: Duration = Duration::from_secs(5);
+
+/// An address that no other test has.
+fn address(n: u8) -> String {
+    let [_, _, high, low] = process::id().to_be_bytes();
+    format!("127.{}.{low}.{n}", 64 + high % 128)
+}
+
+/// A TCP port that nobody has just now.
+fn free_port() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    listener.local_addr().expect("bound").port().to_string()
+}
+
+/// `verbs` in the background; killed if a test forgets it.
+struct Background(Option<Child>);
+
+impl Background {
+    fn start(place: &Place, arguments: &[&str]) -> Self {
+        let mut command = Command::new(VERBS);
+        command.args(arguments).current_dir(place.path("."));
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        Self(Some(command.spawn().expect("it starts")))
+    }
+
+    fn child(&mut self) -> &mut Child {
+        self.0.as_mut().expect("only `end` takes it")
+    }
+
+    fn kill(&mut self) {
+        self.child().kill().expect("a child of ours");
+    }
+
+    fn has_ended(&mut self) -> bool {
+        self.child().try_wait().expect("a child of ours").is_some()
+    }
+
+    fn end(mut self) -> Ended {
+        let child = self.0.take().expect("only here it is taken");
+        let output: Output = child.wait_with_output().expect("a child");
+        Ended::from(output)
+    }
+}
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.0.take() {
+            // It may have ended already.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// A server of `dir`, and the URL that it says it is at.
+struct Served {
+    server: Background,
+    url: String,
+}
+
+impl Served {
+    fn start(place: &Place, n: u8, options: &[&str]) -> Self {
+        fs::create_dir_all(place.path("dir")).expect("a directory");
+        let listen = format!("{}:0", address(n));
+        let arguments = [&["serve", "dir", "--listen", &listen], options].concat();
+        let mut server = Background::start(place, &arguments);
+        let stdout = server.child().stdout.take().expect("piped");
+        let mut line = String::new();
+        let mut reader = BufReader::new(stdout);
+        reader.read_line(&mut line).expect("text");
+        // Goes on reading, so that the server never has to wait.
+        thread::spawn(move || reader.lines().for_each(drop));
+        let url = line.split_whitespace().last().expect("a URL").to_owned();
+        assert!(url.starts_with("roce://127."), "{line}");
+        Self { server, url }
+    }
+
+    fn file(&self, name: &str) -> String {
+        format!("{}{name}", self.url)
+    }
+}
+
+fn pingpong(place: &Place, port: &str, host: &[&str], options: &[&str]) -> Background {
+    let arguments = [&["pingpong", "rc", "-p", port], host, options].concat();
+    Background::start(place, &arguments)
+}
+
+/// Runs a client until the server listens.
+fn against(place: &Place, port: &str, host: &str, options: &[&str]) -> Ended {
+    let since = Instant::now();
+    loop {
+        let ended = pingpong(place, port, &[host], options).end();
+        let refused = ended.stderr.contains("Connection refused");
+        if !refused || since.elapsed() > SOON {
+            return ended;
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn messages_go_back_and_forth() {
+    let place = Place::new();
+    let cases: [&[&str]; 4] = [
+        &["-n", "50"],
+        &["-n", "20", "-e", "-c", "-s", "65536", "-m", "4096"],
+        &["-n", "5", "-c", "-s", "1000000", "-r", "4"],
+        &["-n", "1", "-s", "1", "-m", "256"],
+    ];
+    for options in cases {
+        let (port, host) = (free_port(), address(1));
+        let server = pingpong(&place, &port, &[], options);
+        let ours = against(
+            &place,
+            &port,
+            &host,
+            &[options, &["--bind", &address(2)]].concat(),
+        );
+        let (ours, theirs) = (ours.succeeded(), server.end().succeeded());
+        let lines: Vec<_> = ours.lines().collect();
+        assert_eq!(lines.len(), 4, "{ours}");
+        assert!(
+            lines[0].starts_with("  local address:  LID 0x0000, QPN 0x"),
+            "{ours}"
+        );
+        assert!(
+            lines[0].ends_with(&format!("GID ::ffff:{}", address(2))),
+            "{ours}"
+        );
+        assert!(lines[1].ends_with(&format!("GID ::ffff:{host}")), "{ours}");
+        assert_eq!(theirs.lines().count(), 4, "{theirs}");
+    }
+}
+
+/// Goal: two programs on one host need no options. Also that a capture has all packets.
+#[test]
+fn two_terminals_are_enough() {
+    let (place, port) = (Place::new(), free_port());
+    let server = pingpong(&place, &port, &[], &["-n", "10", "-c"]);
+    let options = ["-n", "10", "-c", "--pcap", "capture"];
+    against(&place, &port, &address(3), &options).succeeded();
+    server.end().succeeded();
+    // Four packets for each message at least: 10 messages of 4 packets both ways, and ACKs.
+    let capture = place.read("capture");
+    assert_eq!(capture[..4], [0x4d, 0x3c, 0xb2, 0xa1]);
+    assert!(
+        capture.len() > 24 + 80 * (16 + 28 + 12 + 1024),
+        "{} bytes",
+        capture.len()
+    );
+}
+
+#[test]
+fn losses_are_made_up_for() {
+    let (place, port) = (Place::new(), free_port());
+    let server = pingpong(&place, &port, &[], &["-n", "50", "-c"]);
+    let options = [
+        "-n",
+        "50",
+        "-c",
+        "--loss",
+        "30",
+        "--seed",
+        "5",
+        "--bind",
+        &address(5),
+    ];
+    against(&place, &port, &address(4), &options).succeeded();
+    server.end().succeeded();
+}
+
+#[test]
+fn a_peer_that_is_killed_is_missed() {
+    let (place, port) = (Place::new(), free_port());
+    let options = ["-n", "100000000"];
+    let mut server = pingpong(&place, &port, &[], &options);
+    let bind = address(7);
+    let client_options = [&options[..], &["--bind", &bind]].concat();
+    let client = loop {
+        let mut client = pingpong(&place, &port, &[&address(6)], &client_options);
+        thread::sleep(Duration::from_millis(500));
+        if !client.has_ended() {
+            break client;
+        }
+    };
+    server.kill();
+    let ended = client.end();
+    assert_eq!(ended.code, Some(5), "{ended:?}");
+    assert_eq!(ended.stderr.lines().count(), 1, "{ended:?}");
+}
+
+#[test]
+fn files_are_fetched() {
+    let place = Place::new();
+    let served = Served::start(&place, 10, &[]);
+    fs::create_dir(place.path("dir/sub")).expect("a directory");
+    for size in [0, 1, 70_000, 5_000_001] {
+        fs::write(place.path("dir/sub/a b"), content(size)).expect("room");
+        let url = served.file("sub/a%20b");
+        let bind = address(11);
+        let shown = place
+            .verbs(&["copy", "--bind", &bind, &url, "B"])
+            .succeeded();
+        assert!(shown.starts_with(&format!("{size} bytes")), "{shown}");
+        assert!(
+            shown.contains(&blake3::hash(&content(size)).to_string()),
+            "{shown}"
+        );
+        assert!(place.read("B") == content(size), "{size}");
+    }
+    assert_eq!(place.names(), ["B", "dir"]);
+}
+
+#[test]
+fn clients_are_served_at_the_same_time() {
+    let place = Place::new();
+    let served = Served::start(&place, 12, &[]);
+    fs::write(place.path("dir/A"), content(3_000_000)).expect("room");
+    let clients = (0..4).map(|n| {
+        let (bind, name) = (address(13 + n), format!("B{n}"));
+        let arguments = ["copy", "--quiet", "--bind", &bind, &served.file("A"), &name];
+        Background::start(&place, &arguments)
+    });
+    let clients: Vec<_> = clients.collect();
+    for (n, client) in clients.into_iter().enumerate() {
+        client.end().succeeded();
+        assert!(place.read(&format!("B{n}")) == content(3_000_000), "{n}");
+    }
+}
+
+#[test]
+fn what_is_not_beneath_is_not_served() {
+    let place = Place::with_source(b"secret");
+    let served = Served::start(&place, 20, &[]);
+    symlink("../A", place.path("dir/link")).expect("a link");
+    let bind = address(21);
+    for path in ["../A", "link", "/etc/passwd", "%2e%2e/A"] {
+        let fetched = place.verbs(&["copy", "--bind", &bind, &served.file(path), "B"]);
+        fetched.failed(
+            1,
+            &[
+                "outside of the directory that is served",
+                "B was not created",
+            ],
+        );
+    }
+    assert_eq!(place.names(), ["A", "dir"]);
+}
+
+/// Goal: a kill at either end leaves nothing half-written, and the other end says so soon.
+#[test]
+fn a_kill_at_either_end_is_said() {
+    let place = Place::new();
+    let mut served = Served::start(&place, 22, &[]);
+    let large = File::create(place.path("dir/A")).expect("room");
+    large.set_len(1 << 32).expect("a sparse file");
+    let (url, bind) = (served.file("A"), address(23));
+    let start = || Background::start(&place, &["copy", "--quiet", "--bind", &bind, &url, "B"]);
+
+    let mut client = start();
+    thread::sleep(Duration::from_millis(700));
+    client.kill();
+    assert_eq!(client.end().signal, Some(9));
+    assert_eq!(place.names(), ["dir"]);
+
+    let mut client = start();
+    thread::sleep(Duration::from_millis(700));
+    assert!(!client.has_ended(), "{:?}", client.end());
+    let killed = Instant::now();
+    served.server.kill();
+    let ended = client.end();
+    assert!(killed.elapsed() < SOON, "{:?}", killed.elapsed());
+    ended.failed(
+        5,
+        &["the source device went away when", "B was not created"],
+    );
+    assert_eq!(place.names(), ["dir"]);
+    let said = served.server.end().stderr;
+    assert!(said.contains("destination device"), "{said}");
+}
+
+#[test]
+fn what_makes_no_sense_is_refused() {
+    let place = Place::with_source(b"content");
+    let cases: [(&[&str], &str); 6] = [
+        (&["copy", "roce://host", "B"], "the path is missing"),
+        (&["copy", "A", "roce://host/B"], "but not sent to one"),
+        (
+            &["copy", "--bind", "127.0.0.1", "A", "B"],
+            "--bind is of use only",
+        ),
+        (
+            &["copy", "--fault", "flip:0", "roce://127.0.0.1:1/A", "B"],
+            "--fault is of use only",
+        ),
+        (&["serve", ".", "--listen", "127.0.0.1"], "invalid"),
+        (
+            &["pingpong", "rc", "-m", "1500"],
+            "256, 512, 1024, 2048 or 4096",
+        ),
+    ];
+    for (arguments, part) in cases {
+        let ended = place.verbs(arguments);
+        assert_eq!(ended.code, Some(2), "{ended:?}");
+        assert!(ended.stderr.contains(part), "{part:?} in {}", ended.stderr);
+    }
+    let bind = [
+        "serve",
+        ".",
+        "--bind",
+        "192.0.2.1",
+        "--listen",
+        "127.0.0.1:0",
+    ];
+    place
+        .verbs(&bind)
+        .failed(1, &["192.0.2.1 is not an address of this machine"]);
+    let refused = ["copy", "roce://127.0.0.1:1/A", "B"];
+    place
+        .verbs(&refused)
+        .failed(1, &["cannot connect to 127.0.0.1 port 1", "refused"]);
+    assert_eq!(place.names(), ["A"]);
+}
