@@ -151,7 +151,6 @@ impl QueuePair {
             now,
             qpn: self.qpn,
             pd: self.pd,
-            cap: &self.cap,
             path,
             may_begin: state == QpState::Rts,
             sends: self.send_ring()?,

@@ -23,7 +23,7 @@ const WINDOW_MAX: i64 = (1 << 16) - 1;
 const EXIT_CODES: &str = "\
 Exit codes:
   0  done
-  1  a file or device could not be read, written or opened
+  1  a file or device could not be read, written or opened, or a server not be reached
   2  the arguments are wrong
   3  what arrived has another digest than the source
   4  the source changed while it was being copied

@@ -105,6 +105,9 @@ pub(crate) enum WireError {
     /// One host, one program per address.
     #[error("{0} (--bind names addresses)")]
     InUse(LinkError),
+    /// Two ends cannot share an address.
+    #[error("the peer is on this host and has {0}; --bind names another address for this end")]
+    SameHost(IpAddr),
     /// Anything else.
     #[error(transparent)]
     Link(LinkError),
@@ -126,8 +129,12 @@ impl Wire {
         if !named.is_empty() {
             return network.attach(named);
         }
-        if local != peer || !local.is_ipv4() {
+        if local != peer {
             return network.attach(&[local]);
+        }
+        if local.is_ipv6() {
+            // There is one ::1, and the peer may be about to take it.
+            return Err(WireError::SameHost(local));
         }
         let others = (2..=LOOPBACK_ADDRESSES_MAX).map(|n| IpAddr::V4(Ipv4Addr::new(127, 0, 0, n)));
         let mut refused = None;
@@ -226,6 +233,8 @@ pub(crate) mod stand_in {
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv6Addr;
+
     use super::stand_in::LoopbackNetwork;
     use super::*;
 
@@ -246,5 +255,11 @@ mod tests {
         Wire::open_towards(&network, &[], other, one).expect("nobody has it");
         let refused = Wire::open_towards(&network, &[other], one, one);
         assert!(matches!(refused, Err(WireError::InUse(_))), "{refused:?}");
+        let v6 = IpAddr::V6(Ipv6Addr::LOCALHOST);
+        let refused = Wire::open_towards(&network, &[], v6, v6);
+        assert!(
+            matches!(refused, Err(WireError::SameHost(_))),
+            "{refused:?}"
+        );
     }
 }

@@ -368,7 +368,7 @@ mod tests {
         let mut rng = crate::rng::Rng::new(7);
         check(&mut verifier, SRC, &packet(SRC, 30_000), 0);
         let (mut solved, mut plausible) = (0, 0);
-        let trials = 400_000;
+        let trials = 150_000;
         for _ in 0..trials {
             let mut bytes = packet(SRC, 30_000);
             bytes[12..].copy_from_slice(&rng.draw().to_ne_bytes());
@@ -380,7 +380,7 @@ mod tests {
             }
         }
         // With DF or, on a peer that sets it, weakly without: two in 2^16.
-        assert!((2..=30).contains(&solved), "{solved} of {trials}");
+        assert!((1..=15).contains(&solved), "{solved} of {trials}");
         assert_eq!(plausible, 0);
     }
 }

@@ -10,7 +10,7 @@ use std::net::IpAddr;
 
 use verbs_core::mem::{MrTable, Pin};
 use verbs_core::sync::Arc;
-use verbs_core::{Access, EventType, Mtu, PKey, QpCap, Qpn};
+use verbs_core::{Access, EventType, Mtu, PKey, Qpn};
 
 use crate::clock::Instant;
 use crate::cq::CqRing;
@@ -31,7 +31,6 @@ pub(crate) struct Ends<'a> {
     pub(crate) now: Instant,
     pub(crate) qpn: Qpn,
     pub(crate) pd: u32,
-    pub(crate) cap: &'a QpCap,
     pub(crate) path: &'a Path,
     /// The queue pair may begin messages: it is in RTS. In SQD it only ends those that it has begun.
     pub(crate) may_begin: bool,

@@ -143,7 +143,7 @@ pub(crate) enum CopyError {
         chunks: u64,
     },
     /// The peer says why it cannot go on.
-    #[error("the {end} says: {}", text.escape_debug())]
+    #[error("the {end} says: {}", printable(text))]
     Said {
         end: End,
         cause: Cause,
@@ -186,6 +186,19 @@ pub(crate) enum CopyError {
         "--fault {0} was asked for, but the copy went through undamaged (a defect of the device)"
     )]
     FaultMissed(Fault),
+}
+
+/// What a peer says, without what a terminal would obey.
+fn printable(text: &str) -> String {
+    let quotes = |c| matches!(c, '\'' | '"' | '\\');
+    let mut shown = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            c if quotes(c) => shown.push(c),
+            c => shown.extend(c.escape_debug()),
+        }
+    }
+    shown
 }
 
 /// How the source changed.

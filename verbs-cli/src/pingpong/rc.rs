@@ -28,8 +28,8 @@ const RECVS_MIN: u32 = 1;
 /// Completions taken at once.
 const POLL_MAX: usize = 2;
 
-/// Polls that find nothing before the clock is looked at.
-const SPINS: u32 = 4096;
+/// Polls that find nothing before another thread may have the processor: the peer may need it.
+const SPINS: u32 = 64;
 
 /// A peer that is alive answers within its retries; after this much nothing it has gone.
 const SILENCE_MAX: Duration = Duration::from_secs(10);
@@ -146,7 +146,7 @@ impl Rc {
     pub(super) fn play(&mut self) -> Result<Report, PingpongError> {
         let started = Instant::now();
         let mut last = started;
-        let mut spins = 0;
+        let mut spins = 0_u32;
         while !self.game.is_over() {
             if self.game.may_send() {
                 self.post_send()?;
@@ -155,12 +155,16 @@ impl Rc {
                 (spins, last) = (0, Instant::now());
                 continue;
             }
-            spins += 1;
+            spins = spins.wrapping_add(1);
             let waited = match &self.channel {
                 Some(channel) => wait(channel, &mut self.cq)?,
+                None if spins.is_multiple_of(SPINS) => {
+                    thread::yield_now();
+                    true
+                }
                 None => {
                     spin_loop();
-                    spins % SPINS == 0
+                    false
                 }
             };
             if waited && last.elapsed() > SILENCE_MAX {

@@ -286,6 +286,7 @@ fn a_kill_at_either_end_is_said() {
     served.server.kill();
     let ended = client.end();
     assert!(killed.elapsed() < SOON, "{:?}", killed.elapsed());
+    assert!(!ended.stderr.contains("when 0 of"), "nothing had moved");
     ended.failed(
         5,
         &["the source device went away when", "B was not created"],

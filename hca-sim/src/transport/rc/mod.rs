@@ -13,14 +13,18 @@
 //!
 //! Whom does what: [`requester`] cuts work requests into packets, [`completer`] makes completions of the
 //! answers, [`window`] knows what is between the two and [`retry`] when to try again; [`responder`]
-//! executes requests and [`resources`] remembers those that may have to be answered again.
+//! executes requests, with receives in [`receives`] and memory in [`rdma`]; [`resources`] remembers what may
+//! have to be answered again, and [`answers`] answers.
 //!
-//! All memory is allocated with the machine: 40 bytes for each work request of the send queue, 8 KiB for
+//! All memory is allocated with the machine: 32 bytes for each work request of the send queue, 9 KiB for
 //! [`resources`].
 
+mod answers;
 mod completer;
 mod completion;
 mod pieces;
+mod rdma;
+mod receives;
 mod requester;
 mod resources;
 mod responder;
@@ -71,7 +75,7 @@ impl Rc {
     }
 
     /// Takes a packet whose ICRC, addresses, partition and destination are in order, and whose queue pair
-    /// takes packets; `payload` is without pad.
+    /// takes packets; `payload` is without pad. `notes` are about this queue pair alone, here and below.
     pub(crate) fn receive(
         &mut self,
         ends: &Ends<'_>,

@@ -267,7 +267,7 @@ impl Requester {
             let len = (flight.len - offset).min(ends.path.mtu.bytes());
             let head = head(ends.path, operation, psn, flags, ext);
             outlet.put(&head, len as usize, again, &mut |out| {
-                source.read(offset, out)
+                source.read(offset, out);
             });
             self.window.passed_packet(flight);
             self.retry.sent(ends.now, ends.path);

@@ -84,7 +84,7 @@ pub(super) struct Resources {
 }
 
 impl Resources {
-    /// As many as a queue pair may ever ask for, 64 bytes each.
+    /// As many as a queue pair may ever ask for, 72 bytes each.
     ///
     /// # Errors
     /// [`Error::NoMemory`].

@@ -76,7 +76,7 @@ pub(super) struct Window {
 }
 
 impl Window {
-    /// For as many messages as the send queue holds, 40 bytes each.
+    /// For as many messages as the send queue holds, 32 bytes each.
     ///
     /// # Errors
     /// [`Error::NoMemory`].

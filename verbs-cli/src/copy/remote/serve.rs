@@ -71,11 +71,15 @@ pub(crate) fn run(args: &ServeArgs, network: &dyn Network) -> Result<(), CopyErr
     if !args.quiet
         && let Ok(address) = listener.local_addr()
     {
-        let address = net::canonical(address);
-        tell(&format_args!(
-            "serving {} at roce://{address}/",
-            args.dir.display()
-        ));
+        let (address, port) = (net::canonical(address), address.port());
+        let dir = args.dir.display();
+        if address.ip().is_unspecified() {
+            tell(&format_args!(
+                "serving {dir} at port {port} of all addresses"
+            ));
+        } else {
+            tell(&format_args!("serving {dir} at roce://{address}/"));
+        }
     }
     server.serve(&listener, args.quiet)
 }

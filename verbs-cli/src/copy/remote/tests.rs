@@ -242,10 +242,8 @@ fn some_end() -> Identity {
     }
 }
 
-/// Goal: a server that goes or lies leaves nothing behind at the client. Method: one that speaks the
-/// protocol up to its offer, and then something else or nothing.
-#[test]
-fn strange_servers_leave_nothing() {
+/// What strange servers say, each piece after a message of the client's; how that ends at the client.
+fn strange_servers() -> Vec<(Vec<Vec<u8>>, u8, &'static str)> {
     let offer = |size, chunk, window, end| {
         Message::File(Offer {
             size,
@@ -263,7 +261,7 @@ fn strange_servers_leave_nothing() {
         cause: Cause::Device,
         text: "so\n\x1b[2Jsad".into(),
     });
-    let cases: Vec<(Vec<Vec<u8>>, u8, &str)> = vec![
+    vec![
         (vec![], exit::FILES, "ended the connection"),
         (
             vec![b"HTTP/1.1 400 Bad Request\r\n".to_vec()],
@@ -306,8 +304,14 @@ fn strange_servers_leave_nothing() {
             exit::DEVICE,
             "another protocol",
         ),
-    ];
-    for (says, code, part) in cases {
+    ]
+}
+
+/// Goal: a server that goes or lies leaves nothing behind at the client. Method: one that speaks the
+/// protocol up to its offer, and then something else or nothing.
+#[test]
+fn strange_servers_leave_nothing() {
+    for (says, code, part) in strange_servers() {
         let place = Place::new();
         thread::scope(|scope| {
             let fetching = scope.spawn(|| place.fetch("A", "B", ""));

@@ -202,11 +202,7 @@ fn answer_as_rxe(talk: &Talk) -> usize {
             .and_then(|answer| answer.head.ext().aeth);
         let next = next.map(|aeth| aeth.syndrome.to_u8());
         if next.is_none_or(|next| next & 0x60 != 0x20) && machine.recvs.next().is_none() {
-            let room = Sge {
-                addr: machine.memory.addr() + MEMORY as u64 / 2,
-                len: 0x4_0000,
-                lkey: machine.lkey,
-            };
+            let room = machine.sge(MEMORY / 2, 0x4_0000);
             machine.post_recv(0, &[room]);
         }
         prepare_memory(&machine, talk, &packet, &mut words);
@@ -244,7 +240,7 @@ fn our_responder_answers_as_rxe() {
             answers += answer_as_rxe(&talk);
         }
     }
-    assert!(answers > 100, "{answers}");
+    assert_eq!(answers, 175, "by an independent count");
 }
 
 /// The work requests that a talk's requests are, with their bytes.
@@ -411,5 +407,5 @@ fn our_requester_asks_as_rxe() {
             requests += ask_as_rxe(&talk);
         }
     }
-    assert!(requests > 100, "{requests}");
+    assert_eq!(requests, 215, "by an independent count");
 }

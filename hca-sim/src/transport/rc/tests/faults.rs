@@ -89,7 +89,7 @@ fn shorten(number: usize, nth: usize, bytes: &mut Vec<u8>, by: usize) {
 /// A region of other rights or of another protection domain, in place of the peer's.
 fn region(pair: &mut Pair, remote: &mut Remote, access: Access, pd: u32) {
     let peer = &pair.ends[1];
-    let region = Region::new(Arc::clone(&peer.memory), access, pd);
+    let region = region_of(&peer.memory, access, pd);
     remote.rkey = RKey::new(peer.mrs.register(region).unwrap().0.value());
 }
 
@@ -99,7 +99,7 @@ fn revoke(pair: &mut Pair, right: Access) {
 
 const TABLE: &[Fault] = &[
     invalid("missing First", Post::Send(100), NONE, |n, b| {
-        opcode(n, 0, b, 0x02)
+        opcode(n, 0, b, 0x02);
     }),
     invalid(
         "missing First of a WRITE",
@@ -173,7 +173,7 @@ const TABLE: &[Fault] = &[
         INTACT,
     ),
     invalid("short First", Post::Send(1500), NONE, |n, b| {
-        shorten(n, 0, b, 4)
+        shorten(n, 0, b, 4);
     }),
     invalid_inside("empty Last", |n, b| shorten(n, 1, b, 476)),
     invalid_inside("short Middle", |n, b| {
@@ -221,7 +221,7 @@ const TABLE: &[Fault] = &[
         ..invalid("SEND that does not fit", Post::Send(2001), NONE, INTACT)
     },
     access("WRITE with no such key", Post::Write(8), |_, r| {
-        r.rkey = RKey::new(NO_KEY)
+        r.rkey = RKey::new(NO_KEY);
     }),
     access(
         "WRITE with immediate and no such key",
@@ -229,26 +229,26 @@ const TABLE: &[Fault] = &[
         |_, r| r.rkey = RKey::new(NO_KEY),
     ),
     access("READ with no such key", Post::Read(8), |_, r| {
-        r.rkey = RKey::new(NO_KEY)
+        r.rkey = RKey::new(NO_KEY);
     }),
     access("atomic with no such key", Post::FetchAdd, |_, r| {
-        r.rkey = RKey::new(NO_KEY)
+        r.rkey = RKey::new(NO_KEY);
     }),
     access("wrong key byte", Post::Write(8), |_, r| {
-        r.rkey = r.rkey.next()
+        r.rkey = r.rkey.next();
     }),
     access("WRITE beyond the end", Post::Write(1500), |_, r| {
-        r.addr += MEMORY as u64 - 1499
+        r.addr += MEMORY as u64 - 1499;
     }),
     access("READ before the start", Post::Read(8), |_, r| r.addr -= 1),
     access("region of another domain", Post::Write(8), |p, r| {
-        region(p, r, Access::REMOTE | Access::LOCAL_WRITE, PD + 1)
+        region(p, r, Access::REMOTE | Access::LOCAL_WRITE, PD + 1);
     }),
     access("region that grants no WRITE", Post::Write(8), |p, r| {
-        region(p, r, Access::REMOTE_READ, PD)
+        region(p, r, Access::REMOTE_READ, PD);
     }),
     access("region that grants no READ", Post::Read(8), |p, r| {
-        region(p, r, Access::LOCAL_WRITE | Access::REMOTE_WRITE, PD)
+        region(p, r, Access::LOCAL_WRITE | Access::REMOTE_WRITE, PD);
     }),
     Fault {
         what: "receive with no such key",
@@ -381,7 +381,7 @@ fn a_local_fault_completes_in_its_order() {
 /// Goal: an answer that cannot be one ends in BAD_RESP_ERR. Method: each thing that may be wrong.
 #[test]
 fn bad_responses_are_told() {
-    let damages: [(&str, fn(usize, &mut Vec<u8>)); 5] = [
+    let damages: [(&str, Damage); 5] = [
         ("Only for First", |n, b| opcode(n, 0, b, 0x10)),
         ("First for Last", |n, b| opcode(n, 1, b, 0x0d)),
         ("too short", |n, b| shorten(n, 0, b, 4)),
@@ -477,11 +477,7 @@ fn a_key_is_invalidated_with_the_message() {
     let mut pair = Pair::new();
     let [ours, theirs] = &mut pair.ends;
     let key = theirs.mrs.allocate(PD).unwrap();
-    let region = Region::new(
-        Arc::clone(&theirs.memory),
-        Access::LOCAL_WRITE | Access::REMOTE,
-        PD,
-    );
+    let region = region_of(&theirs.memory, Access::LOCAL_WRITE | Access::REMOTE, PD);
     let (_, rkey) = theirs.mrs.map(key, region).unwrap();
     let room = [theirs.sge(0x1000, 2000)];
     theirs.post_recv(50, &room);
@@ -500,6 +496,22 @@ fn a_key_is_invalidated_with_the_message() {
     assert_eq!(theirs.recv_statuses(), [(50, ok)]);
 }
 
+/// Goal: nobody invalidates a key of another protection domain.
+#[test]
+fn a_key_of_another_domain_stays() {
+    let mut pair = Pair::new();
+    let [ours, theirs] = &mut pair.ends;
+    let key = theirs.mrs.allocate(PD + 1).unwrap();
+    let region = region_of(&theirs.memory, Access::REMOTE_READ, PD + 1);
+    let (_, rkey) = theirs.mrs.map(key, region).unwrap();
+    theirs.post_recv(50, &[]);
+    ours.post(wr(1, SendOp::SendWithInv(rkey), &[]));
+    pair.run();
+    let theirs = &mut pair.ends[1];
+    assert!(theirs.dead && theirs.mrs.query(key).is_some());
+    assert_eq!(theirs.recv_statuses(), [(50, WcStatus::RemInvReqErr)]);
+}
+
 /// Goal: the receive of a SEND that does not end is flushed, also when it came from a shared queue.
 #[test]
 fn a_receive_that_is_taken_is_flushed() {
@@ -516,4 +528,64 @@ fn a_receive_that_is_taken_is_flushed() {
         let flushed = pair.ends[1].recv_statuses();
         assert_eq!(flushed, [(50, WcStatus::WrFlushErr)]);
     }
+}
+
+/// Goal: a queue pair that may have no READs outstanding says so, rather than to wait for ever.
+#[test]
+fn a_read_without_depth() {
+    let mut pair = Pair::new();
+    pair.ends[0].path.max_rd_atomic = 0;
+    let sges = [pair.ends[0].sge(0, 8)];
+    let from = pair.ends[1].remote(0);
+    pair.ends[0].post(wr(1, SendOp::Write(from), &sges));
+    pair.ends[0].post(wr(2, SendOp::Read(from), &sges));
+    pair.run();
+    let sends = pair.ends[0].send_statuses();
+    assert_eq!(sends, [(1, WcStatus::Success), (2, WcStatus::LocQpOpErr)]);
+}
+
+/// Goal: the NAK of a fault leaves behind the answers before it, even if the outlet had no room at once.
+#[test]
+fn a_nak_waits_for_the_outlet() {
+    let mut pair = Pair::new();
+    let [ours, theirs] = &mut pair.ends;
+    let sges = [ours.sge(0, 8)];
+    let good = theirs.remote(0);
+    let bad = Remote {
+        rkey: RKey::new(NO_KEY),
+        ..good
+    };
+    ours.post(wr(1, SendOp::Read(good), &sges));
+    ours.post(wr(2, SendOp::Write(bad), &sges));
+    let (packets, _) = ours.transmit(0);
+    for (bytes, _) in &packets {
+        theirs.receive(0, bytes);
+    }
+    assert!(theirs.dead && theirs.rc.is_answering());
+    theirs.room = 0;
+    assert_eq!(theirs.transmit(0), (Vec::new(), true));
+    theirs.room = 1;
+    for (opcode, more) in [(0x10, true), (0x11, false)] {
+        let (packets, left) = theirs.transmit(0);
+        assert_eq!((packets[0].0[0], left), (opcode, more));
+        ours.receive(0, &packets[0].0);
+    }
+    assert!(!theirs.rc.is_answering() && theirs.rc.deadline().is_none());
+    let refused = WcStatus::RemAccessErr;
+    assert_eq!(ours.send_statuses(), [(1, WcStatus::Success), (2, refused)]);
+}
+
+/// Goal: taking receives from a shared queue tells when its limit is reached, once.
+#[test]
+fn the_limit_of_a_shared_queue_is_told() {
+    let mut pair = Pair::with(true, 0);
+    let [ours, theirs] = &mut pair.ends;
+    for wr_id in 0..3 {
+        theirs.post_recv(wr_id, &[]);
+        ours.post(wr(wr_id, SendOp::Send, &[]));
+    }
+    let (srq, _) = theirs.srq.as_ref().unwrap();
+    assert!(!srq.arm(2));
+    pair.run();
+    assert_eq!((pair.ends[0].limits, pair.ends[1].limits), (0, 1));
 }

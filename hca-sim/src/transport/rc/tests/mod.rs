@@ -3,6 +3,11 @@
 //! Queues, completion queues and memory are the real ones; only the device around them is not there.
 //! Packets travel as bytes. The wire can lose, repeat, delay and damage them, as a seed decides.
 
+#![expect(
+    clippy::unwrap_used,
+    reason = "helpers of tests may panic as the tests themselves"
+)]
+
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -34,12 +39,13 @@ mod storms;
 
 const PD: u32 = 3;
 const MEMORY: usize = 1 << 20;
+/// Where all regions begin, so that packets are the same in every run.
+const BASE: u64 = 0x7fff_1230_0000;
 
 /// One queue pair with everything that it works on.
 struct Machine {
     rc: Rc,
     qpn: Qpn,
-    cap: QpCap,
     path: Path,
     may_begin: bool,
     sends: SendRing,
@@ -59,6 +65,8 @@ struct Machine {
     /// In ERR and flushed.
     dead: bool,
     contacts: u32,
+    /// How often the limit of the shared receive queue was reached.
+    limits: u32,
     events: Vec<EventType>,
     /// Packets that the outlet takes in one go.
     room: usize,
@@ -96,7 +104,7 @@ impl Machine {
         let memory = Arc::new(Memory::alloc(MEMORY).unwrap());
         let mrs = Arc::new(MrTable::new(16, 5));
         let access = Access::LOCAL_WRITE | Access::REMOTE;
-        let region = Region::new(Arc::clone(&memory), access, PD);
+        let region = region_of(&memory, access, PD);
         let (lkey, rkey) = mrs.register(region).unwrap();
         let ring = || Arc::new(CqRing::new(256, Arc::default(), None, true).unwrap());
         let (send_cq, recv_cq) = (ring(), ring());
@@ -113,9 +121,8 @@ impl Machine {
         Self {
             rc: Rc::new(&cap).unwrap(),
             qpn: Qpn::new(qpn),
-            cap,
             path: Path {
-                dest_qpn: Qpn::new(1 - (qpn & 1) | qpn & !1),
+                dest_qpn: Qpn::new(qpn ^ 1),
                 pkey: PKey::DEFAULT,
                 mtu: Mtu::B1024,
                 access: Access::REMOTE,
@@ -145,6 +152,7 @@ impl Machine {
             posted_recvs: 0,
             dead: false,
             contacts: 0,
+            limits: 0,
             events: Vec::new(),
             room: 16,
         }
@@ -159,7 +167,6 @@ impl Machine {
             now: Instant::from_nanos(now),
             qpn: self.qpn,
             pd: PD,
-            cap: &self.cap,
             path: &self.path,
             may_begin: self.may_begin,
             sends: &self.sends,
@@ -174,6 +181,7 @@ impl Machine {
         drop(pin);
         assert!(!notes.overrun_send && !notes.overrun_recv);
         self.contacts += u32::from(notes.contact);
+        self.limits += u32::from(notes.srq_limit);
         self.events.extend(notes.event);
         if notes.fail {
             self.dead = true;
@@ -232,7 +240,7 @@ impl Machine {
 
     fn sge(&self, offset: usize, len: u32) -> Sge {
         Sge {
-            addr: self.memory.addr() + offset as u64,
+            addr: BASE + offset as u64,
             len,
             lkey: self.lkey,
         }
@@ -240,7 +248,7 @@ impl Machine {
 
     fn remote(&self, offset: usize) -> verbs_core::Remote {
         verbs_core::Remote {
-            addr: self.memory.addr() + offset as u64,
+            addr: BASE + offset as u64,
             rkey: self.rkey,
         }
     }
@@ -290,6 +298,14 @@ fn poll(poller: &mut CqPoller) -> Vec<Wc> {
 
 fn statuses(wcs: Vec<Wc>) -> Vec<(u64, WcStatus)> {
     wcs.into_iter().map(|wc| (wc.wr_id, wc.status)).collect()
+}
+
+/// All of a machine's memory, at [`BASE`].
+fn region_of(memory: &Arc<Memory>, access: Access, pd: u32) -> Region {
+    Region {
+        iova: BASE,
+        ..Region::new(Arc::clone(memory), access, pd)
+    }
 }
 
 /// What the wire does to packets, in percent.

@@ -167,6 +167,31 @@ fn receiver_not_ready() {
     assert_eq!(pair.ends[1].recv_statuses(), [(9, OK)]);
 }
 
+/// Goal: nothing shortens the wait that the responder has asked for. Method: the sequence NAK that Linux
+/// rxe sends behind its RNR NAK, and the RNR NAK once more, which does not count twice.
+#[test]
+fn the_wait_for_a_receive_is_kept() {
+    let mut pair = Pair::new();
+    pair.paths(|path| (path.min_rnr_timer, path.rnr_retry) = (14, 1));
+    post_send(&mut pair, 1, 3000);
+    let requests = requests(&mut pair);
+    let mut nak = answers(&mut pair, &[&requests[0]]).remove(0);
+    assert_eq!(nak[12], 0x2e);
+    pair.ends[0].receive(0, &nak);
+    pair.ends[0].receive(0, &nak);
+    nak[12] = 0x60;
+    pair.ends[0].receive(0, &nak);
+    let deadline = pair.ends[0].rc.deadline();
+    assert_eq!(deadline, Some(Instant::from_nanos(1_280_000)));
+    pair.ends[0].with(1_279_999, |rc, ends, notes| rc.expire(ends, notes));
+    assert!(pair.ends[0].transmit(1_279_999).0.is_empty());
+    pair.ends[0].with(1_280_000, |rc, ends, notes| rc.expire(ends, notes));
+    let again = pair.ends[0].transmit(1_280_000).0;
+    assert_eq!(again.len(), 3);
+    assert!(again.iter().all(|(_, again)| *again));
+    assert!(!pair.ends[0].dead);
+}
+
 /// Goal: a WRITE with immediate that finds no receive places its data and completes later.
 #[test]
 fn a_write_with_immediate_waits_for_a_receive() {
@@ -218,10 +243,7 @@ fn a_lost_response_is_asked_for_again() {
         let reth =
             Packet::parse(&pair.log.iter().rfind(|(from, ..)| *from == 0).unwrap().2).unwrap();
         let reth = reth.head.ext().reth.unwrap();
-        assert_eq!(
-            (reth.addr, reth.dma_len),
-            (pair.ends[1].memory.addr() + 2048, 5000 - 2048)
-        );
+        assert_eq!((reth.addr, reth.dma_len), (BASE + 2048, 5000 - 2048));
         let answers: Vec<_> = pair
             .sent_by(1)
             .iter()

@@ -1,0 +1,141 @@
+//! The responder's memory: WRITEs, READs and atomics.
+
+use verbs_core::mem::Window;
+use verbs_core::{Access, Psn, WcOpcode, WcStatus};
+
+use super::completion;
+use super::pieces::{Refused, refused};
+use super::receives::{Room, receive_cqe};
+use super::resources::What;
+use super::responder::{Doing, Executed, INVALID, Refusal, Responder};
+use crate::send::MAX_MESSAGE;
+use crate::transport::{Ends, Notes};
+use crate::wire::{AtomicEth, Head, NakCode, Operation, Reth};
+
+impl Responder {
+    pub(super) fn write(
+        &mut self,
+        ends: &Ends<'_>,
+        head: &Head,
+        reth: Option<Reth>,
+        payload: &[u8],
+        notes: &mut Notes,
+    ) -> Executed {
+        let place = head.opcode().facts().place;
+        let (whole, placed) = match (self.doing, reth) {
+            (Doing::Write { whole, placed }, _) => (whole, placed),
+            (_, Some(reth)) => (reth, 0),
+            _ => return Err(INVALID),
+        };
+        if place.is_first() {
+            let granted = ends.path.access.contains(Access::REMOTE_WRITE);
+            if !granted || whole.dma_len > MAX_MESSAGE {
+                return Err(INVALID);
+            }
+            check(ends, whole, 0, whole.dma_len, Access::REMOTE_WRITE)?;
+        }
+        let left = whole.dma_len - placed;
+        let n = match u32::try_from(payload.len()) {
+            Ok(n) if place.is_last() && n == left || !place.is_last() && n < left => n,
+            _ => return Err(INVALID),
+        };
+        // A region may go away between packets.
+        let window = check(ends, whole, placed, n, Access::REMOTE_WRITE)?;
+        if let Some(immdt) = head.ext().immdt {
+            let room = if ends.srq.is_some() {
+                self.taken = self.take_shared(ends, notes);
+                self.taken.as_ref().map(Room::shared)
+            } else {
+                ends.recvs.next().map(Room::own)
+            };
+            let room = room.ok_or(Refusal::NotReady)?;
+            window.write_from(payload);
+            let opcode = WcOpcode::RecvRdmaWithImm;
+            let wr_id = room.wr_id;
+            let cqe = receive_cqe(ends, head, wr_id, opcode, Some(immdt.imm), whole.dma_len);
+            if !completion::receive(ends, &cqe, || room.consume(), notes) {
+                return Err(Refusal::Stopped);
+            }
+            self.taken = None;
+        } else {
+            window.write_from(payload);
+        }
+        self.doing = if place.is_last() {
+            Doing::Nothing
+        } else {
+            let placed = placed + n;
+            Doing::Write { whole, placed }
+        };
+        Ok(())
+    }
+
+    pub(super) fn read(&mut self, ends: &Ends<'_>, psn: Psn, reth: Reth) -> Executed {
+        let path = ends.path;
+        if !path.access.contains(Access::REMOTE_READ)
+            || path.max_dest_rd_atomic == 0
+            || reth.dma_len > MAX_MESSAGE
+        {
+            return Err(INVALID);
+        }
+        check(ends, reth, 0, reth.dma_len, Access::REMOTE_READ)?;
+        let packets = path.mtu.packets(reth.dma_len);
+        self.remember(ends, psn, packets, What::Read(reth))?;
+        self.advance(ends, packets);
+        Ok(())
+    }
+
+    pub(super) fn atomic(&mut self, ends: &Ends<'_>, head: &Head, eth: AtomicEth) -> Executed {
+        let path = ends.path;
+        if !path.access.contains(Access::REMOTE_ATOMIC)
+            || !self.resources.has_room(path.max_dest_rd_atomic)
+            || !eth.addr.is_multiple_of(8)
+        {
+            return Err(INVALID);
+        }
+        let word = Reth {
+            addr: eth.addr,
+            rkey: eth.rkey,
+            dma_len: 8,
+        };
+        let window = check(ends, word, 0, 8, Access::REMOTE_ATOMIC)?;
+        let original = match head.opcode().operation() {
+            Operation::CompareSwap => window.compare_swap(eth.compare, eth.swap_or_add),
+            _ => window.fetch_add(eth.swap_or_add),
+        };
+        // The address is aligned, but the region may map it to memory that is not.
+        let original = original.ok_or(INVALID)?;
+        self.remember(ends, head.bth().psn, 1, What::Atomic(original))
+    }
+
+    /// Remembers a READ or an atomic, to be answered.
+    fn remember(&mut self, ends: &Ends<'_>, psn: Psn, packets: u32, what: What) -> Executed {
+        if !self.resources.has_room(ends.path.max_dest_rd_atomic) {
+            return Err(INVALID);
+        }
+        self.resources.push(psn, packets, what);
+        self.newest_read = Some(psn);
+        // Its answer acknowledges everything before it.
+        self.answer = None;
+        Ok(())
+    }
+}
+
+/// Memory that the peer names.
+pub(super) fn check<'p>(
+    ends: &Ends<'p>,
+    whole: Reth,
+    offset: u32,
+    len: u32,
+    need: Access,
+) -> Result<Window<'p>, Refusal> {
+    let addr = whole.addr.wrapping_add(u64::from(offset));
+    ends.mrs
+        .check(ends.pin, whole.rkey.value(), addr, len, ends.pd, need)
+        .ok_or_else(|| access_fault(ends))
+}
+
+/// What the last check refused, as a fault of the peer's.
+pub(super) fn access_fault(ends: &Ends<'_>) -> Refusal {
+    let Refused(why) = refused(ends);
+    Refusal::Fault(NakCode::RemoteAccess, WcStatus::RemAccessErr, why)
+}
