@@ -10,7 +10,9 @@
 //! reader is late, bookkeeping included; Linux rxe has a queue without a bound. READs are held back in
 //! the same way by the data that they call for, [`RESPONSES_MAX`], but one READ may be of any size.
 
-use verbs_core::{Access, Error, Psn, QpCap, SendFlags, SendOp, SendWr, WcOpcode, WcStatus};
+use verbs_core::{
+    Access, Error, Psn, QpCap, Remote, SendFlags, SendOp, SendWr, WcOpcode, WcStatus,
+};
 
 use super::completion;
 use super::head;
@@ -388,36 +390,21 @@ fn request(op: &SendOp, place: Place, len: u32) -> (Operation, Extended) {
                 _ => Operation::SendLastInv,
             }
         }
-        SendOp::Write(remote) | SendOp::WriteWithImm(remote, _) => {
-            if place.is_first() {
-                ext.reth = Some(Reth {
-                    addr: remote.addr,
-                    rkey: remote.rkey,
-                    dma_len: len,
-                });
-            }
-            match *op {
-                SendOp::WriteWithImm(_, imm) if place.is_last() => {
-                    ext.immdt = Some(ImmDt { imm });
-                    match place {
-                        Place::Only => Operation::WriteOnlyImm,
-                        _ => Operation::WriteLastImm,
-                    }
-                }
-                _ => match place {
-                    Place::First => Operation::WriteFirst,
-                    Place::Middle => Operation::WriteMiddle,
-                    Place::Last => Operation::WriteLast,
-                    Place::Only => Operation::WriteOnly,
-                },
+        SendOp::Write(remote) => {
+            ext.reth = place.is_first().then(|| reth(remote, len));
+            write(place)
+        }
+        SendOp::WriteWithImm(remote, imm) => {
+            ext.reth = place.is_first().then(|| reth(remote, len));
+            ext.immdt = place.is_last().then_some(ImmDt { imm });
+            match place {
+                Place::Only => Operation::WriteOnlyImm,
+                Place::Last => Operation::WriteLastImm,
+                Place::First | Place::Middle => write(place),
             }
         }
         SendOp::Read(remote) => {
-            ext.reth = Some(Reth {
-                addr: remote.addr,
-                rkey: remote.rkey,
-                dma_len: len,
-            });
+            ext.reth = Some(reth(remote, len));
             Operation::ReadRequest
         }
         SendOp::CompareSwap {
@@ -425,21 +412,11 @@ fn request(op: &SendOp, place: Place, len: u32) -> (Operation, Extended) {
             compare,
             swap,
         } => {
-            ext.atomic = Some(AtomicEth {
-                addr: remote.addr,
-                rkey: remote.rkey,
-                swap_or_add: swap,
-                compare,
-            });
+            ext.atomic = Some(atomic(remote, swap, compare));
             Operation::CompareSwap
         }
         SendOp::FetchAdd { remote, add } => {
-            ext.atomic = Some(AtomicEth {
-                addr: remote.addr,
-                rkey: remote.rkey,
-                swap_or_add: add,
-                compare: 0,
-            });
+            ext.atomic = Some(atomic(remote, add, 0));
             Operation::FetchAdd
         }
         _ => match place {
@@ -450,4 +427,30 @@ fn request(op: &SendOp, place: Place, len: u32) -> (Operation, Extended) {
         },
     };
     (operation, ext)
+}
+
+fn write(place: Place) -> Operation {
+    match place {
+        Place::First => Operation::WriteFirst,
+        Place::Middle => Operation::WriteMiddle,
+        Place::Last => Operation::WriteLast,
+        Place::Only => Operation::WriteOnly,
+    }
+}
+
+fn reth(remote: Remote, dma_len: u32) -> Reth {
+    Reth {
+        addr: remote.addr,
+        rkey: remote.rkey,
+        dma_len,
+    }
+}
+
+fn atomic(remote: Remote, swap_or_add: u64, compare: u64) -> AtomicEth {
+    AtomicEth {
+        addr: remote.addr,
+        rkey: remote.rkey,
+        swap_or_add,
+        compare,
+    }
 }

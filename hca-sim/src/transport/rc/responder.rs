@@ -114,7 +114,10 @@ impl Responder {
         let psn = head.bth().psn;
         match psn.since(self.expected) {
             0 => {
-                self.silent = false;
+                if std::mem::take(&mut self.silent) {
+                    // A NAK that has not been sent is out of date.
+                    self.answer = self.answer.filter(|&(_, syndrome)| syndrome == ACK);
+                }
                 let executed = self.execute(ends, head, payload, notes);
                 self.conclude(ends, psn, executed, notes);
             }
@@ -154,7 +157,7 @@ impl Responder {
             psn
         };
         match self.answer {
-            Some((_, Syndrome::Nak(_) | Syndrome::RnrNak(_))) => {}
+            // A NAK's number is the one that is expected, so that it is never older.
             Some((pending, _)) if pending.since(newest) >= 0 => {}
             _ => self.answer = Some((newest, ACK)),
         }

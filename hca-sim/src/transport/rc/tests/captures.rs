@@ -318,6 +318,20 @@ fn request_essence(packet: &Packet<'_>) -> String {
     )
 }
 
+/// How a talk's last work request ended.
+fn end_of(talk: &Talk) -> WcStatus {
+    let bad = talk.parsed(false).find_map(|packet| {
+        let code = packet.head.ext().aeth?.syndrome.to_u8();
+        (code >= 0x60).then_some(code)
+    });
+    match bad {
+        None => WcStatus::Success,
+        Some(0x61) => WcStatus::RemInvReqErr,
+        Some(0x62) => WcStatus::RemAccessErr,
+        Some(_) => WcStatus::RemOpErr,
+    }
+}
+
 fn ask_as_rxe(talk: &Talk) -> usize {
     let mut machine = Machine::new(0x10, false);
     machine.path.mtu = talk.mtu();
@@ -362,16 +376,7 @@ fn ask_as_rxe(talk: &Talk) -> usize {
         }
         statuses.extend(machine.send_statuses());
     }
-    let bad = talk.parsed(false).find_map(|packet| {
-        let code = packet.head.ext().aeth?.syndrome.to_u8();
-        (code >= 0x60).then_some(code)
-    });
-    let last = match bad {
-        None => WcStatus::Success,
-        Some(0x61) => WcStatus::RemInvReqErr,
-        Some(0x62) => WcStatus::RemAccessErr,
-        Some(_) => WcStatus::RemOpErr,
-    };
+    let last = end_of(talk);
     assert_eq!(statuses.len(), work.len(), "{}", talk.name);
     assert!(statuses.split_last().is_none_or(|((_, status), before)| {
         *status == last

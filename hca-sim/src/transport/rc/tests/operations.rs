@@ -87,6 +87,31 @@ fn one_of_each(mtu: Mtu, len: usize, shared: bool) {
         ],
         "{mtu:?} {len}"
     );
+    check_receives(theirs, n);
+    for number in 1..=4 {
+        assert_eq!(
+            theirs.bytes(at(number), len),
+            data(number as u64),
+            "{mtu:?} {len} op {number}"
+        );
+    }
+    assert_eq!(ours.bytes(at(6), len), data(6));
+    let packets = mtu.packets(n);
+    assert_eq!(ours.sends.psn(), 5 * packets);
+    assert_eq!(theirs.recvs.epsn(), 5 * packets);
+    assert_eq!((ours.contacts, theirs.contacts), (1, 1));
+    for index in 0..5 {
+        let marked = ours.sends.marked(index);
+        assert_eq!(marked, Some(index), "the poster sees which are done");
+    }
+    assert!(ours.rc.is_drained() && ours.rc.deadline().is_none());
+    assert!(
+        pair.log.iter().all(|(_, again, _)| !again),
+        "nothing is sent twice"
+    );
+}
+
+fn check_receives(theirs: &mut Machine, n: u32) {
     let received = theirs.poll_recvs();
     let seen: Vec<_> = received
         .iter()
@@ -101,23 +126,6 @@ fn one_of_each(mtu: Mtu, len: usize, shared: bool) {
         ]
     );
     assert!(received.iter().all(|wc| !wc.flags.contains(WcFlags::GRH)));
-    for number in 1..=4 {
-        assert_eq!(
-            theirs.bytes(at(number), len),
-            data(number as u64),
-            "{mtu:?} {len} op {number}"
-        );
-    }
-    assert_eq!(ours.bytes(at(6), len), data(6));
-    let packets = mtu.packets(n);
-    assert_eq!(ours.sends.psn(), 5 * packets);
-    assert_eq!(theirs.recvs.epsn(), 5 * packets);
-    assert_eq!((ours.contacts, theirs.contacts), (1, 1));
-    assert!(ours.rc.is_drained() && ours.rc.deadline().is_none());
-    assert!(
-        pair.log.iter().all(|(_, again, _)| !again),
-        "nothing is sent twice"
-    );
 }
 
 /// Goal: opcodes, headers and numbers on the wire are those of the specification. Method: three packets of a
@@ -287,6 +295,22 @@ fn a_long_message_keeps_to_the_window() {
     pair.run();
     assert_eq!(pair.ends[0].send_statuses(), [(1, WcStatus::Success)]);
     assert_eq!(pair.ends[1].bytes(1 << 18, len), pattern(9, len));
+}
+
+/// Goal: the packet that fills the window asks, wherever it is in its message.
+#[test]
+fn a_full_window_asks() {
+    let mut pair = Pair::new();
+    pair.paths(|path| path.mtu = Mtu::B256);
+    let [ours, theirs] = &mut pair.ends;
+    ours.room = 10_000;
+    let to = SendOp::Write(theirs.remote(0));
+    ours.post(wr(1, to, &[ours.sge(0, 10 * 256)]));
+    assert_eq!(ours.transmit(0).0.len(), 10);
+    ours.post(wr(2, to, &[ours.sge(0, 400 * 256)]));
+    let (packets, more) = ours.transmit(0);
+    assert_eq!((packets.len(), more), (246, false));
+    assert_ne!(packets[245].0[8] & 0x80, 0);
 }
 
 /// Goal: SQD ends what has begun, even if the question for an acknowledgement was left to a work request
