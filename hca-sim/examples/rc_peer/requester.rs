@@ -46,7 +46,7 @@ fn many(end: &mut End, kind: Kind) -> Result<(), Failure> {
     let (mut posted, mut done) = (0, 0);
     while done < plan.count {
         while posted < plan.count && posted - done < plan.window {
-            let signaled = (posted + 1) % signal == 0 || posted + 1 == plan.count;
+            let signaled = (posted + 1).is_multiple_of(signal) || posted + 1 == plan.count;
             post_one(end, kind, posted, signaled)?;
             posted += 1;
         }

@@ -33,7 +33,7 @@ fn message(test: Test, k: u32) -> Message {
         Test::Many(Kind::SendImm) => of(send, true, Some(forth(k))),
         Test::Many(Kind::Write) => of(None, false, Some(forth(k))),
         Test::Many(Kind::WriteImm) => of(with_imm, true, Some(forth(k))),
-        Test::Mixed if k % 4 == 0 => of(None, false, Some(forth(k))),
+        Test::Mixed if k.is_multiple_of(4) => of(None, false, Some(forth(k))),
         Test::Mixed if k % 4 == 2 => of(send, true, Some(forth(k))),
         Test::Mixed if k % 4 == 3 => of(with_imm, true, Some(forth(k))),
         Test::Fence => of(send, false, Some(back(k))),
