@@ -162,5 +162,9 @@ fn any_psn() -> Psn {
         .duration_since(UNIX_EPOCH)
         .unwrap_or_default();
     let nanos = clock.subsec_nanos();
-    Psn::new(if nanos.is_multiple_of(2) { 0xff_fff0 } else { nanos })
+    Psn::new(if nanos.is_multiple_of(2) {
+        0xff_fff0
+    } else {
+        nanos
+    })
 }
