@@ -1,6 +1,8 @@
 //! RoCEv2 over the machine's own UDP sockets: two HCAs of this process, on addresses of the loopback
 //! interface that no other test uses.
 
+#![expect(clippy::unwrap_used, reason = "the helpers of a test are part of it")]
+
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
