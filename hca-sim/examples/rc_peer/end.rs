@@ -1,0 +1,239 @@
+//! One end of a connection: its objects, its posts, the completions that it waits for.
+
+use std::time::{Duration, Instant};
+
+use verbs_core::sync::thread;
+use verbs_core::{
+    Access, Av, Cq, Device, Gid, Path, Payload, Psn, Qp, QpAttr, QpInit, QpState, Qpn, RKey, Recv,
+    Remote, SendFlags, SendOp, SendWr, Sge, Wc, WcOpcode, WcStatus,
+};
+
+use crate::Failure;
+use crate::memory::Slots;
+use crate::plan::{Fault, Plan, Test};
+
+/// For a completion that must come.
+const PATIENCE: Duration = Duration::from_secs(25);
+
+/// Without a completion that must not come.
+const QUIET: Duration = Duration::from_millis(20);
+
+/// Between two looks at a completion queue.
+const PAUSE: Duration = Duration::from_micros(50);
+
+/// Which end this is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    Requester,
+    Responder,
+}
+
+/// What one end tells the other.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Peer {
+    pub(crate) qpn: Qpn,
+    pub(crate) psn: Psn,
+    pub(crate) gid: Gid,
+    /// Its memory.
+    pub(crate) remote: Remote,
+    /// Its memory window, where it has one.
+    pub(crate) window: RKey,
+}
+
+/// A queue pair with its queues and memory.
+pub(crate) struct End {
+    pub(crate) plan: Plan,
+    pub(crate) peer: Peer,
+    /// `None` once it has been destroyed.
+    pub(crate) qp: Option<Qp>,
+    pub(crate) slots: Slots,
+    pub(crate) send_cq: Cq,
+    pub(crate) recv_cq: Cq,
+    /// Receives that were posted.
+    pub(crate) receives: u32,
+}
+
+impl End {
+    /// Everything up to a queue pair in INIT.
+    pub(crate) fn new(device: &Device, plan: Plan, role: Role) -> Result<Self, Failure> {
+        let shut = |fault| role == Role::Responder && plan.test == Test::Fails(fault);
+        let access = |shut| if shut { Access::REMOTE_READ } else { Access::REMOTE } | Access::LOCAL_WRITE;
+        let room = 2 * plan.count + 8;
+        let pd = device.alloc_pd().wait()?;
+        let (send_cq, recv_cq) = (
+            device.create_cq(room).wait()?,
+            device.create_cq(room).wait()?,
+        );
+        let slots = Slots::new(&pd, &plan, access(shut(Fault::NoMrRight)))?;
+        let qp = pd
+            .create_qp(QpInit::rc(&send_cq, &recv_cq).depth(room, room))
+            .wait()?;
+        qp.init(1, access(shut(Fault::NoQpRight))).wait()?;
+        Ok(Self {
+            plan,
+            peer: Peer::default(),
+            qp: Some(qp),
+            slots,
+            send_cq,
+            recv_cq,
+            receives: 0,
+        })
+    }
+
+    /// INIT to RTS, with `psn` as the number of the first packet sent.
+    pub(crate) fn connect(&self, psn: Psn) -> Result<(), Failure> {
+        let plan = &self.plan;
+        let path = Path {
+            av: Av::to_gid(1, 0, self.peer.gid),
+            dest_qpn: self.peer.qpn,
+            rq_psn: self.peer.psn,
+            mtu: plan.mtu,
+        };
+        let qp = self.qp()?;
+        qp.modify(QpAttr {
+            max_dest_rd_atomic: Some(plan.rd_atomic),
+            min_rnr_timer: Some(plan.rnr_timer),
+            ..QpAttr::rtr(&path)
+        })
+        .wait()?;
+        qp.modify(QpAttr {
+            timeout: Some(plan.timeout),
+            retry_cnt: Some(plan.retry),
+            rnr_retry: Some(plan.rnr_retry),
+            max_rd_atomic: Some(plan.rd_atomic),
+            ..QpAttr::rts(psn)
+        })
+        .wait()?;
+        Ok(())
+    }
+
+    pub(crate) fn qp(&self) -> Result<&Qp, Failure> {
+        self.qp
+            .as_ref()
+            .ok_or_else(|| "the queue pair is gone".into())
+    }
+
+    pub(crate) fn expect_state(&self, want: QpState) -> Result<(), Failure> {
+        let state = self.qp()?.query().wait()?.state;
+        if state != want {
+            return Err(format!("the queue pair is in state {state:?}, not {want:?}").into());
+        }
+        Ok(())
+    }
+
+    /// The place `offset` bytes into the peer's memory.
+    pub(crate) fn remote(&self, offset: usize) -> Remote {
+        let Remote { addr, rkey } = self.peer.remote;
+        Remote {
+            addr: addr + offset as u64,
+            rkey,
+        }
+    }
+
+    pub(crate) fn post(
+        &mut self,
+        wr_id: u64,
+        op: SendOp,
+        piece: Sge,
+        flags: SendFlags,
+    ) -> Result<(), Failure> {
+        self.post_batch(&[request(wr_id, op, piece, flags)])
+    }
+
+    pub(crate) fn post_batch(&mut self, wrs: &[SendWr<'_>]) -> Result<(), Failure> {
+        let qp = self.qp.as_mut().ok_or("the queue pair is gone")?;
+        match wrs {
+            [one] => qp.post_send(*one)?,
+            many => qp.send_queue()?.post_batch(many)?,
+        }
+        Ok(())
+    }
+
+    pub(crate) fn post_recv(
+        &mut self,
+        wr_id: u64,
+        offset: usize,
+        len: usize,
+    ) -> Result<(), Failure> {
+        let piece = self.slots.piece(offset, len);
+        let qp = self.qp.as_mut().ok_or("the queue pair is gone")?;
+        qp.post_recv(Recv::new(wr_id).into(piece))?;
+        self.receives += 1;
+        Ok(())
+    }
+
+    /// Takes the next completion of the send queue: that work request's, with that status.
+    pub(crate) fn finish(&mut self, wr_id: u64, want: WcStatus) -> Result<Wc, Failure> {
+        let wc = next(&mut self.send_cq, PATIENCE)
+            .ok_or_else(|| format!("no completion for work request {wr_id}"))?;
+        expect(&wc, wr_id, want, "work request")
+    }
+
+    /// Takes the next completion of the receive queue: that receive's, with that status.
+    pub(crate) fn receive(&mut self, wr_id: u64, want: WcStatus) -> Result<Wc, Failure> {
+        let wc = next(&mut self.recv_cq, PATIENCE)
+            .ok_or_else(|| format!("no completion for receive {wr_id}"))?;
+        expect(&wc, wr_id, want, "receive")
+    }
+
+    /// Takes the next completion of the receive queue: a whole message, with or without immediate.
+    pub(crate) fn arrived(
+        &mut self,
+        wr_id: u64,
+        opcode: WcOpcode,
+        imm: Option<u32>,
+    ) -> Result<(), Failure> {
+        let wc = self.receive(wr_id, WcStatus::Success)?;
+        let got = (wc.opcode, wc.byte_len, wc.immediate());
+        let want = (opcode, self.plan.size, imm);
+        if got != want {
+            return Err(format!("receive {wr_id}: {got:x?}, not {want:x?}").into());
+        }
+        Ok(())
+    }
+
+    /// No completion of a receive comes any more.
+    pub(crate) fn expect_quiet(&mut self) -> Result<(), Failure> {
+        match next(&mut self.recv_cq, QUIET) {
+            None => Ok(()),
+            Some(wc) => Err(format!("a completion too many: {wc:?}").into()),
+        }
+    }
+}
+
+pub(crate) fn request<'a>(wr_id: u64, op: SendOp, piece: Sge, flags: SendFlags) -> SendWr<'a> {
+    SendWr {
+        wr_id,
+        op,
+        flags,
+        payload: Payload::One(piece),
+    }
+}
+
+/// The next completion, if one comes in that time.
+fn next(cq: &mut Cq, within: Duration) -> Option<Wc> {
+    let begun = Instant::now();
+    loop {
+        if let Some(wc) = cq.poll(&mut [Wc::default()]).first() {
+            eprintln!(
+                "  wc: wr {} {}, {}, {} bytes",
+                wc.wr_id, wc.status, wc.opcode, wc.byte_len
+            );
+            return Some(*wc);
+        }
+        if begun.elapsed() > within {
+            return None;
+        }
+        thread::sleep(PAUSE);
+    }
+}
+
+fn expect(wc: &Wc, wr_id: u64, want: WcStatus, what: &str) -> Result<Wc, Failure> {
+    if wc.wr_id != wr_id {
+        return Err(format!("{what} {} completed, not {wr_id}", wc.wr_id).into());
+    }
+    if wc.status != want {
+        return Err(format!("{what} {wr_id}: {}, not {want}", wc.status).into());
+    }
+    Ok(*wc)
+}

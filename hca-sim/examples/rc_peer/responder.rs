@@ -1,0 +1,148 @@
+//! The responder's half of the tests.
+
+use std::time::Duration;
+
+use verbs_core::sync::thread;
+use verbs_core::{QpState, SendFlags, SendOp, WcOpcode, WcStatus};
+
+use crate::Failure;
+use crate::end::End;
+use crate::memory::{back, forth};
+use crate::plan::{Fault, Kind, Test};
+use crate::requester::{counted, immediate};
+
+/// What message `k` does at the responder.
+struct Message {
+    /// It lands in a receive that has the slot, or in one without memory.
+    receive: Option<WcOpcode>,
+    imm: bool,
+    /// The seed of what is in the slot afterwards.
+    lands: Option<u64>,
+}
+
+/// Message `k` of a test without a fault.
+fn message(test: Test, k: u32) -> Message {
+    let of = |receive, imm, lands| Message {
+        receive,
+        imm,
+        lands,
+    };
+    let (send, with_imm) = (Some(WcOpcode::Recv), Some(WcOpcode::RecvRdmaWithImm));
+    match test {
+        Test::Many(Kind::Send) | Test::Rnr | Test::Both => of(send, false, Some(forth(k))),
+        Test::Many(Kind::SendImm) => of(send, true, Some(forth(k))),
+        Test::Many(Kind::Write) => of(None, false, Some(forth(k))),
+        Test::Many(Kind::WriteImm) => of(with_imm, true, Some(forth(k))),
+        Test::Mixed if k.is_multiple_of(4) => of(None, false, Some(forth(k))),
+        Test::Mixed if k % 4 == 2 => of(send, true, Some(forth(k))),
+        Test::Mixed if k % 4 == 3 => of(with_imm, true, Some(forth(k))),
+        Test::Fence => of(send, false, Some(back(k))),
+        _ => of(None, false, None),
+    }
+}
+
+/// Fills the slots that are read from, and posts the receives unless they are to be late.
+pub(crate) fn prepare(end: &mut End) -> Result<(), Failure> {
+    if end.plan.test == Test::SendInv {
+        return Err("there are no memory windows to invalidate".into());
+    }
+    for k in 0..end.plan.count {
+        end.slots.fill(end.slots.back_at(k), back(k))?;
+    }
+    if end.plan.late_ms == 0 {
+        post_receives(end)?;
+    }
+    Ok(())
+}
+
+/// The part that begins when the requester does.
+pub(crate) fn begin(end: &mut End) -> Result<(), Failure> {
+    if end.plan.test == Test::Both {
+        for k in 0..end.plan.count {
+            let piece = end
+                .slots
+                .piece(end.slots.back_at(k), end.plan.size as usize);
+            end.post(u64::from(k), SendOp::Send, piece, SendFlags::SIGNALED)?;
+        }
+    }
+    if end.plan.late_ms > 0 {
+        thread::sleep(Duration::from_millis(end.plan.late_ms));
+        post_receives(end)?;
+    }
+    Ok(())
+}
+
+fn post_receives(end: &mut End) -> Result<(), Failure> {
+    let (test, size) = (end.plan.test, end.plan.size as usize);
+    let first = end.slots.forth_at(0);
+    match test {
+        Test::Fails(Fault::RnrExhausted | Fault::Gone) => return Ok(()),
+        Test::Fails(fault) => {
+            let short = usize::from(fault == Fault::TooLong);
+            end.post_recv(0, first, size - short)?;
+            end.post_recv(1, first, size)?;
+        }
+        _ => {}
+    }
+    for k in 0..end.plan.count {
+        let at = end.slots.forth_at(k);
+        match message(test, k).receive {
+            // Two bytes more than the message, which must stay as they are.
+            Some(WcOpcode::Recv) => end.post_recv(u64::from(k), at, size + 2)?,
+            Some(_) => end.post_recv(u64::from(k), at, 0)?,
+            None => {}
+        }
+    }
+    Ok(())
+}
+
+/// Checks all that the test has done to this end, once the requester is done.
+pub(crate) fn check(end: &mut End) -> Result<(), Failure> {
+    let plan = end.plan;
+    if let Test::Fails(fault) = plan.test {
+        return check_failed(end, fault);
+    }
+    for k in 0..plan.count {
+        let message = message(plan.test, k);
+        if let Some(opcode) = message.receive {
+            end.arrived(u64::from(k), opcode, message.imm.then(|| immediate(k)))?;
+        }
+        if let Some(seed) = message.lands {
+            end.slots.check(end.slots.forth_at(k), seed)?;
+        }
+        if plan.test == Test::Both {
+            end.finish(u64::from(k), WcStatus::Success)?;
+        }
+        // What was read from is as it was.
+        end.slots.check(end.slots.back_at(k), back(k))?;
+    }
+    end.expect_quiet()?;
+    let want = match plan.test {
+        Test::Many(kind) => counted(kind, plan.count),
+        Test::Mixed => counted(Kind::FetchAdd, plan.count / 4),
+        _ => counted(Kind::Send, 0),
+    };
+    let counter = end.slots.counter()?;
+    if counter != want {
+        return Err(format!("the counter is {counter:#x}, not {want:#x}").into());
+    }
+    end.expect_state(QpState::Rts)
+}
+
+/// After a failed request: the receives, the state, and untouched memory.
+fn check_failed(end: &mut End, fault: Fault) -> Result<(), Failure> {
+    if let Some(first) = end.plan.receive {
+        for k in 0..end.receives {
+            let want = if k == 0 { first } else { WcStatus::WrFlushErr };
+            end.receive(u64::from(k), want)?;
+        }
+    }
+    end.expect_quiet()?;
+    if let Some(state) = end.plan.state {
+        end.expect_state(state)?;
+    }
+    if fault != Fault::TooLong {
+        end.slots.check_untouched()?;
+    }
+    Ok(())
+}
