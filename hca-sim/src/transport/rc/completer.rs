@@ -123,6 +123,7 @@ impl Requester {
     }
 
     fn progress(&mut self, ends: &Ends<'_>) {
+        self.widen();
         let outstanding = self.window.is_outstanding();
         self.retry.progress(ends.now, ends.path, outstanding);
     }

@@ -39,6 +39,9 @@ pub(super) struct Requester {
     started: bool,
     /// A work request ended in error: nothing is sent or taken any more.
     pub(super) failed: bool,
+    /// Packets that may be unacknowledged now: all that may ever be, or fewer after a timeout. A peer that
+    /// was slow and not gone still has the earlier copies to go through; each confirmation doubles it.
+    limit: u32,
     /// Packets since the peer was asked for an acknowledgement.
     unasked: u32,
     /// The next packet asks for one, whatever follows it.
@@ -67,6 +70,7 @@ impl Requester {
             started: false,
             failed: false,
             unasked: 0,
+            limit: PACKETS_MAX,
             ask: false,
         })
     }
@@ -77,6 +81,7 @@ impl Requester {
         self.started = false;
         self.failed = false;
         self.unasked = 0;
+        self.limit = PACKETS_MAX;
         self.ask = false;
     }
 
@@ -106,6 +111,11 @@ impl Requester {
         }
     }
 
+    /// The peer has confirmed something: more may be under way.
+    pub(super) fn widen(&mut self) {
+        self.limit = (self.limit * 2).min(PACKETS_MAX);
+    }
+
     /// A timer may have run out.
     pub(super) fn expire(&mut self, ends: &Ends<'_>, notes: &mut Notes) {
         if self.failed || self.retry.end_wait(ends.now) || !self.retry.is_silent(ends.now) {
@@ -114,7 +124,10 @@ impl Requester {
         ends.counters.timeouts.up();
         match self.retry.silent(ends.path) {
             Verdict::GiveUp => self.fail(ends, WcStatus::RetryExcErr, 0, notes),
-            _ => self.go_back(),
+            _ => {
+                self.limit = 1;
+                self.go_back();
+            }
         }
     }
 
@@ -217,7 +230,7 @@ impl Requester {
                     && window.responses().saturating_add(flight.packets) > RESPONSES_MAX);
         fenced
             || too_deep
-            || window.requests() >= PACKETS_MAX
+            || window.requests() >= self.limit
             || begins && !window.has_numbers(flight.packets)
     }
 
@@ -244,7 +257,7 @@ impl Requester {
     ) -> Step {
         let at = self.window.cursor().at;
         loop {
-            if self.window.requests() >= PACKETS_MAX {
+            if self.window.requests() >= self.limit {
                 return Step::Held;
             }
             if !outlet.is_ready() {
@@ -286,7 +299,7 @@ impl Requester {
         let asks = self.ask
             || !follows
             || self.unasked + 1 >= ASK_EVERY
-            || self.window.requests() + 1 >= PACKETS_MAX;
+            || self.window.requests() + 1 >= self.limit;
         self.ask = false;
         self.unasked = if asks { 0 } else { self.unasked + 1 };
         asks
