@@ -242,6 +242,8 @@ impl QueuePair {
         }
         if more {
             effects.stalled.push(Arc::clone(self));
+        } else if !mail.acknowledges && exchange.rc.is_answering() {
+            mail.later.push(Arc::clone(self));
         }
         self.set_timer(exchange, now);
         self.see_to_notes(exchange, machine, notes, effects);

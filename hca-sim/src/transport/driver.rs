@@ -76,6 +76,8 @@ struct Work {
     verifier: Verifier,
     /// Who gets a round; empty between rounds.
     busy: Vec<Arc<QueuePair>>,
+    /// Who has an acknowledgement that waits; empty between rounds.
+    later: Vec<Arc<QueuePair>>,
     /// Whom the last packet was for.
     last: (Qpn, Weak<QueuePair>),
 }
@@ -93,6 +95,7 @@ impl Driver {
                 outbox: Outbox::new(),
                 verifier: Verifier::new(),
                 busy: Vec::new(),
+                later: Vec::new(),
                 last: (Qpn::new(0), Weak::new()),
             }),
             down: AtomicBool::new(false),
@@ -221,12 +224,15 @@ impl Driver {
     fn round(&self, port: &Port, work: &mut Work, visit: Visit, effects: &mut Effects) -> bool {
         match visit {
             Visit::Send => {
-                self.send(port, work, effects);
+                // The thread comes by when nobody polls any more, if nobody does before.
+                let polled = self.polled_until.load(Relaxed);
+                let acknowledges = Instant::from_nanos(polled) <= port.engine.now();
+                self.send(port, work, acknowledges, effects);
                 false
             }
             Visit::Receive => {
                 if !self.listed.lock().is_empty() {
-                    self.send(port, work, effects);
+                    self.send(port, work, true, effects);
                 }
                 let came = self.receive(port, work, effects);
                 self.listed.lock().append(&mut work.busy);
@@ -234,7 +240,7 @@ impl Driver {
             }
             Visit::Both => {
                 let came = self.receive(port, work, effects);
-                self.send(port, work, effects);
+                self.send(port, work, true, effects);
                 came
             }
         }
@@ -250,6 +256,7 @@ impl Driver {
             verifier,
             busy,
             last,
+            ..
         } = work;
         let mut answer = None;
         let came = link.receive(&mut |arrival| {
@@ -268,10 +275,14 @@ impl Driver {
         came != 0
     }
 
-    /// Lets everybody who has a reason send.
-    fn send(&self, port: &Port, work: &mut Work, effects: &mut Effects) {
+    /// Lets everybody who has a reason send; acknowledgements too, unless they come later.
+    fn send(&self, port: &Port, work: &mut Work, acknowledges: bool, effects: &mut Effects) {
         let Work {
-            link, outbox, busy, ..
+            link,
+            outbox,
+            busy,
+            later,
+            ..
         } = work;
         outbox.flush(&mut **link);
         busy.append(&mut self.listed.lock());
@@ -281,6 +292,8 @@ impl Driver {
             link: &mut **link,
             counters: &port.counters,
             down,
+            acknowledges,
+            later: &mut *later,
         };
         for qp in busy.drain(..) {
             // Whoever has a reason from now on lists it anew.
@@ -288,6 +301,9 @@ impl Driver {
             qp.round(Some(&mut mail), effects);
         }
         outbox.flush(&mut **link);
+        for qp in later.drain(..) {
+            self.list(&qp);
+        }
     }
 
     /// A packet has come. Its headers, if it was for a queue pair and from its peer.

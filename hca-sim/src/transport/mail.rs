@@ -5,10 +5,12 @@
 
 use std::net::IpAddr;
 
+use verbs_core::sync::Arc;
 use verbs_core::{Psn, Qpn};
 
 use crate::link::{Burst, Feedback, PacketLink, Route, Sent};
 use crate::port::Counters;
+use crate::qp::QueuePair;
 use crate::transport::Outlet;
 use crate::wire::{Head, Icrc, ROCE_PORT, Seal};
 
@@ -196,6 +198,9 @@ pub(crate) struct Mail<'a> {
     pub(crate) counters: &'a Counters,
     /// The port is out of service: packets are lost.
     pub(crate) down: bool,
+    /// Acknowledgements leave now; if not, whoever has one goes on the list.
+    pub(crate) acknowledges: bool,
+    pub(crate) later: &'a mut Vec<Arc<QueuePair>>,
 }
 
 impl Mail<'_> {
@@ -207,6 +212,7 @@ impl Mail<'_> {
             link: self.link,
             counters: self.counters,
             down: self.down,
+            acknowledges: self.acknowledges,
             qpn,
             route,
             limit,
@@ -220,12 +226,17 @@ pub(crate) struct Lane<'a> {
     link: &'a mut dyn PacketLink,
     counters: &'a Counters,
     down: bool,
+    acknowledges: bool,
     qpn: Qpn,
     route: Route,
     limit: usize,
 }
 
 impl Outlet for Lane<'_> {
+    fn acknowledges(&self) -> bool {
+        self.acknowledges
+    }
+
     fn is_ready(&mut self) -> bool {
         !self.outbox.blocked || self.outbox.flush(self.link)
     }

@@ -84,6 +84,12 @@ pub(crate) trait Outlet {
     /// Whether a packet can be put now. If not, the machine is called again when one can.
     fn is_ready(&mut self) -> bool;
 
+    /// Whether acknowledgements are to leave now. If not, the machine is soon called again, and one
+    /// acknowledgement then tells what several would have. What is not good news leaves at once.
+    fn acknowledges(&self) -> bool {
+        true
+    }
+
     /// A packet with `len` bytes of payload, which `fill` writes; it is given exactly so many. Only
     /// after [`Outlet::is_ready`]. `again`: it was sent before, so it must not depend on anything that
     /// may have been wrong with the first try.

@@ -58,6 +58,9 @@ impl Responder {
         let Some((psn, syndrome)) = self.answer else {
             return false;
         };
+        if syndrome == ACK && !outlet.acknowledges() {
+            return false;
+        }
         if !outlet.is_ready() {
             return true;
         }
