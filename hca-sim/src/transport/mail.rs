@@ -279,3 +279,200 @@ impl Outlet for Lane<'_> {
         debug_assert!(pushed, "a machine's packet is longer than any can be");
     }
 }
+
+#[cfg(all(test, not(verbs_loom)))]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use verbs_core::{Mtu, PKey, RKey};
+
+    use super::*;
+    use crate::link::{Arrival, Change, Ident, Verdict, Verifier, Waiter};
+    use crate::wire::Operation::{WriteFirst, WriteLast, WriteMiddle, WriteOnly};
+    use crate::wire::{Bth, BthFlags, Extended, Opcode, Operation, Reth, Service};
+
+    const US: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
+    const PEER: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2));
+    const ROUTE: Route = Route {
+        src: US,
+        dst: PEER,
+        tclass: 0,
+        hop_limit: 64,
+    };
+
+    /// A link that keeps what it is given, as (segment, bytes), and may have no room.
+    #[derive(Debug, Default)]
+    struct Kept {
+        bursts: Vec<(usize, Vec<u8>)>,
+        full: bool,
+        news: Vec<Feedback>,
+    }
+
+    impl PacketLink for Kept {
+        fn addresses(&self) -> &[IpAddr] {
+            &[US]
+        }
+
+        fn mtu(&self) -> Mtu {
+            Mtu::B4096
+        }
+
+        fn burst_limit(&self, _: &Route) -> usize {
+            8
+        }
+
+        fn transmit(&mut self, burst: &Burst<'_>) -> Sent {
+            if self.full {
+                return Sent::Blocked;
+            }
+            self.bursts.push((burst.segment, burst.bytes.to_vec()));
+            Sent::Gone
+        }
+
+        fn receive(&mut self, _: &mut dyn FnMut(&Arrival<'_>)) -> usize {
+            0
+        }
+
+        fn feedback(&mut self, _: &Route, news: Feedback) {
+            self.news.push(news);
+        }
+
+        fn entropy(&mut self) -> u64 {
+            0
+        }
+
+        fn change(&mut self) -> Option<Change> {
+            None
+        }
+
+        fn waiter(&self) -> Option<Arc<dyn Waiter>> {
+            None
+        }
+    }
+
+    fn head(operation: Operation, psn: u32) -> Head {
+        let bth = Bth {
+            opcode: Opcode::new(Service::Rc, operation).expect("RC has it"),
+            flags: BthFlags::empty(),
+            pkey: PKey::DEFAULT,
+            dest_qpn: Qpn::new(17),
+            psn: Psn::new(psn),
+        };
+        let reth = matches!(operation, WriteFirst | WriteOnly);
+        let reth = reth.then_some(Reth {
+            addr: 0,
+            rkey: RKey::new(1),
+            dma_len: 0,
+        });
+        let ext = Extended {
+            reth,
+            ..Extended::default()
+        };
+        Head::new(bth, ext).expect("its own headers")
+    }
+
+    /// Puts packets, as (operation, bytes, again), numbered from 100.
+    fn put(outbox: &mut Outbox, link: &mut Kept, packets: &[(Operation, usize, bool)]) {
+        let (counters, mut later) = (Counters::default(), Vec::new());
+        let mut mail = Mail {
+            outbox,
+            link,
+            counters: &counters,
+            down: false,
+            acknowledges: true,
+            later: &mut later,
+        };
+        let mut lane = mail.of(Qpn::new(5), ROUTE);
+        for (psn, &(operation, len, again)) in (100..).zip(packets) {
+            if lane.is_ready() {
+                lane.put(&head(operation, psn), len, again, &mut |out| out.fill(7));
+            }
+        }
+    }
+
+    /// The packets of each burst, by their length; every ICRC must be right for its place in the burst.
+    fn shapes(link: &Kept) -> Vec<Vec<usize>> {
+        let mut verifier = Verifier::new();
+        let mut shape = |(segment, bytes): &(usize, Vec<u8>)| {
+            let packets = bytes.chunks(*segment).zip(0..);
+            let lengths = packets.map(|(bytes, k)| {
+                let arrival = Arrival {
+                    src: US,
+                    dst: PEER,
+                    sport: ROCE_PORT,
+                    tclass: 0,
+                    ident: Ident::Known(k),
+                    bytes,
+                };
+                assert_eq!(
+                    verifier.check(&arrival, crate::clock::Instant::ZERO),
+                    Verdict::Exact
+                );
+                bytes.len()
+            });
+            lengths.collect()
+        };
+        link.bursts.iter().map(&mut shape).collect()
+    }
+
+    /// Goal: what leaves together has one length, but for a shorter last one. The First of a WRITE has a
+    /// longer header, so the burst that it leads is over with the next packet.
+    #[test]
+    fn a_long_write_leaves_in_bursts_that_a_socket_can_take_apart() {
+        let (mut outbox, mut link) = (Outbox::new(), Kept::default());
+        let mut packets = vec![(WriteFirst, 1024, false)];
+        packets.extend([(WriteMiddle, 1024, false); 10]);
+        packets.push((WriteLast, 5, false));
+        put(&mut outbox, &mut link, &packets);
+        assert!(outbox.flush(&mut link));
+        assert_eq!(
+            shapes(&link),
+            [vec![1056, 1040], vec![1040; 8], vec![1040, 24],]
+        );
+    }
+
+    #[test]
+    fn a_shorter_packet_ends_a_burst() {
+        let (mut outbox, mut link) = (Outbox::new(), Kept::default());
+        put(
+            &mut outbox,
+            &mut link,
+            &[
+                (WriteOnly, 64, false),
+                (WriteLast, 4, false),
+                (WriteOnly, 64, false),
+            ],
+        );
+        assert!(outbox.flush(&mut link));
+        assert_eq!(shapes(&link), [vec![96, 20], vec![96]]);
+    }
+
+    #[test]
+    fn what_is_sent_again_travels_alone_and_tells_whether_bursts_arrive() {
+        let (mut outbox, mut link) = (Outbox::new(), Kept::default());
+        put(&mut outbox, &mut link, &[(WriteOnly, 8, false); 3]);
+        assert!(outbox.flush(&mut link));
+        // Packet 101, the second of the burst, is the first that is missing.
+        put(&mut outbox, &mut link, &[(WriteOnly, 8, true)]);
+        assert_eq!(link.news, [], "100 says nothing about the burst");
+        put(&mut outbox, &mut link, &[(WriteOnly, 8, false); 3]);
+        assert!(outbox.flush(&mut link));
+        outbox.answered(&mut link, Qpn::new(6), Psn::new(102));
+        assert_eq!(link.news, [], "another queue pair's");
+        outbox.answered(&mut link, Qpn::new(5), Psn::new(102));
+        assert_eq!(link.news, [Feedback::Arrived]);
+        assert_eq!(shapes(&link), [vec![40; 3], vec![40], vec![40; 3]]);
+    }
+
+    #[test]
+    fn without_room_nothing_is_lost_and_machines_wait() {
+        let (mut outbox, mut link) = (Outbox::new(), Kept::default());
+        link.full = true;
+        // The ninth does not fit the burst; it is kept, and the tenth is not asked for.
+        put(&mut outbox, &mut link, &[(WriteOnly, 8, false); 10]);
+        assert!(!outbox.flush(&mut link));
+        link.full = false;
+        assert!(outbox.flush(&mut link));
+        assert_eq!(shapes(&link), [vec![40; 8], vec![40]]);
+    }
+}
