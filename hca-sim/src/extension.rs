@@ -12,7 +12,9 @@
 use verbs_core::Extension;
 use verbs_core::extension::{AnyOutput, CallExtension};
 
+use crate::link::LinkCounters;
 use crate::port::Port;
+use crate::transport::Driver;
 
 /// Reads the counters of the port.
 #[derive(Debug)]
@@ -42,6 +44,64 @@ impl Extension for PortCounters {
     type Output = Counters;
 }
 
+/// Reads what the port has counted of packets. Unsupported where messages are placed directly.
+#[derive(Debug)]
+pub struct PacketCounters;
+
+/// What the port has counted of packets since the HCA was made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct Packets {
+    /// Packets that the machines of the queue pairs have made.
+    pub sent: u64,
+    /// Packets that came, whatever they were.
+    pub received: u64,
+    /// Dropped: no packet of the transport, or one of an operation that nobody knows.
+    pub malformed: u64,
+    /// Dropped: the ICRC is wrong.
+    pub bad_icrcs: u64,
+    /// Accepted, although the IP identification that the ICRC betrays is not one to be expected.
+    pub weak_icrcs: u64,
+    /// Dropped: another partition.
+    pub bad_pkeys: u64,
+    /// Dropped: for no queue pair, or from somebody it is not connected to.
+    pub strangers: u64,
+    /// Congestion notifications.
+    pub cnps_received: u64,
+    /// Requests that had come before.
+    pub duplicates: u64,
+    /// Requests before which something was missing.
+    pub out_of_sequence: u64,
+    /// Answers that told, or showed, that something was missing.
+    pub sequence_naks: u64,
+    /// What the link itself has counted.
+    pub link: LinkCounters,
+}
+
+impl Extension for PacketCounters {
+    const NAME: &'static str = "hca_sim.packet_counters";
+    type Input = ();
+    type Output = Packets;
+}
+
+fn packets(port: &Port, driver: &Driver) -> Packets {
+    let counts = &port.counters;
+    Packets {
+        sent: counts.packets_sent.get(),
+        received: counts.packets_received.get(),
+        malformed: counts.malformed.get(),
+        bad_icrcs: counts.bad_icrcs.get(),
+        weak_icrcs: counts.weak_icrcs.get(),
+        bad_pkeys: counts.bad_pkeys.get(),
+        strangers: counts.strangers.get(),
+        cnps_received: counts.cnps_received.get(),
+        duplicates: counts.duplicates.get(),
+        out_of_sequence: counts.out_of_sequence.get(),
+        sequence_naks: counts.sequence_naks.get(),
+        link: driver.link_counters(),
+    }
+}
+
 /// Reads the port's `PortInfo.CapabilityMask`, which [`Device::modify_port`](verbs_core::Device::modify_port)
 /// changes.
 #[derive(Debug)]
@@ -69,4 +129,8 @@ pub(crate) fn answer(call: &mut CallExtension, port: &Port) -> Option<AnyOutput>
     let mask = |()| port.sheet().capability_mask;
     call.answer::<PortCounters>(counters)
         .or_else(|| call.answer::<CapabilityMask>(mask))
+        .or_else(|| {
+            let driver = port.driver.as_ref()?;
+            call.answer::<PacketCounters>(|()| packets(port, driver))
+        })
 }

@@ -7,6 +7,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use futures::executor::block_on;
+use hca_sim::extension::PacketCounters;
 use hca_sim::link::{LinkError, Udp};
 use hca_sim::{Hca, connect};
 use verbs_core::{
@@ -134,6 +135,8 @@ fn the_port_is_ethernet_and_its_gid_is_the_address() {
         matches!(error, Some(Error::Invalid { got: 1, max: 0, .. })),
         "{error:?}"
     );
+    let counted = end.device.call::<PacketCounters>(()).wait().unwrap();
+    assert_eq!((counted.received, counted.link.send_errors), (0, 0));
     let taken = Udp::bind(&[host(2, 1)]).err();
     assert!(matches!(taken, Some(LinkError::InUse { .. })), "{taken:?}");
 }

@@ -24,7 +24,7 @@ use crate::clock::Instant;
 use crate::effects::Effects;
 use crate::engine::{Attend, Due};
 use crate::hca::Hca;
-use crate::link::{Arrival, Change, PacketLink, Verdict, Verifier, Waiter};
+use crate::link::{Arrival, Change, LinkCounters, PacketLink, Verdict, Verifier, Waiter};
 use crate::port::Port;
 use crate::qp::QueuePair;
 use crate::transport::Incoming;
@@ -384,6 +384,11 @@ impl Driver {
         if let Some(hca) = self.hca.get().and_then(Weak::upgrade) {
             hca.link_changed(change, &self.addresses());
         }
+    }
+
+    /// What the link has counted. Waits for the round that is going on, if there is one.
+    pub(crate) fn link_counters(&self) -> LinkCounters {
+        self.work.lock().link.counters()
     }
 
     /// The addresses that the link has now.
