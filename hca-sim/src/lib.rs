@@ -66,6 +66,8 @@ mod recv;
 mod ring;
 mod rng;
 mod send;
+#[cfg(not(verbs_loom))]
+pub mod sim;
 mod srq;
 #[expect(
     unsafe_code,

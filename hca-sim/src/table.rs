@@ -55,6 +55,12 @@ impl<T> Table<T> {
         Ok(generation << INDEX_BITS | (index as u32 + 1))
     }
 
+    /// Objects that are in it.
+    #[cfg(not(verbs_loom))]
+    pub(crate) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
     /// Takes an object out; `None` if the number is stale.
     pub(crate) fn remove(&mut self, number: u32) -> Option<T> {
         let index = ((number & INDEX) as usize).checked_sub(1)?;

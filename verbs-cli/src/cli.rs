@@ -13,6 +13,7 @@ use serde::Serialize;
 use verbs_core::Mtu;
 
 use crate::address::{RoceUrl, UrlError};
+use crate::sim::{self, SimArgs};
 
 /// Bytes that one message of a reliable connection carries at most (IBTA vol. 1, 9.7.7).
 const MESSAGE_BYTES_MAX: u64 = 1 << 31;
@@ -28,6 +29,7 @@ Exit codes:
   3  what arrived has another digest than the source
   4  the source changed while it was being copied
   5  a device failed or was removed on the way
+  6  a simulated run broke a rule
 Errors are one sentence on stderr. Unless it says otherwise, DST is as it was before.";
 
 const COPY_EXAMPLES: &str = "\
@@ -89,6 +91,9 @@ pub(crate) enum Command {
     /// Serve the files of a directory to verbs copy on other hosts
     #[command(long_about = SERVE_ABOUT, after_help = SERVE_EXAMPLES)]
     Serve(ServeArgs),
+    /// Run the simulator: nodes, a network that fails, and checkers, all decided by a seed
+    #[command(long_about = sim::ABOUT, after_help = sim::EXAMPLES)]
+    Sim(SimArgs),
 }
 
 const COPY_ABOUT: &str = "\

@@ -10,3 +10,5 @@ pub(crate) const DIGEST: u8 = 3;
 pub(crate) const CHANGED: u8 = 4;
 /// A device failed or was removed.
 pub(crate) const DEVICE: u8 = 5;
+/// A simulated run broke a rule.
+pub(crate) const BROKEN: u8 = 6;

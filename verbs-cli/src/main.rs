@@ -12,6 +12,7 @@ mod exit;
 mod net;
 mod pingpong;
 mod report;
+mod sim;
 mod wire;
 
 use std::fmt::Display;
@@ -21,6 +22,7 @@ use std::process::ExitCode;
 use clap::Parser;
 
 use crate::cli::{BenchArgs, Cli, Command, CopyArgs, DevinfoArgs, PingpongArgs, ServeArgs};
+use crate::sim::SimArgs;
 use crate::wire::Roce;
 
 fn main() -> ExitCode {
@@ -30,6 +32,7 @@ fn main() -> ExitCode {
         Command::Devinfo(args) => run_devinfo(&args),
         Command::Pingpong(args) => run_pingpong(&args),
         Command::Serve(args) => run_serve(&args),
+        Command::Sim(args) => run_sim(&args),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -66,6 +69,11 @@ fn run_pingpong(args: &PingpongArgs) -> Result<(), u8> {
 fn run_serve(args: &ServeArgs) -> Result<(), u8> {
     copy::remote::serve(args, &Roce::new(&args.wire))
         .map_err(|error| complain("serve", &error, error.exit_code()))
+}
+
+fn run_sim(args: &SimArgs) -> Result<(), u8> {
+    sim::run_seeds(args, &mut io::stdout())
+        .map_err(|error| complain("sim", &error, error.exit_code()))
 }
 
 fn run_bench(args: &BenchArgs) -> Result<(), u8> {

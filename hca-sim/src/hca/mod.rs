@@ -182,6 +182,33 @@ impl Hca {
     pub fn regions(&self) -> u32 {
         self.port.mrs.in_use()
     }
+
+    /// Objects that there are: protection domains, regions, completion queues, shared receive queues,
+    /// queue pairs, address handles.
+    #[cfg(not(verbs_loom))]
+    pub(crate) fn census(&self) -> [usize; 6] {
+        let tables = self.tables.lock();
+        [
+            tables.pds.len(),
+            self.regions() as usize,
+            tables.cqs.len(),
+            tables.srqs.len(),
+            tables.queue_pairs as usize,
+            tables.ahs.len(),
+        ]
+    }
+
+    /// The entry of the GID table with that index; zero if there is none.
+    #[cfg(not(verbs_loom))]
+    pub(crate) fn gid_at(&self, index: u16) -> Gid {
+        self.port.gid(index).unwrap_or_default()
+    }
+
+    /// Attempts that ended in receiver-not-ready so far.
+    #[cfg(not(verbs_loom))]
+    pub(crate) fn rnr_naks(&self) -> u64 {
+        self.port.counters.rnr_naks.get()
+    }
 }
 
 impl Provider for Hca {

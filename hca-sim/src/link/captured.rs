@@ -6,9 +6,10 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use verbs_core::Mtu;
-use verbs_core::sync::Arc;
+use verbs_core::sync::{Arc, Weak};
 
 use crate::clock::Clock;
+use crate::engine::Due;
 use crate::link::pcap::PcapWriter;
 use crate::link::{
     Arrival, Burst, Change, Feedback, Ident, LinkCounters, PacketLink, Route, Sent, Waiter,
@@ -210,6 +211,10 @@ impl<L: PacketLink, W: Write + Send> PacketLink for Captured<L, W> {
 
     fn waiter(&self) -> Option<Arc<dyn Waiter>> {
         self.link.waiter()
+    }
+
+    fn attach(&mut self, listener: Weak<dyn Due>) {
+        self.link.attach(listener);
     }
 
     fn counters(&self) -> LinkCounters {

@@ -3,8 +3,9 @@
 use std::net::IpAddr;
 
 use verbs_core::Mtu;
-use verbs_core::sync::Arc;
+use verbs_core::sync::{Arc, Weak};
 
+use crate::engine::Due;
 use crate::link::{
     Arrival, Burst, Change, Feedback, Ident, LinkCounters, PacketLink, Route, Sent, Waiter,
 };
@@ -293,6 +294,10 @@ impl<L: PacketLink> PacketLink for Faulty<L> {
 
     fn waiter(&self) -> Option<Arc<dyn Waiter>> {
         self.link.waiter()
+    }
+
+    fn attach(&mut self, listener: Weak<dyn Due>) {
+        self.link.attach(listener);
     }
 
     fn counters(&self) -> LinkCounters {

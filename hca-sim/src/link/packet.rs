@@ -9,8 +9,9 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use verbs_core::Mtu;
-use verbs_core::sync::Arc;
+use verbs_core::sync::{Arc, Weak};
 
+use crate::engine::Due;
 use crate::link::LinkCounters;
 
 /// The way of a packet, as far as its IP header tells.
@@ -146,6 +147,11 @@ pub trait PacketLink: Send + fmt::Debug {
 
     /// What a thread waits for packets with; `None` if there is nothing to wait for, as in virtual time.
     fn waiter(&self) -> Option<Arc<dyn Waiter>>;
+
+    /// Names whom a link in virtual time calls when packets or changes have come, as no thread waits
+    /// for them. It calls from a deadline, never from within another method of this trait. Links with a
+    /// [`PacketLink::waiter`] have no use for it; links that wrap another pass it on.
+    fn attach(&mut self, _listener: Weak<dyn Due>) {}
 
     /// What it has counted; all zero if it does not count.
     fn counters(&self) -> LinkCounters {

@@ -109,6 +109,8 @@ impl Driver {
     /// Has packets seen to from now on, when nobody polls.
     pub(crate) fn start(&self, port: &Arc<Port>, hca: &Arc<Hca>) {
         let _ = self.hca.set(Arc::downgrade(hca));
+        let listener = Arc::downgrade(port) as Weak<dyn Due>;
+        self.work.lock().link.attach(listener);
         if let Some(waiter) = &self.waiter {
             let whom = Arc::downgrade(port) as Weak<dyn Attend>;
             port.engine.attend_to(whom, Arc::clone(waiter));
@@ -407,6 +409,16 @@ fn acknowledged(head: &Head) -> Option<(Qpn, Psn)> {
         None | Some(Syndrome::Ack(_)) => Some((dest_qpn, psn)),
         // What is refused here may be what is missing.
         Some(_) => Some((dest_qpn, psn.add(u32::MAX))),
+    }
+}
+
+impl Due for Port {
+    /// A link in virtual time has something. It is seen to even if somebody polls: in virtual time nobody
+    /// comes back for it.
+    fn due(&self, _now: Instant, _token: u64) {
+        if let Some(driver) = &self.driver {
+            driver.turn(self);
+        }
     }
 }
 

@@ -6,4 +6,5 @@ mod devinfo;
 mod failures;
 mod interrupted;
 mod run;
+mod sim;
 mod wire;

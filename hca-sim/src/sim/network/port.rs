@@ -1,0 +1,124 @@
+//! A port of the network, as an HCA sees it.
+
+use std::fmt;
+use std::net::IpAddr;
+
+use verbs_core::Mtu;
+use verbs_core::sync::{Arc, Weak};
+
+use crate::engine::Due;
+use crate::link::{Arrival, Burst, Change, Feedback, Ident, PacketLink, Route, Sent, Waiter};
+use crate::sim::network::Core;
+use crate::wire::ROCE_PORT;
+
+/// Packets handed up at once at most.
+const RECEIVED_MAX: usize = 64;
+/// Packets of a burst at most.
+const BURST_MAX: usize = 16;
+
+/// What is attached to a port of a [`Network`](crate::sim::Network): a link that an HCA is made
+/// [over](crate::Hca::over). Dropping it leaves the port empty; what comes for it is lost.
+pub struct NetworkPort {
+    core: Arc<Core>,
+    index: usize,
+    owner: u64,
+    addresses: Vec<IpAddr>,
+}
+
+impl NetworkPort {
+    pub(super) fn new(core: Arc<Core>, index: usize, owner: u64, addresses: &[IpAddr]) -> Self {
+        Self {
+            core,
+            index,
+            owner,
+            addresses: addresses.to_vec(),
+        }
+    }
+}
+
+impl PacketLink for NetworkPort {
+    fn addresses(&self) -> &[IpAddr] {
+        &self.addresses
+    }
+
+    fn mtu(&self) -> Mtu {
+        Mtu::B4096
+    }
+
+    fn burst_limit(&self, _route: &Route) -> usize {
+        BURST_MAX
+    }
+
+    fn transmit(&mut self, burst: &Burst<'_>) -> Sent {
+        self.core.transmit(self.index, self.owner, burst)
+    }
+
+    fn receive(&mut self, sink: &mut dyn FnMut(&Arrival<'_>)) -> usize {
+        let mut count = 0;
+        while count < RECEIVED_MAX {
+            let packet = {
+                let mut state = self.core.state.lock();
+                let port = &mut state.ports[self.index];
+                if port.owner != Some(self.owner) {
+                    break;
+                }
+                port.inbox.pop_front()
+            };
+            let Some(packet) = packet else { break };
+            count += 1;
+            sink(&Arrival {
+                src: packet.src,
+                dst: packet.dst,
+                sport: ROCE_PORT,
+                tclass: packet.tclass,
+                ident: Ident::Known(packet.ident),
+                bytes: &packet.bytes,
+            });
+        }
+        count
+    }
+
+    fn feedback(&mut self, _route: &Route, _news: Feedback) {}
+
+    fn entropy(&mut self) -> u64 {
+        self.core.state.lock().draw.number()
+    }
+
+    fn change(&mut self) -> Option<Change> {
+        let mut state = self.core.state.lock();
+        let port = &mut state.ports[self.index];
+        (port.owner == Some(self.owner)).then(|| port.changes.pop_front())?
+    }
+
+    fn waiter(&self) -> Option<Arc<dyn Waiter>> {
+        None
+    }
+
+    fn attach(&mut self, listener: Weak<dyn Due>) {
+        let mut state = self.core.state.lock();
+        let port = &mut state.ports[self.index];
+        if port.owner == Some(self.owner) {
+            port.listener = Some(listener);
+        }
+    }
+}
+
+impl Drop for NetworkPort {
+    fn drop(&mut self) {
+        let mut state = self.core.state.lock();
+        let port = &mut state.ports[self.index];
+        if port.owner == Some(self.owner) {
+            port.owner = None;
+            port.listener = None;
+            port.inbox.clear();
+        }
+    }
+}
+
+impl fmt::Debug for NetworkPort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NetworkPort")
+            .field("addresses", &self.addresses)
+            .finish_non_exhaustive()
+    }
+}

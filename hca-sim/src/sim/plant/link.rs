@@ -1,0 +1,259 @@
+//! Planted defects of the network: packets changed as a defective HCA would have sent them, with an
+//! ICRC that is right.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use verbs_core::addr::{Msn, PKey, Psn, Qpn};
+
+use crate::sim::plant::Plant;
+use crate::sim::{Draw, Ppm};
+use crate::wire::{
+    Aeth, AtomicEth, Bth, BthFlags, CreditCode, Envelope, Extended, Head, ImmDt, Message, Net,
+    Opcode, Operation, Packet, Place, ROCE_PORT, Reth, Role, Service, Syndrome,
+};
+
+/// How often a defect shows, of the packets that it can concern.
+const OFTEN: Ppm = Ppm::percent(10);
+/// How long a WRITE is held up that was acknowledged already.
+const HELD_UP: Duration = Duration::from_millis(3);
+
+/// Who changes packets; nobody, unless a defect is planted.
+pub(crate) struct Tamper {
+    plant: Option<Plant>,
+    draw: Draw,
+    /// The queue pair at the other end of each, as runs have connected them.
+    peers: BTreeMap<Qpn, Qpn>,
+    /// Flows to a queue pair whose numbers are behind by so much.
+    skipped: BTreeMap<Qpn, u32>,
+    /// The payload of the last READ response.
+    last_read: Vec<u8>,
+    passed: u64,
+    /// The flow that carries nothing any more.
+    dead: Option<Qpn>,
+}
+
+/// A packet as it goes on.
+pub(crate) struct Passed<'a> {
+    pub(crate) bytes: Cow<'a, [u8]>,
+    /// It is held up for so long.
+    pub(crate) delay: Duration,
+    /// It goes no further.
+    pub(crate) swallowed: bool,
+    /// What arrives at the sender at once.
+    pub(crate) answers: Vec<Box<[u8]>>,
+}
+
+impl<'a> Passed<'a> {
+    fn unchanged(bytes: &'a [u8]) -> Self {
+        Self {
+            bytes: Cow::Borrowed(bytes),
+            delay: Duration::ZERO,
+            swallowed: false,
+            answers: Vec::new(),
+        }
+    }
+}
+
+impl Tamper {
+    pub(crate) fn new(draw: Draw) -> Self {
+        Self {
+            plant: None,
+            draw,
+            peers: BTreeMap::new(),
+            skipped: BTreeMap::new(),
+            last_read: Vec::new(),
+            passed: 0,
+            dead: None,
+        }
+    }
+
+    /// Plants a defect.
+    pub(crate) fn plant(&mut self, plant: Option<Plant>) {
+        self.plant = plant.filter(|plant| plant.needs_packets());
+    }
+
+    /// Two queue pairs are connected from now on.
+    pub(crate) fn connected(&mut self, a: Qpn, b: Qpn) {
+        for (from, to) in [(a, b), (b, a)] {
+            self.peers.insert(from, to);
+            self.skipped.remove(&from);
+        }
+    }
+
+    /// What becomes of a packet.
+    pub(crate) fn pass<'a>(&mut self, envelope: &Envelope, bytes: &'a [u8]) -> Passed<'a> {
+        let mut passed = Passed::unchanged(bytes);
+        let Some(plant) = self.plant else {
+            return passed;
+        };
+        let Ok(packet) = Packet::parse(bytes) else {
+            return passed;
+        };
+        match plant {
+            Plant::EarlyAck => self.acknowledge_early(envelope, &packet, &mut passed),
+            Plant::DeadLink => {
+                self.passed += 1;
+                if self.passed == 100 {
+                    self.dead = Some(packet.head.bth().dest_qpn);
+                }
+                passed.swallowed = self.dead == Some(packet.head.bth().dest_qpn);
+            }
+            Plant::SkippedPsn => self.skip(envelope, &packet, &mut passed),
+            _ => {
+                if let Some((head, payload)) = self.change(plant, &packet)
+                    && let Some(changed) = seal(envelope, head, &payload)
+                {
+                    passed.bytes = Cow::Owned(changed);
+                }
+            }
+        }
+        passed
+    }
+
+    /// Another packet instead of this one.
+    fn change(&mut self, plant: Plant, packet: &Packet<'_>) -> Option<(Head, Vec<u8>)> {
+        let (head, mut payload) = (packet.head, packet.payload.to_vec());
+        let facts = head.opcode().operation().facts();
+        let (bth, mut ext) = (*head.bth(), *head.ext());
+        match plant {
+            Plant::StaleRead if facts.message == Message::Read && facts.role == Role::Response => {
+                let last = std::mem::replace(&mut self.last_read, payload.clone());
+                payload = (last.len() == payload.len() && last != payload).then_some(last)?;
+            }
+            Plant::Resealed if !payload.is_empty() => {
+                let at = self.draw.below(payload.len());
+                payload[at] ^= 1;
+            }
+            Plant::PastTheRange if head.opcode().operation() == Operation::WriteOnly => {
+                let reth = ext.reth?;
+                let dma_len = reth.dma_len + 1;
+                ext.reth = Some(Reth { dma_len, ..reth });
+                payload.push(!payload.last().copied().unwrap_or(0));
+            }
+            Plant::WrongAddress if facts.message == Message::Write => {
+                let reth = ext.reth?;
+                ext.reth = Some(Reth {
+                    addr: reth.addr + 8,
+                    ..reth
+                });
+            }
+            Plant::AtomicTwice if head.opcode().operation() == Operation::FetchAdd => {
+                let atomic = ext.atomic?;
+                let swap_or_add = atomic.swap_or_add.wrapping_mul(2);
+                ext.atomic = Some(AtomicEth {
+                    swap_or_add,
+                    ..atomic
+                });
+            }
+            Plant::WrongImm => {
+                let ImmDt { imm } = ext.immdt?;
+                ext.immdt = Some(ImmDt { imm: imm ^ 1 });
+            }
+            Plant::EarlyRead if head.opcode().operation() == Operation::SendOnly => {
+                payload.pop()?;
+            }
+            _ => return None,
+        }
+        if !self.draw.chance(OFTEN) {
+            return None;
+        }
+        Some((Head::new(bth, ext).ok()?, payload))
+    }
+
+    /// Acknowledges a WRITE in its responder's stead, and holds it up.
+    fn acknowledge_early(
+        &mut self,
+        envelope: &Envelope,
+        packet: &Packet<'_>,
+        passed: &mut Passed<'_>,
+    ) {
+        let facts = packet.head.opcode().operation().facts();
+        let is_write = facts.message == Message::Write && facts.place.is_last();
+        let peer = self.peers.get(&packet.head.bth().dest_qpn).copied();
+        let (Some(peer), true) = (peer, is_write && self.draw.chance(OFTEN)) else {
+            return;
+        };
+        let bth = answer(peer, packet.head.bth().pkey, packet.head.bth().psn);
+        let aeth = Aeth {
+            syndrome: Syndrome::Ack(CreditCode::at_most(0)),
+            msn: Msn::new(0),
+        };
+        let ext = Extended {
+            aeth: Some(aeth),
+            ..Extended::default()
+        };
+        let Some(back) = reversed(envelope) else {
+            return;
+        };
+        let Ok(head) = Head::new(bth, ext) else {
+            return;
+        };
+        passed
+            .answers
+            .extend(seal(&back, head, &[]).map(Vec::into_boxed_slice));
+        passed.delay = HELD_UP;
+    }
+
+    /// Swallows the middle of a message and renumbers what follows, in both directions.
+    fn skip(&mut self, envelope: &Envelope, packet: &Packet<'_>, passed: &mut Passed<'_>) {
+        let mut bth = *packet.head.bth();
+        let facts = packet.head.opcode().operation().facts();
+        let request = facts.role == Role::Request;
+        let flow = match request {
+            true => bth.dest_qpn,
+            false => match self.peers.get(&bth.dest_qpn) {
+                Some(&peer) => peer,
+                None => return,
+            },
+        };
+        let behind = self.skipped.get(&flow).copied().unwrap_or(0);
+        let droppable = request && matches!(facts.place, Place::Middle);
+        if droppable && behind == 0 && self.draw.chance(OFTEN) {
+            self.skipped.insert(flow, 1);
+            passed.swallowed = true;
+            return;
+        }
+        let by = if request {
+            behind.wrapping_neg()
+        } else {
+            behind
+        };
+        bth.psn = Psn::new(bth.psn.value().wrapping_add(by) & 0xff_ffff);
+        if let Ok(head) = Head::new(bth, *packet.head.ext())
+            && let Some(changed) = seal(envelope, head, packet.payload)
+        {
+            passed.bytes = Cow::Owned(changed);
+        }
+    }
+}
+
+/// The headers of the way back.
+fn reversed(envelope: &Envelope) -> Option<Envelope> {
+    Some(match envelope.net {
+        Net::V4 { src, dst, .. } => Envelope::v4(dst, src, ROCE_PORT),
+        Net::V6 { src, dst, .. } => Envelope::v6(dst, src, ROCE_PORT),
+    })
+}
+
+/// The base of an acknowledgement.
+fn answer(dest_qpn: Qpn, pkey: PKey, psn: Psn) -> Bth {
+    let opcode = Opcode::new(Service::Rc, Operation::Acknowledge);
+    Bth {
+        opcode: opcode.expect("reliable connections acknowledge"),
+        flags: BthFlags::empty(),
+        pkey,
+        dest_qpn,
+        psn,
+    }
+}
+
+/// The packet in bytes.
+pub(crate) fn seal(envelope: &Envelope, head: Head, payload: &[u8]) -> Option<Vec<u8>> {
+    let packet = Packet { head, payload };
+    let mut bytes = vec![0; packet.wire_len()];
+    let icrc = envelope.icrc(bytes.len()).ok()?;
+    packet.emit(&mut bytes, &icrc).ok()?;
+    Some(bytes)
+}
