@@ -36,14 +36,6 @@ pub struct Counters {
     pub cq_overruns: u64,
     /// How often the link went down.
     pub link_downed: u64,
-    /// Packets that make no sense; of links that carry packets, like all that follow.
-    pub malformed: u64,
-    /// Packets whose ICRC is wrong.
-    pub bad_icrcs: u64,
-    /// Packets of another partition.
-    pub bad_pkeys: u64,
-    /// Packets for no queue pair, or from somebody it is not connected to.
-    pub strangers: u64,
 }
 
 impl Extension for PortCounters {
@@ -132,10 +124,6 @@ pub(crate) fn answer(call: &mut CallExtension, port: &Port) -> Option<AnyOutput>
             local_errors: counts.local_errors.get(),
             cq_overruns: counts.overruns.get(),
             link_downed: counts.link_downed.get(),
-            malformed: counts.malformed.get(),
-            bad_icrcs: counts.bad_icrcs.get(),
-            bad_pkeys: counts.bad_pkeys.get(),
-            strangers: counts.strangers.get(),
         }
     };
     let mask = |()| port.sheet().capability_mask;

@@ -220,7 +220,7 @@ fn mtu(text: &str) -> Result<Mtu, String> {
 
 #[derive(Args, Debug)]
 pub(crate) struct CopyArgs {
-    /// The file to copy: a regular file, or roce://HOST[:PORT]/PATH
+    /// The file to copy: a regular file, or roce://HOST/PATH, with :PORT behind the host if it is not 7174
     #[arg(value_parser = OsStringValueParser::new().try_map(Origin::parse))]
     pub(crate) src: Origin,
     /// Where to: a new name, or a regular file that is replaced

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use hca_sim::Hca;
-use hca_sim::extension::{Counters, PortCounters};
+use hca_sim::extension::{PacketCounters, Packets};
 use hca_sim::link::Route;
 use hca_sim::sim::{Draw, Sim};
 use hca_sim::wire::{
@@ -144,10 +144,10 @@ async fn attack(sim: &Sim, target: Qpn, dst: IpAddr) {
     sim.sleep(Duration::from_millis(1)).await;
 }
 
-fn counters(device: &Device) -> Counters {
+fn counters(device: &Device) -> Packets {
     let answer = Arc::new(Mutex::new(None));
     let kept = Arc::clone(&answer);
-    let _ = device.call::<PortCounters>(()).issue(move |counters| {
+    let _ = device.call::<PacketCounters>(()).issue(move |counters| {
         *kept.lock().unwrap() = Some(counters.unwrap());
     });
     answer.lock().unwrap().take().unwrap()
