@@ -1,0 +1,110 @@
+//! Messages over packets allocate nothing.
+//!
+//! Counted are the calls of the thread that posts and polls, which is also the one that makes packets,
+//! takes them in and places them: who polls drives.
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use futures::executor::block_on;
+use hca_sim::link::Udp;
+use hca_sim::{Hca, connect};
+use verbs_core::{
+    Access, Cq, Device, Memory, Mr, Pd, Qp, QpInit, Read, Recv, Send, SendWr, Wc, Write,
+};
+
+use crate::allocator;
+
+/// Bytes of the long messages: several packets in several bursts.
+const LONG: usize = 200_000;
+/// Rounds before which memory may still be asked for: lists grow to what they need.
+const WARM: u32 = 20;
+const TIMES: u32 = 50;
+
+struct End {
+    qp: Qp,
+    cq: Cq,
+    mr: Mr,
+    _pd: Pd,
+    _device: Device,
+}
+
+fn end(last: u8) -> End {
+    let address = IpAddr::V4(Ipv4Addr::new(127, 79, 0, last));
+    block_on(async {
+        let link = Udp::bind(&[address]).expect("an address of the loopback interface");
+        let device = Hca::over(link).open().await?;
+        let pd = device.alloc_pd().await?;
+        let cq = device.create_cq(64).await?;
+        let rights = Access::LOCAL_WRITE | Access::REMOTE;
+        let mr = pd.register(Memory::alloc(1 << 20)?, rights).await?;
+        let qp = pd.create_qp(QpInit::rc(&cq, &cq).inline(64)).await?;
+        Ok::<_, verbs_core::Error>(End {
+            qp,
+            cq,
+            mr,
+            _pd: pd,
+            _device: device,
+        })
+    })
+    .expect("an end")
+}
+
+/// Posts, and polls both ends until both completions, or the only one, have come.
+fn carry<'w>(a: &mut End, b: &mut End, wr: impl Into<SendWr<'w>>, received: bool) {
+    a.qp.post_send(wr).expect("there is room");
+    let (mut sent, mut arrived) = (0, u32::from(!received));
+    let mut one = [Wc::default()];
+    while sent + arrived < 2 {
+        for wc in a.cq.poll(&mut one) {
+            assert!(wc.is_ok(), "{wc:?}");
+            sent += 1;
+        }
+        for wc in b.cq.poll(&mut one) {
+            assert!(wc.is_ok(), "{wc:?}");
+            arrived += 1;
+        }
+    }
+}
+
+fn round(a: &mut End, b: &mut End) {
+    for len in [8, LONG] {
+        let (ours, theirs) = (a.mr.slice(0..len), b.mr.slice(0..len));
+        b.qp.post_recv(Recv::new(1).into(theirs))
+            .expect("there is room");
+        carry(a, b, Send::new(2).from(ours).signaled(), true);
+        carry(
+            a,
+            b,
+            Write::new(3, b.mr.remote(0)).from(ours).signaled(),
+            false,
+        );
+        carry(
+            a,
+            b,
+            Read::new(4, b.mr.remote(0)).into(ours).signaled(),
+            false,
+        );
+    }
+    b.qp.post_recv(Recv::new(1).into(b.mr.slice(0..64)))
+        .expect("there is room");
+    carry(
+        a,
+        b,
+        Send::new(5).inline(b"in the work request").signaled(),
+        true,
+    );
+}
+
+#[test]
+fn messages_over_udp_allocate_nothing() {
+    let (mut a, mut b) = (end(1), end(2));
+    block_on(connect(&mut a.qp, &mut b.qp)).expect("connected");
+    for _ in 0..WARM {
+        round(&mut a, &mut b);
+    }
+    let before = allocator::calls();
+    for _ in 0..TIMES {
+        round(&mut a, &mut b);
+    }
+    assert_eq!(allocator::calls() - before, 0);
+}
