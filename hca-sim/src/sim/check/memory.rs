@@ -56,10 +56,11 @@ impl Read {
     /// The first offset at which these bytes cannot be what was read.
     pub(crate) fn differs(&self, got: &[u8]) -> Option<usize> {
         (0..self.floor.len()).find(|&at| {
+            let Some(got) = got.get(at) else { return true };
             let later = |(offset, bytes): &(usize, Vec<u8>)| {
-                at.checked_sub(*offset).and_then(|index| bytes.get(index)) == got.get(at)
+                at.checked_sub(*offset).and_then(|index| bytes.get(index)) == Some(got)
             };
-            got.get(at) != Some(&self.floor[at]) && !self.later.iter().any(later)
+            *got != self.floor[at] && !self.later.iter().any(later)
         })
     }
 }
