@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use futures::executor::block_on;
-use hca_sim::{Hca, connect};
+use hca_sim::{Builder, Hca, connect};
 use verbs_core::{
     Access, Cq, Device, Memory, Mr, Pd, Qp, QpInit, Recv, RecvQueue, Send, SendQueue, Sge, Wc,
 };
@@ -19,7 +19,7 @@ pub(crate) const DEPTH: u32 = 32;
 
 const RIGHTS: Access = Access::LOCAL_WRITE.union(Access::REMOTE);
 
-/// One software HCA on its loopback link, open.
+/// One software HCA, open.
 pub(crate) struct Bed {
     pub(crate) pd: Pd,
     pub(crate) device: Device,
@@ -45,9 +45,15 @@ pub(crate) struct End {
 }
 
 impl Bed {
+    /// On a loopback link of its own.
     pub(crate) fn new() -> Result<Self, BenchError> {
+        Self::on(Hca::loopback())
+    }
+
+    /// On the HCA that this makes.
+    pub(crate) fn on(hca: Builder) -> Result<Self, BenchError> {
         block_on(async {
-            let device = Hca::loopback()
+            let device = hca
                 .open()
                 .await
                 .map_err(BenchError::verb("open a device"))?;

@@ -11,10 +11,10 @@ use std::net::{IpAddr, Ipv4Addr};
 use futures::executor::block_on;
 use hca_sim::link::{Burst, PacketLink, Route, Sent, Udp};
 use hca_sim::{Hca, connect};
-use verbs_core::{Access, Cq, Mr, Qp, QpInit, Recv, Send, Write};
+use verbs_core::{Mr, Qp, QpInit, Recv, Send, Write};
 
 use super::Stage;
-use super::bed::{Poller, touched};
+use super::bed::{Bed, Poller};
 use super::duel::{self, Duel, Party};
 use super::error::BenchError;
 use super::machine::Patience;
@@ -195,34 +195,21 @@ fn bind(last: u8) -> Result<Udp, BenchError> {
 
 /// Two ends that are connected to each other, each with so many bytes of memory.
 fn ends(hosts: [u8; 2], bytes: usize) -> Result<[End; 2], BenchError> {
-    block_on(async {
-        let [mut a, mut b] = [end(hosts[0], bytes).await?, end(hosts[1], bytes).await?];
-        connect(&mut a.qp, &mut b.qp)
-            .await
-            .map_err(BenchError::verb("connect two queue pairs"))?;
-        Ok([a, b])
-    })
+    let [mut a, mut b] = [end(hosts[0], bytes)?, end(hosts[1], bytes)?];
+    block_on(connect(&mut a.qp, &mut b.qp)).map_err(BenchError::verb("connect two queue pairs"))?;
+    Ok([a, b])
 }
 
-async fn end(last: u8, bytes: usize) -> Result<End, BenchError> {
-    let verb = BenchError::verb;
-    let device = Hca::over(bind(last)?).open().await;
-    let device = device.map_err(verb("open a device"))?;
-    let pd = device.alloc_pd().await;
-    let pd = pd.map_err(verb("allocate a protection domain"))?;
-    let cq: Cq = device
-        .create_cq(2 * DEPTH)
-        .await
-        .map_err(verb("create a completion queue"))?;
-    let memory = touched(bytes).map_err(verb("allocate memory for the messages"))?;
-    let rights = Access::LOCAL_WRITE | Access::REMOTE;
-    let mr = pd.register(memory, rights).await;
-    let mr = mr.map_err(verb("register memory"))?;
-    let qp = pd.create_qp(QpInit::rc(&cq, &cq).depth(DEPTH, DEPTH)).await;
+fn end(last: u8, bytes: usize) -> Result<End, BenchError> {
+    let bed = Bed::on(Hca::over(bind(last)?))?;
+    let cq = bed.cq(2 * DEPTH)?;
+    let init = QpInit::rc(&cq, &cq).depth(DEPTH, DEPTH);
+    let qp = block_on(async { bed.pd.create_qp(init).await })
+        .map_err(BenchError::verb("create a queue pair"))?;
     Ok(End {
-        qp: qp.map_err(verb("create a queue pair"))?,
+        qp,
         cq: Poller::new(cq),
-        mr,
+        mr: bed.memory(bytes)?,
         sent: 0,
     })
 }
