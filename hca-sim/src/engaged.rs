@@ -158,9 +158,11 @@ impl QueuePair {
         };
         drop(machine);
         if over {
+            // Asked before the lock is taken: elsewhere the connection is held when it is.
+            let drained = self.is_drained();
             let mut control = self.control.lock();
             effects.finish.append(&mut control.finish);
-            if self.is_drained() && std::mem::take(&mut control.tell_drained) {
+            if drained && std::mem::take(&mut control.tell_drained) {
                 effects.raise.push((Arc::clone(self), EventType::SqDrained));
             }
             if self.state() == QpState::Err && std::mem::take(&mut control.tell_last_wqe) {

@@ -36,6 +36,24 @@ struct Packets {
 /// Polls in vain after which a consumer counts as somebody who polls all the time.
 const OFTEN: u32 = 16;
 
+impl Packets {
+    /// Has packets taken in. Whether some came whose answers were left to the next look.
+    fn look(&mut self) -> bool {
+        self.idle = self.idle.saturating_add(1);
+        let often = self.idle >= OFTEN;
+        let driver = self.port.driver.as_ref();
+        driver.is_some_and(|driver| driver.poll(&self.port, often)) && often
+    }
+
+    /// The consumer is about to wait.
+    fn stop(&mut self) {
+        self.idle = 0;
+        if let Some(driver) = &self.port.driver {
+            driver.stop_polling();
+        }
+    }
+}
+
 impl CqPoller {
     /// The one consumer of a new ring.
     pub(crate) fn new(ring: Arc<CqRing>, packets: Option<Arc<Port>>) -> Self {
@@ -50,28 +68,21 @@ impl CqPoller {
     /// There was nothing to poll: looks whether packets have come that complete something.
     #[inline(never)]
     fn look_for_packets(&mut self, out: &mut [Wc]) -> usize {
-        let Some(Packets { port, idle }) = &mut self.packets else {
+        let Some(packets) = &mut self.packets else {
             return 0;
         };
-        *idle = idle.saturating_add(1);
-        let often = *idle >= OFTEN;
-        let came = port
-            .driver
-            .as_ref()
-            .is_some_and(|driver| driver.poll(port, often));
-        match self.poll_any(out) {
-            // What came completes nothing here, and is to be answered.
-            0 if came && often => {
-                let Some(Packets { port, .. }) = &self.packets else {
-                    return 0;
-                };
-                if let Some(driver) = &port.driver {
-                    driver.poll(port, often);
-                }
-                self.poll_any(out)
-            }
-            count => count,
+        if !packets.look() {
+            return self.poll_any(out);
         }
+        let count = self.poll_any(out);
+        if count != 0 {
+            return count;
+        }
+        // What came completes nothing here, and is to be answered.
+        if let Some(packets) = &mut self.packets {
+            packets.look();
+        }
+        self.poll_any(out)
     }
 
     /// Polls into several.
@@ -141,11 +152,8 @@ impl RawCq for CqPoller {
     }
 
     fn arm(&mut self, when: Arm) -> Armed {
-        if let Some(Packets { port, idle }) = &mut self.packets {
-            *idle = 0;
-            if let Some(driver) = &port.driver {
-                driver.stop_polling();
-            }
+        if let Some(packets) = &mut self.packets {
+            packets.stop();
         }
         let ring = &self.ring;
         let want = match when {
