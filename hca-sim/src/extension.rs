@@ -21,7 +21,7 @@ use crate::transport::Driver;
 pub struct PortCounters;
 
 /// What the port has counted since the HCA was made, as the requesters behind it saw it. Messages that
-/// go through are not counted: that would cost each of them.
+/// go through are not counted: that would cost each of them. [`PacketCounters`] counts packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Counters {
     /// Attempts that the responder answered with receiver-not-ready.

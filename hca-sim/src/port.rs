@@ -59,8 +59,8 @@ pub(crate) struct Sheet {
     pub(crate) capability_mask: u32,
 }
 
-/// What a port counts. Nothing here is counted where a message goes through as it should, so that
-/// counting costs such a message nothing.
+/// What a port counts. A message that is placed directly and goes through as it should is not counted, so
+/// that counting costs it nothing.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     pub(crate) rnr_naks: Count,
