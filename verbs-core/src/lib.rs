@@ -75,7 +75,7 @@ pub use queue::{
     Arm, Armed, BatchError, How, Piece, PostCode, PostError, RawCq, RawRecvQueue, RawSendQueue,
 };
 pub use request::{CancelHandle, Issued, Request, RequestFuture};
-pub use routine::{collect, no_block};
+pub use routine::{collect, defer, no_block};
 pub use srq::{Srq, SrqAttr};
 pub use verb::Verb;
 pub use wc::{Wc, WcFlags, WcOpcode, WcStatus};
