@@ -50,8 +50,8 @@ fn a_datagram_to_a_group_reaches_all_that_are_attached() {
             .qp
             .post_send(Send::new(9).inline(b"me").to(&there))
             .unwrap();
-        for n in 0..3 {
-            assert_eq!(bed.poll(&mut ends[n]).len(), 1, "{way:?}: queue pair {n}");
+        for (n, end) in ends[..3].iter_mut().enumerate() {
+            assert_eq!(bed.poll(end).len(), 1, "{way:?}: queue pair {n}");
         }
         for mcast in attached {
             mcast.detach().wait().unwrap();
