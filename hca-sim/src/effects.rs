@@ -87,8 +87,17 @@ impl Effects {
         }
     }
 
-    /// Notes what a connection over packets leads to.
-    pub(crate) fn note_packets(&mut self, qp: &Arc<QueuePair>, notes: Notes) {
+    /// Notes what a connection over packets leads to; `named` is the shared receive queue that a request
+    /// named.
+    pub(crate) fn note_packets(
+        &mut self,
+        qp: &Arc<QueuePair>,
+        named: Option<&Arc<SharedReceives>>,
+        notes: Notes,
+    ) {
+        let srq = named.or(qp.srq.as_ref());
+        let recv_cq = named.and_then(|srq| srq.named.as_ref());
+        let recv_cq = recv_cq.map_or(&qp.recv_cq, |named| &named.cq);
         let Notes {
             fire_send,
             fire_recv,
@@ -107,11 +116,11 @@ impl Effects {
             }
         };
         push(fire_send, &mut self.fire, &qp.send_cq);
-        push(fire_recv, &mut self.fire, &qp.recv_cq);
+        push(fire_recv, &mut self.fire, recv_cq);
         push(overrun_send, &mut self.overrun, &qp.send_cq);
-        push(overrun_recv, &mut self.overrun, &qp.recv_cq);
+        push(overrun_recv, &mut self.overrun, recv_cq);
         if srq_limit {
-            self.srq_limit.extend(qp.srq.clone());
+            self.srq_limit.extend(srq.cloned());
         }
         if fail_sends {
             self.fail_sends.push(Arc::clone(qp));

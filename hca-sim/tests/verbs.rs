@@ -168,6 +168,7 @@ fn capabilities_and_limits_are_those_that_hold() {
     let attr = device.query().wait().unwrap();
     let caps = DeviceCap::RC_RNR_NAK_GEN
         | DeviceCap::SYS_IMAGE_GUID
+        | DeviceCap::XRC
         | DeviceCap::CHANGE_PHY_PORT
         | DeviceCap::PORT_ACTIVE_EVENT;
     assert_eq!(attr.caps, caps);
