@@ -30,7 +30,12 @@ pub(crate) struct Effects {
     pub(crate) news: Vec<Change>,
     pub(crate) raise: Vec<(Arc<QueuePair>, EventType)>,
     pub(crate) srq_limit: Vec<Arc<SharedReceives>>,
+    /// What else there is to do.
+    pub(crate) after: Vec<Job>,
 }
+
+/// Something to be done once.
+pub(crate) type Job = Box<dyn FnOnce() + Send>;
 
 impl Effects {
     pub(crate) fn note(&mut self, sender: &QueuePair, land: &Landing, done: Done) {
@@ -107,8 +112,8 @@ impl Effects {
     }
 
     /// Does what was noted, outside of pins, locks and turns. `waiter` is who was put off by a
-    /// completion queue that changes hands.
-    pub(crate) fn carry_out(self, port: &Port, waiter: Option<&Arc<QueuePair>>) {
+    /// completion queue that changes hands: whether it is to try again at once.
+    pub(crate) fn carry_out(self, port: &Port, waiter: Option<&Arc<QueuePair>>) -> bool {
         for qp in self.contact {
             qp.contact();
         }
@@ -130,10 +135,15 @@ impl Effects {
         for finish in self.finish {
             finish.complete();
         }
+        for job in self.after {
+            job();
+        }
+        let mut again = false;
         if let Some(waiter) = waiter {
             for cq in self.convert {
-                cq.convert(Arc::clone(waiter) as Arc<dyn WaitsForCq>);
+                again |= cq.convert(Arc::clone(waiter) as Arc<dyn WaitsForCq>);
             }
         }
+        again
     }
 }
