@@ -22,6 +22,8 @@ pub(crate) struct Effects {
     pub(crate) fire: Vec<Arc<CqRing>>,
     pub(crate) overrun: Vec<Arc<CqRing>>,
     pub(crate) convert: Vec<Arc<CqRing>>,
+    /// Who waits for a completion queue that changes hands, if others than the one whose turn it is.
+    pub(crate) waiting: Vec<(Arc<CqRing>, Arc<QueuePair>)>,
     pub(crate) fail: Vec<Arc<QueuePair>>,
     /// Whose send queue goes to SQE.
     pub(crate) fail_sends: Vec<Arc<QueuePair>>,
@@ -35,6 +37,8 @@ pub(crate) struct Effects {
     pub(crate) news: Vec<Change>,
     pub(crate) raise: Vec<(Arc<QueuePair>, EventType)>,
     pub(crate) srq_limit: Vec<Arc<SharedReceives>>,
+    /// What else there is to do.
+    pub(crate) after: Vec<Job>,
 }
 
 /// See [`Effects::take_packets`].
@@ -43,6 +47,9 @@ pub(crate) struct ForDriver {
     pub(crate) fed: Vec<Arc<dyn Due>>,
     pub(crate) news: Vec<Change>,
 }
+
+/// Something to be done once.
+pub(crate) type Job = Box<dyn FnOnce() + Send>;
 
 impl Effects {
     pub(crate) fn note(&mut self, sender: &QueuePair, land: &Landing, done: Done) {
@@ -133,8 +140,8 @@ impl Effects {
     }
 
     /// Does what was noted, outside of pins, locks and turns. `waiter` is who was put off by a
-    /// completion queue that changes hands.
-    pub(crate) fn carry_out(self, port: &Port, waiter: Option<&Arc<QueuePair>>) {
+    /// completion queue that changes hands: whether it is to try again at once.
+    pub(crate) fn carry_out(self, port: &Port, waiter: Option<&Arc<QueuePair>>) -> bool {
         for qp in self.contact {
             qp.contact();
         }
@@ -159,10 +166,18 @@ impl Effects {
         for finish in self.finish {
             finish.complete();
         }
+        for job in self.after {
+            job();
+        }
+        let mut again = false;
+        for (cq, qp) in self.waiting {
+            cq.convert(qp);
+        }
         if let Some(waiter) = waiter {
             for cq in self.convert {
-                cq.convert(Arc::clone(waiter) as Arc<dyn WaitsForCq>);
+                again |= cq.convert(Arc::clone(waiter) as Arc<dyn WaitsForCq>);
             }
         }
+        again
     }
 }

@@ -101,18 +101,19 @@ impl QueuePair {
         if let Some(driver) = self.driver() {
             return driver.serve(self);
         }
-        let Some(mut held) = self.engaged.turns.enter() else {
-            return;
-        };
-        let mut effects = Effects::default();
-        loop {
-            self.round(None, &mut effects);
-            match held.leave() {
-                Some(again) => held = again,
-                None => break,
+        while let Some(mut held) = self.engaged.turns.enter() {
+            let mut effects = Effects::default();
+            loop {
+                self.round(None, &mut effects);
+                match held.leave() {
+                    Some(again) => held = again,
+                    None => break,
+                }
+            }
+            if !effects.carry_out(&self.port, Some(self)) {
+                return;
             }
         }
-        effects.carry_out(&self.port, Some(self));
     }
 
     /// There is reason to try again at once.
@@ -125,7 +126,7 @@ impl QueuePair {
     pub(crate) fn see_to(self: &Arc<Self>, land: &Landing, done: Done) {
         let mut effects = Effects::default();
         effects.note(self, land, done);
-        effects.carry_out(&self.port, Some(self));
+        effects.carry_out(&self.port, None);
     }
 
     /// One round, by the holder; `mail` if packets carry its messages.

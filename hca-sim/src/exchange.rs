@@ -16,6 +16,7 @@ use verbs_core::{
 };
 
 use crate::clock::Instant;
+use crate::cq::CqRing;
 use crate::effects::Effects;
 use crate::engaged::Machine;
 use crate::engine::Due;
@@ -235,6 +236,27 @@ impl QueuePair {
         })
     }
 
+    /// Whether completions can be told now. On a loopback link others may own the queues, or are losing
+    /// them: then there is a round as soon as that is over. A packet that comes meanwhile is lost, which
+    /// services that answer make up for.
+    fn can_complete(
+        self: &Arc<Self>,
+        pin: &Pin,
+        named: Option<&Named>,
+        effects: &mut Effects,
+    ) -> bool {
+        if self.port.is_wire() {
+            return true;
+        }
+        let named = named.map(|named| &named.cq);
+        let cqs = [Some(&self.send_cq), Some(&self.recv_cq), named];
+        let refused = |cq: &&Arc<CqRing>| cq.enter(pin).is_none();
+        let refused = cqs.into_iter().flatten().find(refused);
+        let waits = refused.map(|cq| (Arc::clone(cq), Arc::clone(self)));
+        effects.waiting.extend(waits);
+        refused.is_none()
+    }
+
     /// A packet for this queue pair; its ICRC is right. Whether the machine has seen it, so that it wants
     /// a round.
     pub(crate) fn take_packet(
@@ -285,6 +307,9 @@ impl QueuePair {
         // Notifications go to the peer of a connection.
         *marked |= packet.tclass & ECN == CE && path.service != Service::Ud;
         let pin = pin();
+        if !self.can_complete(&pin, named_by(&named), effects) {
+            return false;
+        }
         let Some(mut ends) = self.ends(&pin, path, now) else {
             return false;
         };
@@ -330,6 +355,9 @@ impl QueuePair {
         let now = self.port.engine.now();
         let mut notes = Notes::default();
         let pin = pin();
+        if !self.can_complete(&pin, None, effects) {
+            return;
+        }
         let Some(ends) = self.ends(&pin, &path, now) else {
             return;
         };
@@ -370,6 +398,9 @@ impl QueuePair {
     ) {
         let mut notes = Notes::default();
         let pin = pin();
+        if !self.can_complete(&pin, None, effects) {
+            return;
+        }
         let Some(ends) = self.ends(&pin, path, self.port.engine.now()) else {
             return;
         };

@@ -60,9 +60,10 @@ impl Default for Limits {
     }
 }
 
-/// What is there of the optional features. Queues cannot be resized: whoever uses them on another thread
-/// knows their place and size.
+/// What is there of the optional features.
 const CAPS: DeviceCap = DeviceCap::RC_RNR_NAK_GEN
+    .union(DeviceCap::RESIZE_MAX_WR)
+    .union(DeviceCap::SRQ_RESIZE)
     .union(DeviceCap::SYS_IMAGE_GUID)
     .union(DeviceCap::XRC)
     .union(DeviceCap::CHANGE_PHY_PORT)

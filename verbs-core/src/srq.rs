@@ -225,11 +225,11 @@ impl Srq {
         )
     }
 
-    /// Changes the depth.
+    /// Changes the depth. Receives that are posted are kept, and posting and taking go on meanwhile.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for less than what is posted or more than the device's `max_srq_wr`,
-    /// [`Error::Unsupported`] where queues cannot be resized.
+    /// [`Error::Invalid`] for more than the device's `max_srq_wr`, [`Error::Mismatch`] for a depth of 0
+    /// or less than what is posted, [`Error::Unsupported`] where queues cannot be resized.
     pub fn resize(&self, max_wr: u32) -> Request<'_, ModifySrq> {
         Request::new(
             &self.core,

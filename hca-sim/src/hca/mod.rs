@@ -246,7 +246,7 @@ impl Hca {
     fn issue_to_queues(&self, command: AnyCommand<'_>) {
         match command {
             AnyCommand::CreateCq(command) => self.create_cq(command),
-            AnyCommand::ResizeCq(command) => Self::resize_cq(command),
+            AnyCommand::ResizeCq(command) => self.resize_cq(command),
             AnyCommand::ModifyCq(command) => self.modify_cq(command),
             AnyCommand::DestroyCq(command) => self.destroy_cq(command),
             AnyCommand::CreateSrq(command) => self.create_srq(command),

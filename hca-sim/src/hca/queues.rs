@@ -87,12 +87,25 @@ impl Hca {
         command.complete(Ok(()));
     }
 
-    /// Refused: producers on other threads know the ring's place and size, and telling them anew
-    /// would cost every push. [`DeviceCap::RESIZE_MAX_WR`](verbs_core::DeviceCap::RESIZE_MAX_WR) is
-    /// clear.
-    pub(super) fn resize_cq(command: Command<'_, ResizeCq>) {
-        let answer = check_cqe(command.cqe).and(Err(Error::Unsupported(Attr::Cqe)));
-        command.complete(answer);
+    pub(super) fn resize_cq(&self, command: Command<'_, ResizeCq>) {
+        let Some(ring) = command.target().private::<Arc<CqRing>>().cloned() else {
+            return command.complete(Err(Error::DeviceFailed));
+        };
+        let lane =
+            check_cqe(command.cqe).and_then(|()| ring.next_lane(command.cqe.next_power_of_two()));
+        let lane = match lane {
+            Ok(lane) => lane,
+            Err(error) => return command.complete(Err(error)),
+        };
+        let core = Arc::clone(command.target());
+        if let Some((_, pending)) = command.pend() {
+            ring.resize(lane, Arc::clone(&self.port), move |resized| {
+                if let Ok(cqe) = resized {
+                    core.resized(cqe);
+                }
+                pending.complete(resized);
+            });
+        }
     }
 
     pub(super) fn modify_cq(&self, command: Command<'_, ModifyCq>) {
@@ -174,11 +187,16 @@ impl Hca {
         };
         let (resize, limit) = (command.max_wr, command.srq_limit);
         // All or nothing, so the one that is refused comes first.
-        let checked = match (resize, limit) {
-            (Some(_), _) => Err(Error::Unsupported(Attr::MaxSrqWr)),
-            (None, Some(limit)) => check_sizes(&[(Attr::SrqLimit, limit, srq.depth())]),
-            (None, None) => Ok(()),
-        };
+        let depth = resize.unwrap_or(srq.depth());
+        let sizes = [
+            (Attr::MaxSrqWr, depth, limits::SRQ_WR),
+            (Attr::SrqLimit, limit.unwrap_or(0), depth),
+        ];
+        let checked = check_sizes(&sizes).and_then(|()| match resize {
+            Some(0) => Err(zero(Attr::MaxSrqWr)),
+            Some(depth) => srq.resize(depth),
+            None => Ok(()),
+        });
         let due = checked.is_ok() && limit.is_some_and(|limit| srq.arm(limit));
         command.complete(checked);
         if due {
