@@ -189,9 +189,18 @@ impl Pma {
         }
     }
 
-    /// What a port counts; `None` if there is no such port.
-    pub fn counts(&mut self, port: u8) -> Option<&mut PortCounts> {
-        (port >= self.first)
+    /// What a port has counted; `None` if there is no such port.
+    pub fn counts(&self, port: u8) -> Option<&PortCounts> {
+        let is_there = port >= self.first;
+        is_there
+            .then(|| self.ports.get(usize::from(port)))
+            .flatten()
+    }
+
+    /// The same, to count on.
+    pub fn counts_mut(&mut self, port: u8) -> Option<&mut PortCounts> {
+        let is_there = port >= self.first;
+        is_there
             .then(|| self.ports.get_mut(usize::from(port)))
             .flatten()
     }
@@ -264,7 +273,7 @@ impl Pma {
     }
 
     /// What a port has counted, or all of them.
-    fn sum(&mut self, port: u8) -> Result<PortCounts, Status> {
+    fn sum(&self, port: u8) -> Result<PortCounts, Status> {
         if port == ALL_PORTS {
             let mut sum = PortCounts::default();
             for counts in &self.ports {
@@ -280,7 +289,7 @@ impl Pma {
             self.ports.iter_mut().for_each(write);
             return Ok(());
         }
-        self.counts(port).map(write).ok_or(Status::BAD_VALUE)
+        self.counts_mut(port).map(write).ok_or(Status::BAD_VALUE)
     }
 }
 

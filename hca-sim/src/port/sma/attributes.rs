@@ -1,11 +1,12 @@
 //! Get and Set of each attribute.
 
+use verbs_core::mad::header::header_of;
 use verbs_core::mad::sm::{
-    DATA_LEN, GuidBlock, GuidBlockView, MulticastBlock, MulticastBlockView, NodeInfo, PKeyBlock,
-    PKeyBlockView, PortInfo, PortInfoView, SlToVl, SlToVlView, SwitchInfo, SwitchInfoView,
-    VlArbitration, VlArbitrationView,
+    self, DATA_LEN, GuidBlock, GuidBlockView, MulticastBlock, MulticastBlockView, NodeInfo,
+    PKeyBlock, PKeyBlockView, PortInfo, PortInfoView, SlToVl, SlToVlView, SwitchInfo,
+    SwitchInfoView, VlArbitration, VlArbitrationView,
 };
-use verbs_core::mad::{AttributeId, MadHeader, Method, Status};
+use verbs_core::mad::{AttributeId, MadBytes, MadHeader, Method, Status};
 use verbs_core::{Guid, PKey};
 
 use crate::port::processed::Arrival;
@@ -105,6 +106,25 @@ impl Sma {
             ..*port.info()
         };
         Ok(data_of!(info, PortInfo))
+    }
+
+    /// Writes into an answer about a port how the port is now: what a Set has restarted may have
+    /// come up since. Answers with an error are left as they are.
+    pub fn refresh(&mut self, arrival: Arrival, reply: &mut MadBytes) {
+        let header = MadHeader::parse(header_of(reply));
+        let is_fine = header.status.difference(sm::DIRECTION) == Status::OK;
+        if is_fine && header.attribute == AttributeId::PORT_INFO {
+            let shown = sm::attribute(reply);
+            let key = shown.first_chunk().copied().unwrap_or([0; 8]);
+            let data = self.port_info(arrival, header.modifier, false, &[0; DATA_LEN]);
+            if let Ok(mut data) = data {
+                // Whether the key may be shown was decided before.
+                for (to, from) in data.iter_mut().zip(key) {
+                    *to = from;
+                }
+                sm::put_attribute(reply, &data);
+            }
+        }
     }
 
     /// Tells whoever holds the node what a Set has changed.
