@@ -10,7 +10,7 @@
 //! The machine is sans-IO and deterministic: time comes in, packets come in and go out, and a seed
 //! decides which packets a bad link loses. [`Host`] lets programs take part: it has each port's
 //! service for management datagrams, and speaks the protocol of [`message`] with its clients, over
-//! whatever carries datagrams in order.
+//! whatever carries datagrams in order; [`socket`] is that for Unix.
 
 mod fat_tree;
 mod file;
@@ -18,6 +18,7 @@ mod host;
 pub mod message;
 mod packet;
 mod smi;
+pub mod socket;
 mod subnet;
 mod topology;
 
