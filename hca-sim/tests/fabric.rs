@@ -6,7 +6,9 @@ use hca_sim::link::fabric::{Body, Packet, PortRef, Subnet, SubnetConfig, Topolog
 use hca_sim::port::sma::SwitchConfig;
 use verbs_core::Lid;
 use verbs_core::mad::header::{Class, MAD_LEN, MadBytes, MadHeader, header_of};
-use verbs_core::mad::sm::{self, NodeInfo, NodeInfoView, PortInfo, PortInfoView, SwitchInfo, SwitchInfoView};
+use verbs_core::mad::sm::{
+    self, NodeInfo, NodeInfoView, PortInfo, PortInfoView, SwitchInfo, SwitchInfoView,
+};
 use verbs_core::mad::{AttributeId, Method, Status, Time};
 
 /// A row of a trace: who to whom, the datagram, and what it means.
@@ -88,7 +90,12 @@ fn essence(mad: &MadBytes) -> String {
             let info = SwitchInfo::parse(SwitchInfoView::new(data).expect("64 bytes"));
             format!(
                 "caps {} {} {} top {} life {:?} change {}",
-                info.linear_cap, info.multicast_cap, info.enforcement_cap, info.linear_top, info.life_time, info.port_state_change
+                info.linear_cap,
+                info.multicast_cap,
+                info.enforcement_cap,
+                info.linear_top,
+                info.life_time,
+                info.port_state_change
             )
         }
         _ => format!("{data:02x?}"),
@@ -111,7 +118,10 @@ fn a_recorded_sweep_is_answered_as_it_was() {
             let [asked, answered] = pair else {
                 panic!("a request without an answer");
             };
-            assert_eq!((asked.direction.as_str(), answered.direction.as_str()), ("SM>SMA", "SMA>SM"));
+            assert_eq!(
+                (asked.direction.as_str(), answered.direction.as_str()),
+                ("SM>SMA", "SMA>SM")
+            );
             let got = ask(&mut subnet, at, &asked.mad).expect("an answer");
             let (ours, theirs) = (header_of(&got), header_of(&answered.mad));
             let meaning = &asked.meaning;

@@ -121,7 +121,11 @@ unsafe fn set_grh(umad: *mut c_void, mad_addr: *mut c_void, is_host_order: bool)
         change(umad, |addr| {
             addr.grh_present = 1;
             addr.gid = from.gid;
-            addr.flow_label = if is_host_order { from.flow_label.to_be() } else { from.flow_label };
+            addr.flow_label = if is_host_order {
+                from.flow_label.to_be()
+            } else {
+                from.flow_label
+            };
             addr.hop_limit = from.hop_limit;
             addr.traffic_class = from.traffic_class;
             addr.gid_index = from.gid_index;
@@ -144,7 +148,10 @@ pub(crate) unsafe extern "C" fn umad_set_grh(umad: *mut c_void, mad_addr: *mut c
 /// # Safety
 /// `umad` is a buffer of at least [`umad_size`] bytes, `mad_addr` null or an `ib_mad_addr_t`.
 #[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn umad_set_grh_net(umad: *mut c_void, mad_addr: *mut c_void) -> c_int {
+pub(crate) unsafe extern "C" fn umad_set_grh_net(
+    umad: *mut c_void,
+    mad_addr: *mut c_void,
+) -> c_int {
     // SAFETY: the same is asked of our caller.
     unsafe { set_grh(umad, mad_addr, false) }
 }

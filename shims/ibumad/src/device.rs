@@ -39,7 +39,11 @@ pub(crate) unsafe fn find(
         None
     } else {
         // SAFETY: it is a text, as the caller says.
-        Some(unsafe { CStr::from_ptr(ca_name) }.to_string_lossy().into_owned())
+        Some(
+            unsafe { CStr::from_ptr(ca_name) }
+                .to_string_lossy()
+                .into_owned(),
+        )
     };
     let mut found: Option<(usize, Adapter, AdapterPort)> = None;
     for (index, adapter) in adapters()?.into_iter().enumerate() {
@@ -77,7 +81,10 @@ pub(crate) extern "C" fn umad_done() -> c_int {
 /// # Safety
 /// `cas` has room for `max` names of 20 bytes.
 #[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn umad_get_cas_names(cas: *mut [c_char; NAME_LEN], max: c_int) -> c_int {
+pub(crate) unsafe extern "C" fn umad_get_cas_names(
+    cas: *mut [c_char; NAME_LEN],
+    max: c_int,
+) -> c_int {
     let Ok(adapters) = adapters() else { return 0 };
     let max = usize::try_from(max).unwrap_or(0);
     let count = adapters.len().min(max);
