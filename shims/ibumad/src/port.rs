@@ -281,11 +281,18 @@ fn wait(portid: c_int, timeout_ms: c_int) -> c_int {
     } else if ready < 0 {
         // SAFETY: the calling thread's own errno.
         unsafe { -*libc::__errno_location() }
-    } else if entry.revents & libc::POLLIN == 0 {
-        fail(libc::EIO)
     } else {
         0
     }
+}
+
+/// The subnet is gone: nothing will come any more, and a program that waits for something waits as it
+/// would at a port without a cable. Were it told at once and every time, a thread that receives for ever
+/// would do nothing but hear it; OpenSM's cannot be ended then.
+fn silence(timeout_ms: c_int) -> c_int {
+    // SAFETY: no entries, so that nothing is read or written.
+    unsafe { poll(std::ptr::null_mut(), 0, timeout_ms) };
+    fail(libc::ETIMEDOUT)
 }
 
 /// Waits until a datagram can be received, `timeout_ms` long, for ever if that is negative.
@@ -316,8 +323,15 @@ pub(crate) unsafe extern "C-unwind" fn umad_recv(
         }
     }
     // SAFETY: the same is asked of our caller.
-    unsafe { take(portid, umad, length) }
+    let taken = unsafe { take(portid, umad, length) };
+    if taken == -GONE {
+        return silence(timeout_ms);
+    }
+    taken
 }
+
+/// What receiving says when the subnet is gone.
+const GONE: c_int = libc::ESHUTDOWN;
 
 /// Takes what has come.
 ///
@@ -360,7 +374,10 @@ unsafe fn take(portid: c_int, umad: *mut c_void, length: *mut c_int) -> c_int {
 }
 
 fn look(socket: BorrowedFd<'_>, take: Take) -> Result<MadMessage, Errno> {
-    let bytes = receive(socket, take, false)?.ok_or(Errno::IO)?;
+    let bytes = match receive(socket, take, false) {
+        Ok(None) | Err(Errno::CONNRESET) => return Err(Errno::SHUTDOWN),
+        other => other?.unwrap_or_default(),
+    };
     match Message::decode(&bytes) {
         Ok(Message::Mad(mad)) => Ok(mad),
         _ => Err(Errno::PROTO),

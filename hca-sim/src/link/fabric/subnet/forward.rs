@@ -54,7 +54,8 @@ impl Subnet {
             }
             Step::ToLid(lid) => {
                 (packet.slid, packet.dlid) = (self.lid(at), lid);
-                self.forward(now, at, packet);
+                // From here on it is the switch's own, which may go back where it came from.
+                self.forward(now, PortRef { port: 0, ..at }, packet);
             }
             Step::Out(_) | Step::Drop => self.dropped_smp(at),
         }
