@@ -7,6 +7,7 @@ use verbs_core::sync::atomic::Ordering::Acquire;
 use verbs_core::{EventType, WcStatus};
 
 use crate::cq::{CqRing, WaitsForCq};
+use crate::engine::Due;
 use crate::landing::Landing;
 use crate::link::Change;
 use crate::message::{Done, Fault};
@@ -21,16 +22,34 @@ pub(crate) struct Effects {
     pub(crate) fire: Vec<Arc<CqRing>>,
     pub(crate) overrun: Vec<Arc<CqRing>>,
     pub(crate) convert: Vec<Arc<CqRing>>,
+    /// Who waits for a completion queue that changes hands, if others than the one whose turn it is.
+    pub(crate) waiting: Vec<(Arc<CqRing>, Arc<QueuePair>)>,
     pub(crate) fail: Vec<Arc<QueuePair>>,
+    /// Whose send queue goes to SQE.
+    pub(crate) fail_sends: Vec<Arc<QueuePair>>,
     pub(crate) finish: Vec<Finish>,
     pub(crate) contact: Vec<Arc<QueuePair>>,
     /// Who has packets for which the link has no room.
     pub(crate) stalled: Vec<Arc<QueuePair>>,
+    /// Ports on the same link that packets have been brought to.
+    pub(crate) fed: Vec<Arc<dyn Due>>,
     /// What the link has told about itself.
     pub(crate) news: Vec<Change>,
     pub(crate) raise: Vec<(Arc<QueuePair>, EventType)>,
     pub(crate) srq_limit: Vec<Arc<SharedReceives>>,
+    /// What else there is to do.
+    pub(crate) after: Vec<Job>,
 }
+
+/// See [`Effects::take_packets`].
+pub(crate) struct ForDriver {
+    pub(crate) stalled: Vec<Arc<QueuePair>>,
+    pub(crate) fed: Vec<Arc<dyn Due>>,
+    pub(crate) news: Vec<Change>,
+}
+
+/// Something to be done once.
+pub(crate) type Job = Box<dyn FnOnce() + Send>;
 
 impl Effects {
     pub(crate) fn note(&mut self, sender: &QueuePair, land: &Landing, done: Done) {
@@ -67,15 +86,25 @@ impl Effects {
     }
 
     /// What the driver itself sees to.
-    pub(crate) fn take_packets(&mut self) -> (Vec<Arc<QueuePair>>, Vec<Change>) {
-        (
-            std::mem::take(&mut self.stalled),
-            std::mem::take(&mut self.news),
-        )
+    pub(crate) fn take_packets(&mut self) -> ForDriver {
+        ForDriver {
+            stalled: std::mem::take(&mut self.stalled),
+            fed: std::mem::take(&mut self.fed),
+            news: std::mem::take(&mut self.news),
+        }
     }
 
-    /// Notes what a connection over packets leads to.
-    pub(crate) fn note_packets(&mut self, qp: &Arc<QueuePair>, notes: Notes) {
+    /// Notes what a connection over packets leads to; `named` is the shared receive queue that a request
+    /// named.
+    pub(crate) fn note_packets(
+        &mut self,
+        qp: &Arc<QueuePair>,
+        named: Option<&Arc<SharedReceives>>,
+        notes: Notes,
+    ) {
+        let srq = named.or(qp.srq.as_ref());
+        let recv_cq = named.and_then(|srq| srq.named.as_ref());
+        let recv_cq = recv_cq.map_or(&qp.recv_cq, |named| &named.cq);
         let Notes {
             fire_send,
             fire_recv,
@@ -84,6 +113,7 @@ impl Effects {
             srq_limit,
             contact,
             fail: _,
+            fail_sends,
             event,
             failed: _,
         } = notes;
@@ -93,11 +123,14 @@ impl Effects {
             }
         };
         push(fire_send, &mut self.fire, &qp.send_cq);
-        push(fire_recv, &mut self.fire, &qp.recv_cq);
+        push(fire_recv, &mut self.fire, recv_cq);
         push(overrun_send, &mut self.overrun, &qp.send_cq);
-        push(overrun_recv, &mut self.overrun, &qp.recv_cq);
+        push(overrun_recv, &mut self.overrun, recv_cq);
         if srq_limit {
-            self.srq_limit.extend(qp.srq.clone());
+            self.srq_limit.extend(srq.cloned());
+        }
+        if fail_sends {
+            self.fail_sends.push(Arc::clone(qp));
         }
         if contact && !qp.contacted.load(Acquire) {
             self.contact.push(Arc::clone(qp));
@@ -107,13 +140,16 @@ impl Effects {
     }
 
     /// Does what was noted, outside of pins, locks and turns. `waiter` is who was put off by a
-    /// completion queue that changes hands.
-    pub(crate) fn carry_out(self, port: &Port, waiter: Option<&Arc<QueuePair>>) {
+    /// completion queue that changes hands: whether it is to try again at once.
+    pub(crate) fn carry_out(self, port: &Port, waiter: Option<&Arc<QueuePair>>) -> bool {
         for qp in self.contact {
             qp.contact();
         }
         for qp in self.fail {
             qp.fail();
+        }
+        for qp in self.fail_sends {
+            qp.fail_sends();
         }
         for cq in self.overrun {
             cq.tell_overrun(port);
@@ -130,10 +166,18 @@ impl Effects {
         for finish in self.finish {
             finish.complete();
         }
+        for job in self.after {
+            job();
+        }
+        let mut again = false;
+        for (cq, qp) in self.waiting {
+            cq.convert(qp);
+        }
         if let Some(waiter) = waiter {
             for cq in self.convert {
-                cq.convert(Arc::clone(waiter) as Arc<dyn WaitsForCq>);
+                again |= cq.convert(Arc::clone(waiter) as Arc<dyn WaitsForCq>);
             }
         }
+        again
     }
 }

@@ -51,6 +51,7 @@ pub mod engine;
 mod exchange;
 pub mod extension;
 mod fit;
+mod groups;
 mod hca;
 mod landing;
 mod limits;
@@ -78,6 +79,7 @@ mod table;
 mod transport;
 mod turnstile;
 pub mod wire;
+mod xrc;
 
 pub use builder::Builder;
 pub use connect::connect;

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::addr::{Psn, Qpn};
+use crate::addr::{Psn, QKey, Qpn};
 use crate::cq::{Cq, CqCore};
 use crate::device::verb;
 use crate::error::{Attr, Error, Why};
@@ -16,7 +16,8 @@ use crate::request::Request;
 use crate::srq::{Srq, SrqCore};
 use crate::sync::Arc;
 use crate::verb::{Admit, Verb};
-use crate::wr::{Payload, Recv, SendWr};
+use crate::wr::{Payload, Recv, SendWr, Sge};
+use crate::xrcd::XrcdCore;
 
 /// Sizes of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,12 +58,29 @@ pub struct QpInit<'a> {
     srq: Option<&'a Srq>,
     sq_sig_all: bool,
     low_latency: bool,
+    block_multicast_loopback: bool,
 }
 
 impl<'a> QpInit<'a> {
     /// A reliable connection whose sends and receives complete on these queues.
     pub fn rc(send_cq: &'a Cq, recv_cq: &'a Cq) -> Self {
         Self::of(QpType::Rc, send_cq, recv_cq)
+    }
+
+    /// An unreliable connection whose sends and receives complete on these queues.
+    pub fn uc(send_cq: &'a Cq, recv_cq: &'a Cq) -> Self {
+        Self::of(QpType::Uc, send_cq, recv_cq)
+    }
+
+    /// A queue pair for unreliable datagrams whose sends and receives complete on these queues.
+    pub fn ud(send_cq: &'a Cq, recv_cq: &'a Cq) -> Self {
+        Self::of(QpType::Ud, send_cq, recv_cq)
+    }
+
+    /// The initiator of an extended reliable connection, whose sends complete on that queue; it has no
+    /// receives. Its targets are made in a [domain](crate::Xrcd).
+    pub fn xrc(send_cq: &'a Cq) -> Self {
+        Self::of(QpType::XrcSend, send_cq, send_cq)
     }
 
     /// A queue pair of that type.
@@ -75,6 +93,7 @@ impl<'a> QpInit<'a> {
             srq: None,
             sq_sig_all: false,
             low_latency: false,
+            block_multicast_loopback: false,
         }
     }
 
@@ -114,6 +133,13 @@ impl<'a> QpInit<'a> {
         self
     }
 
+    /// What it sends to a multicast group that it is attached to itself does not come back to it
+    /// (`IBV_QP_CREATE_BLOCK_SELF_MCAST_LB`).
+    pub fn block_multicast_loopback(mut self) -> Self {
+        self.block_multicast_loopback = true;
+        self
+    }
+
     /// Asks for the shortest latency at the price of throughput, where the device can.
     pub fn low_latency(mut self) -> Self {
         self.low_latency = true;
@@ -135,10 +161,12 @@ pub struct Qp {
 #[derive(Debug)]
 pub struct QpCore {
     base: Base,
-    pd: Child<PdCore>,
-    send_cq: Child<CqCore>,
-    recv_cq: Child<CqCore>,
+    /// A target of extended reliable connections has neither domain nor completion queues.
+    pd: Option<Child<PdCore>>,
+    send_cq: Option<Child<CqCore>>,
+    recv_cq: Option<Child<CqCore>>,
     srq: Option<Child<SrqCore>>,
+    xrcd: Option<Child<XrcdCore>>,
     qp_type: QpType,
     cap: QpCap,
 }
@@ -147,7 +175,8 @@ core!(QpCore {
     pd,
     send_cq,
     recv_cq,
-    srq
+    srq,
+    xrcd
 });
 handle!(Qp, QpCore, DestroyQp);
 
@@ -183,6 +212,8 @@ pub struct CreateQp {
     pub sq_sig_all: bool,
     /// Whether the shortest latency is wanted.
     pub low_latency: bool,
+    /// Whether its own multicast is kept from it.
+    pub block_multicast_loopback: bool,
 }
 
 impl Verb for CreateQp {
@@ -229,6 +260,7 @@ impl CreateQp {
             cap: init.cap,
             sq_sig_all: init.sq_sig_all,
             low_latency: init.low_latency,
+            block_multicast_loopback: init.block_multicast_loopback,
         };
         Request::new(pd.core(), args)
     }
@@ -273,10 +305,11 @@ impl CreateQp {
         );
         let core = Arc::new(QpCore {
             base,
-            pd,
-            send_cq,
-            recv_cq,
+            pd: Some(pd),
+            send_cq: Some(send_cq),
+            recv_cq: Some(recv_cq),
             srq,
+            xrcd: None,
             qp_type,
             cap,
         });
@@ -301,7 +334,43 @@ pub struct QueryQp(());
 verb!(ModifyQp, QpCore => ());
 verb!(QueryQp, QpCore => Box<QpInfo>);
 
+/// The queues of a queue pair that has none.
+#[derive(Debug)]
+struct NoQueue;
+
+impl RawSendQueue for NoQueue {
+    fn post(&mut self, _: &SendWr<'_>) -> Result<(), PostError> {
+        Err(PostError::Unsupported)
+    }
+}
+
+impl RawRecvQueue for NoQueue {
+    fn post(&mut self, _: u64, _: &[Sge]) -> Result<(), PostError> {
+        Err(PostError::UsesSrq)
+    }
+}
+
 impl Qp {
+    /// A target in that domain.
+    pub(crate) fn target_of(xrcd: Child<XrcdCore>, qpn: Qpn, cap: QpCap, private: Private) -> Self {
+        let device = Target::device(xrcd.get());
+        let base = Base::new(device, ObjectKind::Qp, qpn.value(), private);
+        let core = Arc::new(QpCore {
+            base,
+            pd: None,
+            send_cq: None,
+            recv_cq: None,
+            srq: None,
+            xrcd: Some(xrcd),
+            qp_type: QpType::XrcRecv,
+            cap,
+        });
+        Self {
+            core,
+            queues: Some((SendQueue(Box::new(NoQueue)), RecvQueue(Box::new(NoQueue)))),
+        }
+    }
+
     pub(crate) fn core(&self) -> &Arc<QpCore> {
         &self.core
     }
@@ -358,12 +427,28 @@ impl Qp {
         self.modify(QpAttr::init(port, access))
     }
 
+    /// RESET to INIT of a queue pair for datagrams: it takes those that come with that Q_Key.
+    ///
+    /// # Errors
+    /// As [`Qp::init`].
+    pub fn init_datagram(&self, port: u8, qkey: QKey) -> Request<'_, ModifyQp> {
+        self.modify(QpAttr::init_datagram(port, qkey))
+    }
+
+    /// INIT to RTR of a queue pair for datagrams, which needs to know nobody.
+    ///
+    /// # Errors
+    /// As [`Qp::modify`].
+    pub fn ready_to_receive_datagrams(&self) -> Request<'_, ModifyQp> {
+        self.modify(QpAttr::to(QpState::Rtr))
+    }
+
     /// INIT to RTR: connects to the peer's queue pair and accepts what it sends.
     ///
     /// # Errors
     /// As [`Qp::modify`].
     pub fn ready_to_receive(&self, peer: &Path) -> Request<'_, ModifyQp> {
-        self.modify(QpAttr::rtr(peer))
+        self.modify(QpAttr::rtr_of(self.core.qp_type, peer))
     }
 
     /// RTR to RTS: starts sending, with `psn` as the first packet's number.
@@ -371,7 +456,7 @@ impl Qp {
     /// # Errors
     /// As [`Qp::modify`].
     pub fn ready_to_send(&self, psn: Psn) -> Request<'_, ModifyQp> {
-        self.modify(QpAttr::rts(psn))
+        self.modify(QpAttr::rts_of(self.core.qp_type, psn))
     }
 
     /// To ERR: everything posted completes with
