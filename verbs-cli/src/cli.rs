@@ -14,6 +14,7 @@ use verbs_core::Mtu;
 
 use crate::address::{RoceUrl, UrlError};
 use crate::sim::{self, SimArgs};
+use crate::subnet::{self, SubnetArgs};
 
 /// Bytes that one message of a reliable connection carries at most (IBTA vol. 1, 9.7.7).
 const MESSAGE_BYTES_MAX: u64 = 1 << 31;
@@ -94,6 +95,9 @@ pub(crate) enum Command {
     /// Run the simulator: nodes, a network that fails, and checkers, all decided by a seed
     #[command(long_about = sim::ABOUT, after_help = sim::EXAMPLES)]
     Sim(SimArgs),
+    /// Host a simulated InfiniBand subnet that OpenSM and other tools work on
+    #[command(long_about = subnet::ABOUT, after_help = subnet::EXAMPLES)]
+    Subnet(SubnetArgs),
 }
 
 const COPY_ABOUT: &str = "\

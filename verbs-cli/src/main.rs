@@ -13,6 +13,7 @@ mod net;
 mod pingpong;
 mod report;
 mod sim;
+mod subnet;
 mod wire;
 
 use std::fmt::Display;
@@ -23,6 +24,7 @@ use clap::Parser;
 
 use crate::cli::{BenchArgs, Cli, Command, CopyArgs, DevinfoArgs, PingpongArgs, ServeArgs};
 use crate::sim::SimArgs;
+use crate::subnet::SubnetArgs;
 use crate::wire::Roce;
 
 fn main() -> ExitCode {
@@ -33,6 +35,7 @@ fn main() -> ExitCode {
         Command::Pingpong(args) => run_pingpong(&args),
         Command::Serve(args) => run_serve(&args),
         Command::Sim(args) => run_sim(&args),
+        Command::Subnet(args) => run_subnet(&args),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -74,6 +77,11 @@ fn run_serve(args: &ServeArgs) -> Result<(), u8> {
 fn run_sim(args: &SimArgs) -> Result<(), u8> {
     sim::run_seeds(args, &mut io::stdout())
         .map_err(|error| complain("sim", &error, error.exit_code()))
+}
+
+fn run_subnet(args: &SubnetArgs) -> Result<(), u8> {
+    subnet::run(args, &mut io::stdout())
+        .map_err(|error| complain("subnet", &error, error.exit_code()))
 }
 
 fn run_bench(args: &BenchArgs) -> Result<(), u8> {
