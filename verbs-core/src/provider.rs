@@ -249,6 +249,7 @@
 
 use crate::command::{AnyCommand, Kind, RequestId};
 use crate::error::Error;
+use crate::mad::{MadArrival, MadBytes, MadVerdict};
 use crate::sync::Arc;
 
 /// Implements a device, or stands in front of one and looks at what goes by.
@@ -271,6 +272,16 @@ pub trait Provider: Send + Sync + 'static {
     /// [`Error::Cancelled`]; a request whose command the hardware has already is left alone. Never
     /// waits.
     fn cancel(&self, _id: RequestId) {}
+
+    /// Answers a management datagram that is for the device itself: subnet management, performance
+    /// counters, whatever else the device is asked about in datagrams. A direct call.
+    ///
+    /// The port's service for management datagrams calls it for each one that arrives, from the
+    /// handler of its completion queue, under NoBlock: bounded work, no waiting, no lock whose holders
+    /// run foreign code (K2, K3). What it leaves goes to the service's clients.
+    fn process_mad(&self, _incoming: &MadArrival<'_>, _reply: &mut MadBytes) -> MadVerdict {
+        MadVerdict::NotMine
+    }
 }
 
 /// Sees the results of the commands that a filter let through.

@@ -16,6 +16,7 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use slab::Slab;
+use verbs_core::mad::{MadArrival, MadBytes, MadVerdict};
 use verbs_core::sync::atomic::{
     AtomicBool, AtomicU64,
     Ordering::{Acquire, Relaxed, Release},
@@ -246,6 +247,10 @@ impl Provider for CommandInterface {
             // It may have gone through to the provider behind.
             None => shared.inner.cancel(id),
         }
+    }
+
+    fn process_mad(&self, incoming: &MadArrival<'_>, reply: &mut MadBytes) -> MadVerdict {
+        self.shared.inner.process_mad(incoming, reply)
     }
 }
 

@@ -4,6 +4,7 @@ use std::fmt;
 
 use crate::command::{AnyCommand, Kind, PendingCommand, RequestId};
 use crate::error::Error;
+use crate::mad::{MadArrival, MadBytes, MadVerdict};
 use crate::provider::{Done, Frame, Hook, Provider};
 use crate::sync::atomic::{
     AtomicUsize,
@@ -228,6 +229,10 @@ impl Provider for Fault {
             Some(Held { command, .. }) => command.refuse(Error::Cancelled),
             None => self.inner.cancel(id),
         }
+    }
+
+    fn process_mad(&self, incoming: &MadArrival<'_>, reply: &mut MadBytes) -> MadVerdict {
+        self.inner.process_mad(incoming, reply)
     }
 }
 

@@ -6,6 +6,7 @@ use tracing::Span;
 use tracing::field::{Empty, display};
 
 use crate::command::{AnyCommand, RequestId};
+use crate::mad::{MadArrival, MadBytes, MadVerdict};
 use crate::provider::{Done, Frame, Hook, Provider};
 use crate::sync::Arc;
 
@@ -60,6 +61,10 @@ impl Provider for Trace {
     fn cancel(&self, id: RequestId) {
         tracing::debug!(target: "verbs", ?id, "cancel");
         self.inner.cancel(id);
+    }
+
+    fn process_mad(&self, incoming: &MadArrival<'_>, reply: &mut MadBytes) -> MadVerdict {
+        self.inner.process_mad(incoming, reply)
     }
 }
 

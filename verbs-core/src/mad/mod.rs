@@ -17,6 +17,7 @@ pub mod field;
 #[doc(hidden)]
 pub mod fuzz;
 pub mod header;
+pub mod process;
 pub mod rmpp;
 pub mod sa;
 pub mod time;
@@ -26,6 +27,7 @@ pub use field::{Bits, Blob, TooLong};
 pub use header::{
     AttributeId, Class, MAD_LEN, MadBytes, MadHeader, MadHeaderView, Method, Status, TransactionId,
 };
+pub use process::{MadArrival, MadVerdict};
 pub use time::{Time, TimeCode};
 
 use crate::addr::{QKey, Qpn};
