@@ -27,6 +27,7 @@ pub mod object;
 mod object_id;
 pub mod pd;
 pub mod provider;
+pub mod provider_attr;
 pub mod qp;
 pub mod qp_attr;
 pub mod qp_state;
@@ -42,8 +43,10 @@ mod slot;
 pub mod srq;
 #[doc(hidden)]
 pub mod sync;
+pub mod task;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
+pub mod timer;
 pub mod verb;
 mod verb_table;
 mod watch;
@@ -68,6 +71,7 @@ pub use mr::Mr;
 pub use object::{ObjectId, ObjectKind, Private, Refused, Target};
 pub use pd::Pd;
 pub use provider::{Done, Frame, Hook, Provider};
+pub use provider_attr::{CmLimits, NodeType, PortCaps, ProviderAttr, TransportType};
 pub use qp::{Qp, QpCap, QpInit, RecvQueue, SendQueue};
 pub use qp_attr::{Av, GlobalRoute, Path, QpAttr, QpInfo};
 pub use qp_state::{QpAttrMask, QpState, QpType};
@@ -75,8 +79,9 @@ pub use queue::{
     Arm, Armed, BatchError, How, Piece, PostCode, PostError, RawCq, RawRecvQueue, RawSendQueue,
 };
 pub use request::{CancelHandle, Issued, Request, RequestFuture};
-pub use routine::{collect, no_block};
+pub use routine::{collect, defer, no_block};
 pub use srq::{Srq, SrqAttr};
+pub use timer::Timer;
 pub use verb::Verb;
 pub use wc::{Wc, WcFlags, WcOpcode, WcStatus};
 pub use wr::{Payload, Read, Recv, RecvWr, Remote, Send, SendFlags, SendOp, SendWr, Sge, Write};

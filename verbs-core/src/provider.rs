@@ -250,7 +250,9 @@
 use crate::command::{AnyCommand, Kind, RequestId};
 use crate::error::Error;
 use crate::mad::{MadArrival, MadBytes, MadVerdict};
+use crate::provider_attr::ProviderAttr;
 use crate::sync::Arc;
+use crate::timer::Timer;
 
 /// Implements a device, or stands in front of one and looks at what goes by.
 ///
@@ -281,6 +283,17 @@ pub trait Provider: Send + Sync + 'static {
     /// run foreign code (K2, K3). What it leaves goes to the service's clients.
     fn process_mad(&self, _incoming: &MadArrival<'_>, _reply: &mut MadBytes) -> MadVerdict {
         MadVerdict::NotMine
+    }
+
+    /// What the device and that port are, and how connections are made there. A direct call that
+    /// answers from what the provider knows; the default has nothing to offer.
+    fn query_provider(&self, _port: u8) -> ProviderAttr {
+        ProviderAttr::default()
+    }
+
+    /// The device's timer, if it has one. Services that have to repeat what got lost need it.
+    fn timer(&self) -> Option<Arc<dyn Timer>> {
+        None
     }
 }
 

@@ -173,8 +173,8 @@ pub(crate) fn reserve() {
 }
 
 /// Runs `call` where routines run: now if nothing of that kind is under way on this thread, else
-/// when it is done.
-pub(crate) fn defer(call: impl FnOnce() + Send + 'static) {
+/// when it is done. For services above the verbs that call routines of their own.
+pub fn defer(call: impl FnOnce() + Send + 'static) {
     if no_block() {
         queue_call(call);
     } else {

@@ -22,7 +22,7 @@ use verbs_core::sync::atomic::{
     Ordering::{Acquire, Relaxed, Release},
 };
 use verbs_core::sync::{Arc, Mutex, Weak};
-use verbs_core::{AnyCommand, Error, PendingCommand, Provider, RequestId};
+use verbs_core::{AnyCommand, Error, PendingCommand, Provider, ProviderAttr, RequestId};
 
 use crate::clock::Instant;
 use crate::command::queue::{Parked, Queue};
@@ -251,6 +251,14 @@ impl Provider for CommandInterface {
 
     fn process_mad(&self, incoming: &MadArrival<'_>, reply: &mut MadBytes) -> MadVerdict {
         self.shared.inner.process_mad(incoming, reply)
+    }
+
+    fn query_provider(&self, port: u8) -> ProviderAttr {
+        self.shared.inner.query_provider(port)
+    }
+
+    fn timer(&self) -> Option<Arc<dyn verbs_core::Timer>> {
+        self.shared.inner.timer()
     }
 }
 
