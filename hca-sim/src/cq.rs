@@ -36,7 +36,7 @@ use verbs_core::sync::atomic::{
     fence,
 };
 use verbs_core::sync::{Arc, Mutex};
-use verbs_core::{CqNotify, Error, EventType, Qpn, WcFlags, WcOpcode, WcStatus};
+use verbs_core::{CqNotify, Error, EventType, Lid, Qpn, WcFlags, WcOpcode, WcStatus};
 
 use crate::clock::Clock;
 use crate::port::Port;
@@ -78,6 +78,15 @@ const OPCODE_SHIFT: u32 = 8;
 const FLAGS_SHIFT: u32 = 16;
 const LENGTH_SHIFT: u32 = 32;
 
+/// In an entry's first word, among the flags, where [`WcFlags`] has none: the fourth word tells about a
+/// datagram. Such an entry has [`HAS_TIME`] too, so that the short way of polling leaves it alone; the
+/// time is 0 if the queue has no clock.
+const DATAGRAM: u64 = 1 << 31;
+/// In the fourth word of a datagram's entry, above the sender's number.
+const SL_SHIFT: u32 = 24;
+const PKEY_SHIFT: u32 = 32;
+const SLID_SHIFT: u32 = 48;
+
 /// In an entry's third word, above the queue pair's number.
 const IMM_SHIFT: u32 = 32;
 
@@ -87,7 +96,17 @@ pub(crate) struct Cqe {
     pub(crate) wr_id: u64,
     what: u64,
     who: u64,
-    vendor_err: u32,
+    /// Of a failure, the crate's own reason; of a datagram, who sent it.
+    more: u64,
+}
+
+/// Where a datagram came from, as its completion tells it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Origin {
+    pub(crate) qpn: Qpn,
+    pub(crate) lid: Lid,
+    pub(crate) sl: u8,
+    pub(crate) pkey_index: u16,
 }
 
 impl Cqe {
@@ -99,7 +118,7 @@ impl Cqe {
             wr_id,
             what,
             who: qpn.value() as u64,
-            vendor_err: 0,
+            more: 0,
         }
     }
 
@@ -110,7 +129,7 @@ impl Cqe {
             wr_id,
             what,
             who: qpn.value() as u64,
-            vendor_err,
+            more: vendor_err as u64,
         }
     }
 
@@ -119,6 +138,16 @@ impl Cqe {
     pub(crate) const fn imm(mut self, imm: u32) -> Self {
         self.what |= (WcFlags::WITH_IMM.bits() as u64) << FLAGS_SHIFT;
         self.who |= (imm as u64) << IMM_SHIFT;
+        self
+    }
+
+    /// Is of a datagram that came from there, with those flags.
+    pub(crate) fn datagram(mut self, origin: &Origin, flags: WcFlags) -> Self {
+        self.what |= DATAGRAM | HAS_TIME | u64::from(flags.bits()) << FLAGS_SHIFT;
+        self.more = u64::from(origin.qpn.value())
+            | u64::from(origin.sl & 15) << SL_SHIFT
+            | u64::from(origin.pkey_index) << PKEY_SHIFT
+            | u64::from(origin.lid.0) << SLID_SHIFT;
         self
     }
 
@@ -376,6 +405,8 @@ impl CqRing {
         if let Some(clock) = &self.clock {
             self.place(at).0.0[4].store(clock.now().as_nanos(), Relaxed);
             cqe.what |= HAS_TIME;
+        } else if cqe.what & DATAGRAM != 0 {
+            self.place(at).0.0[4].store(0, Relaxed);
         }
         self.fill(at, &cqe);
         let mut fire = false;
@@ -415,7 +446,7 @@ impl CqRing {
         let (Entry(words), lap) = self.place(at);
         words[1].store(cqe.wr_id, Relaxed);
         words[2].store(cqe.who, Relaxed);
-        words[3].store(u64::from(cqe.vendor_err), Relaxed);
+        words[3].store(cqe.more, Relaxed);
         words[0].store(cqe.what | lap, Release);
     }
 

@@ -8,7 +8,7 @@ use verbs_core::sync::atomic::{
     AtomicU32, AtomicU64,
     Ordering::{Acquire, Relaxed, Release},
 };
-use verbs_core::{Error, Payload, QpCap, RKey, Remote, SendFlags, SendOp, SendWr, Sge};
+use verbs_core::{Dest, Error, Payload, QpCap, RKey, Remote, SendFlags, SendOp, SendWr, Sge};
 
 use crate::cq::no_entry;
 use crate::landing::Landing;
@@ -258,6 +258,7 @@ impl SendRing {
             op,
             flags,
             payload,
+            dest: Dest::Peer,
         }
     }
 }

@@ -53,7 +53,7 @@ mod watch;
 pub mod wc;
 pub mod wr;
 
-pub use addr::{Gid, Guid, LKey, Lid, Mtu, PKey, Psn, QKey, Qpn, RKey};
+pub use addr::{Gid, Guid, LKey, Lid, Mtu, PKey, Psn, QKey, Qpn, RKey, Srqn};
 pub use ah::Ah;
 pub use caps::{AtomicCap, DeviceAttr, DeviceCap, LinkLayer, PortAttr, PortState};
 pub use channel::{CompletionChannel, CqEvent, EventChannel};
@@ -84,4 +84,7 @@ pub use srq::{Srq, SrqAttr};
 pub use timer::Timer;
 pub use verb::Verb;
 pub use wc::{Wc, WcFlags, WcOpcode, WcStatus};
-pub use wr::{Payload, Read, Recv, RecvWr, Remote, Send, SendFlags, SendOp, SendWr, Sge, Write};
+pub use wr::{
+    Datagram, Dest, Payload, Read, Recv, RecvWr, Remote, Send, SendFlags, SendOp, SendWr, Sge,
+    Write,
+};

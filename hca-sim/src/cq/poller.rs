@@ -7,12 +7,13 @@ use verbs_core::sync::atomic::{
     Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst},
     fence,
 };
-use verbs_core::{Arm, Armed, Qpn, RawCq, Wc, WcFlags, WcStatus};
+use verbs_core::{Arm, Armed, Lid, Qpn, RawCq, Wc, WcFlags, WcStatus};
 
 use super::opcodes::OPCODES;
 use super::{
-    ARMED, CqRing, Entry, FAILURE, FLAGS_SHIFT, HAS_TIME, IMM_SHIFT, LAP, LENGTH_SHIFT,
-    OPCODE_SHIFT, STATUS, STATUS_SHIFT, WANT_NEXT, WANT_SOLICITED,
+    ARMED, CqRing, DATAGRAM, Entry, FAILURE, FLAGS_SHIFT, HAS_TIME, IMM_SHIFT, LAP, LENGTH_SHIFT,
+    OPCODE_SHIFT, PKEY_SHIFT, SL_SHIFT, SLID_SHIFT, STATUS, STATUS_SHIFT, WANT_NEXT,
+    WANT_SOLICITED,
 };
 use crate::port::Port;
 
@@ -193,6 +194,9 @@ fn fill(wc: &mut Wc, what: u64, words: &[AtomicU64; 8]) {
     wc.qpn = Qpn::new(who as u32);
     wc.imm = (who >> IMM_SHIFT) as u32;
     wc.src_qpn = Qpn::default();
+    wc.slid = Lid(0);
+    wc.pkey_index = 0;
+    wc.sl = 0;
     wc.vendor_err = 0;
     wc.timestamp_ns = 0;
 }
@@ -207,5 +211,13 @@ fn fill_rest(wc: &mut Wc, what: u64, words: &[AtomicU64; 8]) {
     }
     if what & HAS_TIME != 0 {
         wc.timestamp_ns = words[4].load(Relaxed);
+    }
+    if what & DATAGRAM != 0 {
+        let from = words[3].load(Relaxed);
+        wc.flags = WcFlags::from_bits_truncate((what >> FLAGS_SHIFT) as u16);
+        wc.src_qpn = Qpn::new(from as u32);
+        wc.sl = (from >> SL_SHIFT) as u8 & 15;
+        wc.pkey_index = (from >> PKEY_SHIFT) as u16;
+        wc.slid = Lid((from >> SLID_SHIFT) as u16);
     }
 }

@@ -481,5 +481,6 @@ fn wr<'a>(wr_id: u64, op: SendOp, sges: &'a [Sge]) -> SendWr<'a> {
         op,
         flags: SendFlags::SIGNALED,
         payload: verbs_core::Payload::List(sges),
+        dest: verbs_core::Dest::Peer,
     }
 }
