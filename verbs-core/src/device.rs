@@ -252,7 +252,7 @@ impl Device {
     /// The provider's.
     #[inline]
     pub fn query(&self) -> Request<'_, QueryDevice> {
-        Request::new(&self.core, QueryDevice(()))
+        self.core.query()
     }
 
     /// The attributes of a port, numbered from 1.
@@ -261,7 +261,7 @@ impl Device {
     /// [`Error::Invalid`] for a port that the device does not have.
     #[inline]
     pub fn query_port(&self, port: u8) -> Request<'_, QueryPort> {
-        Request::new(&self.core, QueryPort { port })
+        self.core.query_port(port)
     }
 
     /// The P_Key at `index` of the port's table.
@@ -279,7 +279,7 @@ impl Device {
     /// [`Error::Invalid`] for a port or index that the device does not have.
     #[inline]
     pub fn query_gid(&self, port: u8, index: u16) -> Request<'_, QueryGid> {
-        Request::new(&self.core, QueryGid { port, index })
+        self.core.query_gid(port, index)
     }
 
     /// Changes what the device says of itself.
@@ -386,6 +386,24 @@ impl DeviceCore {
 
     pub(crate) fn now_ns(&self) -> u64 {
         u64::try_from(self.epoch.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    /// As [`Device::query`]: services have the core, not the handle.
+    #[inline]
+    pub(crate) fn query(self: &Arc<Self>) -> Request<'_, QueryDevice> {
+        Request::new(self, QueryDevice(()))
+    }
+
+    /// As [`Device::query_port`].
+    #[inline]
+    pub(crate) fn query_port(self: &Arc<Self>, port: u8) -> Request<'_, QueryPort> {
+        Request::new(self, QueryPort { port })
+    }
+
+    /// As [`Device::query_gid`].
+    #[inline]
+    pub(crate) fn query_gid(self: &Arc<Self>, port: u8, index: u16) -> Request<'_, QueryGid> {
+        Request::new(self, QueryGid { port, index })
     }
 
     /// The service of that type which somebody uses on this device and `is_it` knows, or the one that
