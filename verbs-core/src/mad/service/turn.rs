@@ -57,6 +57,15 @@ impl State {
         methods: &[Method],
         client: Weak<dyn MadClient>,
     ) -> Result<AgentId, AgentError> {
+        // A client that has gone may not have got to its unregistering yet.
+        let gone = self
+            .clients
+            .iter()
+            .filter(|(_, client)| client.strong_count() == 0);
+        let gone: Vec<_> = gone.map(|(&id, _)| id).collect();
+        for id in gone {
+            self.unregister(id);
+        }
         let id = self.agents.register(class, version, methods)?;
         self.clients.insert(id, client);
         Ok(id)
