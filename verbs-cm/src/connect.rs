@@ -14,6 +14,7 @@ use crate::hub::Hub;
 use crate::manager::{Manager, Way};
 use crate::options::{ConnParam, bits, blob, options};
 use crate::params::{Connect, Route};
+use crate::provided::Provided;
 use crate::resolver::{Address, Hop, Query, Resolver};
 use crate::step::{CancelStep, Step, StepFuture};
 use crate::wire::{IpHeader, IpPair, PortSpace, ServiceId, Transport};
@@ -114,8 +115,26 @@ impl Connecting {
         }
         match self.manager.way().await {
             Ok(Way::Messages(hub)) => self.by_messages(hub).await,
+            Ok(Way::Verbs(provided)) => self.by_verbs(&provided).await,
             Err(error) => Err(refused(error, self.qp)),
         }
+    }
+
+    async fn by_verbs(self, provided: &Provided) -> Result<Connection, NotConnected> {
+        let addr = match self.addr.lookup(&*provided.resolver()) {
+            Ok(addr) => addr,
+            Err(error) => return Err(refused(error, self.qp)),
+        };
+        let Self {
+            qp,
+            local,
+            param,
+            private_data,
+            ..
+        } = self;
+        provided
+            .connect(qp, local, addr, &param, private_data)
+            .await
     }
 
     async fn by_messages(self, hub: Arc<Hub>) -> Result<Connection, NotConnected> {

@@ -17,7 +17,7 @@ use crate::error::Error;
 use crate::event::{Event, ResolveId};
 use crate::hub::Hub;
 use crate::listen::{Bound, Inner, Waiting};
-use crate::manager::{Manager, Way};
+use crate::manager::Manager;
 use crate::options::blob;
 use crate::params::{Resolve, Resolved};
 use crate::resolver::{Address, Query};
@@ -41,7 +41,7 @@ pub fn resolve_service(
     let (manager, addr) = (Manager::of(device), addr.into());
     let data = blob::<180>(private_data);
     Step::new(async move {
-        let Way::Messages(hub) = manager.way().await?;
+        let hub = manager.by_messages().await?;
         let resolver = hub.resolver();
         let addr = addr.lookup(&*resolver)?;
         let query = Query {
@@ -205,7 +205,7 @@ impl fmt::Debug for Service {
 pub fn listen_datagrams(device: &Device, addr: impl Into<Address>) -> Step<DatagramListener> {
     let (manager, addr) = (Manager::of(device), addr.into());
     Step::new(async move {
-        let Way::Messages(hub) = manager.way().await?;
+        let hub = manager.by_messages().await?;
         let addr = addr.lookup(&*hub.resolver())?;
         let bound = Bound::new(&hub, PortSpace::Udp, addr)?;
         Ok(DatagramListener {

@@ -84,6 +84,7 @@ pub mod machine;
 mod manager;
 mod options;
 mod params;
+mod provided;
 pub mod resolver;
 mod step;
 mod table;

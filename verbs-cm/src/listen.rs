@@ -1,5 +1,6 @@
 //! The passive side.
 
+use std::any::Any;
 use std::collections::VecDeque;
 use std::fmt;
 use std::future::{IntoFuture, poll_fn};
@@ -8,19 +9,21 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use futures::Stream;
+use verbs_core::mad::TimeCode;
 use verbs_core::sync::{Arc, AtomicWaker, Mutex};
-use verbs_core::{Access, Device, Qp, QpType, no_block};
+use verbs_core::{Access, CmEndpoint, CmRequest, Device, Qp, QpType, no_block};
 
 use crate::connect::{finish, refused};
 use crate::connection::Connection;
 use crate::datagram::Question;
-use crate::endpoint::{Endpoint, initialise};
+use crate::endpoint::{Data, Endpoint, initialise};
 use crate::error::{Error, NotConnected};
 use crate::event::{CmError, ConnId, Event, ListenId};
 use crate::hub::Hub;
 use crate::manager::{Manager, Way};
 use crate::options::{ConnParam, bits, blob, options};
 use crate::params::{Accept, Listen};
+use crate::provided;
 use crate::resolver::Address;
 use crate::step::{CancelStep, Step, StepFuture};
 use crate::wire::{IpHeader, PortSpace, RejectReason, Req, ServiceId, Transport};
@@ -104,9 +107,21 @@ impl Listening {
             match manager.way().await? {
                 Way::Messages(hub) => {
                     let addr = addr.lookup(&*hub.resolver())?;
-                    let bound = Bound::new(&hub, PortSpace::Tcp, addr)?;
+                    let inner = Bound::new(&hub, PortSpace::Tcp, addr)?.listen(backlog)?;
                     Ok(Listener {
-                        inner: bound.listen(backlog)?,
+                        local: inner.local_addr(),
+                        queue: Arc::clone(&inner.queue),
+                        _listens: Box::new(inner),
+                    })
+                }
+                Way::Verbs(provided) => {
+                    let addr = addr.lookup(&*provided.resolver())?;
+                    let queue = Arc::new(Backlog::new(backlog));
+                    let endpoint = provided.listen(addr, backlog, &queue).await?;
+                    Ok(Listener {
+                        local: endpoint.local(),
+                        queue,
+                        _listens: Box::new(endpoint),
                     })
                 }
             }
@@ -243,13 +258,7 @@ impl Backlog {
                 ..
             } => {
                 let gid = from.av.global.map(|global| IpAddr::from(global.dgid));
-                Waiting::Request(ConnectRequest {
-                    hub: Arc::clone(hub),
-                    conn: Some(conn),
-                    peer: peer_of(ip, gid),
-                    ip,
-                    req: Box::new(req),
-                })
+                Waiting::Request(ConnectRequest::by_message(hub, conn, ip, gid, &req))
             }
             Event::ResolveRequest {
                 resolution,
@@ -263,6 +272,10 @@ impl Backlog {
             }
             _ => return,
         };
+        self.push(waiting);
+    }
+
+    pub(crate) fn push(&self, waiting: Waiting) {
         self.waiting.lock().push_back(waiting);
         self.waker.wake();
     }
@@ -287,13 +300,16 @@ fn peer_of(ip: Option<IpHeader>, gid: Option<IpAddr>) -> SocketAddr {
 /// Listens at an address: a stream of requests for connections. Dropping it ends that; requests that
 /// were taken can still be answered.
 pub struct Listener {
-    inner: Inner,
+    local: SocketAddr,
+    queue: Arc<Backlog>,
+    /// What listens, until it is dropped.
+    _listens: Box<dyn Any + Send + Sync>,
 }
 
 impl Listener {
     /// Where it listens, with the port number that was given to it.
     pub fn local_addr(&self) -> SocketAddr {
-        self.inner.local_addr()
+        self.local
     }
 
     /// The next request.
@@ -306,7 +322,7 @@ impl Listener {
 
     fn poll_request(&self, cx: &mut Context<'_>) -> Poll<ConnectRequest> {
         loop {
-            match self.inner.queue.poll_next(cx) {
+            match self.queue.poll_next(cx) {
                 Poll::Ready(Waiting::Request(request)) => return Poll::Ready(request),
                 // A question for datagrams in the port space of connections: nobody answers it.
                 Poll::Ready(Waiting::Question(question)) => drop(question),
@@ -336,15 +352,64 @@ impl fmt::Debug for Listener {
 /// A peer asks for a connection: [accept](ConnectRequest::accept) or [reject](ConnectRequest::reject)
 /// it. Dropping it rejects it.
 pub struct ConnectRequest {
-    hub: Arc<Hub>,
-    /// `None` once it was answered.
-    conn: Option<ConnId>,
     peer: SocketAddr,
-    ip: Option<IpHeader>,
-    req: Box<Req>,
+    local: Option<IpAddr>,
+    private_data: Data,
+    /// As the peer sees them.
+    responder_resources: u8,
+    initiator_depth: u8,
+    asked: Asked,
+}
+
+/// How the peer asked, until it is answered.
+enum Asked {
+    Message {
+        hub: Arc<Hub>,
+        conn: ConnId,
+        qp_type: QpType,
+    },
+    Verb(CmEndpoint),
+    Answered,
 }
 
 impl ConnectRequest {
+    fn by_message(
+        hub: &Arc<Hub>,
+        conn: ConnId,
+        ip: Option<IpHeader>,
+        gid: Option<IpAddr>,
+        req: &Req,
+    ) -> Self {
+        let start = ip.map_or(0, |_| IpHeader::LEN);
+        let qp_type = match req.transport {
+            Transport::Uc => QpType::Uc,
+            _ => QpType::Rc,
+        };
+        Self {
+            peer: peer_of(ip, gid),
+            local: ip.map(|ip| ip.addresses.destination()),
+            private_data: req.private_data.0[start..].to_vec(),
+            responder_resources: req.responder_resources,
+            initiator_depth: req.initiator_depth,
+            asked: Asked::Message {
+                hub: Arc::clone(hub),
+                conn,
+                qp_type,
+            },
+        }
+    }
+
+    pub(crate) fn by_verb(request: CmRequest) -> Self {
+        Self {
+            peer: request.remote,
+            local: Some(request.endpoint.local().ip()),
+            private_data: request.private_data,
+            responder_resources: request.param.responder_resources,
+            initiator_depth: request.param.initiator_depth,
+            asked: Asked::Verb(request.endpoint),
+        }
+    }
+
     /// Who asks; without port number if the request has no header of the RDMA IP connection manager.
     pub fn peer_addr(&self) -> SocketAddr {
         self.peer
@@ -352,27 +417,23 @@ impl ConnectRequest {
 
     /// The address that was asked for, if the request says it.
     pub fn local_addr(&self) -> Option<IpAddr> {
-        self.ip.map(|ip| ip.addresses.destination())
+        self.local
     }
 
-    /// What the peer says along: 56 bytes after the header of the RDMA IP connection manager, or 92,
-    /// padded with zeros.
+    /// What the peer says along. By messages that is 56 bytes after the header of the RDMA IP connection
+    /// manager, or 92 without one, padded with zeros.
     pub fn private_data(&self) -> &[u8] {
-        let data = &self.req.private_data.0;
-        match self.ip {
-            Some(_) => &data[IpHeader::LEN..],
-            None => data,
-        }
+        &self.private_data
     }
 
     /// READs and atomics that the peer serves at a time.
     pub fn responder_resources(&self) -> u8 {
-        self.req.responder_resources
+        self.responder_resources
     }
 
     /// READs and atomics that the peer wants to have outstanding.
     pub fn initiator_depth(&self) -> u8 {
-        self.req.initiator_depth
+        self.initiator_depth
     }
 
     /// Accepts it with that queue pair, which is in RESET, or in INIT if receives were posted already.
@@ -382,8 +443,8 @@ impl ConnectRequest {
     /// up, [`Error::QpType`], [`Error::QpState`], [`Error::Failed`], [`Error::Verb`].
     pub fn accept(self, qp: Qp) -> Accepting {
         let param = ConnParam {
-            responder_resources: self.req.initiator_depth,
-            initiator_depth: self.req.responder_resources,
+            responder_resources: self.initiator_depth,
+            initiator_depth: self.responder_resources,
             ..ConnParam::default()
         };
         Accepting {
@@ -404,37 +465,42 @@ impl ConnectRequest {
     /// [`Error::PrivateData`], [`Error::Machine`] when the peer has given up.
     pub fn reject(mut self, private_data: &[u8]) -> Result<(), Error> {
         let data = blob::<148>(private_data)?;
-        let Some(conn) = self.conn.take() else {
-            return Ok(());
-        };
-        let rejected = self.hub.with(|inner, now| {
-            let reason = RejectReason::Consumer;
-            inner.cm.reject(now, conn, reason, &[], data)
-        });
-        Ok(rejected?)
+        match std::mem::replace(&mut self.asked, Asked::Answered) {
+            Asked::Message { hub, conn, .. } => {
+                let reason = RejectReason::Consumer;
+                let rejected = hub.with(|inner, now| inner.cm.reject(now, conn, reason, &[], data));
+                Ok(rejected?)
+            }
+            Asked::Verb(endpoint) => {
+                // The endpoint has served its purpose when this is done.
+                let request = endpoint.reject(private_data.to_vec());
+                let _ = request.issue(|_done| ());
+                Ok(())
+            }
+            Asked::Answered => Ok(()),
+        }
     }
 
-    /// Tells the peer that the answer takes longer. Never blocks.
+    /// Tells the peer that the answer takes longer, where there is a message for that. Never blocks.
     ///
     /// # Errors
     /// [`Error::Machine`] when no answer is due.
-    pub fn delay(&self, longer: verbs_core::mad::TimeCode) -> Result<(), Error> {
-        let Some(conn) = self.conn else {
-            return Ok(());
-        };
-        let delayed = self
-            .hub
-            .with(|inner, now| inner.cm.delay(now, conn, longer));
-        Ok(delayed?)
+    pub fn delay(&self, longer: TimeCode) -> Result<(), Error> {
+        match &self.asked {
+            Asked::Message { hub, conn, .. } => {
+                Ok(hub.with(|inner, now| inner.cm.delay(now, *conn, longer))?)
+            }
+            Asked::Verb(_) | Asked::Answered => Ok(()),
+        }
     }
 }
 
 impl Drop for ConnectRequest {
     fn drop(&mut self) {
-        if let Some(conn) = self.conn.take() {
-            self.hub.with(|inner, now| {
+        if let Asked::Message { hub, conn, .. } = &self.asked {
+            hub.with(|inner, now| {
                 // The peer may have given up.
-                let _gone = inner.cm.destroy(now, conn);
+                let _gone = inner.cm.destroy(now, *conn);
             });
         }
     }
@@ -487,7 +553,32 @@ impl Accepting {
         Step::new(self.run())
     }
 
-    async fn run(self) -> Result<Connection, NotConnected> {
+    async fn run(mut self) -> Result<Connection, NotConnected> {
+        match std::mem::replace(&mut self.request.asked, Asked::Answered) {
+            Asked::Message { hub, conn, qp_type } => {
+                let conn = Some(conn);
+                let pending = Pending { hub, conn };
+                self.by_message(pending, qp_type).await
+            }
+            Asked::Verb(endpoint) => {
+                let peer = self.request.peer;
+                let Self {
+                    qp,
+                    param,
+                    private_data,
+                    ..
+                } = self;
+                provided::accept(endpoint, qp, peer, &param, private_data).await
+            }
+            Asked::Answered => unreachable!("a request is answered once"),
+        }
+    }
+
+    async fn by_message(
+        self,
+        pending: Pending,
+        qp_type: QpType,
+    ) -> Result<Connection, NotConnected> {
         let Self {
             request,
             qp,
@@ -495,18 +586,14 @@ impl Accepting {
             access,
             private_data,
         } = self;
-        let fits = match request.req.transport {
-            Transport::Uc => qp.qp_type() == QpType::Uc,
-            _ => qp.qp_type() == QpType::Rc,
-        };
-        if !fits {
+        if qp.qp_type() != qp_type {
             return Err(refused(Error::QpType, qp));
         }
         let data = match blob::<196>(&private_data) {
             Ok(data) => data,
             Err(error) => return Err(refused(error, qp)),
         };
-        let port = request.hub.port().number;
+        let port = pending.hub.port().number;
         if let Err(error) = initialise(&qp, port, access).await {
             return Err(refused(error, qp));
         }
@@ -520,30 +607,56 @@ impl Accepting {
             private_data: data,
             ..Accept::default()
         };
-        match request.answer(accept, qp) {
+        match pending.answer(accept, qp, request.peer) {
             Ok(endpoint) => finish(endpoint).await,
             Err((error, qp)) => Err(refused(error, qp)),
         }
     }
 }
 
-impl ConnectRequest {
+/// A request by message that is being accepted; dropping it rejects it.
+struct Pending {
+    hub: Arc<Hub>,
+    /// `None` once the machine was told.
+    conn: Option<ConnId>,
+}
+
+impl Pending {
     /// Has the machine accept it.
-    fn answer(mut self, mut accept: Accept, qp: Qp) -> Result<Arc<Endpoint>, (Error, Qp)> {
-        let Some(conn) = self.conn.take() else {
-            unreachable!("a request is answered once");
-        };
+    fn answer(
+        mut self,
+        mut accept: Accept,
+        qp: Qp,
+        peer: SocketAddr,
+    ) -> Result<Arc<Endpoint>, (Error, Qp)> {
         let hub = Arc::clone(&self.hub);
-        hub.with(|inner, now| {
+        let Some(conn) = self.conn else {
+            unreachable!("the machine is told once");
+        };
+        let endpoint = hub.with(|inner, now| {
             accept.psn = inner.cm.draw_psn();
             if let Err(error) = inner.cm.accept(now, conn, &accept) {
                 return Err((error.into(), qp));
             }
             inner.by_qpn.insert(qp.qpn().value(), conn);
-            let endpoint = Endpoint::new(&hub, conn, qp, self.peer, None);
+            let endpoint = Endpoint::new(&hub, conn, qp, peer, None);
             inner.conns.insert(conn, Arc::downgrade(&endpoint));
             Ok(endpoint)
-        })
+        })?;
+        // The endpoint sees to it from now on.
+        self.conn = None;
+        Ok(endpoint)
+    }
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        if let Some(conn) = self.conn {
+            self.hub.with(|inner, now| {
+                // The peer may have given up.
+                let _gone = inner.cm.destroy(now, conn);
+            });
+        }
     }
 }
 

@@ -3,14 +3,15 @@
 use std::fmt;
 
 use futures::FutureExt;
-use futures::future::{BoxFuture, Shared};
+use futures::future::{self, BoxFuture, Shared};
 use verbs_core::sync::Arc;
-use verbs_core::{Device, Qp};
+use verbs_core::{Device, PortCaps, Qp};
 
 use crate::connect::Connecting;
 use crate::error::Error;
 use crate::hub::Hub;
 use crate::listen::Listening;
+use crate::provided::Provided;
 use crate::resolver::{Address, Resolver};
 use crate::step::Step;
 
@@ -31,6 +32,8 @@ pub struct Manager {
 pub(crate) enum Way {
     /// By messages of the InfiniBand connection manager on queue pair 1.
     Messages(Arc<Hub>),
+    /// By the provider's own verbs.
+    Verbs(Arc<Provided>),
 }
 
 impl Manager {
@@ -41,11 +44,19 @@ impl Manager {
 
     /// The manager of that port.
     pub fn of_port(device: &Device, port: u8) -> Self {
-        let hub = Hub::of(device, port);
-        let opening = async move { Ok(Way::Messages(hub.await?)) };
+        let caps = device.query_provider(port).caps;
+        let opening = if caps.contains(PortCaps::IB_CM | PortCaps::MAD) {
+            let hub = Hub::of(device, port);
+            async move { Ok(Way::Messages(hub.await?)) }.boxed()
+        } else if caps.contains(PortCaps::IW_CM) {
+            let provided = Arc::new(Provided::new(device));
+            future::ready(Ok(Way::Verbs(provided))).boxed()
+        } else {
+            future::ready(Err(Error::NoManager(port))).boxed()
+        };
         Self {
             port,
-            opening: opening.boxed().shared(),
+            opening: opening.shared(),
         }
     }
 
@@ -67,6 +78,8 @@ impl Manager {
         Step::new(async move {
             match manager.way().await? {
                 Way::Messages(hub) => hub.set_resolver(resolver),
+                // The provider looks addresses up itself; names are the program's.
+                Way::Verbs(provided) => provided.set_resolver(resolver),
             }
             Ok(())
         })
@@ -92,8 +105,17 @@ impl Manager {
         Step::new(async move {
             match manager.way().await? {
                 Way::Messages(hub) => Ok(hub.counts()),
+                Way::Verbs(_) => Ok(Counts::default()),
             }
         })
+    }
+
+    /// The way of those that have one only: by messages.
+    pub(crate) async fn by_messages(&self) -> Result<Arc<Hub>, Error> {
+        match self.way().await? {
+            Way::Messages(hub) => Ok(hub),
+            Way::Verbs(_) => Err(Error::NoManager(self.port)),
+        }
     }
 
     pub(crate) async fn way(&self) -> Result<Way, Error> {
@@ -101,7 +123,7 @@ impl Manager {
     }
 }
 
-/// What a manager keeps.
+/// What a manager keeps; nothing where the provider makes connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Counts {
     /// Connections in any state, and resolutions.

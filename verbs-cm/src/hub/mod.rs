@@ -18,7 +18,7 @@ use verbs_core::mad::{
     AgentError, Class, Delivery, MadAgent, MadClient, MadService, Method, PortInfo, Time, TimeCode,
 };
 use verbs_core::sync::{Arc, Mutex, Weak};
-use verbs_core::{AsyncEvent, Device, ObjectKind, PortCaps, TransportType, collect};
+use verbs_core::{AsyncEvent, Device, ObjectKind, TransportType, collect};
 
 use crate::config::Config;
 use crate::datagram::Answer;
@@ -66,13 +66,10 @@ impl Hub {
         device: &Device,
         port: u8,
     ) -> impl Future<Output = Result<Arc<Self>, Error>> + Send + use<> {
-        let caps = device.query_provider(port).caps;
-        let service = caps
-            .contains(PortCaps::IB_CM)
-            .then(|| MadService::of(device, port));
+        let service = MadService::of(device, port);
         let core = Arc::clone(device.target());
         async move {
-            let service = service.ok_or(Error::NoManager(port))?.await?;
+            let service = service.await?;
             let hub = core.service(
                 |hub: &Self| hub.service.port().number == port,
                 || Self::new(service.clone(), &core),
