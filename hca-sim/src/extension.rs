@@ -130,7 +130,7 @@ pub(crate) fn answer(call: &mut CallExtension, port: &Port) -> Option<AnyOutput>
     call.answer::<PortCounters>(counters)
         .or_else(|| call.answer::<CapabilityMask>(mask))
         .or_else(|| {
-            let driver = port.driver.as_ref()?;
+            let driver = port.driver()?;
             call.answer::<PacketCounters>(|()| packets(port, driver))
         })
 }

@@ -42,14 +42,14 @@ impl Packets {
     fn look(&mut self) -> bool {
         self.idle = self.idle.saturating_add(1);
         let often = self.idle >= OFTEN;
-        let driver = self.port.driver.as_ref();
+        let driver = self.port.driver();
         driver.is_some_and(|driver| driver.poll(&self.port, often)) && often
     }
 
     /// The consumer is about to wait.
     fn stop(&mut self) {
         self.idle = 0;
-        if let Some(driver) = &self.port.driver {
+        if let Some(driver) = self.port.driver() {
             driver.stop_polling();
         }
     }

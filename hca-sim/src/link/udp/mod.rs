@@ -291,6 +291,7 @@ impl Udp {
                         IpAddr::V4(_) => Ident::Hidden,
                     },
                     bytes,
+                    local: None,
                 });
             }
             if packets - before > 1 {

@@ -143,7 +143,9 @@ impl Core {
                 let gids = info.as_ref().map_or(&[][..], |info| &info.gids);
                 for arrival in lot.drain(..) {
                     let from = reverse::source(&arrival.wc, &arrival.grh, self.port, gids);
-                    self.handle(&arrival, from);
+                    if let Some(from) = from {
+                        self.handle(&arrival, from);
+                    }
                 }
                 self.deliver();
             }
