@@ -33,7 +33,7 @@ pub(super) fn source(
 /// Whom a datagram was sent to, in the header that says it came from `sgid`. Mapped addresses come from
 /// IPv4 headers, which are in the last 20 bytes.
 fn destination(grh: &[u8; GRH_LEN], sgid: Gid) -> Gid {
-    let whole = grh.last_chunk().copied().unwrap_or_default();
+    let whole: [u8; 16] = grh.last_chunk().copied().unwrap_or_default();
     let [.., a, b, c, d] = whole;
     match IpAddr::from(sgid) {
         IpAddr::V4(_) => Gid::from(Ipv4Addr::new(a, b, c, d)),
