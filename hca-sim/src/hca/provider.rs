@@ -11,7 +11,7 @@ impl Hca {
         if check_port(port).is_err() {
             return ProviderAttr::default();
         }
-        let transport = match self.port.driver {
+        let transport = match self.port.driver() {
             Some(_) => TransportType::RoceV2,
             None => TransportType::InfiniBand,
         };

@@ -172,10 +172,10 @@ impl Hub {
         }
     }
 
-    /// The port's address for a name of it; all of them for the unspecified one.
+    /// Whether the address is the port's; the unspecified one stands for all of them.
     pub(crate) fn check_local(&self, addr: SocketAddr) -> Result<(), Error> {
         let ip = addr.ip();
-        if ip.is_unspecified() || crate::resolver::gid_of(&self.port(), ip).is_some() {
+        if ip.is_unspecified() || self.resolver().is_local(ip, &self.port()) {
             return Ok(());
         }
         Err(Error::AddressNotAvailable(ip))

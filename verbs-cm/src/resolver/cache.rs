@@ -5,6 +5,7 @@ use std::net::IpAddr;
 
 use futures::FutureExt;
 use futures::future::{self, BoxFuture};
+use verbs_core::mad::PortInfo;
 use verbs_core::sync::{Arc, Mutex};
 
 use crate::error::Error;
@@ -74,6 +75,10 @@ impl<R: Resolver> Resolver for Cached<R> {
             Ok(hop)
         }
         .boxed()
+    }
+
+    fn is_local(&self, addr: IpAddr, port: &PortInfo) -> bool {
+        self.inner.is_local(addr, port)
     }
 
     fn lookup(&self, name: &str) -> Option<IpAddr> {

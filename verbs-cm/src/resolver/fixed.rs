@@ -5,6 +5,7 @@ use std::net::IpAddr;
 
 use futures::FutureExt;
 use futures::future::{self, BoxFuture};
+use verbs_core::mad::PortInfo;
 use verbs_core::{Gid, Lid};
 
 use crate::error::Error;
@@ -66,6 +67,13 @@ impl Fixed {
 impl Resolver for Fixed {
     fn resolve(&self, query: Query) -> BoxFuture<'static, Result<Hop, Error>> {
         future::ready(self.find(&query)).boxed()
+    }
+
+    fn is_local(&self, addr: IpAddr, port: &PortInfo) -> bool {
+        match self.ways.get(&addr) {
+            Some((gid, _)) => port.gids.iter().any(|(_, own)| own == gid),
+            None => gid_of(port, addr).is_some(),
+        }
     }
 
     fn lookup(&self, name: &str) -> Option<IpAddr> {

@@ -53,6 +53,12 @@ pub trait Resolver: Send + Sync + fmt::Debug {
     /// Of the future: [`Error::NoRoute`], [`Error::AddressNotAvailable`], [`Error::TimedOut`].
     fn resolve(&self, query: Query) -> BoxFuture<'static, Result<Hop, Error>>;
 
+    /// Whether an address is the port's, so that somebody may listen there. By default it is if it is in
+    /// the port's GID table.
+    fn is_local(&self, addr: IpAddr, port: &PortInfo) -> bool {
+        gid_of(port, addr).is_some()
+    }
+
     /// The address of a host's name; none by default.
     fn lookup(&self, _name: &str) -> Option<IpAddr> {
         None

@@ -1,0 +1,1 @@
+//! Many connections over bad networks.
