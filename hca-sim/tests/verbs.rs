@@ -10,7 +10,7 @@ use hca_sim::{Hca, Limits, Loopback, connect};
 use verbs_core::device::ModifyDevice;
 use verbs_core::{
     Access, Attr, Av, Cq, Device, DeviceCap, Error, EventType, Extension, Gid, Guid, Lid, Memory,
-    Mr, PKey, Pd, PostError, Qp, QpInit, QpState, QpType, Recv, Send, Srq, Wc, WcStatus, Write,
+    Mr, PKey, Pd, PostError, Qp, QpInit, QpState, Recv, Send, Srq, Wc, WcStatus, Write,
 };
 
 use futures::executor::block_on;
