@@ -207,7 +207,11 @@ fn check(ping: u64, sent: &[u8], came: &[u8]) -> Result<(), RpingError> {
 fn readable(bytes: &[u8]) -> impl fmt::Display + use<> {
     let end = bytes.iter().position(|&byte| byte == 0);
     let text = &bytes[..end.unwrap_or(bytes.len())];
-    text.escape_ascii().to_string()
+    let shown = |&byte: &u8| match byte {
+        b' '..=b'~' => char::from(byte).to_string(),
+        other => other.escape_ascii().to_string(),
+    };
+    text.iter().map(shown).collect::<String>()
 }
 
 fn say(out: &mut dyn Write, text: &dyn fmt::Display) -> Result<(), RpingError> {
@@ -224,7 +228,7 @@ mod tests {
         let first = content(0, 64);
         assert_eq!(
             readable(&first).to_string(),
-            "rdma-ping-0: ABCDEFGHIJKLMNOPQRSTUVWXYZ[\\\\]^_`abcdefghijklmnopqr"
+            "rdma-ping-0: ABCDEFGHIJKLMNOPQRSTUVWXYZ[\\]^_`abcdefghijklmnopqr"
         );
         assert_eq!(readable(&content(1, 20)).to_string(), "rdma-ping-1: BCDEFG");
         assert!(
