@@ -62,7 +62,10 @@ fn attributes_go_across() {
     lab.cms[1].accept(lab.now, conn, &answer).unwrap();
     let rtr = lab.cms[1].poll_qp_change().unwrap().attr;
     // Each side says where the other is to begin.
-    assert_eq!((rtr.dest_qpn, rtr.rq_psn), (Some(wish.qpn), Some(answer.psn)));
+    assert_eq!(
+        (rtr.dest_qpn, rtr.rq_psn),
+        (Some(wish.qpn), Some(answer.psn))
+    );
     assert_eq!(
         (rtr.max_dest_rd_atomic, rtr.path_mtu),
         (Some(5), Some(Mtu::B1024))
