@@ -150,7 +150,7 @@ impl Connecting {
             hop,
             route,
             port: self.local.map_or(0, |local| local.port()),
-            param: self.param,
+            param: self.param.within(&hub.port().device),
             private_data: self.private_data,
         };
         match asked.ask(&hub, self.qp) {

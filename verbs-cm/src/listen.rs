@@ -593,8 +593,9 @@ impl Accepting {
             Ok(data) => data,
             Err(error) => return Err(refused(error, qp)),
         };
-        let port = pending.hub.port().number;
-        if let Err(error) = initialise(&qp, port, access).await {
+        let port = pending.hub.port();
+        let param = param.within(&port.device);
+        if let Err(error) = initialise(&qp, port.number, access).await {
             return Err(refused(error, qp));
         }
         let accept = Accept {

@@ -1,5 +1,6 @@
 //! Options of connections, with the field's names.
 
+use verbs_core::DeviceAttr;
 use verbs_core::mad::{Bits, Blob, TimeCode};
 
 use crate::error::Error;
@@ -7,7 +8,8 @@ use crate::error::Error;
 /// What both sides may choose, with the defaults of `rdma_cm`'s users.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnParam {
-    /// READs and atomics that the queue pair serves at a time. 16 by default; the peer may use fewer.
+    /// READs and atomics that the queue pair serves at a time; no more than the device can do are
+    /// offered. 16 by default; the peer may use fewer.
     pub responder_resources: u8,
     /// READs and atomics that may be outstanding. 16 by default; no more than the peer serves are used.
     pub initiator_depth: u8,
@@ -41,6 +43,15 @@ impl Default for ConnParam {
             max_cm_retries: 15,
             tos: 0,
         }
+    }
+}
+
+impl ConnParam {
+    /// No more READs and atomics than the device can do.
+    pub(crate) fn within(mut self, device: &DeviceAttr) -> Self {
+        self.responder_resources = self.responder_resources.min(device.max_qp_rd_atom);
+        self.initiator_depth = self.initiator_depth.min(device.max_qp_init_rd_atom);
+        self
     }
 }
 
