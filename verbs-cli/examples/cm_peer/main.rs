@@ -52,6 +52,7 @@ fn run(address: &str, role: &str, at: &str) -> Result<String, Failed> {
             "rejecting-server" => simple::reject(&host, at).await,
             "open" => simple::open(&host).await,
             "connect" => simple::connect(&host, at).await,
+            "cut" => simple::cut(&mut host, at).await,
             "hold" => simple::hold(&host, at).await,
             other => Err(format!("there is no role {other}").into()),
         }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use verbs_cm::Manager;
-use verbs_core::{QpType, Send, WcOpcode};
+use verbs_core::{QpType, Remote, Send, WcOpcode, Write};
 
 use crate::host::{Failed, Host};
 
@@ -47,10 +47,12 @@ pub(crate) async fn reject(host: &Host, at: SocketAddr) -> Result<String, Failed
 
 /// Is there, and nobody listens.
 pub(crate) async fn open(host: &Host) -> Result<String, Failed> {
-    Manager::of(&host.device).open().await?;
-    println!("open");
-    thread::sleep(Duration::from_secs(20));
-    Ok(String::new())
+    let manager = Manager::of(&host.device);
+    manager.open().await?;
+    // As long as it takes a peer to be refused.
+    thread::sleep(Duration::from_secs(8));
+    drop(manager);
+    Ok("nobody listened".into())
 }
 
 /// Connects, and says how that went.
@@ -59,6 +61,19 @@ pub(crate) async fn connect(host: &Host, at: SocketAddr) -> Result<String, Faile
     let connection = verbs_cm::connect(&host.device, at, qp).await?;
     connection.close().await?;
     Ok("connected".into())
+}
+
+/// Connects, and finds out by WRITEs of nothing when the peer cannot be reached any more.
+pub(crate) async fn cut(host: &mut Host, at: SocketAddr) -> Result<String, Failed> {
+    let qp = host.qp(QpType::Rc).await?;
+    let connecting = verbs_cm::connect(&host.device, at, qp).retry_count(1);
+    let mut connection = connecting.await?;
+    println!("connected");
+    loop {
+        connection.post_send(Write::new(1, Remote::default()).inline(b"").signaled())?;
+        host.completion(WcOpcode::RdmaWrite).await?;
+        thread::sleep(Duration::from_millis(200));
+    }
 }
 
 /// Connects, and waits for the end: its own by a signal, or the peer's.
