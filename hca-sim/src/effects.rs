@@ -22,6 +22,8 @@ pub(crate) struct Effects {
     pub(crate) fire: Vec<Arc<CqRing>>,
     pub(crate) overrun: Vec<Arc<CqRing>>,
     pub(crate) convert: Vec<Arc<CqRing>>,
+    /// Who waits for a completion queue that changes hands, if others than the one whose turn it is.
+    pub(crate) waiting: Vec<(Arc<CqRing>, Arc<QueuePair>)>,
     pub(crate) fail: Vec<Arc<QueuePair>>,
     /// Whose send queue goes to SQE.
     pub(crate) fail_sends: Vec<Arc<QueuePair>>,
@@ -35,6 +37,8 @@ pub(crate) struct Effects {
     pub(crate) news: Vec<Change>,
     pub(crate) raise: Vec<(Arc<QueuePair>, EventType)>,
     pub(crate) srq_limit: Vec<Arc<SharedReceives>>,
+    /// What else there is to do.
+    pub(crate) after: Vec<Job>,
 }
 
 /// See [`Effects::take_packets`].
@@ -43,6 +47,9 @@ pub(crate) struct ForDriver {
     pub(crate) fed: Vec<Arc<dyn Due>>,
     pub(crate) news: Vec<Change>,
 }
+
+/// Something to be done once.
+pub(crate) type Job = Box<dyn FnOnce() + Send>;
 
 impl Effects {
     pub(crate) fn note(&mut self, sender: &QueuePair, land: &Landing, done: Done) {
@@ -87,8 +94,17 @@ impl Effects {
         }
     }
 
-    /// Notes what a connection over packets leads to.
-    pub(crate) fn note_packets(&mut self, qp: &Arc<QueuePair>, notes: Notes) {
+    /// Notes what a connection over packets leads to; `named` is the shared receive queue that a request
+    /// named.
+    pub(crate) fn note_packets(
+        &mut self,
+        qp: &Arc<QueuePair>,
+        named: Option<&Arc<SharedReceives>>,
+        notes: Notes,
+    ) {
+        let srq = named.or(qp.srq.as_ref());
+        let recv_cq = named.and_then(|srq| srq.named.as_ref());
+        let recv_cq = recv_cq.map_or(&qp.recv_cq, |named| &named.cq);
         let Notes {
             fire_send,
             fire_recv,
@@ -107,11 +123,11 @@ impl Effects {
             }
         };
         push(fire_send, &mut self.fire, &qp.send_cq);
-        push(fire_recv, &mut self.fire, &qp.recv_cq);
+        push(fire_recv, &mut self.fire, recv_cq);
         push(overrun_send, &mut self.overrun, &qp.send_cq);
-        push(overrun_recv, &mut self.overrun, &qp.recv_cq);
+        push(overrun_recv, &mut self.overrun, recv_cq);
         if srq_limit {
-            self.srq_limit.extend(qp.srq.clone());
+            self.srq_limit.extend(srq.cloned());
         }
         if fail_sends {
             self.fail_sends.push(Arc::clone(qp));
@@ -124,8 +140,8 @@ impl Effects {
     }
 
     /// Does what was noted, outside of pins, locks and turns. `waiter` is who was put off by a
-    /// completion queue that changes hands.
-    pub(crate) fn carry_out(self, port: &Port, waiter: Option<&Arc<QueuePair>>) {
+    /// completion queue that changes hands: whether it is to try again at once.
+    pub(crate) fn carry_out(self, port: &Port, waiter: Option<&Arc<QueuePair>>) -> bool {
         for qp in self.contact {
             qp.contact();
         }
@@ -150,10 +166,18 @@ impl Effects {
         for finish in self.finish {
             finish.complete();
         }
+        for job in self.after {
+            job();
+        }
+        let mut again = false;
+        for (cq, qp) in self.waiting {
+            cq.convert(qp);
+        }
         if let Some(waiter) = waiter {
             for cq in self.convert {
-                cq.convert(Arc::clone(waiter) as Arc<dyn WaitsForCq>);
+                again |= cq.convert(Arc::clone(waiter) as Arc<dyn WaitsForCq>);
             }
         }
+        again
     }
 }

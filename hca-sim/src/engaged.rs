@@ -101,18 +101,19 @@ impl QueuePair {
         if let Some(driver) = self.driver() {
             return driver.serve(self);
         }
-        let Some(mut held) = self.engaged.turns.enter() else {
-            return;
-        };
-        let mut effects = Effects::default();
-        loop {
-            self.round(None, &mut effects);
-            match held.leave() {
-                Some(again) => held = again,
-                None => break,
+        while let Some(mut held) = self.engaged.turns.enter() {
+            let mut effects = Effects::default();
+            loop {
+                self.round(None, &mut effects);
+                match held.leave() {
+                    Some(again) => held = again,
+                    None => break,
+                }
+            }
+            if !effects.carry_out(&self.port, Some(self)) {
+                return;
             }
         }
-        effects.carry_out(&self.port, Some(self));
     }
 
     /// There is reason to try again at once.
@@ -125,7 +126,7 @@ impl QueuePair {
     pub(crate) fn see_to(self: &Arc<Self>, land: &Landing, done: Done) {
         let mut effects = Effects::default();
         effects.note(self, land, done);
-        effects.carry_out(&self.port, Some(self));
+        effects.carry_out(&self.port, None);
     }
 
     /// One round, by the holder; `mail` if packets carry its messages.
@@ -436,11 +437,14 @@ impl QueuePair {
     /// Completes the shared receive of a message that will not end. `false` as in `flush`.
     fn flush_abandoned(&self, effects: &mut Effects) -> bool {
         let exchange = self.engaged.exchange();
-        let Some(wr_id) = exchange.and_then(|exchange| exchange.lock().abandon()) else {
+        let Some((wr_id, named)) = exchange.and_then(|exchange| exchange.lock().abandon()) else {
             return true;
         };
-        let cqe = Cqe::failure(wr_id, self.qpn, WcStatus::WrFlushErr, 0);
-        complete(&self.recv_cq, effects, |cq, way| cq.push(way, &cqe, |_| {}))
+        let cqe = self.flushed(wr_id);
+        let srq = named.and_then(|number| self.port.xrc.find(number, self.pd));
+        let named = srq.as_ref().and_then(|srq| srq.named.as_ref());
+        let cq = named.map_or(&self.recv_cq, |named| &named.cq);
+        complete(cq, effects, |cq, way| cq.push(way, &cqe, |_| {}))
     }
 
     /// Forgets all that is posted: the way to RESET.

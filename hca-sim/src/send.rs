@@ -14,7 +14,7 @@ use verbs_core::{
     SendFlags, SendOp, SendWr,
 };
 
-use crate::cq::CqRing;
+use crate::cq::Lane;
 use crate::landing::Landing;
 use crate::message::{Done, MAX_SGE, Message, Outcome};
 use crate::qp::QueuePair;
@@ -32,7 +32,8 @@ pub(crate) const MAX_MESSAGE: u32 = 1 << 31;
 #[repr(C, align(128))]
 pub(crate) struct SendPoster {
     open: Option<Open>,
-    send_cq: Arc<CqRing>,
+    /// What sends complete to, when it was looked at last.
+    lane: Arc<Lane>,
     mrs: Arc<MrTable>,
     /// Number of the next work request.
     posted: u32,
@@ -66,14 +67,14 @@ impl SendPoster {
         } else {
             SendFlags::empty()
         };
-        let (send_cq, mrs) = (Arc::clone(&qp.send_cq), Arc::clone(&qp.port.mrs));
+        let (lane, mrs) = (qp.send_cq.lane(), Arc::clone(&qp.port.mrs));
         let (pd, qpn, max_inline) = (qp.pd, qp.qpn, qp.cap.max_inline_data);
         Self {
             posted: 0,
             limit: 0,
             open: None,
             qp,
-            send_cq,
+            lane,
             mrs,
             pd,
             qpn,
@@ -126,6 +127,9 @@ impl SendPoster {
             return Err(PostError::State(state));
         };
         self.find_room(&sends)?;
+        if self.lane.is_dead() {
+            self.lane = self.qp.send_cq.lane();
+        }
         let direct = sends.is_drained() && self.look_for_door(&sends);
         let depth = self.qp.cap.max_send_wr;
         self.limit = if direct {
@@ -223,7 +227,7 @@ impl SendPoster {
         if self.posted.wrapping_sub(self.retired) < depth {
             return Ok(());
         }
-        let head = self.send_cq.head();
+        let head = self.qp.send_cq.head();
         let polled = |index: &u32| {
             sends
                 .marked(*index)

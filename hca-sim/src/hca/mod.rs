@@ -6,6 +6,7 @@ mod memory;
 mod packets;
 mod provider;
 mod queues;
+mod xrc;
 
 use std::fmt;
 
@@ -53,6 +54,7 @@ struct Tables {
     pds: Table<()>,
     cqs: Table<()>,
     srqs: Table<()>,
+    xrcds: Table<()>,
     ahs: Table<()>,
     queue_pairs: u32,
 }
@@ -93,6 +95,7 @@ impl Hca {
             pds: Table::new(limits.max_pd, Attr::MaxPd),
             cqs: Table::new(limits.max_cq, Attr::MaxCq),
             srqs: Table::new(limits.max_srq, Attr::MaxSrq),
+            xrcds: Table::new(limits.max_xrcd, Attr::MaxXrcd),
             ahs: Table::new(limits.max_ah, Attr::MaxAh),
             queue_pairs: 0,
         };
@@ -253,13 +256,17 @@ impl Hca {
     fn issue_to_queues(&self, command: AnyCommand<'_>) {
         match command {
             AnyCommand::CreateCq(command) => self.create_cq(command),
-            AnyCommand::ResizeCq(command) => Self::resize_cq(command),
+            AnyCommand::ResizeCq(command) => self.resize_cq(command),
             AnyCommand::ModifyCq(command) => self.modify_cq(command),
             AnyCommand::DestroyCq(command) => self.destroy_cq(command),
             AnyCommand::CreateSrq(command) => self.create_srq(command),
             AnyCommand::ModifySrq(command) => Self::modify_srq(command),
             AnyCommand::QuerySrq(command) => Self::query_srq(command),
             AnyCommand::DestroySrq(command) => self.destroy_srq(command),
+            AnyCommand::AllocXrcd(command) => self.alloc_xrcd(command),
+            AnyCommand::DeallocXrcd(command) => self.dealloc_xrcd(command),
+            AnyCommand::CreateTargetQp(command) => self.create_target_qp(command),
+            AnyCommand::OpenTargetQp(command) => self.open_target_qp(command),
             AnyCommand::CreateQp(command) => self.create_qp(command),
             AnyCommand::ModifyQp(command) => match queue_pair(command.target().base()) {
                 Some(qp) => qp.modify(command),

@@ -48,6 +48,9 @@ pub(crate) struct Driver {
     listed: Mutex<Vec<Arc<QueuePair>>>,
     /// Uncontended: only the holder locks it.
     work: Mutex<Work>,
+    /// What [`Driver::alone`] was asked for.
+    jobs: Mutex<Vec<Job>>,
+    has_jobs: AtomicBool,
     waiter: Option<Arc<dyn Waiter>>,
     mtu: Mtu,
     /// The port is out of service.
@@ -72,6 +75,8 @@ enum Visit {
     /// Takes packets in and sends.
     Both,
 }
+
+type Job = Box<dyn FnOnce(&mut Effects) + Send>;
 
 struct Work {
     link: Box<dyn PacketLink>,
@@ -101,6 +106,8 @@ impl Driver {
                 later: Vec::new(),
                 last: (Qpn::new(0), Weak::new()),
             }),
+            jobs: Mutex::new(Vec::new()),
+            has_jobs: AtomicBool::new(false),
             down: AtomicBool::new(false),
             polled_until: AtomicU64::new(0),
             news: AtomicBool::new(false),
@@ -153,6 +160,13 @@ impl Driver {
             };
             self.drive(&qp.port, held, visit);
         }
+    }
+
+    /// Has `job` done while nobody's messages are worked on. Outside any pin.
+    pub(crate) fn alone(&self, port: &Port, job: impl FnOnce(&mut Effects) + Send + 'static) {
+        self.jobs.lock().push(Box::new(job));
+        self.has_jobs.store(true, Release);
+        self.turn(port);
     }
 
     /// There may be packets. Whether there were; who leaves that to somebody else does not know.
@@ -244,6 +258,12 @@ impl Driver {
 
     /// One round, by the holder. Whether packets came.
     fn round(&self, port: &Port, work: &mut Work, visit: Visit, effects: &mut Effects) -> bool {
+        if self.has_jobs.load(Acquire) {
+            self.has_jobs.store(false, Relaxed);
+            for job in std::mem::take(&mut *self.jobs.lock()) {
+                job(effects);
+            }
+        }
         match visit {
             Visit::Send => {
                 // The thread comes by when nobody polls any more, if nobody does before.

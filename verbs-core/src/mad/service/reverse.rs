@@ -48,7 +48,7 @@ mod tests {
     use crate::wc::WcFlags;
 
     fn gid(text: &str) -> Gid {
-        let addr: std::net::IpAddr = text.parse().expect("an address");
+        let addr: IpAddr = text.parse().expect("an address");
         addr.into()
     }
 
