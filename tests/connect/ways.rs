@@ -160,7 +160,23 @@ fn what_goes_wrong_is_told() {
         sim.sleep(Duration::from_millis(1)).await;
         let late = request.accept(server.qp()).await.unwrap_err();
         assert!(matches!(late.error, Error::Machine(_)), "{late}");
+    });
+    done.unwrap();
+    client.close();
+    server.close();
+}
 
+#[test]
+fn wrong_addresses_are_told() {
+    let sim = Sim::new(2);
+    let client = Host::in_sim(&sim, addr("10.0.0.1"));
+    let server = Host::in_sim(&sim, addr("10.0.0.2"));
+    let done = sim.run(async {
+        let error = |at: &str| {
+            let asked = connect(&client.device, at, client.qp()).into_future();
+            async move { asked.await.unwrap_err() }
+        };
+        let listener = listen(&server.device, "0.0.0.0:0").await.unwrap();
         for (at, text) in [
             ("10.0.0.2", "'10.0.0.2' is not an IP address with a port"),
             ("[fd00::2]:5", "no route from the device to fd00::2"),
