@@ -13,6 +13,7 @@ use serde::Serialize;
 use verbs_core::Mtu;
 
 use crate::address::{RoceUrl, UrlError};
+use crate::rping::{self, RpingArgs};
 use crate::sim::{self, SimArgs};
 use crate::subnet::{self, SubnetArgs};
 
@@ -89,6 +90,9 @@ pub(crate) enum Command {
     /// Send messages back and forth, as ibv_rc_pingpong and its siblings do
     #[command(long_about = PINGPONG_ABOUT, after_help = PINGPONG_EXAMPLES)]
     Pingpong(PingpongArgs),
+    /// Ping over RDMA through the connection manager, as rping does
+    #[command(long_about = rping::ABOUT, after_help = rping::EXAMPLES)]
+    Rping(RpingArgs),
     /// Serve the files of a directory to verbs copy on other hosts
     #[command(long_about = SERVE_ABOUT, after_help = SERVE_EXAMPLES)]
     Serve(ServeArgs),
