@@ -1,8 +1,9 @@
 /* The responder's half of the tests. */
 #include "rc_peer.h"
+#include <poll.h>
 #include <unistd.h>
 
-int post_receives(struct end *e)
+static int post_all(struct end *e)
 {
 	const struct plan *p = &e->plan;
 	const struct kind *kind = kind_of(e);
@@ -21,6 +22,15 @@ int post_receives(struct end *e)
 		return post_recv(e, 0, slot(e, 0), p->size - 1) || post_recv(e, 1, slot(e, 0), p->size) ? -1 : 0;
 	if (!strncmp(p->test, "bad-", 4) || !strncmp(p->test, "no-", 3))
 		return post_recv(e, 0, slot(e, 0), p->size) || post_recv(e, 1, slot(e, 0), p->size) ? -1 : 0;
+	return 0;
+}
+
+int post_receives(struct end *e)
+{
+	struct ibv_srq_attr attr = { .srq_limit = e->plan.limit };
+	if (post_all(e))
+		return -1;
+	CHECK(!e->srq || !ibv_modify_srq(e->srq, &attr, IBV_SRQ_LIMIT), "arm the limit: %m");
 	return 0;
 }
 
@@ -59,6 +69,21 @@ static int check_invalidated(struct end *e)
 	CHECK(wc.wc_flags & (IBV_WC_WITH_INV | 4), "no invalidated key");
 	CHECK(wc.invalidated_rkey == e->peer.window_rkey, "invalidated key %08x, not %08x", wc.invalidated_rkey, e->peer.window_rkey);
 	return check_bytes(e, 0, e->plan.size, 0) || check_bytes(e, 1, e->plan.size, 1) ? -1 : 0;
+}
+
+/* The limit event has come once. */
+static int check_limit(struct end *e)
+{
+	struct ibv_async_event event;
+	struct pollfd fd = { .fd = device->async_fd, .events = POLLIN };
+	int limits = 0;
+	for (; poll(&fd, 1, limits ? QUIET_MS : PATIENCE_MS) == 1; ibv_ack_async_event(&event)) {
+		CHECK(!ibv_get_async_event(device, &event), "get_async_event: %m");
+		fprintf(stderr, "  event: %s\n", ibv_event_type_str(event.event_type));
+		limits += event.event_type == IBV_EVENT_SRQ_LIMIT_REACHED && event.element.srq == e->srq;
+	}
+	CHECK(limits == 1, "the limit event came %d times", limits);
+	return 0;
 }
 
 /* After a failed request: the first receive, the ones behind it, the state, and untouched memory. */
@@ -109,6 +134,8 @@ int check_responder(struct end *e)
 			return -1;
 	}
 	CHECK(!poll_for(e->recv_cq, &wc, QUIET_MS), "a completion too many");
+	if (e->srq && check_limit(e))
+		return -1;
 	uint64_t want = kind && kind->atomic ? counted(kind, p->count) : is(e, "mixed") ? FIRST_COUNT + p->count / 4 * ADDEND : FIRST_COUNT;
 	CHECK(counter == want, "the counter is %lx, not %lx", counter, want);
 	CHECK(state_of(e) == IBV_QPS_RTS, "the responder's queue pair is in state %d", state_of(e));

@@ -122,6 +122,8 @@ pub(crate) struct Plan {
     pub(crate) expect: WcStatus,
     /// Milliseconds until the responder posts its receives.
     pub(crate) late_ms: u64,
+    /// The limit of a shared receive queue that the responder takes its receives from; 0 for none.
+    pub(crate) limit: u32,
     /// The status of the responder's first receive after a failure; `None` where it stays posted.
     pub(crate) receive: Option<WcStatus>,
     /// The state of the responder's queue pair after a failure.
@@ -145,6 +147,7 @@ impl Plan {
             rnr_timer: 12,
             expect: WcStatus::Success,
             late_ms: 0,
+            limit: 0,
             receive: None,
             state: None,
         }
@@ -165,6 +168,7 @@ impl Plan {
             "rnr-timer" => self.rnr_timer = value.parse()?,
             "expect" => self.expect = status(value)?,
             "late" => self.late_ms = value.parse()?,
+            "limit" => self.limit = at_most(value, COUNT_MAX)?,
             "rexpect" => self.receive = Some(status(value)?),
             "rstate" => self.state = Some(state(value)?),
             _ => {}

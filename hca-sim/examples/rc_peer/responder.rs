@@ -93,7 +93,7 @@ fn post_receives(end: &mut End) -> Result<(), Failure> {
             None => {}
         }
     }
-    Ok(())
+    end.arm_limit()
 }
 
 /// Checks all that the test has done to this end, once the requester is done.
@@ -117,6 +117,7 @@ pub(crate) fn check(end: &mut End) -> Result<(), Failure> {
         end.slots.check(end.slots.back_at(k), back(k))?;
     }
     end.expect_quiet()?;
+    end.expect_limit()?;
     let want = match plan.test {
         Test::Many(kind) => counted(kind, plan.count),
         Test::Mixed => counted(Kind::FetchAdd, plan.count / 4),
