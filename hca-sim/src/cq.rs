@@ -36,7 +36,7 @@ use verbs_core::sync::atomic::{
     Ordering::{AcqRel, Acquire, Relaxed},
 };
 use verbs_core::sync::{Arc, Mutex};
-use verbs_core::{CqNotify, Error, EventType, Qpn, WcFlags, WcOpcode, WcStatus};
+use verbs_core::{CqNotify, Error, EventType, Lid, Qpn, WcFlags, WcOpcode, WcStatus};
 
 use crate::clock::Clock;
 use crate::port::Port;
@@ -73,6 +73,15 @@ const OPCODE_SHIFT: u32 = 8;
 const FLAGS_SHIFT: u32 = 16;
 const LENGTH_SHIFT: u32 = 32;
 
+/// In an entry's first word, among the flags, where [`WcFlags`] has none: the fourth word tells about a
+/// datagram. Such an entry has [`HAS_TIME`] too, so that the short way of polling leaves it alone; the
+/// time is 0 if the queue has no clock.
+const DATAGRAM: u64 = 1 << 31;
+/// In the fourth word of a datagram's entry, above the sender's number.
+const SL_SHIFT: u32 = 24;
+const PKEY_SHIFT: u32 = 32;
+const SLID_SHIFT: u32 = 48;
+
 /// In an entry's third word, above the queue pair's number.
 const IMM_SHIFT: u32 = 32;
 
@@ -82,7 +91,17 @@ pub(crate) struct Cqe {
     pub(crate) wr_id: u64,
     what: u64,
     who: u64,
-    vendor_err: u32,
+    /// Of a failure, the crate's own reason; of a datagram, who sent it.
+    more: u64,
+}
+
+/// Where a datagram came from, as its completion tells it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Origin {
+    pub(crate) qpn: Qpn,
+    pub(crate) lid: Lid,
+    pub(crate) sl: u8,
+    pub(crate) pkey_index: u16,
 }
 
 impl Cqe {
@@ -94,7 +113,7 @@ impl Cqe {
             wr_id,
             what,
             who: qpn.value() as u64,
-            vendor_err: 0,
+            more: 0,
         }
     }
 
@@ -105,7 +124,7 @@ impl Cqe {
             wr_id,
             what,
             who: qpn.value() as u64,
-            vendor_err,
+            more: vendor_err as u64,
         }
     }
 
@@ -114,6 +133,16 @@ impl Cqe {
     pub(crate) const fn imm(mut self, imm: u32) -> Self {
         self.what |= (WcFlags::WITH_IMM.bits() as u64) << FLAGS_SHIFT;
         self.who |= (imm as u64) << IMM_SHIFT;
+        self
+    }
+
+    /// Is of a datagram that came from there, with those flags.
+    pub(crate) fn datagram(mut self, origin: &Origin, flags: WcFlags) -> Self {
+        self.what |= DATAGRAM | HAS_TIME | u64::from(flags.bits()) << FLAGS_SHIFT;
+        self.more = u64::from(origin.qpn.value())
+            | u64::from(origin.sl & 15) << SL_SHIFT
+            | u64::from(origin.pkey_index) << PKEY_SHIFT
+            | u64::from(origin.lid.0) << SLID_SHIFT;
         self
     }
 
@@ -276,10 +305,24 @@ impl CqRing {
             return true;
         }
         let latest = self.latest.lock();
+        if latest.is_dead() {
+            // Who puts the next lane in its place calls after that.
+            self.waiting.lock().push(waiter);
+        } else {
+            drop(latest);
+            self.share(waiter);
+        }
+        false
+    }
+
+    /// Makes the queue one that any thread pushes to, and calls `waiter` when it is. Outside any pin.
+    pub(crate) fn share(self: &Arc<Self>, waiter: Arc<dyn WaitsForCq>) {
+        let latest = self.latest.lock();
         self.waiting.lock().push(waiter);
         if latest.is_dead() {
-            // Who puts the next lane in its place calls us after that.
-            return false;
+            // The next lane is then, and who puts it in its place calls after that.
+            let _ = latest.mode().update(|tag| Some(shared(tag)));
+            return;
         }
         let begun = latest.mode().update(|tag| {
             let begun = tag & (SHARED | CONVERTING) != 0;
@@ -300,7 +343,6 @@ impl CqRing {
             None if lane.mode().tag() & SHARED != 0 => self.call_waiting(),
             None => {}
         }
-        false
     }
 
     /// The consumer arms the queue: whom to wait for if pushers did not know that it ever is.

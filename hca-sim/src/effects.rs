@@ -7,6 +7,7 @@ use verbs_core::sync::atomic::Ordering::Acquire;
 use verbs_core::{EventType, WcStatus};
 
 use crate::cq::{CqRing, WaitsForCq};
+use crate::engine::Due;
 use crate::landing::Landing;
 use crate::link::Change;
 use crate::message::{Done, Fault};
@@ -22,10 +23,14 @@ pub(crate) struct Effects {
     pub(crate) overrun: Vec<Arc<CqRing>>,
     pub(crate) convert: Vec<Arc<CqRing>>,
     pub(crate) fail: Vec<Arc<QueuePair>>,
+    /// Whose send queue goes to SQE.
+    pub(crate) fail_sends: Vec<Arc<QueuePair>>,
     pub(crate) finish: Vec<Finish>,
     pub(crate) contact: Vec<Arc<QueuePair>>,
     /// Who has packets for which the link has no room.
     pub(crate) stalled: Vec<Arc<QueuePair>>,
+    /// Ports on the same link that packets have been brought to.
+    pub(crate) fed: Vec<Arc<dyn Due>>,
     /// What the link has told about itself.
     pub(crate) news: Vec<Change>,
     pub(crate) raise: Vec<(Arc<QueuePair>, EventType)>,
@@ -36,6 +41,13 @@ pub(crate) struct Effects {
 
 /// Something to be done once.
 pub(crate) type Job = Box<dyn FnOnce() + Send>;
+
+/// See [`Effects::take_packets`].
+pub(crate) struct ForDriver {
+    pub(crate) stalled: Vec<Arc<QueuePair>>,
+    pub(crate) fed: Vec<Arc<dyn Due>>,
+    pub(crate) news: Vec<Change>,
+}
 
 impl Effects {
     pub(crate) fn note(&mut self, sender: &QueuePair, land: &Landing, done: Done) {
@@ -72,11 +84,12 @@ impl Effects {
     }
 
     /// What the driver itself sees to.
-    pub(crate) fn take_packets(&mut self) -> (Vec<Arc<QueuePair>>, Vec<Change>) {
-        (
-            std::mem::take(&mut self.stalled),
-            std::mem::take(&mut self.news),
-        )
+    pub(crate) fn take_packets(&mut self) -> ForDriver {
+        ForDriver {
+            stalled: std::mem::take(&mut self.stalled),
+            fed: std::mem::take(&mut self.fed),
+            news: std::mem::take(&mut self.news),
+        }
     }
 
     /// Notes what a connection over packets leads to.
@@ -89,6 +102,7 @@ impl Effects {
             srq_limit,
             contact,
             fail: _,
+            fail_sends,
             event,
             failed: _,
         } = notes;
@@ -103,6 +117,9 @@ impl Effects {
         push(overrun_recv, &mut self.overrun, &qp.recv_cq);
         if srq_limit {
             self.srq_limit.extend(qp.srq.clone());
+        }
+        if fail_sends {
+            self.fail_sends.push(Arc::clone(qp));
         }
         if contact && !qp.contacted.load(Acquire) {
             self.contact.push(Arc::clone(qp));
@@ -119,6 +136,9 @@ impl Effects {
         }
         for qp in self.fail {
             qp.fail();
+        }
+        for qp in self.fail_sends {
+            qp.fail_sends();
         }
         for cq in self.overrun {
             cq.tell_overrun(port);

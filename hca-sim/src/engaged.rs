@@ -98,7 +98,7 @@ impl QueuePair {
 
     /// Does what can be done; see the module's documentation. Outside any pin.
     pub(crate) fn turn(self: &Arc<Self>) {
-        if let Some(driver) = &self.port.driver {
+        if let Some(driver) = self.driver() {
             return driver.serve(self);
         }
         while let Some(mut held) = self.engaged.turns.enter() {
@@ -136,6 +136,13 @@ impl QueuePair {
         }
         let mut machine = self.engaged.machine.lock();
         let over = match self.state() {
+            QpState::Sqe => {
+                let over = self.flush_sends(&mut machine, effects);
+                if let Some(exchange) = self.engaged.exchange() {
+                    exchange.lock().resume();
+                }
+                over
+            }
             QpState::Err => self.flush(&mut machine, effects),
             QpState::Reset => {
                 *machine = Machine::default();
@@ -387,26 +394,12 @@ impl QueuePair {
     /// Completes all that is posted with WR_FLUSH_ERR: sends, then receives, each in order. `false`: a
     /// completion queue is changing hands and will call.
     fn flush(&self, machine: &mut Machine, effects: &mut Effects) -> bool {
-        let flushed = |wr_id| Cqe::failure(wr_id, self.qpn, WcStatus::WrFlushErr, 0);
-        if let Some(sends) = self.send_ring() {
-            if let Some(completed) = machine.failed.take() {
-                sends.executed(completed);
-            }
-            let mut scratch = Scratch::default();
-            while let Some(at) = sends.next() {
-                let wr_id = sends.read(at, &mut scratch).wr_id;
-                if !self.complete_send(sends, at, &flushed(wr_id), effects) {
-                    return false;
-                }
-                sends.executed(at);
-            }
-        }
-        if !self.flush_abandoned(effects) {
+        if !self.flush_sends(machine, effects) || !self.flush_abandoned(effects) {
             return false;
         }
         if let Some(recvs) = self.recv_ring() {
             while let Some(waiting) = recvs.next() {
-                let cqe = flushed(waiting.wr_id());
+                let cqe = self.flushed(waiting.wr_id());
                 let push = |cq: &CqRing, way| {
                     waiting.consume();
                     cq.push(way, &cqe, |_| {})
@@ -414,6 +407,28 @@ impl QueuePair {
                 if !complete(&self.recv_cq, effects, push) {
                     return false;
                 }
+            }
+        }
+        true
+    }
+
+    fn flushed(&self, wr_id: u64) -> Cqe {
+        Cqe::failure(wr_id, self.qpn, WcStatus::WrFlushErr, 0)
+    }
+
+    /// The sends of that. `false` as in `flush`.
+    fn flush_sends(&self, machine: &mut Machine, effects: &mut Effects) -> bool {
+        if let Some(sends) = self.send_ring() {
+            if let Some(completed) = machine.failed.take() {
+                sends.executed(completed);
+            }
+            let mut scratch = Scratch::default();
+            while let Some(at) = sends.next() {
+                let wr_id = sends.read(at, &mut scratch).wr_id;
+                if !self.complete_send(sends, at, &self.flushed(wr_id), effects) {
+                    return false;
+                }
+                sends.executed(at);
             }
         }
         true

@@ -99,7 +99,7 @@ impl QueuePair {
                 .is_some_and(|named| Arc::ptr_eq(named, whom))
         };
         // Where packets go, they go between neighbours too.
-        self.port.driver.is_none()
+        !self.goes_as_packets()
             && self.state() == QpState::Rts
             && matches!(peer.state(), QpState::Rtr | QpState::Rts | QpState::Sqd)
             && names(mine, peer, self)

@@ -51,6 +51,7 @@ pub mod engine;
 mod exchange;
 pub mod extension;
 mod fit;
+mod groups;
 mod hca;
 mod landing;
 mod limits;

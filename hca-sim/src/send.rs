@@ -10,8 +10,8 @@ use std::fmt;
 use verbs_core::mem::{MrTable, Seen, pin};
 use verbs_core::sync::Arc;
 use verbs_core::{
-    How, Payload, Piece, PostCode, PostError, QpState, Qpn, RawSendQueue, Remote, SendFlags,
-    SendOp, SendWr,
+    Dest, How, Payload, Piece, PostCode, PostError, QpState, QpType, Qpn, RawSendQueue, Remote,
+    SendFlags, SendOp, SendWr,
 };
 
 use crate::cq::Lane;
@@ -166,6 +166,7 @@ impl SendPoster {
         if wr.payload.len() > u64::from(MAX_MESSAGE) {
             return Err(PostError::TooLong { max: MAX_MESSAGE });
         }
+        self.check_service(wr)?;
         match wr.op {
             SendOp::Send | SendOp::SendWithImm(_) | SendOp::Write(_) | SendOp::WriteWithImm(..) => {
                 // A flag without the bytes, or bytes without the flag, is a mistake of the caller's.
@@ -180,6 +181,38 @@ impl SendPoster {
                 check_atomic(wr, remote)
             }
             _ => Err(PostError::Unsupported),
+        }
+    }
+
+    /// What the type of the queue pair asks of a work request.
+    fn check_service(&self, wr: &SendWr<'_>) -> Result<(), PostError> {
+        match (self.qp.qp_type, wr.dest) {
+            (QpType::Ud | QpType::Gsi | QpType::Smi, Dest::Datagram(to)) => {
+                let max = self.qp.port.mtu().bytes();
+                if !matches!(wr.op, SendOp::Send | SendOp::SendWithImm(_)) {
+                    Err(PostError::Unsupported)
+                } else if wr.payload.len() > u64::from(max) {
+                    Err(PostError::TooLong { max })
+                } else if self.qp.port.is_wire() && to.av.global.is_none() {
+                    // RoCE has no LIDs: the GID is the address (IBTA annex A17.3).
+                    Err(PostError::Unreachable)
+                } else {
+                    Ok(())
+                }
+            }
+            (QpType::Ud | QpType::Gsi | QpType::Smi, _) => Err(PostError::NoDestination),
+            (QpType::XrcSend, Dest::Srq(_)) => Ok(()),
+            (QpType::XrcSend, _) => Err(PostError::NoSrq),
+            (QpType::XrcRecv, _) => Err(PostError::Unsupported),
+            (QpType::Uc, Dest::Peer) => match wr.op {
+                SendOp::Send
+                | SendOp::SendWithImm(_)
+                | SendOp::Write(_)
+                | SendOp::WriteWithImm(..) => Ok(()),
+                _ => Err(PostError::Unsupported),
+            },
+            (_, Dest::Peer) => Ok(()),
+            _ => Err(PostError::Destination),
         }
     }
 

@@ -207,6 +207,19 @@ impl fmt::Display for PKey {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct QKey(pub u32);
 
+impl QKey {
+    /// Of every general services queue pair (IBTA vol. 1, 10.2.5).
+    pub const GSI: Self = Self(0x8001_0000);
+
+    /// Of multicast groups and services that the RDMA connection manager makes (`RDMA_UDP_QKEY`).
+    pub const RDMA_CM: Self = Self(0x0123_4567);
+
+    /// Whether only privileged consumers may send with it: the high bit is set.
+    pub const fn is_controlled(self) -> bool {
+        self.0 >> 31 != 0
+    }
+}
+
 impl fmt::Debug for QKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "QKey({:#010x})", self.0)
@@ -256,9 +269,12 @@ impl Gid {
         Guid((u128::from_be_bytes(self.0) & u128::from(u64::MAX)) as u64)
     }
 
-    /// Whether this names a multicast group.
+    /// Whether this names a multicast group: of IPv6 or, mapped, of IPv4.
     pub const fn is_multicast(self) -> bool {
-        self.0[0] == 0xff
+        match Ipv6Addr::from_bits(u128::from_be_bytes(self.0)).to_ipv4_mapped() {
+            Some(mapped) => mapped.is_multicast(),
+            None => self.0[0] == 0xff,
+        }
     }
 }
 

@@ -198,6 +198,8 @@ named! {
         MaxAh = "max_ah",
         /// Number of multicast attachments.
         MaxMcast = "max_mcast_qp_attach",
+        /// Number of multicast groups.
+        MaxMcastGrp = "max_mcast_grp",
         /// A multicast GID.
         Mgid = "mgid",
         /// Number of XRC domains.

@@ -50,7 +50,7 @@ mod watch;
 pub mod wc;
 pub mod wr;
 
-pub use addr::{Gid, Guid, LKey, Lid, Mtu, PKey, Psn, QKey, Qpn, RKey};
+pub use addr::{Gid, Guid, LKey, Lid, Mtu, PKey, Psn, QKey, Qpn, RKey, Srqn};
 pub use ah::Ah;
 pub use caps::{AtomicCap, DeviceAttr, DeviceCap, LinkLayer, PortAttr, PortState};
 pub use channel::{CompletionChannel, CqEvent, EventChannel};
@@ -75,8 +75,11 @@ pub use queue::{
     Arm, Armed, BatchError, How, Piece, PostCode, PostError, RawCq, RawRecvQueue, RawSendQueue,
 };
 pub use request::{CancelHandle, Issued, Request, RequestFuture};
-pub use routine::{collect, no_block};
+pub use routine::{collect, defer, no_block};
 pub use srq::{Srq, SrqAttr};
 pub use verb::Verb;
 pub use wc::{Wc, WcFlags, WcOpcode, WcStatus};
-pub use wr::{Payload, Read, Recv, RecvWr, Remote, Send, SendFlags, SendOp, SendWr, Sge, Write};
+pub use wr::{
+    Datagram, Dest, Payload, Read, Recv, RecvWr, Remote, Send, SendFlags, SendOp, SendWr, Sge,
+    Write,
+};

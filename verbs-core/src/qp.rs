@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::addr::{Psn, Qpn};
+use crate::addr::{Psn, QKey, Qpn};
 use crate::cq::{Cq, CqCore};
 use crate::device::verb;
 use crate::error::{Attr, Error, Why};
@@ -57,12 +57,23 @@ pub struct QpInit<'a> {
     srq: Option<&'a Srq>,
     sq_sig_all: bool,
     low_latency: bool,
+    block_multicast_loopback: bool,
 }
 
 impl<'a> QpInit<'a> {
     /// A reliable connection whose sends and receives complete on these queues.
     pub fn rc(send_cq: &'a Cq, recv_cq: &'a Cq) -> Self {
         Self::of(QpType::Rc, send_cq, recv_cq)
+    }
+
+    /// An unreliable connection whose sends and receives complete on these queues.
+    pub fn uc(send_cq: &'a Cq, recv_cq: &'a Cq) -> Self {
+        Self::of(QpType::Uc, send_cq, recv_cq)
+    }
+
+    /// A queue pair for unreliable datagrams whose sends and receives complete on these queues.
+    pub fn ud(send_cq: &'a Cq, recv_cq: &'a Cq) -> Self {
+        Self::of(QpType::Ud, send_cq, recv_cq)
     }
 
     /// A queue pair of that type.
@@ -75,6 +86,7 @@ impl<'a> QpInit<'a> {
             srq: None,
             sq_sig_all: false,
             low_latency: false,
+            block_multicast_loopback: false,
         }
     }
 
@@ -111,6 +123,13 @@ impl<'a> QpInit<'a> {
     /// Every send makes a completion, whatever its flags say.
     pub fn signal_all(mut self) -> Self {
         self.sq_sig_all = true;
+        self
+    }
+
+    /// What it sends to a multicast group that it is attached to itself does not come back to it
+    /// (`IBV_QP_CREATE_BLOCK_SELF_MCAST_LB`).
+    pub fn block_multicast_loopback(mut self) -> Self {
+        self.block_multicast_loopback = true;
         self
     }
 
@@ -183,6 +202,8 @@ pub struct CreateQp {
     pub sq_sig_all: bool,
     /// Whether the shortest latency is wanted.
     pub low_latency: bool,
+    /// Whether its own multicast is kept from it.
+    pub block_multicast_loopback: bool,
 }
 
 impl Verb for CreateQp {
@@ -229,6 +250,7 @@ impl CreateQp {
             cap: init.cap,
             sq_sig_all: init.sq_sig_all,
             low_latency: init.low_latency,
+            block_multicast_loopback: init.block_multicast_loopback,
         };
         Request::new(pd.core(), args)
     }
@@ -358,12 +380,28 @@ impl Qp {
         self.modify(QpAttr::init(port, access))
     }
 
+    /// RESET to INIT of a queue pair for datagrams: it takes those that come with that Q_Key.
+    ///
+    /// # Errors
+    /// As [`Qp::init`].
+    pub fn init_datagram(&self, port: u8, qkey: QKey) -> Request<'_, ModifyQp> {
+        self.modify(QpAttr::init_datagram(port, qkey))
+    }
+
+    /// INIT to RTR of a queue pair for datagrams, which needs to know nobody.
+    ///
+    /// # Errors
+    /// As [`Qp::modify`].
+    pub fn ready_to_receive_datagrams(&self) -> Request<'_, ModifyQp> {
+        self.modify(QpAttr::to(QpState::Rtr))
+    }
+
     /// INIT to RTR: connects to the peer's queue pair and accepts what it sends.
     ///
     /// # Errors
     /// As [`Qp::modify`].
     pub fn ready_to_receive(&self, peer: &Path) -> Request<'_, ModifyQp> {
-        self.modify(QpAttr::rtr(peer))
+        self.modify(QpAttr::rtr_of(self.core.qp_type, peer))
     }
 
     /// RTR to RTS: starts sending, with `psn` as the first packet's number.
@@ -371,7 +409,7 @@ impl Qp {
     /// # Errors
     /// As [`Qp::modify`].
     pub fn ready_to_send(&self, psn: Psn) -> Request<'_, ModifyQp> {
-        self.modify(QpAttr::rts(psn))
+        self.modify(QpAttr::rts_of(self.core.qp_type, psn))
     }
 
     /// To ERR: everything posted completes with

@@ -3,7 +3,7 @@
 use crate::addr::{Gid, Lid, Mtu, Psn, QKey, Qpn};
 use crate::mem::Access;
 use crate::qp::QpCap;
-use crate::qp_state::{QpAttrMask, QpState};
+use crate::qp_state::{QpAttrMask, QpState, QpType};
 
 /// The global part of an address: what a GRH is made from (IBTA vol. 1, 8.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -145,6 +145,53 @@ impl QpAttr {
         }
     }
 
+    /// RESET to INIT of a queue pair for datagrams, with the port's first P_Key. It takes datagrams that
+    /// come with that Q_Key.
+    pub fn init_datagram(port: u8, qkey: QKey) -> Self {
+        Self {
+            qkey: Some(qkey),
+            pkey_index: Some(0),
+            port: Some(port),
+            ..Self::to(QpState::Init)
+        }
+    }
+
+    /// RESET to INIT of the general services or the subnet management queue pair.
+    pub fn init_special(qkey: QKey) -> Self {
+        Self {
+            port: None,
+            ..Self::init_datagram(0, qkey)
+        }
+    }
+
+    /// INIT to RTR of a connected queue pair of that type, with what it needs of [`QpAttr::rtr`].
+    pub fn rtr_of(qp_type: QpType, path: &Path) -> Self {
+        let attr = Self::rtr(path);
+        match qp_type {
+            QpType::Uc | QpType::XrcSend => Self {
+                max_dest_rd_atomic: None,
+                min_rnr_timer: None,
+                ..attr
+            },
+            _ => attr,
+        }
+    }
+
+    /// RTR to RTS of a queue pair of that type, with what it needs of [`QpAttr::rts`].
+    pub fn rts_of(qp_type: QpType, psn: Psn) -> Self {
+        let attr = Self::rts(psn);
+        match qp_type {
+            QpType::Rc | QpType::XrcSend => attr,
+            _ => Self {
+                timeout: attr.timeout.filter(|_| qp_type == QpType::XrcRecv),
+                retry_cnt: None,
+                rnr_retry: None,
+                max_rd_atomic: None,
+                ..attr
+            },
+        }
+    }
+
     /// INIT to RTR of a reliable connection: 16 READs and atomics as responder, RNR timer 0.64 ms.
     pub fn rtr(path: &Path) -> Self {
         Self {
@@ -232,7 +279,7 @@ pub struct QpInfo {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::qp_state::{QpType, check};
+    use crate::qp_state::check;
 
     #[test]
     fn constructors_name_what_the_table_requires() {
@@ -250,6 +297,30 @@ mod tests {
         for (from, attr) in steps {
             let to = attr.state.expect("each names a state");
             assert_eq!(check(from, to, QpType::Rc, attr.mask()), Ok(()));
+        }
+        let all = [
+            QpType::Rc,
+            QpType::Uc,
+            QpType::Ud,
+            QpType::Gsi,
+            QpType::XrcSend,
+            QpType::XrcRecv,
+        ];
+        for qp_type in all {
+            let (init, rtr) = match qp_type {
+                QpType::Ud => (QpAttr::init_datagram(1, QKey(5)), QpAttr::to(QpState::Rtr)),
+                QpType::Gsi => (QpAttr::init_special(QKey::GSI), QpAttr::to(QpState::Rtr)),
+                _ => (
+                    QpAttr::init(1, Access::empty()),
+                    QpAttr::rtr_of(qp_type, &path),
+                ),
+            };
+            let rts = QpAttr::rts_of(qp_type, Psn::new(4));
+            let steps = [QpState::Reset, QpState::Init, QpState::Rtr];
+            for (from, attr) in steps.into_iter().zip([init, rtr, rts]) {
+                let to = attr.state.expect("each names a state");
+                assert_eq!(check(from, to, qp_type, attr.mask()), Ok(()), "{qp_type}");
+            }
         }
     }
 }

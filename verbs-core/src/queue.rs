@@ -9,7 +9,7 @@ use std::fmt;
 
 use crate::qp_state::QpState;
 use crate::wc::Wc;
-use crate::wr::{Payload, SendFlags, SendOp, SendWr, Sge};
+use crate::wr::{Dest, Payload, SendFlags, SendOp, SendWr, Sge};
 
 mod register;
 
@@ -63,6 +63,18 @@ pub enum PostError {
     /// An atomic's remote address is not a multiple of 8.
     #[error("the remote address of an atomic must be a multiple of 8")]
     AtomicAlignment,
+    /// A datagram names nobody.
+    #[error("a queue pair for datagrams needs to be told whom each is for: Send::to")]
+    NoDestination,
+    /// The work request names somebody, and the queue pair has one peer only.
+    #[error("this type of queue pair does not take a destination with the work request")]
+    Destination,
+    /// A request on an extended reliable connection names no shared receive queue.
+    #[error("an extended reliable connection needs the number of a shared receive queue: .srq()")]
+    NoSrq,
+    /// What the datagram's address names does not exist, or cannot be reached from the port.
+    #[error("the port has no way to the datagram's address")]
+    Unreachable,
     /// The receive queue is the shared one; post there.
     #[error("the queue pair takes its receives from a shared receive queue; post to that")]
     UsesSrq,
@@ -203,6 +215,7 @@ pub trait RawSendQueue: Send + Sync + fmt::Debug {
             op,
             flags,
             payload,
+            dest: Dest::Peer,
         })?)
     }
 }
@@ -214,6 +227,9 @@ pub(crate) fn post_shortest<Q>(queue: &mut Q, wr: &SendWr<'_>) -> Result<(), Pos
 where
     Q: RawSendQueue + ?Sized,
 {
+    if wr.dest != Dest::Peer {
+        return queue.post(wr);
+    }
     let plain = SendFlags::SIGNALED.union(SendFlags::SOLICITED);
     let (id, flags) = (wr.wr_id, wr.flags);
     let posted = match (wr.op, wr.payload) {

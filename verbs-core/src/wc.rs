@@ -4,7 +4,7 @@ use std::fmt;
 
 use bitflags::bitflags;
 
-use crate::addr::{Qpn, RKey};
+use crate::addr::{Lid, Qpn, RKey};
 
 /// One completion, as [`Cq::poll`](crate::Cq::poll) writes it into the caller's slice.
 ///
@@ -28,8 +28,14 @@ pub struct Wc {
     pub qpn: Qpn,
     /// Immediate data with [`WcFlags::WITH_IMM`], the invalidated key with [`WcFlags::WITH_INV`].
     pub imm: u32,
-    /// Sender of a datagram.
+    /// Sender of a datagram; what follows is known of datagrams as well.
     pub src_qpn: Qpn,
+    /// LID of the sender's port; 0 where there are none.
+    pub slid: Lid,
+    /// Which entry of the port's P_Key table the datagram came with.
+    pub pkey_index: u16,
+    /// Service level.
+    pub sl: u8,
     /// The provider's own reason; 0 when there is none.
     pub vendor_err: u32,
     /// When the completion was made, in nanoseconds of the device's clock; 0 unless the completion

@@ -16,7 +16,8 @@
 
 use bitflags::bitflags;
 
-use crate::addr::{LKey, RKey};
+use crate::addr::{LKey, QKey, Qpn, RKey, Srqn};
+use crate::qp_attr::Av;
 
 /// One piece of local memory: `len` bytes from `addr` in the region that `lkey` names.
 ///
@@ -119,6 +120,46 @@ impl Payload<'_> {
     }
 }
 
+/// Where a datagram goes, and with which keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Datagram {
+    /// The peer's port, as [`Ah::av`](crate::Ah::av) has it.
+    pub av: Av,
+    /// The peer's queue pair; [`Qpn::MULTICAST`] for a group.
+    pub qpn: Qpn,
+    /// The peer's Q_Key. One with the high bit is replaced by the sending queue pair's own, as only
+    /// privileged consumers may choose it (IBTA vol. 1, 10.2.5).
+    pub qkey: QKey,
+    /// Index into the port's P_Key table. Only the general services queue pair chooses by work request;
+    /// others ignore it.
+    pub pkey_index: u16,
+}
+
+impl Datagram {
+    /// To that queue pair behind that address, in the port's first partition.
+    pub const fn new(av: Av, qpn: Qpn, qkey: QKey) -> Self {
+        Self {
+            av,
+            qpn,
+            qkey,
+            pkey_index: 0,
+        }
+    }
+}
+
+/// Whom a work request on a send queue is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Dest<'a> {
+    /// The peer that the queue pair is connected to.
+    #[default]
+    Peer,
+    /// Whom the work request names; on queue pairs for datagrams, and only there.
+    Datagram(&'a Datagram),
+    /// The shared receive queue of that number at the peer; on initiators of extended reliable
+    /// connections, and only there.
+    Srq(Srqn),
+}
+
 /// A work request for a send queue, in full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SendWr<'a> {
@@ -130,6 +171,8 @@ pub struct SendWr<'a> {
     pub flags: SendFlags,
     /// With what.
     pub payload: Payload<'a>,
+    /// For whom.
+    pub dest: Dest<'a>,
 }
 
 /// A work request for a receive queue.
@@ -163,6 +206,14 @@ macro_rules! builder {
             #[inline(always)]
             pub const fn fenced(mut self) -> Self {
                 self.wr.flags = self.wr.flags.union(SendFlags::FENCE);
+                self
+            }
+
+            /// For the shared receive queue of that number at the peer, on an extended reliable
+            /// connection.
+            #[inline(always)]
+            pub const fn srq(mut self, srqn: Srqn) -> Self {
+                self.wr.dest = Dest::Srq(srqn);
                 self
             }
         }
@@ -232,16 +283,24 @@ const fn empty<'a>(wr_id: u64, op: SendOp) -> SendWr<'a> {
         op,
         flags: SendFlags::empty(),
         payload: Payload::List(&[]),
+        dest: Dest::Peer,
     }
 }
 
-impl Send<'_> {
+impl<'a> Send<'a> {
     /// A SEND of nothing yet.
     #[inline(always)]
     pub const fn new(wr_id: u64) -> Self {
         Self {
             wr: empty(wr_id, SendOp::Send),
         }
+    }
+
+    /// A datagram for that one.
+    #[inline(always)]
+    pub const fn to(mut self, datagram: &'a Datagram) -> Self {
+        self.wr.dest = Dest::Datagram(datagram);
+        self
     }
 
     /// Carry immediate data.

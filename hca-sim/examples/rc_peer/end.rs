@@ -207,6 +207,7 @@ pub(crate) fn request<'a>(wr_id: u64, op: SendOp, piece: Sge, flags: SendFlags) 
         op,
         flags,
         payload: Payload::One(piece),
+        dest: verbs_core::Dest::Peer,
     }
 }
 

@@ -14,7 +14,7 @@ use verbs_core::sync::atomic::{
     fence,
 };
 
-use super::{Cqe, HAS_TIME, LAP, Overrun, Pushed, Way, no_entry};
+use super::{Cqe, DATAGRAM, HAS_TIME, LAP, Overrun, Pushed, Way, no_entry};
 use crate::clock::Clock;
 
 /// In the mode: the number of the thread that pushes alone.
@@ -293,6 +293,8 @@ impl Lane {
         if let Some(clock) = &self.clock {
             self.place(at).0.0[4].store(clock.now().as_nanos(), Relaxed);
             cqe.what |= HAS_TIME;
+        } else if cqe.what & DATAGRAM != 0 {
+            self.place(at).0.0[4].store(0, Relaxed);
         }
         self.fill(at, &cqe);
         let mut fire = false;
@@ -331,7 +333,7 @@ impl Lane {
         let (Entry(words), lap) = self.place(at);
         words[1].store(cqe.wr_id, Relaxed);
         words[2].store(cqe.who, Relaxed);
-        words[3].store(u64::from(cqe.vendor_err), Relaxed);
+        words[3].store(cqe.more, Relaxed);
         words[0].store(cqe.what | lap, Release);
     }
 

@@ -7,13 +7,13 @@ use verbs_core::sync::atomic::{
     Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst},
     fence,
 };
-use verbs_core::{Arm, Armed, Qpn, RawCq, Wc, WcFlags, WcStatus};
+use verbs_core::{Arm, Armed, Lid, Qpn, RawCq, Wc, WcFlags, WcStatus};
 
 use super::lane::{ARMED, Consumer, Entry, Lane};
 use super::opcodes::OPCODES;
 use super::{
-    CqRing, FAILURE, FLAGS_SHIFT, HAS_TIME, IMM_SHIFT, LAP, LENGTH_SHIFT, OPCODE_SHIFT, STATUS,
-    STATUS_SHIFT, WANT_NEXT, WANT_SOLICITED,
+    CqRing, DATAGRAM, FAILURE, FLAGS_SHIFT, HAS_TIME, IMM_SHIFT, LAP, LENGTH_SHIFT, OPCODE_SHIFT,
+    PKEY_SHIFT, SL_SHIFT, SLID_SHIFT, STATUS, STATUS_SHIFT, WANT_NEXT, WANT_SOLICITED,
 };
 use crate::port::Port;
 
@@ -44,14 +44,14 @@ impl Packets {
     fn look(&mut self) -> bool {
         self.idle = self.idle.saturating_add(1);
         let often = self.idle >= OFTEN;
-        let driver = self.port.driver.as_ref();
+        let driver = self.port.driver();
         driver.is_some_and(|driver| driver.poll(&self.port, often)) && often
     }
 
     /// The consumer is about to wait.
     fn stop(&mut self) {
         self.idle = 0;
-        if let Some(driver) = &self.port.driver {
+        if let Some(driver) = self.port.driver() {
             driver.stop_polling();
         }
     }
@@ -216,6 +216,9 @@ fn fill(wc: &mut Wc, what: u64, words: &[AtomicU64; 8]) {
     wc.qpn = Qpn::new(who as u32);
     wc.imm = (who >> IMM_SHIFT) as u32;
     wc.src_qpn = Qpn::default();
+    wc.slid = Lid(0);
+    wc.pkey_index = 0;
+    wc.sl = 0;
     wc.vendor_err = 0;
     wc.timestamp_ns = 0;
 }
@@ -230,5 +233,13 @@ fn fill_rest(wc: &mut Wc, what: u64, words: &[AtomicU64; 8]) {
     }
     if what & HAS_TIME != 0 {
         wc.timestamp_ns = words[4].load(Relaxed);
+    }
+    if what & DATAGRAM != 0 {
+        let from = words[3].load(Relaxed);
+        wc.flags = WcFlags::from_bits_truncate((what >> FLAGS_SHIFT) as u16);
+        wc.src_qpn = Qpn::new(from as u32);
+        wc.sl = (from >> SL_SHIFT) as u8 & 15;
+        wc.pkey_index = (from >> PKEY_SHIFT) as u16;
+        wc.slid = Lid((from >> SLID_SHIFT) as u16);
     }
 }

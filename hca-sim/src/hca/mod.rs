@@ -260,12 +260,12 @@ impl Hca {
                 command.complete(info.ok_or(Error::DeviceFailed));
             }
             AnyCommand::DestroyQp(command) => self.destroy_qp(command),
-            AnyCommand::AttachMcast(command) => Self::attach_mcast(command),
+            AnyCommand::AttachMcast(command) => self.attach_mcast(command),
+            AnyCommand::DetachMcast(command) => self.detach_mcast(command),
             AnyCommand::CreateAh(command) => self.create_ah(command),
             AnyCommand::ModifyAh(command) => self.modify_ah(command),
             AnyCommand::QueryAh(command) => Self::query_ah(command),
             AnyCommand::DestroyAh(command) => self.destroy_ah(command),
-            // What is left is detaching, and nothing can have been attached.
             other => other.refuse(Error::Unsupported(Attr::Verb)),
         }
     }

@@ -7,9 +7,9 @@ use verbs_core::pd::{AllocPd, DeallocPd};
 use verbs_core::qp::{CreateQp, DestroyQp};
 use verbs_core::srq::{CreateSrq, DestroySrq, ModifySrq, QuerySrq, SrqCore};
 use verbs_core::sync::Arc;
-use verbs_core::{Attr, Error, QpCap, QpType, RawRecvQueue, Target, Why};
+use verbs_core::{Attr, Error, QpCap, QpType, Qpn, RawRecvQueue, Target, Why};
 
-use crate::cq::{CqPoller, CqRing};
+use crate::cq::{CqPoller, CqRing, WaitsForCq};
 use crate::hca::{Hca, queue_pair};
 use crate::limits;
 use crate::message::MAX_SGE;
@@ -18,6 +18,9 @@ use crate::recv::RecvPoster;
 use crate::ring::MAX_INLINE;
 use crate::send::SendPoster;
 use crate::srq::{NoReceives, SharedPoster, SharedReceives};
+
+/// The number of the general services queue pair of every port (IBTA vol. 1, 3.9.3).
+const GSI: Qpn = Qpn::new(1);
 
 impl Hca {
     pub(super) fn alloc_pd(&self, command: Command<'_, AllocPd>) {
@@ -43,7 +46,7 @@ impl Hca {
         match self.make_cq(&command) {
             Ok((number, cqe, ring)) => {
                 let (args, reply) = command.split();
-                let packets = self.port.driver.is_some().then(|| Arc::clone(&self.port));
+                let packets = self.port.is_wire().then(|| Arc::clone(&self.port));
                 let raw = Box::new(CqPoller::new(Arc::clone(&ring), packets));
                 reply.complete(Ok(args.build(number, cqe, Box::new(ring), raw)));
             }
@@ -62,7 +65,7 @@ impl Hca {
         }
         let cqe = args.cqe.next_power_of_two();
         let clock = args.timestamps.then(|| self.port.engine.clock().clone());
-        let shared = self.port.driver.is_some();
+        let shared = self.port.is_wire();
         let ring = Arc::new(CqRing::new(cqe, Arc::clone(&args.notify), clock, shared)?);
         let number = self.tables.lock().cqs.insert(())?;
         Ok((number, cqe, ring))
@@ -203,7 +206,10 @@ impl Hca {
     }
 
     fn make_qp(&self, command: &Command<'_, CreateQp>) -> Result<Arc<QueuePair>, Error> {
-        if command.qp_type != QpType::Rc {
+        if !matches!(
+            command.qp_type,
+            QpType::Rc | QpType::Uc | QpType::Ud | QpType::Gsi
+        ) {
             return Err(Error::Unsupported(Attr::QpType));
         }
         if command.low_latency {
@@ -225,6 +231,8 @@ impl Hca {
         let not_ours = mismatch(Attr::Cq, Why::OtherDevice);
         let init = Init {
             port: Arc::clone(&self.port),
+            qp_type: command.qp_type,
+            blocks_own_multicast: command.block_multicast_loopback,
             pd: command.target().base().id().number,
             cap,
             srq,
@@ -243,14 +251,34 @@ impl Hca {
             }
             tables.queue_pairs += 1;
         }
-        let entered = self
-            .port
-            .link
-            .lock()
-            .enter(self.port.lid, |qpn| QueuePair::new(qpn, init));
-        entered.ok_or_else(|| {
+        let qp = self.enter(init).inspect_err(|_| {
             self.tables.lock().queue_pairs -= 1;
-            Error::DeviceRemoved
+        })?;
+        if qp.goes_as_packets() && !self.port.is_wire() {
+            self.port.need_driver();
+            // Whoever drives the port pushes; what comes before they may is put off.
+            for cq in [&qp.send_cq, &qp.recv_cq] {
+                cq.share(Arc::clone(&qp) as Arc<dyn WaitsForCq>);
+            }
+        }
+        Ok(qp)
+    }
+
+    /// Makes the queue pair known on the link, under a number of its own.
+    fn enter(&self, init: Init) -> Result<Arc<QueuePair>, Error> {
+        let mut links = self.port.link.lock();
+        let lid = self.port.lid;
+        if init.qp_type != QpType::Gsi {
+            let entered = links.enter(lid, |qpn| QueuePair::new(qpn, init));
+            return entered.ok_or(Error::DeviceRemoved);
+        }
+        if self.port.is_removed() {
+            return Err(Error::DeviceRemoved);
+        }
+        let entered = links.enter_as(lid, GSI, || QueuePair::new(GSI, init));
+        entered.ok_or(Error::Exhausted {
+            attr: Attr::QpType,
+            max: 1,
         })
     }
 }

@@ -28,6 +28,7 @@ const fn wr(op: SendOp, sge: Sge) -> SendWr<'static> {
         op,
         flags: SendFlags::empty(),
         payload: Payload::One(sge),
+        dest: verbs_core::Dest::Peer,
     }
 }
 

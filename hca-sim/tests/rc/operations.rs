@@ -158,6 +158,7 @@ fn atomics_return_the_old_value() {
             op,
             flags: SendFlags::SIGNALED,
             payload: Payload::One(a.mr.slice(0..8)),
+            dest: verbs_core::Dest::Peer,
         };
         a.qp.post_send(wr).unwrap();
         let wc = poll(&mut a.send_cq)[0];
@@ -193,6 +194,7 @@ fn atomics_return_the_old_value() {
         op,
         flags: SendFlags::empty(),
         payload,
+        dest: verbs_core::Dest::Peer,
     };
     assert_eq!(
         a.qp.post_send(wr(odd, payload)),

@@ -114,6 +114,10 @@ mod which {
     pub(super) const SPLIT: u32 = 10;
     pub(super) const DESTROYED: u32 = 11;
     pub(super) const DEVICE_REMOVED: u32 = 12;
+    pub(super) const NO_DESTINATION: u32 = 13;
+    pub(super) const DESTINATION: u32 = 14;
+    pub(super) const NO_SRQ: u32 = 15;
+    pub(super) const UNREACHABLE: u32 = 16;
 }
 
 impl From<PostError> for PostCode {
@@ -133,6 +137,10 @@ impl From<PostError> for PostCode {
             PostError::Split => (which::SPLIT, 0, 0),
             PostError::Destroyed => (which::DESTROYED, 0, 0),
             PostError::DeviceRemoved => (which::DEVICE_REMOVED, 0, 0),
+            PostError::NoDestination => (which::NO_DESTINATION, 0, 0),
+            PostError::Destination => (which::DESTINATION, 0, 0),
+            PostError::NoSrq => (which::NO_SRQ, 0, 0),
+            PostError::Unreachable => (which::UNREACHABLE, 0, 0),
         };
         Self {
             which: NonZeroU64::MIN.saturating_add(u64::from(which - 1) | u64::from(first) << 32),
@@ -168,6 +176,10 @@ impl From<PostCode> for PostError {
             which::SPLIT => Self::Split,
             which::DESTROYED => Self::Destroyed,
             which::DEVICE_REMOVED => Self::DeviceRemoved,
+            which::NO_DESTINATION => Self::NoDestination,
+            which::DESTINATION => Self::Destination,
+            which::NO_SRQ => Self::NoSrq,
+            which::UNREACHABLE => Self::Unreachable,
             _ => Self::Unsupported,
         }
     }
@@ -192,6 +204,10 @@ mod tests {
             PostError::Split,
             PostError::Destroyed,
             PostError::DeviceRemoved,
+            PostError::NoDestination,
+            PostError::Destination,
+            PostError::NoSrq,
+            PostError::Unreachable,
         ];
         errors.extend(QpState::ALL.iter().map(|&state| PostError::State(state)));
         for error in errors {

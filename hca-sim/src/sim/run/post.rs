@@ -294,6 +294,7 @@ impl Session {
             op: draft.op,
             flags: draft.flags,
             payload,
+            dest: verbs_core::Dest::Peer,
         };
         let Some(qp) = &mut conn.qps[end] else {
             return false;

@@ -21,8 +21,6 @@
 
 mod answers;
 mod completer;
-mod completion;
-mod pieces;
 mod rdma;
 mod receives;
 mod requester;
@@ -37,9 +35,12 @@ use verbs_core::{Error, Psn, QpCap};
 
 use crate::clock::Instant;
 use crate::transport::{Ends, Notes, Outlet, Path};
-use crate::wire::{Bth, BthFlags, Extended, Head, Opcode, Operation, Role, Service};
+use crate::wire::{Bth, BthFlags, Extended, Head, Opcode, Operation, Role};
 use requester::Requester;
-use responder::Responder;
+
+pub(super) use requester::{request, tells};
+pub(super) use responder::Responder;
+pub(super) use window::Flight;
 
 /// See the module's documentation.
 #[derive(Debug)]
@@ -149,10 +150,16 @@ impl Rc {
 }
 
 /// The headers of a packet to the peer.
-fn head(path: &Path, operation: Operation, psn: Psn, flags: BthFlags, ext: Extended) -> Head {
+pub(super) fn head(
+    path: &Path,
+    operation: Operation,
+    psn: Psn,
+    flags: BthFlags,
+    ext: Extended,
+) -> Head {
     let bth = Bth {
-        opcode: Opcode::new(Service::Rc, operation)
-            .expect("only operations of the reliable connection are sent"),
+        opcode: Opcode::new(path.service, operation)
+            .expect("only operations that the service has are sent"),
         flags,
         pkey: path.pkey,
         dest_qpn: path.dest_qpn,

@@ -3,12 +3,12 @@
 use verbs_core::mem::Window;
 use verbs_core::{Access, Psn, WcOpcode, WcStatus};
 
-use super::completion;
-use super::pieces::{Refused, refused};
 use super::receives::{Room, receive_cqe};
 use super::resources::What;
 use super::responder::{Doing, Executed, INVALID, Refusal, Responder};
 use crate::send::MAX_MESSAGE;
+use crate::transport::completion;
+use crate::transport::pieces::{Refused, refused};
 use crate::transport::{Ends, Notes};
 use crate::wire::{AtomicEth, Head, NakCode, Operation, Reth};
 
@@ -43,7 +43,8 @@ impl Responder {
         let window = check(ends, whole, placed, n, Access::REMOTE_WRITE)?;
         if let Some(immdt) = head.ext().immdt {
             let room = if ends.srq.is_some() {
-                self.taken = self.take_shared(ends, notes);
+                let taken = self.taken.take();
+                self.taken = taken.or_else(|| self.take_shared(ends, notes));
                 self.taken.as_ref().map(Room::shared)
             } else {
                 ends.recvs.next().map(Room::own)

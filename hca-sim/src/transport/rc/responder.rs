@@ -16,7 +16,7 @@ use crate::wire::{BthFlags, CreditCode, Head, Message, NakCode, Reth, RnrTimer, 
 
 /// See the module's documentation.
 #[derive(Debug)]
-pub(super) struct Responder {
+pub(in crate::transport) struct Responder {
     /// The first number has been taken from the path.
     started: bool,
     expected: Psn,
@@ -65,7 +65,7 @@ impl Responder {
     ///
     /// # Errors
     /// [`Error::NoMemory`].
-    pub(super) fn new() -> Result<Self, Error> {
+    pub(in crate::transport) fn new() -> Result<Self, Error> {
         Ok(Self {
             started: false,
             expected: Psn::new(0),
@@ -79,7 +79,7 @@ impl Responder {
         })
     }
 
-    pub(super) fn reset(&mut self) {
+    pub(in crate::transport) fn reset(&mut self) {
         self.started = false;
         self.msn = 0;
         self.silent = false;
@@ -90,7 +90,7 @@ impl Responder {
         self.newest_read = None;
     }
 
-    pub(super) fn abandon(&mut self) -> Option<u64> {
+    pub(in crate::transport) fn abandon(&mut self) -> Option<u64> {
         self.doing = Doing::Nothing;
         self.taken.take().map(|seen| seen.wr_id)
     }
@@ -129,6 +129,49 @@ impl Responder {
                 }
             }
             _ => self.repeated(ends, psn, head),
+        }
+    }
+
+    /// Takes a request of an unreliable connection. What is missing is not asked for: the message that it
+    /// belongs to is dropped, and the next one that begins is taken (IBTA vol. 1, 9.8.2.2).
+    pub(in crate::transport) fn receive_unreliable(
+        &mut self,
+        ends: &Ends<'_>,
+        head: &Head,
+        payload: &[u8],
+        notes: &mut Notes,
+    ) {
+        let psn = head.bth().psn;
+        if head.opcode().facts().place.is_first() {
+            // A message that has not ended never will; its receive is the next one's.
+            self.doing = Doing::Nothing;
+            self.expected = psn;
+        } else if psn != self.expected || matches!(self.doing, Doing::Nothing) {
+            ends.counters.out_of_sequence.up();
+            self.doing = Doing::Nothing;
+            return;
+        }
+        let executed = self.execute(ends, head, payload, notes);
+        self.answer = None;
+        match executed {
+            Ok(()) => {}
+            Err(Refusal::Stopped) => notes.fail = true,
+            // A receive that cannot be written to is this queue pair's own fault.
+            Err(Refusal::Fault(_, WcStatus::LocProtErr, reason)) => {
+                notes.fail = true;
+                self.fail_receive(ends, WcStatus::LocProtErr, reason, notes);
+            }
+            Err(Refusal::Fault(_, status, reason)) => {
+                ends.counters.dropped.up();
+                if self.taken.is_some() {
+                    self.fail_receive(ends, status, reason, notes);
+                }
+                self.doing = Doing::Nothing;
+            }
+            Err(Refusal::NotReady) => {
+                ends.counters.dropped.up();
+                self.doing = Doing::Nothing;
+            }
         }
     }
 

@@ -14,7 +14,7 @@ use std::time::Duration;
 use verbs_core::mem::{Memory, MrTable, Region, pin};
 use verbs_core::sync::Arc;
 use verbs_core::{
-    Access, EventType, Guid, LKey, Lid, Mtu, PKey, QpCap, Qpn, RKey, RawCq, RawRecvQueue,
+    Access, EventType, Guid, LKey, Lid, Mtu, PKey, QKey, QpCap, Qpn, RKey, RawCq, RawRecvQueue,
     SendFlags, SendOp, SendWr, Sge, Wc, WcStatus,
 };
 
@@ -29,7 +29,7 @@ use crate::ring::{Scratch, SendRing};
 use crate::rng::Rng;
 use crate::srq::{SharedPoster, SharedReceives};
 use crate::transport::{Ends, Notes, Outlet, Path};
-use crate::wire::{Head, Packet};
+use crate::wire::{Head, Packet, Service};
 
 mod captures;
 mod faults;
@@ -122,6 +122,8 @@ impl Machine {
             rc: Rc::new(&cap).unwrap(),
             qpn: Qpn::new(qpn),
             path: Path {
+                service: Service::Rc,
+                qkey: QKey(0),
                 dest_qpn: Qpn::new(qpn ^ 1),
                 pkey: PKey::DEFAULT,
                 mtu: Mtu::B1024,
@@ -136,7 +138,7 @@ impl Machine {
                 rq_psn: 0,
             },
             may_begin: true,
-            sends: SendRing::new(&cap).unwrap(),
+            sends: SendRing::new(&cap, false).unwrap(),
             recvs: RecvRing::new(32, 4).unwrap(),
             srq,
             send_poller: CqPoller::new(Arc::clone(&send_cq), None),
@@ -481,5 +483,6 @@ fn wr<'a>(wr_id: u64, op: SendOp, sges: &'a [Sge]) -> SendWr<'a> {
         op,
         flags: SendFlags::SIGNALED,
         payload: verbs_core::Payload::List(sges),
+        dest: verbs_core::Dest::Peer,
     }
 }
