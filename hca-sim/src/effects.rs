@@ -22,6 +22,8 @@ pub(crate) struct Effects {
     pub(crate) fire: Vec<Arc<CqRing>>,
     pub(crate) overrun: Vec<Arc<CqRing>>,
     pub(crate) convert: Vec<Arc<CqRing>>,
+    /// Who waits for a completion queue that changes hands, if others than the one whose turn it is.
+    pub(crate) waiting: Vec<(Arc<CqRing>, Arc<QueuePair>)>,
     pub(crate) fail: Vec<Arc<QueuePair>>,
     /// Whose send queue goes to SQE.
     pub(crate) fail_sends: Vec<Arc<QueuePair>>,
@@ -39,15 +41,15 @@ pub(crate) struct Effects {
     pub(crate) after: Vec<Job>,
 }
 
-/// Something to be done once.
-pub(crate) type Job = Box<dyn FnOnce() + Send>;
-
 /// See [`Effects::take_packets`].
 pub(crate) struct ForDriver {
     pub(crate) stalled: Vec<Arc<QueuePair>>,
     pub(crate) fed: Vec<Arc<dyn Due>>,
     pub(crate) news: Vec<Change>,
 }
+
+/// Something to be done once.
+pub(crate) type Job = Box<dyn FnOnce() + Send>;
 
 impl Effects {
     pub(crate) fn note(&mut self, sender: &QueuePair, land: &Landing, done: Done) {
@@ -92,8 +94,17 @@ impl Effects {
         }
     }
 
-    /// Notes what a connection over packets leads to.
-    pub(crate) fn note_packets(&mut self, qp: &Arc<QueuePair>, notes: Notes) {
+    /// Notes what a connection over packets leads to; `named` is the shared receive queue that a request
+    /// named.
+    pub(crate) fn note_packets(
+        &mut self,
+        qp: &Arc<QueuePair>,
+        named: Option<&Arc<SharedReceives>>,
+        notes: Notes,
+    ) {
+        let srq = named.or(qp.srq.as_ref());
+        let recv_cq = named.and_then(|srq| srq.named.as_ref());
+        let recv_cq = recv_cq.map_or(&qp.recv_cq, |named| &named.cq);
         let Notes {
             fire_send,
             fire_recv,
@@ -112,11 +123,11 @@ impl Effects {
             }
         };
         push(fire_send, &mut self.fire, &qp.send_cq);
-        push(fire_recv, &mut self.fire, &qp.recv_cq);
+        push(fire_recv, &mut self.fire, recv_cq);
         push(overrun_send, &mut self.overrun, &qp.send_cq);
-        push(overrun_recv, &mut self.overrun, &qp.recv_cq);
+        push(overrun_recv, &mut self.overrun, recv_cq);
         if srq_limit {
-            self.srq_limit.extend(qp.srq.clone());
+            self.srq_limit.extend(srq.cloned());
         }
         if fail_sends {
             self.fail_sends.push(Arc::clone(qp));
@@ -159,6 +170,9 @@ impl Effects {
             job();
         }
         let mut again = false;
+        for (cq, qp) in self.waiting {
+            cq.convert(qp);
+        }
         if let Some(waiter) = waiter {
             for cq in self.convert {
                 again |= cq.convert(Arc::clone(waiter) as Arc<dyn WaitsForCq>);

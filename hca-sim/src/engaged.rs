@@ -437,11 +437,14 @@ impl QueuePair {
     /// Completes the shared receive of a message that will not end. `false` as in `flush`.
     fn flush_abandoned(&self, effects: &mut Effects) -> bool {
         let exchange = self.engaged.exchange();
-        let Some(wr_id) = exchange.and_then(|exchange| exchange.lock().abandon()) else {
+        let Some((wr_id, named)) = exchange.and_then(|exchange| exchange.lock().abandon()) else {
             return true;
         };
-        let cqe = Cqe::failure(wr_id, self.qpn, WcStatus::WrFlushErr, 0);
-        complete(&self.recv_cq, effects, |cq, way| cq.push(way, &cqe, |_| {}))
+        let cqe = self.flushed(wr_id);
+        let srq = named.and_then(|number| self.port.xrc.find(number, self.pd));
+        let named = srq.as_ref().and_then(|srq| srq.named.as_ref());
+        let cq = named.map_or(&self.recv_cq, |named| &named.cq);
+        complete(cq, effects, |cq, way| cq.push(way, &cqe, |_| {}))
     }
 
     /// Forgets all that is posted: the way to RESET.

@@ -11,17 +11,22 @@ use std::time::Duration;
 use verbs_core::mem::{Pin, pin};
 use verbs_core::sync::Arc;
 use verbs_core::sync::MutexGuard;
-use verbs_core::{Access, Av, Datagram, Error, Mtu, Psn, QpAttr, QpCap, QpState, QpType, Qpn};
+use verbs_core::{
+    Access, Av, Datagram, Error, Mtu, Psn, QpAttr, QpCap, QpState, QpType, Qpn, Srqn,
+};
 
 use crate::clock::Instant;
+use crate::cq::CqRing;
 use crate::effects::Effects;
 use crate::engaged::Machine;
 use crate::engine::Due;
 use crate::link::{Local, Route};
 use crate::port::Port;
 use crate::qp::QueuePair;
+use crate::srq::SharedReceives;
 use crate::transport::{self, Ends, Incoming, Mail, Notes, Outlet, Path, Post};
-use crate::wire::{Bth, BthFlags, Extended, Head, Opcode, Service};
+use crate::wire::{Bth, BthFlags, Extended, Head, Opcode, Role, Service};
+use crate::xrc::Named;
 
 /// The ECN bits of a traffic class, and what they are when a switch has marked the packet.
 const ECN: u8 = 0b11;
@@ -83,7 +88,7 @@ impl Exchange {
     }
 
     /// See [`Rc::abandon`](transport::rc::Rc::abandon).
-    pub(crate) fn abandon(&mut self) -> Option<u64> {
+    pub(crate) fn abandon(&mut self) -> Option<(u64, Option<Srqn>)> {
         self.transport.abandon()
     }
 
@@ -106,6 +111,10 @@ impl Exchange {
         self.path = Some(path(&attr, qp));
         self.route = attr.av.and_then(|av| qp.port.route(&av));
     }
+}
+
+fn named_by(srq: &Option<Arc<SharedReceives>>) -> Option<&Named> {
+    srq.as_ref().and_then(|srq| srq.named.as_ref())
 }
 
 /// What the attributes say about the connection.
@@ -227,6 +236,27 @@ impl QueuePair {
         })
     }
 
+    /// Whether completions can be told now. On a loopback link others may own the queues, or are losing
+    /// them: then there is a round as soon as that is over. A packet that comes meanwhile is lost, which
+    /// services that answer make up for.
+    fn can_complete(
+        self: &Arc<Self>,
+        pin: &Pin,
+        named: Option<&Named>,
+        effects: &mut Effects,
+    ) -> bool {
+        if self.port.is_wire() {
+            return true;
+        }
+        let named = named.map(|named| &named.cq);
+        let cqs = [Some(&self.send_cq), Some(&self.recv_cq), named];
+        let refused = |cq: &&Arc<CqRing>| cq.enter(pin).is_none();
+        let refused = cqs.into_iter().flatten().find(refused);
+        let waits = refused.map(|cq| (Arc::clone(cq), Arc::clone(self)));
+        effects.waiting.extend(waits);
+        refused.is_none()
+    }
+
     /// A packet for this queue pair; its ICRC is right. Whether the machine has seen it, so that it wants
     /// a round.
     pub(crate) fn take_packet(
@@ -267,22 +297,41 @@ impl QueuePair {
             counters.cnps_received.up();
             return false;
         }
-        if packet.head.opcode().service() != path.service {
+        if packet.head.opcode().service() != path.service || self.is_other_end(packet) {
             counters.strangers.up();
             return false;
         }
+        // Which queue a request on an extended connection is for; the machine refuses what is for none.
+        let eth = packet.head.ext().xrceth;
+        let named = eth.and_then(|eth| self.port.xrc.find(eth.srqn, self.pd));
         // Notifications go to the peer of a connection.
         *marked |= packet.tclass & ECN == CE && path.service != Service::Ud;
         let pin = pin();
-        let Some(ends) = self.ends(&pin, path, now) else {
+        if !self.can_complete(&pin, named_by(&named), effects) {
+            return false;
+        }
+        let Some(mut ends) = self.ends(&pin, path, now) else {
             return false;
         };
+        if let Some((srq, own)) = named.as_ref().zip(named_by(&named)) {
+            (ends.srq, ends.recv_cq, ends.pd) = (Some(srq), &own.cq, srq.pd);
+        }
         let mut notes = Notes::default();
         transport.receive(&ends, packet, &mut notes);
         drop(pin);
         let mut machine = self.engaged.machine.lock();
-        self.see_to_notes(&mut exchange, &mut machine, notes, effects);
+        self.see_to_notes(&mut exchange, &mut machine, notes, named.as_ref(), effects);
         true
+    }
+
+    /// Whether a packet is for the other end of an extended connection: initiators take answers only, and
+    /// targets requests.
+    fn is_other_end(&self, packet: &Incoming<'_>) -> bool {
+        match (self.qp_type, packet.head.opcode().facts().role) {
+            (QpType::XrcSend, role) => role != Role::Response,
+            (QpType::XrcRecv, role) => role != Role::Request,
+            _ => false,
+        }
     }
 
     /// One round of the machine: what is due, and what can be sent.
@@ -306,6 +355,9 @@ impl QueuePair {
         let now = self.port.engine.now();
         let mut notes = Notes::default();
         let pin = pin();
+        if !self.can_complete(&pin, None, effects) {
+            return;
+        }
         let Some(ends) = self.ends(&pin, &path, now) else {
             return;
         };
@@ -327,7 +379,7 @@ impl QueuePair {
             mail.later.push(Arc::clone(self));
         }
         self.set_timer(exchange, now);
-        self.see_to_notes(exchange, machine, notes, effects);
+        self.see_to_notes(exchange, machine, notes, None, effects);
         // What tells the peer why has to leave before nothing leaves any more.
         if exchange.failing && !exchange.transport.is_answering() {
             exchange.failing = false;
@@ -346,6 +398,9 @@ impl QueuePair {
     ) {
         let mut notes = Notes::default();
         let pin = pin();
+        if !self.can_complete(&pin, None, effects) {
+            return;
+        }
         let Some(ends) = self.ends(&pin, path, self.port.engine.now()) else {
             return;
         };
@@ -354,7 +409,7 @@ impl QueuePair {
             effects.stalled.push(Arc::clone(self));
         }
         drop(pin);
-        self.see_to_notes(exchange, machine, notes, effects);
+        self.see_to_notes(exchange, machine, notes, None, effects);
         if std::mem::take(&mut exchange.failing) {
             effects.fail.push(Arc::clone(self));
         }
@@ -365,13 +420,14 @@ impl QueuePair {
         exchange: &mut Exchange,
         machine: &mut Machine,
         notes: Notes,
+        named: Option<&Arc<SharedReceives>>,
         effects: &mut Effects,
     ) {
         if notes.failed.is_some() {
             machine.failed = notes.failed;
         }
         exchange.failing |= notes.fail;
-        effects.note_packets(self, notes);
+        effects.note_packets(self, named, notes);
     }
 
     /// Has the engine call at the machine's deadline. A call that comes early finds nothing to do and

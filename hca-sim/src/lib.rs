@@ -79,6 +79,7 @@ mod table;
 mod transport;
 mod turnstile;
 pub mod wire;
+mod xrc;
 
 pub use builder::Builder;
 pub use connect::connect;

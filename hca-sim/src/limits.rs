@@ -40,6 +40,8 @@ pub struct Limits {
     pub max_mr: u32,
     /// Shared receive queues; 65,536 by default.
     pub max_srq: u32,
+    /// Domains of extended reliable connections; 65,536 by default.
+    pub max_xrcd: u32,
     /// Address handles; 65,536 by default.
     pub max_ah: u32,
 }
@@ -52,6 +54,7 @@ impl Default for Limits {
             max_qp: 1 << 18,
             max_mr: 1 << 13,
             max_srq: 1 << 16,
+            max_xrcd: 1 << 16,
             max_ah: 1 << 16,
         }
     }
@@ -62,6 +65,7 @@ const CAPS: DeviceCap = DeviceCap::RC_RNR_NAK_GEN
     .union(DeviceCap::RESIZE_MAX_WR)
     .union(DeviceCap::SRQ_RESIZE)
     .union(DeviceCap::SYS_IMAGE_GUID)
+    .union(DeviceCap::XRC)
     .union(DeviceCap::CHANGE_PHY_PORT)
     .union(DeviceCap::PORT_ACTIVE_EVENT);
 
@@ -87,6 +91,7 @@ pub(crate) fn device_attr(name: &str, port: &Port, limits: &Limits) -> DeviceAtt
         max_qp_init_rd_atom: RD_ATOMIC as u8,
         atomic_cap: AtomicCap::Glob,
         max_ah: limits.max_ah,
+        max_xrcd: limits.max_xrcd,
         max_srq: limits.max_srq,
         max_srq_wr: SRQ_WR,
         max_srq_sge: MAX_SGE as u32,

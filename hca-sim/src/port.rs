@@ -16,6 +16,7 @@ use crate::engine::Engine;
 use crate::groups::Groups;
 use crate::link::{Fabric, HubPort};
 use crate::transport::Driver;
+use crate::xrc::Xrc;
 
 /// One HCA's port.
 pub(crate) struct Port {
@@ -33,6 +34,7 @@ pub(crate) struct Port {
     /// The link carries packets, and every message goes as packets.
     is_wire: bool,
     pub(crate) groups: Groups,
+    pub(crate) xrc: Xrc,
     /// The HCA was removed.
     removed: AtomicBool,
 }
@@ -137,6 +139,7 @@ impl Port {
             is_wire: driver.is_some(),
             driver: driver.map_or_else(OnceLock::new, OnceLock::from),
             groups: Groups::default(),
+            xrc: Xrc::default(),
             removed: AtomicBool::new(false),
         }
     }

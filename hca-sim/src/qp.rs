@@ -51,6 +51,8 @@ pub(crate) struct QueuePair {
     pub(crate) word: TouchWord,
     pub(crate) qpn: Qpn,
     pub(crate) qp_type: QpType,
+    /// The protection domain. Of a target of extended reliable connections, the domain of those: memory is
+    /// checked against the queue that a request names.
     pub(crate) pd: u32,
     pub(crate) cap: QpCap,
     pub(crate) sq_sig_all: bool,

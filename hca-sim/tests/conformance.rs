@@ -22,6 +22,7 @@ const LIMITS: Limits = Limits {
     max_qp: 32,
     max_mr: 40,
     max_srq: 24,
+    max_xrcd: 20,
     max_ah: 40,
 };
 

@@ -170,6 +170,7 @@ fn capabilities_and_limits_are_those_that_hold() {
         | DeviceCap::RESIZE_MAX_WR
         | DeviceCap::SRQ_RESIZE
         | DeviceCap::SYS_IMAGE_GUID
+        | DeviceCap::XRC
         | DeviceCap::CHANGE_PHY_PORT
         | DeviceCap::PORT_ACTIVE_EVENT;
     assert_eq!(attr.caps, caps);

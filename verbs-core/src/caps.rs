@@ -113,6 +113,8 @@ pub struct DeviceAttr {
     pub max_mcast_qp_attach: u32,
     /// Address handles.
     pub max_ah: u32,
+    /// Domains of extended reliable connections.
+    pub max_xrcd: u32,
     /// Shared receive queues.
     pub max_srq: u32,
     /// Entries of one shared receive queue.

@@ -49,6 +49,7 @@ mod verb_table;
 mod watch;
 pub mod wc;
 pub mod wr;
+pub mod xrcd;
 
 pub use addr::{Gid, Guid, LKey, Lid, Mtu, PKey, Psn, QKey, Qpn, RKey, Srqn};
 pub use ah::Ah;
@@ -83,3 +84,4 @@ pub use wr::{
     Datagram, Dest, Payload, Read, Recv, RecvWr, Remote, Send, SendFlags, SendOp, SendWr, Sge,
     Write,
 };
+pub use xrcd::Xrcd;

@@ -5,6 +5,7 @@ mod device;
 mod memory;
 mod packets;
 mod queues;
+mod xrc;
 
 use std::fmt;
 
@@ -51,6 +52,7 @@ struct Tables {
     pds: Table<()>,
     cqs: Table<()>,
     srqs: Table<()>,
+    xrcds: Table<()>,
     ahs: Table<()>,
     queue_pairs: u32,
 }
@@ -91,6 +93,7 @@ impl Hca {
             pds: Table::new(limits.max_pd, Attr::MaxPd),
             cqs: Table::new(limits.max_cq, Attr::MaxCq),
             srqs: Table::new(limits.max_srq, Attr::MaxSrq),
+            xrcds: Table::new(limits.max_xrcd, Attr::MaxXrcd),
             ahs: Table::new(limits.max_ah, Attr::MaxAh),
             queue_pairs: 0,
         };
@@ -250,6 +253,10 @@ impl Hca {
             AnyCommand::ModifySrq(command) => Self::modify_srq(command),
             AnyCommand::QuerySrq(command) => Self::query_srq(command),
             AnyCommand::DestroySrq(command) => self.destroy_srq(command),
+            AnyCommand::AllocXrcd(command) => self.alloc_xrcd(command),
+            AnyCommand::DeallocXrcd(command) => self.dealloc_xrcd(command),
+            AnyCommand::CreateTargetQp(command) => self.create_target_qp(command),
+            AnyCommand::OpenTargetQp(command) => self.open_target_qp(command),
             AnyCommand::CreateQp(command) => self.create_qp(command),
             AnyCommand::ModifyQp(command) => match queue_pair(command.target().base()) {
                 Some(qp) => qp.modify(command),

@@ -7,7 +7,7 @@ use verbs_core::pd::{AllocPd, DeallocPd};
 use verbs_core::qp::{CreateQp, DestroyQp};
 use verbs_core::srq::{CreateSrq, DestroySrq, ModifySrq, QuerySrq, SrqCore};
 use verbs_core::sync::Arc;
-use verbs_core::{Attr, Error, QpCap, QpType, Qpn, RawRecvQueue, Target, Why};
+use verbs_core::{Attr, Error, QpCap, QpType, Qpn, RawRecvQueue, Srqn, Target, Why};
 
 use crate::cq::{CqPoller, CqRing, WaitsForCq};
 use crate::hca::{Hca, queue_pair};
@@ -18,9 +18,17 @@ use crate::recv::RecvPoster;
 use crate::ring::MAX_INLINE;
 use crate::send::SendPoster;
 use crate::srq::{NoReceives, SharedPoster, SharedReceives};
+use crate::xrc::Named;
 
 /// The number of the general services queue pair of every port (IBTA vol. 1, 3.9.3).
 const GSI: Qpn = Qpn::new(1);
+
+/// Nobody has work that waits for a completion queue to be shared.
+struct Nobody;
+
+impl WaitsForCq for Nobody {
+    fn go_on(self: Arc<Self>) {}
+}
 
 impl Hca {
     pub(super) fn alloc_pd(&self, command: Command<'_, AllocPd>) {
@@ -137,9 +145,40 @@ impl Hca {
             return Err(zero(Attr::MaxSrqWr));
         }
         let pd = command.target().base().id().number;
-        let srq = SharedReceives::new(Arc::clone(&self.port), pd, attr.max_wr, attr.max_sge)?;
         let number = self.tables.lock().srqs.insert(())?;
-        Ok((number, Arc::new(srq)))
+        let made = self.name_srq(command, number).and_then(|named| {
+            let port = Arc::clone(&self.port);
+            SharedReceives::new(port, pd, named, attr.max_wr, attr.max_sge)
+        });
+        let srq = Arc::new(made.inspect_err(|_| {
+            self.tables.lock().srqs.remove(number);
+        })?);
+        if let Some(named) = &srq.named {
+            self.port.xrc.enter(named.number, &srq);
+        }
+        Ok((number, srq))
+    }
+
+    /// What makes the new shared receive queue one for extended reliable connections, if it is to be.
+    fn name_srq(&self, command: &CreateSrq, number: u32) -> Result<Option<Named>, Error> {
+        let Some((xrcd, cq)) = command.xrc() else {
+            return Ok(None);
+        };
+        let cq = cq.base().private::<Arc<CqRing>>();
+        let cq = cq.ok_or(mismatch(Attr::Cq, Why::OtherDevice))?;
+        self.share(cq);
+        Ok(Some(Named {
+            number: Srqn::new(number),
+            xrcd: xrcd.base().id().number,
+            cq: Arc::clone(cq),
+        }))
+    }
+
+    /// Whoever drives the port will push to that queue.
+    fn share(&self, cq: &Arc<CqRing>) {
+        if !self.port.is_wire() {
+            cq.share(Arc::new(Nobody));
+        }
     }
 
     pub(super) fn modify_srq(command: Command<'_, ModifySrq>) {
@@ -172,6 +211,10 @@ impl Hca {
 
     pub(super) fn destroy_srq(&self, command: Command<'_, DestroySrq>) {
         let number = command.target().base().id().number;
+        let srq = shared_receives(command.target());
+        if let Some(named) = srq.and_then(|srq| srq.named.as_ref()) {
+            self.port.xrc.leave(named.number);
+        }
         self.tables.lock().srqs.remove(number);
         command.complete(Ok(()));
     }
@@ -181,10 +224,12 @@ impl Hca {
             Ok(qp) => {
                 let (args, reply) = command.split();
                 let send = Box::new(SendPoster::new(Arc::clone(&qp)));
-                let recv: Box<dyn RawRecvQueue> = match qp.srq {
-                    Some(_) => Box::new(NoReceives),
-                    None => Box::new(RecvPoster::new(Arc::clone(&qp))),
-                };
+                let recv: Box<dyn RawRecvQueue> =
+                    if qp.srq.is_some() || qp.qp_type == QpType::XrcSend {
+                        Box::new(NoReceives)
+                    } else {
+                        Box::new(RecvPoster::new(Arc::clone(&qp)))
+                    };
                 let (qpn, cap) = (qp.qpn, qp.cap);
                 let handle = args.build(qpn, cap, Box::new(Arc::clone(&qp)), send, recv);
                 qp.set_core(handle.target());
@@ -197,6 +242,13 @@ impl Hca {
     pub(super) fn destroy_qp(&self, command: Command<'_, DestroyQp>) {
         let qp = queue_pair(command.target().base()).cloned();
         match qp {
+            // Others have opened it too.
+            Some(qp)
+                if qp.qp_type == QpType::XrcRecv
+                    && !self.port.xrc.closed(qp.qpn, command.target()) =>
+            {
+                command.complete(Ok(()));
+            }
             Some(qp) => {
                 self.tables.lock().queue_pairs -= 1;
                 qp.destroy(command);
@@ -208,7 +260,7 @@ impl Hca {
     fn make_qp(&self, command: &Command<'_, CreateQp>) -> Result<Arc<QueuePair>, Error> {
         if !matches!(
             command.qp_type,
-            QpType::Rc | QpType::Uc | QpType::Ud | QpType::Gsi
+            QpType::Rc | QpType::Uc | QpType::Ud | QpType::Gsi | QpType::XrcSend
         ) {
             return Err(Error::Unsupported(Attr::QpType));
         }
@@ -217,6 +269,13 @@ impl Hca {
             return Err(Error::Unsupported(Attr::LowLatency));
         }
         let mut cap = command.cap;
+        if command.qp_type == QpType::XrcSend {
+            if command.srq().is_some() {
+                // It has no receives at all.
+                return Err(mismatch(Attr::Srq, Why::NoReceives));
+            }
+            (cap.max_recv_wr, cap.max_recv_sge) = (0, 0);
+        }
         let srq = match command.srq() {
             Some(core) => {
                 // Its own receive queue has no use, so its sizes mean nothing.
@@ -240,6 +299,11 @@ impl Hca {
             send_cq: ring(command.send_cq()).ok_or(not_ours)?,
             recv_cq: ring(command.recv_cq()).ok_or(not_ours)?,
         };
+        self.add(init)
+    }
+
+    /// Makes a queue pair, if there may be one more.
+    pub(super) fn add(&self, init: Init) -> Result<Arc<QueuePair>, Error> {
         let max = self.about.attr.max_qp;
         {
             let mut tables = self.tables.lock();
@@ -256,7 +320,7 @@ impl Hca {
         })?;
         if qp.goes_as_packets() && !self.port.is_wire() {
             self.port.need_driver();
-            // Whoever drives the port pushes; what comes before they may is put off.
+            // Work requests that come before the queues may be pushed to are put off until then.
             for cq in [&qp.send_cq, &qp.recv_cq] {
                 cq.share(Arc::clone(&qp) as Arc<dyn WaitsForCq>);
             }

@@ -21,6 +21,7 @@ use verbs_core::{Attr, Error, EventType, PostError, RawRecvQueue, Sge, SrqAttr, 
 use crate::port::Port;
 use crate::qp::QueuePair;
 use crate::srq::ring::{Ring, Segment};
+use crate::xrc::Named;
 
 pub(crate) use crate::srq::ring::Seen;
 
@@ -29,6 +30,8 @@ pub(crate) struct SharedReceives {
     ring: Ring,
     /// The protection domain that its receives are checked against.
     pub(crate) pd: u32,
+    /// Of one for extended reliable connections.
+    pub(crate) named: Option<Named>,
     depth: AtomicU32,
     max_sge: u32,
     /// When fewer receives than this wait, the event is due; 0 for never.
@@ -47,10 +50,17 @@ impl SharedReceives {
     ///
     /// # Errors
     /// [`Error::NoMemory`].
-    pub(crate) fn new(port: Arc<Port>, pd: u32, depth: u32, max_sge: u32) -> Result<Self, Error> {
+    pub(crate) fn new(
+        port: Arc<Port>,
+        pd: u32,
+        named: Option<Named>,
+        depth: u32,
+        max_sge: u32,
+    ) -> Result<Self, Error> {
         Ok(Self {
             ring: Ring::new(depth, max_sge)?,
             pd,
+            named,
             depth: AtomicU32::new(depth),
             max_sge,
             limit: AtomicU32::new(0),

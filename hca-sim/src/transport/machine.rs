@@ -1,6 +1,6 @@
 //! The machine that a queue pair's type calls for.
 
-use verbs_core::{Error, QpCap, QpType};
+use verbs_core::{Error, QpCap, QpType, Srqn};
 
 use crate::clock::Instant;
 use crate::transport::rc::Rc;
@@ -50,7 +50,7 @@ impl Machine {
     }
 
     /// See [`Rc::abandon`].
-    pub(crate) fn abandon(&mut self) -> Option<u64> {
+    pub(crate) fn abandon(&mut self) -> Option<(u64, Option<Srqn>)> {
         match self {
             Self::Rc(rc) => rc.abandon(),
             Self::Uc(uc) => uc.abandon(),

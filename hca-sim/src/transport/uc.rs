@@ -3,7 +3,7 @@
 //! A work request completes when its last packet has left. What is lost is lost: the responder drops the
 //! message that a missing packet belongs to, and every message for which there is no receive.
 
-use verbs_core::{Access, Error, Psn, SendFlags, WcStatus};
+use verbs_core::{Access, Error, Psn, SendFlags, Srqn, WcStatus};
 
 use crate::ring::Scratch;
 use crate::transport::completion;
@@ -52,7 +52,7 @@ impl Uc {
     }
 
     /// As [`Rc::abandon`](super::rc::Rc::abandon).
-    pub(crate) fn abandon(&mut self) -> Option<u64> {
+    pub(crate) fn abandon(&mut self) -> Option<(u64, Option<Srqn>)> {
         self.responder.abandon()
     }
 

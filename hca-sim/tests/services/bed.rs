@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
+use std::time::Duration;
 
 use hca_sim::clock::VirtualClock;
 use hca_sim::link::{Cable, Faults, Faulty};
@@ -37,6 +38,7 @@ impl Way {
 pub(crate) struct Bed {
     pub(crate) way: Way,
     pub(crate) hcas: [Arc<Hca>; 2],
+    clock: VirtualClock,
 }
 
 /// A queue pair with its own completion queues and memory.
@@ -66,12 +68,23 @@ impl Bed {
             let a = Hca::over(a).clock(clock.clone()).build();
             [a, Hca::over(b).clock(clock.clone()).build()]
         };
-        Self { way, hcas }
+        Self { way, hcas, clock }
     }
 
     /// Lets everything happen that can happen at this time.
     pub(crate) fn settle(&self) {
         while self.hcas.iter().fold(false, |any, hca| hca.turn() | any) {}
+    }
+
+    /// Lets time pass.
+    pub(crate) fn advance(&self, time: Duration) {
+        let end = self.clock.now() + time;
+        self.settle();
+        while let Some(next) = self.clock.next_deadline().filter(|&next| next <= end) {
+            self.clock.run_until(next);
+            self.settle();
+        }
+        self.clock.run_until(end);
     }
 
     /// The way to that HCA's port.

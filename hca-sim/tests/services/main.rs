@@ -8,3 +8,4 @@ mod multicast;
 mod special;
 mod uc;
 mod ud;
+mod xrc;

@@ -64,12 +64,12 @@ impl Endpoint {
         };
         let socket = open(address).map_err(failed)?;
         options(socket.as_fd(), address, discovery).map_err(failed)?;
-        leave_by(&socket, address, index).map_err(failed)?;
         bind(&socket, &socket_address(address, ROCE_PORT, scope)).map_err(|error| match error {
             rustix::io::Errno::ADDRINUSE => LinkError::InUse { address },
             rustix::io::Errno::ADDRNOTAVAIL => LinkError::NotOurs { address },
             error => failed(error.into()),
         })?;
+        leave_by(&socket, address, index).map_err(failed)?;
         Ok(Self {
             address,
             scope,

@@ -31,7 +31,7 @@ mod retry;
 mod tests;
 mod window;
 
-use verbs_core::{Error, Psn, QpCap};
+use verbs_core::{Error, Psn, QpCap, Srqn};
 
 use crate::clock::Instant;
 use crate::transport::{Ends, Notes, Outlet, Path};
@@ -132,9 +132,10 @@ impl Rc {
     }
 
     /// The receive that was taken from a shared receive queue for a message that will not end: its
-    /// `wr_id`, to be completed with WR_FLUSH_ERR before anything else is flushed. A receive of the queue
+    /// `wr_id`, to be completed with WR_FLUSH_ERR before anything else is flushed, and of an extended
+    /// connection the number of the shared receive queue. A receive of the queue
     /// pair's own stays on its queue until the message ends.
-    pub(crate) fn abandon(&mut self) -> Option<u64> {
+    pub(crate) fn abandon(&mut self) -> Option<(u64, Option<Srqn>)> {
         self.responder.abandon()
     }
 

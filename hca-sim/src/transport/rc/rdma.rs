@@ -113,7 +113,7 @@ impl Responder {
         if !self.resources.has_room(ends.path.max_dest_rd_atomic) {
             return Err(INVALID);
         }
-        self.resources.push(psn, packets, what);
+        self.resources.push(ends.pd, psn, packets, what);
         self.newest_read = Some(psn);
         // Its answer acknowledges everything before it.
         self.answer = None;
@@ -121,7 +121,7 @@ impl Responder {
     }
 }
 
-/// Memory that the peer names.
+/// Memory that the peer names, in the queue pair's protection domain.
 pub(super) fn check<'p>(
     ends: &Ends<'p>,
     whole: Reth,
@@ -129,9 +129,21 @@ pub(super) fn check<'p>(
     len: u32,
     need: Access,
 ) -> Result<Window<'p>, Refusal> {
+    check_in(ends, ends.pd, whole, offset, len, need)
+}
+
+/// Memory that the peer names, in that protection domain.
+pub(super) fn check_in<'p>(
+    ends: &Ends<'p>,
+    pd: u32,
+    whole: Reth,
+    offset: u32,
+    len: u32,
+    need: Access,
+) -> Result<Window<'p>, Refusal> {
     let addr = whole.addr.wrapping_add(u64::from(offset));
     ends.mrs
-        .check(ends.pin, whole.rkey.value(), addr, len, ends.pd, need)
+        .check(ends.pin, whole.rkey.value(), addr, len, pd, need)
         .ok_or_else(|| access_fault(ends))
 }
 

@@ -7,12 +7,14 @@
 //! A receive of the queue pair's own stays on its queue until its message has ended. One of a shared
 //! queue is taken when the message begins, as others take from it meanwhile.
 
-use verbs_core::{Error, EventType, Psn, WcStatus};
+use verbs_core::{Error, EventType, Psn, Srqn, WcStatus};
 
 use super::resources::Resources;
 use crate::srq::Seen;
 use crate::transport::{Ends, Notes};
-use crate::wire::{BthFlags, CreditCode, Head, Message, NakCode, Reth, RnrTimer, Syndrome};
+use crate::wire::{
+    BthFlags, CreditCode, Head, Message, NakCode, Reth, RnrTimer, Service, Syndrome,
+};
 
 /// See the module's documentation.
 #[derive(Debug)]
@@ -27,6 +29,8 @@ pub(in crate::transport) struct Responder {
     pub(super) doing: Doing,
     /// The receive from a shared queue that was taken and is not completed: that of the SEND under way.
     pub(super) taken: Option<Seen>,
+    /// Of an extended connection, the queue that the last message was for.
+    named: Option<Srqn>,
     /// The acknowledgement to send, when the answers in `resources` are.
     pub(super) answer: Option<(Psn, Syndrome)>,
     pub(super) resources: Resources,
@@ -73,6 +77,7 @@ impl Responder {
             silent: false,
             doing: Doing::Nothing,
             taken: None,
+            named: None,
             answer: None,
             resources: Resources::new()?,
             newest_read: None,
@@ -90,9 +95,9 @@ impl Responder {
         self.newest_read = None;
     }
 
-    pub(in crate::transport) fn abandon(&mut self) -> Option<u64> {
+    pub(in crate::transport) fn abandon(&mut self) -> Option<(u64, Option<Srqn>)> {
         self.doing = Doing::Nothing;
-        self.taken.take().map(|seen| seen.wr_id)
+        self.taken.take().map(|seen| (seen.wr_id, self.named))
     }
 
     pub(super) fn is_answering(&mut self) -> bool {
@@ -215,6 +220,16 @@ impl Responder {
         notes: &mut Notes,
     ) -> Executed {
         let facts = head.opcode().facts();
+        if head.opcode().service() == Service::Xrc {
+            let named = head.ext().xrceth.map(|eth| eth.srqn);
+            if facts.place.is_first() {
+                self.named = named;
+            }
+            // All packets of a message are for one queue, and there is one.
+            if ends.srq.is_none() || self.named != named {
+                return Err(INVALID);
+            }
+        }
         let follows = match self.doing {
             Doing::Nothing => facts.place.is_first(),
             Doing::Send { .. } => facts.message == Message::Send && !facts.place.is_first(),

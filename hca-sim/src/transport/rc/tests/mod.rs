@@ -115,7 +115,7 @@ impl Machine {
         let port = Arc::new(port);
         let srq = shared.then(|| {
             let port = Arc::clone(&port);
-            let receives = Arc::new(SharedReceives::new(port, PD, 32, 4).unwrap());
+            let receives = Arc::new(SharedReceives::new(port, PD, None, 32, 4).unwrap());
             (Arc::clone(&receives), SharedPoster::new(receives))
         });
         Self {
@@ -228,7 +228,12 @@ impl Machine {
             self.send_cq.push(way, &cqe, |_| {}).unwrap();
             self.sends.executed(at);
         }
-        let mut receives: Vec<u64> = self.rc.abandon().into_iter().collect();
+        let mut receives: Vec<u64> = self
+            .rc
+            .abandon()
+            .into_iter()
+            .map(|(wr_id, _)| wr_id)
+            .collect();
         while let Some(waiting) = self.recvs.next() {
             receives.push(waiting.wr_id());
             waiting.consume();
