@@ -187,36 +187,19 @@ fn perform(id: u64, op: &Op, from: &mut End, to: &mut End) -> (Expected, Option<
             }
             let bytes = from.gathered(source);
             to.scatter(&bytes, sink);
-            let len = bytes.len();
-            (
-                sent(WcOpcode::Send, len),
-                received(WcOpcode::Recv, len, None),
-            )
+            let at_peer = received(WcOpcode::Recv, bytes.len(), None);
+            (sent(WcOpcode::Send, bytes.len()), at_peer)
         }
         Op::SendInline(bytes, sink) => {
             let recv = Recv::new(id).into(to.mr.slice(sink.range()));
             to.qp.post_recv(recv).unwrap();
             from.post(Send::new(id).inline(bytes).signaled());
             to.scatter(bytes, &[*sink]);
-            let len = bytes.len();
-            (
-                sent(WcOpcode::Send, len),
-                received(WcOpcode::Recv, len, None),
-            )
+            let at_peer = received(WcOpcode::Recv, bytes.len(), None);
+            (sent(WcOpcode::Send, bytes.len()), at_peer)
         }
         Op::Write(source, offset, imm) => {
-            if imm.is_some() {
-                to.post_recv(id, &[]);
-            }
-            let (sges, bytes) = (from.sges(source), from.gathered(source));
-            let write = Write::new(id, to.mr.remote(*offset)).signaled();
-            let write = imm.map_or(write, |imm| write.imm(imm));
-            match sges[..] {
-                [one] => from.post(write.from(one)),
-                _ => from.post(write.gather(&sges)),
-            }
-            let (offset, len) = (*offset, bytes.len());
-            to.scatter(&bytes, &[Place { offset, len }]);
+            let len = write(id, from, to, (source, *offset), *imm);
             let at_peer = imm.and_then(|imm| received(WcOpcode::RecvRdmaWithImm, len, Some(imm)));
             (sent(WcOpcode::RdmaWrite, len), at_peer)
         }
@@ -236,9 +219,10 @@ fn perform(id: u64, op: &Op, from: &mut End, to: &mut End) -> (Expected, Option<
         }
         Op::FetchAdd(sink, offset, add) => {
             let (remote, add) = (to.mr.remote(*offset), *add);
-            let sge = from.mr.slice(sink.range());
-            from.post(atomic_wr(id, SendOp::FetchAdd { remote, add }, sge));
-            atomic(from, to, *sink, *offset, |old| old.wrapping_add(add));
+            let op = SendOp::FetchAdd { remote, add };
+            atomic(id, op, from, to, (*sink, *offset), |old| {
+                old.wrapping_add(add)
+            });
             (sent(WcOpcode::FetchAdd, 8), None)
         }
         Op::CompareSwap(sink, offset, compare, swap) => {
@@ -248,26 +232,52 @@ fn perform(id: u64, op: &Op, from: &mut End, to: &mut End) -> (Expected, Option<
                 compare,
                 swap,
             };
-            from.post(atomic_wr(id, op, from.mr.slice(sink.range())));
             let new = |old| if old == compare { swap } else { old };
-            atomic(from, to, *sink, *offset, new);
+            atomic(id, op, from, to, (*sink, *offset), new);
             (sent(WcOpcode::CompSwap, 8), None)
         }
     }
 }
 
-fn atomic_wr(wr_id: u64, op: SendOp, sge: Sge) -> SendWr<'static> {
-    SendWr {
+/// Does a WRITE to the queue pairs and to the model: how many bytes it has.
+fn write(
+    id: u64,
+    from: &mut End,
+    to: &mut End,
+    (source, offset): (&[Place], usize),
+    imm: Option<u32>,
+) -> usize {
+    if imm.is_some() {
+        to.post_recv(id, &[]);
+    }
+    let (sges, bytes) = (from.sges(source), from.gathered(source));
+    let write = Write::new(id, to.mr.remote(offset)).signaled();
+    let write = imm.map_or(write, |imm| write.imm(imm));
+    match sges[..] {
+        [one] => from.post(write.from(one)),
+        _ => from.post(write.gather(&sges)),
+    }
+    let len = bytes.len();
+    to.scatter(&bytes, &[Place { offset, len }]);
+    len
+}
+
+/// Does an atomic to the queue pairs and to the model.
+fn atomic(
+    wr_id: u64,
+    op: SendOp,
+    from: &mut End,
+    to: &mut End,
+    (sink, at): (Place, usize),
+    new: impl Fn(u64) -> u64,
+) {
+    from.post(SendWr {
         wr_id,
         op,
         flags: SendFlags::SIGNALED,
-        payload: Payload::One(sge),
+        payload: Payload::One(from.mr.slice(sink.range())),
         dest: Dest::Peer,
-    }
-}
-
-/// What an atomic does to the model.
-fn atomic(from: &mut End, to: &mut End, sink: Place, at: usize, new: impl Fn(u64) -> u64) {
+    });
     let old: [u8; 8] = to.model[at..at + 8].try_into().unwrap();
     let new = new(u64::from_ne_bytes(old)).to_ne_bytes();
     to.model[at..at + 8].copy_from_slice(&new);
