@@ -147,11 +147,11 @@ macro_rules! counted {
 }
 
 counted! {
-    send: send(1) <= 480;
-    send_batch: send(16) <= 440;
-    send_inline: inline() <= 430;
-    write: write() <= 284;
-    read: read() <= 288;
+    send: send(1) <= 473;
+    send_batch: send(16) <= 433;
+    send_inline: inline() <= 421;
+    write: write() <= 282;
+    read: read() <= 286;
 }
 
 #[library_benchmark]
