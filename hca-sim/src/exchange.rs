@@ -160,6 +160,7 @@ impl QueuePair {
             recv_cq: &self.recv_cq,
             mrs: &self.port.mrs,
             counters: &self.port.counters,
+            core: self.core.get(),
         })
     }
 

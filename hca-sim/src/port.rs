@@ -13,6 +13,7 @@ use verbs_core::sync::{Arc, Mutex};
 use verbs_core::{Attr, Error, Gid, Guid, Lid, Mtu, PKey, PortState, QpAttr, Why};
 
 use crate::engine::Engine;
+use crate::features::Features;
 use crate::link::Fabric;
 use crate::transport::Driver;
 
@@ -28,6 +29,8 @@ pub(crate) struct Port {
     sheet: Mutex<Sheet>,
     /// What drives the machines, if the link carries packets.
     pub(crate) driver: Option<Driver>,
+    /// What it has of the optional features.
+    pub(crate) features: Features,
     /// The HCA was removed.
     removed: AtomicBool,
 }
@@ -127,6 +130,7 @@ impl Port {
             counters: Counters::default(),
             sheet: Mutex::new(sheet),
             driver,
+            features: Features::default(),
             removed: AtomicBool::new(false),
         }
     }

@@ -8,8 +8,9 @@ pub(crate) mod timing;
 
 use std::net::IpAddr;
 
-use verbs_core::mem::{MrTable, Pin};
-use verbs_core::sync::Arc;
+use verbs_core::mem::{MrTable, Pin, Who};
+use verbs_core::qp::QpCore;
+use verbs_core::sync::{Arc, Weak};
 use verbs_core::{Access, EventType, Mtu, PKey, Qpn};
 
 use crate::clock::Instant;
@@ -42,6 +43,23 @@ pub(crate) struct Ends<'a> {
     /// Shared, because a key that a SEND invalidates is given back when nobody can be using it any more.
     pub(crate) mrs: &'a Arc<MrTable>,
     pub(crate) counters: &'a Counters,
+    /// Whom a memory window of type 2 is bound to.
+    pub(crate) core: Option<&'a Weak<QpCore>>,
+}
+
+impl Ends<'_> {
+    /// The queue pair, for looks at memory.
+    pub(crate) fn who(&self) -> Who {
+        self.who_in(self.pd)
+    }
+
+    /// The queue pair, in the protection domain of its shared receive queue.
+    pub(crate) fn who_in(&self, pd: u32) -> Who {
+        Who {
+            pd,
+            qpn: self.qpn.value(),
+        }
+    }
 }
 
 /// What a queue pair's attributes say about its connection.
@@ -116,4 +134,10 @@ pub(crate) struct Notes {
     /// The position in the send ring of a work request that was completed in error. It stays in the ring
     /// until the flush, so that the poster does not take the ring for drained.
     pub(crate) failed: Option<u32>,
+    /// Indices of keys that have let something go: one that a work request has named, one that the peer has.
+    pub(crate) settle: [Option<u32>; 2],
+    /// There is more to do as soon as that was done.
+    pub(crate) again: bool,
+    /// There is more to do as soon as nobody is looking at what the key with that index stood for.
+    pub(crate) later: Option<u32>,
 }

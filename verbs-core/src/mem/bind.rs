@@ -133,9 +133,18 @@ impl MrTable {
             return Err(Stopped::Later);
         }
         let (mut view, region) = self.hold(what, &owner)?;
+        let region_index = what.lkey.index();
         let qp = match (kind, qp) {
             (WindowType::One, _) | (_, None) => None,
-            (_, Some(qp)) => Hold::try_new(qp, ObjectKind::Mw),
+            (_, Some(qp)) => {
+                let held = Hold::try_new(qp, ObjectKind::Mw);
+                if held.is_none() {
+                    // It is being destroyed.
+                    self.give_up(&mut owner, region_index, region);
+                    return Err(Fault::Qp.into());
+                }
+                held
+            }
         };
         view.access |= REMOTE_ONLY;
         if kind != WindowType::One {
@@ -147,7 +156,7 @@ impl MrTable {
         (view.pd, view.qpn) = (owner.pd, who.qpn);
         if let What::Window(window) = &mut owner.what {
             window.bound = Some(Bound {
-                region: what.lkey.index(),
+                region: region_index,
                 qpn: who.qpn,
                 holds: [region, qp],
             });
@@ -169,6 +178,21 @@ impl MrTable {
             Err(_) => None,
         };
         drop(gone);
+    }
+
+    /// Undoes [`MrTable::hold`]; what was held goes when it is settled.
+    fn give_up(&self, owner: &mut Owner, index: u32, mut held: Option<Hold>) {
+        if let Ok(mut region) = self.known(index) {
+            region.windows -= 1;
+        }
+        held.iter_mut().for_each(Hold::let_go);
+        if let What::Window(window) = &mut owner.what {
+            window.gone = Some(Bound {
+                region: index,
+                qpn: 0,
+                holds: [held, None],
+            });
+        }
     }
 
     /// The part of a region that a window is to show; counts the window there.

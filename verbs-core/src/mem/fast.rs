@@ -112,6 +112,57 @@ impl MrTable {
         Ok(fast.mapping)
     }
 
+    /// Gives an allocated key other pages at once, and makes it valid under that key if it was not: for
+    /// pools. `list` becomes the one that it had.
+    ///
+    /// # Errors
+    /// [`Stopped::Later`]: somebody is looking at what it stood for, and the key is invalid now.
+    pub fn remap(&self, key: LKey, list: &mut PageList, access: Access) -> Result<(), Stopped> {
+        let mut owner = self.known(key.index()).map_err(|_| Fault::Key)?;
+        if owner.windows != 0 {
+            return Err(Fault::Windows.into());
+        }
+        self.kill(key.index(), &mut owner);
+        let Owner {
+            what, drain, pd, ..
+        } = &mut *owner;
+        let What::Fast(fast) = what else {
+            return Err(Fault::State.into());
+        };
+        if !grace::is_over(drain) {
+            return Err(Stopped::Later);
+        }
+        fast.drain(*drain);
+        std::mem::swap(&mut fast.active, list);
+        let (pages, count) = fast.active.pages();
+        let view = View {
+            iova: fast.active.addr(),
+            len: fast.active.len(),
+            pd: *pd,
+            access: access.bits(),
+            host: null_mut(),
+            pages,
+            count,
+            base: 0,
+            qpn: 0,
+        };
+        (owner.drain, owner.epoch) = (Touched::NOBODY, owner.epoch.wrapping_add(1));
+        owner.key_byte = key.key_byte();
+        self.show(key.index(), &mut owner, &view);
+        Ok(())
+    }
+
+    /// Makes an allocated key invalid, whatever its byte: who may still be looking at its bytes.
+    pub fn retire(&self, index: u32) -> Touched {
+        match self.known(index) {
+            Ok(mut owner) if matches!(owner.what, What::Fast(_)) => {
+                self.kill(index, &mut owner);
+                owner.drain
+            }
+            _ => Touched::NOBODY,
+        }
+    }
+
     /// Takes back the pages of a key that is not valid, by exchanging its list for this one, which is
     /// empty. `false`: the key is valid.
     ///

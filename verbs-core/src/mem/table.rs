@@ -321,6 +321,19 @@ impl MrTable {
         None
     }
 
+    /// Whether a key as a whole grants something.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn grants(&self, pin: &Pin, key: u32, who: Who, need: Access) -> Result<(), Fault> {
+        let slot = self.slots.get((key >> 8) as usize);
+        let admitted = slot.filter(|slot| slot.word.admits(pin, TouchWord::TAG, key));
+        match admitted.ok_or(Fault::Key)?.judge(who, need) {
+            Some(fault) => Err(fault),
+            None => Ok(()),
+        }
+    }
+
     /// Why the last [`check`](Self::check) under this pin that said `None` did so, decided from the
     /// values that it saw.
     #[cold]

@@ -150,8 +150,12 @@ impl Rc {
 
 /// The headers of a packet to the peer.
 fn head(path: &Path, operation: Operation, psn: Psn, flags: BthFlags, ext: Extended) -> Head {
+    let service = match operation {
+        Operation::MaskedCompareSwap | Operation::MaskedFetchAdd => Service::Own,
+        _ => Service::Rc,
+    };
     let bth = Bth {
-        opcode: Opcode::new(Service::Rc, operation)
+        opcode: Opcode::new(service, operation)
             .expect("only operations of the reliable connection are sent"),
         flags,
         pkey: path.pkey,

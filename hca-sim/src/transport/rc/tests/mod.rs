@@ -176,6 +176,7 @@ impl Machine {
             recv_cq: &self.recv_cq,
             mrs: &self.mrs,
             counters: &self.counters,
+            core: None,
         };
         let result = run(&mut self.rc, &ends, &mut notes);
         drop(pin);
