@@ -165,8 +165,11 @@ impl Port {
     /// Whether a queue pair's attributes name what this port has and can reach.
     ///
     /// # Errors
-    /// [`Error::Invalid`], [`Error::Mismatch`].
+    /// [`Error::Invalid`], [`Error::Mismatch`], [`Error::Unsupported`].
     pub(crate) fn check_path(&self, attr: &QpAttr) -> Result<(), Error> {
+        if let Some(access) = attr.access {
+            self.features.check(access)?;
+        }
         let Some(av) = &attr.av else { return Ok(()) };
         let sgid_index = av.global.map_or(0, |global| global.sgid_index);
         let Some(sgid) = self.gid(sgid_index) else {

@@ -10,8 +10,9 @@ use std::net::Ipv4Addr;
 use crate::wire::bth::pad_len;
 use crate::wire::{
     Aeth, AethView, AtomicAckEth, AtomicAckEthView, AtomicEth, AtomicEthView, Bth, BthView, Deth,
-    DethView, Envelope, Grh, GrhView, Head, Headers, Icrc, Ieth, IethView, ImmDt, ImmDtView,
-    Packet, PacketView, Reth, RethView, WireError, XrcEth, XrcEthView,
+    DethView, Envelope, Feth, FethView, Grh, GrhView, Head, Headers, Icrc, Ieth, IethView, ImmDt,
+    ImmDtView, MaskEth, MaskEthView, Packet, PacketView, Reth, RethView, WireError, XrcEth,
+    XrcEthView,
 };
 
 /// What a target made of its bytes.
@@ -95,7 +96,7 @@ pub fn datagram(bytes: &[u8]) -> Outcome {
 /// for reserved ones.
 pub fn header(bytes: &[u8]) -> Outcome {
     let (&choice, rest) = bytes.split_first().unwrap_or((&0, bytes));
-    match choice % 10 {
+    match choice % 12 {
         0 => check_header(rest, bth),
         1 => check_header(rest, reth),
         2 => check_header(rest, aeth),
@@ -105,6 +106,8 @@ pub fn header(bytes: &[u8]) -> Outcome {
         6 => check_header(rest, ieth),
         7 => check_header(rest, deth),
         8 => check_header(rest, xrceth),
+        10 => check_header(rest, feth),
+        11 => check_header(rest, mask_eth),
         _ => check_header(rest, grh),
     }
 }
@@ -190,6 +193,20 @@ fn xrceth(bytes: &[u8; 4], out: &mut [u8; 4]) -> Result<(), WireError> {
     Ok(())
 }
 
+fn feth(bytes: &[u8; 4], out: &mut [u8; 4]) -> Result<(), WireError> {
+    print(&FethView::of(bytes));
+    Feth::parse(FethView::of(bytes)).emit(out);
+    let reserved = FethView::of(bytes).reserved() << 6 | u32::from(out[3]);
+    *out = reserved.to_be_bytes();
+    Ok(())
+}
+
+fn mask_eth(bytes: &[u8; 16], out: &mut [u8; 16]) -> Result<(), WireError> {
+    print(&MaskEthView::of(bytes));
+    MaskEth::parse(MaskEthView::of(bytes)).emit(out);
+    Ok(())
+}
+
 fn grh(bytes: &[u8; 40], out: &mut [u8; 40]) -> Result<(), WireError> {
     print(&GrhView::of(bytes));
     Grh::parse(GrhView::of(bytes))?.emit(out);
@@ -208,6 +225,10 @@ fn clear_reserved(bytes: &mut [u8], head: &Head, payload_len: usize) -> bool {
     }
     if headers.contains(Headers::DETH) {
         bytes[Bth::LEN + 4] = 0;
+    }
+    if headers.contains(Headers::FETH) {
+        bytes[Bth::LEN..Bth::LEN + 3].fill(0);
+        bytes[Bth::LEN + 3] &= 0x3f;
     }
     let end = head.wire_len() + payload_len;
     bytes[end..end + pad_len(payload_len)].fill(0);

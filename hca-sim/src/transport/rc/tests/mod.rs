@@ -11,11 +11,11 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use verbs_core::mem::{Memory, MrTable, Region, pin};
+use verbs_core::mem::{Memory, MrTable, Region, Who, pin};
 use verbs_core::sync::Arc;
 use verbs_core::{
-    Access, EventType, Guid, LKey, Lid, Mtu, PKey, QpCap, Qpn, RKey, RawCq, RawRecvQueue,
-    SendFlags, SendOp, SendWr, Sge, Wc, WcStatus,
+    Access, EventType, Extent, Guid, LKey, Layout, Lid, Mtu, PKey, PageList, QpCap, Qpn, RKey,
+    RawCq, RawRecvQueue, Registration, SendFlags, SendOp, SendWr, Sge, Wc, WcStatus,
 };
 
 use super::Rc;
@@ -307,6 +307,26 @@ fn region_of(memory: &Arc<Memory>, access: Access, pd: u32) -> Region {
         iova: BASE,
         ..Region::new(Arc::clone(memory), access, pd)
     }
+}
+
+/// A fast registration of all of that memory.
+fn register_fast(mrs: &MrTable, memory: &Arc<Memory>, access: Access, pd: u32) -> RKey {
+    let key = mrs.allocate(pd, Layout::Gaps, 1).unwrap();
+    let mut list = PageList::new(1).unwrap();
+    let whole = Extent {
+        memory,
+        offset: 0,
+        len: memory.len() as u32,
+    };
+    assert_eq!(list.fill(Layout::Gaps, [whole]), Ok(1));
+    let what = Registration {
+        key,
+        access,
+        iova: BASE,
+        mapping: mrs.stage(key.index(), &mut list).unwrap(),
+    };
+    mrs.map(&what, pd).unwrap();
+    RKey::new(key.value())
 }
 
 /// What the wire does to packets, in percent.
