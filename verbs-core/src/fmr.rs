@@ -309,7 +309,8 @@ impl FmrPool {
             true => extents.clone().map(place).collect(),
             false => Vec::new(),
         };
-        if let Some(at) = self.core.keys.lock().hit(&pieces) {
+        let hit = self.core.keys.lock().hit(&pieces);
+        if let Some(at) = hit {
             return Ok(self.mapping(at));
         }
         let wanted = extents.len();

@@ -182,7 +182,7 @@ fn send_with_invalidate_takes_the_key_away() {
         let mut ours = a.pd.create_qp(init(&a.send_cq)).wait().unwrap();
         block_on(connect(&mut ours, &mut theirs)).unwrap();
         let mut b = b;
-        let mut recv = |theirs: &mut verbs_core::Qp, wr_id| match &mut srq {
+        let mut recv = |theirs: &mut Qp, wr_id| match &mut srq {
             Some(srq) => srq.post_recv(Recv::new(wr_id)).unwrap(),
             None => theirs.post_recv(Recv::new(wr_id)).unwrap(),
         };

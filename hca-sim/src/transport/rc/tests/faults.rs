@@ -121,12 +121,9 @@ const TABLE: &[Fault] = &[
         NONE,
         |n, b| opcode(n, 1, b, 0x02),
     ),
-    invalid(
-        "ATOMIC WRITE, which is not there",
-        Post::Write(8),
-        NONE,
-        |n, b| opcode(n, 0, b, 0x1d),
-    ),
+    invalid("ATOMIC WRITE of 16 bytes", Post::Write(16), NONE, |n, b| {
+        opcode(n, 0, b, 0x1d)
+    }),
     invalid(
         "no right to WRITE",
         Post::Write(8),
