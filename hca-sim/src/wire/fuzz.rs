@@ -96,7 +96,12 @@ pub fn datagram(bytes: &[u8]) -> Outcome {
 /// for reserved ones.
 pub fn header(bytes: &[u8]) -> Outcome {
     let (&choice, rest) = bytes.split_first().unwrap_or((&0, bytes));
-    match choice % 12 {
+    match choice {
+        10 => return check_header(rest, feth),
+        11 => return check_header(rest, mask_eth),
+        _ => {}
+    }
+    match choice % 10 {
         0 => check_header(rest, bth),
         1 => check_header(rest, reth),
         2 => check_header(rest, aeth),
@@ -106,8 +111,6 @@ pub fn header(bytes: &[u8]) -> Outcome {
         6 => check_header(rest, ieth),
         7 => check_header(rest, deth),
         8 => check_header(rest, xrceth),
-        10 => check_header(rest, feth),
-        11 => check_header(rest, mask_eth),
         _ => check_header(rest, grh),
     }
 }
@@ -227,8 +230,9 @@ fn clear_reserved(bytes: &mut [u8], head: &Head, payload_len: usize) -> bool {
         bytes[Bth::LEN + 4] = 0;
     }
     if headers.contains(Headers::FETH) {
-        bytes[Bth::LEN..Bth::LEN + 3].fill(0);
-        bytes[Bth::LEN + 3] &= 0x3f;
+        let at = Bth::LEN + (headers & (Headers::XRCETH | Headers::DETH)).wire_len();
+        bytes[at..at + 3].fill(0);
+        bytes[at + 3] &= 0x3f;
     }
     let end = head.wire_len() + payload_len;
     bytes[end..end + pad_len(payload_len)].fill(0);
