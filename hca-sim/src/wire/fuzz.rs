@@ -97,8 +97,8 @@ pub fn datagram(bytes: &[u8]) -> Outcome {
 pub fn header(bytes: &[u8]) -> Outcome {
     let (&choice, rest) = bytes.split_first().unwrap_or((&0, bytes));
     match choice {
-        10 => return check_header(rest, feth),
-        11 => return check_header(rest, mask_eth),
+        0x80 => return check_header(rest, feth),
+        0x81 => return check_header(rest, mask_eth),
         _ => {}
     }
     match choice % 10 {
