@@ -48,6 +48,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             dst: there,
             tclass: 0,
             hop_limit: 64,
+            local: None,
         },
         bytes: vec![0x5a; BURST * PACKET_LEN],
     };

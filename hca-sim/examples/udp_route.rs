@@ -43,6 +43,7 @@ fn send(src: IpAddr, dst: IpAddr) -> Result<(), Box<dyn Error>> {
         dst,
         tclass: 0,
         hop_limit: 64,
+        local: None,
     };
     let seal = Seal::new(src, dst, ROCE_PORT).ok_or("only one of the addresses is IPv4")?;
     let before = link.burst_limit(&route);

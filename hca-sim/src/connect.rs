@@ -6,7 +6,6 @@ use verbs_core::{Access, Attr, Av, Error, Mtu, Path, Psn, Qp, Why};
 use crate::limits::PORT;
 use crate::port::Port;
 use crate::qp::QueuePair;
-use crate::transport::Driver;
 
 /// Connects two queue pairs in RESET to each other and takes both to RTS: with every right for the
 /// peer, the largest MTU that both have, and random first packet sequence numbers.
@@ -69,18 +68,19 @@ impl End {
 
     /// Whether both are on one loopback link, or packets go between them.
     fn reaches(&self, other: &Self) -> bool {
-        let packets = |end: &Self| end.port.driver.is_some();
+        let packets = |end: &Self| end.port.is_wire();
         Arc::ptr_eq(&self.port.link, &other.port.link) || packets(self) && packets(other)
     }
 
     fn mtu(&self) -> Mtu {
-        self.port.driver.as_ref().map_or(Mtu::B4096, Driver::mtu)
+        self.port.mtu()
     }
 
     fn address(&self) -> Av {
-        match self.port.driver {
-            Some(_) => Av::to_gid(PORT, 0, self.port.gid(0).unwrap_or_default()),
-            None => Av::to_lid(PORT, self.port.lid),
+        if self.port.is_wire() {
+            Av::to_gid(PORT, 0, self.port.gid(0).unwrap_or_default())
+        } else {
+            Av::to_lid(PORT, self.port.lid)
         }
     }
 }

@@ -27,13 +27,13 @@
 //! the queue was ever armed. The first arm sets that flag and has the ring looked at once more after a
 //! grace period, when every push that did not know of it is over.
 
+use std::collections::VecDeque;
 use std::fmt;
 
-use verbs_core::mem::{Pin, TouchWord, grace};
+use verbs_core::mem::{Pin, Touched, grace, pin};
 use verbs_core::sync::atomic::{
-    AtomicBool, AtomicU32, AtomicU64,
-    Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst},
-    fence,
+    AtomicBool,
+    Ordering::{AcqRel, Acquire, Relaxed},
 };
 use verbs_core::sync::{Arc, Mutex};
 use verbs_core::{CqNotify, Error, EventType, Lid, Qpn, RKey, WcFlags, WcOpcode, WcStatus};
@@ -41,25 +41,20 @@ use verbs_core::{CqNotify, Error, EventType, Lid, Qpn, RKey, WcFlags, WcOpcode, 
 use crate::clock::Clock;
 use crate::port::Port;
 
+mod lane;
 #[cfg(all(test, verbs_loom))]
 mod models;
 mod moderation;
 mod opcodes;
 mod poller;
+mod resize;
 
+use lane::{ARMED, CONVERTING, Consumer, SHARED, shared};
 use moderation::Moderation;
-pub(crate) use poller::CqPoller;
+use resize::Resize;
 
-/// In the mode: the number of the thread that pushes alone.
-const OWNER: u32 = 0x1f;
-/// In the mode: an owner is losing the queue.
-const CONVERTING: u32 = 1 << 6;
-/// In the mode: any thread pushes.
-const SHARED: u32 = 1 << 7;
-/// In the mode: the queue was armed at some time.
-const ARMED: u32 = 1 << 8;
-/// In the mode: entries carry the time.
-const STAMPED: u32 = 1 << 9;
+pub(crate) use lane::Lane;
+pub(crate) use poller::CqPoller;
 
 /// In [`CqRing::arm`]: an event is wanted for solicited completions and errors.
 const WANT_SOLICITED: u32 = 0b01;
@@ -197,44 +192,20 @@ pub(crate) trait WaitsForCq: Send + Sync {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Overrun;
 
-#[derive(Debug)]
-#[repr(align(64))]
-struct Entry([AtomicU64; 8]);
-
-/// What pushers write.
-#[derive(Debug)]
-#[repr(align(128))]
-struct Pushers {
-    mode: TouchWord,
-    tail: AtomicU32,
-    /// The first position for which there is no room, by the head as a pusher saw it last.
-    end: AtomicU32,
-    /// A completion was lost.
-    overrun: AtomicBool,
-}
-
-#[derive(Debug)]
-#[repr(align(128))]
-struct Consumer {
-    head: AtomicU32,
-    arm: AtomicU32,
-    /// What the consumer armed the queue for last.
-    want: AtomicU32,
-    /// The consumer is inside its first `arm`.
-    arming: AtomicBool,
-}
-
 /// The part of a completion queue that all share.
 pub(crate) struct CqRing {
-    pushers: Pushers,
-    entries: Box<[Entry]>,
-    /// Of a position: which entry it is.
-    mask: u32,
-    consumer: Consumer,
+    consumer: Arc<Consumer>,
+    /// The lane that the queue was created with.
+    first: Arc<Lane>,
+    /// The one that it has now. Only who finds the first replaced has to lock this for it; the modes of
+    /// lanes lose or gain owners, flags and life under it.
+    latest: Mutex<Arc<Lane>>,
     notify: Arc<CqNotify>,
     clock: Option<Clock>,
-    /// Who wants to push and waits for the end of CONVERTING.
+    /// Who wants to push and waits for the end of CONVERTING or of a resize.
     waiting: Mutex<Vec<Arc<dyn WaitsForCq>>>,
+    /// Resizes that wait for the one under way, if one is.
+    resizes: Mutex<Option<VecDeque<Resize>>>,
     /// The client was told that completions were lost.
     told: AtomicBool,
     /// Moderation was asked for at some time.
@@ -254,77 +225,42 @@ impl CqRing {
         clock: Option<Clock>,
         shared: bool,
     ) -> Result<Self, Error> {
-        debug_assert!(cqe.is_power_of_two());
-        let mut entries = Vec::new();
-        entries
-            .try_reserve_exact(cqe as usize)
-            .map_err(|_| Error::NoMemory)?;
-        entries.extend((0..cqe).map(|_| Entry(std::array::from_fn(|_| AtomicU64::new(0)))));
-        let stamped = if clock.is_some() { STAMPED } else { 0 };
-        let mode = TouchWord::new(stamped | if shared { SHARED } else { 0 });
+        let consumer = Arc::new(Consumer::default());
+        let first = Lane::new(cqe, Arc::clone(&consumer), clock.clone(), shared)?;
+        let first = Arc::new(first);
         Ok(Self {
-            pushers: Pushers {
-                mode,
-                tail: AtomicU32::new(0),
-                end: AtomicU32::new(cqe),
-                overrun: AtomicBool::new(false),
-            },
-            entries: entries.into_boxed_slice(),
-            mask: cqe - 1,
-            consumer: Consumer {
-                head: AtomicU32::new(0),
-                arm: AtomicU32::new(0),
-                want: AtomicU32::new(0),
-                arming: AtomicBool::new(false),
-            },
+            consumer,
+            latest: Mutex::new(Arc::clone(&first)),
+            first,
             notify,
             clock,
             waiting: Mutex::new(Vec::new()),
+            resizes: Mutex::new(None),
             told: AtomicBool::new(false),
             moderated: AtomicBool::new(false),
             moderation: Mutex::new(None),
         })
     }
 
-    /// Asks to push under this pin. `None`: not now; see [`CqRing::convert`].
+    /// The lane that the queue has now.
+    pub(crate) fn lane(&self) -> Arc<Lane> {
+        self.with_lane(Arc::clone)
+    }
+
     #[inline(always)]
-    pub(crate) fn enter(&self, pin: &Pin) -> Option<Way> {
-        if self.is_plain(pin) {
-            Some(Way::PLAIN)
+    fn with_lane<R>(&self, look: impl FnOnce(&Arc<Lane>) -> R) -> R {
+        if self.first.is_replaced() {
+            let lane = Arc::clone(&*self.latest.lock());
+            look(&lane)
         } else {
-            self.enter_slow(pin)
+            look(&self.first)
         }
     }
 
-    /// Whether this thread pushes alone, to a queue that was never armed and has no time stamps.
-    #[inline(always)]
-    pub(crate) fn is_plain(&self, pin: &Pin) -> bool {
-        // Nobody owns a queue as `NO_NUMBER`.
-        self.pushers.mode.admits_owner(pin)
-    }
-
-    #[inline(never)]
-    fn enter_slow(&self, pin: &Pin) -> Option<Way> {
-        let mode = &self.pushers.mode;
-        let me = pin.thread();
-        let numbered = me != Pin::NO_NUMBER;
-        loop {
-            let tag = mode.tag();
-            let owner = tag & OWNER;
-            if tag & CONVERTING != 0 {
-                return None;
-            }
-            if tag & SHARED != 0 || owner == me && numbered {
-                if mode.admits(pin, TouchWord::TAG, tag) {
-                    return Some(Way(tag & !OWNER));
-                }
-            } else if owner == 0 && numbered {
-                // Losing this to another thread is seen in the next round.
-                let _ = mode.update(|now| (now == tag).then_some(now | me));
-            } else {
-                return None;
-            }
-        }
+    /// Asks to push under this pin. `None`: not now; see [`CqRing::convert`].
+    #[inline]
+    pub(crate) fn enter(&self, pin: &Pin) -> Option<Way> {
+        self.with_lane(|lane| lane.enter(pin))
     }
 
     /// Pushes a completion the way that [`CqRing::enter`] has found, under the same pin.
@@ -341,141 +277,8 @@ impl CqRing {
         cqe: &Cqe,
         first: impl FnOnce(u32),
     ) -> Result<Pushed, Overrun> {
-        if way != Way::PLAIN {
-            return self.push_slow(way, cqe, first);
-        }
-        let at = self.claim_alone()?;
-        first(at);
-        self.fill(at, cqe);
-        Ok(Pushed { fire: false })
-    }
-
-    /// Whether there is room for that many more, after [`CqRing::is_plain`].
-    #[inline(always)]
-    pub(crate) fn has_room(&self, count: u32) -> bool {
-        let room = self
-            .pushers
-            .end
-            .load(Relaxed)
-            .wrapping_sub(self.pushers.tail.load(Relaxed));
-        room >= count
-    }
-
-    /// Whether what was polled meanwhile makes room for that many when there was none.
-    pub(crate) fn makes_room(&self, pin: &Pin, count: u32) -> bool {
-        if !self.is_plain(pin) || self.has_room(count) {
-            return false;
-        }
-        let end = self.head().wrapping_add(self.entries.len() as u32);
-        self.pushers.end.store(end, Relaxed);
-        self.has_room(count)
-    }
-
-    /// The first half of a push for which there is room, after [`CqRing::is_plain`]: the position.
-    #[inline(always)]
-    pub(crate) fn claim_plain(&self) -> u32 {
-        let at = self.pushers.tail.load(Relaxed);
-        self.pushers.tail.store(at.wrapping_add(1), Relaxed);
-        at
-    }
-
-    /// The second half, of a success: the consumer may see it now.
-    #[inline(always)]
-    pub(crate) fn publish_plain(&self, at: u32, cqe: &Cqe) {
-        let (Entry(words), lap) = self.place(at);
-        words[1].store(cqe.wr_id, Relaxed);
-        words[2].store(cqe.who, Relaxed);
-        words[0].store(cqe.what | lap, Release);
-    }
-
-    #[inline(never)]
-    fn push_slow(&self, way: Way, cqe: &Cqe, first: impl FnOnce(u32)) -> Result<Pushed, Overrun> {
-        let at = if way.0 & SHARED == 0 {
-            self.claim_alone()?
-        } else {
-            let at = self.pushers.tail.fetch_add(1, Relaxed);
-            // Others may be ahead of this position, in either word.
-            if self
-                .pushers
-                .end
-                .load(Relaxed)
-                .wrapping_sub(at)
-                .cast_signed()
-                <= 0
-            {
-                self.look_for_room(at)?;
-            }
-            at
-        };
-        first(at);
-        let mut cqe = *cqe;
-        if let Some(clock) = &self.clock {
-            self.place(at).0.0[4].store(clock.now().as_nanos(), Relaxed);
-            cqe.what |= HAS_TIME;
-        } else if cqe.what & DATAGRAM != 0 {
-            self.place(at).0.0[4].store(0, Relaxed);
-        }
-        self.fill(at, &cqe);
-        let mut fire = false;
-        if way.0 & ARMED != 0 {
-            fence(SeqCst);
-            fire = Cqe::fires(cqe.what, self.consumer.arm.load(Relaxed))
-                && self.consumer.arm.swap(0, AcqRel) != 0;
-        }
-        Ok(Pushed { fire })
-    }
-
-    #[inline(always)]
-    fn claim_alone(&self) -> Result<u32, Overrun> {
-        let at = self.pushers.tail.load(Relaxed);
-        if at == self.pushers.end.load(Relaxed) {
-            self.look_for_room(at)?;
-        }
-        self.pushers.tail.store(at.wrapping_add(1), Relaxed);
-        Ok(at)
-    }
-
-    #[cold]
-    fn look_for_room(&self, at: u32) -> Result<(), Overrun> {
-        let head = self.consumer.head.load(Acquire);
-        self.pushers
-            .end
-            .store(head.wrapping_add(self.entries.len() as u32), Relaxed);
-        if (at.wrapping_sub(head) as usize) < self.entries.len() {
-            return Ok(());
-        }
-        // A shared tail has been moved already: its entry stays empty and the consumer ends there.
-        self.pushers.overrun.store(true, Relaxed);
-        Err(Overrun)
-    }
-
-    fn fill(&self, at: u32, cqe: &Cqe) {
-        let (Entry(words), lap) = self.place(at);
-        words[1].store(cqe.wr_id, Relaxed);
-        words[2].store(cqe.who, Relaxed);
-        words[3].store(cqe.more, Relaxed);
-        words[0].store(cqe.what | lap, Release);
-    }
-
-    /// The entry of a position and its lap bit: 1 on the first lap, so that a fresh ring is empty.
-    #[inline(always)]
-    fn place(&self, at: u32) -> (&Entry, u64) {
-        let slot = (at & self.mask) as usize;
-        let Some(entry) = self.entries.get(slot) else {
-            no_entry();
-        };
-        (
-            entry,
-            u64::from(at as usize & self.entries.len() == 0) * LAP,
-        )
-    }
-
-    /// The first word of the entry at that position, if it has been published.
-    #[inline(always)]
-    fn published(&self, at: u32) -> Option<u64> {
-        let (Entry(words), lap) = self.place(at);
-        let what = words[0].load(Acquire);
-        ((what ^ lap) & LAP == 0).then_some(what)
+        // It is the lane that was entered: no other takes its place while the pin is there.
+        self.with_lane(|lane| lane.push(way, cqe, first))
     }
 
     /// How far the consumer has polled: all positions before it.
@@ -501,27 +304,49 @@ impl CqRing {
         }
     }
 
-    /// Makes a queue that [`CqRing::enter`] has refused shared, and calls `waiter` when it is.
-    /// Outside any pin.
-    pub(crate) fn convert(self: &Arc<Self>, waiter: Arc<dyn WaitsForCq>) {
+    /// Makes a queue that [`CqRing::enter`] has refused shared, unless it is being resized, and calls
+    /// `waiter` when there is a way; `true`: there is one already, and nobody is called. Outside any pin.
+    pub(crate) fn convert(self: &Arc<Self>, waiter: Arc<dyn WaitsForCq>) -> bool {
+        // As long as a queue keeps its lane, a way that was refused stays refused until we are called.
+        if self.first.is_replaced() && self.enter(&pin()).is_some() {
+            return true;
+        }
+        let latest = self.latest.lock();
         self.waiting.lock().push(waiter);
-        let begun = self.pushers.mode.update(|tag| {
+        if latest.is_dead() {
+            // Who puts the next lane in its place calls us after that.
+            return false;
+        }
+        let begun = latest.mode().update(|tag| {
             let begun = tag & (SHARED | CONVERTING) != 0;
             (!begun).then_some(tag | CONVERTING)
         });
+        let lane = Arc::clone(&latest);
+        drop(latest);
         match begun {
             Some((_, touched)) => {
                 let ring = Arc::clone(self);
                 grace::after(touched, move || {
-                    let now_shared = |tag| Some(tag & !(CONVERTING | OWNER) | SHARED);
-                    let _ = ring.pushers.mode.update(now_shared);
+                    let over = |tag| (tag & CONVERTING != 0).then(|| shared(tag));
+                    let _ = lane.mode().update(over);
                     ring.call_waiting();
                 });
             }
             // With CONVERTING still there, the job comes after our entry in the list.
-            None if self.pushers.mode.tag() & SHARED != 0 => self.call_waiting(),
+            None if lane.mode().tag() & SHARED != 0 => self.call_waiting(),
             None => {}
         }
+        false
+    }
+
+    /// The consumer arms the queue: whom to wait for if pushers did not know that it ever is.
+    fn ever_armed(&self) -> Option<Touched> {
+        // Under the lock, so that the next lane knows it as well.
+        let latest = self.latest.lock();
+        let first = latest
+            .mode()
+            .update(|tag| (tag & ARMED == 0).then_some(tag | ARMED));
+        first.map(|(_, touched)| touched)
     }
 
     fn call_waiting(&self) {
@@ -540,8 +365,8 @@ impl CqRing {
         if self.consumer.arming.fetch_or(false, AcqRel) {
             return;
         }
-        let mut at = self.head();
-        while let Some(what) = self.published(at) {
+        let (mut at, lane) = (self.head(), self.lane());
+        while let Some(what) = lane.published(at) {
             if Cqe::fires(what, self.consumer.arm.load(Relaxed)) {
                 if self.consumer.arm.swap(0, AcqRel) != 0 {
                     self.fire();
@@ -556,9 +381,8 @@ impl CqRing {
 impl fmt::Debug for CqRing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("CqRing")
-            .field("entries", &self.entries.len())
-            .field("head", &self.consumer.head)
-            .field("pushers", &self.pushers)
+            .field("consumer", &self.consumer)
+            .field("lane", &self.lane())
             .finish_non_exhaustive()
     }
 }

@@ -8,6 +8,7 @@ use verbs_core::sync::atomic::Ordering::Acquire;
 use verbs_core::{EventType, WcStatus};
 
 use crate::cq::{CqRing, WaitsForCq};
+use crate::engine::Due;
 use crate::landing::Landing;
 use crate::link::Change;
 use crate::message::{Done, Fault};
@@ -22,11 +23,17 @@ pub(crate) struct Effects {
     pub(crate) fire: Vec<Arc<CqRing>>,
     pub(crate) overrun: Vec<Arc<CqRing>>,
     pub(crate) convert: Vec<Arc<CqRing>>,
+    /// Who waits for a completion queue that changes hands, if others than the one whose turn it is.
+    pub(crate) waiting: Vec<(Arc<CqRing>, Arc<QueuePair>)>,
     pub(crate) fail: Vec<Arc<QueuePair>>,
+    /// Whose send queue goes to SQE.
+    pub(crate) fail_sends: Vec<Arc<QueuePair>>,
     pub(crate) finish: Vec<Finish>,
     pub(crate) contact: Vec<Arc<QueuePair>>,
     /// Who has packets for which the link has no room.
     pub(crate) stalled: Vec<Arc<QueuePair>>,
+    /// Ports on the same link that packets have been brought to.
+    pub(crate) fed: Vec<Arc<dyn Due>>,
     /// What the link has told about itself.
     pub(crate) news: Vec<Change>,
     pub(crate) raise: Vec<(Arc<QueuePair>, EventType)>,
@@ -37,7 +44,19 @@ pub(crate) struct Effects {
     pub(crate) later: Vec<(Arc<QueuePair>, u32)>,
     /// Keys that have let something go.
     pub(crate) settle: Vec<(Arc<MrTable>, u32)>,
+    /// What else there is to do.
+    pub(crate) after: Vec<Job>,
 }
+
+/// See [`Effects::take_packets`].
+pub(crate) struct ForDriver {
+    pub(crate) stalled: Vec<Arc<QueuePair>>,
+    pub(crate) fed: Vec<Arc<dyn Due>>,
+    pub(crate) news: Vec<Change>,
+}
+
+/// Something to be done once.
+pub(crate) type Job = Box<dyn FnOnce() + Send>;
 
 impl Effects {
     pub(crate) fn note(&mut self, sender: &QueuePair, land: &Landing, done: Done) {
@@ -86,15 +105,25 @@ impl Effects {
     }
 
     /// What the driver itself sees to.
-    pub(crate) fn take_packets(&mut self) -> (Vec<Arc<QueuePair>>, Vec<Change>) {
-        (
-            std::mem::take(&mut self.stalled),
-            std::mem::take(&mut self.news),
-        )
+    pub(crate) fn take_packets(&mut self) -> ForDriver {
+        ForDriver {
+            stalled: std::mem::take(&mut self.stalled),
+            fed: std::mem::take(&mut self.fed),
+            news: std::mem::take(&mut self.news),
+        }
     }
 
-    /// Notes what a connection over packets leads to.
-    pub(crate) fn note_packets(&mut self, qp: &Arc<QueuePair>, notes: Notes) {
+    /// Notes what a connection over packets leads to; `named` is the shared receive queue that a request
+    /// named.
+    pub(crate) fn note_packets(
+        &mut self,
+        qp: &Arc<QueuePair>,
+        named: Option<&Arc<SharedReceives>>,
+        notes: Notes,
+    ) {
+        let srq = named.or(qp.srq.as_ref());
+        let recv_cq = named.and_then(|srq| srq.named.as_ref());
+        let recv_cq = recv_cq.map_or(&qp.recv_cq, |named| &named.cq);
         let Notes {
             fire_send,
             fire_recv,
@@ -103,6 +132,7 @@ impl Effects {
             srq_limit,
             contact,
             fail: _,
+            fail_sends,
             event,
             failed: _,
             settle,
@@ -122,11 +152,14 @@ impl Effects {
         self.later
             .extend(later.map(|index| (Arc::clone(qp), index)));
         push(fire_send, &mut self.fire, &qp.send_cq);
-        push(fire_recv, &mut self.fire, &qp.recv_cq);
+        push(fire_recv, &mut self.fire, recv_cq);
         push(overrun_send, &mut self.overrun, &qp.send_cq);
-        push(overrun_recv, &mut self.overrun, &qp.recv_cq);
+        push(overrun_recv, &mut self.overrun, recv_cq);
         if srq_limit {
-            self.srq_limit.extend(qp.srq.clone());
+            self.srq_limit.extend(srq.cloned());
+        }
+        if fail_sends {
+            self.fail_sends.push(Arc::clone(qp));
         }
         if contact && !qp.contacted.load(Acquire) {
             self.contact.push(Arc::clone(qp));
@@ -136,8 +169,8 @@ impl Effects {
     }
 
     /// Does what was noted, outside of pins, locks and turns. `waiter` is who was put off by a
-    /// completion queue that changes hands.
-    pub(crate) fn carry_out(self, port: &Port, waiter: Option<&Arc<QueuePair>>) {
+    /// completion queue that changes hands: whether it is to try again at once.
+    pub(crate) fn carry_out(self, port: &Port, waiter: Option<&Arc<QueuePair>>) -> bool {
         for (mrs, index) in self.settle {
             mrs.settle(index);
         }
@@ -146,6 +179,9 @@ impl Effects {
         }
         for qp in self.fail {
             qp.fail();
+        }
+        for qp in self.fail_sends {
+            qp.fail_sends();
         }
         for cq in self.overrun {
             cq.tell_overrun(port);
@@ -166,10 +202,18 @@ impl Effects {
             let mrs = Arc::clone(&qp.port.mrs);
             mrs.when_over(index, move || qp.kick());
         }
+        for job in self.after {
+            job();
+        }
+        let mut again = false;
+        for (cq, qp) in self.waiting {
+            cq.convert(qp);
+        }
         if let Some(waiter) = waiter {
             for cq in self.convert {
-                cq.convert(Arc::clone(waiter) as Arc<dyn WaitsForCq>);
+                again |= cq.convert(Arc::clone(waiter) as Arc<dyn WaitsForCq>);
             }
         }
+        again
     }
 }

@@ -99,21 +99,22 @@ impl QueuePair {
 
     /// Does what can be done; see the module's documentation. Outside any pin.
     pub(crate) fn turn(self: &Arc<Self>) {
-        if let Some(driver) = &self.port.driver {
+        if let Some(driver) = self.driver() {
             return driver.serve(self);
         }
-        let Some(mut held) = self.engaged.turns.enter() else {
-            return;
-        };
-        let mut effects = Effects::default();
-        loop {
-            self.round(None, &mut effects);
-            match held.leave() {
-                Some(again) => held = again,
-                None => break,
+        while let Some(mut held) = self.engaged.turns.enter() {
+            let mut effects = Effects::default();
+            loop {
+                self.round(None, &mut effects);
+                match held.leave() {
+                    Some(again) => held = again,
+                    None => break,
+                }
+            }
+            if !effects.carry_out(&self.port, Some(self)) {
+                return;
             }
         }
-        effects.carry_out(&self.port, Some(self));
     }
 
     /// There is reason to try again at once.
@@ -126,7 +127,7 @@ impl QueuePair {
     pub(crate) fn see_to(self: &Arc<Self>, land: &Landing, done: Done) {
         let mut effects = Effects::default();
         effects.note(self, land, done);
-        effects.carry_out(&self.port, Some(self));
+        effects.carry_out(&self.port, None);
     }
 
     /// One round, by the holder; `mail` if packets carry its messages.
@@ -136,6 +137,13 @@ impl QueuePair {
         }
         let mut machine = self.engaged.machine.lock();
         let over = match self.state() {
+            QpState::Sqe => {
+                let over = self.flush_sends(&mut machine, effects);
+                if let Some(exchange) = self.engaged.exchange() {
+                    exchange.lock().resume();
+                }
+                over
+            }
             QpState::Err => self.flush(&mut machine, effects),
             QpState::Reset => {
                 *machine = Machine::default();
@@ -453,26 +461,12 @@ impl QueuePair {
     /// Completes all that is posted with WR_FLUSH_ERR: sends, then receives, each in order. `false`: a
     /// completion queue is changing hands and will call.
     fn flush(&self, machine: &mut Machine, effects: &mut Effects) -> bool {
-        let flushed = |wr_id| Cqe::failure(wr_id, self.qpn, WcStatus::WrFlushErr, 0);
-        if let Some(sends) = self.send_ring() {
-            if let Some(completed) = machine.failed.take() {
-                sends.executed(completed);
-            }
-            let mut scratch = Scratch::default();
-            while let Some(at) = sends.next() {
-                let wr_id = sends.read(at, &mut scratch).wr_id;
-                if !self.complete_send(sends, at, &flushed(wr_id), effects) {
-                    return false;
-                }
-                sends.executed(at);
-            }
-        }
-        if !self.flush_abandoned(effects) {
+        if !self.flush_sends(machine, effects) || !self.flush_abandoned(effects) {
             return false;
         }
         if let Some(recvs) = self.recv_ring() {
             while let Some(waiting) = recvs.next() {
-                let cqe = flushed(waiting.wr_id());
+                let cqe = self.flushed(waiting.wr_id());
                 let push = |cq: &CqRing, way| {
                     waiting.consume();
                     cq.push(way, &cqe, |_| {})
@@ -485,14 +479,39 @@ impl QueuePair {
         true
     }
 
+    fn flushed(&self, wr_id: u64) -> Cqe {
+        Cqe::failure(wr_id, self.qpn, WcStatus::WrFlushErr, 0)
+    }
+
+    /// The sends of that. `false` as in `flush`.
+    fn flush_sends(&self, machine: &mut Machine, effects: &mut Effects) -> bool {
+        if let Some(sends) = self.send_ring() {
+            if let Some(completed) = machine.failed.take() {
+                sends.executed(completed);
+            }
+            let mut scratch = Scratch::default();
+            while let Some(at) = sends.next() {
+                let wr_id = sends.read(at, &mut scratch).wr_id;
+                if !self.complete_send(sends, at, &self.flushed(wr_id), effects) {
+                    return false;
+                }
+                sends.executed(at);
+            }
+        }
+        true
+    }
+
     /// Completes the shared receive of a message that will not end. `false` as in `flush`.
     fn flush_abandoned(&self, effects: &mut Effects) -> bool {
         let exchange = self.engaged.exchange();
-        let Some(wr_id) = exchange.and_then(|exchange| exchange.lock().abandon()) else {
+        let Some((wr_id, named)) = exchange.and_then(|exchange| exchange.lock().abandon()) else {
             return true;
         };
-        let cqe = Cqe::failure(wr_id, self.qpn, WcStatus::WrFlushErr, 0);
-        complete(&self.recv_cq, effects, |cq, way| cq.push(way, &cqe, |_| {}))
+        let cqe = self.flushed(wr_id);
+        let srq = named.and_then(|number| self.port.xrc.find(number, self.pd));
+        let named = srq.as_ref().and_then(|srq| srq.named.as_ref());
+        let cq = named.map_or(&self.recv_cq, |named| &named.cq);
+        complete(cq, effects, |cq, way| cq.push(way, &cqe, |_| {}))
     }
 
     /// Forgets all that is posted: the way to RESET.

@@ -11,17 +11,22 @@ use std::time::Duration;
 use verbs_core::mem::{Pin, pin};
 use verbs_core::sync::Arc;
 use verbs_core::sync::MutexGuard;
-use verbs_core::{Access, Error, GlobalRoute, Mtu, Psn, QpAttr, QpCap, QpState, Qpn};
+use verbs_core::{
+    Access, Av, Datagram, Error, Mtu, Psn, QpAttr, QpCap, QpState, QpType, Qpn, Srqn,
+};
 
 use crate::clock::Instant;
+use crate::cq::CqRing;
 use crate::effects::Effects;
 use crate::engaged::Machine;
 use crate::engine::Due;
-use crate::link::Route;
+use crate::link::{Local, Route};
+use crate::port::Port;
 use crate::qp::QueuePair;
-use crate::transport::rc::Rc;
-use crate::transport::{Ends, Incoming, Mail, Notes, Outlet, Path};
-use crate::wire::{Bth, BthFlags, Extended, Head, Opcode};
+use crate::srq::SharedReceives;
+use crate::transport::{self, Ends, Incoming, Mail, Notes, Outlet, Path, Post};
+use crate::wire::{Bth, BthFlags, Extended, Head, Opcode, Role, Service};
+use crate::xrc::Named;
 
 /// The ECN bits of a traffic class, and what they are when a switch has marked the packet.
 const ECN: u8 = 0b11;
@@ -34,10 +39,12 @@ const CNP_PAYLOAD: usize = 16;
 
 /// See the module's documentation.
 pub(crate) struct Exchange {
-    rc: Rc,
-    /// What the attributes say, and where packets go; `None` as long as the queue pair names nobody, or
-    /// no address of the port.
-    path: Option<(Path, Route)>,
+    transport: transport::Machine,
+    /// What the attributes say.
+    path: Option<Path>,
+    /// Where packets to the peer go; `None` as long as the queue pair names nobody, or no address of the
+    /// port. Datagrams have ways of their own.
+    route: Option<Route>,
     /// The changes that `path` knows of: the queue pair's and the port's.
     followed: Option<(u32, u32)>,
     /// The deadline that the engine was given.
@@ -51,14 +58,15 @@ pub(crate) struct Exchange {
 }
 
 impl Exchange {
-    /// A machine for a queue pair of those sizes, with all that it will ever allocate.
+    /// A machine for a queue pair of that type and those sizes, with all that it will ever allocate.
     ///
     /// # Errors
     /// [`Error::NoMemory`].
-    pub(crate) fn new(cap: &QpCap) -> Result<Self, Error> {
+    pub(crate) fn new(qp_type: QpType, cap: &QpCap) -> Result<Self, Error> {
         Ok(Self {
-            rc: Rc::new(cap)?,
+            transport: transport::Machine::new(qp_type, cap)?,
             path: None,
+            route: None,
             followed: None,
             timer: None,
             failing: false,
@@ -69,24 +77,29 @@ impl Exchange {
 
     /// Back to how it was made.
     pub(crate) fn reset(&mut self) {
-        self.rc.reset();
-        (self.path, self.followed) = (None, None);
+        self.transport.reset();
+        (self.path, self.route, self.followed) = (None, None, None);
         (self.marked, self.failing) = (false, false);
     }
 
-    /// See [`Rc::abandon`].
-    pub(crate) fn abandon(&mut self) -> Option<u64> {
-        self.rc.abandon()
+    /// The queue pair is in RTS again after SQE.
+    pub(crate) fn resume(&mut self) {
+        self.transport.resume();
+    }
+
+    /// See [`Rc::abandon`](transport::rc::Rc::abandon).
+    pub(crate) fn abandon(&mut self) -> Option<(u64, Option<Srqn>)> {
+        self.transport.abandon()
     }
 
     /// Whether every message that was begun has ended.
     pub(crate) fn is_drained(&self) -> bool {
-        self.rc.is_drained()
+        self.transport.is_drained()
     }
 
     /// Takes over what control verbs have changed.
     fn follow(&mut self, qp: &QueuePair) {
-        let Some(driver) = &qp.port.driver else {
+        let Some(driver) = qp.port.driver() else {
             return;
         };
         let now = (qp.changes(), driver.changes());
@@ -95,17 +108,29 @@ impl Exchange {
         }
         self.followed = Some(now);
         let attr = qp.control.lock().attr;
-        let route = attr.av.and_then(|av| route(&av.global?, qp));
-        self.path = route.map(|route| (path(&attr, qp), route));
+        self.path = Some(path(&attr, qp));
+        self.route = attr.av.and_then(|av| qp.port.route(&av));
     }
+}
+
+fn named_by(srq: &Option<Arc<SharedReceives>>) -> Option<&Named> {
+    srq.as_ref().and_then(|srq| srq.named.as_ref())
 }
 
 /// What the attributes say about the connection.
 fn path(attr: &QpAttr, qp: &QueuePair) -> Path {
+    let service = qp.service();
+    // One datagram has to fit the port, not a path.
+    let mtu = match service {
+        Service::Ud => qp.port.mtu(),
+        _ => attr.path_mtu.unwrap_or(Mtu::B256),
+    };
     Path {
+        service,
+        qkey: attr.qkey.unwrap_or_default(),
         dest_qpn: attr.dest_qpn.unwrap_or(Qpn::new(0)),
         pkey: qp.port.sheet().pkey,
-        mtu: attr.path_mtu.unwrap_or(Mtu::B256),
+        mtu,
         access: attr.access.unwrap_or(Access::empty()),
         timeout: attr.timeout.unwrap_or(0),
         retry_cnt: attr.retry_cnt.unwrap_or(0),
@@ -118,14 +143,62 @@ fn path(attr: &QpAttr, qp: &QueuePair) -> Path {
     }
 }
 
-fn route(global: &GlobalRoute, qp: &QueuePair) -> Option<Route> {
-    let src = qp.port.gid(global.sgid_index)?;
-    Some(Route {
-        src: IpAddr::from(src),
-        dst: IpAddr::from(global.dgid),
-        tclass: global.traffic_class,
-        hop_limit: global.hop_limit,
-    })
+/// How datagrams leave.
+struct Datagrams<'q, 'm, 'o> {
+    qp: &'q QueuePair,
+    mail: &'m mut Mail<'o>,
+}
+
+impl Post for Datagrams<'_, '_, '_> {
+    fn post(
+        &mut self,
+        to: &Datagram,
+        head: &Head,
+        len: usize,
+        fill: &mut dyn FnMut(&mut [u8]),
+    ) -> bool {
+        // Nobody tells the sender of a datagram that there is no such address.
+        let Some(route) = self.qp.port.route(&to.av) else {
+            return true;
+        };
+        let mut lane = self.mail.of(self.qp.qpn, route);
+        let ready = lane.is_ready();
+        if ready {
+            lane.put(head, len, false, fill);
+        }
+        ready
+    }
+}
+
+impl Port {
+    /// The way that an address vector leads, if there is one from here.
+    pub(crate) fn route(&self, av: &Av) -> Option<Route> {
+        let global = av.global;
+        let src = self.gid(global.map_or(0, |global| global.sgid_index))?;
+        let (dgid, local) = if self.is_wire() {
+            (global?.dgid, None)
+        } else {
+            let (dgid, dlid) = match global {
+                Some(global) if global.dgid.is_multicast() => (global.dgid, av.dlid),
+                _ => self.link.lock().address_of(av)?,
+            };
+            let local = Local {
+                slid: self.lid,
+                dlid,
+                sl: av.sl,
+                global: global.is_some(),
+            };
+            (dgid, Some(local))
+        };
+        let (src, dst) = (IpAddr::from(src), IpAddr::from(dgid));
+        (src.is_ipv4() == dst.is_ipv4()).then_some(Route {
+            src,
+            dst,
+            tclass: global.map_or(0, |global| global.traffic_class),
+            hop_limit: global.map_or(64, |global| global.hop_limit),
+            local,
+        })
+    }
 }
 
 /// Tells the peer that its packets meet congestion (IBTA annex A17.9.3).
@@ -164,6 +237,27 @@ impl QueuePair {
         })
     }
 
+    /// Whether completions can be told now. On a loopback link others may own the queues, or are losing
+    /// them: then there is a round as soon as that is over. A packet that comes meanwhile is lost, which
+    /// services that answer make up for.
+    fn can_complete(
+        self: &Arc<Self>,
+        pin: &Pin,
+        named: Option<&Named>,
+        effects: &mut Effects,
+    ) -> bool {
+        if self.port.is_wire() {
+            return true;
+        }
+        let named = named.map(|named| &named.cq);
+        let cqs = [Some(&self.send_cq), Some(&self.recv_cq), named];
+        let refused = |cq: &&Arc<CqRing>| cq.enter(pin).is_none();
+        let refused = cqs.into_iter().flatten().find(refused);
+        let waits = refused.map(|cq| (Arc::clone(cq), Arc::clone(self)));
+        effects.waiting.extend(waits);
+        refused.is_none()
+    }
+
     /// A packet for this queue pair; its ICRC is right. Whether the machine has seen it, so that it wants
     /// a round.
     pub(crate) fn take_packet(
@@ -181,12 +275,18 @@ impl QueuePair {
         let mut exchange = exchange.lock();
         exchange.follow(self);
         let Exchange {
-            rc, path, marked, ..
+            transport,
+            path,
+            route,
+            marked,
+            ..
         } = &mut *exchange;
         let counters = &self.port.counters;
+        // A connection knows its peer; a datagram may come from anybody.
+        let is_peer = |route: &Route| route.dst == packet.src && route.src == packet.dst;
         let known =
-            |(_, route): &&(Path, Route)| route.dst == packet.src && route.src == packet.dst;
-        let Some((path, _)) = path.as_ref().filter(known) else {
+            |path: &&Path| path.service == Service::Ud || route.as_ref().is_some_and(is_peer);
+        let Some(path) = path.as_ref().filter(known) else {
             counters.strangers.up();
             return false;
         };
@@ -198,17 +298,41 @@ impl QueuePair {
             counters.cnps_received.up();
             return false;
         }
-        *marked |= packet.tclass & ECN == CE;
+        if packet.head.opcode().service() != path.service || self.is_other_end(packet) {
+            counters.strangers.up();
+            return false;
+        }
+        // Which queue a request on an extended connection is for; the machine refuses what is for none.
+        let eth = packet.head.ext().xrceth;
+        let named = eth.and_then(|eth| self.port.xrc.find(eth.srqn, self.pd));
+        // Notifications go to the peer of a connection.
+        *marked |= packet.tclass & ECN == CE && path.service != Service::Ud;
         let pin = pin();
-        let Some(ends) = self.ends(&pin, path, now) else {
+        if !self.can_complete(&pin, named_by(&named), effects) {
+            return false;
+        }
+        let Some(mut ends) = self.ends(&pin, path, now) else {
             return false;
         };
+        if let Some((srq, own)) = named.as_ref().zip(named_by(&named)) {
+            (ends.srq, ends.recv_cq, ends.pd) = (Some(srq), &own.cq, srq.pd);
+        }
         let mut notes = Notes::default();
-        rc.receive(&ends, &packet.head, packet.payload, &mut notes);
+        transport.receive(&ends, packet, &mut notes);
         drop(pin);
         let mut machine = self.engaged.machine.lock();
-        self.see_to_notes(&mut exchange, &mut machine, notes, effects);
+        self.see_to_notes(&mut exchange, &mut machine, notes, named.as_ref(), effects);
         true
+    }
+
+    /// Whether a packet is for the other end of an extended connection: initiators take answers only, and
+    /// targets requests.
+    fn is_other_end(&self, packet: &Incoming<'_>) -> bool {
+        match (self.qp_type, packet.head.opcode().facts().role) {
+            (QpType::XrcSend, role) => role != Role::Response,
+            (QpType::XrcRecv, role) => role != Role::Request,
+            _ => false,
+        }
     }
 
     /// One round of the machine: what is due, and what can be sent.
@@ -220,21 +344,30 @@ impl QueuePair {
         effects: &mut Effects,
     ) {
         exchange.follow(self);
-        let Some((path, route)) = exchange.path else {
+        let Some(path) = exchange.path else {
+            return;
+        };
+        if path.service == Service::Ud {
+            return self.post_datagrams(exchange, machine, &path, mail, effects);
+        }
+        let Some(route) = exchange.route else {
             return;
         };
         let now = self.port.engine.now();
         let mut notes = Notes::default();
         let pin = pin();
+        if !self.can_complete(&pin, None, effects) {
+            return;
+        }
         let Some(ends) = self.ends(&pin, &path, now) else {
             return;
         };
-        let rc = &mut exchange.rc;
-        if rc.deadline().is_some_and(|deadline| deadline <= now) {
-            rc.expire(&ends, &mut notes);
+        let transport = &mut exchange.transport;
+        if transport.deadline().is_some_and(|deadline| deadline <= now) {
+            transport.expire(&ends, &mut notes);
         }
         let mut lane = mail.of(self.qpn, route);
-        let more = rc.transmit(&ends, &mut lane, &mut notes);
+        let more = transport.transmit(&ends, &mut lane, &mut notes);
         drop(pin);
         if exchange.marked && exchange.quiet_until <= now && lane.is_ready() {
             exchange.marked = false;
@@ -243,14 +376,42 @@ impl QueuePair {
         }
         if more {
             effects.stalled.push(Arc::clone(self));
-        } else if !mail.acknowledges && exchange.rc.is_answering() {
+        } else if !mail.acknowledges && exchange.transport.is_answering() {
             mail.later.push(Arc::clone(self));
         }
         self.set_timer(exchange, now);
-        self.see_to_notes(exchange, machine, notes, effects);
+        self.see_to_notes(exchange, machine, notes, None, effects);
         // What tells the peer why has to leave before nothing leaves any more.
-        if exchange.failing && !exchange.rc.is_answering() {
+        if exchange.failing && !exchange.transport.is_answering() {
             exchange.failing = false;
+            effects.fail.push(Arc::clone(self));
+        }
+    }
+
+    /// One round of a machine for datagrams.
+    fn post_datagrams(
+        self: &Arc<Self>,
+        exchange: &mut Exchange,
+        machine: &mut MutexGuard<'_, Machine>,
+        path: &Path,
+        mail: &mut Mail<'_>,
+        effects: &mut Effects,
+    ) {
+        let mut notes = Notes::default();
+        let pin = pin();
+        if !self.can_complete(&pin, None, effects) {
+            return;
+        }
+        let Some(ends) = self.ends(&pin, path, self.port.engine.now()) else {
+            return;
+        };
+        let mut post = Datagrams { qp: self, mail };
+        if exchange.transport.post(&ends, &mut post, &mut notes) {
+            effects.stalled.push(Arc::clone(self));
+        }
+        drop(pin);
+        self.see_to_notes(exchange, machine, notes, None, effects);
+        if std::mem::take(&mut exchange.failing) {
             effects.fail.push(Arc::clone(self));
         }
     }
@@ -260,20 +421,21 @@ impl QueuePair {
         exchange: &mut Exchange,
         machine: &mut Machine,
         notes: Notes,
+        named: Option<&Arc<SharedReceives>>,
         effects: &mut Effects,
     ) {
         if notes.failed.is_some() {
             machine.failed = notes.failed;
         }
         exchange.failing |= notes.fail;
-        effects.note_packets(self, notes);
+        effects.note_packets(self, named, notes);
     }
 
     /// Has the engine call at the machine's deadline. A call that comes early finds nothing to do and
     /// sets the next; so there is one at a time, although the deadline moves with every packet.
     fn set_timer(self: &Arc<Self>, exchange: &mut Exchange, now: Instant) {
         let pending = exchange.timer.filter(|&timer| timer > now);
-        let Some(deadline) = exchange.rc.deadline() else {
+        let Some(deadline) = exchange.transport.deadline() else {
             exchange.timer = pending;
             return;
         };

@@ -64,6 +64,11 @@ pub struct Packets {
     pub weak_icrcs: u64,
     /// Dropped: another partition.
     pub bad_pkeys: u64,
+    /// Dropped: datagrams with another Q_Key.
+    pub bad_qkeys: u64,
+    /// Dropped: messages of unreliable services for which there was no receive, or none with room, or
+    /// that may not do what they ask for.
+    pub dropped: u64,
     /// Dropped: for no queue pair, or from somebody it is not connected to.
     pub strangers: u64,
     /// Congestion notifications.
@@ -93,6 +98,8 @@ fn packets(port: &Port, driver: &Driver) -> Packets {
         bad_icrcs: counts.bad_icrcs.get(),
         weak_icrcs: counts.weak_icrcs.get(),
         bad_pkeys: counts.bad_pkeys.get(),
+        bad_qkeys: counts.bad_qkeys.get(),
+        dropped: counts.dropped.get(),
         strangers: counts.strangers.get(),
         cnps_received: counts.cnps_received.get(),
         duplicates: counts.duplicates.get(),
@@ -130,7 +137,7 @@ pub(crate) fn answer(call: &mut CallExtension, port: &Port) -> Option<AnyOutput>
     call.answer::<PortCounters>(counters)
         .or_else(|| call.answer::<CapabilityMask>(mask))
         .or_else(|| {
-            let driver = port.driver.as_ref()?;
+            let driver = port.driver()?;
             call.answer::<PacketCounters>(|()| packets(port, driver))
         })
 }

@@ -12,10 +12,12 @@ pub(crate) struct Features {
     pub(crate) early_invalidates: bool,
 }
 
-/// What is there of the optional features. Queues cannot be resized: whoever uses them on another thread
-/// knows their place and size. Nothing outlives power, so that cannot be asked for.
+/// What is there of the optional features. Nothing outlives power, so that cannot be asked for.
 const CAPS: DeviceCap = DeviceCap::RC_RNR_NAK_GEN
+    .union(DeviceCap::RESIZE_MAX_WR)
+    .union(DeviceCap::SRQ_RESIZE)
     .union(DeviceCap::SYS_IMAGE_GUID)
+    .union(DeviceCap::XRC)
     .union(DeviceCap::CHANGE_PHY_PORT)
     .union(DeviceCap::PORT_ACTIVE_EVENT)
     .union(DeviceCap::MEM_WINDOW)

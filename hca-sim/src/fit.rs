@@ -7,8 +7,9 @@ use verbs_core::sync::Arc;
 use verbs_core::sync::atomic::Ordering::Acquire;
 use verbs_core::{Access, QpAttr, QpState};
 
+use crate::cq::CqRing;
 use crate::landing::Landing;
-use crate::link::Links;
+use crate::link::{Fabric, Links};
 use crate::qp::{Control, QueuePair};
 
 impl QueuePair {
@@ -69,14 +70,20 @@ impl QueuePair {
         }
     }
 
+    /// Makes the way from here into `peer` anew, if there is one: whom to wait for until nobody is in
+    /// the old one. Both may be used meanwhile, as only the poster can be in the old one, and only the
+    /// poster or the machine, which it has nothing for, in the new one.
+    fn renew_out(&self, peer: &Arc<Self>) -> Option<Touched> {
+        let mut control = self.control.lock();
+        let old = control.out.take_if(|land| land.leads_into(peer))?;
+        control.out = Some(Arc::new(old.renewed()));
+        Some(old.kill())
+    }
+
     /// Whether the way out of here, or the name it has of its peer, is this peer's.
     fn leads_to(&self, control: &Control, peer: &Arc<Self>) -> bool {
-        let landed = control.out.as_ref().is_some_and(|land| {
-            land.is_alive()
-                && land.qpn == peer.qpn
-                && std::ptr::eq(land.responder.as_ptr(), Arc::as_ptr(peer))
-        });
-        landed || control.attr.dest_qpn == Some(peer.qpn)
+        let landed = control.out.as_ref();
+        landed.is_some_and(|land| land.leads_into(peer)) || control.attr.dest_qpn == Some(peer.qpn)
     }
 
     /// Whether messages can go from here into `peer` (module [`crate::landing`]).
@@ -92,7 +99,7 @@ impl QueuePair {
                 .is_some_and(|named| Arc::ptr_eq(named, whom))
         };
         // Where packets go, they go between neighbours too.
-        self.port.driver.is_none()
+        !self.goes_as_packets()
             && self.state() == QpState::Rts
             && matches!(peer.state(), QpState::Rtr | QpState::Rts | QpState::Sqd)
             && names(mine, peer, self)
@@ -109,6 +116,29 @@ impl QueuePair {
         !closing(self)
             && !closing(peer)
             && numbers.is_some_and(|(sends, recvs)| (sends.psn() ^ recvs.epsn()) & 0xff_ffff == 0)
+    }
+}
+
+/// Makes the landings of receives that complete on `cq` anew, so that they know its lane. Outside of locks.
+pub(crate) fn renew_landings(fabric: &Fabric, cq: &Arc<CqRing>) {
+    let queue_pairs = fabric.queue_pairs_on(cq);
+    let mut renewed = Vec::new();
+    let links = fabric.lock();
+    for qp in &queue_pairs {
+        let attr = qp.control.lock().attr;
+        if let Some(sender) = qp.named_peer(&links, &attr)
+            && let Some(touched) = sender.renew_out(qp)
+        {
+            // Who is inside the old one is waited for by what takes the new one away.
+            for end in [sender, qp] {
+                end.begin_close(&links);
+                renewed.push((Arc::clone(end), touched));
+            }
+        }
+    }
+    drop(links);
+    for (qp, touched) in renewed {
+        qp.end_close(touched);
     }
 }
 

@@ -23,7 +23,7 @@ use verbs_core::mem::{MrTable, Pin, Seen, TouchWord, Touched};
 use verbs_core::sync::{Arc, Weak};
 use verbs_core::{Access, Mtu, Piece, Qpn};
 
-use crate::cq::CqRing;
+use crate::cq::{CqRing, Lane};
 use crate::qp::QueuePair;
 use crate::recv::{Entries, RecvRing, Waiting};
 use crate::srq::SharedReceives;
@@ -55,13 +55,16 @@ pub(crate) struct Landing {
     word: TouchWord,
     pub(crate) ring: Arc<RecvRing>,
     entries: Entries,
-    pub(crate) cq: Arc<CqRing>,
+    /// What receives complete to, when the landing was made.
+    pub(crate) lane: Arc<Lane>,
     pub(crate) mrs: Arc<MrTable>,
     /// The responder's protection domain.
     pub(crate) pd: u32,
     pub(crate) qpn: Qpn,
     /// Where receives are taken from instead of `ring`, which then has none.
     pub(crate) srq: Option<Arc<SharedReceives>>,
+    /// What receives complete to.
+    pub(crate) cq: Arc<CqRing>,
     mtu: Mtu,
     /// The path MTU in bytes.
     mtu_bytes: u32,
@@ -96,6 +99,7 @@ impl Landing {
             ring: Arc::clone(ring),
             entries: ring.entries.clone(),
             srq: responder.srq.clone(),
+            lane: responder.recv_cq.lane(),
             cq: Arc::clone(&responder.recv_cq),
             mrs: Arc::clone(&responder.port.mrs),
             pd: responder.pd,
@@ -103,6 +107,24 @@ impl Landing {
             mtu,
             mtu_bytes: mtu.bytes(),
             responder: Arc::downgrade(responder),
+        }
+    }
+
+    /// The same way, with the lane that the completion queue has now.
+    pub(crate) fn renewed(&self) -> Self {
+        Self {
+            word: TouchWord::new(self.word.tag()),
+            ring: Arc::clone(&self.ring),
+            entries: self.entries.clone(),
+            lane: self.cq.lane(),
+            mrs: Arc::clone(&self.mrs),
+            pd: self.pd,
+            qpn: self.qpn,
+            srq: self.srq.clone(),
+            cq: Arc::clone(&self.cq),
+            mtu: self.mtu,
+            mtu_bytes: self.mtu_bytes,
+            responder: Weak::clone(&self.responder),
         }
     }
 
@@ -167,6 +189,11 @@ impl Landing {
     /// Whether the responder waits in RTR for the first message.
     pub(crate) fn awaits_first(&self) -> bool {
         self.word.tag() & FIRST != 0
+    }
+
+    /// Whether it is alive and the way into that queue pair.
+    pub(crate) fn leads_into(&self, responder: &Arc<QueuePair>) -> bool {
+        self.is_alive() && std::ptr::eq(self.responder.as_ptr(), Arc::as_ptr(responder))
     }
 
     /// Whether nobody has killed it.

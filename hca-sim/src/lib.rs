@@ -52,6 +52,7 @@ mod exchange;
 pub mod extension;
 mod features;
 mod fit;
+mod groups;
 mod hca;
 mod landing;
 mod limits;
@@ -80,6 +81,7 @@ mod table;
 mod transport;
 mod turnstile;
 pub mod wire;
+mod xrc;
 
 pub use builder::Builder;
 pub use connect::connect;

@@ -1,6 +1,5 @@
 //! What an HCA can do: bounds with their reasons, and the attributes that tell them.
 
-use crate::transport::Driver;
 use verbs_core::{DeviceAttr, Lid, LinkLayer, Mtu, PortAttr};
 
 use crate::features::FAST_REG_PAGES;
@@ -21,6 +20,10 @@ pub(crate) const QP_WR: u32 = 1 << 15;
 /// Entries of one completion queue, 64 bytes each.
 pub(crate) const CQE: u32 = 1 << 22;
 
+/// Multicast groups that a port can be in, and queue pairs in one of them: each packet is copied to all.
+pub(crate) const MCAST_GROUPS: u32 = 256;
+pub(crate) const MCAST_QPS: u32 = 64;
+
 /// Receives on one shared receive queue.
 pub(crate) const SRQ_WR: u32 = QP_WR;
 
@@ -38,6 +41,8 @@ pub struct Limits {
     pub max_mr: u32,
     /// Shared receive queues; 65,536 by default.
     pub max_srq: u32,
+    /// Domains of extended reliable connections; 65,536 by default.
+    pub max_xrcd: u32,
     /// Address handles; 65,536 by default.
     pub max_ah: u32,
 }
@@ -50,6 +55,7 @@ impl Default for Limits {
             max_qp: 1 << 18,
             max_mr: 1 << 13,
             max_srq: 1 << 16,
+            max_xrcd: 1 << 16,
             max_ah: 1 << 16,
         }
     }
@@ -81,12 +87,12 @@ pub(crate) fn device_attr(name: &str, port: &Port, limits: &Limits) -> DeviceAtt
         // They share their keys with regions.
         max_mw: limits.max_mr,
         max_ah: limits.max_ah,
+        max_xrcd: limits.max_xrcd,
         max_srq: limits.max_srq,
         max_srq_wr: SRQ_WR,
         max_srq_sge: MAX_SGE as u32,
-        // Only datagram queue pairs can be in a multicast group, and there are none yet.
-        max_mcast_grp: 0,
-        max_mcast_qp_attach: 0,
+        max_mcast_grp: MCAST_GROUPS,
+        max_mcast_qp_attach: MCAST_QPS,
         max_pkeys: PKEYS as u16,
         max_pending: verbs_core::device::MAX_PENDING,
         ..DeviceAttr::default()
@@ -100,27 +106,24 @@ pub(crate) fn port_attr(port: &Port) -> PortAttr {
         gid: sheet.gids.first().copied().unwrap_or_default(),
         max_msg_sz: MAX_MESSAGE,
         bad_pkey_cntr: u32::try_from(port.counters.bad_pkeys.get()).unwrap_or(u32::MAX),
-        qkey_viol_cntr: 0,
-        lid: if port.driver.is_some() {
-            Lid(0)
-        } else {
-            port.lid
-        },
+        qkey_viol_cntr: u32::try_from(port.counters.bad_qkeys.get()).unwrap_or(u32::MAX),
+        lid: if port.is_wire() { Lid(0) } else { port.lid },
         // There is no subnet manager: the link itself hands out LIDs.
         sm_lid: Lid(0),
         gid_tbl_len: sheet.gids.len() as u16,
         pkey_tbl_len: PKEYS as u16,
         state: sheet.state,
         max_mtu: Mtu::B4096,
-        active_mtu: port.driver.as_ref().map_or(Mtu::B4096, Driver::mtu),
+        active_mtu: port.mtu(),
         sm_sl: 0,
         lmc: 0,
         // 12x at 50 Gbit/s a lane: nothing in the field's codes is faster.
         active_width: 8,
         active_speed: 64,
-        link_layer: match port.driver {
-            Some(_) => LinkLayer::Ethernet,
-            None => LinkLayer::InfiniBand,
+        link_layer: if port.is_wire() {
+            LinkLayer::Ethernet
+        } else {
+            LinkLayer::InfiniBand
         },
     }
 }

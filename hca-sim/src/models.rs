@@ -17,7 +17,7 @@ use crate::qp::{Init, QueuePair};
 use crate::recv::RecvPoster;
 use crate::send::SendPoster;
 
-fn port(link: &Loopback, engine: &Engine) -> Arc<Port> {
+pub(crate) fn port(link: &Loopback, engine: &Engine) -> Arc<Port> {
     let (lid, gid, guid) = link.fabric.lock().attach();
     let (link, mrs) = (Arc::clone(&link.fabric), Arc::new(MrTable::new(1, 0)));
     let gids = [gid].into_iter().collect();

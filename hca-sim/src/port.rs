@@ -9,13 +9,15 @@ use verbs_core::sync::atomic::{
     AtomicBool, AtomicU64,
     Ordering::{Acquire, Relaxed, Release},
 };
-use verbs_core::sync::{Arc, Mutex};
+use verbs_core::sync::{Arc, Mutex, OnceLock, Weak};
 use verbs_core::{Attr, Error, Gid, Guid, Lid, Mtu, PKey, PortState, QpAttr, Why};
 
 use crate::engine::Engine;
 use crate::features::Features;
-use crate::link::Fabric;
+use crate::groups::Groups;
+use crate::link::{Fabric, HubPort};
 use crate::transport::Driver;
+use crate::xrc::Xrc;
 
 /// One HCA's port.
 pub(crate) struct Port {
@@ -27,10 +29,15 @@ pub(crate) struct Port {
     pub(crate) counters: Counters,
     /// Taken alone or under the lock of the link; nothing is locked under it.
     sheet: Mutex<Sheet>,
-    /// What drives the machines, if the link carries packets.
-    pub(crate) driver: Option<Driver>,
     /// What it has of the optional features.
     pub(crate) features: Features,
+    /// What drives the machines of messages that go as packets. On a loopback link it is made when the
+    /// first queue pair needs it.
+    driver: OnceLock<Driver>,
+    /// The link carries packets, and every message goes as packets.
+    is_wire: bool,
+    pub(crate) groups: Groups,
+    pub(crate) xrc: Xrc,
     /// The HCA was removed.
     removed: AtomicBool,
 }
@@ -86,6 +93,9 @@ pub(crate) struct Counters {
     /// Accepted, although the identification that the ICRC tells is not one to be expected.
     pub(crate) weak_icrcs: Count,
     pub(crate) bad_pkeys: Count,
+    pub(crate) bad_qkeys: Count,
+    /// Messages of unreliable services that were dropped here: no receive, or one that is too short.
+    pub(crate) dropped: Count,
     pub(crate) cnps_received: Count,
     /// For no queue pair, or from somebody it is not connected to.
     pub(crate) strangers: Count,
@@ -129,10 +139,47 @@ impl Port {
             engine,
             counters: Counters::default(),
             sheet: Mutex::new(sheet),
-            driver,
             features: Features::default(),
+            is_wire: driver.is_some(),
+            driver: driver.map_or_else(OnceLock::new, OnceLock::from),
+            groups: Groups::default(),
+            xrc: Xrc::default(),
             removed: AtomicBool::new(false),
         }
+    }
+
+    /// What drives the machines of messages that go as packets, if there are any.
+    pub(crate) fn driver(&self) -> Option<&Driver> {
+        self.driver.get()
+    }
+
+    /// Whether the link carries packets, so that every message goes as packets.
+    pub(crate) fn is_wire(&self) -> bool {
+        self.is_wire
+    }
+
+    /// The driver, made now if there is none: on a loopback link.
+    pub(crate) fn need_driver(self: &Arc<Self>) -> &Driver {
+        let mut is_new = false;
+        let driver = self.driver.get_or_init(|| {
+            is_new = true;
+            Driver::new(Box::new(HubPort::new(Arc::clone(&self.link), self.lid)))
+        });
+        if is_new {
+            driver.set_down(self.sheet().state != PortState::Active);
+            driver.start(self, Weak::new());
+        }
+        driver
+    }
+
+    /// The largest path MTU.
+    pub(crate) fn mtu(&self) -> Mtu {
+        self.driver().map_or(Mtu::B4096, Driver::mtu)
+    }
+
+    /// Whether that is one of its own addresses.
+    pub(crate) fn has_address(&self, addr: IpAddr) -> bool {
+        self.sheet.lock().gids.contains(&Gid::from(addr))
     }
 
     pub(crate) fn sheet(&self) -> Sheet {
@@ -179,7 +226,7 @@ impl Port {
                 max: self.gid_count().saturating_sub(1),
             });
         };
-        let Some(driver) = &self.driver else {
+        let Some(driver) = self.driver().filter(|_| self.is_wire) else {
             return Ok(());
         };
         let mismatch = |why| Error::Mismatch {

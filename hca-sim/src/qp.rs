@@ -18,7 +18,7 @@ use verbs_core::sync::atomic::{
     Ordering::{AcqRel, Acquire, Relaxed},
 };
 use verbs_core::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
-use verbs_core::{Command, Error, PostError, QpAttr, QpCap, QpInfo, QpState, Qpn};
+use verbs_core::{Command, Error, PostError, QpAttr, QpCap, QpInfo, QpState, QpType, Qpn};
 
 use crate::cq::CqRing;
 use crate::engaged::Engaged;
@@ -31,6 +31,8 @@ use crate::recv::RecvRing;
 use crate::ring::SendRing;
 use crate::send::refuses_sends;
 use crate::srq::SharedReceives;
+use crate::transport::Driver;
+use crate::wire::Service;
 
 /// Parts of a queue pair's word.
 pub(crate) mod flag {
@@ -48,9 +50,13 @@ pub(crate) mod flag {
 pub(crate) struct QueuePair {
     pub(crate) word: TouchWord,
     pub(crate) qpn: Qpn,
+    pub(crate) qp_type: QpType,
+    /// The protection domain. Of a target of extended reliable connections, the domain of those: memory is
+    /// checked against the queue that a request names.
     pub(crate) pd: u32,
     pub(crate) cap: QpCap,
     pub(crate) sq_sig_all: bool,
+    pub(crate) blocks_own_multicast: bool,
     pub(crate) port: Arc<Port>,
     pub(crate) send_cq: Arc<CqRing>,
     pub(crate) recv_cq: Arc<CqRing>,
@@ -107,9 +113,11 @@ impl Finish {
 /// What a new queue pair is made from.
 pub(crate) struct Init {
     pub(crate) port: Arc<Port>,
+    pub(crate) qp_type: QpType,
     pub(crate) pd: u32,
     pub(crate) cap: QpCap,
     pub(crate) sq_sig_all: bool,
+    pub(crate) blocks_own_multicast: bool,
     pub(crate) send_cq: Arc<CqRing>,
     pub(crate) recv_cq: Arc<CqRing>,
     pub(crate) srq: Option<Arc<SharedReceives>>,
@@ -118,7 +126,7 @@ pub(crate) struct Init {
 const fn tag_of(state: QpState) -> u32 {
     let takes = matches!(
         state,
-        QpState::Init | QpState::Rtr | QpState::Rts | QpState::Sqd
+        QpState::Init | QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe
     );
     state as u32 | if takes { flag::TAKES_RECVS } else { 0 }
 }
@@ -133,9 +141,11 @@ impl QueuePair {
     pub(crate) fn new(qpn: Qpn, init: Init) -> Arc<Self> {
         let Init {
             port,
+            qp_type,
             pd,
             cap,
             sq_sig_all,
+            blocks_own_multicast,
             send_cq,
             recv_cq,
             srq,
@@ -143,9 +153,11 @@ impl QueuePair {
         Arc::new_cyclic(|me| Self {
             word: TouchWord::new(tag_of(QpState::Reset)),
             qpn,
+            qp_type,
             pd,
             cap,
             sq_sig_all,
+            blocks_own_multicast,
             port,
             send_cq,
             recv_cq,
@@ -168,6 +180,26 @@ impl QueuePair {
             pd: self.pd,
             qpn: self.qpn.value(),
         }
+    }
+
+    /// The service that its packets belong to.
+    pub(crate) fn service(&self) -> Service {
+        match self.qp_type {
+            QpType::Uc => Service::Uc,
+            QpType::Ud | QpType::Gsi | QpType::Smi => Service::Ud,
+            QpType::XrcSend | QpType::XrcRecv => Service::Xrc,
+            _ => Service::Rc,
+        }
+    }
+
+    /// Whether its messages go as packets, and are never placed directly.
+    pub(crate) fn goes_as_packets(&self) -> bool {
+        self.port.is_wire() || self.qp_type != QpType::Rc
+    }
+
+    /// What drives its machine, if its messages go as packets.
+    pub(crate) fn driver(&self) -> Option<&Driver> {
+        self.port.driver().filter(|_| self.goes_as_packets())
     }
 
     pub(crate) fn state(&self) -> QpState {
@@ -260,7 +292,7 @@ impl QueuePair {
         loop {
             let tag = self.word.tag();
             let state = refusal(tag).ok()?;
-            if !matches!(state, QpState::Rtr | QpState::Rts | QpState::Sqd) {
+            if !takes_packets(state) {
                 return None;
             }
             if self.word.admits(pin, TouchWord::TAG, tag) {
@@ -277,7 +309,7 @@ impl QueuePair {
         let to = change.state.unwrap_or(from);
         let checked = self
             .may_change()
-            .and_then(|()| qp_check::check(from, to, &change))
+            .and_then(|()| qp_check::check(self.qp_type, from, to, &change))
             .and_then(|()| self.port.check_path(&change));
         let checked = checked.and_then(|()| self.allocate(to));
         if let Err(error) = checked {
@@ -313,7 +345,7 @@ impl QueuePair {
         let links = self.port.link.lock();
         for change in changes {
             let (from, to) = (self.state(), change.state.unwrap_or(self.state()));
-            qp_check::check(from, to, change).expect("a model makes legal changes");
+            qp_check::check(QpType::Rc, from, to, change).expect("a model makes legal changes");
             self.allocate(to).expect("a model has memory");
             let _ = self.apply(from, to, change).and(self.repair(&links));
         }
@@ -340,6 +372,16 @@ impl QueuePair {
         let touched = self.take_away(&links, 0);
         self.close(links, touched);
         true
+    }
+
+    /// Its send queue goes to SQE for a reason that a completion tells; receives go on.
+    pub(crate) fn fail_sends(self: &Arc<Self>) {
+        let links = self.port.link.lock();
+        if self.state() != QpState::Rts && self.state() != QpState::Sqd {
+            return;
+        }
+        let touched = self.set_state(QpState::Sqe, 0);
+        self.close(links, touched);
     }
 
     /// The device has gone.
@@ -382,10 +424,11 @@ impl QueuePair {
         if to != QpState::Init || self.sends.get().is_some() {
             return Ok(());
         }
-        let sends = SendRing::new(&self.cap)?;
+        let sends = SendRing::new(&self.cap, self.service() == Service::Ud)?;
         let recvs = RecvRing::new(self.cap.max_recv_wr, self.cap.max_recv_sge)?;
-        if self.port.driver.is_some() {
-            self.engaged.set_exchange(Exchange::new(&self.cap)?);
+        if self.goes_as_packets() {
+            self.engaged
+                .set_exchange(Exchange::new(self.qp_type, &self.cap)?);
         }
         // Under the lock of the link nobody else does this.
         let _ = self.recvs.set(Arc::new(recvs));
@@ -492,6 +535,14 @@ impl QueuePair {
             self.kick();
         }
     }
+}
+
+/// Whether packets may come in that state, or go.
+const fn takes_packets(state: QpState) -> bool {
+    matches!(
+        state,
+        QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe
+    )
 }
 
 /// The state, if anything can be posted at all.

@@ -10,14 +10,19 @@ use crate::limits;
 ///
 /// # Errors
 /// [`Error::Transition`] for names, [`Error::Invalid`] and [`Error::Unsupported`] for values.
-pub(crate) fn check(from: QpState, to: QpState, change: &QpAttr) -> Result<(), Error> {
-    check_names(from, to, QpType::Rc, change.mask()).map_err(Error::Transition)?;
+pub(crate) fn check(
+    qp_type: QpType,
+    from: QpState,
+    to: QpState,
+    change: &QpAttr,
+) -> Result<(), Error> {
+    check_names(from, to, qp_type, change.mask()).map_err(Error::Transition)?;
     if change.cur_state.is_some_and(|believed| believed != from) {
         let (missing, forbidden) = (QpAttrMask::empty(), QpAttrMask::CUR_STATE);
         return Err(Error::Transition(Transition {
             from,
             to,
-            qp_type: QpType::Rc,
+            qp_type,
             missing,
             forbidden,
         }));
@@ -97,6 +102,7 @@ mod tests {
     fn the_usual_transitions_pass() {
         assert_eq!(
             check(
+                QpType::Rc,
                 QpState::Reset,
                 QpState::Init,
                 &QpAttr::init(1, Access::REMOTE_WRITE)
@@ -104,11 +110,21 @@ mod tests {
             Ok(())
         );
         assert_eq!(
-            check(QpState::Init, QpState::Rtr, &QpAttr::rtr(&path())),
+            check(
+                QpType::Rc,
+                QpState::Init,
+                QpState::Rtr,
+                &QpAttr::rtr(&path())
+            ),
             Ok(())
         );
         assert_eq!(
-            check(QpState::Rtr, QpState::Rts, &QpAttr::rts(Psn::new(0))),
+            check(
+                QpType::Rc,
+                QpState::Rtr,
+                QpState::Rts,
+                &QpAttr::rts(Psn::new(0))
+            ),
             Ok(())
         );
     }
@@ -118,7 +134,7 @@ mod tests {
         let rts = |change: fn(&mut QpAttr)| {
             let mut attr = QpAttr::rts(Psn::new(0));
             change(&mut attr);
-            check(QpState::Rtr, QpState::Rts, &attr)
+            check(QpType::Rc, QpState::Rtr, QpState::Rts, &attr)
         };
         assert_eq!(
             rts(|attr| attr.retry_cnt = Some(8)),
@@ -137,6 +153,7 @@ mod tests {
             })
         );
         let two = check(
+            QpType::Rc,
             QpState::Reset,
             QpState::Init,
             &QpAttr::init(2, Access::empty()),
@@ -150,6 +167,7 @@ mod tests {
             })
         );
         let bind = check(
+            QpType::Rc,
             QpState::Reset,
             QpState::Init,
             &QpAttr::init(1, Access::MW_BIND),
@@ -164,7 +182,7 @@ mod tests {
             ..QpAttr::rts(Psn::new(0))
         };
         assert!(matches!(
-            check(QpState::Rtr, QpState::Rts, &attr),
+            check(QpType::Rc, QpState::Rtr, QpState::Rts, &attr),
             Err(Error::Transition(_))
         ));
     }

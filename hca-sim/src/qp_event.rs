@@ -3,7 +3,7 @@
 use verbs_core::qp::QpCore;
 use verbs_core::sync::atomic::Ordering::{AcqRel, Acquire};
 use verbs_core::sync::{Arc, Weak};
-use verbs_core::{EventType, QpState};
+use verbs_core::{EventType, QpState, QpType};
 
 use crate::landing::Door;
 use crate::qp::QueuePair;
@@ -16,7 +16,11 @@ impl QueuePair {
 
     /// Raises an event about it. Outside pins and locks.
     pub(crate) fn raise(&self, event: EventType) {
-        if let Some(core) = self.core.get().and_then(Weak::upgrade) {
+        if self.qp_type == QpType::XrcRecv {
+            for core in self.port.xrc.owners(self.qpn) {
+                event.raise_for(&core);
+            }
+        } else if let Some(core) = self.core.get().and_then(Weak::upgrade) {
             event.raise_for(&core);
         }
     }

@@ -8,13 +8,16 @@ use verbs_core::sync::atomic::{
     AtomicU32, AtomicU64,
     Ordering::{Acquire, Relaxed, Release},
 };
-use verbs_core::{Dest, Error, Payload, QpCap, RKey, Remote, SendFlags, SendOp, SendWr, Sge};
+use verbs_core::{
+    Datagram, Dest, Error, Payload, QpCap, RKey, Remote, SendFlags, SendOp, SendWr, Sge, Srqn,
+};
 
 use crate::cq::no_entry;
 use crate::landing::Landing;
 use crate::message::MAX_SGE;
 use crate::recv::{allocate, pack, unpack};
 
+mod datagram;
 mod memory;
 
 /// Inline bytes that one work request can have.
@@ -43,6 +46,12 @@ mod op {
 }
 const FLAGS_SHIFT: u32 = 8;
 const INLINE: u64 = 1 << 16;
+/// In the first word: whom it is for stands in the words behind the payload.
+const DATAGRAM: u64 = 1 << 17;
+/// In the first word: the upper half of the last word before the payload names a shared receive queue.
+const SRQ: u64 = 1 << 18;
+/// Words that say whom a datagram is for.
+const DATAGRAM_WORDS: usize = 5;
 const COUNT_SHIFT: u32 = 32;
 
 /// See the module's documentation.
@@ -69,6 +78,7 @@ const _: () = assert!(cfg!(verbs_loom) || size_of::<SendRing>() == 64);
 /// Room for the parts of a work request that it borrows.
 pub(crate) struct Scratch {
     sges: [Sge; MAX_SGE],
+    datagram: Option<Datagram>,
     bytes: [u8; MAX_INLINE],
 }
 
@@ -76,6 +86,7 @@ impl Default for Scratch {
     fn default() -> Self {
         Self {
             sges: [Sge::default(); MAX_SGE],
+            datagram: None,
             bytes: [0; MAX_INLINE],
         }
     }
@@ -83,14 +94,14 @@ impl Default for Scratch {
 
 impl SendRing {
     /// A ring for those sizes: `(9 + payload) * 8 + 8` bytes for each work request, where the payload is
-    /// two words a piece, or the inline bytes if those are more.
+    /// two words a piece, or the inline bytes if those are more; 40 bytes more if they are `datagrams`.
     ///
     /// # Errors
     /// [`Error::NoMemory`].
-    pub(crate) fn new(cap: &QpCap) -> Result<Self, Error> {
+    pub(crate) fn new(cap: &QpCap, datagrams: bool) -> Result<Self, Error> {
         let count = cap.max_send_wr.max(1).next_power_of_two() as usize;
         let payload = (2 * cap.max_send_sge as usize).max(cap.max_inline_data.div_ceil(8) as usize);
-        let stride = HEADER + payload;
+        let stride = HEADER + payload + if datagrams { DATAGRAM_WORDS } else { 0 };
         Ok(Self {
             psn: AtomicU32::new(0),
             executed: AtomicU32::new(0),
@@ -216,19 +227,25 @@ impl SendRing {
             Payload::List(sges) => (0, write_sges(room, sges)),
         };
         let flags = u64::from(wr.flags.bits() & 0xff) << FLAGS_SHIFT;
-        let what = op | flags | kind | count << COUNT_SHIFT;
+        let (dest, srqn) = match wr.dest {
+            Dest::Peer => (0, 0),
+            Dest::Srq(srqn) => (SRQ, srqn.value()),
+            Dest::Datagram(to) => {
+                let words = room.last_chunk::<DATAGRAM_WORDS>();
+                words.map_or((0, 0), |words| {
+                    datagram::write(words, to);
+                    (DATAGRAM, 0)
+                })
+            }
+        };
+        let index = u64::from(srqn) << 32 | u64::from(index);
+        let what = op | flags | kind | dest | count << COUNT_SHIFT;
         let keys = u64::from(remote.rkey.value()) << 32 | u64::from(imm);
-        for (word, value) in header.iter().zip([
-            what,
-            wr.wr_id,
-            remote.addr,
-            keys,
-            a,
-            b,
-            c,
-            d,
-            u64::from(index),
-        ]) {
+        for (word, value) in
+            header
+                .iter()
+                .zip([what, wr.wr_id, remote.addr, keys, a, b, c, d, index])
+        {
             word.store(value, Relaxed);
         }
     }
@@ -262,7 +279,11 @@ impl SendRing {
             other => memory::read(other, remote, imm, [word(4), word(5), word(6), word(7)]),
         };
         let count = (what >> COUNT_SHIFT) as usize;
-        let Scratch { sges, bytes } = scratch;
+        let Scratch {
+            sges,
+            datagram,
+            bytes,
+        } = scratch;
         let payload = if what & INLINE != 0 {
             for (word, chunk) in room.iter().zip(bytes.chunks_exact_mut(8)) {
                 chunk.copy_from_slice(&word.load(Relaxed).to_le_bytes());
@@ -274,13 +295,20 @@ impl SendRing {
             }
             Payload::List(&sges[..count.min(MAX_SGE)])
         };
+        let words = room.last_chunk().filter(|_| what & DATAGRAM != 0);
+        *datagram = words.map(datagram::read);
+        let dest = match datagram {
+            Some(to) => Dest::Datagram(to),
+            None if what & SRQ != 0 => Dest::Srq(Srqn::new((word(HEADER - 1) >> 32) as u32)),
+            None => Dest::Peer,
+        };
         let flags = SendFlags::from_bits_truncate((what >> FLAGS_SHIFT) as u32 & 0xff);
         SendWr {
             wr_id: word(1),
             op,
             flags,
             payload,
-            dest: Dest::Peer,
+            dest,
         }
     }
 }

@@ -11,11 +11,11 @@ use verbs_core::mem::{MrTable, Seen, pin};
 use verbs_core::queue::post_shortest;
 use verbs_core::sync::Arc;
 use verbs_core::{
-    BatchError, How, Payload, Piece, PostCode, PostError, QpState, Qpn, RawSendQueue, Remote,
-    SendFlags, SendOp, SendWr,
+    BatchError, Dest, How, Payload, Piece, PostCode, PostError, QpState, QpType, Qpn, RawSendQueue,
+    Remote, SendFlags, SendOp, SendWr,
 };
 
-use crate::cq::CqRing;
+use crate::cq::Lane;
 use crate::landing::Landing;
 use crate::message::{Done, MAX_SGE, Message, Outcome};
 use crate::qp::QueuePair;
@@ -34,7 +34,8 @@ pub(crate) const MAX_MESSAGE: u32 = 1 << 31;
 #[repr(C, align(128))]
 pub(crate) struct SendPoster {
     open: Option<Open>,
-    send_cq: Arc<CqRing>,
+    /// What sends complete to, when it was looked at last.
+    lane: Arc<Lane>,
     mrs: Arc<MrTable>,
     /// Number of the next work request.
     posted: u32,
@@ -68,14 +69,14 @@ impl SendPoster {
         } else {
             SendFlags::empty()
         };
-        let (send_cq, mrs) = (Arc::clone(&qp.send_cq), Arc::clone(&qp.port.mrs));
+        let (lane, mrs) = (qp.send_cq.lane(), Arc::clone(&qp.port.mrs));
         let (pd, qpn, max_inline) = (qp.pd, qp.qpn, qp.cap.max_inline_data);
         Self {
             posted: 0,
             limit: 0,
             open: None,
             qp,
-            send_cq,
+            lane,
             mrs,
             pd,
             qpn,
@@ -129,6 +130,9 @@ impl SendPoster {
             return Err(PostError::State(state));
         };
         self.find_room(&sends)?;
+        if self.lane.is_dead() {
+            self.lane = self.qp.send_cq.lane();
+        }
         let direct = sends.is_drained() && self.look_for_door(&sends);
         let depth = self.qp.cap.max_send_wr;
         self.limit = if direct {
@@ -165,6 +169,7 @@ impl SendPoster {
         if wr.payload.len() > u64::from(MAX_MESSAGE) {
             return Err(PostError::TooLong { max: MAX_MESSAGE });
         }
+        self.check_service(wr)?;
         match wr.op {
             SendOp::Send | SendOp::SendWithImm(_) | SendOp::Write(_) | SendOp::WriteWithImm(..) => {
                 // A flag without the bytes, or bytes without the flag, is a mistake of the caller's.
@@ -180,6 +185,40 @@ impl SendPoster {
         }
     }
 
+    /// What the type of the queue pair asks of a work request.
+    fn check_service(&self, wr: &SendWr<'_>) -> Result<(), PostError> {
+        match (self.qp.qp_type, wr.dest) {
+            (QpType::Rc | QpType::Uc | QpType::XrcSend, Dest::Peer) if wr.op.is_local() => Ok(()),
+            (QpType::XrcSend, Dest::Srq(_)) if is_masked(&wr.op) => Err(PostError::Unsupported),
+            (QpType::Ud | QpType::Gsi | QpType::Smi, Dest::Datagram(to)) => {
+                let max = self.qp.port.mtu().bytes();
+                if !matches!(wr.op, SendOp::Send | SendOp::SendWithImm(_)) {
+                    Err(PostError::Unsupported)
+                } else if wr.payload.len() > u64::from(max) {
+                    Err(PostError::TooLong { max })
+                } else if self.qp.port.is_wire() && to.av.global.is_none() {
+                    // RoCE has no LIDs: the GID is the address (IBTA annex A17.3).
+                    Err(PostError::Unreachable)
+                } else {
+                    Ok(())
+                }
+            }
+            (QpType::Ud | QpType::Gsi | QpType::Smi, _) => Err(PostError::NoDestination),
+            (QpType::XrcSend, Dest::Srq(_)) => Ok(()),
+            (QpType::XrcSend, _) => Err(PostError::NoSrq),
+            (QpType::XrcRecv, _) => Err(PostError::Unsupported),
+            (QpType::Uc, Dest::Peer) => match wr.op {
+                SendOp::Send
+                | SendOp::SendWithImm(_)
+                | SendOp::Write(_)
+                | SendOp::WriteWithImm(..) => Ok(()),
+                _ => Err(PostError::Unsupported),
+            },
+            (_, Dest::Peer) => Ok(()),
+            _ => Err(PostError::Destination),
+        }
+    }
+
     /// Makes sure that the queue has room for one more.
     fn find_room(&mut self, sends: &SendRing) -> Result<(), PostError> {
         let depth = self.qp.cap.max_send_wr;
@@ -191,7 +230,7 @@ impl SendPoster {
         if self.posted.wrapping_sub(self.retired) < depth {
             return Ok(());
         }
-        let head = self.send_cq.head();
+        let head = self.qp.send_cq.head();
         let polled = |index: &u32| {
             sends
                 .marked(*index)
@@ -268,6 +307,14 @@ impl SendPoster {
         self.qp.turn();
         Ok(())
     }
+}
+
+/// Whether it is an atomic with masks: those have packets of their own, for reliable connections only.
+fn is_masked(op: &SendOp) -> bool {
+    matches!(
+        op,
+        SendOp::MaskedCompareSwap { .. } | SendOp::MaskedFetchAdd { .. }
+    )
 }
 
 fn check_atomic(wr: &SendWr<'_>, remote: Remote) -> Result<(), PostError> {

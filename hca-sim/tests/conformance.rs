@@ -13,7 +13,7 @@ use verbs_core::sync::Arc;
 use verbs_core::testing::{Subject, conformance};
 
 /// Verbs that the software HCA does not have.
-const WITHOUT: &[Kind] = &[Kind::ResizeCq, Kind::AttachMcast, Kind::DetachMcast];
+const WITHOUT: &[Kind] = &[];
 
 /// Small enough to be tried out.
 const LIMITS: Limits = Limits {
@@ -22,6 +22,7 @@ const LIMITS: Limits = Limits {
     max_qp: 32,
     max_mr: 40,
     max_srq: 24,
+    max_xrcd: 20,
     max_ah: 40,
 };
 

@@ -37,6 +37,7 @@ fn route(src: &str, dst: &str) -> Route {
         dst: address(dst),
         tclass: 2,
         hop_limit: 17,
+        local: None,
     }
 }
 

@@ -11,11 +11,12 @@ use hca_sim::extension::PacketCounters;
 use hca_sim::link::{LinkError, Udp};
 use hca_sim::{Hca, connect};
 use verbs_core::{
-    Access, Cq, Device, Error, LinkLayer, Memory, Mr, Mtu, Pd, Qp, QpAttr, QpInit, QpState, Read,
-    Recv, Send, Wc, WcStatus, Write,
+    Access, Av, Cq, Datagram, Device, Error, Gid, Lid, LinkLayer, Memory, Mr, Mtu, Pd, Psn, QKey,
+    Qp, QpAttr, QpInit, QpState, Qpn, Read, Recv, Send, Wc, WcStatus, Write,
 };
 
 const MEMORY: usize = 9 << 20;
+const QKEY: QKey = QKey(0x1234);
 
 struct End {
     qp: Qp,
@@ -48,6 +49,31 @@ fn end(address: IpAddr) -> End {
             device,
         }
     })
+}
+
+/// A queue pair for datagrams at that address, with receives posted.
+fn datagrams(address: IpAddr) -> End {
+    let mut this = end(address);
+    block_on(async {
+        this.qp = this
+            ._pd
+            .create_qp(QpInit::ud(&this.cq, &this.cq).inline(64))
+            .await
+            .unwrap();
+        this.qp.init_datagram(1, QKEY).await.unwrap();
+        this.qp.ready_to_receive_datagrams().await.unwrap();
+        this.qp.ready_to_send(Psn::new(1)).await.unwrap();
+    });
+    for wr_id in 100..108 {
+        this.qp
+            .post_recv(Recv::new(wr_id).into(this.mr.slice(0..4200)))
+            .unwrap();
+    }
+    this
+}
+
+fn gid(address: IpAddr) -> Gid {
+    address.into()
 }
 
 fn pair(test: u8) -> (End, End) {
@@ -217,4 +243,73 @@ fn an_address_is_free_again_when_its_device_has_gone() {
             std::thread::yield_now();
         }
     }
+}
+
+#[test]
+fn datagrams_of_every_size_arrive_over_both_ip_versions() {
+    let v6 = IpAddr::from(std::net::Ipv6Addr::LOCALHOST);
+    for (from, to) in [(host(31, 1), host(31, 2)), (v6, v6)] {
+        let mut ends: Vec<End> = if from == to {
+            vec![datagrams(from)]
+        } else {
+            vec![datagrams(to), datagrams(from)]
+        };
+        let there = Datagram::new(Av::to_gid(1, 0, gid(to)), ends[0].qp.qpn(), QKEY);
+        let sender = ends.len() - 1;
+        let src_qpn = ends[sender].qp.qpn();
+        for (round, len) in [0, 1, 64, 1024, 4096].into_iter().enumerate() {
+            let sent = pattern(round as u8, len);
+            let end = &mut ends[sender];
+            end.mr.write(8192, &sent).unwrap();
+            end.qp
+                .post_send(Send::new(1).from(end.mr.slice(8192..8192 + len)).to(&there))
+                .unwrap();
+            let wc = next(&mut ends[0].cq);
+            assert_eq!(
+                (wc.status, wc.byte_len as usize),
+                (WcStatus::Success, 40 + len)
+            );
+            assert_eq!(wc.src_qpn, src_qpn);
+            let mut got = vec![0; 40 + len];
+            ends[0].mr.read(0, &mut got).unwrap();
+            assert_eq!(got[40..], sent);
+            let area = got[..40].try_into().unwrap();
+            let back = Av::reverse(1, &wc, &area, 0).unwrap();
+            assert_eq!(back.global.unwrap().dgid, gid(from));
+        }
+    }
+}
+
+/// Goal: the kernel's groups are joined and left; whoever is in one hears it, the sender among them.
+#[test]
+fn datagrams_to_a_group_reach_all_sockets_that_have_joined() {
+    let group = IpAddr::V4(Ipv4Addr::new(239, 78, 32, 1));
+    let mut ends = [1, 2, 3].map(|end| datagrams(host(32, end)));
+    let there = Datagram::new(Av::to_gid(1, 0, gid(group)), Qpn::MULTICAST, QKEY);
+    let attached = [0, 1].map(|end: usize| {
+        block_on(async { ends[end].qp.attach_mcast(gid(group), Lid(0)).await.unwrap() })
+    });
+    for round in 0..2 {
+        let sender = ends[2 * round].qp.qpn();
+        ends[2 * round]
+            .qp
+            .post_send(Send::new(1).inline(b"all").to(&there))
+            .unwrap();
+        for end in &mut ends[..2] {
+            let wc = next(&mut end.cq);
+            assert_eq!(
+                (wc.status, wc.byte_len, wc.src_qpn),
+                (WcStatus::Success, 43, sender)
+            );
+        }
+    }
+    let [first, second] = attached;
+    first.detach().wait().unwrap();
+    ends[2]
+        .qp
+        .post_send(Send::new(1).inline(b"one").to(&there))
+        .unwrap();
+    assert_eq!(next(&mut ends[1].cq).byte_len, 43);
+    assert!(ends[0].cq.poll(&mut [Wc::default()]).is_empty());
+    second.detach().wait().unwrap();
 }

@@ -31,6 +31,10 @@ const EDGES: &[(ObjectKind, ObjectKind, u32)] = &[
     (ObjectKind::Cq, ObjectKind::Qp, 2),
     (ObjectKind::Qp, ObjectKind::Mcast, 1),
     (ObjectKind::Srq, ObjectKind::Qp, 1),
+    (ObjectKind::Device, ObjectKind::Xrcd, 1),
+    (ObjectKind::Xrcd, ObjectKind::Srq, 1),
+    (ObjectKind::Xrcd, ObjectKind::Qp, 1),
+    (ObjectKind::Cq, ObjectKind::Srq, 1),
 ];
 
 fn null() -> Subject {
@@ -143,6 +147,7 @@ fn edge(subject: &Subject, parent: ObjectKind, child: ObjectKind, weight: u32) -
     let order = [
         ObjectKind::Qp,
         ObjectKind::Srq,
+        ObjectKind::Xrcd,
         ObjectKind::Cq,
         ObjectKind::Pd,
     ];

@@ -210,7 +210,7 @@ impl Model {
             owned.get(place).copied()
         };
         Some(match kind {
-            K::Pd | K::Cq => vec![DEVICE],
+            K::Pd | K::Cq | K::Xrcd => vec![DEVICE],
             K::Srq | K::Mr | K::Ah => vec![pick(K::Pd, 0)?],
             K::Mcast => vec![pick(K::Qp, 0)?],
             K::Qp => {
@@ -231,6 +231,7 @@ pub(crate) fn verb(what: What, kind: ObjectKind) -> Kind {
     let [create, query, destroy] = match kind {
         K::Device => [Kind::OpenDevice, Kind::QueryDevice, Kind::CloseDevice],
         K::Pd => [Kind::AllocPd, Kind::AllocPd, Kind::DeallocPd],
+        K::Xrcd => [Kind::AllocXrcd, Kind::AllocXrcd, Kind::DeallocXrcd],
         K::Cq => [Kind::CreateCq, Kind::ModifyCq, Kind::DestroyCq],
         K::Qp => [Kind::CreateQp, Kind::QueryQp, Kind::DestroyQp],
         K::Srq => [Kind::CreateSrq, Kind::QuerySrq, Kind::DestroySrq],

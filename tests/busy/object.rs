@@ -4,7 +4,7 @@ use verbs_core::object::Handle;
 use verbs_core::testing::{GROUP, Subject};
 use verbs_core::{
     Access, Ah, Av, Busy, Cq, Device, Error, Lid, Mcast, Memory, Mr, ObjectKind, Pd, Qp, QpInit,
-    QpType, Refused, Request, Srq, Verb,
+    QpType, Refused, Request, Srq, Verb, Xrcd,
 };
 
 /// Any object. It is destroyed by its drop as well.
@@ -18,6 +18,7 @@ pub(crate) enum Object {
     Mr(Mr),
     Ah(Ah),
     Mcast(Mcast),
+    Xrcd(Xrcd),
 }
 
 /// A destroy that was refused.
@@ -59,6 +60,7 @@ objects! {
     Mr dereg;
     Ah destroy;
     Mcast detach;
+    Xrcd dealloc;
 }
 
 pub(crate) fn kept<H: Handle + Into<Object>>(refused: Refused<H>) -> Kept {
@@ -82,6 +84,7 @@ pub(crate) fn av() -> Av {
 pub(crate) struct Parents {
     pub(crate) mcast_qp: Option<Qp>,
     pub(crate) srq: Option<Srq>,
+    pub(crate) xrcd: Option<Xrcd>,
     pub(crate) cq: Option<Cq>,
     pub(crate) pd: Option<Pd>,
     pub(crate) device: Option<Device>,
@@ -98,11 +101,13 @@ impl Parents {
         let pd = subject.must(device.alloc_pd());
         let cq = subject.must(device.create_cq(4));
         let srq = supported(subject, pd.create_srq(4, 1));
+        let xrcd = supported(subject, device.alloc_xrcd());
         let ud = QpInit::of(QpType::Ud, &cq, &cq);
         let mcast_qp = supported(subject, pd.create_qp(ud));
         Self {
             mcast_qp,
             srq,
+            xrcd,
             cq: Some(cq),
             pd: Some(pd),
             device: Some(device),
@@ -129,7 +134,15 @@ impl Parents {
                 subject.must(pd().register(memory(), access)).into()
             }
             ObjectKind::Ah => supported(subject, pd().create_ah(av()))?.into(),
+            ObjectKind::Srq if matches!(parent, ObjectKind::Xrcd | ObjectKind::Cq) => {
+                let xrcd = self.xrcd.as_ref()?;
+                supported(subject, pd().create_xrc_srq(xrcd, cq(), 4, 1))?.into()
+            }
             ObjectKind::Srq => supported(subject, pd().create_srq(4, 1))?.into(),
+            ObjectKind::Xrcd => supported(subject, device().alloc_xrcd())?.into(),
+            ObjectKind::Qp if parent == ObjectKind::Xrcd => {
+                subject.must(self.xrcd.as_ref()?.create_target_qp()).into()
+            }
             ObjectKind::Qp => {
                 let init = QpInit::rc(cq(), cq());
                 let init = match parent {
@@ -153,6 +166,7 @@ impl Parents {
             ObjectKind::Pd => self.pd.take().map(Into::into),
             ObjectKind::Cq => self.cq.take().map(Into::into),
             ObjectKind::Srq => self.srq.take().map(Into::into),
+            ObjectKind::Xrcd => self.xrcd.take().map(Into::into),
             ObjectKind::Qp => self.mcast_qp.take().map(Into::into),
             _ => None,
         }
@@ -165,6 +179,7 @@ impl Parents {
             Object::Pd(pd) => self.pd = Some(pd),
             Object::Cq(cq) => self.cq = Some(cq),
             Object::Srq(srq) => self.srq = Some(srq),
+            Object::Xrcd(xrcd) => self.xrcd = Some(xrcd),
             Object::Qp(qp) => self.mcast_qp = Some(qp),
             other => panic!("{other:?} is nobody's parent"),
         }
@@ -199,6 +214,10 @@ pub(crate) fn works(subject: &Subject, object: &Object) {
             let mut bytes = [0; 10];
             mr.read(3, &mut bytes).expect("in range");
             assert_eq!(&bytes, b"still here");
+        }
+        Object::Xrcd(xrcd) => {
+            let target = subject.must(xrcd.create_target_qp());
+            subject.must(target.destroy());
         }
         Object::Ah(ah) => assert_eq!(subject.must(ah.query()), av()),
         Object::Mcast(mcast) => assert_eq!(mcast.mgid(), GROUP),

@@ -45,6 +45,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         K::Mr,
         K::Ah,
         K::Mcast,
+        K::Xrcd,
     ]);
     let step = prop_oneof![
         4 => (kind, any::<[u8; 4]>()).prop_map(|(kind, picks)| Step::Create { kind, picks }),
@@ -132,6 +133,9 @@ impl World {
             (ObjectKind::Cq, Some(Object::Device(device)), ..) => {
                 self.issue_create(device.create_cq(4), step, node)
             }
+            (ObjectKind::Xrcd, Some(Object::Device(device)), ..) => {
+                self.issue_create(device.alloc_xrcd(), step, node)
+            }
             (ObjectKind::Srq, Some(Object::Pd(pd)), ..) => {
                 self.issue_create(pd.create_srq(4, 1), step, node)
             }
@@ -177,7 +181,7 @@ impl World {
             Object::Srq(srq) => self.issue_query(srq.query(), step),
             Object::Mr(mr) => self.issue_query(mr.query(), step),
             Object::Ah(ah) => self.issue_query(ah.query(), step),
-            Object::Pd(_) | Object::Mcast(_) => return false,
+            Object::Pd(_) | Object::Mcast(_) | Object::Xrcd(_) => return false,
         };
         drop(owned);
         self.keep(step, issued);
@@ -223,6 +227,7 @@ impl World {
             Object::Cq(cq) => issue!(cq, destroy, destroy_when_idle),
             Object::Qp(qp) => issue!(qp, destroy, destroy_when_idle),
             Object::Srq(srq) => issue!(srq, destroy, destroy_when_idle),
+            Object::Xrcd(xrcd) => issue!(xrcd, dealloc, dealloc_when_idle),
             Object::Mr(mr) => issue!(mr, dereg, dereg_when_idle),
             // Nothing can hold these.
             Object::Ah(ah) => issue!(ah, destroy, destroy),

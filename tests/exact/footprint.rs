@@ -59,7 +59,7 @@ fn a_queue_pair_in_reset() {
     let bed = Bed::new();
     let init = QpInit::rc(&bed.cq, &bed.cq).depth(16, 16);
     let bytes = each(|| bed.pd.create_qp(init).wait().expect("a QP"));
-    budget("a queue pair in RESET", bytes, 1844);
+    budget("a queue pair in RESET", bytes, 1860);
 }
 
 #[test]
@@ -72,5 +72,5 @@ fn a_connected_queue_pair() {
         block_on(connect(a, b)).expect("connected");
         pair
     });
-    budget("a connected queue pair of 16 and 16", pair / 2, 4308);
+    budget("a connected queue pair of 16 and 16", pair / 2, 4324);
 }

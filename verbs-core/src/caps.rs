@@ -11,7 +11,7 @@ bitflags! {
     /// is refused when it is created or posted.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
     pub struct DeviceCap: u64 {
-        /// Completion queues and queue pairs can be resized.
+        /// Completion queues can be resized.
         const RESIZE_MAX_WR = 1 << 0;
         /// Bad P_Keys are counted.
         const BAD_PKEY_CNTR = 1 << 1;
@@ -132,6 +132,8 @@ pub struct DeviceAttr {
     pub max_mcast_qp_attach: u32,
     /// Address handles.
     pub max_ah: u32,
+    /// Domains of extended reliable connections.
+    pub max_xrcd: u32,
     /// Shared receive queues.
     pub max_srq: u32,
     /// Entries of one shared receive queue.

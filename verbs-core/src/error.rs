@@ -204,8 +204,14 @@ named! {
         MaxAh = "max_ah",
         /// Number of multicast attachments.
         MaxMcast = "max_mcast_qp_attach",
+        /// Number of multicast groups.
+        MaxMcastGrp = "max_mcast_grp",
         /// A multicast GID.
         Mgid = "mgid",
+        /// An XRC domain.
+        Xrcd = "xrcd",
+        /// Number of an XRC target queue pair.
+        TargetQpn = "the number of the target queue pair",
         /// Number of XRC domains.
         MaxXrcd = "max_xrcd",
         /// Path MTU.
@@ -272,6 +278,8 @@ named! {
         Unreachable = "nobody is reachable at that address",
         /// Only datagram queue pairs can do this.
         NotDatagram = "the queue pair is not a datagram queue pair",
+        /// Initiators of extended reliable connections receive nothing.
+        NoReceives = "the queue pair receives nothing",
         /// The queue pair has no queue of its own.
         UsesSrq = "the queue pair takes its receives from a shared receive queue",
         /// More entries wait than fit.

@@ -52,6 +52,7 @@ mod verb_table;
 mod watch;
 pub mod wc;
 pub mod wr;
+pub mod xrcd;
 
 pub use addr::{Gid, Guid, LKey, Lid, Mtu, PKey, Psn, QKey, Qpn, RKey, Srqn};
 pub use ah::Ah;
@@ -81,7 +82,7 @@ pub use queue::{
     Arm, Armed, BatchError, How, Piece, PostCode, PostError, RawCq, RawRecvQueue, RawSendQueue,
 };
 pub use request::{CancelHandle, Issued, Request, RequestFuture};
-pub use routine::{collect, no_block};
+pub use routine::{collect, defer, no_block};
 pub use srq::{Srq, SrqAttr};
 pub use verb::Verb;
 pub use wc::{Wc, WcFlags, WcOpcode, WcStatus};
@@ -90,3 +91,4 @@ pub use wr::{
     Payload, Placement, Read, Recv, RecvWr, Registration, Remote, Send, SendFlags, SendOp, SendWr,
     Sge, Write, read_with_invalidate,
 };
+pub use xrcd::Xrcd;

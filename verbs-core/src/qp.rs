@@ -16,7 +16,8 @@ use crate::request::Request;
 use crate::srq::{Srq, SrqCore};
 use crate::sync::Arc;
 use crate::verb::{Admit, Verb};
-use crate::wr::{Payload, Recv, SendWr};
+use crate::wr::{Payload, Recv, SendWr, Sge};
+use crate::xrcd::XrcdCore;
 
 /// Sizes of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,6 +75,12 @@ impl<'a> QpInit<'a> {
     /// A queue pair for unreliable datagrams whose sends and receives complete on these queues.
     pub fn ud(send_cq: &'a Cq, recv_cq: &'a Cq) -> Self {
         Self::of(QpType::Ud, send_cq, recv_cq)
+    }
+
+    /// The initiator of an extended reliable connection, whose sends complete on that queue; it has no
+    /// receives. Its targets are made in a [domain](crate::Xrcd).
+    pub fn xrc(send_cq: &'a Cq) -> Self {
+        Self::of(QpType::XrcSend, send_cq, send_cq)
     }
 
     /// A queue pair of that type.
@@ -154,10 +161,12 @@ pub struct Qp {
 #[derive(Debug)]
 pub struct QpCore {
     base: Base,
-    pd: Child<PdCore>,
-    send_cq: Child<CqCore>,
-    recv_cq: Child<CqCore>,
+    /// A target of extended reliable connections has neither domain nor completion queues.
+    pd: Option<Child<PdCore>>,
+    send_cq: Option<Child<CqCore>>,
+    recv_cq: Option<Child<CqCore>>,
     srq: Option<Child<SrqCore>>,
+    xrcd: Option<Child<XrcdCore>>,
     qp_type: QpType,
     cap: QpCap,
 }
@@ -166,7 +175,8 @@ core!(QpCore {
     pd,
     send_cq,
     recv_cq,
-    srq
+    srq,
+    xrcd
 });
 handle!(Qp, QpCore, DestroyQp);
 
@@ -295,10 +305,11 @@ impl CreateQp {
         );
         let core = Arc::new(QpCore {
             base,
-            pd,
-            send_cq,
-            recv_cq,
+            pd: Some(pd),
+            send_cq: Some(send_cq),
+            recv_cq: Some(recv_cq),
             srq,
+            xrcd: None,
             qp_type,
             cap,
         });
@@ -323,7 +334,43 @@ pub struct QueryQp(());
 verb!(ModifyQp, QpCore => ());
 verb!(QueryQp, QpCore => Box<QpInfo>);
 
+/// The queues of a queue pair that has none.
+#[derive(Debug)]
+struct NoQueue;
+
+impl RawSendQueue for NoQueue {
+    fn post(&mut self, _: &SendWr<'_>) -> Result<(), PostError> {
+        Err(PostError::Unsupported)
+    }
+}
+
+impl RawRecvQueue for NoQueue {
+    fn post(&mut self, _: u64, _: &[Sge]) -> Result<(), PostError> {
+        Err(PostError::UsesSrq)
+    }
+}
+
 impl Qp {
+    /// A target in that domain.
+    pub(crate) fn target_of(xrcd: Child<XrcdCore>, qpn: Qpn, cap: QpCap, private: Private) -> Self {
+        let device = Target::device(xrcd.get());
+        let base = Base::new(device, ObjectKind::Qp, qpn.value(), private);
+        let core = Arc::new(QpCore {
+            base,
+            pd: None,
+            send_cq: None,
+            recv_cq: None,
+            srq: None,
+            xrcd: Some(xrcd),
+            qp_type: QpType::XrcRecv,
+            cap,
+        });
+        Self {
+            core,
+            queues: Some((SendQueue(Box::new(NoQueue)), RecvQueue(Box::new(NoQueue)))),
+        }
+    }
+
     pub(crate) fn core(&self) -> &Arc<QpCore> {
         &self.core
     }

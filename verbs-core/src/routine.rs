@@ -173,8 +173,10 @@ pub(crate) fn reserve() {
 }
 
 /// Runs `call` where routines run: now if nothing of that kind is under way on this thread, else
-/// when it is done.
-pub(crate) fn defer(call: impl FnOnce() + Send + 'static) {
+/// when it is done. So calls that lead to each other need the stack of one (K5).
+///
+/// For providers whose objects call each other. Never blocks, but for what `call` does.
+pub fn defer(call: impl FnOnce() + Send + 'static) {
     if no_block() {
         queue_call(call);
     } else {

@@ -1,14 +1,18 @@
 //! Shared receive queues.
 
+use crate::addr::Srqn;
+use crate::command::{AnyCommand, Command, Kind};
+use crate::cq::{Cq, CqCore};
 use crate::device::verb;
-#[cfg(doc)]
-use crate::error::Error;
+use crate::error::{Attr, Error, Why};
 use crate::object::{Base, Child, ObjectKind, Private, Target, core, destroy, handle};
 use crate::pd::{Pd, PdCore};
 use crate::queue::{PostError, RawRecvQueue};
 use crate::request::Request;
 use crate::sync::Arc;
+use crate::verb::{Admit, Verb};
 use crate::wr::{Payload, Recv};
+use crate::xrcd::{Xrcd, XrcdCore};
 
 /// Sizes and limit of a shared receive queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,15 +39,20 @@ pub struct Srq {
 pub struct SrqCore {
     base: Base,
     pd: Child<PdCore>,
+    /// Of one for extended reliable connections.
+    xrcd: Option<Child<XrcdCore>>,
+    cq: Option<Child<CqCore>>,
 }
 
-core!(SrqCore { pd });
+core!(SrqCore { pd, xrcd, cq });
 handle!(Srq, SrqCore, DestroySrq);
 
 /// Creates a shared receive queue; arguments of the verb.
 #[derive(Debug)]
 pub struct CreateSrq {
     pd: Child<PdCore>,
+    xrcd: Option<Child<XrcdCore>>,
+    cq: Option<Child<CqCore>>,
     /// Sizes wanted, at least. The limit is set by a later modify.
     pub attr: SrqAttr,
 }
@@ -61,11 +70,52 @@ pub struct ModifySrq {
 #[derive(Debug)]
 pub struct QuerySrq(());
 
-verb!(CreateSrq, PdCore => Srq, |srq| Some(Arc::<SrqCore>::clone(&srq.core)));
 verb!(ModifySrq, SrqCore => ());
 verb!(QuerySrq, SrqCore => SrqAttr);
 
+impl Verb for CreateSrq {
+    type Target = PdCore;
+    type Output = Srq;
+    type Error = Error;
+    const KIND: Kind = Kind::CreateSrq;
+
+    fn command(command: Command<'_, Self>) -> AnyCommand<'_> {
+        AnyCommand::CreateSrq(command)
+    }
+
+    fn admit(&mut self, pd: &PdCore) -> Admit<Error> {
+        let device = pd.base().device();
+        let foreign = |attr| {
+            Admit::Refuse(Error::Mismatch {
+                attr,
+                why: Why::OtherDevice,
+            })
+        };
+        if let Some(xrcd) = &self.xrcd
+            && !Arc::ptr_eq(device, xrcd.get().base().device())
+        {
+            return foreign(Attr::Xrcd);
+        }
+        match &self.cq {
+            Some(cq) if !Arc::ptr_eq(device, cq.get().base().device()) => foreign(Attr::Cq),
+            _ => Admit::Go,
+        }
+    }
+
+    fn created(srq: &Srq) -> Option<Arc<dyn Target>> {
+        Some(Arc::<SrqCore>::clone(&srq.core))
+    }
+}
+
 impl CreateSrq {
+    /// The domain and the completion queue of one for extended reliable connections.
+    pub fn xrc(&self) -> Option<(&Arc<XrcdCore>, &Arc<CqCore>)> {
+        self.xrcd
+            .as_ref()
+            .zip(self.cq.as_ref())
+            .map(|(xrcd, cq)| (xrcd.get(), cq.get()))
+    }
+
     /// The queue, for a provider that has created it under that number.
     pub fn build(self, number: u32, private: Private, raw: Box<dyn RawRecvQueue>) -> Srq {
         let base = Base::new(
@@ -75,7 +125,12 @@ impl CreateSrq {
             private,
         );
         Srq {
-            core: Arc::new(SrqCore { base, pd: self.pd }),
+            core: Arc::new(SrqCore {
+                base,
+                pd: self.pd,
+                xrcd: self.xrcd,
+                cq: self.cq,
+            }),
             raw,
         }
     }
@@ -103,13 +158,46 @@ impl Pd {
             self.core(),
             CreateSrq {
                 pd: Child::new(self.core(), ObjectKind::Srq),
+                xrcd: None,
+                cq: None,
                 attr,
             },
         )
     }
+
+    /// Creates a shared receive queue for extended reliable connections: requests of targets in that
+    /// domain name it, and its receives complete on that queue.
+    ///
+    /// # Errors
+    /// As [`Pd::create_srq`]; [`Error::Mismatch`] for a domain or queue of another device.
+    pub fn create_xrc_srq(
+        &self,
+        xrcd: &Xrcd,
+        cq: &Cq,
+        max_wr: u32,
+        max_sge: u32,
+    ) -> Request<'_, CreateSrq> {
+        let attr = SrqAttr {
+            max_wr,
+            max_sge,
+            srq_limit: 0,
+        };
+        let args = CreateSrq {
+            pd: Child::new(self.core(), ObjectKind::Srq),
+            xrcd: Some(Child::new(xrcd.core(), ObjectKind::Srq)),
+            cq: Some(Child::new(cq.core(), ObjectKind::Srq)),
+            attr,
+        };
+        Request::new(self.core(), args)
+    }
 }
 
 impl Srq {
+    /// Its number, by which requests on extended reliable connections name it.
+    pub fn srqn(&self) -> Srqn {
+        Srqn::new(self.core.base.id().number)
+    }
+
     /// Posts a receive. A direct call: no control lock, no allocation, no system call, never blocks.
     ///
     /// # Errors
@@ -137,11 +225,11 @@ impl Srq {
         )
     }
 
-    /// Changes the depth.
+    /// Changes the depth. Receives that are posted are kept, and posting and taking go on meanwhile.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for less than what is posted or more than the device's `max_srq_wr`,
-    /// [`Error::Unsupported`] where queues cannot be resized.
+    /// [`Error::Invalid`] for more than the device's `max_srq_wr`, [`Error::Mismatch`] for a depth of 0
+    /// or less than what is posted, [`Error::Unsupported`] where queues cannot be resized.
     pub fn resize(&self, max_wr: u32) -> Request<'_, ModifySrq> {
         Request::new(
             &self.core,

@@ -24,6 +24,7 @@ use crate::provider::{Frame, Provider};
 use crate::qp::{CreateQp, DestroyQp, ModifyQp, QueryQp};
 use crate::srq::{CreateSrq, DestroySrq, ModifySrq, QuerySrq};
 use crate::verb::Verb;
+use crate::xrcd::{AllocXrcd, CreateTargetQp, DeallocXrcd, OpenTargetQp};
 
 /// Makes everything that has one place per verb out of one table.
 macro_rules! verbs {
@@ -161,6 +162,10 @@ verbs! {
     AllocPd
     /// Deallocate a protection domain.
     DeallocPd
+    /// Allocate an XRC domain.
+    AllocXrcd
+    /// Deallocate an XRC domain.
+    DeallocXrcd
     /// Create a completion queue.
     CreateCq
     /// Change a completion queue's depth.
@@ -179,6 +184,10 @@ verbs! {
     DestroySrq
     /// Create a queue pair.
     CreateQp
+    /// Create an XRC target queue pair.
+    CreateTargetQp
+    /// Open an XRC target queue pair.
+    OpenTargetQp
     /// Change a queue pair's attributes and state.
     ModifyQp
     /// Ask for a queue pair's attributes.

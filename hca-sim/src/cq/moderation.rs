@@ -96,13 +96,14 @@ impl CqRing {
 
     fn waiting_at_least(&self, count: u32) -> bool {
         // A full ring is as much as can wait.
-        let (head, count) = (self.head(), count.min(self.entries.len() as u32));
-        (0..count).all(|n| self.published(head.wrapping_add(n)).is_some())
+        let lane = self.lane();
+        let (head, count) = (self.head(), count.min(lane.len()));
+        (0..count).all(|n| lane.published(head.wrapping_add(n)).is_some())
     }
 
     /// Fires whatever the number if anything waits and an event is wanted.
     fn fire_if_any(&self) {
-        if self.published(self.head()).is_some() && self.consumer.arm.swap(0, AcqRel) != 0 {
+        if self.lane().published(self.head()).is_some() && self.consumer.arm.swap(0, AcqRel) != 0 {
             self.notify.fire();
         }
     }

@@ -9,11 +9,11 @@ use verbs_core::sync::atomic::{
 };
 use verbs_core::{Arm, Armed, Lid, Qpn, RawCq, Wc, WcFlags, WcStatus};
 
+use super::lane::{ARMED, Consumer, Entry, Lane};
 use super::opcodes::OPCODES;
 use super::{
-    ARMED, CqRing, DATAGRAM, Entry, FAILURE, FLAGS_SHIFT, HAS_TIME, IMM_SHIFT, LAP, LENGTH_SHIFT,
-    OPCODE_SHIFT, PKEY_SHIFT, SL_SHIFT, SLID_SHIFT, STATUS, STATUS_SHIFT, WANT_NEXT,
-    WANT_SOLICITED,
+    CqRing, DATAGRAM, FAILURE, FLAGS_SHIFT, HAS_TIME, IMM_SHIFT, LAP, LENGTH_SHIFT, OPCODE_SHIFT,
+    PKEY_SHIFT, SL_SHIFT, SLID_SHIFT, STATUS, STATUS_SHIFT, WANT_NEXT, WANT_SOLICITED,
 };
 use crate::port::Port;
 
@@ -21,8 +21,10 @@ use crate::port::Port;
 #[derive(Debug)]
 #[repr(align(128))]
 pub(crate) struct CqPoller {
-    ring: Arc<CqRing>,
+    lane: Arc<Lane>,
+    consumer: Arc<Consumer>,
     head: u32,
+    ring: Arc<CqRing>,
     /// If packets carry messages: whose, and how often there was nothing to poll since it was armed last.
     packets: Option<Packets>,
 }
@@ -42,14 +44,14 @@ impl Packets {
     fn look(&mut self) -> bool {
         self.idle = self.idle.saturating_add(1);
         let often = self.idle >= OFTEN;
-        let driver = self.port.driver.as_ref();
+        let driver = self.port.driver();
         driver.is_some_and(|driver| driver.poll(&self.port, often)) && often
     }
 
     /// The consumer is about to wait.
     fn stop(&mut self) {
         self.idle = 0;
-        if let Some(driver) = &self.port.driver {
+        if let Some(driver) = self.port.driver() {
             driver.stop_polling();
         }
     }
@@ -60,15 +62,22 @@ impl CqPoller {
     pub(crate) fn new(ring: Arc<CqRing>, packets: Option<Arc<Port>>) -> Self {
         let packets = packets.map(|port| Packets { port, idle: 0 });
         Self {
-            ring,
+            lane: ring.lane(),
+            consumer: Arc::clone(&ring.consumer),
             head: 0,
+            ring,
             packets,
         }
     }
 
-    /// There was nothing to poll: looks whether packets have come that complete something.
+    /// There was nothing to poll: looks whether the queue has another lane, or packets have come that
+    /// complete something.
     #[inline(never)]
-    fn look_for_packets(&mut self, out: &mut [Wc]) -> usize {
+    fn look_further(&mut self, out: &mut [Wc]) -> usize {
+        if self.lane.is_replaced() {
+            self.change_lane();
+            return self.poll(out);
+        }
         let Some(packets) = &mut self.packets else {
             return 0;
         };
@@ -86,12 +95,18 @@ impl CqPoller {
         self.poll_any(out)
     }
 
+    /// Nothing is left in this lane that is not in the next one too, at the same position.
+    #[cold]
+    fn change_lane(&mut self) {
+        self.lane = self.ring.lane();
+    }
+
     /// Polls into several.
     #[inline(never)]
     fn poll_many(&mut self, out: &mut [Wc]) -> usize {
-        let (ring, mut head) = (&*self.ring, self.head);
+        let (lane, mut head) = (&*self.lane, self.head);
         for i in 0..out.len() {
-            let (Entry(words), lap) = ring.place(head);
+            let (Entry(words), lap) = lane.place(head);
             let what = words[0].load(Acquire);
             if (what ^ lap) & (LAP | FAILURE | HAS_TIME) != 0 {
                 return self.polled(head) + self.poll_any(&mut out[i..]);
@@ -107,10 +122,15 @@ impl CqPoller {
     fn poll_any(&mut self, out: &mut [Wc]) -> usize {
         let mut head = self.head;
         for wc in out {
-            let Some(what) = self.ring.published(head) else {
+            let mut next = self.lane.published(head);
+            if next.is_none() && self.lane.is_replaced() {
+                self.change_lane();
+                next = self.lane.published(head);
+            }
+            let Some(what) = next else {
                 break;
             };
-            let (Entry(words), _) = self.ring.place(head);
+            let (Entry(words), _) = self.lane.place(head);
             fill(wc, what, words);
             fill_rest(wc, what, words);
             head = head.wrapping_add(1);
@@ -124,7 +144,7 @@ impl CqPoller {
         let count = head.wrapping_sub(self.head);
         if count != 0 {
             self.head = head;
-            self.ring.consumer.head.store(head, Release);
+            self.consumer.head.store(head, Release);
         }
         count as usize
     }
@@ -133,11 +153,11 @@ impl CqPoller {
 impl RawCq for CqPoller {
     fn poll(&mut self, out: &mut [Wc]) -> usize {
         // The first one without the preparations that a loop has.
-        let (Entry(words), lap) = self.ring.place(self.head);
+        let (Entry(words), lap) = self.lane.place(self.head);
         let what = words[0].load(Acquire);
         if (what ^ lap) & (LAP | FAILURE | HAS_TIME) != 0 {
             return if (what ^ lap) & LAP != 0 {
-                self.look_for_packets(out)
+                self.look_further(out)
             } else {
                 self.poll_any(out)
             };
@@ -163,18 +183,20 @@ impl RawCq for CqPoller {
         };
         let armed = ring.consumer.arm.fetch_or(want, AcqRel);
         ring.consumer.want.store(armed | want, Relaxed);
-        let first = ring
-            .pushers
-            .mode
-            .update(|tag| (tag & ARMED == 0).then_some(tag | ARMED));
-        if let Some((_, touched)) = first {
+        // A lane that is replaced hands the flag down.
+        if self.lane.mode().tag() & ARMED == 0
+            && let Some(touched) = ring.ever_armed()
+        {
             let later = Arc::clone(ring);
             ring.consumer.arming.store(true, Release);
             grace::after(touched, move || later.look_again());
             ring.consumer.arming.swap(false, AcqRel);
         }
         fence(SeqCst);
-        match ring.published(self.head) {
+        if self.lane.published(self.head).is_none() && self.lane.is_replaced() {
+            self.change_lane();
+        }
+        match self.lane.published(self.head) {
             Some(_) => Armed::Waiting,
             None => Armed::Empty,
         }

@@ -2,11 +2,11 @@
 
 use verbs_core::ah::{CreateAh, DestroyAh, ModifyAh, QueryAh};
 use verbs_core::command::Command;
-use verbs_core::mcast::AttachMcast;
-use verbs_core::{Attr, Av, Error, Target, Why};
+use verbs_core::mcast::{AttachMcast, DetachMcast};
+use verbs_core::{Attr, Av, Error, QpType, Target, Why};
 
-use crate::hca::Hca;
 use crate::hca::device::check_port;
+use crate::hca::{Hca, queue_pair};
 use crate::port::Port;
 
 impl Hca {
@@ -41,13 +41,35 @@ impl Hca {
         command.complete(Ok(()));
     }
 
-    /// Only datagram queue pairs can be attached (IBTA vol. 1, 10.5.2.1), and there are none yet.
-    pub(super) fn attach_mcast(command: Command<'_, AttachMcast>) {
-        let error = Error::Mismatch {
-            attr: Attr::QpType,
-            why: Why::NotDatagram,
-        };
-        command.complete(Err(error));
+    pub(super) fn attach_mcast(&self, command: Command<'_, AttachMcast>) {
+        match self.attach(&command) {
+            Ok(()) => {
+                let (args, reply) = command.split();
+                reply.complete(Ok(args.build(0, Box::new(()))));
+            }
+            Err(error) => command.complete(Err(error)),
+        }
+    }
+
+    /// Only datagram queue pairs can be attached (IBTA vol. 1, 10.5.2.1).
+    fn attach(&self, command: &Command<'_, AttachMcast>) -> Result<(), Error> {
+        let (qp, driver) = queue_pair(command.target().base())
+            .zip(self.port.driver())
+            .filter(|(qp, _)| qp.qp_type == QpType::Ud)
+            .ok_or(Error::Mismatch {
+                attr: Attr::QpType,
+                why: Why::NotDatagram,
+            })?;
+        self.port.groups.attach(driver, command.mgid, qp)
+    }
+
+    pub(super) fn detach_mcast(&self, command: Command<'_, DetachMcast>) {
+        let core = command.target();
+        let qp = queue_pair(core.qp().base());
+        if let Some((qp, driver)) = qp.zip(self.port.driver()) {
+            self.port.groups.detach(driver, core.mgid(), qp);
+        }
+        command.complete(Ok(()));
     }
 }
 

@@ -200,7 +200,7 @@ impl Hca {
     }
 
     fn set_port_state(&self, state: PortState) -> bool {
-        if let Some(driver) = &self.port.driver {
+        if let Some(driver) = self.port.driver() {
             driver.set_down(state != PortState::Active);
         }
         self.rearrange(|sheet| (std::mem::replace(&mut sheet.state, state), state))

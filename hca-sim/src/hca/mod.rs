@@ -6,6 +6,7 @@ mod memory;
 mod packets;
 mod queues;
 mod windows;
+mod xrc;
 
 use std::fmt;
 
@@ -52,6 +53,7 @@ struct Tables {
     pds: Table<()>,
     cqs: Table<()>,
     srqs: Table<()>,
+    xrcds: Table<()>,
     ahs: Table<()>,
     queue_pairs: u32,
 }
@@ -92,6 +94,7 @@ impl Hca {
             pds: Table::new(limits.max_pd, Attr::MaxPd),
             cqs: Table::new(limits.max_cq, Attr::MaxCq),
             srqs: Table::new(limits.max_srq, Attr::MaxSrq),
+            xrcds: Table::new(limits.max_xrcd, Attr::MaxXrcd),
             ahs: Table::new(limits.max_ah, Attr::MaxAh),
             queue_pairs: 0,
         };
@@ -251,13 +254,17 @@ impl Hca {
     fn issue_to_queues(&self, command: AnyCommand<'_>) {
         match command {
             AnyCommand::CreateCq(command) => self.create_cq(command),
-            AnyCommand::ResizeCq(command) => Self::resize_cq(command),
+            AnyCommand::ResizeCq(command) => self.resize_cq(command),
             AnyCommand::ModifyCq(command) => self.modify_cq(command),
             AnyCommand::DestroyCq(command) => self.destroy_cq(command),
             AnyCommand::CreateSrq(command) => self.create_srq(command),
             AnyCommand::ModifySrq(command) => Self::modify_srq(command),
             AnyCommand::QuerySrq(command) => Self::query_srq(command),
             AnyCommand::DestroySrq(command) => self.destroy_srq(command),
+            AnyCommand::AllocXrcd(command) => self.alloc_xrcd(command),
+            AnyCommand::DeallocXrcd(command) => self.dealloc_xrcd(command),
+            AnyCommand::CreateTargetQp(command) => self.create_target_qp(command),
+            AnyCommand::OpenTargetQp(command) => self.open_target_qp(command),
             AnyCommand::CreateQp(command) => self.create_qp(command),
             AnyCommand::ModifyQp(command) => match queue_pair(command.target().base()) {
                 Some(qp) => qp.modify(command),
@@ -268,12 +275,12 @@ impl Hca {
                 command.complete(info.ok_or(Error::DeviceFailed));
             }
             AnyCommand::DestroyQp(command) => self.destroy_qp(command),
-            AnyCommand::AttachMcast(command) => Self::attach_mcast(command),
+            AnyCommand::AttachMcast(command) => self.attach_mcast(command),
+            AnyCommand::DetachMcast(command) => self.detach_mcast(command),
             AnyCommand::CreateAh(command) => self.create_ah(command),
             AnyCommand::ModifyAh(command) => self.modify_ah(command),
             AnyCommand::QueryAh(command) => Self::query_ah(command),
             AnyCommand::DestroyAh(command) => self.destroy_ah(command),
-            // What is left is detaching, and nothing can have been attached.
             other => other.refuse(Error::Unsupported(Attr::Verb)),
         }
     }

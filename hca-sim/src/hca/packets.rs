@@ -13,8 +13,8 @@ use crate::port::gids;
 impl Hca {
     /// Has packets seen to from now on.
     pub(crate) fn start(self: &Arc<Self>) {
-        if let Some(driver) = &self.port.driver {
-            driver.start(&self.port, self);
+        if let Some(driver) = self.port.driver() {
+            driver.start(&self.port, Arc::downgrade(self));
         }
     }
 
@@ -24,7 +24,7 @@ impl Hca {
     /// Nobody needs this where a thread waits for packets. It drives an HCA whose link has none, such as
     /// a [`Cable`](crate::link::Cable). Never blocks.
     pub fn turn(&self) -> bool {
-        let driver = self.port.driver.as_ref();
+        let driver = self.port.driver();
         driver.is_some_and(|driver| driver.turn(&self.port))
     }
 
@@ -51,7 +51,7 @@ impl Hca {
 
     /// What connections over packets go by has changed.
     pub(super) fn connections_changed(&self) {
-        if let Some(driver) = &self.port.driver {
+        if let Some(driver) = self.port.driver() {
             driver.change();
         }
     }

@@ -7,9 +7,9 @@ use verbs_core::pd::{AllocPd, DeallocPd};
 use verbs_core::qp::{CreateQp, DestroyQp};
 use verbs_core::srq::{CreateSrq, DestroySrq, ModifySrq, QuerySrq, SrqCore};
 use verbs_core::sync::Arc;
-use verbs_core::{Attr, Error, QpCap, QpType, RawRecvQueue, Target, Why};
+use verbs_core::{Attr, Error, QpCap, QpType, Qpn, RawRecvQueue, Srqn, Target, Why};
 
-use crate::cq::{CqPoller, CqRing};
+use crate::cq::{CqPoller, CqRing, WaitsForCq};
 use crate::hca::{Hca, queue_pair};
 use crate::limits;
 use crate::message::MAX_SGE;
@@ -18,6 +18,17 @@ use crate::recv::RecvPoster;
 use crate::ring::MAX_INLINE;
 use crate::send::SendPoster;
 use crate::srq::{NoReceives, SharedPoster, SharedReceives};
+use crate::xrc::Named;
+
+/// The number of the general services queue pair of every port (IBTA vol. 1, 3.9.3).
+const GSI: Qpn = Qpn::new(1);
+
+/// Nobody has work that waits for a completion queue to be shared.
+struct Nobody;
+
+impl WaitsForCq for Nobody {
+    fn go_on(self: Arc<Self>) {}
+}
 
 impl Hca {
     pub(super) fn alloc_pd(&self, command: Command<'_, AllocPd>) {
@@ -43,7 +54,7 @@ impl Hca {
         match self.make_cq(&command) {
             Ok((number, cqe, ring)) => {
                 let (args, reply) = command.split();
-                let packets = self.port.driver.is_some().then(|| Arc::clone(&self.port));
+                let packets = self.port.is_wire().then(|| Arc::clone(&self.port));
                 let raw = Box::new(CqPoller::new(Arc::clone(&ring), packets));
                 reply.complete(Ok(args.build(number, cqe, Box::new(ring), raw)));
             }
@@ -62,7 +73,7 @@ impl Hca {
         }
         let cqe = args.cqe.next_power_of_two();
         let clock = args.timestamps.then(|| self.port.engine.clock().clone());
-        let shared = self.port.driver.is_some();
+        let shared = self.port.is_wire();
         let ring = Arc::new(CqRing::new(cqe, Arc::clone(&args.notify), clock, shared)?);
         let number = self.tables.lock().cqs.insert(())?;
         Ok((number, cqe, ring))
@@ -76,12 +87,25 @@ impl Hca {
         command.complete(Ok(()));
     }
 
-    /// Refused: producers on other threads know the ring's place and size, and telling them anew
-    /// would cost every push. [`DeviceCap::RESIZE_MAX_WR`](verbs_core::DeviceCap::RESIZE_MAX_WR) is
-    /// clear.
-    pub(super) fn resize_cq(command: Command<'_, ResizeCq>) {
-        let answer = check_cqe(command.cqe).and(Err(Error::Unsupported(Attr::Cqe)));
-        command.complete(answer);
+    pub(super) fn resize_cq(&self, command: Command<'_, ResizeCq>) {
+        let Some(ring) = command.target().private::<Arc<CqRing>>().cloned() else {
+            return command.complete(Err(Error::DeviceFailed));
+        };
+        let lane =
+            check_cqe(command.cqe).and_then(|()| ring.next_lane(command.cqe.next_power_of_two()));
+        let lane = match lane {
+            Ok(lane) => lane,
+            Err(error) => return command.complete(Err(error)),
+        };
+        let core = Arc::clone(command.target());
+        if let Some((_, pending)) = command.pend() {
+            ring.resize(lane, Arc::clone(&self.port), move |resized| {
+                if let Ok(cqe) = resized {
+                    core.resized(cqe);
+                }
+                pending.complete(resized);
+            });
+        }
     }
 
     pub(super) fn modify_cq(&self, command: Command<'_, ModifyCq>) {
@@ -121,9 +145,40 @@ impl Hca {
             return Err(zero(Attr::MaxSrqWr));
         }
         let pd = command.target().base().id().number;
-        let srq = SharedReceives::new(Arc::clone(&self.port), pd, attr.max_wr, attr.max_sge)?;
         let number = self.tables.lock().srqs.insert(())?;
-        Ok((number, Arc::new(srq)))
+        let made = self.name_srq(command, number).and_then(|named| {
+            let port = Arc::clone(&self.port);
+            SharedReceives::new(port, pd, named, attr.max_wr, attr.max_sge)
+        });
+        let srq = Arc::new(made.inspect_err(|_| {
+            self.tables.lock().srqs.remove(number);
+        })?);
+        if let Some(named) = &srq.named {
+            self.port.xrc.enter(named.number, &srq);
+        }
+        Ok((number, srq))
+    }
+
+    /// What makes the new shared receive queue one for extended reliable connections, if it is to be.
+    fn name_srq(&self, command: &CreateSrq, number: u32) -> Result<Option<Named>, Error> {
+        let Some((xrcd, cq)) = command.xrc() else {
+            return Ok(None);
+        };
+        let cq = cq.base().private::<Arc<CqRing>>();
+        let cq = cq.ok_or(mismatch(Attr::Cq, Why::OtherDevice))?;
+        self.share(cq);
+        Ok(Some(Named {
+            number: Srqn::new(number),
+            xrcd: xrcd.base().id().number,
+            cq: Arc::clone(cq),
+        }))
+    }
+
+    /// Whoever drives the port will push to that queue.
+    fn share(&self, cq: &Arc<CqRing>) {
+        if !self.port.is_wire() {
+            cq.convert(Arc::new(Nobody));
+        }
     }
 
     pub(super) fn modify_srq(command: Command<'_, ModifySrq>) {
@@ -132,11 +187,16 @@ impl Hca {
         };
         let (resize, limit) = (command.max_wr, command.srq_limit);
         // All or nothing, so the one that is refused comes first.
-        let checked = match (resize, limit) {
-            (Some(_), _) => Err(Error::Unsupported(Attr::MaxSrqWr)),
-            (None, Some(limit)) => check_sizes(&[(Attr::SrqLimit, limit, srq.depth())]),
-            (None, None) => Ok(()),
-        };
+        let depth = resize.unwrap_or(srq.depth());
+        let sizes = [
+            (Attr::MaxSrqWr, depth, limits::SRQ_WR),
+            (Attr::SrqLimit, limit.unwrap_or(0), depth),
+        ];
+        let checked = check_sizes(&sizes).and_then(|()| match resize {
+            Some(0) => Err(zero(Attr::MaxSrqWr)),
+            Some(depth) => srq.resize(depth),
+            None => Ok(()),
+        });
         let due = checked.is_ok() && limit.is_some_and(|limit| srq.arm(limit));
         command.complete(checked);
         if due {
@@ -151,6 +211,10 @@ impl Hca {
 
     pub(super) fn destroy_srq(&self, command: Command<'_, DestroySrq>) {
         let number = command.target().base().id().number;
+        let srq = shared_receives(command.target());
+        if let Some(named) = srq.and_then(|srq| srq.named.as_ref()) {
+            self.port.xrc.leave(named.number);
+        }
         self.tables.lock().srqs.remove(number);
         command.complete(Ok(()));
     }
@@ -160,10 +224,12 @@ impl Hca {
             Ok(qp) => {
                 let (args, reply) = command.split();
                 let send = Box::new(SendPoster::new(Arc::clone(&qp)));
-                let recv: Box<dyn RawRecvQueue> = match qp.srq {
-                    Some(_) => Box::new(NoReceives),
-                    None => Box::new(RecvPoster::new(Arc::clone(&qp))),
-                };
+                let recv: Box<dyn RawRecvQueue> =
+                    if qp.srq.is_some() || qp.qp_type == QpType::XrcSend {
+                        Box::new(NoReceives)
+                    } else {
+                        Box::new(RecvPoster::new(Arc::clone(&qp)))
+                    };
                 let (qpn, cap) = (qp.qpn, qp.cap);
                 let handle = args.build(qpn, cap, Box::new(Arc::clone(&qp)), send, recv);
                 qp.set_core(handle.target());
@@ -176,6 +242,13 @@ impl Hca {
     pub(super) fn destroy_qp(&self, command: Command<'_, DestroyQp>) {
         let qp = queue_pair(command.target().base()).cloned();
         match qp {
+            // Others have opened it too.
+            Some(qp)
+                if qp.qp_type == QpType::XrcRecv
+                    && !self.port.xrc.closed(qp.qpn, command.target()) =>
+            {
+                command.complete(Ok(()));
+            }
             Some(qp) => {
                 self.tables.lock().queue_pairs -= 1;
                 qp.destroy(command);
@@ -185,7 +258,10 @@ impl Hca {
     }
 
     fn make_qp(&self, command: &Command<'_, CreateQp>) -> Result<Arc<QueuePair>, Error> {
-        if command.qp_type != QpType::Rc {
+        if !matches!(
+            command.qp_type,
+            QpType::Rc | QpType::Uc | QpType::Ud | QpType::Gsi | QpType::XrcSend
+        ) {
             return Err(Error::Unsupported(Attr::QpType));
         }
         if command.low_latency {
@@ -193,6 +269,13 @@ impl Hca {
             return Err(Error::Unsupported(Attr::LowLatency));
         }
         let mut cap = command.cap;
+        if command.qp_type == QpType::XrcSend {
+            if command.srq().is_some() {
+                // It has no receives at all.
+                return Err(mismatch(Attr::Srq, Why::NoReceives));
+            }
+            (cap.max_recv_wr, cap.max_recv_sge) = (0, 0);
+        }
         let srq = match command.srq() {
             Some(core) => {
                 // Its own receive queue has no use, so its sizes mean nothing.
@@ -207,6 +290,8 @@ impl Hca {
         let not_ours = mismatch(Attr::Cq, Why::OtherDevice);
         let init = Init {
             port: Arc::clone(&self.port),
+            qp_type: command.qp_type,
+            blocks_own_multicast: command.block_multicast_loopback,
             pd: command.target().base().id().number,
             cap,
             srq,
@@ -214,6 +299,11 @@ impl Hca {
             send_cq: ring(command.send_cq()).ok_or(not_ours)?,
             recv_cq: ring(command.recv_cq()).ok_or(not_ours)?,
         };
+        self.add(init)
+    }
+
+    /// Makes a queue pair, if there may be one more.
+    pub(super) fn add(&self, init: Init) -> Result<Arc<QueuePair>, Error> {
         let max = self.about.attr.max_qp;
         {
             let mut tables = self.tables.lock();
@@ -225,14 +315,34 @@ impl Hca {
             }
             tables.queue_pairs += 1;
         }
-        let entered = self
-            .port
-            .link
-            .lock()
-            .enter(self.port.lid, |qpn| QueuePair::new(qpn, init));
-        entered.ok_or_else(|| {
+        let qp = self.enter(init).inspect_err(|_| {
             self.tables.lock().queue_pairs -= 1;
-            Error::DeviceRemoved
+        })?;
+        if qp.goes_as_packets() && !self.port.is_wire() {
+            self.port.need_driver();
+            // Work requests that come before the queues may be pushed to are put off until then.
+            for cq in [&qp.send_cq, &qp.recv_cq] {
+                cq.convert(Arc::clone(&qp) as Arc<dyn WaitsForCq>);
+            }
+        }
+        Ok(qp)
+    }
+
+    /// Makes the queue pair known on the link, under a number of its own.
+    fn enter(&self, init: Init) -> Result<Arc<QueuePair>, Error> {
+        let mut links = self.port.link.lock();
+        let lid = self.port.lid;
+        if init.qp_type != QpType::Gsi {
+            let entered = links.enter(lid, |qpn| QueuePair::new(qpn, init));
+            return entered.ok_or(Error::DeviceRemoved);
+        }
+        if self.port.is_removed() {
+            return Err(Error::DeviceRemoved);
+        }
+        let entered = links.enter_as(lid, GSI, || QueuePair::new(GSI, init));
+        entered.ok_or(Error::Exhausted {
+            attr: Attr::QpType,
+            max: 1,
         })
     }
 }

@@ -1,8 +1,10 @@
 //! A cable: two ends in one process, without sockets and without time of its own.
 
 use std::collections::VecDeque;
+use std::io;
 use std::net::IpAddr;
 
+use arrayvec::ArrayVec;
 use verbs_core::Mtu;
 use verbs_core::sync::Arc;
 use verbs_core::sync::plain::Mutex;
@@ -24,7 +26,7 @@ use crate::wire::ROCE_PORT;
 ///
 /// let (here, there) = ("10.0.0.1".parse()?, "10.0.0.2".parse()?);
 /// let (mut a, mut b) = Cable::new().plug(&[here], &[there]);
-/// let route = Route { src: here, dst: there, tclass: 0, hop_limit: 64 };
+/// let route = Route { src: here, dst: there, tclass: 0, hop_limit: 64, local: None, };
 /// a.transmit(&Burst { route, segment: 4, bytes: b"onetwo" });
 /// let mut got = Vec::new();
 /// assert_eq!(b.receive(&mut |arrival| got.push(arrival.bytes.to_vec())), 2);
@@ -94,6 +96,7 @@ impl Cable {
         let side = |addresses: &[IpAddr]| Side {
             addresses: addresses.into(),
             coming: VecDeque::new(),
+            groups: Vec::new(),
             changes: VecDeque::new(),
         };
         let shared = Arc::new(Mutex::new(Shared {
@@ -136,6 +139,8 @@ struct Shared {
 struct Side {
     addresses: Box<[IpAddr]>,
     coming: VecDeque<Packet>,
+    /// The multicast groups that it has joined, as often as it has.
+    groups: Vec<IpAddr>,
     changes: VecDeque<Change>,
 }
 
@@ -144,6 +149,12 @@ struct Packet {
     route: Route,
     ident: u16,
     bytes: Box<[u8]>,
+}
+
+impl Side {
+    fn takes(&self, dst: IpAddr) -> bool {
+        self.addresses.contains(&dst) || self.groups.contains(&dst)
+    }
 }
 
 /// Packets that one call of `receive` hands up at most.
@@ -191,25 +202,23 @@ impl PacketLink for CableEnd {
     fn transmit(&mut self, burst: &Burst<'_>) -> Sent {
         let mut shared = self.shared.lock();
         let count = burst.packets().len();
-        // The end that has the address, this one included: packets to oneself come back.
-        let to = [1 - self.number, self.number]
-            .into_iter()
-            .find(|&side| shared.sides[side].addresses.contains(&burst.route.dst));
-        let (Some(to), true) = (to, shared.is_up) else {
-            self.counters.packets_sent += count as u64;
-            return Sent::Gone;
-        };
-        let coming = &mut shared.sides[to].coming;
-        if coming.len() + count > self.cable.room {
+        // The ends that have the address, this one included: packets to oneself come back.
+        let (dst, is_up, room) = (burst.route.dst, shared.is_up, self.cable.room);
+        let to = shared.sides.iter_mut();
+        let to = to.filter(|side| is_up && side.takes(dst));
+        let to: ArrayVec<&mut Side, 2> = to.collect();
+        if to.iter().any(|side| side.coming.len() + count > room) {
             self.counters.blocked += 1;
             return Sent::Blocked;
         }
-        for (ident, bytes) in (0..).zip(burst.packets()) {
-            coming.push_back(Packet {
-                route: burst.route,
-                ident,
-                bytes: bytes.into(),
-            });
+        for side in to {
+            for (ident, bytes) in (0..).zip(burst.packets()) {
+                side.coming.push_back(Packet {
+                    route: burst.route,
+                    ident,
+                    bytes: bytes.into(),
+                });
+            }
         }
         self.counters.packets_sent += count as u64;
         self.counters.gso_bursts += u64::from(count > 1);
@@ -238,10 +247,24 @@ impl PacketLink for CableEnd {
                     IpAddr::V4(_) => Ident::Known(packet.ident),
                 },
                 bytes: &packet.bytes,
+                local: None,
             });
         }
         self.counters.packets_received += handed_up as u64;
         handed_up
+    }
+
+    fn join(&mut self, group: IpAddr) -> io::Result<()> {
+        self.shared.lock().sides[self.number].groups.push(group);
+        Ok(())
+    }
+
+    fn leave(&mut self, group: IpAddr) {
+        let mut shared = self.shared.lock();
+        let groups = &mut shared.sides[self.number].groups;
+        if let Some(at) = groups.iter().position(|&joined| joined == group) {
+            groups.swap_remove(at);
+        }
     }
 
     fn feedback(&mut self, _route: &Route, _news: Feedback) {}

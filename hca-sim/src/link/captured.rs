@@ -87,6 +87,7 @@ impl<W: Write> Capture<W> {
             dst,
             tclass,
             hop_limit,
+            ..
         } = burst.route;
         for (k, packet) in (0..).zip(burst.packets()) {
             if let Some(mut envelope) = envelope(src, dst, ROCE_PORT, k, true) {
@@ -215,6 +216,18 @@ impl<L: PacketLink, W: Write + Send> PacketLink for Captured<L, W> {
 
     fn attach(&mut self, listener: Weak<dyn Due>) {
         self.link.attach(listener);
+    }
+
+    fn join(&mut self, group: IpAddr) -> io::Result<()> {
+        self.link.join(group)
+    }
+
+    fn leave(&mut self, group: IpAddr) {
+        self.link.leave(group);
+    }
+
+    fn fed(&mut self) -> Option<Arc<dyn Due>> {
+        self.link.fed()
     }
 
     fn counters(&self) -> LinkCounters {

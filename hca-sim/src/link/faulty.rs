@@ -1,5 +1,6 @@
 //! A link that loses, repeats, disorders and damages packets, as its seed says.
 
+use std::io;
 use std::net::IpAddr;
 
 use verbs_core::Mtu;
@@ -300,6 +301,18 @@ impl<L: PacketLink> PacketLink for Faulty<L> {
         self.link.attach(listener);
     }
 
+    fn join(&mut self, group: IpAddr) -> io::Result<()> {
+        self.link.join(group)
+    }
+
+    fn leave(&mut self, group: IpAddr) {
+        self.link.leave(group);
+    }
+
+    fn fed(&mut self) -> Option<Arc<dyn Due>> {
+        self.link.fed()
+    }
+
     fn counters(&self) -> LinkCounters {
         self.link.counters()
     }
@@ -370,6 +383,7 @@ fn release(
             tclass: packet.tclass,
             ident: packet.ident,
             bytes: &packet.bytes,
+            local: None,
         });
         false
     });

@@ -17,6 +17,7 @@ use verbs_core::sync::{Arc, Mutex, MutexGuard};
 use verbs_core::{Av, Gid, Guid, Lid, Psn, Qpn};
 
 use crate::cq::CqRing;
+use crate::link::hub::Hub;
 use crate::qp::QueuePair;
 use crate::rng::Rng;
 
@@ -48,6 +49,8 @@ pub(crate) struct Fabric {
     passed: AtomicU64,
     /// Which of them loses a bit; `u64::MAX` for none.
     flip: AtomicU64,
+    /// What carries the messages that are not placed directly.
+    pub(super) hub: Hub,
 }
 
 /// Who is on the link. Whoever changes the state of a queue pair or what it is connected to holds the
@@ -79,6 +82,7 @@ impl Loopback {
             watched: AtomicBool::new(false),
             passed: AtomicU64::new(0),
             flip: AtomicU64::new(u64::MAX),
+            hub: Hub::default(),
         };
         Self {
             fabric: Arc::new(fabric),
@@ -258,10 +262,35 @@ impl Links {
         if av.dlid != Lid(0) {
             return self.ports.contains_key(&av.dlid).then_some(av.dlid);
         }
-        let dgid = av.global?.dgid;
-        self.ports
-            .iter()
-            .find(|&(_, gid)| *gid == dgid)
-            .map(|(&lid, _)| lid)
+        self.port_of(av.global?.dgid)
+    }
+
+    /// The port with that GID.
+    pub(super) fn port_of(&self, gid: Gid) -> Option<Lid> {
+        let found = self.ports.iter().find(|&(_, &known)| known == gid);
+        found.map(|(&lid, _)| lid)
+    }
+
+    /// The GID and the LID of the port that an address vector leads to.
+    pub(crate) fn address_of(&self, av: &Av) -> Option<(Gid, Lid)> {
+        let lid = self.resolve(av)?;
+        Some((*self.ports.get(&lid)?, lid))
+    }
+
+    /// Enters a queue pair under the number that its type has; `None` if the port has gone or there is
+    /// one already.
+    pub(crate) fn enter_as(
+        &mut self,
+        lid: Lid,
+        qpn: Qpn,
+        make: impl FnOnce() -> Arc<QueuePair>,
+    ) -> Option<Arc<QueuePair>> {
+        let known = self.queue_pairs.contains_key(&(lid, qpn));
+        if known || !self.ports.contains_key(&lid) {
+            return None;
+        }
+        let qp = make();
+        self.queue_pairs.insert((lid, qpn), Arc::clone(&qp));
+        Some(qp)
     }
 }

@@ -5,16 +5,30 @@
 //! before anybody looks, and one that writes them to a file writes what was on the wire.
 
 use std::fmt;
+use std::io;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use verbs_core::Mtu;
 use verbs_core::sync::{Arc, Weak};
+use verbs_core::{Lid, Mtu};
 
 use crate::engine::Due;
 use crate::link::LinkCounters;
 
-/// The way of a packet, as far as its IP header tells.
+/// What a packet says of its way within one InfiniBand subnet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Local {
+    /// The sender's port.
+    pub slid: Lid,
+    /// The receiver's port, or a multicast group.
+    pub dlid: Lid,
+    /// Service level.
+    pub sl: u8,
+    /// A global route header follows; without it, addresses are only known to the link.
+    pub global: bool,
+}
+
+/// The way of a packet, as far as its IP header tells, and on links with LIDs its local header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Route {
     /// One of the link's own addresses.
@@ -25,6 +39,8 @@ pub struct Route {
     pub tclass: u8,
     /// Hop limit, the TTL of IPv4.
     pub hop_limit: u8,
+    /// On links with LIDs.
+    pub local: Option<Local>,
 }
 
 /// Packets that leave together: all `segment` bytes long, but for the last, which may be shorter.
@@ -83,6 +99,8 @@ pub struct Arrival<'a> {
     pub tclass: u8,
     /// The identification that its ICRC covers.
     pub ident: Ident,
+    /// On links with LIDs.
+    pub local: Option<Local>,
     /// From its BTH to its ICRC, as it came.
     pub bytes: &'a [u8],
 }
@@ -152,6 +170,25 @@ pub trait PacketLink: Send + fmt::Debug {
     /// for them. It calls from a deadline, never from within another method of this trait. Links with a
     /// [`PacketLink::waiter`] have no use for it; links that wrap another pass it on.
     fn attach(&mut self, _listener: Weak<dyn Due>) {}
+
+    /// Joins a multicast group: packets to it are handed up from now on. The same group several times
+    /// is left as often.
+    ///
+    /// # Errors
+    /// What the system says, and [`Unsupported`](std::io::ErrorKind::Unsupported) of links without
+    /// multicast.
+    fn join(&mut self, _group: IpAddr) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// Leaves a multicast group.
+    fn leave(&mut self, _group: IpAddr) {}
+
+    /// Whom it has brought packets that nobody would fetch, one at a time: within one process there is
+    /// nobody else to call. It is called when this link is not in use any more.
+    fn fed(&mut self) -> Option<Arc<dyn Due>> {
+        None
+    }
 
     /// What it has counted; all zero if it does not count.
     fn counters(&self) -> LinkCounters {

@@ -251,6 +251,7 @@ mod tests {
             tclass: 0,
             ident: Ident::Hidden,
             bytes,
+            local: None,
         };
         verifier.check(&arrival, Instant::from_nanos(ms * 1_000_000))
     }
@@ -330,6 +331,7 @@ mod tests {
                 tclass: 0,
                 ident,
                 bytes: &bytes,
+                local: None,
             };
             verifier.check(&arrival, Instant::ZERO)
         };

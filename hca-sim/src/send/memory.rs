@@ -72,7 +72,7 @@ impl SendPoster {
     fn carry_out_local(&self, pin: &Pin, wr: &SendWr<'_>) -> (bool, Done) {
         let mut done = Done::default();
         let signaled = wr.flags.contains(SendFlags::SIGNALED);
-        let way = match signaled.then(|| self.send_cq.enter(pin)) {
+        let way = match signaled.then(|| self.qp.send_cq.enter(pin)) {
             Some(None) => return (false, done),
             Some(way) => way,
             None => None,
@@ -86,7 +86,7 @@ impl SendPoster {
             let cqe = Cqe::success(wr.wr_id, self.qpn, opcode, 0);
             // Whoever polls it may post the next send at once, and that looks for the mark.
             let mark = |at| open.sends.mark(self.posted, at);
-            let pushed = self.send_cq.push(way, &cqe, mark);
+            let pushed = self.qp.send_cq.push(way, &cqe, mark);
             note(pushed, &mut done.fire_send, &mut done.overrun_send);
         }
         (true, done)

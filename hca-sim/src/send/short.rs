@@ -163,7 +163,7 @@ impl<N: Near> Far<N> for IntoReceive {
         let target = land
             .mrs
             .check_at_once(pin, key, piece.addr, len, land.pd, right)?;
-        let cq = &*land.cq;
+        let cq = &*land.lane;
         if !(cq.is_plain(pin) && cq.has_room(COMPLETIONS)) {
             return None;
         }
@@ -181,7 +181,7 @@ impl<N: Near> Far<N> for IntoReceive {
         let cqe = Cqe::success(waiting.wr_id(), land.qpn, WcOpcode::Recv, len).solicited(solicited);
         // Whoever polls the completion may post the next receive at once.
         waiting.consume();
-        let cq = &*land.cq;
+        let cq = &*land.lane;
         cq.publish_plain(cq.claim_plain(), &cqe);
     }
 }
@@ -312,9 +312,9 @@ impl SendPoster {
     #[cold]
     #[inline(never)]
     fn makes_room(&self, pin: &Pin) -> bool {
-        let receiver = self.open.as_ref().map(|open| &open.land.cq);
+        let receiver = self.open.as_ref().map(|open| &open.land.lane);
         let receives = receiver.is_some_and(|cq| cq.makes_room(pin, COMPLETIONS));
-        self.send_cq.makes_room(pin, COMPLETIONS) || receives
+        self.lane.makes_room(pin, COMPLETIONS) || receives
     }
 
     /// Looks, and carries the message out if all is in order.
@@ -329,7 +329,7 @@ impl SendPoster {
     ) -> Option<()> {
         let flags = flags | self.always;
         let open = self.open.as_ref()?;
-        let (land, cq, len) = (&*open.land, &*self.send_cq, near.len());
+        let (land, cq, len) = (&*open.land, &*self.lane, near.len());
         if !land.admits_direct(pin, open.view, F::RIGHT) {
             return None;
         }

@@ -16,11 +16,12 @@ use verbs_core::sync::atomic::{
     Ordering::{AcqRel, Relaxed, Release, SeqCst},
 };
 use verbs_core::sync::{Arc, Mutex, OnceLock, Weak};
-use verbs_core::{Error, EventType, PostError, RawRecvQueue, Sge, SrqAttr};
+use verbs_core::{Attr, Error, EventType, PostError, RawRecvQueue, Sge, SrqAttr, Why};
 
 use crate::port::Port;
 use crate::qp::QueuePair;
-use crate::srq::ring::Ring;
+use crate::srq::ring::{Ring, Segment};
+use crate::xrc::Named;
 
 pub(crate) use crate::srq::ring::Seen;
 
@@ -29,7 +30,9 @@ pub(crate) struct SharedReceives {
     ring: Ring,
     /// The protection domain that its receives are checked against.
     pub(crate) pd: u32,
-    depth: u32,
+    /// Of one for extended reliable connections.
+    pub(crate) named: Option<Named>,
+    depth: AtomicU32,
     max_sge: u32,
     /// When fewer receives than this wait, the event is due; 0 for never.
     limit: AtomicU32,
@@ -47,11 +50,18 @@ impl SharedReceives {
     ///
     /// # Errors
     /// [`Error::NoMemory`].
-    pub(crate) fn new(port: Arc<Port>, pd: u32, depth: u32, max_sge: u32) -> Result<Self, Error> {
+    pub(crate) fn new(
+        port: Arc<Port>,
+        pd: u32,
+        named: Option<Named>,
+        depth: u32,
+        max_sge: u32,
+    ) -> Result<Self, Error> {
         Ok(Self {
             ring: Ring::new(depth, max_sge)?,
             pd,
-            depth,
+            named,
+            depth: AtomicU32::new(depth),
             max_sge,
             limit: AtomicU32::new(0),
             wanted: AtomicBool::new(false),
@@ -67,13 +77,27 @@ impl SharedReceives {
     }
 
     pub(crate) fn depth(&self) -> u32 {
-        self.depth
+        self.depth.load(Relaxed)
+    }
+
+    /// Makes room for `depth` receives, from the next post on.
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`] if more wait now, [`Error::NoMemory`].
+    pub(crate) fn resize(&self, depth: u32) -> Result<(), Error> {
+        if self.ring.waiting() > depth {
+            let (attr, why) = (Attr::MaxSrqWr, Why::StillUsed);
+            return Err(Error::Mismatch { attr, why });
+        }
+        self.ring.offer(depth)?;
+        self.depth.store(depth, Relaxed);
+        Ok(())
     }
 
     /// Sizes and limit; a limit whose event was raised is 0.
     pub(crate) fn attr(&self) -> SrqAttr {
         SrqAttr {
-            max_wr: self.depth,
+            max_wr: self.depth(),
             max_sge: self.max_sge,
             srq_limit: self.limit.load(Relaxed),
         }
@@ -154,7 +178,10 @@ impl fmt::Debug for SharedReceives {
 #[derive(Debug)]
 pub(crate) struct SharedPoster {
     shared: Arc<SharedReceives>,
+    segment: Arc<Segment>,
     tail: u32,
+    /// As it was when the segment began.
+    depth: u32,
     /// Entries that are known to be free.
     room: u32,
 }
@@ -162,17 +189,31 @@ pub(crate) struct SharedPoster {
 impl SharedPoster {
     /// The one producer of a new queue.
     pub(crate) fn new(shared: Arc<SharedReceives>) -> Self {
-        let room = shared.depth;
+        let depth = shared.depth();
         Self {
+            segment: Arc::clone(shared.ring.first()),
             shared,
             tail: 0,
-            room,
+            depth,
+            room: depth,
+        }
+    }
+
+    /// Goes over to the size that a resize has offered.
+    #[cold]
+    fn change_size(&mut self) {
+        let accepted = self.shared.ring.accept(&mut self.segment, self.tail);
+        if let Some(depth) = accepted {
+            (self.depth, self.room) = (depth, 0);
         }
     }
 }
 
 impl RawRecvQueue for SharedPoster {
     fn post(&mut self, wr_id: u64, sges: &[Sge]) -> Result<(), PostError> {
+        if self.shared.ring.has_offer() {
+            self.change_size();
+        }
         let shared = &*self.shared;
         if sges.len() > shared.ring.max_sge() {
             return Err(PostError::TooManySges {
@@ -184,13 +225,13 @@ impl RawRecvQueue for SharedPoster {
             return Err(PostError::DeviceRemoved);
         }
         if self.room == 0 {
-            let depth = shared.depth;
+            let depth = self.depth;
             self.room = depth.saturating_sub(shared.ring.used(self.tail));
             if self.room == 0 {
                 return Err(PostError::Full { depth });
             }
         }
-        shared.ring.publish(self.tail, wr_id, sges);
+        shared.ring.publish(&self.segment, self.tail, wr_id, sges);
         self.tail = self.tail.wrapping_add(1);
         self.room -= 1;
         if shared.wanted.load(Relaxed) {

@@ -11,6 +11,8 @@
 //! post, so that a completion is not kept waiting for its acknowledgement.
 
 use std::fmt;
+use std::io;
+use std::net::IpAddr;
 use std::time::Duration;
 
 use verbs_core::sync::atomic::{
@@ -18,10 +20,10 @@ use verbs_core::sync::atomic::{
     Ordering::{AcqRel, Acquire, Relaxed, Release},
 };
 use verbs_core::sync::{Arc, Mutex, OnceLock, Weak};
-use verbs_core::{Mtu, Psn, Qpn};
+use verbs_core::{Gid, Mtu, Psn, Qpn, defer};
 
 use crate::clock::Instant;
-use crate::effects::Effects;
+use crate::effects::{Effects, ForDriver};
 use crate::engine::{Attend, Due};
 use crate::hca::Hca;
 use crate::link::{Arrival, Change, LinkCounters, PacketLink, Verdict, Verifier, Waiter};
@@ -46,6 +48,9 @@ pub(crate) struct Driver {
     listed: Mutex<Vec<Arc<QueuePair>>>,
     /// Uncontended: only the holder locks it.
     work: Mutex<Work>,
+    /// What [`Driver::alone`] was asked for.
+    jobs: Mutex<Vec<Job>>,
+    has_jobs: AtomicBool,
     waiter: Option<Arc<dyn Waiter>>,
     mtu: Mtu,
     /// The port is out of service.
@@ -57,6 +62,7 @@ pub(crate) struct Driver {
     /// How often something changed that connections go by.
     changes: AtomicU32,
     hca: OnceLock<Weak<Hca>>,
+    me: OnceLock<Weak<Port>>,
 }
 
 /// What somebody who holds the driver does first.
@@ -69,6 +75,8 @@ enum Visit {
     /// Takes packets in and sends.
     Both,
 }
+
+type Job = Box<dyn FnOnce(&mut Effects) + Send>;
 
 struct Work {
     link: Box<dyn PacketLink>,
@@ -98,17 +106,21 @@ impl Driver {
                 later: Vec::new(),
                 last: (Qpn::new(0), Weak::new()),
             }),
+            jobs: Mutex::new(Vec::new()),
+            has_jobs: AtomicBool::new(false),
             down: AtomicBool::new(false),
             polled_until: AtomicU64::new(0),
             news: AtomicBool::new(false),
             changes: AtomicU32::new(0),
             hca: OnceLock::new(),
+            me: OnceLock::new(),
         }
     }
 
     /// Has packets seen to from now on, when nobody polls.
-    pub(crate) fn start(&self, port: &Arc<Port>, hca: &Arc<Hca>) {
-        let _ = self.hca.set(Arc::downgrade(hca));
+    pub(crate) fn start(&self, port: &Arc<Port>, hca: Weak<Hca>) {
+        let _ = self.hca.set(hca);
+        let _ = self.me.set(Arc::downgrade(port));
         let listener = Arc::downgrade(port) as Weak<dyn Due>;
         self.work.lock().link.attach(listener);
         if let Some(waiter) = &self.waiter {
@@ -148,6 +160,13 @@ impl Driver {
             };
             self.drive(&qp.port, held, visit);
         }
+    }
+
+    /// Has `job` done while nobody's messages are worked on. Outside any pin.
+    pub(crate) fn alone(&self, port: &Port, job: impl FnOnce(&mut Effects) + Send + 'static) {
+        self.jobs.lock().push(Box::new(job));
+        self.has_jobs.store(true, Release);
+        self.turn(port);
     }
 
     /// There may be packets. Whether there were; who leaves that to somebody else does not know.
@@ -204,12 +223,27 @@ impl Driver {
             let more = held.release() || rest;
             let again = std::mem::take(&mut effects.again);
             let more = more || !again.is_empty();
-            let (stalled, news) = effects.take_packets();
+            let ForDriver { stalled, fed, news } = effects.take_packets();
             effects.carry_out(port, None);
             for change in news {
                 self.tell(change);
             }
-            if !stalled.is_empty() {
+            let has_fed = !fed.is_empty();
+            for neighbour in fed {
+                let now = port.engine.now();
+                defer(move || neighbour.due(now, 0));
+            }
+            if has_fed && !stalled.is_empty() {
+                // Whom they are for has made room, or is about to on this very thread.
+                stalled.iter().for_each(|qp| self.list(qp));
+                if let (false, Some(me)) = (more, self.me.get().cloned()) {
+                    defer(move || {
+                        if let Some(port) = me.upgrade() {
+                            port.due(port.engine.now(), 0);
+                        }
+                    });
+                }
+            } else if !stalled.is_empty() {
                 self.put_off(port, &stalled);
             }
             again.iter().for_each(|qp| self.list(qp));
@@ -227,6 +261,12 @@ impl Driver {
 
     /// One round, by the holder. Whether packets came.
     fn round(&self, port: &Port, work: &mut Work, visit: Visit, effects: &mut Effects) -> bool {
+        if self.has_jobs.load(Acquire) {
+            self.has_jobs.store(false, Relaxed);
+            for job in std::mem::take(&mut *self.jobs.lock()) {
+                job(effects);
+            }
+        }
         match visit {
             Visit::Send => {
                 // The thread comes by when nobody polls any more, if nobody does before.
@@ -306,6 +346,7 @@ impl Driver {
             qp.round(Some(&mut mail), effects);
         }
         outbox.flush(&mut **link);
+        effects.fed.extend(std::iter::from_fn(|| link.fed()));
         for qp in later.drain(..) {
             self.list(&qp);
         }
@@ -345,7 +386,19 @@ impl Driver {
             counters.malformed.up();
             return None;
         };
+        let packet = Incoming {
+            src: arrival.src,
+            dst: arrival.dst,
+            tclass: arrival.tclass,
+            local: arrival.local,
+            head,
+            payload,
+        };
         let qpn = head.bth().dest_qpn;
+        if qpn == Qpn::MULTICAST {
+            Self::arrived_for_group(port, &packet, now, effects);
+            return None;
+        }
         let known = if last.0 == qpn {
             last.1.upgrade()
         } else {
@@ -358,13 +411,6 @@ impl Driver {
         if last.0 != qpn {
             *last = (qpn, Arc::downgrade(&qp));
         }
-        let packet = Incoming {
-            src: arrival.src,
-            dst: arrival.dst,
-            tclass: arrival.tclass,
-            head,
-            payload,
-        };
         if !qp.take_packet(&packet, now, effects) {
             return None;
         }
@@ -372,6 +418,34 @@ impl Driver {
             busy.push(qp);
         }
         Some(head)
+    }
+
+    /// A packet for a multicast group: every queue pair that is attached to it takes a copy.
+    fn arrived_for_group(port: &Port, packet: &Incoming<'_>, now: Instant, effects: &mut Effects) {
+        let members = port.groups.members(Gid::from(packet.dst));
+        if members.is_empty() {
+            port.counters.strangers.up();
+        }
+        for qp in members {
+            let sender = packet.head.ext().deth.map(|deth| deth.src_qpn);
+            let is_own = sender == Some(qp.qpn) && port.has_address(packet.src);
+            if !(is_own && qp.blocks_own_multicast) {
+                qp.take_packet(packet, now, effects);
+            }
+        }
+    }
+
+    /// Joins a multicast group.
+    ///
+    /// # Errors
+    /// The link's.
+    pub(crate) fn join(&self, group: IpAddr) -> io::Result<()> {
+        self.work.lock().link.join(group)
+    }
+
+    /// Leaves a multicast group.
+    pub(crate) fn leave(&self, group: IpAddr) {
+        self.work.lock().link.leave(group);
     }
 
     /// The link had no room for these: they come again a little later, if nobody comes before.
@@ -397,7 +471,7 @@ impl Driver {
     }
 
     /// The addresses that the link has now.
-    pub(crate) fn addresses(&self) -> Vec<std::net::IpAddr> {
+    pub(crate) fn addresses(&self) -> Vec<IpAddr> {
         self.work.lock().link.addresses().to_vec()
     }
 }
@@ -419,7 +493,7 @@ impl Due for Port {
     /// A link in virtual time has something. It is seen to even if somebody polls: in virtual time nobody
     /// comes back for it.
     fn due(&self, _now: Instant, _token: u64) {
-        if let Some(driver) = &self.driver {
+        if let Some(driver) = self.driver() {
             driver.turn(self);
         }
     }
@@ -427,7 +501,7 @@ impl Due for Port {
 
 impl Attend for Port {
     fn attend(&self) {
-        if let Some(driver) = &self.driver {
+        if let Some(driver) = self.driver() {
             driver.news.store(true, Release);
             // Somebody who polls sees to it.
             if self.polled_until() <= self.engine.now() {
@@ -438,8 +512,7 @@ impl Attend for Port {
 
     fn polled_until(&self) -> Instant {
         let until = self
-            .driver
-            .as_ref()
+            .driver()
             .map(|driver| driver.polled_until.load(Relaxed));
         Instant::from_nanos(until.unwrap_or(0))
     }

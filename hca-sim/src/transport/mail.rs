@@ -298,6 +298,7 @@ mod tests {
         dst: PEER,
         tclass: 0,
         hop_limit: 64,
+        local: None,
     };
 
     /// A link that keeps what it is given, as (segment, bytes), and may have no room.
@@ -403,6 +404,7 @@ mod tests {
                     tclass: 0,
                     ident: Ident::Known(k),
                     bytes,
+                    local: None,
                 };
                 assert_eq!(
                     verifier.check(&arrival, crate::clock::Instant::ZERO),

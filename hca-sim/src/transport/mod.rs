@@ -1,28 +1,36 @@
 //! The transport's machines: sans-IO. Packets, work requests and the time go in; packets and completions
 //! come out. No locks, clocks, sockets or wakers inside.
 
+mod completion;
 mod driver;
+mod machine;
 mod mail;
+mod pieces;
 pub(crate) mod rc;
 pub(crate) mod timing;
+mod uc;
+mod ud;
 
 use std::net::IpAddr;
 
 use verbs_core::mem::{MrTable, Pin, Who};
 use verbs_core::qp::QpCore;
 use verbs_core::sync::{Arc, Weak};
-use verbs_core::{Access, EventType, Mtu, PKey, Qpn};
+use verbs_core::{Access, EventType, Mtu, PKey, QKey, Qpn};
 
 use crate::clock::Instant;
 use crate::cq::CqRing;
+use crate::link::Local;
 use crate::port::Counters;
 use crate::recv::RecvRing;
 use crate::ring::SendRing;
 use crate::srq::SharedReceives;
-use crate::wire::Head;
+use crate::wire::{Head, Service};
 
 pub(crate) use driver::Driver;
+pub(crate) use machine::Machine;
 pub(crate) use mail::Mail;
+pub(crate) use ud::Post;
 
 /// What a connected machine works on: the parts of its queue pair, which nobody else uses meanwhile.
 #[derive(Clone, Copy)]
@@ -65,8 +73,11 @@ impl Ends<'_> {
 /// What a queue pair's attributes say about its connection.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Path {
+    pub(crate) service: Service,
     pub(crate) dest_qpn: Qpn,
     pub(crate) pkey: PKey,
+    /// Of a queue pair for datagrams: the one that datagrams to it have to bring.
+    pub(crate) qkey: QKey,
     pub(crate) mtu: Mtu,
     /// What the peer may do here.
     pub(crate) access: Access,
@@ -92,6 +103,8 @@ pub(crate) struct Incoming<'a> {
     pub(crate) dst: IpAddr,
     /// Traffic class, with the ECN bits as the network left them.
     pub(crate) tclass: u8,
+    /// On links with LIDs.
+    pub(crate) local: Option<Local>,
     pub(crate) head: Head,
     /// Without pad.
     pub(crate) payload: &'a [u8],
@@ -129,6 +142,8 @@ pub(crate) struct Notes {
     pub(crate) contact: bool,
     /// The queue pair must go to ERR.
     pub(crate) fail: bool,
+    /// Its send queue has failed, and only that: it must go to SQE.
+    pub(crate) fail_sends: bool,
     /// An event about the queue pair that no completion tells.
     pub(crate) event: Option<EventType>,
     /// The position in the send ring of a work request that was completed in error. It stays in the ring

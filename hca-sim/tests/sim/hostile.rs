@@ -112,6 +112,7 @@ async fn attack(sim: &Sim, target: Qpn, dst: IpAddr) {
         dst,
         tclass,
         hop_limit,
+        local: None,
     };
     for n in 0..20_000 {
         let opcode = *draw.pick(&opcodes);

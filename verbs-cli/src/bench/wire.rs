@@ -226,6 +226,7 @@ fn transmit(
         dst: host(dst),
         tclass: 0,
         hop_limit: 64,
+        local: None,
     };
     let burst = Burst {
         route,

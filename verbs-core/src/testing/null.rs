@@ -8,6 +8,7 @@ use crate::error::{Attr, Error};
 use crate::mem::Access;
 use crate::object::Target;
 use crate::provider::Provider;
+use crate::qp::QpCap;
 use crate::qp_attr::{QpAttr, QpInfo};
 use crate::qp_state::{QpState, check};
 use crate::queue::{Arm, Armed, PostError, RawCq, RawRecvQueue, RawSendQueue};
@@ -156,6 +157,33 @@ impl Null {
             AnyCommand::DestroyQp(command) => {
                 self.destroy();
                 command.complete(Ok(()));
+            }
+            other => self.extended(other),
+        }
+    }
+
+    /// The verbs of extended reliable connections.
+    fn extended(&self, command: AnyCommand<'_>) {
+        match command {
+            AnyCommand::AllocXrcd(command) => {
+                let (args, reply) = command.split();
+                reply.complete(Ok(args.build(self.create(), Box::new(()))));
+            }
+            AnyCommand::DeallocXrcd(command) => {
+                self.destroy();
+                command.complete(Ok(()));
+            }
+            AnyCommand::CreateTargetQp(command) => {
+                let (args, reply) = command.split();
+                let qpn = Qpn::new(self.create());
+                let private = Box::new(Qp::default());
+                reply.complete(Ok(args.build(qpn, QpCap::default(), private)));
+            }
+            AnyCommand::OpenTargetQp(command) => {
+                let (args, reply) = command.split();
+                self.create();
+                let private = Box::new(Qp::default());
+                reply.complete(Ok(args.build(QpCap::default(), private)));
             }
             other => self.receivers(other),
         }

@@ -30,6 +30,7 @@ use crate::sync::Arc;
 use crate::testing::any_request::AnyRequest;
 use crate::testing::subject::Subject;
 use crate::verb::{Verb, VerbError};
+use crate::xrcd::Xrcd;
 
 /// The multicast group that queue pairs are attached to.
 pub const GROUP: Gid = Gid::from_parts(0xff12_0000_0000_0000, Guid(0x5eed));
@@ -64,6 +65,8 @@ pub struct Stage {
     pub qp: Option<Qp>,
     /// For 4 receives.
     pub srq: Option<Srq>,
+    /// XRC domain.
+    pub xrcd: Option<Xrcd>,
     /// For 4 completions.
     pub cq: Option<Cq>,
     /// Protection domain.
@@ -134,6 +137,8 @@ rows! {
     CallExtension [Device] |s| s.device.as_ref()?.call::<Nowhere>(());
     AllocPd [Device] |s| s.device.as_ref()?.alloc_pd();
     DeallocPd [Device, Pd] |s| s.pd.take()?.dealloc();
+    AllocXrcd [Device] |s| s.device.as_ref()?.alloc_xrcd();
+    DeallocXrcd [Device, Xrcd] |s| s.xrcd.take()?.dealloc();
     CreateCq [Device] |s| s.device.as_ref()?.create_cq(4);
     ResizeCq [Device, Cq] |s| s.cq.as_mut()?.resize(8);
     ModifyCq [Device, Cq] |s| s.cq.as_ref()?.moderate(1, std::time::Duration::ZERO);
@@ -145,6 +150,11 @@ rows! {
     CreateQp [Device, Pd, Cq] |s| {
         let cq = s.cq.as_ref()?;
         s.pd.as_ref()?.create_qp(QpInit::rc(cq, cq))
+    };
+    CreateTargetQp [Device, Xrcd] |s| s.xrcd.as_ref()?.create_target_qp();
+    OpenTargetQp [Device, Xrcd, Qp] |s| {
+        let qpn = s.qp.as_ref()?.qpn();
+        s.xrcd.as_ref()?.open_target_qp(qpn)
     };
     ModifyQp [Device, Pd, Cq, Qp] |s| s.qp.as_ref()?.modify(QpAttr::init(1, Access::empty()));
     QueryQp [Device, Pd, Cq, Qp] |s| s.qp.as_ref()?.query();
@@ -181,10 +191,11 @@ fn row(kind: Kind) -> &'static Row {
     row.unwrap_or_else(|| panic!("{kind} has no row in the table of verbs for tests"))
 }
 
-/// Queue pairs that are attached to groups are for datagrams.
+/// Queue pairs that are attached to groups are for datagrams, and those that are opened are targets.
 fn qp_type(kind: Kind) -> QpType {
     match kind {
         Kind::AttachMcast | Kind::DetachMcast => QpType::Ud,
+        Kind::OpenTargetQp => QpType::XrcRecv,
         _ => QpType::Rc,
     }
 }
@@ -274,6 +285,11 @@ impl Stage {
             ObjectKind::Srq => {
                 let pd = self.pd.as_ref().expect(MADE);
                 self.srq = Some(made(subject, pd.create_srq(4, 1))?);
+            }
+            ObjectKind::Xrcd => self.xrcd = Some(made(subject, self.device().alloc_xrcd())?),
+            ObjectKind::Qp if qp_type == QpType::XrcRecv => {
+                let xrcd = self.xrcd.as_ref().expect(MADE);
+                self.qp = Some(made(subject, xrcd.create_target_qp())?);
             }
             ObjectKind::Qp => {
                 let (pd, cq) = (self.pd.as_ref().expect(MADE), self.cq.as_ref().expect(MADE));

@@ -1,12 +1,13 @@
 //! One address's socket.
 
 use std::io;
-use std::net::{IpAddr, SocketAddr, SocketAddrV6};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV6};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::net::sockopt::{
-    Ipv4PathMtuDiscovery, Ipv6PathMtuDiscovery, set_ip_mtu_discover, set_ip_recvtos, set_ip_ttl,
-    set_ipv6_mtu_discover, set_ipv6_recvtclass, set_ipv6_unicast_hops, set_ipv6_v6only,
+    Ipv4PathMtuDiscovery, Ipv6PathMtuDiscovery, set_ip_mtu_discover,
+    set_ip_multicast_if_with_ifindex, set_ip_recvtos, set_ip_ttl, set_ipv6_mtu_discover,
+    set_ipv6_multicast_if, set_ipv6_recvtclass, set_ipv6_unicast_hops, set_ipv6_v6only,
     set_socket_recv_buffer_size, set_socket_send_buffer_size,
 };
 use rustix::net::{
@@ -50,32 +51,53 @@ pub(super) enum Discovery {
 }
 
 impl Endpoint {
-    /// A socket at that address; `scope` is the interface that a link-local address belongs to.
+    /// A socket at that address; `index` is the interface that it belongs to.
     pub(super) fn bind(
         address: IpAddr,
-        scope: u32,
+        index: u32,
         discovery: Discovery,
     ) -> Result<Self, LinkError> {
         let failed = |error: io::Error| LinkError::Socket { address, error };
         let scope = match address {
-            IpAddr::V6(address) if address.is_unicast_link_local() => scope,
+            IpAddr::V6(address) if address.is_unicast_link_local() => index,
             _ => 0,
         };
-        let family = match address {
-            IpAddr::V4(_) => AddressFamily::INET,
-            IpAddr::V6(_) => AddressFamily::INET6,
-        };
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket = socket_with(family, SocketType::DGRAM, flags, None)
-            .map_err(|error| failed(error.into()))?;
+        let socket = open(address).map_err(failed)?;
         options(socket.as_fd(), address, discovery).map_err(failed)?;
         bind(&socket, &socket_address(address, ROCE_PORT, scope)).map_err(|error| match error {
             rustix::io::Errno::ADDRINUSE => LinkError::InUse { address },
             rustix::io::Errno::ADDRNOTAVAIL => LinkError::NotOurs { address },
             error => failed(error.into()),
         })?;
+        leave_by(&socket, address, index).map_err(failed)?;
         Ok(Self {
             address,
+            scope,
+            socket: Arc::new(socket),
+            echo_looks: 0,
+        })
+    }
+
+    /// A socket that is given what is sent to a group, once it has joined; `index` is the interface of a
+    /// link-local group.
+    pub(super) fn bind_group(group: IpAddr, index: u32) -> io::Result<Self> {
+        let socket = open(group)?;
+        options(socket.as_fd(), group, Discovery::Probe)?;
+        super::members::share(&socket)?;
+        // Memberships of others are not ours.
+        let (level, all) = match group {
+            IpAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_MULTICAST_ALL),
+            IpAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_ALL),
+        };
+        // Kernels before 4.20 have it for IPv4 only.
+        let _ = sys::set_option(socket.as_fd(), level, all, 0);
+        let scope = match group {
+            IpAddr::V6(_) => index,
+            IpAddr::V4(_) => 0,
+        };
+        bind(&socket, &socket_address(group, ROCE_PORT, scope))?;
+        Ok(Self {
+            address: group,
             scope,
             socket: Arc::new(socket),
             echo_looks: 0,
@@ -220,6 +242,27 @@ impl Endpoint {
             .into_iter()
             .find_map(|slot| Echo::find(slot.bytes(), src, dst))
     }
+}
+
+fn open(address: IpAddr) -> io::Result<OwnedFd> {
+    let family = match address {
+        IpAddr::V4(_) => AddressFamily::INET,
+        IpAddr::V6(_) => AddressFamily::INET6,
+    };
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    Ok(socket_with(family, SocketType::DGRAM, flags, None)?)
+}
+
+/// Has multicast leave by the interface that the address belongs to.
+fn leave_by(socket: &OwnedFd, address: IpAddr, index: u32) -> io::Result<()> {
+    match address {
+        IpAddr::V4(address) => {
+            let any = Ipv4Addr::UNSPECIFIED;
+            set_ip_multicast_if_with_ifindex(socket, &any, &address, index)?;
+        }
+        IpAddr::V6(_) => set_ipv6_multicast_if(socket, index)?,
+    }
+    Ok(())
 }
 
 /// Sets what a socket needs before it is bound.

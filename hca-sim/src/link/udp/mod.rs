@@ -12,6 +12,7 @@ mod ancillary;
 mod echo;
 mod endpoint;
 mod interfaces;
+mod members;
 mod offload;
 #[cfg(test)]
 mod tests;
@@ -28,6 +29,7 @@ use rustix::rand::GetRandomFlags;
 use verbs_core::Mtu;
 use verbs_core::sync::Arc;
 
+use crate::limits::MCAST_GROUPS;
 use crate::link::{
     Arrival, Burst, Change, Feedback, GsoOff, Ident, LinkCounters, PacketLink, Route, Sent, Waiter,
 };
@@ -37,18 +39,23 @@ use crate::wire::ROCE_PORT;
 use self::ancillary::{Address, Said};
 use self::endpoint::{Discovery, Endpoint};
 use self::interfaces::{Interfaces, News};
+use self::members::Members;
 use self::offload::Offload;
 use self::waiter::Poller;
 
 /// Addresses that one link may have: as many sockets, all of which are polled together.
 pub const ADDRESSES_MAX: usize = 64;
 
+/// Sockets that one link may have: addresses and groups.
+const SOCKETS_MAX: usize = ADDRESSES_MAX + MCAST_GROUPS as usize;
+
 /// A link over UDP port 4791 of some of the machine's addresses.
 ///
 /// Each address has a socket of its own, so that several processes can share a machine by taking
 /// different ones: 127.0.0.1, 127.0.0.2 and so on for peers on one machine.
 ///
-/// Packets leave from UDP port 4791, whatever the flow. Multicast groups are not joined.
+/// Packets leave from UDP port 4791, whatever the flow, and to multicast groups by the interface of their
+/// source address. A group is joined on the interfaces that the link's addresses have at that time.
 ///
 /// # Context
 /// As [`PacketLink`] says; but [`PacketLink::change`] asks the kernel about the machine's interfaces
@@ -57,6 +64,8 @@ pub const ADDRESSES_MAX: usize = 64;
 #[derive(Debug)]
 pub struct Udp {
     endpoints: Vec<Endpoint>,
+    /// The groups that it has joined, which are looked at like endpoints.
+    members: Members,
     /// Those of the endpoints.
     addresses: Vec<IpAddr>,
     follows: Follows,
@@ -146,11 +155,12 @@ impl Udp {
             endpoints.push(endpoint);
         }
         let packets_max = endpoints[0].segments_max().unwrap_or(1);
-        let waiter = Poller::new(Arc::clone(&news), sockets(&endpoints))
+        let waiter = Poller::new(Arc::clone(&news), sockets(&endpoints, &Members::default()))
             .map_err(|error| LinkError::Interfaces(error.into()))?;
         let mut link = Self {
             addresses: addresses.to_vec(),
             endpoints,
+            members: Members::default(),
             follows,
             interfaces,
             news,
@@ -225,7 +235,7 @@ impl Udp {
         }
         self.addresses = self.endpoints.iter().map(|found| found.address).collect();
         if self.addresses != before {
-            self.waiter.replace(sockets(&self.endpoints));
+            self.waiter.replace(sockets(&self.endpoints, &self.members));
             self.changes.push_back(Change::Addresses);
         }
     }
@@ -261,7 +271,12 @@ impl Udp {
 
     /// Hands up the datagrams of one endpoint; says how many packets those were.
     fn receive_from(&mut self, index: usize, sink: &mut dyn FnMut(&Arrival<'_>)) -> usize {
-        let endpoint = &mut self.endpoints[index];
+        let count = self.endpoints.len();
+        let endpoint = match self.endpoints.get_mut(index) {
+            Some(endpoint) => Some(endpoint),
+            None => self.members.get_mut(index - count),
+        };
+        let Some(endpoint) = endpoint else { return 0 };
         let dst = endpoint.address;
         let Ok(count) = endpoint.receive(&mut self.slots) else {
             return 0;
@@ -291,6 +306,7 @@ impl Udp {
                         IpAddr::V4(_) => Ident::Hidden,
                     },
                     bytes,
+                    local: None,
                 });
             }
             if packets - before > 1 {
@@ -351,16 +367,16 @@ impl PacketLink for Udp {
     }
 
     fn receive(&mut self, sink: &mut dyn FnMut(&Arrival<'_>)) -> usize {
-        let count = self.endpoints.len();
+        let count = self.endpoints.len() + self.members.len();
         if count == 1 {
             return self.receive_from(0, sink);
         }
         // One call finds out which sockets have something; most often none has.
-        let mut ready = [false; ADDRESSES_MAX];
-        let mut polled = arrayvec::ArrayVec::<_, ADDRESSES_MAX>::new();
-        for endpoint in &self.endpoints {
-            let socket = endpoint.socket().as_fd();
-            polled.push(PollFd::from_borrowed_fd(socket, PollFlags::IN));
+        let mut ready = [false; SOCKETS_MAX];
+        let mut polled = arrayvec::ArrayVec::<_, SOCKETS_MAX>::new();
+        let endpoints = self.endpoints.iter().map(Endpoint::socket);
+        for socket in endpoints.chain(self.members.sockets()).take(SOCKETS_MAX) {
+            polled.push(PollFd::from_borrowed_fd(socket.as_fd(), PollFlags::IN));
         }
         let now = Timespec {
             tv_sec: 0,
@@ -376,11 +392,30 @@ impl PacketLink for Udp {
         self.first = (self.first + 1) % count;
         (self.first..count)
             .chain(0..self.first)
-            .filter(|&index| ready[index])
-            .collect::<arrayvec::ArrayVec<_, ADDRESSES_MAX>>()
+            .filter(|&index| ready.get(index).is_some_and(|&ready| ready))
+            .collect::<arrayvec::ArrayVec<_, SOCKETS_MAX>>()
             .into_iter()
             .map(|index| self.receive_from(index, sink))
             .sum()
+    }
+
+    fn join(&mut self, group: IpAddr) -> io::Result<()> {
+        if self.members.len() == MCAST_GROUPS as usize {
+            return Err(io::ErrorKind::QuotaExceeded.into());
+        }
+        if self
+            .members
+            .join(group, &self.addresses, &self.interfaces)?
+        {
+            self.waiter.replace(sockets(&self.endpoints, &self.members));
+        }
+        Ok(())
+    }
+
+    fn leave(&mut self, group: IpAddr) {
+        if self.members.leave(group) {
+            self.waiter.replace(sockets(&self.endpoints, &self.members));
+        }
     }
 
     fn feedback(&mut self, route: &Route, news: Feedback) {
@@ -508,11 +543,9 @@ fn prove(endpoint: &mut Endpoint, slots: &mut [Slot]) -> Result<(), LinkError> {
     }
 }
 
-fn sockets(endpoints: &[Endpoint]) -> Arc<[Arc<std::os::fd::OwnedFd>]> {
-    endpoints
-        .iter()
-        .map(|endpoint| Arc::clone(endpoint.socket()))
-        .collect()
+fn sockets(endpoints: &[Endpoint], members: &Members) -> Arc<[Arc<std::os::fd::OwnedFd>]> {
+    let endpoints = endpoints.iter().map(Endpoint::socket);
+    endpoints.chain(members.sockets()).cloned().collect()
 }
 
 /// Whether there is just no room now.

@@ -131,6 +131,7 @@ mod tests {
             dst: dst.parse().unwrap(),
             tclass: 0,
             hop_limit: 64,
+            local: None,
         }
     }
 

@@ -21,6 +21,7 @@ fn route(link: &Udp, dst: IpAddr) -> Route {
         dst,
         tclass: 0,
         hop_limit: 64,
+        local: None,
     }
 }
 

@@ -73,6 +73,7 @@ impl PacketLink for NetworkPort {
                 tclass: packet.tclass,
                 ident: Ident::Known(packet.ident),
                 bytes: &packet.bytes,
+                local: None,
             });
         }
         count

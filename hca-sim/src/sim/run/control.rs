@@ -68,9 +68,9 @@ impl Session {
             }
             5 => self.pause(index, end).await,
             6 => {
-                let unsupported = |error: &Error| matches!(error, Error::Unsupported(_));
                 if let Some(cq) = at.cqs.first_mut() {
-                    let _ = world.verb_or(lease, cq.resize(2048), unsupported).await;
+                    let cqe = 2048 << self.draw.below(2);
+                    let _ = world.verb(lease, cq.resize(cqe)).await;
                 }
             }
             _ => {

@@ -4,7 +4,7 @@ use verbs_core::Access;
 use verbs_core::addr::Msn;
 
 use super::head;
-use super::rdma::{access_fault, check};
+use super::rdma::{access_fault, check_in};
 use super::resources::{Slot, What};
 use super::responder::{ACK, Responder};
 use crate::transport::{Ends, Notes, Outlet};
@@ -102,7 +102,7 @@ fn send_response(
     let mtu = ends.path.mtu;
     let offset = slot.sent << mtu.shift();
     let len = (part.dma_len - offset).min(mtu.bytes());
-    let Ok(window) = check(ends, part, offset, len, Access::REMOTE_READ) else {
+    let Ok(window) = check_in(ends, slot.pd, part, offset, len, Access::REMOTE_READ) else {
         return false;
     };
     let is_last = slot.sent + 1 == mtu.packets(part.dma_len);

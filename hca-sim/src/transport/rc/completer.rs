@@ -6,12 +6,12 @@
 
 use verbs_core::{Psn, WcStatus};
 
-use super::completion;
-use super::pieces::{Refused, scatter, sges};
 use super::requester::Requester;
 use super::retry::Verdict;
 use super::window::{Flight, Kind};
 use crate::ring::Scratch;
+use crate::transport::completion;
+use crate::transport::pieces::{Refused, scatter, sges};
 use crate::transport::{Ends, Notes};
 use crate::wire::{Aeth, Head, Message, NakCode, Place, Syndrome};
 

@@ -21,8 +21,6 @@
 
 mod answers;
 mod completer;
-mod completion;
-mod pieces;
 mod rdma;
 mod receives;
 mod requester;
@@ -33,13 +31,16 @@ mod retry;
 mod tests;
 mod window;
 
-use verbs_core::{Error, Psn, QpCap};
+use verbs_core::{Error, Psn, QpCap, Srqn};
 
 use crate::clock::Instant;
 use crate::transport::{Ends, Notes, Outlet, Path};
 use crate::wire::{Bth, BthFlags, Extended, Head, Opcode, Operation, Role, Service};
 use requester::Requester;
-use responder::Responder;
+
+pub(super) use requester::{request, tells};
+pub(super) use responder::Responder;
+pub(super) use window::Flight;
 
 /// See the module's documentation.
 #[derive(Debug)]
@@ -131,9 +132,10 @@ impl Rc {
     }
 
     /// The receive that was taken from a shared receive queue for a message that will not end: its
-    /// `wr_id`, to be completed with WR_FLUSH_ERR before anything else is flushed. A receive of the queue
+    /// `wr_id`, to be completed with WR_FLUSH_ERR before anything else is flushed, and of an extended
+    /// connection the number of the shared receive queue. A receive of the queue
     /// pair's own stays on its queue until the message ends.
-    pub(crate) fn abandon(&mut self) -> Option<u64> {
+    pub(crate) fn abandon(&mut self) -> Option<(u64, Option<Srqn>)> {
         self.responder.abandon()
     }
 
@@ -149,14 +151,20 @@ impl Rc {
 }
 
 /// The headers of a packet to the peer.
-fn head(path: &Path, operation: Operation, psn: Psn, flags: BthFlags, ext: Extended) -> Head {
+pub(super) fn head(
+    path: &Path,
+    operation: Operation,
+    psn: Psn,
+    flags: BthFlags,
+    ext: Extended,
+) -> Head {
     let service = match operation {
         Operation::MaskedCompareSwap | Operation::MaskedFetchAdd => Service::Own,
-        _ => Service::Rc,
+        _ => path.service,
     };
     let bth = Bth {
         opcode: Opcode::new(service, operation)
-            .expect("only operations of the reliable connection are sent"),
+            .expect("only operations that the service has are sent"),
         flags,
         pkey: path.pkey,
         dest_qpn: path.dest_qpn,

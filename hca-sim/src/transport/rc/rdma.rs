@@ -4,12 +4,12 @@ use verbs_core::mem::Span;
 use verbs_core::sync::atomic::{Ordering::SeqCst, fence};
 use verbs_core::{Access, Placement, Psn, WcOpcode, WcStatus};
 
-use super::completion;
-use super::pieces::{Refused, refused};
 use super::receives::{Room, receive_cqe};
 use super::resources::What;
 use super::responder::{Doing, Executed, INVALID, Refusal, Responder};
 use crate::send::MAX_MESSAGE;
+use crate::transport::completion;
+use crate::transport::pieces::{Refused, refused};
 use crate::transport::{Ends, Notes};
 use crate::wire::{AtomicEth, Feth, Head, NakCode, Operation, Reth};
 
@@ -44,7 +44,8 @@ impl Responder {
         let window = check(ends, whole, placed, n, Access::REMOTE_WRITE)?;
         if let Some(immdt) = head.ext().immdt {
             let room = if ends.srq.is_some() {
-                self.taken = self.take_shared(ends, notes);
+                let taken = self.taken.take();
+                self.taken = taken.or_else(|| self.take_shared(ends, notes));
                 self.taken.as_ref().map(Room::shared)
             } else {
                 ends.recvs.next().map(Room::own)
@@ -179,7 +180,7 @@ impl Responder {
         if !self.resources.has_room(ends.path.max_dest_rd_atomic) {
             return Err(INVALID);
         }
-        self.resources.push(psn, packets, what);
+        self.resources.push(ends.pd, psn, packets, what);
         self.newest_read = Some(psn);
         // Its answer acknowledges everything before it.
         self.answer = None;
@@ -187,7 +188,7 @@ impl Responder {
     }
 }
 
-/// Memory that the peer names.
+/// Memory that the peer names, in the queue pair's protection domain.
 pub(super) fn check<'p>(
     ends: &Ends<'p>,
     whole: Reth,
@@ -195,9 +196,22 @@ pub(super) fn check<'p>(
     len: u32,
     need: Access,
 ) -> Result<Span<'p>, Refusal> {
+    check_in(ends, ends.pd, whole, offset, len, need)
+}
+
+/// Memory that the peer names, in that protection domain.
+pub(super) fn check_in<'p>(
+    ends: &Ends<'p>,
+    pd: u32,
+    whole: Reth,
+    offset: u32,
+    len: u32,
+    need: Access,
+) -> Result<Span<'p>, Refusal> {
     let addr = whole.addr.wrapping_add(u64::from(offset));
+    let who = ends.who_in(pd);
     ends.mrs
-        .find(ends.pin, whole.rkey.value(), addr, len, ends.who(), need)
+        .find(ends.pin, whole.rkey.value(), addr, len, who, need)
         .ok_or_else(|| access_fault(ends))
 }
 

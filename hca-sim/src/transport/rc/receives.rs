@@ -2,13 +2,13 @@
 
 use verbs_core::{Sge, WcOpcode, WcStatus};
 
-use super::completion;
-use super::pieces::{Refused, scatter};
 use super::responder::{ACK, Doing, Executed, INVALID, Refusal, Responder};
 use crate::cq::Cqe;
 use crate::recv::Waiting;
 use crate::send::MAX_MESSAGE;
 use crate::srq::Seen;
+use crate::transport::completion;
+use crate::transport::pieces::{Refused, scatter};
 use crate::transport::{Ends, Notes};
 use crate::wire::{BthFlags, Head, NakCode};
 
@@ -73,7 +73,10 @@ impl Responder {
         let place = head.opcode().facts().place;
         if place.is_first() {
             if ends.srq.is_some() {
-                self.taken = Some(self.take_shared(ends, notes).ok_or(Refusal::NotReady)?);
+                // One is left over from a message that did not end, where those are dropped.
+                let taken = self.taken.take();
+                let taken = taken.or_else(|| self.take_shared(ends, notes));
+                self.taken = Some(taken.ok_or(Refusal::NotReady)?);
             } else if ends.recvs.next().is_none() {
                 return Err(Refusal::NotReady);
             }

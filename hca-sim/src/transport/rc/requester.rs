@@ -11,19 +11,19 @@
 //! the same way by the data that they call for, [`RESPONSES_MAX`], but one READ may be of any size.
 
 use verbs_core::{
-    Access, Error, Psn, QpCap, Remote, SendFlags, SendOp, SendWr, WcOpcode, WcStatus,
+    Access, Dest, Error, Psn, QpCap, Remote, SendFlags, SendOp, SendWr, WcOpcode, WcStatus,
 };
 
-use super::completion;
 use super::head;
-use super::pieces::{Refused, Source};
 use super::retry::{Retry, Verdict};
 use super::window::{Flight, Kind, Window};
 use crate::local::{Local, execute};
 use crate::ring::Scratch;
+use crate::transport::completion;
+use crate::transport::pieces::{Refused, Source};
 use crate::transport::{Ends, Notes, Outlet, Path};
 use crate::wire::{
-    AtomicEth, BthFlags, Extended, Feth, Ieth, ImmDt, MaskEth, Operation, Place, Reth,
+    AtomicEth, BthFlags, Extended, Feth, Ieth, ImmDt, MaskEth, Operation, Place, Reth, XrcEth,
 };
 
 /// Request packets that are not confirmed.
@@ -283,7 +283,7 @@ impl Requester {
             if is_last && wr.flags.contains(SendFlags::SOLICITED) && tells(&wr.op) {
                 flags |= BthFlags::SOLICITED;
             }
-            let (operation, ext) = request(&wr.op, place, flight.len);
+            let (operation, ext) = request(wr, place, flight.len);
             let offset = packet << ends.path.mtu.shift();
             let len = (flight.len - offset).min(ends.path.mtu.bytes());
             let head = head(ends.path, operation, psn, flags, ext);
@@ -367,7 +367,7 @@ impl Requester {
         source: &Source<'_, '_>,
     ) -> Step {
         let offset = self.window.cursor().packet << ends.path.mtu.shift();
-        let (operation, mut ext) = request(&wr.op, Place::Only, flight.len);
+        let (operation, mut ext) = request(wr, Place::Only, flight.len);
         if let (Kind::Read, Some(reth)) = (flight.kind, &mut ext.reth) {
             reth.addr = reth.addr.wrapping_add(u64::from(offset));
             reth.dma_len -= offset;
@@ -411,7 +411,7 @@ impl Requester {
 }
 
 impl Flight {
-    fn of(wr: &SendWr<'_>, path: &Path) -> Self {
+    pub(in crate::transport) fn of(wr: &SendWr<'_>, path: &Path) -> Self {
         let (kind, opcode) = match wr.op {
             SendOp::Write(_) | SendOp::WriteWithImm(..) => (Kind::Plain, WcOpcode::RdmaWrite),
             SendOp::Read(_) => (Kind::Read, WcOpcode::RdmaRead),
@@ -446,14 +446,21 @@ impl Flight {
 }
 
 /// Whether the receiver has a completion for it, so that a solicited event makes sense.
-fn tells(op: &SendOp) -> bool {
+pub(in crate::transport) fn tells(op: &SendOp) -> bool {
     !matches!(op, SendOp::Write(_))
 }
 
 /// The opcode of a packet of such a message, and its extended headers.
-fn request(op: &SendOp, place: Place, len: u32) -> (Operation, Extended) {
+pub(in crate::transport) fn request(
+    wr: &SendWr<'_>,
+    place: Place,
+    len: u32,
+) -> (Operation, Extended) {
     let mut ext = Extended::default();
-    let operation = match *op {
+    if let Dest::Srq(srqn) = wr.dest {
+        ext.xrceth = Some(XrcEth { srqn });
+    }
+    let operation = match wr.op {
         SendOp::SendWithImm(imm) if place.is_last() => {
             ext.immdt = Some(ImmDt { imm });
             match place {

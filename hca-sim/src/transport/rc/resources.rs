@@ -31,6 +31,8 @@ pub(super) enum What {
 pub(super) struct Slot {
     first: Psn,
     packets: u32,
+    /// The protection domain that memory is checked against.
+    pub(super) pd: u32,
     what: What,
     /// An answer is due.
     due: bool,
@@ -94,6 +96,7 @@ impl Resources {
         let empty = Slot {
             first: Psn::new(0),
             packets: 0,
+            pd: 0,
             what: What::Atomic(0),
             due: false,
             answered: true,
@@ -130,7 +133,7 @@ impl Resources {
     }
 
     /// Remembers a request that is to be answered.
-    pub(super) fn push(&mut self, first: Psn, packets: u32, what: What) {
+    pub(super) fn push(&mut self, pd: u32, first: Psn, packets: u32, what: What) {
         if self.next.wrapping_sub(self.due) == RD_ATOMIC {
             // The peer goes on, so it does not wait for the repetition in there any more.
             self.due = self.due.wrapping_add(1);
@@ -138,6 +141,7 @@ impl Resources {
         *self.slot_mut(self.next) = Slot {
             first,
             packets,
+            pd,
             what,
             due: true,
             answered: false,

@@ -7,16 +7,18 @@
 //! A receive of the queue pair's own stays on its queue until its message has ended. One of a shared
 //! queue is taken when the message begins, as others take from it meanwhile.
 
-use verbs_core::{Error, EventType, Psn, WcStatus};
+use verbs_core::{Error, EventType, Psn, Srqn, WcStatus};
 
 use super::resources::Resources;
 use crate::srq::Seen;
 use crate::transport::{Ends, Notes};
-use crate::wire::{BthFlags, CreditCode, Head, Message, NakCode, Reth, RnrTimer, Syndrome};
+use crate::wire::{
+    BthFlags, CreditCode, Head, Message, NakCode, Reth, RnrTimer, Service, Syndrome,
+};
 
 /// See the module's documentation.
 #[derive(Debug)]
-pub(super) struct Responder {
+pub(in crate::transport) struct Responder {
     /// The first number has been taken from the path.
     started: bool,
     expected: Psn,
@@ -27,6 +29,8 @@ pub(super) struct Responder {
     pub(super) doing: Doing,
     /// The receive from a shared queue that was taken and is not completed: that of the SEND under way.
     pub(super) taken: Option<Seen>,
+    /// Of an extended connection, the queue that the last message was for.
+    named: Option<Srqn>,
     /// The acknowledgement to send, when the answers in `resources` are.
     pub(super) answer: Option<(Psn, Syndrome)>,
     pub(super) resources: Resources,
@@ -65,7 +69,7 @@ impl Responder {
     ///
     /// # Errors
     /// [`Error::NoMemory`].
-    pub(super) fn new() -> Result<Self, Error> {
+    pub(in crate::transport) fn new() -> Result<Self, Error> {
         Ok(Self {
             started: false,
             expected: Psn::new(0),
@@ -73,13 +77,14 @@ impl Responder {
             silent: false,
             doing: Doing::Nothing,
             taken: None,
+            named: None,
             answer: None,
             resources: Resources::new()?,
             newest_read: None,
         })
     }
 
-    pub(super) fn reset(&mut self) {
+    pub(in crate::transport) fn reset(&mut self) {
         self.started = false;
         self.msn = 0;
         self.silent = false;
@@ -90,9 +95,9 @@ impl Responder {
         self.newest_read = None;
     }
 
-    pub(super) fn abandon(&mut self) -> Option<u64> {
+    pub(in crate::transport) fn abandon(&mut self) -> Option<(u64, Option<Srqn>)> {
         self.doing = Doing::Nothing;
-        self.taken.take().map(|seen| seen.wr_id)
+        self.taken.take().map(|seen| (seen.wr_id, self.named))
     }
 
     pub(super) fn is_answering(&mut self) -> bool {
@@ -129,6 +134,49 @@ impl Responder {
                 }
             }
             _ => self.repeated(ends, psn, head),
+        }
+    }
+
+    /// Takes a request of an unreliable connection. What is missing is not asked for: the message that it
+    /// belongs to is dropped, and the next one that begins is taken (IBTA vol. 1, 9.8.2.2).
+    pub(in crate::transport) fn receive_unreliable(
+        &mut self,
+        ends: &Ends<'_>,
+        head: &Head,
+        payload: &[u8],
+        notes: &mut Notes,
+    ) {
+        let psn = head.bth().psn;
+        if head.opcode().facts().place.is_first() {
+            // A message that has not ended never will; its receive is the next one's.
+            self.doing = Doing::Nothing;
+            self.expected = psn;
+        } else if psn != self.expected || matches!(self.doing, Doing::Nothing) {
+            ends.counters.out_of_sequence.up();
+            self.doing = Doing::Nothing;
+            return;
+        }
+        let executed = self.execute(ends, head, payload, notes);
+        self.answer = None;
+        match executed {
+            Ok(()) => {}
+            Err(Refusal::Stopped) => notes.fail = true,
+            // A receive that cannot be written to is this queue pair's own fault.
+            Err(Refusal::Fault(_, WcStatus::LocProtErr, reason)) => {
+                notes.fail = true;
+                self.fail_receive(ends, WcStatus::LocProtErr, reason, notes);
+            }
+            Err(Refusal::Fault(_, status, reason)) => {
+                ends.counters.dropped.up();
+                if self.taken.is_some() {
+                    self.fail_receive(ends, status, reason, notes);
+                }
+                self.doing = Doing::Nothing;
+            }
+            Err(Refusal::NotReady) => {
+                ends.counters.dropped.up();
+                self.doing = Doing::Nothing;
+            }
         }
     }
 
@@ -174,6 +222,16 @@ impl Responder {
         notes: &mut Notes,
     ) -> Executed {
         let facts = head.opcode().facts();
+        if head.opcode().service() == Service::Xrc {
+            let named = head.ext().xrceth.map(|eth| eth.srqn);
+            if facts.place.is_first() {
+                self.named = named;
+            }
+            // All packets of a message are for one queue, and there is one.
+            if ends.srq.is_none() || self.named != named {
+                return Err(INVALID);
+            }
+        }
         let follows = match self.doing {
             Doing::Nothing => facts.place.is_first(),
             Doing::Send { .. } => facts.message == Message::Send && !facts.place.is_first(),

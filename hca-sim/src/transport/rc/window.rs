@@ -20,7 +20,7 @@ const SPAN_MAX: u32 = 1 << 23;
 
 /// How a message is answered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(in crate::transport) enum Kind {
     /// By an acknowledgement: SEND and WRITE.
     #[default]
     Plain,
@@ -36,18 +36,18 @@ pub(super) enum Kind {
 
 /// A message that has begun.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Flight {
-    pub(super) wr_id: u64,
-    pub(super) first: Psn,
+pub(in crate::transport) struct Flight {
+    pub(in crate::transport) wr_id: u64,
+    pub(in crate::transport) first: Psn,
     /// Numbers that it takes: at least 1, but for those that send nothing.
-    pub(super) packets: u32,
+    pub(in crate::transport) packets: u32,
     /// Bytes.
-    pub(super) len: u32,
-    pub(super) kind: Kind,
-    pub(super) opcode: WcOpcode,
-    pub(super) signaled: bool,
+    pub(in crate::transport) len: u32,
+    pub(in crate::transport) kind: Kind,
+    pub(in crate::transport) opcode: WcOpcode,
+    pub(in crate::transport) signaled: bool,
     /// Of a READ: with which packet the last request for it began.
-    pub(super) asked_from: u32,
+    pub(in crate::transport) asked_from: u32,
 }
 
 /// The next packet to send: of which message, and which of its packets.

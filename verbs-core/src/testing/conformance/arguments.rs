@@ -37,6 +37,9 @@ pub fn limits_are_refused_by_name(make: Make<'_>) {
     fill(&subject, (Attr::MaxSrq, attr.max_srq), || {
         subject.finish(pd.create_srq(1, 1))
     });
+    fill(&subject, (Attr::MaxXrcd, attr.max_xrcd), || {
+        subject.finish(device.alloc_xrcd())
+    });
     fill(&subject, (Attr::MaxAh, attr.max_ah), || {
         subject.finish(pd.create_ah(Av::to_lid(1, Lid(1))))
     });

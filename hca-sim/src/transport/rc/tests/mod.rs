@@ -14,8 +14,8 @@ use std::time::Duration;
 use verbs_core::mem::{Memory, MrTable, Region, Who, pin};
 use verbs_core::sync::Arc;
 use verbs_core::{
-    Access, EventType, Extent, Guid, LKey, Layout, Lid, Mtu, PKey, PageList, QpCap, Qpn, RKey,
-    RawCq, RawRecvQueue, Registration, SendFlags, SendOp, SendWr, Sge, Wc, WcStatus,
+    Access, EventType, Extent, Guid, LKey, Layout, Lid, Mtu, PKey, PageList, QKey, QpCap, Qpn,
+    RKey, RawCq, RawRecvQueue, Registration, SendFlags, SendOp, SendWr, Sge, Wc, WcStatus,
 };
 
 use super::Rc;
@@ -29,7 +29,7 @@ use crate::ring::{Scratch, SendRing};
 use crate::rng::Rng;
 use crate::srq::{SharedPoster, SharedReceives};
 use crate::transport::{Ends, Notes, Outlet, Path};
-use crate::wire::{Head, Packet};
+use crate::wire::{Head, Packet, Service};
 
 mod captures;
 mod faults;
@@ -115,13 +115,15 @@ impl Machine {
         let port = Arc::new(port);
         let srq = shared.then(|| {
             let port = Arc::clone(&port);
-            let receives = Arc::new(SharedReceives::new(port, PD, 32, 4).unwrap());
+            let receives = Arc::new(SharedReceives::new(port, PD, None, 32, 4).unwrap());
             (Arc::clone(&receives), SharedPoster::new(receives))
         });
         Self {
             rc: Rc::new(&cap).unwrap(),
             qpn: Qpn::new(qpn),
             path: Path {
+                service: Service::Rc,
+                qkey: QKey(0),
                 dest_qpn: Qpn::new(qpn ^ 1),
                 pkey: PKey::DEFAULT,
                 mtu: Mtu::B1024,
@@ -136,7 +138,7 @@ impl Machine {
                 rq_psn: 0,
             },
             may_begin: true,
-            sends: SendRing::new(&cap).unwrap(),
+            sends: SendRing::new(&cap, false).unwrap(),
             recvs: RecvRing::new(32, 4).unwrap(),
             srq,
             send_poller: CqPoller::new(Arc::clone(&send_cq), None),
@@ -227,7 +229,12 @@ impl Machine {
             self.send_cq.push(way, &cqe, |_| {}).unwrap();
             self.sends.executed(at);
         }
-        let mut receives: Vec<u64> = self.rc.abandon().into_iter().collect();
+        let mut receives: Vec<u64> = self
+            .rc
+            .abandon()
+            .into_iter()
+            .map(|(wr_id, _)| wr_id)
+            .collect();
         while let Some(waiting) = self.recvs.next() {
             receives.push(waiting.wr_id());
             waiting.consume();

@@ -6,14 +6,19 @@
 
 use verbs_core::{EventType, WcStatus};
 
-use super::window::Flight;
+use super::rc::Flight;
 use crate::cq::Cqe;
 use crate::message::note;
 use crate::ring::Scratch;
 use crate::transport::{Ends, Notes};
 
 /// Completes the work request at that position. `false`: it could not be, and stays.
-pub(super) fn send_success(ends: &Ends<'_>, at: u32, flight: &Flight, notes: &mut Notes) -> bool {
+pub(in crate::transport) fn send_success(
+    ends: &Ends<'_>,
+    at: u32,
+    flight: &Flight,
+    notes: &mut Notes,
+) -> bool {
     if flight.signaled {
         let cqe = Cqe::success(flight.wr_id, ends.qpn, flight.opcode, flight.len);
         if !push_send(ends, at, &cqe, notes) {
@@ -25,7 +30,7 @@ pub(super) fn send_success(ends: &Ends<'_>, at: u32, flight: &Flight, notes: &mu
 }
 
 /// Completes the work request at that position in error; it stays in the ring. `false`: it could not be.
-pub(super) fn send_failure(
+pub(in crate::transport) fn send_failure(
     ends: &Ends<'_>,
     at: u32,
     status: WcStatus,
@@ -35,6 +40,22 @@ pub(super) fn send_failure(
     let wr_id = ends.sends.read(at, &mut Scratch::default()).wr_id;
     let cqe = Cqe::failure(wr_id, ends.qpn, status, vendor_err);
     push_send(ends, at, &cqe, notes)
+}
+
+/// Completes the work request at that position in error. The send queue of a service that may lose
+/// messages goes to SQE then, and its receives go on (IBTA vol. 1, 10.3.1.6).
+pub(in crate::transport) fn fail_sends(
+    ends: &Ends<'_>,
+    at: u32,
+    status: WcStatus,
+    vendor_err: u32,
+    notes: &mut Notes,
+) {
+    ends.counters.local_errors.up();
+    if send_failure(ends, at, status, vendor_err, notes) {
+        notes.failed = Some(at);
+        notes.fail_sends = true;
+    }
 }
 
 fn push_send(ends: &Ends<'_>, at: u32, cqe: &Cqe, notes: &mut Notes) -> bool {
@@ -51,7 +72,12 @@ fn push_send(ends: &Ends<'_>, at: u32, cqe: &Cqe, notes: &mut Notes) -> bool {
 }
 
 /// Completes a receive, which `take` takes off its queue just before. `false`: it could not be.
-pub(super) fn receive(ends: &Ends<'_>, cqe: &Cqe, take: impl FnOnce(), notes: &mut Notes) -> bool {
+pub(in crate::transport) fn receive(
+    ends: &Ends<'_>,
+    cqe: &Cqe,
+    take: impl FnOnce(),
+    notes: &mut Notes,
+) -> bool {
     let Some(way) = ends.recv_cq.enter(ends.pin) else {
         give_up(notes);
         return false;

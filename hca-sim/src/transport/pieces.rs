@@ -9,14 +9,14 @@ use crate::transport::Ends;
 
 /// Why a piece may not be used, for `vendor_err`: 1 key, 2 protection domain, 3 right, 4 bounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Refused(pub(super) u32);
+pub(in crate::transport) struct Refused(pub(in crate::transport) u32);
 
 /// Where the bytes of a message come from, all of it checked.
 #[expect(
     clippy::large_enum_variant,
     reason = "it lives on the stack for one message; a box would allocate"
 )]
-pub(super) enum Source<'p, 'w> {
+pub(in crate::transport) enum Source<'p, 'w> {
     Pieces(ArrayVec<Span<'p>, MAX_SGE>),
     Inline(&'w [u8]),
 }
@@ -26,7 +26,11 @@ impl<'p, 'w> Source<'p, 'w> {
     ///
     /// # Errors
     /// [`Refused`], if any piece of it may not be used.
-    pub(super) fn check(ends: &Ends<'p>, wr: &SendWr<'w>, need: Access) -> Result<Self, Refused> {
+    pub(in crate::transport) fn check(
+        ends: &Ends<'p>,
+        wr: &SendWr<'w>,
+        need: Access,
+    ) -> Result<Self, Refused> {
         if let Payload::Inline(bytes) = wr.payload {
             return Ok(Self::Inline(bytes));
         }
@@ -38,7 +42,7 @@ impl<'p, 'w> Source<'p, 'w> {
     }
 
     /// Fills `out` with the bytes from `offset` on.
-    pub(super) fn read(&self, offset: u32, out: &mut [u8]) {
+    pub(in crate::transport) fn read(&self, offset: u32, out: &mut [u8]) {
         match self {
             Self::Inline(bytes) => {
                 let from = bytes.get(offset as usize..).unwrap_or_default();
@@ -62,7 +66,7 @@ impl<'p, 'w> Source<'p, 'w> {
 }
 
 /// The pieces of a work request that has no inline bytes.
-pub(super) fn sges<'w>(wr: &SendWr<'w>) -> impl Iterator<Item = Sge> + 'w {
+pub(in crate::transport) fn sges<'w>(wr: &SendWr<'w>) -> impl Iterator<Item = Sge> + 'w {
     let (one, list): (_, &'w [Sge]) = match wr.payload {
         Payload::One(sge) => (Some(sge), &[]),
         Payload::List(list) => (None, list),
@@ -76,7 +80,7 @@ pub(super) fn sges<'w>(wr: &SendWr<'w>) -> impl Iterator<Item = Sge> + 'w {
 ///
 /// # Errors
 /// [`Refused`], if a piece that is reached may not be written; those before it have been.
-pub(super) fn scatter(
+pub(in crate::transport) fn scatter(
     ends: &Ends<'_>,
     pieces: impl Iterator<Item = Sge>,
     pd: u32,
@@ -111,6 +115,6 @@ fn check<'p>(ends: &Ends<'p>, sge: Sge, who: Who, need: Access) -> Result<Span<'
 }
 
 /// Why the last check refused.
-pub(super) fn refused(ends: &Ends<'_>) -> Refused {
+pub(in crate::transport) fn refused(ends: &Ends<'_>) -> Refused {
     Refused(ends.mrs.why(ends.pin) as u32 + 1)
 }

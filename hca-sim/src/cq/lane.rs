@@ -1,0 +1,360 @@
+//! The ring of a completion queue, as those see it who push: entries, tail, and the mode that says who
+//! may push.
+//!
+//! A queue has one lane at a time. A resize takes it away, as any object is taken away from pinned
+//! threads, and puts another in its place; positions go on counting. Whoever keeps a lane finds the old
+//! one dead and asks the queue for the new one.
+
+use verbs_core::Error;
+use verbs_core::mem::{Pin, TouchWord};
+use verbs_core::sync::Arc;
+use verbs_core::sync::atomic::{
+    AtomicBool, AtomicU32, AtomicU64,
+    Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst},
+    fence,
+};
+
+use super::{Cqe, DATAGRAM, HAS_TIME, LAP, Overrun, Pushed, Way, no_entry};
+use crate::clock::Clock;
+
+/// In the mode: the number of the thread that pushes alone.
+pub(super) const OWNER: u32 = 0x1f;
+/// In the mode: an owner is losing the queue.
+pub(super) const CONVERTING: u32 = 1 << 6;
+/// In the mode: any thread pushes.
+pub(super) const SHARED: u32 = 1 << 7;
+/// In the mode: the queue was armed at some time.
+pub(super) const ARMED: u32 = 1 << 8;
+/// In the mode: entries carry the time.
+pub(super) const STAMPED: u32 = 1 << 9;
+
+#[derive(Debug)]
+#[repr(align(64))]
+pub(super) struct Entry(pub(super) [AtomicU64; 8]);
+
+/// What pushers write.
+#[derive(Debug)]
+#[repr(align(128))]
+struct Pushers {
+    mode: TouchWord,
+    tail: AtomicU32,
+    /// The first position for which there is no room, by the head as a pusher saw it last.
+    end: AtomicU32,
+}
+
+/// What the consumer writes. It stays when the lane changes.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub(super) struct Consumer {
+    pub(super) head: AtomicU32,
+    pub(super) arm: AtomicU32,
+    /// What the consumer armed the queue for last.
+    pub(super) want: AtomicU32,
+    /// The consumer is inside its first `arm`.
+    pub(super) arming: AtomicBool,
+}
+
+/// That mode, when any thread may push.
+pub(super) fn shared(mode: u32) -> u32 {
+    mode & !(CONVERTING | OWNER) | SHARED
+}
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub(crate) struct Lane {
+    pushers: Pushers,
+    entries: Box<[Entry]>,
+    /// Of a position: which entry it is.
+    mask: u32,
+    /// Another lane has taken its place.
+    replaced: AtomicBool,
+    consumer: Arc<Consumer>,
+    clock: Option<Clock>,
+}
+
+impl Lane {
+    /// A lane of `cqe` entries, which is a power of two, for a queue that has none yet. `shared`: any
+    /// thread pushes, from the first push on.
+    ///
+    /// # Errors
+    /// [`Error::NoMemory`].
+    pub(super) fn new(
+        cqe: u32,
+        consumer: Arc<Consumer>,
+        clock: Option<Clock>,
+        shared: bool,
+    ) -> Result<Self, Error> {
+        debug_assert!(cqe.is_power_of_two());
+        let mut entries = Vec::new();
+        entries
+            .try_reserve_exact(cqe as usize)
+            .map_err(|_| Error::NoMemory)?;
+        entries.extend((0..cqe).map(|_| Entry(std::array::from_fn(|_| AtomicU64::new(0)))));
+        let stamped = if clock.is_some() { STAMPED } else { 0 };
+        let mode = TouchWord::new(stamped | if shared { SHARED } else { 0 });
+        Ok(Self {
+            pushers: Pushers {
+                mode,
+                tail: AtomicU32::new(0),
+                end: AtomicU32::new(cqe),
+            },
+            entries: entries.into_boxed_slice(),
+            mask: cqe - 1,
+            replaced: AtomicBool::new(false),
+            consumer,
+            clock,
+        })
+    }
+
+    pub(super) fn mode(&self) -> &TouchWord {
+        &self.pushers.mode
+    }
+
+    /// How many entries it has.
+    pub(super) fn len(&self) -> u32 {
+        self.entries.len() as u32
+    }
+
+    /// Nobody pushes here, now or for ever.
+    pub(crate) fn is_dead(&self) -> bool {
+        self.pushers.mode.is_dead()
+    }
+
+    /// Whether another has taken its place.
+    #[inline]
+    pub(super) fn is_replaced(&self) -> bool {
+        self.replaced.load(Acquire)
+    }
+
+    /// Another has taken its place, where it can be found by now.
+    pub(super) fn replace(&self) {
+        self.replaced.store(true, Release);
+    }
+
+    /// Takes over what waits in `old`, where nobody pushes, at the positions that it has there; `false`
+    /// if that is more than fits. The consumer may go on polling the old one. For a new lane that nobody
+    /// knows.
+    pub(super) fn take_over(&self, old: &Self) -> bool {
+        let head = self.consumer.head.load(Acquire);
+        // Where a completion was lost, nothing behind it was ever to be seen.
+        let mut tail = head;
+        while old.published(tail).is_some() {
+            if tail.wrapping_sub(head) == self.len() {
+                return false;
+            }
+            tail = tail.wrapping_add(1);
+        }
+        for at in (0..self.len()).map(|n| head.wrapping_add(n)) {
+            let (Entry(to), lap) = self.place(at);
+            if at.wrapping_sub(head) >= tail.wrapping_sub(head) {
+                to[0].store(lap ^ LAP, Relaxed);
+                continue;
+            }
+            let (Entry(from), _) = old.place(at);
+            for (to, from) in to.iter().zip(from).skip(1) {
+                to.store(from.load(Relaxed), Relaxed);
+            }
+            to[0].store(from[0].load(Relaxed) & !LAP | lap, Relaxed);
+        }
+        self.pushers.tail.store(tail, Relaxed);
+        let end = head.wrapping_add(self.len());
+        self.pushers.end.store(end, Relaxed);
+        true
+    }
+
+    /// The mode of a lane that is dead, for the one that follows: who was to lose it has lost it.
+    pub(super) fn last_mode(&self) -> u32 {
+        let mode = self.pushers.mode.tag();
+        if mode & CONVERTING == 0 {
+            mode
+        } else {
+            shared(mode)
+        }
+    }
+
+    /// Asks to push under this pin. `None`: not now.
+    #[inline(always)]
+    pub(super) fn enter(&self, pin: &Pin) -> Option<Way> {
+        if self.is_plain(pin) {
+            Some(Way::PLAIN)
+        } else {
+            self.enter_slow(pin)
+        }
+    }
+
+    /// Whether this thread pushes alone, to a queue that was never armed and has no time stamps.
+    #[inline(always)]
+    pub(crate) fn is_plain(&self, pin: &Pin) -> bool {
+        // Nobody owns a queue as `NO_NUMBER`.
+        self.pushers.mode.admits_owner(pin)
+    }
+
+    #[inline(never)]
+    fn enter_slow(&self, pin: &Pin) -> Option<Way> {
+        let mode = &self.pushers.mode;
+        let me = pin.thread();
+        let numbered = me != Pin::NO_NUMBER;
+        loop {
+            let tag = mode.tag();
+            let owner = tag & OWNER;
+            if tag & CONVERTING != 0 || mode.is_dead() {
+                return None;
+            }
+            if tag & SHARED != 0 || owner == me && numbered {
+                if mode.admits(pin, TouchWord::TAG, tag) {
+                    return Some(Way(tag & !OWNER));
+                }
+            } else if owner == 0 && numbered {
+                // Losing this to another thread is seen in the next round.
+                let _ = mode.update(|now| (now == tag).then_some(now | me));
+            } else {
+                return None;
+            }
+        }
+    }
+
+    /// As [`CqRing::push`](super::CqRing::push).
+    #[inline]
+    pub(super) fn push(
+        &self,
+        way: Way,
+        cqe: &Cqe,
+        first: impl FnOnce(u32),
+    ) -> Result<Pushed, Overrun> {
+        if way != Way::PLAIN {
+            return self.push_slow(way, cqe, first);
+        }
+        let at = self.claim_alone()?;
+        first(at);
+        self.fill(at, cqe);
+        Ok(Pushed { fire: false })
+    }
+
+    /// Whether there is room for that many more, after [`Lane::is_plain`].
+    #[inline(always)]
+    pub(crate) fn has_room(&self, count: u32) -> bool {
+        let room = self
+            .pushers
+            .end
+            .load(Relaxed)
+            .wrapping_sub(self.pushers.tail.load(Relaxed));
+        room >= count
+    }
+
+    /// Whether what was polled meanwhile makes room for that many when there was none.
+    pub(crate) fn makes_room(&self, pin: &Pin, count: u32) -> bool {
+        if !self.is_plain(pin) || self.has_room(count) {
+            return false;
+        }
+        let head = self.consumer.head.load(Acquire);
+        let end = head.wrapping_add(self.len());
+        self.pushers.end.store(end, Relaxed);
+        self.has_room(count)
+    }
+
+    /// The first half of a push for which there is room, after [`Lane::is_plain`]: the position.
+    #[inline(always)]
+    pub(crate) fn claim_plain(&self) -> u32 {
+        let at = self.pushers.tail.load(Relaxed);
+        self.pushers.tail.store(at.wrapping_add(1), Relaxed);
+        at
+    }
+
+    /// The second half, of a success: the consumer may see it now.
+    #[inline(always)]
+    pub(crate) fn publish_plain(&self, at: u32, cqe: &Cqe) {
+        let (Entry(words), lap) = self.place(at);
+        words[1].store(cqe.wr_id, Relaxed);
+        words[2].store(cqe.who, Relaxed);
+        words[0].store(cqe.what | lap, Release);
+    }
+
+    #[inline(never)]
+    fn push_slow(&self, way: Way, cqe: &Cqe, first: impl FnOnce(u32)) -> Result<Pushed, Overrun> {
+        let at = if way.0 & SHARED == 0 {
+            self.claim_alone()?
+        } else {
+            let at = self.pushers.tail.fetch_add(1, Relaxed);
+            // Others may be ahead of this position, in either word.
+            if self
+                .pushers
+                .end
+                .load(Relaxed)
+                .wrapping_sub(at)
+                .cast_signed()
+                <= 0
+            {
+                self.look_for_room(at)?;
+            }
+            at
+        };
+        first(at);
+        let mut cqe = *cqe;
+        if let Some(clock) = &self.clock {
+            self.place(at).0.0[4].store(clock.now().as_nanos(), Relaxed);
+            cqe.what |= HAS_TIME;
+        } else if cqe.what & DATAGRAM != 0 {
+            self.place(at).0.0[4].store(0, Relaxed);
+        }
+        self.fill(at, &cqe);
+        let mut fire = false;
+        if way.0 & ARMED != 0 {
+            fence(SeqCst);
+            fire = Cqe::fires(cqe.what, self.consumer.arm.load(Relaxed))
+                && self.consumer.arm.swap(0, AcqRel) != 0;
+        }
+        Ok(Pushed { fire })
+    }
+
+    #[inline(always)]
+    fn claim_alone(&self) -> Result<u32, Overrun> {
+        let at = self.pushers.tail.load(Relaxed);
+        if at == self.pushers.end.load(Relaxed) {
+            self.look_for_room(at)?;
+        }
+        self.pushers.tail.store(at.wrapping_add(1), Relaxed);
+        Ok(at)
+    }
+
+    #[cold]
+    fn look_for_room(&self, at: u32) -> Result<(), Overrun> {
+        let head = self.consumer.head.load(Acquire);
+        self.pushers
+            .end
+            .store(head.wrapping_add(self.len()), Relaxed);
+        if at.wrapping_sub(head) < self.len() {
+            return Ok(());
+        }
+        // A shared tail has been moved already: its entry stays empty and the consumer ends there.
+        Err(Overrun)
+    }
+
+    fn fill(&self, at: u32, cqe: &Cqe) {
+        let (Entry(words), lap) = self.place(at);
+        words[1].store(cqe.wr_id, Relaxed);
+        words[2].store(cqe.who, Relaxed);
+        words[3].store(cqe.more, Relaxed);
+        words[0].store(cqe.what | lap, Release);
+    }
+
+    /// The entry of a position and its lap bit: 1 on the first lap, so that a fresh ring is empty.
+    #[inline(always)]
+    pub(super) fn place(&self, at: u32) -> (&Entry, u64) {
+        let slot = (at & self.mask) as usize;
+        let Some(entry) = self.entries.get(slot) else {
+            no_entry();
+        };
+        (
+            entry,
+            u64::from(at as usize & self.entries.len() == 0) * LAP,
+        )
+    }
+
+    /// The first word of the entry at that position, if it has been published.
+    #[inline(always)]
+    pub(super) fn published(&self, at: u32) -> Option<u64> {
+        let (Entry(words), lap) = self.place(at);
+        let what = words[0].load(Acquire);
+        ((what ^ lap) & LAP == 0).then_some(what)
+    }
+}

@@ -1,0 +1,176 @@
+//! The machine of an unreliable connection: packets go out, and nobody answers (IBTA vol. 1, 9.8.2).
+//!
+//! A work request completes when its last packet has left. What is lost is lost: the responder drops the
+//! message that a missing packet belongs to, and every message for which there is no receive.
+
+use verbs_core::{Access, Error, Psn, SendFlags, SendWr, Srqn, WcStatus};
+
+use crate::local::{Local, execute};
+use crate::ring::Scratch;
+use crate::transport::completion;
+use crate::transport::pieces::{Refused, Source};
+use crate::transport::rc::{Flight, Responder, head, request, tells};
+use crate::transport::{Ends, Notes, Outlet};
+use crate::wire::{BthFlags, Head, Place, Role};
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub(crate) struct Uc {
+    /// The number of the next packet; `None` before the first, which takes it from the path.
+    next: Option<Psn>,
+    /// Packets of the oldest work request that have left.
+    packet: u32,
+    /// A work request ended in error: nothing is sent until the queue pair is told to.
+    failed: bool,
+    responder: Responder,
+    contacted: bool,
+}
+
+impl Uc {
+    /// A machine as in RESET.
+    ///
+    /// # Errors
+    /// [`Error::NoMemory`].
+    pub(crate) fn new() -> Result<Self, Error> {
+        Ok(Self {
+            next: None,
+            packet: 0,
+            failed: false,
+            responder: Responder::new()?,
+            contacted: false,
+        })
+    }
+
+    pub(crate) fn reset(&mut self) {
+        (self.next, self.packet, self.failed) = (None, 0, false);
+        self.contacted = false;
+        self.responder.reset();
+    }
+
+    /// The queue pair is in RTS again after SQE.
+    pub(crate) fn resume(&mut self) {
+        (self.failed, self.packet) = (false, 0);
+    }
+
+    /// As [`Rc::abandon`](super::rc::Rc::abandon).
+    pub(crate) fn abandon(&mut self) -> Option<(u64, Option<Srqn>)> {
+        self.responder.abandon()
+    }
+
+    /// Whether no message is half sent.
+    pub(crate) fn is_drained(&self) -> bool {
+        self.packet == 0
+    }
+
+    pub(crate) fn receive(
+        &mut self,
+        ends: &Ends<'_>,
+        head: &Head,
+        payload: &[u8],
+        notes: &mut Notes,
+    ) {
+        if head.opcode().facts().role != Role::Request {
+            return;
+        }
+        self.responder
+            .receive_unreliable(ends, head, payload, notes);
+        notes.contact |= !std::mem::replace(&mut self.contacted, true);
+    }
+
+    /// Puts out what is to be sent; whether more would be, had the outlet room.
+    pub(crate) fn transmit(
+        &mut self,
+        ends: &Ends<'_>,
+        outlet: &mut dyn Outlet,
+        notes: &mut Notes,
+    ) -> bool {
+        while let Some(at) = ends.sends.next() {
+            let begins = self.packet == 0;
+            if self.failed || begins && !ends.may_begin {
+                return false;
+            }
+            if !self.send(ends, at, outlet, notes) {
+                return !self.failed;
+            }
+        }
+        false
+    }
+
+    /// Sends the work request at that position. `false`: not to its end.
+    fn send(
+        &mut self,
+        ends: &Ends<'_>,
+        at: u32,
+        outlet: &mut dyn Outlet,
+        notes: &mut Notes,
+    ) -> bool {
+        let mut scratch = Scratch::default();
+        let wr = ends.sends.read(at, &mut scratch);
+        let flight = Flight::of(&wr, ends.path);
+        if wr.op.is_local() {
+            return self.carry_out(ends, at, &wr, &flight, notes);
+        }
+        let source = match Source::check(ends, &wr, Access::empty()) {
+            Ok(source) => source,
+            Err(Refused(why)) => {
+                self.failed = true;
+                completion::fail_sends(ends, at, WcStatus::LocProtErr, why, notes);
+                return false;
+            }
+        };
+        let mut psn = self.next.unwrap_or(Psn::new(ends.path.sq_psn));
+        while self.packet < flight.packets {
+            if !outlet.is_ready() {
+                self.next = Some(psn);
+                return false;
+            }
+            let is_last = self.packet + 1 == flight.packets;
+            let place = match (self.packet, is_last) {
+                (0, true) => Place::Only,
+                (0, false) => Place::First,
+                (_, false) => Place::Middle,
+                (_, true) => Place::Last,
+            };
+            let mut flags = BthFlags::empty();
+            if is_last && wr.flags.contains(SendFlags::SOLICITED) && tells(&wr.op) {
+                flags |= BthFlags::SOLICITED;
+            }
+            let (operation, ext) = request(&wr, place, flight.len);
+            let offset = self.packet << ends.path.mtu.shift();
+            let len = (flight.len - offset).min(ends.path.mtu.bytes());
+            let head = head(ends.path, operation, psn, flags, ext);
+            outlet.put(&head, len as usize, false, &mut |out| {
+                source.read(offset, out);
+            });
+            psn = psn.add(1);
+            self.packet += 1;
+        }
+        self.next = Some(psn);
+        ends.sends.set_psn(psn.value());
+        self.packet = 0;
+        completion::send_success(ends, at, &flight, notes)
+    }
+
+    /// A work request that sends nothing. `false`: not to its end, or something is to be let go before the
+    /// next one.
+    fn carry_out(
+        &mut self,
+        ends: &Ends<'_>,
+        at: u32,
+        wr: &SendWr<'_>,
+        flight: &Flight,
+        notes: &mut Notes,
+    ) -> bool {
+        let (local, settle) = execute(&wr.op, ends.mrs, ends.who(), ends.core);
+        notes.settle[0] = notes.settle[0].or(settle);
+        match local {
+            Local::Later(_) => false,
+            Local::Fault(status, reason) => {
+                self.failed = true;
+                completion::fail_sends(ends, at, status, reason, notes);
+                false
+            }
+            Local::Done(_) => completion::send_success(ends, at, flight, notes) && settle.is_none(),
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! Unreliable connections.
+
+use hca_sim::link::Faults;
+use verbs_core::{PostError, QpState, QpType, Read, Recv, Remote, Send, WcOpcode, WcStatus, Write};
+
+use crate::bed::{Bed, Way};
+
+#[test]
+fn messages_of_every_length_arrive() {
+    for way in Way::ALL {
+        let bed = Bed::new(way);
+        let [mut a, mut b] = bed.pair(QpType::Uc);
+        let pattern: Vec<u8> = (0..20_000).map(|i| (i % 251) as u8).collect();
+        a.mr.write(0, &pattern).unwrap();
+        for len in [0, 1, 3, 1023, 1024, 1025, 5000, 20_000] {
+            b.qp.post_recv(Recv::new(len as u64).into(b.mr.slice(0..20_000)))
+                .unwrap();
+            a.qp.post_send(Send::new(1).from(a.mr.slice(0..len)).imm(9).signaled())
+                .unwrap();
+            let [sent] = bed.poll(&mut a)[..] else {
+                panic!("{way:?} {len}: one send");
+            };
+            assert_eq!(
+                (sent.status, sent.opcode),
+                (WcStatus::Success, WcOpcode::Send)
+            );
+            let [wc] = bed.poll(&mut b)[..] else {
+                panic!("{way:?} {len}: one receive");
+            };
+            assert_eq!((wc.wr_id, wc.byte_len), (len as u64, len as u32));
+            assert_eq!(wc.immediate(), Some(9));
+            assert_eq!(b.bytes(0..len), pattern[..len]);
+        }
+    }
+}
+
+#[test]
+fn writes_are_placed_and_told_if_they_ask_for_it() {
+    for way in Way::ALL {
+        let bed = Bed::new(way);
+        let [mut a, mut b] = bed.pair(QpType::Uc);
+        a.mr.write(0, &[7; 3000]).unwrap();
+        let remote = Remote {
+            addr: b.mr.iova() + 5,
+            rkey: b.mr.rkey(),
+        };
+        a.qp.post_send(Write::new(1, remote).from(a.mr.slice(0..3000)).signaled())
+            .unwrap();
+        assert_eq!(bed.poll(&mut a).len(), 1);
+        assert_eq!(bed.poll(&mut b), []);
+        assert_eq!(b.bytes(4..3006), [vec![0], vec![7; 3000], vec![0]].concat());
+        b.qp.post_recv(Recv::new(3)).unwrap();
+        a.qp.post_send(Write::new(2, remote).from(a.mr.slice(0..10)).imm(5))
+            .unwrap();
+        let [wc] = bed.poll(&mut b)[..] else {
+            panic!("{way:?}: one receive");
+        };
+        assert_eq!((wc.opcode, wc.byte_len), (WcOpcode::RecvRdmaWithImm, 10));
+    }
+}
+
+/// Goal: what does not fit, or finds no receive, or may not be written is dropped; the connection goes on.
+#[test]
+fn a_message_that_cannot_be_taken_is_dropped_alone() {
+    for way in Way::ALL {
+        let bed = Bed::new(way);
+        let [mut a, mut b] = bed.pair(QpType::Uc);
+        let send = |a: &mut crate::bed::End, wr: verbs_core::SendWr<'_>| {
+            a.qp.post_send(wr).unwrap();
+            let [sent] = bed.poll(a)[..] else {
+                panic!("{way:?}: sent");
+            };
+            assert_eq!(sent.status, WcStatus::Success, "{way:?}");
+        };
+        let message = |len| Send::new(1).from(a.mr.slice(0..len)).signaled().wr;
+        let (short, long) = (message(10), message(3000));
+        let stranger = Remote {
+            addr: b.mr.iova(),
+            rkey: verbs_core::RKey::new(0x1234_5678),
+        };
+        let write = Write::new(1, stranger)
+            .from(a.mr.slice(0..2000))
+            .signaled()
+            .wr;
+        send(&mut a, short);
+        send(&mut a, long);
+        b.qp.post_recv(Recv::new(4).into(b.mr.slice(0..100)))
+            .unwrap();
+        send(&mut a, long);
+        send(&mut a, write);
+        assert_eq!(bed.poll(&mut b), [], "{way:?}");
+        send(&mut a, short);
+        let [wc] = bed.poll(&mut b)[..] else {
+            panic!("{way:?}: one receive");
+        };
+        assert_eq!(
+            (wc.wr_id, wc.byte_len),
+            (4, 10),
+            "{way:?}: the receive was kept"
+        );
+        for end in [&a, &b] {
+            assert_eq!(end.qp.query().wait().unwrap().state, QpState::Rts);
+        }
+    }
+}
+
+/// Goal: with packets missing, every message that is told of is whole, and later ones still come.
+#[test]
+fn a_lost_packet_loses_its_message() {
+    for way in [Way::V4, Way::V6] {
+        let faults = Faults {
+            loss: 50,
+            ..Faults::NONE
+        };
+        let bed = Bed::lossy(way, faults);
+        let [mut a, mut b] = bed.pair(QpType::Uc);
+        let (mut whole, mut waiting) = (0, 0);
+        for number in 0..200_u8 {
+            a.mr.write(0, &[number; 5000]).unwrap();
+            // A receive that was not used is still there.
+            if waiting == 0 {
+                b.qp.post_recv(Recv::new(1).into(b.mr.slice(0..5000)))
+                    .unwrap();
+                waiting = 1;
+            }
+            a.qp.post_send(Send::new(2).from(a.mr.slice(0..5000)).signaled())
+                .unwrap();
+            assert_eq!(bed.poll(&mut a).len(), 1);
+            for wc in bed.poll(&mut b) {
+                assert_eq!((wc.status, wc.byte_len), (WcStatus::Success, 5000));
+                assert_eq!(b.bytes(0..5000), [number; 5000]);
+                whole += 1;
+                waiting -= 1;
+            }
+        }
+        assert!((100..200).contains(&whole), "{way:?}: {whole} of 200");
+    }
+}
+
+#[test]
+fn what_needs_an_answer_is_refused() {
+    for way in Way::ALL {
+        let bed = Bed::new(way);
+        let [mut a, b] = bed.pair(QpType::Uc);
+        let remote = Remote {
+            addr: b.mr.iova(),
+            rkey: b.mr.rkey(),
+        };
+        let read = Read::new(1, remote).into(a.mr.slice(0..8));
+        assert_eq!(a.qp.post_send(read), Err(PostError::Unsupported));
+    }
+}
