@@ -298,7 +298,7 @@ impl QueuePair {
             counters.cnps_received.up();
             return false;
         }
-        if packet.head.opcode().service() != path.service || self.is_other_end(packet) {
+        if !path.takes(packet.head.opcode().service()) || self.is_other_end(packet) {
             counters.strangers.up();
             return false;
         }

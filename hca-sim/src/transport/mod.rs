@@ -96,6 +96,14 @@ pub(crate) struct Path {
     pub(crate) rq_psn: u32,
 }
 
+impl Path {
+    /// Whether packets of that service are for this queue pair. Reliable connections have some that no
+    /// specification has.
+    pub(crate) fn takes(&self, service: Service) -> bool {
+        service == self.service || (service, self.service) == (Service::Own, Service::Rc)
+    }
+}
+
 /// A packet whose ICRC is right.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Incoming<'a> {
