@@ -195,7 +195,15 @@ fn channel() {
 
 library_benchmark_group!(
     name = message,
-    benchmarks = [send, send_batch, send_inline, write, read, registration, channel]
+    benchmarks = [
+        send,
+        send_batch,
+        send_inline,
+        write,
+        read,
+        registration,
+        channel
+    ]
 );
 
 main!(library_benchmark_groups = message);

@@ -61,7 +61,7 @@ mod local;
 mod message;
 #[cfg(all(test, verbs_loom))]
 mod models;
-mod port;
+pub mod port;
 mod qp;
 mod qp_check;
 mod qp_event;

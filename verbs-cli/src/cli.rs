@@ -13,7 +13,9 @@ use serde::Serialize;
 use verbs_core::Mtu;
 
 use crate::address::{RoceUrl, UrlError};
+use crate::rping::{self, RpingArgs};
 use crate::sim::{self, SimArgs};
+use crate::subnet::{self, SubnetArgs};
 
 /// Bytes that one message of a reliable connection carries at most (IBTA vol. 1, 9.7.7).
 const MESSAGE_BYTES_MAX: u64 = 1 << 31;
@@ -88,12 +90,18 @@ pub(crate) enum Command {
     /// Send messages back and forth, as ibv_rc_pingpong and its siblings do
     #[command(long_about = PINGPONG_ABOUT, after_help = PINGPONG_EXAMPLES)]
     Pingpong(PingpongArgs),
+    /// Ping over RDMA through the connection manager, as rping does
+    #[command(long_about = rping::ABOUT, after_help = rping::EXAMPLES)]
+    Rping(RpingArgs),
     /// Serve the files of a directory to verbs copy on other hosts
     #[command(long_about = SERVE_ABOUT, after_help = SERVE_EXAMPLES)]
     Serve(ServeArgs),
     /// Run the simulator: nodes, a network that fails, and checkers, all decided by a seed
     #[command(long_about = sim::ABOUT, after_help = sim::EXAMPLES)]
     Sim(SimArgs),
+    /// Host a simulated InfiniBand subnet that OpenSM and other tools work on
+    #[command(long_about = subnet::ABOUT, after_help = subnet::EXAMPLES)]
+    Subnet(SubnetArgs),
 }
 
 const COPY_ABOUT: &str = "\

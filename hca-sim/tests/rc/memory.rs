@@ -357,7 +357,7 @@ fn unaligned_lists_and_zero_based_regions() {
 
 #[test]
 fn atomic_write_flush_and_masked_atomics() {
-    let (mut a, mut b) = pair();
+    let (mut a, b) = pair();
     let access = ALL | Access::FLUSH_GLOBAL;
     let mr =
         b.pd.register(Memory::alloc(4096).unwrap(), access)

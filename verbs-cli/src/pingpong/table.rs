@@ -33,8 +33,13 @@ const SILENCE_MAX: Duration = Duration::from_secs(10);
 /// repeat a message whose acknowledgement was lost, for all its 7 retries of 67 ms.
 const LINGER: Duration = Duration::from_millis(600);
 
-/// What an empty buffer holds, as in the programs.
-const FILL: u8 = 0x7b;
+/// What an empty buffer holds, as in the program of that kind.
+fn fill_of(kind: Kind) -> u8 {
+    match kind {
+        Kind::Srq | Kind::Xrc => 0,
+        Kind::Rc | Kind::Uc | Kind::Ud => 0x7b,
+    }
+}
 
 /// What the client's receive buffer holds before the first answer.
 const NOTHING: u8 = 0xff;
@@ -50,6 +55,8 @@ pub(super) struct Table {
     /// Where messages are sent from and where they arrive, the same place at the server's end.
     places: Places,
     check: bool,
+    /// What the buffers hold but for the first byte of each page.
+    filling: u8,
     game: Game,
 }
 
@@ -128,6 +135,7 @@ impl Table {
             mr,
             places,
             check: args.chk,
+            filling: fill_of(args.kind),
             game: Game::new(role, args.iters, args.rx_depth, count as usize),
         };
         table.fill(role)?;
@@ -204,9 +212,9 @@ impl Table {
         let page = page_size();
         let wrong = (0..)
             .zip(bytes)
-            .find(|&(at, byte)| byte != content(at, page));
+            .find(|&(at, byte)| byte != self.content(at, page));
         wrong.map_or(Ok(()), |(at, got)| {
-            let expected = content(at, page);
+            let expected = self.content(at, page);
             Err(PingpongError::Content { at, got, expected })
         })
     }
@@ -250,8 +258,8 @@ impl Table {
         let page = page_size();
         let Places { sent, arrives, .. } = &self.places;
         let pattern = (0..sent.len()).map(|at| match role {
-            Role::Client if self.check => content(at, page),
-            _ => FILL,
+            Role::Client if self.check => self.content(at, page),
+            _ => self.filling,
         });
         let pattern: Vec<_> = pattern.collect();
         let nothing = match role {
@@ -262,6 +270,16 @@ impl Table {
             .write(sent.start, &pattern)
             .and_then(|()| self.mr.write(arrives.start, &nothing))
             .map_err(PingpongError::verb("fill the buffers"))
+    }
+
+    /// What the byte at that place of a checked message is: the programs write the number of each page to
+    /// its first byte, in the remainder of division by the size of a character, which is 1.
+    fn content(&self, at: usize, page: usize) -> u8 {
+        if at.is_multiple_of(page) {
+            0
+        } else {
+            self.filling
+        }
     }
 
     fn post_send(&mut self, number: usize) -> Result<(), PingpongError> {
@@ -335,10 +353,4 @@ fn wait(channel: &CompletionChannel, cq: &mut Cq) -> Result<bool, PingpongError>
     // Dropping an event acknowledges it.
     while channel.try_next().is_some() {}
     Ok(true)
-}
-
-/// What the byte at that place of a checked message is: the programs write the number of each page to
-/// its first byte, in the remainder of division by the size of a character, which is 1.
-fn content(at: usize, page: usize) -> u8 {
-    if at.is_multiple_of(page) { 0 } else { FILL }
 }

@@ -4,9 +4,11 @@
 //! takes the request from it. A verb without a row here fails such a test.
 
 use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use crate::addr::{Gid, Guid, Lid};
 use crate::ah::Ah;
+use crate::cm::{CmEndpoint, CmEvent, CmParam, CmSink};
 use crate::command::Kind;
 use crate::cq::Cq;
 use crate::device::{Device, ModifyDevice};
@@ -49,6 +51,8 @@ impl Extension for Nowhere {
 /// them; the rest goes by itself when the stage is dropped.
 #[derive(Default)]
 pub struct Stage {
+    /// Endpoint of the provider's connection manager.
+    pub cm: Option<CmEndpoint>,
     /// Attached to [`GROUP`].
     pub mcast: Option<Mcast>,
     /// Address handle.
@@ -176,10 +180,32 @@ rows! {
     CreateFmrPool [Device, Pd] |s| s.pd.as_ref()?.create_fmr_pool(pool());
     FlushFmrPool [Device, Pd, FmrPool] |s| s.fmr_pool.as_ref()?.flush();
     DestroyFmrPool [Device, Pd, FmrPool] |s| s.fmr_pool.take()?.destroy();
+    BindCm [Device] |s| s.device.as_ref()?.bind_cm(LOCAL, Arc::new(Deaf));
+    UnbindCm [Device, CmEndpoint] |s| s.cm.take()?.unbind();
+    ListenCm [Device, CmEndpoint] |s| s.cm.as_ref()?.listen(1);
+    ConnectCm [Device, Pd, Cq, Qp, CmEndpoint] |s| {
+        let qp = s.qp.as_ref()?;
+        s.cm.as_ref()?.connect(qp, LOCAL, CmParam::default(), Vec::new())
+    };
+    AcceptCm [Device, Pd, Cq, Qp, CmEndpoint] |s| {
+        let qp = s.qp.as_ref()?;
+        s.cm.as_ref()?.accept(qp, CmParam::default(), Vec::new())
+    };
+    RejectCm [Device, CmEndpoint] |s| s.cm.as_ref()?.reject(Vec::new());
 }
 
 fn pool() -> FmrPoolAttr {
     FmrPoolAttr::new(2, 4, Access::LOCAL_WRITE)
+}
+
+/// Where endpoints are bound.
+const LOCAL: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+
+/// Does not care what happens to an endpoint.
+struct Deaf;
+
+impl CmSink for Deaf {
+    fn event(&self, _event: CmEvent) {}
 }
 
 fn memory() -> Option<Memory> {
@@ -317,7 +343,10 @@ impl Stage {
                 let qp = self.qp.as_ref().expect(MADE);
                 self.mcast = Some(made(subject, qp.attach_mcast(GROUP, Lid(0xc000)))?);
             }
-            other => panic!("no stage makes a {other} yet"),
+            ObjectKind::CmEndpoint => {
+                let sink = Arc::new(Deaf);
+                self.cm = Some(made(subject, self.device().bind_cm(LOCAL, sink))?);
+            }
         }
         Ok(())
     }
