@@ -36,7 +36,9 @@ use verbs_core::sync::atomic::{
     Ordering::{AcqRel, Acquire, Relaxed},
 };
 use verbs_core::sync::{Arc, Mutex};
-use verbs_core::{CqNotify, Error, EventType, Lid, Qpn, SendFlags, WcFlags, WcOpcode, WcStatus};
+use verbs_core::{
+    CqNotify, Error, EventType, Lid, Qpn, RKey, SendFlags, WcFlags, WcOpcode, WcStatus,
+};
 
 use crate::clock::Clock;
 use crate::port::Port;
@@ -135,6 +137,13 @@ impl Cqe {
     pub(crate) const fn imm(mut self, imm: u32) -> Self {
         self.what |= (WcFlags::WITH_IMM.bits() as u64) << FLAGS_SHIFT;
         self.who |= (imm as u64) << IMM_SHIFT;
+        self
+    }
+
+    /// Tells which key the message has made invalid.
+    pub(crate) const fn inv(mut self, key: RKey) -> Self {
+        self.what |= (WcFlags::WITH_INV.bits() as u64) << FLAGS_SHIFT;
+        self.who |= (key.value() as u64) << IMM_SHIFT;
         self
     }
 

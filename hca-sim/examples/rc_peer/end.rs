@@ -4,8 +4,9 @@ use std::time::{Duration, Instant};
 
 use verbs_core::sync::thread;
 use verbs_core::{
-    Access, Av, Cq, Device, EventChannel, EventType, Gid, Path, Payload, Psn, Qp, QpAttr, QpInit,
-    QpState, Qpn, RKey, Recv, Remote, SendFlags, SendOp, SendWr, Sge, Srq, Wc, WcOpcode, WcStatus,
+    Access, Av, Cq, Device, EventChannel, EventType, Gid, Mw, Path, Payload, Psn, Qp, QpAttr,
+    QpInit, QpState, Qpn, RKey, Recv, Remote, SendFlags, SendOp, SendWr, Sge, Srq, Wc, WcOpcode,
+    WcStatus, WindowType,
 };
 
 use crate::Failure;
@@ -44,6 +45,8 @@ pub(crate) struct Peer {
 pub(crate) struct End {
     pub(crate) plan: Plan,
     pub(crate) peer: Peer,
+    /// Bound to the first slot, where the test has one. Goes before the queue pair.
+    mw: Option<Mw>,
     /// `None` once it has been destroyed.
     pub(crate) qp: Option<Qp>,
     /// Where its receives come from, and where that queue's limit event goes.
@@ -66,7 +69,7 @@ impl End {
             device.create_cq(room).wait()?,
             device.create_cq(room).wait()?,
         );
-        let slots = Slots::new(&pd, &plan, access(shut(Fault::NoMrRight)))?;
+        let mr_access = access(shut(Fault::NoMrRight)) | Access::MW_BIND;
         let srq = if role == Role::Responder && plan.limit > 0 {
             Some((pd.create_srq(room, 2).wait()?, device.event_channel()?))
         } else {
@@ -77,10 +80,12 @@ impl End {
             init = init.srq(srq);
         }
         let qp = pd.create_qp(init).wait()?;
+        let slots = Slots::new(pd, &plan, mr_access)?;
         qp.init(1, access(shut(Fault::NoQpRight))).wait()?;
         Ok(Self {
             plan,
             peer: Peer::default(),
+            mw: None,
             qp: Some(qp),
             srq,
             slots,
@@ -115,6 +120,29 @@ impl End {
         })
         .wait()?;
         Ok(())
+    }
+
+    /// Opens the first slot to WRITEs through a memory window, if the test has one: of type 2 if its key is
+    /// to be taken away, else of type 1.
+    pub(crate) fn bind_window(&mut self) -> Result<(), Failure> {
+        let kind = match self.plan.test {
+            Test::SendInv => WindowType::TwoB,
+            Test::Window => WindowType::One,
+            _ => return Ok(()),
+        };
+        let mut mw = self.slots.pd.alloc_mw(kind).wait()?;
+        let slot = self.slots.piece(0, self.slots.stride);
+        let bind = mw.bind(99, slot, Access::REMOTE_WRITE).signaled();
+        let qp = self.qp.as_mut().ok_or("the queue pair is gone")?;
+        qp.send_queue()?.bind(&mut mw, bind)?;
+        self.finish(99, WcStatus::Success)?;
+        self.mw = Some(mw);
+        Ok(())
+    }
+
+    /// The key of the memory window.
+    pub(crate) fn window_key(&self) -> Option<RKey> {
+        self.mw.as_ref().map(Mw::rkey)
     }
 
     pub(crate) fn qp(&self) -> Result<&Qp, Failure> {

@@ -27,6 +27,8 @@ pub(crate) enum Test {
     Both,
     /// A WRITE through a memory window, a SEND that invalidates it, a WRITE that misses it.
     SendInv,
+    /// A WRITE through a memory window of type 1, and one under the key that it had before.
+    Window,
     /// One request that fails and two behind it.
     Fails(Fault),
 }
@@ -41,6 +43,7 @@ pub(crate) enum Kind {
     Read,
     FetchAdd,
     CompareSwap,
+    AtomicWrite,
 }
 
 /// Why the request of [`Test::Fails`] fails.
@@ -81,6 +84,8 @@ impl FromStr for Test {
             "fence" => Self::Fence,
             "both" => Self::Both,
             "send-inv" => Self::SendInv,
+            "window" => Self::Window,
+            "atomic-write" => Self::Many(Kind::AtomicWrite),
             "bad-rkey-write" => Self::Fails(Fault::BadRkey { read: false }),
             "bad-rkey-read" => Self::Fails(Fault::BadRkey { read: true }),
             "bad-key-byte-write" => Self::Fails(Fault::BadKeyByte { read: false }),

@@ -222,6 +222,8 @@ impl Driver {
             let rest = came && self.waiter.is_none();
             // Let go first: what follows is foreign code, and may come back here.
             let more = held.release() || rest;
+            let again = std::mem::take(&mut effects.again);
+            let more = more || !again.is_empty();
             let ForDriver { stalled, fed, news } = effects.take_packets();
             effects.carry_out(port, None);
             for change in news {
@@ -245,6 +247,7 @@ impl Driver {
             } else if !stalled.is_empty() {
                 self.put_off(port, &stalled);
             }
+            again.iter().for_each(|qp| self.list(qp));
             if !more {
                 return any;
             }
