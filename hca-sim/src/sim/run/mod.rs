@@ -10,10 +10,15 @@ mod machine;
 mod plan;
 mod post;
 mod reap;
+mod service;
 mod session;
 mod shrink;
+mod stand;
 mod storm;
+mod uc;
+mod ud;
 mod world;
+mod xrc;
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
