@@ -49,7 +49,9 @@ impl Services {
                 Some(())
             }
             Plant::GluedMessage
-                if service == Service::Uc && facts.message == Message::Send && !place.is_first() =>
+                if service == Service::Uc
+                    && facts.message == Message::Send
+                    && !place.is_first() =>
             {
                 let last = self.last.insert(to, payload.clone())?;
                 let len = last.len().min(payload.len());

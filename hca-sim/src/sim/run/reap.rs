@@ -282,7 +282,8 @@ impl Session {
         let rows = std::iter::once(operation).chain(ways.iter().copied());
         let mut coverage = self.world.coverage.borrow_mut();
         let orphaned = self.is_orphaned();
-        self.seen().note(&mut coverage, rows, before, failed, orphaned);
+        self.seen()
+            .note(&mut coverage, rows, before, failed, orphaned);
     }
 
     /// A queue pair was reset: what was posted to it makes no completion any more.

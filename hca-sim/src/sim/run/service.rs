@@ -114,6 +114,10 @@ impl Flying {
 
 /// Tells the table of a receive that ended in error.
 pub(super) fn lost_receive(world: &World, row: Operation, orphaned: bool) {
-    let cell = if orphaned { Cell::Removal } else { Cell::QpError };
+    let cell = if orphaned {
+        Cell::Removal
+    } else {
+        Cell::QpError
+    };
     world.coverage.borrow_mut().hit(row, cell);
 }

@@ -6,8 +6,8 @@ use std::ops::Range;
 use std::time::Duration;
 
 use verbs_core::{
-    Access, Cq, Dest, Error, Mtu, Payload, Pd, PostError, Qp, QpAttr, QpInit, QpState, QpType,
-    Qpn, Recv, Refused, SendFlags, SendOp, SendWr, Sge, Srq, Wc, WcStatus, Xrcd,
+    Access, Cq, Dest, Error, Mtu, Payload, Pd, PostError, Qp, QpAttr, QpInit, QpState, QpType, Qpn,
+    Recv, Refused, SendFlags, SendOp, SendWr, Sge, Srq, Wc, WcStatus, Xrcd,
 };
 
 use crate::sim::check::{Read, Rule, SendModel, Sent, Tag};
@@ -187,7 +187,10 @@ impl Stand {
         let device = lease.device()?;
         let pd = world.verb(lease, device.alloc_pd()).await.ok()?;
         let pd = self.pd.insert(pd);
-        let request = pd.register(verbs_core::sync::Arc::clone(&self.region.memory), self.region.access);
+        let request = pd.register(
+            verbs_core::sync::Arc::clone(&self.region.memory),
+            self.region.access,
+        );
         let request = request.iova(self.region.iova);
         self.region.mr = Some(world.verb(lease, request).await.ok()?);
         for _ in 0..=draw.below(2) {
@@ -227,7 +230,10 @@ impl Stand {
             QpType::XrcSend => QpInit::xrc(first),
             _ => QpInit::of(qp_type, first, last),
         };
-        init = init.depth(send_depth, recv_depth).sges(sges, sges).inline(inline);
+        init = init
+            .depth(send_depth, recv_depth)
+            .sges(sges, sges)
+            .inline(inline);
         if let (Some(srq), true) = (&self.srq, qp_type != QpType::XrcSend) {
             init = init.srq(srq);
         }
@@ -287,7 +293,9 @@ impl Stand {
         };
         self.posted += 1;
         let wr_id = self.posted << 1 | 1;
-        let sges = pieces(draw, slot * SLOT, len, self.sizes.sges, |range| mr.slice(range));
+        let sges = pieces(draw, slot * SLOT, len, self.sizes.sges, |range| {
+            mr.slice(range)
+        });
         let recv = Recv::new(wr_id).scatter(&sges);
         let posted = match (&mut self.srq, &mut self.qp) {
             (Some(srq), _) => srq.post_recv(recv),
@@ -301,7 +309,9 @@ impl Stand {
                 self.receives.push_back(Receive { wr_id, slot, len });
                 true
             }
-            Err(PostError::Full { .. }) if self.receives.len() >= self.sizes.recv_depth as usize => {
+            Err(PostError::Full { .. })
+                if self.receives.len() >= self.sizes.recv_depth as usize =>
+            {
                 false
             }
             Err(PostError::DeviceRemoved) if self.lease.removed.get() => false,
@@ -364,13 +374,17 @@ impl Stand {
                     let free = *self.free[1].last()?;
                     let at = free * SLOT;
                     self.region.model.store(at, &bytes);
-                    sges = pieces(draw, at, bytes.len(), self.sizes.sges, |range| mr.slice(range));
+                    sges = pieces(draw, at, bytes.len(), self.sizes.sges, |range| {
+                        mr.slice(range)
+                    });
                     slot = Some(free);
                 }
             }
             Data::Into(range) => {
                 let count = self.sizes.sges;
-                sges = pieces(draw, range.start, range.len(), count, |range| mr.slice(range));
+                sges = pieces(draw, range.start, range.len(), count, |range| {
+                    mr.slice(range)
+                });
                 back = Some(range);
             }
             Data::Stranger => {
@@ -383,16 +397,24 @@ impl Stand {
         let last_chance = self.quiet + 1 >= (depth / 2).max(1);
         flags.set(
             SendFlags::SIGNALED,
-            last_chance || back.is_some() || flags.contains(SendFlags::SIGNALED) || draw.chance(Ppm::percent(70)),
+            last_chance
+                || back.is_some()
+                || flags.contains(SendFlags::SIGNALED)
+                || draw.chance(Ppm::percent(70)),
         );
-        flags.set(SendFlags::SOLICITED, back.is_none() && draw.chance(Ppm::percent(20)));
+        flags.set(
+            SendFlags::SOLICITED,
+            back.is_none() && draw.chance(Ppm::percent(20)),
+        );
         let signaled = flags.contains(SendFlags::SIGNALED);
         let wr_id = (self.posted + 1) << 1;
         let wr = SendWr {
             wr_id,
             op: parcel.op,
             flags,
-            payload: inline.as_deref().map_or(Payload::List(&sges), Payload::Inline),
+            payload: inline
+                .as_deref()
+                .map_or(Payload::List(&sges), Payload::Inline),
             dest: parcel.dest,
         };
         let waiting = self.sends.len();
@@ -401,7 +423,8 @@ impl Stand {
             Err(PostError::Full { .. }) if waiting >= depth => return None,
             Err(PostError::DeviceRemoved) if self.lease.removed.get() => return None,
             Err(error) => {
-                let what = format!("a post with {waiting} work requests waiting was refused: {error}");
+                let what =
+                    format!("a post with {waiting} work requests waiting was refused: {error}");
                 world.accuse(Rule::Post, what);
                 return None;
             }
@@ -441,7 +464,10 @@ impl Stand {
             }),
         };
         if !explained {
-            let what = format!("work request {:#x} ended without cause: {}", wc.wr_id, wc.status);
+            let what = format!(
+                "work request {:#x} ended without cause: {}",
+                wc.wr_id, wc.status
+            );
             world.accuse(Rule::Status, what);
         }
         let retired = match self.sends.complete(wc.wr_id, wc.status) {
@@ -452,7 +478,10 @@ impl Stand {
             }
         };
         let silent = retired.silent.into_iter();
-        let all: Vec<Out> = silent.chain([retired.ended]).map(|sent| sent.what).collect();
+        let all: Vec<Out> = silent
+            .chain([retired.ended])
+            .map(|sent| sent.what)
+            .collect();
         all.iter().for_each(|out| self.free[1].extend(out.slot));
         all
     }
@@ -460,7 +489,10 @@ impl Stand {
     /// Whether the completion is of this queue pair, which it has to be.
     pub(super) fn is_mine(&self, world: &World, wc: &Wc, qpn: Qpn) -> bool {
         if wc.qpn != qpn {
-            let what = format!("a completion for {:#x} of {}, which is not {qpn}", wc.wr_id, wc.qpn);
+            let what = format!(
+                "a completion for {:#x} of {}, which is not {qpn}",
+                wc.wr_id, wc.qpn
+            );
             world.accuse(Rule::Result, what);
         }
         wc.qpn == qpn
@@ -475,10 +507,8 @@ impl Stand {
 
     /// The queue pair was reset: what was posted to it makes no completion any more.
     pub(super) fn forget(&mut self) {
-        for sent in self.sends.reset() {
-            self.free[1].extend(sent.what.slot);
-            // A result may still have come, or not.
-        }
+        let sends = self.sends.reset();
+        self.free[1].extend(sends.into_iter().filter_map(|sent| sent.what.slot));
         (self.broken, self.evil, self.quiet) = (false, None, 0);
         if self.srq.is_none() {
             self.forget_receives();
@@ -496,7 +526,11 @@ impl Stand {
     /// What has no completion although the queue pair was flushed.
     pub(super) fn account(&self, world: &World) {
         let sends = self.sends.unaccounted();
-        let recvs = if self.srq.is_some() { 0 } else { self.receives.len() };
+        let recvs = if self.srq.is_some() {
+            0
+        } else {
+            self.receives.len()
+        };
         if sends + recvs != 0 {
             let what = format!("{sends} sends and {recvs} receives were not flushed");
             world.accuse(Rule::Completion, what);

@@ -3,7 +3,9 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use verbs_core::{Access, Av, Dest, Path, Psn, QpAttr, QpState, QpType, SendOp, Wc, WcOpcode, WcStatus};
+use verbs_core::{
+    Access, Av, Dest, Path, Psn, QpAttr, QpState, QpType, SendOp, Wc, WcOpcode, WcStatus,
+};
 
 use crate::sim::check::{Arrived, Deliveries, Rule, Tag};
 use crate::sim::coverage::Operation;
@@ -233,14 +235,20 @@ impl Session<'_> {
             seen: Seen::default(),
         };
         let posted = stand.post(self.world, &mut self.draw, parcel);
-        stand.evil = posted.map(|wr_id| (wr_id, WcStatus::LocProtErr));
+        if posted.is_some() {
+            // What stands behind it is flushed.
+            let _ = self.send(end);
+        }
+        self.stands[end].evil = posted.map(|wr_id| (wr_id, WcStatus::LocProtErr));
     }
 
     /// Takes an end through RESET; the other goes on.
     async fn reset(&mut self, end: usize) -> Option<()> {
         self.reap();
         let stand = &mut self.stands[end];
-        stand.modify(self.world, &[QpAttr::to(QpState::Reset)]).await?;
+        stand
+            .modify(self.world, &[QpAttr::to(QpState::Reset)])
+            .await?;
         self.reap();
         self.stands[end].forget();
         self.connect(end).await
@@ -250,7 +258,9 @@ impl Session<'_> {
     async fn fail(&mut self, end: usize) -> Option<()> {
         self.reap();
         self.stands[end].broken = true;
-        self.stands[end].modify(self.world, &[QpAttr::to(QpState::Err)]).await?;
+        self.stands[end]
+            .modify(self.world, &[QpAttr::to(QpState::Err)])
+            .await?;
         self.world.sim.sleep(Duration::from_nanos(1)).await;
         self.reap();
         self.stands[end].account(self.world);
@@ -276,7 +286,9 @@ impl Session<'_> {
             }
         }
         if any {
-            self.stands.iter_mut().for_each(|stand| stand.look(self.world));
+            self.stands
+                .iter_mut()
+                .for_each(|stand| stand.look(self.world));
         }
         self.flying.land(self.world, &self.stands, false);
     }
@@ -297,7 +309,10 @@ impl Session<'_> {
             _ => WcOpcode::Send,
         };
         if wc.is_ok() && wc.opcode != opcode {
-            let what = format!("work request {:#x} is {}, not {opcode}", wc.wr_id, wc.opcode);
+            let what = format!(
+                "work request {:#x} is {}, not {opcode}",
+                wc.wr_id, wc.opcode
+            );
             self.world.accuse(Rule::Result, what);
         }
         if !wc.is_ok() {
@@ -358,7 +373,12 @@ impl Session<'_> {
             let mut sent = Vec::new();
             loop {
                 let stands = &self.stands;
-                if self.is_orphaned() || stands.iter().any(|stand| stand.broken || stand.qp.is_none()) || self.world.is_spent() {
+                if self.is_orphaned()
+                    || stands
+                        .iter()
+                        .any(|stand| stand.broken || stand.qp.is_none())
+                    || self.world.is_spent()
+                {
                     return;
                 }
                 self.stands[1 - end].post_receive(self.world, &mut self.draw, SMALL);
@@ -384,7 +404,10 @@ impl Session<'_> {
     /// Waits until everything has left, and takes everything down.
     async fn end(&mut self) {
         let begun = self.world.sim.now();
-        while self.stands.iter().any(|stand| stand.is_healthy() && stand.sends.iter().any(|sent| sent.signaled))
+        while self
+            .stands
+            .iter()
+            .any(|stand| stand.is_healthy() && stand.sends.iter().any(|sent| sent.signaled))
             && !self.is_orphaned()
         {
             self.world.sim.sleep(Duration::from_micros(50)).await;

@@ -5,8 +5,8 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use verbs_core::{
-    Av, Datagram, Dest, Gid, Lid, Mcast, Psn, QKey, QpAttr, QpState, QpType, Qpn, Refused, SendOp, Wc,
-    WcFlags, WcOpcode, WcStatus,
+    Av, Datagram, Dest, Gid, Lid, Mcast, Psn, QKey, QpAttr, QpState, QpType, Qpn, Refused, SendOp,
+    Wc, WcFlags, WcOpcode, WcStatus,
 };
 
 use crate::clock::Instant;
@@ -73,7 +73,11 @@ pub(super) async fn run(world: &Rc<World>, mut draw: Draw) {
         return;
     };
     let members = [(); STANDS].map(|()| Member {
-        key: if draw.chance(Ppm::percent(20)) { QKey(0x2222) } else { KEY },
+        key: if draw.chance(Ppm::percent(20)) {
+            QKey(0x2222)
+        } else {
+            KEY
+        },
         blocks: draw.chance(Ppm::percent(30)),
         mcast: None,
         left: None,
@@ -204,12 +208,7 @@ impl Session<'_> {
         };
         self.stands[from].post(self.world, &mut self.draw, parcel)?;
         let at = self.world.sim.now();
-        let about = About {
-            from,
-            to,
-            key,
-            at,
-        };
+        let about = About { from, to, key, at };
         self.messages.post(tag, len, imm, about);
         self.flying.post(self.world, operation, seen);
         Some(tag)
@@ -230,9 +229,7 @@ impl Session<'_> {
             To::Group => return Av::to_gid(1, self.gid_index, self.group),
         };
         match self.world.plan.mode {
-            Mode::Direct if self.draw.chance(Ppm::percent(50)) => {
-                Av::to_lid(1, to.lease.hca.lid())
-            }
+            Mode::Direct if self.draw.chance(Ppm::percent(50)) => Av::to_lid(1, to.lease.hca.lid()),
             Mode::Direct => Av::to_gid(1, 0, to.lease.hca.gid()),
             Mode::Packets => Av::to_gid(1, self.gid_index, to.lease.hca.gid_at(self.gid_index)),
         }
@@ -306,7 +303,11 @@ impl Session<'_> {
             seen: Seen::default(),
         };
         let posted = stand.post(self.world, &mut self.draw, parcel);
-        stand.evil = posted.map(|wr_id| (wr_id, WcStatus::LocProtErr));
+        if posted.is_some() {
+            // What stands behind it is flushed.
+            let _ = self.send(at);
+        }
+        self.stands[at].evil = posted.map(|wr_id| (wr_id, WcStatus::LocProtErr));
     }
 
     async fn reset(&mut self, at: usize) -> Option<()> {
@@ -348,7 +349,9 @@ impl Session<'_> {
             }
         }
         if any {
-            self.stands.iter_mut().for_each(|stand| stand.look(self.world));
+            self.stands
+                .iter_mut()
+                .for_each(|stand| stand.look(self.world));
         }
         self.flying.land(self.world, &self.stands, false);
     }
@@ -359,7 +362,10 @@ impl Session<'_> {
             status => self.stands[at].evil == Some((wc.wr_id, status)),
         };
         if !legal || wc.is_ok() && wc.opcode != WcOpcode::Send {
-            let what = format!("work request {:#x} is {} and {}", wc.wr_id, wc.opcode, wc.status);
+            let what = format!(
+                "work request {:#x} is {} and {}",
+                wc.wr_id, wc.opcode, wc.status
+            );
             self.world.accuse(Rule::Status, what);
         }
         let ended = self.stands[at].ended(self.world, wc);
@@ -402,7 +408,8 @@ impl Session<'_> {
             self.world.accuse(Rule::Memory, what);
         }
         let seen = service::seen(self.world, &self.stands, false);
-        self.flying.post(self.world, Operation::DatagramReceive, seen);
+        self.flying
+            .post(self.world, Operation::DatagramReceive, seen);
     }
 
     /// Whether a completion and what stands in front of a datagram say who has sent it.
@@ -411,7 +418,10 @@ impl Session<'_> {
         let id = wc.wr_id;
         if wc.src_qpn != sender.qpn || wc.opcode != WcOpcode::Recv {
             let said = wc.src_qpn;
-            return Err(format!("receive {id:#x} is {} from {said}, not {}", wc.opcode, sender.qpn));
+            return Err(format!(
+                "receive {id:#x} is {} from {said}, not {}",
+                wc.opcode, sender.qpn
+            ));
         }
         // Somebody on the network may have sent it once more, from elsewhere.
         if self.world.plan.mode == Mode::Packets && self.world.plan.hostile {
@@ -431,7 +441,9 @@ impl Session<'_> {
             }
         });
         if !is_back || !wc.flags.contains(WcFlags::GRH) && self.world.plan.mode == Mode::Packets {
-            return Err(format!("receive {id:#x} does not say where it came from: {back:?}"));
+            return Err(format!(
+                "receive {id:#x} does not say where it came from: {back:?}"
+            ));
         }
         Ok(())
     }
@@ -443,7 +455,9 @@ impl Session<'_> {
         let mut sent = Vec::new();
         loop {
             let stands = &self.stands;
-            let unfit = stands.iter().any(|stand| stand.broken || stand.qp.is_none());
+            let unfit = stands
+                .iter()
+                .any(|stand| stand.broken || stand.qp.is_none());
             if self.is_orphaned() || unfit || self.world.is_spent() {
                 return;
             }
@@ -467,9 +481,8 @@ impl Session<'_> {
     /// Waits until everything has left, and takes everything down.
     async fn end(&mut self) {
         let begun = self.world.sim.now();
-        let waits = |stand: &Stand| {
-            stand.is_healthy() && stand.sends.iter().any(|sent| sent.signaled)
-        };
+        let waits =
+            |stand: &Stand| stand.is_healthy() && stand.sends.iter().any(|sent| sent.signaled);
         while self.stands.iter().any(waits) && !self.is_orphaned() {
             self.world.sim.sleep(Duration::from_micros(50)).await;
             self.reap();
@@ -480,7 +493,10 @@ impl Session<'_> {
         }
         for at in 0..STANDS {
             if let Some(mcast) = self.members[at].mcast.take() {
-                let done = self.world.verb(&self.stands[at].lease, mcast.detach()).await;
+                let done = self
+                    .world
+                    .verb(&self.stands[at].lease, mcast.detach())
+                    .await;
                 gone(self.world, done);
             }
             self.stands[at].destroy_qp(self.world).await;

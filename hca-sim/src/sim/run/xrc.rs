@@ -6,8 +6,8 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use verbs_core::{
-    Access, Av, Dest, Path, Psn, Qp, QpAttr, QpState, QpType, Qpn, Refused, SendOp, Srqn, Wc, WcOpcode,
-    WcStatus, Xrcd,
+    Access, Av, Dest, Path, Psn, Qp, QpAttr, QpState, QpType, Qpn, Refused, SendOp, Srqn, Wc,
+    WcOpcode, WcStatus, Xrcd,
 };
 
 use crate::sim::check::{Arrived, Deliveries, Laws, Rule, Tag};
@@ -15,7 +15,9 @@ use crate::sim::coverage::Operation;
 use crate::sim::run::Mode;
 use crate::sim::run::conn::Seen;
 use crate::sim::run::service;
-use crate::sim::run::stand::{BACK, Data, MESSAGE_MAX, Out, Parcel, Stand, TARGET, gone, is_busy, pause};
+use crate::sim::run::stand::{
+    BACK, Data, MESSAGE_MAX, Out, Parcel, Stand, TARGET, gone, is_busy, pause,
+};
 use crate::sim::run::world::{LIVE_MAX, World};
 use crate::sim::{Draw, Ppm};
 
@@ -73,7 +75,11 @@ pub(super) async fn run(world: &Rc<World>, mut draw: Draw) {
         confirmed: [0; STANDS],
         told: [0; STANDS],
         psn: draw.within(0..=0xff_ffff) as u32,
-        rnr_retry: if draw.chance(Ppm::percent(70)) { 7 } else { draw.within(0..=6) as u8 },
+        rnr_retry: if draw.chance(Ppm::percent(70)) {
+            7
+        } else {
+            draw.within(0..=6) as u8
+        },
         draw,
     };
     if session.build().await.is_some() && session.work().await.is_some() {
@@ -91,14 +97,19 @@ impl Session<'_> {
         let [ini, processes @ ..] = &mut self.stands;
         ini.build(self.world, &mut self.draw, None).await?;
         for process in processes {
-            process.build(self.world, &mut self.draw, Some(domain)).await?;
+            process
+                .build(self.world, &mut self.draw, Some(domain))
+                .await?;
         }
-        ini.create_qp(self.world, QpType::XrcSend, |init| init).await?;
+        ini.create_qp(self.world, QpType::XrcSend, |init| init)
+            .await?;
         let request = domain.create_target_qp();
         let target = self.world.verb(&self.stands[1].lease, request).await.ok()?;
         self.target = target.qpn();
         self.targets.push(target);
-        let queues = self.stands[1..].iter().filter_map(|stand| Some(stand.srq.as_ref()?.srqn()));
+        let queues = self.stands[1..]
+            .iter()
+            .filter_map(|stand| Some(stand.srq.as_ref()?.srqn()));
         let (queues, target) = (queues.collect::<Vec<_>>(), self.target);
         let network = self.world.sim.network();
         network.tamper(|tamper| tamper.queues(target, &queues));
@@ -317,7 +328,7 @@ impl Session<'_> {
             _ => (SendOp::Read(mr.remote(0)), named, WcStatus::RemAccessErr),
         };
         let data = match op {
-            SendOp::Read(_) => Data::Into(BACK.start..BACK.start),
+            SendOp::Read(_) => Data::Into(BACK.start..BACK.start + 8),
             _ => Data::Bytes(vec![0; 8]),
         };
         let parcel = Parcel {
@@ -342,7 +353,10 @@ impl Session<'_> {
         let lease = &self.stands[1].lease;
         if self.targets.len() > 1 && self.draw.chance(Ppm::percent(60)) {
             let at = self.draw.below(self.targets.len());
-            let done = self.world.verb(lease, self.targets.remove(at).destroy()).await;
+            let done = self
+                .world
+                .verb(lease, self.targets.remove(at).destroy())
+                .await;
             gone(self.world, done);
         } else if self.targets.len() < 4 {
             let request = self.domain.as_ref()?.open_target_qp(self.target);
@@ -390,13 +404,17 @@ impl Session<'_> {
         self.stands[INI].broken = true;
         let to = QpAttr::to(QpState::Reset);
         self.stands[INI].modify(self.world, &[to]).await?;
+        self.reap();
+        self.stands[INI].forget();
+        self.stands[INI].broken = true;
         self.modify_target(&[to]).await?;
         self.world.sim.sleep(Duration::from_nanos(1)).await;
         self.reap();
-        self.stands[INI].forget();
         self.settle_all();
         self.expected = Default::default();
-        self.connect().await
+        self.connect().await?;
+        self.stands[INI].broken = false;
+        Some(())
     }
 
     /// Nothing of the connection can take effect any more.
@@ -427,7 +445,11 @@ impl Session<'_> {
             }
         }
         for (at, wc) in &polled {
-            let qpn = if *at == INI { self.stands[INI].qpn } else { self.target };
+            let qpn = if *at == INI {
+                self.stands[INI].qpn
+            } else {
+                self.target
+            };
             if !self.stands[*at].is_mine(self.world, wc, qpn) {
                 continue;
             }
@@ -444,7 +466,9 @@ impl Session<'_> {
                 self.world.accuse(Rule::Completion, what);
             }
         }
-        self.stands.iter_mut().for_each(|stand| stand.look(self.world));
+        self.stands
+            .iter_mut()
+            .for_each(|stand| stand.look(self.world));
     }
 
     /// A request ended in an error: whether there is cause for that one.
@@ -457,7 +481,10 @@ impl Session<'_> {
             status => ini.evil == Some((wc.wr_id, status)),
         };
         if !explained {
-            let what = format!("work request {:#x} ended without cause: {}", wc.wr_id, wc.status);
+            let what = format!(
+                "work request {:#x} ended without cause: {}",
+                wc.wr_id, wc.status
+            );
             self.world.accuse(Rule::Status, what);
         }
         ini.broken = true;
@@ -491,7 +518,10 @@ impl Session<'_> {
             _ => WcOpcode::RdmaRead,
         };
         if let Some(wc) = wc.filter(|wc| wc.opcode != opcode) {
-            let what = format!("work request {:#x} is {}, not {opcode}", wc.wr_id, wc.opcode);
+            let what = format!(
+                "work request {:#x} is {}, not {opcode}",
+                wc.wr_id, wc.opcode
+            );
             self.world.accuse(Rule::Result, what);
         }
         self.confirmed[out.to] += u64::from(out.receives);
@@ -552,7 +582,13 @@ impl Session<'_> {
         let seen = service::seen(self.world, &self.stands, true);
         let rows = std::iter::once(Operation::XrcReceive);
         let mut coverage = self.world.coverage.borrow_mut();
-        seen.note(&mut coverage, rows, was.unwrap_or_default(), false, orphaned);
+        seen.note(
+            &mut coverage,
+            rows,
+            was.unwrap_or_default(),
+            false,
+            orphaned,
+        );
     }
 
     /// Waits until everything that was posted has ended, helping where a receive is missing.
@@ -596,7 +632,10 @@ impl Session<'_> {
             stand.tear_down(self.world).await;
         }
         if let Some(domain) = self.domain.take() {
-            let done = self.world.verb(&self.stands[1].lease, domain.dealloc()).await;
+            let done = self
+                .world
+                .verb(&self.stands[1].lease, domain.dealloc())
+                .await;
             gone(self.world, done);
         }
     }
