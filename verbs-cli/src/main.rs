@@ -12,7 +12,9 @@ mod exit;
 mod net;
 mod pingpong;
 mod report;
+mod rping;
 mod sim;
+mod subnet;
 mod wire;
 
 use std::fmt::Display;
@@ -22,7 +24,9 @@ use std::process::ExitCode;
 use clap::Parser;
 
 use crate::cli::{BenchArgs, Cli, Command, CopyArgs, DevinfoArgs, PingpongArgs, ServeArgs};
+use crate::rping::RpingArgs;
 use crate::sim::SimArgs;
+use crate::subnet::SubnetArgs;
 use crate::wire::Roce;
 
 fn main() -> ExitCode {
@@ -31,8 +35,10 @@ fn main() -> ExitCode {
         Command::Bench(args) => run_bench(&args),
         Command::Devinfo(args) => run_devinfo(&args),
         Command::Pingpong(args) => run_pingpong(&args),
+        Command::Rping(args) => run_rping(&args),
         Command::Serve(args) => run_serve(&args),
         Command::Sim(args) => run_sim(&args),
+        Command::Subnet(args) => run_subnet(&args),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -66,6 +72,11 @@ fn run_pingpong(args: &PingpongArgs) -> Result<(), u8> {
         .map_err(|error| complain("pingpong", &error, error.exit_code()))
 }
 
+fn run_rping(args: &RpingArgs) -> Result<(), u8> {
+    rping::run(args, &Roce::new(&args.wire), &mut io::stdout())
+        .map_err(|error| complain("rping", &error, error.exit_code()))
+}
+
 fn run_serve(args: &ServeArgs) -> Result<(), u8> {
     copy::remote::serve(args, &Roce::new(&args.wire))
         .map_err(|error| complain("serve", &error, error.exit_code()))
@@ -74,6 +85,11 @@ fn run_serve(args: &ServeArgs) -> Result<(), u8> {
 fn run_sim(args: &SimArgs) -> Result<(), u8> {
     sim::run_seeds(args, &mut io::stdout())
         .map_err(|error| complain("sim", &error, error.exit_code()))
+}
+
+fn run_subnet(args: &SubnetArgs) -> Result<(), u8> {
+    subnet::run(args, &mut io::stdout())
+        .map_err(|error| complain("subnet", &error, error.exit_code()))
 }
 
 fn run_bench(args: &BenchArgs) -> Result<(), u8> {
