@@ -7,6 +7,7 @@ mod control;
 mod draft;
 mod evil;
 mod machine;
+mod parcel;
 mod plan;
 mod post;
 mod reap;

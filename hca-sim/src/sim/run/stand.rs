@@ -6,16 +6,14 @@ use std::ops::Range;
 use std::time::Duration;
 
 use verbs_core::{
-    Access, Cq, Dest, Error, Mtu, Payload, Pd, PostError, Qp, QpAttr, QpInit, QpState, QpType, Qpn,
-    Recv, Refused, SendFlags, SendOp, SendWr, Sge, Srq, Wc, WcStatus, Xrcd,
+    Access, Cq, Error, Mtu, Pd, PostError, Qp, QpAttr, QpInit, QpState, QpType, Qpn, Recv, Refused,
+    Srq, Wc, WcStatus, Xrcd,
 };
 
-use crate::sim::check::{Read, Rule, SendModel, Sent, Tag};
-use crate::sim::coverage::Operation;
+use crate::sim::check::{Rule, SendModel, Tag};
 use crate::sim::plant::Spoiled;
 use crate::sim::run::area::Region;
-use crate::sim::run::conn::Seen;
-use crate::sim::run::draft::cut;
+use crate::sim::run::parcel::{Out, pieces};
 use crate::sim::run::world::{Lease, World};
 use crate::sim::{Draw, Ppm};
 
@@ -24,7 +22,7 @@ const CQE: u32 = 256;
 /// Bytes of a message at most.
 pub(super) const MESSAGE_MAX: usize = 6000;
 /// Bytes of the place of a receive, or of a message that is sent: the longest, and what a header takes.
-const SLOT: usize = 6144;
+pub(super) const SLOT: usize = 6144;
 /// Places of receives, and as many of messages.
 const SLOTS: usize = 8;
 /// Where the peer's WRITEs go, and its READs come from.
@@ -50,12 +48,12 @@ pub(super) struct Stand {
     pub(super) sends: SendModel<Out>,
     /// Receives that wait, in order.
     receives: VecDeque<Receive>,
-    free: [Vec<usize>; 2],
+    pub(super) free: [Vec<usize>; 2],
     /// Work requests so far.
-    posted: u64,
+    pub(super) posted: u64,
     /// Messages so far.
     messages: u16,
-    quiet: usize,
+    pub(super) quiet: usize,
     /// The queue pair was taken to ERR, or goes there.
     pub(super) broken: bool,
     /// A work request was posted that has to fail, and what it may say.
@@ -65,10 +63,10 @@ pub(super) struct Stand {
 /// Sizes of the queues of a stand.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sizes {
-    send_depth: u32,
+    pub(super) send_depth: u32,
     recv_depth: u32,
-    sges: u32,
-    inline: u32,
+    pub(super) sges: u32,
+    pub(super) inline: u32,
     pub(super) mtu: Mtu,
 }
 
@@ -84,45 +82,6 @@ pub(super) struct Received {
     /// As the bytes were, and as they are.
     pub(super) before: Vec<u8>,
     pub(super) after: Vec<u8>,
-}
-
-/// A work request, for when it ends.
-pub(super) struct Out {
-    slot: Option<usize>,
-    pub(super) operation: Operation,
-    /// Its number in the lane of its sender.
-    pub(super) seq: u64,
-    /// The stand whose receive or memory it reaches for, by its place in the session.
-    pub(super) to: usize,
-    /// It takes a receive.
-    pub(super) receives: bool,
-    /// Where its result goes, and what that may be.
-    pub(super) read: Option<(Range<usize>, Read)>,
-    pub(super) seen: Seen,
-}
-
-/// A work request that is to be posted.
-pub(super) struct Parcel<'d> {
-    pub(super) op: SendOp,
-    pub(super) dest: Dest<'d>,
-    pub(super) operation: Operation,
-    pub(super) data: Data,
-    pub(super) seq: u64,
-    pub(super) to: usize,
-    pub(super) receives: bool,
-    pub(super) read: Option<Read>,
-    /// What had gone wrong by then where it goes.
-    pub(super) seen: Seen,
-}
-
-/// The local side of a work request.
-pub(super) enum Data {
-    /// These bytes are sent.
-    Bytes(Vec<u8>),
-    /// The result goes there.
-    Into(Range<usize>),
-    /// A piece with a key that is none.
-    Stranger,
 }
 
 impl Sizes {
@@ -293,9 +252,8 @@ impl Stand {
         };
         self.posted += 1;
         let wr_id = self.posted << 1 | 1;
-        let sges = pieces(draw, slot * SLOT, len, self.sizes.sges, |range| {
-            mr.slice(range)
-        });
+        let range = slot * SLOT..slot * SLOT + len;
+        let sges = pieces(draw, mr, range, self.sizes.sges);
         let recv = Recv::new(wr_id).scatter(&sges);
         let posted = match (&mut self.srq, &mut self.qp) {
             (Some(srq), _) => srq.post_recv(recv),
@@ -349,107 +307,6 @@ impl Stand {
             }
         };
         Some(Received { before, after })
-    }
-
-    /// Posts a work request; its number, if it was taken.
-    pub(super) fn post(
-        &mut self,
-        world: &World,
-        draw: &mut Draw,
-        parcel: Parcel<'_>,
-    ) -> Option<u64> {
-        let depth = self.sizes.send_depth as usize;
-        if world.is_spent() {
-            return None;
-        }
-        let mr = self.region.mr.as_ref()?;
-        let mut flags = SendFlags::empty();
-        let (mut slot, mut inline, mut sges, mut back) = (None, None, Vec::new(), None);
-        match parcel.data {
-            Data::Bytes(bytes) => {
-                if bytes.len() <= self.sizes.inline as usize && draw.chance(Ppm::percent(50)) {
-                    flags |= SendFlags::INLINE;
-                    inline = Some(bytes);
-                } else {
-                    let free = *self.free[1].last()?;
-                    let at = free * SLOT;
-                    self.region.model.store(at, &bytes);
-                    sges = pieces(draw, at, bytes.len(), self.sizes.sges, |range| {
-                        mr.slice(range)
-                    });
-                    slot = Some(free);
-                }
-            }
-            Data::Into(range) => {
-                let count = self.sizes.sges;
-                sges = pieces(draw, range.start, range.len(), count, |range| {
-                    mr.slice(range)
-                });
-                back = Some(range);
-            }
-            Data::Stranger => {
-                let piece = mr.slice(0..8);
-                let lkey = piece.lkey.next();
-                sges.push(Sge { lkey, ..piece });
-                flags |= SendFlags::SIGNALED;
-            }
-        }
-        let last_chance = self.quiet + 1 >= (depth / 2).max(1);
-        flags.set(
-            SendFlags::SIGNALED,
-            last_chance
-                || back.is_some()
-                || flags.contains(SendFlags::SIGNALED)
-                || draw.chance(Ppm::percent(70)),
-        );
-        flags.set(
-            SendFlags::SOLICITED,
-            back.is_none() && draw.chance(Ppm::percent(20)),
-        );
-        let signaled = flags.contains(SendFlags::SIGNALED);
-        let wr_id = (self.posted + 1) << 1;
-        let wr = SendWr {
-            wr_id,
-            op: parcel.op,
-            flags,
-            payload: inline
-                .as_deref()
-                .map_or(Payload::List(&sges), Payload::Inline),
-            dest: parcel.dest,
-        };
-        let waiting = self.sends.len();
-        match self.qp.as_mut()?.post_send(wr) {
-            Ok(()) => {}
-            Err(PostError::Full { .. }) if waiting >= depth => return None,
-            Err(PostError::DeviceRemoved) if self.lease.removed.get() => return None,
-            Err(error) => {
-                let what =
-                    format!("a post with {waiting} work requests waiting was refused: {error}");
-                world.accuse(Rule::Post, what);
-                return None;
-            }
-        }
-        world.posted.set(world.posted.get() + 1);
-        self.posted += 1;
-        self.quiet = if signaled { 0 } else { self.quiet + 1 };
-        if slot.is_some() {
-            self.free[1].pop();
-        }
-        let what = Out {
-            slot,
-            operation: parcel.operation,
-            seq: parcel.seq,
-            to: parcel.to,
-            receives: parcel.receives,
-            read: back.zip(parcel.read),
-            seen: parcel.seen,
-        };
-        self.sends.post(Sent {
-            wr_id,
-            signaled,
-            what,
-        });
-        Some(wr_id)
     }
 
     /// A completion of the send queue: what has ended with it, the one that it is about last.
@@ -585,24 +442,6 @@ impl Stand {
         (self.evil, self.quiet) = (None, 0);
         Some(())
     }
-}
-
-/// The pieces of a range.
-fn pieces(
-    draw: &mut Draw,
-    at: usize,
-    len: usize,
-    max: u32,
-    slice: impl Fn(Range<usize>) -> Sge,
-) -> Vec<Sge> {
-    let mut from = at;
-    cut(draw, len, max as usize)
-        .into_iter()
-        .map(|len| {
-            from += len;
-            slice(from - len..from)
-        })
-        .collect()
 }
 
 /// A destroy that gives its handle back is one that nothing explains.

@@ -11,8 +11,9 @@ use crate::sim::check::{Arrived, Deliveries, Rule, Tag};
 use crate::sim::coverage::Operation;
 use crate::sim::run::Mode;
 use crate::sim::run::conn::Seen;
+use crate::sim::run::parcel::{Data, Parcel};
 use crate::sim::run::service::{self, Flying};
-use crate::sim::run::stand::{Data, MESSAGE_MAX, Parcel, Stand, TARGET, pause};
+use crate::sim::run::stand::{MESSAGE_MAX, Stand, TARGET, pause};
 use crate::sim::run::world::{LIVE_MAX, World};
 use crate::sim::{Draw, Ppm};
 
