@@ -97,6 +97,18 @@ impl<T> Deliveries<T> {
         self.posted.insert(tag, Posted { len, imm, about });
     }
 
+    /// A message was flushed before anything of it had left, so nobody may be told of it.
+    ///
+    /// # Errors
+    /// Somebody was.
+    pub(crate) fn recall(&mut self, tag: Tag) -> Result<(), String> {
+        self.posted.remove(&tag);
+        match self.was_told(tag) {
+            true => Err(format!("{tag:?} was flushed, and had been told of")),
+            false => Ok(()),
+        }
+    }
+
     /// What its owner knows of a message.
     pub(crate) fn about(&self, tag: Tag) -> Option<&T> {
         self.posted.get(&tag).map(|posted| &posted.about)
@@ -203,7 +215,9 @@ mod tests {
         all.post(foreign, 10, None, 2);
         assert!(tell(&mut all, &foreign.compose(10)).is_err());
         assert!(!all.was_told(foreign));
-        assert_eq!(tell(&mut all, &first), Ok(FIRST));
-        assert!(all.was_told(FIRST));
+        assert_eq!(all.recall(FIRST), Ok(()));
+        assert!(tell(&mut all, &first).is_err(), "it was flushed");
+        assert_eq!(tell(&mut all, &second), Ok(SECOND));
+        assert!(all.was_told(SECOND) && all.recall(SECOND).is_err());
     }
 }

@@ -4,8 +4,10 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::time::Duration;
 
+use verbs_core::{Wc, WcStatus};
+
 use crate::clock::Instant;
-use crate::sim::check::Laws;
+use crate::sim::check::{Deliveries, Laws, Rule, Tag};
 use crate::sim::coverage::{Cell, Operation};
 use crate::sim::run::conn::Seen;
 use crate::sim::run::machine::addresses;
@@ -112,12 +114,31 @@ impl Flying {
     }
 }
 
-/// Tells the table of a receive that ended in error.
-pub(super) fn lost_receive(world: &World, row: Operation, orphaned: bool) {
+/// Tells the table of a work request that ended in error.
+pub(super) fn failed(world: &World, row: Operation, orphaned: bool) {
     let cell = if orphaned {
         Cell::Removal
     } else {
         Cell::QpError
     };
     world.coverage.borrow_mut().hit(row, cell);
+}
+
+/// What is flushed behind a work request that has failed was never sent (IBTA vol. 1, 10.3.1.7).
+pub(super) fn recall<T>(
+    world: &World,
+    stand: &Stand,
+    messages: &mut Deliveries<T>,
+    wc: &Wc,
+    seq: u64,
+) {
+    let whole = !stand.broken && !stand.lease.removed.get();
+    if wc.status != WcStatus::WrFlushErr || !whole {
+        return;
+    }
+    let Ok(seq) = u16::try_from(seq) else { return };
+    let sender = stand.id;
+    if let Err(what) = messages.recall(Tag { sender, seq }) {
+        world.accuse(Rule::Delivery, what);
+    }
 }

@@ -318,7 +318,14 @@ impl Session<'_> {
         }
         if !wc.is_ok() {
             let orphaned = self.is_orphaned();
-            service::lost_receive(self.world, last.operation, orphaned);
+            service::failed(self.world, last.operation, orphaned);
+            service::recall(
+                self.world,
+                &self.stands[end],
+                &mut self.messages,
+                wc,
+                last.seq,
+            );
         }
     }
 
@@ -336,7 +343,7 @@ impl Session<'_> {
                 let what = format!("receive {:#x} ended without cause: {}", wc.wr_id, wc.status);
                 self.world.accuse(Rule::Status, what);
             }
-            return service::lost_receive(self.world, Operation::UcReceive, orphaned);
+            return service::failed(self.world, Operation::UcReceive, orphaned);
         }
         let len = wc.byte_len as usize;
         let carries = wc.opcode == WcOpcode::Recv;

@@ -371,7 +371,14 @@ impl Session<'_> {
         }
         let ended = self.stands[at].ended(self.world, wc);
         if let (Some(last), false) = (ended.last(), wc.is_ok()) {
-            service::lost_receive(self.world, last.operation, self.is_orphaned());
+            service::failed(self.world, last.operation, self.is_orphaned());
+            service::recall(
+                self.world,
+                &self.stands[at],
+                &mut self.messages,
+                wc,
+                last.seq,
+            );
         }
     }
 
@@ -386,7 +393,7 @@ impl Session<'_> {
                 let what = format!("receive {:#x} ended without cause: {}", wc.wr_id, wc.status);
                 self.world.accuse(Rule::Status, what);
             }
-            return service::lost_receive(self.world, Operation::DatagramReceive, orphaned);
+            return service::failed(self.world, Operation::DatagramReceive, orphaned);
         }
         let end = (wc.byte_len as usize).min(received.after.len()).max(HEADER);
         let arrived = Arrived {

@@ -130,7 +130,7 @@ impl Session<'_> {
                 let what = format!("receive {:#x} ended without cause: {}", wc.wr_id, wc.status);
                 self.world.accuse(Rule::Status, what);
             }
-            return service::lost_receive(self.world, Operation::XrcReceive, orphaned);
+            return service::failed(self.world, Operation::XrcReceive, orphaned);
         }
         let len = wc.byte_len as usize;
         let carries = wc.opcode == WcOpcode::Recv;
