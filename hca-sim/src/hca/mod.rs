@@ -190,9 +190,9 @@ impl Hca {
     }
 
     /// Objects that there are: protection domains, regions, completion queues, shared receive queues,
-    /// queue pairs, address handles.
+    /// queue pairs, address handles, XRC domains, multicast attachments.
     #[cfg(not(verbs_loom))]
-    pub(crate) fn census(&self) -> [usize; 6] {
+    pub(crate) fn census(&self) -> [usize; 8] {
         let tables = self.tables.lock();
         [
             tables.pds.len(),
@@ -201,6 +201,8 @@ impl Hca {
             tables.srqs.len(),
             tables.queue_pairs as usize,
             tables.ahs.len(),
+            tables.xrcds.len(),
+            self.port.groups.attachments(),
         ]
     }
 
@@ -214,6 +216,13 @@ impl Hca {
     #[cfg(not(verbs_loom))]
     pub(crate) fn rnr_naks(&self) -> u64 {
         self.port.counters.rnr_naks.get()
+    }
+
+    /// Messages of services without answers that were dropped for want of a receive so far, or because
+    /// they could not be taken.
+    #[cfg(not(verbs_loom))]
+    pub(crate) fn dropped(&self) -> u64 {
+        self.port.counters.dropped.get()
     }
 }
 

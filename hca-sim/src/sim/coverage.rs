@@ -47,6 +47,16 @@ rows! {
         Fenced = "fenced",
         Solicited = "solicited",
         Unsignaled = "unsignaled",
+        UcSend = "UC SEND",
+        UcWrite = "UC WRITE",
+        UcReceive = "UC receive",
+        Datagram = "UD SEND",
+        Multicast = "UD multicast",
+        DatagramReceive = "UD receive",
+        XrcSend = "XRC SEND",
+        XrcWrite = "XRC WRITE",
+        XrcRead = "XRC READ",
+        XrcReceive = "XRC receive",
     }
 }
 

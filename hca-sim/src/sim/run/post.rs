@@ -39,7 +39,7 @@ impl Session {
     /// Posts a work request at that end.
     pub(super) fn post_send(&mut self, index: usize, end: usize) {
         let conn = &self.conns[index];
-        if !conn.live || conn.broken || self.is_spent() {
+        if !conn.live || conn.broken || self.world.is_spent() {
             return;
         }
         let operation = *self.draw.pick(OPERATIONS);
@@ -47,15 +47,6 @@ impl Session {
             return;
         };
         self.post(index, end, draft);
-    }
-
-    /// Whether the run has posted as much as it may.
-    fn is_spent(&self) -> bool {
-        let world = &self.world;
-        world
-            .options
-            .operations
-            .is_some_and(|max| world.posted.get() >= max)
     }
 
     /// A work request that does nothing and makes a completion, if any is waited for that makes none.
@@ -436,9 +427,8 @@ impl Session {
         };
         let mut read = None;
         if let (Some(range), Some((place, target))) = (&back, &target) {
-            let floor = peer.region(*place).model.predict(lane_id, target.clone());
-            let later = Vec::new();
-            read = Some(Read { floor, later });
+            let model = &peer.region(*place).model;
+            read = Some(Read::of(model.predict(lane_id, target.clone())));
             mine.main.model.lend(lane_id, seq, range.start, range.len());
         }
         if let (true, Some((place, range))) = (changes, &target) {
