@@ -98,6 +98,8 @@ pub use datagram::{
 };
 pub use error::{Error, NotConnected, Rejection};
 pub use event::{CmError, ConnId, Counters, Event, Failure, ListenId, QpChange, ResolveId};
+#[doc(hidden)]
+pub use hub::{Modifier, Modify};
 pub use listen::{Accepting, ConnectRequest, Listener, Listening, listen};
 pub use manager::{Counts, Manager};
 pub use options::ConnParam;
