@@ -59,7 +59,7 @@ pub mod link;
 mod message;
 #[cfg(all(test, verbs_loom))]
 mod models;
-mod port;
+pub mod port;
 mod qp;
 mod qp_check;
 mod qp_event;

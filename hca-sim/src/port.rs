@@ -1,4 +1,11 @@
 //! A port: its addresses, its tables, and what it counts.
+//!
+//! [`sma`] and [`pma`] answer subnet and performance management for the ports of a node. They are
+//! plain functions over bytes: whoever receives a datagram calls them, and has the answer.
+
+pub mod pma;
+mod processed;
+pub mod sma;
 
 use std::fmt;
 use std::net::IpAddr;
@@ -11,6 +18,8 @@ use verbs_core::sync::atomic::{
 };
 use verbs_core::sync::{Arc, Mutex, OnceLock, Weak};
 use verbs_core::{Attr, Error, Gid, Guid, Lid, Mtu, PKey, PortState, QpAttr, Why};
+
+pub use processed::{Arrival, Processed};
 
 use crate::engine::Engine;
 use crate::groups::Groups;

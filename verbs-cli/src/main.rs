@@ -15,6 +15,7 @@ mod pingpong;
 mod report;
 mod rping;
 mod sim;
+mod subnet;
 mod wire;
 
 use std::fmt::Display;
@@ -27,6 +28,7 @@ use crate::cli::{BenchArgs, Cli, Command, CopyArgs, DevinfoArgs, PingpongArgs, S
 use crate::connect_bench::ConnectBenchArgs;
 use crate::rping::RpingArgs;
 use crate::sim::SimArgs;
+use crate::subnet::SubnetArgs;
 use crate::wire::Roce;
 
 fn main() -> ExitCode {
@@ -39,6 +41,7 @@ fn main() -> ExitCode {
         Command::Rping(args) => run_rping(&args),
         Command::Serve(args) => run_serve(&args),
         Command::Sim(args) => run_sim(&args),
+        Command::Subnet(args) => run_subnet(&args),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -90,6 +93,11 @@ fn run_serve(args: &ServeArgs) -> Result<(), u8> {
 fn run_sim(args: &SimArgs) -> Result<(), u8> {
     sim::run_seeds(args, &mut io::stdout())
         .map_err(|error| complain("sim", &error, error.exit_code()))
+}
+
+fn run_subnet(args: &SubnetArgs) -> Result<(), u8> {
+    subnet::run(args, &mut io::stdout())
+        .map_err(|error| complain("subnet", &error, error.exit_code()))
 }
 
 fn run_bench(args: &BenchArgs) -> Result<(), u8> {

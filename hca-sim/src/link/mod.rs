@@ -3,6 +3,7 @@
 mod cable;
 mod captured;
 mod counters;
+pub mod fabric;
 mod faulty;
 mod hub;
 mod loopback;

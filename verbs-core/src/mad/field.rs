@@ -27,6 +27,17 @@ impl Run {
         self.byte + (self.bit + self.width).div_ceil(8)
     }
 
+    /// Part `index` of `count` equal ones.
+    const fn part(self, index: usize, count: usize) -> Self {
+        let width = self.width / count;
+        let bit = self.bit + index * width;
+        Self {
+            byte: self.byte + bit / 8,
+            bit: bit % 8,
+            width,
+        }
+    }
+
     /// Bits of the last byte behind the run.
     const fn behind(self) -> usize {
         (self.end() - self.byte) * 8 - self.bit - self.width
@@ -131,6 +142,23 @@ impl Field for Gid {
 
     fn write(self, bytes: &mut [u8], run: Run) {
         Blob(self.0).write(bytes, run);
+    }
+}
+
+/// Elements of equal width, one behind the other.
+impl<T: Field + Default, const N: usize> Field for [T; N] {
+    fn read(bytes: &[u8], run: Run) -> Self {
+        let mut all = [T::default(); N];
+        for (index, element) in all.iter_mut().enumerate() {
+            *element = T::read(bytes, run.part(index, N));
+        }
+        all
+    }
+
+    fn write(self, bytes: &mut [u8], run: Run) {
+        for (index, element) in self.into_iter().enumerate() {
+            element.write(bytes, run.part(index, N));
+        }
     }
 }
 

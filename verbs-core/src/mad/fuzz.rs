@@ -3,12 +3,24 @@
 
 use crate::addr::Lid;
 use crate::mad::header::{MAD_LEN, MadBytes, MadHeader, MadHeaderView};
+use crate::mad::pm::{
+    PortCounters, PortCountersExtended, PortCountersExtendedView, PortCountersView,
+};
 use crate::mad::rmpp::{Layout, Received, Receiver, RmppConfig, RmppHeader, RmppHeaderView};
 use crate::mad::sa::{
     InformInfo, InformInfoView, McMemberRecord, McMemberRecordView, PathRecord, PathRecordView,
     SaHeader, SaHeaderView, ServiceRecord, ServiceRecordView,
 };
-use crate::mad::{Address, AgentConfig, Agents, Class, Delivery, Method, Retry, Time};
+use crate::mad::sm::{
+    GuidBlock, GuidBlockView, MulticastBlock, MulticastBlockView, NodeInfo, NodeInfoView, Notice,
+    NoticeView, PKeyBlock, PKeyBlockView, PortInfo, PortInfoView, SlToVl, SlToVlView, SmInfo,
+    SmInfoView, SmpHeader, SmpHeaderView, SwitchInfo, SwitchInfoView, VlArbitration,
+    VlArbitrationView,
+};
+use crate::mad::{
+    Address, AgentConfig, Agents, Class, ClassPortInfo, ClassPortInfoView, Delivery, Method, Retry,
+    Time,
+};
 use crate::qp_attr::Av;
 
 /// Reads one record out of bytes, and writes it again to the same bytes but for those without a
@@ -34,7 +46,12 @@ pub fn records(bytes: &[u8]) {
     again!(
         bytes, MadHeader MadHeaderView, RmppHeader RmppHeaderView, SaHeader SaHeaderView,
         PathRecord PathRecordView, McMemberRecord McMemberRecordView,
-        ServiceRecord ServiceRecordView, InformInfo InformInfoView
+        ServiceRecord ServiceRecordView, InformInfo InformInfoView,
+        ClassPortInfo ClassPortInfoView, SmpHeader SmpHeaderView, NodeInfo NodeInfoView,
+        PortInfo PortInfoView, SwitchInfo SwitchInfoView, GuidBlock GuidBlockView,
+        PKeyBlock PKeyBlockView, SlToVl SlToVlView, VlArbitration VlArbitrationView,
+        MulticastBlock MulticastBlockView, Notice NoticeView, SmInfo SmInfoView,
+        PortCounters PortCountersView, PortCountersExtended PortCountersExtendedView
     );
 }
 

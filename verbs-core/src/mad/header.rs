@@ -101,6 +101,8 @@ macro_rules! code {
     };
 }
 
+pub(crate) use code;
+
 code! {
     /// Management class (IBTA vol. 1, 13.4.4).
     Class(u8), "4" digits {

@@ -1,8 +1,8 @@
 //! Management datagrams: their formats, and the bookkeeping of a port's service for them.
 //!
-//! Every management datagram has 256 bytes and begins with a [`MadHeader`]. Subnet administration
-//! ([`sa`]) and transfers of several datagrams ([`rmpp`]) add headers of their own; formats that one
-//! protocol alone uses live with that protocol.
+//! Every management datagram has 256 bytes and begins with a [`MadHeader`]. Subnet management ([`sm`]),
+//! subnet administration ([`sa`]), performance management ([`pm`]) and transfers of several datagrams
+//! ([`rmpp`]) add headers of their own; formats that one protocol alone uses live with that protocol.
 //!
 //! [`Agents`] is what a port's service keeps: who registered for which class and method, which
 //! requests wait for a response, and what has to be sent again when. It is sans-IO, as is everything
@@ -15,18 +15,22 @@
 //! Not here: whatever answers the requests.
 
 pub mod agent;
+mod class_port_info;
 #[doc(hidden)]
 pub mod field;
 #[doc(hidden)]
 pub mod fuzz;
 pub mod header;
+pub mod pm;
 pub mod process;
 pub mod rmpp;
 pub mod sa;
 pub mod service;
+pub mod sm;
 pub mod time;
 
 pub use agent::{AgentConfig, AgentCounters, AgentError, AgentId, Agents, Delivery, Retry};
+pub use class_port_info::{ClassPortInfo, ClassPortInfoView};
 pub use field::{Bits, Blob, TooLong};
 pub use header::{
     AttributeId, Class, MAD_LEN, MadBytes, MadHeader, MadHeaderView, Method, Status, TransactionId,

@@ -155,7 +155,7 @@ impl Layout {
     }
 
     /// Where the data of a segment begin.
-    const fn data_at(self) -> usize {
+    pub const fn data_at(self) -> usize {
         AT + RmppHeader::LEN + self.class_header
     }
 

@@ -1,0 +1,29 @@
+//! A simulated InfiniBand subnet: switches, adapters, links, and what passes between them.
+//!
+//! [`Topology`] says what there is: built in code, read from the file format of ibsim and ibnetdiscover
+//! ([`Topology::parse`]), or a [`FatTree`]. [`Subnet`] is the machine over it. Each node answers its
+//! subnet manager and counts for its performance manager ([`sma`](crate::port::sma),
+//! [`pma`](crate::port::pma)); switches forward by the tables that the manager writes; datagrams with
+//! a directed route go hop by hop as their paths say. There is no manager in here: until one has set
+//! LIDs and tables and has brought the ports up, only directed routes lead anywhere.
+//!
+//! The machine is sans-IO and deterministic: time comes in, packets come in and go out, and a seed
+//! decides which packets a bad link loses. [`Host`] lets programs take part: it has each port's
+//! service for management datagrams, and speaks the protocol of [`message`] with its clients, over
+//! whatever carries datagrams in order; [`socket`] is that for Unix.
+
+mod fat_tree;
+mod file;
+mod host;
+pub mod message;
+mod packet;
+mod smi;
+pub mod socket;
+mod subnet;
+mod topology;
+
+pub use fat_tree::FatTree;
+pub use host::{Host, HostCounters};
+pub use packet::{Body, MadPacket, Packet};
+pub use subnet::{LinkFault, Subnet, SubnetConfig, SubnetEvent};
+pub use topology::{LinkSpec, NodeId, NodeSpec, PortRef, Topology, TopologyError};

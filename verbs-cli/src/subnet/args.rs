@@ -1,0 +1,94 @@
+//! Arguments of `verbs subnet`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+pub(crate) const ABOUT: &str = "\
+Host a simulated InfiniBand subnet: switches and adapters that a subnet manager configures.
+
+TOPOLOGY is a file in the format of ibsim, or the output of ibnetdiscover. Programs that use libibumad \
+(OpenSM, ibnetdiscover, perfquery, ...) take part unmodified when they load the libibumad.so.3 that comes \
+with this program; each stands on the node that VERBS_HOST or SIM_HOST names, by default the first \
+adapter. The subnet lives as long as this program.";
+
+pub(crate) const EXAMPLES: &str = "\
+Examples:
+  verbs subnet net.topo                          host what the file describes
+  verbs subnet --tree 1024                       host a fat tree of 128 switches and 1,024 adapters
+  verbs subnet --status                          how the hosted subnet is
+  verbs subnet --unplug Sw1:3                    pull the cable at port 3 of Sw1
+  verbs subnet --plug Sw1:3                      and put it back
+
+Environment:
+  VERBS_SUBNET  the socket, for this program and for the library; by default verbs-subnet in
+                $XDG_RUNTIME_DIR, or verbs-subnet-UID in the folder for temporary files
+  VERBS_HOST    names of nodes, with commas, that are the adapters of the host a program runs on
+
+Exit codes:
+  0  done
+  1  a file or the socket could not be used
+  2  the arguments or the topology are wrong
+  5  there is no hosted subnet, or it says no";
+
+/// `verbs subnet`.
+#[derive(Args, Debug)]
+pub(crate) struct SubnetArgs {
+    /// The subnet: a file in the format of ibsim and ibnetdiscover
+    #[arg(
+        value_name = "TOPOLOGY",
+        required_unless_present_any = ["tree", "status", "plug", "unplug"],
+        conflicts_with_all = ["tree", "status", "plug", "unplug"]
+    )]
+    pub(crate) topology: Option<PathBuf>,
+    /// A fat tree with so many adapters: 64, 256 or 1024
+    #[arg(long, value_name = "ADAPTERS", conflicts_with_all = ["status", "plug", "unplug"])]
+    pub(crate) tree: Option<usize>,
+    /// The socket that the subnet is hosted at
+    #[arg(long, value_name = "PATH")]
+    pub(crate) socket: Option<PathBuf>,
+    /// Say how the hosted subnet is
+    #[arg(long, conflicts_with_all = ["plug", "unplug"])]
+    pub(crate) status: bool,
+    /// Pull the cable out of a port
+    #[arg(long, value_name = "NODE:PORT", value_parser = port, conflicts_with = "plug")]
+    pub(crate) unplug: Option<PortArg>,
+    /// Put the cable of a port back
+    #[arg(long, value_name = "NODE:PORT", value_parser = port)]
+    pub(crate) plug: Option<PortArg>,
+}
+
+/// A port of a node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct PortArg {
+    pub(crate) node: String,
+    pub(crate) port: u8,
+}
+
+/// `Sw1:3`: names may have colons, port numbers have none.
+fn port(text: &str) -> Result<PortArg, String> {
+    let wanted = "a port is NODE:PORT, such as Sw1:3";
+    let (node, port) = text.rsplit_once(':').ok_or(wanted)?;
+    let port = port.parse().map_err(|_| wanted)?;
+    if node.is_empty() || port == 0 {
+        return Err(wanted.into());
+    }
+    Ok(PortArg {
+        node: node.to_owned(),
+        port,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ports_are_named_by_node_and_number() {
+        let parsed = port("leaf 1:a:17").expect("a port");
+        assert_eq!((parsed.node.as_str(), parsed.port), ("leaf 1:a", 17));
+        for wrong in ["Sw1", "Sw1:", "Sw1:0", "Sw1:256", ":1", "Sw1:x"] {
+            assert!(port(wrong).is_err(), "{wrong}");
+        }
+    }
+}

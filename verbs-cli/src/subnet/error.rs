@@ -1,0 +1,57 @@
+//! Why a subnet cannot be hosted or changed.
+
+use std::io;
+use std::path::PathBuf;
+
+use hca_sim::link::fabric::TopologyError;
+use hca_sim::link::fabric::message::{MessageError, Refusal};
+
+use crate::exit;
+
+/// What went wrong.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum SubnetError {
+    #[error("there is no fat tree with {0} adapters, only with 64, 256 and 1024")]
+    NoTree(usize),
+    #[error("no topology was given")]
+    NoTopology,
+    #[error("the topology has no adapter, so that nobody could manage the subnet")]
+    NoAdapter,
+    #[error(transparent)]
+    Topology(#[from] TopologyError),
+    #[error("cannot read {}: {source}", path.display())]
+    Read { path: PathBuf, source: io::Error },
+    #[error("cannot listen at {}: {source}", path.display())]
+    Listen { path: PathBuf, source: io::Error },
+    #[error("cannot use {}: {source}", path.display())]
+    Files { path: PathBuf, source: io::Error },
+    #[error("cannot wait for clients: {0}")]
+    Wait(io::Error),
+    #[error("no subnet at {}: {source}", path.display())]
+    Reach { path: PathBuf, source: io::Error },
+    #[error("the subnet says: {0}")]
+    Refused(Refusal),
+    #[error("the subnet says what is no answer: {0}")]
+    Message(#[from] MessageError),
+    #[error("the subnet gives another answer than was asked for")]
+    NoAnswer,
+    #[error("cannot write the result to stdout: {0}")]
+    Output(io::Error),
+}
+
+impl SubnetError {
+    /// As `--help` lists them.
+    pub(crate) fn exit_code(&self) -> u8 {
+        match self {
+            Self::NoTree(_) | Self::NoTopology | Self::NoAdapter | Self::Topology(_) => exit::USAGE,
+            Self::Read { .. }
+            | Self::Listen { .. }
+            | Self::Files { .. }
+            | Self::Wait(_)
+            | Self::Output(_) => exit::FILES,
+            Self::Reach { .. } | Self::Refused(_) | Self::Message(_) | Self::NoAnswer => {
+                exit::DEVICE
+            }
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! The files that subnet managers keep open: who has one open manages that port.
+//!
+//! With the kernel, such a file is a device that exists for each port. Here it is a FIFO. A manager opens it
+//! to read; whether somebody has it open for that is what opening it to write tells, without waiting, and
+//! when nobody has it open any more, the end that writes is told. So a manager that is killed is noticed too.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use hca_sim::link::fabric::PortRef;
+use rustix::fs::{CWD, FileType, Mode, OFlags, inotify, mknodat, open};
+use rustix::io::Errno;
+
+/// A port's file.
+#[derive(Debug)]
+struct File {
+    path: PathBuf,
+    /// Held while a manager has the other end.
+    end: Option<OwnedFd>,
+}
+
+/// The files of a subnet, in a folder of their own.
+#[derive(Debug)]
+pub(crate) struct Managers {
+    folder: PathBuf,
+    watch: OwnedFd,
+    files: BTreeMap<PortRef, File>,
+}
+
+impl Managers {
+    /// No file yet. The folder is made; what an earlier run has left in it is used again.
+    pub(crate) fn new(folder: PathBuf) -> io::Result<Self> {
+        match rustix::fs::mkdir(&folder, Mode::RWXU) {
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let watch = inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK)?;
+        inotify::add_watch(&watch, &folder, inotify::WatchFlags::OPEN)?;
+        Ok(Self {
+            folder,
+            watch,
+            files: BTreeMap::new(),
+        })
+    }
+
+    /// The file of a port.
+    pub(crate) fn file(&mut self, at: PortRef) -> io::Result<&Path> {
+        let name = format!("issm-{}-{}", at.node.0, at.port);
+        let path = self.folder.join(name);
+        match mknodat(CWD, &path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0) {
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let file = self.files.entry(at).or_insert(File { path, end: None });
+        Ok(&file.path)
+    }
+
+    /// What tells that a file was opened.
+    pub(crate) fn watch(&self) -> BorrowedFd<'_> {
+        self.watch.as_fd()
+    }
+
+    /// Ends whose other end may be closed, in the order that [`closed`](Self::closed) counts them in.
+    pub(crate) fn ends(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.files
+            .values()
+            .filter_map(|file| file.end.as_ref().map(AsFd::as_fd))
+    }
+
+    /// Some file was opened. Returns the ports where a manager is now and was not before.
+    pub(crate) fn opened(&mut self) -> Vec<PortRef> {
+        let mut buffer = [MaybeUninit::uninit(); 4096];
+        let mut events = inotify::Reader::new(&self.watch, &mut buffer);
+        while events.next().is_ok() {}
+        let mut managed = Vec::new();
+        for (&at, file) in &mut self.files {
+            if file.end.is_none() {
+                let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+                // It fails as long as nobody reads.
+                file.end = open(&file.path, flags, Mode::empty()).ok();
+                managed.extend(file.end.is_some().then_some(at));
+            }
+        }
+        managed
+    }
+
+    /// The other ends of some are closed, by their number among [`ends`](Self::ends). Returns the
+    /// ports where no manager is any more.
+    pub(crate) fn closed(&mut self, is_closed: impl Fn(usize) -> bool) -> Vec<PortRef> {
+        let held = self.files.iter_mut().filter(|(_, file)| file.end.is_some());
+        let left = held.enumerate().filter(|&(number, _)| is_closed(number));
+        left.map(|(_, (&at, file))| {
+            file.end = None;
+            at
+        })
+        .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hca_sim::link::fabric::NodeId;
+
+    use super::*;
+
+    /// Goal: a manager is noticed when it opens its file and when it closes it. Method: a reader in the
+    /// same process.
+    #[test]
+    fn managers_come_and_go() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut managers = Managers::new(folder.path().join("subnet.d")).expect("files");
+        let at = PortRef {
+            node: NodeId(3),
+            port: 1,
+        };
+        let path = managers.file(at).expect("a file").to_owned();
+        assert_eq!(managers.opened(), [], "nobody has opened it");
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK;
+        let reader = open(&path, flags, Mode::empty()).expect("it can be opened");
+        assert_eq!(managers.opened(), [at]);
+        assert_eq!(managers.opened(), [], "it is known");
+        assert_eq!(managers.ends().count(), 1);
+        drop(reader);
+        assert_eq!(managers.closed(|number| number == 0), [at]);
+        assert_eq!(managers.ends().count(), 0);
+        // An earlier run's files are used again.
+        let again = Managers::new(folder.path().join("subnet.d"));
+        assert_eq!(again.expect("files").file(at).expect("a file"), path);
+    }
+}

@@ -1,0 +1,142 @@
+//! `verbs subnet`: hosts a simulated InfiniBand subnet for other programs, and changes one that is hosted.
+
+mod args;
+mod error;
+mod managers;
+mod server;
+
+use std::fmt;
+use std::fs;
+use std::io::Write;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+
+use hca_sim::link::fabric::message::Message;
+use hca_sim::link::fabric::socket::{Take, connect_to, default_path, receive, send};
+use hca_sim::link::fabric::{FatTree, Host, SubnetConfig, Topology};
+
+pub(crate) use args::{ABOUT, EXAMPLES, SubnetArgs};
+pub(crate) use error::SubnetError;
+
+use args::PortArg;
+use server::Server;
+
+/// Hosts a subnet until the program is ended, or does one thing to a hosted one.
+pub(crate) fn run(args: &SubnetArgs, out: &mut dyn Write) -> Result<(), SubnetError> {
+    let path = args.socket.clone().unwrap_or_else(default_path);
+    if let Some(port) = &args.unplug {
+        return plug(&path, port, false);
+    }
+    if let Some(port) = &args.plug {
+        return plug(&path, port, true);
+    }
+    if args.status {
+        return say(out, &status(&path)?);
+    }
+    let topology = topology(args)?;
+    let welcome = Welcome::new(&topology, &path);
+    let host = Host::new(topology, SubnetConfig::default());
+    let mut server = Server::new(host, &path)?;
+    say(out, &welcome)?;
+    server.run()
+}
+
+fn topology(args: &SubnetArgs) -> Result<Topology, SubnetError> {
+    if let Some(hosts) = args.tree {
+        let tree = FatTree::with_hosts(hosts).ok_or(SubnetError::NoTree(hosts))?;
+        return Ok(tree.topology()?);
+    }
+    let Some(file) = &args.topology else {
+        return Err(SubnetError::NoTopology);
+    };
+    let read = |source| SubnetError::Read {
+        path: file.clone(),
+        source,
+    };
+    let text = fs::read_to_string(file).map_err(read)?;
+    let topology = Topology::parse(&text)?;
+    topology
+        .first_hca()
+        .map(|_| ())
+        .ok_or(SubnetError::NoAdapter)?;
+    Ok(topology)
+}
+
+fn say(out: &mut dyn Write, what: &dyn fmt::Display) -> Result<(), SubnetError> {
+    let text = format!("{what}\n");
+    out.write_all(text.as_bytes())
+        .and_then(|()| out.flush())
+        .map_err(SubnetError::Output)
+}
+
+/// What is said when the subnet is there.
+struct Welcome {
+    switches: usize,
+    adapters: usize,
+    links: usize,
+    path: PathBuf,
+}
+
+impl Welcome {
+    fn new(topology: &Topology, path: &Path) -> Self {
+        let nodes = topology.nodes();
+        let switches = nodes.iter().filter(|node| node.is_switch()).count();
+        Self {
+            switches,
+            adapters: nodes.len() - switches,
+            links: topology.links().len(),
+            path: path.to_owned(),
+        }
+    }
+}
+
+impl fmt::Display for Welcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "subnet with {} switches, {} adapters and {} links at {}",
+            self.switches,
+            self.adapters,
+            self.links,
+            self.path.display()
+        )
+    }
+}
+
+/// Asks a hosted subnet.
+fn ask(path: &Path, question: &Message) -> Result<Message, SubnetError> {
+    let reach = |source: rustix::io::Errno| SubnetError::Reach {
+        path: path.to_owned(),
+        source: source.into(),
+    };
+    let socket = connect_to(path).map_err(reach)?;
+    send(socket.as_fd(), &question.encode(), true).map_err(reach)?;
+    let answer = receive(socket.as_fd(), Take::Away, true).map_err(reach)?;
+    let answer = answer.ok_or(rustix::io::Errno::CONNRESET).map_err(reach)?;
+    match Message::decode(&answer)? {
+        Message::Refused(refusal) => Err(SubnetError::Refused(refusal)),
+        answer => Ok(answer),
+    }
+}
+
+fn plug(path: &Path, port: &PortArg, is_in: bool) -> Result<(), SubnetError> {
+    let question = Message::Plug {
+        node: port.node.clone(),
+        port: port.port,
+        is_in,
+    };
+    ask(path, &question).map(|_| ())
+}
+
+fn status(path: &Path) -> Result<String, SubnetError> {
+    match ask(path, &Message::Count)? {
+        Message::Census {
+            nodes,
+            linked,
+            active,
+        } => Ok(format!(
+            "{nodes} nodes, {linked} ports with a link, {active} of them in service"
+        )),
+        _ => Err(SubnetError::NoAnswer),
+    }
+}

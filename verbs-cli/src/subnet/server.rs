@@ -1,0 +1,213 @@
+//! The sockets of a hosted subnet: one thread that waits for whatever comes next.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use hca_sim::link::fabric::Host;
+use hca_sim::link::fabric::socket::{Take, accept_from, listen_at, receive, send};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use verbs_core::mad::Time;
+
+use crate::subnet::error::SubnetError;
+use crate::subnet::managers::Managers;
+
+/// Messages that wait for a client to read: more than it ever has requests outstanding. One that does
+/// not read at all is disconnected.
+const BACKLOG_MAX: usize = 100_000;
+
+/// Messages taken from one client before others have their turn.
+const TURN: usize = 64;
+
+#[derive(Debug)]
+struct Client {
+    socket: OwnedFd,
+    backlog: VecDeque<Vec<u8>>,
+}
+
+/// A hosted subnet and its clients' sockets.
+#[derive(Debug)]
+pub(crate) struct Server {
+    host: Host,
+    listener: OwnedFd,
+    clients: BTreeMap<u32, Client>,
+    managers: Managers,
+    start: Instant,
+}
+
+/// What poll has said.
+struct Ready {
+    listener: bool,
+    watch: bool,
+    closed_ends: Vec<bool>,
+    readable: Vec<u32>,
+}
+
+impl Server {
+    /// Listens at a path.
+    pub(crate) fn new(host: Host, path: &Path) -> Result<Self, SubnetError> {
+        let listener = listen_at(path).map_err(|source| SubnetError::Listen {
+            path: path.to_owned(),
+            source: source.into(),
+        })?;
+        let mut folder = path.as_os_str().to_owned();
+        folder.push(".d");
+        let managers = Managers::new(folder.clone().into());
+        let managers = managers.map_err(|source| SubnetError::Files {
+            path: folder.into(),
+            source,
+        })?;
+        Ok(Self {
+            host,
+            listener,
+            clients: BTreeMap::new(),
+            managers,
+            start: Instant::now(),
+        })
+    }
+
+    /// Serves until waiting fails.
+    pub(crate) fn run(&mut self) -> Result<(), SubnetError> {
+        loop {
+            let ready = self.wait().map_err(SubnetError::Wait)?;
+            let now = self.now();
+            self.host.handle_timeout(now);
+            if ready.watch {
+                for at in self.managers.opened() {
+                    self.host.set_sm(now, at, true);
+                }
+            }
+            let closed = |number| ready.closed_ends.get(number).copied().unwrap_or(false);
+            for at in self.managers.closed(closed) {
+                self.host.set_sm(now, at, false);
+            }
+            for client in ready.readable {
+                self.read(client);
+            }
+            if ready.listener {
+                self.accept();
+            }
+            self.write();
+        }
+    }
+
+    fn now(&self) -> Time {
+        Time::ZERO + self.start.elapsed()
+    }
+
+    /// Waits until something can be read or written, or it is time for something.
+    fn wait(&self) -> io::Result<Ready> {
+        let mut entries = vec![
+            PollFd::new(&self.listener, PollFlags::IN),
+            PollFd::from_borrowed_fd(self.managers.watch(), PollFlags::IN),
+        ];
+        // A closed other end is told without being asked for.
+        let ends = self.managers.ends();
+        entries.extend(ends.map(|end| PollFd::from_borrowed_fd(end, PollFlags::empty())));
+        let first_client = entries.len();
+        for client in self.clients.values() {
+            let mut wanted = PollFlags::IN;
+            wanted.set(PollFlags::OUT, !client.backlog.is_empty());
+            entries.push(PollFd::new(&client.socket, wanted));
+        }
+        let now = self.now();
+        let due = self.host.poll_timeout();
+        let left = due.map(|due| Timespec::try_from(due.since(now)).unwrap_or(LONG));
+        match poll(&mut entries, left.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let happened = |entry: &PollFd<'_>| !entry.revents().is_empty();
+        let (own, clients) = entries.split_at(first_client);
+        let is_ready = |index: usize| own.get(index).is_some_and(happened);
+        let numbers = self.clients.keys().zip(clients);
+        let readable = numbers.filter(|(_, entry)| {
+            let events = entry.revents();
+            events.intersects(PollFlags::IN | PollFlags::HUP | PollFlags::ERR)
+        });
+        Ok(Ready {
+            listener: is_ready(0),
+            watch: is_ready(1),
+            closed_ends: own.iter().skip(2).map(happened).collect(),
+            readable: readable.map(|(&number, _)| number).collect(),
+        })
+    }
+
+    fn accept(&mut self) {
+        // One that has gone again, or that there is no room for, is its own affair.
+        let Ok(socket) = accept_from(self.listener.as_fd()) else {
+            return;
+        };
+        if let Some(number) = self.host.connect() {
+            let backlog = VecDeque::new();
+            self.clients.insert(number, Client { socket, backlog });
+        }
+    }
+
+    fn read(&mut self, number: u32) {
+        for _ in 0..TURN {
+            let Some(client) = self.clients.get(&number) else {
+                return;
+            };
+            let now = self.now();
+            match receive(client.socket.as_fd(), Take::Away, false) {
+                Ok(Some(bytes)) if self.host.handle(now, number, &bytes).is_ok() => {}
+                Err(Errno::AGAIN | Errno::INTR) => return,
+                _ => return self.drop_client(number),
+            }
+        }
+    }
+
+    fn drop_client(&mut self, number: u32) {
+        self.clients.remove(&number);
+        self.host.disconnect(number);
+    }
+
+    /// Hands out what the host has for its clients, as far as they take it.
+    fn write(&mut self) {
+        while let Some((number, at)) = self.host.poll_file() {
+            let path = self.managers.file(at).ok();
+            let path = path.and_then(|path| path.to_str());
+            self.host.answer_file(number, path);
+        }
+        while let Some((number, message)) = self.host.poll_transmit() {
+            if let Some(client) = self.clients.get_mut(&number) {
+                client.backlog.push_back(message.encode());
+            }
+        }
+        let mut lost = Vec::new();
+        for (&number, client) in &mut self.clients {
+            if client.flush().is_err() || client.backlog.len() > BACKLOG_MAX {
+                lost.push(number);
+            }
+        }
+        for number in lost {
+            self.drop_client(number);
+        }
+    }
+}
+
+impl Client {
+    /// Sends what waits, as far as there is room.
+    fn flush(&mut self) -> Result<(), Errno> {
+        while let Some(bytes) = self.backlog.front() {
+            match send(self.socket.as_fd(), bytes, false) {
+                Ok(()) => {
+                    self.backlog.pop_front();
+                }
+                Err(Errno::AGAIN | Errno::INTR | Errno::NOBUFS) => return Ok(()),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// As good as for ever.
+const LONG: Timespec = Timespec {
+    tv_sec: Duration::from_secs(3600).as_secs().cast_signed(),
+    tv_nsec: 0,
+};
