@@ -9,13 +9,24 @@ use hca_sim::port::{Arrival, Processed};
 use verbs_core::mad::Time;
 use verbs_core::mad::sm::PERMISSIVE_LID;
 
-use super::model::{Model, Outcome, TIMEOUT, TRIES, agent, question};
+use super::model::{Model, Outcome, TIMEOUT, TRIES, TURN, agent, question};
 
-/// What the thread of handlers, or the worker, gets.
+/// From one datagram of the manager to the next.
+const EVERY: Duration = Duration::from_millis(10);
+/// A handler of another client, and the pause after it: nine tenths of the time are its.
+const HANDLER: Duration = Duration::from_micros(4_500);
+const PAUSE: Duration = Duration::from_micros(500);
+/// What the worker waits for the device, for each datagram that comes: the commands of a connection, and
+/// the one that answers.
+const CONNECTION: Duration = Duration::from_micros(9_600);
+const MAD_COMMAND: Duration = Duration::from_micros(500);
+
+/// What the worker gets.
 enum Work {
     Mad(u64, Instant),
-    /// A handler that computes, or a command that the worker waits for.
-    Busy(Duration),
+    Connection,
+    /// A callback of a client that sleeps.
+    Callback,
 }
 
 /// Asks 100 times a second for that long, and answers in one of two ways.
@@ -23,20 +34,21 @@ pub(crate) fn run(model: Model, span: Duration) -> Outcome {
     let (to_handlers, handlers) = channel();
     let (to_worker, worker) = channel();
     let (answers, answered) = channel();
-    let start = Instant::now();
-    let outcome = thread::scope(|scope| {
+    thread::scope(|scope| {
+        let to_workers = to_worker.clone();
         let handed = scope.spawn({
             let answers = answers.clone();
-            move || handle(model, &handlers, &to_worker, &answers)
+            move || handle(model, &handlers, &to_workers, &answers)
         });
         scope.spawn(move || work(&worker, &answers));
-        let asked = ask(model, start, span, &to_handlers);
-        drop(to_handlers);
+        let asked = ask(model, span, &to_handlers, &to_worker);
+        drop((to_handlers, to_worker));
         let mut outcome = Outcome {
             asked,
             ..Outcome::default()
         };
         for latency in answered {
+            // A manager that asks three times takes the first answer.
             if latency <= TIMEOUT * TRIES {
                 outcome.answered += 1;
             } else {
@@ -45,86 +57,79 @@ pub(crate) fn run(model: Model, span: Duration) -> Outcome {
             outcome.latencies.push(latency);
         }
         outcome.handoffs = handed.join().unwrap_or(0);
+        outcome.latencies.sort();
         outcome
-    });
-    let mut outcome = outcome;
-    outcome.latencies.sort();
-    outcome
+    })
 }
 
-/// The manager, and the work of others: 9 of 10 ms of handlers, and commands of connections.
-fn ask(model: Model, start: Instant, span: Duration, to: &Sender<Work>) -> usize {
-    let every = Duration::from_millis(10);
+/// The manager; and, where a worker carries out commands, the connections that it makes.
+fn ask(
+    model: Model,
+    span: Duration,
+    to_handlers: &Sender<(u64, Instant)>,
+    to_worker: &Sender<Work>,
+) -> usize {
+    let start = Instant::now();
     let mut asked = 0;
     while start.elapsed() < span {
-        let number = asked as u64;
-        let all = [
-            Work::Busy(Duration::from_micros(4_500)),
-            Work::Mad(number, Instant::now()),
-            Work::Busy(Duration::from_micros(4_500)),
-        ];
-        for work in all {
-            if to.send(work).is_err() {
-                return asked;
+        let mut sent = to_handlers.send((u64::from(asked), Instant::now())).is_ok();
+        if model == Model::Worker {
+            sent &= to_worker.send(Work::Connection).is_ok();
+            if asked == 100 {
+                sent &= to_worker.send(Work::Callback).is_ok();
             }
         }
-        asked += 1;
-        // The storm goes past the handlers in both models: as commands that pend, or to the worker.
-        if model == Model::Worker && to.send(Work::Busy(Duration::ZERO)).is_err() {
-            return asked;
+        if !sent {
+            break;
         }
-        let next = every * u32::try_from(asked).unwrap_or(u32::MAX);
-        thread::sleep(next.saturating_sub(start.elapsed()));
+        asked += 1;
+        thread::sleep((EVERY * asked).saturating_sub(start.elapsed()));
     }
-    asked
+    asked as usize
 }
 
-/// The one place where handlers run. Returns how many datagrams it has handed on.
+/// The one place where handlers run: other clients' handlers, and between them datagrams. Returns how
+/// many datagrams it has handed on.
 fn handle(
     model: Model,
-    from: &Receiver<Work>,
+    from: &Receiver<(u64, Instant)>,
     to_worker: &Sender<Work>,
     answers: &Sender<Duration>,
 ) -> usize {
     let (mut sma, mut handed) = (agent(), 0);
-    for work in from {
-        match (work, model) {
-            (Work::Mad(number, asked), Model::Inline) => {
-                answer(&mut sma, number, asked, answers);
-            }
-            (mad @ Work::Mad(..), Model::Worker) => {
-                handed += usize::from(to_worker.send(mad).is_ok());
-            }
-            // A connection's commands: 9.6 ms of each 10 that the worker waits for the device.
-            (Work::Busy(Duration::ZERO), _) => {
-                let _queued = to_worker.send(Work::Busy(Duration::from_micros(9_600)));
-            }
-            (Work::Busy(takes), _) => {
-                let until = Instant::now() + takes;
-                while Instant::now() < until {
-                    std::hint::spin_loop();
+    loop {
+        let busy = Instant::now() + HANDLER;
+        while Instant::now() < busy {
+            std::hint::spin_loop();
+        }
+        let pause = Instant::now() + PAUSE;
+        for _ in 0..TURN {
+            let left = pause.saturating_duration_since(Instant::now());
+            let (number, asked) = match from.recv_timeout(left) {
+                Ok(mad) => mad,
+                Err(std::sync::mpsc::RecvTimeoutError::Timeout) => break,
+                Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => return handed,
+            };
+            match model {
+                Model::Inline => answer(&mut sma, number, asked, answers),
+                Model::Worker => {
+                    handed += usize::from(to_worker.send(Work::Mad(number, asked)).is_ok());
                 }
             }
         }
     }
-    handed
 }
 
 fn work(from: &Receiver<Work>, answers: &Sender<Duration>) {
     let mut sma = agent();
-    let mut count = 0;
     for work in from {
         match work {
             Work::Mad(number, asked) => {
-                thread::sleep(Duration::from_micros(500));
+                thread::sleep(MAD_COMMAND);
                 answer(&mut sma, number, asked, answers);
             }
-            Work::Busy(takes) => thread::sleep(takes),
-        }
-        count += 1;
-        // One callback of a client sleeps.
-        if count == 100 {
-            thread::sleep(Duration::from_secs(1));
+            Work::Connection => thread::sleep(CONNECTION),
+            Work::Callback => thread::sleep(Duration::from_secs(1)),
         }
     }
 }
@@ -138,5 +143,6 @@ fn answer(sma: &mut Sma, number: u64, asked: Instant, answers: &Sender<Duration>
     let Processed::Reply(_) = sma.process(arrival, &question(number)) else {
         panic!("the agent answers every question");
     };
+    // The table is printed when all answers are in.
     let _told = answers.send(asked.elapsed());
 }
