@@ -57,7 +57,10 @@ fn a_subnet_is_hosted_and_changed() {
     let none = run(&socket, &["--status"]);
     assert_eq!(none.status.code(), Some(5), "{}", said(&none));
     let (hosted, welcome) = host(&socket, &[file]);
-    assert!(welcome.starts_with("subnet with 1 switches, 2 adapters and 2 links"), "{welcome}");
+    assert!(
+        welcome.starts_with("subnet with 1 switches, 2 adapters and 2 links"),
+        "{welcome}"
+    );
     let status = "3 nodes, 4 ports with a link, 0 of them in service\n";
     assert_eq!(said(&run(&socket, &["--status"])), status);
     let twice = run(&socket, &[file]);
@@ -65,13 +68,19 @@ fn a_subnet_is_hosted_and_changed() {
 
     assert!(run(&socket, &["--unplug", "s:1"]).status.success());
     assert!(said(&run(&socket, &["--status"])).contains("2 ports with a link"));
-    assert!(run(&socket, &["--plug", "a:1"]).status.success(), "from its other end");
+    assert!(
+        run(&socket, &["--plug", "a:1"]).status.success(),
+        "from its other end"
+    );
     assert_eq!(said(&run(&socket, &["--status"])), status);
     let missing = run(&socket, &["--unplug", "c:1"]);
     assert_eq!(missing.status.code(), Some(5), "{}", said(&missing));
 
     drop(hosted);
-    assert!(socket.exists(), "a program that is killed leaves its socket");
+    assert!(
+        socket.exists(),
+        "a program that is killed leaves its socket"
+    );
     let (_hosted, welcome) = host(&socket, &["--tree", "64"]);
     assert!(welcome.contains("8 switches, 64 adapters"), "{welcome}");
 }
@@ -82,9 +91,16 @@ fn what_cannot_be_hosted_is_refused() {
     let socket = folder.path().join("subnet");
     let file = folder.path().join("net");
     let path = file.to_str().expect("text");
-    assert_eq!(run(&socket, &[path]).status.code(), Some(1), "there is no file");
+    assert_eq!(
+        run(&socket, &[path]).status.code(),
+        Some(1),
+        "there is no file"
+    );
     for (text, complaint) in [
-        ("Hca 1 \"a\"\n[1] \"b\"[1]\n", "line 2: there is no node \"b\""),
+        (
+            "Hca 1 \"a\"\n[1] \"b\"[1]\n",
+            "line 2: there is no node \"b\"",
+        ),
         ("Switch 4 \"s\"\n", "no adapter"),
     ] {
         fs::write(&file, text).expect("a topology");
@@ -92,7 +108,12 @@ fn what_cannot_be_hosted_is_refused() {
         assert_eq!(refused.status.code(), Some(2));
         assert!(said(&refused).contains(complaint), "{}", said(&refused));
     }
-    for args in [&["--tree", "65"][..], &[], &["--plug", "s"], &["--plug", "s:1", "--status"]] {
+    for args in [
+        &["--tree", "65"][..],
+        &[],
+        &["--plug", "s"],
+        &["--plug", "s:1", "--status"],
+    ] {
         assert_eq!(run(&socket, args).status.code(), Some(2), "{args:?}");
     }
 }
