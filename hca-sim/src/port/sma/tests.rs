@@ -108,12 +108,12 @@ fn states_move_by_the_rules() {
             events(&mut sma);
             let asked = LinkState(asked);
             let (status, info) = set(&mut sma, 1, 0, |info| info.state = asked).expect("an answer");
-            let allowed = match (start, asked) {
-                (_, LinkState::NO_CHANGE | LinkState::DOWN) => true,
-                (LinkState::INIT | LinkState::ARMED, LinkState::ARMED) => true,
-                (LinkState::ARMED | LinkState::ACTIVE, LinkState::ACTIVE) => true,
-                _ => false,
-            };
+            let allowed = matches!(
+                (start, asked),
+                (_, LinkState::NO_CHANGE | LinkState::DOWN)
+                    | (LinkState::INIT | LinkState::ARMED, LinkState::ARMED)
+                    | (LinkState::ARMED | LinkState::ACTIVE, LinkState::ACTIVE)
+            );
             assert_eq!(status == Status::OK, allowed, "{start:?} to {asked:?}");
             let changes = events(&mut sma);
             if asked == LinkState::DOWN {
@@ -232,7 +232,7 @@ fn traps_are_repeated_until_they_are_repressed() {
         "nobody is there to be told"
     );
     let done = set(&mut sma, 0, 0, |info| {
-        (info.lid, info.sm_lid) = (Lid(2), Lid(1))
+        (info.lid, info.sm_lid) = (Lid(2), Lid(1));
     });
     assert_eq!(done.expect("an answer").0, Status::OK);
     sma.link_down(Time::ZERO, 1, PhysState::POLLING);
