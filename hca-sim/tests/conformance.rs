@@ -13,7 +13,7 @@ use verbs_core::sync::Arc;
 use verbs_core::testing::{Subject, conformance};
 
 /// Verbs that the software HCA does not have.
-const WITHOUT: &[Kind] = &[];
+const WITHOUT: &[Kind] = &[Kind::BindCm];
 
 /// Small enough to be tried out.
 const LIMITS: Limits = Limits {

@@ -13,6 +13,7 @@ use serde::Serialize;
 use verbs_core::Mtu;
 
 use crate::address::{RoceUrl, UrlError};
+use crate::rping::{self, RpingArgs};
 use crate::sim::{self, SimArgs};
 use crate::subnet::{self, SubnetArgs};
 
@@ -86,9 +87,12 @@ pub(crate) enum Command {
     /// Show what a device can do, as ibv_devinfo does
     #[command(after_help = DEVINFO_EXAMPLES)]
     Devinfo(DevinfoArgs),
-    /// Send messages back and forth, as ibv_rc_pingpong does
+    /// Send messages back and forth, as ibv_rc_pingpong and its siblings do
     #[command(long_about = PINGPONG_ABOUT, after_help = PINGPONG_EXAMPLES)]
     Pingpong(PingpongArgs),
+    /// Ping over RDMA through the connection manager, as rping does
+    #[command(long_about = rping::ABOUT, after_help = rping::EXAMPLES)]
+    Rping(RpingArgs),
     /// Serve the files of a directory to verbs copy on other hosts
     #[command(long_about = SERVE_ABOUT, after_help = SERVE_EXAMPLES)]
     Serve(ServeArgs),
@@ -145,8 +149,10 @@ impl WireArgs {
 const PINGPONG_ABOUT: &str = "\
 Send messages back and forth between two hosts.
 
-Does what ibv_rc_pingpong does, with the same text protocol over TCP, so that either end can be that \
-program on Linux with a RoCE v2 device: run it there with -g and the index of a RoCE v2 GID. Without \
+Does what ibv_rc_pingpong does (uc, ud, srq: what the programs of those names do), with the same text \
+protocol over TCP, so that either end can be that program on Linux with a RoCE v2 device: run it there \
+with -g and the index of a RoCE v2 GID. xrc speaks as ibv_xsrq_pingpong with one client does; no other \
+software device has such connections, so that was never tried against it. Without \
 HOST it waits for a client. Packets go over UDP port 4791, which one program at a time has on each \
 address of a host. No privileges are needed.";
 
@@ -157,6 +163,9 @@ Examples, each in two terminals:
 
   verbs pingpong rc -e -s 65536 -m 4096                with events, 64 KiB messages, path MTU 4096
   ibv_rc_pingpong -g 1 -e -s 65536 -m 4096 192.0.2.1   the same, from Linux's side
+
+  verbs pingpong ud -s 2000 127.0.0.1                  datagrams
+  verbs pingpong srq -q 4 127.0.0.1                    four connections, one receive queue
 
   ibv_rc_pingpong -g 2                                 Linux waits; -g 2 is an IPv6 GID
   verbs pingpong rc --bind fd77::1 192.0.2.2           TCP over IPv4, packets over IPv6
@@ -180,9 +189,14 @@ pub(crate) struct PingpongArgs {
     #[arg(short, long, value_name = "N", default_value_t = 18515,
           value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) port: u16,
-    /// Bytes of a message, at most 2g; k, m and g stand for KiB, MiB and GiB
-    #[arg(short, long, value_name = "N", default_value = "4096", value_parser = chunk)]
-    pub(crate) size: u32,
+    /// Bytes of a message, at most 2g, of a datagram at most the port's MTU; k, m and g stand for KiB,
+    /// MiB and GiB [default: 4096; ud: 1024]
+    #[arg(short, long, value_name = "N", value_parser = chunk)]
+    pub(crate) size: Option<u32>,
+    /// Queue pairs that share a receive queue (srq only)
+    #[arg(short = 'q', long, value_name = "N", default_value_t = 16,
+          value_parser = clap::value_parser!(u32).range(1..SRQ_QPS_MAX as i64))]
+    pub(crate) num_qp: u32,
     /// Bytes of a packet's payload at most: 256, 512, 1024, 2048 or 4096
     #[arg(short, long, value_name = "N", default_value = "1024", value_parser = mtu)]
     pub(crate) mtu: Mtu,
@@ -207,11 +221,40 @@ pub(crate) struct PingpongArgs {
     pub(crate) wire: WireArgs,
 }
 
+impl PingpongArgs {
+    /// Bytes of a message.
+    pub(crate) fn size(&self) -> u32 {
+        self.size.unwrap_or(match self.kind {
+            Kind::Ud => 1024,
+            _ => 4096,
+        })
+    }
+
+    /// Connections that are played on.
+    pub(crate) fn connections(&self) -> u32 {
+        match self.kind {
+            Kind::Srq => self.num_qp,
+            _ => 1,
+        }
+    }
+}
+
+/// Addresses that `ibv_srq_pingpong` tells, one for each queue pair that there might be.
+pub(crate) const SRQ_QPS_MAX: usize = 256;
+
 /// What carries the messages of a pingpong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Kind {
     /// A reliable connection
     Rc,
+    /// An unreliable connection
+    Uc,
+    /// Unreliable datagrams
+    Ud,
+    /// Reliable connections that share a receive queue
+    Srq,
+    /// Extended reliable connections, one each way
+    Xrc,
 }
 
 /// A path MTU.

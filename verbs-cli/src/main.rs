@@ -12,6 +12,7 @@ mod exit;
 mod net;
 mod pingpong;
 mod report;
+mod rping;
 mod sim;
 mod subnet;
 mod wire;
@@ -23,6 +24,7 @@ use std::process::ExitCode;
 use clap::Parser;
 
 use crate::cli::{BenchArgs, Cli, Command, CopyArgs, DevinfoArgs, PingpongArgs, ServeArgs};
+use crate::rping::RpingArgs;
 use crate::sim::SimArgs;
 use crate::subnet::SubnetArgs;
 use crate::wire::Roce;
@@ -33,6 +35,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => run_bench(&args),
         Command::Devinfo(args) => run_devinfo(&args),
         Command::Pingpong(args) => run_pingpong(&args),
+        Command::Rping(args) => run_rping(&args),
         Command::Serve(args) => run_serve(&args),
         Command::Sim(args) => run_sim(&args),
         Command::Subnet(args) => run_subnet(&args),
@@ -67,6 +70,11 @@ fn run_devinfo(args: &DevinfoArgs) -> Result<(), u8> {
 fn run_pingpong(args: &PingpongArgs) -> Result<(), u8> {
     pingpong::run(args, &Roce::new(&args.wire), &mut io::stdout())
         .map_err(|error| complain("pingpong", &error, error.exit_code()))
+}
+
+fn run_rping(args: &RpingArgs) -> Result<(), u8> {
+    rping::run(args, &Roce::new(&args.wire), &mut io::stdout())
+        .map_err(|error| complain("rping", &error, error.exit_code()))
 }
 
 fn run_serve(args: &ServeArgs) -> Result<(), u8> {

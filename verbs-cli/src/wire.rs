@@ -30,6 +30,9 @@ pub(crate) trait Network: Sync {
     /// # Errors
     /// [`WireError::InUse`] if another program has one of the addresses.
     fn attach(&self, addresses: &[IpAddr]) -> Result<Wire, WireError>;
+
+    /// Puts an HCA on all addresses of this host's interfaces.
+    fn attach_all(&self) -> Result<Wire, WireError>;
 }
 
 /// RoCEv2 over UDP sockets, with what the options put around them.
@@ -73,10 +76,25 @@ impl<'a> Roce<'a> {
 
 impl Network for Roce<'_> {
     fn attach(&self, addresses: &[IpAddr]) -> Result<Wire, WireError> {
-        let link = Udp::bind(addresses).map_err(|error| match error {
-            LinkError::InUse { .. } => WireError::InUse(error),
-            error => WireError::Link(error),
-        })?;
+        let link = Udp::bind(addresses).map_err(refused)?;
+        self.wire(link, addresses)
+    }
+
+    fn attach_all(&self) -> Result<Wire, WireError> {
+        let link = Udp::bind_interfaces().map_err(refused)?;
+        self.wire(link, &[])
+    }
+}
+
+fn refused(error: LinkError) -> WireError {
+    match error {
+        LinkError::InUse { .. } => WireError::InUse(error),
+        error => WireError::Link(error),
+    }
+}
+
+impl Roce<'_> {
+    fn wire(&self, link: Udp, addresses: &[IpAddr]) -> Result<Wire, WireError> {
         let (builder, capture) = match &self.args.pcap {
             Some(path) => self
                 .capture(link, path)
@@ -227,6 +245,10 @@ pub(crate) mod stand_in {
                 addresses: vec![address],
                 capture: None,
             })
+        }
+
+        fn attach_all(&self) -> Result<Wire, WireError> {
+            self.attach(&[])
         }
     }
 }

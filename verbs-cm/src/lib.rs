@@ -71,13 +71,37 @@
 #![forbid(unsafe_code)]
 
 mod config;
+pub mod connect;
+mod connection;
+pub mod datagram;
+mod endpoint;
+mod error;
 mod event;
+mod hub;
+mod link;
+pub mod listen;
 pub mod machine;
+mod manager;
+mod options;
 mod params;
+mod provided;
+pub mod resolver;
+mod step;
 mod table;
 pub mod wire;
 
 pub use config::Config;
+pub use connect::{Connecting, connect};
+pub use connection::{Connection, RecvHalf, SendHalf};
+pub use datagram::{
+    DatagramListener, Question, Service, UDP_QKEY, listen_datagrams, resolve_service,
+};
+pub use error::{Error, NotConnected, Rejection};
 pub use event::{CmError, ConnId, Counters, Event, Failure, ListenId, QpChange, ResolveId};
+pub use listen::{Accepting, ConnectRequest, Listener, Listening, listen};
+pub use manager::{Counts, Manager};
+pub use options::ConnParam;
 pub use params::{Accept, Connect, Listen, Port, Resolve, Resolved, Route};
+pub use resolver::Resolver;
+pub use step::{CancelStep, Step, StepFuture};
 pub use table::Cm;

@@ -165,7 +165,7 @@ pub struct Connect {
     pub route: Route,
     /// RC or UC.
     pub transport: Transport,
-    /// First packet to send; a random number.
+    /// First packet that the peer is to send; a random number.
     pub psn: Psn,
     /// Whether the queue pair takes its receives from a shared queue.
     pub srq: bool,
@@ -226,7 +226,7 @@ impl Connect {
 pub struct Accept {
     /// The queue pair.
     pub qpn: Qpn,
-    /// First packet to send; a random number.
+    /// First packet that the peer is to send; a random number.
     pub psn: Psn,
     /// Whether the queue pair takes its receives from a shared queue.
     pub srq: bool,

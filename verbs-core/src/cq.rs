@@ -96,6 +96,18 @@ impl Verb for ModifyCq {
 }
 
 impl CreateCq {
+    /// On a device that the caller keeps from closing.
+    pub(crate) fn request(device: &Arc<DeviceCore>, cqe: u32) -> Request<'_, Self> {
+        let args = Self {
+            device: Child::new(device, ObjectKind::Cq),
+            cqe,
+            comp_vector: 0,
+            timestamps: false,
+            notify: Arc::new(CqNotify::default()),
+        };
+        Request::new(device, args)
+    }
+
     /// The queue, for a provider that has created it under that number with `cqe` entries.
     pub fn build(self, number: u32, cqe: u32, private: Private, raw: Box<dyn RawCq>) -> Cq {
         let base = Base::new(self.device.get(), ObjectKind::Cq, number, private);
@@ -121,18 +133,7 @@ impl Device {
     /// [`Error::Invalid`] for a depth of 0 or beyond the device's `max_cqe`,
     /// [`Error::Exhausted`] at the device's `max_cq`.
     pub fn create_cq(&self, cqe: u32) -> Request<'_, CreateCq> {
-        let device = Child::new(self.core(), ObjectKind::Cq);
-        let notify = Arc::new(CqNotify::default());
-        Request::new(
-            self.core(),
-            CreateCq {
-                device,
-                cqe,
-                comp_vector: 0,
-                timestamps: false,
-                notify,
-            },
-        )
+        CreateCq::request(self.core(), cqe)
     }
 }
 

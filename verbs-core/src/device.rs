@@ -1,5 +1,6 @@
 //! A device: the root of its objects, and the list of what is pending on it.
 
+use std::any::Any;
 use std::fmt;
 use std::panic::Location;
 use std::time::{Duration, Instant};
@@ -11,15 +12,16 @@ use crate::error::Error;
 use crate::event::EventHub;
 use crate::object::{Base, ObjectId, ObjectKind, Target, destroy, handle};
 use crate::provider::Provider;
+use crate::provider_attr::ProviderAttr;
 use crate::request::Request;
 use crate::slot::Slab;
-use crate::sync::Arc;
 use crate::sync::atomic::{
     AtomicBool,
     Ordering::{Relaxed, SeqCst},
     fence,
 };
-use crate::sync::plain::AtomicU64;
+use crate::sync::plain::{AtomicU64, Mutex};
+use crate::sync::{Arc, Weak};
 use crate::verb::Verb;
 use crate::watch;
 
@@ -46,6 +48,7 @@ pub struct DeviceCore {
     implicit_failures: AtomicU64,
     pub(crate) number: u64,
     pub(crate) events: EventHub,
+    services: Mutex<Vec<Weak<dyn Any + Send + Sync>>>,
 }
 
 handle!(Device, DeviceCore, CloseDevice);
@@ -216,6 +219,7 @@ impl Device {
             implicit_failures: AtomicU64::new(0),
             number,
             events: EventHub::default(),
+            services: Mutex::new(Vec::new()),
         });
         Request::<OpenDevice>::owned(
             Arc::clone(&core),
@@ -248,7 +252,7 @@ impl Device {
     /// The provider's.
     #[inline]
     pub fn query(&self) -> Request<'_, QueryDevice> {
-        Request::new(&self.core, QueryDevice(()))
+        self.core.query()
     }
 
     /// The attributes of a port, numbered from 1.
@@ -257,7 +261,7 @@ impl Device {
     /// [`Error::Invalid`] for a port that the device does not have.
     #[inline]
     pub fn query_port(&self, port: u8) -> Request<'_, QueryPort> {
-        Request::new(&self.core, QueryPort { port })
+        self.core.query_port(port)
     }
 
     /// The P_Key at `index` of the port's table.
@@ -275,7 +279,7 @@ impl Device {
     /// [`Error::Invalid`] for a port or index that the device does not have.
     #[inline]
     pub fn query_gid(&self, port: u8, index: u16) -> Request<'_, QueryGid> {
-        Request::new(&self.core, QueryGid { port, index })
+        self.core.query_gid(port, index)
     }
 
     /// Changes what the device says of itself.
@@ -319,6 +323,17 @@ impl Device {
     /// Implicit destroys (of dropped handles) that failed; each was traced.
     pub fn implicit_destroy_failures(&self) -> u64 {
         self.core.implicit_failures.load(Relaxed)
+    }
+
+    /// What requests act on, as providers and services see it.
+    pub fn target(&self) -> &Arc<DeviceCore> {
+        &self.core
+    }
+
+    /// What the device and that port are, and how connections are made there; see
+    /// [`Provider::query_provider`]. A direct call.
+    pub fn query_provider(&self, port: u8) -> ProviderAttr {
+        self.core.provider.query_provider(port)
     }
 
     pub(crate) fn core(&self) -> &Arc<DeviceCore> {
@@ -371,6 +386,54 @@ impl DeviceCore {
 
     pub(crate) fn now_ns(&self) -> u64 {
         u64::try_from(self.epoch.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    /// As [`Device::query`]: services have the core, not the handle.
+    #[inline]
+    pub(crate) fn query(self: &Arc<Self>) -> Request<'_, QueryDevice> {
+        Request::new(self, QueryDevice(()))
+    }
+
+    /// As [`Device::query_port`].
+    #[inline]
+    pub(crate) fn query_port(self: &Arc<Self>, port: u8) -> Request<'_, QueryPort> {
+        Request::new(self, QueryPort { port })
+    }
+
+    /// As [`Device::query_gid`].
+    #[inline]
+    pub(crate) fn query_gid(self: &Arc<Self>, port: u8, index: u16) -> Request<'_, QueryGid> {
+        Request::new(self, QueryGid { port, index })
+    }
+
+    /// The service of that type which somebody uses on this device and `is_it` knows, or the one that
+    /// `make` makes: all who ask share it, and it goes with the last of them.
+    pub fn service<T: Any + Send + Sync>(
+        &self,
+        is_it: impl Fn(&T) -> bool,
+        make: impl FnOnce() -> Arc<T>,
+    ) -> Arc<T> {
+        let mut services = self.services.lock();
+        let alive: Vec<_> = services.iter().filter_map(Weak::upgrade).collect();
+        services.retain(|service| service.strong_count() > 0);
+        let mut ours = alive
+            .iter()
+            .filter_map(|any| Arc::clone(any).downcast::<T>().ok());
+        if let Some(found) = ours.find(|service| is_it(service)) {
+            // What is let go of here may be the last of its service (K4).
+            drop(services);
+            return found;
+        }
+        let made = make();
+        let any: Arc<dyn Any + Send + Sync> = made.clone();
+        services.push(Arc::downgrade(&any));
+        drop(services);
+        made
+    }
+
+    /// The provider, for services that call it directly.
+    pub fn provider_of(&self) -> &Arc<dyn Provider> {
+        &self.provider
     }
 
     pub(crate) fn implicit_destroy_failed(&self, id: ObjectId, error: Error) {

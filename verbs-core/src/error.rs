@@ -234,6 +234,10 @@ named! {
         Cq = "the completion queue",
         /// The protection domain an object names.
         Pd = "the protection domain",
+        /// The queue pair an object names.
+        Qp = "the queue pair",
+        /// A local address.
+        Address = "the address",
         /// The shared receive queue an object names.
         Srq = "the shared receive queue",
         /// The device an object belongs to.

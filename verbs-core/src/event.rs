@@ -16,7 +16,7 @@ use crate::request::Request;
 use crate::routine;
 use crate::serial::Serial;
 use crate::sync::plain::AtomicU64;
-use crate::sync::{Arc, Mutex, atomic::Ordering::Relaxed};
+use crate::sync::{Arc, Mutex, Weak, atomic::Ordering::Relaxed};
 
 /// Events that wait for a client at most. A device that nobody listens to loses the oldest ones
 /// beyond that; they are counted.
@@ -173,8 +173,10 @@ impl Device {
 impl DeviceCore {
     /// Raises an event about the device or a port. For providers; hold no lock.
     pub fn raise(self: &Arc<Self>, event: EventType, subject: Subject) {
-        self.events.push(AsyncEvent { event, subject });
+        let event = AsyncEvent { event, subject };
+        self.events.push(event);
         self.deliver_events();
+        self.events.show(event);
     }
 
     /// Raises an event about an object. It waits until the create's result has been delivered (K14)
@@ -194,6 +196,13 @@ impl DeviceCore {
         }
         self.events.push(event);
         self.deliver_events();
+        self.events.show(event);
+    }
+
+    /// Has `watcher` see every event besides the client, from now until it is dropped: for services
+    /// that share the device with its client, who goes on to see each event once.
+    pub fn watch_events(&self, watcher: &Arc<dyn EventWatcher>) {
+        self.events.watchers.lock().push(Arc::downgrade(watcher));
     }
 
     /// The result of the create has been delivered: its events may go.
@@ -220,6 +229,12 @@ impl DeviceCore {
     }
 }
 
+/// Sees events besides the client; see [`DeviceCore::watch_events`].
+pub trait EventWatcher: Send + Sync {
+    /// Runs under NoBlock, when the provider has raised the event.
+    fn event(&self, event: AsyncEvent);
+}
+
 type Handler = Box<dyn FnMut(AsyncEvent) + Send>;
 
 /// A device's events and who waits for them.
@@ -230,6 +245,7 @@ pub(crate) struct EventHub {
     handler: Mutex<Option<Handler>>,
     serial: Serial,
     lost: AtomicU64,
+    watchers: Mutex<Vec<Weak<dyn EventWatcher>>>,
 }
 
 #[derive(Default)]
@@ -308,6 +324,18 @@ impl EventHub {
             self.lost.fetch_add(1, Relaxed);
         }
         queue.events.push_back(event);
+    }
+
+    /// Shows the event to the watchers, and forgets those that have gone.
+    fn show(&self, event: AsyncEvent) {
+        let watchers: Vec<_> = {
+            let mut watchers = self.watchers.lock();
+            watchers.retain(|watcher| watcher.strong_count() > 0);
+            watchers.iter().filter_map(Weak::upgrade).collect()
+        };
+        for watcher in watchers {
+            routine::defer(move || watcher.event(event));
+        }
     }
 
     /// Keeps the event if the object has not been announced.

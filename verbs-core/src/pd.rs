@@ -37,6 +37,12 @@ pub struct AllocPd {
 verb!(AllocPd, DeviceCore => Pd);
 
 impl AllocPd {
+    /// Of a device that the caller keeps from closing.
+    pub(crate) fn request(device: &Arc<DeviceCore>) -> Request<'_, Self> {
+        let child = Child::new(device, ObjectKind::Pd);
+        Request::new(device, Self { device: child })
+    }
+
     /// The domain, for a provider that has allocated it under that number.
     pub fn build(self, number: u32, private: Private) -> Pd {
         let base = Base::new(self.device.get(), ObjectKind::Pd, number, private);
@@ -55,12 +61,7 @@ impl Device {
     /// # Errors
     /// [`Error::Exhausted`] at the device's `max_pd`.
     pub fn alloc_pd(&self) -> Request<'_, AllocPd> {
-        Request::new(
-            self.core(),
-            AllocPd {
-                device: Child::new(self.core(), ObjectKind::Pd),
-            },
-        )
+        AllocPd::request(self.core())
     }
 }
 

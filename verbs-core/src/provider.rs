@@ -242,14 +242,17 @@
 //!     let interrupts = Arc::clone(&card);
 //!     Subject::new(card).step(move || interrupts.interrupt()).without(&[
 //!         QueryPkey, QueryGid, ModifyDevice, ModifyPort, ResizeCq, ModifyCq, CreateSrq,
-//!         AttachMcast, DetachMcast, CreateAh, QueryMr, ReregMr,
+//!         AttachMcast, DetachMcast, CreateAh, QueryMr, ReregMr, BindCm,
 //!     ])
 //! });
 //! ```
 
 use crate::command::{AnyCommand, Kind, RequestId};
 use crate::error::Error;
+use crate::mad::{MadArrival, MadBytes, MadVerdict};
+use crate::provider_attr::ProviderAttr;
 use crate::sync::Arc;
+use crate::timer::Timer;
 
 /// Implements a device, or stands in front of one and looks at what goes by.
 ///
@@ -271,6 +274,27 @@ pub trait Provider: Send + Sync + 'static {
     /// [`Error::Cancelled`]; a request whose command the hardware has already is left alone. Never
     /// waits.
     fn cancel(&self, _id: RequestId) {}
+
+    /// Answers a management datagram that is for the device itself: subnet management, performance
+    /// counters, whatever else the device is asked about in datagrams. A direct call.
+    ///
+    /// The port's service for management datagrams calls it for each one that arrives, from the
+    /// handler of its completion queue, under NoBlock: bounded work, no waiting, no lock whose holders
+    /// run foreign code (K2, K3). What it leaves goes to the service's clients.
+    fn process_mad(&self, _incoming: &MadArrival<'_>, _reply: &mut MadBytes) -> MadVerdict {
+        MadVerdict::NotMine
+    }
+
+    /// What the device and that port are, and how connections are made there. A direct call that
+    /// answers from what the provider knows; the default has nothing to offer.
+    fn query_provider(&self, _port: u8) -> ProviderAttr {
+        ProviderAttr::default()
+    }
+
+    /// The device's timer, if it has one. Services that have to repeat what got lost need it.
+    fn timer(&self) -> Option<Arc<dyn Timer>> {
+        None
+    }
 }
 
 /// Sees the results of the commands that a filter let through.

@@ -175,7 +175,8 @@ pub(crate) fn reserve() {
 /// Runs `call` where routines run: now if nothing of that kind is under way on this thread, else
 /// when it is done. So calls that lead to each other need the stack of one (K5).
 ///
-/// For providers whose objects call each other. Never blocks, but for what `call` does.
+/// For providers whose objects call each other, and for services above the verbs that call routines of
+/// their own. Never blocks, but for what `call` does.
 pub fn defer(call: impl FnOnce() + Send + 'static) {
     if no_block() {
         queue_call(call);

@@ -5,6 +5,7 @@
 use std::fmt;
 
 use crate::ah::{CreateAh, DestroyAh, ModifyAh, QueryAh};
+use crate::cm::{AcceptCm, BindCm, ConnectCm, ListenCm, RejectCm, UnbindCm};
 use crate::command::{Command, Origin, Pending, RequestId};
 use crate::cq::{CreateCq, DestroyCq, ModifyCq, ResizeCq};
 use crate::device::{
@@ -211,6 +212,18 @@ verbs! {
     ReregMr
     /// Deregister memory.
     DeregMr
+    /// Bind an endpoint of the provider's connection manager.
+    BindCm
+    /// Unbind it.
+    UnbindCm
+    /// Listen for connections.
+    ListenCm
+    /// Connect a queue pair.
+    ConnectCm
+    /// Accept a connection.
+    AcceptCm
+    /// Reject a connection.
+    RejectCm
 }
 
 impl fmt::Display for Kind {

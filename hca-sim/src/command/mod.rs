@@ -16,12 +16,13 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use slab::Slab;
+use verbs_core::mad::{MadArrival, MadBytes, MadVerdict};
 use verbs_core::sync::atomic::{
     AtomicBool, AtomicU64,
     Ordering::{Acquire, Relaxed, Release},
 };
 use verbs_core::sync::{Arc, Mutex, Weak};
-use verbs_core::{AnyCommand, Error, PendingCommand, Provider, RequestId};
+use verbs_core::{AnyCommand, Error, PendingCommand, Provider, ProviderAttr, RequestId};
 
 use crate::clock::Instant;
 use crate::command::queue::{Parked, Queue};
@@ -246,6 +247,18 @@ impl Provider for CommandInterface {
             // It may have gone through to the provider behind.
             None => shared.inner.cancel(id),
         }
+    }
+
+    fn process_mad(&self, incoming: &MadArrival<'_>, reply: &mut MadBytes) -> MadVerdict {
+        self.shared.inner.process_mad(incoming, reply)
+    }
+
+    fn query_provider(&self, port: u8) -> ProviderAttr {
+        self.shared.inner.query_provider(port)
+    }
+
+    fn timer(&self) -> Option<Arc<dyn verbs_core::Timer>> {
+        self.shared.inner.timer()
     }
 }
 

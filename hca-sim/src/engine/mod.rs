@@ -8,6 +8,7 @@
 
 mod attend;
 mod timers;
+mod wakes;
 
 #[cfg(all(test, not(verbs_loom)))]
 mod tests;

@@ -4,6 +4,7 @@ mod address;
 mod device;
 mod memory;
 mod packets;
+mod provider;
 mod queues;
 mod xrc;
 
@@ -14,7 +15,8 @@ use verbs_core::object::Base;
 use verbs_core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use verbs_core::sync::{Arc, Mutex, Weak};
 use verbs_core::{
-    AnyCommand, Attr, Device, Error, Gid, Guid, Kind, Lid, Provider, Request, Target,
+    AnyCommand, Attr, Device, Error, Gid, Guid, Kind, Lid, Provider, ProviderAttr, Request, Target,
+    Timer,
 };
 
 use crate::builder::Builder;
@@ -238,6 +240,14 @@ impl Provider for Hca {
             AnyCommand::DeregMr(command) => self.dereg_mr(command),
             other => self.issue_to_queues(other),
         }
+    }
+
+    fn query_provider(&self, port: u8) -> ProviderAttr {
+        self.provider_attr(port)
+    }
+
+    fn timer(&self) -> Option<Arc<dyn Timer>> {
+        Some(Arc::new(self.port.engine.clone()))
     }
 }
 

@@ -30,6 +30,15 @@ pub(crate) enum PingpongError {
     /// The path MTU is larger than the port's.
     #[error("--mtu {} is more than the port can do; at most {} would be right", got.bytes(), max.bytes())]
     Mtu { got: Mtu, max: Mtu },
+    /// A datagram is one packet.
+    #[error("-s {got} does not fit one datagram; at most {max} would be right")]
+    Datagram { got: u32, max: u32 },
+    /// Receives are shared, and each connection needs one.
+    #[error("-r {depth} receives are too few for -q {connections} queue pairs")]
+    Receives { depth: u32, connections: u32 },
+    /// The peer has fewer connections.
+    #[error("the peer has only {got} queue pairs; run both ends with the same -q")]
+    Connections { got: usize },
     /// The peer speaks InfiniBand.
     #[error("the peer has no GID; run it with -g and the index of a RoCE v2 one")]
     NoGid,
@@ -71,9 +80,13 @@ impl PingpongError {
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
             Self::Net(_) | Self::Wire(_) | Self::System { .. } | Self::Stdout(_) => exit::FILES,
-            Self::GidIndex { .. } | Self::Mtu { .. } | Self::NoGid | Self::Families { .. } => {
-                exit::USAGE
-            }
+            Self::GidIndex { .. }
+            | Self::Mtu { .. }
+            | Self::Datagram { .. }
+            | Self::Receives { .. }
+            | Self::Connections { .. }
+            | Self::NoGid
+            | Self::Families { .. } => exit::USAGE,
             Self::Content { .. } => exit::DIGEST,
             Self::Verb { .. }
             | Self::Post { .. }

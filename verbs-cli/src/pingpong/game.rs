@@ -1,9 +1,12 @@
 //! The rules of a pingpong, whatever carries the messages. Nothing here does I/O.
+//!
+//! On each connection, nobody posts a message before the last one is acknowledged and answered. Messages
+//! are counted over all connections.
 
 use super::Role;
 
-/// How far a pingpong is: nobody posts a message before the last one is acknowledged and answered.
-#[derive(Clone, Copy, Debug)]
+/// How far a pingpong is.
+#[derive(Clone, Debug)]
 pub(super) struct Game {
     /// Messages each way.
     pub(super) iters: u32,
@@ -15,45 +18,66 @@ pub(super) struct Game {
     pub(super) received: u32,
     /// Messages that are acknowledged.
     sent: u32,
-    /// What the next message waits for.
-    awaits_sent: bool,
-    awaits_received: bool,
+    connections: Vec<Awaits>,
+}
+
+/// What the next message of a connection waits for.
+#[derive(Clone, Copy, Debug)]
+struct Awaits {
+    sent: bool,
+    received: bool,
 }
 
 impl Game {
-    pub(super) fn new(role: Role, iters: u32, rx_depth: u32) -> Self {
+    pub(super) fn new(role: Role, iters: u32, rx_depth: u32, connections: usize) -> Self {
+        let first = Awaits {
+            sent: false,
+            received: role == Role::Server,
+        };
         Self {
             iters,
             rx_depth,
             recvs: 0,
             received: 0,
             sent: 0,
-            awaits_sent: false,
-            awaits_received: role == Role::Server,
+            connections: vec![first; connections],
         }
     }
 
-    /// Whether it is this end's turn.
-    pub(super) fn may_send(&self) -> bool {
-        self.sent < self.iters && !self.awaits_sent && !self.awaits_received
+    /// A connection on which it is this end's turn.
+    pub(super) fn turn(&self) -> Option<usize> {
+        let turn = |awaits: &Awaits| !awaits.sent && !awaits.received;
+        let number = self.connections.iter().position(turn);
+        number.filter(|_| self.sent < self.iters)
     }
 
     /// A message is on its way.
-    pub(super) fn posted(&mut self) {
-        (self.awaits_sent, self.awaits_received) = (true, true);
+    pub(super) fn posted(&mut self, number: usize) {
+        if let Some(awaits) = self.connections.get_mut(number) {
+            (awaits.sent, awaits.received) = (true, true);
+        }
     }
 
     /// It is acknowledged.
-    pub(super) fn handle_sent(&mut self) {
+    pub(super) fn handle_sent(&mut self, number: usize) {
         self.sent += 1;
-        self.awaits_sent = false;
+        if let Some(awaits) = self.connections.get_mut(number) {
+            awaits.sent = false;
+        }
     }
 
     /// A message has arrived, in a receive that was posted.
-    pub(super) fn handle_received(&mut self) {
+    pub(super) fn handle_received(&mut self, number: usize) {
         self.recvs -= 1;
         self.received = self.received.saturating_add(1);
-        self.awaits_received = false;
+        if let Some(awaits) = self.connections.get_mut(number) {
+            awaits.received = false;
+        }
+    }
+
+    /// Whether there may soon be fewer receives than connections.
+    pub(super) fn is_running_out(&self) -> bool {
+        self.recvs as usize <= self.connections.len()
     }
 
     /// Whether all messages have gone both ways.
@@ -75,27 +99,49 @@ mod tests {
             (Role::Client, false),
             (Role::Server, true),
         ] {
-            let mut game = Game::new(role, 3, 5);
+            let mut game = Game::new(role, 3, 5, 1);
             game.recvs = 5;
             let mut posts = 0;
             if role == Role::Server {
-                assert!(!game.may_send(), "the client begins");
-                game.handle_received();
+                assert_eq!(game.turn(), None, "the client begins");
+                game.handle_received(0);
             }
-            while game.may_send() {
+            while game.turn().is_some() {
                 posts += 1;
-                game.posted();
+                game.posted(0);
                 for ack in [ack_first, !ack_first] {
-                    assert!(!game.may_send());
+                    assert_eq!(game.turn(), None);
                     match ack {
-                        true => game.handle_sent(),
+                        true => game.handle_sent(0),
                         false if role == Role::Server && posts == 3 => {}
-                        false => game.handle_received(),
+                        false => game.handle_received(0),
                     }
                 }
             }
             assert!(game.is_over());
             assert_eq!((posts, game.received, game.recvs), (3, 3, 2), "{role:?}");
         }
+    }
+
+    /// Goal: connections take their turns apart, and what they send is counted together.
+    #[test]
+    fn connections_share_the_count() {
+        let mut game = Game::new(Role::Client, 3, 10, 2);
+        game.recvs = 10;
+        assert_eq!(game.turn(), Some(0));
+        game.posted(0);
+        assert_eq!(game.turn(), Some(1));
+        game.posted(1);
+        assert_eq!(game.turn(), None);
+        for number in [1, 0] {
+            game.handle_sent(number);
+            game.handle_received(number);
+            assert_eq!(game.turn(), Some(number));
+            game.posted(number);
+        }
+        game.handle_sent(0);
+        game.handle_received(0);
+        assert!(game.is_over());
+        assert_eq!(game.turn(), None, "the third was the last");
     }
 }

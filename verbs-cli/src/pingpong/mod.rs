@@ -1,12 +1,13 @@
-//! `verbs pingpong`: messages go back and forth between two hosts, as with `ibv_rc_pingpong`, whose
-//! text protocol it speaks: either end can be that program.
+//! `verbs pingpong`: messages go back and forth between two hosts, as with `ibv_rc_pingpong` and
+//! its siblings, whose text protocol it speaks: either end can be that program.
 //!
-//! [`text`] is what is told over TCP; [`rc`] is the reliable connection and what runs on it. Another
-//! kind of queue pair needs a module like [`rc`] and a value of [`Kind`].
+//! [`text`] is what is told over TCP, [`game`] are the rules, [`table`] is what it is played with, and
+//! [`carrier`] are the queue pairs, of one kind or another.
 
+mod carrier;
 mod error;
 mod game;
-mod rc;
+mod table;
 mod text;
 
 use std::fmt;
@@ -14,16 +15,16 @@ use std::io::Write;
 use std::time::{Duration, Instant};
 
 use futures::executor::block_on;
-use verbs_core::Lid;
+use verbs_core::{Lid, Psn, Qpn};
 
 use crate::address::same_family;
-use crate::cli::{Kind, PingpongArgs};
+use crate::cli::{Kind, PingpongArgs, SRQ_QPS_MAX};
 use crate::net::{self, Connection, NetError, PATIENCE};
-use crate::wire::{self, Network, PORT, Wire};
+use crate::wire::{Network, PORT, Wire};
 
 pub(crate) use self::error::PingpongError;
-use self::rc::Rc;
-use self::text::{DONE, Hello};
+use self::table::Table;
+use self::text::{DONE, END, Hello};
 
 /// Which end this is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,9 +87,7 @@ pub(crate) fn run(
         let (got, max) = (args.gid_idx, addresses.saturating_sub(1));
         return Err(PingpongError::GidIndex { got, max });
     }
-    let played = match args.kind {
-        Kind::Rc => block_on(reliable(args, role, connection, &wire, out)),
-    };
+    let played = block_on(play(args, role, connection, &wire, out));
     let captured = wire.finish_capture();
     played.and(captured.map_err(PingpongError::from))
 }
@@ -104,72 +103,162 @@ fn accept(args: &PingpongArgs) -> Result<Connection, PingpongError> {
     })
 }
 
-/// A pingpong over a reliable connection.
-async fn reliable(
+/// A pingpong, from the device to its end.
+async fn play(
     args: &PingpongArgs,
     role: Role,
-    mut connection: Connection,
+    connection: Connection,
     wire: &Wire,
     out: &mut dyn Write,
 ) -> Result<(), PingpongError> {
+    if args.rx_depth < args.connections() {
+        let (depth, connections) = (args.rx_depth, args.connections());
+        return Err(PingpongError::Receives { depth, connections });
+    }
     let device = wire.device().await;
     let device = device.map_err(PingpongError::verb("open the device"))?;
     let gid = device.query_gid(PORT, args.gid_idx).await;
     let gid = gid.map_err(PingpongError::verb("query the GID"))?;
-    let mut rc = Rc::new(device, args, role).await?;
-    let psn = wire::draw_psn().map_err(|error| PingpongError::System {
-        doing: "draw a packet sequence number",
-        error,
-    })?;
-    // There are no LIDs on Ethernet.
-    let ours = Hello {
+    let mut table = Table::new(device, args, role).await?;
+    // There are no LIDs on Ethernet, and the numbers come with the queue pairs.
+    let ours = table.hellos(&Hello {
         lid: Lid(0),
-        qpn: rc.qpn(),
-        psn,
+        qpn: Qpn::new(0),
+        psn: Psn::new(0),
         gid,
-    };
+        extended: None,
+    })?;
     let mut say = |text: &dyn fmt::Display| {
         let shown = writeln!(out, "{text}").and_then(|()| out.flush());
         shown.map_err(PingpongError::Stdout)
     };
-    say(&format_args!("  local address:  {ours}"))?;
-    if role == Role::Client {
-        connection.send(&ours.emit())?;
+    for hello in &ours {
+        say(&format_args!("  local address:  {hello}"))?;
     }
-    let theirs = receive_hello(&mut connection)?;
+    let mut talk = Talk {
+        kind: args.kind,
+        connection,
+    };
+    if role == Role::Client {
+        talk.send(&ours)?;
+    }
+    let theirs = talk.receive(ours.len())?;
     check(&ours, &theirs)?;
-    rc.connect(&ours, &theirs).await?;
-    match role {
-        Role::Client => connection.send(DONE)?,
-        Role::Server => {
-            connection.send(&ours.emit())?;
-            receive_done(&mut connection)?;
+    table.connect(&ours, &theirs).await?;
+    if role == Role::Server {
+        talk.send(&ours)?;
+    }
+    talk.ready(role)?;
+    for hello in &theirs {
+        say(&format_args!("  remote address: {hello}"))?;
+    }
+    let report = table.play()?;
+    say(&report)?;
+    table.check()?;
+    talk.over(role)?;
+    table.linger();
+    table.close().await
+}
+
+/// What the ends tell each other, in the way of the program of that kind.
+struct Talk {
+    kind: Kind,
+    connection: Connection,
+}
+
+impl Talk {
+    fn send(&mut self, hellos: &[Hello]) -> Result<(), PingpongError> {
+        for hello in hellos {
+            match self.kind {
+                Kind::Xrc => self.connection.send(&hello.emit_extended())?,
+                _ => self.connection.send(&hello.emit())?,
+            }
+        }
+        let Some(first) = hellos.first() else {
+            return Ok(());
+        };
+        // The program tells of all that there might be.
+        let nobody = Hello {
+            qpn: Qpn::new(0),
+            psn: Psn::new(0),
+            ..*first
+        };
+        for _ in hellos.len()..self.told() {
+            self.connection.send(&nobody.emit())?;
+        }
+        Ok(())
+    }
+
+    /// How many addresses are told.
+    fn told(&self) -> usize {
+        match self.kind {
+            Kind::Srq => SRQ_QPS_MAX,
+            _ => 1,
         }
     }
-    say(&format_args!("  remote address: {theirs}"))?;
-    let report = rc.play()?;
-    say(&report)?;
-    rc.check()?;
-    rc.linger();
-    rc.close().await
+
+    /// The first `count` of the peer's.
+    fn receive(&mut self, count: usize) -> Result<Vec<Hello>, PingpongError> {
+        let deadline = Instant::now() + PATIENCE;
+        let peer = self.connection.peer();
+        let foreign = |bytes: &[u8]| NetError::Foreign {
+            peer,
+            what: format!("\"{}\" is no pingpong address", bytes.escape_ascii()),
+        };
+        let mut hellos = Vec::new();
+        for _ in 0..self.told() {
+            hellos.push(if self.kind == Kind::Xrc {
+                let mut bytes = [0; Hello::EXTENDED_LEN];
+                self.connection.receive(&mut bytes, deadline)?;
+                Hello::parse_extended(&bytes).ok_or_else(|| foreign(&bytes))?
+            } else {
+                let mut bytes = [0; Hello::LEN];
+                self.connection.receive(&mut bytes, deadline)?;
+                Hello::parse(&bytes).ok_or_else(|| foreign(&bytes))?
+            });
+        }
+        hellos.truncate(count);
+        let nobody = |hello: &Hello| hello.qpn == Qpn::new(0);
+        match hellos.iter().position(nobody).filter(|_| count > 1) {
+            Some(got) => Err(PingpongError::Connections { got }),
+            None => Ok(hellos),
+        }
+    }
+
+    /// Both ends are connected.
+    fn ready(&mut self, role: Role) -> Result<(), PingpongError> {
+        match role {
+            _ if self.kind == Kind::Xrc => Ok(()),
+            Role::Client => Ok(self.connection.send(DONE)?),
+            Role::Server => receive_word(&mut self.connection, DONE),
+        }
+    }
+
+    /// The game is over at this end; returns when it is at both, where the program says so.
+    fn over(&mut self, role: Role) -> Result<(), PingpongError> {
+        if self.kind != Kind::Xrc {
+            return Ok(());
+        }
+        if role == Role::Server {
+            receive_word(&mut self.connection, END)?;
+        }
+        self.connection.send(END)?;
+        if role == Role::Client {
+            receive_word(&mut self.connection, END)?;
+        }
+        Ok(())
+    }
 }
 
-fn receive_hello(connection: &mut Connection) -> Result<Hello, PingpongError> {
-    let mut bytes = [0; Hello::LEN];
+fn receive_word(connection: &mut Connection, word: &[u8]) -> Result<(), PingpongError> {
+    let mut bytes = vec![0; word.len()];
     connection.receive(&mut bytes, Instant::now() + PATIENCE)?;
-    let peer = connection.peer();
-    let hello = Hello::parse(&bytes).ok_or_else(|| NetError::Foreign {
-        peer,
-        what: format!("\"{}\" is no pingpong address", bytes.escape_ascii()),
-    })?;
-    Ok(hello)
-}
-
-fn receive_done(connection: &mut Connection) -> Result<(), PingpongError> {
-    let mut bytes = [0; DONE.len()];
-    connection.receive(&mut bytes, Instant::now() + PATIENCE)?;
-    if &bytes != DONE {
-        let what = format!("\"{}\" in place of \"done\"", bytes.escape_ascii());
+    if bytes != word {
+        let what = format!(
+            "\"{}\" in place of \"{}\"",
+            bytes.escape_ascii(),
+            word[..word.len() - 1].escape_ascii()
+        );
         let peer = connection.peer();
         return Err(NetError::Foreign { peer, what }.into());
     }
@@ -177,15 +266,17 @@ fn receive_done(connection: &mut Connection) -> Result<(), PingpongError> {
 }
 
 /// Whether packets can pass between the two.
-fn check(ours: &Hello, theirs: &Hello) -> Result<(), PingpongError> {
-    if theirs.gid.0 == [0; 16] {
-        return Err(PingpongError::NoGid);
+fn check(ours: &[Hello], theirs: &[Hello]) -> Result<(), PingpongError> {
+    for (ours, theirs) in ours.iter().zip(theirs) {
+        let (ours, theirs) = (ours.gid, theirs.gid);
+        if theirs.0 == [0; 16] {
+            return Err(PingpongError::NoGid);
+        }
+        if !same_family(ours, theirs) {
+            return Err(PingpongError::Families { ours, theirs });
+        }
     }
-    if same_family(ours.gid, theirs.gid) {
-        return Ok(());
-    }
-    let (ours, theirs) = (ours.gid, theirs.gid);
-    Err(PingpongError::Families { ours, theirs })
+    Ok(())
 }
 
 #[cfg(test)]

@@ -12,7 +12,12 @@ use crate::exit;
 use crate::wire::stand_in::LoopbackNetwork;
 
 fn args(port: u16, host: &str, options: &str) -> PingpongArgs {
-    let line = format!("verbs pingpong rc {host} -p {port} {options}");
+    // The kind may come first.
+    let (kind, options) = match options.split_once(':') {
+        Some(parts) => parts,
+        None => ("rc", options),
+    };
+    let line = format!("verbs pingpong {kind} {host} -p {port} {options}");
     match Cli::parse_from(line.split_whitespace()).command {
         Command::Pingpong(args) => args,
         other => panic!("{other:?}"),
@@ -48,6 +53,14 @@ fn messages_go_both_ways() {
         "-n 50",
         "-n 7 -e -c -s 100000 -r 3",
         "-n 1 -c -s 1 -r 1 -m 4096",
+        "uc: -n 50 -c",
+        "uc: -n 7 -e -s 100000 -r 3",
+        "ud: -n 50 -c",
+        "ud: -n 7 -e -c -s 4096 -r 3",
+        "srq: -n 100 -c -q 5 -r 7",
+        "srq: -n 100 -e -q 1 -r 1 -s 70000",
+        "xrc: -n 50 -c",
+        "xrc: -n 7 -e -c -s 100000 -r 3",
     ] {
         let (network, port) = (LoopbackNetwork::default(), free_port());
         let [server, client_args] = ["", "127.0.0.1"].map(|host| args(port, host, options));
@@ -57,16 +70,14 @@ fn messages_go_both_ways() {
             (ours, serving.join().expect("no panic").expect("a game"))
         });
         let (ours, theirs): (Vec<_>, Vec<_>) = (ours.lines().collect(), theirs.lines().collect());
-        assert_eq!((ours.len(), theirs.len()), (4, 4), "{ours:?}");
-        assert_eq!(
-            ours[0].replace("local address: ", "remote address:"),
-            theirs[1]
-        );
-        assert_eq!(
-            theirs[0].replace("local address: ", "remote address:"),
-            ours[1]
-        );
-        let (iters, size) = (client_args.iters, client_args.size);
+        let count = client_args.connections() as usize;
+        let lines = 2 * count + 2;
+        assert_eq!((ours.len(), theirs.len()), (lines, lines), "{ours:?}");
+        let seen = |lines: &[&str]| lines.join("").replace("local address: ", "remote address:");
+        assert_eq!(seen(&ours[..count]), seen(&theirs[count..2 * count]));
+        assert_eq!(seen(&theirs[..count]), seen(&ours[count..2 * count]));
+        let ours = &ours[2 * count - 2..];
+        let (iters, size) = (client_args.iters, client_args.size());
         let bytes = u64::from(iters) * u64::from(size) * 2;
         assert!(
             ours[2].starts_with(&format!("{bytes} bytes in ")),
@@ -118,6 +129,39 @@ fn strange_clients_are_told_apart() {
             let _ = stream.read(&mut [0]);
         });
     }
+}
+
+#[test]
+fn what_cannot_be_played_is_said() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = listener.local_addr().expect("bound").port();
+    let network = LoopbackNetwork::default();
+    for (options, part) in [
+        ("ud: -s 4097", "-s 4097 does not fit one datagram"),
+        ("srq: -q 5 -r 4", "-r 4 receives are too few for -q 5"),
+    ] {
+        let error = text_of(&args(port, "127.0.0.1", options), &network).expect_err("refused");
+        assert_eq!(error.exit_code(), exit::USAGE);
+        assert!(error.to_string().contains(part), "{error}");
+    }
+}
+
+/// Goal: ends with different numbers of connections notice.
+#[test]
+fn a_peer_with_fewer_connections_is_told_apart() {
+    let (network, port) = (LoopbackNetwork::default(), free_port());
+    let server = args(port, "", "srq: -q 3");
+    let client_args = args(port, "127.0.0.1", "srq: -q 2");
+    thread::scope(|scope| {
+        let serving = scope.spawn(|| text_of(&server, &network));
+        // What the client is told depends on who notices first.
+        client(&client_args, &network).expect_err("the server leaves");
+        let error = serving.join().expect("no panic").expect_err("too few");
+        assert!(
+            matches!(error, PingpongError::Connections { got: 2 }),
+            "{error}"
+        );
+    });
 }
 
 #[test]

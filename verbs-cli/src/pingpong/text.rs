@@ -7,12 +7,15 @@
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 
-use verbs_core::{Gid, Lid, Psn, Qpn};
+use verbs_core::{Gid, Lid, Psn, Qpn, Srqn};
 
 use crate::address::{GID_DIGITS, gid_digits, gid_from_digits, hex};
 
 /// What the client says when it is ready.
 pub(crate) const DONE: &[u8; 5] = b"done\0";
+
+/// What each end says when its game is over, of an extended reliable connection.
+pub(crate) const END: &[u8; 4] = b"END\0";
 
 /// How one end is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,6 +24,9 @@ pub(crate) struct Hello {
     pub(crate) qpn: Qpn,
     pub(crate) psn: Psn,
     pub(crate) gid: Gid,
+    /// Of an extended reliable connection: the queue pair that sends, as `qpn` receives, and the shared
+    /// receive queue.
+    pub(crate) extended: Option<(Qpn, Srqn)>,
 }
 
 impl Hello {
@@ -35,6 +41,43 @@ impl Hello {
         // Each number has the width that its type bounds it to.
         bytes.copy_from_slice(text.as_bytes());
         bytes
+    }
+
+    /// Bytes of the message of an extended reliable connection, as `ibv_xsrq_pingpong` has it.
+    pub(crate) const EXTENDED_LEN: usize = Self::LEN + 2 * (6 + 1);
+
+    /// As it travels for an extended reliable connection.
+    pub(crate) fn emit_extended(&self) -> [u8; Self::EXTENDED_LEN] {
+        let (lid, qpn, psn) = (self.lid.0, self.qpn.value(), self.psn.value());
+        let (sends, srqn) = self.extended.unwrap_or_default();
+        let (sends, srqn) = (sends.value(), srqn.value());
+        let gid = gid_digits(self.gid);
+        let text = format!("{lid:04x}:{qpn:06x}:{sends:06x}:{psn:06x}:{srqn:06x}:{gid}\0");
+        let mut bytes = [0; Self::EXTENDED_LEN];
+        // Each number has the width that its type bounds it to.
+        bytes.copy_from_slice(text.as_bytes());
+        bytes
+    }
+
+    /// From what has arrived of an extended reliable connection.
+    pub(crate) fn parse_extended(bytes: &[u8; Self::EXTENDED_LEN]) -> Option<Self> {
+        let text = bytes.strip_suffix(b"\0")?;
+        let mut fields = text.split(|&byte| byte == b':');
+        let mut number = |digits| {
+            let field = fields.next().filter(|field| field.len() == digits)?;
+            u32::try_from(hex(field)?).ok()
+        };
+        let (lid, qpn, sends) = (number(4)?, number(6)?, number(6)?);
+        let (psn, srqn) = (number(6)?, number(6)?);
+        let gid = gid_from_digits(fields.next()?)?;
+        let hello = Self {
+            lid: Lid(u16::try_from(lid).ok()?),
+            qpn: Qpn::new(qpn),
+            psn: Psn::new(psn),
+            gid,
+            extended: Some((Qpn::new(sends), Srqn::new(srqn))),
+        };
+        fields.next().is_none().then_some(hello)
     }
 
     /// From what has arrived; `None` if no pingpong program writes that.
@@ -52,6 +95,7 @@ impl Hello {
             qpn: Qpn::new(qpn),
             psn: Psn::new(psn),
             gid,
+            extended: None,
         };
         fields.next().is_none().then_some(hello)
     }
@@ -61,9 +105,14 @@ impl Hello {
 impl fmt::Display for Hello {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (lid, qpn, psn) = (self.lid.0, self.qpn.value(), self.psn.value());
+        write!(f, "LID {lid:#06x}, QPN {qpn:#08x}, ")?;
+        if let Some((sends, srqn)) = self.extended {
+            let (sends, srqn) = (sends.value(), srqn.value());
+            write!(f, "sending QPN {sends:#08x}, SRQN {srqn:#08x}, ")?;
+        }
         write!(
             f,
-            "LID {lid:#06x}, QPN {qpn:#08x}, PSN {psn:#08x}, GID {}",
+            "PSN {psn:#08x}, GID {}",
             match IpAddr::from(self.gid) {
                 IpAddr::V4(_) => Ipv6Addr::from(self.gid).to_string(),
                 IpAddr::V6(address) => address.to_string(),
@@ -89,6 +138,7 @@ mod tests {
             qpn: Qpn::new(17),
             psn: Psn::new(0xff_fff0),
             gid: Ipv4Addr::new(192, 0, 2, 1).into(),
+            extended: None,
         };
         assert_eq!(&hello.emit(), EXAMPLE);
         assert_eq!(Hello::parse(EXAMPLE), Some(hello));
@@ -114,12 +164,19 @@ mod tests {
         }
     }
 
+    fn psn_as_qpn(psn: Psn) -> Qpn {
+        Qpn::new(psn.value())
+    }
+
     proptest! {
         #[test]
         fn every_hello_comes_back(lid: u16, qpn: u32, psn: u32, gid: [u8; 16]) {
             let (qpn, psn) = (Qpn::new(qpn), Psn::new(psn));
-            let hello = Hello { lid: Lid(lid), qpn, psn, gid: Gid(gid) };
+            let hello = Hello { lid: Lid(lid), qpn, psn, gid: Gid(gid), extended: None };
             prop_assert_eq!(Hello::parse(&hello.emit()), Some(hello));
+            let extended = Some((psn_as_qpn(psn), Srqn::new(qpn.value())));
+            let hello = Hello { extended, ..hello };
+            prop_assert_eq!(Hello::parse_extended(&hello.emit_extended()), Some(hello));
         }
 
         #[test]

@@ -123,14 +123,15 @@ pub(crate) fn active_attrs(connect: &Connect, req: &Req, rep: &Rep) -> (QpAttr, 
     let path = Path {
         av: route.av,
         dest_qpn: rep.qpn,
-        rq_psn: rep.psn,
+        // A message says at which number its receiver is to begin (IBTA vol. 1, 12.7.31).
+        rq_psn: req.psn,
         mtu: route.mtu,
     };
     let mut rtr = QpAttr::rtr(&path);
     // A peer that wants more than it was offered gets what it was offered.
     rtr.max_dest_rd_atomic = Some(req.responder_resources.min(rep.initiator_depth));
     rtr.min_rnr_timer = Some(connect.min_rnr_timer);
-    let mut rts = QpAttr::rts(req.psn);
+    let mut rts = QpAttr::rts(rep.psn);
     rts.timeout = Some(ack_timeout(route.packet_lifetime, rep.target_ack_delay).code());
     rts.retry_cnt = Some(req.retry_count.byte());
     rts.rnr_retry = Some(rep.rnr_retry_count.byte());
@@ -149,13 +150,13 @@ pub(crate) fn passive_attrs(
     let path = Path {
         av,
         dest_qpn: req.qpn,
-        rq_psn: req.psn,
+        rq_psn: rep.psn,
         mtu,
     };
     let mut rtr = QpAttr::rtr(&path);
     rtr.max_dest_rd_atomic = Some(rep.responder_resources);
     rtr.min_rnr_timer = Some(accept.min_rnr_timer);
-    let mut rts = QpAttr::rts(rep.psn);
+    let mut rts = QpAttr::rts(req.psn);
     rts.timeout = Some(req.primary.ack_timeout.code());
     rts.retry_cnt = Some(req.retry_count.byte());
     rts.rnr_retry = Some(req.rnr_retry_count.byte());

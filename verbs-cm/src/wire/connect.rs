@@ -35,7 +35,7 @@ wire_record! {
         transport: Transport = (43, 5, 2),
         /// Whether the sender's queue pair gives credits.
         flow_control: bool = (43, 7, 1),
-        /// First packet that the sender will send.
+        /// First packet that the receiver is to send.
         psn: Psn = (44, 0, 24),
         /// Within what time the sender will answer.
         local_response_timeout: TimeCode = (47, 0, 5),
@@ -186,7 +186,7 @@ wire_record! {
         qpn: Qpn = (12, 0, 24),
         /// The sender's end-to-end context, for reliable datagrams.
         local_eecn: Bits<24> = (16, 0, 24),
-        /// First packet that the sender will send.
+        /// First packet that the receiver is to send.
         psn: Psn = (20, 0, 24),
         /// READs and atomics that the sender's queue pair serves at a time.
         responder_resources: u8 = (24, 0, 8),

@@ -4,12 +4,15 @@ use std::fmt;
 
 use crate::command::{AnyCommand, Kind, PendingCommand, RequestId};
 use crate::error::Error;
+use crate::mad::{MadArrival, MadBytes, MadVerdict};
 use crate::provider::{Done, Frame, Hook, Provider};
+use crate::provider_attr::ProviderAttr;
 use crate::sync::atomic::{
     AtomicUsize,
     Ordering::{Acquire, Release},
 };
 use crate::sync::{Arc, Mutex};
+use crate::timer::Timer;
 
 /// What happens to a verb instead of what should.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -228,6 +231,18 @@ impl Provider for Fault {
             Some(Held { command, .. }) => command.refuse(Error::Cancelled),
             None => self.inner.cancel(id),
         }
+    }
+
+    fn process_mad(&self, incoming: &MadArrival<'_>, reply: &mut MadBytes) -> MadVerdict {
+        self.inner.process_mad(incoming, reply)
+    }
+
+    fn query_provider(&self, port: u8) -> ProviderAttr {
+        self.inner.query_provider(port)
+    }
+
+    fn timer(&self) -> Option<Arc<dyn Timer>> {
+        self.inner.timer()
     }
 }
 

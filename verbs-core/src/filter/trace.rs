@@ -6,8 +6,11 @@ use tracing::Span;
 use tracing::field::{Empty, display};
 
 use crate::command::{AnyCommand, RequestId};
+use crate::mad::{MadArrival, MadBytes, MadVerdict};
 use crate::provider::{Done, Frame, Hook, Provider};
+use crate::provider_attr::ProviderAttr;
 use crate::sync::Arc;
+use crate::timer::Timer;
 
 /// Opens a `tracing` span for every verb that goes by: level DEBUG, target `verbs`, name `verb`.
 ///
@@ -60,6 +63,18 @@ impl Provider for Trace {
     fn cancel(&self, id: RequestId) {
         tracing::debug!(target: "verbs", ?id, "cancel");
         self.inner.cancel(id);
+    }
+
+    fn process_mad(&self, incoming: &MadArrival<'_>, reply: &mut MadBytes) -> MadVerdict {
+        self.inner.process_mad(incoming, reply)
+    }
+
+    fn query_provider(&self, port: u8) -> ProviderAttr {
+        self.inner.query_provider(port)
+    }
+
+    fn timer(&self) -> Option<Arc<dyn Timer>> {
+        self.inner.timer()
     }
 }
 

@@ -6,10 +6,13 @@
 //!
 //! [`Agents`] is what a port's service keeps: who registered for which class and method, which
 //! requests wait for a response, and what has to be sent again when. It is sans-IO, as is everything
-//! here: no clock, no queue pair, no lock. Time comes in as a [`Time`], datagrams come in and go out
+//! here but the service: no clock, no queue pair, no lock. Time comes in as a [`Time`], datagrams come in and go out
 //! as bytes with an [`Address`]. All of it may be called from a routine, and nothing blocks.
 //!
-//! Not here: queue pairs 0 and 1, and whatever answers the requests.
+//! [`MadService`] attaches it to a port: it alone opens queue pairs 0 and 1, gives each datagram to the
+//! device first ([`process`]) and then to its agent, and asks the provider's timer to be woken.
+//!
+//! Not here: whatever answers the requests.
 
 pub mod agent;
 mod class_port_info;
@@ -19,8 +22,10 @@ pub mod field;
 pub mod fuzz;
 pub mod header;
 pub mod pm;
+pub mod process;
 pub mod rmpp;
 pub mod sa;
+pub mod service;
 pub mod sm;
 pub mod time;
 
@@ -30,6 +35,8 @@ pub use field::{Bits, Blob, TooLong};
 pub use header::{
     AttributeId, Class, MAD_LEN, MadBytes, MadHeader, MadHeaderView, Method, Status, TransactionId,
 };
+pub use process::{MadArrival, MadVerdict};
+pub use service::{MadAgent, MadClient, MadService, PortInfo};
 pub use time::{Time, TimeCode};
 
 use crate::addr::{QKey, Qpn};

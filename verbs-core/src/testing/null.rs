@@ -2,6 +2,7 @@
 
 use crate::addr::{Gid, LKey, Lid, Mtu, PKey, Qpn, RKey};
 use crate::caps::{DeviceAttr, LinkLayer, PortAttr, PortState};
+use crate::cm::CmReply;
 use crate::command::AnyCommand;
 use crate::device::local_guid;
 use crate::error::{Attr, Error};
@@ -276,6 +277,26 @@ impl Null {
             AnyCommand::CallExtension(command) => {
                 command.refuse(Error::Unsupported(Attr::Extension));
             }
+            other => self.connections(other),
+        }
+    }
+
+    /// The verbs of connections: nobody is ever reached, and nobody asks.
+    fn connections(&self, command: AnyCommand<'_>) {
+        match command {
+            AnyCommand::BindCm(command) => {
+                let (args, reply) = command.split();
+                let local = args.local;
+                reply.complete(Ok(args.build(self.create(), local, Box::new(()))));
+            }
+            AnyCommand::UnbindCm(command) => {
+                self.destroy();
+                command.complete(Ok(()));
+            }
+            AnyCommand::ListenCm(command) => command.complete(Ok(())),
+            AnyCommand::ConnectCm(command) => command.complete(Ok(CmReply::Unreachable)),
+            AnyCommand::AcceptCm(command) => command.complete(Ok(())),
+            AnyCommand::RejectCm(command) => command.complete(Ok(())),
             other => other.refuse(Error::Unsupported(Attr::Verb)),
         }
     }

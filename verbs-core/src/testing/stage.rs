@@ -4,9 +4,11 @@
 //! takes the request from it. A verb without a row here fails such a test.
 
 use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use crate::addr::{Gid, Guid, Lid};
 use crate::ah::Ah;
+use crate::cm::{CmEndpoint, CmEvent, CmParam, CmSink};
 use crate::command::Kind;
 use crate::cq::Cq;
 use crate::device::{Device, ModifyDevice};
@@ -46,6 +48,8 @@ impl Extension for Nowhere {
 /// them; the rest goes by itself when the stage is dropped.
 #[derive(Default)]
 pub struct Stage {
+    /// Endpoint of the provider's connection manager.
+    pub cm: Option<CmEndpoint>,
     /// Attached to [`GROUP`].
     pub mcast: Option<Mcast>,
     /// Address handle.
@@ -160,6 +164,28 @@ rows! {
     QueryMr [Device, Pd, Mr] |s| s.mr.as_ref()?.query();
     ReregMr [Device, Pd, Mr] |s| s.mr.take()?.rereg().access(Access::empty());
     DeregMr [Device, Pd, Mr] |s| s.mr.take()?.dereg();
+    BindCm [Device] |s| s.device.as_ref()?.bind_cm(LOCAL, Arc::new(Deaf));
+    UnbindCm [Device, CmEndpoint] |s| s.cm.take()?.unbind();
+    ListenCm [Device, CmEndpoint] |s| s.cm.as_ref()?.listen(1);
+    ConnectCm [Device, Pd, Cq, Qp, CmEndpoint] |s| {
+        let qp = s.qp.as_ref()?;
+        s.cm.as_ref()?.connect(qp, LOCAL, CmParam::default(), Vec::new())
+    };
+    AcceptCm [Device, Pd, Cq, Qp, CmEndpoint] |s| {
+        let qp = s.qp.as_ref()?;
+        s.cm.as_ref()?.accept(qp, CmParam::default(), Vec::new())
+    };
+    RejectCm [Device, CmEndpoint] |s| s.cm.as_ref()?.reject(Vec::new());
+}
+
+/// Where endpoints are bound.
+const LOCAL: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+
+/// Does not care what happens to an endpoint.
+struct Deaf;
+
+impl CmSink for Deaf {
+    fn event(&self, _event: CmEvent) {}
 }
 
 fn memory() -> Option<Memory> {
@@ -283,6 +309,10 @@ impl Stage {
             ObjectKind::Mcast => {
                 let qp = self.qp.as_ref().expect(MADE);
                 self.mcast = Some(made(subject, qp.attach_mcast(GROUP, Lid(0xc000)))?);
+            }
+            ObjectKind::CmEndpoint => {
+                let sink = Arc::new(Deaf);
+                self.cm = Some(made(subject, self.device().bind_cm(LOCAL, sink))?);
             }
             other => panic!("no stage makes a {other} yet"),
         }

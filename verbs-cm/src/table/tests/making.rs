@@ -61,7 +61,11 @@ fn attributes_go_across() {
     (answer.responder_resources, answer.initiator_depth) = (5, 16);
     lab.cms[1].accept(lab.now, conn, &answer).unwrap();
     let rtr = lab.cms[1].poll_qp_change().unwrap().attr;
-    assert_eq!((rtr.dest_qpn, rtr.rq_psn), (Some(wish.qpn), Some(wish.psn)));
+    // Each side says where the other is to begin.
+    assert_eq!(
+        (rtr.dest_qpn, rtr.rq_psn),
+        (Some(wish.qpn), Some(answer.psn))
+    );
     assert_eq!(
         (rtr.max_dest_rd_atomic, rtr.path_mtu),
         (Some(5), Some(Mtu::B1024))
@@ -72,7 +76,7 @@ fn attributes_go_across() {
     let rtr = lab.cms[0].poll_qp_change().unwrap();
     assert_eq!(
         (rtr.attr.dest_qpn, rtr.attr.rq_psn),
-        (Some(answer.qpn), Some(answer.psn))
+        (Some(answer.qpn), Some(wish.psn))
     );
     assert_eq!(
         rtr.attr.max_dest_rd_atomic,
@@ -81,7 +85,7 @@ fn attributes_go_across() {
     );
     lab.cms[0].qp_modified(lab.now, rtr.conn, Ok(()));
     let rts = lab.cms[0].poll_qp_change().unwrap().attr;
-    assert_eq!((rts.sq_psn, rts.max_rd_atomic), (Some(wish.psn), Some(5)));
+    assert_eq!((rts.sq_psn, rts.max_rd_atomic), (Some(answer.psn), Some(5)));
     assert_eq!(
         (rts.timeout, rts.retry_cnt, rts.rnr_retry),
         (Some(19), Some(7), Some(7))

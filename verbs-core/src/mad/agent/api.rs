@@ -8,6 +8,13 @@ use crate::mad::rmpp::{RmppConfig, RmppStatus, Sent};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct AgentId(pub(super) u32);
 
+impl AgentId {
+    /// The number.
+    pub const fn number(self) -> u32 {
+        self.0
+    }
+}
+
 /// Limits of [`Agents`](crate::mad::Agents).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AgentConfig {

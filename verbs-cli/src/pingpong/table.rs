@@ -1,4 +1,4 @@
-//! A pingpong over a reliable connection, with the attributes and in the order of `ibv_rc_pingpong`.
+//! What every pingpong is played with: memory, a completion queue, and the carrier of the messages.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -7,26 +7,21 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::param::page_size;
 use verbs_core::sync::{spin_loop, thread};
-use verbs_core::{
-    Access, Arm, Armed, Av, CompletionChannel, Cq, Device, Memory, Mr, Mtu, Path, Pd, Psn, Qp,
-    QpAttr, QpInit, Qpn, Recv, Send, Wc, WcStatus,
-};
+use verbs_core::{Access, Arm, Armed, CompletionChannel, Cq, Device, Memory, Mr, Pd, Wc, WcStatus};
 
+use super::carrier::{Carrier, GRH};
 use super::error::PingpongError;
 use super::game::Game;
 use super::text::Hello;
 use super::{Report, Role};
-use crate::cli::PingpongArgs;
+use crate::cli::{Kind, PingpongArgs};
 use crate::wire::PORT;
 
-const RECV_ID: u64 = 1;
-const SEND_ID: u64 = 2;
-
-/// A receive queue that has no more than so many left is filled up again.
-const RECVS_MIN: u32 = 1;
+pub(super) const RECV_ID: u64 = 1;
+pub(super) const SEND_ID: u64 = 2;
 
 /// Completions taken at once.
-const POLL_MAX: usize = 2;
+const POLL_MAX: usize = 16;
 
 /// Polls that find nothing before another thread may have the processor: the peer may need it.
 const SPINS: u32 = 64;
@@ -38,29 +33,58 @@ const SILENCE_MAX: Duration = Duration::from_secs(10);
 /// repeat a message whose acknowledgement was lost, for all its 7 retries of 67 ms.
 const LINGER: Duration = Duration::from_millis(600);
 
-/// What an empty buffer holds, as in the programs.
-const FILL: u8 = 0x7b;
+/// What an empty buffer holds, as in the program of that kind.
+fn fill_of(kind: Kind) -> u8 {
+    match kind {
+        Kind::Srq | Kind::Xrc => 0,
+        Kind::Rc | Kind::Uc | Kind::Ud => 0x7b,
+    }
+}
 
 /// What the client's receive buffer holds before the first answer.
 const NOTHING: u8 = 0xff;
 
 /// The verbs objects and how far the game is.
-pub(super) struct Rc {
+pub(super) struct Table {
     device: Device,
     pd: Pd,
     cq: Cq,
     channel: Option<CompletionChannel>,
-    qp: Qp,
+    carrier: Carrier,
     mr: Mr,
-    gid_index: u16,
-    mtu: Mtu,
     /// Where messages are sent from and where they arrive, the same place at the server's end.
-    places: [Range<usize>; 2],
+    places: Places,
     check: bool,
+    /// What the buffers hold but for the first byte of each page.
+    filling: u8,
     game: Game,
 }
 
-impl Rc {
+/// Parts of the buffer.
+#[derive(Clone, Debug)]
+struct Places {
+    sent: Range<usize>,
+    arrives: Range<usize>,
+    /// Bytes before what arrives.
+    header: usize,
+}
+
+impl Places {
+    fn of(role: Role, size: usize, header: usize) -> Self {
+        // The server sends back what arrived.
+        let (sent, arrives) = match role {
+            Role::Client => (0..size, size..size + header + size),
+            Role::Server => (header..header + size, 0..header + size),
+        };
+        Self {
+            sent,
+            arrives,
+            header,
+        }
+    }
+}
+
+impl Table {
     /// Makes the objects, with the receives posted.
     pub(super) async fn new(
         device: Device,
@@ -73,15 +97,15 @@ impl Rc {
             let (got, max) = (args.mtu, port.active_mtu);
             return Err(PingpongError::Mtu { got, max });
         }
-        let size = args.size as usize;
-        // The server sends back what arrived.
-        let places = match role {
-            Role::Client => [0..size, size..2 * size],
-            Role::Server => [0..size, 0..size],
-        };
+        let (size, max) = (args.size(), port.active_mtu.bytes());
+        if args.kind == Kind::Ud && size > max {
+            return Err(PingpongError::Datagram { got: size, max });
+        }
+        let header = if args.kind == Kind::Ud { GRH } else { 0 };
+        let places = Places::of(role, size as usize, header);
         let pd = device.alloc_pd().await;
         let pd = pd.map_err(PingpongError::verb("allocate a protection domain"))?;
-        let memory = Memory::alloc(places[1].end);
+        let memory = Memory::alloc(places.sent.end.max(places.arrives.end));
         let memory = memory.map_err(PingpongError::verb("allocate the buffers"))?;
         let mr = pd.register(memory, Access::LOCAL_WRITE).await;
         let mr = mr.map_err(PingpongError::verb("register the buffers"))?;
@@ -94,52 +118,43 @@ impl Rc {
             ),
             false => None,
         };
-        let create = device.create_cq(args.rx_depth.saturating_add(1));
+        let count = args.connections();
+        let create = device.create_cq(args.rx_depth.saturating_add(count));
         let cq = match &channel {
             Some(channel) => create.channel(channel, 0).await,
             None => create.await,
         };
         let cq = cq.map_err(PingpongError::verb("create a completion queue"))?;
-        let qp = pd
-            .create_qp(QpInit::rc(&cq, &cq).depth(1, args.rx_depth))
-            .await;
-        let qp = qp.map_err(PingpongError::verb("create a queue pair"))?;
-        let initialised = qp.init(PORT, Access::empty()).await;
-        initialised.map_err(PingpongError::verb("initialise the queue pair"))?;
-        let mut rc = Self {
+        let carrier = Carrier::new(&device, &pd, &cq, args).await?;
+        let mut table = Self {
             device,
             pd,
             cq,
             channel,
-            qp,
+            carrier,
             mr,
-            gid_index: args.gid_idx,
-            mtu: args.mtu,
             places,
             check: args.chk,
-            game: Game::new(role, args.iters, args.rx_depth),
+            filling: fill_of(args.kind),
+            game: Game::new(role, args.iters, args.rx_depth, count as usize),
         };
-        rc.fill(role)?;
-        rc.post_recvs()?;
-        Ok(rc)
+        table.fill(role)?;
+        table.post_recvs()?;
+        Ok(table)
     }
 
-    pub(super) fn qpn(&self) -> Qpn {
-        self.qp.qpn()
+    /// How each connection is reached, with first packet numbers drawn for them.
+    pub(super) fn hellos(&self, hello: &Hello) -> Result<Vec<Hello>, PingpongError> {
+        self.carrier.hellos(hello)
     }
 
-    /// Takes the queue pair to RTS, with what `ibv_rc_pingpong` gives it.
-    pub(super) async fn connect(&self, ours: &Hello, theirs: &Hello) -> Result<(), PingpongError> {
-        let path = Path {
-            av: Av::to_gid(PORT, self.gid_index, theirs.gid),
-            dest_qpn: theirs.qpn,
-            rq_psn: theirs.psn,
-            mtu: self.mtu,
-        };
-        let ready = self.qp.modify(rtr(&path)).await;
-        ready.map_err(PingpongError::verb("make the queue pair ready to receive"))?;
-        let ready = self.qp.modify(rts(ours.psn)).await;
-        ready.map_err(PingpongError::verb("make the queue pair ready to send"))
+    /// Takes all queue pairs to RTS, with what the programs give them.
+    pub(super) async fn connect(
+        &mut self,
+        ours: &[Hello],
+        theirs: &[Hello],
+    ) -> Result<(), PingpongError> {
+        self.carrier.connect(ours, theirs).await
     }
 
     /// Plays to the end. Blocks.
@@ -148,8 +163,8 @@ impl Rc {
         let mut last = started;
         let mut spins = 0_u32;
         while !self.game.is_over() {
-            if self.game.may_send() {
-                self.post_send()?;
+            while let Some(number) = self.game.turn() {
+                self.post_send(number)?;
             }
             if self.poll()? {
                 (spins, last) = (0, Instant::now());
@@ -177,7 +192,7 @@ impl Rc {
         }
         let iters = self.game.iters;
         Ok(Report {
-            bytes: self.places[0].len() as u64 * u64::from(iters) * 2,
+            bytes: self.places.sent.len() as u64 * u64::from(iters) * 2,
             iters,
             elapsed: started.elapsed(),
         })
@@ -188,16 +203,18 @@ impl Rc {
         if !self.check {
             return Ok(());
         }
-        let arrived = self.places[1].clone();
-        let mut bytes = vec![0; arrived.len()];
-        let read = self.mr.read(arrived.start, &mut bytes);
+        let Places {
+            arrives, header, ..
+        } = self.places.clone();
+        let mut bytes = vec![0; arrives.len() - header];
+        let read = self.mr.read(arrives.start + header, &mut bytes);
         read.map_err(PingpongError::verb("read the buffer"))?;
         let page = page_size();
         let wrong = (0..)
             .zip(bytes)
-            .find(|&(at, byte)| byte != content(at, page));
+            .find(|&(at, byte)| byte != self.content(at, page));
         wrong.map_or(Ok(()), |(at, got)| {
-            let expected = content(at, page);
+            let expected = self.content(at, page);
             Err(PingpongError::Content { at, got, expected })
         })
     }
@@ -205,7 +222,7 @@ impl Rc {
     /// Goes on answering a peer that has not heard the last acknowledgement. Blocks for a short time.
     pub(super) fn linger(&mut self) {
         let until = Instant::now() + LINGER;
-        while Instant::now() < until {
+        while self.carrier.answers() && Instant::now() < until {
             // What completes now is not part of the game; a failure neither.
             let _ = self.cq.poll(&mut [Wc::default(); POLL_MAX]);
             thread::sleep(Duration::from_millis(1));
@@ -219,13 +236,12 @@ impl Rc {
             pd,
             cq,
             channel,
-            qp,
+            carrier,
             mr,
             ..
         } = self;
         let failed = |doing| move |error| PingpongError::Verb { doing, error };
-        let done = qp.destroy().await;
-        done.map_err(|refused| failed("destroy the queue pair")(refused.error))?;
+        carrier.close().await?;
         drop(channel);
         let done = cq.destroy().await;
         done.map_err(|refused| failed("destroy the completion queue")(refused.error))?;
@@ -240,10 +256,10 @@ impl Rc {
     /// Fills the buffers: a client that is to check has a pattern to send.
     fn fill(&self, role: Role) -> Result<(), PingpongError> {
         let page = page_size();
-        let [sent, arrives] = &self.places;
+        let Places { sent, arrives, .. } = &self.places;
         let pattern = (0..sent.len()).map(|at| match role {
-            Role::Client if self.check => content(at, page),
-            _ => FILL,
+            Role::Client if self.check => self.content(at, page),
+            _ => self.filling,
         });
         let pattern: Vec<_> = pattern.collect();
         let nothing = match role {
@@ -256,21 +272,31 @@ impl Rc {
             .map_err(PingpongError::verb("fill the buffers"))
     }
 
-    fn post_send(&mut self) -> Result<(), PingpongError> {
-        let send = Send::new(SEND_ID).from(self.mr.slice(self.places[0].clone()));
-        let posted = self.qp.post_send(send.signaled());
+    /// What the byte at that place of a checked message is: the programs write the number of each page to
+    /// its first byte, in the remainder of division by the size of a character, which is 1.
+    fn content(&self, at: usize, page: usize) -> u8 {
+        if at.is_multiple_of(page) {
+            0
+        } else {
+            self.filling
+        }
+    }
+
+    fn post_send(&mut self, number: usize) -> Result<(), PingpongError> {
+        let piece = self.mr.slice(self.places.sent.clone());
+        let posted = self.carrier.post_send(number, piece);
         posted.map_err(|error| PingpongError::Post {
             doing: "a SEND",
             error,
         })?;
-        self.game.posted();
+        self.game.posted(number);
         Ok(())
     }
 
     fn post_recvs(&mut self) -> Result<(), PingpongError> {
         while self.game.recvs < self.game.rx_depth {
-            let recv = Recv::new(RECV_ID).into(self.mr.slice(self.places[1].clone()));
-            let posted = self.qp.post_recv(recv);
+            let piece = self.mr.slice(self.places.arrives.clone());
+            let posted = self.carrier.post_recv(piece);
             posted.map_err(|error| PingpongError::Post {
                 doing: "a receive",
                 error,
@@ -292,11 +318,12 @@ impl Rc {
                     status: wc.status,
                 });
             }
+            let number = self.carrier.number(wc.qpn);
             if is_send {
-                self.game.handle_sent();
+                self.game.handle_sent(number);
             } else {
-                self.game.handle_received();
-                if self.game.recvs <= RECVS_MIN {
+                self.game.handle_received(number);
+                if self.game.is_running_out() {
                     self.post_recvs()?;
                 }
             }
@@ -326,28 +353,4 @@ fn wait(channel: &CompletionChannel, cq: &mut Cq) -> Result<bool, PingpongError>
     // Dropping an event acknowledges it.
     while channel.try_next().is_some() {}
     Ok(true)
-}
-
-/// What the byte at that place of a checked message is: the programs write the number of each page to
-/// its first byte, in the remainder of division by the size of a character, which is 1.
-fn content(at: usize, page: usize) -> u8 {
-    if at.is_multiple_of(page) { 0 } else { FILL }
-}
-
-fn rtr(path: &Path) -> QpAttr {
-    QpAttr {
-        max_dest_rd_atomic: Some(1),
-        min_rnr_timer: Some(12),
-        ..QpAttr::rtr(path)
-    }
-}
-
-fn rts(psn: Psn) -> QpAttr {
-    QpAttr {
-        timeout: Some(14),
-        retry_cnt: Some(7),
-        rnr_retry: Some(7),
-        max_rd_atomic: Some(1),
-        ..QpAttr::rts(psn)
-    }
 }

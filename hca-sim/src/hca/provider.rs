@@ -1,0 +1,25 @@
+//! What the HCA says of the ways to its port.
+
+use verbs_core::{CmLimits, NodeType, PortCaps, ProviderAttr, TransportType};
+
+use crate::hca::Hca;
+use crate::hca::device::check_port;
+
+impl Hca {
+    /// Connections are made by messages on queue pair 1, whatever the link.
+    pub(super) fn provider_attr(&self, port: u8) -> ProviderAttr {
+        if check_port(port).is_err() {
+            return ProviderAttr::default();
+        }
+        let transport = match self.port.driver() {
+            Some(_) => TransportType::RoceV2,
+            None => TransportType::InfiniBand,
+        };
+        ProviderAttr {
+            transport,
+            node: NodeType::Ca,
+            caps: PortCaps::IB_CM | PortCaps::MAD | PortCaps::MCAST,
+            cm: CmLimits::default(),
+        }
+    }
+}

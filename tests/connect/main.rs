@@ -1,0 +1,14 @@
+//! Connections that the connection manager makes on software HCAs.
+//!
+//! Goal: what users see of connections is right over every link: they come to be with their private data
+//! and carry messages; refusals, silence and ends are told; nothing is left behind. Method: two HCAs on
+//! one link, each with programs as users would write them.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "helpers of tests may panic as the tests themselves"
+)]
+
+mod ends;
+mod storms;
+mod ways;

@@ -1,0 +1,265 @@
+//! One connection at a time, over every link.
+
+use std::future::IntoFuture;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use futures::executor::block_on;
+use futures::future::join;
+use hca_sim::sim::Sim;
+use hca_sim::{Hca, Loopback, Udp};
+use verbs_cm::resolver::Fixed;
+use verbs_cm::{Error, Manager, connect, listen};
+use verbs_core::sync::Arc;
+
+use crate::ends::Host;
+
+fn addr(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+/// Two programs meet, talk, and part.
+async fn meet(client: &mut Host, server: &mut Host, at: &str) {
+    let mut listener = listen(&server.device, at).backlog(2).await.unwrap();
+    let asks = connect(&client.device, at, client.qp()).private_data(b"hello");
+    let qp = server.qp();
+    let answers = async {
+        let request = listener.accept().await;
+        assert_eq!(&request.private_data()[..6], b"hello\0");
+        request.accept(qp).private_data(b"welcome").await
+    };
+    let (connected, accepted) = join(asks.into_future(), answers).await;
+    let (mut connected, mut accepted) = (connected.unwrap(), accepted.unwrap());
+    assert_eq!(&connected.private_data()[..8], b"welcome\0");
+    assert_eq!(connected.peer_addr(), at.parse().unwrap());
+
+    let talk = join(
+        client.ask(&mut connected, b"ping"),
+        server.answer(&mut accepted, b"pong"),
+    );
+    let (pong, ping) = talk.await;
+    assert_eq!((&ping[..], &pong[..]), (&b"ping"[..], &b"pong"[..]));
+
+    let closed = accepted.closed();
+    connected.close().await.unwrap();
+    closed.await.unwrap();
+    assert!(!accepted.is_established());
+    accepted.close().await.unwrap();
+}
+
+#[test]
+fn over_a_simulated_network() {
+    for at in ["10.0.0.2:7174", "[fd00::2]:7174"] {
+        let sim = Sim::new(1);
+        let server: std::net::SocketAddr = at.parse().unwrap();
+        let client = match server.ip() {
+            IpAddr::V4(_) => addr("10.0.0.1"),
+            IpAddr::V6(_) => addr("fd00::1"),
+        };
+        let mut client = Host::in_sim(&sim, client);
+        let mut server = Host::in_sim(&sim, server.ip());
+        sim.run(meet(&mut client, &mut server, at)).unwrap();
+        client.close();
+        server.close();
+    }
+}
+
+#[test]
+fn over_a_loopback_link() {
+    let link = Loopback::with_seed(3);
+    let [mut client, mut server] = [(); 2].map(|()| Host::on(Hca::on(&link).build()));
+    let table = [&client, &server].iter().zip(1..).fold(
+        Fixed::new().name("server", [10, 0, 0, 2].into()),
+        |table, (host, number)| {
+            let addr = IpAddr::from([10, 0, 0, number]);
+            table.way(addr, host.hca.gid(), Some(host.hca.lid()))
+        },
+    );
+    let managers = [&client, &server].map(|host| Manager::of(&host.device));
+    let table = Arc::new(table);
+    block_on(async {
+        for manager in &managers {
+            manager
+                .use_resolver(Arc::<Fixed>::clone(&table))
+                .await
+                .unwrap();
+        }
+        meet(&mut client, &mut server, "10.0.0.2:7174").await;
+        // A name that the table has.
+        let refused = connect(&client.device, "server:1", client.qp()).await;
+        assert_eq!(
+            refused.unwrap_err().to_string(),
+            "nobody listens at 10.0.0.2:1"
+        );
+    });
+    drop(managers);
+    client.close();
+    server.close();
+}
+
+#[test]
+fn over_udp() {
+    let hosts = ["127.0.0.41", "127.0.0.42"].map(|text| {
+        let link = Udp::bind(&[addr(text)]).unwrap();
+        Host::on(Hca::over(link).build())
+    });
+    let [mut client, mut server] = hosts;
+    block_on(meet(&mut client, &mut server, "127.0.0.42:7174"));
+    client.close();
+    server.close();
+}
+
+#[test]
+fn what_goes_wrong_is_told() {
+    let sim = Sim::new(2);
+    let client = Host::in_sim(&sim, addr("10.0.0.1"));
+    let server = Host::in_sim(&sim, addr("10.0.0.2"));
+    let done = sim.run(async {
+        let ask = |at: &str| connect(&client.device, at, client.qp());
+        let error = |at: &str| {
+            let asked = ask(at).into_future();
+            async move { asked.await.unwrap_err() }
+        };
+        let said = error("10.0.0.2:7174").await;
+        assert_eq!(
+            said.to_string(),
+            "10.0.0.2:7174 does not answer",
+            "nobody opened its manager"
+        );
+        let manager = Manager::of(&server.device);
+        manager.open().await.unwrap();
+        let said = error("10.0.0.2:7174").await;
+        assert_eq!(said.to_string(), "nobody listens at 10.0.0.2:7174");
+        assert!(said.qp.is_some(), "the queue pair comes back");
+        // It can be used again at once.
+        let mut listener = listen(&server.device, "0.0.0.0:0").await.unwrap();
+        let at = format!("10.0.0.2:{}", listener.local_addr().port());
+        let again = connect(&client.device, at.as_str(), said.qp.unwrap());
+        let (refused, ()) = join(again.into_future(), async {
+            listener.accept().await.reject(b"too busy").unwrap();
+        })
+        .await;
+        let refused = refused.unwrap_err().to_string();
+        assert!(
+            refused.ends_with("rejected the connection (\"too busy\")"),
+            "{refused}"
+        );
+
+        // Nobody takes the request from the backlog, and the client gives up.
+        let started = sim.now();
+        let silent = ask(&at).param(verbs_cm::ConnParam {
+            response_timeout: verbs_core::mad::TimeCode::new(14),
+            max_cm_retries: 2,
+            ..verbs_cm::ConnParam::default()
+        });
+        let said = silent.await.unwrap_err();
+        assert_eq!(said.to_string(), format!("{at} does not answer"));
+        assert!(sim.now() - started < Duration::from_secs(10));
+        let request = listener.accept().await;
+        // The client has taken its request back.
+        sim.sleep(Duration::from_millis(1)).await;
+        let late = request.accept(server.qp()).await.unwrap_err();
+        assert!(matches!(late.error, Error::Machine(_)), "{late}");
+    });
+    done.unwrap();
+    client.close();
+    server.close();
+}
+
+#[test]
+fn wrong_addresses_are_told() {
+    let sim = Sim::new(2);
+    let client = Host::in_sim(&sim, addr("10.0.0.1"));
+    let server = Host::in_sim(&sim, addr("10.0.0.2"));
+    let done = sim.run(async {
+        let error = |at: &str| {
+            let asked = connect(&client.device, at, client.qp()).into_future();
+            async move { asked.await.unwrap_err() }
+        };
+        let listener = listen(&server.device, "0.0.0.0:0").await.unwrap();
+        for (at, text) in [
+            ("10.0.0.2", "'10.0.0.2' is not an IP address with a port"),
+            ("[fd00::2]:5", "no route from the device to fd00::2"),
+        ] {
+            let said = error(at).await.to_string();
+            assert!(said.starts_with(text), "{said}");
+        }
+        let foreign = listen(&server.device, "10.0.0.9:7174").await.unwrap_err();
+        assert_eq!(
+            foreign.to_string(),
+            "the device has no address 10.0.0.9 on this port"
+        );
+        let taken = listen(&server.device, listener.local_addr())
+            .await
+            .unwrap_err();
+        assert!(matches!(taken, Error::AddressInUse(_)), "{taken}");
+    });
+    done.unwrap();
+    client.close();
+    server.close();
+}
+
+#[test]
+fn a_peer_that_dies_is_noticed() {
+    let sim = Sim::new(3);
+    let mut client = Host::in_sim(&sim, addr("10.0.0.1"));
+    let server = Host::in_sim(&sim, addr("10.0.0.2"));
+    let done = sim.run(async {
+        let mut listener = listen(&server.device, "10.0.0.2:7174").await.unwrap();
+        let asks = connect(&client.device, "10.0.0.2:7174", client.qp());
+        let qp = server.qp();
+        let answers = async { listener.accept().await.accept(qp).await };
+        let (connected, accepted) = join(asks.into_future(), answers).await;
+        let (mut connected, accepted) = (connected.unwrap(), accepted.unwrap());
+        // The host goes without a word.
+        sim.network().set_up(addr("10.0.0.2"), false);
+        connected
+            .post_send(verbs_core::Send::new(1).inline(b"anybody?"))
+            .unwrap();
+        client.cq.ready().await;
+        let mut wcs = [verbs_core::Wc::default(); 1];
+        let status = client.cq.poll(&mut wcs)[0].status;
+        assert_eq!(status, verbs_core::WcStatus::RetryExcErr);
+        // Ending the connection ends, after all retries.
+        connected.disconnect().await.unwrap();
+        assert!(!connected.is_established());
+        drop((connected, accepted));
+    });
+    done.unwrap();
+    client.close();
+    server.close();
+}
+
+#[test]
+fn half_open_connections_are_found_stale() {
+    let sim = Sim::new(4);
+    let client = Host::in_sim(&sim, addr("10.0.0.1"));
+    let server = Host::in_sim(&sim, addr("10.0.0.2"));
+    let done = sim.run(async {
+        let mut listener = listen(&server.device, "10.0.0.2:7174").await.unwrap();
+        let mut accepted = Vec::new();
+        for round in 0..2 {
+            let asks = connect(&client.device, "10.0.0.2:7174", client.qp());
+            let qp = server.qp();
+            let answers = async { listener.accept().await.accept(qp).await };
+            let (connected, there) = join(asks.into_future(), answers).await;
+            let (connected, there) = (connected.unwrap(), there.unwrap());
+            if round == 0 {
+                // The client goes without a word reaching the server.
+                sim.network().set_up(addr("10.0.0.1"), false);
+                drop(connected);
+                sim.sleep(Duration::from_millis(1)).await;
+                sim.network().set_up(addr("10.0.0.1"), true);
+                assert!(there.is_established(), "the server cannot know");
+            }
+            accepted.push(there);
+        }
+        // Its queue pair number may be another by now; the half-open one ends when it is used, or by
+        // its own user.
+        let half_open = accepted.remove(0);
+        half_open.close().await.unwrap();
+    });
+    done.unwrap();
+    client.close();
+    server.close();
+}

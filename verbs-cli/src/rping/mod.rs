@@ -1,0 +1,257 @@
+//! `verbs rping`: pings over RDMA, as with `rping` of librdmacm, whose messages it speaks: either end can
+//! be that program.
+//!
+//! ```text
+//! client                                   server
+//!   │ ── REQ, REP, RTU of the connection manager ──▶ │
+//!   │ ── SEND: where the ping is ───────────────────▶ │ READ
+//!   │ ◀── SEND: go on ─────────────────────────────── │
+//!   │ ── SEND: where it may be written to ──────────▶ │ WRITE
+//!   │ ◀── SEND: done ──────────────────────────────── │
+//! ```
+
+mod args;
+mod end;
+mod error;
+
+use std::fmt;
+use std::io::Write;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
+
+use futures::executor::block_on;
+use verbs_core::Device;
+
+use crate::wire::{Network, Wire};
+
+pub(crate) use self::args::{ABOUT, EXAMPLES, RpingArgs};
+use self::end::End;
+pub(crate) use self::error::RpingError;
+
+/// Runs the command, printing as it goes. Blocks until the pings are done.
+pub(crate) fn run(
+    args: &RpingArgs,
+    network: &dyn Network,
+    out: &mut dyn Write,
+) -> Result<(), RpingError> {
+    let wire = match args.peer() {
+        Some(peer) => towards(args, network, peer)?,
+        None => match (&args.wire.bind[..], args.address) {
+            ([], Some(address)) => network.attach(&[address])?,
+            ([], None) => network.attach_all()?,
+            (named, _) => network.attach(named)?,
+        },
+    };
+    let done = block_on(async {
+        let device = wire.device().await;
+        let device = device.map_err(RpingError::verb("open the device"))?;
+        match args.peer() {
+            Some(peer) => ask(args, &device, peer, out).await,
+            None => serve(args, &device, out).await,
+        }
+    });
+    let captured = wire.finish_capture();
+    done.and(captured.map_err(RpingError::from))
+}
+
+/// A wire from the address that was named, or that the system would send from.
+fn towards(args: &RpingArgs, network: &dyn Network, peer: SocketAddr) -> Result<Wire, RpingError> {
+    let mut named = args.wire.bind.clone();
+    named.extend(args.interface.filter(|address| !named.contains(address)));
+    let local = match named.is_empty() {
+        true => sends_from(peer).map_err(|error| RpingError::System {
+            doing: "find the way to the peer",
+            error,
+        })?,
+        false => peer.ip(),
+    };
+    Ok(Wire::open_towards(network, &named, local, peer.ip())?)
+}
+
+/// Where the system sends from to reach that address. Sends nothing.
+fn sends_from(peer: SocketAddr) -> std::io::Result<IpAddr> {
+    let any = match peer {
+        SocketAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+        SocketAddr::V6(_) => IpAddr::from([0; 16]),
+    };
+    let socket = UdpSocket::bind((any, 0))?;
+    socket.connect(peer)?;
+    Ok(socket.local_addr()?.ip())
+}
+
+/// The client.
+async fn ask(
+    args: &RpingArgs,
+    device: &Device,
+    peer: SocketAddr,
+    out: &mut dyn Write,
+) -> Result<(), RpingError> {
+    let mut end = End::new(device, args.size).await?;
+    let mut connecting = verbs_cm::connect(device, peer, end.queue_pair().await?)
+        .responder_resources(1)
+        .initiator_depth(1);
+    if let Some(from) = args.interface {
+        connecting = connecting.bind(SocketAddr::new(from, 0));
+    }
+    end.connection = Some(connecting.await.map_err(verbs_cm::Error::from)?);
+    let mut ping = 0;
+    while args.count.is_none_or(|count| ping < count) {
+        let text = content(ping, args.size as usize);
+        end.prepare(&text)?;
+        for from_start in [true, false] {
+            end.announce(from_start).await?;
+            if end.receive().await?.is_none() {
+                return Err(RpingError::Ended(ping));
+            }
+        }
+        let came = end.fetched()?;
+        if args.validate {
+            check(ping, &text, &came)?;
+        }
+        if args.verbose {
+            say(out, &format_args!("ping data: {}", readable(&came)))?;
+        }
+        ping += 1;
+    }
+    if let Some(connection) = end.connection.take() {
+        connection.close().await?;
+    }
+    Ok(())
+}
+
+/// The server: one client, or one after the other.
+async fn serve(args: &RpingArgs, device: &Device, out: &mut dyn Write) -> Result<(), RpingError> {
+    let any = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+    let at = SocketAddr::new(args.address.unwrap_or(any), args.port);
+    let mut listener = verbs_cm::listen(device, at).await?;
+    loop {
+        let request = listener.accept().await;
+        let mut end = End::new(device, args.size).await?;
+        let qp = end.queue_pair().await?;
+        let accepting = request.accept(qp).responder_resources(1).initiator_depth(1);
+        let served = match accepting.await {
+            Ok(connection) => {
+                end.connection = Some(connection);
+                pong(args, &mut end, out).await
+            }
+            Err(error) => Err(verbs_cm::Error::from(error).into()),
+        };
+        if let Some(connection) = end.connection.take() {
+            connection.close().await?;
+        }
+        match served {
+            // A client that fails is not the server's failure, as long as there are others.
+            Err(error) if args.persistent => say(out, &format_args!("client failed: {error}"))?,
+            served if args.persistent => served?,
+            served => return served,
+        }
+    }
+}
+
+/// Answers a client's pings until it goes, or as many as were asked for.
+async fn pong(args: &RpingArgs, end: &mut End, out: &mut dyn Write) -> Result<(), RpingError> {
+    let mut pings = 0;
+    while args.count.is_none_or(|count| pings < count) {
+        let Some(source) = end.receive().await? else {
+            return Ok(());
+        };
+        end.fetch(source).await?;
+        if args.verbose {
+            let text = end.fetched()?;
+            say(out, &format_args!("server ping data: {}", readable(&text)))?;
+        }
+        end.announce(true).await?;
+        let Some(sink) = end.receive().await? else {
+            return Err(RpingError::Ended(pings));
+        };
+        end.write_back(sink).await?;
+        end.announce(true).await?;
+        pings += 1;
+    }
+    // The client ends the connection.
+    match end.receive().await? {
+        None => Ok(()),
+        Some(_) => Ok(()),
+    }
+}
+
+/// The bytes of a ping: its number, then characters from the next one of the alphabet on.
+fn content(ping: u64, size: usize) -> Vec<u8> {
+    const FIRST: u8 = b'A';
+    const LAST: u8 = b'z';
+    let mut bytes = format!("rdma-ping-{ping}: ").into_bytes();
+    let span = u64::from(LAST - FIRST) + 1;
+    let start = FIRST + u8::try_from(ping % span).unwrap_or(0);
+    let letters = (start..=LAST).chain((FIRST..=LAST).cycle());
+    bytes.extend(letters.take(size.saturating_sub(bytes.len())));
+    bytes.truncate(size);
+    if let Some(last) = bytes.last_mut() {
+        *last = 0;
+    }
+    bytes
+}
+
+fn check(ping: u64, sent: &[u8], came: &[u8]) -> Result<(), RpingError> {
+    let wrong = (0..).zip(sent.iter().zip(came));
+    let wrong = wrong.into_iter().find(|(_, (sent, came))| sent != came);
+    wrong.map_or(Ok(()), |(at, (&expected, &got))| {
+        Err(RpingError::Content {
+            ping,
+            at,
+            got,
+            expected,
+        })
+    })
+}
+
+/// What is before the zero at the end, for people to read.
+fn readable(bytes: &[u8]) -> impl fmt::Display + use<> {
+    let end = bytes.iter().position(|&byte| byte == 0);
+    let text = &bytes[..end.unwrap_or(bytes.len())];
+    let shown = |&byte: &u8| match byte {
+        b' '..=b'~' => char::from(byte).to_string(),
+        other => other.escape_ascii().to_string(),
+    };
+    text.iter().map(shown).collect::<String>()
+}
+
+fn say(out: &mut dyn Write, text: &dyn fmt::Display) -> Result<(), RpingError> {
+    let shown = writeln!(out, "{text}").and_then(|()| out.flush());
+    shown.map_err(RpingError::Stdout)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pings_are_those_of_the_program() {
+        let first = content(0, 64);
+        assert_eq!(
+            readable(&first).to_string(),
+            "rdma-ping-0: ABCDEFGHIJKLMNOPQRSTUVWXYZ[\\]^_`abcdefghijklmnopqr"
+        );
+        assert_eq!(readable(&content(1, 20)).to_string(), "rdma-ping-1: BCDEFG");
+        assert!(
+            readable(&content(57, 32))
+                .to_string()
+                .starts_with("rdma-ping-57: z")
+        );
+        assert!(
+            readable(&content(58, 32))
+                .to_string()
+                .starts_with("rdma-ping-58: A")
+        );
+        assert_eq!(
+            check(7, &first, &first)
+                .err()
+                .map(|error| error.to_string()),
+            None
+        );
+        let damaged = check(7, &first, &content(1, 64)).expect_err("they differ");
+        assert!(
+            damaged
+                .to_string()
+                .starts_with("ping 7 came back damaged: byte 10")
+        );
+    }
+}

@@ -1,0 +1,230 @@
+//! A connection, as its user has it.
+
+use std::fmt;
+use std::future::poll_fn;
+use std::net::SocketAddr;
+
+use verbs_core::sync::Arc;
+use verbs_core::{BatchError, PostError, Qp, Qpn, Recv, RecvQueue, SendQueue, SendWr};
+
+use crate::endpoint::Data;
+use crate::error::Error;
+use crate::link::Link;
+use crate::step::Step;
+
+/// A queue pair that is connected, in RTS.
+///
+/// Dropping it ends the connection: the peer is told, without waiting for its answer, and the queue pair
+/// is destroyed. [`Connection::close`] waits.
+pub struct Connection {
+    link: Arc<dyn Link>,
+    queues: Option<(SendQueue, RecvQueue)>,
+    private_data: Data,
+}
+
+impl Connection {
+    pub(crate) fn new(
+        link: Arc<dyn Link>,
+        queues: Option<(SendQueue, RecvQueue)>,
+        private_data: Data,
+    ) -> Self {
+        Self {
+            link,
+            queues,
+            private_data,
+        }
+    }
+
+    /// What the peer's service said when the connection was made, padded with zeros by networks that do
+    /// not tell its length.
+    pub fn private_data(&self) -> &[u8] {
+        &self.private_data
+    }
+
+    /// The peer's address.
+    pub fn peer_addr(&self) -> SocketAddr {
+        self.link.peer()
+    }
+
+    /// The queue pair's number.
+    pub fn qpn(&self) -> Option<Qpn> {
+        self.link.qpn()
+    }
+
+    /// Whether the connection is still there, as far as this end knows.
+    pub fn is_established(&self) -> bool {
+        self.link.is_established()
+    }
+
+    /// Posts to the send queue; see [`SendQueue::post`].
+    ///
+    /// # Errors
+    /// [`PostError`]; [`PostError::Split`] if the queues were split off before the queue pair was
+    /// connected.
+    #[inline]
+    pub fn post_send<'w>(&mut self, wr: impl Into<SendWr<'w>>) -> Result<(), PostError> {
+        let (send, _) = self.queues.as_mut().ok_or(PostError::Split)?;
+        send.post(wr)
+    }
+
+    /// Posts to the receive queue; see [`RecvQueue::post`].
+    ///
+    /// # Errors
+    /// As [`Connection::post_send`].
+    #[inline]
+    pub fn post_recv(&mut self, wr: Recv<'_>) -> Result<(), PostError> {
+        let (_, recv) = self.queues.as_mut().ok_or(PostError::Split)?;
+        recv.post(wr)
+    }
+
+    /// One half for each direction, for two threads or tasks. The connection lives as long as either.
+    pub fn split(self) -> (SendHalf, RecvHalf) {
+        let (send, recv) = self.queues.unzip();
+        let link = Arc::clone(&self.link);
+        (
+            SendHalf { link, queue: send },
+            RecvHalf {
+                link: self.link,
+                queue: recv,
+            },
+        )
+    }
+
+    /// Ends the connection: the queue pair goes to ERR, which flushes what is posted, and the peer is
+    /// told. Ends when the peer has answered, or did not in spite of all retries. Nothing happens where
+    /// the connection is over.
+    ///
+    /// # Errors
+    /// [`Error::WouldBlock`], [`Error::Cancelled`].
+    pub fn disconnect(&self) -> Step<()> {
+        disconnect(&self.link)
+    }
+
+    /// Ends when the connection has, whoever ended it: the queue pair is in ERR then.
+    ///
+    /// # Errors
+    /// [`Error::WouldBlock`], [`Error::Cancelled`].
+    pub fn closed(&self) -> Step<()> {
+        closed(&self.link)
+    }
+
+    /// Disconnects, and destroys the queue pair.
+    ///
+    /// # Errors
+    /// [`Error::Verb`] when the queue pair could not be destroyed: something is attached to it.
+    pub fn close(self) -> Step<()> {
+        Step::new(async move {
+            disconnect(&self.link).await?;
+            let Some(qp) = self.link.take_qp() else {
+                return Ok(());
+            };
+            let destroyed = qp.destroy().await;
+            destroyed.map_err(|refused| Error::Verb(refused.error))
+        })
+    }
+
+    /// Takes the queue pair, in whatever state; the connection ends without it.
+    pub fn into_qp(self) -> Option<Qp> {
+        self.link.take_qp()
+    }
+}
+
+fn disconnect(link: &Arc<dyn Link>) -> Step<()> {
+    let link = Arc::clone(link);
+    Step::new(async move {
+        link.disconnect();
+        poll_fn(|cx| link.poll_over(cx)).await;
+        Ok(())
+    })
+}
+
+fn closed(link: &Arc<dyn Link>) -> Step<()> {
+    let link = Arc::clone(link);
+    Step::new(async move {
+        poll_fn(|cx| link.poll_over(cx)).await;
+        Ok(())
+    })
+}
+
+impl fmt::Debug for Connection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connection")
+            .field("peer", &self.link.peer())
+            .finish_non_exhaustive()
+    }
+}
+
+/// The sending half of a connection.
+pub struct SendHalf {
+    link: Arc<dyn Link>,
+    queue: Option<SendQueue>,
+}
+
+impl SendHalf {
+    /// Posts a work request; see [`SendQueue::post`].
+    ///
+    /// # Errors
+    /// As [`Connection::post_send`].
+    #[inline]
+    pub fn post<'w>(&mut self, wr: impl Into<SendWr<'w>>) -> Result<(), PostError> {
+        self.queue.as_mut().ok_or(PostError::Split)?.post(wr)
+    }
+
+    /// Posts several; see [`SendQueue::post_batch`].
+    ///
+    /// # Errors
+    /// As [`SendHalf::post`].
+    pub fn post_batch(&mut self, wrs: &[SendWr<'_>]) -> Result<(), BatchError> {
+        let split = BatchError {
+            posted: 0,
+            error: PostError::Split,
+        };
+        self.queue.as_mut().ok_or(split)?.post_batch(wrs)
+    }
+
+    /// As [`Connection::disconnect`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn disconnect(&self) -> Step<()> {
+        disconnect(&self.link)
+    }
+}
+
+/// The receiving half of a connection.
+pub struct RecvHalf {
+    link: Arc<dyn Link>,
+    queue: Option<RecvQueue>,
+}
+
+impl RecvHalf {
+    /// Posts a receive; see [`RecvQueue::post`].
+    ///
+    /// # Errors
+    /// As [`Connection::post_recv`].
+    #[inline]
+    pub fn post(&mut self, wr: Recv<'_>) -> Result<(), PostError> {
+        self.queue.as_mut().ok_or(PostError::Split)?.post(wr)
+    }
+
+    /// As [`Connection::closed`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn closed(&self) -> Step<()> {
+        closed(&self.link)
+    }
+}
+
+macro_rules! debug {
+    ($($Half:ident)*) => { $(
+        impl fmt::Debug for $Half {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.debug_struct(stringify!($Half))
+                    .field("peer", &self.link.peer())
+                    .finish_non_exhaustive()
+            }
+        }
+    )* };
+}
+debug!(SendHalf RecvHalf);

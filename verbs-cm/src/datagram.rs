@@ -1,0 +1,362 @@
+//! Services for datagrams: which queue pair serves them, by service id resolution (SIDR).
+
+use std::fmt;
+use std::future::poll_fn;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use futures::Stream;
+use verbs_core::sync::{Arc, AtomicWaker, Mutex};
+use verbs_core::wr::Datagram;
+use verbs_core::{Av, Device, QKey, Qp, QpType, Qpn};
+
+use crate::connect::pair;
+use crate::endpoint::Data;
+use crate::error::Error;
+use crate::event::{Event, ResolveId};
+use crate::hub::Hub;
+use crate::listen::{Bound, Inner, Waiting};
+use crate::manager::Manager;
+use crate::options::blob;
+use crate::params::{Resolve, Resolved};
+use crate::resolver::{Address, Query};
+use crate::step::Step;
+use crate::wire::{IpHeader, PortSpace, ServiceId, SidrReq, SidrStatus};
+
+/// The Q_Key of services for datagrams, as `rdma_cm` has it.
+pub const UDP_QKEY: QKey = QKey(0x0123_4567);
+
+/// Asks which queue pair serves datagrams at an address, with private data for the service (180 bytes
+/// at most).
+///
+/// # Errors
+/// [`Error::NoAddress`], [`Error::NoRoute`], [`Error::NoService`], [`Error::TimedOut`],
+/// [`Error::PrivateData`].
+pub fn resolve_service(
+    device: &Device,
+    addr: impl Into<Address>,
+    private_data: &[u8],
+) -> Step<Service> {
+    let (manager, addr) = (Manager::of(device), addr.into());
+    let data = blob::<180>(private_data);
+    Step::new(async move {
+        let hub = manager.by_messages().await?;
+        let resolver = hub.resolver();
+        let addr = addr.lookup(&*resolver)?;
+        let query = Query {
+            remote: addr.ip(),
+            local: None,
+            port: hub.port(),
+        };
+        let hop = resolver.resolve(query).await?;
+        let route = hub.route(&hop)?;
+        let data = data?;
+        let addresses = pair(hop.local, addr.ip())?;
+        let port = hub.with(|inner, _| inner.ports.any(PortSpace::Udp));
+        let source_port = port.ok_or(Error::AddressInUse(SocketAddr::new(hop.local, 0)))?;
+        let header = IpHeader {
+            source_port,
+            addresses,
+        };
+        let service = ServiceId::rdma_cm(PortSpace::Udp, addr.port());
+        let resolve = Resolve::new(service, route).ip(&header, data);
+        let asking = Asking::begin(&hub, source_port, &resolve)?;
+        let (status, service) = poll_fn(|cx| asking.answer.poll(cx))
+            .await
+            .ok_or(Error::TimedOut(addr))?;
+        match status {
+            SidrStatus::Valid => Ok(Service {
+                av: route.av,
+                hub: Arc::clone(&hub),
+                ..service
+            }),
+            status => Err(Error::NoService { peer: addr, status }),
+        }
+    })
+}
+
+/// A question under way; dropping it gives it up.
+struct Asking {
+    hub: Arc<Hub>,
+    id: ResolveId,
+    source_port: u16,
+    answer: Arc<Answer>,
+}
+
+impl Asking {
+    fn begin(hub: &Arc<Hub>, source_port: u16, resolve: &Resolve) -> Result<Self, Error> {
+        let answer = Arc::new(Answer {
+            hub: Arc::downgrade(hub),
+            said: Mutex::new(None),
+            waker: AtomicWaker::new(),
+        });
+        let id = hub.with(|inner, now| {
+            let id = inner.cm.resolve(now, resolve);
+            match id {
+                Ok(id) => drop(inner.resolutions.insert(id, Arc::clone(&answer))),
+                Err(_) => inner.ports.give_back(PortSpace::Udp, source_port),
+            }
+            id
+        })?;
+        Ok(Self {
+            hub: Arc::clone(hub),
+            id,
+            source_port,
+            answer,
+        })
+    }
+}
+
+impl Drop for Asking {
+    fn drop(&mut self) {
+        self.hub.with(|inner, _| {
+            // It may have been answered.
+            let _gone = inner.cm.forget(self.id);
+            inner.resolutions.remove(&self.id);
+            inner.ports.give_back(PortSpace::Udp, self.source_port);
+        });
+    }
+}
+
+/// Where the answer to a question arrives: `None` for none in time.
+pub(crate) struct Answer {
+    hub: verbs_core::sync::Weak<Hub>,
+    said: Mutex<Option<Option<(SidrStatus, Service)>>>,
+    waker: AtomicWaker,
+}
+
+impl Answer {
+    pub(crate) fn event(&self, event: &Event) {
+        let said = match *event {
+            Event::Resolved {
+                status,
+                qpn,
+                qkey,
+                private_data,
+                ..
+            } => self.hub.upgrade().map(|hub| {
+                let service = Service {
+                    hub,
+                    av: Av::default(),
+                    qpn,
+                    qkey,
+                    private_data: private_data.0.to_vec(),
+                };
+                (status, service)
+            }),
+            _ => None,
+        };
+        *self.said.lock() = Some(said);
+        self.waker.wake();
+    }
+
+    fn poll(&self, cx: &Context<'_>) -> Poll<Option<(SidrStatus, Service)>> {
+        self.waker.register(cx.waker());
+        match self.said.lock().take() {
+            Some(said) => Poll::Ready(said),
+            None => Poll::Pending,
+        }
+    }
+}
+
+/// A service for datagrams that was found.
+#[derive(Clone)]
+pub struct Service {
+    /// Keeps the manager open, so that the next question finds it.
+    hub: Arc<Hub>,
+    /// The way to its port.
+    pub av: Av,
+    /// Its queue pair.
+    pub qpn: Qpn,
+    /// The Q_Key to send with.
+    pub qkey: QKey,
+    /// What it says: 136 bytes, padded with zeros.
+    pub private_data: Data,
+}
+
+impl Service {
+    /// Where datagrams for it go: [`Send::to`](verbs_core::Send::to).
+    pub fn datagram(&self) -> Datagram {
+        Datagram::new(self.av, self.qpn, self.qkey)
+    }
+
+    /// The device's port that it is reached from.
+    pub fn port(&self) -> u8 {
+        self.hub.port().number
+    }
+}
+
+impl fmt::Debug for Service {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Service")
+            .field("av", &self.av)
+            .field("qpn", &self.qpn)
+            .field("qkey", &self.qkey)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Listens for questions which queue pair serves datagrams at an address: a stream of them. The
+/// unspecified address stands for all of the device's.
+///
+/// # Errors
+/// As [`listen`](crate::listen()).
+pub fn listen_datagrams(device: &Device, addr: impl Into<Address>) -> Step<DatagramListener> {
+    let (manager, addr) = (Manager::of(device), addr.into());
+    Step::new(async move {
+        let hub = manager.by_messages().await?;
+        let addr = addr.lookup(&*hub.resolver())?;
+        let bound = Bound::new(&hub, PortSpace::Udp, addr)?;
+        Ok(DatagramListener {
+            inner: bound.listen(128)?,
+        })
+    })
+}
+
+/// Answers which queue pair serves datagrams. Dropping it ends that.
+pub struct DatagramListener {
+    inner: Inner,
+}
+
+impl DatagramListener {
+    /// Where it listens, with the port number that was given to it.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.inner.local_addr()
+    }
+
+    /// The next question.
+    ///
+    /// # Cancel safety
+    /// A future that is dropped takes no question with it.
+    pub async fn accept(&mut self) -> Question {
+        poll_fn(|cx| self.poll_question(cx)).await
+    }
+
+    fn poll_question(&self, cx: &mut Context<'_>) -> Poll<Question> {
+        loop {
+            match self.inner.queue.poll_next(cx) {
+                Poll::Ready(Waiting::Question(question)) => return Poll::Ready(question),
+                // A connection is asked for in the port space of datagrams: it is rejected.
+                Poll::Ready(Waiting::Request(request)) => drop(request),
+                Poll::Pending => return Poll::Pending,
+            }
+        }
+    }
+}
+
+impl Stream for DatagramListener {
+    type Item = Question;
+
+    /// Never ends.
+    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Question>> {
+        self.poll_question(cx).map(Some)
+    }
+}
+
+impl fmt::Debug for DatagramListener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DatagramListener")
+            .field("addr", &self.local_addr())
+            .finish_non_exhaustive()
+    }
+}
+
+/// A peer asks which queue pair serves datagrams. Dropping it answers that the service rejects it.
+pub struct Question {
+    hub: Arc<Hub>,
+    /// `None` once it was answered.
+    id: Option<ResolveId>,
+    peer: SocketAddr,
+    private_data: Data,
+}
+
+impl Question {
+    pub(crate) fn new(
+        hub: &Arc<Hub>,
+        id: ResolveId,
+        peer: SocketAddr,
+        ip: Option<IpHeader>,
+        req: &SidrReq,
+    ) -> Self {
+        let start = ip.map_or(0, |_| IpHeader::LEN);
+        Self {
+            hub: Arc::clone(hub),
+            id: Some(id),
+            peer,
+            private_data: req.private_data.0[start..].to_vec(),
+        }
+    }
+
+    /// Who asks.
+    pub fn peer_addr(&self) -> SocketAddr {
+        self.peer
+    }
+
+    /// What the peer says along, padded with zeros.
+    pub fn private_data(&self) -> &[u8] {
+        &self.private_data
+    }
+
+    /// Answers with that queue pair and Q_Key, and up to 136 bytes. Never blocks.
+    ///
+    /// # Errors
+    /// [`Error::QpType`] for a queue pair that is not for datagrams, [`Error::PrivateData`],
+    /// [`Error::Machine`].
+    pub fn answer(mut self, qp: &Qp, qkey: QKey, private_data: &[u8]) -> Result<(), Error> {
+        if qp.qp_type() != QpType::Ud {
+            return Err(Error::QpType);
+        }
+        let resolved = Resolved {
+            status: SidrStatus::Valid,
+            qpn: qp.qpn(),
+            qkey,
+            private_data: blob(private_data)?,
+        };
+        self.say(&resolved)
+    }
+
+    /// Rejects it, with up to 136 bytes. Never blocks.
+    ///
+    /// # Errors
+    /// [`Error::PrivateData`], [`Error::Machine`].
+    pub fn reject(mut self, private_data: &[u8]) -> Result<(), Error> {
+        let private_data = blob(private_data)?;
+        self.say(&Resolved {
+            private_data,
+            ..REJECTED
+        })
+    }
+
+    fn say(&mut self, resolved: &Resolved) -> Result<(), Error> {
+        let Some(id) = self.id.take() else {
+            return Ok(());
+        };
+        let answered = self
+            .hub
+            .with(|inner, now| inner.cm.answer(now, id, resolved));
+        Ok(answered?)
+    }
+}
+
+const REJECTED: Resolved = Resolved {
+    status: SidrStatus::Rejected,
+    qpn: Qpn::new(0),
+    qkey: QKey(0),
+    private_data: verbs_core::mad::Blob([0; 136]),
+};
+
+impl Drop for Question {
+    fn drop(&mut self) {
+        // The peer may have given up.
+        let _gone = self.say(&REJECTED);
+    }
+}
+
+impl fmt::Debug for Question {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Question")
+            .field("peer", &self.peer)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,210 @@
+//! This end of a connection, between the user and the state machine: the queue pair, and how far it is.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::task::{Context, Poll, Waker};
+
+use verbs_core::sync::{Arc, Mutex};
+use verbs_core::{Access, Qp, QpAttr, QpState, Qpn, RecvQueue, SendQueue};
+
+use crate::error::{Error, Rejection};
+use crate::event::{ConnId, Event};
+use crate::hub::Hub;
+use crate::wire::PortSpace;
+
+/// Private data, as long as the message carries; there is no length on the wire.
+pub(crate) type Data = Vec<u8>;
+
+/// A connection that the state machine knows. The machine's tables refer to it only; it goes with the
+/// user's last handle, which ends the connection.
+pub(crate) struct Endpoint {
+    hub: Arc<Hub>,
+    conn: ConnId,
+    qpn: Qpn,
+    /// The number that was bound for it.
+    port: Option<(PortSpace, u16)>,
+    pub(crate) peer: SocketAddr,
+    /// `None` once it was taken away. Held while a modify is issued, which runs nothing foreign, as
+    /// that happens under NoBlock.
+    qp: Mutex<Option<Qp>>,
+    life: Mutex<Life>,
+}
+
+struct Life {
+    phase: Phase,
+    waiting: Vec<Waker>,
+}
+
+/// How far the connection is.
+#[derive(Clone, Debug)]
+enum Phase {
+    Making,
+    Failed(Error),
+    /// With the peer's private data.
+    Established(Data),
+    Over,
+}
+
+impl Endpoint {
+    /// For a connection that the machine has just been told of; `inner` lists it.
+    pub(crate) fn new(
+        hub: &Arc<Hub>,
+        conn: ConnId,
+        qp: Qp,
+        peer: SocketAddr,
+        port: Option<(PortSpace, u16)>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            hub: Arc::clone(hub),
+            conn,
+            qpn: qp.qpn(),
+            port,
+            peer,
+            qp: Mutex::new(Some(qp)),
+            life: Mutex::new(Life {
+                phase: Phase::Making,
+                // What events need is reserved with the endpoint.
+                waiting: Vec::with_capacity(2),
+            }),
+        })
+    }
+
+    /// Issues a modify of the queue pair. Call it under NoBlock.
+    pub(crate) fn modify(
+        &self,
+        attr: QpAttr,
+        routine: impl FnOnce(Result<(), verbs_core::Error>) + Send + 'static,
+    ) {
+        match &*self.qp.lock() {
+            Some(qp) => drop(qp.modify(attr).issue(routine)),
+            None => routine(Err(verbs_core::Error::Closing)),
+        }
+    }
+
+    /// The machine has something to say.
+    pub(crate) fn event(&self, event: Event) {
+        let phase = match event {
+            Event::Established { private_data, .. } => Phase::Established(private_data.0.to_vec()),
+            Event::Rejected {
+                reason,
+                private_data,
+                ..
+            } => Phase::Failed(Error::Rejected(Box::new(Rejection {
+                peer: self.peer,
+                reason,
+                private_data: private_data.0.to_vec(),
+            }))),
+            Event::Unreachable { .. } => Phase::Failed(Error::TimedOut(self.peer)),
+            Event::ConnectError { why, .. } => Phase::Failed(Error::Failed(why)),
+            Event::Disconnected { .. } => Phase::Over,
+            _ => return,
+        };
+        let waiting = {
+            let mut life = self.life.lock();
+            life.phase = phase;
+            std::mem::take(&mut life.waiting)
+        };
+        waiting.into_iter().for_each(Waker::wake);
+    }
+
+    /// Whether the connection is there, with the peer's private data, or will never be.
+    pub(crate) fn poll_established(&self, cx: &mut Context<'_>) -> Poll<Result<Data, Error>> {
+        let mut life = self.life.lock();
+        match &life.phase {
+            Phase::Making => {
+                wait(&mut life.waiting, cx);
+                Poll::Pending
+            }
+            Phase::Failed(error) => Poll::Ready(Err(error.clone())),
+            Phase::Established(data) => Poll::Ready(Ok(data.clone())),
+            // It was there for a moment.
+            Phase::Over => Poll::Ready(Err(Error::Disconnected)),
+        }
+    }
+
+    /// Whether the connection is over: the queue pair is in ERR, what was posted is flushed.
+    pub(crate) fn poll_over(&self, cx: &mut Context<'_>) -> Poll<()> {
+        let mut life = self.life.lock();
+        match life.phase {
+            Phase::Over | Phase::Failed(_) => Poll::Ready(()),
+            Phase::Making | Phase::Established(_) => {
+                wait(&mut life.waiting, cx);
+                Poll::Pending
+            }
+        }
+    }
+
+    pub(crate) fn is_established(&self) -> bool {
+        matches!(self.life.lock().phase, Phase::Established(_))
+    }
+
+    /// Tells the peer, and takes the queue pair to ERR. Does nothing where that is under way.
+    pub(crate) fn disconnect(&self) {
+        self.hub.with(|inner, now| {
+            let _over = inner.cm.disconnect(now, self.conn, Default::default());
+        });
+    }
+
+    /// Takes the queue pair away: the connection is over, or will be without it.
+    pub(crate) fn take_qp(&self) -> Option<Qp> {
+        self.qp.lock().take()
+    }
+
+    /// Takes the queues off the queue pair, unless that was done before.
+    pub(crate) fn take_queues(&self) -> Option<(SendQueue, RecvQueue)> {
+        let mut place = self.qp.lock();
+        let (qp, queues) = match place.take()?.split() {
+            Ok((qp, send, recv)) => (qp, Some((send, recv))),
+            Err(qp) => (qp, None),
+        };
+        *place = Some(qp);
+        queues
+    }
+
+    /// Calls with the queue pair, unless it was taken away.
+    pub(crate) fn with_qp<R>(&self, call: impl FnOnce(&Qp) -> R) -> Option<R> {
+        self.qp.lock().as_ref().map(call)
+    }
+}
+
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        let (conn, qpn, port) = (self.conn, self.qpn.value(), self.port);
+        self.hub.with(|inner, now| {
+            // It may have had its last event.
+            let _gone = inner.cm.destroy(now, conn);
+            inner.conns.remove(&conn);
+            if inner.by_qpn.get(&qpn) == Some(&conn) {
+                inner.by_qpn.remove(&qpn);
+            }
+            if let Some((space, port)) = port {
+                inner.ports.give_back(space, port);
+            }
+        });
+    }
+}
+
+impl fmt::Debug for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Endpoint")
+            .field("peer", &self.peer)
+            .field("phase", &self.life.lock().phase)
+            .finish_non_exhaustive()
+    }
+}
+
+fn wait(waiting: &mut Vec<Waker>, cx: &Context<'_>) {
+    if !waiting.iter().any(|waker| waker.will_wake(cx.waker())) {
+        waiting.push(cx.waker().clone());
+    }
+}
+
+/// Brings a queue pair to INIT, unless it is there. `access` is what the peer may do through it.
+pub(crate) async fn initialise(qp: &Qp, port: u8, access: Access) -> Result<(), Error> {
+    let info = qp.query().await?;
+    match info.state {
+        QpState::Reset => Ok(qp.init(port, access).await?),
+        QpState::Init => Ok(()),
+        other => Err(Error::QpState(other)),
+    }
+}

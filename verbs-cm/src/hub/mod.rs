@@ -1,0 +1,242 @@
+//! The connection manager of a device's port at work: the state machine, attached to the port's service
+//! for management datagrams.
+//!
+//! There is one for each port, shared by all who use it; it goes with the last of them. Whoever calls it,
+//! be it a user, the service with a datagram, a modify that has ended or the timer, also sees to what
+//! follows: messages are sent, modifies issued, users told. No thread takes part.
+
+mod ports;
+mod pump;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::SocketAddr;
+
+use verbs_core::device::DeviceCore;
+use verbs_core::event::{EventType, EventWatcher, Subject};
+use verbs_core::mad::{
+    AgentError, Class, Delivery, MadAgent, MadClient, MadService, Method, PortInfo, Time, TimeCode,
+};
+use verbs_core::sync::{Arc, Mutex, Weak};
+use verbs_core::{AsyncEvent, Device, ObjectKind, TransportType, collect};
+
+use crate::config::Config;
+use crate::datagram::Answer;
+use crate::endpoint::Endpoint;
+use crate::error::Error;
+use crate::event::{ConnId, ListenId, ResolveId};
+use crate::listen::Backlog;
+use crate::manager::Counts;
+use crate::params::{Port, Route};
+use crate::resolver::{Cached, Hop, Host, Resolver};
+use crate::table::Cm;
+use crate::wire::CLASS_VERSION;
+
+pub(crate) use ports::Ports;
+
+/// The connection manager of one port.
+pub(crate) struct Hub {
+    /// What the service and the device refer to. Goes first, so that they see that it is gone.
+    below: Arc<Below>,
+    service: MadService,
+    agent: Result<MadAgent, AgentError>,
+    /// Never held while foreign code runs (K4).
+    inner: Mutex<Inner>,
+    resolver: Mutex<Arc<dyn Resolver>>,
+}
+
+/// What the lock guards.
+pub(crate) struct Inner {
+    pub(crate) cm: Cm,
+    pub(crate) conns: BTreeMap<ConnId, Weak<Endpoint>>,
+    pub(crate) listeners: BTreeMap<ListenId, Weak<Backlog>>,
+    pub(crate) resolutions: BTreeMap<ResolveId, Arc<Answer>>,
+    pub(crate) ports: Ports,
+    /// By the number of the queue pair: for events about it.
+    pub(crate) by_qpn: BTreeMap<u32, ConnId>,
+    /// Somebody sees to the outputs; what others bring about is seen to by that one.
+    busy: bool,
+    /// When the timer wakes us next.
+    alarm: Option<Time>,
+}
+
+impl Hub {
+    /// The connection manager of that port, opened if need be.
+    pub(crate) fn of(
+        device: &Device,
+        port: u8,
+    ) -> impl Future<Output = Result<Arc<Self>, Error>> + Send + use<> {
+        let service = MadService::of(device, port);
+        let core = Arc::clone(device.target());
+        async move {
+            let service = service.await?;
+            let hub = core.service(
+                |hub: &Self| hub.service.port().number == port,
+                || Self::new(service.clone(), &core),
+            );
+            match &hub.agent {
+                Ok(_) => Ok(hub),
+                Err(error) => Err(Error::Service(*error)),
+            }
+        }
+    }
+
+    fn new(service: MadService, device: &Arc<DeviceCore>) -> Arc<Self> {
+        let hub = Arc::new_cyclic(|weak: &Weak<Self>| {
+            let below = Arc::new(Below(Weak::clone(weak)));
+            let client: Arc<dyn MadClient> = Arc::<Below>::clone(&below);
+            let client = Arc::downgrade(&client);
+            let agent = service.register(Class::CM, CLASS_VERSION, &[Method::SEND], client);
+            let number = agent.as_ref().map_or(0, |agent| agent.id().number());
+            let info = service.port();
+            let port = port_of(&info);
+            // Differs from run to run and from port to port.
+            let seed = service.now().as_nanos()
+                ^ info.device.node_guid.0.rotate_left(32)
+                ^ u64::from(number) << 40;
+            Self {
+                inner: Mutex::new(Inner {
+                    cm: Cm::new(Config::default(), port, number, seed),
+                    conns: BTreeMap::new(),
+                    listeners: BTreeMap::new(),
+                    resolutions: BTreeMap::new(),
+                    ports: Ports::new(seed),
+                    by_qpn: BTreeMap::new(),
+                    busy: false,
+                    alarm: None,
+                }),
+                resolver: Mutex::new(Arc::new(Cached::new(Host))),
+                below,
+                service,
+                agent,
+            }
+        });
+        let watcher: Arc<dyn EventWatcher> = Arc::<Below>::clone(&hub.below);
+        device.watch_events(&watcher);
+        hub
+    }
+
+    /// What is known of the port.
+    pub(crate) fn port(&self) -> Arc<PortInfo> {
+        self.service.port()
+    }
+
+    pub(crate) fn resolver(&self) -> Arc<dyn Resolver> {
+        Arc::clone(&self.resolver.lock())
+    }
+
+    /// Takes another resolver for all steps from now on.
+    pub(crate) fn set_resolver(&self, resolver: Arc<dyn Resolver>) {
+        let old = std::mem::replace(&mut *self.resolver.lock(), resolver);
+        // A destructor of the client's, run under no lock.
+        drop(old);
+    }
+
+    /// Calls the state machine, and sees to what follows.
+    pub(crate) fn with<R>(self: &Arc<Self>, call: impl FnOnce(&mut Inner, Time) -> R) -> R {
+        collect(|| {
+            let result = {
+                let mut inner = self.inner.lock();
+                // Under the lock, so that the machine's time does not go back.
+                let now = self.service.now();
+                call(&mut inner, now)
+            };
+            self.pump();
+            result
+        })
+    }
+
+    /// A path along that way.
+    pub(crate) fn route(&self, hop: &Hop) -> Result<Route, Error> {
+        let port = port_of(&self.port());
+        let gone = Error::AddressNotAvailable(hop.local);
+        let mut route = Route::roce(&port, hop.local_gid, hop.remote_gid).ok_or(gone)?;
+        let info = self.port();
+        let provider = self.service.device().provider_of();
+        let transport = provider.query_provider(info.number).transport;
+        if transport == TransportType::InfiniBand
+            && let Some(lid) = hop.remote_lid
+        {
+            route.av.dlid = lid;
+        }
+        Ok(route)
+    }
+
+    /// What is kept.
+    pub(crate) fn counts(&self) -> Counts {
+        let inner = self.inner.lock();
+        Counts {
+            connections: inner.cm.len(),
+            handles: inner.conns.len(),
+            ports: inner.ports.len(),
+        }
+    }
+
+    /// Whether the address is the port's; the unspecified one stands for all of them.
+    pub(crate) fn check_local(&self, addr: SocketAddr) -> Result<(), Error> {
+        let ip = addr.ip();
+        if ip.is_unspecified() || self.resolver().is_local(ip, &self.port()) {
+            return Ok(());
+        }
+        Err(Error::AddressNotAvailable(ip))
+    }
+}
+
+/// The port as the state machine sees it.
+fn port_of(info: &PortInfo) -> Port {
+    Port {
+        number: info.number,
+        ca_guid: info.device.node_guid,
+        link_layer: info.port.link_layer,
+        lid: info.port.lid,
+        gids: info.gids.clone(),
+        mtu: info.port.active_mtu,
+        ack_delay: TimeCode::new(info.device.local_ca_ack_delay),
+    }
+}
+
+/// What comes from below: datagrams of peers; that data overtook an RTU; that the port has changed.
+struct Below(Weak<Hub>);
+
+impl MadClient for Below {
+    fn deliver(&self, delivery: Delivery) {
+        // The manager only sends datagrams that no response belongs to.
+        if let (Some(hub), Delivery::Request { from, mad, .. }) = (self.0.upgrade(), delivery) {
+            hub.with(|inner, now| inner.cm.handle(now, from, &mad));
+        }
+    }
+}
+
+impl EventWatcher for Below {
+    fn event(&self, event: AsyncEvent) {
+        let Some(hub) = self.0.upgrade() else {
+            return;
+        };
+        match (event.event, event.subject) {
+            (EventType::CommEst, Subject::Object(id)) if id.kind == ObjectKind::Qp => {
+                hub.with(|inner, now| {
+                    if let Some(&conn) = inner.by_qpn.get(&id.number) {
+                        // In a state that waits for no RTU this does no harm.
+                        let _ = inner.cm.communication_established(now, conn);
+                    }
+                });
+            }
+            (
+                EventType::GidChange
+                | EventType::LidChange
+                | EventType::PortErr
+                | EventType::PortActive,
+                _,
+            ) => hub.resolver().invalidate(),
+            _ => {}
+        }
+    }
+}
+
+impl fmt::Debug for Hub {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Hub")
+            .field("service", &self.service)
+            .finish_non_exhaustive()
+    }
+}

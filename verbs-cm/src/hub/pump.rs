@@ -1,0 +1,164 @@
+//! Inputs from below, and what follows from every input.
+
+use std::task::{Wake, Waker};
+
+use verbs_core::mad::{Address, MadBytes, Time};
+use verbs_core::sync::{Arc, Weak};
+use verbs_core::{Error, defer};
+
+use crate::datagram::Answer;
+use crate::endpoint::Endpoint;
+use crate::event::{ConnId, Event, QpChange};
+use crate::hub::{Hub, Inner};
+use crate::listen::Backlog;
+
+/// Outputs of the state machine, with whom they are for.
+#[derive(Default)]
+struct Batch {
+    mads: Vec<(Address, MadBytes)>,
+    changes: Vec<(Arc<Endpoint>, QpChange)>,
+    events: Vec<(Whom, Event)>,
+}
+
+enum Whom {
+    Endpoint(Arc<Endpoint>),
+    Backlog(Arc<Backlog>),
+    Answer(Arc<Answer>),
+}
+
+impl Inner {
+    /// Takes what waits; `None` when there is nothing.
+    fn outputs(&mut self) -> Option<Batch> {
+        let mut batch = Batch::default();
+        batch
+            .mads
+            .extend(std::iter::from_fn(|| self.cm.poll_transmit()));
+        while let Some(change) = self.cm.poll_qp_change() {
+            if let Some(endpoint) = self.endpoint(change.conn) {
+                batch.changes.push((endpoint, change));
+            }
+        }
+        while let Some(event) = self.cm.poll_event() {
+            if let Some(whom) = self.whom(&event) {
+                batch.events.push((whom, event));
+            }
+        }
+        let is_empty = batch.mads.is_empty() && batch.changes.is_empty() && batch.events.is_empty();
+        (!is_empty).then_some(batch)
+    }
+
+    fn endpoint(&self, conn: ConnId) -> Option<Arc<Endpoint>> {
+        self.conns.get(&conn).and_then(Weak::upgrade)
+    }
+
+    fn whom(&mut self, event: &Event) -> Option<Whom> {
+        match *event {
+            Event::ConnectRequest { listener, .. } | Event::ResolveRequest { listener, .. } => {
+                let backlog = self.listeners.get(&listener).and_then(Weak::upgrade);
+                backlog.map(Whom::Backlog)
+            }
+            Event::Resolved { resolution, .. } | Event::Unresolved { resolution } => {
+                self.resolutions.remove(&resolution).map(Whom::Answer)
+            }
+            _ => {
+                let conn = event.conn()?;
+                let endpoint = self.endpoint(conn).map(Whom::Endpoint);
+                if matches!(
+                    event,
+                    Event::TimewaitExit { .. }
+                        | Event::Rejected { .. }
+                        | Event::Unreachable { .. }
+                        | Event::ConnectError { .. }
+                ) {
+                    // Its last event.
+                    self.conns.remove(&conn);
+                }
+                endpoint
+            }
+        }
+    }
+}
+
+impl Hub {
+    /// Sees to the outputs until there are none. Whoever comes while somebody does leaves them to that
+    /// one. Runs under NoBlock.
+    pub(super) fn pump(self: &Arc<Self>) {
+        loop {
+            let batch = {
+                let mut inner = self.inner.lock();
+                if inner.busy {
+                    return;
+                }
+                let Some(batch) = inner.outputs() else {
+                    return self.set_alarm(&mut inner);
+                };
+                inner.busy = true;
+                batch
+            };
+            if let Ok(agent) = &self.agent
+                && !batch.mads.is_empty()
+            {
+                agent.send(batch.mads);
+            }
+            for (endpoint, change) in batch.changes {
+                self.modify(&endpoint, change);
+            }
+            for (whom, event) in batch.events {
+                match whom {
+                    Whom::Endpoint(endpoint) => endpoint.event(event),
+                    Whom::Backlog(backlog) => backlog.event(self, event),
+                    Whom::Answer(answer) => answer.event(&event),
+                }
+            }
+            self.inner.lock().busy = false;
+        }
+    }
+
+    /// Issues a modify; its completion is the machine's next input.
+    fn modify(self: &Arc<Self>, endpoint: &Endpoint, change: QpChange) {
+        let hub = Arc::downgrade(self);
+        let conn = change.conn;
+        endpoint.modify(change.attr, move |result| {
+            if let Some(hub) = hub.upgrade() {
+                hub.modified(conn, result);
+            }
+        });
+    }
+
+    pub(crate) fn modified(self: &Arc<Self>, conn: ConnId, result: Result<(), Error>) {
+        self.with(|inner, now| inner.cm.qp_modified(now, conn, result));
+    }
+
+    /// Has the timer wake us when the next thing is due.
+    fn set_alarm(self: &Arc<Self>, inner: &mut Inner) {
+        let (Some(due), Some(timer)) = (inner.cm.poll_timeout(), self.service.timer()) else {
+            return;
+        };
+        if inner.alarm.is_some_and(|alarm| alarm <= due) {
+            return;
+        }
+        inner.alarm = Some(due);
+        timer.wake_at(due, Waker::from(Arc::new(Alarm(Arc::downgrade(self), due))));
+    }
+
+    fn timeout(self: &Arc<Self>, set: Time) {
+        self.with(|inner, now| {
+            if inner.alarm == Some(set) {
+                inner.alarm = None;
+            }
+            inner.cm.handle_timeout(now);
+        });
+    }
+}
+
+/// Wakes the connection manager; keeps it from nothing.
+struct Alarm(Weak<Hub>, Time);
+
+impl Wake for Alarm {
+    fn wake(self: Arc<Self>) {
+        if let Some(hub) = self.0.upgrade() {
+            let set = self.1;
+            defer(move || hub.timeout(set));
+        }
+    }
+}

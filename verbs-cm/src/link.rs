@@ -1,0 +1,47 @@
+//! The two ways of being connected, seen alike: by messages of the connection manager, or by the
+//! provider's own verbs.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::task::{Context, Poll};
+
+use verbs_core::{Qp, Qpn};
+
+use crate::endpoint::Endpoint;
+
+/// This end of a connection, whoever made it.
+pub(crate) trait Link: Send + Sync + fmt::Debug {
+    fn peer(&self) -> SocketAddr;
+    fn qpn(&self) -> Option<Qpn>;
+    fn is_established(&self) -> bool;
+    /// Begins to end the connection. Never blocks.
+    fn disconnect(&self);
+    fn poll_over(&self, cx: &mut Context<'_>) -> Poll<()>;
+    fn take_qp(&self) -> Option<Qp>;
+}
+
+impl Link for Endpoint {
+    fn peer(&self) -> SocketAddr {
+        self.peer
+    }
+
+    fn qpn(&self) -> Option<Qpn> {
+        self.with_qp(Qp::qpn)
+    }
+
+    fn is_established(&self) -> bool {
+        Self::is_established(self)
+    }
+
+    fn disconnect(&self) {
+        Self::disconnect(self);
+    }
+
+    fn poll_over(&self, cx: &mut Context<'_>) -> Poll<()> {
+        Self::poll_over(self, cx)
+    }
+
+    fn take_qp(&self) -> Option<Qp> {
+        Self::take_qp(self)
+    }
+}

@@ -1,0 +1,348 @@
+//! The passive side.
+
+mod request;
+
+use std::any::Any;
+use std::collections::VecDeque;
+use std::fmt;
+use std::future::{IntoFuture, poll_fn};
+use std::net::{IpAddr, SocketAddr};
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use futures::Stream;
+use verbs_core::Device;
+use verbs_core::sync::{Arc, AtomicWaker, Mutex};
+
+use crate::datagram::Question;
+use crate::error::Error;
+use crate::event::{CmError, Event, ListenId};
+use crate::hub::Hub;
+use crate::manager::{Manager, Way};
+use crate::params::Listen;
+use crate::resolver::Address;
+use crate::step::{CancelStep, Step, StepFuture};
+use crate::wire::{IpHeader, PortSpace, ServiceId};
+
+pub use request::{Accepting, ConnectRequest};
+
+/// Requests that wait for an answer, unless the listener says otherwise.
+const BACKLOG: u32 = 128;
+
+/// Listens for connections. The unspecified address stands for all of the device's; port number 0 for
+/// any that is free.
+///
+/// ```no_run
+/// # async fn example(dev: &verbs_core::Device, pd: &verbs_core::Pd, cq: &verbs_core::Cq)
+/// # -> Result<(), verbs_cm::Error> {
+/// use futures::StreamExt;
+///
+/// let mut listener = verbs_cm::listen(dev, "0.0.0.0:7174").backlog(16).await?;
+/// while let Some(request) = listener.next().await {
+///     let qp = pd.create_qp(verbs_core::QpInit::rc(cq, cq)).await?;
+///     let connection = request.accept(qp).await?;
+///     println!("connected to {}", connection.peer_addr());
+/// }
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Errors
+/// [`Error::NoAddress`], [`Error::AddressNotAvailable`], [`Error::AddressInUse`],
+/// [`Error::NoManager`], [`Error::Machine`] at the limit of listeners.
+pub fn listen(device: &Device, addr: impl Into<Address>) -> Listening {
+    Manager::of(device).listen(addr)
+}
+
+/// A listener that is to be made; issue it, await it or wait for it.
+#[must_use = "nobody listens until this is issued, awaited or waited for"]
+#[derive(Debug)]
+pub struct Listening {
+    manager: Manager,
+    addr: Address,
+    backlog: u32,
+}
+
+impl Listening {
+    pub(crate) fn new(manager: Manager, addr: impl Into<Address>) -> Self {
+        Self {
+            manager,
+            addr: addr.into(),
+            backlog: BACKLOG,
+        }
+    }
+
+    /// Requests that may wait for an answer; more are refused. 128 by default.
+    pub fn backlog(mut self, backlog: u32) -> Self {
+        self.backlog = backlog;
+        self
+    }
+
+    /// Begins; `routine` runs exactly once, under NoBlock, here or later. Never blocks.
+    pub fn issue(
+        self,
+        routine: impl FnOnce(Result<Listener, Error>) + Send + 'static,
+    ) -> CancelStep {
+        self.step().issue(routine)
+    }
+
+    /// Begins and blocks the thread until somebody listens.
+    ///
+    /// # Errors
+    /// As [`listen`]; and [`Error::WouldBlock`] under NoBlock (K3).
+    pub fn wait(self) -> Result<Listener, Error> {
+        self.step().wait()
+    }
+
+    /// All that is left, as a step.
+    pub fn step(self) -> Step<Listener> {
+        Step::new(async move {
+            let Self {
+                manager,
+                addr,
+                backlog,
+            } = self;
+            match manager.way().await? {
+                Way::Messages(hub) => {
+                    let addr = addr.lookup(&*hub.resolver())?;
+                    let inner = Bound::new(&hub, PortSpace::Tcp, addr)?.listen(backlog)?;
+                    Ok(Listener {
+                        local: inner.local_addr(),
+                        queue: Arc::clone(&inner.queue),
+                        _listens: Box::new(inner),
+                    })
+                }
+                Way::Verbs(provided) => {
+                    let addr = addr.lookup(&*provided.resolver())?;
+                    let queue = Arc::new(Backlog::new(backlog));
+                    let endpoint = provided.listen(addr, backlog, &queue).await?;
+                    Ok(Listener {
+                        local: endpoint.local(),
+                        queue,
+                        _listens: Box::new(endpoint),
+                    })
+                }
+            }
+        })
+    }
+}
+
+impl IntoFuture for Listening {
+    type Output = Result<Listener, Error>;
+    type IntoFuture = StepFuture<Listener, Error>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        self.step().into_future()
+    }
+}
+
+/// A port number of one's own, given back when it is dropped.
+pub(crate) struct Bound {
+    hub: Arc<Hub>,
+    space: PortSpace,
+    addr: SocketAddr,
+    /// Whether the number was taken from the table: listeners at several addresses share one.
+    owns: bool,
+}
+
+impl Bound {
+    /// Binds an address of the port; port number 0 for any.
+    pub(crate) fn new(hub: &Arc<Hub>, space: PortSpace, addr: SocketAddr) -> Result<Self, Error> {
+        hub.check_local(addr)?;
+        let (port, owns) = hub.with(|inner, _| match addr.port() {
+            0 => (inner.ports.any(space), true),
+            port => (Some(port), inner.ports.take(space, port)),
+        });
+        let port = port.ok_or(Error::AddressInUse(addr))?;
+        Ok(Self {
+            hub: Arc::clone(hub),
+            space,
+            addr: SocketAddr::new(addr.ip(), port),
+            owns,
+        })
+    }
+
+    pub(crate) fn listen(self, backlog: u32) -> Result<Inner, Error> {
+        let Self {
+            hub, space, addr, ..
+        } = &self;
+        let ip = addr.ip();
+        let listen = Listen {
+            addr: (!ip.is_unspecified()).then(|| ip.to_canonical()),
+            backlog,
+            ..Listen::new(ServiceId::rdma_cm(*space, addr.port()))
+        };
+        let queue = Arc::new(Backlog::new(backlog));
+        let id = hub.with(|inner, _| {
+            let id = inner.cm.listen(listen)?;
+            inner.listeners.insert(id, Arc::downgrade(&queue));
+            Ok(id)
+        });
+        let id = id.map_err(|error| match error {
+            CmError::InUse { .. } => Error::AddressInUse(*addr),
+            error => Error::Machine(error),
+        })?;
+        Ok(Inner {
+            id,
+            queue,
+            bound: self,
+        })
+    }
+}
+
+impl Drop for Bound {
+    fn drop(&mut self) {
+        if self.owns {
+            let (space, port) = (self.space, self.addr.port());
+            self.hub.with(|inner, _| inner.ports.give_back(space, port));
+        }
+    }
+}
+
+/// What listeners of both kinds have.
+pub(crate) struct Inner {
+    id: ListenId,
+    pub(crate) queue: Arc<Backlog>,
+    pub(crate) bound: Bound,
+}
+
+impl Inner {
+    pub(crate) fn local_addr(&self) -> SocketAddr {
+        self.bound.addr
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.bound.hub.with(|inner, _| {
+            // It was added, and is removed once.
+            let _gone = inner.cm.unlisten(self.id);
+            inner.listeners.remove(&self.id);
+        });
+        // What waits is rejected, by its own destructors.
+        let waiting = std::mem::take(&mut *self.queue.waiting.lock());
+        drop(waiting);
+    }
+}
+
+/// What has come for a listener and was not taken.
+pub(crate) struct Backlog {
+    waiting: Mutex<VecDeque<Waiting>>,
+    waker: AtomicWaker,
+}
+
+pub(crate) enum Waiting {
+    Request(ConnectRequest),
+    Question(Question),
+}
+
+impl Backlog {
+    /// Room for all that may wait is reserved now.
+    fn new(backlog: u32) -> Self {
+        Self {
+            waiting: Mutex::new(VecDeque::with_capacity(backlog.min(BACKLOG) as usize)),
+            waker: AtomicWaker::new(),
+        }
+    }
+
+    /// The machine has a request.
+    pub(crate) fn event(&self, hub: &Arc<Hub>, event: Event) {
+        let waiting = match event {
+            Event::ConnectRequest {
+                conn,
+                from,
+                req,
+                ip,
+                ..
+            } => {
+                let gid = from.av.global.map(|global| IpAddr::from(global.dgid));
+                Waiting::Request(ConnectRequest::by_message(hub, conn, ip, gid, &req))
+            }
+            Event::ResolveRequest {
+                resolution,
+                from,
+                req,
+                ip,
+                ..
+            } => {
+                let gid = from.av.global.map(|global| IpAddr::from(global.dgid));
+                Waiting::Question(Question::new(hub, resolution, peer_of(ip, gid), ip, &req))
+            }
+            _ => return,
+        };
+        self.push(waiting);
+    }
+
+    pub(crate) fn push(&self, waiting: Waiting) {
+        self.waiting.lock().push_back(waiting);
+        self.waker.wake();
+    }
+
+    pub(crate) fn poll_next(&self, cx: &mut Context<'_>) -> Poll<Waiting> {
+        self.waker.register(cx.waker());
+        match self.waiting.lock().pop_front() {
+            Some(waiting) => Poll::Ready(waiting),
+            None => Poll::Pending,
+        }
+    }
+}
+
+fn peer_of(ip: Option<IpHeader>, gid: Option<IpAddr>) -> SocketAddr {
+    let unknown = IpAddr::from([0, 0, 0, 0]);
+    match ip {
+        Some(ip) => SocketAddr::new(ip.addresses.source(), ip.source_port),
+        None => SocketAddr::new(gid.unwrap_or(unknown), 0),
+    }
+}
+
+/// Listens at an address: a stream of requests for connections. Dropping it ends that; requests that
+/// were taken can still be answered.
+pub struct Listener {
+    local: SocketAddr,
+    queue: Arc<Backlog>,
+    /// What listens, until it is dropped.
+    _listens: Box<dyn Any + Send + Sync>,
+}
+
+impl Listener {
+    /// Where it listens, with the port number that was given to it.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.local
+    }
+
+    /// The next request.
+    ///
+    /// # Cancel safety
+    /// A future that is dropped takes no request with it.
+    pub async fn accept(&mut self) -> ConnectRequest {
+        poll_fn(|cx| self.poll_request(cx)).await
+    }
+
+    fn poll_request(&self, cx: &mut Context<'_>) -> Poll<ConnectRequest> {
+        loop {
+            match self.queue.poll_next(cx) {
+                Poll::Ready(Waiting::Request(request)) => return Poll::Ready(request),
+                // A question for datagrams in the port space of connections: nobody answers it.
+                Poll::Ready(Waiting::Question(question)) => drop(question),
+                Poll::Pending => return Poll::Pending,
+            }
+        }
+    }
+}
+
+impl Stream for Listener {
+    type Item = ConnectRequest;
+
+    /// Never ends.
+    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<ConnectRequest>> {
+        self.poll_request(cx).map(Some)
+    }
+}
+
+impl fmt::Debug for Listener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Listener")
+            .field("addr", &self.local_addr())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,143 @@
+//! The connection manager of a device, as programs hold it.
+
+use std::fmt;
+
+use futures::FutureExt;
+use futures::future::{self, BoxFuture, Shared};
+use verbs_core::sync::Arc;
+use verbs_core::{Device, PortCaps, Qp};
+
+use crate::connect::Connecting;
+use crate::error::Error;
+use crate::hub::Hub;
+use crate::listen::Listening;
+use crate::provided::Provided;
+use crate::resolver::{Address, Resolver};
+use crate::step::Step;
+
+/// Makes connections and listens on a port of a device. All managers of one port are the same one;
+/// [`connect`](crate::connect()) and [`listen`](crate::listen()) use it too.
+///
+/// A manager that has been [opened](Manager::open) keeps the port's queue pair 1 open, and remembers
+/// connections in timewait; else that ends with the last connection and listener. Programs that make
+/// connections again and again keep one.
+#[derive(Clone)]
+pub struct Manager {
+    port: u8,
+    opening: Shared<BoxFuture<'static, Result<Way, Error>>>,
+}
+
+/// How connections are made on a port: what the provider says of it decides, never a name.
+#[derive(Clone)]
+pub(crate) enum Way {
+    /// By messages of the InfiniBand connection manager on queue pair 1.
+    Messages(Arc<Hub>),
+    /// By the provider's own verbs.
+    Verbs(Arc<Provided>),
+}
+
+impl Manager {
+    /// The manager of the device's first port; it is opened when it is needed.
+    pub fn of(device: &Device) -> Self {
+        Self::of_port(device, 1)
+    }
+
+    /// The manager of that port.
+    pub fn of_port(device: &Device, port: u8) -> Self {
+        let caps = device.query_provider(port).caps;
+        let opening = if caps.contains(PortCaps::IB_CM | PortCaps::MAD) {
+            let hub = Hub::of(device, port);
+            async move { Ok(Way::Messages(hub.await?)) }.boxed()
+        } else if caps.contains(PortCaps::IW_CM) {
+            let provided = Arc::new(Provided::new(device));
+            future::ready(Ok(Way::Verbs(provided))).boxed()
+        } else {
+            future::ready(Err(Error::NoManager(port))).boxed()
+        };
+        Self {
+            port,
+            opening: opening.shared(),
+        }
+    }
+
+    /// Opens it now: makes the port's queue pair 1, if nobody has yet.
+    ///
+    /// # Errors
+    /// [`Error::NoManager`], [`Error::Verb`], [`Error::Service`].
+    pub fn open(&self) -> Step<()> {
+        let manager = self.clone();
+        Step::new(async move { manager.way().await.map(drop) })
+    }
+
+    /// Has addresses looked up elsewhere from now on, by all who use the manager.
+    ///
+    /// # Errors
+    /// As [`Manager::open`].
+    pub fn use_resolver(&self, resolver: Arc<dyn Resolver>) -> Step<()> {
+        let manager = self.clone();
+        Step::new(async move {
+            match manager.way().await? {
+                Way::Messages(hub) => hub.set_resolver(resolver),
+                // The provider looks addresses up itself; names are the program's.
+                Way::Verbs(provided) => provided.set_resolver(resolver),
+            }
+            Ok(())
+        })
+    }
+
+    /// As [`connect`](crate::connect()).
+    pub fn connect(&self, addr: impl Into<Address>, qp: Qp) -> Connecting {
+        Connecting::new(self.clone(), addr, qp)
+    }
+
+    /// As [`listen`](crate::listen()).
+    pub fn listen(&self, addr: impl Into<Address>) -> Listening {
+        Listening::new(self.clone(), addr)
+    }
+
+    /// Connections in any state, those in timewait among them, and resolutions under way. Opens the
+    /// manager.
+    ///
+    /// # Errors
+    /// As [`Manager::open`].
+    pub fn count(&self) -> Step<Counts> {
+        let manager = self.clone();
+        Step::new(async move {
+            match manager.way().await? {
+                Way::Messages(hub) => Ok(hub.counts()),
+                Way::Verbs(_) => Ok(Counts::default()),
+            }
+        })
+    }
+
+    /// The way of those that have one only: by messages.
+    pub(crate) async fn by_messages(&self) -> Result<Arc<Hub>, Error> {
+        match self.way().await? {
+            Way::Messages(hub) => Ok(hub),
+            Way::Verbs(_) => Err(Error::NoManager(self.port)),
+        }
+    }
+
+    pub(crate) async fn way(&self) -> Result<Way, Error> {
+        self.opening.clone().await
+    }
+}
+
+/// What a manager keeps; nothing where the provider makes connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Counts {
+    /// Connections in any state, and resolutions.
+    pub connections: usize,
+    /// Connections that somebody has a handle of.
+    pub handles: usize,
+    /// Port numbers that are taken.
+    pub ports: usize,
+}
+
+impl fmt::Debug for Manager {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Manager")
+            .field("port", &self.port)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,82 @@
+//! A table that the program fills.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use futures::FutureExt;
+use futures::future::{self, BoxFuture};
+use verbs_core::mad::PortInfo;
+use verbs_core::{Gid, Lid};
+
+use crate::error::Error;
+use crate::resolver::{Hop, Query, Resolver, addresses, gid_of};
+
+/// Ways that are known beforehand: for tests, for networks without an address service, and in front of
+/// another resolver for some names.
+#[derive(Clone, Debug, Default)]
+pub struct Fixed {
+    ways: BTreeMap<IpAddr, (Gid, Option<Lid>)>,
+    names: BTreeMap<String, IpAddr>,
+}
+
+impl Fixed {
+    /// An empty table: there is no way to anybody.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The port with that GID, and LID where there are any, has that address.
+    #[must_use]
+    pub fn way(mut self, addr: IpAddr, gid: Gid, lid: Option<Lid>) -> Self {
+        self.ways.insert(addr, (gid, lid));
+        self
+    }
+
+    /// The host with that name has that address.
+    #[must_use]
+    pub fn name(mut self, name: impl Into<String>, addr: IpAddr) -> Self {
+        self.names.insert(name.into(), addr);
+        self
+    }
+
+    fn find(&self, query: &Query) -> Result<Hop, Error> {
+        let &(remote_gid, remote_lid) = self
+            .ways
+            .get(&query.remote)
+            .ok_or(Error::NoRoute(query.remote))?;
+        let like = IpAddr::from(remote_gid);
+        let first = || addresses(&query.port, like).next();
+        let local_gid = match query.local {
+            Some(local) => gid_of(&query.port, local).ok_or(Error::AddressNotAvailable(local))?,
+            None => first().map(Gid::from).ok_or(Error::NoRoute(query.remote))?,
+        };
+        // What the peer is told is of the family that was asked for.
+        let local = query.local.unwrap_or_else(|| {
+            let own = self.ways.iter().find(|(_, way)| way.0 == local_gid);
+            own.map_or_else(|| IpAddr::from(local_gid), |(&addr, _)| addr)
+        });
+        Ok(Hop {
+            local,
+            local_gid,
+            remote_gid,
+            remote_lid,
+        })
+    }
+}
+
+impl Resolver for Fixed {
+    fn resolve(&self, query: Query) -> BoxFuture<'static, Result<Hop, Error>> {
+        future::ready(self.find(&query)).boxed()
+    }
+
+    fn is_local(&self, addr: IpAddr, port: &PortInfo) -> bool {
+        match self.ways.get(&addr) {
+            Some((gid, _)) => port.gids.iter().any(|(_, own)| own == gid),
+            None => gid_of(port, addr).is_some(),
+        }
+    }
+
+    fn lookup(&self, name: &str) -> Option<IpAddr> {
+        self.names.get(name).copied()
+    }
+}

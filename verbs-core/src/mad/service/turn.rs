@@ -1,0 +1,292 @@
+//! The service at work: from completions to deliveries.
+
+use std::collections::BTreeMap;
+use std::task::{Wake, Waker};
+
+use crate::addr::Qpn;
+use crate::cq::Cq;
+use crate::mad::agent::{AgentCounters, AgentError, AgentId, Agents, Delivery};
+use crate::mad::header::header_of;
+use crate::mad::process::{MadArrival, MadVerdict};
+use crate::mad::service::wire::{Arrival, Wire};
+use crate::mad::service::{Core, MadClient, queue_pair_of, reverse};
+use crate::mad::time::Time;
+use crate::mad::{Address, Class, MAD_LEN, MadBytes, Method};
+use crate::pd::Pd;
+use crate::queue::{Arm, Armed};
+use crate::routine;
+use crate::sync::{Arc, Weak};
+use crate::wc::{Wc, WcFlags};
+
+/// Completions taken at once. Between two lots the lock is free.
+const LOT: usize = 32;
+
+/// What the lock guards.
+pub(super) struct State {
+    pub(super) agents: Agents,
+    clients: BTreeMap<AgentId, Weak<dyn MadClient>>,
+    // Dropped in this order: queue pairs and their memory, the queue, the domain.
+    wires: Vec<Wire>,
+    cq: Cq,
+    _pd: Pd,
+    /// Somebody takes its turn; what others bring about is seen to by that one.
+    busy: bool,
+    again: bool,
+    /// When the timer wakes us next.
+    alarm: Option<Time>,
+}
+
+impl State {
+    pub(super) fn new(agents: Agents, wires: Vec<Wire>, cq: Cq, pd: Pd) -> Self {
+        Self {
+            agents,
+            clients: BTreeMap::new(),
+            wires,
+            cq,
+            _pd: pd,
+            busy: false,
+            again: false,
+            alarm: None,
+        }
+    }
+
+    pub(super) fn register(
+        &mut self,
+        class: Class,
+        version: u8,
+        methods: &[Method],
+        client: Weak<dyn MadClient>,
+    ) -> Result<AgentId, AgentError> {
+        // A client that has gone may not have got to its unregistering yet.
+        let gone = self
+            .clients
+            .iter()
+            .filter(|(_, client)| client.strong_count() == 0);
+        let gone: Vec<_> = gone.map(|(&id, _)| id).collect();
+        for id in gone {
+            self.unregister(id);
+        }
+        let id = self.agents.register(class, version, methods)?;
+        self.clients.insert(id, client);
+        Ok(id)
+    }
+
+    pub(super) fn unregister(&mut self, id: AgentId) -> Option<Weak<dyn MadClient>> {
+        // It was registered, and an agent is dropped once.
+        let _ = self.agents.unregister(id);
+        self.clients.remove(&id)
+    }
+
+    pub(super) fn counters(&self) -> AgentCounters {
+        self.agents.counters()
+    }
+
+    pub(super) fn pending(&self) -> usize {
+        self.agents.pending()
+    }
+
+    /// Sends a datagram from the queue pair of its class.
+    pub(super) fn send(&mut self, to: Address, mad: &MadBytes) {
+        let qpn = queue_pair_of(header_of(mad).class());
+        if let Some(wire) = self.wires.iter_mut().find(|wire| wire.qpn() == qpn) {
+            wire.send(to, mad);
+        }
+    }
+
+    /// Takes what has come, a lot at most.
+    fn poll(&mut self, lot: &mut Vec<Arrival>) {
+        let mut wcs = [Wc::default(); LOT];
+        for wc in self.cq.poll(&mut wcs).iter() {
+            let wire = self.wires.iter_mut().find(|wire| wire.qpn() == wc.qpn);
+            if let Some(arrival) = wire.and_then(|wire| wire.completed(wc)) {
+                lot.push(arrival);
+            }
+        }
+        self.wires.iter_mut().for_each(Wire::flush);
+    }
+
+    fn transmit(&mut self) {
+        while let Some((to, mad)) = self.agents.poll_transmit() {
+            self.send(to, &mad);
+        }
+    }
+}
+
+impl Core {
+    /// Changes what the lock guards, and sees to what follows. `None`: the service is not open.
+    pub(super) fn with<R>(
+        self: &Arc<Self>,
+        change: impl FnOnce(&mut State, Time) -> R,
+    ) -> Option<R> {
+        let now = self.now();
+        // Under NoBlock: what posting leads to may be a turn here, which comes when the lock is free.
+        routine::collect(|| {
+            let mut state = self.state.lock();
+            let state = state.as_mut()?;
+            let result = change(state, now);
+            state.transmit();
+            self.set_alarm(state);
+            Some(result)
+        })
+    }
+
+    /// Takes completions until there are none, and delivers what they brought. Whoever comes while
+    /// somebody else does leaves it to that one.
+    pub(super) fn turn(self: &Arc<Self>) {
+        routine::collect(|| {
+            let mut lot = Vec::new();
+            while self.begin_lot(&mut lot) {
+                let info = match &*self.phase.lock() {
+                    crate::mad::service::Phase::Open(info) => Some(Arc::clone(info)),
+                    _ => None,
+                };
+                let gids = info.as_ref().map_or(&[][..], |info| &info.gids);
+                for arrival in lot.drain(..) {
+                    let from = reverse::source(&arrival.wc, &arrival.grh, self.port, gids);
+                    if let Some(from) = from {
+                        self.handle(&arrival, from);
+                    }
+                }
+                self.deliver();
+            }
+        });
+    }
+
+    /// Whether there is something to be done, which is then the caller's.
+    fn begin_lot(&self, lot: &mut Vec<Arrival>) -> bool {
+        let mut guard = self.state.lock();
+        let Some(state) = guard.as_mut() else {
+            return false;
+        };
+        // The caller that comes back for its next lot has nothing in it, as everybody else.
+        if state.busy {
+            state.again = true;
+            return false;
+        }
+        state.poll(lot);
+        if lot.is_empty() && !std::mem::take(&mut state.again) {
+            match state.cq.arm(Arm::Next) {
+                Armed::Empty => return false,
+                Armed::Waiting => state.poll(lot),
+            }
+        }
+        state.busy = true;
+        true
+    }
+
+    /// One datagram: the device's, or an agent's.
+    fn handle(&self, arrival: &Arrival, from: Address) {
+        let mut reply = [0; MAD_LEN];
+        let incoming = MadArrival {
+            qpn: arrival.wc.qpn,
+            port: self.port,
+            slid: arrival.wc.slid,
+            sl: arrival.wc.sl,
+            src_qpn: arrival.wc.src_qpn,
+            pkey_index: arrival.wc.pkey_index,
+            grh: arrival
+                .wc
+                .flags
+                .contains(WcFlags::GRH)
+                .then_some(&arrival.grh),
+            mad: &arrival.mad,
+        };
+        let provider = self.device.get().provider_of();
+        let verdict = provider.process_mad(&incoming, &mut reply);
+        let now = self.now();
+        let mut guard = self.state.lock();
+        let Some(state) = guard.as_mut() else {
+            return;
+        };
+        match verdict {
+            MadVerdict::Reply => state.send(from, &reply),
+            MadVerdict::Consumed => {}
+            MadVerdict::NotMine if from_stranger(&arrival.wc, &arrival.mad) => {}
+            MadVerdict::NotMine => state.agents.handle(now, from, &arrival.mad),
+        }
+    }
+
+    /// Hands out what has arrived for agents, and ends the turn.
+    fn deliver(self: &Arc<Self>) {
+        loop {
+            let next = {
+                let mut guard = self.state.lock();
+                let Some(state) = guard.as_mut() else {
+                    return;
+                };
+                state.transmit();
+                let delivery = state.agents.poll_delivery();
+                if delivery.is_none() {
+                    state.busy = false;
+                    self.set_alarm(state);
+                }
+                delivery.map(|delivery| {
+                    let client = state.clients.get(&agent_of(&delivery)).cloned();
+                    (client, delivery)
+                })
+            };
+            let Some((client, delivery)) = next else {
+                return;
+            };
+            if let Some(client) = client.and_then(|client| client.upgrade()) {
+                client.deliver(delivery);
+            }
+        }
+    }
+
+    /// What was set for now is due.
+    fn timeout(self: &Arc<Self>) {
+        let now = self.now();
+        {
+            let mut guard = self.state.lock();
+            let Some(state) = guard.as_mut() else {
+                return;
+            };
+            state.alarm = None;
+            state.agents.handle_timeout(now);
+            state.again = true;
+        }
+        self.turn();
+    }
+
+    /// Has the timer wake us when the next thing is due. A wake that was asked for earlier than that
+    /// cannot be taken back, and finds nothing to do.
+    fn set_alarm(self: &Arc<Self>, state: &mut State) {
+        let (Some(due), Some(timer)) = (state.agents.poll_timeout(), &self.timer) else {
+            return;
+        };
+        if state.alarm.is_some_and(|alarm| alarm <= due) {
+            return;
+        }
+        state.alarm = Some(due);
+        timer.wake_at(due, Waker::from(Arc::new(Alarm(Arc::downgrade(self)))));
+    }
+}
+
+/// Wakes the service; keeps it from nothing.
+struct Alarm(Weak<Core>);
+
+impl Wake for Alarm {
+    fn wake(self: Arc<Self>) {
+        if let Some(core) = self.0.upgrade() {
+            routine::defer(move || core.timeout());
+        }
+    }
+}
+
+/// General services come from any queue pair, subnet management from queue pair 0 only
+/// (IBTA vol. 1, 13.5.3.3).
+fn from_stranger(wc: &Wc, mad: &MadBytes) -> bool {
+    let is_subnet = queue_pair_of(header_of(mad).class()) == Qpn::new(0);
+    is_subnet != (wc.qpn == Qpn::new(0)) || is_subnet && wc.src_qpn != Qpn::new(0)
+}
+
+fn agent_of(delivery: &Delivery) -> AgentId {
+    match *delivery {
+        Delivery::Request { agent, .. }
+        | Delivery::Response { agent, .. }
+        | Delivery::TimedOut { agent, .. }
+        | Delivery::TransferFailed { agent, .. }
+        | Delivery::Responded { agent, .. } => agent,
+    }
+}
