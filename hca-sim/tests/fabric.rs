@@ -277,6 +277,26 @@ impl Client {
             other => panic!("not registered but {other:?}"),
         }
     }
+
+    /// Does what OpenSM did in a recorded sweep.
+    fn sweep(&self, host: &mut Host) {
+        let smp = self.register(host, Class::SUBN_DIRECTED, 1, 0);
+        for row in rows(include_str!("data/opensm/sweep.trace")) {
+            // This host's nodes have shorter tables than those that were recorded.
+            let is_missing = row.meaning.contains("P_KeyTable");
+            if row.direction != "SM>SMA" || is_missing {
+                continue;
+            }
+            let question = Message::Mad(MadMessage {
+                agent: smp,
+                timeout_ms: 100,
+                lid: sm::PERMISSIVE_LID,
+                bytes: row.mad.to_vec(),
+                ..MadMessage::default()
+            });
+            assert!(self.say(host, &question).is_some(), "{}", row.meaning);
+        }
+    }
 }
 
 /// Goal: tables of OpenSM's administrator that are longer than one datagram arrive whole. Method: the answers
@@ -289,26 +309,7 @@ fn recorded_tables_arrive_whole() {
         Client::open(&mut host, "HcaA"),
         Client::open(&mut host, "HcaB"),
     );
-    let smp = manager.register(&mut host, Class::SUBN_DIRECTED, 1, 0);
-    for row in rows(include_str!("data/opensm/sweep.trace")) {
-        // This host's nodes have shorter tables than those that were recorded.
-        let is_missing = row.meaning.contains("P_KeyTable");
-        if row.direction != "SM>SMA" || is_missing {
-            continue;
-        }
-        let question = Message::Mad(MadMessage {
-            agent: smp,
-            timeout_ms: 100,
-            lid: sm::PERMISSIVE_LID,
-            bytes: row.mad.to_vec(),
-            ..MadMessage::default()
-        });
-        assert!(
-            manager.say(&mut host, &question).is_some(),
-            "{}",
-            row.meaning
-        );
-    }
+    manager.sweep(&mut host);
     let serving = manager.register(&mut host, Class::SA, 2, 1 << 0x12);
     let asking = asker.register(&mut host, Class::SA, 2, 0);
     let text = include_str!("data/opensm/sa-rmpp.trace");
