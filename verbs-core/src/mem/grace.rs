@@ -111,7 +111,7 @@ pub fn is_over(touched: &mut Touched) -> bool {
         shared |= inside(record) && !is_me(record);
         at = record.next();
     }
-    if !shared && !(mine == SHARED && me.is_some_and(inside)) {
+    if !(shared || mine == SHARED && me.is_some_and(inside)) {
         left |= SHARED;
     }
     touched.threads &= !left;

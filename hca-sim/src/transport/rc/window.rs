@@ -252,7 +252,7 @@ impl Window {
             Kind::Plain => self.requests = self.requests.saturating_sub(packets),
             Kind::Local => {}
             Kind::Read | Kind::Atomic | Kind::Done => {
-                self.responses = self.responses.saturating_sub(packets)
+                self.responses = self.responses.saturating_sub(packets);
             }
         }
         if self.cursor.at == self.base && self.cursor.packet < self.acked {

@@ -122,7 +122,7 @@ const TABLE: &[Fault] = &[
         |n, b| opcode(n, 1, b, 0x02),
     ),
     invalid("ATOMIC WRITE of 16 bytes", Post::Write(16), NONE, |n, b| {
-        opcode(n, 0, b, 0x1d)
+        opcode(n, 0, b, 0x1d);
     }),
     invalid(
         "no right to WRITE",
