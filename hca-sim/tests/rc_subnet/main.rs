@@ -18,9 +18,9 @@ mod way {
     use std::sync::{Arc, Weak};
     use std::time::Duration;
 
-    use hca_sim::Hca;
     use hca_sim::clock::VirtualClock;
     use hca_sim::link::fabric::{Packet, PortRef, SharedSubnet, Subnet, SubnetConfig, Topology};
+    use hca_sim::{Builder, Hca};
     use verbs_core::Av;
     use verbs_core::mad::Time;
     use verbs_core::mad::sm::PERMISSIVE_LID;
@@ -30,7 +30,7 @@ mod way {
     }
 
     /// Two HCAs that reach each other through one switch, after a sweep of OpenSM, as it was recorded.
-    pub(crate) fn hcas(clock: &VirtualClock) -> [Arc<Hca>; 2] {
+    pub(crate) fn hcas(clock: &VirtualClock, change: fn(Builder) -> Builder) -> [Arc<Hca>; 2] {
         let text = include_str!("../data/opensm/net-1sw-2ca");
         let topology = Topology::parse(text).unwrap();
         let [a, b] = ["HcaA", "HcaB"].map(|name| PortRef {
@@ -43,7 +43,7 @@ mod way {
         let hcas = [(a, 1), (b, 2)].map(|(at, seed)| {
             let port = subnet.attach(at, seed).unwrap();
             assert!(subnet.attach(at, seed).is_none(), "it is taken");
-            Hca::over(port).clock(clock.clone()).build()
+            change(Hca::over(port).clock(clock.clone())).build()
         });
         let known = hcas.each_ref().map(Arc::downgrade);
         HCAS.with_borrow_mut(|all| all.extend(known));
