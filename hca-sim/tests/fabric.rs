@@ -5,7 +5,7 @@
 use hca_sim::link::fabric::{Body, Packet, PortRef, Subnet, SubnetConfig, Topology};
 use hca_sim::port::sma::SwitchConfig;
 use verbs_core::Lid;
-use verbs_core::mad::header::{Class, MAD_LEN, MadBytes, MadHeader, header_of};
+use verbs_core::mad::header::{Class, MAD_LEN, MadBytes, header_of};
 use verbs_core::mad::sm::{
     self, NodeInfo, NodeInfoView, PortInfo, PortInfoView, SwitchInfo, SwitchInfoView,
 };

@@ -280,7 +280,10 @@ impl Trial {
         let full = Error::TooManyRequests { max: FEW };
         let parks = self.kind == Kind::NextEvent;
         // What takes something away waits for those who are still looking at it.
-        let takes = matches!(self.kind, Kind::DestroyQp | Kind::DeregMr | Kind::ReregMr);
+        let takes = matches!(
+            self.kind,
+            Kind::DestroyQp | Kind::DeregMr | Kind::ReregMr | Kind::ResizeCq
+        );
         let unsupported = match answer.error() {
             None => false,
             Some(Error::Unsupported(_)) => true,

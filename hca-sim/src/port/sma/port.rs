@@ -83,21 +83,23 @@ pub(super) struct Changed {
     pub(super) restart: Option<PhysState>,
 }
 
+/// What a port that is an end of the subnet says that it can do.
+fn abilities(config: &PortConfig, of_switch: bool) -> CapabilityMask {
+    let mut mask = CapabilityMask::TRAP
+        | CapabilityMask::SL_MAPPING
+        | CapabilityMask::SYSTEM_IMAGE_GUID
+        | CapabilityMask::CAPABILITY_MASK_NOTICE
+        | CapabilityMask::OTHER_CHANGES_NOTICE;
+    mask.set(CapabilityMask::VENDOR_CLASS, !of_switch);
+    mask.set(CapabilityMask::CONNECTION_MANAGEMENT, !of_switch);
+    mask.set(CapabilityMask::CLIENT_REREGISTRATION, !of_switch);
+    mask.set(EXTENDED_SPEEDS, config.speeds_extended != 0);
+    mask
+}
+
 impl SmaPort {
     pub(super) fn new(config: &PortConfig, of_switch: bool, is_external: bool, pkeys: u16) -> Self {
         let is_end = !is_external;
-        let mut mask = CapabilityMask::empty();
-        if is_end {
-            mask = CapabilityMask::TRAP
-                | CapabilityMask::SL_MAPPING
-                | CapabilityMask::SYSTEM_IMAGE_GUID
-                | CapabilityMask::CAPABILITY_MASK_NOTICE
-                | CapabilityMask::OTHER_CHANGES_NOTICE;
-            mask.set(CapabilityMask::VENDOR_CLASS, !of_switch);
-            mask.set(CapabilityMask::CONNECTION_MANAGEMENT, !of_switch);
-            mask.set(CapabilityMask::CLIENT_REREGISTRATION, !of_switch);
-            mask.set(EXTENDED_SPEEDS, config.speeds_extended != 0);
-        }
         let is_inner = of_switch && is_end;
         let guids = if is_end { config.guids.max(1) } else { 0 };
         let state = if is_inner {
@@ -112,7 +114,11 @@ impl SmaPort {
         };
         let info = PortInfo {
             gid_prefix: if is_end { Gid::LINK_LOCAL_PREFIX } else { 0 },
-            capability_mask: mask,
+            capability_mask: if is_end {
+                abilities(config, of_switch)
+            } else {
+                CapabilityMask::empty()
+            },
             link_width_enabled: config.widths,
             link_width_supported: config.widths,
             link_speed_supported: Bits::truncated(config.speeds.into()),
