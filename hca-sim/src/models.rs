@@ -39,6 +39,8 @@ fn queue_pair(port: &Arc<Port>) -> Arc<QueuePair> {
         ..QpCap::default()
     };
     let init = Init {
+        qp_type: QpType::Rc,
+        blocks_own_multicast: false,
         port: Arc::clone(port),
         qp_type: QpType::Rc,
         blocks_own_multicast: false,

@@ -10,5 +10,6 @@
 )]
 
 mod ends;
+mod service;
 mod storms;
 mod ways;

@@ -13,6 +13,7 @@ use serde::Serialize;
 use verbs_core::Mtu;
 
 use crate::address::{RoceUrl, UrlError};
+use crate::connect_bench::{self, ConnectBenchArgs};
 use crate::rping::{self, RpingArgs};
 use crate::sim::{self, SimArgs};
 use crate::subnet::{self, SubnetArgs};
@@ -84,6 +85,9 @@ pub(crate) enum Command {
     /// Measure what verbs and messages cost on this machine
     #[command(long_about = BENCH_ABOUT, after_help = BENCH_EXAMPLES)]
     Bench(BenchArgs),
+    /// Measure how fast connections are made
+    #[command(long_about = connect_bench::ABOUT, after_help = connect_bench::EXAMPLES)]
+    ConnectBench(ConnectBenchArgs),
     /// Show what a device can do, as ibv_devinfo does
     #[command(after_help = DEVINFO_EXAMPLES)]
     Devinfo(DevinfoArgs),

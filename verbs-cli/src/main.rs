@@ -6,6 +6,7 @@ mod address;
 mod bench;
 mod capture;
 mod cli;
+mod connect_bench;
 mod copy;
 mod devinfo;
 mod exit;
@@ -24,6 +25,7 @@ use std::process::ExitCode;
 use clap::Parser;
 
 use crate::cli::{BenchArgs, Cli, Command, CopyArgs, DevinfoArgs, PingpongArgs, ServeArgs};
+use crate::connect_bench::ConnectBenchArgs;
 use crate::rping::RpingArgs;
 use crate::sim::SimArgs;
 use crate::subnet::SubnetArgs;
@@ -35,6 +37,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => run_bench(&args),
         Command::Devinfo(args) => run_devinfo(&args),
         Command::Pingpong(args) => run_pingpong(&args),
+        Command::ConnectBench(args) => run_connect_bench(&args),
         Command::Rping(args) => run_rping(&args),
         Command::Serve(args) => run_serve(&args),
         Command::Sim(args) => run_sim(&args),
@@ -70,6 +73,11 @@ fn run_devinfo(args: &DevinfoArgs) -> Result<(), u8> {
 fn run_pingpong(args: &PingpongArgs) -> Result<(), u8> {
     pingpong::run(args, &Roce::new(&args.wire), &mut io::stdout())
         .map_err(|error| complain("pingpong", &error, error.exit_code()))
+}
+
+fn run_connect_bench(args: &ConnectBenchArgs) -> Result<(), u8> {
+    connect_bench::run(args, &mut io::stdout())
+        .map_err(|error| complain("connect-bench", &error, error.exit_code()))
 }
 
 fn run_rping(args: &RpingArgs) -> Result<(), u8> {

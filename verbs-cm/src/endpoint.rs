@@ -42,7 +42,8 @@ enum Phase {
     Failed(Error),
     /// With the peer's private data.
     Established(Data),
-    Over,
+    /// It was there, with these private data, and is no more.
+    Over(Data),
 }
 
 impl Endpoint {
@@ -96,12 +97,15 @@ impl Endpoint {
             }))),
             Event::Unreachable { .. } => Phase::Failed(Error::TimedOut(self.peer)),
             Event::ConnectError { why, .. } => Phase::Failed(Error::Failed(why)),
-            Event::Disconnected { .. } => Phase::Over,
+            Event::Disconnected { .. } => Phase::Over(Data::new()),
             _ => return,
         };
         let waiting = {
             let mut life = self.life.lock();
-            life.phase = phase;
+            life.phase = match (phase, &mut life.phase) {
+                (Phase::Over(_), Phase::Established(data)) => Phase::Over(std::mem::take(data)),
+                (phase, _) => phase,
+            };
             std::mem::take(&mut life.waiting)
         };
         waiting.into_iter().for_each(Waker::wake);
@@ -116,9 +120,8 @@ impl Endpoint {
                 Poll::Pending
             }
             Phase::Failed(error) => Poll::Ready(Err(error.clone())),
-            Phase::Established(data) => Poll::Ready(Ok(data.clone())),
-            // It was there for a moment.
-            Phase::Over => Poll::Ready(Err(Error::Disconnected)),
+            // A connection that was there for a moment only has a handle all the same.
+            Phase::Established(data) | Phase::Over(data) => Poll::Ready(Ok(data.clone())),
         }
     }
 
@@ -126,7 +129,7 @@ impl Endpoint {
     pub(crate) fn poll_over(&self, cx: &mut Context<'_>) -> Poll<()> {
         let mut life = self.life.lock();
         match life.phase {
-            Phase::Over | Phase::Failed(_) => Poll::Ready(()),
+            Phase::Over(_) | Phase::Failed(_) => Poll::Ready(()),
             Phase::Making | Phase::Established(_) => {
                 wait(&mut life.waiting, cx);
                 Poll::Pending

@@ -82,6 +82,7 @@ mod link;
 pub mod listen;
 pub mod machine;
 mod manager;
+mod multicast;
 mod options;
 mod params;
 mod provided;
@@ -98,8 +99,11 @@ pub use datagram::{
 };
 pub use error::{Error, NotConnected, Rejection};
 pub use event::{CmError, ConnId, Counters, Event, Failure, ListenId, QpChange, ResolveId};
+#[doc(hidden)]
+pub use hub::{Modifier, Modify};
 pub use listen::{Accepting, ConnectRequest, Listener, Listening, listen};
 pub use manager::{Counts, Manager};
+pub use multicast::Membership;
 pub use options::ConnParam;
 pub use params::{Accept, Connect, Listen, Port, Resolve, Resolved, Route};
 pub use resolver::Resolver;

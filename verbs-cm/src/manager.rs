@@ -9,7 +9,7 @@ use verbs_core::{Device, PortCaps, Qp};
 
 use crate::connect::Connecting;
 use crate::error::Error;
-use crate::hub::Hub;
+use crate::hub::{Hub, Modifier};
 use crate::listen::Listening;
 use crate::provided::Provided;
 use crate::resolver::{Address, Resolver};
@@ -107,6 +107,16 @@ impl Manager {
                 Way::Messages(hub) => Ok(hub.counts()),
                 Way::Verbs(_) => Ok(Counts::default()),
             }
+        })
+    }
+
+    /// Has all modifies of queue pairs carried out elsewhere; for benchmarks.
+    #[doc(hidden)]
+    pub fn modify_by(&self, modifier: Arc<Modifier>) -> Step<()> {
+        let manager = self.clone();
+        Step::new(async move {
+            manager.by_messages().await?.modify_by(modifier);
+            Ok(())
         })
     }
 

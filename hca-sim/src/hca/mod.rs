@@ -6,6 +6,7 @@ mod memory;
 mod packets;
 mod provider;
 mod queues;
+mod windows;
 mod xrc;
 
 use std::fmt;
@@ -247,6 +248,13 @@ impl Provider for Hca {
             AnyCommand::QueryMr(command) => Self::query_mr(command),
             AnyCommand::ReregMr(command) => self.rereg_mr(command),
             AnyCommand::DeregMr(command) => self.dereg_mr(command),
+            AnyCommand::AllocMr(command) => self.alloc_mr(command),
+            AnyCommand::FreeMr(command) => self.free_mr(command),
+            AnyCommand::AllocMw(command) => self.alloc_mw(command),
+            AnyCommand::DeallocMw(command) => self.dealloc_mw(command),
+            AnyCommand::CreateFmrPool(command) => self.create_fmr_pool(command),
+            AnyCommand::FlushFmrPool(command) => self.flush_fmr_pool(command),
+            AnyCommand::DestroyFmrPool(command) => self.destroy_fmr_pool(command),
             other => self.issue_to_queues(other),
         }
     }

@@ -216,6 +216,10 @@ impl End {
             if let Some(at) = self.early.iter().position(|wc| wc.opcode == of) {
                 return Ok(Some(self.early.remove(at)));
             }
+            // The flush may have come while something else was waited for.
+            if self.is_over {
+                return Ok(None);
+            }
             self.cq.ready().await;
             let mut wcs = [Wc::default(); 4];
             for wc in self.cq.poll(&mut wcs).iter() {
@@ -224,9 +228,6 @@ impl End {
                     WcStatus::WrFlushErr => self.is_over = true,
                     status => return Err(RpingError::Completion { what, status }),
                 }
-            }
-            if self.is_over && !self.early.iter().any(|wc| wc.opcode == of) {
-                return Ok(None);
             }
         }
     }

@@ -5,6 +5,7 @@ mod copy;
 mod devinfo;
 mod failures;
 mod interrupted;
+mod rping;
 mod run;
 mod sim;
 mod wire;

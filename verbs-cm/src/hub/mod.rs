@@ -17,7 +17,7 @@ use verbs_core::event::{EventType, EventWatcher, Subject};
 use verbs_core::mad::{
     AgentError, Class, Delivery, MadAgent, MadClient, MadService, Method, PortInfo, Time, TimeCode,
 };
-use verbs_core::sync::{Arc, Mutex, Weak};
+use verbs_core::sync::{Arc, Mutex, OnceLock, Weak};
 use verbs_core::{AsyncEvent, Device, ObjectKind, TransportType, collect};
 
 use crate::config::Config;
@@ -33,6 +33,7 @@ use crate::table::Cm;
 use crate::wire::CLASS_VERSION;
 
 pub(crate) use ports::Ports;
+pub use pump::Modify;
 
 /// The connection manager of one port.
 pub(crate) struct Hub {
@@ -43,7 +44,12 @@ pub(crate) struct Hub {
     /// Never held while foreign code runs (K4).
     inner: Mutex<Inner>,
     resolver: Mutex<Arc<dyn Resolver>>,
+    /// Takes the modifies, instead of having them issued here.
+    modifier: OnceLock<Arc<Modifier>>,
 }
+
+/// Takes modifies; see [`Modify`].
+pub type Modifier = dyn Fn(Modify) + Send + Sync;
 
 /// What the lock guards.
 pub(crate) struct Inner {
@@ -106,6 +112,7 @@ impl Hub {
                     alarm: None,
                 }),
                 resolver: Mutex::new(Arc::new(Cached::new(Host))),
+                modifier: OnceLock::new(),
                 below,
                 service,
                 agent,
@@ -130,6 +137,12 @@ impl Hub {
         let old = std::mem::replace(&mut *self.resolver.lock(), resolver);
         // A destructor of the client's, run under no lock.
         drop(old);
+    }
+
+    /// Has all modifies taken by somebody else, once and for all.
+    pub(crate) fn modify_by(&self, modifier: Arc<Modifier>) {
+        // The first one stays.
+        let _ = self.modifier.set(modifier);
     }
 
     /// Calls the state machine, and sees to what follows.

@@ -26,6 +26,33 @@ enum Whom {
     Answer(Arc<Answer>),
 }
 
+/// A modify that somebody else is to carry out. For benchmarks, which compare the completions that
+/// drive connections with a thread that waits.
+pub struct Modify {
+    hub: Arc<Hub>,
+    endpoint: Arc<Endpoint>,
+    change: QpChange,
+}
+
+impl Modify {
+    /// Carries it out, blocking the thread until it is done.
+    pub fn wait(self) {
+        let Self {
+            hub,
+            endpoint,
+            change,
+        } = self;
+        let done = endpoint.with_qp(|qp| qp.modify(change.attr).wait());
+        hub.modified(change.conn, done.unwrap_or(Err(Error::Closing)));
+    }
+}
+
+impl std::fmt::Debug for Modify {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.change.fmt(f)
+    }
+}
+
 impl Inner {
     /// Takes what waits; `None` when there is nothing.
     fn outputs(&mut self) -> Option<Batch> {
@@ -101,7 +128,14 @@ impl Hub {
                 agent.send(batch.mads);
             }
             for (endpoint, change) in batch.changes {
-                self.modify(&endpoint, change);
+                match self.modifier.get() {
+                    None => self.modify(&endpoint, change),
+                    Some(modifier) => modifier(Modify {
+                        hub: Arc::clone(self),
+                        endpoint,
+                        change,
+                    }),
+                }
             }
             for (whom, event) in batch.events {
                 match whom {

@@ -132,11 +132,11 @@ impl Connection {
         Some((self.remote_guid, self.remote_id?))
     }
 
-    /// The peer's queue pair, by which stale connections are found. Where the connection never came
-    /// to be, the peer may use its queue pair again at once.
+    /// The peer's queue pair, by which stale connections are found. In timewait it is the peer's own
+    /// business when it uses the number again: Linux does at once.
     pub(crate) fn qpn_key(&self) -> Option<(Guid, Qpn)> {
         self.remote_id?;
-        let is_over = self.state == State::Timewait && !self.was_told;
+        let is_over = self.state == State::Timewait;
         (!is_over).then_some((self.remote_guid, self.remote_qpn))
     }
 

@@ -42,6 +42,8 @@ pub(super) struct Lane {
     pub(super) evil: Option<(u64, &'static [WcStatus])>,
     /// Where the next result goes.
     pub(super) back: usize,
+    /// What is sent from has been registered by a work request, and not been invalidated.
+    pub(super) registered: bool,
 }
 
 /// A message that takes a receive.
@@ -190,7 +192,10 @@ impl Attrs {
             ..QpAttr::rts(Psn::new(self.psns[end]))
         };
         [
-            QpAttr::init(1, Access::REMOTE | Access::LOCAL_WRITE),
+            QpAttr::init(
+                1,
+                Access::REMOTE | Access::FLUSH_GLOBAL | Access::LOCAL_WRITE,
+            ),
             rtr,
             rts,
         ]

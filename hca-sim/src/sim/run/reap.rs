@@ -176,6 +176,12 @@ impl Session {
                 Operation::Write | Operation::WriteImm => WcOpcode::RdmaWrite,
                 Operation::Read => WcOpcode::RdmaRead,
                 Operation::CompareSwap => WcOpcode::CompSwap,
+                Operation::MaskedCompareSwap => WcOpcode::MaskedCompSwap,
+                Operation::MaskedFetchAdd => WcOpcode::MaskedFetchAdd,
+                Operation::AtomicWrite => WcOpcode::AtomicWrite,
+                Operation::Flush => WcOpcode::Flush,
+                Operation::RegMr => WcOpcode::RegMr,
+                Operation::LocalInv => WcOpcode::LocalInv,
                 _ => WcOpcode::FetchAdd,
             };
             if wc.opcode != expected {
