@@ -329,6 +329,21 @@ mod tests {
     }
 
     #[test]
+    fn a_write_that_was_told_of_is_whole_and_those_before_it_are_over() {
+        let mut model = model();
+        model.write(1, 1, 0, vec![1; 4]);
+        model.write(1, 2, 8, vec![2; 4]);
+        model.memory.write(0, &[1]).unwrap();
+        model.memory.write(8, &[2; 3]).unwrap();
+        assert!(model.pass(1, 2).is_err(), "a byte is missing");
+        model.memory.write(11, &[2]).unwrap();
+        model.write(1, 2, 8, vec![2; 4]);
+        assert_eq!(model.pass(1, 2), Ok(()), "what was lost of 1 stays lost");
+        model.memory.write(1, &[1]).unwrap();
+        assert!(model.check().is_err(), "too late");
+    }
+
+    #[test]
     fn a_read_may_see_what_comes_behind_it() {
         let mut read = Read::of(vec![1, 1, 1]);
         read.overtake(1, &[2]);
