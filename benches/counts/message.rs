@@ -1,4 +1,4 @@
-//! Instructions of a message of 8 bytes, each with a budget that fails the run.
+//! Instructions of a message of 8 bytes, and of a fast registration with its invalidate, each with a budget that fails the run.
 //!
 //! Measured: two queue pairs of one HCA in one thread, from the posts to the polled completions, the
 //! calling code included. A crossbeam channel stands beside for the ratio.
@@ -14,7 +14,8 @@ use gungraun::{
 };
 use hca_sim::{Hca, connect};
 use verbs_core::{
-    Access, Cq, Device, Memory, Mr, Pd, Qp, QpInit, Read, Recv, Send, Sge, Wc, Write,
+    Access, Cq, Device, Extent, FastMr, LocalInv, Memory, Mr, Pd, Qp, QpInit, Read, Recv, Send,
+    Sge, Wc, Write,
 };
 
 /// Repetitions of an operation in one measured call.
@@ -39,6 +40,7 @@ struct Subject {
     sent: Cq,
     received: Cq,
     mr: Mr,
+    fast: FastMr,
     _pd: Pd,
     _device: Device,
 }
@@ -52,6 +54,13 @@ impl Subject {
             let (sent, received) = (device.create_cq(256).await?, device.create_cq(256).await?);
             let access = Access::LOCAL_WRITE | Access::REMOTE;
             let mr = pd.register(Memory::alloc(1 << 20)?, access).await?;
+            let mut fast = pd.alloc_mr(1).await?;
+            let page = Extent {
+                memory: mr.memory(),
+                offset: 0,
+                len: 4096,
+            };
+            fast.map([page])?;
             let init = || QpInit::rc(&sent, &received).depth(64, 64).inline(64);
             let (mut sender, mut receiver) =
                 (pd.create_qp(init()).await?, pd.create_qp(init()).await?);
@@ -62,6 +71,7 @@ impl Subject {
                 sent,
                 received,
                 mr,
+                fast,
                 _pd: pd,
                 _device: device,
             })
@@ -71,6 +81,7 @@ impl Subject {
         subject.inline(1);
         subject.write(1);
         subject.read(1);
+        subject.registration(1);
         subject
     }
 
@@ -122,6 +133,22 @@ impl Subject {
         }
     }
 
+    /// Fast registration and local invalidate of one page, each with its completion.
+    fn registration(&mut self, times: u64) {
+        let mut out = [Wc::default()];
+        for i in 0..times {
+            let key = self.fast.next_key();
+            let register = self.fast.register(i, Access::REMOTE_READ).signaled();
+            self.sender
+                .post_send(black_box(register))
+                .expect("there is room");
+            let invalidate = LocalInv::new(i, black_box(key)).signaled();
+            self.sender.post_send(invalidate).expect("there is room");
+            assert_eq!(self.sent.poll(&mut out).len(), 1);
+            assert_eq!(self.sent.poll(&mut out).len(), 1);
+        }
+    }
+
     fn read(&mut self, times: u64) {
         let (to, from) = (self.mr.slice(0..8), self.mr.remote(4096));
         let mut out = [Wc::default()];
@@ -147,11 +174,13 @@ macro_rules! counted {
 }
 
 counted! {
-    send: send(1) <= 480;
-    send_batch: send(16) <= 440;
-    send_inline: inline() <= 430;
-    write: write() <= 284;
-    read: read() <= 288;
+    send: send(1) <= 473;
+    send_batch: send(16) <= 433;
+    send_inline: inline() <= 421;
+    write: write() <= 282;
+    read: read() <= 286;
+    // Three times a SEND with its receive, at most.
+    registration: registration() <= 1440;
 }
 
 #[library_benchmark]
@@ -166,7 +195,15 @@ fn channel() {
 
 library_benchmark_group!(
     name = message,
-    benchmarks = [send, send_batch, send_inline, write, read, channel]
+    benchmarks = [
+        send,
+        send_batch,
+        send_inline,
+        write,
+        read,
+        registration,
+        channel
+    ]
 );
 
 main!(library_benchmark_groups = message);

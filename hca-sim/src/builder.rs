@@ -1,13 +1,14 @@
 //! What an HCA is made with.
 
-use verbs_core::Request;
 use verbs_core::device::OpenDevice;
 use verbs_core::mem::MrTable;
 use verbs_core::sync::Arc;
+use verbs_core::{AtomicCap, DeviceCap, Request};
 
 use crate::clock::Clock;
 use crate::command::CommandConfig;
 use crate::engine::Engine;
+use crate::features::Features;
 use crate::hca::Hca;
 use crate::limits::Limits;
 use crate::link::{Loopback, PacketLink};
@@ -26,6 +27,7 @@ pub struct Builder {
     limits: Limits,
     clock: Option<Clock>,
     commands: Option<CommandConfig>,
+    features: Features,
 }
 
 impl Builder {
@@ -38,6 +40,7 @@ impl Builder {
             limits: Limits::default(),
             clock: None,
             commands: None,
+            features: Features::default(),
         }
     }
 
@@ -83,6 +86,32 @@ impl Builder {
         self
     }
 
+    /// Takes optional features away: what their bits stand for is refused as unsupported.
+    pub fn without(mut self, caps: DeviceCap) -> Self {
+        self.features.caps.remove(caps);
+        self
+    }
+
+    /// How far atomics are said to be atomic; with [`AtomicCap::None`] there are none.
+    pub fn atomics(mut self, cap: AtomicCap) -> Self {
+        self.features.atomics = cap;
+        self
+    }
+
+    /// The same of masked atomics.
+    pub fn masked_atomics(mut self, cap: AtomicCap) -> Self {
+        self.features.masked_atomics = cap;
+        self
+    }
+
+    /// Lets a local invalidate that is not fenced take effect as soon as it is posted, before earlier work
+    /// requests of its queue that still use the key, as hardware may (IBTA vol. 1, 10.8.3.3). By default
+    /// it waits for all of them.
+    pub fn early_invalidates(mut self) -> Self {
+        self.features.early_invalidates = true;
+        self
+    }
+
     /// Makes the HCA.
     pub fn build(self) -> Arc<Hca> {
         let Self {
@@ -93,13 +122,14 @@ impl Builder {
             limits,
             clock,
             commands,
+            features,
         } = self;
         let (lid, gid, guid) = link.fabric.lock().attach();
         let gids = match &packets {
             Some(packets) => gids(packets.addresses()),
             None => [gid].into_iter().collect(),
         };
-        let port = Port::new(
+        let mut port = Port::new(
             (lid, guid),
             gids,
             Arc::clone(&link.fabric),
@@ -107,6 +137,7 @@ impl Builder {
             Engine::new(clock.unwrap_or_else(Clock::wall)),
             packets.map(Driver::new),
         );
+        port.features = features;
         let hca = Arc::new(Hca::new(&name, port, &limits, commands));
         hca.start();
         hca

@@ -32,8 +32,16 @@ pub async fn connect(a: &mut Qp, b: &mut Qp) -> Result<(), Error> {
         mtu,
     };
     let (path_a, path_b) = (path(&to_a, a), path(&to_b, b));
-    for (qp, peer, psn) in [(&*a, path_b, to_a.psn), (&*b, path_a, to_b.psn)] {
-        qp.init(PORT, Access::REMOTE | Access::LOCAL_WRITE).await?;
+    for (qp, peer, psn, port) in [
+        (&*a, path_b, to_a.psn, &to_a.port),
+        (&*b, path_a, to_b.psn, &to_b.port),
+    ] {
+        let mut access = Access::REMOTE | Access::LOCAL_WRITE;
+        access.set(
+            Access::FLUSH_GLOBAL,
+            port.features.grants(Access::FLUSH_GLOBAL),
+        );
+        qp.init(PORT, access).await?;
         qp.ready_to_receive(&peer).await?;
         qp.ready_to_send(psn).await?;
     }

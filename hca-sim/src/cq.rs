@@ -36,7 +36,9 @@ use verbs_core::sync::atomic::{
     Ordering::{AcqRel, Acquire, Relaxed},
 };
 use verbs_core::sync::{Arc, Mutex};
-use verbs_core::{CqNotify, Error, EventType, Lid, Qpn, WcFlags, WcOpcode, WcStatus};
+use verbs_core::{
+    CqNotify, Error, EventType, Lid, Qpn, RKey, SendFlags, WcFlags, WcOpcode, WcStatus,
+};
 
 use crate::clock::Clock;
 use crate::port::Port;
@@ -63,12 +65,14 @@ const WANT_NEXT: u32 = 0b11;
 
 /// In an entry's first word, below opcode, flags and length.
 const LAP: u64 = 1;
-const STATUS_SHIFT: u32 = 1;
+const HAS_TIME: u64 = 1 << 1;
+/// As in the flags of the work request, so that nobody has to shift it.
+const SOLICITED: u64 = SendFlags::SOLICITED.bits() as u64;
+const STATUS_SHIFT: u32 = 3;
 const STATUS: u64 = 0x1f;
 /// The bits of the status, of which a success has none.
 const FAILURE: u64 = STATUS << STATUS_SHIFT;
-const HAS_TIME: u64 = 1 << 6;
-const SOLICITED: u64 = 1 << 7;
+const _: () = assert!(SOLICITED == 1 << 2);
 const OPCODE_SHIFT: u32 = 8;
 const FLAGS_SHIFT: u32 = 16;
 const LENGTH_SHIFT: u32 = 32;
@@ -136,6 +140,13 @@ impl Cqe {
         self
     }
 
+    /// Tells which key the message has made invalid.
+    pub(crate) const fn inv(mut self, key: RKey) -> Self {
+        self.what |= (WcFlags::WITH_INV.bits() as u64) << FLAGS_SHIFT;
+        self.who |= (key.value() as u64) << IMM_SHIFT;
+        self
+    }
+
     /// Is of a datagram that came from there, with those flags.
     pub(crate) fn datagram(mut self, origin: &Origin, flags: WcFlags) -> Self {
         self.what |= DATAGRAM | HAS_TIME | u64::from(flags.bits()) << FLAGS_SHIFT;
@@ -143,6 +154,13 @@ impl Cqe {
             | u64::from(origin.sl & 15) << SL_SHIFT
             | u64::from(origin.pkey_index) << PKEY_SHIFT
             | u64::from(origin.lid.0) << SLID_SHIFT;
+        self
+    }
+
+    /// Fires a queue that is armed for solicited completions, if the flags say so.
+    #[inline(always)]
+    pub(crate) const fn asked_for(mut self, flags: SendFlags) -> Self {
+        self.what |= flags.bits() as u64 & SOLICITED;
         self
     }
 
@@ -305,10 +323,24 @@ impl CqRing {
             return true;
         }
         let latest = self.latest.lock();
+        if latest.is_dead() {
+            // Who puts the next lane in its place calls after that.
+            self.waiting.lock().push(waiter);
+        } else {
+            drop(latest);
+            self.share(waiter);
+        }
+        false
+    }
+
+    /// Makes the queue one that any thread pushes to, and calls `waiter` when it is. Outside any pin.
+    pub(crate) fn share(self: &Arc<Self>, waiter: Arc<dyn WaitsForCq>) {
+        let latest = self.latest.lock();
         self.waiting.lock().push(waiter);
         if latest.is_dead() {
-            // Who puts the next lane in its place calls us after that.
-            return false;
+            // The next lane is then, and who puts it in its place calls after that.
+            let _ = latest.mode().update(|tag| Some(shared(tag)));
+            return;
         }
         let begun = latest.mode().update(|tag| {
             let begun = tag & (SHARED | CONVERTING) != 0;
@@ -329,7 +361,6 @@ impl CqRing {
             None if lane.mode().tag() & SHARED != 0 => self.call_waiting(),
             None => {}
         }
-        false
     }
 
     /// The consumer arms the queue: whom to wait for if pushers did not know that it ever is.

@@ -2,6 +2,7 @@
 //!
 //! It is collected while a machine is held, and carried out when it was let go.
 
+use verbs_core::mem::MrTable;
 use verbs_core::sync::Arc;
 use verbs_core::sync::atomic::Ordering::Acquire;
 use verbs_core::{EventType, WcStatus};
@@ -37,6 +38,12 @@ pub(crate) struct Effects {
     pub(crate) news: Vec<Change>,
     pub(crate) raise: Vec<(Arc<QueuePair>, EventType)>,
     pub(crate) srq_limit: Vec<Arc<SharedReceives>>,
+    /// Who has more to do as soon as this is done.
+    pub(crate) again: Vec<Arc<QueuePair>>,
+    /// Who waits until nobody is looking at what a key stood for.
+    pub(crate) later: Vec<(Arc<QueuePair>, u32)>,
+    /// Keys that have let something go.
+    pub(crate) settle: Vec<(Arc<MrTable>, u32)>,
     /// What else there is to do.
     pub(crate) after: Vec<Job>,
 }
@@ -56,18 +63,30 @@ impl Effects {
         if done.fire_recv {
             self.fire.push(Arc::clone(&land.cq));
         }
-        if done.fire_send {
-            self.fire.push(Arc::clone(&sender.send_cq));
-        }
         if done.overrun_recv {
             self.overrun.push(Arc::clone(&land.cq));
+        }
+        self.note_own(sender, done);
+        if done.srq_limit {
+            self.srq_limit.extend(land.srq.clone());
+        }
+        if done.fail_responder {
+            self.fail.extend(land.responder.upgrade());
+        }
+        let theirs = done.settle.map(|index| (Arc::clone(&land.mrs), index));
+        self.settle.extend(theirs);
+    }
+
+    /// Notes what concerns the sender alone.
+    pub(crate) fn note_own(&mut self, sender: &QueuePair, done: Done) {
+        if done.fire_send {
+            self.fire.push(Arc::clone(&sender.send_cq));
         }
         if done.overrun_send {
             self.overrun.push(Arc::clone(&sender.send_cq));
         }
-        if done.srq_limit {
-            self.srq_limit.extend(land.srq.clone());
-        }
+        let own = |index| (Arc::clone(&sender.port.mrs), index);
+        self.settle.extend(done.settle_own.map(own));
     }
 
     /// The responder has refused a message: it goes to ERR. No completion tells it why unless a receive
@@ -116,12 +135,22 @@ impl Effects {
             fail_sends,
             event,
             failed: _,
+            settle,
+            again,
+            later,
         } = notes;
         let push = |wanted: bool, list: &mut Vec<Arc<CqRing>>, cq: &Arc<CqRing>| {
             if wanted {
                 list.push(Arc::clone(cq));
             }
         };
+        let own = |index| (Arc::clone(&qp.port.mrs), index);
+        self.settle.extend(settle.into_iter().flatten().map(own));
+        if again {
+            self.again.push(Arc::clone(qp));
+        }
+        self.later
+            .extend(later.map(|index| (Arc::clone(qp), index)));
         push(fire_send, &mut self.fire, &qp.send_cq);
         push(fire_recv, &mut self.fire, recv_cq);
         push(overrun_send, &mut self.overrun, &qp.send_cq);
@@ -142,6 +171,9 @@ impl Effects {
     /// Does what was noted, outside of pins, locks and turns. `waiter` is who was put off by a
     /// completion queue that changes hands: whether it is to try again at once.
     pub(crate) fn carry_out(self, port: &Port, waiter: Option<&Arc<QueuePair>>) -> bool {
+        for (mrs, index) in self.settle {
+            mrs.settle(index);
+        }
         for qp in self.contact {
             qp.contact();
         }
@@ -165,6 +197,10 @@ impl Effects {
         }
         for finish in self.finish {
             finish.complete();
+        }
+        for (qp, index) in self.later {
+            let mrs = Arc::clone(&qp.port.mrs);
+            mrs.when_over(index, move || qp.kick());
         }
         for job in self.after {
             job();

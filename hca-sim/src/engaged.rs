@@ -8,14 +8,14 @@
 //! What the work leads to for others is collected and done when the holder has let go: events are
 //! delivered, verbs completed, queue pairs taken to ERR.
 
-use verbs_core::mem::pin;
+use verbs_core::mem::{MrTable, pin};
 use verbs_core::sync::Arc;
 use verbs_core::sync::atomic::{
     AtomicBool, AtomicU32,
     Ordering::{AcqRel, Acquire, Release},
 };
 use verbs_core::sync::{Mutex, MutexGuard, OnceLock};
-use verbs_core::{EventType, QpState, SendFlags, WcStatus};
+use verbs_core::{EventType, QpState, SendFlags, SendWr, WcStatus};
 
 use crate::clock::Instant;
 use crate::cq::{CqRing, Cqe, Overrun, Pushed, WaitsForCq, Way};
@@ -23,7 +23,8 @@ use crate::effects::Effects;
 use crate::engine::Due;
 use crate::exchange::Exchange;
 use crate::landing::Landing;
-use crate::message::{Done, Fault, Faulty, Message, Outcome};
+use crate::local::{Local, execute};
+use crate::message::{Done, Fault, Faulty, Message, Outcome, note};
 use crate::qp::QueuePair;
 use crate::recv::RecvRing;
 use crate::ring::{Scratch, SendRing};
@@ -214,6 +215,9 @@ impl QueuePair {
         let wr = sends.read(at, &mut scratch);
         let index = sends.index(at);
         let signaled = wr.flags.contains(SendFlags::SIGNALED);
+        if wr.op.is_local() {
+            return self.step_local(machine, sends, at, &wr, effects);
+        }
         let Some(land) = self.landing() else {
             return self.unanswered(machine, wr.wr_id, at, now, early, effects);
         };
@@ -252,6 +256,10 @@ impl QueuePair {
                 effects.convert.push(cq);
                 Next::Stop
             }
+            Outcome::Later(index) => {
+                drop(pin);
+                self.try_later(machine, &land.mrs, index)
+            }
             Outcome::Fault(fault) => {
                 let mut done = Done::default();
                 let faulty = message.complete_faulty_receive(&fault, &mut done);
@@ -266,6 +274,65 @@ impl QueuePair {
                 self.end_in_error(machine, wr.wr_id, at, &fault, effects)
             }
         }
+    }
+
+    /// A work request that needs no peer.
+    fn step_local(
+        self: &Arc<Self>,
+        machine: &mut Machine,
+        sends: &SendRing,
+        at: u32,
+        wr: &SendWr<'_>,
+        effects: &mut Effects,
+    ) -> Next {
+        let pin = pin();
+        if self.enter_to_exchange(&pin) != Some(QpState::Rts) {
+            return Next::Stop;
+        }
+        let signaled = wr.flags.contains(SendFlags::SIGNALED);
+        let way = match signaled.then(|| self.send_cq.enter(&pin)) {
+            Some(None) => {
+                effects.convert.push(Arc::clone(&self.send_cq));
+                return Next::Stop;
+            }
+            Some(way) => way,
+            None => None,
+        };
+        let mrs = &self.port.mrs;
+        let (local, settle) = execute(&wr.op, mrs, self.who(), self.core.get());
+        let mut done = Done::default();
+        if let (Local::Done(opcode), Some(way)) = (local, way) {
+            let cqe = Cqe::success(wr.wr_id, self.qpn, opcode, 0);
+            // The poster fills the entry anew as soon as it has seen the completion.
+            let index = sends.index(at);
+            let pushed = self
+                .send_cq
+                .push(way, &cqe, |position| sends.mark(index, position));
+            note(pushed, &mut done.fire_send, &mut done.overrun_send);
+        }
+        drop(pin);
+        done.settle_own = settle;
+        effects.note_own(self, done);
+        match local {
+            Local::Later(index) => self.try_later(machine, mrs, index),
+            Local::Fault(status, reason) => {
+                let fault = Fault::local(status, reason);
+                self.end_in_error(machine, wr.wr_id, at, &fault, effects)
+            }
+            Local::Done(_) => {
+                *machine = Machine::default();
+                sends.executed(at);
+                Next::Continue
+            }
+        }
+    }
+
+    /// Goes on when nobody can be looking any more at what a key stood for.
+    fn try_later(self: &Arc<Self>, machine: &mut Machine, mrs: &Arc<MrTable>, index: u32) -> Next {
+        machine.wait = Some(Instant::NEVER);
+        let me = Arc::clone(self);
+        mrs.when_over(index, move || me.kick());
+        Next::Stop
     }
 
     /// What to do instead if the receive that a fault concerns could not be completed.
@@ -506,7 +573,7 @@ impl Due for QueuePair {
 /// Whether a message with that outcome has reached the responder.
 fn arrives(outcome: &Outcome) -> bool {
     match outcome {
-        Outcome::Done(_) | Outcome::NotReady => true,
+        Outcome::Done(_) | Outcome::NotReady | Outcome::Later(_) => true,
         Outcome::Fault(fault) => fault.at_responder,
         Outcome::Busy(_) => false,
     }

@@ -233,6 +233,7 @@ impl QueuePair {
             recv_cq: &self.recv_cq,
             mrs: &self.port.mrs,
             counters: &self.port.counters,
+            core: self.core.get(),
         })
     }
 
@@ -297,7 +298,7 @@ impl QueuePair {
             counters.cnps_received.up();
             return false;
         }
-        if packet.head.opcode().service() != path.service || self.is_other_end(packet) {
+        if !path.takes(packet.head.opcode().service()) || self.is_other_end(packet) {
             counters.strangers.up();
             return false;
         }

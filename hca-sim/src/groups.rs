@@ -81,6 +81,12 @@ impl Groups {
         }
     }
 
+    /// Attachments that there are.
+    #[cfg(not(verbs_loom))]
+    pub(crate) fn attachments(&self) -> usize {
+        self.0.lock().attached.len()
+    }
+
     fn remove(&self, group: Gid, qp: &Arc<QueuePair>) -> bool {
         let mut state = self.0.lock();
         let own = |(at, member): &(Gid, Arc<QueuePair>)| *at == group && Arc::ptr_eq(member, qp);

@@ -33,7 +33,7 @@ const DIRECT: u32 = 1;
 /// In the word: the responder is in RTR and has heard nothing yet. Only the machine lands messages
 /// then, which tells the responder.
 const FIRST: u32 = 1 << 1;
-/// In the word, shifted by this: what the responder grants, as [`Access::REMOTE`] bits.
+/// In the word, shifted by this: what the responder grants, as [`Access::REMOTE`] and [`Access::FLUSH`] bits.
 const RIGHTS_SHIFT: u32 = 4;
 
 /// Who may land messages.
@@ -81,7 +81,8 @@ const fn door_tag(door: Door) -> u32 {
 }
 
 const fn tag(door: Door, granted: Access) -> u32 {
-    door_tag(door) | (granted.bits() & Access::REMOTE.bits()) << RIGHTS_SHIFT
+    let rights = Access::REMOTE.union(Access::FLUSH);
+    door_tag(door) | (granted.bits() & rights.bits()) << RIGHTS_SHIFT
 }
 
 impl Landing {
@@ -174,6 +175,15 @@ impl Landing {
     pub(crate) fn grants(&self, need: Access) -> bool {
         let need = tag(Door::Machine, need);
         self.word.tag() & need == need
+    }
+
+    /// Whether the responder has room to remember READs and what else it must not do twice.
+    pub(crate) fn remembers(&self) -> bool {
+        let depth = self
+            .responder
+            .upgrade()
+            .and_then(|responder| responder.control.lock().attr.max_dest_rd_atomic);
+        depth != Some(0)
     }
 
     /// Whether the responder waits in RTR for the first message.

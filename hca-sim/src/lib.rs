@@ -50,12 +50,14 @@ mod engaged;
 pub mod engine;
 mod exchange;
 pub mod extension;
+mod features;
 mod fit;
 mod groups;
 mod hca;
 mod landing;
 mod limits;
 pub mod link;
+mod local;
 mod message;
 #[cfg(all(test, verbs_loom))]
 mod models;

@@ -1,7 +1,8 @@
 //! What an HCA can do: bounds with their reasons, and the attributes that tell them.
 
-use verbs_core::{AtomicCap, DeviceAttr, DeviceCap, Lid, LinkLayer, Mtu, PortAttr};
+use verbs_core::{DeviceAttr, Lid, LinkLayer, Mtu, PortAttr};
 
+use crate::features::FAST_REG_PAGES;
 use crate::message::MAX_SGE;
 use crate::port::Port;
 use crate::ring::MAX_INLINE;
@@ -27,7 +28,7 @@ pub(crate) const MCAST_QPS: u32 = 64;
 pub(crate) const SRQ_WR: u32 = QP_WR;
 
 /// How many objects of a kind an HCA has. Memory is used for those that exist, but for regions, whose
-/// table of about 180 bytes an entry is made with the HCA.
+/// table of about 200 bytes an entry is made with the HCA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Protection domains; 65,536 by default.
@@ -36,7 +37,7 @@ pub struct Limits {
     pub max_cq: u32,
     /// Queue pairs; 262,144 by default.
     pub max_qp: u32,
-    /// Memory regions; 8,192 by default, which takes 1.5 MB.
+    /// Memory regions and memory windows; 8,192 by default, which takes 1.6 MB.
     pub max_mr: u32,
     /// Shared receive queues; 65,536 by default.
     pub max_srq: u32,
@@ -60,15 +61,6 @@ impl Default for Limits {
     }
 }
 
-/// What is there of the optional features.
-const CAPS: DeviceCap = DeviceCap::RC_RNR_NAK_GEN
-    .union(DeviceCap::RESIZE_MAX_WR)
-    .union(DeviceCap::SRQ_RESIZE)
-    .union(DeviceCap::SYS_IMAGE_GUID)
-    .union(DeviceCap::XRC)
-    .union(DeviceCap::CHANGE_PHY_PORT)
-    .union(DeviceCap::PORT_ACTIVE_EVENT);
-
 /// The attributes of an HCA with that name on that port.
 pub(crate) fn device_attr(name: &str, port: &Port, limits: &Limits) -> DeviceAttr {
     DeviceAttr {
@@ -78,7 +70,7 @@ pub(crate) fn device_attr(name: &str, port: &Port, limits: &Limits) -> DeviceAtt
         sys_image_guid: port.guid,
         phys_port_cnt: PORT,
         max_mr_size: u64::MAX,
-        caps: CAPS,
+        caps: port.features.caps,
         max_qp: limits.max_qp,
         max_qp_wr: QP_WR,
         max_sge: MAX_SGE as u32,
@@ -89,7 +81,11 @@ pub(crate) fn device_attr(name: &str, port: &Port, limits: &Limits) -> DeviceAtt
         max_pd: limits.max_pd,
         max_qp_rd_atom: RD_ATOMIC as u8,
         max_qp_init_rd_atom: RD_ATOMIC as u8,
-        atomic_cap: AtomicCap::Glob,
+        atomic_cap: port.features.atomics,
+        masked_atomic_cap: port.features.masked_atomics,
+        max_fast_reg_pages: FAST_REG_PAGES,
+        // They share their keys with regions.
+        max_mw: limits.max_mr,
         max_ah: limits.max_ah,
         max_xrcd: limits.max_xrcd,
         max_srq: limits.max_srq,

@@ -4,15 +4,17 @@
 //! Who may call this for a direction is said in [`crate::landing`]. Nothing changes before the outcome
 //! is certain, so an attempt that is refused can be made again.
 
+mod memory;
 mod shared;
 
 use arrayvec::ArrayVec;
-use verbs_core::mem::{MrTable, Pin, Window};
+use verbs_core::mem::{MrTable, Pin, Span, Who, Window};
 use verbs_core::sync::Arc;
 use verbs_core::{Access, Payload, Remote, SendFlags, SendOp, SendWr, Sge, WcOpcode, WcStatus};
 
 use crate::cq::{CqRing, Cqe, Pushed, Way};
 use crate::landing::Landing;
+use crate::message::memory::{Ending, MISALIGNED, Tail, word};
 use crate::qp::QueuePair;
 use crate::recv::Waiting;
 use crate::ring::SendRing;
@@ -28,6 +30,8 @@ pub(crate) enum Outcome {
     NotReady,
     /// A completion queue is changing hands: ask it to call, and try again then.
     Busy(Arc<CqRing>),
+    /// Somebody is looking at what the key with that index stood for, which the message takes away.
+    Later(u32),
     /// It cannot be carried out, now or later.
     Fault(Fault),
 }
@@ -42,13 +46,26 @@ pub(crate) struct Done {
     pub(crate) overrun_send: bool,
     /// The limit event of the responder's shared receive queue is due.
     pub(crate) srq_limit: bool,
+    /// The responder goes to ERR, although the sender is told that all is well.
+    pub(crate) fail_responder: bool,
+    /// The index of a key of the sender's own that has let something go.
+    pub(crate) settle_own: Option<u32>,
+    /// The index of a responder's key that was made invalid and has held something.
+    pub(crate) settle: Option<u32>,
 }
 
 impl Done {
     /// Nothing remains to be seen to: the usual case.
     #[inline(always)]
     pub(crate) fn is_quiet(self) -> bool {
-        !(self.fire_recv | self.fire_send | self.overrun_recv | self.overrun_send | self.srq_limit)
+        !(self.fire_recv
+            | self.fire_send
+            | self.overrun_recv
+            | self.overrun_send
+            | self.srq_limit
+            | self.fail_responder
+            | self.settle.is_some()
+            | self.settle_own.is_some())
     }
 
     /// What either leaves to be seen to.
@@ -59,6 +76,9 @@ impl Done {
             overrun_recv: self.overrun_recv | other.overrun_recv,
             overrun_send: self.overrun_send | other.overrun_send,
             srq_limit: self.srq_limit | other.srq_limit,
+            fail_responder: self.fail_responder | other.fail_responder,
+            settle: self.settle.or(other.settle),
+            settle_own: self.settle_own.or(other.settle_own),
         }
     }
 }
@@ -126,7 +146,7 @@ pub(crate) struct Message<'a> {
 
 /// Checked pieces of memory, in order. Queues are created for at most [`MAX_SGE`] pieces, and posting
 /// checks that.
-type Pieces<'p> = ArrayVec<Window<'p>, MAX_SGE>;
+type Pieces<'p> = ArrayVec<Span<'p>, MAX_SGE>;
 
 /// Where the bytes of a message come from.
 #[expect(
@@ -150,8 +170,9 @@ impl<'a> Message<'a> {
     /// Carries it out, if nothing is in the way.
     pub(crate) fn carry_out(&self) -> Outcome {
         let done = match self.wr.op {
-            SendOp::Send => self.send(None),
-            SendOp::SendWithImm(imm) => self.send(Some(imm)),
+            SendOp::Send => self.send(Tail::Nothing),
+            SendOp::SendWithImm(imm) => self.send(Tail::Imm(imm)),
+            SendOp::SendWithInv(key) => self.send(Tail::Inv(key)),
             SendOp::Write(to) => self.write(to, None),
             SendOp::WriteWithImm(to, imm) => self.write(to, Some(imm)),
             SendOp::Read(from) => self.read(from),
@@ -165,7 +186,9 @@ impl<'a> Message<'a> {
             SendOp::FetchAdd { remote, add } => {
                 self.atomic(remote, WcOpcode::FetchAdd, |word| word.fetch_add(add))
             }
-            _ => Err(Outcome::Fault(Fault::local(WcStatus::LocQpOpErr, 0))),
+            SendOp::AtomicWrite(to) => self.atomic_write(to),
+            SendOp::Flush(what) => self.flush(what),
+            other => self.masked(other),
         };
         done.map_or_else(|refused| refused, Outcome::Done)
     }
@@ -191,9 +214,9 @@ impl<'a> Message<'a> {
         Faulty::Completed
     }
 
-    fn send(&self, imm: Option<u32>) -> Checked<Done> {
+    fn send(&self, tail: Tail) -> Checked<Done> {
         if let Some(srq) = &self.land.srq {
-            return self.send_shared(srq, imm);
+            return self.send_shared(srq, tail);
         }
         let len = self.length()?;
         let source = self.source()?;
@@ -208,9 +231,10 @@ impl<'a> Message<'a> {
             .map_err(Outcome::Fault)?;
         let ways = self.ways(true)?;
         self.copy(&source, &target);
+        let ending = self.conclude(tail)?;
         self.finish(
             &ways,
-            Some((waiting, WcOpcode::Recv, imm)),
+            Some((waiting, WcOpcode::Recv, ending)),
             WcOpcode::Send,
             len,
         )
@@ -225,10 +249,10 @@ impl<'a> Message<'a> {
         }
         let receive = match imm {
             None => None,
-            some => Some((
+            Some(imm) => Some((
                 self.land.ring.next().ok_or(Outcome::NotReady)?,
                 WcOpcode::RecvRdmaWithImm,
-                some,
+                Ending::Imm(imm),
             )),
         };
         let ways = self.ways(receive.is_some())?;
@@ -256,9 +280,8 @@ impl<'a> Message<'a> {
         let sink = self.local(Access::LOCAL_WRITE)?;
         let window = self.remote(remote, 8, Access::REMOTE_ATOMIC)?;
         let ways = self.ways(false)?;
-        // The address is aligned, but the region may map it to memory that is not.
-        let misaligned = Outcome::Fault(Fault::nak(WcStatus::RemInvReqErr, 0));
-        let old = operation(window).ok_or(misaligned)?.to_ne_bytes();
+        let word = word(window).ok_or(MISALIGNED)?;
+        let old = operation(word).ok_or(MISALIGNED)?.to_ne_bytes();
         self.copy(&Source::Inline(&old), &sink);
         self.finish(&ways, None, opcode, 8)
     }
@@ -288,9 +311,13 @@ impl<'a> Message<'a> {
             Payload::Inline(_) => &[],
         };
         let mrs = &*self.qp.port.mrs;
+        let who = Who {
+            pd: self.qp.pd,
+            qpn: self.qp.qpn.value(),
+        };
         let mut pieces = Pieces::new();
         for sge in sges {
-            match check(mrs, self.pin, *sge, self.qp.pd, need) {
+            match check(mrs, self.pin, *sge, who, need) {
                 Some(window) => pieces.push(window),
                 None => {
                     let fault = Fault::local(WcStatus::LocProtErr, reason(mrs, self.pin));
@@ -303,12 +330,12 @@ impl<'a> Message<'a> {
 
     /// Memory of the responder that the request names: first what the queue pair grants, then the key
     /// (IBTA vol. 1, 9.7.4.1.5).
-    fn remote(&self, place: Remote, len: u32, need: Access) -> Checked<Window<'a>> {
+    fn remote(&self, place: Remote, len: u32, need: Access) -> Checked<Span<'a>> {
         if !self.land.grants(need) {
             return Err(Outcome::Fault(Fault::nak(WcStatus::RemInvReqErr, 0)));
         }
         let (mrs, pin, key) = (&*self.land.mrs, self.pin, place.rkey.value());
-        mrs.check(pin, key, place.addr, len, self.land.pd, need)
+        mrs.find(pin, key, place.addr, len, self.responder(), need)
             .ok_or_else(|| Outcome::Fault(Fault::nak(WcStatus::RemAccessErr, reason(mrs, pin))))
     }
 
@@ -321,6 +348,10 @@ impl<'a> Message<'a> {
     ) -> Result<Pieces<'a>, Fault> {
         let mrs = &*self.land.mrs;
         let mut pieces = Pieces::new();
+        let who = Who {
+            pd,
+            qpn: self.land.qpn.value(),
+        };
         let mut left = len;
         for mut sge in receive {
             if left == 0 {
@@ -328,7 +359,7 @@ impl<'a> Message<'a> {
             }
             sge.len = sge.len.min(left);
             left -= sge.len;
-            match check(mrs, self.pin, sge, pd, Access::LOCAL_WRITE) {
+            match check(mrs, self.pin, sge, who, Access::LOCAL_WRITE) {
                 Some(window) => pieces.push(window),
                 None => {
                     let fault = Fault::nak(WcStatus::RemOpErr, reason(mrs, self.pin));
@@ -358,7 +389,7 @@ impl<'a> Message<'a> {
         Ok(Ways { recv, send })
     }
 
-    fn copy(&self, source: &Source<'_, '_>, target: &[Window<'_>]) {
+    fn copy(&self, source: &Source<'_, '_>, target: &[Span<'_>]) {
         match source {
             Source::Inline(bytes) => scatter_bytes(bytes, target),
             Source::Pieces(pieces) => scatter_windows(pieces, target),
@@ -369,23 +400,24 @@ impl<'a> Message<'a> {
     }
 
     /// The responder's completion.
-    fn receive_cqe(&self, wr_id: u64, opcode: WcOpcode, imm: Option<u32>, len: u32) -> Cqe {
+    fn receive_cqe(&self, wr_id: u64, opcode: WcOpcode, ending: Ending, len: u32) -> Cqe {
         let cqe = Cqe::success(wr_id, self.land.qpn, opcode, len)
             .solicited(self.wr.flags.contains(SendFlags::SOLICITED));
-        imm.map_or(cqe, |imm| cqe.imm(imm))
+        ending.cqe(wr_id, cqe, self)
     }
 
     /// Both completions, and the packets that the message would have been.
     fn finish(
         &self,
         ways: &Ways,
-        receive: Option<(Waiting<'_>, WcOpcode, Option<u32>)>,
+        receive: Option<(Waiting<'_>, WcOpcode, Ending)>,
         opcode: WcOpcode,
         len: u32,
     ) -> Checked<Done> {
         let mut done = Done::default();
-        if let (Some((waiting, opcode, imm)), Some(way)) = (receive, ways.recv) {
-            let cqe = self.receive_cqe(waiting.wr_id(), opcode, imm, len);
+        if let (Some((waiting, opcode, ending)), Some(way)) = (receive, ways.recv) {
+            let cqe = self.receive_cqe(waiting.wr_id(), opcode, ending, len);
+            ending.note(&mut done);
             // Whoever polls the completion may post the next receive at once.
             waiting.consume();
             note(
@@ -419,26 +451,27 @@ pub(crate) fn note(
 }
 
 #[inline]
-fn check<'p>(mrs: &MrTable, pin: &'p Pin, sge: Sge, pd: u32, need: Access) -> Option<Window<'p>> {
-    mrs.check(pin, sge.lkey.value(), sge.addr, sge.len, pd, need)
+fn check<'p>(mrs: &MrTable, pin: &'p Pin, sge: Sge, who: Who, need: Access) -> Option<Span<'p>> {
+    mrs.find(pin, sge.lkey.value(), sge.addr, sge.len, who, need)
 }
 
-/// Why the last check refused, for `vendor_err`: 1 key, 2 protection domain, 3 right, 4 bounds.
+/// Why the last check refused, for `vendor_err`: 1 key, 2 protection domain, 3 right, 4 bounds, 5 queue
+/// pair.
 fn reason(mrs: &MrTable, pin: &Pin) -> u32 {
     mrs.why(pin) as u32 + 1
 }
 
-fn scatter_bytes(mut bytes: &[u8], target: &[Window<'_>]) {
-    for window in target {
-        let n = window.write_from(bytes) as usize;
+fn scatter_bytes(mut bytes: &[u8], target: &[Span<'_>]) {
+    for span in target {
+        let n = span.write_from(bytes) as usize;
         bytes = &bytes[n..];
     }
 }
 
-fn scatter_windows(source: &[Window<'_>], target: &[Window<'_>]) {
-    let mut from = source.iter().copied();
+fn scatter_windows(source: &[Span<'_>], target: &[Span<'_>]) {
+    let mut from = source.iter().flat_map(|span| span.windows());
     let mut piece = Window::empty();
-    for &window in target {
+    for window in target.iter().flat_map(|span| span.windows()) {
         let mut filled = 0;
         while filled < window.len() {
             if piece.is_empty() {

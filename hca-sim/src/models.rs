@@ -4,7 +4,7 @@ use loom::thread;
 use verbs_core::mem::MrTable;
 use verbs_core::sync::Arc;
 use verbs_core::{
-    Access, Av, Mtu, Path, Psn, QpAttr, QpCap, QpState, RawCq, RawRecvQueue, RawSendQueue,
+    Access, Av, Mtu, Path, Psn, QpAttr, QpCap, QpState, QpType, RawCq, RawRecvQueue, RawSendQueue,
     SendFlags, Sge, Wc, WcStatus,
 };
 
@@ -39,7 +39,11 @@ fn queue_pair(port: &Arc<Port>) -> Arc<QueuePair> {
         ..QpCap::default()
     };
     let init = Init {
+        qp_type: QpType::Rc,
+        blocks_own_multicast: false,
         port: Arc::clone(port),
+        qp_type: QpType::Rc,
+        blocks_own_multicast: false,
         pd: 1,
         cap,
         sq_sig_all: true,

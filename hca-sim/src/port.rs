@@ -22,6 +22,7 @@ use verbs_core::{Attr, Error, Gid, Guid, Lid, Mtu, PKey, PortState, QpAttr, Why}
 pub use processed::{Arrival, Processed};
 
 use crate::engine::Engine;
+use crate::features::Features;
 use crate::groups::Groups;
 use crate::link::{Fabric, HubPort};
 use crate::transport::Driver;
@@ -37,6 +38,8 @@ pub(crate) struct Port {
     pub(crate) counters: Counters,
     /// Taken alone or under the lock of the link; nothing is locked under it.
     sheet: Mutex<Sheet>,
+    /// What it has of the optional features.
+    pub(crate) features: Features,
     /// What drives the machines of messages that go as packets. On a loopback link it is made when the
     /// first queue pair needs it.
     driver: OnceLock<Driver>,
@@ -145,6 +148,7 @@ impl Port {
             engine,
             counters: Counters::default(),
             sheet: Mutex::new(sheet),
+            features: Features::default(),
             is_wire: driver.is_some(),
             driver: driver.map_or_else(OnceLock::new, OnceLock::from),
             groups: Groups::default(),
@@ -217,8 +221,11 @@ impl Port {
     /// Whether a queue pair's attributes name what this port has and can reach.
     ///
     /// # Errors
-    /// [`Error::Invalid`], [`Error::Mismatch`].
+    /// [`Error::Invalid`], [`Error::Mismatch`], [`Error::Unsupported`].
     pub(crate) fn check_path(&self, attr: &QpAttr) -> Result<(), Error> {
+        if let Some(access) = attr.access {
+            self.features.check(access)?;
+        }
         let Some(av) = &attr.av else { return Ok(()) };
         let sgid_index = av.global.map_or(0, |global| global.sgid_index);
         let Some(sgid) = self.gid(sgid_index) else {

@@ -11,7 +11,7 @@
 use std::fmt;
 
 use verbs_core::command::Pending;
-use verbs_core::mem::{Pin, TouchWord, Touched, grace};
+use verbs_core::mem::{Pin, TouchWord, Touched, Who, grace};
 use verbs_core::qp::{DestroyQp, ModifyQp, QpCore};
 use verbs_core::sync::atomic::{
     AtomicBool, AtomicU32,
@@ -172,6 +172,14 @@ impl QueuePair {
             contacted: AtomicBool::new(false),
             core: OnceLock::new(),
         })
+    }
+
+    /// This queue pair, for looks at memory.
+    pub(crate) fn who(&self) -> Who {
+        Who {
+            pd: self.pd,
+            qpn: self.qpn.value(),
+        }
     }
 
     /// The service that its packets belong to.

@@ -76,7 +76,7 @@ fn values(change: &QpAttr) -> Result<(), Error> {
             max: u32::from(limits::PORT),
         });
     }
-    let known = Access::REMOTE | Access::LOCAL_WRITE;
+    let known = Access::REMOTE | Access::FLUSH | Access::LOCAL_WRITE;
     match change.access {
         Some(access) if !known.contains(access) => Err(Error::Unsupported(Attr::Access)),
         _ => Ok(()),

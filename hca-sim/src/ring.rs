@@ -18,12 +18,13 @@ use crate::message::MAX_SGE;
 use crate::recv::{allocate, pack, unpack};
 
 mod datagram;
+mod memory;
 
 /// Inline bytes that one work request can have.
 pub(crate) const MAX_INLINE: usize = 256;
 
 /// Words of an entry before its payload.
-const HEADER: usize = 7;
+const HEADER: usize = 9;
 
 /// In the first word: the operation.
 mod op {
@@ -35,6 +36,13 @@ mod op {
     pub(super) const COMPARE_SWAP: u64 = 5;
     pub(super) const FETCH_ADD: u64 = 6;
     pub(super) const SEND_INV: u64 = 7;
+    pub(super) const MASKED_COMPARE_SWAP: u64 = 8;
+    pub(super) const MASKED_FETCH_ADD: u64 = 9;
+    pub(super) const ATOMIC_WRITE: u64 = 10;
+    pub(super) const FLUSH: u64 = 11;
+    pub(super) const LOCAL_INV: u64 = 12;
+    pub(super) const REG_MR: u64 = 13;
+    pub(super) const BIND_MW: u64 = 14;
 }
 const FLAGS_SHIFT: u32 = 8;
 const INLINE: u64 = 1 << 16;
@@ -85,7 +93,7 @@ impl Default for Scratch {
 }
 
 impl SendRing {
-    /// A ring for those sizes: `(7 + payload) * 8 + 8` bytes for each work request, where the payload is
+    /// A ring for those sizes: `(9 + payload) * 8 + 8` bytes for each work request, where the payload is
     /// two words a piece, or the inline bytes if those are more; 40 bytes more if they are `datagrams`.
     ///
     /// # Errors
@@ -163,6 +171,12 @@ impl SendRing {
         self.appended.load(Acquire).wrapping_sub(at).cast_signed() > 0
     }
 
+    /// Whether the work request at that position, which is filled, concerns only keys of this side.
+    pub(crate) fn is_local(&self, at: u32) -> bool {
+        let what = self.entry(at)[0].load(Relaxed);
+        matches!(what & 0xff, op::LOCAL_INV | op::REG_MR | op::BIND_MW)
+    }
+
     /// The work request at that position is done with. For the machine.
     pub(crate) fn executed(&self, at: u32) {
         self.executed.store(at.wrapping_add(1), Release);
@@ -182,19 +196,19 @@ impl SendRing {
         let entry = self.entry(at);
         let (header, room) = entry.split_at(HEADER);
         let none = Remote::default();
-        let (op, remote, imm, a, b) = match wr.op {
-            SendOp::SendWithImm(imm) => (op::SEND_IMM, none, imm, 0, 0),
-            SendOp::SendWithInv(key) => (op::SEND_INV, none, key.value(), 0, 0),
-            SendOp::Write(to) => (op::WRITE, to, 0, 0, 0),
-            SendOp::WriteWithImm(to, imm) => (op::WRITE_IMM, to, imm, 0, 0),
-            SendOp::Read(from) => (op::READ, from, 0, 0, 0),
+        let (op, remote, imm, a, b, c, d) = match wr.op {
+            SendOp::SendWithImm(imm) => (op::SEND_IMM, none, imm, 0, 0, 0, 0),
+            SendOp::SendWithInv(key) => (op::SEND_INV, none, key.value(), 0, 0, 0, 0),
+            SendOp::Write(to) => (op::WRITE, to, 0, 0, 0, 0, 0),
+            SendOp::WriteWithImm(to, imm) => (op::WRITE_IMM, to, imm, 0, 0, 0, 0),
+            SendOp::Read(from) => (op::READ, from, 0, 0, 0, 0, 0),
             SendOp::CompareSwap {
                 remote,
                 compare,
                 swap,
-            } => (op::COMPARE_SWAP, remote, 0, compare, swap),
-            SendOp::FetchAdd { remote, add } => (op::FETCH_ADD, remote, 0, add, 0),
-            _ => (op::SEND, none, 0, 0, 0),
+            } => (op::COMPARE_SWAP, remote, 0, compare, swap, 0, 0),
+            SendOp::FetchAdd { remote, add } => (op::FETCH_ADD, remote, 0, add, 0, 0, 0),
+            other => memory::write(&other).unwrap_or((op::SEND, none, 0, 0, 0, 0, 0)),
         };
         let one;
         let (kind, count) = match wr.payload {
@@ -227,9 +241,10 @@ impl SendRing {
         let index = u64::from(srqn) << 32 | u64::from(index);
         let what = op | flags | kind | dest | count << COUNT_SHIFT;
         let keys = u64::from(remote.rkey.value()) << 32 | u64::from(imm);
-        for (word, value) in header
-            .iter()
-            .zip([what, wr.wr_id, remote.addr, keys, a, b, index])
+        for (word, value) in
+            header
+                .iter()
+                .zip([what, wr.wr_id, remote.addr, keys, a, b, c, d, index])
         {
             word.store(value, Relaxed);
         }
@@ -260,7 +275,8 @@ impl SendRing {
                 remote,
                 add: word(4),
             },
-            _ => SendOp::Send,
+            op::SEND => SendOp::Send,
+            other => memory::read(other, remote, imm, [word(4), word(5), word(6), word(7)]),
         };
         let count = (what >> COUNT_SHIFT) as usize;
         let Scratch {

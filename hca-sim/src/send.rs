@@ -8,10 +8,11 @@
 use std::fmt;
 
 use verbs_core::mem::{MrTable, Seen, pin};
+use verbs_core::queue::post_shortest;
 use verbs_core::sync::Arc;
 use verbs_core::{
-    Dest, How, Payload, Piece, PostCode, PostError, QpState, QpType, Qpn, RawSendQueue, Remote,
-    SendFlags, SendOp, SendWr,
+    BatchError, Dest, How, Payload, Piece, PostCode, PostError, QpState, QpType, Qpn, RawSendQueue,
+    Remote, SendFlags, SendOp, SendWr,
 };
 
 use crate::cq::Lane;
@@ -20,6 +21,7 @@ use crate::message::{Done, MAX_SGE, Message, Outcome};
 use crate::qp::QueuePair;
 use crate::ring::SendRing;
 
+mod memory;
 mod short;
 
 use short::{FromMemory, Inline, IntoMemory, IntoReceive};
@@ -103,6 +105,7 @@ impl SendPoster {
     #[inline(never)]
     fn post_any(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {
         self.check_sizes(wr)?;
+        self.invalidate_early(wr);
         let mut wr = *wr;
         wr.flags |= self.always;
         let next = self.posted.wrapping_add(1);
@@ -177,16 +180,16 @@ impl SendPoster {
                 }
             }
             SendOp::Read(_) if !inline => Ok(()),
-            SendOp::CompareSwap { remote, .. } | SendOp::FetchAdd { remote, .. } if !inline => {
-                check_atomic(wr, remote)
-            }
-            _ => Err(PostError::Unsupported),
+            SendOp::Read(_) => Err(PostError::Unsupported),
+            _ => self.check_memory_op(wr, inline),
         }
     }
 
     /// What the type of the queue pair asks of a work request.
     fn check_service(&self, wr: &SendWr<'_>) -> Result<(), PostError> {
         match (self.qp.qp_type, wr.dest) {
+            (QpType::Rc | QpType::Uc | QpType::XrcSend, Dest::Peer) if wr.op.is_local() => Ok(()),
+            (QpType::XrcSend, Dest::Srq(_)) if is_masked(&wr.op) => Err(PostError::Unsupported),
             (QpType::Ud | QpType::Gsi | QpType::Smi, Dest::Datagram(to)) => {
                 let max = self.qp.port.mtu().bytes();
                 if !matches!(wr.op, SendOp::Send | SendOp::SendWithImm(_)) {
@@ -260,6 +263,9 @@ impl SendPoster {
 
     /// Tries to carry the message out here. `false`: something is in the way, nothing was done.
     fn attempt(&mut self, wr: &SendWr<'_>) -> bool {
+        if wr.op.is_local() {
+            return self.attempt_local(wr);
+        }
         let Some(open) = &mut self.open else {
             return false;
         };
@@ -303,6 +309,14 @@ impl SendPoster {
     }
 }
 
+/// Whether it is an atomic with masks: those have packets of their own, for reliable connections only.
+fn is_masked(op: &SendOp) -> bool {
+    matches!(
+        op,
+        SendOp::MaskedCompareSwap { .. } | SendOp::MaskedFetchAdd { .. }
+    )
+}
+
 fn check_atomic(wr: &SendWr<'_>, remote: Remote) -> Result<(), PostError> {
     if wr.payload.len() != 8 {
         return Err(PostError::AtomicSize {
@@ -318,6 +332,17 @@ fn check_atomic(wr: &SendWr<'_>, remote: Remote) -> Result<(), PostError> {
 impl RawSendQueue for SendPoster {
     fn post(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {
         self.post_any(wr)
+    }
+
+    fn post_batch(&mut self, wrs: &[SendWr<'_>]) -> Result<(), BatchError> {
+        if self.qp.port.features.early_invalidates {
+            // One doorbell: hardware sees all of them at once.
+            wrs.iter().for_each(|wr| self.invalidate_early(wr));
+        }
+        for (posted, wr) in wrs.iter().enumerate() {
+            post_shortest(self, wr).map_err(|error| BatchError { posted, error })?;
+        }
+        Ok(())
     }
 
     fn send(&mut self, wr_id: u64, piece: Piece, flags: SendFlags) -> Result<(), PostCode> {

@@ -3,9 +3,11 @@
 //! as fast as they can while the queues are resized under them.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use futures::executor::block_on;
+use hca_sim::link::Cable;
 use hca_sim::{Hca, connect};
 use verbs_core::sync::{Arc, thread};
 use verbs_core::{
@@ -148,10 +150,10 @@ struct End {
 const DEPTH: u64 = 8;
 const MESSAGES: u64 = 20_000;
 
-fn ends() -> [End; 2] {
-    let device = device();
-    let pd = device.alloc_pd().wait().unwrap();
-    let mut ends = [(); 2].map(|()| {
+/// Ends on those devices, connected.
+fn ends(devices: [&Device; 2]) -> [End; 2] {
+    let mut ends = devices.map(|device| {
+        let pd = device.alloc_pd().wait().unwrap();
         let cq = device.create_cq(16).wait().unwrap();
         let init = QpInit::rc(&cq, &cq).depth(DEPTH as u32, DEPTH as u32);
         let qp = pd.create_qp(init).wait().unwrap();
@@ -167,9 +169,9 @@ fn ends() -> [End; 2] {
 }
 
 impl End {
-    /// Sends and receives all messages, and resizes the queue as often as that is over; how often it
+    /// Sends and receives that many messages, and resizes the queue as often as that is over; how often it
     /// was.
-    fn run(mut self) -> u64 {
+    fn run(mut self, messages: u64) -> u64 {
         const SEND: u64 = 1 << 32;
         let (from, to) = (self.mr.slice(0..8), self.mr.slice(8..16));
         let resizes = Arc::new(AtomicU64::new(0));
@@ -179,7 +181,7 @@ impl End {
         }
         let mut begun = 0;
         let mut out = [Wc::default(); 4];
-        while sent < MESSAGES || received < MESSAGES {
+        while sent < messages || received < messages {
             if resizes.load(Relaxed) == asked {
                 asked += 1;
                 let done = Arc::clone(&resizes);
@@ -189,7 +191,7 @@ impl End {
                     done.fetch_add(1, Relaxed);
                 });
             }
-            while begun < MESSAGES && begun < sent + DEPTH {
+            while begun < messages && begun < sent + DEPTH {
                 let send = Send::new(SEND | begun).from(from).signaled();
                 self.qp.post_send(send).expect("as many as were polled");
                 begun += 1;
@@ -217,10 +219,22 @@ impl End {
 
 #[test]
 fn a_cq_is_resized_while_two_threads_push_to_it() {
-    let [a, b] = ends();
-    let other = thread::spawn(move || b.run());
-    let resizes = a.run() + other.join().unwrap();
+    let device = device();
+    let [a, b] = ends([&device; 2]);
+    let other = thread::spawn(move || b.run(MESSAGES));
+    let resizes = a.run(MESSAGES) + other.join().unwrap();
     assert!(resizes > 100, "{resizes} resizes");
+}
+
+#[test]
+fn a_cq_is_resized_while_packets_carry_messages() {
+    let addresses = [1, 2].map(|host| IpAddr::from([10, 0, 0, host]));
+    let (a, b) = Cable::new().plug(&addresses[..1], &addresses[1..]);
+    let devices = [a, b].map(|end| Hca::over(end).open().wait().unwrap());
+    let [a, b] = ends(devices.each_ref());
+    let other = thread::spawn(move || b.run(MESSAGES / 10));
+    let resizes = a.run(MESSAGES / 10) + other.join().unwrap();
+    assert!(resizes > 20, "{resizes} resizes");
 }
 
 #[test]

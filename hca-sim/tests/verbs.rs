@@ -172,7 +172,17 @@ fn capabilities_and_limits_are_those_that_hold() {
         | DeviceCap::SYS_IMAGE_GUID
         | DeviceCap::XRC
         | DeviceCap::CHANGE_PHY_PORT
-        | DeviceCap::PORT_ACTIVE_EVENT;
+        | DeviceCap::PORT_ACTIVE_EVENT
+        | DeviceCap::MEM_WINDOW
+        | DeviceCap::MEM_WINDOW_TYPE_2A
+        | DeviceCap::MEM_WINDOW_TYPE_2B
+        | DeviceCap::MEM_MGT_EXTENSIONS
+        | DeviceCap::SG_GAPS_REG
+        | DeviceCap::BLOCK_LIST
+        | DeviceCap::ZERO_BASED
+        | DeviceCap::FMR_POOL
+        | DeviceCap::FLUSH_GLOBAL
+        | DeviceCap::ATOMIC_WRITE;
     assert_eq!(attr.caps, caps);
     assert_eq!((attr.max_srq, attr.max_ah, attr.max_pkeys), (1, 1, 1));
     assert_eq!((attr.max_mcast_grp, attr.max_mcast_qp_attach), (256, 64));

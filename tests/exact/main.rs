@@ -25,6 +25,7 @@ use verbs_core::{Access, Device, Qp, QpAttr, QpInit, QpState, Request};
 mod allocator;
 mod footprint;
 mod packets;
+mod registration;
 
 /// Repetitions of every operation.
 const TIMES: u32 = 1000;

@@ -9,6 +9,7 @@
 //! for pending requests were full; for the three timings in turn. The last column says that the
 //! software HCA refuses the verb as unsupported, which it has to do from everywhere.
 
+mod caps;
 mod context;
 mod filter;
 
@@ -43,6 +44,7 @@ fn main() {
         row(kind, &mut tally);
     }
     tally.judge();
+    caps::table();
 }
 
 /// Threads of this process.
@@ -280,7 +282,17 @@ impl Trial {
         let full = Error::TooManyRequests { max: FEW };
         let parks = self.kind == Kind::NextEvent;
         // What takes something away waits for those who are still looking at it.
-        let takes = matches!(self.kind, Kind::DestroyQp | Kind::DeregMr | Kind::ReregMr);
+        let takes = matches!(
+            self.kind,
+            Kind::DestroyQp
+                | Kind::DeregMr
+                | Kind::ReregMr
+                | Kind::ResizeCq
+                | Kind::FreeMr
+                | Kind::DeallocMw
+                | Kind::FlushFmrPool
+                | Kind::DestroyFmrPool
+        );
         let unsupported = match answer.error() {
             None => false,
             Some(Error::Unsupported(_)) => true,

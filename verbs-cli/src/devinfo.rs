@@ -172,6 +172,12 @@ impl Rows for Attributes<DeviceAttr> {
         }
         rows.push(("max_pkeys", Number(attr.max_pkeys.into())));
         rows.push(("local_ca_ack_delay", Number(attr.local_ca_ack_delay.into())));
+        let masked = attr.masked_atomic_cap;
+        rows.push((
+            "masked_atomic_cap",
+            Named(masked.to_string(), masked as u64),
+        ));
+        rows.push(("max_fast_reg_pages", number(attr.max_fast_reg_pages)));
         rows
     }
 }

@@ -68,6 +68,14 @@ number_24! {
 }
 
 impl Qpn {
+    /// A number that is known to be below 2^24, as a provider has kept it.
+    #[doc(hidden)]
+    #[inline(always)]
+    pub const fn kept(value: u32) -> Self {
+        debug_assert!(value <= BITS_24);
+        Self(value)
+    }
+
     /// Destination of multicast packets.
     pub const MULTICAST: Self = Self(BITS_24);
 }

@@ -35,6 +35,21 @@ bitflags! {
         const MEM_WINDOW_TYPE_2A = 1 << 23;
         /// Memory windows of type 2B.
         const MEM_WINDOW_TYPE_2B = 1 << 24;
+        /// Fast registration of pieces of any length and alignment.
+        const SG_GAPS_REG = 1 << 32;
+        /// FLUSH to where every other access sees it.
+        const FLUSH_GLOBAL = 1 << 38;
+        /// FLUSH to memory that outlives power.
+        const FLUSH_PERSISTENT = 1 << 39;
+        /// ATOMIC WRITE.
+        const ATOMIC_WRITE = 1 << 40;
+        /// Fast registration of blocks of any size, the first and the last in part. The field has no
+        /// bit for it; this one is ours, like the two below.
+        const BLOCK_LIST = 1 << 61;
+        /// Addresses that count from the start of a region.
+        const ZERO_BASED = 1 << 62;
+        /// Pools of regions that are mapped by a direct call.
+        const FMR_POOL = 1 << 63;
     }
 }
 
@@ -105,6 +120,10 @@ pub struct DeviceAttr {
     pub max_qp_init_rd_atom: u8,
     /// How far atomics are atomic.
     pub atomic_cap: AtomicCap,
+    /// How far masked atomics are.
+    pub masked_atomic_cap: AtomicCap,
+    /// Pages of one fast registration.
+    pub max_fast_reg_pages: u32,
     /// Memory windows.
     pub max_mw: u32,
     /// Multicast groups.

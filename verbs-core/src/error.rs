@@ -180,6 +180,12 @@ named! {
         MaxPd = "max_pd",
         /// Number of memory regions.
         MaxMr = "max_mr",
+        /// Pages of a fast registration.
+        PageList = "the page list",
+        /// Number of memory windows.
+        MaxMw = "max_mw",
+        /// Number of pools of fast memory regions.
+        MaxFmr = "max_fmr",
         /// Bytes of a memory region.
         MrSize = "max_mr_size",
         /// Access flags.

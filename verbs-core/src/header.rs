@@ -124,6 +124,16 @@ impl Header {
         self.word.fetch_add(CHILD, Release);
     }
 
+    /// Counts a child if the object is not closed.
+    pub(crate) fn try_adopt(&self, kind: ObjectKind) -> bool {
+        self.kinds[kind as usize].fetch_add(1, Relaxed);
+        let counted = self.try_add(CHILD);
+        if !counted {
+            self.kinds[kind as usize].fetch_sub(1, Relaxed);
+        }
+        counted
+    }
+
     /// A child is gone. `true`: this was the last one, a destroy waited for it, nobody else uses the
     /// object, and the caller continues that destroy.
     #[must_use = "true obliges the caller to continue the parked destroy"]

@@ -14,7 +14,9 @@ pub mod device;
 pub mod error;
 pub mod event;
 pub mod extension;
+pub mod fast_reg;
 pub mod filter;
+pub mod fmr;
 mod header;
 pub mod mad;
 pub mod mcast;
@@ -24,6 +26,7 @@ pub mod mcast;
 )]
 pub mod mem;
 pub mod mr;
+pub mod mw;
 pub mod object;
 mod object_id;
 pub mod pd;
@@ -67,10 +70,13 @@ pub use device::{Device, InFlight};
 pub use error::{Attr, ByteCount, Error, Why};
 pub use event::{AsyncEvent, EventType, Subject};
 pub use extension::Extension;
+pub use fast_reg::FastMr;
+pub use fmr::{Fmr, FmrPool, FmrPoolAttr};
 pub use header::Busy;
 pub use mcast::Mcast;
-pub use mem::{Access, Memory};
+pub use mem::{Access, Extent, Layout, Memory, PageList};
 pub use mr::Mr;
+pub use mw::{Mw, WindowType};
 pub use object::{ObjectId, ObjectKind, Private, Refused, Target};
 pub use pd::Pd;
 pub use provider::{Done, Frame, Hook, Provider};
@@ -88,7 +94,8 @@ pub use timer::Timer;
 pub use verb::Verb;
 pub use wc::{Wc, WcFlags, WcOpcode, WcStatus};
 pub use wr::{
-    Datagram, Dest, Payload, Read, Recv, RecvWr, Remote, Send, SendFlags, SendOp, SendWr, Sge,
-    Write,
+    Atomic, AtomicWrite, BindMw, Binding, Datagram, Dest, FastReg, Flush, FlushRange, LocalInv,
+    Payload, Placement, Read, Recv, RecvWr, Registration, Remote, Send, SendFlags, SendOp, SendWr,
+    Sge, Write, read_with_invalidate,
 };
 pub use xrcd::Xrcd;

@@ -322,6 +322,11 @@ impl Mr {
         }
     }
 
+    /// What requests act on, as providers see it.
+    pub fn target(&self) -> &Arc<MrCore> {
+        &self.core
+    }
+
     /// Bytes.
     pub fn len(&self) -> usize {
         self.core.memory.len()

@@ -183,6 +183,51 @@ impl<T: Target> fmt::Debug for Child<T> {
     }
 }
 
+/// A child that a provider counts on the data path: a memory window that is bound to a region, for
+/// instance. Makes the object Busy.
+#[derive(Debug)]
+pub struct Hold {
+    target: Arc<dyn Target>,
+    kind: ObjectKind,
+    counted: bool,
+    /// It was the last child, and a destroy has waited for it.
+    resume: bool,
+}
+
+impl Hold {
+    /// Counts a child, unless the object is being destroyed.
+    pub fn try_new(target: &Arc<dyn Target>, kind: ObjectKind) -> Option<Self> {
+        target.base().header.try_adopt(kind).then(|| Self {
+            target: Arc::clone(target),
+            kind,
+            counted: true,
+            resume: false,
+        })
+    }
+
+    /// Stops counting. A destroy that waited for this goes on when the value is dropped.
+    pub fn let_go(&mut self) {
+        if std::mem::take(&mut self.counted) {
+            self.resume = self.target.base().header.orphan(self.kind);
+        }
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        self.let_go();
+        if self.resume {
+            resume(Arc::clone(&self.target));
+        }
+    }
+}
+
+impl fmt::Debug for dyn Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.base().id)
+    }
+}
+
 /// A user of an object for as long as it lives: a pending request or a running handler.
 pub(crate) struct InUse {
     target: Arc<dyn Target>,

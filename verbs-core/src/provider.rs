@@ -242,7 +242,7 @@
 //!     let interrupts = Arc::clone(&card);
 //!     Subject::new(card).step(move || interrupts.interrupt()).without(&[
 //!         QueryPkey, QueryGid, ModifyDevice, ModifyPort, ResizeCq, ModifyCq, CreateSrq,
-//!         AttachMcast, DetachMcast, CreateAh, QueryMr, ReregMr, BindCm,
+//!         AttachMcast, DetachMcast, CreateAh, QueryMr, ReregMr, AllocXrcd, BindCm,
 //!     ])
 //! });
 //! ```

@@ -496,7 +496,7 @@ impl Qp {
     ///
     /// # Errors
     /// [`PostError`].
-    #[inline]
+    #[inline(always)]
     pub fn post_send<'w>(&mut self, wr: impl Into<SendWr<'w>>) -> Result<(), PostError> {
         self.send_queue()?.post(wr)
     }

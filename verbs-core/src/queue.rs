@@ -222,8 +222,11 @@ pub trait RawSendQueue: Send + Sync + fmt::Debug {
 
 /// Posts a work request by the shortest way that a queue has for it. One that is written down at the
 /// call site folds to the call of that way.
+///
+/// # Errors
+/// As [`RawSendQueue::post`].
 #[inline(always)]
-pub(crate) fn post_shortest<Q>(queue: &mut Q, wr: &SendWr<'_>) -> Result<(), PostError>
+pub fn post_shortest<Q>(queue: &mut Q, wr: &SendWr<'_>) -> Result<(), PostError>
 where
     Q: RawSendQueue + ?Sized,
 {

@@ -14,8 +14,11 @@ use crate::device::{
 use crate::error::Error;
 use crate::event::NextEvent;
 use crate::extension::CallExtension;
+use crate::fast_reg::{AllocMr, FreeMr};
+use crate::fmr::{CreateFmrPool, DestroyFmrPool, FlushFmrPool};
 use crate::mcast::{AttachMcast, DetachMcast};
 use crate::mr::{DeregMr, QueryMr, RegMr, ReregMr};
+use crate::mw::{AllocMw, DeallocMw};
 use crate::object::{ObjectId, Target};
 use crate::pd::{AllocPd, DeallocPd};
 use crate::provider::{Frame, Provider};
@@ -212,6 +215,20 @@ verbs! {
     ReregMr
     /// Deregister memory.
     DeregMr
+    /// Allocate a region for fast registration.
+    AllocMr
+    /// Give one back.
+    FreeMr
+    /// Allocate a memory window.
+    AllocMw
+    /// Deallocate a memory window.
+    DeallocMw
+    /// Create a pool of fast memory regions.
+    CreateFmrPool
+    /// Make the unused keys of a pool invalid.
+    FlushFmrPool
+    /// Destroy a pool of fast memory regions.
+    DestroyFmrPool
     /// Bind an endpoint of the provider's connection manager.
     BindCm
     /// Unbind it.

@@ -180,6 +180,16 @@ numbered! {
         BindMw = 5, "BIND_MW";
         /// Local invalidate.
         LocalInv = 6, "LOCAL_INV";
+        /// FLUSH.
+        Flush = 8, "FLUSH";
+        /// ATOMIC WRITE.
+        AtomicWrite = 9, "ATOMIC_WRITE";
+        /// Fast registration; this number and the next two are those of the Linux kernel.
+        RegMr = 10, "REG_MR";
+        /// Compare and swap under masks.
+        MaskedCompSwap = 11, "MASKED_COMP_SWAP";
+        /// Fetch and add to fields.
+        MaskedFetchAdd = 12, "MASKED_FETCH_ADD";
         /// A receive that took a SEND.
         Recv = 128, "RECV";
         /// A receive that a WRITE with immediate consumed.

@@ -91,6 +91,46 @@ pub enum SendOp {
         /// Addend, modulo 2^64.
         add: u64,
     },
+    /// As [`SendOp::CompareSwap`], of the bits that masks have.
+    MaskedCompareSwap {
+        /// The 8 aligned bytes.
+        remote: Remote,
+        /// Expected value.
+        compare: u64,
+        /// The bits that are compared.
+        compare_mask: u64,
+        /// New value.
+        swap: u64,
+        /// The bits that are replaced.
+        swap_mask: u64,
+    },
+    /// As [`SendOp::FetchAdd`], of several numbers in one word.
+    MaskedFetchAdd {
+        /// The 8 aligned bytes.
+        remote: Remote,
+        /// The addends, each in its place.
+        add: u64,
+        /// The highest bit of each number: no carry leaves it.
+        boundary: u64,
+    },
+    /// ATOMIC WRITE: 8 aligned bytes, in one step for all who look.
+    AtomicWrite(Remote),
+    /// FLUSH: answered when what was written before is where it is to be.
+    Flush(FlushRange),
+    /// Makes a key of this side's invalid: that of a fast registration or of a window of type 2.
+    LocalInv(RKey),
+    /// Fast registration: makes a key valid.
+    RegMr(Registration),
+    /// Binds a memory window.
+    BindMw(Binding),
+}
+
+impl SendOp {
+    /// Whether it concerns only keys of this side, and sends nothing.
+    #[inline]
+    pub const fn is_local(&self) -> bool {
+        matches!(self, Self::LocalInv(_) | Self::RegMr(_) | Self::BindMw(_))
+    }
 }
 
 /// The local side of a work request.
@@ -286,6 +326,13 @@ const fn empty<'a>(wr_id: u64, op: SendOp) -> SendWr<'a> {
         dest: Dest::Peer,
     }
 }
+
+mod memory;
+
+pub use memory::{
+    Atomic, AtomicWrite, BindMw, Binding, FastReg, Flush, FlushRange, LocalInv, Placement,
+    Registration, read_with_invalidate,
+};
 
 impl<'a> Send<'a> {
     /// A SEND of nothing yet.

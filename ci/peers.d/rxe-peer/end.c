@@ -22,7 +22,12 @@ int create(struct end *e, int server)
 	CHECK(e->send_cq = ibv_create_cq(device, 2 * p->count + 8, NULL, NULL, 0), "create_cq: %m");
 	CHECK(e->recv_cq = ibv_create_cq(device, 2 * p->count + 8, NULL, NULL, 0), "create_cq: %m");
 	CHECK(e->mr = ibv_reg_mr(e->pd, e->memory, e->length, access), "reg_mr: %m");
+	if (server && p->limit) {
+		struct ibv_srq_init_attr srq = { .attr = { .max_wr = 2 * p->count + 8, .max_sge = 2 } };
+		CHECK(e->srq = ibv_create_srq(e->pd, &srq), "create_srq: %m");
+	}
 	struct ibv_qp_init_attr init = {
+		.srq = e->srq,
 		.send_cq = e->send_cq, .recv_cq = e->recv_cq, .qp_type = IBV_QPT_RC,
 		.cap = { .max_send_wr = 2 * p->count + 8, .max_recv_wr = 2 * p->count + 8, .max_send_sge = 2, .max_recv_sge = 2 },
 	};
@@ -66,6 +71,8 @@ void destroy(struct end *e)
 		ibv_dealloc_mw(e->mw);
 	if (e->qp)
 		ibv_destroy_qp(e->qp);
+	if (e->srq)
+		ibv_destroy_srq(e->srq);
 	if (e->mr)
 		ibv_dereg_mr(e->mr);
 	if (e->send_cq)
@@ -113,7 +120,7 @@ int post_recv(struct end *e, uint64_t id, uint8_t *at, uint32_t size)
 {
 	struct ibv_sge sge = { (uintptr_t)at, size, e->mr->lkey };
 	struct ibv_recv_wr wr = { .wr_id = id, .sg_list = &sge, .num_sge = size ? 1 : 0 }, *bad;
-	CHECK(!ibv_post_recv(e->qp, &wr, &bad), "post_recv %lu: %m", id);
+	CHECK(!(e->srq ? ibv_post_srq_recv(e->srq, &wr, &bad) : ibv_post_recv(e->qp, &wr, &bad)), "post_recv %lu: %m", id);
 	e->receives++;
 	return 0;
 }

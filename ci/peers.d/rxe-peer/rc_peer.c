@@ -85,7 +85,7 @@ static int server_test(struct end *e)
 		fill(slot(e, e->plan.count + k), e->plan.size, 1000 + k);
 	if (!e->plan.late_ms && post_receives(e))
 		return -1;
-	if (connect_qp(e) || (is(e, "send-inv") && bind_window(e)) || say_end(e, "ready") || hear(e, line, sizeof line))
+	if (connect_qp(e) || ((is(e, "send-inv") || is(e, "window")) && bind_window(e)) || say_end(e, "ready") || hear(e, line, sizeof line))
 		return -1;
 	if (is(e, "gone")) {
 		ibv_destroy_qp(e->qp);

@@ -17,7 +17,7 @@
 struct plan {
 	char test[32];
 	uint32_t size, count, window, signal, mtu, rd, timeout, retry, rnr_retry, rnr_timer;
-	uint32_t expect, late_ms;
+	uint32_t expect, late_ms, limit;	/* limit: of a shared receive queue; 0 for none */
 	int rexpect, rstate;	/* -1: not looked at */
 };
 
@@ -36,6 +36,7 @@ struct end {
 	struct ibv_cq *send_cq, *recv_cq;
 	struct ibv_mr *mr;
 	struct ibv_mw *mw;
+	struct ibv_srq *srq;
 	struct ibv_qp *qp;	/* NULL once it has been destroyed */
 	uint8_t *memory;
 	uint64_t stride, length;

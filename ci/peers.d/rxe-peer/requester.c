@@ -10,6 +10,7 @@ static const struct kind kinds[] = {
 	{ "read", IBV_WR_RDMA_READ, 0, 0, 1, 0 },
 	{ "faa", IBV_WR_ATOMIC_FETCH_AND_ADD, 0, 0, 0, 1 },
 	{ "cas", IBV_WR_ATOMIC_CMP_AND_SWP, 0, 0, 0, 1 },
+	{ "atomic-write", IBV_WR_ATOMIC_WRITE, 0, 1, 0, 0 },
 };
 
 const struct kind *kind_of(const struct end *e)
@@ -122,6 +123,22 @@ static int request_invalidate(struct end *e)
 	return 0;
 }
 
+/* Writes through a memory window, and under the key that it had before. */
+static int request_window(struct end *e)
+{
+	const struct plan *p = &e->plan;
+	uint32_t region = e->peer.rkey, now = e->peer.window_rkey;
+	CHECK(now, "the peer has no memory window");
+	e->peer.rkey = now;
+	if (post(e, 0, IBV_WR_RDMA_WRITE, slot(e, 0), p->size, 0, IBV_SEND_SIGNALED) || finish(e, 0, IBV_WC_SUCCESS))
+		return -1;
+	e->peer.rkey = (now & ~0xffu) | ((now - 1) & 0xff);
+	if (post(e, 1, IBV_WR_RDMA_WRITE, slot(e, 1), p->size, 0, IBV_SEND_SIGNALED) || finish(e, 1, IBV_WC_REM_ACCESS_ERR))
+		return -1;
+	e->peer.rkey = region;
+	return 0;
+}
+
 /* One request that fails, and two behind it that are flushed. */
 static int request_failing(struct end *e)
 {
@@ -163,5 +180,7 @@ int request(struct end *e)
 		return request_both(e);
 	if (is(e, "send-inv"))
 		return request_invalidate(e);
+	if (is(e, "window"))
+		return request_window(e);
 	return request_failing(e);
 }

@@ -1,8 +1,9 @@
 /* The responder's half of the tests. */
 #include "rc_peer.h"
+#include <poll.h>
 #include <unistd.h>
 
-int post_receives(struct end *e)
+static int post_all(struct end *e)
 {
 	const struct plan *p = &e->plan;
 	const struct kind *kind = kind_of(e);
@@ -24,9 +25,32 @@ int post_receives(struct end *e)
 	return 0;
 }
 
+int post_receives(struct end *e)
+{
+	struct ibv_srq_attr attr = { .srq_limit = e->plan.limit };
+	if (post_all(e))
+		return -1;
+	CHECK(!e->srq || !ibv_modify_srq(e->srq, &attr, IBV_SRQ_LIMIT), "arm the limit: %m");
+	return 0;
+}
+
+/* A window of type 1, by the call that has a name of its own. */
+static int bind_window_1(struct end *e)
+{
+	CHECK(e->mw = ibv_alloc_mw(e->pd, IBV_MW_TYPE_1), "alloc_mw: %m");
+	struct ibv_mw_bind bind = { .wr_id = 99, .send_flags = IBV_SEND_SIGNALED, .bind_info = {
+		.mr = e->mr, .addr = (uintptr_t)e->memory, .length = e->stride, .mw_access_flags = IBV_ACCESS_REMOTE_WRITE } };
+	int code = ibv_bind_mw(e->qp, e->mw, &bind);
+	CHECK(!code, "bind_mw: %s", strerror(code));
+	e->peer.window_rkey = e->mw->rkey;
+	return finish(e, 99, IBV_WC_SUCCESS);
+}
+
 /* The window is bound before the peer hears of it. */
 int bind_window(struct end *e)
 {
+	if (is(e, "window"))
+		return bind_window_1(e);
 	CHECK(e->mw = ibv_alloc_mw(e->pd, IBV_MW_TYPE_2), "alloc_mw: %m");
 	e->peer.window_rkey = ibv_inc_rkey(e->mw->rkey);
 	struct ibv_send_wr wr = { .wr_id = 99, .opcode = IBV_WR_BIND_MW, .send_flags = IBV_SEND_SIGNALED, .bind_mw = {
@@ -61,6 +85,21 @@ static int check_invalidated(struct end *e)
 	return check_bytes(e, 0, e->plan.size, 0) || check_bytes(e, 1, e->plan.size, 1) ? -1 : 0;
 }
 
+/* The limit event has come once. */
+static int check_limit(struct end *e)
+{
+	struct ibv_async_event event;
+	struct pollfd fd = { .fd = device->async_fd, .events = POLLIN };
+	int limits = 0;
+	for (; poll(&fd, 1, limits ? QUIET_MS : PATIENCE_MS) == 1; ibv_ack_async_event(&event)) {
+		CHECK(!ibv_get_async_event(device, &event), "get_async_event: %m");
+		fprintf(stderr, "  event: %s\n", ibv_event_type_str(event.event_type));
+		limits += event.event_type == IBV_EVENT_SRQ_LIMIT_REACHED && event.element.srq == e->srq;
+	}
+	CHECK(limits == 1, "the limit event came %d times", limits);
+	return 0;
+}
+
 /* After a failed request: the first receive, the ones behind it, the state, and untouched memory. */
 static int check_failed(struct end *e)
 {
@@ -90,6 +129,8 @@ int check_responder(struct end *e)
 	memcpy(&counter, e->memory + counter_at(e), 8);
 	if (is(e, "send-inv"))
 		return check_invalidated(e);
+	if (is(e, "window"))
+		return check_bytes(e, 0, p->size, 0);
 	if (!kind && !is(e, "mixed") && !is(e, "fence") && !is(e, "both"))
 		return check_failed(e);
 	for (uint32_t k = 0; k < p->count; k++) {
@@ -109,6 +150,8 @@ int check_responder(struct end *e)
 			return -1;
 	}
 	CHECK(!poll_for(e->recv_cq, &wc, QUIET_MS), "a completion too many");
+	if (e->srq && check_limit(e))
+		return -1;
 	uint64_t want = kind && kind->atomic ? counted(kind, p->count) : is(e, "mixed") ? FIRST_COUNT + p->count / 4 * ADDEND : FIRST_COUNT;
 	CHECK(counter == want, "the counter is %lx, not %lx", counter, want);
 	CHECK(state_of(e) == IBV_QPS_RTS, "the responder's queue pair is in state %d", state_of(e));

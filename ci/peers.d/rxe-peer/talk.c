@@ -38,7 +38,7 @@ static void set(struct end *e, const char *key, const char *value)
 	struct { const char *key; uint32_t *at; } numbers[] = {
 		{ "size", &p->size }, { "count", &p->count }, { "window", &p->window }, { "signal", &p->signal }, { "mtu", &p->mtu },
 		{ "rd", &p->rd }, { "timeout", &p->timeout }, { "retry", &p->retry }, { "rnr-retry", &p->rnr_retry },
-		{ "rnr-timer", &p->rnr_timer }, { "expect", &p->expect }, { "late", &p->late_ms }, { "rexpect", (uint32_t *)&p->rexpect },
+		{ "rnr-timer", &p->rnr_timer }, { "expect", &p->expect }, { "late", &p->late_ms }, { "limit", &p->limit }, { "rexpect", (uint32_t *)&p->rexpect },
 		{ "rstate", (uint32_t *)&p->rstate }, { "qpn", &e->peer.qpn }, { "psn", &e->peer.psn }, { "rkey", &e->peer.rkey },
 		{ "mw", &e->peer.window_rkey },
 	};

@@ -4,8 +4,9 @@ use std::time::{Duration, Instant};
 
 use verbs_core::sync::thread;
 use verbs_core::{
-    Access, Av, Cq, Device, Gid, Path, Payload, Psn, Qp, QpAttr, QpInit, QpState, Qpn, RKey, Recv,
-    Remote, SendFlags, SendOp, SendWr, Sge, Wc, WcOpcode, WcStatus,
+    Access, Av, Cq, Device, EventChannel, EventType, Gid, Mw, Path, Payload, Psn, Qp, QpAttr,
+    QpInit, QpState, Qpn, RKey, Recv, Remote, SendFlags, SendOp, SendWr, Sge, Srq, Wc, WcOpcode,
+    WcStatus, WindowType,
 };
 
 use crate::Failure;
@@ -44,8 +45,12 @@ pub(crate) struct Peer {
 pub(crate) struct End {
     pub(crate) plan: Plan,
     pub(crate) peer: Peer,
+    /// Bound to the first slot, where the test has one. Goes before the queue pair.
+    mw: Option<Mw>,
     /// `None` once it has been destroyed.
     pub(crate) qp: Option<Qp>,
+    /// Where its receives come from, and where that queue's limit event goes.
+    pub(crate) srq: Option<(Srq, EventChannel)>,
     pub(crate) slots: Slots,
     pub(crate) send_cq: Cq,
     pub(crate) recv_cq: Cq,
@@ -64,15 +69,25 @@ impl End {
             device.create_cq(room).wait()?,
             device.create_cq(room).wait()?,
         );
-        let slots = Slots::new(&pd, &plan, access(shut(Fault::NoMrRight)))?;
-        let qp = pd
-            .create_qp(QpInit::rc(&send_cq, &recv_cq).depth(room, room))
-            .wait()?;
+        let mr_access = access(shut(Fault::NoMrRight)) | Access::MW_BIND;
+        let srq = if role == Role::Responder && plan.limit > 0 {
+            Some((pd.create_srq(room, 2).wait()?, device.event_channel()?))
+        } else {
+            None
+        };
+        let mut init = QpInit::rc(&send_cq, &recv_cq).depth(room, room);
+        if let Some((srq, _)) = &srq {
+            init = init.srq(srq);
+        }
+        let qp = pd.create_qp(init).wait()?;
+        let slots = Slots::new(pd, &plan, mr_access)?;
         qp.init(1, access(shut(Fault::NoQpRight))).wait()?;
         Ok(Self {
             plan,
             peer: Peer::default(),
+            mw: None,
             qp: Some(qp),
+            srq,
             slots,
             send_cq,
             recv_cq,
@@ -105,6 +120,29 @@ impl End {
         })
         .wait()?;
         Ok(())
+    }
+
+    /// Opens the first slot to WRITEs through a memory window, if the test has one: of type 2 if its key is
+    /// to be taken away, else of type 1.
+    pub(crate) fn bind_window(&mut self) -> Result<(), Failure> {
+        let kind = match self.plan.test {
+            Test::SendInv => WindowType::TwoB,
+            Test::Window => WindowType::One,
+            _ => return Ok(()),
+        };
+        let mut mw = self.slots.pd.alloc_mw(kind).wait()?;
+        let slot = self.slots.piece(0, self.slots.stride);
+        let bind = mw.bind(99, slot, Access::REMOTE_WRITE).signaled();
+        let qp = self.qp.as_mut().ok_or("the queue pair is gone")?;
+        qp.send_queue()?.bind(&mut mw, bind)?;
+        self.finish(99, WcStatus::Success)?;
+        self.mw = Some(mw);
+        Ok(())
+    }
+
+    /// The key of the memory window.
+    pub(crate) fn window_key(&self) -> Option<RKey> {
+        self.mw.as_ref().map(Mw::rkey)
     }
 
     pub(crate) fn qp(&self) -> Result<&Qp, Failure> {
@@ -156,8 +194,12 @@ impl End {
         len: usize,
     ) -> Result<(), Failure> {
         let piece = self.slots.piece(offset, len);
-        let qp = self.qp.as_mut().ok_or("the queue pair is gone")?;
-        qp.post_recv(Recv::new(wr_id).into(piece))?;
+        let recv = Recv::new(wr_id).into(piece);
+        match (&mut self.srq, &mut self.qp) {
+            (Some((srq, _)), _) => srq.post_recv(recv)?,
+            (None, Some(qp)) => qp.post_recv(recv)?,
+            (None, None) => return Err("the queue pair is gone".into()),
+        }
         self.receives += 1;
         Ok(())
     }
@@ -190,6 +232,27 @@ impl End {
             return Err(format!("receive {wr_id}: {got:x?}, not {want:x?}").into());
         }
         Ok(())
+    }
+
+    /// Arms the limit event, if there is a queue that has one.
+    pub(crate) fn arm_limit(&self) -> Result<(), Failure> {
+        if let Some((srq, _)) = &self.srq {
+            srq.arm_limit(self.plan.limit).wait()?;
+        }
+        Ok(())
+    }
+
+    /// The limit event has come once.
+    pub(crate) fn expect_limit(&self) -> Result<(), Failure> {
+        let Some((_, events)) = &self.srq else {
+            return Ok(());
+        };
+        let all = std::iter::from_fn(|| events.try_next());
+        let limits = all.filter(|event| event.event == EventType::SrqLimitReached);
+        match limits.count() {
+            1 => Ok(()),
+            count => Err(format!("the limit event came {count} times").into()),
+        }
     }
 
     /// No completion of a receive comes any more.

@@ -98,7 +98,8 @@ fn respond(device: &Device, gid: Gid, talk: &mut Talk) -> Result<(), Failure> {
     responder::prepare(&mut end)?;
     let psn = any_psn();
     end.connect(psn)?;
-    let ours = describe(end.qp()?.qpn(), psn, gid, &end.slots.mr);
+    end.bind_window()?;
+    let ours = describe(&end, psn, gid)?;
     talk.say(&format!("ready {ours}"))?;
     talk.expect("go")?;
     if plan.test == Test::Fails(Fault::Gone) {
@@ -135,7 +136,7 @@ fn ask(
     let mut end = End::new(&device, plan, Role::Requester)?;
     requester::prepare(&mut end)?;
     let psn = any_psn();
-    let ours = describe(end.qp()?.qpn(), psn, gid, &end.slots.mr);
+    let ours = describe(&end, psn, gid)?;
     talk.say(&format!("test test={test} {keys} {ours}"))?;
     let line = talk.hear()?;
     let theirs = line

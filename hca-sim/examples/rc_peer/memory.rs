@@ -31,6 +31,7 @@ pub(crate) fn back(k: u32) -> u64 {
 /// The registered memory of one end.
 pub(crate) struct Slots {
     pub(crate) mr: Mr,
+    pub(crate) pd: Pd,
     /// Bytes of a message.
     size: usize,
     /// From one slot to the next.
@@ -39,7 +40,7 @@ pub(crate) struct Slots {
 }
 
 impl Slots {
-    pub(crate) fn new(pd: &Pd, plan: &Plan, access: Access) -> Result<Self, Failure> {
+    pub(crate) fn new(pd: Pd, plan: &Plan, access: Access) -> Result<Self, Failure> {
         let (size, count) = (plan.size as usize, plan.count as usize);
         let stride = (size + 127) / 64 * 64;
         let memory = Memory::alloc(2 * count * stride + TAIL)?;
@@ -48,6 +49,7 @@ impl Slots {
         let mr = pd.register(memory, access).wait()?;
         Ok(Self {
             mr,
+            pd,
             size,
             stride,
             count,

@@ -27,6 +27,8 @@ pub(crate) enum Test {
     Both,
     /// A WRITE through a memory window, a SEND that invalidates it, a WRITE that misses it.
     SendInv,
+    /// A WRITE through a memory window of type 1, and one under the key that it had before.
+    Window,
     /// One request that fails and two behind it.
     Fails(Fault),
 }
@@ -41,6 +43,7 @@ pub(crate) enum Kind {
     Read,
     FetchAdd,
     CompareSwap,
+    AtomicWrite,
 }
 
 /// Why the request of [`Test::Fails`] fails.
@@ -81,6 +84,8 @@ impl FromStr for Test {
             "fence" => Self::Fence,
             "both" => Self::Both,
             "send-inv" => Self::SendInv,
+            "window" => Self::Window,
+            "atomic-write" => Self::Many(Kind::AtomicWrite),
             "bad-rkey-write" => Self::Fails(Fault::BadRkey { read: false }),
             "bad-rkey-read" => Self::Fails(Fault::BadRkey { read: true }),
             "bad-key-byte-write" => Self::Fails(Fault::BadKeyByte { read: false }),
@@ -122,6 +127,8 @@ pub(crate) struct Plan {
     pub(crate) expect: WcStatus,
     /// Milliseconds until the responder posts its receives.
     pub(crate) late_ms: u64,
+    /// The limit of a shared receive queue that the responder takes its receives from; 0 for none.
+    pub(crate) limit: u32,
     /// The status of the responder's first receive after a failure; `None` where it stays posted.
     pub(crate) receive: Option<WcStatus>,
     /// The state of the responder's queue pair after a failure.
@@ -145,6 +152,7 @@ impl Plan {
             rnr_timer: 12,
             expect: WcStatus::Success,
             late_ms: 0,
+            limit: 0,
             receive: None,
             state: None,
         }
@@ -165,6 +173,7 @@ impl Plan {
             "rnr-timer" => self.rnr_timer = value.parse()?,
             "expect" => self.expect = status(value)?,
             "late" => self.late_ms = value.parse()?,
+            "limit" => self.limit = at_most(value, COUNT_MAX)?,
             "rexpect" => self.receive = Some(status(value)?),
             "rstate" => self.state = Some(state(value)?),
             _ => {}

@@ -21,6 +21,7 @@ pub(crate) fn run(end: &mut End) -> Result<(), Failure> {
         Test::Fence => fence(end),
         Test::Both => both(end),
         Test::SendInv => invalidate(end),
+        Test::Window => window(end),
         Test::Fails(fault) => fails(end, fault),
     }
 }
@@ -73,6 +74,7 @@ fn post_one(end: &mut End, kind: Kind, k: u32, signaled: bool) -> Result<(), Fai
         Kind::Write => SendOp::Write(end.remote(forth_at)),
         Kind::WriteImm => SendOp::WriteWithImm(end.remote(forth_at), immediate(k)),
         Kind::Read => SendOp::Read(end.remote(back_at)),
+        Kind::AtomicWrite => SendOp::AtomicWrite(end.remote(forth_at)),
         Kind::FetchAdd => SendOp::FetchAdd {
             remote: counter,
             add: ADDEND,
@@ -205,6 +207,24 @@ fn invalidate(end: &mut End) -> Result<(), Failure> {
         let piece = end.slots.piece(end.slots.forth_at(slot), size);
         end.post(id, op, piece, SendFlags::SIGNALED)?;
         end.finish(id, status)?;
+    }
+    Ok(())
+}
+
+/// Writes through the peer's memory window, and under the key that it had before.
+fn window(end: &mut End) -> Result<(), Failure> {
+    let size = end.plan.size as usize;
+    let (addr, now) = (end.peer.remote.addr, end.peer.window.value());
+    let before = RKey::new(now & !0xff | now.wrapping_sub(1) & 0xff);
+    let steps = [
+        (RKey::new(now), WcStatus::Success),
+        (before, WcStatus::RemAccessErr),
+    ];
+    for (id, (rkey, status)) in (0..).zip(steps) {
+        let piece = end.slots.piece(end.slots.forth_at(id), size);
+        let op = SendOp::Write(Remote { addr, rkey });
+        end.post(u64::from(id), op, piece, SendFlags::SIGNALED)?;
+        end.finish(u64::from(id), status)?;
     }
     Ok(())
 }

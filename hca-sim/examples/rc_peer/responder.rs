@@ -31,7 +31,7 @@ fn message(test: Test, k: u32) -> Message {
     match test {
         Test::Many(Kind::Send) | Test::Rnr | Test::Both => of(send, false, Some(forth(k))),
         Test::Many(Kind::SendImm) => of(send, true, Some(forth(k))),
-        Test::Many(Kind::Write) => of(None, false, Some(forth(k))),
+        Test::Many(Kind::Write | Kind::AtomicWrite) => of(None, false, Some(forth(k))),
         Test::Many(Kind::WriteImm) => of(with_imm, true, Some(forth(k))),
         Test::Mixed if k.is_multiple_of(4) => of(None, false, Some(forth(k))),
         Test::Mixed if k % 4 == 2 => of(send, true, Some(forth(k))),
@@ -43,9 +43,6 @@ fn message(test: Test, k: u32) -> Message {
 
 /// Fills the slots that are read from, and posts the receives unless they are to be late.
 pub(crate) fn prepare(end: &mut End) -> Result<(), Failure> {
-    if end.plan.test == Test::SendInv {
-        return Err("there are no memory windows to invalidate".into());
-    }
     for k in 0..end.plan.count {
         end.slots.fill(end.slots.back_at(k), back(k))?;
     }
@@ -76,6 +73,8 @@ fn post_receives(end: &mut End) -> Result<(), Failure> {
     let (test, size) = (end.plan.test, end.plan.size as usize);
     let first = end.slots.forth_at(0);
     match test {
+        Test::Window => return Ok(()),
+        Test::SendInv => return end.post_recv(1, end.slots.forth_at(1), size),
         Test::Fails(Fault::RnrExhausted | Fault::Gone) => return Ok(()),
         Test::Fails(fault) => {
             let short = usize::from(fault == Fault::TooLong);
@@ -93,14 +92,17 @@ fn post_receives(end: &mut End) -> Result<(), Failure> {
             None => {}
         }
     }
-    Ok(())
+    end.arm_limit()
 }
 
 /// Checks all that the test has done to this end, once the requester is done.
 pub(crate) fn check(end: &mut End) -> Result<(), Failure> {
     let plan = end.plan;
-    if let Test::Fails(fault) = plan.test {
-        return check_failed(end, fault);
+    match plan.test {
+        Test::Fails(fault) => return check_failed(end, fault),
+        Test::SendInv => return check_invalidated(end),
+        Test::Window => return end.slots.check(end.slots.forth_at(0), forth(0)),
+        _ => {}
     }
     for k in 0..plan.count {
         let message = message(plan.test, k);
@@ -117,6 +119,7 @@ pub(crate) fn check(end: &mut End) -> Result<(), Failure> {
         end.slots.check(end.slots.back_at(k), back(k))?;
     }
     end.expect_quiet()?;
+    end.expect_limit()?;
     let want = match plan.test {
         Test::Many(kind) => counted(kind, plan.count),
         Test::Mixed => counted(Kind::FetchAdd, plan.count / 4),
@@ -127,6 +130,17 @@ pub(crate) fn check(end: &mut End) -> Result<(), Failure> {
         return Err(format!("the counter is {counter:#x}, not {want:#x}").into());
     }
     end.expect_state(QpState::Rts)
+}
+
+/// The WRITE through the window, and the SEND that has taken its key away.
+fn check_invalidated(end: &mut End) -> Result<(), Failure> {
+    let wc = end.receive(1, WcStatus::Success)?;
+    let window = end.window_key().ok_or("there is no memory window")?;
+    if wc.invalidated() != Some(window) {
+        return Err(format!("invalidated {:?}, not {window}", wc.invalidated()).into());
+    }
+    end.slots.check(end.slots.forth_at(0), forth(0))?;
+    end.slots.check(end.slots.forth_at(1), forth(1))
 }
 
 /// After a failed request: the receives, the state, and untouched memory.

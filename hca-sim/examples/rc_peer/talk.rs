@@ -15,10 +15,10 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
-use verbs_core::{Gid, Mr, Psn, Qpn, RKey};
+use verbs_core::{Gid, Psn, Qpn, RKey};
 
 use crate::Failure;
-use crate::end::Peer;
+use crate::end::{End, Peer};
 
 /// For the next line.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -62,18 +62,22 @@ pub(crate) fn pairs(line: &str) -> impl Iterator<Item = (&str, &str)> {
 }
 
 /// How this end is reached, for the end of a line.
-pub(crate) fn describe(qpn: Qpn, psn: Psn, gid: Gid, mr: &Mr) -> String {
+pub(crate) fn describe(end: &End, psn: Psn, gid: Gid) -> Result<String, Failure> {
     let mut text = String::new();
     for byte in gid.0 {
         // Writing to a string cannot fail.
         let _ = write!(text, "{byte:02x}");
     }
-    let (addr, rkey) = (mr.iova(), mr.rkey().value());
-    format!(
-        "qpn={} psn={} gid={text} addr={addr} rkey={rkey} mw=0",
-        qpn.value(),
-        psn.value()
-    )
+    let mr = &end.slots.mr;
+    let window = end.window_key().unwrap_or_default();
+    Ok(format!(
+        "qpn={} psn={} gid={text} addr={} rkey={} mw={}",
+        end.qp()?.qpn().value(),
+        psn.value(),
+        mr.iova(),
+        mr.rkey().value(),
+        window.value()
+    ))
 }
 
 impl Peer {

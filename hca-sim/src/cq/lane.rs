@@ -40,6 +40,15 @@ struct Pushers {
     tail: AtomicU32,
     /// The first position for which there is no room, by the head as a pusher saw it last.
     end: AtomicU32,
+    /// The position before that.
+    last: AtomicU32,
+}
+
+impl Pushers {
+    fn set_end(&self, end: u32) {
+        self.end.store(end, Relaxed);
+        self.last.store(end.wrapping_sub(1), Relaxed);
+    }
 }
 
 /// What the consumer writes. It stays when the lane changes.
@@ -97,6 +106,7 @@ impl Lane {
                 mode,
                 tail: AtomicU32::new(0),
                 end: AtomicU32::new(cqe),
+                last: AtomicU32::new(cqe - 1),
             },
             entries: entries.into_boxed_slice(),
             mask: cqe - 1,
@@ -157,8 +167,7 @@ impl Lane {
             to[0].store(from[0].load(Relaxed) & !LAP | lap, Relaxed);
         }
         self.pushers.tail.store(tail, Relaxed);
-        let end = head.wrapping_add(self.len());
-        self.pushers.end.store(end, Relaxed);
+        self.pushers.set_end(head.wrapping_add(self.len()));
         true
     }
 
@@ -230,26 +239,24 @@ impl Lane {
         Ok(Pushed { fire: false })
     }
 
-    /// Whether there is room for that many more, after [`Lane::is_plain`].
+    /// Whether there is room for both completions of a message, after [`Lane::is_plain`].
     #[inline(always)]
-    pub(crate) fn has_room(&self, count: u32) -> bool {
-        let room = self
-            .pushers
-            .end
-            .load(Relaxed)
-            .wrapping_sub(self.pushers.tail.load(Relaxed));
-        room >= count
+    pub(crate) fn has_room_for_two(&self) -> bool {
+        let Pushers { last, tail, .. } = &self.pushers;
+        last.load(Relaxed)
+            .wrapping_sub(tail.load(Relaxed))
+            .cast_signed()
+            > 0
     }
 
-    /// Whether what was polled meanwhile makes room for that many when there was none.
-    pub(crate) fn makes_room(&self, pin: &Pin, count: u32) -> bool {
-        if !self.is_plain(pin) || self.has_room(count) {
+    /// Whether what was polled meanwhile makes room for two when there was none.
+    pub(crate) fn makes_room_for_two(&self, pin: &Pin) -> bool {
+        if !self.is_plain(pin) || self.has_room_for_two() {
             return false;
         }
         let head = self.consumer.head.load(Acquire);
-        let end = head.wrapping_add(self.len());
-        self.pushers.end.store(end, Relaxed);
-        self.has_room(count)
+        self.pushers.set_end(head.wrapping_add(self.len()));
+        self.has_room_for_two()
     }
 
     /// The first half of a push for which there is room, after [`Lane::is_plain`]: the position.
@@ -319,9 +326,7 @@ impl Lane {
     #[cold]
     fn look_for_room(&self, at: u32) -> Result<(), Overrun> {
         let head = self.consumer.head.load(Acquire);
-        self.pushers
-            .end
-            .store(head.wrapping_add(self.len()), Relaxed);
+        self.pushers.set_end(head.wrapping_add(self.len()));
         if at.wrapping_sub(head) < self.len() {
             return Ok(());
         }

@@ -213,7 +213,7 @@ fn fill(wc: &mut Wc, what: u64, words: &[AtomicU64; 8]) {
     wc.flags = WcFlags::from_bits_retain((what >> FLAGS_SHIFT) as u16);
     wc.byte_len = (what >> LENGTH_SHIFT) as u32;
     let who = words[2].load(Relaxed);
-    wc.qpn = Qpn::new(who as u32);
+    wc.qpn = Qpn::kept(who as u32);
     wc.imm = (who >> IMM_SHIFT) as u32;
     wc.src_qpn = Qpn::default();
     wc.slid = Lid(0);

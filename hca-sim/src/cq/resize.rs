@@ -10,8 +10,8 @@
 //! lane whenever it finds nothing in the old one: what it has polled is behind it there, too. Without
 //! pushers, nothing comes to the old lane that is not in the new one.
 //!
-//! Where packets carry messages, who holds the port's driver is the only one to push: there the lanes
-//! are changed under the turnstile, and nobody is refused.
+//! Where packets carry messages, who holds the port's driver pushes and must not be refused: there the
+//! holder changes the lane, between two rounds, when nobody else is inside.
 //!
 //! What nobody loses: a push that was under way is in the old lane when the grace period is over. *The
 //! race that looks bad*: the queue is armed for the first time while its lane is replaced, so that the
@@ -20,11 +20,12 @@
 use std::collections::VecDeque;
 
 use verbs_core::mem::{Touched, grace};
-use verbs_core::sync::Arc;
+use verbs_core::sync::{Arc, Mutex};
 use verbs_core::{Attr, Error, Why};
 
 use super::CqRing;
 use super::lane::Lane;
+use crate::effects::Effects;
 use crate::fit::renew_landings;
 use crate::port::Port;
 
@@ -65,19 +66,55 @@ impl CqRing {
 
     fn begin(self: &Arc<Self>, resize: Resize) {
         let ring = Arc::clone(self);
-        let port = Arc::clone(&resize.port);
-        if let Some(driver) = port.driver().filter(|_| port.is_wire()) {
-            return driver.alone(&port, move |effects| {
-                let over = ring.change_lane(resize);
-                effects.after.push(Box::new(move || ring.end(over)));
-            });
+        if let Some(driver) = Arc::clone(&resize.port).driver() {
+            let port = Arc::clone(&resize.port);
+            return driver.alone(&port, move |effects| ring.change_at_once(resize, effects));
         }
-        // Under the lock, so that nobody begins to convert a lane that is dead.
-        let touched = self.latest.lock().mode().kill();
-        grace::after(touched.unwrap_or(Touched::NOBODY), move || {
+        grace::after(self.kill_lane(), move || {
             let over = ring.change_lane(resize);
             ring.end(over);
         });
+    }
+
+    /// By whoever holds the driver, who refuses nobody: changes the lane if nobody is inside just now,
+    /// and otherwise gives it back and begins again when they have left.
+    fn change_at_once(self: &Arc<Self>, resize: Resize, effects: &mut Effects) {
+        #[derive(Default)]
+        struct Put {
+            is_over: bool,
+            off: Option<Resize>,
+        }
+        let put = Arc::new(Mutex::new(Put::default()));
+        let (ring, theirs) = (Arc::clone(self), Arc::clone(&put));
+        grace::after(self.kill_lane(), move || {
+            let off = {
+                let mut put = theirs.lock();
+                put.is_over = true;
+                put.off.take()
+            };
+            if let Some(resize) = off {
+                ring.begin(resize);
+            }
+        });
+        let mut put = put.lock();
+        if put.is_over {
+            let over = self.change_lane(resize);
+            let ring = Arc::clone(self);
+            effects.after.push(Box::new(move || ring.end(over)));
+        } else {
+            self.revive_lane();
+            put.off = Some(resize);
+        }
+    }
+
+    fn kill_lane(&self) -> Touched {
+        // Under the lock, so that nobody begins to convert a lane that is dead.
+        self.latest.lock().mode().kill().unwrap_or(Touched::NOBODY)
+    }
+
+    fn revive_lane(&self) {
+        let latest = self.latest.lock();
+        latest.mode().revive(latest.last_mode());
     }
 
     /// Puts the new lane in the place of the old one, if it is large enough. Nobody pushes.
@@ -85,18 +122,16 @@ impl CqRing {
         let Resize { lane, port, done } = resize;
         let (old, cqe) = (self.lane(), lane.len());
         let fits = lane.take_over(&old);
-        let mut latest = self.latest.lock();
-        let mode = old.last_mode();
         if fits {
-            let _ = lane.mode().update(|_| Some(mode));
+            let mut latest = self.latest.lock();
+            let _ = lane.mode().update(|_| Some(old.last_mode()));
             // In this order, under the lock: whoever finds the new one knows that the old one is not
             // the last.
             old.replace();
             *latest = Arc::new(lane);
-        } else if old.is_dead() {
-            old.mode().revive(mode);
+        } else {
+            self.revive_lane();
         }
-        drop(latest);
         let (attr, why) = (Attr::Cqe, Why::StillUsed);
         Over {
             port,

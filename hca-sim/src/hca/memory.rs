@@ -1,8 +1,8 @@
 //! The verbs of memory regions.
 
 use verbs_core::command::{Command, Pending};
-use verbs_core::mem::Region;
-use verbs_core::mr::{DeregMr, QueryMr, RegMr, ReregMr};
+use verbs_core::mem::{MrTable, Region};
+use verbs_core::mr::{DeregMr, MrCore, QueryMr, RegMr, ReregMr};
 use verbs_core::sync::{Arc, Mutex};
 use verbs_core::{Access, LKey, RKey, Target, Verb};
 
@@ -15,10 +15,15 @@ struct Rereg {
     request: Option<(ReregMr, Pending<ReregMr>)>,
     keys: Option<(LKey, RKey)>,
     replaced: bool,
+    /// Where windows will find whom they hold.
+    mrs: Option<Arc<MrTable>>,
 }
 
 impl Hca {
     pub(super) fn reg_mr(&self, command: Command<'_, RegMr>) {
+        if let Err(error) = self.port.features.check(command.access) {
+            return command.complete(Err(error));
+        }
         let region = Region {
             iova: command.iova,
             ..Region::new(
@@ -30,7 +35,9 @@ impl Hca {
         match self.port.mrs.register(region) {
             Ok((lkey, rkey)) => {
                 let (args, reply) = command.split();
-                reply.complete(Ok(args.build(lkey, rkey, Box::new(()))));
+                let mr = args.build(lkey, rkey, Box::new(()));
+                attach(&self.port.mrs, mr.target());
+                reply.complete(Ok(mr));
             }
             Err(error) => command.complete(Err(error)),
         }
@@ -43,6 +50,10 @@ impl Hca {
 
     pub(super) fn rereg_mr(&self, command: Command<'_, ReregMr>) {
         let core = Arc::clone(command.target());
+        let access = command.access.unwrap_or(core.info().access);
+        if let Err(error) = self.port.features.check(access) {
+            return command.refuse(error);
+        }
         let Some((args, pending)) = command.pend() else {
             return;
         };
@@ -50,6 +61,7 @@ impl Hca {
         let iova = region.iova;
         let shared = Arc::new(Mutex::new(Rereg {
             request: Some((args, pending)),
+            mrs: Some(Arc::clone(&self.port.mrs)),
             ..Rereg::default()
         }));
         let replaced = {
@@ -88,7 +100,7 @@ impl Hca {
 }
 
 /// The region as it is to be: what the request does not change stays.
-fn changed(args: &ReregMr, core: &verbs_core::mr::MrCore) -> Region {
+fn changed(args: &ReregMr, core: &MrCore) -> Region {
     let before = core.info();
     let access = args.access.unwrap_or(before.access);
     let memory = args.memory.as_ref().unwrap_or_else(|| core.memory());
@@ -117,6 +129,17 @@ fn complete(shared: &Mutex<Rereg>, iova: u64) {
         }
     };
     if let Some(((args, pending), (lkey, rkey))) = ready {
-        pending.complete(args.build(lkey, rkey, iova, Box::new(())));
+        let built = args.build(lkey, rkey, iova, Box::new(()));
+        let mrs = shared.lock().mrs.take();
+        if let (Ok(mr), Some(mrs)) = (&built, mrs) {
+            attach(&mrs, mr.target());
+        }
+        pending.complete(built);
     }
+}
+
+/// Tells the table whom the windows of a region hold.
+fn attach(mrs: &MrTable, core: &Arc<MrCore>) {
+    let target: Arc<dyn Target> = Arc::clone(core) as _;
+    mrs.attach(LKey::new(core.base().id().number).index(), &target);
 }

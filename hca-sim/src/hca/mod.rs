@@ -6,6 +6,7 @@ mod memory;
 mod packets;
 mod provider;
 mod queues;
+mod windows;
 mod xrc;
 
 use std::fmt;
@@ -189,9 +190,9 @@ impl Hca {
     }
 
     /// Objects that there are: protection domains, regions, completion queues, shared receive queues,
-    /// queue pairs, address handles.
+    /// queue pairs, address handles, XRC domains, multicast attachments.
     #[cfg(not(verbs_loom))]
-    pub(crate) fn census(&self) -> [usize; 6] {
+    pub(crate) fn census(&self) -> [usize; 8] {
         let tables = self.tables.lock();
         [
             tables.pds.len(),
@@ -200,6 +201,8 @@ impl Hca {
             tables.srqs.len(),
             tables.queue_pairs as usize,
             tables.ahs.len(),
+            tables.xrcds.len(),
+            self.port.groups.attachments(),
         ]
     }
 
@@ -213,6 +216,13 @@ impl Hca {
     #[cfg(not(verbs_loom))]
     pub(crate) fn rnr_naks(&self) -> u64 {
         self.port.counters.rnr_naks.get()
+    }
+
+    /// Messages of services without answers that were dropped for want of a receive so far, or because
+    /// they could not be taken.
+    #[cfg(not(verbs_loom))]
+    pub(crate) fn dropped(&self) -> u64 {
+        self.port.counters.dropped.get()
     }
 }
 
@@ -238,6 +248,13 @@ impl Provider for Hca {
             AnyCommand::QueryMr(command) => Self::query_mr(command),
             AnyCommand::ReregMr(command) => self.rereg_mr(command),
             AnyCommand::DeregMr(command) => self.dereg_mr(command),
+            AnyCommand::AllocMr(command) => self.alloc_mr(command),
+            AnyCommand::FreeMr(command) => self.free_mr(command),
+            AnyCommand::AllocMw(command) => self.alloc_mw(command),
+            AnyCommand::DeallocMw(command) => self.dealloc_mw(command),
+            AnyCommand::CreateFmrPool(command) => self.create_fmr_pool(command),
+            AnyCommand::FlushFmrPool(command) => self.flush_fmr_pool(command),
+            AnyCommand::DestroyFmrPool(command) => self.destroy_fmr_pool(command),
             other => self.issue_to_queues(other),
         }
     }

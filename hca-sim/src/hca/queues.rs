@@ -177,7 +177,7 @@ impl Hca {
     /// Whoever drives the port will push to that queue.
     fn share(&self, cq: &Arc<CqRing>) {
         if !self.port.is_wire() {
-            cq.convert(Arc::new(Nobody));
+            cq.share(Arc::new(Nobody));
         }
     }
 
@@ -322,7 +322,7 @@ impl Hca {
             self.port.need_driver();
             // Work requests that come before the queues may be pushed to are put off until then.
             for cq in [&qp.send_cq, &qp.recv_cq] {
-                cq.convert(Arc::clone(&qp) as Arc<dyn WaitsForCq>);
+                cq.share(Arc::clone(&qp) as Arc<dyn WaitsForCq>);
             }
         }
         Ok(qp)

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use verbs_core::device::local_guid;
-use verbs_core::mem::{Touched, Window};
+use verbs_core::mem::{Span, Touched};
 use verbs_core::sync::atomic::{
     AtomicBool, AtomicU64,
     Ordering::{AcqRel, Relaxed, Release},
@@ -132,7 +132,7 @@ impl Fabric {
     }
 
     /// Does to a message with data, which lies in `target` now, what is to be done to it.
-    pub(crate) fn tamper(&self, target: &[Window<'_>]) {
+    pub(crate) fn tamper(&self, target: &[Span<'_>]) {
         if self.is_bare() {
             return;
         }
@@ -140,7 +140,7 @@ impl Fabric {
         if number != self.flip.load(Relaxed) {
             return;
         }
-        if let Some(window) = target.iter().find(|window| !window.is_empty()) {
+        if let Some(window) = target.iter().find_map(|span| span.windows().next()) {
             let mut byte = [0];
             window.read_into(&mut byte);
             byte[0] ^= 1;

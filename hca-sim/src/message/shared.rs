@@ -4,16 +4,17 @@
 //! there on the message is certain. When somebody else was faster, the next one is looked at. Each such
 //! round is one in which somebody made progress.
 
-use verbs_core::mem::Window;
+use verbs_core::mem::Span;
 use verbs_core::{WcOpcode, WcStatus};
 
 use crate::cq::Cqe;
+use crate::message::memory::{Ending, Tail};
 use crate::message::{Checked, Done, Fault, Faulty, Message, Outcome, Pieces, Source, Ways, note};
 use crate::srq::{Seen, SharedReceives};
 
 impl<'a> Message<'a> {
     /// A SEND.
-    pub(super) fn send_shared(&self, srq: &SharedReceives, imm: Option<u32>) -> Checked<Done> {
+    pub(super) fn send_shared(&self, srq: &SharedReceives, tail: Tail) -> Checked<Done> {
         let len = self.length()?;
         let source = self.source()?;
         let ways = self.ways(true)?;
@@ -23,9 +24,12 @@ impl<'a> Message<'a> {
                 Err(fault) if srq.is_oldest(&seen) => return Err(Outcome::Fault(fault)),
                 Err(_) => {}
                 Ok(target) => {
+                    // From taking on there is no way back, and taking a key away may have to wait. Doing
+                    // it again does no harm.
+                    let ending = self.conclude(tail)?;
                     if let Some(limit) = srq.take(&seen) {
                         self.copy(&source, &target);
-                        let receive = (&seen, WcOpcode::Recv, imm);
+                        let receive = (&seen, WcOpcode::Recv, ending);
                         return self.finish_shared(&ways, receive, WcOpcode::Send, len, limit);
                     }
                 }
@@ -38,7 +42,7 @@ impl<'a> Message<'a> {
         &self,
         srq: &SharedReceives,
         source: &Source<'_, '_>,
-        target: Window<'_>,
+        target: Span<'_>,
         imm: u32,
         len: u32,
     ) -> Checked<Done> {
@@ -47,7 +51,7 @@ impl<'a> Message<'a> {
             let seen = srq.look().ok_or(Outcome::NotReady)?;
             if let Some(limit) = srq.take(&seen) {
                 self.copy(source, &[target]);
-                let receive = (&seen, WcOpcode::RecvRdmaWithImm, Some(imm));
+                let receive = (&seen, WcOpcode::RecvRdmaWithImm, Ending::Imm(imm));
                 return self.finish_shared(&ways, receive, WcOpcode::RdmaWrite, len, limit);
             }
         }
@@ -104,7 +108,7 @@ impl<'a> Message<'a> {
     fn finish_shared(
         &self,
         ways: &Ways,
-        (seen, opcode, imm): (&Seen, WcOpcode, Option<u32>),
+        (seen, opcode, ending): (&Seen, WcOpcode, Ending),
         send_opcode: WcOpcode,
         len: u32,
         limit: bool,
@@ -114,7 +118,8 @@ impl<'a> Message<'a> {
             ..Done::default()
         };
         if let Some(way) = ways.recv {
-            let cqe = self.receive_cqe(seen.wr_id, opcode, imm, len);
+            let cqe = self.receive_cqe(seen.wr_id, opcode, ending, len);
+            ending.note(&mut done);
             note(
                 self.land.cq.push(way, &cqe, |_| {}),
                 &mut done.fire_recv,

@@ -304,3 +304,88 @@ fn class_port_info() -> ClassPortInfo {
         ..ClassPortInfo::default()
     }
 }
+
+#[cfg(all(test, not(verbs_loom)))]
+mod tests {
+    use verbs_core::Lid;
+    use verbs_core::mad::Time;
+
+    use super::*;
+
+    fn ask(
+        pma: &mut Pma,
+        method: Method,
+        attribute: AttributeId,
+        data: &[u8],
+    ) -> (Status, MadBytes) {
+        let mut mad = [0; 256];
+        let header = MadHeader {
+            base_version: 1,
+            class: Class::PERF,
+            class_version: pm::CLASS_VERSION,
+            method,
+            attribute,
+            ..MadHeader::default()
+        };
+        emit_header(&header, &mut mad);
+        for (to, from) in mad.iter_mut().skip(pm::DATA_AT).zip(data) {
+            *to = *from;
+        }
+        let arrival = Arrival {
+            port: 1,
+            slid: Lid(1),
+            now: Time::ZERO,
+        };
+        match pma.process(arrival, &mad) {
+            Processed::Reply(reply) => (header_of(&reply).status(), *reply),
+            other => panic!("no answer but {other:?}"),
+        }
+    }
+
+    /// Goal: counters count, stay at their largest value where they are narrow, are added up over all ports
+    /// and cleared one by one. Method: numbers that are just too large.
+    #[test]
+    fn counters_are_shown_added_and_cleared() {
+        let mut pma = Pma::new(2, true);
+        let counts = pma.counts_mut(2).expect("a port");
+        (counts.link_downed, counts.xmit_data, counts.rcv_packets) = (300, 1 << 32, 10);
+        counts.multicast_rcv_packets = 4;
+        pma.counts_mut(1).expect("a port").rcv_packets = 5;
+        let narrow = |mad: &MadBytes| {
+            PortCounters::parse(PortCountersView::new(pm::attribute(mad)).expect("long enough"))
+        };
+        let (status, mad) = ask(&mut pma, Method::GET, AttributeId::PORT_COUNTERS, &[0, 2]);
+        let shown = narrow(&mad);
+        assert_eq!(
+            (status, shown.port, shown.link_downed),
+            (Status::OK, 2, u8::MAX)
+        );
+        assert_eq!((shown.xmit_data, shown.rcv_packets), (u32::MAX, 10));
+        let wide = AttributeId::PORT_COUNTERS_EXTENDED;
+        let (_, mad) = ask(&mut pma, Method::GET, wide, &[0, ALL_PORTS]);
+        let view = PortCountersExtendedView::new(pm::attribute(&mad)).expect("long enough");
+        let all = PortCountersExtended::parse(view);
+        assert_eq!((all.xmit_data, all.rcv_packets), (1 << 32, 15));
+        assert_eq!(
+            (all.unicast_rcv_packets, all.multicast_rcv_packets),
+            (11, 4)
+        );
+        // Bit 2 is the links that went down.
+        let (_, mad) = ask(
+            &mut pma,
+            Method::SET,
+            AttributeId::PORT_COUNTERS,
+            &[0, 2, 0, 4],
+        );
+        assert_eq!(
+            (narrow(&mad).link_downed, narrow(&mad).rcv_packets),
+            (0, 10)
+        );
+        ask(&mut pma, Method::SET, wide, &[0, ALL_PORTS, 0xff, 0xff]);
+        assert_eq!(pma.counts(1), Some(&PortCounts::default()));
+        let (status, _) = ask(&mut pma, Method::GET, AttributeId::PORT_COUNTERS, &[0, 3]);
+        assert_eq!(status, Status::BAD_VALUE);
+        let (status, _) = ask(&mut pma, Method::SET, AttributeId::CLASS_PORT_INFO, &[]);
+        assert_eq!(status, Status::BAD_METHOD_ATTRIBUTE);
+    }
+}

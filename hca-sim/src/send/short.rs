@@ -14,9 +14,6 @@ use crate::landing::Landing;
 use crate::recv::Waiting;
 use crate::send::SendPoster;
 
-/// Completions of one message, which may all go to one queue.
-const COMPLETIONS: u32 = 2;
-
 /// What is at this end.
 pub(super) trait Near: Copy {
     /// The bytes, when they are found in order.
@@ -164,7 +161,7 @@ impl<N: Near> Far<N> for IntoReceive {
             .mrs
             .check_at_once(pin, key, piece.addr, len, land.pd, right)?;
         let cq = &*land.lane;
-        if !(cq.is_plain(pin) && cq.has_room(COMPLETIONS)) {
+        if !(cq.is_plain(pin) && cq.has_room_for_two()) {
             return None;
         }
         Some((target, waiting))
@@ -177,8 +174,7 @@ impl<N: Near> Far<N> for IntoReceive {
 
     #[inline(always)]
     fn complete(land: &Landing, waiting: Waiting<'_>, len: u32, flags: SendFlags) {
-        let solicited = flags.contains(SendFlags::SOLICITED);
-        let cqe = Cqe::success(waiting.wr_id(), land.qpn, WcOpcode::Recv, len).solicited(solicited);
+        let cqe = Cqe::success(waiting.wr_id(), land.qpn, WcOpcode::Recv, len).asked_for(flags);
         // Whoever polls the completion may post the next receive at once.
         waiting.consume();
         let cq = &*land.lane;
@@ -313,8 +309,8 @@ impl SendPoster {
     #[inline(never)]
     fn makes_room(&self, pin: &Pin) -> bool {
         let receiver = self.open.as_ref().map(|open| &open.land.lane);
-        let receives = receiver.is_some_and(|cq| cq.makes_room(pin, COMPLETIONS));
-        self.lane.makes_room(pin, COMPLETIONS) || receives
+        let receives = receiver.is_some_and(|cq| cq.makes_room_for_two(pin));
+        self.lane.makes_room_for_two(pin) || receives
     }
 
     /// Looks, and carries the message out if all is in order.
@@ -335,7 +331,7 @@ impl SendPoster {
         }
         let here = near.find(&self.mrs, pin, self.pd, F::NEAR)?;
         let signaled = flags.contains(SendFlags::SIGNALED);
-        if signaled && !(cq.is_plain(pin) && cq.has_room(COMPLETIONS)) {
+        if signaled && !(cq.is_plain(pin) && cq.has_room_for_two()) {
             return None;
         }
         let (there, consumed) = far.find(land, pin, len)?;

@@ -215,12 +215,15 @@ impl Driver {
         let mut any = false;
         loop {
             let mut effects = Effects::default();
+            self.do_jobs(&mut effects);
             let came = self.round(port, &mut self.work.lock(), visit, &mut effects);
             any |= came;
             // Where nobody waits for packets, nobody else comes for the rest of them.
             let rest = came && self.waiter.is_none();
             // Let go first: what follows is foreign code, and may come back here.
             let more = held.release() || rest;
+            let again = std::mem::take(&mut effects.again);
+            let more = more || !again.is_empty();
             let ForDriver { stalled, fed, news } = effects.take_packets();
             effects.carry_out(port, None);
             for change in news {
@@ -244,6 +247,7 @@ impl Driver {
             } else if !stalled.is_empty() {
                 self.put_off(port, &stalled);
             }
+            again.iter().for_each(|qp| self.list(qp));
             if !more {
                 return any;
             }
@@ -256,14 +260,17 @@ impl Driver {
         }
     }
 
-    /// One round, by the holder. Whether packets came.
-    fn round(&self, port: &Port, work: &mut Work, visit: Visit, effects: &mut Effects) -> bool {
+    /// What is to be done while nobody's messages are worked on; by the holder.
+    fn do_jobs(&self, effects: &mut Effects) {
         if self.has_jobs.load(Acquire) {
             self.has_jobs.store(false, Relaxed);
-            for job in std::mem::take(&mut *self.jobs.lock()) {
-                job(effects);
-            }
+            let jobs = std::mem::take(&mut *self.jobs.lock());
+            jobs.into_iter().for_each(|job| job(effects));
         }
+    }
+
+    /// One round, by the holder. Whether packets came.
+    fn round(&self, port: &Port, work: &mut Work, visit: Visit, effects: &mut Effects) -> bool {
         match visit {
             Visit::Send => {
                 // The thread comes by when nobody polls any more, if nobody does before.

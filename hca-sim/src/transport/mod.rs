@@ -13,8 +13,9 @@ mod ud;
 
 use std::net::IpAddr;
 
-use verbs_core::mem::{MrTable, Pin};
-use verbs_core::sync::Arc;
+use verbs_core::mem::{MrTable, Pin, Who};
+use verbs_core::qp::QpCore;
+use verbs_core::sync::{Arc, Weak};
 use verbs_core::{Access, EventType, Mtu, PKey, QKey, Qpn};
 
 use crate::clock::Instant;
@@ -50,6 +51,23 @@ pub(crate) struct Ends<'a> {
     /// Shared, because a key that a SEND invalidates is given back when nobody can be using it any more.
     pub(crate) mrs: &'a Arc<MrTable>,
     pub(crate) counters: &'a Counters,
+    /// Whom a memory window of type 2 is bound to.
+    pub(crate) core: Option<&'a Weak<QpCore>>,
+}
+
+impl Ends<'_> {
+    /// The queue pair, for looks at memory.
+    pub(crate) fn who(&self) -> Who {
+        self.who_in(self.pd)
+    }
+
+    /// The queue pair, in the protection domain of its shared receive queue.
+    pub(crate) fn who_in(&self, pd: u32) -> Who {
+        Who {
+            pd,
+            qpn: self.qpn.value(),
+        }
+    }
 }
 
 /// What a queue pair's attributes say about its connection.
@@ -76,6 +94,14 @@ pub(crate) struct Path {
     /// The first numbers, as the transitions to RTR and RTS set them.
     pub(crate) sq_psn: u32,
     pub(crate) rq_psn: u32,
+}
+
+impl Path {
+    /// Whether packets of that service are for this queue pair. Reliable connections have some that no
+    /// specification has.
+    pub(crate) fn takes(&self, service: Service) -> bool {
+        service == self.service || (service, self.service) == (Service::Own, Service::Rc)
+    }
 }
 
 /// A packet whose ICRC is right.
@@ -131,4 +157,10 @@ pub(crate) struct Notes {
     /// The position in the send ring of a work request that was completed in error. It stays in the ring
     /// until the flush, so that the poster does not take the ring for drained.
     pub(crate) failed: Option<u32>,
+    /// Indices of keys that have let something go: one that a work request has named, one that the peer has.
+    pub(crate) settle: [Option<u32>; 2],
+    /// There is more to do as soon as that was done.
+    pub(crate) again: bool,
+    /// There is more to do as soon as nobody is looking at what the key with that index stood for.
+    pub(crate) later: Option<u32>,
 }

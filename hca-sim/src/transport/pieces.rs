@@ -1,7 +1,7 @@
 //! The memory of work requests: checked, and copied from and to, a packet at a time.
 
 use arrayvec::ArrayVec;
-use verbs_core::mem::Window;
+use verbs_core::mem::{Span, Who};
 use verbs_core::{Access, Payload, SendWr, Sge};
 
 use crate::message::MAX_SGE;
@@ -17,7 +17,7 @@ pub(in crate::transport) struct Refused(pub(in crate::transport) u32);
     reason = "it lives on the stack for one message; a box would allocate"
 )]
 pub(in crate::transport) enum Source<'p, 'w> {
-    Pieces(ArrayVec<Window<'p>, MAX_SGE>),
+    Pieces(ArrayVec<Span<'p>, MAX_SGE>),
     Inline(&'w [u8]),
 }
 
@@ -36,7 +36,7 @@ impl<'p, 'w> Source<'p, 'w> {
         }
         let pieces = sges(wr)
             .take(MAX_SGE)
-            .map(|sge| check(ends, sge, ends.pd, need))
+            .map(|sge| check(ends, sge, ends.who(), need))
             .collect::<Result<_, _>>()?;
         Ok(Self::Pieces(pieces))
     }
@@ -101,16 +101,16 @@ pub(in crate::transport) fn scatter(
             len: n,
             ..sge
         };
-        let window = check(ends, part, pd, Access::LOCAL_WRITE)?;
-        let written = window.write_from(bytes) as usize;
+        let span = check(ends, part, ends.who_in(pd), Access::LOCAL_WRITE)?;
+        let written = span.write_from(bytes) as usize;
         bytes = &bytes[written..];
     }
     Ok(())
 }
 
-fn check<'p>(ends: &Ends<'p>, sge: Sge, pd: u32, need: Access) -> Result<Window<'p>, Refused> {
+fn check<'p>(ends: &Ends<'p>, sge: Sge, who: Who, need: Access) -> Result<Span<'p>, Refused> {
     ends.mrs
-        .check(ends.pin, sge.lkey.value(), sge.addr, sge.len, pd, need)
+        .find(ends.pin, sge.lkey.value(), sge.addr, sge.len, who, need)
         .ok_or_else(|| refused(ends))
 }
 

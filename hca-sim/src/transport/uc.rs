@@ -3,8 +3,9 @@
 //! A work request completes when its last packet has left. What is lost is lost: the responder drops the
 //! message that a missing packet belongs to, and every message for which there is no receive.
 
-use verbs_core::{Access, Error, Psn, SendFlags, Srqn, WcStatus};
+use verbs_core::{Access, Error, Psn, SendFlags, SendWr, Srqn, WcStatus};
 
+use crate::local::{Local, execute};
 use crate::ring::Scratch;
 use crate::transport::completion;
 use crate::transport::pieces::{Refused, Source};
@@ -106,6 +107,9 @@ impl Uc {
         let mut scratch = Scratch::default();
         let wr = ends.sends.read(at, &mut scratch);
         let flight = Flight::of(&wr, ends.path);
+        if wr.op.is_local() {
+            return self.carry_out(ends, at, &wr, &flight, notes);
+        }
         let source = match Source::check(ends, &wr, Access::empty()) {
             Ok(source) => source,
             Err(Refused(why)) => {
@@ -145,5 +149,28 @@ impl Uc {
         ends.sends.set_psn(psn.value());
         self.packet = 0;
         completion::send_success(ends, at, &flight, notes)
+    }
+
+    /// A work request that sends nothing. `false`: not to its end, or something is to be let go before the
+    /// next one.
+    fn carry_out(
+        &mut self,
+        ends: &Ends<'_>,
+        at: u32,
+        wr: &SendWr<'_>,
+        flight: &Flight,
+        notes: &mut Notes,
+    ) -> bool {
+        let (local, settle) = execute(&wr.op, ends.mrs, ends.who(), ends.core);
+        notes.settle[0] = notes.settle[0].or(settle);
+        match local {
+            Local::Later(_) => false,
+            Local::Fault(status, reason) => {
+                self.failed = true;
+                completion::fail_sends(ends, at, status, reason, notes);
+                false
+            }
+            Local::Done(_) => completion::send_success(ends, at, flight, notes) && settle.is_none(),
+        }
     }
 }

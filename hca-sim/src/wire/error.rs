@@ -145,6 +145,10 @@ pub enum HeaderName {
     ImmDt,
     /// Invalidate extended header.
     Ieth,
+    /// FLUSH extended header.
+    Feth,
+    /// The masks of a masked atomic.
+    MaskEth,
     /// Global route header.
     Grh,
     /// Invariant CRC.
@@ -167,6 +171,8 @@ impl fmt::Display for HeaderName {
             Self::AtomicAckEth => "AtomicAckETH",
             Self::ImmDt => "ImmDt",
             Self::Ieth => "IETH",
+            Self::Feth => "FETH",
+            Self::MaskEth => "MaskETH",
             Self::Grh => "GRH",
             Self::Icrc => "ICRC",
             Self::Ip => "the IP header",

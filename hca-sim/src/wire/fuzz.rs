@@ -10,8 +10,9 @@ use std::net::Ipv4Addr;
 use crate::wire::bth::pad_len;
 use crate::wire::{
     Aeth, AethView, AtomicAckEth, AtomicAckEthView, AtomicEth, AtomicEthView, Bth, BthView, Deth,
-    DethView, Envelope, Grh, GrhView, Head, Headers, Icrc, Ieth, IethView, ImmDt, ImmDtView,
-    Packet, PacketView, Reth, RethView, WireError, XrcEth, XrcEthView,
+    DethView, Envelope, Feth, FethView, Grh, GrhView, Head, Headers, Icrc, Ieth, IethView, ImmDt,
+    ImmDtView, MaskEth, MaskEthView, Packet, PacketView, Reth, RethView, WireError, XrcEth,
+    XrcEthView,
 };
 
 /// What a target made of its bytes.
@@ -95,6 +96,11 @@ pub fn datagram(bytes: &[u8]) -> Outcome {
 /// for reserved ones.
 pub fn header(bytes: &[u8]) -> Outcome {
     let (&choice, rest) = bytes.split_first().unwrap_or((&0, bytes));
+    match choice {
+        0x80 => return check_header(rest, feth),
+        0x81 => return check_header(rest, mask_eth),
+        _ => {}
+    }
     match choice % 10 {
         0 => check_header(rest, bth),
         1 => check_header(rest, reth),
@@ -190,6 +196,20 @@ fn xrceth(bytes: &[u8; 4], out: &mut [u8; 4]) -> Result<(), WireError> {
     Ok(())
 }
 
+fn feth(bytes: &[u8; 4], out: &mut [u8; 4]) -> Result<(), WireError> {
+    print(&FethView::of(bytes));
+    Feth::parse(FethView::of(bytes)).emit(out);
+    let reserved = FethView::of(bytes).reserved() << 6 | u32::from(out[3]);
+    *out = reserved.to_be_bytes();
+    Ok(())
+}
+
+fn mask_eth(bytes: &[u8; 16], out: &mut [u8; 16]) -> Result<(), WireError> {
+    print(&MaskEthView::of(bytes));
+    MaskEth::parse(MaskEthView::of(bytes)).emit(out);
+    Ok(())
+}
+
 fn grh(bytes: &[u8; 40], out: &mut [u8; 40]) -> Result<(), WireError> {
     print(&GrhView::of(bytes));
     Grh::parse(GrhView::of(bytes))?.emit(out);
@@ -208,6 +228,11 @@ fn clear_reserved(bytes: &mut [u8], head: &Head, payload_len: usize) -> bool {
     }
     if headers.contains(Headers::DETH) {
         bytes[Bth::LEN + 4] = 0;
+    }
+    if headers.contains(Headers::FETH) {
+        let at = Bth::LEN + (headers & (Headers::XRCETH | Headers::DETH)).wire_len();
+        bytes[at..at + 3].fill(0);
+        bytes[at + 3] &= 0x3f;
     }
     let end = head.wire_len() + payload_len;
     bytes[end..end + pad_len(payload_len)].fill(0);

@@ -47,6 +47,7 @@ pub mod bth;
 pub mod datagram;
 pub mod envelope;
 pub mod error;
+pub mod flush;
 #[doc(hidden)]
 pub mod fuzz;
 pub mod grh;
@@ -63,6 +64,7 @@ pub use bth::{Bth, BthFlags, BthView};
 pub use datagram::{Deth, DethView, XrcEth, XrcEthView};
 pub use envelope::{Envelope, Ipv4View, Net, ROCE_PORT, UdpView};
 pub use error::{HeaderName, WireError};
+pub use flush::{Feth, FethView, MaskEth, MaskEthView};
 pub use grh::{FlowLabel, Grh, GrhView};
 pub use icrc::{Icrc, Trailer};
 pub use imm::{Ieth, IethView, ImmDt, ImmDtView};

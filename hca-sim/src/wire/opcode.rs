@@ -2,7 +2,8 @@
 //! annex A14 for XRC, annex A17.9 for congestion notification).
 //!
 //! An opcode byte is a service in its upper three bits and an operation in its lower five. Reliable
-//! datagram and FLUSH are not in the table.
+//! datagram is not in the table. Masked atomics are in no specification: they have opcodes in the range of
+//! the manufacturer (0xc0 and up), and are spoken between our own ends only.
 
 use std::fmt;
 
@@ -145,11 +146,20 @@ pub enum Service {
     Congestion,
     /// Extended reliable connection.
     Xrc,
+    /// What this crate adds to reliable connections, in a range that is the manufacturer's.
+    Own,
 }
 
 impl Service {
     /// Every service.
-    pub const ALL: [Self; 5] = [Self::Rc, Self::Uc, Self::Ud, Self::Congestion, Self::Xrc];
+    pub const ALL: [Self; 6] = [
+        Self::Rc,
+        Self::Uc,
+        Self::Ud,
+        Self::Congestion,
+        Self::Xrc,
+        Self::Own,
+    ];
 
     /// Its opcodes' upper three bits.
     #[inline]
@@ -160,6 +170,7 @@ impl Service {
             Self::Ud => 0x60,
             Self::Congestion => 0x80,
             Self::Xrc => 0xa0,
+            Self::Own => 0xc0,
         }
     }
 
@@ -172,6 +183,7 @@ impl Service {
             Self::Ud => Services::UD,
             Self::Congestion => Services::CONGESTION,
             Self::Xrc => Services::XRC,
+            Self::Own => Services::OWN,
         }
     }
 }
@@ -184,6 +196,7 @@ impl fmt::Display for Service {
             Self::Ud => "UD",
             Self::Congestion => "CNP",
             Self::Xrc => "XRC",
+            Self::Own => "own",
         })
     }
 }
@@ -263,6 +276,8 @@ pub enum Message {
     Atomic,
     /// ATOMIC WRITE.
     AtomicWrite,
+    /// FLUSH.
+    Flush,
     /// A bare acknowledgement.
     Ack,
     /// Congestion notification.
@@ -310,29 +325,35 @@ bitflags! {
         const CONGESTION = 1 << 3;
         /// Extended reliable connection.
         const XRC = 1 << 4;
+        /// What this crate adds to reliable connections.
+        const OWN = 1 << 5;
     }
 }
 
 bitflags! {
     /// A set of extended headers; on the wire they follow the BTH in this order.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-    pub struct Headers: u8 {
+    pub struct Headers: u16 {
         /// XRC extended header.
         const XRCETH = 1 << 0;
         /// Datagram extended header.
         const DETH = 1 << 1;
+        /// FLUSH extended header.
+        const FETH = 1 << 2;
         /// RDMA extended header.
-        const RETH = 1 << 2;
+        const RETH = 1 << 3;
         /// Atomic extended header.
-        const ATOMIC_ETH = 1 << 3;
+        const ATOMIC_ETH = 1 << 4;
+        /// The masks of a masked atomic, this crate's own.
+        const MASK_ETH = 1 << 5;
         /// ACK extended header.
-        const AETH = 1 << 4;
+        const AETH = 1 << 6;
         /// Atomic ACK extended header.
-        const ATOMIC_ACK_ETH = 1 << 5;
+        const ATOMIC_ACK_ETH = 1 << 7;
         /// Immediate data.
-        const IMMDT = 1 << 6;
+        const IMMDT = 1 << 8;
         /// Invalidate extended header.
-        const IETH = 1 << 7;
+        const IETH = 1 << 9;
     }
 }
 
@@ -340,16 +361,18 @@ impl Headers {
     /// Bytes of all of them.
     #[inline]
     pub fn wire_len(self) -> usize {
-        HEADERS_BYTES[usize::from(self.bits())]
+        usize::from(HEADERS_BYTES[usize::from(self.bits())])
     }
 }
 
 /// Bytes of each extended header.
-const HEADER_BYTES: [(Headers, usize); 8] = [
+const HEADER_BYTES: [(Headers, usize); 10] = [
     (Headers::XRCETH, crate::wire::XrcEth::LEN),
     (Headers::DETH, crate::wire::Deth::LEN),
+    (Headers::FETH, crate::wire::Feth::LEN),
     (Headers::RETH, crate::wire::Reth::LEN),
     (Headers::ATOMIC_ETH, crate::wire::AtomicEth::LEN),
+    (Headers::MASK_ETH, crate::wire::MaskEth::LEN),
     (Headers::AETH, crate::wire::Aeth::LEN),
     (Headers::ATOMIC_ACK_ETH, crate::wire::AtomicAckEth::LEN),
     (Headers::IMMDT, crate::wire::ImmDt::LEN),
@@ -357,15 +380,15 @@ const HEADER_BYTES: [(Headers, usize); 8] = [
 ];
 
 /// Bytes of every set of extended headers, so that none is added up while a packet waits.
-static HEADERS_BYTES: [usize; 256] = {
-    let mut table = [0; 256];
+static HEADERS_BYTES: [u8; 1 << 10] = {
+    let mut table = [0; 1 << 10];
     let mut bits = 0;
     while bits < table.len() {
         let mut i = 0;
         while i < HEADER_BYTES.len() {
             let (header, len) = HEADER_BYTES[i];
             if bits & header.bits() as usize != 0 {
-                table[bits] += len;
+                table[bits] += len as u8;
             }
             i += 1;
         }
@@ -393,6 +416,8 @@ const RELIABLE: Services = Services::RC.union(Services::XRC);
 const EVERY: Services = CONNECTED.union(Services::UD);
 const NONE: Headers = Headers::empty();
 const RETH_IMM: Headers = Headers::RETH.union(Headers::IMMDT);
+const FETH_RETH: Headers = Headers::FETH.union(Headers::RETH);
+const ATOMIC_MASK: Headers = Headers::ATOMIC_ETH.union(Headers::MASK_ETH);
 const AETH_ATOMIC: Headers = Headers::AETH.union(Headers::ATOMIC_ACK_ETH);
 const NOTHING: Needs = Needs::empty();
 
@@ -459,7 +484,10 @@ operations! {
     FetchAdd             = 0x14, "FETCH ADD",                    RELIABLE,  Headers::ATOMIC_ETH, Empty,     Request,  Atomic,      Only,   Needs::READ_RESOURCE;
     SendLastInv          = 0x16, "SEND Last with Invalidate",    RELIABLE,  Headers::IETH,       Rest,      Request,  Send,        Last,   NOTHING;
     SendOnlyInv          = 0x17, "SEND Only with Invalidate",    RELIABLE,  Headers::IETH,       UpToMtu,   Request,  Send,        Only,   Needs::RECV_ENTRY;
+    Flush                = 0x1c, "FLUSH",                        RELIABLE,  FETH_RETH,           Empty,     Request,  Flush,       Only,   Needs::READ_RESOURCE;
     AtomicWrite          = 0x1d, "ATOMIC WRITE",                 RELIABLE,  Headers::RETH,       Fixed(8),  Request,  AtomicWrite, Only,   Needs::READ_RESOURCE;
+    MaskedCompareSwap    = 0x13, "MASKED COMPARE SWAP", Services::OWN,      ATOMIC_MASK,         Empty,     Request,  Atomic,      Only,   Needs::READ_RESOURCE;
+    MaskedFetchAdd       = 0x14, "MASKED FETCH ADD",    Services::OWN,      ATOMIC_MASK,         Empty,     Request,  Atomic,      Only,   Needs::READ_RESOURCE;
     CongestionNotification = 0x01, "CNP",             Services::CONGESTION, NONE,                Fixed(16), Notice,   Congestion,  Only,   NOTHING;
 }
 
@@ -484,7 +512,7 @@ mod tests {
                 .filter_map(move |&o| Opcode::new(s, o))
         });
         assert_eq!(pairs.count(), assigned, "two opcodes share a byte");
-        assert_eq!(assigned, 24 + 12 + 2 + 1 + 24);
+        assert_eq!(assigned, 25 + 12 + 2 + 1 + 25 + 2);
     }
 
     /// Goal: the bytes of the specification. Method: a sample from every service.

@@ -6,8 +6,8 @@ use crate::wire::bth::pad_len;
 use crate::wire::field::Garbage;
 use crate::wire::{
     Aeth, AethView, AtomicAckEth, AtomicAckEthView, AtomicEth, AtomicEthView, Bth, BthView, Deth,
-    DethView, HeaderName, Headers, Icrc, Ieth, IethView, ImmDt, ImmDtView, Opcode, Reth, RethView,
-    WireError, XrcEth, XrcEthView,
+    DethView, Feth, FethView, HeaderName, Headers, Icrc, Ieth, IethView, ImmDt, ImmDtView, MaskEth,
+    MaskEthView, Opcode, Reth, RethView, WireError, XrcEth, XrcEthView,
 };
 
 /// A packet in bytes, from its BTH to its ICRC; prints whatever it finds.
@@ -77,10 +77,14 @@ pub struct Extended {
     pub xrceth: Option<XrcEth>,
     /// On datagrams.
     pub deth: Option<Deth>,
-    /// On the first packet of a WRITE, on READ requests and on ATOMIC WRITE.
+    /// On FLUSH.
+    pub feth: Option<Feth>,
+    /// On the first packet of a WRITE, on READ requests, on ATOMIC WRITE and on FLUSH.
     pub reth: Option<Reth>,
     /// On COMPARE SWAP and FETCH ADD.
     pub atomic: Option<AtomicEth>,
+    /// On masked atomics, behind `atomic`.
+    pub masks: Option<MaskEth>,
     /// On acknowledgements, and on READ responses but for Middle.
     pub aeth: Option<Aeth>,
     /// On ATOMIC Acknowledge.
@@ -97,8 +101,10 @@ impl Extended {
         let mut headers = Headers::empty();
         headers.set(Headers::XRCETH, self.xrceth.is_some());
         headers.set(Headers::DETH, self.deth.is_some());
+        headers.set(Headers::FETH, self.feth.is_some());
         headers.set(Headers::RETH, self.reth.is_some());
         headers.set(Headers::ATOMIC_ETH, self.atomic.is_some());
+        headers.set(Headers::MASK_ETH, self.masks.is_some());
         headers.set(Headers::AETH, self.aeth.is_some());
         headers.set(Headers::ATOMIC_ACK_ETH, self.atomic_ack.is_some());
         headers.set(Headers::IMMDT, self.immdt.is_some());
@@ -118,12 +124,21 @@ impl Extended {
         if headers.contains(Headers::DETH) {
             ext.deth = Some(Deth::parse(DethView::of(take(rest, HeaderName::Deth)?)));
         }
+        if headers.contains(Headers::FETH) {
+            ext.feth = Some(Feth::parse(FethView::of(take(rest, HeaderName::Feth)?)));
+        }
         if headers.contains(Headers::RETH) {
             ext.reth = Some(Reth::parse(RethView::of(take(rest, HeaderName::Reth)?)));
         }
         if headers.contains(Headers::ATOMIC_ETH) {
             let view = AtomicEthView::of(take(rest, HeaderName::AtomicEth)?);
             ext.atomic = Some(AtomicEth::parse(view));
+        }
+        if headers.contains(Headers::MASK_ETH) {
+            ext.masks = Some(MaskEth::parse(MaskEthView::of(take(
+                rest,
+                HeaderName::MaskEth,
+            )?)));
         }
         if headers.contains(Headers::AETH) {
             ext.aeth = Some(Aeth::parse(AethView::of(take(rest, HeaderName::Aeth)?))?);
@@ -149,11 +164,17 @@ impl Extended {
         if let Some(deth) = &self.deth {
             put(rest, |out| deth.emit(out))?;
         }
+        if let Some(feth) = &self.feth {
+            put(rest, |out| feth.emit(out))?;
+        }
         if let Some(reth) = &self.reth {
             put(rest, |out| reth.emit(out))?;
         }
         if let Some(atomic) = &self.atomic {
             put(rest, |out| atomic.emit(out))?;
+        }
+        if let Some(masks) = &self.masks {
+            put(rest, |out| masks.emit(out))?;
         }
         if let Some(aeth) = &self.aeth {
             put(rest, |out| aeth.emit(out))?;
@@ -175,7 +196,8 @@ impl fmt::Debug for Extended {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut set = f.debug_set();
         set.entries(self.xrceth).entries(self.deth);
-        set.entries(self.reth).entries(self.atomic);
+        set.entries(self.feth).entries(self.reth);
+        set.entries(self.atomic).entries(self.masks);
         set.entries(self.aeth).entries(self.atomic_ack);
         set.entries(self.immdt).entries(self.ieth);
         set.finish()
@@ -190,8 +212,8 @@ pub struct Head {
 }
 
 impl Head {
-    /// Bytes of the longest: an XRC atomic.
-    pub const LEN_MAX: usize = Bth::LEN + XrcEth::LEN + AtomicEth::LEN;
+    /// Bytes of the longest: a masked atomic.
+    pub const LEN_MAX: usize = Bth::LEN + AtomicEth::LEN + MaskEth::LEN;
 
     /// Puts headers together.
     ///

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use futures::executor::block_on;
 use hca_sim::clock::VirtualClock;
-use hca_sim::{Hca, connect};
+use hca_sim::{Builder, Hca, connect};
 use verbs_core::{
     Access, Cq, Device, Memory, Mr, Mtu, Path, Pd, Psn, Qp, QpAttr, QpInit, QpState, Wc, WcStatus,
 };
@@ -51,7 +51,12 @@ pub(crate) fn end_of(hca: Arc<Hca>, init: impl Fn(QpInit<'_>) -> QpInit<'_>) -> 
 
 /// Two ends that are not connected, on a clock that the test moves.
 pub(crate) fn two_on(clock: &VirtualClock) -> (End, End) {
-    let [a, b] = way::hcas(clock);
+    two_made(clock, |builder| builder)
+}
+
+/// The same, on HCAs that are made as `change` has it.
+pub(crate) fn two_made(clock: &VirtualClock, change: fn(Builder) -> Builder) -> (End, End) {
+    let [a, b] = way::hcas(clock, change);
     (end_of(a, |init| init), end_of(b, |init| init))
 }
 

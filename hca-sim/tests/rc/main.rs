@@ -6,8 +6,10 @@
 mod direct;
 mod ends;
 mod faults;
+mod memory;
 mod operations;
 mod states;
+mod windows;
 
 /// Messages are placed directly.
 mod way {
@@ -15,13 +17,13 @@ mod way {
     use std::time::Duration;
 
     use hca_sim::clock::VirtualClock;
-    use hca_sim::{Hca, Loopback};
+    use hca_sim::{Builder, Hca, Loopback};
     use verbs_core::Av;
 
-    /// Two HCAs that reach each other.
-    pub(crate) fn hcas(clock: &VirtualClock) -> [Arc<Hca>; 2] {
+    /// Two HCAs that reach each other, made as `change` has it.
+    pub(crate) fn hcas(clock: &VirtualClock, change: fn(Builder) -> Builder) -> [Arc<Hca>; 2] {
         let link = Loopback::with_seed(1);
-        [(); 2].map(|()| Hca::on(&link).clock(clock.clone()).build())
+        [(); 2].map(|()| change(Hca::on(&link).clock(clock.clone())).build())
     }
 
     /// The way to that HCA's port.

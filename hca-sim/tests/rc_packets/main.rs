@@ -8,10 +8,14 @@ mod congestion;
 mod ends;
 #[path = "../rc/faults.rs"]
 mod faults;
+#[path = "../rc/memory.rs"]
+mod memory;
 #[path = "../rc/operations.rs"]
 mod operations;
 #[path = "../rc/states.rs"]
 mod states;
+#[path = "../rc/windows.rs"]
+mod windows;
 
 /// Packets carry messages.
 mod way {
@@ -20,20 +24,20 @@ mod way {
     use std::sync::{Arc, Weak};
     use std::time::Duration;
 
-    use hca_sim::Hca;
     use hca_sim::clock::VirtualClock;
     use hca_sim::link::Cable;
+    use hca_sim::{Builder, Hca};
     use verbs_core::Av;
 
     thread_local! {
         static HCAS: RefCell<Vec<Weak<Hca>>> = const { RefCell::new(Vec::new()) };
     }
 
-    /// Two HCAs that reach each other.
-    pub(crate) fn hcas(clock: &VirtualClock) -> [Arc<Hca>; 2] {
+    /// Two HCAs that reach each other, made as `change` has it.
+    pub(crate) fn hcas(clock: &VirtualClock, change: fn(Builder) -> Builder) -> [Arc<Hca>; 2] {
         let [a, b] = [1, 2].map(|host| IpAddr::from(Ipv4Addr::new(10, 0, 0, host)));
         let (a, b) = Cable::new().plug(&[a], &[b]);
-        let hcas = [a, b].map(|end| Hca::over(end).clock(clock.clone()).build());
+        let hcas = [a, b].map(|end| change(Hca::over(end).clock(clock.clone())).build());
         let known = hcas.each_ref().map(Arc::downgrade);
         HCAS.with_borrow_mut(|all| all.extend(known));
         hcas

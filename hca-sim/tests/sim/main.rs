@@ -5,5 +5,6 @@
 
 mod agree;
 mod hostile;
+mod multicast;
 mod plants;
 mod repeat;

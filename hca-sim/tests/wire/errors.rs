@@ -46,8 +46,8 @@ fn datagram_error(change: impl FnOnce(&mut Vec<u8>)) -> WireError {
 fn packet_errors_name_the_value() {
     let truncated = |header, need, got| WireError::Truncated { header, need, got };
     assert_eq!(
-        packet_error(|p| p[0] = 0x1c),
-        WireError::UnknownOpcode(0x1c)
+        packet_error(|p| p[0] = 0x15),
+        WireError::UnknownOpcode(0x15)
     );
     assert_eq!(packet_error(|p| p[1] = 0x05), WireError::Version(5));
     assert_eq!(

@@ -4,6 +4,7 @@
 use hca_sim::wire::{Aeth, Bth, BthFlags, Envelope, Extended, Head, Headers, Icrc, Opcode, Packet};
 use proptest::collection::vec;
 use proptest::prelude::*;
+use verbs_core::Placement;
 use verbs_core::addr::{Msn, Psn, Qpn, RKey, Srqn};
 
 use crate::properties::{any_envelope, any_head, syndromes};
@@ -58,6 +59,10 @@ fields! {
     "atomic.rkey" in Headers::ATOMIC_ETH, at 8, [0xff; 4], covered: true, |_, e, n| of(&mut e.atomic, |h| h.rkey = RKey::new(h.rkey.value() ^ u32(n)));
     "swap_or_add" in Headers::ATOMIC_ETH, at 12, [0xff; 8], covered: true, |_, e, n| of(&mut e.atomic, |h| h.swap_or_add ^= low::<64>(n));
     "compare"     in Headers::ATOMIC_ETH, at 20, [0xff; 8], covered: true, |_, e, n| of(&mut e.atomic, |h| h.compare ^= low::<64>(n));
+    "placement"   in Headers::FETH, at 3, [0xf], covered: true, |_, e, n| of(&mut e.feth, |h| h.placement = Placement::from_bits_retain(h.placement.bits() ^ low::<4>(n) as u8));
+    "selectivity" in Headers::FETH, at 3, [0x30], covered: true, |_, e, n| of(&mut e.feth, |h| h.selectivity ^= low::<2>(n) as u8);
+    "swap_mask"   in Headers::MASK_ETH, at 0, [0xff; 8], covered: true, |_, e, n| of(&mut e.masks, |h| h.swap_or_boundary ^= low::<64>(n));
+    "compare_mask" in Headers::MASK_ETH, at 8, [0xff; 8], covered: true, |_, e, n| of(&mut e.masks, |h| h.compare ^= low::<64>(n));
     "syndrome"    in Headers::AETH, at 0, [0xff], covered: true, |_, e, n| of(&mut e.aeth, |h| next_syndrome(h, n));
     "msn"         in Headers::AETH, at 1, [0xff; 3], covered: true, |_, e, n| of(&mut e.aeth, |h| h.msn = Msn::new(h.msn.value() ^ u24(n)));
     "original"    in Headers::ATOMIC_ACK_ETH, at 0, [0xff; 8], covered: true, |_, e, n| of(&mut e.atomic_ack, |h| h.original ^= low::<64>(n));

@@ -3,14 +3,15 @@
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use hca_sim::wire::{
-    Aeth, AtomicAckEth, AtomicEth, Bth, BthFlags, Deth, Envelope, Extended, FlowLabel, Grh,
-    GrhView, Head, Headers, Icrc, Ieth, ImmDt, Net, Opcode, Packet, Reth, Syndrome, WireError,
-    XrcEth, fuzz,
+    Aeth, AtomicAckEth, AtomicEth, Bth, BthFlags, Deth, Envelope, Extended, Feth, FlowLabel, Grh,
+    GrhView, Head, Headers, Icrc, Ieth, ImmDt, MaskEth, Net, Opcode, Packet, Reth, Syndrome,
+    WireError, XrcEth, fuzz,
 };
 use proptest::array::{uniform4, uniform16};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
+use verbs_core::Placement;
 use verbs_core::addr::{Gid, Msn, PKey, Psn, QKey, Qpn, RKey, Srqn};
 
 fn opcodes() -> Vec<Opcode> {
@@ -65,6 +66,14 @@ fn any_extended() -> impl Strategy<Value = Extended> {
                 swap_or_add: wide[2],
                 compare: wide[3],
             }),
+            feth: Some(Feth {
+                placement: Placement::from_bits_retain(numbers[0] as u8 & 0xf),
+                selectivity: numbers[1] as u8 & 3,
+            }),
+            masks: Some(MaskEth {
+                swap_or_boundary: wide[3],
+                compare: wide[0],
+            }),
             aeth: Some(Aeth {
                 syndrome,
                 msn: Msn::new(numbers[3]),
@@ -88,6 +97,8 @@ fn only(headers: Headers, full: Extended) -> Extended {
         atomic: full
             .atomic
             .filter(|_| headers.contains(Headers::ATOMIC_ETH)),
+        feth: full.feth.filter(|_| headers.contains(Headers::FETH)),
+        masks: full.masks.filter(|_| headers.contains(Headers::MASK_ETH)),
         aeth: full.aeth.filter(|_| headers.contains(Headers::AETH)),
         atomic_ack: full
             .atomic_ack
@@ -211,7 +222,7 @@ proptest! {
 
     /// Headers other than the opcode's are refused.
     #[test]
-    fn heads_have_the_headers_of_their_opcode(bth in any_bth(), full in any_extended(), bits: u8) {
+    fn heads_have_the_headers_of_their_opcode(bth in any_bth(), full in any_extended(), bits: u16) {
         let got = Headers::from_bits_truncate(bits);
         let expected = bth.opcode.headers();
         let head = Head::new(bth, only(got, full));

@@ -8,12 +8,12 @@
 //! LD_LIBRARY_PATH=folder of this library
 //! ```
 //!
-//! - [`abi`] has the structures that programs share with the library.
-//! - [`device`] tells which adapters and ports there are.
-//! - [`port`] opens ports, registers for classes, sends and receives. An open port's number is a socket to
+//! - `abi` has the structures that programs share with the library.
+//! - `device` tells which adapters and ports there are.
+//! - `port` opens ports, registers for classes, sends and receives. An open port's number is a socket to
 //!   the subnet, so that programs can wait for it as they wait for umad's device files.
-//! - [`datagram`] gets at the parts of a datagram in a program's buffer.
-//! - [`text`] names numbers.
+//! - `datagram` gets at the parts of a datagram in a program's buffer.
+//! - `text` names numbers.
 //!
 //! What a function does when its arguments make no sense is what libibumad does: it returns a negative
 //! error number, often with `errno` set. Null pointers are refused; other bad ones are the caller's fault, as in C.

@@ -27,16 +27,26 @@ bitflags! {
         const ON_DEMAND = 1 << 6;
         /// The memory is made of huge pages; a hint.
         const HUGETLB = 1 << 7;
+        /// A peer may FLUSH to where every other access sees it.
+        const FLUSH_GLOBAL = 1 << 8;
+        /// A peer may FLUSH to memory that outlives power.
+        const FLUSH_PERSISTENT = 1 << 9;
         /// Writes may be reordered; a hint.
         const RELAXED_ORDERING = 1 << 20;
     }
 }
 
 impl Access {
-    /// Every right a peer can have.
+    /// Every right a peer can have to read and change memory.
     pub const REMOTE: Self = Self::REMOTE_WRITE
         .union(Self::REMOTE_READ)
         .union(Self::REMOTE_ATOMIC);
+
+    /// Both rights to FLUSH.
+    pub const FLUSH: Self = Self::FLUSH_GLOBAL.union(Self::FLUSH_PERSISTENT);
+
+    /// What a memory window can grant, and how it can be addressed.
+    pub const WINDOW: Self = Self::REMOTE.union(Self::FLUSH).union(Self::ZERO_BASED);
 
     /// Flags that a provider must ignore when it does not know them (`IBV_ACCESS_OPTIONAL_RANGE`).
     const OPTIONAL: u32 = 0x3ff0_0000;
@@ -88,7 +98,7 @@ mod tests {
     fn unknown_flags_are_refused_unless_optional() {
         let unsupported = Err(Error::Unsupported(Attr::Access));
         assert_eq!(Access::ON_DEMAND.check(), unsupported);
-        assert_eq!(Access::from_bits_retain(1 << 8).check(), unsupported);
+        assert_eq!(Access::from_bits_retain(1 << 10).check(), unsupported);
         assert_eq!(Access::from_bits_retain(1 << 29).check(), Ok(()));
         assert_eq!(Access::from_bits_retain(1 << 30).check(), unsupported);
         assert_eq!(Access::RELAXED_ORDERING.check(), Ok(()));

@@ -76,6 +76,48 @@ pub fn after(touched: Touched, job: impl FnOnce() + Send + 'static) {
     }
 }
 
+/// Whether every thread in `touched`, but for this one, has left the pin that it was in then, as far as
+/// one look tells: a thread that is inside may be in a later pin. Who has left is taken out. Never blocks,
+/// allocates nothing.
+pub fn is_over(touched: &mut Touched) -> bool {
+    let me = pin::current();
+    let mine = me.map_or(0, Record::bit);
+    let inside = |record: &Record| record.look().inside();
+    if !me.is_some_and(inside) && mine != SHARED {
+        touched.threads &= !mine;
+    }
+    let others = touched.threads & !if mine == SHARED { 0 } else { mine };
+    if others == 0 {
+        return true;
+    }
+    if touched.fenced {
+        // Who gets in fences, so a fence is enough to see who is inside.
+        barrier::full_fence();
+    } else {
+        barrier::heavy();
+    }
+    let mut left = 0;
+    for i in bits(others & (SHARED - 1)) {
+        if !pin::threads().own(i).is_some_and(inside) {
+            left |= 1 << i;
+        }
+    }
+    let mut at = (others & SHARED != 0)
+        .then(|| pin::threads().newest_shared())
+        .flatten();
+    let is_me = |record: &Record| me.is_some_and(|me| std::ptr::eq(me, record));
+    let mut shared = false;
+    while let Some(record) = at {
+        shared |= inside(record) && !is_me(record);
+        at = record.next();
+    }
+    if !(shared || mine == SHARED && me.is_some_and(inside)) {
+        left |= SHARED;
+    }
+    touched.threads &= !left;
+    others & !left & (SHARED - 1) == 0 && !shared
+}
+
 /// Runs the parked jobs that nobody is in the way of any more. Any thread may call it, any time;
 /// inside a pin it does nothing. Never blocks.
 #[cold]

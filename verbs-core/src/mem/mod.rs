@@ -38,11 +38,14 @@ use process_wide;
 
 pub mod access;
 mod barrier;
+mod bind;
 mod copy;
+mod fast;
 pub mod grace;
 #[cfg(all(test, verbs_loom))]
 mod loom_tests;
 pub mod memory;
+pub mod pages;
 pub mod pin;
 pub mod region;
 pub mod table;
@@ -53,9 +56,12 @@ pub mod touch;
 pub mod window;
 
 pub use access::Access;
+pub use bind::WindowType;
+pub use fast::{Invalidated, Stopped};
 pub use memory::Memory;
+pub use pages::{Extent, Layout, PageList, Span};
 pub use pin::{Pin, pin, pin_at_once};
 pub use region::{Fault, Region};
-pub use table::MrTable;
+pub use table::{MrTable, Who};
 pub use touch::{Seen, TouchWord, Touched};
 pub use window::Window;

@@ -59,7 +59,7 @@ impl Region {
     /// The keys of this region under the number `key`. A region without remote rights has no
     /// remote key.
     pub(super) fn keys(&self, key: u32) -> (LKey, RKey) {
-        let remote = self.access.intersects(Access::REMOTE);
+        let remote = self.access.intersects(Access::REMOTE.union(Access::FLUSH));
         (LKey::new(key), RKey::new(if remote { key } else { 0 }))
     }
 }
@@ -76,6 +76,16 @@ pub enum Fault {
     Access,
     /// The range leaves the region.
     Bounds,
+    /// The window is bound to another queue pair.
+    Qp,
+    /// The region or window is in no state for it.
+    State,
+    /// Memory windows are bound to the region.
+    Windows,
+    /// The pages are others than were meant.
+    Mapping,
+    /// The address is not where the pages have it.
+    Alignment,
 }
 
 impl fmt::Display for Fault {
@@ -85,6 +95,11 @@ impl fmt::Display for Fault {
             Self::Pd => "the region belongs to another protection domain",
             Self::Access => "the region does not grant this right",
             Self::Bounds => "the range leaves the region",
+            Self::Qp => "the window is bound to another queue pair",
+            Self::State => "the region or window is in no state for it",
+            Self::Windows => "memory windows are bound to the region",
+            Self::Mapping => "the pages are others than were meant",
+            Self::Alignment => "the address does not have the offset of the first page",
         })
     }
 }

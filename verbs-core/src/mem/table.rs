@@ -1,20 +1,24 @@
 //! From keys to regions.
 
-use std::ptr::NonNull;
+use std::ptr::{NonNull, null_mut};
 
 use super::access::Access;
+use super::bind::{WindowOwner, unbind};
+use super::fast::Fast;
 use super::grace;
+use super::pages::{Page, Span};
 use super::pin::Pin;
 use super::region::{Fault, Region};
 use super::touch::{TouchWord, Touched};
 use super::window::Window;
 use crate::addr::{LKey, RKey};
 use crate::error::{Attr, Error, Why};
+use crate::object::Target;
 use crate::sync::atomic::{
     AtomicPtr, AtomicU32, AtomicU64,
     Ordering::{Relaxed, Release},
 };
-use crate::sync::{Arc, Mutex, MutexGuard};
+use crate::sync::{Arc, Mutex, MutexGuard, Weak};
 
 /// The regions of one device, by key.
 ///
@@ -35,6 +39,9 @@ use crate::sync::{Arc, Mutex, MutexGuard};
 /// Only in LIVE does a check succeed. A slot's values change only outside LIVE and after the grace
 /// period of its last life; so who was admitted by the touch word reads values that belong together
 /// and bytes that are still there. The region's `Arc<Memory>` is dropped after the grace period.
+///
+/// Keys of fast registrations and of memory windows go from LIVE to INVALID and back on the data path,
+/// by one step each; the grace period of their last life is part of INVALID.
 #[derive(Debug)]
 pub struct MrTable {
     slots: Box<[Slot]>,
@@ -54,22 +61,77 @@ struct Slot {
     pd: AtomicU32,
     /// Rights, as [`Access`] bits.
     access: AtomicU32,
+    /// The first byte, of a region in one piece.
     host: AtomicPtr<u8>,
+    /// The pieces, of a region that has several, and which of their bytes is the first.
+    pages: AtomicPtr<Page>,
+    base: AtomicU64,
+    count: AtomicU32,
+    /// Who reaches it, of a window that is bound to one queue pair.
+    qpn: AtomicU32,
+}
+
+/// Beside the rights in a slot: the key is no local one.
+pub(super) const REMOTE_ONLY: u32 = 1 << 31;
+/// Only one queue pair reaches it.
+pub(super) const ONE_QP: u32 = 1 << 30;
+/// That queue pair may be in any protection domain.
+pub(super) const ANY_PD: u32 = 1 << 29;
+
+/// Who wants to reach memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Who {
+    /// Protection domain of the queue pair, or of its shared receive queue.
+    pub pd: u32,
+    /// Number of the queue pair.
+    pub qpn: u32,
+}
+
+/// What a slot shows of memory.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct View {
+    pub(super) iova: u64,
+    pub(super) len: u64,
+    pub(super) pd: u32,
+    pub(super) access: u32,
+    pub(super) host: *mut u8,
+    pub(super) pages: *mut Page,
+    pub(super) count: u32,
+    pub(super) base: u64,
+    pub(super) qpn: u32,
 }
 
 /// What a verb looks at.
-#[derive(Debug, Default)]
-struct Owner {
-    state: State,
-    key_byte: u8,
-    /// The key byte is the consumer's; killed on the data path.
-    fast: bool,
-    pd: u32,
+#[derive(Default)]
+pub(super) struct Owner {
+    pub(super) state: State,
+    pub(super) key_byte: u8,
+    pub(super) what: What,
+    pub(super) pd: u32,
     region: Option<Region>,
+    /// Windows that are bound to it.
+    pub(super) windows: u32,
+    /// Who may be looking at what the key, or a window's, stood for before; and how often that changed.
+    pub(super) drain: Touched,
+    pub(super) epoch: u32,
+    /// Whom windows keep from being destroyed.
+    pub(super) target: Option<Weak<dyn Target>>,
+}
+
+/// What a key is for.
+#[derive(Debug, Default)]
+pub(super) enum What {
+    /// A region that a verb registers.
+    #[default]
+    Plain,
+    /// A region that is registered on the data path.
+    Fast(Box<Fast>),
+    /// A memory window.
+    Window(Box<WindowOwner>),
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum State {
+pub(super) enum State {
     #[default]
     Free,
     Invalid,
@@ -88,8 +150,8 @@ impl MrTable {
     /// Regions that a table can hold: keys have 24 bits of index, and the top one is not used.
     pub const CAPACITY_MAX: u32 = (1 << 23) - 1;
 
-    /// A table for `capacity` regions (at most [`CAPACITY_MAX`](Self::CAPACITY_MAX)), about 180
-    /// bytes each, all allocated here. The seed decides which keys come in which order.
+    /// A table for `capacity` regions and windows (at most [`CAPACITY_MAX`](Self::CAPACITY_MAX)), about
+    /// 200 bytes each, all allocated here. The seed decides which keys come in which order.
     pub fn new(capacity: u32, seed: u64) -> Self {
         let capacity = capacity.min(Self::CAPACITY_MAX);
         let slot = |_| Slot {
@@ -98,7 +160,11 @@ impl MrTable {
             len: AtomicU64::new(0),
             pd: AtomicU32::new(0),
             access: AtomicU32::new(0),
-            host: AtomicPtr::new(std::ptr::null_mut()),
+            host: AtomicPtr::new(null_mut()),
+            pages: AtomicPtr::new(null_mut()),
+            base: AtomicU64::new(0),
+            count: AtomicU32::new(0),
+            qpn: AtomicU32::new(0),
         };
         Self {
             slots: (0..=capacity).map(slot).collect(),
@@ -125,44 +191,11 @@ impl MrTable {
         let (index, step) = self.take()?;
         let mut owner = self.owner(index);
         owner.key_byte = owner.key_byte.wrapping_add(step);
-        owner.fast = false;
+        owner.what = What::Plain;
         Ok(self.publish(index, &mut owner, region, host))
     }
 
-    /// Reserves a key for fast registration: [`map`](Self::map) makes it valid, on the data path.
-    ///
-    /// # Errors
-    /// [`Error::Exhausted`] if the table is full.
-    pub fn allocate(&self, pd: u32) -> Result<LKey, Error> {
-        let (index, step) = self.take()?;
-        let mut owner = self.owner(index);
-        owner.key_byte = owner.key_byte.wrapping_add(step);
-        owner.fast = true;
-        owner.pd = pd;
-        owner.state = State::Invalid;
-        Ok(LKey::new(index << 8 | u32::from(owner.key_byte)))
-    }
-
-    /// Makes an allocated, invalid key valid (the REG_MR work request). The key byte is the
-    /// caller's choice: usually [`LKey::next`] of the last one.
-    ///
-    /// # Errors
-    /// [`Error::Mismatch`] if the index was not allocated, is valid now, or belongs to another
-    /// protection domain; otherwise as for [`register`](Self::register).
-    pub fn map(&self, key: LKey, mut region: Region) -> Result<(LKey, RKey), Error> {
-        let host = region.check()?;
-        let mut owner = self.known(key.index())?;
-        if !owner.fast || owner.state != State::Invalid {
-            return Err(key_error(Why::State));
-        }
-        if owner.pd != region.pd {
-            return Err(key_error(Why::OtherPd));
-        }
-        owner.key_byte = key.key_byte();
-        Ok(self.publish(key.index(), &mut owner, region, host))
-    }
-
-    /// Takes a region away for good. From the return of this call on its key misses; `done` runs
+    /// Takes a region or a window away for good. From the return of this call on its key misses; `done` runs
     /// when nobody can be touching its bytes any more and the table has dropped the memory: at once
     /// if no other thread is inside, otherwise from the thread that leaves last.
     ///
@@ -170,17 +203,20 @@ impl MrTable {
     ///
     /// # Errors
     /// [`Error::Mismatch`] if no region has this key, [`Error::Closing`] if it is being taken away
-    /// already. `done` is dropped then.
+    /// already, [`Error::Busy`] while windows are bound to it. `done` is dropped then.
+    ///
+    /// A key whose byte the consumer chooses is known by its index.
     pub fn deregister(
         self: &Arc<Self>,
         key: LKey,
         done: impl FnOnce() + Send + 'static,
     ) -> Result<(), Error> {
         let touched = self.close(key, State::Invalid)?;
+        self.settle(key.index());
         let table = Arc::clone(self);
         grace::after(touched, move || {
-            let region = table.vacate(key.index());
-            drop(region);
+            let left = table.vacate(key.index());
+            drop(left);
             done();
         });
         Ok(())
@@ -202,7 +238,7 @@ impl MrTable {
     ) -> Result<(LKey, RKey), Error> {
         // Wrapping the pointer makes it fit into a job that changes thread.
         let host = AtomicPtr::new(region.check()?.as_ptr());
-        if self.known(key.index())?.fast {
+        if !matches!(self.known(key.index())?.what, What::Plain) {
             return Err(key_error(Why::State));
         }
         let step = self.free.lock().step();
@@ -216,36 +252,6 @@ impl MrTable {
             done();
         });
         Ok(keys)
-    }
-
-    /// Makes a key from [`allocate`](Self::allocate) invalid, for the next [`map`](Self::map) (the
-    /// LOCAL_INV work request, a SEND with invalidate). `done` runs when nobody can be touching the
-    /// bytes any more.
-    ///
-    /// Never waits, and costs no process-wide barrier unless somebody is inside.
-    ///
-    /// # Errors
-    /// [`Error::Mismatch`] if no valid region has this key or it was not made by `allocate`,
-    /// [`Error::Closing`] if it is being taken away already.
-    pub fn invalidate(
-        self: &Arc<Self>,
-        key: LKey,
-        done: impl FnOnce() + Send + 'static,
-    ) -> Result<(), Error> {
-        if !self.known(key.index())?.fast {
-            return Err(key_error(Why::State));
-        }
-        let touched = self.close(key, State::Live)?;
-        let table = Arc::clone(self);
-        grace::after(touched, move || {
-            let mut owner = table.owner(key.index());
-            let region = owner.region.take();
-            owner.state = State::Invalid;
-            drop(owner);
-            drop(region);
-            done();
-        });
-        Ok(())
     }
 
     /// Turns (key, range, right) into bytes, if all of it is in order. Zero-length accesses always
@@ -264,8 +270,28 @@ impl MrTable {
         need: Access,
     ) -> Option<Window<'p>> {
         match self.check_at_once(pin, key, addr, len, pd, need) {
-            None => self.refuse(pin, key, addr, len, pd, need),
+            None => self
+                .look(pin, key, addr, len, Who { pd, qpn: 0 }, need)?
+                .window(),
             window => window,
+        }
+    }
+
+    /// As [`check`](Self::check), for any key: bytes that may be in several pieces, and memory that only
+    /// one queue pair reaches.
+    #[inline]
+    pub fn find<'p>(
+        &self,
+        pin: &'p Pin,
+        key: u32,
+        addr: u64,
+        len: u32,
+        who: Who,
+        need: Access,
+    ) -> Option<Span<'p>> {
+        match self.check_at_once(pin, key, addr, len, who.pd, need) {
+            None => self.look(pin, key, addr, len, who, need),
+            Some(window) => Some(window.into()),
         }
     }
 
@@ -295,6 +321,19 @@ impl MrTable {
         None
     }
 
+    /// Whether a key as a whole grants something.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn grants(&self, pin: &Pin, key: u32, who: Who, need: Access) -> Result<(), Fault> {
+        let slot = self.slots.get((key >> 8) as usize);
+        let admitted = slot.filter(|slot| slot.word.admits(pin, TouchWord::TAG, key));
+        match admitted.ok_or(Fault::Key)?.judge(who, need) {
+            Some(fault) => Err(fault),
+            None => Ok(()),
+        }
+    }
+
     /// Why the last [`check`](Self::check) under this pin that said `None` did so, decided from the
     /// values that it saw.
     #[cold]
@@ -303,6 +342,7 @@ impl MrTable {
             n if n == Fault::Pd as u8 => Fault::Pd,
             n if n == Fault::Access as u8 => Fault::Access,
             n if n == Fault::Bounds as u8 => Fault::Bounds,
+            n if n == Fault::Qp as u8 => Fault::Qp,
             _ => Fault::Key,
         }
     }
@@ -329,20 +369,21 @@ impl MrTable {
         self.misses.load(Relaxed)
     }
 
-    /// The cold side of `check`: zero length, or a refusal, or values that changed meanwhile.
+    /// The cold side of `check`: zero length, a key of the data path, or a refusal, or values that changed
+    /// meanwhile.
     #[cold]
     #[inline(never)]
-    fn refuse<'p>(
+    fn look<'p>(
         &self,
         pin: &'p Pin,
         key: u32,
         addr: u64,
         len: u32,
-        pd: u32,
+        who: Who,
         need: Access,
-    ) -> Option<Window<'p>> {
+    ) -> Option<Span<'p>> {
         if len == 0 {
-            return Some(Window::empty());
+            return Some(Span::empty());
         }
         let slot = self
             .slots
@@ -355,15 +396,12 @@ impl MrTable {
             }
             Some(slot) => {
                 let offset = addr.wrapping_sub(slot.iova.load(Relaxed));
-                if !slot.grants(pd, Access::empty()) {
-                    Fault::Pd
-                } else if !slot.grants(pd, need) {
-                    Fault::Access
-                } else if !slot.covers(offset, len) {
-                    Fault::Bounds
-                } else {
-                    // SAFETY: as in `check`.
-                    return Some(unsafe { slot.window(offset, len) });
+                match slot.judge(who, need) {
+                    Some(fault) => fault,
+                    None if !slot.covers(offset, len) => Fault::Bounds,
+                    // SAFETY: as in `check_at_once`; of a region in pieces the list keeps its memory, and
+                    // neither changes before this pin is left.
+                    None => return Some(unsafe { slot.span(offset, len) }),
                 }
             }
         };
@@ -372,7 +410,7 @@ impl MrTable {
     }
 
     /// An unused index, and by how much its key byte is to change (never 0).
-    fn take(&self) -> Result<(u32, u8), Error> {
+    pub(super) fn take(&self) -> Result<(u32, u8), Error> {
         let mut free = self.free.lock();
         let Some(last) = free.indices.len().checked_sub(1) else {
             return Err(Error::Exhausted {
@@ -385,12 +423,12 @@ impl MrTable {
         Ok((index, free.step()))
     }
 
-    fn owner(&self, index: u32) -> MutexGuard<'_, Owner> {
+    pub(super) fn owner(&self, index: u32) -> MutexGuard<'_, Owner> {
         self.owners[index as usize].lock()
     }
 
     /// The owner's side of an index that somebody passed in.
-    fn known(&self, index: u32) -> Result<MutexGuard<'_, Owner>, Error> {
+    pub(super) fn known(&self, index: u32) -> Result<MutexGuard<'_, Owner>, Error> {
         match self.owners.get(index as usize) {
             Some(owner) if index != 0 => Ok(owner.lock()),
             _ => Err(key_error(Why::Missing)),
@@ -405,23 +443,62 @@ impl MrTable {
         region: Region,
         host: NonNull<u8>,
     ) -> (LKey, RKey) {
-        let slot = &self.slots[index as usize];
-        slot.iova.store(region.iova, Relaxed);
-        slot.len.store(region.len as u64, Relaxed);
-        slot.pd.store(region.pd, Relaxed);
-        slot.access.store(region.access.bits(), Relaxed);
-        slot.host.store(host.as_ptr(), Release);
-        let key = index << 8 | u32::from(owner.key_byte);
-        let keys = region.keys(key);
+        let keys = region.keys(index << 8 | u32::from(owner.key_byte));
+        let view = View {
+            iova: region.iova,
+            len: region.len as u64,
+            pd: region.pd,
+            access: region.access.bits(),
+            host: host.as_ptr(),
+            pages: null_mut(),
+            count: 0,
+            base: 0,
+            qpn: 0,
+        };
         owner.pd = region.pd;
         owner.region = Some(region);
-        owner.state = State::Live;
-        if owner.fast {
-            slot.word.revive_fenced(key);
-        } else {
-            slot.word.revive(key);
-        }
+        self.show(index, owner, &view);
         keys
+    }
+
+    /// Fills a slot that nobody is admitted to and opens it under its key byte.
+    pub(super) fn show(&self, index: u32, owner: &mut Owner, view: &View) {
+        let slot = &self.slots[index as usize];
+        slot.iova.store(view.iova, Relaxed);
+        slot.len.store(view.len, Relaxed);
+        slot.pd.store(view.pd, Relaxed);
+        slot.access.store(view.access, Relaxed);
+        slot.pages.store(view.pages, Release);
+        slot.count.store(view.count, Relaxed);
+        slot.base.store(view.base, Relaxed);
+        slot.qpn.store(view.qpn, Relaxed);
+        slot.host.store(view.host, Release);
+        owner.state = State::Live;
+        let key = index << 8 | u32::from(owner.key_byte);
+        match owner.what {
+            What::Plain => slot.word.revive(key),
+            What::Fast(_) | What::Window(_) => slot.word.revive_fenced(key),
+        }
+    }
+
+    /// What a slot shows. For whoever has locked its owner.
+    pub(super) fn seen(&self, index: u32) -> View {
+        let slot = &self.slots[index as usize];
+        View {
+            iova: slot.iova.load(Relaxed),
+            len: slot.len.load(Relaxed),
+            pd: slot.pd.load(Relaxed),
+            access: slot.access.load(Relaxed),
+            host: slot.host.load(Relaxed),
+            pages: slot.pages.load(Relaxed),
+            count: slot.count.load(Relaxed),
+            base: slot.base.load(Relaxed),
+            qpn: slot.qpn.load(Relaxed),
+        }
+    }
+
+    pub(super) fn word(&self, index: u32) -> &TouchWord {
+        &self.slots[index as usize].word
     }
 
     /// Shuts a slot: the key must be the current one, the state LIVE or `or`. Who must be waited for.
@@ -430,28 +507,39 @@ impl MrTable {
         if owner.state == State::Closing {
             return Err(Error::Closing);
         }
-        if owner.state == State::Free || owner.key_byte != key.key_byte() {
+        let plain = matches!(owner.what, What::Plain);
+        if owner.state == State::Free || plain && owner.key_byte != key.key_byte() {
             return Err(key_error(Why::Missing));
+        }
+        if owner.windows != 0 {
+            return Err(Error::Busy);
         }
         if owner.state != State::Live && owner.state != or {
             return Err(key_error(Why::State));
         }
         let touched = match owner.state {
-            State::Live => self.slots[key.index() as usize].word.kill(),
+            State::Live => self.word(key.index()).kill(),
             _ => None,
         };
         owner.state = State::Closing;
-        Ok(touched.unwrap_or(Touched::NOBODY))
+        owner.wait_for(touched.unwrap_or(Touched::NOBODY));
+        unbind(self, key.index(), &mut owner);
+        let drain = std::mem::take(&mut owner.drain);
+        if let What::Fast(fast) = &mut owner.what {
+            fast.drain(drain);
+        }
+        Ok(drain)
     }
 
-    /// Empties a slot whose grace period is over, for the next one.
-    fn vacate(&self, index: u32) -> Option<Region> {
+    /// Empties a slot whose grace period is over, for the next one. What was in it goes with no lock held.
+    fn vacate(&self, index: u32) -> (Option<Region>, What) {
         let mut owner = self.owner(index);
-        let region = owner.region.take();
+        let left = (owner.region.take(), std::mem::take(&mut owner.what));
+        owner.target = None;
         owner.state = State::Free;
         drop(owner);
         self.free.lock().indices.push(index);
-        region
+        left
     }
 
     /// Fills a slot whose grace period is over with another region.
@@ -473,9 +561,12 @@ impl Drop for MrTable {
         let mut touched = Touched::NOBODY;
         let mut regions = Vec::new();
         for (slot, owner) in self.slots.iter().zip(&self.owners) {
-            if let Some(region) = owner.lock().region.take() {
+            let mut owner = owner.lock();
+            let (region, what) = (owner.region.take(), std::mem::take(&mut owner.what));
+            if owner.state != State::Free {
                 touched = touched.and(slot.word.kill().unwrap_or_default());
-                regions.push(region);
+                touched = touched.and(owner.drain);
+                regions.push((region, what));
             }
         }
         if !regions.is_empty() {
@@ -489,6 +580,20 @@ impl Slot {
     fn grants(&self, pd: u32, need: Access) -> bool {
         let allows = || self.access.load(Relaxed) & need.bits() == need.bits();
         self.pd.load(Relaxed) == pd && (need.is_empty() || allows())
+    }
+
+    /// Why somebody may not reach it, if so. For whoever was admitted.
+    fn judge(&self, who: Who, need: Access) -> Option<Fault> {
+        let access = self.access.load(Relaxed);
+        if access & ANY_PD == 0 && self.pd.load(Relaxed) != who.pd {
+            return Some(Fault::Pd);
+        }
+        if access & ONE_QP != 0 && self.qpn.load(Relaxed) != who.qpn {
+            return Some(Fault::Qp);
+        }
+        let remote = need.intersects(Access::REMOTE.union(Access::FLUSH));
+        let wrong_side = access & REMOTE_ONLY != 0 && !remote;
+        (wrong_side || access & need.bits() != need.bits()).then_some(Fault::Access)
     }
 
     #[inline(always)]
@@ -505,6 +610,34 @@ impl Slot {
         // SAFETY: a live slot's `host` is not null and starts `slot.len` bytes of one allocation, of
         // which `offset..offset + len` is a part; they stay valid for `'p` as the caller says.
         unsafe { Window::new(NonNull::new_unchecked(host.add(offset as usize)), len) }
+    }
+}
+
+impl Slot {
+    /// # Safety
+    /// The pin that `'p` stands for was admitted, and `covers` said yes to this range.
+    unsafe fn span<'p>(&self, offset: u64, len: u32) -> Span<'p> {
+        let pages = self.pages.load(Relaxed);
+        if pages.is_null() {
+            // SAFETY: the caller's promise; a slot without pieces has a host.
+            return unsafe { self.window(offset, len) }.into();
+        }
+        let count = self.count.load(Relaxed) as usize;
+        let at = self.base.load(Relaxed) + offset;
+        // SAFETY: a live slot's pieces are those of a list that is neither changed nor given back before
+        // everybody who was admitted has left; `count` of them were there when the slot was filled. Their
+        // memory is kept by the list as long, and the range was found to be within.
+        unsafe { Span::pieces(std::slice::from_raw_parts(pages, count), at, len) }
+    }
+}
+
+impl std::fmt::Debug for Owner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Owner")
+            .field("state", &self.state)
+            .field("what", &self.what)
+            .field("windows", &self.windows)
+            .finish_non_exhaustive()
     }
 }
 

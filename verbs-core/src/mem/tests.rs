@@ -8,11 +8,15 @@ use proptest::prelude::*;
 use super::barrier::WITHOUT;
 use super::grace;
 use super::pin::OWN;
-use super::{Access, Fault, Memory, MrTable, Region, TouchWord, pin};
+use super::{
+    Access, Extent, Fault, Layout, Memory, MrTable, PageList, Region, Stopped, TouchWord, Who,
+    WindowType, pin,
+};
 use crate::addr::{LKey, RKey};
 use crate::error::{Attr, ByteCount, Error, Why};
 use crate::sync::plain::{AtomicBool, AtomicU64, Ordering::*};
 use crate::sync::{Arc, Mutex, spin_loop, thread};
+use crate::wr::{Binding, Registration};
 
 const ALL: Access = Access::LOCAL_WRITE.union(Access::REMOTE);
 const PD: u32 = 7;
@@ -169,11 +173,43 @@ fn zero_based_regions_and_empty_regions() {
     assert_eq!(check(empty, 4096, 0), Some(0));
 }
 
+/// A table, and a key that was allocated in it for 4 pages.
+fn fast(table: &MrTable) -> LKey {
+    table.allocate(PD, Layout::Gaps, 4).unwrap()
+}
+
+/// Stages pieces, as (offset, length) of `memory`, and registers them under that key.
+fn register(
+    table: &MrTable,
+    key: LKey,
+    memory: &Arc<Memory>,
+    pieces: &[(usize, u32)],
+    access: Access,
+) -> Result<(), Stopped> {
+    let mut list = PageList::new(4).unwrap();
+    let extents = pieces.iter().map(|&(offset, len)| Extent {
+        memory,
+        offset,
+        len,
+    });
+    assert_eq!(list.fill(Layout::Gaps, extents), Ok(pieces.len()));
+    let iova = list.addr();
+    let mapping = table.stage(key.index(), &mut list).unwrap();
+    let what = Registration {
+        key,
+        access,
+        iova,
+        mapping,
+    };
+    table.map(&what, PD)
+}
+
+const WHO: Who = Who { pd: PD, qpn: 7 };
+
 #[test]
 fn fast_registration_goes_round() {
     let table = Arc::new(MrTable::new(4, 3));
     let memory = memory(64);
-    let region = Region::new(Arc::clone(&memory), ALL, PD);
     let usable = |key: LKey| {
         let pin = pin();
         let need = Access::LOCAL_WRITE;
@@ -181,31 +217,459 @@ fn fast_registration_goes_round() {
             .check(&pin, key.value(), memory.addr(), 64, PD, need)
             .is_some()
     };
-    let mut key = table.allocate(PD).unwrap();
+    let state = Err(Stopped::Fault(Fault::State));
+    let mut key = fast(&table);
     for _ in 0..300 {
         assert!(!usable(key));
-        let (valid, _) = table.map(key.next(), region.clone()).unwrap();
+        let valid = key.next();
+        assert_eq!(register(&table, valid, &memory, &[(0, 64)], ALL), Ok(()));
         assert!(usable(valid) && !usable(key));
-        assert!(
-            table.map(valid.next(), region.clone()).is_err(),
-            "valid already"
-        );
-        let (done, set) = flag();
-        table.invalidate(valid, set).unwrap();
-        assert!(done.load(Acquire));
-        assert!(table.invalidate(valid, || ()).is_err(), "invalid already");
+        let again = register(&table, valid.next(), &memory, &[(0, 64)], ALL);
+        assert_eq!(again, state, "valid already");
+        assert_eq!(table.invalidate(key.value(), WHO), Err(Fault::Key), "stale");
+        for _ in 0..2 {
+            let done = table.invalidate(valid.value(), WHO).unwrap();
+            assert!(done.over && !done.settle, "also of one that is invalid");
+        }
         key = valid;
     }
-    let other_pd = Region {
-        pd: PD + 1,
-        ..region.clone()
-    };
-    assert!(table.map(key, other_pd).is_err());
+    let other = Who { pd: PD + 1, qpn: 7 };
+    assert_eq!(table.invalidate(key.value(), other), Err(Fault::Pd));
     table.deregister(key, || ()).unwrap();
-    assert!(table.map(key, region.clone()).is_err(), "given back");
-    let (user, _) = table.register(region).unwrap();
-    assert!(table.invalidate(user, || ()).is_err(), "not made for it");
+    let gone = register_again(&table, key);
+    assert_eq!(gone, Err(Stopped::Fault(Fault::State)), "given back");
+    let (user, _) = table.register(Region::new(memory, ALL, PD)).unwrap();
+    let refused = table.invalidate(user.value(), WHO);
+    assert_eq!(refused, Err(Fault::State), "not made for it");
     assert_eq!(table.in_use(), 1);
+}
+
+fn register_again(table: &MrTable, key: LKey) -> Result<(), Stopped> {
+    let what = Registration {
+        key,
+        access: ALL,
+        iova: 0,
+        mapping: 1,
+    };
+    table.map(&what, PD)
+}
+
+/// Goal: pieces anywhere are reached as one range, and a list that was replaced meanwhile is not taken.
+#[test]
+fn pieces_are_one_range() {
+    let table = Arc::new(MrTable::new(4, 3));
+    let memory = memory(64);
+    let key = fast(&table);
+    let pieces = [(40, 5), (3, 0), (7, 9), (20, 2)];
+    assert_eq!(register(&table, key, &memory, &pieces, ALL), Ok(()));
+    let start = memory.addr() + 40;
+    let pin = pin();
+    let find = |at, len| table.find(&pin, key.value(), start + at, len, WHO, Access::LOCAL_WRITE);
+    assert_eq!(find(0, 16).unwrap().write_from(b"0123456789abcdef"), 16);
+    let mut bytes = [0; 64];
+    memory.read(0, &mut bytes).unwrap();
+    assert_eq!(
+        (&bytes[40..46], &bytes[7..17], &bytes[20..23]),
+        (&b"01234\0"[..], &b"56789abcd\0"[..], &b"ef\0"[..])
+    );
+    for (at, len) in [(0, 5), (3, 4), (4, 1), (5, 9), (13, 3), (15, 1), (0, 16)] {
+        let mut got = [0; 16];
+        assert_eq!(find(at, len).unwrap().read_into(&mut got), len);
+        let whole = &b"0123456789abcdef"[at as usize..][..len as usize];
+        assert_eq!(&got[..len as usize], whole, "{len} bytes at {at}");
+        let part = find(0, 16).unwrap().part(at as u32, len).unwrap();
+        let lens: Vec<_> = part.windows().map(super::Window::len).collect();
+        assert_eq!(lens.iter().sum::<u32>(), len);
+    }
+    assert!(find(0, 17).is_none() && find(16, 1).is_none());
+    assert!(find(0, 5).unwrap().window().is_some());
+    assert!(find(0, 6).unwrap().window().is_none());
+    drop(pin);
+    assert!(table.invalidate(key.value(), WHO).unwrap().over);
+    let mut list = PageList::new(4).unwrap();
+    table.stage(key.index(), &mut list).unwrap();
+    let stale = register_again(&table, key);
+    assert_eq!(stale, Err(Stopped::Fault(Fault::Mapping)));
+}
+
+/// Goal: the rules for lists of pages and of blocks.
+#[test]
+fn layouts_take_what_fits() {
+    let memory = memory(16 * 4096);
+    let take = |layout, pieces: &[(usize, u32)]| {
+        let mut list = PageList::new(4).unwrap();
+        let extents = pieces.iter().map(|&(offset, len)| Extent {
+            memory: &memory,
+            offset,
+            len,
+        });
+        list.fill(layout, extents).unwrap()
+    };
+    let pages = Layout::Pages(4096);
+    assert_eq!(take(pages, &[(100, 3996), (8192, 4096), (0, 5)]), 3);
+    assert_eq!(take(pages, &[(0, 4095), (8192, 1)]), 1, "ends inside");
+    assert_eq!(take(pages, &[(0, 4096), (8193, 1)]), 1, "begins inside");
+    assert_eq!(take(pages, &[(0, 100), (100, 50)]), 2, "goes on");
+    assert_eq!(take(pages, &[(0, 16384), (0, 1)]), 1, "four pages at most");
+    let blocks = Layout::Blocks(100);
+    assert_eq!(take(blocks, &[(7, 30), (501, 100), (1003, 100), (3, 1)]), 4);
+    assert_eq!(take(blocks, &[(7, 100), (501, 99), (1003, 100)]), 2);
+    assert_eq!(take(blocks, &[(7, 101)]), 0);
+    assert_eq!(
+        take(Layout::Gaps, &[(1, 1), (7, 5), (0, 3), (9, 9), (0, 1)]),
+        4
+    );
+    let mut list = PageList::new(1).unwrap();
+    let beyond = Extent {
+        memory: &memory,
+        offset: 65535,
+        len: 2,
+    };
+    assert!(matches!(
+        list.fill(pages, [beyond]),
+        Err(Error::OutOfRange { .. })
+    ));
+    assert!(Layout::Pages(3000).check().is_err() && Layout::Blocks(0).check().is_err());
+}
+
+/// A binding of all of `memory`, which `lkey` names.
+fn binding(mw: RKey, lkey: LKey, memory: &Memory, access: Access) -> Binding {
+    Binding {
+        mw,
+        rkey: mw.next(),
+        lkey,
+        access,
+        addr: memory.addr(),
+        len: memory.len() as u64,
+    }
+}
+
+/// Goal: every rule of binding, by the clause that has it, and that a refused bind changes nothing.
+#[test]
+fn binds_are_checked() {
+    let table = Arc::new(MrTable::new(16, 3));
+    let memory = memory(64);
+    let plain = |access, pd| {
+        let region = Region::new(Arc::clone(&memory), access, pd);
+        table.register(region).unwrap().0
+    };
+    let lkey = plain(ALL | Access::MW_BIND, PD);
+    let (read, write) = (Access::REMOTE_READ, Access::REMOTE_WRITE);
+    for kind in [WindowType::One, WindowType::TwoA, WindowType::TwoB] {
+        let mw = table.allocate_window(PD, kind).unwrap();
+        let good = binding(mw, lkey, &memory, read);
+        let other = Who { pd: PD + 1, qpn: 7 };
+        let refused = |what: Binding, who, fault| {
+            let got = table.bind(&what, who, None);
+            assert_eq!(got, Err(Stopped::Fault(fault)), "{kind:?} {what:?}");
+        };
+        refused(
+            Binding {
+                mw: mw.next(),
+                ..good
+            },
+            WHO,
+            Fault::Key,
+        );
+        refused(
+            Binding {
+                rkey: RKey::new(mw.value() ^ 0x100),
+                ..good
+            },
+            WHO,
+            Fault::Key,
+        );
+        refused(
+            Binding {
+                lkey: lkey.next(),
+                ..good
+            },
+            WHO,
+            Fault::Key,
+        );
+        refused(
+            Binding {
+                lkey: LKey::new(mw.value()),
+                ..good
+            },
+            WHO,
+            Fault::Key,
+        );
+        refused(
+            Binding {
+                access: Access::MW_BIND,
+                ..good
+            },
+            WHO,
+            Fault::Access,
+        );
+        // C10-73, C10-74; the region must not be zero-based, and be of the window's domain.
+        refused(
+            Binding {
+                lkey: plain(ALL, PD),
+                ..good
+            },
+            WHO,
+            Fault::Access,
+        );
+        let reads_only = plain(read | Access::MW_BIND, PD);
+        refused(
+            Binding {
+                lkey: reads_only,
+                access: write,
+                ..good
+            },
+            WHO,
+            Fault::Access,
+        );
+        let based = plain(ALL | Access::MW_BIND | Access::ZERO_BASED, PD);
+        refused(
+            Binding {
+                lkey: based,
+                addr: 0,
+                ..good
+            },
+            WHO,
+            Fault::Access,
+        );
+        let elsewhere = plain(ALL | Access::MW_BIND, PD + 1);
+        refused(
+            Binding {
+                lkey: elsewhere,
+                ..good
+            },
+            WHO,
+            Fault::Pd,
+        );
+        // C10-75.
+        refused(Binding { len: 65, ..good }, WHO, Fault::Bounds);
+        refused(
+            Binding {
+                addr: good.addr + 1,
+                ..good
+            },
+            WHO,
+            Fault::Bounds,
+        );
+        refused(
+            Binding {
+                addr: good.addr - 1,
+                len: 2,
+                ..good
+            },
+            WHO,
+            Fault::Bounds,
+        );
+        match kind {
+            // o10-36.2.2
+            WindowType::One => refused(
+                Binding {
+                    access: Access::ZERO_BASED | read,
+                    ..good
+                },
+                WHO,
+                Fault::Access,
+            ),
+            // o10-37.2.40
+            _ => refused(Binding { len: 0, ..good }, WHO, Fault::Bounds),
+        }
+        // C10-72
+        match kind {
+            WindowType::TwoA => assert_eq!(table.bind(&good, other, None), Ok(false)),
+            _ => {
+                refused(good, other, Fault::Pd);
+                assert_eq!(table.bind(&good, WHO, None), Ok(false));
+            }
+        }
+        let again = Binding {
+            mw: good.rkey,
+            rkey: good.rkey.next(),
+            ..good
+        };
+        match kind {
+            WindowType::One => {
+                assert_eq!(table.bind(&again, WHO, None), Ok(true), "at any time");
+                table.settle(mw.index());
+                // o10-37.2.26
+                let refused = table.invalidate(again.rkey.value(), WHO);
+                assert_eq!(refused, Err(Fault::State));
+            }
+            // o10-37.2.30
+            _ => refused(again, WHO, Fault::State),
+        }
+        assert_eq!(table.deregister(lkey, || ()), Err(Error::Busy));
+        let current = match kind {
+            WindowType::One => again.rkey,
+            _ => good.rkey,
+        };
+        table.deregister(LKey::new(current.value()), || ()).unwrap();
+    }
+    table.deregister(lkey, || ()).unwrap();
+}
+
+/// Goal: who reaches memory through a window of each type, and who does not.
+#[test]
+fn windows_let_in_whom_they_are_for() {
+    let table = Arc::new(MrTable::new(8, 3));
+    let memory = memory(64);
+    let region = Region::new(Arc::clone(&memory), ALL | Access::MW_BIND, PD);
+    let (lkey, _) = table.register(region).unwrap();
+    for (kind, zero_based) in [
+        (WindowType::One, false),
+        (WindowType::TwoA, false),
+        (WindowType::TwoB, false),
+        (WindowType::TwoB, true),
+    ] {
+        let mw = table.allocate_window(PD, kind).unwrap();
+        let based = if zero_based {
+            Access::ZERO_BASED
+        } else {
+            Access::empty()
+        };
+        let what = Binding {
+            addr: memory.addr() + 16,
+            len: 8,
+            ..binding(mw, lkey, &memory, Access::REMOTE_READ | based)
+        };
+        table.bind(&what, WHO, None).unwrap();
+        let start = if zero_based { 0 } else { what.addr };
+        let reach = |key: RKey, at, len, (pd, qpn), need| {
+            let pin = pin();
+            let found = table.find(&pin, key.value(), at, len, Who { pd, qpn }, need);
+            found.map(|span| span.len()).ok_or_else(|| table.why(&pin))
+        };
+        let (read, key) = (Access::REMOTE_READ, what.rkey);
+        assert_eq!(reach(key, start, 8, (PD, 7), read), Ok(8));
+        assert_eq!(
+            reach(mw, start, 8, (PD, 7), read),
+            Err(Fault::Key),
+            "the old key"
+        );
+        let other_pd = reach(key, start, 8, (PD + 1, 7), read);
+        let other_qp = reach(key, start, 8, (PD, 8), read);
+        match kind {
+            WindowType::One => assert_eq!((other_pd, other_qp), (Err(Fault::Pd), Ok(8))),
+            WindowType::TwoA => assert_eq!((other_pd, other_qp), (Ok(8), Err(Fault::Qp))),
+            WindowType::TwoB => {
+                assert_eq!((other_pd, other_qp), (Err(Fault::Pd), Err(Fault::Qp)));
+            }
+        }
+        // The region's own bytes and rights are wider.
+        assert_eq!(reach(key, start + 1, 8, (PD, 7), read), Err(Fault::Bounds));
+        assert_eq!(
+            reach(key, start.wrapping_sub(1), 1, (PD, 7), read),
+            Err(Fault::Bounds)
+        );
+        let write = reach(key, start, 8, (PD, 7), Access::REMOTE_WRITE);
+        assert_eq!(write, Err(Fault::Access));
+        for local in [Access::empty(), Access::LOCAL_WRITE] {
+            let refused = reach(key, start, 8, (PD, 7), local);
+            assert_eq!(
+                refused,
+                Err(Fault::Access),
+                "a window's key is no local one"
+            );
+        }
+        if kind == WindowType::One {
+            let none = Binding {
+                mw: key,
+                rkey: key.next(),
+                len: 0,
+                ..what
+            };
+            assert_eq!(table.bind(&none, WHO, None), Ok(true));
+        } else {
+            let other = Who { pd: PD, qpn: 8 };
+            assert_eq!(table.invalidate(key.value(), other), Err(Fault::Qp));
+            assert!(table.invalidate(key.value(), WHO).unwrap().settle);
+        }
+        table.settle(mw.index());
+        assert_eq!(reach(key, start, 8, (PD, 7), read), Err(Fault::Key));
+        table.deregister(LKey::new(key.value()), || ()).unwrap();
+    }
+    table.deregister(lkey, || ()).unwrap();
+    assert_eq!(table.in_use(), 0);
+}
+
+/// Goal: a region whose window was unbound a moment ago waits for who got in through the window.
+#[test]
+fn a_region_waits_for_who_is_in_its_windows() {
+    let table = Arc::new(MrTable::new(8, 3));
+    let memory = memory(64);
+    let key = fast(&table);
+    let access = ALL | Access::MW_BIND;
+    register(&table, key, &memory, &[(8, 8), (32, 8)], access).unwrap();
+    let mw = table.allocate_window(PD, WindowType::TwoB).unwrap();
+    let what = Binding {
+        addr: memory.addr() + 8,
+        len: 16,
+        ..binding(mw, key, &memory, Access::REMOTE_WRITE)
+    };
+    table.bind(&what, WHO, None).unwrap();
+    assert_eq!(table.invalidate(key.value(), WHO), Err(Fault::Windows));
+    let [inside, leave] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
+    let user = thread::spawn({
+        let (table, inside, leave) = (Arc::clone(&table), Arc::clone(&inside), Arc::clone(&leave));
+        let (addr, rkey) = (what.addr, what.rkey.value());
+        move || {
+            let pin = pin();
+            let need = Access::REMOTE_WRITE;
+            let span = table.find(&pin, rkey, addr, 16, WHO, need).unwrap();
+            inside.store(true, Release);
+            until(|| leave.load(Acquire));
+            assert_eq!(span.write_from(&[1; 16]), 16);
+        }
+    });
+    until(|| inside.load(Acquire));
+    let unbound = table.invalidate(what.rkey.value(), WHO).unwrap();
+    assert!(!unbound.over && unbound.settle);
+    assert!(!table.invalidate(key.value(), WHO).unwrap().over);
+    let again = register(&table, key, &memory, &[(0, 8)], access);
+    assert_eq!(again, Err(Stopped::Later));
+    let (done, set) = flag();
+    table.when_over(key.index(), set);
+    assert!(!done.load(Acquire));
+    leave.store(true, Release);
+    user.join().unwrap();
+    assert!(done.load(Acquire));
+    assert_eq!(memory.load_u64(32), Ok(0x0101_0101_0101_0101));
+    assert_eq!(register(&table, key, &memory, &[(0, 8)], access), Ok(()));
+}
+
+#[test]
+fn masked_atomics_keep_to_their_bits() {
+    let table = MrTable::new(1, 0);
+    let memory = memory(64);
+    let region = Region::new(Arc::clone(&memory), ALL, PD);
+    let (key, _) = table.register(region).unwrap();
+    let pin = pin();
+    let word = table
+        .check(&pin, key.value(), memory.addr(), 8, PD, ALL)
+        .unwrap();
+    let put = |value| memory.store_u64(0, value).unwrap();
+    let get = || memory.load_u64(0).unwrap();
+    put(0xff);
+    assert_eq!(
+        word.masked_compare_swap((0xf0, 0xf0), (0xa00, 0xf00)),
+        Some(0xff)
+    );
+    assert_eq!(get(), 0xaff);
+    assert_eq!(
+        word.masked_compare_swap((0x0, 0xf0), (0, u64::MAX)),
+        Some(0xaff)
+    );
+    assert_eq!(get(), 0xaff, "other bits were expected");
+    for (before, add, boundary, after) in [
+        (0xffff, 0x0101, 0x8080, 0x0000),
+        (0xff7f, 0x0101, 0x8080, 0x0080),
+        (u64::MAX, 1, 0, 0),
+        (0x1234, 0x5678, u64::MAX, 0x1234 ^ 0x5678),
+        (0xffff_ffff, 1, 0x8000_0000_8000_0000, 0),
+    ] {
+        put(before);
+        assert_eq!(word.masked_fetch_add(add, boundary), Some(before));
+        assert_eq!(get(), after, "{before:#x} + {add:#x} in {boundary:#x}");
+    }
 }
 
 #[test]
@@ -567,11 +1031,14 @@ fn memory_outlives_the_last_window() {
     table.deregister(key, set).unwrap();
     assert_eq!(table.deregister(key, || ()), Err(Error::Closing));
     assert!(!done.load(Acquire) && !gone.load(Acquire));
-    assert!(table.allocate(PD).is_err(), "the slot is still in use");
+    assert!(
+        table.allocate(PD, Layout::Gaps, 1).is_err(),
+        "the slot is still in use"
+    );
     leave.store(true, Release);
     user.join().unwrap();
     assert!(done.load(Acquire) && gone.load(Acquire));
-    assert!(table.allocate(PD).is_ok());
+    assert!(table.allocate(PD, Layout::Gaps, 1).is_ok());
 }
 
 #[test]
@@ -698,14 +1165,17 @@ fn fire(rounds: u32, taken: Taken, barrier: bool) -> (u64, u64) {
         thread::spawn(move || writer.run())
     };
     let region = Region::new(Arc::clone(&memory), ALL, PD);
-    let mut fast = table.allocate(PD).unwrap();
+    let mut fast = fast(&table);
     let mut late = 0;
     for round in 0..rounds {
-        let (key, _) = match taken {
-            Taken::Deregistered => table.register(region.clone()).unwrap(),
-            Taken::Invalidated => table.map(fast.next(), region.clone()).unwrap(),
+        let key = match taken {
+            Taken::Deregistered => table.register(region.clone()).unwrap().0,
+            Taken::Invalidated => {
+                fast = fast.next();
+                register(&table, fast, &memory, &[(0, 4096)], ALL).unwrap();
+                fast
+            }
         };
-        fast = key;
         let before = placed.load(Acquire);
         current.store(u64::from(key.value()), Release);
         until(|| placed.load(Acquire) > before + 2);
@@ -714,7 +1184,10 @@ fn fire(rounds: u32, taken: Taken, barrier: bool) -> (u64, u64) {
         let (done, set) = flag();
         match taken {
             Taken::Deregistered => table.deregister(key, set).unwrap(),
-            Taken::Invalidated => table.invalidate(key, set).unwrap(),
+            Taken::Invalidated => match table.invalidate(key.value(), WHO).unwrap().over {
+                true => set(),
+                false => table.when_over(key.index(), set),
+            },
         }
         until(|| {
             // Without the barrier the leaver may not notice that it should help.

@@ -192,6 +192,13 @@ impl Touched {
 
     /// Whom to wait for when two objects were taken away together.
     pub fn and(self, other: Self) -> Self {
+        // Nobody has not fenced either.
+        if self.threads == 0 {
+            return other;
+        }
+        if other.threads == 0 {
+            return self;
+        }
         Self {
             threads: self.threads | other.threads,
             fenced: self.fenced && other.fenced,

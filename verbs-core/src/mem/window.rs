@@ -134,6 +134,44 @@ impl<'p> Window<'p> {
         Some(result.unwrap_or_else(|old| old))
     }
 
+    /// As [`compare_swap`](Self::compare_swap), but compares and replaces only the bits that the masks
+    /// have.
+    pub fn masked_compare_swap(
+        self,
+        (compare, compare_mask): (u64, u64),
+        (swap, swap_mask): (u64, u64),
+    ) -> Option<u64> {
+        let change = |old: u64| {
+            let equal = (old ^ compare) & compare_mask == 0;
+            equal.then_some(old & !swap_mask | swap & swap_mask)
+        };
+        let result = self
+            .word()?
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, change);
+        Some(result.unwrap_or_else(|old| old))
+    }
+
+    /// As [`fetch_add`](Self::fetch_add), for several numbers in one word: a bit of `boundary` marks the
+    /// highest bit of one, and no carry leaves it.
+    pub fn masked_fetch_add(self, add: u64, boundary: u64) -> Option<u64> {
+        // Without their highest bits no carry can leave the fields; those are added without one.
+        let change = |old: u64| {
+            let low = (old & !boundary).wrapping_add(add & !boundary);
+            Some(low ^ (old ^ add) & boundary)
+        };
+        let result = self
+            .word()?
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, change);
+        Some(result.unwrap_or_else(|old| old))
+    }
+
+    /// Stores 8 bytes, as they are, in one step for all threads. `None` unless there are 8 aligned bytes.
+    pub fn store_word(self, bytes: [u8; 8]) -> Option<()> {
+        self.word()?
+            .store(u64::from_ne_bytes(bytes), Ordering::Release);
+        Some(())
+    }
+
     #[inline]
     fn word(self) -> Option<&'p AtomicU64> {
         if self.len < 8 {

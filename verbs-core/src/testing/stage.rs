@@ -15,9 +15,12 @@ use crate::device::{Device, ModifyDevice};
 use crate::error::Error;
 use crate::event::{EventType, Subject as EventSubject};
 use crate::extension::Extension;
+use crate::fast_reg::FastMr;
+use crate::fmr::{FmrPool, FmrPoolAttr};
 use crate::mcast::Mcast;
 use crate::mem::{Access, Memory};
 use crate::mr::Mr;
+use crate::mw::{Mw, WindowType};
 use crate::object::ObjectKind;
 use crate::pd::Pd;
 use crate::qp::{Qp, QpInit};
@@ -56,6 +59,12 @@ pub struct Stage {
     pub ah: Option<Ah>,
     /// A region of 64 bytes.
     pub mr: Option<Mr>,
+    /// For 4 pages.
+    pub fast: Option<FastMr>,
+    /// Of type 2B.
+    pub mw: Option<Mw>,
+    /// Of 2 keys.
+    pub fmr_pool: Option<FmrPool>,
     /// In RESET.
     pub qp: Option<Qp>,
     /// For 4 receives.
@@ -164,6 +173,13 @@ rows! {
     QueryMr [Device, Pd, Mr] |s| s.mr.as_ref()?.query();
     ReregMr [Device, Pd, Mr] |s| s.mr.take()?.rereg().access(Access::empty());
     DeregMr [Device, Pd, Mr] |s| s.mr.take()?.dereg();
+    AllocMr [Device, Pd] |s| s.pd.as_ref()?.alloc_mr(4);
+    FreeMr [Device, Pd] |s| s.fast.take()?.free();
+    AllocMw [Device, Pd] |s| s.pd.as_ref()?.alloc_mw(WindowType::TwoB);
+    DeallocMw [Device, Pd, Mw] |s| s.mw.take()?.dealloc();
+    CreateFmrPool [Device, Pd] |s| s.pd.as_ref()?.create_fmr_pool(pool());
+    FlushFmrPool [Device, Pd, FmrPool] |s| s.fmr_pool.as_ref()?.flush();
+    DestroyFmrPool [Device, Pd, FmrPool] |s| s.fmr_pool.take()?.destroy();
     BindCm [Device] |s| s.device.as_ref()?.bind_cm(LOCAL, Arc::new(Deaf));
     UnbindCm [Device, CmEndpoint] |s| s.cm.take()?.unbind();
     ListenCm [Device, CmEndpoint] |s| s.cm.as_ref()?.listen(1);
@@ -176,6 +192,10 @@ rows! {
         s.cm.as_ref()?.accept(qp, CmParam::default(), Vec::new())
     };
     RejectCm [Device, CmEndpoint] |s| s.cm.as_ref()?.reject(Vec::new());
+}
+
+fn pool() -> FmrPoolAttr {
+    FmrPoolAttr::new(2, 4, Access::LOCAL_WRITE)
 }
 
 /// Where endpoints are bound.
@@ -221,6 +241,11 @@ impl Stage {
         };
         for &need in row(kind).needs {
             stage.make(subject, need, qp_type(kind))?;
+        }
+        if kind == Kind::FreeMr {
+            // Its kind is that of all regions, so that no row can ask for it.
+            let pd = stage.pd.as_ref().expect("the row has a protection domain");
+            stage.fast = Some(made(subject, pd.alloc_mr(4))?);
         }
         Ok(stage)
     }
@@ -302,6 +327,14 @@ impl Stage {
                 let memory = memory().expect("64 bytes can be had");
                 self.mr = Some(made(subject, pd.register(memory, Access::LOCAL_WRITE))?);
             }
+            ObjectKind::Mw => {
+                let pd = self.pd.as_ref().expect(MADE);
+                self.mw = Some(made(subject, pd.alloc_mw(WindowType::TwoB))?);
+            }
+            ObjectKind::FmrPool => {
+                let pd = self.pd.as_ref().expect(MADE);
+                self.fmr_pool = Some(made(subject, pd.create_fmr_pool(pool()))?);
+            }
             ObjectKind::Ah => {
                 let pd = self.pd.as_ref().expect(MADE);
                 self.ah = Some(made(subject, pd.create_ah(Av::to_lid(1, Lid(1))))?);
@@ -314,7 +347,6 @@ impl Stage {
                 let sink = Arc::new(Deaf);
                 self.cm = Some(made(subject, self.device().bind_cm(LOCAL, sink))?);
             }
-            other => panic!("no stage makes a {other} yet"),
         }
         Ok(())
     }

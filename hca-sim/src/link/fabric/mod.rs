@@ -11,7 +11,9 @@
 //! decides which packets a bad link loses. [`Host`] lets programs take part: it has each port's
 //! service for management datagrams, and speaks the protocol of [`message`] with its clients, over
 //! whatever carries datagrams in order; [`socket`] is that for Unix.
+//! [`SharedSubnet`] attaches HCAs of this process, whose queue pairs then talk across the switches.
 
+mod attached;
 mod fat_tree;
 mod file;
 mod host;
@@ -22,6 +24,7 @@ pub mod socket;
 mod subnet;
 mod topology;
 
+pub use attached::{SharedSubnet, SubnetPort};
 pub use fat_tree::FatTree;
 pub use host::{Host, HostCounters};
 pub use packet::{Body, MadPacket, Packet};

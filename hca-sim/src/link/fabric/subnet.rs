@@ -146,12 +146,6 @@ impl Subnet {
 
     /// Lets packets arrive whose time has come, and agents do what they have waited for.
     pub fn handle_timeout(&mut self, now: Time) {
-        while let Some(first) = self.flying.first_entry()
-            && first.key().0 <= now
-        {
-            let ((arrival, _), (at, packet)) = first.remove_entry();
-            self.arrive(arrival, at, packet);
-        }
         let waiting: Vec<_> = self.waiting.iter().copied().collect();
         for id in waiting {
             let Some(node) = self.node_mut(id) else {
@@ -161,6 +155,12 @@ impl Subnet {
                 node.sma.handle_timeout(now);
                 self.settle(now, id);
             }
+        }
+        while let Some(first) = self.flying.first_entry()
+            && first.key().0 <= now
+        {
+            let ((arrival, _), (at, packet)) = first.remove_entry();
+            self.arrive(arrival, at, packet);
         }
     }
 

@@ -420,5 +420,5 @@ pub fn is_multicast(lid: Lid) -> bool {
     lid.0 >= 0xc000 && lid != PERMISSIVE_LID
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(verbs_loom)))]
 mod tests;

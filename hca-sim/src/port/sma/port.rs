@@ -86,18 +86,6 @@ pub(super) struct Changed {
 impl SmaPort {
     pub(super) fn new(config: &PortConfig, of_switch: bool, is_external: bool, pkeys: u16) -> Self {
         let is_end = !is_external;
-        let mut mask = CapabilityMask::empty();
-        if is_end {
-            mask = CapabilityMask::TRAP
-                | CapabilityMask::SL_MAPPING
-                | CapabilityMask::SYSTEM_IMAGE_GUID
-                | CapabilityMask::CAPABILITY_MASK_NOTICE
-                | CapabilityMask::OTHER_CHANGES_NOTICE;
-            mask.set(CapabilityMask::VENDOR_CLASS, !of_switch);
-            mask.set(CapabilityMask::CONNECTION_MANAGEMENT, !of_switch);
-            mask.set(CapabilityMask::CLIENT_REREGISTRATION, !of_switch);
-            mask.set(EXTENDED_SPEEDS, config.speeds_extended != 0);
-        }
         let is_inner = of_switch && is_end;
         let guids = if is_end { config.guids.max(1) } else { 0 };
         let state = if is_inner {
@@ -112,7 +100,7 @@ impl SmaPort {
         };
         let info = PortInfo {
             gid_prefix: if is_end { Gid::LINK_LOCAL_PREFIX } else { 0 },
-            capability_mask: mask,
+            capability_mask: capabilities(config, of_switch, is_end),
             link_width_enabled: config.widths,
             link_width_supported: config.widths,
             link_speed_supported: Bits::truncated(config.speeds.into()),
@@ -421,6 +409,23 @@ impl SmaPort {
             .filter(|part| !part.is_empty())
             .map(|part| (start, part))
     }
+}
+
+/// What a port offers; the external ports of a switch offer nothing.
+fn capabilities(config: &PortConfig, of_switch: bool, is_end: bool) -> CapabilityMask {
+    if !is_end {
+        return CapabilityMask::empty();
+    }
+    let mut mask = CapabilityMask::TRAP
+        | CapabilityMask::SL_MAPPING
+        | CapabilityMask::SYSTEM_IMAGE_GUID
+        | CapabilityMask::CAPABILITY_MASK_NOTICE
+        | CapabilityMask::OTHER_CHANGES_NOTICE;
+    mask.set(CapabilityMask::VENDOR_CLASS, !of_switch);
+    mask.set(CapabilityMask::CONNECTION_MANAGEMENT, !of_switch);
+    mask.set(CapabilityMask::CLIENT_REREGISTRATION, !of_switch);
+    mask.set(EXTENDED_SPEEDS, config.speeds_extended != 0);
+    mask
 }
 
 /// The part of a Set that is about an end port: who it is, and who manages it.

@@ -50,9 +50,29 @@ pub(crate) struct Read {
     pub(crate) floor: Vec<u8>,
     /// Offset into the floor, and bytes.
     pub(crate) later: Vec<(usize, Vec<u8>)>,
+    /// Where the first byte lies, as far as that matters.
+    at: usize,
 }
 
 impl Read {
+    /// What may be read if nothing comes behind it.
+    pub(crate) fn of(floor: Vec<u8>) -> Self {
+        Self {
+            floor,
+            ..Self::default()
+        }
+    }
+
+    /// A WRITE was posted behind it that may take effect before.
+    pub(crate) fn overtake(&mut self, at: usize, bytes: &[u8]) {
+        let (from, end) = (self.at, self.at + self.floor.len());
+        let (start, end) = (at.max(from), end.min(at + bytes.len()));
+        if start < end {
+            let bytes = bytes[start - at..end - at].to_vec();
+            self.later.push((start - from, bytes));
+        }
+    }
+
     /// The first offset at which these bytes cannot be what was read.
     pub(crate) fn differs(&self, got: &[u8]) -> Option<usize> {
         (0..self.floor.len()).find(|&at| {
@@ -114,6 +134,14 @@ impl MemoryModel {
         bytes
     }
 
+    /// What a READ that is posted now may bring.
+    pub(crate) fn read(&self, lane: u64, range: Range<usize>) -> Read {
+        Read {
+            at: range.start,
+            ..Read::of(self.predict(lane, range))
+        }
+    }
+
     /// A write is on its way.
     pub(crate) fn write(&mut self, lane: u64, seq: u64, at: usize, bytes: Vec<u8>) {
         let len = bytes.len();
@@ -149,6 +177,35 @@ impl MemoryModel {
             }
             !over
         });
+    }
+
+    /// The receiver was told of a message of a lane that may lose some: its own bytes are in place, and
+    /// what of the writes before it has not taken effect by now never will.
+    ///
+    /// # Errors
+    /// A byte that is none of those that it may be.
+    pub(crate) fn pass(&mut self, lane: u64, seq: u64) -> Result<(), String> {
+        self.check()?;
+        let is_over = |write: &Pending| write.lane == lane && write.seq <= seq;
+        let (over, pending) = std::mem::take(&mut self.pending)
+            .into_iter()
+            .partition(is_over);
+        self.pending = pending;
+        let over: Vec<Pending> = over;
+        for write in &over {
+            let range = write.range();
+            let wrong = range.clone().find(|&at| {
+                let got = self.scratch[at];
+                !write.allows(at, got) && !self.pending.iter().any(|later| later.allows(at, got))
+            });
+            if let (Some(at), true) = (wrong, write.seq == seq) {
+                return Err(format!(
+                    "byte {at:#x} is not as a WRITE says that was told of"
+                ));
+            }
+            self.settled[range.clone()].copy_from_slice(&self.scratch[range]);
+        }
+        Ok(())
     }
 
     /// What was lent comes back: the bytes as they are now, which are settled.
@@ -273,10 +330,8 @@ mod tests {
 
     #[test]
     fn a_read_may_see_what_comes_behind_it() {
-        let read = Read {
-            floor: vec![1, 1, 1],
-            later: vec![(1, vec![2])],
-        };
+        let mut read = Read::of(vec![1, 1, 1]);
+        read.overtake(1, &[2]);
         assert_eq!(read.differs(&[1, 1, 1]), None);
         assert_eq!(read.differs(&[1, 2, 1]), None);
         assert_eq!(read.differs(&[1, 1, 2]), Some(2));

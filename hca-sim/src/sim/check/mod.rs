@@ -1,5 +1,6 @@
 //! What must hold in every run, by code that shares nothing with what it checks.
 
+mod delivery;
 mod memory;
 mod queue;
 
@@ -8,6 +9,7 @@ use std::fmt;
 
 use crate::clock::Instant;
 
+pub(crate) use delivery::{Arrived, Deliveries, Laws, Tag};
 pub(crate) use memory::{MemoryModel, Read};
 pub(crate) use queue::{SendModel, Sent};
 
@@ -42,6 +44,8 @@ pub enum Rule {
     Status,
     /// What a completion says is so: length, immediate data, queue pair, bytes.
     Result,
+    /// Who is told of a message is one whom it was for, and once, and in order where the service has it.
+    Delivery,
     /// A post is accepted or refused as the queue's state says.
     Post,
     /// A verb ends as it may (the rules K1 to K17 of the contract).
@@ -64,6 +68,7 @@ impl fmt::Display for Rule {
             Self::Order => "order",
             Self::Status => "status",
             Self::Result => "result",
+            Self::Delivery => "delivery",
             Self::Post => "post",
             Self::Verb => "verb",
             Self::Busy => "busy",

@@ -70,6 +70,11 @@ impl<T> SendModel<T> {
         self.posted.iter()
     }
 
+    /// The queue pair sends again after SQE, in which everything was flushed.
+    pub(crate) fn mend(&mut self) {
+        self.failed = false;
+    }
+
     /// The queue pair was reset: what is posted makes no completion any more.
     pub(crate) fn reset(&mut self) -> Vec<Sent<T>> {
         self.failed = false;

@@ -80,7 +80,15 @@ struct Port {
     listener: Option<Weak<dyn Due>>,
     inbox: VecDeque<Packet>,
     changes: VecDeque<Change>,
+    /// Multicast groups that it has joined, as often as it has.
+    groups: Vec<IpAddr>,
     up: bool,
+}
+
+impl Port {
+    fn takes(&self, dst: IpAddr) -> bool {
+        self.addresses.contains(&dst) || self.groups.contains(&dst)
+    }
 }
 
 /// A packet at the port that it is for.
@@ -137,6 +145,7 @@ impl Network {
         port.listener = None;
         port.inbox.clear();
         port.changes.clear();
+        port.groups.clear();
         if !port.up {
             port.changes.push_back(Change::Down);
         }
@@ -239,6 +248,7 @@ impl State {
             listener: None,
             inbox: VecDeque::new(),
             changes: VecDeque::new(),
+            groups: Vec::new(),
             up: true,
         });
         let ways = self.ports.len() * PORTS_MAX;
@@ -268,12 +278,12 @@ impl Core {
         if ports[from].owner != Some(owner) || !ports[from].up {
             return Sent::Gone;
         }
-        let to = ports
+        let len = burst.bytes.len();
+        let mut to = ports
             .iter()
-            .position(|port| port.addresses.contains(&burst.route.dst));
-        if let Some(to) = to
-            && ways[from * PORTS_MAX + to].pushes_back(now, burst.bytes.len())
-        {
+            .enumerate()
+            .filter(|(_, port)| port.takes(burst.route.dst));
+        if to.any(|(to, _)| ways[from * PORTS_MAX + to].pushes_back(now, len)) {
             return Sent::Blocked;
         }
         for (k, packet) in burst.packets().enumerate() {
@@ -296,38 +306,43 @@ impl Core {
             ..
         } = state;
         let ident = (k & 0xffff) as u16;
-        let find = |address| {
-            ports
-                .iter()
-                .position(|port| port.addresses.contains(&address))
-        };
         let Some(envelope) = envelope(route, ident) else {
             *unrouted += 1;
             return;
         };
-        let (Some(from), Some(to)) = (find(route.src), find(route.dst)) else {
+        let has = |address| move |port: &Port| port.addresses.contains(&address);
+        let from = ports.iter().position(has(route.src));
+        let is_known = route.dst.is_multicast() || ports.iter().any(has(route.dst));
+        let (Some(from), true) = (from, is_known) else {
             *unrouted += 1;
             return self.journal.packet(now, &envelope, bytes, u64::MAX);
         };
-        let way = &mut ways[from * PORTS_MAX + to];
         let passed = tamper.pass(&envelope, bytes);
-        let mut copies = way.carry(now, draw, &passed.bytes, route.tclass);
-        if passed.swallowed {
-            copies.clear();
+        // To a group it goes to every port that has joined, each way with what goes wrong there.
+        let mut arriving = 0;
+        let to = ports
+            .iter()
+            .enumerate()
+            .filter(|(_, port)| port.takes(route.dst));
+        for (to, _) in to {
+            let way = &mut ways[from * PORTS_MAX + to];
+            let copies = way.carry(now, draw, &passed.bytes, route.tclass);
+            if passed.swallowed {
+                continue;
+            }
+            arriving += copies.len() as u64;
+            for copy in copies {
+                let packet = Packet {
+                    src: route.src,
+                    dst: route.dst,
+                    tclass: copy.tclass,
+                    ident,
+                    bytes: copy.bytes,
+                };
+                self.launch(flight, copy.at + passed.delay, Flight { to, packet });
+            }
         }
-        self.journal
-            .packet(now, &envelope, bytes, copies.len() as u64);
-        for copy in copies {
-            let (src, dst, tclass, bytes) = (route.src, route.dst, copy.tclass, copy.bytes);
-            let packet = Packet {
-                src,
-                dst,
-                tclass,
-                ident,
-                bytes,
-            };
-            self.launch(flight, copy.at + passed.delay, Flight { to, packet });
-        }
+        self.journal.packet(now, &envelope, bytes, arriving);
         for bytes in passed.answers {
             let packet = Packet {
                 src: route.dst,

@@ -1,6 +1,7 @@
 //! A port of the network, as an HCA sees it.
 
 use std::fmt;
+use std::io;
 use std::net::IpAddr;
 
 use verbs_core::Mtu;
@@ -95,6 +96,24 @@ impl PacketLink for NetworkPort {
         None
     }
 
+    fn join(&mut self, group: IpAddr) -> io::Result<()> {
+        let mut state = self.core.state.lock();
+        let port = &mut state.ports[self.index];
+        if port.owner == Some(self.owner) {
+            port.groups.push(group);
+        }
+        Ok(())
+    }
+
+    fn leave(&mut self, group: IpAddr) {
+        let mut state = self.core.state.lock();
+        let port = &mut state.ports[self.index];
+        let joined = port.groups.iter().position(|&joined| joined == group);
+        if let (Some(joined), true) = (joined, port.owner == Some(self.owner)) {
+            port.groups.swap_remove(joined);
+        }
+    }
+
     fn attach(&mut self, listener: Weak<dyn Due>) {
         let mut state = self.core.state.lock();
         let port = &mut state.ports[self.index];
@@ -112,6 +131,7 @@ impl Drop for NetworkPort {
             port.owner = None;
             port.listener = None;
             port.inbox.clear();
+            port.groups.clear();
         }
     }
 }

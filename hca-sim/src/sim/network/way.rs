@@ -17,6 +17,8 @@ pub(super) struct Way {
     pub(super) hits: Hits,
     /// When the last packet has left.
     busy_until: Instant,
+    /// When the last packet arrives that is not late.
+    arrived: Instant,
 }
 
 /// A packet as it arrives.
@@ -32,6 +34,7 @@ impl Way {
             config,
             hits: Hits::default(),
             busy_until: Instant::ZERO,
+            arrived: Instant::ZERO,
         }
     }
 
@@ -87,7 +90,9 @@ impl Way {
         self.hits.duplicated += u64::from(twice);
         self.hits.corrupted += u64::from(damaged.is_some());
         self.hits.reordered += late.iter().filter(|late| !late.is_zero()).count() as u64;
-        let arrival = self.busy_until + config.latency;
+        // A way that becomes shorter lets nothing overtake; only reordering does.
+        let arrival = self.arrived.max(self.busy_until + config.latency);
+        self.arrived = arrival;
         let whole: Box<[u8]> = bytes.into();
         if twice {
             let (at, bytes) = (arrival + late[1], whole.clone());

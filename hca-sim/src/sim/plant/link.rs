@@ -5,9 +5,10 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use verbs_core::addr::{Msn, PKey, Psn, Qpn};
+use verbs_core::addr::{Msn, PKey, Psn, QKey, Qpn, Srqn};
 
 use crate::sim::plant::Plant;
+use crate::sim::plant::services::Services;
 use crate::sim::{Draw, Ppm};
 use crate::wire::{
     Aeth, AtomicEth, Bth, BthFlags, CreditCode, Envelope, Extended, Head, ImmDt, Message, Net,
@@ -29,6 +30,7 @@ pub(crate) struct Tamper {
     skipped: BTreeMap<Qpn, u32>,
     /// The payload of the last READ response.
     last_read: Vec<u8>,
+    services: Services,
     passed: u64,
     /// The flow that carries nothing any more.
     dead: Option<Qpn>,
@@ -64,6 +66,7 @@ impl Tamper {
             peers: BTreeMap::new(),
             skipped: BTreeMap::new(),
             last_read: Vec::new(),
+            services: Services::default(),
             passed: 0,
             dead: None,
         }
@@ -80,6 +83,16 @@ impl Tamper {
             self.peers.insert(from, to);
             self.skipped.remove(&from);
         }
+    }
+
+    /// A queue pair takes datagrams with that key from now on.
+    pub(crate) fn keyed(&mut self, qpn: Qpn, key: QKey) {
+        self.services.keys.insert(qpn, key);
+    }
+
+    /// Requests to that target name one of those queues.
+    pub(crate) fn queues(&mut self, target: Qpn, queues: &[Srqn]) {
+        self.services.queues.insert(target, queues.to_vec());
     }
 
     /// What becomes of a packet.
@@ -154,7 +167,7 @@ impl Tamper {
             Plant::EarlyRead if head.opcode().operation() == Operation::SendOnly => {
                 payload.pop()?;
             }
-            _ => return None,
+            _ => self.services.change(plant, &head, &mut ext, &mut payload)?,
         }
         if !self.draw.chance(OFTEN) {
             return None;

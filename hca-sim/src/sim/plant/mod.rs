@@ -5,6 +5,7 @@
 
 mod link;
 mod poll;
+mod services;
 mod verbs;
 
 use std::fmt;
@@ -63,6 +64,11 @@ plants! {
     WrongImm = "wrong-immediate", Link, "Immediate data arrives with a bit inverted.";
     DeadLink = "dead-link", Link, "After some packets, one way carries nothing any more, faults or not.";
     EarlyRead = "truncated-message", Link, "The last bytes of a SEND are left out.";
+    ForeignKey = "foreign-key", Link, "A datagram with a wrong Q_Key is let in.";
+    StaleDatagram = "stale-datagram", Link, "A datagram carries the bytes of an earlier one.";
+    WrongSource = "wrong-source", Link, "A datagram names another queue pair as its sender.";
+    GluedMessage = "glued-message", Link, "The end of a message on an unreliable connection is that of the one before.";
+    WrongQueue = "wrong-queue", Link, "A SEND on an extended reliable connection goes to the queue of another process.";
     DuplicateCqe = "duplicate-cqe", Poll, "A completion is handed out twice.";
     LostCqe = "lost-cqe", Poll, "A completion is never handed out.";
     SwappedCqes = "swapped-cqes", Poll, "Two completions of one queue are handed out in the wrong order.";

@@ -65,7 +65,7 @@ impl Region {
 
     /// The main region of an end.
     pub(super) fn main(draw: &mut Draw) -> Option<Self> {
-        let access = Access::LOCAL_WRITE | Access::REMOTE;
+        let access = Access::LOCAL_WRITE | Access::REMOTE | Access::FLUSH_GLOBAL;
         Self::new(CONNS * LANE, access, 0x1_0000_0000, draw)
     }
 

@@ -6,7 +6,7 @@ use std::ops::Range;
 use verbs_core::{Access, Av, Mtu, Path, Psn, Qp, QpAttr, Qpn, WcStatus};
 
 use crate::sim::check::{Read, SendModel};
-use crate::sim::coverage::Operation;
+use crate::sim::coverage::{Cell, Coverage, Operation};
 use crate::sim::{Draw, Hits, Ppm};
 
 /// See the module's documentation.
@@ -42,6 +42,8 @@ pub(super) struct Lane {
     pub(super) evil: Option<(u64, &'static [WcStatus])>,
     /// Where the next result goes.
     pub(super) back: usize,
+    /// What is sent from has been registered by a work request, and not been invalidated.
+    pub(super) registered: bool,
 }
 
 /// A message that takes a receive.
@@ -83,7 +85,41 @@ pub(super) enum Place {
 pub(super) struct Seen {
     pub(super) hits: Hits,
     pub(super) flaps: u64,
+    /// Messages for which there was no receive.
     pub(super) rnr_naks: u64,
+}
+
+impl Seen {
+    /// Enters into the table what has happened since `was` to work requests of those rows.
+    pub(super) fn note(
+        &self,
+        coverage: &mut Coverage,
+        rows: impl Iterator<Item = Operation>,
+        was: Self,
+        failed: bool,
+        orphaned: bool,
+    ) {
+        let (hits, before) = (self.hits, was.hits);
+        let met = [
+            (hits.lost > before.lost, Cell::Loss),
+            (hits.dropped > before.dropped, Cell::Drop),
+            (hits.duplicated > before.duplicated, Cell::Duplication),
+            (hits.reordered > before.reordered, Cell::Reordering),
+            (hits.corrupted > before.corrupted, Cell::Corruption),
+            (self.flaps > was.flaps, Cell::Flap),
+            (self.rnr_naks > was.rnr_naks, Cell::Rnr),
+            (failed, Cell::QpError),
+            (orphaned, Cell::Removal),
+        ];
+        for row in rows {
+            if met.iter().all(|&(met, _)| !met) {
+                coverage.hit(row, Cell::Clean);
+            }
+            met.iter()
+                .filter(|&&(met, _)| met)
+                .for_each(|&(_, cell)| coverage.hit(row, cell));
+        }
+    }
 }
 
 /// How a connection is set up.
@@ -156,7 +192,10 @@ impl Attrs {
             ..QpAttr::rts(Psn::new(self.psns[end]))
         };
         [
-            QpAttr::init(1, Access::REMOTE | Access::LOCAL_WRITE),
+            QpAttr::init(
+                1,
+                Access::REMOTE | Access::FLUSH_GLOBAL | Access::LOCAL_WRITE,
+            ),
             rtr,
             rts,
         ]

@@ -2,7 +2,9 @@
 
 use std::ops::Range;
 
-use verbs_core::{Payload, PostError, Recv, Remote, SendFlags, SendOp, SendWr};
+use verbs_core::{
+    Access, FlushRange, Payload, Placement, PostError, Recv, Remote, SendFlags, SendOp, SendWr,
+};
 
 use crate::sim::Ppm;
 use crate::sim::check::{Read, Rule, Sent};
@@ -25,13 +27,19 @@ const OPERATIONS: &[Operation] = &[
     Operation::Read,
     Operation::CompareSwap,
     Operation::FetchAdd,
+    Operation::MaskedCompareSwap,
+    Operation::MaskedFetchAdd,
+    Operation::AtomicWrite,
+    Operation::Flush,
+    Operation::RegMr,
+    Operation::LocalInv,
 ];
 
 impl Session {
     /// Posts a work request at that end.
     pub(super) fn post_send(&mut self, index: usize, end: usize) {
         let conn = &self.conns[index];
-        if !conn.live || conn.broken || self.is_spent() {
+        if !conn.live || conn.broken || self.world.is_spent() {
             return;
         }
         let operation = *self.draw.pick(OPERATIONS);
@@ -39,15 +47,6 @@ impl Session {
             return;
         };
         self.post(index, end, draft);
-    }
-
-    /// Whether the run has posted as much as it may.
-    fn is_spent(&self) -> bool {
-        let world = &self.world;
-        world
-            .options
-            .operations
-            .is_some_and(|max| world.posted.get() >= max)
     }
 
     /// A work request that does nothing and makes a completion, if any is waited for that makes none.
@@ -82,6 +81,12 @@ impl Session {
             Operation::Write | Operation::WriteImm | Operation::Read => {
                 self.reach(index, end, operation, len)?
             }
+            Operation::AtomicWrite => self.atomic_write(index, end)?,
+            Operation::Flush | Operation::RegMr | Operation::LocalInv => {
+                let mut draft = self.without_bytes(index, end, operation)?;
+                self.flags(index, end, &mut draft);
+                return Some(draft);
+            }
             _ => self.atomic(index, end, operation)?,
         };
         if matches!(operation, Operation::SendImm | Operation::WriteImm) {
@@ -92,7 +97,10 @@ impl Session {
                 _ => SendOp::SendWithImm(imm),
             };
         }
-        if draft.back.is_some() {
+        if operation == Operation::AtomicWrite {
+            draft.len = 8;
+            self.gather(index, end, &mut draft)?;
+        } else if draft.back.is_some() {
             self.scatter(index, end, &mut draft)?;
         } else {
             draft.len = len;
@@ -144,6 +152,44 @@ impl Session {
         Some(draft)
     }
 
+    /// An ATOMIC WRITE to one of the words that atomics go to.
+    fn atomic_write(&mut self, index: usize, end: usize) -> Option<Draft> {
+        let at = begin(index, Area::Atomic) + self.draw.below(ATOMICS / 8) * 8;
+        let remote = self.remote(1 - end, Place::Main, at)?;
+        let mut draft = Draft::new(Operation::AtomicWrite, SendOp::AtomicWrite(remote));
+        draft.target = Some((Place::Main, at..at + 8));
+        Some(draft)
+    }
+
+    /// A FLUSH; or a fast registration of what is sent from, or the end of that, on the first connection.
+    fn without_bytes(&mut self, index: usize, end: usize, operation: Operation) -> Option<Draft> {
+        if operation == Operation::Flush {
+            let remote = self.remote(1 - end, Place::Main, begin(index, Area::Target))?;
+            let len = self
+                .draw
+                .chance(Ppm::percent(50))
+                .then(|| self.draw.below(AREA) as u32);
+            let what = FlushRange {
+                remote,
+                len,
+                placement: Placement::GLOBAL,
+            };
+            return Some(Draft::new(operation, SendOp::Flush(what)));
+        }
+        let registered = &mut self.conns[0].lanes[end].registered;
+        let fast = self.ends[end].fast.as_mut()?;
+        if index != 0 || *registered != (operation == Operation::LocalInv) {
+            return None;
+        }
+        let op = if *registered {
+            SendOp::LocalInv(fast.rkey())
+        } else {
+            fast.next_key();
+            fast.register(0, Access::empty()).wr.op
+        };
+        Some(Draft::new(operation, op))
+    }
+
     fn atomic(&mut self, index: usize, end: usize, operation: Operation) -> Option<Draft> {
         let cell = self.draw.below(ATOMICS / 8) * 8;
         let at = begin(index, Area::Atomic) + cell;
@@ -154,6 +200,18 @@ impl Session {
             Operation::FetchAdd => SendOp::FetchAdd {
                 remote,
                 add: self.draw.number(),
+            },
+            Operation::MaskedFetchAdd => SendOp::MaskedFetchAdd {
+                remote,
+                add: self.draw.number(),
+                boundary: self.draw.number(),
+            },
+            Operation::MaskedCompareSwap => SendOp::MaskedCompareSwap {
+                remote,
+                compare: now ^ self.draw.number() & self.draw.number(),
+                compare_mask: self.draw.number() & self.draw.number() & self.draw.number(),
+                swap: self.draw.number(),
+                swap_mask: self.draw.number(),
             },
             _ => {
                 let right = self.draw.chance(Ppm::percent(70));
@@ -172,6 +230,14 @@ impl Session {
         draft.back = Some(self.back(index, end, 8)?);
         draft.bytes = match op {
             SendOp::FetchAdd { add, .. } => now.wrapping_add(add),
+            SendOp::MaskedFetchAdd { add, boundary, .. } => add_fields(now, add, boundary),
+            SendOp::MaskedCompareSwap {
+                compare,
+                compare_mask,
+                swap,
+                swap_mask,
+                ..
+            } if (now ^ compare) & compare_mask == 0 => now & !swap_mask | swap & swap_mask,
             SendOp::CompareSwap { compare, swap, .. } if compare == now => swap,
             _ => now,
         }
@@ -233,7 +299,9 @@ impl Session {
         let Self {
             draw, ends, conns, ..
         } = self;
-        let End { main, .. } = &ends[end];
+        let End { main, fast, .. } = &ends[end];
+        let fast = fast.as_ref().filter(|_| conns[0].lanes[end].registered);
+        let out = begin(0, Area::Out);
         let attrs = conns[index].attrs;
         let mr = main.mr.as_ref()?;
         for len in cut(draw, draft.len, attrs.sges as usize) {
@@ -241,7 +309,11 @@ impl Session {
             draft
                 .bytes
                 .extend_from_slice(main.model.settled(at..at + len));
-            draft.sges.push(mr.slice(at..at + len));
+            // The same bytes, by the key that the queue itself has made valid.
+            draft.sges.push(match fast {
+                Some(fast) if index == 0 => fast.slice(at - out..at - out + len),
+                _ => mr.slice(at..at + len),
+            });
         }
         if draft.len <= attrs.inline as usize && draw.chance(Ppm::percent(50)) {
             draft.inline = Some(draft.bytes.clone());
@@ -303,6 +375,11 @@ impl Session {
         let waiting = conn.lanes[end].sends.len();
         match qp.post_send(wr) {
             Ok(()) => {
+                match draft.operation {
+                    Operation::RegMr => conn.lanes[end].registered = true,
+                    Operation::LocalInv => conn.lanes[end].registered = false,
+                    _ => {}
+                }
                 self.world.posted.set(self.world.posted.get() + 1);
                 self.posted(index, end, wr_id, draft, at_post);
                 true
@@ -350,9 +427,8 @@ impl Session {
         };
         let mut read = None;
         if let (Some(range), Some((place, target))) = (&back, &target) {
-            let floor = peer.region(*place).model.predict(lane_id, target.clone());
-            let later = Vec::new();
-            read = Some(Read { floor, later });
+            let model = &peer.region(*place).model;
+            read = Some(Read::of(model.predict(lane_id, target.clone())));
             mine.main.model.lend(lane_id, seq, range.start, range.len());
         }
         if let (true, Some((place, range))) = (changes, &target) {
@@ -484,4 +560,19 @@ fn overtake<'a>(
             read.later.push((start - target.start, bytes));
         }
     }
+}
+
+/// Several numbers in one, added bit by bit: a carry out of a bit that is marked is lost.
+fn add_fields(a: u64, b: u64, boundary: u64) -> u64 {
+    let (mut sum, mut carry) = (0, 0);
+    for bit in 0..u64::BITS {
+        let total = (a >> bit & 1) + (b >> bit & 1) + carry;
+        sum |= (total & 1) << bit;
+        carry = if boundary >> bit & 1 == 1 {
+            0
+        } else {
+            total >> 1
+        };
+    }
+    sum
 }

@@ -176,6 +176,12 @@ impl Session {
                 Operation::Write | Operation::WriteImm => WcOpcode::RdmaWrite,
                 Operation::Read => WcOpcode::RdmaRead,
                 Operation::CompareSwap => WcOpcode::CompSwap,
+                Operation::MaskedCompareSwap => WcOpcode::MaskedCompSwap,
+                Operation::MaskedFetchAdd => WcOpcode::MaskedFetchAdd,
+                Operation::AtomicWrite => WcOpcode::AtomicWrite,
+                Operation::Flush => WcOpcode::Flush,
+                Operation::RegMr => WcOpcode::RegMr,
+                Operation::LocalInv => WcOpcode::LocalInv,
                 _ => WcOpcode::FetchAdd,
             };
             if wc.opcode != expected {
@@ -279,28 +285,11 @@ impl Session {
 
     /// Enters into the table what a work request has met.
     fn note(&self, operation: Operation, ways: &[Operation], before: Seen, failed: bool) {
-        let now = self.seen();
-        let (hits, was) = (now.hits, before.hits);
-        let met = [
-            (hits.lost > was.lost, Cell::Loss),
-            (hits.dropped > was.dropped, Cell::Drop),
-            (hits.duplicated > was.duplicated, Cell::Duplication),
-            (hits.reordered > was.reordered, Cell::Reordering),
-            (hits.corrupted > was.corrupted, Cell::Corruption),
-            (now.flaps > before.flaps, Cell::Flap),
-            (now.rnr_naks > before.rnr_naks, Cell::Rnr),
-            (failed, Cell::QpError),
-            (self.is_orphaned(), Cell::Removal),
-        ];
+        let rows = std::iter::once(operation).chain(ways.iter().copied());
         let mut coverage = self.world.coverage.borrow_mut();
-        for &row in std::iter::once(&operation).chain(ways) {
-            if met.iter().all(|&(met, _)| !met) {
-                coverage.hit(row, Cell::Clean);
-            }
-            met.iter()
-                .filter(|&&(met, _)| met)
-                .for_each(|&(_, cell)| coverage.hit(row, cell));
-        }
+        let orphaned = self.is_orphaned();
+        self.seen()
+            .note(&mut coverage, rows, before, failed, orphaned);
     }
 
     /// A queue pair was reset: what was posted to it makes no completion any more.

@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use verbs_core::sync::Arc;
 use verbs_core::verb::VerbError;
-use verbs_core::{Av, Cq, Error, Pd, QpAttr, QpInit, QpState, Refused, Srq};
+use verbs_core::{
+    Av, Cq, Error, Extent, FastMr, Layout, Pd, QpAttr, QpInit, QpState, Refused, Srq,
+};
 
 use crate::sim::check::Rule;
 use crate::sim::plant::Spoiled;
@@ -41,6 +43,8 @@ pub(super) struct End {
     pub(super) main: Region,
     pub(super) spare: Region,
     pub(super) read_only: Region,
+    /// What the first connection sends from, in pieces, for work requests to register.
+    pub(super) fast: Option<FastMr>,
     /// For sends and receives, or one for both.
     pub(super) cqs: Vec<Cq>,
     pub(super) spoiled: Spoiled,
@@ -64,6 +68,7 @@ impl End {
             main: Region::main(draw)?,
             spare: Region::spare(draw)?,
             read_only: Region::read_only(draw)?,
+            fast: None,
             cqs: Vec::new(),
             spoiled: Spoiled::new(world.options.plant, draw.fork()),
             srq: None,
@@ -107,6 +112,16 @@ impl End {
             let request = pd.register(Arc::clone(&region.memory), region.access);
             region.mr = Some(world.verb(lease, request.iova(region.iova)).await.ok()?);
         }
+        let fast = pd.alloc_mr(4).layout(Layout::Gaps);
+        let mut fast = world.verb(lease, fast).await.ok()?;
+        let (first, mid) = (begin(0, Area::Out), 1 + draw.below(AREA - 1));
+        let piece = |from: usize, to: usize| Extent {
+            memory: &self.main.memory,
+            offset: first + from,
+            len: (to - from) as u32,
+        };
+        fast.map([piece(0, mid), piece(mid, AREA)]).ok()?;
+        self.fast = Some(fast);
         for _ in 0..=draw.below(2) {
             self.cqs
                 .push(world.verb(lease, device.create_cq(CQE)).await.ok()?);
@@ -550,6 +565,10 @@ impl Session {
                     }
                 }
             }
+        }
+        if let Some(fast) = self.ends[end].fast.take() {
+            let done = world.verb(&self.ends[end].lease, fast.free()).await;
+            self.gone(done);
         }
         let at = &mut self.ends[end];
         if let Some(pd) = at.pd.take() {

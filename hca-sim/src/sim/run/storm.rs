@@ -41,6 +41,12 @@ const VICTIMS: &[Kind] = &[
     Kind::ModifyAh,
     Kind::QueryAh,
     Kind::DestroyAh,
+    Kind::AllocXrcd,
+    Kind::DeallocXrcd,
+    Kind::CreateTargetQp,
+    Kind::OpenTargetQp,
+    Kind::AttachMcast,
+    Kind::DetachMcast,
 ];
 
 /// Makes faults until it is calm.

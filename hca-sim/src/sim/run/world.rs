@@ -17,7 +17,7 @@ use crate::sim::check::{Court, Rule};
 use crate::sim::coverage::VerbCell;
 use crate::sim::run::compare::Transcript;
 use crate::sim::run::machine::{Machine, addresses};
-use crate::sim::run::{Mode, Options, Plan, Report, control, session, storm};
+use crate::sim::run::{Mode, Options, Plan, Report, control, service, session, storm};
 use crate::sim::{Coverage, Draw, Sim, Sink, Stalled};
 
 /// Virtual time in which a verb has to complete, whatever holds it back.
@@ -41,6 +41,7 @@ pub(super) struct World {
     /// No new work is begun, and there are no more faults.
     pub(super) calm: Cell<bool>,
     pub(super) posted: Cell<u64>,
+    names: Cell<u16>,
     /// What two runs are compared by; `None` unless they are to be.
     pub(super) transcript: Option<RefCell<Transcript>>,
     tasks: Cell<usize>,
@@ -103,6 +104,7 @@ impl World {
             draw: RefCell::new(draw),
             calm: Cell::new(false),
             posted: Cell::new(0),
+            names: Cell::new(0),
             transcript,
             tasks: Cell::new(0),
             main: RefCell::default(),
@@ -112,6 +114,18 @@ impl World {
     /// A stream of draws for one task.
     pub(super) fn draw(&self) -> Draw {
         self.draw.borrow_mut().fork()
+    }
+
+    /// Whether the run has posted as much as it may.
+    pub(super) fn is_spent(&self) -> bool {
+        let max = self.options.operations;
+        max.is_some_and(|max| self.posted.get() >= max)
+    }
+
+    /// A number that nobody else has.
+    pub(super) fn name(&self) -> u16 {
+        self.names.set(self.names.get().wrapping_add(1));
+        self.names.get()
     }
 
     pub(super) fn accuse(&self, rule: Rule, what: impl Into<String>) {
@@ -141,6 +155,7 @@ impl World {
             if self.transcript.is_none() {
                 self.start(control::run(Rc::clone(self), self.draw()));
                 self.start(storm::run(Rc::clone(self), self.draw()));
+                self.start(service::run(Rc::clone(self), self.draw()));
                 self.unless_accused(self.sim.sleep(time)).await;
                 self.calm.set(true);
             }
@@ -244,9 +259,9 @@ impl World {
             return;
         };
         let (objects, census) = (device.objects(), machine.hca.census());
-        if objects != 0 || census != [0; 6] {
+        if objects != 0 || census != [0; 8] {
             let what = format!(
-                "node {node} has {objects} objects; its HCA (PDs, MRs, CQs, SRQs, QPs, AHs) {census:?}"
+                "node {node} has {objects} objects; its HCA (PDs, MRs, CQs, SRQs, QPs, AHs, XRCDs, attachments) {census:?}"
             );
             self.accuse(Rule::Counts, what);
         }

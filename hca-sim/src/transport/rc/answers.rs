@@ -41,6 +41,16 @@ impl Responder {
                     outlet.put(&head, 0, slot.again, &mut |_| {});
                     slot.done();
                 }
+                What::Done => {
+                    let ext = Extended {
+                        aeth: aeth(ACK, msn),
+                        ..Extended::default()
+                    };
+                    let operation = Operation::ReadResponseOnly;
+                    let head = head(ends.path, operation, slot.from, BthFlags::empty(), ext);
+                    outlet.put(&head, 0, slot.again, &mut |_| {});
+                    slot.done();
+                }
                 What::Read(part) => {
                     if send_response(ends, outlet, slot, part, aeth(ACK, msn)) {
                         continue;

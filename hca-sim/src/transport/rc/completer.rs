@@ -105,7 +105,7 @@ impl Requester {
         while left != 0
             && let Some(flight) = self.window.oldest()
         {
-            if flight.kind != Kind::Plain {
+            if !matches!(flight.kind, Kind::Plain | Kind::Local) {
                 confirmed = Confirmed::UpToMissing;
                 break;
             }
@@ -128,17 +128,17 @@ impl Requester {
         self.retry.progress(ends.now, ends.path, outstanding);
     }
 
-    /// Completes the oldest work request if the peer has confirmed all of it. `false`: it could not be.
-    fn complete(&mut self, ends: &Ends<'_>, notes: &mut Notes) -> bool {
-        let at = self.window.base();
-        if !self.window.is_confirmed() {
-            return true;
+    /// Completes the oldest work requests of which the peer has confirmed everything: one, and those behind
+    /// it that have sent nothing. `false`: it could not be.
+    pub(super) fn complete(&mut self, ends: &Ends<'_>, notes: &mut Notes) -> bool {
+        while self.window.is_confirmed() {
+            let at = self.window.base();
+            if !completion::send_success(ends, at, self.window.flight(at), notes) {
+                self.failed = true;
+                return false;
+            }
+            self.window.retire();
         }
-        if !completion::send_success(ends, at, self.window.flight(at), notes) {
-            self.failed = true;
-            return false;
-        }
-        self.window.retire();
         true
     }
 
@@ -161,7 +161,8 @@ impl Requester {
             Confirmed::All => {}
         }
         let flight = *self.window.oldest()?;
-        if flight.kind == kind {
+        // What was only done is answered like a READ of nothing.
+        if flight.kind == kind || (flight.kind, kind) == (Kind::Done, Kind::Read) {
             return Some(flight);
         }
         self.fail(ends, WcStatus::BadRespErr, 0, notes);
@@ -181,7 +182,10 @@ impl Requester {
         };
         let packet = self.window.acked();
         let offset = packet << ends.path.mtu.shift();
-        let expected = (flight.len - offset).min(ends.path.mtu.bytes());
+        let expected = match flight.kind {
+            Kind::Done => 0,
+            _ => (flight.len - offset).min(ends.path.mtu.bytes()),
+        };
         let fits = fits(&flight, packet, head.opcode().facts().place)
             && payload.len() == expected as usize
             && aeth.is_none_or(|aeth| matches!(aeth.syndrome, Syndrome::Ack(_)));

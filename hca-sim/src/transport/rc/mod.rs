@@ -35,7 +35,7 @@ use verbs_core::{Error, Psn, QpCap, Srqn};
 
 use crate::clock::Instant;
 use crate::transport::{Ends, Notes, Outlet, Path};
-use crate::wire::{Bth, BthFlags, Extended, Head, Opcode, Operation, Role};
+use crate::wire::{Bth, BthFlags, Extended, Head, Opcode, Operation, Role, Service};
 use requester::Requester;
 
 pub(super) use requester::{request, tells};
@@ -158,8 +158,12 @@ pub(super) fn head(
     flags: BthFlags,
     ext: Extended,
 ) -> Head {
+    let service = match operation {
+        Operation::MaskedCompareSwap | Operation::MaskedFetchAdd => Service::Own,
+        _ => path.service,
+    };
     let bth = Bth {
-        opcode: Opcode::new(path.service, operation)
+        opcode: Opcode::new(service, operation)
             .expect("only operations that the service has are sent"),
         flags,
         pkey: path.pkey,

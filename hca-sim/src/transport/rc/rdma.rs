@@ -1,7 +1,8 @@
 //! The responder's memory: WRITEs, READs and atomics.
 
-use verbs_core::mem::Window;
-use verbs_core::{Access, Psn, WcOpcode, WcStatus};
+use verbs_core::mem::Span;
+use verbs_core::sync::atomic::{Ordering::SeqCst, fence};
+use verbs_core::{Access, Placement, Psn, WcOpcode, WcStatus};
 
 use super::receives::{Room, receive_cqe};
 use super::resources::What;
@@ -10,7 +11,7 @@ use crate::send::MAX_MESSAGE;
 use crate::transport::completion;
 use crate::transport::pieces::{Refused, refused};
 use crate::transport::{Ends, Notes};
-use crate::wire::{AtomicEth, Head, NakCode, Operation, Reth};
+use crate::wire::{AtomicEth, Feth, Head, NakCode, Operation, Reth};
 
 impl Responder {
     pub(super) fn write(
@@ -98,17 +99,83 @@ impl Responder {
             rkey: eth.rkey,
             dma_len: 8,
         };
-        let window = check(ends, word, 0, 8, Access::REMOTE_ATOMIC)?;
-        let original = match head.opcode().operation() {
-            Operation::CompareSwap => window.compare_swap(eth.compare, eth.swap_or_add),
-            _ => window.fetch_add(eth.swap_or_add),
+        let span = check(ends, word, 0, 8, Access::REMOTE_ATOMIC)?;
+        // The address is aligned, but the region may map it to memory that is not, or to two pieces.
+        let word = span.window().ok_or(INVALID)?;
+        let original = match (head.opcode().operation(), head.ext().masks) {
+            (Operation::CompareSwap, _) => word.compare_swap(eth.compare, eth.swap_or_add),
+            (Operation::MaskedCompareSwap, Some(masks)) => {
+                let swap = (eth.swap_or_add, masks.swap_or_boundary);
+                word.masked_compare_swap((eth.compare, masks.compare), swap)
+            }
+            (Operation::MaskedFetchAdd, Some(masks)) => {
+                word.masked_fetch_add(eth.swap_or_add, masks.swap_or_boundary)
+            }
+            _ => word.fetch_add(eth.swap_or_add),
         };
-        // The address is aligned, but the region may map it to memory that is not.
         let original = original.ok_or(INVALID)?;
         self.remember(ends, head.bth().psn, 1, What::Atomic(original))
     }
 
-    /// Remembers a READ or an atomic, to be answered.
+    /// ATOMIC WRITE.
+    pub(super) fn atomic_write(
+        &mut self,
+        ends: &Ends<'_>,
+        head: &Head,
+        reth: Reth,
+        payload: &[u8],
+    ) -> Executed {
+        let path = ends.path;
+        let bytes = <[u8; 8]>::try_from(payload).map_err(|_| INVALID)?;
+        if !path.access.contains(Access::REMOTE_WRITE)
+            || !self.resources.has_room(path.max_dest_rd_atomic)
+            || reth.dma_len != 8
+            || !reth.addr.is_multiple_of(8)
+        {
+            return Err(INVALID);
+        }
+        let span = check(ends, reth, 0, 8, Access::REMOTE_WRITE)?;
+        let word = span.window().ok_or(INVALID)?;
+        word.store_word(bytes).ok_or(INVALID)?;
+        self.remember(ends, head.bth().psn, 1, What::Done)
+    }
+
+    /// FLUSH: what was written before is in memory, where every other access sees it. Nothing here outlives
+    /// power, so nobody is granted more.
+    pub(super) fn flush(
+        &mut self,
+        ends: &Ends<'_>,
+        head: &Head,
+        feth: Feth,
+        reth: Reth,
+    ) -> Executed {
+        let path = ends.path;
+        let (need, all) = (feth.placement.right(), Placement::all());
+        if feth.placement.is_empty()
+            || !all.contains(feth.placement)
+            || !path.access.contains(need)
+            || !self.resources.has_room(path.max_dest_rd_atomic)
+        {
+            return Err(INVALID);
+        }
+        match feth.selectivity {
+            Feth::RANGE => check(ends, reth, 0, reth.dma_len, need).map(drop)?,
+            Feth::REGION => {
+                let granted = ends
+                    .mrs
+                    .grants(ends.pin, reth.rkey.value(), ends.who(), need);
+                granted.map_err(|fault| {
+                    let reason = fault as u32 + 1;
+                    Refusal::Fault(NakCode::RemoteAccess, WcStatus::RemAccessErr, reason)
+                })?;
+            }
+            _ => return Err(INVALID),
+        }
+        fence(SeqCst);
+        self.remember(ends, head.bth().psn, 1, What::Done)
+    }
+
+    /// Remembers what must not be done twice, to be answered.
     fn remember(&mut self, ends: &Ends<'_>, psn: Psn, packets: u32, what: What) -> Executed {
         if !self.resources.has_room(ends.path.max_dest_rd_atomic) {
             return Err(INVALID);
@@ -128,7 +195,7 @@ pub(super) fn check<'p>(
     offset: u32,
     len: u32,
     need: Access,
-) -> Result<Window<'p>, Refusal> {
+) -> Result<Span<'p>, Refusal> {
     check_in(ends, ends.pd, whole, offset, len, need)
 }
 
@@ -140,10 +207,11 @@ pub(super) fn check_in<'p>(
     offset: u32,
     len: u32,
     need: Access,
-) -> Result<Window<'p>, Refusal> {
+) -> Result<Span<'p>, Refusal> {
     let addr = whole.addr.wrapping_add(u64::from(offset));
+    let who = ends.who_in(pd);
     ends.mrs
-        .check(ends.pin, whole.rkey.value(), addr, len, pd, need)
+        .find(ends.pin, whole.rkey.value(), addr, len, who, need)
         .ok_or_else(|| access_fault(ends))
 }
 

@@ -1,6 +1,6 @@
 //! The responder's receives: SENDs go into their memory, and WRITEs with immediate use them up.
 
-use verbs_core::{LKey, RKey, Sge, WcOpcode, WcStatus};
+use verbs_core::{Sge, WcOpcode, WcStatus};
 
 use super::responder::{ACK, Doing, Executed, INVALID, Refusal, Responder};
 use crate::cq::Cqe;
@@ -92,14 +92,25 @@ impl Responder {
             return Ok(());
         }
         let ext = head.ext();
-        if let Some(ieth) = ext.ieth
-            && !invalidate(ends, ieth.rkey)
-        {
-            return self.invalidated_nothing(ends, head, notes);
+        let mut inv = None;
+        if let Some(ieth) = ext.ieth {
+            let key = ieth.rkey;
+            // Nobody but this thread can be inside: it alone moves the bytes of this port.
+            match ends.mrs.invalidate(key.value(), ends.who()) {
+                Ok(invalidated) => {
+                    inv = Some(key);
+                    notes.settle[1] = invalidated.settle.then_some(key.index());
+                }
+                Err(fault) => {
+                    let reason = fault as u32 + 1;
+                    return self.invalidated_nothing(ends, head, reason, notes);
+                }
+            }
         }
         let room = self.room(ends).ok_or(Refusal::Stopped)?;
         let imm = ext.immdt.map(|immdt| immdt.imm);
         let cqe = receive_cqe(ends, head, room.wr_id, WcOpcode::Recv, imm, placed);
+        let cqe = inv.map_or(cqe, |key| cqe.inv(key));
         if !completion::receive(ends, &cqe, || room.consume(), notes) {
             return Err(Refusal::Stopped);
         }
@@ -128,11 +139,17 @@ impl Responder {
 
     /// The key that a SEND was to invalidate is none, or not this one's: the sender is told that all is
     /// well, and the queue pair goes to ERR (IBTA vol. 1, 9.9.3, class J).
-    fn invalidated_nothing(&mut self, ends: &Ends<'_>, head: &Head, notes: &mut Notes) -> Executed {
+    fn invalidated_nothing(
+        &mut self,
+        ends: &Ends<'_>,
+        head: &Head,
+        reason: u32,
+        notes: &mut Notes,
+    ) -> Executed {
         self.msn = self.msn.wrapping_add(1);
         self.advance(ends, 1);
         self.answer = Some((head.bth().psn, ACK));
-        self.fail_receive(ends, WcStatus::RemInvReqErr, 0, notes);
+        self.fail_receive(ends, WcStatus::RemInvReqErr, reason, notes);
         Err(Refusal::Stopped)
     }
 }
@@ -183,16 +200,6 @@ fn fill(
         Refusal::Fault(NakCode::RemoteOperational, WcStatus::LocProtErr, why)
     })?;
     u32::try_from(end).map_err(|_| INVALID)
-}
-
-/// Invalidates a key of this queue pair's protection domain; `false` if it is none.
-fn invalidate(ends: &Ends<'_>, rkey: RKey) -> bool {
-    let key = LKey::new(rkey.value());
-    let is_ours = ends
-        .mrs
-        .query(key)
-        .is_some_and(|region| region.pd == ends.pd);
-    is_ours && ends.mrs.invalidate(key, || {}).is_ok()
 }
 
 /// The completion of a receive.

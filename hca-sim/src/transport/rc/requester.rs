@@ -17,11 +17,14 @@ use verbs_core::{
 use super::head;
 use super::retry::{Retry, Verdict};
 use super::window::{Flight, Kind, Window};
+use crate::local::{Local, execute};
 use crate::ring::Scratch;
 use crate::transport::completion;
 use crate::transport::pieces::{Refused, Source};
 use crate::transport::{Ends, Notes, Outlet, Path};
-use crate::wire::{AtomicEth, BthFlags, Extended, Ieth, ImmDt, Operation, Place, Reth, XrcEth};
+use crate::wire::{
+    AtomicEth, BthFlags, Extended, Feth, Ieth, ImmDt, MaskEth, Operation, Place, Reth, XrcEth,
+};
 
 /// Request packets that are not confirmed.
 pub(super) const PACKETS_MAX: u32 = 256;
@@ -187,6 +190,9 @@ impl Requester {
     ) -> Step {
         let at = self.window.cursor().at;
         let wr = ends.sends.read(at, scratch);
+        if wr.op.is_local() {
+            return self.step_local(ends, &wr, notes);
+        }
         let begins = at == self.window.begun();
         let flight = if begins {
             Flight::of(&wr, ends.path)
@@ -200,7 +206,7 @@ impl Requester {
             return Step::Held;
         }
         let need = match flight.kind {
-            Kind::Plain => Access::empty(),
+            Kind::Plain | Kind::Done | Kind::Local => Access::empty(),
             Kind::Read | Kind::Atomic => Access::LOCAL_WRITE,
         };
         let source = match Source::check(ends, &wr, need) {
@@ -216,7 +222,7 @@ impl Requester {
         };
         match flight.kind {
             Kind::Plain => self.send_packets(ends, outlet, &wr, &flight, &source),
-            Kind::Read | Kind::Atomic => self.send_request(ends, outlet, &wr, &flight),
+            _ => self.send_request(ends, outlet, &wr, &flight, &source),
         }
     }
 
@@ -295,7 +301,9 @@ impl Requester {
     /// Whether the packet at the cursor, of the work request at `at`, asks for an acknowledgement.
     fn asks(&mut self, ends: &Ends<'_>, at: u32, is_last: bool) -> bool {
         let next = at.wrapping_add(1);
-        let follows = !is_last || next != self.window.begun() || self.may_begin(ends, next);
+        let follows = !is_last
+            || !self.sends_nothing(ends, next)
+                && (next != self.window.begun() || self.may_begin(ends, next));
         let asks = self.ask
             || !follows
             || self.unasked + 1 >= ASK_EVERY
@@ -305,6 +313,50 @@ impl Requester {
         asks
     }
 
+    /// Whether the work request at that position is there and sends nothing, so that it asks nobody.
+    fn sends_nothing(&self, ends: &Ends<'_>, at: u32) -> bool {
+        ends.sends.is_filled(at) && ends.sends.is_local(at)
+    }
+
+    /// A work request that sends nothing: it is carried out when its turn has come, an invalidate when all
+    /// before it have ended; and it completes behind those.
+    fn step_local(&mut self, ends: &Ends<'_>, wr: &SendWr<'_>, notes: &mut Notes) -> Step {
+        let at = self.window.cursor().at;
+        if at != self.window.begun() {
+            self.window.passed_local();
+            return Step::Sent;
+        }
+        let waits = at != self.window.base();
+        let fenced = wr.flags.contains(SendFlags::FENCE) && self.window.reads() != 0;
+        if waits && (fenced || matches!(wr.op, SendOp::LocalInv(_))) {
+            return Step::Held;
+        }
+        let (local, settle) = execute(&wr.op, ends.mrs, ends.who(), ends.core);
+        notes.settle[0] = notes.settle[0].or(settle);
+        match local {
+            Local::Fault(status, reason) => self.refuse(ends, status, reason, notes),
+            // Somebody else is looking, who has posted an early invalidate for instance.
+            Local::Later(index) => {
+                notes.later = Some(index);
+                Step::Held
+            }
+            Local::Done(_) => {
+                let flight = self.window.begin(Flight::of(wr, ends.path));
+                debug_assert_eq!(flight.packets, 0, "it sends nothing");
+                self.window.passed_local();
+                if !waits && !self.complete(ends, notes) {
+                    return Step::Held;
+                }
+                // What was let go has to be settled before another is.
+                if settle.is_some() {
+                    notes.again = true;
+                    return Step::Held;
+                }
+                Step::Sent
+            }
+        }
+    }
+
     /// Sends the one packet of a READ or an atomic. A READ that has come in part is asked for the rest.
     fn send_request(
         &mut self,
@@ -312,16 +364,21 @@ impl Requester {
         outlet: &mut dyn Outlet,
         wr: &SendWr<'_>,
         flight: &Flight,
+        source: &Source<'_, '_>,
     ) -> Step {
         let offset = self.window.cursor().packet << ends.path.mtu.shift();
         let (operation, mut ext) = request(wr, Place::Only, flight.len);
-        if let Some(reth) = &mut ext.reth {
+        if let (Kind::Read, Some(reth)) = (flight.kind, &mut ext.reth) {
             reth.addr = reth.addr.wrapping_add(u64::from(offset));
             reth.dma_len -= offset;
         }
         let (psn, again) = self.window.psn(flight);
         let head = head(ends.path, operation, psn, BthFlags::ACK_REQ, ext);
-        outlet.put(&head, 0, again, &mut |_| {});
+        let len = match operation {
+            Operation::AtomicWrite => 8,
+            _ => 0,
+        };
+        outlet.put(&head, len, again, &mut |out| source.read(0, out));
         self.window.passed_request(flight);
         // The answer confirms everything before.
         self.unasked = 0;
@@ -360,12 +417,20 @@ impl Flight {
             SendOp::Read(_) => (Kind::Read, WcOpcode::RdmaRead),
             SendOp::CompareSwap { .. } => (Kind::Atomic, WcOpcode::CompSwap),
             SendOp::FetchAdd { .. } => (Kind::Atomic, WcOpcode::FetchAdd),
+            SendOp::MaskedCompareSwap { .. } => (Kind::Atomic, WcOpcode::MaskedCompSwap),
+            SendOp::MaskedFetchAdd { .. } => (Kind::Atomic, WcOpcode::MaskedFetchAdd),
+            SendOp::AtomicWrite(_) => (Kind::Done, WcOpcode::AtomicWrite),
+            SendOp::Flush(_) => (Kind::Done, WcOpcode::Flush),
+            SendOp::LocalInv(_) => (Kind::Local, WcOpcode::LocalInv),
+            SendOp::RegMr(_) => (Kind::Local, WcOpcode::RegMr),
+            SendOp::BindMw(_) => (Kind::Local, WcOpcode::BindMw),
             _ => (Kind::Plain, WcOpcode::Send),
         };
         // Posting has checked that a message is not longer than 2^31 bytes.
         let len = u32::try_from(wr.payload.len()).unwrap_or(1 << 31);
         let packets = match kind {
-            Kind::Atomic => 1,
+            Kind::Atomic | Kind::Done => 1,
+            Kind::Local => 0,
             Kind::Plain | Kind::Read => path.mtu.packets(len),
         };
         Self {
@@ -438,6 +503,48 @@ pub(in crate::transport) fn request(
         SendOp::FetchAdd { remote, add } => {
             ext.atomic = Some(atomic(remote, add, 0));
             Operation::FetchAdd
+        }
+        SendOp::MaskedCompareSwap {
+            remote,
+            compare,
+            compare_mask,
+            swap,
+            swap_mask,
+        } => {
+            ext.atomic = Some(atomic(remote, swap, compare));
+            ext.masks = Some(MaskEth {
+                swap_or_boundary: swap_mask,
+                compare: compare_mask,
+            });
+            Operation::MaskedCompareSwap
+        }
+        SendOp::MaskedFetchAdd {
+            remote,
+            add,
+            boundary,
+        } => {
+            ext.atomic = Some(atomic(remote, add, 0));
+            ext.masks = Some(MaskEth {
+                swap_or_boundary: boundary,
+                compare: 0,
+            });
+            Operation::MaskedFetchAdd
+        }
+        SendOp::AtomicWrite(remote) => {
+            ext.reth = Some(reth(remote, len));
+            Operation::AtomicWrite
+        }
+        SendOp::Flush(what) => {
+            ext.feth = Some(Feth {
+                placement: what.placement,
+                selectivity: if what.len.is_some() {
+                    Feth::RANGE
+                } else {
+                    Feth::REGION
+                },
+            });
+            ext.reth = Some(reth(what.remote, what.len.unwrap_or(0)));
+            Operation::Flush
         }
         _ => match place {
             Place::First => Operation::SendFirst,

@@ -22,6 +22,8 @@ pub(super) enum What {
     Read(Reth),
     /// What was there before.
     Atomic(u64),
+    /// An ATOMIC WRITE or a FLUSH: nothing but that it was done.
+    Done,
 }
 
 /// One READ or atomic.
@@ -178,10 +180,10 @@ impl Resources {
         }
     }
 
-    /// The peer asks for the result of an atomic again.
-    pub(super) fn atomic_again(&mut self, depth: u8, psn: Psn) {
-        let is_atomic = |slot: &Slot| matches!(slot.what, What::Atomic(_));
-        if let Some(number) = self.find(depth, psn, is_atomic) {
+    /// The peer asks again for the result of what is not done twice.
+    pub(super) fn done_again(&mut self, depth: u8, psn: Psn) {
+        let is_done = |slot: &Slot| matches!(slot.what, What::Atomic(_) | What::Done);
+        if let Some(number) = self.find(depth, psn, is_done) {
             let result = self.slot(number).what;
             self.answer_again(number, psn, result);
         }

@@ -190,7 +190,9 @@ impl Responder {
             (Message::Read, Some(reth)) => {
                 self.resources.read_again(depth, psn, reth, ends.path.mtu);
             }
-            (Message::Atomic, _) => self.resources.atomic_again(depth, psn),
+            (Message::Atomic | Message::AtomicWrite | Message::Flush, _) => {
+                self.resources.done_again(depth, psn);
+            }
             _ => {}
         }
     }
@@ -249,6 +251,11 @@ impl Responder {
             (Message::Write, reth, _) => self.write(ends, head, reth, payload, notes),
             (Message::Read, Some(reth), _) => self.read(ends, head.bth().psn, reth),
             (Message::Atomic, _, Some(eth)) => self.atomic(ends, head, eth),
+            (Message::AtomicWrite, Some(reth), _) => self.atomic_write(ends, head, reth, payload),
+            (Message::Flush, Some(reth), _) => match ext.feth {
+                Some(feth) => self.flush(ends, head, feth, reth),
+                None => Err(INVALID),
+            },
             _ => Err(INVALID),
         }?;
         if facts.place.is_last() {

@@ -28,6 +28,10 @@ pub(in crate::transport) enum Kind {
     Read,
     /// By a value.
     Atomic,
+    /// By a READ response without data: ATOMIC WRITE and FLUSH.
+    Done,
+    /// Not at all: nothing is sent, and it takes no number.
+    Local,
 }
 
 /// A message that has begun.
@@ -35,7 +39,7 @@ pub(in crate::transport) enum Kind {
 pub(in crate::transport) struct Flight {
     pub(in crate::transport) wr_id: u64,
     pub(in crate::transport) first: Psn,
-    /// Numbers that it takes, at least 1.
+    /// Numbers that it takes: at least 1, but for those that send nothing.
     pub(in crate::transport) packets: u32,
     /// Bytes.
     pub(in crate::transport) len: u32,
@@ -218,6 +222,14 @@ impl Window {
         self.pass(flight, missing);
     }
 
+    /// A work request at the cursor that sends nothing was carried out.
+    pub(super) fn passed_local(&mut self) {
+        self.cursor = Cursor {
+            at: self.cursor.at.wrapping_add(1),
+            packet: 0,
+        };
+    }
+
     fn pass(&mut self, flight: &Flight, packets: u32) {
         self.cursor.packet += packets;
         let end = self.distance(flight.first.add(self.cursor.packet - 1)) + 1;
@@ -238,7 +250,10 @@ impl Window {
         self.acked += packets;
         match kind {
             Kind::Plain => self.requests = self.requests.saturating_sub(packets),
-            Kind::Read | Kind::Atomic => self.responses = self.responses.saturating_sub(packets),
+            Kind::Local => {}
+            Kind::Read | Kind::Atomic | Kind::Done => {
+                self.responses = self.responses.saturating_sub(packets);
+            }
         }
         if self.cursor.at == self.base && self.cursor.packet < self.acked {
             self.go_back();
@@ -253,7 +268,10 @@ impl Window {
 
     /// The oldest message, confirmed as a whole, is done with.
     pub(super) fn retire(&mut self) {
-        if self.flight(self.base).kind != Kind::Plain {
+        if matches!(
+            self.flight(self.base).kind,
+            Kind::Read | Kind::Atomic | Kind::Done
+        ) {
             self.reads = self.reads.saturating_sub(1);
             self.requests = self.requests.saturating_sub(1);
         }

@@ -37,8 +37,9 @@ fn a_port_stands_where_the_specification_has_it() {
 /// Goal: tables are sequences of equal fields. Method: the first and last entries, by hand.
 #[test]
 fn tables_have_their_entries_in_order() {
-    let mut keys = PKeyBlock::default();
-    keys.keys = [PKey(0); 32];
+    let mut keys = PKeyBlock {
+        keys: [PKey(0); 32],
+    };
     keys.keys[0] = PKey(0x7fff);
     keys.keys[31] = PKey(0x8001);
     let mut bytes = [0; PKeyBlock::LEN];

@@ -292,7 +292,7 @@ impl Subnet {
             return true;
         }
         self.count(PortRef { port: own, ..at }, |counts| {
-            counts.qp1_dropped += 1
+            counts.qp1_dropped += 1;
         });
         false
     }

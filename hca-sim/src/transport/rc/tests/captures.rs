@@ -153,11 +153,7 @@ fn give_key(machine: &Machine, packet: &Packet<'_>, bytes: &mut [u8], refused: b
     let key = match (refused, ext.ieth) {
         (true, _) => RKey::new(0),
         (_, None) => machine.rkey,
-        (_, Some(_)) => {
-            let key = machine.mrs.allocate(PD).unwrap();
-            let region = Region::new(Arc::clone(&machine.memory), Access::REMOTE_READ, PD);
-            machine.mrs.map(key, region).unwrap().1
-        }
+        (_, Some(_)) => register_fast(&machine.mrs, &machine.memory, Access::REMOTE_READ, PD),
     };
     bytes[at..at + 4].copy_from_slice(&key.value().to_be_bytes());
 }

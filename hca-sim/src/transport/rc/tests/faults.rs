@@ -121,12 +121,9 @@ const TABLE: &[Fault] = &[
         NONE,
         |n, b| opcode(n, 1, b, 0x02),
     ),
-    invalid(
-        "ATOMIC WRITE, which is not there",
-        Post::Write(8),
-        NONE,
-        |n, b| opcode(n, 0, b, 0x1d),
-    ),
+    invalid("ATOMIC WRITE of 16 bytes", Post::Write(16), NONE, |n, b| {
+        opcode(n, 0, b, 0x1d);
+    }),
     invalid(
         "no right to WRITE",
         Post::Write(8),
@@ -476,9 +473,8 @@ fn regions_that_go_away_are_left_alone() {
 fn a_key_is_invalidated_with_the_message() {
     let mut pair = Pair::new();
     let [ours, theirs] = &mut pair.ends;
-    let key = theirs.mrs.allocate(PD).unwrap();
-    let region = region_of(&theirs.memory, Access::LOCAL_WRITE | Access::REMOTE, PD);
-    let (_, rkey) = theirs.mrs.map(key, region).unwrap();
+    let access = Access::LOCAL_WRITE | Access::REMOTE;
+    let rkey = register_fast(&theirs.mrs, &theirs.memory, access, PD);
     let room = [theirs.sge(0x1000, 2000)];
     theirs.post_recv(50, &room);
     let remote = Remote {
@@ -501,14 +497,18 @@ fn a_key_is_invalidated_with_the_message() {
 fn a_key_of_another_domain_stays() {
     let mut pair = Pair::new();
     let [ours, theirs] = &mut pair.ends;
-    let key = theirs.mrs.allocate(PD + 1).unwrap();
-    let region = region_of(&theirs.memory, Access::REMOTE_READ, PD + 1);
-    let (_, rkey) = theirs.mrs.map(key, region).unwrap();
+    let rkey = register_fast(&theirs.mrs, &theirs.memory, Access::REMOTE_READ, PD + 1);
     theirs.post_recv(50, &[]);
     ours.post(wr(1, SendOp::SendWithInv(rkey), &[]));
     pair.run();
     let theirs = &mut pair.ends[1];
-    assert!(theirs.dead && theirs.mrs.query(key).is_some());
+    assert!(theirs.dead);
+    let (pin, who) = (pin(), Who { pd: PD + 1, qpn: 0 });
+    let granted = theirs
+        .mrs
+        .grants(&pin, rkey.value(), who, Access::REMOTE_READ);
+    assert_eq!(granted, Ok(()));
+    drop(pin);
     assert_eq!(theirs.recv_statuses(), [(50, WcStatus::RemInvReqErr)]);
 }
 

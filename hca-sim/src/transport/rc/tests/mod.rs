@@ -11,11 +11,11 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use verbs_core::mem::{Memory, MrTable, Region, pin};
+use verbs_core::mem::{Memory, MrTable, Region, Who, pin};
 use verbs_core::sync::Arc;
 use verbs_core::{
-    Access, EventType, Guid, LKey, Lid, Mtu, PKey, QKey, QpCap, Qpn, RKey, RawCq, RawRecvQueue,
-    SendFlags, SendOp, SendWr, Sge, Wc, WcStatus,
+    Access, EventType, Extent, Guid, LKey, Layout, Lid, Mtu, PKey, PageList, QKey, QpCap, Qpn,
+    RKey, RawCq, RawRecvQueue, Registration, SendFlags, SendOp, SendWr, Sge, Wc, WcStatus,
 };
 
 use super::Rc;
@@ -178,6 +178,7 @@ impl Machine {
             recv_cq: &self.recv_cq,
             mrs: &self.mrs,
             counters: &self.counters,
+            core: None,
         };
         let result = run(&mut self.rc, &ends, &mut notes);
         drop(pin);
@@ -313,6 +314,26 @@ fn region_of(memory: &Arc<Memory>, access: Access, pd: u32) -> Region {
         iova: BASE,
         ..Region::new(Arc::clone(memory), access, pd)
     }
+}
+
+/// A fast registration of all of that memory.
+fn register_fast(mrs: &MrTable, memory: &Arc<Memory>, access: Access, pd: u32) -> RKey {
+    let key = mrs.allocate(pd, Layout::Gaps, 1).unwrap();
+    let mut list = PageList::new(1).unwrap();
+    let whole = Extent {
+        memory,
+        offset: 0,
+        len: memory.len() as u32,
+    };
+    assert_eq!(list.fill(Layout::Gaps, [whole]), Ok(1));
+    let what = Registration {
+        key,
+        access,
+        iova: BASE,
+        mapping: mrs.stage(key.index(), &mut list).unwrap(),
+    };
+    mrs.map(&what, pd).unwrap();
+    RKey::new(key.value())
 }
 
 /// What the wire does to packets, in percent.

@@ -1,12 +1,12 @@
 //! Random work over a bad wire: whatever is lost, repeated or late, every byte and every completion is as
 //! without, and each work request completes once, in order.
 
-use verbs_core::{Psn, WcOpcode};
+use verbs_core::{Placement, Psn, WcOpcode};
 
 use super::*;
 use crate::wire::{
-    Aeth, AtomicAckEth, AtomicEth, Bth, BthFlags, Extended, Headers, Ieth, ImmDt, Opcode,
-    Operation, Reth, Service, Syndrome,
+    Aeth, AtomicAckEth, AtomicEth, Bth, BthFlags, Extended, Feth, Headers, Ieth, ImmDt, MaskEth,
+    Opcode, Operation, Reth, Service, Syndrome,
 };
 
 /// Of each side: where messages come from, where the peer WRITEs and READs, where SENDs arrive.
@@ -264,7 +264,10 @@ fn a_seed_decides_the_run() {
 fn noise(rng: &mut Rng, machine: &Machine, near: u32) -> Vec<u8> {
     let operations: Vec<Opcode> = Operation::ALL
         .iter()
-        .filter_map(|&operation| Opcode::new(Service::Rc, operation))
+        .flat_map(|&operation| {
+            [Service::Rc, Service::Own].map(|service| Opcode::new(service, operation))
+        })
+        .flatten()
         .collect();
     let opcode = operations[rng.within(0..operations.len() as u32) as usize];
     let headers = opcode.headers();
@@ -283,6 +286,14 @@ fn noise(rng: &mut Rng, machine: &Machine, near: u32) -> Vec<u8> {
     let (draw, imm) = (rng.draw(), rng.within(0..1 << 24));
     let has = |header| headers.contains(header);
     let ext = Extended {
+        feth: has(Headers::FETH).then_some(Feth {
+            placement: Placement::from_bits_retain(imm as u8 & 0xf),
+            selectivity: draw as u8 & 3,
+        }),
+        masks: has(Headers::MASK_ETH).then_some(MaskEth {
+            swap_or_boundary: draw,
+            compare: draw,
+        }),
         reth: has(Headers::RETH).then_some(Reth {
             addr,
             rkey: key,

@@ -1,0 +1,447 @@
+//! A session on an unreliable connection: what is told of is whole, once and in order; the rest is lost.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use verbs_core::{
+    Access, Av, Dest, Path, Psn, QpAttr, QpState, QpType, SendOp, Wc, WcOpcode, WcStatus,
+};
+
+use crate::sim::check::{Arrived, Deliveries, Rule, Tag};
+use crate::sim::coverage::Operation;
+use crate::sim::run::Mode;
+use crate::sim::run::conn::Seen;
+use crate::sim::run::parcel::{Data, Parcel};
+use crate::sim::run::service::{self, Flying};
+use crate::sim::run::stand::{MESSAGE_MAX, Stand, TARGET, pause};
+use crate::sim::run::world::{LIVE_MAX, World};
+use crate::sim::{Draw, Ppm};
+
+/// WRITEs of a session at most: where packets may come twice, each may take effect until the end.
+const WRITES_MAX: usize = 24;
+/// Bytes that every receive has room for.
+const SMALL: usize = 64;
+
+struct Session<'w> {
+    world: &'w Rc<World>,
+    draw: Draw,
+    stands: [Stand; 2],
+    messages: Deliveries<About>,
+    flying: Flying,
+    /// The next packet number of each direction.
+    psns: [u32; 2],
+    writes: usize,
+    gid_index: u16,
+}
+
+/// What is known of a message.
+struct About {
+    to: u16,
+    /// It is a WRITE, whose immediate data takes a receive.
+    writes: bool,
+    /// For how many bytes the receive has to have room.
+    len: usize,
+}
+
+/// Builds a session, works on it and takes it down.
+pub(super) async fn run(world: &Rc<World>, mut draw: Draw) {
+    let nodes = [(); 2].map(|()| draw.below(world.plan.nodes));
+    let Some(stands) = service::stands(world, &mut draw, nodes) else {
+        return;
+    };
+    let psns = [(); 2].map(|()| draw.within(0..=0xff_ffff) as u32);
+    let mut session = Session {
+        world,
+        stands,
+        messages: Deliveries::new(service::laws(world)),
+        flying: Flying::default(),
+        psns,
+        writes: 0,
+        gid_index: draw.below(2) as u16,
+        draw,
+    };
+    if session.build().await.is_some() && session.work().await.is_some() {
+        session.probe().await;
+    }
+    session.end().await;
+}
+
+impl Session<'_> {
+    async fn build(&mut self) -> Option<()> {
+        let mtu = self.stands[0].sizes.mtu;
+        self.stands[1].sizes.mtu = mtu;
+        for stand in &mut self.stands {
+            stand.build(self.world, &mut self.draw, None).await?;
+            stand.create_qp(self.world, QpType::Uc, |init| init).await?;
+        }
+        for end in [0, 1] {
+            self.connect(end).await?;
+        }
+        Some(())
+    }
+
+    /// Takes one end from RESET to RTS, with numbers that no packet on its way has.
+    async fn connect(&mut self, end: usize) -> Option<()> {
+        self.psns[end] = (self.psns[end] + 0x20_0000) & 0xff_ffff;
+        let peer = &self.stands[1 - end];
+        let av = match self.world.plan.mode {
+            Mode::Direct => Av::to_lid(1, peer.lease.hca.lid()),
+            Mode::Packets => Av::to_gid(1, self.gid_index, peer.lease.hca.gid_at(self.gid_index)),
+        };
+        let path = Path {
+            av,
+            dest_qpn: peer.qpn,
+            rq_psn: Psn::new(self.psns[1 - end]),
+            mtu: peer.sizes.mtu,
+        };
+        let steps = [
+            QpAttr::init(1, Access::REMOTE | Access::LOCAL_WRITE),
+            QpAttr::rtr_of(QpType::Uc, &path),
+            QpAttr::rts_of(QpType::Uc, Psn::new(self.psns[end])),
+        ];
+        self.stands[end].modify(self.world, &steps).await
+    }
+
+    fn is_orphaned(&self) -> bool {
+        service::is_orphaned(&self.stands)
+    }
+
+    async fn work(&mut self) -> Option<()> {
+        for _ in 0..self.draw.within(20..=150) {
+            if self.world.calm.get() || self.is_orphaned() {
+                break;
+            }
+            let end = self.draw.below(2);
+            match self.draw.below(100) {
+                0..=44 => drop(self.send(end)),
+                45..=64 => self.post_receives(end),
+                65..=91 => self.world.sim.sleep(pause(&mut self.draw)).await,
+                92..=93 => self.stumble(end),
+                94..=96 => self.reset(end).await?,
+                97..=98 => {
+                    let qp = self.stands[end].qp.as_ref()?;
+                    let _ = self.world.verb(&self.stands[end].lease, qp.query()).await;
+                }
+                _ => self.fail(end).await?,
+            }
+            self.reap();
+            self.stands[end].mend(self.world).await?;
+        }
+        Some(())
+    }
+
+    /// Posts a message.
+    fn send(&mut self, end: usize) -> Option<Tag> {
+        if !self.stands[end].is_healthy() {
+            return None;
+        }
+        let len = self.stands[end].sizes.length(&mut self.draw, MESSAGE_MAX);
+        match self.draw.below(10) {
+            0..=6 => self.send_message(end, len),
+            7..=8 if self.writes < WRITES_MAX => self.write(end, len),
+            _ => None,
+        }
+    }
+
+    fn send_message(&mut self, end: usize, len: usize) -> Option<Tag> {
+        let tag = self.stands[end].next_tag();
+        let named = len < Tag::LEN || self.draw.chance(Ppm::percent(30));
+        let imm = named.then(|| tag.number());
+        let op = imm.map_or(SendOp::Send, SendOp::SendWithImm);
+        let about = About {
+            to: self.stands[1 - end].id,
+            writes: false,
+            len,
+        };
+        self.post(end, tag, op, Operation::UcSend, len, (imm, about))
+    }
+
+    fn write(&mut self, end: usize, len: usize) -> Option<Tag> {
+        let len = len.min(TARGET.len());
+        let at = TARGET.start + self.draw.below(TARGET.len() - len + 1);
+        let remote = self.stands[1 - end].region.mr.as_ref()?.remote(at);
+        let tag = self.stands[end].next_tag();
+        let imm = self.draw.chance(Ppm::percent(50)).then(|| tag.number());
+        let op = match imm {
+            Some(imm) => SendOp::WriteWithImm(remote, imm),
+            None => SendOp::Write(remote),
+        };
+        let about = About {
+            to: self.stands[1 - end].id,
+            writes: true,
+            len: 0,
+        };
+        let tag = self.post(end, tag, op, Operation::UcWrite, len, (imm, about))?;
+        self.writes += 1;
+        let model = &mut self.stands[1 - end].region.model;
+        model.write(lane(end), u64::from(tag.seq), at, tag.compose(len));
+        Some(tag)
+    }
+
+    fn post(
+        &mut self,
+        end: usize,
+        tag: Tag,
+        op: SendOp,
+        operation: Operation,
+        len: usize,
+        (imm, about): (Option<u32>, About),
+    ) -> Option<Tag> {
+        let seen = service::seen(self.world, &self.stands, false);
+        let parcel = Parcel {
+            op,
+            dest: Dest::Peer,
+            operation,
+            data: Data::Bytes(tag.compose(len)),
+            seq: u64::from(tag.seq),
+            to: 1 - end,
+            receives: imm.is_some() || !about.writes,
+            read: None,
+            seen,
+        };
+        self.stands[end].post(self.world, &mut self.draw, parcel)?;
+        self.messages.post(tag, len, imm, about);
+        self.flying.post(self.world, operation, seen);
+        Some(tag)
+    }
+
+    fn post_receives(&mut self, end: usize) {
+        for _ in 0..=self.draw.below(4) {
+            let len = match self.draw.below(10) {
+                0 => SMALL,
+                1..=2 => 1000,
+                _ => MESSAGE_MAX,
+            };
+            if !self.stands[end].post_receive(self.world, &mut self.draw, len) {
+                return;
+            }
+        }
+    }
+
+    /// Posts a work request that ends the send queue, and only that: SQE.
+    fn stumble(&mut self, end: usize) {
+        let stand = &mut self.stands[end];
+        if !stand.is_healthy() {
+            return;
+        }
+        let parcel = Parcel {
+            op: SendOp::Send,
+            dest: Dest::Peer,
+            operation: Operation::UcSend,
+            data: Data::Stranger,
+            seq: 0,
+            to: 1 - end,
+            receives: false,
+            read: None,
+            seen: Seen::default(),
+        };
+        let posted = stand.post(self.world, &mut self.draw, parcel);
+        if posted.is_some() {
+            // What stands behind it is flushed.
+            let _ = self.send(end);
+        }
+        self.stands[end].evil = posted.map(|wr_id| (wr_id, WcStatus::LocProtErr));
+    }
+
+    /// Takes an end through RESET; the other goes on.
+    async fn reset(&mut self, end: usize) -> Option<()> {
+        self.reap();
+        let stand = &mut self.stands[end];
+        stand
+            .modify(self.world, &[QpAttr::to(QpState::Reset)])
+            .await?;
+        self.reap();
+        self.stands[end].forget();
+        self.connect(end).await
+    }
+
+    /// Takes an end to ERR, where everything is flushed, and back.
+    async fn fail(&mut self, end: usize) -> Option<()> {
+        self.reap();
+        self.stands[end].broken = true;
+        self.stands[end]
+            .modify(self.world, &[QpAttr::to(QpState::Err)])
+            .await?;
+        self.world.sim.sleep(Duration::from_nanos(1)).await;
+        self.reap();
+        self.stands[end].account(self.world);
+        self.reset(end).await
+    }
+
+    /// Polls everything, and judges what came.
+    fn reap(&mut self) {
+        let mut any = false;
+        for end in [0, 1] {
+            let polled = self.stands[end].poll(self.world);
+            any |= !polled.is_empty();
+            for wc in polled {
+                let qpn = self.stands[end].qpn;
+                if !self.stands[end].is_mine(self.world, &wc, qpn) {
+                    continue;
+                }
+                if wc.wr_id & 1 == 1 {
+                    self.received(end, &wc);
+                } else {
+                    self.sent(end, &wc);
+                }
+            }
+        }
+        if any {
+            self.stands
+                .iter_mut()
+                .for_each(|stand| stand.look(self.world));
+        }
+        self.flying.land(self.world, &self.stands, false);
+    }
+
+    fn sent(&mut self, end: usize, wc: &Wc) {
+        let legal = match wc.status {
+            WcStatus::Success | WcStatus::WrFlushErr => true,
+            status => self.stands[end].evil == Some((wc.wr_id, status)),
+        };
+        if !legal {
+            let what = format!("work request {:#x} ended in {}", wc.wr_id, wc.status);
+            self.world.accuse(Rule::Status, what);
+        }
+        let ended = self.stands[end].ended(self.world, wc);
+        let Some(last) = ended.last() else { return };
+        let opcode = match last.operation {
+            Operation::UcWrite => WcOpcode::RdmaWrite,
+            _ => WcOpcode::Send,
+        };
+        if wc.is_ok() && wc.opcode != opcode {
+            let what = format!(
+                "work request {:#x} is {}, not {opcode}",
+                wc.wr_id, wc.opcode
+            );
+            self.world.accuse(Rule::Result, what);
+        }
+        if !wc.is_ok() {
+            let orphaned = self.is_orphaned();
+            service::failed(self.world, last.operation, orphaned);
+            service::recall(
+                self.world,
+                &self.stands[end],
+                &mut self.messages,
+                wc,
+                last.seq,
+            );
+        }
+    }
+
+    fn received(&mut self, end: usize, wc: &Wc) {
+        let orphaned = self.is_orphaned();
+        let stand = &mut self.stands[end];
+        let Some(received) = stand.received(self.world, wc) else {
+            return;
+        };
+        if !wc.is_ok() {
+            // A shared receive that a message was too long for is lost with it.
+            let too_long = wc.status == WcStatus::LocLenErr && stand.srq.is_some();
+            let flushed = wc.status == WcStatus::WrFlushErr && (stand.broken || orphaned);
+            if !(too_long || flushed) {
+                let what = format!("receive {:#x} ended without cause: {}", wc.wr_id, wc.status);
+                self.world.accuse(Rule::Status, what);
+            }
+            return service::failed(self.world, Operation::UcReceive, orphaned);
+        }
+        let len = wc.byte_len as usize;
+        let carries = wc.opcode == WcOpcode::Recv;
+        let arrived = Arrived {
+            bytes: carries.then(|| &received.after[..len.min(received.after.len())]),
+            len,
+            imm: wc.immediate(),
+        };
+        let (me, room) = (stand.id, received.before.len());
+        let may = |about: &About| match about {
+            About { to, .. } if *to != me => Err("it was for somebody else"),
+            About { writes, .. } if *writes == carries => Err("it is the other operation"),
+            About { len, .. } if *len > room => Err("it has no room there"),
+            _ => Ok(()),
+        };
+        let tag = match self.messages.tell(me, &arrived, may) {
+            Ok(tag) => tag,
+            Err(what) => return self.world.accuse(Rule::Delivery, what),
+        };
+        let laws = self.messages.laws();
+        if !laws.repeats
+            && !laws.overtakes
+            && let Err(what) = stand.region.model.pass(lane(1 - end), u64::from(tag.seq))
+        {
+            self.world.accuse(Rule::Memory, what);
+        }
+        let seen = service::seen(self.world, &self.stands, false);
+        self.flying.post(self.world, Operation::UcReceive, seen);
+    }
+
+    /// Small messages get through in the end, both ways.
+    async fn probe(&mut self) {
+        for end in [0, 1] {
+            let begun = self.world.sim.now();
+            let mut sent = Vec::new();
+            loop {
+                let stands = &self.stands;
+                if self.is_orphaned()
+                    || stands
+                        .iter()
+                        .any(|stand| stand.broken || stand.qp.is_none())
+                    || self.world.is_spent()
+                {
+                    return;
+                }
+                self.stands[1 - end].post_receive(self.world, &mut self.draw, SMALL);
+                if self.stands[end].is_healthy() {
+                    sent.extend(self.send_message(end, SMALL / 4));
+                }
+                self.world.sim.sleep(service::PROBE_PAUSE).await;
+                self.reap();
+                if self.stands[end].mend(self.world).await.is_none() {
+                    return;
+                }
+                if sent.iter().any(|&tag| self.messages.was_told(tag)) {
+                    break;
+                }
+                if self.world.sim.now() - begun > service::PROBE_MAX {
+                    let what = format!("none of {} messages in a row arrives", sent.len());
+                    return self.world.accuse(Rule::Liveness, what);
+                }
+            }
+        }
+    }
+
+    /// Waits until everything has left, and takes everything down.
+    async fn end(&mut self) {
+        let begun = self.world.sim.now();
+        while self
+            .stands
+            .iter()
+            .any(|stand| stand.is_healthy() && stand.sends.iter().any(|sent| sent.signaled))
+            && !self.is_orphaned()
+        {
+            self.world.sim.sleep(Duration::from_micros(50)).await;
+            self.reap();
+            if self.world.sim.now() - begun > LIVE_MAX {
+                let what = "messages that nobody answers do not leave";
+                self.world.accuse(Rule::Liveness, what);
+                break;
+            }
+        }
+        for end in [0, 1] {
+            self.stands[end].destroy_qp(self.world).await;
+        }
+        self.reap();
+        self.flying.land(self.world, &self.stands, true);
+        for end in [0, 1] {
+            self.stands[end].account(self.world);
+            if let Err(what) = self.stands[end].region.model.resolve(lane(1 - end)) {
+                self.world.accuse(Rule::Memory, what);
+            }
+            self.stands[end].tear_down(self.world).await;
+        }
+    }
+}
+
+/// The lane of what an end writes at its peer; receives have lanes by their numbers.
+const fn lane(end: usize) -> u64 {
+    u64::MAX - end as u64
+}

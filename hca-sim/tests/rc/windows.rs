@@ -1,0 +1,204 @@
+//! Memory windows: bound, used, unbound, and whom they keep from being destroyed.
+
+use futures::executor::block_on;
+use hca_sim::connect;
+use verbs_core::{
+    Access, Error, LocalInv, Memory, Mr, ObjectKind, QpInit, QpState, Recv, Send, WcOpcode,
+    WcStatus, WindowType, Write,
+};
+
+use crate::ends::{End, pair, poll, state, statuses};
+use crate::way;
+
+const OK: WcStatus = WcStatus::Success;
+const DENIED: WcStatus = WcStatus::RemAccessErr;
+
+/// A region that windows may be bound to, and that grants peers nothing itself.
+fn bindable(end: &End) -> Mr {
+    let access = Access::LOCAL_WRITE | Access::MW_BIND;
+    let memory = Memory::alloc(4096).unwrap();
+    end.pd.register(memory, access).wait().unwrap()
+}
+
+fn write(from: &mut End, to: verbs_core::Remote, len: usize) -> Vec<(u64, WcStatus)> {
+    let mine = from.mr.slice(0..len);
+    from.qp
+        .post_send(Write::new(9, to).from(mine).signaled())
+        .unwrap();
+    statuses(&mut from.send_cq)
+}
+
+/// Goal: a window lets peers write where the region itself does not, and no further; invalidated, it lets
+/// nobody in. By the holder and by the peer.
+#[test]
+fn windows_of_type_2_open_a_part_of_a_region() {
+    for kind in [WindowType::TwoA, WindowType::TwoB] {
+        for by_peer in [false, true] {
+            let (mut a, mut b) = pair();
+            let mr = bindable(&b);
+            let mut mw = b.pd.alloc_mw(kind).wait().unwrap();
+            assert_eq!(mw.window_type(), kind);
+            for _ in 0..2 {
+                let bind = mw.bind(1, mr.slice(100..200), Access::REMOTE_WRITE);
+                let bind = bind
+                    .key_byte(mw.rkey().key_byte().wrapping_add(7))
+                    .signaled();
+                let key = b.qp.send_queue().unwrap().bind(&mut mw, bind).unwrap();
+                let done = poll(&mut b.send_cq);
+                assert_eq!((done[0].status, done[0].opcode), (OK, WcOpcode::BindMw));
+                let start = mr.slice(100..200).addr;
+                assert_eq!(write(&mut a, mw.remote(start), 100), [(9, OK)]);
+                if by_peer {
+                    b.qp.post_recv(Recv::new(5)).unwrap();
+                    a.qp.post_send(Send::new(2).invalidate(key)).unwrap();
+                    assert_eq!(poll(&mut b.recv_cq)[0].invalidated(), Some(key));
+                } else {
+                    b.qp.post_send(LocalInv::new(2, key).signaled()).unwrap();
+                    assert_eq!(statuses(&mut b.send_cq), [(2, OK)]);
+                }
+            }
+            let stale = mw.remote(mr.slice(100..200).addr);
+            assert_eq!(write(&mut a, stale, 1), [(9, DENIED)]);
+            mw.dealloc().wait().unwrap();
+            mr.dereg().wait().unwrap();
+        }
+    }
+}
+
+/// Goal: an access beyond a window is refused although the region goes on there.
+#[test]
+fn the_window_is_checked_and_not_the_region() {
+    for (offset, len) in [(0, 101), (100, 1), (99, 2)] {
+        let (mut a, mut b) = pair();
+        let mr = bindable(&b);
+        let mut mw = b.pd.alloc_mw(WindowType::TwoB).wait().unwrap();
+        let access = Access::REMOTE_WRITE | Access::ZERO_BASED;
+        let bind = mw.bind(1, mr.slice(100..200), access);
+        b.qp.send_queue().unwrap().bind(&mut mw, bind).unwrap();
+        way::settle();
+        assert_eq!(write(&mut a, mw.remote(0), 100), [(9, OK)]);
+        assert_eq!(write(&mut a, mw.remote(offset), len), [(9, DENIED)]);
+        assert_eq!(state(&b), QpState::Err);
+    }
+}
+
+/// Goal: a window of type 1 is bound anew at any time, and unbound by a bind of no bytes; every bind has
+/// another key.
+#[test]
+fn windows_of_type_1_are_bound_at_any_time() {
+    let (mut a, mut b) = pair();
+    let (first, second) = (bindable(&b), bindable(&b));
+    let mut mw = b.pd.alloc_mw(WindowType::One).wait().unwrap();
+    let mut keys = vec![mw.rkey()];
+    for mr in [&first, &second, &first] {
+        let bind = mw.bind(1, mr.all(), Access::REMOTE_WRITE).signaled();
+        let key = b.qp.send_queue().unwrap().bind(&mut mw, bind).unwrap();
+        assert_eq!(statuses(&mut b.send_cq), [(1, OK)]);
+        assert!(!keys.contains(&key));
+        keys.push(key);
+        let place = mw.remote(mr.iova());
+        assert_eq!(write(&mut a, place, 64), [(9, OK)]);
+        let mut got = [1; 64];
+        mr.read(0, &mut got).unwrap();
+    }
+    let busy = first.dereg().wait().unwrap_err();
+    assert_eq!(busy.error, Error::Busy);
+    assert_eq!(busy.busy.unwrap().of(ObjectKind::Mw), 1);
+    let first = busy.handle.unwrap();
+    second.dereg().wait().unwrap();
+    let busy = first.rereg().access(Access::empty()).wait().unwrap_err();
+    assert_eq!(busy.error, Error::Busy);
+    let first = busy.handle.unwrap();
+    // o10-37.2.26: type 1 cannot be invalidated; a zero-length bind unbinds it.
+    let unbind = mw.unbind(2).signaled();
+    b.qp.send_queue().unwrap().bind(&mut mw, unbind).unwrap();
+    assert_eq!(statuses(&mut b.send_cq), [(2, OK)]);
+    let iova = first.iova();
+    first.dereg().wait().unwrap();
+    assert_eq!(write(&mut a, mw.remote(iova), 1), [(9, DENIED)]);
+    b.qp.post_send(LocalInv::new(3, mw.rkey())).unwrap();
+}
+
+/// Goal: a bind that breaks a rule completes in error at its own side; the window is as before.
+#[test]
+fn broken_binds_complete_in_error() {
+    let (mut a, mut b) = pair();
+    let mr = bindable(&b);
+    let mut mw = b.pd.alloc_mw(WindowType::TwoB).wait().unwrap();
+    let before = mw.rkey();
+    let bind = mw.bind(1, mr.slice(4000..4097), Access::REMOTE_WRITE);
+    b.qp.send_queue().unwrap().bind(&mut mw, bind).unwrap();
+    let done = poll(&mut b.send_cq);
+    assert_eq!((done[0].wr_id, done[0].status), (1, WcStatus::MwBindErr));
+    assert_eq!(done[0].vendor_err, 4, "bounds");
+    assert_eq!((state(&a), state(&b)), (QpState::Rts, QpState::Err));
+    mw.set_rkey(before);
+    // Another queue pair may bind it.
+    let mut ours =
+        a.pd.create_qp(QpInit::rc(&a.send_cq, &a.recv_cq))
+            .wait()
+            .unwrap();
+    let mut theirs =
+        b.pd.create_qp(QpInit::rc(&b.send_cq, &b.recv_cq))
+            .wait()
+            .unwrap();
+    block_on(connect(&mut ours, &mut theirs)).unwrap();
+    let bind = mw
+        .bind(2, mr.slice(4000..4096), Access::REMOTE_WRITE)
+        .signaled();
+    theirs.send_queue().unwrap().bind(&mut mw, bind).unwrap();
+    assert_eq!(statuses(&mut b.send_cq), [(2, OK)]);
+    let place = mw.remote(mr.iova() + 4000);
+    let mine = a.mr.slice(0..96);
+    ours.post_send(Write::new(3, place).from(mine).signaled())
+        .unwrap();
+    assert_eq!(statuses(&mut a.send_cq), [(3, OK)]);
+    // The queue pair that it is bound to stays until it is unbound.
+    let busy = theirs.destroy().wait().unwrap_err();
+    assert_eq!(busy.busy.unwrap().of(ObjectKind::Mw), 1);
+    let theirs = busy.handle.unwrap();
+    mw.dealloc().wait().unwrap();
+    theirs.destroy().wait().unwrap();
+    drop(poll(&mut a.recv_cq));
+}
+
+/// Goal: whom a window of type 2 is not bound to does not get in, and 2A and 2B differ in the domain.
+#[test]
+fn other_queue_pairs_stay_outside() {
+    for (kind, other_domain) in [
+        (WindowType::TwoA, true),
+        (WindowType::TwoB, true),
+        (WindowType::TwoB, false),
+    ] {
+        let (mut a, b) = pair();
+        let mr = bindable(&b);
+        let mut mw = b.pd.alloc_mw(kind).wait().unwrap();
+        let other = b.device.alloc_pd().wait().unwrap();
+        let pd = if other_domain { &other } else { &b.pd };
+        let mut theirs = pd
+            .create_qp(QpInit::rc(&b.send_cq, &b.recv_cq))
+            .wait()
+            .unwrap();
+        let mut ours =
+            a.pd.create_qp(QpInit::rc(&a.send_cq, &a.recv_cq))
+                .wait()
+                .unwrap();
+        block_on(connect(&mut ours, &mut theirs)).unwrap();
+        let mut b = b;
+        let bind = mw.bind(1, mr.all(), Access::REMOTE_WRITE).signaled();
+        theirs.send_queue().unwrap().bind(&mut mw, bind).unwrap();
+        let bound = statuses(&mut b.send_cq);
+        if kind == WindowType::TwoB && other_domain {
+            assert_eq!(bound, [(1, WcStatus::MwBindErr)], "C10-72");
+            continue;
+        }
+        assert_eq!(bound, [(1, OK)]);
+        let place = mw.remote(mr.iova());
+        let mine = a.mr.slice(0..8);
+        ours.post_send(Write::new(2, place).from(mine).signaled())
+            .unwrap();
+        assert_eq!(statuses(&mut a.send_cq), [(2, OK)]);
+        // Through another queue pair to the same memory.
+        assert_eq!(write(&mut a, place, 8), [(9, DENIED)]);
+    }
+}

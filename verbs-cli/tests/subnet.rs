@@ -1,0 +1,119 @@
+//! `verbs subnet`, from outside: a subnet is hosted, seen and changed by other processes.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+
+const TWO: &str = "Switch 2 \"s\"\n[1] \"a\"[1]\n[2] \"b\"[1]\nHca 1 \"a\"\nHca 1 \"b\"\n";
+
+/// A hosted subnet, ended when it goes.
+struct Hosted(Child);
+
+impl Drop for Hosted {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _killed = self.0.kill();
+        let _reaped = self.0.wait();
+    }
+}
+
+fn verbs(socket: &Path, args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_verbs"));
+    command.arg("subnet").args(args).env("VERBS_SUBNET", socket);
+    command
+}
+
+fn run(socket: &Path, args: &[&str]) -> Output {
+    verbs(socket, args).output().expect("it runs")
+}
+
+fn said(output: &Output) -> String {
+    let text = [output.stdout.as_slice(), &output.stderr].concat();
+    String::from_utf8(text).expect("text")
+}
+
+/// Hosts a subnet and waits until it says that it is there.
+fn host(socket: &Path, args: &[&str]) -> (Hosted, String) {
+    let mut child = verbs(socket, args)
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("it runs");
+    let stdout = child.stdout.take().expect("it is piped");
+    let mut line = String::new();
+    BufReader::new(stdout).read_line(&mut line).expect("a line");
+    (Hosted(child), line)
+}
+
+/// Goal: a subnet can be hosted, looked at and changed, and what a killed one leaves behind is no obstacle.
+/// Method: each command once, as a user types it.
+#[test]
+fn a_subnet_is_hosted_and_changed() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (socket, file) = (folder.path().join("subnet"), folder.path().join("net"));
+    fs::write(&file, TWO).expect("a topology");
+    let file = file.to_str().expect("text");
+
+    let none = run(&socket, &["--status"]);
+    assert_eq!(none.status.code(), Some(5), "{}", said(&none));
+    let (hosted, welcome) = host(&socket, &[file]);
+    assert!(
+        welcome.starts_with("subnet with 1 switches, 2 adapters and 2 links"),
+        "{welcome}"
+    );
+    let status = "3 nodes, 4 ports with a link, 0 of them in service\n";
+    assert_eq!(said(&run(&socket, &["--status"])), status);
+    let twice = run(&socket, &[file]);
+    assert_eq!(twice.status.code(), Some(1), "{}", said(&twice));
+
+    assert!(run(&socket, &["--unplug", "s:1"]).status.success());
+    assert!(said(&run(&socket, &["--status"])).contains("2 ports with a link"));
+    assert!(
+        run(&socket, &["--plug", "a:1"]).status.success(),
+        "from its other end"
+    );
+    assert_eq!(said(&run(&socket, &["--status"])), status);
+    let missing = run(&socket, &["--unplug", "c:1"]);
+    assert_eq!(missing.status.code(), Some(5), "{}", said(&missing));
+
+    drop(hosted);
+    assert!(
+        socket.exists(),
+        "a program that is killed leaves its socket"
+    );
+    let (_hosted, welcome) = host(&socket, &["--tree", "64"]);
+    assert!(welcome.contains("8 switches, 64 adapters"), "{welcome}");
+}
+
+#[test]
+fn what_cannot_be_hosted_is_refused() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let socket = folder.path().join("subnet");
+    let file = folder.path().join("net");
+    let path = file.to_str().expect("text");
+    assert_eq!(
+        run(&socket, &[path]).status.code(),
+        Some(1),
+        "there is no file"
+    );
+    for (text, complaint) in [
+        (
+            "Hca 1 \"a\"\n[1] \"b\"[1]\n",
+            "line 2: there is no node \"b\"",
+        ),
+        ("Switch 4 \"s\"\n", "no adapter"),
+    ] {
+        fs::write(&file, text).expect("a topology");
+        let refused = run(&socket, &[path]);
+        assert_eq!(refused.status.code(), Some(2));
+        assert!(said(&refused).contains(complaint), "{}", said(&refused));
+    }
+    for args in [
+        &["--tree", "65"][..],
+        &[],
+        &["--plug", "s"],
+        &["--plug", "s:1", "--status"],
+    ] {
+        assert_eq!(run(&socket, args).status.code(), Some(2), "{args:?}");
+    }
+}

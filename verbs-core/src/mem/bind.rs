@@ -1,0 +1,276 @@
+//! Memory windows: keys to parts of regions, bound on the data path.
+//!
+//! A window's slot shows the bytes of its region, so that an access needs one look. It keeps no memory of
+//! its own: the region counts its windows and waits for whoever got in through one.
+
+use super::access::Access;
+use super::fast::Stopped;
+use super::grace;
+use super::region::Fault;
+use super::table::{ANY_PD, MrTable, ONE_QP, Owner, REMOTE_ONLY, State, View, What, Who};
+use super::touch::Touched;
+use crate::addr::RKey;
+use crate::error::Error;
+use crate::object::{Hold, ObjectKind, Target};
+use crate::sync::Arc;
+use crate::wr::Binding;
+
+/// What kind of memory window it is (IBTA vol. 1, 10.6.7.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum WindowType {
+    /// Bound by the bind verb, anew at any time; any queue pair of its protection domain reaches it.
+    One,
+    /// Bound by a work request to one queue pair, whatever its protection domain.
+    TwoA,
+    /// Bound by a work request to one queue pair of its own protection domain.
+    TwoB,
+}
+
+/// A window's own part of its slot.
+#[derive(Debug)]
+pub(super) struct WindowOwner {
+    kind: WindowType,
+    bound: Option<Bound>,
+    /// What it was bound to before, to be let go outside pins.
+    gone: Option<Bound>,
+}
+
+/// What a bound window holds.
+#[derive(Debug)]
+struct Bound {
+    /// Index of the region.
+    region: u32,
+    qpn: u32,
+    /// The region, and the queue pair of a window of type 2.
+    holds: [Option<Hold>; 2],
+}
+
+impl WindowOwner {
+    /// Whether that queue pair may make the key invalid.
+    pub(super) fn may_invalidate(&self, pd: u32, who: Who) -> Result<(), Fault> {
+        match self.kind {
+            WindowType::One => return Err(Fault::State),
+            WindowType::TwoB if pd != who.pd => return Err(Fault::Pd),
+            WindowType::TwoA | WindowType::TwoB => {}
+        }
+        match &self.bound {
+            Some(bound) if bound.qpn != who.qpn => Err(Fault::Qp),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Ends a window's binding, if there is one: whether [`MrTable::settle`] has something to do.
+pub(super) fn unbind(table: &MrTable, index: u32, owner: &mut Owner) -> bool {
+    table.kill(index, owner);
+    let drain = owner.drain;
+    let What::Window(window) = &mut owner.what else {
+        return false;
+    };
+    let Some(mut bound) = window.bound.take() else {
+        return window.gone.is_some();
+    };
+    if let Ok(mut region) = table.known(bound.region) {
+        region.windows -= 1;
+        region.wait_for(drain);
+        if let What::Fast(fast) = &mut region.what {
+            fast.drain(drain);
+        }
+    }
+    // Who sees the completion finds the region free.
+    bound.holds.iter_mut().flatten().for_each(Hold::let_go);
+    window.gone = Some(bound);
+    true
+}
+
+impl MrTable {
+    /// Reserves a key for a window: [`bind`](Self::bind) makes it valid, on the data path.
+    ///
+    /// # Errors
+    /// [`Error::Exhausted`] if the table is full.
+    pub fn allocate_window(&self, pd: u32, kind: WindowType) -> Result<RKey, Error> {
+        let window = Box::new(WindowOwner {
+            kind,
+            bound: None,
+            gone: None,
+        });
+        Ok(RKey::new(self.reserve(pd, What::Window(window))?))
+    }
+
+    /// Tells whom a region's windows keep from being destroyed.
+    pub fn attach(&self, index: u32, target: &Arc<dyn Target>) {
+        if let Ok(mut owner) = self.known(index) {
+            owner.target = Some(Arc::downgrade(target));
+        }
+    }
+
+    /// Binds a window (the BIND_MW work request) for a queue pair, whom a window of type 2 keeps from being
+    /// destroyed. Whether [`settle`](Self::settle) has something to do afterwards.
+    ///
+    /// # Errors
+    /// [`Stopped::Fault`] if one of the rules of binding is broken; the window is as before then.
+    pub fn bind(
+        &self,
+        what: &Binding,
+        who: Who,
+        qp: Option<&Arc<dyn Target>>,
+    ) -> Result<bool, Stopped> {
+        let index = what.mw.index();
+        let mut owner = self.known(index).map_err(|_| Fault::Key)?;
+        let kind = check_window(&owner, what, who)?;
+        if what.len != 0 {
+            self.show_part(what, &owner)?;
+        }
+        if matches!(&owner.what, What::Window(window) if window.gone.is_some()) {
+            return Err(Stopped::Later);
+        }
+        let settle = unbind(self, index, &mut owner);
+        if what.len == 0 {
+            owner.key_byte = what.rkey.key_byte();
+            return Ok(settle);
+        }
+        if !grace::is_over(&mut owner.drain) {
+            return Err(Stopped::Later);
+        }
+        let (mut view, region) = self.hold(what, &owner)?;
+        let region_index = what.lkey.index();
+        let qp = match (kind, qp) {
+            (WindowType::One, _) | (_, None) => None,
+            (_, Some(qp)) => {
+                let held = Hold::try_new(qp, ObjectKind::Mw);
+                if held.is_none() {
+                    // It is being destroyed.
+                    self.give_up(&mut owner, region_index, region);
+                    return Err(Fault::Qp.into());
+                }
+                held
+            }
+        };
+        view.access |= REMOTE_ONLY;
+        if kind != WindowType::One {
+            view.access |= ONE_QP;
+        }
+        if kind == WindowType::TwoA {
+            view.access |= ANY_PD;
+        }
+        (view.pd, view.qpn) = (owner.pd, who.qpn);
+        if let What::Window(window) = &mut owner.what {
+            window.bound = Some(Bound {
+                region: region_index,
+                qpn: who.qpn,
+                holds: [region, qp],
+            });
+        }
+        owner.key_byte = what.rkey.key_byte();
+        (owner.drain, owner.epoch) = (Touched::NOBODY, owner.epoch.wrapping_add(1));
+        self.show(index, &mut owner, &view);
+        Ok(settle)
+    }
+
+    /// Lets go what windows with that index have held, outside pins and locks: a destroy that waited for it
+    /// goes on.
+    pub fn settle(&self, index: u32) {
+        let gone = match self.known(index) {
+            Ok(mut owner) => match &mut owner.what {
+                What::Window(window) => window.gone.take(),
+                _ => None,
+            },
+            Err(_) => None,
+        };
+        drop(gone);
+    }
+
+    /// Undoes [`MrTable::hold`]; what was held goes when it is settled.
+    fn give_up(&self, owner: &mut Owner, index: u32, mut held: Option<Hold>) {
+        if let Ok(mut region) = self.known(index) {
+            region.windows -= 1;
+        }
+        held.iter_mut().for_each(Hold::let_go);
+        if let What::Window(window) = &mut owner.what {
+            window.gone = Some(Bound {
+                region: index,
+                qpn: 0,
+                holds: [held, None],
+            });
+        }
+    }
+
+    /// The part of a region that a window is to show; counts the window there.
+    fn hold(&self, what: &Binding, window: &Owner) -> Result<(View, Option<Hold>), Fault> {
+        let view = self.show_part(what, window)?;
+        let mut region = self.known(what.lkey.index()).map_err(|_| Fault::Key)?;
+        let held = match region.target.as_ref().map(|target| target.upgrade()) {
+            None => None,
+            Some(target) => {
+                let held = target.and_then(|target| Hold::try_new(&target, ObjectKind::Mw));
+                Some(held.ok_or(Fault::Key)?)
+            }
+        };
+        if region.state != State::Live || region.key_byte != what.lkey.key_byte() {
+            return Err(Fault::Key);
+        }
+        region.windows += 1;
+        Ok((view, held))
+    }
+
+    /// The part of a region that a window is to show, if the region lets it.
+    fn show_part(&self, what: &Binding, window: &Owner) -> Result<View, Fault> {
+        let index = what.lkey.index();
+        if index == what.mw.index() {
+            return Err(Fault::Key);
+        }
+        let region = self.known(index).map_err(|_| Fault::Key)?;
+        let is_region = !matches!(region.what, What::Window(_));
+        if !is_region || region.state != State::Live || region.key_byte != what.lkey.key_byte() {
+            return Err(Fault::Key);
+        }
+        if region.pd != window.pd {
+            return Err(Fault::Pd);
+        }
+        let whole = self.seen(index);
+        let granted = Access::from_bits_retain(whole.access);
+        let writes = what
+            .access
+            .intersects(Access::REMOTE_WRITE.union(Access::REMOTE_ATOMIC));
+        if granted.contains(Access::ZERO_BASED)
+            || !granted.contains(Access::MW_BIND)
+            || writes && !granted.contains(Access::LOCAL_WRITE)
+        {
+            return Err(Fault::Access);
+        }
+        let offset = what.addr.wrapping_sub(whole.iova);
+        if what.addr < whole.iova || what.len > whole.len || offset > whole.len - what.len {
+            return Err(Fault::Bounds);
+        }
+        let zero_based = what.access.contains(Access::ZERO_BASED);
+        Ok(View {
+            iova: if zero_based { 0 } else { what.addr },
+            len: what.len,
+            access: what.access.bits(),
+            host: whole.host.wrapping_add(offset as usize),
+            base: whole.base + offset,
+            ..whole
+        })
+    }
+}
+
+/// Whether a window may be bound by that queue pair.
+fn check_window(owner: &Owner, what: &Binding, who: Who) -> Result<WindowType, Fault> {
+    let What::Window(window) = &owner.what else {
+        return Err(Fault::Key);
+    };
+    let current = matches!(owner.state, State::Live | State::Invalid);
+    if !current || owner.key_byte != what.mw.key_byte() || what.rkey.index() != what.mw.index() {
+        return Err(Fault::Key);
+    }
+    if !Access::WINDOW.contains(what.access) {
+        return Err(Fault::Access);
+    }
+    match window.kind {
+        WindowType::One if what.access.contains(Access::ZERO_BASED) => Err(Fault::Access),
+        WindowType::One | WindowType::TwoB if owner.pd != who.pd => Err(Fault::Pd),
+        WindowType::TwoA | WindowType::TwoB if owner.state != State::Invalid => Err(Fault::State),
+        WindowType::TwoA | WindowType::TwoB if what.len == 0 => Err(Fault::Bounds),
+        kind => Ok(kind),
+    }
+}

@@ -1,0 +1,390 @@
+//! Memory in pieces: the list of a fast registration, and what a key and a range lead to in it.
+
+use std::fmt;
+use std::ptr::NonNull;
+
+use super::grace;
+use super::memory::Memory;
+use super::pin;
+use super::touch::Touched;
+use super::window::Window;
+use crate::error::{Attr, Error, Why};
+use crate::sync::Arc;
+
+/// One piece of a list, behind those before it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Page {
+    start: NonNull<u8>,
+    /// Bytes of the list up to the end of this piece.
+    end: u64,
+}
+
+// SAFETY: a page is only a place. Who reaches for the bytes does so through a window, under a pin, as long
+// as the list keeps their memory.
+unsafe impl Send for Page {}
+// SAFETY: as above.
+unsafe impl Sync for Page {}
+
+/// A piece of memory that is to be mapped.
+#[derive(Clone, Copy, Debug)]
+pub struct Extent<'m> {
+    /// The memory, which the mapping shares.
+    pub memory: &'m Arc<Memory>,
+    /// Its first byte.
+    pub offset: usize,
+    /// Bytes.
+    pub len: u32,
+}
+
+/// What pieces one fast registration may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Layout {
+    /// Pages of so many bytes, a power of two: only the first piece may begin inside of one, and only the
+    /// last may end inside of one, unless the next goes on where it ends.
+    Pages(u32),
+    /// Blocks of so many bytes, anywhere: only the first and the last may be shorter.
+    Blocks(u32),
+    /// Pieces of any length, anywhere.
+    Gaps,
+}
+
+impl Layout {
+    /// Bytes of a page where a list is counted in pages and none is named.
+    pub const PAGE: u32 = 4096;
+
+    /// Whether there can be such a list.
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`].
+    pub fn check(self) -> Result<(), Error> {
+        let why = match self {
+            Self::Pages(size) if size.is_power_of_two() => return Ok(()),
+            Self::Pages(_) => Why::Alignment,
+            Self::Blocks(0) => Why::Zero,
+            Self::Blocks(_) | Self::Gaps => return Ok(()),
+        };
+        let attr = Attr::PageList;
+        Err(Error::Mismatch { attr, why })
+    }
+
+    /// How many entries of a list a piece takes.
+    fn entries(self, addr: u64, len: u32) -> usize {
+        match self {
+            Self::Pages(size) => {
+                let before = addr % u64::from(size);
+                (before + u64::from(len)).div_ceil(u64::from(size)) as usize
+            }
+            Self::Blocks(_) | Self::Gaps => 1,
+        }
+    }
+}
+
+/// A list of pieces with the memory that they are in; all room for it is allocated at once.
+pub struct PageList {
+    pages: Vec<Page>,
+    /// The memory of the pieces; neighbours share one.
+    keepers: Vec<Arc<Memory>>,
+    /// Entries that it has room for.
+    room: usize,
+    /// Who may still be looking at what is in it.
+    pub(super) drain: Touched,
+}
+
+impl PageList {
+    /// An empty list with room for so many pages.
+    ///
+    /// # Errors
+    /// [`Error::NoMemory`].
+    pub fn new(room: u32) -> Result<Self, Error> {
+        let room = room as usize;
+        let (mut pages, mut keepers) = (Vec::new(), Vec::new());
+        pages.try_reserve_exact(room).map_err(|_| Error::NoMemory)?;
+        keepers
+            .try_reserve_exact(room)
+            .map_err(|_| Error::NoMemory)?;
+        Ok(Self {
+            pages,
+            keepers,
+            room,
+            drain: Touched::NOBODY,
+        })
+    }
+
+    /// Bytes of all pieces.
+    pub fn len(&self) -> u64 {
+        self.pages.last().map_or(0, |page| page.end)
+    }
+
+    /// Whether there are no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Address of the first byte.
+    pub fn addr(&self) -> u64 {
+        let first = self.pages.first();
+        first.map_or(0, |page| page.start.addr().get() as u64)
+    }
+
+    /// Gives the memory back.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] while somebody may be looking at it.
+    pub fn clear(&mut self) -> Result<(), Error> {
+        let inside = pin::current().is_some_and(|me| me.look().inside());
+        if inside && self.drain != Touched::NOBODY || !grace::is_over(&mut self.drain) {
+            return Err(Error::Busy);
+        }
+        self.drain = Touched::NOBODY;
+        self.pages.clear();
+        self.keepers.clear();
+        Ok(())
+    }
+
+    /// Lists these pieces instead of what it had, as many as the layout and the room allow; says how many.
+    /// Allocates nothing.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] for a piece that leaves its memory, [`Error::Busy`] as [`PageList::clear`].
+    pub fn fill<'m>(
+        &mut self,
+        layout: Layout,
+        extents: impl IntoIterator<Item = Extent<'m>>,
+    ) -> Result<usize, Error> {
+        self.clear()?;
+        let (mut taken, mut used) = (0, 0);
+        let mut before: Option<(u64, u32)> = None;
+        for Extent {
+            memory,
+            offset,
+            len,
+        } in extents
+        {
+            let start = memory.at(offset, len as usize)?;
+            let addr = start.addr().get() as u64;
+            let follows = before.is_none_or(|before| follows(layout, before, taken == 1, addr));
+            let fits = !matches!(layout, Layout::Blocks(size) if len > size);
+            used += layout.entries(addr, len);
+            if !follows || !fits || used > self.room {
+                break;
+            }
+            before = Some((addr, len));
+            taken += 1;
+            let end = self.len() + u64::from(len);
+            self.pages.push(Page { start, end });
+            if self
+                .keepers
+                .last()
+                .is_none_or(|last| !Arc::ptr_eq(last, memory))
+            {
+                self.keepers.push(Arc::clone(memory));
+            }
+        }
+        Ok(taken)
+    }
+
+    /// The pieces, for a slot: they stay where they are as long as the list lives and is not changed.
+    pub(super) fn pages(&self) -> (*mut Page, u32) {
+        (self.pages.as_ptr().cast_mut(), self.pages.len() as u32)
+    }
+}
+
+/// Whether a piece may come behind another, which is the first one or not.
+fn follows(layout: Layout, (addr, len): (u64, u32), is_first: bool, next: u64) -> bool {
+    let end = addr.wrapping_add(u64::from(len));
+    match layout {
+        Layout::Pages(size) => {
+            let aligned = |addr: u64| addr.is_multiple_of(u64::from(size));
+            end == next || aligned(end) && aligned(next)
+        }
+        Layout::Blocks(size) => is_first || len == size,
+        Layout::Gaps => true,
+    }
+}
+
+/// Who may be looking at the memory must have left before it goes.
+impl Drop for PageList {
+    fn drop(&mut self) {
+        if self.clear().is_err() {
+            let kept = (
+                std::mem::take(&mut self.pages),
+                std::mem::take(&mut self.keepers),
+            );
+            grace::after(self.drain, move || drop(kept));
+        }
+    }
+}
+
+impl fmt::Debug for PageList {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let pieces = self.pages.len();
+        write!(f, "PageList({pieces} pieces, {} bytes)", self.len())
+    }
+}
+
+/// Checked bytes of a region: a [`Window`], or several in order.
+#[derive(Clone, Copy)]
+pub enum Span<'p> {
+    /// In one piece.
+    One(Window<'p>),
+    /// In the pieces of a list.
+    Pieces(Pieces<'p>),
+}
+
+/// Checked bytes in the pieces of a list.
+#[derive(Clone, Copy)]
+pub struct Pieces<'p> {
+    pages: &'p [Page],
+    /// The piece that the first byte is in.
+    index: u32,
+    /// Bytes.
+    len: u32,
+    /// The first byte, counted from the first of the list.
+    at: u64,
+}
+
+impl<'p> Span<'p> {
+    /// # Safety
+    /// The memory of the pieces is valid for `'p`, for writing too if the span will be written through,
+    /// and no reference covers it. `at + len` is within the list.
+    pub(super) unsafe fn pieces(pages: &'p [Page], at: u64, len: u32) -> Self {
+        let index = pages.partition_point(|page| page.end <= at) as u32;
+        Self::Pieces(Pieces {
+            pages,
+            index,
+            len,
+            at,
+        })
+    }
+
+    /// A span of no bytes.
+    pub const fn empty() -> Self {
+        Self::One(Window::empty())
+    }
+
+    /// Bytes.
+    #[inline]
+    pub const fn len(self) -> u32 {
+        match self {
+            Self::One(window) => window.len(),
+            Self::Pieces(pieces) => pieces.len,
+        }
+    }
+
+    /// Whether there are no bytes.
+    #[inline]
+    pub const fn is_empty(self) -> bool {
+        self.len() == 0
+    }
+
+    /// The bytes in order, a window at a time; none is empty.
+    #[inline]
+    pub fn windows(self) -> Windows<'p> {
+        Windows(self)
+    }
+
+    /// The bytes, if they are in one piece.
+    pub fn window(self) -> Option<Window<'p>> {
+        let mut windows = self.windows();
+        let first = windows.next();
+        match first {
+            None => Some(Window::empty()),
+            Some(window) => (window.len() == self.len()).then_some(window),
+        }
+    }
+
+    /// The part of `len` bytes from `offset` on; `None` if it is not within this span.
+    #[inline]
+    pub fn part(self, offset: u32, len: u32) -> Option<Self> {
+        match self {
+            Self::One(window) => window.part(offset, len).map(Self::One),
+            Self::Pieces(whole) => {
+                if offset.checked_add(len)? > whole.len {
+                    return None;
+                }
+                // SAFETY: a part of what is as it has to be.
+                Some(unsafe { Self::pieces(whole.pages, whole.at + u64::from(offset), len) })
+            }
+        }
+    }
+
+    /// Copies private bytes into this span: as many as fit, and says how many.
+    #[inline]
+    pub fn write_from(self, src: &[u8]) -> u32 {
+        if let Self::One(window) = self {
+            return window.write_from(src);
+        }
+        let mut done = 0;
+        for window in self.windows() {
+            done += window.write_from(&src[done as usize..]);
+        }
+        done
+    }
+
+    /// Copies this span out to private bytes: as many as fit, and says how many.
+    #[inline]
+    pub fn read_into(self, dst: &mut [u8]) -> u32 {
+        if let Self::One(window) = self {
+            return window.read_into(dst);
+        }
+        let mut done = 0;
+        for window in self.windows() {
+            done += window.read_into(&mut dst[done as usize..]);
+        }
+        done
+    }
+}
+
+impl<'p> From<Window<'p>> for Span<'p> {
+    #[inline(always)]
+    fn from(window: Window<'p>) -> Self {
+        Self::One(window)
+    }
+}
+
+impl fmt::Debug for Span<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Span({} bytes)", self.len())
+    }
+}
+
+/// See [`Span::windows`].
+#[derive(Clone, Debug)]
+pub struct Windows<'p>(Span<'p>);
+
+impl<'p> Iterator for Windows<'p> {
+    type Item = Window<'p>;
+
+    #[inline]
+    fn next(&mut self) -> Option<Window<'p>> {
+        match &mut self.0 {
+            Span::One(window) => {
+                let whole = std::mem::replace(window, Window::empty());
+                (!whole.is_empty()).then_some(whole)
+            }
+            Span::Pieces(pieces) => pieces.next(),
+        }
+    }
+}
+
+impl<'p> Pieces<'p> {
+    fn next(&mut self) -> Option<Window<'p>> {
+        while self.len != 0 {
+            let index = self.index as usize;
+            let page = self.pages.get(index)?;
+            let before = index.checked_sub(1).map_or(0, |last| self.pages[last].end);
+            self.index += 1;
+            let n = (page.end - self.at).min(u64::from(self.len)) as u32;
+            if n == 0 {
+                continue;
+            }
+            // SAFETY: the piece has `page.end - before` bytes, of which these are some; whoever made this
+            // vouches for them.
+            let window = unsafe { Window::new(page.start.add((self.at - before) as usize), n) };
+            self.at += u64::from(n);
+            self.len -= n;
+            return Some(window);
+        }
+        None
+    }
+}
