@@ -93,3 +93,104 @@ impl<R: Resolver> Resolver for Cached<R> {
         self.inner.invalidate();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use futures::channel::oneshot;
+    use futures::executor::block_on;
+    use verbs_core::caps::{DeviceAttr, LinkLayer, PortAttr, PortState};
+    use verbs_core::mad::PortInfo;
+    use verbs_core::{Gid, Lid, Mtu};
+
+    use super::*;
+
+    /// Answers when it is told to, and counts its questions.
+    #[derive(Debug, Default)]
+    struct Slow {
+        asked: Mutex<Vec<oneshot::Sender<Result<Hop, Error>>>>,
+    }
+
+    impl Resolver for Slow {
+        fn resolve(&self, _: Query) -> BoxFuture<'static, Result<Hop, Error>> {
+            let (tell, told) = oneshot::channel();
+            self.asked.lock().push(tell);
+            async move { told.await.unwrap_or(Err(Error::Cancelled)) }.boxed()
+        }
+    }
+
+    fn query() -> Query {
+        let port = PortAttr {
+            gid: Gid::default(),
+            max_msg_sz: 0,
+            bad_pkey_cntr: 0,
+            qkey_viol_cntr: 0,
+            lid: Lid(0),
+            sm_lid: Lid(0),
+            gid_tbl_len: 0,
+            pkey_tbl_len: 1,
+            state: PortState::Active,
+            max_mtu: Mtu::B4096,
+            active_mtu: Mtu::B1024,
+            sm_sl: 0,
+            lmc: 0,
+            active_width: 1,
+            active_speed: 1,
+            link_layer: LinkLayer::Ethernet,
+        };
+        Query {
+            remote: IpAddr::from([10, 0, 0, 2]),
+            local: None,
+            port: Arc::new(PortInfo {
+                number: 1,
+                device: Arc::new(DeviceAttr::default()),
+                port,
+                gids: Vec::new(),
+            }),
+        }
+    }
+
+    fn hop() -> Hop {
+        let local = IpAddr::from([10, 0, 0, 1]);
+        Hop {
+            local,
+            local_gid: Gid::from(local),
+            remote_gid: Gid::from(query().remote),
+            remote_lid: None,
+        }
+    }
+
+    #[test]
+    fn answers_are_kept_until_something_changes() {
+        let cached = Cached::new(Slow::default());
+        let answer = |cached: &Cached<Slow>| {
+            let asking = cached.resolve(query());
+            let tell = cached.inner.asked.lock().pop();
+            if let Some(tell) = tell {
+                tell.send(Ok(hop())).expect("it is waited for");
+            }
+            block_on(asking)
+        };
+        assert_eq!((answer(&cached), cached.len()), (Ok(hop()), 1));
+        assert_eq!(block_on(cached.resolve(query())), Ok(hop()));
+        assert!(cached.inner.asked.lock().is_empty(), "nobody was asked");
+        cached.invalidate();
+        assert!(cached.is_empty());
+
+        // An answer from before a change is not kept after it.
+        let asking = cached.resolve(query());
+        cached.invalidate();
+        let tell = cached.inner.asked.lock().pop().expect("it was asked");
+        tell.send(Ok(hop())).expect("it is waited for");
+        assert_eq!((block_on(asking), cached.len()), (Ok(hop()), 0));
+
+        // Dropping cancels, and a failure is not kept.
+        drop(cached.resolve(query()));
+        let tell = cached.inner.asked.lock().pop().expect("it was asked");
+        assert!(tell.is_canceled());
+        let asking = cached.resolve(query());
+        let tell = cached.inner.asked.lock().pop().expect("it was asked");
+        tell.send(Err(Error::NoRoute(query().remote)))
+            .expect("it is waited for");
+        assert!(block_on(asking).is_err() && cached.is_empty());
+    }
+}
