@@ -218,14 +218,11 @@ impl QueuePair {
         if wr.op.is_local() {
             return self.step_local(machine, sends, at, &wr, effects);
         }
-        let Some(land) = self.landing() else {
-            return self.unanswered(machine, wr.wr_id, at, now, early, effects);
-        };
-        let pin = pin();
-        if !land.admits(&pin) {
+        let (land, pin) = (self.landing(), pin());
+        let Some(land) = land.filter(|land| land.admits(&pin)) else {
             drop(pin);
             return self.unanswered(machine, wr.wr_id, at, now, early, effects);
-        }
+        };
         let message = Message {
             qp: self,
             sends,

@@ -40,6 +40,7 @@ pub mod access;
 mod barrier;
 mod bind;
 mod copy;
+mod entry;
 mod fast;
 pub mod grace;
 #[cfg(all(test, verbs_loom))]

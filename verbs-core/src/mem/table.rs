@@ -4,6 +4,7 @@ use std::ptr::{NonNull, null_mut};
 
 use super::access::Access;
 use super::bind::{WindowOwner, unbind};
+use super::entry::Slot;
 use super::fast::Fast;
 use super::grace;
 use super::pages::{Page, Span};
@@ -48,27 +49,6 @@ pub struct MrTable {
     owners: Box<[Mutex<Owner>]>,
     free: Mutex<Free>,
     misses: AtomicU64,
-}
-
-/// What an access looks at: one cache line.
-#[derive(Debug)]
-#[repr(align(64))]
-struct Slot {
-    /// The tag is the key.
-    word: TouchWord,
-    iova: AtomicU64,
-    len: AtomicU64,
-    pd: AtomicU32,
-    /// Rights, as [`Access`] bits.
-    access: AtomicU32,
-    /// The first byte, of a region in one piece.
-    host: AtomicPtr<u8>,
-    /// The pieces, of a region that has several, and which of their bytes is the first.
-    pages: AtomicPtr<Page>,
-    base: AtomicU64,
-    count: AtomicU32,
-    /// Who reaches it, of a window that is bound to one queue pair.
-    qpn: AtomicU32,
 }
 
 /// Beside the rights in a slot: the key is no local one.
@@ -572,62 +552,6 @@ impl Drop for MrTable {
         if !regions.is_empty() {
             grace::after(touched, move || drop(regions));
         }
-    }
-}
-
-impl Slot {
-    #[inline(always)]
-    fn grants(&self, pd: u32, need: Access) -> bool {
-        let allows = || self.access.load(Relaxed) & need.bits() == need.bits();
-        self.pd.load(Relaxed) == pd && (need.is_empty() || allows())
-    }
-
-    /// Why somebody may not reach it, if so. For whoever was admitted.
-    fn judge(&self, who: Who, need: Access) -> Option<Fault> {
-        let access = self.access.load(Relaxed);
-        if access & ANY_PD == 0 && self.pd.load(Relaxed) != who.pd {
-            return Some(Fault::Pd);
-        }
-        if access & ONE_QP != 0 && self.qpn.load(Relaxed) != who.qpn {
-            return Some(Fault::Qp);
-        }
-        let remote = need.intersects(Access::REMOTE.union(Access::FLUSH));
-        let wrong_side = access & REMOTE_ONLY != 0 && !remote;
-        (wrong_side || access & need.bits() != need.bits()).then_some(Fault::Access)
-    }
-
-    #[inline(always)]
-    fn covers(&self, offset: u64, len: u32) -> bool {
-        let size = self.len.load(Relaxed);
-        u64::from(len) <= size && offset <= size - u64::from(len)
-    }
-
-    /// # Safety
-    /// The pin that `'p` stands for was admitted, and `covers` said yes to this range.
-    #[inline(always)]
-    unsafe fn window<'p>(&self, offset: u64, len: u32) -> Window<'p> {
-        let host = self.host.load(Relaxed);
-        // SAFETY: a live slot's `host` is not null and starts `slot.len` bytes of one allocation, of
-        // which `offset..offset + len` is a part; they stay valid for `'p` as the caller says.
-        unsafe { Window::new(NonNull::new_unchecked(host.add(offset as usize)), len) }
-    }
-}
-
-impl Slot {
-    /// # Safety
-    /// The pin that `'p` stands for was admitted, and `covers` said yes to this range.
-    unsafe fn span<'p>(&self, offset: u64, len: u32) -> Span<'p> {
-        let pages = self.pages.load(Relaxed);
-        if pages.is_null() {
-            // SAFETY: the caller's promise; a slot without pieces has a host.
-            return unsafe { self.window(offset, len) }.into();
-        }
-        let count = self.count.load(Relaxed) as usize;
-        let at = self.base.load(Relaxed) + offset;
-        // SAFETY: a live slot's pieces are those of a list that is neither changed nor given back before
-        // everybody who was admitted has left; `count` of them were there when the slot was filled. Their
-        // memory is kept by the list as long, and the range was found to be within.
-        unsafe { Span::pieces(std::slice::from_raw_parts(pages, count), at, len) }
     }
 }
 

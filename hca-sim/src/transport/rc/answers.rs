@@ -31,26 +31,9 @@ impl Responder {
             }
             match slot.answer {
                 What::Atomic(original) => {
-                    let ext = Extended {
-                        aeth: aeth(ACK, msn),
-                        atomic_ack: Some(AtomicAckEth { original }),
-                        ..Extended::default()
-                    };
-                    let operation = Operation::AtomicAcknowledge;
-                    let head = head(ends.path, operation, slot.from, BthFlags::empty(), ext);
-                    outlet.put(&head, 0, slot.again, &mut |_| {});
-                    slot.done();
+                    send_result(ends, outlet, slot, aeth(ACK, msn), Some(original))
                 }
-                What::Done => {
-                    let ext = Extended {
-                        aeth: aeth(ACK, msn),
-                        ..Extended::default()
-                    };
-                    let operation = Operation::ReadResponseOnly;
-                    let head = head(ends.path, operation, slot.from, BthFlags::empty(), ext);
-                    outlet.put(&head, 0, slot.again, &mut |_| {});
-                    slot.done();
-                }
+                What::Done => send_result(ends, outlet, slot, aeth(ACK, msn), None),
                 What::Read(part) => {
                     if send_response(ends, outlet, slot, part, aeth(ACK, msn)) {
                         continue;
@@ -89,6 +72,28 @@ impl Responder {
         outlet.put(&head, 0, false, &mut |_| {});
         false
     }
+}
+
+/// Sends what came of an operation that is not done twice: a value, or only that it was done.
+fn send_result(
+    ends: &Ends<'_>,
+    outlet: &mut dyn Outlet,
+    slot: &mut Slot,
+    aeth: Option<Aeth>,
+    original: Option<u64>,
+) {
+    let operation = match original {
+        Some(_) => Operation::AtomicAcknowledge,
+        None => Operation::ReadResponseOnly,
+    };
+    let ext = Extended {
+        aeth,
+        atomic_ack: original.map(|original| AtomicAckEth { original }),
+        ..Extended::default()
+    };
+    let head = head(ends.path, operation, slot.from, BthFlags::empty(), ext);
+    outlet.put(&head, 0, slot.again, &mut |_| {});
+    slot.done();
 }
 
 /// Sends the next packet of a READ's response. `false`: its memory may not be read any more.

@@ -504,6 +504,23 @@ pub(in crate::transport) fn request(
             ext.atomic = Some(atomic(remote, add, 0));
             Operation::FetchAdd
         }
+        SendOp::MaskedCompareSwap { .. }
+        | SendOp::MaskedFetchAdd { .. }
+        | SendOp::AtomicWrite(_)
+        | SendOp::Flush(_) => newer(&wr.op, len, &mut ext),
+        _ => match place {
+            Place::First => Operation::SendFirst,
+            Place::Middle => Operation::SendMiddle,
+            Place::Last => Operation::SendLast,
+            Place::Only => Operation::SendOnly,
+        },
+    };
+    (operation, ext)
+}
+
+/// The operations that are answered once and have no pieces, beside the first two atomics.
+fn newer(op: &SendOp, len: u32, ext: &mut Extended) -> Operation {
+    match *op {
         SendOp::MaskedCompareSwap {
             remote,
             compare,
@@ -546,14 +563,8 @@ pub(in crate::transport) fn request(
             ext.reth = Some(reth(what.remote, what.len.unwrap_or(0)));
             Operation::Flush
         }
-        _ => match place {
-            Place::First => Operation::SendFirst,
-            Place::Middle => Operation::SendMiddle,
-            Place::Last => Operation::SendLast,
-            Place::Only => Operation::SendOnly,
-        },
-    };
-    (operation, ext)
+        _ => Operation::SendOnly,
+    }
 }
 
 fn write(place: Place) -> Operation {
