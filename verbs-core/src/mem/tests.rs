@@ -352,8 +352,11 @@ struct Regions {
     elsewhere: LKey,
 }
 
+/// Spoils a binding.
+type Spoil = fn(&mut Binding, &Regions);
+
 /// What is wrong with a binding, whatever the type of the window, and what it is refused with.
-const BROKEN: [(fn(&mut Binding, &Regions), Fault); 12] = [
+const BROKEN: [(Spoil, Fault); 12] = [
     (|b, _| b.mw = b.mw.next(), Fault::Key),
     (|b, _| b.rkey = RKey::new(b.mw.value() ^ 0x100), Fault::Key),
     (|b, _| b.lkey = b.lkey.next(), Fault::Key),

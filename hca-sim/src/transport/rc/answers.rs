@@ -31,7 +31,7 @@ impl Responder {
             }
             match slot.answer {
                 What::Atomic(original) => {
-                    send_result(ends, outlet, slot, aeth(ACK, msn), Some(original))
+                    send_result(ends, outlet, slot, aeth(ACK, msn), Some(original));
                 }
                 What::Done => send_result(ends, outlet, slot, aeth(ACK, msn), None),
                 What::Read(part) => {
