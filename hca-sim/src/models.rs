@@ -42,8 +42,6 @@ fn queue_pair(port: &Arc<Port>) -> Arc<QueuePair> {
         qp_type: QpType::Rc,
         blocks_own_multicast: false,
         port: Arc::clone(port),
-        qp_type: QpType::Rc,
-        blocks_own_multicast: false,
         pd: 1,
         cap,
         sq_sig_all: true,
