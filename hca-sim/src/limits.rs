@@ -1,6 +1,6 @@
 //! What an HCA can do: bounds with their reasons, and the attributes that tell them.
 
-use verbs_core::{DeviceAttr, Lid, LinkLayer, Mtu, PortAttr};
+use verbs_core::{DeviceAttr, Lid, LinkLayer, Mtu, PortAttr, QpType};
 
 use crate::features::FAST_REG_PAGES;
 use crate::message::MAX_SGE;
@@ -19,6 +19,16 @@ pub(crate) const RD_ATOMIC: u32 = 128;
 pub(crate) const QP_WR: u32 = 1 << 15;
 /// Entries of one completion queue, 64 bytes each.
 pub(crate) const CQE: u32 = 1 << 22;
+
+/// Types of queue pair that there are.
+const QP_TYPES: &[QpType] = &[
+    QpType::Gsi,
+    QpType::Rc,
+    QpType::Uc,
+    QpType::Ud,
+    QpType::XrcSend,
+    QpType::XrcRecv,
+];
 
 /// Multicast groups that a port can be in, and queue pairs in one of them: each packet is copied to all.
 pub(crate) const MCAST_GROUPS: u32 = 256;
@@ -84,6 +94,7 @@ pub(crate) fn device_attr(name: &str, port: &Port, limits: &Limits) -> DeviceAtt
         atomic_cap: port.features.atomics,
         masked_atomic_cap: port.features.masked_atomics,
         max_fast_reg_pages: FAST_REG_PAGES,
+        qp_types: QP_TYPES,
         // They share their keys with regions.
         max_mw: limits.max_mr,
         max_ah: limits.max_ah,

@@ -178,6 +178,9 @@ impl Rows for Attributes<DeviceAttr> {
             Named(masked.to_string(), masked as u64),
         ));
         rows.push(("max_fast_reg_pages", number(attr.max_fast_reg_pages)));
+        rows.push(("max_xrcd", number(attr.max_xrcd)));
+        let types: Vec<String> = attr.qp_types.iter().map(ToString::to_string).collect();
+        rows.push(("qp_types", Text(types.join(" "))));
         rows
     }
 }

@@ -5,6 +5,7 @@ use std::fmt;
 use bitflags::bitflags;
 
 use crate::addr::{Gid, Guid, Lid, Mtu};
+use crate::qp_state::QpType;
 
 bitflags! {
     /// Optional features, with the values of `ibv_device_cap_flags`. An operation whose bit is clear
@@ -124,6 +125,8 @@ pub struct DeviceAttr {
     pub masked_atomic_cap: AtomicCap,
     /// Pages of one fast registration.
     pub max_fast_reg_pages: u32,
+    /// Types of queue pair that can be created.
+    pub qp_types: &'static [QpType],
     /// Memory windows.
     pub max_mw: u32,
     /// Multicast groups.
