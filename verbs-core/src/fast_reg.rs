@@ -1,7 +1,7 @@
 //! Fast registration: regions that work requests make valid and invalid.
 //!
 //! [`Pd::alloc_mr`] reserves a key and room for a list of pages. [`FastMr::map`] fills the list, a
-//! [`FastReg`](crate::FastReg) work request makes the key valid, a
+//! [`FastReg`] work request makes the key valid, a
 //! [`LocalInv`](crate::LocalInv) or a peer's SEND with invalidate makes it invalid again. The low byte of
 //! the key is the consumer's: one that changes with each registration makes peers miss that still use the
 //! last one.

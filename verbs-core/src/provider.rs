@@ -243,6 +243,7 @@
 //!     Subject::new(card).step(move || interrupts.interrupt()).without(&[
 //!         QueryPkey, QueryGid, ModifyDevice, ModifyPort, ResizeCq, ModifyCq, CreateSrq,
 //!         AttachMcast, DetachMcast, CreateAh, QueryMr, ReregMr, AllocXrcd, BindCm,
+//!         AllocMr, AllocMw, CreateFmrPool,
 //!     ])
 //! });
 //! ```

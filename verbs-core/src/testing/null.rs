@@ -6,7 +6,9 @@ use crate::cm::CmReply;
 use crate::command::AnyCommand;
 use crate::device::local_guid;
 use crate::error::{Attr, Error};
-use crate::mem::Access;
+use crate::fast_reg::RawFastMr;
+use crate::fmr::RawFmrPool;
+use crate::mem::{Access, PageList};
 use crate::object::Target;
 use crate::provider::Provider;
 use crate::qp::QpCap;
@@ -277,6 +279,46 @@ impl Null {
             AnyCommand::CallExtension(command) => {
                 command.refuse(Error::Unsupported(Attr::Extension));
             }
+            other => self.keys(other),
+        }
+    }
+
+    /// The verbs of keys that are made valid later: nothing is ever reached through one.
+    fn keys(&self, command: AnyCommand<'_>) {
+        let key = |number: u32| LKey::new(number << 8);
+        match command {
+            AnyCommand::AllocMr(command) => {
+                let (args, reply) = command.split();
+                let number = self.create();
+                reply.complete(Ok(args.build(key(number), Box::new(Empty), Box::new(()))));
+            }
+            AnyCommand::AllocMw(command) => {
+                let (args, reply) = command.split();
+                let rkey = RKey::new(self.create() << 8);
+                reply.complete(Ok(args.build(rkey, Box::new(()))));
+            }
+            AnyCommand::CreateFmrPool(command) => {
+                let (args, reply) = command.split();
+                let number = self.create();
+                let made = args.build([key(number)], Box::new(Empty), Box::new(()));
+                if made.is_err() {
+                    self.destroy();
+                }
+                reply.complete(made);
+            }
+            AnyCommand::FlushFmrPool(command) => command.complete(Ok(())),
+            AnyCommand::FreeMr(command) => {
+                self.destroy();
+                command.complete(Ok(()));
+            }
+            AnyCommand::DeallocMw(command) => {
+                self.destroy();
+                command.complete(Ok(()));
+            }
+            AnyCommand::DestroyFmrPool(command) => {
+                self.destroy();
+                command.complete(Ok(()));
+            }
             other => self.connections(other),
         }
     }
@@ -370,6 +412,22 @@ fn port_attr(port: u8) -> Result<PortAttr, Error> {
 /// Queues that take and give nothing.
 #[derive(Debug)]
 struct Empty;
+
+impl RawFastMr for Empty {
+    fn stage(&mut self, _: &mut PageList) -> Result<u32, Error> {
+        Ok(0)
+    }
+
+    fn unstage(&mut self, _: &mut PageList) -> Result<bool, Error> {
+        Ok(true)
+    }
+}
+
+impl RawFmrPool for Empty {
+    fn map(&mut self, _: LKey, _: &mut PageList, _: Access) -> Result<(), Error> {
+        Ok(())
+    }
+}
 
 impl RawSendQueue for Empty {
     fn post(&mut self, _wr: &SendWr<'_>) -> Result<(), PostError> {
