@@ -22,8 +22,7 @@ use crate::transport::Notes;
 pub(crate) struct Effects {
     pub(crate) fire: Vec<Arc<CqRing>>,
     pub(crate) overrun: Vec<Arc<CqRing>>,
-    pub(crate) convert: Vec<Arc<CqRing>>,
-    /// Who waits for a completion queue that changes hands, if others than the one whose turn it is.
+    /// Who was put off by a completion queue that changes hands.
     pub(crate) waiting: Vec<(Arc<CqRing>, Arc<QueuePair>)>,
     pub(crate) fail: Vec<Arc<QueuePair>>,
     /// Whose send queue goes to SQE.
@@ -168,9 +167,14 @@ impl Effects {
             .extend(event.map(|event| (Arc::clone(qp), event)));
     }
 
-    /// Does what was noted, outside of pins, locks and turns. `waiter` is who was put off by a
-    /// completion queue that changes hands: whether it is to try again at once.
-    pub(crate) fn carry_out(self, port: &Port, waiter: Option<&Arc<QueuePair>>) -> bool {
+    /// The queue pair goes on when the completion queue has changed hands.
+    pub(crate) fn wait_for(&mut self, cq: &Arc<CqRing>, qp: &Arc<QueuePair>) {
+        self.waiting.push((Arc::clone(cq), Arc::clone(qp)));
+    }
+
+    /// Does what was noted, outside of pins, locks and turns. Who was put off by a completion queue that
+    /// has changed hands since, and is to try again at once.
+    pub(crate) fn carry_out(self, port: &Port) -> Vec<Arc<QueuePair>> {
         for (mrs, index) in self.settle {
             mrs.settle(index);
         }
@@ -205,15 +209,8 @@ impl Effects {
         for job in self.after {
             job();
         }
-        let mut again = false;
-        for (cq, qp) in self.waiting {
-            cq.convert(qp);
-        }
-        if let Some(waiter) = waiter {
-            for cq in self.convert {
-                again |= cq.convert(Arc::clone(waiter) as Arc<dyn WaitsForCq>);
-            }
-        }
-        again
+        let mut again = self.waiting;
+        again.retain(|(cq, qp)| cq.convert(Arc::clone(qp) as Arc<dyn WaitsForCq>));
+        again.into_iter().map(|(_, qp)| qp).collect()
     }
 }

@@ -111,7 +111,7 @@ impl QueuePair {
                     None => break,
                 }
             }
-            if !effects.carry_out(&self.port, Some(self)) {
+            if effects.carry_out(&self.port).is_empty() {
                 return;
             }
         }
@@ -127,7 +127,8 @@ impl QueuePair {
     pub(crate) fn see_to(self: &Arc<Self>, land: &Landing, done: Done) {
         let mut effects = Effects::default();
         effects.note(self, land, done);
-        effects.carry_out(&self.port, None);
+        // Nobody is put off by what is done.
+        effects.carry_out(&self.port);
     }
 
     /// One round, by the holder; `mail` if packets carry its messages.
@@ -250,7 +251,7 @@ impl QueuePair {
                 self.not_ready(machine, &land, wr.wr_id, at, now, early, effects)
             }
             Outcome::Busy(cq) => {
-                effects.convert.push(cq);
+                effects.wait_for(&cq, self);
                 Next::Stop
             }
             Outcome::Later(index) => {
@@ -289,7 +290,7 @@ impl QueuePair {
         let signaled = wr.flags.contains(SendFlags::SIGNALED);
         let way = match signaled.then(|| self.send_cq.enter(&pin)) {
             Some(None) => {
-                effects.convert.push(Arc::clone(&self.send_cq));
+                effects.wait_for(&self.send_cq, self);
                 return Next::Stop;
             }
             Some(way) => way,
@@ -333,11 +334,16 @@ impl QueuePair {
     }
 
     /// What to do instead if the receive that a fault concerns could not be completed.
-    fn faulty(&self, faulty: &Faulty, land: &Landing, effects: &mut Effects) -> Option<Next> {
+    fn faulty(
+        self: &Arc<Self>,
+        faulty: &Faulty,
+        land: &Landing,
+        effects: &mut Effects,
+    ) -> Option<Next> {
         match faulty {
             Faulty::Completed => None,
             Faulty::Busy => {
-                effects.convert.push(Arc::clone(&land.cq));
+                effects.wait_for(&land.cq, self);
                 Some(Next::Stop)
             }
             Faulty::Again => {
@@ -448,16 +454,22 @@ impl QueuePair {
     }
 
     /// Completes the work request at that position of the ring; `false` as in `complete`.
-    fn complete_send(&self, sends: &SendRing, at: u32, cqe: &Cqe, effects: &mut Effects) -> bool {
+    fn complete_send(
+        self: &Arc<Self>,
+        sends: &SendRing,
+        at: u32,
+        cqe: &Cqe,
+        effects: &mut Effects,
+    ) -> bool {
         // The poster fills the entry anew as soon as it has seen the completion.
         let index = sends.index(at);
         let mark = |position| sends.mark(index, position);
-        complete(&self.send_cq, effects, |cq, way| cq.push(way, cqe, mark))
+        self.complete(&self.send_cq, effects, |cq, way| cq.push(way, cqe, mark))
     }
 
     /// Completes all that is posted with WR_FLUSH_ERR: sends, then receives, each in order. `false`: a
     /// completion queue is changing hands and will call.
-    fn flush(&self, machine: &mut Machine, effects: &mut Effects) -> bool {
+    fn flush(self: &Arc<Self>, machine: &mut Machine, effects: &mut Effects) -> bool {
         if !self.flush_sends(machine, effects) || !self.flush_abandoned(effects) {
             return false;
         }
@@ -468,7 +480,7 @@ impl QueuePair {
                     waiting.consume();
                     cq.push(way, &cqe, |_| {})
                 };
-                if !complete(&self.recv_cq, effects, push) {
+                if !self.complete(&self.recv_cq, effects, push) {
                     return false;
                 }
             }
@@ -481,7 +493,7 @@ impl QueuePair {
     }
 
     /// The sends of that. `false` as in `flush`.
-    fn flush_sends(&self, machine: &mut Machine, effects: &mut Effects) -> bool {
+    fn flush_sends(self: &Arc<Self>, machine: &mut Machine, effects: &mut Effects) -> bool {
         if let Some(sends) = self.send_ring() {
             if let Some(completed) = machine.failed.take() {
                 sends.executed(completed);
@@ -499,7 +511,7 @@ impl QueuePair {
     }
 
     /// Completes the shared receive of a message that will not end. `false` as in `flush`.
-    fn flush_abandoned(&self, effects: &mut Effects) -> bool {
+    fn flush_abandoned(self: &Arc<Self>, effects: &mut Effects) -> bool {
         let exchange = self.engaged.exchange();
         let Some((wr_id, named)) = exchange.and_then(|exchange| exchange.lock().abandon()) else {
             return true;
@@ -508,7 +520,31 @@ impl QueuePair {
         let srq = named.and_then(|number| self.port.xrc.find(number, self.pd));
         let named = srq.as_ref().and_then(|srq| srq.named.as_ref());
         let cq = named.map_or(&self.recv_cq, |named| &named.cq);
-        complete(cq, effects, |cq, way| cq.push(way, &cqe, |_| {}))
+        self.complete(cq, effects, |cq, way| cq.push(way, &cqe, |_| {}))
+    }
+
+    /// Pushes a completion from the machine. `false`: the queue is changing hands and will call; `push`
+    /// was not called.
+    fn complete(
+        self: &Arc<Self>,
+        cq: &Arc<CqRing>,
+        effects: &mut Effects,
+        push: impl FnOnce(&CqRing, Way) -> Result<Pushed, Overrun>,
+    ) -> bool {
+        let pin = pin();
+        let Some(way) = cq.enter(&pin) else {
+            drop(pin);
+            effects.wait_for(cq, self);
+            return false;
+        };
+        let pushed = push(cq, way);
+        drop(pin);
+        match pushed {
+            Ok(pushed) if pushed.fire => effects.fire.push(Arc::clone(cq)),
+            Ok(_) => {}
+            Err(Overrun) => effects.overrun.push(Arc::clone(cq)),
+        }
+        true
     }
 
     /// Forgets all that is posted: the way to RESET.
@@ -522,29 +558,6 @@ impl QueuePair {
             discard_receives(recvs);
         }
     }
-}
-
-/// Pushes a completion from the machine. `false`: the queue is changing hands and will call; `push`
-/// was not called.
-fn complete(
-    cq: &Arc<CqRing>,
-    effects: &mut Effects,
-    push: impl FnOnce(&CqRing, Way) -> Result<Pushed, Overrun>,
-) -> bool {
-    let pin = pin();
-    let Some(way) = cq.enter(&pin) else {
-        drop(pin);
-        effects.convert.push(Arc::clone(cq));
-        return false;
-    };
-    let pushed = push(cq, way);
-    drop(pin);
-    match pushed {
-        Ok(pushed) if pushed.fire => effects.fire.push(Arc::clone(cq)),
-        Ok(_) => {}
-        Err(Overrun) => effects.overrun.push(Arc::clone(cq)),
-    }
-    true
 }
 
 fn discard_receives(recvs: &RecvRing) {

@@ -253,8 +253,9 @@ impl QueuePair {
         let cqs = [Some(&self.send_cq), Some(&self.recv_cq), named];
         let refused = |cq: &&Arc<CqRing>| cq.enter(pin).is_none();
         let refused = cqs.into_iter().flatten().find(refused);
-        let waits = refused.map(|cq| (Arc::clone(cq), Arc::clone(self)));
-        effects.waiting.extend(waits);
+        if let Some(cq) = refused {
+            effects.wait_for(cq, self);
+        }
         refused.is_none()
     }
 

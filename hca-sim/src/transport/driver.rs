@@ -222,10 +222,10 @@ impl Driver {
             let rest = came && self.waiter.is_none();
             // Let go first: what follows is foreign code, and may come back here.
             let more = held.release() || rest;
-            let again = std::mem::take(&mut effects.again);
-            let more = more || !again.is_empty();
+            let mut again = std::mem::take(&mut effects.again);
             let ForDriver { stalled, fed, news } = effects.take_packets();
-            effects.carry_out(port, None);
+            again.extend(effects.carry_out(port));
+            let more = more || !again.is_empty();
             for change in news {
                 self.tell(change);
             }
