@@ -18,6 +18,7 @@ mod stand;
 mod storm;
 mod uc;
 mod ud;
+mod unreliable;
 mod world;
 mod xrc;
 

@@ -1,11 +1,8 @@
 //! A session on an unreliable connection: what is told of is whole, once and in order; the rest is lost.
 
 use std::rc::Rc;
-use std::time::Duration;
 
-use verbs_core::{
-    Access, Av, Dest, Path, Psn, QpAttr, QpState, QpType, SendOp, Wc, WcOpcode, WcStatus,
-};
+use verbs_core::{Access, Av, Dest, Path, Psn, QpAttr, QpType, SendOp, Wc, WcOpcode, WcStatus};
 
 use crate::sim::check::{Arrived, Deliveries, Rule, Tag};
 use crate::sim::coverage::Operation;
@@ -14,14 +11,12 @@ use crate::sim::run::conn::Seen;
 use crate::sim::run::parcel::{Data, Parcel};
 use crate::sim::run::service::{self, Flying};
 use crate::sim::run::stand::{MESSAGE_MAX, Stand, TARGET, pause};
-use crate::sim::run::world::{LIVE_MAX, World};
+use crate::sim::run::unreliable::{SMALL, Unreliable};
+use crate::sim::run::world::World;
 use crate::sim::{Draw, Ppm};
 
 /// WRITEs of a session at most: where packets may come twice, each may take effect until the end.
 const WRITES_MAX: usize = 24;
-/// Bytes that every receive has room for.
-const SMALL: usize = 64;
-
 struct Session<'w> {
     world: &'w Rc<World>,
     draw: Draw,
@@ -75,35 +70,9 @@ impl Session<'_> {
             stand.create_qp(self.world, QpType::Uc, |init| init).await?;
         }
         for end in [0, 1] {
-            self.connect(end).await?;
+            self.ready(end).await?;
         }
         Some(())
-    }
-
-    /// Takes one end from RESET to RTS, with numbers that no packet on its way has.
-    async fn connect(&mut self, end: usize) -> Option<()> {
-        self.psns[end] = (self.psns[end] + 0x20_0000) & 0xff_ffff;
-        let peer = &self.stands[1 - end];
-        let av = match self.world.plan.mode {
-            Mode::Direct => Av::to_lid(1, peer.lease.hca.lid()),
-            Mode::Packets => Av::to_gid(1, self.gid_index, peer.lease.hca.gid_at(self.gid_index)),
-        };
-        let path = Path {
-            av,
-            dest_qpn: peer.qpn,
-            rq_psn: Psn::new(self.psns[1 - end]),
-            mtu: peer.sizes.mtu,
-        };
-        let steps = [
-            QpAttr::init(1, Access::REMOTE | Access::LOCAL_WRITE),
-            QpAttr::rtr_of(QpType::Uc, &path),
-            QpAttr::rts_of(QpType::Uc, Psn::new(self.psns[end])),
-        ];
-        self.stands[end].modify(self.world, &steps).await
-    }
-
-    fn is_orphaned(&self) -> bool {
-        service::is_orphaned(&self.stands)
     }
 
     async fn work(&mut self) -> Option<()> {
@@ -243,55 +212,73 @@ impl Session<'_> {
         self.stands[end].evil = posted.map(|wr_id| (wr_id, WcStatus::LocProtErr));
     }
 
-    /// Takes an end through RESET; the other goes on.
-    async fn reset(&mut self, end: usize) -> Option<()> {
-        self.reap();
-        let stand = &mut self.stands[end];
-        stand
-            .modify(self.world, &[QpAttr::to(QpState::Reset)])
-            .await?;
-        self.reap();
-        self.stands[end].forget();
-        self.connect(end).await
+    /// Small messages get through in the end, both ways.
+    async fn probe(&mut self) {
+        let _ = self.gets_through(0, 1).await && self.gets_through(1, 0).await;
     }
 
-    /// Takes an end to ERR, where everything is flushed, and back.
-    async fn fail(&mut self, end: usize) -> Option<()> {
-        self.reap();
-        self.stands[end].broken = true;
-        self.stands[end]
-            .modify(self.world, &[QpAttr::to(QpState::Err)])
-            .await?;
-        self.world.sim.sleep(Duration::from_nanos(1)).await;
-        self.reap();
-        self.stands[end].account(self.world);
-        self.reset(end).await
-    }
-
-    /// Polls everything, and judges what came.
-    fn reap(&mut self) {
-        let mut any = false;
+    /// Waits until everything has left, and takes everything down.
+    async fn end(&mut self) {
+        self.leave().await;
         for end in [0, 1] {
-            let polled = self.stands[end].poll(self.world);
-            any |= !polled.is_empty();
-            for wc in polled {
-                let qpn = self.stands[end].qpn;
-                if !self.stands[end].is_mine(self.world, &wc, qpn) {
-                    continue;
-                }
-                if wc.wr_id & 1 == 1 {
-                    self.received(end, &wc);
-                } else {
-                    self.sent(end, &wc);
-                }
+            self.stands[end].destroy_qp(self.world).await;
+        }
+        self.reap();
+        self.land(true);
+        for end in [0, 1] {
+            self.stands[end].account(self.world);
+            if let Err(what) = self.stands[end].region.model.resolve(lane(1 - end)) {
+                self.world.accuse(Rule::Memory, what);
             }
+            self.stands[end].tear_down(self.world).await;
         }
-        if any {
-            self.stands
-                .iter_mut()
-                .for_each(|stand| stand.look(self.world));
+    }
+}
+
+impl<'w> Unreliable<'w> for Session<'w> {
+    fn world(&self) -> &'w Rc<World> {
+        self.world
+    }
+
+    fn stands(&mut self) -> &mut [Stand] {
+        &mut self.stands
+    }
+
+    /// Takes one end from RESET to RTS, with numbers that no packet on its way has.
+    async fn ready(&mut self, end: usize) -> Option<()> {
+        self.psns[end] = (self.psns[end] + 0x20_0000) & 0xff_ffff;
+        let peer = &self.stands[1 - end];
+        let av = match self.world.plan.mode {
+            Mode::Direct => Av::to_lid(1, peer.lease.hca.lid()),
+            Mode::Packets => Av::to_gid(1, self.gid_index, peer.lease.hca.gid_at(self.gid_index)),
+        };
+        let path = Path {
+            av,
+            dest_qpn: peer.qpn,
+            rq_psn: Psn::new(self.psns[1 - end]),
+            mtu: peer.sizes.mtu,
+        };
+        let steps = [
+            QpAttr::init(1, Access::REMOTE | Access::LOCAL_WRITE),
+            QpAttr::rtr_of(QpType::Uc, &path),
+            QpAttr::rts_of(QpType::Uc, Psn::new(self.psns[end])),
+        ];
+        self.stands[end].modify(self.world, &steps).await
+    }
+
+    fn send_small(&mut self, from: usize, _: usize) -> Option<Tag> {
+        if !self.stands[from].is_healthy() {
+            return None;
         }
-        self.flying.land(self.world, &self.stands, false);
+        self.send_message(from, SMALL / 4)
+    }
+
+    fn post_small(&mut self, at: usize) {
+        self.stands[at].post_receive(self.world, &mut self.draw, SMALL);
+    }
+
+    fn was_told(&self, tag: Tag) -> bool {
+        self.messages.was_told(tag)
     }
 
     fn sent(&mut self, end: usize, wc: &Wc) {
@@ -374,70 +361,8 @@ impl Session<'_> {
         self.flying.post(self.world, Operation::UcReceive, seen);
     }
 
-    /// Small messages get through in the end, both ways.
-    async fn probe(&mut self) {
-        for end in [0, 1] {
-            let begun = self.world.sim.now();
-            let mut sent = Vec::new();
-            loop {
-                let stands = &self.stands;
-                if self.is_orphaned()
-                    || stands
-                        .iter()
-                        .any(|stand| stand.broken || stand.qp.is_none())
-                    || self.world.is_spent()
-                {
-                    return;
-                }
-                self.stands[1 - end].post_receive(self.world, &mut self.draw, SMALL);
-                if self.stands[end].is_healthy() {
-                    sent.extend(self.send_message(end, SMALL / 4));
-                }
-                self.world.sim.sleep(service::PROBE_PAUSE).await;
-                self.reap();
-                if self.stands[end].mend(self.world).await.is_none() {
-                    return;
-                }
-                if sent.iter().any(|&tag| self.messages.was_told(tag)) {
-                    break;
-                }
-                if self.world.sim.now() - begun > service::PROBE_MAX {
-                    let what = format!("none of {} messages in a row arrives", sent.len());
-                    return self.world.accuse(Rule::Liveness, what);
-                }
-            }
-        }
-    }
-
-    /// Waits until everything has left, and takes everything down.
-    async fn end(&mut self) {
-        let begun = self.world.sim.now();
-        while self
-            .stands
-            .iter()
-            .any(|stand| stand.is_healthy() && stand.sends.iter().any(|sent| sent.signaled))
-            && !self.is_orphaned()
-        {
-            self.world.sim.sleep(Duration::from_micros(50)).await;
-            self.reap();
-            if self.world.sim.now() - begun > LIVE_MAX {
-                let what = "messages that nobody answers do not leave";
-                self.world.accuse(Rule::Liveness, what);
-                break;
-            }
-        }
-        for end in [0, 1] {
-            self.stands[end].destroy_qp(self.world).await;
-        }
-        self.reap();
-        self.flying.land(self.world, &self.stands, true);
-        for end in [0, 1] {
-            self.stands[end].account(self.world);
-            if let Err(what) = self.stands[end].region.model.resolve(lane(1 - end)) {
-                self.world.accuse(Rule::Memory, what);
-            }
-            self.stands[end].tear_down(self.world).await;
-        }
+    fn land(&mut self, all: bool) {
+        self.flying.land(self.world, &self.stands, all);
     }
 }
 

@@ -2,7 +2,6 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::rc::Rc;
-use std::time::Duration;
 
 use verbs_core::{
     Av, Datagram, Dest, Gid, Lid, Mcast, Psn, QKey, QpAttr, QpState, QpType, Qpn, Refused, SendOp,
@@ -17,7 +16,8 @@ use crate::sim::run::conn::Seen;
 use crate::sim::run::parcel::{Data, Parcel};
 use crate::sim::run::service::{self, Flying};
 use crate::sim::run::stand::{Stand, gone, is_busy, pause};
-use crate::sim::run::world::{LIVE_MAX, World};
+use crate::sim::run::unreliable::{SMALL, Unreliable};
+use crate::sim::run::world::World;
 use crate::sim::{Draw, Ppm};
 
 /// Queue pairs of a session.
@@ -26,8 +26,6 @@ const STANDS: usize = 3;
 const HEADER: usize = 40;
 /// Bytes of a datagram at most.
 const DATAGRAM_MAX: usize = 4096;
-/// Bytes of the shortest receive.
-const SMALL: usize = 64;
 /// What most queue pairs go by.
 const KEY: QKey = QKey(0x1111_0000);
 
@@ -123,21 +121,6 @@ impl Session<'_> {
             self.ready(at).await?;
         }
         Some(())
-    }
-
-    /// Takes a queue pair from RESET to RTS.
-    async fn ready(&mut self, at: usize) -> Option<()> {
-        let psn = Psn::new(self.draw.within(0..=0xff_ffff) as u32);
-        let steps = [
-            QpAttr::init_datagram(1, self.members[at].key),
-            QpAttr::to(QpState::Rtr),
-            QpAttr::rts_of(QpType::Ud, psn),
-        ];
-        self.stands[at].modify(self.world, &steps).await
-    }
-
-    fn is_orphaned(&self) -> bool {
-        service::is_orphaned(&self.stands)
     }
 
     async fn work(&mut self) -> Option<()> {
@@ -311,50 +294,99 @@ impl Session<'_> {
         self.stands[at].evil = posted.map(|wr_id| (wr_id, WcStatus::LocProtErr));
     }
 
-    async fn reset(&mut self, at: usize) -> Option<()> {
-        self.reap();
-        let to = QpAttr::to(QpState::Reset);
-        self.stands[at].modify(self.world, &[to]).await?;
-        self.reap();
-        self.stands[at].forget();
-        self.ready(at).await
-    }
-
-    async fn fail(&mut self, at: usize) -> Option<()> {
-        self.reap();
-        self.stands[at].broken = true;
-        let to = QpAttr::to(QpState::Err);
-        self.stands[at].modify(self.world, &[to]).await?;
-        self.world.sim.sleep(Duration::from_nanos(1)).await;
-        self.reap();
-        self.stands[at].account(self.world);
-        self.reset(at).await
-    }
-
-    /// Polls everything, and judges what came.
-    fn reap(&mut self) {
-        let mut any = false;
-        for at in 0..STANDS {
-            let polled = self.stands[at].poll(self.world);
-            any |= !polled.is_empty();
-            for wc in polled {
-                let qpn = self.stands[at].qpn;
-                if !self.stands[at].is_mine(self.world, &wc, qpn) {
-                    continue;
-                }
-                if wc.wr_id & 1 == 1 {
-                    self.received(at, &wc);
-                } else {
-                    self.sent(at, &wc);
-                }
+    /// Whether a completion and what stands in front of a datagram say who has sent it.
+    fn judge_origin(&self, wc: &Wc, bytes: &[u8], from: usize) -> Result<(), String> {
+        let sender = &self.stands[from];
+        let id = wc.wr_id;
+        if wc.src_qpn != sender.qpn || wc.opcode != WcOpcode::Recv {
+            let said = wc.src_qpn;
+            return Err(format!(
+                "receive {id:#x} is {} from {said}, not {}",
+                wc.opcode, sender.qpn
+            ));
+        }
+        // Somebody on the network may have sent it once more, from elsewhere.
+        if self.world.plan.mode == Mode::Packets && self.world.plan.hostile {
+            return Ok(());
+        }
+        let area = bytes.first_chunk();
+        let back = area.and_then(|area| Av::reverse(1, wc, area, self.gid_index));
+        let hca = &sender.lease.hca;
+        let is_back = back.is_some_and(|back| match self.world.plan.mode {
+            Mode::Packets => {
+                let gid = hca.gid_at(self.gid_index);
+                back.global.is_some_and(|global| global.dgid == gid)
             }
+            Mode::Direct => {
+                let global = back.global.is_none_or(|global| global.dgid == hca.gid());
+                back.dlid == hca.lid() && global
+            }
+        });
+        if !is_back || !wc.flags.contains(WcFlags::GRH) && self.world.plan.mode == Mode::Packets {
+            return Err(format!(
+                "receive {id:#x} does not say where it came from: {back:?}"
+            ));
         }
-        if any {
-            self.stands
-                .iter_mut()
-                .for_each(|stand| stand.look(self.world));
+        Ok(())
+    }
+
+    /// A small datagram gets through in the end.
+    async fn probe(&mut self) {
+        let (from, to) = (self.draw.below(STANDS), self.draw.below(STANDS));
+        let _ = self.gets_through(from, to).await;
+    }
+
+    /// Waits until everything has left, and takes everything down.
+    async fn end(&mut self) {
+        self.leave().await;
+        for at in 0..STANDS {
+            if let Some(mcast) = self.members[at].mcast.take() {
+                let done = self
+                    .world
+                    .verb(&self.stands[at].lease, mcast.detach())
+                    .await;
+                gone(self.world, done);
+            }
+            self.stands[at].destroy_qp(self.world).await;
         }
-        self.flying.land(self.world, &self.stands, false);
+        self.reap();
+        self.land(true);
+        for stand in &mut self.stands {
+            stand.account(self.world);
+            stand.tear_down(self.world).await;
+        }
+    }
+}
+
+impl<'w> Unreliable<'w> for Session<'w> {
+    fn world(&self) -> &'w Rc<World> {
+        self.world
+    }
+
+    fn stands(&mut self) -> &mut [Stand] {
+        &mut self.stands
+    }
+
+    async fn ready(&mut self, at: usize) -> Option<()> {
+        let psn = Psn::new(self.draw.within(0..=0xff_ffff) as u32);
+        let steps = [
+            QpAttr::init_datagram(1, self.members[at].key),
+            QpAttr::to(QpState::Rtr),
+            QpAttr::rts_of(QpType::Ud, psn),
+        ];
+        self.stands[at].modify(self.world, &steps).await
+    }
+
+    fn send_small(&mut self, from: usize, to: usize) -> Option<Tag> {
+        self.post(from, To::One(to), SMALL / 4, self.members[to].key)
+    }
+
+    fn post_small(&mut self, at: usize) {
+        self.stands[at].post_receive(self.world, &mut self.draw, SMALL);
+    }
+
+    fn was_told(&self, tag: Tag) -> bool {
+        self.messages.was_told(tag)
     }
 
     fn sent(&mut self, at: usize, wc: &Wc) {
@@ -420,101 +452,8 @@ impl Session<'_> {
             .post(self.world, Operation::DatagramReceive, seen);
     }
 
-    /// Whether a completion and what stands in front of a datagram say who has sent it.
-    fn judge_origin(&self, wc: &Wc, bytes: &[u8], from: usize) -> Result<(), String> {
-        let sender = &self.stands[from];
-        let id = wc.wr_id;
-        if wc.src_qpn != sender.qpn || wc.opcode != WcOpcode::Recv {
-            let said = wc.src_qpn;
-            return Err(format!(
-                "receive {id:#x} is {} from {said}, not {}",
-                wc.opcode, sender.qpn
-            ));
-        }
-        // Somebody on the network may have sent it once more, from elsewhere.
-        if self.world.plan.mode == Mode::Packets && self.world.plan.hostile {
-            return Ok(());
-        }
-        let area = bytes.first_chunk();
-        let back = area.and_then(|area| Av::reverse(1, wc, area, self.gid_index));
-        let hca = &sender.lease.hca;
-        let is_back = back.is_some_and(|back| match self.world.plan.mode {
-            Mode::Packets => {
-                let gid = hca.gid_at(self.gid_index);
-                back.global.is_some_and(|global| global.dgid == gid)
-            }
-            Mode::Direct => {
-                let global = back.global.is_none_or(|global| global.dgid == hca.gid());
-                back.dlid == hca.lid() && global
-            }
-        });
-        if !is_back || !wc.flags.contains(WcFlags::GRH) && self.world.plan.mode == Mode::Packets {
-            return Err(format!(
-                "receive {id:#x} does not say where it came from: {back:?}"
-            ));
-        }
-        Ok(())
-    }
-
-    /// A small datagram gets through in the end.
-    async fn probe(&mut self) {
-        let begun = self.world.sim.now();
-        let (from, to) = (self.draw.below(STANDS), self.draw.below(STANDS));
-        let mut sent = Vec::new();
-        loop {
-            let stands = &self.stands;
-            let unfit = stands
-                .iter()
-                .any(|stand| stand.broken || stand.qp.is_none());
-            if self.is_orphaned() || unfit || self.world.is_spent() {
-                return;
-            }
-            self.stands[to].post_receive(self.world, &mut self.draw, SMALL);
-            sent.extend(self.post(from, To::One(to), SMALL / 4, self.members[to].key));
-            self.world.sim.sleep(service::PROBE_PAUSE).await;
-            self.reap();
-            if self.stands[from].mend(self.world).await.is_none() {
-                return;
-            }
-            if sent.iter().any(|&tag| self.messages.was_told(tag)) {
-                return;
-            }
-            if self.world.sim.now() - begun > service::PROBE_MAX {
-                let what = format!("none of {} datagrams in a row arrives", sent.len());
-                return self.world.accuse(Rule::Liveness, what);
-            }
-        }
-    }
-
-    /// Waits until everything has left, and takes everything down.
-    async fn end(&mut self) {
-        let begun = self.world.sim.now();
-        let waits =
-            |stand: &Stand| stand.is_healthy() && stand.sends.iter().any(|sent| sent.signaled);
-        while self.stands.iter().any(waits) && !self.is_orphaned() {
-            self.world.sim.sleep(Duration::from_micros(50)).await;
-            self.reap();
-            if self.world.sim.now() - begun > LIVE_MAX {
-                self.world.accuse(Rule::Liveness, "datagrams do not leave");
-                break;
-            }
-        }
-        for at in 0..STANDS {
-            if let Some(mcast) = self.members[at].mcast.take() {
-                let done = self
-                    .world
-                    .verb(&self.stands[at].lease, mcast.detach())
-                    .await;
-                gone(self.world, done);
-            }
-            self.stands[at].destroy_qp(self.world).await;
-        }
-        self.reap();
-        self.flying.land(self.world, &self.stands, true);
-        for stand in &mut self.stands {
-            stand.account(self.world);
-            stand.tear_down(self.world).await;
-        }
+    fn land(&mut self, all: bool) {
+        self.flying.land(self.world, &self.stands, all);
     }
 }
 
