@@ -61,41 +61,32 @@ impl Hello {
 
     /// From what has arrived of an extended reliable connection.
     pub(crate) fn parse_extended(bytes: &[u8; Self::EXTENDED_LEN]) -> Option<Self> {
-        let text = bytes.strip_suffix(b"\0")?;
-        let mut fields = text.split(|&byte| byte == b':');
-        let mut number = |digits| {
-            let field = fields.next().filter(|field| field.len() == digits)?;
-            u32::try_from(hex(field)?).ok()
-        };
-        let (lid, qpn, sends) = (number(4)?, number(6)?, number(6)?);
-        let (psn, srqn) = (number(6)?, number(6)?);
-        let gid = gid_from_digits(fields.next()?)?;
-        let hello = Self {
-            lid: Lid(u16::try_from(lid).ok()?),
-            qpn: Qpn::new(qpn),
-            psn: Psn::new(psn),
-            gid,
-            extended: Some((Qpn::new(sends), Srqn::new(srqn))),
-        };
-        fields.next().is_none().then_some(hello)
+        Self::parse_text(bytes, true)
     }
 
     /// From what has arrived; `None` if no pingpong program writes that.
     pub(crate) fn parse(bytes: &[u8; Self::LEN]) -> Option<Self> {
+        Self::parse_text(bytes, false)
+    }
+
+    fn parse_text(bytes: &[u8], is_extended: bool) -> Option<Self> {
         let text = bytes.strip_suffix(b"\0")?;
         let mut fields = text.split(|&byte| byte == b':');
         let mut number = |digits| {
             let field = fields.next().filter(|field| field.len() == digits)?;
             u32::try_from(hex(field)?).ok()
         };
-        let (lid, qpn, psn) = (number(4)?, number(6)?, number(6)?);
+        let (lid, qpn) = (number(4)?, number(6)?);
+        let sends = if is_extended { number(6)? } else { 0 };
+        let psn = number(6)?;
+        let srqn = if is_extended { number(6)? } else { 0 };
         let gid = gid_from_digits(fields.next()?)?;
         let hello = Self {
             lid: Lid(u16::try_from(lid).ok()?),
             qpn: Qpn::new(qpn),
             psn: Psn::new(psn),
             gid,
-            extended: None,
+            extended: is_extended.then(|| (Qpn::new(sends), Srqn::new(srqn))),
         };
         fields.next().is_none().then_some(hello)
     }
