@@ -1,0 +1,3 @@
+//! IP over InfiniBand (RFC 4391, RFC 4755): an IP interface on a queue pair.
+
+#![forbid(unsafe_code)]

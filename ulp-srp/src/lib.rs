@@ -1,0 +1,3 @@
+//! SCSI RDMA Protocol (T10 SRP revision 16a): initiator and target.
+
+#![forbid(unsafe_code)]
