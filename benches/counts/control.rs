@@ -6,27 +6,14 @@
 
 #![allow(missing_docs, reason = "what gungraun generates has none")]
 
+mod budget;
+
 use futures::executor::block_on;
-use gungraun::{
-    Callgrind, EventKind, LibraryBenchmarkConfig, library_benchmark, library_benchmark_group, main,
-};
+use gungraun::{library_benchmark, library_benchmark_group, main};
 use tokio::sync::oneshot;
 use verbs_benches::control::Subject;
 
-/// Repetitions of an operation in one measured call.
-const TIMES: u64 = 1000;
-
-/// Fails above `instructions` for each operation.
-///
-/// Budgets are lowered when the code gets better, and raised only together with the toolchain.
-fn budget(instructions: u64) -> LibraryBenchmarkConfig {
-    let mut callgrind = Callgrind::default();
-    // What happens once per call, loop and frame, is less than an instruction for each operation.
-    callgrind.hard_limits([(EventKind::Ir, (instructions + 1) * TIMES - 1)]);
-    let mut config = LibraryBenchmarkConfig::default();
-    config.tool(callgrind);
-    config
-}
+use budget::{TIMES, budget};
 
 macro_rules! counted {
     ($($(#[$doc:meta])* $name:ident: $subject:ident.$operation:ident <= $budget:literal;)*) => {

@@ -6,32 +6,19 @@
 #![allow(missing_docs, reason = "what gungraun generates has none")]
 #![allow(unused_qualifications, reason = "gungraun generates paths")]
 
+mod budget;
+
 use std::hint::black_box;
 
 use futures::executor::block_on;
-use gungraun::{
-    Callgrind, EventKind, LibraryBenchmarkConfig, library_benchmark, library_benchmark_group, main,
-};
+use gungraun::{library_benchmark, library_benchmark_group, main};
 use hca_sim::{Hca, connect};
 use verbs_core::{
     Access, Cq, Device, Extent, FastMr, LocalInv, Memory, Mr, Pd, Qp, QpInit, Read, Recv, Send,
     Sge, Wc, Write,
 };
 
-/// Repetitions of an operation in one measured call.
-const TIMES: u64 = 1000;
-
-/// Fails above `instructions` for each message.
-///
-/// Budgets are lowered when the code gets better, and raised only together with the toolchain.
-fn budget(instructions: u64) -> LibraryBenchmarkConfig {
-    let mut callgrind = Callgrind::default();
-    // What happens once per call, loop and frame, is less than an instruction for each message.
-    callgrind.hard_limits([(EventKind::Ir, (instructions + 1) * TIMES - 1)]);
-    let mut config = LibraryBenchmarkConfig::default();
-    config.tool(callgrind);
-    config
-}
+use budget::{TIMES, budget};
 
 /// Two connected queue pairs, and what they need. Dropped in this order.
 struct Subject {

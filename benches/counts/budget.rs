@@ -1,0 +1,25 @@
+//! The budget of a counted operation: what makes the run fail.
+
+use gungraun::{Callgrind, EventKind, LibraryBenchmarkConfig};
+
+/// Repetitions of an operation in one measured call.
+pub(crate) const TIMES: u64 = 1000;
+
+/// How far above its budget a count may be, in thousandths.
+///
+/// The same source built in another directory gets other symbol hashes and another order of its code
+/// and data; counts of one commit differ by up to 5 thousandths for it.
+const TOLERANCE: u64 = 10;
+
+/// Fails above `instructions` for each operation, and the tolerance.
+///
+/// Budgets are lowered when the code gets better, and raised only together with the toolchain.
+pub(crate) fn budget(instructions: u64) -> LibraryBenchmarkConfig {
+    let mut callgrind = Callgrind::default();
+    // What happens once per call, loop and frame, is less than an instruction for each operation.
+    let most = (instructions + 1) * TIMES - 1;
+    callgrind.hard_limits([(EventKind::Ir, most + most * TOLERANCE / 1000)]);
+    let mut config = LibraryBenchmarkConfig::default();
+    config.tool(callgrind);
+    config
+}
