@@ -32,6 +32,11 @@ impl Subnet {
         } else if is_switch {
             self.forward(now, at, packet);
         } else {
+            // Switches do not send a packet back where it came from: an adapter has copies for its own
+            // queue pairs (IBTA vol. 1, 10.5.2).
+            if is_multicast(packet.dlid) && info.state == LinkState::ACTIVE {
+                self.deliver(at, packet.clone());
+            }
             self.emit(now, at, at.port, packet);
         }
     }
