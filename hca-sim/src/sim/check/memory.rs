@@ -246,6 +246,19 @@ impl MemoryModel {
         bytes
     }
 
+    /// That write can take effect no more, if it has not: what is there now stays.
+    ///
+    /// # Errors
+    /// A byte that is none of those that it may be.
+    pub(crate) fn end(&mut self, lane: u64, seq: u64) -> Result<(), String> {
+        let mine = |write: &Pending| write.lane == lane && write.seq == seq;
+        if self.pending.iter().any(mine) {
+            self.check()?;
+            drop(self.reclaim(lane, seq));
+        }
+        Ok(())
+    }
+
     /// The lane has ended, and nothing of it can take effect any more: what is there now stays.
     ///
     /// # Errors
