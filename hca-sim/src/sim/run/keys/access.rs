@@ -251,9 +251,10 @@ impl Session<'_> {
             }
         };
         let is_known = self.keys.known().any(|(known, _)| known == key);
-        let other_pair = self.keys.known().any(|(known, leads)| {
-            known == key && leads.via != pair && self.keys.is_valid(known)
-        });
+        let other_pair = self
+            .keys
+            .known()
+            .any(|(known, leads)| known == key && leads.via != pair && self.keys.is_valid(known));
         let is_first = self.objects.windows.iter().flatten().any(|window| {
             window.mw.window_type() == WindowType::One && window.mw.rkey().value() == key
         });

@@ -1,9 +1,7 @@
 //! What the holder does to keys: by work requests, by direct calls and by verbs.
 
 use verbs_core::wr::Binding;
-use verbs_core::{
-    Access, Dest, Error, Extent, Fmr, RKey, Refused, SendOp, WcStatus, WindowType,
-};
+use verbs_core::{Access, Dest, Error, Extent, Fmr, RKey, Refused, SendOp, WcStatus, WindowType};
 
 use crate::sim::Ppm;
 use crate::sim::check::{Leads, Rule, Verdict};
@@ -110,8 +108,7 @@ impl Session<'_> {
             Whose::Window(slot) => self.objects.window(slot)?.busy = true,
             Whose::Fast => self.objects.fast.as_mut()?.busy = true,
         }
-        self.deeds
-            .insert(self.seq, Deed::Invalidate { whose, key });
+        self.deeds.insert(self.seq, Deed::Invalidate { whose, key });
         Some(())
     }
 
@@ -277,11 +274,12 @@ impl Session<'_> {
         let known = self.keys.known().find(|&(known, _)| known == key);
         self.dead.extend(known);
         self.keys.gone(key);
-        let through = |deed: &Deed| matches!(deed, Deed::Reach { key: through, .. } if *through == key);
+        let through =
+            |deed: &Deed| matches!(deed, Deed::Reach { key: through, .. } if *through == key);
         let ended = self.deeds.iter().filter(|(_, deed)| through(deed));
         for (&seq, _) in ended {
             let lane = known.map_or(0, |(_, leads)| leads.via as u64);
-            if let Err(what) = self.shown.model.end(lane, seq) {
+            if let Err(what) = self.shown.model.freeze(lane, seq) {
                 self.world.accuse(Rule::Memory, what);
             }
         }
@@ -319,7 +317,8 @@ impl Session<'_> {
 
     /// What holds windows answers Busy, and is as it was (K10).
     pub(super) async fn try_too_early(&mut self, pair: usize) {
-        let type_2 = |window: &Window, via| window.mw.window_type() != WindowType::One && via == pair;
+        let type_2 =
+            |window: &Window, via| window.mw.window_type() != WindowType::One && via == pair;
         let lease = &self.stands[holder(0)].lease;
         if self.objects.is_bound(|_, _| true)
             && let Some(mr) = self.shown.mr.take()

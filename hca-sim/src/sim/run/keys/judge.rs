@@ -65,7 +65,10 @@ impl Session<'_> {
             _ => false,
         };
         if !explained {
-            let what = format!("{:#x} ended without cause: {}, {deed:?}", wc.wr_id, wc.status);
+            let what = format!(
+                "{:#x} ended without cause: {}, {deed:?}",
+                wc.wr_id, wc.status
+            );
             self.world.accuse(Rule::Status, what);
         }
         self.failed[pair] = true;
@@ -267,4 +270,3 @@ fn judge_message(wc: &Wc, told: &Told, bytes: &[u8]) -> Result<(), String> {
         _ => Err(format!("receive {:#x} has other bytes", wc.wr_id)),
     }
 }
-
