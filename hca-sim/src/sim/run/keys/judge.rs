@@ -62,8 +62,9 @@ impl Session<'_> {
             _ => false,
         };
         if !explained {
+            let ends = self.told[pair].front().map(|told| told.key);
             let what = format!(
-                "{:#x} ended without cause: {}, {deed:?}",
+                "{:#x} ended without cause: {}, {deed:?}, next key to end {ends:x?}",
                 wc.wr_id, wc.status
             );
             self.world.accuse(Rule::Status, what);
