@@ -50,14 +50,14 @@ impl Session<'_> {
         let explained = match (wc.status, deed) {
             (WcStatus::RemInvReqErr, None) => {
                 let mut told = self.told[pair].iter();
-                at == holder(pair) && told.any(|told| told.whose.is_none())
+                at == holder(pair) && (before || told.any(|told| told.whose.is_none()))
             }
             (WcStatus::RetryExcErr, _) => before || self.is_shaky(pair) || self.world.plan.loses(),
             (WcStatus::RemAccessErr, Some(Deed::Reach { verdict, .. })) => {
                 before || *verdict != Verdict::Must
             }
             (status, Some(Deed::Wrong { legal })) => legal.contains(&status),
-            // They were taken away at the end.
+            // What it changes was taken away at the end.
             (WcStatus::MwBindErr | WcStatus::LocQpOpErr, Some(_)) => before,
             _ => false,
         };
