@@ -411,6 +411,8 @@ pub(crate) enum Bench {
     Write,
     /// RDMA READ in one thread, by size
     Read,
+    /// Fast registration and local invalidate through the send queue
+    Registration,
     /// One way between two threads, half a round trip
     Latency,
     /// From one thread to another, as fast as it goes
@@ -428,7 +430,7 @@ impl Bench {
     pub(crate) fn about(self) -> &'static str {
         match self {
             Self::Control => "verbs awaited in turn",
-            Self::Send | Self::Write | Self::Read => "one thread",
+            Self::Send | Self::Write | Self::Read | Self::Registration => "one thread",
             Self::Latency => "two threads, one way",
             Self::Stream => "two threads, window of 64",
             Self::Qps => "connections in turn",

@@ -102,7 +102,12 @@ impl Path {
     /// Whether packets of that service are for this queue pair. Reliable connections have some that no
     /// specification has.
     pub(crate) fn takes(&self, service: Service) -> bool {
-        service == self.service || (service, self.service) == (Service::Own, Service::Rc)
+        let added = match self.service {
+            Service::Rc => Service::Own,
+            Service::Xrc => Service::OwnXrc,
+            own => own,
+        };
+        service == self.service || service == added
     }
 }
 

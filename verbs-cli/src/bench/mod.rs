@@ -13,6 +13,7 @@ mod machine;
 mod many;
 mod message;
 mod method;
+mod registration;
 mod stream;
 mod table;
 mod wire;
@@ -83,6 +84,7 @@ fn perform(stage: &Stage) -> Result<Vec<Row>, BenchError> {
         Bench::Send => message::run(stage, Operation::Send),
         Bench::Write => message::run(stage, Operation::Write),
         Bench::Read => message::run(stage, Operation::Read),
+        Bench::Registration => registration::run(stage),
         Bench::Latency => latency::run(stage),
         Bench::Stream => stream::run(stage),
         Bench::Qps => many::run(stage),

@@ -63,6 +63,7 @@ async fn session(world: &Rc<World>, mut draw: Draw) {
         dead: Vec::new(),
         failed: [false; PAIRS],
         wrong: [false; PAIRS],
+        nudged: [false; PAIRS],
         psn: draw.within(0..=0xff_ffff) as u32,
         draw,
     };
@@ -92,6 +93,8 @@ struct Session<'w> {
     failed: [bool; PAIRS],
     /// One was posted that has to.
     wrong: [bool; PAIRS],
+    /// The holder has posted something that waits for the network.
+    nudged: [bool; PAIRS],
     psn: u32,
 }
 
@@ -125,6 +128,8 @@ enum Deed {
         key: u32,
     },
     SendInv,
+    /// The holder writes nothing, to be answered.
+    Nudge,
     /// It has to end so, or it is a SEND of which only the receiver is told.
     Wrong {
         legal: &'static [WcStatus],
@@ -214,6 +219,7 @@ impl Session<'_> {
         let network = self.world.sim.network();
         network.tamper(|tamper| tamper.connected(a, b));
         (self.failed[pair], self.wrong[pair]) = (false, false);
+        self.nudged[pair] = false;
         Some(())
     }
 
@@ -249,8 +255,9 @@ impl Session<'_> {
             let pair = usize::from(self.draw.chance(Ppm::percent(20)));
             match self.draw.below(100) {
                 0..=34 => drop(self.access(pair)),
-                35..=54 => self.change().await,
-                55..=63 => self.post_receives(pair),
+                35..=52 => self.change().await,
+                53..=56 => drop(self.nudge(pair)),
+                57..=63 => self.post_receives(pair),
                 64..=71 => drop(self.invalidate(pair)),
                 72..=89 => self.world.sim.sleep(pause(&mut self.draw)).await,
                 90..=92 => self.deallocate().await,

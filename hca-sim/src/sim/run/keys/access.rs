@@ -227,18 +227,16 @@ impl Session<'_> {
         if !self.is_healthy(pair) {
             return None;
         }
-        let current = |key: u32| {
-            let fast = self.objects.fast.as_ref().map(|fast| fast.mr.rkey());
-            let windows = self.objects.windows.iter().flatten();
-            let mut all = windows.map(|window| window.mw.rkey()).chain(fast);
-            all.any(|current| current.value() == key)
-        };
         let key = match self.draw.below(4) {
             0 => self.shown.mr.as_ref()?.rkey().value(),
             1 => {
                 // To end a key that has ended already is no mistake while it has no successor.
                 let (key, _) = *self.dead.get(self.draw.below(self.dead.len()))?;
-                (!current(key) && self.row(key) != Operation::PoolKey).then_some(key)?
+                let succeeds = |(valid, _)| {
+                    self.keys.is_valid(valid) && valid >> 8 == key >> 8 && valid != key
+                };
+                let succeeded = self.keys.known().any(succeeds);
+                (succeeded && self.row(key) != Operation::PoolKey).then_some(key)?
             }
             2 => {
                 let other = self.objects.invalidable((pair + 1) % PAIRS);

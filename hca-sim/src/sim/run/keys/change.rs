@@ -6,8 +6,8 @@ use verbs_core::{Access, Dest, Error, Extent, Fmr, RKey, Refused, SendOp, WcStat
 use crate::sim::Ppm;
 use crate::sim::check::{Leads, Rule, Verdict};
 use crate::sim::coverage::Operation;
-use crate::sim::run::keys::objects::{TYPES, WINDOWS, Window};
-use crate::sim::run::keys::{Deed, SHOWN, Session, Whose, holder};
+use crate::sim::run::keys::objects::{Fast, TYPES, WINDOWS, Window};
+use crate::sim::run::keys::{Deed, SHOWN, Session, Whose, holder, peer};
 use crate::sim::run::parcel::{Data, Parcel};
 use crate::sim::run::stand::{gone, is_busy};
 
@@ -118,7 +118,8 @@ impl Session<'_> {
             return self.end_key(Whose::Fast, key, 0);
         }
         let (at, len) = self.range(0);
-        let mid = self.draw.below(len + 1);
+        // A number that lies in two pieces is none for an atomic.
+        let mid = self.draw.below(len + 1) & !7;
         let access = *self.draw.pick(&GRANTS);
         let pieces = [(at, mid), (at + mid, len - mid)];
         let extents = pieces.map(|(offset, len)| Extent {
@@ -173,6 +174,15 @@ impl Session<'_> {
             seen: self.seen(),
         };
         self.stands[holder(pair)].post(self.world, &mut self.draw, parcel)
+    }
+
+    /// Writes no bytes to the peer, so that changes behind it wait for the network.
+    pub(super) fn nudge(&mut self, pair: usize) -> Option<()> {
+        let remote = self.stands[peer(pair)].region.mr.as_ref()?.remote(0);
+        self.post_change(pair, SendOp::Write(remote), Operation::Write)?;
+        self.deeds.insert(self.seq, Deed::Nudge);
+        self.nudged[pair] = true;
+        Some(())
     }
 
     /// Gives a key of the pool pages.
@@ -285,8 +295,21 @@ impl Session<'_> {
         }
     }
 
-    /// Deallocates a window, bound or not, or allocates one.
+    /// Deallocates a window, bound or not, or allocates one; and what nobody knows the state of.
     pub(super) async fn deallocate(&mut self) {
+        let doubted = |fast: &mut Fast| fast.doubted.is_some();
+        if let Some(fast) = self.objects.fast.take_if(doubted) {
+            let stand = &self.stands[holder(0)];
+            gone(
+                self.world,
+                self.world.verb(&stand.lease, fast.mr.free()).await,
+            );
+            if let Some(pd) = &stand.pd {
+                let made = self.objects.allocate_fast(self.world, &stand.lease, pd);
+                let _ = made.await;
+            }
+            fast.doubted.into_iter().for_each(|key| self.gone(key));
+        }
         let slot = self.draw.below(WINDOWS);
         let kind = *self.draw.pick(&TYPES);
         let Some(window) = &self.objects.windows[slot] else {
@@ -296,23 +319,21 @@ impl Session<'_> {
             self.objects.windows[slot] = made.ok().map(Window::new);
             return;
         };
-        if window.busy {
+        if window.busy && window.doubted.is_empty() {
             return;
         }
         let Some(window) = self.objects.windows[slot].take() else {
             return;
         };
-        if let Some((key, _)) = window.bound {
-            self.going(key);
-        }
+        let mut keys = window.doubted.clone();
+        keys.extend(window.bound.map(|(key, _)| key));
+        keys.iter().for_each(|&key| self.going(key));
         let lease = &self.stands[holder(0)].lease;
         gone(
             self.world,
             self.world.verb(lease, window.mw.dealloc()).await,
         );
-        if let Some((key, _)) = window.bound {
-            self.gone(key);
-        }
+        keys.into_iter().for_each(|key| self.gone(key));
     }
 
     /// What holds windows answers Busy, and is as it was (K10).

@@ -50,23 +50,21 @@ impl Session<'_> {
         let explained = match (wc.status, deed) {
             (WcStatus::RemInvReqErr, None) => {
                 let mut told = self.told[pair].iter();
-                at == holder(pair) && told.any(|told| told.whose.is_none())
+                at == holder(pair) && (before || told.any(|told| told.whose.is_none()))
             }
-            (WcStatus::RetryExcErr, _) => {
-                let shaky = at == peer(pair) && self.is_shaky(pair);
-                before || shaky || self.world.plan.loses()
-            }
+            (WcStatus::RetryExcErr, _) => before || self.is_shaky(pair) || self.world.plan.loses(),
             (WcStatus::RemAccessErr, Some(Deed::Reach { verdict, .. })) => {
                 before || *verdict != Verdict::Must
             }
             (status, Some(Deed::Wrong { legal })) => legal.contains(&status),
-            // They were taken away at the end.
+            // What it changes was taken away at the end.
             (WcStatus::MwBindErr | WcStatus::LocQpOpErr, Some(_)) => before,
             _ => false,
         };
         if !explained {
+            let ends = self.told[pair].front().map(|told| told.key);
             let what = format!(
-                "{:#x} ended without cause: {}, {deed:?}",
+                "{:#x} ended without cause: {}, {deed:?}, next key to end {ends:x?}",
                 wc.wr_id, wc.status
             );
             self.world.accuse(Rule::Status, what);
@@ -117,6 +115,7 @@ impl Session<'_> {
             Deed::Register { .. } => WcOpcode::RegMr,
             Deed::Invalidate { .. } => WcOpcode::LocalInv,
             Deed::SendInv | Deed::Wrong { .. } => WcOpcode::Send,
+            Deed::Nudge => WcOpcode::RdmaWrite,
         };
         if wc.opcode != opcode {
             let what = format!("{:#x} is {}, not {opcode}: {deed:?}", wc.wr_id, wc.opcode);
@@ -161,7 +160,7 @@ impl Session<'_> {
                     told.confirmed = true;
                 }
             }
-            Deed::Wrong { legal: [] } => {}
+            Deed::Wrong { legal: [] } | Deed::Nudge => {}
             Deed::Wrong { legal } => {
                 let what = format!("a work request succeeded that has to end in {legal:?}");
                 self.world.accuse(Rule::Status, what);
@@ -169,8 +168,10 @@ impl Session<'_> {
         }
     }
 
-    /// A work request was flushed, or has failed: what it was to change is as it was.
+    /// A work request was flushed, or has failed: what it was to change is as it was. Behind one that
+    /// waited for its answer it may have been carried out all the same (IBTA vol. 1, 10.3.1.7).
     fn undone(&mut self, pair: usize, seq: u64, deed: &Deed) {
+        let doubtful = self.nudged[pair];
         match *deed {
             Deed::Reach { reads, .. } => {
                 if reads {
@@ -178,25 +179,33 @@ impl Session<'_> {
                     model.give_up(pair as u64, seq);
                 }
             }
+            Deed::Bind { window, key, old } if doubtful => {
+                self.objects.doubt(Whose::Window(window), &[old, key]);
+            }
             Deed::Bind { window, key, old } => {
                 self.keys.gone(key);
                 self.keys.valid(old);
                 self.rebound(window, old);
             }
+            Deed::Unbind { window, old } if doubtful => {
+                self.objects.doubt(Whose::Window(window), &[old]);
+            }
             Deed::Unbind { window, old } => {
                 self.keys.valid(old);
                 self.rebound(window, old);
             }
+            Deed::Register { key } if doubtful => self.objects.doubt(Whose::Fast, &[key]),
             Deed::Register { key } => {
                 self.keys.gone(key);
                 self.objects.unbound(Whose::Fast);
             }
+            Deed::Invalidate { whose, key } if doubtful => self.objects.doubt(whose, &[key]),
             Deed::Invalidate { whose, key } => {
                 self.keys.valid(key);
                 self.objects.idle(whose);
             }
             // Whether the receiver was told of it shows when it is flushed.
-            Deed::SendInv | Deed::Wrong { .. } => {}
+            Deed::SendInv | Deed::Wrong { .. } | Deed::Nudge => {}
         }
     }
 

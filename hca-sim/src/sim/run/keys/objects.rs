@@ -30,6 +30,9 @@ pub(super) struct Window {
     pub(super) bound: Option<(u32, usize)>,
     /// Something is on its way that changes that.
     pub(super) busy: bool,
+    /// It was flushed, and may have changed that before: keys that may lead somewhere until the window
+    /// goes, which stays busy.
+    pub(super) doubted: Vec<u32>,
 }
 
 /// A region for fast registration.
@@ -37,6 +40,8 @@ pub(super) struct Fast {
     pub(super) mr: FastMr,
     pub(super) valid: Option<u32>,
     pub(super) busy: bool,
+    /// As of a window.
+    pub(super) doubted: Option<u32>,
 }
 
 impl Window {
@@ -45,6 +50,7 @@ impl Window {
             mw,
             bound: None,
             busy: false,
+            doubted: Vec::new(),
         }
     }
 }
@@ -56,15 +62,27 @@ impl Objects {
             let mw = world.verb(lease, pd.alloc_mw(kind)).await.ok()?;
             *slot = Some(Window::new(mw));
         }
+        self.allocate_fast(world, lease, pd).await?;
+        let attr = FmrPoolAttr::new(POOL.0, POOL.1, Access::LOCAL_WRITE | Access::REMOTE);
+        self.pool = world.verb(lease, pd.create_fmr_pool(attr)).await.ok();
+        self.pool.as_ref().map(drop)
+    }
+
+    /// Makes the region for fast registration.
+    pub(super) async fn allocate_fast(
+        &mut self,
+        world: &World,
+        lease: &Lease,
+        pd: &Pd,
+    ) -> Option<()> {
         let request = pd.alloc_mr(4).layout(Layout::Gaps);
         self.fast = Some(Fast {
             mr: world.verb(lease, request).await.ok()?,
             valid: None,
             busy: false,
+            doubted: None,
         });
-        let attr = FmrPoolAttr::new(POOL.0, POOL.1, Access::LOCAL_WRITE | Access::REMOTE);
-        self.pool = world.verb(lease, pd.create_fmr_pool(attr)).await.ok();
-        self.pool.as_ref().map(drop)
+        Some(())
     }
 
     /// The window in that slot, if there is one.
@@ -99,6 +117,22 @@ impl Objects {
             Whose::Fast => {
                 if let Some(fast) = &mut self.fast {
                     (fast.valid, fast.busy) = (None, false);
+                }
+            }
+        }
+    }
+
+    /// Whether something has happened to these keys of theirs is not known.
+    pub(super) fn doubt(&mut self, whose: Whose, keys: &[u32]) {
+        match whose {
+            Whose::Window(slot) => {
+                if let Some(window) = self.window(slot) {
+                    window.doubted = keys.to_vec();
+                }
+            }
+            Whose::Fast => {
+                if let Some(fast) = &mut self.fast {
+                    fast.doubted = keys.first().copied();
                 }
             }
         }
