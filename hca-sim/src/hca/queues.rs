@@ -259,11 +259,12 @@ impl Hca {
     }
 
     fn make_qp(&self, command: &Command<'_, CreateQp>) -> Result<Arc<QueuePair>, Error> {
-        if !matches!(
-            command.qp_type,
-            QpType::Rc | QpType::Uc | QpType::Ud | QpType::Gsi | QpType::XrcSend
-        ) && !(command.qp_type == QpType::Smi && self.port.managed.is_some())
-        {
+        let is_known = match command.qp_type {
+            QpType::Rc | QpType::Uc | QpType::Ud | QpType::Gsi | QpType::XrcSend => true,
+            QpType::Smi => self.port.managed.is_some(),
+            _ => false,
+        };
+        if !is_known {
             return Err(Error::Unsupported(Attr::QpType));
         }
         if command.low_latency {
