@@ -9,7 +9,8 @@ use crate::wire::HardwareAddress;
 /// Who takes an interface's packets: an IP stack in this process, or the way to the system's.
 ///
 /// All is called under NoBlock, so nothing here may wait; none of the interface's locks is held.
-/// Packets come one at a time, in the order in which they arrived from each neighbour.
+/// Packets that have come are delivered one at a time, in the order of their arrival; news of one that
+/// was sent come on the thread that sent it, beside them.
 pub trait Face: Send + Sync {
     /// A packet has come, or news of one that was sent: an ICMP message of the interface's own. The
     /// bytes are gone when this returns.

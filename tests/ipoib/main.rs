@@ -1,0 +1,14 @@
+//! IP over InfiniBand, as its users see it.
+//!
+//! Goal: packets of IP get to their neighbours as datagrams and over connections, whatever becomes of the
+//! link meanwhile, and cost no allocation. Method: nodes with the embedded face and the stack of smoltcp,
+//! over a simulated network with an administrator of the test's own, in virtual time.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "helpers of tests may panic as the tests themselves"
+)]
+
+mod admin;
+mod datagrams;
+mod node;
