@@ -10,5 +10,6 @@
 )]
 
 mod admin;
+mod connected;
 mod datagrams;
 mod node;

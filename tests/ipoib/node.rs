@@ -16,7 +16,8 @@ use smoltcp::wire::{
 };
 use ulp_ipoib::embedded::Embedded;
 use ulp_ipoib::{Config, Counters, Mode};
-use verbs_core::{Device, Mtu};
+use smoltcp::phy::{Device as _, RxToken as _};
+use verbs_core::{Device, EventType, Mtu, Subject};
 
 use crate::admin::Admin;
 
@@ -36,7 +37,7 @@ pub(crate) struct Node {
     echo: SocketHandle,
     pub(crate) addr: IpAddr,
     pub(crate) hca: Arc<Hca>,
-    pub(crate) _device: Arc<Device>,
+    pub(crate) device: Arc<Device>,
 }
 
 /// The address of a node's port on the network.
@@ -85,7 +86,7 @@ impl World {
             echo,
             addr,
             hca,
-            _device: device,
+            device,
         }
     }
 
@@ -120,6 +121,53 @@ impl World {
             }
         }
         false
+    }
+
+    /// Waits until the link is up, or down.
+    pub(crate) async fn until_link(&self, node: &mut Node, is_up: bool) {
+        let longest = Duration::from_secs(30);
+        let reached = |nodes: &mut [&mut Node]| nodes[0].link.interface().link().is_up == is_up;
+        assert!(self.drive(&mut [node], longest, reached).await);
+    }
+
+    /// Another interface of a node's device.
+    pub(crate) async fn embedded(&self, node: &Node, config: Config) -> Embedded {
+        let admin = Arc::new(self.admin.clone());
+        Embedded::new(&node.device, admin, config).await.unwrap()
+    }
+
+    /// Sends that many bytes over TCP, and compares what arrives.
+    pub(crate) async fn stream(&self, a: &mut Node, b: &mut Node, len: usize) {
+        let byte = |at: usize| (at % 251) as u8;
+        let (to, ours, theirs) = ((b.addr, 80), a.add_tcp(), b.add_tcp());
+        b.tcp(theirs).listen(80).unwrap();
+        a.connect(ours, to);
+        let (mut sent, mut got) = (0, 0);
+        let whole = self
+            .drive(&mut [a, b], Duration::from_secs(600), |nodes| {
+                let socket = nodes[0].tcp(ours);
+                while socket.can_send() && sent < len {
+                    let write = |place: &mut [u8]| {
+                        let n = place.len().min(len - sent);
+                        (0..n).for_each(|at| place[at] = byte(sent + at));
+                        (n, n)
+                    };
+                    sent += socket.send(write).unwrap();
+                }
+                let socket = nodes[1].tcp(theirs);
+                while socket.can_recv() {
+                    got += socket
+                        .recv(|bytes| {
+                            let right = |(at, &read): (usize, &u8)| read == byte(got + at);
+                            assert!(bytes.iter().enumerate().all(right), "behind byte {got}");
+                            (bytes.len(), bytes.len())
+                        })
+                        .unwrap();
+                }
+                got == len
+            })
+            .await;
+        assert!(whole, "{got} of {len} bytes, {sent} sent");
     }
 
     /// Sends that many echoes of that many bytes one after the other, and returns how many came back
@@ -181,6 +229,17 @@ impl Node {
             IpAddress::Ipv6(_) => Icmpv6Packet::new_checked(payload).unwrap().echo_seq_no(),
         };
         Some(sequence)
+    }
+
+    /// A packet that has come, before the stack sees it.
+    pub(crate) fn take_raw(&mut self) -> Option<Vec<u8>> {
+        let (received, _) = self.link.receive(Instant::ZERO)?;
+        Some(received.consume(<[u8]>::to_vec))
+    }
+
+    /// Has the device raise an event of its port.
+    pub(crate) fn raise(&self, event: EventType) {
+        self.device.target().raise(event, Subject::Port(1));
     }
 
     pub(crate) fn add_tcp(&mut self) -> SocketHandle {

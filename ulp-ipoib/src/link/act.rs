@@ -37,7 +37,10 @@ impl Core {
                 }
             }
             Action::Connect(at, route) => task::detach(Arc::clone(self).connect(at, route)),
-            Action::Hang(connection) => drop(connection),
+            Action::Hang(connection) => {
+                // The other end is told; nobody waits for its answer.
+                let _step = connection.close().issue(|_| ());
+            }
             Action::Disconnect(qpn) => {
                 let ending = {
                     let state = self.state.lock();
@@ -251,9 +254,11 @@ impl Core {
         }
         let closed = made.as_ref().ok().map(|(connection, _)| connection.closed());
         let unwanted = self.with(|state, now| state.connected(key, made.ok(), now));
-        let is_kept = unwanted.is_none();
-        drop(unwanted);
-        if let Some(closed) = closed.filter(|_| is_kept) {
+        if let Some(unwanted) = unwanted {
+            self.act(Action::Hang(unwanted));
+            return;
+        }
+        if let Some(closed) = closed {
             let weak = Arc::downgrade(&self);
             drop(self);
             // However it ends, it is over.

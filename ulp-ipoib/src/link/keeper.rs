@@ -307,10 +307,8 @@ impl Core {
             std::mem::take(&mut state.passive)
         });
         for connection in passive.into_values().filter_map(|passive| passive.connection) {
-            // The other end is told; the queue pair goes with its last receive.
-            if let Some(qp) = connection.into_qp() {
-                let _gone = qp.destroy().await;
-            }
+            // The other end is told; nobody waits for its answer.
+            let _step = connection.close().issue(|_| ());
         }
     }
 }
