@@ -64,7 +64,11 @@ impl Admin {
             for record in state.groups.values_mut() {
                 record.qkey = qkey;
             }
-            state.handlers.iter().map(|(_, handler)| Arc::clone(handler)).collect()
+            state
+                .handlers
+                .iter()
+                .map(|(_, handler)| Arc::clone(handler))
+                .collect()
         };
         for handler in handlers {
             handler(&Change::Renewed);

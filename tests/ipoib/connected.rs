@@ -15,8 +15,15 @@ fn long_packets_go_over_connections_of_either_end() {
         assert_eq!(world.ping(&mut a, &mut b, 20, 60_000).await, 20);
         let (ours, theirs) = (a.counters(), b.counters());
         // Each sends over its own, and receives over the other's.
-        assert_eq!((ours.connections_made, ours.connections_accepted), (1, 1), "{ours:?}");
-        assert_eq!((theirs.connections_made, theirs.connections_accepted), (1, 1));
+        assert_eq!(
+            (ours.connections_made, ours.connections_accepted),
+            (1, 1),
+            "{ours:?}"
+        );
+        assert_eq!(
+            (theirs.connections_made, theirs.connections_accepted),
+            (1, 1)
+        );
         assert_eq!((ours.connected_sent, ours.connected_received), (20, 20));
         assert_eq!(a.link.interface().connections(), (1, 1));
         world.stream(&mut a, &mut b, 4 << 20).await;
@@ -32,7 +39,11 @@ fn who_takes_no_connections_gets_datagrams() {
         assert_eq!(world.ping(&mut a, &mut b, 10, 1500).await, 10);
         assert_eq!(world.ping(&mut a, &mut b, 1, 30_000).await, 0);
         let counters = a.counters();
-        assert_eq!((counters.connections_made, counters.too_big), (0, 1), "{counters:?}");
+        assert_eq!(
+            (counters.connections_made, counters.too_big),
+            (0, 1),
+            "{counters:?}"
+        );
     });
 }
 
@@ -42,7 +53,9 @@ fn connections_that_nobody_uses_go_and_come_again() {
         let mut a = world.node(1, Mode::Connected, true).await;
         let mut b = world.node(2, Mode::Connected, true).await;
         assert_eq!(world.ping(&mut a, &mut b, 3, 9000).await, 3);
-        world.drive(&mut [&mut a, &mut b], Duration::from_secs(200), |_| false).await;
+        world
+            .drive(&mut [&mut a, &mut b], Duration::from_secs(200), |_| false)
+            .await;
         assert_eq!(a.link.interface().connections(), (0, 0));
         assert_eq!(b.link.interface().connections(), (0, 0));
         assert_eq!(a.counters().connections_reaped, 1);

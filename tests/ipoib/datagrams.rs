@@ -50,7 +50,11 @@ fn ten_thousand_echoes_come_back_while_the_manager_restarts() {
             assert_eq!(world.ping(&mut a, &mut b, 1000, 56).await, 1000, "{round}");
         }
         let counters = a.counters();
-        assert_eq!((counters.refreshes, counters.link_ups), (10, 1), "{counters:?}");
+        assert_eq!(
+            (counters.refreshes, counters.link_ups),
+            (10, 1),
+            "{counters:?}"
+        );
         assert!(world.admin.paths_asked() >= 20, "paths are asked for anew");
     });
 }
@@ -78,29 +82,48 @@ fn subscribers_of_a_group_get_what_is_sent_to_it_and_others_do_not() {
         let sockets = [&mut a, &mut b, &mut c].map(|node| node.add_udp(5000));
         b.subscribe(group);
         let settled = Duration::from_secs(1);
-        world.drive(&mut [&mut a, &mut b, &mut c], settled, |_| false).await;
+        world
+            .drive(&mut [&mut a, &mut b, &mut c], settled, |_| false)
+            .await;
         assert_eq!(world.admin.members(mgid, JoinState::FULL_MEMBER), 1);
         let send = |a: &mut Node, text: &[u8]| {
             a.udp(sockets[0]).send_slice(text, (group, 5000)).unwrap();
         };
         send(&mut a, b"first");
-        world.drive(&mut [&mut a, &mut b, &mut c], settled, |_| false).await;
+        world
+            .drive(&mut [&mut a, &mut b, &mut c], settled, |_| false)
+            .await;
         let kind = JoinState::SEND_ONLY_NON_MEMBER;
-        assert_eq!(world.admin.members(mgid, kind), 1, "who only sends joins for that");
+        assert_eq!(
+            world.admin.members(mgid, kind),
+            1,
+            "who only sends joins for that"
+        );
         assert_eq!(b.udp(sockets[1]).recv().unwrap().0, b"first");
         assert!(!c.udp(sockets[2]).can_recv() && !a.udp(sockets[0]).can_recv());
 
         // One that was only sent to can be subscribed to, and sees what others send.
         a.subscribe(group);
-        world.drive(&mut [&mut a, &mut b, &mut c], settled, |_| false).await;
+        world
+            .drive(&mut [&mut a, &mut b, &mut c], settled, |_| false)
+            .await;
         assert_eq!(world.admin.members(mgid, JoinState::FULL_MEMBER), 2);
         assert_eq!(world.admin.members(mgid, kind), 0);
-        b.udp(sockets[1]).send_slice(b"second", (group, 5000)).unwrap();
-        world.drive(&mut [&mut a, &mut b, &mut c], settled, |_| false).await;
+        b.udp(sockets[1])
+            .send_slice(b"second", (group, 5000))
+            .unwrap();
+        world
+            .drive(&mut [&mut a, &mut b, &mut c], settled, |_| false)
+            .await;
         assert_eq!(a.udp(sockets[0]).recv().unwrap().0, b"second");
-        assert!(!b.udp(sockets[1]).can_recv(), "its own packets do not come back");
+        assert!(
+            !b.udp(sockets[1]).can_recv(),
+            "its own packets do not come back"
+        );
         b.link.interface().unsubscribe(group);
-        world.drive(&mut [&mut a, &mut b, &mut c], settled, |_| false).await;
+        world
+            .drive(&mut [&mut a, &mut b, &mut c], settled, |_| false)
+            .await;
         assert_eq!(world.admin.members(mgid, JoinState::FULL_MEMBER), 1);
     });
 }
@@ -116,11 +139,21 @@ fn a_packet_that_is_too_long_is_answered_and_not_sent() {
         packet[12..20].copy_from_slice(&[10, 0, 0, 1, 10, 0, 0, 2]);
         let sent = a.counters().datagrams_sent;
         a.link.interface().send(&packet).unwrap();
-        assert_eq!((a.counters().too_big, a.counters().datagrams_sent), (1, sent));
+        assert_eq!(
+            (a.counters().too_big, a.counters().datagrams_sent),
+            (1, sent)
+        );
         let told = a.take_raw().unwrap();
-        assert_eq!((told[9], told[20], told[21]), (1, 3, 4), "fragmentation needed");
+        assert_eq!(
+            (told[9], told[20], told[21]),
+            (1, 3, 4),
+            "fragmentation needed"
+        );
         assert_eq!(u16::from_be_bytes([told[26], told[27]]), 2044);
-        assert_eq!(a.link.interface().send(&[]), Err(SendError::NotIp(IpError::Truncated { got: 0 })));
+        assert_eq!(
+            a.link.interface().send(&[]),
+            Err(SendError::NotIp(IpError::Truncated { got: 0 }))
+        );
     });
 }
 
@@ -194,7 +227,10 @@ fn children_in_two_partitions_do_not_hear_each_other() {
         while !link.interface().link().is_up {
             link.readable().await;
         }
-        assert!(!a.link.interface().link().is_up, "and of the other it is none any more");
+        assert!(
+            !a.link.interface().link().is_up,
+            "and of the other it is none any more"
+        );
     });
 }
 

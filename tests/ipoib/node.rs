@@ -9,6 +9,7 @@ use hca_sim::Hca;
 use hca_sim::sim::Sim;
 use smoltcp::iface::{Config as StackConfig, Interface as Stack, SocketHandle, SocketSet};
 use smoltcp::phy::ChecksumCapabilities;
+use smoltcp::phy::{Device as _, RxToken as _};
 use smoltcp::socket::{icmp, tcp, udp};
 use smoltcp::time::Instant;
 use smoltcp::wire::{
@@ -16,7 +17,6 @@ use smoltcp::wire::{
 };
 use ulp_ipoib::embedded::Embedded;
 use ulp_ipoib::{Config, Counters, Mode};
-use smoltcp::phy::{Device as _, RxToken as _};
 use verbs_core::{Device, EventType, Mtu, Subject};
 
 use crate::admin::Admin;
@@ -74,7 +74,8 @@ impl World {
         }
         let mut stack = Stack::new(stack, &mut link, self.now());
         stack.update_ip_addrs(|all| all.push(IpCidr::new(addr.into(), len)).unwrap());
-        let buffer = || icmp::PacketBuffer::new(vec![icmp::PacketMetadata::EMPTY; 16], vec![0; 80_000]);
+        let buffer =
+            || icmp::PacketBuffer::new(vec![icmp::PacketMetadata::EMPTY; 16], vec![0; 80_000]);
         let mut echo = icmp::Socket::new(buffer(), buffer());
         echo.bind(icmp::Endpoint::Ident(IDENT)).unwrap();
         let mut sockets = SocketSet::new(vec![]);
@@ -258,7 +259,8 @@ impl Node {
     }
 
     pub(crate) fn add_udp(&mut self, port: u16) -> SocketHandle {
-        let buffer = || udp::PacketBuffer::new(vec![udp::PacketMetadata::EMPTY; 16], vec![0; 65_536]);
+        let buffer =
+            || udp::PacketBuffer::new(vec![udp::PacketMetadata::EMPTY; 16], vec![0; 65_536]);
         let mut socket = udp::Socket::new(buffer(), buffer());
         socket.bind(port).unwrap();
         self.sockets.add(socket)

@@ -123,7 +123,11 @@ impl Config {
             return destination;
         }
         let same = |router: &&IpAddr| router.is_ipv4() == destination.is_ipv4();
-        self.routers.iter().find(same).copied().unwrap_or(destination)
+        self.routers
+            .iter()
+            .find(same)
+            .copied()
+            .unwrap_or(destination)
     }
 
     /// Whether a packet for it is for all neighbours.
@@ -184,7 +188,11 @@ mod tests {
         assert_eq!(hop("10.2.0.1"), "10.1.0.254");
         assert_eq!(hop("fd00::9"), "fd00::9");
         assert_eq!(hop("fe80::9"), "fe80::9");
-        assert_eq!(hop("2001:db8::1"), "2001:db8::1", "there is no router for it");
+        assert_eq!(
+            hop("2001:db8::1"),
+            "2001:db8::1",
+            "there is no router for it"
+        );
     }
 
     #[test]

@@ -41,6 +41,10 @@ pub struct LinkInfo {
 impl fmt::Display for LinkInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = if self.is_up { "up" } else { "down" };
-        write!(f, "{state}, mtu {}, link/infiniband {}", self.mtu, self.hardware)
+        write!(
+            f,
+            "{state}, mtu {}, link/infiniband {}",
+            self.mtu, self.hardware
+        )
     }
 }

@@ -5,26 +5,22 @@ use futures::future::{Either, select};
 use verbs_cm::sa::{Join, PathQuery};
 use verbs_cm::wire::ServiceId;
 use verbs_cm::{ConnParam, ConnectRequest, Connection, Route};
-use verbs_core::mad::sa::McMemberRecord;
 use verbs_core::mad::TimeCode;
+use verbs_core::mad::sa::McMemberRecord;
 use verbs_core::sync::Arc;
 use verbs_core::wr::Datagram;
-use verbs_core::{
-    Access, Av, Gid, GlobalRoute, Mtu, QKey, QpAttr, QpInit, Qpn, Send, task,
-};
+use verbs_core::{Access, Av, Gid, GlobalRoute, Mtu, QKey, QpAttr, QpInit, Qpn, Send, task};
 
 use super::Core;
+use super::Kick;
 use super::buffers::Work;
 use super::group::{Joined, Phase};
 use super::passive::Passive;
 use super::state::{Action, Terms};
-use super::Kick;
 use crate::admin::Membership;
 use crate::config::{CONNECTION_DEPTH, CONNECTIONS_MAX};
 use crate::error::Error;
-use crate::wire::{
-    CONNECTED_MTU, ConnectedData, ConnectedDataView, HEADER_LEN, HardwareAddress,
-};
+use crate::wire::{CONNECTED_MTU, ConnectedData, ConnectedDataView, HEADER_LEN, HardwareAddress};
 
 impl Core {
     pub(super) fn act(self: &Arc<Self>, action: Action) {
@@ -82,7 +78,9 @@ impl Core {
             hop_limit: record.hop_limit,
             traffic_class: record.traffic_class,
         };
-        let mtu = Mtu::ALL.into_iter().find(|mtu| *mtu as u32 == record.mtu.value());
+        let mtu = Mtu::ALL
+            .into_iter()
+            .find(|mtu| *mtu as u32 == record.mtu.value());
         let route = Route {
             av: Av {
                 global: (!is_subnet_local).then_some(global),
@@ -136,7 +134,12 @@ impl Core {
     }
 
     /// Joins, attaches the queue pair, and makes the address to send to.
-    async fn join_as(self: &Arc<Self>, join: Join, receives: bool, terms: &Terms) -> Result<Joined, Error> {
+    async fn join_as(
+        self: &Arc<Self>,
+        join: Join,
+        receives: bool,
+        terms: &Terms,
+    ) -> Result<Joined, Error> {
         let mut membership = self.admin.join(join).await?;
         self.follow(&mut *membership);
         self.use_group(membership, receives, terms.qkey).await
@@ -209,7 +212,12 @@ impl Core {
                 return;
             };
             let receives = joined.attached.is_some();
-            (joined.membership.record(), joined.record, receives, terms.qkey)
+            (
+                joined.membership.record(),
+                joined.record,
+                receives,
+                terms.qkey,
+            )
         };
         if now_is == was {
             return;
@@ -252,7 +260,10 @@ impl Core {
         if let Err(error) = &made {
             tracing::debug!(%at, %error, "no connection; datagrams are sent");
         }
-        let closed = made.as_ref().ok().map(|(connection, _)| connection.closed());
+        let closed = made
+            .as_ref()
+            .ok()
+            .map(|(connection, _)| connection.closed());
         let unwanted = self.with(|state, now| state.connected(key, made.ok(), now));
         if let Some(unwanted) = unwanted {
             self.act(Action::Hang(unwanted));
@@ -272,7 +283,7 @@ impl Core {
     async fn call(&self, at: HardwareAddress, route: Route) -> Result<(Connection, usize), Error> {
         let asked = {
             let cq = self.cq.lock();
-            let init = QpInit::rc(&cq, &cq).depth(CONNECTION_DEPTH, 1);
+            let init = QpInit::rc(&*cq, &*cq).depth(CONNECTION_DEPTH, 1);
             self.pd.create_qp(init)
         };
         let qp = asked.await?;
@@ -280,7 +291,9 @@ impl Core {
         let service = ServiceId(self.config.service_prefix | u64::from(at.qpn.value()));
         let calling = self.manager.connect_service(service, route, qp);
         let calling = calling.param(param(false)).private_data(&self.own_data());
-        let connection = calling.await.map_err(|refused| Error::Manager(refused.error))?;
+        let connection = calling
+            .await
+            .map_err(|refused| Error::Manager(refused.error))?;
         let mtu = mtu_of(connection.private_data());
         Ok((connection, mtu))
     }
@@ -316,7 +329,7 @@ impl Core {
         let asked = {
             let (cq, state) = (self.cq.lock(), self.state.lock());
             let srq = state.srq.as_ref().ok_or(Error::Closed)?;
-            let init = QpInit::rc(&cq, &cq).depth(1, 0).srq(srq);
+            let init = QpInit::rc(&*cq, &*cq).depth(1, 0).srq(srq);
             self.pd.create_qp(init)
         };
         let qp = asked.await?;

@@ -105,7 +105,8 @@ impl State {
             // It was only sent to: joined anew, it receives as well.
             match std::mem::replace(&mut group.phase, Phase::Joining) {
                 Phase::Joined(joined) => {
-                    self.actions.push(Action::Leave(Box::new(Group::parting(joined))));
+                    self.actions
+                        .push(Action::Leave(Box::new(Group::parting(joined))));
                 }
                 // The answer to the earlier question finds that it is for something else now.
                 Phase::Joining | Phase::Refused(_) => {}

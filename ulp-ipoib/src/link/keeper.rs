@@ -219,7 +219,9 @@ impl Core {
             };
             self.qp.modify(qkey).await?;
         }
-        let group = Mtu::ALL.into_iter().find(|mtu| *mtu as u32 == record.mtu.value());
+        let group = Mtu::ALL
+            .into_iter()
+            .find(|mtu| *mtu as u32 == record.mtu.value());
         let terms = Terms {
             qkey: record.qkey,
             mtu: group.unwrap_or(mtu).bytes() as usize - HEADER_LEN,
@@ -227,7 +229,11 @@ impl Core {
         };
         let joined = self.use_group(membership, true, record.qkey).await?;
         let unwanted = self.with(|state, now| {
-            if state.groups.get(&mgid).is_none_or(|group| group.subscribers == 0) {
+            if state
+                .groups
+                .get(&mgid)
+                .is_none_or(|group| group.subscribers == 0)
+            {
                 state.groups.remove(&mgid);
                 state.subscribe(mgid, now);
             }
@@ -243,10 +249,14 @@ impl Core {
     /// that are subscribed already are joined as well.
     fn subscribe_own(self: &Arc<Self>) {
         let link_local = link_local(self.state.lock().own.gid);
-        let own = self.config.addresses.iter().filter_map(|&(addr, _)| match addr {
-            IpAddr::V6(addr) => Some(IpAddr::V6(solicited_node(addr))),
-            IpAddr::V4(_) => None,
-        });
+        let own = self
+            .config
+            .addresses
+            .iter()
+            .filter_map(|&(addr, _)| match addr {
+                IpAddr::V6(addr) => Some(IpAddr::V6(solicited_node(addr))),
+                IpAddr::V4(_) => None,
+            });
         let all = [
             IpAddr::V4(Ipv4Addr::new(224, 0, 0, 1)),
             IpAddr::V6(all_nodes()),
@@ -257,7 +267,10 @@ impl Core {
             for addr in wanted {
                 let mgid = group_of(addr, state.partition.0, state.config.scope);
                 if let Some(mgid) = mgid
-                    && state.groups.get(&mgid).is_none_or(|group| group.subscribers == 0)
+                    && state
+                        .groups
+                        .get(&mgid)
+                        .is_none_or(|group| group.subscribers == 0)
                 {
                     state.subscribe(mgid, now);
                 }
@@ -306,7 +319,10 @@ impl Core {
             state.groups.clear();
             std::mem::take(&mut state.passive)
         });
-        for connection in passive.into_values().filter_map(|passive| passive.connection) {
+        for connection in passive
+            .into_values()
+            .filter_map(|passive| passive.connection)
+        {
             // The other end is told; nobody waits for its answer.
             let _step = connection.close().issue(|_| ());
         }

@@ -149,7 +149,10 @@ impl State {
     /// There is a path to a port now, or there is none.
     pub(super) fn path_changed(&mut self, gid: Gid, is_there: bool, now: Time) {
         let behind = |neighbour: &Neighbour| neighbour.at.is_some_and(|at| at.gid == gid);
-        let waiting = self.neighbours.iter().filter(|(_, neighbour)| behind(neighbour));
+        let waiting = self
+            .neighbours
+            .iter()
+            .filter(|(_, neighbour)| behind(neighbour));
         let waiting: Vec<_> = waiting.map(|(&hop, _)| hop).collect();
         for hop in waiting {
             if is_there {
@@ -167,7 +170,10 @@ impl State {
 
     /// The neighbour with that hardware address, if it is one: whom a connection is for.
     pub(super) fn flags_of(&self, qpn: Qpn, gid: Gid) -> Option<HardwareAddress> {
-        let mut known = self.neighbours.values().filter_map(|neighbour| neighbour.at);
+        let mut known = self
+            .neighbours
+            .values()
+            .filter_map(|neighbour| neighbour.at);
         known.find(|at| (at.qpn, at.gid) == (qpn, gid))
     }
 
@@ -184,7 +190,8 @@ impl State {
     fn remove_neighbour(&mut self, hop: IpAddr) {
         if let Some(neighbour) = self.neighbours.remove(&hop) {
             self.counters.unresolved += self.drop_all(neighbour.queue);
-            self.actions.extend(neighbour.wakers.into_iter().map(Action::Wake));
+            self.actions
+                .extend(neighbour.wakers.into_iter().map(Action::Wake));
         }
     }
 

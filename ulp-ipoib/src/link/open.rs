@@ -1,12 +1,12 @@
 //! The making of an interface: its verbs objects, all of them before the first packet.
 
 use verbs_cm::Manager;
+use verbs_core::event::EventWatcher;
 use verbs_core::sync::{Arc, AtomicWaker, Mutex, OnceLock, Weak};
 use verbs_core::{
-    Access, Arm, AsyncEvent, Cq, Device, EventType, Gid, Memory, Mr, ObjectKind, Pd, QpInit,
-    Qpn, Subject, task,
+    Access, Arm, AsyncEvent, Cq, Device, EventType, Gid, Memory, Mr, ObjectKind, Pd, QpInit, Qpn,
+    Subject, task,
 };
-use verbs_core::event::EventWatcher;
 
 use super::buffers::Pool;
 use super::receive::Receiver;
@@ -40,7 +40,9 @@ pub(crate) async fn open(
     let timer = timer.ok_or(Error::Unsupported("timer"))?;
     let is_connected = config.mode == Mode::Connected;
     if is_connected && attr.max_srq == 0 {
-        return Err(Error::Unsupported("shared receive queues, which connected mode needs"));
+        return Err(Error::Unsupported(
+            "shared receive queues, which connected mode needs",
+        ));
     }
     let (sends, receives) = match is_connected {
         true => (config.connected_sends, config.connected_receives),
@@ -91,7 +93,10 @@ pub(crate) async fn open(
         counters: Default::default(),
         config: config.clone(),
     };
-    let memory = [Arc::clone(datagrams.memory()), Arc::clone(outgoing.memory())];
+    let memory = [
+        Arc::clone(datagrams.memory()),
+        Arc::clone(outgoing.memory()),
+    ];
     let core = Arc::new(Core {
         state: Mutex::new(state),
         qp,

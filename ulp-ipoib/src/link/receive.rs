@@ -3,10 +3,10 @@
 use verbs_core::sync::Arc;
 use verbs_core::{Arm, Armed, Recv, Wc};
 
+use super::Core;
 use super::buffers::Work;
 use super::open::{MESSAGE_STRIDE, RECEIVE_STRIDE};
 use super::state::{Action, State};
-use super::Core;
 use crate::wire::{GRH_LEN, HEADER_LEN, Protocol};
 
 /// Completions that are taken at a time.
@@ -123,8 +123,8 @@ impl Receiver {
         match Protocol::split(message) {
             Some((Protocol::Arp, body)) => core.with(|state, now| state.take_arp(body, now)),
             Some((Protocol::Ipv6, packet)) => {
-                let is_discovery = is_icmpv6(packet)
-                    && core.with(|state, now| state.take_nd(packet, now));
+                let is_discovery =
+                    is_icmpv6(packet) && core.with(|state, now| state.take_nd(packet, now));
                 if !is_discovery {
                     core.face.deliver(packet);
                 }

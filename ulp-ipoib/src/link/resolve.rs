@@ -7,8 +7,8 @@ use verbs_core::mad::Time;
 use super::buffers::Packet;
 use super::state::{State, Verdict};
 use crate::wire::{
-    Advertisement, Arp, ArpOperation, HardwareAddress, Nd, Protocol, all_nodes, broadcast, group_of,
-    link_local, solicited_node,
+    Advertisement, Arp, ArpOperation, HardwareAddress, Nd, Protocol, all_nodes, broadcast,
+    group_of, link_local, solicited_node,
 };
 
 impl State {
@@ -25,7 +25,11 @@ impl State {
                     target: (known.unwrap_or_default(), target),
                 };
                 let group = broadcast(self.partition.0, self.config.scope);
-                (Protocol::Arp, Some(group), self.message(Protocol::Arp, &arp.emit()))
+                (
+                    Protocol::Arp,
+                    Some(group),
+                    self.message(Protocol::Arp, &arp.emit()),
+                )
             }
             (IpAddr::V6(target), IpAddr::V6(source)) => {
                 let nd = Nd::solicit(source, target, self.own, known.is_some());

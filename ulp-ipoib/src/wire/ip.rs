@@ -124,7 +124,8 @@ fn fragment(
     out: &mut [u8],
 ) -> Option<usize> {
     // Errors are not answered with errors; echoes and their kin are.
-    let about_error = ip.next == ICMP && matches!(packet.get(ip.header_len), Some(3 | 4 | 5 | 11 | 12));
+    let about_error =
+        ip.next == ICMP && matches!(packet.get(ip.header_len), Some(3 | 4 | 5 | 11 | 12));
     if about_error {
         return None;
     }
@@ -195,10 +196,15 @@ pub(crate) fn v6_header(out: &mut [u8], source: Ipv6Addr, destination: Ipv6Addr,
 
 /// The checksum of an ICMPv6 message (RFC 4443, section 2.3); 0 if that in the message is right.
 pub(crate) fn icmpv6_sum(source: Ipv6Addr, destination: Ipv6Addr, message: &[u8]) -> u16 {
-    let addresses = [source, destination].into_iter().flat_map(|addr| addr.segments());
+    let addresses = [source, destination]
+        .into_iter()
+        .flat_map(|addr| addr.segments());
     let pseudo: u32 = addresses.map(u32::from).sum();
     let len = u32::try_from(message.len()).unwrap_or(u32::MAX);
-    checksum(pseudo + (len >> 16) + (len & 0xffff) + u32::from(ICMPV6), message)
+    checksum(
+        pseudo + (len >> 16) + (len & 0xffff) + u32::from(ICMPV6),
+        message,
+    )
 }
 
 /// The Internet checksum (RFC 1071) of bytes behind others whose sum is `start`; over bytes that hold
@@ -245,8 +251,14 @@ mod tests {
         let router = IpAddr::from([10, 0, 0, 2]);
         let len = too_big(&packet(9000), 2044, router, &mut out).unwrap();
         let told = Ip::parse(&out[..len]).unwrap();
-        assert_eq!((told.source, told.destination), (router, [10, 0, 0, 1].into()));
-        assert_eq!((checksum(0, &out[..20]), checksum(0, &out[20..len])), (0, 0));
+        assert_eq!(
+            (told.source, told.destination),
+            (router, [10, 0, 0, 1].into())
+        );
+        assert_eq!(
+            (checksum(0, &out[..20]), checksum(0, &out[20..len])),
+            (0, 0)
+        );
         assert_eq!((out[20], out[21]), (3, 4));
         assert_eq!(u16::from_be_bytes([out[26], out[27]]), 2044);
         assert_eq!(out[28..48], packet(20)[..]);
@@ -266,7 +278,10 @@ mod tests {
         assert_eq!(len, 1280);
         let told = Ip::parse(&out[..len]).unwrap();
         assert_eq!(told.destination, "::1".parse::<IpAddr>().unwrap());
-        assert_eq!(icmpv6_sum(router, "::1".parse().unwrap(), &out[V6_HEADER..len]), 0);
+        assert_eq!(
+            icmpv6_sum(router, "::1".parse().unwrap(), &out[V6_HEADER..len]),
+            0
+        );
         assert_eq!((out[40], out[46], out[47]), (2, 0x0f, 0xfc));
     }
 

@@ -81,21 +81,31 @@ mod tests {
     #[test]
     fn groups_map_as_the_rfc_has_them() {
         let scope = Scope::default();
-        let of = |text: &str, pkey| hex(group_of(text.parse().unwrap(), PKey(pkey), scope).unwrap());
+        let of =
+            |text: &str, pkey| hex(group_of(text.parse().unwrap(), PKey(pkey), scope).unwrap());
         assert_eq!(
             hex(broadcast(PKey::DEFAULT, scope)),
             "ff12401bffff000000000000ffffffff"
         );
         assert_eq!(of("224.0.0.1", 0x8001), "ff12401b800100000000000000000001");
         assert_eq!(of("224.0.0.1", 0x0001), "ff12401b800100000000000000000001");
-        assert_eq!(of("239.255.0.5", 0xffff), "ff12401bffff0000000000000fff0005");
-        assert_eq!(of("255.255.255.255", 0xffff), "ff12401bffff000000000000ffffffff");
+        assert_eq!(
+            of("239.255.0.5", 0xffff),
+            "ff12401bffff0000000000000fff0005"
+        );
+        assert_eq!(
+            of("255.255.255.255", 0xffff),
+            "ff12401bffff000000000000ffffffff"
+        );
         assert_eq!(of("ff02::1", 0xffff), "ff12601bffff00000000000000000001");
         assert_eq!(
             of("ff05::1:2:3:4:5", 0xffff),
             "ff12601bffff00010002000300040005"
         );
-        assert_eq!(group_of("10.0.0.1".parse().unwrap(), PKey::DEFAULT, scope), None);
+        assert_eq!(
+            group_of("10.0.0.1".parse().unwrap(), PKey::DEFAULT, scope),
+            None
+        );
         assert_eq!(
             solicited_node("fd00::12:3456:789a".parse().unwrap()),
             "ff02::1:ff56:789a".parse::<Ipv6Addr>().unwrap()

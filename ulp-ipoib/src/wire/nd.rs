@@ -140,7 +140,11 @@ impl Nd {
         own: HardwareAddress,
         known: bool,
     ) -> [u8; Self::LEN] {
-        let destination = if known { target } else { solicited_node(target) };
+        let destination = if known {
+            target
+        } else {
+            solicited_node(target)
+        };
         let mut packet = [0; Self::LEN];
         let message = &mut packet[V6_HEADER..];
         message[0] = SOLICITATION;
