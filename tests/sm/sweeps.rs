@@ -114,11 +114,9 @@ fn links_that_go_and_come_are_followed() {
         assert_connected(&mut lab, &ports);
     }
     assert_eq!(lab.subnet.lid(ports[5]), lid);
-    assert_eq!(
-        lab.state(sm).counters().sweeps,
-        sweeps + 4,
-        "one for each change"
-    );
+    // Both ends of a link tell of it, the second one maybe when the first was looked at already.
+    let sweeps = lab.state(sm).counters().sweeps - sweeps;
+    assert!((4..=8).contains(&sweeps), "{sweeps}");
     assert!(lab.state(sm).counters().traps >= 4);
 }
 

@@ -2,13 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use verbs_core::Qpn;
 use verbs_core::mad::header::{emit_header, header_of};
 use verbs_core::mad::sm::{self, SmState, TrapNumber};
 use verbs_core::mad::{
     Address, AttributeId, Class, MadBytes, MadHeader, Method, Retry, Status, Time,
 };
-use verbs_core::{Guid, Lid};
+use verbs_core::{Guid, Lid, Qpn};
 
 use crate::config::Config;
 use crate::elect::Rival;
@@ -393,14 +392,24 @@ impl SubnetManager {
             ..from
         };
         self.send(to, repress);
-        let notice = sm::NoticeView::new(mad.get(sm::DATA_AT..).unwrap_or_default());
-        let trap = notice.map(sm::NoticeView::trap);
-        if matches!(
-            trap,
-            Some(TrapNumber::LINK_STATE | TrapNumber::LOCAL_CHANGES)
-        ) {
+        if matches!(trap, TrapNumber::LINK_STATE | TrapNumber::LOCAL_CHANGES) {
             self.sweep(now);
         }
+    }
+
+    /// Whether a trap is listened to: what a node tells again and again is heard some times, until the
+    /// next interval begins.
+    fn hears(&mut self, now: Time, what: (Lid, TrapNumber)) -> bool {
+        if now.since(self.heard_since) >= self.config.sweep_interval {
+            self.heard_since = now;
+            self.heard.clear();
+        }
+        if self.heard.len() >= TRAPS_MAX {
+            return false;
+        }
+        let times = self.heard.entry(what).or_default();
+        *times += 1;
+        *times <= TRAP_TIMES_MAX
     }
 
     /// A request to the administrator. As long as it is not in charge, whoever is shall answer.
