@@ -2,7 +2,8 @@
 //!
 //! Goal: packets of IP get to their neighbours as datagrams and over connections, whatever becomes of the
 //! link meanwhile, and cost no allocation. Method: nodes with the embedded face and the stack of smoltcp,
-//! over a simulated network with an administrator of the test's own, in virtual time.
+//! over a simulated network with an
+//! administrator of the test's own, and over a subnet with switches and a real one; in virtual time.
 
 #![deny(unsafe_code)]
 #![expect(
@@ -21,3 +22,4 @@ mod allocator;
 mod connected;
 mod datagrams;
 mod node;
+mod subnet;

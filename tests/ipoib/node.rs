@@ -16,7 +16,7 @@ use smoltcp::wire::{
     HardwareAddress, Icmpv4Packet, Icmpv4Repr, Icmpv6Packet, Icmpv6Repr, IpAddress, IpCidr,
 };
 use ulp_ipoib::embedded::Embedded;
-use ulp_ipoib::{Config, Counters, Mode};
+use ulp_ipoib::{Administration, Config, Counters, Mode};
 use verbs_core::{Device, EventType, Mtu, Subject};
 
 use crate::admin::Admin;
@@ -45,6 +45,18 @@ pub(crate) fn port_address(number: u16) -> IpAddr {
     Ipv6Addr::new(0xfd00, 0xb, 0, 0, 2, 0, 0, number).into()
 }
 
+/// An interface whose address is `10.0.0.number`, or `fd00:a::number`.
+pub(crate) fn address(number: u8, mode: Mode, is_v6: bool) -> Config {
+    let (addr, len): (IpAddr, u8) = match is_v6 {
+        true => ([0xfd00, 0xa, 0, 0, 0, 0, 0, number.into()].into(), 64),
+        false => ([10, 0, 0, number].into(), 24),
+    };
+    Config {
+        mode,
+        ..Config::with_address(addr, len)
+    }
+}
+
 impl World {
     pub(crate) fn new(seed: u64) -> Self {
         Self {
@@ -53,20 +65,25 @@ impl World {
         }
     }
 
-    /// A host whose address on the link is `10.0.0.number`, or `fd00:a::number`.
+    /// A host of the network; see [`World::host`].
     pub(crate) async fn node(&self, number: u8, mode: Mode, is_v6: bool) -> Node {
         let port = self.sim.network().attach(&[port_address(number.into())]);
         let hca = Hca::over(port).clock(self.sim.clock().clone()).build();
-        let device = Arc::new(hca.open().await.unwrap());
-        let (addr, len): (IpAddr, u8) = match is_v6 {
-            true => ([0xfd00, 0xa, 0, 0, 0, 0, 0, number.into()].into(), 64),
-            false => ([10, 0, 0, number].into(), 24),
-        };
-        let config = Config {
-            mode,
-            ..Config::with_address(addr, len)
-        };
         let admin = Arc::new(self.admin.clone());
+        let config = address(number, mode, is_v6);
+        let device = Arc::new(hca.open().await.unwrap());
+        self.host(hca, device, admin, config).await
+    }
+
+    /// A host with that HCA and interface, when its link is up.
+    pub(crate) async fn host(
+        &self,
+        hca: Arc<Hca>,
+        device: Arc<Device>,
+        admin: Arc<dyn Administration>,
+        config: Config,
+    ) -> Node {
+        let (addr, len) = config.addresses[0];
         let mut link = Embedded::new(&device, admin, config).await.unwrap();
         let stack = StackConfig::new(HardwareAddress::Ip);
         while !link.interface().link().is_up {
@@ -223,11 +240,13 @@ impl Node {
     /// The number of an answer that has come.
     pub(crate) fn take_echo(&mut self, from: IpAddr) -> Option<u16> {
         let socket = self.sockets.get_mut::<icmp::Socket<'_>>(self.echo);
-        let (payload, source) = socket.recv().ok()?;
-        assert_eq!(source, IpAddress::from(from));
+        // What others ask comes here as well, and is answered by the stack.
+        let (payload, source) =
+            std::iter::from_fn(|| socket.recv().ok().map(|(p, s)| (p.to_vec(), s)))
+                .find(|&(_, source)| source == IpAddress::from(from))?;
         let sequence = match source {
-            IpAddress::Ipv4(_) => Icmpv4Packet::new_checked(payload).unwrap().echo_seq_no(),
-            IpAddress::Ipv6(_) => Icmpv6Packet::new_checked(payload).unwrap().echo_seq_no(),
+            IpAddress::Ipv4(_) => Icmpv4Packet::new_checked(&payload).unwrap().echo_seq_no(),
+            IpAddress::Ipv6(_) => Icmpv6Packet::new_checked(&payload).unwrap().echo_seq_no(),
         };
         Some(sequence)
     }
