@@ -22,4 +22,5 @@ mod allocator;
 mod connected;
 mod datagrams;
 mod node;
+mod resolver;
 mod subnet;

@@ -32,7 +32,7 @@ Hca 1 \"C\"
 Hca 1 \"M\"
 ";
 
-struct Lab<'w> {
+pub(crate) struct Lab<'w> {
     world: &'w World,
     topology: Topology,
     subnet: SharedSubnet,
@@ -43,7 +43,7 @@ struct Lab<'w> {
 }
 
 impl<'w> Lab<'w> {
-    async fn new(world: &'w World, config: SmConfig) -> Self {
+    pub(crate) async fn new(world: &'w World, config: SmConfig) -> Self {
         let topology = Topology::parse(TOPOLOGY).unwrap();
         let subnet = Subnet::new(&topology, SubnetConfig::default());
         let subnet = SharedSubnet::timed(subnet, world.sim.clock().clone());
@@ -71,7 +71,7 @@ impl<'w> Lab<'w> {
         self.manager = Some(manager);
     }
 
-    async fn node(&self, name: &str, config: Config) -> Node {
+    pub(crate) async fn node(&self, name: &str, config: Config) -> Node {
         let port = self.subnet.attach(place(&self.topology, name), 7).unwrap();
         let hca = Hca::over(port)
             .clock(self.world.sim.clock().clone())

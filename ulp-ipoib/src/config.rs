@@ -142,6 +142,11 @@ impl Config {
         destination.is_broadcast() || self.addresses.iter().any(all)
     }
 
+    /// Whether an address is one of the interface.
+    pub(crate) fn has(&self, addr: IpAddr) -> bool {
+        self.addresses.iter().any(|&(own, _)| own == addr)
+    }
+
     /// Which own address neighbours see in questions about `target`.
     pub(crate) fn source_for(&self, target: IpAddr) -> Option<IpAddr> {
         let same = |addr: &IpAddr| addr.is_ipv4() == target.is_ipv4();

@@ -4,6 +4,7 @@ use std::fmt;
 use std::future::Future;
 use std::net::IpAddr;
 
+use verbs_cm::Resolver;
 use verbs_core::Device;
 use verbs_core::sync::Arc;
 
@@ -13,6 +14,7 @@ use crate::counters::Counters;
 use crate::error::{Error, SendError};
 use crate::face::{Face, LinkInfo};
 use crate::link::{self, Core};
+use crate::resolver::Neighbourly;
 use crate::wire::HardwareAddress;
 
 /// An IP interface on a port of a device. Dropping it gives it up: the groups are left, the connections
@@ -104,6 +106,13 @@ impl Interface {
     ) -> impl Future<Output = Option<HardwareAddress>> + Send + use<> {
         let core = Arc::clone(&self.core);
         async move { core.resolve(addr).await }
+    }
+
+    /// Finds neighbours for the connection manager
+    /// ([`Manager::use_resolver`](verbs_cm::Manager::use_resolver)), so that connections are made by IP
+    /// address. It does not keep the interface.
+    pub fn resolver(&self) -> Arc<dyn Resolver> {
+        Arc::new(Neighbourly::of(&self.core))
     }
 }
 

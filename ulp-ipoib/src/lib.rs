@@ -11,6 +11,7 @@ mod error;
 mod face;
 mod interface;
 mod link;
+mod resolver;
 pub mod wire;
 
 pub use admin::{Administration, Membership};

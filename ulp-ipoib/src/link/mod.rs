@@ -30,7 +30,7 @@ use verbs_core::event::EventWatcher;
 use verbs_core::mad::Time;
 use verbs_core::sync::atomic::{AtomicU32, Ordering};
 use verbs_core::sync::{Arc, AtomicWaker, Mutex, OnceLock};
-use verbs_core::{Cq, Device, Memory, Mr, PKey, Pd, Qp, Timer, collect};
+use verbs_core::{Cq, Device, Gid, Lid, Memory, Mr, PKey, Pd, Qp, Timer, collect};
 
 use crate::admin::Administration;
 use crate::config::{Config, Mode};
@@ -259,6 +259,13 @@ impl Core {
             found.map_or(Poll::Pending, Poll::Ready)
         })
         .await
+    }
+
+    /// The LID of a port that there is a path to, where there are LIDs.
+    pub(crate) fn lid_of(&self, gid: Gid) -> Option<Lid> {
+        let state = self.state.lock();
+        let lid = state.paths.get(&gid)?.av()?.dlid;
+        (lid != Lid(0)).then_some(lid)
     }
 
     pub(crate) fn config(&self) -> &Config {
