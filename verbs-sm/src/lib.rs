@@ -19,6 +19,7 @@
 #![forbid(unsafe_code)]
 
 mod config;
+mod driver;
 mod elect;
 mod fabric;
 mod lids;
@@ -31,5 +32,6 @@ mod sweep;
 mod tables;
 
 pub use config::{Config, Partition};
+pub use driver::{Manager, StartError};
 pub use manager::{Counters, Output, SubnetManager};
 pub use seat::{CLASSES, Port, Seat};

@@ -2,13 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use verbs_core::Guid;
-use verbs_core::Qpn;
 use verbs_core::mad::header::{emit_header, header_of};
 use verbs_core::mad::sm::{self, SmState, TrapNumber};
 use verbs_core::mad::{
     Address, AttributeId, Class, MadBytes, MadHeader, Method, Retry, Status, Time,
 };
+use verbs_core::{Guid, Lid, Qpn};
 
 use crate::config::Config;
 use crate::elect::Rival;
@@ -17,6 +16,11 @@ use crate::lids::Lids;
 use crate::sa::{Administrator, Reply};
 use crate::smp::{Smp, directed};
 use crate::tables::Tables;
+
+/// Different traps that are listened to in a sweep's interval, and how often each is: a node that tells
+/// more is broken.
+const TRAPS_MAX: usize = 4_096;
+const TRAP_TIMES_MAX: u32 = 10;
 
 /// A subnet manager with its administrator, sans-IO.
 ///
@@ -53,6 +57,9 @@ pub struct SubnetManager {
     pub(crate) rival: Option<Rival>,
     /// The master has handed over to us.
     pub(crate) takes_over: bool,
+    /// Traps of this interval, and how often each came.
+    heard: BTreeMap<(Lid, TrapNumber), u32>,
+    heard_since: Time,
     /// Something has changed since the sweep began.
     pub(crate) is_stale: bool,
     /// Something in this sweep did not go well.
@@ -193,6 +200,8 @@ impl SubnetManager {
             greeted: BTreeSet::new(),
             rival: None,
             takes_over: false,
+            heard: BTreeMap::new(),
+            heard_since: Time::ZERO,
             is_stale: false,
             is_incomplete: false,
             due: None,
@@ -356,31 +365,50 @@ impl SubnetManager {
         self.outputs.push_back(Output::Send { to, mad });
     }
 
-    /// A node tells that something has changed: it is told that this was heard, and looked at.
+    /// A node tells that something has changed: it is told that this was heard, by whoever it told, and
+    /// looked at by the master.
     fn handle_trap(&mut self, now: Time, from: Address, header: &MadHeader, mad: &MadBytes) {
-        if self.state != SmState::MASTER {
+        self.counters.traps += 1;
+        let notice = sm::NoticeView::new(mad.get(sm::DATA_AT..).unwrap_or_default());
+        let Some((trap, issuer)) = notice.map(|notice| (notice.trap(), notice.issuer_lid())) else {
+            return;
+        };
+        if !self.hears(now, (issuer, trap)) {
             return;
         }
-        self.counters.traps += 1;
         let mut repress = *mad;
         let header = MadHeader {
             method: Method::TRAP_REPRESS,
             ..*header
         };
         emit_header(&header, &mut repress);
+        let m_key = self.config.m_key;
+        let smp = sm::SmpHeader::of(&repress);
+        sm::SmpHeader { m_key, ..smp }.put(&mut repress);
         let to = Address {
             qpn: Qpn::new(0),
             ..from
         };
         self.send(to, repress);
-        let notice = sm::NoticeView::new(mad.get(sm::DATA_AT..).unwrap_or_default());
-        let trap = notice.map(sm::NoticeView::trap);
-        if matches!(
-            trap,
-            Some(TrapNumber::LINK_STATE | TrapNumber::LOCAL_CHANGES)
-        ) {
+        let matters = matches!(trap, TrapNumber::LINK_STATE | TrapNumber::LOCAL_CHANGES);
+        if matters && self.state == SmState::MASTER {
             self.sweep(now);
         }
+    }
+
+    /// Whether a trap is listened to: what a node tells again and again is heard some times, until the
+    /// next interval begins.
+    fn hears(&mut self, now: Time, what: (Lid, TrapNumber)) -> bool {
+        if now.since(self.heard_since) >= self.config.sweep_interval {
+            self.heard_since = now;
+            self.heard.clear();
+        }
+        if self.heard.len() >= TRAPS_MAX {
+            return false;
+        }
+        let times = self.heard.entry(what).or_default();
+        *times += 1;
+        *times <= TRAP_TIMES_MAX
     }
 
     /// A request to the administrator. As long as it is not in charge, whoever is shall answer.
