@@ -1,0 +1,1 @@
+//! What targets, networks and devices do wrong.

@@ -1,0 +1,1 @@
+//! SRP over networks that lose packets.
