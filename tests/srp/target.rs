@@ -104,6 +104,10 @@ pub(crate) struct State {
     pub(crate) credit_answers: u32,
     pub(crate) event_answers: u32,
     pub(crate) logouts: u32,
+    /// Commands that came without a credit, or took the one that is for task management.
+    pub(crate) overdrawn: u32,
+    /// Most commands that the target had at a time.
+    pub(crate) outstanding_max: i32,
     /// Wakes channels, to look at the script.
     wakers: Vec<Waker>,
 }
@@ -197,6 +201,8 @@ impl TestTarget {
             disk,
             backlog: VecDeque::new(),
             held: Vec::new(),
+            credit: script.limit,
+            outstanding: 0,
             owed: 0,
             last: None,
             done: None,
@@ -220,6 +226,10 @@ struct Channel {
     backlog: VecDeque<(usize, u32)>,
     /// Commands without an answer.
     held: Vec<(Tag, Vec<u8>)>,
+    /// Credits that were given and not used.
+    credit: i32,
+    /// Commands and task management without an answer.
+    outstanding: i32,
     /// Credits that were not given.
     owed: u32,
     /// What the last data command named.
@@ -285,6 +295,7 @@ impl Channel {
         self.connection.post_recv(again).map_err(|_| Over)?;
         let parsed = ToTarget::parse(&unit).unwrap();
         let tag = parsed.tag();
+        self.account(&parsed);
         match parsed {
             ToTarget::Cmd(_) => {
                 let script = self.target.state.lock().script.clone();
@@ -332,6 +343,20 @@ impl Channel {
                 Err(Over)
             }
         }
+    }
+
+    /// Checks that the initiator keeps to the request limit.
+    fn account(&mut self, unit: &ToTarget<'_>) {
+        let kept_back = match unit {
+            ToTarget::Cmd(_) => 1,
+            ToTarget::TskMgmt(_) => 0,
+            _ => return,
+        };
+        let mut state = self.target.state.lock();
+        state.overdrawn += u32::from(self.credit <= kept_back);
+        self.credit -= 1;
+        self.outstanding += 1;
+        state.outstanding_max = state.outstanding_max.max(self.outstanding);
     }
 
     /// Executes a command and answers it.
@@ -487,6 +512,10 @@ impl Channel {
     fn send_rsp(&mut self, rsp: &Rsp<'_>, key: Option<RKey>) -> Result<(), Over> {
         let script = self.target.state.lock().script.clone();
         let mut rsp = *rsp;
+        self.outstanding -= 1;
+        if script.withhold.is_none() {
+            self.credit += 1;
+        }
         if let Some(after) = script.withhold {
             rsp.delta = Delta(0);
             self.owed += 1;
@@ -496,6 +525,7 @@ impl Channel {
                     tag: Tag(0xc4ed),
                     ..CredReq::default()
                 };
+                self.credit += self.owed.cast_signed();
                 self.owed = 0;
                 self.send_unit(&rsp, key)?;
                 return self.send(&credit.unit());
