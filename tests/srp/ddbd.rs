@@ -81,7 +81,7 @@ async fn write_and_read(session: &Session, bed: &Bed, list: &[Extent<'_>]) -> [S
 async fn probe(session: &Session, bed: &Bed) -> WcStatus {
     // Its queue pair is in error then, and the channel lost.
     let _lost = under_no_block(session, &command(&[PROBE, 0, 0, 0, 0, 0], Data::None)).await;
-    bed.target.state.lock().probed.take().unwrap()
+    bed.target.probed().await
 }
 
 /// One line of the table: a write and a read of so many fragments, and a try of the key afterwards.

@@ -96,7 +96,9 @@ pub(crate) struct State {
     pub(crate) script: Script,
     pub(crate) seen: Vec<Seen>,
     /// Status of the RDMA READ of a probe.
-    pub(crate) probed: Option<WcStatus>,
+    probed: Option<WcStatus>,
+    /// Who waits for it.
+    probing: Option<Waker>,
     pub(crate) logins: Vec<LoginReq>,
     pub(crate) aborted: u32,
     pub(crate) resets: u32,
@@ -153,6 +155,19 @@ impl TestTarget {
 
     pub(crate) fn take_seen(&self) -> Vec<Seen> {
         std::mem::take(&mut self.state.lock().seen)
+    }
+
+    /// Status of the RDMA READ of a probe, when it has ended.
+    pub(crate) async fn probed(&self) -> WcStatus {
+        poll_fn(|cx| {
+            let mut state = self.state.lock();
+            if let Some(status) = state.probed.take() {
+                return Poll::Ready(status);
+            }
+            state.probing = Some(cx.waker().clone());
+            Poll::Pending
+        })
+        .await
     }
 
     async fn accept(self, request: ConnectRequest) {
@@ -318,13 +333,16 @@ impl Channel {
                     TaskFunction::ABORT_TASK => self.held.retain(|(tag, _)| *tag != task.task),
                     _ => self.held.clear(),
                 }
+                let ended = (held - self.held.len()) as i32;
+                self.credit += ended;
+                self.outstanding -= ended;
                 let mut state = self.target.state.lock();
-                state.aborted += (held - self.held.len()) as u32;
+                state.aborted += ended.cast_unsigned();
                 state.resets += u32::from(task.function == TaskFunction::LUN_RESET);
                 drop(state);
                 let rsp = Rsp {
                     tag,
-                    delta: Delta(1),
+                    delta: Delta(1 + ended),
                     detail: Detail::Response(ResponseCode::COMPLETE),
                     ..Rsp::default()
                 };
@@ -399,7 +417,11 @@ impl Channel {
                     Ok(()) => WcStatus::Success,
                     Err(Over) => self.done.take().unwrap_or(WcStatus::GeneralErr),
                 };
-                self.target.state.lock().probed = Some(status);
+                let mut state = self.target.state.lock();
+                state.probed = Some(status);
+                let probing = state.probing.take();
+                drop(state);
+                probing.into_iter().for_each(Waker::wake);
                 if status != WcStatus::Success {
                     return Err(Over);
                 }
