@@ -1,3 +1,5 @@
 //! SCSI RDMA Protocol (T10 SRP revision 16a): initiator and target.
 
 #![forbid(unsafe_code)]
+
+pub mod scsi;
