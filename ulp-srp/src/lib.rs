@@ -2,5 +2,6 @@
 
 #![forbid(unsafe_code)]
 
+pub mod iu;
 pub mod lun;
 pub mod scsi;

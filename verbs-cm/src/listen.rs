@@ -219,9 +219,7 @@ impl Drop for Inner {
             let _gone = inner.cm.unlisten(self.id);
             inner.listeners.remove(&self.id);
         });
-        // What waits is rejected, by its own destructors.
-        let waiting = std::mem::take(&mut *self.queue.waiting.lock());
-        drop(waiting);
+        self.queue.clear();
     }
 }
 
@@ -238,7 +236,7 @@ pub(crate) enum Waiting {
 
 impl Backlog {
     /// Room for all that may wait is reserved now.
-    fn new(backlog: u32) -> Self {
+    pub(crate) fn new(backlog: u32) -> Self {
         Self {
             waiting: Mutex::new(VecDeque::with_capacity(backlog.min(BACKLOG) as usize)),
             waker: AtomicWaker::new(),
@@ -276,6 +274,24 @@ impl Backlog {
     pub(crate) fn push(&self, waiting: Waiting) {
         self.waiting.lock().push_back(waiting);
         self.waker.wake();
+    }
+
+    /// Nobody takes what waits any more: it is rejected, by its own destructors.
+    pub(crate) fn clear(&self) {
+        let waiting = std::mem::take(&mut *self.waiting.lock());
+        drop(waiting);
+    }
+
+    /// The next request for a connection. Questions for datagrams where connections are made are
+    /// answered by nobody.
+    pub(crate) fn poll_request(&self, cx: &mut Context<'_>) -> Poll<ConnectRequest> {
+        loop {
+            match self.poll_next(cx) {
+                Poll::Ready(Waiting::Request(request)) => return Poll::Ready(request),
+                Poll::Ready(Waiting::Question(question)) => drop(question),
+                Poll::Pending => return Poll::Pending,
+            }
+        }
     }
 
     pub(crate) fn poll_next(&self, cx: &mut Context<'_>) -> Poll<Waiting> {
@@ -319,14 +335,7 @@ impl Listener {
     }
 
     fn poll_request(&self, cx: &mut Context<'_>) -> Poll<ConnectRequest> {
-        loop {
-            match self.queue.poll_next(cx) {
-                Poll::Ready(Waiting::Request(request)) => return Poll::Ready(request),
-                // A question for datagrams in the port space of connections: nobody answers it.
-                Poll::Ready(Waiting::Question(question)) => drop(question),
-                Poll::Pending => return Poll::Pending,
-            }
-        }
+        self.queue.poll_request(cx)
     }
 }
 

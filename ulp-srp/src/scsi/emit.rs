@@ -1,10 +1,10 @@
 //! Building the CDB of a command.
 
 use super::bytes::put;
-use super::cdb::{Blocks, Cdb, Form};
+use super::command::{Blocks, Command, Form};
 use super::opcode::{Opcode, READ_CAPACITY_16, REPORT_OPCODES};
 
-impl Cdb {
+impl Command {
     /// The CDB, followed by zeros if it is shorter than 16 bytes. What the form of the blocks has no room
     /// for is cut off; [`Blocks::new`] chooses one that fits.
     pub fn emit(&self) -> [u8; 16] {

@@ -164,7 +164,7 @@ const NO_TIMEOUTS: [u8; 12] = [0, 0x0a, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scsi::{Cdb, CdbError};
+    use crate::scsi::{Command, CommandError};
 
     /// Goal: the table and the parser know the same commands. Method: the shortest valid CDB of each
     /// operation code there is.
@@ -179,7 +179,7 @@ mod tests {
                 assert_eq!(usage[0], code);
                 cdb[1] = opcode.action.unwrap_or(0) as u8;
             }
-            let unknown = matches!(Cdb::parse(&cdb), Err(CdbError::Opcode(_)));
+            let unknown = matches!(Command::parse(&cdb), Err(CommandError::Opcode(_)));
             assert_eq!(unknown, listed.is_none(), "{code:#x}");
         }
     }

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::addr::{Gid, Guid, Lid};
-use crate::mad::field::{Bits, Blob, put_number};
+use crate::mad::field::{Bits, Blob, Field, Run, put_number};
 use crate::mad::header::code;
 use crate::mad::sm::{CapabilityMask, NodeType};
 use crate::{number_fields, wire_record};
@@ -35,9 +35,15 @@ wire_record! {
 /// Details are numbered from where the notice begins, as the specification's tables do.
 const DETAILS_AT: usize = 10;
 
+/// Where the GID stands in notices about one.
+const GID_AT: usize = 16;
+
 impl Notice {
     /// Bytes of a notice in a trap, which has no issuer's GID.
     pub const TRAP_LEN: usize = 64;
+
+    /// The producer that stands for a subnet manager.
+    pub const MANAGER: u32 = 4;
 
     /// A notice of a node of that type at that LID.
     fn generic(trap: TrapNumber, kind: u32, producer: NodeType, issuer_lid: Lid) -> Self {
@@ -53,7 +59,7 @@ impl Notice {
 
     /// The notice with a number set into its details, at byte `at` of the notice.
     fn with(mut self, at: usize, width: usize, value: u64) -> Self {
-        let run = crate::mad::field::Run {
+        let run = Run {
             byte: at - DETAILS_AT,
             bit: 0,
             width,
@@ -84,6 +90,34 @@ impl Notice {
         Self::capabilities_changed(producer, lid, mask)
             .with(15, 8, 1)
             .with(20, 16, u64::from(what))
+    }
+
+    /// What a subnet administrator reports of a port's or a group's GID: [`GID_IN_SERVICE`], ...
+    ///
+    /// [`GID_IN_SERVICE`]: TrapNumber::GID_IN_SERVICE
+    pub fn about_gid(trap: TrapNumber, issuer_lid: Lid, gid: Gid) -> Self {
+        let mut notice = Self {
+            producer: Self::MANAGER,
+            ..Self::generic(trap, 3, NodeType::default(), issuer_lid)
+        };
+        let run = Run {
+            byte: GID_AT - DETAILS_AT,
+            bit: 0,
+            width: 128,
+        };
+        gid.write(&mut notice.details.0, run);
+        notice
+    }
+
+    /// The GID that it is about, where it is about one.
+    pub fn gid(&self) -> Option<Gid> {
+        let run = Run {
+            byte: GID_AT - DETAILS_AT,
+            bit: 0,
+            width: 128,
+        };
+        let has_one = (TrapNumber::GID_IN_SERVICE..=TrapNumber::GROUP_DELETED).contains(&self.trap);
+        has_one.then(|| Gid::read(&self.details.0, run))
     }
 
     /// Somebody has shown a wrong key to the port at that LID.

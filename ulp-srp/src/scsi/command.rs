@@ -63,7 +63,7 @@ impl Blocks {
 /// A command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Cdb {
+pub enum Command {
     /// Whether the unit can be used.
     TestUnitReady,
     /// Sense data that waits.
@@ -156,7 +156,7 @@ pub enum Cdb {
 
 /// Why a CDB is no command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum CdbError {
+pub enum CommandError {
     /// Nobody knows that operation code.
     #[error("operation code {0:#04x} is not supported")]
     Opcode(u8),
@@ -165,24 +165,24 @@ pub enum CdbError {
     Field(u8),
 }
 
-impl From<CdbError> for Sense {
-    fn from(error: CdbError) -> Self {
+impl From<CommandError> for Sense {
+    fn from(error: CommandError) -> Self {
         match error {
-            CdbError::Opcode(_) => Self::illegal(Code::INVALID_OPCODE),
-            CdbError::Field(byte) => Self::cdb_field(byte.into()),
+            CommandError::Opcode(_) => Self::illegal(Code::INVALID_OPCODE),
+            CommandError::Field(byte) => Self::cdb_field(byte.into()),
         }
     }
 }
 
-impl Cdb {
+impl Command {
     /// The command in the first bytes of a CDB.
     ///
     /// # Errors
-    /// [`CdbError`], which is [`Sense`] as well.
-    pub fn parse(bytes: &[u8]) -> Result<Self, CdbError> {
-        let code = bytes.first().copied().ok_or(CdbError::Field(0))?;
-        let len = cdb_len(code).ok_or(CdbError::Opcode(code))?;
-        let cdb = bytes.get(..len).ok_or(CdbError::Opcode(code))?;
+    /// [`CommandError`], which is [`Sense`] as well.
+    pub fn parse(bytes: &[u8]) -> Result<Self, CommandError> {
+        let code = bytes.first().copied().ok_or(CommandError::Field(0))?;
+        let len = cdb_len(code).ok_or(CommandError::Opcode(code))?;
+        let cdb = bytes.get(..len).ok_or(CommandError::Opcode(code))?;
         let parsed = match len {
             6 => parse_6(cdb),
             10 => parse_10(cdb),
@@ -192,7 +192,7 @@ impl Cdb {
         // NACA: there is no auto contingent allegiance here.
         match cdb[len - 1] & 0x04 {
             0 => Ok(parsed),
-            _ => Err(CdbError::Field((len - 1) as u8)),
+            _ => Err(CommandError::Field((len - 1) as u8)),
         }
     }
 
@@ -222,7 +222,7 @@ impl Cdb {
     }
 }
 
-fn parse_6(cdb: &[u8]) -> Result<Cdb, CdbError> {
+fn parse_6(cdb: &[u8]) -> Result<Command, CommandError> {
     let blocks = || Blocks {
         lba: u64::from(u32_at(cdb, 0) & 0x1f_ffff),
         // 0 stands for what the byte has no room for.
@@ -235,34 +235,34 @@ fn parse_6(cdb: &[u8]) -> Result<Cdb, CdbError> {
         dpo: false,
     };
     Ok(match cdb[0] {
-        Opcode::TEST_UNIT_READY => Cdb::TestUnitReady,
-        Opcode::REQUEST_SENSE => Cdb::RequestSense {
+        Opcode::TEST_UNIT_READY => Command::TestUnitReady,
+        Opcode::REQUEST_SENSE => Command::RequestSense {
             descriptors: cdb[1] & 1 != 0,
             allocation: cdb[4],
         },
-        Opcode::READ_6 => Cdb::Read(blocks()),
-        Opcode::WRITE_6 => Cdb::Write(blocks()),
+        Opcode::READ_6 => Command::Read(blocks()),
+        Opcode::WRITE_6 => Command::Write(blocks()),
         Opcode::INQUIRY => {
             let vital = cdb[1] & 1 != 0;
             if !vital && cdb[2] != 0 {
-                return Err(CdbError::Field(2));
+                return Err(CommandError::Field(2));
             }
-            Cdb::Inquiry {
+            Command::Inquiry {
                 page: vital.then_some(cdb[2]),
                 allocation: u16_at(cdb, 3),
             }
         }
         Opcode::MODE_SENSE_6 => mode_sense(cdb, cdb[4].into(), false),
-        Opcode::START_STOP_UNIT => Cdb::StartStopUnit {
+        Opcode::START_STOP_UNIT => Command::StartStopUnit {
             start: cdb[4] & 1 != 0,
             power: cdb[4] >> 4,
         },
-        code => return Err(CdbError::Opcode(code)),
+        code => return Err(CommandError::Opcode(code)),
     })
 }
 
-fn mode_sense(cdb: &[u8], allocation: u16, long: bool) -> Cdb {
-    Cdb::ModeSense {
+fn mode_sense(cdb: &[u8], allocation: u16, long: bool) -> Command {
+    Command::ModeSense {
         page: cdb[2] & 0x3f,
         subpage: cdb[3],
         control: cdb[2] >> 6,
@@ -272,30 +272,30 @@ fn mode_sense(cdb: &[u8], allocation: u16, long: bool) -> Cdb {
     }
 }
 
-fn parse_10(cdb: &[u8]) -> Result<Cdb, CdbError> {
+fn parse_10(cdb: &[u8]) -> Result<Command, CommandError> {
     let blocks = Blocks {
         lba: u32_at(cdb, 2).into(),
         count: u16_at(cdb, 7).into(),
         ..flags(cdb, Form::Ten)
     };
     Ok(match cdb[0] {
-        Opcode::READ_CAPACITY_10 => Cdb::ReadCapacity10,
-        Opcode::READ_10 => Cdb::Read(unprotected(cdb, blocks)?),
-        Opcode::WRITE_10 => Cdb::Write(unprotected(cdb, blocks)?),
+        Opcode::READ_CAPACITY_10 => Command::ReadCapacity10,
+        Opcode::READ_10 => Command::Read(unprotected(cdb, blocks)?),
+        Opcode::WRITE_10 => Command::Write(unprotected(cdb, blocks)?),
         Opcode::VERIFY_10 => verify(cdb, blocks)?,
         Opcode::SYNCHRONIZE_CACHE_10 => synchronize(cdb, blocks),
         Opcode::WRITE_SAME_10 => write_same(cdb, blocks)?,
         // ANCHOR: there is nothing that could be kept.
-        Opcode::UNMAP if cdb[1] & 1 != 0 => return Err(CdbError::Field(1)),
-        Opcode::UNMAP => Cdb::Unmap {
+        Opcode::UNMAP if cdb[1] & 1 != 0 => return Err(CommandError::Field(1)),
+        Opcode::UNMAP => Command::Unmap {
             length: u16_at(cdb, 7),
         },
         Opcode::MODE_SENSE_10 => mode_sense(cdb, u16_at(cdb, 7), true),
-        code => return Err(CdbError::Opcode(code)),
+        code => return Err(CommandError::Opcode(code)),
     })
 }
 
-fn parse_12(cdb: &[u8]) -> Result<Cdb, CdbError> {
+fn parse_12(cdb: &[u8]) -> Result<Command, CommandError> {
     let blocks = Blocks {
         lba: u32_at(cdb, 2).into(),
         count: u32_at(cdb, 6),
@@ -303,10 +303,10 @@ fn parse_12(cdb: &[u8]) -> Result<Cdb, CdbError> {
     };
     let allocation = u32_at(cdb, 6);
     Ok(match cdb[0] {
-        Opcode::READ_12 => Cdb::Read(unprotected(cdb, blocks)?),
-        Opcode::WRITE_12 => Cdb::Write(unprotected(cdb, blocks)?),
-        Opcode::REPORT_LUNS if cdb[2] > 2 => return Err(CdbError::Field(2)),
-        Opcode::REPORT_LUNS => Cdb::ReportLuns {
+        Opcode::READ_12 => Command::Read(unprotected(cdb, blocks)?),
+        Opcode::WRITE_12 => Command::Write(unprotected(cdb, blocks)?),
+        Opcode::REPORT_LUNS if cdb[2] > 2 => return Err(CommandError::Field(2)),
+        Opcode::REPORT_LUNS => Command::ReportLuns {
             select: cdb[2],
             allocation,
         },
@@ -317,40 +317,42 @@ fn parse_12(cdb: &[u8]) -> Result<Cdb, CdbError> {
                 0 => None,
                 1 => Some(Opcode { code, action: None }),
                 2 => Some(Opcode { code, action }),
-                _ => return Err(CdbError::Field(2)),
+                _ => return Err(CommandError::Field(2)),
             };
-            Cdb::ReportOpcodes {
+            Command::ReportOpcodes {
                 one,
                 timeouts: cdb[2] & 0x80 != 0,
                 allocation,
             }
         }
-        Opcode::MAINTENANCE_IN => return Err(CdbError::Field(1)),
-        code => return Err(CdbError::Opcode(code)),
+        Opcode::MAINTENANCE_IN => return Err(CommandError::Field(1)),
+        code => return Err(CommandError::Opcode(code)),
     })
 }
 
-fn parse_16(cdb: &[u8]) -> Result<Cdb, CdbError> {
+fn parse_16(cdb: &[u8]) -> Result<Command, CommandError> {
     let blocks = Blocks {
         lba: u64_at(cdb, 2),
         count: u32_at(cdb, 10),
         ..flags(cdb, Form::Sixteen)
     };
     Ok(match cdb[0] {
-        Opcode::READ_16 => Cdb::Read(unprotected(cdb, blocks)?),
-        Opcode::WRITE_16 => Cdb::Write(unprotected(cdb, blocks)?),
+        Opcode::READ_16 => Command::Read(unprotected(cdb, blocks)?),
+        Opcode::WRITE_16 => Command::Write(unprotected(cdb, blocks)?),
         Opcode::COMPARE_AND_WRITE => {
             let count = cdb[13].into();
-            Cdb::CompareAndWrite(unprotected(cdb, Blocks { count, ..blocks })?)
+            Command::CompareAndWrite(unprotected(cdb, Blocks { count, ..blocks })?)
         }
         Opcode::VERIFY_16 => verify(cdb, blocks)?,
         Opcode::SYNCHRONIZE_CACHE_16 => synchronize(cdb, blocks),
         Opcode::WRITE_SAME_16 => write_same(cdb, blocks)?,
-        Opcode::SERVICE_ACTION_IN_16 if cdb[1] & 0x1f == READ_CAPACITY_16 => Cdb::ReadCapacity16 {
-            allocation: u32_at(cdb, 10),
-        },
-        Opcode::SERVICE_ACTION_IN_16 => return Err(CdbError::Field(1)),
-        code => return Err(CdbError::Opcode(code)),
+        Opcode::SERVICE_ACTION_IN_16 if cdb[1] & 0x1f == READ_CAPACITY_16 => {
+            Command::ReadCapacity16 {
+                allocation: u32_at(cdb, 10),
+            }
+        }
+        Opcode::SERVICE_ACTION_IN_16 => return Err(CommandError::Field(1)),
+        code => return Err(CommandError::Opcode(code)),
     })
 }
 
@@ -366,25 +368,25 @@ fn flags(cdb: &[u8], form: Form) -> Blocks {
 }
 
 /// There is no protection information here.
-fn unprotected(cdb: &[u8], blocks: Blocks) -> Result<Blocks, CdbError> {
+fn unprotected(cdb: &[u8], blocks: Blocks) -> Result<Blocks, CommandError> {
     match cdb[1] & 0xe0 {
         0 => Ok(blocks),
-        _ => Err(CdbError::Field(1)),
+        _ => Err(CommandError::Field(1)),
     }
 }
 
 /// Only whether blocks can be read, and not whether they are what the initiator would send.
-fn verify(cdb: &[u8], mut blocks: Blocks) -> Result<Cdb, CdbError> {
+fn verify(cdb: &[u8], mut blocks: Blocks) -> Result<Command, CommandError> {
     // VRPROTECT and BYTCHK.
     if cdb[1] & 0xe6 != 0 {
-        return Err(CdbError::Field(1));
+        return Err(CommandError::Field(1));
     }
     blocks.fua = false;
-    Ok(Cdb::Verify(blocks))
+    Ok(Command::Verify(blocks))
 }
 
-fn synchronize(cdb: &[u8], blocks: Blocks) -> Cdb {
-    Cdb::SynchronizeCache {
+fn synchronize(cdb: &[u8], blocks: Blocks) -> Command {
+    Command::SynchronizeCache {
         blocks: Blocks {
             fua: false,
             dpo: false,
@@ -394,17 +396,17 @@ fn synchronize(cdb: &[u8], blocks: Blocks) -> Cdb {
     }
 }
 
-fn write_same(cdb: &[u8], mut blocks: Blocks) -> Result<Cdb, CdbError> {
+fn write_same(cdb: &[u8], mut blocks: Blocks) -> Result<Command, CommandError> {
     // WRPROTECT, ANCHOR, and two obsolete ways to number the blocks; NDOB.
     let refused = match blocks.form {
         Form::Sixteen => 0xf7,
         _ => 0xf6,
     };
     if cdb[1] & refused != 0 {
-        return Err(CdbError::Field(1));
+        return Err(CommandError::Field(1));
     }
     (blocks.fua, blocks.dpo) = (false, false);
-    Ok(Cdb::WriteSame {
+    Ok(Command::WriteSame {
         blocks,
         unmap: cdb[1] & 0x08 != 0,
     })
@@ -423,9 +425,9 @@ mod tests {
             dpo: true,
             ..Blocks::new(256, 8).fua()
         };
-        assert_eq!(Cdb::parse(&read), Ok(Cdb::Read(blocks)));
+        assert_eq!(Command::parse(&read), Ok(Command::Read(blocks)));
         let six = [0x0a, 0x1f, 0xff, 0xff, 0, 0];
-        let Ok(Cdb::Write(blocks)) = Cdb::parse(&six) else {
+        let Ok(Command::Write(blocks)) = Command::parse(&six) else {
             panic!("a WRITE");
         };
         assert_eq!((blocks.lba, blocks.count), (0x1f_ffff, 256));
@@ -435,32 +437,45 @@ mod tests {
             ..Blocks::new(1 << 32, 256)
         };
         let unmap = true;
-        assert_eq!(Cdb::parse(&same), Ok(Cdb::WriteSame { blocks, unmap }));
+        assert_eq!(
+            Command::parse(&same),
+            Ok(Command::WriteSame { blocks, unmap })
+        );
         let capacity = [0x9e, 0x10, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 32, 0, 0];
         let allocation = 32;
         assert_eq!(
-            Cdb::parse(&capacity),
-            Ok(Cdb::ReadCapacity16 { allocation })
+            Command::parse(&capacity),
+            Ok(Command::ReadCapacity16 { allocation })
         );
     }
 
     #[test]
     fn what_is_refused_says_which_byte() {
-        let field = |bytes: &[u8]| Cdb::parse(bytes);
+        let field = |bytes: &[u8]| Command::parse(bytes);
         // Protection information, a page without EVPD, NACA, an unknown service action.
         assert_eq!(
             field(&[0x28, 0x20, 0, 0, 0, 0, 0, 0, 0, 0]),
-            Err(CdbError::Field(1))
+            Err(CommandError::Field(1))
         );
-        assert_eq!(field(&[0x12, 0, 0x83, 0, 96, 0]), Err(CdbError::Field(2)));
-        assert_eq!(field(&[0x00, 0, 0, 0, 0, 4]), Err(CdbError::Field(5)));
+        assert_eq!(
+            field(&[0x12, 0, 0x83, 0, 96, 0]),
+            Err(CommandError::Field(2))
+        );
+        assert_eq!(field(&[0x00, 0, 0, 0, 0, 4]), Err(CommandError::Field(5)));
         let mut action = [0; 16];
         (action[0], action[1]) = (0x9e, 0x12);
-        assert_eq!(field(&action), Err(CdbError::Field(1)));
-        assert_eq!(field(&[0x04, 0, 0, 0, 0, 0]), Err(CdbError::Opcode(0x04)));
-        assert_eq!(field(&[0x7f; 16]), Err(CdbError::Opcode(0x7f)));
-        assert_eq!(field(&[0x28, 0]), Err(CdbError::Opcode(0x28)), "too short");
-        let sense = Sense::from(CdbError::Field(2));
+        assert_eq!(field(&action), Err(CommandError::Field(1)));
+        assert_eq!(
+            field(&[0x04, 0, 0, 0, 0, 0]),
+            Err(CommandError::Opcode(0x04))
+        );
+        assert_eq!(field(&[0x7f; 16]), Err(CommandError::Opcode(0x7f)));
+        assert_eq!(
+            field(&[0x28, 0]),
+            Err(CommandError::Opcode(0x28)),
+            "too short"
+        );
+        let sense = Sense::from(CommandError::Field(2));
         assert_eq!(sense, Sense::cdb_field(2));
     }
 
@@ -477,15 +492,15 @@ mod tests {
     proptest! {
         #[test]
         fn a_command_that_was_parsed_is_the_same_when_it_is_built(cdb in valid()) {
-            if let Ok(command) = Cdb::parse(&cdb) {
-                prop_assert_eq!(Cdb::parse(&command.emit()), Ok(command));
+            if let Ok(command) = Command::parse(&cdb) {
+                prop_assert_eq!(Command::parse(&command.emit()), Ok(command));
             }
         }
 
         #[test]
         fn garbage_is_refused_without_panic(cdb in prop::collection::vec(any::<u8>(), 0..20)) {
-            if let Ok(command) = Cdb::parse(&cdb) {
-                prop_assert_eq!(Cdb::parse(&command.emit()), Ok(command));
+            if let Ok(command) = Command::parse(&cdb) {
+                prop_assert_eq!(Command::parse(&command.emit()), Ok(command));
                 let _ = command.transfer(4096);
             }
         }
