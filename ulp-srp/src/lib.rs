@@ -5,3 +5,4 @@
 pub mod iu;
 pub mod lun;
 pub mod scsi;
+pub mod target;

@@ -56,7 +56,7 @@ impl MemoryUnit {
 }
 
 /// Copies between memories, by way of the stack.
-fn copy(from: &Piece, into: &Memory, place: usize) -> Result<(), Error> {
+pub(crate) fn copy(from: &Piece, into: &Memory, place: usize) -> Result<(), Error> {
     let mut chunk = [0; CHUNK];
     for at in (0..from.len()).step_by(CHUNK) {
         let part = &mut chunk[..CHUNK.min(from.len() - at)];

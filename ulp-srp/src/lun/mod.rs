@@ -34,6 +34,7 @@ use crate::scsi::{Code, Identity, Sense, SenseKey};
 pub use fault::{Fault, FaultUnit};
 pub use file::{FileUnit, Offload, Work};
 pub use memory::MemoryUnit;
+pub(crate) use memory::copy;
 pub use piece::{Piece, Returned};
 
 /// What a unit is like. It does not change while the unit is in use, but for the number of blocks.

@@ -86,6 +86,8 @@ fn identification(identity: &Identity) -> Vec<u8> {
 
 fn emit_limits(limits: &BlockLimits) -> [u8; 60] {
     let mut bytes = [0; 60];
+    // WSNZ: WRITE SAME needs a number of blocks.
+    bytes[0] = 1;
     bytes[1] = limits.compare_and_write;
     put(&mut bytes, 2, &limits.granularity.to_be_bytes());
     put(&mut bytes, 4, &limits.transfer.to_be_bytes());
