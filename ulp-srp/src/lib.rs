@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod initiator;
 pub mod iu;
 pub mod lun;
 pub mod scsi;

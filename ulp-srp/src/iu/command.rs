@@ -65,8 +65,11 @@ pub struct Cdb<'a> {
 }
 
 impl<'a> Cdb<'a> {
+    /// Bytes behind the first 16, at most.
+    pub const ADDITIONAL_MAX: usize = 63 * 4;
+
     /// Longest one.
-    pub const MAX: usize = 16 + 63 * 4;
+    pub const MAX: usize = 16 + Self::ADDITIONAL_MAX;
 
     /// These bytes, filled up with zeros to 16.
     ///
