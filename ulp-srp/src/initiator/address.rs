@@ -96,11 +96,20 @@ mod tests {
         let plain: Target = "[fd77::2]:5555".parse().unwrap();
         assert_eq!(plain.port, PortId::default());
         assert_eq!(plain.to_string(), "[fd77::2]:5555");
-        let login = "id_ext=505400fffe770002,ioc_guid=505400fffe770003,dest=10.77.0.2:5555,queue_size=16";
+        let login =
+            "id_ext=505400fffe770002,ioc_guid=505400fffe770003,dest=10.77.0.2:5555,queue_size=16";
         let login: Target = login.parse().unwrap();
         assert_eq!(login.port.to_string(), "505400fffe770002505400fffe770003");
-        assert_eq!(login.way, TargetWay::Address("10.77.0.2:5555".parse().unwrap()));
-        for wrong in ["", "10.0.0.2", "id_ext=1,dest=10.0.0.2:1", "id_ext=x,ioc_guid=1,dest=10.0.0.2:1"] {
+        assert_eq!(
+            login.way,
+            TargetWay::Address("10.77.0.2:5555".parse().unwrap())
+        );
+        for wrong in [
+            "",
+            "10.0.0.2",
+            "id_ext=1,dest=10.0.0.2:1",
+            "id_ext=x,ioc_guid=1,dest=10.0.0.2:1",
+        ] {
             assert!(wrong.parse::<Target>().is_err(), "{wrong}");
         }
     }

@@ -92,9 +92,7 @@ impl Options {
     /// Handles of a channel's pool.
     pub(crate) fn pool(&self) -> u32 {
         match self.mechanism {
-            Mechanism::FastReg | Mechanism::Fmr => {
-                self.handles.unwrap_or(self.queue_depth.into())
-            }
+            Mechanism::FastReg | Mechanism::Fmr => self.handles.unwrap_or(self.queue_depth.into()),
             Mechanism::Request | Mechanism::Published => 0,
         }
     }

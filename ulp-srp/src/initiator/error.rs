@@ -26,7 +26,9 @@ pub enum Error {
         max: usize,
     },
     /// The text names no target.
-    #[error("'{0}' is no target: an address with a port, like 10.0.0.2:5555, or id_ext=...,ioc_guid=...,dest=...")]
+    #[error(
+        "'{0}' is no target: an address with a port, like 10.0.0.2:5555, or id_ext=...,ioc_guid=...,dest=..."
+    )]
     NoTarget(String),
     /// The session was logged out.
     #[error("the session is logged out")]

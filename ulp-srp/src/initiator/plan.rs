@@ -75,13 +75,21 @@ mod tests {
         assert_eq!(of(&[], 8), []);
         assert_eq!(of(&[(0x1234, 100)], 8), [0..1]);
         // The first begins and the last ends inside a page.
-        let list = [(0x1e00, 0x200), (0x9000, 0x1000), (0x4000, 0x2000), (0x8000, 7)];
+        let list = [
+            (0x1e00, 0x200),
+            (0x9000, 0x1000),
+            (0x4000, 0x2000),
+            (0x8000, 7),
+        ];
         assert_eq!(of(&list, 8), [0..4]);
     }
 
     #[test]
     fn every_other_boundary_begins_a_run() {
-        assert_eq!(of(&[(0x1000, 0x800), (0x3000, 0x1000), (0x8000, 1)], 8), [0..1, 1..3]);
+        assert_eq!(
+            of(&[(0x1000, 0x800), (0x3000, 0x1000), (0x8000, 1)], 8),
+            [0..1, 1..3]
+        );
         assert_eq!(of(&[(0x1000, 0x1000), (0x3100, 0x100)], 8), [0..1, 1..2]);
         // What goes on where the other ends needs no boundary.
         assert_eq!(of(&[(0x1000, 0x80), (0x1080, 0x80)], 8), [0..2]);

@@ -168,7 +168,9 @@ impl Session {
         (long[0], long[1], long[13]) = (0x9e, 0x10, 32);
         match self.ask(lun, &long, 32, 12).await {
             Ok(answer) => {
-                let last = answer.first_chunk().map_or(0, |last| u64::from_be_bytes(*last));
+                let last = answer
+                    .first_chunk()
+                    .map_or(0, |last| u64::from_be_bytes(*last));
                 Ok(Capacity {
                     blocks: last.saturating_add(1),
                     block_len: word(&answer, 8),

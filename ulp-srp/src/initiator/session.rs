@@ -12,7 +12,9 @@ use verbs_core::sync::{Arc, Mutex, Weak};
 use verbs_core::{Access, Device, Extent, Memory, Mr, Pd, Remote, task};
 
 use crate::initiator::address::Target;
-use crate::initiator::channel::{Adapter, Channel, Command, Formats, Refused, Routine, Task, channel_code};
+use crate::initiator::channel::{
+    Adapter, Channel, Command, Formats, Refused, Routine, Task, channel_code,
+};
 use crate::initiator::config::{Event, Options};
 use crate::initiator::error::{Error, Outcome};
 use crate::initiator::table::Counters;
@@ -362,7 +364,11 @@ impl Session {
     /// Requests that the target still takes, on all channels.
     pub fn request_limit(&self) -> i32 {
         let channels = self.shared.channels.lock().clone();
-        channels.iter().flatten().map(|channel| channel.limit()).sum()
+        channels
+            .iter()
+            .flatten()
+            .map(|channel| channel.limit())
+            .sum()
     }
 
     /// Who was logged in to.
@@ -405,7 +411,9 @@ impl Shared {
             .iter()
             .filter(|mr| Arc::ptr_eq(mr.memory(), extent.memory));
         let fits = extent.offset.checked_add(extent.len as usize)? <= extent.memory.len();
-        of.next().filter(|_| fits).map(|mr| mr.remote(extent.offset))
+        of.next()
+            .filter(|_| fits)
+            .map(|mr| mr.remote(extent.offset))
     }
 
     /// A channel that takes commands, each in its turn, those with room first.
@@ -478,7 +486,10 @@ impl Shared {
 
     fn has_room(&self) -> bool {
         let channels = self.channels.lock();
-        channels.iter().flatten().any(|channel| channel.available() > 0)
+        channels
+            .iter()
+            .flatten()
+            .any(|channel| channel.available() > 0)
     }
 
     /// Whether something is under way whose end makes room.

@@ -189,7 +189,9 @@ impl Table {
             }
             State::Claimed => self.late(),
             // Generations go round after 2^32 uses of a slot.
-            State::Free if now.wrapping_sub(id.generation) <= u32::MAX / 2 && id.generation != now => {
+            State::Free
+                if now.wrapping_sub(id.generation) <= u32::MAX / 2 && id.generation != now =>
+            {
                 self.late()
             }
             _ => Answered::Unknown,

@@ -12,7 +12,8 @@ use crate::initiator::config::{Mechanism, Options};
 use crate::initiator::error::{Error, Violation};
 use crate::initiator::session::Shared;
 use crate::iu::{
-    BufferFormats, Cdb, Cmd, LoginAnswer, LoginReq, LoginRsp, MemoryDescriptor, MultiChannel, Tag, Unit,
+    BufferFormats, Cdb, Cmd, LoginAnswer, LoginReq, LoginRsp, MemoryDescriptor, MultiChannel, Tag,
+    Unit,
 };
 
 /// Entries of the longest table that a command may have; a unit carries 255 at most.
@@ -37,8 +38,11 @@ impl Channel {
         channel.handles(shared).await?;
 
         let mut qp = qp;
-        qp.init(1, Access::REMOTE_READ | Access::REMOTE_WRITE | Access::LOCAL_WRITE)
-            .await?;
+        qp.init(
+            1,
+            Access::REMOTE_READ | Access::REMOTE_WRITE | Access::LOCAL_WRITE,
+        )
+        .await?;
         for index in 0..recvs as usize {
             let at = index * RECV_LEN;
             let place = recv.slice(at..at + RECV_LEN);

@@ -11,12 +11,7 @@ use crate::iu::ResponseCode;
 impl Core {
     /// The command's outcome is decided: takes the target's rights to its memory away. `remotely` is the
     /// key that the target has invalidated itself.
-    pub(super) fn let_go(
-        &mut self,
-        channel: &Arc<Channel>,
-        id: SlotId,
-        remotely: Option<RKey>,
-    ) {
+    pub(super) fn let_go(&mut self, channel: &Arc<Channel>, id: SlotId, remotely: Option<RKey>) {
         if self.slot(id).pending > 0 {
             return;
         }
@@ -46,7 +41,8 @@ impl Core {
         let count = handles.iter().filter(|handle| valid(handle)).count();
         let mut left = count;
         for at in 0..handles.len() {
-            let Handle::Fast { mr, is_valid: true } = &self.slots[usize::from(id.index)].handles[at]
+            let Handle::Fast { mr, is_valid: true } =
+                &self.slots[usize::from(id.index)].handles[at]
             else {
                 continue;
             };
@@ -60,7 +56,9 @@ impl Core {
 
     /// The invalidates of that slot have completed.
     pub(super) fn invalidated(&mut self, channel: &Arc<Channel>, index: usize) {
-        let id = u16::try_from(index).ok().and_then(|index| self.table.used(index));
+        let id = u16::try_from(index)
+            .ok()
+            .and_then(|index| self.table.used(index));
         let Some(id) = id.filter(|_| self.phase != Phase::Lost) else {
             return;
         };
