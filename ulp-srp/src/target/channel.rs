@@ -91,6 +91,8 @@ pub(super) struct Channel {
     pub(super) asked: Option<Tag>,
     pub(super) asks: VecDeque<super::manage::Ask>,
     scratch: Vec<u8>,
+    /// Something was begun that has not been looked at: there is more to do before anybody waits.
+    again: bool,
     pub(super) end: Option<End>,
 }
 
@@ -123,6 +125,7 @@ impl Channel {
             owed: 0,
             asked: None,
             asks: VecDeque::new(),
+            again: false,
             end: None,
         }
     }
@@ -157,6 +160,7 @@ impl Channel {
     fn turn(&mut self, cx: &mut Context<'_>) -> Poll<End> {
         self.shared.waker.register(cx.waker());
         for _ in 0..ROUNDS_MAX {
+            self.again = false;
             for order in self.shared.take_orders() {
                 self.obey(order);
             }
@@ -172,7 +176,7 @@ impl Channel {
             if let Some(end) = self.end {
                 return Poll::Ready(end);
             }
-            if self.rooms.cq.poll_ready(cx).is_pending() {
+            if !self.again && self.rooms.cq.poll_ready(cx).is_pending() {
                 return Poll::Pending;
             }
         }
@@ -383,6 +387,7 @@ impl Channel {
     fn wait(&mut self, slot: u16, need: Need) {
         self.task(slot).step = Step::Waiting(need);
         self.waiting.push_back(slot);
+        self.again = true;
     }
 
     /// Buffers for those who wait, oldest first.
@@ -500,6 +505,7 @@ impl Channel {
         let piece = task.piece.clone();
         let running = perform(unit, work, piece).map(move |result| (slot, result));
         self.running.push(running.boxed());
+        self.again = true;
     }
 
     /// The unit has done it, or not.

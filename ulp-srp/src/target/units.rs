@@ -57,7 +57,8 @@ impl Unit {
         let can_unmap = shape.unmap_granularity > 0;
         let limits = BlockLimits {
             transfer,
-            granularity: 1,
+            // A physical block: 4 KiB.
+            granularity: (4096 / size) as u16,
             // Both halves are in one buffer.
             compare_and_write: u8::try_from(transfer / 2)
                 .map_or(COMPARE_BLOCKS, |half| half.min(COMPARE_BLOCKS)),
