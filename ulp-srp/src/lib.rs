@@ -4,3 +4,6 @@
 
 pub mod initiator;
 pub mod iu;
+pub mod lun;
+pub mod scsi;
+pub mod target;

@@ -15,6 +15,7 @@ mod pingpong;
 mod report;
 mod rping;
 mod sim;
+mod srp;
 mod subnet;
 mod wire;
 
@@ -28,6 +29,7 @@ use crate::cli::{BenchArgs, Cli, Command, CopyArgs, DevinfoArgs, PingpongArgs, S
 use crate::connect_bench::ConnectBenchArgs;
 use crate::rping::RpingArgs;
 use crate::sim::SimArgs;
+use crate::srp::SrpArgs;
 use crate::subnet::SubnetArgs;
 use crate::wire::Roce;
 
@@ -41,6 +43,7 @@ fn main() -> ExitCode {
         Command::Rping(args) => run_rping(&args),
         Command::Serve(args) => run_serve(&args),
         Command::Sim(args) => run_sim(&args),
+        Command::Srp(args) => run_srp(&args),
         Command::Subnet(args) => run_subnet(&args),
     };
     match done {
@@ -93,6 +96,10 @@ fn run_serve(args: &ServeArgs) -> Result<(), u8> {
 fn run_sim(args: &SimArgs) -> Result<(), u8> {
     sim::run_seeds(args, &mut io::stdout())
         .map_err(|error| complain("sim", &error, error.exit_code()))
+}
+
+fn run_srp(args: &SrpArgs) -> Result<(), u8> {
+    srp::run(args, &mut io::stdout()).map_err(|error| complain("srp", &error, error.exit_code()))
 }
 
 fn run_subnet(args: &SubnetArgs) -> Result<(), u8> {

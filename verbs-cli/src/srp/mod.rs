@@ -1,0 +1,52 @@
+//! `verbs srp`: disks by the SCSI RDMA Protocol.
+
+mod attach;
+mod error;
+mod nbd;
+mod offload;
+mod target;
+
+use std::io::Write;
+
+use clap::{Args, Subcommand};
+
+use self::attach::AttachArgs;
+pub(crate) use self::error::SrpError;
+use self::target::TargetArgs;
+
+pub(crate) const ABOUT: &str = "\
+Serve and use disks by the SCSI RDMA Protocol.
+
+Ends meet through the RDMA connection manager; either can be Linux's (ib_srpt, ib_srp) with a RoCE v2 device.";
+
+pub(crate) const EXAMPLES: &str = "\
+Exit codes:
+  0  done
+  1  a file or an address could not be had, or the target not be reached
+  2  the arguments are wrong
+  5  a verb or a command failed, or the target has gone";
+
+/// `verbs srp`.
+#[derive(Args, Debug)]
+pub(crate) struct SrpArgs {
+    #[command(subcommand)]
+    command: SrpCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum SrpCommand {
+    /// Offer a file, or memory, as a disk
+    #[command(long_about = target::ABOUT, after_help = target::EXAMPLES)]
+    Target(TargetArgs),
+    /// Give programs a disk of a target as an NBD export
+    #[command(long_about = attach::ABOUT, after_help = attach::EXAMPLES)]
+    Attach(AttachArgs),
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &SrpArgs, out: &mut dyn Write) -> Result<(), SrpError> {
+    match &args.command {
+        SrpCommand::Target(args) => target::run(args, out),
+        SrpCommand::Attach(args) => attach::run(args, out),
+    }
+}
