@@ -14,9 +14,10 @@ use verbs_core::Mtu;
 
 use crate::address::{ServedUrl, UrlError};
 use crate::connect_bench::{self, ConnectBenchArgs};
+use crate::ipoib::{self, IpoibArgs};
 use crate::rping::{self, RpingArgs};
 use crate::sim::{self, SimArgs};
-use crate::ipoib::{self, IpoibArgs};
+use crate::srp::{self, SrpArgs};
 use crate::subnet::{self, SubnetArgs};
 
 /// Bytes that one message of a reliable connection carries at most (IBTA vol. 1, 9.7.7).
@@ -107,6 +108,9 @@ pub(crate) enum Command {
     /// Run the simulator: nodes, a network that fails, and checkers, all decided by a seed
     #[command(long_about = sim::ABOUT, after_help = sim::EXAMPLES)]
     Sim(SimArgs),
+    /// Serve and use disks by the SCSI RDMA Protocol
+    #[command(long_about = srp::ABOUT, after_help = srp::EXAMPLES)]
+    Srp(SrpArgs),
     /// Host a simulated InfiniBand subnet that OpenSM and other tools work on
     #[command(long_about = subnet::ABOUT, after_help = subnet::EXAMPLES)]
     Subnet(SubnetArgs),

@@ -16,6 +16,7 @@ mod pingpong;
 mod report;
 mod rping;
 mod sim;
+mod srp;
 mod subnet;
 mod wire;
 
@@ -27,9 +28,10 @@ use clap::Parser;
 
 use crate::cli::{BenchArgs, Cli, Command, CopyArgs, DevinfoArgs, PingpongArgs, ServeArgs};
 use crate::connect_bench::ConnectBenchArgs;
-use crate::rping::RpingArgs;
 use crate::ipoib::IpoibArgs;
+use crate::rping::RpingArgs;
 use crate::sim::SimArgs;
+use crate::srp::SrpArgs;
 use crate::subnet::SubnetArgs;
 use crate::wire::Roce;
 
@@ -44,6 +46,7 @@ fn main() -> ExitCode {
         Command::Rping(args) => run_rping(&args),
         Command::Serve(args) => run_serve(&args),
         Command::Sim(args) => run_sim(&args),
+        Command::Srp(args) => run_srp(&args),
         Command::Subnet(args) => run_subnet(&args),
     };
     match done {
@@ -96,6 +99,10 @@ fn run_serve(args: &ServeArgs) -> Result<(), u8> {
 fn run_sim(args: &SimArgs) -> Result<(), u8> {
     sim::run_seeds(args, &mut io::stdout())
         .map_err(|error| complain("sim", &error, error.exit_code()))
+}
+
+fn run_srp(args: &SrpArgs) -> Result<(), u8> {
+    srp::run(args, &mut io::stdout()).map_err(|error| complain("srp", &error, error.exit_code()))
 }
 
 fn run_subnet(args: &SubnetArgs) -> Result<(), u8> {

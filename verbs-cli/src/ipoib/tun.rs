@@ -126,7 +126,7 @@ impl Tun {
                     return Ok(());
                 }
                 // As on any network, what cannot be sent is lost; the interface counts it.
-                Ok(()) | Err(SendError::Down | SendError::NotIp(_)) => {}
+                Ok(()) | Err(_) => {}
             }
         }
         Ok(())

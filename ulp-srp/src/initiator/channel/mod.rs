@@ -1,0 +1,456 @@
+//! One channel: a connection, its receives, its commands, and the handles of their memory.
+//!
+//! All of it is one [`Core`] behind a lock whose holders run bounded code: posting, polling, mapping, and
+//! issuing requests, whose routines are queued meanwhile (NoBlock). Routines of commands are called when
+//! the lock has been left, one at a time. Whatever a command still needs before its memory goes back to
+//! its owner, it gets in completions: no thread waits for anything.
+
+mod login;
+mod post;
+mod prepare;
+mod receive;
+mod release;
+mod task;
+
+use std::collections::VecDeque;
+use std::fmt;
+
+use verbs_cm::Connection;
+use verbs_core::sync::{Arc, Mutex, Weak};
+use verbs_core::{Cq, Extent, FastMr, Fmr, FmrPool, Memory, Mr, Wc, collect};
+
+use crate::initiator::config::Options;
+use crate::initiator::error::{Error, Outcome};
+use crate::initiator::session::Shared;
+use crate::initiator::table::{Counters, SlotId, State, Table};
+use crate::iu::{Cdb, InitiatorLogout, Lun, Tag, TaskAttribute, TaskFunction};
+
+pub(crate) use login::channel_code;
+
+/// A channel of a session.
+pub(crate) struct Channel {
+    number: u8,
+    shared: Weak<Shared>,
+    options: Options,
+    core: Mutex<Core>,
+}
+
+/// A SCSI command: what to do, for which logical unit, with which memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Command<'a> {
+    /// What to do.
+    pub cdb: Cdb<'a>,
+    /// For which logical unit.
+    pub lun: Lun,
+    /// How it is ordered among others.
+    pub attribute: TaskAttribute,
+    /// With which memory.
+    pub data: Data<'a>,
+}
+
+/// The memory of a command: a scatter list. It is shared with the device until the command's routine runs.
+#[derive(Clone, Copy, Debug)]
+pub enum Data<'a> {
+    /// None.
+    None,
+    /// What the logical unit sends goes here.
+    In(&'a [Extent<'a>]),
+    /// This goes to the logical unit.
+    Out(&'a [Extent<'a>]),
+}
+
+/// Whose commands end, by number: what a driver has instead of a closure for each command, so that
+/// nothing is allocated.
+pub trait Adapter: Send + Sync {
+    /// The command of that number has ended. Called once for each that was accepted, under NoBlock.
+    fn ended(&self, number: u64, outcome: Outcome);
+}
+
+/// What is called when a command has ended, once.
+pub(crate) enum Routine {
+    Call(Box<dyn FnOnce(Outcome) + Send>),
+    Adapter(Arc<dyn Adapter>, u64),
+}
+
+impl Routine {
+    pub(crate) fn new(call: impl FnOnce(Outcome) + Send + 'static) -> Self {
+        Self::Call(Box::new(call))
+    }
+
+    fn call(self, outcome: Outcome) {
+        match self {
+            Self::Call(call) => call(outcome),
+            Self::Adapter(adapter, number) => adapter.ended(number, outcome),
+        }
+    }
+}
+
+/// What the lock of a channel is around.
+pub(crate) struct Core {
+    phase: Phase,
+    table: Table,
+    slots: Vec<Slot>,
+    /// Calls that are due when the lock has been left.
+    due: VecDeque<Due>,
+    /// Somebody makes these calls.
+    calling: bool,
+    /// Task management that waits for its slot.
+    tasks: VecDeque<Task>,
+    task: Option<Task>,
+    hands: Hands,
+    wires: Option<Wires>,
+    /// A unit on its way from or to registered memory.
+    scratch: Vec<u8>,
+    /// Of a unit that the target takes.
+    iu_len_max: usize,
+    /// The target takes immediate data.
+    immediate: bool,
+    /// Commands that were named in either way.
+    formats: Formats,
+}
+
+/// Handles of a channel.
+#[derive(Default)]
+struct Hands {
+    fast: Vec<FastMr>,
+    fmr: Option<FmrPool>,
+    /// Slots that wait for the pool's next flush, and for the one that runs.
+    unflushed: Vec<SlotId>,
+    flushing: Vec<SlotId>,
+}
+
+/// What a channel posts to and polls.
+struct Wires {
+    // Dropped in this order.
+    connection: Option<Connection>,
+    cq: Cq,
+    send: Mr,
+    recv: Mr,
+    /// Bytes of one slot's place in `send`.
+    stride: usize,
+}
+
+/// How far a channel is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// Logging in.
+    Opening,
+    /// Takes commands.
+    Open,
+    /// The connection is lost, or was given up.
+    Lost,
+}
+
+/// A command's own things.
+#[derive(Default)]
+struct Slot {
+    lun: Lun,
+    routine: Option<Routine>,
+    outcome: Option<Outcome>,
+    /// Bytes of the unit that was written.
+    iu_len: usize,
+    handles: Vec<Handle>,
+    /// Of these, how many have been registered by what was posted.
+    registered: usize,
+    /// Requests and invalidates under way.
+    pending: usize,
+    /// Which request of the channel it was.
+    sent_as: u64,
+    /// A command whose handles are being allocated.
+    asked: Option<Box<prepare::Asked>>,
+}
+
+/// A key that stands for some of a command's memory.
+enum Handle {
+    /// Of the pool.
+    Fast { mr: FastMr, is_valid: bool },
+    /// Allocated for the command.
+    Own(FastMr),
+    /// Of the pool of fast memory regions.
+    Fmr(Fmr),
+}
+
+/// Task management.
+pub(crate) struct Task {
+    function: TaskFunction,
+    lun: Lun,
+    /// The command to abort.
+    target: Option<SlotId>,
+    routine: Routine,
+    /// How many requests had been sent when it was.
+    mark: u64,
+}
+
+impl Task {
+    /// Task management that is to be asked for.
+    pub(crate) fn new(
+        function: TaskFunction,
+        lun: Lun,
+        target: Option<SlotId>,
+        routine: Routine,
+    ) -> Self {
+        Self {
+            function,
+            lun,
+            target,
+            routine,
+            mark: 0,
+        }
+    }
+}
+
+/// A call that is due when the lock has been left.
+enum Due {
+    Routine(Routine, Outcome),
+    Asynchronous(Lun, Vec<u8>),
+    Lost,
+    /// Somebody may be waiting for a slot.
+    Room,
+    /// What task management has done to the other channels as well.
+    Reset(TaskFunction, Lun),
+    Disconnect(Box<Connection>),
+}
+
+/// Commands by how their memory was named.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Formats {
+    /// Without data.
+    pub none: u64,
+    /// One descriptor.
+    pub direct: u64,
+    /// A table of descriptors.
+    pub indirect: u64,
+    /// Data inside the command.
+    pub immediate: u64,
+    /// Of the direct and indirect ones, those by keys of published memory.
+    pub published: u64,
+    /// Descriptors in tables.
+    pub entries: u64,
+}
+
+/// A command that was refused before anything was done; the routine comes back.
+pub struct Refused<F> {
+    /// Why.
+    pub error: Error,
+    /// What was to be called.
+    pub routine: F,
+}
+
+impl<F> fmt::Debug for Refused<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl Channel {
+    /// A channel that is not connected yet.
+    fn new(number: u8, shared: &Arc<Shared>, options: &Options) -> Self {
+        let depth = options.queue_depth;
+        let slot = |_| Slot {
+            handles: Vec::with_capacity(options.runs_max.into()),
+            ..Slot::default()
+        };
+        let core = Core {
+            phase: Phase::Opening,
+            table: Table::new(number, depth),
+            slots: (0..=depth).map(slot).collect(),
+            due: VecDeque::with_capacity(2 * usize::from(depth) + 8),
+            calling: false,
+            tasks: VecDeque::new(),
+            task: None,
+            hands: Hands::default(),
+            wires: None,
+            scratch: Vec::new(),
+            iu_len_max: 0,
+            immediate: false,
+            formats: Formats::default(),
+        };
+        Self {
+            number,
+            shared: Arc::downgrade(shared),
+            options: options.clone(),
+            core: Mutex::new(core),
+        }
+    }
+
+    /// Which one of its session.
+    pub(crate) fn number(&self) -> u8 {
+        self.number
+    }
+
+    /// Does something under the lock, then makes the calls that have become due.
+    fn with<T>(self: &Arc<Self>, work: impl FnOnce(&mut Core) -> T) -> T {
+        collect(|| {
+            let mut core = self.core.lock();
+            let result = work(&mut core);
+            if core.calling {
+                return result;
+            }
+            core.calling = true;
+            while let Some(due) = core.due.pop_front() {
+                drop(core);
+                self.call(due);
+                core = self.core.lock();
+            }
+            core.calling = false;
+            result
+        })
+    }
+
+    fn call(self: &Arc<Self>, due: Due) {
+        let shared = || self.shared.upgrade();
+        match due {
+            Due::Routine(routine, outcome) => routine.call(outcome),
+            Due::Asynchronous(lun, sense) => {
+                if let Some(shared) = shared() {
+                    shared.asynchronous(lun, &sense);
+                }
+            }
+            Due::Lost => {
+                if let Some(shared) = shared() {
+                    shared.lost(self);
+                }
+            }
+            Due::Room => {
+                if let Some(shared) = shared() {
+                    shared.room();
+                }
+            }
+            Due::Reset(function, lun) => {
+                if let Some(shared) = shared() {
+                    shared.reset(self, function, lun);
+                }
+            }
+            // The connection's own step tells the peer and destroys the queue pair.
+            Due::Disconnect(connection) => {
+                let _ = connection.close().issue(|_closed| ());
+            }
+        }
+    }
+
+    /// Begins a command. `routine` is only asked for when it is accepted.
+    pub(crate) fn command(
+        self: &Arc<Self>,
+        command: &Command<'_>,
+        routine: impl FnOnce() -> Routine,
+    ) -> Result<Tag, Error> {
+        self.with(|core| {
+            let id = core.begin(self, command)?;
+            core.slot(id).routine = Some(routine());
+            core.send_ready(self);
+            Ok(core.table.tag(id))
+        })
+    }
+
+    /// Takes what has completed.
+    fn turn(self: &Arc<Self>) {
+        self.with(|core| {
+            let mut out = [Wc::default(); 16];
+            loop {
+                let Some(wires) = &mut core.wires else { return };
+                let polled = wires.cq.poll(&mut out).len();
+                for wc in &out[..polled] {
+                    core.completed(self, wc);
+                }
+                if polled == 0 {
+                    let Some(wires) = &mut core.wires else { return };
+                    if wires.cq.arm(verbs_core::Arm::Next) == verbs_core::Armed::Empty {
+                        break;
+                    }
+                }
+            }
+            core.send_ready(self);
+        });
+    }
+
+    /// Gives the channel up: every command ends, in its own time.
+    pub(crate) fn abandon(self: &Arc<Self>, error: &Error) {
+        self.with(|core| core.lose(self, error));
+    }
+
+    /// Tells the target that the channel is about to be closed, and gives it up; the connection is the
+    /// caller's to close.
+    pub(crate) fn log_out(self: &Arc<Self>) -> Option<Connection> {
+        self.with(|core| {
+            let logout = InitiatorLogout::default();
+            // The end of the connection says as much.
+            let _ = core.answer(&logout.unit());
+            let wires = core.wires.as_mut();
+            let connection = wires.and_then(|wires| wires.connection.take());
+            core.lose(self, &Error::LoggedOut);
+            connection
+        })
+    }
+
+    /// Whether it takes commands.
+    pub(crate) fn is_open(&self) -> bool {
+        self.core.lock().phase == Phase::Open
+    }
+
+    /// Slots that nobody has; none of a channel that takes no commands.
+    pub(crate) fn available(&self) -> usize {
+        let core = self.core.lock();
+        match core.phase {
+            Phase::Open => core.table.available(),
+            _ => 0,
+        }
+    }
+
+    /// What has happened on it.
+    pub(crate) fn counters(&self) -> (Counters, Formats) {
+        let core = self.core.lock();
+        (core.table.counters(), core.formats)
+    }
+
+    /// Requests that the target still takes.
+    pub(crate) fn limit(&self) -> i32 {
+        self.core.lock().table.limit()
+    }
+}
+
+impl Core {
+    fn slot(&mut self, id: SlotId) -> &mut Slot {
+        &mut self.slots[usize::from(id.index)]
+    }
+
+    /// The outcome of a command is this, unless it has one already.
+    fn claim(&mut self, channel: &Arc<Channel>, id: SlotId, error: Error) {
+        if self.table.claim(id).is_some() {
+            self.slot(id).outcome = Some(Err(error));
+            self.let_go(channel, id, None);
+        }
+    }
+
+    /// Whether a slot's outcome is decided, and nothing of the command under way.
+    fn is_over(&self, id: SlotId) -> bool {
+        let slot = &self.slots[usize::from(id.index)];
+        self.table.state(id) == State::Claimed && slot.pending == 0 && slot.handles.is_empty()
+    }
+}
+
+/// A piece of memory that a command keeps for itself.
+#[derive(Clone, Debug)]
+struct Piece {
+    memory: Arc<Memory>,
+    offset: usize,
+    len: u32,
+}
+
+impl Piece {
+    fn extent(&self) -> Extent<'_> {
+        Extent {
+            memory: &self.memory,
+            offset: self.offset,
+            len: self.len,
+        }
+    }
+}
+
+/// Numbers of work requests: what kind, and which slot or receive.
+mod wr_id {
+    pub(super) const SEND: u64 = 1 << 32;
+    pub(super) const RECV: u64 = 2 << 32;
+    pub(super) const INVALIDATE: u64 = 3 << 32;
+    pub(super) const ANSWER: u64 = 4 << 32;
+    pub(super) const KIND: u64 = !0 << 32;
+}

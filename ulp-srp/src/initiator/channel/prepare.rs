@@ -1,0 +1,454 @@
+//! Naming a command's memory to the target, and writing its unit.
+
+use std::ops::Range;
+
+use verbs_core::sync::Arc;
+use verbs_core::{Access, Extent, FastMr, RKey};
+
+use super::{Channel, Command, Core, Data, Handle, Phase, Piece};
+use crate::initiator::config::Mechanism;
+use crate::initiator::error::Error;
+use crate::initiator::plan::runs;
+use crate::initiator::table::SlotId;
+use crate::iu::{Cmd, DataBuffer, Descriptors, Indirect, MemoryDescriptor};
+
+/// Bytes before the descriptors of an indirect buffer: the command and the table's own descriptor.
+pub(super) const TABLE_AT: usize = 48 + 20;
+
+/// A command whose handles are being allocated: all of it that is needed when they are there.
+pub(super) struct Asked {
+    cdb: Vec<u8>,
+    attribute: crate::iu::TaskAttribute,
+    is_out: bool,
+    list: Vec<Piece>,
+    runs: Vec<Range<usize>>,
+    got: Vec<FastMr>,
+    error: Option<Error>,
+}
+
+/// How the memory of a command was named.
+enum Named {
+    Nothing,
+    /// By descriptors, which stand in the channel's scratch as a table.
+    Pieces(usize),
+    /// It is inside the unit: so many bytes.
+    Immediate(u32),
+    /// Requests for handles are under way.
+    Later,
+}
+
+impl Core {
+    /// Begins a command: takes a slot, names the memory, and makes the command ready if nothing has to be
+    /// waited for. A refusal leaves nothing behind.
+    pub(super) fn begin(
+        &mut self,
+        channel: &Arc<Channel>,
+        command: &Command<'_>,
+    ) -> Result<SlotId, Error> {
+        match self.phase {
+            Phase::Open => {}
+            Phase::Opening | Phase::Lost => return Err(Error::Reconnecting),
+        }
+        let list = match command.data {
+            Data::None => &[],
+            Data::In(list) | Data::Out(list) => list,
+        };
+        let total: u64 = list.iter().map(|extent| u64::from(extent.len)).sum();
+        let total = u32::try_from(total).map_err(|_| Error::TooLong(total))?;
+        let id = self.table.take().ok_or(Error::Busy)?;
+        let slot = self.slot(id);
+        (slot.lun, slot.registered, slot.outcome) = (command.lun, 0, None);
+        let named = self.name(channel, id, command, list, total);
+        let written = named.and_then(|named| self.write(id, command, &named, total));
+        match written {
+            Ok(true) => {
+                self.table.ready(id);
+            }
+            Ok(false) => {}
+            Err(error) => {
+                self.give_back(id);
+                self.table.claim(id);
+                self.table.release(id);
+                return Err(error);
+            }
+        }
+        Ok(id)
+    }
+
+    fn name(
+        &mut self,
+        channel: &Arc<Channel>,
+        id: SlotId,
+        command: &Command<'_>,
+        list: &[Extent<'_>],
+        total: u32,
+    ) -> Result<Named, Error> {
+        if total == 0 {
+            return Ok(Named::Nothing);
+        }
+        let is_out = matches!(command.data, Data::Out(_));
+        if is_out && self.takes_immediate(channel, command, total) {
+            return Ok(Named::Immediate(total));
+        }
+        let access = match is_out {
+            true => Access::REMOTE_READ,
+            false => Access::LOCAL_WRITE | Access::REMOTE_WRITE,
+        };
+        let options = &channel.options;
+        let by_handles = match options.mechanism {
+            Mechanism::Published => return self.by_published(channel, list),
+            Mechanism::FastReg => self.by_fast_reg(id, list, options.pages_max, access),
+            Mechanism::Fmr => self.by_fmr(id, list, options.pages_max),
+            Mechanism::Request => return self.by_request(channel, id, command, list, access),
+        };
+        match by_handles {
+            Ok(count) => Ok(Named::Pieces(count)),
+            Err(error) => {
+                self.give_back(id);
+                match options.fall_back && error == Error::Busy {
+                    true => self.by_published(channel, list),
+                    false => Err(error),
+                }
+            }
+        }
+    }
+
+    fn takes_immediate(&self, channel: &Channel, command: &Command<'_>, total: u32) -> bool {
+        let offset = usize::from(Cmd::IMMEDIATE_OFFSET);
+        self.immediate
+            && total <= channel.options.immediate_max
+            && command.cdb.additional().len() <= 16
+            && offset + total as usize <= self.iu_len_max
+    }
+
+    /// Descriptors of handles of the pool, for as many runs.
+    fn by_fast_reg(
+        &mut self,
+        id: SlotId,
+        list: &[Extent<'_>],
+        pages_max: u32,
+        _access: Access,
+    ) -> Result<usize, Error> {
+        let slot = &mut self.slots[usize::from(id.index)];
+        let mut count = 0;
+        for run in runs(list, pages_max) {
+            if slot.handles.len() == slot.handles.capacity() {
+                return Err(Error::Busy);
+            }
+            let mut mr = self.hands.fast.pop().ok_or(Error::Busy)?;
+            let descriptor = map(&mut mr, &list[run]);
+            slot.handles.push(Handle::Fast {
+                mr,
+                is_valid: false,
+            });
+            put(&mut self.scratch, count, descriptor?)?;
+            count += 1;
+        }
+        Ok(count)
+    }
+
+    /// Descriptors of mappings of the pool of fast memory regions.
+    fn by_fmr(&mut self, id: SlotId, list: &[Extent<'_>], pages_max: u32) -> Result<usize, Error> {
+        let slot = &mut self.slots[usize::from(id.index)];
+        let pool = self.hands.fmr.as_mut().ok_or(Error::Busy)?;
+        let mut count = 0;
+        for run in runs(list, pages_max) {
+            if slot.handles.len() == slot.handles.capacity() {
+                return Err(Error::Busy);
+            }
+            let fmr = match pool.map(list[run].iter().copied()) {
+                Ok(fmr) => fmr,
+                // No key is free, or the list is longer than one maps.
+                Err(verbs_core::Error::Exhausted { .. } | verbs_core::Error::Mismatch { .. }) => {
+                    return Err(Error::Busy);
+                }
+                Err(error) => return Err(error.into()),
+            };
+            let descriptor = MemoryDescriptor {
+                addr: fmr.addr,
+                rkey: fmr.rkey,
+                len: u32::try_from(fmr.len).unwrap_or(u32::MAX),
+            };
+            slot.handles.push(Handle::Fmr(fmr));
+            put(&mut self.scratch, count, descriptor)?;
+            count += 1;
+        }
+        Ok(count)
+    }
+
+    /// Descriptors by the long-lived keys of published memory: as few as its layout allows.
+    fn by_published(&mut self, channel: &Channel, list: &[Extent<'_>]) -> Result<Named, Error> {
+        let Some(shared) = channel.shared.upgrade() else {
+            return Err(Error::LoggedOut);
+        };
+        let mut count: usize = 0;
+        let mut last: Option<MemoryDescriptor> = None;
+        for extent in list.iter().filter(|extent| extent.len > 0) {
+            let remote = shared.published(extent).ok_or(Error::Busy)?;
+            if let Some(before) = &mut last
+                && before.rkey == remote.rkey
+                && before.addr.wrapping_add(before.len.into()) == remote.addr
+            {
+                before.len += extent.len;
+                put(&mut self.scratch, count - 1, *before)?;
+                continue;
+            }
+            let piece = MemoryDescriptor {
+                addr: remote.addr,
+                rkey: remote.rkey,
+                len: extent.len,
+            };
+            put(&mut self.scratch, count, piece)?;
+            (last, count) = (Some(piece), count + 1);
+        }
+        self.formats.published += 1;
+        Ok(Named::Pieces(count))
+    }
+
+    /// Asks for handles of the command's own; it goes on in the routine of the last request.
+    fn by_request(
+        &mut self,
+        channel: &Arc<Channel>,
+        id: SlotId,
+        command: &Command<'_>,
+        list: &[Extent<'_>],
+        _access: Access,
+    ) -> Result<Named, Error> {
+        let Some(shared) = channel.shared.upgrade() else {
+            return Err(Error::LoggedOut);
+        };
+        let options = &channel.options;
+        let runs: Vec<_> = runs(list, options.pages_max).collect();
+        if runs.len() > usize::from(options.runs_max) {
+            return match options.fall_back {
+                true => self.by_published(channel, list),
+                false => Err(Error::Busy),
+            };
+        }
+        let mut cdb = command.cdb.bytes().to_vec();
+        cdb.extend_from_slice(command.cdb.additional());
+        let piece = |extent: &Extent<'_>| Piece {
+            memory: Arc::clone(extent.memory),
+            offset: extent.offset,
+            len: extent.len,
+        };
+        let slot = self.slot(id);
+        slot.pending = runs.len();
+        slot.asked = Some(Box::new(Asked {
+            cdb,
+            attribute: command.attribute,
+            is_out: matches!(command.data, Data::Out(_)),
+            list: list.iter().map(piece).collect(),
+            got: Vec::with_capacity(runs.len()),
+            runs: runs.clone(),
+            error: None,
+        }));
+        for _run in runs {
+            let channel = Arc::clone(channel);
+            let request = shared.pd().alloc_mr(options.pages_max);
+            // Under NoBlock: the routine is queued if the request completes at once.
+            let _ = request.issue(move |made| {
+                channel.with(|core| {
+                    core.allocated(&channel, id, made);
+                    core.send_ready(&channel);
+                });
+            });
+        }
+        Ok(Named::Later)
+    }
+
+    /// One of a command's own handles is there, or will not be.
+    fn allocated(
+        &mut self,
+        channel: &Arc<Channel>,
+        id: SlotId,
+        made: Result<FastMr, verbs_core::Error>,
+    ) {
+        let slot = self.slot(id);
+        slot.pending -= 1;
+        let is_last = slot.pending == 0;
+        let Some(asked) = &mut slot.asked else { return };
+        match made {
+            Ok(mr) => asked.got.push(mr),
+            Err(error) => asked.error = Some(error.into()),
+        }
+        if !is_last {
+            return;
+        }
+        let Some(mut asked) = slot.asked.take() else {
+            return;
+        };
+        let named = self.name_own(id, &mut asked);
+        let is_decided = self.table.state(id) != crate::initiator::table::State::Preparing;
+        let written = match (is_decided, named) {
+            // Aborted meanwhile, or the channel was lost.
+            (true, _) => return self.let_go(channel, id, None),
+            (false, Err(error)) => Err(error),
+            (false, Ok(named)) => self.write_asked(id, &asked, &named),
+        };
+        match written {
+            Ok(_) => {
+                self.table.ready(id);
+            }
+            Err(error) => self.claim(channel, id, error),
+        }
+    }
+
+    fn name_own(&mut self, id: SlotId, asked: &mut Asked) -> Result<Named, Error> {
+        let slot = &mut self.slots[usize::from(id.index)];
+        slot.handles.extend(asked.got.drain(..).map(Handle::Own));
+        if let Some(error) = asked.error.take() {
+            return Err(error);
+        }
+        let list: Vec<_> = asked.list.iter().map(Piece::extent).collect();
+        for (count, (handle, run)) in slot.handles.iter_mut().zip(&asked.runs).enumerate() {
+            if let Handle::Own(mr) = handle {
+                put(&mut self.scratch, count, map(mr, &list[run.clone()])?)?;
+            }
+        }
+        Ok(Named::Pieces(asked.runs.len()))
+    }
+
+    fn write_asked(&mut self, id: SlotId, asked: &Asked, named: &Named) -> Result<bool, Error> {
+        let list: Vec<_> = asked.list.iter().map(Piece::extent).collect();
+        let total = asked.list.iter().map(|piece| piece.len).sum();
+        let command = Command {
+            cdb: crate::iu::Cdb::new(&asked.cdb)?,
+            lun: self.slot(id).lun,
+            attribute: asked.attribute,
+            data: match asked.is_out {
+                true => Data::Out(&list),
+                false => Data::In(&list),
+            },
+        };
+        self.write(id, &command, named, total)
+    }
+
+    /// Writes the unit to the slot's place. `false`: not yet.
+    fn write(
+        &mut self,
+        id: SlotId,
+        command: &Command<'_>,
+        named: &Named,
+        total: u32,
+    ) -> Result<bool, Error> {
+        let tag = self.table.tag(id);
+        let Some(wires) = &self.wires else {
+            return Err(Error::Reconnecting);
+        };
+        let place = usize::from(id.index) * wires.stride;
+        let cmd = Cmd {
+            tag,
+            lun: command.lun,
+            attribute: command.attribute,
+            cdb: command.cdb,
+            ..Cmd::default()
+        };
+        let (table, unit) = self.scratch.split_at_mut(wires.stride);
+        let mut first = MemoryDescriptor::default();
+        let buffer = match *named {
+            Named::Later => return Ok(false),
+            Named::Nothing => DataBuffer::None,
+            Named::Immediate(len) => DataBuffer::Immediate(len),
+            Named::Pieces(count) => {
+                let pieces = &table[..count * MemoryDescriptor::LEN];
+                let Some(pieces) = Descriptors::of_table(pieces) else {
+                    return Ok(false);
+                };
+                if count == 1 {
+                    first = pieces.iter().next().unwrap_or(first);
+                    DataBuffer::Direct(first)
+                } else {
+                    // The table stands in the unit itself, whose place the target may read.
+                    let at = TABLE_AT + command.cdb.additional().len();
+                    let remote = wires.send.remote(place + at);
+                    DataBuffer::Indirect(Indirect {
+                        table: MemoryDescriptor {
+                            addr: remote.addr,
+                            rkey: remote.rkey,
+                            len: u32::try_from(count * MemoryDescriptor::LEN).unwrap_or(u32::MAX),
+                        },
+                        total_len: total,
+                        partial: pieces,
+                    })
+                }
+            }
+        };
+        let (is_out, list) = match command.data {
+            Data::Out(list) => (true, list),
+            Data::In(list) => (false, list),
+            Data::None => (false, [].as_slice()),
+        };
+        let cmd = match is_out {
+            true => Cmd {
+                data_out: buffer,
+                ..cmd
+            },
+            false => Cmd {
+                data_in: buffer,
+                ..cmd
+            },
+        };
+        let mut len = cmd.emitted_len();
+        if let Named::Immediate(bytes) = *named {
+            len = usize::from(Cmd::IMMEDIATE_OFFSET) + bytes as usize;
+        }
+        let max = self.iu_len_max.min(wires.stride);
+        if len > max {
+            return Err(Error::UnitTooLong { got: len, max });
+        }
+        let unit = &mut unit[..len];
+        let head = cmd.emit(unit)?;
+        if matches!(named, Named::Immediate(_)) {
+            let offset = usize::from(Cmd::IMMEDIATE_OFFSET);
+            unit[head..offset].fill(0);
+            let mut at = offset;
+            for extent in list {
+                let end = at + extent.len as usize;
+                extent.memory.read(extent.offset, &mut unit[at..end])?;
+                at = end;
+            }
+        }
+        wires.send.write(place, unit)?;
+        match buffer {
+            DataBuffer::None => self.formats.none += 1,
+            DataBuffer::Direct(_) => self.formats.direct += 1,
+            DataBuffer::Indirect(indirect) => {
+                self.formats.indirect += 1;
+                self.formats.entries += indirect.partial.len() as u64;
+            }
+            DataBuffer::Immediate(_) => self.formats.immediate += 1,
+        }
+        self.slots[usize::from(id.index)].iu_len = len;
+        Ok(true)
+    }
+}
+
+/// Maps a run; its descriptor under the handle's next key.
+fn map(mr: &mut FastMr, run: &[Extent<'_>]) -> Result<MemoryDescriptor, Error> {
+    let taken = mr.map(run.iter().copied())?;
+    if taken != run.len() {
+        // One element has more pages than a handle.
+        return Err(Error::Busy);
+    }
+    let rkey: RKey = mr.next_key();
+    Ok(MemoryDescriptor {
+        addr: mr.remote(0).addr,
+        rkey,
+        len: u32::try_from(mr.len()).unwrap_or(u32::MAX),
+    })
+}
+
+/// Puts a descriptor into the table that is being made.
+fn put(scratch: &mut [u8], at: usize, piece: MemoryDescriptor) -> Result<(), Error> {
+    let table = scratch.len() / 2;
+    let place = at * MemoryDescriptor::LEN;
+    if place + MemoryDescriptor::LEN > table - TABLE_AT {
+        return Err(Error::UnitTooLong {
+            got: TABLE_AT + place + MemoryDescriptor::LEN,
+            max: table,
+        });
+    }
+    Descriptors::new(&[piece]).emit(&mut scratch[place..]);
+    Ok(())
+}

@@ -1,0 +1,36 @@
+//! SCSI as a block device speaks it: command descriptor blocks, sense data, and the data of the commands
+//! that describe a device (SPC-4, SBC-3, SAM-5).
+//!
+//! Both ends use it: an initiator builds with [`Command::emit`] what a target understands with
+//! [`Command::parse`]. Nothing here does I/O, and nothing that a peer sends makes it panic.
+//!
+//! ```
+//! use ulp_srp::scsi::{Blocks, Command};
+//!
+//! let read = Command::Read(Blocks::new(8, 16));
+//! let bytes = read.emit();
+//! assert_eq!(bytes[0], 0x28);
+//! assert_eq!(Command::parse(&bytes), Ok(read));
+//! ```
+
+mod bytes;
+mod capacity;
+mod command;
+mod emit;
+mod inquiry;
+mod luns;
+mod mode;
+mod opcode;
+mod sense;
+mod unmap;
+mod vpd;
+
+pub use capacity::{Capacity, capacity10, capacity16};
+pub use command::{Blocks, Command, CommandError, Form};
+pub use inquiry::{Identity, Inquiry};
+pub use luns::{report_luns, reported_luns};
+pub use mode::{ModePages, mode_sense};
+pub use opcode::{Opcode, supported_opcodes};
+pub use sense::{Code, Field, Sense, SenseKey};
+pub use unmap::{Extent, parse_unmap, unmap_parameters};
+pub use vpd::{BlockLimits, block_limits, vpd};

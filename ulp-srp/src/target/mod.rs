@@ -1,0 +1,255 @@
+//! A target: lets initiators log in, and carries out their commands on logical units.
+//!
+//! No thread belongs to it. It is driven by whoever drives the device: every login and every channel goes on
+//! in the completions of its verbs and work requests, under NoBlock, and posts and polls directly. What a
+//! logical unit does elsewhere is that unit's business.
+//!
+//! ```no_run
+//! # async fn example(device: std::sync::Arc<verbs_core::Device>) -> Result<(), Box<dyn std::error::Error>> {
+//! use std::sync::Arc;
+//!
+//! use ulp_srp::lun::MemoryUnit;
+//! use ulp_srp::target::{Target, TargetConfig};
+//!
+//! let config = TargetConfig::new("0000000000000001505400fffe770001".parse()?);
+//! let target = Target::open(device, config).await?;
+//! target.export(0, Arc::new(MemoryUnit::new(64 << 20, 512)?)).await?;
+//! let at = target.listen("0.0.0.0:5555").await?;
+//! println!("listening on {at}");
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Initiators that mean harm
+//! A unit that cannot be read, and one beyond the request limit, ends the channel, and no other. Descriptors are
+//! used as they came: the initiator's own device checks what they name, and a key that it did not give out
+//! ends the channel. What is sent is what the command asked for: a block of the unit, data of this reply, and
+//! nothing else that a buffer may hold from before.
+
+mod channel;
+mod config;
+mod counters;
+mod error;
+mod login;
+mod manage;
+mod nexus;
+mod pool;
+mod server;
+mod task;
+mod transfer;
+mod units;
+mod work;
+
+use std::fmt;
+use std::future::poll_fn;
+use std::net::SocketAddr;
+use std::task::Poll;
+
+use futures::future::{AbortHandle, Abortable};
+use futures::{Stream, StreamExt};
+use verbs_cm::resolver::Address;
+use verbs_cm::wire::ServiceId;
+use verbs_cm::{ConnectRequest, Manager};
+use verbs_core::sync::{Arc, Mutex};
+use verbs_core::{Device, Pd, task as tasks};
+
+use crate::iu::{LogoutReason, PortId};
+use crate::lun::LogicalUnit;
+use crate::scsi::Code;
+
+pub use config::TargetConfig;
+pub use counters::Counters;
+pub use error::TargetError;
+pub use nexus::{ChannelId, ChannelInfo};
+
+use nexus::{Hall, Order};
+use pool::Pool;
+use units::{Unit, Units};
+
+/// Requests for connections that wait until somebody has time for them.
+const BACKLOG: u32 = 32;
+
+/// A target. Dropping it ends its channels; [`Target::close`] waits until they have.
+pub struct Target {
+    house: Arc<House>,
+    listeners: Mutex<Vec<AbortHandle>>,
+}
+
+/// What all channels of a target share.
+pub(crate) struct House {
+    pub(crate) device: Arc<Device>,
+    pub(crate) pd: Pd,
+    pub(crate) config: TargetConfig,
+    pool: Pool,
+    units: Mutex<Arc<Units>>,
+    hall: Hall,
+}
+
+impl House {
+    fn units(&self) -> Arc<Units> {
+        Arc::clone(&self.units.lock())
+    }
+}
+
+impl Target {
+    /// A target without units, that nobody can reach yet.
+    ///
+    /// # Errors
+    /// [`TargetError::Verb`].
+    pub async fn open(device: Arc<Device>, config: TargetConfig) -> Result<Self, TargetError> {
+        let config = config.checked();
+        let pd = device.alloc_pd().await;
+        let pd = pd.map_err(TargetError::verb("allocate a protection domain"))?;
+        let pool = Pool::new(&pd, config.buffers, config.buffer_bytes).await;
+        let pool = pool.map_err(TargetError::verb("register the buffers"))?;
+        Ok(Self {
+            house: Arc::new(House {
+                device,
+                pd,
+                config,
+                pool,
+                units: Mutex::default(),
+                hall: Hall::default(),
+            }),
+            listeners: Mutex::default(),
+        })
+    }
+
+    /// Adds a logical unit under that number. Initiators that are logged in are told that there is one more.
+    ///
+    /// # Errors
+    /// [`TargetError::LunTaken`], [`TargetError::Lun`], [`TargetError::BlockSize`], [`TargetError::Verb`].
+    pub async fn export(&self, number: u16, unit: Arc<dyn LogicalUnit>) -> Result<(), TargetError> {
+        let house = &self.house;
+        let unit = Unit::new(&house.pd, number, unit, house.config.buffer_bytes).await?;
+        let mut units = house.units.lock();
+        let others: Vec<u16> = units.numbers().collect();
+        *units = Arc::new(units.with(Arc::new(unit))?);
+        drop(units);
+        for shared in house.hall.channels() {
+            for other in &others {
+                shared.nexus.attend(*other, Code::LUNS_CHANGED);
+            }
+            shared.nexus.attend(number, Code::POWER_ON);
+        }
+        Ok(())
+    }
+
+    /// Listens through the RDMA connection manager; yields where, with the port number that was given.
+    ///
+    /// # Errors
+    /// [`TargetError::Listen`].
+    pub async fn listen(&self, at: impl Into<Address>) -> Result<SocketAddr, TargetError> {
+        let listener = verbs_cm::listen(&self.house.device, at).backlog(BACKLOG);
+        let listener = listener.await?;
+        let local = listener.local_addr();
+        self.serve(listener);
+        Ok(local)
+    }
+
+    /// Listens for a service by its number, as initiators of native InfiniBand ask for it.
+    ///
+    /// # Errors
+    /// [`TargetError::Listen`].
+    pub async fn listen_service(&self, service: ServiceId) -> Result<(), TargetError> {
+        let manager = Manager::of_port(&self.house.device, self.house.config.port);
+        let listener = manager.listen_service(service, BACKLOG).await?;
+        self.serve(listener);
+        Ok(())
+    }
+
+    fn serve(&self, mut requests: impl Stream<Item = ConnectRequest> + Send + Unpin + 'static) {
+        let (handle, registration) = AbortHandle::new_pair();
+        let house = Arc::clone(&self.house);
+        let serving = async move {
+            while let Some(request) = requests.next().await {
+                tasks::detach(login::login(Arc::clone(&house), request));
+            }
+        };
+        tasks::detach(async move {
+            // It ends when it is told to, and nothing else is to be said.
+            let _ended = Abortable::new(serving, registration).await;
+        });
+        self.listeners.lock().push(handle);
+    }
+
+    /// The name of the target's port.
+    pub fn port_id(&self) -> PortId {
+        self.house.config.port_id
+    }
+
+    /// The channels that are there, oldest first. A channel that is being ended is there until nothing of it
+    /// goes on.
+    pub fn channels(&self) -> Vec<ChannelInfo> {
+        let channels = self.house.hall.channels();
+        channels.iter().map(|shared| shared.info()).collect()
+    }
+
+    /// What all channels have seen, those that have ended among them.
+    pub fn counters(&self) -> Counters {
+        self.house.hall.total()
+    }
+
+    /// Ends a channel; the initiator is told. Nothing happens if it has gone.
+    pub fn end(&self, channel: ChannelId) {
+        let hall = &self.house.hall;
+        hall.end(|shared| shared.id == channel, LogoutReason::UNSPECIFIED);
+    }
+
+    /// Changes the request limit of a channel: raises it at once by a CRED_REQ, within what the target was
+    /// made for, and lowers it, to 1 at least, as commands end.
+    pub fn adjust(&self, channel: ChannelId, delta: i32) {
+        let mut channels = self.house.hall.channels().into_iter();
+        if let Some(shared) = channels.find(|shared| shared.id == channel) {
+            shared.order(Order::Adjust(delta));
+        }
+    }
+
+    /// Tells all initiators that a unit has another number of blocks: by an AER_REQ, and by a unit attention
+    /// at the next command.
+    pub fn capacity_changed(&self, number: u16) {
+        let Some(unit) = self.house.units().find(number).cloned() else {
+            return;
+        };
+        unit.refresh();
+        let (unit, code) = (number, Code::CAPACITY_CHANGED);
+        for shared in self.house.hall.channels() {
+            shared.nexus.attend(unit, code);
+            shared.order(Order::Event { unit, code });
+        }
+    }
+
+    /// Ends all channels, and ends when nothing of them goes on any more.
+    ///
+    /// # Cancel safety
+    /// Channels end also if the future is dropped.
+    pub async fn close(self) {
+        self.stop();
+        let hall = &self.house.hall;
+        poll_fn(|cx| match hall.is_clear(|_| true, cx.waker()) {
+            true => Poll::Ready(()),
+            false => Poll::Pending,
+        })
+        .await;
+    }
+
+    fn stop(&self) {
+        let listeners = std::mem::take(&mut *self.listeners.lock());
+        listeners.iter().for_each(AbortHandle::abort);
+        self.house.hall.close();
+    }
+}
+
+impl Drop for Target {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+impl fmt::Debug for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Target")
+            .field("port_id", &self.port_id())
+            .finish_non_exhaustive()
+    }
+}

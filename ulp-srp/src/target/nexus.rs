@@ -1,0 +1,240 @@
+//! Who is logged in: nexuses and their channels.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::task::Waker;
+
+use verbs_core::sync::{Arc, AtomicWaker, Mutex};
+
+use super::counters::{Counters, Live};
+use crate::iu::{LogoutReason, PortId, Tag};
+use crate::scsi::Code;
+
+/// A channel of this target, in the order of logins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ChannelId(pub u64);
+
+/// A channel that is there.
+#[derive(Clone, Debug)]
+pub struct ChannelInfo {
+    /// Which.
+    pub id: ChannelId,
+    /// The initiator's port.
+    pub initiator: PortId,
+    /// From where it came.
+    pub peer: SocketAddr,
+    /// What it has seen.
+    pub counters: Counters,
+}
+
+/// What an initiator has to be told about units before it may use them.
+#[derive(Debug, Default)]
+pub(super) struct Nexus {
+    attention: Mutex<Vec<(u16, Code)>>,
+    /// How many wait, so that nobody has to lock when none does.
+    waiting: AtomicUsize,
+}
+
+impl Nexus {
+    /// Tells of a unit at the next command, once.
+    pub(super) fn attend(&self, unit: u16, code: Code) {
+        let mut attention = self.attention.lock();
+        if !attention.contains(&(unit, code)) {
+            attention.push((unit, code));
+        }
+        self.waiting.store(attention.len(), Relaxed);
+    }
+
+    /// What there is to tell about that unit, oldest first.
+    pub(super) fn attention(&self, unit: u16) -> Option<Code> {
+        if self.waiting.load(Relaxed) == 0 {
+            return None;
+        }
+        let mut attention = self.attention.lock();
+        let at = attention.iter().position(|(number, _)| *number == unit)?;
+        let (_, code) = attention.remove(at);
+        self.waiting.store(attention.len(), Relaxed);
+        Some(code)
+    }
+}
+
+/// What others ask of a channel.
+#[derive(Debug)]
+pub(super) enum Order {
+    /// End, and tell the initiator why.
+    End(LogoutReason),
+    /// Abort what there is on a unit. Other initiators' commands are answered; `ticket` is dropped when
+    /// all have ended.
+    Abort { unit: u16, ticket: Arc<Ticket> },
+    /// All tasks that the task management request in that slot was about have ended.
+    Managed(u16),
+    /// Change the request limit.
+    Adjust(i32),
+    /// Tell of an event.
+    Event { unit: u16, code: Code },
+}
+
+/// The part of a channel that others see.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) id: ChannelId,
+    pub(super) initiator: PortId,
+    pub(super) peer: SocketAddr,
+    pub(super) nexus: Arc<Nexus>,
+    pub(super) live: Live,
+    orders: Mutex<Vec<Order>>,
+    /// Whether there are orders, so that nobody has to lock when there are none.
+    ordered: AtomicBool,
+    pub(super) waker: AtomicWaker,
+}
+
+impl Shared {
+    pub(super) fn order(&self, order: Order) {
+        self.orders.lock().push(order);
+        self.ordered.store(true, Relaxed);
+        self.waker.wake();
+    }
+
+    pub(super) fn take_orders(&self) -> Vec<Order> {
+        if !self.ordered.load(Relaxed) {
+            return Vec::new();
+        }
+        let mut orders = self.orders.lock();
+        self.ordered.store(false, Relaxed);
+        std::mem::take(&mut *orders)
+    }
+
+    pub(super) fn info(&self) -> ChannelInfo {
+        ChannelInfo {
+            id: self.id,
+            initiator: self.initiator,
+            peer: self.peer,
+            counters: self.live.snapshot(),
+        }
+    }
+}
+
+/// Held by every task that a task management request is about; the last one that ends has it answered.
+#[derive(Debug)]
+pub(super) struct Ticket {
+    pub(super) channel: Arc<Shared>,
+    pub(super) slot: u16,
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        self.channel.order(Order::Managed(self.slot));
+    }
+}
+
+/// All channels.
+#[derive(Debug, Default)]
+pub(super) struct Hall {
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    next: u64,
+    closing: bool,
+    channels: Vec<Arc<Shared>>,
+    /// Those who wait for channels to end.
+    waiting: Vec<Waker>,
+    /// What channels that have ended have seen.
+    past: Counters,
+}
+
+/// Why there is no room for another channel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum NoRoom {
+    Closing,
+    Full,
+}
+
+impl Hall {
+    /// Another channel of that initiator, whose units are `units`.
+    pub(super) fn enter(
+        &self,
+        initiator: PortId,
+        peer: SocketAddr,
+        max: u32,
+        units: impl Iterator<Item = u16>,
+    ) -> Result<Arc<Shared>, NoRoom> {
+        let mut state = self.state.lock();
+        if state.closing {
+            return Err(NoRoom::Closing);
+        }
+        if state.channels.len() >= max as usize {
+            return Err(NoRoom::Full);
+        }
+        let same = |other: &&Arc<Shared>| other.initiator == initiator;
+        let nexus = match state.channels.iter().find(same) {
+            Some(other) => Arc::clone(&other.nexus),
+            None => {
+                let nexus = Arc::new(Nexus::default());
+                units.for_each(|unit| nexus.attend(unit, Code::POWER_ON));
+                nexus
+            }
+        };
+        let shared = Arc::new(Shared {
+            id: ChannelId(state.next),
+            initiator,
+            peer,
+            nexus,
+            live: Live::default(),
+            orders: Mutex::default(),
+            ordered: AtomicBool::new(false),
+            waker: AtomicWaker::new(),
+        });
+        state.next += 1;
+        state.channels.push(Arc::clone(&shared));
+        Ok(shared)
+    }
+
+    /// The channel has ended, and nothing of it goes on.
+    pub(super) fn leave(&self, shared: &Arc<Shared>) {
+        let mut state = self.state.lock();
+        state.channels.retain(|other| !Arc::ptr_eq(other, shared));
+        state.past = state.past.plus(shared.live.snapshot());
+        let waiting = std::mem::take(&mut state.waiting);
+        drop(state);
+        waiting.into_iter().for_each(Waker::wake);
+    }
+
+    pub(super) fn channels(&self) -> Vec<Arc<Shared>> {
+        self.state.lock().channels.clone()
+    }
+
+    /// What all channels have seen, those that have ended among them.
+    pub(super) fn total(&self) -> Counters {
+        let state = self.state.lock();
+        let live = state.channels.iter().map(|shared| shared.live.snapshot());
+        live.fold(state.past, Counters::plus)
+    }
+
+    /// Whether no channel for which `is_one` holds is left; if there is one, `waker` is woken when a
+    /// channel has ended.
+    pub(super) fn is_clear(&self, is_one: impl Fn(&Shared) -> bool, waker: &Waker) -> bool {
+        let mut state = self.state.lock();
+        let clear = !state.channels.iter().any(|shared| is_one(shared));
+        if !clear && !state.waiting.iter().any(|other| other.will_wake(waker)) {
+            state.waiting.push(waker.clone());
+        }
+        clear
+    }
+
+    /// Ends all channels for which `is_one` holds; how many.
+    pub(super) fn end(&self, is_one: impl Fn(&Shared) -> bool, reason: LogoutReason) -> usize {
+        let ended = self.channels().into_iter().filter(|shared| is_one(shared));
+        ended.map(|shared| shared.order(Order::End(reason))).count()
+    }
+
+    /// Nobody comes any more, and who is here goes.
+    pub(super) fn close(&self) {
+        self.state.lock().closing = true;
+        self.end(|_| true, LogoutReason::UNSPECIFIED);
+    }
+}
+
+/// The tag of what this side asks of the initiator.
+pub(super) const OUR_TAG: Tag = Tag(0x7461_7267_6574);

@@ -1,0 +1,88 @@
+//! Buffers that all channels share, for data that are copied between an initiator and a logical unit.
+
+use std::ops::Range;
+use std::task::Waker;
+
+use verbs_core::sync::{Arc, Mutex};
+use verbs_core::{Access, Error, LKey, Memory, Mr, Pd, Sge};
+
+use crate::lun::{Piece, Returned};
+
+/// The buffers: one registered region, cut into equal parts.
+#[derive(Debug)]
+pub(super) struct Pool {
+    mr: Mr,
+    state: Arc<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    free: Mutex<Free>,
+}
+
+#[derive(Debug)]
+struct Free {
+    /// Where free buffers begin; the one that was used last is taken first, as it is in the caches.
+    starts: Vec<usize>,
+    /// Who found none.
+    waiting: Vec<Waker>,
+}
+
+impl Pool {
+    pub(super) async fn new(pd: &Pd, buffers: u32, bytes: u32) -> Result<Self, Error> {
+        let (buffers, bytes) = (buffers as usize, bytes as usize);
+        let len = buffers.checked_mul(bytes).ok_or(Error::NoMemory)?;
+        let mr = pd
+            .register(Memory::alloc(len)?, Access::LOCAL_WRITE)
+            .await?;
+        let starts = (0..buffers).rev().map(|n| n * bytes).collect();
+        let free = Mutex::new(Free {
+            starts,
+            waiting: Vec::new(),
+        });
+        let state = Arc::new(State { free });
+        Ok(Self { mr, state })
+    }
+
+    /// A buffer's first `len` bytes; if all buffers are taken, `waker` is woken when one comes back.
+    pub(super) fn take(&self, len: usize, waker: &Waker) -> Option<Piece> {
+        let mut free = self.state.free.lock();
+        let Some(start) = free.starts.pop() else {
+            if !free.waiting.iter().any(|other| other.will_wake(waker)) {
+                free.waiting.push(waker.clone());
+            }
+            return None;
+        };
+        drop(free);
+        let memory = Arc::clone(self.mr.memory());
+        let owner: Arc<dyn Returned> = Arc::<State>::clone(&self.state);
+        Some(Piece::lent(memory, start..start + len, owner))
+    }
+
+    /// The key that work requests name the buffers by.
+    pub(super) fn lkey(&self) -> LKey {
+        self.mr.lkey()
+    }
+}
+
+impl Returned for State {
+    fn take_back(&self, range: Range<usize>) {
+        let mut free = self.free.lock();
+        free.starts.push(range.start);
+        let waiting = std::mem::take(&mut free.waiting);
+        drop(free);
+        waiting.into_iter().for_each(Waker::wake);
+    }
+}
+
+/// Part of a piece of registered memory, for a work request.
+pub(super) fn sge(piece: &Piece, lkey: LKey, range: Range<usize>) -> Sge {
+    let part = piece.part(range);
+    Sge {
+        // The address of a region is that of its memory.
+        addr: part.memory().addr() + part.range().start as u64,
+        // Buffers have less than 4 GiB.
+        len: part.len() as u32,
+        lkey,
+    }
+}
