@@ -16,6 +16,7 @@ use crate::address::{ServedUrl, UrlError};
 use crate::connect_bench::{self, ConnectBenchArgs};
 use crate::rping::{self, RpingArgs};
 use crate::sim::{self, SimArgs};
+use crate::ipoib::{self, IpoibArgs};
 use crate::subnet::{self, SubnetArgs};
 
 /// Bytes that one message of a reliable connection carries at most (IBTA vol. 1, 9.7.7).
@@ -91,6 +92,9 @@ pub(crate) enum Command {
     /// Show what a device can do, as ibv_devinfo does
     #[command(after_help = DEVINFO_EXAMPLES)]
     Devinfo(DevinfoArgs),
+    /// IP over a simulated InfiniBand subnet: interfaces for ping, iperf3 and ssh
+    #[command(long_about = ipoib::ABOUT, after_help = ipoib::EXAMPLES)]
+    Ipoib(IpoibArgs),
     /// Send messages back and forth, as ibv_rc_pingpong and its siblings do
     #[command(long_about = PINGPONG_ABOUT, after_help = PINGPONG_EXAMPLES)]
     Pingpong(PingpongArgs),

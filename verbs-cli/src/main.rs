@@ -10,6 +10,7 @@ mod connect_bench;
 mod copy;
 mod devinfo;
 mod exit;
+mod ipoib;
 mod net;
 mod pingpong;
 mod report;
@@ -27,6 +28,7 @@ use clap::Parser;
 use crate::cli::{BenchArgs, Cli, Command, CopyArgs, DevinfoArgs, PingpongArgs, ServeArgs};
 use crate::connect_bench::ConnectBenchArgs;
 use crate::rping::RpingArgs;
+use crate::ipoib::IpoibArgs;
 use crate::sim::SimArgs;
 use crate::subnet::SubnetArgs;
 use crate::wire::Roce;
@@ -38,6 +40,7 @@ fn main() -> ExitCode {
         Command::Devinfo(args) => run_devinfo(&args),
         Command::Pingpong(args) => run_pingpong(&args),
         Command::ConnectBench(args) => run_connect_bench(&args),
+        Command::Ipoib(args) => run_ipoib(&args),
         Command::Rping(args) => run_rping(&args),
         Command::Serve(args) => run_serve(&args),
         Command::Sim(args) => run_sim(&args),
@@ -98,6 +101,11 @@ fn run_sim(args: &SimArgs) -> Result<(), u8> {
 fn run_subnet(args: &SubnetArgs) -> Result<(), u8> {
     subnet::run(args, &mut io::stdout())
         .map_err(|error| complain("subnet", &error, error.exit_code()))
+}
+
+fn run_ipoib(args: &IpoibArgs) -> Result<(), u8> {
+    ipoib::run(args, &mut io::stdout())
+        .map_err(|error| complain("ipoib", &error, error.exit_code()))
 }
 
 fn run_bench(args: &BenchArgs) -> Result<(), u8> {

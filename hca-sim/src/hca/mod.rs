@@ -10,6 +10,7 @@ mod windows;
 mod xrc;
 
 use std::fmt;
+use std::path::Path;
 
 use verbs_core::device::{DeviceCore, OpenDevice};
 use verbs_core::mad::{MadArrival, MadBytes, MadVerdict};
@@ -25,6 +26,7 @@ use crate::builder::Builder;
 use crate::command::{CommandConfig, CommandInterface};
 use crate::hca::device::About;
 use crate::limits::{self, Limits};
+use crate::link::fabric::{AttachError, RemotePort};
 use crate::link::{Loopback, PacketLink};
 use crate::port::Port;
 use crate::qp::QueuePair;
@@ -85,6 +87,15 @@ impl Hca {
     /// addresses.
     pub fn over(link: impl PacketLink + 'static) -> Builder {
         Builder::over(Box::new(link))
+    }
+
+    /// Begins an HCA on a port of a node of the subnet that another process hosts at that path, as
+    /// `verbs subnet` does. Waits for the host's answer, which comes at once.
+    ///
+    /// # Errors
+    /// [`AttachError`].
+    pub fn subnet(path: &Path, node: &str, port: u8) -> Result<Builder, AttachError> {
+        RemotePort::attach(path, node, port).map(Self::over)
     }
 
     pub(crate) fn new(

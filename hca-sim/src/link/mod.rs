@@ -3,6 +3,7 @@
 mod cable;
 mod captured;
 mod counters;
+mod entropy;
 pub mod fabric;
 mod faulty;
 mod hub;

@@ -10,11 +10,11 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use verbs_core::sync::{Arc, Weak};
-use verbs_core::{Gid, Lid, Mtu, PortState};
+use verbs_core::{Gid, Lid, Mtu, PortState, Qpn};
 
 use crate::engine::Due;
 use crate::link::{LinkCounters, Managed};
-use crate::wire::{Grh, Icrc, Lrh};
+use crate::wire::{Bth, BthView, Frame, Grh, Icrc};
 
 /// What a packet says of its way within one InfiniBand subnet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -33,27 +33,29 @@ impl Local {
     /// The ICRC as far as the route headers go, of packets of that many bytes from BTH to ICRC, between
     /// those addresses. `None` if no header can say that length.
     pub(crate) fn icrc(&self, src: IpAddr, dst: IpAddr, transport_len: usize) -> Option<Icrc> {
-        if self.global {
-            let grh = Grh {
-                payload_len: u16::try_from(transport_len).ok()?,
-                sgid: Gid::from(src),
-                dgid: Gid::from(dst),
-                ..Grh::default()
-            };
-            let mut bytes = [0; Grh::LEN];
-            grh.emit(&mut bytes);
-            return Some(Icrc::global(&bytes));
-        }
-        let lrh = Lrh {
+        self.frame(src, dst).icrc(transport_len).ok()
+    }
+
+    /// Whether a burst that begins with those bytes is one of subnet management, for queue pair 0.
+    pub(crate) fn is_management(&self, bytes: &[u8]) -> bool {
+        let bth = bytes.first_chunk::<{ Bth::LEN }>();
+        bth.is_some_and(|bth| BthView::of(bth).dest_qpn() == Qpn::new(0))
+    }
+
+    /// The headers of packets between those addresses.
+    pub(crate) fn frame(&self, src: IpAddr, dst: IpAddr) -> Frame {
+        let grh = Grh {
+            sgid: Gid::from(src),
+            dgid: Gid::from(dst),
+            ..Grh::default()
+        };
+        Frame {
             vl: 0,
             sl: self.sl,
             dlid: self.dlid,
             slid: self.slid,
-            global: false,
-        };
-        let mut bytes = [0; Lrh::LEN];
-        lrh.emit(Lrh::LEN + transport_len, &mut bytes).ok()?;
-        Some(Icrc::local(&bytes))
+            grh: self.global.then_some(grh),
+        }
     }
 }
 

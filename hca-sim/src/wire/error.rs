@@ -60,6 +60,14 @@ pub enum WireError {
         /// The one in the packet.
         got: u32,
     },
+    /// The variant CRC is not the one computed over the packet.
+    #[error("VCRC {got:#06x}, expected {expected:#06x}")]
+    Vcrc {
+        /// The one computed.
+        expected: u16,
+        /// The one in the packet.
+        got: u16,
+    },
     /// The version field of an IP header is neither 4 nor 6, or not the one expected.
     #[error("IP version {0}")]
     IpVersion(u8),

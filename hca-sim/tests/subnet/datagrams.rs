@@ -9,7 +9,8 @@ use verbs_core::{
     Qpn, Recv, Send, Wc, WcFlags,
 };
 
-use crate::bed::{ADAPTERS, Bed, Manager, Node, Smp};
+use crate::bed::{Bed, Node};
+use crate::manager::{ADAPTERS, Manager, Smp};
 
 const QKEY: QKey = QKey(0x1111_2222);
 const GROUP: Gid = Gid([

@@ -5,3 +5,4 @@
 mod bed;
 mod datagrams;
 mod management;
+mod manager;

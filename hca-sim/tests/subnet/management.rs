@@ -14,7 +14,8 @@ use verbs_core::mad::{
 };
 use verbs_core::{EventType, Lid, PKey, PortState, TransportType};
 
-use crate::bed::{ADAPTERS, Bed, Manager, Smp, address, client};
+use crate::bed::Bed;
+use crate::manager::{ADAPTERS, Manager, Smp, address, client};
 use hca_sim::link::fabric::PortRef;
 
 /// `PortInfo.CapabilityMask`: a subnet manager runs at the port.

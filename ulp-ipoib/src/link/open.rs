@@ -4,8 +4,8 @@ use verbs_cm::Manager;
 use verbs_core::event::EventWatcher;
 use verbs_core::sync::{Arc, AtomicWaker, Mutex, OnceLock, Weak};
 use verbs_core::{
-    Access, Arm, AsyncEvent, Cq, Device, EventType, Gid, Memory, Mr, ObjectKind, Pd, QpInit, Qpn,
-    Subject, task,
+    Access, Arm, AsyncEvent, Cq, Device, EventType, Gid, Memory, Mr, ObjectKind, Pd, Qp, QpInit,
+    Qpn, Srq, Subject, task,
 };
 
 use super::buffers::Pool;
@@ -35,50 +35,20 @@ pub(crate) async fn open(
     face: Arc<dyn Face>,
     config: Config,
 ) -> Result<Arc<Core>, Error> {
-    let attr = device.query().await?;
     let timer = device.target().provider_of().timer();
     let timer = timer.ok_or(Error::Unsupported("timer"))?;
-    let is_connected = config.mode == Mode::Connected;
-    if is_connected && attr.max_srq == 0 {
-        return Err(Error::Unsupported(
-            "shared receive queues, which connected mode needs",
-        ));
-    }
-    let (sends, receives) = match is_connected {
-        true => (config.connected_sends, config.connected_receives),
-        false => (0, 0),
-    };
-    let pd = device.alloc_pd().await?;
     let door: Arc<OnceLock<Weak<Core>>> = Arc::default();
-    // Every work request that may be under way has its place, and so have the markers.
-    let markers = CONNECTIONS_MAX as u32;
-    let entries = config.sends + config.receives + sends + receives + markers;
-    let mut cq = completions(&device, entries, &door).await?;
-    // Nothing is posted yet, so nothing waits.
-    let _empty = cq.arm(Arm::Next);
-    let received = region(&pd, config.receives as usize * RECEIVE_STRIDE).await?;
-    let datagrams = region(&pd, config.sends as usize * DATAGRAM_STRIDE).await?;
-    let outgoing = region(&pd, sends as usize * MESSAGE_STRIDE).await?;
-    let (messages, srq) = match is_connected {
-        true => {
-            let memory = region(&pd, receives as usize * MESSAGE_STRIDE).await?;
-            (Some(memory), Some(pd.create_srq(receives, 1).await?))
-        }
-        false => (None, None),
-    };
-    let init = QpInit::ud(&cq, &cq).depth(config.sends, config.receives);
-    let qp = pd.create_qp(init).await?;
-    let qpn = qp.qpn();
-    let (qp, send, recv) = qp.split().map_err(|_| Error::Closed)?;
+    let parts = Parts::make(&device, &config, &door).await?;
+    let (qp, send, recv) = parts.qp.split().map_err(|_| Error::Closed)?;
     let state = State {
-        own: own(&config, qpn),
+        own: own(&config, qp.qpn()),
         link: None,
         partition: (config.pkey, 0),
         send,
         recv,
-        srq,
-        datagrams: Pool::over(&datagrams, DATAGRAM_STRIDE),
-        messages: Pool::over(&outgoing, MESSAGE_STRIDE),
+        srq: parts.srq,
+        datagrams: Pool::over(&parts.datagrams, DATAGRAM_STRIDE),
+        messages: Pool::over(&parts.outgoing, MESSAGE_STRIDE),
         receiving: 0,
         sending: 0,
         reposts: false,
@@ -93,18 +63,19 @@ pub(crate) async fn open(
         counters: Default::default(),
         config: config.clone(),
     };
-    let memory = [
-        Arc::clone(datagrams.memory()),
-        Arc::clone(outgoing.memory()),
-    ];
+    let (datagrams, outgoing) = (parts.datagrams, parts.outgoing);
     let core = Arc::new(Core {
         state: Mutex::new(state),
         qp,
-        cq: Mutex::new(cq),
-        received,
-        messages,
+        cq: Mutex::new(parts.cq),
+        received: parts.received,
+        messages: parts.messages,
+        memory: [
+            Arc::clone(datagrams.memory()),
+            Arc::clone(outgoing.memory()),
+        ],
         _sent: [datagrams, outgoing],
-        pd,
+        pd: parts.pd,
         manager: Manager::of_port(&device, config.port),
         admin,
         face,
@@ -113,7 +84,6 @@ pub(crate) async fn open(
         kick: Kick::default(),
         drained: AtomicWaker::new(),
         watcher: OnceLock::new(),
-        memory,
         device,
     });
     // It is set once, here.
@@ -121,6 +91,67 @@ pub(crate) async fn open(
     core.post_messages();
     core.watch();
     Ok(core)
+}
+
+/// The verbs objects of an interface.
+struct Parts {
+    qp: Qp,
+    srq: Option<Srq>,
+    cq: Cq,
+    /// What datagrams come to and are sent from, and the same of messages of connections.
+    received: Mr,
+    datagrams: Mr,
+    messages: Option<Mr>,
+    outgoing: Mr,
+    pd: Pd,
+}
+
+impl Parts {
+    async fn make(
+        device: &Device,
+        config: &Config,
+        door: &Arc<OnceLock<Weak<Core>>>,
+    ) -> Result<Self, Error> {
+        let attr = device.query().await?;
+        let is_connected = config.mode == Mode::Connected;
+        if is_connected && attr.max_srq == 0 {
+            return Err(Error::Unsupported(
+                "shared receive queues, which connected mode needs",
+            ));
+        }
+        let (sends, receives) = match is_connected {
+            true => (config.connected_sends, config.connected_receives),
+            false => (0, 0),
+        };
+        let pd = device.alloc_pd().await?;
+        // Every work request that may be under way has its place, and so have the markers.
+        let markers = CONNECTIONS_MAX as u32;
+        let entries = config.sends + config.receives + sends + receives + markers;
+        let mut cq = completions(device, entries, door).await?;
+        // Nothing is posted yet, so nothing waits.
+        let _empty = cq.arm(Arm::Next);
+        let received = region(&pd, config.receives as usize * RECEIVE_STRIDE).await?;
+        let datagrams = region(&pd, config.sends as usize * DATAGRAM_STRIDE).await?;
+        let outgoing = region(&pd, sends as usize * MESSAGE_STRIDE).await?;
+        let (messages, srq) = match is_connected {
+            true => {
+                let memory = region(&pd, receives as usize * MESSAGE_STRIDE).await?;
+                (Some(memory), Some(pd.create_srq(receives, 1).await?))
+            }
+            false => (None, None),
+        };
+        let init = QpInit::ud(&cq, &cq).depth(config.sends, config.receives);
+        Ok(Self {
+            qp: pd.create_qp(init).await?,
+            srq,
+            cq,
+            received,
+            datagrams,
+            messages,
+            outgoing,
+            pd,
+        })
+    }
 }
 
 /// The queue that everything completes in, with the handler that takes it.

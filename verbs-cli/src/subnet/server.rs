@@ -6,8 +6,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use hca_sim::link::fabric::socket::{Take, accept_from, listen_at, receive_into, send};
 use hca_sim::link::fabric::{Host, PortRef};
-use hca_sim::link::fabric::socket::{Take, accept_from, listen_at, receive, send};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use verbs_core::mad::Time;
@@ -21,6 +21,10 @@ use crate::subnet::managers::Managers;
 /// not read at all is disconnected.
 const BACKLOG_MAX: usize = 100_000;
 
+/// Messages with packets that wait for an HCA to take them. What comes then is lost, as at a switch whose
+/// buffers are full; a megabyte is more than a queue pair has on its way.
+const PACKETS_MAX: usize = 64;
+
 /// Messages taken from one client before others have their turn.
 const TURN: usize = 64;
 
@@ -28,6 +32,8 @@ const TURN: usize = 64;
 struct Client {
     socket: OwnedFd,
     backlog: VecDeque<Vec<u8>>,
+    /// Messages with packets; others go before them.
+    packets: VecDeque<Vec<u8>>,
 }
 
 /// A hosted subnet and its clients' sockets.
@@ -39,6 +45,8 @@ pub(crate) struct Server {
     managers: Managers,
     builtin: Option<BuiltIn>,
     start: Instant,
+    /// What is received into.
+    buffer: Vec<u8>,
 }
 
 /// What poll has said.
@@ -70,6 +78,7 @@ impl Server {
             managers,
             builtin: None,
             start: Instant::now(),
+            buffer: Vec::new(),
         })
     }
 
@@ -130,7 +139,7 @@ impl Server {
         let first_client = entries.len();
         for client in self.clients.values() {
             let mut wanted = PollFlags::IN;
-            wanted.set(PollFlags::OUT, !client.backlog.is_empty());
+            wanted.set(PollFlags::OUT, client.has_waiting());
             entries.push(PollFd::new(&client.socket, wanted));
         }
         let now = self.now();
@@ -163,8 +172,13 @@ impl Server {
             return;
         };
         if let Some(number) = self.host.connect() {
-            let backlog = VecDeque::new();
-            self.clients.insert(number, Client { socket, backlog });
+            let (backlog, packets) = (VecDeque::new(), VecDeque::new());
+            let client = Client {
+                socket,
+                backlog,
+                packets,
+            };
+            self.clients.insert(number, client);
         }
     }
 
@@ -174,8 +188,9 @@ impl Server {
                 return;
             };
             let now = self.now();
-            match receive(client.socket.as_fd(), Take::Away, false) {
-                Ok(Some(bytes)) if self.host.handle(now, number, &bytes).is_ok() => {}
+            let (socket, buffer) = (client.socket.as_fd(), &mut self.buffer);
+            match receive_into(socket, Take::Away, false, buffer) {
+                Ok(len @ 1..) if self.host.handle(now, number, &self.buffer[..len]).is_ok() => {}
                 Err(Errno::AGAIN | Errno::INTR) => return,
                 _ => return self.drop_client(number),
             }
@@ -184,11 +199,19 @@ impl Server {
 
     fn drop_client(&mut self, number: u32) {
         self.clients.remove(&number);
-        self.host.disconnect(number);
+        let now = self.now();
+        self.host.disconnect(now, number);
     }
 
     /// Hands out what the host has for its clients, as far as they take it.
     fn write(&mut self) -> Result<(), SubnetError> {
+        // Who is lost may leave something for others.
+        while self.write_to_all()? {}
+        Ok(())
+    }
+
+    /// Whether somebody was lost.
+    fn write_to_all(&mut self) -> Result<bool, SubnetError> {
         while let Some((number, at)) = self.host.poll_file() {
             let path = self.managers.file(at).ok();
             let path = path.and_then(|path| path.to_str());
@@ -204,26 +227,50 @@ impl Server {
                 client.backlog.push_back(message.encode());
             }
         }
+        while let Some((number, message)) = self.host.poll_packets() {
+            match self.clients.get_mut(&number) {
+                Some(client) if client.packets.len() < PACKETS_MAX => {
+                    client.packets.push_back(message);
+                }
+                _ => self.host.recycle(message),
+            }
+        }
         let mut lost = Vec::new();
         for (&number, client) in &mut self.clients {
-            if client.flush().is_err() || client.backlog.len() > BACKLOG_MAX {
+            if client.flush(&mut self.host).is_err() || client.backlog.len() > BACKLOG_MAX {
                 lost.push(number);
             }
         }
+        let is_anybody_lost = !lost.is_empty();
         for number in lost {
             self.drop_client(number);
         }
-        Ok(())
+        Ok(is_anybody_lost)
     }
 }
 
 impl Client {
+    fn has_waiting(&self) -> bool {
+        !self.backlog.is_empty() || !self.packets.is_empty()
+    }
+
     /// Sends what waits, as far as there is room.
-    fn flush(&mut self) -> Result<(), Errno> {
+    fn flush(&mut self, host: &mut Host) -> Result<(), Errno> {
         while let Some(bytes) = self.backlog.front() {
             match send(self.socket.as_fd(), bytes, false) {
                 Ok(()) => {
                     self.backlog.pop_front();
+                }
+                Err(Errno::AGAIN | Errno::INTR | Errno::NOBUFS) => return Ok(()),
+                Err(error) => return Err(error),
+            }
+        }
+        while let Some(bytes) = self.packets.front() {
+            match send(self.socket.as_fd(), bytes, false) {
+                Ok(()) => {
+                    if let Some(sent) = self.packets.pop_front() {
+                        host.recycle(sent);
+                    }
                 }
                 Err(Errno::AGAIN | Errno::INTR | Errno::NOBUFS) => return Ok(()),
                 Err(error) => return Err(error),

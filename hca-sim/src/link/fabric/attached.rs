@@ -22,6 +22,7 @@ use crate::port::sma::SmaChange;
 
 use manager::Manager;
 
+pub(super) use manager::sheet_of;
 pub use port::SubnetPort;
 
 /// Packets that wait at a port to be received; what comes then is dropped, as by any receiver without
@@ -298,7 +299,7 @@ impl Shared {
 }
 
 /// What the HCA of a port is told.
-fn change_of(change: SmaChange) -> Option<Change> {
+pub(super) fn change_of(change: SmaChange) -> Option<Change> {
     Some(match change {
         SmaChange::State(LinkState::ACTIVE) => Change::Up,
         SmaChange::State(LinkState::DOWN) => Change::Down,

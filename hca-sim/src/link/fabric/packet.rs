@@ -6,7 +6,8 @@ use verbs_core::{Gid, Lid};
 
 use crate::link::{Local, Route};
 use crate::wire::{
-    self, Bth, BthFlags, Deth, Extended, Grh, Head, Icrc, Opcode, Operation, PacketView, Service,
+    self, Bth, BthFlags, Deth, Extended, Frame, Grh, Head, Icrc, Opcode, Operation, PacketView,
+    Service,
 };
 
 /// Bytes of the local route header, and of the CRC behind a transport packet.
@@ -171,6 +172,29 @@ impl Packet {
         Self {
             grh: local.is_none_or(|local| local.global).then_some(grh),
             ..Self::new(slid, dlid, sl, body)
+        }
+    }
+
+    /// The same of a packet with those headers.
+    pub(super) fn of_frame(frame: &Frame, transport: &[u8]) -> Self {
+        let body = match MadPacket::parse(transport) {
+            Some(mad) => Body::Mad(mad),
+            None => Body::Transport(transport.to_vec()),
+        };
+        Self {
+            grh: frame.grh,
+            ..Self::new(frame.slid, frame.dlid, frame.sl, body)
+        }
+    }
+
+    /// The headers that it has on a link.
+    pub(super) fn frame(&self) -> Frame {
+        Frame {
+            vl: if self.is_smp() { VL15 } else { 0 },
+            sl: self.sl,
+            dlid: self.dlid,
+            slid: self.slid,
+            grh: self.grh,
         }
     }
 

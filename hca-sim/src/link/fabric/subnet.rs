@@ -2,6 +2,7 @@
 
 mod forward;
 mod links;
+mod paths;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -17,7 +18,10 @@ use crate::rng::Rng;
 use super::packet::Packet;
 use super::topology::{LinkSpec, NodeId, NodeSpec, PortRef, Topology};
 
+use paths::Ways;
+
 pub use links::LinkFault;
+pub use paths::Bound;
 
 /// How a subnet behaves.
 #[derive(Clone, Copy, Debug)]
@@ -102,6 +106,7 @@ pub struct Subnet {
     events: VecDeque<SubnetEvent>,
     /// Queue pairs 0 and 1 whose hosts take all that comes to them, and have the agents answer.
     attended: BTreeSet<(PortRef, Qpn)>,
+    ways: Ways,
     /// Nodes whose agents may wait for time to pass.
     waiting: BTreeSet<NodeId>,
     rng: Rng,
@@ -128,6 +133,7 @@ impl Subnet {
             deliveries: VecDeque::new(),
             events: VecDeque::new(),
             attended: BTreeSet::new(),
+            ways: Ways::default(),
             waiting: BTreeSet::new(),
             rng: Rng::new(config.seed),
         };
@@ -290,6 +296,7 @@ impl Subnet {
 
     /// Carries out what a node's agent has asked for, and what comes of that elsewhere.
     fn settle(&mut self, now: Time, id: NodeId) {
+        self.ways.forget();
         let mut unsettled = vec![id];
         while let Some(id) = unsettled.pop() {
             while let Some(event) = self.node_mut(id).and_then(|node| node.sma.poll_event()) {

@@ -251,6 +251,23 @@ impl Service {
         }
     }
 
+    /// Whether a packet is for a client here, where others share the port's queue pairs: the answer to a
+    /// request, or a request that somebody has registered for.
+    pub(super) fn wants(&self, packet: &Packet) -> bool {
+        let Body::Mad(datagram) = &packet.body else {
+            return false;
+        };
+        let header = MadHeader::parse(header_of(&datagram.mad));
+        if header.method.is_response() || header.method == Method::TRAP_REPRESS {
+            return self.asked.contains_key(&header.tid);
+        }
+        let bit = 1 << (header.method.0 & 0x7f);
+        self.registered.values().any(|agent| {
+            let asked_for = &agent.registration;
+            asked_for.class == header.class.0 && asked_for.methods & bit != 0
+        })
+    }
+
     /// A packet for the port.
     pub(super) fn receive(&mut self, now: Time, subnet: &Subnet, packet: Packet) {
         let Body::Mad(datagram) = packet.body else {
