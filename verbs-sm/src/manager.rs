@@ -365,11 +365,9 @@ impl SubnetManager {
         self.outputs.push_back(Output::Send { to, mad });
     }
 
-    /// A node tells that something has changed: it is told that this was heard, and looked at.
+    /// A node tells that something has changed: it is told that this was heard, by whoever it told, and
+    /// looked at by the master.
     fn handle_trap(&mut self, now: Time, from: Address, header: &MadHeader, mad: &MadBytes) {
-        if self.state != SmState::MASTER {
-            return;
-        }
         self.counters.traps += 1;
         let notice = sm::NoticeView::new(mad.get(sm::DATA_AT..).unwrap_or_default());
         let Some((trap, issuer)) = notice.map(|notice| (notice.trap(), notice.issuer_lid())) else {
@@ -392,7 +390,8 @@ impl SubnetManager {
             ..from
         };
         self.send(to, repress);
-        if matches!(trap, TrapNumber::LINK_STATE | TrapNumber::LOCAL_CHANGES) {
+        let matters = matches!(trap, TrapNumber::LINK_STATE | TrapNumber::LOCAL_CHANGES);
+        if matters && self.state == SmState::MASTER {
             self.sweep(now);
         }
     }

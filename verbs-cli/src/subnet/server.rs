@@ -6,12 +6,14 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use hca_sim::link::fabric::Host;
 use hca_sim::link::fabric::socket::{Take, accept_from, listen_at, receive_into, send};
+use hca_sim::link::fabric::{Host, PortRef};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use verbs_core::mad::Time;
+use verbs_sm::Config;
 
+use crate::subnet::builtin::BuiltIn;
 use crate::subnet::error::SubnetError;
 use crate::subnet::managers::Managers;
 
@@ -41,6 +43,7 @@ pub(crate) struct Server {
     listener: OwnedFd,
     clients: BTreeMap<u32, Client>,
     managers: Managers,
+    builtin: Option<BuiltIn>,
     start: Instant,
     /// What is received into.
     buffer: Vec<u8>,
@@ -73,9 +76,23 @@ impl Server {
             listener,
             clients: BTreeMap::new(),
             managers,
+            builtin: None,
             start: Instant::now(),
             buffer: Vec::new(),
         })
+    }
+
+    /// Has the subnet managed from here.
+    pub(crate) fn manage(
+        &mut self,
+        at: PortRef,
+        name: &str,
+        config: Config,
+    ) -> Result<(), SubnetError> {
+        let now = self.now();
+        let builtin = BuiltIn::new(&mut self.host, now, at, name, config)?;
+        self.builtin = Some(builtin.ok_or(SubnetError::NoAdapter)?);
+        self.write()
     }
 
     /// Serves until waiting fails.
@@ -84,6 +101,9 @@ impl Server {
             let ready = self.wait().map_err(SubnetError::Wait)?;
             let now = self.now();
             self.host.handle_timeout(now);
+            if let Some(builtin) = &mut self.builtin {
+                builtin.handle_timeout(&mut self.host, now)?;
+            }
             if ready.watch {
                 for at in self.managers.opened() {
                     self.host.set_sm(now, at, true);
@@ -99,7 +119,7 @@ impl Server {
             if ready.listener {
                 self.accept();
             }
-            self.write();
+            self.write()?;
         }
     }
 
@@ -123,7 +143,8 @@ impl Server {
             entries.push(PollFd::new(&client.socket, wanted));
         }
         let now = self.now();
-        let due = self.host.poll_timeout();
+        let builtin = self.builtin.as_ref().and_then(BuiltIn::poll_timeout);
+        let due = self.host.poll_timeout().into_iter().chain(builtin).min();
         let left = due.map(|due| Timespec::try_from(due.since(now)).unwrap_or(LONG));
         match poll(&mut entries, left.as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}
@@ -183,19 +204,25 @@ impl Server {
     }
 
     /// Hands out what the host has for its clients, as far as they take it.
-    fn write(&mut self) {
+    fn write(&mut self) -> Result<(), SubnetError> {
         // Who is lost may leave something for others.
-        while self.write_to_all() {}
+        while self.write_to_all()? {}
+        Ok(())
     }
 
     /// Whether somebody was lost.
-    fn write_to_all(&mut self) -> bool {
+    fn write_to_all(&mut self) -> Result<bool, SubnetError> {
         while let Some((number, at)) = self.host.poll_file() {
             let path = self.managers.file(at).ok();
             let path = path.and_then(|path| path.to_str());
             self.host.answer_file(number, path);
         }
         while let Some((number, message)) = self.host.poll_transmit() {
+            let now = self.now();
+            if let Some(builtin) = self.builtin.as_mut().filter(|it| it.client() == number) {
+                builtin.handle(&mut self.host, now, &message)?;
+                continue;
+            }
             if let Some(client) = self.clients.get_mut(&number) {
                 client.backlog.push_back(message.encode());
             }
@@ -218,7 +245,7 @@ impl Server {
         for number in lost {
             self.drop_client(number);
         }
-        is_anybody_lost
+        Ok(is_anybody_lost)
     }
 }
 
