@@ -14,9 +14,9 @@ use verbs_core::Mtu;
 
 use crate::address::{ServedUrl, UrlError};
 use crate::connect_bench::{self, ConnectBenchArgs};
+use crate::ipoib::{self, IpoibArgs};
 use crate::rping::{self, RpingArgs};
 use crate::sim::{self, SimArgs};
-use crate::ipoib::{self, IpoibArgs};
 use crate::subnet::{self, SubnetArgs};
 
 /// Bytes that one message of a reliable connection carries at most (IBTA vol. 1, 9.7.7).

@@ -27,8 +27,8 @@ use clap::Parser;
 
 use crate::cli::{BenchArgs, Cli, Command, CopyArgs, DevinfoArgs, PingpongArgs, ServeArgs};
 use crate::connect_bench::ConnectBenchArgs;
-use crate::rping::RpingArgs;
 use crate::ipoib::IpoibArgs;
+use crate::rping::RpingArgs;
 use crate::sim::SimArgs;
 use crate::subnet::SubnetArgs;
 use crate::wire::Roce;

@@ -31,7 +31,10 @@ pub(super) fn run(args: &ForwardArgs, out: &mut dyn Write) -> Result<(), IpoibEr
     let [one, other] = devices.as_slice() else {
         unreachable!("there are two names, as the arguments say");
     };
-    say(out, &format_args!("carrying packets between {}", args.names.join(" and ")))?;
+    say(
+        out,
+        &format_args!("carrying packets between {}", args.names.join(" and ")),
+    )?;
     let mut packet = vec![0; usize::from(u16::MAX)];
     loop {
         let mut waited = [one, other].map(|device| PollFd::new(device, PollFlags::IN));

@@ -100,7 +100,11 @@ impl BuiltIn {
     }
 
     /// Does what is due.
-    pub(crate) fn handle_timeout(&mut self, host: &mut Host, now: Time) -> Result<(), MessageError> {
+    pub(crate) fn handle_timeout(
+        &mut self,
+        host: &mut Host,
+        now: Time,
+    ) -> Result<(), MessageError> {
         if self.poll_timeout().is_none_or(|due| due > now) {
             return Ok(());
         }
