@@ -6,16 +6,17 @@ use std::time::{Duration, Instant};
 use futures::executor::block_on;
 use hca_sim::Hca;
 use hca_sim::link::fabric::{PortRef, SharedSubnet, Subnet, SubnetConfig, Topology};
-use verbs_cm::Error;
+use verbs_cm::resolver::Fixed;
 use verbs_cm::sa::{Change, Join, PathCache, PathQuery, SaClient, SaError};
 use verbs_cm::wire::ServiceId;
+use verbs_cm::{Error, Resolver};
 use verbs_core::mad::sa::{
     LinkMask, LinkRecord, McMemberMask, McMemberRecord, NodeMask, NodeRecord, PortInfoMask,
     PortInfoRecord, SaStatus,
 };
 use verbs_core::mad::sm::{SmState, TrapNumber};
 use verbs_core::mad::{Bits, Time};
-use verbs_core::{Device, Gid, Lid, PKey, QKey};
+use verbs_core::{Device, Gid, Lid, PKey, QKey, QpInit};
 use verbs_sm::{Config, Manager, Partition};
 
 /// A switch with three adapters, an HCA on each.
@@ -306,4 +307,54 @@ fn registrations_survive_their_manager() {
     assert_eq!(made.record().qkey, QKey(9));
     drop((group, made, service));
     until("all is taken back", || find() == (0, 0));
+}
+
+/// Goal: connections across a subnet are made by GIDs alone: the administrator knows the way. Method: addresses
+/// that stand for GIDs, no LIDs; a peer that has gone is no way.
+#[test]
+fn connections_ask_for_their_way() {
+    let bed = Bed::new();
+    let manager = bed.manager(0, 0);
+    block_on(manager.up());
+    let addr = |at: u8| std::net::IpAddr::from([10, 0, 0, at]);
+    let table = (1..=2).fold(Fixed::new(), |table, at| {
+        table.way(addr(at), bed.gid(at.into()), None)
+    });
+    let table: Arc<dyn Resolver> = Arc::new(table);
+    let managers = [1, 2].map(|at| verbs_cm::Manager::of(&bed.devices[at]));
+    for manager in &managers {
+        wait(manager.use_resolver(Arc::clone(&table))).unwrap();
+    }
+    let qp = |at: usize| {
+        let device = &bed.devices[at];
+        let pd = device.alloc_pd().wait().unwrap();
+        let cq = device.create_cq(16).wait().unwrap();
+        pd.create_qp(QpInit::rc(&cq, &cq)).wait().unwrap()
+    };
+    let serve = async {
+        let mut listener = verbs_cm::listen(&bed.devices[2], (addr(2), 7174))
+            .await
+            .unwrap();
+        let request = listener.accept().await;
+        request.accept(qp(2)).await.unwrap()
+    };
+    let connect = async {
+        verbs_cm::connect(&bed.devices[1], (addr(2), 7174), qp(1))
+            .await
+            .unwrap()
+    };
+    let (served, connected) = block_on(async { futures::join!(serve, connect) });
+    assert!(served.is_established() && connected.is_established());
+    drop((served, connected));
+    bed.subnet.with(Time::ZERO, |subnet| {
+        subnet.plug(Time::ZERO, bed.ports[2], false)
+    });
+    until("the manager has noticed", || {
+        manager.nodes() == 3 && manager.is_up()
+    });
+    until("the way is forgotten", || {
+        let refused =
+            block_on(verbs_cm::connect(&bed.devices[1], (addr(2), 7174), qp(1)).into_future());
+        refused.unwrap_err().error == Error::NoRoute(addr(2))
+    });
 }

@@ -173,7 +173,8 @@ impl Connecting {
             port: hub.port(),
         };
         let hop = resolver.resolve(query).await?;
-        Ok((addr, hop, hub.route(&hop)?))
+        let route = hub.route(addr.ip(), &hop).await?;
+        Ok((addr, hop, route))
     }
 }
 

@@ -50,7 +50,7 @@ pub fn resolve_service(
             port: hub.port(),
         };
         let hop = resolver.resolve(query).await?;
-        let route = hub.route(&hop)?;
+        let route = hub.route(addr.ip(), &hop).await?;
         let data = data?;
         let addresses = pair(hop.local, addr.ip())?;
         let port = hub.with(|inner, _| inner.ports.any(PortSpace::Udp));

@@ -17,7 +17,7 @@ impl Hca {
             _ => TransportType::InfiniBand,
         };
         let mut caps = PortCaps::IB_CM | PortCaps::MAD | PortCaps::MCAST;
-        caps.set(PortCaps::SMI, is_managed);
+        caps.set(PortCaps::SMI | PortCaps::SA, is_managed);
         ProviderAttr {
             transport,
             node: NodeType::Ca,

@@ -10,15 +10,16 @@ mod pump;
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use verbs_core::device::DeviceCore;
 use verbs_core::event::{EventType, EventWatcher, Subject};
+use verbs_core::mad::sa::PathRecord;
 use verbs_core::mad::{
     AgentError, Class, Delivery, MadAgent, MadClient, MadService, Method, PortInfo, Time, TimeCode,
 };
 use verbs_core::sync::{Arc, Mutex, OnceLock, Weak};
-use verbs_core::{AsyncEvent, Device, ObjectKind, TransportType, collect};
+use verbs_core::{AsyncEvent, Device, ObjectKind, PKey, PortCaps, TransportType, collect, task};
 
 use crate::config::Config;
 use crate::datagram::Answer;
@@ -29,6 +30,7 @@ use crate::listen::Backlog;
 use crate::manager::Counts;
 use crate::params::{Port, Route};
 use crate::resolver::{Cached, Hop, Host, Resolver};
+use crate::sa::{PathCache, SaClient, SaError};
 use crate::table::Cm;
 use crate::wire::CLASS_VERSION;
 
@@ -44,6 +46,8 @@ pub(crate) struct Hub {
     /// Never held while foreign code runs (K4).
     inner: Mutex<Inner>,
     resolver: Mutex<Arc<dyn Resolver>>,
+    /// Paths through the subnet, once one was asked for.
+    paths: Mutex<Option<PathCache>>,
     /// Takes the modifies, instead of having them issued here.
     modifier: OnceLock<Arc<Modifier>>,
 }
@@ -112,6 +116,7 @@ impl Hub {
                     alarm: None,
                 }),
                 resolver: Mutex::new(Arc::new(Cached::new(Host))),
+                paths: Mutex::new(None),
                 modifier: OnceLock::new(),
                 below,
                 service,
@@ -159,20 +164,49 @@ impl Hub {
         })
     }
 
-    /// A path along that way.
-    pub(crate) fn route(&self, hop: &Hop) -> Result<Route, Error> {
-        let port = port_of(&self.port());
-        let gone = Error::AddressNotAvailable(hop.local);
-        let mut route = Route::roce(&port, hop.local_gid, hop.remote_gid).ok_or(gone)?;
+    /// A path along that way to an address: what the subnet's administrator says, where the port has one.
+    pub(crate) async fn route(&self, remote: IpAddr, hop: &Hop) -> Result<Route, Error> {
         let info = self.port();
+        let port = port_of(&info);
+        let gone = Error::AddressNotAvailable(hop.local);
         let provider = self.service.device().provider_of();
-        let transport = provider.query_provider(info.number).transport;
-        if transport == TransportType::InfiniBand
+        let attr = provider.query_provider(info.number);
+        if attr.caps.contains(PortCaps::SA) {
+            match self.path(hop).await {
+                // The default partition is the first of the table.
+                Ok(record) => return Route::from_record(&port, &record, 0).ok_or(gone),
+                Err(Error::Sa(SaError::NoAdministrator(_))) if hop.remote_lid.is_some() => {}
+                Err(Error::Sa(SaError::Refused(_))) => return Err(Error::NoRoute(remote)),
+                Err(error) => return Err(error),
+            }
+        }
+        let mut route = Route::roce(&port, hop.local_gid, hop.remote_gid).ok_or(gone)?;
+        if attr.transport == TransportType::InfiniBand
             && let Some(lid) = hop.remote_lid
         {
             route.av.dlid = lid;
         }
         Ok(route)
+    }
+
+    /// What the administrator says of a way. It is kept until the port, the manager or the peer changes.
+    async fn path(&self, hop: &Hop) -> Result<PathRecord, Error> {
+        let known = self.paths.lock().clone();
+        let paths = match known {
+            Some(paths) => paths,
+            None => {
+                let client = SaClient::over(self.service.clone()).await?;
+                let paths = PathCache::new(&client);
+                let watched = paths.clone();
+                task::detach(async move {
+                    // Without it a peer that has gone is noticed when it does not answer.
+                    let _unwatched = watched.watch().await;
+                });
+                self.paths.lock().get_or_insert(paths).clone()
+            }
+        };
+        let path = paths.path(hop.local_gid, hop.remote_gid, PKey::DEFAULT);
+        path.await
     }
 
     /// What is kept.

@@ -42,7 +42,7 @@ use std::fmt;
 
 use verbs_core::Device;
 use verbs_core::mad::sa::SaStatus;
-use verbs_core::mad::{ClassPortInfo, Method, Retry};
+use verbs_core::mad::{ClassPortInfo, MadService, Method, Retry};
 use verbs_core::sync::Arc;
 
 use crate::error::Error;
@@ -82,6 +82,15 @@ impl SaClient {
                 core,
                 retry: Retry::default(),
             })
+        })
+    }
+
+    /// The client of a port whose service is open.
+    pub(crate) async fn over(service: MadService) -> Result<Self, Error> {
+        let device = Arc::clone(service.device());
+        Ok(Self {
+            core: Core::of(device, service).await?,
+            retry: Retry::default(),
         })
     }
 

@@ -87,7 +87,6 @@ impl Administrator {
                 0
             },
             reversible: true,
-            path_count: Bits::truncated(1),
             pkey,
             mtu_selector: Selector::Exactly,
             mtu,
