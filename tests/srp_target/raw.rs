@@ -119,7 +119,7 @@ pub(crate) struct Raw {
     cq: Cq,
     rooms: Mr,
     pub(crate) data: Mr,
-    pub(crate) pd: Pd,
+    _pd: Pd,
     pub(crate) login: LoginRsp,
     /// Units that came and were not asked for.
     inbox: Vec<Vec<u8>>,
@@ -191,7 +191,7 @@ impl Raw {
             cq,
             rooms,
             data: pd.register(memory, access).await.unwrap(),
-            pd,
+            _pd: pd,
             login,
             inbox: Vec::new(),
             next_tag: 0x100,
@@ -259,17 +259,6 @@ impl Raw {
     ) -> Answer {
         let tag = self.begin(command, data_in, data_out);
         self.answer(tag).await
-    }
-
-    /// As [`Raw::ask`]; news of the unit are passed over.
-    pub(crate) async fn plain(&mut self, command: &Command, data_in: DataBuffer<'_>) -> Answer {
-        let answer = self.ask(command, data_in, DataBuffer::None).await;
-        match answer.sense {
-            Some(sense) if sense.key == ulp_srp::scsi::SenseKey::UnitAttention => {
-                self.ask(command, data_in, DataBuffer::None).await
-            }
-            _ => answer,
-        }
     }
 
     /// Hears what the unit has to say first.
