@@ -15,8 +15,8 @@ use verbs_core::sync::Arc;
 use verbs_core::{Extent, Memory, task};
 
 use super::error::SrpError;
-use super::way::towards;
 use super::nbd::{self, Errno, Export, Request, Shape};
+use super::way::towards;
 use crate::cli::WireArgs;
 
 pub(super) const ABOUT: &str = "\

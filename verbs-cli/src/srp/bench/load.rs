@@ -87,8 +87,8 @@ impl Load {
         let (mut at, mut left) = (0, self.bytes);
         (0..self.fragments)
             .map(|number| {
-                let share = (pages * (number + 1) / self.fragments)
-                    - (pages * number / self.fragments);
+                let share =
+                    (pages * (number + 1) / self.fragments) - (pages * number / self.fragments);
                 let len = match number + 1 == self.fragments {
                     true => left,
                     false => share * PAGE,

@@ -31,9 +31,12 @@ impl Bed {
         let link = Loopback::default();
         let hcas = [(); 2].map(|()| Hca::on(&link).build());
         let address = |number: u8| IpAddr::from([10, 0, 0, number]);
-        let table = hcas.iter().zip(1..).fold(Fixed::new(), |table, (hca, number)| {
-            table.way(address(number), hca.gid(), Some(hca.lid()))
-        });
+        let table = hcas
+            .iter()
+            .zip(1..)
+            .fold(Fixed::new(), |table, (hca, number)| {
+                table.way(address(number), hca.gid(), Some(hca.lid()))
+            });
         let table = Arc::new(table);
         let failed = || SrpError::verb("open the device");
         let initiator = Arc::new(hcas[0].open().await.map_err(failed())?);
@@ -41,7 +44,10 @@ impl Bed {
         let managers = [&initiator, &far].map(|device| Manager::of(device));
         for manager in &managers {
             let table = Arc::<Fixed>::clone(&table);
-            manager.use_resolver(table).await.map_err(SrpError::connect)?;
+            manager
+                .use_resolver(table)
+                .await
+                .map_err(SrpError::connect)?;
         }
         let target = Target::open(far, TargetConfig::new(PortId::default())).await?;
         let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
@@ -60,6 +66,8 @@ impl Bed {
 
     pub(super) async fn login(&self, options: Options) -> Result<Session, SrpError> {
         let target = ulp_srp::initiator::Target::at(self.at, PortId::default());
-        Ok(Initiator::new(&self.initiator, options).login(target).await?)
+        Ok(Initiator::new(&self.initiator, options)
+            .login(target)
+            .await?)
     }
 }

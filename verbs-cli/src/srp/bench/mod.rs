@@ -142,7 +142,8 @@ fn check(args: &BenchArgs) -> Result<(), SrpError> {
     }
     let pages = args.block / u64::from(PAGE);
     let fragments = u64::from(args.fragments);
-    if args.block > 1 << 30 || fragments > 1 && (fragments > pages || !args.block.is_multiple_of(PAGE.into()))
+    if args.block > 1 << 30
+        || fragments > 1 && (fragments > pages || !args.block.is_multiple_of(PAGE.into()))
     {
         return Err(SrpError::Arguments(
             "a command has 1 GiB at most, and each of several fragments a page of 4 KiB at least",

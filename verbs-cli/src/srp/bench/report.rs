@@ -42,7 +42,9 @@ impl Report {
         let sum: f64 = latencies.iter().map(|&nanos| f64::from(nanos)).sum();
         let at = |part: usize| {
             let index = latencies.len().saturating_sub(1) * part / 100;
-            latencies.get(index).map_or(0.0, |&nanos| f64::from(nanos) / 1e3)
+            latencies
+                .get(index)
+                .map_or(0.0, |&nanos| f64::from(nanos) / 1e3)
         };
         let with_data = formats.direct + formats.indirect + formats.immediate;
         let iops = commands as f64 / measured.seconds;
@@ -91,7 +93,15 @@ impl fmt::Display for Report {
         writeln!(
             f,
             "{:>10} {:>10} {:>9} {:>9} {:>9} {:>10} {:>10} {:>10} {:>11}",
-            "commands/s", "MB/s", "mean us", "50 % us", "99 % us", "direct", "indirect", "immediate", "descriptors"
+            "commands/s",
+            "MB/s",
+            "mean us",
+            "50 % us",
+            "99 % us",
+            "direct",
+            "indirect",
+            "immediate",
+            "descriptors"
         )?;
         writeln!(
             f,
