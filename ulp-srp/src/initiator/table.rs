@@ -188,12 +188,9 @@ impl Table {
                 Answered::Claimed(id)
             }
             State::Claimed => self.late(),
-            // Generations go round after 2^32 uses of a slot.
-            State::Free
-                if now.wrapping_sub(id.generation) <= u32::MAX / 2 && id.generation != now =>
-            {
-                self.late()
-            }
+            // An earlier use of the slot. (When generations have gone round, after 2^32 uses, this may take
+            // a late answer for an unknown one.)
+            State::Free if id.generation < now => self.late(),
             _ => Answered::Unknown,
         }
     }

@@ -2,14 +2,13 @@
 
 use std::fs;
 use std::io::{self, Write};
-use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
 use futures::executor::block_on;
-use ulp_srp::initiator::{self, Command, Data, Initiator, Options, ScsiError, Session, TargetWay};
+use ulp_srp::initiator::{self, Command, Data, Initiator, Options, ScsiError, Session};
 use ulp_srp::iu::{Cdb, Lun, Status, TaskAttribute};
 use ulp_srp::scsi::{self, BlockLimits, Blocks, Capacity, Extent as Range, Form, Sense, SenseKey};
 use verbs_core::sync::Arc;
@@ -17,8 +16,8 @@ use verbs_core::{Extent, Memory, task};
 
 use super::error::SrpError;
 use super::nbd::{self, Errno, Export, Request, Shape};
+use super::way::towards;
 use crate::cli::WireArgs;
-use crate::wire::{Roce, Wire};
 
 pub(super) const ABOUT: &str = "\
 Log in to a target, and give programs one of its disks as an NBD export at a Unix socket.
@@ -64,7 +63,7 @@ fn socket(text: &str) -> Result<PathBuf, &'static str> {
 
 /// Runs the command. Ends only when it cannot begin.
 pub(super) fn run(args: &AttachArgs, out: &mut dyn Write) -> Result<(), SrpError> {
-    let wire = towards(args)?;
+    let wire = towards(&args.target, &args.wire)?;
     let disk = block_on(async {
         let device = wire.device().await;
         let device = Arc::new(device.map_err(SrpError::verb("open the device"))?);
@@ -105,35 +104,6 @@ fn listen(path: &Path) -> io::Result<UnixListener> {
         fs::remove_file(path)?;
     }
     UnixListener::bind(path)
-}
-
-fn towards(args: &AttachArgs) -> Result<Wire, SrpError> {
-    let network = Roce::new(&args.wire);
-    let peer = match &args.target.way {
-        TargetWay::Address(addr) => *addr,
-        TargetWay::Service { .. } => SocketAddr::new(IpAddr::from([127, 0, 0, 1]), 0),
-    };
-    let local = sends_from(peer).map_err(|error| SrpError::System {
-        doing: "find the way to the target",
-        error,
-    })?;
-    Ok(Wire::open_towards(
-        &network,
-        &args.wire.bind,
-        local,
-        peer.ip(),
-    )?)
-}
-
-/// Where the system sends from to reach that address. Sends nothing.
-fn sends_from(peer: SocketAddr) -> io::Result<IpAddr> {
-    let any = match peer {
-        SocketAddr::V4(_) => IpAddr::from([0; 4]),
-        SocketAddr::V6(_) => IpAddr::from([0; 16]),
-    };
-    let socket = UdpSocket::bind((any, 0))?;
-    socket.connect(peer)?;
-    Ok(socket.local_addr()?.ip())
 }
 
 /// A logical unit that a session leads to. Clones are the same one.

@@ -41,6 +41,9 @@ pub(crate) enum SrpError {
     Disk(#[from] ulp_srp::initiator::ScsiError),
     #[error("the disk has blocks of {0} bytes; 512 to 4096 can be exported")]
     BlockSize(u32),
+    /// Arguments that do not go together, or not with the disk.
+    #[error("{0}")]
+    Arguments(&'static str),
 }
 
 impl SrpError {
@@ -52,10 +55,16 @@ impl SrpError {
             | Self::System { .. }
             | Self::Stdout(_)
             | Self::Session(_) => exit::FILES,
+            Self::Arguments(_) => exit::USAGE,
             Self::Verb { .. } | Self::Target(_) | Self::Disk(_) | Self::BlockSize(_) => {
                 exit::DEVICE
             }
         }
+    }
+
+    /// For the result of a step of connection management.
+    pub(crate) fn connect(error: verbs_cm::Error) -> Self {
+        Self::Session(error.into())
     }
 
     /// For the result of a verb.

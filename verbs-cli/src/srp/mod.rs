@@ -1,17 +1,22 @@
 //! `verbs srp`: disks by the SCSI RDMA Protocol.
 
 mod attach;
+mod bench;
 mod error;
+mod ls;
 mod nbd;
 mod offload;
 mod target;
+mod way;
 
 use std::io::Write;
 
 use clap::{Args, Subcommand};
 
 use self::attach::AttachArgs;
+use self::bench::BenchArgs;
 pub(crate) use self::error::SrpError;
+use self::ls::LsArgs;
 use self::target::TargetArgs;
 
 pub(crate) const ABOUT: &str = "\
@@ -41,6 +46,12 @@ enum SrpCommand {
     /// Give programs a disk of a target as an NBD export
     #[command(long_about = attach::ABOUT, after_help = attach::EXAMPLES)]
     Attach(AttachArgs),
+    /// Log in to a target and list its disks
+    #[command(after_help = ls::EXAMPLES)]
+    Ls(LsArgs),
+    /// Measure reads and writes of a target's disk, or of one in memory
+    #[command(long_about = bench::ABOUT, after_help = bench::EXAMPLES)]
+    Bench(BenchArgs),
 }
 
 /// Runs the command.
@@ -48,5 +59,7 @@ pub(crate) fn run(args: &SrpArgs, out: &mut dyn Write) -> Result<(), SrpError> {
     match &args.command {
         SrpCommand::Target(args) => target::run(args, out),
         SrpCommand::Attach(args) => attach::run(args, out),
+        SrpCommand::Ls(args) => ls::run(args, out),
+        SrpCommand::Bench(args) => bench::run(args, out),
     }
 }

@@ -149,7 +149,7 @@ fn wire(args: &TargetArgs, network: &dyn Network) -> Result<Wire, SrpError> {
 }
 
 /// A number of bytes with an optional suffix.
-fn bytes(text: &str) -> Result<u64, String> {
+pub(super) fn bytes(text: &str) -> Result<u64, String> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let shift = match text[digits.len()..].to_ascii_lowercase().as_str() {
         "" => 0,

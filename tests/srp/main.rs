@@ -1,0 +1,12 @@
+//! SRP between two software HCAs: the initiator of `ulp-srp` against a target that counts and misbehaves.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "helpers of tests may panic as the tests themselves"
+)]
+
+mod bed;
+mod ddbd;
+mod faults;
+mod loss;
+mod target;

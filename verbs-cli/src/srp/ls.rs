@@ -1,0 +1,109 @@
+//! `verbs srp ls`: the disks of a target.
+
+use std::io::Write;
+
+use clap::Args;
+use futures::executor::block_on;
+use serde::Serialize;
+use ulp_srp::initiator::{Initiator, Options, Session, Target};
+use ulp_srp::iu::{Lun, PortId};
+use verbs_core::sync::Arc;
+
+use super::error::SrpError;
+use super::way::towards;
+use crate::cli::WireArgs;
+
+pub(super) const EXAMPLES: &str = "\
+Examples:
+  verbs srp ls 192.0.2.1:5555
+  verbs srp ls id_ext=505400fffe770002,ioc_guid=505400fffe770002,dest=192.0.2.1:5555
+  verbs srp ls --json 192.0.2.1:5555 | jq '.[].bytes'";
+
+#[derive(Args, Debug)]
+pub(super) struct LsArgs {
+    /// The target: ADDR:PORT, or the string that Linux logs in with
+    target: Target,
+    /// The name to log in with: 32 hexadecimal digits
+    #[arg(long, value_name = "PORTID")]
+    initiator: Option<PortId>,
+    /// For programs
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    wire: WireArgs,
+}
+
+/// A disk.
+#[derive(Debug, Serialize)]
+struct Disk {
+    lun: String,
+    vendor: String,
+    product: String,
+    revision: String,
+    block_bytes: u32,
+    blocks: u64,
+    bytes: u64,
+}
+
+/// Runs the command.
+pub(super) fn run(args: &LsArgs, out: &mut dyn Write) -> Result<(), SrpError> {
+    let wire = towards(&args.target, &args.wire)?;
+    let disks = block_on(async {
+        let device = wire.device().await;
+        let device = Arc::new(device.map_err(SrpError::verb("open the device"))?);
+        let options = args.initiator.map_or_else(Options::default, Options::new);
+        let initiator = Initiator::new(&device, options);
+        let session = initiator.login(args.target.clone()).await?;
+        let disks = list(&session).await;
+        session.logout().await;
+        disks
+    })?;
+    let text = match args.json {
+        true => serde_json::to_string_pretty(&disks).unwrap_or_default() + "\n",
+        false => table(&disks),
+    };
+    let said = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    said.map_err(SrpError::Stdout)
+}
+
+async fn list(session: &Session) -> Result<Vec<Disk>, SrpError> {
+    let mut disks = Vec::new();
+    for lun in session.luns().await? {
+        disks.push(disk(session, lun).await?);
+    }
+    Ok(disks)
+}
+
+async fn disk(session: &Session, lun: Lun) -> Result<Disk, SrpError> {
+    let inquiry = session.inquiry(lun).await?;
+    let capacity = session.capacity(lun).await?;
+    Ok(Disk {
+        lun: lun.to_string(),
+        vendor: inquiry.vendor,
+        product: inquiry.product,
+        revision: inquiry.revision,
+        block_bytes: capacity.block_len,
+        blocks: capacity.blocks,
+        bytes: capacity.bytes(),
+    })
+}
+
+fn table(disks: &[Disk]) -> String {
+    let mut text = format!(
+        "{:<4} {:<8} {:<16} {:<4} {:>6} {:>14} {:>16}\n",
+        "LUN", "vendor", "product", "rev", "block", "blocks", "bytes"
+    );
+    for disk in disks {
+        text += &format!(
+            "{:<4} {:<8} {:<16} {:<4} {:>6} {:>14} {:>16}\n",
+            disk.lun,
+            disk.vendor,
+            disk.product,
+            disk.revision,
+            disk.block_bytes,
+            disk.blocks,
+            disk.bytes
+        );
+    }
+    text
+}
