@@ -26,6 +26,7 @@ mod allocator;
 mod footprint;
 mod packets;
 mod registration;
+mod srp;
 
 /// Repetitions of every operation.
 const TIMES: u32 = 1000;
