@@ -2,6 +2,7 @@
 //!
 //! It is collected while a machine is held, and carried out when it was let go.
 
+use smallvec::SmallVec;
 use verbs_core::mem::MrTable;
 use verbs_core::sync::Arc;
 use verbs_core::sync::atomic::Ordering::Acquire;
@@ -20,7 +21,8 @@ use crate::transport::Notes;
 /// What a turn leads to, done when the machine is free again.
 #[derive(Default)]
 pub(crate) struct Effects {
-    pub(crate) fire: Vec<Arc<CqRing>>,
+    /// The few that a packet leads to are kept in place: they cost no allocation.
+    pub(crate) fire: SmallVec<[Arc<CqRing>; 2]>,
     pub(crate) overrun: Vec<Arc<CqRing>>,
     /// Who was put off by a completion queue that changes hands.
     pub(crate) waiting: Vec<(Arc<CqRing>, Arc<QueuePair>)>,
@@ -32,7 +34,7 @@ pub(crate) struct Effects {
     /// Who has packets for which the link has no room.
     pub(crate) stalled: Vec<Arc<QueuePair>>,
     /// Ports on the same link that packets have been brought to.
-    pub(crate) fed: Vec<Arc<dyn Due>>,
+    pub(crate) fed: Fed,
     /// What the link has told about itself.
     pub(crate) news: Vec<Change>,
     pub(crate) raise: Vec<(Arc<QueuePair>, EventType)>,
@@ -47,10 +49,13 @@ pub(crate) struct Effects {
     pub(crate) after: Vec<Job>,
 }
 
+/// Ports that packets have been brought to; most often it is one.
+pub(crate) type Fed = SmallVec<[Arc<dyn Due>; 1]>;
+
 /// See [`Effects::take_packets`].
 pub(crate) struct ForDriver {
     pub(crate) stalled: Vec<Arc<QueuePair>>,
-    pub(crate) fed: Vec<Arc<dyn Due>>,
+    pub(crate) fed: Fed,
     pub(crate) news: Vec<Change>,
 }
 
@@ -138,11 +143,7 @@ impl Effects {
             again,
             later,
         } = notes;
-        let push = |wanted: bool, list: &mut Vec<Arc<CqRing>>, cq: &Arc<CqRing>| {
-            if wanted {
-                list.push(Arc::clone(cq));
-            }
-        };
+        let noted = |wanted: bool, cq: &Arc<CqRing>| wanted.then(|| Arc::clone(cq));
         let own = |index| (Arc::clone(&qp.port.mrs), index);
         self.settle.extend(settle.into_iter().flatten().map(own));
         if again {
@@ -150,10 +151,10 @@ impl Effects {
         }
         self.later
             .extend(later.map(|index| (Arc::clone(qp), index)));
-        push(fire_send, &mut self.fire, &qp.send_cq);
-        push(fire_recv, &mut self.fire, recv_cq);
-        push(overrun_send, &mut self.overrun, &qp.send_cq);
-        push(overrun_recv, &mut self.overrun, recv_cq);
+        self.fire.extend(noted(fire_send, &qp.send_cq));
+        self.fire.extend(noted(fire_recv, recv_cq));
+        self.overrun.extend(noted(overrun_send, &qp.send_cq));
+        self.overrun.extend(noted(overrun_recv, recv_cq));
         if srq_limit {
             self.srq_limit.extend(srq.cloned());
         }

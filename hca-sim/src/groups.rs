@@ -18,7 +18,12 @@ pub(crate) struct Groups(Mutex<State>);
 struct State {
     /// By group, as often as a queue pair is attached.
     attached: Vec<(Gid, Arc<QueuePair>)>,
+    /// By group, each queue pair once: made anew with every change, so that no packet makes it.
+    members: Vec<(Gid, Members)>,
 }
+
+/// Who is attached to a group, each once.
+pub(crate) type Members = Arc<[Arc<QueuePair>]>;
 
 impl State {
     fn of(&self, group: Gid) -> impl Iterator<Item = &Arc<QueuePair>> {
@@ -28,11 +33,18 @@ impl State {
             .map(|(_, qp)| qp)
     }
 
-    fn count(&self) -> usize {
-        let mut groups: Vec<Gid> = self.attached.iter().map(|&(group, _)| group).collect();
-        groups.sort_unstable();
-        groups.dedup();
-        groups.len()
+    /// The attachments of a group have changed.
+    fn renew(&mut self, group: Gid) {
+        let mut members: Vec<Arc<QueuePair>> = Vec::new();
+        for qp in self.of(group) {
+            if !members.iter().any(|known| Arc::ptr_eq(known, qp)) {
+                members.push(Arc::clone(qp));
+            }
+        }
+        self.members.retain(|&(own, _)| own != group);
+        if !members.is_empty() {
+            self.members.push((group, members.into()));
+        }
     }
 }
 
@@ -54,7 +66,7 @@ impl Groups {
             (
                 Attr::MaxMcastGrp,
                 MCAST_GROUPS,
-                state.count() >= MCAST_GROUPS as usize,
+                state.members.len() >= MCAST_GROUPS as usize,
             )
         } else {
             (Attr::MaxMcast, MCAST_QPS, members >= MCAST_QPS as usize)
@@ -63,6 +75,7 @@ impl Groups {
             return Err(Error::Exhausted { attr, max });
         }
         state.attached.push((group, Arc::clone(qp)));
+        state.renew(group);
         drop(state);
         // Each attachment joins, and the link counts: so none that goes takes it from another.
         driver.join(IpAddr::from(group)).map_err(|error| {
@@ -93,19 +106,16 @@ impl Groups {
         let found = state.attached.iter().position(own);
         if let Some(found) = found {
             state.attached.swap_remove(found);
+            state.renew(group);
         }
         found.is_some()
     }
 
-    /// Who is attached to that group, each once.
-    pub(crate) fn members(&self, group: Gid) -> Vec<Arc<QueuePair>> {
-        let mut members: Vec<Arc<QueuePair>> = Vec::new();
-        for qp in self.0.lock().of(group) {
-            if !members.iter().any(|known| Arc::ptr_eq(known, qp)) {
-                members.push(Arc::clone(qp));
-            }
-        }
-        members
+    /// Who is attached to that group, each once; `None` if nobody is.
+    pub(crate) fn members(&self, group: Gid) -> Option<Members> {
+        let state = self.0.lock();
+        let of_group = state.members.iter().find(|&&(own, _)| own == group);
+        of_group.map(|(_, members)| Arc::clone(members))
     }
 }
 

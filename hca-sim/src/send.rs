@@ -189,14 +189,13 @@ impl SendPoster {
     fn check_service(&self, wr: &SendWr<'_>) -> Result<(), PostError> {
         match (self.qp.qp_type, wr.dest) {
             (QpType::Rc | QpType::Uc | QpType::XrcSend, Dest::Peer) if wr.op.is_local() => Ok(()),
-            (QpType::XrcSend, Dest::Srq(_)) if is_masked(&wr.op) => Err(PostError::Unsupported),
             (QpType::Ud | QpType::Gsi | QpType::Smi, Dest::Datagram(to)) => {
                 let max = self.qp.port.mtu().bytes();
                 if !matches!(wr.op, SendOp::Send | SendOp::SendWithImm(_)) {
                     Err(PostError::Unsupported)
                 } else if wr.payload.len() > u64::from(max) {
                     Err(PostError::TooLong { max })
-                } else if self.qp.port.is_wire() && to.av.global.is_none() {
+                } else if self.qp.port.is_roce() && to.av.global.is_none() {
                     // RoCE has no LIDs: the GID is the address (IBTA annex A17.3).
                     Err(PostError::Unreachable)
                 } else {
@@ -307,14 +306,6 @@ impl SendPoster {
         self.qp.turn();
         Ok(())
     }
-}
-
-/// Whether it is an atomic with masks: those have packets of their own, for reliable connections only.
-fn is_masked(op: &SendOp) -> bool {
-    matches!(
-        op,
-        SendOp::MaskedCompareSwap { .. } | SendOp::MaskedFetchAdd { .. }
-    )
 }
 
 fn check_atomic(wr: &SendWr<'_>, remote: Remote) -> Result<(), PostError> {

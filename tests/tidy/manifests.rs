@@ -130,6 +130,8 @@ enum Place {
     Provider,
     /// verbs-cm.
     Cm,
+    /// verbs-sm.
+    Sm,
     /// The ULPs.
     Ulp,
     /// Shims and the command line: they choose the provider.
@@ -144,6 +146,7 @@ impl Place {
             "verbs-core" => Self::Core,
             "hca-sim" => Self::Provider,
             "verbs-cm" => Self::Cm,
+            "verbs-sm" => Self::Sm,
             "verbs-cli" => Self::Top,
             "verbs-tests" | "verbs-benches" => Self::Proof,
             name if name.starts_with("ulp-") => Self::Ulp,
@@ -156,7 +159,7 @@ impl Place {
     fn may_name(self, other: Self) -> bool {
         match self {
             Self::Core => false,
-            Self::Provider | Self::Cm => other == Self::Core,
+            Self::Provider | Self::Cm | Self::Sm => other == Self::Core,
             Self::Ulp => matches!(other, Self::Core | Self::Cm),
             Self::Top => !matches!(other, Self::Top | Self::Proof),
             Self::Proof => true,

@@ -298,12 +298,18 @@ fn member(folder: &str, name: &str, dependencies: &str) -> Member {
 #[test]
 fn edges_that_point_up_or_sideways_are_seen() {
     let house = |folder: &str, name: &str, dependency: &str| {
-        let mut members: Vec<Member> =
-            ["verbs-core", "hca-sim", "verbs-cm", "ulp-rds", "verbs-cli"]
-                .iter()
-                .filter(|other| **other != name)
-                .map(|name| member(name, name, ""))
-                .collect();
+        let mut members: Vec<Member> = [
+            "verbs-core",
+            "hca-sim",
+            "verbs-cm",
+            "verbs-sm",
+            "ulp-rds",
+            "verbs-cli",
+        ]
+        .iter()
+        .filter(|other| **other != name)
+        .map(|name| member(name, name, ""))
+        .collect();
         members.push(member(folder, name, dependency));
         manifests::edges(&members).len()
     };
@@ -312,6 +318,9 @@ fn edges_that_point_up_or_sideways_are_seen() {
         ("verbs-core", "hca-sim"),
         ("hca-sim", "verbs-cm"),
         ("verbs-cm", "hca-sim"),
+        ("verbs-sm", "hca-sim"),
+        ("verbs-sm", "verbs-cm"),
+        ("ulp-srp", "verbs-sm"),
         ("ulp-srp", "hca-sim"),
         ("ulp-srp", "ulp-rds"),
         ("verbs-tests-too", "verbs-core"),
@@ -321,6 +330,7 @@ fn edges_that_point_up_or_sideways_are_seen() {
     for (name, package) in [
         ("hca-sim", "verbs-core"),
         ("verbs-cm", "verbs-core"),
+        ("verbs-sm", "verbs-core"),
         ("ulp-srp", "verbs-cm"),
         ("verbs-cli", "hca-sim"),
         ("verbs-tests", "ulp-rds"),

@@ -1,4 +1,4 @@
-//! Addresses: what a GID says, how pingpong writes it, and where a `roce://` URL leads.
+//! Addresses: what a GID says, how pingpong writes it, and where a `roce://` or `rdma://` URL leads.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -7,14 +7,37 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
 use verbs_core::Gid;
 
-/// TCP port on which files are served unless another is named.
+/// Port on which files are served unless another is named, of TCP and of the connection manager.
 pub(crate) const SERVE_PORT: u16 = 7174;
 
 /// Hexadecimal digits of a GID.
 pub(crate) const GID_DIGITS: usize = 32;
 
-/// What a URL of a served file begins with.
-const SCHEME: &[u8] = b"roce://";
+/// How a client finds the server, by what the URL of a file begins with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Scheme {
+    /// `roce://`: over TCP.
+    Roce,
+    /// `rdma://`: by the connection manager.
+    Rdma,
+}
+
+impl Scheme {
+    const ALL: [Self; 2] = [Self::Roce, Self::Rdma];
+
+    const fn prefix(self) -> &'static str {
+        match self {
+            Self::Roce => "roce://",
+            Self::Rdma => "rdma://",
+        }
+    }
+
+    /// That of a text, and what is behind it.
+    fn of(text: &[u8]) -> Option<(Self, &[u8])> {
+        let mut all = Self::ALL.into_iter();
+        all.find_map(|scheme| Some((scheme, text.strip_prefix(scheme.prefix().as_bytes())?)))
+    }
+}
 
 /// Bytes of a path at most, as the kernel has it (PATH_MAX).
 pub(crate) const PATH_BYTES_MAX: usize = 4096;
@@ -47,10 +70,11 @@ pub(crate) fn hex(digits: &[u8]) -> Option<u128> {
     })
 }
 
-/// Names a file that somebody serves: `roce://HOST[:PORT]/PATH`. The host is a name, an IPv4 address
+/// Names a file that somebody serves: `roce://HOST[:PORT]/PATH` or `rdma://...`. The host is a name, an IPv4 address
 /// or an IPv6 address in brackets; `%` and two digits in the path stand for a byte.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct RoceUrl {
+pub(crate) struct ServedUrl {
+    pub(crate) scheme: Scheme,
     /// A name, or an address without brackets.
     pub(crate) host: String,
     pub(crate) port: u16,
@@ -61,9 +85,9 @@ pub(crate) struct RoceUrl {
 /// Why a URL names nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum UrlError {
-    #[error("the host is missing; roce://HOST:PORT/PATH would be right")]
+    #[error("the host is missing; roce://HOST:PORT/PATH or rdma:// would be right")]
     NoHost,
-    #[error("the path is missing; roce://HOST:PORT/PATH would be right")]
+    #[error("the path is missing; roce://HOST:PORT/PATH or rdma:// would be right")]
     NoPath,
     #[error("the host is no name and no address; IPv6 addresses are written in brackets")]
     Host,
@@ -75,29 +99,35 @@ pub(crate) enum UrlError {
     LongPath,
 }
 
-impl RoceUrl {
+impl ServedUrl {
     /// Whether this is meant to be such a URL rather than the name of a file.
     pub(crate) fn is_meant(text: &[u8]) -> bool {
-        text.starts_with(SCHEME)
+        Scheme::of(text).is_some()
     }
 
     /// Takes a URL apart.
     pub(crate) fn parse(text: &[u8]) -> Result<Self, UrlError> {
-        let rest = text.strip_prefix(SCHEME).ok_or(UrlError::NoHost)?;
+        let (scheme, rest) = Scheme::of(text).ok_or(UrlError::NoHost)?;
         let slash = rest.iter().position(|&byte| byte == b'/');
         let (authority, path) = rest.split_at(slash.unwrap_or(rest.len()));
         let (host, port) = authority_parts(authority)?;
         let path = decode(path.strip_prefix(b"/").unwrap_or(path))?;
-        Ok(Self { host, port, path })
+        Ok(Self {
+            scheme,
+            host,
+            port,
+            path,
+        })
     }
 }
 
-impl fmt::Display for RoceUrl {
+impl fmt::Display for ServedUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.scheme.prefix())?;
         if self.host.contains(':') {
-            write!(f, "roce://[{}]:{}/", self.host, self.port)?;
+            write!(f, "[{}]:{}/", self.host, self.port)?;
         } else {
-            write!(f, "roce://{}:{}/", self.host, self.port)?;
+            write!(f, "{}:{}/", self.host, self.port)?;
         }
         for &byte in self.path.as_bytes() {
             if byte.is_ascii_graphic() && byte != b'%' {
@@ -179,8 +209,8 @@ mod tests {
 
     use super::*;
 
-    fn url(text: &str) -> Result<RoceUrl, UrlError> {
-        RoceUrl::parse(text.as_bytes())
+    fn url(text: &str) -> Result<ServedUrl, UrlError> {
+        ServedUrl::parse(text.as_bytes())
     }
 
     #[test]
@@ -193,8 +223,18 @@ mod tests {
             ("roce://h//etc/passwd", "h", SERVE_PORT, "/etc/passwd"),
         ];
         for (text, host, port, path) in right {
-            let (host, path) = (host.into(), path.into());
-            assert_eq!(url(text), Ok(RoceUrl { host, port, path }), "{text}");
+            let (host, path): (String, OsString) = (host.into(), path.into());
+            for scheme in Scheme::ALL {
+                let text = text.replace("roce://", scheme.prefix());
+                let (host, path) = (String::clone(&host), OsString::clone(&path));
+                let expected = ServedUrl {
+                    scheme,
+                    host,
+                    port,
+                    path,
+                };
+                assert_eq!(url(&text), Ok(expected), "{text}");
+            }
         }
         let wrong = [
             ("roce://", UrlError::NoHost),
@@ -248,20 +288,22 @@ mod tests {
         #[test]
         fn every_url_comes_back(
             host in "[a-z0-9.-]{1,20}", v6: [u8; 16], is_v6: bool, port in 1..=u16::MAX,
-            path in proptest::collection::vec(1..=u8::MAX, 1..200),
+            path in proptest::collection::vec(1..=u8::MAX, 1..200), managed: bool,
         ) {
             let host = if is_v6 { Ipv6Addr::from(v6).to_string() } else { host };
-            let url = RoceUrl { host, port, path: OsString::from_vec(path) };
-            prop_assert_eq!(RoceUrl::parse(url.to_string().as_bytes()), Ok(url));
+            let scheme = if managed { Scheme::Rdma } else { Scheme::Roce };
+            let url = ServedUrl { scheme, host, port, path: OsString::from_vec(path) };
+            prop_assert_eq!(ServedUrl::parse(url.to_string().as_bytes()), Ok(url));
         }
 
         #[test]
         fn any_bytes_are_taken_or_refused(
             text in proptest::collection::vec(any::<u8>(), 0..64), near in "[h:%0-9/\\[\\]@]{0,12}",
         ) {
-            for text in [&[SCHEME, &text].concat()[..], &[SCHEME, near.as_bytes()].concat(), &text] {
-                if let Ok(url) = RoceUrl::parse(text) {
-                    prop_assert_eq!(RoceUrl::parse(url.to_string().as_bytes()), Ok(url));
+            let scheme = Scheme::Rdma.prefix().as_bytes();
+            for text in [&[scheme, &text].concat()[..], &[scheme, near.as_bytes()].concat(), &text] {
+                if let Ok(url) = ServedUrl::parse(text) {
+                    prop_assert_eq!(ServedUrl::parse(url.to_string().as_bytes()), Ok(url));
                 }
                 let _ = gid_from_digits(text);
             }

@@ -12,8 +12,9 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::Serialize;
 use verbs_core::Mtu;
 
-use crate::address::{RoceUrl, UrlError};
+use crate::address::{ServedUrl, UrlError};
 use crate::connect_bench::{self, ConnectBenchArgs};
+use crate::ipoib::{self, IpoibArgs};
 use crate::rping::{self, RpingArgs};
 use crate::sim::{self, SimArgs};
 use crate::srp::{self, SrpArgs};
@@ -92,6 +93,9 @@ pub(crate) enum Command {
     /// Show what a device can do, as ibv_devinfo does
     #[command(after_help = DEVINFO_EXAMPLES)]
     Devinfo(DevinfoArgs),
+    /// IP over a simulated InfiniBand subnet: interfaces for ping, iperf3 and ssh
+    #[command(long_about = ipoib::ABOUT, after_help = ipoib::EXAMPLES)]
+    Ipoib(IpoibArgs),
     /// Send messages back and forth, as ibv_rc_pingpong and its siblings do
     #[command(long_about = PINGPONG_ABOUT, after_help = PINGPONG_EXAMPLES)]
     Pingpong(PingpongArgs),
@@ -116,8 +120,8 @@ const COPY_ABOUT: &str = "\
 Copy a file from one software HCA to another by RDMA WRITEs.
 
 SRC is read into registered memory of one HCA and moved by WRITEs over a reliable connection into \
-registered memory of another: both in this process, or the first in a `verbs serve` that a roce:// URL \
-names. There, PATH is relative to the directory that is served; % and two hexadecimal digits stand for \
+registered memory of another: both in this process, or the first in a `verbs serve` that a URL names, \
+roce:// to find it over TCP or rdma:// by the connection manager of RDMA. There, PATH is relative to the directory that is served; % and two hexadecimal digits stand for \
 a byte. The receiver takes the digest (BLAKE3) of what \
 arrived and writes it to DST, which appears under its name only when it is complete and the digest \
 is that of the source. Memory use is bounded by 2 * chunk * window, whatever the size of the file.";
@@ -275,7 +279,8 @@ fn mtu(text: &str) -> Result<Mtu, String> {
 
 #[derive(Args, Debug)]
 pub(crate) struct CopyArgs {
-    /// The file to copy: a regular file, or roce://HOST/PATH, with :PORT behind the host if it is not 7174
+    /// The file to copy: a regular file, or roce://HOST/PATH or rdma://HOST/PATH, with :PORT behind the
+    /// host if it is not 7174
     #[arg(value_parser = OsStringValueParser::new().try_map(Origin::parse))]
     pub(crate) src: Origin,
     /// Where to: a new name, or a regular file that is replaced
@@ -306,20 +311,20 @@ pub(crate) struct CopyArgs {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Origin {
     File(PathBuf),
-    Served(RoceUrl),
+    Served(ServedUrl),
 }
 
 impl Origin {
     fn parse(text: OsString) -> Result<Self, UrlError> {
-        match RoceUrl::is_meant(text.as_bytes()) {
-            true => RoceUrl::parse(text.as_bytes()).map(Self::Served),
+        match ServedUrl::is_meant(text.as_bytes()) {
+            true => ServedUrl::parse(text.as_bytes()).map(Self::Served),
             false => Ok(Self::File(text.into())),
         }
     }
 }
 
 fn destination(text: OsString) -> Result<PathBuf, &'static str> {
-    match RoceUrl::is_meant(text.as_bytes()) {
+    match ServedUrl::is_meant(text.as_bytes()) {
         true => Err("files can be fetched from a server, but not sent to one"),
         false => Ok(text.into()),
     }
@@ -328,7 +333,8 @@ fn destination(text: OsString) -> Result<PathBuf, &'static str> {
 const SERVE_ABOUT: &str = "\
 Serve the files of a directory to `verbs copy roce://HOST:PORT/PATH DST` on this and other hosts.
 
-Clients find the server over TCP; the files go by RDMA WRITEs over reliable connections, in UDP packets \
+Clients find the server over TCP (roce://), or by the connection manager of RDMA (rdma://) where \
+--listen or --bind names an address of this host; the files go by RDMA WRITEs over reliable connections, in UDP packets \
 to port 4791, which one program at a time has on each address of a host. Only regular files beneath \
 DIR are served; symbolic links are followed as long as they stay there. Everybody who reaches the port \
 can read them. A client takes 64 MiB of memory at most. Ends when it is interrupted.";
@@ -339,6 +345,7 @@ Examples:
   verbs copy roce://127.0.0.1/A B              fetch DIR/A, in another terminal
 
   verbs serve DIR --listen 192.0.2.1:7000      on one address and another port
+  verbs copy rdma://192.0.2.1:7000/A B         fetch DIR/A without TCP
   verbs serve DIR --bind fd77::1 --bind 192.0.2.1
                                                on all addresses, but packets to and from these
 
@@ -352,7 +359,8 @@ Errors of clients are one sentence each on stderr.";
 pub(crate) struct ServeArgs {
     /// The directory whose files are served
     pub(crate) dir: PathBuf,
-    /// TCP address on which clients come; default: port 7174 on all
+    /// Address and port, of TCP and of the connection manager, on which clients come; default: port 7174
+    /// of TCP on all
     #[arg(long, value_name = "ADDR:PORT")]
     pub(crate) listen: Option<SocketAddr>,
     /// Clients served at the same time; others are told to come again
@@ -411,12 +419,16 @@ pub(crate) enum Bench {
     Write,
     /// RDMA READ in one thread, by size
     Read,
+    /// Fast registration and local invalidate through the send queue
+    Registration,
     /// One way between two threads, half a round trip
     Latency,
     /// From one thread to another, as fast as it goes
     Stream,
     /// Many queue pairs round robin
     Qps,
+    /// Messages beside 100,000 control verbs a second
+    Load,
     /// RoCEv2 over UDP on the loopback interface
     Wire,
 }
@@ -426,10 +438,11 @@ impl Bench {
     pub(crate) fn about(self) -> &'static str {
         match self {
             Self::Control => "verbs awaited in turn",
-            Self::Send | Self::Write | Self::Read => "one thread",
+            Self::Send | Self::Write | Self::Read | Self::Registration => "one thread",
             Self::Latency => "two threads, one way",
             Self::Stream => "two threads, window of 64",
             Self::Qps => "connections in turn",
+            Self::Load => "messages and control verbs",
             Self::Wire => "RoCEv2 over UDP",
         }
     }

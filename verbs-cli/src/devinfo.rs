@@ -6,7 +6,7 @@ use std::fmt::{self, Write};
 use futures::executor::block_on;
 use hca_sim::Hca;
 use serde::{Serialize, Serializer};
-use verbs_core::{DeviceAttr, Error, Mtu, PortAttr};
+use verbs_core::{DeviceAttr, DeviceCap, Error, Mtu, PortAttr};
 
 /// Why the device could not be shown.
 #[derive(Debug, thiserror::Error)]
@@ -126,14 +126,18 @@ impl Rows for Attributes<DeviceAttr> {
     fn details(&self) -> Vec<Row> {
         let attr = &self.0;
         let number = |n: u32| Number(n.into());
-        let caps = attr.caps.iter_names().map(|(name, _)| name).collect();
+        let names = |caps: DeviceCap| caps.iter_names().map(|(name, _)| name).collect();
+        let absent = DeviceCap::all().difference(attr.caps);
         let at_all_qps = u64::from(attr.max_qp_rd_atom) * u64::from(attr.max_qp);
         let in_all_groups = u64::from(attr.max_mcast_grp) * u64::from(attr.max_mcast_qp_attach);
         let mut rows = vec![
             ("max_mr_size", Hex(attr.max_mr_size, 0)),
             ("max_qp", number(attr.max_qp)),
             ("max_qp_wr", number(attr.max_qp_wr)),
-            ("device_cap_flags", Flags(attr.caps.bits(), caps)),
+            (
+                "device_cap_flags",
+                Flags(attr.caps.bits(), names(attr.caps)),
+            ),
             ("max_sge", number(attr.max_sge)),
             ("max_sge_rd", number(attr.max_sge)),
             ("max_cq", number(attr.max_cq)),
@@ -181,6 +185,9 @@ impl Rows for Attributes<DeviceAttr> {
         rows.push(("max_xrcd", number(attr.max_xrcd)));
         let types: Vec<String> = attr.qp_types.iter().map(ToString::to_string).collect();
         rows.push(("qp_types", Text(types.join(" "))));
+        // Of the flags that this project knows.
+        let flags = Flags(absent.bits(), names(absent));
+        rows.push(("absent_cap_flags", flags));
         rows
     }
 }
@@ -327,7 +334,7 @@ where
 
 #[cfg(test)]
 mod tests {
-    use verbs_core::{AtomicCap, DeviceCap, Gid, Guid, Lid, LinkLayer, PortState};
+    use verbs_core::{AtomicCap, Gid, Guid, Lid, LinkLayer, PortState};
 
     use super::*;
 
@@ -426,6 +433,10 @@ hca_id:\tsim7
         assert_eq!(json["hca_id"], "sim7");
         assert_eq!(json["max_mr_size"], 1_u64 << 40);
         assert_eq!(json["device_cap_flags"][1], "RC_RNR_NAK_GEN");
+        let count = |name: &str| json[name].as_array().map_or(0, Vec::len);
+        let every = DeviceCap::all().iter_names().count();
+        assert_eq!(count("device_cap_flags") + count("absent_cap_flags"), every);
+        assert_eq!(json["absent_cap_flags"][0], "RESIZE_MAX_WR");
         assert_eq!(json["ports"][0]["port"], 1);
         assert_eq!(json["ports"][0]["active_mtu"], 1024);
         assert_eq!(json["ports"][0]["state"], "PORT_ACTIVE");

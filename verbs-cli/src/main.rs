@@ -10,6 +10,7 @@ mod connect_bench;
 mod copy;
 mod devinfo;
 mod exit;
+mod ipoib;
 mod net;
 mod pingpong;
 mod report;
@@ -27,6 +28,7 @@ use clap::Parser;
 
 use crate::cli::{BenchArgs, Cli, Command, CopyArgs, DevinfoArgs, PingpongArgs, ServeArgs};
 use crate::connect_bench::ConnectBenchArgs;
+use crate::ipoib::IpoibArgs;
 use crate::rping::RpingArgs;
 use crate::sim::SimArgs;
 use crate::srp::SrpArgs;
@@ -40,6 +42,7 @@ fn main() -> ExitCode {
         Command::Devinfo(args) => run_devinfo(&args),
         Command::Pingpong(args) => run_pingpong(&args),
         Command::ConnectBench(args) => run_connect_bench(&args),
+        Command::Ipoib(args) => run_ipoib(&args),
         Command::Rping(args) => run_rping(&args),
         Command::Serve(args) => run_serve(&args),
         Command::Sim(args) => run_sim(&args),
@@ -105,6 +108,11 @@ fn run_srp(args: &SrpArgs) -> Result<(), u8> {
 fn run_subnet(args: &SubnetArgs) -> Result<(), u8> {
     subnet::run(args, &mut io::stdout())
         .map_err(|error| complain("subnet", &error, error.exit_code()))
+}
+
+fn run_ipoib(args: &IpoibArgs) -> Result<(), u8> {
+    ipoib::run(args, &mut io::stdout())
+        .map_err(|error| complain("ipoib", &error, error.exit_code()))
 }
 
 fn run_bench(args: &BenchArgs) -> Result<(), u8> {

@@ -1,8 +1,9 @@
-//! TCP, as far as commands need it: connections with deadlines on every step.
+//! TCP, as far as commands need it: connections with deadlines on every step; and how to find a peer.
 
 use std::io::{self, Read, Write};
 use std::net::{
     IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs,
+    UdpSocket,
 };
 use std::time::{Duration, Instant};
 
@@ -28,6 +29,22 @@ pub(crate) enum NetError {
         host: String,
         port: u16,
         error: io::Error,
+    },
+    #[error("cannot connect to {host} port {port}: {error}")]
+    Manager {
+        host: String,
+        port: u16,
+        error: verbs_cm::Error,
+    },
+    #[error("cannot listen on {address}: {error}")]
+    Service {
+        address: SocketAddr,
+        error: verbs_cm::Error,
+    },
+    #[error("cannot {doing}: {error}")]
+    Verb {
+        doing: &'static str,
+        error: verbs_core::Error,
     },
     #[error("the connection to {peer} failed: {error}")]
     Broken { peer: SocketAddr, error: io::Error },
@@ -55,8 +72,8 @@ impl Connection {
             port,
             error,
         };
-        let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
-        for address in (host, port).to_socket_addrs().map_err(failed)? {
+        let mut last = no_address();
+        for address in lookup(host, port)? {
             match TcpStream::connect_timeout(&address, PATIENCE) {
                 Ok(stream) => return Self::new(stream).map_err(failed),
                 Err(error) => last = error,
@@ -174,6 +191,37 @@ impl Connection {
             },
         }
     }
+}
+
+/// The addresses of a host. Blocks while the name is looked up.
+pub(crate) fn lookup(host: &str, port: u16) -> Result<Vec<SocketAddr>, NetError> {
+    let found = (host, port).to_socket_addrs().and_then(|all| {
+        let all: Vec<_> = all.collect();
+        match all.is_empty() {
+            true => Err(no_address()),
+            false => Ok(all),
+        }
+    });
+    found.map_err(|error| NetError::Connect {
+        host: host.into(),
+        port,
+        error,
+    })
+}
+
+fn no_address() -> io::Error {
+    io::Error::new(io::ErrorKind::NotFound, "the name has no address")
+}
+
+/// Where the system sends from to reach that address. Sends nothing.
+pub(crate) fn sends_from(peer: SocketAddr) -> io::Result<IpAddr> {
+    let any = match peer {
+        SocketAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+        SocketAddr::V6(_) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+    };
+    let socket = UdpSocket::bind((any, 0))?;
+    socket.connect(peer)?;
+    Ok(socket.local_addr()?.ip())
 }
 
 /// Listens on that address, or else on all of this host.

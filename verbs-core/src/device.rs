@@ -295,13 +295,7 @@ impl Device {
     /// # Errors
     /// [`Error::Invalid`] for a port that the device does not have.
     pub fn modify_port(&self, port: u8) -> Request<'_, ModifyPort> {
-        let change = ModifyPort {
-            port,
-            reset_qkey_viol_cntr: false,
-            set_caps: 0,
-            clear_caps: 0,
-        };
-        Request::new(&self.core, change)
+        self.core.modify_port(port)
     }
 
     /// What is pending, and what threads are issuing at this moment (K15). Takes no lock that a
@@ -398,6 +392,17 @@ impl DeviceCore {
     #[inline]
     pub fn query_port(self: &Arc<Self>, port: u8) -> Request<'_, QueryPort> {
         Request::new(self, QueryPort { port })
+    }
+
+    /// As [`Device::modify_port`], for services.
+    pub fn modify_port(self: &Arc<Self>, port: u8) -> Request<'_, ModifyPort> {
+        let change = ModifyPort {
+            port,
+            reset_qkey_viol_cntr: false,
+            set_caps: 0,
+            clear_caps: 0,
+        };
+        Request::new(self, change)
     }
 
     /// As [`Device::query_gid`].

@@ -81,11 +81,17 @@ handle!(FmrPool, FmrPoolCore, DestroyFmrPool);
 /// The direct calls of a pool that a provider implements.
 pub trait RawFmrPool: Send + Sync + fmt::Debug {
     /// Gives a key of the pool these pages instead of those it had, under that key, whose byte is a new
-    /// one. `list` becomes one that is not used any more. Never blocks.
+    /// one; the first byte is reached at `iova`. `list` becomes one that is not used any more. Never blocks.
     ///
     /// # Errors
     /// [`Error::Busy`] if another thread may be looking at what the key stood for: it is invalid then.
-    fn map(&mut self, key: LKey, list: &mut PageList, access: Access) -> Result<(), Error>;
+    fn map(
+        &mut self,
+        key: LKey,
+        list: &mut PageList,
+        iova: u64,
+        access: Access,
+    ) -> Result<(), Error>;
 }
 
 /// A mapping of a pool's; goes back by [`FmrPool::unmap`].
@@ -232,9 +238,9 @@ impl Pd {
 }
 
 impl Keys {
-    fn hit(&mut self, list: &[(u64, u32)]) -> Option<u32> {
+    fn hit(&mut self, list: &[(u64, u32)], iova: Option<u64>) -> Option<u32> {
         let len = list.iter().map(|&(_, len)| u64::from(len)).sum();
-        let at = *self.cached.get(&(list.first()?.0, len))?;
+        let at = *self.cached.get(&(iova.unwrap_or(list.first()?.0), len))?;
         let slot = &mut self.slots[at as usize];
         if slot.flushing || slot.pieces != list {
             return None;
@@ -303,28 +309,51 @@ impl FmrPool {
         E: IntoIterator<Item = Extent<'m>>,
         E::IntoIter: Clone + ExactSizeIterator,
     {
-        let (extents, attr) = (extents.into_iter(), self.core.attr);
+        self.map_to(extents.into_iter(), None)
+    }
+
+    /// As [`FmrPool::map`], at an address of the caller's choice instead of the first byte's own. It must
+    /// have the first byte's offset in its page.
+    ///
+    /// # Errors
+    /// As [`FmrPool::map`]; [`Error::Mismatch`] too for another offset.
+    pub fn map_at<'m, E>(&mut self, extents: E, iova: u64) -> Result<Fmr, Error>
+    where
+        E: IntoIterator<Item = Extent<'m>>,
+        E::IntoIter: Clone + ExactSizeIterator,
+    {
+        self.map_to(extents.into_iter(), Some(iova))
+    }
+
+    fn map_to<'m, E>(&mut self, extents: E, iova: Option<u64>) -> Result<Fmr, Error>
+    where
+        E: Iterator<Item = Extent<'m>> + Clone + ExactSizeIterator,
+    {
+        let attr = self.core.attr;
         let place = |extent: Extent<'_>| (extent.memory.addr() + extent.offset as u64, extent.len);
         let pieces: Vec<_> = match attr.cache {
             true => extents.clone().map(place).collect(),
             false => Vec::new(),
         };
-        let hit = self.core.keys.lock().hit(&pieces);
+        let hit = self.core.keys.lock().hit(&pieces, iova);
         if let Some(at) = hit {
             return Ok(self.mapping(at));
         }
         let wanted = extents.len();
-        if self.list.fill(Layout::Pages(Layout::PAGE), extents)? != wanted {
+        let filled = self.list.fill(Layout::Pages(Layout::PAGE), extents)?;
+        let (own, len) = (self.list.addr(), self.list.len());
+        let addr = iova.unwrap_or(own);
+        let fits = (addr ^ own).is_multiple_of(u64::from(Layout::PAGE));
+        if filled != wanted || !fits || addr.checked_add(len).is_none() {
             self.list.clear()?;
             return Err(Error::Mismatch {
                 attr: Attr::PageList,
                 why: crate::error::Why::Alignment,
             });
         }
-        let (addr, len) = (self.list.addr(), self.list.len());
         loop {
             let (at, key) = self.take()?;
-            let mapped = self.raw.map(key, &mut self.list, attr.access);
+            let mapped = self.raw.map(key, &mut self.list, addr, attr.access);
             let mut keys = self.core.keys.lock();
             if mapped.is_err() {
                 // Somebody is looking at what it stood for; the flush waits for that.

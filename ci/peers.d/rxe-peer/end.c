@@ -31,7 +31,16 @@ int create(struct end *e, int server)
 		.send_cq = e->send_cq, .recv_cq = e->recv_cq, .qp_type = IBV_QPT_RC,
 		.cap = { .max_send_wr = 2 * p->count + 8, .max_recv_wr = 2 * p->count + 8, .max_send_sge = 2, .max_recv_sge = 2 },
 	};
-	CHECK(e->qp = ibv_create_qp(e->pd, &init), "create_qp: %m");
+	if (!server && is(e, "atomic-write")) {
+		/* Only queue pairs that were made for it post it, by a call of its own. */
+		struct ibv_qp_init_attr_ex ex = {
+			.send_cq = e->send_cq, .recv_cq = e->recv_cq, .qp_type = IBV_QPT_RC, .cap = init.cap, .pd = e->pd,
+			.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS, .send_ops_flags = IBV_QP_EX_WITH_ATOMIC_WRITE,
+		};
+		CHECK(e->qp = ibv_create_qp_ex(device, &ex), "create_qp_ex: %m");
+	} else {
+		CHECK(e->qp = ibv_create_qp(e->pd, &init), "create_qp: %m");
+	}
 	struct ibv_qp_attr attr = {
 		.qp_state = IBV_QPS_INIT, .port_num = 1,
 		.qp_access_flags = server && is(e, "no-qp-right") ? IBV_ACCESS_REMOTE_READ :
@@ -125,8 +134,23 @@ int post_recv(struct end *e, uint64_t id, uint8_t *at, uint32_t size)
 	return 0;
 }
 
+static int post_atomic_write(struct end *e, uint64_t id, uint8_t *at, uint64_t offset, int flags)
+{
+	struct ibv_qp_ex *qp = ibv_qp_to_qp_ex(e->qp);
+	CHECK(qp, "the queue pair has no calls of its own");
+	ibv_wr_start(qp);
+	qp->wr_id = id;
+	qp->wr_flags = flags;
+	ibv_wr_atomic_write(qp, e->peer.rkey, e->peer.addr + offset, at);
+	int code = ibv_wr_complete(qp);
+	CHECK(!code, "ATOMIC WRITE %lu: %s", id, strerror(code));
+	return 0;
+}
+
 int post(struct end *e, uint64_t id, enum ibv_wr_opcode opcode, uint8_t *at, uint32_t size, uint64_t offset, int flags)
 {
+	if (opcode == IBV_WR_ATOMIC_WRITE)
+		return post_atomic_write(e, id, at, offset, flags);
 	struct ibv_sge sge = { (uintptr_t)at, size, e->mr->lkey };
 	struct ibv_send_wr wr = { .wr_id = id, .sg_list = &sge, .num_sge = size ? 1 : 0, .opcode = opcode, .send_flags = flags }, *bad;
 	if (opcode == IBV_WR_ATOMIC_FETCH_AND_ADD || opcode == IBV_WR_ATOMIC_CMP_AND_SWP) {

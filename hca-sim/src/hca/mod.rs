@@ -10,8 +10,10 @@ mod windows;
 mod xrc;
 
 use std::fmt;
+use std::path::Path;
 
 use verbs_core::device::{DeviceCore, OpenDevice};
+use verbs_core::mad::{MadArrival, MadBytes, MadVerdict};
 use verbs_core::object::Base;
 use verbs_core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use verbs_core::sync::{Arc, Mutex, Weak};
@@ -24,6 +26,7 @@ use crate::builder::Builder;
 use crate::command::{CommandConfig, CommandInterface};
 use crate::hca::device::About;
 use crate::limits::{self, Limits};
+use crate::link::fabric::{AttachError, RemotePort};
 use crate::link::{Loopback, PacketLink};
 use crate::port::Port;
 use crate::qp::QueuePair;
@@ -84,6 +87,15 @@ impl Hca {
     /// addresses.
     pub fn over(link: impl PacketLink + 'static) -> Builder {
         Builder::over(Box::new(link))
+    }
+
+    /// Begins an HCA on a port of a node of the subnet that another process hosts at that path, as
+    /// `verbs subnet` does. Waits for the host's answer, which comes at once.
+    ///
+    /// # Errors
+    /// [`AttachError`].
+    pub fn subnet(path: &Path, node: &str, port: u8) -> Result<Builder, AttachError> {
+        RemotePort::attach(path, node, port).map(Self::over)
     }
 
     pub(crate) fn new(
@@ -169,9 +181,10 @@ impl Hca {
         &self.about.attr.name
     }
 
-    /// Local identifier of its port.
+    /// Local identifier of its port; in a subnet 0 until its manager has set it.
     pub fn lid(&self) -> Lid {
-        self.port.lid
+        let info = self.port.sheet().info;
+        info.map_or(self.port.lid, |info| info.lid)
     }
 
     /// Global identifier of its port, the first one if it has several.
@@ -261,6 +274,10 @@ impl Provider for Hca {
 
     fn query_provider(&self, port: u8) -> ProviderAttr {
         self.provider_attr(port)
+    }
+
+    fn process_mad(&self, incoming: &MadArrival<'_>, reply: &mut MadBytes) -> MadVerdict {
+        self.answer_mad(incoming, reply)
     }
 
     fn timer(&self) -> Option<Arc<dyn Timer>> {

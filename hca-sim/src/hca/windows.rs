@@ -40,9 +40,15 @@ impl fmt::Debug for Fast {
 struct Pool(Arc<MrTable>);
 
 impl RawFmrPool for Pool {
-    fn map(&mut self, key: LKey, list: &mut PageList, access: Access) -> Result<(), Error> {
+    fn map(
+        &mut self,
+        key: LKey,
+        list: &mut PageList,
+        iova: u64,
+        access: Access,
+    ) -> Result<(), Error> {
         self.0
-            .remap(key, list, access)
+            .remap(key, list, iova, access)
             .map_err(|_stopped| Error::Busy)
     }
 }

@@ -57,6 +57,13 @@ rows! {
         XrcWrite = "XRC WRITE",
         XrcRead = "XRC READ",
         XrcReceive = "XRC receive",
+        BindMw = "BIND_MW",
+        SendInv = "SEND inv",
+        WindowOne = "window 1",
+        WindowTwoA = "window 2A",
+        WindowTwoB = "window 2B",
+        FastKey = "fast key",
+        PoolKey = "pool key",
     }
 }
 

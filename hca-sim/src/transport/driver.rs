@@ -395,6 +395,7 @@ impl Driver {
             dst: arrival.dst,
             tclass: arrival.tclass,
             local: arrival.local,
+            pkey_index: 0,
             head,
             payload,
         };
@@ -426,11 +427,11 @@ impl Driver {
 
     /// A packet for a multicast group: every queue pair that is attached to it takes a copy.
     fn arrived_for_group(port: &Port, packet: &Incoming<'_>, now: Instant, effects: &mut Effects) {
-        let members = port.groups.members(Gid::from(packet.dst));
-        if members.is_empty() {
+        let Some(members) = port.groups.members(Gid::from(packet.dst)) else {
             port.counters.strangers.up();
-        }
-        for qp in members {
+            return;
+        };
+        for qp in members.iter() {
             let sender = packet.head.ext().deth.map(|deth| deth.src_qpn);
             let is_own = sender == Some(qp.qpn) && port.has_address(packet.src);
             if !(is_own && qp.blocks_own_multicast) {

@@ -76,6 +76,8 @@ pub(crate) struct Path {
     pub(crate) service: Service,
     pub(crate) dest_qpn: Qpn,
     pub(crate) pkey: PKey,
+    /// Of queue pairs 0 and 1, whose datagrams name their partition themselves.
+    pub(crate) is_special: bool,
     /// Of a queue pair for datagrams: the one that datagrams to it have to bring.
     pub(crate) qkey: QKey,
     pub(crate) mtu: Mtu,
@@ -100,7 +102,12 @@ impl Path {
     /// Whether packets of that service are for this queue pair. Reliable connections have some that no
     /// specification has.
     pub(crate) fn takes(&self, service: Service) -> bool {
-        service == self.service || (service, self.service) == (Service::Own, Service::Rc)
+        let added = match self.service {
+            Service::Rc => Service::Own,
+            Service::Xrc => Service::OwnXrc,
+            own => own,
+        };
+        service == self.service || service == added
     }
 }
 
@@ -113,6 +120,8 @@ pub(crate) struct Incoming<'a> {
     pub(crate) tclass: u8,
     /// On links with LIDs.
     pub(crate) local: Option<Local>,
+    /// Which entry of the P_Key table lets it in.
+    pub(crate) pkey_index: u16,
     pub(crate) head: Head,
     /// Without pad.
     pub(crate) payload: &'a [u8],

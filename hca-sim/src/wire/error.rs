@@ -60,6 +60,14 @@ pub enum WireError {
         /// The one in the packet.
         got: u32,
     },
+    /// The variant CRC is not the one computed over the packet.
+    #[error("VCRC {got:#06x}, expected {expected:#06x}")]
+    Vcrc {
+        /// The one computed.
+        expected: u16,
+        /// The one in the packet.
+        got: u16,
+    },
     /// The version field of an IP header is neither 4 nor 6, or not the one expected.
     #[error("IP version {0}")]
     IpVersion(u8),
@@ -85,6 +93,9 @@ pub enum WireError {
         /// The one in the header.
         got: u8,
     },
+    /// The local route header is followed by something raw, and not by a transport.
+    #[error("the local route header says that {0} follows, expected 2 (BTH) or 3 (GRH)")]
+    NextHeader(u8),
     /// The UDP destination port is not RoCEv2's.
     #[error("UDP destination port {0}, expected 4791")]
     Port(u16),
@@ -149,6 +160,8 @@ pub enum HeaderName {
     Feth,
     /// The masks of a masked atomic.
     MaskEth,
+    /// Local route header.
+    Lrh,
     /// Global route header.
     Grh,
     /// Invariant CRC.
@@ -173,6 +186,7 @@ impl fmt::Display for HeaderName {
             Self::Ieth => "IETH",
             Self::Feth => "FETH",
             Self::MaskEth => "MaskETH",
+            Self::Lrh => "LRH",
             Self::Grh => "GRH",
             Self::Icrc => "ICRC",
             Self::Ip => "the IP header",

@@ -1,4 +1,4 @@
-//! Wire formats of the InfiniBand transport and of RoCEv2, its encapsulation in UDP.
+//! Wire formats of InfiniBand and of RoCEv2, its transport's encapsulation in UDP.
 //!
 //! Two levels. A *view* (`BthView`, `RethView`, ...) lies over bytes: its constructor checks the
 //! length, its getters cannot fail afterwards, and it prints whatever it finds. A *repr* (`Bth`,
@@ -7,7 +7,8 @@
 //!
 //! From the outside in: [`Envelope`] is the IP and UDP header, [`Icrc`] covers it and what follows,
 //! [`Packet`] is a [`Head`] (the [`Bth`] and the extended headers that its [`Opcode`] calls for) with
-//! a borrowed payload. [`Seal`] is the ICRC of a flow whose headers a socket writes. Everything that
+//! a borrowed payload. On InfiniBand's own links [`Frame`] takes the envelope's place, and a [`Vcrc`] ends
+//! the packet. [`Seal`] is the ICRC of a flow whose headers a socket writes. Everything that
 //! depends on the opcode alone stands in one table, [`opcode`].
 //!
 //! Reserved bits are ignored on receipt and sent as zero. Nothing here allocates, waits or panics,
@@ -48,15 +49,18 @@ pub mod datagram;
 pub mod envelope;
 pub mod error;
 pub mod flush;
+pub mod frame;
 #[doc(hidden)]
 pub mod fuzz;
 pub mod grh;
 pub mod icrc;
 pub mod imm;
+pub mod lrh;
 pub mod opcode;
 pub mod packet;
 pub mod reth;
 pub mod seal;
+pub mod vcrc;
 
 pub use aeth::{Aeth, AethView, CreditCode, NakCode, RnrTimer, Syndrome};
 pub use atomic::{AtomicAckEth, AtomicAckEthView, AtomicEth, AtomicEthView};
@@ -65,12 +69,15 @@ pub use datagram::{Deth, DethView, XrcEth, XrcEthView};
 pub use envelope::{Envelope, Ipv4View, Net, ROCE_PORT, UdpView};
 pub use error::{HeaderName, WireError};
 pub use flush::{Feth, FethView, MaskEth, MaskEthView};
+pub use frame::Frame;
 pub use grh::{FlowLabel, Grh, GrhView};
 pub use icrc::{Icrc, Trailer};
 pub use imm::{Ieth, IethView, ImmDt, ImmDtView};
+pub use lrh::{Lrh, LrhView};
 pub use opcode::{
     Facts, Headers, Message, Needs, Opcode, Operation, PayloadRule, Place, Role, Service,
 };
 pub use packet::{Extended, Head, Packet, PacketView};
 pub use reth::{Reth, RethView};
 pub use seal::{Seal, Solution};
+pub use vcrc::Vcrc;

@@ -2,8 +2,9 @@
 //! annex A14 for XRC, annex A17.9 for congestion notification).
 //!
 //! An opcode byte is a service in its upper three bits and an operation in its lower five. Reliable
-//! datagram is not in the table. Masked atomics are in no specification: they have opcodes in the range of
-//! the manufacturer (0xc0 and up), and are spoken between our own ends only.
+//! datagram is not in the table. Masked atomics are in no specification: they have opcodes in the ranges of
+//! the manufacturer, 0xc0 and up on reliable connections and 0xe0 and up on extended ones, and are spoken
+//! between our own ends only.
 
 use std::fmt;
 
@@ -72,7 +73,7 @@ impl Opcode {
         let facts = self.facts();
         match (self.service, facts.role) {
             (Service::Ud, _) => facts.headers.union(Headers::DETH),
-            (Service::Xrc, Role::Request) => facts.headers.union(Headers::XRCETH),
+            (Service::Xrc | Service::OwnXrc, Role::Request) => facts.headers.union(Headers::XRCETH),
             _ => facts.headers,
         }
     }
@@ -148,17 +149,20 @@ pub enum Service {
     Xrc,
     /// What this crate adds to reliable connections, in a range that is the manufacturer's.
     Own,
+    /// The same for extended reliable connections.
+    OwnXrc,
 }
 
 impl Service {
     /// Every service.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Rc,
         Self::Uc,
         Self::Ud,
         Self::Congestion,
         Self::Xrc,
         Self::Own,
+        Self::OwnXrc,
     ];
 
     /// Its opcodes' upper three bits.
@@ -171,6 +175,7 @@ impl Service {
             Self::Congestion => 0x80,
             Self::Xrc => 0xa0,
             Self::Own => 0xc0,
+            Self::OwnXrc => 0xe0,
         }
     }
 
@@ -184,6 +189,7 @@ impl Service {
             Self::Congestion => Services::CONGESTION,
             Self::Xrc => Services::XRC,
             Self::Own => Services::OWN,
+            Self::OwnXrc => Services::OWN_XRC,
         }
     }
 }
@@ -197,6 +203,7 @@ impl fmt::Display for Service {
             Self::Congestion => "CNP",
             Self::Xrc => "XRC",
             Self::Own => "own",
+            Self::OwnXrc => "own XRC",
         })
     }
 }
@@ -327,6 +334,8 @@ bitflags! {
         const XRC = 1 << 4;
         /// What this crate adds to reliable connections.
         const OWN = 1 << 5;
+        /// What this crate adds to extended reliable connections.
+        const OWN_XRC = 1 << 6;
     }
 }
 
@@ -417,6 +426,8 @@ const EVERY: Services = CONNECTED.union(Services::UD);
 const NONE: Headers = Headers::empty();
 const RETH_IMM: Headers = Headers::RETH.union(Headers::IMMDT);
 const FETH_RETH: Headers = Headers::FETH.union(Headers::RETH);
+/// What is in no specification.
+const OURS: Services = Services::OWN.union(Services::OWN_XRC);
 const ATOMIC_MASK: Headers = Headers::ATOMIC_ETH.union(Headers::MASK_ETH);
 const AETH_ATOMIC: Headers = Headers::AETH.union(Headers::ATOMIC_ACK_ETH);
 const NOTHING: Needs = Needs::empty();
@@ -486,8 +497,8 @@ operations! {
     SendOnlyInv          = 0x17, "SEND Only with Invalidate",    RELIABLE,  Headers::IETH,       UpToMtu,   Request,  Send,        Only,   Needs::RECV_ENTRY;
     Flush                = 0x1c, "FLUSH",                        RELIABLE,  FETH_RETH,           Empty,     Request,  Flush,       Only,   Needs::READ_RESOURCE;
     AtomicWrite          = 0x1d, "ATOMIC WRITE",                 RELIABLE,  Headers::RETH,       Fixed(8),  Request,  AtomicWrite, Only,   Needs::READ_RESOURCE;
-    MaskedCompareSwap    = 0x13, "MASKED COMPARE SWAP", Services::OWN,      ATOMIC_MASK,         Empty,     Request,  Atomic,      Only,   Needs::READ_RESOURCE;
-    MaskedFetchAdd       = 0x14, "MASKED FETCH ADD",    Services::OWN,      ATOMIC_MASK,         Empty,     Request,  Atomic,      Only,   Needs::READ_RESOURCE;
+    MaskedCompareSwap    = 0x13, "MASKED COMPARE SWAP", OURS,               ATOMIC_MASK,         Empty,     Request,  Atomic,      Only,   Needs::READ_RESOURCE;
+    MaskedFetchAdd       = 0x14, "MASKED FETCH ADD",    OURS,               ATOMIC_MASK,         Empty,     Request,  Atomic,      Only,   Needs::READ_RESOURCE;
     CongestionNotification = 0x01, "CNP",             Services::CONGESTION, NONE,                Fixed(16), Notice,   Congestion,  Only,   NOTHING;
 }
 

@@ -498,7 +498,10 @@ fn a_pool_maps_and_flushes() {
     pool.flush().wait().unwrap();
     assert_eq!(pool.available(), 1, "the first is in use");
     assert_eq!(write(&mut b, first.remote(0), 3), [(3, OK)]);
-    let fourth = pool.map(pages(&memory, &[7])).unwrap();
+    let odd = pool.map_at(pages(&memory, &[7]), 0x7_0001);
+    assert!(matches!(odd, Err(Error::Mismatch { .. })), "{odd:?}");
+    let fourth = pool.map_at(pages(&memory, &[7]), 0x7_0000).unwrap();
+    assert_eq!(fourth.addr, 0x7_0000);
     assert_eq!(write(&mut b, fourth.remote(0), 4), [(4, OK)]);
     assert_eq!(write(&mut b, stale, 5), [(5, WcStatus::RemAccessErr)]);
     assert!(!pool.unmap(first));

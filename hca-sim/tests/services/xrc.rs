@@ -151,6 +151,58 @@ fn memory_is_checked_against_the_queue_that_is_named() {
     }
 }
 
+/// Goal: masked atomics reach the memory of the process that is named, and no other's: the old value comes
+/// back, and only the bits change that may.
+#[test]
+fn masked_atomics_keep_to_their_bits_and_their_queue() {
+    for way in Way::ALL {
+        let mut c = connection(way);
+        let (srqn, remote) = (c.processes[1].srq.srqn(), c.processes[1].mr.remote(64));
+        let word = c.ini.mr.slice(0..8);
+        let mut run = |op| {
+            let mut wr = Read::new(1, remote).into(word).srq(srqn).signaled().wr;
+            wr.op = op;
+            let wc = c.run(wr);
+            let old = c.ini.bytes(0..8).try_into().map(u64::from_ne_bytes);
+            (wc.status, wc.opcode, old.unwrap())
+        };
+        let start = SendOp::FetchAdd {
+            remote,
+            add: 0xffff,
+        };
+        assert_eq!(run(start), (WcStatus::Success, WcOpcode::FetchAdd, 0));
+        // Each byte is a number of its own.
+        let add = SendOp::MaskedFetchAdd {
+            remote,
+            add: 0x0102,
+            boundary: 0x8080,
+        };
+        let ok = WcStatus::Success;
+        assert_eq!(run(add), (ok, WcOpcode::MaskedFetchAdd, 0xffff), "{way:?}");
+        let swap = |compare| SendOp::MaskedCompareSwap {
+            remote,
+            compare,
+            compare_mask: 0x00ff,
+            swap: 0xaaaa,
+            swap_mask: 0xff00,
+        };
+        assert_eq!(run(swap(1)), (ok, WcOpcode::MaskedCompSwap, 0x0001));
+        assert_eq!(run(swap(2)), (ok, WcOpcode::MaskedCompSwap, 0xaa01));
+        let mut now = [0; 8];
+        c.processes[1].mr.read(64, &mut now).unwrap();
+        let now = u64::from_ne_bytes(now);
+        assert_eq!(now, 0xaa01, "{way:?}: the second did not compare");
+
+        let mut foreign = Read::new(2, remote).into(word).signaled().wr;
+        foreign.op = add;
+        let foreign = SendWr {
+            dest: verbs_core::Dest::Srq(c.processes[0].srq.srqn()),
+            ..foreign
+        };
+        assert_eq!(c.run(foreign).status, WcStatus::RemAccessErr, "{way:?}");
+    }
+}
+
 #[test]
 fn a_queue_that_is_none_is_an_invalid_request() {
     for way in Way::ALL {

@@ -8,10 +8,12 @@ mod control;
 mod duel;
 mod error;
 mod latency;
+mod load;
 mod machine;
 mod many;
 mod message;
 mod method;
+mod registration;
 mod stream;
 mod table;
 mod wire;
@@ -82,9 +84,11 @@ fn perform(stage: &Stage) -> Result<Vec<Row>, BenchError> {
         Bench::Send => message::run(stage, Operation::Send),
         Bench::Write => message::run(stage, Operation::Write),
         Bench::Read => message::run(stage, Operation::Read),
+        Bench::Registration => registration::run(stage),
         Bench::Latency => latency::run(stage),
         Bench::Stream => stream::run(stage),
         Bench::Qps => many::run(stage),
+        Bench::Load => load::run(stage),
         Bench::Wire => wire::run(stage),
     }
 }

@@ -89,7 +89,7 @@ pub(crate) fn run(args: &CopyArgs, network: &dyn Network) -> Result<Report, Fail
 /// From a file of this host.
 fn run_here(args: &CopyArgs, src: &Path) -> Result<Report, Failure> {
     if let Some(option) = args.wire.given() {
-        let when = "is a roce:// URL";
+        let when = "is a roce:// or rdma:// URL";
         return Err(CopyError::Useless { option, when }.into());
     }
     let mut source = Source::open(src)?;

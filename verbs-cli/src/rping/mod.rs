@@ -16,11 +16,12 @@ mod error;
 
 use std::fmt;
 use std::io::Write;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use futures::executor::block_on;
 use verbs_core::Device;
 
+use crate::net::sends_from;
 use crate::wire::{Network, Wire};
 
 pub(crate) use self::args::{ABOUT, EXAMPLES, RpingArgs};
@@ -65,17 +66,6 @@ fn towards(args: &RpingArgs, network: &dyn Network, peer: SocketAddr) -> Result<
         false => peer.ip(),
     };
     Ok(Wire::open_towards(network, &named, local, peer.ip())?)
-}
-
-/// Where the system sends from to reach that address. Sends nothing.
-fn sends_from(peer: SocketAddr) -> std::io::Result<IpAddr> {
-    let any = match peer {
-        SocketAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
-        SocketAddr::V6(_) => IpAddr::from([0; 16]),
-    };
-    let socket = UdpSocket::bind((any, 0))?;
-    socket.connect(peer)?;
-    Ok(socket.local_addr()?.ip())
 }
 
 /// The client.

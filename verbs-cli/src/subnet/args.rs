@@ -16,6 +16,7 @@ pub(crate) const EXAMPLES: &str = "\
 Examples:
   verbs subnet net.topo                          host what the file describes
   verbs subnet --tree 1024                       host a fat tree of 128 switches and 1,024 adapters
+  verbs subnet net.topo --sm                     and manage it: nothing else needed
   verbs subnet --status                          how the hosted subnet is
   verbs subnet --unplug Sw1:3                    pull the cable at port 3 of Sw1
   verbs subnet --plug Sw1:3                      and put it back
@@ -44,6 +45,18 @@ pub(crate) struct SubnetArgs {
     /// A fat tree with so many adapters: 64, 256 or 1024
     #[arg(long, value_name = "ADAPTERS", conflicts_with_all = ["status", "plug", "unplug"])]
     pub(crate) tree: Option<usize>,
+    /// Manage the subnet with the built-in manager, at the first adapter
+    #[arg(long, conflicts_with_all = ["status", "plug", "unplug"])]
+    pub(crate) sm: bool,
+    /// Priority of the built-in manager, 0 to 15: of two managers the one with more leads
+    #[arg(
+        long,
+        value_name = "PRIORITY",
+        requires = "sm",
+        default_value_t = 0,
+        value_parser = clap::value_parser!(u8).range(..16)
+    )]
+    pub(crate) sm_priority: u8,
     /// The socket that the subnet is hosted at
     #[arg(long, value_name = "PATH")]
     pub(crate) socket: Option<PathBuf>,

@@ -1,6 +1,7 @@
 //! `verbs subnet`: hosts a simulated InfiniBand subnet for other programs, and changes one that is hosted.
 
 mod args;
+mod builtin;
 mod error;
 mod managers;
 mod server;
@@ -13,7 +14,9 @@ use std::path::{Path, PathBuf};
 
 use hca_sim::link::fabric::message::Message;
 use hca_sim::link::fabric::socket::{Take, connect_to, default_path, receive, send};
-use hca_sim::link::fabric::{FatTree, Host, SubnetConfig, Topology};
+use hca_sim::link::fabric::{FatTree, Host, NodeId, PortRef, SubnetConfig, Topology};
+use verbs_core::mad::Bits;
+use verbs_sm::Config;
 
 pub(crate) use args::{ABOUT, EXAMPLES, SubnetArgs};
 pub(crate) use error::SubnetError;
@@ -35,10 +38,26 @@ pub(crate) fn run(args: &SubnetArgs, out: &mut dyn Write) -> Result<(), SubnetEr
     }
     let topology = topology(args)?;
     let welcome = Welcome::new(&topology, &path);
+    let seat = args.sm.then(|| seat(&topology)).transpose()?;
     let host = Host::new(topology, SubnetConfig::default());
     let mut server = Server::new(host, &path)?;
+    if let Some((at, name)) = seat {
+        let config = Config {
+            priority: Bits::saturating(args.sm_priority.into()),
+            ..Config::default()
+        };
+        server.manage(at, &name, config)?;
+    }
     say(out, &welcome)?;
     server.run()
+}
+
+/// Where the built-in manager is: the first port of the first adapter.
+fn seat(topology: &Topology) -> Result<(PortRef, String), SubnetError> {
+    let nodes = (0..).map(NodeId).zip(topology.nodes());
+    let mut adapters = nodes.filter(|(_, node)| !node.is_switch());
+    let (node, spec) = adapters.next().ok_or(SubnetError::NoAdapter)?;
+    Ok((PortRef { node, port: 1 }, spec.name.clone()))
 }
 
 fn topology(args: &SubnetArgs) -> Result<Topology, SubnetError> {

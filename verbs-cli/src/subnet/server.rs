@@ -6,18 +6,24 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use hca_sim::link::fabric::Host;
-use hca_sim::link::fabric::socket::{Take, accept_from, listen_at, receive, send};
+use hca_sim::link::fabric::socket::{Take, accept_from, listen_at, receive_into, send};
+use hca_sim::link::fabric::{Host, PortRef};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use verbs_core::mad::Time;
+use verbs_sm::Config;
 
+use crate::subnet::builtin::BuiltIn;
 use crate::subnet::error::SubnetError;
 use crate::subnet::managers::Managers;
 
 /// Messages that wait for a client to read: more than it ever has requests outstanding. One that does
 /// not read at all is disconnected.
 const BACKLOG_MAX: usize = 100_000;
+
+/// Messages with packets that wait for an HCA to take them. What comes then is lost, as at a switch whose
+/// buffers are full; a megabyte is more than a queue pair has on its way.
+const PACKETS_MAX: usize = 64;
 
 /// Messages taken from one client before others have their turn.
 const TURN: usize = 64;
@@ -26,6 +32,8 @@ const TURN: usize = 64;
 struct Client {
     socket: OwnedFd,
     backlog: VecDeque<Vec<u8>>,
+    /// Messages with packets; others go before them.
+    packets: VecDeque<Vec<u8>>,
 }
 
 /// A hosted subnet and its clients' sockets.
@@ -35,7 +43,10 @@ pub(crate) struct Server {
     listener: OwnedFd,
     clients: BTreeMap<u32, Client>,
     managers: Managers,
+    builtin: Option<BuiltIn>,
     start: Instant,
+    /// What is received into.
+    buffer: Vec<u8>,
 }
 
 /// What poll has said.
@@ -65,8 +76,23 @@ impl Server {
             listener,
             clients: BTreeMap::new(),
             managers,
+            builtin: None,
             start: Instant::now(),
+            buffer: Vec::new(),
         })
+    }
+
+    /// Has the subnet managed from here.
+    pub(crate) fn manage(
+        &mut self,
+        at: PortRef,
+        name: &str,
+        config: Config,
+    ) -> Result<(), SubnetError> {
+        let now = self.now();
+        let builtin = BuiltIn::new(&mut self.host, now, at, name, config)?;
+        self.builtin = Some(builtin.ok_or(SubnetError::NoAdapter)?);
+        self.write()
     }
 
     /// Serves until waiting fails.
@@ -75,6 +101,9 @@ impl Server {
             let ready = self.wait().map_err(SubnetError::Wait)?;
             let now = self.now();
             self.host.handle_timeout(now);
+            if let Some(builtin) = &mut self.builtin {
+                builtin.handle_timeout(&mut self.host, now)?;
+            }
             if ready.watch {
                 for at in self.managers.opened() {
                     self.host.set_sm(now, at, true);
@@ -90,7 +119,7 @@ impl Server {
             if ready.listener {
                 self.accept();
             }
-            self.write();
+            self.write()?;
         }
     }
 
@@ -110,11 +139,12 @@ impl Server {
         let first_client = entries.len();
         for client in self.clients.values() {
             let mut wanted = PollFlags::IN;
-            wanted.set(PollFlags::OUT, !client.backlog.is_empty());
+            wanted.set(PollFlags::OUT, client.has_waiting());
             entries.push(PollFd::new(&client.socket, wanted));
         }
         let now = self.now();
-        let due = self.host.poll_timeout();
+        let builtin = self.builtin.as_ref().and_then(BuiltIn::poll_timeout);
+        let due = self.host.poll_timeout().into_iter().chain(builtin).min();
         let left = due.map(|due| Timespec::try_from(due.since(now)).unwrap_or(LONG));
         match poll(&mut entries, left.as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}
@@ -142,8 +172,13 @@ impl Server {
             return;
         };
         if let Some(number) = self.host.connect() {
-            let backlog = VecDeque::new();
-            self.clients.insert(number, Client { socket, backlog });
+            let (backlog, packets) = (VecDeque::new(), VecDeque::new());
+            let client = Client {
+                socket,
+                backlog,
+                packets,
+            };
+            self.clients.insert(number, client);
         }
     }
 
@@ -153,8 +188,9 @@ impl Server {
                 return;
             };
             let now = self.now();
-            match receive(client.socket.as_fd(), Take::Away, false) {
-                Ok(Some(bytes)) if self.host.handle(now, number, &bytes).is_ok() => {}
+            let (socket, buffer) = (client.socket.as_fd(), &mut self.buffer);
+            match receive_into(socket, Take::Away, false, buffer) {
+                Ok(len @ 1..) if self.host.handle(now, number, &self.buffer[..len]).is_ok() => {}
                 Err(Errno::AGAIN | Errno::INTR) => return,
                 _ => return self.drop_client(number),
             }
@@ -163,40 +199,78 @@ impl Server {
 
     fn drop_client(&mut self, number: u32) {
         self.clients.remove(&number);
-        self.host.disconnect(number);
+        let now = self.now();
+        self.host.disconnect(now, number);
     }
 
     /// Hands out what the host has for its clients, as far as they take it.
-    fn write(&mut self) {
+    fn write(&mut self) -> Result<(), SubnetError> {
+        // Who is lost may leave something for others.
+        while self.write_to_all()? {}
+        Ok(())
+    }
+
+    /// Whether somebody was lost.
+    fn write_to_all(&mut self) -> Result<bool, SubnetError> {
         while let Some((number, at)) = self.host.poll_file() {
             let path = self.managers.file(at).ok();
             let path = path.and_then(|path| path.to_str());
             self.host.answer_file(number, path);
         }
         while let Some((number, message)) = self.host.poll_transmit() {
+            let now = self.now();
+            if let Some(builtin) = self.builtin.as_mut().filter(|it| it.client() == number) {
+                builtin.handle(&mut self.host, now, &message)?;
+                continue;
+            }
             if let Some(client) = self.clients.get_mut(&number) {
                 client.backlog.push_back(message.encode());
             }
         }
+        while let Some((number, message)) = self.host.poll_packets() {
+            match self.clients.get_mut(&number) {
+                Some(client) if client.packets.len() < PACKETS_MAX => {
+                    client.packets.push_back(message);
+                }
+                _ => self.host.recycle(message),
+            }
+        }
         let mut lost = Vec::new();
         for (&number, client) in &mut self.clients {
-            if client.flush().is_err() || client.backlog.len() > BACKLOG_MAX {
+            if client.flush(&mut self.host).is_err() || client.backlog.len() > BACKLOG_MAX {
                 lost.push(number);
             }
         }
+        let is_anybody_lost = !lost.is_empty();
         for number in lost {
             self.drop_client(number);
         }
+        Ok(is_anybody_lost)
     }
 }
 
 impl Client {
+    fn has_waiting(&self) -> bool {
+        !self.backlog.is_empty() || !self.packets.is_empty()
+    }
+
     /// Sends what waits, as far as there is room.
-    fn flush(&mut self) -> Result<(), Errno> {
+    fn flush(&mut self, host: &mut Host) -> Result<(), Errno> {
         while let Some(bytes) = self.backlog.front() {
             match send(self.socket.as_fd(), bytes, false) {
                 Ok(()) => {
                     self.backlog.pop_front();
+                }
+                Err(Errno::AGAIN | Errno::INTR | Errno::NOBUFS) => return Ok(()),
+                Err(error) => return Err(error),
+            }
+        }
+        while let Some(bytes) = self.packets.front() {
+            match send(self.socket.as_fd(), bytes, false) {
+                Ok(()) => {
+                    if let Some(sent) = self.packets.pop_front() {
+                        host.recycle(sent);
+                    }
                 }
                 Err(Errno::AGAIN | Errno::INTR | Errno::NOBUFS) => return Ok(()),
                 Err(error) => return Err(error),

@@ -4,8 +4,15 @@ use serde_json::Value;
 
 use crate::run::Place;
 
-const NAMES: [&str; 7] = [
-    "control", "send", "write", "read", "latency", "stream", "qps",
+const NAMES: [&str; 8] = [
+    "control",
+    "send",
+    "write",
+    "read",
+    "registration",
+    "latency",
+    "stream",
+    "qps",
 ];
 
 /// Runs it with `--quick --json` and these arguments.

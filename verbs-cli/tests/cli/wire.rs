@@ -86,13 +86,23 @@ impl Served {
         reader.read_line(&mut line).expect("text");
         // Goes on reading, so that the server never has to wait.
         thread::spawn(move || reader.lines().for_each(drop));
-        let url = line.split_whitespace().last().expect("a URL").to_owned();
-        assert!(url.starts_with("roce://127."), "{line}");
+        let mut words = line.split_whitespace();
+        let url = words.find(|word| word.starts_with("roce://127."));
+        let url = url
+            .unwrap_or_else(|| panic!("no URL in {line:?}"))
+            .to_owned();
+        let managed = url.replace("roce", "rdma");
+        assert!(words.eq(["and", managed.as_str()]), "{line}");
         Self { server, url }
     }
 
     fn file(&self, name: &str) -> String {
         format!("{}{name}", self.url)
+    }
+
+    /// The same file by the connection manager.
+    fn managed(&self, name: &str) -> String {
+        self.file(name).replace("roce", "rdma")
     }
 }
 
@@ -225,6 +235,108 @@ fn files_are_fetched() {
         assert!(place.read("B") == content(size), "{size}");
     }
     assert_eq!(place.names(), ["B", "dir"]);
+}
+
+/// Goal: the connection manager finds the server as TCP does, for the same files.
+#[test]
+fn files_are_fetched_by_the_connection_manager() {
+    let place = Place::new();
+    let served = Served::start(&place, 40, &[]);
+    fs::create_dir(place.path("dir/sub")).expect("a directory");
+    let bind = address(41);
+    for size in [0, 1, 70_000, 5_000_001] {
+        fs::write(place.path("dir/sub/a b"), content(size)).expect("room");
+        let url = served.managed("sub/a%20b");
+        let shown = place
+            .verbs(&["copy", "--bind", &bind, &url, "B"])
+            .succeeded();
+        assert!(shown.starts_with(&format!("{size} bytes")), "{shown}");
+        assert!(place.read("B") == content(size), "{size}");
+    }
+    let lossy = ["copy", "--bind", &bind, "--loss", "20", "--seed", "7"];
+    let url = served.managed("sub/a%20b");
+    place
+        .verbs(&[&lossy[..], &[&url, "B"]].concat())
+        .succeeded();
+    for path in ["../A", "%2e%2e/A"] {
+        let fetched = place.verbs(&["copy", "--bind", &bind, &served.managed(path), "C"]);
+        let parts = [
+            "outside of the directory that is served",
+            "C was not created",
+        ];
+        fetched.failed(1, &parts);
+    }
+    assert_eq!(place.names(), ["B", "dir"]);
+}
+
+/// Goal: who cannot be connected is told why, and has nothing. Method: a port at which nobody listens, a
+/// server with enough clients, an address without a device, and one that no network has.
+#[test]
+fn what_keeps_a_connection_from_being_made_is_said() {
+    let place = Place::new();
+    let served = Served::start(&place, 42, &["--max-clients", "1"]);
+    let large = File::create(place.path("dir/A")).expect("room");
+    large.set_len(1 << 32).expect("a sparse file");
+    let copy = |bind: u8, url: &str, name: &str| {
+        let bind = address(bind);
+        Background::start(&place, &["copy", "--quiet", "--bind", &bind, url, name])
+    };
+    let nobody = format!("rdma://{}/A", address(44));
+    let silent = copy(43, &nobody, "S");
+    let elsewhere = served.managed("A").replacen(&address(42), "x", 1);
+    let port = elsewhere.trim_start_matches("rdma://x:");
+    let port = port.split('/').next().expect("a port");
+    let other: u16 = port.parse::<u16>().expect("a number") ^ 1;
+    let unheard = format!("rdma://{}:{other}/A", address(42));
+    let parts = ["nobody listens at", "B was not created"];
+    copy(45, &unheard, "B").end().failed(1, &parts);
+
+    let mut busy = copy(46, &served.managed("A"), "C");
+    let since = Instant::now();
+    let parts = ["1 others are being served", "D was not created"];
+    loop {
+        let mut second = copy(47, &served.managed("A"), "D");
+        thread::sleep(Duration::from_millis(300));
+        if second.has_ended() {
+            second.end().failed(1, &parts);
+            break;
+        }
+        assert!(since.elapsed() < SOON, "nobody is refused");
+    }
+    assert!(!busy.has_ended(), "{:?}", busy.end());
+    let parts = ["does not answer", "S was not created"];
+    silent.end().failed(1, &parts);
+    let unrouted = place.verbs(&["copy", "rdma://[ff1e::1]:7/A", "E"]);
+    assert!(
+        unrouted.stderr.contains("cannot connect to"),
+        "{unrouted:?}"
+    );
+    busy.kill();
+    assert_eq!(place.names(), ["dir"]);
+}
+
+/// Goal: a kill at either end of a copy by the connection manager is said too, although no stream ends.
+#[test]
+fn a_kill_is_noticed_without_a_stream() {
+    let place = Place::new();
+    let mut served = Served::start(&place, 48, &[]);
+    let large = File::create(place.path("dir/A")).expect("room");
+    large.set_len(1 << 32).expect("a sparse file");
+    let (url, bind) = (served.managed("A"), address(49));
+    let start = || Background::start(&place, &["copy", "--quiet", "--bind", &bind, &url, "B"]);
+    let mut client = start();
+    thread::sleep(Duration::from_millis(700));
+    client.kill();
+    assert_eq!(client.end().signal, Some(9));
+
+    let mut client = start();
+    thread::sleep(Duration::from_millis(700));
+    assert!(!client.has_ended(), "{:?}", client.end());
+    let killed = Instant::now();
+    served.server.kill();
+    client.end().failed(5, &["B was not created"]);
+    assert!(killed.elapsed() < 2 * SOON, "{:?}", killed.elapsed());
+    assert_eq!(place.names(), ["dir"]);
 }
 
 #[test]

@@ -17,6 +17,13 @@ use crate::resolver::{Hop, Query, Resolver, addresses, gid_of};
 /// (ARP, neighbour discovery) are the host's business where packets go through its sockets: a peer that
 /// has none is one that does not answer.
 ///
+/// The tables themselves are not read, by rtnetlink or from `/proc/net`. A software port sends through the
+/// host's sockets: it can choose neither the next hop nor a hardware address, the host looks both up for
+/// every packet, and a copy here would only be older. Nor would it be right more often: which table counts
+/// depends on policy rules that the question above goes through as packets do. So a route that changes needs
+/// no notice as long as the source address stays; one that goes shows as a peer that does not answer. A port
+/// that makes frames itself, as hardware does, needs next hops: that is what another [`Resolver`] is for.
+///
 /// Addresses that are not the host's, but of a simulated network, have no routes to be asked for: the
 /// port reaches its whole network then.
 #[derive(Clone, Copy, Debug, Default)]

@@ -113,11 +113,17 @@ impl MrTable {
     }
 
     /// Gives an allocated key other pages at once, and makes it valid under that key if it was not: for
-    /// pools. `list` becomes the one that it had.
+    /// pools. The first byte is reached at `iova`; `list` becomes the one that it had.
     ///
     /// # Errors
     /// [`Stopped::Later`]: somebody is looking at what it stood for, and the key is invalid now.
-    pub fn remap(&self, key: LKey, list: &mut PageList, access: Access) -> Result<(), Stopped> {
+    pub fn remap(
+        &self,
+        key: LKey,
+        list: &mut PageList,
+        iova: u64,
+        access: Access,
+    ) -> Result<(), Stopped> {
         let mut owner = self.known(key.index()).map_err(|_| Fault::Key)?;
         if owner.windows != 0 {
             return Err(Fault::Windows.into());
@@ -136,7 +142,7 @@ impl MrTable {
         std::mem::swap(&mut fast.active, list);
         let (pages, count) = fast.active.pages();
         let view = View {
-            iova: fast.active.addr(),
+            iova,
             len: fast.active.len(),
             pd: *pd,
             access: access.bits(),

@@ -424,7 +424,7 @@ impl RawFastMr for Empty {
 }
 
 impl RawFmrPool for Empty {
-    fn map(&mut self, _: LKey, _: &mut PageList, _: Access) -> Result<(), Error> {
+    fn map(&mut self, _: LKey, _: &mut PageList, _: u64, _: Access) -> Result<(), Error> {
         Ok(())
     }
 }

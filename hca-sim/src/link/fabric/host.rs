@@ -1,5 +1,6 @@
 //! A subnet with programs in it: whoever connects gets a port's service for management datagrams.
 
+mod adapters;
 mod service;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -7,10 +8,11 @@ use std::collections::{BTreeMap, VecDeque};
 use verbs_core::Guid;
 use verbs_core::mad::{AgentError, Time};
 
-use super::message::{Adapter, AdapterPort, MadMessage, Message, MessageError, Refusal};
+use super::message::{Adapter, AdapterPort, MadMessage, Message, MessageError, PACKETS, Refusal};
 use super::subnet::{Subnet, SubnetConfig};
 use super::topology::{NodeId, PortRef, Topology};
 
+use adapters::Adapters;
 use service::Service;
 
 pub use service::HostCounters;
@@ -18,23 +20,37 @@ pub use service::HostCounters;
 /// Clients at a time; each of them is a connection.
 const CLIENTS_MAX: usize = 4096;
 
+/// What a client's connection is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Role {
+    /// Questions.
+    New,
+    /// Datagrams of a port's service.
+    Open(PortRef),
+    /// An HCA at a port.
+    Attached(PortRef),
+}
+
 /// A subnet and its clients.
 ///
 /// - Commands: [`connect`](Self::connect), [`disconnect`](Self::disconnect),
 ///   [`set_sm`](Self::set_sm), [`answer_file`](Self::answer_file), [`plug`](Self::plug).
 /// - Inputs: [`handle`](Self::handle), [`handle_timeout`](Self::handle_timeout).
-/// - Outputs: after each call drain [`poll_transmit`](Self::poll_transmit) and
-///   [`poll_file`](Self::poll_file), then look at [`poll_timeout`](Self::poll_timeout).
+/// - Outputs: after each call drain [`poll_transmit`](Self::poll_transmit),
+///   [`poll_packets`](Self::poll_packets) and [`poll_file`](Self::poll_file), then look at [`poll_timeout`](Self::poll_timeout).
 ///
 /// Sans-IO: it knows of no sockets, and what a client sends cannot harm another.
 #[derive(Debug)]
 pub struct Host {
     subnet: Subnet,
     topology: Topology,
-    clients: BTreeMap<u32, Option<PortRef>>,
+    clients: BTreeMap<u32, Role>,
     next_client: u32,
     services: BTreeMap<PortRef, Service>,
     transmits: VecDeque<(u32, Message)>,
+    adapters: Adapters,
+    /// The packet that is handed on.
+    scratch: Vec<u8>,
     /// Questions for the file that a subnet manager keeps open.
     files: VecDeque<(u32, PortRef)>,
 }
@@ -49,6 +65,8 @@ impl Host {
             next_client: 1,
             services: BTreeMap::new(),
             transmits: VecDeque::new(),
+            adapters: Adapters::default(),
+            scratch: Vec::new(),
             files: VecDeque::new(),
         }
     }
@@ -61,16 +79,24 @@ impl Host {
         while self.clients.contains_key(&self.next_client) {
             self.next_client = self.next_client.wrapping_add(1);
         }
-        self.clients.insert(self.next_client, None);
+        self.clients.insert(self.next_client, Role::New);
         Some(self.next_client)
     }
 
-    /// A client is gone, and with it its registrations and what it waits for.
-    pub fn disconnect(&mut self, client: u32) {
-        if let Some(Some(at)) = self.clients.remove(&client)
-            && let Some(service) = self.services.get_mut(&at)
-        {
-            service.forget(client);
+    /// A client is gone, and with it its registrations and what it waits for. The link of an HCA's port
+    /// goes down.
+    pub fn disconnect(&mut self, now: Time, client: u32) {
+        match self.clients.remove(&client) {
+            Some(Role::Open(at)) => {
+                if let Some(service) = self.services.get_mut(&at) {
+                    service.forget(client);
+                }
+            }
+            Some(Role::Attached(at)) => {
+                self.detach(now, at, false);
+                self.advance(now);
+            }
+            Some(Role::New) | None => {}
         }
     }
 
@@ -79,6 +105,11 @@ impl Host {
     /// # Errors
     /// [`MessageError`] when it is none; the client is best disconnected then.
     pub fn handle(&mut self, now: Time, client: u32, bytes: &[u8]) -> Result<(), MessageError> {
+        if bytes.first() == Some(&PACKETS) {
+            self.handle_packets(now, client, bytes)?;
+            self.advance(now);
+            return Ok(());
+        }
         let answer = match Message::decode(bytes)? {
             Message::Mad(mad) => {
                 self.handle_mad(now, client, &mad);
@@ -95,6 +126,13 @@ impl Host {
                 }
                 Err(refusal) => Some(Err(refusal)),
             },
+            own @ (Message::Offer { .. }
+            | Message::Report(_)
+            | Message::PlugOwn { .. }
+            | Message::Leave) => {
+                self.handle_own(now, client, &own);
+                None
+            }
             question => Some(self.answer(now, client, question)),
         };
         if let Some(answer) = answer {
@@ -115,15 +153,23 @@ impl Host {
             } => {
                 let at = self.port(&host, adapter, port)?;
                 let open = self.clients.get_mut(&client).ok_or(Refusal::Missing)?;
-                if open.is_some() {
+                if *open != Role::New {
                     return Err(Refusal::Invalid);
                 }
-                *open = Some(at);
+                *open = Role::Open(at);
                 let number = u32::try_from(self.services.len()).unwrap_or(u32::MAX);
                 self.services
                     .entry(at)
                     .or_insert_with(|| Service::new(at, number));
                 Ok(Message::Opened { session: client })
+            }
+            Message::Attach {
+                host,
+                adapter,
+                port,
+            } => {
+                let at = self.port(&host, adapter, port)?;
+                self.attach(now, client, at)
             }
             Message::Register {
                 session,
@@ -164,7 +210,7 @@ impl Host {
     }
 
     fn handle_mad(&mut self, now: Time, client: u32, mad: &MadMessage) {
-        let Some(&Some(at)) = self.clients.get(&client) else {
+        let Some(&Role::Open(at)) = self.clients.get(&client) else {
             return;
         };
         if let Some(service) = self.services.get_mut(&at) {
@@ -235,7 +281,17 @@ impl Host {
     /// Carries datagrams between services and subnet until nothing moves.
     fn advance(&mut self, now: Time) {
         let mut ports: Vec<_> = self.services.keys().copied().collect();
-        while let Some(at) = ports.pop() {
+        loop {
+            while let Some((at, packet)) = self.subnet.poll_delivery() {
+                match self.services.get_mut(&at) {
+                    Some(service) if !self.adapters.has(at) || service.wants(&packet) => {
+                        service.receive(now, &self.subnet, packet);
+                        ports.push(at);
+                    }
+                    _ => self.deliver(at, &packet),
+                }
+            }
+            let Some(at) = ports.pop() else { break };
             let Some(service) = self.services.get_mut(&at) else {
                 continue;
             };
@@ -245,21 +301,18 @@ impl Host {
             while let Some(message) = service.poll_message() {
                 self.transmits.push_back(message);
             }
-            while let Some((at, packet)) = self.subnet.poll_delivery() {
-                if let Some(service) = self.services.get_mut(&at) {
-                    service.receive(now, &self.subnet, packet);
-                    ports.push(at);
-                }
-            }
         }
-        // A client that wants to know asks.
-        while self.subnet.poll_event().is_some() {}
+        // Of other ports, a client that wants to know asks.
+        while let Some(event) = self.subnet.poll_event() {
+            self.tell(event);
+        }
     }
 
     fn session(&mut self, session: u32) -> Result<&mut Service, Refusal> {
-        let at = self.clients.get(&session).copied().flatten();
-        let service = at.and_then(|at| self.services.get_mut(&at));
-        service.ok_or(Refusal::Missing)
+        let Some(&Role::Open(at)) = self.clients.get(&session) else {
+            return Err(Refusal::Missing);
+        };
+        self.services.get_mut(&at).ok_or(Refusal::Missing)
     }
 
     /// The nodes of a host.

@@ -4,11 +4,20 @@
 //! A client asks ([`Message::Look`], [`Message::Open`], ...) and gets one answer for each question. A
 //! connection that has opened a port carries [`Message::Mad`] from then on, in both directions, and no
 //! answers: questions about it come over another connection, with the number that [`Message::Opened`]
-//! gave. Numbers are big-endian; every content of the right length is legal, everything else is refused
+//! gave. A connection that has attached an HCA ([`Message::Attach`]) carries packets, of which a message
+//! has as many as fit: four bytes that begin with [`PACKETS`], then packets of InfiniBand one behind the
+//! other, each from its local route header to its variant CRC. Numbers are big-endian; every content of the right length is legal, everything else is refused
 //! with [`MessageError`].
 
+mod codec;
+
 use verbs_core::addr::{PKey, QKey, Qpn};
-use verbs_core::{Gid, Guid, Lid};
+use verbs_core::mad::sm::BadKey;
+use verbs_core::{Gid, Guid, Lid, PortState};
+
+use crate::link::{Change, PortSheet};
+
+use codec::{Reader, Writer};
 
 /// Bytes of a message at most: a table of a subnet administrator with 5,000 records and more.
 pub const MESSAGE_MAX: usize = (1 << 20) + 4096;
@@ -19,6 +28,15 @@ pub const BULK_MIN: usize = 64 << 10;
 
 /// The message that stands for one in a file.
 pub const BULK: [u8; 1] = [0x7f];
+
+/// The first byte of a message that carries packets; three zero bytes follow.
+pub const PACKETS: u8 = 10;
+
+/// Bytes in front of the packets of a message.
+pub const PACKETS_AT: usize = 4;
+
+/// Bytes of a message with packets at most.
+pub const PACKETS_MAX: usize = 72 << 10;
 
 /// Everything that is said.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -74,6 +92,43 @@ pub enum Message {
     },
     /// How is the subnet? Answer: [`Message::Census`].
     Count,
+    /// Attaches an HCA to a port of a host's adapter, which nobody else may be at. From then on the
+    /// connection carries packets, [`Message::Changed`] and what else is about the port, and no other
+    /// questions. When it ends without [`Message::Leave`], the port's link goes down until somebody
+    /// attaches again. Answer: [`Message::Attached`].
+    Attach {
+        /// The host.
+        host: String,
+        /// Which of its adapters, from 0.
+        adapter: u8,
+        /// Which port, from 1.
+        port: u8,
+    },
+    /// An attached HCA sets and clears bits of what its port offers. No answer.
+    Offer {
+        /// Bits of `PortInfo.CapabilityMask`.
+        set: u32,
+        /// The same.
+        clear: u32,
+    },
+    /// A packet with a key that does not fit has come to an attached HCA. No answer.
+    Report(BadKey),
+    /// An attached HCA pulls its cable, or puts it back. No answer.
+    PlugOwn {
+        /// Whether the cable is to be in.
+        is_in: bool,
+    },
+    /// An attached HCA goes; the port's link stays as it is. No answer.
+    Leave,
+    /// An HCA is attached; so is its port.
+    Attached(PortSheet),
+    /// Something has changed about the port of an attached HCA.
+    Changed {
+        /// What.
+        change: Change,
+        /// How the port is now.
+        sheet: PortSheet,
+    },
     /// The adapters of a host.
     Adapters(Vec<Adapter>),
     /// A port is open.
@@ -227,6 +282,9 @@ pub enum MessageError {
     /// Its kind, or a number in it, has no meaning.
     #[error("a message says {0:#04x}, which means nothing there")]
     Unknown(u8),
+    /// What stands behind the other packets of a message is none.
+    #[error("what should be a packet is none")]
+    BadPacket,
     /// A name is no UTF-8.
     #[error("a name is no text")]
     NoText,
@@ -258,6 +316,20 @@ impl Message {
                 out.byte(7).text(node).byte(*port).byte(u8::from(*is_in))
             }
             Self::Count => out.byte(8),
+            Self::Attach {
+                host,
+                adapter,
+                port,
+            } => out.byte(9).text(host).byte(*adapter).byte(*port),
+            Self::Offer { set, clear } => out.byte(11).word(*set).word(*clear),
+            Self::Report(key) => out.byte(12).bad_key(key),
+            Self::PlugOwn { is_in } => out.byte(13).byte(u8::from(*is_in)),
+            Self::Leave => out.byte(14),
+            Self::Attached(sheet) => out.byte(0x89).sheet(sheet),
+            Self::Changed { change, sheet } => {
+                let (kind, state) = change_code(*change);
+                out.byte(0x8a).byte(kind).byte(state).sheet(sheet)
+            }
             Self::Adapters(adapters) => out.byte(0x81).list(adapters, Writer::adapter),
             Self::Opened { session } => out.byte(0x82).word(*session),
             Self::Registered { agent } => out.byte(0x83).word(*agent),
@@ -306,6 +378,25 @@ impl Message {
                 is_in: from.flag()?,
             },
             8 => Self::Count,
+            9 => Self::Attach {
+                host: from.text()?,
+                adapter: from.byte()?,
+                port: from.byte()?,
+            },
+            11 => Self::Offer {
+                set: from.word()?,
+                clear: from.word()?,
+            },
+            12 => Self::Report(from.bad_key()?),
+            13 => Self::PlugOwn {
+                is_in: from.flag()?,
+            },
+            14 => Self::Leave,
+            0x89 => Self::Attached(from.sheet()?),
+            0x8a => Self::Changed {
+                change: change_of(from.byte()?, from.byte()?)?,
+                sheet: from.sheet()?,
+            },
             0x81 => Self::Adapters(from.list(Reader::adapter)?),
             0x82 => Self::Opened {
                 session: from.word()?,
@@ -331,6 +422,39 @@ impl Message {
     }
 }
 
+/// A change, and the state that goes with it.
+const fn change_code(change: Change) -> (u8, u8) {
+    match change {
+        Change::Addresses => (1, 0),
+        Change::Down => (2, 0),
+        Change::Up => (3, 0),
+        Change::State(state) => (4, state as u8),
+        Change::Lids => (5, 0),
+        Change::PKeys => (6, 0),
+        Change::SubnetManager => (7, 0),
+        Change::Reregister => (8, 0),
+    }
+}
+
+fn change_of(kind: u8, state: u8) -> Result<Change, MessageError> {
+    Ok(match (kind, state) {
+        (1, 0) => Change::Addresses,
+        (2, 0) => Change::Down,
+        (3, 0) => Change::Up,
+        (4, 0) => Change::State(PortState::Nop),
+        (4, 1) => Change::State(PortState::Down),
+        (4, 2) => Change::State(PortState::Init),
+        (4, 3) => Change::State(PortState::Armed),
+        (4, 4) => Change::State(PortState::Active),
+        (4, 5) => Change::State(PortState::ActiveDefer),
+        (5, 0) => Change::Lids,
+        (6, 0) => Change::PKeys,
+        (7, 0) => Change::SubnetManager,
+        (8, 0) => Change::Reregister,
+        (1..=8, other) | (other, _) => return Err(MessageError::Unknown(other)),
+    })
+}
+
 impl Refusal {
     const fn code(self) -> u8 {
         match self {
@@ -352,216 +476,10 @@ impl Refusal {
     }
 }
 
-struct Writer(Vec<u8>);
-
-impl Writer {
-    fn bytes(&mut self, bytes: &[u8]) -> &mut Self {
-        self.0.extend_from_slice(bytes);
-        self
-    }
-
-    fn byte(&mut self, value: u8) -> &mut Self {
-        self.bytes(&[value])
-    }
-
-    fn short(&mut self, value: u16) -> &mut Self {
-        self.bytes(&value.to_be_bytes())
-    }
-
-    fn word(&mut self, value: u32) -> &mut Self {
-        self.bytes(&value.to_be_bytes())
-    }
-
-    fn long(&mut self, value: u64) -> &mut Self {
-        self.bytes(&value.to_be_bytes())
-    }
-
-    /// At most 65,535 bytes of it.
-    fn text(&mut self, text: &str) -> &mut Self {
-        let bytes = text.as_bytes();
-        let len = u16::try_from(bytes.len()).unwrap_or(u16::MAX);
-        let bytes = bytes.get(..usize::from(len)).unwrap_or_default();
-        self.short(len).bytes(bytes)
-    }
-
-    /// At most 65,535 of them.
-    fn list<T>(&mut self, items: &[T], write: impl Fn(&mut Self, &T)) -> &mut Self {
-        let len = u16::try_from(items.len()).unwrap_or(u16::MAX);
-        self.short(len);
-        for item in items.iter().take(len.into()) {
-            write(self, item);
-        }
-        self
-    }
-
-    fn registration(&mut self, of: &Registration) -> &mut Self {
-        self.byte(of.class)
-            .byte(of.version)
-            .bytes(&of.methods.to_be_bytes())
-            .word(of.oui)
-            .byte(u8::from(of.has_transfers))
-    }
-
-    fn mad(&mut self, mad: &MadMessage) -> &mut Self {
-        self.word(mad.agent)
-            .word(mad.status)
-            .word(mad.timeout_ms)
-            .word(mad.retries)
-            .word(mad.qpn.value())
-            .word(mad.qkey.0)
-            .short(mad.lid.0)
-            .byte(mad.sl)
-            .byte(mad.path_bits)
-            .byte(u8::from(mad.gid.is_some()))
-            .bytes(&mad.gid.unwrap_or_default().0)
-            .byte(mad.gid_index)
-            .short(mad.pkey_index)
-            .bytes(&mad.bytes)
-    }
-
-    fn adapter(&mut self, adapter: &Adapter) {
-        self.text(&adapter.name)
-            .long(adapter.guid.0)
-            .long(adapter.system_guid.0)
-            .short(adapter.device_id)
-            .byte(adapter.node_type)
-            .list(&adapter.ports, Self::port);
-    }
-
-    fn port(&mut self, port: &AdapterPort) {
-        self.byte(port.number)
-            .long(port.guid.0)
-            .long(port.gid_prefix)
-            .short(port.lid.0)
-            .byte(port.lmc)
-            .short(port.sm_lid.0)
-            .byte(port.sm_sl)
-            .byte(port.state)
-            .byte(port.phys_state)
-            .word(port.rate_mbps)
-            .word(port.capability_mask)
-            .list(&port.pkeys, |out, key| {
-                out.short(key.0);
-            });
-    }
-}
-
-struct Reader<'a>(&'a [u8]);
-
-impl Reader<'_> {
-    fn array<const N: usize>(&mut self) -> Result<[u8; N], MessageError> {
-        let (array, rest) = self.0.split_first_chunk().ok_or(MessageError::Short)?;
-        self.0 = rest;
-        Ok(*array)
-    }
-
-    fn byte(&mut self) -> Result<u8, MessageError> {
-        self.array().map(|[byte]| byte)
-    }
-
-    fn flag(&mut self) -> Result<bool, MessageError> {
-        match self.byte()? {
-            0 => Ok(false),
-            1 => Ok(true),
-            other => Err(MessageError::Unknown(other)),
-        }
-    }
-
-    fn short(&mut self) -> Result<u16, MessageError> {
-        self.array().map(u16::from_be_bytes)
-    }
-
-    fn word(&mut self) -> Result<u32, MessageError> {
-        self.array().map(u32::from_be_bytes)
-    }
-
-    fn long(&mut self) -> Result<u64, MessageError> {
-        self.array().map(u64::from_be_bytes)
-    }
-
-    fn text(&mut self) -> Result<String, MessageError> {
-        let len = usize::from(self.short()?);
-        let (text, rest) = self.0.split_at_checked(len).ok_or(MessageError::Short)?;
-        self.0 = rest;
-        let text = std::str::from_utf8(text).map_err(|_| MessageError::NoText)?;
-        Ok(text.to_owned())
-    }
-
-    fn list<T>(
-        &mut self,
-        read: fn(&mut Self) -> Result<T, MessageError>,
-    ) -> Result<Vec<T>, MessageError> {
-        let len = self.short()?;
-        (0..len).map(|_| read(self)).collect()
-    }
-
-    fn registration(&mut self) -> Result<Registration, MessageError> {
-        Ok(Registration {
-            class: self.byte()?,
-            version: self.byte()?,
-            methods: u128::from_be_bytes(self.array()?),
-            oui: self.word()?,
-            has_transfers: self.flag()?,
-        })
-    }
-
-    fn mad(&mut self) -> Result<MadMessage, MessageError> {
-        let agent = self.word()?;
-        let (status, timeout_ms, retries) = (self.word()?, self.word()?, self.word()?);
-        let (qpn, qkey) = (Qpn::new(self.word()?), QKey(self.word()?));
-        let (lid, sl, path_bits) = (Lid(self.short()?), self.byte()?, self.byte()?);
-        let (has_gid, gid) = (self.flag()?, Gid(self.array()?));
-        let (gid_index, pkey_index) = (self.byte()?, self.short()?);
-        let bytes = std::mem::take(&mut self.0).to_vec();
-        Ok(MadMessage {
-            agent,
-            status,
-            timeout_ms,
-            retries,
-            qpn,
-            qkey,
-            lid,
-            sl,
-            path_bits,
-            gid: has_gid.then_some(gid),
-            gid_index,
-            pkey_index,
-            bytes,
-        })
-    }
-
-    fn adapter(&mut self) -> Result<Adapter, MessageError> {
-        Ok(Adapter {
-            name: self.text()?,
-            guid: Guid(self.long()?),
-            system_guid: Guid(self.long()?),
-            device_id: self.short()?,
-            node_type: self.byte()?,
-            ports: self.list(Self::port)?,
-        })
-    }
-
-    fn port(&mut self) -> Result<AdapterPort, MessageError> {
-        Ok(AdapterPort {
-            number: self.byte()?,
-            guid: Guid(self.long()?),
-            gid_prefix: self.long()?,
-            lid: Lid(self.short()?),
-            lmc: self.byte()?,
-            sm_lid: Lid(self.short()?),
-            sm_sl: self.byte()?,
-            state: self.byte()?,
-            phys_state: self.byte()?,
-            rate_mbps: self.word()?,
-            capability_mask: self.word()?,
-            pkeys: self.list(|from| from.short().map(PKey))?,
-        })
-    }
-}
-
 #[cfg(all(test, not(verbs_loom)))]
 mod tests {
     use proptest::prelude::*;
+    use verbs_core::mad::sm::PortInfo;
 
     use super::*;
 
@@ -598,6 +516,17 @@ mod tests {
         };
         let host = String::from("HcaA,HcaB");
         let (session, node) = (4, String::from("Sw1"));
+        let sheet = PortSheet {
+            node_guid: Guid(5),
+            system_guid: Guid(6),
+            info: PortInfo {
+                lid: Lid(9),
+                guid_cap: 2,
+                ..PortInfo::default()
+            },
+            gids: vec![Gid([7; 16]), Gid::default()],
+            pkeys: vec![PKey::DEFAULT; 3],
+        };
         vec![
             Message::Look { host: host.clone() },
             Message::Open {
@@ -622,6 +551,26 @@ mod tests {
                 is_in: true,
             },
             Message::Count,
+            Message::Attach {
+                host: "HcaB".into(),
+                adapter: 0,
+                port: 1,
+            },
+            Message::Offer { set: 2, clear: 4 },
+            Message::Report(BadKey {
+                is_qkey: true,
+                key: 7,
+                from: Lid(3),
+                gids: [[1; 16], [2; 16]],
+                ..BadKey::default()
+            }),
+            Message::PlugOwn { is_in: false },
+            Message::Leave,
+            Message::Attached(sheet.clone()),
+            Message::Changed {
+                change: Change::State(PortState::Armed),
+                sheet,
+            },
             Message::Adapters(vec![adapter]),
             Message::Opened { session },
             Message::Registered { agent: 6 },
@@ -662,8 +611,8 @@ mod tests {
     proptest! {
         #[test]
         fn no_bytes_panic_and_what_is_understood_is_said_again(
-            kind in prop_oneof![0..9_u8, 0x81..0x89_u8, Just(0xff)],
-            rest in proptest::collection::vec(any::<u8>(), 0..120),
+            kind in prop_oneof![0..15_u8, 0x81..0x8b_u8, Just(0xff)],
+            rest in proptest::collection::vec(any::<u8>(), 0..160),
         ) {
             let bytes = [vec![kind], rest].concat();
             if let Ok(message) = Message::decode(&bytes) {

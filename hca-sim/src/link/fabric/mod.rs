@@ -11,7 +11,8 @@
 //! decides which packets a bad link loses. [`Host`] lets programs take part: it has each port's
 //! service for management datagrams, and speaks the protocol of [`message`] with its clients, over
 //! whatever carries datagrams in order; [`socket`] is that for Unix.
-//! [`SharedSubnet`] attaches HCAs of this process, whose queue pairs then talk across the switches.
+//! [`SharedSubnet`] attaches HCAs of this process, whose queue pairs then talk across the switches;
+//! [`RemotePort`] attaches one to a subnet that another process hosts.
 
 mod attached;
 mod fat_tree;
@@ -19,6 +20,7 @@ mod file;
 mod host;
 pub mod message;
 mod packet;
+mod remote;
 mod smi;
 pub mod socket;
 mod subnet;
@@ -28,5 +30,6 @@ pub use attached::{SharedSubnet, SubnetPort};
 pub use fat_tree::FatTree;
 pub use host::{Host, HostCounters};
 pub use packet::{Body, MadPacket, Packet};
-pub use subnet::{LinkFault, Subnet, SubnetConfig, SubnetEvent};
+pub use remote::{AttachError, RemotePort};
+pub use subnet::{Bound, LinkFault, Subnet, SubnetConfig, SubnetEvent};
 pub use topology::{LinkSpec, NodeId, NodeSpec, PortRef, Topology, TopologyError};

@@ -14,7 +14,7 @@ use rustix::net::{
     connect, listen, recvmsg, sendmsg, socket_with,
 };
 
-use super::message::{BULK, BULK_MIN, MESSAGE_MAX};
+use super::message::{BULK, BULK_MIN, MESSAGE_MAX, PACKETS, PACKETS_MAX};
 
 /// Connections that wait to be accepted: as many as a system usually allows.
 const BACKLOG: i32 = 4096;
@@ -80,14 +80,14 @@ fn unix_socket() -> rustix::io::Result<OwnedFd> {
     )
 }
 
-/// Sends a message whole, one that a socket's buffer may not hold as a file.
+/// Sends a message whole, one that a socket's buffer may not hold as a file; those with packets it holds.
 ///
 /// # Errors
 /// `EAGAIN` when there is no room and `waits` is not set, and whatever else the system says.
 pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], waits: bool) -> rustix::io::Result<()> {
     let mut flags = SendFlags::NOSIGNAL;
     flags.set(SendFlags::DONTWAIT, !waits);
-    if bytes.len() < BULK_MIN {
+    if bytes.len() < BULK_MIN || bytes.first() == Some(&PACKETS) {
         sendmsg(
             socket,
             &[IoSlice::new(bytes)],
@@ -130,28 +130,44 @@ pub fn receive(
     take: Take,
     waits: bool,
 ) -> rustix::io::Result<Option<Vec<u8>>> {
-    let mut buffer = vec![0; BULK_MIN];
+    let mut buffer = vec![0; PACKETS_MAX];
+    let len = receive_into(socket, take, waits, &mut buffer)?;
+    buffer.truncate(len);
+    Ok((len > 0).then_some(buffer))
+}
+
+/// Receives a message if there is one into a buffer, which grows for one that comes as a file; says how long
+/// it is, 0 when the other end is gone.
+///
+/// # Errors
+/// As [`receive`].
+pub fn receive_into(
+    socket: BorrowedFd<'_>,
+    take: Take,
+    waits: bool,
+    buffer: &mut Vec<u8>,
+) -> rustix::io::Result<usize> {
+    if buffer.len() < PACKETS_MAX {
+        buffer.resize(PACKETS_MAX, 0);
+    }
     let mut flags = RecvFlags::CMSG_CLOEXEC;
     flags.set(RecvFlags::PEEK, take == Take::Look);
     flags.set(RecvFlags::DONTWAIT, !waits);
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
-    let mut slices = [IoSliceMut::new(&mut buffer)];
+    let mut slices = [IoSliceMut::new(buffer)];
     let received = recvmsg(socket, &mut slices, &mut control, flags)?;
     let len = received.bytes;
-    if len == 0 {
-        return Ok(None);
-    }
     let files = control.drain().filter_map(|message| match message {
         RecvAncillaryMessage::ScmRights(mut files) => files.next(),
         _ => None,
     });
     let file = files.last();
-    buffer.truncate(len);
-    if buffer != BULK {
-        return Ok(Some(buffer));
+    if buffer.get(..len) != Some(&BULK[..]) {
+        return Ok(len);
     }
-    read_file(file.ok_or(Errno::BADMSG)?, take).map(Some)
+    *buffer = read_file(file.ok_or(Errno::BADMSG)?, take)?;
+    Ok(buffer.len())
 }
 
 fn read_file(file: OwnedFd, take: Take) -> rustix::io::Result<Vec<u8>> {

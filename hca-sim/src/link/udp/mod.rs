@@ -24,12 +24,11 @@ use std::net::IpAddr;
 use std::os::fd::AsFd;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
-use rustix::rand::GetRandomFlags;
 use verbs_core::Mtu;
 use verbs_core::sync::Arc;
 
 use crate::limits::MCAST_GROUPS;
+use crate::link::entropy::system_entropy;
 use crate::link::{
     Arrival, Burst, Change, Feedback, GsoOff, Ident, LinkCounters, PacketLink, Route, Sent, Waiter,
 };
@@ -435,20 +434,7 @@ impl PacketLink for Udp {
     }
 
     fn entropy(&mut self) -> u64 {
-        let mut number = [0; 8];
-        let mut filled = 0;
-        // At most 256 bytes come whole, once the system has gathered entropy after its start.
-        while filled < number.len() {
-            match rustix::rand::getrandom(&mut number[filled..], GetRandomFlags::empty()) {
-                Ok(count) => filled += count,
-                Err(Errno::INTR) => {}
-                Err(error) => {
-                    tracing::error!(%error, "no entropy: keys and numbers can be guessed");
-                    break;
-                }
-            }
-        }
-        u64::from_ne_bytes(number)
+        system_entropy()
     }
 
     fn counters(&self) -> LinkCounters {

@@ -246,6 +246,21 @@ impl MemoryModel {
         bytes
     }
 
+    /// That write can take effect no more, if it has not: it writes what is there now.
+    ///
+    /// # Errors
+    /// A byte that is none of those that it may be.
+    pub(crate) fn freeze(&mut self, lane: u64, seq: u64) -> Result<(), String> {
+        let mine = |write: &Pending| write.lane == lane && write.seq == seq;
+        let Some(place) = self.pending.iter().position(mine) else {
+            return Ok(());
+        };
+        self.check()?;
+        let range = self.pending[place].range();
+        self.pending[place].bytes = Some(self.scratch[range].to_vec());
+        Ok(())
+    }
+
     /// The lane has ended, and nothing of it can take effect any more: what is there now stays.
     ///
     /// # Errors
@@ -341,6 +356,25 @@ mod tests {
         assert_eq!(model.pass(1, 2), Ok(()), "what was lost of 1 stays lost");
         model.memory.write(1, &[1]).unwrap();
         assert!(model.check().is_err(), "too late");
+    }
+
+    #[test]
+    fn a_write_that_is_frozen_stays_as_far_as_it_came() {
+        for applied in [false, true] {
+            let mut model = model();
+            model.write(1, 1, 0, vec![1; 4]);
+            model.write(1, 2, 0, vec![2; 4]);
+            model
+                .memory
+                .write(0, &[if applied { 2 } else { 0 }; 4])
+                .unwrap();
+            assert_eq!(model.freeze(1, 2), Ok(()));
+            // The answer to the first came late.
+            model.settle(1, 1);
+            assert_eq!(model.check(), Ok(()));
+            model.memory.write(0, &[2; 4]).unwrap();
+            assert_eq!(model.check().is_ok(), applied);
+        }
     }
 
     #[test]

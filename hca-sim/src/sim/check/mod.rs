@@ -1,6 +1,7 @@
 //! What must hold in every run, by code that shares nothing with what it checks.
 
 mod delivery;
+mod keys;
 mod memory;
 mod queue;
 
@@ -10,6 +11,7 @@ use std::fmt;
 use crate::clock::Instant;
 
 pub(crate) use delivery::{Arrived, Deliveries, Laws, Tag};
+pub(crate) use keys::{KeyModel, Leads, Reach, Verdict};
 pub(crate) use memory::{MemoryModel, Read};
 pub(crate) use queue::{SendModel, Sent};
 

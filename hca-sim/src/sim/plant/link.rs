@@ -11,8 +11,8 @@ use crate::sim::plant::Plant;
 use crate::sim::plant::services::Services;
 use crate::sim::{Draw, Ppm};
 use crate::wire::{
-    Aeth, AtomicEth, Bth, BthFlags, CreditCode, Envelope, Extended, Head, ImmDt, Message, Net,
-    Opcode, Operation, Packet, Place, ROCE_PORT, Reth, Role, Service, Syndrome,
+    Aeth, AtomicEth, Bth, BthFlags, CreditCode, Envelope, Extended, Head, Ieth, ImmDt, Message,
+    Net, Opcode, Operation, Packet, Place, ROCE_PORT, Reth, Role, Service, Syndrome,
 };
 
 /// How often a defect shows, of the packets that it can concern.
@@ -30,6 +30,8 @@ pub(crate) struct Tamper {
     skipped: BTreeMap<Qpn, u32>,
     /// The payload of the last READ response.
     last_read: Vec<u8>,
+    /// The key that the last SEND with invalidate to each queue pair has named.
+    last_ended: BTreeMap<Qpn, Ieth>,
     services: Services,
     passed: u64,
     /// The flow that carries nothing any more.
@@ -66,6 +68,7 @@ impl Tamper {
             peers: BTreeMap::new(),
             skipped: BTreeMap::new(),
             last_read: Vec::new(),
+            last_ended: BTreeMap::new(),
             services: Services::default(),
             passed: 0,
             dead: None,
@@ -129,7 +132,7 @@ impl Tamper {
     fn change(&mut self, plant: Plant, packet: &Packet<'_>) -> Option<(Head, Vec<u8>)> {
         let (head, mut payload) = (packet.head, packet.payload.to_vec());
         let facts = head.opcode().operation().facts();
-        let (bth, mut ext) = (*head.bth(), *head.ext());
+        let (mut bth, mut ext) = (*head.bth(), *head.ext());
         match plant {
             Plant::StaleRead if facts.message == Message::Read && facts.role == Role::Response => {
                 let last = std::mem::replace(&mut self.last_read, payload.clone());
@@ -163,6 +166,20 @@ impl Tamper {
             Plant::WrongImm => {
                 let ImmDt { imm } = ext.immdt?;
                 ext.immdt = Some(ImmDt { imm: imm ^ 1 });
+            }
+            Plant::ForgottenInvalidate => {
+                let operation = match head.opcode().operation() {
+                    Operation::SendOnlyInv => Operation::SendOnly,
+                    Operation::SendLastInv => Operation::SendLast,
+                    _ => return None,
+                };
+                bth.opcode = Opcode::new(head.opcode().service(), operation)?;
+                ext.ieth = None;
+            }
+            Plant::ForeignInvalidate => {
+                let named = ext.ieth?;
+                let last = self.last_ended.insert(bth.dest_qpn, named);
+                ext.ieth = Some(last.filter(|last| *last != named)?);
             }
             Plant::EarlyRead if head.opcode().operation() == Operation::SendOnly => {
                 payload.pop()?;

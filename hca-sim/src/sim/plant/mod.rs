@@ -69,6 +69,8 @@ plants! {
     WrongSource = "wrong-source", Link, "A datagram names another queue pair as its sender.";
     GluedMessage = "glued-message", Link, "The end of a message on an unreliable connection is that of the one before.";
     WrongQueue = "wrong-queue", Link, "A SEND on an extended reliable connection goes to the queue of another process.";
+    ForgottenInvalidate = "forgotten-invalidate", Link, "A SEND with invalidate arrives as one without.";
+    ForeignInvalidate = "foreign-invalidate", Link, "A SEND with invalidate names the key of the one before.";
     DuplicateCqe = "duplicate-cqe", Poll, "A completion is handed out twice.";
     LostCqe = "lost-cqe", Poll, "A completion is never handed out.";
     SwappedCqes = "swapped-cqes", Poll, "Two completions of one queue are handed out in the wrong order.";
@@ -76,6 +78,7 @@ plants! {
     FalseError = "false-error", Poll, "A success is handed out as a local protection error.";
     WrongLength = "wrong-length", Poll, "A receive completes with a byte too many.";
     WrongQpn = "wrong-qpn", Poll, "A completion names another queue pair.";
+    WrongKey = "wrong-key", Poll, "A receive says that another key was made invalid.";
     LostWake = "lost-wake", Poll, "An armed completion queue never fires.";
     StaleKey = "stale-key", Verbs, "A region's keys work on after it was deregistered.";
     LostFlush = "lost-flush", Verbs, "A queue pair is not taken to ERR, but it is said to be.";
@@ -83,6 +86,8 @@ plants! {
     DoubleDestroy = "double-destroy", Verbs, "Destroying a completion queue destroys another one with it.";
     LostCommand = "lost-command", Verbs, "A query is never answered.";
     FalseBusy = "false-busy", Verbs, "A destroy answers Busy although nobody uses the object.";
+    KeptWindow = "kept-window", Verbs, "A memory window is not deallocated, but it is said to be.";
+    LazyFlush = "lazy-flush", Verbs, "A pool's keys work on after it was flushed.";
     LateCancel = "late-cancel", Verbs, "A verb that nobody cancelled ends as cancelled.";
 }
 

@@ -43,6 +43,7 @@ impl Spoiled {
                 Plant::FalseSuccess => wc.status = WcStatus::Success,
                 Plant::FalseError if wc.is_ok() => wc.status = WcStatus::LocProtErr,
                 Plant::WrongLength if receives => wc.byte_len += 1,
+                Plant::WrongKey if wc.invalidated().is_some() => wc.imm ^= 0x100,
                 Plant::WrongQpn => wc.qpn = Qpn::new(wc.qpn.value() ^ 1),
                 Plant::DuplicateCqe => {
                     let twice = *wc;

@@ -69,6 +69,12 @@ impl Provider for Crooked {
             (Plant::LeakedObject, AnyCommand::DeallocPd(command)) if self.shows() => {
                 command.complete(Ok(()));
             }
+            (Plant::KeptWindow, AnyCommand::DeallocMw(command)) if self.shows() => {
+                command.complete(Ok(()));
+            }
+            (Plant::LazyFlush, AnyCommand::FlushFmrPool(command)) if self.shows() => {
+                command.complete(Ok(()));
+            }
             (Plant::LostFlush, AnyCommand::ModifyQp(command))
                 if command.attr.state == Some(QpState::Err) && self.shows() =>
             {

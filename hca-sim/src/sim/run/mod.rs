@@ -6,6 +6,7 @@ mod conn;
 mod control;
 mod draft;
 mod evil;
+mod keys;
 mod machine;
 mod parcel;
 mod plan;

@@ -49,6 +49,8 @@ pub(super) enum Data {
     Into(Range<usize>),
     /// A piece with a key that is none.
     Stranger,
+    /// There is none.
+    Nothing,
 }
 
 /// The local side of a work request, ready to be posted.
@@ -149,6 +151,10 @@ impl Stand {
                 let lkey = piece.lkey.next();
                 packed.sges.push(Sge { lkey, ..piece });
                 packed.flags |= SendFlags::SIGNALED;
+            }
+            Data::Nothing => {
+                let fenced = draw.chance(Ppm::percent(20));
+                packed.flags.set(SendFlags::FENCE, fenced);
             }
         }
         let is_last = self.quiet + 1 >= (self.sizes.send_depth as usize / 2).max(1);

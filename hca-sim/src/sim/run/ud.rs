@@ -434,7 +434,9 @@ impl<'w> Unreliable<'w> for Session<'w> {
             imm: wc.immediate(),
         };
         let (me, members) = (stand.id, &self.members);
-        let may = |about: &About| may_take(about, at, &members[at]);
+        let plan = &self.world.plan;
+        let resent = plan.mode == Mode::Packets && plan.hostile;
+        let may = |about: &About| may_take(about, at, &members[at], resent);
         let tag = match self.messages.tell(me, &arrived, may) {
             Ok(tag) => tag,
             Err(what) => return self.world.accuse(Rule::Delivery, what),
@@ -458,14 +460,18 @@ impl<'w> Unreliable<'w> for Session<'w> {
 }
 
 /// Whether a datagram may come to the queue pair at that place.
-fn may_take(about: &About, at: usize, member: &Member) -> Result<(), &'static str> {
+/// `resent`: somebody on the network may have sent it once more, from elsewhere, so that it is not its own
+/// as far as the port can tell.
+fn may_take(about: &About, at: usize, member: &Member, resent: bool) -> Result<(), &'static str> {
     if about.key != member.key {
         return Err("it came with another Q_Key");
     }
     let was_in = member.mcast.is_some() || member.left.is_some_and(|left| left >= about.at);
     match about.to {
         To::One(to) if to == at => Ok(()),
-        To::Group if member.blocks && about.from == at => Err("it does not want its own"),
+        To::Group if member.blocks && about.from == at && !resent => {
+            Err("it does not want its own")
+        }
         To::Group if was_in => Ok(()),
         To::Group => Err("it is not in the group"),
         To::One(_) | To::Nobody => Err("it was for somebody else"),

@@ -17,7 +17,7 @@ use crate::sim::check::{Court, Rule};
 use crate::sim::coverage::VerbCell;
 use crate::sim::run::compare::Transcript;
 use crate::sim::run::machine::{Machine, addresses};
-use crate::sim::run::{Mode, Options, Plan, Report, control, service, session, storm};
+use crate::sim::run::{Mode, Options, Plan, Report, control, keys, service, session, storm};
 use crate::sim::{Coverage, Draw, Sim, Sink, Stalled};
 
 /// Virtual time in which a verb has to complete, whatever holds it back.
@@ -156,6 +156,7 @@ impl World {
                 self.start(control::run(Rc::clone(self), self.draw()));
                 self.start(storm::run(Rc::clone(self), self.draw()));
                 self.start(service::run(Rc::clone(self), self.draw()));
+                self.start(keys::run(Rc::clone(self), self.draw()));
                 self.unless_accused(self.sim.sleep(time)).await;
                 self.calm.set(true);
             }

@@ -158,9 +158,14 @@ pub(super) fn head(
     flags: BthFlags,
     ext: Extended,
 ) -> Head {
-    let service = match operation {
-        Operation::MaskedCompareSwap | Operation::MaskedFetchAdd => Service::Own,
-        _ => path.service,
+    let is_masked = matches!(
+        operation,
+        Operation::MaskedCompareSwap | Operation::MaskedFetchAdd
+    );
+    let service = match path.service {
+        Service::Rc if is_masked => Service::Own,
+        Service::Xrc if is_masked => Service::OwnXrc,
+        service => service,
     };
     let bth = Bth {
         opcode: Opcode::new(service, operation)

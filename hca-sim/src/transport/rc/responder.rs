@@ -222,7 +222,7 @@ impl Responder {
         notes: &mut Notes,
     ) -> Executed {
         let facts = head.opcode().facts();
-        if head.opcode().service() == Service::Xrc {
+        if matches!(head.opcode().service(), Service::Xrc | Service::OwnXrc) {
             let named = head.ext().xrceth.map(|eth| eth.srqn);
             if facts.place.is_first() {
                 self.named = named;

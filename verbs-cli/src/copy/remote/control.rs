@@ -1,12 +1,14 @@
 //! The connection over which two ends find each other, and which tells either that the other has gone.
 
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use futures::channel::mpsc;
 use verbs_core::sync::thread;
 
-use super::message::{BODY_BYTES_MAX, HEADER_LEN, Header, Message};
+use super::managed::Managed;
+use super::message::{BODY_BYTES_MAX, HEADER_LEN, Header, Malformed, Message};
 use crate::net::{Connection, NetError, PATIENCE};
 
 /// How often whoever waits looks at the clock.
@@ -17,8 +19,11 @@ const NEWS_MAX: usize = 4;
 
 /// Speaks messages over a connection.
 #[derive(Debug)]
-pub(crate) struct Control {
-    connection: Connection,
+pub(crate) enum Control {
+    /// One of TCP.
+    Stream(Connection),
+    /// One of the connection manager's.
+    Managed(Managed),
 }
 
 /// What a watched connection tells.
@@ -41,32 +46,54 @@ pub(crate) struct Watch {
 }
 
 impl Control {
-    pub(crate) fn new(connection: Connection) -> Self {
-        Self { connection }
+    /// The other end.
+    pub(crate) fn peer(&self) -> SocketAddr {
+        match self {
+            Self::Stream(stream) => stream.peer(),
+            Self::Managed(managed) => managed.peer(),
+        }
     }
 
-    pub(crate) fn connection(&self) -> &Connection {
-        &self.connection
+    /// This end.
+    pub(crate) fn local(&self) -> SocketAddr {
+        match self {
+            Self::Stream(stream) => stream.local(),
+            Self::Managed(managed) => managed.local(),
+        }
     }
 
     /// Sends a message. Blocks, for [`PATIENCE`] at most.
     pub(crate) fn send(&mut self, message: &Message) -> Result<(), NetError> {
-        self.connection.send(&message.emit())
+        match self {
+            Self::Stream(stream) => stream.send(&message.emit()),
+            Self::Managed(managed) => managed.send(&message.emit()),
+        }
     }
 
     /// The next message. Blocks, for [`PATIENCE`] at most.
     pub(crate) fn receive(&mut self) -> Result<Message, NetError> {
-        let deadline = Instant::now() + PATIENCE;
-        let mut header = [0; HEADER_LEN];
-        self.connection.receive(&mut header, deadline)?;
-        self.receive_body(&header, deadline)
+        let (deadline, peer) = (Instant::now() + PATIENCE, self.peer());
+        match self {
+            Self::Stream(stream) => {
+                let mut header = [0; HEADER_LEN];
+                stream.receive(&mut header, deadline)?;
+                receive_body(stream, &header, deadline)
+            }
+            Self::Managed(managed) => match managed.receive(deadline)? {
+                Some(bytes) => parse(peer, &bytes),
+                None => Err(NetError::Silent { peer }),
+            },
+        }
     }
 
     /// Sends the last message to a peer that may be sending, and lets it read that.
     pub(crate) fn dismiss(mut self, message: &Message) {
         // A peer that does not take it has only itself to blame.
         let _ = self.send(message);
-        self.connection.drain(HEADER_LEN + BODY_BYTES_MAX);
+        match self {
+            Self::Stream(mut stream) => stream.drain(HEADER_LEN + BODY_BYTES_MAX),
+            Self::Managed(managed) => managed.end(),
+        }
     }
 
     /// Listens from now on.
@@ -94,37 +121,75 @@ impl Control {
     }
 
     fn try_clone(&self) -> Result<Self, NetError> {
-        let connection = self.connection.try_clone()?;
-        Ok(Self { connection })
-    }
-
-    fn receive_body(
-        &mut self,
-        header: &[u8; HEADER_LEN],
-        deadline: Instant,
-    ) -> Result<Message, NetError> {
-        let peer = self.connection.peer();
-        let foreign = |malformed: super::message::Malformed| NetError::Foreign {
-            peer,
-            what: malformed.to_string(),
-        };
-        let header = Header::parse(header).map_err(foreign)?;
-        let mut body = vec![0; header.len];
-        self.connection.receive(&mut body, deadline)?;
-        Message::parse(header, &body).map_err(foreign)
+        Ok(match self {
+            Self::Stream(stream) => Self::Stream(stream.try_clone()?),
+            Self::Managed(managed) => Self::Managed(managed.clone()),
+        })
     }
 
     fn news(&mut self) -> News {
-        let first = match self.connection.receive_first(TICK) {
-            Ok(None) => return News::Tick,
-            Ok(Some(first)) => first,
-            Err(error) => return News::Ended(error),
+        let peer = self.peer();
+        let message = match self {
+            Self::Stream(stream) => {
+                let first = match stream.receive_first(TICK) {
+                    Ok(None) => return News::Tick,
+                    Ok(Some(first)) => first,
+                    Err(error) => return News::Ended(error),
+                };
+                let deadline = Instant::now() + PATIENCE;
+                let mut header = [first; HEADER_LEN];
+                let header_came = stream.receive(&mut header[1..], deadline);
+                header_came.and_then(|()| receive_body(stream, &header, deadline))
+            }
+            Self::Managed(managed) => match managed.receive(Instant::now() + TICK) {
+                Ok(None) => return News::Tick,
+                Ok(Some(bytes)) => parse(peer, &bytes),
+                Err(error) => Err(error),
+            },
         };
-        let deadline = Instant::now() + PATIENCE;
-        let mut header = [first; HEADER_LEN];
-        let message = self.connection.receive(&mut header[1..], deadline);
-        let message = message.and_then(|()| self.receive_body(&header, deadline));
         message.map_or_else(News::Ended, News::Message)
+    }
+
+    /// Ends the reading side: who reads, through any handle, finds the end.
+    fn deafen(&self) {
+        match self {
+            Self::Stream(stream) => stream.deafen(),
+            Self::Managed(managed) => managed.deafen(),
+        }
+    }
+}
+
+/// The body that a header announces.
+fn receive_body(
+    stream: &mut Connection,
+    header: &[u8; HEADER_LEN],
+    deadline: Instant,
+) -> Result<Message, NetError> {
+    let foreign = foreign(stream.peer());
+    let header = Header::parse(header).map_err(&foreign)?;
+    let mut body = vec![0; header.len];
+    stream.receive(&mut body, deadline)?;
+    Message::parse(header, &body).map_err(&foreign)
+}
+
+/// A message that came in one piece.
+fn parse(peer: SocketAddr, bytes: &[u8]) -> Result<Message, NetError> {
+    let foreign = foreign(peer);
+    let (header, body) = bytes
+        .split_first_chunk()
+        .ok_or_else(|| foreign(Malformed::Short))?;
+    let header = Header::parse(header).map_err(&foreign)?;
+    match body.len() {
+        len if len < header.len => Err(foreign(Malformed::Short)),
+        len if len > header.len => Err(foreign(Malformed::Trailing)),
+        _ => Message::parse(header, body).map_err(&foreign),
+    }
+}
+
+fn foreign(peer: SocketAddr) -> impl Fn(Malformed) -> NetError {
+    move |malformed| NetError::Foreign {
+        peer,
+        what: malformed.to_string(),
     }
 }
 
@@ -136,7 +201,7 @@ impl Watch {
 
     /// What is new; news that were not taken when the future was dropped wait for the next.
     pub(crate) async fn next(&mut self) -> News {
-        let peer = self.control.connection.peer();
+        let peer = self.control.peer();
         let news = self.news.next().await;
         news.unwrap_or(News::Ended(NetError::Ended(peer)))
     }
@@ -161,7 +226,7 @@ impl Watch {
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        self.control.connection.deafen();
+        self.control.deafen();
         if let Some(listener) = self.listener.take() {
             // It ends because the connection has; it does not panic.
             let _ = listener.join();

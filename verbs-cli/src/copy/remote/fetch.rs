@@ -1,16 +1,18 @@
 //! The client of a copy between hosts: asks for a file and receives it.
 
+use std::net::SocketAddr;
 use std::os::unix::ffi::OsStrExt;
 use std::time::Instant;
 
 use futures::executor::block_on;
-use verbs_core::Access;
+use verbs_core::{Access, Gid};
 
 use super::control::{Control, Watch};
 use super::drive::{drive, unexpected};
+use super::managed::Managed;
 use super::message::{Get, Message, Offer, Ready};
 use super::{Seat, connect, identify};
-use crate::address::RoceUrl;
+use crate::address::{Scheme, ServedUrl};
 use crate::cli::CopyArgs;
 use crate::copy::endpoint::Endpoint;
 use crate::copy::error::{CopyError, End};
@@ -19,14 +21,14 @@ use crate::copy::receiver::{Receiver, Verdict};
 use crate::copy::sink::{Sink, Target};
 use crate::copy::window::Plan;
 use crate::copy::{Copied, Failure, compare};
-use crate::net::Connection;
+use crate::net::{Connection, NetError, lookup, sends_from};
 use crate::report::{Progress, Report};
 use crate::wire::{Network, Wire};
 
-/// Runs `verbs copy roce://... DST`. Blocks until the copy is complete.
+/// Runs `verbs copy roce://... DST`, or from `rdma://...`. Blocks until the copy is complete.
 pub(crate) fn run(
     args: &CopyArgs,
-    url: &RoceUrl,
+    url: &ServedUrl,
     network: &dyn Network,
 ) -> Result<Report, Failure> {
     if args.fault.is_some() {
@@ -62,14 +64,19 @@ pub(crate) fn run(
 /// From the first connection to the target's name.
 fn fetch(
     args: &CopyArgs,
-    url: &RoceUrl,
+    url: &ServedUrl,
     network: &dyn Network,
     target: Target,
 ) -> Result<Copied, CopyError> {
-    let control = Control::new(Connection::open(&url.host, url.port)?);
-    let local = control.connection().local().ip();
-    let peer = control.connection().peer().ip();
-    let wire = Wire::open_towards(network, &args.wire.bind, local, peer)?;
+    let (control, wire) = match url.scheme {
+        Scheme::Roce => {
+            let stream = Connection::open(&url.host, url.port)?;
+            let (local, peer) = (stream.local().ip(), stream.peer().ip());
+            let wire = Wire::open_towards(network, &args.wire.bind, local, peer)?;
+            (Control::Stream(stream), wire)
+        }
+        Scheme::Rdma => find(args, url, network)?,
+    };
     let received = block_on(receive(args, url, &wire, control, target));
     let captured = wire.finish_capture();
     let (sink, offer, verdict) = received?;
@@ -87,16 +94,58 @@ fn fetch(
     })
 }
 
+/// Connects by the connection manager, to the first of the host's addresses that accepts.
+fn find(
+    args: &CopyArgs,
+    url: &ServedUrl,
+    network: &dyn Network,
+) -> Result<(Control, Wire), CopyError> {
+    let mut last = None;
+    for peer in lookup(&url.host, url.port)? {
+        match connect_to(args, url, network, peer) {
+            Ok(found) => return Ok(found),
+            Err(error) => last = Some(error),
+        }
+    }
+    Err(last.unwrap_or(CopyError::NoRoute {
+        peer: Gid::default(),
+    }))
+}
+
+fn connect_to(
+    args: &CopyArgs,
+    url: &ServedUrl,
+    network: &dyn Network,
+    peer: SocketAddr,
+) -> Result<(Control, Wire), CopyError> {
+    let local = sends_from(peer).map_err(|error| NetError::Connect {
+        host: url.host.clone(),
+        port: url.port,
+        error,
+    })?;
+    let wire = Wire::open_towards(network, &args.wire.bind, local, peer.ip())?;
+    let device = block_on(wire.device());
+    let device = device.map_err(|error| CopyError::Verb {
+        end: End::Destination,
+        doing: "open the device",
+        error,
+    })?;
+    // The connection keeps the device.
+    let local = wire.addresses().first().copied().unwrap_or(local);
+    let managed = Managed::open(&device, &url.host, peer, (local, 0).into())?;
+    Ok((Control::Managed(managed), wire))
+}
+
 /// Receives the file into a sink that has no name yet.
 async fn receive(
     args: &CopyArgs,
-    url: &RoceUrl,
+    url: &ServedUrl,
     wire: &Wire,
     mut control: Control,
     target: Target,
 ) -> Result<(Sink, Offer, Verdict), CopyError> {
     let end = End::Destination;
-    let local = control.connection().local().ip();
+    let local = control.local().ip();
     let seat = Seat::take(end, wire, local, None).await?;
     control.send(&Message::Get(Get {
         chunk: args.chunk,

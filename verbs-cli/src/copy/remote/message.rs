@@ -1,4 +1,5 @@
-//! What the two ends of a copy between hosts tell each other over TCP.
+//! What the two ends of a copy between hosts tell each other, over TCP, or each message in a SEND over a
+//! queue pair that the connection manager has connected.
 //!
 //! Every message is a header of 12 bytes, `VCPY`, version (16 bits), kind (16 bits) and length of what
 //! follows (32 bits, at most [`BODY_BYTES_MAX`]), and a body of fixed fields. All numbers are in network

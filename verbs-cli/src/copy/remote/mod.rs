@@ -1,9 +1,11 @@
 //! Copies between hosts: the ends are those of a copy within one process, but each in a process of its
-//! own, and they find each other over TCP. [`message`] is the protocol.
+//! own. They find each other over TCP, or by the connection manager; [`message`] is the protocol over
+//! either.
 
 mod control;
 mod drive;
 mod fetch;
+mod managed;
 mod message;
 mod root;
 mod serve;

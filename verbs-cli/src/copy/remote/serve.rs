@@ -1,18 +1,21 @@
-//! `verbs serve`: answers clients, each on a thread and a queue pair of its own.
+//! `verbs serve`: answers clients, each on a thread and a queue pair of its own. They come over TCP, or
+//! where an address is named by the connection manager.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io::Write;
-use std::net::{IpAddr, TcpListener};
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
 
 use futures::executor::block_on;
-use verbs_core::Access;
+use verbs_cm::{ConnectRequest, Listener};
 use verbs_core::sync::atomic::{AtomicU32, Ordering::Relaxed};
-use verbs_core::sync::{Mutex, thread};
+use verbs_core::sync::{Arc, Mutex, thread};
+use verbs_core::{Access, Device};
 
 use super::control::Control;
 use super::drive::{drive, see_off, unexpected};
+use super::managed::Managed;
 use super::message::{Cause, Fail, Get, Message, Offer};
 use super::root::Root;
 use super::{Seat, connect, identify};
@@ -68,20 +71,35 @@ impl fmt::Display for Served {
 pub(crate) fn run(args: &ServeArgs, network: &dyn Network) -> Result<(), CopyError> {
     let listener = net::listen(args.listen, SERVE_PORT)?;
     let server = Server::new(args, network)?;
+    let address = listener.local_addr().map(net::canonical);
+    let service = match &address {
+        Ok(address) => server.service(*address)?,
+        Err(_) => None,
+    };
     if !args.quiet
-        && let Ok(address) = listener.local_addr()
+        && let Ok(address) = address
     {
-        let (address, port) = (net::canonical(address), address.port());
-        let dir = args.dir.display();
-        if address.ip().is_unspecified() {
-            tell(&format_args!(
+        let (dir, port) = (args.dir.display(), address.port());
+        match (&service, address.ip().is_unspecified()) {
+            (None, true) => tell(&format_args!(
                 "serving {dir} at port {port} of all addresses"
-            ));
-        } else {
-            tell(&format_args!("serving {dir} at roce://{address}/"));
+            )),
+            (Some(_), true) => tell(&format_args!(
+                "serving {dir} at port {port} of all addresses by roce://, and of those named by rdma://"
+            )),
+            (None, false) => tell(&format_args!("serving {dir} at roce://{address}/")),
+            (Some(_), false) => tell(&format_args!(
+                "serving {dir} at roce://{address}/ and rdma://{address}/"
+            )),
         }
     }
-    server.serve(&listener, args.quiet)
+    server.serve(&listener, service, args.quiet)
+}
+
+/// Where clients come to by the connection manager.
+pub(super) struct ManagedService {
+    device: Device,
+    listener: Listener,
 }
 
 impl<'a> Server<'a> {
@@ -111,14 +129,49 @@ impl<'a> Server<'a> {
         })
     }
 
+    /// Listens by the connection manager too, if an address was named: a device has to be there before
+    /// clients come.
+    pub(super) fn service(&self, address: SocketAddr) -> Result<Option<ManagedService>, CopyError> {
+        let Some(wire) = &self.named else {
+            return Ok(None);
+        };
+        let device = block_on(wire.device());
+        let device = device.map_err(|error| CopyError::Verb {
+            end: End::Source,
+            doing: "open the device",
+            error,
+        })?;
+        let listener = verbs_cm::listen(&device, address).wait();
+        let listener = listener.map_err(|error| NetError::Service { address, error })?;
+        Ok(Some(ManagedService { device, listener }))
+    }
+
     /// Serves whoever comes, for ever.
-    fn serve(&self, listener: &TcpListener, quiet: bool) -> Result<(), CopyError> {
+    fn serve(
+        &self,
+        listener: &TcpListener,
+        service: Option<ManagedService>,
+        quiet: bool,
+    ) -> Result<(), CopyError> {
         thread::scope(|scope| {
+            if let Some(mut service) = service {
+                let local = service.listener.local_addr();
+                let device = Arc::new(service.device);
+                scope.spawn(move || {
+                    loop {
+                        let request = block_on(service.listener.accept());
+                        let device = Arc::clone(&device);
+                        if let Some(request) = self.admit_managed(request) {
+                            scope.spawn(move || self.welcome(&device, request, local, quiet));
+                        }
+                    }
+                });
+            }
             loop {
                 let accepted = listener.accept();
                 match accepted.and_then(|(stream, _)| Connection::new(stream)) {
                     Ok(connection) => {
-                        if let Some(control) = self.admit(Control::new(connection)) {
+                        if let Some(control) = self.admit(Control::Stream(connection)) {
                             scope.spawn(move || self.attend(control, quiet));
                         }
                     }
@@ -133,22 +186,52 @@ impl<'a> Server<'a> {
 
     /// Counts a client in, or sends it away.
     pub(super) fn admit(&self, control: Control) -> Option<Control> {
-        let max = self.clients_max;
-        // Only this thread counts up.
-        if self.clients.load(Relaxed) < max {
-            self.clients.fetch_add(1, Relaxed);
+        if self.count_in() {
             return Some(control);
         }
         control.dismiss(&Message::Fail(Fail {
             cause: Cause::Busy,
-            text: format!("{max} others are being served; try again later"),
+            text: self.crowded(),
         }));
         None
     }
 
+    /// Counts a client in that has asked to be connected, or refuses it.
+    fn admit_managed(&self, request: ConnectRequest) -> Option<ConnectRequest> {
+        if self.count_in() {
+            return Some(request);
+        }
+        // A client that has given up needs no answer.
+        let _ = request.reject(self.crowded().as_bytes());
+        None
+    }
+
+    fn count_in(&self) -> bool {
+        let one_more = |count| (count < self.clients_max).then_some(count + 1);
+        let counted = self.clients.fetch_update(Relaxed, Relaxed, one_more);
+        counted.is_ok()
+    }
+
+    fn crowded(&self) -> String {
+        let max = self.clients_max;
+        format!("{max} others are being served; try again later")
+    }
+
+    /// Connects a client that was admitted, and serves it.
+    fn welcome(&self, device: &Device, request: ConnectRequest, local: SocketAddr, quiet: bool) {
+        let peer = request.peer_addr();
+        match Managed::accept(device, request, local) {
+            Ok(managed) => self.attend(Control::Managed(managed), quiet),
+            Err(error) => {
+                self.clients.fetch_sub(1, Relaxed);
+                complain(&format_args!("{peer}: {error}"));
+            }
+        }
+    }
+
     /// Serves a client that was admitted, and says how it went.
     fn attend(&self, control: Control, quiet: bool) {
-        let peer = control.connection().peer();
+        let peer = control.peer();
         match self.handle(control) {
             Ok(served) if !quiet => tell(&format_args!("{peer}: {served}")),
             Ok(_) => {}
@@ -197,7 +280,7 @@ impl<'a> Server<'a> {
         source: &mut Source,
     ) -> Result<(), CopyError> {
         let end = End::Source;
-        let local = control.connection().local().ip();
+        let local = control.local().ip();
         let wire = self.wire(local)?;
         let seat = Seat::take(end, &wire, local, Some(get.gid)).await?;
         let (chunk, window) = willing(get, &seat).await?;

@@ -106,7 +106,7 @@ impl Place {
 
 fn accept(listener: &TcpListener) -> Control {
     let (stream, _) = listener.accept().expect("a client");
-    Control::new(Connection::new(stream).expect("connected"))
+    Control::Stream(Connection::new(stream).expect("connected"))
 }
 
 fn content(bytes: usize) -> Vec<u8> {

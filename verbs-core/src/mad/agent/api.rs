@@ -5,7 +5,7 @@ use crate::mad::header::{Class, MadBytes, Method, TransactionId};
 use crate::mad::rmpp::{RmppConfig, RmppStatus, Sent};
 
 /// A registered client of a port's service. The number is the upper half of its transaction ids.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct AgentId(pub(super) u32);
 
 impl AgentId {

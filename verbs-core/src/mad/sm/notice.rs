@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::addr::{Gid, Guid, Lid};
+use crate::addr::{Gid, Guid, Lid, Qpn};
 use crate::mad::field::{Bits, Blob, Field, Run, put_number};
 use crate::mad::header::code;
 use crate::mad::sm::{CapabilityMask, NodeType};
@@ -128,6 +128,46 @@ impl Notice {
             .with(20, 8, u64::from(method))
             .with(28, 64, key)
     }
+
+    /// A packet with a key that does not fit has come to the adapter's port at that LID.
+    pub fn bad_key(lid: Lid, packet: &BadKey) -> Self {
+        let trap = if packet.is_qkey {
+            TrapNumber::BAD_Q_KEY
+        } else {
+            TrapNumber::BAD_P_KEY
+        };
+        let mut notice = Self::generic(trap, 2, NodeType::CA, lid)
+            .with(12, 16, u64::from(packet.from.0))
+            .with(14, 16, u64::from(lid.0))
+            .with(16, 32, u64::from(packet.key))
+            .with(20, 4, u64::from(packet.sl))
+            .with(21, 24, u64::from(packet.src_qpn.value()))
+            .with(25, 24, u64::from(packet.dest_qpn.value()));
+        let (gids, _) = packet.gids.as_flattened().as_chunks();
+        for (at, &half) in (28..).step_by(8).zip(gids) {
+            notice = notice.with(at, 64, u64::from_be_bytes(half));
+        }
+        notice
+    }
+}
+
+/// What a port reports of a packet with a key that does not fit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct BadKey {
+    /// Whether it was the Q_Key; else it was the P_Key.
+    pub is_qkey: bool,
+    /// The key that the packet had.
+    pub key: u32,
+    /// Service level of the packet.
+    pub sl: u8,
+    /// Who sent it.
+    pub from: Lid,
+    /// The sender's queue pair; 0 if the packet does not tell.
+    pub src_qpn: Qpn,
+    /// The queue pair that it was for.
+    pub dest_qpn: Qpn,
+    /// GIDs of sender and receiver; zero if the packet has none.
+    pub gids: [[u8; 16]; 2],
 }
 
 code! {
@@ -147,6 +187,10 @@ code! {
         LOCAL_CHANGES = 144, "LocalChanges";
         /// Somebody has shown a wrong management key.
         BAD_M_KEY = 256, "BadMKey";
+        /// A packet of a partition that the port is not in has come to an adapter.
+        BAD_P_KEY = 257, "BadPKey";
+        /// A packet with a wrong Q_Key has come to an adapter.
+        BAD_Q_KEY = 258, "BadQKey";
     }
 }
 

@@ -18,6 +18,7 @@ use crate::link::fabric::message::{MadMessage, Registration};
 use crate::link::fabric::packet::{Body, MadPacket, Packet};
 use crate::link::fabric::subnet::Subnet;
 use crate::link::fabric::topology::PortRef;
+use crate::wire::Grh;
 
 use super::super::message::Message;
 
@@ -35,6 +36,9 @@ fn config() -> AgentConfig {
 
 /// A request was not answered in time: `ETIMEDOUT`.
 const TIMED_OUT: u32 = 110;
+
+/// Routers that a datagram of a client may pass.
+const HOP_LIMIT: u8 = 64;
 
 /// Bytes of a header, which is what comes back of a request without an answer.
 const HEADER_LEN: usize = 24;
@@ -247,6 +251,23 @@ impl Service {
         }
     }
 
+    /// Whether a packet is for a client here, where others share the port's queue pairs: the answer to a
+    /// request, or a request that somebody has registered for.
+    pub(super) fn wants(&self, packet: &Packet) -> bool {
+        let Body::Mad(datagram) = &packet.body else {
+            return false;
+        };
+        let header = MadHeader::parse(header_of(&datagram.mad));
+        if header.method.is_response() || header.method == Method::TRAP_REPRESS {
+            return self.asked.contains_key(&header.tid);
+        }
+        let bit = 1 << (header.method.0 & 0x7f);
+        self.registered.values().any(|agent| {
+            let asked_for = &agent.registration;
+            asked_for.class == header.class.0 && asked_for.methods & bit != 0
+        })
+    }
+
     /// A packet for the port.
     pub(super) fn receive(&mut self, now: Time, subnet: &Subnet, packet: Packet) {
         let Body::Mad(datagram) = packet.body else {
@@ -314,9 +335,14 @@ impl Service {
             packet
         };
         packet.sl = to.av.sl;
-        packet.gids = extra
-            .gid
-            .and_then(|(index, dgid)| Some((port.gid(index)?, dgid)));
+        packet.grh = extra.gid.and_then(|(index, dgid)| {
+            Some(Grh {
+                hop_limit: HOP_LIMIT,
+                sgid: port.gid(index)?,
+                dgid,
+                ..Grh::default()
+            })
+        });
         Some(packet)
     }
 

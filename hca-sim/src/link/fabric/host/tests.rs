@@ -178,10 +178,10 @@ fn clients_get_what_they_registered_for() {
     assert_eq!((got.status, got.bytes[64]), (0, 7));
 
     // With its client a registration goes.
-    world.host.disconnect(manager);
+    world.host.disconnect(world.now, manager);
     let registered = world.register(rival, Class::SUBN_DIRECTED, wanted);
     assert_eq!(registered, Some(Message::Registered { agent: 0 }));
-    world.host.disconnect(rival);
+    world.host.disconnect(world.now, rival);
     assert_eq!(
         world.say(asker, &send(&asked, 1000)),
         None,

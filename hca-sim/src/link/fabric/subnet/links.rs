@@ -48,6 +48,7 @@ impl Subnet {
 
     /// Makes the link at a port bad, for packets that leave there. Returns whether there is a link.
     pub fn set_fault(&mut self, at: PortRef, fault: LinkFault) -> bool {
+        self.ways.forget();
         let end = self.end_mut(at);
         end.map(|end| end.fault = fault).is_some()
     }

@@ -1,0 +1,14 @@
+//! The built-in subnet manager and its administrator.
+//!
+//! Goal: subnets come up, stay up, and are answered for. Method: the machine on simulated subnets without
+//! any clock, step by step ([`lab`]); and managers on HCAs, with the clients that programs use.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "helpers of tests may panic as the tests themselves"
+)]
+
+mod lab;
+mod served;
+mod sweeps;
+mod trace;

@@ -1,0 +1,244 @@
+//! Sweeps, and what follows changes.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use hca_sim::link::fabric::{Body, FatTree, NodeId, Packet, PortRef, Topology};
+use verbs_core::mad::Bits;
+use verbs_core::mad::sm::{LinkState, SmState};
+use verbs_core::{Lid, Mtu};
+use verbs_sm::Config;
+
+use crate::lab::Lab;
+
+/// The first port of a node, by its name.
+pub(crate) fn port(topology: &Topology, name: &str, port: u8) -> PortRef {
+    let node = topology.find(name).unwrap();
+    PortRef { node, port }
+}
+
+/// All adapters' ports.
+fn adapters(topology: &Topology) -> Vec<PortRef> {
+    let nodes = (0..).map(NodeId).zip(topology.nodes());
+    let adapters = nodes.filter(|(_, node)| !node.is_switch());
+    adapters
+        .map(|(node, _)| PortRef { node, port: 1 })
+        .collect()
+}
+
+fn data(from: Lid, to: Lid) -> Packet {
+    let bytes = [vec![4, 0, 0xff, 0xff], vec![0; 28]].concat();
+    Packet::new(from, to, 0, Body::Transport(bytes))
+}
+
+/// Every adapter reaches every other one. A packet for a port without a service comes out where it
+/// was sent to.
+fn assert_connected(lab: &mut Lab, ports: &[PortRef]) {
+    for &from in ports {
+        for &to in ports {
+            let (slid, dlid) = (lab.subnet.lid(from), lab.subnet.lid(to));
+            lab.subnet.send(lab.now, from, data(slid, dlid));
+            if from == to {
+                while lab.subnet.poll_delivery().is_some() {}
+                continue;
+            }
+            let arrived = lab.subnet.poll_delivery();
+            assert_eq!(arrived.map(|(at, _)| at), Some(to), "{from:?} -> {to:?}");
+        }
+    }
+}
+
+/// Goal: a fat tree of 64 adapters comes up in one sweep, everybody reaches everybody, and nothing is left
+/// to do in the next. Method: every link's state, a packet for every pair, the counters.
+#[test]
+fn a_fat_tree_comes_up_in_one_sweep() {
+    let topology = FatTree::SMALL.topology().unwrap();
+    let mut lab = Lab::new(&topology);
+    let ports = adapters(&topology);
+    let sm = lab.manager(ports[0], Config::default());
+    lab.settle();
+    assert_eq!(lab.state(sm).state(), SmState::MASTER);
+    assert!(lab.state(sm).is_up(), "{:?}", lab.state(sm).counters());
+    let (linked, active) = lab.subnet.census();
+    assert_eq!((linked, active), (144, 144));
+    assert_eq!(lab.state(sm).nodes(), 72);
+    let lids: BTreeSet<_> = ports.iter().map(|&at| lab.subnet.lid(at).0).collect();
+    assert_eq!(lids.len(), 64, "everybody has a LID of its own");
+    assert_connected(&mut lab, &ports);
+    let info = lab.subnet.port_info(ports[9]).unwrap();
+    assert_eq!(info.neighbor_mtu.value(), Mtu::B4096.shift() - 7);
+    assert_eq!(info.sm_lid, lab.subnet.lid(ports[0]));
+    assert!(info.operational_vls == Bits::truncated(1));
+
+    // The next look finds nothing: one question for each switch.
+    let before = lab.state(sm).counters();
+    lab.pass(Duration::from_secs(10));
+    let after = lab.state(sm).counters();
+    assert_eq!((after.sweeps, after.light_sweeps), (before.sweeps, 1));
+    assert_eq!(after.smps - before.smps, 8);
+    assert_eq!((after.timeouts, after.refusals), (0, 0));
+}
+
+/// Goal: a link that goes is noticed at once, by the trap of a switch, and routes go around it; one that
+/// comes back is brought into service; whoever is cut off keeps its LID. Method: a spine's link, an
+/// adapter's link.
+#[test]
+fn links_that_go_and_come_are_followed() {
+    let topology = FatTree::SMALL.topology().unwrap();
+    let mut lab = Lab::new(&topology);
+    let ports = adapters(&topology);
+    let sm = lab.manager(ports[0], Config::default());
+    lab.settle();
+    let sweeps = lab.state(sm).counters().sweeps;
+    let lid = lab.subnet.lid(ports[5]);
+    let cut = topology.links().iter().find(|link| {
+        link.ends
+            .iter()
+            .all(|end| topology.nodes()[end.node.0 as usize].is_switch())
+    });
+    let inner = cut.unwrap().ends[0];
+    for (at, is_cut_off) in [(inner, false), (ports[5], true)] {
+        assert!(lab.subnet.plug(lab.now, at, false));
+        lab.settle();
+        assert!(lab.state(sm).is_up(), "{:?}", lab.state(sm).counters());
+        let (linked, active) = lab.subnet.census();
+        assert_eq!((linked, active), (142, 142));
+        let rest: Vec<_> = ports.iter().copied().filter(|&port| port != at).collect();
+        // A tree without one of its links may be two.
+        if is_cut_off {
+            assert_connected(&mut lab, &rest);
+        }
+        assert!(lab.subnet.plug(lab.now, at, true));
+        lab.settle();
+        assert_eq!(lab.subnet.census(), (144, 144));
+        assert_connected(&mut lab, &ports);
+    }
+    assert_eq!(lab.subnet.lid(ports[5]), lid);
+    // Both ends of a link tell of it, the second one maybe when the first was looked at already.
+    let sweeps = lab.state(sm).counters().sweeps - sweeps;
+    assert!((4..=8).contains(&sweeps), "{sweeps}");
+    assert!(lab.state(sm).counters().traps >= 4);
+}
+
+/// Goal: a manager that is started again finds the LIDs that were given, whatever order it looks in. Method:
+/// all LIDs before and after, the second manager elsewhere.
+#[test]
+fn a_manager_that_is_started_again_keeps_lids() {
+    let topology = FatTree::SMALL.topology().unwrap();
+    let mut lab = Lab::new(&topology);
+    let ports = adapters(&topology);
+    let first = lab.manager(ports[0], Config::default());
+    lab.settle();
+    let before: Vec<_> = ports.iter().map(|&at| lab.subnet.lid(at)).collect();
+    lab.kill(first);
+    let second = lab.manager(ports[63], Config::default());
+    lab.settle();
+    assert!(lab.state(second).is_up());
+    let after: Vec<_> = ports.iter().map(|&at| lab.subnet.lid(at)).collect();
+    assert_eq!(before, after);
+    let info = lab.subnet.port_info(ports[3]).unwrap();
+    assert_eq!((info.sm_lid, info.state), (after[63], LinkState::ACTIVE));
+    assert_connected(&mut lab, &ports);
+}
+
+/// Goal: routes are found in shapes that are no trees: a ring of switches, where a plain shortest way for all
+/// would close a circle of waits. Method: five switches in a ring, an adapter at each; every link that a
+/// route goes up is used before any it goes down, which [`unordered_routes`] counts.
+///
+/// [`unordered_routes`]: verbs_sm::Counters::unordered_routes
+#[test]
+fn a_ring_has_routes_that_close_no_circle() {
+    let mut topology = Topology::new();
+    let switches: Vec<_> = (0..5)
+        .map(|n| topology.switch(&format!("s{n}"), 4).unwrap())
+        .collect();
+    let hosts: Vec<_> = (0..5)
+        .map(|n| topology.hca(&format!("h{n}"), 1).unwrap())
+        .collect();
+    for n in 0..5 {
+        topology.link((switches[n], 3), (hosts[n], 1)).unwrap();
+        topology
+            .link((switches[n], 1), (switches[(n + 1) % 5], 2))
+            .unwrap();
+    }
+    let mut lab = Lab::new(&topology);
+    let ports = adapters(&topology);
+    let sm = lab.manager(ports[0], Config::default());
+    lab.settle();
+    assert!(lab.state(sm).is_up());
+    assert_connected(&mut lab, &ports);
+    assert_eq!(lab.state(sm).counters().unordered_routes, 0);
+}
+
+/// Goal: of two managers the one with more priority leads, whoever was first; the other one stands by, and
+/// takes over when the leader dies. Method: an ordinary one first, then one with priority, which is killed.
+#[test]
+fn managers_hand_over_and_take_over() {
+    let topology = FatTree::SMALL.topology().unwrap();
+    let mut lab = Lab::new(&topology);
+    let ports = adapters(&topology);
+    let low = lab.manager(ports[0], Config::default());
+    lab.settle();
+    let lids: Vec<_> = ports.iter().map(|&at| lab.subnet.lid(at)).collect();
+    let preferred = Config {
+        priority: Bits::truncated(9),
+        ..Config::default()
+    };
+    let high = lab.manager(ports[40], preferred);
+    lab.settle();
+    assert_eq!(lab.state(high).state(), SmState::MASTER);
+    assert_eq!(lab.state(low).state(), SmState::STANDBY);
+    assert_eq!(lab.subnet.port_info(ports[7]).unwrap().sm_lid, lids[40]);
+    lab.pass(Duration::from_secs(30));
+    assert_eq!(
+        lab.state(low).state(),
+        SmState::STANDBY,
+        "the master answers"
+    );
+    lab.kill(high);
+    lab.pass(Duration::from_secs(30));
+    assert_eq!(lab.state(low).state(), SmState::MASTER);
+    assert!(lab.state(low).is_up());
+    assert_eq!(lab.subnet.port_info(ports[7]).unwrap().sm_lid, lids[0]);
+    let after: Vec<_> = ports.iter().map(|&at| lab.subnet.lid(at)).collect();
+    assert_eq!(lids, after);
+    // One without priority that comes later does not disturb.
+    let late = lab.manager(ports[41], Config::default());
+    lab.pass(Duration::from_secs(5));
+    assert_eq!(lab.state(late).state(), SmState::STANDBY);
+    assert_eq!(lab.state(low).state(), SmState::MASTER);
+}
+
+/// Goal: ports with management keys are managed by who has the key, and by nobody else. Method: a manager with
+/// a key, killed; one without; one with it again.
+#[test]
+fn management_keys_keep_strangers_out() {
+    let topology =
+        Topology::parse("Switch 4 \"s\"\n[1] \"a\"[1]\n[2] \"b\"[1]\nHca 1 \"a\"\nHca 1 \"b\"\n");
+    let topology = topology.unwrap();
+    let mut lab = Lab::new(&topology);
+    let (a, b) = (port(&topology, "a", 1), port(&topology, "b", 1));
+    let keyed = Config {
+        m_key: 0x1234_5678,
+        ..Config::default()
+    };
+    let first = lab.manager(a, keyed.clone());
+    lab.settle();
+    assert!(lab.state(first).is_up());
+    assert_eq!(lab.subnet.port_info(b).unwrap().m_key, 0x1234_5678);
+    lab.kill(first);
+    let stranger = lab.manager(
+        a,
+        Config {
+            priority: Bits::MAX,
+            ..Config::default()
+        },
+    );
+    lab.pass(Duration::from_secs(3));
+    assert!(!lab.state(stranger).is_up(), "its Sets are dropped");
+    assert_eq!(lab.subnet.port_info(b).unwrap().m_key, 0x1234_5678);
+    lab.kill(stranger);
+    let again = lab.manager(b, keyed);
+    lab.pass(Duration::from_secs(3));
+    assert!(lab.state(again).is_up());
+}

@@ -1,0 +1,135 @@
+//! Registered memory in slots of one size: what packets are sent from.
+
+use verbs_core::sync::Arc;
+use verbs_core::{Memory, Mr, Sge};
+
+/// Which memory a slot is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Size {
+    /// Room for a datagram.
+    Datagram,
+    /// Room for a message of a connection.
+    Connected,
+}
+
+/// A slot that somebody has taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Slot {
+    pub(super) size: Size,
+    pub(super) index: u32,
+}
+
+/// A packet in a slot, with its header of the link: ready to be posted.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Packet {
+    pub(super) slot: Slot,
+    /// Bytes, those of the header among them.
+    pub(super) len: u32,
+}
+
+/// What a work request was for: its number, taken apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Work {
+    Send(Slot),
+    Receive(u32),
+    ConnectedReceive(u32),
+    /// The marker behind all receives of a queue pair that takes them from a shared queue.
+    Drain,
+}
+
+impl Work {
+    pub(super) fn id(self) -> u64 {
+        let (kind, index) = match self {
+            Self::Send(Slot {
+                size: Size::Datagram,
+                index,
+            }) => (0_u64, index),
+            Self::Send(Slot {
+                size: Size::Connected,
+                index,
+            }) => (1, index),
+            Self::Receive(index) => (2, index),
+            Self::ConnectedReceive(index) => (3, index),
+            Self::Drain => (4, 0),
+        };
+        kind << 32 | u64::from(index)
+    }
+
+    pub(super) fn of(id: u64) -> Option<Self> {
+        let index = (id & u64::from(u32::MAX)) as u32;
+        let send = |size| Self::Send(Slot { size, index });
+        Some(match id >> 32 {
+            0 => send(Size::Datagram),
+            1 => send(Size::Connected),
+            2 => Self::Receive(index),
+            3 => Self::ConnectedReceive(index),
+            4 => Self::Drain,
+            _ => return None,
+        })
+    }
+}
+
+/// Slots to send from. Which are free is a list that never grows.
+#[derive(Debug)]
+pub(super) struct Pool {
+    memory: Arc<Memory>,
+    /// The memory's first byte, for work requests.
+    base: Sge,
+    stride: usize,
+    count: usize,
+    free: Vec<u32>,
+}
+
+impl Pool {
+    /// All of a region.
+    pub(super) fn over(mr: &Mr, stride: usize) -> Self {
+        let count = mr.len() / stride;
+        let slots = u32::try_from(count).unwrap_or(u32::MAX);
+        Self {
+            memory: Arc::clone(mr.memory()),
+            base: mr.slice(0..0),
+            stride,
+            count,
+            free: (0..slots).rev().collect(),
+        }
+    }
+
+    pub(super) fn take(&mut self) -> Option<u32> {
+        self.free.pop()
+    }
+
+    pub(super) fn give_back(&mut self, index: u32) {
+        debug_assert!(self.free.len() < self.count, "a slot came back twice");
+        self.free.push(index);
+    }
+
+    /// Whether a quarter is free: enough that a writer who was held up is not at once again.
+    pub(super) fn has_room(&self) -> bool {
+        self.free.len() * 4 >= self.count
+    }
+
+    /// The start of a slot, for a work request.
+    pub(super) fn sge(&self, index: u32, len: u32) -> Sge {
+        let offset = index as usize * self.stride;
+        Sge {
+            addr: self.base.addr.wrapping_add(offset as u64),
+            len,
+            lkey: self.base.lkey,
+        }
+    }
+
+    /// Writes pieces, one behind the other, into a slot that the caller has taken.
+    pub(super) fn fill(&self, index: u32, pieces: &[&[u8]]) {
+        let mut offset = index as usize * self.stride;
+        for piece in pieces {
+            // Pieces that would leave the slot are refused before it is taken.
+            let written = self.memory.write(offset, piece);
+            debug_assert!(written.is_ok());
+            offset += piece.len();
+        }
+    }
+
+    pub(super) fn stride(&self) -> usize {
+        self.stride
+    }
+}

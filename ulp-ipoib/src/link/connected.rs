@@ -1,0 +1,214 @@
+//! Connections that this end has made: packets are sent over them, none is received (RFC 4755).
+
+use arrayvec::ArrayVec;
+use verbs_cm::Connection;
+use verbs_core::mad::Time;
+use verbs_core::{Gid, PostError, Qpn, Send};
+
+use super::buffers::{Packet, Work};
+use super::state::{Action, State, Verdict};
+use crate::config::{CONNECT_QUEUE, CONNECTIONS_MAX, Mode, REFUSAL_PAUSE};
+use crate::wire::{HEADER_LEN, HardwareAddress};
+
+/// Whom a connection is to.
+pub(super) type Key = (Qpn, Gid);
+
+/// A connection to a neighbour.
+pub(super) struct Active {
+    phase: Phase,
+    used: Time,
+    /// Packets that no datagram can carry, while it is being made.
+    queue: ArrayVec<Packet, CONNECT_QUEUE>,
+}
+
+enum Phase {
+    Connecting,
+    Up {
+        connection: Connection,
+        qpn: Option<Qpn>,
+        /// Bytes of the longest packet that the neighbour takes.
+        mtu: usize,
+    },
+    /// Datagrams are sent, and nobody is asked again before then.
+    Failed(Time),
+}
+
+impl State {
+    /// Sends a packet over a connection. `None` where it is to go as a datagram.
+    pub(super) fn send_connected(
+        &mut self,
+        at: HardwareAddress,
+        packet: Packet,
+        now: Time,
+    ) -> Option<Verdict> {
+        if self.config.mode != Mode::Connected || !at.takes_rc() {
+            return None;
+        }
+        let key = (at.qpn, at.gid);
+        let is_long = packet.len as usize > self.datagram_mtu() + HEADER_LEN;
+        let Some(active) = self.active.get_mut(&key) else {
+            return self.begin_connection(at, packet, is_long, now);
+        };
+        match &mut active.phase {
+            Phase::Up {
+                connection, mtu, ..
+            } => {
+                if packet.len as usize > *mtu + HEADER_LEN {
+                    return Some(Verdict::TooBig(*mtu));
+                }
+                let Packet { slot, len } = packet;
+                let pool = match slot.size {
+                    super::buffers::Size::Datagram => &self.datagrams,
+                    super::buffers::Size::Connected => &self.messages,
+                };
+                let sge = pool.sge(slot.index, len);
+                active.used = now;
+                match connection.post_send(Send::new(Work::Send(slot).id()).from(sge).signaled()) {
+                    Ok(()) => {
+                        self.counters.connected_sent += 1;
+                        self.counters.bytes_sent += u64::from(len) - HEADER_LEN as u64;
+                        Some(Verdict::Taken)
+                    }
+                    Err(PostError::Full { .. }) => Some(Verdict::Full),
+                    // It is over, and its end will be told of.
+                    Err(_) => None,
+                }
+            }
+            Phase::Connecting if is_long => {
+                let oldest = active.queue.is_full().then(|| active.queue.remove(0));
+                active.queue.push(packet);
+                self.counters.pushed_out += self.drop_all(oldest);
+                Some(Verdict::Taken)
+            }
+            Phase::Connecting => None,
+            Phase::Failed(until) if *until > now => None,
+            Phase::Failed(_) => {
+                self.active.remove(&key);
+                self.begin_connection(at, packet, is_long, now)
+            }
+        }
+    }
+
+    fn begin_connection(
+        &mut self,
+        at: HardwareAddress,
+        packet: Packet,
+        is_long: bool,
+        now: Time,
+    ) -> Option<Verdict> {
+        let route = self.paths.get(&at.gid)?.route()?;
+        if self.active.len() >= CONNECTIONS_MAX {
+            return None;
+        }
+        let mut active = Active {
+            phase: Phase::Connecting,
+            used: now,
+            queue: ArrayVec::new(),
+        };
+        if is_long {
+            active.queue.push(packet);
+        }
+        self.active.insert((at.qpn, at.gid), active);
+        self.actions.push(Action::Connect(at, route));
+        is_long.then_some(Verdict::Taken)
+    }
+
+    /// A connection was made, or could not be. Returns one that nobody wants any more.
+    pub(super) fn connected(
+        &mut self,
+        key: Key,
+        made: Option<(Connection, usize)>,
+        now: Time,
+    ) -> Option<Connection> {
+        let Some(active) = self.active.get_mut(&key) else {
+            return made.map(|(connection, _)| connection);
+        };
+        let queue = std::mem::take(&mut active.queue);
+        match made {
+            Some((connection, mtu)) => {
+                let qpn = connection.qpn();
+                active.phase = Phase::Up {
+                    connection,
+                    qpn,
+                    mtu,
+                };
+                self.counters.connections_made += 1;
+            }
+            None => {
+                active.phase = Phase::Failed(now + REFUSAL_PAUSE);
+                self.counters.connections_failed += 1;
+            }
+        }
+        // As before it was made: over it, or dropped as too long for a datagram.
+        let at = self.flags_of(key.0, key.1);
+        for packet in queue {
+            match at.map(|at| self.send_to(at, packet, now)) {
+                Some(Verdict::Taken) => {}
+                Some(_) | None => {
+                    self.counters.too_big += 1;
+                    self.give_back(packet.slot);
+                }
+            }
+        }
+        None
+    }
+
+    /// A connection is over, whoever ended it. The next packet asks for another.
+    pub(super) fn connection_over(&mut self, key: Key) {
+        if let Some(active) = self.active.remove(&key) {
+            self.hang(active);
+        }
+    }
+
+    /// A send has failed: the connection with that queue pair cannot be used any more.
+    pub(super) fn connection_broken(&mut self, qpn: Qpn) {
+        let broken = self.active.iter().find(|(_, active)| match &active.phase {
+            Phase::Up { qpn: own, .. } => *own == Some(qpn),
+            Phase::Connecting | Phase::Failed(_) => false,
+        });
+        if let Some(key) = broken.map(|(&key, _)| key) {
+            self.connection_over(key);
+        }
+    }
+
+    /// All connections of this end are given up.
+    pub(super) fn drop_connections(&mut self) {
+        for active in std::mem::take(&mut self.active).into_values() {
+            self.hang(active);
+        }
+    }
+
+    /// Connections that nobody uses are ended.
+    pub(super) fn tick_connections(&mut self, now: Time) {
+        let idle = self.config.idle;
+        let unused = self.active.iter().filter(|(_, active)| match active.phase {
+            Phase::Up { .. } => now.since(active.used) >= idle,
+            Phase::Failed(until) => until <= now,
+            Phase::Connecting => false,
+        });
+        let unused: Vec<_> = unused.map(|(&key, _)| key).collect();
+        for key in unused {
+            let Some(active) = self.active.remove(&key) else {
+                continue;
+            };
+            if matches!(active.phase, Phase::Up { .. }) {
+                self.counters.connections_reaped += 1;
+            }
+            self.hang(active);
+        }
+        self.tick_passive(now);
+    }
+
+    /// Connections that packets are sent over.
+    pub(super) fn connections_up(&self) -> usize {
+        let up = |active: &&Active| matches!(active.phase, Phase::Up { .. });
+        self.active.values().filter(up).count()
+    }
+
+    fn hang(&mut self, active: Active) {
+        self.counters.too_big += self.drop_all(active.queue);
+        if let Phase::Up { connection, .. } = active.phase {
+            self.actions.push(Action::Hang(connection));
+        }
+    }
+}

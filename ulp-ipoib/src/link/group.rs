@@ -1,0 +1,223 @@
+//! Groups: who is joined, how packets get there, and what waits for that.
+
+use arrayvec::ArrayVec;
+use verbs_core::mad::Time;
+use verbs_core::mad::sa::McMemberRecord;
+use verbs_core::wr::Datagram;
+use verbs_core::{Ah, Gid, Mcast};
+
+use super::buffers::Packet;
+use super::state::{Action, State, Verdict};
+use crate::admin::Membership;
+use crate::config::{GROUP_QUEUE, GROUPS_MAX, REFUSAL_PAUSE};
+use crate::wire::HEADER_LEN;
+
+/// A group that packets are sent to, or come from.
+pub(super) struct Group {
+    pub(super) phase: Phase,
+    /// Subscriptions; without one it is only sent to.
+    pub(super) subscribers: u32,
+    queue: ArrayVec<Packet, GROUP_QUEUE>,
+}
+
+/// How far a group is.
+pub(super) enum Phase {
+    /// The administrator has been asked.
+    Joining,
+    /// Packets can be sent, and come if there are subscribers.
+    Joined(Joined),
+    /// It cannot be joined, and nobody is asked again before then.
+    Refused(Time),
+}
+
+/// A group that is joined. What it holds is let go of in this order.
+pub(super) struct Joined {
+    /// While it lives, packets come.
+    pub(super) attached: Option<Mcast>,
+    pub(super) ah: Ah,
+    pub(super) to: Datagram,
+    pub(super) record: McMemberRecord,
+    pub(super) membership: Box<dyn Membership>,
+}
+
+impl Group {
+    fn new(phase: Phase, subscribers: u32) -> Self {
+        Self {
+            phase,
+            subscribers,
+            queue: ArrayVec::new(),
+        }
+    }
+
+    /// A group that is being left.
+    pub(super) fn parting(joined: Joined) -> Self {
+        Self::new(Phase::Joined(joined), 0)
+    }
+}
+
+impl State {
+    /// Sends a packet to a group, or lets it wait until the group is joined.
+    pub(super) fn send_to_group(&mut self, mgid: Gid, packet: Packet, now: Time) -> Verdict {
+        let mtu = self.datagram_mtu();
+        if packet.len as usize > mtu + HEADER_LEN {
+            return Verdict::TooBig(mtu);
+        }
+        if !self.groups.contains_key(&mgid) {
+            if self.groups.len() >= GROUPS_MAX {
+                self.counters.unreachable += 1;
+                self.give_back(packet.slot);
+                return Verdict::Taken;
+            }
+            self.groups.insert(mgid, Group::new(Phase::Refused(now), 0));
+        }
+        let Some(group) = self.groups.get_mut(&mgid) else {
+            unreachable!("it was just put there");
+        };
+        match &group.phase {
+            Phase::Joined(joined) => {
+                let to = joined.to;
+                return self.post(packet, &to);
+            }
+            Phase::Refused(until) if *until > now => {
+                self.counters.unreachable += 1;
+                self.give_back(packet.slot);
+                return Verdict::Taken;
+            }
+            Phase::Refused(_) => {
+                group.phase = Phase::Joining;
+                self.actions.push(Action::Join(mgid));
+            }
+            Phase::Joining => {}
+        }
+        let oldest = group.queue.is_full().then(|| group.queue.remove(0));
+        group.queue.push(packet);
+        self.counters.pushed_out += self.drop_all(oldest);
+        Verdict::Taken
+    }
+
+    /// Somebody wants what is sent to a group. Returns whether there is room for it.
+    pub(super) fn subscribe(&mut self, mgid: Gid, now: Time) -> bool {
+        if let Some(group) = self.groups.get_mut(&mgid) {
+            group.subscribers += 1;
+            if group.subscribers > 1 {
+                return true;
+            }
+            // It was only sent to: joined anew, it receives as well.
+            match std::mem::replace(&mut group.phase, Phase::Joining) {
+                Phase::Joined(joined) => {
+                    self.actions
+                        .push(Action::Leave(Box::new(Group::parting(joined))));
+                }
+                // The answer to the earlier question finds that it is for something else now.
+                Phase::Joining | Phase::Refused(_) => {}
+            }
+            self.actions.push(Action::Join(mgid));
+            return true;
+        }
+        let has_room = self.groups.len() < GROUPS_MAX;
+        if has_room {
+            // While the link is down it is joined when that comes up.
+            let phase = match self.link {
+                Some(_) => Phase::Joining,
+                None => Phase::Refused(now),
+            };
+            if self.link.is_some() {
+                self.actions.push(Action::Join(mgid));
+            }
+            self.groups.insert(mgid, Group::new(phase, 1));
+        }
+        has_room
+    }
+
+    /// Nobody wants any more what is sent to a group.
+    pub(super) fn unsubscribe(&mut self, mgid: Gid) {
+        let Some(group) = self.groups.get_mut(&mgid) else {
+            return;
+        };
+        group.subscribers = group.subscribers.saturating_sub(1);
+        if group.subscribers == 0
+            && let Some(group) = self.groups.remove(&mgid)
+        {
+            self.let_go(group);
+        }
+    }
+
+    /// A group was joined, or cannot be. Returns what nobody wants any more.
+    pub(super) fn group_joined(
+        &mut self,
+        mgid: Gid,
+        joined: Option<Joined>,
+        now: Time,
+    ) -> Option<Joined> {
+        let Some(group) = self.groups.get_mut(&mgid) else {
+            return joined;
+        };
+        let Some(joined) = joined else {
+            if matches!(group.phase, Phase::Joining) {
+                group.phase = Phase::Refused(now + REFUSAL_PAUSE);
+                let queue = std::mem::take(&mut group.queue);
+                self.counters.unreachable += self.drop_all(queue);
+            }
+            return None;
+        };
+        let is_wanted = (group.subscribers > 0) == joined.attached.is_some();
+        if !is_wanted {
+            return Some(joined);
+        }
+        let to = joined.to;
+        let old = std::mem::replace(&mut group.phase, Phase::Joined(joined));
+        let queue = std::mem::take(&mut group.queue);
+        for packet in queue {
+            if self.post(packet, &to) == Verdict::Full {
+                self.counters.pushed_out += 1;
+                self.give_back(packet.slot);
+            }
+        }
+        match old {
+            Phase::Joined(old) => Some(old),
+            Phase::Joining | Phase::Refused(_) => None,
+        }
+    }
+
+    /// All groups are left, and are to be joined again: the link is down. What is subscribed stays so.
+    pub(super) fn leave_groups(&mut self, now: Time) -> Vec<Joined> {
+        let mut left = Vec::new();
+        let groups = std::mem::take(&mut self.groups);
+        for (mgid, mut group) in groups {
+            let queue = std::mem::take(&mut group.queue);
+            self.counters.link_down += self.drop_all(queue);
+            if let Phase::Joined(joined) = group.phase {
+                left.push(joined);
+            }
+            if group.subscribers > 0 {
+                let again = Group::new(Phase::Refused(now), group.subscribers);
+                self.groups.insert(mgid, again);
+            }
+        }
+        left
+    }
+
+    /// Subscriptions whose group is not joined are asked for again.
+    pub(super) fn tick_groups(&mut self, now: Time) {
+        if self.link.is_none() {
+            return;
+        }
+        for (&mgid, group) in &mut self.groups {
+            if let Phase::Refused(until) = group.phase
+                && group.subscribers > 0
+                && until <= now
+            {
+                group.phase = Phase::Joining;
+                self.actions.push(Action::Join(mgid));
+            }
+        }
+    }
+
+    fn let_go(&mut self, mut group: Group) {
+        let queue = std::mem::take(&mut group.queue);
+        self.counters.unreachable += self.drop_all(queue);
+        if let Phase::Joined(_) = group.phase {
+            self.actions.push(Action::Leave(Box::new(group)));
+        }
+    }
+}

@@ -1,0 +1,272 @@
+//! Neighbours: which hardware address an IP address has, and what waits for it.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::task::Waker;
+
+use arrayvec::ArrayVec;
+use verbs_core::mad::Time;
+use verbs_core::{Gid, Qpn};
+
+use super::buffers::Packet;
+use super::path::Path;
+use super::state::{Action, State, Verdict};
+use crate::config::{ASK_PAUSE, ASKS_MAX, NEIGHBOURS_MAX, PATH_QUEUE};
+use crate::wire::HardwareAddress;
+
+pub(super) type Neighbours = BTreeMap<IpAddr, Neighbour>;
+
+/// What is known of a neighbour.
+pub(super) struct Neighbour {
+    pub(super) at: Option<HardwareAddress>,
+    /// When it was last heard of.
+    confirmed: Time,
+    /// When somebody last sent to it.
+    used: Time,
+    /// How often it was asked since, and when it is asked again.
+    asked: u32,
+    ask_at: Time,
+    queue: ArrayVec<Packet, PATH_QUEUE>,
+    wakers: Vec<Waker>,
+}
+
+impl Neighbour {
+    fn new(now: Time) -> Self {
+        Self {
+            at: None,
+            confirmed: now,
+            used: now,
+            asked: 0,
+            ask_at: now,
+            queue: ArrayVec::new(),
+            wakers: Vec::new(),
+        }
+    }
+}
+
+impl State {
+    /// Sends a packet to a neighbour, or lets it wait for its address or path.
+    pub(super) fn send_to_neighbour(&mut self, hop: IpAddr, packet: Packet, now: Time) -> Verdict {
+        let known = match self.neighbours.get_mut(&hop) {
+            Some(neighbour) => {
+                neighbour.used = now;
+                neighbour.at
+            }
+            None => {
+                self.add_neighbour(hop, now);
+                self.ask(hop, now);
+                None
+            }
+        };
+        let verdict = match known {
+            Some(at) => self.send_to(at, packet, now),
+            None => Verdict::Waits,
+        };
+        if verdict == Verdict::Waits {
+            self.wait_for_neighbour(hop, packet);
+            return Verdict::Taken;
+        }
+        verdict
+    }
+
+    /// Sends a packet to a known hardware address, over a connection if there is one.
+    pub(super) fn send_to(&mut self, at: HardwareAddress, packet: Packet, now: Time) -> Verdict {
+        if !self.has_path(at.gid, now) {
+            if let Some(Path::Refused(_)) = self.paths.get(&at.gid) {
+                self.counters.unreachable += 1;
+                self.give_back(packet.slot);
+                return Verdict::Taken;
+            }
+            return Verdict::Waits;
+        }
+        if let Some(verdict) = self.send_connected(at, packet, now) {
+            return verdict;
+        }
+        self.send_datagram(at, packet)
+    }
+
+    pub(super) fn send_datagram(&mut self, at: HardwareAddress, packet: Packet) -> Verdict {
+        let mtu = self.datagram_mtu();
+        if packet.len as usize > mtu + crate::wire::HEADER_LEN {
+            return Verdict::TooBig(mtu);
+        }
+        let path = self.paths.get(&at.gid);
+        match path.and_then(|path| self.datagram(path, at.qpn)) {
+            Some(to) => self.post(packet, &to),
+            None => Verdict::Waits,
+        }
+    }
+
+    fn wait_for_neighbour(&mut self, hop: IpAddr, packet: Packet) {
+        let Some(neighbour) = self.neighbours.get_mut(&hop) else {
+            self.give_back(packet.slot);
+            return;
+        };
+        let oldest = neighbour.queue.is_full().then(|| neighbour.queue.remove(0));
+        neighbour.queue.push(packet);
+        self.counters.pushed_out += self.drop_all(oldest);
+    }
+
+    /// Somebody has said where a neighbour is.
+    pub(super) fn learn(&mut self, hop: IpAddr, at: HardwareAddress, now: Time) {
+        if !self.neighbours.contains_key(&hop) {
+            self.add_neighbour(hop, now);
+        }
+        let Some(neighbour) = self.neighbours.get_mut(&hop) else {
+            return;
+        };
+        neighbour.at = Some(at);
+        neighbour.confirmed = now;
+        neighbour.asked = 0;
+        let wakers = std::mem::take(&mut neighbour.wakers);
+        self.actions.extend(wakers.into_iter().map(Action::Wake));
+        self.flush_neighbour(hop, now);
+    }
+
+    /// Sends what waits for a neighbour, as far as that is possible now.
+    fn flush_neighbour(&mut self, hop: IpAddr, now: Time) {
+        let Some(neighbour) = self.neighbours.get_mut(&hop) else {
+            return;
+        };
+        let Some(at) = neighbour.at else { return };
+        let mut waiting = std::mem::take(&mut neighbour.queue);
+        while let Some(&packet) = waiting.first() {
+            match self.send_to(at, packet, now) {
+                Verdict::Taken => {}
+                Verdict::TooBig(_) => {
+                    self.counters.too_big += 1;
+                    self.give_back(packet.slot);
+                }
+                Verdict::Waits | Verdict::Full => break,
+            }
+            waiting.remove(0);
+        }
+        if let Some(neighbour) = self.neighbours.get_mut(&hop) {
+            neighbour.queue = waiting;
+        }
+    }
+
+    /// There is a path to a port now, or there is none.
+    pub(super) fn path_changed(&mut self, gid: Gid, is_there: bool, now: Time) {
+        let behind = |neighbour: &Neighbour| neighbour.at.is_some_and(|at| at.gid == gid);
+        let waiting = self
+            .neighbours
+            .iter()
+            .filter(|(_, neighbour)| behind(neighbour));
+        let waiting: Vec<_> = waiting.map(|(&hop, _)| hop).collect();
+        for hop in waiting {
+            if is_there {
+                self.flush_neighbour(hop, now);
+            } else if let Some(neighbour) = self.neighbours.get_mut(&hop) {
+                let queue = std::mem::take(&mut neighbour.queue);
+                self.counters.unreachable += self.drop_all(queue);
+            }
+            if let Some(neighbour) = self.neighbours.get_mut(&hop) {
+                let wakers = std::mem::take(&mut neighbour.wakers);
+                self.actions.extend(wakers.into_iter().map(Action::Wake));
+            }
+        }
+    }
+
+    /// The neighbour with that hardware address, if it is one: whom a connection is for.
+    pub(super) fn flags_of(&self, qpn: Qpn, gid: Gid) -> Option<HardwareAddress> {
+        let mut known = self
+            .neighbours
+            .values()
+            .filter_map(|neighbour| neighbour.at);
+        known.find(|at| (at.qpn, at.gid) == (qpn, gid))
+    }
+
+    fn add_neighbour(&mut self, hop: IpAddr, now: Time) {
+        if self.neighbours.len() >= NEIGHBOURS_MAX {
+            let oldest = self.neighbours.iter().min_by_key(|(_, one)| one.confirmed);
+            if let Some(hop) = oldest.map(|(&hop, _)| hop) {
+                self.remove_neighbour(hop);
+            }
+        }
+        self.neighbours.insert(hop, Neighbour::new(now));
+    }
+
+    fn remove_neighbour(&mut self, hop: IpAddr) {
+        if let Some(neighbour) = self.neighbours.remove(&hop) {
+            self.counters.unresolved += self.drop_all(neighbour.queue);
+            self.actions
+                .extend(neighbour.wakers.into_iter().map(Action::Wake));
+        }
+    }
+
+    /// Asks a neighbour where it is, and notes when it is to be asked again.
+    fn ask(&mut self, hop: IpAddr, now: Time) {
+        let Some(neighbour) = self.neighbours.get_mut(&hop) else {
+            return;
+        };
+        neighbour.asked += 1;
+        neighbour.ask_at = now + ASK_PAUSE;
+        // The last known place is asked alone, but for the last time.
+        let known = neighbour.at.filter(|_| neighbour.asked < ASKS_MAX);
+        self.counters.asked += 1;
+        self.send_question(hop, known, now);
+    }
+
+    /// Asks again whom nobody has heard of for a while, and gives up those who do not answer.
+    pub(super) fn tick_neighbours(&mut self, now: Time) {
+        let reachable = self.config.reachable;
+        let (mut asked, mut silent) = (Vec::new(), Vec::new());
+        for (&hop, neighbour) in &self.neighbours {
+            let is_old = now.since(neighbour.confirmed) >= reachable;
+            let is_due = neighbour.at.is_none() || is_old;
+            if !is_due || neighbour.ask_at > now {
+                continue;
+            }
+            let is_used = now.since(neighbour.used) < reachable || !neighbour.wakers.is_empty();
+            match neighbour.asked < ASKS_MAX && is_used {
+                true => asked.push(hop),
+                false => silent.push(hop),
+            }
+        }
+        for hop in silent {
+            self.remove_neighbour(hop);
+        }
+        for hop in asked {
+            self.ask(hop, now);
+        }
+    }
+
+    /// Where a neighbour is and whether there is a path; `None` while that is being found out, and the
+    /// waker is called when it is. For those who only want to know.
+    pub(super) fn resolve(
+        &mut self,
+        hop: IpAddr,
+        begins: bool,
+        waker: &Waker,
+        now: Time,
+    ) -> Option<Option<HardwareAddress>> {
+        if begins && !self.neighbours.contains_key(&hop) {
+            self.add_neighbour(hop, now);
+            self.ask(hop, now);
+        }
+        let Some(neighbour) = self.neighbours.get_mut(&hop) else {
+            return Some(None);
+        };
+        neighbour.used = now;
+        if let Some(at) = neighbour.at {
+            if self.has_path(at.gid, now) {
+                return Some(Some(at));
+            }
+            if let Some(Path::Refused(_)) = self.paths.get(&at.gid) {
+                return Some(None);
+            }
+        }
+        if let Some(neighbour) = self.neighbours.get_mut(&hop) {
+            neighbour.wakers.push(waker.clone());
+        }
+        None
+    }
+
+    /// All that waits is dropped: the interface goes down for good.
+    pub(super) fn drop_neighbours(&mut self) {
+        while let Some((&hop, _)) = self.neighbours.first_key_value() {
+            self.remove_neighbour(hop);
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! Paths to other ports: asked of the administrator, kept by GID.
+
+use verbs_cm::Route;
+use verbs_core::mad::Time;
+use verbs_core::{Ah, Av, Gid};
+
+use super::state::{Action, State};
+use crate::config::REFUSAL_PAUSE;
+
+/// What is known of the way to a port.
+pub(super) enum Path {
+    /// The administrator has been asked.
+    Asked,
+    /// There is one; its address handle lives as long.
+    Ready {
+        ah: Ah,
+        route: Route,
+        /// The subnet may have changed: it is used until the administrator has said how it is now.
+        is_stale: bool,
+    },
+    /// There is none, and nobody is asked again before then.
+    Refused(Time),
+}
+
+impl Path {
+    pub(super) fn av(&self) -> Option<Av> {
+        match self {
+            Self::Ready { ah, .. } => Some(ah.av()),
+            Self::Asked | Self::Refused(_) => None,
+        }
+    }
+
+    pub(super) fn route(&self) -> Option<Route> {
+        match self {
+            Self::Ready { route, .. } => Some(*route),
+            Self::Asked | Self::Refused(_) => None,
+        }
+    }
+}
+
+impl State {
+    /// Whether there is a path to that port. If not, or if it may have changed, the administrator is
+    /// asked.
+    pub(super) fn has_path(&mut self, gid: Gid, now: Time) -> bool {
+        let ready = match self.paths.get_mut(&gid) {
+            Some(Path::Ready { is_stale, .. }) => {
+                if !std::mem::take(is_stale) {
+                    return true;
+                }
+                // It serves on, until the administrator has said how it is now.
+                true
+            }
+            Some(Path::Asked) => return false,
+            Some(Path::Refused(until)) if *until > now => return false,
+            Some(Path::Refused(_)) | None => {
+                self.paths.insert(gid, Path::Asked);
+                false
+            }
+        };
+        self.counters.paths_asked += 1;
+        self.actions.push(Action::FindPath(gid));
+        ready
+    }
+
+    /// The administrator has answered. Returns what is to be let go of under no lock.
+    pub(super) fn path_found(
+        &mut self,
+        gid: Gid,
+        found: Option<(Ah, Route)>,
+        now: Time,
+    ) -> Option<Path> {
+        let is_there = found.is_some();
+        let path = match (found, self.paths.get(&gid)) {
+            (Some((ah, route)), _) => Path::Ready {
+                ah,
+                route,
+                is_stale: false,
+            },
+            // One that was there before serves on; it is asked for again at the next change.
+            (None, Some(Path::Ready { .. })) => return None,
+            (None, _) => Path::Refused(now + REFUSAL_PAUSE),
+        };
+        let old = self.paths.insert(gid, path);
+        self.path_changed(gid, is_there, now);
+        old
+    }
+
+    /// Every path may have changed.
+    pub(super) fn paths_stale(&mut self) {
+        for path in self.paths.values_mut() {
+            if let Path::Ready { is_stale, .. } = path {
+                *is_stale = true;
+            }
+        }
+    }
+}

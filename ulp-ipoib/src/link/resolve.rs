@@ -1,0 +1,172 @@
+//! Questions about addresses, and their answers: ARP and neighbour discovery.
+
+use std::net::{IpAddr, Ipv6Addr};
+
+use verbs_core::mad::Time;
+
+use super::buffers::Packet;
+use super::state::{State, Verdict};
+use crate::wire::{
+    Advertisement, Arp, ArpOperation, HardwareAddress, Nd, Protocol, all_nodes, broadcast,
+    group_of, link_local, solicited_node,
+};
+
+impl State {
+    /// Asks who has an address: everybody, or the one who had it.
+    pub(super) fn send_question(&mut self, hop: IpAddr, known: Option<HardwareAddress>, now: Time) {
+        let Some(source) = self.own_address(hop) else {
+            return;
+        };
+        let (protocol, group, packet) = match (hop, source) {
+            (IpAddr::V4(target), IpAddr::V4(source)) => {
+                let arp = Arp {
+                    operation: ArpOperation::Request,
+                    sender: (self.own, source),
+                    target: (known.unwrap_or_default(), target),
+                };
+                let group = broadcast(self.partition.0, self.config.scope);
+                (
+                    Protocol::Arp,
+                    Some(group),
+                    self.message(Protocol::Arp, &arp.emit()),
+                )
+            }
+            (IpAddr::V6(target), IpAddr::V6(source)) => {
+                let nd = Nd::solicit(source, target, self.own, known.is_some());
+                let group = IpAddr::V6(solicited_node(target));
+                let group = group_of(group, self.partition.0, self.config.scope);
+                (Protocol::Ipv6, group, self.message(Protocol::Ipv6, &nd))
+            }
+            _ => return,
+        };
+        let Some(packet) = packet else { return };
+        let verdict = match (known, group) {
+            (Some(at), _) if self.has_path(at.gid, now) => self.send_datagram(at, packet),
+            (_, Some(group)) => self.send_to_group(group, packet, now),
+            _ => Verdict::Full,
+        };
+        tracing::trace!(%hop, ?protocol, ?verdict, "asked who has an address");
+        self.settle(packet, verdict);
+    }
+
+    /// Somebody asks or answers by ARP.
+    pub(super) fn take_arp(&mut self, bytes: &[u8], now: Time) {
+        let Ok(arp) = Arp::parse(bytes) else {
+            self.counters.unknown += 1;
+            return;
+        };
+        let (from, sender) = arp.sender;
+        let is_mine = self.is_own(arp.target.1.into());
+        if from == self.own || sender.is_unspecified() || from.gid == Default::default() {
+            return;
+        }
+        let asks = arp.operation == ArpOperation::Request && is_mine;
+        if asks || self.neighbours.contains_key(&sender.into()) {
+            self.learn(sender.into(), from, now);
+        }
+        if asks {
+            let reply = arp.reply(self.own).emit();
+            self.answer(sender.into(), Protocol::Arp, &reply, now);
+        }
+    }
+
+    /// Takes part in neighbour discovery. Returns whether the packet was of it.
+    pub(super) fn take_nd(&mut self, packet: &[u8], now: Time) -> bool {
+        let nd = match Nd::parse(packet) {
+            Ok(nd) => nd,
+            Err(crate::wire::NdError::Other) => return false,
+            Err(_) => {
+                self.counters.unknown += 1;
+                return true;
+            }
+        };
+        match nd {
+            Nd::Solicitation {
+                source,
+                target,
+                from,
+            } => self.asked(source, target, from, now),
+            Nd::Advertisement(told) => {
+                let hop = told.target.into();
+                let known = self.neighbours.get(&hop).map(|neighbour| neighbour.at);
+                if let (Some(known), Some(at)) = (known, told.at)
+                    && (known.is_none() || told.overrides || known == Some(at))
+                {
+                    self.learn(hop, at, now);
+                }
+            }
+        }
+        true
+    }
+
+    fn asked(
+        &mut self,
+        source: Ipv6Addr,
+        target: Ipv6Addr,
+        from: Option<HardwareAddress>,
+        now: Time,
+    ) {
+        if !self.is_own(target.into()) || from == Some(self.own) {
+            return;
+        }
+        let mut told = Advertisement {
+            source: target,
+            destination: source,
+            target,
+            at: Some(self.own),
+            solicited: true,
+            overrides: true,
+        };
+        if source.is_unspecified() {
+            // Somebody finds out whether the address is taken: all are told that it is.
+            (told.destination, told.solicited) = (all_nodes(), false);
+            let group = group_of(all_nodes().into(), self.partition.0, self.config.scope);
+            let packet = self.message(Protocol::Ipv6, &told.emit());
+            if let (Some(group), Some(packet)) = (group, packet) {
+                self.counters.answered += 1;
+                let verdict = self.send_to_group(group, packet, now);
+                self.settle(packet, verdict);
+            }
+            return;
+        }
+        if let Some(from) = from {
+            self.learn(source.into(), from, now);
+        }
+        self.answer(source.into(), Protocol::Ipv6, &told.emit(), now);
+    }
+
+    fn answer(&mut self, to: IpAddr, protocol: Protocol, message: &[u8], now: Time) {
+        if let Some(packet) = self.message(protocol, message) {
+            self.counters.answered += 1;
+            let verdict = self.send_to_neighbour(to, packet, now);
+            self.settle(packet, verdict);
+        }
+    }
+
+    /// A packet that is not sent after all gives its buffer back.
+    fn settle(&mut self, packet: Packet, verdict: Verdict) {
+        if verdict != Verdict::Taken {
+            self.give_back(packet.slot);
+        }
+    }
+
+    fn message(&mut self, protocol: Protocol, body: &[u8]) -> Option<Packet> {
+        self.compose(&[&protocol.header(), body])
+    }
+
+    /// Whether packets for it are for this interface.
+    pub(super) fn is_own(&self, addr: IpAddr) -> bool {
+        let is_local = || addr == IpAddr::V6(link_local(self.own.gid));
+        self.config.addresses.iter().any(|&(own, _)| own == addr) || is_local()
+    }
+
+    /// The address that a neighbour is asked from.
+    pub(super) fn own_address(&self, hop: IpAddr) -> Option<IpAddr> {
+        let local = link_local(self.own.gid);
+        match hop {
+            IpAddr::V6(addr) if addr.is_unicast_link_local() => Some(local.into()),
+            IpAddr::V6(_) => self.config.source_for(hop).or(Some(local.into())),
+            IpAddr::V4(_) => self.config.source_for(hop),
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! Fuzz targets as plain functions over bytes.
+//!
+//! `cargo-fuzz` drives them (see `fuzz/` in this crate); a test replays the stored corpus on any
+//! toolchain. They panic when a promise of this module's parsers is broken, and return whether the
+//! bytes were what the target looks for.
+
+use std::fmt::{self, Debug, Write};
+use std::net::IpAddr;
+
+use super::{Arp, ArpFields, Ip, Nd, NdError, Protocol, too_big};
+
+/// A message with its encapsulation header.
+pub fn message(bytes: &[u8]) -> bool {
+    let Some((protocol, packet)) = Protocol::split(bytes) else {
+        return false;
+    };
+    print(&protocol);
+    assert_eq!(protocol.header()[..2], bytes[..2]);
+    match protocol {
+        Protocol::Arp => arp(packet),
+        Protocol::Ipv4 => ip(packet),
+        Protocol::Ipv6 => ip(packet) | nd(packet),
+        Protocol::Rarp => false,
+    }
+}
+
+/// A message of the address resolution protocol.
+pub fn arp(bytes: &[u8]) -> bool {
+    let arp = match Arp::parse(bytes) {
+        Ok(arp) => arp,
+        Err(error) => {
+            print(&error);
+            return false;
+        }
+    };
+    print(&arp);
+    let emitted = arp.emit();
+    assert_eq!(Arp::parse(&emitted), Ok(arp));
+    let mut expected = [0; ArpFields::LEN];
+    expected.copy_from_slice(&bytes[..ArpFields::LEN]);
+    // Of the flags of the two addresses only those with a meaning are kept.
+    expected[8] &= 0xc0;
+    expected[32] &= 0xc0;
+    assert_eq!(emitted, expected);
+    true
+}
+
+/// A packet with a message of neighbour discovery.
+pub fn nd(bytes: &[u8]) -> bool {
+    let nd = match Nd::parse(bytes) {
+        Ok(nd) => nd,
+        Err(NdError::Other) => return false,
+        Err(error) => {
+            print(&error);
+            return false;
+        }
+    };
+    print(&nd);
+    if let Nd::Advertisement(advertisement) = nd
+        && advertisement.at.is_some()
+    {
+        assert_eq!(Nd::parse(&advertisement.emit()), Ok(nd));
+    }
+    true
+}
+
+/// A packet, and what its sender is told if it is too long: that is a packet itself, and not answered
+/// with another.
+pub fn ip(bytes: &[u8]) -> bool {
+    let ip = match Ip::parse(bytes) {
+        Ok(ip) => ip,
+        Err(error) => {
+            print(&error);
+            return false;
+        }
+    };
+    print(&ip);
+    let router: IpAddr = match ip.source {
+        IpAddr::V4(_) => [10, 0, 0, 1].into(),
+        IpAddr::V6(_) => [1; 16].into(),
+    };
+    let mut told = [0; 1280];
+    if let Some(len) = too_big(bytes, 1280, router, &mut told) {
+        let answer = Ip::parse(&told[..len]).expect("what is told is a packet");
+        assert_eq!((answer.source, answer.destination), (router, ip.source));
+        let mut again = [0; 1280];
+        assert_eq!(too_big(&told[..len], 1280, router, &mut again), None);
+    }
+    true
+}
+
+/// Printing must not fail either.
+fn print(value: &dyn Debug) {
+    struct Nowhere;
+    impl Write for Nowhere {
+        fn write_str(&mut self, _: &str) -> fmt::Result {
+            Ok(())
+        }
+    }
+    assert!(write!(Nowhere, "{value:?}").is_ok());
+}

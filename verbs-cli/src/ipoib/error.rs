@@ -1,0 +1,42 @@
+//! Why an interface cannot be had.
+
+use std::io;
+use std::path::PathBuf;
+
+use hca_sim::link::fabric::AttachError;
+
+use crate::exit;
+
+/// What went wrong.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum IpoibError {
+    #[error("no port of the subnet at {}: {source}", path.display())]
+    Attach { path: PathBuf, source: AttachError },
+    #[error(transparent)]
+    Verb(#[from] verbs_core::Error),
+    #[error(transparent)]
+    Manager(#[from] verbs_cm::Error),
+    #[error(transparent)]
+    Interface(#[from] ulp_ipoib::Error),
+    #[error("cannot have the TUN device {name}: {source}")]
+    Tun { name: String, source: io::Error },
+    #[error("cannot wait for packets: {0}")]
+    Wait(io::Error),
+    #[error("cannot write to stdout: {0}")]
+    Output(io::Error),
+}
+
+impl IpoibError {
+    /// As `--help` lists them.
+    pub(crate) fn exit_code(&self) -> u8 {
+        match self {
+            Self::Output(_) => exit::FILES,
+            Self::Attach { .. }
+            | Self::Verb(_)
+            | Self::Manager(_)
+            | Self::Interface(_)
+            | Self::Tun { .. }
+            | Self::Wait(_) => exit::DEVICE,
+        }
+    }
+}

@@ -1,0 +1,333 @@
+//! HCAs of several processes on the subnet that `verbs subnet` hosts: messages between them, groups, and what
+//! becomes of a port whose process dies.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+#[path = "../../hca-sim/tests/subnet/manager.rs"]
+mod manager;
+
+use std::env;
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::{Path as FilePath, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use hca_sim::Hca;
+use hca_sim::link::fabric::AttachError;
+use hca_sim::link::fabric::message::Refusal;
+use verbs_core::mad::AttributeId;
+use verbs_core::mad::Delivery;
+use verbs_core::mad::sm::{LinkState, NodeInfo, NodeInfoView, attribute};
+use verbs_core::wr::Datagram;
+use verbs_core::{
+    Access, Av, Cq, Device, EventType, Gid, Lid, Memory, Mr, Mtu, Path, Pd, PortState, Psn, QKey,
+    Qp, QpAttr, QpInit, QpState, QpType, Qpn, Recv, Send, Wc,
+};
+
+use manager::{ADAPTERS, Manager, Smp};
+
+const NET: &str = "Switch 4 \"S1\"\n[1] \"A\"[1]\n[2] \"B\"[1]\n[3] \"S2\"[1]\n\
+                   Switch 4 \"S2\"\n[2] \"C\"[1]\nHca 1 \"A\"\nHca 1 \"B\"\nHca 1 \"C\"\n";
+const QKEY: QKey = QKey(0x1111_2222);
+const ROOM: usize = 1 << 18;
+/// Where the other process finds the subnet, and whom it sends to.
+const SOCKET: &str = "VERBS_TEST_SOCKET";
+const DATAGRAM: &str = "VERBS_TEST_QPN";
+
+/// A hosted subnet, ended when it goes.
+struct Hosted {
+    child: Child,
+    _folder: tempfile::TempDir,
+    socket: PathBuf,
+}
+
+impl Hosted {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let (socket, file) = (folder.path().join("subnet"), folder.path().join("net"));
+        fs::write(&file, NET).unwrap();
+        let mut child = Command::new(env!("CARGO_BIN_EXE_verbs"))
+            .arg("subnet")
+            .arg(&file)
+            .env("VERBS_SUBNET", &socket)
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        let stdout = child.stdout.take().unwrap();
+        BufReader::new(stdout).read_line(&mut line).unwrap();
+        Self {
+            child,
+            _folder: folder,
+            socket,
+        }
+    }
+}
+
+impl Drop for Hosted {
+    fn drop(&mut self) {
+        end(&mut self.child);
+    }
+}
+
+fn end(child: &mut Child) {
+    // It may have ended by itself.
+    let _killed = child.kill();
+    let _reaped = child.wait();
+}
+
+/// An HCA with a device, and the events that it has raised.
+struct Node {
+    device: Device,
+    gid: Gid,
+    events: Arc<Mutex<Vec<EventType>>>,
+}
+
+impl Node {
+    fn attach(socket: &FilePath, name: &str) -> Result<Self, AttachError> {
+        let hca = Hca::subnet(socket, name, 1)?.build();
+        let device = hca.open().wait().unwrap();
+        let events = Arc::new(Mutex::new(Vec::new()));
+        let seen = Arc::clone(&events);
+        device.on_event(move |event| seen.lock().unwrap().push(event.event));
+        Ok(Self {
+            gid: hca.gid(),
+            device,
+            events,
+        })
+    }
+
+    fn state(&self) -> PortState {
+        self.device.query_port(1).wait().unwrap().state
+    }
+
+    /// Waits until the port is in that state, as messages of the host are taken in by and by.
+    fn wait_for(&self, state: PortState) {
+        eventually(|| self.state() == state);
+    }
+}
+
+/// Waits for something that happens by itself.
+fn eventually(mut has_happened: impl FnMut() -> bool) {
+    for _ in 0..2000 {
+        if has_happened() {
+            return;
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+    panic!("it does not happen");
+}
+
+struct End {
+    qp: Qp,
+    cq: Cq,
+    mr: Mr,
+    _pd: Pd,
+}
+
+impl End {
+    fn new(node: &Node, qp_type: QpType) -> Self {
+        let pd = node.device.alloc_pd().wait().unwrap();
+        let cq = node.device.create_cq(64).wait().unwrap();
+        let memory = Memory::alloc(2 * ROOM).unwrap();
+        let mr = pd.register(memory, Access::LOCAL_WRITE).wait().unwrap();
+        let init = QpInit::of(qp_type, &cq, &cq).inline(64).depth(16, 16);
+        let qp = pd.create_qp(init).wait().unwrap();
+        Self {
+            qp,
+            cq,
+            mr,
+            _pd: pd,
+        }
+    }
+
+    /// For datagrams, with receives.
+    fn datagrams(node: &Node) -> Self {
+        let mut end = Self::new(node, QpType::Ud);
+        end.qp
+            .modify(QpAttr::init_datagram(1, QKEY))
+            .wait()
+            .unwrap();
+        for wr_id in 0..8 {
+            let at = ROOM + 256 * wr_id as usize;
+            let recv = Recv::new(wr_id).into(end.mr.slice(at..at + 256));
+            end.qp.post_recv(recv).unwrap();
+        }
+        end.qp.modify(QpAttr::to(QpState::Rtr)).wait().unwrap();
+        let ready = QpAttr::rts_of(QpType::Ud, Psn::new(0));
+        end.qp.modify(ready).wait().unwrap();
+        end
+    }
+
+    fn connect(&mut self, lid: Lid, peer: Qpn) {
+        let path = Path {
+            av: Av::to_lid(1, lid),
+            dest_qpn: peer,
+            rq_psn: Psn::new(0),
+            mtu: Mtu::B4096,
+        };
+        self.qp
+            .modify(QpAttr::init(1, Access::empty()))
+            .wait()
+            .unwrap();
+        self.qp.modify(QpAttr::rtr(&path)).wait().unwrap();
+        self.qp.ready_to_send(Psn::new(0)).wait().unwrap();
+    }
+
+    fn send(&mut self, av: Av, qpn: Qpn, text: &[u8]) {
+        let there = Datagram {
+            av,
+            qpn,
+            qkey: QKEY,
+            pkey_index: 0,
+        };
+        let send = Send::new(100).inline(text).to(&there);
+        self.qp.post_send(send).unwrap();
+    }
+
+    fn poll(&mut self) -> Wc {
+        let mut wcs = [Wc::default()];
+        let mut found = None;
+        eventually(|| {
+            found = self.cq.poll(&mut wcs).iter().next().copied();
+            found.is_some()
+        });
+        found.unwrap()
+    }
+}
+
+/// Goal: a manager in one process manages the subnet that another hosts, and messages go between HCAs: long
+/// ones on connections, datagrams to ports and to groups.
+#[test]
+fn processes_share_a_subnet() {
+    let hosted = Hosted::new();
+    let socket = &hosted.socket;
+    let names = ADAPTERS.map(|(name, ..)| name);
+    let [a, b, c] = names.map(|name| Node::attach(socket, name).unwrap());
+    let taken = Node::attach(socket, "B").err().unwrap();
+    assert!(
+        matches!(
+            taken,
+            AttachError::Refused {
+                refusal: Refusal::Taken,
+                ..
+            }
+        ),
+        "{taken}"
+    );
+    assert_eq!(c.state(), PortState::Init);
+    let manager = Manager::on(&a.device);
+    manager.bring_up();
+    for node in [&a, &b, &c] {
+        node.wait_for(PortState::Active);
+    }
+    eventually(|| c.events.lock().unwrap().len() == 4);
+    assert_eq!(
+        c.events.lock().unwrap()[..],
+        [
+            EventType::LidChange,
+            EventType::SmChange,
+            EventType::ClientReregister,
+            EventType::PortActive,
+        ]
+    );
+    let answer = manager.ask_lid(Lid(3), Smp::get(AttributeId::NODE_INFO, 0));
+    let info = NodeInfoView::new(attribute(&answer)).map(NodeInfo::parse);
+    assert_eq!(info.unwrap().ports, 1);
+
+    let mut ends = [&a, &c].map(|node| End::new(node, QpType::Rc));
+    let numbers = ends.each_ref().map(|end| end.qp.qpn());
+    let [here, there] = &mut ends;
+    here.connect(Lid(3), numbers[1]);
+    there.connect(Lid(1), numbers[0]);
+    let text: Vec<u8> = (0..=250).cycle().take(ROOM - 5).collect();
+    for (from, to) in [(0, 1), (1, 0)] {
+        ends[from].mr.write(0, &text).unwrap();
+        let recv = Recv::new(1).into(ends[to].mr.slice(ROOM..2 * ROOM));
+        ends[to].qp.post_recv(recv).unwrap();
+        let send = Send::new(2).from(ends[from].mr.slice(0..text.len()));
+        ends[from].qp.post_send(send.signaled()).unwrap();
+        let wc = ends[to].poll();
+        assert!(wc.is_ok() && wc.byte_len as usize == text.len(), "{wc:?}");
+        let mut got = vec![0; text.len()];
+        ends[to].mr.read(ROOM, &mut got).unwrap();
+        assert!(got == text, "the bytes are others");
+        assert!(ends[from].poll().is_ok());
+    }
+
+    let group = Gid([
+        0xff, 0x12, 0x40, 0x1b, 0xff, 0xff, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1,
+    ]);
+    manager.set_group(Lid(0xc001), [&[2, 3], &[1, 2]]);
+    let mut ends = [&a, &b, &c].map(End::datagrams);
+    let attached = ends
+        .each_ref()
+        .map(|end| end.qp.attach_mcast(group, Lid(0xc001)).wait().unwrap());
+    let to_group = Av {
+        dlid: Lid(0xc001),
+        ..Av::to_gid(1, 0, group)
+    };
+    ends[0].send(to_group, Qpn::MULTICAST, b"all");
+    for end in &mut ends[1..] {
+        assert_eq!(end.poll().slid, Lid(1));
+    }
+    assert_eq!(ends[0].poll().byte_len, 43, "its own");
+    drop(attached);
+    // By GID alone: the subnet knows the LID.
+    let number = ends[2].qp.qpn();
+    ends[1].send(Av::to_gid(1, 0, c.gid), number, b"one");
+    assert_eq!(ends[2].poll().slid, Lid(2));
+}
+
+/// Goal: the link of a process that dies goes down, which the manager hears; another takes the port, and has
+/// it managed again. When the host dies, ports go down and nothing hangs.
+#[test]
+fn a_port_goes_down_with_its_process() {
+    let hosted = Hosted::new();
+    let a = Node::attach(&hosted.socket, "A").unwrap();
+    let manager = Manager::on(&a.device);
+    manager.bring_up();
+    a.wait_for(PortState::Active);
+    let mut end_here = End::datagrams(&a);
+    let mut other = Command::new(env::current_exe().unwrap())
+        .args(["--exact", "the_other_process", "--nocapture"])
+        .env(SOCKET, &hosted.socket)
+        .env(DATAGRAM, end_here.qp.qpn().value().to_string())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let wc = end_here.poll();
+    assert_eq!((wc.slid, wc.byte_len), (Lid(2), 45));
+    assert_eq!(manager.port(&[1], 2).state, LinkState::ACTIVE);
+
+    end(&mut other);
+    let Delivery::Request { from, .. } = manager.delivery() else {
+        panic!("a trap is no answer");
+    };
+    assert_eq!(from.av.dlid, Lid(10));
+    assert_eq!(manager.port(&[1], 2).state, LinkState::DOWN);
+    let b = Node::attach(&hosted.socket, "B").unwrap();
+    eventually(|| manager.port(&[1], 2).state == LinkState::INIT);
+    assert_eq!(b.state(), PortState::Init);
+    drop(b);
+    drop(hosted);
+    a.wait_for(PortState::Down);
+    end_here.send(Av::to_lid(1, Lid(2)), Qpn::new(5), b"nobody");
+}
+
+/// The other process of [`a_port_goes_down_with_its_process`], which starts it; nothing by itself.
+#[test]
+fn the_other_process() {
+    let Some(socket) = env::var_os(SOCKET) else {
+        return;
+    };
+    let number = env::var(DATAGRAM).unwrap().parse().unwrap();
+    let b = Node::attach(FilePath::new(&socket), "B").unwrap();
+    b.wait_for(PortState::Active);
+    let mut end = End::datagrams(&b);
+    end.send(Av::to_lid(1, Lid(1)), Qpn::new(number), b"hello");
+    // Until it is killed, or the test that has started it has long ended.
+    thread::sleep(Duration::from_secs(30));
+}
