@@ -103,7 +103,14 @@ impl Command {
     /// A command that is about blocks.
     fn emit_blocks(&self, cdb: &mut [u8; 16], blocks: &Blocks) {
         let [low, high] = [0, 1].map(|half| (blocks.count >> (16 * half)) as u16);
-        match blocks.form {
+        // Not every command has every form.
+        let form = match (self, blocks.form) {
+            (Self::CompareAndWrite(_), _) => Form::Sixteen,
+            (Self::Read(_) | Self::Write(_), form) => form,
+            (_, Form::Sixteen) => Form::Sixteen,
+            _ => Form::Ten,
+        };
+        match form {
             Form::Six => {
                 let [_, a, b, c] = ((blocks.lba & 0x1f_ffff) as u32).to_be_bytes();
                 // 256 is written as 0.
@@ -123,10 +130,10 @@ impl Command {
                 put(cdb, 12, &low.to_be_bytes());
             }
         }
-        if blocks.form != Form::Six {
+        if form != Form::Six {
             cdb[1] |= u8::from(blocks.dpo) << 4 | u8::from(blocks.fua) << 3;
         }
-        cdb[0] = match (self, blocks.form) {
+        cdb[0] = match (self, form) {
             (Self::Read(_), Form::Six) => Opcode::READ_6,
             (Self::Read(_), Form::Ten) => Opcode::READ_10,
             (Self::Read(_), Form::Twelve) => Opcode::READ_12,

@@ -1,0 +1,199 @@
+//! Task management, credit, events, and commands that wait for each other.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ulp_srp::iu::{
+    AerRsp, Cdb, Cmd, CredRsp, DataBuffer, Lun, ResponseCode, Status, Tag, TaskAttribute,
+    TaskFunction, ToInitiator, TskMgmt,
+};
+use ulp_srp::lun::{Fault, FaultUnit, MemoryUnit};
+use ulp_srp::scsi::{Blocks, Code, Command, Sense};
+
+use crate::raw::{Raw, device, run, target, target_of};
+
+fn faulty() -> Arc<FaultUnit> {
+    Arc::new(FaultUnit::new(Arc::new(
+        MemoryUnit::new(1 << 20, 512).unwrap(),
+    )))
+}
+
+const HANGS: Command = Command::Verify(Blocks::new(0, 1));
+
+#[test]
+fn an_aborted_command_is_not_answered_and_its_credit_comes_back() {
+    run(1, async |sim| {
+        let unit = faulty();
+        let target = target_of(
+            sim,
+            |config| config.request_limit = 4,
+            Arc::<FaultUnit>::clone(&unit),
+        )
+        .await;
+        let mut raw = Raw::new(&device(sim, 2), 7).await;
+        raw.settle().await;
+        unit.break_blocks(0, 1, Fault::Hang);
+        let victim = raw.begin(&HANGS, DataBuffer::None, DataBuffer::None);
+        let other = raw.begin(&HANGS, DataBuffer::None, DataBuffer::None);
+        let abort = raw.manage(TaskFunction::ABORT_TASK, victim);
+        // Nothing is said before the unit has let go of it.
+        sim.sleep(Duration::from_millis(5)).await;
+        let ready = raw
+            .ask(&Command::TestUnitReady, DataBuffer::None, DataBuffer::None)
+            .await;
+        assert_eq!(ready.status, Status::GOOD);
+        unit.release();
+        let done = raw.answer(other).await;
+        assert_eq!(done.status, Status::GOOD);
+        let aborted = raw.answer(abort).await;
+        assert_eq!(aborted.code, Some(ResponseCode::COMPLETE));
+        assert_eq!(
+            ready.delta + done.delta + aborted.delta,
+            4,
+            "the victim's as well"
+        );
+        assert_eq!(target.counters().aborted, 1);
+        // One that has ended is complete, one that nobody knows is not supported.
+        let late = raw.manage(TaskFunction::ABORT_TASK, victim);
+        assert_eq!(raw.answer(late).await.code, Some(ResponseCode::COMPLETE));
+        for (function, code) in [
+            (TaskFunction::CLEAR_ACA, ResponseCode::NOT_SUPPORTED),
+            (TaskFunction::from_code(0x33), ResponseCode::NOT_SUPPORTED),
+        ] {
+            let tag = raw.manage(function, Tag(0));
+            assert_eq!(raw.answer(tag).await.code, Some(code));
+        }
+        let tag = raw.tag();
+        let nowhere = TskMgmt {
+            tag,
+            lun: Lun::new(9).unwrap(),
+            function: TaskFunction::LUN_RESET,
+            ..TskMgmt::default()
+        };
+        raw.send(&nowhere.unit());
+        assert_eq!(raw.answer(tag).await.code, Some(ResponseCode::FAILED));
+        target.close().await;
+    });
+}
+
+#[test]
+fn a_reset_ends_the_commands_of_all_initiators() {
+    run(2, async |sim| {
+        let unit = faulty();
+        let target = target_of(sim, |_| (), Arc::<FaultUnit>::clone(&unit)).await;
+        let device = device(sim, 2);
+        let mut one = Raw::new(&device, 7).await;
+        let mut two = Raw::new(&device, 8).await;
+        one.settle().await;
+        two.settle().await;
+        unit.break_blocks(0, 1, Fault::Hang);
+        let mine = one.begin(&HANGS, DataBuffer::None, DataBuffer::None);
+        let theirs = two.begin(&HANGS, DataBuffer::None, DataBuffer::None);
+        let reset = one.manage(TaskFunction::LUN_RESET, Tag(0));
+        sim.sleep(Duration::from_millis(5)).await;
+        unit.release();
+        assert_eq!(one.answer(reset).await.code, Some(ResponseCode::COMPLETE));
+        assert_eq!(two.answer(theirs).await.status, Status::TASK_ABORTED);
+        for raw in [&mut one, &mut two] {
+            let news = raw
+                .ask(&Command::TestUnitReady, DataBuffer::None, DataBuffer::None)
+                .await;
+            assert_eq!(news.sense, Some(Sense::attention(Code::DEVICE_RESET)));
+            let ready = raw
+                .ask(&Command::TestUnitReady, DataBuffer::None, DataBuffer::None)
+                .await;
+            assert_eq!(ready.status, Status::GOOD);
+        }
+        assert_eq!(target.counters().aborted, 2);
+        let _ = mine;
+        target.close().await;
+    });
+}
+
+#[test]
+fn ordered_commands_wait_for_those_before_and_hold_those_behind() {
+    run(3, async |sim| {
+        let unit = faulty();
+        let target = target_of(sim, |_| (), Arc::<FaultUnit>::clone(&unit)).await;
+        let mut raw = Raw::new(&device(sim, 2), 7).await;
+        raw.settle().await;
+        unit.break_blocks(0, 1, Fault::Hang);
+        let first = raw.begin(&HANGS, DataBuffer::None, DataBuffer::None);
+        let mut send = |attribute| {
+            let tag = raw.tag();
+            raw.send_cmd(&Cmd {
+                tag,
+                attribute,
+                cdb: Cdb::new(&[0; 6]).unwrap(),
+                ..Cmd::default()
+            });
+            tag
+        };
+        let ordered = send(TaskAttribute::ORDERED);
+        let behind = send(TaskAttribute::SIMPLE);
+        let hurried = send(TaskAttribute::HEAD_OF_QUEUE);
+        let wrong = send(TaskAttribute::ACA);
+        let mut came = Vec::new();
+        for _ in 0..5 {
+            if came.len() == 2 {
+                unit.release();
+            }
+            let bytes = raw.next().await.expect("an answer");
+            let Ok(ToInitiator::Rsp(rsp)) = ToInitiator::parse(&bytes) else {
+                panic!("{bytes:?}");
+            };
+            came.push(rsp.tag);
+        }
+        assert_eq!(came, [hurried, wrong, first, ordered, behind]);
+        target.close().await;
+    });
+}
+
+#[test]
+fn credit_is_raised_at_once_and_lowered_by_answers() {
+    run(4, async |sim| {
+        let target = target(sim, |config| {
+            (config.request_limit, config.initial_limit) = (8, 2);
+        })
+        .await;
+        let mut raw = Raw::new(&device(sim, 2), 7).await;
+        assert_eq!(raw.login.delta.0, 2);
+        raw.settle().await;
+        let channel = target.channels()[0].id;
+        target.adjust(channel, 100);
+        let unit = raw.next().await.expect("a request of the target's");
+        let Ok(ToInitiator::CredReq(req)) = ToInitiator::parse(&unit) else {
+            panic!("{unit:?}");
+        };
+        assert_eq!(req.delta.0, 6, "no more than there are buffers for");
+        raw.send(&CredRsp { tag: req.tag }.unit());
+        let ask =
+            |raw: &mut Raw| raw.begin(&Command::TestUnitReady, DataBuffer::None, DataBuffer::None);
+        let tags: Vec<_> = (0..8).map(|_| ask(&mut raw)).collect();
+        for tag in tags {
+            assert_eq!(raw.answer(tag).await.delta, 1);
+        }
+        target.adjust(channel, -3);
+        let mut deltas = Vec::new();
+        for _ in 0..5 {
+            let tag = ask(&mut raw);
+            deltas.push(raw.answer(tag).await.delta);
+        }
+        assert_eq!(deltas, [0, 0, 0, 1, 1]);
+
+        target.capacity_changed(0);
+        let unit = raw.next().await.expect("an event");
+        let Ok(ToInitiator::AerReq(event)) = ToInitiator::parse(&unit) else {
+            panic!("{unit:?}");
+        };
+        let sense = Sense::attention(Code::CAPACITY_CHANGED);
+        assert_eq!(Sense::parse(event.sense), Some(sense));
+        let tag = event.tag;
+        raw.send(&AerRsp { tag }.unit());
+        let news = raw
+            .ask(&Command::TestUnitReady, DataBuffer::None, DataBuffer::None)
+            .await;
+        assert_eq!(news.sense, Some(sense));
+        target.close().await;
+    });
+}
