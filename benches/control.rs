@@ -62,7 +62,7 @@ impl Site {
 
     fn create_qp(&self) -> Request<'_, CreateQp> {
         let cq = self.cq.lock().unwrap_or_else(PoisonError::into_inner);
-        self.pd.create_qp(QpInit::rc(&cq, &cq))
+        self.pd.create_qp(QpInit::rc(&*cq, &*cq))
     }
 }
 

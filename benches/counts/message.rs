@@ -7,6 +7,7 @@
 #![allow(unused_qualifications, reason = "gungraun generates paths")]
 
 mod budget;
+mod shared;
 
 use std::hint::black_box;
 
@@ -170,6 +171,14 @@ counted! {
     registration: registration() <= 1440;
 }
 
+// The SEND of `send` with handles that threads could share, and do not.
+#[library_benchmark(config = budget(613))]
+#[bench::counted(shared::Subject::new())]
+fn send_shared(mut subject: shared::Subject) -> shared::Subject {
+    subject.send(TIMES);
+    subject
+}
+
 #[library_benchmark]
 #[bench::peer()]
 fn channel() {
@@ -186,6 +195,7 @@ library_benchmark_group!(
         send,
         send_batch,
         send_inline,
+        send_shared,
         write,
         read,
         registration,

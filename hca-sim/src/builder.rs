@@ -49,7 +49,11 @@ impl Builder {
     pub(crate) fn over(mut packets: Box<dyn PacketLink>) -> Self {
         let seeds = [packets.entropy(), packets.entropy()];
         Self {
-            name: String::from("roce0"),
+            name: String::from(if packets.managed().is_some() {
+                "ib0"
+            } else {
+                "roce0"
+            }),
             seed: seeds[0],
             packets: Some(packets),
             ..Self::new(&Loopback::with_seed(seeds[1]))
@@ -125,6 +129,7 @@ impl Builder {
             features,
         } = self;
         let (lid, gid, guid) = link.fabric.lock().attach();
+        let managed = packets.as_ref().and_then(|packets| packets.managed());
         let gids = match &packets {
             Some(packets) => gids(packets.addresses()),
             None => [gid].into_iter().collect(),
@@ -138,6 +143,12 @@ impl Builder {
             packets.map(Driver::new),
         );
         port.features = features;
+        if let Some(managed) = managed {
+            port.guid = managed.sheet().node_guid;
+            let state = managed.sheet().info.state.port_state();
+            port.managed = Some(managed);
+            let _ = port.follow_manager(state);
+        }
         let hca = Arc::new(Hca::new(&name, port, &limits, commands));
         hca.start();
         hca

@@ -5,14 +5,16 @@
 //! beginning of each visit.
 
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::time::Duration;
 
+use verbs_core::mad::sm::{BadKey, PERMISSIVE_LID};
 use verbs_core::mem::{Pin, pin};
 use verbs_core::sync::Arc;
 use verbs_core::sync::MutexGuard;
 use verbs_core::{
-    Access, Av, Datagram, Error, Mtu, Psn, QpAttr, QpCap, QpState, QpType, Qpn, Srqn,
+    Access, Av, Datagram, Error, Gid, Lid, Mtu, PKey, Psn, QpAttr, QpCap, QpState, QpType, Qpn,
+    Srqn,
 };
 
 use crate::clock::Instant;
@@ -28,6 +30,8 @@ use crate::transport::{self, Ends, Incoming, Mail, Notes, Outlet, Path, Post};
 use crate::wire::{Bth, BthFlags, Extended, Head, Opcode, Role, Service};
 use crate::xrc::Named;
 
+/// The address of packets that have none.
+const NOWHERE: Ipv6Addr = Ipv6Addr::UNSPECIFIED;
 /// The ECN bits of a traffic class, and what they are when a switch has marked the packet.
 const ECN: u8 = 0b11;
 const CE: u8 = 0b11;
@@ -129,7 +133,11 @@ fn path(attr: &QpAttr, qp: &QueuePair) -> Path {
         service,
         qkey: attr.qkey.unwrap_or_default(),
         dest_qpn: attr.dest_qpn.unwrap_or(Qpn::new(0)),
-        pkey: qp.port.sheet().pkey,
+        pkey: qp
+            .port
+            .pkey(attr.pkey_index.unwrap_or(0))
+            .unwrap_or(PKey(0)),
+        is_special: qp.is_special(),
         mtu,
         access: attr.access.unwrap_or(Access::empty()),
         timeout: attr.timeout.unwrap_or(0),
@@ -150,6 +158,10 @@ struct Datagrams<'q, 'm, 'o> {
 }
 
 impl Post for Datagrams<'_, '_, '_> {
+    fn partition(&self, index: u16) -> Option<PKey> {
+        self.qp.port.pkey(index)
+    }
+
     fn post(
         &mut self,
         to: &Datagram,
@@ -175,7 +187,17 @@ impl Port {
     pub(crate) fn route(&self, av: &Av) -> Option<Route> {
         let global = av.global;
         let src = self.gid(global.map_or(0, |global| global.sgid_index))?;
-        let (dgid, local) = if self.is_wire() {
+        let (dgid, local) = if let Some(slid) = self.slid(av) {
+            let local = Local {
+                slid,
+                dlid: av.dlid,
+                sl: av.sl,
+                global: global.is_some(),
+            };
+            // Without a header for it, an address is not needed.
+            let dgid = global.map_or(Gid::from(NOWHERE), |global| global.dgid);
+            (dgid, Some(local))
+        } else if self.is_wire() {
             (global?.dgid, None)
         } else {
             let (dgid, dlid) = match global {
@@ -190,6 +212,11 @@ impl Port {
             };
             (dgid, Some(local))
         };
+        let src = if global.is_none() && self.managed.is_some() {
+            Gid::from(NOWHERE)
+        } else {
+            src
+        };
         let (src, dst) = (IpAddr::from(src), IpAddr::from(dgid));
         (src.is_ipv4() == dst.is_ipv4()).then_some(Route {
             src,
@@ -198,6 +225,53 @@ impl Port {
             hop_limit: global.map_or(64, |global| global.hop_limit),
             local,
         })
+    }
+}
+
+impl Port {
+    /// On a managed port, the LID that packets leave from: on directed routes no LID is needed.
+    fn slid(&self, av: &Av) -> Option<Lid> {
+        let info = self.sheet().info?;
+        if av.dlid == PERMISSIVE_LID {
+            return Some(PERMISSIVE_LID);
+        }
+        let bits = u16::from(av.src_path_bits) & ((1 << info.lmc.value()) - 1);
+        Some(Lid(info.lid.0 | bits))
+    }
+
+    /// Tells the subnet manager of a packet with a key that does not fit, if there is one to be told.
+    fn report(&self, packet: &Incoming<'_>, is_qkey: bool) {
+        let (Some(managed), Some(local)) = (&self.managed, packet.local) else {
+            return;
+        };
+        let (bth, deth) = (packet.head.bth(), packet.head.ext().deth);
+        let qkey = deth.map_or(0, |deth| deth.qkey.0);
+        let gids = if local.global {
+            [Gid::from(packet.src).0, Gid::from(packet.dst).0]
+        } else {
+            [[0; 16]; 2]
+        };
+        managed.report(&BadKey {
+            is_qkey,
+            key: if is_qkey { qkey } else { bth.pkey.0.into() },
+            sl: local.sl,
+            from: local.slid,
+            src_qpn: deth.map_or(Qpn::new(0), |deth| deth.src_qpn),
+            dest_qpn: bth.dest_qpn,
+            gids,
+        });
+    }
+
+    /// Whether a packet comes from where a connection's own packets go to.
+    fn is_peer(&self, own: &Route, packet: &Incoming<'_>) -> bool {
+        let is_by_address = own.dst == packet.src && own.src == packet.dst;
+        match (own.local, packet.local) {
+            (Some(own), Some(came)) if self.managed.is_some() => {
+                let is_by_lid = own.dlid == Lid(0) || own.dlid == came.slid;
+                is_by_lid && (is_by_address || !own.global || !came.global)
+            }
+            _ => is_by_address,
+        }
     }
 }
 
@@ -284,16 +358,31 @@ impl QueuePair {
         } = &mut *exchange;
         let counters = &self.port.counters;
         // A connection knows its peer; a datagram may come from anybody.
-        let is_peer = |route: &Route| route.dst == packet.src && route.src == packet.dst;
+        let is_peer = |route: &Route| self.port.is_peer(route, packet);
         let known =
             |path: &&Path| path.service == Service::Ud || route.as_ref().is_some_and(is_peer);
         let Some(path) = path.as_ref().filter(known) else {
             counters.strangers.up();
             return false;
         };
-        if !path.pkey.matches(packet.head.bth().pkey) {
+        let Some(pkey_index) = self.admits(path, packet) else {
             counters.bad_pkeys.up();
+            self.port.report(packet, false);
             return false;
+        };
+        let elsewhere;
+        let packet = if pkey_index == 0 {
+            packet
+        } else {
+            elsewhere = Incoming {
+                pkey_index,
+                ..*packet
+            };
+            &elsewhere
+        };
+        let deth = packet.head.ext().deth;
+        if deth.is_some_and(|deth| deth.qkey != path.qkey) && self.qp_type != QpType::Smi {
+            self.port.report(packet, true);
         }
         if packet.head.opcode() == Opcode::CNP {
             counters.cnps_received.up();
@@ -324,6 +413,17 @@ impl QueuePair {
         let mut machine = self.engaged.machine.lock();
         self.see_to_notes(&mut exchange, &mut machine, notes, named.as_ref(), effects);
         true
+    }
+
+    /// Whether a packet's partition lets it in, and which entry of the table that is. Queue pair 0 does
+    /// not look at it, queue pair 1 is in all of the port's partitions.
+    fn admits(&self, path: &Path, packet: &Incoming<'_>) -> Option<u16> {
+        let key = packet.head.bth().pkey;
+        match self.qp_type {
+            QpType::Smi => Some(0),
+            QpType::Gsi => self.port.pkey_index(key),
+            _ => path.pkey.matches(key).then_some(0),
+        }
     }
 
     /// Whether a packet is for the other end of an extended connection: initiators take answers only, and

@@ -1,17 +1,16 @@
 //! What an HCA can do: bounds with their reasons, and the attributes that tell them.
 
+use verbs_core::mad::sm::PortInfo;
 use verbs_core::{DeviceAttr, Lid, LinkLayer, Mtu, PortAttr, QpType};
 
 use crate::features::FAST_REG_PAGES;
 use crate::message::MAX_SGE;
-use crate::port::Port;
+use crate::port::{Port, Sheet, mtu_of};
 use crate::ring::MAX_INLINE;
 use crate::send::MAX_MESSAGE;
 
 /// The only port.
 pub(crate) const PORT: u8 = 1;
-/// Entries of the P_Key table: the default partition.
-pub(crate) const PKEYS: u32 = 1;
 /// READs and atomics outstanding; messages are carried out whole, so this bounds nothing here.
 pub(crate) const RD_ATOMIC: u32 = 128;
 /// Work requests on one queue: positions of completions are compared by half-circle, and a queue of
@@ -22,6 +21,17 @@ pub(crate) const CQE: u32 = 1 << 22;
 
 /// Types of queue pair that there are.
 const QP_TYPES: &[QpType] = &[
+    QpType::Gsi,
+    QpType::Rc,
+    QpType::Uc,
+    QpType::Ud,
+    QpType::XrcSend,
+    QpType::XrcRecv,
+];
+
+/// The same of a port with a subnet manager, which has queue pair 0.
+const QP_TYPES_MANAGED: &[QpType] = &[
+    QpType::Smi,
     QpType::Gsi,
     QpType::Rc,
     QpType::Uc,
@@ -77,7 +87,10 @@ pub(crate) fn device_attr(name: &str, port: &Port, limits: &Limits) -> DeviceAtt
         name: name.to_owned(),
         fw_ver: env!("CARGO_PKG_VERSION").to_owned(),
         node_guid: port.guid,
-        sys_image_guid: port.guid,
+        sys_image_guid: port
+            .managed
+            .as_ref()
+            .map_or(port.guid, |managed| managed.sheet().system_guid),
         phys_port_cnt: PORT,
         max_mr_size: u64::MAX,
         caps: port.features.caps,
@@ -94,7 +107,11 @@ pub(crate) fn device_attr(name: &str, port: &Port, limits: &Limits) -> DeviceAtt
         atomic_cap: port.features.atomics,
         masked_atomic_cap: port.features.masked_atomics,
         max_fast_reg_pages: FAST_REG_PAGES,
-        qp_types: QP_TYPES,
+        qp_types: if port.managed.is_some() {
+            QP_TYPES_MANAGED
+        } else {
+            QP_TYPES
+        },
         // They share their keys with regions.
         max_mw: limits.max_mr,
         max_ah: limits.max_ah,
@@ -104,7 +121,7 @@ pub(crate) fn device_attr(name: &str, port: &Port, limits: &Limits) -> DeviceAtt
         max_srq_sge: MAX_SGE as u32,
         max_mcast_grp: MCAST_GROUPS,
         max_mcast_qp_attach: MCAST_QPS,
-        max_pkeys: PKEYS as u16,
+        max_pkeys: u16::try_from(port.pkey_count()).unwrap_or(u16::MAX),
         max_pending: verbs_core::device::MAX_PENDING,
         ..DeviceAttr::default()
     }
@@ -113,6 +130,33 @@ pub(crate) fn device_attr(name: &str, port: &Port, limits: &Limits) -> DeviceAtt
 /// The attributes of the port.
 pub(crate) fn port_attr(port: &Port) -> PortAttr {
     let sheet = port.sheet();
+    let plain = plain_attr(port, &sheet);
+    let Some(info) = sheet.info else {
+        return plain;
+    };
+    PortAttr {
+        lid: info.lid,
+        sm_lid: info.sm_lid,
+        sm_sl: info.sm_sl.byte(),
+        lmc: info.lmc.byte(),
+        max_mtu: mtu_of(info.mtu_cap.value(), plain.max_mtu),
+        active_width: info.link_width_active.bits(),
+        active_speed: speed_of(&info),
+        link_layer: LinkLayer::InfiniBand,
+        ..plain
+    }
+}
+
+/// A link's speed as applications know it: its bit, the extended ones behind the others.
+fn speed_of(info: &PortInfo) -> u8 {
+    match info.link_speed_ext_active.byte() {
+        0 => info.link_speed_active.byte(),
+        extended => extended << 4,
+    }
+}
+
+/// The attributes of a port without a subnet manager.
+fn plain_attr(port: &Port, sheet: &Sheet) -> PortAttr {
     PortAttr {
         gid: sheet.gids.first().copied().unwrap_or_default(),
         max_msg_sz: MAX_MESSAGE,
@@ -122,7 +166,7 @@ pub(crate) fn port_attr(port: &Port) -> PortAttr {
         // There is no subnet manager: the link itself hands out LIDs.
         sm_lid: Lid(0),
         gid_tbl_len: sheet.gids.len() as u16,
-        pkey_tbl_len: PKEYS as u16,
+        pkey_tbl_len: sheet.pkeys.len() as u16,
         state: sheet.state,
         max_mtu: Mtu::B4096,
         active_mtu: port.mtu(),

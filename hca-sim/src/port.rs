@@ -11,25 +11,27 @@ use std::fmt;
 use std::net::IpAddr;
 
 use arrayvec::ArrayVec;
+use verbs_core::mad::sm::PortInfo;
 use verbs_core::mem::MrTable;
 use verbs_core::sync::atomic::{
-    AtomicBool, AtomicU64,
+    AtomicBool, AtomicU32, AtomicU64,
     Ordering::{Acquire, Relaxed, Release},
 };
 use verbs_core::sync::{Arc, Mutex, OnceLock, Weak};
-use verbs_core::{Attr, Error, Gid, Guid, Lid, Mtu, PKey, PortState, QpAttr, Why};
+use verbs_core::{Attr, Av, Error, Gid, Guid, Lid, Mtu, PKey, PortState, QpAttr, Why};
 
 pub use processed::{Arrival, Processed};
 
 use crate::engine::Engine;
 use crate::features::Features;
 use crate::groups::Groups;
-use crate::link::{Fabric, HubPort};
+use crate::link::{Fabric, HubPort, Managed};
 use crate::transport::Driver;
 use crate::xrc::Xrc;
 
 /// One HCA's port.
 pub(crate) struct Port {
+    /// Its LID on a loopback link. On others it is only a name for its queue pairs.
     pub(crate) lid: Lid,
     pub(crate) guid: Guid,
     pub(crate) link: Arc<Fabric>,
@@ -45,6 +47,10 @@ pub(crate) struct Port {
     driver: OnceLock<Driver>,
     /// The link carries packets, and every message goes as packets.
     is_wire: bool,
+    /// A subnet manager configures the port.
+    pub(crate) managed: Option<Arc<dyn Managed>>,
+    /// The MTU that it has set, by its code.
+    neighbor_mtu: AtomicU32,
     pub(crate) groups: Groups,
     pub(crate) xrc: Xrc,
     /// The HCA was removed.
@@ -53,6 +59,9 @@ pub(crate) struct Port {
 
 /// Entries that a GID table may have.
 pub(crate) const GIDS_MAX: usize = 32;
+
+/// Entries that a P_Key table may have.
+pub(crate) const PKEYS_MAX: usize = 128;
 
 /// A GID table.
 pub(crate) type Gids = ArrayVec<Gid, GIDS_MAX>;
@@ -71,11 +80,20 @@ pub(crate) fn gids(addresses: &[IpAddr]) -> Gids {
 pub(crate) struct Sheet {
     /// The GID table. On a loopback link the port has one GID; on a wire, one for each address.
     pub(crate) gids: Gids,
-    /// The P_Key table's only entry.
-    pub(crate) pkey: PKey,
+    /// The P_Key table; of one entry where nobody manages the port.
+    pub(crate) pkeys: ArrayVec<PKey, PKEYS_MAX>,
     pub(crate) state: PortState,
     /// `PortInfo.CapabilityMask`, as clients have set it.
     pub(crate) capability_mask: u32,
+    /// What the subnet manager has set, if one manages the port.
+    pub(crate) info: Option<PortInfo>,
+}
+
+impl Sheet {
+    /// The partition of a port that has one.
+    pub(crate) fn pkey(&self) -> PKey {
+        self.pkeys.first().copied().unwrap_or(PKey(0))
+    }
 }
 
 /// What a port counts. A message that is placed directly and goes through as it should is not counted, so
@@ -136,9 +154,10 @@ impl Port {
     ) -> Self {
         let sheet = Sheet {
             gids,
-            pkey: PKey::DEFAULT,
+            pkeys: [PKey::DEFAULT].into_iter().collect(),
             state: PortState::Active,
             capability_mask: 0,
+            info: None,
         };
         Self {
             lid,
@@ -150,6 +169,8 @@ impl Port {
             sheet: Mutex::new(sheet),
             features: Features::default(),
             is_wire: driver.is_some(),
+            managed: None,
+            neighbor_mtu: AtomicU32::new(0),
             driver: driver.map_or_else(OnceLock::new, OnceLock::from),
             groups: Groups::default(),
             xrc: Xrc::default(),
@@ -181,9 +202,53 @@ impl Port {
         driver
     }
 
+    /// Whether packets go by GIDs alone, as there are no LIDs.
+    pub(crate) fn is_roce(&self) -> bool {
+        self.is_wire && self.managed.is_none()
+    }
+
     /// The largest path MTU.
     pub(crate) fn mtu(&self) -> Mtu {
-        self.driver().map_or(Mtu::B4096, Driver::mtu)
+        let of_link = self.driver().map_or(Mtu::B4096, Driver::mtu);
+        mtu_of(self.neighbor_mtu.load(Relaxed), of_link)
+    }
+
+    /// Takes over what the subnet manager has set, and that state, of which each change is told. What the
+    /// state was and is; `None` if nobody manages the port.
+    pub(crate) fn follow_manager(
+        &self,
+        state: Option<PortState>,
+    ) -> Option<(PortState, PortState)> {
+        let now = self.managed.as_ref()?.sheet();
+        self.change(|sheet| {
+            let before = sheet.state;
+            let state = state.unwrap_or(before);
+            sheet.state = state;
+            sheet.gids = now.gids.iter().copied().take(GIDS_MAX).collect();
+            sheet.pkeys = now.pkeys.iter().copied().take(PKEYS_MAX).collect();
+            sheet.capability_mask = now.info.capability_mask.bits();
+            sheet.info = Some(now.info);
+            self.neighbor_mtu
+                .store(now.info.neighbor_mtu.value(), Relaxed);
+            Some((before, state))
+        })
+    }
+
+    /// The partition with that index.
+    pub(crate) fn pkey(&self, index: u16) -> Option<PKey> {
+        self.sheet.lock().pkeys.get(usize::from(index)).copied()
+    }
+
+    /// Entries of the P_Key table.
+    pub(crate) fn pkey_count(&self) -> u32 {
+        self.sheet.lock().pkeys.len() as u32
+    }
+
+    /// The index of a partition that a packet with that key may come from.
+    pub(crate) fn pkey_index(&self, key: PKey) -> Option<u16> {
+        let sheet = self.sheet.lock();
+        let found = sheet.pkeys.iter().position(|own| own.matches(key));
+        found.and_then(|index| u16::try_from(index).ok())
     }
 
     /// Whether that is one of its own addresses.
@@ -215,7 +280,7 @@ impl Port {
         let (here, there) = (self.sheet(), other.sheet());
         here.state == PortState::Active
             && there.state == PortState::Active
-            && here.pkey.matches(there.pkey)
+            && here.pkey().matches(there.pkey())
     }
 
     /// Whether a queue pair's attributes name what this port has and can reach.
@@ -225,6 +290,13 @@ impl Port {
     pub(crate) fn check_path(&self, attr: &QpAttr) -> Result<(), Error> {
         if let Some(access) = attr.access {
             self.features.check(access)?;
+        }
+        let last = self.pkey_count().saturating_sub(1);
+        if let Some(index) = attr.pkey_index.map(u32::from)
+            && index > last
+        {
+            let (attr, got, max) = (Attr::PkeyIndex, index, last);
+            return Err(Error::Invalid { attr, got, max });
         }
         let Some(av) = &attr.av else { return Ok(()) };
         let sgid_index = av.global.map_or(0, |global| global.sgid_index);
@@ -238,20 +310,13 @@ impl Port {
         let Some(driver) = self.driver().filter(|_| self.is_wire) else {
             return Ok(());
         };
-        let mismatch = |why| Error::Mismatch {
-            attr: Attr::Av,
-            why,
+        let why = match self.managed {
+            Some(_) => refuses_way(av),
+            None => refuses_roce(sgid, av),
         };
-        // RoCE has no LIDs: the GID is the address (IBTA annex A17.3).
-        let Some(global) = &av.global else {
-            return Err(mismatch(Why::Missing));
-        };
-        let (src, dst) = (IpAddr::from(sgid), IpAddr::from(global.dgid));
-        if dst.is_multicast() {
-            return Err(mismatch(Why::Multicast));
-        }
-        if src.is_ipv4() != dst.is_ipv4() || dst.is_unspecified() {
-            return Err(mismatch(Why::Unreachable));
+        if let Some(why) = why {
+            let attr = Attr::Av;
+            return Err(Error::Mismatch { attr, why });
         }
         let (got, max) = (attr.path_mtu.unwrap_or(Mtu::B256), driver.mtu());
         if got > max {
@@ -269,6 +334,37 @@ impl Port {
     pub(crate) fn set_removed(&self) {
         self.removed.store(true, Release);
     }
+}
+
+/// What is wrong with a way on RoCE, where the GID is the address: there are no LIDs (IBTA annex A17.3).
+fn refuses_roce(sgid: Gid, av: &Av) -> Option<Why> {
+    let Some(global) = &av.global else {
+        return Some(Why::Missing);
+    };
+    let (src, dst) = (IpAddr::from(sgid), IpAddr::from(global.dgid));
+    if dst.is_multicast() {
+        return Some(Why::Multicast);
+    }
+    (src.is_ipv4() != dst.is_ipv4() || dst.is_unspecified()).then_some(Why::Unreachable)
+}
+
+/// What is wrong with a way through a subnet: it ends at a LID, or at a GID whose LID the link knows.
+fn refuses_way(av: &Av) -> Option<Why> {
+    let is_group = sma::is_multicast(av.dlid);
+    if is_group || av.global.is_some_and(|global| global.dgid.is_multicast()) {
+        return Some(Why::Multicast);
+    }
+    (av.dlid == Lid(0) && av.global.is_none()).then_some(Why::Missing)
+}
+
+/// The MTU with that code; `otherwise` if there is none.
+pub(crate) fn mtu_of(code: u32, otherwise: Mtu) -> Mtu {
+    let index = usize::try_from(code)
+        .ok()
+        .and_then(|code| code.checked_sub(1));
+    index
+        .and_then(|index| Mtu::ALL.get(index).copied())
+        .unwrap_or(otherwise)
 }
 
 impl fmt::Debug for Port {

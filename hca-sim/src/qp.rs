@@ -192,6 +192,11 @@ impl QueuePair {
         }
     }
 
+    /// Whether it is queue pair 0 or 1.
+    pub(crate) fn is_special(&self) -> bool {
+        matches!(self.qp_type, QpType::Smi | QpType::Gsi)
+    }
+
     /// Whether its messages go as packets, and are never placed directly.
     pub(crate) fn goes_as_packets(&self) -> bool {
         self.port.is_wire() || self.qp_type != QpType::Rc
@@ -475,6 +480,10 @@ impl QueuePair {
         let changed = self
             .word
             .update(|tag| Some(tag & keep | tag_of(to) | flags));
+        if let Some(managed) = self.port.managed.as_ref().filter(|_| self.is_special()) {
+            let attends = takes_packets(to) && self.word.tag() & keep == 0;
+            managed.attend(self.qpn, attends);
+        }
         changed.map_or(Touched::NOBODY, |(_, touched)| touched)
     }
 

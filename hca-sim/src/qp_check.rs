@@ -36,11 +36,6 @@ pub(crate) fn check(
 fn values(change: &QpAttr) -> Result<(), Error> {
     let rd_atomic = limits::RD_ATOMIC;
     let at_most = [
-        (
-            Attr::PkeyIndex,
-            change.pkey_index.map(u32::from),
-            limits::PKEYS - 1,
-        ),
         (Attr::Timeout, change.timeout.map(u32::from), 31),
         (Attr::RetryCnt, change.retry_cnt.map(u32::from), 7),
         (Attr::RnrRetry, change.rnr_retry.map(u32::from), 7),

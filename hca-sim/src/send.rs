@@ -195,7 +195,7 @@ impl SendPoster {
                     Err(PostError::Unsupported)
                 } else if wr.payload.len() > u64::from(max) {
                     Err(PostError::TooLong { max })
-                } else if self.qp.port.is_wire() && to.av.global.is_none() {
+                } else if self.qp.port.is_roce() && to.av.global.is_none() {
                     // RoCE has no LIDs: the GID is the address (IBTA annex A17.3).
                     Err(PostError::Unreachable)
                 } else {

@@ -9,6 +9,7 @@ use crate::tree::{RustFile, Text};
 /// with all that is in it.
 pub(crate) const DOORS: &[(&str, &str)] = &[
     ("verbs-core/src/mem", "registered memory, keys and windows"),
+    ("verbs-core/src/biased", "what shared queues hold"),
     ("verbs-core/src/slot", "the slot of a pending request"),
     (
         "hca-sim/src/sys",

@@ -419,6 +419,8 @@ pub(crate) enum Bench {
     Stream,
     /// Many queue pairs round robin
     Qps,
+    /// Messages beside 100,000 control verbs a second
+    Load,
     /// RoCEv2 over UDP on the loopback interface
     Wire,
 }
@@ -432,6 +434,7 @@ impl Bench {
             Self::Latency => "two threads, one way",
             Self::Stream => "two threads, window of 64",
             Self::Qps => "connections in turn",
+            Self::Load => "messages and control verbs",
             Self::Wire => "RoCEv2 over UDP",
         }
     }

@@ -7,6 +7,7 @@ use verbs_core::mad::AgentError;
 use verbs_core::{Qp, QpState};
 
 use crate::event::{CmError, Failure};
+use crate::sa::SaError;
 use crate::wire::{RejectReason, SidrStatus};
 
 /// Why a step of connection management failed.
@@ -71,6 +72,9 @@ pub enum Error {
     /// The connection is over.
     #[error("the connection is over")]
     Disconnected,
+    /// The subnet administrator did not do what it was asked for.
+    #[error("{0}")]
+    Sa(#[from] SaError),
 
     // --- the device ---
     /// The port cannot be reached by the connection manager: the provider neither sends management

@@ -394,9 +394,9 @@ impl DeviceCore {
         Request::new(self, QueryDevice(()))
     }
 
-    /// As [`Device::query_port`].
+    /// As [`Device::query_port`], for services.
     #[inline]
-    pub(crate) fn query_port(self: &Arc<Self>, port: u8) -> Request<'_, QueryPort> {
+    pub fn query_port(self: &Arc<Self>, port: u8) -> Request<'_, QueryPort> {
         Request::new(self, QueryPort { port })
     }
 

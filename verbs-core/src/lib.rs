@@ -3,6 +3,11 @@
 
 pub mod addr;
 pub mod ah;
+#[expect(
+    unsafe_code,
+    reason = "a cell whose rights an atomic word hands out: argued at its head"
+)]
+mod biased;
 pub mod caps;
 pub mod channel;
 pub mod client_queue;
@@ -39,6 +44,7 @@ pub mod queue;
 pub mod request;
 mod routine;
 mod serial;
+pub mod shared;
 #[expect(
     unsafe_code,
     reason = "cells whose rights an atomic word hands out: argued in each file"
@@ -89,6 +95,7 @@ pub use queue::{
 };
 pub use request::{CancelHandle, Issued, Request, RequestFuture};
 pub use routine::{collect, defer, no_block};
+pub use shared::{CqRef, Shareable, Shared, SrqRef};
 pub use srq::{Srq, SrqAttr};
 pub use timer::Timer;
 pub use verb::Verb;

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::addr::{Psn, QKey, Qpn};
-use crate::cq::{Cq, CqCore};
+use crate::cq::CqCore;
 use crate::device::verb;
 use crate::error::{Attr, Error, Why};
 use crate::mem::Access;
@@ -13,7 +13,8 @@ use crate::qp_attr::{Path, QpAttr, QpInfo};
 use crate::qp_state::{QpState, QpType};
 use crate::queue::{BatchError, PostError, RawRecvQueue, RawSendQueue, post_shortest};
 use crate::request::Request;
-use crate::srq::{Srq, SrqCore};
+use crate::shared::{CqRef, SrqRef};
+use crate::srq::SrqCore;
 use crate::sync::Arc;
 use crate::verb::{Admit, Verb};
 use crate::wr::{Payload, Recv, SendWr, Sge};
@@ -52,10 +53,10 @@ impl Default for QpCap {
 #[must_use = "this only describes a queue pair"]
 pub struct QpInit<'a> {
     qp_type: QpType,
-    send_cq: &'a Cq,
-    recv_cq: &'a Cq,
+    send_cq: &'a Arc<CqCore>,
+    recv_cq: &'a Arc<CqCore>,
     cap: QpCap,
-    srq: Option<&'a Srq>,
+    srq: Option<&'a Arc<SrqCore>>,
     sq_sig_all: bool,
     low_latency: bool,
     block_multicast_loopback: bool,
@@ -63,32 +64,32 @@ pub struct QpInit<'a> {
 
 impl<'a> QpInit<'a> {
     /// A reliable connection whose sends and receives complete on these queues.
-    pub fn rc(send_cq: &'a Cq, recv_cq: &'a Cq) -> Self {
+    pub fn rc(send_cq: &'a impl CqRef, recv_cq: &'a impl CqRef) -> Self {
         Self::of(QpType::Rc, send_cq, recv_cq)
     }
 
     /// An unreliable connection whose sends and receives complete on these queues.
-    pub fn uc(send_cq: &'a Cq, recv_cq: &'a Cq) -> Self {
+    pub fn uc(send_cq: &'a impl CqRef, recv_cq: &'a impl CqRef) -> Self {
         Self::of(QpType::Uc, send_cq, recv_cq)
     }
 
     /// A queue pair for unreliable datagrams whose sends and receives complete on these queues.
-    pub fn ud(send_cq: &'a Cq, recv_cq: &'a Cq) -> Self {
+    pub fn ud(send_cq: &'a impl CqRef, recv_cq: &'a impl CqRef) -> Self {
         Self::of(QpType::Ud, send_cq, recv_cq)
     }
 
     /// The initiator of an extended reliable connection, whose sends complete on that queue; it has no
     /// receives. Its targets are made in a [domain](crate::Xrcd).
-    pub fn xrc(send_cq: &'a Cq) -> Self {
+    pub fn xrc(send_cq: &'a impl CqRef) -> Self {
         Self::of(QpType::XrcSend, send_cq, send_cq)
     }
 
     /// A queue pair of that type.
-    pub fn of(qp_type: QpType, send_cq: &'a Cq, recv_cq: &'a Cq) -> Self {
+    pub fn of(qp_type: QpType, send_cq: &'a impl CqRef, recv_cq: &'a impl CqRef) -> Self {
         Self {
             qp_type,
-            send_cq,
-            recv_cq,
+            send_cq: send_cq.cq_core(),
+            recv_cq: recv_cq.cq_core(),
             cap: QpCap::default(),
             srq: None,
             sq_sig_all: false,
@@ -122,8 +123,8 @@ impl<'a> QpInit<'a> {
     }
 
     /// Receives are taken from this queue instead of one of its own.
-    pub fn srq(mut self, srq: &'a Srq) -> Self {
-        self.srq = Some(srq);
+    pub fn srq(mut self, srq: &'a impl SrqRef) -> Self {
+        self.srq = Some(srq.srq_core());
         self
     }
 
@@ -253,9 +254,9 @@ impl CreateQp {
     pub(crate) fn request<'a>(pd: &'a Pd, init: &QpInit<'_>) -> Request<'a, Self> {
         let args = Self {
             pd: Child::new(pd.core(), ObjectKind::Qp),
-            send_cq: Child::new(init.send_cq.core(), ObjectKind::Qp),
-            recv_cq: Child::new(init.recv_cq.core(), ObjectKind::Qp),
-            srq: init.srq.map(|srq| Child::new(srq.core(), ObjectKind::Qp)),
+            send_cq: Child::new(init.send_cq, ObjectKind::Qp),
+            recv_cq: Child::new(init.recv_cq, ObjectKind::Qp),
+            srq: init.srq.map(|srq| Child::new(srq, ObjectKind::Qp)),
             qp_type: init.qp_type,
             cap: init.cap,
             sq_sig_all: init.sq_sig_all,

@@ -31,6 +31,11 @@ mod imp {
             Self(std::cell::UnsafeCell::new(value))
         }
 
+        /// The value, of a cell that nobody else has.
+        pub fn into_inner(self) -> T {
+            self.0.into_inner()
+        }
+
         /// Shared access through a pointer; the caller argues why nobody writes meanwhile.
         #[inline(always)]
         pub fn with<R>(&self, f: impl FnOnce(*const T) -> R) -> R {

@@ -135,10 +135,10 @@ impl Hca {
     }
 
     pub(super) fn query_pkey(&self, command: Command<'_, QueryPkey>) {
-        let last = limits::PKEYS as usize - 1;
+        let last = self.port.pkey_count().saturating_sub(1) as usize;
         let answer = check_port(command.port)
             .and_then(|()| at_most(Attr::PkeyIndex, usize::from(command.index), last))
-            .map(|()| self.port.sheet().pkey);
+            .map(|()| self.port.pkey(command.index).unwrap_or(PKey(0)));
         command.complete(answer);
     }
 
@@ -156,9 +156,10 @@ impl Hca {
     pub(super) fn modify_port(&self, command: Command<'_, ModifyPort>) {
         let answer = check_port(command.port);
         if answer.is_ok() {
-            // The Q_Key violation counter is 0 as long as no datagram queue pair can be made, so a
-            // reset finds nothing to do.
             let (set, clear) = (command.set_caps, command.clear_caps);
+            if let Some(managed) = &self.port.managed {
+                managed.offer(set, clear);
+            }
             self.port.change(|sheet| {
                 sheet.capability_mask = sheet.capability_mask & !clear | set;
             });
@@ -182,18 +183,27 @@ impl Hca {
     /// requesters try again as long as their queue pairs let them. Raises
     /// [`EventType::PortErr`]; nothing happens if it was out of service already.
     ///
+    /// On a link with a subnet manager the cable is pulled, and the event comes when the link says so.
+    ///
     /// Never blocks. Who is in the middle of a message ends it.
     pub fn port_down(&self) {
+        if let Some(managed) = &self.port.managed {
+            return managed.plug(false);
+        }
         if self.set_port_state(PortState::Down) {
             self.port.counters.link_downed.up();
             self.raise(EventType::PortErr, Subject::Port(limits::PORT));
         }
     }
 
-    /// Puts it into service again, and raises [`EventType::PortActive`]. What waits goes on.
+    /// Puts it into service again, and raises [`EventType::PortActive`]. What waits goes on. On a link with
+    /// a subnet manager the cable is put back; the manager then brings the port up.
     ///
     /// Never blocks.
     pub fn port_up(&self) {
+        if let Some(managed) = &self.port.managed {
+            return managed.plug(true);
+        }
         if self.set_port_state(PortState::Active) {
             self.raise(EventType::PortActive, Subject::Port(limits::PORT));
         }
@@ -212,7 +222,14 @@ impl Hca {
     ///
     /// Never blocks.
     pub fn set_pkey(&self, pkey: PKey) {
-        if self.rearrange(|sheet| (std::mem::replace(&mut sheet.pkey, pkey), pkey)) {
+        let changed = self.rearrange(|sheet| {
+            let first = sheet.pkeys.first_mut();
+            (
+                first.map(|first| std::mem::replace(first, pkey)),
+                Some(pkey),
+            )
+        });
+        if changed {
             self.raise(EventType::PkeyChange, Subject::Port(limits::PORT));
         }
     }

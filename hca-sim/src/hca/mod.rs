@@ -12,6 +12,7 @@ mod xrc;
 use std::fmt;
 
 use verbs_core::device::{DeviceCore, OpenDevice};
+use verbs_core::mad::{MadArrival, MadBytes, MadVerdict};
 use verbs_core::object::Base;
 use verbs_core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use verbs_core::sync::{Arc, Mutex, Weak};
@@ -169,9 +170,10 @@ impl Hca {
         &self.about.attr.name
     }
 
-    /// Local identifier of its port.
+    /// Local identifier of its port; in a subnet 0 until its manager has set it.
     pub fn lid(&self) -> Lid {
-        self.port.lid
+        let info = self.port.sheet().info;
+        info.map_or(self.port.lid, |info| info.lid)
     }
 
     /// Global identifier of its port, the first one if it has several.
@@ -261,6 +263,10 @@ impl Provider for Hca {
 
     fn query_provider(&self, port: u8) -> ProviderAttr {
         self.provider_attr(port)
+    }
+
+    fn process_mad(&self, incoming: &MadArrival<'_>, reply: &mut MadBytes) -> MadVerdict {
+        self.answer_mad(incoming, reply)
     }
 
     fn timer(&self) -> Option<Arc<dyn Timer>> {

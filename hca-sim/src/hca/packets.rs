@@ -2,8 +2,9 @@
 
 use std::net::IpAddr;
 
+use verbs_core::mad::{MadArrival, MadBytes, MadVerdict};
 use verbs_core::sync::Arc;
-use verbs_core::{EventType, Subject};
+use verbs_core::{EventType, PortState, Subject};
 
 use crate::hca::Hca;
 use crate::limits::PORT;
@@ -31,6 +32,16 @@ impl Hca {
     /// Something has changed about the link: the port's state or its GID table, with the event that the
     /// field knows for it.
     pub(crate) fn link_changed(&self, change: Change, addresses: &[IpAddr]) {
+        let state = match change {
+            Change::Up => Some(PortState::Active),
+            Change::Down => Some(PortState::Down),
+            Change::State(state) => Some(state),
+            _ => None,
+        };
+        if let Some((before, now)) = self.port.follow_manager(state) {
+            self.connections_changed();
+            return self.managed_changed(change, before, now);
+        }
         match change {
             Change::Down => self.port_down(),
             Change::Up => self.port_up(),
@@ -46,6 +57,41 @@ impl Hca {
                     self.raise(EventType::GidChange, Subject::Port(PORT));
                 }
             }
+            // Only managed ports have these.
+            Change::State(_)
+            | Change::Lids
+            | Change::PKeys
+            | Change::SubnetManager
+            | Change::Reregister => {}
+        }
+    }
+
+    /// The subnet manager has changed something, which the port's sheet has by now.
+    fn managed_changed(&self, change: Change, before: PortState, now: PortState) {
+        let event = match change {
+            Change::Up | Change::Down | Change::State(_) => match (before, now) {
+                (PortState::Active, PortState::Active) => return,
+                (PortState::Active, _) => {
+                    self.port.counters.link_downed.up();
+                    EventType::PortErr
+                }
+                (_, PortState::Active) => EventType::PortActive,
+                _ => return,
+            },
+            Change::Addresses => EventType::GidChange,
+            Change::Lids => EventType::LidChange,
+            Change::PKeys => EventType::PkeyChange,
+            Change::SubnetManager => EventType::SmChange,
+            Change::Reregister => EventType::ClientReregister,
+        };
+        self.raise(event, Subject::Port(PORT));
+    }
+
+    /// What the port's own agents make of a datagram.
+    pub(super) fn answer_mad(&self, incoming: &MadArrival<'_>, reply: &mut MadBytes) -> MadVerdict {
+        match &self.port.managed {
+            Some(managed) if incoming.port == PORT => managed.process(incoming, reply),
+            _ => MadVerdict::NotMine,
         }
     }
 

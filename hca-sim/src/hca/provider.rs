@@ -11,14 +11,17 @@ impl Hca {
         if check_port(port).is_err() {
             return ProviderAttr::default();
         }
+        let is_managed = self.port.managed.is_some();
         let transport = match self.port.driver() {
-            Some(_) => TransportType::RoceV2,
-            None => TransportType::InfiniBand,
+            Some(_) if !is_managed => TransportType::RoceV2,
+            _ => TransportType::InfiniBand,
         };
+        let mut caps = PortCaps::IB_CM | PortCaps::MAD | PortCaps::MCAST;
+        caps.set(PortCaps::SMI, is_managed);
         ProviderAttr {
             transport,
             node: NodeType::Ca,
-            caps: PortCaps::IB_CM | PortCaps::MAD | PortCaps::MCAST,
+            caps,
             cm: CmLimits::default(),
         }
     }

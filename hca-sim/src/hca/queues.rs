@@ -20,7 +20,8 @@ use crate::send::SendPoster;
 use crate::srq::{NoReceives, SharedPoster, SharedReceives};
 use crate::xrc::Named;
 
-/// The number of the general services queue pair of every port (IBTA vol. 1, 3.9.3).
+/// The numbers of the queue pairs of subnet management and of general services (IBTA vol. 1, 3.9.3).
+const SMI: Qpn = Qpn::new(0);
 const GSI: Qpn = Qpn::new(1);
 
 /// Nobody has work that waits for a completion queue to be shared.
@@ -258,10 +259,12 @@ impl Hca {
     }
 
     fn make_qp(&self, command: &Command<'_, CreateQp>) -> Result<Arc<QueuePair>, Error> {
-        if !matches!(
-            command.qp_type,
-            QpType::Rc | QpType::Uc | QpType::Ud | QpType::Gsi | QpType::XrcSend
-        ) {
+        let is_known = match command.qp_type {
+            QpType::Rc | QpType::Uc | QpType::Ud | QpType::Gsi | QpType::XrcSend => true,
+            QpType::Smi => self.port.managed.is_some(),
+            _ => false,
+        };
+        if !is_known {
             return Err(Error::Unsupported(Attr::QpType));
         }
         if command.low_latency {
@@ -332,14 +335,19 @@ impl Hca {
     fn enter(&self, init: Init) -> Result<Arc<QueuePair>, Error> {
         let mut links = self.port.link.lock();
         let lid = self.port.lid;
-        if init.qp_type != QpType::Gsi {
+        let special = match init.qp_type {
+            QpType::Smi => Some(SMI),
+            QpType::Gsi => Some(GSI),
+            _ => None,
+        };
+        let Some(qpn) = special else {
             let entered = links.enter(lid, |qpn| QueuePair::new(qpn, init));
             return entered.ok_or(Error::DeviceRemoved);
-        }
+        };
         if self.port.is_removed() {
             return Err(Error::DeviceRemoved);
         }
-        let entered = links.enter_as(lid, GSI, || QueuePair::new(GSI, init));
+        let entered = links.enter_as(lid, qpn, || QueuePair::new(qpn, init));
         entered.ok_or(Error::Exhausted {
             attr: Attr::QpType,
             max: 1,

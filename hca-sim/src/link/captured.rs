@@ -12,7 +12,7 @@ use crate::clock::Clock;
 use crate::engine::Due;
 use crate::link::pcap::PcapWriter;
 use crate::link::{
-    Arrival, Burst, Change, Feedback, Ident, LinkCounters, PacketLink, Route, Sent, Waiter,
+    Arrival, Burst, Change, Feedback, Ident, LinkCounters, Managed, PacketLink, Route, Sent, Waiter,
 };
 use crate::wire::{Envelope, Net, ROCE_PORT, Seal};
 
@@ -228,6 +228,10 @@ impl<L: PacketLink, W: Write + Send> PacketLink for Captured<L, W> {
 
     fn fed(&mut self) -> Option<Arc<dyn Due>> {
         self.link.fed()
+    }
+
+    fn managed(&self) -> Option<Arc<dyn Managed>> {
+        self.link.managed()
     }
 
     fn counters(&self) -> LinkCounters {

@@ -8,7 +8,7 @@ use verbs_core::sync::{Arc, Weak};
 
 use crate::engine::Due;
 use crate::link::{
-    Arrival, Burst, Change, Feedback, Ident, LinkCounters, PacketLink, Route, Sent, Waiter,
+    Arrival, Burst, Change, Feedback, Ident, LinkCounters, Managed, PacketLink, Route, Sent, Waiter,
 };
 use crate::rng::Rng;
 
@@ -311,6 +311,10 @@ impl<L: PacketLink> PacketLink for Faulty<L> {
 
     fn fed(&mut self) -> Option<Arc<dyn Due>> {
         self.link.fed()
+    }
+
+    fn managed(&self) -> Option<Arc<dyn Managed>> {
+        self.link.managed()
     }
 
     fn counters(&self) -> LinkCounters {

@@ -10,10 +10,11 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use verbs_core::sync::{Arc, Weak};
-use verbs_core::{Lid, Mtu};
+use verbs_core::{Gid, Lid, Mtu, PortState};
 
 use crate::engine::Due;
-use crate::link::LinkCounters;
+use crate::link::{LinkCounters, Managed};
+use crate::wire::{Grh, Icrc, Lrh};
 
 /// What a packet says of its way within one InfiniBand subnet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -28,6 +29,34 @@ pub struct Local {
     pub global: bool,
 }
 
+impl Local {
+    /// The ICRC as far as the route headers go, of packets of that many bytes from BTH to ICRC, between
+    /// those addresses. `None` if no header can say that length.
+    pub(crate) fn icrc(&self, src: IpAddr, dst: IpAddr, transport_len: usize) -> Option<Icrc> {
+        if self.global {
+            let grh = Grh {
+                payload_len: u16::try_from(transport_len).ok()?,
+                sgid: Gid::from(src),
+                dgid: Gid::from(dst),
+                ..Grh::default()
+            };
+            let mut bytes = [0; Grh::LEN];
+            grh.emit(&mut bytes);
+            return Some(Icrc::global(&bytes));
+        }
+        let lrh = Lrh {
+            vl: 0,
+            sl: self.sl,
+            dlid: self.dlid,
+            slid: self.slid,
+            global: false,
+        };
+        let mut bytes = [0; Lrh::LEN];
+        lrh.emit(Lrh::LEN + transport_len, &mut bytes).ok()?;
+        Some(Icrc::local(&bytes))
+    }
+}
+
 /// The way of a packet, as far as its IP header tells, and on links with LIDs its local header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Route {
@@ -39,13 +68,13 @@ pub struct Route {
     pub tclass: u8,
     /// Hop limit, the TTL of IPv4.
     pub hop_limit: u8,
-    /// On links with LIDs.
+    /// On links with LIDs, whose packets have the ICRC of InfiniBand.
     pub local: Option<Local>,
 }
 
 /// Packets that leave together: all `segment` bytes long, but for the last, which may be shorter.
 ///
-/// Packet number *k* of a burst over IPv4 leaves with identification *k* and DF set, which its ICRC
+/// Packet number *k* of a burst over IPv4 without a local header leaves with identification *k* and DF set, which its ICRC
 /// relies on. Packets leave from UDP port [`ROCE_PORT`](crate::wire::ROCE_PORT).
 #[derive(Clone, Copy, Debug)]
 pub struct Burst<'a> {
@@ -97,9 +126,9 @@ pub struct Arrival<'a> {
     pub sport: u16,
     /// Traffic class, with the ECN bits as the network left them.
     pub tclass: u8,
-    /// The identification that its ICRC covers.
+    /// The identification that its ICRC covers; on links with LIDs there is none.
     pub ident: Ident,
-    /// On links with LIDs.
+    /// On links with LIDs, whose packets have the ICRC of InfiniBand.
     pub local: Option<Local>,
     /// From its BTH to its ICRC, as it came.
     pub bytes: &'a [u8],
@@ -123,6 +152,16 @@ pub enum Change {
     Down,
     /// It carries packets again.
     Up,
+    /// Of a managed port: it is in that state, neither down nor in service.
+    State(PortState),
+    /// Of a managed port: its LIDs.
+    Lids,
+    /// Of a managed port: its P_Key table.
+    PKeys,
+    /// Of a managed port: where the subnet manager is.
+    SubnetManager,
+    /// Of a managed port: its clients are to register with the subnet manager anew.
+    Reregister,
 }
 
 /// What the hardware's thread waits with, when nobody polls.
@@ -187,6 +226,12 @@ pub trait PacketLink: Send + fmt::Debug {
     /// Whom it has brought packets that nobody would fetch, one at a time: within one process there is
     /// nobody else to call. It is called when this link is not in use any more.
     fn fed(&mut self) -> Option<Arc<dyn Due>> {
+        None
+    }
+
+    /// What answers for the port, if a subnet manager configures it: then packets go by LIDs, and addresses
+    /// are those of [`Managed::sheet`]. Links that wrap another pass it on.
+    fn managed(&self) -> Option<Arc<dyn Managed>> {
         None
     }
 

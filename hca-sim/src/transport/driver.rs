@@ -395,6 +395,7 @@ impl Driver {
             dst: arrival.dst,
             tclass: arrival.tclass,
             local: arrival.local,
+            pkey_index: 0,
             head,
             payload,
         };

@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use verbs_core::sync::Arc;
 use verbs_core::{Psn, Qpn};
 
-use crate::link::{Burst, Feedback, PacketLink, Route, Sent};
+use crate::link::{Burst, Feedback, Local, PacketLink, Route, Sent};
 use crate::port::Counters;
 use crate::qp::QueuePair;
 use crate::transport::Outlet;
@@ -83,7 +83,7 @@ impl Open {
     /// Writes a packet behind the others. `false`: its headers do not fit the opcode.
     fn push(
         &mut self,
-        (route, seal): (Route, Seal),
+        (route, seal): (Route, Sealing),
         head: &Head,
         len: usize,
         alone: bool,
@@ -100,7 +100,9 @@ impl Open {
         let (covered, icrc) = packet.split_at_mut(total - Icrc::LEN);
         covered[at + len..].fill(0);
         // A burst has fewer packets than there are identifications.
-        let crc = seal.icrc(self.count as u16, covered);
+        let Some(crc) = seal.icrc(self.count as u16, covered) else {
+            return false;
+        };
         icrc.copy_from_slice(&crc.to_le_bytes());
         if self.route.is_none() {
             (self.route, self.segment) = (Some(route), total);
@@ -127,6 +129,29 @@ impl Open {
     }
 }
 
+/// What computes the ICRC of a route's packets.
+#[derive(Clone, Copy, Debug)]
+enum Sealing {
+    /// RoCEv2's.
+    Flow(Seal),
+    /// InfiniBand's.
+    Local(Local, IpAddr, IpAddr),
+}
+
+impl Sealing {
+    /// The ICRC of a packet with that identification, from its BTH to what is before the ICRC. `None` for a
+    /// packet that no header fits.
+    fn icrc(&self, ident: u16, covered: &[u8]) -> Option<u32> {
+        match self {
+            Self::Flow(seal) => Some(seal.icrc(ident, covered)),
+            Self::Local(local, src, dst) => {
+                let icrc = local.icrc(*src, *dst, covered.len() + Icrc::LEN)?;
+                icrc.compute(covered).ok()
+            }
+        }
+    }
+}
+
 /// The seal of the last route that packets left by.
 #[derive(Debug, Default)]
 struct Seals {
@@ -134,8 +159,16 @@ struct Seals {
 }
 
 impl Seals {
-    /// The seal of packets between these addresses; `None` if they are not of one family.
-    fn of(&mut self, src: IpAddr, dst: IpAddr) -> Option<Seal> {
+    /// The seal of packets by that route; `None` if its addresses are not of one family.
+    fn of(&mut self, route: &Route) -> Option<Sealing> {
+        let Route { src, dst, .. } = *route;
+        match route.local {
+            Some(local) => Some(Sealing::Local(local, src, dst)),
+            None => self.between(src, dst).map(Sealing::Flow),
+        }
+    }
+
+    fn between(&mut self, src: IpAddr, dst: IpAddr) -> Option<Seal> {
         match self.last {
             Some((from, to, seal)) if from == src && to == dst => Some(seal),
             _ => {
@@ -259,7 +292,7 @@ impl Outlet for Lane<'_> {
             trial,
         } = &mut *self.outbox;
         // A queue pair's addresses are of one family; that was checked when it got them.
-        let Some(seal) = seals.of(self.route.src, self.route.dst) else {
+        let Some(seal) = seals.of(&self.route) else {
             return;
         };
         let total = packet_len(head, len);

@@ -76,6 +76,8 @@ pub(crate) struct Path {
     pub(crate) service: Service,
     pub(crate) dest_qpn: Qpn,
     pub(crate) pkey: PKey,
+    /// Of queue pairs 0 and 1, whose datagrams name their partition themselves.
+    pub(crate) is_special: bool,
     /// Of a queue pair for datagrams: the one that datagrams to it have to bring.
     pub(crate) qkey: QKey,
     pub(crate) mtu: Mtu,
@@ -118,6 +120,8 @@ pub(crate) struct Incoming<'a> {
     pub(crate) tclass: u8,
     /// On links with LIDs.
     pub(crate) local: Option<Local>,
+    /// Which entry of the P_Key table lets it in.
+    pub(crate) pkey_index: u16,
     pub(crate) head: Head,
     /// Without pad.
     pub(crate) payload: &'a [u8],

@@ -7,7 +7,7 @@
 use std::net::IpAddr;
 
 use verbs_core::{
-    Access, Datagram, Dest, Lid, Psn, SendFlags, SendOp, WcFlags, WcOpcode, WcStatus,
+    Access, Datagram, Dest, Lid, PKey, Psn, Qpn, SendFlags, SendOp, WcFlags, WcOpcode, WcStatus,
 };
 
 use crate::cq::{Cqe, Origin};
@@ -27,6 +27,9 @@ const HOP_LIMIT: u8 = 64;
 
 /// Where the machine puts datagrams.
 pub(crate) trait Post {
+    /// The partition with that index.
+    fn partition(&self, index: u16) -> Option<PKey>;
+
     /// Sends a packet with `len` bytes of payload, which `fill` writes, to there. `false`: there is no
     /// room now. A packet that no way leads for is lost.
     fn post(
@@ -94,7 +97,11 @@ impl Ud {
             };
             let psn = self.next.unwrap_or(Psn::new(ends.path.sq_psn));
             let solicited = wr.flags.contains(SendFlags::SOLICITED);
-            let head = head(ends, to, &wr.op, psn, solicited);
+            let named = post
+                .partition(to.pkey_index)
+                .filter(|_| ends.path.is_special);
+            let pkey = named.unwrap_or(ends.path.pkey);
+            let head = head(ends, to, &wr.op, (psn, pkey), solicited);
             if !post.post(to, &head, flight.len as usize, &mut |out| {
                 source.read(0, out);
             }) {
@@ -126,7 +133,8 @@ pub(crate) fn receive(ends: &Ends<'_>, packet: &Incoming<'_>, notes: &mut Notes)
         ends.counters.malformed.up();
         return;
     }
-    if deth.qkey != ends.path.qkey {
+    // Queue pair 0 does not look at it (IBTA vol. 1, 10.2.5).
+    if deth.qkey != ends.path.qkey && ends.qpn != Qpn::new(0) {
         ends.counters.bad_qkeys.up();
         return;
     }
@@ -152,7 +160,7 @@ pub(crate) fn receive(ends: &Ends<'_>, packet: &Incoming<'_>, notes: &mut Notes)
                 qpn: deth.src_qpn,
                 lid: local.map_or(Lid(0), |Local { slid, .. }| slid),
                 sl: local.map_or(0, |Local { sl, .. }| sl),
-                pkey_index: 0,
+                pkey_index: packet.pkey_index,
             };
             let cqe = Cqe::success(room.wr_id(), ends.qpn, WcOpcode::Recv, len)
                 .solicited(solicited)
@@ -217,7 +225,13 @@ impl<'r> Room<'r> {
     }
 }
 
-fn head(ends: &Ends<'_>, to: &Datagram, op: &SendOp, psn: Psn, solicited: bool) -> Head {
+fn head(
+    ends: &Ends<'_>,
+    to: &Datagram,
+    op: &SendOp,
+    (psn, pkey): (Psn, PKey),
+    solicited: bool,
+) -> Head {
     let mut flags = BthFlags::empty();
     flags.set(BthFlags::SOLICITED, solicited);
     let mut ext = Extended {
@@ -242,7 +256,7 @@ fn head(ends: &Ends<'_>, to: &Datagram, op: &SendOp, psn: Psn, solicited: bool) 
     let bth = Bth {
         opcode: Opcode::new(Service::Ud, operation).expect("datagrams have both operations"),
         flags,
-        pkey: ends.path.pkey,
+        pkey,
         dest_qpn: to.qpn,
         psn,
     };

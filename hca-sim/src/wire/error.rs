@@ -85,6 +85,9 @@ pub enum WireError {
         /// The one in the header.
         got: u8,
     },
+    /// The local route header is followed by something raw, and not by a transport.
+    #[error("the local route header says that {0} follows, expected 2 (BTH) or 3 (GRH)")]
+    NextHeader(u8),
     /// The UDP destination port is not RoCEv2's.
     #[error("UDP destination port {0}, expected 4791")]
     Port(u16),
@@ -149,6 +152,8 @@ pub enum HeaderName {
     Feth,
     /// The masks of a masked atomic.
     MaskEth,
+    /// Local route header.
+    Lrh,
     /// Global route header.
     Grh,
     /// Invariant CRC.
@@ -173,6 +178,7 @@ impl fmt::Display for HeaderName {
             Self::Ieth => "IETH",
             Self::Feth => "FETH",
             Self::MaskEth => "MaskETH",
+            Self::Lrh => "LRH",
             Self::Grh => "GRH",
             Self::Icrc => "ICRC",
             Self::Ip => "the IP header",

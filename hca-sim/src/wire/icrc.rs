@@ -1,7 +1,7 @@
-//! Invariant CRC of RoCEv2 (IBTA annex A17.3.3): Ethernet's CRC-32 over everything that no router
-//! changes, with ones in place of what one may.
+//! Invariant CRC of InfiniBand (IBTA vol. 1, 7.8.1) and RoCEv2 (annex A17.3.3): Ethernet's CRC-32 over
+//! everything that no router changes, with ones in place of what one may.
 //!
-//! Covered are the IP and UDP headers too, so the CRC of a packet is known only with them. For one
+//! Covered are the route headers, and of RoCEv2 the IP and UDP headers, so the CRC of a packet is known only with them. For one
 //! peer and one length these headers are the same from packet to packet: keep the [`Icrc`] of them and
 //! clone it.
 
@@ -10,7 +10,7 @@ use crc32fast::Hasher;
 use crate::wire::bth::{Bth, pad_len};
 use crate::wire::{HeaderName, WireError};
 
-/// Stands in for the local route header that RoCEv2 does not have.
+/// Stands in for the local route header, which RoCEv2 does not have and routers change.
 const LRH: [u8; 8] = [0xff; 8];
 
 /// The CRC of a packet so far: a fresh one has seen the IP and UDP headers. Cloning is cheap.
@@ -37,6 +37,30 @@ impl Icrc {
         ip[1..4].fill(0xff);
         ip[7] = 0xff; // hop limit
         Self::begin(&ip, udp)
+    }
+
+    /// Begins with a local route header as it is on an InfiniBand link, when the BTH follows it.
+    #[inline]
+    pub fn local(lrh: &[u8; 8]) -> Self {
+        let mut lrh = *lrh;
+        lrh[0] |= 0xf0; // virtual lane
+        let mut crc = Hasher::new();
+        crc.update(&lrh);
+        Self(crc)
+    }
+
+    /// Begins with a global route header as it is on an InfiniBand link. Routers write local route
+    /// headers anew, so nothing of that one is covered.
+    #[inline]
+    pub fn global(grh: &[u8; 40]) -> Self {
+        let mut grh = *grh;
+        grh[0] |= 0x0f; // traffic class and flow label
+        grh[1..4].fill(0xff);
+        grh[7] = 0xff; // hop limit
+        let mut crc = Hasher::new();
+        crc.update(&LRH);
+        crc.update(&grh);
+        Self(crc)
     }
 
     fn begin(ip: &[u8], udp: &[u8; 8]) -> Self {

@@ -53,6 +53,7 @@ pub mod fuzz;
 pub mod grh;
 pub mod icrc;
 pub mod imm;
+pub mod lrh;
 pub mod opcode;
 pub mod packet;
 pub mod reth;
@@ -68,6 +69,7 @@ pub use flush::{Feth, FethView, MaskEth, MaskEthView};
 pub use grh::{FlowLabel, Grh, GrhView};
 pub use icrc::{Icrc, Trailer};
 pub use imm::{Ieth, IethView, ImmDt, ImmDtView};
+pub use lrh::{Lrh, LrhView};
 pub use opcode::{
     Facts, Headers, Message, Needs, Opcode, Operation, PayloadRule, Place, Role, Service,
 };

@@ -70,7 +70,8 @@ pub(crate) struct Figures {
 }
 
 impl Figures {
-    fn of(samples: &[Sample]) -> Self {
+    /// The figures of those samples, of which there is one.
+    pub(crate) fn of(samples: &[Sample]) -> Self {
         let pick = |all: bool| -> Vec<f64> {
             let picked = samples.iter().filter(|sample| all || sample.quiet);
             picked.map(|sample| sample.ns).collect()
@@ -91,10 +92,12 @@ impl Figures {
     }
 }
 
+/// The outcome of one repetition.
 #[derive(Clone, Copy, Debug)]
-struct Sample {
-    ns: f64,
-    quiet: bool,
+pub(crate) struct Sample {
+    pub(crate) ns: f64,
+    /// Nobody took a thread of ours off its processor.
+    pub(crate) quiet: bool,
 }
 
 /// How long things are measured.
@@ -118,6 +121,11 @@ impl Method {
             slice: self.slice / parts,
             ..self
         }
+    }
+
+    /// Whether a benchmark that counts its repetitions itself has had its time.
+    pub(crate) fn is_past(self, elapsed: Duration) -> bool {
+        elapsed >= self.slice
     }
 
     /// Measures the subjects in turns; one figure for each, in their order. Where others leave no

@@ -8,6 +8,7 @@ mod control;
 mod duel;
 mod error;
 mod latency;
+mod load;
 mod machine;
 mod many;
 mod message;
@@ -87,6 +88,7 @@ fn perform(stage: &Stage) -> Result<Vec<Row>, BenchError> {
         Bench::Latency => latency::run(stage),
         Bench::Stream => stream::run(stage),
         Bench::Qps => many::run(stage),
+        Bench::Load => load::run(stage),
         Bench::Wire => wire::run(stage),
     }
 }

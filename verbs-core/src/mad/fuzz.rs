@@ -8,8 +8,9 @@ use crate::mad::pm::{
 };
 use crate::mad::rmpp::{Layout, Received, Receiver, RmppConfig, RmppHeader, RmppHeaderView};
 use crate::mad::sa::{
-    InformInfo, InformInfoView, McMemberRecord, McMemberRecordView, PathRecord, PathRecordView,
-    SaHeader, SaHeaderView, ServiceRecord, ServiceRecordView,
+    InformInfo, InformInfoView, LinkRecord, LinkRecordView, McMemberRecord, McMemberRecordView,
+    NodeRecord, NodeRecordView, PathRecord, PathRecordView, SaHeader, SaHeaderView, ServiceRecord,
+    ServiceRecordView,
 };
 use crate::mad::sm::{
     GuidBlock, GuidBlockView, MulticastBlock, MulticastBlockView, NodeInfo, NodeInfoView, Notice,
@@ -47,6 +48,7 @@ pub fn records(bytes: &[u8]) {
         bytes, MadHeader MadHeaderView, RmppHeader RmppHeaderView, SaHeader SaHeaderView,
         PathRecord PathRecordView, McMemberRecord McMemberRecordView,
         ServiceRecord ServiceRecordView, InformInfo InformInfoView,
+        NodeRecord NodeRecordView, LinkRecord LinkRecordView,
         ClassPortInfo ClassPortInfoView, SmpHeader SmpHeaderView, NodeInfo NodeInfoView,
         PortInfo PortInfoView, SwitchInfo SwitchInfoView, GuidBlock GuidBlockView,
         PKeyBlock PKeyBlockView, SlToVl SlToVlView, VlArbitration VlArbitrationView,

@@ -8,15 +8,15 @@
 
 /// The side of a pin that [`light`] stands on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Side {
+pub(crate) enum Side {
     Enter,
     Leave,
 }
 
 #[cfg(verbs_loom)]
-pub(super) use modelled::*;
+pub(crate) use modelled::*;
 #[cfg(not(verbs_loom))]
-pub(super) use real::*;
+pub(crate) use real::*;
 
 #[cfg(not(verbs_loom))]
 mod real {
@@ -28,21 +28,21 @@ mod real {
 
     /// Registers for the barrier; called before the first pin. True if the kernel has agreed to fence
     /// for us: where it has not, [`light`] is not enough, and a [`full_fence`] is needed in its place.
-    pub(in crate::mem) fn prepare() -> bool {
+    pub(crate) fn prepare() -> bool {
         *AGREED.get_or_init(register)
     }
 
     /// The frequent side: keeps the compiler from moving the load above the store, and leaves the
     /// processor to [`heavy`].
     #[inline(always)]
-    pub(in crate::mem) fn light(_: Side) {
+    pub(crate) fn light(_: Side) {
         compiler_fence(SeqCst);
     }
 
     /// The rare side: a full fence here and at one point of every other running thread.
     ///
     /// Bounded: it interrupts the other processors and returns (about 15 us where they are busy).
-    pub(in crate::mem) fn heavy() {
+    pub(crate) fn heavy() {
         #[cfg(test)]
         if WITHOUT.get() {
             return;
@@ -56,7 +56,7 @@ mod real {
     }
 
     /// A full fence of this thread, whatever the kernel does for it.
-    pub(in crate::mem) fn full_fence() {
+    pub(crate) fn full_fence() {
         fence(SeqCst);
     }
 
@@ -85,7 +85,7 @@ mod real {
     #[cfg(test)]
     std::thread_local! {
         /// Makes this thread's [`heavy`] do nothing, to show what it is good for.
-        pub(in crate::mem) static WITHOUT: std::cell::Cell<bool> =
+        pub(crate) static WITHOUT: std::cell::Cell<bool> =
             const { std::cell::Cell::new(false) };
     }
 }
@@ -101,7 +101,7 @@ mod modelled {
 
     /// A fence that a model can do without, in order to fail.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    pub(in crate::mem) enum Part {
+    pub(crate) enum Part {
         Enter,
         Leave,
         Heavy,
@@ -115,7 +115,7 @@ mod modelled {
 
     /// From now on this test's models have no such fences.
     #[cfg(test)]
-    pub(in crate::mem) fn leave_out(parts: &'static [Part]) {
+    pub(crate) fn leave_out(parts: &'static [Part]) {
         WITHOUT.set(parts);
     }
 
@@ -125,22 +125,22 @@ mod modelled {
         }
     }
 
-    pub(in crate::mem) fn prepare() -> bool {
+    pub(crate) fn prepare() -> bool {
         true
     }
 
-    pub(in crate::mem) fn light(side: Side) {
+    pub(crate) fn light(side: Side) {
         fence_unless_left_out(match side {
             Side::Enter => Part::Enter,
             Side::Leave => Part::Leave,
         });
     }
 
-    pub(in crate::mem) fn heavy() {
+    pub(crate) fn heavy() {
         fence_unless_left_out(Part::Heavy);
     }
 
-    pub(in crate::mem) fn full_fence() {
+    pub(crate) fn full_fence() {
         fence_unless_left_out(Part::Full);
     }
 }

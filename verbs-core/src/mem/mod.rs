@@ -37,7 +37,7 @@ macro_rules! process_wide {
 use process_wide;
 
 pub mod access;
-mod barrier;
+pub(crate) mod barrier;
 mod bind;
 mod copy;
 mod entry;

@@ -1,48 +1,115 @@
-//! Ports of a subnet as links: HCAs of this process talk across its switches.
+//! A subnet that HCAs of this process are attached to: who is attached, and what comes for whom.
+
+mod manager;
+mod port;
 
 use std::collections::{BTreeMap, VecDeque};
-use std::net::{IpAddr, Ipv6Addr};
+use std::fmt;
 
 use verbs_core::mad::Time;
 use verbs_core::mad::sm::LinkState;
-use verbs_core::sync::Arc;
 use verbs_core::sync::plain::Mutex;
-use verbs_core::{Gid, Lid, Mtu};
+use verbs_core::sync::{Arc, Weak};
+use verbs_core::{Gid, Lid, PortState, Qpn, defer};
 
-use super::packet::{Body, Packet};
+use super::packet::Packet;
 use super::subnet::Subnet;
 use super::topology::PortRef;
-use crate::link::{
-    Arrival, Burst, Change, Feedback, Ident, LinkCounters, PacketLink, Route, Sent, Waiter,
-};
+use crate::clock::{Clock, Instant};
+use crate::engine::{Due, Engine};
+use crate::link::Change;
 use crate::port::sma::SmaChange;
-use crate::rng::Rng;
-use crate::wire::ROCE_PORT;
+
+use manager::Manager;
+
+pub use port::SubnetPort;
 
 /// Packets that wait at a port to be received; what comes then is dropped, as by any receiver without
 /// buffers.
 const ROOM: usize = 4096;
-/// Packets that one call of `receive` hands up at most.
-const RECEIVE_MAX: usize = 128;
-/// Packets of a burst at most.
-const BURST: usize = 64;
-/// Changes that a port is still to be told; of more, the oldest are forgotten in pairs.
+/// Changes that a port is still to be told; of more, the oldest are forgotten.
 const CHANGES_MAX: usize = 64;
 
 /// A subnet that HCAs of this process are attached to.
 ///
-/// A packet of an HCA is what it is on other links, from its BTH to its ICRC. Here it goes by LIDs: the
-/// port's GIDs are IPv6 addresses in form, the LID that a GID has is looked up when the packet leaves, and
-/// from there on switches forward it by the tables that the subnet's manager has written. So nothing
-/// passes before a manager has brought the ports up; [`with`](Self::with) lets one at it. No time passes in
-/// the subnet by itself: links without delay need none, for others call
-/// [`Subnet::handle_timeout`] through [`with`](Self::with).
-#[derive(Clone, Debug)]
+/// An HCA on a [port](Self::attach) is an InfiniBand device: its packets go by LIDs, and switches forward
+/// them by the tables that the subnet's manager has written. So nothing passes before a manager has brought
+/// the ports up, but for subnet management itself: the HCA has queue pair 0, and whoever is a client of its
+/// [`MadService`](verbs_core::mad::MadService) sends datagrams by directed routes and by LIDs, and may so be
+/// the subnet's manager. What a manager sets of the port becomes attributes and events of the device.
+///
+/// A way that names a GID and no LID leads to the LID that the GID has when the packet leaves.
+///
+/// ```
+/// use std::sync::{Arc, mpsc};
+///
+/// use futures::executor::block_on;
+/// use hca_sim::Hca;
+/// use hca_sim::link::fabric::{PortRef, SharedSubnet, Subnet, SubnetConfig, Topology};
+/// use verbs_core::mad::header::emit_header;
+/// use verbs_core::mad::sm::{self, Hops, NodeInfo, NodeInfoView, PERMISSIVE_LID, SmpHeader};
+/// use verbs_core::mad::{
+///     Address, AttributeId, Class, Delivery, MadClient, MadHeader, MadService, Method, Retry,
+/// };
+/// use verbs_core::{Av, Qpn};
+///
+/// struct Client(mpsc::Sender<Delivery>);
+/// impl MadClient for Client {
+///     fn deliver(&self, delivery: Delivery) {
+///         self.0.send(delivery).expect("somebody waits");
+///     }
+/// }
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let mut topology = Topology::new();
+/// let (switch, node) = (topology.switch("Sw", 4)?, topology.hca("A", 1)?);
+/// topology.link((switch, 3), (node, 1))?;
+/// let subnet = SharedSubnet::new(Subnet::new(&topology, SubnetConfig::default()));
+/// let at = PortRef { node, port: 1 };
+/// let device = Hca::over(subnet.attach(at, 1).expect("it is free")).open().wait()?;
+///
+/// // A client of the port's service asks the switch that the port's cable leads to what it is.
+/// let service = block_on(MadService::of(&device, 1))?;
+/// let (sender, deliveries) = mpsc::channel();
+/// let client: Arc<dyn MadClient> = Arc::new(Client(sender));
+/// let agent = service.register(Class::SUBN_DIRECTED, 1, &[], Arc::downgrade(&client))?;
+/// let mut mad = [0; 256];
+/// let header = MadHeader {
+///     base_version: MadHeader::BASE_VERSION,
+///     class: Class::SUBN_DIRECTED,
+///     class_version: sm::CLASS_VERSION,
+///     method: Method::GET,
+///     attribute: AttributeId::NODE_INFO,
+///     ..MadHeader::default()
+/// };
+/// emit_header(&header, &mut mad);
+/// SmpHeader { m_key: 0, dr_slid: PERMISSIVE_LID, dr_dlid: PERMISSIVE_LID }.put(&mut mad);
+/// Hops::put_path(&mut mad, &[1]).expect("one hop");
+/// let there = Address {
+///     av: Av::to_lid(1, PERMISSIVE_LID),
+///     qpn: Qpn::new(0),
+///     pkey_index: 0,
+/// };
+/// agent.request(there, &mad, Retry::default())?;
+/// let Delivery::Response { mad, .. } = deliveries.recv()? else {
+///     return Err("no answer".into());
+/// };
+/// let info = NodeInfoView::new(sm::attribute(&mad)).map(NodeInfo::parse).expect("64 bytes");
+/// assert_eq!((info.node_type, info.ports, info.local_port), (sm::NodeType::SWITCH, 4, 3));
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
 pub struct SharedSubnet {
-    shared: Arc<Mutex<Shared>>,
+    inner: Arc<Inner>,
 }
 
-#[derive(Debug)]
+struct Inner {
+    state: Mutex<Shared>,
+    /// What time passes by, if it does by itself.
+    engine: Option<Engine>,
+}
+
 struct Shared {
     subnet: Subnet,
     /// The latest time that the subnet was told.
@@ -51,92 +118,166 @@ struct Shared {
     ports: BTreeMap<PortRef, Coming>,
     /// Where GIDs were found.
     gids: BTreeMap<Gid, PortRef>,
+    /// Ports that something has come for, and whose HCAs were not called yet.
+    fed: Vec<PortRef>,
+    /// When the engine calls next.
+    alarm: Option<Instant>,
 }
 
-#[derive(Debug, Default)]
+/// What has come for a port.
+#[derive(Default)]
 struct Coming {
     packets: VecDeque<Packet>,
     changes: VecDeque<Change>,
+    listener: Option<Weak<dyn Due>>,
+}
+
+/// Whom the engine calls; it does not keep the subnet.
+struct Alarm(Weak<Inner>);
+
+impl Due for Alarm {
+    fn due(&self, _now: Instant, _token: u64) {
+        if let Some(inner) = self.0.upgrade() {
+            inner.state.lock().alarm = None;
+            inner.act(|shared, now| shared.subnet.handle_timeout(now));
+        }
+    }
 }
 
 impl SharedSubnet {
-    /// Lets HCAs be attached to a subnet.
+    /// Lets HCAs be attached to a subnet in which no time passes by itself. Links without delay need none;
+    /// but traps are not repeated, and others call [`Subnet::handle_timeout`] through [`with`](Self::with).
     pub fn new(subnet: Subnet) -> Self {
+        Self::made(subnet, None)
+    }
+
+    /// The same with the time of a clock.
+    pub fn timed(subnet: Subnet, clock: impl Into<Clock>) -> Self {
+        Self::made(subnet, Some(Engine::new(clock)))
+    }
+
+    fn made(subnet: Subnet, engine: Option<Engine>) -> Self {
         let shared = Shared {
             subnet,
             now: Time::ZERO,
             ports: BTreeMap::new(),
             gids: BTreeMap::new(),
+            fed: Vec::new(),
+            alarm: None,
         };
         Self {
-            shared: Arc::new(Mutex::new(shared)),
+            inner: Arc::new(Inner {
+                state: Mutex::new(shared),
+                engine,
+            }),
         }
     }
 
-    /// Does something to the subnet, at that time. What it delivers to attached ports reaches them.
+    /// Does something to the subnet, at that time, or later if it was told a later one before. What it
+    /// delivers to attached ports reaches them. Never call it from within `act`.
     pub fn with<T>(&self, now: Time, act: impl FnOnce(&mut Subnet) -> T) -> T {
-        let mut shared = self.shared.lock();
-        shared.now = shared.now.max(now);
-        let done = act(&mut shared.subnet);
-        shared.gids.clear();
-        shared.hand_out();
-        done
+        self.inner.act(|shared, before| {
+            shared.now = before.max(now);
+            shared.gids.clear();
+            act(&mut shared.subnet)
+        })
     }
 
     /// The link of a port: of an adapter, and of nobody else. `None` when there is no such port, or
     /// it is taken.
     pub fn attach(&self, at: PortRef, seed: u64) -> Option<SubnetPort> {
-        let mut shared = self.shared.lock();
+        let mut shared = self.inner.state.lock();
         let node = shared
             .subnet
             .node(at.node)
             .filter(|node| !node.is_switch())?;
         let gid = node.port(at.port)?.gid(0)?;
-        let mtu = node.port(at.port)?.info().neighbor_mtu.value();
-        let mtu = usize::try_from(mtu)
-            .ok()
-            .and_then(|code| code.checked_sub(1));
-        let mtu = mtu.and_then(|index| Mtu::ALL.get(index).copied())?;
+        let mtu = node.port(at.port)?.info().mtu_cap.value();
         if shared.ports.contains_key(&at) {
             return None;
         }
         shared.ports.insert(at, Coming::default());
         drop(shared);
-        Some(SubnetPort {
-            shared: Arc::clone(&self.shared),
-            at,
-            addresses: [Ipv6Addr::from(gid).into()],
-            mtu,
-            rng: Rng::new(seed),
-            counters: LinkCounters::default(),
-        })
+        let manager = Manager::new(Arc::clone(&self.inner), at);
+        Some(SubnetPort::new(manager, gid, mtu, seed))
+    }
+}
+
+impl Inner {
+    /// Does something to the subnet, and calls those for whom something has come of it.
+    fn act<T>(self: &Arc<Self>, act: impl FnOnce(&mut Shared, Time) -> T) -> T {
+        let (done, listeners) = self.act_and_tell(act);
+        for listener in listeners {
+            defer(move || listener.due(Instant::ZERO, 0));
+        }
+        done
+    }
+
+    /// Does something to the subnet. Whom to call about what has come of it, when no lock is held.
+    fn act_and_tell<T>(
+        self: &Arc<Self>,
+        act: impl FnOnce(&mut Shared, Time) -> T,
+    ) -> (T, Vec<Arc<dyn Due>>) {
+        let mut shared = self.state.lock();
+        if let Some(engine) = &self.engine {
+            let now = Time::from_nanos(engine.now().as_nanos());
+            shared.now = shared.now.max(now);
+        }
+        let now = shared.now;
+        let done = act(&mut shared, now);
+        shared.hand_out();
+        self.set_alarm(&mut shared);
+        (done, shared.listeners())
+    }
+
+    fn set_alarm(self: &Arc<Self>, shared: &mut Shared) {
+        let (Some(engine), Some(due)) = (&self.engine, shared.subnet.poll_timeout()) else {
+            return;
+        };
+        let due = Instant::from_nanos(due.as_nanos());
+        if shared.alarm.is_none_or(|alarm| due < alarm) {
+            shared.alarm = Some(due);
+            let alarm = Arc::new(Alarm(Arc::downgrade(self)));
+            // A call that comes early finds nothing to do.
+            let _ = engine.at(due, alarm, 0);
+        }
     }
 }
 
 impl Shared {
-    /// Gives attached ports what has come for them. What is for management is not: no HCA manages.
+    /// Gives attached ports what has come for them.
     fn hand_out(&mut self) {
         while let Some((at, packet)) = self.subnet.poll_delivery() {
             if let Some(coming) = self.ports.get_mut(&at)
-                && matches!(packet.body, Body::Transport(_))
                 && coming.packets.len() < ROOM
             {
                 coming.packets.push_back(packet);
+                self.fed.push(at);
             }
         }
         while let Some(event) = self.subnet.poll_event() {
-            let change = match event.change {
-                SmaChange::State(LinkState::ACTIVE) => Change::Up,
-                SmaChange::State(_) => Change::Down,
-                _ => continue,
+            self.gids.clear();
+            let Some(change) = change_of(event.change) else {
+                continue;
             };
             if let Some(coming) = self.ports.get_mut(&event.at) {
                 if coming.changes.len() >= CHANGES_MAX {
-                    coming.changes.drain(..2);
+                    coming.changes.pop_front();
                 }
                 coming.changes.push_back(change);
+                self.fed.push(event.at);
             }
         }
+    }
+
+    /// Whom to call.
+    fn listeners(&mut self) -> Vec<Arc<dyn Due>> {
+        self.fed.dedup();
+        let fed = self.fed.drain(..).filter_map(|at| {
+            let coming = self.ports.get(&at)?;
+            coming.listener.as_ref()?.upgrade()
+        });
+        fed.collect()
     }
 
     /// The LID of the port with that GID; `None` where there is none, or it has no LID yet.
@@ -146,100 +287,38 @@ impl Shared {
         self.gids.insert(gid, at);
         Some(self.subnet.lid(at)).filter(|&lid| lid != Lid(0))
     }
-}
 
-/// A port of a [`SharedSubnet`], as a link. When it goes, somebody else can attach to the port.
-#[derive(Debug)]
-pub struct SubnetPort {
-    shared: Arc<Mutex<Shared>>,
-    at: PortRef,
-    addresses: [IpAddr; 1],
-    mtu: Mtu,
-    rng: Rng,
-    counters: LinkCounters,
-}
-
-impl Drop for SubnetPort {
-    fn drop(&mut self) {
-        self.shared.lock().ports.remove(&self.at);
-    }
-}
-
-impl PacketLink for SubnetPort {
-    fn addresses(&self) -> &[IpAddr] {
-        &self.addresses
-    }
-
-    fn mtu(&self) -> Mtu {
-        self.mtu
-    }
-
-    fn burst_limit(&self, _route: &Route) -> usize {
-        BURST
-    }
-
-    fn transmit(&mut self, burst: &Burst<'_>) -> Sent {
-        let mut shared = self.shared.lock();
-        let (sgid, dgid) = (Gid::from(burst.route.src), Gid::from(burst.route.dst));
-        let count = burst.packets().len();
-        self.counters.packets_sent += count as u64;
-        self.counters.gso_bursts += u64::from(count > 1);
-        // Packets to nobody are lost on the way.
-        let Some(dlid) = shared.lid_of(dgid) else {
-            return Sent::Gone;
-        };
-        let now = shared.now;
-        for bytes in burst.packets() {
-            let mut packet = Packet::new(Lid(0), dlid, 0, Body::Transport(bytes.to_vec()));
-            packet.gids = Some((sgid, dgid));
-            shared.subnet.send(now, self.at, packet);
+    /// Nobody is at the port any more.
+    fn detach(&mut self, at: PortRef) {
+        self.ports.remove(&at);
+        for qpn in [0, 1] {
+            self.subnet.attend(at, Qpn::new(qpn), false);
         }
-        shared.hand_out();
-        Sent::Gone
     }
+}
 
-    fn receive(&mut self, sink: &mut dyn FnMut(&Arrival<'_>)) -> usize {
-        let mut handed_up = 0;
-        while handed_up < RECEIVE_MAX {
-            // The lock is not held while foreign code runs.
-            let mut shared = self.shared.lock();
-            let coming = shared.ports.get_mut(&self.at);
-            let packet = coming.and_then(|coming| coming.packets.pop_front());
-            drop(shared);
-            let Some(packet) = packet else { break };
-            handed_up += 1;
-            if let (Body::Transport(bytes), Some((sgid, dgid))) = (&packet.body, packet.gids) {
-                sink(&Arrival {
-                    src: Ipv6Addr::from(sgid).into(),
-                    dst: Ipv6Addr::from(dgid).into(),
-                    sport: ROCE_PORT,
-                    tclass: 0,
-                    ident: Ident::Known(0),
-                    bytes,
-                    local: None,
-                });
-            }
-        }
-        self.counters.packets_received += handed_up as u64;
-        handed_up
-    }
+/// What the HCA of a port is told.
+fn change_of(change: SmaChange) -> Option<Change> {
+    Some(match change {
+        SmaChange::State(LinkState::ACTIVE) => Change::Up,
+        SmaChange::State(LinkState::DOWN) => Change::Down,
+        SmaChange::State(state) => Change::State(state.port_state().unwrap_or(PortState::Nop)),
+        SmaChange::Lid => Change::Lids,
+        SmaChange::SubnetManager => Change::SubnetManager,
+        SmaChange::Reregister => Change::Reregister,
+        SmaChange::PKeys => Change::PKeys,
+        SmaChange::Gids => Change::Addresses,
+        // The link tells what has become of it.
+        SmaChange::Restart(_) => return None,
+    })
+}
 
-    fn feedback(&mut self, _route: &Route, _news: Feedback) {}
-
-    fn entropy(&mut self) -> u64 {
-        self.rng.draw()
-    }
-
-    fn change(&mut self) -> Option<Change> {
-        let mut shared = self.shared.lock();
-        shared.ports.get_mut(&self.at)?.changes.pop_front()
-    }
-
-    fn waiter(&self) -> Option<Arc<dyn Waiter>> {
-        None
-    }
-
-    fn counters(&self) -> LinkCounters {
-        self.counters
+impl fmt::Debug for SharedSubnet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let shared = self.inner.state.lock();
+        f.debug_struct("SharedSubnet")
+            .field("nodes", &shared.subnet.len())
+            .field("attached", &shared.ports.len())
+            .finish_non_exhaustive()
     }
 }

@@ -1,15 +1,17 @@
 //! What passes through a subnet.
 
-use verbs_core::addr::{PKey, QKey, Qpn};
-use verbs_core::mad::header::header_of;
-use verbs_core::mad::{Class, GSI_QKEY, MadBytes, sm};
+use verbs_core::addr::{PKey, Psn, QKey, Qpn};
+use verbs_core::mad::{GSI_QKEY, MAD_LEN, MadBytes, sm};
 use verbs_core::{Gid, Lid};
+
+use crate::link::{Local, Route};
+use crate::wire::{
+    self, Bth, BthFlags, Deth, Extended, Grh, Head, Icrc, Opcode, Operation, PacketView, Service,
+};
 
 /// Bytes of the local route header, and of the CRC behind a transport packet.
 const LRH_LEN: usize = 8;
 const ICRC_LEN: usize = 4;
-/// Bytes of a GRH.
-const GRH_LEN: usize = 40;
 /// Bytes of the headers of a datagram: BTH and DETH.
 const UD_LEN: usize = 12 + 8;
 
@@ -25,8 +27,8 @@ pub struct Packet {
     pub dlid: Lid,
     /// Service level, 0 to 15.
     pub sl: u8,
-    /// Sender and receiver by GID, where the packet has a global route header.
-    pub gids: Option<(Gid, Gid)>,
+    /// Its global route header, where it has one; the length in it follows from the rest.
+    pub grh: Option<Grh>,
     /// What it carries.
     pub body: Body,
     /// Links that it has passed.
@@ -55,6 +57,50 @@ pub struct MadPacket {
     pub pkey: PKey,
     /// The datagram.
     pub mad: Box<MadBytes>,
+}
+
+impl MadPacket {
+    /// The datagram in a packet from BTH to ICRC; `None` for a packet that is none.
+    fn parse(bytes: &[u8]) -> Option<Self> {
+        let view = PacketView::new(bytes).ok()?;
+        if view.bth().dest_qpn() > Qpn::new(1) {
+            return None;
+        }
+        let packet = wire::Packet::parse(bytes).ok()?;
+        let deth = packet.head.ext().deth?;
+        Some(Self {
+            src_qpn: deth.src_qpn,
+            dst_qpn: packet.head.bth().dest_qpn,
+            qkey: deth.qkey,
+            pkey: packet.head.bth().pkey,
+            mad: Box::new(packet.payload.try_into().ok()?),
+        })
+    }
+
+    /// Writes it as a packet from BTH to ICRC. `None` if that cannot be.
+    fn emit(&self, icrc: &Icrc, out: &mut Vec<u8>) -> Option<()> {
+        let bth = Bth {
+            opcode: Opcode::new(Service::Ud, Operation::SendOnly)?,
+            flags: BthFlags::empty(),
+            pkey: self.pkey,
+            dest_qpn: self.dst_qpn,
+            psn: Psn::new(0),
+        };
+        let deth = Deth {
+            qkey: self.qkey,
+            src_qpn: self.src_qpn,
+        };
+        let ext = Extended {
+            deth: Some(deth),
+            ..Extended::default()
+        };
+        let packet = wire::Packet {
+            head: Head::new(bth, ext).ok()?,
+            payload: &*self.mad,
+        };
+        out.resize(packet.wire_len(), 0);
+        packet.emit(out, icrc).ok().map(|_| ())
+    }
 }
 
 impl Packet {
@@ -88,7 +134,7 @@ impl Packet {
             slid,
             dlid,
             sl,
-            gids: None,
+            grh: None,
             body,
             hops: 0,
         }
@@ -105,11 +151,52 @@ impl Packet {
         self.is_smp() && matches!(&self.body, Body::Mad(mad) if sm::is_directed(&mad.mad))
     }
 
-    /// The class of a management datagram.
-    pub(super) fn class(&self) -> Option<Class> {
+    /// A packet of an HCA, from its BTH to its ICRC, on its way to that LID. What is a management datagram
+    /// becomes one.
+    pub(super) fn of_transport(route: &Route, dlid: Lid, bytes: &[u8]) -> Self {
+        let body = match MadPacket::parse(bytes) {
+            Some(mad) => Body::Mad(mad),
+            None => Body::Transport(bytes.to_vec()),
+        };
+        let local = route.local;
+        let slid = local.map_or(Lid(0), |local| local.slid);
+        let sl = local.map_or(0, |local| local.sl);
+        let grh = Grh {
+            traffic_class: route.tclass,
+            hop_limit: route.hop_limit,
+            sgid: route.src.into(),
+            dgid: route.dst.into(),
+            ..Grh::default()
+        };
+        Self {
+            grh: local.is_none_or(|local| local.global).then_some(grh),
+            ..Self::new(slid, dlid, sl, body)
+        }
+    }
+
+    /// What its local route header says.
+    pub(super) fn local(&self) -> Local {
+        Local {
+            slid: self.slid,
+            dlid: self.dlid,
+            sl: self.sl,
+            global: self.grh.is_some(),
+        }
+    }
+
+    /// The packet from its BTH to its ICRC; a datagram is written to `out`. `None` if no header can say
+    /// what it is.
+    pub(super) fn transport<'a>(&'a self, out: &'a mut Vec<u8>) -> Option<&'a [u8]> {
         match &self.body {
-            Body::Mad(mad) => Some(header_of(&mad.mad).class()),
-            Body::Transport(_) => None,
+            Body::Transport(bytes) => Some(bytes),
+            Body::Mad(mad) => {
+                let none = Gid::default();
+                let (src, dst) = self.grh.map_or((none, none), |grh| (grh.sgid, grh.dgid));
+                let len = UD_LEN + MAD_LEN + Icrc::LEN;
+                let icrc = self.local().icrc(src.into(), dst.into(), len)?;
+                mad.emit(&icrc, out)?;
+                Some(out)
+            }
         }
     }
 
@@ -130,7 +217,7 @@ impl Packet {
             Body::Mad(mad) => UD_LEN + mad.mad.len() + ICRC_LEN,
             Body::Transport(bytes) => bytes.len(),
         };
-        let global = if self.gids.is_some() { GRH_LEN } else { 0 };
+        let global = if self.grh.is_some() { Grh::LEN } else { 0 };
         u64::try_from((LRH_LEN + global + body).div_ceil(4)).unwrap_or(u64::MAX)
     }
 }

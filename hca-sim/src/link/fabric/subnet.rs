@@ -7,8 +7,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use verbs_core::mad::Time;
-use verbs_core::mad::sm::{LinkState, LinkWidth, PortInfo};
-use verbs_core::{Gid, Lid};
+use verbs_core::mad::sm::{BadKey, CapabilityMask, LinkState, LinkWidth, PortInfo};
+use verbs_core::{Gid, Lid, Qpn};
 
 use crate::port::pma::{Pma, PortCounts};
 use crate::port::sma::{NodeConfig, PortConfig, Sma, SmaChange, SwitchConfig};
@@ -100,6 +100,8 @@ pub struct Subnet {
     sent: u64,
     deliveries: VecDeque<(PortRef, Packet)>,
     events: VecDeque<SubnetEvent>,
+    /// Queue pairs 0 and 1 whose hosts take all that comes to them, and have the agents answer.
+    attended: BTreeSet<(PortRef, Qpn)>,
     /// Nodes whose agents may wait for time to pass.
     waiting: BTreeSet<NodeId>,
     rng: Rng,
@@ -125,6 +127,7 @@ impl Subnet {
             sent: 0,
             deliveries: VecDeque::new(),
             events: VecDeque::new(),
+            attended: BTreeSet::new(),
             waiting: BTreeSet::new(),
             rng: Rng::new(config.seed),
         };
@@ -193,6 +196,34 @@ impl Subnet {
         self.handle_timeout(now);
     }
 
+    /// The host of a port sets and clears bits of what the port offers.
+    pub fn offer(&mut self, now: Time, at: PortRef, set: CapabilityMask, clear: CapabilityMask) {
+        if let Some(node) = self.node_mut(at.node) {
+            node.sma.offer(now, at.port, set, clear);
+        }
+        self.settle(now, at.node);
+        self.handle_timeout(now);
+    }
+
+    /// The host of a port takes what comes to queue pair 0 or 1 itself, from now on or not any more, and has
+    /// [`process`](Self::process) answer. Otherwise it gets what the agents have no answer to.
+    pub fn attend(&mut self, at: PortRef, qpn: Qpn, attends: bool) {
+        if attends {
+            self.attended.insert((at, qpn));
+        } else {
+            self.attended.remove(&(at, qpn));
+        }
+    }
+
+    /// A packet with a key that does not fit has come to a queue pair of a port's host.
+    pub fn report(&mut self, now: Time, at: PortRef, packet: &BadKey) {
+        if let Some(node) = self.node_mut(at.node) {
+            node.sma.report(now, at.port, packet);
+        }
+        self.settle(now, at.node);
+        self.handle_timeout(now);
+    }
+
     /// Nodes.
     pub fn len(&self) -> usize {
         self.nodes.len()
@@ -247,6 +278,10 @@ impl Subnet {
             let linked = linked + usize::from(state != LinkState::DOWN);
             (linked, active + usize::from(state == LinkState::ACTIVE))
         })
+    }
+
+    fn is_attended(&self, at: PortRef, qpn: Qpn) -> bool {
+        self.attended.contains(&(at, qpn))
     }
 
     fn node_mut(&mut self, id: NodeId) -> Option<&mut Node> {

@@ -10,8 +10,8 @@ use std::collections::VecDeque;
 use verbs_core::mad::field::Blob;
 use verbs_core::mad::header::{emit_header, header_of};
 use verbs_core::mad::sm::{
-    self, LinkState, MKeyProtect, NodeDescription, NodeInfo, NodeType, Notice, PERMISSIVE_LID,
-    PhysState, PortInfo, SmpHeader,
+    self, BadKey, CapabilityMask, LinkState, MKeyProtect, NodeDescription, NodeInfo, NodeType,
+    Notice, PERMISSIVE_LID, PhysState, PortInfo, SmpHeader,
 };
 use verbs_core::mad::{AttributeId, Class, MadBytes, MadHeader, Method, Status, Time};
 use verbs_core::{Guid, Lid, PKey};
@@ -261,11 +261,22 @@ impl Sma {
 
     /// A subnet manager has begun or ceased to run at a port.
     pub fn set_sm(&mut self, now: Time, number: u8, is_here: bool) {
+        let (is_sm, none) = (CapabilityMask::IS_SM, CapabilityMask::empty());
+        let (set, clear) = if is_here {
+            (is_sm, none)
+        } else {
+            (none, is_sm)
+        };
+        self.offer(now, number, set, clear);
+    }
+
+    /// The host of a port sets and clears bits of what the port offers, which the manager is told.
+    pub fn offer(&mut self, now: Time, number: u8, set: CapabilityMask, clear: CapabilityMask) {
         let producer = self.info.node_type;
         let Some(port) = self.port_mut(number) else {
             return;
         };
-        if let Some(mask) = port.set_sm(is_here) {
+        if let Some(mask) = port.offer(set, clear) {
             let notice = Notice::capabilities_changed(producer, self.lid(number), mask);
             self.trap(number, notice, now);
         }
@@ -280,6 +291,18 @@ impl Sma {
             let notice = Notice::other_changes(self.info.node_type, lid, mask, 1);
             self.trap(number, notice, now);
         }
+    }
+
+    /// A packet with a key that does not fit has come to a queue pair of the host's: it is counted, and the
+    /// manager told.
+    pub fn report(&mut self, now: Time, number: u8, packet: &BadKey) {
+        if packet.is_qkey {
+            self.count_qkey_violation(number);
+        } else {
+            self.count_pkey_violation(number);
+        }
+        let notice = Notice::bad_key(self.lid(number), packet);
+        self.trap(number, notice, now);
     }
 
     /// A packet of a partition that the port is not in has come.

@@ -225,12 +225,15 @@ impl SmaPort {
         self.info.link_speed_ext_active = Bits::default();
     }
 
-    /// Notes whether a manager runs here; the mask, if that is new.
-    pub(super) fn set_sm(&mut self, is_here: bool) -> Option<CapabilityMask> {
+    /// Sets and clears what the port offers; the mask, if that is new.
+    pub(super) fn offer(
+        &mut self,
+        set: CapabilityMask,
+        clear: CapabilityMask,
+    ) -> Option<CapabilityMask> {
         let before = self.info.capability_mask;
-        self.info
-            .capability_mask
-            .set(CapabilityMask::IS_SM, is_here);
+        self.info.capability_mask.remove(clear);
+        self.info.capability_mask.insert(set);
         (self.info.capability_mask != before).then_some(self.info.capability_mask)
     }
 

@@ -7,16 +7,21 @@
 
 mod inform;
 mod mcmember;
+mod node;
 mod path;
 mod service;
 
 use std::fmt;
 
-use crate::mad::header::{AttributeId, MadBytes};
+use crate::mad::header::{AttributeId, MadBytes, Status};
 use crate::{number_fields, wire_record};
 
 pub use inform::{InformInfo, InformInfoView};
 pub use mcmember::{JoinState, McMemberMask, McMemberRecord, McMemberRecordView};
+pub use node::{
+    LinkMask, LinkRecord, LinkRecordView, NodeMask, NodeRecord, NodeRecordView, PortInfoMask,
+    PortInfoRecord, PortInfoRecordView,
+};
 pub use path::{PathMask, PathRecord, PathRecordView};
 pub use service::{ServiceMask, ServiceRecord, ServiceRecordView};
 
@@ -34,8 +39,12 @@ pub const DATA_LEN: usize = 200;
 
 /// Attributes of the class.
 impl AttributeId {
-    /// A port's information, as a record.
+    /// [`NodeRecord`].
+    pub const NODE_RECORD: Self = Self(0x0011);
+    /// [`PortInfoRecord`].
     pub const PORT_INFO_RECORD: Self = Self(0x0012);
+    /// [`LinkRecord`].
+    pub const LINK_RECORD: Self = Self(0x0020);
     /// [`ServiceRecord`].
     pub const SERVICE_RECORD: Self = Self(0x0031);
     /// [`PathRecord`].
@@ -136,6 +145,23 @@ impl SaStatus {
             7 => Self::Denied,
             other => Self::Other(other),
         })
+    }
+}
+
+impl From<SaStatus> for Status {
+    /// The status of a response that says so.
+    fn from(status: SaStatus) -> Self {
+        let code = match status {
+            SaStatus::NoResources => 1,
+            SaStatus::RequestInvalid => 2,
+            SaStatus::NoRecords => 3,
+            SaStatus::TooManyRecords => 4,
+            SaStatus::InvalidGid => 5,
+            SaStatus::InsufficientComponents => 6,
+            SaStatus::Denied => 7,
+            SaStatus::Other(code) => code,
+        };
+        Self::from_bits_retain(u16::from(code) << 8)
     }
 }
 

@@ -16,7 +16,7 @@ use crate::mad::header::{AttributeId, Class, MadBytes, header_of};
 use crate::{addr::Lid, wire_record};
 
 pub use node::{NodeDescription, NodeInfo, NodeInfoView, NodeType};
-pub use notice::{Notice, NoticeView, SmInfo, SmInfoView, SmState, TrapNumber};
+pub use notice::{BadKey, Notice, NoticeView, SmInfo, SmInfoView, SmState, TrapNumber};
 pub use port::{
     CapabilityMask, LinkState, LinkWidth, MKeyProtect, PhysState, PortInfo, PortInfoView,
 };

@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use crate::addr::{Gid, Guid, Lid};
-use crate::mad::field::{Bits, Blob, put_number};
+use crate::addr::{Gid, Guid, Lid, Qpn};
+use crate::mad::field::{Bits, Blob, Field, Run, put_number};
 use crate::mad::header::code;
 use crate::mad::sm::{CapabilityMask, NodeType};
 use crate::{number_fields, wire_record};
@@ -35,9 +35,15 @@ wire_record! {
 /// Details are numbered from where the notice begins, as the specification's tables do.
 const DETAILS_AT: usize = 10;
 
+/// Where the GID stands in notices about one.
+const GID_AT: usize = 16;
+
 impl Notice {
     /// Bytes of a notice in a trap, which has no issuer's GID.
     pub const TRAP_LEN: usize = 64;
+
+    /// The producer that stands for a subnet manager.
+    pub const MANAGER: u32 = 4;
 
     /// A notice of a node of that type at that LID.
     fn generic(trap: TrapNumber, kind: u32, producer: NodeType, issuer_lid: Lid) -> Self {
@@ -53,7 +59,7 @@ impl Notice {
 
     /// The notice with a number set into its details, at byte `at` of the notice.
     fn with(mut self, at: usize, width: usize, value: u64) -> Self {
-        let run = crate::mad::field::Run {
+        let run = Run {
             byte: at - DETAILS_AT,
             bit: 0,
             width,
@@ -86,6 +92,34 @@ impl Notice {
             .with(20, 16, u64::from(what))
     }
 
+    /// What a subnet administrator reports of a port's or a group's GID: [`GID_IN_SERVICE`], ...
+    ///
+    /// [`GID_IN_SERVICE`]: TrapNumber::GID_IN_SERVICE
+    pub fn about_gid(trap: TrapNumber, issuer_lid: Lid, gid: Gid) -> Self {
+        let mut notice = Self {
+            producer: Self::MANAGER,
+            ..Self::generic(trap, 3, NodeType::default(), issuer_lid)
+        };
+        let run = Run {
+            byte: GID_AT - DETAILS_AT,
+            bit: 0,
+            width: 128,
+        };
+        gid.write(&mut notice.details.0, run);
+        notice
+    }
+
+    /// The GID that it is about, where it is about one.
+    pub fn gid(&self) -> Option<Gid> {
+        let run = Run {
+            byte: GID_AT - DETAILS_AT,
+            bit: 0,
+            width: 128,
+        };
+        let has_one = (TrapNumber::GID_IN_SERVICE..=TrapNumber::GROUP_DELETED).contains(&self.trap);
+        has_one.then(|| Gid::read(&self.details.0, run))
+    }
+
     /// Somebody has shown a wrong key to the port at that LID.
     pub fn bad_m_key(producer: NodeType, lid: Lid, from: Lid, method: u8, key: u64) -> Self {
         Self::generic(TrapNumber::BAD_M_KEY, 2, producer, lid)
@@ -94,6 +128,46 @@ impl Notice {
             .with(20, 8, u64::from(method))
             .with(28, 64, key)
     }
+
+    /// A packet with a key that does not fit has come to the adapter's port at that LID.
+    pub fn bad_key(lid: Lid, packet: &BadKey) -> Self {
+        let trap = if packet.is_qkey {
+            TrapNumber::BAD_Q_KEY
+        } else {
+            TrapNumber::BAD_P_KEY
+        };
+        let mut notice = Self::generic(trap, 2, NodeType::CA, lid)
+            .with(12, 16, u64::from(packet.from.0))
+            .with(14, 16, u64::from(lid.0))
+            .with(16, 32, u64::from(packet.key))
+            .with(20, 4, u64::from(packet.sl))
+            .with(21, 24, u64::from(packet.src_qpn.value()))
+            .with(25, 24, u64::from(packet.dest_qpn.value()));
+        let (gids, _) = packet.gids.as_flattened().as_chunks();
+        for (at, &half) in (28..).step_by(8).zip(gids) {
+            notice = notice.with(at, 64, u64::from_be_bytes(half));
+        }
+        notice
+    }
+}
+
+/// What a port reports of a packet with a key that does not fit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct BadKey {
+    /// Whether it was the Q_Key; else it was the P_Key.
+    pub is_qkey: bool,
+    /// The key that the packet had.
+    pub key: u32,
+    /// Service level of the packet.
+    pub sl: u8,
+    /// Who sent it.
+    pub from: Lid,
+    /// The sender's queue pair; 0 if the packet does not tell.
+    pub src_qpn: Qpn,
+    /// The queue pair that it was for.
+    pub dest_qpn: Qpn,
+    /// GIDs of sender and receiver; zero if the packet has none.
+    pub gids: [[u8; 16]; 2],
 }
 
 code! {
@@ -113,6 +187,10 @@ code! {
         LOCAL_CHANGES = 144, "LocalChanges";
         /// Somebody has shown a wrong management key.
         BAD_M_KEY = 256, "BadMKey";
+        /// A packet of a partition that the port is not in has come to an adapter.
+        BAD_P_KEY = 257, "BadPKey";
+        /// A packet with a wrong Q_Key has come to an adapter.
+        BAD_Q_KEY = 258, "BadQKey";
     }
 }
 

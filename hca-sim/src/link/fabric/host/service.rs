@@ -18,6 +18,7 @@ use crate::link::fabric::message::{MadMessage, Registration};
 use crate::link::fabric::packet::{Body, MadPacket, Packet};
 use crate::link::fabric::subnet::Subnet;
 use crate::link::fabric::topology::PortRef;
+use crate::wire::Grh;
 
 use super::super::message::Message;
 
@@ -35,6 +36,9 @@ fn config() -> AgentConfig {
 
 /// A request was not answered in time: `ETIMEDOUT`.
 const TIMED_OUT: u32 = 110;
+
+/// Routers that a datagram of a client may pass.
+const HOP_LIMIT: u8 = 64;
 
 /// Bytes of a header, which is what comes back of a request without an answer.
 const HEADER_LEN: usize = 24;
@@ -314,9 +318,14 @@ impl Service {
             packet
         };
         packet.sl = to.av.sl;
-        packet.gids = extra
-            .gid
-            .and_then(|(index, dgid)| Some((port.gid(index)?, dgid)));
+        packet.grh = extra.gid.and_then(|(index, dgid)| {
+            Some(Grh {
+                hop_limit: HOP_LIMIT,
+                sgid: port.gid(index)?,
+                dgid,
+                ..Grh::default()
+            })
+        });
         Some(packet)
     }
 

@@ -1,7 +1,7 @@
 //! Packets on their way: out of a port, into a node, through a switch.
 
 use verbs_core::PKey;
-use verbs_core::addr::QKey;
+use verbs_core::addr::{QKey, Qpn};
 use verbs_core::mad::header::header_of;
 use verbs_core::mad::sm::{self, LinkState, PERMISSIVE_LID};
 use verbs_core::mad::{AttributeId, Class, GSI_QKEY, MadBytes, Time};
@@ -13,6 +13,7 @@ use crate::link::fabric::smi::{self, Step};
 use crate::link::fabric::topology::{NodeId, PortRef};
 use crate::port::sma::is_multicast;
 use crate::port::{Arrival, Processed};
+use crate::wire::Grh;
 
 impl Subnet {
     /// A packet leaves the host of a port, or the agent there.
@@ -31,6 +32,11 @@ impl Subnet {
         } else if is_switch {
             self.forward(now, at, packet);
         } else {
+            // Switches do not send a packet back where it came from: an adapter has copies for its own
+            // queue pairs (IBTA vol. 1, 10.5.2).
+            if is_multicast(packet.dlid) && info.state == LinkState::ACTIVE {
+                self.deliver(at, packet.clone());
+            }
             self.emit(now, at, at.port, packet);
         }
     }
@@ -215,24 +221,35 @@ impl Subnet {
             slid: packet.slid,
             now,
         };
-        let class = packet.class();
-        let Some(node) = self.node_mut(at.node) else {
-            return;
+        let qpn = datagram.dst_qpn;
+        if self.is_attended(at, qpn) {
+            return self.deliver(at, packet);
+        }
+        match self.process(at.node, arrival, qpn, &datagram.mad) {
+            Processed::NotMine => self.deliver(at, packet),
+            Processed::Consumed => {}
+            Processed::Reply(mad) => self.reply(now, at, packet, mad),
+        }
+    }
+
+    /// Has the agents of a node answer a datagram that has come to one of its queue pairs 0 and 1. May be
+    /// called from a routine.
+    pub fn process(&mut self, id: NodeId, arrival: Arrival, qpn: Qpn, mad: &MadBytes) -> Processed {
+        let Some(node) = self.node_mut(id) else {
+            return Processed::NotMine;
         };
-        let processed = match datagram.dst_qpn.value() {
-            0 => node.sma.process(arrival, &datagram.mad),
-            1 if class == Some(Class::PERF) => node.pma.process(arrival, &datagram.mad),
+        let mut processed = match qpn.value() {
+            0 => node.sma.process(arrival, mad),
+            1 if header_of(mad).class() == Class::PERF => node.pma.process(arrival, mad),
             _ => Processed::NotMine,
         };
-        match processed {
-            Processed::NotMine => self.deliver(at, packet),
-            Processed::Consumed => self.settle(now, at.node),
-            Processed::Reply(mut mad) => {
-                self.settle(now, at.node);
-                self.look_again(arrival, at.node, &mut mad);
-                self.reply(now, at, packet, mad);
-            }
+        if processed != Processed::NotMine {
+            self.settle(arrival.now, id);
         }
+        if let Processed::Reply(mad) = &mut processed {
+            self.look_again(arrival, id, mad);
+        }
+        processed
     }
 
     /// A link that was restarted is up again already: the answer says how it is now.
@@ -261,7 +278,11 @@ impl Subnet {
             asked.dlid
         };
         let mut answer = Packet::new(own, asked.slid, asked.sl, Body::Mad(body));
-        answer.gids = asked.gids.map(|(sgid, dgid)| (dgid, sgid));
+        answer.grh = asked.grh.map(|grh| Grh {
+            sgid: grh.dgid,
+            dgid: grh.sgid,
+            ..grh
+        });
         self.originate_from_agent(now, at, answer);
     }
 

@@ -126,6 +126,7 @@ impl Machine {
                 qkey: QKey(0),
                 dest_qpn: Qpn::new(qpn ^ 1),
                 pkey: PKey::DEFAULT,
+                is_special: false,
                 mtu: Mtu::B1024,
                 access: Access::REMOTE,
                 timeout: 10,

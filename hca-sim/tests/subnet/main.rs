@@ -1,0 +1,7 @@
+//! HCAs on a simulated subnet as InfiniBand devices: managed by a client of the service for management
+//! datagrams, with LIDs, partitions and multicast groups.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod bed;
+mod datagrams;
+mod management;

@@ -1,0 +1,217 @@
+//! Subnet management through queue pairs 0, and general services through queue pairs 1.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::executor::block_on;
+use verbs_core::mad::header::{emit_header, header_of};
+use verbs_core::mad::sm::{
+    self, CapabilityMask, NodeInfo, NodeInfoView, NodeType, Notice, NoticeView, PKeyBlock,
+    TrapNumber,
+};
+use verbs_core::mad::{
+    AttributeId, Class, Delivery, MadClient, MadHeader, MadService, Method, Retry, Status, Time,
+};
+use verbs_core::{EventType, Lid, PKey, PortState, TransportType};
+
+use crate::bed::{ADAPTERS, Bed, Manager, Smp, address, client};
+use hca_sim::link::fabric::PortRef;
+
+/// `PortInfo.CapabilityMask`: a subnet manager runs at the port.
+const IS_SM: u32 = 1 << 1;
+
+fn node_info(mad: &[u8; 256]) -> NodeInfo {
+    NodeInfoView::new(sm::attribute(mad))
+        .map(NodeInfo::parse)
+        .unwrap()
+}
+
+/// Goal: a manager finds out what there is before anything has a LID. Method: NodeInfo by directed routes
+/// of no, one, two and three hops, of which the last two end at HCAs with and without a service of their own.
+#[test]
+fn directed_routes_lead_everywhere_before_there_are_lids() {
+    let bed = Bed::new();
+    let manager = Manager::on(&bed.nodes[0].device);
+    let _service = block_on(MadService::of(&bed.nodes[1].device, 1)).unwrap();
+    let ways: [(&[u8], NodeType, u8); 5] = [
+        (&[], NodeType::CA, 1),
+        (&[1], NodeType::SWITCH, 1),
+        (&[1, 2], NodeType::CA, 1),
+        (&[1, 3], NodeType::SWITCH, 1),
+        (&[1, 3, 2], NodeType::CA, 1),
+    ];
+    for (path, node_type, local_port) in ways {
+        let answer = manager.ask(path, Smp::get(AttributeId::NODE_INFO, 0));
+        let info = node_info(&answer);
+        assert_eq!(header_of(&answer).status(), sm::DIRECTION, "{path:?}");
+        assert_eq!((info.node_type, info.local_port), (node_type, local_port));
+    }
+    let there = node_info(&manager.ask(&[1, 3, 2], Smp::get(AttributeId::NODE_INFO, 0)));
+    assert_eq!(there.node_guid, bed.nodes[2].hca.guid());
+}
+
+/// Goal: what a manager sets becomes attributes and events of the device, in order.
+#[test]
+fn devices_have_what_the_manager_sets_and_are_told() {
+    let bed = Bed::new();
+    let [_, node, _] = &bed.nodes[..] else {
+        unreachable!("three")
+    };
+    let before = node.device.query_port(1).wait().unwrap();
+    assert_eq!((before.state, before.lid), (PortState::Init, Lid(0)));
+    assert_eq!(before.gid, node.hca.gid());
+    let attr = node.device.query_provider(1);
+    assert_eq!(attr.transport, TransportType::InfiniBand);
+    let manager = Manager::on(&bed.nodes[0].device);
+    manager.bring_up();
+    assert_eq!(
+        node.events(),
+        [
+            EventType::LidChange,
+            EventType::SmChange,
+            EventType::ClientReregister,
+            EventType::PortActive,
+        ]
+    );
+    let now = node.device.query_port(1).wait().unwrap();
+    assert_eq!(
+        (now.state, now.lid, now.sm_lid),
+        (PortState::Active, Lid(2), Lid(1))
+    );
+    assert_eq!(node.hca.lid(), Lid(2));
+
+    let (_, _, path) = ADAPTERS[1];
+    let prefix = 0xfe80_0000_0000_0001;
+    manager.set_port(path, 1, |port| port.gid_prefix = prefix);
+    let mut keys = PKeyBlock {
+        keys: [PKey(0); 32],
+    };
+    (keys.keys[0], keys.keys[3]) = (PKey::DEFAULT, PKey(0x8123));
+    let mut data = [0; PKeyBlock::LEN];
+    keys.emit(&mut data);
+    let what = Smp {
+        method: Method::SET,
+        attribute: AttributeId::PKEY_TABLE,
+        modifier: 0,
+        data: &data,
+    };
+    manager.ask(path, what);
+    assert_eq!(node.events(), [EventType::GidChange, EventType::PkeyChange]);
+    let gid = node.device.query_gid(1, 0).wait().unwrap();
+    assert_eq!(
+        (gid, &gid.0[..8]),
+        (node.hca.gid(), &prefix.to_be_bytes()[..])
+    );
+    assert_eq!(node.device.query_pkey(1, 3).wait().unwrap(), PKey(0x8123));
+
+    let at = PortRef {
+        node: bed.switches[0],
+        port: 2,
+    };
+    bed.subnet
+        .with(Time::ZERO, |subnet| subnet.plug(Time::ZERO, at, false));
+    assert_eq!(node.events(), [EventType::PortErr]);
+    let now = node.device.query_port(1).wait().unwrap();
+    assert_eq!(now.state, PortState::Down);
+    node.hca.port_up();
+    bed.subnet
+        .with(Time::ZERO, |subnet| subnet.plug(Time::ZERO, at, true));
+    let now = node.device.query_port(1).wait().unwrap();
+    assert_eq!(now.state, PortState::Init, "it waits for the manager");
+    assert_eq!(node.events(), []);
+}
+
+/// Goal: the manager's LID leads to it: answers by LID, and traps of who it manages, repressed when heard.
+/// That it is one is seen in its port.
+#[test]
+fn traps_reach_the_manager() {
+    let (bed, manager) = Bed::managed();
+    let set = bed.nodes[0].device.modify_port(1).set_caps(IS_SM);
+    set.wait().unwrap();
+    // Its own port's mask has changed, so the first trap is from there.
+    let expected = [
+        (TrapNumber::LOCAL_CHANGES, Lid(1)),
+        (TrapNumber::LINK_STATE, Lid(11)),
+    ];
+    let at = PortRef {
+        node: bed.switches[1],
+        port: 2,
+    };
+    for (number, (trap, from)) in (0..).zip(expected) {
+        if number == 1 {
+            bed.subnet
+                .with(Time::ZERO, |subnet| subnet.plug(Time::ZERO, at, false));
+        }
+        let Delivery::Request {
+            from: source, mad, ..
+        } = manager.delivery()
+        else {
+            panic!("a trap is no answer");
+        };
+        let notice = NoticeView::new(&sm_notice(&mad))
+            .map(Notice::parse)
+            .unwrap();
+        assert_eq!(
+            (notice.trap, notice.issuer_lid, source.av.dlid),
+            (trap, from, from)
+        );
+    }
+    let mask = manager.port(&[], 1).capability_mask;
+    assert!(mask.contains(CapabilityMask::IS_SM));
+    let answer = manager.ask_lid(Lid(11), Smp::get(AttributeId::NODE_INFO, 0));
+    assert_eq!(node_info(&answer).node_type, NodeType::SWITCH);
+    assert_eq!(header_of(&answer).status(), Status::OK);
+}
+
+/// A notice with room for an issuer's GID, which traps do not have.
+fn sm_notice(mad: &[u8; 256]) -> [u8; 80] {
+    let mut notice = [0; 80];
+    notice[..64].copy_from_slice(sm::attribute(mad));
+    notice
+}
+
+/// Goal: datagrams of general services go between HCAs by LID, and the port's own agents answer theirs in
+/// between. Method: a client of a vendor's class at one end, which answers; then its port's counters.
+#[test]
+fn general_services_go_by_lid() {
+    let (bed, manager) = Bed::managed();
+    let (here, replies) = client();
+    let (there, requests) = client();
+    let service = block_on(MadService::of(&bed.nodes[0].device, 1)).unwrap();
+    let asks = Arc::downgrade(&here) as std::sync::Weak<dyn MadClient>;
+    let asks = service.register(Class::SA, 2, &[], asks).unwrap();
+    let service = block_on(MadService::of(&bed.nodes[2].device, 1)).unwrap();
+    let answers = Arc::downgrade(&there) as std::sync::Weak<dyn MadClient>;
+    let answers = service
+        .register(Class::SA, 2, &[Method::GET], answers)
+        .unwrap();
+    let mut mad = [0; 256];
+    let header = MadHeader {
+        base_version: MadHeader::BASE_VERSION,
+        class: Class::SA,
+        class_version: 2,
+        method: Method::GET,
+        attribute: AttributeId(0x35),
+        ..MadHeader::default()
+    };
+    emit_header(&header, &mut mad);
+    mad[255] = 7;
+    asks.request(address(Lid(3), 1), &mad, Retry::default())
+        .unwrap();
+    let wait = Duration::from_secs(10);
+    let Ok(Delivery::Request { from, mut mad, .. }) = requests.recv_timeout(wait) else {
+        panic!("no request");
+    };
+    assert_eq!((from.av.dlid, mad[255]), (Lid(1), 7));
+    let header = MadHeader::parse(header_of(&mad));
+    emit_header(&header.response(Status::OK), &mut mad);
+    answers.send([(from, mad)]);
+    let Ok(Delivery::Response { mad, .. }) = replies.recv_timeout(wait) else {
+        panic!("no answer");
+    };
+    assert_eq!(mad[255], 7);
+    // The service there has queue pair 0 as well, and the device answers through it.
+    let answer = manager.ask_lid(Lid(3), Smp::get(AttributeId::NODE_INFO, 0));
+    assert_eq!(node_info(&answer).node_guid, bed.nodes[2].hca.guid());
+    assert_eq!(service.counters().unclaimed, 0);
+}

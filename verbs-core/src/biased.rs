@@ -1,0 +1,273 @@
+//! A lock that costs its first user two stores.
+//!
+//! # How it is sound
+//!
+//! One word names the owner: nobody yet, a thread, or *everybody*. The thread that it names goes in
+//! by storing a mark and looking at the word once more; no other thread touches the value while the
+//! word names that one. A second thread takes the word away for good: it sets *everybody*, passes the
+//! [process-wide barrier](crate::mem::barrier) and waits until the mark is clear. That is the pattern
+//! of [pins](crate::mem::pin()): the barrier falls after the owner's store of the mark, and the second
+//! thread sees it, or before, and the owner's second look finds *everybody*. From then on all threads,
+//! the first one too, take the mutex.
+//!
+//! Where the kernel has no such barrier the word begins as *everybody*.
+
+use std::cell::Cell;
+
+use crate::mem::barrier::{self, Side};
+use crate::sync::atomic::{
+    AtomicBool, AtomicU64,
+    Ordering::{AcqRel, Acquire, Relaxed, Release},
+};
+use crate::sync::plain::AtomicU64 as Names;
+use crate::sync::{Mutex, UnsafeCell, spin_loop, thread, thread_local};
+
+/// No thread has come yet.
+const NOBODY: u64 = 0;
+/// More than one thread has come, or the kernel does not fence for us.
+const EVERYBODY: u64 = u64::MAX;
+/// Looks at the mark before the processor is given to somebody else: the owner may not be running.
+const SPINS: u32 = 100;
+
+thread_local! {
+    /// This thread's name in owner words, or 0 before it needed one.
+    static ME: Cell<u64> = const { Cell::new(0) };
+}
+
+/// A value that threads use in turns, the first of them at the price of two stores.
+pub(crate) struct Biased<T> {
+    owner: AtomicU64,
+    /// The owner is inside.
+    mark: AtomicBool,
+    all: Mutex<()>,
+    value: UnsafeCell<T>,
+}
+
+// SAFETY: the value is used by one thread at a time, see the head of the file.
+unsafe impl<T: Send> Sync for Biased<T> {}
+
+/// Clears the mark, also when what ran inside panics.
+struct Marked<'a>(&'a AtomicBool);
+
+impl Drop for Marked<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        // Release: who finds the mark clear has seen what was done under it.
+        self.0.store(false, Release);
+    }
+}
+
+impl<T> Biased<T> {
+    pub(crate) fn new(value: T) -> Self {
+        let owner = if barrier::prepare() {
+            NOBODY
+        } else {
+            EVERYBODY
+        };
+        Self {
+            owner: AtomicU64::new(owner),
+            mark: AtomicBool::new(false),
+            all: Mutex::new(()),
+            value: UnsafeCell::new(value),
+        }
+    }
+
+    /// Runs `f` with the value, alone. `f` must not come back to this lock, wait, or call foreign code.
+    #[inline(always)]
+    pub(crate) fn with<R>(&self, f: impl FnOnce(&mut T) -> R) -> R {
+        let me = ME.with(Cell::get);
+        // A thread without a name finds 0 where nobody has come: that is not its own.
+        if me == NOBODY || self.owner.load(Relaxed) != me {
+            return self.with_slowly(f);
+        }
+        match self.enter(me) {
+            Some(_marked) => self.run(f),
+            None => self.with_slowly(f),
+        }
+    }
+
+    /// The owner goes in, unless it is the owner no more.
+    #[inline(always)]
+    fn enter(&self, me: u64) -> Option<Marked<'_>> {
+        debug_assert!(
+            !self.mark.load(Relaxed),
+            "a thread came back to the lock that it is inside of"
+        );
+        self.mark.store(true, Relaxed);
+        let marked = Marked(&self.mark);
+        barrier::light(Side::Enter);
+        (self.owner.load(Relaxed) == me).then_some(marked)
+    }
+
+    #[inline(always)]
+    fn run<R>(&self, f: impl FnOnce(&mut T) -> R) -> R {
+        self.value.with_mut(|value| {
+            // SAFETY: the caller has the mark while the word names this thread, or the mutex while it
+            // names everybody and the last owner's mark was seen clear: exclusive, see the head.
+            f(unsafe { &mut *value })
+        })
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn with_slowly<R>(&self, f: impl FnOnce(&mut T) -> R) -> R {
+        let me = my_name();
+        if self
+            .owner
+            .compare_exchange(NOBODY, me, AcqRel, Relaxed)
+            .is_ok()
+            && let Some(_marked) = self.enter(me)
+        {
+            return self.run(f);
+        }
+        let _all = self.all.lock();
+        // Under the mutex, so nobody else revokes at the same time.
+        if self.owner.load(Relaxed) != EVERYBODY {
+            self.revoke();
+        }
+        self.run(f)
+    }
+
+    /// Takes the word from its owner, and waits until that is outside.
+    fn revoke(&self) {
+        self.owner.store(EVERYBODY, Relaxed);
+        barrier::heavy();
+        let mut looks = 0;
+        while self.mark.load(Acquire) {
+            looks += 1;
+            if looks % SPINS == 0 || cfg!(verbs_loom) {
+                thread::yield_now();
+            } else {
+                spin_loop();
+            }
+        }
+    }
+
+    /// Whether a second thread has come, so that all take the mutex now.
+    #[cfg(all(test, not(verbs_loom)))]
+    pub(crate) fn is_revoked(&self) -> bool {
+        self.owner.load(Relaxed) == EVERYBODY
+    }
+
+    /// The value without a lock, by the borrow checker.
+    pub(crate) fn get_mut(&mut self) -> &mut T {
+        // SAFETY: `&mut self` is exclusive.
+        self.value.with_mut(|value| unsafe { &mut *value })
+    }
+
+    /// The value, of a lock that nobody else has.
+    pub(crate) fn into_inner(self) -> T {
+        self.value.into_inner()
+    }
+}
+
+/// This thread's name: never 0, never that of another thread of this process, living or dead.
+fn my_name() -> u64 {
+    // Not loom's: names are given once, and what models look at does not hang on their order.
+    static NEXT: Names = Names::new(1);
+    ME.with(|me| {
+        if me.get() == NOBODY {
+            me.set(NEXT.fetch_add(1, Relaxed));
+        }
+        me.get()
+    })
+}
+
+#[cfg(all(test, not(verbs_loom)))]
+mod tests {
+    use super::Biased;
+    use crate::sync::thread;
+
+    /// One thread is inside nearly always when the other comes; no addition is lost.
+    #[test]
+    fn a_second_thread_takes_the_lock_from_its_owner_under_fire() {
+        const EACH: u64 = 200_000;
+        for _ in 0..20 {
+            let lock = Biased::new(0_u64);
+            let add = || {
+                for _ in 0..EACH {
+                    // Two halves, so that somebody in between would show.
+                    lock.with(|value| {
+                        let seen = *value;
+                        *std::hint::black_box(&mut *value) = seen + 1;
+                    });
+                }
+            };
+            thread::scope(|scope| {
+                scope.spawn(add);
+                scope.spawn(add);
+            });
+            assert!(lock.is_revoked());
+            assert_eq!(lock.into_inner(), 2 * EACH);
+        }
+    }
+
+    #[test]
+    fn one_thread_keeps_its_lock_and_a_panic_inside_lets_go_of_it() {
+        let lock = Biased::new(0);
+        for _ in 0..1000 {
+            lock.with(|value| *value += 1);
+        }
+        let inside = std::panic::AssertUnwindSafe(|| lock.with(|_| panic!("inside")));
+        assert!(std::panic::catch_unwind(inside).is_err());
+        assert!(!lock.is_revoked());
+        // The second thread does not wait for the one that panicked.
+        thread::scope(|scope| {
+            scope.spawn(|| lock.with(|value| *value += 1));
+        });
+        assert_eq!(lock.into_inner(), 1001);
+    }
+}
+
+/// Every interleaving up to three preemptions. As with pins, the barrier is a fence on both sides here;
+/// the test above shows the real one.
+#[cfg(all(test, verbs_loom))]
+mod loom_tests {
+    use super::Biased;
+    use crate::mem::barrier::{Part, leave_out};
+    use crate::sync::{Arc, thread};
+
+    fn model(others: usize, preemptions: usize) {
+        let mut builder = loom::model::Builder::new();
+        builder.preemption_bound = builder.preemption_bound.or(Some(preemptions));
+        builder.check(move || {
+            let lock = Arc::new(Biased::new(0));
+            let threads: Vec<_> = (0..others)
+                .map(|_| {
+                    let lock = Arc::clone(&lock);
+                    thread::spawn(move || lock.with(|value| *value += 1))
+                })
+                .collect();
+            lock.with(|value| *value += 1);
+            lock.with(|value| *value += 1);
+            for thread in threads {
+                thread.join().unwrap();
+            }
+            assert_eq!(lock.with(|value| *value), 2 + others);
+        });
+    }
+
+    #[test]
+    fn loom_biased_owner_against_another() {
+        model(1, 3);
+    }
+
+    #[test]
+    fn loom_biased_owner_against_two() {
+        model(2, 2);
+    }
+
+    #[test]
+    #[should_panic = "Causality violation"]
+    fn loom_biased_fails_without_the_owners_fence() {
+        leave_out(&[Part::Enter]);
+        model(1, 3);
+    }
+
+    #[test]
+    #[should_panic = "Causality violation"]
+    fn loom_biased_fails_without_the_others_fence() {
+        leave_out(&[Part::Heavy]);
+        model(1, 3);
+    }
+}

@@ -1,0 +1,263 @@
+//! The administrator: what is known of the subnet, for those who ask, and what is kept for them.
+
+mod events;
+mod groups;
+mod nodes;
+mod paths;
+mod services;
+
+use std::collections::VecDeque;
+
+use verbs_core::Lid;
+use verbs_core::mad::header::{emit_header, header_of};
+use verbs_core::mad::sa::{CLASS_VERSION, DATA_AT, SaHeader, SaStatus, record};
+use verbs_core::mad::{
+    Address, AttributeId, ClassPortInfo, MadBytes, MadHeader, Method, Status, Time, TimeCode,
+};
+
+use crate::config::Config;
+use crate::fabric::Fabric;
+use crate::tables::Tables;
+
+use events::Events;
+use groups::Groups;
+use services::Services;
+
+/// What the class can do here: optional records (links), multicast.
+const CAPABILITIES: u16 = 0x0300;
+
+/// How long an answer takes at most: 1.07 s.
+const RESPONSE_TIME: TimeCode = TimeCode::new(18);
+
+/// The administrator's tables.
+#[derive(Debug)]
+pub(crate) struct Administrator {
+    pub(crate) config: Config,
+    pub(crate) groups: Groups,
+    services: Services,
+    events: Events,
+}
+
+/// What a request comes to.
+pub(crate) enum Reply {
+    /// Nothing: it is none.
+    None,
+    /// A datagram.
+    One(Box<MadBytes>),
+    /// A table.
+    Table {
+        template: Box<MadBytes>,
+        payload: Vec<u8>,
+    },
+}
+
+/// Where things are, for one request.
+#[derive(Clone, Copy)]
+pub(crate) struct Scene<'a> {
+    pub(crate) fabric: &'a Fabric,
+    pub(crate) tables: &'a Tables,
+    /// Who asks.
+    pub(crate) from: Lid,
+    /// Whether the one who asks has shown the key of the subnet's managers.
+    pub(crate) is_trusted: bool,
+}
+
+/// What was found, as records of equal length.
+pub(crate) type Found = Result<Records, SaStatus>;
+
+/// Records of one type, in bytes.
+#[derive(Debug, Default)]
+pub(crate) struct Records {
+    bytes: Vec<u8>,
+    count: usize,
+    /// Of one, filled up to eight bytes.
+    len: usize,
+}
+
+impl Records {
+    /// Adds a record.
+    pub(crate) fn push<const N: usize>(&mut self, bytes: &[u8; N]) {
+        self.len = N.next_multiple_of(8);
+        self.bytes.extend_from_slice(bytes);
+        self.count += 1;
+        self.bytes.resize(self.count * self.len, 0);
+    }
+
+    /// One record.
+    pub(crate) fn one<const N: usize>(bytes: &[u8; N]) -> Self {
+        let mut records = Self::default();
+        records.push(bytes);
+        records
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.count
+    }
+}
+
+impl Administrator {
+    pub(crate) fn new(config: &Config) -> Self {
+        Self {
+            config: config.clone(),
+            groups: Groups::new(config),
+            services: Services::new(config.services_max),
+            events: Events::new(config),
+        }
+    }
+
+    /// A request. Whoever made it, it is answered or dropped.
+    pub(crate) fn handle(
+        &mut self,
+        now: Time,
+        fabric: &Fabric,
+        tables: &Tables,
+        from: &Address,
+        mad: &MadBytes,
+    ) -> Reply {
+        let header = MadHeader::parse(header_of(mad));
+        let sa = SaHeader::of(mad);
+        if header.method.is_response() {
+            return Reply::None;
+        }
+        if header.class_version != CLASS_VERSION {
+            return refuse(mad, Status::BAD_VERSION);
+        }
+        let scene = Scene {
+            fabric,
+            tables,
+            from: from.av.dlid,
+            is_trusted: sa.sm_key != 0 && sa.sm_key == self.config.sm_key,
+        };
+        let (bytes, mask) = (record(mad), sa.component_mask);
+        let reads = matches!(header.method, Method::GET | Method::GET_TABLE);
+        let found = match (header.attribute, header.method) {
+            (AttributeId::CLASS_PORT_INFO, Method::GET) => Ok(class_port_info()),
+            (AttributeId::NODE_RECORD, _) if reads => self.nodes(scene, bytes, mask),
+            (AttributeId::PORT_INFO_RECORD, _) if reads => self.ports(scene, bytes, mask),
+            (AttributeId::LINK_RECORD, _) if reads => self.links(scene, bytes, mask),
+            (AttributeId::PATH_RECORD, _) if reads => self.paths(scene, bytes, mask),
+            (AttributeId::MC_MEMBER_RECORD, _) if reads => self.find_groups(scene, bytes, mask),
+            (AttributeId::MC_MEMBER_RECORD, Method::SET) => self.join(scene, bytes, mask),
+            (AttributeId::MC_MEMBER_RECORD, Method::DELETE) => self.leave(scene, bytes, mask),
+            (AttributeId::SERVICE_RECORD, _) if reads => self.services.find(bytes, mask),
+            (AttributeId::SERVICE_RECORD, Method::SET) => self.services.set(now, bytes, mask),
+            (AttributeId::SERVICE_RECORD, Method::DELETE) => self.services.delete(bytes, mask),
+            (AttributeId::INFORM_INFO, Method::SET) => self.events.subscribe(from, bytes),
+            (
+                AttributeId::CLASS_PORT_INFO
+                | AttributeId::NODE_RECORD
+                | AttributeId::PORT_INFO_RECORD
+                | AttributeId::LINK_RECORD
+                | AttributeId::PATH_RECORD
+                | AttributeId::MC_MEMBER_RECORD
+                | AttributeId::SERVICE_RECORD
+                | AttributeId::INFORM_INFO,
+                _,
+            ) => return refuse(mad, Status::BAD_METHOD_ATTRIBUTE),
+            _ if reads || matches!(header.method, Method::SET | Method::DELETE) => {
+                return refuse(mad, Status::BAD_METHOD_ATTRIBUTE);
+            }
+            _ => return refuse(mad, Status::BAD_METHOD),
+        };
+        let max = self.config.answer_records_max;
+        let found = found.and_then(|found| match found.len() {
+            count if count > max => Err(SaStatus::NoResources),
+            _ => Ok(found),
+        });
+        match found {
+            Ok(found) => answer(mad, &header, found),
+            Err(status) => refuse(mad, status.into()),
+        }
+    }
+
+    /// Leases that have ended.
+    pub(crate) fn expire(&mut self, now: Time) {
+        self.services.expire(now);
+    }
+
+    pub(crate) fn poll_timeout(&self) -> Option<Time> {
+        self.services.poll_timeout()
+    }
+
+    /// A report to a subscriber: its number, for [`reported`](Self::reported).
+    pub(crate) fn poll_report(&mut self) -> Option<(u64, Address, Box<MadBytes>)> {
+        self.events.poll_report()
+    }
+
+    /// Whether a report was answered.
+    pub(crate) fn reported(&mut self, number: u64, was_heard: bool) {
+        self.events.reported(number, was_heard);
+    }
+
+    /// What has come and gone between two sweeps is reported.
+    pub(crate) fn compare(&mut self, before: &Fabric, now: &Fabric) {
+        self.events.compare(before, now);
+    }
+}
+
+/// A response with what was found.
+fn answer(mad: &MadBytes, header: &MadHeader, found: Records) -> Reply {
+    let is_table = header.method == Method::GET_TABLE;
+    if !is_table && found.count != 1 {
+        let status = match found.count {
+            0 => SaStatus::NoRecords,
+            _ => SaStatus::TooManyRecords,
+        };
+        return refuse(mad, status.into());
+    }
+    let mut response = Box::new(*mad);
+    emit_header(&header.response(Status::OK), &mut response);
+    SaHeader {
+        sm_key: 0,
+        attribute_offset: u16::try_from(found.len / 8).unwrap_or(0),
+        ..SaHeader::of(mad)
+    }
+    .put(&mut response);
+    let data = response.get_mut(DATA_AT..).unwrap_or_default();
+    data.fill(0);
+    if is_table {
+        let (template, payload) = (response, found.bytes);
+        return Reply::Table { template, payload };
+    }
+    for (to, from) in data.iter_mut().zip(&found.bytes) {
+        *to = *from;
+    }
+    Reply::One(response)
+}
+
+/// A response that says why not, with what was asked.
+fn refuse(mad: &MadBytes, status: Status) -> Reply {
+    let header = MadHeader::parse(header_of(mad));
+    let mut response = Box::new(*mad);
+    emit_header(&header.response(status), &mut response);
+    let sa = SaHeader {
+        sm_key: 0,
+        ..SaHeader::of(mad)
+    };
+    sa.put(&mut response);
+    Reply::One(response)
+}
+
+fn class_port_info() -> Records {
+    let info = ClassPortInfo {
+        base_version: MadHeader::BASE_VERSION,
+        class_version: CLASS_VERSION,
+        capability_mask: CAPABILITIES,
+        response_time: RESPONSE_TIME,
+        ..ClassPortInfo::default()
+    };
+    let mut bytes = [0; ClassPortInfo::LEN];
+    info.emit(&mut bytes);
+    Records::one(&bytes)
+}
+
+/// Whether the parts of two records that a mask names are equal; each part is a bit of the mask, and the
+/// bytes where it stands.
+pub(crate) fn alike(mask: u64, parts: &[(u32, usize, usize)], like: &[u8], other: &[u8]) -> bool {
+    parts.iter().all(|&(bit, at, len)| {
+        mask >> bit & 1 == 0 || like.get(at..at + len) == other.get(at..at + len)
+    })
+}
+
+/// Reports that are to go out.
+type Outbox = VecDeque<(u64, Address, Box<MadBytes>)>;

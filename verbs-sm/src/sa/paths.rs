@@ -1,0 +1,216 @@
+//! Paths: how one port reaches another, found on the routes that the switches have.
+
+use std::cmp::Ordering;
+
+use verbs_core::mad::Bits;
+use verbs_core::mad::sa::{
+    DATA_LEN, McMemberRecord, PathMask, PathRecord, PathRecordView, SaStatus, Selector,
+};
+use verbs_core::{Gid, Lid, PKey};
+
+use crate::config::mtu_code;
+use crate::fabric::{End, Port, port_gid, rate_order};
+use crate::sa::{Administrator, Found, Records, Scene};
+
+/// Switches that a packet passes at most.
+const HOPS_MAX: usize = 64;
+
+impl Administrator {
+    /// Paths between the ports that are named; between all where none are.
+    pub(super) fn paths(&self, scene: Scene<'_>, like: &[u8; DATA_LEN], mask: u64) -> Found {
+        let asked = PathRecordView::new(like).map(PathRecord::parse);
+        let asked = asked.unwrap_or_default();
+        let mask = PathMask::from_bits_truncate(mask);
+        if mask.contains(PathMask::DGID) && asked.dgid.is_multicast() {
+            return self.path_of_group(scene, &asked, mask);
+        }
+        let sgid = mask.contains(PathMask::SGID).then_some(asked.sgid);
+        let slid = mask.contains(PathMask::SLID).then_some(asked.slid);
+        let dgid = mask.contains(PathMask::DGID).then_some(asked.dgid);
+        let dlid = mask.contains(PathMask::DLID).then_some(asked.dlid);
+        let sources = ends(scene, sgid, slid)?;
+        let destinations = ends(scene, dgid, dlid)?;
+        let mut found = Records::default();
+        for source in &sources {
+            for destination in &destinations {
+                let path = self.path(scene, source, destination, &asked, mask);
+                let Some(path) = path else {
+                    continue;
+                };
+                if found.len() >= self.config.answer_records_max {
+                    return Err(SaStatus::NoResources);
+                }
+                let mut bytes = [0; PathRecord::LEN];
+                path.emit(&mut bytes);
+                found.push(&bytes);
+            }
+        }
+        Ok(found)
+    }
+
+    /// A path, if there is one that fits.
+    fn path(
+        &self,
+        scene: Scene<'_>,
+        source: &(End, &Port),
+        destination: &(End, &Port),
+        asked: &PathRecord,
+        mask: PathMask,
+    ) -> Option<PathRecord> {
+        let (from, to) = (source.1, destination.1);
+        let pkey = self.shared_pkey(
+            from,
+            to,
+            mask.contains(PathMask::PKEY).then_some(asked.pkey),
+        )?;
+        let most = Bits::truncated(mtu_code(self.config.mtu_max));
+        let (mtu, rate) = walk(scene, source, destination, most)?;
+        let mtu_fits = !mask.contains(PathMask::MTU)
+            || fits(
+                mask,
+                PathMask::MTU_SELECTOR,
+                asked.mtu_selector,
+                mtu.cmp(&asked.mtu),
+            );
+        let by_speed = rate_order(rate).cmp(&rate_order(asked.rate));
+        let rate_fits = !mask.contains(PathMask::RATE)
+            || fits(mask, PathMask::RATE_SELECTOR, asked.rate_selector, by_speed);
+        let sl_fits = !mask.contains(PathMask::SL) || asked.sl == Bits::default();
+        (mtu_fits && rate_fits && sl_fits).then(|| PathRecord {
+            dgid: port_gid(to),
+            sgid: port_gid(from),
+            dlid: to.info.lid,
+            slid: from.info.lid,
+            traffic_class: if mask.contains(PathMask::TRAFFIC_CLASS) {
+                asked.traffic_class
+            } else {
+                0
+            },
+            reversible: true,
+            path_count: Bits::truncated(1),
+            pkey,
+            mtu_selector: Selector::Exactly,
+            mtu,
+            rate_selector: Selector::Exactly,
+            rate,
+            packet_lifetime_selector: Selector::Exactly,
+            packet_lifetime: Bits::saturating(self.config.packet_lifetime.code().into()),
+            ..PathRecord::default()
+        })
+    }
+
+    /// The partition that is asked for, or the first that both are in.
+    fn shared_pkey(&self, from: &Port, to: &Port, asked: Option<PKey>) -> Option<PKey> {
+        let partitions = self.config.partitions.iter().map(crate::Partition::full);
+        let mut candidates = partitions.filter(|own| asked.is_none_or(|asked| own.matches(asked)));
+        candidates.find(|&key| from.has_pkey(key) && to.has_pkey(key))
+    }
+
+    /// The way to a group is what its record says.
+    fn path_of_group(&self, scene: Scene<'_>, asked: &PathRecord, mask: PathMask) -> Found {
+        let group = self.groups.get(asked.dgid).ok_or(SaStatus::NoRecords)?;
+        let sgid = mask.contains(PathMask::SGID).then_some(asked.sgid);
+        let slid = mask.contains(PathMask::SLID).then_some(asked.slid);
+        let sources = ends(scene, sgid, slid)?;
+        let source = sources.first().map(|(_, port)| *port);
+        let source = source.ok_or(SaStatus::InsufficientComponents)?;
+        let record: &McMemberRecord = &group.record;
+        let path = PathRecord {
+            dgid: record.mgid,
+            sgid: port_gid(source),
+            dlid: record.mlid,
+            slid: source.info.lid,
+            flow_label: record.flow_label,
+            hop_limit: record.hop_limit,
+            traffic_class: record.traffic_class,
+            reversible: true,
+            path_count: Bits::truncated(1),
+            pkey: record.pkey,
+            sl: record.sl,
+            mtu_selector: Selector::Exactly,
+            mtu: record.mtu,
+            rate_selector: Selector::Exactly,
+            rate: record.rate,
+            packet_lifetime_selector: Selector::Exactly,
+            packet_lifetime: record.packet_lifetime,
+            ..PathRecord::default()
+        };
+        let mut bytes = [0; PathRecord::LEN];
+        path.emit(&mut bytes);
+        Ok(Records::one(&bytes))
+    }
+}
+
+/// The ports that are named: by GID, by LID, by both; all where none is.
+fn ends<'a>(
+    scene: Scene<'a>,
+    gid: Option<Gid>,
+    lid: Option<Lid>,
+) -> Result<Vec<(End, &'a Port)>, SaStatus> {
+    let by_gid = gid.map(|gid| scene.fabric.by_gid(gid).ok_or(SaStatus::InvalidGid));
+    let by_lid = lid.map(|lid| scene.fabric.by_lid(lid).ok_or(SaStatus::NoRecords));
+    Ok(match (by_gid.transpose()?, by_lid.transpose()?) {
+        (Some(one), Some(other)) if one.0 != other.0 => Vec::new(),
+        (Some(end), _) | (None, Some(end)) => vec![end],
+        (None, None) => scene
+            .fabric
+            .end_ports()
+            .filter(|(_, port)| port.info.lid != Lid(0))
+            .collect(),
+    })
+}
+
+/// Whether a comparison came out as asked; without a selector it is to be at least that.
+pub(super) fn fits(mask: PathMask, bit: PathMask, how: Selector, order: Ordering) -> bool {
+    if !mask.contains(bit) {
+        return order.is_ge();
+    }
+    selected(how, order)
+}
+
+/// Whether a comparison came out as asked.
+pub(super) fn selected(how: Selector, order: Ordering) -> bool {
+    match how {
+        Selector::Greater => order.is_gt(),
+        Selector::Less => order.is_lt(),
+        Selector::Exactly => order.is_eq(),
+        Selector::Best => true,
+    }
+}
+
+/// Follows the switches' tables from one port to another: the least MTU and rate on the way; `None` where
+/// they lead elsewhere.
+fn walk(
+    scene: Scene<'_>,
+    source: &(End, &Port),
+    destination: &(End, &Port),
+    most: Bits<6>,
+) -> Option<(Bits<6>, Bits<6>)> {
+    let (fabric, to) = (scene.fabric, destination.0);
+    let mut mtu = most;
+    let mut rate = None;
+    let mut pass = |end: End| {
+        let port = fabric.port(end)?;
+        mtu = mtu.min(Bits::truncated(port.info.neighbor_mtu.value()));
+        let slower = rate.filter(|&known| rate_order(known) <= rate_order(port.rate()));
+        rate = slower.or(Some(port.rate()));
+        Some(())
+    };
+    let mut at = source.0;
+    for _ in 0..HOPS_MAX {
+        if at.0 == to.0 && (at.1 == to.1 || fabric.node(at.0)?.is_switch()) {
+            let rate = rate.unwrap_or_else(|| source.1.rate());
+            return Some((mtu, rate));
+        }
+        let out = if fabric.node(at.0)?.is_switch() {
+            (at.0, scene.tables.next(at.0, destination.1.info.lid)?)
+        } else if at == source.0 {
+            at
+        } else {
+            return None;
+        };
+        pass(out)?;
+        at = *fabric.links.get(&out)?;
+    }
+    None
+}

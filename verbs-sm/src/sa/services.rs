@@ -1,0 +1,134 @@
+//! Service records, each as long as its lease.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use verbs_core::mad::sa::{DATA_LEN, SaStatus, ServiceMask, ServiceRecord, ServiceRecordView};
+use verbs_core::mad::{Blob, Time};
+use verbs_core::{Gid, PKey};
+
+use crate::sa::{Found, Records, alike};
+
+/// Fields of a service record but for its own numbers: bit of the mask, first byte, bytes.
+const FIELDS: [(u32, usize, usize); 5] =
+    [(0, 0, 8), (1, 8, 16), (2, 24, 2), (4, 32, 16), (5, 48, 64)];
+
+/// The service's own numbers: first bit of the mask, how many, first byte, bytes of one.
+const NUMBERS: [(u32, usize, usize, usize); 4] = [
+    (6, 16, 112, 1),
+    (22, 8, 128, 2),
+    (30, 4, 144, 4),
+    (34, 2, 160, 8),
+];
+
+/// Service, port, partition: what makes a record the same one.
+type Key = (u64, Gid, u16);
+
+/// All service records.
+#[derive(Debug)]
+pub(crate) struct Services {
+    records: BTreeMap<Key, (ServiceRecord, Time)>,
+    max: usize,
+}
+
+impl Services {
+    pub(crate) fn new(max: usize) -> Self {
+        Self {
+            records: BTreeMap::new(),
+            max,
+        }
+    }
+
+    /// Keeps a record, or keeps it longer.
+    pub(crate) fn set(&mut self, now: Time, like: &[u8; DATA_LEN], mask: u64) -> Found {
+        let (mut record, mask) = asked(like, mask)?;
+        if !mask.contains(ServiceMask::LEASE) || record.lease_seconds == 0 {
+            record.lease_seconds = u32::MAX;
+        }
+        let key = key(&record);
+        match self.records.get(&key) {
+            Some((known, _)) if known.service_key != record.service_key => {
+                return Err(SaStatus::Denied);
+            }
+            None if self.records.len() >= self.max => return Err(SaStatus::NoResources),
+            _ => {}
+        }
+        let end = match record.lease_seconds {
+            u32::MAX => Time::NEVER,
+            seconds => now + Duration::from_secs(seconds.into()),
+        };
+        self.records.insert(key, (record, end));
+        Ok(Records::one(&emitted(&record)))
+    }
+
+    /// Forgets a record, for who knows its key.
+    pub(crate) fn delete(&mut self, like: &[u8; DATA_LEN], mask: u64) -> Found {
+        let (record, _) = asked(like, mask)?;
+        let key = key(&record);
+        let (known, _) = self.records.get(&key).ok_or(SaStatus::NoRecords)?;
+        if known.service_key != record.service_key {
+            return Err(SaStatus::Denied);
+        }
+        let bytes = emitted(known);
+        self.records.remove(&key);
+        Ok(Records::one(&bytes))
+    }
+
+    pub(crate) fn find(&self, like: &[u8; DATA_LEN], mask: u64) -> Found {
+        let mut found = Records::default();
+        for (record, _) in self.records.values() {
+            let bytes = emitted(record);
+            let numbers = NUMBERS.iter().all(|&(first, count, at, len)| {
+                (first..).zip(0..count).all(|(bit, number)| {
+                    alike(mask, &[(bit, at + number * len, len)], like, &bytes)
+                })
+            });
+            if numbers && alike(mask, &FIELDS, like, &bytes) {
+                // The key is its owner's.
+                let shown = ServiceRecord {
+                    service_key: Blob::default(),
+                    ..*record
+                };
+                found.push(&emitted(&shown));
+            }
+        }
+        Ok(found)
+    }
+
+    /// Leases that have ended.
+    pub(crate) fn expire(&mut self, now: Time) {
+        self.records.retain(|_, (_, end)| *end > now);
+    }
+
+    pub(crate) fn poll_timeout(&self) -> Option<Time> {
+        let ends = self.records.values().map(|&(_, end)| end);
+        ends.filter(|&end| end != Time::NEVER).min()
+    }
+}
+
+fn key(record: &ServiceRecord) -> Key {
+    (record.service_id, record.service_gid, record.pkey.0)
+}
+
+/// The record of a request, which has to say which it is.
+fn asked(like: &[u8; DATA_LEN], mask: u64) -> Result<(ServiceRecord, ServiceMask), SaStatus> {
+    let view = ServiceRecordView::new(like).ok_or(SaStatus::RequestInvalid)?;
+    let mut record = ServiceRecord::parse(view);
+    let mask = ServiceMask::from_bits_truncate(mask);
+    if !mask.contains(ServiceMask::SERVICE_ID | ServiceMask::SERVICE_GID) {
+        return Err(SaStatus::InsufficientComponents);
+    }
+    if !mask.contains(ServiceMask::PKEY) {
+        record.pkey = PKey::DEFAULT;
+    }
+    if !mask.contains(ServiceMask::SERVICE_KEY) {
+        record.service_key = Blob::default();
+    }
+    Ok((record, mask))
+}
+
+fn emitted(record: &ServiceRecord) -> [u8; ServiceRecord::LEN] {
+    let mut bytes = [0; ServiceRecord::LEN];
+    record.emit(&mut bytes);
+    bytes
+}
