@@ -34,12 +34,12 @@ pub(crate) enum NetError {
     Manager {
         host: String,
         port: u16,
-        error: verbs_cm::Error,
+        error: Box<verbs_cm::Error>,
     },
     #[error("cannot listen on {address}: {error}")]
     Service {
         address: SocketAddr,
-        error: verbs_cm::Error,
+        error: Box<verbs_cm::Error>,
     },
     #[error("cannot {doing}: {error}")]
     Verb {

@@ -133,7 +133,7 @@ impl Managed {
         let failed = |error| NetError::Manager {
             host: host.into(),
             port: peer.port(),
-            error,
+            error: Box::new(error),
         };
         let objects = block_on(Objects::make(device))?;
         let parted = objects.connected(|qp| {

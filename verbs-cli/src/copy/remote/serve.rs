@@ -142,7 +142,10 @@ impl<'a> Server<'a> {
             error,
         })?;
         let listener = verbs_cm::listen(&device, address).wait();
-        let listener = listener.map_err(|error| NetError::Service { address, error })?;
+        let listener = listener.map_err(|error| NetError::Service {
+            address,
+            error: Box::new(error),
+        })?;
         Ok(Some(ManagedService { device, listener }))
     }
 
