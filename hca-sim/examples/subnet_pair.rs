@@ -20,6 +20,8 @@ type Failure = Box<dyn std::error::Error>;
 
 /// Messages that are on their way.
 const DEPTH: u32 = 32;
+/// Receives that wait: more, so that none is missing while some are posted again.
+const RECVS: u32 = 4 * DEPTH;
 /// How long is measured.
 const TIME: Duration = Duration::from_secs(3);
 
@@ -44,10 +46,10 @@ impl End {
             port = device.query_port(1).wait()?;
         }
         let pd = device.alloc_pd().wait()?;
-        let cq = device.create_cq(4 * DEPTH).wait()?;
-        let memory = Memory::alloc(bytes * DEPTH as usize)?;
+        let cq = device.create_cq(2 * RECVS).wait()?;
+        let memory = Memory::alloc(bytes * RECVS as usize)?;
         let mr = pd.register(memory, Access::LOCAL_WRITE).wait()?;
-        let init = QpInit::rc(&cq, &cq).depth(DEPTH, DEPTH);
+        let init = QpInit::rc(&cq, &cq).depth(DEPTH, RECVS);
         let qp = pd.create_qp(init).wait()?;
         qp.modify(QpAttr::init(1, Access::empty())).wait()?;
         Ok(Self {
@@ -88,7 +90,7 @@ fn receive(end: &mut End, bytes: usize, mtu: Mtu) -> Result<(), Failure> {
     let mut line = String::new();
     println!("{}", end.address());
     std::io::stdin().read_line(&mut line)?;
-    for slot in 0..u64::from(DEPTH) {
+    for slot in 0..u64::from(RECVS) {
         let range = end.slot(slot, bytes);
         end.qp
             .post_recv(Recv::new(slot).into(end.mr.slice(range)))?;

@@ -178,7 +178,12 @@ fn recorded_joins_and_leaves_change_what_is_forwarded() {
             Body::Transport(vec![4, 0, 0xff, 0xff]),
         );
         subnet.send(Time::ZERO, at, packet);
-        reached.push(subnet.poll_delivery().is_some());
+        let mut reaches = false;
+        while let Some((to, _)) = subnet.poll_delivery() {
+            // The sender's adapter has a copy for its own queue pairs.
+            reaches |= to != at;
+        }
+        reached.push(reaches);
     }
     assert_eq!(reached, [true, false], "two members, then one");
 }

@@ -15,6 +15,7 @@ use std::thread;
 use std::time::Duration;
 
 use hca_sim::Hca;
+use hca_sim::extension::PacketCounters;
 use hca_sim::link::fabric::AttachError;
 use hca_sim::link::fabric::message::Refusal;
 use verbs_core::mad::AttributeId;
@@ -256,6 +257,24 @@ fn processes_share_a_subnet() {
         assert!(got == text, "the bytes are others");
         assert!(ends[from].poll().is_ok());
     }
+
+    // Many at a time fill messages and buffers on the way to the brim, and nothing is lost.
+    for wr_id in 0..8 {
+        let recv = Recv::new(wr_id).into(ends[1].mr.slice(ROOM..2 * ROOM));
+        ends[1].qp.post_recv(recv).unwrap();
+    }
+    for wr_id in 0..8 {
+        let send = Send::new(wr_id).from(ends[0].mr.slice(0..text.len()));
+        ends[0].qp.post_send(send.signaled()).unwrap();
+    }
+    for wr_id in 0..8 {
+        for end in &mut ends {
+            let wc = end.poll();
+            assert_eq!((wc.is_ok(), wc.wr_id), (true, wr_id));
+        }
+    }
+    let counters = c.device.call::<PacketCounters>(()).wait().unwrap();
+    assert_eq!((counters.bad_icrcs, counters.out_of_sequence), (0, 0));
 
     let group = Gid([
         0xff, 0x12, 0x40, 0x1b, 0xff, 0xff, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1,

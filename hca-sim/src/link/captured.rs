@@ -14,9 +14,11 @@ use crate::link::pcap::PcapWriter;
 use crate::link::{
     Arrival, Burst, Change, Feedback, Ident, LinkCounters, Managed, PacketLink, Route, Sent, Waiter,
 };
-use crate::wire::{Envelope, Net, ROCE_PORT, Seal};
+use crate::wire::{Envelope, Frame, Net, ROCE_PORT, Seal};
 
-/// A link with a capture of all that it sends and receives, IP and UDP headers included.
+/// A link with a capture of all that it sends and receives, IP and UDP headers included; of a link with LIDs,
+/// which wants a capture of [`LinkType::InfiniBand`](crate::link::pcap::LinkType::InfiniBand), the route headers
+/// and the variant CRC.
 ///
 /// The headers are those on the wire as far as a socket tells: a hidden identification is solved for,
 /// but of received packets hop limits are written as 64 and UDP checksums as none, and flow labels
@@ -70,11 +72,20 @@ struct Capture<W> {
 
 impl<W: Write> Capture<W> {
     fn write(&mut self, envelope: &Envelope, packet: &[u8]) {
+        self.add(|pcap, at| pcap.roce(at, envelope, &[packet]));
+    }
+
+    /// A packet of a link with LIDs.
+    fn write_frame(&mut self, frame: &Frame, packet: &[u8]) {
+        self.add(|pcap, at| pcap.frame(at, frame, packet));
+    }
+
+    fn add(&mut self, add: impl FnOnce(&mut PcapWriter<W>, Duration) -> io::Result<()>) {
         let at = self
             .epoch
             .saturating_add(Duration::from_nanos(self.clock.now().as_nanos()));
         if let Ok(pcap) = &mut self.pcap
-            && let Err(error) = pcap.roce(at, envelope, &[packet])
+            && let Err(error) = add(pcap, at)
         {
             tracing::warn!(%error, "the capture ends here");
             self.pcap = Err(error);
@@ -87,8 +98,23 @@ impl<W: Write> Capture<W> {
             dst,
             tclass,
             hop_limit,
-            ..
+            local,
         } = burst.route;
+        if let Some(local) = local {
+            let mut frame = local.frame(src, dst);
+            frame.vl = if local.is_management(burst.bytes) {
+                15
+            } else {
+                0
+            };
+            if let Some(grh) = &mut frame.grh {
+                (grh.traffic_class, grh.hop_limit) = (tclass, hop_limit);
+            }
+            for packet in burst.packets() {
+                self.write_frame(&frame, packet);
+            }
+            return;
+        }
         for (k, packet) in (0..).zip(burst.packets()) {
             if let Some(mut envelope) = envelope(src, dst, ROCE_PORT, k, true) {
                 envelope.traffic_class = tclass;
@@ -103,6 +129,18 @@ impl<W: Write> Capture<W> {
         let Arrival {
             src, dst, sport, ..
         } = *arrival;
+        if let Some(local) = &arrival.local {
+            let mut frame = local.frame(src, dst);
+            frame.vl = if local.is_management(arrival.bytes) {
+                15
+            } else {
+                0
+            };
+            if let Some(grh) = &mut frame.grh {
+                grh.traffic_class = arrival.tclass;
+            }
+            return self.write_frame(&frame, arrival.bytes);
+        }
         let (identification, dont_fragment) = match arrival.ident {
             Ident::Known(identification) => (identification, true),
             Ident::Hidden => Seal::new(src, dst, sport)

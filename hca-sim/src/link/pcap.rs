@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use std::iter;
 use std::time::Duration;
 
-use crate::wire::Envelope;
+use crate::wire::{Envelope, Frame, Vcrc};
 
 /// Says that times are in nanoseconds, and, by its byte order, that of all numbers of the file.
 const MAGIC_NANOSECONDS: u32 = 0xa1b2_3c4d;
@@ -22,14 +22,17 @@ pub enum LinkType {
     Ethernet,
     /// An IPv4 or IPv6 header, each packet its own.
     RawIp,
+    /// The local route header of an InfiniBand link; a variant CRC at the end.
+    InfiniBand,
 }
 
 impl LinkType {
-    /// The number that stands for it in the file (LINKTYPE_ETHERNET, LINKTYPE_RAW).
+    /// The number that stands for it in the file (LINKTYPE_ETHERNET, LINKTYPE_RAW, LINKTYPE_INFINIBAND).
     const fn number(self) -> u32 {
         match self {
             Self::Ethernet => 1,
             Self::RawIp => 101,
+            Self::InfiniBand => 247,
         }
     }
 }
@@ -75,7 +78,7 @@ impl<W: Write> PcapWriter<W> {
     /// addresses.
     ///
     /// # Errors
-    /// Those of [`PcapWriter::packet`].
+    /// Those of [`PcapWriter::packet`]; [`io::ErrorKind::InvalidInput`] in a capture of InfiniBand packets.
     pub fn roce(
         &mut self,
         at: Duration,
@@ -92,9 +95,33 @@ impl<W: Write> PcapWriter<W> {
         let begin = match self.link_type {
             LinkType::Ethernet => 0,
             LinkType::RawIp => ETHERNET_LEN,
+            LinkType::InfiniBand => return Err(invalid("this is a capture of InfiniBand packets")),
         };
         let headers = iter::once(&headers[begin..end]);
         self.record(at, headers.chain(transport.iter().copied()))
+    }
+
+    /// Adds a packet of an InfiniBand link, whose transport packet, from BTH to ICRC, lies in one piece.
+    ///
+    /// # Errors
+    /// Those of [`PcapWriter::packet`]; [`io::ErrorKind::InvalidInput`] in a capture of others, and for a packet
+    /// that no header can say.
+    pub fn frame(&mut self, at: Duration, frame: &Frame, transport: &[u8]) -> io::Result<()> {
+        if self.link_type != LinkType::InfiniBand {
+            return Err(invalid("this is no capture of InfiniBand packets"));
+        }
+        let mut headers = [0; Frame::LEN_MAX];
+        let len = frame.emit(transport.len(), &mut headers).map_err(invalid)?;
+        let headers = &headers[..len];
+        let mut vcrc = Vcrc::new();
+        vcrc.update(headers);
+        vcrc.update(transport);
+        self.packet(at, &[headers, transport, &vcrc.finish()])
+    }
+
+    /// The kind of packets that it has.
+    pub fn link_type(&self) -> LinkType {
+        self.link_type
     }
 
     /// Ends the capture: flushes it and gives the writer back.

@@ -10,9 +10,9 @@ use std::net::Ipv4Addr;
 use crate::wire::bth::pad_len;
 use crate::wire::{
     Aeth, AethView, AtomicAckEth, AtomicAckEthView, AtomicEth, AtomicEthView, Bth, BthView, Deth,
-    DethView, Envelope, Feth, FethView, Grh, GrhView, Head, Headers, Icrc, Ieth, IethView, ImmDt,
-    ImmDtView, MaskEth, MaskEthView, Packet, PacketView, Reth, RethView, WireError, XrcEth,
-    XrcEthView,
+    DethView, Envelope, Feth, FethView, Frame, Grh, GrhView, Head, Headers, Icrc, Ieth, IethView,
+    ImmDt, ImmDtView, LrhView, MaskEth, MaskEthView, Packet, PacketView, Reth, RethView, Vcrc,
+    WireError, XrcEth, XrcEthView,
 };
 
 /// What a target made of its bytes.
@@ -89,6 +89,26 @@ pub fn datagram(bytes: &[u8]) -> Outcome {
     } else {
         assert_eq!(emitted, transport);
     }
+    Outcome::Accepted
+}
+
+/// A packet of an InfiniBand link. What is accepted is written again to the same bytes but for reserved bits
+/// of the local route header, which only its variant CRC covers.
+pub fn frame(bytes: &[u8]) -> Outcome {
+    print_view(LrhView::new(bytes));
+    let (frame, transport) = match Frame::parse(bytes) {
+        Ok(parts) => parts,
+        Err(error) => return refused(error),
+    };
+    let mut emitted = Vec::new();
+    assert_eq!(frame.append(transport, &mut emitted), Ok(()));
+    assert_eq!(Frame::parse(&emitted), Ok((frame, transport)));
+    assert!(frame.icrc(transport.len()).is_ok());
+    let mut expected = bytes.to_vec();
+    expected[1] &= !0x0c;
+    expected[4] &= 0x07;
+    let covered = bytes.len() - Vcrc::LEN;
+    assert_eq!(emitted[..covered], expected[..covered]);
     Outcome::Accepted
 }
 

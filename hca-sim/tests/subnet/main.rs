@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod bed;
+mod capture;
 mod datagrams;
 mod management;
 mod manager;

@@ -53,3 +53,8 @@ fn datagrams() {
 fn headers() {
     replay("header", fuzz::header);
 }
+
+#[test]
+fn frames() {
+    replay("frame", fuzz::frame);
+}

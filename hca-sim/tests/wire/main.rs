@@ -10,6 +10,7 @@ mod captures;
 mod corpus;
 mod errors;
 mod fields;
+mod frames;
 mod pcap;
 mod properties;
 mod sealing;

@@ -35,8 +35,11 @@ pub const PACKETS: u8 = 10;
 /// Bytes in front of the packets of a message.
 pub const PACKETS_AT: usize = 4;
 
-/// Bytes of a message with packets at most.
+/// Bytes of a message with packets at most, of those to a host: a burst, and its headers.
 pub const PACKETS_MAX: usize = 72 << 10;
+
+/// The same of those to an HCA.
+pub const BUNDLE_MAX: usize = 64 << 10;
 
 /// Everything that is said.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -251,6 +251,7 @@ impl PacketLink for RemotePort {
         let (mut packets, mut is_closed) = (0, false);
         for slot in &self.slots[..count] {
             let bytes = slot.bytes();
+            self.counters.receive_errors += u64::from(slot.is_cut());
             match bytes.first() {
                 Some(&PACKETS) => packets += hand_up(bytes, sink),
                 Some(_) => {

@@ -17,6 +17,9 @@ use super::{Sma, SmaChange, SmaPort};
 /// An attribute's bytes.
 type Data = [u8; DATA_LEN];
 
+/// Notices that a count can say.
+const NOTICES_MAX: u16 = 0x7fff;
+
 /// P_Keys in a block.
 const BLOCK_PKEYS: usize = 32;
 
@@ -62,8 +65,23 @@ impl Sma {
             AttributeId::VL_ARBITRATION => self.vl_arbitration(arrival, modifier, is_set, data),
             AttributeId::LINEAR_FORWARDING => self.linear_forwarding(modifier, is_set, data),
             AttributeId::MULTICAST_FORWARDING => self.multicast_forwarding(modifier, is_set, data),
+            AttributeId::NOTICE => Ok(self.notice(is_set)),
             _ => Err(Status::BAD_METHOD_ATTRIBUTE),
         }
+    }
+
+    /// IBTA vol. 1, 13.4.10: the first notice of those that the manager has not heard of, and how many there
+    /// are; nothing where there is none. A Set takes it away.
+    fn notice(&mut self, is_set: bool) -> Data {
+        let count = u16::try_from(self.traps.len()).unwrap_or(NOTICES_MAX);
+        let Some(mut data) = self.traps.first(is_set) else {
+            return [0; DATA_LEN];
+        };
+        // Toggle bit 0, then the count.
+        if let Some(place) = data.get_mut(8..).and_then(<[u8]>::first_chunk_mut) {
+            *place = count.min(NOTICES_MAX).to_be_bytes();
+        }
+        data
     }
 
     fn switch_info(&mut self, is_set: bool, data: &Data) -> Result<Data, Status> {

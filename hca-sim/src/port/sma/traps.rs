@@ -67,6 +67,21 @@ impl Traps {
             .retain(|_, raised| raised.tid.request() != heard);
     }
 
+    /// How many there are.
+    pub(super) fn len(&self) -> usize {
+        self.raised.len()
+    }
+
+    /// The first one's notice, which is taken away if `takes`.
+    pub(super) fn first(&mut self, takes: bool) -> Option<[u8; Notice::TRAP_LEN]> {
+        let first = self.raised.first_entry()?;
+        let notice = first.get().notice;
+        if takes {
+            first.remove();
+        }
+        Some(notice)
+    }
+
     /// One that is due now.
     pub(super) fn poll(&mut self, now: Time) -> Option<(u8, Box<MadBytes>)> {
         let due = self

@@ -9,7 +9,7 @@ use verbs_core::{Lid, PKey};
 use super::{Host, Role};
 use crate::link::fabric::attached::{change_of, sheet_of};
 use crate::link::fabric::message::{
-    Message, MessageError, PACKETS, PACKETS_AT, PACKETS_MAX, Refusal,
+    BUNDLE_MAX, Message, MessageError, PACKETS, PACKETS_AT, Refusal,
 };
 use crate::link::fabric::packet::Packet;
 use crate::link::fabric::subnet::{Bound, SubnetEvent};
@@ -51,7 +51,7 @@ impl Adapters {
         let Some(adapter) = self.attached.get_mut(&at) else {
             return;
         };
-        if adapter.message.len() + len > PACKETS_MAX {
+        if adapter.message.len() + len > BUNDLE_MAX {
             let full =
                 std::mem::replace(&mut adapter.message, self.spare.pop().unwrap_or_default());
             self.full.push_back((adapter.client, full));

@@ -230,7 +230,8 @@ fn a_manager_restarts_and_disables_links() {
     );
 }
 
-/// Goal: groups reach all their ports but the sender, by the tables. Method: a group of both adapters.
+/// Goal: groups reach all their ports once, by the tables; the sender's adapter has a copy for its own queue
+/// pairs, as no switch sends one back. Method: a group of both adapters.
 #[test]
 fn groups_are_forwarded_by_their_tables() {
     let mut subnet = subnet(SubnetConfig::default());
@@ -240,16 +241,18 @@ fn groups_are_forwarded_by_their_tables() {
         sm::put_attribute(&mut set, &[0, 0b1_0010]);
         ask(&mut subnet, set).expect("an answer");
     }
-    subnet.send(Time::ZERO, A, data(1, 0xc000));
-    let (at, _) = subnet.poll_delivery().expect("it arrives");
-    assert_eq!(
-        (at, subnet.poll_delivery()),
-        (B, None),
-        "at the other one, once"
-    );
+    let mut reached = |mlid| {
+        subnet.send(Time::ZERO, A, data(1, mlid));
+        let mut ports = Vec::new();
+        while let Some((at, _)) = subnet.poll_delivery() {
+            ports.push(at);
+        }
+        ports
+    };
+    assert_eq!(reached(0xc000), [A, B]);
+    assert_eq!(reached(0xc001), [A], "a group that no switch knows");
     assert_eq!(subnet.counts(B).expect("a port").multicast_rcv_packets, 1);
-    subnet.send(Time::ZERO, A, data(1, 0xc001));
-    assert_eq!(subnet.poll_delivery(), None);
+    assert_eq!(subnet.counts(A).expect("a port").multicast_rcv_packets, 0);
 }
 
 /// Goal: packets that go in circles end, and enforced partitions keep others out. Method: tables that point
