@@ -93,7 +93,6 @@ async fn show(payload: &Payload, out: &mut dyn Write) -> Result<(), DemoError> {
         ),
     })?;
 
-    let step = Instant::now();
     a.bring_up().await?;
     b.bring_up().await?;
     let mtu = a.mtu();

@@ -101,15 +101,18 @@ pub(crate) async fn drive(
     loop {
         let time = timer.now();
         let now = Instant::from_micros(i64::try_from(time.as_nanos() / 1000).unwrap_or(i64::MAX));
-        let mut pause = REST;
         for node in nodes.iter_mut() {
             node.stack.poll(now, &mut node.link, &mut node.sockets);
-            let due = node.stack.poll_delay(now, &node.sockets);
-            pause = due.map_or(pause, |due| pause.min(due.into()));
         }
         if done(nodes) {
             return Ok(());
         }
+        // What was just given to a socket or taken from one may be a reason to go on at once.
+        let delays = nodes.iter_mut().filter_map(|node| {
+            let delay = node.stack.poll_delay(now, &node.sockets);
+            delay.map(Duration::from)
+        });
+        let pause = delays.fold(REST, Duration::min);
         if time >= end {
             return Err(DemoError::TimedOut(what));
         }
