@@ -45,7 +45,7 @@ Exit codes:
   5  a device failed, or somebody does not answer";
 
 /// Bytes of the file at most: the demonstration is to be over soon.
-const BYTES_MAX: u64 = 32 << 20;
+const BYTES_MAX: u64 = 16 << 20;
 
 /// Echoes that are sent one after the other.
 const PINGS: u16 = 100;
@@ -53,7 +53,7 @@ const PINGS: u16 = 100;
 /// `verbs demo`.
 #[derive(Args, Debug)]
 pub(crate) struct DemoArgs {
-    /// The file that is sent; by default this program's own. Of a longer one, the first 32 MiB
+    /// The file that is sent; by default this program's own. Of a longer one, the first 16 MiB
     #[arg(long, value_name = "FILE")]
     file: Option<PathBuf>,
 }
