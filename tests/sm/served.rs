@@ -314,8 +314,6 @@ fn registrations_survive_their_manager() {
 #[test]
 fn connections_ask_for_their_way() {
     let bed = Bed::new();
-    let manager = bed.manager(0, 0);
-    block_on(manager.up());
     let addr = |at: u8| std::net::IpAddr::from([10, 0, 0, at]);
     let table = (1..=2).fold(Fixed::new(), |table, at| {
         table.way(addr(at), bed.gid(at.into()), None)
@@ -325,6 +323,9 @@ fn connections_ask_for_their_way() {
     for manager in &managers {
         wait(manager.use_resolver(Arc::clone(&table))).unwrap();
     }
+    // They are there before their ports have LIDs.
+    let manager = bed.manager(0, 0);
+    block_on(manager.up());
     let qp = |at: usize| {
         let device = &bed.devices[at];
         let pd = device.alloc_pd().wait().unwrap();

@@ -6,8 +6,8 @@ use std::time::Duration;
 use hca_sim::link::fabric::{Body, FatTree, NodeId, Packet, PortRef, Topology};
 use verbs_core::mad::Bits;
 use verbs_core::mad::sm::{LinkState, SmState};
-use verbs_core::{Lid, Mtu};
-use verbs_sm::Config;
+use verbs_core::{Lid, Mtu, PKey};
+use verbs_sm::{Config, Partition};
 
 use crate::lab::Lab;
 
@@ -241,4 +241,34 @@ fn management_keys_keep_strangers_out() {
     let again = lab.manager(b, keyed);
     lab.pass(Duration::from_secs(3));
     assert!(lab.state(again).is_up());
+}
+
+/// Goal: more than one lane, and a partition besides the default one, where they are asked for. Method: ports'
+/// lanes and keys, and no question refused.
+#[test]
+fn lanes_and_partitions_are_set() {
+    let topology = FatTree::SMALL.topology().unwrap();
+    let mut lab = Lab::new(&topology);
+    let ports = adapters(&topology);
+    let own = Partition {
+        pkey: PKey(0x8123),
+        ..Partition::default()
+    };
+    let config = Config {
+        vls_max: Bits::truncated(3),
+        maps_service_levels: true,
+        partitions: vec![Partition::default(), own],
+        ..Config::default()
+    };
+    let sm = lab.manager(ports[0], config);
+    lab.settle();
+    assert!(lab.state(sm).is_up());
+    let counters = lab.state(sm).counters();
+    assert_eq!((counters.refusals, counters.timeouts), (0, 0));
+    for at in ports {
+        let sma = lab.subnet.node(at.node).unwrap();
+        let port = sma.port(1).unwrap();
+        assert_eq!(port.info().operational_vls.value(), 3);
+        assert_eq!(port.pkeys()[..2], [PKey::DEFAULT, PKey(0x8123)]);
+    }
 }

@@ -14,6 +14,7 @@ use verbs_core::Mtu;
 
 use crate::address::{ServedUrl, UrlError};
 use crate::connect_bench::{self, ConnectBenchArgs};
+use crate::demo::{self, DemoArgs};
 use crate::ipoib::{self, IpoibArgs};
 use crate::rping::{self, RpingArgs};
 use crate::sim::{self, SimArgs};
@@ -90,6 +91,9 @@ pub(crate) enum Command {
     /// Measure how fast connections are made
     #[command(long_about = connect_bench::ABOUT, after_help = connect_bench::EXAMPLES)]
     ConnectBench(ConnectBenchArgs),
+    /// Show what all this is: a subnet, IP and RDMA, in this process and in a few seconds
+    #[command(long_about = demo::ABOUT, after_help = demo::EXAMPLES)]
+    Demo(DemoArgs),
     /// Show what a device can do, as ibv_devinfo does
     #[command(after_help = DEVINFO_EXAMPLES)]
     Devinfo(DevinfoArgs),

@@ -8,6 +8,7 @@ mod capture;
 mod cli;
 mod connect_bench;
 mod copy;
+mod demo;
 mod devinfo;
 mod exit;
 mod ipoib;
@@ -28,6 +29,7 @@ use clap::Parser;
 
 use crate::cli::{BenchArgs, Cli, Command, CopyArgs, DevinfoArgs, PingpongArgs, ServeArgs};
 use crate::connect_bench::ConnectBenchArgs;
+use crate::demo::DemoArgs;
 use crate::ipoib::IpoibArgs;
 use crate::rping::RpingArgs;
 use crate::sim::SimArgs;
@@ -39,6 +41,7 @@ fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Copy(args) => run_copy(&args),
         Command::Bench(args) => run_bench(&args),
+        Command::Demo(args) => run_demo(&args),
         Command::Devinfo(args) => run_devinfo(&args),
         Command::Pingpong(args) => run_pingpong(&args),
         Command::ConnectBench(args) => run_connect_bench(&args),
@@ -65,6 +68,10 @@ fn run_copy(args: &CopyArgs) -> Result<(), u8> {
     } else {
         show("copy", &report)
     }
+}
+
+fn run_demo(args: &DemoArgs) -> Result<(), u8> {
+    demo::run(args, &mut io::stdout()).map_err(|error| complain("demo", &error, error.exit_code()))
 }
 
 fn run_devinfo(args: &DevinfoArgs) -> Result<(), u8> {

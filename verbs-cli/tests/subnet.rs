@@ -4,6 +4,8 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
 
 const TWO: &str = "Switch 2 \"s\"\n[1] \"a\"[1]\n[2] \"b\"[1]\nHca 1 \"a\"\nHca 1 \"b\"\n";
 
@@ -83,6 +85,29 @@ fn a_subnet_is_hosted_and_changed() {
     );
     let (_hosted, welcome) = host(&socket, &["--tree", "64"]);
     assert!(welcome.contains("8 switches, 64 adapters"), "{welcome}");
+}
+
+/// Goal: the built-in manager brings a hosted subnet into service, and keeps it there. Method: a cable that is
+/// pulled and put back.
+#[test]
+fn a_hosted_subnet_is_managed() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let socket = folder.path().join("subnet");
+    let (_hosted, _welcome) = host(&socket, &["--tree", "64", "--sm"]);
+    let until = |wanted: &str| {
+        let end = Instant::now() + Duration::from_secs(20);
+        while !said(&run(&socket, &["--status"])).contains(wanted) {
+            assert!(Instant::now() < end, "not {wanted}");
+            thread::sleep(Duration::from_millis(20));
+        }
+    };
+    until("144 ports with a link, 144 of them in service");
+    assert!(run(&socket, &["--unplug", "host5:1"]).status.success());
+    until("142 ports with a link, 142 of them in service");
+    assert!(run(&socket, &["--plug", "host5:1"]).status.success());
+    until("144 ports with a link, 144 of them in service");
+    let alone = run(&socket, &["--tree", "64", "--sm-priority", "3"]);
+    assert_eq!(alone.status.code(), Some(2), "a priority of whom?");
 }
 
 #[test]

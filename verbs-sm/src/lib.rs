@@ -22,6 +22,8 @@ mod config;
 mod driver;
 mod elect;
 mod fabric;
+#[doc(hidden)]
+pub mod fuzz;
 mod lids;
 mod manager;
 mod route;

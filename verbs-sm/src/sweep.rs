@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use verbs_core::mad::sm::{
     LinkState, NodeDescription, NodeInfo, NodeInfoView, PKeyBlock, PKeyBlockView, PhysState,
-    PortInfo, PortInfoView, SmInfo, SmInfoView, SmState, SwitchInfo, SwitchInfoView,
+    PortInfo, PortInfoView, SlToVl, SmInfo, SmInfoView, SmState, SwitchInfo, SwitchInfoView,
 };
 use verbs_core::mad::{AttributeId, Bits, Time};
 use verbs_core::{Guid, Mtu, PKey};
@@ -323,6 +323,45 @@ impl SubnetManager {
             if is_end {
                 self.set_partitions(&route, end);
             }
+            if self.config.maps_service_levels && (!is_switch || end.1 != 0) {
+                self.map_service_levels(&route, end, wanted.operational_vls);
+            }
+        }
+    }
+
+    /// Spreads service levels over the lanes of a port: of a switch, for what comes in through each of
+    /// its other ports.
+    fn map_service_levels(&mut self, route: &Route, end: End, lanes: Bits<4>) {
+        if !self.found.links.contains_key(&end) {
+            return;
+        }
+        let count = match lanes.value() {
+            0 | 1 => 1,
+            5 => 15,
+            code => 1 << (code - 1).min(3),
+        };
+        let mut map = SlToVl::default();
+        for (vl, sl) in map.vls.iter_mut().zip(0_u32..) {
+            *vl = Bits::truncated(sl % count);
+        }
+        let mut bytes = [0; SlToVl::LEN];
+        map.emit(&mut bytes);
+        let node = self.found.node(end.0).filter(|node| node.is_switch());
+        let modifiers = match node {
+            None => vec![0],
+            Some(node) => {
+                let others = node
+                    .ports
+                    .keys()
+                    .filter(|&&port| port != 0 && port != end.1);
+                let others = others.filter(|&&port| self.found.links.contains_key(&(end.0, port)));
+                let into = others.map(|&port| u32::from(port) << 8 | u32::from(end.1));
+                into.collect()
+            }
+        };
+        for modifier in modifiers {
+            let smp = Smp::set(route, AttributeId::SL_TO_VL, modifier, &bytes);
+            self.ask(smp, Purpose::Set);
         }
     }
 

@@ -2,6 +2,7 @@
 
 mod bench;
 mod copy;
+mod demo;
 mod devinfo;
 mod failures;
 mod interrupted;

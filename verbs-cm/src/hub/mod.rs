@@ -62,6 +62,8 @@ pub(crate) struct Inner {
     pub(crate) listeners: BTreeMap<ListenId, Weak<Backlog>>,
     pub(crate) resolutions: BTreeMap<ResolveId, Arc<Answer>>,
     pub(crate) ports: Ports,
+    /// The port as the machine knows it.
+    port: Arc<PortInfo>,
     /// By the number of the queue pair: for events about it.
     pub(crate) by_qpn: BTreeMap<u32, ConnId>,
     /// Somebody sees to the outputs; what others bring about is seen to by that one.
@@ -111,6 +113,7 @@ impl Hub {
                     listeners: BTreeMap::new(),
                     resolutions: BTreeMap::new(),
                     ports: Ports::new(seed),
+                    port: Arc::clone(&info),
                     by_qpn: BTreeMap::new(),
                     busy: false,
                     alarm: None,
@@ -157,6 +160,11 @@ impl Hub {
                 let mut inner = self.inner.lock();
                 // Under the lock, so that the machine's time does not go back.
                 let now = self.service.now();
+                let port = self.service.port();
+                if !Arc::ptr_eq(&port, &inner.port) {
+                    inner.cm.port_changed(port_of(&port));
+                    inner.port = port;
+                }
                 call(&mut inner, now)
             };
             self.pump();

@@ -17,7 +17,6 @@ use crate::wire::ServiceId;
 /// A lease without an end.
 pub const FOR_EVER: u32 = u32::MAX;
 
-/// What a service record of the caller's says by default.
 impl SaClient {
     /// A record of a service of this port, in the default partition, for ever; what the service itself
     /// has to say goes into its data.

@@ -70,17 +70,17 @@ pub(crate) type Found = Result<Records, SaStatus>;
 pub(crate) struct Records {
     bytes: Vec<u8>,
     count: usize,
-    /// Of one, filled up to eight bytes.
-    len: usize,
+    /// From one to the next: of one, filled up to eight bytes.
+    step: usize,
 }
 
 impl Records {
     /// Adds a record.
     pub(crate) fn push<const N: usize>(&mut self, bytes: &[u8; N]) {
-        self.len = N.next_multiple_of(8);
+        self.step = N.next_multiple_of(8);
         self.bytes.extend_from_slice(bytes);
         self.count += 1;
-        self.bytes.resize(self.count * self.len, 0);
+        self.bytes.resize(self.count * self.step, 0);
     }
 
     /// One record.
@@ -209,7 +209,7 @@ fn answer(mad: &MadBytes, header: &MadHeader, found: Records) -> Reply {
     emit_header(&header.response(Status::OK), &mut response);
     SaHeader {
         sm_key: 0,
-        attribute_offset: u16::try_from(found.len / 8).unwrap_or(0),
+        attribute_offset: u16::try_from(found.step / 8).unwrap_or(0),
         ..SaHeader::of(mad)
     }
     .put(&mut response);

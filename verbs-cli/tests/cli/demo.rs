@@ -1,0 +1,27 @@
+//! `verbs demo`.
+
+use crate::run::Place;
+
+/// Goal: what a newcomer runs first works with nothing but the program. Method: a file that is sent, one that
+/// is not there, one that is empty.
+#[test]
+fn a_newcomer_sees_a_subnet_come_up_and_a_file_arrive() {
+    let place = Place::new();
+    place.write("file", &[7; 300_000]);
+    let text = place.verbs(&["demo", "--file", "file"]).succeeded();
+    for part in [
+        "3 nodes, 4 of 4 ports in service",
+        "both interfaces are up",
+        "100 echoes, none lost",
+        "the file by TCP",
+        "the same by RDMA",
+        "arrived both times",
+    ] {
+        assert!(text.contains(part), "{part} in {text}");
+    }
+    let missing = place.verbs(&["demo", "--file", "nowhere"]);
+    missing.failed(1, &["cannot read nowhere"]);
+    place.write("empty", b"");
+    let empty = place.verbs(&["demo", "--file", "empty"]);
+    empty.failed(1, &["nothing to send"]);
+}
