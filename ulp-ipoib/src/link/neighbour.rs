@@ -258,7 +258,9 @@ impl State {
             }
         }
         if let Some(neighbour) = self.neighbours.get_mut(&hop) {
-            neighbour.wakers.push(waker.clone());
+            if !neighbour.wakers.iter().any(|known| known.will_wake(waker)) {
+                neighbour.wakers.push(waker.clone());
+            }
         }
         None
     }
