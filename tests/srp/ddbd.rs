@@ -18,7 +18,8 @@ use ulp_srp::iu::{Cdb, Lun, TaskAttribute};
 use verbs_core::{Extent, Memory, WcStatus, collect, no_block};
 
 use crate::bed::{Bed, PAGE, get, pattern, put, scattered};
-use crate::target::{BLOCK, PROBE, Seen};
+use crate::script::Seen;
+use crate::target::{BLOCK, PROBE};
 
 const WAYS: [Mechanism; 3] = [Mechanism::Request, Mechanism::FastReg, Mechanism::Fmr];
 

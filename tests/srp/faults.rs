@@ -18,7 +18,8 @@ use ulp_srp::iu::{Cdb, LoginRejectReason, Lun, MultiChannel, Tag, TaskAttribute,
 use verbs_core::{Extent, Memory};
 
 use crate::bed::{AT, Bed, PAGE, get, pattern, put, scattered};
-use crate::target::{BLOCK, Script};
+use crate::script::Script;
+use crate::target::BLOCK;
 
 /// Commands of a load.
 const LOAD: usize = 24;
