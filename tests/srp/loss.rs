@@ -81,13 +81,18 @@ fn run(seed: u64) -> (Counts, Instant) {
     let mut draw = sim.draw();
     sim.run(async {
         let bed = Bed::in_sim(&sim).await;
-        let limit = 2 + draw.below(20) as i32;
+        let mut options = options(&mut draw);
+        // A key of published memory is not the target's to invalidate: then handles never run out.
+        let invalidates = options.mechanism == Mechanism::FastReg && draw.below(2) == 0;
+        if invalidates {
+            options.handles = Some(u32::from(options.queue_depth * options.runs_max));
+        }
         bed.target.script(|script| {
-            script.limit = limit;
-            script.invalidates = draw.below(2) == 0;
+            script.limit = 2 + draw.below(20) as i32;
+            script.invalidates = invalidates;
         });
         sim.network().set_all(network(&mut draw));
-        let session = bed.login(options(&mut draw)).await;
+        let session = bed.login(options).await;
         let memories: Vec<_> = (0..COMMANDS)
             .map(|_| Arc::new(Memory::alloc(64 * PAGE).unwrap()))
             .collect();
