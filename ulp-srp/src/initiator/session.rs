@@ -1,12 +1,10 @@
 //! A session: the channels to one port of a target, and what is kept for all of them.
 
 use std::fmt;
-use std::future::poll_fn;
-use std::task::Poll;
 
 use futures::channel::oneshot;
 use verbs_cm::Manager;
-use verbs_core::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+use verbs_core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use verbs_core::sync::{Arc, Mutex};
 use verbs_core::{Access, Device, Memory};
 
@@ -98,6 +96,7 @@ impl Initiator {
             listener: self.listener.clone(),
             is_closed: AtomicBool::new(false),
             turn: AtomicU32::new(0),
+            ends: AtomicU64::new(0),
             waiting: Mutex::new(Vec::new()),
             past: Mutex::default(),
         });
@@ -176,49 +175,20 @@ impl Session {
     /// Of a future that is dropped the command goes on, and the memory stays shared until it has ended.
     pub async fn run(&self, command: &Command<'_>) -> Outcome {
         loop {
+            let seen = self.shared.ends();
             let (tell, told) = oneshot::channel();
-            let mut tell = Some(tell);
-            let begun = poll_fn(|cx| {
-                // First, so that no room is missed.
-                self.shared.waiting.lock().push(cx.waker().clone());
-                let Some(sender) = tell.take() else {
-                    return Poll::Ready(Ok(()));
-                };
-                let sent = self.command(command, move |outcome| {
-                    // Whoever has dropped the future does not want to know.
-                    let _ = sender.send(outcome);
-                });
-                match sent {
-                    Ok(_) => Poll::Ready(Ok(())),
-                    Err(Refused {
-                        error: Error::Busy, ..
-                    }) if self.shared.is_working() => Poll::Ready(Err(None)),
-                    Err(refused) => Poll::Ready(Err(Some(refused.error))),
-                }
-            })
-            .await;
-            match begun {
-                Ok(()) => return told.await.unwrap_or(Err(Error::ConnectionLost)),
-                Err(Some(error)) => return Err(error),
-                Err(None) => self.some_room().await,
+            let sent = self.command(command, move |outcome| {
+                // Whoever has dropped the future does not want to know.
+                let _ = tell.send(outcome);
+            });
+            match sent {
+                Ok(_) => return told.await.unwrap_or(Err(Error::ConnectionLost)),
+                Err(Refused {
+                    error: Error::Busy, ..
+                }) if self.shared.another_end(seen).await => {}
+                Err(refused) => return Err(refused.error),
             }
         }
-    }
-
-    /// Waits once for something to end.
-    async fn some_room(&self) {
-        let mut asked = false;
-        poll_fn(|cx| {
-            if std::mem::replace(&mut asked, true) || !self.shared.is_working() {
-                return Poll::Ready(());
-            }
-            self.shared.waiting.lock().push(cx.waker().clone());
-            match self.shared.has_room() {
-                true => Poll::Ready(()),
-                false => Poll::Pending,
-            }
-        })
-        .await;
     }
 
     /// Gives memory a long-lived key, for [`Mechanism::Published`](crate::initiator::Mechanism::Published)

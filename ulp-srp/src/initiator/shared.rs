@@ -5,7 +5,9 @@ use std::task::{Poll, Waker};
 
 use verbs_cm::Manager;
 use verbs_core::mad::Time;
-use verbs_core::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+use verbs_core::sync::atomic::{
+    AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst,
+};
 use verbs_core::sync::{Arc, Mutex, Weak};
 use verbs_core::{Device, Extent, Mr, Pd, Remote, task};
 
@@ -33,7 +35,9 @@ pub(crate) struct Shared {
     pub(super) is_closed: AtomicBool,
     /// Where the search for a channel begins next.
     pub(super) turn: AtomicU32,
-    /// Who waits for a slot or a channel.
+    /// Commands that have ended, and channels that were lost or restored: each may have made room.
+    pub(super) ends: AtomicU64,
+    /// Who waits for another one.
     pub(super) waiting: Mutex<Vec<Waker>>,
     /// What channels that are no more have counted.
     pub(super) past: Mutex<(Counters, Formats)>,
@@ -137,25 +141,38 @@ impl Shared {
 
     /// Something has ended: who waits may try again.
     pub(crate) fn room(&self) {
+        self.ends.fetch_add(1, SeqCst);
         // One at a time: the lock is not held while a waker is called.
-        while let Some(waker) = {
-            let next = self.waiting.lock().pop();
-            next
-        } {
+        while let Some(waker) = self.next_waiting() {
             waker.wake();
         }
     }
 
-    pub(super) fn has_room(&self) -> bool {
-        let channels = self.channels.lock();
-        channels
-            .iter()
-            .flatten()
-            .any(|channel| channel.available() > 0)
+    fn next_waiting(&self) -> Option<Waker> {
+        self.waiting.lock().pop()
+    }
+
+    /// How much has ended.
+    pub(super) fn ends(&self) -> u64 {
+        self.ends.load(SeqCst)
+    }
+
+    /// Waits until more has ended than that. `false`: nothing is under way that could.
+    pub(super) async fn another_end(&self, seen: u64) -> bool {
+        poll_fn(|cx| {
+            // First, so that no end is missed.
+            self.waiting.lock().push(cx.waker().clone());
+            match self.ends() != seen {
+                true => Poll::Ready(true),
+                false if self.is_working() => Poll::Pending,
+                false => Poll::Ready(self.ends() != seen),
+            }
+        })
+        .await
     }
 
     /// Whether something is under way whose end makes room.
-    pub(super) fn is_working(&self) -> bool {
+    fn is_working(&self) -> bool {
         let depth = usize::from(self.options.queue_depth);
         let channels = self.channels.lock();
         let mut open = channels.iter().flatten();
