@@ -238,10 +238,9 @@ impl Channel {
         let done = match ToTarget::parse(&scratch[..len]) {
             Err(crate::iu::IuError::Type(_)) => Err(LogoutReason::INVALID_TYPE),
             Err(_) => Err(LogoutReason::INVALID_LENGTH),
-            Ok(ToTarget::Cmd(cmd)) => self.charged().and_then(|()| {
-                self.command(slot, &cmd, &scratch[..len]);
-                Ok(())
-            }),
+            Ok(ToTarget::Cmd(cmd)) => self
+                .charged()
+                .map(|()| self.command(slot, &cmd, &scratch[..len])),
             Ok(ToTarget::TskMgmt(unit)) => self.charged().map(|()| self.manage(slot, &unit)),
             Ok(ToTarget::CredRsp(unit)) => self.answered(slot, unit.tag),
             Ok(ToTarget::AerRsp(unit)) => self.answered(slot, unit.tag),

@@ -155,7 +155,7 @@ async fn unmap(unit: &Unit, list: &Piece) -> Result<(), Trouble> {
     for extent in &extents {
         all += u64::from(extent.count);
         let end = extent.lba.checked_add(extent.count.into());
-        if !end.is_some_and(|end| end <= unit.blocks()) {
+        if end.is_none_or(|end| end > unit.blocks()) {
             return Err(wrong(Code::LBA_OUT_OF_RANGE));
         }
     }

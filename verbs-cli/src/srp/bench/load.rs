@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::time::{Duration, Instant};
 
 use futures::future::try_join_all;
+use rustix::time::{ClockId, clock_gettime};
 use ulp_srp::initiator::{Capacity, ScsiError, Session};
 use ulp_srp::iu::Lun;
 use verbs_core::sync::Arc;
@@ -29,6 +30,8 @@ pub(super) struct Measured {
     pub(super) reads: u64,
     pub(super) writes: u64,
     pub(super) seconds: f64,
+    /// Seconds of processors that this process took meanwhile.
+    pub(super) cpu_seconds: f64,
     /// Nanoseconds of each command, sorted at the end.
     pub(super) latencies: Vec<u32>,
 }
@@ -48,7 +51,7 @@ impl Load {
             ));
         }
         let measured = RefCell::new(Measured::default());
-        let begun = Instant::now();
+        let (begun, cpu) = (Instant::now(), cpu_seconds());
         let workers = (0..self.depth).map(|number| {
             let measured = &measured;
             async move {
@@ -72,6 +75,7 @@ impl Load {
         try_join_all(workers).await?;
         let mut measured = measured.into_inner();
         measured.seconds = begun.elapsed().as_secs_f64();
+        measured.cpu_seconds = cpu_seconds() - cpu;
         measured.latencies.sort_unstable();
         Ok(measured)
     }
@@ -119,11 +123,17 @@ impl Measured {
     }
 }
 
+/// What this process has taken of all processors.
+fn cpu_seconds() -> f64 {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+}
+
 /// Places, drawn: xorshift, so that a load is the same each time.
-struct Draw(u64);
+pub(super) struct Draw(pub(super) u64);
 
 impl Draw {
-    fn below(&mut self, end: u64) -> u64 {
+    pub(super) fn below(&mut self, end: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;

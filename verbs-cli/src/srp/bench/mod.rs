@@ -1,5 +1,6 @@
 //! `verbs srp bench`: reads and writes of a disk, as fast as they go.
 
+mod calls;
 mod load;
 mod memory;
 mod report;
@@ -179,7 +180,11 @@ async fn measure(args: &BenchArgs, session: Session) -> Result<Report, SrpError>
         time: Duration::from_secs(args.time),
     };
     let result = load.run(&session).await?;
+    let calls = match args.memory {
+        Some(_) => Some(calls::per_second(&load)?),
+        None => None,
+    };
     let (_, formats) = session.counters();
     session.logout().await;
-    Ok(Report::new(args, &result, formats))
+    Ok(Report::new(args, &result, formats, calls))
 }

@@ -23,6 +23,10 @@ pub(super) struct Report {
     writes: u64,
     /// Commands a second.
     iops: f64,
+    /// Commands for each second of a processor that this process took: both ends, if the disk is in it.
+    iops_per_core: f64,
+    /// Commands a second without a protocol, where the disk is in this process: function calls.
+    calls_per_second: Option<f64>,
     bytes_per_second: f64,
     latency_us_mean: f64,
     latency_us_p50: f64,
@@ -36,7 +40,12 @@ pub(super) struct Report {
 }
 
 impl Report {
-    pub(super) fn new(args: &BenchArgs, measured: &Measured, formats: Formats) -> Self {
+    pub(super) fn new(
+        args: &BenchArgs,
+        measured: &Measured,
+        formats: Formats,
+        calls: Option<f64>,
+    ) -> Self {
         let commands = measured.reads + measured.writes;
         let latencies = &measured.latencies;
         let sum: f64 = latencies.iter().map(|&nanos| f64::from(nanos)).sum();
@@ -63,6 +72,8 @@ impl Report {
             reads: measured.reads,
             writes: measured.writes,
             iops,
+            iops_per_core: commands as f64 / measured.cpu_seconds.max(1e-9),
+            calls_per_second: calls,
             bytes_per_second: iops * args.block as f64,
             latency_us_mean: sum / 1e3 / latencies.len().max(1) as f64,
             latency_us_p50: at(50),
@@ -115,6 +126,15 @@ impl fmt::Display for Report {
             self.indirect,
             self.immediate,
             self.descriptors
-        )
+        )?;
+        write!(
+            f,
+            "{:>10.0} commands for each second of a processor",
+            self.iops_per_core
+        )?;
+        match self.calls_per_second {
+            Some(calls) => writeln!(f, "; {calls:.0} a second by function calls on the disk"),
+            None => writeln!(f),
+        }
     }
 }
