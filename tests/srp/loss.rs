@@ -13,7 +13,7 @@ use ulp_srp::initiator::{Mechanism, Options};
 use ulp_srp::iu::Lun;
 use verbs_core::{Extent, Memory};
 
-use crate::bed::{Bed, PAGE, get, pattern, put};
+use crate::bed::{Bed, PAGE, get, pattern, put, seeds};
 use crate::target::BLOCK;
 
 /// Seeds that are run; `VERBS_SRP_SEEDS` asks for more.
@@ -151,9 +151,7 @@ fn run(seed: u64) -> (Counts, Instant) {
 
 #[test]
 fn the_disk_is_what_was_written_whatever_the_network_does() {
-    let more = std::env::var("VERBS_SRP_SEEDS").ok();
-    let seeds = more.and_then(|seeds| seeds.parse().ok()).unwrap_or(SEEDS);
-    for seed in 0..seeds {
+    for seed in 0..seeds(SEEDS) {
         println!("seed {seed}");
         assert_eq!(run(seed), run(seed), "seed {seed} is decided by itself");
     }
