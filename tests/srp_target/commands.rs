@@ -39,6 +39,23 @@ fn bytes(raw: &Raw, at: usize, len: usize) -> Vec<u8> {
     bytes
 }
 
+/// Writes blocks full of `byte` by a command that brings them along.
+async fn write_immediate(raw: &mut Raw, blocks: Blocks, byte: u8) {
+    let bytes = 512 * blocks.count;
+    let mut unit = vec![byte; 68 + bytes as usize];
+    let tag = raw.tag();
+    let cdb = Command::Write(blocks).emit();
+    let cmd = Cmd {
+        tag,
+        cdb: Cdb::new(&cdb).unwrap(),
+        data_out: DataBuffer::Immediate(bytes),
+        ..Cmd::default()
+    };
+    cmd.emit(&mut unit).unwrap();
+    raw.send(&unit);
+    assert_eq!(raw.answer(tag).await.status, Status::GOOD);
+}
+
 #[test]
 fn a_unit_says_what_it_is() {
     run(1, async |sim| {
@@ -141,19 +158,7 @@ fn every_format_moves_the_same_bytes() {
         }
 
         // In the command itself, and read back whole.
-        let mut unit = [0; 68 + 1024];
-        let tag = raw.tag();
-        let cdb = Command::Write(Blocks::new(7, 2)).emit();
-        let cmd = Cmd {
-            tag,
-            cdb: Cdb::new(&cdb).unwrap(),
-            data_out: DataBuffer::Immediate(1024),
-            ..Cmd::default()
-        };
-        cmd.emit(&mut unit).unwrap();
-        unit[68..].fill(0xab);
-        raw.send(&unit);
-        assert_eq!(raw.answer(tag).await.status, Status::GOOD);
+        write_immediate(&mut raw, Blocks::new(7, 2), 0xab).await;
         raw.ask(&Command::Read(blocks), direct, DataBuffer::None)
             .await;
         let back = bytes(&raw, 0, 64 << 10);
@@ -246,7 +251,18 @@ fn what_does_not_fit_is_told_in_bytes() {
             .ask(&Command::Read(Blocks::new(2048, 0)), none, none)
             .await;
         assert_eq!(empty.status, Status::GOOD);
+        target.close().await;
+    });
+}
 
+#[test]
+fn buffers_that_contradict_themselves_are_told() {
+    run(7, async |sim| {
+        let target = target(sim, |_| ()).await;
+        let mut raw = Raw::new(&device(sim, 2), 7).await;
+        raw.settle().await;
+        let short = DataBuffer::Direct(raw.piece(0, 512));
+        let (none, two) = (DataBuffer::None, Blocks::new(0, 2));
         // Both ways at once, a table that lies about its length, and one that is no table.
         let list = pieces(&raw, 2, 512);
         let DataBuffer::Indirect(right) = indirect(&raw, &list, 2) else {

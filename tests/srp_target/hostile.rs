@@ -214,6 +214,50 @@ fn the_same_tag_twice_is_told() {
     });
 }
 
+impl Raw {
+    /// Sends a valid command of some kind, with some bytes changed.
+    fn send_changed(&mut self, lba: u64, kind: u8, changes: &[(usize, u8)]) {
+        let list = [
+            self.piece(0, 512),
+            self.piece(8192, 512),
+            self.piece(4096, 512),
+        ];
+        let command = match kind {
+            1 => Command::Read(Blocks::new(lba, 3)),
+            2 => Command::Write(Blocks::new(lba, 3)),
+            _ => Command::ReportLuns {
+                select: 0,
+                allocation: 64,
+            },
+        };
+        let buffer = DataBuffer::Indirect(Indirect {
+            table: self.piece(100_000, 48),
+            total_len: 1536,
+            partial: Descriptors::new(&list),
+        });
+        let (data_in, data_out) = match kind {
+            2 => (DataBuffer::None, buffer),
+            _ => (buffer, DataBuffer::None),
+        };
+        let cdb = command.emit();
+        let tag = self.tag();
+        let cdb = Cdb::new(&cdb).unwrap();
+        let cmd = Cmd {
+            tag,
+            cdb,
+            data_in,
+            data_out,
+            ..Cmd::default()
+        };
+        let mut unit = [0; 116];
+        cmd.emit(&mut unit).unwrap();
+        for (at, byte) in changes.iter().copied() {
+            unit[at] = byte;
+        }
+        self.send(&unit);
+    }
+}
+
 /// Goal: whatever comes, the target answers or ends the channel, and goes on serving. Method: valid commands
 /// with some bytes changed, and noise, each at a target that a friend asks afterwards.
 #[test]
@@ -238,44 +282,7 @@ fn noise_does_no_harm() {
                     raw.send(&noise);
                     continue;
                 }
-                let list = [
-                    raw.piece(0, 512),
-                    raw.piece(8192, 512),
-                    raw.piece(4096, 512),
-                ];
-                let command = match kind {
-                    1 => Command::Read(Blocks::new(round, 3)),
-                    2 => Command::Write(Blocks::new(round, 3)),
-                    _ => Command::ReportLuns {
-                        select: 0,
-                        allocation: 64,
-                    },
-                };
-                let buffer = DataBuffer::Indirect(Indirect {
-                    table: raw.piece(100_000, 48),
-                    total_len: 1536,
-                    partial: Descriptors::new(&list),
-                });
-                let (data_in, data_out) = match kind {
-                    2 => (DataBuffer::None, buffer),
-                    _ => (buffer, DataBuffer::None),
-                };
-                let cdb = command.emit();
-                let tag = raw.tag();
-                let cdb = Cdb::new(&cdb).unwrap();
-                let cmd = Cmd {
-                    tag,
-                    cdb,
-                    data_in,
-                    data_out,
-                    ..Cmd::default()
-                };
-                let mut unit = [0; 116];
-                cmd.emit(&mut unit).unwrap();
-                for (at, byte) in changes {
-                    unit[at] = byte;
-                }
-                raw.send(&unit);
+                raw.send_changed(round, kind, &changes);
             }
             sim.sleep(Duration::from_micros(200)).await;
             drop(raw);

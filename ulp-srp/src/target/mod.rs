@@ -26,6 +26,7 @@
 //! ends the channel. What is sent is what the command asked for: a block of the unit, data of this reply, and
 //! nothing else that a buffer may hold from before.
 
+mod carry;
 mod channel;
 mod config;
 mod counters;
