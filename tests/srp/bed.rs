@@ -80,6 +80,12 @@ impl Bed {
     }
 }
 
+/// Seeds to run: so many, unless `VERBS_SRP_SEEDS` asks for others.
+pub(crate) fn seeds(usual: u64) -> u64 {
+    let wanted = std::env::var("VERBS_SRP_SEEDS").ok();
+    wanted.and_then(|seeds| seeds.parse().ok()).unwrap_or(usual)
+}
+
 /// Memory with known bytes.
 pub(crate) fn pattern(len: usize, seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(2).wrapping_add(1);

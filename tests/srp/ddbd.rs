@@ -10,15 +10,17 @@ use std::sync::Arc;
 
 use futures::channel::oneshot;
 use futures::executor::block_on;
+use futures::future::join_all;
 use hca_sim::sim::Sim;
 use ulp_srp::initiator::{
-    Command, Data, Error, Mechanism, Options, Outcome, Session, transfer_cdb,
+    Command, Data, Error, Mechanism, Options, Outcome, ScsiError, Session, transfer_cdb,
 };
 use ulp_srp::iu::{Cdb, Lun, TaskAttribute};
 use verbs_core::{Extent, Memory, WcStatus, collect, no_block};
 
 use crate::bed::{Bed, PAGE, get, pattern, put, scattered};
-use crate::target::{BLOCK, PROBE, Seen};
+use crate::script::Seen;
+use crate::target::{BLOCK, PROBE};
 
 const WAYS: [Mechanism; 3] = [Mechanism::Request, Mechanism::FastReg, Mechanism::Fmr];
 
@@ -316,4 +318,32 @@ fn memory_goes_back_when_its_routine_runs() {
             );
         });
     }
+}
+
+/// Futures wait for a handle instead; a command that no end of another could make room for is refused.
+#[test]
+fn futures_wait_for_a_handle_while_there_is_hope() {
+    block_on(async {
+        let bed = Bed::new().await;
+        let options = Options {
+            handles: Some(2),
+            fall_back: false,
+            ..options(Mechanism::FastReg)
+        };
+        let session = bed.login(options).await;
+        let memory = Arc::new(Memory::alloc(64 * PAGE).unwrap());
+        let list = scattered(&memory, 2);
+        let reads = (0..8).map(|at| session.read(Lun(0), 16 * at, 16, &list));
+        for done in join_all(reads).await {
+            done.unwrap();
+        }
+        let at = |page| Extent {
+            memory: &memory,
+            offset: page * PAGE + 512,
+            len: 512,
+        };
+        let three = [at(1), at(3), at(5)];
+        let refused = session.read(Lun(0), 0, 3, &three).await.unwrap_err();
+        assert_eq!(refused, ScsiError::Transport(Error::Busy));
+    });
 }

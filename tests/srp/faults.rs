@@ -6,19 +6,22 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
+use std::time::Duration;
 
 use futures::channel::oneshot;
 use futures::executor::block_on;
 use futures::future::join_all;
 use hca_sim::sim::Sim;
 use ulp_srp::initiator::{
-    Command, Data, Error, Event, Initiator, Options, Outcome, Session, Violation, transfer_cdb,
+    Command, Data, Error, Event, Initiator, Mechanism, Options, Outcome, Session, Violation,
+    transfer_cdb,
 };
 use ulp_srp::iu::{Cdb, LoginRejectReason, Lun, MultiChannel, Tag, TaskAttribute, TaskFunction};
 use verbs_core::{Extent, Memory};
 
-use crate::bed::{AT, Bed, PAGE, get, pattern, put, scattered};
-use crate::target::{BLOCK, Script};
+use crate::bed::{AT, Bed, PAGE, get, pattern, put, scattered, seeds};
+use crate::script::Script;
+use crate::target::BLOCK;
 
 /// Commands of a load.
 const LOAD: usize = 24;
@@ -78,6 +81,7 @@ fn memory() -> Arc<Memory> {
 /// A session that works: what is written is read.
 async fn works(session: &Session) {
     let memory = Arc::new(Memory::alloc(8 * PAGE).unwrap());
+    session.publish(&memory).await.unwrap();
     let list = scattered(&memory, 4);
     let bytes = pattern(4 * PAGE, 9);
     put(&list, &bytes);
@@ -445,4 +449,59 @@ fn a_target_that_vanishes_ends_what_is_under_way() {
         drop(session);
     })
     .unwrap();
+}
+
+/// The connection goes at a random moment of a load, again and again: by each way of naming memory, and with
+/// credits that run short, every command ends once, and the session comes back.
+#[test]
+fn a_connection_that_goes_at_any_moment_loses_nothing() {
+    let ways = [
+        Mechanism::FastReg,
+        Mechanism::Fmr,
+        Mechanism::Request,
+        Mechanism::Published,
+    ];
+    for seed in 0..seeds(40) {
+        let sim = Sim::new(seed);
+        let mut draw = sim.draw();
+        let (ended, lost) = sim
+            .run(async {
+                let bed = Bed::in_sim(&sim).await;
+                bed.target
+                    .script(|script| script.limit = 2 + draw.below(30) as i32);
+                let options = Options {
+                    mechanism: *draw.pick(&ways),
+                    reconnects_max: 100,
+                    queue_depth: LOAD as u16,
+                    ..Options::default()
+                };
+                let session = bed.login(options).await;
+                let memory = memory();
+                session.publish(&memory).await.unwrap();
+                let (mut ended, mut lost) = (0, 0);
+                for _ in 0..4 {
+                    while !session.is_open() {
+                        sim.sleep(Duration::from_millis(1)).await;
+                    }
+                    let load = Load::start(&session, &memory);
+                    let moment = draw.duration(Duration::ZERO..=Duration::from_micros(300));
+                    sim.sleep(moment).await;
+                    bed.target.script(|script| script.hangs_up = true);
+                    // Whoever is next ends it, and there may be nobody left.
+                    let _last = session.test_unit_ready(Lun(0)).await;
+                    let outcomes = load.finish().await;
+                    bed.target.script(|script| script.hangs_up = false);
+                    ended += outcomes.len();
+                    lost += outcomes.iter().filter(|outcome| outcome.is_err()).count();
+                }
+                while !session.is_open() {
+                    sim.sleep(Duration::from_millis(1)).await;
+                }
+                works(&session).await;
+                (ended, lost)
+            })
+            .unwrap();
+        assert_eq!(ended, 4 * LOAD, "seed {seed}");
+        println!("seed {seed}: {lost} of {ended} by the loss");
+    }
 }

@@ -9,4 +9,6 @@ mod bed;
 mod ddbd;
 mod faults;
 mod loss;
+mod native;
+mod script;
 mod target;

@@ -9,16 +9,18 @@ use std::sync::Arc;
 use std::task::{Poll, Waker};
 
 use ulp_srp::iu::{
-    BufferFormats, Cmd, CredReq, DataBuffer, Delta, Descriptors, Detail, LoginRej,
-    LoginRejectReason, LoginReq, LoginRsp, MemoryDescriptor, Residual, ResponseCode, Rsp, Status,
-    Tag, TargetLogout, TaskFunction, ToTarget,
+    BufferFormats, Cmd, CredReq, DataBuffer, Delta, Descriptors, Detail, LoginRej, LoginReq,
+    LoginRsp, MemoryDescriptor, Residual, ResponseCode, Rsp, Status, Tag, TargetLogout,
+    TaskFunction, ToTarget,
 };
-use verbs_cm::{ConnectRequest, Connection, Listener};
+use verbs_cm::{ConnectRequest, Connection, Listener, ServiceListener};
 use verbs_core::sync::Mutex;
 use verbs_core::{
     Access, Cq, Device, Memory, Mr, Pd, QpInit, RKey, Read, Recv, Send, Wc, WcOpcode, WcStatus,
     Write, task,
 };
+
+use crate::script::{Script, Seen, State};
 
 /// Bytes of the disk, and of a block.
 pub(crate) const DISK: usize = 4 << 20;
@@ -28,91 +30,6 @@ pub(crate) const PROBE: u8 = 0xf0;
 
 const IU_LEN: usize = 8320;
 const RECVS: usize = 72;
-
-/// A data command as the target saw it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Seen {
-    /// 1 direct, 2 indirect, 3 immediate.
-    pub(crate) format: u8,
-    pub(crate) pieces: Vec<MemoryDescriptor>,
-    pub(crate) total: u32,
-    /// RDMA operations that moved the data.
-    pub(crate) operations: u32,
-}
-
-/// What the target does wrong, or differently.
-#[derive(Clone, Debug)]
-pub(crate) struct Script {
-    /// Request limit at login.
-    pub(crate) limit: i32,
-    /// Answers bring no credit; it is given by CRED_REQ after so many of them.
-    pub(crate) withhold: Option<u32>,
-    /// Invalidates the key of direct commands itself.
-    pub(crate) invalidates: bool,
-    /// Invalidates a key that is not the command's.
-    pub(crate) invalidates_wrong: bool,
-    pub(crate) immediate: bool,
-    /// Answers of so many bytes.
-    pub(crate) cut_to: Option<usize>,
-    /// Answers twice.
-    pub(crate) twice: bool,
-    /// Answers with a tag that nobody has sent.
-    pub(crate) wrong_tag: bool,
-    /// Keeps data commands without an answer.
-    pub(crate) holds: bool,
-    /// Refuses logins.
-    pub(crate) rejects: Option<LoginRejectReason>,
-    /// Logs the initiator out at the next command.
-    pub(crate) logs_out: bool,
-    /// Ends the connection at the next command.
-    pub(crate) hangs_up: bool,
-    /// Sends an asynchronous event before the next answer.
-    pub(crate) reports: bool,
-}
-
-impl Default for Script {
-    fn default() -> Self {
-        Self {
-            limit: 64,
-            withhold: None,
-            invalidates: false,
-            invalidates_wrong: false,
-            immediate: true,
-            cut_to: None,
-            twice: false,
-            wrong_tag: false,
-            holds: false,
-            rejects: None,
-            logs_out: false,
-            hangs_up: false,
-            reports: false,
-        }
-    }
-}
-
-/// What target and test share.
-#[derive(Default)]
-pub(crate) struct State {
-    pub(crate) script: Script,
-    pub(crate) seen: Vec<Seen>,
-    /// Status of the RDMA READ of a probe.
-    probed: Option<WcStatus>,
-    /// Who waits for it.
-    probing: Option<Waker>,
-    pub(crate) logins: Vec<LoginReq>,
-    pub(crate) aborted: u32,
-    pub(crate) resets: u32,
-    pub(crate) executed: u64,
-    pub(crate) credit_answers: u32,
-    pub(crate) event_answers: u32,
-    pub(crate) logouts: u32,
-    /// Commands that came without a credit, or took the one that is for task management.
-    pub(crate) overdrawn: u32,
-    /// Most commands that the target had at a time.
-    pub(crate) outstanding_max: i32,
-    /// Wakes channels, to look at the script.
-    wakers: Vec<Waker>,
-}
 
 /// A target.
 #[derive(Clone)]
@@ -139,8 +56,22 @@ impl TestTarget {
         task::detach(async move {
             loop {
                 let request = listener.accept().await;
+                let login = LoginReq::parse_cm(request.private_data()).unwrap();
                 let target = target.clone();
-                task::detach(async move { target.accept(request).await });
+                task::detach(async move { target.accept(request, login).await });
+            }
+        });
+    }
+
+    /// Takes logins by the InfiniBand connection manager for ever.
+    pub(crate) fn listen_service(&self, mut listener: ServiceListener) {
+        let target = self.clone();
+        task::detach(async move {
+            loop {
+                let request = listener.accept().await;
+                let login = LoginReq::parse_unit(request.private_data()).unwrap();
+                let target = target.clone();
+                task::detach(async move { target.accept(request, login).await });
             }
         });
     }
@@ -151,6 +82,10 @@ impl TestTarget {
         let wakers = std::mem::take(&mut state.wakers);
         drop(state);
         wakers.into_iter().for_each(Waker::wake);
+    }
+
+    pub(crate) fn device(&self) -> &Arc<Device> {
+        &self.device
     }
 
     pub(crate) fn take_seen(&self) -> Vec<Seen> {
@@ -170,8 +105,7 @@ impl TestTarget {
         .await
     }
 
-    async fn accept(self, request: ConnectRequest) {
-        let login = LoginReq::parse_cm(request.private_data()).unwrap();
+    async fn accept(self, request: ConnectRequest, login: LoginReq) {
         let script = {
             let mut state = self.state.lock();
             state.logins.push(login);

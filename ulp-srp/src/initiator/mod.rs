@@ -5,6 +5,7 @@
 //!   [`Session::run`], [`Session::read`] and others as futures.
 //! - A command's scatter list becomes one direct descriptor wherever the boundaries between its elements
 //!   lie on pages, by one of three [mechanisms](Mechanism) that never wait.
+//! - [`discovery`] finds targets on an InfiniBand subnet.
 //! - [`table`] and [`plan`] are what can be decided without a device: who is answered, in what order
 //!   commands are sent, which elements one handle can stand for.
 //!
@@ -13,10 +14,12 @@
 mod address;
 mod channel;
 mod config;
+pub mod discovery;
 mod error;
 pub mod plan;
 mod scsi;
 mod session;
+mod shared;
 pub mod table;
 
 pub use address::{Target, TargetWay};

@@ -66,14 +66,17 @@ fn pages(addr: u64, len: u32) -> u64 {
 mod tests {
     use super::*;
 
-    fn of(places: &[(u64, u32)], pages_max: u32) -> Vec<Range<usize>> {
-        split(places.len(), pages_max, |at| places[at]).collect()
+    /// First and last element of each run.
+    fn of(places: &[(u64, u32)], pages_max: u32) -> Vec<(usize, usize)> {
+        split(places.len(), pages_max, |at| places[at])
+            .map(|run| (run.start, run.end - 1))
+            .collect()
     }
 
     #[test]
     fn aligned_elements_are_one_run() {
         assert_eq!(of(&[], 8), []);
-        assert_eq!(of(&[(0x1234, 100)], 8), [0..1]);
+        assert_eq!(of(&[(0x1234, 100)], 8), [(0, 0)]);
         // The first begins and the last ends inside a page.
         let list = [
             (0x1e00, 0x200),
@@ -81,31 +84,38 @@ mod tests {
             (0x4000, 0x2000),
             (0x8000, 7),
         ];
-        assert_eq!(of(&list, 8), [0..4]);
+        assert_eq!(of(&list, 8), [(0, 3)]);
     }
 
     #[test]
     fn every_other_boundary_begins_a_run() {
         assert_eq!(
             of(&[(0x1000, 0x800), (0x3000, 0x1000), (0x8000, 1)], 8),
-            [0..1, 1..3]
+            [(0, 0), (1, 2)]
         );
-        assert_eq!(of(&[(0x1000, 0x1000), (0x3100, 0x100)], 8), [0..1, 1..2]);
+        assert_eq!(
+            of(&[(0x1000, 0x1000), (0x3100, 0x100)], 8),
+            [(0, 0), (1, 1)]
+        );
         // What goes on where the other ends needs no boundary.
-        assert_eq!(of(&[(0x1000, 0x80), (0x1080, 0x80)], 8), [0..2]);
+        assert_eq!(of(&[(0x1000, 0x80), (0x1080, 0x80)], 8), [(0, 1)]);
     }
 
     #[test]
     fn a_handle_has_so_many_pages() {
         let list = [(0x1000, 0x1000), (0x3000, 0x1000), (0x5000, 0x1000)];
-        assert_eq!(of(&list, 2), [0..2, 2..3]);
-        assert_eq!(of(&list, 1), [0..1, 1..2, 2..3]);
-        assert_eq!(of(&[(0x1800, 0x2000)], 2), [0..1], "refused by the handle");
+        assert_eq!(of(&list, 2), [(0, 1), (2, 2)]);
+        assert_eq!(of(&list, 1), [(0, 0), (1, 1), (2, 2)]);
+        assert_eq!(
+            of(&[(0x1800, 0x2000)], 2),
+            [(0, 0)],
+            "refused by the handle"
+        );
     }
 
     #[test]
     fn elements_without_bytes_are_skipped() {
-        assert_eq!(of(&[(1, 0), (0x1000, 5), (7, 0)], 8), [1..2]);
+        assert_eq!(of(&[(1, 0), (0x1000, 5), (7, 0)], 8), [(1, 1)]);
         assert_eq!(of(&[(1, 0), (2, 0)], 8), []);
     }
 }

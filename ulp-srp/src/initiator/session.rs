@@ -1,26 +1,20 @@
 //! A session: the channels to one port of a target, and what is kept for all of them.
 
 use std::fmt;
-use std::future::poll_fn;
-use std::task::{Poll, Waker};
 
 use futures::channel::oneshot;
 use verbs_cm::Manager;
-use verbs_core::mad::Time;
-use verbs_core::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
-use verbs_core::sync::{Arc, Mutex, Weak};
-use verbs_core::{Access, Device, Extent, Memory, Mr, Pd, Remote, task};
+use verbs_core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
+use verbs_core::sync::{Arc, Mutex};
+use verbs_core::{Access, Device, Memory};
 
 use crate::initiator::address::Target;
-use crate::initiator::channel::{
-    Adapter, Channel, Command, Formats, Refused, Routine, Task, channel_code,
-};
+use crate::initiator::channel::{Adapter, Channel, Command, Formats, Refused, Routine, Task};
 use crate::initiator::config::{Event, Options};
 use crate::initiator::error::{Error, Outcome};
+use crate::initiator::shared::{Listener, Shared, add};
 use crate::initiator::table::Counters;
-use crate::iu::{Lun, MultiChannel, Tag, TaskFunction};
-
-type Listener = Arc<dyn Fn(Event<'_>) + Send + Sync>;
+use crate::iu::{Lun, Tag, TaskFunction};
 
 /// Logs in to targets.
 ///
@@ -67,26 +61,6 @@ impl Drop for Last {
     }
 }
 
-/// What all channels of a session have in common.
-pub(crate) struct Shared {
-    // Dropped in this order: what is registered before what it is registered in.
-    published: Mutex<Vec<Mr>>,
-    channels: Mutex<Vec<Option<Arc<Channel>>>>,
-    pd: Pd,
-    manager: Manager,
-    device: Arc<Device>,
-    options: Options,
-    target: Target,
-    listener: Option<Listener>,
-    is_closed: AtomicBool,
-    /// Where the search for a channel begins next.
-    turn: AtomicU32,
-    /// Who waits for a slot or a channel.
-    waiting: Mutex<Vec<Waker>>,
-    /// What channels that are no more have counted.
-    past: Mutex<(Counters, Formats)>,
-}
-
 impl Initiator {
     /// An initiator on a device.
     pub fn new(device: &Arc<Device>, options: Options) -> Self {
@@ -122,6 +96,7 @@ impl Initiator {
             listener: self.listener.clone(),
             is_closed: AtomicBool::new(false),
             turn: AtomicU32::new(0),
+            ends: AtomicU64::new(0),
             waiting: Mutex::new(Vec::new()),
             past: Mutex::default(),
         });
@@ -200,49 +175,20 @@ impl Session {
     /// Of a future that is dropped the command goes on, and the memory stays shared until it has ended.
     pub async fn run(&self, command: &Command<'_>) -> Outcome {
         loop {
+            let seen = self.shared.ends();
             let (tell, told) = oneshot::channel();
-            let mut tell = Some(tell);
-            let begun = poll_fn(|cx| {
-                // First, so that no room is missed.
-                self.shared.waiting.lock().push(cx.waker().clone());
-                let Some(sender) = tell.take() else {
-                    return Poll::Ready(Ok(()));
-                };
-                let sent = self.command(command, move |outcome| {
-                    // Whoever has dropped the future does not want to know.
-                    let _ = sender.send(outcome);
-                });
-                match sent {
-                    Ok(_) => Poll::Ready(Ok(())),
-                    Err(Refused {
-                        error: Error::Busy, ..
-                    }) if self.shared.is_working() => Poll::Ready(Err(None)),
-                    Err(refused) => Poll::Ready(Err(Some(refused.error))),
-                }
-            })
-            .await;
-            match begun {
-                Ok(()) => return told.await.unwrap_or(Err(Error::ConnectionLost)),
-                Err(Some(error)) => return Err(error),
-                Err(None) => self.some_room().await,
+            let sent = self.command(command, move |outcome| {
+                // Whoever has dropped the future does not want to know.
+                let _ = tell.send(outcome);
+            });
+            match sent {
+                Ok(_) => return told.await.unwrap_or(Err(Error::ConnectionLost)),
+                Err(Refused {
+                    error: Error::Busy, ..
+                }) if self.shared.another_end(seen).await => {}
+                Err(refused) => return Err(refused.error),
             }
         }
-    }
-
-    /// Waits once for something to end.
-    async fn some_room(&self) {
-        let mut asked = false;
-        poll_fn(|cx| {
-            if std::mem::replace(&mut asked, true) || !self.shared.is_working() {
-                return Poll::Ready(());
-            }
-            self.shared.waiting.lock().push(cx.waker().clone());
-            match self.shared.has_room() {
-                true => Poll::Ready(()),
-                false => Poll::Pending,
-            }
-        })
-        .await;
     }
 
     /// Gives memory a long-lived key, for [`Mechanism::Published`](crate::initiator::Mechanism::Published)
@@ -375,227 +321,6 @@ impl Session {
     pub fn target(&self) -> &Target {
         &self.shared.target
     }
-}
-
-impl Shared {
-    pub(crate) fn options(&self) -> &Options {
-        &self.options
-    }
-
-    pub(crate) fn target(&self) -> &Target {
-        &self.target
-    }
-
-    pub(crate) fn device(&self) -> &Device {
-        &self.device
-    }
-
-    pub(crate) fn pd(&self) -> &Pd {
-        &self.pd
-    }
-
-    pub(crate) fn manager(&self) -> &Manager {
-        &self.manager
-    }
-
-    /// What the next login says of the others.
-    pub(crate) fn channel_code(&self) -> MultiChannel {
-        let is_first = self.channels.lock().iter().all(Option::is_none);
-        channel_code(self.options.channels, is_first)
-    }
-
-    /// Where published memory is reached.
-    pub(crate) fn published(&self, extent: &Extent<'_>) -> Option<Remote> {
-        let published = self.published.lock();
-        let mut of = published
-            .iter()
-            .filter(|mr| Arc::ptr_eq(mr.memory(), extent.memory));
-        let fits = extent.offset.checked_add(extent.len as usize)? <= extent.memory.len();
-        of.next()
-            .filter(|_| fits)
-            .map(|mr| mr.remote(extent.offset))
-    }
-
-    /// A channel that takes commands, each in its turn, those with room first.
-    fn channel(&self) -> Result<Arc<Channel>, Error> {
-        if self.is_closed.load(Relaxed) {
-            return Err(Error::LoggedOut);
-        }
-        let channels = self.channels.lock();
-        let turn = match channels.len() {
-            1 => 0,
-            len => self.turn.fetch_add(1, Relaxed) as usize % len,
-        };
-        let mut open = None;
-        for at in 0..channels.len() {
-            let Some(channel) = &channels[(turn + at) % channels.len()] else {
-                continue;
-            };
-            if channels.len() == 1 || channel.available() > 0 {
-                return Ok(Arc::clone(channel));
-            }
-            if channel.is_open() {
-                open = Some(Arc::clone(channel));
-            }
-        }
-        open.ok_or(Error::Reconnecting)
-    }
-
-    fn enter(&self, channel: Arc<Channel>) {
-        let number = usize::from(channel.number());
-        if self.is_closed.load(Relaxed) {
-            return channel.abandon(&Error::LoggedOut);
-        }
-        if let Some(place) = self.channels.lock().get_mut(number) {
-            *place = Some(channel);
-        }
-    }
-
-    fn take_channels(&self) -> Vec<Arc<Channel>> {
-        let mut channels = self.channels.lock();
-        channels.iter_mut().filter_map(Option::take).collect()
-    }
-
-    fn close(&self, error: &Error) {
-        self.is_closed.store(true, Relaxed);
-        for channel in self.take_channels() {
-            channel.abandon(error);
-        }
-    }
-
-    fn tell(&self, event: Event<'_>) {
-        if let Some(listener) = &self.listener {
-            listener(event);
-        }
-    }
-
-    pub(crate) fn asynchronous(&self, lun: Lun, sense: &[u8]) {
-        self.tell(Event::Asynchronous { lun, sense });
-    }
-
-    /// Something has ended: who waits may try again.
-    pub(crate) fn room(&self) {
-        // One at a time: the lock is not held while a waker is called.
-        while let Some(waker) = {
-            let next = self.waiting.lock().pop();
-            next
-        } {
-            waker.wake();
-        }
-    }
-
-    fn has_room(&self) -> bool {
-        let channels = self.channels.lock();
-        channels
-            .iter()
-            .flatten()
-            .any(|channel| channel.available() > 0)
-    }
-
-    /// Whether something is under way whose end makes room.
-    fn is_working(&self) -> bool {
-        let depth = usize::from(self.options.queue_depth);
-        let channels = self.channels.lock();
-        let mut open = channels.iter().flatten();
-        open.any(|channel| channel.is_open() && channel.available() < depth)
-    }
-
-    /// Task management by way of one channel concerns the commands of the others too.
-    pub(crate) fn reset(&self, by: &Arc<Channel>, function: TaskFunction, lun: Lun) {
-        let channels = self.channels.lock().clone();
-        for channel in channels.iter().flatten() {
-            if !Arc::ptr_eq(channel, by) {
-                channel.was_reset(function, lun);
-            }
-        }
-    }
-
-    /// A channel is lost: makes it again, unless the session is over.
-    pub(crate) fn lost(self: &Arc<Self>, channel: &Arc<Channel>) {
-        let number = channel.number();
-        if let Some(place) = self.channels.lock().get_mut(usize::from(number))
-            && place.as_ref().is_some_and(|it| Arc::ptr_eq(it, channel))
-        {
-            *place = None;
-        }
-        let mut past = self.past.lock();
-        *past = add(*past, channel.counters());
-        drop(past);
-        self.room();
-        if self.is_closed.load(Relaxed) {
-            return;
-        }
-        self.tell(Event::Lost { channel: number });
-        let weak = Arc::downgrade(self);
-        task::detach(async move { restore(weak, number).await });
-    }
-}
-
-/// Logs a channel in again, with pauses that grow, until it is there, or often enough was tried.
-async fn restore(session: Weak<Shared>, number: u8) {
-    let Some(first) = session.upgrade() else {
-        return;
-    };
-    let (mut pause, options) = (first.options.backoff, first.options.clone());
-    let timer = first.device.target().provider_of().timer();
-    drop(first);
-    for attempts in 1..=options.reconnects_max {
-        let Some(shared) = session.upgrade() else {
-            return;
-        };
-        if shared.is_closed.load(Relaxed) || shared.device.target().is_removed() {
-            break;
-        }
-        if let Ok(channel) = Channel::open(&shared, number).await {
-            shared.enter(channel);
-            shared.tell(Event::Restored {
-                channel: number,
-                attempts,
-            });
-            return shared.room();
-        }
-        drop(shared);
-        if let Some(timer) = &timer {
-            let until = timer.now() + pause;
-            sleep(&**timer, until).await;
-        }
-        pause = (pause * 2).min(options.backoff_max);
-    }
-    if let Some(shared) = session.upgrade()
-        && !shared.is_closed.load(Relaxed)
-    {
-        shared.tell(Event::GivenUp { channel: number });
-    }
-}
-
-/// Waits for a time on the device's clock.
-async fn sleep(timer: &dyn verbs_core::Timer, until: Time) {
-    poll_fn(|cx| {
-        if timer.now() >= until {
-            return Poll::Ready(());
-        }
-        timer.wake_at(until, cx.waker().clone());
-        Poll::Pending
-    })
-    .await;
-}
-
-fn add(a: (Counters, Formats), b: (Counters, Formats)) -> (Counters, Formats) {
-    let counters = Counters {
-        sent: a.0.sent + b.0.sent,
-        answered: a.0.answered + b.0.answered,
-        late: a.0.late + b.0.late,
-        waited: a.0.waited + b.0.waited,
-    };
-    let formats = Formats {
-        none: a.1.none + b.1.none,
-        direct: a.1.direct + b.1.direct,
-        indirect: a.1.indirect + b.1.indirect,
-        immediate: a.1.immediate + b.1.immediate,
-        published: a.1.published + b.1.published,
-        entries: a.1.entries + b.1.entries,
-    };
-    (counters, formats)
 }
 
 impl fmt::Debug for Session {

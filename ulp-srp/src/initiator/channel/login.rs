@@ -10,7 +10,7 @@ use super::{Channel, Phase, Wires, wr_id};
 use crate::initiator::address::TargetWay;
 use crate::initiator::config::{Mechanism, Options};
 use crate::initiator::error::{Error, Violation};
-use crate::initiator::session::Shared;
+use crate::initiator::shared::Shared;
 use crate::iu::{
     BufferFormats, Cdb, Cmd, LoginAnswer, LoginReq, LoginRsp, MemoryDescriptor, MultiChannel, Tag,
     Unit,

@@ -17,11 +17,11 @@ use std::fmt;
 
 use verbs_cm::Connection;
 use verbs_core::sync::{Arc, Mutex, Weak};
-use verbs_core::{Cq, Extent, FastMr, Fmr, FmrPool, Memory, Mr, Wc, collect};
+use verbs_core::{Access, Cq, Extent, FastMr, Fmr, FmrPool, Memory, Mr, Wc, collect};
 
 use crate::initiator::config::Options;
 use crate::initiator::error::{Error, Outcome};
-use crate::initiator::session::Shared;
+use crate::initiator::shared::Shared;
 use crate::initiator::table::{Counters, SlotId, State, Table};
 use crate::iu::{Cdb, InitiatorLogout, Lun, Tag, TaskAttribute, TaskFunction};
 
@@ -149,6 +149,8 @@ struct Slot {
     outcome: Option<Outcome>,
     /// Bytes of the unit that was written.
     iu_len: usize,
+    /// What the target may do with the memory.
+    access: Access,
     handles: Vec<Handle>,
     /// Of these, how many have been registered by what was posted.
     registered: usize,

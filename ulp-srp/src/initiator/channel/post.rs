@@ -1,7 +1,7 @@
 //! Posting: registrations and commands, invalidates, answers, receives.
 
 use verbs_core::sync::Arc;
-use verbs_core::{Access, LocalInv, PostError, RKey, Recv, Send, SendWr};
+use verbs_core::{LocalInv, PostError, RKey, Recv, Send, SendWr};
 
 use super::{Channel, Core, Handle, Phase, Wires, wr_id};
 use crate::initiator::error::Error;
@@ -9,11 +9,6 @@ use crate::initiator::table::SlotId;
 
 /// Bytes of a receive: a response with the longest sense data that SCSI has, and room to spare.
 pub(super) const RECV_LEN: usize = 512;
-
-/// What a target may do with the memory of a command; which of the two it does, the command says.
-const ACCESS: Access = Access::LOCAL_WRITE
-    .union(Access::REMOTE_WRITE)
-    .union(Access::REMOTE_READ);
 
 impl Wires {
     fn post<'w>(&mut self, wr: impl Into<SendWr<'w>>) -> Result<(), PostError> {
@@ -64,13 +59,14 @@ impl Core {
             return Err(PostError::Destroyed);
         };
         let slot = &mut self.slots[usize::from(id.index)];
+        let access = slot.access;
         while let Some(handle) = slot.handles.get_mut(slot.registered) {
             match handle {
                 Handle::Fast { mr, is_valid } => {
-                    wires.post(mr.register(0, ACCESS))?;
+                    wires.post(mr.register(0, access))?;
                     *is_valid = true;
                 }
-                Handle::Own(mr) => wires.post(mr.register(0, ACCESS))?,
+                Handle::Own(mr) => wires.post(mr.register(0, access))?,
                 Handle::Fmr(_) => {}
             }
             slot.registered += 1;

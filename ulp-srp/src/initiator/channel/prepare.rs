@@ -3,9 +3,9 @@
 use std::ops::Range;
 
 use verbs_core::sync::Arc;
-use verbs_core::{Access, Extent, FastMr, RKey};
+use verbs_core::{Access, Extent, FastMr, RKey, Remote};
 
-use super::{Channel, Command, Core, Data, Handle, Phase, Piece};
+use super::{Channel, Command, Core, Data, Formats, Handle, Phase, Piece};
 use crate::initiator::config::Mechanism;
 use crate::initiator::error::Error;
 use crate::initiator::plan::runs;
@@ -58,6 +58,10 @@ impl Core {
         let id = self.table.take().ok_or(Error::Busy)?;
         let slot = self.slot(id);
         (slot.lun, slot.registered, slot.outcome) = (command.lun, 0, None);
+        slot.access = match command.data {
+            Data::Out(_) => Access::REMOTE_READ,
+            Data::In(_) | Data::None => Access::LOCAL_WRITE | Access::REMOTE_WRITE,
+        };
         let named = self.name(channel, id, command, list, total);
         let written = named.and_then(|named| self.write(id, command, &named, total));
         match written {
@@ -90,16 +94,12 @@ impl Core {
         if is_out && self.takes_immediate(channel, command, total) {
             return Ok(Named::Immediate(total));
         }
-        let access = match is_out {
-            true => Access::REMOTE_READ,
-            false => Access::LOCAL_WRITE | Access::REMOTE_WRITE,
-        };
         let options = &channel.options;
         let by_handles = match options.mechanism {
             Mechanism::Published => return self.by_published(channel, list),
-            Mechanism::FastReg => self.by_fast_reg(id, list, options.pages_max, access),
+            Mechanism::FastReg => self.by_fast_reg(id, list, options.pages_max),
             Mechanism::Fmr => self.by_fmr(id, list, options.pages_max),
-            Mechanism::Request => return self.by_request(channel, id, command, list, access),
+            Mechanism::Request => return self.by_request(channel, id, command, list),
         };
         match by_handles {
             Ok(count) => Ok(Named::Pieces(count)),
@@ -127,7 +127,6 @@ impl Core {
         id: SlotId,
         list: &[Extent<'_>],
         pages_max: u32,
-        _access: Access,
     ) -> Result<usize, Error> {
         let slot = &mut self.slots[usize::from(id.index)];
         let mut count = 0;
@@ -212,7 +211,6 @@ impl Core {
         id: SlotId,
         command: &Command<'_>,
         list: &[Extent<'_>],
-        _access: Access,
     ) -> Result<Named, Error> {
         let Some(shared) = channel.shared.upgrade() else {
             return Err(Error::LoggedOut);
@@ -337,62 +335,36 @@ impl Core {
             return Err(Error::Reconnecting);
         };
         let place = usize::from(id.index) * wires.stride;
-        let cmd = Cmd {
-            tag,
-            lun: command.lun,
-            attribute: command.attribute,
-            cdb: command.cdb,
-            ..Cmd::default()
-        };
         let (table, unit) = self.scratch.split_at_mut(wires.stride);
-        let mut first = MemoryDescriptor::default();
         let buffer = match *named {
             Named::Later => return Ok(false),
             Named::Nothing => DataBuffer::None,
             Named::Immediate(len) => DataBuffer::Immediate(len),
             Named::Pieces(count) => {
-                let pieces = &table[..count * MemoryDescriptor::LEN];
-                let Some(pieces) = Descriptors::of_table(pieces) else {
-                    return Ok(false);
-                };
-                if count == 1 {
-                    first = pieces.iter().next().unwrap_or(first);
-                    DataBuffer::Direct(first)
-                } else {
-                    // The table stands in the unit itself, whose place the target may read.
-                    let at = TABLE_AT + command.cdb.additional().len();
-                    let remote = wires.send.remote(place + at);
-                    DataBuffer::Indirect(Indirect {
-                        table: MemoryDescriptor {
-                            addr: remote.addr,
-                            rkey: remote.rkey,
-                            len: u32::try_from(count * MemoryDescriptor::LEN).unwrap_or(u32::MAX),
-                        },
-                        total_len: total,
-                        partial: pieces,
-                    })
-                }
+                // A table stands in the unit itself, whose place the target may read.
+                let at = TABLE_AT + command.cdb.additional().len();
+                let remote = wires.send.remote(place + at);
+                pieces(&table[..count * MemoryDescriptor::LEN], remote, total)
             }
         };
-        let (is_out, list) = match command.data {
-            Data::Out(list) => (true, list),
-            Data::In(list) => (false, list),
-            Data::None => (false, [].as_slice()),
+        let (list, data_out, data_in) = match command.data {
+            Data::Out(list) => (list, buffer, DataBuffer::None),
+            Data::In(list) => (list, DataBuffer::None, buffer),
+            Data::None => ([].as_slice(), DataBuffer::None, DataBuffer::None),
         };
-        let cmd = match is_out {
-            true => Cmd {
-                data_out: buffer,
-                ..cmd
-            },
-            false => Cmd {
-                data_in: buffer,
-                ..cmd
-            },
+        let cmd = Cmd {
+            tag,
+            lun: command.lun,
+            attribute: command.attribute,
+            cdb: command.cdb,
+            data_out,
+            data_in,
+            ..Cmd::default()
         };
-        let mut len = cmd.emitted_len();
-        if let Named::Immediate(bytes) = *named {
-            len = usize::from(Cmd::IMMEDIATE_OFFSET) + bytes as usize;
-        }
+        let len = match *named {
+            Named::Immediate(bytes) => usize::from(Cmd::IMMEDIATE_OFFSET) + bytes as usize,
+            _ => cmd.emitted_len(),
+        };
         let max = self.iu_len_max.min(wires.stride);
         if len > max {
             return Err(Error::UnitTooLong { got: len, max });
@@ -400,28 +372,58 @@ impl Core {
         let unit = &mut unit[..len];
         let head = cmd.emit(unit)?;
         if matches!(named, Named::Immediate(_)) {
-            let offset = usize::from(Cmd::IMMEDIATE_OFFSET);
-            unit[head..offset].fill(0);
-            let mut at = offset;
-            for extent in list {
-                let end = at + extent.len as usize;
-                extent.memory.read(extent.offset, &mut unit[at..end])?;
-                at = end;
-            }
+            fill(unit, head, list)?;
         }
         wires.send.write(place, unit)?;
-        match buffer {
-            DataBuffer::None => self.formats.none += 1,
-            DataBuffer::Direct(_) => self.formats.direct += 1,
-            DataBuffer::Indirect(indirect) => {
-                self.formats.indirect += 1;
-                self.formats.entries += indirect.partial.len() as u64;
-            }
-            DataBuffer::Immediate(_) => self.formats.immediate += 1,
-        }
+        self.formats.count(&buffer);
         self.slots[usize::from(id.index)].iu_len = len;
         Ok(true)
     }
+}
+
+impl Formats {
+    fn count(&mut self, buffer: &DataBuffer<'_>) {
+        match buffer {
+            DataBuffer::None => self.none += 1,
+            DataBuffer::Direct(_) => self.direct += 1,
+            DataBuffer::Immediate(_) => self.immediate += 1,
+            DataBuffer::Indirect(indirect) => {
+                self.indirect += 1;
+                self.entries += indirect.partial.len() as u64;
+            }
+        }
+    }
+}
+
+/// The buffer of a table that has been made; `remote` is where the target finds it in the unit.
+fn pieces(table: &[u8], remote: Remote, total: u32) -> DataBuffer<'_> {
+    // The caller has cut it behind a descriptor.
+    let partial = Descriptors::of_table(table).unwrap_or(Descriptors::new(&[]));
+    let mut each = partial.iter();
+    match (each.next(), each.next()) {
+        (Some(piece), None) => DataBuffer::Direct(piece),
+        _ => DataBuffer::Indirect(Indirect {
+            table: MemoryDescriptor {
+                addr: remote.addr,
+                rkey: remote.rkey,
+                len: u32::try_from(table.len()).unwrap_or(u32::MAX),
+            },
+            total_len: total,
+            partial,
+        }),
+    }
+}
+
+/// Fills the rest of a unit with immediate data.
+fn fill(unit: &mut [u8], head: usize, list: &[Extent<'_>]) -> Result<(), Error> {
+    let mut at = usize::from(Cmd::IMMEDIATE_OFFSET);
+    unit[head..at].fill(0);
+    for extent in list {
+        let end = at + extent.len as usize;
+        extent.memory.read(extent.offset, &mut unit[at..end])?;
+        at = end;
+    }
+    Ok(())
 }
 
 /// Maps a run; its descriptor under the handle's next key.

@@ -1,0 +1,91 @@
+//! What the target of the tests does, and what it has seen.
+
+use std::task::Waker;
+
+use ulp_srp::iu::{LoginRejectReason, LoginReq, MemoryDescriptor};
+use verbs_core::WcStatus;
+
+/// A data command as the target saw it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Seen {
+    /// 1 direct, 2 indirect, 3 immediate.
+    pub(crate) format: u8,
+    pub(crate) pieces: Vec<MemoryDescriptor>,
+    pub(crate) total: u32,
+    /// RDMA operations that moved the data.
+    pub(crate) operations: u32,
+}
+
+/// What the target does wrong, or differently.
+#[derive(Clone, Debug)]
+pub(crate) struct Script {
+    /// Request limit at login.
+    pub(crate) limit: i32,
+    /// Answers bring no credit; it is given by CRED_REQ after so many of them.
+    pub(crate) withhold: Option<u32>,
+    /// Invalidates the key of direct commands itself.
+    pub(crate) invalidates: bool,
+    /// Invalidates a key that is not the command's.
+    pub(crate) invalidates_wrong: bool,
+    pub(crate) immediate: bool,
+    /// Answers of so many bytes.
+    pub(crate) cut_to: Option<usize>,
+    /// Answers twice.
+    pub(crate) twice: bool,
+    /// Answers with a tag that nobody has sent.
+    pub(crate) wrong_tag: bool,
+    /// Keeps data commands without an answer.
+    pub(crate) holds: bool,
+    /// Refuses logins.
+    pub(crate) rejects: Option<LoginRejectReason>,
+    /// Logs the initiator out at the next command.
+    pub(crate) logs_out: bool,
+    /// Ends the connection at the next command.
+    pub(crate) hangs_up: bool,
+    /// Sends an asynchronous event before the next answer.
+    pub(crate) reports: bool,
+}
+
+impl Default for Script {
+    fn default() -> Self {
+        Self {
+            limit: 64,
+            withhold: None,
+            invalidates: false,
+            invalidates_wrong: false,
+            immediate: true,
+            cut_to: None,
+            twice: false,
+            wrong_tag: false,
+            holds: false,
+            rejects: None,
+            logs_out: false,
+            hangs_up: false,
+            reports: false,
+        }
+    }
+}
+
+/// What target and test share.
+#[derive(Default)]
+pub(crate) struct State {
+    pub(crate) script: Script,
+    pub(crate) seen: Vec<Seen>,
+    /// Status of the RDMA READ of a probe.
+    pub(crate) probed: Option<WcStatus>,
+    /// Who waits for it.
+    pub(crate) probing: Option<Waker>,
+    pub(crate) logins: Vec<LoginReq>,
+    pub(crate) aborted: u32,
+    pub(crate) resets: u32,
+    pub(crate) executed: u64,
+    pub(crate) credit_answers: u32,
+    pub(crate) event_answers: u32,
+    pub(crate) logouts: u32,
+    /// Commands that came without a credit, or took the one that is for task management.
+    pub(crate) overdrawn: u32,
+    /// Most commands that the target had at a time.
+    pub(crate) outstanding_max: i32,
+    /// Wakes channels, to look at the script.
+    pub(crate) wakers: Vec<Waker>,
+}

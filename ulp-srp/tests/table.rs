@@ -1,0 +1,195 @@
+//! The table of a channel's requests, against a target that loses, doubles and delays answers.
+//!
+//! Goal: the request limit is never overdrawn and one credit stays for task management; every request ends
+//! exactly once, by an answer or a claim; answers to what has ended are late and change nothing; all slots
+//! come back. Method: random steps over the table and a model of the wire.
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use ulp_srp::initiator::table::{Answered, SlotId, State, Table};
+use ulp_srp::iu::Tag;
+
+const SLOTS: u16 = 6;
+
+#[derive(Clone, Debug)]
+enum Step {
+    /// Takes a slot and makes it ready.
+    Begin,
+    /// Takes a slot that is not ready yet.
+    Prepare,
+    /// Makes the oldest of those ready.
+    Ready,
+    /// Sends what may be sent.
+    Send,
+    /// The target answers one of what it has, and its answer comes so many times.
+    Answer { which: usize, times: u8 },
+    /// An answer that came before comes again.
+    Again(usize),
+    /// Somebody else decides a request.
+    Claim(usize),
+    /// Task management is sent, and answered at once.
+    Task,
+    /// The target takes a credit back, or gives one more.
+    Grant(bool),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        3 => Just(Step::Begin),
+        1 => Just(Step::Prepare),
+        1 => Just(Step::Ready),
+        3 => Just(Step::Send),
+        3 => (any::<usize>(), 0_u8..3).prop_map(|(which, times)| Step::Answer { which, times }),
+        1 => any::<usize>().prop_map(Step::Again),
+        1 => any::<usize>().prop_map(Step::Claim),
+        1 => Just(Step::Task),
+        1 => any::<bool>().prop_map(Step::Grant),
+    ]
+}
+
+#[derive(Default)]
+struct Model {
+    /// Taken and not ended.
+    open: Vec<SlotId>,
+    preparing: Vec<SlotId>,
+    /// What the target has, and what it has answered.
+    at_target: Vec<Tag>,
+    answered: Vec<Tag>,
+    credit: i32,
+    begun: u64,
+    ended: u64,
+}
+
+impl Model {
+    fn end(&mut self, table: &mut Table, id: SlotId) {
+        assert_eq!(table.state(id), State::Claimed);
+        let before = self.open.len();
+        self.open.retain(|open| *open != id);
+        assert_eq!(self.open.len() + 1, before, "it ends once");
+        self.preparing.retain(|preparing| *preparing != id);
+        table.release(id);
+        assert_eq!(table.claim(id), None, "its name is stale");
+        self.ended += 1;
+    }
+
+    fn step(&mut self, table: &mut Table, step: Step) {
+        match step {
+            Step::Begin | Step::Prepare => {
+                let Some(id) = table.take() else {
+                    assert_eq!(self.open.len(), usize::from(SLOTS));
+                    return;
+                };
+                self.begun += 1;
+                self.open.push(id);
+                match step {
+                    Step::Begin => assert!(table.ready(id)),
+                    _ => self.preparing.push(id),
+                }
+            }
+            Step::Ready => {
+                if !self.preparing.is_empty() {
+                    assert!(table.ready(self.preparing.remove(0)));
+                }
+            }
+            Step::Send => {
+                while let Some(id) = table.next_to_send() {
+                    assert!(self.credit > 1, "one is kept back");
+                    self.credit -= 1;
+                    assert!(self.open.contains(&id));
+                    self.at_target.push(table.tag(id));
+                }
+            }
+            Step::Answer { which, times } => {
+                if self.at_target.is_empty() {
+                    return;
+                }
+                // The credit comes with the answer, and with its first copy only.
+                let tag = self.at_target.remove(which % self.at_target.len());
+                if times == 0 {
+                    // Lost, with the connection: the loss is somebody's claim.
+                    let Some(id) = table.slot_of(tag) else {
+                        panic!("a tag of this channel")
+                    };
+                    self.credit += 1;
+                    table.grant(1);
+                    if table.claim(id).is_some() {
+                        self.end(table, id);
+                    }
+                    return;
+                }
+                self.credit += 1;
+                table.grant(1);
+                self.answered.push(tag);
+                for _ in 0..times {
+                    if let Answered::Claimed(id) = table.answered(tag) {
+                        self.end(table, id);
+                    }
+                }
+            }
+            Step::Again(which) => {
+                if let Some(&tag) = self.answered.get(which % self.answered.len().max(1)) {
+                    assert_eq!(table.answered(tag), Answered::Late);
+                }
+            }
+            Step::Claim(which) => {
+                if self.open.is_empty() {
+                    return;
+                }
+                let id = self.open[which % self.open.len()];
+                if table.claim(id).is_some() {
+                    self.end(table, id);
+                }
+            }
+            Step::Task => match table.take_task() {
+                Some(id) => {
+                    assert!(self.credit > 0);
+                    assert_eq!(table.take_task(), None, "one at a time");
+                    table.grant(1);
+                    assert_eq!(table.answered(table.tag(id)), Answered::Claimed(id));
+                    table.release(id);
+                }
+                None => assert!(self.credit <= 0),
+            },
+            Step::Grant(more) => {
+                let delta = if more { 1 } else { -1 };
+                self.credit += delta;
+                table.grant(delta);
+            }
+        }
+        assert_eq!(table.limit(), self.credit);
+    }
+}
+
+proptest! {
+    #[test]
+    fn every_request_ends_once(limit in 2_i32..10, steps in vec(step(), 0..200)) {
+        let mut table = Table::new(3, SLOTS);
+        table.open(limit);
+        let mut model = Model { credit: limit, ..Model::default() };
+        for step in steps {
+            model.step(&mut table, step);
+        }
+        // The channel is lost: whatever has not ended does now.
+        for index in 0..SLOTS {
+            if let Some(id) = table.used(index) {
+                prop_assert!(table.claim(id).is_some());
+                model.end(&mut table, id);
+            }
+        }
+        prop_assert_eq!(model.begun, model.ended);
+        prop_assert_eq!(table.available(), usize::from(SLOTS));
+    }
+
+    #[test]
+    fn tags_of_others_are_unknown(tag: u64) {
+        let mut table = Table::new(3, SLOTS);
+        table.open(4);
+        let sent = table.take().map(|id| (table.ready(id), table.next_to_send()));
+        prop_assert!(sent.is_some());
+        // Generation 1 is in use; no tag of a later one was ever given out.
+        let known = tag >> 32 == 1 && tag as u32 == 3 << 16 || tag >> 32 == 0;
+        if !known {
+            prop_assert_eq!(table.answered(Tag(tag)), Answered::Unknown);
+        }
+    }
+}
