@@ -417,11 +417,8 @@ impl Message {
             0xff => Self::Refused(Refusal::from_code(from.byte()?)?),
             kind => return Err(MessageError::Unknown(kind)),
         };
-        if from.0.is_empty() {
-            Ok(message)
-        } else {
-            Err(MessageError::Long)
-        }
+        let is_all = from.0.is_empty();
+        is_all.then_some(message).ok_or(MessageError::Long)
     }
 }
 
