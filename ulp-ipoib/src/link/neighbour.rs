@@ -257,10 +257,10 @@ impl State {
                 return Some(None);
             }
         }
-        if let Some(neighbour) = self.neighbours.get_mut(&hop) {
-            if !neighbour.wakers.iter().any(|known| known.will_wake(waker)) {
-                neighbour.wakers.push(waker.clone());
-            }
+        if let Some(neighbour) = self.neighbours.get_mut(&hop)
+            && !neighbour.wakers.iter().any(|known| known.will_wake(waker))
+        {
+            neighbour.wakers.push(waker.clone());
         }
         None
     }
