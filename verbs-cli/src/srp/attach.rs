@@ -229,16 +229,11 @@ impl Disk {
             }];
             let mut blocks = self.blocks(at + offset as u64, len.into());
             blocks.fua = fua;
-            match is_write {
-                true => {
-                    self.command(&scsi::Command::Write(blocks), Data::Out(&list))
-                        .await?
-                }
-                false => {
-                    self.command(&scsi::Command::Read(blocks), Data::In(&list))
-                        .await?
-                }
-            }
+            let (command, data) = match is_write {
+                true => (scsi::Command::Write(blocks), Data::Out(&list)),
+                false => (scsi::Command::Read(blocks), Data::In(&list)),
+            };
+            self.command(&command, data).await?;
         }
         Ok(())
     }
