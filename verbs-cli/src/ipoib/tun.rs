@@ -117,13 +117,11 @@ impl Tun {
                     Err(error) => return Err(error),
                 },
             };
-            match interface.send(self.packet.get(..len).unwrap_or_default()) {
-                Err(SendError::Full) => {
-                    self.held = Some(len);
-                    return Ok(());
-                }
-                // As on any network, what cannot be sent is lost; the interface counts it.
-                Ok(()) | Err(_) => {}
+            // As on any network, what cannot be sent is lost; the interface counts it.
+            let packet = self.packet.get(..len).unwrap_or_default();
+            if interface.send(packet) == Err(SendError::Full) {
+                self.held = Some(len);
+                return Ok(());
             }
         }
         Ok(())
