@@ -341,12 +341,10 @@ impl QueuePair {
         now: Instant,
         effects: &mut Effects,
     ) -> bool {
-        let Some(exchange) = self.engaged.exchange() else {
+        let open = self.engaged.exchange();
+        let Some(exchange) = open.filter(|_| !self.engaged.is_closing()) else {
             return false;
         };
-        if self.engaged.is_closing() {
-            return false;
-        }
         let mut exchange = exchange.lock();
         exchange.follow(self);
         let Exchange {
@@ -370,20 +368,13 @@ impl QueuePair {
             self.port.report(packet, false);
             return false;
         };
-        let elsewhere;
-        let packet = if pkey_index == 0 {
-            packet
-        } else {
-            elsewhere = Incoming {
-                pkey_index,
-                ..*packet
-            };
-            &elsewhere
-        };
-        let deth = packet.head.ext().deth;
-        if deth.is_some_and(|deth| deth.qkey != path.qkey) && self.qp_type != QpType::Smi {
-            self.port.report(packet, true);
-        }
+        // Most come in the first partition, and are not copied for it.
+        let elsewhere = (pkey_index != 0).then_some(Incoming {
+            pkey_index,
+            ..*packet
+        });
+        let packet = elsewhere.as_ref().unwrap_or(packet);
+        self.look_at_qkey(path, packet);
         if packet.head.opcode() == Opcode::CNP {
             counters.cnps_received.up();
             return false;
@@ -413,6 +404,14 @@ impl QueuePair {
         let mut machine = self.engaged.machine.lock();
         self.see_to_notes(&mut exchange, &mut machine, notes, named.as_ref(), effects);
         true
+    }
+
+    /// Reports a datagram whose key is another; the machine drops it.
+    fn look_at_qkey(&self, path: &Path, packet: &Incoming<'_>) {
+        let deth = packet.head.ext().deth;
+        if deth.is_some_and(|deth| deth.qkey != path.qkey) && self.qp_type != QpType::Smi {
+            self.port.report(packet, true);
+        }
     }
 
     /// Whether a packet's partition lets it in, and which entry of the table that is. Queue pair 0 does

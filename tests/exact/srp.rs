@@ -18,10 +18,10 @@ use ulp_srp::iu::{
     BufferFormats, Cdb, DataBuffer, Delta, LoginReq, LoginRsp, Lun, Rsp, TaskAttribute, ToTarget,
 };
 use verbs_cm::resolver::Fixed;
-use verbs_cm::{Connection, Manager, listen};
+use verbs_cm::{Connection, Listener, Manager, listen};
 use verbs_core::sync::Mutex;
 use verbs_core::{
-    Access, Arm, Armed, Cq, Device, Extent, Memory, Mr, QpInit, Recv, Send, Wc, WcOpcode, Write,
+    Access, Arm, Armed, Cq, Device, Extent, Memory, Mr, Qp, QpInit, Recv, Send, Wc, WcOpcode, Write,
 };
 
 use crate::{allocator, voluntary_switches};
@@ -104,6 +104,22 @@ struct Bed {
     _managers: [Manager; 2],
 }
 
+/// Lets an initiator in.
+async fn serve(listener: &mut Listener, qp: Qp) -> Connection {
+    let request = listener.accept().await;
+    let login = LoginReq::parse_cm(request.private_data()).expect("a login");
+    let rsp = LoginRsp {
+        delta: Delta(10),
+        tag: login.tag,
+        max_initiator_iu_len: IU_LEN as u32,
+        max_target_iu_len: 64,
+        formats: BufferFormats::DIRECT,
+        ..LoginRsp::default()
+    };
+    let accepted = request.accept(qp).private_data(&rsp.unit()).await;
+    accepted.expect("accepted")
+}
+
 async fn bed() -> Bed {
     let link = Loopback::with_seed(3);
     let hcas = [(); 2].map(|()| Hca::on(&link).build());
@@ -154,25 +170,8 @@ async fn bed() -> Bed {
         ..Options::default()
     };
     let initiator = Initiator::new(&device, options);
-    let serve = async {
-        let request = listener.accept().await;
-        let login = LoginReq::parse_cm(request.private_data()).expect("a login");
-        let rsp = LoginRsp {
-            delta: Delta(10),
-            tag: login.tag,
-            max_initiator_iu_len: IU_LEN as u32,
-            max_target_iu_len: 64,
-            formats: BufferFormats::DIRECT,
-            ..LoginRsp::default()
-        };
-        request
-            .accept(qp)
-            .private_data(&rsp.unit())
-            .await
-            .expect("accepted")
-    };
     let login = initiator.login(AT.parse().expect("an address"));
-    let (session, connection) = join(login, serve).await;
+    let (session, connection) = join(login, serve(&mut listener, qp)).await;
     let mut locked = peer.lock();
     (locked.connection, locked.cq) = (Some(connection), Some(cq));
     locked.turn();

@@ -9,7 +9,7 @@ use std::time::Duration;
 use futures::future::join_all;
 use hca_sim::clock::Instant;
 use hca_sim::sim::{Counts, Draw, LinkConfig, Ppm, Sim};
-use ulp_srp::initiator::{Mechanism, Options};
+use ulp_srp::initiator::{Mechanism, Options, Session};
 use ulp_srp::iu::Lun;
 use verbs_core::{Extent, Memory};
 
@@ -74,6 +74,17 @@ fn list<'m>(draw: &mut Draw, memory: &'m Arc<Memory>, blocks: u32) -> Vec<Extent
     list
 }
 
+/// Memory for each command, that the session has a key for.
+async fn published(session: &Session) -> Vec<Arc<Memory>> {
+    let memories: Vec<_> = (0..COMMANDS)
+        .map(|_| Arc::new(Memory::alloc(64 * PAGE).unwrap()))
+        .collect();
+    for memory in &memories {
+        session.publish(memory).await.unwrap();
+    }
+    memories
+}
+
 /// What a seed does: packets, completions, events, timers, and when all was over. (A digest covers addresses of
 /// memory as well, which are this process's.)
 fn run(seed: u64) -> (Counts, Instant) {
@@ -93,12 +104,7 @@ fn run(seed: u64) -> (Counts, Instant) {
         });
         sim.network().set_all(network(&mut draw));
         let session = bed.login(options).await;
-        let memories: Vec<_> = (0..COMMANDS)
-            .map(|_| Arc::new(Memory::alloc(64 * PAGE).unwrap()))
-            .collect();
-        for memory in &memories {
-            session.publish(memory).await.unwrap();
-        }
+        let memories = published(&session).await;
         for round in 0..ROUNDS {
             let lists: Vec<_> = memories
                 .iter()

@@ -11,7 +11,7 @@ use std::task::{Poll, Waker};
 use ulp_srp::iu::{
     BufferFormats, Cmd, CredReq, DataBuffer, Delta, Descriptors, Detail, LoginRej, LoginReq,
     LoginRsp, MemoryDescriptor, Residual, ResponseCode, Rsp, Status, Tag, TargetLogout,
-    TaskFunction, ToTarget,
+    TaskFunction, ToTarget, TskMgmt,
 };
 use verbs_cm::{ConnectRequest, Connection, Listener, ServiceListener};
 use verbs_core::sync::Mutex;
@@ -261,27 +261,7 @@ impl Channel {
                 }
                 self.data(tag, &unit).await
             }
-            ToTarget::TskMgmt(task) => {
-                let held = self.held.len();
-                match task.function {
-                    TaskFunction::ABORT_TASK => self.held.retain(|(tag, _)| *tag != task.task),
-                    _ => self.held.clear(),
-                }
-                let ended = (held - self.held.len()) as i32;
-                self.credit += ended;
-                self.outstanding -= ended;
-                let mut state = self.target.state.lock();
-                state.aborted += ended.cast_unsigned();
-                state.resets += u32::from(task.function == TaskFunction::LUN_RESET);
-                drop(state);
-                let rsp = Rsp {
-                    tag,
-                    delta: Delta(1 + ended),
-                    detail: Detail::Response(ResponseCode::COMPLETE),
-                    ..Rsp::default()
-                };
-                self.send_rsp(&rsp, None)
-            }
+            ToTarget::TskMgmt(task) => self.manage(&task),
             ToTarget::CredRsp(_) => {
                 self.target.state.lock().credit_answers += 1;
                 Ok(())
@@ -295,6 +275,29 @@ impl Channel {
                 Err(Over)
             }
         }
+    }
+
+    /// Ends tasks that are held, and says so.
+    fn manage(&mut self, task: &TskMgmt) -> Result<(), Over> {
+        let held = self.held.len();
+        match task.function {
+            TaskFunction::ABORT_TASK => self.held.retain(|(tag, _)| *tag != task.task),
+            _ => self.held.clear(),
+        }
+        let ended = (held - self.held.len()) as i32;
+        self.credit += ended;
+        self.outstanding -= ended;
+        let mut state = self.target.state.lock();
+        state.aborted += ended.cast_unsigned();
+        state.resets += u32::from(task.function == TaskFunction::LUN_RESET);
+        drop(state);
+        let rsp = Rsp {
+            tag: task.tag,
+            delta: Delta(1 + ended),
+            detail: Detail::Response(ResponseCode::COMPLETE),
+            ..Rsp::default()
+        };
+        self.send_rsp(&rsp, None)
     }
 
     /// Checks that the initiator keeps to the request limit.

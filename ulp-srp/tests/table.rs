@@ -72,6 +72,31 @@ impl Model {
         self.ended += 1;
     }
 
+    /// An answer comes so many times; not at all is lost, with the connection.
+    fn answer(&mut self, table: &mut Table, which: usize, times: u8) {
+        if self.at_target.is_empty() {
+            return;
+        }
+        // The credit comes with the answer, and with its first copy only.
+        let tag = self.at_target.remove(which % self.at_target.len());
+        self.credit += 1;
+        table.grant(1);
+        if times == 0 {
+            // The loss is somebody's claim.
+            let id = table.slot_of(tag).expect("a tag of this channel");
+            if table.claim(id).is_some() {
+                self.end(table, id);
+            }
+            return;
+        }
+        self.answered.push(tag);
+        for _ in 0..times {
+            if let Answered::Claimed(id) = table.answered(tag) {
+                self.end(table, id);
+            }
+        }
+    }
+
     fn step(&mut self, table: &mut Table, step: Step) {
         match step {
             Step::Begin | Step::Prepare => {
@@ -99,33 +124,7 @@ impl Model {
                     self.at_target.push(table.tag(id));
                 }
             }
-            Step::Answer { which, times } => {
-                if self.at_target.is_empty() {
-                    return;
-                }
-                // The credit comes with the answer, and with its first copy only.
-                let tag = self.at_target.remove(which % self.at_target.len());
-                if times == 0 {
-                    // Lost, with the connection: the loss is somebody's claim.
-                    let Some(id) = table.slot_of(tag) else {
-                        panic!("a tag of this channel")
-                    };
-                    self.credit += 1;
-                    table.grant(1);
-                    if table.claim(id).is_some() {
-                        self.end(table, id);
-                    }
-                    return;
-                }
-                self.credit += 1;
-                table.grant(1);
-                self.answered.push(tag);
-                for _ in 0..times {
-                    if let Answered::Claimed(id) = table.answered(tag) {
-                        self.end(table, id);
-                    }
-                }
-            }
+            Step::Answer { which, times } => self.answer(table, which, times),
             Step::Again(which) => {
                 if let Some(&tag) = self.answered.get(which % self.answered.len().max(1)) {
                     assert_eq!(table.answered(tag), Answered::Late);

@@ -174,9 +174,7 @@ async fn hold(device: &Arc<Device>, target: &Target, count: usize) -> Result<(),
     patient.backoff_max = Duration::from_millis(500);
     let initiator = Initiator::new(device, patient).on_event(move |event| {
         println!("{event:?}");
-        if matches!(event, Event::Restored { .. }) {
-            back.store(true, SeqCst);
-        }
+        back.fetch_or(matches!(event, Event::Restored { .. }), SeqCst);
     });
     let session = initiator.login(target.clone()).await?;
     session.test_unit_ready(Lun(0)).await?;
@@ -227,22 +225,32 @@ async fn hold(device: &Arc<Device>, target: &Target, count: usize) -> Result<(),
         }
     });
     try_join_all(workers).await?;
-    let (begun, ended) = (begun.into_inner(), ended.load(SeqCst));
-    let failed = failed.load(SeqCst);
+    if twice.load(SeqCst) != 0 || !is_back.load(SeqCst) {
+        return Err("a command ended twice, or the target did not come back".into());
+    }
+    judge(begun.into_inner(), ended.load(SeqCst), failed.load(SeqCst))?;
+    works_again(&session).await?;
+    session.logout().await;
+    Ok(())
+}
+
+/// Whether the target answers, whatever it says.
+async fn works_again(session: &Session) -> Result<(), Failed> {
+    match session.test_unit_ready(Lun(0)).await {
+        Ok(()) | Err(ScsiError::Status(_)) => println!("the session works again"),
+        Err(error) => return Err(error.into()),
+    }
+    Ok(())
+}
+
+/// Whether every command ended, and the loss was one.
+fn judge(begun: u64, ended: u64, failed: u64) -> Result<(), Failed> {
     println!("{begun} commands begun, {ended} ended, {failed} of them by the loss");
-    if begun != ended || twice.load(SeqCst) != 0 {
+    if begun != ended {
         return Err("commands did not end exactly once".into());
     }
     if failed == 0 {
         return Err("no command was under way when the target went".into());
     }
-    if !is_back.load(SeqCst) {
-        return Err("the target did not come back".into());
-    }
-    match session.test_unit_ready(Lun(0)).await {
-        Ok(()) | Err(ScsiError::Status(_)) => println!("the session works again"),
-        Err(error) => return Err(error.into()),
-    }
-    session.logout().await;
     Ok(())
 }

@@ -484,20 +484,11 @@ mod tests {
     use super::*;
 
     fn samples() -> Vec<Message> {
-        let port = AdapterPort {
-            number: 1,
-            guid: Guid(7),
-            lid: Lid(0xbfff),
-            rate_mbps: 40_000,
-            pkeys: vec![PKey::DEFAULT, PKey(0)],
-            ..AdapterPort::default()
-        };
-        let adapter = Adapter {
-            name: "HcaA".into(),
-            guid: Guid(6),
-            ports: vec![port.clone(), port],
-            ..Adapter::default()
-        };
+        [requests(), answers()].into_iter().flatten().collect()
+    }
+
+    /// What clients say.
+    fn requests() -> Vec<Message> {
         let mad = MadMessage {
             agent: 3,
             status: 110,
@@ -516,17 +507,6 @@ mod tests {
         };
         let host = String::from("HcaA,HcaB");
         let (session, node) = (4, String::from("Sw1"));
-        let sheet = PortSheet {
-            node_guid: Guid(5),
-            system_guid: Guid(6),
-            info: PortInfo {
-                lid: Lid(9),
-                guid_cap: 2,
-                ..PortInfo::default()
-            },
-            gids: vec![Gid([7; 16]), Gid::default()],
-            pkeys: vec![PKey::DEFAULT; 3],
-        };
         vec![
             Message::Look { host: host.clone() },
             Message::Open {
@@ -566,13 +546,44 @@ mod tests {
             }),
             Message::PlugOwn { is_in: false },
             Message::Leave,
+        ]
+    }
+
+    /// What the host says.
+    fn answers() -> Vec<Message> {
+        let port = AdapterPort {
+            number: 1,
+            guid: Guid(7),
+            lid: Lid(0xbfff),
+            rate_mbps: 40_000,
+            pkeys: vec![PKey::DEFAULT, PKey(0)],
+            ..AdapterPort::default()
+        };
+        let adapter = Adapter {
+            name: "HcaA".into(),
+            guid: Guid(6),
+            ports: vec![port.clone(), port],
+            ..Adapter::default()
+        };
+        let sheet = PortSheet {
+            node_guid: Guid(5),
+            system_guid: Guid(6),
+            info: PortInfo {
+                lid: Lid(9),
+                guid_cap: 2,
+                ..PortInfo::default()
+            },
+            gids: vec![Gid([7; 16]), Gid::default()],
+            pkeys: vec![PKey::DEFAULT; 3],
+        };
+        vec![
             Message::Attached(sheet.clone()),
             Message::Changed {
                 change: Change::State(PortState::Armed),
                 sheet,
             },
             Message::Adapters(vec![adapter]),
-            Message::Opened { session },
+            Message::Opened { session: 4 },
             Message::Registered { agent: 6 },
             Message::Done,
             Message::Path("a file".into()),
