@@ -523,7 +523,7 @@ mod tests {
                 .filter_map(move |&o| Opcode::new(s, o))
         });
         assert_eq!(pairs.count(), assigned, "two opcodes share a byte");
-        assert_eq!(assigned, 25 + 12 + 2 + 1 + 25 + 2);
+        assert_eq!(assigned, 25 + 12 + 2 + 1 + 25 + 2 + 2);
     }
 
     /// Goal: the bytes of the specification. Method: a sample from every service.
