@@ -33,6 +33,8 @@ pub(crate) struct Effects {
     pub(crate) contact: Vec<Arc<QueuePair>>,
     /// Who has packets for which the link has no room.
     pub(crate) stalled: Vec<Arc<QueuePair>>,
+    /// Packets that have left their queue pairs wait for room on the link.
+    pub(crate) blocked: bool,
     /// Ports on the same link that packets have been brought to.
     pub(crate) fed: Fed,
     /// What the link has told about itself.
@@ -55,6 +57,7 @@ pub(crate) type Fed = SmallVec<[Arc<dyn Due>; 1]>;
 /// See [`Effects::take_packets`].
 pub(crate) struct ForDriver {
     pub(crate) stalled: Vec<Arc<QueuePair>>,
+    pub(crate) blocked: bool,
     pub(crate) fed: Fed,
     pub(crate) news: Vec<Change>,
 }
@@ -112,6 +115,7 @@ impl Effects {
     pub(crate) fn take_packets(&mut self) -> ForDriver {
         ForDriver {
             stalled: std::mem::take(&mut self.stalled),
+            blocked: std::mem::take(&mut self.blocked),
             fed: std::mem::take(&mut self.fed),
             news: std::mem::take(&mut self.news),
         }

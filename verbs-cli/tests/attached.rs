@@ -8,16 +8,18 @@ mod manager;
 use std::env;
 use std::fs;
 use std::io::{BufRead, BufReader};
+use std::os::fd::AsFd;
 use std::path::{Path as FilePath, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hca_sim::Hca;
 use hca_sim::extension::PacketCounters;
 use hca_sim::link::fabric::AttachError;
-use hca_sim::link::fabric::message::Refusal;
+use hca_sim::link::fabric::message::{Message, PACKETS, PACKETS_AT, Refusal};
+use hca_sim::link::fabric::socket::{Take, connect_to, receive, send};
 use verbs_core::mad::AttributeId;
 use verbs_core::mad::Delivery;
 use verbs_core::mad::sm::{LinkState, NodeInfo, NodeInfoView, attribute};
@@ -33,6 +35,12 @@ const NET: &str = "Switch 4 \"S1\"\n[1] \"A\"[1]\n[2] \"B\"[1]\n[3] \"S2\"[1]\n\
                    Switch 4 \"S2\"\n[2] \"C\"[1]\nHca 1 \"A\"\nHca 1 \"B\"\nHca 1 \"C\"\n";
 const QKEY: QKey = QKey(0x1111_2222);
 const ROOM: usize = 1 << 18;
+/// Bytes of a long message.
+const LONG: usize = 1 << 16;
+/// The number of each send of a conversation; those of its receives are smaller.
+const SENT: u64 = 100;
+/// After which a conversation is stuck.
+const STUCK: Duration = Duration::from_secs(30);
 /// Where the other process finds the subnet, and whom it sends to.
 const SOCKET: &str = "VERBS_TEST_SOCKET";
 const DATAGRAM: &str = "VERBS_TEST_QPN";
@@ -134,7 +142,7 @@ impl End {
         let cq = node.device.create_cq(64).wait().unwrap();
         let memory = Memory::alloc(2 * ROOM).unwrap();
         let mr = pd.register(memory, Access::LOCAL_WRITE).wait().unwrap();
-        let init = QpInit::of(qp_type, &cq, &cq).inline(64).depth(16, 16);
+        let init = QpInit::of(qp_type, &cq, &cq).inline(64).depth(16, 32);
         let qp = pd.create_qp(init).wait().unwrap();
         Self {
             qp,
@@ -174,7 +182,30 @@ impl End {
             .wait()
             .unwrap();
         self.qp.modify(QpAttr::rtr(&path)).wait().unwrap();
-        self.qp.ready_to_send(Psn::new(0)).wait().unwrap();
+        // Nothing is sent again by itself: what is lost stays so.
+        let ready = QpAttr {
+            timeout: Some(0),
+            ..QpAttr::rts(Psn::new(0))
+        };
+        self.qp.modify(ready).wait().unwrap();
+    }
+
+    /// Sends that many messages of 64 KiB and receives as many, 16 at a time and 32 receives ahead of them.
+    fn converse(&mut self, count: usize) -> Conversation<'_> {
+        for wr_id in 0..32 {
+            self.receive_long(wr_id);
+        }
+        Conversation {
+            end: self,
+            to_send: count,
+            sent: 0,
+            received: 0,
+        }
+    }
+
+    fn receive_long(&mut self, wr_id: u64) {
+        let recv = Recv::new(wr_id).into(self.mr.slice(ROOM..ROOM + LONG));
+        self.qp.post_recv(recv).unwrap();
     }
 
     fn send(&mut self, av: Av, qpn: Qpn, text: &[u8]) {
@@ -296,6 +327,152 @@ fn datagrams_arrive(manager: &Manager, nodes: [&Node; 3]) {
     let number = ends[2].qp.qpn();
     ends[1].send(Av::to_gid(1, 0, nodes[2].gid), number, b"one");
     assert_eq!(ends[2].poll().slid, Lid(2));
+}
+
+/// See [`End::converse`].
+struct Conversation<'e> {
+    end: &'e mut End,
+    to_send: usize,
+    sent: usize,
+    received: usize,
+}
+
+impl Conversation<'_> {
+    fn start(&mut self) {
+        for _ in 0..16 {
+            self.send();
+        }
+    }
+
+    fn send(&mut self) {
+        if self.to_send > 0 {
+            self.to_send -= 1;
+            let send = Send::new(SENT).from(self.end.mr.slice(0..LONG));
+            self.end.qp.post_send(send.signaled()).unwrap();
+        }
+    }
+
+    /// Takes what has completed, and sends more.
+    fn go_on(&mut self) {
+        let mut wcs = [Wc::default(); 48];
+        for wc in self.end.cq.poll(&mut wcs).iter() {
+            assert!(wc.is_ok(), "{wc:?}");
+            if wc.wr_id == SENT {
+                self.sent += 1;
+                self.send();
+            } else {
+                self.received += 1;
+                self.end.receive_long(wc.wr_id);
+            }
+        }
+    }
+}
+
+/// Goal: where sockets are full most of the time, nothing is lost and nothing gets stuck, whether somebody polls
+/// all the time or now and then. Method: long messages one way and both ways at once, on connections without a
+/// timeout.
+#[test]
+fn full_sockets_hold_up_and_lose_nothing() {
+    let hosted = Hosted::new();
+    let names = ADAPTERS.map(|(name, ..)| name);
+    let [a, b, c] = names.map(|name| Node::attach(&hosted.socket, name).unwrap());
+    Manager::on(&a.device).bring_up();
+    for node in [&b, &c] {
+        node.wait_for(PortState::Active);
+    }
+    for pause in [Duration::ZERO, Duration::from_millis(1)] {
+        for counts in [[100, 0], [100, 100]] {
+            talk([&b, &c], counts, pause);
+        }
+    }
+    for (node, has_sent_all) in [(&b, true), (&c, false)] {
+        let counts = node.device.call::<PacketCounters>(()).wait().unwrap();
+        let again = counts.duplicates + counts.out_of_sequence + counts.sequence_naks;
+        assert_eq!(again, 0, "{counts:?}");
+        let was_full = counts.link.blocked > 0;
+        assert!(was_full || !has_sent_all, "no socket was full: {counts:?}");
+    }
+}
+
+/// Sends that many long messages from each, and waits until all have come.
+fn talk(nodes: [&Node; 2], counts: [usize; 2], pause: Duration) {
+    let mut ends = nodes.map(|node| End::new(node, QpType::Rc));
+    let numbers = ends.each_ref().map(|end| end.qp.qpn());
+    for (end, (lid, peer)) in ends.iter_mut().zip([(3, numbers[1]), (2, numbers[0])]) {
+        end.connect(Lid(lid), peer);
+    }
+    let [one, other] = &mut ends;
+    let mut talks = [one.converse(counts[0]), other.converse(counts[1])];
+    talks.iter_mut().for_each(Conversation::start);
+    let begin = Instant::now();
+    loop {
+        talks.iter_mut().for_each(Conversation::go_on);
+        let done = talks.each_ref().map(|talk| (talk.sent, talk.received));
+        if done == [(counts[0], counts[1]), (counts[1], counts[0])] {
+            return;
+        }
+        let is_stuck = begin.elapsed() > STUCK;
+        assert!(
+            !is_stuck,
+            "{counts:?} were to be sent, and (sent, received) are {done:?}"
+        );
+        thread::sleep(pause);
+    }
+}
+
+/// Goal: who does not read holds up its sender for a while, nothing is lost, and what has waited for room leaves by
+/// itself. Method: datagrams to a port whose process does not read before all buffers on the way are full; then
+/// nobody polls or posts any more.
+#[test]
+fn a_late_reader_gets_all() {
+    let hosted = Hosted::new();
+    let a = Node::attach(&hosted.socket, "A").unwrap();
+    let reader = connect_to(&hosted.socket).unwrap();
+    let attach = Message::Attach {
+        host: "B".into(),
+        adapter: 0,
+        port: 1,
+    };
+    send(reader.as_fd(), &attach.encode(), true).unwrap();
+    Manager::on(&a.device).bring_up();
+    a.wait_for(PortState::Active);
+    let mut end = End::datagrams(&a);
+    let there = Datagram {
+        av: Av::to_lid(1, Lid(2)),
+        qpn: Qpn::new(5),
+        qkey: QKEY,
+        pkey_index: 0,
+    };
+    let mut sent = 0;
+    let mut wcs = [Wc::default(); 16];
+    while a
+        .device
+        .call::<PacketCounters>(())
+        .wait()
+        .unwrap()
+        .link
+        .blocked
+        == 0
+    {
+        assert!(sent < 10_000, "nobody is held up");
+        let send = Send::new(0).from(end.mr.slice(0..2048)).to(&there);
+        end.qp.post_send(send.signaled()).unwrap();
+        sent += 1;
+        end.cq.poll(&mut wcs);
+    }
+    // Longer than a poller is taken to be one.
+    thread::sleep(Duration::from_millis(50));
+    let reading = thread::spawn(move || {
+        let mut count = 0;
+        while count < sent {
+            let message = receive(reader.as_fd(), Take::Away, true).unwrap().unwrap();
+            if message.first() == Some(&PACKETS) {
+                count += (message.len() - PACKETS_AT) / 2048;
+            }
+        }
+    });
+    eventually(|| reading.is_finished());
+    reading.join().unwrap();
 }
 
 /// Goal: the link of a process that dies goes down, which the manager hears; another takes the port, and has

@@ -40,6 +40,8 @@ use crate::wire::{Bth, Head, PacketView, Role, Syndrome};
 const POLLED: Duration = Duration::from_millis(8);
 /// How long after a link had no room it is asked again, if nothing happens before.
 const BLOCKED: Duration = Duration::from_micros(200);
+/// The token of the timer for that.
+const ASK_LINK: u64 = 1;
 
 /// See the module's documentation.
 pub(crate) struct Driver {
@@ -55,6 +57,8 @@ pub(crate) struct Driver {
     mtu: Mtu,
     /// The port is out of service.
     down: AtomicBool,
+    /// A timer is set to ask the link for room.
+    asks_link: AtomicBool,
     /// Until when somebody polls, in nanoseconds of the engine's clock.
     polled_until: AtomicU64,
     /// The thread that waits was woken: there may be news of the link.
@@ -109,6 +113,7 @@ impl Driver {
             jobs: Mutex::new(Vec::new()),
             has_jobs: AtomicBool::new(false),
             down: AtomicBool::new(false),
+            asks_link: AtomicBool::new(false),
             polled_until: AtomicU64::new(0),
             news: AtomicBool::new(false),
             changes: AtomicU32::new(0),
@@ -223,7 +228,13 @@ impl Driver {
             // Let go first: what follows is foreign code, and may come back here.
             let more = held.release() || rest;
             let mut again = std::mem::take(&mut effects.again);
-            let ForDriver { stalled, fed, news } = effects.take_packets();
+            let ForDriver {
+                stalled,
+                blocked,
+                fed,
+                news,
+            } = effects.take_packets();
+            let waits_for_room = blocked || !stalled.is_empty();
             again.extend(effects.carry_out(port));
             let more = more || !again.is_empty();
             for change in news {
@@ -234,9 +245,9 @@ impl Driver {
                 let now = port.engine.now();
                 defer(move || neighbour.due(now, 0));
             }
-            if has_fed && !stalled.is_empty() {
+            stalled.iter().for_each(|qp| self.list(qp));
+            if has_fed && waits_for_room {
                 // Whom they are for has made room, or is about to on this very thread.
-                stalled.iter().for_each(|qp| self.list(qp));
                 if let (false, Some(me)) = (more, self.me.get().cloned()) {
                     defer(move || {
                         if let Some(port) = me.upgrade() {
@@ -244,8 +255,8 @@ impl Driver {
                         }
                     });
                 }
-            } else if !stalled.is_empty() {
-                self.put_off(port, &stalled);
+            } else if waits_for_room {
+                self.ask_link_later(port);
             }
             again.iter().for_each(|qp| self.list(qp));
             if !more {
@@ -280,7 +291,7 @@ impl Driver {
                 false
             }
             Visit::Receive => {
-                if !self.listed.lock().is_empty() {
+                if work.outbox.is_blocked() || !self.listed.lock().is_empty() {
                     self.send(port, work, true, effects);
                 }
                 let came = self.receive(port, work, effects);
@@ -350,6 +361,7 @@ impl Driver {
             qp.round(Some(&mut mail), effects);
         }
         outbox.flush(&mut **link);
+        effects.blocked |= outbox.is_blocked();
         effects.fed.extend(std::iter::from_fn(|| link.fed()));
         for qp in later.drain(..) {
             self.list(&qp);
@@ -453,14 +465,13 @@ impl Driver {
         self.work.lock().link.leave(group);
     }
 
-    /// The link had no room for these: they come again a little later, if nobody comes before.
-    fn put_off(&self, port: &Port, stalled: &[Arc<QueuePair>]) {
-        for qp in stalled {
-            self.list(qp);
-        }
-        if let Some(first) = stalled.first() {
-            let first = Arc::clone(first) as Arc<dyn Due>;
-            let _ = port.engine.after(BLOCKED, first, 0);
+    /// The link had no room: it is asked again a little later, if nobody comes before.
+    fn ask_link_later(&self, port: &Port) {
+        let Some(me) = self.me.get().and_then(Weak::upgrade) else {
+            return;
+        };
+        if !self.asks_link.swap(true, AcqRel) {
+            let _ = port.engine.after(BLOCKED, me, ASK_LINK);
         }
     }
 
@@ -495,10 +506,13 @@ fn acknowledged(head: &Head) -> Option<(Qpn, Psn)> {
 }
 
 impl Due for Port {
-    /// A link in virtual time has something. It is seen to even if somebody polls: in virtual time nobody
-    /// comes back for it.
-    fn due(&self, _now: Instant, _token: u64) {
+    /// A link in virtual time has something, or any link may have room again. It is seen to even if somebody
+    /// polls: in virtual time nobody comes back for it.
+    fn due(&self, _now: Instant, token: u64) {
         if let Some(driver) = self.driver() {
+            if token == ASK_LINK {
+                driver.asks_link.store(false, Release);
+            }
             driver.turn(self);
         }
     }

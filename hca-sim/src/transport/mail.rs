@@ -217,6 +217,12 @@ impl Outbox {
         }
     }
 
+    /// Whether packets wait here for room on the link. Their queue pairs may know nothing of it, and wait for
+    /// answers.
+    pub(crate) fn is_blocked(&self) -> bool {
+        self.blocked
+    }
+
     /// Sends what is there. `false`: the link has no room, and machines have to wait.
     pub(crate) fn flush(&mut self, link: &mut dyn PacketLink) -> bool {
         self.blocked = !(self.burst.send(link) && self.spare.send(link));

@@ -21,12 +21,20 @@ use crate::subnet::managers::Managers;
 /// not read at all is disconnected.
 const BACKLOG_MAX: usize = 100_000;
 
-/// Messages with packets that wait for an HCA to take them. What comes then is lost, as at a switch whose
-/// buffers are full; a megabyte is more than a queue pair has on its way.
-const PACKETS_MAX: usize = 64;
+/// Messages with packets that wait for an HCA to take them, from which on its senders are not read from. So a
+/// sender waits for a receiver that does not keep up, as it waits for credits on a link.
+const FULL: usize = 8;
 
-/// Messages taken from one client before others have their turn.
+/// How long senders wait for a receiver that takes nothing, as long as packets stay at the head of a queue in
+/// a switch: others than that receiver may wait for those senders.
+const LIFETIME: Duration = Duration::from_secs(1);
+
+/// Messages with packets that wait in any case; what comes then is lost.
+const PACKETS_MAX: usize = 256;
+
+/// Messages and bytes taken from one client before others have their turn.
 const TURN: usize = 64;
+const TURN_BYTES: usize = 256 << 10;
 
 #[derive(Debug)]
 struct Client {
@@ -34,6 +42,10 @@ struct Client {
     backlog: VecDeque<Vec<u8>>,
     /// Messages with packets; others go before them.
     packets: VecDeque<Vec<u8>>,
+    /// Since when the first of these is that.
+    since: Time,
+    /// The receiver that was full when something came from here for it.
+    held_by: Option<u32>,
 }
 
 /// A hosted subnet and its clients' sockets.
@@ -137,14 +149,22 @@ impl Server {
         let ends = self.managers.ends();
         entries.extend(ends.map(|end| PollFd::from_borrowed_fd(end, PollFlags::empty())));
         let first_client = entries.len();
+        let now = self.now();
+        let mut hold = None;
         for client in self.clients.values() {
             let mut wanted = PollFlags::IN;
             wanted.set(PollFlags::OUT, client.has_waiting());
+            let receiver = client.held_by.and_then(|it| self.clients.get(&it));
+            if let Some(end) = receiver.and_then(|it| it.holds_until(now)) {
+                // That a client is gone is told all the same.
+                wanted.remove(PollFlags::IN);
+                hold = hold.into_iter().chain([end]).min();
+            }
             entries.push(PollFd::new(&client.socket, wanted));
         }
-        let now = self.now();
         let builtin = self.builtin.as_ref().and_then(BuiltIn::poll_timeout);
-        let due = self.host.poll_timeout().into_iter().chain(builtin).min();
+        let due = self.host.poll_timeout().into_iter();
+        let due = due.chain(builtin).chain(hold).min();
         let left = due.map(|due| Timespec::try_from(due.since(now)).unwrap_or(LONG));
         match poll(&mut entries, left.as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}
@@ -177,24 +197,57 @@ impl Server {
                 socket,
                 backlog,
                 packets,
+                since: Time::ZERO,
+                held_by: None,
             };
             self.clients.insert(number, client);
         }
     }
 
     fn read(&mut self, number: u32) {
+        let mut bytes = 0;
         for _ in 0..TURN {
+            if bytes >= TURN_BYTES {
+                break;
+            }
             let Some(client) = self.clients.get(&number) else {
                 return;
             };
             let now = self.now();
             let (socket, buffer) = (client.socket.as_fd(), &mut self.buffer);
             match receive_into(socket, Take::Away, false, buffer) {
-                Ok(len @ 1..) if self.host.handle(now, number, &self.buffer[..len]).is_ok() => {}
-                Err(Errno::AGAIN | Errno::INTR) => return,
+                Ok(len @ 1..) if self.host.handle(now, number, &self.buffer[..len]).is_ok() => {
+                    bytes += len;
+                }
+                Err(Errno::AGAIN | Errno::INTR) => break,
                 _ => return self.drop_client(number),
             }
         }
+        let full = self.queue_packets();
+        if let Some(client) = self.clients.get_mut(&number) {
+            client.held_by = full;
+        }
+    }
+
+    /// Queues packets for the clients that they are for. A client whose queue is full then.
+    fn queue_packets(&mut self) -> Option<u32> {
+        let now = self.now();
+        let mut full = None;
+        while let Some((number, message)) = self.host.poll_packets() {
+            match self.clients.get_mut(&number) {
+                Some(client) if client.packets.len() < PACKETS_MAX => {
+                    if client.packets.is_empty() {
+                        client.since = now;
+                    }
+                    client.packets.push_back(message);
+                    if client.packets.len() >= FULL {
+                        full = Some(number);
+                    }
+                }
+                _ => self.host.recycle(message),
+            }
+        }
+        full
     }
 
     fn drop_client(&mut self, number: u32) {
@@ -227,17 +280,11 @@ impl Server {
                 client.backlog.push_back(message.encode());
             }
         }
-        while let Some((number, message)) = self.host.poll_packets() {
-            match self.clients.get_mut(&number) {
-                Some(client) if client.packets.len() < PACKETS_MAX => {
-                    client.packets.push_back(message);
-                }
-                _ => self.host.recycle(message),
-            }
-        }
+        self.queue_packets();
+        let now = self.now();
         let mut lost = Vec::new();
         for (&number, client) in &mut self.clients {
-            if client.flush(&mut self.host).is_err() || client.backlog.len() > BACKLOG_MAX {
+            if client.flush(&mut self.host, now).is_err() || client.backlog.len() > BACKLOG_MAX {
                 lost.push(number);
             }
         }
@@ -254,8 +301,14 @@ impl Client {
         !self.backlog.is_empty() || !self.packets.is_empty()
     }
 
+    /// Until when senders wait for it, if they do.
+    fn holds_until(&self, now: Time) -> Option<Time> {
+        let end = self.since + LIFETIME;
+        (self.packets.len() >= FULL && now < end).then_some(end)
+    }
+
     /// Sends what waits, as far as there is room.
-    fn flush(&mut self, host: &mut Host) -> Result<(), Errno> {
+    fn flush(&mut self, host: &mut Host, now: Time) -> Result<(), Errno> {
         while let Some(bytes) = self.backlog.front() {
             match send(self.socket.as_fd(), bytes, false) {
                 Ok(()) => {
@@ -268,6 +321,7 @@ impl Client {
         while let Some(bytes) = self.packets.front() {
             match send(self.socket.as_fd(), bytes, false) {
                 Ok(()) => {
+                    self.since = now;
                     if let Some(sent) = self.packets.pop_front() {
                         host.recycle(sent);
                     }

@@ -219,12 +219,14 @@ impl PacketLink for RemotePort {
         let count = burst.packets().len();
         match self.send(local, burst) {
             Ok(()) => {
+                self.waiter.set_full(false);
                 self.counters.packets_sent += count as u64;
                 self.counters.gso_bursts += u64::from(count > 1);
                 Sent::Gone
             }
             Err(Errno::AGAIN | Errno::NOBUFS | Errno::INTR) => {
                 self.counters.blocked += 1;
+                self.waiter.set_full(true);
                 Sent::Blocked
             }
             // A transport takes it for lost.

@@ -16,6 +16,8 @@ pub(super) struct SocketWaiter {
     socket: Arc<OwnedFd>,
     /// The host has gone: its socket is always ready, and never has anything.
     is_closed: AtomicBool,
+    /// Packets wait for room in the socket.
+    is_full: AtomicBool,
 }
 
 impl SocketWaiter {
@@ -24,7 +26,13 @@ impl SocketWaiter {
             wakes: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             socket,
             is_closed: AtomicBool::new(false),
+            is_full: AtomicBool::new(false),
         })
+    }
+
+    /// Whether packets wait for room in the socket: the next wait ends when there is some.
+    pub(super) fn set_full(&self, is_full: bool) {
+        self.is_full.store(is_full, Relaxed);
     }
 
     /// Nothing comes any more. Whether that is news.
@@ -40,9 +48,11 @@ impl Waiter for SocketWaiter {
         } else {
             1
         };
+        let mut asked = PollFlags::IN;
+        asked.set(PollFlags::OUT, self.is_full.load(Relaxed));
         let mut polled = [
             PollFd::new(&self.wakes, PollFlags::IN),
-            PollFd::from_borrowed_fd(self.socket.as_fd(), PollFlags::IN),
+            PollFd::from_borrowed_fd(self.socket.as_fd(), asked),
         ];
         let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
         // An error, such as a signal, is an early return.
