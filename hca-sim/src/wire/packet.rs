@@ -212,8 +212,8 @@ pub struct Head {
 }
 
 impl Head {
-    /// Bytes of the longest: a masked atomic.
-    pub const LEN_MAX: usize = Bth::LEN + AtomicEth::LEN + MaskEth::LEN;
+    /// Bytes of the longest: a masked atomic on an extended connection.
+    pub const LEN_MAX: usize = Bth::LEN + XrcEth::LEN + AtomicEth::LEN + MaskEth::LEN;
 
     /// Puts headers together.
     ///
