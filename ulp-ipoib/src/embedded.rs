@@ -5,7 +5,7 @@
 //!
 //! use smoltcp::iface::{Config as StackConfig, Interface as Stack, SocketSet};
 //! use smoltcp::time::Instant;
-//! use smoltcp::wire::{HardwareAddress, IpCidr};
+//! use smoltcp::wire::{HardwareAddress, IpAddress, IpCidr};
 //! use ulp_ipoib::embedded::Embedded;
 //! use ulp_ipoib::{Administration, Config, Error};
 //! use verbs_core::Device;
@@ -15,7 +15,7 @@
 //! let mut link = Embedded::new(&device, admin, config).await?;
 //! let now = Instant::from_millis(0);
 //! let mut stack = Stack::new(StackConfig::new(HardwareAddress::Ip), &mut link, now);
-//! stack.update_ip_addrs(|all| drop(all.push(IpCidr::new([10, 0, 0, 1].into(), 24))));
+//! stack.update_ip_addrs(|all| drop(all.push(IpCidr::new(IpAddress::v4(10, 0, 0, 1), 24))));
 //! let mut sockets = SocketSet::new(Vec::new());
 //! loop {
 //!     link.readable().await;
