@@ -8,7 +8,6 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
-use hca_sim::Udp;
 use hca_sim::clock::{Clock, Instant, VirtualClock};
 use hca_sim::link::pcap::{LinkType, PcapWriter};
 use hca_sim::link::{
@@ -19,7 +18,10 @@ use hca_sim::wire::{
     Bth, BthFlags, Envelope, Extended, Head, Net, Opcode, Operation, Packet, ROCE_PORT, Seal,
     Service,
 };
+use hca_sim::{Hca, Udp};
 use verbs_core::addr::{PKey, Psn, Qpn};
+use verbs_core::wr::Datagram;
+use verbs_core::{Av, Gid, QKey, QpAttr, QpInit, QpState, QpType, Send, Wc};
 
 fn address(text: &str) -> IpAddr {
     text.parse().unwrap()
@@ -367,4 +369,42 @@ fn bursts_arrive_whole_over_ipv6() {
     }
     let counters = link.counters();
     assert_eq!((counters.gso_bursts, counters.send_errors), (3, 0));
+}
+
+/// Goal: packets that the link had no room for leave when it has, although nobody posts, polls or answers, and their
+/// queue pair takes them for sent. Method: datagrams over a cable with room for two, whose other end takes them late.
+#[test]
+fn what_a_full_link_has_kept_leaves_by_itself() {
+    let (here, there) = (address("10.0.0.1"), address("10.0.0.2"));
+    let clock = VirtualClock::new();
+    let (a, mut b) = Cable::new().burst_limit(2).room(2).plug(&[here], &[there]);
+    let device = Hca::over(a).clock(clock.clone()).open().wait().unwrap();
+    let pd = device.alloc_pd().wait().unwrap();
+    let mut cq = device.create_cq(8).wait().unwrap();
+    let init = QpInit::of(QpType::Ud, &cq, &cq).inline(64).depth(8, 1);
+    let mut qp = pd.create_qp(init).wait().unwrap();
+    let states = [
+        QpAttr::init_datagram(1, QKey(1)),
+        QpAttr::to(QpState::Rtr),
+        QpAttr::rts_of(QpType::Ud, Psn::new(0)),
+    ];
+    for state in states {
+        qp.modify(state).wait().unwrap();
+    }
+    let to = Datagram {
+        av: Av::to_gid(1, 0, Gid::from(there)),
+        qpn: Qpn::new(17),
+        qkey: QKey(1),
+        pkey_index: 0,
+    };
+    for wr_id in 0..3 {
+        let send = Send::new(wr_id).inline(b"hello").to(&to).signaled();
+        qp.post_send(send).unwrap();
+    }
+    let mut wcs = [Wc::default(); 8];
+    let gone = cq.poll(&mut wcs).iter().count();
+    assert_eq!((gone, b.pending()), (3, 2));
+    assert_eq!(b.receive(&mut |_| {}), 2);
+    clock.advance(Duration::from_millis(1));
+    assert_eq!(b.pending(), 1);
 }

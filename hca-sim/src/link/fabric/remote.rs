@@ -216,6 +216,11 @@ impl PacketLink for RemotePort {
             return Sent::Gone;
         }
         self.manager.flush();
+        // Most often it still is, and headers and CRCs would be made for nothing.
+        if self.waiter.is_still_full() {
+            self.counters.blocked += 1;
+            return Sent::Blocked;
+        }
         let count = burst.packets().len();
         match self.send(local, burst) {
             Ok(()) => {

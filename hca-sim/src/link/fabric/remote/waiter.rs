@@ -35,6 +35,19 @@ impl SocketWaiter {
         self.is_full.store(is_full, Relaxed);
     }
 
+    /// Whether the socket was full the last time, and still has no room to speak of.
+    pub(super) fn is_still_full(&self) -> bool {
+        let now = Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        let mut polled = [PollFd::from_borrowed_fd(
+            self.socket.as_fd(),
+            PollFlags::OUT,
+        )];
+        self.is_full.load(Relaxed) && poll(&mut polled, Some(&now)) == Ok(0)
+    }
+
     /// Nothing comes any more. Whether that is news.
     pub(super) fn close(&self) -> bool {
         !self.is_closed.swap(true, Relaxed)
