@@ -29,9 +29,14 @@ const EVERYBODY: u64 = u64::MAX;
 /// Looks at the mark before the processor is given to somebody else: the owner may not be running.
 const SPINS: u32 = 100;
 
+// This thread's name in owner words, or 0 before it needed one.
+#[cfg(not(verbs_loom))]
 thread_local! {
-    /// This thread's name in owner words, or 0 before it needed one.
     static ME: Cell<u64> = const { Cell::new(0) };
+}
+#[cfg(verbs_loom)]
+thread_local! {
+    static ME: Cell<u64> = Cell::new(0);
 }
 
 /// A value that threads use in turns, the first of them at the price of two stores.
