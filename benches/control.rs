@@ -9,6 +9,8 @@
 //!
 //! Runs under `cargo bench`; with `--test` every way goes once, for crashes and not for times.
 
+mod mad;
+
 use std::collections::VecDeque;
 use std::future::Future;
 use std::hint::black_box;
@@ -383,6 +385,7 @@ fn main() {
     for group in peers().into_iter().chain(comparison()) {
         run(group, smoke);
     }
+    run(mad::group(), smoke);
     for time_us in [0, 10] {
         println!("\ndestroy {MANY} QPs, {time_us} us each");
         for (name, time) in many(time_us) {
