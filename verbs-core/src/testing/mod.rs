@@ -1,5 +1,6 @@
 //! For the tests of providers and of protocols: a provider without hardware, one that holds commands
-//! back until the test lets them go, a table of all verbs, and the [conformance suite](conformance).
+//! back until the test lets them go, a table of all verbs, the [conformance suite](conformance), and the
+//! replay of fuzz corpora.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -15,12 +16,14 @@
 mod any_request;
 #[cfg(not(verbs_loom))]
 pub mod conformance;
+mod corpus;
 mod hold;
 mod null;
 mod stage;
 mod subject;
 
 pub use any_request::{Answer, AnyFuture, AnyRequest, AnyRoutine};
+pub use corpus::Corpus;
 pub use hold::Hold;
 pub use null::Null;
 pub use stage::{GROUP, NotOffered, Nowhere, Nudge, Stage};
