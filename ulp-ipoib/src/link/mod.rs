@@ -252,9 +252,11 @@ impl Core {
         let mut begins = true;
         std::future::poll_fn(|cx| {
             let begins = std::mem::take(&mut begins);
+            // Cloned here and, if it is known already, dropped here: wakers are foreign code (K4).
+            let mut waker = Some(cx.waker().clone());
             let found = self.with(|state, now| {
                 let hop = state.config.next_hop(addr);
-                state.resolve(hop, begins, cx.waker(), now)
+                state.resolve(hop, begins, &mut waker, now)
             });
             found.map_or(Poll::Pending, Poll::Ready)
         })

@@ -233,12 +233,12 @@ impl State {
     }
 
     /// Where a neighbour is and whether there is a path; `None` while that is being found out, and the
-    /// waker is called when it is. For those who only want to know.
+    /// waker is taken and called when it is. For those who only want to know.
     pub(super) fn resolve(
         &mut self,
         hop: IpAddr,
         begins: bool,
-        waker: &Waker,
+        waker: &mut Option<Waker>,
         now: Time,
     ) -> Option<Option<HardwareAddress>> {
         if begins && !self.neighbours.contains_key(&hop) {
@@ -257,10 +257,9 @@ impl State {
                 return Some(None);
             }
         }
-        if let Some(neighbour) = self.neighbours.get_mut(&hop)
-            && !neighbour.wakers.iter().any(|known| known.will_wake(waker))
-        {
-            neighbour.wakers.push(waker.clone());
+        if let Some(neighbour) = self.neighbours.get_mut(&hop) {
+            let wakers = &mut neighbour.wakers;
+            wakers.extend(waker.take_if(|new| !wakers.iter().any(|known| known.will_wake(new))));
         }
         None
     }
