@@ -372,7 +372,7 @@ impl SubnetManager {
         self.ask(smp, Purpose::SetPort(end));
     }
 
-    /// Every partition first, then what a port had besides, as far as there is room.
+    /// The partitions of the configuration, as far as there is room, and nothing that the port had besides.
     fn set_partitions(&mut self, route: &Route, end: End) {
         let Some(node) = self.found.node(end.0) else {
             return;
