@@ -1,18 +1,14 @@
 //! Arguments of the command line.
 
-use std::ffi::OsString;
-use std::fmt;
-use std::net::{IpAddr, SocketAddr};
-use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
-use std::str::FromStr;
+mod bench;
+mod copy;
 
-use clap::builder::{OsStringValueParser, TypedValueParser};
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use serde::Serialize;
 use verbs_core::Mtu;
 
-use crate::address::{ServedUrl, UrlError};
 use crate::connect_bench::{self, ConnectBenchArgs};
 use crate::demo::{self, DemoArgs};
 use crate::ipoib::{self, IpoibArgs};
@@ -20,6 +16,9 @@ use crate::rping::{self, RpingArgs};
 use crate::sim::{self, SimArgs};
 use crate::srp::{self, SrpArgs};
 use crate::subnet::{self, SubnetArgs};
+
+pub(crate) use bench::{Bench, BenchArgs};
+pub(crate) use copy::{CopyArgs, Fault, Origin};
 
 /// Bytes that one message of a reliable connection carries at most (IBTA vol. 1, 9.7.7).
 const MESSAGE_BYTES_MAX: u64 = 1 << 31;
@@ -38,15 +37,6 @@ Exit codes:
   6  a simulated run broke a rule
 Errors are one sentence on stderr. Unless it says otherwise, DST is as it was before.";
 
-const COPY_EXAMPLES: &str = "\
-Examples:
-  verbs copy A B                         copy A to B
-  verbs copy --chunk 64k --window 4 A B  four WRITEs of 64 KiB outstanding at most
-  verbs copy roce://192.0.2.1/A B        fetch A from a `verbs serve` there; IPv6 in brackets
-  verbs copy --json A B | jq .digest     the report for programs
-  verbs copy --fault flip:0 A B          damage the first chunk on its way: exit code 3, no B
-  verbs copy --fault remove:2 A B        lose the destination device after two chunks: exit code 5";
-
 const DEVINFO_EXAMPLES: &str = "\
 Examples:
   verbs devinfo                          the device and its ports in short
@@ -57,20 +47,6 @@ Exit codes:
   0  done
   2  the arguments are wrong
   5  the device could not be opened or asked";
-
-const BENCH_EXAMPLES: &str = "\
-Examples:
-  verbs bench                            everything, about 20 s
-  verbs bench --only send --only write   two of the benchmarks
-  verbs bench --only latency --time 30   longer, for a busy machine
-  verbs bench --quick                    everything in about 2 s, with less precision
-  verbs bench --json | jq '.rows[] | [.operation, .bytes, .ns_median]'
-
-Exit codes:
-  0  done
-  1  the result could not be written
-  2  the arguments are wrong
-  5  a device failed";
 
 /// RDMA verbs on software HCAs: no hardware, no kernel module, no root.
 #[derive(Debug, Parser)]
@@ -83,10 +59,10 @@ pub(crate) struct Cli {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Copy a file from one software HCA to another by RDMA WRITEs, also from another host
-    #[command(long_about = COPY_ABOUT, after_help = format!("{COPY_EXAMPLES}\n\n{EXIT_CODES}"))]
+    #[command(long_about = COPY_ABOUT, after_help = format!("{}\n\n{EXIT_CODES}", copy::EXAMPLES))]
     Copy(CopyArgs),
     /// Measure what verbs and messages cost on this machine
-    #[command(long_about = BENCH_ABOUT, after_help = BENCH_EXAMPLES)]
+    #[command(long_about = bench::ABOUT, after_help = bench::EXAMPLES)]
     Bench(BenchArgs),
     /// Measure how fast connections are made
     #[command(long_about = connect_bench::ABOUT, after_help = connect_bench::EXAMPLES)]
@@ -281,59 +257,6 @@ fn mtu(text: &str) -> Result<Mtu, String> {
         .ok_or_else(|| "256, 512, 1024, 2048 or 4096 would be right".into())
 }
 
-#[derive(Args, Debug)]
-pub(crate) struct CopyArgs {
-    /// The file to copy: a regular file, or roce://HOST/PATH or rdma://HOST/PATH, with :PORT behind the
-    /// host if it is not 7174
-    #[arg(value_parser = OsStringValueParser::new().try_map(Origin::parse))]
-    pub(crate) src: Origin,
-    /// Where to: a new name, or a regular file that is replaced
-    #[arg(value_parser = OsStringValueParser::new().try_map(destination))]
-    pub(crate) dst: PathBuf,
-    /// Bytes of one WRITE, at most 2g; k, m and g stand for KiB, MiB and GiB
-    #[arg(long, value_name = "N", default_value = "1m", value_parser = chunk)]
-    pub(crate) chunk: u32,
-    /// WRITEs outstanding at most
-    #[arg(long, value_name = "N", default_value_t = 16,
-          value_parser = clap::value_parser!(u32).range(1..=WINDOW_MAX))]
-    pub(crate) window: u32,
-    /// Report in JSON
-    #[arg(long)]
-    pub(crate) json: bool,
-    /// Break something on purpose: flip:N inverts one bit of chunk N in flight (the first chunk is
-    /// 0), remove:N removes the destination device when N chunks have arrived
-    #[arg(long, value_name = "SPEC")]
-    pub(crate) fault: Option<Fault>,
-    /// No progress bar and no report
-    #[arg(long, conflicts_with = "json")]
-    pub(crate) quiet: bool,
-    #[command(flatten)]
-    pub(crate) wire: WireArgs,
-}
-
-/// Where a copy comes from.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Origin {
-    File(PathBuf),
-    Served(ServedUrl),
-}
-
-impl Origin {
-    fn parse(text: OsString) -> Result<Self, UrlError> {
-        match ServedUrl::is_meant(text.as_bytes()) {
-            true => ServedUrl::parse(text.as_bytes()).map(Self::Served),
-            false => Ok(Self::File(text.into())),
-        }
-    }
-}
-
-fn destination(text: OsString) -> Result<PathBuf, &'static str> {
-    match ServedUrl::is_meant(text.as_bytes()) {
-        true => Err("files can be fetched from a server, but not sent to one"),
-        false => Ok(text.into()),
-    }
-}
-
 const SERVE_ABOUT: &str = "\
 Serve the files of a directory to `verbs copy roce://HOST:PORT/PATH DST` on this and other hosts.
 
@@ -378,95 +301,6 @@ pub(crate) struct ServeArgs {
     pub(crate) wire: WireArgs,
 }
 
-const BENCH_ABOUT: &str = "\
-Measure what verbs and messages cost on this machine, on the loopback link of a software HCA.
-
-Every figure is the median of many short repetitions, with the least and the 90th percentile. \
-Repetitions in which the scheduler interrupted a thread are dropped, and so is the next; the table \
-says how many were kept. What is compared is measured in turns in the same run. Rates and ratios are \
-those of the medians.";
-
-#[derive(Args, Debug)]
-pub(crate) struct BenchArgs {
-    /// Measure only this; may be repeated
-    #[arg(long, value_name = "NAME", value_enum)]
-    only: Vec<Bench>,
-    /// Measure for so many seconds in all, 0.1 to 3600; up to twice as long where others disturb
-    #[arg(long, value_name = "SECONDS", default_value_t = 20.0, value_parser = seconds)]
-    pub(crate) time: f64,
-    /// About 2 s in all
-    #[arg(long, conflicts_with = "time")]
-    pub(crate) quick: bool,
-    /// Report in JSON
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
-impl BenchArgs {
-    /// What is to be measured, each once.
-    pub(crate) fn benches(&self) -> Vec<Bench> {
-        let all = Bench::value_variants().iter().copied();
-        all.filter(|bench| self.only.is_empty() || self.only.contains(bench))
-            .collect()
-    }
-}
-
-/// A benchmark.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum Bench {
-    /// Control verbs: queries, queue pairs to RTS, registration
-    Control,
-    /// SEND/RECV in one thread, by size
-    Send,
-    /// RDMA WRITE in one thread, by size
-    Write,
-    /// RDMA READ in one thread, by size
-    Read,
-    /// Fast registration and local invalidate through the send queue
-    Registration,
-    /// One way between two threads, half a round trip
-    Latency,
-    /// From one thread to another, as fast as it goes
-    Stream,
-    /// Many queue pairs round robin
-    Qps,
-    /// Messages beside 100,000 control verbs a second
-    Load,
-    /// RoCEv2 over UDP on the loopback interface
-    Wire,
-}
-
-impl Bench {
-    /// What it measures, for a heading.
-    pub(crate) fn about(self) -> &'static str {
-        match self {
-            Self::Control => "verbs awaited in turn",
-            Self::Send | Self::Write | Self::Read | Self::Registration => "one thread",
-            Self::Latency => "two threads, one way",
-            Self::Stream => "two threads, window of 64",
-            Self::Qps => "connections in turn",
-            Self::Load => "messages and control verbs",
-            Self::Wire => "RoCEv2 over UDP",
-        }
-    }
-}
-
-impl fmt::Display for Bench {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.to_possible_value()
-            .map_or(Ok(()), |value| f.write_str(value.get_name()))
-    }
-}
-
-/// Seconds of a benchmark.
-fn seconds(text: &str) -> Result<f64, String> {
-    match text.parse() {
-        Ok(seconds) if (0.1..=3600.0).contains(&seconds) => Ok(seconds),
-        _ => Err("seconds between 0.1 and 3600 would be right".into()),
-    }
-}
-
 #[derive(Args, Debug)]
 pub(crate) struct DevinfoArgs {
     /// All attributes
@@ -475,44 +309,6 @@ pub(crate) struct DevinfoArgs {
     /// All attributes in JSON
     #[arg(long)]
     pub(crate) json: bool,
-}
-
-/// What to break while copying.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Fault {
-    /// One bit of this chunk, counted from 0, is inverted in flight.
-    Flip(u64),
-    /// The destination device is removed when so many chunks have arrived.
-    Remove(u64),
-}
-
-impl FromStr for Fault {
-    type Err = String;
-
-    fn from_str(spec: &str) -> Result<Self, String> {
-        let (kind, number) = spec.split_once(':').unwrap_or((spec, ""));
-        let fault = match kind {
-            "flip" => Self::Flip,
-            "remove" => Self::Remove,
-            _ => return Err(format!("`{kind}` is no fault; flip:N and remove:N are")),
-        };
-        let is_number = !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit());
-        match number.parse() {
-            Ok(number) if is_number => Ok(fault(number)),
-            _ => Err(format!(
-                "`{number}` is no chunk number; {kind}:3 would be right"
-            )),
-        }
-    }
-}
-
-impl fmt::Display for Fault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Flip(chunk) => write!(f, "flip:{chunk}"),
-            Self::Remove(chunks) => write!(f, "remove:{chunks}"),
-        }
-    }
 }
 
 /// Bytes of a chunk: a number with an optional suffix.
@@ -579,36 +375,6 @@ mod tests {
         ];
         for text in wrong {
             assert!(chunk(text).is_err(), "{text}");
-        }
-    }
-
-    #[test]
-    fn a_benchmark_takes_a_while_but_not_forever() {
-        for (text, right) in [("0.1", 0.1), ("3600", 3600.0)] {
-            assert_eq!(seconds(text), Ok(right));
-        }
-        for text in ["", "0", "0.05", "-1", "3601", "nan", "inf", "1s"] {
-            assert!(seconds(text).is_err(), "{text}");
-        }
-    }
-
-    #[test]
-    fn faults_are_named() {
-        assert_eq!("flip:0".parse(), Ok(Fault::Flip(0)));
-        assert_eq!("remove:17".parse(), Ok(Fault::Remove(17)));
-        for text in [
-            "",
-            "flip",
-            "flip:",
-            "flip:x",
-            "flip:-1",
-            "flip:+1",
-            "remove:1:2",
-            "drop:1",
-            ":",
-            "flip:1 ",
-        ] {
-            assert!(text.parse::<Fault>().is_err(), "{text}");
         }
     }
 }
