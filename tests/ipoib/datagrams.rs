@@ -120,11 +120,35 @@ fn subscribers_of_a_group_get_what_is_sent_to_it_and_others_do_not() {
             !b.udp(sockets[1]).can_recv(),
             "its own packets do not come back"
         );
-        b.link.interface().unsubscribe(group);
+        b.unsubscribe(group);
         world
             .drive(&mut [&mut a, &mut b, &mut c], settled, |_| false)
             .await;
         assert_eq!(world.admin.members(mgid, JoinState::FULL_MEMBER), 1);
+    });
+}
+
+#[test]
+fn groups_that_a_stack_reports_are_joined_and_left() {
+    run(6, async |world| {
+        let mut a = world.node(1, Mode::Datagram, false).await;
+        let mut b = world.node(2, Mode::Datagram, false).await;
+        let group = IpAddr::from([239, 1, 2, 3]);
+        let mgid = group_of(group, PKey::DEFAULT, Scope::default()).unwrap();
+        let sockets = [&mut a, &mut b].map(|node| node.add_udp(5000));
+        let members = || world.admin.members(mgid, JoinState::FULL_MEMBER);
+        let settled = Duration::from_secs(3);
+        b.join(group);
+        world.drive(&mut [&mut a, &mut b], settled, |_| false).await;
+        assert_eq!(members(), 1);
+        a.udp(sockets[0])
+            .send_slice(b"text", (group, 5000))
+            .unwrap();
+        world.drive(&mut [&mut a, &mut b], settled, |_| false).await;
+        assert_eq!(b.udp(sockets[1]).recv().unwrap().0, b"text");
+        b.leave(group);
+        world.drive(&mut [&mut a, &mut b], settled, |_| false).await;
+        assert_eq!(members(), 0);
     });
 }
 

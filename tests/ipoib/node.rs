@@ -53,6 +53,8 @@ pub(crate) fn address(number: u8, mode: Mode, is_v6: bool) -> Config {
     };
     Config {
         mode,
+        // What the stack says of groups of IPv6 is the wrong way round.
+        follows_reports: !is_v6,
         ..Config::with_address(addr, len)
     }
 }
@@ -293,6 +295,22 @@ impl Node {
     pub(crate) fn subscribe(&mut self, group: IpAddr) {
         self.link.interface().subscribe(group).unwrap();
         self.stack.join_multicast_group(group).unwrap();
+    }
+
+    /// Takes no more of it.
+    pub(crate) fn unsubscribe(&mut self, group: IpAddr) {
+        self.link.interface().unsubscribe(group);
+        self.leave(group);
+    }
+
+    /// Takes what is sent to a group, as far as the stack is concerned: it reports that to the link.
+    pub(crate) fn join(&mut self, group: IpAddr) {
+        self.stack.join_multicast_group(group).unwrap();
+    }
+
+    /// Undoes [`join`](Self::join).
+    pub(crate) fn leave(&mut self, group: IpAddr) {
+        self.stack.leave_multicast_group(group).unwrap();
     }
 
     pub(crate) fn counters(&self) -> Counters {

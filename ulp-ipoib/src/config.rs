@@ -57,6 +57,10 @@ pub struct Config {
     /// Routers, one of each family: who gets packets for others than neighbours. Without one these are
     /// taken for neighbours too.
     pub routers: Vec<IpAddr>,
+    /// Whether the groups that the stack behind the face reports, by IGMP or multicast listener discovery, are
+    /// joined and left; otherwise [`Interface::subscribe`](crate::Interface::subscribe) alone does that. Not
+    /// by default: smoltcp 0.14, for one, reports a group of IPv6 as left when it joins it.
+    pub follows_reports: bool,
     /// How packets for one neighbour are sent.
     pub mode: Mode,
     /// What the services of connected mode have in front of the queue pair's number: what Linux takes by
@@ -84,6 +88,7 @@ impl Default for Config {
             scope: Scope::default(),
             addresses: Vec::new(),
             routers: Vec::new(),
+            follows_reports: false,
             mode: Mode::Datagram,
             service_prefix: 0x1000_0000_0000_0000,
             sends: 128,

@@ -42,6 +42,8 @@ counters! {
     unresolved,
     /// Packets for whose neighbour there is no path, or whose group there is not.
     unreachable,
+    /// Groups that the stack reported, for which there was no room.
+    groups_full,
     /// Packets that were too long for their way; their senders were told.
     too_big,
     /// Packets that the link was down for.

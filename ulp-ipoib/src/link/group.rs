@@ -17,6 +17,8 @@ pub(super) struct Group {
     pub(super) phase: Phase,
     /// Subscriptions; without one it is only sent to.
     pub(super) subscribers: u32,
+    /// One of the subscriptions is what the stack behind the face has reported.
+    is_reported: bool,
     queue: ArrayVec<Packet, GROUP_QUEUE>,
 }
 
@@ -45,6 +47,7 @@ impl Group {
         Self {
             phase,
             subscribers,
+            is_reported: false,
             queue: ArrayVec::new(),
         }
     }
@@ -142,6 +145,24 @@ impl State {
         }
     }
 
+    /// The stack behind the face reports that it wants a group, or does not any more: one subscription, however
+    /// often it says so.
+    pub(super) fn follow(&mut self, mgid: Gid, is_wanted: bool, now: Time) {
+        let is_known = |group: &mut Group| std::mem::replace(&mut group.is_reported, is_wanted);
+        match (self.groups.get_mut(&mgid).is_some_and(is_known), is_wanted) {
+            (false, true) => {
+                if !self.subscribe(mgid, now) {
+                    self.counters.groups_full += 1;
+                }
+                if let Some(group) = self.groups.get_mut(&mgid) {
+                    group.is_reported = true;
+                }
+            }
+            (true, false) => self.unsubscribe(mgid),
+            (true, true) | (false, false) => {}
+        }
+    }
+
     /// A group was joined, or cannot be. Returns what nobody wants any more.
     pub(super) fn group_joined(
         &mut self,
@@ -190,7 +211,8 @@ impl State {
                 left.push(joined);
             }
             if group.subscribers > 0 {
-                let again = Group::new(Phase::Refused(now), group.subscribers);
+                let mut again = Group::new(Phase::Refused(now), group.subscribers);
+                again.is_reported = group.is_reported;
                 self.groups.insert(mgid, again);
             }
         }

@@ -37,7 +37,7 @@ use crate::config::{Config, Mode};
 use crate::counters::Counters;
 use crate::error::{Error, SendError};
 use crate::face::{Face, LinkInfo};
-use crate::wire::{CONNECTED_MTU, HardwareAddress, Ip, group_of, too_big};
+use crate::wire::{CONNECTED_MTU, HardwareAddress, Ip, Wishes, group_of, too_big};
 use state::{State, Verdict};
 
 /// An interface, as everything that happens to it sees it. Fields go in this order.
@@ -148,6 +148,7 @@ impl Core {
         let len = self.fill(slot, &ip, bytes);
         let packet = buffers::Packet { slot, len };
         let verdict = self.with(|state, now| {
+            state.follow_report(bytes, &ip, now);
             let verdict = state.route(&ip, packet, now);
             if verdict != Verdict::Taken {
                 state.give_back(slot);
@@ -300,6 +301,20 @@ impl State {
             None => {
                 let hop = self.config.next_hop(ip.destination);
                 self.send_to_neighbour(hop, packet, now)
+            }
+        }
+    }
+
+    /// Has the groups that a stack says it wants, if that is what it says.
+    fn follow_report(&mut self, bytes: &[u8], ip: &Ip, now: Time) {
+        // Reports go to groups; nearly all else does not.
+        if !self.config.follows_reports || !ip.destination.is_multicast() {
+            return;
+        }
+        let (pkey, scope) = (self.config.pkey, self.config.scope);
+        for wish in Wishes::parse(bytes).into_iter().flatten() {
+            if let Some(mgid) = group_of(wish.group, pkey, scope) {
+                self.follow(mgid, wish.is_wanted, now);
             }
         }
     }

@@ -7,7 +7,7 @@
 use std::fmt::{self, Debug, Write};
 use std::net::IpAddr;
 
-use super::{Arp, ArpFields, Ip, Nd, NdError, Protocol, too_big};
+use super::{Arp, ArpFields, Ip, Nd, NdError, Protocol, Wishes, too_big};
 
 /// A message with its encapsulation header.
 pub fn message(bytes: &[u8]) -> bool {
@@ -18,8 +18,8 @@ pub fn message(bytes: &[u8]) -> bool {
     assert_eq!(protocol.header()[..2], bytes[..2]);
     match protocol {
         Protocol::Arp => arp(packet),
-        Protocol::Ipv4 => ip(packet),
-        Protocol::Ipv6 => ip(packet) | nd(packet),
+        Protocol::Ipv4 => ip(packet) | membership(packet),
+        Protocol::Ipv6 => ip(packet) | nd(packet) | membership(packet),
         Protocol::Rarp => false,
     }
 }
@@ -61,6 +61,24 @@ pub fn nd(bytes: &[u8]) -> bool {
     {
         assert_eq!(Nd::parse(&advertisement.emit()), Ok(nd));
     }
+    true
+}
+
+/// A report of a host about its groups.
+pub fn membership(bytes: &[u8]) -> bool {
+    let Some(wishes) = Wishes::parse(bytes) else {
+        return false;
+    };
+    print(&wishes);
+    let (mut count, most) = (0, bytes.len() / 8);
+    for wish in wishes {
+        print(&wish);
+        assert!(wish.group.is_multicast(), "{wish:?}");
+        assert_eq!(wish.group.is_ipv6(), bytes[0] >> 4 == 6);
+        count += 1;
+    }
+    // Each takes eight bytes at least: it takes no longer than the packet is long.
+    assert!(count <= most, "{count} of {} bytes", bytes.len());
     true
 }
 

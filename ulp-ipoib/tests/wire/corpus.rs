@@ -30,3 +30,8 @@ fn address_resolution() {
 fn neighbour_discovery() {
     replay("nd", fuzz::nd);
 }
+
+#[test]
+fn membership_reports() {
+    replay("membership", fuzz::membership);
+}

@@ -72,7 +72,7 @@ pub(crate) struct UpArgs {
     /// Who gets packets for others than neighbours; one of each family
     #[arg(long, value_name = "ADDR")]
     pub(crate) router: Vec<IpAddr>,
-    /// A multicast group to take packets of; may be repeated
+    /// A multicast group to take packets of, whether a program has joined it or not; may be repeated
     #[arg(long, value_name = "ADDR")]
     pub(crate) group: Vec<IpAddr>,
     /// Name of the TUN device; children have their partition behind it

@@ -58,6 +58,7 @@ fn configs(args: &UpArgs) -> Vec<(String, Config)> {
     let own = Config {
         pkey: args.pkey,
         mode: args.mode.into(),
+        follows_reports: true,
         addresses: args.address.clone(),
         routers: args.router.clone(),
         ..Config::default()
