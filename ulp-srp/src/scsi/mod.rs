@@ -17,6 +17,7 @@ mod bytes;
 mod capacity;
 mod command;
 mod emit;
+pub mod fuzz;
 mod inquiry;
 mod luns;
 mod mode;

@@ -1,9 +1,10 @@
 //! Goal: what fuzzing has found, and what it starts from, keeps its promises on any toolchain.
-//! Method: the targets of [`ulp_srp::iu::fuzz`] over every file in `fuzz/corpus`.
+//! Method: the targets of [`ulp_srp::iu::fuzz`] and [`ulp_srp::scsi::fuzz`] over every file in `fuzz/corpus`.
 
 use std::path::Path;
 
 use ulp_srp::iu::fuzz;
+use ulp_srp::scsi;
 use verbs_core::testing::Corpus;
 
 fn replay(target: &str, run: fn(&[u8]) -> bool) {
@@ -29,4 +30,14 @@ fn units_of_targets() {
 #[test]
 fn logins() {
     replay("login", fuzz::login);
+}
+
+#[test]
+fn commands() {
+    replay("cdb", scsi::fuzz::cdb);
+}
+
+#[test]
+fn sense_data() {
+    replay("sense", scsi::fuzz::sense);
 }
