@@ -9,6 +9,7 @@
 
 use std::fmt;
 
+mod lines;
 mod manifests;
 mod rules;
 #[cfg(test)]
