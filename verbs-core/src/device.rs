@@ -370,7 +370,9 @@ impl DeviceCore {
             .slots
             .iter()
             .filter_map(|(index, slot)| Some((index, slot.inspect()?.generation)));
-        pending.filter(|&id| fail(id)).count()
+        let count = pending.filter(|&id| fail(id)).count();
+        self.events.tell_removed();
+        count
     }
 
     /// Whether the device has gone.

@@ -233,6 +233,9 @@ impl DeviceCore {
 pub trait EventWatcher: Send + Sync {
     /// Runs under NoBlock, when the provider has raised the event.
     fn event(&self, event: AsyncEvent);
+
+    /// The device has been removed, and there are no events any more. Runs under NoBlock.
+    fn removed(&self) {}
 }
 
 type Handler = Box<dyn FnMut(AsyncEvent) + Send>;
@@ -326,15 +329,25 @@ impl EventHub {
         queue.events.push_back(event);
     }
 
-    /// Shows the event to the watchers, and forgets those that have gone.
+    /// Shows the event to the watchers.
     fn show(&self, event: AsyncEvent) {
+        self.each_watcher(move |watcher| watcher.event(event));
+    }
+
+    /// Tells the watchers that the device has gone.
+    pub(crate) fn tell_removed(&self) {
+        self.each_watcher(|watcher| watcher.removed());
+    }
+
+    /// Calls the watchers, and forgets those that have gone.
+    fn each_watcher(&self, call: impl Fn(&dyn EventWatcher) + Copy + Send + 'static) {
         let watchers: Vec<_> = {
             let mut watchers = self.watchers.lock();
             watchers.retain(|watcher| watcher.strong_count() > 0);
             watchers.iter().filter_map(Weak::upgrade).collect()
         };
         for watcher in watchers {
-            routine::defer(move || watcher.event(event));
+            routine::defer(move || call(&*watcher));
         }
     }
 

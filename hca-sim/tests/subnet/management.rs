@@ -12,7 +12,7 @@ use verbs_core::mad::sm::{
 use verbs_core::mad::{
     AttributeId, Class, Delivery, MadClient, MadHeader, MadService, Method, Retry, Status, Time,
 };
-use verbs_core::{EventType, Lid, PKey, PortState, TransportType};
+use verbs_core::{Device, EventType, Lid, PKey, PortState, TransportType};
 
 use crate::bed::Bed;
 use crate::manager::{ADAPTERS, Manager, Smp, address, client};
@@ -186,16 +186,7 @@ fn general_services_go_by_lid() {
     let answers = service
         .register(Class::SA, 2, &[Method::GET], answers)
         .unwrap();
-    let mut mad = [0; 256];
-    let header = MadHeader {
-        base_version: MadHeader::BASE_VERSION,
-        class: Class::SA,
-        class_version: 2,
-        method: Method::GET,
-        attribute: AttributeId(0x35),
-        ..MadHeader::default()
-    };
-    emit_header(&header, &mut mad);
+    let mut mad = sa_get();
     mad[255] = 7;
     asks.request(address(Lid(3), 1), &mad, Retry::default())
         .unwrap();
@@ -215,4 +206,62 @@ fn general_services_go_by_lid() {
     let answer = manager.ask_lid(Lid(3), Smp::get(AttributeId::NODE_INFO, 0));
     assert_eq!(node_info(&answer).node_guid, bed.nodes[2].hca.guid());
     assert_eq!(service.counters().unclaimed, 0);
+}
+
+/// Goal: requests for management that nobody answers keep neither a device from being closed nor anybody waiting
+/// when it is removed (P10). Method: a hundred of them, with an hour each, to an adapter without a service; at one
+/// device the client goes, and the device is closed; the other is removed under its client.
+#[test]
+fn p10_unanswered_datagrams_hold_up_neither_close_nor_removal() {
+    const REQUESTS: usize = 100;
+    let (mut bed, _manager) = Bed::managed();
+    let last = bed.nodes.pop().unwrap();
+    let second = bed.nodes.pop().unwrap();
+    let retry = Retry {
+        timeout: Duration::from_secs(3600),
+        retries: 0,
+    };
+    let ask = |device: &Device, lid| {
+        let (client, deliveries) = client();
+        let service = block_on(MadService::of(device, 1)).unwrap();
+        let weak = Arc::downgrade(&client) as std::sync::Weak<dyn MadClient>;
+        let agent = service.register(Class::SA, 2, &[], weak).unwrap();
+        for _ in 0..REQUESTS {
+            let mad = sa_get();
+            agent.request(address(lid, 1), &mad, retry).unwrap();
+        }
+        assert_eq!(service.pending(), REQUESTS);
+        (client, deliveries, service, agent)
+    };
+
+    let (_client, deliveries, service, agent) = ask(&last.device, Lid(2));
+    last.hca.remove();
+    let gone = |delivery| matches!(delivery, Delivery::TimedOut { .. });
+    let wait = Duration::from_secs(10);
+    for _ in 0..REQUESTS {
+        assert!(gone(deliveries.recv_timeout(wait).unwrap()));
+    }
+    // Nor does anybody wait who asks now.
+    agent.request(address(Lid(2), 1), &sa_get(), retry).unwrap();
+    assert!(gone(deliveries.recv_timeout(wait).unwrap()));
+    assert_eq!(service.pending(), 0);
+
+    let (_client, deliveries, service, agent) = ask(&second.device, Lid(3));
+    drop((agent, service));
+    second.device.close_when_idle().wait().unwrap();
+    assert!(deliveries.try_recv().is_err(), "who has gone is not called");
+}
+
+fn sa_get() -> [u8; 256] {
+    let mut mad = [0; 256];
+    let header = MadHeader {
+        base_version: MadHeader::BASE_VERSION,
+        class: Class::SA,
+        class_version: 2,
+        method: Method::GET,
+        attribute: AttributeId(0x35),
+        ..MadHeader::default()
+    };
+    emit_header(&header, &mut mad);
+    mad
 }

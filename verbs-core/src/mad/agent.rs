@@ -70,6 +70,8 @@ pub struct Agents {
     /// Requests of peers among the deliveries.
     inbox: usize,
     counters: AgentCounters,
+    /// Nobody answers any more.
+    is_over: bool,
 }
 
 impl Agents {
@@ -88,6 +90,7 @@ impl Agents {
             deliveries: VecDeque::new(),
             inbox: 0,
             counters: AgentCounters::default(),
+            is_over: false,
         }
     }
 
@@ -190,9 +193,20 @@ impl Agents {
         };
         let mut mad = *mad;
         emit_header(&MadHeader { tid, ..header }, &mut mad);
+        let retry = if self.is_over { Retry::NONE } else { retry };
         self.transmits.push_back((to, mad));
         self.pending.insert(now, tid, id, to, mad, retry);
         Ok(tid)
+    }
+
+    /// The device is gone and nobody will answer: all requests have timed out, and those that are still made
+    /// time out at once.
+    pub fn give_up(&mut self) {
+        self.is_over = true;
+        for (tid, agent) in self.pending.take_all() {
+            self.incoming.remove(&tid);
+            self.deliveries.push_back(Delivery::TimedOut { agent, tid });
+        }
     }
 
     /// Forgets a request: its response, should it come, is counted as unmatched. Returns whether

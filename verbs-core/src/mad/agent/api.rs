@@ -111,7 +111,7 @@ pub enum Delivery {
         /// What several carried, without their headers; `None` for an answer in one datagram.
         payload: Option<Vec<u8>>,
     },
-    /// There was no answer in time, after all retries.
+    /// There was no answer in time, after all retries; or there will be none, as the device is gone.
     TimedOut {
         /// For whom.
         agent: AgentId,

@@ -17,6 +17,14 @@ pub struct Retry {
     pub retries: u32,
 }
 
+impl Retry {
+    /// No time at all.
+    pub(super) const NONE: Self = Self {
+        timeout: Duration::ZERO,
+        retries: 0,
+    };
+}
+
 impl Default for Retry {
     /// Three retries, 2 s each: what subnet managers' clients are used to.
     fn default() -> Self {
@@ -83,6 +91,13 @@ impl Pending {
         let agent = self.agent(tid);
         self.remove(tid);
         agent
+    }
+
+    /// Ends all of them.
+    pub(super) fn take_all(&mut self) -> impl Iterator<Item = (TransactionId, AgentId)> {
+        self.deadlines.clear();
+        let all = std::mem::take(&mut self.requests).into_iter();
+        all.map(|(tid, request)| (tid, request.agent))
     }
 
     /// IBTA vol. 1, 13.4.6.4: a response has the request's transaction id, class and peer.

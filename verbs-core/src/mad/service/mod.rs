@@ -160,15 +160,17 @@ impl Core {
 
     /// Whether it is open; `begins`: an earlier failure is not the caller's.
     fn poll_open(self: &Arc<Self>, waker: &Waker, begins: bool) -> Poll<Result<(), Error>> {
+        // Wakers are foreign code: what is not needed is dropped when the lock is free (K4).
+        let mut waker = Some(waker.clone());
         let mut phase = self.phase.lock();
         match &mut *phase {
             Phase::Open(_) => return Poll::Ready(Ok(())),
             Phase::Failed(error) if !begins => return Poll::Ready(Err(*error)),
             Phase::Opening(waiting) => {
-                waiting.push(waker.clone());
+                waiting.extend(waker.take());
                 return Poll::Pending;
             }
-            Phase::New | Phase::Failed(_) => *phase = Phase::Opening(vec![waker.clone()]),
+            Phase::New | Phase::Failed(_) => *phase = Phase::Opening(Vec::from_iter(waker.take())),
         }
         drop(phase);
         let core = Arc::clone(self);
@@ -264,6 +266,9 @@ struct Watcher(Weak<Core>);
 
 impl EventWatcher for Watcher {
     fn event(&self, event: AsyncEvent) {
+        if event.event == EventType::DeviceFatal {
+            return self.removed();
+        }
         let renews = matches!(
             event.event,
             EventType::GidChange
@@ -277,6 +282,12 @@ impl EventWatcher for Watcher {
             && event.subject == Subject::Port(core.port)
         {
             core.refresh();
+        }
+    }
+
+    fn removed(&self) {
+        if let Some(core) = self.0.upgrade() {
+            core.give_up();
         }
     }
 }

@@ -234,6 +234,19 @@ impl Core {
         }
     }
 
+    /// The device is gone: nobody waits any longer for an answer.
+    pub(super) fn give_up(self: &Arc<Self>) {
+        {
+            let mut guard = self.state.lock();
+            let Some(state) = guard.as_mut() else {
+                return;
+            };
+            state.agents.give_up();
+            state.again = true;
+        }
+        self.turn();
+    }
+
     /// What was set for now is due.
     fn timeout(self: &Arc<Self>) {
         let now = self.now();
