@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::task::{Context, Poll, Waker};
 
 use verbs_core::sync::{Arc, Mutex};
+use verbs_core::task::OwnWaker;
 use verbs_core::{Access, Qp, QpAttr, QpState, Qpn, RecvQueue, SendQueue};
 
 use crate::error::{Error, Rejection};
@@ -113,10 +114,11 @@ impl Endpoint {
 
     /// Whether the connection is there, with the peer's private data, or will never be.
     pub(crate) fn poll_established(&self, cx: &mut Context<'_>) -> Poll<Result<Data, Error>> {
+        let mut waker = OwnWaker::of(cx.waker());
         let mut life = self.life.lock();
         match &life.phase {
             Phase::Making => {
-                wait(&mut life.waiting, cx);
+                waker.join(&mut life.waiting);
                 Poll::Pending
             }
             Phase::Failed(error) => Poll::Ready(Err(error.clone())),
@@ -127,11 +129,12 @@ impl Endpoint {
 
     /// Whether the connection is over: the queue pair is in ERR, what was posted is flushed.
     pub(crate) fn poll_over(&self, cx: &mut Context<'_>) -> Poll<()> {
+        let mut waker = OwnWaker::of(cx.waker());
         let mut life = self.life.lock();
         match life.phase {
             Phase::Over(_) | Phase::Failed(_) => Poll::Ready(()),
             Phase::Making | Phase::Established(_) => {
-                wait(&mut life.waiting, cx);
+                waker.join(&mut life.waiting);
                 Poll::Pending
             }
         }
@@ -193,12 +196,6 @@ impl fmt::Debug for Endpoint {
             .field("peer", &self.peer)
             .field("phase", &self.life.lock().phase)
             .finish_non_exhaustive()
-    }
-}
-
-fn wait(waiting: &mut Vec<Waker>, cx: &Context<'_>) {
-    if !waiting.iter().any(|waker| waker.will_wake(cx.waker())) {
-        waiting.push(cx.waker().clone());
     }
 }
 

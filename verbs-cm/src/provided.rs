@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::task::{Context, Poll, Waker};
 
 use verbs_core::sync::{Arc, Mutex, Weak};
+use verbs_core::task::OwnWaker;
 use verbs_core::{CmBinder, CmEndpoint, CmEvent, CmParam, CmReply, CmSink, Device, Qp, Qpn};
 
 use crate::connect::refused;
@@ -223,11 +224,12 @@ impl Link for End {
     }
 
     fn poll_over(&self, cx: &mut Context<'_>) -> Poll<()> {
+        let mut waker = OwnWaker::of(cx.waker());
         let mut life = self.sink.life.lock();
         if life.is_over {
             return Poll::Ready(());
         }
-        life.waiting.push(cx.waker().clone());
+        waker.join(&mut life.waiting);
         Poll::Pending
     }
 

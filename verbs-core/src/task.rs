@@ -27,6 +27,52 @@ pub fn detach(future: impl Future<Output = ()> + Send + 'static) {
     .wake();
 }
 
+/// A waker that is to be left under a lock.
+///
+/// Wakers are foreign code, which must not run under a lock (K4); cloning and dropping them is that too. So make
+/// this before the lock is taken: what is not left under it is dropped with this, when the lock is free again.
+///
+/// ```
+/// use std::task::{Context, Poll, Waker};
+/// use verbs_core::sync::Mutex;
+/// use verbs_core::task::OwnWaker;
+///
+/// fn poll_done(state: &Mutex<(bool, Vec<Waker>)>, cx: &Context<'_>) -> Poll<()> {
+///     let mut waker = OwnWaker::of(cx.waker());
+///     let mut state = state.lock();
+///     if state.0 {
+///         return Poll::Ready(());
+///     }
+///     waker.join(&mut state.1);
+///     Poll::Pending
+/// }
+/// # let state = Mutex::new((false, Vec::new()));
+/// # let cx = Context::from_waker(Waker::noop());
+/// # assert!(poll_done(&state, &cx).is_pending() && poll_done(&state, &cx).is_pending());
+/// # assert_eq!(state.lock().1.len(), 1);
+/// ```
+#[derive(Debug)]
+pub struct OwnWaker(Option<Waker>);
+
+impl OwnWaker {
+    /// A clone of it.
+    pub fn of(waker: &Waker) -> Self {
+        Self(Some(waker.clone()))
+    }
+
+    /// Leaves it with others, unless one of them wakes the same task.
+    pub fn join(&mut self, waiting: &mut Vec<Waker>) {
+        let is_new = |new: &mut Waker| !waiting.iter().any(|known| known.will_wake(new));
+        let new = self.0.take_if(is_new);
+        waiting.extend(new);
+    }
+
+    /// Leaves it where there is room for one.
+    pub fn replace(&mut self, place: &mut Option<Waker>) {
+        std::mem::swap(&mut self.0, place);
+    }
+}
+
 struct Task {
     /// Taken out while it is polled, so that no lock is held then (K4).
     future: Mutex<Option<Running>>,

@@ -30,6 +30,7 @@ use verbs_core::event::EventWatcher;
 use verbs_core::mad::Time;
 use verbs_core::sync::atomic::{AtomicU32, Ordering};
 use verbs_core::sync::{Arc, AtomicWaker, Mutex, OnceLock};
+use verbs_core::task::OwnWaker;
 use verbs_core::{Cq, Device, Gid, Lid, Memory, Mr, PKey, Pd, Qp, Timer, collect};
 
 use crate::admin::Administration;
@@ -253,8 +254,7 @@ impl Core {
         let mut begins = true;
         std::future::poll_fn(|cx| {
             let begins = std::mem::take(&mut begins);
-            // Cloned here and, if it is known already, dropped here: wakers are foreign code (K4).
-            let mut waker = Some(cx.waker().clone());
+            let mut waker = OwnWaker::of(cx.waker());
             let found = self.with(|state, now| {
                 let hop = state.config.next_hop(addr);
                 state.resolve(hop, begins, &mut waker, now)

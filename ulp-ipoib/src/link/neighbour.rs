@@ -6,6 +6,7 @@ use std::task::Waker;
 
 use arrayvec::ArrayVec;
 use verbs_core::mad::Time;
+use verbs_core::task::OwnWaker;
 use verbs_core::{Gid, Qpn};
 
 use super::buffers::Packet;
@@ -238,7 +239,7 @@ impl State {
         &mut self,
         hop: IpAddr,
         begins: bool,
-        waker: &mut Option<Waker>,
+        waker: &mut OwnWaker,
         now: Time,
     ) -> Option<Option<HardwareAddress>> {
         if begins && !self.neighbours.contains_key(&hop) {
@@ -258,8 +259,7 @@ impl State {
             }
         }
         if let Some(neighbour) = self.neighbours.get_mut(&hop) {
-            let wakers = &mut neighbour.wakers;
-            wakers.extend(waker.take_if(|new| !wakers.iter().any(|known| known.will_wake(new))));
+            waker.join(&mut neighbour.wakers);
         }
         None
     }

@@ -9,6 +9,7 @@ use verbs_core::sync::atomic::{
     AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst,
 };
 use verbs_core::sync::{Arc, Mutex, Weak};
+use verbs_core::task::OwnWaker;
 use verbs_core::{Device, Extent, Mr, Pd, Remote, task};
 
 use crate::initiator::address::Target;
@@ -161,7 +162,8 @@ impl Shared {
     pub(super) async fn another_end(&self, seen: u64) -> bool {
         poll_fn(|cx| {
             // First, so that no end is missed.
-            self.waiting.lock().push(cx.waker().clone());
+            let mut waker = OwnWaker::of(cx.waker());
+            waker.join(&mut self.waiting.lock());
             match self.ends() != seen {
                 true => Poll::Ready(true),
                 false if self.is_working() => Poll::Pending,

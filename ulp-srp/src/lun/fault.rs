@@ -1,10 +1,11 @@
 //! A unit that fails as it is told to.
 
 use std::future::poll_fn;
-use std::task::{Context, Poll, Waker};
+use std::task::{Poll, Waker};
 
 use async_trait::async_trait;
 use verbs_core::sync::{Arc, Mutex};
+use verbs_core::task::OwnWaker;
 
 use super::{LogicalUnit, Piece, Shape, UnitError};
 
@@ -47,11 +48,11 @@ impl State {
         Some((fault, self.released))
     }
 
-    fn poll_released(&mut self, before: u64, cx: &mut Context<'_>) -> Poll<()> {
+    fn poll_released(&mut self, before: u64, waker: &mut OwnWaker) -> Poll<()> {
         if self.released != before {
             return Poll::Ready(());
         }
-        self.waiting.push(cx.waker().clone());
+        waker.join(&mut self.waiting);
         Poll::Pending
     }
 }
@@ -93,7 +94,11 @@ impl FaultUnit {
             None => Ok(()),
             Some((Fault::Error(error), _)) => Err(error),
             Some((Fault::Hang, before)) => {
-                poll_fn(|cx| self.state.lock().poll_released(before, cx)).await;
+                poll_fn(|cx| {
+                    let mut waker = OwnWaker::of(cx.waker());
+                    self.state.lock().poll_released(before, &mut waker)
+                })
+                .await;
                 Ok(())
             }
         }

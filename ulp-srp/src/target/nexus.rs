@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::task::Waker;
 
 use verbs_core::sync::{Arc, AtomicWaker, Mutex};
+use verbs_core::task::OwnWaker;
 
 use super::counters::{Counters, Live};
 use crate::iu::{LogoutReason, PortId, Tag};
@@ -215,10 +216,11 @@ impl Hall {
     /// Whether no channel for which `is_one` holds is left; if there is one, `waker` is woken when a
     /// channel has ended.
     pub(super) fn is_clear(&self, is_one: impl Fn(&Shared) -> bool, waker: &Waker) -> bool {
+        let mut waker = OwnWaker::of(waker);
         let mut state = self.state.lock();
         let clear = !state.channels.iter().any(|shared| is_one(shared));
-        if !clear && !state.waiting.iter().any(|other| other.will_wake(waker)) {
-            state.waiting.push(waker.clone());
+        if !clear {
+            waker.join(&mut state.waiting);
         }
         clear
     }

@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::task::Waker;
 
 use verbs_core::sync::{Arc, Mutex};
+use verbs_core::task::OwnWaker;
 use verbs_core::{Access, Error, LKey, Memory, Mr, Pd, Sge};
 
 use crate::lun::{Piece, Returned};
@@ -46,14 +47,8 @@ impl Pool {
 
     /// A buffer's first `len` bytes; if all buffers are taken, `waker` is woken when one comes back.
     pub(super) fn take(&self, len: usize, waker: &Waker) -> Option<Piece> {
-        let mut free = self.state.free.lock();
-        let Some(start) = free.starts.pop() else {
-            if !free.waiting.iter().any(|other| other.will_wake(waker)) {
-                free.waiting.push(waker.clone());
-            }
-            return None;
-        };
-        drop(free);
+        let found = self.state.free.lock().starts.pop();
+        let start = found.or_else(|| self.state.take_or_wait(waker))?;
         let memory = Arc::clone(self.mr.memory());
         let owner: Arc<dyn Returned> = Arc::<State>::clone(&self.state);
         Some(Piece::lent(memory, start..start + len, owner))
@@ -62,6 +57,20 @@ impl Pool {
     /// The key that work requests name the buffers by.
     pub(super) fn lkey(&self) -> LKey {
         self.mr.lkey()
+    }
+}
+
+impl State {
+    /// Most often there is one, and the waker is not needed.
+    #[cold]
+    fn take_or_wait(&self, waker: &Waker) -> Option<usize> {
+        let mut waker = OwnWaker::of(waker);
+        let mut free = self.free.lock();
+        let start = free.starts.pop();
+        if start.is_none() {
+            waker.join(&mut free.waiting);
+        }
+        start
     }
 }
 

@@ -14,7 +14,7 @@ use verbs_core::Gid;
 use verbs_core::mad::Retry;
 use verbs_core::mad::sa::DATA_LEN;
 use verbs_core::sync::{Arc, Mutex};
-use verbs_core::task;
+use verbs_core::task::{self, OwnWaker};
 
 use crate::error::Error;
 use crate::sa::client::{Core, pause};
@@ -164,6 +164,7 @@ impl Hold {
     pub(super) async fn changed(&mut self) -> Change {
         let (held, seen) = (&self.held, &mut self.seen);
         poll_fn(|cx| {
+            let mut waker = OwnWaker::of(cx.waker());
             let mut inner = held.inner.lock();
             match &inner.change {
                 Some(change) if inner.changes > *seen => {
@@ -172,9 +173,7 @@ impl Hold {
                     Poll::Ready(change)
                 }
                 _ => {
-                    if !inner.wakers.iter().any(|waker| waker.will_wake(cx.waker())) {
-                        inner.wakers.push(cx.waker().clone());
-                    }
+                    waker.join(&mut inner.wakers);
                     Poll::Pending
                 }
             }

@@ -10,6 +10,7 @@ use verbs_core::mad::sa::{self, InformInfo};
 use verbs_core::mad::sm::{Notice, NoticeView, TrapNumber};
 use verbs_core::mad::{MadBytes, Method, TimeCode};
 use verbs_core::sync::{Arc, Mutex};
+use verbs_core::task::OwnWaker;
 use verbs_core::{Lid, Qpn};
 
 use crate::sa::SaClient;
@@ -118,11 +119,12 @@ impl Stream for Subscription {
     type Item = Notice;
 
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Notice>> {
+        let mut waker = OwnWaker::of(cx.waker());
         let mut inner = self.mailbox.inner.lock();
         if let Some(notice) = inner.waiting.pop_front() {
             return Poll::Ready(Some(notice));
         }
-        inner.waker = Some(cx.waker().clone());
+        waker.replace(&mut inner.waker);
         Poll::Pending
     }
 }

@@ -32,7 +32,7 @@ use crate::pd::{AllocPd, Pd};
 use crate::provider_attr::PortCaps;
 use crate::qp_state::QpType;
 use crate::sync::{Arc, Mutex, Weak};
-use crate::task;
+use crate::task::{self, OwnWaker};
 use crate::timer::Timer;
 
 pub use agent::{MadAgent, MadClient};
@@ -160,17 +160,20 @@ impl Core {
 
     /// Whether it is open; `begins`: an earlier failure is not the caller's.
     fn poll_open(self: &Arc<Self>, waker: &Waker, begins: bool) -> Poll<Result<(), Error>> {
-        // Wakers are foreign code: what is not needed is dropped when the lock is free (K4).
-        let mut waker = Some(waker.clone());
+        let mut waker = OwnWaker::of(waker);
         let mut phase = self.phase.lock();
         match &mut *phase {
             Phase::Open(_) => return Poll::Ready(Ok(())),
             Phase::Failed(error) if !begins => return Poll::Ready(Err(*error)),
             Phase::Opening(waiting) => {
-                waiting.extend(waker.take());
+                waker.join(waiting);
                 return Poll::Pending;
             }
-            Phase::New | Phase::Failed(_) => *phase = Phase::Opening(Vec::from_iter(waker.take())),
+            Phase::New | Phase::Failed(_) => {
+                let mut waiting = Vec::new();
+                waker.join(&mut waiting);
+                *phase = Phase::Opening(waiting);
+            }
         }
         drop(phase);
         let core = Arc::clone(self);
