@@ -8,6 +8,7 @@ use verbs_core::sync::atomic::{
     AtomicU32, AtomicU64,
     Ordering::{Acquire, Relaxed, Release},
 };
+use verbs_core::yard::{Common, Yard};
 use verbs_core::{
     Datagram, Dest, Error, Payload, QpCap, RKey, Remote, SendFlags, SendOp, SendWr, Sge, Srqn,
 };
@@ -68,7 +69,7 @@ pub(crate) struct SendRing {
     words: Box<[AtomicU64]>,
     stride: u32,
     /// By work request: its number in the upper half, the position of its completion in the lower.
-    marks: Box<[AtomicU64]>,
+    marks: Common<[AtomicU64]>,
     /// Of a work request, or a position: which mark or entry it has.
     mask: u32,
 }
@@ -98,7 +99,7 @@ impl SendRing {
     ///
     /// # Errors
     /// [`Error::NoMemory`].
-    pub(crate) fn new(cap: &QpCap, datagrams: bool) -> Result<Self, Error> {
+    pub(crate) fn new(yard: &Yard, cap: &QpCap, datagrams: bool) -> Result<Self, Error> {
         let count = cap.max_send_wr.max(1).next_power_of_two() as usize;
         let payload = (2 * cap.max_send_sge as usize).max(cap.max_inline_data.div_ceil(8) as usize);
         let stride = HEADER + payload + if datagrams { DATAGRAM_WORDS } else { 0 };
@@ -109,7 +110,7 @@ impl SendRing {
             words: allocate(count * stride, || AtomicU64::new(0))?,
             stride: stride as u32,
             // No work request has the number that is written here: 0 is never on lap -1.
-            marks: allocate(count, || AtomicU64::new(u64::from(u32::MAX) << 32))?,
+            marks: yard.common_slice(count, || AtomicU64::new(u64::from(u32::MAX) << 32))?,
             mask: (count - 1) as u32,
         })
     }
