@@ -431,7 +431,7 @@ impl QueuePair {
             return Ok(());
         }
         let yard = &self.port.yard;
-        let sends = SendRing::new(yard, &self.cap, self.service() == Service::Ud)?;
+        let sends = SendRing::new(yard, &self.cap, self.service())?;
         let recvs = RecvRing::new(yard, self.cap.max_recv_wr, self.cap.max_recv_sge)?;
         let (sends, recvs) = (yard.common(sends)?, yard.common(recvs)?);
         if self.goes_as_packets() {

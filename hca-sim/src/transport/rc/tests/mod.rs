@@ -141,7 +141,7 @@ impl Machine {
                 rq_psn: 0,
             },
             may_begin: true,
-            sends: SendRing::new(&Yard::default(), &cap, false).unwrap(),
+            sends: SendRing::new(&Yard::default(), &cap, Service::Rc).unwrap(),
             recvs: RecvRing::new(&Yard::default(), 32, 4).unwrap(),
             srq,
             send_poller: CqPoller::new(Arc::clone(&send_cq), None),
