@@ -14,6 +14,9 @@
 //! the *books* are reached under the yard's lock only; the counts are atomics; and which yard it is
 //! changes only while no cell is in use. A cell belongs to whoever was given it until it is given back.
 //! Units in use keep the yard, and the yard keeps the others.
+//!
+//! Loom does not see any of this: nothing but bookkeeping happens under the lock, and the counts are those
+//! of an `Arc`.
 
 use std::alloc::{Layout, alloc, alloc_zeroed, dealloc};
 use std::fmt;
