@@ -240,7 +240,7 @@ impl QueuePair {
         match outcome {
             Outcome::Done(done) => {
                 drop(pin);
-                land.ring.want(false);
+                land.want(false);
                 *machine = Machine::default();
                 sends.executed(at);
                 effects.note(self, &land, done);
@@ -370,13 +370,13 @@ impl QueuePair {
     ) -> Next {
         match &land.srq {
             Some(srq) => srq.want(self),
-            None => land.ring.want(true),
+            None => land.want(true),
         }
         if early {
             return Next::Stop;
         }
         self.port.counters.rnr_naks.up();
-        let limit = self.control.lock().attr.rnr_retry.unwrap_or(0);
+        let limit = self.control.lock().attr().rnr_retry.unwrap_or(0);
         let left = *machine.rnr_left.get_or_insert(limit);
         if limit != RNR_FOREVER && left == 0 {
             let fault = Fault::local(WcStatus::RnrRetryExcErr, 0);
@@ -401,7 +401,7 @@ impl QueuePair {
             return Next::Stop;
         }
         self.port.counters.timeouts.up();
-        let attr = self.control.lock().attr;
+        let attr = self.control.lock().attr();
         let Some(timeout) = ack_timeout(attr.timeout.unwrap_or(0)) else {
             // No timeout: waits until the peer is there, which kicks.
             machine.wait = Some(Instant::NEVER);

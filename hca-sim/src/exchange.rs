@@ -111,7 +111,7 @@ impl Exchange {
             return;
         }
         self.followed = Some(now);
-        let attr = qp.control.lock().attr;
+        let attr = qp.control.lock().attr();
         self.path = Some(path(&attr, qp));
         self.route = attr.av.and_then(|av| qp.port.route(&av));
     }

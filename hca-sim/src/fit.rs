@@ -19,7 +19,7 @@ impl QueuePair {
 
     /// Makes the landings between this queue pair and its peer what they must be.
     pub(crate) fn repair(self: &Arc<Self>, links: &Links) -> Touched {
-        let attr = self.control.lock().attr;
+        let attr = self.control.lock().attr();
         let peer = self.named_peer(links, &attr);
         let out = self.repair_out(peer, links);
         peer.map_or(out, |peer| out.and(peer.repair_out(Some(self), links)))
@@ -43,11 +43,11 @@ impl QueuePair {
             // The peer is not whom this queue pair names: its landing, if any, leads elsewhere.
             return Touched::NOBODY;
         }
-        let attr = control.attr;
+        let attr = control.attr();
         // A queue pair can be its own peer; its attributes are locked already then.
         let theirs = match peer {
             Some(peer) if Arc::ptr_eq(peer, self) => Some(attr),
-            Some(peer) => Some(peer.control.lock().attr),
+            Some(peer) => Some(peer.control.lock().attr()),
             None => None,
         };
         let alive = control.out.as_ref().filter(|land| land.is_alive());
@@ -63,7 +63,8 @@ impl QueuePair {
                 if let Some(recvs) = peer.recv_ring() {
                     let (granted, door) = (granted(&theirs), peer.door());
                     let mtu = attr.path_mtu.unwrap_or(verbs_core::Mtu::B256);
-                    control.out = Some(Arc::new(Landing::new(peer, recvs, granted, mtu, door)));
+                    let land = Landing::new(peer, recvs, granted, mtu, door);
+                    control.out = Some(self.port.yard.common_or_abort(land));
                 }
                 Touched::NOBODY
             }
@@ -76,14 +77,15 @@ impl QueuePair {
     fn renew_out(&self, peer: &Arc<Self>) -> Option<Touched> {
         let mut control = self.control.lock();
         let old = control.out.take_if(|land| land.leads_into(peer))?;
-        control.out = Some(Arc::new(old.renewed()));
+        control.out = Some(self.port.yard.common_or_abort(old.renewed()));
         Some(old.kill())
     }
 
     /// Whether the way out of here, or the name it has of its peer, is this peer's.
     fn leads_to(&self, control: &Control, peer: &Arc<Self>) -> bool {
         let landed = control.out.as_ref();
-        landed.is_some_and(|land| land.leads_into(peer)) || control.attr.dest_qpn == Some(peer.qpn)
+        landed.is_some_and(|land| land.leads_into(peer))
+            || control.attr().dest_qpn == Some(peer.qpn)
     }
 
     /// Whether messages can go from here into `peer` (module [`crate::landing`]).
@@ -125,7 +127,7 @@ pub(crate) fn renew_landings(fabric: &Fabric, cq: &Arc<CqRing>) {
     let mut renewed = Vec::new();
     let links = fabric.lock();
     for qp in &queue_pairs {
-        let attr = qp.control.lock().attr;
+        let attr = qp.control.lock().attr();
         if let Some(sender) = qp.named_peer(&links, &attr)
             && let Some(touched) = sender.renew_out(qp)
         {

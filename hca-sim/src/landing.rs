@@ -20,7 +20,9 @@
 //! executed ones has caught up. Nothing can be overtaken, and no exchange is needed.
 
 use verbs_core::mem::{MrTable, Pin, Seen, TouchWord, Touched};
+use verbs_core::sync::atomic::Ordering::Relaxed;
 use verbs_core::sync::{Arc, Weak};
+use verbs_core::yard::Common;
 use verbs_core::{Access, Mtu, Piece, Qpn};
 
 use crate::cq::{CqRing, Lane};
@@ -53,7 +55,7 @@ pub(crate) enum Door {
 #[repr(C, align(64))]
 pub(crate) struct Landing {
     word: TouchWord,
-    pub(crate) ring: Arc<RecvRing>,
+    pub(crate) ring: Common<RecvRing>,
     entries: Entries,
     /// What receives complete to, when the landing was made.
     pub(crate) lane: Arc<Lane>,
@@ -89,14 +91,14 @@ impl Landing {
     /// The way into `responder`, which grants its peer those rights.
     pub(crate) fn new(
         responder: &Arc<QueuePair>,
-        ring: &Arc<RecvRing>,
+        ring: &Common<RecvRing>,
         granted: Access,
         mtu: Mtu,
         door: Door,
     ) -> Self {
         Self {
             word: TouchWord::new(tag(door, granted)),
-            ring: Arc::clone(ring),
+            ring: ring.clone(),
             entries: ring.entries.clone(),
             srq: responder.srq.clone(),
             lane: responder.recv_cq.lane(),
@@ -114,7 +116,7 @@ impl Landing {
     pub(crate) fn renewed(&self) -> Self {
         Self {
             word: TouchWord::new(self.word.tag()),
-            ring: Arc::clone(&self.ring),
+            ring: self.ring.clone(),
             entries: self.entries.clone(),
             lane: self.cq.lane(),
             mrs: Arc::clone(&self.mrs),
@@ -182,8 +184,15 @@ impl Landing {
         let depth = self
             .responder
             .upgrade()
-            .and_then(|responder| responder.control.lock().attr.max_dest_rd_atomic);
+            .and_then(|responder| responder.control.lock().attr().max_dest_rd_atomic);
         depth != Some(0)
+    }
+
+    /// Asks whoever posts receives there to call. A call may be missed; the RNR timer comes anyway.
+    pub(crate) fn want(&self, wanted: bool) {
+        if let Some(responder) = self.responder.upgrade() {
+            responder.gate.wanted.store(wanted, Relaxed);
+        }
     }
 
     /// Whether the responder waits in RTR for the first message.

@@ -52,6 +52,7 @@ mod exchange;
 pub mod extension;
 mod features;
 mod fit;
+mod gate;
 mod groups;
 mod hca;
 mod landing;

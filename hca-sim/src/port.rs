@@ -18,6 +18,7 @@ use verbs_core::sync::atomic::{
     Ordering::{Acquire, Relaxed, Release},
 };
 use verbs_core::sync::{Arc, Mutex, OnceLock, Weak};
+use verbs_core::yard::Yard;
 use verbs_core::{Attr, Av, Error, Gid, Guid, Lid, Mtu, PKey, PortState, QpAttr, Why};
 
 pub use processed::{Arrival, Processed};
@@ -36,6 +37,8 @@ pub(crate) struct Port {
     pub(crate) guid: Guid,
     pub(crate) link: Arc<Fabric>,
     pub(crate) mrs: Arc<MrTable>,
+    /// Where what each message touches of a queue pair lies.
+    pub(crate) yard: Yard,
     pub(crate) engine: Engine,
     pub(crate) counters: Counters,
     /// Taken alone or under the lock of the link; nothing is locked under it.
@@ -164,6 +167,7 @@ impl Port {
             guid,
             link,
             mrs,
+            yard: Yard::default(),
             engine,
             counters: Counters::default(),
             sheet: Mutex::new(sheet),

@@ -18,11 +18,13 @@ use verbs_core::sync::atomic::{
     Ordering::{AcqRel, Acquire, Relaxed},
 };
 use verbs_core::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
+use verbs_core::yard::Common;
 use verbs_core::{Command, Error, PostError, QpAttr, QpCap, QpInfo, QpState, QpType, Qpn};
 
 use crate::cq::CqRing;
 use crate::engaged::Engaged;
 use crate::exchange::Exchange;
+use crate::gate::{Gate, flag};
 use crate::landing::Landing;
 use crate::link::Links;
 use crate::port::Port;
@@ -34,21 +36,9 @@ use crate::srq::SharedReceives;
 use crate::transport::Driver;
 use crate::wire::Service;
 
-/// Parts of a queue pair's word.
-pub(crate) mod flag {
-    /// The state's number.
-    pub(crate) const STATE: u32 = 0b111;
-    /// Receives can be posted and need no flush.
-    pub(crate) const TAKES_RECVS: u32 = 1 << 3;
-    /// Destroyed.
-    pub(crate) const GONE: u32 = 1 << 4;
-    /// The device was removed.
-    pub(crate) const REMOVED: u32 = 1 << 5;
-}
-
 /// What all parts of a queue pair share.
 pub(crate) struct QueuePair {
-    pub(crate) word: TouchWord,
+    pub(crate) gate: Common<Gate>,
     pub(crate) qpn: Qpn,
     pub(crate) qp_type: QpType,
     /// The protection domain. Of a target of extended reliable connections, the domain of those: memory is
@@ -66,8 +56,8 @@ pub(crate) struct QueuePair {
     pub(crate) control: Mutex<Control>,
     pub(crate) me: Weak<Self>,
     /// Allocated by the first transition to INIT.
-    sends: OnceLock<Arc<SendRing>>,
-    recvs: OnceLock<Arc<RecvRing>>,
+    sends: OnceLock<Common<SendRing>>,
+    recvs: OnceLock<Common<RecvRing>>,
     /// How often it was reset.
     resets: AtomicU32,
     /// How often its attributes changed.
@@ -82,9 +72,10 @@ pub(crate) struct QueuePair {
 /// waited for.
 #[derive(Debug, Default)]
 pub(crate) struct Control {
-    pub(crate) attr: QpAttr,
+    /// `None` as long as it has none, which is all that is in RESET.
+    attr: Option<Box<QpAttr>>,
     /// The way into the peer.
-    pub(crate) out: Option<Arc<Landing>>,
+    pub(crate) out: Option<Common<Landing>>,
     /// Verbs that complete when the grace period is over and the rings are flushed.
     pub(crate) finish: Vec<Finish>,
     /// SQD was entered, and the client wants to hear when the send queue has drained.
@@ -92,6 +83,13 @@ pub(crate) struct Control {
     /// ERR was entered on a shared receive queue, and the client has not heard yet that no more
     /// receives are taken.
     pub(crate) tell_last_wqe: bool,
+}
+
+impl Control {
+    /// The attributes, those that were set.
+    pub(crate) fn attr(&self) -> QpAttr {
+        self.attr.as_deref().copied().unwrap_or_default()
+    }
 }
 
 /// A verb that is done but for the waiting.
@@ -151,7 +149,10 @@ impl QueuePair {
             srq,
         } = init;
         Arc::new_cyclic(|me| Self {
-            word: TouchWord::new(tag_of(QpState::Reset)),
+            gate: port.yard.common_or_abort(Gate {
+                word: TouchWord::new(tag_of(QpState::Reset)),
+                wanted: AtomicBool::new(false),
+            }),
             qpn,
             qp_type,
             pd,
@@ -208,14 +209,14 @@ impl QueuePair {
     }
 
     pub(crate) fn state(&self) -> QpState {
-        state_of(self.word.tag())
+        state_of(self.gate.word.tag())
     }
 
-    pub(crate) fn send_ring(&self) -> Option<&Arc<SendRing>> {
+    pub(crate) fn send_ring(&self) -> Option<&Common<SendRing>> {
         self.sends.get()
     }
 
-    pub(crate) fn recv_ring(&self) -> Option<&Arc<RecvRing>> {
+    pub(crate) fn recv_ring(&self) -> Option<&Common<RecvRing>> {
         self.recvs.get()
     }
 
@@ -229,7 +230,7 @@ impl QueuePair {
     }
 
     /// The way into the peer, if both fit.
-    pub(crate) fn landing(&self) -> Option<Arc<Landing>> {
+    pub(crate) fn landing(&self) -> Option<Common<Landing>> {
         self.control
             .lock()
             .out
@@ -240,7 +241,7 @@ impl QueuePair {
     /// A receive was posted that the peer's machine waits for.
     #[cold]
     pub(crate) fn call_sender(&self) {
-        let attr = self.control.lock().attr;
+        let attr = self.control.lock().attr();
         let peer = self.named_peer(&self.port.link.lock(), &attr).cloned();
         if let Some(peer) = peer {
             peer.kick();
@@ -249,7 +250,7 @@ impl QueuePair {
 
     /// Whether sends can be posted, and the state.
     pub(crate) fn check_post_send(&self) -> Result<QpState, PostError> {
-        let state = refusal(self.word.tag())?;
+        let state = refusal(self.gate.word.tag())?;
         if refuses_sends(state) {
             Err(PostError::State(state))
         } else {
@@ -259,7 +260,7 @@ impl QueuePair {
 
     /// Whether receives can be posted.
     pub(crate) fn check_post_recv(&self) -> Result<(), PostError> {
-        match refusal(self.word.tag())? {
+        match refusal(self.gate.word.tag())? {
             QpState::Reset => Err(PostError::State(QpState::Reset)),
             _ => Ok(()),
         }
@@ -268,12 +269,12 @@ impl QueuePair {
     /// As [`QueuePair::check_post_send`], valid until the pin is left.
     pub(crate) fn enter_to_post_send(&self, pin: &Pin) -> Result<(), PostError> {
         loop {
-            let tag = self.word.tag();
+            let tag = self.gate.word.tag();
             let state = refusal(tag)?;
             if refuses_sends(state) {
                 return Err(PostError::State(state));
             }
-            if self.word.admits(pin, TouchWord::TAG, tag) {
+            if self.gate.word.admits(pin, TouchWord::TAG, tag) {
                 return Ok(());
             }
         }
@@ -282,11 +283,11 @@ impl QueuePair {
     /// As [`QueuePair::check_post_recv`], valid until the pin is left.
     pub(crate) fn enter_to_post_recv(&self, pin: &Pin) -> Result<(), PostError> {
         loop {
-            let tag = self.word.tag();
+            let tag = self.gate.word.tag();
             if refusal(tag)? == QpState::Reset {
                 return Err(PostError::State(QpState::Reset));
             }
-            if self.word.admits(pin, TouchWord::TAG, tag) {
+            if self.gate.word.admits(pin, TouchWord::TAG, tag) {
                 return Ok(());
             }
         }
@@ -295,12 +296,12 @@ impl QueuePair {
     /// The state, if packets may come and go in it; it stays that until the pin is left.
     pub(crate) fn enter_to_exchange(&self, pin: &Pin) -> Option<QpState> {
         loop {
-            let tag = self.word.tag();
+            let tag = self.gate.word.tag();
             let state = refusal(tag).ok()?;
             if !takes_packets(state) {
                 return None;
             }
-            if self.word.admits(pin, TouchWord::TAG, tag) {
+            if self.gate.word.admits(pin, TouchWord::TAG, tag) {
                 return Some(state);
             }
         }
@@ -335,7 +336,7 @@ impl QueuePair {
         let Some((_, pending)) = command.pend() else {
             return;
         };
-        let before = self.control.lock().attr;
+        let before = self.control.lock().attr();
         let touched = self
             .apply(from, to, &change)
             .and(self.repair_after(&links, &before));
@@ -399,7 +400,7 @@ impl QueuePair {
     /// Its attributes as they are now.
     pub(crate) fn query(&self) -> QpInfo {
         let state = self.state();
-        let mut attr = self.control.lock().attr;
+        let mut attr = self.control.lock().attr();
         attr.state = Some(state);
         if let (Some(sends), true) = (self.send_ring(), attr.sq_psn.is_some()) {
             attr.sq_psn = Some(verbs_core::Psn::new(sends.psn()));
@@ -417,7 +418,7 @@ impl QueuePair {
     }
 
     fn may_change(&self) -> Result<(), Error> {
-        match self.word.tag() {
+        match self.gate.word.tag() {
             tag if tag & flag::REMOVED != 0 => Err(Error::DeviceRemoved),
             tag if tag & flag::GONE != 0 => Err(Error::Closing),
             _ => Ok(()),
@@ -429,24 +430,29 @@ impl QueuePair {
         if to != QpState::Init || self.sends.get().is_some() {
             return Ok(());
         }
-        let sends = SendRing::new(&self.cap, self.service() == Service::Ud)?;
-        let recvs = RecvRing::new(self.cap.max_recv_wr, self.cap.max_recv_sge)?;
+        let yard = &self.port.yard;
+        let sends = SendRing::new(yard, &self.cap, self.service())?;
+        let recvs = RecvRing::new(yard, self.cap.max_recv_wr, self.cap.max_recv_sge)?;
+        let (sends, recvs) = (yard.common(sends)?, yard.common(recvs)?);
         if self.goes_as_packets() {
             self.engaged
                 .set_exchange(Exchange::new(self.qp_type, &self.cap)?);
         }
         // Under the lock of the link nobody else does this.
-        let _ = self.recvs.set(Arc::new(recvs));
-        let _ = self.sends.set(Arc::new(sends));
+        let _ = self.recvs.set(recvs);
+        let _ = self.sends.set(sends);
         Ok(())
     }
 
     /// Takes over a change that has been checked. Whom to wait for if it takes something away.
     fn apply(&self, from: QpState, to: QpState, change: &QpAttr) -> Touched {
         let mut control = self.control.lock();
-        control.attr.apply(change);
+        let attr = control.attr.get_or_insert_default();
+        attr.apply(change);
+        attr.state = Some(to);
+        attr.cur_state = None;
         if to == QpState::Reset {
-            control.attr = QpAttr::default();
+            control.attr = None;
             self.resets.fetch_add(1, AcqRel);
             self.contacted.store(false, Relaxed);
         }
@@ -454,8 +460,6 @@ impl QueuePair {
             control.tell_drained = to == QpState::Sqd && change.en_sqd_async_notify == Some(true);
             control.tell_last_wqe = to == QpState::Err && self.srq.is_some();
         }
-        control.attr.state = Some(to);
-        control.attr.cur_state = None;
         drop(control);
         self.changes.fetch_add(1, AcqRel);
         if let Some(recvs) = self.recv_ring() {
@@ -478,10 +482,11 @@ impl QueuePair {
     fn set_state(&self, to: QpState, flags: u32) -> Touched {
         let keep = flag::GONE | flag::REMOVED;
         let changed = self
+            .gate
             .word
             .update(|tag| Some(tag & keep | tag_of(to) | flags));
         if let Some(managed) = self.port.managed.as_ref().filter(|_| self.is_special()) {
-            let attends = takes_packets(to) && self.word.tag() & keep == 0;
+            let attends = takes_packets(to) && self.gate.word.tag() & keep == 0;
             managed.attend(self.qpn, attends);
         }
         changed.map_or(Touched::NOBODY, |(_, touched)| touched)
@@ -498,7 +503,7 @@ impl QueuePair {
             self.control.lock().tell_last_wqe = self.srq.is_some();
         }
         let touched = self.set_state(to, flags);
-        let before = self.control.lock().attr;
+        let before = self.control.lock().attr();
         touched.and(self.repair_after(links, &before))
     }
 
@@ -531,7 +536,7 @@ impl QueuePair {
 
     /// Both ends may go on now: a machine waited for the other to be ready.
     fn wake_both(self: &Arc<Self>) {
-        let attr = self.control.lock().attr;
+        let attr = self.control.lock().attr();
         let peer = self.named_peer(&self.port.link.lock(), &attr).cloned();
         for qp in peer.iter().chain([self]) {
             qp.wake();

@@ -13,13 +13,15 @@ use std::fmt;
 use verbs_core::mem::{Pin, Seen, TouchWord, pin, pin_at_once};
 use verbs_core::sync::Arc;
 use verbs_core::sync::atomic::{
-    AtomicBool, AtomicU8, AtomicU32, AtomicU64,
+    AtomicU8, AtomicU32, AtomicU64,
     Ordering::{Acquire, Relaxed, Release},
 };
+use verbs_core::yard::{Common, Yard};
 use verbs_core::{Error, Piece, PostCode, PostError, QpState, RawRecvQueue, Sge};
 
 use crate::cq::no_entry;
-use crate::qp::{QueuePair, flag};
+use crate::gate::{Gate, flag};
+use crate::qp::QueuePair;
 
 #[cfg(all(test, verbs_loom))]
 mod models;
@@ -48,7 +50,7 @@ struct Consumer {
 /// The entries of a ring. Both ends have their own way to them, so that neither loads a line for it.
 #[derive(Clone, Debug)]
 pub(crate) struct Entries {
-    all: Arc<[Entry]>,
+    all: Common<[Entry]>,
     /// Of a position: which entry it is.
     mask: u32,
 }
@@ -61,8 +63,6 @@ pub(crate) struct RecvRing {
     /// The second and further pieces of each entry, two words each.
     more: Box<[AtomicU64]>,
     max_sge: usize,
-    /// A sender waits for a receive.
-    wanted: AtomicBool,
     /// How long a sender that finds none is to wait, as the IBTA's code.
     rnr_timer: AtomicU8,
 }
@@ -85,6 +85,17 @@ impl Entries {
             no_entry();
         };
         (entry, u64::from(at as usize & self.all.len() == 0) * LAP)
+    }
+
+    /// Writes an entry of one piece. For the producer only.
+    #[inline(always)]
+    fn publish_one(&self, at: u32, wr_id: u64, piece: Piece) {
+        let (Entry([what, id, addr, rest]), lap) = self.place(at);
+        id.store(wr_id, Relaxed);
+        addr.store(piece.addr, Relaxed);
+        rest.store(piece.len_key, Relaxed);
+        let one = u64::from(piece.len()) << TOTAL_SHIFT | ONE_PIECE;
+        what.store(one | lap, Release);
     }
 }
 
@@ -130,11 +141,11 @@ impl Waiting<'_> {
 }
 
 impl RecvRing {
-    /// A ring for `depth` receives of up to `max_sge` pieces.
+    /// A ring for `depth` receives of up to `max_sge` pieces: 32 bytes each, and 16 for each further piece.
     ///
     /// # Errors
     /// [`Error::NoMemory`].
-    pub(crate) fn new(depth: u32, max_sge: u32) -> Result<Self, Error> {
+    pub(crate) fn new(yard: &Yard, depth: u32, max_sge: u32) -> Result<Self, Error> {
         let count = depth.max(1).next_power_of_two() as usize;
         let more = (max_sge as usize).saturating_sub(1) * 2 * count;
         Ok(Self {
@@ -143,12 +154,12 @@ impl RecvRing {
                 epsn: AtomicU32::new(0),
             },
             entries: Entries {
-                all: allocate(count, || Entry(std::array::from_fn(|_| AtomicU64::new(0))))?.into(),
+                all: yard
+                    .common_slice(count, || Entry(std::array::from_fn(|_| AtomicU64::new(0))))?,
                 mask: (count - 1) as u32,
             },
             more: allocate(more, || AtomicU64::new(0))?,
             max_sge: max_sge.max(1) as usize,
-            wanted: AtomicBool::new(false),
             rnr_timer: AtomicU8::new(0),
         })
     }
@@ -202,11 +213,6 @@ impl RecvRing {
         self.consumer.epsn.store(psn, Relaxed);
     }
 
-    /// Asks the producer to call when it posts. A call may be missed; the RNR timer comes anyway.
-    pub(crate) fn want(&self, wanted: bool) {
-        self.wanted.store(wanted, Relaxed);
-    }
-
     pub(crate) fn rnr_timer(&self) -> u8 {
         self.rnr_timer.load(Relaxed)
     }
@@ -224,20 +230,9 @@ impl RecvRing {
     /// Writes an entry. For the producer only.
     fn publish_pieces(&self, at: u32, wr_id: u64, pieces: Pieces<'_>) {
         match pieces {
-            Pieces::One(piece) => self.publish_one(at, wr_id, piece),
+            Pieces::One(piece) => self.entries.publish_one(at, wr_id, piece),
             Pieces::List(sges) => self.publish(at, wr_id, sges),
         }
-    }
-
-    /// Writes an entry of one piece. For the producer only.
-    #[inline(always)]
-    fn publish_one(&self, at: u32, wr_id: u64, piece: Piece) {
-        let (Entry([what, id, addr, rest]), lap) = self.entries.place(at);
-        id.store(wr_id, Relaxed);
-        addr.store(piece.addr, Relaxed);
-        rest.store(piece.len_key, Relaxed);
-        let one = u64::from(piece.len()) << TOTAL_SHIFT | ONE_PIECE;
-        what.store(one | lap, Release);
     }
 
     /// Writes an entry of any number of pieces. For the producer only.
@@ -287,12 +282,15 @@ pub(crate) fn unpack(addr: &AtomicU64, rest: &AtomicU64) -> Sge {
     Piece { addr, len_key }.into()
 }
 
-/// The producer's end.
+/// The producer's end: one line.
 #[repr(align(64))]
 pub(crate) struct RecvPoster {
     qp: Arc<QueuePair>,
+    gate: Common<Gate>,
     /// `None` until the first post that finds the ring allocated.
-    ring: Option<Arc<RecvRing>>,
+    ring: Option<Common<RecvRing>>,
+    /// Those of `ring`.
+    entries: Option<Entries>,
     tail: u32,
     /// Entries before this position are known to be free.
     end: u32,
@@ -300,12 +298,16 @@ pub(crate) struct RecvPoster {
     seen: Seen,
 }
 
+const _: () = assert!(cfg!(verbs_loom) || size_of::<RecvPoster>() == 64);
+
 impl RecvPoster {
     /// The one producer of a new queue pair.
     pub(crate) fn new(qp: Arc<QueuePair>) -> Self {
         Self {
+            gate: qp.gate.clone(),
             qp,
             ring: None,
+            entries: None,
             tail: 0,
             end: 0,
             seen: Seen::new(0),
@@ -322,6 +324,7 @@ impl RecvPoster {
         if self.ring.is_none() {
             self.qp.check_post_recv()?;
             self.ring = self.qp.recv_ring().cloned();
+            self.entries = self.ring.as_ref().map(|ring| ring.entries.clone());
         }
         let Some(ring) = &self.ring else {
             return Err(PostError::State(QpState::Reset));
@@ -371,7 +374,7 @@ impl RecvPoster {
         let Some(ring) = self.ring.as_deref() else {
             return Err(PostError::State(QpState::Reset));
         };
-        let (pin, word) = (pin(), &self.qp.word);
+        let (pin, word) = (pin(), &self.gate.word);
         let tag = word.tag();
         let takes = tag & flag::TAKES_RECVS != 0 && word.admits(&pin, TouchWord::TAG, tag);
         if takes {
@@ -384,7 +387,7 @@ impl RecvPoster {
         self.tail = self.tail.wrapping_add(1);
         if !takes {
             self.qp.turn();
-        } else if ring.wanted.load(Relaxed) {
+        } else if self.gate.wanted.load(Relaxed) {
             self.qp.call_sender();
         }
         Ok(())
@@ -408,20 +411,20 @@ impl RawRecvQueue for RecvPoster {
         if self.tail == self.end {
             return self.post_one_slow(wr_id, piece, None);
         }
-        let Some(ring) = self.ring.as_deref() else {
+        let Some(entries) = &self.entries else {
             return self.post_one_slow(wr_id, piece, None);
         };
         let Some(pin) = pin_at_once() else {
             return self.post_one_slow(wr_id, piece, None);
         };
         // The tag as it was seen last: comparing all of it is cheaper than the one bit.
-        let word = &self.qp.word;
+        let word = &self.gate.word;
         if !word.admits_as_seen(&pin, self.seen) {
             return self.post_one_slow(wr_id, piece, Some(pin));
         }
-        ring.publish_one(self.tail, wr_id, piece);
+        entries.publish_one(self.tail, wr_id, piece);
         self.tail = self.tail.wrapping_add(1);
-        if ring.wanted.load(Relaxed) {
+        if self.gate.wanted.load(Relaxed) {
             return self.call_sender(pin);
         }
         drop(pin);

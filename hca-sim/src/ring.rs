@@ -8,6 +8,7 @@ use verbs_core::sync::atomic::{
     AtomicU32, AtomicU64,
     Ordering::{Acquire, Relaxed, Release},
 };
+use verbs_core::yard::{Common, Yard};
 use verbs_core::{
     Datagram, Dest, Error, Payload, QpCap, RKey, Remote, SendFlags, SendOp, SendWr, Sge, Srqn,
 };
@@ -15,16 +16,22 @@ use verbs_core::{
 use crate::cq::no_entry;
 use crate::landing::Landing;
 use crate::message::MAX_SGE;
-use crate::recv::{allocate, pack, unpack};
+use crate::recv::allocate;
+use crate::wire::Service;
 
 mod datagram;
+mod entry;
 mod memory;
+
+use entry::{Entry, has_operands};
 
 /// Inline bytes that one work request can have.
 pub(crate) const MAX_INLINE: usize = 256;
 
-/// Words of an entry before its payload.
-const HEADER: usize = 9;
+/// Words of an entry before its room, where pieces, inline bytes and operands are.
+const HEADER: usize = 4;
+/// Words at the end of the room, for operations that have operands.
+const OPERANDS: usize = 4;
 
 /// In the first word: the operation.
 mod op {
@@ -48,11 +55,18 @@ const FLAGS_SHIFT: u32 = 8;
 const INLINE: u64 = 1 << 16;
 /// In the first word: whom it is for stands in the words behind the payload.
 const DATAGRAM: u64 = 1 << 17;
-/// In the first word: the upper half of the last word before the payload names a shared receive queue.
+/// In the first word: the last word names a shared receive queue.
 const SRQ: u64 = 1 << 18;
+/// In the first word: there is one piece, of 8 bytes; its key stands beside the remote one, and only its
+/// address is in the room.
+const WORD_PIECE: u64 = 1 << 19;
 /// Words that say whom a datagram is for.
 const DATAGRAM_WORDS: usize = 5;
-const COUNT_SHIFT: u32 = 32;
+/// In the first word: how many pieces or inline bytes; 12 bits.
+const COUNT_SHIFT: u32 = 20;
+const COUNT: u64 = 0xfff;
+/// In the first word: the number of the work request.
+const INDEX_SHIFT: u32 = 32;
 
 /// See the module's documentation.
 // One line: whoever has many queue pairs loads each of it for every message.
@@ -66,9 +80,11 @@ pub(crate) struct SendRing {
     /// Positions before this are filled.
     appended: AtomicU32,
     words: Box<[AtomicU64]>,
-    stride: u32,
+    stride: u16,
+    /// Words of an entry behind its room, for whom it is.
+    to: u16,
     /// By work request: its number in the upper half, the position of its completion in the lower.
-    marks: Box<[AtomicU64]>,
+    marks: Common<[AtomicU64]>,
     /// Of a work request, or a position: which mark or entry it has.
     mask: u32,
 }
@@ -93,23 +109,35 @@ impl Default for Scratch {
 }
 
 impl SendRing {
-    /// A ring for those sizes: `(9 + payload) * 8 + 8` bytes for each work request, where the payload is
-    /// two words a piece, or the inline bytes if those are more; 40 bytes more if they are `datagrams`.
+    /// A ring for those sizes: `(4 + room) * 8 + 8` bytes for each work request. The room is 5 words for
+    /// one piece and 4 more than two a piece for several, or the inline bytes if those are more. One word
+    /// more says whom it is for on an extended reliable connection, and five if it is a datagram.
     ///
     /// # Errors
     /// [`Error::NoMemory`].
-    pub(crate) fn new(cap: &QpCap, datagrams: bool) -> Result<Self, Error> {
+    pub(crate) fn new(yard: &Yard, cap: &QpCap, service: Service) -> Result<Self, Error> {
         let count = cap.max_send_wr.max(1).next_power_of_two() as usize;
-        let payload = (2 * cap.max_send_sge as usize).max(cap.max_inline_data.div_ceil(8) as usize);
-        let stride = HEADER + payload + if datagrams { DATAGRAM_WORDS } else { 0 };
+        let pieces = match cap.max_send_sge as usize {
+            // One piece of an operation that has operands is a word.
+            0 | 1 => 1,
+            several => 2 * several,
+        };
+        let room = (pieces + OPERANDS).max(cap.max_inline_data.div_ceil(8) as usize);
+        let to = match service {
+            Service::Ud => DATAGRAM_WORDS,
+            Service::Xrc => 1,
+            _ => 0,
+        };
+        let stride = HEADER + room + to;
         Ok(Self {
             psn: AtomicU32::new(0),
             executed: AtomicU32::new(0),
             appended: AtomicU32::new(0),
             words: allocate(count * stride, || AtomicU64::new(0))?,
-            stride: stride as u32,
+            stride: stride as u16,
+            to: to as u16,
             // No work request has the number that is written here: 0 is never on lap -1.
-            marks: allocate(count, || AtomicU64::new(u64::from(u32::MAX) << 32))?,
+            marks: yard.common_slice(count, || AtomicU64::new(u64::from(u32::MAX) << 32))?,
             mask: (count - 1) as u32,
         })
     }
@@ -173,7 +201,7 @@ impl SendRing {
 
     /// Whether the work request at that position, which is filled, concerns only keys of this side.
     pub(crate) fn is_local(&self, at: u32) -> bool {
-        let what = self.entry(at)[0].load(Relaxed);
+        let what = self.entry(at).what.load(Relaxed);
         matches!(what & 0xff, op::LOCAL_INV | op::REG_MR | op::BIND_MW)
     }
 
@@ -184,17 +212,28 @@ impl SendRing {
 
     /// The number of the work request at that position. For the machine.
     pub(crate) fn index(&self, at: u32) -> u32 {
-        self.entry(at)[HEADER - 1].load(Relaxed) as u32
+        (self.entry(at).what.load(Relaxed) >> INDEX_SHIFT) as u32
     }
 
-    fn entry(&self, at: u32) -> &[AtomicU64] {
-        let (slot, stride) = ((at & self.mask) as usize, self.stride as usize);
-        &self.words[slot * stride..(slot + 1) * stride]
+    fn entry(&self, at: u32) -> Entry<'_> {
+        let (slot, stride) = ((at & self.mask) as usize, usize::from(self.stride));
+        let words = &self.words[slot * stride..(slot + 1) * stride];
+        let ([what, wr_id, remote, keys], rest) = words
+            .split_first_chunk::<HEADER>()
+            .expect("an entry has its header");
+        let (room, to) = rest.split_at(rest.len() - usize::from(self.to));
+        Entry {
+            what,
+            wr_id,
+            remote,
+            keys,
+            room,
+            to,
+        }
     }
 
     fn write(&self, at: u32, index: u32, wr: &SendWr<'_>) {
         let entry = self.entry(at);
-        let (header, room) = entry.split_at(HEADER);
         let none = Remote::default();
         let (op, remote, imm, a, b, c, d) = match wr.op {
             SendOp::SendWithImm(imm) => (op::SEND_IMM, none, imm, 0, 0, 0, 0),
@@ -210,112 +249,83 @@ impl SendRing {
             SendOp::FetchAdd { remote, add } => (op::FETCH_ADD, remote, 0, add, 0, 0, 0),
             other => memory::write(&other).unwrap_or((op::SEND, none, 0, 0, 0, 0, 0)),
         };
-        let one;
-        let (kind, count) = match wr.payload {
-            Payload::Inline(bytes) => {
-                for (word, chunk) in room.iter().zip(bytes.chunks(8)) {
-                    let mut eight = [0; 8];
-                    eight[..chunk.len()].copy_from_slice(chunk);
-                    word.store(u64::from_le_bytes(eight), Relaxed);
-                }
-                (INLINE, bytes.len() as u64)
+        let (kind, count, low) = entry.write_payload(op, imm, wr.payload);
+        if has_operands(op) {
+            for (word, value) in entry.operands().iter().zip([a, b, c, d]) {
+                word.store(value, Relaxed);
             }
-            Payload::One(sge) => {
-                one = [sge];
-                (0, write_sges(room, &one))
-            }
-            Payload::List(sges) => (0, write_sges(room, sges)),
-        };
-        let flags = u64::from(wr.flags.bits() & 0xff) << FLAGS_SHIFT;
-        let (dest, srqn) = match wr.dest {
-            Dest::Peer => (0, 0),
-            Dest::Srq(srqn) => (SRQ, srqn.value()),
-            Dest::Datagram(to) => {
-                let words = room.last_chunk::<DATAGRAM_WORDS>();
-                words.map_or((0, 0), |words| {
-                    datagram::write(words, to);
-                    (DATAGRAM, 0)
-                })
-            }
-        };
-        let index = u64::from(srqn) << 32 | u64::from(index);
-        let what = op | flags | kind | dest | count << COUNT_SHIFT;
-        let keys = u64::from(remote.rkey.value()) << 32 | u64::from(imm);
-        for (word, value) in
-            header
-                .iter()
-                .zip([what, wr.wr_id, remote.addr, keys, a, b, c, d, index])
-        {
-            word.store(value, Relaxed);
         }
+        let flags = u64::from(wr.flags.bits() & 0xff) << FLAGS_SHIFT;
+        let dest = entry.write_dest(wr.dest);
+        let index = u64::from(index) << INDEX_SHIFT;
+        let what = op | flags | kind | dest | count << COUNT_SHIFT | index;
+        entry.what.store(what, Relaxed);
+        entry.wr_id.store(wr.wr_id, Relaxed);
+        entry.remote.store(remote.addr, Relaxed);
+        let keys = u64::from(remote.rkey.value()) << 32 | u64::from(low);
+        entry.keys.store(keys, Relaxed);
     }
 
     /// Reads a work request back. For the machine.
     pub(crate) fn read<'s>(&self, at: u32, scratch: &'s mut Scratch) -> SendWr<'s> {
-        let (header, room) = self.entry(at).split_at(HEADER);
-        let word = |i: usize| header[i].load(Relaxed);
-        let (what, keys) = (word(0), word(3));
+        let entry = self.entry(at);
+        let (what, keys) = (entry.what.load(Relaxed), entry.keys.load(Relaxed));
         let remote = Remote {
-            addr: word(2),
+            addr: entry.remote.load(Relaxed),
             rkey: RKey::new((keys >> 32) as u32),
         };
         let imm = keys as u32;
+        let operands = || entry.operands().each_ref().map(|word| word.load(Relaxed));
         let op = match what & 0xff {
             op::SEND_IMM => SendOp::SendWithImm(imm),
             op::SEND_INV => SendOp::SendWithInv(RKey::new(imm)),
             op::WRITE => SendOp::Write(remote),
             op::WRITE_IMM => SendOp::WriteWithImm(remote, imm),
             op::READ => SendOp::Read(remote),
-            op::COMPARE_SWAP => SendOp::CompareSwap {
-                remote,
-                compare: word(4),
-                swap: word(5),
-            },
-            op::FETCH_ADD => SendOp::FetchAdd {
-                remote,
-                add: word(4),
-            },
+            op::COMPARE_SWAP => {
+                let [compare, swap, ..] = operands();
+                SendOp::CompareSwap {
+                    remote,
+                    compare,
+                    swap,
+                }
+            }
+            op::FETCH_ADD => {
+                let [add, ..] = operands();
+                SendOp::FetchAdd { remote, add }
+            }
             op::SEND => SendOp::Send,
-            other => memory::read(other, remote, imm, [word(4), word(5), word(6), word(7)]),
+            other => memory::read(other, remote, imm, operands()),
         };
-        let count = (what >> COUNT_SHIFT) as usize;
         let Scratch {
             sges,
             datagram,
             bytes,
         } = scratch;
+        let count = (what >> COUNT_SHIFT & COUNT) as usize;
         let payload = if what & INLINE != 0 {
-            for (word, chunk) in room.iter().zip(bytes.chunks_exact_mut(8)) {
+            for (word, chunk) in entry.room.iter().zip(bytes.chunks_exact_mut(8)) {
                 chunk.copy_from_slice(&word.load(Relaxed).to_le_bytes());
             }
             Payload::Inline(&bytes[..count.min(MAX_INLINE)])
         } else {
-            for (sge, pair) in sges.iter_mut().zip(room.chunks_exact(2)).take(count) {
-                *sge = unpack(&pair[0], &pair[1]);
-            }
+            entry.read_sges(what, keys, &mut sges[..count.min(MAX_SGE)]);
             Payload::List(&sges[..count.min(MAX_SGE)])
         };
-        let words = room.last_chunk().filter(|_| what & DATAGRAM != 0);
+        let words = entry.to.last_chunk().filter(|_| what & DATAGRAM != 0);
         *datagram = words.map(datagram::read);
-        let dest = match datagram {
-            Some(to) => Dest::Datagram(to),
-            None if what & SRQ != 0 => Dest::Srq(Srqn::new((word(HEADER - 1) >> 32) as u32)),
-            None => Dest::Peer,
+        let dest = match (datagram, entry.to) {
+            (Some(to), _) => Dest::Datagram(to),
+            (None, [srqn]) if what & SRQ != 0 => Dest::Srq(Srqn::new(srqn.load(Relaxed) as u32)),
+            _ => Dest::Peer,
         };
         let flags = SendFlags::from_bits_truncate((what >> FLAGS_SHIFT) as u32 & 0xff);
         SendWr {
-            wr_id: word(1),
+            wr_id: entry.wr_id.load(Relaxed),
             op,
             flags,
             payload,
             dest,
         }
     }
-}
-
-fn write_sges(room: &[AtomicU64], sges: &[Sge]) -> u64 {
-    for (pair, sge) in room.chunks_exact(2).zip(sges) {
-        pack(&pair[0], &pair[1], *sge);
-    }
-    sges.len() as u64
 }

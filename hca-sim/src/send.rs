@@ -10,6 +10,7 @@ use std::fmt;
 use verbs_core::mem::{MrTable, Seen, pin};
 use verbs_core::queue::post_shortest;
 use verbs_core::sync::Arc;
+use verbs_core::yard::Common;
 use verbs_core::{
     BatchError, Dest, How, Payload, Piece, PostCode, PostError, QpState, QpType, Qpn, RawSendQueue,
     Remote, SendFlags, SendOp, SendWr,
@@ -56,9 +57,9 @@ pub(crate) struct SendPoster {
 
 /// What the short ways need.
 struct Open {
-    land: Arc<Landing>,
+    land: Common<Landing>,
     view: Seen,
-    sends: Arc<SendRing>,
+    sends: Common<SendRing>,
 }
 
 impl SendPoster {
@@ -124,7 +125,7 @@ impl SendPoster {
 
     /// Finds out whether anything can be posted, and how much may go the short way.
     #[cold]
-    fn refill(&mut self) -> Result<Arc<SendRing>, PostError> {
+    fn refill(&mut self) -> Result<Common<SendRing>, PostError> {
         let state = self.qp.check_post_send()?;
         let Some(sends) = self.qp.send_ring().cloned() else {
             return Err(PostError::State(state));
@@ -248,13 +249,13 @@ impl SendPoster {
     }
 
     /// Whether the poster may land messages now; the ring is drained.
-    fn look_for_door(&mut self, sends: &Arc<SendRing>) -> bool {
+    fn look_for_door(&mut self, sends: &Common<SendRing>) -> bool {
         if !self.open.as_ref().is_some_and(|open| open.land.is_alive()) {
             let land = self.qp.landing();
             self.open = land.map(|land| Open {
                 view: land.view(),
                 land,
-                sends: Arc::clone(sends),
+                sends: sends.clone(),
             });
         }
         self.open.is_some()

@@ -10,7 +10,10 @@ use crate::tree::{RustFile, Text};
 pub(crate) const DOORS: &[(&str, &str)] = &[
     ("verbs-core/src/mem", "registered memory, keys and windows"),
     ("verbs-core/src/biased", "what shared queues hold"),
-    ("verbs-core/src/slot", "the slot of a pending request"),
+    (
+        "verbs-core/src/slot",
+        "the slot of a pending request, cells side by side",
+    ),
     (
         "hca-sim/src/sys",
         "raw iovecs into registered memory, shared mappings",

@@ -193,10 +193,10 @@ impl<'a, V: Verb> Reply<'a, V> {
         };
         let (_, frames) = self.into_parts();
         let target: Arc<V::Target> = Arc::clone(site.target);
-        let (in_use, destroys) = if V::DESTROYS {
-            (None, Some(target as Arc<dyn Target>))
+        let claims = if V::DESTROYS {
+            Claims::Destroys(target)
         } else {
-            (Some(InUse::enter(target, User::Request)), None)
+            Claims::Uses(Some(InUse::enter(target, User::Request)))
         };
         let parcel: Parcel = smallbox!(None::<Result<V::Output, V::Error>>);
         let routine = site.consumer.stash();
@@ -205,8 +205,7 @@ impl<'a, V: Verb> Reply<'a, V> {
             parcel,
             routine,
             frames: owned(frames),
-            in_use,
-            destroys,
+            claims,
             fail: fail::<V>,
         };
         let meta = Meta {
@@ -423,16 +422,30 @@ pub(crate) struct Body {
     parcel: Parcel,
     routine: Option<AnyRoutine>,
     frames: Frames,
-    in_use: Option<InUse>,
-    /// The target of a destroy, which is no user of it and has a slot beyond the limit.
-    destroys: Option<Arc<dyn Target>>,
+    claims: Claims,
     /// Fills the parcel with an error: for completers that do not know the verb.
     fail: fn(&mut Self, Error),
 }
 
+/// What a pending request is to its target.
+enum Claims {
+    /// A user, until the result is there.
+    Uses(Option<InUse>),
+    /// Its destroy, which is no user of it and has a slot beyond the limit.
+    Destroys(Arc<dyn Target>),
+}
+
 impl Body {
     fn ordinary(&self) -> bool {
-        self.destroys.is_none()
+        matches!(self.claims, Claims::Uses(_))
+    }
+
+    /// What made it a user of its target.
+    fn take_use(&mut self) -> Option<InUse> {
+        match &mut self.claims {
+            Claims::Uses(in_use) => in_use.take(),
+            Claims::Destroys(_) => None,
+        }
     }
 
     fn put<V: Verb>(&mut self, result: Option<Result<V::Output, V::Error>>) {
@@ -461,7 +474,7 @@ fn fail<V: Verb>(body: &mut Body, error: Error) {
     let frames = std::mem::take(&mut body.frames);
     unwind_owned::<V>(frames, &mut result);
     body.put::<V>(result);
-    if let Some(target) = &body.destroys {
+    if let Claims::Destroys(target) = &body.claims {
         target.release();
     }
 }
@@ -514,7 +527,7 @@ impl SlotRef {
             routine::dispatch(body);
             return;
         }
-        let in_use = claim.with_body(|body| body.in_use.take());
+        let in_use = claim.with_body(Body::take_use);
         match claim.publish() {
             Published::Consumer(waker) => {
                 drop(in_use);

@@ -64,6 +64,9 @@ pub mod wc;
 pub mod wr;
 pub mod xrcd;
 
+#[doc(hidden)]
+pub use slot::yard;
+
 pub use addr::{Gid, Guid, LKey, Lid, Mtu, PKey, Psn, QKey, Qpn, RKey, Srqn};
 pub use ah::Ah;
 pub use caps::{AtomicCap, DeviceAttr, DeviceCap, LinkLayer, PortAttr, PortState};

@@ -7,7 +7,9 @@
 use std::any::Any;
 use std::fmt;
 
-use crate::command::PendingCommand;
+use smallbox::{SmallBox, smallbox};
+
+use crate::command::Pending;
 use crate::device::DeviceCore;
 use crate::error::Error;
 use crate::header::{Busy, Close, Header, User};
@@ -30,7 +32,7 @@ pub struct Base {
     device: Option<Arc<DeviceCore>>,
     /// A destroy that waits for the last user or the last child. Set by the closer before it leaves,
     /// taken by whoever the header says continues: never contended, so the lock never waits.
-    parked: Mutex<Option<PendingCommand>>,
+    parked: Mutex<Option<Parked>>,
     id: ObjectId,
     private: Private,
     /// Whether the result of the create has been delivered, so that events may go (K14).
@@ -263,8 +265,8 @@ impl Drop for InUse {
 fn resume(target: Arc<dyn Target>) {
     routine::defer(move || {
         let parked = target.base().parked.lock().take();
-        if let Some(command) = parked {
-            command.forward(&**target.provider());
+        if let Some(mut destroy) = parked {
+            destroy.go_on(&**target.provider());
         }
     });
 }
@@ -355,9 +357,35 @@ impl<H: Handle> Destroy<H> {
     }
 }
 
+/// A destroy that waits, in memory that the object has had from the beginning (K7).
+type Parked = SmallBox<dyn GoesOn, Room>;
+
+/// Enough for every destroy.
+struct Room(#[expect(dead_code, reason = "only its size counts")] [usize; 21]);
+
+trait GoesOn: Send {
+    /// Passes the destroy to the provider; the second time does nothing.
+    fn go_on(&mut self, to: &dyn Provider);
+}
+
+struct Waiting<V: Verb>(Option<(V, Pending<V>)>);
+
+impl<V: Verb> GoesOn for Waiting<V> {
+    fn go_on(&mut self, to: &dyn Provider) {
+        if let Some((args, pending)) = self.0.take() {
+            pending.forward(args, to);
+        }
+    }
+}
+
 /// Parks a destroy on its target until the last user or child has gone.
-pub(crate) fn park(target: Arc<dyn Target>, command: PendingCommand) {
-    *target.base().parked.lock() = Some(command);
+pub(crate) fn park<V: Verb>(target: Arc<dyn Target>, destroy: V, pending: Pending<V>) {
+    const {
+        assert!(size_of::<Waiting<V>>() <= size_of::<Room>());
+        assert!(align_of::<Waiting<V>>() <= align_of::<Room>());
+    }
+    let parked: Parked = smallbox!(Waiting(Some((destroy, pending))));
+    *target.base().parked.lock() = Some(parked);
     if target.base().header.leave(User::Request) {
         resume(target);
     }
@@ -522,10 +550,7 @@ macro_rules! handle {
                 target: $crate::sync::Arc<$Core>,
                 pending: $crate::command::Pending<Self>,
             ) {
-                $crate::object::park(
-                    target,
-                    $crate::command::PendingCommand::$Destroy(self, pending),
-                );
+                $crate::object::park(target, self, pending);
             }
 
             fn refuse(self, error: $crate::error::Error) -> Self::Error {

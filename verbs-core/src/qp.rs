@@ -14,6 +14,7 @@ use crate::qp_state::{QpState, QpType};
 use crate::queue::{BatchError, PostError, RawRecvQueue, RawSendQueue, post_shortest};
 use crate::request::Request;
 use crate::shared::{CqRef, SrqRef};
+use crate::slot::yard::Lone;
 use crate::srq::SrqCore;
 use crate::sync::Arc;
 use crate::verb::{Admit, Verb};
@@ -287,8 +288,8 @@ impl CreateQp {
         qpn: Qpn,
         cap: QpCap,
         private: Private,
-        send: Box<dyn RawSendQueue>,
-        recv: Box<dyn RawRecvQueue>,
+        send: impl Into<Lone<dyn RawSendQueue>>,
+        recv: impl Into<Lone<dyn RawRecvQueue>>,
     ) -> Qp {
         let Self {
             pd,
@@ -316,7 +317,7 @@ impl CreateQp {
         });
         Qp {
             core,
-            queues: Some((SendQueue(send), RecvQueue(recv))),
+            queues: Some((SendQueue(send.into()), RecvQueue(recv.into()))),
         }
     }
 }
@@ -368,7 +369,10 @@ impl Qp {
         });
         Self {
             core,
-            queues: Some((SendQueue(Box::new(NoQueue)), RecvQueue(Box::new(NoQueue)))),
+            queues: Some((
+                SendQueue(Box::new(NoQueue).into()),
+                RecvQueue(Box::new(NoQueue).into()),
+            )),
         }
     }
 
@@ -542,7 +546,7 @@ impl Qp {
 }
 
 /// The sending half of a queue pair. Posting takes `&mut self`, which is its lock.
-pub struct SendQueue(Box<dyn RawSendQueue>);
+pub struct SendQueue(Lone<dyn RawSendQueue>);
 
 impl SendQueue {
     /// Posts a work request. A direct call: no lock, no allocation, no system call, never blocks.
@@ -571,7 +575,7 @@ impl fmt::Debug for SendQueue {
 }
 
 /// The receiving half of a queue pair. Posting takes `&mut self`, which is its lock.
-pub struct RecvQueue(Box<dyn RawRecvQueue>);
+pub struct RecvQueue(Lone<dyn RawRecvQueue>);
 
 impl RecvQueue {
     /// Posts a receive. A direct call: no lock, no allocation, no system call, never blocks.

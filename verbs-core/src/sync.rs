@@ -9,7 +9,7 @@ pub use std::sync::{Arc, OnceLock, Weak};
 /// Atomics over bytes that a model never sees: registered memory and process-wide flags.
 pub mod plain {
     pub use parking_lot::Mutex;
-    pub use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+    pub use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 }
 
 #[cfg(not(verbs_loom))]

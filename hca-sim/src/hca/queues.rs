@@ -7,6 +7,7 @@ use verbs_core::pd::{AllocPd, DeallocPd};
 use verbs_core::qp::{CreateQp, DestroyQp};
 use verbs_core::srq::{CreateSrq, DestroySrq, ModifySrq, QuerySrq, SrqCore};
 use verbs_core::sync::Arc;
+use verbs_core::yard::Lone;
 use verbs_core::{Attr, Error, QpCap, QpType, Qpn, RawRecvQueue, Srqn, Target, Why};
 
 use crate::cq::{CqPoller, CqRing, WaitsForCq};
@@ -30,6 +31,9 @@ struct Nobody;
 impl WaitsForCq for Nobody {
     fn go_on(self: Arc<Self>) {}
 }
+
+/// A new queue pair, with the posters' ends of its queues.
+type Made = (Arc<QueuePair>, Lone<SendPoster>, Lone<dyn RawRecvQueue>);
 
 impl Hca {
     pub(super) fn alloc_pd(&self, command: Command<'_, AllocPd>) {
@@ -221,16 +225,10 @@ impl Hca {
     }
 
     pub(super) fn create_qp(&self, command: Command<'_, CreateQp>) {
-        match self.make_qp(&command) {
-            Ok(qp) => {
+        let made = self.make_qp(&command);
+        match made.and_then(|qp| self.with_posters(qp)) {
+            Ok((qp, send, recv)) => {
                 let (args, reply) = command.split();
-                let send = Box::new(SendPoster::new(Arc::clone(&qp)));
-                let recv: Box<dyn RawRecvQueue> =
-                    if qp.srq.is_some() || qp.qp_type == QpType::XrcSend {
-                        Box::new(NoReceives)
-                    } else {
-                        Box::new(RecvPoster::new(Arc::clone(&qp)))
-                    };
                 let (qpn, cap) = (qp.qpn, qp.cap);
                 let handle = args.build(qpn, cap, Box::new(Arc::clone(&qp)), send, recv);
                 qp.set_core(handle.target());
@@ -303,6 +301,25 @@ impl Hca {
             recv_cq: ring(command.recv_cq()).ok_or(not_ours)?,
         };
         self.add(init)
+    }
+
+    /// The queue pair and the posters' ends of its queues.
+    fn with_posters(&self, qp: Arc<QueuePair>) -> Result<Made, Error> {
+        let has_receives = qp.srq.is_none() && qp.qp_type != QpType::XrcSend;
+        let yard = &self.port.yard;
+        let send = yard.lone(SendPoster::new(Arc::clone(&qp)));
+        let recv = if has_receives {
+            let poster = RecvPoster::new(Arc::clone(&qp));
+            yard.lone(poster).map(Lone::<dyn RawRecvQueue>::from)
+        } else {
+            yard.lone(NoReceives).map(Into::into)
+        };
+        let (Ok(send), Ok(recv)) = (send, recv) else {
+            self.port.link.lock().leave(self.port.lid, qp.qpn);
+            self.tables.lock().queue_pairs -= 1;
+            return Err(Error::NoMemory);
+        };
+        Ok((qp, send, recv))
     }
 
     /// Makes a queue pair, if there may be one more.

@@ -12,7 +12,7 @@ fn loom_landing_spsc() {
     model.preemption_bound = Some(3);
     model.check(|| {
         const COUNT: u32 = 3;
-        let ring = Arc::new(RecvRing::new(2, 1).expect("a model has memory"));
+        let ring = Arc::new(RecvRing::new(&Yard::default(), 2, 1).expect("a model has memory"));
         let producer = Arc::clone(&ring);
         let thread = thread::spawn(move || {
             for at in 0..COUNT {
@@ -23,7 +23,7 @@ fn loom_landing_spsc() {
                     addr: u64::from(at),
                     len_key: 7 << 32 | u64::from(at + 1),
                 };
-                producer.publish_one(at, u64::from(at) + 10, piece);
+                producer.entries.publish_one(at, u64::from(at) + 10, piece);
             }
         });
         for expected in 0..COUNT {

@@ -29,6 +29,7 @@ mod location;
 #[cfg(all(test, verbs_loom))]
 mod loom_tests;
 mod slab;
+pub mod yard;
 
 use std::panic::Location;
 use std::task::{Context, Poll, Waker};

@@ -1,7 +1,8 @@
 //! All slots of a device, and the free list over them.
 //!
-//! Slots live in chunks of doubling size that are never freed before the device, so an index is an
-//! address for ever. The free list is a tagged stack of indices: taking and giving back needs no
+//! Slots live in *pieces* of one size that are never freed before the device, so an index is an address
+//! for ever; the tables of pieces double. A slot is large, so pieces that double would leave half of
+//! them spare. The free list is a tagged stack of indices: taking and giving back needs no
 //! lock, so a preempted thread cannot hold up `issue` (K2). The tag in the upper half of the head
 //! moves on with every pop; without it a pop that was overtaken by pop, pop, push of the same index
 //! would link a slot that is in use (loom shows it).
@@ -13,15 +14,21 @@ use crate::sync::atomic::{
     Ordering::{AcqRel, Acquire, Relaxed, Release},
 };
 
-/// Slots in the first chunk; each further chunk doubles it.
-const FIRST: u32 = if cfg!(verbs_loom) { 4 } else { 64 };
-/// Chunks at most: 64 * (2^16 - 1) slots.
-const CHUNKS: usize = 16;
+/// Slots in a piece.
+const PIECE: u32 = if cfg!(verbs_loom) { 4 } else { 64 };
+/// Tables at most: 64 * (2^16 - 1) slots.
+const TABLES: usize = 16;
+
+/// Slots side by side, when they are needed.
+type Piece<B> = OnceLock<Box<[Slot<B>]>>;
 
 /// See the module's documentation.
 #[derive(Debug)]
 pub(crate) struct Slab<B> {
-    chunks: [OnceLock<Box<[Slot<B>]>>; CHUNKS],
+    /// One piece in the first, and twice as many in each as in the one before.
+    tables: [OnceLock<Box<[Piece<B>]>>; TABLES],
+    /// How many pieces there are.
+    pieces: AtomicU32,
     /// Tag in the upper half, index + 1 of the first free slot in the lower.
     free: AtomicU64,
     /// Ordinary requests that may be pending.
@@ -34,7 +41,8 @@ pub(crate) struct Slab<B> {
 impl<B> Slab<B> {
     pub(crate) fn new(limit: u32) -> Self {
         let slab = Self {
-            chunks: std::array::from_fn(|_| OnceLock::new()),
+            tables: std::array::from_fn(|_| OnceLock::new()),
+            pieces: AtomicU32::new(0),
             free: AtomicU64::new(0),
             limit,
             ordinary: AtomicU32::new(0),
@@ -78,7 +86,7 @@ impl<B> Slab<B> {
 
     /// Promises a slot to the destroy of an object that is being created (K7).
     pub(crate) fn promise(&self) {
-        let wanted = self.promised.fetch_add(1, Relaxed) + 1 + self.limit.min(FIRST);
+        let wanted = self.promised.fetch_add(1, Relaxed) + 1 + self.limit.min(PIECE);
         while self.capacity() < wanted && self.grow() {}
     }
 
@@ -88,41 +96,55 @@ impl<B> Slab<B> {
     }
 
     pub(crate) fn get(&self, index: u32) -> &Slot<B> {
-        let chunk = ((index / FIRST) + 1).ilog2();
-        let first = FIRST * ((1 << chunk) - 1);
-        let slots = self.chunks[chunk as usize]
-            .get()
-            .expect("an index comes from a chunk that exists");
-        &slots[(index - first) as usize]
+        let slots = self
+            .piece(index / PIECE)
+            .and_then(OnceLock::get)
+            .expect("an index comes from a piece that exists");
+        &slots[(index % PIECE) as usize]
     }
 
     /// Every slot, with its index.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &Slot<B>)> {
-        (0u32..).zip(self.chunks.iter().map_while(OnceLock::get).flatten())
+        let pieces = (0..).map_while(|number| self.piece(number).and_then(OnceLock::get));
+        (0u32..).zip(pieces.flatten())
     }
 
     fn capacity(&self) -> u32 {
-        let made = self
-            .chunks
-            .iter()
-            .take_while(|chunk| chunk.get().is_some())
-            .count();
-        FIRST * ((1 << made) - 1)
+        self.pieces.load(Acquire) * PIECE
     }
 
-    /// Adds a chunk. Two callers at once may add two; `false` only when there is no room for more.
+    /// The place of a piece, if its table exists.
+    fn piece(&self, number: u32) -> Option<&Piece<B>> {
+        let (table, place) = place_of(number);
+        self.tables.get(table)?.get()?.get(place)
+    }
+
+    /// Adds a piece. Two callers at once may add two; `false` only when there is no room for more.
     #[cold]
     fn grow(&self) -> bool {
-        let Some(chunk) = self.chunks.iter().position(|chunk| chunk.get().is_none()) else {
+        let number = self.pieces.load(Acquire);
+        let (table, place) = place_of(number);
+        let Some(lock) = self.tables.get(table) else {
             return false;
         };
-        let (first, size) = (FIRST * ((1 << chunk) - 1), FIRST << chunk);
-        let slots: Box<[Slot<B>]> = (0..size).map(|_| Slot::default()).collect();
-        for (i, slot) in slots.iter().enumerate().take(size as usize - 1) {
+        if lock.get().is_none() {
+            let _ = lock.set((0..1 << table).map(|_| Piece::new()).collect());
+        }
+        let Some(pieces) = lock.get() else {
+            return false;
+        };
+        let first = number * PIECE;
+        let slots: Box<[Slot<B>]> = (0..PIECE).map(|_| Slot::default()).collect();
+        for (i, slot) in slots.iter().enumerate().take(PIECE as usize - 1) {
             slot.next.store(first + i as u32 + 2, Relaxed);
         }
-        if self.chunks[chunk].set(slots).is_ok() {
-            self.push(first, first + size - 1);
+        let added = pieces[place].set(slots).is_ok();
+        // Whoever comes second counts it too, so that nobody waits for the first.
+        let _ = self
+            .pieces
+            .compare_exchange(number, number + 1, AcqRel, Relaxed);
+        if added {
+            self.push(first, first + PIECE - 1);
         }
         true
     }
@@ -158,12 +180,18 @@ impl<B> Slab<B> {
     }
 }
 
+/// In which table a piece is, and where in it.
+const fn place_of(piece: u32) -> (usize, usize) {
+    let table = (piece + 1).ilog2();
+    (table as usize, (piece + 1 - (1 << table)) as usize)
+}
+
 #[cfg(all(test, not(verbs_loom)))]
 mod tests {
     use super::*;
 
     #[test]
-    fn grows_by_chunks_and_never_hands_out_twice() {
+    fn grows_by_pieces_and_never_hands_out_twice() {
         let slab = Slab::<()>::new(1000);
         let mut seen: Vec<u32> = (0..1000)
             .map(|_| slab.acquire(true).expect("below the limit"))
@@ -183,6 +211,7 @@ mod tests {
         for _ in 0..10_000 {
             slab.promise();
         }
-        assert!(slab.capacity() >= 10_008);
+        assert!((10_008..10_008 + 2 * PIECE).contains(&slab.capacity()));
+        assert_eq!(slab.iter().count(), slab.capacity() as usize);
     }
 }

@@ -24,6 +24,8 @@ use crate::cq::{CqPoller, CqRing, Cqe};
 use crate::engine::Engine;
 use crate::link::Loopback;
 use crate::port::{Counters, Gids, Port};
+use verbs_core::yard::Yard;
+
 use crate::recv::RecvRing;
 use crate::ring::{Scratch, SendRing};
 use crate::rng::Rng;
@@ -139,8 +141,8 @@ impl Machine {
                 rq_psn: 0,
             },
             may_begin: true,
-            sends: SendRing::new(&cap, false).unwrap(),
-            recvs: RecvRing::new(32, 4).unwrap(),
+            sends: SendRing::new(&Yard::default(), &cap, Service::Rc).unwrap(),
+            recvs: RecvRing::new(&Yard::default(), 32, 4).unwrap(),
             srq,
             send_poller: CqPoller::new(Arc::clone(&send_cq), None),
             recv_poller: CqPoller::new(Arc::clone(&recv_cq), None),
