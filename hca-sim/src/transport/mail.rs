@@ -6,7 +6,7 @@
 use std::net::IpAddr;
 
 use verbs_core::sync::Arc;
-use verbs_core::{Psn, Qpn};
+use verbs_core::{Bounce, Psn, Qpn};
 
 use crate::link::{Burst, Feedback, Local, PacketLink, Route, Sent};
 use crate::port::Counters;
@@ -40,7 +40,7 @@ struct Trial {
 
 /// A burst that is being gathered.
 struct Open {
-    bytes: Box<[u8]>,
+    bytes: Bounce,
     len: usize,
     segment: usize,
     count: usize,
@@ -53,7 +53,7 @@ struct Open {
 impl Open {
     fn new(size: usize) -> Self {
         Self {
-            bytes: vec![0; size].into_boxed_slice(),
+            bytes: Bounce::new(size),
             len: 0,
             segment: 0,
             count: 0,
