@@ -34,8 +34,9 @@ use crate::wire::{Frame, Grh, ROCE_PORT};
 use manager::Manager;
 use waiter::SocketWaiter;
 
-/// Packets of a burst at most.
+/// Packets of a burst at most, and their bytes: a message of IP over a connection is 16 packets of 4096 bytes.
 const BURST: usize = 64;
+const BURST_BYTES: usize = PACKETS_MAX - BURST * Frame::LEN_MAX;
 /// Messages with packets that one call of `receive` takes at most.
 const MESSAGES: usize = 4;
 /// Messages of the socket that it takes at a time, and how often in a row.
@@ -282,6 +283,10 @@ impl PacketLink for RemotePort {
 
     fn burst_limit(&self, _route: &Route) -> usize {
         BURST
+    }
+
+    fn burst_bytes(&self) -> usize {
+        BURST_BYTES
     }
 
     fn transmit(&mut self, burst: &Burst<'_>) -> Sent {
