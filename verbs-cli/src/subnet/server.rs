@@ -11,6 +11,7 @@ use hca_sim::link::fabric::socket::{Take, accept_from, listen_at, receive_into};
 use hca_sim::link::fabric::{Host, PortRef};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
+use rustix::thread::sched_yield;
 use verbs_core::mad::Time;
 use verbs_sm::Config;
 
@@ -21,6 +22,11 @@ use crate::subnet::managers::Managers;
 
 /// Messages taken from one client before others have their turn.
 const TURN: usize = 64;
+
+/// How often it looks for packets before it sleeps, and lets others go on in between: as [`RemotePort`] does.
+///
+/// [`RemotePort`]: hca_sim::link::fabric::RemotePort
+const LINGERS: usize = 100;
 
 /// A hosted subnet and its clients' sockets.
 #[derive(Debug)]
@@ -34,6 +40,8 @@ pub(crate) struct Server {
     /// What is received into: what clients say, and their packets.
     buffer: Vec<u8>,
     message: Vec<u8>,
+    /// Packets have come since it slept.
+    has_carried: bool,
 }
 
 /// What poll has said.
@@ -68,6 +76,7 @@ impl Server {
             start: Instant::now(),
             buffer: Vec::new(),
             message: Vec::new(),
+            has_carried: false,
         })
     }
 
@@ -87,6 +96,7 @@ impl Server {
     /// Serves until waiting fails.
     pub(crate) fn run(&mut self) -> Result<(), SubnetError> {
         loop {
+            self.linger();
             let ready = self.wait().map_err(SubnetError::Wait)?;
             let now = self.now();
             self.host.handle_timeout(now);
@@ -115,6 +125,20 @@ impl Server {
 
     fn now(&self) -> Time {
         Time::ZERO + self.start.elapsed()
+    }
+
+    /// After packets, lets others go on for a moment before it sleeps: packets that they send meanwhile cost nobody a
+    /// bell and a wake.
+    fn linger(&mut self) {
+        if !std::mem::take(&mut self.has_carried) {
+            return;
+        }
+        for _ in 0..LINGERS {
+            if self.clients.values().any(Client::has_packets) {
+                return;
+            }
+            sched_yield();
+        }
     }
 
     /// Waits until something can be read or written, or it is time for something.
@@ -219,6 +243,7 @@ impl Server {
         let ready = self.clients.iter().filter(has_packets);
         let ready: Vec<u32> = ready.map(|(&number, _)| number).collect();
         for number in ready {
+            self.has_carried = true;
             match self.take_some(number, TURN_BYTES) {
                 Some(_) => {
                     let full = self.queue_packets();
