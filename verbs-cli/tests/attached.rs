@@ -8,7 +8,7 @@ mod manager;
 use std::env;
 use std::fs;
 use std::io::{BufRead, BufReader};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path as FilePath, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
@@ -18,8 +18,9 @@ use std::time::{Duration, Instant};
 use hca_sim::Hca;
 use hca_sim::extension::PacketCounters;
 use hca_sim::link::fabric::AttachError;
-use hca_sim::link::fabric::message::{Message, PACKETS, PACKETS_AT, Refusal};
-use hca_sim::link::fabric::socket::{Take, connect_to, receive, send};
+use hca_sim::link::fabric::message::{BELL, Message, PACKETS_MAX, Refusal};
+use hca_sim::link::fabric::ring::{Bell, Rings};
+use hca_sim::link::fabric::socket::{Take, connect_to, receive, ring, send, send_with};
 use verbs_core::mad::AttributeId;
 use verbs_core::mad::Delivery;
 use verbs_core::mad::sm::{LinkState, NodeInfo, NodeInfoView, attribute};
@@ -427,13 +428,7 @@ fn talk(nodes: [&Node; 2], counts: [usize; 2], pause: Duration) {
 fn a_late_reader_gets_all() {
     let hosted = Hosted::new();
     let a = Node::attach(&hosted.socket, "A").unwrap();
-    let reader = connect_to(&hosted.socket).unwrap();
-    let attach = Message::Attach {
-        host: "B".into(),
-        adapter: 0,
-        port: 1,
-    };
-    send(reader.as_fd(), &attach.encode(), true).unwrap();
+    let (reader, mut rings) = attach_by_hand(&hosted.socket, "B");
     Manager::on(&a.device).bring_up();
     a.wait_for(PortState::Active);
     let mut end = End::datagrams(&a);
@@ -463,16 +458,81 @@ fn a_late_reader_gets_all() {
     // Longer than a poller is taken to be one.
     thread::sleep(Duration::from_millis(50));
     let reading = thread::spawn(move || {
-        let mut count = 0;
+        let (mut count, mut message) = (0, vec![0; PACKETS_MAX]);
+        let watch = rings.reader.watch();
         while count < sent {
-            let message = receive(reader.as_fd(), Take::Away, true).unwrap().unwrap();
-            if message.first() == Some(&PACKETS) {
-                count += (message.len() - PACKETS_AT) / 2048;
+            if let Some(len) = rings.reader.read(&mut message).unwrap() {
+                count += len / 2048;
+            } else if watch.sleep() {
+                // The bell, or what is said otherwise.
+                receive(reader.as_fd(), Take::Away, true).unwrap().unwrap();
+                watch.wake();
+            }
+            if rings.reader.bell() == Bell::Ring {
+                ring(reader.as_fd());
             }
         }
     });
     eventually(|| reading.is_finished());
     reading.join().unwrap();
+}
+
+/// An HCA by hand: its connection, which the answer is still to come over, and its rings.
+fn attach_by_hand(socket: &FilePath, node: &str) -> (OwnedFd, Rings) {
+    let connection = connect_to(socket).unwrap();
+    let attach = Message::Attach {
+        host: node.into(),
+        adapter: 0,
+        port: 1,
+    };
+    let (file, rings) = Rings::create().unwrap();
+    send_with(connection.as_fd(), &attach.encode(), file.as_fd(), true).unwrap();
+    (connection, rings)
+}
+
+/// Waits until the host has closed a connection.
+fn is_closed_at_last(connection: &OwnedFd) {
+    while receive(connection.as_fd(), Take::Away, true).is_ok_and(|said| said.is_some()) {}
+}
+
+/// Goal: an HCA that breaks the rules is disconnected, and nobody else is harmed. Method: one that comes without a
+/// file, one whose file is no ring's, ones whose packets are none or too long, one that rings all the time.
+#[test]
+fn who_breaks_a_ring_is_disconnected() {
+    let hosted = Hosted::new();
+    let names = ADAPTERS.map(|(name, ..)| name);
+    let [a, _b] = [names[0], names[2]].map(|name| Node::attach(&hosted.socket, name).unwrap());
+    let manager = Manager::on(&a.device);
+    let attach = Message::Attach {
+        host: "B".into(),
+        adapter: 0,
+        port: 1,
+    };
+    let attach = attach.encode();
+    let bare = connect_to(&hosted.socket).unwrap();
+    send(bare.as_fd(), &attach, true).unwrap();
+    is_closed_at_last(&bare);
+    let other = connect_to(&hosted.socket).unwrap();
+    let file = fs::File::open("/proc/self/exe").unwrap();
+    send_with(other.as_fd(), &attach, file.as_fd(), true).unwrap();
+    is_closed_at_last(&other);
+    for bytes in [vec![0xff; 100], vec![0; PACKETS_MAX + 1]] {
+        let (connection, mut rings) = attach_by_hand(&hosted.socket, "B");
+        // The host has opened the rings when it answers.
+        receive(connection.as_fd(), Take::Away, true)
+            .unwrap()
+            .unwrap();
+        let written = rings.writer.write(bytes.len(), [&bytes[..]].into_iter());
+        assert!(written.unwrap().is_some());
+        ring(connection.as_fd());
+        is_closed_at_last(&connection);
+    }
+    let (noisy, _rings) = attach_by_hand(&hosted.socket, "B");
+    for _ in 0..10_000 {
+        send(noisy.as_fd(), &BELL, true).unwrap();
+    }
+    manager.bring_up();
+    a.wait_for(PortState::Active);
 }
 
 /// Goal: the link of a process that dies goes down, which the manager hears; another takes the port, and has

@@ -83,7 +83,7 @@ pub use fast_reg::FastMr;
 pub use fmr::{Fmr, FmrPool, FmrPoolAttr};
 pub use header::Busy;
 pub use mcast::Mcast;
-pub use mem::{Access, Extent, Layout, Memory, PageList};
+pub use mem::{Access, Bounce, Extent, Layout, Memory, PageList};
 pub use mr::Mr;
 pub use mw::{Mw, WindowType};
 pub use object::{ObjectId, ObjectKind, Private, Refused, Target};

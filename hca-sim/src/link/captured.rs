@@ -220,6 +220,10 @@ impl<L: PacketLink, W: Write + Send> PacketLink for Captured<L, W> {
         self.link.burst_limit(route)
     }
 
+    fn burst_bytes(&self) -> usize {
+        self.link.burst_bytes()
+    }
+
     fn transmit(&mut self, burst: &Burst<'_>) -> Sent {
         let sent = self.link.transmit(burst);
         if sent == Sent::Gone {

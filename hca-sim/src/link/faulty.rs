@@ -228,6 +228,10 @@ impl<L: PacketLink> PacketLink for Faulty<L> {
         self.link.burst_limit(route)
     }
 
+    fn burst_bytes(&self) -> usize {
+        self.link.burst_bytes()
+    }
+
     fn transmit(&mut self, burst: &Burst<'_>) -> Sent {
         if self.sending == Faults::NONE {
             return self.link.transmit(burst);

@@ -89,7 +89,7 @@ pub struct Burst<'a> {
 }
 
 impl<'a> Burst<'a> {
-    /// Bytes of all packets of a burst at most, as IPv4 has it for one datagram.
+    /// Bytes of all packets of a burst at most, on most links: what IPv4 has for one datagram.
     pub const BYTES_MAX: usize = 65_507;
 
     /// The packets, in order.
@@ -184,9 +184,14 @@ pub trait PacketLink: Send + fmt::Debug {
     /// The largest path MTU whose packets fit.
     fn mtu(&self) -> Mtu;
 
-    /// How many packets a burst to there may have now, at least 1; [`Burst::BYTES_MAX`] bounds it as
+    /// How many packets a burst to there may have now, at least 1; [`burst_bytes`](Self::burst_bytes) bounds it as
     /// well.
     fn burst_limit(&self, route: &Route) -> usize;
+
+    /// Bytes of all packets of a burst at most; always the same.
+    fn burst_bytes(&self) -> usize {
+        Burst::BYTES_MAX
+    }
 
     /// Sends packets.
     fn transmit(&mut self, burst: &Burst<'_>) -> Sent;

@@ -9,9 +9,8 @@ use std::ptr;
 /// Datagrams that one call receives at most.
 pub(crate) const BATCH_MAX: usize = 8;
 
-/// Bytes of the longest datagram there can be, or of several that offload has merged; and of a burst
-/// of 64 packets that a hosted subnet hands on, each with the headers of its link.
-const DATAGRAM_MAX: usize = 65_536 + 64 * 64;
+/// Bytes of the longest datagram there can be, or of several that offload has merged.
+const DATAGRAM_MAX: usize = 65_536;
 /// Where a datagram begins behind a 16-byte boundary: what follows a 12-byte header is then aligned.
 const MISALIGNMENT: usize = 4;
 

@@ -103,8 +103,8 @@ impl Driver {
             waiter: link.waiter(),
             mtu: link.mtu(),
             work: Mutex::new(Work {
+                outbox: Outbox::new(link.burst_bytes()),
                 link,
-                outbox: Outbox::new(),
                 verifier: Verifier::new(),
                 busy: Vec::new(),
                 later: Vec::new(),

@@ -6,7 +6,7 @@
 use std::net::IpAddr;
 
 use verbs_core::sync::Arc;
-use verbs_core::{Psn, Qpn};
+use verbs_core::{Bounce, Psn, Qpn};
 
 use crate::link::{Burst, Feedback, Local, PacketLink, Route, Sent};
 use crate::port::Counters;
@@ -40,7 +40,7 @@ struct Trial {
 
 /// A burst that is being gathered.
 struct Open {
-    bytes: Box<[u8]>,
+    bytes: Bounce,
     len: usize,
     segment: usize,
     count: usize,
@@ -53,7 +53,7 @@ struct Open {
 impl Open {
     fn new(size: usize) -> Self {
         Self {
-            bytes: vec![0; size].into_boxed_slice(),
+            bytes: Bounce::new(size),
             len: 0,
             segment: 0,
             count: 0,
@@ -75,7 +75,7 @@ impl Open {
                     && !self.closed
                     && len <= self.segment
                     && self.count < limit
-                    && self.len + len <= Burst::BYTES_MAX
+                    && self.len + len <= self.bytes.len()
             }
         }
     }
@@ -186,9 +186,10 @@ fn packet_len(head: &Head, payload: usize) -> usize {
 }
 
 impl Outbox {
-    pub(crate) fn new() -> Self {
+    /// For a link whose bursts have so many bytes.
+    pub(crate) fn new(burst_bytes: usize) -> Self {
         Self {
-            burst: Open::new(Burst::BYTES_MAX),
+            burst: Open::new(burst_bytes),
             spare: Open::new(PACKET_MAX),
             blocked: false,
             seals: Seals::default(),
@@ -460,7 +461,7 @@ mod tests {
     /// longer header, so the burst that it leads is over with the next packet.
     #[test]
     fn a_long_write_leaves_in_bursts_that_a_socket_can_take_apart() {
-        let (mut outbox, mut link) = (Outbox::new(), Kept::default());
+        let (mut outbox, mut link) = (Outbox::new(Burst::BYTES_MAX), Kept::default());
         let mut packets = vec![(WriteFirst, 1024, false)];
         packets.extend([(WriteMiddle, 1024, false); 10]);
         packets.push((WriteLast, 5, false));
@@ -474,7 +475,7 @@ mod tests {
 
     #[test]
     fn a_shorter_packet_ends_a_burst() {
-        let (mut outbox, mut link) = (Outbox::new(), Kept::default());
+        let (mut outbox, mut link) = (Outbox::new(Burst::BYTES_MAX), Kept::default());
         put(
             &mut outbox,
             &mut link,
@@ -490,7 +491,7 @@ mod tests {
 
     #[test]
     fn what_is_sent_again_travels_alone_and_tells_whether_bursts_arrive() {
-        let (mut outbox, mut link) = (Outbox::new(), Kept::default());
+        let (mut outbox, mut link) = (Outbox::new(Burst::BYTES_MAX), Kept::default());
         put(&mut outbox, &mut link, &[(WriteOnly, 8, false); 3]);
         assert!(outbox.flush(&mut link));
         // Packet 101, the second of the burst, is the first that is missing.
@@ -507,7 +508,7 @@ mod tests {
 
     #[test]
     fn without_room_nothing_is_lost_and_machines_wait() {
-        let (mut outbox, mut link) = (Outbox::new(), Kept::default());
+        let (mut outbox, mut link) = (Outbox::new(Burst::BYTES_MAX), Kept::default());
         link.full = true;
         // The ninth does not fit the burst; it is kept, and the tenth is not asked for.
         put(&mut outbox, &mut link, &[(WriteOnly, 8, false); 10]);

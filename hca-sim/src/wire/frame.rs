@@ -26,8 +26,8 @@ impl Frame {
     /// Bytes of the longest headers.
     pub const LEN_MAX: usize = Lrh::LEN + Grh::LEN;
 
-    /// Splits what bytes begin with: the headers, the transport packet from BTH to ICRC, and what follows
-    /// the variant CRC, which is not looked at.
+    /// Splits what bytes begin with: the headers, the transport packet from BTH to ICRC, and what follows,
+    /// which on a link begins with the variant CRC.
     ///
     /// # Errors
     /// [`WireError::Truncated`], [`WireError::Version`], [`WireError::NextHeader`],
@@ -41,7 +41,6 @@ impl Frame {
         };
         let too_long = wrong(HeaderName::Lrh, said, bytes.len());
         let (packet, rest) = bytes.split_at_checked(said).ok_or(too_long)?;
-        let (_vcrc, rest) = rest.split_at_checked(Vcrc::LEN).ok_or(too_long)?;
         let too_short = wrong(HeaderName::Lrh, said, Lrh::LEN);
         let mut transport = packet.get(Lrh::LEN..).ok_or(too_short)?;
         let mut grh = None;
@@ -64,23 +63,22 @@ impl Frame {
         Ok((frame, transport, rest))
     }
 
-    /// The same for bytes that are one packet, whose variant CRC is right.
+    /// The same for bytes that are one packet with its variant CRC, which is right.
     ///
     /// # Errors
-    /// As [`Frame::split`]; [`WireError::Length`] for bytes behind the packet, [`WireError::Vcrc`].
+    /// As [`Frame::split`]; [`WireError::Length`] for more or fewer bytes than the packet has,
+    /// [`WireError::Vcrc`].
     pub fn parse(bytes: &[u8]) -> Result<(Self, &[u8]), WireError> {
         let (frame, transport, rest) = Self::split(bytes)?;
-        if !rest.is_empty() {
+        let Ok(got) = <[u8; Vcrc::LEN]>::try_from(rest) else {
             return Err(WireError::Length {
                 header: HeaderName::Lrh,
-                field: bytes.len() - rest.len() - Vcrc::LEN,
-                expected: bytes.len() - Vcrc::LEN,
+                field: bytes.len() - rest.len(),
+                expected: bytes.len().saturating_sub(Vcrc::LEN),
             });
-        }
-        let (covered, got) = bytes.split_at(bytes.len() - Vcrc::LEN);
-        let expected = Vcrc::of(covered);
+        };
+        let expected = Vcrc::of(&bytes[..bytes.len() - Vcrc::LEN]);
         if got != expected {
-            let got = got.try_into().unwrap_or_default();
             let (expected, got) = (u16::from_le_bytes(expected), u16::from_le_bytes(got));
             return Err(WireError::Vcrc { expected, got });
         }

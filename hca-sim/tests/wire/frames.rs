@@ -118,8 +118,13 @@ proptest! {
         prop_assert_eq!(bytes.len(), frame.wire_len() + transport.len() + Vcrc::LEN);
         prop_assert_eq!(Frame::parse(&bytes), Ok((frame, &transport[..])));
         prop_assert!(fuzz::frame(&bytes).is_accepted());
-        bytes.extend([1, 2, 3]);
-        prop_assert_eq!(Frame::split(&bytes), Ok((frame, &transport[..], &[1, 2, 3][..])));
+        let behind = bytes.split_off(bytes.len() - Vcrc::LEN);
+        prop_assert_eq!(Frame::split(&bytes), Ok((frame, &transport[..], &[][..])));
+        prop_assert!(Frame::parse(&bytes).is_err(), "no variant CRC");
+        bytes.extend_from_slice(&behind);
+        prop_assert_eq!(Frame::split(&bytes), Ok((frame, &transport[..], &behind[..])));
+        bytes.push(1);
+        prop_assert!(Frame::parse(&bytes).is_err(), "more than that");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Completions: packets that have come, and buffers that are free again.
 
 use verbs_core::sync::Arc;
-use verbs_core::{Arm, Armed, Recv, Wc};
+use verbs_core::{Arm, Armed, Bounce, Recv, Wc};
 
 use super::Core;
 use super::buffers::Work;
@@ -15,13 +15,13 @@ const LOT: usize = 32;
 /// What the handler of the completion queue needs: it runs one call at a time (K14).
 pub(super) struct Receiver {
     /// The packet that is being delivered: registered memory is only ever copied from.
-    packet: Box<[u8]>,
+    packet: Bounce,
 }
 
 impl Default for Receiver {
     fn default() -> Self {
         Self {
-            packet: vec![0; MESSAGE_STRIDE].into(),
+            packet: Bounce::new(MESSAGE_STRIDE),
         }
     }
 }

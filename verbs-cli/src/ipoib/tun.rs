@@ -10,6 +10,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::OwnedFd;
 use tun_rs::{DeviceBuilder, SyncDevice};
 use ulp_ipoib::{Face, Interface, LinkInfo, SendError};
+use verbs_core::Bounce;
 use verbs_core::sync::{Arc, Mutex};
 
 use super::args::Cidr;
@@ -49,7 +50,7 @@ pub(super) struct Tun {
     pub(super) name: String,
     device: Arc<SyncDevice>,
     face: Arc<TunFace>,
-    packet: Box<[u8]>,
+    packet: Bounce,
     /// Bytes of the packet that found no room.
     held: Option<usize>,
 }
@@ -82,7 +83,7 @@ impl Tun {
                 link: Mutex::new(None),
             }),
             device,
-            packet: vec![0; usize::from(u16::MAX)].into(),
+            packet: Bounce::new(usize::from(u16::MAX)),
             held: None,
         })
     }

@@ -2,6 +2,7 @@
 
 mod args;
 mod builtin;
+mod client;
 mod error;
 mod managers;
 mod server;

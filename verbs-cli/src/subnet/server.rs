@@ -1,52 +1,32 @@
 //! The sockets of a hosted subnet: one thread that waits for whatever comes next.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use hca_sim::link::fabric::socket::{Take, accept_from, listen_at, receive_into, send};
+use hca_sim::link::fabric::message::{BELL, PACKETS_MAX};
+use hca_sim::link::fabric::socket::{Take, accept_from, listen_at, receive_into};
 use hca_sim::link::fabric::{Host, PortRef};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
+use rustix::thread::sched_yield;
 use verbs_core::mad::Time;
 use verbs_sm::Config;
 
 use crate::subnet::builtin::BuiltIn;
+use crate::subnet::client::{Client, TURN_BYTES};
 use crate::subnet::error::SubnetError;
 use crate::subnet::managers::Managers;
 
-/// Messages that wait for a client to read: more than it ever has requests outstanding. One that does
-/// not read at all is disconnected.
-const BACKLOG_MAX: usize = 100_000;
-
-/// Messages with packets that wait for an HCA to take them, from which on its senders are not read from. So a
-/// sender waits for a receiver that does not keep up, as it waits for credits on a link.
-const FULL: usize = 8;
-
-/// How long senders wait for a receiver that takes nothing, as long as packets stay at the head of a queue in
-/// a switch: others than that receiver may wait for those senders.
-const LIFETIME: Duration = Duration::from_secs(1);
-
-/// Messages with packets that wait in any case; what comes then is lost.
-const PACKETS_MAX: usize = 256;
-
-/// Messages and bytes taken from one client before others have their turn.
+/// Messages taken from one client before others have their turn.
 const TURN: usize = 64;
-const TURN_BYTES: usize = 256 << 10;
 
-#[derive(Debug)]
-struct Client {
-    socket: OwnedFd,
-    backlog: VecDeque<Vec<u8>>,
-    /// Messages with packets; others go before them.
-    packets: VecDeque<Vec<u8>>,
-    /// Since when the first of these is that.
-    since: Time,
-    /// The receiver that was full when something came from here for it.
-    held_by: Option<u32>,
-}
+/// How often it looks for packets before it sleeps, and lets others go on in between: as [`RemotePort`] does.
+///
+/// [`RemotePort`]: hca_sim::link::fabric::RemotePort
+const LINGERS: usize = 100;
 
 /// A hosted subnet and its clients' sockets.
 #[derive(Debug)]
@@ -57,8 +37,11 @@ pub(crate) struct Server {
     managers: Managers,
     builtin: Option<BuiltIn>,
     start: Instant,
-    /// What is received into.
+    /// What is received into: what clients say, and their packets.
     buffer: Vec<u8>,
+    message: Vec<u8>,
+    /// Packets have come since it slept.
+    has_carried: bool,
 }
 
 /// What poll has said.
@@ -66,6 +49,7 @@ struct Ready {
     listener: bool,
     watch: bool,
     closed_ends: Vec<bool>,
+    /// Clients that have something to say, and perhaps packets.
     readable: Vec<u32>,
 }
 
@@ -91,6 +75,8 @@ impl Server {
             builtin: None,
             start: Instant::now(),
             buffer: Vec::new(),
+            message: Vec::new(),
+            has_carried: false,
         })
     }
 
@@ -110,6 +96,7 @@ impl Server {
     /// Serves until waiting fails.
     pub(crate) fn run(&mut self) -> Result<(), SubnetError> {
         loop {
+            self.linger();
             let ready = self.wait().map_err(SubnetError::Wait)?;
             let now = self.now();
             self.host.handle_timeout(now);
@@ -126,8 +113,9 @@ impl Server {
                 self.host.set_sm(now, at, false);
             }
             for client in ready.readable {
-                self.read(client);
+                self.hear(client);
             }
+            self.take_packets();
             if ready.listener {
                 self.accept();
             }
@@ -137,6 +125,20 @@ impl Server {
 
     fn now(&self) -> Time {
         Time::ZERO + self.start.elapsed()
+    }
+
+    /// After packets, lets others go on for a moment before it sleeps: packets that they send meanwhile cost nobody a
+    /// bell and a wake.
+    fn linger(&mut self) {
+        if !std::mem::take(&mut self.has_carried) {
+            return;
+        }
+        for _ in 0..LINGERS {
+            if self.clients.values().any(Client::has_packets) {
+                return;
+            }
+            sched_yield();
+        }
     }
 
     /// Waits until something can be read or written, or it is time for something.
@@ -150,23 +152,25 @@ impl Server {
         entries.extend(ends.map(|end| PollFd::from_borrowed_fd(end, PollFlags::empty())));
         let first_client = entries.len();
         let now = self.now();
-        let mut hold = None;
+        // Of packets that wait, nobody is told by a descriptor; a client that is held back has its own end.
+        let (mut hold, mut packets_at) = (None, None);
         for client in self.clients.values() {
             let mut wanted = PollFlags::IN;
-            wanted.set(PollFlags::OUT, client.has_waiting());
-            let receiver = client.held_by.and_then(|it| self.clients.get(&it));
-            if let Some(end) = receiver.and_then(|it| it.holds_until(now)) {
-                // That a client is gone is told all the same.
-                wanted.remove(PollFlags::IN);
-                hold = hold.into_iter().chain([end]).min();
-            }
+            wanted.set(PollFlags::OUT, client.has_messages());
             entries.push(PollFd::new(&client.socket, wanted));
+            match self.held_until(client, now) {
+                Some(end) => hold = hold.into_iter().chain([end]).min(),
+                None if client.sleep() => {}
+                None => packets_at = Some(now),
+            }
         }
         let builtin = self.builtin.as_ref().and_then(BuiltIn::poll_timeout);
         let due = self.host.poll_timeout().into_iter();
-        let due = due.chain(builtin).chain(hold).min();
+        let due = due.chain(builtin).chain(hold).chain(packets_at).min();
         let left = due.map(|due| Timespec::try_from(due.since(now)).unwrap_or(LONG));
-        match poll(&mut entries, left.as_ref()) {
+        let polled = poll(&mut entries, left.as_ref());
+        self.clients.values().for_each(Client::wake);
+        match polled {
             Ok(_) | Err(Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
@@ -186,47 +190,108 @@ impl Server {
         })
     }
 
+    /// Until when nothing is taken from a client because somebody whom it has sent something is full.
+    fn held_until(&self, client: &Client, now: Time) -> Option<Time> {
+        let receiver = client.held_by.and_then(|it| self.clients.get(&it));
+        receiver.and_then(|it| it.holds_until(now))
+    }
+
     fn accept(&mut self) {
         // One that has gone again, or that there is no room for, is its own affair.
         let Ok(socket) = accept_from(self.listener.as_fd()) else {
             return;
         };
         if let Some(number) = self.host.connect() {
-            let (backlog, packets) = (VecDeque::new(), VecDeque::new());
-            let client = Client {
-                socket,
-                backlog,
-                packets,
-                since: Time::ZERO,
-                held_by: None,
-            };
-            self.clients.insert(number, client);
+            self.clients.insert(number, Client::new(socket));
         }
     }
 
-    fn read(&mut self, number: u32) {
-        let mut bytes = 0;
+    /// Takes what a client says.
+    fn hear(&mut self, number: u32) {
         for _ in 0..TURN {
-            if bytes >= TURN_BYTES {
-                break;
-            }
-            let Some(client) = self.clients.get(&number) else {
+            let Some(client) = self.clients.get_mut(&number) else {
                 return;
             };
-            let now = self.now();
-            let (socket, buffer) = (client.socket.as_fd(), &mut self.buffer);
-            match receive_into(socket, Take::Away, false, buffer) {
-                Ok(len @ 1..) if self.host.handle(now, number, &self.buffer[..len]).is_ok() => {
-                    bytes += len;
+            let socket = client.socket.as_fd();
+            let len = match receive_into(socket, Take::Away, false, &mut self.buffer) {
+                Ok((len, file)) => {
+                    client.offer(file);
+                    len
                 }
-                Err(Errno::AGAIN | Errno::INTR) => break,
-                _ => return self.drop_client(number),
+                Err(Errno::AGAIN | Errno::INTR) => return,
+                Err(_) => 0,
+            };
+            if self.buffer[..len] == BELL {
+                continue;
+            }
+            // What it has sent before goes before, and most of all before it is gone.
+            let is_in_order = self.drain(number);
+            let now = self.now();
+            let said = &self.buffer[..len];
+            if !is_in_order || said.is_empty() || self.host.handle(now, number, said).is_err() {
+                return self.drop_client(number);
             }
         }
-        let full = self.queue_packets();
-        if let Some(client) = self.clients.get_mut(&number) {
-            client.held_by = full;
+    }
+
+    /// Takes packets from whoever has some and is not held back, in turn.
+    fn take_packets(&mut self) {
+        let now = self.now();
+        let has_packets = |&(_, client): &(&u32, &Client)| {
+            client.has_packets() && self.held_until(client, now).is_none()
+        };
+        let ready = self.clients.iter().filter(has_packets);
+        let ready: Vec<u32> = ready.map(|(&number, _)| number).collect();
+        for number in ready {
+            self.has_carried = true;
+            match self.take_some(number, TURN_BYTES) {
+                Some(_) => {
+                    let full = self.queue_packets();
+                    if let Some(client) = self.clients.get_mut(&number) {
+                        client.held_by = full;
+                    }
+                }
+                None => self.drop_client(number),
+            }
         }
+    }
+
+    /// Takes all packets that a client has sent so far. Whether they made sense.
+    fn drain(&mut self, number: u32) -> bool {
+        self.take_some(number, usize::MAX).is_some()
+    }
+
+    /// Takes packets of a client: some of them, of about so many bytes. `None` if they make no sense.
+    fn take_some(&mut self, number: u32, bytes: usize) -> Option<()> {
+        let now = self.now();
+        let Self {
+            host,
+            clients,
+            message,
+            ..
+        } = self;
+        let Some(rings) = clients.get_mut(&number).and_then(Client::rings) else {
+            return Some(());
+        };
+        // One that writes while this reads has another turn.
+        let mut left = bytes.min(rings.reader.capacity());
+        while let Some(len) = rings.reader.next_len().ok()? {
+            if message.len() < len {
+                *message = host.spare();
+            }
+            if message.len() < len {
+                message.resize(Some(PACKETS_MAX).filter(|&max| len <= max)?, 0);
+            }
+            let len = rings.reader.read(message).ok()??;
+            host.handle_packets(now, number, message, len).ok()?;
+            left = left.saturating_sub(len.max(1));
+            if left == 0 {
+                break;
+            }
+        }
+        let bell = rings.reader.bell();
+        clients.get(&number)?.ring(bell);
+        Some(())
     }
 
     /// Queues packets for the clients that they are for. A client whose queue is full then.
@@ -235,16 +300,12 @@ impl Server {
         let mut full = None;
         while let Some((number, message)) = self.host.poll_packets() {
             match self.clients.get_mut(&number) {
-                Some(client) if client.packets.len() < PACKETS_MAX => {
-                    if client.packets.is_empty() {
-                        client.since = now;
-                    }
-                    client.packets.push_back(message);
-                    if client.packets.len() >= FULL {
-                        full = Some(number);
-                    }
+                Some(client) => {
+                    let refused = client.queue(message, now);
+                    refused.into_iter().for_each(|it| self.host.recycle(it));
+                    full = client.is_full().then_some(number).or(full);
                 }
-                _ => self.host.recycle(message),
+                None => self.host.recycle(message),
             }
         }
         full
@@ -277,14 +338,14 @@ impl Server {
                 continue;
             }
             if let Some(client) = self.clients.get_mut(&number) {
-                client.backlog.push_back(message.encode());
+                client.say(&message);
             }
         }
         self.queue_packets();
         let now = self.now();
         let mut lost = Vec::new();
         for (&number, client) in &mut self.clients {
-            if client.flush(&mut self.host, now).is_err() || client.backlog.len() > BACKLOG_MAX {
+            if client.flush(&mut self.host, now).is_err() || client.is_deaf() {
                 lost.push(number);
             }
         }
@@ -293,44 +354,6 @@ impl Server {
             self.drop_client(number);
         }
         Ok(is_anybody_lost)
-    }
-}
-
-impl Client {
-    fn has_waiting(&self) -> bool {
-        !self.backlog.is_empty() || !self.packets.is_empty()
-    }
-
-    /// Until when senders wait for it, if they do.
-    fn holds_until(&self, now: Time) -> Option<Time> {
-        let end = self.since + LIFETIME;
-        (self.packets.len() >= FULL && now < end).then_some(end)
-    }
-
-    /// Sends what waits, as far as there is room.
-    fn flush(&mut self, host: &mut Host, now: Time) -> Result<(), Errno> {
-        while let Some(bytes) = self.backlog.front() {
-            match send(self.socket.as_fd(), bytes, false) {
-                Ok(()) => {
-                    self.backlog.pop_front();
-                }
-                Err(Errno::AGAIN | Errno::INTR | Errno::NOBUFS) => return Ok(()),
-                Err(error) => return Err(error),
-            }
-        }
-        while let Some(bytes) = self.packets.front() {
-            match send(self.socket.as_fd(), bytes, false) {
-                Ok(()) => {
-                    self.since = now;
-                    if let Some(sent) = self.packets.pop_front() {
-                        host.recycle(sent);
-                    }
-                }
-                Err(Errno::AGAIN | Errno::INTR | Errno::NOBUFS) => return Ok(()),
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(())
     }
 }
 

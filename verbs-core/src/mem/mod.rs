@@ -39,6 +39,7 @@ use process_wide;
 pub mod access;
 pub(crate) mod barrier;
 mod bind;
+mod bounce;
 mod copy;
 mod entry;
 mod fast;
@@ -58,6 +59,7 @@ pub mod window;
 
 pub use access::Access;
 pub use bind::WindowType;
+pub use bounce::Bounce;
 pub use fast::{Invalidated, Stopped};
 pub use memory::Memory;
 pub use pages::{Extent, Layout, PageList, Span};

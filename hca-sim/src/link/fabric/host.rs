@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, VecDeque};
 use verbs_core::Guid;
 use verbs_core::mad::{AgentError, Time};
 
-use super::message::{Adapter, AdapterPort, MadMessage, Message, MessageError, PACKETS, Refusal};
+use super::message::{Adapter, AdapterPort, MadMessage, Message, MessageError, Refusal};
 use super::subnet::{Subnet, SubnetConfig};
 use super::topology::{NodeId, PortRef, Topology};
 
@@ -35,7 +35,8 @@ enum Role {
 ///
 /// - Commands: [`connect`](Self::connect), [`disconnect`](Self::disconnect),
 ///   [`set_sm`](Self::set_sm), [`answer_file`](Self::answer_file), [`plug`](Self::plug).
-/// - Inputs: [`handle`](Self::handle), [`handle_timeout`](Self::handle_timeout).
+/// - Inputs: [`handle`](Self::handle), [`handle_packets`](Self::handle_packets),
+///   [`handle_timeout`](Self::handle_timeout).
 /// - Outputs: after each call drain [`poll_transmit`](Self::poll_transmit),
 ///   [`poll_packets`](Self::poll_packets) and [`poll_file`](Self::poll_file), then look at [`poll_timeout`](Self::poll_timeout).
 ///
@@ -100,16 +101,11 @@ impl Host {
         }
     }
 
-    /// Takes a message from a client.
+    /// Takes a message from a client, other than one with packets.
     ///
     /// # Errors
     /// [`MessageError`] when it is none; the client is best disconnected then.
     pub fn handle(&mut self, now: Time, client: u32, bytes: &[u8]) -> Result<(), MessageError> {
-        if bytes.first() == Some(&PACKETS) {
-            self.handle_packets(now, client, bytes)?;
-            self.advance(now);
-            return Ok(());
-        }
         let answer = match Message::decode(bytes)? {
             Message::Mad(mad) => {
                 self.handle_mad(now, client, &mad);

@@ -4,9 +4,10 @@
 //! A client asks ([`Message::Look`], [`Message::Open`], ...) and gets one answer for each question. A
 //! connection that has opened a port carries [`Message::Mad`] from then on, in both directions, and no
 //! answers: questions about it come over another connection, with the number that [`Message::Opened`]
-//! gave. A connection that has attached an HCA ([`Message::Attach`]) carries packets, of which a message
-//! has as many as fit: four bytes that begin with [`PACKETS`], then packets of InfiniBand one behind the
-//! other, each from its local route header to its variant CRC. Numbers are big-endian; every content of the right length is legal, everything else is refused
+//! gave. A client that has attached an HCA ([`Message::Attach`]) has shared memory with the host, whose
+//! [`ring`](super::ring)s carry packets, of which a message has as many as fit: packets of InfiniBand one behind the
+//! other, each from its local route header to its invariant CRC. The variant one guards a link, and memory damages
+//! nothing. Numbers are big-endian; every content of the right length is legal, everything else is refused
 //! with [`MessageError`].
 
 mod codec;
@@ -29,17 +30,12 @@ pub const BULK_MIN: usize = 64 << 10;
 /// The message that stands for one in a file.
 pub const BULK: [u8; 1] = [0x7f];
 
-/// The first byte of a message that carries packets; three zero bytes follow.
-pub const PACKETS: u8 = 10;
+/// The message that says to look at the rings: it comes when this end sleeps and there is something to read, or
+/// waits for room and there is.
+pub const BELL: [u8; 1] = [0x7e];
 
-/// Bytes in front of the packets of a message.
-pub const PACKETS_AT: usize = 4;
-
-/// Bytes of a message with packets at most, of those to a host: a burst, and its headers.
+/// Bytes of a message with packets at most: a burst, and its headers.
 pub const PACKETS_MAX: usize = 72 << 10;
-
-/// The same of those to an HCA.
-pub const BUNDLE_MAX: usize = 64 << 10;
 
 /// Everything that is said.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -95,9 +91,9 @@ pub enum Message {
     },
     /// How is the subnet? Answer: [`Message::Census`].
     Count,
-    /// Attaches an HCA to a port of a host's adapter, which nobody else may be at. From then on the
-    /// connection carries packets, [`Message::Changed`] and what else is about the port, and no other
-    /// questions. When it ends without [`Message::Leave`], the port's link goes down until somebody
+    /// Attaches an HCA to a port of a host's adapter, which nobody else may be at. The file of the
+    /// [rings](super::ring::Rings::create) comes with it. From then on the connection carries
+    /// [`BELL`], [`Message::Changed`] and what else is about the port, and no other questions. When it ends without [`Message::Leave`], the port's link goes down until somebody
     /// attaches again. Answer: [`Message::Attached`].
     Attach {
         /// The host.

@@ -12,7 +12,8 @@
 //! service for management datagrams, and speaks the protocol of [`message`] with its clients, over
 //! whatever carries datagrams in order; [`socket`] is that for Unix.
 //! [`SharedSubnet`] attaches HCAs of this process, whose queue pairs then talk across the switches;
-//! [`RemotePort`] attaches one to a subnet that another process hosts.
+//! [`RemotePort`] attaches one to a subnet that another process hosts; their packets go through [`ring`]s in shared
+//! memory.
 
 mod attached;
 mod fat_tree;
@@ -21,6 +22,7 @@ mod host;
 pub mod message;
 mod packet;
 mod remote;
+pub mod ring;
 mod smi;
 pub mod socket;
 mod subnet;

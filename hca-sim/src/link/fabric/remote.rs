@@ -1,26 +1,27 @@
 //! A port of a subnet that another process hosts, as a link: HCAs of several processes share a subnet.
 //!
-//! Packets go over a Unix socket of type seqpacket, as many in a message as a burst has, each with the route
-//! headers and CRCs that it has on an InfiniBand link. The host is the switches and answers for the port;
-//! what a subnet manager sets of the port comes in messages between the packets.
+//! Packets go through two rings in memory that is shared with the host, as many in a message as a burst has, each
+//! with the route headers and the invariant CRC that it has on an InfiniBand link. The host is the switches and
+//! answers for the port; what a subnet manager sets of the port comes over a Unix socket, and so does the bell
+//! that is rung for an end that sleeps.
 
 mod manager;
 mod waiter;
 
 use std::fmt;
-use std::io::{self, IoSlice};
+use std::io;
+use std::iter::once;
 use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
-use arrayvec::ArrayVec;
 use rustix::io::Errno;
-use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 use verbs_core::sync::Arc;
-use verbs_core::{Gid, Lid, Mtu};
+use verbs_core::{Bounce, Gid, Lid, Mtu};
 
-use super::message::{Message, MessageError, PACKETS, PACKETS_AT, Refusal};
-use super::socket::{Take, connect_to, receive, send};
+use super::message::{BELL, Message, MessageError, PACKETS_MAX, Refusal};
+use super::ring::{Bell, Broken, Rings};
+use super::socket::{Take, connect_to, receive, ring, send_with};
 use crate::link::entropy::system_entropy;
 use crate::link::{
     Arrival, Burst, Change, Feedback, Ident, LinkCounters, Local, Managed, PacketLink, Route, Sent,
@@ -28,15 +29,21 @@ use crate::link::{
 };
 use crate::port::mtu_of;
 use crate::sys::{self, BATCH_MAX, Slot};
-use crate::wire::{Frame, Grh, ROCE_PORT, Vcrc};
+use crate::wire::{Frame, Grh, ROCE_PORT};
 
 use manager::Manager;
 use waiter::SocketWaiter;
 
-/// Packets of a burst at most.
+/// Packets of a burst at most, and their bytes: a message of IP over a connection is 16 packets of 4096 bytes.
 const BURST: usize = 64;
-/// Messages that one call of `receive` takes at most.
+const BURST_BYTES: usize = PACKETS_MAX - BURST * Frame::LEN_MAX;
+/// Messages with packets that one call of `receive` takes at most.
 const MESSAGES: usize = 4;
+/// Messages of the socket that it takes at a time, and how often in a row.
+const SAID: usize = 4;
+const SAID_TURNS: usize = 64;
+/// Calls of `receive` in vain after which the socket is looked at, which is closed when the host has died.
+const LOOK_EVERY: u32 = 256;
 
 /// Why an HCA is not attached to a hosted subnet.
 #[derive(Debug, thiserror::Error)]
@@ -61,6 +68,9 @@ pub enum AttachError {
         /// Why.
         refusal: Refusal,
     },
+    /// There is no memory to be had that the host could share.
+    #[error("no memory can be shared with the subnet's host: {0}")]
+    Memory(#[source] io::Error),
     /// What the host says makes no sense.
     #[error("the subnet's host does not answer as it should: {0}")]
     NoAnswer(#[from] MessageError),
@@ -76,8 +86,15 @@ pub struct RemotePort {
     waiter: Arc<SocketWaiter>,
     addresses: [IpAddr; 1],
     mtu: Mtu,
-    /// What messages are received into.
+    rings: Rings,
+    /// What messages with packets are received into.
+    message: Bounce,
+    /// What those of the socket are.
     slots: Vec<Slot>,
+    /// Messages of the socket that have come, the bell not among them.
+    heard: u64,
+    /// Calls of `receive` since the socket was looked at.
+    unseen: u32,
     counters: LinkCounters,
 }
 
@@ -100,7 +117,8 @@ impl RemotePort {
             adapter: 0,
             port,
         };
-        send(socket.as_fd(), &question.encode(), true).map_err(reach)?;
+        let (file, rings) = Rings::create().map_err(AttachError::Memory)?;
+        send_with(socket.as_fd(), &question.encode(), file.as_fd(), true).map_err(reach)?;
         let answer = receive(socket.as_fd(), Take::Away, true).map_err(reach)?;
         let answer = answer.ok_or(Errno::CONNRESET).map_err(reach)?;
         let sheet = match Message::decode(&answer)? {
@@ -118,13 +136,19 @@ impl RemotePort {
         let gid = sheet.gids.first().copied().unwrap_or_default();
         let mtu = mtu_of(sheet.info.mtu_cap.value(), Mtu::B4096);
         let socket = Arc::new(socket);
-        let waiter = SocketWaiter::new(Arc::clone(&socket)).map_err(reach)?;
+        let waiter = SocketWaiter::new(Arc::clone(&socket), rings.reader.watch());
+        let waiter = waiter.map_err(reach)?;
         Ok(Self {
             manager: Arc::new(Manager::new(socket, sheet)),
             waiter: Arc::new(waiter),
             addresses: [Ipv6Addr::from(gid).into()],
             mtu,
-            slots: (0..MESSAGES.min(BATCH_MAX)).map(|_| Slot::new()).collect(),
+            rings,
+            message: Bounce::new(PACKETS_MAX),
+            slots: (0..SAID.min(BATCH_MAX)).map(|_| Slot::new()).collect(),
+            // The answer.
+            heard: 1,
+            unseen: 0,
             counters: LinkCounters::default(),
         })
     }
@@ -137,8 +161,15 @@ impl RemotePort {
         }
     }
 
-    /// Sends a burst as one message.
-    fn send(&self, local: Local, burst: &Burst<'_>) -> Result<(), Errno> {
+    /// Rings for the host, if it is to be.
+    fn ring(&self, bell: Bell) {
+        if bell == Bell::Ring {
+            ring(self.manager.socket());
+        }
+    }
+
+    /// Sends a burst as one message. Whether there was room.
+    fn send(&mut self, local: Local, burst: &Burst<'_>) -> Result<bool, Errno> {
         let route = &burst.route;
         let frame = Frame {
             vl: if local.is_management(burst.bytes) {
@@ -154,33 +185,79 @@ impl RemotePort {
         let (mut whole, mut last) = ([0; Frame::LEN_MAX], [0; Frame::LEN_MAX]);
         let len = frame.emit(burst.segment.min(burst.bytes.len()), &mut whole);
         let len = len.map_err(unfit)?;
-        let packets = burst.packets();
-        let rest = packets.len().saturating_sub(1) * burst.segment;
+        let count = burst.packets().len();
+        let rest = count.saturating_sub(1) * burst.segment;
         frame
             .emit(burst.bytes.len() - rest, &mut last)
             .map_err(unfit)?;
-        let mut vcrcs = [[0; Vcrc::LEN]; BURST];
         let headers = |packet: &[u8]| match packet.len() == burst.segment {
             true => &whole[..len],
             false => &last[..len],
         };
-        for (vcrc, packet) in vcrcs.iter_mut().zip(burst.packets()) {
-            let mut crc = Vcrc::new();
-            crc.update(headers(packet));
-            crc.update(packet);
-            *vcrc = crc.finish();
+        let pieces = burst
+            .packets()
+            .flat_map(|packet| once(headers(packet)).chain(once(packet)));
+        let sent = self
+            .rings
+            .writer
+            .write(count * len + burst.bytes.len(), pieces);
+        let Some(bell) = sent.map_err(|Broken| Errno::PROTO)? else {
+            return Ok(false);
+        };
+        self.ring(bell);
+        Ok(true)
+    }
+
+    /// Takes what the host has said, other than packets.
+    fn listen(&mut self) {
+        self.unseen = 0;
+        for _ in 0..SAID_TURNS {
+            let count = match sys::receive(self.manager.socket(), &mut self.slots, 0) {
+                Ok(count) => count,
+                Err(error) => {
+                    let waits = [io::ErrorKind::WouldBlock, io::ErrorKind::Interrupted];
+                    if !waits.contains(&error.kind()) {
+                        self.close();
+                    }
+                    return;
+                }
+            };
+            for slot in &self.slots[..count] {
+                let bytes = slot.bytes();
+                if bytes.is_empty() {
+                    return self.close();
+                }
+                if bytes != BELL {
+                    self.heard += 1;
+                    let makes_sense = !slot.is_cut() && self.manager.take(bytes);
+                    self.counters.receive_errors += u64::from(!makes_sense);
+                    self.waiter.wake();
+                }
+            }
+            if count < self.slots.len() {
+                return;
+            }
         }
-        let begin = [PACKETS, 0, 0, 0];
-        let mut pieces = ArrayVec::<_, { 1 + 3 * BURST }>::new();
-        pieces.push(IoSlice::new(&begin));
-        for (vcrc, packet) in vcrcs.iter().zip(burst.packets()) {
-            pieces.push(IoSlice::new(headers(packet)));
-            pieces.push(IoSlice::new(packet));
-            pieces.push(IoSlice::new(vcrc));
+    }
+
+    /// Takes packets. How many those were.
+    fn read(&mut self, sink: &mut dyn FnMut(&Arrival<'_>)) -> Result<usize, Broken> {
+        let mut packets = 0;
+        for _ in 0..MESSAGES {
+            let has_message = self.rings.reader.has_message()?;
+            // What was said before is heard before.
+            if self.rings.reader.told() != self.heard {
+                self.listen();
+            }
+            if !has_message {
+                break;
+            }
+            let len = self.rings.reader.read(&mut self.message)?;
+            packets += hand_up(&self.message[..len.unwrap_or(0)], sink);
         }
-        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-        let nothing = &mut SendAncillaryBuffer::default();
-        sendmsg(self.manager.socket(), &pieces, nothing, flags).map(|_| ())
+        let bell = self.rings.reader.bell();
+        self.ring(bell);
+        Ok(packets)
     }
 }
 
@@ -208,6 +285,10 @@ impl PacketLink for RemotePort {
         BURST
     }
 
+    fn burst_bytes(&self) -> usize {
+        BURST_BYTES
+    }
+
     fn transmit(&mut self, burst: &Burst<'_>) -> Sent {
         let Some(local) = burst.route.local else {
             return Sent::Gone;
@@ -216,22 +297,19 @@ impl PacketLink for RemotePort {
             return Sent::Gone;
         }
         self.manager.flush();
-        // Most often it still is, and headers and CRCs would be made for nothing.
-        if self.waiter.is_still_full() {
-            self.counters.blocked += 1;
-            return Sent::Blocked;
+        if self.waiter.is_closed() {
+            self.counters.send_errors += 1;
+            return Sent::Gone;
         }
         let count = burst.packets().len();
         match self.send(local, burst) {
-            Ok(()) => {
-                self.waiter.set_full(false);
+            Ok(true) => {
                 self.counters.packets_sent += count as u64;
                 self.counters.gso_bursts += u64::from(count > 1);
                 Sent::Gone
             }
-            Err(Errno::AGAIN | Errno::NOBUFS | Errno::INTR) => {
+            Ok(false) => {
                 self.counters.blocked += 1;
-                self.waiter.set_full(true);
                 Sent::Blocked
             }
             // A transport takes it for lost.
@@ -245,35 +323,18 @@ impl PacketLink for RemotePort {
 
     fn receive(&mut self, sink: &mut dyn FnMut(&Arrival<'_>)) -> usize {
         self.manager.flush();
-        let count = match sys::receive(self.manager.socket(), &mut self.slots, 0) {
-            Ok(count) => count,
-            Err(error) => {
-                let waits = [io::ErrorKind::WouldBlock, io::ErrorKind::Interrupted];
-                if !waits.contains(&error.kind()) {
-                    self.close();
-                }
-                return 0;
+        self.unseen += 1;
+        if self.waiter.was_rung() || self.unseen >= LOOK_EVERY {
+            self.listen();
+        }
+        let packets = match self.read(sink) {
+            Ok(packets) => packets,
+            Err(Broken) => {
+                self.counters.receive_errors += 1;
+                self.close();
+                0
             }
         };
-        let (mut packets, mut is_closed) = (0, false);
-        for slot in &self.slots[..count] {
-            let bytes = slot.bytes();
-            self.counters.receive_errors += u64::from(slot.is_cut());
-            match bytes.first() {
-                Some(&PACKETS) => packets += hand_up(bytes, sink),
-                Some(_) => {
-                    if self.manager.take(bytes) {
-                        self.waiter.wake();
-                    } else {
-                        self.counters.receive_errors += 1;
-                    }
-                }
-                None => is_closed = true,
-            }
-        }
-        if is_closed {
-            self.close();
-        }
         self.counters.packets_received += packets as u64;
         packets
     }
@@ -316,7 +377,7 @@ impl Drop for RemotePort {
 
 /// Hands up the packets of a message; how many there were.
 fn hand_up(message: &[u8], sink: &mut dyn FnMut(&Arrival<'_>)) -> usize {
-    let mut rest = message.get(PACKETS_AT..).unwrap_or_default();
+    let mut rest = message;
     let mut count = 0;
     while let Ok((frame, transport, behind)) = Frame::split(rest) {
         rest = behind;

@@ -14,7 +14,7 @@ use rustix::net::{
     connect, listen, recvmsg, sendmsg, socket_with,
 };
 
-use super::message::{BULK, BULK_MIN, MESSAGE_MAX, PACKETS, PACKETS_MAX};
+use super::message::{BELL, BULK, BULK_MIN, MESSAGE_MAX};
 
 /// Connections that wait to be accepted: as many as a system usually allows.
 const BACKLOG: i32 = 4096;
@@ -80,35 +80,52 @@ fn unix_socket() -> rustix::io::Result<OwnedFd> {
     )
 }
 
-/// Sends a message whole, one that a socket's buffer may not hold as a file; those with packets it holds.
+/// Sends a message whole, one that a socket's buffer may not hold as a file.
 ///
 /// # Errors
 /// `EAGAIN` when there is no room and `waits` is not set, and whatever else the system says.
 pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], waits: bool) -> rustix::io::Result<()> {
-    let mut flags = SendFlags::NOSIGNAL;
-    flags.set(SendFlags::DONTWAIT, !waits);
-    if bytes.len() < BULK_MIN || bytes.first() == Some(&PACKETS) {
-        sendmsg(
-            socket,
-            &[IoSlice::new(bytes)],
-            &mut SendAncillaryBuffer::default(),
-            flags,
-        )?;
-        return Ok(());
+    if bytes.len() < BULK_MIN {
+        let nothing = &mut SendAncillaryBuffer::default();
+        return sendmsg(socket, &[IoSlice::new(bytes)], nothing, flags(waits)).map(drop);
     }
     let file = memfd_create("verbs message", MemfdFlags::CLOEXEC)?;
     let mut file = std::fs::File::from(file);
     let failed = |error: std::io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
     file.write_all(bytes).map_err(failed)?;
     rustix::fs::seek(&file, rustix::fs::SeekFrom::Start(0))?;
+    send_with(socket, &BULK, file.as_fd(), waits)
+}
+
+/// Sends a short message and a file.
+///
+/// # Errors
+/// As [`send`].
+pub fn send_with(
+    socket: BorrowedFd<'_>,
+    bytes: &[u8],
+    file: BorrowedFd<'_>,
+    waits: bool,
+) -> rustix::io::Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
-    let files = [file.as_fd()];
+    let files = [file];
     if !control.push(SendAncillaryMessage::ScmRights(&files)) {
         return Err(Errno::NOBUFS);
     }
-    sendmsg(socket, &[IoSlice::new(&BULK)], &mut control, flags)?;
-    Ok(())
+    sendmsg(socket, &[IoSlice::new(bytes)], &mut control, flags(waits)).map(drop)
+}
+
+/// Rings the bell at the other end of a socket: whoever waits for messages does not any more.
+pub fn ring(socket: BorrowedFd<'_>) {
+    // Where there is no room, messages wait already; where nobody is, that is told when something is received.
+    let _ = send(socket, &BELL, false);
+}
+
+fn flags(waits: bool) -> SendFlags {
+    let mut flags = SendFlags::NOSIGNAL;
+    flags.set(SendFlags::DONTWAIT, !waits);
+    flags
 }
 
 /// Which way a message is received.
@@ -130,14 +147,14 @@ pub fn receive(
     take: Take,
     waits: bool,
 ) -> rustix::io::Result<Option<Vec<u8>>> {
-    let mut buffer = vec![0; PACKETS_MAX];
-    let len = receive_into(socket, take, waits, &mut buffer)?;
+    let mut buffer = vec![0; BULK_MIN];
+    let (len, _) = receive_into(socket, take, waits, &mut buffer)?;
     buffer.truncate(len);
     Ok((len > 0).then_some(buffer))
 }
 
 /// Receives a message if there is one into a buffer, which grows for one that comes as a file; says how long
-/// it is, 0 when the other end is gone.
+/// it is, 0 when the other end is gone, and hands over the file that came [with](send_with) it.
 ///
 /// # Errors
 /// As [`receive`].
@@ -146,9 +163,9 @@ pub fn receive_into(
     take: Take,
     waits: bool,
     buffer: &mut Vec<u8>,
-) -> rustix::io::Result<usize> {
-    if buffer.len() < PACKETS_MAX {
-        buffer.resize(PACKETS_MAX, 0);
+) -> rustix::io::Result<(usize, Option<OwnedFd>)> {
+    if buffer.len() < BULK_MIN {
+        buffer.resize(BULK_MIN, 0);
     }
     let mut flags = RecvFlags::CMSG_CLOEXEC;
     flags.set(RecvFlags::PEEK, take == Take::Look);
@@ -164,10 +181,10 @@ pub fn receive_into(
     });
     let file = files.last();
     if buffer.get(..len) != Some(&BULK[..]) {
-        return Ok(len);
+        return Ok((len, file));
     }
     *buffer = read_file(file.ok_or(Errno::BADMSG)?, take)?;
-    Ok(buffer.len())
+    Ok((buffer.len(), None))
 }
 
 fn read_file(file: OwnedFd, take: Take) -> rustix::io::Result<Vec<u8>> {

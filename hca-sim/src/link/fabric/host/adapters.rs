@@ -8,16 +8,16 @@ use verbs_core::{Lid, PKey};
 
 use super::{Host, Role};
 use crate::link::fabric::attached::{change_of, sheet_of};
-use crate::link::fabric::message::{
-    BUNDLE_MAX, Message, MessageError, PACKETS, PACKETS_AT, Refusal,
-};
+use crate::link::fabric::message::{Message, MessageError, PACKETS_MAX, Refusal};
 use crate::link::fabric::packet::Packet;
 use crate::link::fabric::subnet::{Bound, SubnetEvent};
 use crate::link::fabric::topology::PortRef;
-use crate::wire::{Bth, BthView, Frame, Vcrc};
+use crate::wire::{Bth, BthView, Frame};
 
 /// Buffers that are kept to be used again.
 const SPARE_MAX: usize = 256;
+/// Bytes from which on a message is handed on as it is; of shorter ones, several are put together.
+const WHOLE_MIN: usize = 8 << 10;
 
 /// The HCAs that are attached.
 #[derive(Debug, Default)]
@@ -27,7 +27,9 @@ pub(super) struct Adapters {
     begun: BTreeSet<PortRef>,
     /// Messages that are complete, by client.
     full: VecDeque<(u32, Vec<u8>)>,
-    spare: Vec<Vec<u8>>,
+    /// Buffers to be used again: long ones with what was in them, as to clear them for what comes would cost as much
+    /// as to copy it, and short ones.
+    spare: [Vec<Vec<u8>>; 2],
     /// Ports whose link is down because their HCA has died.
     orphans: BTreeSet<PortRef>,
 }
@@ -51,16 +53,26 @@ impl Adapters {
         let Some(adapter) = self.attached.get_mut(&at) else {
             return;
         };
-        if adapter.message.len() + len > BUNDLE_MAX {
-            let full =
-                std::mem::replace(&mut adapter.message, self.spare.pop().unwrap_or_default());
+        if adapter.message.len() + len > PACKETS_MAX {
+            let full = std::mem::replace(&mut adapter.message, empty(&mut self.spare[1]));
             self.full.push_back((adapter.client, full));
         }
         if adapter.message.is_empty() {
-            adapter.message.extend([PACKETS, 0, 0, 0]);
             self.begun.insert(at);
         }
         write(&mut adapter.message);
+    }
+
+    /// Hands a message on to a port's HCA, behind what is gathered for it.
+    fn pass(&mut self, at: PortRef, message: Vec<u8>) {
+        let Some(adapter) = self.attached.get_mut(&at) else {
+            return;
+        };
+        if self.begun.remove(&at) {
+            let begun = std::mem::replace(&mut adapter.message, empty(&mut self.spare[1]));
+            self.full.push_back((adapter.client, begun));
+        }
+        self.full.push_back((adapter.client, message));
     }
 
     fn poll(&mut self) -> Option<(u32, Vec<u8>)> {
@@ -69,7 +81,7 @@ impl Adapters {
         }
         let at = self.begun.pop_first()?;
         let adapter = self.attached.get_mut(&at)?;
-        let next = self.spare.pop().unwrap_or_default();
+        let next = empty(&mut self.spare[1]);
         Some((
             adapter.client,
             std::mem::replace(&mut adapter.message, next),
@@ -85,11 +97,21 @@ impl Host {
     }
 
     /// Takes a buffer back, for packets to come.
-    pub fn recycle(&mut self, mut message: Vec<u8>) {
-        if self.adapters.spare.len() < SPARE_MAX {
-            message.clear();
-            self.adapters.spare.push(message);
+    pub fn recycle(&mut self, message: Vec<u8>) {
+        let [long, short] = &mut self.adapters.spare;
+        let kind = if message.len() < WHOLE_MIN {
+            short
+        } else {
+            long
+        };
+        if kind.len() < SPARE_MAX {
+            kind.push(message);
         }
+    }
+
+    /// A buffer for packets that are to be handled, of any length; what is in it does not matter.
+    pub fn spare(&mut self) -> Vec<u8> {
+        self.adapters.spare[0].pop().unwrap_or_default()
     }
 
     /// Attaches a client's HCA to a port.
@@ -157,20 +179,62 @@ impl Host {
         }
     }
 
-    /// Packets of an attached HCA.
+    /// Takes a message with packets of a client's attached HCA: the first `len` bytes. The buffer may be kept to hand it
+    /// on, and is empty then.
     ///
     /// # Errors
-    /// [`MessageError`] for what is no packet.
-    pub(super) fn handle_packets(
+    /// [`MessageError`] for what is no packet; the client is best disconnected then.
+    pub fn handle_packets(
         &mut self,
         now: Time,
         client: u32,
-        message: &[u8],
+        message: &mut Vec<u8>,
+        len: usize,
     ) -> Result<(), MessageError> {
         let Some(&Role::Attached(at)) = self.clients.get(&client) else {
-            return Err(MessageError::Unknown(PACKETS));
+            // It has left.
+            return Ok(());
         };
-        let mut rest = message.get(PACKETS_AT..).ok_or(MessageError::Short)?;
+        if self.pass(at, message, len) {
+            return Ok(());
+        }
+        let packets = message.get(..len).ok_or(MessageError::Short)?;
+        let taken = self.take_packets(now, at, packets);
+        self.advance(now);
+        taken
+    }
+
+    /// Hands a long message on as it is, if all its packets go one way; `false` if they have to be looked at.
+    fn pass(&mut self, from: PortRef, message: &mut Vec<u8>, len: usize) -> bool {
+        let bundle = message.get(..len).and_then(|it| Bundle::of(from, it));
+        let Some(Bundle {
+            packets,
+            bound,
+            vl: said,
+        }) = bundle
+        else {
+            return false;
+        };
+        let Some((to, vl)) = self.subnet.carry(bound, packets, len as u64 / 4) else {
+            return false;
+        };
+        let mut message = std::mem::take(message);
+        message.truncate(len);
+        if vl != said {
+            let mut rest = &mut message[..];
+            while let Ok((_, _, behind)) = Frame::split(rest) {
+                let len = rest.len() - behind.len();
+                let (packet, behind) = rest.split_at_mut(len);
+                set_lane(packet, vl);
+                rest = behind;
+            }
+        }
+        self.adapters.pass(to, message);
+        true
+    }
+
+    fn take_packets(&mut self, now: Time, at: PortRef, message: &[u8]) -> Result<(), MessageError> {
+        let mut rest = message;
         while !rest.is_empty() {
             let (frame, transport, behind) =
                 Frame::split(rest).map_err(|_| MessageError::BadPacket)?;
@@ -196,7 +260,7 @@ impl Host {
             sl: frame.sl,
             pkey,
         };
-        let words = (bytes.len() - Vcrc::LEN) as u64 / 4;
+        let words = bytes.len() as u64 / 4;
         let Some((to, vl)) = self.subnet.carry(bound, 1, words) else {
             return false;
         };
@@ -232,10 +296,15 @@ impl Host {
         let Some(transport) = packet.transport(&mut self.scratch) else {
             return;
         };
-        let len = Frame::LEN_MAX + transport.len() + Vcrc::LEN;
+        let len = Frame::LEN_MAX + transport.len();
+        let mut headers = [0; Frame::LEN_MAX];
+        // A packet that came through the subnet is not too long for its headers.
+        let Ok(headers_len) = frame.emit(transport.len(), &mut headers) else {
+            return;
+        };
         self.adapters.add(at, len, |message| {
-            // A packet that came through the subnet is not too long for its headers.
-            let _ = frame.append(transport, message);
+            message.extend_from_slice(&headers[..headers_len]);
+            message.extend_from_slice(transport);
         });
     }
 
@@ -251,13 +320,53 @@ impl Host {
     }
 }
 
+/// A message all of whose packets go one way.
+struct Bundle {
+    packets: u64,
+    bound: Bound,
+    vl: u8,
+}
+
+impl Bundle {
+    /// What a long message is, if that.
+    fn of(from: PortRef, message: &[u8]) -> Option<Self> {
+        let mut bundle: Option<Self> = None;
+        let mut rest = message;
+        while message.len() >= WHOLE_MIN && !rest.is_empty() {
+            let (frame, transport, behind) = Frame::split(rest).ok()?;
+            let bth = BthView::of(transport.first_chunk::<{ Bth::LEN }>()?);
+            let bound = Bound {
+                from,
+                dlid: frame.dlid,
+                sl: frame.sl,
+                pkey: bth.pkey(),
+            };
+            let is_mad = bth.dest_qpn().value() <= 1;
+            let whole = bundle.get_or_insert(Self {
+                packets: 0,
+                bound,
+                vl: frame.vl,
+            });
+            if is_mad || whole.bound != bound || whole.vl != frame.vl {
+                return None;
+            }
+            whole.packets += 1;
+            rest = behind;
+        }
+        bundle
+    }
+}
+
+/// A buffer without anything in it.
+fn empty(spare: &mut Vec<Vec<u8>>) -> Vec<u8> {
+    let mut buffer = spare.pop().unwrap_or_default();
+    buffer.clear();
+    buffer
+}
+
 /// Writes another virtual lane into a packet.
 fn set_lane(packet: &mut [u8], vl: u8) {
-    let Some((covered, vcrc)) = packet.split_last_chunk_mut::<{ Vcrc::LEN }>() else {
-        return;
-    };
-    if let Some(first) = covered.first_mut() {
+    if let Some(first) = packet.first_mut() {
         *first = *first & 15 | vl << 4;
     }
-    *vcrc = Vcrc::of(covered);
 }
