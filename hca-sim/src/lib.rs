@@ -66,6 +66,7 @@ mod qp;
 mod qp_check;
 mod qp_event;
 mod recv;
+mod rider;
 mod ring;
 mod rng;
 mod send;

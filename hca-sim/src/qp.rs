@@ -28,6 +28,7 @@ use crate::link::Links;
 use crate::port::Port;
 use crate::qp_check;
 use crate::recv::RecvRing;
+use crate::rider::Berths;
 use crate::ring::SendRing;
 use crate::send::refuses_sends;
 use crate::srq::SharedReceives;
@@ -518,7 +519,14 @@ impl QueuePair {
     /// The rest of what [`QueuePair::begin_close`] has begun, outside of locks.
     pub(crate) fn end_close(self: &Arc<Self>, touched: Touched) {
         let me = Arc::clone(self);
+        // Nothing is written by pollers when this is over.
+        let berths = Berths::of(self);
+        let pollers = berths.as_ref().map(|berths| berths.ring.shut_out_pollers());
+        let touched = touched.and(pollers.unwrap_or(Touched::NOBODY));
         grace::after(touched, move || {
+            if let Some(berths) = berths {
+                me.end_riding(&berths);
+            }
             me.engaged.closing.fetch_sub(1, AcqRel);
             me.turn();
             let links = me.port.link.lock();
@@ -527,6 +535,18 @@ impl QueuePair {
             drop(links);
             me.wake_both();
         });
+    }
+
+    /// Unloads all riders that wait; the pollers are kept out.
+    fn end_riding(self: &Arc<Self>, berths: &Berths) {
+        let fault = berths.unload_all();
+        // A number that is used again must not be taken for that of a queue pair that is gone.
+        if self.word.tag() & flag::GONE == 0 {
+            berths.ring.let_pollers_in();
+        }
+        if fault {
+            self.fail();
+        }
     }
 
     /// Both ends may go on now: a machine waited for the other to be ready.

@@ -13,14 +13,16 @@ use std::fmt;
 use verbs_core::mem::{Pin, Seen, TouchWord, pin, pin_at_once};
 use verbs_core::sync::Arc;
 use verbs_core::sync::atomic::{
-    AtomicBool, AtomicU8, AtomicU32, AtomicU64,
+    AtomicU8, AtomicU32, AtomicU64,
     Ordering::{Acquire, Relaxed, Release},
 };
 use verbs_core::{Error, Piece, PostCode, PostError, QpState, RawRecvQueue, Sge};
 
 use crate::cq::no_entry;
 use crate::qp::{QueuePair, flag};
+use crate::recv::berth::Offer;
 
+pub(crate) mod berth;
 #[cfg(all(test, verbs_loom))]
 mod models;
 
@@ -30,6 +32,11 @@ const PIECES_SHIFT: u32 = 1;
 const PIECES: u64 = 0x7f;
 const ONE_PIECE: u64 = 1 << PIECES_SHIFT;
 const TOTAL_SHIFT: u32 = 8;
+
+/// In [`RecvRing::asked`]: a sender waits for a receive and wants to be called.
+const CALL: u8 = 1;
+/// In [`RecvRing::asked`]: a sender wants to know which receives riders may have.
+const BERTHS: u8 = 1 << 1;
 
 /// First word, `wr_id`, and the first piece: address, length and key.
 #[derive(Debug)]
@@ -43,6 +50,22 @@ struct Consumer {
     head: AtomicU32,
     /// Number of the next packet that the peer is to send.
     epsn: AtomicU32,
+    /// The position behind the last rider.
+    rode: AtomicU32,
+    /// Of [`RecvRing::unloaded`], as the consumer saw it last.
+    unloaded: AtomicU32,
+    /// How often riders were called back.
+    recalls: AtomicU32,
+}
+
+/// What the producer writes for the consumer to read.
+#[derive(Debug)]
+#[repr(align(64))]
+struct Producer {
+    /// The receives that riders may have, see [`Offer`].
+    berths: AtomicU64,
+    /// The thread that posted when it was looked at last, or 0.
+    poster: AtomicU32,
 }
 
 /// The entries of a ring. Both ends have their own way to them, so that neither loads a line for it.
@@ -54,17 +77,24 @@ pub(crate) struct Entries {
 }
 
 /// The part of a receive queue that both ends share.
+// In this order the line of those who poll and post is not beside that of who sends.
 #[derive(Debug)]
+#[repr(C)]
 pub(crate) struct RecvRing {
     consumer: Consumer,
     pub(crate) entries: Entries,
     /// The second and further pieces of each entry, two words each.
     more: Box<[AtomicU64]>,
     max_sge: usize,
-    /// A sender waits for a receive.
-    wanted: AtomicBool,
+    /// Its tag counts those who keep pollers from unloading.
+    door: TouchWord,
+    /// Riders before this position have been unloaded.
+    unloaded: AtomicU32,
+    /// What the sender asks of who posts.
+    asked: AtomicU8,
     /// How long a sender that finds none is to wait, as the IBTA's code.
     rnr_timer: AtomicU8,
+    producer: Producer,
 }
 
 /// A receive that waits for a message. For the consumer only, who has at most one of these.
@@ -85,6 +115,16 @@ impl Entries {
             no_entry();
         };
         (entry, u64::from(at as usize & self.all.len() == 0) * LAP)
+    }
+}
+
+impl Entries {
+    /// Number and piece of the receive that a rider has taken.
+    #[inline(always)]
+    pub(crate) fn taken(&self, at: u32) -> (u64, Piece) {
+        let (Entry([_, wr_id, addr, rest]), _) = self.place(at);
+        let (addr, len_key) = (addr.load(Relaxed), rest.load(Relaxed));
+        (wr_id.load(Relaxed), Piece { addr, len_key })
     }
 }
 
@@ -141,6 +181,9 @@ impl RecvRing {
             consumer: Consumer {
                 head: AtomicU32::new(0),
                 epsn: AtomicU32::new(0),
+                rode: AtomicU32::new(0),
+                unloaded: AtomicU32::new(0),
+                recalls: AtomicU32::new(0),
             },
             entries: Entries {
                 all: allocate(count, || Entry(std::array::from_fn(|_| AtomicU64::new(0))))?.into(),
@@ -148,8 +191,14 @@ impl RecvRing {
             },
             more: allocate(more, || AtomicU64::new(0))?,
             max_sge: max_sge.max(1) as usize,
-            wanted: AtomicBool::new(false),
+            door: TouchWord::new(0),
+            unloaded: AtomicU32::new(0),
+            asked: AtomicU8::new(0),
             rnr_timer: AtomicU8::new(0),
+            producer: Producer {
+                berths: AtomicU64::new(0),
+                poster: AtomicU32::new(0),
+            },
         })
     }
 
@@ -204,7 +253,14 @@ impl RecvRing {
 
     /// Asks the producer to call when it posts. A call may be missed; the RNR timer comes anyway.
     pub(crate) fn want(&self, wanted: bool) {
-        self.wanted.store(wanted, Relaxed);
+        self.ask(CALL, wanted);
+    }
+
+    fn ask(&self, what: u8, wanted: bool) {
+        // Only the consumer writes it.
+        let before = self.asked.load(Relaxed);
+        let now = before & !what | if wanted { what } else { 0 };
+        self.asked.store(now, Relaxed);
     }
 
     pub(crate) fn rnr_timer(&self) -> u8 {
@@ -298,6 +354,8 @@ pub(crate) struct RecvPoster {
     end: u32,
     /// The tag of the queue pair's word, when receives were taken last.
     seen: Seen,
+    /// The berths that were offered last.
+    offered: Offer,
 }
 
 impl RecvPoster {
@@ -309,6 +367,7 @@ impl RecvPoster {
             tail: 0,
             end: 0,
             seen: Seen::new(0),
+            offered: Offer::default(),
         }
     }
 
@@ -327,7 +386,8 @@ impl RecvPoster {
             return Err(PostError::State(QpState::Reset));
         };
         let depth = self.qp.cap.max_recv_wr;
-        let used = self.tail.wrapping_sub(ring.consumer.head.load(Acquire));
+        ring.post_from_here();
+        let used = self.tail.wrapping_sub(ring.freed());
         let mut room = depth.saturating_sub(used);
         if room == 0 {
             self.qp.check_post_recv()?;
@@ -357,12 +417,20 @@ impl RecvPoster {
         Ok(self.post_any(wr_id, Pieces::One(piece))?)
     }
 
-    #[cold]
+    /// The rest of posting one of one piece, at that position, when the sender asks something.
     #[inline(never)]
-    fn call_sender(&self, pin: Pin) -> Result<(), PostCode> {
+    fn answer(&mut self, pin: Pin, at: u32, piece: Piece) -> Result<(), PostCode> {
+        self.offer(&pin, at, piece);
         drop(pin);
-        self.qp.call_sender();
+        self.call_if_asked();
         Ok(())
+    }
+
+    fn call_if_asked(&self) {
+        let ring = self.ring.as_deref();
+        if ring.is_some_and(|ring| ring.asked.load(Relaxed) & CALL != 0) {
+            self.qp.call_sender();
+        }
     }
 
     /// Posts any receive, for which there is room. In ERR it is completed at once.
@@ -379,13 +447,17 @@ impl RecvPoster {
         } else {
             self.qp.enter_to_post_recv(&pin)?;
         }
-        ring.publish_pieces(self.tail, wr_id, pieces);
+        let at = self.tail;
+        ring.publish_pieces(at, wr_id, pieces);
+        self.tail = at.wrapping_add(1);
+        if let (Pieces::One(piece), true) = (pieces, takes) {
+            self.offer(&pin, at, piece);
+        }
         drop(pin);
-        self.tail = self.tail.wrapping_add(1);
-        if !takes {
+        if takes {
+            self.call_if_asked();
+        } else {
             self.qp.turn();
-        } else if ring.wanted.load(Relaxed) {
-            self.qp.call_sender();
         }
         Ok(())
     }
@@ -419,10 +491,11 @@ impl RawRecvQueue for RecvPoster {
         if !word.admits_as_seen(&pin, self.seen) {
             return self.post_one_slow(wr_id, piece, Some(pin));
         }
-        ring.publish_one(self.tail, wr_id, piece);
-        self.tail = self.tail.wrapping_add(1);
-        if ring.wanted.load(Relaxed) {
-            return self.call_sender(pin);
+        let at = self.tail;
+        ring.publish_one(at, wr_id, piece);
+        self.tail = at.wrapping_add(1);
+        if ring.asked.load(Relaxed) != 0 {
+            return self.answer(pin, at, piece);
         }
         drop(pin);
         Ok(())

@@ -73,5 +73,5 @@ fn a_connected_queue_pair() {
         pair
     });
     // 16 bytes of each work request are for the masks of masked atomics.
-    budget("a connected queue pair of 16 and 16", pair / 2, 4580);
+    budget("a connected queue pair of 16 and 16", pair / 2, 4644);
 }
