@@ -33,7 +33,7 @@ use std::fmt;
 use verbs_core::mem::{Pin, Touched, grace, pin};
 use verbs_core::sync::atomic::{
     AtomicBool,
-    Ordering::{AcqRel, Acquire, Relaxed},
+    Ordering::{AcqRel, Acquire, Relaxed, Release},
 };
 use verbs_core::sync::{Arc, Mutex};
 use verbs_core::{
@@ -42,6 +42,7 @@ use verbs_core::{
 
 use crate::clock::Clock;
 use crate::port::Port;
+use crate::rider::{Aside, Rider};
 
 mod lane;
 #[cfg(all(test, verbs_loom))]
@@ -50,6 +51,7 @@ mod moderation;
 mod opcodes;
 mod poller;
 mod resize;
+mod unload;
 
 use lane::{ARMED, CONVERTING, Consumer, SHARED, shared};
 use moderation::Moderation;
@@ -81,6 +83,9 @@ const LENGTH_SHIFT: u32 = 32;
 /// datagram. Such an entry has [`HAS_TIME`] too, so that the short way of polling leaves it alone; the
 /// time is 0 if the queue has no clock.
 const DATAGRAM: u64 = 1 << 31;
+/// In an entry's first word, likewise and for the same reason: it is of a rider ([`crate::rider`]), whose
+/// receive stands in the second word and whose bytes are the second half.
+pub(crate) const RIDES: u64 = 1 << 30;
 /// In the fourth word of a datagram's entry, above the sender's number.
 const SL_SHIFT: u32 = 24;
 const PKEY_SHIFT: u32 = 32;
@@ -219,6 +224,8 @@ pub(crate) struct CqRing {
     resizes: Mutex<Option<VecDeque<Resize>>>,
     /// The client was told that completions were lost.
     told: AtomicBool,
+    /// Riders that were unloaded by others than the consumer, oldest first.
+    aside: Mutex<Vec<Aside>>,
     /// Moderation was asked for at some time.
     moderated: AtomicBool,
     moderation: Mutex<Option<Moderation>>,
@@ -248,6 +255,7 @@ impl CqRing {
             waiting: Mutex::new(Vec::new()),
             resizes: Mutex::new(None),
             told: AtomicBool::new(false),
+            aside: Mutex::new(Vec::new()),
             moderated: AtomicBool::new(false),
             moderation: Mutex::new(None),
         })
@@ -290,6 +298,39 @@ impl CqRing {
     ) -> Result<Pushed, Overrun> {
         // It is the lane that was entered: no other takes its place while the pin is there.
         self.with_lane(|lane| lane.push(way, cqe, first))
+    }
+
+    /// Has riders unloaded whose completions wait, by `unload`, which is given every entry of a rider,
+    /// oldest first, and says what becomes of those that it unloads. One caller at a time is served.
+    ///
+    /// An entry that is polled meanwhile may be filled anew; those of whom the consumer is kept from are
+    /// not.
+    pub(crate) fn unload(&self, mut unload: impl FnMut(&Rider) -> Option<Aside>) {
+        let mut aside = self.aside.lock();
+        let (lane, mut at) = (self.lane(), self.head());
+        loop {
+            if let Some(rider) = lane.rider(at) {
+                aside.extend(unload(&rider));
+            } else if lane.published(at).is_none() {
+                let head = self.head();
+                if head.wrapping_sub(at).cast_signed() <= 0 {
+                    break;
+                }
+                at = head;
+                continue;
+            }
+            at = at.wrapping_add(1);
+        }
+        self.consumer.aside.store(aside.len() as u32, Release);
+    }
+
+    /// What became of a rider that somebody else has unloaded.
+    fn take_aside(&self, rider: &Rider) -> Option<Aside> {
+        let mut aside = self.aside.lock();
+        let at = aside.iter().position(|aside| aside.is_of(rider))?;
+        let found = aside.remove(at);
+        self.consumer.aside.store(aside.len() as u32, Release);
+        Some(found)
     }
 
     /// How far the consumer has polled: all positions before it.

@@ -45,6 +45,8 @@ pub(crate) struct Effects {
     pub(crate) again: Vec<Arc<QueuePair>>,
     /// Who waits until nobody is looking at what a key stood for.
     pub(crate) later: Vec<(Arc<QueuePair>, u32)>,
+    /// Whose riders are to be called back, and for whom.
+    pub(crate) recall: Vec<(Arc<QueuePair>, Arc<QueuePair>)>,
     /// Keys that have let something go.
     pub(crate) settle: Vec<(Arc<MrTable>, u32)>,
     /// What else there is to do.
@@ -109,6 +111,15 @@ impl Effects {
         };
         self.fail.push(Arc::clone(&responder));
         self.raise.extend(event.map(|event| (responder, event)));
+    }
+
+    /// Riders are to be called back before the sender's machine goes on, which owns that direction.
+    pub(crate) fn call_back(&mut self, land: &Landing, sender: &Arc<QueuePair>) {
+        land.ring.count_recall();
+        // The landing was alive under the pin that its machine is inside, so its responder lives.
+        let responder = land.responder.upgrade();
+        let recalled = responder.map(|responder| (responder, Arc::clone(sender)));
+        self.recall.extend(recalled);
     }
 
     /// What the driver itself sees to.
@@ -210,6 +221,9 @@ impl Effects {
         for (qp, index) in self.later {
             let mrs = Arc::clone(&qp.port.mrs);
             mrs.when_over(index, move || qp.kick());
+        }
+        for (responder, sender) in self.recall {
+            responder.recall(move || sender.kick());
         }
         for job in self.after {
             job();

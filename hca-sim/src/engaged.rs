@@ -26,7 +26,6 @@ use crate::landing::Landing;
 use crate::local::{Local, execute};
 use crate::message::{Done, Fault, Faulty, Message, Outcome, note};
 use crate::qp::QueuePair;
-use crate::recv::RecvRing;
 use crate::ring::{Scratch, SendRing};
 use crate::transport::Mail;
 use crate::transport::timing::{ack_timeout, rnr_delay};
@@ -198,6 +197,9 @@ impl QueuePair {
                 return;
             }
             if let Next::Stop = self.step(machine, sends, at, now, early, effects) {
+                // Who calls those that a queue puts off does not say that any other wait is over.
+                let put_off = !effects.waiting.is_empty();
+                self.engaged.kicked.fetch_or(put_off, AcqRel);
                 return;
             }
         }
@@ -214,8 +216,6 @@ impl QueuePair {
     ) -> Next {
         let mut scratch = Scratch::default();
         let wr = sends.read(at, &mut scratch);
-        let index = sends.index(at);
-        let signaled = wr.flags.contains(SendFlags::SIGNALED);
         if wr.op.is_local() {
             return self.step_local(machine, sends, at, &wr, effects);
         }
@@ -230,8 +230,8 @@ impl QueuePair {
             land: &land,
             pin: &pin,
             wr: &wr,
-            index,
-            signaled,
+            index: sends.index(at),
+            signaled: wr.flags.contains(SendFlags::SIGNALED),
         };
         let outcome = message.carry_out();
         if land.awaits_first() && arrives(&outcome) {
@@ -258,6 +258,7 @@ impl QueuePair {
                 drop(pin);
                 self.try_later(machine, &land.mrs, index)
             }
+            Outcome::Riders => self.call_back(machine, &land, effects),
             Outcome::Fault(fault) => {
                 let mut done = Done::default();
                 let faulty = message.complete_faulty_receive(&fault, &mut done);
@@ -323,6 +324,18 @@ impl QueuePair {
                 Next::Continue
             }
         }
+    }
+
+    /// Has riders unloaded that are under way, and goes on when they are.
+    fn call_back(
+        self: &Arc<Self>,
+        machine: &mut Machine,
+        land: &Landing,
+        effects: &mut Effects,
+    ) -> Next {
+        machine.wait = Some(Instant::NEVER);
+        effects.call_back(land, self);
+        Next::Stop
     }
 
     /// Goes on when nobody can be looking any more at what a key stood for.
@@ -555,14 +568,10 @@ impl QueuePair {
             }
         }
         if let Some(recvs) = self.recv_ring() {
-            discard_receives(recvs);
+            while let Some(waiting) = recvs.next() {
+                waiting.consume();
+            }
         }
-    }
-}
-
-fn discard_receives(recvs: &RecvRing) {
-    while let Some(waiting) = recvs.next() {
-        waiting.consume();
     }
 }
 
@@ -583,7 +592,7 @@ impl Due for QueuePair {
 /// Whether a message with that outcome has reached the responder.
 fn arrives(outcome: &Outcome) -> bool {
     match outcome {
-        Outcome::Done(_) | Outcome::NotReady | Outcome::Later(_) => true,
+        Outcome::Done(_) | Outcome::NotReady | Outcome::Later(_) | Outcome::Riders => true,
         Outcome::Fault(fault) => fault.at_responder,
         Outcome::Busy(_) => false,
     }

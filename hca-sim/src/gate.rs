@@ -1,7 +1,7 @@
 //! What a queue pair shows those who post to it.
 
 use verbs_core::mem::TouchWord;
-use verbs_core::sync::atomic::AtomicBool;
+use verbs_core::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
 /// Parts of a queue pair's word.
 pub(crate) mod flag {
@@ -20,6 +20,20 @@ pub(crate) mod flag {
 pub(crate) struct Gate {
     /// The state, and what else [`flag`] names.
     pub(crate) word: TouchWord,
-    /// A sender waits for a receive.
-    pub(crate) wanted: AtomicBool,
+    /// What the sender asks of who posts: [`CALL`](Self::CALL), [`BERTHS`](Self::BERTHS).
+    pub(crate) asked: AtomicU8,
+}
+
+impl Gate {
+    /// It waits for a receive and wants to be called.
+    pub(crate) const CALL: u8 = 1;
+    /// It wants to know which receives riders may have.
+    pub(crate) const BERTHS: u8 = 1 << 1;
+
+    /// Asks, or asks no more. For the sender alone.
+    pub(crate) fn ask(&self, what: u8, wanted: bool) {
+        let before = self.asked.load(Relaxed);
+        let now = before & !what | if wanted { what } else { 0 };
+        self.asked.store(now, Relaxed);
+    }
 }

@@ -20,12 +20,12 @@
 //! executed ones has caught up. Nothing can be overtaken, and no exchange is needed.
 
 use verbs_core::mem::{MrTable, Pin, Seen, TouchWord, Touched};
-use verbs_core::sync::atomic::Ordering::Relaxed;
 use verbs_core::sync::{Arc, Weak};
 use verbs_core::yard::Common;
 use verbs_core::{Access, Mtu, Piece, Qpn};
 
 use crate::cq::{CqRing, Lane};
+use crate::gate::Gate;
 use crate::qp::QueuePair;
 use crate::recv::{Entries, RecvRing, Waiting};
 use crate::srq::SharedReceives;
@@ -35,6 +35,9 @@ const DIRECT: u32 = 1;
 /// In the word: the responder is in RTR and has heard nothing yet. Only the machine lands messages
 /// then, which tells the responder.
 const FIRST: u32 = 1 << 1;
+/// In the word: messages are placed in the memory of the receives, none rides in its completion
+/// ([`crate::rider`]). Only the poster changes it.
+const PLACES: u32 = 1 << 2;
 /// In the word, shifted by this: what the responder grants, as [`Access::REMOTE`] and [`Access::FLUSH`] bits.
 const RIGHTS_SHIFT: u32 = 4;
 
@@ -96,8 +99,10 @@ impl Landing {
         mtu: Mtu,
         door: Door,
     ) -> Self {
+        // Whoever had another landing may have left riders behind.
+        let places = if ring.has_riders() { 0 } else { PLACES };
         Self {
-            word: TouchWord::new(tag(door, granted)),
+            word: TouchWord::new(tag(door, granted) | places),
             ring: ring.clone(),
             entries: ring.entries.clone(),
             srq: responder.srq.clone(),
@@ -133,6 +138,28 @@ impl Landing {
     /// What the poster finds behind the door now, for later looks.
     pub(crate) fn view(&self) -> Seen {
         Seen::new(self.word.tag())
+    }
+
+    /// As [`Landing::admits_direct`], and that no message rides.
+    #[inline(always)]
+    pub(crate) fn admits_short(&self, pin: &Pin, view: Seen, need: Access) -> bool {
+        view.has(tag(Door::Direct, need) | PLACES) && self.word.admits_as_seen(pin, view)
+    }
+
+    /// Whether messages may ride, when it was viewed.
+    #[inline(always)]
+    pub(crate) fn lends(view: Seen) -> bool {
+        !view.has(PLACES)
+    }
+
+    /// Has messages ride from now on, or no more. For the poster, when nobody rides.
+    pub(crate) fn lend(&self, lends: bool) {
+        let places = if lends { 0 } else { PLACES };
+        let _ = self.word.update(|tag| Some(tag & !PLACES | places));
+        if lends {
+            self.ring.forget_offers();
+        }
+        self.ask(Gate::BERTHS, lends);
     }
 
     /// Whether the poster may land a message that needs those rights, as far as one look tells at
@@ -190,8 +217,12 @@ impl Landing {
 
     /// Asks whoever posts receives there to call. A call may be missed; the RNR timer comes anyway.
     pub(crate) fn want(&self, wanted: bool) {
+        self.ask(Gate::CALL, wanted);
+    }
+
+    fn ask(&self, what: u8, wanted: bool) {
         if let Some(responder) = self.responder.upgrade() {
-            responder.gate.wanted.store(wanted, Relaxed);
+            responder.gate.ask(what, wanted);
         }
     }
 
@@ -212,7 +243,9 @@ impl Landing {
 
     /// Sets what the responder grants and whether the poster may land messages.
     pub(crate) fn change(&self, granted: Access, door: Door) -> Touched {
-        let changed = self.word.update(|_| Some(tag(door, granted)));
+        let changed = self
+            .word
+            .update(|before| Some(before & PLACES | tag(door, granted)));
         changed.map_or(Touched::NOBODY, |(_, touched)| touched)
     }
 

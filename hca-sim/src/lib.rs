@@ -67,6 +67,7 @@ mod qp;
 mod qp_check;
 mod qp_event;
 mod recv;
+mod rider;
 mod ring;
 mod rng;
 mod send;

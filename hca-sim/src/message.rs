@@ -32,6 +32,8 @@ pub(crate) enum Outcome {
     Busy(Arc<CqRing>),
     /// Somebody is looking at what the key with that index stood for, which the message takes away.
     Later(u32),
+    /// Riders are under way that come first: call them back ([`crate::rider`]).
+    Riders,
     /// It cannot be carried out, now or later.
     Fault(Fault),
 }
@@ -169,6 +171,17 @@ type Checked<T> = Result<T, Outcome>;
 impl<'a> Message<'a> {
     /// Carries it out, if nothing is in the way.
     pub(crate) fn carry_out(&self) -> Outcome {
+        if self.land.ring.has_riders() {
+            return match self.wr.op {
+                // Nobody has to be called back for a message that waits.
+                SendOp::Send | SendOp::SendWithImm(_) | SendOp::SendWithInv(_)
+                    if self.land.ring.next().is_none() =>
+                {
+                    Outcome::NotReady
+                }
+                _ => Outcome::Riders,
+            };
+        }
         let done = match self.wr.op {
             SendOp::Send => self.send(Tail::Nothing),
             SendOp::SendWithImm(imm) => self.send(Tail::Imm(imm)),
@@ -457,7 +470,7 @@ fn check<'p>(mrs: &MrTable, pin: &'p Pin, sge: Sge, who: Who, need: Access) -> O
 
 /// Why the last check refused, for `vendor_err`: 1 key, 2 protection domain, 3 right, 4 bounds, 5 queue
 /// pair.
-fn reason(mrs: &MrTable, pin: &Pin) -> u32 {
+pub(crate) fn reason(mrs: &MrTable, pin: &Pin) -> u32 {
     mrs.why(pin) as u32 + 1
 }
 

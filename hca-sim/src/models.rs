@@ -56,7 +56,7 @@ fn queue_pair(port: &Arc<Port>) -> Arc<QueuePair> {
 }
 
 /// Two queue pairs in RTS, connected to each other.
-fn pair(link: &Loopback) -> (Arc<QueuePair>, Arc<QueuePair>) {
+pub(crate) fn pair(link: &Loopback) -> (Arc<QueuePair>, Arc<QueuePair>) {
     let engine = Engine::new(VirtualClock::new());
     let (port_a, port_b) = (port(link, &engine), port(link, &engine));
     let (a, b) = (queue_pair(&port_a), queue_pair(&port_b));

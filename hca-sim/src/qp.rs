@@ -14,7 +14,7 @@ use verbs_core::command::Pending;
 use verbs_core::mem::{Pin, TouchWord, Touched, Who, grace};
 use verbs_core::qp::{DestroyQp, ModifyQp, QpCore};
 use verbs_core::sync::atomic::{
-    AtomicBool, AtomicU32,
+    AtomicBool, AtomicU8, AtomicU32,
     Ordering::{AcqRel, Acquire, Relaxed},
 };
 use verbs_core::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
@@ -30,6 +30,7 @@ use crate::link::Links;
 use crate::port::Port;
 use crate::qp_check;
 use crate::recv::RecvRing;
+use crate::rider::Berths;
 use crate::ring::SendRing;
 use crate::send::refuses_sends;
 use crate::srq::SharedReceives;
@@ -151,7 +152,7 @@ impl QueuePair {
         Arc::new_cyclic(|me| Self {
             gate: port.yard.common_or_abort(Gate {
                 word: TouchWord::new(tag_of(QpState::Reset)),
-                wanted: AtomicBool::new(false),
+                asked: AtomicU8::new(0),
             }),
             qpn,
             qp_type,
@@ -523,7 +524,14 @@ impl QueuePair {
     /// The rest of what [`QueuePair::begin_close`] has begun, outside of locks.
     pub(crate) fn end_close(self: &Arc<Self>, touched: Touched) {
         let me = Arc::clone(self);
+        // Nothing is written by pollers when this is over.
+        let berths = Berths::of(self);
+        let pollers = berths.as_ref().map(|berths| berths.ring.shut_out_pollers());
+        let touched = touched.and(pollers.unwrap_or(Touched::NOBODY));
         grace::after(touched, move || {
+            if let Some(berths) = berths {
+                me.end_riding(&berths);
+            }
             me.engaged.closing.fetch_sub(1, AcqRel);
             me.turn();
             let links = me.port.link.lock();
@@ -532,6 +540,18 @@ impl QueuePair {
             drop(links);
             me.wake_both();
         });
+    }
+
+    /// Unloads all riders that wait; the pollers are kept out.
+    fn end_riding(self: &Arc<Self>, berths: &Berths) {
+        let fault = berths.unload_all();
+        // A number that is used again must not be taken for that of a queue pair that is gone.
+        if self.gate.word.tag() & flag::GONE == 0 {
+            berths.ring.let_pollers_in();
+        }
+        if fault {
+            self.fail();
+        }
     }
 
     /// Both ends may go on now: a machine waited for the other to be ready.

@@ -23,6 +23,7 @@ use crate::cq::no_entry;
 use crate::gate::{Gate, flag};
 use crate::qp::QueuePair;
 
+pub(crate) mod berth;
 #[cfg(all(test, verbs_loom))]
 mod models;
 
@@ -45,6 +46,22 @@ struct Consumer {
     head: AtomicU32,
     /// Number of the next packet that the peer is to send.
     epsn: AtomicU32,
+    /// The position behind the last rider.
+    rode: AtomicU32,
+    /// Of [`RecvRing::unloaded`], as the consumer saw it last.
+    unloaded: AtomicU32,
+    /// How often riders were called back.
+    recalls: AtomicU32,
+}
+
+/// What the producer writes for the consumer to read.
+#[derive(Debug)]
+#[repr(align(64))]
+struct Producer {
+    /// The receives that riders may have, see [`Offer`].
+    berths: AtomicU64,
+    /// The thread that posted when it was looked at last, or 0.
+    poster: AtomicU32,
 }
 
 /// The entries of a ring. Both ends have their own way to them, so that neither loads a line for it.
@@ -56,15 +73,22 @@ pub(crate) struct Entries {
 }
 
 /// The part of a receive queue that both ends share.
+// In this order the line of those who poll and post is not beside that of who sends.
 #[derive(Debug)]
+#[repr(C)]
 pub(crate) struct RecvRing {
     consumer: Consumer,
     pub(crate) entries: Entries,
     /// The second and further pieces of each entry, two words each.
     more: Box<[AtomicU64]>,
     max_sge: usize,
+    /// Its tag counts those who keep pollers from unloading.
+    door: TouchWord,
+    /// Riders before this position have been unloaded.
+    unloaded: AtomicU32,
     /// How long a sender that finds none is to wait, as the IBTA's code.
     rnr_timer: AtomicU8,
+    producer: Producer,
 }
 
 /// A receive that waits for a message. For the consumer only, who has at most one of these.
@@ -96,6 +120,16 @@ impl Entries {
         rest.store(piece.len_key, Relaxed);
         let one = u64::from(piece.len()) << TOTAL_SHIFT | ONE_PIECE;
         what.store(one | lap, Release);
+    }
+}
+
+impl Entries {
+    /// Number and piece of the receive that a rider has taken.
+    #[inline(always)]
+    pub(crate) fn taken(&self, at: u32) -> (u64, Piece) {
+        let (Entry([_, wr_id, addr, rest]), _) = self.place(at);
+        let (addr, len_key) = (addr.load(Relaxed), rest.load(Relaxed));
+        (wr_id.load(Relaxed), Piece { addr, len_key })
     }
 }
 
@@ -152,6 +186,9 @@ impl RecvRing {
             consumer: Consumer {
                 head: AtomicU32::new(0),
                 epsn: AtomicU32::new(0),
+                rode: AtomicU32::new(0),
+                unloaded: AtomicU32::new(0),
+                recalls: AtomicU32::new(0),
             },
             entries: Entries {
                 all: yard
@@ -160,7 +197,13 @@ impl RecvRing {
             },
             more: allocate(more, || AtomicU64::new(0))?,
             max_sge: max_sge.max(1) as usize,
+            door: TouchWord::new(0),
+            unloaded: AtomicU32::new(0),
             rnr_timer: AtomicU8::new(0),
+            producer: Producer {
+                berths: AtomicU64::new(0),
+                poster: AtomicU32::new(0),
+            },
         })
     }
 
@@ -330,7 +373,8 @@ impl RecvPoster {
             return Err(PostError::State(QpState::Reset));
         };
         let depth = self.qp.cap.max_recv_wr;
-        let used = self.tail.wrapping_sub(ring.consumer.head.load(Acquire));
+        ring.post_from_here();
+        let used = self.tail.wrapping_sub(ring.freed());
         let mut room = depth.saturating_sub(used);
         if room == 0 {
             self.qp.check_post_recv()?;
@@ -360,12 +404,19 @@ impl RecvPoster {
         Ok(self.post_any(wr_id, Pieces::One(piece))?)
     }
 
-    #[cold]
+    /// The rest of posting one of one piece, at that position, when the sender asks something.
     #[inline(never)]
-    fn call_sender(&self, pin: Pin) -> Result<(), PostCode> {
+    fn answer(&mut self, pin: Pin, at: u32, piece: Piece) -> Result<(), PostCode> {
+        self.offer(&pin, at, piece);
         drop(pin);
-        self.qp.call_sender();
+        self.call_if_asked();
         Ok(())
+    }
+
+    fn call_if_asked(&self) {
+        if self.gate.asked.load(Relaxed) & Gate::CALL != 0 {
+            self.qp.call_sender();
+        }
     }
 
     /// Posts any receive, for which there is room. In ERR it is completed at once.
@@ -382,13 +433,17 @@ impl RecvPoster {
         } else {
             self.qp.enter_to_post_recv(&pin)?;
         }
-        ring.publish_pieces(self.tail, wr_id, pieces);
+        let at = self.tail;
+        ring.publish_pieces(at, wr_id, pieces);
+        self.tail = at.wrapping_add(1);
+        if let (Pieces::One(piece), true) = (pieces, takes) {
+            self.offer(&pin, at, piece);
+        }
         drop(pin);
-        self.tail = self.tail.wrapping_add(1);
-        if !takes {
+        if takes {
+            self.call_if_asked();
+        } else {
             self.qp.turn();
-        } else if self.gate.wanted.load(Relaxed) {
-            self.qp.call_sender();
         }
         Ok(())
     }
@@ -422,10 +477,11 @@ impl RawRecvQueue for RecvPoster {
         if !word.admits_as_seen(&pin, self.seen) {
             return self.post_one_slow(wr_id, piece, Some(pin));
         }
-        entries.publish_one(self.tail, wr_id, piece);
-        self.tail = self.tail.wrapping_add(1);
-        if self.gate.wanted.load(Relaxed) {
-            return self.call_sender(pin);
+        let at = self.tail;
+        entries.publish_one(at, wr_id, piece);
+        self.tail = at.wrapping_add(1);
+        if self.gate.asked.load(Relaxed) != 0 {
+            return self.answer(pin, at, piece);
         }
         drop(pin);
         Ok(())

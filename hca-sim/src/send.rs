@@ -20,9 +20,11 @@ use crate::cq::Lane;
 use crate::landing::Landing;
 use crate::message::{Done, MAX_SGE, Message, Outcome};
 use crate::qp::QueuePair;
+use crate::recv::berth::Known;
 use crate::ring::SendRing;
 
 mod memory;
+mod ride;
 mod short;
 
 use short::{FromMemory, Inline, IntoMemory, IntoReceive};
@@ -53,6 +55,12 @@ pub(crate) struct SendPoster {
     retired: u32,
     /// Of [`QueuePair::resets`], as it was when `retired` was counted.
     resets: u32,
+    /// Receives of the peer's that messages may ride to.
+    berths: Known,
+    /// How often the peer's riders had been called back when that was looked at last.
+    recalls: u32,
+    /// How often to look for credits yet before messages may ride again.
+    shy: u32,
 }
 
 /// What the short ways need.
@@ -85,6 +93,9 @@ impl SendPoster {
             always,
             retired: 0,
             resets: 0,
+            berths: Known::default(),
+            recalls: 0,
+            shy: 0,
         }
     }
 
@@ -252,12 +263,15 @@ impl SendPoster {
     fn look_for_door(&mut self, sends: &Common<SendRing>) -> bool {
         if !self.open.as_ref().is_some_and(|open| open.land.is_alive()) {
             let land = self.qp.landing();
+            self.berths = Known::default();
+            self.recalls = land.as_ref().map_or(0, |land| land.ring.recalls());
             self.open = land.map(|land| Open {
                 view: land.view(),
                 land,
                 sends: sends.clone(),
             });
         }
+        self.choose_way();
         self.open.is_some()
     }
 

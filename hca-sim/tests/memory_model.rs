@@ -1,7 +1,8 @@
 //! Goal: whatever is sent, written and read, the bytes are where a simple model has them, and every
 //! completion comes once, in order, with its length. Method: random operations of every size and shape
 //! in both directions of a connection, posted in batches; the model is two arrays that the same
-//! operations are done to, one after the other. Completion queues change their size in between.
+//! operations are done to, one after the other. Completion queues change their size in between. Half of the
+//! time another thread posts the receives, so that short messages ride in their completions.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use futures::executor::block_on;
@@ -111,9 +112,11 @@ struct End {
     received: Cq,
     mr: Mr,
     model: Vec<u8>,
+    /// Another thread posts the receives.
+    apart: bool,
 }
 
-fn ends() -> [End; 2] {
+fn ends(apart: bool) -> [End; 2] {
     let device = Hca::loopback().open().wait().unwrap();
     let pd = device.alloc_pd().wait().unwrap();
     let mut ends = [1_u8, 2].map(|seed| {
@@ -131,6 +134,7 @@ fn ends() -> [End; 2] {
             received,
             mr,
             model,
+            apart,
         }
     });
     let [a, b] = &mut ends;
@@ -169,7 +173,19 @@ impl End {
 
     fn post_recv(&mut self, id: u64, places: &[Place]) {
         let sges = self.sges(places);
-        self.qp.post_recv(Recv::new(id).scatter(&sges)).unwrap();
+        let recv = match &sges[..] {
+            [one] => Recv::new(id).into(*one),
+            sges => Recv::new(id).scatter(sges),
+        };
+        if !self.apart {
+            return self.qp.post_recv(recv).unwrap();
+        }
+        // This thread has a number of its own then.
+        drop(verbs_core::mem::pin());
+        std::thread::scope(|scope| {
+            let posted = scope.spawn(|| self.qp.post_recv(recv));
+            posted.join().unwrap().unwrap();
+        });
     }
 }
 
@@ -191,8 +207,7 @@ fn perform(id: u64, op: &Op, from: &mut End, to: &mut End) -> (Expected, Option<
             (sent(WcOpcode::Send, bytes.len()), at_peer)
         }
         Op::SendInline(bytes, sink) => {
-            let recv = Recv::new(id).into(to.mr.slice(sink.range()));
-            to.qp.post_recv(recv).unwrap();
+            to.post_recv(id, std::slice::from_ref(sink));
             from.post(Send::new(id).inline(bytes).signaled());
             to.scatter(bytes, &[*sink]);
             let at_peer = received(WcOpcode::Recv, bytes.len(), None);
@@ -300,9 +315,10 @@ proptest! {
 
     #[test]
     fn memory_and_completions_are_those_of_the_model(
+        apart in any::<bool>(),
         batches in vec((vec((any::<bool>(), op()), 1..=DEPTH as usize), 0..3_u32), 1..12),
     ) {
-        let mut ends = ends();
+        let mut ends = ends(apart);
         for (batch, growth) in &batches {
             let mut expected = [(); 2].map(|()| (Vec::new(), Vec::new()));
             for (id, (backwards, op)) in batch.iter().enumerate() {

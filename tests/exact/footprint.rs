@@ -74,5 +74,5 @@ fn a_connected_queue_pair() {
         pair
     });
     // The formula is in `docs/PERFORMANCE.md`: half of it are 72 bytes for each send that has to wait.
-    budget("a connected queue pair of 16 and 16", pair / 2, 3820);
+    budget("a connected queue pair of 16 and 16", pair / 2, 3886);
 }

@@ -5,7 +5,6 @@
 //! threads, and puts another in its place; positions go on counting. Whoever keeps a lane finds the old
 //! one dead and asks the queue for the new one.
 
-use verbs_core::Error;
 use verbs_core::mem::{Pin, TouchWord};
 use verbs_core::sync::Arc;
 use verbs_core::sync::atomic::{
@@ -13,9 +12,11 @@ use verbs_core::sync::atomic::{
     Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst},
     fence,
 };
+use verbs_core::{Error, Qpn, SendFlags, WcOpcode};
 
-use super::{Cqe, DATAGRAM, HAS_TIME, LAP, Overrun, Pushed, Way, no_entry};
+use super::{Cqe, DATAGRAM, HAS_TIME, LAP, LENGTH_SHIFT, Overrun, Pushed, RIDES, Way, no_entry};
 use crate::clock::Clock;
+use crate::rider::Rider;
 
 /// In the mode: the number of the thread that pushes alone.
 pub(super) const OWNER: u32 = 0x1f;
@@ -61,6 +62,8 @@ pub(super) struct Consumer {
     pub(super) want: AtomicU32,
     /// The consumer is inside its first `arm`.
     pub(super) arming: AtomicBool,
+    /// Riders that were unloaded by others and wait to be polled.
+    pub(super) aside: AtomicU32,
 }
 
 /// That mode, when any thread may push.
@@ -198,6 +201,13 @@ impl Lane {
         self.pushers.mode.admits_owner(pin)
     }
 
+    /// Whether [`Lane::is_plain`] says so, or will after the first push.
+    pub(crate) fn may_be_plain(&self, pin: &Pin) -> bool {
+        let owner = self.pushers.mode.tag();
+        let mine = pin.thread() != Pin::NO_NUMBER && (owner == 0 || owner == pin.thread());
+        mine && !self.is_dead()
+    }
+
     #[inline(never)]
     fn enter_slow(&self, pin: &Pin) -> Option<Way> {
         let mode = &self.pushers.mode;
@@ -274,6 +284,42 @@ impl Lane {
         words[1].store(cqe.wr_id, Relaxed);
         words[2].store(cqe.who, Relaxed);
         words[0].store(cqe.what | lap, Release);
+    }
+
+    /// As [`Lane::publish_plain`], of a rider.
+    #[inline(always)]
+    pub(crate) fn publish_rider(&self, at: u32, rider: &Rider, flags: SendFlags) {
+        let (Entry(words), lap) = self.place(at);
+        let [.., a, b, c, d] = words;
+        words[1].store(u64::from(rider.receive), Relaxed);
+        words[2].store(u64::from(rider.qpn.value()), Relaxed);
+        a.store(rider.bytes[0], Relaxed);
+        if rider.len > 8 {
+            b.store(rider.bytes[1], Relaxed);
+            c.store(rider.bytes[2], Relaxed);
+            d.store(rider.bytes[3], Relaxed);
+        }
+        let cqe = Cqe::success(0, rider.qpn, WcOpcode::Recv, rider.len).asked_for(flags);
+        words[0].store(cqe.what | RIDES | HAS_TIME | lap, Release);
+    }
+
+    /// The rider at that position, if the entry has been published and is one.
+    #[inline(always)]
+    pub(super) fn rider(&self, at: u32) -> Option<Rider> {
+        let what = self.published(at).filter(|what| what & RIDES != 0)?;
+        let (Entry(words), _) = self.place(at);
+        let [.., a, b, c, d] = words;
+        let mut bytes = [a.load(Relaxed), 0, 0, 0];
+        let len = (what >> LENGTH_SHIFT) as u32;
+        if len > 8 {
+            bytes = [a, b, c, d].map(|word| word.load(Relaxed));
+        }
+        Some(Rider {
+            qpn: Qpn::kept(words[2].load(Relaxed) as u32),
+            receive: words[1].load(Relaxed) as u32,
+            len,
+            bytes,
+        })
     }
 
     #[inline(never)]

@@ -11,9 +11,10 @@ use verbs_core::{Arm, Armed, Lid, Qpn, RawCq, Wc, WcFlags, WcStatus};
 
 use super::lane::{ARMED, Consumer, Entry, Lane};
 use super::opcodes::OPCODES;
+use super::unload::Riders;
 use super::{
     CqRing, DATAGRAM, FAILURE, FLAGS_SHIFT, HAS_TIME, IMM_SHIFT, LAP, LENGTH_SHIFT, OPCODE_SHIFT,
-    PKEY_SHIFT, SL_SHIFT, SLID_SHIFT, STATUS, STATUS_SHIFT, WANT_NEXT, WANT_SOLICITED,
+    PKEY_SHIFT, RIDES, SL_SHIFT, SLID_SHIFT, STATUS, STATUS_SHIFT, WANT_NEXT, WANT_SOLICITED,
 };
 use crate::port::Port;
 
@@ -21,12 +22,13 @@ use crate::port::Port;
 #[derive(Debug)]
 #[repr(align(128))]
 pub(crate) struct CqPoller {
-    lane: Arc<Lane>,
-    consumer: Arc<Consumer>,
-    head: u32,
-    ring: Arc<CqRing>,
+    pub(super) lane: Arc<Lane>,
+    pub(super) consumer: Arc<Consumer>,
+    pub(super) head: u32,
+    pub(super) ring: Arc<CqRing>,
     /// If packets carry messages: whose, and how often there was nothing to poll since it was armed last.
     packets: Option<Packets>,
+    pub(super) riders: Riders,
 }
 
 /// What a consumer has to know of the port when packets carry messages.
@@ -58,15 +60,20 @@ impl Packets {
 }
 
 impl CqPoller {
-    /// The one consumer of a new ring.
-    pub(crate) fn new(ring: Arc<CqRing>, packets: Option<Arc<Port>>) -> Self {
-        let packets = packets.map(|port| Packets { port, idle: 0 });
+    /// The one consumer of a new ring, of the HCA with that port.
+    pub(crate) fn new(ring: Arc<CqRing>, port: Option<Arc<Port>>) -> Self {
+        let wire = port.as_ref().filter(|port| port.is_wire());
+        let packets = wire.map(|port| Packets {
+            port: Arc::clone(port),
+            idle: 0,
+        });
         Self {
             lane: ring.lane(),
             consumer: Arc::clone(&ring.consumer),
             head: 0,
             ring,
             packets,
+            riders: Riders::new(port),
         }
     }
 
@@ -120,27 +127,34 @@ impl CqPoller {
     /// Polls when there are entries that are more than a plain success.
     #[inline(never)]
     fn poll_any(&mut self, out: &mut [Wc]) -> usize {
-        let mut head = self.head;
+        let mut count = 0;
         for wc in out {
-            let mut next = self.lane.published(head);
+            let mut next = self.lane.published(self.head);
             if next.is_none() && self.lane.is_replaced() {
                 self.change_lane();
-                next = self.lane.published(head);
+                next = self.lane.published(self.head);
             }
             let Some(what) = next else {
                 break;
             };
-            let (Entry(words), _) = self.lane.place(head);
-            fill(wc, what, words);
-            fill_rest(wc, what, words);
-            head = head.wrapping_add(1);
+            if what & RIDES != 0 {
+                if !self.poll_rider(wc) {
+                    break;
+                }
+            } else {
+                let (Entry(words), _) = self.lane.place(self.head);
+                fill(wc, what, words);
+                fill_rest(wc, what, words);
+                self.polled(self.head.wrapping_add(1));
+            }
+            count += 1;
         }
-        self.polled(head)
+        count
     }
 
     /// Frees the entries before that position, and says how many they are.
     #[inline(always)]
-    fn polled(&mut self, head: u32) -> usize {
+    pub(super) fn polled(&mut self, head: u32) -> usize {
         let count = head.wrapping_sub(self.head);
         if count != 0 {
             self.head = head;
@@ -205,7 +219,7 @@ impl RawCq for CqPoller {
 
 /// The parts of a completion that a plain success has.
 #[inline(always)]
-fn fill(wc: &mut Wc, what: u64, words: &[AtomicU64; 8]) {
+pub(super) fn fill(wc: &mut Wc, what: u64, words: &[AtomicU64; 8]) {
     // Field by field: a whole `Wc` would be gathered in registers first.
     wc.wr_id = words[1].load(Relaxed);
     wc.status = WcStatus::Success;

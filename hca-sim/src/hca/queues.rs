@@ -59,8 +59,8 @@ impl Hca {
         match self.make_cq(&command) {
             Ok((number, cqe, ring)) => {
                 let (args, reply) = command.split();
-                let packets = self.port.is_wire().then(|| Arc::clone(&self.port));
-                let raw = Box::new(CqPoller::new(Arc::clone(&ring), packets));
+                let port = Arc::clone(&self.port);
+                let raw = Box::new(CqPoller::new(Arc::clone(&ring), Some(port)));
                 reply.complete(Ok(args.build(number, cqe, Box::new(ring), raw)));
             }
             Err(error) => command.complete(Err(error)),

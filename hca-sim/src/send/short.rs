@@ -12,6 +12,7 @@ use verbs_core::{
 use crate::cq::Cqe;
 use crate::landing::Landing;
 use crate::recv::Waiting;
+use crate::rider::BYTES_MAX;
 use crate::send::SendPoster;
 
 /// What is at this end.
@@ -37,6 +38,9 @@ pub(super) trait Near: Copy {
 
     /// Copies all of it, if it is short or `LONG`.
     fn put<const LONG: bool>(found: Self::Found<'_>, to: Window<'_>);
+
+    /// Copies all of it out, if it is short, to where there is room for it.
+    fn take(found: Self::Found<'_>, bytes: &mut [u8]);
 }
 
 impl Near for Piece {
@@ -66,6 +70,11 @@ impl Near for Piece {
         } else {
             to.copy_short_from(found);
         }
+    }
+
+    #[inline(always)]
+    fn take(found: Window<'_>, bytes: &mut [u8]) {
+        found.read_short_into(bytes);
     }
 }
 
@@ -104,6 +113,13 @@ impl Near for Inline<'_> {
             to.write_short_from(bytes);
         }
     }
+
+    #[inline(always)]
+    fn take(Self(from): Self, bytes: &mut [u8]) {
+        for (to, from) in bytes.iter_mut().zip(from) {
+            *to = *from;
+        }
+    }
 }
 
 /// What is at the other end.
@@ -129,6 +145,11 @@ pub(super) trait Far<N: Near>: Copy {
     fn copy<const LONG: bool>(near: N::Found<'_>, far: Window<'_>);
 
     fn complete(land: &Landing, consumed: Self::Consumed<'_>, len: u32, flags: SendFlags);
+
+    /// Whether a message of that length can ride.
+    fn can_ride(_len: u32) -> bool {
+        false
+    }
 }
 
 /// The oldest receive.
@@ -179,6 +200,11 @@ impl<N: Near> Far<N> for IntoReceive {
         waiting.consume();
         let cq = &*land.lane;
         cq.publish_plain(cq.claim_plain(), &cqe);
+    }
+
+    #[inline(always)]
+    fn can_ride(len: u32) -> bool {
+        len <= BYTES_MAX
     }
 }
 
@@ -273,8 +299,8 @@ impl SendPoster {
         Ok(())
     }
 
-    /// As [`SendPoster::short`], for messages that are long, or have something in the way. A long copy
-    /// is a call, around which registers have to be saved.
+    /// As [`SendPoster::short`], for messages that are long, may ride, or have something in the way. A long
+    /// copy is a call, around which registers have to be saved.
     #[inline(never)]
     fn long<N: Near, F: Far<N>>(
         &mut self,
@@ -282,18 +308,18 @@ impl SendPoster {
         near: N,
         far: F,
         flags: SendFlags,
-        outer: Option<Pin>,
+        mut outer: Option<Pin>,
     ) -> Result<(), PostCode> {
-        drop(outer);
         if self.posted == self.limit {
+            drop(outer.take());
             self.look_for_credits();
         }
         if self.posted != self.limit {
-            let pin = pin();
-            let landed = self.land::<N, F, true>(&pin, wr_id, near, far, flags);
+            let pin = outer.unwrap_or_else(pin);
+            let landed = self.bring::<N, F>(&pin, wr_id, near, far, flags);
             let landed = landed.or_else(|| {
                 self.makes_room(&pin)
-                    .then(|| self.land::<N, F, true>(&pin, wr_id, near, far, flags))
+                    .then(|| self.bring::<N, F>(&pin, wr_id, near, far, flags))
                     .flatten()
             });
             drop(pin);
@@ -302,6 +328,32 @@ impl SendPoster {
             }
         }
         self.post_parts(wr_id, far.operation(), flags, near.payload())
+    }
+
+    /// Has the message ride, if messages do and this one can, and otherwise lands it, unless riders are
+    /// under way.
+    #[inline(always)]
+    fn bring<N: Near, F: Far<N>>(
+        &mut self,
+        pin: &Pin,
+        wr_id: u64,
+        near: N,
+        far: F,
+        flags: SendFlags,
+    ) -> Option<()> {
+        let open = self.open.as_ref()?;
+        if Landing::lends(open.view) {
+            if F::can_ride(near.len()) {
+                let rides = self.ride(pin, wr_id, near, flags);
+                if rides.is_some() {
+                    return rides;
+                }
+            }
+            if self.has_riders() {
+                return None;
+            }
+        }
+        self.land::<N, F, true>(pin, wr_id, near, far, flags)
     }
 
     /// Whether there is room in the completion queues now and was not before.
@@ -326,7 +378,12 @@ impl SendPoster {
         let flags = flags | self.always;
         let open = self.open.as_ref()?;
         let (land, cq, len) = (&*open.land, &*self.lane, near.len());
-        if !land.admits_direct(pin, open.view, F::RIGHT) {
+        let admits = if LONG {
+            land.admits_direct(pin, open.view, F::RIGHT)
+        } else {
+            land.admits_short(pin, open.view, F::RIGHT)
+        };
+        if !admits {
             return None;
         }
         let here = near.find(&self.mrs, pin, self.pd, F::NEAR)?;

@@ -90,6 +90,15 @@ impl<'p> Window<'p> {
         unsafe { copy_short(self.start, NonNull::from(src).cast(), n) }
     }
 
+    /// As [`read_into`](Self::read_into), for at most [`SHORT`](Self::SHORT) bytes; copies no more. Calls
+    /// nothing.
+    #[inline(always)]
+    pub fn read_short_into(self, dst: &mut [u8]) {
+        let n = (self.len as usize).min(dst.len());
+        // SAFETY: `n` is within both; `dst` is the caller's alone.
+        unsafe { copy_short(NonNull::from(&mut *dst).cast(), self.start, n) }
+    }
+
     /// Copies private bytes into this window: as many as fit, and says how many.
     #[inline(always)]
     pub fn write_from(self, src: &[u8]) -> u32 {
