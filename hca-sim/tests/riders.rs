@@ -472,7 +472,7 @@ fn two_threads_agree_on_every_message() {
         thread::scope(|scope| {
             let _ends = Ends(&over);
             scope.spawn(|| send(&mut a, &over, round % 3 == 0, to));
-            let mut next = receive(&mut b, count);
+            let next = receive(&mut b, count);
             if round % 2 == 0 {
                 b.qp().modify(QpAttr::to(QpState::Err)).wait().unwrap();
             } else {
@@ -480,16 +480,15 @@ fn two_threads_agree_on_every_message() {
             }
             // What has arrived is there, and nothing else comes.
             let before = b.bytes(0, DEPTH as usize * PLACE);
-            for wc in poll(&mut b.received) {
-                assert_eq!(wc.wr_id, next);
-                let bytes = message(next);
+            for (wc, id) in poll(&mut b.received).iter().zip(next..) {
+                assert_eq!(wc.wr_id, id);
+                let bytes = message(id);
                 if wc.is_ok() {
-                    let place = (next % u64::from(DEPTH)) as usize;
+                    let place = (id % u64::from(DEPTH)) as usize;
                     assert_eq!(b.bytes(place, bytes.len()), bytes);
                 } else {
                     assert_eq!(wc.status, WcStatus::WrFlushErr);
                 }
-                next += 1;
             }
             assert!(b.bytes(0, DEPTH as usize * PLACE) == before);
         });
