@@ -133,15 +133,15 @@ fn check(messages: u64, sleeps: bool) {
     });
 }
 
-/// A reader that sleeps when there is nothing is woken for each message. Without the fence of [`Writer::write`],
-/// or that of [`Watch::sleep`], it sleeps for ever.
+/// A reader that sleeps when there is nothing is woken for each message: what the fences of [`Writer::write`] and
+/// [`Watch::sleep`] are for.
 #[test]
 fn loom_ring_wakes_its_reader() {
     check(2, true);
 }
 
-/// A writer that finds no room is woken when there is some. Without the fence of `has_room`, or that of
-/// [`Reader::read`], it waits for ever.
+/// A writer that finds no room is woken when there is some: what the fences of `has_room` and [`Reader::read`] are
+/// for.
 #[test]
 fn loom_ring_wakes_its_writer() {
     check(3, false);

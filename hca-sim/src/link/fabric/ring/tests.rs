@@ -62,7 +62,7 @@ fn deeds() -> impl Strategy<Value = Vec<Deed>> {
         (0..2 * CAPACITY / 8).prop_map(|steps| steps * 8),
         0..2 * CAPACITY,
         any::<u64>(),
-        Just(u64::MAX & !7),
+        Just(!7_u64),
     ];
     let length = prop_oneof![0..2 * CAPACITY, any::<u64>()];
     let deed = prop_oneof![
