@@ -32,7 +32,7 @@ use std::fmt;
 
 use verbs_core::mem::{Pin, Touched, grace, pin};
 use verbs_core::sync::atomic::{
-    AtomicBool,
+    AtomicBool, AtomicU32,
     Ordering::{AcqRel, Acquire, Relaxed, Release},
 };
 use verbs_core::sync::{Arc, Mutex};
@@ -56,6 +56,7 @@ mod unload;
 use lane::{ARMED, CONVERTING, Consumer, SHARED, shared};
 use moderation::Moderation;
 use resize::Resize;
+use unload::KNOWN;
 
 pub(crate) use lane::Lane;
 pub(crate) use poller::CqPoller;
@@ -226,6 +227,8 @@ pub(crate) struct CqRing {
     told: AtomicBool,
     /// Riders that were unloaded by others than the consumer, oldest first.
     aside: Mutex<Vec<Aside>>,
+    /// Queue pairs whose receives complete here.
+    receivers: AtomicU32,
     /// Moderation was asked for at some time.
     moderated: AtomicBool,
     moderation: Mutex<Option<Moderation>>,
@@ -256,6 +259,7 @@ impl CqRing {
             resizes: Mutex::new(None),
             told: AtomicBool::new(false),
             aside: Mutex::new(Vec::new()),
+            receivers: AtomicU32::new(0),
             moderated: AtomicBool::new(false),
             moderation: Mutex::new(None),
         })
@@ -298,6 +302,19 @@ impl CqRing {
     ) -> Result<Pushed, Overrun> {
         // It is the lane that was entered: no other takes its place while the pin is there.
         self.with_lane(|lane| lane.push(way, cqe, first))
+    }
+
+    /// A queue pair's receives complete here from now on, or no more.
+    pub(crate) fn count_receiver(&self, is_there: bool) {
+        match is_there {
+            true => self.receivers.fetch_add(1, Relaxed),
+            false => self.receivers.fetch_sub(1, Relaxed),
+        };
+    }
+
+    /// Whether the consumer knows all whose receives complete here.
+    pub(crate) fn takes_riders(&self) -> bool {
+        self.receivers.load(Relaxed) as usize <= KNOWN
     }
 
     /// Has riders unloaded whose completions wait, by `unload`, which is given every entry of a rider,

@@ -135,6 +135,12 @@ fn state_of(tag: u32) -> QpState {
     QpState::ALL.get(number).copied().unwrap_or(QpState::Err)
 }
 
+impl Drop for QueuePair {
+    fn drop(&mut self) {
+        self.recv_cq.count_receiver(false);
+    }
+}
+
 impl QueuePair {
     /// A queue pair in RESET.
     pub(crate) fn new(qpn: Qpn, init: Init) -> Arc<Self> {
@@ -149,6 +155,7 @@ impl QueuePair {
             recv_cq,
             srq,
         } = init;
+        recv_cq.count_receiver(true);
         Arc::new_cyclic(|me| Self {
             gate: port.yard.common_or_abort(Gate {
                 word: TouchWord::new(tag_of(QpState::Reset)),

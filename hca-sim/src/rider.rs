@@ -13,8 +13,9 @@
 //! ([`crate::recv`], berths), and takes away PLACES from the landing's word, so that the short ways no
 //! longer apply. A SEND rides if it has at most 32 bytes, the next receive is a berth (one piece with room
 //! for them, under a key that was in order when it was posted), and this thread alone pushes to the
-//! completion queue, which was never armed. Everything else is placed as ever, but not while riders are
-//! under way: what is sent later must not be in memory earlier.
+//! completion queue, which was never armed, and has no more queue pairs than its consumer can know.
+//! Everything else is placed as ever, but not while riders are under way: what is sent later must not be in
+//! memory earlier.
 //!
 //! # Who unloads
 //!

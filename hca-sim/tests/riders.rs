@@ -337,20 +337,26 @@ fn a_queue_is_resized_and_armed_while_riders_wait() {
     assert_eq!(statuses(&mut b.received), successes(2..3));
 }
 
+/// So many more connections between two ends.
+fn connections(a: &End, b: &End, count: usize) -> Vec<(Qp, Qp)> {
+    let make = |end: &End| {
+        let init = QpInit::rc(&end.sent, &end.received).depth(DEPTH, DEPTH);
+        end.pd.create_qp(init).wait().unwrap()
+    };
+    let pair = |_| {
+        let (mut from, mut to) = (make(a), make(b));
+        block_on(connect(&mut from, &mut to)).unwrap();
+        (from, to)
+    };
+    (0..count).map(pair).collect()
+}
+
 #[test]
 fn queue_pairs_on_one_queue_keep_their_riders_apart() {
     let device = Hca::loopback().open().wait().unwrap();
     let (a, mut b) = (end(&device), end(&device));
-    let mut pairs = Vec::new();
-    for _ in 0..6 {
-        let make = |end: &End| {
-            let init = QpInit::rc(&end.sent, &end.received).depth(DEPTH, DEPTH);
-            end.pd.create_qp(init).wait().unwrap()
-        };
-        let (mut from, mut to) = (make(&a), make(&b));
-        block_on(connect(&mut from, &mut to)).unwrap();
-        pairs.push((from, to));
-    }
+    // The ends have one each already.
+    let mut pairs = connections(&a, &b, 3);
     for round in 0..3_u8 {
         let count = pairs.len();
         for (n, (from, to)) in pairs.iter_mut().enumerate() {
@@ -371,6 +377,27 @@ fn queue_pairs_on_one_queue_keep_their_riders_apart() {
         }
         assert_eq!(statuses(&mut b.received), successes(0..count as u64));
         assert!((0..count).all(|n| b.bytes(n, 8) == [round * 10 + n as u8; 8]));
+    }
+}
+
+/// Goal: a consumer that would have to look queue pairs up takes no lock for each message. Method: one more than it
+/// can know.
+#[test]
+fn nobody_rides_to_a_queue_of_many_queue_pairs() {
+    let device = Hca::loopback().open().wait().unwrap();
+    let (a, mut b) = (end(&device), end(&device));
+    let mut pairs = connections(&a, &b, 4);
+    for round in 0..3_u8 {
+        for (n, (from, to)) in pairs.iter_mut().enumerate() {
+            let (at, bytes) = (n * PLACE, [round * 10 + n as u8; 8]);
+            let recv = Recv::new(n as u64).into(b.mr().slice(at..at + PLACE));
+            elsewhere(|| to.post_recv(recv)).unwrap();
+            a.mr().write(2048, &bytes).unwrap();
+            let from_there = a.mr().slice(2048..2056);
+            from.post_send(Send::new(0).from(from_there)).unwrap();
+            assert_eq!(b.bytes(n, 8), bytes, "it is placed");
+        }
+        assert_eq!(statuses(&mut b.received), successes(0..4));
     }
 }
 

@@ -9,28 +9,34 @@ use super::CqPoller;
 use crate::port::Port;
 use crate::rider::{Berths, Rider, Unloaded};
 
-/// Queue pairs whose riders a consumer unloads without looking them up.
-const KNOWN: usize = 4;
+/// Queue pairs whose riders a consumer unloads without looking them up, which takes a lock. To those of queues of
+/// more queue pairs nobody rides.
+pub(crate) const KNOWN: usize = 4;
 
 /// What a consumer has to know in order to unload.
 #[derive(Debug)]
 pub(super) struct Riders {
     /// Where queue pairs are looked up.
     port: Option<Arc<Port>>,
-    /// By the lowest bits of their numbers.
     known: [Option<Berths>; KNOWN],
+    /// Which of those is given up for another one.
+    oldest: usize,
 }
 
 impl Riders {
     pub(super) fn new(port: Option<Arc<Port>>) -> Self {
         let known = [const { None }; KNOWN];
-        Self { port, known }
+        Self {
+            port,
+            known,
+            oldest: 0,
+        }
     }
 
     #[inline(always)]
     fn known(&self, qpn: Qpn) -> Option<&Berths> {
-        let known = self.known[qpn.value() as usize % KNOWN].as_ref();
-        known.filter(|berths| berths.qpn == qpn)
+        let mut known = self.known.iter().flatten();
+        known.find(|berths| berths.qpn == qpn)
     }
 
     /// Looks a queue pair up; `false`: there is none any more.
@@ -40,7 +46,12 @@ impl Riders {
         let found = port.and_then(|port| port.link.lock().of(port.lid, qpn));
         let berths = found.and_then(|qp| Berths::of(&qp));
         let is_there = berths.is_some();
-        self.known[qpn.value() as usize % KNOWN] = berths;
+        let is_same = |berths: &Option<Berths>| berths.as_ref().is_some_and(|old| old.qpn == qpn);
+        let place = self.known.iter().position(is_same).unwrap_or_else(|| {
+            self.oldest = (self.oldest + 1) % KNOWN;
+            self.oldest
+        });
+        self.known[place] = berths;
         is_there
     }
 }

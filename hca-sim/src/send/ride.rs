@@ -29,7 +29,8 @@ impl SendPoster {
         }
         self.shy = self.shy.saturating_sub(1);
         let there = land.ring.poster();
-        let apart = there != 0 && there != pin.thread() && land.lane.may_be_plain(&pin);
+        let is_far = there != 0 && there != pin.thread();
+        let apart = is_far && land.cq.takes_riders() && land.lane.may_be_plain(&pin);
         let (lends, wanted) = (Landing::lends(open.view), apart && self.shy == 0);
         if lends != wanted && !land.ring.has_riders() {
             land.lend(wanted);
