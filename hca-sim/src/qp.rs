@@ -549,18 +549,6 @@ impl QueuePair {
         });
     }
 
-    /// Unloads all riders that wait; the pollers are kept out.
-    fn end_riding(self: &Arc<Self>, berths: &Berths) {
-        let fault = berths.unload_all();
-        // A number that is used again must not be taken for that of a queue pair that is gone.
-        if self.gate.word.tag() & flag::GONE == 0 {
-            berths.ring.let_pollers_in();
-        }
-        if fault {
-            self.fail();
-        }
-    }
-
     /// Both ends may go on now: a machine waited for the other to be ready.
     fn wake_both(self: &Arc<Self>) {
         let attr = self.control.lock().attr();

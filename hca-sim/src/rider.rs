@@ -48,6 +48,7 @@ use verbs_core::sync::{Arc, Weak};
 use verbs_core::yard::Common;
 use verbs_core::{Access, Piece, Qpn};
 
+use crate::gate::flag;
 use crate::message::reason;
 use crate::qp::QueuePair;
 use crate::recv::{Entries, RecvRing};
@@ -174,6 +175,18 @@ impl QueuePair {
             }
             then();
         });
+    }
+
+    /// Unloads all riders that wait; the pollers are kept out.
+    pub(crate) fn end_riding(self: &Arc<Self>, berths: &Berths) {
+        let fault = berths.unload_all();
+        // A number that is used again must not be taken for that of a queue pair that is gone.
+        if self.gate.word.tag() & flag::GONE == 0 {
+            berths.ring.let_pollers_in();
+        }
+        if fault {
+            self.fail();
+        }
     }
 }
 
