@@ -34,13 +34,13 @@ counted! {
     query_future: inline.query_future <= 159;
     query_poll: inline.query_poll <= 117;
     query_wait: inline.query_wait <= 143;
-    query_nested: inline.query_nested <= 775;
+    query_nested: inline.query_nested <= 832;
     modify_routine: inline.modify_routine <= 119;
     modify_future: inline.modify_future <= 216;
-    pended_routine: pending.query_routine <= 1972;
-    pended_future: pending.query_future <= 1680;
-    qp_to_rts: inline.qp_to_rts <= 2200;
-    qp_pair: inline.qp_pair <= 1612;
+    pended_routine: pending.query_routine <= 1996;
+    pended_future: pending.query_future <= 1730;
+    qp_to_rts: inline.qp_to_rts <= 1972;
+    qp_pair: inline.qp_pair <= 1396;
 }
 
 #[library_benchmark]

@@ -25,7 +25,7 @@ pub struct Common<T: ?Sized> {
 
 /// A thing in a yard that one holds: a [`Box`].
 pub struct Lone<T: ?Sized> {
-    /// From [`Yard::take`] with the layout of the value, which is initialised.
+    /// From [`Yard::take`] with the layout of the value, which is initialised; of one without bytes, any place.
     value: NonNull<T>,
     owns: PhantomData<T>,
 }
@@ -89,8 +89,12 @@ impl Yard {
     /// # Errors
     /// [`Error::NoMemory`].
     pub fn lone<T>(&self, value: T) -> Result<Lone<T>, Error> {
-        let place = self.take(Layout::new::<T>())?.cast::<T>();
-        // SAFETY: the place is for that layout, and nobody else has it.
+        let place = match size_of::<T>() {
+            // What has no bytes needs no place, as in a `Box`.
+            0 => NonNull::dangling(),
+            _ => self.take(Layout::new::<T>())?.cast::<T>(),
+        };
+        // SAFETY: the place is for that layout, and nobody else has it; or there is nothing to write.
         unsafe { place.write(value) };
         Ok(Lone {
             value: place,
@@ -153,11 +157,13 @@ impl<T: ?Sized> Deref for Common<T> {
 
 impl<T: ?Sized> Drop for Lone<T> {
     fn drop(&mut self) {
-        // SAFETY: nobody else has the value, which was taken with its layout.
+        // SAFETY: nobody else has the value, which was taken with its layout if it has any bytes.
         unsafe {
             let layout = Layout::for_value(self.value.as_ref());
             ptr::drop_in_place(self.value.as_ptr());
-            give_back(self.value.cast(), layout);
+            if layout.size() != 0 {
+                give_back(self.value.cast(), layout);
+            }
         }
     }
 }
@@ -255,6 +261,8 @@ mod tests {
         assert!(format!("{yard:?}") != "Yard(1 units)");
         drop(many);
         assert_eq!(format!("{yard:?}"), "Yard(1 units)");
+        let nothing = yard.lone(()).unwrap();
+        assert_eq!(*nothing, (), "what has no bytes takes none");
         let first = yard.lone(1_u64).unwrap();
         let place = first.value;
         drop(first);
