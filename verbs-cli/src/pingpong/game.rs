@@ -75,6 +75,14 @@ impl Game {
         }
     }
 
+    /// Whether the last message has arrived, acknowledged or not: it was answered. A peer that has all it wants
+    /// may be gone before its acknowledgement, if that was lost, can be asked for again.
+    pub(super) fn is_answered(&self, number: usize) -> bool {
+        let answered = |awaits: &Awaits| awaits.sent && !awaits.received;
+        let is_last = self.sent + 1 >= self.iters && self.received >= self.iters;
+        is_last && self.connections.get(number).is_some_and(answered)
+    }
+
     /// Whether there may soon be fewer receives than connections.
     pub(super) fn is_running_out(&self) -> bool {
         self.recvs as usize <= self.connections.len()
@@ -121,6 +129,22 @@ mod tests {
             assert!(game.is_over());
             assert_eq!((posts, game.received, game.recvs), (3, 3, 2), "{role:?}");
         }
+    }
+
+    /// Goal: what was answered has arrived, and what was not may not have. Method: the last message at either end.
+    #[test]
+    fn an_answer_is_an_acknowledgement() {
+        let mut client = Game::new(Role::Client, 1, 5, 1);
+        client.recvs = 5;
+        client.posted(0);
+        assert!(!client.is_answered(0));
+        client.handle_received(0);
+        assert!(client.is_answered(0));
+        let mut server = Game::new(Role::Server, 1, 5, 1);
+        server.recvs = 5;
+        server.handle_received(0);
+        server.posted(0);
+        assert!(!server.is_answered(0));
     }
 
     /// Goal: connections take their turns apart, and what they send is counted together.

@@ -311,8 +311,14 @@ impl Table {
         let mut entries = [Wc::default(); POLL_MAX];
         let completions = self.cq.poll(&mut entries).len();
         for wc in &entries[..completions] {
+            // What is left of a connection whose peer has gone is flushed.
+            if self.game.is_over() {
+                break;
+            }
             let is_send = wc.wr_id == SEND_ID;
-            if wc.status != WcStatus::Success {
+            let is_gone = is_send && wc.status == WcStatus::RetryExcErr;
+            let is_answered = is_gone && self.game.is_answered(self.carrier.number(wc.qpn));
+            if wc.status != WcStatus::Success && !is_answered {
                 return Err(PingpongError::Completion {
                     what: if is_send { "a SEND" } else { "a receive" },
                     status: wc.status,
