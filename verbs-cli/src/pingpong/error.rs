@@ -63,6 +63,11 @@ pub(crate) enum PingpongError {
         what: &'static str,
         status: WcStatus,
     },
+    /// All messages have come, and a last answer was repeated in vain.
+    #[error(
+        "the last answer was not acknowledged, however often it was repeated: the peer has ended, with the answer or without; what it printed says which"
+    )]
+    LastUnacknowledged,
     /// Nothing came for long.
     #[error("the peer sent nothing for {seconds} s after message {received} of {iters}")]
     Silent {
@@ -91,6 +96,7 @@ impl PingpongError {
             Self::Verb { .. }
             | Self::Post { .. }
             | Self::Completion { .. }
+            | Self::LastUnacknowledged
             | Self::Silent { .. } => exit::DEVICE,
         }
     }

@@ -83,6 +83,12 @@ impl Game {
         is_last && self.connections.get(number).is_some_and(answered)
     }
 
+    /// Whether only acknowledgements of last answers are missing: the peer has sent all that it wants to, and
+    /// may be gone, with the answers or without.
+    pub(super) fn awaits_last_acks(&self) -> bool {
+        self.received >= self.iters && self.turn().is_none()
+    }
+
     /// Whether there may soon be fewer receives than connections.
     pub(super) fn is_running_out(&self) -> bool {
         self.recvs as usize <= self.connections.len()
@@ -143,8 +149,27 @@ mod tests {
         let mut server = Game::new(Role::Server, 1, 5, 1);
         server.recvs = 5;
         server.handle_received(0);
+        assert!(!server.awaits_last_acks(), "there is an answer to be sent");
         server.posted(0);
         assert!(!server.is_answered(0));
+        assert!(server.awaits_last_acks());
+    }
+
+    /// Goal: an answer that is not acknowledged is the last one only if nothing else is to come.
+    #[test]
+    fn only_last_answers_may_stay_unacknowledged() {
+        let mut server = Game::new(Role::Server, 3, 10, 2);
+        server.recvs = 10;
+        for number in [0, 1] {
+            server.handle_received(number);
+            server.posted(number);
+        }
+        assert!(!server.awaits_last_acks(), "a third message is to come");
+        server.handle_sent(0);
+        server.handle_received(0);
+        assert!(!server.awaits_last_acks(), "it is to be answered");
+        server.posted(0);
+        assert!(server.awaits_last_acks(), "on both connections");
     }
 
     /// Goal: connections take their turns apart, and what they send is counted together.

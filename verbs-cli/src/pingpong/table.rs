@@ -318,6 +318,9 @@ impl Table {
             let is_send = wc.wr_id == SEND_ID;
             let is_gone = is_send && wc.status == WcStatus::RetryExcErr;
             let is_answered = is_gone && self.game.is_answered(self.carrier.number(wc.qpn));
+            if is_gone && !is_answered && self.game.awaits_last_acks() {
+                return Err(PingpongError::LastUnacknowledged);
+            }
             if wc.status != WcStatus::Success && !is_answered {
                 return Err(PingpongError::Completion {
                     what: if is_send { "a SEND" } else { "a receive" },
