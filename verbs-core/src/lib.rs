@@ -56,6 +56,7 @@ pub mod sync;
 pub mod task;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
+pub mod thread_domain;
 pub mod timer;
 pub mod verb;
 mod verb_table;
@@ -100,6 +101,7 @@ pub use request::{CancelHandle, Issued, Request, RequestFuture};
 pub use routine::{collect, defer, no_block};
 pub use shared::{CqRef, Shareable, Shared, SrqRef};
 pub use srq::{Srq, SrqAttr};
+pub use thread_domain::{InDomain, OtherDomain, ThreadDomain};
 pub use timer::Timer;
 pub use verb::Verb;
 pub use wc::{Wc, WcFlags, WcOpcode, WcStatus};
