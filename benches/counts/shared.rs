@@ -58,9 +58,9 @@ impl Subject {
         let (from, to) = (self.mr.slice(0..8), self.mr.slice(4096..4104));
         let mut out = [Wc::default(); 16];
         for i in 0..times {
-            let recv = Recv::new(i).into(black_box(to));
+            let recv = Recv::new(i).into(*black_box(&to));
             self.receiver.post(recv).expect("there is room");
-            let send = Send::new(i).from(black_box(from)).signaled();
+            let send = Send::new(i).from(*black_box(&from)).signaled();
             self.sender.post(send).expect("there is room");
             assert_eq!(self.sent.poll(&mut out[..1]).len(), 1);
             assert_eq!(self.received.poll(&mut out[..1]).len(), 1);

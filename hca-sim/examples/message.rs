@@ -13,6 +13,7 @@
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
+use arrayvec::ArrayVec;
 use futures::executor::block_on;
 use hca_sim::Hca;
 use verbs_core::{Access, Cq, Error, Memory, Mr, Pd, Qp, QpInit, Read, Recv, Send, Wc, Write};
@@ -71,6 +72,13 @@ async fn connection() -> Result<Loop, Error> {
     })
 }
 
+/// From what is sent to where it arrives: no multiple of a page, as processors take addresses with the same low
+/// bits for one another.
+const APART: usize = 4096 + 192;
+
+/// Work requests that are put together before they are posted, at most.
+const MAX_BATCH: usize = 16;
+
 /// Polls that many completions.
 fn poll(cq: &mut Cq, mut count: u64, out: &mut [Wc]) {
     while count > 0 {
@@ -88,15 +96,21 @@ fn send(
     count: u64,
     len: usize,
 ) -> Result<(), Box<dyn std::error::Error>> {
-    let (from, to) = (on.mr.slice(0..len), on.mr.slice(4096..4096 + len));
+    let (from, to) = (on.mr.slice(0..len), on.mr.slice(APART..APART + len));
     let (sends, recvs) = (on.sender.send_queue()?, on.receiver.recv_queue()?);
     let (mut done, mut out) = (0, vec![Wc::default(); batch.min(16) as usize]);
     while done < count {
-        for i in 0..batch {
-            recvs.post(Recv::new(done + i).into(black_box(to)))?;
-        }
-        for i in 0..batch {
-            sends.post(Send::new(done + i).from(black_box(from)).signaled())?;
+        if batch == 1 {
+            recvs.post(Recv::new(done).into(*black_box(&to)))?;
+            sends.post(Send::new(done).from(*black_box(&from)).signaled())?;
+        } else {
+            let recv = |i| Recv::new(i).into(*black_box(&to));
+            let send = |i| Send::new(i).from(*black_box(&from)).signaled().wr;
+            for first in (done..done + batch).step_by(MAX_BATCH) {
+                let ids = first..(done + batch).min(first + MAX_BATCH as u64);
+                recvs.post_batch(&ids.clone().map(recv).collect::<ArrayVec<_, MAX_BATCH>>())?;
+                sends.post_batch(&ids.map(send).collect::<ArrayVec<_, MAX_BATCH>>())?;
+            }
         }
         poll(&mut on.send_cq, batch, &mut out);
         poll(&mut on.recv_cq, batch, &mut out);
@@ -106,7 +120,7 @@ fn send(
 }
 
 fn inline(on: &mut Loop, count: u64) -> Result<(), Box<dyn std::error::Error>> {
-    let to = on.mr.slice(4096..4160);
+    let to = on.mr.slice(APART..APART + 64);
     let (sends, recvs) = (on.sender.send_queue()?, on.receiver.recv_queue()?);
     let mut out = [Wc::default()];
     for i in 0..count {
@@ -119,7 +133,7 @@ fn inline(on: &mut Loop, count: u64) -> Result<(), Box<dyn std::error::Error>> {
 }
 
 fn write(on: &mut Loop, count: u64, len: usize) -> Result<(), Box<dyn std::error::Error>> {
-    let (from, to) = (on.mr.slice(0..len), on.mr.remote(4096));
+    let (from, to) = (on.mr.slice(0..len), on.mr.remote(APART));
     let sends = on.sender.send_queue()?;
     let mut out = [Wc::default()];
     for i in 0..count {
@@ -134,7 +148,7 @@ fn write(on: &mut Loop, count: u64, len: usize) -> Result<(), Box<dyn std::error
 }
 
 fn read(on: &mut Loop, count: u64, len: usize) -> Result<(), Box<dyn std::error::Error>> {
-    let (to, from) = (on.mr.slice(0..len), on.mr.remote(4096));
+    let (to, from) = (on.mr.slice(0..len), on.mr.remote(APART));
     let sends = on.sender.send_queue()?;
     let mut out = [Wc::default()];
     for i in 0..count {
@@ -154,7 +168,7 @@ fn many(
     count: u64,
     len: usize,
 ) -> Result<(), Box<dyn std::error::Error>> {
-    let (from, to) = (on.mr.slice(0..len), on.mr.slice(4096..4096 + len));
+    let (from, to) = (on.mr.slice(0..len), on.mr.slice(APART..APART + len));
     let mut pairs = Vec::new();
     for _ in 0..connections.max(1) {
         let init = || QpInit::rc(&on.send_cq, &on.recv_cq);

@@ -58,7 +58,7 @@ use moderation::Moderation;
 use resize::Resize;
 use unload::KNOWN;
 
-pub(crate) use lane::Lane;
+pub(crate) use lane::{Lane, Place, Strip};
 pub(crate) use poller::CqPoller;
 
 /// In [`CqRing::arm`]: an event is wanted for solicited completions and errors.
@@ -467,12 +467,4 @@ impl fmt::Debug for CqRing {
             .field("lane", &self.lane())
             .finish_non_exhaustive()
     }
-}
-
-/// A position under the mask of its ring is within the ring, so this cannot be. It does not unwind:
-/// posts would have to be prepared for that.
-#[cold]
-#[inline(never)]
-pub(crate) fn no_entry() -> ! {
-    std::process::abort()
 }

@@ -4,7 +4,7 @@
 //! handed out as a whole. It has one holder at a time:
 //!
 //! ```text
-//!   the word says DIRECT, and the sender's ring is empty    the poster, under a pin
+//!   the word is not BARRED, and the sender's ring is empty  the poster, under a pin
 //!   the sender's ring is not empty                          the sender's machine, under a pin
 //!   the word was killed, and the grace period is over       the responder's own machine: it flushes
 //! ```
@@ -12,7 +12,7 @@
 //! A landing is alive while sender and responder fit: the sender in RTS, the responder in RTR, RTS or
 //! SQD, each naming the other, the sender's next packet the one that the responder expects, one path
 //! MTU. Control verbs that change one of these kill it, for good; connecting anew makes a new one. So a
-//! sender that still knows the old one can only miss. DIRECT is there while the link between the two
+//! sender that still knows the old one can only miss. BARRED is there unless the link between the two
 //! is a bare loopback.
 //!
 //! The poster knows by itself whether its ring is empty, as it is the only one to fill it: the door
@@ -30,15 +30,16 @@ use crate::qp::QueuePair;
 use crate::recv::{Entries, RecvRing, Waiting};
 use crate::srq::SharedReceives;
 
-/// In the word: the poster may land messages itself.
-const DIRECT: u32 = 1;
+// What the word says is what stands in the way, so that one comparison with none of it does.
+/// In the word: the poster may not land messages itself.
+const BARRED: u32 = 1;
 /// In the word: the responder is in RTR and has heard nothing yet. Only the machine lands messages
 /// then, which tells the responder.
 const FIRST: u32 = 1 << 1;
-/// In the word: messages are placed in the memory of the receives, none rides in its completion
-/// ([`crate::rider`]). Only the poster changes it.
-const PLACES: u32 = 1 << 2;
-/// In the word, shifted by this: what the responder grants, as [`Access::REMOTE`] and [`Access::FLUSH`] bits.
+/// In the word: messages may ride in the completions of the receives ([`crate::rider`]). Only the poster
+/// changes it.
+const LENDS: u32 = 1 << 2;
+/// In the word, shifted by this: what the responder denies, as [`Access::REMOTE`] and [`Access::FLUSH`] bits.
 const RIGHTS_SHIFT: u32 = 4;
 
 /// Who may land messages.
@@ -79,15 +80,20 @@ pub(crate) struct Landing {
 
 const fn door_tag(door: Door) -> u32 {
     match door {
-        Door::Direct => DIRECT,
-        Door::Machine => 0,
-        Door::First => FIRST,
+        Door::Direct => 0,
+        Door::Machine => BARRED,
+        Door::First => BARRED | FIRST,
     }
 }
 
+/// What says that any of those rights is denied.
+const fn denial(rights: Access) -> u32 {
+    let all = Access::REMOTE.union(Access::FLUSH);
+    (rights.bits() & all.bits()) << RIGHTS_SHIFT
+}
+
 const fn tag(door: Door, granted: Access) -> u32 {
-    let rights = Access::REMOTE.union(Access::FLUSH);
-    door_tag(door) | (granted.bits() & rights.bits()) << RIGHTS_SHIFT
+    door_tag(door) | denial(granted.complement())
 }
 
 impl Landing {
@@ -100,9 +106,9 @@ impl Landing {
         door: Door,
     ) -> Self {
         // Whoever had another landing may have left riders behind.
-        let places = if ring.has_riders() { 0 } else { PLACES };
+        let lends = if ring.has_riders() { LENDS } else { 0 };
         Self {
-            word: TouchWord::new(tag(door, granted) | places),
+            word: TouchWord::new(tag(door, granted) | lends),
             ring: ring.clone(),
             entries: ring.entries.clone(),
             srq: responder.srq.clone(),
@@ -143,19 +149,19 @@ impl Landing {
     /// As [`Landing::admits_direct`], and that no message rides.
     #[inline(always)]
     pub(crate) fn admits_short(&self, pin: &Pin, view: Seen, need: Access) -> bool {
-        view.has(tag(Door::Direct, need) | PLACES) && self.word.admits_as_seen(pin, view)
+        !view.has_any(BARRED | LENDS | denial(need)) && self.word.admits_as_seen(pin, view)
     }
 
     /// Whether messages may ride, when it was viewed.
     #[inline(always)]
     pub(crate) fn lends(view: Seen) -> bool {
-        !view.has(PLACES)
+        view.has_any(LENDS)
     }
 
     /// Has messages ride from now on, or no more. For the poster, when nobody rides.
     pub(crate) fn lend(&self, lends: bool) {
-        let places = if lends { 0 } else { PLACES };
-        let _ = self.word.update(|tag| Some(tag & !PLACES | places));
+        let flag = if lends { LENDS } else { 0 };
+        let _ = self.word.update(|tag| Some(tag & !LENDS | flag));
         if lends {
             self.ring.forget_offers();
         }
@@ -166,12 +172,12 @@ impl Landing {
     /// something that is as it was when it was viewed.
     #[inline(always)]
     pub(crate) fn admits_direct(&self, pin: &Pin, view: Seen, need: Access) -> bool {
-        view.has(tag(Door::Direct, need)) && self.word.admits_as_seen(pin, view)
+        !view.has_any(BARRED | denial(need)) && self.word.admits_as_seen(pin, view)
     }
 
     /// Whether the poster may land messages.
     pub(crate) fn admits_poster(&self, pin: &Pin) -> bool {
-        self.word.admits(pin, DIRECT, DIRECT)
+        self.word.admits(pin, BARRED, 0)
     }
 
     /// Whether it lives, so that the sender's machine may land messages.
@@ -202,8 +208,7 @@ impl Landing {
 
     /// Whether the responder grants those rights.
     pub(crate) fn grants(&self, need: Access) -> bool {
-        let need = tag(Door::Machine, need);
-        self.word.tag() & need == need
+        self.word.tag() & denial(need) == 0
     }
 
     /// Whether the responder has room to remember READs and what else it must not do twice.
@@ -245,7 +250,7 @@ impl Landing {
     pub(crate) fn change(&self, granted: Access, door: Door) -> Touched {
         let changed = self
             .word
-            .update(|before| Some(before & PLACES | tag(door, granted)));
+            .update(|before| Some(before & LENDS | tag(door, granted)));
         changed.map_or(Touched::NOBODY, |(_, touched)| touched)
     }
 

@@ -9,17 +9,21 @@
 //! old word is there by then, and one that was not sees the new word and flushes itself.
 
 use std::fmt;
+use std::hint::cold_path;
 
+use verbs_core::laps::Laps;
 use verbs_core::mem::{Pin, Seen, TouchWord, pin, pin_at_once};
+use verbs_core::queue::post_recv_shortest;
 use verbs_core::sync::Arc;
 use verbs_core::sync::atomic::{
     AtomicU8, AtomicU32, AtomicU64,
     Ordering::{Acquire, Relaxed, Release},
 };
 use verbs_core::yard::{Common, Yard};
-use verbs_core::{Error, Piece, PostCode, PostError, QpState, RawRecvQueue, Sge};
+use verbs_core::{
+    BatchError, Error, Payload, Piece, PostCode, PostError, QpState, RawRecvQueue, Recv, Sge,
+};
 
-use crate::cq::no_entry;
 use crate::gate::{Gate, flag};
 use crate::qp::QueuePair;
 
@@ -33,6 +37,9 @@ const PIECES_SHIFT: u32 = 1;
 const PIECES: u64 = 0x7f;
 const ONE_PIECE: u64 = 1 << PIECES_SHIFT;
 const TOTAL_SHIFT: u32 = 8;
+
+/// Receives that are posted under one pin, which keeps deregistrations waiting.
+const UNDER_ONE_PIN: usize = 32;
 
 /// First word, `wr_id`, and the first piece: address, length and key.
 #[derive(Debug)]
@@ -66,11 +73,7 @@ struct Producer {
 
 /// The entries of a ring. Both ends have their own way to them, so that neither loads a line for it.
 #[derive(Clone, Debug)]
-pub(crate) struct Entries {
-    all: Common<[Entry]>,
-    /// Of a position: which entry it is.
-    mask: u32,
-}
+pub(crate) struct Entries(Laps<Common<[Entry]>>);
 
 /// The part of a receive queue that both ends share.
 // In this order the line of those who poll and post is not beside that of who sends.
@@ -104,17 +107,31 @@ impl Entries {
     /// The entry of a position and its lap bit: 1 on the first lap, so that a fresh ring is empty.
     #[inline(always)]
     fn place(&self, at: u32) -> (&Entry, u64) {
-        let slot = (at & self.mask) as usize;
-        let Some(entry) = self.all.get(slot) else {
-            no_entry();
-        };
-        (entry, u64::from(at as usize & self.all.len() == 0) * LAP)
+        (self.0.at(at), self.lap(at))
     }
 
     /// Writes an entry of one piece. For the producer only.
     #[inline(always)]
     fn publish_one(&self, at: u32, wr_id: u64, piece: Piece) {
-        let (Entry([what, id, addr, rest]), lap) = self.place(at);
+        let (entry, lap) = self.place(at);
+        entry.publish_one(lap, wr_id, piece);
+    }
+
+    /// The entries from a position to the end of its lap, and their lap bit.
+    fn rest_of_lap(&self, at: u32) -> (&[Entry], u64) {
+        (self.0.rest_of_lap(at), self.lap(at))
+    }
+
+    #[inline(always)]
+    fn lap(&self, at: u32) -> u64 {
+        u64::from(self.0.is_even_lap(at)) * LAP
+    }
+}
+
+impl Entry {
+    #[inline(always)]
+    fn publish_one(&self, lap: u64, wr_id: u64, piece: Piece) {
+        let Self([what, id, addr, rest]) = self;
         id.store(wr_id, Relaxed);
         addr.store(piece.addr, Relaxed);
         rest.store(piece.len_key, Relaxed);
@@ -166,11 +183,8 @@ impl Waiting<'_> {
     }
 
     /// Takes it off the queue.
-    #[inline(always)]
     pub(crate) fn consume(self) {
-        let head = &self.ring.consumer.head;
-        debug_assert_eq!(self.at, head.load(Relaxed), "at most one is in use");
-        head.store(head.load(Relaxed).wrapping_add(1), Release);
+        self.ring.consume(self);
     }
 }
 
@@ -190,11 +204,9 @@ impl RecvRing {
                 unloaded: AtomicU32::new(0),
                 recalls: AtomicU32::new(0),
             },
-            entries: Entries {
-                all: yard
-                    .common_slice(count, || Entry(std::array::from_fn(|_| AtomicU64::new(0))))?,
-                mask: (count - 1) as u32,
-            },
+            entries: Entries(Laps::new(yard.common_slice(count, || {
+                Entry(std::array::from_fn(|_| AtomicU64::new(0)))
+            })?)),
             more: allocate(more, || AtomicU64::new(0))?,
             max_sge: max_sge.max(1) as usize,
             door: TouchWord::new(0),
@@ -245,6 +257,14 @@ impl RecvRing {
         Some((waiting, piece))
     }
 
+    /// Takes the oldest receive, which is this one of this ring, off the queue.
+    #[inline(always)]
+    pub(crate) fn consume(&self, waiting: Waiting<'_>) {
+        let head = &self.consumer.head;
+        debug_assert_eq!(waiting.at, head.load(Relaxed), "at most one is in use");
+        head.store(head.load(Relaxed).wrapping_add(1), Release);
+    }
+
     /// Number of the next packet that the peer is to send; 24 bits of it count.
     #[inline(always)]
     pub(crate) fn epsn(&self) -> u32 {
@@ -266,8 +286,7 @@ impl RecvRing {
 
     /// Where in `more` the second or a further piece of an entry is.
     fn place_of_piece(&self, at: u32, number: usize) -> usize {
-        let slot = (at & self.entries.mask) as usize;
-        (slot * (self.max_sge - 1) + number - 1) * 2
+        (self.entries.0.index(at) * (self.max_sge - 1) + number - 1) * 2
     }
 
     /// Writes an entry. For the producer only.
@@ -413,6 +432,35 @@ impl RecvPoster {
         Ok(())
     }
 
+    /// Posts what it can under one pin, from the first on: how many. None of the others was looked at.
+    #[inline(never)]
+    fn burst(&mut self, wrs: &[Recv<'_>]) -> usize {
+        let (Some(entries), Some(pin)) = (&self.entries, pin_at_once()) else {
+            return 0;
+        };
+        let asks = || self.gate.asked.load(Relaxed) != 0;
+        if asks() || !self.gate.word.admits_as_seen(&pin, self.seen) {
+            return 0;
+        }
+        let room = (self.end.wrapping_sub(self.tail) as usize).min(UNDER_ONE_PIN);
+        let wrs = wrs.get(..room).unwrap_or(wrs);
+        let (entries, lap) = entries.rest_of_lap(self.tail);
+        let mut count = 0;
+        for (wr, entry) in wrs.iter().zip(entries) {
+            let Payload::One(sge) = wr.payload else {
+                break;
+            };
+            entry.publish_one(lap, wr.wr_id, sge.into());
+            count += 1;
+        }
+        self.tail = self.tail.wrapping_add(count);
+        drop(pin);
+        if asks() {
+            self.call_if_asked();
+        }
+        count as usize
+    }
+
     fn call_if_asked(&self) {
         if self.gate.asked.load(Relaxed) & Gate::CALL != 0 {
             self.qp.call_sender();
@@ -470,20 +518,36 @@ impl RawRecvQueue for RecvPoster {
             return self.post_one_slow(wr_id, piece, None);
         };
         let Some(pin) = pin_at_once() else {
+            cold_path();
             return self.post_one_slow(wr_id, piece, None);
         };
         // The tag as it was seen last: comparing all of it is cheaper than the one bit.
         let word = &self.gate.word;
         if !word.admits_as_seen(&pin, self.seen) {
+            cold_path();
             return self.post_one_slow(wr_id, piece, Some(pin));
         }
         let at = self.tail;
         entries.publish_one(at, wr_id, piece);
         self.tail = at.wrapping_add(1);
         if self.gate.asked.load(Relaxed) != 0 {
+            cold_path();
             return self.answer(pin, at, piece);
         }
         drop(pin);
+        Ok(())
+    }
+
+    fn post_batch(&mut self, wrs: &[Recv<'_>]) -> Result<(), BatchError> {
+        let mut posted = 0;
+        while posted < wrs.len() {
+            posted += self.burst(&wrs[posted..]);
+            // What stands first now is for the other ways.
+            if let Some(wr) = wrs.get(posted) {
+                post_recv_shortest(self, wr).map_err(|error| BatchError { posted, error })?;
+                posted += 1;
+            }
+        }
         Ok(())
     }
 }

@@ -4,6 +4,7 @@
 //! enter the ring; the others have a position in it, counted from the creation as well. One writer
 //! each: the poster appends, the machine's holder executes.
 
+use verbs_core::laps::Laps;
 use verbs_core::sync::atomic::{
     AtomicU32, AtomicU64,
     Ordering::{Acquire, Relaxed, Release},
@@ -13,7 +14,6 @@ use verbs_core::{
     Datagram, Dest, Error, Payload, QpCap, RKey, Remote, SendFlags, SendOp, SendWr, Sge, Srqn,
 };
 
-use crate::cq::no_entry;
 use crate::landing::Landing;
 use crate::message::MAX_SGE;
 use crate::recv::allocate;
@@ -84,9 +84,7 @@ pub(crate) struct SendRing {
     /// Words of an entry behind its room, for whom it is.
     to: u16,
     /// By work request: its number in the upper half, the position of its completion in the lower.
-    marks: Common<[AtomicU64]>,
-    /// Of a work request, or a position: which mark or entry it has.
-    mask: u32,
+    marks: Laps<Common<[AtomicU64]>>,
 }
 
 const _: () = assert!(cfg!(verbs_loom) || size_of::<SendRing>() == 64);
@@ -137,8 +135,9 @@ impl SendRing {
             stride: stride as u16,
             to: to as u16,
             // No work request has the number that is written here: 0 is never on lap -1.
-            marks: yard.common_slice(count, || AtomicU64::new(u64::from(u32::MAX) << 32))?,
-            mask: (count - 1) as u32,
+            marks: Laps::new(
+                yard.common_slice(count, || AtomicU64::new(u64::from(u32::MAX) << 32))?,
+            ),
         })
     }
 
@@ -158,18 +157,23 @@ impl SendRing {
         land.ring.expect(psn);
     }
 
+    /// As [`SendRing::advance`], of that many messages of one packet each.
+    pub(crate) fn advance_by(&self, land: &Landing, packets: u32) {
+        let psn = self.psn.load(Relaxed).wrapping_add(packets);
+        self.psn.store(psn, Relaxed);
+        land.ring.expect(psn);
+    }
+
     /// Remembers at which position of the completion queue a work request completed.
     #[inline(always)]
     pub(crate) fn mark(&self, index: u32, at: u32) {
-        let Some(slot) = self.marks.get((index & self.mask) as usize) else {
-            no_entry();
-        };
-        slot.store(u64::from(index) << 32 | u64::from(at), Relaxed);
+        let mark = u64::from(index) << 32 | u64::from(at);
+        self.marks.at(index).store(mark, Relaxed);
     }
 
     /// The position at which that work request completed, if it made a completion.
     pub(crate) fn marked(&self, index: u32) -> Option<u32> {
-        let mark = self.marks[(index & self.mask) as usize].load(Relaxed);
+        let mark = self.marks.at(index).load(Relaxed);
         ((mark >> 32) as u32 == index).then_some(mark as u32)
     }
 
@@ -216,7 +220,8 @@ impl SendRing {
     }
 
     fn entry(&self, at: u32) -> Entry<'_> {
-        let (slot, stride) = ((at & self.mask) as usize, usize::from(self.stride));
+        // There are as many entries as marks.
+        let (slot, stride) = (self.marks.index(at), usize::from(self.stride));
         let words = &self.words[slot * stride..(slot + 1) * stride];
         let ([what, wr_id, remote, keys], rest) = words
             .split_first_chunk::<HEADER>()

@@ -23,11 +23,13 @@ use crate::qp::QueuePair;
 use crate::recv::berth::Known;
 use crate::ring::SendRing;
 
+mod batch;
+mod ends;
 mod memory;
 mod ride;
 mod short;
 
-use short::{FromMemory, Inline, IntoMemory, IntoReceive};
+use ends::{FromMemory, Inline, IntoMemory, IntoReceive};
 
 /// Largest message in bytes (IBTA vol. 1, 9.7.7).
 pub(crate) const MAX_MESSAGE: u32 = 1 << 31;
@@ -345,8 +347,14 @@ impl RawSendQueue for SendPoster {
             // One doorbell: hardware sees all of them at once.
             wrs.iter().for_each(|wr| self.invalidate_early(wr));
         }
-        for (posted, wr) in wrs.iter().enumerate() {
-            post_shortest(self, wr).map_err(|error| BatchError { posted, error })?;
+        let mut posted = 0;
+        while posted < wrs.len() {
+            posted += self.burst(&wrs[posted..]);
+            // What stands first now is for the other ways.
+            if let Some(wr) = wrs.get(posted) {
+                post_shortest(self, wr).map_err(|error| BatchError { posted, error })?;
+                posted += 1;
+            }
         }
         Ok(())
     }

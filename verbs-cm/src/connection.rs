@@ -207,6 +207,18 @@ impl RecvHalf {
         self.queue.as_mut().ok_or(PostError::Split)?.post(wr)
     }
 
+    /// Posts several; see [`RecvQueue::post_batch`].
+    ///
+    /// # Errors
+    /// As [`RecvHalf::post`].
+    pub fn post_batch(&mut self, wrs: &[Recv<'_>]) -> Result<(), BatchError> {
+        let split = BatchError {
+            posted: 0,
+            error: PostError::Split,
+        };
+        self.queue.as_mut().ok_or(split)?.post_batch(wrs)
+    }
+
     /// As [`Connection::closed`].
     ///
     /// # Errors

@@ -1,7 +1,5 @@
 //! Queue pairs: control verbs on the handle, direct calls on its queues.
 
-use std::fmt;
-
 use crate::addr::{Psn, QKey, Qpn};
 use crate::cq::CqCore;
 use crate::device::verb;
@@ -11,15 +9,20 @@ use crate::object::{Base, Child, ObjectKind, Private, Target, core, destroy, han
 use crate::pd::{Pd, PdCore};
 use crate::qp_attr::{Path, QpAttr, QpInfo};
 use crate::qp_state::{QpState, QpType};
-use crate::queue::{BatchError, PostError, RawRecvQueue, RawSendQueue, post_shortest};
+use crate::queue::{PostError, RawRecvQueue, RawSendQueue};
 use crate::request::Request;
 use crate::shared::{CqRef, SrqRef};
 use crate::slot::yard::Lone;
 use crate::srq::SrqCore;
 use crate::sync::Arc;
 use crate::verb::{Admit, Verb};
-use crate::wr::{Payload, Recv, SendWr, Sge};
+use crate::wr::{Recv, SendWr};
 use crate::xrcd::XrcdCore;
+
+mod queues;
+
+use queues::NoQueue;
+pub use queues::{RecvQueue, SendQueue};
 
 /// Sizes of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -336,22 +339,6 @@ pub struct QueryQp(());
 verb!(ModifyQp, QpCore => ());
 verb!(QueryQp, QpCore => Box<QpInfo>);
 
-/// The queues of a queue pair that has none.
-#[derive(Debug)]
-struct NoQueue;
-
-impl RawSendQueue for NoQueue {
-    fn post(&mut self, _: &SendWr<'_>) -> Result<(), PostError> {
-        Err(PostError::Unsupported)
-    }
-}
-
-impl RawRecvQueue for NoQueue {
-    fn post(&mut self, _: u64, _: &[Sge]) -> Result<(), PostError> {
-        Err(PostError::UsesSrq)
-    }
-}
-
 impl Qp {
     /// A target in that domain.
     pub(crate) fn target_of(xrcd: Child<XrcdCore>, qpn: Qpn, cap: QpCap, private: Private) -> Self {
@@ -542,58 +529,5 @@ impl Qp {
     /// Only [`Error::DeviceRemoved`].
     pub fn destroy_when_idle(self) -> Request<'static, DestroyQp> {
         destroy(self, true)
-    }
-}
-
-/// The sending half of a queue pair. Posting takes `&mut self`, which is its lock.
-pub struct SendQueue(Lone<dyn RawSendQueue>);
-
-impl SendQueue {
-    /// Posts a work request. A direct call: no lock, no allocation, no system call, never blocks.
-    ///
-    /// # Errors
-    /// [`PostError`] for what can be said from the work request and the queue alone; nothing was
-    /// posted then. Whatever takes looking at memory or at the peer is told by a completion.
-    #[inline(always)]
-    pub fn post<'w>(&mut self, wr: impl Into<SendWr<'w>>) -> Result<(), PostError> {
-        post_shortest(&mut *self.0, &wr.into())
-    }
-
-    /// Posts several with one doorbell. Stops at the first that is not accepted.
-    ///
-    /// # Errors
-    /// [`BatchError`] says how many were accepted; those are under way.
-    pub fn post_batch(&mut self, wrs: &[SendWr<'_>]) -> Result<(), BatchError> {
-        self.0.post_batch(wrs)
-    }
-}
-
-impl fmt::Debug for SendQueue {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-/// The receiving half of a queue pair. Posting takes `&mut self`, which is its lock.
-pub struct RecvQueue(Lone<dyn RawRecvQueue>);
-
-impl RecvQueue {
-    /// Posts a receive. A direct call: no lock, no allocation, no system call, never blocks.
-    ///
-    /// # Errors
-    /// [`PostError`]; nothing was posted then.
-    #[inline(always)]
-    pub fn post(&mut self, wr: Recv<'_>) -> Result<(), PostError> {
-        match wr.payload {
-            Payload::One(sge) => Ok(self.0.post_one(wr.wr_id, sge.into())?),
-            Payload::List(sges) => self.0.post(wr.wr_id, sges),
-            Payload::Inline(_) => Err(PostError::Unsupported),
-        }
-    }
-}
-
-impl fmt::Debug for RecvQueue {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
     }
 }

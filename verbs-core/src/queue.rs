@@ -9,7 +9,7 @@ use std::fmt;
 
 use crate::qp_state::QpState;
 use crate::wc::Wc;
-use crate::wr::{Dest, Payload, SendFlags, SendOp, SendWr, Sge};
+use crate::wr::{Dest, Payload, Recv, SendFlags, SendOp, SendWr, Sge};
 
 mod register;
 
@@ -277,6 +277,33 @@ pub trait RawRecvQueue: Send + Sync + fmt::Debug {
     #[inline]
     fn post_one(&mut self, wr_id: u64, piece: Piece) -> Result<(), PostCode> {
         Ok(self.post(wr_id, &[piece.into()])?)
+    }
+
+    /// Posts several. Stops at the first that is not accepted.
+    ///
+    /// # Errors
+    /// [`BatchError`] says how many were accepted; those wait for messages.
+    fn post_batch(&mut self, wrs: &[Recv<'_>]) -> Result<(), BatchError> {
+        for (posted, wr) in wrs.iter().enumerate() {
+            post_recv_shortest(self, wr).map_err(|error| BatchError { posted, error })?;
+        }
+        Ok(())
+    }
+}
+
+/// Posts a receive by the shortest way that a queue has for it.
+///
+/// # Errors
+/// As [`RawRecvQueue::post`].
+#[inline(always)]
+pub fn post_recv_shortest<Q>(queue: &mut Q, wr: &Recv<'_>) -> Result<(), PostError>
+where
+    Q: RawRecvQueue + ?Sized,
+{
+    match wr.payload {
+        Payload::One(sge) => Ok(queue.post_one(wr.wr_id, sge.into())?),
+        Payload::List(sges) => queue.post(wr.wr_id, sges),
+        Payload::Inline(_) => Err(PostError::Unsupported),
     }
 }
 

@@ -2,8 +2,9 @@
 //! nothing.
 //!
 //! [`SendQueue`], [`RecvQueue`], [`Srq`] and [`Cq`] are owned by one thread at a time, which the borrow
-//! checker sees to; that is what libibverbs calls a thread domain, and the cheapest way. [`Shared`] is
-//! for callers that cannot promise it, such as a C program behind a shim: its calls take `&self`.
+//! checker sees to; that is the cheapest way, also for queues that many hold and one thread at a time uses
+//! ([`ThreadDomain`](crate::ThreadDomain)). [`Shared`] is for callers that cannot promise it, such as a C
+//! program behind a shim: its calls take `&self`.
 //!
 //! The lock is biased to the first thread that comes. While no other comes, a call costs two stores
 //! more than the handle's own and no atomic read-modify-write: about 35 instructions. The first call of a second
@@ -197,6 +198,14 @@ impl Shared<RecvQueue> {
     pub fn post(&self, wr: Recv<'_>) -> Result<(), PostError> {
         self.alone(|queue| queue.post(wr))
     }
+
+    /// As [`RecvQueue::post_batch`]; no other thread's receives come in between.
+    ///
+    /// # Errors
+    /// [`BatchError`] says how many were accepted; those wait for messages.
+    pub fn post_batch(&self, wrs: &[Recv<'_>]) -> Result<(), BatchError> {
+        self.alone(|queue| queue.post_batch(wrs))
+    }
 }
 
 impl Shared<Srq> {
@@ -207,6 +216,14 @@ impl Shared<Srq> {
     #[inline]
     pub fn post_recv(&self, wr: Recv<'_>) -> Result<(), PostError> {
         self.alone(|queue| queue.post_recv(wr))
+    }
+
+    /// As [`Srq::post_batch`]; no other thread's receives come in between.
+    ///
+    /// # Errors
+    /// [`BatchError`] says how many were accepted; those wait for messages.
+    pub fn post_batch(&self, wrs: &[Recv<'_>]) -> Result<(), BatchError> {
+        self.alone(|queue| queue.post_batch(wrs))
     }
 }
 

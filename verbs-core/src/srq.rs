@@ -7,11 +7,11 @@ use crate::device::verb;
 use crate::error::{Attr, Error, Why};
 use crate::object::{Base, Child, ObjectKind, Private, Target, core, destroy, handle};
 use crate::pd::{Pd, PdCore};
-use crate::queue::{PostError, RawRecvQueue};
+use crate::queue::{BatchError, PostError, RawRecvQueue, post_recv_shortest};
 use crate::request::Request;
 use crate::sync::Arc;
 use crate::verb::{Admit, Verb};
-use crate::wr::{Payload, Recv};
+use crate::wr::Recv;
 use crate::xrcd::{Xrcd, XrcdCore};
 
 /// Sizes and limit of a shared receive queue.
@@ -204,11 +204,15 @@ impl Srq {
     /// [`PostError`]; nothing was posted then.
     #[inline]
     pub fn post_recv(&mut self, wr: Recv<'_>) -> Result<(), PostError> {
-        match wr.payload {
-            Payload::One(sge) => Ok(self.raw.post_one(wr.wr_id, sge.into())?),
-            Payload::List(sges) => self.raw.post(wr.wr_id, sges),
-            Payload::Inline(_) => Err(PostError::Unsupported),
-        }
+        post_recv_shortest(&mut *self.raw, &wr)
+    }
+
+    /// Posts several receives. Stops at the first that is not accepted.
+    ///
+    /// # Errors
+    /// [`BatchError`] says how many were accepted; those wait for messages.
+    pub fn post_batch(&mut self, wrs: &[Recv<'_>]) -> Result<(), BatchError> {
+        self.raw.post_batch(wrs)
     }
 
     /// Arms the limit event: it is raised once, when fewer than `limit` receives are left.

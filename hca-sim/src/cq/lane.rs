@@ -5,6 +5,7 @@
 //! threads, and puts another in its place; positions go on counting. Whoever keeps a lane finds the old
 //! one dead and asks the queue for the new one.
 
+use verbs_core::laps::Laps;
 use verbs_core::mem::{Pin, TouchWord};
 use verbs_core::sync::Arc;
 use verbs_core::sync::atomic::{
@@ -14,7 +15,7 @@ use verbs_core::sync::atomic::{
 };
 use verbs_core::{Error, Qpn, SendFlags, WcOpcode};
 
-use super::{Cqe, DATAGRAM, HAS_TIME, LAP, LENGTH_SHIFT, Overrun, Pushed, RIDES, Way, no_entry};
+use super::{Cqe, DATAGRAM, HAS_TIME, LAP, LENGTH_SHIFT, Overrun, Pushed, RIDES, Way};
 use crate::clock::Clock;
 use crate::rider::Rider;
 
@@ -41,14 +42,25 @@ struct Pushers {
     tail: AtomicU32,
     /// The first position for which there is no room, by the head as a pusher saw it last.
     end: AtomicU32,
-    /// The position before that.
-    last: AtomicU32,
+    /// Entries that a pusher who is alone may fill before it looks again.
+    left: AtomicU32,
 }
 
 impl Pushers {
-    fn set_end(&self, end: u32) {
+    /// There is room before that position, for who is to fill `at` next.
+    fn set_end(&self, end: u32, at: u32) {
         self.end.store(end, Relaxed);
-        self.last.store(end.wrapping_sub(1), Relaxed);
+        self.left.store(end.wrapping_sub(at), Relaxed);
+    }
+
+    /// Takes the next position, if there is room.
+    #[inline(always)]
+    fn claim(&self) -> u32 {
+        let at = self.tail.load(Relaxed);
+        self.tail.store(at.wrapping_add(1), Relaxed);
+        let left = self.left.load(Relaxed);
+        self.left.store(left.wrapping_sub(1), Relaxed);
+        at
     }
 }
 
@@ -75,13 +87,74 @@ pub(super) fn shared(mode: u32) -> u32 {
 #[derive(Debug)]
 pub(crate) struct Lane {
     pushers: Pushers,
-    entries: Box<[Entry]>,
-    /// Of a position: which entry it is.
-    mask: u32,
+    entries: Laps<Box<[Entry]>>,
     /// Another lane has taken its place.
     replaced: AtomicBool,
     consumer: Arc<Consumer>,
     clock: Option<Clock>,
+}
+
+/// An entry that was claimed by a pusher who is alone.
+pub(crate) struct Place<'l> {
+    pub(crate) at: u32,
+    entry: &'l Entry,
+    lap: u64,
+}
+
+impl Place<'_> {
+    /// Fills it with a success: the consumer may see it now.
+    #[inline(always)]
+    pub(crate) fn publish(&self, cqe: &Cqe) {
+        let Entry(words) = self.entry;
+        words[1].store(cqe.wr_id, Relaxed);
+        words[2].store(cqe.who, Relaxed);
+        words[0].store(cqe.what | self.lap, Release);
+    }
+
+    /// As [`Place::publish`], of a rider.
+    #[inline(always)]
+    pub(crate) fn publish_rider(&self, rider: &Rider, flags: SendFlags) {
+        let Entry(words) = self.entry;
+        let [.., a, b, c, d] = words;
+        words[1].store(u64::from(rider.receive), Relaxed);
+        words[2].store(u64::from(rider.qpn.value()), Relaxed);
+        a.store(rider.bytes[0], Relaxed);
+        if rider.len > 8 {
+            b.store(rider.bytes[1], Relaxed);
+            c.store(rider.bytes[2], Relaxed);
+            d.store(rider.bytes[3], Relaxed);
+        }
+        let cqe = Cqe::success(0, rider.qpn, WcOpcode::Recv, rider.len).asked_for(flags);
+        words[0].store(cqe.what | RIDES | HAS_TIME | self.lap, Release);
+    }
+}
+
+/// Places of one lap that a pusher who is alone fills one after the other, and claims when they are filled.
+pub(crate) struct Strip<'l> {
+    first: u32,
+    /// The position of the next.
+    at: u32,
+    lap: u64,
+    entries: std::slice::Iter<'l, Entry>,
+}
+
+impl<'l> Strip<'l> {
+    /// Whether there is none.
+    #[inline(always)]
+    pub(crate) fn is_over(&self) -> bool {
+        self.entries.as_slice().is_empty()
+    }
+
+    #[inline(always)]
+    pub(crate) fn next(&mut self) -> Option<Place<'l>> {
+        let (at, entry) = (self.at, self.entries.next()?);
+        self.at = at.wrapping_add(1);
+        Some(Place {
+            at,
+            entry,
+            lap: self.lap,
+        })
+    }
 }
 
 impl Lane {
@@ -109,10 +182,9 @@ impl Lane {
                 mode,
                 tail: AtomicU32::new(0),
                 end: AtomicU32::new(cqe),
-                last: AtomicU32::new(cqe - 1),
+                left: AtomicU32::new(cqe),
             },
-            entries: entries.into_boxed_slice(),
-            mask: cqe - 1,
+            entries: Laps::new(entries.into_boxed_slice()),
             replaced: AtomicBool::new(false),
             consumer,
             clock,
@@ -125,7 +197,7 @@ impl Lane {
 
     /// How many entries it has.
     pub(super) fn len(&self) -> u32 {
-        self.entries.len() as u32
+        self.entries.len()
     }
 
     /// Nobody pushes here, now or for ever.
@@ -170,7 +242,7 @@ impl Lane {
             to[0].store(from[0].load(Relaxed) & !LAP | lap, Relaxed);
         }
         self.pushers.tail.store(tail, Relaxed);
-        self.pushers.set_end(head.wrapping_add(self.len()));
+        self.pushers.set_end(head.wrapping_add(self.len()), tail);
         true
     }
 
@@ -252,11 +324,7 @@ impl Lane {
     /// Whether there is room for both completions of a message, after [`Lane::is_plain`].
     #[inline(always)]
     pub(crate) fn has_room_for_two(&self) -> bool {
-        let Pushers { last, tail, .. } = &self.pushers;
-        last.load(Relaxed)
-            .wrapping_sub(tail.load(Relaxed))
-            .cast_signed()
-            > 0
+        self.pushers.left.load(Relaxed) > 1
     }
 
     /// Whether what was polled meanwhile makes room for two when there was none.
@@ -264,43 +332,44 @@ impl Lane {
         if !self.is_plain(pin) || self.has_room_for_two() {
             return false;
         }
-        let head = self.consumer.head.load(Acquire);
-        self.pushers.set_end(head.wrapping_add(self.len()));
+        self.look_at_head(self.pushers.tail.load(Relaxed));
         self.has_room_for_two()
     }
 
-    /// The first half of a push for which there is room, after [`Lane::is_plain`]: the position.
-    #[inline(always)]
-    pub(crate) fn claim_plain(&self) -> u32 {
+    /// The places that this thread may fill under this pin, if [`Lane::is_plain`], up to the end of a lap.
+    pub(crate) fn strip(&self, pin: &Pin) -> Strip<'_> {
         let at = self.pushers.tail.load(Relaxed);
-        self.pushers.tail.store(at.wrapping_add(1), Relaxed);
-        at
-    }
-
-    /// The second half, of a success: the consumer may see it now.
-    #[inline(always)]
-    pub(crate) fn publish_plain(&self, at: u32, cqe: &Cqe) {
-        let (Entry(words), lap) = self.place(at);
-        words[1].store(cqe.wr_id, Relaxed);
-        words[2].store(cqe.who, Relaxed);
-        words[0].store(cqe.what | lap, Release);
-    }
-
-    /// As [`Lane::publish_plain`], of a rider.
-    #[inline(always)]
-    pub(crate) fn publish_rider(&self, at: u32, rider: &Rider, flags: SendFlags) {
-        let (Entry(words), lap) = self.place(at);
-        let [.., a, b, c, d] = words;
-        words[1].store(u64::from(rider.receive), Relaxed);
-        words[2].store(u64::from(rider.qpn.value()), Relaxed);
-        a.store(rider.bytes[0], Relaxed);
-        if rider.len > 8 {
-            b.store(rider.bytes[1], Relaxed);
-            c.store(rider.bytes[2], Relaxed);
-            d.store(rider.bytes[3], Relaxed);
+        let left = match self.is_plain(pin) {
+            true => self.pushers.left.load(Relaxed),
+            false => 0,
+        };
+        let entries = self.entries.rest_of_lap(at);
+        Strip {
+            first: at,
+            at,
+            lap: self.lap(at),
+            entries: entries.get(..left as usize).unwrap_or(entries).iter(),
         }
-        let cqe = Cqe::success(0, rider.qpn, WcOpcode::Recv, rider.len).asked_for(flags);
-        words[0].store(cqe.what | RIDES | HAS_TIME | lap, Release);
+    }
+
+    /// What was taken of a strip of this lane was filled. The consumer need not know of it.
+    pub(crate) fn claim_strip(&self, strip: &Strip<'_>) {
+        let count = strip.at.wrapping_sub(strip.first);
+        // Where others push, the strip was empty, and all here is theirs.
+        if count != 0 {
+            let Pushers { tail, left, .. } = &self.pushers;
+            tail.store(strip.at, Relaxed);
+            left.store(left.load(Relaxed).wrapping_sub(count), Relaxed);
+        }
+    }
+
+    /// The first half of a push for which there is room, after [`Lane::is_plain`]; the second is
+    /// [`Place::publish`].
+    #[inline(always)]
+    pub(crate) fn claim_plain(&self) -> Place<'_> {
+        let at = self.pushers.claim();
+        let (entry, lap) = self.place(at);
+        Place { at, entry, lap }
     }
 
     /// The rider at that position, if the entry has been published and is one.
@@ -361,18 +430,22 @@ impl Lane {
 
     #[inline(always)]
     fn claim_alone(&self) -> Result<u32, Overrun> {
-        let at = self.pushers.tail.load(Relaxed);
-        if at == self.pushers.end.load(Relaxed) {
-            self.look_for_room(at)?;
+        if self.pushers.left.load(Relaxed) == 0 {
+            self.look_for_room(self.pushers.tail.load(Relaxed))?;
         }
-        self.pushers.tail.store(at.wrapping_add(1), Relaxed);
-        Ok(at)
+        Ok(self.pushers.claim())
+    }
+
+    /// How far the consumer has polled, and with it how much room there is for who is to fill `at` next.
+    fn look_at_head(&self, at: u32) -> u32 {
+        let head = self.consumer.head.load(Acquire);
+        self.pushers.set_end(head.wrapping_add(self.len()), at);
+        head
     }
 
     #[cold]
     fn look_for_room(&self, at: u32) -> Result<(), Overrun> {
-        let head = self.consumer.head.load(Acquire);
-        self.pushers.set_end(head.wrapping_add(self.len()));
+        let head = self.look_at_head(at);
         if at.wrapping_sub(head) < self.len() {
             return Ok(());
         }
@@ -391,14 +464,18 @@ impl Lane {
     /// The entry of a position and its lap bit: 1 on the first lap, so that a fresh ring is empty.
     #[inline(always)]
     pub(super) fn place(&self, at: u32) -> (&Entry, u64) {
-        let slot = (at & self.mask) as usize;
-        let Some(entry) = self.entries.get(slot) else {
-            no_entry();
-        };
-        (
-            entry,
-            u64::from(at as usize & self.entries.len() == 0) * LAP,
-        )
+        (self.entries.at(at), self.lap(at))
+    }
+
+    #[inline(always)]
+    fn lap(&self, at: u32) -> u64 {
+        u64::from(self.entries.is_even_lap(at)) * LAP
+    }
+
+    /// The entries from a position to the end of its lap, and their lap bit.
+    #[inline(always)]
+    pub(super) fn rest_of_lap(&self, at: u32) -> (&[Entry], u64) {
+        (self.entries.rest_of_lap(at), self.lap(at))
     }
 
     /// The first word of the entry at that position, if it has been published.

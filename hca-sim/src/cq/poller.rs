@@ -1,5 +1,7 @@
 //! The consumer's end of a completion queue: poll and arm.
 
+use std::hint::cold_path;
+
 use verbs_core::mem::grace;
 use verbs_core::sync::Arc;
 use verbs_core::sync::atomic::{
@@ -108,20 +110,37 @@ impl CqPoller {
         self.lane = self.ring.lane();
     }
 
-    /// Polls into several.
+    /// Polls into several, or none.
     #[inline(never)]
     fn poll_many(&mut self, out: &mut [Wc]) -> usize {
-        let (lane, mut head) = (&*self.lane, self.head);
-        for i in 0..out.len() {
-            let (Entry(words), lap) = lane.place(head);
+        let mut all = 0;
+        while let Some(rest) = out.get_mut(all..).filter(|rest| !rest.is_empty()) {
+            let (polled, is_over) = self.poll_lap(rest);
+            all += polled;
+            if !is_over {
+                // What comes is not plain, or nothing is there.
+                return all + self.poll_any(&mut out[all..]);
+            }
+        }
+        all
+    }
+
+    /// Polls plain successes up to the end of a lap, and says whether it came to its end or that of `out`.
+    #[inline(always)]
+    fn poll_lap(&mut self, out: &mut [Wc]) -> (usize, bool) {
+        let (entries, lap) = self.lane.rest_of_lap(self.head);
+        let most = entries.len().min(out.len());
+        let mut count = 0;
+        for (wc, Entry(words)) in out.iter_mut().zip(entries) {
             let what = words[0].load(Acquire);
             if (what ^ lap) & (LAP | FAILURE | HAS_TIME) != 0 {
-                return self.polled(head) + self.poll_any(&mut out[i..]);
+                break;
             }
-            fill(&mut out[i], what, words);
-            head = head.wrapping_add(1);
+            fill(wc, what, words);
+            count += 1;
         }
-        self.polled(head)
+        let polled = self.polled(self.head.wrapping_add(count));
+        (polled, polled == most)
     }
 
     /// Polls when there are entries that are more than a plain success.
@@ -167,23 +186,23 @@ impl CqPoller {
 impl RawCq for CqPoller {
     fn poll(&mut self, out: &mut [Wc]) -> usize {
         // The first one without the preparations that a loop has.
-        let (Entry(words), lap) = self.lane.place(self.head);
+        let head = self.head;
+        let (Entry(words), lap) = self.lane.place(head);
         let what = words[0].load(Acquire);
         if (what ^ lap) & (LAP | FAILURE | HAS_TIME) != 0 {
+            cold_path();
             return if (what ^ lap) & LAP != 0 {
                 self.look_further(out)
             } else {
                 self.poll_any(out)
             };
         }
-        match out {
-            [] => 0,
-            [wc] => {
-                fill(wc, what, words);
-                self.polled(self.head.wrapping_add(1))
-            }
-            _ => self.poll_many(out),
-        }
+        // One comparison for the most frequent number.
+        let [wc] = out else {
+            return self.poll_many(out);
+        };
+        fill(wc, what, words);
+        self.polled(head.wrapping_add(1))
     }
 
     fn arm(&mut self, when: Arm) -> Armed {
@@ -229,6 +248,12 @@ pub(super) fn fill(wc: &mut Wc, what: u64, words: &[AtomicU64; 8]) {
     let who = words[2].load(Relaxed);
     wc.qpn = Qpn::kept(who as u32);
     wc.imm = (who >> IMM_SHIFT) as u32;
+    clear_rest(wc);
+}
+
+/// The parts that no success between two queue pairs has.
+#[inline(always)]
+pub(super) fn clear_rest(wc: &mut Wc) {
     wc.src_qpn = Qpn::default();
     wc.slid = Lid(0);
     wc.pkey_index = 0;

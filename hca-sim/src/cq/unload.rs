@@ -3,9 +3,10 @@
 use verbs_core::mem::pin;
 use verbs_core::sync::Arc;
 use verbs_core::sync::atomic::Ordering::Acquire;
-use verbs_core::{Lid, Qpn, Wc, WcFlags, WcOpcode, WcStatus};
+use verbs_core::{Qpn, Wc, WcFlags, WcOpcode, WcStatus};
 
 use super::CqPoller;
+use super::poller::clear_rest;
 use crate::port::Port;
 use crate::rider::{Berths, Rider, Unloaded};
 
@@ -139,12 +140,7 @@ fn fill(wc: &mut Wc, rider: &Rider, wr_id: u64) {
     wc.byte_len = rider.len;
     wc.qpn = rider.qpn;
     wc.imm = 0;
-    wc.src_qpn = Qpn::default();
-    wc.slid = Lid(0);
-    wc.pkey_index = 0;
-    wc.sl = 0;
-    wc.vendor_err = 0;
-    wc.timestamp_ns = 0;
+    clear_rest(wc);
 }
 
 fn fail(wc: &mut Wc, reason: u32) {

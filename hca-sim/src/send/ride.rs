@@ -4,7 +4,7 @@ use verbs_core::mem::{Pin, pin};
 use verbs_core::{Access, SendFlags, WcOpcode};
 
 use super::SendPoster;
-use super::short::Near;
+use super::ends::Near;
 use crate::cq::Cqe;
 use crate::landing::Landing;
 use crate::recv::berth::Known;
@@ -56,13 +56,12 @@ impl SendPoster {
         near: N,
         flags: SendFlags,
     ) -> Option<()> {
-        let flags = flags | self.always;
         let open = self.open.as_mut()?;
         let (land, cq, len) = (&*open.land, &*self.lane, near.len());
         if !land.admits_direct(pin, open.view, Access::empty()) {
             return None;
         }
-        let here = near.find(&self.mrs, pin, self.pd, Access::empty())?;
+        let here = near.find(&self.mrs, pin, &self.pd, Access::empty())?;
         let signaled = flags.contains(SendFlags::SIGNALED);
         if signaled && !(cq.is_plain(pin) && cq.has_room_for_two()) {
             return None;
@@ -83,13 +82,13 @@ impl SendPoster {
             len,
             bytes: bytes.map(u64::from_ne_bytes),
         };
-        there.publish_rider(there.claim_plain(), &rider, flags);
+        there.claim_plain().publish_rider(&rider, flags);
         if signaled {
             let cqe = Cqe::success(wr_id, self.qpn, WcOpcode::Send, len);
-            let at = cq.claim_plain();
+            let place = cq.claim_plain();
             // Whoever polls it may post the next send at once, and that looks for the mark.
-            open.sends.mark(self.posted, at);
-            cq.publish_plain(at, &cqe);
+            open.sends.mark(self.posted, place.at);
+            place.publish(&cqe);
         }
         self.posted = self.posted.wrapping_add(1);
         open.sends.advance(land, len);

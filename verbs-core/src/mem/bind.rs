@@ -4,10 +4,11 @@
 //! its own: the region counts its windows and waits for whoever got in through one.
 
 use super::access::Access;
+use super::entry::View;
 use super::fast::Stopped;
 use super::grace;
 use super::region::Fault;
-use super::table::{ANY_PD, MrTable, ONE_QP, Owner, REMOTE_ONLY, State, View, What, Who};
+use super::table::{ANY_PD, MrTable, ONE_QP, Owner, REMOTE_ONLY, State, What, Who};
 use super::touch::Touched;
 use crate::addr::RKey;
 use crate::error::Error;
@@ -163,7 +164,8 @@ impl MrTable {
         }
         owner.key_byte = what.rkey.key_byte();
         (owner.drain, owner.epoch) = (Touched::NOBODY, owner.epoch.wrapping_add(1));
-        self.show(index, &mut owner, &view);
+        // SAFETY: it is unbound or was never bound, and those that were admitted then have left (`drain`).
+        unsafe { self.show(index, &mut owner, view) };
         Ok(settle)
     }
 

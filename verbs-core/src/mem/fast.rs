@@ -10,10 +10,11 @@ use std::ptr::null_mut;
 
 use super::access::Access;
 use super::bind::unbind;
+use super::entry::View;
 use super::grace;
 use super::pages::{Layout, PageList};
 use super::region::Fault;
-use super::table::{MrTable, Owner, State, View, What, Who};
+use super::table::{MrTable, Owner, State, What, Who};
 use super::touch::Touched;
 use crate::addr::LKey;
 use crate::error::{Attr, Error, Why};
@@ -154,7 +155,8 @@ impl MrTable {
         };
         (owner.drain, owner.epoch) = (Touched::NOBODY, owner.epoch.wrapping_add(1));
         owner.key_byte = key.key_byte();
-        self.show(key.index(), &mut owner, &view);
+        // SAFETY: it was killed, and those that were admitted have left (`drain`).
+        unsafe { self.show(key.index(), &mut owner, view) };
         Ok(())
     }
 
@@ -245,7 +247,8 @@ impl MrTable {
             base: 0,
             qpn: 0,
         };
-        self.show(index, &mut owner, &view);
+        // SAFETY: it is invalid, and those that were admitted when it was not have left (`drain`).
+        unsafe { self.show(index, &mut owner, view) };
         Ok(())
     }
 

@@ -1,13 +1,14 @@
 //! From keys to regions.
 
+use std::hint::cold_path;
 use std::ptr::{NonNull, null_mut};
 
 use super::access::Access;
 use super::bind::{WindowOwner, unbind};
-use super::entry::Slot;
+use super::entry::{Slot, View};
 use super::fast::Fast;
 use super::grace;
-use super::pages::{Page, Span};
+use super::pages::Span;
 use super::pin::Pin;
 use super::region::{Fault, Region};
 use super::touch::{TouchWord, Touched};
@@ -15,10 +16,7 @@ use super::window::Window;
 use crate::addr::{LKey, RKey};
 use crate::error::{Attr, Error, Why};
 use crate::object::Target;
-use crate::sync::atomic::{
-    AtomicPtr, AtomicU32, AtomicU64,
-    Ordering::{Relaxed, Release},
-};
+use crate::sync::atomic::{AtomicPtr, AtomicU64, Ordering::Relaxed};
 use crate::sync::{Arc, Mutex, MutexGuard, Weak};
 
 /// The regions of one device, by key.
@@ -65,20 +63,6 @@ pub struct Who {
     pub pd: u32,
     /// Number of the queue pair.
     pub qpn: u32,
-}
-
-/// What a slot shows of memory.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct View {
-    pub(super) iova: u64,
-    pub(super) len: u64,
-    pub(super) pd: u32,
-    pub(super) access: u32,
-    pub(super) host: *mut u8,
-    pub(super) pages: *mut Page,
-    pub(super) count: u32,
-    pub(super) base: u64,
-    pub(super) qpn: u32,
 }
 
 /// What a verb looks at.
@@ -134,20 +118,8 @@ impl MrTable {
     /// 200 bytes each, all allocated here. The seed decides which keys come in which order.
     pub fn new(capacity: u32, seed: u64) -> Self {
         let capacity = capacity.min(Self::CAPACITY_MAX);
-        let slot = |_| Slot {
-            word: TouchWord::dead(),
-            iova: AtomicU64::new(0),
-            len: AtomicU64::new(0),
-            pd: AtomicU32::new(0),
-            access: AtomicU32::new(0),
-            host: AtomicPtr::new(null_mut()),
-            pages: AtomicPtr::new(null_mut()),
-            base: AtomicU64::new(0),
-            count: AtomicU32::new(0),
-            qpn: AtomicU32::new(0),
-        };
         Self {
-            slots: (0..=capacity).map(slot).collect(),
+            slots: (0..=capacity).map(|_| Slot::closed()).collect(),
             owners: (0..=capacity).map(|_| Mutex::default()).collect(),
             free: Mutex::new(Free {
                 indices: (1..=capacity).collect(),
@@ -172,7 +144,8 @@ impl MrTable {
         let mut owner = self.owner(index);
         owner.key_byte = owner.key_byte.wrapping_add(step);
         owner.what = What::Plain;
-        Ok(self.publish(index, &mut owner, region, host))
+        // SAFETY: an index that is free admits nobody, and nobody was left when it became free.
+        Ok(unsafe { self.publish(index, &mut owner, region, host) })
     }
 
     /// Takes a region or a window away for good. From the return of this call on its key misses; `done` runs
@@ -249,7 +222,7 @@ impl MrTable {
         pd: u32,
         need: Access,
     ) -> Option<Window<'p>> {
-        match self.check_at_once(pin, key, addr, len, pd, need) {
+        match self.check_at_once(pin, key, addr, len, &pd, need) {
             None => self
                 .look(pin, key, addr, len, Who { pd, qpn: 0 }, need)?
                 .window(),
@@ -269,14 +242,14 @@ impl MrTable {
         who: Who,
         need: Access,
     ) -> Option<Span<'p>> {
-        match self.check_at_once(pin, key, addr, len, who.pd, need) {
+        match self.check_at_once(pin, key, addr, len, &who.pd, need) {
             None => self.look(pin, key, addr, len, who, need),
             Some(window) => Some(window.into()),
         }
     }
 
     /// As [`check`](Self::check), for code that must stay short: `None` also if more than a look is
-    /// needed to tell, so that a refusal means nothing and leaves no reason.
+    /// needed to tell, so that a refusal means nothing and leaves no reason. `pd` is read when it is compared.
     #[inline(always)]
     pub fn check_at_once<'p>(
         &self,
@@ -284,21 +257,33 @@ impl MrTable {
         key: u32,
         addr: u64,
         len: u32,
-        pd: u32,
+        pd: &u32,
         need: Access,
     ) -> Option<Window<'p>> {
-        if let Some(slot) = self.slots.get((key >> 8) as usize)
-            && slot.word.admits_at_once(pin, TouchWord::TAG, key)
-        {
-            let offset = addr.wrapping_sub(slot.iova.load(Relaxed));
-            if slot.grants(pd, need) && slot.covers(offset, len) {
-                // SAFETY: the touch word has admitted this pin, so until the pin is left the slot
-                // keeps its values and its memory; `host` starts `slot.len` valid bytes of it, and
-                // the range was found to be within.
-                return Some(unsafe { slot.window(offset, len) });
-            }
+        // What refuses is cold, so that no answer is put together that only says yes or no.
+        let slot = self.slots.get((key >> 8) as usize)?;
+        if !slot.word.admits_at_once(pin, TouchWord::TAG, key) {
+            cold_path();
+            return None;
         }
-        None
+        // SAFETY: the touch word has admitted this pin.
+        let view = unsafe { slot.view() };
+        if !view.grants(*pd, need) {
+            cold_path();
+            return None;
+        }
+        let Some(last) = view.len.checked_sub(u64::from(len)) else {
+            cold_path();
+            return None;
+        };
+        let offset = addr.wrapping_sub(view.iova);
+        if offset > last {
+            cold_path();
+            return None;
+        }
+        // SAFETY: until the pin is left the slot keeps its values and its memory; `host` starts `len` valid
+        // bytes of it, and the range was found to be within.
+        Some(unsafe { view.window(offset, len) })
     }
 
     /// Whether a key as a whole grants something.
@@ -308,7 +293,8 @@ impl MrTable {
     pub fn grants(&self, pin: &Pin, key: u32, who: Who, need: Access) -> Result<(), Fault> {
         let slot = self.slots.get((key >> 8) as usize);
         let admitted = slot.filter(|slot| slot.word.admits(pin, TouchWord::TAG, key));
-        match admitted.ok_or(Fault::Key)?.judge(who, need) {
+        // SAFETY: it has admitted this pin.
+        match unsafe { admitted.ok_or(Fault::Key)?.view() }.judge(who, need) {
             Some(fault) => Err(fault),
             None => Ok(()),
         }
@@ -375,13 +361,15 @@ impl MrTable {
                 Fault::Key
             }
             Some(slot) => {
-                let offset = addr.wrapping_sub(slot.iova.load(Relaxed));
-                match slot.judge(who, need) {
+                // SAFETY: it has admitted this pin.
+                let view = unsafe { slot.view() };
+                let offset = addr.wrapping_sub(view.iova);
+                match view.judge(who, need) {
                     Some(fault) => fault,
-                    None if !slot.covers(offset, len) => Fault::Bounds,
+                    None if !view.covers(offset, len) => Fault::Bounds,
                     // SAFETY: as in `check_at_once`; of a region in pieces the list keeps its memory, and
                     // neither changes before this pin is left.
-                    None => return Some(unsafe { slot.span(offset, len) }),
+                    None => return Some(unsafe { view.span(offset, len) }),
                 }
             }
         };
@@ -415,8 +403,11 @@ impl MrTable {
         }
     }
 
-    /// Fills a slot that nobody is admitted to and opens it.
-    fn publish(
+    /// Fills a slot and opens it.
+    ///
+    /// # Safety
+    /// As for [`MrTable::show`].
+    unsafe fn publish(
         &self,
         index: u32,
         owner: &mut Owner,
@@ -437,22 +428,21 @@ impl MrTable {
         };
         owner.pd = region.pd;
         owner.region = Some(region);
-        self.show(index, owner, &view);
+        // SAFETY: as the caller says.
+        unsafe { self.show(index, owner, view) };
         keys
     }
 
-    /// Fills a slot that nobody is admitted to and opens it under its key byte.
-    pub(super) fn show(&self, index: u32, owner: &mut Owner, view: &View) {
+    /// Fills a slot and opens it under its key byte.
+    ///
+    /// # Safety
+    /// It is that slot's owner, its word admits nobody, and the grace period of those that it admitted is
+    /// over.
+    #[inline(always)]
+    pub(super) unsafe fn show(&self, index: u32, owner: &mut Owner, view: View) {
         let slot = &self.slots[index as usize];
-        slot.iova.store(view.iova, Relaxed);
-        slot.len.store(view.len, Relaxed);
-        slot.pd.store(view.pd, Relaxed);
-        slot.access.store(view.access, Relaxed);
-        slot.pages.store(view.pages, Release);
-        slot.count.store(view.count, Relaxed);
-        slot.base.store(view.base, Relaxed);
-        slot.qpn.store(view.qpn, Relaxed);
-        slot.host.store(view.host, Release);
+        // SAFETY: as the caller says; who has the owner has locked it.
+        unsafe { slot.set(view) };
         owner.state = State::Live;
         let key = index << 8 | u32::from(owner.key_byte);
         match owner.what {
@@ -463,18 +453,8 @@ impl MrTable {
 
     /// What a slot shows. For whoever has locked its owner.
     pub(super) fn seen(&self, index: u32) -> View {
-        let slot = &self.slots[index as usize];
-        View {
-            iova: slot.iova.load(Relaxed),
-            len: slot.len.load(Relaxed),
-            pd: slot.pd.load(Relaxed),
-            access: slot.access.load(Relaxed),
-            host: slot.host.load(Relaxed),
-            pages: slot.pages.load(Relaxed),
-            count: slot.count.load(Relaxed),
-            base: slot.base.load(Relaxed),
-            qpn: slot.qpn.load(Relaxed),
-        }
+        // SAFETY: its owner is locked, as the caller says.
+        unsafe { *self.slots[index as usize].view() }
     }
 
     pub(super) fn word(&self, index: u32) -> &TouchWord {
@@ -528,7 +508,8 @@ impl MrTable {
         owner.key_byte = key.key_byte();
         let old = owner.region.take();
         if let Some(host) = NonNull::new(host.load(Relaxed)) {
-            self.publish(key.index(), &mut owner, region, host);
+            // SAFETY: the grace period is over, as the caller says, and nobody else opens what is closing.
+            unsafe { self.publish(key.index(), &mut owner, region, host) };
         }
         old
     }

@@ -52,10 +52,10 @@ impl Seen {
         Self((tag & TAG) as u64 * TAG_ONE)
     }
 
-    /// Whether it has all of those flags.
+    /// Whether it has any of those flags.
     #[inline(always)]
-    pub const fn has(self, flags: u32) -> bool {
-        !self.0 & (flags as u64 * TAG_ONE) == 0
+    pub const fn has_any(self, flags: u32) -> bool {
+        self.0 & (flags as u64 * TAG_ONE) != 0
     }
 }
 

@@ -25,6 +25,7 @@
 //! *What loom does not show*: the generation's wrap. A stale cancel handle hits after 2^32 reuses of
 //! one slot while it is kept; that is accepted.
 
+pub mod laps;
 mod location;
 #[cfg(all(test, verbs_loom))]
 mod loom_tests;
