@@ -7,9 +7,13 @@
 //! connection stand beside. All ways take turns, repetition by repetition, so that load of the
 //! machine meets them alike; medians are printed, with ratios to the first of each group.
 //!
-//! Runs under `cargo bench`; with `--test` every way goes once, for crashes and not for times.
+//! Last, what that is all for: messages, beside words through a channel.
+//!
+//! Runs under `cargo bench`; with `--test` every way goes once, for crashes and not for times. A word that is
+//! no option chooses the groups that have it in their title.
 
 mod mad;
+mod message;
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -382,12 +386,23 @@ fn run(group: Group, smoke: bool) {
 
 fn main() {
     let smoke = std::env::args().any(|argument| argument == "--test");
-    for group in peers().into_iter().chain(comparison()) {
-        run(group, smoke);
+    let only = std::env::args().skip(1).find(|word| !word.starts_with('-'));
+    let is_wanted = |title: &str| {
+        only.as_ref()
+            .is_none_or(|only| title.contains(only.as_str()))
+    };
+    let others = [mad::group(), message::group()];
+    for group in peers().into_iter().chain(comparison()).chain(others) {
+        if is_wanted(&group.0) {
+            run(group, smoke);
+        }
     }
-    run(mad::group(), smoke);
     for time_us in [0, 10] {
-        println!("\ndestroy {MANY} QPs, {time_us} us each");
+        let title = format!("destroy {MANY} QPs, {time_us} us each");
+        if !is_wanted(&title) {
+            continue;
+        }
+        println!("\n{title}");
         for (name, time) in many(time_us) {
             let each = time.as_nanos() as f64 / MANY as f64;
             println!("  {name:<28} {each:>12.1} ns each, {time:.1?} in all");

@@ -131,11 +131,10 @@ fn batches(
     times: u64,
 ) -> Result<(), BenchError> {
     let received = operation == Operation::Send;
+    let receives: [_; POLL] = std::array::from_fn(|id| Recv::new(id as u64).into(into));
     for _ in 0..times {
         if received {
-            for wr_id in 0..POLL as u64 {
-                b.recv.post(Recv::new(wr_id).into(into))?;
-            }
+            b.recv.post_batch(&receives)?;
         }
         a.send.post_batch(wrs)?;
         a.sent.take(POLL)?;
