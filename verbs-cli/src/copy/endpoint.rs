@@ -5,13 +5,17 @@ use std::fmt;
 use futures::future::try_join;
 use verbs_core::{
     Access, Av, BatchError, Cq, Device, Error, LinkLayer, Memory, Mr, Mtu, Path, Pd, PortAttr, Psn,
-    Qp, QpInit, Qpn, Recv, SendWr, Wc,
+    Qp, QpAttr, QpInit, Qpn, Recv, SendWr, Wc,
 };
 
 use super::error::{CopyError, End};
 use super::message::Totals;
 use super::window::Plan;
 use crate::wire::PORT;
+
+/// The local ACK timeout: an end sends again after 0.27 s without an answer, and gives its peer up after 7 retries. Hosts
+/// that write large files keep their processes waiting now and then, for longer than the half second of the usual 14.
+const ACK_TIMEOUT: u8 = 16;
 
 /// The verbs objects of one end.
 ///
@@ -201,7 +205,9 @@ impl Endpoint {
 
     /// Starts sending, with that number as the first packet's.
     pub(crate) async fn ready_to_send(&self, psn: Psn) -> Result<(), CopyError> {
-        let ready = self.qp.ready_to_send(psn).await;
+        let mut rts = QpAttr::rts(psn);
+        rts.timeout = Some(ACK_TIMEOUT);
+        let ready = self.qp.modify(rts).await;
         ready.map_err(|error| self.failed("make the queue pair ready to send", error))
     }
 
