@@ -200,6 +200,12 @@ pub(crate) struct PingpongArgs {
     #[arg(short = 'n', long, value_name = "N", default_value_t = 1000,
           value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) iters: u32,
+    /// How long to wait for an acknowledgement before sending again, 7 times at most: 4.096 us * 2^CODE,
+    /// 0 for ever. 14 is 67 ms, as in the programs; 18 is a second, for a peer that is slow, such as an
+    /// emulated machine (not uc, ud)
+    #[arg(long, value_name = "CODE", default_value_t = 14,
+          value_parser = clap::value_parser!(u8).range(..=31))]
+    pub(crate) timeout: u8,
     /// Which of our GIDs: addresses of --bind are counted from 0
     #[arg(short, long, value_name = "N", default_value_t = 0)]
     pub(crate) gid_idx: u16,

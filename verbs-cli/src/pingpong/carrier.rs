@@ -21,6 +21,8 @@ const QKEY: QKey = QKey(0x1111_1111);
 pub(super) struct Carrier {
     gid_index: u16,
     mtu: verbs_core::Mtu,
+    /// The local ACK timeout, where there is one.
+    timeout: u8,
     kind: Queues,
 }
 
@@ -81,6 +83,7 @@ impl Carrier {
         Ok(Self {
             gid_index: args.gid_idx,
             mtu: args.mtu,
+            timeout: args.timeout,
             kind,
         })
     }
@@ -115,7 +118,7 @@ impl Carrier {
         ours: &[Hello],
         theirs: &[Hello],
     ) -> Result<(), PingpongError> {
-        let (gid_index, mtu) = (self.gid_index, self.mtu);
+        let (gid_index, mtu, timeout) = (self.gid_index, self.mtu, self.timeout);
         let path = |theirs: &Hello, dest_qpn| Path {
             av: Av::to_gid(PORT, gid_index, theirs.gid),
             dest_qpn,
@@ -126,12 +129,12 @@ impl Carrier {
         match &mut self.kind {
             Queues::Connection(qp) => {
                 for (ours, theirs) in pairs {
-                    up(qp, &path(theirs, theirs.qpn), ours.psn).await?;
+                    up(qp, &path(theirs, theirs.qpn), ours.psn, timeout).await?;
                 }
             }
             Queues::Shared(qps, _) => {
                 for ((ours, theirs), qp) in pairs.zip(qps) {
-                    up(qp, &path(theirs, theirs.qpn), ours.psn).await?;
+                    up(qp, &path(theirs, theirs.qpn), ours.psn, timeout).await?;
                 }
             }
             Queues::Datagrams(qp, there) => {
@@ -148,8 +151,8 @@ impl Carrier {
                 for (ours, theirs) in pairs {
                     let (sends, srqn) = theirs.extended.unwrap_or_default();
                     own.theirs = srqn;
-                    up(&own.receives, &path(theirs, sends), ours.psn).await?;
-                    up(&own.sends, &path(theirs, theirs.qpn), ours.psn).await?;
+                    up(&own.receives, &path(theirs, sends), ours.psn, timeout).await?;
+                    up(&own.sends, &path(theirs, theirs.qpn), ours.psn, timeout).await?;
                 }
             }
         }
@@ -252,8 +255,8 @@ async fn connection(pd: &Pd, init: QpInit<'_>, depth: u32) -> Result<Qp, Pingpon
     Ok(qp)
 }
 
-/// To RTS, with one READ each way where there are any.
-async fn up(qp: &Qp, path: &Path, psn: Psn) -> Result<(), PingpongError> {
+/// To RTS, with one READ each way where there are any, and that timeout.
+async fn up(qp: &Qp, path: &Path, psn: Psn, timeout: u8) -> Result<(), PingpongError> {
     let rtr = QpAttr::rtr_of(qp.qp_type(), path);
     let one = |max: Option<u8>| max.map(|_| 1);
     let ready = qp.modify(QpAttr {
@@ -265,6 +268,7 @@ async fn up(qp: &Qp, path: &Path, psn: Psn) -> Result<(), PingpongError> {
     let rts = QpAttr::rts_of(qp.qp_type(), psn);
     let ready = qp.modify(QpAttr {
         max_rd_atomic: one(rts.max_rd_atomic),
+        timeout: rts.timeout.map(|_| timeout),
         ..rts
     });
     let ready = ready.await;

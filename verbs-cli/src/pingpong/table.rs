@@ -26,8 +26,18 @@ const POLL_MAX: usize = 16;
 /// Polls that find nothing before another thread may have the processor: the peer may need it.
 const SPINS: u32 = 64;
 
-/// A peer that is alive answers within its retries; after this much nothing it has gone.
-const SILENCE_MAX: Duration = Duration::from_secs(10);
+/// A peer that is alive answers within its retries; after this much nothing, or what all of ours take if that
+/// is more, it has gone.
+const SILENCE: Duration = Duration::from_secs(10);
+
+fn silence_max(timeout: u8) -> Duration {
+    let tries = 8 * (Duration::from_nanos(4096) * (1 << timeout));
+    if timeout == 0 {
+        SILENCE
+    } else {
+        SILENCE.max(tries)
+    }
+}
 
 /// How long a queue pair goes on answering after its own work is done: as long as it takes the peer to
 /// repeat a message whose acknowledgement was lost, for all its 7 retries of 67 ms.
@@ -51,6 +61,7 @@ pub(super) struct Table {
     cq: Cq,
     channel: Option<CompletionChannel>,
     carrier: Carrier,
+    silence_max: Duration,
     mr: Mr,
     /// Where messages are sent from and where they arrive, the same place at the server's end.
     places: Places,
@@ -132,6 +143,7 @@ impl Table {
             cq,
             channel,
             carrier,
+            silence_max: silence_max(args.timeout),
             mr,
             places,
             check: args.chk,
@@ -182,9 +194,9 @@ impl Table {
                     false
                 }
             };
-            if waited && last.elapsed() > SILENCE_MAX {
+            if waited && last.elapsed() > self.silence_max {
                 return Err(PingpongError::Silent {
-                    seconds: SILENCE_MAX.as_secs(),
+                    seconds: self.silence_max.as_secs(),
                     received: self.game.received,
                     iters: self.game.iters,
                 });

@@ -51,13 +51,13 @@ fn client(args: &PingpongArgs, network: &LoopbackNetwork) -> Result<String, Ping
 fn messages_go_both_ways() {
     for options in [
         "-n 50",
-        "-n 7 -e -c -s 100000 -r 3",
+        "-n 7 -e -c -s 100000 -r 3 --timeout 0",
         "-n 1 -c -s 1 -r 1 -m 4096",
         "uc: -n 50 -c",
         "uc: -n 7 -e -s 100000 -r 3",
         "ud: -n 50 -c",
         "ud: -n 7 -e -c -s 4096 -r 3",
-        "srq: -n 100 -c -q 5 -r 7",
+        "srq: -n 100 -c -q 5 -r 7 --timeout 17",
         "srq: -n 100 -e -q 1 -r 1 -s 70000",
         "xrc: -n 50 -c",
         "xrc: -n 7 -e -c -s 100000 -r 3",
