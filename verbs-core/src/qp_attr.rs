@@ -207,6 +207,9 @@ impl QpAttr {
 
     /// RTR to RTS of a reliable connection: 16 READs and atomics as requester, ACK timeout 67 ms
     /// with 7 retries, receiver-not-ready retried for ever.
+    ///
+    /// A peer is given up after half a second of silence, then. A program on a host that is short of processors
+    /// may be silent for longer: for such peers, `timeout` may be 16 (2.1 s in all) to 18 (8.6 s).
     pub fn rts(psn: Psn) -> Self {
         Self {
             sq_psn: Some(psn),
