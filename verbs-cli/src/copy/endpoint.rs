@@ -4,8 +4,8 @@ use std::fmt;
 
 use futures::future::try_join;
 use verbs_core::{
-    Access, Av, BatchError, Cq, Device, Error, LinkLayer, Memory, Mr, Mtu, Path, Pd, PortAttr, Psn,
-    Qp, QpAttr, QpInit, Qpn, Recv, SendWr, Wc,
+    Access, Av, BatchError, Cq, Device, Error, LinkLayer, Memory, Mr, Mtu, Path, Pd, PortAttr,
+    PostError, Psn, Qp, QpAttr, QpInit, Qpn, RKey, Recv, Remote, SendWr, Wc, Write,
 };
 
 use super::error::{CopyError, End};
@@ -32,6 +32,8 @@ pub(crate) struct Endpoint {
     device: Device,
     port: PortAttr,
     recv_depth: u32,
+    /// Whether a probe has not completed.
+    probing: bool,
 }
 
 /// What a work request is for; travels through its `wr_id`, because a failed completion says nothing
@@ -48,6 +50,8 @@ pub(crate) enum Purpose {
     Totals,
     /// A receive into this piece of the control region.
     Recv(u32),
+    /// The WRITE of nothing that asks whether the peer is still there.
+    Probe,
 }
 
 impl Purpose {
@@ -61,6 +65,7 @@ impl Purpose {
             Self::Credit(number) => (2, number),
             Self::Totals => (3, 0),
             Self::Recv(piece) => (4, u64::from(piece)),
+            Self::Probe => (5, 0),
         };
         number << Self::TAG_BITS | tag
     }
@@ -72,6 +77,7 @@ impl Purpose {
             1 => Self::Announce(number),
             2 => Self::Credit(number),
             3 => Self::Totals,
+            5 => Self::Probe,
             // Pieces are counted in 32 bits where their numbers are made.
             _ => Self::Recv(u32::try_from(number).unwrap_or(u32::MAX)),
         }
@@ -86,6 +92,7 @@ impl fmt::Display for Purpose {
             Self::Credit(drained) => write!(f, "the credit for {drained} chunks"),
             Self::Totals => f.write_str("the closing message"),
             Self::Recv(_) => f.write_str("a receive"),
+            Self::Probe => f.write_str("the look whether the peer is there"),
         }
     }
 }
@@ -149,6 +156,7 @@ impl Endpoint {
             device,
             port,
             recv_depth,
+            probing: false,
         };
         for piece in 0..recv_depth {
             endpoint.post_recv(piece)?;
@@ -159,17 +167,17 @@ impl Endpoint {
     /// Work requests on the send and on the receive queue.
     ///
     /// Sender: a WRITE and a SEND for each slot, one more SEND that becomes free only with the next
-    /// completion, and the closing one. Receiver: a credit for each slot, and the closing SEND.
-    /// Receives: a message for each slot, and the closing one.
+    /// completion, the closing one, and a probe. Receiver: a credit for each slot, the closing SEND, and a
+    /// probe. Receives: a message for each slot, and the closing one.
     fn depths(plan: &Plan) -> (u32, u32) {
-        (2 * plan.slots() + 2, plan.slots() + 1)
+        (2 * plan.slots() + 3, plan.slots() + 1)
     }
 
     /// The inverse of [`Endpoint::depths`]: slots that queues of these depths are good for.
     pub(crate) fn slots_within(max_qp_wr: u32, max_cqe: u32) -> u32 {
         let (queue, completions) = (
-            max_qp_wr.saturating_sub(2) / 2,
-            max_cqe.saturating_sub(3) / 3,
+            max_qp_wr.saturating_sub(3) / 2,
+            max_cqe.saturating_sub(4) / 3,
         );
         queue.min(completions)
     }
@@ -221,9 +229,9 @@ impl Endpoint {
         self.port.active_mtu
     }
 
-    /// Work requests that the send queue has room for.
-    pub(crate) fn send_depth(&self) -> u32 {
-        self.qp.cap().max_send_wr
+    /// Credits that the send queue has room for: it keeps some for the closing message and a probe.
+    pub(crate) fn credits_max(&self) -> u32 {
+        self.qp.cap().max_send_wr.saturating_sub(2)
     }
 
     /// Posts to the send queue.
@@ -260,6 +268,36 @@ impl Endpoint {
         })
     }
 
+    /// Asks whether the peer is still there, unless that is being asked. [`Endpoint::poll`] fails if it does not
+    /// answer, within eight times [`ACK_TIMEOUT`].
+    ///
+    /// An end that waits has no other way to know of a peer that is killed: only who sends finds out. What it
+    /// asks with needs no receive and no key at the peer, and its device answers, however busy the program is
+    /// (IBTA vol. 1, C9-88: the key of a WRITE of no bytes is not looked at).
+    pub(crate) fn probe(&mut self) -> Result<(), CopyError> {
+        if self.probing {
+            return Ok(());
+        }
+        let nowhere = Remote {
+            addr: 0,
+            rkey: RKey::new(0),
+        };
+        let probe = Write::new(Purpose::Probe.wr_id(), nowhere).signaled();
+        match self.qp.post_send(probe) {
+            Ok(()) => self.probing = true,
+            // Work that was posted before finds out as well.
+            Err(PostError::Full { .. }) => {}
+            Err(error) => {
+                return Err(CopyError::Post {
+                    end: self.end,
+                    doing: "a probe",
+                    error,
+                });
+            }
+        }
+        Ok(())
+    }
+
     /// Sends the message that this end closes with.
     pub(crate) fn close_with(&mut self, totals: &Totals) -> Result<(), CopyError> {
         let place = message_at(self.recv_depth);
@@ -284,22 +322,24 @@ impl Endpoint {
         Ok(Totals::parse(&message))
     }
 
-    /// Takes the next completion; a failed one is an error.
+    /// Takes the next completion; a failed one is an error. That of a probe is not told: it is no progress.
     pub(crate) fn poll(&mut self) -> Result<Option<(Purpose, Wc)>, CopyError> {
         let mut entry = [Wc::default()];
-        let Some(&wc) = self.cq.poll(&mut entry).first() else {
-            return Ok(None);
-        };
-        let purpose = Purpose::of(wc.wr_id);
-        if wc.is_ok() {
-            Ok(Some((purpose, wc)))
-        } else {
-            Err(CopyError::Completion {
-                end: self.end,
-                what: purpose.to_string(),
-                status: wc.status,
-            })
+        while let Some(&wc) = self.cq.poll(&mut entry).first() {
+            let purpose = Purpose::of(wc.wr_id);
+            if !wc.is_ok() {
+                return Err(CopyError::Completion {
+                    end: self.end,
+                    what: purpose.to_string(),
+                    status: wc.status,
+                });
+            }
+            match purpose {
+                Purpose::Probe => self.probing = false,
+                _ => return Ok(Some((purpose, wc))),
+            }
         }
+        Ok(None)
     }
 
     /// Waits for the next completion.
@@ -364,6 +404,12 @@ fn message_at(piece: u32) -> std::ops::Range<usize> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use futures::executor::block_on;
+    use hca_sim::clock::VirtualClock;
+    use hca_sim::{Hca, Loopback};
+
     use super::*;
 
     #[test]
@@ -392,6 +438,52 @@ mod tests {
         }
     }
 
+    /// Goal: an end that waits notices that its peer has gone, and is not told of one that is there. Method:
+    /// timers run on a virtual clock; the second probe meets nobody.
+    #[test]
+    fn a_probe_finds_out_whether_the_peer_is_there() {
+        let (link, clock) = (Loopback::default(), VirtualClock::new());
+        let open = async |end| {
+            let hca = Hca::on(&link).clock(clock.clone());
+            let device = hca.open().await.expect("a device");
+            let plan = Plan::new(1600, 1600, 1);
+            let made = Endpoint::new(end, device, &plan, Access::LOCAL_WRITE).await;
+            made.expect("an end")
+        };
+        let (mut waiting, peer) = block_on(async {
+            let (waiting, peer) = (open(End::Destination).await, open(End::Source).await);
+            let psns = [link.draw_psn(), link.draw_psn()];
+            waiting.connect(&peer, psns).await.expect("connected");
+            (waiting, peer)
+        });
+        waiting.probe().expect("posted");
+        while waiting.probing {
+            assert_eq!(waiting.poll().expect("the peer is there"), None);
+        }
+
+        block_on(peer.close()).expect("nothing is in use");
+        let since = clock.now();
+        waiting.probe().expect("posted");
+        waiting.probe().expect("one is under way, which is enough");
+        let failed = loop {
+            match waiting.poll() {
+                Ok(told) => assert_eq!(told, None),
+                Err(error) => break error,
+            }
+            clock.step().expect("the probe waits for its timer");
+        };
+        let said = failed.to_string();
+        assert!(
+            said.contains("the look whether the peer is there"),
+            "{said}"
+        );
+        let silence = clock.now() - since;
+        assert!(
+            silence > Duration::from_secs(2) && silence < Duration::from_secs(9),
+            "{silence:?}"
+        );
+    }
+
     #[test]
     fn purposes_come_back() {
         let purposes = [
@@ -401,6 +493,7 @@ mod tests {
             Purpose::Credit(u64::from(u32::MAX) + 1),
             Purpose::Totals,
             Purpose::Recv(u32::MAX),
+            Purpose::Probe,
         ];
         for purpose in purposes {
             assert_eq!(Purpose::of(purpose.wr_id()), purpose);

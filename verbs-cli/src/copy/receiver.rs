@@ -76,7 +76,7 @@ impl<'a> Receiver<'a> {
                     None => self.close(piece, &wc)?,
                 },
                 Purpose::Totals => self.closed = true,
-                Purpose::Write(_) | Purpose::Announce(_) => {}
+                Purpose::Write(_) | Purpose::Announce(_) | Purpose::Probe => {}
             }
         }
         self.credit()?;
@@ -125,11 +125,11 @@ impl<'a> Receiver<'a> {
         Ok(Step::Drained(len))
     }
 
-    /// Tells the sender what was drained, as long as that leaves room in the queue for the closing
-    /// message. A credit counts all chunks, so one that has to wait is made up for by the next.
+    /// Tells the sender what was drained, as long as the queue has room for that. A credit counts all
+    /// chunks, so one that has to wait is made up for by the next.
     fn credit(&mut self) -> Result<(), CopyError> {
         if let Some(drained) = self.window.poll_credit()
-            && self.credits + 1 < self.endpoint.send_depth()
+            && self.credits < self.endpoint.credits_max()
         {
             let purpose = Purpose::Credit(self.window.chunks_drained());
             self.endpoint.post(

@@ -185,7 +185,7 @@ impl<'a> Sender<'a> {
                 }
                 self.endpoint.post_recv(piece)
             }
-            Purpose::Announce(_) | Purpose::Credit(_) | Purpose::Totals => Ok(()),
+            Purpose::Announce(_) | Purpose::Credit(_) | Purpose::Totals | Purpose::Probe => Ok(()),
         }
     }
 }

@@ -105,7 +105,11 @@ pub(super) async fn drive<S: Side>(
         // Only now, because what the peer did before it spoke or went counts.
         match news.take() {
             Some(News::Message(Message::Done)) => is_done = true,
-            Some(News::Tick) if last.elapsed() < IDLE_MAX => {}
+            Some(News::Tick) if last.elapsed() < IDLE_MAX => {
+                if let Err(error) = side.endpoint().probe() {
+                    return Err(diagnose(side, watch, chunks, error));
+                }
+            }
             Some(News::Tick) => {
                 return Err(CopyError::Stuck {
                     end: S::PEER,

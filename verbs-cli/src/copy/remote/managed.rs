@@ -1,7 +1,7 @@
 //! Messages over a queue pair that the connection manager has connected: one SEND each.
 //!
 //! The peer's end of the connection flushes the receives here, so that it is noticed like the end of a
-//! stream. A peer that is killed says nothing; whoever sends to it finds out, and who waits gives up.
+//! stream. A peer that is killed says nothing; only whoever sends to it finds out.
 
 use std::future::poll_fn;
 use std::io;
