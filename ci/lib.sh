@@ -74,10 +74,3 @@ start_vm() {
     cat "$log"
     "$@" >"$log"
 }
-
-# few_channels RUN VM: leaves a virtual machine three of the eight channels on which it waits for commands. Each starts
-# a process ten times a second to look for one, which all together is most of an emulated processor.
-few_channels() {
-    "$1" --exec "$2" --timeout 60 -- '{ for p in /proc/[0-9]*; do
-        case $(tr "\0" " " <$p/cmdline) in *vp-channel*p[4-9]\ ) kill ${p#/proc/} ;; esac; done; } 2>/dev/null; true'
-}

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::param::page_size;
+use verbs_core::mad::TimeCode;
 use verbs_core::sync::{spin_loop, thread};
 use verbs_core::{Access, Arm, Armed, CompletionChannel, Cq, Device, Memory, Mr, Pd, Wc, WcStatus};
 
@@ -26,16 +27,15 @@ const POLL_MAX: usize = 16;
 /// Polls that find nothing before another thread may have the processor: the peer may need it.
 const SPINS: u32 = 64;
 
-/// A peer that is alive answers within its retries; after this much nothing, or what all of ours take if that
-/// is more, it has gone.
+/// A peer that is alive answers within its retries; after this much nothing, it has gone.
 const SILENCE: Duration = Duration::from_secs(10);
 
+/// How long to wait for a peer with that local ACK timeout: [`SILENCE`], or what all tries take if that is more.
+/// With timeout 0 nothing is tried again.
 fn silence_max(timeout: u8) -> Duration {
-    let tries = 8 * (Duration::from_nanos(4096) * (1 << timeout));
-    if timeout == 0 {
-        SILENCE
-    } else {
-        SILENCE.max(tries)
+    match timeout {
+        0 => SILENCE,
+        code => SILENCE.max(8 * TimeCode::new(code).duration()),
     }
 }
 
