@@ -45,7 +45,7 @@ const _: () = assert!(cfg!(verbs_loom) || size_of::<Slot>() == 64);
 
 // SAFETY: the pointers lead to what the owner of the slot keeps, and any thread may use that.
 unsafe impl Send for Slot {}
-// SAFETY: as above; who may read and write the view say `look` and `set`.
+// SAFETY: as above; [`Slot::view`] and [`Slot::set`] say who may read and write the view.
 unsafe impl Sync for Slot {}
 
 impl Slot {
