@@ -51,6 +51,22 @@ impl Background {
         self.child().try_wait().expect("a child of ours").is_some()
     }
 
+    /// Waits until it has written some of a file, which has no name before it is complete.
+    fn is_writing(&mut self) {
+        let open = format!("/proc/{}/fd", self.child().id());
+        let since = Instant::now();
+        loop {
+            let files = fs::read_dir(&open).into_iter().flatten();
+            let mut files = files.filter_map(|file| fs::metadata(file.ok()?.path()).ok());
+            if files.any(|file| file.is_file() && file.len() >= 8 << 20) {
+                return;
+            }
+            assert!(!self.has_ended(), "it has ended");
+            assert!(since.elapsed() < 6 * SOON, "nothing is written");
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
     fn end(mut self) -> Ended {
         let child = self.0.take().expect("only here it is taken");
         let output: Output = child.wait_with_output().expect("a child");
@@ -206,11 +222,13 @@ fn a_peer_that_is_killed_is_missed() {
         let client_options = [&options[..], &["--bind", &bind], timeout].concat();
         let client = loop {
             let mut client = pingpong(&place, &port, &[&address(6)], &client_options);
-            thread::sleep(Duration::from_millis(500));
-            if !client.has_ended() {
+            let said = client.child().stdout.take().expect("piped");
+            let mut lines = BufReader::new(said).lines().map_while(Result::ok);
+            if lines.any(|line| line.contains("remote address")) {
                 break client;
             }
         };
+        thread::sleep(Duration::from_millis(200));
         server.kill();
         let killed = Instant::now();
         let ended = client.end();
@@ -339,13 +357,12 @@ fn a_kill_is_noticed_without_a_stream() {
     let (url, bind) = (served.managed("A"), address(49));
     let start = || Background::start(&place, &["copy", "--quiet", "--bind", &bind, &url, "B"]);
     let mut client = start();
-    thread::sleep(Duration::from_millis(700));
+    client.is_writing();
     client.kill();
     assert_eq!(client.end().signal, Some(9));
 
     let mut client = start();
-    thread::sleep(Duration::from_millis(700));
-    assert!(!client.has_ended(), "{:?}", client.end());
+    client.is_writing();
     let killed = Instant::now();
     served.server.kill();
     client.end().failed(5, &["B was not created"]);
@@ -400,14 +417,13 @@ fn a_kill_at_either_end_is_said() {
     let start = || Background::start(&place, &["copy", "--quiet", "--bind", &bind, &url, "B"]);
 
     let mut client = start();
-    thread::sleep(Duration::from_millis(700));
+    client.is_writing();
     client.kill();
     assert_eq!(client.end().signal, Some(9));
     assert_eq!(place.names(), ["dir"]);
 
     let mut client = start();
-    thread::sleep(Duration::from_millis(700));
-    assert!(!client.has_ended(), "{:?}", client.end());
+    client.is_writing();
     let killed = Instant::now();
     served.server.kill();
     let ended = client.end();
