@@ -152,12 +152,11 @@ impl SendRing {
     /// Counts the packets that a message of `len` bytes would have been, at both ends.
     #[inline(always)]
     pub(crate) fn advance(&self, land: &Landing, len: u32) {
-        let psn = land.packets(len).wrapping_add(self.psn.load(Relaxed));
-        self.psn.store(psn, Relaxed);
-        land.ring.expect(psn);
+        self.advance_by(land, land.packets(len));
     }
 
     /// As [`SendRing::advance`], of that many messages of one packet each.
+    #[inline(always)]
     pub(crate) fn advance_by(&self, land: &Landing, packets: u32) {
         let psn = self.psn.load(Relaxed).wrapping_add(packets);
         self.psn.store(psn, Relaxed);

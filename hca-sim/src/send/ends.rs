@@ -181,13 +181,16 @@ pub(super) trait Far<N: Near>: Copy {
     /// Copies all of it, if it is short or `LONG`.
     fn copy<const LONG: bool>(near: N::Found<'_>, far: Window<'_>);
 
+    /// Tells the other end, if anything is consumed there.
+    #[inline(always)]
     fn complete<'p>(
-        land: &'p Landing,
-        consumed: Self::Consumed<'p>,
-        len: u32,
-        flags: SendFlags,
-        there: &mut impl Places<'p>,
-    );
+        _land: &'p Landing,
+        _consumed: Self::Consumed<'p>,
+        _len: u32,
+        _flags: SendFlags,
+        _there: &mut impl Places<'p>,
+    ) {
+    }
 
     /// Whether a message of that length can ride.
     fn can_ride(_len: u32) -> bool {
@@ -315,9 +318,6 @@ impl<N: Near> Far<N> for IntoMemory {
     fn copy<const LONG: bool>(near: N::Found<'_>, far: Window<'_>) {
         N::put::<LONG>(near, far);
     }
-
-    #[inline(always)]
-    fn complete<'p>(_: &'p Landing, (): (), _: u32, _: SendFlags, _: &mut impl Places<'p>) {}
 }
 
 /// Remote memory that is read from: its address and key.
@@ -361,9 +361,6 @@ impl Far<Piece> for FromMemory {
     fn copy<const LONG: bool>(near: Window<'_>, far: Window<'_>) {
         Piece::put::<LONG>(far, near);
     }
-
-    #[inline(always)]
-    fn complete<'p>(_: &'p Landing, (): (), _: u32, _: SendFlags, _: &mut impl Places<'p>) {}
 }
 
 /// A message that is to be carried out. What is not needed at once is read when it is.
