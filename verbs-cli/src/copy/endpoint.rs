@@ -283,17 +283,14 @@ impl Endpoint {
             rkey: RKey::new(0),
         };
         let probe = Write::new(Purpose::Probe.wr_id(), nowhere).signaled();
-        match self.qp.post_send(probe) {
+        match self.post("a probe", probe) {
             Ok(()) => self.probing = true,
             // Work that was posted before finds out as well.
-            Err(PostError::Full { .. }) => {}
-            Err(error) => {
-                return Err(CopyError::Post {
-                    end: self.end,
-                    doing: "a probe",
-                    error,
-                });
-            }
+            Err(CopyError::Post {
+                error: PostError::Full { .. },
+                ..
+            }) => {}
+            Err(error) => return Err(error),
         }
         Ok(())
     }
