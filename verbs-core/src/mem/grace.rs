@@ -28,8 +28,9 @@ use crate::sync::atomic::{
 /// none, otherwise from the thread that leaves last or that calls [`help`] after it.
 ///
 /// Never blocks. `job` runs exactly once, outside any pin of its thread and with no lock of this
-/// module held. Called inside a pin, the job waits for that one too. One allocation, made here, if
-/// the job has to be parked; none when it runs.
+/// module held. Called inside a pin, the job waits for that one too. Threads beyond the first 30 are
+/// told apart by nothing: if one of them is in `touched`, the job waits for all of them. One
+/// allocation, made here, if the job has to be parked; none when it runs.
 pub fn after(touched: Touched, job: impl FnOnce() + Send + 'static) {
     let me = pin::current();
     let mut threads = touched.threads;

@@ -21,23 +21,6 @@ fn sitter(word: &Arc<TouchWord>) -> (Arc<AtomicBool>, Arc<AtomicBool>, thread::J
     (leave, inside, handle)
 }
 
-/// Goal: the job runs when the last of many threads leaves, not before, and nobody has to help.
-/// Method: more threads than there are bits, released one by one.
-#[test]
-fn the_last_to_leave_runs_the_job() {
-    let word = Arc::new(TouchWord::new(1));
-    let sitters: Vec<_> = (0..OWN + 6).map(|_| sitter(&word)).collect();
-    let (done, set) = flag();
-    grace::after(word.kill().unwrap(), set);
-    for (leave, _, handle) in sitters {
-        grace::help();
-        assert!(!done.load(Acquire), "somebody is still inside");
-        leave.store(true, Release);
-        handle.join().unwrap();
-    }
-    assert!(done.load(Acquire));
-}
-
 #[test]
 fn a_job_never_runs_inside_a_pin() {
     let word = TouchWord::new(1);

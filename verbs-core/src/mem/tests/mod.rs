@@ -14,7 +14,6 @@ use proptest::prelude::*;
 
 use super::barrier::WITHOUT;
 use super::grace;
-use super::pin::OWN;
 use super::{
     Access, Extent, Fault, Layout, Memory, MrTable, PageList, Region, Span, Stopped, TouchWord,
     Who, Window, WindowType, pin,
