@@ -29,9 +29,18 @@ fn serve(arguments: &[&str], address: &str) -> Child {
         assert!(Instant::now() < patience, "nobody has {address}");
         thread::sleep(Duration::from_millis(10));
     }
-    // From the socket to the listener it is a few requests.
-    thread::sleep(Duration::from_millis(300));
     child
+}
+
+/// Runs a client, once its server listens: from the server's socket to its listener it is a few requests.
+fn ask(place: &Place, arguments: &[&str]) -> Ended {
+    let patience = Instant::now() + Duration::from_secs(20);
+    loop {
+        let ended = place.verbs(arguments);
+        if !ended.stderr.contains("nobody listens") || Instant::now() > patience {
+            return ended;
+        }
+    }
 }
 
 fn end(child: Child) -> Ended {
@@ -47,7 +56,7 @@ fn pings_go_there_and_back() {
         "rping", "-c", "-a", &theirs, "-I", &ours, "-v", "-V", "-C", "3", "-S", "100",
     ];
     // The server has room for 64 bytes unless told.
-    let refused = place.verbs(&client);
+    let refused = ask(&place, &client);
     assert_eq!(refused.code, Some(5), "{refused:?}");
     let served = end(server);
     assert_eq!(served.code, Some(5), "{served:?}");
@@ -60,7 +69,7 @@ fn pings_go_there_and_back() {
         &["rping", "-s", "-a", &theirs, "-v", "-C", "3", "-S", "100"],
         &theirs,
     );
-    let said = place.verbs(&client).succeeded();
+    let said = ask(&place, &client).succeeded();
     assert_eq!(said.lines().count(), 3, "{said}");
     assert!(said.starts_with("ping data: rdma-ping-0: ABCDEF"), "{said}");
     let served = end(server).succeeded();

@@ -99,6 +99,24 @@ impl Place {
         })
     }
 
+    /// Waits until some of a file has been written to `to`.
+    fn is_fetching(&self) {
+        let to = self.at("to");
+        let since = std::time::Instant::now();
+        let written = |open: fs::DirEntry| {
+            let path = open.path();
+            fs::read_link(&path).is_ok_and(|file| file.starts_with(&to))
+                && fs::metadata(&path).is_ok_and(|file| file.is_file() && file.len() > 0)
+        };
+        while !fs::read_dir("/proc/self/fd")
+            .expect("procfs")
+            .any(|open| open.is_ok_and(written))
+        {
+            assert!(since.elapsed().as_secs() < 60, "nothing is written");
+            thread::yield_now();
+        }
+    }
+
     fn fetched(&self) -> usize {
         fs::read_dir(self.at("to")).expect("a directory").count()
     }
@@ -224,7 +242,7 @@ fn a_changing_source_is_said() {
     let ((), _) = place.serve(1, |_| {
         thread::scope(|scope| {
             let fetching = scope.spawn(|| place.fetch("A", "B", "--chunk 4k --window 2"));
-            thread::sleep(std::time::Duration::from_millis(300));
+            place.is_fetching();
             file.set_len(10).expect("shorter");
             let parts = ["source device says", "A changed while", "B is as it was"];
             failed(fetching.join().expect("no panic"), exit::CHANGED, &parts);
