@@ -1,15 +1,19 @@
 //! The port's service for management datagrams, and what uses queue pairs for datagrams. All in virtual
 //! time on one thread: nothing here has a thread of its own.
 
+use std::cell::RefCell;
 use std::net::IpAddr;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::executor::block_on;
+use futures::FutureExt;
+use futures::executor::{LocalPool, block_on};
 use futures::future::join;
+use futures::task::LocalSpawnExt;
 use hca_sim::Hca;
 use hca_sim::clock::VirtualClock;
-use hca_sim::link::Cable;
+use hca_sim::link::{Cable, PacketLink};
 use hca_sim::sim::Sim;
 use verbs_cm::{Error, Manager, UDP_QKEY, listen_datagrams, resolve_service};
 use verbs_core::mad::header::{emit_header, header_of};
@@ -216,6 +220,55 @@ fn services_for_datagrams_are_found() {
     done.unwrap();
     client.close();
     server.close();
+}
+
+/// Goal: who waits for what was sent waits until the port has taken all of it, and for nothing that was
+/// sent later; no longer than the device is there. Method: a cable with room for one packet, which nobody
+/// takes out but the test.
+#[test]
+fn what_was_sent_has_left_when_it_is_said_so() {
+    let [here, there] = [1, 2].map(|n| IpAddr::from([10, 0, 0, n]));
+    let cable = Cable::new().burst_limit(1).room(1);
+    let (link, mut other) = cable.plug(&[here], &[there]);
+    let clock = VirtualClock::new();
+    let hca = Hca::over(link).clock(clock.clone()).build();
+    let device = hca.open().wait().unwrap();
+    let service = block_on(MadService::of(&device, 1)).unwrap();
+    let client: Weak<Inbox> = Weak::new();
+    let agent = service.register(Class::CM, 2, &[], client).unwrap();
+    let to = Address::gsi(Av::to_gid(1, 0, Gid::from(there)));
+    let send = |count| agent.send((0..count).map(|_| (to, question(Class::CM, 2))));
+    let (mut pool, over) = (LocalPool::new(), Rc::new(RefCell::new(Vec::new())));
+    let spawner = pool.spawner();
+    let wait = |sent: usize| {
+        let (over, drained) = (Rc::clone(&over), service.drained());
+        let wait = drained.map(move |()| over.borrow_mut().push(sent));
+        spawner.spawn_local(wait).unwrap();
+    };
+
+    wait(0);
+    send(8);
+    wait(8);
+    send(4);
+    wait(12);
+    for taken in 0..12 {
+        pool.run_until_stalled();
+        // One is in the cable, and the port takes some ahead.
+        let under_way = taken + 4;
+        assert!(over.borrow().iter().all(|&sent| sent <= under_way));
+        assert_eq!(other.receive(&mut |_| {}), 1);
+        clock.advance(Duration::from_millis(1));
+        while hca.turn() {}
+    }
+    pool.run_until_stalled();
+    assert_eq!(*over.borrow(), [0, 8, 12]);
+    send(8);
+    wait(20);
+    pool.run_until_stalled();
+    assert_eq!(over.borrow().len(), 3);
+    hca.remove();
+    pool.run_until_stalled();
+    assert_eq!(*over.borrow(), [0, 8, 12, 20], "nothing leaves any more");
 }
 
 #[test]

@@ -91,8 +91,8 @@ impl Connection {
     }
 
     /// Ends the connection: the queue pair goes to ERR, which flushes what is posted, and the peer is
-    /// told. Ends when the peer has answered, or did not in spite of all retries. Nothing happens where
-    /// the connection is over.
+    /// told. Ends when the peer has answered, or did not in spite of all retries; where the peer has
+    /// ended the connection, when it was answered.
     ///
     /// # Errors
     /// [`Error::WouldBlock`], [`Error::Cancelled`].
@@ -100,7 +100,9 @@ impl Connection {
         disconnect(&self.link)
     }
 
-    /// Ends when the connection has, whoever ended it: the queue pair is in ERR then.
+    /// Ends when the connection has, whoever ended it: the queue pair is in ERR then. What the peer is to
+    /// be told has left: a program that ends without it may take the last message with it, and leave the
+    /// peer asking again and again.
     ///
     /// # Errors
     /// [`Error::WouldBlock`], [`Error::Cancelled`].
@@ -133,7 +135,7 @@ fn disconnect(link: &Arc<dyn Link>) -> Step<()> {
     let link = Arc::clone(link);
     Step::new(async move {
         link.disconnect();
-        poll_fn(|cx| link.poll_over(cx)).await;
+        over(&link).await;
         Ok(())
     })
 }
@@ -141,9 +143,14 @@ fn disconnect(link: &Arc<dyn Link>) -> Step<()> {
 fn closed(link: &Arc<dyn Link>) -> Step<()> {
     let link = Arc::clone(link);
     Step::new(async move {
-        poll_fn(|cx| link.poll_over(cx)).await;
+        over(&link).await;
         Ok(())
     })
+}
+
+async fn over(link: &Arc<dyn Link>) {
+    poll_fn(|cx| link.poll_over(cx)).await;
+    link.drained().await;
 }
 
 impl fmt::Debug for Connection {

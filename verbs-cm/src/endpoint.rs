@@ -151,6 +151,11 @@ impl Endpoint {
         });
     }
 
+    /// Ends when the messages so far have left.
+    pub(crate) fn drained(&self) -> impl Future<Output = ()> + Send + use<> {
+        self.hub.drained()
+    }
+
     /// Takes the queue pair away: the connection is over, or will be without it.
     pub(crate) fn take_qp(&self) -> Option<Qp> {
         self.qp.lock().take()

@@ -5,6 +5,8 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::task::{Context, Poll};
 
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use verbs_core::{Qp, Qpn};
 
 use crate::endpoint::Endpoint;
@@ -18,6 +20,8 @@ pub(crate) trait Link: Send + Sync + fmt::Debug {
     fn disconnect(&self);
     fn poll_over(&self, cx: &mut Context<'_>) -> Poll<()>;
     fn take_qp(&self) -> Option<Qp>;
+    /// Ends when what the peer was told so far is on its way.
+    fn drained(&self) -> BoxFuture<'static, ()>;
 }
 
 impl Link for Endpoint {
@@ -43,5 +47,9 @@ impl Link for Endpoint {
 
     fn take_qp(&self) -> Option<Qp> {
         Self::take_qp(self)
+    }
+
+    fn drained(&self) -> BoxFuture<'static, ()> {
+        Self::drained(self).boxed()
     }
 }

@@ -95,6 +95,23 @@ impl Manager {
         Listening::new(self.clone(), addr)
     }
 
+    /// Ends when the messages to peers so far have left, rejections among them, so that the program may end.
+    /// Opens the manager.
+    ///
+    /// # Errors
+    /// As [`Manager::open`].
+    pub fn drained(&self) -> Step<()> {
+        let manager = self.clone();
+        Step::new(async move {
+            match manager.way().await? {
+                Way::Messages(hub) => hub.drained().await,
+                // Telling is the provider's.
+                Way::Verbs(_) => {}
+            }
+            Ok(())
+        })
+    }
+
     /// Connections in any state, those in timewait among them, and resolutions under way. Opens the
     /// manager.
     ///

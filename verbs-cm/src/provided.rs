@@ -4,6 +4,8 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::task::{Context, Poll, Waker};
 
+use futures::FutureExt;
+use futures::future::{self, BoxFuture};
 use verbs_core::sync::{Arc, Mutex, Weak};
 use verbs_core::task::OwnWaker;
 use verbs_core::{CmBinder, CmEndpoint, CmEvent, CmParam, CmReply, CmSink, Device, Qp, Qpn};
@@ -231,6 +233,11 @@ impl Link for End {
         }
         waker.join(&mut life.waiting);
         Poll::Pending
+    }
+
+    /// Telling is the provider's.
+    fn drained(&self) -> BoxFuture<'static, ()> {
+        future::ready(()).boxed()
     }
 
     fn take_qp(&self) -> Option<Qp> {

@@ -136,6 +136,11 @@ impl Hub {
         self.service.port()
     }
 
+    /// Ends when the messages so far have left.
+    pub(crate) fn drained(&self) -> impl Future<Output = ()> + Send + use<> {
+        self.service.drained()
+    }
+
     pub(crate) fn resolver(&self) -> Arc<dyn Resolver> {
         Arc::clone(&self.resolver.lock())
     }

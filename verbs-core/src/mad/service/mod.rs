@@ -139,6 +139,20 @@ impl MadService {
         state.as_ref().map(State::counters).unwrap_or_default()
     }
 
+    /// Ends when the datagrams that were sent before this call have left their queue pair, or never will
+    /// because the device is gone. A process that ends earlier takes them with it.
+    ///
+    /// # Cancel safety
+    /// The datagrams leave whether or not somebody waits for it.
+    pub fn drained(&self) -> impl Future<Output = ()> + Send + use<> {
+        let core = Arc::clone(&self.core);
+        let mark = core.state.lock().as_ref().map(State::mark);
+        poll_fn(move |cx| match &mark {
+            Some(mark) => core.poll_drained(mark, cx.waker()),
+            None => Poll::Ready(()),
+        })
+    }
+
     /// Requests of agents that wait for a response.
     pub fn pending(&self) -> usize {
         let state = self.core.state.lock();

@@ -1,7 +1,7 @@
 //! The service at work: from completions to deliveries.
 
 use std::collections::BTreeMap;
-use std::task::{Wake, Waker};
+use std::task::{Poll, Wake, Waker};
 
 use crate::addr::Qpn;
 use crate::cq::Cq;
@@ -16,6 +16,7 @@ use crate::pd::Pd;
 use crate::queue::{Arm, Armed};
 use crate::routine;
 use crate::sync::{Arc, Weak};
+use crate::task::OwnWaker;
 use crate::wc::{Wc, WcFlags};
 
 /// Completions taken at once. Between two lots the lock is free.
@@ -34,7 +35,22 @@ pub(super) struct State {
     again: bool,
     /// When the timer wakes us next.
     alarm: Option<Time>,
+    /// Who waits until what was sent has left.
+    draining: Vec<Waker>,
+    /// The device is gone, and nothing leaves any more.
+    is_gone: bool,
 }
+
+/// What one look at the completions brought.
+#[derive(Default)]
+struct Lot {
+    arrivals: Vec<Arrival>,
+    /// Of those who wait for what was sent, as some of it has left. To be woken under no lock.
+    wakers: Vec<Waker>,
+}
+
+/// How many datagrams of each queue pair were sent at some time.
+pub(super) struct Mark(Vec<u64>);
 
 impl State {
     pub(super) fn new(agents: Agents, wires: Vec<Wire>, cq: Cq, pd: Pd) -> Self {
@@ -47,6 +63,8 @@ impl State {
             busy: false,
             again: false,
             alarm: None,
+            draining: Vec::new(),
+            is_gone: false,
         }
     }
 
@@ -93,16 +111,30 @@ impl State {
         }
     }
 
+    pub(super) fn mark(&self) -> Mark {
+        Mark(self.wires.iter().map(Wire::taken).collect())
+    }
+
+    fn has_drained(&self, mark: &Mark) -> bool {
+        let mut wires = self.wires.iter().zip(&mark.0);
+        self.is_gone || wires.all(|(wire, &taken)| wire.has_left(taken))
+    }
+
     /// Takes what has come, a lot at most.
-    fn poll(&mut self, lot: &mut Vec<Arrival>) {
+    fn poll(&mut self, lot: &mut Lot) {
         let mut wcs = [Wc::default(); LOT];
+        let mut any = false;
         for wc in self.cq.poll(&mut wcs).iter() {
+            any = true;
             let wire = self.wires.iter_mut().find(|wire| wire.qpn() == wc.qpn);
             if let Some(arrival) = wire.and_then(|wire| wire.completed(wc)) {
-                lot.push(arrival);
+                lot.arrivals.push(arrival);
             }
         }
         self.wires.iter_mut().for_each(Wire::flush);
+        if any {
+            lot.wakers.append(&mut self.draining);
+        }
     }
 
     fn transmit(&mut self) {
@@ -134,14 +166,19 @@ impl Core {
     /// somebody else does leaves it to that one.
     pub(super) fn turn(self: &Arc<Self>) {
         routine::collect(|| {
-            let mut lot = Vec::new();
-            while self.begin_lot(&mut lot) {
+            let mut lot = Lot::default();
+            loop {
+                let has_begun = self.begin_lot(&mut lot);
+                lot.wakers.drain(..).for_each(Waker::wake);
+                if !has_begun {
+                    break;
+                }
                 let info = match &*self.phase.lock() {
                     crate::mad::service::Phase::Open(info) => Some(Arc::clone(info)),
                     _ => None,
                 };
                 let gids = info.as_ref().map_or(&[][..], |info| &info.gids);
-                for arrival in lot.drain(..) {
+                for arrival in lot.arrivals.drain(..) {
                     let from = reverse::source(&arrival.wc, &arrival.grh, self.port, gids);
                     if let Some(from) = from {
                         self.handle(&arrival, from);
@@ -153,7 +190,7 @@ impl Core {
     }
 
     /// Whether there is something to be done, which is then the caller's.
-    fn begin_lot(&self, lot: &mut Vec<Arrival>) -> bool {
+    fn begin_lot(&self, lot: &mut Lot) -> bool {
         let mut guard = self.state.lock();
         let Some(state) = guard.as_mut() else {
             return false;
@@ -164,7 +201,7 @@ impl Core {
             return false;
         }
         state.poll(lot);
-        if lot.is_empty() && !std::mem::take(&mut state.again) {
+        if lot.arrivals.is_empty() && !std::mem::take(&mut state.again) {
             match state.cq.arm(Arm::Next) {
                 Armed::Empty => return false,
                 Armed::Waiting => state.poll(lot),
@@ -234,16 +271,32 @@ impl Core {
         }
     }
 
+    /// Whether what had been sent at that mark has left, or never will.
+    pub(super) fn poll_drained(&self, mark: &Mark, waker: &Waker) -> Poll<()> {
+        let mut waker = OwnWaker::of(waker);
+        let mut guard = self.state.lock();
+        match guard.as_mut() {
+            Some(state) if !state.has_drained(mark) => {
+                waker.join(&mut state.draining);
+                Poll::Pending
+            }
+            _ => Poll::Ready(()),
+        }
+    }
+
     /// The device is gone: nobody waits any longer for an answer.
     pub(super) fn give_up(self: &Arc<Self>) {
-        {
+        let draining = {
             let mut guard = self.state.lock();
             let Some(state) = guard.as_mut() else {
                 return;
             };
             state.agents.give_up();
+            state.is_gone = true;
             state.again = true;
-        }
+            std::mem::take(&mut state.draining)
+        };
+        draining.into_iter().for_each(Waker::wake);
         self.turn();
     }
 

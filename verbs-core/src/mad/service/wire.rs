@@ -44,6 +44,10 @@ pub(super) struct Wire {
     free: Vec<u32>,
     backlog: VecDeque<(Address, MadBytes)>,
     pub(super) dropped: u64,
+    /// Datagrams that were taken over.
+    taken: u64,
+    /// How many of these have left, or never will.
+    left: u64,
 }
 
 impl Wire {
@@ -72,6 +76,8 @@ impl Wire {
             free: (0..SENDS).rev().collect(),
             backlog: VecDeque::new(),
             dropped: 0,
+            taken: 0,
+            left: 0,
         })
     }
 
@@ -80,6 +86,7 @@ impl Wire {
         let buffer = (wc.wr_id & (RECV - 1)) as u32;
         if wc.wr_id & RECV == 0 {
             self.free.push(buffer);
+            self.left += 1;
             return None;
         }
         let whole =
@@ -97,10 +104,11 @@ impl Wire {
         if !self.backlog.is_empty() || !self.post(to, mad) {
             if self.backlog.len() >= BACKLOG_MAX {
                 self.dropped += 1;
-            } else {
-                self.backlog.push_back((to, *mad));
+                return;
             }
+            self.backlog.push_back((to, *mad));
         }
+        self.taken += 1;
     }
 
     /// Sends what had no room, as far as there is some now.
@@ -133,6 +141,7 @@ impl Wire {
         if written.is_err() || self.qp.post_send(send).is_err() {
             self.free.push(buffer);
             self.dropped += 1;
+            self.left += 1;
         }
         true
     }
@@ -147,6 +156,16 @@ impl Wire {
         self.mr.read(at, &mut arrival.grh).ok()?;
         self.mr.read(at + GRH_LEN, &mut arrival.mad).ok()?;
         Some(arrival)
+    }
+
+    /// Datagrams that were taken over so far.
+    pub(super) fn taken(&self) -> u64 {
+        self.taken
+    }
+
+    /// Whether the first so many of these have left, or never will.
+    pub(super) fn has_left(&self, taken: u64) -> bool {
+        self.left >= taken
     }
 
     /// Its queue pair's number.
