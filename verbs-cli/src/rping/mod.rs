@@ -83,6 +83,16 @@ async fn ask(
         connecting = connecting.bind(SocketAddr::new(from, 0));
     }
     end.connection = Some(connecting.await.map_err(verbs_cm::Error::from)?);
+    let asked = ping(args, &mut end, out).await;
+    // Also after a failure: a peer that has ended the connection waits for the answer.
+    if let Some(connection) = end.connection.take() {
+        connection.close().await?;
+    }
+    asked
+}
+
+/// Pings until it was often enough.
+async fn ping(args: &RpingArgs, end: &mut End, out: &mut dyn Write) -> Result<(), RpingError> {
     let mut ping = 0;
     while args.count.is_none_or(|count| ping < count) {
         let text = content(ping, args.size as usize);
@@ -101,9 +111,6 @@ async fn ask(
             say(out, &format_args!("ping data: {}", readable(&came)))?;
         }
         ping += 1;
-    }
-    if let Some(connection) = end.connection.take() {
-        connection.close().await?;
     }
     Ok(())
 }

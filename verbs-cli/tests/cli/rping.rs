@@ -58,7 +58,10 @@ fn pings_go_there_and_back() {
     // The server has room for 64 bytes unless told.
     let refused = ask(&place, &client);
     assert_eq!(refused.code, Some(5), "{refused:?}");
+    let since = Instant::now();
     let served = end(server);
+    // A peer that goes without having answered is asked again and again: for 103 s.
+    assert!(since.elapsed() < Duration::from_secs(30), "no DREP");
     assert_eq!(served.code, Some(5), "{served:?}");
     assert_eq!(
         served.stderr,
