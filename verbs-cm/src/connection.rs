@@ -15,7 +15,10 @@ use crate::step::Step;
 /// A queue pair that is connected, in RTS.
 ///
 /// Dropping it ends the connection: the peer is told, without waiting for its answer, and the queue pair
-/// is destroyed. [`Connection::close`] waits.
+/// is destroyed. [`Connection::close`] waits. The connection manager lives in the program's process: a
+/// program that ends right after dropping may take the message with it ([`Manager::drained`]).
+///
+/// [`Manager::drained`]: crate::Manager::drained
 pub struct Connection {
     link: Arc<dyn Link>,
     queues: Option<(SendQueue, RecvQueue)>,

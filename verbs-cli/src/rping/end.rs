@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use verbs_cm::Connection;
+use verbs_cm::{Connection, Manager};
 use verbs_core::{
     Access, Cq, Device, Memory, Mr, Pd, PostError, Qp, QpInit, RKey, Read, Recv, Remote, Send,
     SendWr, Wc, WcOpcode, WcStatus, Write,
@@ -184,6 +184,25 @@ impl End {
     fn read(&self, place: Range<usize>, bytes: &mut [u8]) -> Result<(), RpingError> {
         let read = self.mr.read(place.start, bytes);
         read.map_err(RpingError::verb("read the buffer"))
+    }
+
+    /// Ends the connection, also after a failure: a peer that has ended it waits for the answer.
+    pub(super) async fn leave(
+        &mut self,
+        device: &Device,
+        done: Result<(), RpingError>,
+    ) -> Result<(), RpingError> {
+        let Some(connection) = self.connection.take() else {
+            return done;
+        };
+        let left = if let Err(RpingError::Completion { .. }) = done {
+            // Nobody may be there who would answer.
+            drop(connection);
+            Manager::of(device).drained().await
+        } else {
+            connection.close().await
+        };
+        done.and(left.map_err(RpingError::from))
     }
 
     fn connected(&mut self) -> Result<&mut Connection, RpingError> {

@@ -84,11 +84,7 @@ async fn ask(
     }
     end.connection = Some(connecting.await.map_err(verbs_cm::Error::from)?);
     let asked = ping(args, &mut end, out).await;
-    // Also after a failure: a peer that has ended the connection waits for the answer.
-    if let Some(connection) = end.connection.take() {
-        connection.close().await?;
-    }
-    asked
+    end.leave(device, asked).await
 }
 
 /// Pings until it was often enough.
@@ -132,10 +128,7 @@ async fn serve(args: &RpingArgs, device: &Device, out: &mut dyn Write) -> Result
             }
             Err(error) => Err(verbs_cm::Error::from(error).into()),
         };
-        if let Some(connection) = end.connection.take() {
-            connection.close().await?;
-        }
-        match served {
+        match end.leave(device, served).await {
             // A client that fails is not the server's failure, as long as there are others.
             Err(error) if args.persistent => say(out, &format_args!("client failed: {error}"))?,
             served if args.persistent => served?,

@@ -131,7 +131,8 @@ impl ConnectRequest {
         }
     }
 
-    /// Rejects it, and tells the peer why in its own words: 148 bytes at most. Never blocks.
+    /// Rejects it, and tells the peer why in its own words: 148 bytes at most. Never blocks. A program that
+    /// ends right after it awaits [`Manager::drained`](crate::Manager::drained) first.
     ///
     /// # Errors
     /// [`Error::PrivateData`], [`Error::Machine`] when the peer has given up.
