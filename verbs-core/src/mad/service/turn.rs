@@ -45,7 +45,7 @@ pub(super) struct State {
 #[derive(Default)]
 struct Lot {
     arrivals: Vec<Arrival>,
-    /// Of those who wait for what was sent, as some of it has left. To be woken under no lock.
+    /// Of those who wait for what was sent, which may have left. To be woken under no lock.
     wakers: Vec<Waker>,
 }
 
@@ -123,18 +123,14 @@ impl State {
     /// Takes what has come, a lot at most.
     fn poll(&mut self, lot: &mut Lot) {
         let mut wcs = [Wc::default(); LOT];
-        let mut any = false;
         for wc in self.cq.poll(&mut wcs).iter() {
-            any = true;
             let wire = self.wires.iter_mut().find(|wire| wire.qpn() == wc.qpn);
             if let Some(arrival) = wire.and_then(|wire| wire.completed(wc)) {
                 lot.arrivals.push(arrival);
             }
         }
         self.wires.iter_mut().for_each(Wire::flush);
-        if any {
-            lot.wakers.append(&mut self.draining);
-        }
+        lot.wakers.append(&mut self.draining);
     }
 
     fn transmit(&mut self) {
@@ -286,7 +282,7 @@ impl Core {
 
     /// The device is gone: nobody waits any longer for an answer.
     pub(super) fn give_up(self: &Arc<Self>) {
-        let draining = {
+        {
             let mut guard = self.state.lock();
             let Some(state) = guard.as_mut() else {
                 return;
@@ -294,9 +290,7 @@ impl Core {
             state.agents.give_up();
             state.is_gone = true;
             state.again = true;
-            std::mem::take(&mut state.draining)
-        };
-        draining.into_iter().for_each(Waker::wake);
+        }
         self.turn();
     }
 

@@ -44,9 +44,7 @@ pub(super) struct Wire {
     free: Vec<u32>,
     backlog: VecDeque<(Address, MadBytes)>,
     pub(super) dropped: u64,
-    /// Datagrams that were taken over.
-    taken: u64,
-    /// How many of these have left, or never will.
+    /// Datagrams that have left, or never will.
     left: u64,
 }
 
@@ -76,7 +74,6 @@ impl Wire {
             free: (0..SENDS).rev().collect(),
             backlog: VecDeque::new(),
             dropped: 0,
-            taken: 0,
             left: 0,
         })
     }
@@ -104,11 +101,10 @@ impl Wire {
         if !self.backlog.is_empty() || !self.post(to, mad) {
             if self.backlog.len() >= BACKLOG_MAX {
                 self.dropped += 1;
-                return;
+            } else {
+                self.backlog.push_back((to, *mad));
             }
-            self.backlog.push_back((to, *mad));
         }
-        self.taken += 1;
     }
 
     /// Sends what had no room, as far as there is some now.
@@ -158,9 +154,10 @@ impl Wire {
         Some(arrival)
     }
 
-    /// Datagrams that were taken over so far.
+    /// Datagrams that were taken over so far: those that have left, are on their way, or wait.
     pub(super) fn taken(&self) -> u64 {
-        self.taken
+        let here = SENDS as usize - self.free.len() + self.backlog.len();
+        self.left + here as u64
     }
 
     /// Whether the first so many of these have left, or never will.
