@@ -16,8 +16,10 @@ use crate::step::Step;
 ///
 /// Dropping it ends the connection: the peer is told, without waiting for its answer, and the queue pair
 /// is destroyed. [`Connection::close`] waits. The connection manager lives in the program's process: a
-/// program that ends right after dropping may take the message with it ([`Manager::drained`]).
+/// program that ends right after dropping may take the message with it. It keeps an open [`Manager`], and
+/// awaits [`Manager::drained`].
 ///
+/// [`Manager`]: crate::Manager
 /// [`Manager::drained`]: crate::Manager::drained
 pub struct Connection {
     link: Arc<dyn Link>,

@@ -196,9 +196,11 @@ impl End {
             return done;
         };
         let left = if let Err(RpingError::Completion { .. }) = done {
-            // Nobody may be there who would answer.
+            // Nobody may be there who would answer. The manager would go with its last connection.
+            let manager = Manager::of(device);
+            let opened = manager.open().await;
             drop(connection);
-            Manager::of(device).drained().await
+            opened.and(manager.drained().await)
         } else {
             connection.close().await
         };
