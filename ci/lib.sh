@@ -61,16 +61,3 @@ need() {
 lines() {
     sed -e 's/#.*//' -e 's/[[:space:]]*$//' -e '/^$/d' "$1"
 }
-
-# start_vm LOG COMMAND...: starts a virtual machine, and once more if it ends while it boots. Where the machine that
-# this runs on is virtual itself that happens now and then, before anything of ours runs in it.
-start_vm() {
-    local log=$1
-    shift
-    if "$@" >"$log" 2>&1; then
-        return
-    fi
-    printf 'the virtual machine did not come up, so it is started once more; it had said:\n'
-    cat "$log"
-    "$@" >"$log"
-}
