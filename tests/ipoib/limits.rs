@@ -12,11 +12,15 @@ use ulp_ipoib::wire::{Arp, ArpOperation, ConnectedData, HardwareAddress, Hardwar
 use verbs_cm::wire::ServiceId;
 use verbs_cm::{ConnParam, Connection, Manager, Route};
 use verbs_core::mad::{Bits, TimeCode};
-use verbs_core::{Access, Av, GlobalRoute, Mtu, PKey, QpAttr, QpInit, Qpn};
+use verbs_core::{Access, Av, GlobalRoute, Memory, Mtu, PKey, QpAttr, QpInit, Qpn, Recv};
 
 use crate::datagrams::run;
 use crate::node::{Node, World};
 use crate::peer::{Heard, Message, Peer, packet};
+
+/// Messages that a connection of the peer's takes, and bytes of each.
+const RECEIVES: usize = 4;
+const STRIDE: usize = 5_000;
 
 const SECOND: Duration = Duration::from_secs(1);
 const PREFIX: u64 = 0x1000_0000_0000_0000;
@@ -59,6 +63,8 @@ async fn listen(world: &World, peer: &Peer, receive_mtu: Option<u32>) -> Arc<Ato
     world.sim.spawn(async move {
         let cq = device.create_cq(64).await.unwrap();
         let pd = device.alloc_pd().await.unwrap();
+        let memory = Memory::alloc(RECEIVES * STRIDE).unwrap();
+        let mr = pd.register(memory, Access::LOCAL_WRITE).await.unwrap();
         let mut all = Vec::new();
         loop {
             let request = listener.accept().await;
@@ -75,7 +81,12 @@ async fn listen(world: &World, peer: &Peer, receive_mtu: Option<u32>) -> Arc<Ato
                 .unwrap();
             qp.modify(QpAttr::init(1, Access::empty())).await.unwrap();
             let accepting = request.accept(qp).private_data(&data);
-            all.push(accepting.await.unwrap());
+            let mut connection = accepting.await.unwrap();
+            for index in 0..RECEIVES {
+                let place = mr.slice(index * STRIDE..(index + 1) * STRIDE);
+                connection.post_recv(Recv::new(1).into(place)).unwrap();
+            }
+            all.push(connection);
         }
     });
     count
@@ -279,5 +290,74 @@ fn connections_that_are_taken_have_a_limit() {
         all.pop().unwrap().close().await.unwrap();
         world.sim.sleep(SECOND).await;
         assert!(connect(&peer, &manager, &cq, to).await.is_some());
+    });
+}
+
+/// Goal: a connection ends when nothing was sent over it for its time, and not before: the one that was made after
+/// 120 s; the one that was taken, of whose use the other end knows more, after twice that. Method: one of each, a
+/// packet in between, virtual time.
+#[test]
+fn unused_connections_end_at_their_time() {
+    run(45, async |world| {
+        let mut node = world.node(1, Mode::Connected, false).await;
+        let mut peer = Peer::new(&world, 9).await;
+        listen(&world, &peer, Some(65_524)).await;
+        send(&node, PEER, 100);
+        world
+            .meet(&mut node, &mut peer, SECOND, |peer, _, _, heard| {
+                answer_arp(peer, &heard)
+            })
+            .await;
+        let manager = Manager::of(&peer.device);
+        let cq = peer.device.create_cq(64).await.unwrap();
+        let to = node.link.interface().link().hardware;
+        let _taken = connect(&peer, &manager, &cq, to).await.unwrap();
+        let idle = node.link.interface().config().idle;
+        let up = |node: &Node| node.link.interface().connections();
+        assert_eq!(up(&node), (1, 1));
+        world.sim.sleep(idle / 2).await;
+        send(&node, PEER, 100);
+        world
+            .meet(&mut node, &mut peer, SECOND, |peer, _, _, heard| {
+                answer_arp(peer, &heard)
+            })
+            .await;
+        world.sim.sleep(idle - 3 * SECOND).await;
+        assert_eq!(up(&node), (1, 1), "it was used half an idle time ago");
+        world.sim.sleep(4 * SECOND).await;
+        assert_eq!(up(&node), (0, 1));
+        world.sim.sleep(idle / 2 - 8 * SECOND).await;
+        assert_eq!(up(&node), (0, 1));
+        world.sim.sleep(20 * SECOND).await;
+        assert_eq!(up(&node), (0, 0));
+        assert_eq!(node.counters().connections_reaped, 2);
+    });
+}
+
+/// Goal: while a connection is made, what fits a datagram goes as one, and what does not waits for it. Method: packets
+/// of the datagrams' MTU and of a byte more, before the neighbour has answered.
+#[test]
+fn what_fits_a_datagram_does_not_wait_for_a_connection() {
+    run(46, async |world| {
+        let mut node = world.node(1, Mode::Connected, false).await;
+        let mut peer = Peer::new(&world, 9).await;
+        listen(&world, &peer, Some(65_524)).await;
+        let mtu = node.link.interface().link().datagram_mtu;
+        send(&node, PEER, mtu);
+        send(&node, PEER, mtu + 1);
+        let mut got = Vec::new();
+        world
+            .meet(&mut node, &mut peer, SECOND, |peer, _, _, heard| {
+                answer_arp(peer, &heard);
+                if let Message::Ip(packet) = heard.what {
+                    got.push(packet.len());
+                }
+            })
+            .await;
+        assert_eq!(got, [mtu]);
+        assert_eq!(
+            (node.counters().connected_sent, node.counters().too_big),
+            (1, 0)
+        );
     });
 }

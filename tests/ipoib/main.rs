@@ -24,6 +24,7 @@ mod datagrams;
 mod limits;
 mod neighbours;
 mod node;
+mod pauses;
 mod peer;
 mod resolver;
 mod subnet;

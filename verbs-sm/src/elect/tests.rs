@@ -339,6 +339,10 @@ fn a_standby_takes_what_it_is_handed() {
     let mut pair = Pair::new(0, Some(rival(0x10, 9, SmState::MASTER)));
     pair.asked.clear();
     assert_eq!(pair.greeted, 0);
+    // The old master has brought the ports into service.
+    pair.ports
+        .iter_mut()
+        .for_each(|port| port.state = LinkState::ACTIVE);
     assert_eq!(pair.told(Method::SET, HANDOVER), Status::OK);
     assert_eq!(pair.state(), SmState::MASTER);
     assert!(pair.asked.contains(&(Method::SET, ACKNOWLEDGE)));
@@ -396,11 +400,11 @@ fn a_manager_is_told_what_to_be() {
     }
 }
 
-/// Goal: only the master answers as the administrator. Method: the same request to a master and to a standby.
+/// Goal: only the master answers as the administrator. Method: the same request to a master, to one that has handed
+/// over, and to a standby.
 #[test]
 fn a_standby_is_no_administrator() {
-    let answers = |other| {
-        let mut pair = Pair::new(0, other);
+    let answers = |pair: &mut Pair| {
         let header = MadHeader {
             base_version: MadHeader::BASE_VERSION,
             class: Class::SA,
@@ -416,8 +420,19 @@ fn a_standby_is_no_administrator() {
         pair.settle();
         (pair.sent.len(), pair.manager.counters().requests)
     };
-    assert_eq!(answers(None), (1, 1));
-    assert_eq!(answers(Some(rival(0x10, 9, SmState::MASTER))), (0, 0));
+    let mut pair = Pair::new(0, None);
+    assert_eq!(answers(&mut pair), (1, 1));
+    // It hands over, and knows the subnet still.
+    pair.rival = Some(rival(0x10, 9, SmState::STANDBY));
+    pair.manager.sweep(pair.now);
+    pair.settle();
+    pair.sent.clear();
+    assert_eq!(
+        (pair.state(), answers(&mut pair)),
+        (SmState::STANDBY, (0, 1))
+    );
+    let mut pair = Pair::new(0, Some(rival(0x10, 9, SmState::MASTER)));
+    assert_eq!(answers(&mut pair), (0, 0));
 }
 
 /// Goal: a trap about links is followed by a look at the subnet, by the master alone; any is acknowledged. Method:

@@ -178,6 +178,27 @@ fn equal_links_carry_equally_many() {
     assert!(over(1).abs_diff(over(2)) <= 1);
 }
 
+/// Goal: routes that keep no order are counted: those between the ports of switches that have no common switch
+/// above. Method: two leaves under two spines, which are above both; a tree, where there are none.
+#[test]
+fn routes_without_an_order_are_counted() {
+    let mut plan = Plan::default();
+    for switch in [1, 2, 31, 32] {
+        plan.switch(switch);
+    }
+    for (leaf, spine) in [(1, 31), (1, 32), (2, 31), (2, 32)] {
+        plan.link(leaf, spine);
+    }
+    plan.host(11, 1);
+    plan.host(12, 2);
+    let routes = assert_sound(&plan);
+    assert_eq!(routes.unordered, 2, "a spine to the other, and back");
+    // They reach each other all the same.
+    let table = &routes.tables[&Guid(31)];
+    assert!(table.contains_key(&32) && table[&32] != 0);
+    assert_eq!(unicast(&deep_tree(3, 2).0.fabric).unordered, 0);
+}
+
 /// A tree of switches with that many below each, the adapters at the lowest.
 fn deep_tree(levels: u32, below: u64) -> (Plan, Vec<End>) {
     let mut plan = Plan::default();
@@ -278,7 +299,7 @@ fn random_plan(parents: &[prop::sample::Index], links: &[(usize, usize)], at: &[
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(96))]
+    #![proptest_config(ProptestConfig { cases: 96, failure_persistence: None, ..ProptestConfig::default() })]
     /// Goal: routes go up first, then down, in one order of all switches, so that no circle of waits
     /// closes; groups reach all their members once. Method: random subnets.
     #[test]
