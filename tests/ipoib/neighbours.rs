@@ -56,6 +56,23 @@ fn answer_arp(peer: &mut Peer, heard: &Heard, at: HardwareAddress) -> bool {
     false
 }
 
+/// A second in which the peer answers what it is asked.
+async fn answered(world: &World, node: &mut Node, peer: &mut Peer) {
+    let at = peer.at(PLAIN);
+    world
+        .meet(node, peer, SECOND, |peer, _, _, heard| {
+            answer_arp(peer, &heard, at);
+        })
+        .await;
+}
+
+/// Time in which the peer hears nothing.
+async fn quiet(world: &World, node: &mut Node, peer: &mut Peer, time: Duration) {
+    world
+        .meet(node, peer, time, |_, _, _, heard| panic!("{heard:?}"))
+        .await;
+}
+
 /// Where the node takes an address to be.
 fn known(node: &Node, addr: impl Into<IpAddr>) -> Option<HardwareAddress> {
     let addr = addr.into();
@@ -112,17 +129,9 @@ fn a_silent_neighbour_is_asked_and_forgotten() {
         let (mut node, mut peer) = pair(&world, false).await;
         let at = peer.at(PLAIN);
         send(&node, 1);
-        world
-            .meet(&mut node, &mut peer, SECOND, |peer, _, _, heard| {
-                answer_arp(peer, &heard, at);
-            })
-            .await;
+        answered(&world, &mut node, &mut peer).await;
         // It is used shortly before it is old.
-        world
-            .meet(&mut node, &mut peer, 27 * SECOND, |_, _, _, heard| {
-                panic!("{heard:?}")
-            })
-            .await;
+        quiet(&world, &mut node, &mut peer, 27 * SECOND).await;
         send(&node, 2);
         let mut asked = Vec::new();
         world
@@ -157,26 +166,14 @@ fn a_silent_neighbour_is_asked_and_forgotten() {
             Some(at),
             "the last question may be answered"
         );
-        world
-            .meet(&mut node, &mut peer, 2 * SECOND, |_, _, _, heard| {
-                panic!("{heard:?}")
-            })
-            .await;
+        quiet(&world, &mut node, &mut peer, 2 * SECOND).await;
         assert_eq!(known(&node, PEER), None);
 
         // Found once more, and never used again.
         send(&node, 3);
-        world
-            .meet(&mut node, &mut peer, SECOND, |peer, _, _, heard| {
-                answer_arp(peer, &heard, at);
-            })
-            .await;
+        answered(&world, &mut node, &mut peer).await;
         assert_eq!(known(&node, PEER), Some(at));
-        world
-            .meet(&mut node, &mut peer, 32 * SECOND, |_, _, _, heard| {
-                panic!("{heard:?}")
-            })
-            .await;
+        quiet(&world, &mut node, &mut peer, 32 * SECOND).await;
         assert_eq!(known(&node, PEER), None);
         assert_eq!(node.counters().unresolved, 0);
     });
@@ -284,11 +281,7 @@ fn what_arp_teaches() {
         );
         let hardware = node.link.interface().link().hardware;
         peer.arp(&node, ArpOperation::Request, (hardware, PEER), own);
-        world
-            .meet(&mut node, &mut peer, settled, |_, _, _, heard| {
-                panic!("{heard:?}")
-            })
-            .await;
+        quiet(&world, &mut node, &mut peer, settled).await;
         assert!(node.link.interface().neighbours().is_empty());
 
         peer.arp(&node, ArpOperation::Request, (at, PEER), own);
@@ -322,11 +315,7 @@ fn what_arp_teaches() {
         );
         // Of one that is known, also what it says to others.
         peer.arp(&node, ArpOperation::Request, (elsewhere, PEER), OTHER);
-        world
-            .meet(&mut node, &mut peer, settled, |_, _, _, heard| {
-                panic!("{heard:?}")
-            })
-            .await;
+        quiet(&world, &mut node, &mut peer, settled).await;
         assert_eq!(known(&node, PEER), Some(elsewhere));
         assert_eq!(known(&node, OTHER), None);
     });
@@ -402,11 +391,7 @@ fn what_advertisements_teach() {
             told(&world, &mut node, &mut peer, elsewhere, (true, true)).await,
             Some(elsewhere)
         );
-        world
-            .meet(&mut node, &mut peer, 2 * SECOND, |_, _, _, heard| {
-                panic!("{heard:?}")
-            })
-            .await;
+        quiet(&world, &mut node, &mut peer, 2 * SECOND).await;
         assert_eq!(
             told(&world, &mut node, &mut peer, at, (false, true)).await,
             Some(at)

@@ -104,7 +104,8 @@ impl State {
         if is_taken && (told.solicited || !is_same) {
             self.learn(hop, at, now);
         }
-        if !is_same && !(is_taken && told.solicited) {
+        let is_proven = is_taken && told.solicited;
+        if !(is_same || is_proven) {
             self.doubt(hop);
         }
     }
