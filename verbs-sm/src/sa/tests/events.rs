@@ -35,7 +35,7 @@ pub(super) fn subscribe(
 fn reports(desk: &mut Desk) -> Vec<(u64, u16, TrapNumber, Gid)> {
     let reports = std::iter::from_fn(|| desk.sa.poll_report());
     let parse = |(number, to, mad): (u64, Address, Box<MadBytes>)| {
-        assert_eq!(header_of(&*mad).method(), Method::REPORT);
+        assert_eq!(header_of(&mad).method(), Method::REPORT);
         assert_eq!(to.qpn, verbs_core::Qpn::new(1));
         let notice = NoticeView::new(record(&mad)).expect("long enough");
         let gid = Notice::parse(notice).gid().expect("a GID");

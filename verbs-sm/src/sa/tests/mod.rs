@@ -140,7 +140,7 @@ impl Desk {
             Reply::None => panic!("no answer"),
             Reply::One(mad) => {
                 assert_eq!(SaHeader::of(&mad).sm_key, 0, "the key is told to no client");
-                let status = header_of(&*mad).status();
+                let status = header_of(&mad).status();
                 match SaStatus::from_code((status.bits() >> 8) as u8) {
                     Some(status) => Err(status),
                     None => Ok(vec![wire::record(&mad).to_vec()]),

@@ -178,7 +178,7 @@ fn what_contradicts_itself_finds_nothing() {
     assert_eq!(ask((11, 13), (12, 13), all), Err(SaStatus::NoRecords));
     assert_eq!(ask((11, 13), (11, 14), all), Err(SaStatus::NoRecords));
     assert_eq!(
-        ask((11, 13), (12, 14), all - source | PathMask::SGID),
+        ask((11, 13), (12, 14), (all - source) | PathMask::SGID),
         Err(SaStatus::NoRecords)
     );
     assert_eq!(
