@@ -1,7 +1,9 @@
 //! An administrator that every port reaches without asking: paths and groups of a network without LIDs.
 
 use std::collections::BTreeMap;
+use std::future::poll_fn;
 use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Waker};
 
 use futures::future::{BoxFuture, ready};
 use ulp_ipoib::{Administration, Membership};
@@ -23,6 +25,8 @@ struct State {
     handlers: Vec<(Gid, Handler)>,
     paths_asked: u32,
     has_paths: bool,
+    /// Who waits until groups are joined again, while they are not.
+    held: Option<Vec<Waker>>,
     mtu: Mtu,
     qkey: QKey,
 }
@@ -35,6 +39,7 @@ impl Admin {
             handlers: Vec::new(),
             paths_asked: 0,
             has_paths: true,
+            held: None,
             mtu,
             qkey: QKey(0x0b1c),
         })))
@@ -47,6 +52,14 @@ impl Admin {
     /// From now on there are paths, or none.
     pub(crate) fn paths(&self, are_there: bool) {
         self.0.lock().unwrap().has_paths = are_there;
+    }
+
+    /// From now on nobody is answered who joins, or everybody is.
+    pub(crate) fn hold(&self, is_held: bool) {
+        let mut state = self.0.lock().unwrap();
+        let waiting = std::mem::replace(&mut state.held, is_held.then(Vec::new));
+        drop(state);
+        waiting.into_iter().flatten().for_each(Waker::wake);
     }
 
     /// Members of a group that are of that kind.
@@ -94,12 +107,29 @@ impl Administration for Admin {
     }
 
     fn join(&self, join: Join) -> BoxFuture<'static, Result<Box<dyn Membership>, Error>> {
+        let admin = self.clone();
+        Box::pin(async move {
+            let released = |cx: &mut Context<'_>| match &mut admin.0.lock().unwrap().held {
+                Some(waiting) => {
+                    waiting.push(cx.waker().clone());
+                    Poll::Pending
+                }
+                None => Poll::Ready(()),
+            };
+            poll_fn(released).await;
+            admin.joined(&join)
+        })
+    }
+}
+
+impl Admin {
+    fn joined(&self, join: &Join) -> Result<Box<dyn Membership>, Error> {
         let (asked, _) = join.parts();
         let mut state = self.0.lock().unwrap();
         let is_broadcast = asked.mgid.0[10..] == [0, 0, 0xff, 0xff, 0xff, 0xff];
         let makes = is_broadcast || asked.join_state == JoinState::FULL_MEMBER;
         if !makes && !state.groups.contains_key(&asked.mgid) {
-            return Box::pin(ready(Err(SaError::Refused(SaStatus::NoRecords).into())));
+            return Err(SaError::Refused(SaStatus::NoRecords).into());
         }
         let record = McMemberRecord {
             mgid: asked.mgid,
@@ -117,7 +147,7 @@ impl Administration for Admin {
             mgid: asked.mgid,
             kind: asked.join_state,
         });
-        Box::pin(ready(Ok(member)))
+        Ok(member)
     }
 }
 

@@ -8,6 +8,8 @@
     reason = "helpers of tests may panic as the tests themselves"
 )]
 
+mod elections;
+mod groups;
 mod lab;
 mod served;
 mod sweeps;

@@ -18,7 +18,7 @@ pub(crate) fn port(topology: &Topology, name: &str, port: u8) -> PortRef {
 }
 
 /// All adapters' ports.
-fn adapters(topology: &Topology) -> Vec<PortRef> {
+pub(crate) fn adapters(topology: &Topology) -> Vec<PortRef> {
     let nodes = (0..).map(NodeId).zip(topology.nodes());
     let adapters = nodes.filter(|(_, node)| !node.is_switch());
     adapters
@@ -33,7 +33,7 @@ fn data(from: Lid, to: Lid) -> Packet {
 
 /// Every adapter reaches every other one. A packet for a port without a service comes out where it
 /// was sent to.
-fn assert_connected(lab: &mut Lab, ports: &[PortRef]) {
+pub(crate) fn assert_connected(lab: &mut Lab, ports: &[PortRef]) {
     for &from in ports {
         for &to in ports {
             let (slid, dlid) = (lab.subnet.lid(from), lab.subnet.lid(to));

@@ -12,7 +12,9 @@ pub struct Config {
     /// Of two managers the one with more leads; of two with the same, the one at the lower GUID. 0 by
     /// default, so that any other that was given a priority takes over.
     pub priority: Bits<4>,
-    /// Key that managers of one subnet share; 1 by default, as others have it.
+    /// Key that managers of one subnet share; 1 by default, as others have it. A request to the
+    /// administrator that carries it is trusted: it sees each member of a group, and joins and leaves for
+    /// other ports. With the default every node of the subnet can say so.
     pub sm_key: u64,
     /// Key that ports ask management for; 0, none, by default.
     pub m_key: u64,
@@ -50,12 +52,20 @@ pub struct Config {
     pub nodes_max: usize,
     /// Multicast groups. 1,024 by default, as many as a switch's table has by default.
     pub groups_max: usize,
+    /// Multicast groups that exist because one port has made them. 256 by default, a quarter of all: twice
+    /// what an interface of IP over InfiniBand joins here, and no port takes the groups of all others.
+    pub groups_per_port_max: usize,
     /// Members of all groups together. 65,536 by default: each takes about 100 bytes.
     pub members_max: usize,
     /// Service records. 4,096 by default: each takes 200 bytes.
     pub services_max: usize,
+    /// Service records that one port has registered. 128 by default: some programs with some services
+    /// each, and a record whose lease never ends takes no room of others.
+    pub services_per_port_max: usize,
     /// Subscriptions to events. 4,096 by default.
     pub subscriptions_max: usize,
+    /// Subscriptions of one port. 64 by default: the architecture defines 16 traps.
+    pub subscriptions_per_port_max: usize,
     /// Records in an answer. 16,384 by default, which is a megabyte of paths.
     pub answer_records_max: usize,
     /// Requests to the administrator that are taken up between two answers of nodes; more are dropped
@@ -88,9 +98,12 @@ impl Default for Config {
             maps_service_levels: false,
             nodes_max: 12_288,
             groups_max: 1_024,
+            groups_per_port_max: 256,
             members_max: 65_536,
             services_max: 4_096,
+            services_per_port_max: 128,
             subscriptions_max: 4_096,
+            subscriptions_per_port_max: 64,
             answer_records_max: 16_384,
             reports_max: 1_024,
         }

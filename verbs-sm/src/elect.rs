@@ -9,6 +9,9 @@ use crate::fabric::{End, Route};
 use crate::manager::{Phase, Purpose, SubnetManager};
 use crate::smp::Smp;
 
+#[cfg(test)]
+mod tests;
+
 /// What a Set of the manager's information does, by its modifier.
 const HANDOVER: u32 = 1;
 const ACKNOWLEDGE: u32 = 2;

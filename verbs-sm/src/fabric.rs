@@ -127,6 +127,25 @@ pub(crate) fn rate_order(code: Bits<6>) -> usize {
     place.unwrap_or(0)
 }
 
+/// Whether a code is of a rate.
+pub(crate) fn is_rate(code: Bits<6>) -> bool {
+    BY_SPEED.contains(&code.value())
+}
+
+/// The slower of two rates.
+pub(crate) fn slower_of(one: Bits<6>, other: Bits<6>) -> Bits<6> {
+    match rate_order(one) <= rate_order(other) {
+        true => one,
+        false => other,
+    }
+}
+
+/// The fastest rate that is slower than that one, if there is one.
+pub(crate) fn rate_below(code: Bits<6>) -> Option<Bits<6>> {
+    let before = rate_order(code).checked_sub(1)?;
+    BY_SPEED.get(before).copied().map(Bits::truncated)
+}
+
 impl Fabric {
     pub(crate) fn node(&self, guid: Guid) -> Option<&Node> {
         self.nodes.get(&guid)

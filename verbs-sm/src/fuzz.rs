@@ -20,9 +20,12 @@ fn small() -> Config {
     Config {
         nodes_max: 12,
         groups_max: 3,
+        groups_per_port_max: 2,
         members_max: 4,
         services_max: 3,
+        services_per_port_max: 2,
         subscriptions_max: 3,
+        subscriptions_per_port_max: 2,
         answer_records_max: 40,
         reports_max: 4,
         ..Config::default()

@@ -32,6 +32,8 @@ mod seat;
 mod smp;
 mod sweep;
 mod tables;
+#[cfg(test)]
+mod testing;
 
 pub use config::{Config, Partition};
 pub use driver::{Manager, StartError};

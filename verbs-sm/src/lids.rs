@@ -85,5 +85,39 @@ mod tests {
         assert_eq!(all, [1, 2, 3, 4]);
         let given = lids.assign(&[&ports[..], &[(Guid(30), Lid(0))]].concat(), 4);
         assert_eq!(given[&Guid(30)], Lid(0), "there is none left");
+        let again = lids.assign(&ports, 4);
+        let before: Vec<_> = ports.iter().map(|(guid, _)| given[guid]).collect();
+        let after: Vec<_> = ports.iter().map(|(guid, _)| again[guid]).collect();
+        assert_eq!(before, after, "who has one keeps it, the last LID too");
+    }
+
+    /// Goal: ports that are here keep their LIDs whatever comes and goes, and ports that say the same LID do not
+    /// share it; LIDs beyond the limit are taken back. Method: a port that goes, one that comes, a lower limit.
+    #[test]
+    fn lids_are_stable() {
+        let mut lids = Lids::default();
+        let ports: Vec<_> = (1..=9).map(|guid| (Guid(guid), Lid(0))).collect();
+        let given = lids.assign(&ports, LID_MAX);
+        let less: Vec<_> = ports
+            .iter()
+            .copied()
+            .filter(|(guid, _)| guid.0 != 5)
+            .collect();
+        // It came with the LID of another.
+        let more = [&less[..], &[(Guid(20), Lid(3))]].concat();
+        let after = lids.assign(&more, 9);
+        for (guid, _) in &less {
+            assert_eq!(after[guid], given[guid]);
+        }
+        assert_eq!(after[&Guid(20)], given[&Guid(5)], "all others are taken");
+        let back = lids.assign(&ports, LID_MAX);
+        assert!(less.iter().all(|(guid, _)| back[guid] == given[guid]));
+        assert_eq!(back[&Guid(5)], Lid(10), "its own was needed");
+        let few = lids.assign(&ports[..3], 3);
+        let mut few: Vec<_> = few.into_values().collect();
+        few.sort_unstable();
+        assert_eq!(few, [Lid(1), Lid(2), Lid(3)]);
+        let far = lids.assign(&[(Guid(40), Lid(0xc000))], LID_MAX);
+        assert!(far[&Guid(40)].0 <= LID_MAX, "that one is of a group");
     }
 }

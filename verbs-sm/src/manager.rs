@@ -17,10 +17,10 @@ use crate::sa::{Administrator, Reply};
 use crate::smp::{Smp, directed};
 use crate::tables::Tables;
 
-/// Different traps that are listened to in a sweep's interval, and how often each is: a node that tells
-/// more is broken.
-const TRAPS_MAX: usize = 4_096;
-const TRAP_TIMES_MAX: u32 = 10;
+/// Ports whose traps are listened to in a sweep's interval, and how many of each are: a node that tells
+/// more is broken, and takes nothing of the others' share.
+const TRAPPERS_MAX: usize = 4_096;
+const TRAPS_PER_PORT_MAX: u32 = 10;
 
 /// A subnet manager with its administrator, sans-IO.
 ///
@@ -57,8 +57,8 @@ pub struct SubnetManager {
     pub(crate) rival: Option<Rival>,
     /// The master has handed over to us.
     pub(crate) takes_over: bool,
-    /// Traps of this interval, and how often each came.
-    heard: BTreeMap<(Lid, TrapNumber), u32>,
+    /// By the port that sent them: traps of this interval.
+    heard: BTreeMap<Lid, u32>,
     heard_since: Time,
     /// Something has changed since the sweep began.
     pub(crate) is_stale: bool,
@@ -370,10 +370,10 @@ impl SubnetManager {
     fn handle_trap(&mut self, now: Time, from: Address, header: &MadHeader, mad: &MadBytes) {
         self.counters.traps += 1;
         let notice = sm::NoticeView::new(mad.get(sm::DATA_AT..).unwrap_or_default());
-        let Some((trap, issuer)) = notice.map(|notice| (notice.trap(), notice.issuer_lid())) else {
+        let Some(trap) = notice.map(|notice| notice.trap()) else {
             return;
         };
-        if !self.hears(now, (issuer, trap)) {
+        if !self.hears(now, from.av.dlid) {
             return;
         }
         let mut repress = *mad;
@@ -396,19 +396,19 @@ impl SubnetManager {
         }
     }
 
-    /// Whether a trap is listened to: what a node tells again and again is heard some times, until the
+    /// Whether a port's trap is listened to: who tells again and again is heard some times, until the
     /// next interval begins.
-    fn hears(&mut self, now: Time, what: (Lid, TrapNumber)) -> bool {
+    fn hears(&mut self, now: Time, from: Lid) -> bool {
         if now.since(self.heard_since) >= self.config.sweep_interval {
             self.heard_since = now;
             self.heard.clear();
         }
-        if self.heard.len() >= TRAPS_MAX {
+        if !self.heard.contains_key(&from) && self.heard.len() >= TRAPPERS_MAX {
             return false;
         }
-        let times = self.heard.entry(what).or_default();
-        *times += 1;
-        *times <= TRAP_TIMES_MAX
+        let times = self.heard.entry(from).or_default();
+        *times = times.saturating_add(1);
+        *times <= TRAPS_PER_PORT_MAX
     }
 
     /// A request to the administrator. As long as it is not in charge, whoever is shall answer.

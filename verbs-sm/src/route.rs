@@ -13,6 +13,9 @@ use verbs_core::{Guid, Lid};
 
 use crate::fabric::{End, Fabric};
 
+#[cfg(test)]
+mod tests;
+
 /// A number for each switch, dense.
 type Index = usize;
 

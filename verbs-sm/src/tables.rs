@@ -55,7 +55,12 @@ impl Tables {
     }
 
     /// The blocks of a switch's linear table that are to be written, which count as written.
-    fn linear(&mut self, guid: Guid, table: &BTreeMap<u16, u8>, top: u16) -> Vec<(u16, [u8; 64])> {
+    pub(crate) fn linear(
+        &mut self,
+        guid: Guid,
+        table: &BTreeMap<u16, u8>,
+        top: u16,
+    ) -> Vec<(u16, [u8; 64])> {
         let mut blocks = Vec::new();
         for block in 0..=top / LINEAR_BLOCK {
             let mut ports = [NOWHERE; 64];

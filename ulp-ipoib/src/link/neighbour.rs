@@ -22,6 +22,8 @@ pub(super) struct Neighbour {
     pub(super) at: Option<HardwareAddress>,
     /// When it was last heard of.
     confirmed: Time,
+    /// Something was said of it that it did not confirm: it is asked (RFC 4861, 7.2.5: STALE).
+    is_doubted: bool,
     /// When somebody last sent to it.
     used: Time,
     /// How often it was asked since, and when it is asked again.
@@ -36,6 +38,7 @@ impl Neighbour {
         Self {
             at: None,
             confirmed: now,
+            is_doubted: false,
             used: now,
             asked: 0,
             ask_at: now,
@@ -118,10 +121,18 @@ impl State {
         };
         neighbour.at = Some(at);
         neighbour.confirmed = now;
+        neighbour.is_doubted = false;
         neighbour.asked = 0;
         let wakers = std::mem::take(&mut neighbour.wakers);
         self.actions.extend(wakers.into_iter().map(Action::Wake));
         self.flush_neighbour(hop, now);
+    }
+
+    /// What is known of a neighbour may be wrong: it is asked as soon as it is used.
+    pub(super) fn doubt(&mut self, hop: IpAddr) {
+        if let Some(neighbour) = self.neighbours.get_mut(&hop) {
+            neighbour.is_doubted = true;
+        }
     }
 
     /// Sends what waits for a neighbour, as far as that is possible now.
@@ -214,7 +225,7 @@ impl State {
         let reachable = self.config.reachable;
         let (mut asked, mut silent) = (Vec::new(), Vec::new());
         for (&hop, neighbour) in &self.neighbours {
-            let is_old = now.since(neighbour.confirmed) >= reachable;
+            let is_old = neighbour.is_doubted || now.since(neighbour.confirmed) >= reachable;
             let is_due = neighbour.at.is_none() || is_old;
             if !is_due || neighbour.ask_at > now {
                 continue;

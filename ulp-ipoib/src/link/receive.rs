@@ -29,19 +29,9 @@ impl Default for Receiver {
 impl Receiver {
     /// Takes completions until there are none.
     pub(super) fn turn(&mut self, core: &Arc<Core>) {
-        let mut wcs = [Wc::default(); LOT];
-        loop {
-            let taken = core.cq.lock().poll(&mut wcs).len();
-            if taken == 0 {
-                match core.cq.lock().arm(Arm::Next) {
-                    Armed::Empty => return,
-                    Armed::Waiting => continue,
-                }
-            }
-            for wc in &wcs[..taken] {
-                self.completed(core, wc);
-            }
-        }
+        let poll = |wcs: &mut [Wc]| core.cq.lock().poll(wcs).len();
+        let arm = || core.cq.lock().arm(Arm::Next);
+        drain(poll, arm, |wc| self.completed(core, wc));
     }
 
     fn completed(&mut self, core: &Arc<Core>, wc: &Wc) {
@@ -135,6 +125,23 @@ impl Receiver {
     }
 }
 
+/// Takes completions until there are none and the queue is armed: what comes between the last look and the
+/// arming is there already, and no handler will be called for it.
+fn drain(
+    mut poll: impl FnMut(&mut [Wc]) -> usize,
+    mut arm: impl FnMut() -> Armed,
+    mut each: impl FnMut(&Wc),
+) {
+    let mut wcs = [Wc::default(); LOT];
+    loop {
+        let taken = poll(&mut wcs);
+        if taken == 0 && arm() == Armed::Empty {
+            return;
+        }
+        wcs.iter().take(taken).for_each(&mut each);
+    }
+}
+
 /// Whether it may be a message of neighbour discovery.
 fn is_icmpv6(packet: &[u8]) -> bool {
     matches!((packet.get(6), packet.get(40)), (Some(58), Some(135 | 136)))
@@ -206,5 +213,34 @@ impl Core {
         if state.receiving == 0 && state.sending == 0 {
             self.drained.wake();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: what comes between the last look and the arming is taken. Method: a queue that says once that
+    /// something waits, and one that fills whole lots.
+    #[test]
+    fn what_waits_when_the_queue_is_armed_is_taken() {
+        let mut looks = [0, 2, 0, LOT, LOT, 1, 0].into_iter();
+        let mut arms = [Armed::Waiting, Armed::Waiting, Armed::Empty].into_iter();
+        let (mut taken, mut number) = (Vec::new(), 0);
+        drain(
+            |wcs| {
+                let count = looks
+                    .next()
+                    .expect("it was armed, and is looked at no more");
+                for wc in &mut wcs[..count] {
+                    (wc.wr_id, number) = (number, number + 1);
+                }
+                count
+            },
+            || arms.next().expect("it was empty"),
+            |wc| taken.push(wc.wr_id),
+        );
+        assert!(taken.iter().copied().eq(0..2 * LOT as u64 + 3), "{taken:?}");
+        assert_eq!((looks.next(), arms.next()), (None, None));
     }
 }

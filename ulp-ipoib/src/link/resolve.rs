@@ -86,17 +86,28 @@ impl State {
                 target,
                 from,
             } => self.asked(source, target, from, now),
-            Nd::Advertisement(told) => {
-                let hop = told.target.into();
-                let known = self.neighbours.get(&hop).map(|neighbour| neighbour.at);
-                if let (Some(known), Some(at)) = (known, told.at)
-                    && (known.is_none() || told.overrides || known == Some(at))
-                {
-                    self.learn(hop, at, now);
-                }
-            }
+            Nd::Advertisement(told) => self.told(&told, now),
         }
         true
+    }
+
+    /// Somebody says where an address is (RFC 4861, 7.2.5). Only an answer proves that it can be reached;
+    /// another place is taken over when it is to override, and doubted otherwise.
+    fn told(&mut self, told: &Advertisement, now: Time) {
+        let hop = told.target.into();
+        let known = self.neighbours.get(&hop).map(|neighbour| neighbour.at);
+        let (Some(known), Some(at)) = (known, told.at) else {
+            return;
+        };
+        let is_same = known == Some(at);
+        let is_taken = known.is_none() || told.overrides || is_same;
+        if is_taken && (told.solicited || !is_same) {
+            self.learn(hop, at, now);
+        }
+        let is_proven = is_taken && told.solicited;
+        if !(is_same || is_proven) {
+            self.doubt(hop);
+        }
     }
 
     fn asked(

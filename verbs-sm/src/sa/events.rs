@@ -40,6 +40,7 @@ pub(crate) struct Events {
     waiting: BTreeMap<u64, Key>,
     next: u64,
     max: usize,
+    per_port_max: usize,
     reports_max: usize,
 }
 
@@ -51,6 +52,7 @@ impl Events {
             waiting: BTreeMap::new(),
             next: 0,
             max: config.subscriptions_max,
+            per_port_max: config.subscriptions_per_port_max,
             reports_max: config.reports_max,
         }
     }
@@ -62,7 +64,7 @@ impl Events {
         let key = (from.av.dlid, asked.trap_number);
         match asked.subscribe {
             1 => {
-                if !self.subscribers.contains_key(&key) && self.subscribers.len() >= self.max {
+                if !self.subscribers.contains_key(&key) && !self.has_room(key.0) {
                     return Err(SaStatus::NoResources);
                 }
                 let to = Address {
@@ -89,6 +91,12 @@ impl Events {
         let mut bytes = [0; InformInfo::LEN];
         asked.emit(&mut bytes);
         Ok(Records::one(&bytes))
+    }
+
+    /// Whether a port may subscribe to one more event.
+    fn has_room(&self, from: Lid) -> bool {
+        let own = self.subscribers.range((from, 0)..=(from, u16::MAX));
+        self.subscribers.len() < self.max && own.count() < self.per_port_max
     }
 
     /// Reports an event about a GID to those who want to know.

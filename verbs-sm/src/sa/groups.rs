@@ -10,7 +10,7 @@ use verbs_core::mad::sm::TrapNumber;
 use verbs_core::{Gid, Lid};
 
 use crate::config::{Config, mtu_code};
-use crate::fabric::{Fabric, Port, rate_order};
+use crate::fabric::{Fabric, Port, is_rate, rate_below, rate_order, slower_of};
 use crate::sa::paths::selected;
 use crate::sa::{Administrator, Found, Records, Scene};
 use crate::tables::GROUPS_AT;
@@ -24,8 +24,8 @@ pub(crate) struct Group {
     /// All but who and how.
     pub(crate) record: McMemberRecord,
     members: BTreeMap<Gid, JoinState>,
-    /// It is there whether anybody is in it or not.
-    is_permanent: bool,
+    /// The port that has made it; `None` for one that is there whether anybody is in it or not.
+    made_by: Option<Lid>,
 }
 
 /// All groups.
@@ -35,8 +35,9 @@ pub(crate) struct Groups {
     by_mlid: BTreeMap<u16, Gid>,
     changed: BTreeSet<u16>,
     groups_max: usize,
+    per_port_max: usize,
     members_max: usize,
-    members: usize,
+    pub(super) members: usize,
     /// Makes addresses for groups that have none.
     next_address: u64,
 }
@@ -48,6 +49,7 @@ impl Groups {
             by_mlid: BTreeMap::new(),
             changed: BTreeSet::new(),
             groups_max: config.groups_max,
+            per_port_max: config.groups_per_port_max,
             members_max: config.members_max,
             members: 0,
             next_address: 1,
@@ -63,7 +65,7 @@ impl Groups {
                 scope: Bits::truncated(2),
                 ..exact()
             };
-            groups.insert(record, true);
+            groups.insert(record, None);
         }
         groups
     }
@@ -73,7 +75,7 @@ impl Groups {
     }
 
     /// Gives a group a LID; `None` when there is none left.
-    fn insert(&mut self, record: McMemberRecord, is_permanent: bool) -> Option<&mut Group> {
+    fn insert(&mut self, record: McMemberRecord, made_by: Option<Lid>) -> Option<&mut Group> {
         let last = u16::try_from(self.groups_max).unwrap_or(u16::MAX);
         let mut mlids = (GROUPS_AT..0xffff).take(last.into());
         let mlid = mlids.find(|mlid| !self.by_mlid.contains_key(mlid))?;
@@ -84,9 +86,16 @@ impl Groups {
                 ..record
             },
             members: BTreeMap::new(),
-            is_permanent,
+            made_by,
         };
         Some(self.by_mgid.entry(record.mgid).or_insert(group))
+    }
+
+    /// Whether a port may make a group, and be its first member.
+    fn has_room(&self, from: Lid) -> bool {
+        let made = self.by_mgid.values();
+        let made = made.filter(|group| group.made_by == Some(from));
+        self.members < self.members_max && made.count() < self.per_port_max
     }
 
     /// An address for a group that was asked for without one: transient, of the scope, of this
@@ -138,7 +147,7 @@ impl Groups {
             .members
             .get_mut(&port)
             .ok_or(SaStatus::RequestInvalid)?;
-        if !state.intersects(how) {
+        if how.is_empty() || !state.contains(how) {
             return Err(SaStatus::RequestInvalid);
         }
         *state -= how;
@@ -160,7 +169,7 @@ impl Groups {
     fn remove_if_idle(&mut self, mgid: Gid) -> bool {
         let keeps = JoinState::FULL_MEMBER | JoinState::SEND_ONLY_FULL_MEMBER;
         let is_idle = self.by_mgid.get(&mgid).is_some_and(|group| {
-            !group.is_permanent && !group.members.values().any(|state| state.intersects(keeps))
+            group.made_by.is_some() && !group.members.values().any(|state| state.intersects(keeps))
         });
         if is_idle && let Some(group) = self.by_mgid.remove(&mgid) {
             self.members -= group.members.len();
@@ -214,7 +223,11 @@ impl Administrator {
             Some(group) => admit(&group.record, &wanted, mask, port)?,
             None => {
                 let record = self.found_group(&wanted, mask, port)?;
-                let made = self.groups.insert(record, false);
+                // All is there for the group and its member, or neither is made.
+                if !self.groups.has_room(scene.from) {
+                    return Err(SaStatus::NoResources);
+                }
+                let made = self.groups.insert(record, Some(scene.from));
                 made.ok_or(SaStatus::NoResources)?;
                 self.events
                     .about_gid(scene.fabric, TrapNumber::GROUP_CREATED, wanted.mgid);
@@ -309,12 +322,17 @@ impl Administrator {
         let own_rate = port.rate();
         let rate = match (mask.contains(McMemberMask::RATE), wanted.rate_selector) {
             (true, Selector::Exactly) => wanted.rate,
+            (true, Selector::Less) => {
+                let slower = rate_below(wanted.rate).ok_or(SaStatus::RequestInvalid)?;
+                slower_of(own_rate, slower)
+            }
             (true, Selector::Greater) if rate_order(own_rate) <= rate_order(wanted.rate) => {
                 return Err(SaStatus::RequestInvalid);
             }
             _ => own_rate,
         };
-        if !(1..=own_mtu).contains(&mtu) || rate_order(rate) > rate_order(own_rate) {
+        let is_rate = is_rate(rate) && rate_order(rate) <= rate_order(own_rate);
+        if !(1..=own_mtu).contains(&mtu) || !is_rate {
             return Err(SaStatus::RequestInvalid);
         }
         let has_life = mask.contains(McMemberMask::PACKET_LIFETIME);
@@ -445,13 +463,16 @@ fn agrees(group: &McMemberRecord, wanted: &McMemberRecord, mask: McMemberMask) -
     same(McMemberMask::MGID, group.mgid == wanted.mgid)
         && same(McMemberMask::QKEY, group.qkey == wanted.qkey)
         && same(McMemberMask::MLID, group.mlid == wanted.mlid)
-        && same(McMemberMask::MTU, selected(mtu, group.mtu.cmp(&wanted.mtu)))
+        && same(
+            McMemberMask::MTU,
+            selected(Some(mtu), group.mtu.cmp(&wanted.mtu)),
+        )
         && same(
             McMemberMask::TRAFFIC_CLASS,
             group.traffic_class == wanted.traffic_class,
         )
         && same(McMemberMask::PKEY, group.pkey.matches(wanted.pkey))
-        && same(McMemberMask::RATE, selected(rate, by_speed))
+        && same(McMemberMask::RATE, selected(Some(rate), by_speed))
         && same(McMemberMask::SL, group.sl == wanted.sl)
         && same(
             McMemberMask::FLOW_LABEL,

@@ -5,6 +5,8 @@ mod groups;
 mod nodes;
 mod paths;
 mod services;
+#[cfg(test)]
+mod tests;
 
 use std::collections::VecDeque;
 
@@ -100,7 +102,7 @@ impl Administrator {
         Self {
             config: config.clone(),
             groups: Groups::new(config),
-            services: Services::new(config.services_max),
+            services: Services::new(config),
             events: Events::new(config),
         }
     }
@@ -140,7 +142,9 @@ impl Administrator {
             (AttributeId::MC_MEMBER_RECORD, Method::SET) => self.join(scene, bytes, mask),
             (AttributeId::MC_MEMBER_RECORD, Method::DELETE) => self.leave(scene, bytes, mask),
             (AttributeId::SERVICE_RECORD, _) if reads => self.services.find(bytes, mask),
-            (AttributeId::SERVICE_RECORD, Method::SET) => self.services.set(now, bytes, mask),
+            (AttributeId::SERVICE_RECORD, Method::SET) => {
+                self.services.set(now, scene.from, bytes, mask)
+            }
             (AttributeId::SERVICE_RECORD, Method::DELETE) => self.services.delete(bytes, mask),
             (AttributeId::INFORM_INFO, Method::SET) => self.events.subscribe(from, bytes),
             (

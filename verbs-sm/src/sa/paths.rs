@@ -9,11 +9,15 @@ use verbs_core::mad::sa::{
 use verbs_core::{Gid, Lid, PKey};
 
 use crate::config::mtu_code;
-use crate::fabric::{End, Port, port_gid, rate_order};
+use crate::fabric::{End, Port, is_rate, port_gid, rate_below, rate_order, slower_of};
 use crate::sa::{Administrator, Found, Records, Scene};
 
 /// Switches that a packet passes at most.
 const HOPS_MAX: usize = 64;
+
+/// Pairs of ports that are looked at for each record that an answer may have: a request that names neither
+/// end and fits nothing costs no more than that, whatever the subnet's size.
+const PAIRS_PER_RECORD: usize = 16;
 
 impl Administrator {
     /// Paths between the ports that are named; between all where none are.
@@ -30,6 +34,11 @@ impl Administrator {
         let dlid = mask.contains(PathMask::DLID).then_some(asked.dlid);
         let sources = ends(scene, sgid, slid)?;
         let destinations = ends(scene, dgid, dlid)?;
+        let pairs = sources.len().saturating_mul(destinations.len());
+        let pairs_max = self.config.answer_records_max;
+        if pairs > pairs_max.saturating_mul(PAIRS_PER_RECORD) {
+            return Err(SaStatus::NoResources);
+        }
         let mut found = Records::default();
         for source in &sources {
             for destination in &destinations {
@@ -65,18 +74,10 @@ impl Administrator {
         )?;
         let most = Bits::truncated(mtu_code(self.config.mtu_max));
         let (mtu, rate) = walk(scene, source, destination, most)?;
-        let mtu_fits = !mask.contains(PathMask::MTU)
-            || fits(
-                mask,
-                PathMask::MTU_SELECTOR,
-                asked.mtu_selector,
-                mtu.cmp(&asked.mtu),
-            );
-        let by_speed = rate_order(rate).cmp(&rate_order(asked.rate));
-        let rate_fits = !mask.contains(PathMask::RATE)
-            || fits(mask, PathMask::RATE_SELECTOR, asked.rate_selector, by_speed);
+        let mtu = asked_mtu(mtu, asked, mask)?;
+        let rate = asked_rate(rate, asked, mask)?;
         let sl_fits = !mask.contains(PathMask::SL) || asked.sl == Bits::default();
-        (mtu_fits && rate_fits && sl_fits).then(|| PathRecord {
+        sl_fits.then(|| PathRecord {
             dgid: port_gid(to),
             sgid: port_gid(from),
             dlid: to.info.lid,
@@ -114,6 +115,21 @@ impl Administrator {
         let source = sources.first().map(|(_, port)| *port);
         let source = source.ok_or(SaStatus::InsufficientComponents)?;
         let record: &McMemberRecord = &group.record;
+        let is_as_asked = (!mask.contains(PathMask::PKEY) || record.pkey.matches(asked.pkey))
+            && (!mask.contains(PathMask::SL) || asked.sl == record.sl)
+            && (!mask.contains(PathMask::MTU)
+                || selected(
+                    selector(mask, PathMask::MTU_SELECTOR, asked.mtu_selector),
+                    record.mtu.cmp(&asked.mtu),
+                ))
+            && (!mask.contains(PathMask::RATE)
+                || selected(
+                    selector(mask, PathMask::RATE_SELECTOR, asked.rate_selector),
+                    rate_order(record.rate).cmp(&rate_order(asked.rate)),
+                ));
+        if !is_as_asked {
+            return Err(SaStatus::NoRecords);
+        }
         let path = PathRecord {
             dgid: record.mgid,
             sgid: port_gid(source),
@@ -159,21 +175,49 @@ fn ends<'a>(
     })
 }
 
-/// Whether a comparison came out as asked; without a selector it is to be at least that.
-pub(super) fn fits(mask: PathMask, bit: PathMask, how: Selector, order: Ordering) -> bool {
-    if !mask.contains(bit) {
-        return order.is_ge();
+/// How a number is to be compared; `None`, where the request does not say: it is to be at least that.
+fn selector(mask: PathMask, bit: PathMask, how: Selector) -> Option<Selector> {
+    mask.contains(bit).then_some(how)
+}
+
+/// The MTU of a path as it is asked for, on a way that carries `most`: packets may always be shorter.
+fn asked_mtu(most: Bits<6>, asked: &PathRecord, mask: PathMask) -> Option<Bits<6>> {
+    if !mask.contains(PathMask::MTU) {
+        return Some(most);
     }
-    selected(how, order)
+    let wanted = asked.mtu;
+    let below = wanted.value().checked_sub(1).map(Bits::truncated);
+    let how = selector(mask, PathMask::MTU_SELECTOR, asked.mtu_selector);
+    let mtu = match how {
+        Some(Selector::Less) => most.min(below?),
+        Some(Selector::Exactly) => wanted,
+        how => return selected(how, most.cmp(&wanted)).then_some(most),
+    };
+    (mtu <= most && mtu != Bits::default()).then_some(mtu)
+}
+
+/// The rate of a path as it is asked for, on a way that carries `most`: packets may always be fewer.
+fn asked_rate(most: Bits<6>, asked: &PathRecord, mask: PathMask) -> Option<Bits<6>> {
+    if !mask.contains(PathMask::RATE) {
+        return Some(most);
+    }
+    let by_speed = rate_order(most).cmp(&rate_order(asked.rate));
+    let how = selector(mask, PathMask::RATE_SELECTOR, asked.rate_selector);
+    match how {
+        Some(Selector::Less) => Some(slower_of(most, rate_below(asked.rate)?)),
+        Some(Selector::Exactly) => (is_rate(asked.rate) && by_speed.is_ge()).then_some(asked.rate),
+        how => selected(how, by_speed).then_some(most),
+    }
 }
 
 /// Whether a comparison came out as asked.
-pub(super) fn selected(how: Selector, order: Ordering) -> bool {
+pub(super) fn selected(how: Option<Selector>, order: Ordering) -> bool {
     match how {
-        Selector::Greater => order.is_gt(),
-        Selector::Less => order.is_lt(),
-        Selector::Exactly => order.is_eq(),
-        Selector::Best => true,
+        None => order.is_ge(),
+        Some(Selector::Greater) => order.is_gt(),
+        Some(Selector::Less) => order.is_lt(),
+        Some(Selector::Exactly) => order.is_eq(),
+        Some(Selector::Best) => true,
     }
 }
 
@@ -191,8 +235,7 @@ fn walk(
     let mut pass = |end: End| {
         let port = fabric.port(end)?;
         mtu = mtu.min(Bits::truncated(port.info.neighbor_mtu.value()));
-        let slower = rate.filter(|&known| rate_order(known) <= rate_order(port.rate()));
-        rate = slower.or(Some(port.rate()));
+        rate = Some(rate.map_or(port.rate(), |known| slower_of(known, port.rate())));
         Some(())
     };
     let mut at = source.0;

@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use verbs_core::mad::sa::{DATA_LEN, SaStatus, ServiceMask, ServiceRecord, ServiceRecordView};
 use verbs_core::mad::{Blob, Time};
-use verbs_core::{Gid, PKey};
+use verbs_core::{Gid, Lid, PKey};
 
+use crate::config::Config;
 use crate::sa::{Found, Records, alike};
 
 /// Fields of a service record but for its own numbers: bit of the mask, first byte, bytes.
@@ -27,45 +28,61 @@ type Key = (u64, Gid, u16);
 /// All service records.
 #[derive(Debug)]
 pub(crate) struct Services {
-    records: BTreeMap<Key, (ServiceRecord, Time)>,
+    records: BTreeMap<Key, Service>,
     max: usize,
+    per_port_max: usize,
+}
+
+/// A record, until when it holds, and the port that has registered it.
+#[derive(Debug)]
+struct Service {
+    record: ServiceRecord,
+    end: Time,
+    from: Lid,
 }
 
 impl Services {
-    pub(crate) fn new(max: usize) -> Self {
+    pub(crate) fn new(config: &Config) -> Self {
         Self {
             records: BTreeMap::new(),
-            max,
+            max: config.services_max,
+            per_port_max: config.services_per_port_max,
         }
     }
 
     /// Keeps a record, or keeps it longer.
-    pub(crate) fn set(&mut self, now: Time, like: &[u8; DATA_LEN], mask: u64) -> Found {
+    pub(crate) fn set(&mut self, now: Time, from: Lid, like: &[u8; DATA_LEN], mask: u64) -> Found {
         let (mut record, mask) = asked(like, mask)?;
         if !mask.contains(ServiceMask::LEASE) || record.lease_seconds == 0 {
             record.lease_seconds = u32::MAX;
         }
         let key = key(&record);
         match self.records.get(&key) {
-            Some((known, _)) if known.service_key != record.service_key => {
+            Some(known) if known.record.service_key != record.service_key => {
                 return Err(SaStatus::Denied);
             }
-            None if self.records.len() >= self.max => return Err(SaStatus::NoResources),
+            None if !self.has_room(from) => return Err(SaStatus::NoResources),
             _ => {}
         }
         let end = match record.lease_seconds {
             u32::MAX => Time::NEVER,
             seconds => now + Duration::from_secs(seconds.into()),
         };
-        self.records.insert(key, (record, end));
+        self.records.insert(key, Service { record, end, from });
         Ok(Records::one(&emitted(&record)))
+    }
+
+    /// Whether a port may register one more.
+    fn has_room(&self, from: Lid) -> bool {
+        let own = self.records.values().filter(|known| known.from == from);
+        self.records.len() < self.max && own.count() < self.per_port_max
     }
 
     /// Forgets a record, for who knows its key.
     pub(crate) fn delete(&mut self, like: &[u8; DATA_LEN], mask: u64) -> Found {
         let (record, _) = asked(like, mask)?;
         let key = key(&record);
-        let (known, _) = self.records.get(&key).ok_or(SaStatus::NoRecords)?;
+        let known = &self.records.get(&key).ok_or(SaStatus::NoRecords)?.record;
         if known.service_key != record.service_key {
             return Err(SaStatus::Denied);
         }
@@ -76,7 +93,7 @@ impl Services {
 
     pub(crate) fn find(&self, like: &[u8; DATA_LEN], mask: u64) -> Found {
         let mut found = Records::default();
-        for (record, _) in self.records.values() {
+        for Service { record, .. } in self.records.values() {
             let bytes = emitted(record);
             let numbers = NUMBERS.iter().all(|&(first, count, at, len)| {
                 (first..).zip(0..count).all(|(bit, number)| {
@@ -97,11 +114,11 @@ impl Services {
 
     /// Leases that have ended.
     pub(crate) fn expire(&mut self, now: Time) {
-        self.records.retain(|_, (_, end)| *end > now);
+        self.records.retain(|_, known| known.end > now);
     }
 
     pub(crate) fn poll_timeout(&self) -> Option<Time> {
-        let ends = self.records.values().map(|&(_, end)| end);
+        let ends = self.records.values().map(|known| known.end);
         ends.filter(|&end| end != Time::NEVER).min()
     }
 }
