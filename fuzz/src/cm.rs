@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use verbs_cm::machine::State;
 use verbs_cm::wire::{PortSpace, RejectReason, ServiceId};
-use verbs_cm::{Accept, Cm, Config, ConnId, Connect, Event, Listen, Port, Resolve, Route};
+use verbs_cm::{
+    Accept, Cm, Config, ConnId, Connect, Event, Listen, Port, Resolve, ResolveId, Route,
+};
 use verbs_core::mad::{Address, Blob, MadBytes, Time, TimeCode};
 use verbs_core::{Av, Error, Gid, Guid, Lid, LinkLayer, Mtu, Psn, Qpn};
 
@@ -27,7 +29,7 @@ const ROUNDS_MAX: u32 = 10_000;
 pub(crate) fn table(bytes: &[u8]) -> u32 {
     let mut script = Script::new(bytes);
     let mut world = World::new();
-    while let Some(what) = script.step(128) {
+    while let Some(what) = script.step(400) {
         world.step(what, &mut script);
         world.work(&mut script);
     }
@@ -71,6 +73,8 @@ struct World {
     cm: Cm,
     peer: Cm,
     conns: Vec<ConnId>,
+    /// Questions that wait for the user's answer.
+    questions: Vec<ResolveId>,
     /// What has been on the wire, to be repeated and changed.
     seen: Vec<MadBytes>,
 }
@@ -86,6 +90,7 @@ impl World {
             cm,
             peer: Cm::new(Config::default(), port(2), 2, 41),
             conns: Vec::new(),
+            questions: Vec::new(),
             seen: Vec::new(),
         };
         // A whole conversation, as something to begin with.
@@ -203,17 +208,19 @@ impl World {
     /// What the table wants of its user: mostly done at once.
     fn work(&mut self, script: &mut Script<'_>) {
         while let Some(event) = self.cm.poll_event() {
-            if let Event::ResolveRequest { resolution, .. } = event
-                && script.once_in(2)
-            {
-                // It may be taken back.
-                let _gone = self.cm.forget(resolution);
+            if let Event::ResolveRequest { resolution, .. } = event {
+                self.questions.push(resolution);
             }
             if let Some(conn) = event.conn()
                 && !self.conns.contains(&conn)
             {
                 self.conns.push(conn);
             }
+        }
+        let first = usize::from(script.once_in(3)).min(self.questions.len());
+        for question in self.questions.drain(..first) {
+            // It may be taken back.
+            let _gone = self.cm.forget(question);
         }
         while let Some(change) = self.cm.poll_qp_change() {
             if !script.once_in(5) {
@@ -251,6 +258,9 @@ impl World {
         loop {
             let mut none = Script::new(&[]);
             self.work(&mut none);
+            for question in std::mem::take(&mut self.questions) {
+                let _gone = self.cm.forget(question);
+            }
             for conn in std::mem::take(&mut self.conns) {
                 let _gone = self.cm.destroy(self.now, conn);
             }

@@ -50,7 +50,7 @@ pub(crate) fn hca(bytes: &[u8]) -> u32 {
         let (_, friend) = open(2).await;
         let before = hca.census();
         let mut world = World::new(&sim, &device, &friend).await;
-        while let Some(what) = script.step(96) {
+        while let Some(what) = script.step(400) {
             world.step(what, &mut script).await;
             world.drain();
         }
@@ -114,7 +114,7 @@ struct World<'s> {
 impl<'s> World<'s> {
     async fn new(sim: &'s Sim, device: &Device, friend: &Device) -> Self {
         let pd = device.alloc_pd().await.expect("a domain");
-        let cq = device.create_cq(4096).await.expect("a queue");
+        let cq = device.create_cq(1024).await.expect("a queue");
         let open = region(&pd, remote() | Access::LOCAL_WRITE | Access::MW_BIND).await;
         let canary = region(&pd, Access::LOCAL_WRITE).await;
         let readable = region(&pd, Access::REMOTE_READ).await;

@@ -25,7 +25,7 @@ const ANSWERS_MAX: usize = 4096;
 pub(crate) fn host(bytes: &[u8]) -> u32 {
     let mut script = Script::new(bytes);
     let mut world = World::new();
-    while let Some(what) = script.step(128) {
+    while let Some(what) = script.step(400) {
         world.step(what, &mut script);
     }
     world.end();

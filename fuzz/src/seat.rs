@@ -42,7 +42,7 @@ const SA_DATA: usize = 56;
 pub(crate) fn seat(bytes: &[u8]) -> u32 {
     let mut script = Script::new(bytes);
     let mut world = World::new();
-    while let Some(what) = script.step(96) {
+    while let Some(what) = script.step(300) {
         world.step(what, &mut script);
         world.check();
     }

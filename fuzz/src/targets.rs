@@ -54,7 +54,7 @@ const fn live(name: &'static str, folder: &'static str, run: fn(&[u8]) -> u32) -
         name,
         kind: Kind::Live,
         folder,
-        longest: 1024,
+        longest: 4200,
         run,
     }
 }

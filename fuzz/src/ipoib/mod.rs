@@ -40,7 +40,7 @@ pub(crate) fn interface(bytes: &[u8]) -> u32 {
     let end = sim.now() + Duration::from_secs(36_000);
     let ended = sim.run_until(end, async {
         let mut world = World::new(&sim, &mut script).await;
-        while let Some(what) = script.step(96) {
+        while let Some(what) = script.step(300) {
             world.step(what, &mut script).await;
             world.check();
         }
@@ -75,6 +75,8 @@ struct Node {
     device: Arc<Device>,
     interface: Option<Interface>,
     inbox: Arc<Inbox>,
+    /// Keeps the port's service open, which interfaces use.
+    _manager: Manager,
     /// Objects before there was an interface.
     before: [usize; 8],
 }
@@ -121,6 +123,7 @@ impl Node {
             device,
             interface: Some(interface.expect("an interface on a new device")),
             inbox,
+            _manager: manager,
             before,
         }
     }

@@ -176,7 +176,6 @@ impl<'s> World<'s> {
         let (client, hostile) = (Node::new(sim, 2).await, Node::new(sim, 3).await);
         let config = TargetConfig {
             request_limit: 4,
-            iu_bytes: 512,
             buffers: 1,
             buffer_bytes: 4096,
             ..TargetConfig::new(port(1))
@@ -188,6 +187,8 @@ impl<'s> World<'s> {
         target.listen(HONEST).await.expect("a free port");
         let options = Options {
             queue_depth: 2,
+            runs_max: 2,
+            immediate_max: 0,
             ..Options::new(port(100))
         };
         let at = Where::at(HONEST.parse().expect("an address"), port(1));
@@ -232,7 +233,7 @@ impl<'s> World<'s> {
 
     async fn play(&mut self, script: &RefCell<Script<'_>>, peers: &Peers) {
         loop {
-            let what = script.borrow_mut().step(64);
+            let what = script.borrow_mut().step(300);
             let Some(what) = what else { return };
             self.step(what, script, peers).await;
             listen(peers);

@@ -52,7 +52,7 @@ impl<'s> World<'s> {
         let mut config = TargetConfig::new(port(1));
         config.request_limit = 8;
         config.channels_max = CHANNELS as u32;
-        config.iu_bytes = 1024;
+        config.iu_bytes = 8260;
         config.buffers = 2;
         config.buffer_bytes = 8192;
         config.table_entries_max = 24;
@@ -71,6 +71,8 @@ impl<'s> World<'s> {
         let before = server.hca.census();
         let options = Options {
             queue_depth: 2,
+            runs_max: 2,
+            immediate_max: 0,
             ..Options::new(port(100))
         };
         let initiator = Initiator::new(&client.device, options);
@@ -91,7 +93,7 @@ impl<'s> World<'s> {
     }
 
     async fn play(mut self, script: &mut Script<'_>) {
-        while let Some(what) = script.step(64) {
+        while let Some(what) = script.step(300) {
             self.step(what, script).await;
             if let Some(end) = &mut self.hostile
                 && end.received().is_none()

@@ -264,10 +264,18 @@ pub(crate) unsafe extern "C" fn umad_get_ca(ca_name: *const c_char, ca: *mut Uma
     put_text(&mut described.ca_type, "verbs subnet");
     put_text(&mut described.hw_ver, "0");
     for port in &adapter.ports {
+        // A port that the list has no room for, or that the host names twice, is not described.
         let entry = described.ports.get_mut(usize::from(port.number));
-        let place = allocate::<UmadPort>(1).zip(umad_port(index, port));
-        let (Some(entry), Some((place, port))) = (entry, place) else {
+        let Some(entry) = entry.filter(|entry| entry.is_null()) else {
             continue;
+        };
+        let Some(place) = allocate::<UmadPort>(1) else {
+            break;
+        };
+        let Some(port) = umad_port(index, port) else {
+            // SAFETY: it was allocated here, and nobody has seen it.
+            unsafe { free(place) };
+            break;
         };
         // SAFETY: it was allocated for one.
         unsafe { place.write(port) };
