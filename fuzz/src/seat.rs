@@ -438,11 +438,11 @@ impl World {
         self.client.now = self.now;
         let tid = self.client.request(to, &mad, Retry::default())?;
         self.pass(Duration::from_secs(1));
-        let answers = self.inbox.iter().filter_map(|delivery| match delivery {
+        let mut answers = self.inbox.iter().filter_map(|delivery| match delivery {
             Delivery::Response { tid: of, mad, .. } if *of == tid => Some(mad),
             _ => None,
         });
-        let mad = answers.last()?;
+        let mad = answers.next_back()?;
         let status = MadHeader::parse(header_of(mad)).status;
         assert!(
             status.is_empty(),

@@ -109,7 +109,7 @@ impl<'s> World<'s> {
     }
 
     async fn step(&mut self, what: u8, script: &mut Script<'_>) {
-        if what % 16 == 0 || self.hostile.is_none() {
+        if what.is_multiple_of(16) || self.hostile.is_none() {
             return self.login(script).await;
         }
         match what % 16 {
