@@ -143,22 +143,7 @@ impl<'s> World<'s> {
             qp.ready_to_receive(&path).await.expect("it is INIT");
             qp.ready_to_send(Psn::new(77)).await.expect("it is RTR");
         }
-        let mut victims = Vec::new();
-        for service in SERVICES {
-            let init = match service {
-                Service::Rc => QpInit::rc(&cq, &cq).sges(2, 2).inline(64),
-                Service::Uc => QpInit::uc(&cq, &cq),
-                Service::Ud => QpInit::ud(&cq, &cq),
-                Service::Shared => QpInit::rc(&cq, &cq).srq(&srq),
-            };
-            let qp = pd.create_qp(init.depth(16, 16)).await;
-            let qp = qp.expect("a queue pair");
-            victims.push(Victim {
-                service,
-                qp,
-                psn: 1000,
-            });
-        }
+        let victims = victims(&pd, &cq, &srq).await;
         let seal = Seal::new(address(3), address(1), ROCE_PORT);
         let mut world = Self {
             sim,
@@ -494,4 +479,25 @@ fn remote() -> Access {
 async fn region(pd: &Pd, access: Access) -> Mr {
     let memory = Memory::alloc(LEN).expect("memory");
     pd.register(memory, access).await.expect("a region")
+}
+
+/// A queue pair of each service, new.
+async fn victims(pd: &Pd, cq: &Cq, srq: &Srq) -> Vec<Victim> {
+    let mut victims = Vec::new();
+    for service in SERVICES {
+        let init = match service {
+            Service::Rc => QpInit::rc(cq, cq).sges(2, 2).inline(64),
+            Service::Uc => QpInit::uc(cq, cq),
+            Service::Ud => QpInit::ud(cq, cq),
+            Service::Shared => QpInit::rc(cq, cq).srq(srq),
+        };
+        let qp = pd.create_qp(init.depth(16, 16)).await;
+        let qp = qp.expect("a queue pair");
+        victims.push(Victim {
+            service,
+            qp,
+            psn: 1000,
+        });
+    }
+    victims
 }

@@ -54,6 +54,7 @@ fn the_tree_is_seen() {
     for path in [
         "verbs-core/src/lib.rs",
         "hca-sim/src/lib.rs",
+        "ulp-srp/src/target/mod.rs",
         "tests/tidy/main.rs",
     ] {
         assert!(tree.rust.iter().any(|file| file.path == path), "{path}");
