@@ -9,6 +9,7 @@
 
 use std::fmt;
 
+mod fuzzed;
 mod lines;
 mod manifests;
 mod rules;
@@ -53,6 +54,7 @@ fn the_tree_is_seen() {
     for path in [
         "verbs-core/src/lib.rs",
         "hca-sim/src/lib.rs",
+        "ulp-srp/src/target/mod.rs",
         "tests/tidy/main.rs",
     ] {
         assert!(tree.rust.iter().any(|file| file.path == path), "{path}");
@@ -112,4 +114,11 @@ fn attributes_and_macros_leave_no_holes() {
 #[test]
 fn no_words_that_do_not_belong() {
     none("words", rules::words(&Tree::of_workspace().texts));
+}
+
+#[test]
+fn who_reads_foreign_bytes_is_fuzzed() {
+    let tree = Tree::of_workspace();
+    none("fuzz", fuzzed::targets(&tree.rust, &tree.texts));
+    none("corpora", fuzzed::folders(&tree::root(), &tree.texts));
 }

@@ -136,7 +136,7 @@ enum Place {
     Ulp,
     /// Shims and the command line: they choose the provider.
     Top,
-    /// Tests and benches.
+    /// Tests, benches and fuzz targets.
     Proof,
 }
 
@@ -148,7 +148,7 @@ impl Place {
             "verbs-cm" => Self::Cm,
             "verbs-sm" => Self::Sm,
             "verbs-cli" => Self::Top,
-            "verbs-tests" | "verbs-benches" => Self::Proof,
+            "verbs-tests" | "verbs-benches" | "verbs-fuzz" => Self::Proof,
             name if name.starts_with("ulp-") => Self::Ulp,
             _ if Path::new(&member.folder).starts_with("shims") => Self::Top,
             _ => return None,

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use crate::scan;
 
-/// Folders that hold nothing of ours.
+/// Folders at the root that hold nothing of ours.
 const SKIPPED: [&str; 2] = [".git", "target"];
 
 /// Endings of files that people read; files of `ci/` and `.ci/` count whatever their name.
@@ -145,9 +145,11 @@ fn walk(root: &Path, folder: &Path, found: &mut Vec<PathBuf>) {
         let path = folder.join(&name);
         if entry.path().is_dir() {
             let name = name.to_string_lossy();
-            let is_skipped = SKIPPED
-                .iter()
-                .any(|skipped| name == *skipped || name.starts_with(&format!("{skipped}-")));
+            // Only at the root: a module may be called target.
+            let is_skipped = folder.as_os_str().is_empty()
+                && SKIPPED
+                    .iter()
+                    .any(|skipped| name == *skipped || name.starts_with(&format!("{skipped}-")));
             if !is_skipped {
                 walk(root, &path, found);
             }

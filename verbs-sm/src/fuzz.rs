@@ -1,4 +1,4 @@
-//! Fuzz targets as plain functions over bytes: a test drives them with random ones, and `cargo-fuzz` could.
+//! Fuzz targets as plain functions over bytes: `ci/fuzz` drives them, and a test with random ones.
 //! They panic when a promise of the machine is broken.
 
 use std::time::Duration;

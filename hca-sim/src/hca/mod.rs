@@ -205,7 +205,8 @@ impl Hca {
     /// Objects that there are: protection domains, regions, completion queues, shared receive queues,
     /// queue pairs, address handles, XRC domains, multicast attachments.
     #[cfg(not(verbs_loom))]
-    pub(crate) fn census(&self) -> [usize; 8] {
+    #[doc(hidden)]
+    pub fn census(&self) -> [usize; 8] {
         let tables = self.tables.lock();
         [
             tables.pds.len(),

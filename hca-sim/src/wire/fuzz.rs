@@ -1,7 +1,6 @@
 //! Fuzz targets as plain functions over bytes.
 //!
-//! `cargo-fuzz` drives them (see `fuzz/` in this crate); a test replays the stored corpus on any
-//! toolchain. They panic when a promise of this module's parsers is broken. Whether the bytes were a
+//! `ci/fuzz` drives them over the inputs in `fuzz/corpus` of this crate, and a test replays those. They panic when a promise of this module's parsers is broken. Whether the bytes were a
 //! packet is returned: a corpus in which nothing is refused, or nothing accepted, tests half.
 
 use std::fmt::{self, Debug, Write};

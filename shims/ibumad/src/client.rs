@@ -35,6 +35,12 @@ pub(crate) fn ask(question: &Message) -> Result<Message, Errno> {
     checked(answer)
 }
 
+/// Has questions go over that connection, or over a new one.
+pub(crate) fn use_connection(socket: Option<OwnedFd>) {
+    let before = std::mem::replace(&mut *QUESTIONS.lock(), socket);
+    drop(before);
+}
+
 /// Asks over a connection of its own, which the caller keeps.
 ///
 /// # Errors

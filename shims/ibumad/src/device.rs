@@ -4,6 +4,7 @@
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use hca_sim::link::fabric::message::{Adapter, AdapterPort, Message};
 use rustix::io::Errno;
@@ -133,11 +134,30 @@ pub(crate) unsafe extern "C" fn umad_get_ca_portguids(
     c_int::try_from(count).unwrap_or(0)
 }
 
+/// Pieces of memory that programs have been given and not released. Those that a program frees itself, as it may,
+/// stay counted: only fuzzing asks.
+static ALLOCATED: AtomicUsize = AtomicUsize::new(0);
+
+pub(crate) fn allocated() -> usize {
+    ALLOCATED.load(Relaxed)
+}
+
 /// Allocates zeroed memory for a value; `None` if there is none.
 fn allocate<T>(count: usize) -> Option<*mut T> {
     // SAFETY: any sizes are fine.
     let place = unsafe { libc::calloc(count.max(1), size_of::<T>()) };
+    ALLOCATED.fetch_add(usize::from(!place.is_null()), Relaxed);
     (!place.is_null()).then_some(place.cast())
+}
+
+/// Frees what [`allocate`] has given, or nothing.
+///
+/// # Safety
+/// It is null or was allocated so, and is not used afterwards.
+unsafe fn free<T>(place: *mut T) {
+    ALLOCATED.fetch_sub(usize::from(!place.is_null()), Relaxed);
+    // SAFETY: as the caller says.
+    unsafe { libc::free(place.cast::<c_void>()) };
 }
 
 /// A port as programs see it. The list of partitions is the program's to free.
@@ -207,7 +227,7 @@ pub(crate) unsafe extern "C" fn umad_release_port(port: *mut UmadPort) -> c_int 
     // SAFETY: the list was allocated with calloc, or is null; it is not freed twice, because it is
     // null from now on.
     unsafe {
-        libc::free((*port).pkeys.cast::<c_void>());
+        free((*port).pkeys);
         (*port).pkeys = ptr::null_mut();
         (*port).pkeys_size = 0;
     }
@@ -244,10 +264,18 @@ pub(crate) unsafe extern "C" fn umad_get_ca(ca_name: *const c_char, ca: *mut Uma
     put_text(&mut described.ca_type, "verbs subnet");
     put_text(&mut described.hw_ver, "0");
     for port in &adapter.ports {
+        // A port that the list has no room for, or that the host names twice, is not described.
         let entry = described.ports.get_mut(usize::from(port.number));
-        let place = allocate::<UmadPort>(1).zip(umad_port(index, port));
-        let (Some(entry), Some((place, port))) = (entry, place) else {
+        let Some(entry) = entry.filter(|entry| entry.is_null()) else {
             continue;
+        };
+        let Some(place) = allocate::<UmadPort>(1) else {
+            break;
+        };
+        let Some(port) = umad_port(index, port) else {
+            // SAFETY: it was allocated here, and nobody has seen it.
+            unsafe { free(place) };
+            break;
         };
         // SAFETY: it was allocated for one.
         unsafe { place.write(port) };
@@ -274,7 +302,7 @@ pub(crate) unsafe extern "C" fn umad_release_ca(ca: *mut UmadCa) -> c_int {
             // SAFETY: the port was allocated and described by us, and is forgotten here.
             unsafe {
                 umad_release_port(*port);
-                libc::free((*port).cast::<c_void>());
+                free(*port);
             }
             *port = ptr::null_mut();
         }
@@ -318,8 +346,8 @@ pub(crate) unsafe extern "C" fn umad_free_ca_device_list(head: *mut DeviceNode) 
         // SAFETY: an entry that we allocated, with its name; it is not used afterwards.
         unsafe {
             let node = next.read();
-            libc::free(node.ca_name.cast_mut().cast::<c_void>());
-            libc::free(next.cast::<c_void>());
+            free(node.ca_name.cast_mut());
+            free(next);
             next = node.next;
         }
     }

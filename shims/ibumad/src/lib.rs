@@ -22,5 +22,6 @@ mod abi;
 mod client;
 mod datagram;
 mod device;
+pub mod fuzz;
 mod port;
 mod text;

@@ -49,7 +49,7 @@ pub(crate) unsafe extern "C" fn umad_open_port(ca_name: *const c_char, portnum: 
     });
     match opened {
         Ok((socket, session)) => {
-            SESSIONS.lock().insert(socket.as_raw_fd(), session);
+            add_session(socket.as_raw_fd(), session);
             socket.into_raw_fd()
         }
         Err(error) => fail(error.raw_os_error()),
@@ -74,6 +74,11 @@ pub(crate) unsafe extern "C" fn umad_close_port(portid: c_int) -> c_int {
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn umad_get_fd(portid: c_int) -> c_int {
     portid
+}
+
+/// A port is open by that number.
+pub(crate) fn add_session(portid: c_int, session: u32) {
+    SESSIONS.lock().insert(portid, session);
 }
 
 fn register(portid: c_int, registration: Registration) -> Result<u32, Errno> {

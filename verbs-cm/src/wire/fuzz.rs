@@ -1,7 +1,6 @@
 //! Fuzz targets as plain functions over bytes.
 //!
-//! `cargo-fuzz` drives them (see `fuzz/` in this crate); a test replays the stored corpus on any
-//! toolchain. They panic when a promise of this module's parsers is broken, and return whether the
+//! `ci/fuzz` drives them over the inputs in `fuzz/corpus` of this crate, and a test replays those. They panic when a promise of this module's parsers is broken, and return whether the
 //! bytes were what the target looks for.
 
 use std::fmt::{self, Debug, Write};

@@ -1,5 +1,5 @@
-//! Fuzz targets as plain functions over bytes: a test drives them with random ones, and `cargo-fuzz`
-//! could. They panic when a promise of this module's parsers or machines is broken.
+//! Fuzz targets as plain functions over bytes: `ci/fuzz` drives them, and a test with random
+//! ones. They panic when a promise of this module's parsers or machines is broken.
 
 use crate::addr::Lid;
 use crate::mad::header::{MAD_LEN, MadBytes, MadHeader, MadHeaderView};

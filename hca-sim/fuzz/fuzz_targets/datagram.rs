@@ -1,9 +1,0 @@
-//! IP packets.
-
-#![no_main]
-
-use libfuzzer_sys::fuzz_target;
-
-fuzz_target!(|bytes: &[u8]| {
-    hca_sim::wire::fuzz::datagram(bytes);
-});

@@ -1,9 +1,0 @@
-//! See `ulp_srp::iu::fuzz::to_target`.
-
-#![no_main]
-
-use libfuzzer_sys::fuzz_target;
-
-fuzz_target!(|bytes: &[u8]| {
-    ulp_srp::iu::fuzz::to_target(bytes);
-});

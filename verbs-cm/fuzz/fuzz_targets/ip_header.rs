@@ -1,9 +1,0 @@
-//! See `verbs_cm::wire::fuzz::ip_header`.
-
-#![no_main]
-
-use libfuzzer_sys::fuzz_target;
-
-fuzz_target!(|bytes: &[u8]| {
-    verbs_cm::wire::fuzz::ip_header(bytes);
-});
