@@ -30,7 +30,7 @@ use verbs_core::{
     Qp, QpAttr, QpInit, QpState, QpType, Qpn, Recv, Send, Wc,
 };
 
-use manager::{ADAPTERS, Manager, Smp};
+use manager::{ADAPTERS, Manager, SPREAD, Smp};
 
 const NET: &str = "Switch 4 \"S1\"\n[1] \"A\"[1]\n[2] \"B\"[1]\n[3] \"S2\"[1]\n\
                    Switch 4 \"S2\"\n[2] \"C\"[1]\nHca 1 \"A\"\nHca 1 \"B\"\nHca 1 \"C\"\n";
@@ -302,6 +302,29 @@ fn processes_share_a_subnet() {
     assert_eq!((counters.bad_icrcs, counters.out_of_sequence), (0, 0));
 
     datagrams_arrive(&manager, [&a, &b, &c]);
+    several_lids_are_one_port(&manager, [&a, &c]);
+}
+
+/// With four LIDs each, the host's agents answer at all of them, and datagrams go between them.
+fn several_lids_are_one_port(manager: &Manager, nodes: [&Node; 2]) {
+    manager.spread();
+    let lid = |node: &Node| node.device.query_port(1).wait().unwrap().lid;
+    eventually(|| nodes.map(lid) == [SPREAD[0], SPREAD[2]]);
+    for bits in 0..4 {
+        let dlid = Lid(SPREAD[2].0 + bits);
+        let answer = manager.ask_lid(dlid, Smp::get(AttributeId::NODE_INFO, 0));
+        let info = NodeInfoView::new(attribute(&answer)).map(NodeInfo::parse);
+        assert_eq!(info.unwrap().ports, 1);
+        let mut ends = nodes.map(End::datagrams);
+        let number = ends[1].qp.qpn();
+        let av = Av {
+            src_path_bits: 3,
+            ..Av::to_lid(1, dlid)
+        };
+        ends[0].send(av, number, b"one");
+        let wc = ends[1].poll();
+        assert_eq!((wc.slid, u16::from(wc.dlid_path_bits)), (Lid(19), bits));
+    }
 }
 
 /// Datagrams of the first to a group that it is in, and of the second to the third by its GID.
