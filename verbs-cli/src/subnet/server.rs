@@ -61,6 +61,7 @@ pub(crate) struct Server {
 struct Ready {
     stop: bool,
     watch: bool,
+    doors: [bool; 2],
     closed_ends: Vec<bool>,
     /// Clients that have something to say, and perhaps packets.
     readable: Vec<u32>,
@@ -143,7 +144,7 @@ impl Server {
                 self.hear(client);
             }
             self.take_packets();
-            self.accept();
+            self.accept(ready.doors);
             self.write()?;
         }
     }
@@ -222,6 +223,7 @@ impl Server {
         Ok(Ready {
             stop: is_ready(0),
             watch: is_ready(1),
+            doors: [is_ready(2), is_ready(3)],
             closed_ends: own.iter().skip(first_end).map(happened).collect(),
             readable: with(PollFlags::IN | PollFlags::HUP | PollFlags::ERR),
             writable: with(PollFlags::OUT | PollFlags::HUP | PollFlags::ERR),
@@ -234,9 +236,11 @@ impl Server {
         receiver.and_then(|it| it.holds_until(now))
     }
 
-    fn accept(&mut self) {
+    fn accept(&mut self, [is_client, is_operator]: [bool; 2]) {
         let now = self.now();
-        let [clients, operators] = self.doors.each_mut().map(|door| door.accept(now));
+        let [main, control] = &mut self.doors;
+        let clients = main.accept(now, is_client);
+        let operators = control.accept(now, is_operator);
         for socket in clients {
             let process = process_of(&socket);
             let of_process = self.processes.get(&process).copied().unwrap_or(0);

@@ -95,7 +95,7 @@ impl Drop for Hosted {
     }
 }
 
-fn started(command: &mut Command) -> (Child, String) {
+pub(crate) fn started(command: &mut Command) -> (Child, String) {
     let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
     let mut line = String::new();
     let stdout = child.stdout.take().unwrap();

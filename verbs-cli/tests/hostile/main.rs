@@ -6,7 +6,6 @@ mod attack;
 mod bed;
 
 use std::fs;
-use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::process::ExitStatusExt;
@@ -23,7 +22,7 @@ use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
 
 use attack::attack;
-use bed::{Hosted, NET, STUCK, ask, heard, node_description, open, register};
+use bed::{Hosted, NET, STUCK, ask, heard, node_description, open, register, started};
 
 /// Goal: a client cannot make the host wait. Method: the mark of a message in a file, with a pipe that nobody writes
 /// to, a FIFO, a terminal-like device and a file that grows; an honest client asks before, during and after.
@@ -199,79 +198,85 @@ fn a_host_that_is_told_to_end_leaves_nothing() {
     }
 }
 
+/// The command with that runtime folder, or none, and that folder for temporary files.
+fn placed(runtime: Option<&Path>, tmp: &Path, args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_verbs"));
+    command.arg("subnet").args(args).env("TMPDIR", tmp);
+    command.env_remove("VERBS_SUBNET");
+    match runtime {
+        Some(folder) => command.env("XDG_RUNTIME_DIR", folder),
+        None => command.env_remove("XDG_RUNTIME_DIR"),
+    };
+    command
+}
+
+/// The commands that need a place end, and say what is wrong with it.
+fn is_refused(runtime: Option<&Path>, tmp: &Path, net: &str, complaint: &str) {
+    for args in [&[net][..], &["--status"], &["--unplug", "a:1"]] {
+        let mut child = placed(runtime, tmp, args)
+            .stderr(Stdio::piped())
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        let begun = Instant::now();
+        while child.try_wait().unwrap().is_none() {
+            // One that hosts a subnet goes on for ever.
+            if begun.elapsed() > STUCK {
+                child.kill().unwrap();
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+        let output = child.wait_with_output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{args:?}: {said}");
+        assert!(said.contains(complaint), "{said}");
+    }
+}
+
+/// A subnet is hosted there until it is told to end.
+fn is_hosted(runtime: Option<&Path>, tmp: &Path, net: &str) {
+    let (mut child, line) = started(&mut placed(runtime, tmp, &[net]));
+    assert!(line.starts_with("subnet with"), "{line}");
+    let pid = Pid::from_raw(child.id().cast_signed()).unwrap();
+    kill_process(pid, Signal::TERM).unwrap();
+    let status = child.wait().unwrap();
+    assert_eq!(status.signal(), Some(Signal::TERM.as_raw()));
+}
+
 /// Goal: a place that is not the user's own is not used, neither to host a subnet nor to look for one. Method: runtime
-/// folders that are a link, open to others, and a folder for temporary files with somebody else's folder in it.
+/// folders that are a link and open to others; then a folder for temporary files with a link where ours is to be.
 #[test]
 fn a_place_that_others_can_change_is_refused() {
     let base = tempfile::tempdir().unwrap();
-    let net = base.path().join("net");
+    let base = base.path();
+    let net = base.join("net");
     fs::write(&net, NET).unwrap();
-    let run = |runtime: Option<&Path>, tmp: &Path, args: &[&str]| {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_verbs"));
-        let command = command.arg("subnet").args(args).env("TMPDIR", tmp);
-        let command = command.env_remove("VERBS_SUBNET");
-        match runtime {
-            Some(folder) => command.env("XDG_RUNTIME_DIR", folder),
-            None => command.env_remove("XDG_RUNTIME_DIR"),
-        };
-        let mut child = command
-            .stderr(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn();
-        let child = child.as_mut().unwrap();
-        let begun = Instant::now();
-        while child.try_wait().unwrap().is_none() && begun.elapsed() < Duration::from_secs(3) {
-            thread::sleep(Duration::from_millis(10));
-        }
-        // One that hosts a subnet goes on.
-        let pid = Pid::from_raw(child.id().cast_signed()).unwrap();
-        let _ended = kill_process(pid, Signal::TERM);
-        let code = child.wait().unwrap().code();
-        let mut said = String::new();
-        child
-            .stderr
-            .take()
-            .unwrap()
-            .read_to_string(&mut said)
-            .unwrap();
-        (code, said)
-    };
     let net = net.to_str().unwrap();
-    let own = base.path().join("own");
-    fs::create_dir(&own).unwrap();
-    fs::set_permissions(&own, fs::Permissions::from_mode(0o700)).unwrap();
-    let link = base.path().join("link");
+    let folder = |name: &str, mode: u32| {
+        let folder = base.join(name);
+        fs::create_dir(&folder).unwrap();
+        fs::set_permissions(&folder, fs::Permissions::from_mode(mode)).unwrap();
+        folder
+    };
+    let (own, open_to_all) = (folder("own", 0o700), folder("open", 0o777));
+    let link = base.join("link");
     symlink(&own, &link).unwrap();
-    let open_to_all = base.path().join("open");
-    fs::create_dir(&open_to_all).unwrap();
-    fs::set_permissions(&open_to_all, fs::Permissions::from_mode(0o777)).unwrap();
-    for (folder, complaint) in [(&link, "a symbolic link"), (&open_to_all, "0777")] {
-        for args in [&[net][..], &["--status"], &["--unplug", "a:1"]] {
-            let (code, said) = run(Some(folder), base.path(), args);
-            assert_eq!(code, Some(1), "{args:?}: {said}");
-            assert!(said.contains(complaint), "{said}");
-        }
-    }
+    is_refused(Some(&link), base, net, "a symbolic link");
+    is_refused(Some(&open_to_all), base, net, "0777");
     assert_eq!(fs::read_dir(&open_to_all).unwrap().count(), 0);
-    let (code, said) = run(Some(&own), base.path(), &[net]);
-    assert_eq!(code, None, "it is hosted: {said}");
+    is_hosted(Some(&own), base, net);
+    assert_eq!(fs::read_dir(&own).unwrap().count(), 0, "it leaves nothing");
 
     // Without a runtime folder, one that is made in the folder for temporary files.
-    let tmp = base.path().join("tmp");
-    fs::create_dir(&tmp).unwrap();
-    let (code, said) = run(None, &tmp, &[net]);
-    assert_eq!(code, None, "it is hosted: {said}");
+    let tmp = folder("tmp", 0o1777);
+    is_hosted(None, &tmp, net);
     let user = rustix::process::geteuid().as_raw();
-    let folder = tmp.join(format!("verbs-subnet-{user}"));
-    let mode = fs::metadata(&folder).unwrap().permissions().mode();
+    let made = tmp.join(format!("verbs-subnet-{user}"));
+    let mode = fs::metadata(&made).unwrap().permissions().mode();
     assert_eq!(mode & 0o7777, 0o700);
-    fs::remove_dir(&folder).unwrap();
-    symlink(&own, &folder).unwrap();
-    for args in [&[net][..], &["--status"]] {
-        let (code, said) = run(None, &tmp, args);
-        assert_eq!(code, Some(1), "{args:?}: {said}");
-        assert!(said.contains("a symbolic link"), "{said}");
-    }
+    fs::remove_dir(&made).unwrap();
+    symlink(&own, &made).unwrap();
+    is_refused(None, &tmp, net, "a symbolic link");
 }
 
 /// Goal: hostile clients neither stop nor slow an honest one for long, and end up where they began. Method: for some
