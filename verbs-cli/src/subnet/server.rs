@@ -140,8 +140,11 @@ impl Server {
             for client in ready.writable {
                 self.clients.get_mut(&client).map(Client::unblock);
             }
+            // So many as have something to say share a turn, so that the wait for the next one does not grow by what
+            // each of them has.
+            let sharers = ready.readable.len();
             for client in ready.readable {
-                self.hear(client);
+                self.hear(client, sharers);
             }
             self.take_packets();
             self.accept(ready.doors);
@@ -287,9 +290,10 @@ impl Server {
         }
     }
 
-    /// Takes what a client says.
-    fn hear(&mut self, number: u32) {
+    /// Takes what a client says, as one of so many.
+    fn hear(&mut self, number: u32, sharers: usize) {
         let turn = self.clients.get(&number).map_or(0, Client::turn);
+        let turn = (turn / sharers).max(1);
         let mut taken = 0;
         for _ in 0..turn {
             let Some(client) = self.clients.get_mut(&number) else {
@@ -315,7 +319,7 @@ impl Server {
                 return self.drop_client(number);
             }
             taken += len;
-            if taken >= MESSAGE_BYTES {
+            if taken >= MESSAGE_BYTES / sharers {
                 return;
             }
         }
@@ -329,9 +333,10 @@ impl Server {
         };
         let ready = self.clients.iter().filter(has_packets);
         let ready: Vec<u32> = ready.map(|(&number, _)| number).collect();
+        let bytes = TURN_BYTES / ready.len().max(1);
         for number in ready {
             self.has_carried = true;
-            match self.take_some(number, TURN_BYTES) {
+            match self.take_some(number, bytes) {
                 Some(_) => {
                     let full = self.queue_packets();
                     if let Some(client) = self.clients.get_mut(&number) {

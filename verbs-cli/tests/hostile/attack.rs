@@ -33,8 +33,10 @@ impl Draw {
 }
 
 /// What a hostile client does, until it is over.
-pub(crate) fn attack(hosted: &Hosted, seed: u64, is_over: &AtomicBool) {
+pub(crate) fn attack(hosted: &Hosted, seed: u64, nice: i32, is_over: &AtomicBool) {
     let mut draw = Draw(seed);
+    // Of this thread alone: processors that are short say nothing about the host.
+    rustix::process::setpriority_process(None, nice).unwrap();
     let names = ["a", "b", "c", "s", "", "a,b,c,s", "x"];
     while !is_over.load(Relaxed) {
         let Ok(client) = connect_to(&hosted.socket) else {

@@ -302,7 +302,7 @@ fn rounds(client: &OwnedFd, session: u32, port: &OwnedFd, end: Instant) -> u32 {
 }
 
 /// Goal: hostile clients do not keep an honest one from its answers, and end up where they began. Method: for
-/// `HOSTILE_S` seconds, `HOSTILE_CLIENTS` that flood, do not read, send nonsense, files of all kinds and wild datagrams,
+/// `HOSTILE_S` seconds, `HOSTILE_CLIENTS` (with that `HOSTILE_NICE`) that flood, do not read, send nonsense, files of all kinds and wild datagrams,
 /// attach, and come and go; beside them one asks and registers as usual, and waits for each answer.
 #[test]
 fn an_honest_client_is_served_among_hostile_ones() {
@@ -315,10 +315,11 @@ fn an_honest_client_is_served_among_hostile_ones() {
     let is_over = AtomicBool::new(false);
     let before = hosted.memory();
     let seconds = number("HOSTILE_S", 6);
+    let nice = i32::try_from(number("HOSTILE_NICE", 0)).unwrap();
     thread::scope(|scope| {
         for seed in 0..number("HOSTILE_CLIENTS", 6) {
             let (hosted, is_over) = (&hosted, &is_over);
-            scope.spawn(move || attack(hosted, seed, is_over));
+            scope.spawn(move || attack(hosted, seed, nice, is_over));
         }
         let end = Instant::now() + Duration::from_secs(seconds);
         let among = rounds(&honest, session, &port, end);
