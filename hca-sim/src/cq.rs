@@ -89,6 +89,11 @@ const DATAGRAM: u64 = 1 << 31;
 pub(crate) const RIDES: u64 = 1 << 30;
 /// In the fourth word of a datagram's entry, above the sender's number.
 const SL_SHIFT: u32 = 24;
+/// In the first word of a datagram's entry, among the flags, where [`WcFlags`] has none.
+const PATH_BITS_SHIFT: u32 = 23;
+const PATH_BITS: u64 = 0x7f;
+const _: () = assert!(RIDES > PATH_BITS << PATH_BITS_SHIFT);
+const _: () = assert!((WcFlags::all().bits() as u64) << FLAGS_SHIFT < 1 << PATH_BITS_SHIFT);
 const PKEY_SHIFT: u32 = 32;
 const SLID_SHIFT: u32 = 48;
 
@@ -112,6 +117,8 @@ pub(crate) struct Origin {
     pub(crate) lid: Lid,
     pub(crate) sl: u8,
     pub(crate) pkey_index: u16,
+    /// Low bits of the LID that it was sent to.
+    pub(crate) path_bits: u8,
 }
 
 impl Cqe {
@@ -155,7 +162,8 @@ impl Cqe {
 
     /// Is of a datagram that came from there, with those flags.
     pub(crate) fn datagram(mut self, origin: &Origin, flags: WcFlags) -> Self {
-        self.what |= DATAGRAM | HAS_TIME | u64::from(flags.bits()) << FLAGS_SHIFT;
+        let path_bits = (u64::from(origin.path_bits) & PATH_BITS) << PATH_BITS_SHIFT;
+        self.what |= DATAGRAM | HAS_TIME | u64::from(flags.bits()) << FLAGS_SHIFT | path_bits;
         self.more = u64::from(origin.qpn.value())
             | u64::from(origin.sl & 15) << SL_SHIFT
             | u64::from(origin.pkey_index) << PKEY_SHIFT

@@ -138,6 +138,7 @@ fn path(attr: &QpAttr, qp: &QueuePair) -> Path {
             .pkey(attr.pkey_index.unwrap_or(0))
             .unwrap_or(PKey(0)),
         is_special: qp.is_special(),
+        lmc: qp.port.lmc(),
         mtu,
         access: attr.access.unwrap_or(Access::empty()),
         timeout: attr.timeout.unwrap_or(0),
@@ -235,8 +236,7 @@ impl Port {
         if av.dlid == PERMISSIVE_LID {
             return Some(PERMISSIVE_LID);
         }
-        let bits = u16::from(av.src_path_bits) & ((1 << info.lmc.value()) - 1);
-        Some(Lid(info.lid.0 | bits))
+        Some(info.lid_of(av.src_path_bits))
     }
 
     /// Tells the subnet manager of a packet with a key that does not fit, if there is one to be told.

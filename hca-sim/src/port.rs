@@ -269,6 +269,12 @@ impl Port {
         self.sheet.lock().gids.get(usize::from(index)).copied()
     }
 
+    /// The port has 2^n LIDs.
+    pub(crate) fn lmc(&self) -> u8 {
+        let sheet = self.sheet.lock();
+        sheet.info.as_ref().map_or(0, |info| info.lmc.byte())
+    }
+
     /// Entries of the GID table.
     pub(crate) fn gid_count(&self) -> u32 {
         self.sheet.lock().gids.len() as u32

@@ -237,32 +237,32 @@ fn traps_are_those_that_were_recorded() {
     }
 }
 
-/// A client of a host.
-struct Client(u32);
+/// A client of a host, and its session.
+struct Client {
+    asker: u32,
+    session: u32,
+}
 
 impl Client {
     fn open(host: &mut Host, node: &str) -> Self {
-        let client = Self(host.connect().expect("there is room"));
+        let asker = host.connect().expect("there is room");
         let open = Message::Open {
             host: node.into(),
             adapter: 0,
             port: 1,
         };
-        let answer = client.say(host, &open);
-        assert_eq!(answer, Some(Message::Opened { session: client.0 }));
-        client
+        match say(host, asker, &open) {
+            Some(Message::Opened { session }) => Self { asker, session },
+            other => panic!("not opened but {other:?}"),
+        }
     }
 
     fn say(&self, host: &mut Host, message: &Message) -> Option<Message> {
-        let said = host.handle(Time::ZERO, self.0, &message.encode());
-        said.expect("it is a message");
-        self.heard(host)
+        say(host, self.session, message)
     }
 
     fn heard(&self, host: &mut Host) -> Option<Message> {
-        let (to, message) = host.poll_transmit()?;
-        assert_eq!(to, self.0);
-        Some(message)
+        heard(host, self.session)
     }
 
     fn register(&self, host: &mut Host, class: Class, version: u8, methods: u128) -> u32 {
@@ -274,10 +274,10 @@ impl Client {
             has_transfers: class == Class::SA,
         };
         let question = Message::Register {
-            session: self.0,
+            session: self.session,
             registration,
         };
-        match self.say(host, &question) {
+        match say(host, self.asker, &question) {
             Some(Message::Registered { agent }) => agent,
             other => panic!("not registered but {other:?}"),
         }
@@ -302,6 +302,18 @@ impl Client {
             assert!(self.say(host, &question).is_some(), "{}", row.meaning);
         }
     }
+}
+
+fn say(host: &mut Host, client: u32, message: &Message) -> Option<Message> {
+    let said = host.handle(Time::ZERO, client, &message.encode());
+    said.expect("it is a message");
+    heard(host, client)
+}
+
+fn heard(host: &mut Host, client: u32) -> Option<Message> {
+    let (to, message) = host.poll_transmit()?;
+    assert_eq!(to, client);
+    Some(message)
 }
 
 /// Goal: tables of OpenSM's administrator that are longer than one datagram arrive whole. Method: the answers
@@ -341,7 +353,7 @@ fn recorded_tables_arrive_whole() {
             ..MadMessage::default()
         };
         let question = Message::Mad(message.clone());
-        let said = host.handle(Time::ZERO, asker.0, &question.encode());
+        let said = host.handle(Time::ZERO, asker.session, &question.encode());
         said.expect("it is a message");
         let Some(Message::Mad(got)) = manager.heard(&mut host) else {
             panic!("the administrator is asked");
@@ -350,7 +362,7 @@ fn recorded_tables_arrive_whole() {
         // The upper half of the transaction id is the service's.
         message.bytes[8..16].copy_from_slice(&got.bytes[8..16]);
         (message.agent, message.timeout_ms, message.lid) = (serving, 0, got.lid);
-        let said = host.handle(Time::ZERO, manager.0, &Message::Mad(message).encode());
+        let said = host.handle(Time::ZERO, manager.session, &Message::Mad(message).encode());
         said.expect("it is a message");
         let Some(Message::Mad(table)) = asker.heard(&mut host) else {
             panic!("the table arrives");

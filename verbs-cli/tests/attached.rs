@@ -30,7 +30,7 @@ use verbs_core::{
     Qp, QpAttr, QpInit, QpState, QpType, Qpn, Recv, Send, Wc,
 };
 
-use manager::{ADAPTERS, Manager, Smp};
+use manager::{ADAPTERS, Manager, SPREAD, Smp};
 
 const NET: &str = "Switch 4 \"S1\"\n[1] \"A\"[1]\n[2] \"B\"[1]\n[3] \"S2\"[1]\n\
                    Switch 4 \"S2\"\n[2] \"C\"[1]\nHca 1 \"A\"\nHca 1 \"B\"\nHca 1 \"C\"\n";
@@ -302,6 +302,20 @@ fn processes_share_a_subnet() {
     assert_eq!((counters.bad_icrcs, counters.out_of_sequence), (0, 0));
 
     datagrams_arrive(&manager, [&a, &b, &c]);
+    several_lids_are_one_port(&manager, [&a, &c]);
+}
+
+/// With four LIDs each, the host's agents answer at all of them, and datagrams go between them.
+fn several_lids_are_one_port(manager: &Manager, nodes: [&Node; 2]) {
+    manager.spread();
+    eventually(|| nodes[1].device.query_port(1).wait().unwrap().lid == SPREAD[2]);
+    for bits in [0, 3] {
+        let dlid = Lid(SPREAD[2].0 + bits);
+        manager.ask_lid(dlid, Smp::get(AttributeId::NODE_INFO, 0));
+        let [mut here, mut there] = nodes.map(End::datagrams);
+        here.send(Av::to_lid(1, dlid), there.qp.qpn(), b"one");
+        assert_eq!(u16::from(there.poll().dlid_path_bits), bits);
+    }
 }
 
 /// Datagrams of the first to a group that it is in, and of the second to the third by its GID.
@@ -319,9 +333,7 @@ fn datagrams_arrive(manager: &Manager, nodes: [&Node; 3]) {
         ..Av::to_gid(1, 0, group)
     };
     ends[0].send(to_group, Qpn::MULTICAST, b"all");
-    for end in &mut ends[1..] {
-        assert_eq!(end.poll().slid, Lid(1));
-    }
+    assert_eq!([ends[1].poll().slid, ends[2].poll().slid], [Lid(1); 2]);
     assert_eq!(ends[0].poll().byte_len, 43, "its own");
     drop(attached);
     // By GID alone: the subnet knows the LID.

@@ -36,6 +36,15 @@ impl Port {
             .find(|(_, own)| *own == gid)
             .map(|&(index, _)| index)
     }
+
+    /// Which of the port's LIDs that is, by how far it is from the first; 0 for one that cannot be the port's.
+    pub(crate) fn path_bits(&self, own: Lid) -> u8 {
+        let bits = own.0.wrapping_sub(self.lid.0);
+        u8::try_from(bits)
+            .ok()
+            .filter(|&bits| bits < 128)
+            .unwrap_or(0)
+    }
 }
 
 /// A way to a peer's port, with all that a REQ says of it.
@@ -109,7 +118,7 @@ impl Route {
                 global: (!is_subnet_local).then_some(global),
                 dlid: record.dlid,
                 sl: record.sl.byte(),
-                src_path_bits: 0,
+                src_path_bits: port.path_bits(record.slid),
                 port: port.number,
             },
             local_gid: record.sgid,
@@ -134,7 +143,10 @@ impl Route {
     pub(crate) fn to_wire(self, port: &Port, ack_timeout: TimeCode) -> ReqPath {
         // Without LIDs the permissive one stands for them, as Linux has it.
         let (local_lid, remote_lid) = match port.link_layer {
-            LinkLayer::InfiniBand => (port.lid, self.av.dlid),
+            LinkLayer::InfiniBand => {
+                let own = port.lid.0.saturating_add(self.av.src_path_bits.into());
+                (Lid(own), self.av.dlid)
+            }
             _ => (Lid(0xffff), Lid(0xffff)),
         };
         let global = self.av.global;

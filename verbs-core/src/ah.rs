@@ -104,6 +104,7 @@ impl Av {
         Some(Self {
             global,
             sl: wc.sl,
+            src_path_bits: wc.dlid_path_bits,
             ..Self::to_lid(port, wc.slid)
         })
     }

@@ -36,6 +36,9 @@ pub struct Wc {
     pub pkey_index: u16,
     /// Service level.
     pub sl: u8,
+    /// Which of the port's LIDs the datagram was sent to, by its low bits: 0 where the port has one, or none, and for
+    /// multicast. The answer leaves from the same one: [`Av::src_path_bits`](crate::Av::src_path_bits).
+    pub dlid_path_bits: u8,
     /// The provider's own reason; 0 when there is none.
     pub vendor_err: u32,
     /// When the completion was made, in nanoseconds of the device's clock; 0 unless the completion

@@ -16,7 +16,8 @@ use super::opcodes::OPCODES;
 use super::unload::Riders;
 use super::{
     CqRing, DATAGRAM, FAILURE, FLAGS_SHIFT, HAS_TIME, IMM_SHIFT, LAP, LENGTH_SHIFT, OPCODE_SHIFT,
-    PKEY_SHIFT, RIDES, SL_SHIFT, SLID_SHIFT, STATUS, STATUS_SHIFT, WANT_NEXT, WANT_SOLICITED,
+    PATH_BITS, PATH_BITS_SHIFT, PKEY_SHIFT, RIDES, SL_SHIFT, SLID_SHIFT, STATUS, STATUS_SHIFT,
+    WANT_NEXT, WANT_SOLICITED,
 };
 use crate::port::Port;
 
@@ -258,6 +259,7 @@ pub(super) fn clear_rest(wc: &mut Wc) {
     wc.slid = Lid(0);
     wc.pkey_index = 0;
     wc.sl = 0;
+    wc.dlid_path_bits = 0;
     wc.vendor_err = 0;
     wc.timestamp_ns = 0;
 }
@@ -278,6 +280,7 @@ fn fill_rest(wc: &mut Wc, what: u64, words: &[AtomicU64; 8]) {
         wc.flags = WcFlags::from_bits_truncate((what >> FLAGS_SHIFT) as u16);
         wc.src_qpn = Qpn::new(from as u32);
         wc.sl = (from >> SL_SHIFT) as u8 & 15;
+        wc.dlid_path_bits = (what >> PATH_BITS_SHIFT & PATH_BITS) as u8;
         wc.pkey_index = (from >> PKEY_SHIFT) as u16;
         wc.slid = Lid((from >> SLID_SHIFT) as u16);
     }

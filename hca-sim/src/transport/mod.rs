@@ -78,6 +78,8 @@ pub(crate) struct Path {
     pub(crate) pkey: PKey,
     /// Of queue pairs 0 and 1, whose datagrams name their partition themselves.
     pub(crate) is_special: bool,
+    /// The port has 2^n LIDs.
+    pub(crate) lmc: u8,
     /// Of a queue pair for datagrams: the one that datagrams to it have to bring.
     pub(crate) qkey: QKey,
     pub(crate) mtu: Mtu,

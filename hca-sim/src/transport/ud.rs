@@ -6,12 +6,14 @@
 
 use std::net::IpAddr;
 
+use verbs_core::mad::sm::PERMISSIVE_LID;
 use verbs_core::{
     Access, Datagram, Dest, Lid, PKey, Psn, Qpn, SendFlags, SendOp, WcFlags, WcOpcode, WcStatus,
 };
 
 use crate::cq::{Cqe, Origin};
 use crate::link::Local;
+use crate::port::sma;
 use crate::ring::Scratch;
 use crate::transport::completion;
 use crate::transport::pieces::{Refused, Source, scatter};
@@ -161,6 +163,7 @@ pub(crate) fn receive(ends: &Ends<'_>, packet: &Incoming<'_>, notes: &mut Notes)
                 lid: local.map_or(Lid(0), |Local { slid, .. }| slid),
                 sl: local.map_or(0, |Local { sl, .. }| sl),
                 pkey_index: packet.pkey_index,
+                path_bits: local.map_or(0, |local| path_bits(local.dlid, ends.path.lmc)),
             };
             let cqe = Cqe::success(room.wr_id(), ends.qpn, WcOpcode::Recv, len)
                 .solicited(solicited)
@@ -174,6 +177,14 @@ pub(crate) fn receive(ends: &Ends<'_>, packet: &Incoming<'_>, notes: &mut Notes)
         }
     };
     completion::receive(ends, &cqe, || room.consume(), notes);
+}
+
+/// Which of a port's 2^`lmc` LIDs that is, by its low bits; 0 for a group's, which is no port's.
+fn path_bits(dlid: Lid, lmc: u8) -> u8 {
+    match sma::is_multicast(dlid) || dlid == PERMISSIVE_LID {
+        true => 0,
+        false => dlid.0.to_be_bytes()[1] & ((1 << lmc) - 1),
+    }
 }
 
 impl<'r> Room<'r> {

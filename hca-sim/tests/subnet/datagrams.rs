@@ -12,21 +12,21 @@ use verbs_core::{
 use crate::bed::{Bed, Node};
 use crate::manager::{ADAPTERS, Manager, Smp};
 
-const QKEY: QKey = QKey(0x1111_2222);
+pub(crate) const QKEY: QKey = QKey(0x1111_2222);
 const GROUP: Gid = Gid([
     0xff, 0x12, 0x40, 0x1b, 0xff, 0xff, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff,
 ]);
 const MLID: Lid = Lid(0xc003);
 
-struct End {
-    qp: Qp,
+pub(crate) struct End {
+    pub(crate) qp: Qp,
     cq: Cq,
-    mr: Mr,
+    pub(crate) mr: Mr,
     _pd: Pd,
 }
 
 impl End {
-    fn on(node: &Node, change: impl FnOnce(QpInit<'_>) -> QpInit<'_>) -> Self {
+    pub(crate) fn on(node: &Node, change: impl FnOnce(QpInit<'_>) -> QpInit<'_>) -> Self {
         let pd = node.device.alloc_pd().wait().unwrap();
         let cq = node.device.create_cq(64).wait().unwrap();
         let memory = Memory::alloc(1 << 16).unwrap();
@@ -50,7 +50,7 @@ impl End {
         }
     }
 
-    fn send(&mut self, av: Av, qpn: Qpn, text: &[u8]) {
+    pub(crate) fn send(&mut self, av: Av, qpn: Qpn, text: &[u8]) {
         let there = Datagram {
             av,
             qpn,
@@ -62,7 +62,7 @@ impl End {
     }
 
     /// What has come: completions, and the bytes behind the place of the header.
-    fn came(&mut self) -> Vec<(Wc, Vec<u8>)> {
+    pub(crate) fn came(&mut self) -> Vec<(Wc, Vec<u8>)> {
         let mut wcs = [Wc::default(); 16];
         let wcs = self.cq.poll(&mut wcs).iter().copied();
         wcs.map(|wc| {

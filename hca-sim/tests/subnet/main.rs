@@ -5,5 +5,6 @@
 mod bed;
 mod capture;
 mod datagrams;
+mod lmc;
 mod management;
 mod manager;

@@ -13,8 +13,8 @@ use verbs_core::mad::sm::{
     PortInfoView, SmpHeader, SwitchInfo, SwitchInfoView,
 };
 use verbs_core::mad::{
-    Address, AttributeId, Class, Delivery, MadAgent, MadBytes, MadClient, MadHeader, MadService,
-    Method, Retry, Status,
+    Address, AttributeId, Bits, Class, Delivery, MadAgent, MadBytes, MadClient, MadHeader,
+    MadService, Method, Retry, Status,
 };
 use verbs_core::{Av, Device, Lid, Qpn};
 
@@ -24,6 +24,8 @@ pub(crate) const ADAPTERS: [(&str, Lid, &[u8]); 3] = [
     ("B", Lid(2), &[1, 2]),
     ("C", Lid(3), &[1, 3, 2]),
 ];
+/// The first of the four LIDs that each adapter has after [`Manager::spread`].
+pub(crate) const SPREAD: [Lid; 3] = [Lid(16), Lid(32), Lid(48)];
 /// The switches' LIDs, the ways to them, and their ports towards the LIDs from 0 on.
 const SWITCHES: [(Lid, &[u8], [u8; 12]); 2] = [
     (
@@ -167,15 +169,7 @@ impl Manager {
     pub(crate) fn bring_up(&self) {
         for (lid, path, ways) in SWITCHES {
             self.set_port(path, 0, |port| (port.lid, port.sm_lid) = (lid, Lid(1)));
-            let mad = self.ask(path, Smp::get(AttributeId::SWITCH_INFO, 0));
-            let info = SwitchInfoView::new(sm::attribute(&mad)).map(SwitchInfo::parse);
-            let info = SwitchInfo {
-                linear_top: 11,
-                ..info.unwrap()
-            };
-            let mut data = [0; SwitchInfo::LEN];
-            info.emit(&mut data);
-            self.set(path, AttributeId::SWITCH_INFO, 0, data);
+            self.set_linear_top(path, 11);
             let mut block = ForwardingBlock::default();
             block.0.fill(255);
             block.0[..ways.len()].copy_from_slice(&ways);
@@ -194,6 +188,39 @@ impl Manager {
                 self.set_port(path, number, |port| port.state = state);
             }
         }
+    }
+
+    /// Gives each adapter four LIDs instead of one.
+    pub(crate) fn spread(&self) {
+        let [sm, ..] = SPREAD;
+        for (_, path, ways) in SWITCHES {
+            self.set_linear_top(path, 63);
+            let mut block = ForwardingBlock::default();
+            block.0.fill(255);
+            block.0[..ways.len()].copy_from_slice(&ways);
+            for (base, (_, lid, _)) in SPREAD.into_iter().zip(ADAPTERS) {
+                let first = usize::from(base.0);
+                block.0[first..first + 4].fill(ways[usize::from(lid.0)]);
+            }
+            self.set(path, AttributeId::LINEAR_FORWARDING, 0, block.0);
+        }
+        for (base, (_, _, path)) in SPREAD.into_iter().zip(ADAPTERS) {
+            self.set_port(path, 1, |port| {
+                (port.lid, port.lmc, port.sm_lid) = (base, Bits::truncated(2), sm);
+            });
+        }
+    }
+
+    fn set_linear_top(&self, path: &[u8], linear_top: u16) {
+        let mad = self.ask(path, Smp::get(AttributeId::SWITCH_INFO, 0));
+        let info = SwitchInfoView::new(sm::attribute(&mad)).map(SwitchInfo::parse);
+        let info = SwitchInfo {
+            linear_top,
+            ..info.unwrap()
+        };
+        let mut data = [0; SwitchInfo::LEN];
+        info.emit(&mut data);
+        self.set(path, AttributeId::SWITCH_INFO, 0, data);
     }
 
     /// Has the switches forward packets to a group through these ports.

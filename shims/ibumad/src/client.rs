@@ -1,14 +1,16 @@
 //! The connection over which a program asks the subnet's host, one for the whole program.
 
+use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
 
 use hca_sim::link::fabric::message::{Message, Refusal};
-use hca_sim::link::fabric::socket::{Take, connect_to, default_path, receive, send};
+use hca_sim::link::fabric::place::check_default;
+use hca_sim::link::fabric::socket::{Take, connect_to, default_path, receive_into, send};
 use parking_lot::Mutex;
 use rustix::io::Errno;
 
-/// The connection for questions, made with the first one. Nothing that can be cancelled is called while
-/// it is held.
+/// The connection for questions, made with the first one: ports that are opened over it are open as long as it is
+/// there. Nothing that can be cancelled is called while it is held.
 static QUESTIONS: Mutex<Option<OwnedFd>> = Mutex::new(None);
 
 /// The nodes that are this host's adapters.
@@ -23,16 +25,7 @@ pub(crate) fn host() -> String {
 /// # Errors
 /// The number of an error: the host cannot be reached, or says no.
 pub(crate) fn ask(question: &Message) -> Result<Message, Errno> {
-    let mut questions = QUESTIONS.lock();
-    let socket = match questions.take() {
-        Some(socket) => socket,
-        None => connect_to(&default_path())?,
-    };
-    // A connection that has failed once is not kept.
-    let answer = exchange(&socket, question)?;
-    *questions = Some(socket);
-    drop(questions);
-    checked(answer)
+    ask_for_file(question).map(|(answer, _)| answer)
 }
 
 /// Has questions go over that connection, or over a new one.
@@ -41,24 +34,52 @@ pub(crate) fn use_connection(socket: Option<OwnedFd>) {
     drop(before);
 }
 
-/// Asks over a connection of its own, which the caller keeps.
+/// The same with the file that comes with the answer.
 ///
 /// # Errors
 /// As [`ask`].
-pub(crate) fn ask_over(socket: &OwnedFd, question: &Message) -> Result<Message, Errno> {
-    exchange(socket, question).and_then(checked)
+pub(crate) fn ask_for_file(question: &Message) -> Result<(Message, Option<OwnedFd>), Errno> {
+    let mut questions = QUESTIONS.lock();
+    let socket = match questions.take() {
+        Some(socket) => socket,
+        None => connect()?,
+    };
+    // A connection that has failed once is not kept.
+    let (answer, file) = exchange(&socket, question)?;
+    *questions = Some(socket);
+    drop(questions);
+    Ok((checked(answer)?, file))
 }
 
-fn exchange(socket: &OwnedFd, question: &Message) -> Result<Message, Errno> {
-    send(socket.as_fd(), &question.encode(), true)?;
-    let bytes = loop {
-        match receive(socket.as_fd(), Take::Away, true) {
+fn connect() -> Result<OwnedFd, Errno> {
+    let path = default_path();
+    if let Err(error) = check_default(&path) {
+        // A number does not tell what is to be done; a closed stream is nobody's concern.
+        let _written = writeln!(std::io::stderr(), "libibumad of verbs: {error}");
+        return Err(Errno::ACCESS);
+    }
+    connect_to(&path)
+}
+
+fn exchange(socket: &OwnedFd, question: &Message) -> Result<(Message, Option<OwnedFd>), Errno> {
+    let question = question.encode();
+    uninterrupted(|| send(socket.as_fd(), &question, true))?;
+    let mut bytes = Vec::new();
+    let received = || receive_into(socket.as_fd(), Take::Away, true, &mut bytes);
+    let (len, file) = uninterrupted(received)?;
+    let said = bytes.get(..len).filter(|said| !said.is_empty());
+    let answer = Message::decode(said.ok_or(Errno::CONNRESET)?);
+    Ok((answer.map_err(|_| Errno::PROTO)?, file))
+}
+
+/// Does something until no signal comes between.
+fn uninterrupted<T>(mut act: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
+    loop {
+        match act() {
             Err(Errno::INTR) => {}
-            other => break other?,
+            other => return other,
         }
-    };
-    let bytes = bytes.ok_or(Errno::CONNRESET)?;
-    Message::decode(&bytes).map_err(|_| Errno::PROTO)
+    }
 }
 
 fn checked(answer: Message) -> Result<Message, Errno> {
@@ -67,6 +88,7 @@ fn checked(answer: Message) -> Result<Message, Errno> {
             Refusal::Missing => Errno::NODEV,
             Refusal::Full => Errno::NOMEM,
             Refusal::Taken => Errno::BUSY,
+            Refusal::Denied => Errno::PERM,
             _ => Errno::INVAL,
         }),
         answer => Ok(answer),

@@ -5,17 +5,17 @@ use std::ffi::{c_char, c_int, c_long, c_void};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
 
 use hca_sim::link::fabric::message::{MadMessage, Message, Registration};
-use hca_sim::link::fabric::socket::{Take, connect_to, default_path, receive, send};
+use hca_sim::link::fabric::socket::{Take, receive, send};
 use parking_lot::Mutex;
 use rustix::io::Errno;
 use verbs_core::addr::{QKey, Qpn};
 use verbs_core::{Gid, Lid};
 
 use crate::abi::{HEADER_LEN, MadAddr, RegAttr, UserMad, fail, set_errno};
-use crate::client::{ask, ask_over, host};
+use crate::client::{ask, ask_for_file, host};
 use crate::device::find;
 
-/// The number that the subnet's host knows each open port by.
+/// The number that the subnet's host knows each open port by, in questions.
 static SESSIONS: Mutex<BTreeMap<c_int, u32>> = Mutex::new(BTreeMap::new());
 
 /// Classes whose datagrams name a vendor.
@@ -36,14 +36,13 @@ pub(crate) unsafe extern "C" fn umad_open_port(ca_name: *const c_char, portnum: 
     // SAFETY: the name is a text.
     let found = unsafe { find(ca_name, portnum) };
     let opened = found.and_then(|(index, _, port)| {
-        let socket = connect_to(&default_path())?;
         let question = Message::Open {
             host: host(),
             adapter: u8::try_from(index).unwrap_or(u8::MAX),
             port: port.number,
         };
-        match ask_over(&socket, &question)? {
-            Message::Opened { session } => Ok((socket, session)),
+        match ask_for_file(&question)? {
+            (Message::Opened { session }, Some(socket)) => Ok((socket, session)),
             _ => Err(Errno::PROTO),
         }
     });

@@ -43,7 +43,7 @@ impl BuiltIn {
         name: &str,
         config: Config,
     ) -> Result<Option<Self>, MessageError> {
-        let Some(client) = host.connect() else {
+        let Some(asker) = host.connect() else {
             return Ok(None);
         };
         let open = Message::Open {
@@ -51,7 +51,7 @@ impl BuiltIn {
             adapter: 0,
             port: at.port,
         };
-        let Some(Message::Opened { session }) = ask(host, now, client, &open)? else {
+        let Some(Message::Opened { session }) = ask(host, now, asker, &open)? else {
             return Ok(None);
         };
         let mut agents = BTreeMap::new();
@@ -68,14 +68,15 @@ impl BuiltIn {
                 session,
                 registration,
             };
-            match ask(host, now, client, &register)? {
+            match ask(host, now, asker, &register)? {
                 Some(Message::Registered { agent }) => agents.insert(class, agent),
                 _ => return Ok(None),
             };
         }
         let mut manager = Self {
             at,
-            client,
+            // It ends with its asker, which never goes.
+            client: session,
             seat: Seat::new(SubnetManager::new(config, at.port)),
             service: Service {
                 port: at.port,
@@ -244,6 +245,7 @@ fn delivery(message: &MadMessage, port: u8) -> Option<Delivery> {
     let from = Address {
         av: Av {
             sl: message.sl,
+            src_path_bits: message.path_bits,
             ..Av::to_lid(port, message.lid)
         },
         qpn: message.qpn,

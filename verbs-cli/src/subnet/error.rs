@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use hca_sim::link::fabric::TopologyError;
 use hca_sim::link::fabric::message::{MessageError, Refusal};
+use hca_sim::link::fabric::place::PlaceError;
 
 use crate::exit;
 
@@ -25,6 +26,16 @@ pub(crate) enum SubnetError {
     Listen { path: PathBuf, source: io::Error },
     #[error("cannot use {}: {source}", path.display())]
     Files { path: PathBuf, source: io::Error },
+    #[error("another program hosts a subnet at {}; `verbs subnet --status` asks it", .0.display())]
+    Hosted(PathBuf),
+    #[error(transparent)]
+    Place(#[from] PlaceError),
+    #[error("cannot be told to end: {0}")]
+    Signals(io::Error),
+    #[error("the subnet has no node {0:?}")]
+    NoNode(String),
+    #[error("there is no cable at port {port} of {node}")]
+    NoCable { node: String, port: u8 },
     #[error("cannot wait for clients: {0}")]
     Wait(io::Error),
     #[error("no subnet at {}: {source}", path.display())]
@@ -48,10 +59,16 @@ impl SubnetError {
             | Self::Listen { .. }
             | Self::Files { .. }
             | Self::Wait(_)
+            | Self::Hosted(_)
+            | Self::Place(_)
+            | Self::Signals(_)
             | Self::Output(_) => exit::FILES,
-            Self::Reach { .. } | Self::Refused(_) | Self::Message(_) | Self::NoAnswer => {
-                exit::DEVICE
-            }
+            Self::Reach { .. }
+            | Self::Refused(_)
+            | Self::NoNode(_)
+            | Self::NoCable { .. }
+            | Self::Message(_)
+            | Self::NoAnswer => exit::DEVICE,
         }
     }
 }

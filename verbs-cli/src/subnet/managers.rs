@@ -28,27 +28,40 @@ pub(crate) struct Managers {
     folder: PathBuf,
     watch: OwnedFd,
     files: BTreeMap<PortRef, File>,
+    /// Files that may be held at a time. Of more managers, some are not noticed before others have gone.
+    max: usize,
 }
 
+/// What each file's name begins with.
+const PREFIX: &str = "issm-";
+
 impl Managers {
-    /// No file yet. The folder is made; what an earlier run has left in it is used again.
-    pub(crate) fn new(folder: PathBuf) -> io::Result<Self> {
-        match rustix::fs::mkdir(&folder, Mode::RWXU) {
-            Ok(()) | Err(Errno::EXIST) => {}
-            Err(error) => return Err(error.into()),
-        }
+    /// No file yet. The folder is there; what an earlier run has left in it is used again. At most so many managers
+    /// are noticed at a time.
+    pub(crate) fn new(folder: PathBuf, max: usize) -> io::Result<Self> {
         let watch = inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK)?;
         inotify::add_watch(&watch, &folder, inotify::WatchFlags::OPEN)?;
         Ok(Self {
             folder,
             watch,
             files: BTreeMap::new(),
+            max,
         })
+    }
+
+    /// Removes what is left of managers' files in a folder, as far as that goes.
+    pub(crate) fn remove_files(folder: &Path) {
+        let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+        for entry in entries {
+            if entry.file_name().to_string_lossy().starts_with(PREFIX) {
+                let _left = std::fs::remove_file(entry.path());
+            }
+        }
     }
 
     /// The file of a port.
     pub(crate) fn file(&mut self, at: PortRef) -> io::Result<&Path> {
-        let name = format!("issm-{}-{}", at.node.0, at.port);
+        let name = format!("{PREFIX}{}-{}", at.node.0, at.port);
         let path = self.folder.join(name);
         match mknodat(CWD, &path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0) {
             Ok(()) | Err(Errno::EXIST) => {}
@@ -76,11 +89,13 @@ impl Managers {
         let mut events = inotify::Reader::new(&self.watch, &mut buffer);
         while events.next().is_ok() {}
         let mut managed = Vec::new();
+        let mut held = self.ends().count();
         for (&at, file) in &mut self.files {
-            if file.end.is_none() {
-                let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+            if file.end.is_none() && held < self.max {
+                let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOFOLLOW;
                 // It fails as long as nobody reads.
                 file.end = open(&file.path, flags, Mode::empty()).ok();
+                held += usize::from(file.end.is_some());
                 managed.extend(file.end.is_some().then_some(at));
             }
         }
@@ -111,7 +126,7 @@ mod tests {
     #[test]
     fn managers_come_and_go() {
         let folder = tempfile::tempdir().expect("a folder");
-        let mut managers = Managers::new(folder.path().join("subnet.d")).expect("files");
+        let mut managers = Managers::new(folder.path().to_owned(), 1).expect("files");
         let at = PortRef {
             node: NodeId(3),
             port: 1,
@@ -123,11 +138,19 @@ mod tests {
         assert_eq!(managers.opened(), [at]);
         assert_eq!(managers.opened(), [], "it is known");
         assert_eq!(managers.ends().count(), 1);
+        let other = PortRef { port: 2, ..at };
+        let path_of_other = managers.file(other).expect("a file").to_owned();
+        let second = open(&path_of_other, flags, Mode::empty()).expect("it can be opened");
+        assert_eq!(managers.opened(), [], "there is room for one");
         drop(reader);
         assert_eq!(managers.closed(|number| number == 0), [at]);
         assert_eq!(managers.ends().count(), 0);
+        assert_eq!(managers.opened(), [other], "its turn has come");
+        drop(second);
         // An earlier run's files are used again.
-        let again = Managers::new(folder.path().join("subnet.d"));
+        let again = Managers::new(folder.path().to_owned(), 1);
         assert_eq!(again.expect("files").file(at).expect("a file"), path);
+        Managers::remove_files(folder.path());
+        assert_eq!(std::fs::read_dir(&folder).expect("it is there").count(), 0);
     }
 }

@@ -3,9 +3,13 @@
 mod args;
 mod builtin;
 mod client;
+mod descriptors;
+mod door;
 mod error;
 mod managers;
+mod place;
 mod server;
+mod stop;
 
 use std::fmt;
 use std::fs;
@@ -13,9 +17,10 @@ use std::io::Write;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
-use hca_sim::link::fabric::message::Message;
+use hca_sim::link::fabric::message::{Message, Refusal};
+use hca_sim::link::fabric::place::check_default;
 use hca_sim::link::fabric::socket::{Take, connect_to, default_path, receive, send};
-use hca_sim::link::fabric::{FatTree, Host, NodeId, PortRef, SubnetConfig, Topology};
+use hca_sim::link::fabric::{FatTree, Host, HostLimits, NodeId, PortRef, SubnetConfig, Topology};
 use verbs_core::mad::Bits;
 use verbs_sm::Config;
 
@@ -23,9 +28,13 @@ pub(crate) use args::{ABOUT, EXAMPLES, SubnetArgs};
 pub(crate) use error::SubnetError;
 
 use args::PortArg;
+use descriptors::Descriptors;
+use place::{Place, control_of};
 use server::Server;
+use stop::Stop;
 
-/// Hosts a subnet until the program is ended, or does one thing to a hosted one.
+/// Hosts a subnet until the program is told to end, or does one thing to a hosted one. A program that is told to end
+/// removes its files, and does not return.
 pub(crate) fn run(args: &SubnetArgs, out: &mut dyn Write) -> Result<(), SubnetError> {
     let path = args.socket.clone().unwrap_or_else(default_path);
     if let Some(port) = &args.unplug {
@@ -40,8 +49,17 @@ pub(crate) fn run(args: &SubnetArgs, out: &mut dyn Write) -> Result<(), SubnetEr
     let topology = topology(args)?;
     let welcome = Welcome::new(&topology, &path);
     let seat = args.sm.then(|| seat(&topology)).transpose()?;
-    let host = Host::new(topology, SubnetConfig::default());
-    let mut server = Server::new(host, &path)?;
+    let room = Descriptors::claim();
+    let limits = HostLimits {
+        clients_max: room.clients_max,
+        operators_max: room.operators_max,
+        ..HostLimits::default()
+    };
+    // From here on INT and TERM are heard, so that no file is left behind.
+    let stop = Stop::begin().map_err(SubnetError::Signals)?;
+    let host = Host::with_limits(topology, SubnetConfig::default(), limits);
+    let place = Place::take(&path)?;
+    let mut server = Server::new(host, place, &path, room, stop)?;
     if let Some((at, name)) = seat {
         let config = Config {
             priority: Bits::saturating(args.sm_priority.into()),
@@ -50,7 +68,9 @@ pub(crate) fn run(args: &SubnetArgs, out: &mut dyn Write) -> Result<(), SubnetEr
         server.manage(at, &name, config)?;
     }
     say(out, &welcome)?;
-    server.run()
+    let signal = server.run()?;
+    drop(server);
+    signal.obey()
 }
 
 /// Where the built-in manager is: the first port of the first adapter.
@@ -125,6 +145,7 @@ impl fmt::Display for Welcome {
 
 /// Asks a hosted subnet.
 fn ask(path: &Path, question: &Message) -> Result<Message, SubnetError> {
+    check_default(path)?;
     let reach = |source: rustix::io::Errno| SubnetError::Reach {
         path: path.to_owned(),
         source: source.into(),
@@ -145,7 +166,21 @@ fn plug(path: &Path, port: &PortArg, is_in: bool) -> Result<(), SubnetError> {
         port: port.port,
         is_in,
     };
-    ask(path, &question).map(|_| ())
+    check_default(path)?;
+    match ask(&control_of(path), &question) {
+        Err(SubnetError::Refused(Refusal::Missing)) => {}
+        done => return done.map(|_| ()),
+    }
+    // What is missing is looked up for whoever has mistyped it.
+    let (host, number) = (port.node.clone(), port.port);
+    Err(match ask(path, &Message::Look { host: host.clone() }) {
+        Ok(_) => SubnetError::NoCable {
+            node: host,
+            port: number,
+        },
+        Err(SubnetError::Refused(Refusal::Missing)) => SubnetError::NoNode(host),
+        Err(error) => error,
+    })
 }
 
 fn status(path: &Path) -> Result<String, SubnetError> {

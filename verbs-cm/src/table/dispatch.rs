@@ -185,7 +185,11 @@ impl Cm {
                 from.av.dlid
             },
             sl: path.sl.byte(),
-            src_path_bits: from.av.src_path_bits,
+            // The peer expects packets from the LID that its own go to.
+            src_path_bits: match has_lids {
+                true => self.port.path_bits(path.remote_lid),
+                false => from.av.src_path_bits,
+            },
             port: self.port.number,
         })
     }

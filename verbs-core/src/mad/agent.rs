@@ -70,6 +70,7 @@ pub struct Agents {
     /// Requests of peers among the deliveries.
     inbox: usize,
     counters: AgentCounters,
+    lmc: u8,
     /// Nobody answers any more.
     is_over: bool,
 }
@@ -90,8 +91,15 @@ impl Agents {
             deliveries: VecDeque::new(),
             inbox: 0,
             counters: AgentCounters::default(),
+            lmc: 0,
             is_over: false,
         }
+    }
+
+    /// Ports have 2^`lmc` LIDs each from now on, as the port here has: an answer may come from another of its sender's
+    /// than was asked. One LID each before.
+    pub fn set_lmc(&mut self, lmc: u8) {
+        self.lmc = lmc;
     }
 
     /// Registers a client of a class, who gets the requests of peers that have these methods; none,
@@ -276,7 +284,7 @@ impl Agents {
             }
         }
         if header.method.is_response() || header.method == Method::TRAP_REPRESS {
-            match self.pending.take(header.tid, header.class, &from) {
+            match self.pending.take(header.tid, header.class, &from, self.lmc) {
                 Some(agent) => self.deliver(agent, header.tid, mad, None),
                 None => self.counters.unmatched += 1,
             }
@@ -379,7 +387,10 @@ impl Agents {
         }
         let tid = header.tid;
         match self.outgoing.get_mut(&tid) {
-            Some(transfer) if transfer.class == header.class && transfer.to.is_same_port(&from) => {
+            Some(transfer)
+                if transfer.class == header.class
+                    && transfer.to.is_same_port_of(&from, self.lmc) =>
+            {
                 transfer.sender.handle(now, rmpp);
                 self.advance_outgoing(now, tid);
             }
@@ -391,7 +402,7 @@ impl Agents {
     fn handle_segment(&mut self, now: Time, from: Address, header: &MadHeader, mad: &MadBytes) {
         let tid = header.tid;
         if !self.incoming.contains_key(&tid) {
-            let waits = self.pending.is_waiting(tid, header.class, &from);
+            let waits = self.pending.is_waiting(tid, header.class, &from, self.lmc);
             let layout = Layout::of(header.class).filter(|_| waits && header.method.is_response());
             let Some(layout) = layout else {
                 self.counters.unmatched += 1;
@@ -416,7 +427,7 @@ impl Agents {
         let Some(transfer) = self.incoming.get_mut(&tid) else {
             return;
         };
-        if transfer.class != header.class || !transfer.from.is_same_port(&from) {
+        if transfer.class != header.class || !transfer.from.is_same_port_of(&from, self.lmc) {
             self.counters.unmatched += 1;
             return;
         }

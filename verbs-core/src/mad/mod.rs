@@ -69,9 +69,18 @@ impl Address {
     /// Whether both name the same port, as far as the addresses tell: by GID where both have one,
     /// otherwise by LID.
     pub fn is_same_port(&self, other: &Self) -> bool {
+        self.is_same_port_of(other, 0)
+    }
+
+    /// The same where ports have 2^`lmc` LIDs each, as a manager gives all of a subnet: a peer may answer from another
+    /// of its LIDs than was asked, as OpenSM does.
+    pub fn is_same_port_of(&self, other: &Self, lmc: u8) -> bool {
         match (self.av.global, other.av.global) {
             (Some(one), Some(another)) => one.dgid == another.dgid,
-            _ => self.av.dlid == other.av.dlid,
+            _ => {
+                let [one, another] = [self, other].map(|it| it.av.dlid.0 >> lmc.min(7));
+                one == another
+            }
         }
     }
 }

@@ -1,6 +1,7 @@
-//! A subnet with programs in it: whoever connects gets a port's service for management datagrams.
+//! A subnet with programs in it: a client opens a port's service for management datagrams, or attaches an HCA.
 
 mod adapters;
+mod clients;
 mod service;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -13,43 +14,49 @@ use super::subnet::{Subnet, SubnetConfig};
 use super::topology::{NodeId, PortRef, Topology};
 
 use adapters::Adapters;
+use clients::{Clients, Role};
 use service::Service;
 
+pub use clients::HostLimits;
 pub use service::HostCounters;
-
-/// Clients at a time; each of them is a connection.
-const CLIENTS_MAX: usize = 4096;
-
-/// What a client's connection is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Role {
-    /// Questions.
-    New,
-    /// Datagrams of a port's service.
-    Open(PortRef),
-    /// An HCA at a port.
-    Attached(PortRef),
-}
 
 /// A subnet and its clients.
 ///
-/// - Commands: [`connect`](Self::connect), [`disconnect`](Self::disconnect),
-///   [`set_sm`](Self::set_sm), [`answer_file`](Self::answer_file), [`plug`](Self::plug).
+/// - Commands: [`connect`](Self::connect), [`connect_operator`](Self::connect_operator),
+///   [`disconnect`](Self::disconnect), [`set_sm`](Self::set_sm), [`answer_file`](Self::answer_file),
+///   [`plug`](Self::plug).
 /// - Inputs: [`handle`](Self::handle), [`handle_packets`](Self::handle_packets),
 ///   [`handle_timeout`](Self::handle_timeout).
-/// - Outputs: after each call drain [`poll_transmit`](Self::poll_transmit),
+/// - Outputs: after each call drain [`poll_transmit`](Self::poll_transmit), [`poll_closed`](Self::poll_closed),
 ///   [`poll_packets`](Self::poll_packets) and [`poll_file`](Self::poll_file), then look at [`poll_timeout`](Self::poll_timeout).
 ///
-/// Sans-IO: it knows of no sockets, and what a client sends cannot harm another.
+/// Sans-IO: it knows of no sockets. No message panics, and none makes a call wait.
+///
+/// # What a client can do, and what it cannot
+/// A client is to the subnet what a program with the rights of root is on the host of an adapter:
+///
+/// - It opens any port, and asks and answers as that port's software: it may be a subnet manager, and switch links
+///   off by management datagrams, where no M_Key forbids that. A method of a class belongs to the first client of the
+///   port that registers for it, as long as it keeps the registration.
+/// - It attaches an HCA to any port that no HCA is at, and pulls the cable of that port.
+///
+/// It can do nothing to other clients but by packets:
+///
+/// - A session (a port that is open) belongs to the connection that has opened it. Other connections can neither
+///   register nor end a registration there, and the session ends with its connection.
+/// - Cables, other than that of its own HCA, are pulled and put back by [operators](Self::connect_operator) only.
+/// - The packets of an HCA come from the port's own LIDs and GIDs; others are dropped.
+/// - What it may keep busy is its share: [`HostLimits`].
 #[derive(Debug)]
 pub struct Host {
     subnet: Subnet,
     topology: Topology,
-    clients: BTreeMap<u32, Role>,
-    next_client: u32,
+    clients: Clients,
     services: BTreeMap<PortRef, Service>,
     transmits: VecDeque<(u32, Message)>,
     adapters: Adapters,
+    /// Packets of HCAs that did not come from where they said.
+    forged: u64,
     /// The packet that is handed on.
     scratch: Vec<u8>,
     /// Questions for the file that a subnet manager keeps open.
@@ -57,16 +64,21 @@ pub struct Host {
 }
 
 impl Host {
-    /// The subnet of that topology, without clients.
+    /// The subnet of that topology, without clients, and with the limits that are the default.
     pub fn new(topology: Topology, config: SubnetConfig) -> Self {
+        Self::with_limits(topology, config, HostLimits::default())
+    }
+
+    /// The same with other limits.
+    pub fn with_limits(topology: Topology, config: SubnetConfig, limits: HostLimits) -> Self {
         Self {
             subnet: Subnet::new(&topology, config),
             topology,
-            clients: BTreeMap::new(),
-            next_client: 1,
+            clients: Clients::new(limits),
             services: BTreeMap::new(),
             transmits: VecDeque::new(),
             adapters: Adapters::default(),
+            forged: 0,
             scratch: Vec::new(),
             files: VecDeque::new(),
         }
@@ -74,30 +86,37 @@ impl Host {
 
     /// A client has connected. Returns its number; `None` when there are too many.
     pub fn connect(&mut self) -> Option<u32> {
-        if self.clients.len() >= CLIENTS_MAX {
-            return None;
-        }
-        while self.clients.contains_key(&self.next_client) {
-            self.next_client = self.next_client.wrapping_add(1);
-        }
-        self.clients.insert(self.next_client, Role::New);
-        Some(self.next_client)
+        self.clients.connect(Role::New)
     }
 
-    /// A client is gone, and with it its registrations and what it waits for. The link of an HCA's port
-    /// goes down.
+    /// An operator has connected: a client that may pull cables and put them back, and opens and attaches nothing. Who
+    /// may be one is for the caller to decide. Returns its number; `None` when there are too many.
+    pub fn connect_operator(&mut self) -> Option<u32> {
+        self.clients.connect(Role::Operator)
+    }
+
+    /// A client is gone, and with it its sessions, their registrations and what they wait for. The link of an HCA's
+    /// port goes down. A session can go alone, by its own number.
     pub fn disconnect(&mut self, now: Time, client: u32) {
-        match self.clients.remove(&client) {
-            Some(Role::Open(at)) => {
-                if let Some(service) = self.services.get_mut(&at) {
-                    service.forget(client);
+        let Some(role) = self.clients.remove(client) else {
+            return;
+        };
+        match role {
+            Role::Session { at, .. } => self.forget(at, client),
+            Role::Attached(at) => self.detach(now, at, false),
+            Role::New => {
+                for (session, at) in self.clients.end_sessions(client) {
+                    self.forget(at, session);
                 }
             }
-            Some(Role::Attached(at)) => {
-                self.detach(now, at, false);
-                self.advance(now);
-            }
-            Some(Role::New) | None => {}
+            Role::Operator => {}
+        }
+        self.advance(now);
+    }
+
+    fn forget(&mut self, at: PortRef, session: u32) {
+        if let Some(service) = self.services.get_mut(&at) {
+            service.forget(session);
         }
     }
 
@@ -148,16 +167,13 @@ impl Host {
                 port,
             } => {
                 let at = self.port(&host, adapter, port)?;
-                let open = self.clients.get_mut(&client).ok_or(Refusal::Missing)?;
-                if *open != Role::New {
-                    return Err(Refusal::Invalid);
-                }
-                *open = Role::Open(at);
+                let session = self.clients.open(client, at)?;
                 let number = u32::try_from(self.services.len()).unwrap_or(u32::MAX);
+                let limits = self.clients.limits();
                 self.services
                     .entry(at)
-                    .or_insert_with(|| Service::new(at, number));
-                Ok(Message::Opened { session: client })
+                    .or_insert_with(|| Service::new(at, number, limits));
+                Ok(Message::Opened { session })
             }
             Message::Attach {
                 host,
@@ -171,42 +187,43 @@ impl Host {
                 session,
                 registration,
             } => {
-                let service = self.session(session)?;
+                let service = self.session(client, session)?;
                 let agent = service.register(session, registration).map_err(refusal)?;
                 Ok(Message::Registered { agent })
             }
             Message::Unregister { session, agent } => {
-                let service = self.session(session)?;
+                let service = self.session(client, session)?;
                 service
                     .unregister(session, agent)
                     .map(|()| Message::Done)
                     .map_err(refusal)
             }
             Message::Plug { node, port, is_in } => {
-                let node = self.topology.find(&node).ok_or(Refusal::Missing)?;
-                let at = PortRef { node, port };
-                if self.plug(now, at, is_in) {
-                    Ok(Message::Done)
-                } else {
-                    Err(Refusal::Missing)
+                if self.clients.role(client) != Some(Role::Operator) {
+                    return Err(Refusal::Denied);
                 }
+                let node = self.topology.find(&node).ok_or(Refusal::Missing)?;
+                let is_there = self.plug(now, PortRef { node, port }, is_in);
+                is_there.then_some(Message::Done).ok_or(Refusal::Missing)
             }
-            Message::Count => {
-                let (linked, active) = self.subnet.census();
-                let [nodes, linked, active] = [self.subnet.len(), linked, active]
-                    .map(|number| u32::try_from(number).unwrap_or(u32::MAX));
-                Ok(Message::Census {
-                    nodes,
-                    linked,
-                    active,
-                })
-            }
+            Message::Count => Ok(self.census()),
             _ => Err(Refusal::Invalid),
         }
     }
 
+    fn census(&self) -> Message {
+        let (linked, active) = self.subnet.census();
+        let [nodes, linked, active] = [self.subnet.len(), linked, active]
+            .map(|number| u32::try_from(number).unwrap_or(u32::MAX));
+        Message::Census {
+            nodes,
+            linked,
+            active,
+        }
+    }
+
     fn handle_mad(&mut self, now: Time, client: u32, mad: &MadMessage) {
-        let Some(&Role::Open(at)) = self.clients.get(&client) else {
+        let Some(Role::Session { at, .. }) = self.clients.role(client) else {
             return;
         };
         if let Some(service) = self.services.get_mut(&at) {
@@ -229,7 +246,14 @@ impl Host {
         services.chain(self.subnet.poll_timeout()).min()
     }
 
-    /// A message for a client.
+    /// A session that has ended because the client that had opened it is gone: its own connection is of no use any
+    /// more.
+    pub fn poll_closed(&mut self) -> Option<u32> {
+        self.clients.poll_closed()
+    }
+
+    /// A message for a client. Before [`Message::Opened`] is handed to a client, the connection that carries the
+    /// session's datagrams has to be there: the session's number is the client's number of that connection.
     pub fn poll_transmit(&mut self) -> Option<(u32, Message)> {
         self.transmits.pop_front()
     }
@@ -265,9 +289,12 @@ impl Host {
         &self.subnet
     }
 
-    /// What the ports' services have dropped, of all ports together.
+    /// What the host and its ports' services have dropped, of all ports together.
     pub fn counters(&self) -> HostCounters {
-        let mut sum = HostCounters::default();
+        let mut sum = HostCounters {
+            forged: self.forged,
+            ..HostCounters::default()
+        };
         for service in self.services.values() {
             service.count(&mut sum);
         }
@@ -304,10 +331,15 @@ impl Host {
         }
     }
 
-    fn session(&mut self, session: u32) -> Result<&mut Service, Refusal> {
-        let Some(&Role::Open(at)) = self.clients.get(&session) else {
+    /// The service of a session, for the client that has opened it.
+    fn session(&mut self, client: u32, session: u32) -> Result<&mut Service, Refusal> {
+        let Some(Role::Session { at, owner }) = self.clients.role(session) else {
             return Err(Refusal::Missing);
         };
+        // Of the sessions of others, it is not even told that they are there.
+        if owner != client {
+            return Err(Refusal::Missing);
+        }
         self.services.get_mut(&at).ok_or(Refusal::Missing)
     }
 
@@ -318,6 +350,9 @@ impl Host {
             return first.map(|id| vec![id]).ok_or(Refusal::Missing);
         }
         let names = host.split(',').map(str::trim);
+        if names.clone().count() > self.clients.limits().nodes_of_host_max {
+            return Err(Refusal::Full);
+        }
         names
             .map(|name| self.topology.find(name).ok_or(Refusal::Missing))
             .collect()

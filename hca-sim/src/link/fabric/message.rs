@@ -2,8 +2,9 @@
 //! them apart and in order, such as a Unix socket of type seqpacket.
 //!
 //! A client asks ([`Message::Look`], [`Message::Open`], ...) and gets one answer for each question. A
-//! connection that has opened a port carries [`Message::Mad`] from then on, in both directions, and no
-//! answers: questions about it come over another connection, with the number that [`Message::Opened`]
+//! port that it opens has a connection of its own, whose end comes as a file with [`Message::Opened`]. It carries
+//! [`Message::Mad`], in both directions, and no answers; questions about it go over the connection that has opened
+//! it, and no other, with the number that [`Message::Opened`]
 //! gave. A client that has attached an HCA ([`Message::Attach`]) has shared memory with the host, whose
 //! [`ring`](super::ring)s carry packets, of which a message has as many as fit: packets of InfiniBand one behind the
 //! other, each from its local route header to its invariant CRC. The variant one guards a link, and memory damages
@@ -46,7 +47,8 @@ pub enum Message {
         /// The host.
         host: String,
     },
-    /// Opens a port of a host's adapter. Answer: [`Message::Opened`].
+    /// Opens a port of a host's adapter. Answer: [`Message::Opened`], with the end of a connection for the port's
+    /// datagrams. The port is open until either connection ends.
     Open {
         /// The host.
         host: String,
@@ -57,19 +59,19 @@ pub enum Message {
     },
     /// Registers for a class. Answer: [`Message::Registered`].
     Register {
-        /// The connection that the datagrams go over.
+        /// The port, which this connection has opened.
         session: u32,
         /// What is registered for.
         registration: Registration,
     },
     /// Ends a registration. Answer: [`Message::Done`].
     Unregister {
-        /// The connection.
+        /// The port, which this connection has opened.
         session: u32,
         /// The registration.
         agent: u32,
     },
-    /// A datagram, either way, over a connection that has opened a port.
+    /// A datagram, either way, over the connection of an open port.
     Mad(MadMessage),
     /// Which file does a subnet manager at that port keep open? Answer: [`Message::Path`].
     ManagerFile {
@@ -80,7 +82,7 @@ pub enum Message {
         /// Which port, from 1.
         port: u8,
     },
-    /// Pulls a cable, or puts it back. Answer: [`Message::Done`].
+    /// Pulls a cable, or puts it back, which only operators may. Answer: [`Message::Done`].
     Plug {
         /// The node.
         node: String,
@@ -130,9 +132,9 @@ pub enum Message {
     },
     /// The adapters of a host.
     Adapters(Vec<Adapter>),
-    /// A port is open.
+    /// A port is open. The end of its connection comes with it.
     Opened {
-        /// The number of the connection.
+        /// What the port is called in questions.
         session: u32,
     },
     /// A registration was made.
@@ -173,6 +175,11 @@ pub enum Refusal {
     /// The question makes no sense here.
     #[error("the question makes no sense")]
     Invalid,
+    /// Only operators may do that.
+    #[error(
+        "only `verbs subnet --plug` and `--unplug` may do that, over the host's own socket for them"
+    )]
+    Denied,
 }
 
 /// What a client registers for.
@@ -458,6 +465,7 @@ impl Refusal {
             Self::Taken => 2,
             Self::Full => 3,
             Self::Invalid => 4,
+            Self::Denied => 5,
         }
     }
 
@@ -467,6 +475,7 @@ impl Refusal {
             2 => Self::Taken,
             3 => Self::Full,
             4 => Self::Invalid,
+            5 => Self::Denied,
             other => return Err(MessageError::Unknown(other)),
         })
     }

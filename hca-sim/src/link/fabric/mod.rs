@@ -21,6 +21,7 @@ mod file;
 mod host;
 pub mod message;
 mod packet;
+pub mod place;
 mod remote;
 pub mod ring;
 mod smi;
@@ -30,7 +31,7 @@ mod topology;
 
 pub use attached::{SharedSubnet, SubnetPort};
 pub use fat_tree::FatTree;
-pub use host::{Host, HostCounters};
+pub use host::{Host, HostCounters, HostLimits};
 pub use packet::{Body, MadPacket, Packet};
 pub use remote::{AttachError, RemotePort};
 pub use subnet::{Bound, LinkFault, Subnet, SubnetConfig, SubnetEvent};

@@ -20,6 +20,7 @@ use verbs_core::sync::Arc;
 use verbs_core::{Bounce, Gid, Lid, Mtu};
 
 use super::message::{BELL, Message, MessageError, PACKETS_MAX, Refusal};
+use super::place::{PlaceError, check_default};
 use super::ring::{Bell, Broken, Rings};
 use super::socket::{Take, connect_to, receive, ring, send_with};
 use crate::link::entropy::system_entropy;
@@ -58,6 +59,9 @@ pub enum AttachError {
         #[source]
         source: io::Error,
     },
+    /// Where a subnet is hosted by default is not a place of the user's own.
+    #[error(transparent)]
+    Place(#[from] PlaceError),
     /// The host refuses: there is no such adapter or port, or somebody else is attached to it.
     #[error("the subnet has no port {port} of {node:?} for an HCA: {refusal}")]
     Refused {
@@ -107,6 +111,7 @@ impl RemotePort {
     /// # Errors
     /// [`AttachError`].
     pub fn attach(path: &Path, node: &str, port: u8) -> Result<Self, AttachError> {
+        check_default(path)?;
         let reach = |source: Errno| AttachError::Reach {
             path: path.to_owned(),
             source: source.into(),

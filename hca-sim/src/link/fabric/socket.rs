@@ -1,69 +1,73 @@
 //! Messages over Unix sockets of type seqpacket, both ends.
 
-use std::env;
-use std::io::{IoSlice, IoSliceMut, Read, Write};
+use std::io::{IoSlice, IoSliceMut, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::fs::{
+    FileType, MemfdFlags, Mode, SealFlags, chmod, fcntl_add_seals, fcntl_get_seals, fstat,
+    memfd_create,
+};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind,
-    connect, listen, recvmsg, sendmsg, socket_with,
+    connect, listen, recvmsg, sendmsg, socket_with, socketpair,
 };
 
 use super::message::{BELL, BULK, BULK_MIN, MESSAGE_MAX};
 
+pub use super::place::default_path;
+
 /// Connections that wait to be accepted: as many as a system usually allows.
 const BACKLOG: i32 = 4096;
 
-/// Where a hosted subnet is: what the variable `VERBS_SUBNET` says, or a socket in the user's runtime
-/// directory, or one in the directory for temporary files.
-pub fn default_path() -> PathBuf {
-    if let Some(path) = env::var_os("VERBS_SUBNET") {
-        return path.into();
-    }
-    match env::var_os("XDG_RUNTIME_DIR") {
-        Some(folder) => Path::new(&folder).join("verbs-subnet"),
-        None => {
-            let user = rustix::process::getuid().as_raw();
-            env::temp_dir().join(format!("verbs-subnet-{user}"))
-        }
-    }
-}
+/// What the sender of a message in a file has given up: nobody can change the message or its length any more. Only
+/// files in memory can be sealed, so that reading one never waits.
+const SEALS: SealFlags = SealFlags::SHRINK
+    .union(SealFlags::GROW)
+    .union(SealFlags::WRITE)
+    .union(SealFlags::SEAL);
 
 /// Connects to a hosted subnet.
 ///
 /// # Errors
 /// What the system says.
 pub fn connect_to(path: &Path) -> rustix::io::Result<OwnedFd> {
-    let socket = unix_socket()?;
+    let socket = unix_socket(SocketFlags::empty())?;
     connect(&socket, &SocketAddrUnix::new(path)?)?;
     Ok(socket)
 }
 
-/// Listens for clients. A file that is left of a program that has died is replaced; one whose program
+/// Listens for clients, which are programs of this user. A file that is left of a program that has died is replaced; one whose program
 /// is alive is not.
 ///
 /// # Errors
 /// What the system says; `EADDRINUSE` when another program listens there.
 pub fn listen_at(path: &Path) -> rustix::io::Result<OwnedFd> {
-    let socket = unix_socket()?;
+    let socket = unix_socket(SocketFlags::NONBLOCK)?;
     let address = SocketAddrUnix::new(path)?;
     match bind(&socket, &address) {
-        Err(Errno::ADDRINUSE) if connect_to(path).err() == Some(Errno::CONNREFUSED) => {
+        Err(Errno::ADDRINUSE) if is_abandoned(&address)? => {
             rustix::fs::unlink(path)?;
             bind(&socket, &address)?;
         }
         other => other?,
     }
+    // Nobody has connected yet; who connects from now on has to be this user.
+    chmod(path, Mode::RUSR | Mode::WUSR)?;
     listen(&socket, BACKLOG)?;
     Ok(socket)
 }
 
-/// Takes a client that has connected.
+/// Whether no program listens at a socket's file. Does not wait for one that listens and does not accept.
+fn is_abandoned(address: &SocketAddrUnix) -> rustix::io::Result<bool> {
+    let probe = unix_socket(SocketFlags::NONBLOCK)?;
+    Ok(connect(&probe, address) == Err(Errno::CONNREFUSED))
+}
+
+/// Takes a client that has connected. Does not wait for one.
 ///
 /// # Errors
 /// What the system says.
@@ -71,13 +75,19 @@ pub fn accept_from(listener: BorrowedFd<'_>) -> rustix::io::Result<OwnedFd> {
     accept_with(listener, SocketFlags::CLOEXEC)
 }
 
-fn unix_socket() -> rustix::io::Result<OwnedFd> {
-    socket_with(
-        AddressFamily::UNIX,
-        SocketType::SEQPACKET,
-        SocketFlags::CLOEXEC,
-        None,
-    )
+fn unix_socket(flags: SocketFlags) -> rustix::io::Result<OwnedFd> {
+    let flags = flags | SocketFlags::CLOEXEC;
+    socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+}
+
+/// A connection without a file: the host keeps one end, and [sends](send_with) the other to a client that has opened
+/// a port.
+///
+/// # Errors
+/// What the system says.
+pub fn pair() -> rustix::io::Result<(OwnedFd, OwnedFd)> {
+    let flags = SocketFlags::CLOEXEC;
+    socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
 }
 
 /// Sends a message whole, one that a socket's buffer may not hold as a file.
@@ -89,11 +99,12 @@ pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], waits: bool) -> rustix::io::Re
         let nothing = &mut SendAncillaryBuffer::default();
         return sendmsg(socket, &[IoSlice::new(bytes)], nothing, flags(waits)).map(drop);
     }
-    let file = memfd_create("verbs message", MemfdFlags::CLOEXEC)?;
+    let flags_of_file = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let file = memfd_create("verbs message", flags_of_file)?;
     let mut file = std::fs::File::from(file);
     let failed = |error: std::io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
     file.write_all(bytes).map_err(failed)?;
-    rustix::fs::seek(&file, rustix::fs::SeekFrom::Start(0))?;
+    fcntl_add_seals(&file, SEALS)?;
     send_with(socket, &BULK, file.as_fd(), waits)
 }
 
@@ -140,8 +151,8 @@ pub enum Take {
 /// Receives a message if there is one. `None` when the other end is gone.
 ///
 /// # Errors
-/// `EAGAIN` when there is none and `waits` is not set; `EMSGSIZE` for one that is too long; whatever
-/// else the system says.
+/// `EAGAIN` when there is none and `waits` is not set; `EMSGSIZE` for one that is too long; `EBADMSG` for one in a
+/// file that is none of [`send`]'s; whatever else the system says.
 pub fn receive(
     socket: BorrowedFd<'_>,
     take: Take,
@@ -183,31 +194,38 @@ pub fn receive_into(
     if buffer.get(..len) != Some(&BULK[..]) {
         return Ok((len, file));
     }
-    *buffer = read_file(file.ok_or(Errno::BADMSG)?, take)?;
+    *buffer = read_file(&file.ok_or(Errno::BADMSG)?)?;
     Ok((buffer.len(), None))
 }
 
-fn read_file(file: OwnedFd, take: Take) -> rustix::io::Result<Vec<u8>> {
-    let max = u64::try_from(MESSAGE_MAX).unwrap_or(u64::MAX);
-    let len = rustix::fs::fstat(&file)?.st_size;
-    if u64::try_from(len).unwrap_or(u64::MAX) > max {
+/// The message in a file, which is sealed memory or is refused: any other may make its reader wait (a pipe, a device,
+/// a file of a file system that does not answer).
+fn read_file(file: &OwnedFd) -> rustix::io::Result<Vec<u8>> {
+    let is_sealed = fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SEALS));
+    let stat = fstat(file)?;
+    if !is_sealed || FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+        return Err(Errno::BADMSG);
+    }
+    let len = usize::try_from(stat.st_size).unwrap_or(usize::MAX);
+    if len > MESSAGE_MAX {
         return Err(Errno::MSGSIZE);
     }
-    let file = std::fs::File::from(file);
-    let mut bytes = Vec::new();
-    let failed = |error: std::io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
-    (&file).take(max).read_to_end(&mut bytes).map_err(failed)?;
-    if take == Take::Look {
-        // Whoever looks again shares the place in the file.
-        rustix::fs::seek(&file, rustix::fs::SeekFrom::Start(0))?;
+    let mut bytes = vec![0; len];
+    let mut read = 0;
+    // From its start, wherever others who have the same file have come to.
+    while let Some(rest) = bytes.get_mut(read..).filter(|rest| !rest.is_empty()) {
+        match rustix::io::pread(file, rest, read as u64) {
+            Ok(0) => return Err(Errno::BADMSG),
+            Ok(count) => read += count,
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error),
+        }
     }
     Ok(bytes)
 }
 
 #[cfg(all(test, not(verbs_loom)))]
 mod tests {
-    use rustix::net::socketpair;
-
     use super::*;
 
     /// Goal: a message arrives whole, whatever its length, and can be looked at before. Method: lengths
@@ -233,5 +251,57 @@ mod tests {
         }
         drop(one);
         assert_eq!(receive(other.as_fd(), Take::Away, true), Ok(None));
+    }
+
+    /// Goal: no file that comes with a message makes its reader wait, or changes under it. Method: files of every
+    /// kind, among them a pipe that nobody writes to.
+    #[test]
+    fn a_message_in_a_file_that_is_not_sealed_memory_is_refused() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let plain = folder.path().join("file");
+        std::fs::write(&plain, [8; 100]).expect("a file");
+        let open = |path: &Path| OwnedFd::from(std::fs::File::open(path).expect("it is there"));
+        let memory = |seals: SealFlags| {
+            let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+            let file = memfd_create("test", flags).expect("memory");
+            let mut file = std::fs::File::from(file);
+            file.write_all(&[8; 100]).expect("there is room");
+            fcntl_add_seals(&file, seals).expect("it can be sealed");
+            OwnedFd::from(file)
+        };
+        let (reader, writer) = std::io::pipe().expect("a pipe");
+        let (_here, there) = pair().expect("a pair of sockets");
+        let refused = [
+            OwnedFd::from(reader),
+            there,
+            open(Path::new("/dev/zero")),
+            open(folder.path()),
+            open(&plain),
+            memory(SealFlags::empty()),
+            memory(SEALS.difference(SealFlags::WRITE)),
+            memory(SEALS.difference(SealFlags::SHRINK)),
+        ];
+        for (number, file) in refused.into_iter().enumerate() {
+            let (one, other) = pair().expect("a pair of sockets");
+            send_with(one.as_fd(), &BULK, file.as_fd(), true).expect("there is room");
+            let got = receive(other.as_fd(), Take::Away, true);
+            assert_eq!(got, Err(Errno::BADMSG), "file {number}");
+        }
+        drop(writer);
+        let (one, other) = pair().expect("a pair of sockets");
+        let sealed = memory(SEALS);
+        send_with(one.as_fd(), &BULK, sealed.as_fd(), true).expect("there is room");
+        let got = receive(other.as_fd(), Take::Away, true);
+        assert_eq!(got, Ok(Some(vec![8; 100])));
+        // Without a file there is no message.
+        sendmsg(
+            &one,
+            &[IoSlice::new(&BULK)],
+            &mut SendAncillaryBuffer::default(),
+            SendFlags::empty(),
+        )
+        .expect("there is room");
+        let got = receive(other.as_fd(), Take::Away, true);
+        assert_eq!(got, Err(Errno::BADMSG));
     }
 }

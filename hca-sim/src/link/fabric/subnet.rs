@@ -107,6 +107,8 @@ pub struct Subnet {
     /// Queue pairs 0 and 1 whose hosts take all that comes to them, and have the agents answer.
     attended: BTreeSet<(PortRef, Qpn)>,
     ways: Ways,
+    /// Who has which GID; empty until that is asked, and after a change.
+    gids: BTreeMap<Gid, PortRef>,
     /// Nodes whose agents may wait for time to pass.
     waiting: BTreeSet<NodeId>,
     rng: Rng,
@@ -134,6 +136,7 @@ impl Subnet {
             events: VecDeque::new(),
             attended: BTreeSet::new(),
             ways: Ways::default(),
+            gids: BTreeMap::new(),
             waiting: BTreeSet::new(),
             rng: Rng::new(config.seed),
         };
@@ -261,17 +264,24 @@ impl Subnet {
         self.node(at.node).map_or(Lid(0), |sma| sma.lid(at.port))
     }
 
-    /// The port that has that GID, whoever manages the subnet.
-    pub fn find_gid(&self, gid: Gid) -> Option<PortRef> {
-        (0..).map(NodeId).zip(&self.nodes).find_map(|(id, node)| {
-            let first = u8::from(!node.sma.is_switch());
-            let ports = first..=*node.sma.physical_ports().end();
-            let mut ports = ports.filter(|&port| {
-                let port = node.sma.port(port);
-                port.is_some_and(|port| (0..u8::MAX).map_while(|i| port.gid(i)).any(|g| g == gid))
-            });
-            ports.next().map(|port| PortRef { node: id, port })
-        })
+    /// The port that has that GID, whoever manages the subnet. All GIDs are looked up once, as long as nothing changes:
+    /// an HCA may ask with each packet.
+    pub fn find_gid(&mut self, gid: Gid) -> Option<PortRef> {
+        if self.gids.is_empty() {
+            for (id, node) in (0..).map(NodeId).zip(&self.nodes) {
+                let first = u8::from(!node.sma.is_switch());
+                for port in first..=*node.sma.physical_ports().end() {
+                    let at = PortRef { node: id, port };
+                    let own = node.sma.port(port).into_iter();
+                    let gids = own.flat_map(|port| (0..u8::MAX).map_while(|i| port.gid(i)));
+                    for gid in gids {
+                        // Where several have one, the first is as good as any.
+                        self.gids.entry(gid).or_insert(at);
+                    }
+                }
+            }
+        }
+        self.gids.get(&gid).copied()
     }
 
     /// Linked ports, and how many of those are in service.
@@ -297,6 +307,7 @@ impl Subnet {
     /// Carries out what a node's agent has asked for, and what comes of that elsewhere.
     fn settle(&mut self, now: Time, id: NodeId) {
         self.ways.forget();
+        self.gids.clear();
         let mut unsettled = vec![id];
         while let Some(id) = unsettled.pop() {
             while let Some(event) = self.node_mut(id).and_then(|node| node.sma.poll_event()) {

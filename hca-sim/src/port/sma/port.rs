@@ -434,8 +434,10 @@ fn capabilities(config: &PortConfig, of_switch: bool, is_end: bool) -> Capabilit
 /// The part of a Set that is about an end port: who it is, and who manages it.
 fn set_end(asked: &PortInfo, new: &mut PortInfo) -> Result<(), Status> {
     let lid_ok = asked.lid == Lid(0) || is_unicast(asked.lid);
+    // The port has the LIDs from this one on whose other bits are the same (IBTA vol. 1, 4.1.3).
+    let is_base = asked.lid.0 & ((1 << asked.lmc.value()) - 1) == 0;
     let sm_ok = asked.sm_lid == Lid(0) || is_unicast(asked.sm_lid);
-    if !lid_ok || !sm_ok {
+    if !lid_ok || !is_base || !sm_ok {
         return Err(Status::BAD_VALUE);
     }
     new.m_key = asked.m_key;

@@ -106,6 +106,51 @@ fn a_peer_that_wants_more_than_it_was_offered_gets_what_it_was_offered() {
     assert_eq!(rts.attr.max_rd_atomic, Some(1));
 }
 
+/// Goal: on ports with several LIDs, both ends send from the LID that the other one expects. Method: a path between
+/// LIDs that are not the first of their ports.
+#[test]
+fn paths_between_any_lids_of_two_ports_are_taken() {
+    let port = |host: usize| Port {
+        link_layer: LinkLayer::InfiniBand,
+        lid: Lid(16 + 16 * u16::try_from(host).unwrap()),
+        ..port(host)
+    };
+    let record = PathRecord {
+        sgid: gid(0),
+        dgid: gid(1),
+        slid: Lid(17),
+        dlid: Lid(35),
+        mtu: Bits::truncated(2),
+        ..PathRecord::default()
+    };
+    let route = Route::from_record(&port(0), &record, 0).unwrap();
+    assert_eq!((route.av.dlid, route.av.src_path_bits), (Lid(35), 1));
+    let mut lab = Lab::new();
+    lab.cms = [0, 1].map(|host| crate::Cm::new(Config::default(), port(host), 2, 7));
+    lab.cms[1].listen(Listen::new(SERVICE)).unwrap();
+    let wish = Connect {
+        route,
+        ..connect(0x55)
+    };
+    lab.cms[0].connect(lab.now, wish).unwrap();
+    lab.carry(0);
+    let Some(Event::ConnectRequest { conn, req, .. }) = lab.event(1) else {
+        panic!()
+    };
+    let path = req.primary;
+    assert_eq!((path.local_lid, path.remote_lid), (Lid(17), Lid(35)));
+    lab.cms[1].accept(lab.now, conn, &accept()).unwrap();
+    let av = lab.cms[1].poll_qp_change().unwrap().attr.av.unwrap();
+    assert_eq!((av.dlid, av.src_path_bits), (Lid(17), 3));
+    // A LID that cannot be the port's says nothing.
+    let strange = PathRecord {
+        slid: Lid(15),
+        ..record
+    };
+    let route = Route::from_record(&port(0), &strange, 0).unwrap();
+    assert_eq!(route.av.src_path_bits, 0);
+}
+
 /// Goal: on InfiniBand the way to the peer is the path that the subnet administrator gave. Method: a
 /// path record within the subnet, and one across a router.
 #[test]

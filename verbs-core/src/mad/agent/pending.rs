@@ -84,8 +84,9 @@ impl Pending {
         tid: TransactionId,
         class: Class,
         from: &Address,
+        lmc: u8,
     ) -> Option<AgentId> {
-        if !self.is_waiting(tid, class, from) {
+        if !self.is_waiting(tid, class, from, lmc) {
             return None;
         }
         let agent = self.agent(tid);
@@ -101,9 +102,15 @@ impl Pending {
     }
 
     /// IBTA vol. 1, 13.4.6.4: a response has the request's transaction id, class and peer.
-    pub(super) fn is_waiting(&self, tid: TransactionId, class: Class, from: &Address) -> bool {
+    pub(super) fn is_waiting(
+        &self,
+        tid: TransactionId,
+        class: Class,
+        from: &Address,
+        lmc: u8,
+    ) -> bool {
         self.requests.get(&tid).is_some_and(|request| {
-            header_of(&request.mad).class() == class && request.to.is_same_port(from)
+            header_of(&request.mad).class() == class && request.to.is_same_port_of(from, lmc)
         })
     }
 

@@ -344,3 +344,27 @@ fn hostile_datagrams_do_no_harm() {
     let ended = std::iter::from_fn(|| agents.poll_delivery()).count();
     assert_eq!(ended + agents.pending(), 8, "each request ends once");
 }
+
+/// Goal: where ports have several LIDs, an answer may come from another of the asked port's, and from no other port.
+/// Method: LIDs around those of a port with four, asked at its second.
+#[test]
+fn an_answer_may_come_from_another_lid_of_the_port() {
+    for (lmc, from, is_taken) in [
+        (0, 9, true),
+        (0, 8, false),
+        (2, 8, true),
+        (2, 11, true),
+        (2, 12, false),
+        (2, 7, false),
+        (7, 8, true),
+    ] {
+        let (mut agents, id) = client();
+        agents.set_lmc(lmc);
+        let request = agents.request(Time::ZERO, id, port(9), &get(Method::GET), RETRY);
+        request.unwrap();
+        let (_, sent) = agents.poll_transmit().unwrap();
+        agents.handle(Time::ZERO, port(from), &response_to(&sent));
+        let delivered = agents.poll_delivery().is_some();
+        assert_eq!(delivered, is_taken, "LMC {lmc}, from {from}");
+    }
+}

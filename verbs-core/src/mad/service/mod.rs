@@ -222,6 +222,7 @@ impl Core {
             let Ok(gids) = wire::gids(device, self.port, port.gid_tbl_len).await else {
                 return;
             };
+            self.with(|state, _| state.agents.set_lmc(port.lmc));
             let mut phase = self.phase.lock();
             if let Phase::Open(info) = &*phase {
                 let number = self.port;
@@ -265,7 +266,8 @@ async fn open(core: &Arc<Core>) -> Result<PortInfo, Error> {
     }
     // Transaction ids that differ from those of a service that was here before.
     let first_agent = (core.now().as_nanos() >> 10) as u32;
-    let agents = Agents::new(AgentConfig::default(), first_agent);
+    let mut agents = Agents::new(AgentConfig::default(), first_agent);
+    agents.set_lmc(port.lmc);
     *core.state.lock() = Some(State::new(agents, wires, cq, pd));
     let watcher: Arc<dyn EventWatcher> = Arc::new(Watcher(Arc::downgrade(core)));
     device.watch_events(&watcher);

@@ -123,6 +123,25 @@ impl PortInfo {
         let path_bits = self.lmc.value();
         self.lid.0 != 0 && self.lid.0 >> path_bits == lid.0 >> path_bits
     }
+
+    /// Which of its LIDs that is, by its low bits; 0 for one that is not the port's, such as a group's.
+    pub const fn path_bits(&self, lid: Lid) -> u8 {
+        if self.has_lid(lid) {
+            lid.0.to_be_bytes()[1] & self.path_mask()
+        } else {
+            0
+        }
+    }
+
+    /// The LID with those low bits. Of the bits, as many count as the port has LIDs for.
+    pub const fn lid_of(&self, path_bits: u8) -> Lid {
+        Lid(self.lid.0 | (path_bits & self.path_mask()) as u16)
+    }
+
+    const fn path_mask(&self) -> u8 {
+        // An LMC has three bits.
+        (1 << self.lmc.value()) - 1
+    }
 }
 
 code! {

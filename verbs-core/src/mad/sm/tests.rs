@@ -31,6 +31,9 @@ fn a_port_stands_where_the_specification_has_it() {
     assert_eq!((bytes[43], bytes[50], bytes[51]), (0x34, 32, 0x80));
     assert_eq!(PortInfo::parse(PortInfoView::of(&bytes)), port);
     assert!(port.has_lid(Lid(31)) && !port.has_lid(Lid(32)));
+    assert_eq!([0, 7, 31].map(|lid| port.path_bits(Lid(lid))), [0, 7, 31]);
+    assert_eq!(port.path_bits(Lid(0xc007)), 0, "that is a group's");
+    assert_eq!(port.lid_of(0xe5), Lid(port.lid.0 | 5), "it has 32 of them");
     assert!(!PortInfo::default().has_lid(Lid(0)), "LID 0 is nobody's");
 }
 

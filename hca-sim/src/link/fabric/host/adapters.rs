@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use verbs_core::mad::Time;
-use verbs_core::mad::sm::CapabilityMask;
+use verbs_core::mad::sm::{CapabilityMask, PERMISSIVE_LID};
 use verbs_core::{Lid, PKey};
 
 use super::{Host, Role};
@@ -127,11 +127,7 @@ impl Host {
         if self.adapters.has(at) {
             return Err(Refusal::Taken);
         }
-        let role = self.clients.get_mut(&client).ok_or(Refusal::Missing)?;
-        if *role != Role::New {
-            return Err(Refusal::Invalid);
-        }
-        *role = Role::Attached(at);
+        self.clients.attach(client, at)?;
         let message = Vec::new();
         self.adapters
             .attached
@@ -159,7 +155,7 @@ impl Host {
 
     /// What an attached HCA says about its port.
     pub(super) fn handle_own(&mut self, now: Time, client: u32, said: &Message) {
-        let Some(&Role::Attached(at)) = self.clients.get(&client) else {
+        let Some(Role::Attached(at)) = self.clients.role(client) else {
             return;
         };
         match said {
@@ -172,7 +168,7 @@ impl Host {
                 self.subnet.plug(now, at, *is_in);
             }
             Message::Leave => {
-                self.clients.insert(client, Role::New);
+                self.clients.leave(client);
                 self.detach(now, at, true);
             }
             _ => {}
@@ -191,7 +187,7 @@ impl Host {
         message: &mut Vec<u8>,
         len: usize,
     ) -> Result<(), MessageError> {
-        let Some(&Role::Attached(at)) = self.clients.get(&client) else {
+        let Some(Role::Attached(at)) = self.clients.role(client) else {
             // It has left.
             return Ok(());
         };
@@ -210,11 +206,15 @@ impl Host {
         let Some(Bundle {
             packets,
             bound,
-            vl: said,
+            first,
         }) = bundle
         else {
             return false;
         };
+        let said = first.vl;
+        if !self.is_source(from, &first, false) {
+            return false;
+        }
         let Some((to, vl)) = self.subnet.carry(bound, packets, len as u64 / 4) else {
             return false;
         };
@@ -244,12 +244,30 @@ impl Host {
                 return Err(MessageError::BadPacket);
             };
             let bth = BthView::of(bth);
-            let is_mad = bth.dest_qpn().value() <= 1;
-            if is_mad || !self.carry(at, &frame, bth.pkey(), bytes) {
+            let qpn = bth.dest_qpn().value();
+            if !self.is_source(at, &frame, qpn == 0) {
+                self.forged += 1;
+                continue;
+            }
+            if qpn <= 1 || !self.carry(at, &frame, bth.pkey(), bytes) {
                 self.send(now, at, &frame, transport);
             }
         }
         Ok(())
+    }
+
+    /// Whether a packet of a port's HCA says truly where it comes from: from one of the port's LIDs, and one of its
+    /// GIDs where it has a global route header. On directed routes the permissive LID stands for them, and there may
+    /// be none yet.
+    fn is_source(&self, at: PortRef, frame: &Frame, is_smp: bool) -> bool {
+        let node = self.subnet.node(at.node);
+        let Some(port) = node.and_then(|node| node.port(at.port)) else {
+            return false;
+        };
+        let without = frame.slid == PERMISSIVE_LID || frame.slid == Lid(0);
+        let is_lid = port.info().has_lid(frame.slid) || is_smp && without;
+        let is_gid = |sgid| (0..port.info().guid_cap).any(|index| port.gid(index) == Some(sgid));
+        is_lid && frame.grh.is_none_or(|grh| is_gid(grh.sgid))
     }
 
     /// Carries a packet as it is; `false` if it has to be looked at.
@@ -324,7 +342,8 @@ impl Host {
 struct Bundle {
     packets: u64,
     bound: Bound,
-    vl: u8,
+    /// The headers of the first one, which all have but for lengths.
+    first: Frame,
 }
 
 impl Bundle {
@@ -345,9 +364,12 @@ impl Bundle {
             let whole = bundle.get_or_insert(Self {
                 packets: 0,
                 bound,
-                vl: frame.vl,
+                first: frame,
             });
-            if is_mad || whole.bound != bound || whole.vl != frame.vl {
+            let gids = |frame: &Frame| frame.grh.map(|grh| (grh.sgid, grh.dgid));
+            let first = &whole.first;
+            let is_alike = (first.vl, first.slid) == (frame.vl, frame.slid);
+            if is_mad || whole.bound != bound || !is_alike || gids(first) != gids(&frame) {
                 return None;
             }
             whole.packets += 1;

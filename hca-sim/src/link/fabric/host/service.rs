@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
+use verbs_core::Gid;
 use verbs_core::addr::{PKey, QKey, Qpn};
 use verbs_core::mad::header::{MAD_LEN, emit_header, header_of};
 use verbs_core::mad::rmpp::{Layout, RmppHeader};
@@ -12,7 +13,6 @@ use verbs_core::mad::{
     Method, Retry, Time, TransactionId,
 };
 use verbs_core::qp_attr::Av;
-use verbs_core::{Gid, Lid};
 
 use crate::link::fabric::message::{MadMessage, Registration};
 use crate::link::fabric::packet::{Body, MadPacket, Packet};
@@ -21,15 +21,21 @@ use crate::link::fabric::topology::PortRef;
 use crate::wire::Grh;
 
 use super::super::message::Message;
+use super::clients::HostLimits;
 
 /// Registrations of one client at most, as with Linux's umad.
 const AGENTS_MAX: usize = 32;
 
-/// What a port's service keeps at most: agents of many programs, and the tables of large subnets.
-fn config() -> AgentConfig {
+/// Agents for datagrams of another class than the registration's: one for each class that there is.
+const COMPANIONS_MAX: usize = 256;
+
+/// What a port's service keeps at most: as much as all its sessions may, so that one that takes all of its share takes
+/// nothing from others.
+fn config(limits: &HostLimits) -> AgentConfig {
     AgentConfig {
-        agents_max: 1024,
-        requests_max: 16_384,
+        agents_max: limits.clients_max * AGENTS_MAX + COMPANIONS_MAX,
+        requests_max: limits.clients_max * limits.requests_of_session_max,
+        transfers_max: limits.clients_max * limits.transfers_of_session_max,
         ..AgentConfig::default()
     }
 }
@@ -54,6 +60,8 @@ pub struct HostCounters {
     pub full: u64,
     /// Messages of clients that made no sense.
     pub bad_messages: u64,
+    /// Packets of HCAs that came from a LID or GID that is not their port's.
+    pub forged: u64,
 }
 
 /// A registration.
@@ -75,15 +83,28 @@ struct Asked {
     to: Address,
 }
 
+/// What a session keeps busy.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Load {
+    requests: usize,
+    transfers: usize,
+}
+
 #[derive(Debug)]
 pub(super) struct Service {
     at: PortRef,
     agents: Agents,
     registered: BTreeMap<AgentId, Agent>,
     by_number: BTreeMap<(u32, u32), AgentId>,
-    /// For datagrams of another class than the agent's, as managers send them.
-    companions: BTreeMap<(AgentId, Class), AgentId>,
+    /// For datagrams of another class than the agent's, as managers send them. Sessions share them: an answer finds
+    /// its way by its transaction id.
+    companions: BTreeMap<Class, AgentId>,
     asked: BTreeMap<TransactionId, Asked>,
+    limits: HostLimits,
+    /// What sessions keep busy, of those that do.
+    loads: BTreeMap<u32, Load>,
+    /// Transfers that are sent, by agent and transaction id, and whose they are.
+    transfers: BTreeMap<(AgentId, TransactionId), u32>,
     packets: VecDeque<(Address, Box<MadBytes>, Extra)>,
     messages: VecDeque<(u32, Message)>,
     bad_messages: u64,
@@ -98,14 +119,17 @@ struct Extra {
 
 impl Service {
     /// The service of a port. The number keeps the transaction ids of ports apart.
-    pub(super) fn new(at: PortRef, number: u32) -> Self {
+    pub(super) fn new(at: PortRef, number: u32, limits: HostLimits) -> Self {
         Self {
             at,
-            agents: Agents::new(config(), (number & 0xffff) << 16 | 1),
+            agents: Agents::new(config(&limits), (number & 0xffff) << 16 | 1),
             registered: BTreeMap::new(),
             by_number: BTreeMap::new(),
             companions: BTreeMap::new(),
             asked: BTreeMap::new(),
+            limits,
+            loads: BTreeMap::new(),
+            transfers: BTreeMap::new(),
             packets: VecDeque::new(),
             messages: VecDeque::new(),
             bad_messages: 0,
@@ -143,16 +167,32 @@ impl Service {
         let id = self.by_number.remove(&(client, number));
         let id = id.ok_or(AgentError::NoAgent)?;
         self.registered.remove(&id);
-        let companions: Vec<_> = self
-            .companions
-            .extract_if((id, Class(0))..=(id, Class(0xff)), |_, _| true)
-            .map(|(_, companion)| companion)
-            .collect();
-        for id in companions.into_iter().chain([id]) {
-            self.agents.unregister(id)?;
-        }
-        self.asked.retain(|_, asked| asked.agent != id);
+        self.agents.unregister(id)?;
+        let mut given_up = 0;
+        self.asked.retain(|&tid, asked| {
+            let is_other = asked.agent != id;
+            if !is_other {
+                self.agents.cancel(tid);
+                given_up += 1;
+            }
+            is_other
+        });
+        let ended = (id, TransactionId(0))..=(id, TransactionId(u64::MAX));
+        let ended = self.transfers.extract_if(ended, |_, _| true).count();
+        self.change_load(client, |load| {
+            load.requests -= given_up;
+            load.transfers -= ended;
+        });
         Ok(())
+    }
+
+    /// A session keeps something more busy, or something less.
+    fn change_load(&mut self, client: u32, change: impl FnOnce(&mut Load)) {
+        let load = self.loads.entry(client).or_default();
+        change(load);
+        if *load == Load::default() {
+            self.loads.remove(&client);
+        }
     }
 
     pub(super) fn forget(&mut self, client: u32) {
@@ -183,9 +223,9 @@ impl Service {
             && RmppHeader::of(&mad).is_active()
         {
             let payload = message.bytes.get(layout.data_at()..).unwrap_or_default();
-            let sent = self.agents.respond(now, id, to, &mad, payload.to_vec());
-            // Whoever asked asks again.
-            self.bad_messages += u64::from(sent.is_err());
+            // If it is not sent, its asker asks again.
+            let is_sent = self.respond(now, (client, id), to, &mad, payload.to_vec());
+            self.bad_messages += u64::from(!is_sent);
         } else if message.timeout_ms > 0 && !header.method.is_response() {
             self.ask(now, id, to, message, &mad);
         } else {
@@ -196,17 +236,33 @@ impl Service {
         self.take_deliveries();
     }
 
+    /// Sends a transfer of a session's agent. Whether it is begun.
+    fn respond(
+        &mut self,
+        now: Time,
+        (client, id): (u32, AgentId),
+        to: Address,
+        mad: &MadBytes,
+        payload: Vec<u8>,
+    ) -> bool {
+        let busy = self.loads.get(&client).map_or(0, |load| load.transfers);
+        if busy >= self.limits.transfers_of_session_max {
+            return false;
+        }
+        if self.agents.respond(now, id, to, mad, payload).is_err() {
+            return false;
+        }
+        let tid = header_of(mad).tid();
+        self.transfers.insert((id, tid), client);
+        self.change_load(client, |load| load.transfers += 1);
+        true
+    }
+
     fn ask(&mut self, now: Time, id: AgentId, to: Address, message: &MadMessage, mad: &MadBytes) {
         let header = MadHeader::parse(header_of(mad));
         let retry = Retry {
             timeout: Duration::from_millis(message.timeout_ms.into()),
             retries: message.retries,
-        };
-        let asked = match self.agents.request(now, id, to, mad, retry) {
-            Err(AgentError::WrongClass { .. }) => self
-                .companion(id, header.class)
-                .and_then(|companion| self.agents.request(now, companion, to, mad, retry)),
-            other => other,
         };
         let header_bytes = message.bytes.iter().copied().take(HEADER_LEN).collect();
         let asked_of = Asked {
@@ -215,22 +271,44 @@ impl Service {
             header: header_bytes,
             to,
         };
+        let client = self.registered.get(&id).map(|agent| agent.client);
+        let load = client.and_then(|client| self.loads.get(&client));
+        let is_full = load.is_some_and(|load| load.requests >= self.limits.requests_of_session_max);
+        let (Some(client), false) = (client, is_full) else {
+            return self.give_up(&asked_of);
+        };
+        let asked = match self.agents.request(now, id, to, mad, retry) {
+            Err(AgentError::WrongClass { .. }) => self
+                .companion(header.class)
+                .and_then(|companion| self.agents.request(now, companion, to, mad, retry)),
+            other => other,
+        };
         match asked {
             Ok(tid) => {
                 self.asked.insert(tid, asked_of);
+                self.change_load(client, |load| load.requests += 1);
             }
             // A request that cannot be kept will not be answered.
             Err(_) => self.give_up(&asked_of),
         }
     }
 
-    /// An agent for another class, for the same client.
-    fn companion(&mut self, id: AgentId, class: Class) -> Result<AgentId, AgentError> {
-        if let Some(&companion) = self.companions.get(&(id, class)) {
+    /// The request waits for its response no longer.
+    fn take_asked(&mut self, tid: TransactionId) -> Option<Asked> {
+        let asked = self.asked.remove(&tid)?;
+        if let Some(agent) = self.registered.get(&asked.agent) {
+            self.change_load(agent.client, |load| load.requests -= 1);
+        }
+        Some(asked)
+    }
+
+    /// An agent for another class.
+    fn companion(&mut self, class: Class) -> Result<AgentId, AgentError> {
+        if let Some(&companion) = self.companions.get(&class) {
             return Ok(companion);
         }
         let companion = self.agents.register(class, 1, &[])?;
-        self.companions.insert((id, class), companion);
+        self.companions.insert(class, companion);
         Ok(companion)
     }
 
@@ -276,6 +354,9 @@ impl Service {
         let keys = subnet
             .node(self.at.node)
             .and_then(|sma| sma.port(self.at.port));
+        let path_bits = keys.map_or(0, |port| port.info().path_bits(packet.dlid));
+        self.agents
+            .set_lmc(keys.map_or(0, |port| port.info().lmc.byte()));
         let index = keys.and_then(|port| {
             let mut keys = port.pkeys().iter();
             keys.position(|own| own.0 & 0x7fff == datagram.pkey.0 & 0x7fff)
@@ -283,6 +364,8 @@ impl Service {
         let from = Address {
             av: Av {
                 sl: packet.sl,
+                // The answer leaves from the LID that was asked.
+                src_path_bits: path_bits,
                 ..Av::to_lid(self.at.port, packet.slid)
             },
             qpn: datagram.src_qpn,
@@ -312,7 +395,7 @@ impl Service {
             }
         };
         let port = subnet.node(self.at.node)?.port(self.at.port)?;
-        let lid = Lid(port.info().lid.0 | u16::from(to.av.src_path_bits));
+        let lid = port.info().lid_of(to.av.src_path_bits);
         let slid = if to.av.dlid == PERMISSIVE_LID {
             PERMISSIVE_LID
         } else {
@@ -367,12 +450,16 @@ impl Service {
                     tid, mad, payload, ..
                 } => self.take_response(tid, &mad, payload.as_deref()),
                 Delivery::TimedOut { tid, .. } | Delivery::TransferFailed { tid, .. } => {
-                    if let Some(asked) = self.asked.remove(&tid) {
+                    if let Some(asked) = self.take_asked(tid) {
                         self.give_up(&asked);
                     }
                 }
                 // The client was told nothing when it began, and has nothing to free.
-                Delivery::Responded { .. } => {}
+                Delivery::Responded { agent, tid, .. } => {
+                    if let Some(client) = self.transfers.remove(&(agent, tid)) {
+                        self.change_load(client, |load| load.transfers -= 1);
+                    }
+                }
             }
         }
     }
@@ -396,7 +483,7 @@ impl Service {
     }
 
     fn take_response(&mut self, tid: TransactionId, mad: &MadBytes, payload: Option<&[u8]>) {
-        let Some(asked) = self.asked.remove(&tid) else {
+        let Some(asked) = self.take_asked(tid) else {
             return;
         };
         let Some(agent) = self.registered.get(&asked.agent) else {
@@ -438,6 +525,7 @@ fn message(agent: u32, status: u32, with: &Address, bytes: Vec<u8>) -> Message {
         qpn: with.qpn,
         lid: with.av.dlid,
         sl: with.av.sl,
+        path_bits: with.av.src_path_bits,
         pkey_index: with.pkey_index,
         bytes,
         ..MadMessage::default()

@@ -12,15 +12,26 @@ const TWO: &str = "Switch 2 \"s\"\n[1] \"a\"[1]\n[2] \"b\"[1]\nHca 1 \"a\"\nHca 
 struct World {
     host: Host,
     now: Time,
+    /// Who has opened each session.
+    owners: BTreeMap<u32, u32>,
 }
 
 impl World {
     fn new() -> Self {
+        Self::with_limits(HostLimits::default())
+    }
+
+    fn with_limits(limits: HostLimits) -> Self {
         let topology = Topology::parse(TWO).expect("a topology");
         Self {
-            host: Host::new(topology, SubnetConfig::default()),
+            host: Host::with_limits(topology, SubnetConfig::default(), limits),
             now: Time::ZERO,
+            owners: BTreeMap::new(),
         }
+    }
+
+    fn connect(&mut self) -> u32 {
+        self.host.connect().expect("there is room")
     }
 
     fn say(&mut self, client: u32, message: &Message) -> Option<Message> {
@@ -37,20 +48,30 @@ impl World {
         Some(message)
     }
 
-    /// A client that has opened the port of that adapter.
+    /// A session at the port of that adapter, of a client of its own.
     fn open(&mut self, node: &str) -> u32 {
-        let client = self.host.connect().expect("there is room");
-        let question = Message::Open {
-            host: node.into(),
-            adapter: 0,
-            port: 1,
-        };
-        let answer = self.say(client, &question);
-        assert_eq!(answer, Some(Message::Opened { session: client }));
-        client
+        let client = self.connect();
+        match self.say(client, &open(node)) {
+            Some(Message::Opened { session }) => {
+                self.owners.insert(session, client);
+                session
+            }
+            other => panic!("not opened but {other:?}"),
+        }
     }
 
     fn register(&mut self, session: u32, class: Class, methods: u128) -> Option<Message> {
+        let client = self.owners.get(&session).copied().unwrap_or(session);
+        self.register_by(client, session, class, methods)
+    }
+
+    fn register_by(
+        &mut self,
+        client: u32,
+        session: u32,
+        class: Class,
+        methods: u128,
+    ) -> Option<Message> {
         let registration = Registration {
             class: class.0,
             version: 1,
@@ -61,7 +82,15 @@ impl World {
             session,
             registration,
         };
-        self.say(session, &question)
+        self.say(client, &question)
+    }
+}
+
+fn open(node: &str) -> Message {
+    Message::Open {
+        host: node.into(),
+        adapter: 0,
+        port: 1,
     }
 }
 
@@ -177,8 +206,9 @@ fn clients_get_what_they_registered_for() {
     let got = heard_mad(world.heard(asker));
     assert_eq!((got.status, got.bytes[64]), (0, 7));
 
-    // With its client a registration goes.
-    world.host.disconnect(world.now, manager);
+    // With its client a registration goes, and with its session.
+    world.host.disconnect(world.now, world.owners[&manager]);
+    assert_eq!(world.host.poll_closed(), Some(manager));
     let registered = world.register(rival, Class::SUBN_DIRECTED, wanted);
     assert_eq!(registered, Some(Message::Registered { agent: 0 }));
     world.host.disconnect(world.now, rival);
@@ -195,7 +225,7 @@ fn clients_get_what_they_registered_for() {
 #[test]
 fn adapters_are_seen_and_nonsense_is_refused() {
     let mut world = World::new();
-    let client = world.host.connect().expect("there is room");
+    let client = world.connect();
     let look = |host: &str| Message::Look { host: host.into() };
     let Some(Message::Adapters(adapters)) = world.say(client, &look("b, s")) else {
         panic!("two nodes");
@@ -232,8 +262,9 @@ fn adapters_are_seen_and_nonsense_is_refused() {
         port,
         is_in: false,
     };
-    assert_eq!(world.say(client, &plug("s", 3)), missing);
-    assert_eq!(world.say(client, &plug("s", 2)), Some(Message::Done));
+    let operator = world.host.connect_operator().expect("there is room");
+    assert_eq!(world.say(operator, &plug("s", 3)), missing);
+    assert_eq!(world.say(operator, &plug("s", 2)), Some(Message::Done));
     let census = Message::Census {
         nodes: 3,
         linked: 2,
@@ -257,3 +288,5 @@ fn adapters_are_seen_and_nonsense_is_refused() {
     world.host.answer_file(client, Some("a file"));
     assert_eq!(world.heard(client), Some(Message::Path("a file".into())));
 }
+
+mod shares;

@@ -129,6 +129,7 @@ impl Machine {
                 dest_qpn: Qpn::new(qpn ^ 1),
                 pkey: PKey::DEFAULT,
                 is_special: false,
+                lmc: 0,
                 mtu: Mtu::B1024,
                 access: Access::REMOTE,
                 timeout: 10,

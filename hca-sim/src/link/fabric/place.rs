@@ -1,0 +1,249 @@
+//! Where a hosted subnet is by default, and whether that place is the user's own.
+
+use std::env;
+use std::fs;
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::process::geteuid;
+
+/// A folder is not one that only this user can change, so that what is in it may be somebody else's.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PlaceError {
+    /// It cannot be made or looked at.
+    #[error("cannot use the folder {}: {source}", path.display())]
+    Unusable {
+        /// The folder.
+        path: PathBuf,
+        /// What the system says.
+        #[source]
+        source: io::Error,
+    },
+    /// It is a symbolic link, a file or something else.
+    #[error(
+        "{} is not a folder but {kind}: remove it, or name another place with VERBS_SUBNET or --socket",
+        path.display()
+    )]
+    NoFolder {
+        /// What was to be the folder.
+        path: PathBuf,
+        /// What it is.
+        kind: &'static str,
+    },
+    /// It is another user's.
+    #[error(
+        "the folder {} belongs to user {owner}, and this is user {user}: name another place with VERBS_SUBNET or \
+         --socket",
+        path.display()
+    )]
+    Foreign {
+        /// The folder.
+        path: PathBuf,
+        /// Whose it is.
+        owner: u32,
+        /// Who asks.
+        user: u32,
+    },
+    /// Other users may look into it, or change it.
+    #[error(
+        "the folder {} has mode {mode:04o}, and other users must have no access: chmod 0700 it",
+        path.display()
+    )]
+    Open {
+        /// The folder.
+        path: PathBuf,
+        /// Its mode.
+        mode: u32,
+    },
+}
+
+impl From<PlaceError> for io::Error {
+    fn from(error: PlaceError) -> Self {
+        match error {
+            PlaceError::Unusable { source, .. } => source,
+            _ => Self::new(io::ErrorKind::PermissionDenied, error),
+        }
+    }
+}
+
+/// Where a hosted subnet is: what the variable `VERBS_SUBNET` says; or a socket in the user's runtime
+/// directory, `$XDG_RUNTIME_DIR/verbs-subnet`; or one in a folder of the user's own in the directory for temporary
+/// files, `/tmp/verbs-subnet-UID/subnet`.
+///
+/// The last two are only used if their folder is the user's own: see [`check_default`].
+pub fn default_path() -> PathBuf {
+    match env::var_os("VERBS_SUBNET") {
+        Some(path) => path.into(),
+        None => default_folder().1,
+    }
+}
+
+/// The folder that is used where the user names no place, and the socket in it.
+fn default_folder() -> (PathBuf, PathBuf) {
+    // As the XDG base directory specification has it, one that is not absolute is none.
+    let runtime = env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+    if let Some(folder) = runtime.filter(|folder| folder.is_absolute()) {
+        let socket = folder.join("verbs-subnet");
+        return (folder, socket);
+    }
+    let user = geteuid().as_raw();
+    let folder = env::temp_dir().join(format!("verbs-subnet-{user}"));
+    let socket = folder.join("subnet");
+    (folder, socket)
+}
+
+/// Checks the folder of a socket, if that is the one that is used where the user names no place: whoever could
+/// change the folder could host a subnet in this user's name. A place that the user names is the user's choice.
+///
+/// Does not wait.
+///
+/// # Errors
+/// [`PlaceError`].
+pub fn check_default(socket: &Path) -> Result<(), PlaceError> {
+    let (folder, default) = default_folder();
+    if socket != default {
+        return Ok(());
+    }
+    match check_own(&folder) {
+        // Then there is no socket in it either, which is told when it is used.
+        Err(PlaceError::Unusable { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+            Ok(())
+        }
+        other => other,
+    }
+}
+
+/// The same for whoever is to host a subnet there: a folder in the directory for temporary files is made.
+///
+/// # Errors
+/// [`PlaceError`].
+pub fn make_default(socket: &Path) -> Result<(), PlaceError> {
+    let (folder, default) = default_folder();
+    if socket != default {
+        return Ok(());
+    }
+    make_own(&folder)
+}
+
+/// Makes a folder that only this user can look into, or checks that the one that is there is that.
+///
+/// # Errors
+/// [`PlaceError`].
+pub fn make_own(folder: &Path) -> Result<(), PlaceError> {
+    match fs::DirBuilder::new().mode(0o700).create(folder) {
+        Err(source) if source.kind() != io::ErrorKind::AlreadyExists => Err(PlaceError::Unusable {
+            path: folder.to_owned(),
+            source,
+        }),
+        // One that was just made may be less open than asked for, never more.
+        _ => check_own(folder),
+    }
+}
+
+/// Checks that only this user can look into a folder: it is a folder and no symbolic link, is owned by this user,
+/// and has no bits for others.
+///
+/// # Errors
+/// [`PlaceError`].
+pub fn check_own(folder: &Path) -> Result<(), PlaceError> {
+    let path = || folder.to_owned();
+    let found = fs::symlink_metadata(folder);
+    let found = found.map_err(|source| PlaceError::Unusable {
+        path: path(),
+        source,
+    })?;
+    if !found.is_dir() {
+        let kind = match found.file_type() {
+            kind if kind.is_symlink() => "a symbolic link",
+            kind if kind.is_file() => "a file",
+            _ => "something else",
+        };
+        return Err(PlaceError::NoFolder { path: path(), kind });
+    }
+    let user = geteuid().as_raw();
+    if found.uid() != user {
+        return Err(PlaceError::Foreign {
+            path: path(),
+            owner: found.uid(),
+            user,
+        });
+    }
+    let mode = found.permissions().mode() & 0o7777;
+    if mode & 0o077 != 0 {
+        return Err(PlaceError::Open { path: path(), mode });
+    }
+    Ok(())
+}
+
+#[cfg(all(test, not(verbs_loom), not(miri)))]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    fn set_mode(path: &Path, mode: u32) {
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("it is ours");
+    }
+
+    /// Goal: a folder that others could change is refused, in words that say what is wrong with it. Method: one of
+    /// each kind; another user's is the system's own.
+    #[test]
+    fn only_a_folder_of_ones_own_will_do() {
+        let place = tempfile::tempdir().expect("a folder");
+        let folder = place.path().join("own");
+        make_own(&folder).expect("it is made");
+        make_own(&folder).expect("it is there");
+        let mode = fs::metadata(&folder).expect("it is there").mode();
+        assert_eq!(mode & 0o7777, 0o700);
+        for mode in [0o755, 0o770, 0o707, 0o1777, 0o710] {
+            set_mode(&folder, mode);
+            let refused = check_own(&folder).expect_err("others have access");
+            assert!(refused.to_string().contains(&format!("{mode:04o}")));
+        }
+        set_mode(&folder, 0o700);
+
+        let link = place.path().join("link");
+        symlink(&folder, &link).expect("a link");
+        let refused = make_own(&link).expect_err("a link leads elsewhere");
+        assert!(refused.to_string().contains("a symbolic link"), "{refused}");
+        let nowhere = place.path().join("nowhere");
+        symlink(place.path().join("missing"), &nowhere).expect("a link");
+        assert!(matches!(
+            make_own(&nowhere),
+            Err(PlaceError::NoFolder { .. })
+        ));
+        let file = place.path().join("file");
+        fs::write(&file, "").expect("a file");
+        let refused = make_own(&file).expect_err("a file is no folder");
+        assert!(refused.to_string().contains("but a file"), "{refused}");
+        let missing = place.path().join("missing").join("own");
+        assert!(matches!(
+            make_own(&missing),
+            Err(PlaceError::Unusable { .. })
+        ));
+
+        let foreign = Path::new(if geteuid().is_root() { "/proc/1" } else { "/" });
+        let owner = fs::metadata(foreign).expect("it is there").uid();
+        if owner != geteuid().as_raw() {
+            assert!(matches!(
+                check_own(foreign),
+                Err(PlaceError::Foreign { .. })
+            ));
+        }
+    }
+
+    #[test]
+    fn another_users_folder_is_refused() {
+        if !geteuid().is_root() {
+            return;
+        }
+        let place = tempfile::tempdir().expect("a folder");
+        let folder = place.path().join("own");
+        make_own(&folder).expect("it is made");
+        std::os::unix::fs::chown(&folder, Some(65_534), None).expect("root may");
+        let refused = make_own(&folder).expect_err("it is another user's");
+        assert!(refused.to_string().contains("user 65534"), "{refused}");
+    }
+}
