@@ -216,7 +216,7 @@ fn a_peer_that_dies_is_noticed() {
         connected
             .post_send(verbs_core::Send::new(1).inline(b"anybody?"))
             .unwrap();
-        client.cq.ready().await;
+        client.cq.ready().await.unwrap();
         let mut wcs = [verbs_core::Wc::default(); 1];
         let status = client.cq.poll(&mut wcs)[0].status;
         assert_eq!(status, verbs_core::WcStatus::RetryExcErr);

@@ -249,7 +249,7 @@ impl Mouth {
         let sent = within(Instant::now() + PATIENCE, pin!(completion(&mut self.cq)));
         match sent {
             None => Err(NetError::Silent { peer }),
-            Some(wc) => judge(peer, &wc),
+            Some(wc) => judge(peer, &wc?),
         }
     }
 }
@@ -268,9 +268,7 @@ impl Ears {
             })
             .await
         };
-        let Some(wc) = wc else {
-            return Err(NetError::Ended(peer));
-        };
+        let wc = wc.ok_or(NetError::Ended(peer))??;
         judge(peer, &wc)?;
         let mut message = vec![0; (wc.byte_len as usize).min(MESSAGE_MAX)];
         let read = self.mr.read(wc.wr_id as usize * MESSAGE_MAX, &mut message);
@@ -291,13 +289,16 @@ fn receive(mr: &Mr, piece: u64) -> Recv<'static> {
 }
 
 /// The next completion.
-async fn completion(cq: &mut Cq) -> Wc {
+async fn completion(cq: &mut Cq) -> Result<Wc, NetError> {
     loop {
         let mut entry = [Wc::default()];
         if let Some(&wc) = cq.poll(&mut entry).first() {
-            return wc;
+            return Ok(wc);
         }
-        cq.ready().await;
+        cq.ready().await.map_err(|error| NetError::Verb {
+            doing: "wait for completions",
+            error,
+        })?;
     }
 }
 

@@ -25,6 +25,7 @@ mod arguments;
 mod completion;
 mod leaving;
 mod objects;
+mod removal;
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -39,6 +40,7 @@ pub use arguments::*;
 pub use completion::*;
 pub use leaving::*;
 pub use objects::*;
+pub use removal::*;
 
 /// How long a check may take before the suite says that it blocks.
 pub const LIMIT: Duration = Duration::from_secs(60);
@@ -80,6 +82,8 @@ checks! {
     k9_a_future_dropped_while_it_pends
     k9_a_future_dropped_after_its_completion
     k15_removal_completes_everything
+    k17_an_idle_client_hears_of_the_removal
+    k17_whoever_asks_later_hears_of_the_removal
     k10_busy_changes_nothing
     k11_requests_delay_a_destroy
     k12_dropped_handles_leave_nothing
