@@ -3,7 +3,7 @@
 //! The peer's end of the connection flushes the receives here, so that it is noticed like the end of a
 //! stream. A peer that is killed says nothing; only whoever sends to it finds out.
 
-use std::future::poll_fn;
+use std::future::{IntoFuture, poll_fn};
 use std::io;
 use std::net::SocketAddr;
 use std::pin::{Pin, pin};
@@ -20,6 +20,7 @@ use verbs_core::sync::{Arc, AtomicWaker, Mutex, thread};
 use verbs_core::{Access, Cq, Device, Error, Memory, Mr, Pd, Qp, QpInit, Recv, Send, Wc, WcStatus};
 
 use super::message::{BODY_BYTES_MAX, HEADER_LEN};
+use crate::connecting::ConnectArgs;
 use crate::net::{NetError, PATIENCE};
 use crate::wire::PORT;
 
@@ -123,12 +124,13 @@ impl Objects {
 type Parted = Result<(Arc<Pd>, [Cq; 2], [Mr; 2], Connection), NetError>;
 
 impl Managed {
-    /// Connects to a service. Blocks, for [`PATIENCE`] at most.
+    /// Connects to a service in time. Blocks.
     pub(crate) fn open(
         device: &Device,
         host: &str,
         peer: SocketAddr,
         local: SocketAddr,
+        connect: ConnectArgs,
     ) -> Result<Self, NetError> {
         let failed = |error| NetError::Manager {
             host: host.into(),
@@ -137,11 +139,9 @@ impl Managed {
         };
         let objects = block_on(Objects::make(device))?;
         let parted = objects.connected(|qp| {
-            let connecting = verbs_cm::connect(device, peer, qp).step();
-            match within(Instant::now() + PATIENCE, connecting) {
-                Some(connected) => connected.map_err(|error| failed(error.into())),
-                None => Err(failed(verbs_cm::Error::TimedOut(peer))),
-            }
+            let connecting = verbs_cm::connect(device, peer, qp).timeout(connect.connect_timeout);
+            let connecting = connect.await_connection(device, peer, connecting.into_future());
+            block_on(connecting).map_err(|error| failed(error.into()))
         });
         Ok(Self::new(parted?, peer, local))
     }
