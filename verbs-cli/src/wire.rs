@@ -308,7 +308,8 @@ mod tests {
             "{refused}"
         );
         network.attach(&[one]).expect("it was left");
-        Wire::open_towards(&network, &[], other, one).expect("nobody has it");
+        let away = "192.0.2.1".parse().unwrap();
+        Wire::open_towards(&network, &[], other, away).expect("nobody has it");
         let refused = Wire::open_towards(&network, &[other], one, one);
         assert!(matches!(refused, Err(WireError::InUse(_))), "{refused:?}");
         let v6 = IpAddr::V6(Ipv6Addr::LOCALHOST);
