@@ -63,7 +63,7 @@ impl End {
                 }
                 return Ok(*wc);
             }
-            self.cq.ready().await;
+            self.cq.ready().await?;
         }
     }
 }

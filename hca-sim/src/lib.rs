@@ -27,7 +27,7 @@
 //! mr.write(0, b"over the fabric")?;
 //! theirs.post_recv(Recv::new(1).into(mr.slice(4096..8192)))?;
 //! ours.post_send(Send::new(7).from(mr.slice(0..15)).signaled())?;
-//! cq.ready().await;
+//! cq.ready().await?;
 //! for wc in cq.poll(&mut [Wc::default(); 16]) {
 //!     println!("{} {}", wc.wr_id, wc.status);
 //! }

@@ -8,9 +8,10 @@ use std::time::Duration;
 use hca_sim::clock::VirtualClock;
 use hca_sim::command::{CommandConfig, CommandOrder, CommandTime};
 use hca_sim::{Hca, Limits};
-use verbs_core::Kind;
+use verbs_core::filter::{Fault, Trace};
 use verbs_core::sync::Arc;
 use verbs_core::testing::{Subject, conformance};
+use verbs_core::{Device, Kind, Provider};
 
 /// Verbs that the software HCA does not have.
 const WITHOUT: &[Kind] = &[Kind::BindCm];
@@ -90,5 +91,18 @@ fn with_one_command_slot() {
             seed: 11,
             ..CommandConfig::default()
         })
+    });
+}
+
+#[test]
+fn behind_filters() {
+    conformance::run(|| {
+        let hca = Hca::loopback().limits(LIMITS).build();
+        let removes = Arc::clone(&hca);
+        let faults = Arc::new(Fault::new(hca));
+        let filters: Arc<dyn Provider> = Arc::new(Trace::new(faults));
+        Subject::opened_by(move || Device::open(Arc::clone(&filters)))
+            .remove(move || removes.remove())
+            .without(WITHOUT)
     });
 }

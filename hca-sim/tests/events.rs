@@ -11,9 +11,9 @@ use hca_sim::clock::VirtualClock;
 use hca_sim::extension::PortCounters;
 use hca_sim::{Hca, Loopback, connect};
 use verbs_core::{
-    Access, AsyncEvent, Av, Cq, Device, EventType, Gid, Guid, Memory, Mr, Mtu, ObjectId,
-    ObjectKind, PKey, Path, Pd, PortState, Psn, Qp, QpAttr, QpInit, QpState, Read, Recv, Remote,
-    Send, Srq, Subject, Wc, WcStatus, Write,
+    Access, Arm, Armed, AsyncEvent, Av, CompletionChannel, Cq, Device, Error, EventType, Gid, Guid,
+    Memory, Mr, Mtu, ObjectId, ObjectKind, PKey, Path, Pd, PortState, Psn, Qp, QpAttr, QpInit,
+    QpState, Read, Recv, Remote, Send, Srq, Subject, Wc, WcStatus, Write,
 };
 
 /// An HCA with a device on it, and the events that it has raised.
@@ -371,6 +371,85 @@ fn a_failed_device_says_so_on_every_handle_once() {
     assert_eq!(other.next_event().wait(), Ok(fatal));
     from.qp.post_send(Send::new(1).inline(b"x")).unwrap();
     assert_eq!(from.statuses(), [(1, WcStatus::WrFlushErr)]);
+    // Removed after that, it has been heard already.
+    node.hca.remove();
+    assert_eq!(node.events(), []);
+    let late = other.next_event().wait();
+    assert_eq!(late, Err(Error::DeviceRemoved), "each event is seen once");
+}
+
+/// The order in which a driver hears of a removal: what was posted, what was pending, the event, and the
+/// queues that have nothing to say.
+#[test]
+fn a_removed_device_says_so_last() {
+    let node = Node::alone();
+    let log = Arc::new(Mutex::new(Vec::new()));
+    let note = |what: &'static str| {
+        let log = Arc::clone(&log);
+        move || log.lock().unwrap().push(what)
+    };
+    let idle = node.device.create_cq(4).handler(note("idle queue"));
+    let idle = idle.wait().unwrap();
+    let mut cq = {
+        let flushed = node.device.create_cq(4).handler(note("flushed queue"));
+        flushed.wait().unwrap()
+    };
+    let mut qp = node.pd.create_qp(QpInit::rc(&cq, &cq)).wait().unwrap();
+    qp.init(1, Access::empty()).wait().unwrap();
+    qp.post_recv(Recv::new(1)).unwrap();
+    assert_eq!(cq.arm(Arm::Next), Armed::Empty);
+    let heard = note("event");
+    node.device.on_event(move |event| {
+        assert_eq!(event.event, EventType::DeviceFatal);
+        heard();
+    });
+    let (other, ended) = (node.hca.open().wait().unwrap(), note("request"));
+    let _ = other.next_event().issue(move |result| {
+        assert_eq!(result, Err(Error::DeviceRemoved));
+        ended();
+    });
+    node.hca.remove();
+    let heard = std::mem::take(&mut *log.lock().unwrap());
+    assert_eq!(heard[0], "flushed queue", "{heard:?}");
+    let at = |what| heard.iter().position(|&heard| heard == what).unwrap();
+    assert!(at("event") < at("idle queue"), "{heard:?}");
+    assert!(heard.contains(&"request"), "{heard:?}");
+    let mut out = [Wc::default(); 2];
+    assert!(block_on(cq.ready()).is_ok(), "what was flushed comes first");
+    assert_eq!(cq.poll(&mut out)[0].status, WcStatus::WrFlushErr);
+    assert_eq!(block_on(cq.ready()), Err(Error::DeviceRemoved));
+    assert_eq!(block_on(node.device.fatal()), Error::DeviceRemoved);
+    qp.destroy().wait().unwrap();
+    drop((idle, cq));
+}
+
+#[test]
+fn an_idle_client_hears_of_a_failure_too() {
+    let node = Node::alone();
+    let called = Arc::new(Mutex::new(0));
+    let calls = Arc::clone(&called);
+    let handled = node
+        .device
+        .create_cq(4)
+        .handler(move || *calls.lock().unwrap() += 1);
+    let handled = handled.wait().unwrap();
+    let (mut awaited, fatal) = (
+        node.device.create_cq(4).wait().unwrap(),
+        node.device.fatal(),
+    );
+    let channel = CompletionChannel::new().unwrap();
+    let told = node
+        .device
+        .create_cq(4)
+        .channel(&channel, 7)
+        .wait()
+        .unwrap();
+    node.hca.fail();
+    assert_eq!(block_on(fatal), Error::DeviceFailed);
+    assert_eq!(block_on(awaited.ready()), Err(Error::DeviceFailed));
+    assert_eq!(*called.lock().unwrap(), 1);
+    assert_eq!(channel.try_next().map(|event| event.token()), Some(7));
+    drop((handled, told));
 }
 
 /// A link that flaps under traffic loses nothing and repeats nothing.

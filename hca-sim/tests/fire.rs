@@ -288,7 +288,7 @@ fn an_event_wakes_who_waits_for_another_thread() {
         });
         let mut got = 0;
         while got < MESSAGES {
-            block_on(b.recv_cq.ready());
+            block_on(b.recv_cq.ready()).unwrap();
             for wc in polled(&mut b.recv_cq) {
                 assert!(wc.is_ok(), "{wc:?}");
                 got += 1;

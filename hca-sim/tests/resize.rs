@@ -130,7 +130,7 @@ fn an_armed_cq_stays_armed() {
         assert_eq!(pair.received.arm(Arm::Next), Armed::Empty);
         pair.received.resize(cqe).wait().unwrap();
         pair.message();
-        block_on(pair.received.ready());
+        block_on(pair.received.ready()).unwrap();
         assert_eq!(polled(&mut pair.received).len(), 1);
         pair.received.resize(cqe * 2).wait().unwrap();
         pair.message();

@@ -89,7 +89,7 @@ fn next(cq: &mut Cq) -> Wc {
         if let [wc] = cq.poll(&mut one) {
             return *wc;
         }
-        block_on(cq.ready());
+        block_on(cq.ready()).unwrap();
     }
 }
 

@@ -70,7 +70,7 @@ impl Host {
 
     async fn receive(&mut self) -> Vec<u8> {
         loop {
-            self.cq.ready().await;
+            self.cq.ready().await.unwrap();
             let mut wcs = [Wc::default(); 1];
             for wc in self.cq.poll(&mut wcs).iter() {
                 assert!(wc.is_ok(), "{wc:?}");

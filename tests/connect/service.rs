@@ -170,7 +170,7 @@ async fn datagrams(host: &Host) -> verbs_core::Qp {
 
 async fn received(host: &mut Host) -> u32 {
     loop {
-        host.cq.ready().await;
+        host.cq.ready().await.unwrap();
         let mut wcs = [Wc::default(); 1];
         for wc in host.cq.poll(&mut wcs).iter() {
             assert!(wc.is_ok(), "{wc:?}");

@@ -10,6 +10,7 @@ use hca_sim::sim::Sim;
 use hca_sim::{Hca, Loopback, Udp};
 use verbs_cm::resolver::Fixed;
 use verbs_cm::{Error, Manager, connect, listen};
+use verbs_core::mad::TimeCode;
 use verbs_core::sync::Arc;
 
 use crate::ends::Host;
@@ -123,7 +124,8 @@ fn what_goes_wrong_is_told() {
         let said = error("10.0.0.2:7174").await;
         assert_eq!(
             said.to_string(),
-            "10.0.0.2:7174 does not answer",
+            "10.0.0.2:7174 did not answer within 5s: see that a program listens there and that packets \
+             get there and back, or allow it more time",
             "nobody opened its manager"
         );
         let manager = Manager::of(&server.device);
@@ -148,18 +150,87 @@ fn what_goes_wrong_is_told() {
         // Nobody takes the request from the backlog, and the client gives up.
         let started = sim.now();
         let silent = ask(&at).param(verbs_cm::ConnParam {
-            response_timeout: verbs_core::mad::TimeCode::new(14),
+            response_timeout: TimeCode::new(14),
             max_cm_retries: 2,
             ..verbs_cm::ConnParam::default()
         });
         let said = silent.await.unwrap_err();
-        assert_eq!(said.to_string(), format!("{at} does not answer"));
-        assert!(sim.now() - started < Duration::from_secs(10));
+        let said = said.to_string();
+        assert!(said.starts_with(&format!("{at} did not answer within 5s")), "{said}");
+        // Three sends within it, to the nanosecond below.
+        let took = sim.now() - started;
+        let five = Duration::from_secs(5);
+        assert!(took <= five && five - took < Duration::from_millis(1), "{took:?}");
         let request = listener.accept().await;
         // The client has taken its request back.
         sim.sleep(Duration::from_millis(1)).await;
         let late = request.accept(server.qp()).await.unwrap_err();
         assert!(matches!(late.error, Error::Machine(_)), "{late}");
+    });
+    done.unwrap();
+    client.close();
+    server.close();
+}
+
+/// Goal: how long a peer that says nothing is waited for is what the user has chosen, or 5 s, whether its
+/// host is not there or it does not answer; a peer that asks for time gets it.
+#[test]
+fn silence_has_an_end() {
+    let sim = Sim::new(5);
+    let client = Host::in_sim(&sim, addr("10.0.0.1"));
+    let server = Host::in_sim(&sim, addr("10.0.0.2"));
+    let done = sim.run(async {
+        let since = |started| sim.now() - started;
+        let started = sim.now();
+        let said = connect(&client.device, "10.0.0.3:7174", client.qp()).await;
+        let Error::NoAnswer { peer, timeout } = said.unwrap_err().error else {
+            panic!("nobody has that address")
+        };
+        let five = Duration::from_secs(5);
+        assert_eq!((peer, timeout), ("10.0.0.3:7174".parse().unwrap(), five));
+        assert_eq!(since(started), five);
+
+        let mut listener = listen(&server.device, "10.0.0.2:7174").await.unwrap();
+        let ask = || connect(&client.device, "10.0.0.2:7174", client.qp());
+        let short = Duration::from_millis(700);
+        for slow in [Duration::from_millis(600), Duration::from_millis(1500)] {
+            let started = sim.now();
+            let asks = async {
+                let ended = ask().timeout(short).await;
+                (ended, since(started))
+            };
+            let answers = async {
+                let request = listener.accept().await;
+                sim.sleep(slow).await;
+                request.accept(server.qp()).await
+            };
+            let ((asked, took), answered) = join(asks, answers).await;
+            assert_eq!(asked.is_ok(), slow < short);
+            let Err(refused) = asked else {
+                assert!(answered.is_ok() && took <= short, "{took:?}");
+                continue;
+            };
+            assert!(matches!(refused.error, Error::NoAnswer { timeout, .. } if timeout == short));
+            assert_eq!(took, short);
+            assert!(answered.is_err(), "the request was taken back");
+            // The queue pair can be used for another attempt.
+            let again = connect(&client.device, "10.0.0.2:7174", refused.qp.unwrap());
+            let answers = async { listener.accept().await.accept(server.qp()).await };
+            let (connected, accepted) = join(again.into_future(), answers).await;
+            drop((connected.unwrap(), accepted.unwrap()));
+        }
+
+        // Who has been told that it takes longer waits longer than 5 s.
+        let answers = async {
+            let request = listener.accept().await;
+            request
+                .delay(TimeCode::at_least(Duration::from_secs(20)))
+                .unwrap();
+            sim.sleep(Duration::from_secs(15)).await;
+            request.accept(server.qp()).await
+        };
+        let (connected, accepted) = join(ask().into_future(), answers).await;
+        drop((connected.unwrap(), accepted.unwrap()));
     });
     done.unwrap();
     client.close();
@@ -216,7 +287,7 @@ fn a_peer_that_dies_is_noticed() {
         connected
             .post_send(verbs_core::Send::new(1).inline(b"anybody?"))
             .unwrap();
-        client.cq.ready().await;
+        client.cq.ready().await.unwrap();
         let mut wcs = [verbs_core::Wc::default(); 1];
         let status = client.cq.poll(&mut wcs)[0].status;
         assert_eq!(status, verbs_core::WcStatus::RetryExcErr);

@@ -38,7 +38,7 @@ async fn exchange(node: &Node, first: Option<&[u8]>, peer: &str) -> Result<Vec<u
     let mut got = Vec::new();
     let mut left = 2;
     while left > 0 {
-        cq.ready().await;
+        cq.ready().await.unwrap();
         for wc in cq.poll(&mut [Wc::default(); 2]) {
             assert!(wc.is_ok(), "{wc:?}");
             left -= 1;

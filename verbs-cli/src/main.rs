@@ -7,6 +7,7 @@ mod bench;
 mod capture;
 mod cli;
 mod connect_bench;
+mod connecting;
 mod copy;
 mod demo;
 mod devinfo;

@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 
 use rustix::net::sockopt;
 
+use crate::connecting::ConnectArgs;
+
 /// How long a peer may take to accept a connection, or to send or take one message.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -65,8 +67,8 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    /// Connects to the first of the host's addresses that accepts. Blocks, a few seconds at most.
-    pub(crate) fn open(host: &str, port: u16) -> Result<Self, NetError> {
+    /// Connects to the first of the host's addresses that accepts in time. Blocks.
+    pub(crate) fn open(host: &str, port: u16, connect: ConnectArgs) -> Result<Self, NetError> {
         let failed = |error| NetError::Connect {
             host: host.into(),
             port,
@@ -74,7 +76,7 @@ impl Connection {
         };
         let mut last = no_address();
         for address in lookup(host, port)? {
-            match TcpStream::connect_timeout(&address, PATIENCE) {
+            match connect.connect_tcp(&address) {
                 Ok(stream) => return Self::new(stream).map_err(failed),
                 Err(error) => last = error,
             }

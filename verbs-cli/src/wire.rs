@@ -20,8 +20,9 @@ use crate::cli::WireArgs;
 /// The only port of a software HCA.
 pub(crate) const PORT: u8 = 1;
 
-/// Addresses of 127.0.0.0/8 that are tried for a program which talks to another on the same host.
-const LOOPBACK_ADDRESSES_MAX: u8 = 32;
+/// Addresses of 127.0.0.0/8 that are tried for a program which talks to another on the same host, from
+/// 127.0.0.2 on: as many such programs can run at a time. 127.0.0.1 is left to servers.
+const LOOPBACK_ADDRESSES_MAX: u16 = 1022;
 
 /// Opens devices on a network.
 pub(crate) trait Network: Sync {
@@ -124,8 +125,17 @@ pub(crate) enum WireError {
     #[error("{0} (--bind names addresses)")]
     InUse(LinkError),
     /// Two ends cannot share an address.
-    #[error("the peer is on this host and has {0}; --bind names another address for this end")]
+    #[error(
+        "{0} is the only IPv6 loopback address, and the peer has it; name another address of this host for \
+         this end with --bind, or reach the peer at an address of 127.0.0.0/8"
+    )]
     SameHost(IpAddr),
+    /// All that were tried are taken.
+    #[error(
+        "UDP port 4791 is taken on every address from {first} to {last}: by as many programs, or by one on \
+         all addresses (the kernel's rxe is one); --bind names another address of this host"
+    )]
+    NoneFree { first: IpAddr, last: IpAddr },
     /// Anything else.
     #[error(transparent)]
     Link(LinkError),
@@ -136,8 +146,9 @@ pub(crate) enum WireError {
 
 impl Wire {
     /// Puts an HCA on the addresses that the user named, or else where the system sends from when it
-    /// talks to `peer`. When that is the peer's own address, the peer is on this host and has it, or
-    /// will soon: then it is the next one of 127.0.0.0/8 that is free.
+    /// talks to `peer`. When that is the peer's own address or a loopback address, the peer is on this
+    /// host: then it is the first of 127.0.0.0/8 that is free and not the peer's, which the peer has or
+    /// will have soon.
     pub(crate) fn open_towards(
         network: &dyn Network,
         named: &[IpAddr],
@@ -147,22 +158,30 @@ impl Wire {
         if !named.is_empty() {
             return network.attach(named);
         }
-        if local != peer {
-            return network.attach(&[local]);
-        }
-        if local.is_ipv6() {
+        let on_this_host = local == peer || peer.is_loopback();
+        match (local, on_this_host) {
+            (_, false) => network.attach(&[local]),
             // There is one ::1, and the peer may be about to take it.
-            return Err(WireError::SameHost(local));
+            (IpAddr::V6(_), true) if local == peer => Err(WireError::SameHost(local)),
+            (IpAddr::V6(_), true) => network.attach(&[local]),
+            (IpAddr::V4(_), true) => Self::open_on_loopback(network, peer),
         }
-        let others = (2..=LOOPBACK_ADDRESSES_MAX).map(|n| IpAddr::V4(Ipv4Addr::new(127, 0, 0, n)));
-        let mut refused = None;
-        for address in others.filter(|&address| address != local) {
+    }
+
+    /// Several programs may look for an address at the same time: whoever finds one taken tries the
+    /// next.
+    fn open_on_loopback(network: &dyn Network, peer: IpAddr) -> Result<Self, WireError> {
+        let others = (0..LOOPBACK_ADDRESSES_MAX).map(loopback_address);
+        for address in others.filter(|&address| address != peer) {
             match network.attach(&[address]) {
-                Err(WireError::InUse(error)) => refused = Some(WireError::InUse(error)),
+                Err(WireError::InUse(_)) => {}
                 result => return result,
             }
         }
-        Err(refused.unwrap_or(WireError::Link(LinkError::NoAddress)))
+        Err(WireError::NoneFree {
+            first: loopback_address(0),
+            last: loopback_address(LOOPBACK_ADDRESSES_MAX - 1),
+        })
     }
 
     /// Opens a device on the HCA. Devices on one HCA share its addresses and nothing else.
@@ -185,6 +204,12 @@ impl Wire {
     pub(crate) fn addresses(&self) -> &[IpAddr] {
         &self.addresses
     }
+}
+
+/// The addresses of 127.0.0.0/8 in turn, from 127.0.0.2 on.
+fn loopback_address(index: u16) -> IpAddr {
+    let [high, low] = (index + 2).to_be_bytes();
+    Ipv4Addr::new(127, 0, high, low).into()
 }
 
 /// The GID of a device with which it can reach the peer, and its index: the one of address `wanted`
@@ -251,6 +276,13 @@ pub(crate) mod stand_in {
             self.attach(&[])
         }
     }
+
+    impl LoopbackNetwork {
+        /// The addresses that were claimed.
+        pub(super) fn claims(&self) -> BTreeSet<IpAddr> {
+            self.claimed.lock().clone()
+        }
+    }
 }
 
 #[cfg(test)]
@@ -265,16 +297,19 @@ mod tests {
     fn programs_on_one_host_take_turns_at_loopback_addresses() {
         let network = LoopbackNetwork::default();
         let [one, other] = ["127.0.0.1", "10.0.0.9"].map(|text| text.parse().unwrap());
-        for _ in 2..=LOOPBACK_ADDRESSES_MAX {
+        for _ in 0..LOOPBACK_ADDRESSES_MAX {
             Wire::open_towards(&network, &[], one, one).expect("there are more");
         }
         let refused = Wire::open_towards(&network, &[], one, one).expect_err("all are taken");
         assert!(
-            refused.to_string().contains("of 127.0.0.32 is taken"),
+            refused
+                .to_string()
+                .contains("from 127.0.0.2 to 127.0.3.255"),
             "{refused}"
         );
         network.attach(&[one]).expect("it was left");
-        Wire::open_towards(&network, &[], other, one).expect("nobody has it");
+        let away = "192.0.2.1".parse().unwrap();
+        Wire::open_towards(&network, &[], other, away).expect("nobody has it");
         let refused = Wire::open_towards(&network, &[other], one, one);
         assert!(matches!(refused, Err(WireError::InUse(_))), "{refused:?}");
         let v6 = IpAddr::V6(Ipv6Addr::LOCALHOST);
@@ -282,6 +317,34 @@ mod tests {
         assert!(
             matches!(refused, Err(WireError::SameHost(_))),
             "{refused:?}"
+        );
+    }
+
+    /// Goal: also where the system would send from an address that another client has, and from many
+    /// threads at once; nobody takes the peer's.
+    #[test]
+    fn clients_of_any_loopback_address_find_one_of_their_own() {
+        let network = LoopbackNetwork::default();
+        let [sends_from, peer] = ["127.0.0.1", "127.0.0.21"].map(|text| text.parse().unwrap());
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    for _ in 0..4 {
+                        Wire::open_towards(&network, &[], sends_from, peer)
+                            .expect("there are more");
+                    }
+                });
+            }
+        });
+        assert_eq!(network.claims().len(), 32);
+        assert!(!network.claims().contains(&peer));
+        network.attach(&[peer, sends_from]).expect("both were left");
+        let v6 = IpAddr::V6(Ipv6Addr::LOCALHOST);
+        let refused = Wire::open_towards(&network, &[], v6, v6).expect_err("there is one");
+        let text = refused.to_string();
+        assert!(
+            text.starts_with("::1 is the only IPv6 loopback address"),
+            "{text}"
         );
     }
 }

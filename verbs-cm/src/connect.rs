@@ -3,6 +3,7 @@
 use std::fmt;
 use std::future::{IntoFuture, poll_fn};
 use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
 
 use verbs_core::sync::Arc;
 use verbs_core::{Access, Device, Qp, QpType, no_block};
@@ -11,6 +12,7 @@ use crate::connection::Connection;
 use crate::endpoint::{Endpoint, initialise};
 use crate::error::{Error, NotConnected};
 use crate::hub::Hub;
+use crate::limit::Limit;
 use crate::manager::{Manager, Way};
 use crate::options::{ConnParam, bits, blob, options};
 use crate::params::{Connect, Route};
@@ -24,6 +26,9 @@ use crate::wire::{IpHeader, IpPair, PortSpace, ServiceId, Transport};
 ///
 /// The queue pair is in RESET, or in INIT if receives were posted already.
 ///
+/// A peer that does not show that it is there within [`CONNECT_TIMEOUT`](crate::CONNECT_TIMEOUT), 5 s, is
+/// given up; [`Connecting::timeout`] chooses another time.
+///
 /// ```no_run
 /// # async fn example(dev: &verbs_core::Device, qp: verbs_core::Qp) -> Result<(), verbs_cm::Error> {
 /// let connection = verbs_cm::connect(dev, "10.0.0.2:7174", qp).private_data(b"hello").await?;
@@ -35,7 +40,7 @@ use crate::wire::{IpHeader, IpPair, PortSpace, ServiceId, Transport};
 ///
 /// # Errors
 /// [`NotConnected`] with the queue pair and [`Error`]: [`Error::NoAddress`], [`Error::NoRoute`],
-/// [`Error::Rejected`] (nobody listens; or refused, with private data), [`Error::TimedOut`],
+/// [`Error::Rejected`] (nobody listens; or refused, with private data), [`Error::NoAnswer`],
 /// [`Error::Failed`], [`Error::QpState`], [`Error::Verb`].
 pub fn connect(device: &Device, addr: impl Into<Address>, qp: Qp) -> Connecting {
     Manager::of(device).connect(addr, qp)
@@ -52,6 +57,7 @@ pub struct Connecting {
     access: Access,
     private_data: Vec<u8>,
     resolver: Option<Arc<dyn Resolver>>,
+    timeout: Option<Duration>,
 }
 
 options!(Connecting);
@@ -70,7 +76,21 @@ impl Connecting {
                 | Access::LOCAL_WRITE,
             private_data: Vec::new(),
             resolver: None,
+            timeout: None,
         }
+    }
+
+    /// How long all of it may take: finding the way, the peer's answer, the queue pair. After that, the
+    /// peer is told that the request is taken back, and the step fails with [`Error::NoAnswer`] and the
+    /// queue pair. The request is repeated at least four times within it.
+    ///
+    /// Without it, finding the way and a first answer may take
+    /// [`CONNECT_TIMEOUT`](crate::CONNECT_TIMEOUT) together, and a peer that asks for more time (by an
+    /// MRA; IBTA vol. 1, 12.6.6) gets it. A shorter `response_timeout` with fewer `max_cm_retries` gives up
+    /// earlier.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
     }
 
     /// Binds this end to one of the device's addresses, and to a port number; 0 for any.
@@ -125,6 +145,7 @@ impl Connecting {
             Ok(addr) => addr,
             Err(error) => return Err(refused(error, self.qp)),
         };
+        let limit = Limit::begin(provided.timer(), self.timeout);
         let Self {
             qp,
             local,
@@ -132,13 +153,15 @@ impl Connecting {
             private_data,
             ..
         } = self;
-        provided
-            .connect(qp, local, addr, &param, private_data)
-            .await
+        let connecting = provided.connect(qp, local, addr, &param, private_data);
+        let made = limit.done(connecting).await;
+        // A provider that is stopped keeps the queue pair until it has let go, and destroys it.
+        made.unwrap_or_else(|| Err(limit.late(addr).into()))
     }
 
     async fn by_messages(self, hub: Arc<Hub>) -> Result<Connection, NotConnected> {
-        let (addr, hop, route) = match self.find(&hub).await {
+        let limit = Limit::begin(hub.timer(), self.timeout);
+        let (addr, hop, route) = match self.find(&hub, &limit).await {
             Ok(found) => found,
             Err(error) => return Err(refused(error, self.qp)),
         };
@@ -151,16 +174,17 @@ impl Connecting {
             route,
             port: self.local.map_or(0, |local| local.port()),
             param: self.param.within(&hub.port().device),
+            timeout: Some(limit.for_answer()),
             private_data: self.private_data,
         };
         match asked.ask(&hub, self.qp) {
-            Ok(endpoint) => finish(endpoint).await,
+            Ok(endpoint) => finish_within(endpoint, &limit).await,
             Err((error, qp)) => Err(refused(error, qp)),
         }
     }
 
     /// Address and route resolution.
-    async fn find(&self, hub: &Hub) -> Result<(SocketAddr, Hop, Route), Error> {
+    async fn find(&self, hub: &Hub, limit: &Limit) -> Result<(SocketAddr, Hop, Route), Error> {
         let resolver = match &self.resolver {
             Some(resolver) => Arc::clone(resolver),
             None => hub.resolver(),
@@ -172,9 +196,13 @@ impl Connecting {
             local: local.filter(|local| !local.is_unspecified()),
             port: hub.port(),
         };
-        let hop = resolver.resolve(query).await?;
-        let route = hub.route(addr.ip(), &hop).await?;
-        Ok((addr, hop, route))
+        let way = async {
+            let hop = resolver.resolve(query).await?;
+            let route = hub.route(addr.ip(), &hop).await?;
+            Ok((addr, hop, route))
+        };
+        let found = limit.answered(way).await;
+        found.unwrap_or_else(|| Err(limit.late(addr)))
     }
 }
 
@@ -203,6 +231,8 @@ pub(crate) struct Asked {
     /// The number to bind; 0 for any.
     pub(crate) port: u16,
     pub(crate) param: ConnParam,
+    /// How long the peer has to show that it is there.
+    pub(crate) timeout: Option<Duration>,
     pub(crate) private_data: Vec<u8>,
 }
 
@@ -244,6 +274,7 @@ impl Asked {
             min_rnr_timer,
             response_timeout,
             max_cm_retries: bits(self.param.max_cm_retries),
+            timeout: self.timeout,
             ..Connect::new(service, qp.qpn(), route)
         };
         hub.with(|inner, now| {
@@ -290,6 +321,29 @@ pub(crate) async fn finish(endpoint: Arc<Endpoint>) -> Result<Connection, NotCon
             let qp = endpoint.take_qp();
             Err(NotConnected { error, qp })
         }
+    }
+}
+
+/// As [`finish`], in time.
+pub(crate) async fn finish_within(
+    endpoint: Arc<Endpoint>,
+    limit: &Limit,
+) -> Result<Connection, NotConnected> {
+    let peer = endpoint.peer;
+    match limit.done(finish(Arc::clone(&endpoint))).await {
+        Some(Err(NotConnected {
+            error: Error::TimedOut(_),
+            qp,
+        })) => Err(NotConnected {
+            error: limit.late(peer),
+            qp,
+        }),
+        Some(ended) => ended,
+        // The endpoint goes here, which takes the request back.
+        None => Err(NotConnected {
+            error: limit.late(peer),
+            qp: endpoint.take_qp(),
+        }),
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
 
 use verbs_core::mad::AgentError;
 use verbs_core::{Qp, QpState};
@@ -58,6 +59,17 @@ pub enum Error {
     /// The peer did not answer, or its answer got lost, in spite of all retries.
     #[error("{0} does not answer")]
     TimedOut(SocketAddr),
+    /// The connection was not there in time: no answer came, or the peer took too long to accept.
+    #[error(
+        "{peer} did not answer within {timeout:?}: see that a program listens there and that packets get \
+         there and back, or allow it more time"
+    )]
+    NoAnswer {
+        /// Who was asked.
+        peer: SocketAddr,
+        /// The time that it had.
+        timeout: Duration,
+    },
     /// The connection failed on its way.
     #[error("{0}")]
     Failed(Failure),

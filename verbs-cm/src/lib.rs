@@ -1,8 +1,54 @@
-//! Connection management: the InfiniBand connection manager, sans-IO.
+//! Connection management: what `rdma_cm` does, as futures.
 //!
 //! Two queue pairs become a connection when each knows the other's number, first packet and limits.
-//! The connection manager exchanges these in datagrams on queue pair 1 (IBTA vol. 1, chapter 12); over
-//! RoCE and with IP addresses in the private data this is what `rdma_cm` does.
+//! [`connect`](crate::connect()) and [`listen`](crate::listen()) see to that, by IP address, over RoCE and
+//! InfiniBand, by messages of the InfiniBand connection manager (IBTA vol. 1, chapter 12) or by the provider's
+//! own verbs, as iWARP has them:
+//!
+//! ```no_run
+//! use std::time::Duration;
+//! use verbs_core::{Device, Pd, Cq, QpInit, Recv, Send, Mr, Wc};
+//!
+//! /// Answers one client, and waits until it has gone. `device` has the address 10.0.0.2.
+//! async fn serve(device: &Device, pd: &Pd, cq: &mut Cq, mr: &Mr) -> Result<(), Box<dyn std::error::Error>> {
+//!     let mut listener = verbs_cm::listen(device, "0.0.0.0:7174").await?;
+//!     let request = listener.accept().await;
+//!     println!("{} says {:?}", request.peer_addr(), request.private_data());
+//!     let qp = pd.create_qp(QpInit::rc(cq, cq)).await?;
+//!     let mut connection = request.accept(qp).private_data(b"welcome").await?;
+//!     connection.post_recv(Recv::new(1).into(mr.slice(0..64)))?;
+//!     cq.ready().await?;
+//!     for wc in cq.poll(&mut [Wc::default(); 4]).iter() {
+//!         println!("{} bytes came: {}", wc.byte_len, wc.status);
+//!     }
+//!     connection.closed().await?;
+//!     connection.close().await?;
+//!     Ok(())
+//! }
+//!
+//! /// Sends one message.
+//! async fn ask(device: &Device, pd: &Pd, cq: &mut Cq) -> Result<(), Box<dyn std::error::Error>> {
+//!     let qp = pd.create_qp(QpInit::rc(cq, cq).inline(16)).await?;
+//!     let connecting = verbs_cm::connect(device, "10.0.0.2:7174", qp)
+//!         .private_data(b"hello")
+//!         .timeout(Duration::from_secs(2));
+//!     let mut connection = connecting.await?;
+//!     connection.post_send(Send::new(1).inline(b"over the fabric").signaled())?;
+//!     cq.ready().await?;
+//!     connection.close().await?;
+//!     Ok(())
+//! }
+//! ```
+//!
+//! A peer that does not answer is given up after [`CONNECT_TIMEOUT`], unless
+//! [`Connecting::timeout`] says otherwise.
+//!
+//! - [`connect`](crate::connect()), [`listen`](crate::listen()), [`Connection`]: connections.
+//! - [`listen_datagrams`], [`resolve_service`]: services for datagrams (SIDR). [`Membership`]: multicast.
+//! - [`Manager`]: the manager of a port, which all of them share; connections to services by their own number.
+//! - [`resolver`]: from an address to a way. [`sa`]: the client of the subnet administrator.
+//!
+//! Below them is the state machine, sans-IO:
 //!
 //! - [`wire`]: the messages.
 //! - [`machine`]: the states of one end of a connection, as a table.
@@ -10,8 +56,9 @@
 //!   datagrams, queue pair modifies and [`Event`]s come out. It owns no queue pair, no clock and no
 //!   lock, so that a device, a test or a simulation can drive it.
 //!
-//! Not here: sending and receiving on queue pair 1, address lookup, iWARP (whose connections the
-//! provider makes). Peer-to-peer connections, alternate paths and XRC are refused on the wire.
+//! Peer-to-peer connections, alternate paths and XRC are refused on the wire.
+//!
+//! The machine alone:
 //!
 //! ```
 //! use std::net::Ipv4Addr;
@@ -78,6 +125,7 @@ mod endpoint;
 mod error;
 mod event;
 mod hub;
+mod limit;
 mod link;
 pub mod listen;
 pub mod machine;
@@ -103,6 +151,7 @@ pub use error::{Error, NotConnected, Rejection};
 pub use event::{CmError, ConnId, Counters, Event, Failure, ListenId, QpChange, ResolveId};
 #[doc(hidden)]
 pub use hub::{Modifier, Modify};
+pub use limit::CONNECT_TIMEOUT;
 pub use listen::{Accepting, ConnectRequest, Listener, Listening, listen};
 pub use manager::{Counts, Manager};
 pub use multicast::Membership;

@@ -6,17 +6,19 @@ use std::future::{IntoFuture, poll_fn};
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use futures::Stream;
 use verbs_core::sync::Arc;
 use verbs_core::{Access, Qp, QpType, no_block};
 
-use crate::connect::{finish, refused};
+use crate::connect::{finish_within, refused};
 use crate::connection::Connection;
 use crate::endpoint::{Endpoint, initialise};
 use crate::error::{Error, NotConnected};
 use crate::event::ListenId;
 use crate::hub::Hub;
+use crate::limit::Limit;
 use crate::listen::{Backlog, ConnectRequest};
 use crate::manager::Manager;
 use crate::options::{ConnParam, bits, blob, options};
@@ -31,7 +33,7 @@ impl Manager {
     /// The queue pair is in RESET, or in INIT already (with another entry of the P_Key table, say).
     ///
     /// # Errors
-    /// [`NotConnected`] with the queue pair and [`Error`]: [`Error::Rejected`], [`Error::TimedOut`],
+    /// [`NotConnected`] with the queue pair and [`Error`]: [`Error::Rejected`], [`Error::NoAnswer`],
     /// [`Error::Failed`], [`Error::QpType`], [`Error::QpState`], [`Error::PrivateData`],
     /// [`Error::NoManager`], [`Error::Verb`].
     pub fn connect_service(&self, service: ServiceId, route: Route, qp: Qp) -> Calling {
@@ -43,6 +45,7 @@ impl Manager {
             param: ConnParam::default(),
             access: Access::empty(),
             private_data: Vec::new(),
+            timeout: None,
         }
     }
 
@@ -86,11 +89,18 @@ pub struct Calling {
     param: ConnParam,
     access: Access,
     private_data: Vec<u8>,
+    timeout: Option<Duration>,
 }
 
 options!(Calling);
 
 impl Calling {
+    /// How long it may take until the connection is there; as [`Connecting::timeout`](crate::Connecting::timeout).
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+
     /// Begins; `routine` runs exactly once, under NoBlock, here or later. Never blocks.
     pub fn issue(
         self,
@@ -130,6 +140,7 @@ impl Calling {
             Ok(hub) => hub,
             Err(error) => return Err(refused(error, self.qp)),
         };
+        let limit = Limit::begin(hub.timer(), self.timeout);
         let port = hub.port();
         if let Err(error) = initialise(&self.qp, port.number, self.access).await {
             return Err(refused(error, self.qp));
@@ -145,6 +156,7 @@ impl Calling {
             min_rnr_timer: param.min_rnr_timer,
             response_timeout: param.response_timeout,
             max_cm_retries: bits(param.max_cm_retries),
+            timeout: Some(limit.for_answer()),
             private_data,
             ..Connect::new(self.service, self.qp.qpn(), self.route)
         };
@@ -162,7 +174,7 @@ impl Calling {
                 }
             }
         });
-        finish(asked?).await
+        finish_within(asked?, &limit).await
     }
 }
 

@@ -1,6 +1,7 @@
 //! What a user says: connect, accept, listen; and what the table knows of its port.
 
 use std::net::IpAddr;
+use std::time::Duration;
 
 use verbs_core::addr::{Gid, Guid, Lid, Mtu, PKey, Psn, QKey, Qpn};
 use verbs_core::mad::sa::PathRecord;
@@ -195,6 +196,9 @@ pub struct Connect {
     pub response_timeout: TimeCode,
     /// How often either side sends a message again. 15 by default.
     pub max_cm_retries: Bits<4>,
+    /// How long the peer has to show that it is there, if that is less than the above makes: the REQ is
+    /// sent again as often as they say, but sooner. `None`, as long as they make, by default.
+    pub timeout: Option<Duration>,
     /// What the service gets to see. [`Connect::ip`] puts a header before it.
     pub private_data: Blob<92>,
 }
@@ -216,6 +220,7 @@ impl Connect {
             min_rnr_timer: 0,
             response_timeout: TimeCode::new(20),
             max_cm_retries: Bits::MAX,
+            timeout: None,
             private_data: Blob::default(),
         }
     }

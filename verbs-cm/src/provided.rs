@@ -8,7 +8,7 @@ use futures::FutureExt;
 use futures::future::{self, BoxFuture};
 use verbs_core::sync::{Arc, Mutex, Weak};
 use verbs_core::task::OwnWaker;
-use verbs_core::{CmBinder, CmEndpoint, CmEvent, CmParam, CmReply, CmSink, Device, Qp, Qpn};
+use verbs_core::{CmBinder, CmEndpoint, CmEvent, CmParam, CmReply, CmSink, Device, Qp, Qpn, Timer};
 
 use crate::connect::refused;
 use crate::connection::Connection;
@@ -25,14 +25,21 @@ pub(crate) struct Provided {
     binder: CmBinder,
     /// For names only.
     resolver: Mutex<Arc<dyn Resolver>>,
+    timer: Option<Arc<dyn Timer>>,
 }
 
 impl Provided {
     pub(crate) fn new(device: &Device) -> Self {
         Self {
             binder: device.cm_binder(),
+            timer: device.target().provider_of().timer(),
             resolver: Mutex::new(Arc::new(Fixed::new())),
         }
+    }
+
+    /// The device's, if it has one.
+    pub(crate) fn timer(&self) -> Option<&Arc<dyn Timer>> {
+        self.timer.as_ref()
     }
 
     pub(crate) fn resolver(&self) -> Arc<dyn Resolver> {

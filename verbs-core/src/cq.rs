@@ -40,7 +40,9 @@ pub struct CqCore {
     notify: Arc<CqNotify>,
 }
 
-core!(CqCore { device }, |core| core.notify.purge());
+core!(CqCore { device }, |core| core.notify.purge(), |core| core
+    .notify
+    .fire());
 handle!(Cq, CqCore, DestroyCq);
 
 /// Creates a completion queue; arguments of the verb.
@@ -119,6 +121,11 @@ impl CreateCq {
         });
         // The notifier is new, so nobody has set this.
         let _ = core.notify.target.set(Arc::downgrade(&core));
+        let device = core.base.device();
+        if device.fatal.watch(&core) {
+            // Nobody has the queue yet: it hears of this when its create has been delivered.
+            device.events.hold_end(&*core);
+        }
         Cq { core, raw }
     }
 }
@@ -140,6 +147,8 @@ impl Device {
 impl Request<'_, CreateCq> {
     /// Calls `handler` at every event of the armed queue: under NoBlock, one call at a time (K14),
     /// once per arm. It usually polls, arms again, and polls once more.
+    ///
+    /// It is called once more, armed or not, when the device becomes unusable.
     pub fn handler(self, handler: impl FnMut() + Send + 'static) -> Self {
         *self.args.notify.handler.lock() = Some(Box::new(handler));
         self
@@ -178,22 +187,34 @@ impl Cq {
 
     /// Waits until there is something to poll.
     ///
+    /// # Errors
+    /// [`Error::DeviceRemoved`] or [`Error::DeviceFailed`] when nothing is there to poll and the device
+    /// cannot be used any more: a loop of this and [`Cq::poll`] ends instead of waiting for ever.
+    ///
     /// # Cancel safety
     /// Nothing is taken from the queue; dropping the future loses nothing.
     ///
     /// # Context
     /// Needs no executor of a particular kind. The waker is called where the completion is made.
-    pub async fn ready(&mut self) {
-        poll_fn(|cx| self.poll_ready(cx)).await;
+    pub async fn ready(&mut self) -> Result<(), Error> {
+        poll_fn(|cx| self.poll_ready(cx)).await
     }
 
     /// The polling form of [`Cq::ready`].
-    pub fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+    ///
+    /// # Errors
+    /// As [`Cq::ready`].
+    pub fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
         // Register first: an event between arm and registration would wake nobody.
         self.core.notify.waker.register(cx.waker());
-        match self.raw.arm(Arm::Next) {
-            Armed::Waiting => Poll::Ready(()),
-            Armed::Empty => Poll::Pending,
+        if self.raw.arm(Arm::Next) == Armed::Waiting {
+            return Poll::Ready(Ok(()));
+        }
+        match self.core.base.device().fatal.reason() {
+            None => Poll::Pending,
+            // What was flushed may have come between the two looks.
+            Some(_) if self.raw.arm(Arm::Next) == Armed::Waiting => Poll::Ready(Ok(())),
+            Some(reason) => Poll::Ready(Err(reason)),
         }
     }
 

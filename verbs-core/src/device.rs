@@ -1,19 +1,68 @@
 //! A device: the root of its objects, and the list of what is pending on it.
+//!
+//! # Surprise removal
+//!
+//! A device can be pulled under its clients ([`DeviceCore::remove`], which a provider calls), or fail by
+//! itself. Clients hear of it in this order:
+//!
+//! 1. What was posted completes as flushed ([`WrFlushErr`](crate::WcStatus::WrFlushErr)), as far as the
+//!    provider still can; these completions can be polled. Later posts are refused with
+//!    [`PostError::DeviceRemoved`](crate::PostError::DeviceRemoved); on a device that has failed they
+//!    complete as flushed.
+//! 2. Requests that are pending complete with [`Error::DeviceRemoved`], parked
+//!    [`next_event`](Device::next_event) requests among them (K15). Requests issued later end so too.
+//!    After a failure, the provider ends them with [`Error::DeviceFailed`], and `next_event` gives the
+//!    event below.
+//! 3. The handler of the device's events, or its [`EventChannel`](crate::EventChannel), hears
+//!    [`DeviceFatal`](crate::EventType::DeviceFatal) about the device (IBTA vol. 1, 11.6.3, local
+//!    catastrophic error): once, after every event that was raised before, even if it is set later.
+//! 4. [`Device::fatal`] completes. Every completion queue fires once, armed or not: its handler is called,
+//!    its channel gets an event, and [`Cq::ready`](crate::Cq::ready) ends with the error when there is
+//!    nothing to poll. So a driver whose queues are idle finds out as well.
+//!
+//! The steps are told by the thread that removes the device; where routines are put off (NoBlock), so are
+//! they, in this order. A client may be told of a later step while it still handles an earlier one on
+//! another thread.
+//!
+//! What is left to do is to let go: objects can be read from and destroyed as before, in the same order
+//! and with the same Busy (K10, K12), and none of the destroys fails. Memory stays the client's. A device
+//! that comes back is another device, to be opened and set up again.
+//!
+//! ```
+//! # use std::sync::{Arc, Mutex};
+//! # use futures::executor::block_on;
+//! use verbs_core::testing::Null;
+//! use verbs_core::{Device, Error, EventType};
+//!
+//! let device = Device::open(Arc::new(Null::default())).wait()?;
+//! let mut cq = device.create_cq(16).wait()?;
+//! let heard = Arc::new(Mutex::new(Vec::new()));
+//! let log = Arc::clone(&heard);
+//! device.on_event(move |event| log.lock().unwrap().push(event.event));
+//! device.target().remove(); // what a provider does whose hardware is pulled
+//! assert_eq!(*heard.lock().unwrap(), [EventType::DeviceFatal]);
+//! assert_eq!(block_on(cq.ready()), Err(Error::DeviceRemoved));
+//! assert_eq!(device.alloc_pd().wait().unwrap_err(), Error::DeviceRemoved);
+//! drop(cq);
+//! device.close().wait()?;
+//! # Ok::<(), Error>(())
+//! ```
 
 use std::any::Any;
 use std::fmt;
-use std::panic::Location;
 use std::time::{Duration, Instant};
 
 use crate::addr::{Gid, Guid, PKey};
 use crate::caps::{DeviceAttr, PortAttr};
-use crate::command::{AnyCommand, Body, Command, Kind, Origin, RequestId, SlotRef};
+use crate::command::{AnyCommand, Body, Command, Kind, RequestId, SlotRef};
 use crate::error::Error;
 use crate::event::EventHub;
+use crate::fatal::FatalState;
 use crate::object::{Base, ObjectId, ObjectKind, Target, destroy, handle};
 use crate::provider::Provider;
 use crate::provider_attr::ProviderAttr;
 use crate::request::Request;
+use crate::routine;
 use crate::slot::Slab;
 use crate::sync::atomic::{
     AtomicBool,
@@ -24,6 +73,10 @@ use crate::sync::plain::{AtomicU64, Mutex};
 use crate::sync::{Arc, Weak};
 use crate::verb::Verb;
 use crate::watch;
+
+mod in_flight;
+
+pub use in_flight::InFlight;
 
 /// Ordinary requests that may be pending on one device at once, unless its opener says otherwise.
 /// More are refused with [`Error::TooManyRequests`]; destroys do not count.
@@ -48,6 +101,7 @@ pub struct DeviceCore {
     implicit_failures: AtomicU64,
     pub(crate) number: u64,
     pub(crate) events: EventHub,
+    pub(crate) fatal: FatalState,
     services: Mutex<Vec<Weak<dyn Any + Send + Sync>>>,
 }
 
@@ -77,6 +131,7 @@ impl Target for DeviceCore {
 
     fn closing(&self) {
         self.events.close(Error::Closing);
+        self.fatal.close();
     }
 }
 
@@ -219,6 +274,7 @@ impl Device {
             implicit_failures: AtomicU64::new(0),
             number,
             events: EventHub::default(),
+            fatal: FatalState::default(),
             services: Mutex::new(Vec::new()),
         });
         Request::<OpenDevice>::owned(
@@ -356,23 +412,29 @@ impl Request<'_, ModifyPort> {
 }
 
 impl DeviceCore {
-    /// The device has gone: completes everything pending with [`Error::DeviceRemoved`] and lets
-    /// nothing new in but destroys (K15). For providers; says how many it completed.
+    /// The device has gone: completes everything pending with [`Error::DeviceRemoved`], lets nothing new
+    /// in but destroys (K15), and tells the clients; see [the module](crate::device#surprise-removal).
+    /// For providers, who hold no lock then; says how many requests it completed. A second call tells
+    /// nobody.
     pub fn remove(self: &Arc<Self>) -> usize {
         self.removed.store(true, Relaxed);
         // With the fence in `pend`: one of the two sees the other.
         fence(SeqCst);
-        self.events.close(Error::DeviceRemoved);
         let fail = |(index, generation)| {
             SlotRef::new(self, RequestId { index, generation }).fail(Error::DeviceRemoved)
         };
-        let pending = self
-            .slots
-            .iter()
-            .filter_map(|(index, slot)| Some((index, slot.inspect()?.generation)));
-        let count = pending.filter(|&id| fail(id)).count();
-        self.events.tell_removed();
-        count
+        // Foreign code runs at the end: one routine that panics keeps nobody else from hearing of it.
+        routine::collect(|| {
+            self.events.close(Error::DeviceRemoved);
+            let pending = self
+                .slots
+                .iter()
+                .filter_map(|(index, slot)| Some((index, slot.inspect()?.generation)));
+            let count = pending.filter(|&id| fail(id)).count();
+            self.end(Error::DeviceRemoved);
+            self.events.tell_removed();
+            count
+        })
     }
 
     /// Whether the device has gone.
@@ -473,57 +535,6 @@ impl DeviceCore {
                     .filter_map(|current| InFlight::new(current, None)),
             )
             .collect()
-    }
-}
-
-/// One request that has not completed, for people to read.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct InFlight {
-    /// The verb.
-    pub verb: Kind,
-    /// What it acts on.
-    pub target: ObjectId,
-    /// Its name; `None` while a thread is still inside the provider's `issue` with it.
-    pub id: Option<RequestId>,
-    /// How long it has been pending; `None` while it has not pended.
-    pub age: Option<Duration>,
-    /// On whose behalf.
-    pub origin: Origin,
-    /// Where it was issued.
-    pub location: &'static Location<'static>,
-    /// Whether somebody asked for it to end early.
-    pub cancel_requested: bool,
-}
-
-impl InFlight {
-    fn new(current: &watch::Current, pended: Option<(RequestId, Duration, bool)>) -> Option<Self> {
-        Some(Self {
-            verb: *Kind::ALL.get(current.verb as usize)?,
-            target: ObjectId::from_word(current.target),
-            id: pended.map(|(id, ..)| id),
-            age: pended.map(|(_, age, _)| age),
-            origin: Origin::from_word(current.origin),
-            location: current.location,
-            cancel_requested: pended.is_some_and(|(.., cancel)| cancel),
-        })
-    }
-}
-
-impl fmt::Display for InFlight {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} on {}", self.verb, self.target)?;
-        match self.age {
-            Some(age) => write!(f, ", pending for {age:.1?}")?,
-            None => write!(f, ", inside the provider")?,
-        }
-        if let Origin::Client(n) = self.origin {
-            write!(f, ", for client {n}")?;
-        }
-        if self.cancel_requested {
-            write!(f, ", cancel requested")?;
-        }
-        write!(f, ", issued at {}", self.location)
     }
 }
 

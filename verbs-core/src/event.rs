@@ -59,7 +59,7 @@ events! {
     PathMig = 6, "path migration successful";
     /// It could not.
     PathMigErr = 7, "path migration request error";
-    /// The device has failed; nothing works on it any more.
+    /// The device has failed or was removed; nothing works on it any more.
     DeviceFatal = 8, "local catastrophic error";
     /// A port's link is in service.
     PortActive = 9, "port active";
@@ -153,6 +153,8 @@ impl Device {
     /// Has `handler` called for every event, under NoBlock and one call at a time (K14), instead of
     /// keeping events for `next_event`. Events that wait already come first. Replaces an earlier
     /// handler, which is not called any more once this returns, unless it is running.
+    ///
+    /// The last event of a device that fails or is removed is [`EventType::DeviceFatal`].
     pub fn on_event(&self, handler: impl FnMut(AsyncEvent) + Send + 'static) {
         self.core().events.listen(Some(Box::new(handler)));
         self.core().deliver_events();
@@ -172,11 +174,39 @@ impl Device {
 
 impl DeviceCore {
     /// Raises an event about the device or a port. For providers; hold no lock.
+    ///
+    /// [`EventType::DeviceFatal`] about the device says that it has failed. It is heard once: a device
+    /// that has failed or was [removed](DeviceCore::remove) does not become unusable again.
     pub fn raise(self: &Arc<Self>, event: EventType, subject: Subject) {
+        if (event, subject) == (EventType::DeviceFatal, Subject::Device) {
+            if self.end(Error::DeviceFailed) {
+                self.events.show(AsyncEvent { event, subject });
+            }
+            return;
+        }
         let event = AsyncEvent { event, subject };
         self.events.push(event);
         self.deliver_events();
         self.events.show(event);
+    }
+
+    /// The device has become unusable, by failure or removal: the client hears so, once, as its last
+    /// event of the device, and so does whoever waits for that or for completions. `false`: they have
+    /// heard already.
+    pub(crate) fn end(self: &Arc<Self>, reason: Error) -> bool {
+        let Some(concerned) = self.fatal.end(reason) else {
+            return false;
+        };
+        // Handlers run at the end: one that panics keeps nobody else from hearing of it.
+        routine::collect(|| {
+            self.events.push(AsyncEvent {
+                event: EventType::DeviceFatal,
+                subject: Subject::Device,
+            });
+            self.deliver_events();
+            concerned.tell(self);
+        });
+        true
     }
 
     /// Raises an event about an object. It waits until the create's result has been delivered (K14)
@@ -207,8 +237,12 @@ impl DeviceCore {
 
     /// The result of the create has been delivered: its events may go.
     pub(crate) fn announce(self: &Arc<Self>, target: &dyn Target) {
-        if self.events.announce(target.base()) {
+        let announced = self.events.announce(target.base());
+        if announced.has_events {
             self.deliver_events();
+        }
+        if announced.has_ended {
+            target.tell_end();
         }
     }
 
@@ -249,6 +283,13 @@ pub(crate) struct EventHub {
     serial: Serial,
     lost: AtomicU64,
     watchers: Mutex<Vec<Weak<dyn EventWatcher>>>,
+}
+
+/// What waited for the delivery of a create.
+struct Announced {
+    has_events: bool,
+    /// The device has become unusable.
+    has_ended: bool,
 }
 
 #[derive(Default)]
@@ -361,8 +402,18 @@ impl EventHub {
         held
     }
 
-    /// Lets the object's events go; whether there were any.
-    fn announce(&self, base: &crate::object::Base) -> bool {
+    /// As [`EventHub::hold`], for the end of the device, of which the object tells by itself.
+    pub(crate) fn hold_end(&self, target: &dyn Target) -> bool {
+        let base = target.base();
+        let event = AsyncEvent {
+            event: EventType::DeviceFatal,
+            subject: Subject::Object(base.id()),
+        };
+        self.hold(base, event)
+    }
+
+    /// Lets the object's events go, and says what there was.
+    fn announce(&self, base: &crate::object::Base) -> Announced {
         let mut queue = self.queue.lock();
         base.announced.store(true, Relaxed);
         let subject = Subject::Object(base.id());
@@ -372,8 +423,14 @@ impl EventHub {
             .partition(|e| e.subject == subject);
         queue.held = others;
         let mine: Vec<AsyncEvent> = mine;
-        queue.events.extend(mine);
-        queue.events.len() > before
+        let all = mine.len();
+        let is_end = |e: &AsyncEvent| e.event == EventType::DeviceFatal;
+        queue.events.extend(mine.into_iter().filter(|e| !is_end(e)));
+        let events = queue.events.len() - before;
+        Announced {
+            has_events: events > 0,
+            has_ended: all > events,
+        }
     }
 
     fn deliver(&self) {

@@ -33,7 +33,7 @@ const CHILDREN: u64 = (1 << 32) - 1;
 const USERS: u64 = (WHEN_IDLE - 1) & !CHILDREN;
 
 /// Who holds an object that could not be destroyed (K10).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Busy {
     /// Child objects, exact at the moment of the decision.
     pub total: u32,
@@ -63,6 +63,12 @@ impl std::fmt::Display for Busy {
             write!(f, "{}{n} {kind}", if i == 0 { ": " } else { ", " })?;
         }
         Ok(())
+    }
+}
+
+impl std::fmt::Debug for Busy {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Busy({self})")
     }
 }
 

@@ -117,6 +117,10 @@ pub trait Target: Send + Sync + 'static {
     /// The object's destroy has been accepted.
     fn closing(&self) {}
 
+    /// The device has become unusable, and the object's create has been delivered.
+    #[doc(hidden)]
+    fn tell_end(&self) {}
+
     /// Kind and number.
     fn id(&self) -> ObjectId {
         self.base().id
@@ -437,12 +441,16 @@ impl Drop for Base {
     }
 }
 
-/// Implements [`Target`] for a core with these counted parents.
+/// Implements [`Target`] for a core with these counted parents; what it does when its destroy is accepted,
+/// and when the device becomes unusable.
 macro_rules! core {
     ($Core:ty { $($parent:ident),+ }) => {
-        $crate::object::core!($Core { $($parent),+ }, |_core| ());
+        $crate::object::core!($Core { $($parent),+ }, |_core| (), |_core| ());
     };
     ($Core:ty { $($parent:ident),+ }, |$core:ident| $closing:expr) => {
+        $crate::object::core!($Core { $($parent),+ }, |$core| $closing, |_core| ());
+    };
+    ($Core:ty { $($parent:ident),+ }, |$core:ident| $closing:expr, |$ends:ident| $end:expr) => {
         impl $crate::object::Target for $Core {
             fn base(&self) -> &$crate::object::Base {
                 &self.base
@@ -464,6 +472,11 @@ macro_rules! core {
             fn closing(&self) {
                 let $core = self;
                 $closing
+            }
+
+            fn tell_end(&self) {
+                let $ends = self;
+                $end
             }
         }
     };

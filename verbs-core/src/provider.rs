@@ -39,6 +39,12 @@
 //! * When the hardware goes, [`DeviceCore::remove`](crate::device::DeviceCore::remove) ends what is
 //!   pending (K15). Afterwards only destroys arrive, and they must still succeed.
 //!
+//! A provider need not have every verb: it refuses the others with [`Error::Unsupported`], and names them to
+//! the conformance suite (`Subject::without`). The verbs that it cannot
+//! do without are `testing::conformance::CORE`: those that open, ask and close a device, `NextEvent`, and
+//! those that make, change, ask and destroy protection domains, completion queues, memory regions and queue
+//! pairs.
+//!
 //! The example is a card with a mailbox: commands go in, and the card answers by an interrupt, which
 //! the program has to call. It passes the conformance suite.
 //!

@@ -21,7 +21,10 @@ pub use register::{How, Piece, PostCode};
 pub enum PostError {
     /// The queue holds as many work requests as it was created for. An entry of a send queue
     /// becomes free when a completion of it, or of a later one, was polled.
-    #[error("the queue is full ({depth} work requests); poll its completion queue first")]
+    #[error(
+        "the queue is full ({depth} work requests); poll its completion queue first (sends that are not \
+         signaled become free only with a later signaled one)"
+    )]
     Full {
         /// Depth of the queue.
         depth: u32,

@@ -1,8 +1,14 @@
 //! Asynchronous events: who sees them, when, and how often (K14, K17).
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::{Pin, pin};
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
+use std::task::{Context, Wake, Waker};
 
+use futures::executor::block_on;
+use futures::future::{Either, select};
 use verbs_core::device::DeviceCore;
 use verbs_core::testing::{Hold, Null};
 use verbs_core::{
@@ -224,4 +230,106 @@ fn a_parked_request_can_be_cancelled_and_ends_with_the_device() {
         .issue(move |event| theirs.lock().unwrap().push(event.unwrap_err()));
     device.close().wait().unwrap();
     assert_eq!(results.lock().unwrap()[2], Error::Closing);
+}
+
+#[test]
+fn k14_a_queue_hears_of_the_removal_when_its_create_has_been_delivered() {
+    let (provider, device) = open();
+    let log = Arc::new(Mutex::new(Vec::new()));
+    let (routine, handler) = (Arc::clone(&log), Arc::clone(&log));
+    let place = Arc::new(Mutex::new(None));
+    let theirs = Arc::clone(&place);
+    collect(|| {
+        let create = device
+            .create_cq(4)
+            .handler(move || handler.lock().unwrap().push("handler"));
+        let _ = create.issue(move |cq| {
+            routine.lock().unwrap().push("create");
+            *theirs.lock().unwrap() = cq.ok();
+        });
+        provider.device().remove();
+        assert!(log.lock().unwrap().is_empty(), "not under NoBlock");
+    });
+    assert_eq!(*log.lock().unwrap(), ["create", "handler"]);
+    drop(place.lock().unwrap().take());
+}
+
+#[test]
+fn whoever_waits_for_the_end_hears_of_a_failure_a_removal_or_a_close_once() {
+    let (provider, device) = open();
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let theirs = Arc::clone(&seen);
+    device.on_event(move |event| theirs.lock().unwrap().push(event.event));
+    let (first, second) = (device.fatal(), device.fatal());
+    provider
+        .device()
+        .raise(EventType::DeviceFatal, Subject::Device);
+    assert_eq!(block_on(first), Error::DeviceFailed);
+    provider.device().remove();
+    provider
+        .device()
+        .raise(EventType::DeviceFatal, Subject::Device);
+    assert_eq!(block_on(second), Error::DeviceFailed, "the first of them");
+    assert_eq!(block_on(device.fatal()), Error::DeviceFailed);
+    assert_eq!(*seen.lock().unwrap(), [EventType::DeviceFatal]);
+
+    let (_provider, device) = open();
+    let cq = device.create_cq(4).wait().unwrap();
+    let closing = device.fatal();
+    let close = device.close_when_idle().issue(|result| result.unwrap());
+    assert_eq!(block_on(closing), Error::Closing);
+    drop((cq, close));
+}
+
+/// A device whose close waits for its queues can still be removed, and they hear of it.
+#[test]
+fn queues_hear_of_the_removal_of_a_device_that_waits_for_its_close() {
+    let (provider, device) = open();
+    let mut cq = device.create_cq(4).wait().unwrap();
+    let _ = device.close_when_idle().issue(drop);
+    let core = provider.device();
+    let gone = async {
+        core.remove();
+        std::future::pending::<std::convert::Infallible>().await
+    };
+    let (ready, gone) = (pin!(cq.ready()), pin!(gone));
+    let Either::Left((ended, _)) = block_on(select(ready, gone));
+    assert_eq!(ended, Err(Error::DeviceRemoved));
+}
+
+#[test]
+fn a_waker_that_panics_keeps_nobody_from_hearing_of_the_end() {
+    struct Panics;
+    impl Wake for Panics {
+        fn wake(self: Arc<Self>) {
+            panic!("on purpose");
+        }
+    }
+    struct Counts(AtomicU32);
+    impl Wake for Counts {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Relaxed);
+        }
+    }
+    let (provider, device) = open();
+    let counts = Arc::new(Counts(AtomicU32::new(0)));
+    let (bad, good) = (
+        Waker::from(Arc::new(Panics)),
+        Waker::from(Arc::clone(&counts)),
+    );
+    let mut futures = [device.fatal(), device.fatal()];
+    for (future, waker) in futures.iter_mut().zip([&bad, &good]) {
+        let mut context = Context::from_waker(waker);
+        assert!(Pin::new(&mut *future).poll(&mut context).is_pending());
+        // Asked again, it waits once.
+        assert!(Pin::new(&mut *future).poll(&mut context).is_pending());
+    }
+    let mut dropped = device.fatal();
+    let mut context = Context::from_waker(&good);
+    assert!(Pin::new(&mut dropped).poll(&mut context).is_pending());
+    drop(dropped);
+    let removed = catch_unwind(AssertUnwindSafe(|| provider.device().remove()));
+    assert!(removed.is_err(), "the panic is not hidden");
+    assert_eq!(counts.0.load(Relaxed), 1);
+    assert_eq!(provider.device().remove(), 0);
 }

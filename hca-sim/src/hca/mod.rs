@@ -149,7 +149,9 @@ impl Hca {
     /// Takes it out, as if somebody had pulled the card: everything posted is flushed, everything
     /// pending ends with [`Error::DeviceRemoved`], posts are refused with
     /// [`PostError::DeviceRemoved`](verbs_core::PostError::DeviceRemoved), and peers get no answer any
-    /// more. Objects can still be destroyed.
+    /// more. Every device that is open on it tells its client, by
+    /// [`EventType::DeviceFatal`](verbs_core::EventType::DeviceFatal) among other things; see
+    /// [`verbs_core::device`]. Objects can still be destroyed.
     ///
     /// Never blocks. A second call does nothing.
     pub fn remove(&self) {

@@ -36,7 +36,7 @@
 //!     let mr = pd_b.register(Memory::alloc(4096)?, Access::LOCAL_WRITE).await?;
 //!     qp_b.post_recv(Recv::new(1).into(mr.all()))?;
 //!     qp_a.post_send(Send::new(2).inline(b"through the storm"))?;
-//!     cq_b.ready().await;
+//!     cq_b.ready().await?;
 //!     Ok::<_, Box<dyn std::error::Error>>(cq_b.poll(&mut [Wc::default(); 1])[0].byte_len)
 //! })??;
 //! assert_eq!(arrived, 17);

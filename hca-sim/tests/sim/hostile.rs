@@ -189,7 +189,7 @@ fn who_has_no_keys_changes_nothing() {
         // Those who are connected have not noticed.
         qp_a.post_send(Send::new(2).inline(b"still here").signaled())
             .unwrap();
-        cq_a.ready().await;
+        cq_a.ready().await.unwrap();
         let mut out = [Wc::default(); 1];
         assert_eq!(cq_a.poll(&mut out)[0].status, WcStatus::Success);
         assert_eq!(cq_b.poll(&mut out)[0].byte_len, 10);

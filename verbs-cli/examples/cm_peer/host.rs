@@ -72,7 +72,7 @@ impl Host {
             if let Some(at) = self.early.iter().position(|wc| wc.opcode == of) {
                 return Ok(self.early.remove(at).ok_or("it was there")?);
             }
-            self.cq.ready().await;
+            self.cq.ready().await?;
             let mut wcs = [Wc::default(); 8];
             for wc in self.cq.poll(&mut wcs).iter() {
                 if !wc.is_ok() {

@@ -11,6 +11,7 @@ use clap::builder::{OsStringValueParser, TypedValueParser};
 
 use super::{WINDOW_MAX, WireArgs, chunk};
 use crate::address::{ServedUrl, UrlError};
+use crate::connecting::ConnectArgs;
 
 pub(super) const EXAMPLES: &str = "\
 Examples:
@@ -48,6 +49,8 @@ pub(crate) struct CopyArgs {
     #[arg(long, conflicts_with = "json")]
     pub(crate) quiet: bool,
     #[command(flatten)]
+    pub(crate) connect: ConnectArgs,
+    #[command(flatten)]
     pub(crate) wire: WireArgs,
 }
 
@@ -59,15 +62,27 @@ pub(crate) enum Origin {
 }
 
 impl Origin {
-    fn parse(text: OsString) -> Result<Self, UrlError> {
+    fn parse(text: OsString) -> Result<Self, String> {
+        if text == "-" {
+            return Err(NO_STREAM.into());
+        }
         match ServedUrl::is_meant(text.as_bytes()) {
-            true => ServedUrl::parse(text.as_bytes()).map(Self::Served),
+            true => ServedUrl::parse(text.as_bytes())
+                .map(Self::Served)
+                .map_err(|error: UrlError| error.to_string()),
             false => Ok(Self::File(text.into())),
         }
     }
 }
 
+/// Elsewhere `-` is a stream, and a file of that name is not what was meant.
+const NO_STREAM: &str = "stdin and stdout cannot be copied from or to, as a source is checked for changes and \
+     a target appears whole; ./- names a file of that name";
+
 fn destination(text: OsString) -> Result<PathBuf, &'static str> {
+    if text == "-" {
+        return Err(NO_STREAM);
+    }
     match ServedUrl::is_meant(text.as_bytes()) {
         true => Err("files can be fetched from a server, but not sent to one"),
         false => Ok(text.into()),
@@ -115,6 +130,14 @@ impl fmt::Display for Fault {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn streams_are_no_files() {
+        assert!(Origin::parse("-".into()).is_err_and(|text| text.contains("./-")));
+        assert!(destination("-".into()).is_err_and(|text| text.contains("./-")));
+        assert_eq!(Origin::parse("./-".into()), Ok(Origin::File("./-".into())));
+        assert_eq!(destination("./-".into()), Ok("./-".into()));
+    }
 
     #[test]
     fn faults_are_named() {

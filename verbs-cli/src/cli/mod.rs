@@ -10,6 +10,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use verbs_core::Mtu;
 
 use crate::connect_bench::{self, ConnectBenchArgs};
+use crate::connecting::ConnectArgs;
 use crate::demo::{self, DemoArgs};
 use crate::ipoib::{self, IpoibArgs};
 use crate::rping::{self, RpingArgs};
@@ -115,7 +116,8 @@ pub(crate) struct WireArgs {
     /// client connected to
     #[arg(long, value_name = "ADDR")]
     pub(crate) bind: Vec<IpAddr>,
-    /// Write all packets, with the headers that they have on the wire, to a file for Wireshark
+    /// Write all packets to a file for Wireshark, from their IP headers on (link type 101, raw IP: tools
+    /// that expect Ethernet headers find no packets in it)
     #[arg(long, value_name = "FILE")]
     pub(crate) pcap: Option<PathBuf>,
     /// Lose so many of a thousand packets that come, 0 to 1000
@@ -215,6 +217,8 @@ pub(crate) struct PingpongArgs {
     /// Check at the end what the last message was
     #[arg(short, long)]
     pub(crate) chk: bool,
+    #[command(flatten)]
+    pub(crate) connect: ConnectArgs,
     #[command(flatten)]
     pub(crate) wire: WireArgs,
 }

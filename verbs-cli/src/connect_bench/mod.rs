@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use clap::Args;
 
+use crate::connecting::ConnectArgs;
 use crate::exit;
 use crate::wire::WireError;
 
@@ -60,6 +61,8 @@ pub(crate) struct ConnectBenchArgs {
     /// Measure with the process that serves there
     #[arg(long, value_name = "ADDR:PORT")]
     pub(crate) to: Option<SocketAddr>,
+    #[command(flatten)]
+    pub(crate) connect: ConnectArgs,
 }
 
 /// Why a measurement failed. Each is one sentence without its full stop.

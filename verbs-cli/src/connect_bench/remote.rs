@@ -1,7 +1,8 @@
 //! Ends in two processes, beside TCP.
 
+use std::future::IntoFuture;
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
 
 use futures::executor::block_on;
@@ -18,7 +19,7 @@ struct End {
     manager: Manager,
     cq: Cq,
     pd: Pd,
-    _device: Device,
+    device: Device,
 }
 
 impl End {
@@ -30,7 +31,7 @@ impl End {
             manager,
             cq: device.create_cq(64).await?,
             pd: device.alloc_pd().await?,
-            _device: device,
+            device,
         })
     }
 
@@ -78,12 +79,17 @@ pub(super) fn measure(
         let end = End::open(&wire).await?;
         for _ in 0..args.count {
             let start = Instant::now();
-            let connection = end.manager.connect(at, end.qp().await?).await;
+            let connecting = end.manager.connect(at, end.qp().await?);
+            let connecting = connecting.timeout(args.connect.connect_timeout);
+            let waiting = args
+                .connect
+                .await_connection(&end.device, at, connecting.into_future());
+            let connection = waiting.await;
             let connection = connection.map_err(verbs_cm::Error::from)?;
             made.push(start.elapsed());
             connection.close().await?;
             whole.push(start.elapsed());
-            tcp.push(one_tcp(at)?);
+            tcp.push(one_tcp(args, at)?);
         }
         Ok::<_, BenchError>(())
     })?;
@@ -108,10 +114,13 @@ pub(super) fn measure(
 }
 
 /// Connects and waits until the server, which has accepted, has closed.
-fn one_tcp(at: SocketAddr) -> Result<Duration, BenchError> {
+fn one_tcp(args: &ConnectBenchArgs, at: SocketAddr) -> Result<Duration, BenchError> {
     let failed = BenchError::system("connect by TCP");
     let start = Instant::now();
-    let ended = TcpStream::connect(at).and_then(|mut stream| stream.read(&mut [0]));
+    let ended = args
+        .connect
+        .connect_tcp(&at)
+        .and_then(|mut stream| stream.read(&mut [0]));
     ended.map_err(failed)?;
     Ok(start.elapsed())
 }

@@ -339,9 +339,14 @@ impl Endpoint {
         Ok(None)
     }
 
-    /// Waits for the next completion.
-    pub(crate) async fn ready(&mut self) {
-        self.cq.ready().await;
+    /// Waits for the next completion. A device that is gone makes none.
+    pub(crate) async fn ready(&mut self) -> Result<(), CopyError> {
+        let end = self.end;
+        self.cq.ready().await.map_err(|error| CopyError::Verb {
+            end,
+            doing: "wait for completions",
+            error,
+        })
     }
 
     /// Whether the device has gone.

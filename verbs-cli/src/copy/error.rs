@@ -37,7 +37,10 @@ pub(crate) enum CopyError {
     #[error("{} and {} are the same file; name another target", src.display(), dst.display())]
     SameFile { src: PathBuf, dst: PathBuf },
     /// Somebody made a file of that name meanwhile.
-    #[error("{} was created by somebody else during the copy and is left alone", .0.display())]
+    #[error(
+        "{} was created by another program during the copy and is left as that made it; nothing was copied to it",
+        .0.display()
+    )]
     Appeared(PathBuf),
     /// The copy is complete and has its name, which a power failure may take from it again.
     #[error("{} is complete, but its name is not yet safe on disk: {error}", path.display())]
@@ -281,9 +284,9 @@ impl CopyError {
         }
     }
 
-    /// Whether the target is as it was before.
+    /// Whether the target is as it was before, and the error does not say yet what became of it.
     pub(crate) fn spares_target(&self) -> bool {
-        !matches!(self, Self::NotDurable { .. })
+        !matches!(self, Self::NotDurable { .. } | Self::Appeared(_))
     }
 
     /// Whether a device may be behind it, so that it is worth asking the devices.

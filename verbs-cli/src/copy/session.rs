@@ -98,14 +98,9 @@ impl<'a> Session<'a> {
 
     /// Waits until one of the ends has something to do.
     async fn wait(&mut self) -> Result<(), CopyError> {
-        // A device that has gone need not say so by a completion.
-        if let Some(removed) = self.removed().await {
-            return Err(removed);
-        }
         let sender = pin!(self.sender.endpoint().ready());
         let receiver = pin!(self.receiver.endpoint().ready());
-        select(sender, receiver).await;
-        Ok(())
+        select(sender, receiver).await.factor_first().0
     }
 
     /// The cause behind an error of a device: a device that has gone shows in many ways.

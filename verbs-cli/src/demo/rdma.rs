@@ -108,7 +108,7 @@ pub(crate) async fn copy(a: &Node, b: &Node, payload: &Payload) -> Result<Copied
 /// Waits for that many completions.
 async fn completed(cq: &mut Cq, mut count: usize) -> Result<(), DemoError> {
     while count > 0 {
-        cq.ready().await;
+        cq.ready().await?;
         for wc in cq.poll(&mut [Wc::default(); 1]).iter() {
             if !wc.is_ok() {
                 return Err(DemoError::Completion(wc.status));

@@ -72,7 +72,10 @@ pub(crate) fn run(
     out: &mut dyn Write,
 ) -> Result<(), PingpongError> {
     let (role, connection) = match &args.host {
-        Some(host) => (Role::Client, Connection::open(host, args.port)?),
+        Some(host) => (
+            Role::Client,
+            Connection::open(host, args.port, args.connect)?,
+        ),
         None => (Role::Server, accept(args)?),
     };
     let named = &args.wire.bind;

@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use clap::Args;
 
 use crate::cli::WireArgs;
+use crate::connecting::ConnectArgs;
 
 pub(crate) const ABOUT: &str = "\
 Ping over RDMA READs and WRITEs, between ends that meet through the connection manager.
@@ -31,10 +32,9 @@ Exit codes:
   3  a ping came back damaged (with -V)
   5  a verb or a message failed, or the peer has gone";
 
-/// Largest buffer of the program.
-const SIZE_MAX: i64 = 65536;
-/// A ping begins with its number.
-const SIZE_MIN: i64 = 32;
+/// The program's limits: 64 KiB with the zero behind its text, and room for what a ping begins with.
+const SIZE_MAX: i64 = 65535;
+const SIZE_MIN: i64 = 23;
 
 #[derive(Args, Debug)]
 #[command(group = clap::ArgGroup::new("role").required(true).args(["server", "client"]))]
@@ -70,6 +70,8 @@ pub(crate) struct RpingArgs {
     /// Serve client after client
     #[arg(short = 'P', long, requires = "server")]
     pub(crate) persistent: bool,
+    #[command(flatten)]
+    pub(crate) connect: ConnectArgs,
     #[command(flatten)]
     pub(crate) wire: WireArgs,
 }

@@ -241,7 +241,10 @@ impl End {
             if self.is_over {
                 return Ok(None);
             }
-            self.cq.ready().await;
+            self.cq.ready().await.map_err(|error| RpingError::Verb {
+                doing: "wait for completions",
+                error,
+            })?;
             let mut wcs = [Wc::default(); 4];
             for wc in self.cq.poll(&mut wcs).iter() {
                 match wc.status {

@@ -15,6 +15,7 @@ mod end;
 mod error;
 
 use std::fmt;
+use std::future::IntoFuture;
 use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
@@ -77,12 +78,15 @@ async fn ask(
 ) -> Result<(), RpingError> {
     let mut end = End::new(device, args.size).await?;
     let mut connecting = verbs_cm::connect(device, peer, end.queue_pair().await?)
+        .timeout(args.connect.connect_timeout)
         .responder_resources(1)
         .initiator_depth(1);
     if let Some(from) = args.interface {
         connecting = connecting.bind(SocketAddr::new(from, 0));
     }
-    end.connection = Some(connecting.await.map_err(verbs_cm::Error::from)?);
+    let connecting = connecting.into_future();
+    let connected = args.connect.await_connection(device, peer, connecting);
+    end.connection = Some(connected.await.map_err(verbs_cm::Error::from)?);
     let asked = ping(args, &mut end, out).await;
     end.leave(device, asked).await
 }

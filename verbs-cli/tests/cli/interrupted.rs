@@ -118,7 +118,7 @@ fn a_target_that_appears_is_left_alone() {
     place.write("B", b"theirs");
     running
         .continued()
-        .failed(1, &["B was created by somebody else"]);
+        .failed(1, &["B was created by another program"]);
     assert_eq!(place.read("B"), b"theirs");
     assert_eq!(place.names(), ["A", "B"]);
 }

@@ -19,7 +19,9 @@ use verbs_core::mad::{
     AgentError, Class, Delivery, MadAgent, MadClient, MadService, Method, PortInfo, Time, TimeCode,
 };
 use verbs_core::sync::{Arc, Mutex, OnceLock, Weak};
-use verbs_core::{AsyncEvent, Device, ObjectKind, PKey, PortCaps, TransportType, collect, task};
+use verbs_core::{
+    AsyncEvent, Device, ObjectKind, PKey, PortCaps, Timer, TransportType, collect, task,
+};
 
 use crate::config::Config;
 use crate::datagram::Answer;
@@ -134,6 +136,11 @@ impl Hub {
     /// What is known of the port.
     pub(crate) fn port(&self) -> Arc<PortInfo> {
         self.service.port()
+    }
+
+    /// The device's, if it has one.
+    pub(crate) fn timer(&self) -> Option<&Arc<dyn Timer>> {
+        self.service.timer()
     }
 
     /// Ends when the messages so far have left.

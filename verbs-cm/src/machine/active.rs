@@ -1,5 +1,7 @@
 //! The active side: it asks for a connection.
 
+use std::time::Duration;
+
 use verbs_core::addr::{Guid, Qpn};
 use verbs_core::mad::{Bits, Blob, TransactionId};
 
@@ -19,7 +21,6 @@ impl Connection {
         connect: Connect,
     ) -> Self {
         let req = request(ctx.port, local_id, &connect);
-        let lifetime = connect.route.packet_lifetime;
         let mut conn = Self {
             id,
             state: State::Idle,
@@ -32,7 +33,7 @@ impl Connection {
             peer_tid: tid,
             qp: QpDriver::new(connect.qpn),
             last: None,
-            wait: connect.response_timeout.duration() + 2 * lifetime.duration(),
+            wait: usual_wait(&connect),
             retries_left: 0,
             deadline: None,
             timewait: req.primary.ack_timeout,
@@ -44,7 +45,27 @@ impl Connection {
         };
         conn.go(Edge::Connect);
         conn.ask(ctx, tid, &req.into());
+        conn.hurry(ctx);
         conn
+    }
+
+    /// Spreads the repetitions of the REQ over the time that the peer has to show that it is there.
+    fn hurry(&mut self, ctx: &Ctx<'_>) {
+        let Side::Active(connect) = &self.side else {
+            return;
+        };
+        let sends = self.retries_left + 1;
+        match connect.timeout {
+            Some(timeout) if timeout < self.wait * sends => {
+                // Not more often than needed: a second is long for most networks.
+                let needed = u32::try_from(timeout.as_secs()).unwrap_or(u32::MAX);
+                let sends = needed.max(SENDS_MIN).min(sends);
+                self.retries_left = sends - 1;
+                self.wait = timeout / sends;
+                self.deadline = Some(ctx.now + self.wait);
+            }
+            _ => {}
+        }
     }
 
     /// A REP: the first, or a repetition because our answer to it got lost or is not there yet.
@@ -60,6 +81,7 @@ impl Connection {
         }
         self.qp.attrs(active_attrs(connect, &self.req, rep));
         self.timewait = ack_timeout(connect.route.packet_lifetime, rep.target_ack_delay);
+        self.wait = usual_wait(connect);
         self.go(Edge::RecvRep);
         self.peer_tid = tid;
         self.remote_id = Some(rep.local_id);
@@ -107,6 +129,14 @@ impl Connection {
         let event = Event::Unreachable { conn: self.id };
         self.tell(ctx, event);
     }
+}
+
+/// The REQ is sent so often at least, however short the time is: one that gets lost is not the end.
+const SENDS_MIN: u32 = 5;
+
+/// How long an answer may take: the peer's time, and the way there and back.
+fn usual_wait(connect: &Connect) -> Duration {
+    connect.response_timeout.duration() + 2 * connect.route.packet_lifetime.duration()
 }
 
 /// The REQ for a connection.

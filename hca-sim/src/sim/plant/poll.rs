@@ -70,12 +70,12 @@ impl Spoiled {
         out
     }
 
-    /// Waits until there is something to poll.
+    /// Waits until there is something to poll, or the device is gone, which whoever took it away knows.
     pub(crate) async fn ready(&mut self, cq: &mut Cq) {
         if self.plant == Some(Plant::LostWake) && !self.lost && self.draw.chance(OFTEN) {
             self.lost = true;
             pending::<()>().await;
         }
-        cq.ready().await;
+        let _ = cq.ready().await;
     }
 }

@@ -121,10 +121,17 @@ pub(super) async fn drive<S: Side>(
             Some(bad) => return Err(explain(side, bad, chunks)),
             None => {}
         }
-        let (ready, told) = (pin!(side.endpoint().ready()), pin!(watch.next()));
-        if let Either::Right((told, _)) = select(ready, told).await {
-            news = Some(told);
-        }
+        let next = {
+            let (ready, told) = (pin!(side.endpoint().ready()), pin!(watch.next()));
+            match select(ready, told).await {
+                Either::Left((ready, _)) => ready.map(|()| None),
+                Either::Right((told, _)) => Ok(Some(told)),
+            }
+        };
+        news = match next {
+            Ok(told) => told,
+            Err(error) => return Err(diagnose(side, watch, chunks, error)),
+        };
     }
 }
 

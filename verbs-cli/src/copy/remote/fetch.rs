@@ -70,7 +70,7 @@ fn fetch(
 ) -> Result<Copied, CopyError> {
     let (control, wire) = match url.scheme {
         Scheme::Roce => {
-            let stream = Connection::open(&url.host, url.port)?;
+            let stream = Connection::open(&url.host, url.port, args.connect)?;
             let (local, peer) = (stream.local().ip(), stream.peer().ip());
             let wire = Wire::open_towards(network, &args.wire.bind, local, peer)?;
             (Control::Stream(stream), wire)
@@ -132,7 +132,7 @@ fn connect_to(
     })?;
     // The connection keeps the device.
     let local = wire.addresses().first().copied().unwrap_or(local);
-    let managed = Managed::open(&device, &url.host, peer, (local, 0).into())?;
+    let managed = Managed::open(&device, &url.host, peer, (local, 0).into(), args.connect)?;
     Ok((Control::Managed(managed), wire))
 }
 

@@ -3,7 +3,7 @@
 //! The peer's end of the connection flushes the receives here, so that it is noticed like the end of a
 //! stream. A peer that is killed says nothing; only whoever sends to it finds out.
 
-use std::future::poll_fn;
+use std::future::{IntoFuture, poll_fn};
 use std::io;
 use std::net::SocketAddr;
 use std::pin::pin;
@@ -21,6 +21,7 @@ use verbs_core::{Access, Cq, Device, Error, Memory, Mr, Pd, Qp, QpInit, Recv, Se
 
 use super::message::{BODY_BYTES_MAX, HEADER_LEN};
 use crate::ending::within;
+use crate::connecting::ConnectArgs;
 use crate::net::{NetError, PATIENCE};
 use crate::wire::PORT;
 
@@ -124,12 +125,13 @@ impl Objects {
 type Parted = Result<(Arc<Pd>, [Cq; 2], [Mr; 2], Connection), NetError>;
 
 impl Managed {
-    /// Connects to a service. Blocks, for [`PATIENCE`] at most.
+    /// Connects to a service in time. Blocks.
     pub(crate) fn open(
         device: &Device,
         host: &str,
         peer: SocketAddr,
         local: SocketAddr,
+        connect: ConnectArgs,
     ) -> Result<Self, NetError> {
         let failed = |error| NetError::Manager {
             host: host.into(),
@@ -138,11 +140,9 @@ impl Managed {
         };
         let objects = block_on(Objects::make(device))?;
         let parted = objects.connected(|qp| {
-            let connecting = verbs_cm::connect(device, peer, qp).step();
-            match within(Instant::now() + PATIENCE, connecting) {
-                Some(connected) => connected.map_err(|error| failed(error.into())),
-                None => Err(failed(verbs_cm::Error::TimedOut(peer))),
-            }
+            let connecting = verbs_cm::connect(device, peer, qp).timeout(connect.connect_timeout);
+            let connecting = connect.await_connection(device, peer, connecting.into_future());
+            block_on(connecting).map_err(|error| failed(error.into()))
         });
         Ok(Self::new(parted?, peer, local))
     }
@@ -250,7 +250,7 @@ impl Mouth {
         let sent = within(Instant::now() + PATIENCE, pin!(completion(&mut self.cq)));
         match sent {
             None => Err(NetError::Silent { peer }),
-            Some(wc) => judge(peer, &wc),
+            Some(wc) => judge(peer, &wc?),
         }
     }
 }
@@ -269,9 +269,7 @@ impl Ears {
             })
             .await
         };
-        let Some(wc) = wc else {
-            return Err(NetError::Ended(peer));
-        };
+        let wc = wc.ok_or(NetError::Ended(peer))??;
         judge(peer, &wc)?;
         let mut message = vec![0; (wc.byte_len as usize).min(MESSAGE_MAX)];
         let read = self.mr.read(wc.wr_id as usize * MESSAGE_MAX, &mut message);
@@ -292,13 +290,16 @@ fn receive(mr: &Mr, piece: u64) -> Recv<'static> {
 }
 
 /// The next completion.
-async fn completion(cq: &mut Cq) -> Wc {
+async fn completion(cq: &mut Cq) -> Result<Wc, NetError> {
     loop {
         let mut entry = [Wc::default()];
         if let Some(&wc) = cq.poll(&mut entry).first() {
-            return wc;
+            return Ok(wc);
         }
-        cq.ready().await;
+        cq.ready().await.map_err(|error| NetError::Verb {
+            doing: "wait for completions",
+            error,
+        })?;
     }
 }
 

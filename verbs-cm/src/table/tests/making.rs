@@ -1,6 +1,7 @@
 //! Connections being made, refused and given up.
 
 use std::net::{IpAddr, Ipv4Addr};
+use std::time::Duration;
 
 use verbs_core::addr::{Gid, Lid, Mtu};
 use verbs_core::mad::sa::PathRecord;
@@ -219,6 +220,36 @@ fn a_lost_request_is_sent_again_until_there_is_no_hope() {
     assert_eq!(lab.fire_all(0), ["REQ", "REQ", "REJ"]);
     assert_eq!(lab.event(0), Some(Event::Unreachable { conn }));
     assert_eq!((lab.event(0), lab.state(0, conn)), (None, None));
+    lab.finish();
+}
+
+/// The REQ is repeated evenly within the time that its user has, and often enough; what the peer is asked
+/// for, and what follows the answer, stays as it is.
+#[test]
+fn a_request_is_given_up_within_its_time() {
+    for (millis, sends) in [(100, 5), (5_000, 5), (12_000, 12), (60_000, 16)] {
+        let mut lab = Lab::new();
+        let timeout = Duration::from_millis(millis);
+        let mut wish = connect(0x55);
+        wish.timeout = Some(timeout);
+        let conn = lab.cms[0].connect(lab.now, wish).unwrap();
+        assert_eq!(lab.lose(0), ["REQ"]);
+        let begun = lab.now;
+        let mut sent = lab.fire_all(0);
+        assert_eq!(sent.pop(), Some("REJ"));
+        assert_eq!(sent, vec!["REQ"; sends - 1], "in {timeout:?}");
+        assert_eq!(lab.event(0), Some(Event::Unreachable { conn }));
+        assert!(lab.now.since(begun) <= timeout, "{:?}", lab.now);
+        assert!(lab.now.since(begun) * 100 >= timeout * 99, "{:?}", lab.now);
+        lab.finish();
+    }
+    // One that is longer than the peer's own time changes nothing.
+    let mut lab = Lab::new();
+    let mut wish = connect(0x55);
+    (wish.max_cm_retries, wish.timeout) = (Bits::truncated(1), Some(Duration::from_secs(600)));
+    let _ = lab.cms[0].connect(lab.now, wish).unwrap();
+    assert_eq!(lab.lose(0), ["REQ"]);
+    assert_eq!(lab.fire_all(0), ["REQ", "REJ"]);
     lab.finish();
 }
 

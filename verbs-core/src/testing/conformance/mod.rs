@@ -13,7 +13,7 @@
 //!
 //! A [`Subject`] says what is tested and, where that is needed, how its time passes, how it is
 //! removed, and which verbs it does not have. Every check gets a fresh one. [`CHECKS`] lists them;
-//! each can be called alone.
+//! each can be called alone. [`CORE`] lists the verbs that every provider needs.
 //!
 //! What of K1 to K17 is not here, and why: that routines do not nest (K1, K5), that `wait` refuses
 //! under NoBlock (K3), that dropped commands fail (K7), that who is Busy is decided in one step
@@ -25,6 +25,7 @@ mod arguments;
 mod completion;
 mod leaving;
 mod objects;
+mod removal;
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -39,6 +40,7 @@ pub use arguments::*;
 pub use completion::*;
 pub use leaving::*;
 pub use objects::*;
+pub use removal::*;
 
 /// How long a check may take before the suite says that it blocks.
 pub const LIMIT: Duration = Duration::from_secs(60);
@@ -47,6 +49,26 @@ pub const LIMIT: Duration = Duration::from_secs(60);
 pub type Make<'m> = &'m dyn Fn() -> Subject;
 
 type SharedMake = Arc<dyn Fn() -> Subject + Send + Sync>;
+
+/// The verbs that every provider has: without them no check can set its stage. The others may be named in
+/// [`Subject::without`].
+pub const CORE: &[Kind] = &[
+    Kind::OpenDevice,
+    Kind::CloseDevice,
+    Kind::QueryDevice,
+    Kind::QueryPort,
+    Kind::NextEvent,
+    Kind::AllocPd,
+    Kind::DeallocPd,
+    Kind::CreateCq,
+    Kind::DestroyCq,
+    Kind::RegMr,
+    Kind::DeregMr,
+    Kind::CreateQp,
+    Kind::ModifyQp,
+    Kind::QueryQp,
+    Kind::DestroyQp,
+];
 
 /// One check: its name, which begins with the contract's rule if it stands for one, and itself.
 #[derive(Clone, Copy)]
@@ -80,6 +102,8 @@ checks! {
     k9_a_future_dropped_while_it_pends
     k9_a_future_dropped_after_its_completion
     k15_removal_completes_everything
+    k17_an_idle_client_hears_of_the_removal
+    k17_whoever_asks_later_hears_of_the_removal
     k10_busy_changes_nothing
     k11_requests_delay_a_destroy
     k12_dropped_handles_leave_nothing
@@ -99,12 +123,22 @@ impl fmt::Debug for Check {
     }
 }
 
-/// Runs every check.
+/// Runs every check, each on a thread of its name, so that what a check prints when it panics says which
+/// one it is.
 ///
 /// # Panics
-/// With the names of the checks that the provider fails, and why.
+/// With the names of the checks that the provider fails, and why; at once, and with their names, if it
+/// lacks verbs of [`CORE`].
 pub fn run(make: impl Fn() -> Subject + Send + Sync + 'static) {
     let make: SharedMake = Arc::new(make);
+    let subject = make();
+    let missing: Vec<&Kind> = CORE.iter().filter(|&&kind| !subject.has(kind)).collect();
+    assert!(
+        missing.is_empty(),
+        "the suite needs verbs that the provider is without: {missing:?}; `conformance::CORE` lists what \
+         every provider has"
+    );
+    drop(subject);
     let failed: Vec<String> = CHECKS
         .iter()
         .filter_map(|check| {
@@ -125,11 +159,16 @@ pub fn run(make: impl Fn() -> Subject + Send + Sync + 'static) {
 fn watched(check: Check, make: SharedMake, limit: Duration) -> Result<(), String> {
     let outcome = Arc::new(Mutex::new(None));
     let (theirs, waits) = (Arc::clone(&outcome), thread::current());
-    thread::spawn(move || {
-        let result = catch_unwind(AssertUnwindSafe(|| (check.run)(&*make)));
-        *theirs.lock() = Some(result.map_err(|panic| message(&*panic)));
-        waits.unpark();
-    });
+    let begun = thread::Builder::new()
+        .name(check.name.into())
+        .spawn(move || {
+            let result = catch_unwind(AssertUnwindSafe(|| (check.run)(&*make)));
+            *theirs.lock() = Some(result.map_err(|panic| message(&*panic)));
+            waits.unpark();
+        });
+    if let Err(error) = begun {
+        return Err(format!("the system gives no thread: {error}"));
+    }
     let start = Instant::now();
     loop {
         if let Some(result) = outcome.lock().take() {
@@ -236,5 +275,16 @@ mod tests {
         let failed = watch(|_| panic!("on purpose"), LIMIT);
         assert_eq!(failed, Err("on purpose".into()));
         assert_eq!(watch(k1_many_at_once, LIMIT), Ok(()));
+        let named = watch(
+            |_| assert_eq!(thread::current().name(), Some("sample")),
+            LIMIT,
+        );
+        assert_eq!(named, Ok(()), "who panics says which check it is");
+    }
+
+    #[test]
+    #[should_panic(expected = "the suite needs verbs that the provider is without: [CreateCq]")]
+    fn verbs_that_every_provider_needs_are_named() {
+        run(|| Subject::new(Arc::new(Null::default())).without(&[Kind::CreateCq, Kind::AllocMw]));
     }
 }
