@@ -148,6 +148,12 @@ pub enum Failure {
     #[error("the peer's queue pair is part of another connection here")]
     Stale,
 
+    // --- a limit ---
+    /// The peer has not confirmed the connection yet, and it gave way to newer requests; see
+    /// [`Config::half_open_max`](crate::Config::half_open_max).
+    #[error("the peer has not confirmed the connection, which gave way to newer requests")]
+    GaveWay,
+
     // --- the device ---
     /// The queue pair could not be brought where it had to be.
     #[error("the queue pair could not be modified: {0}")]
@@ -181,6 +187,11 @@ pub struct Counters {
     pub refused: u64,
     /// Connections that left timewait early.
     pub timewait_cut: u64,
+    /// Half-open connections that gave way to newer requests.
+    pub gave_way: u64,
+    /// Messages kept back because their receiver has not shown that it hears us; see
+    /// [`Config::amplification_max`](crate::Config::amplification_max).
+    pub unproven: u64,
 }
 
 /// Why a call was refused; nothing was done.

@@ -44,6 +44,7 @@ impl Connection {
         if dreq.remote_qpn != self.qp.qpn() {
             return false;
         }
+        self.prove();
         let before = self.state;
         let why = Failure::PeerDisconnected;
         let event = Event::ConnectError { conn: self.id, why };
