@@ -226,6 +226,8 @@ impl Drop for Inner {
 /// What has come for a listener and was not taken.
 pub(crate) struct Backlog {
     waiting: Mutex<VecDeque<Waiting>>,
+    /// Twice the requests that may wait: beyond it those whose peers have given up are thrown out.
+    crowd: usize,
     waker: AtomicWaker,
 }
 
@@ -234,11 +236,22 @@ pub(crate) enum Waiting {
     Question(Question),
 }
 
+impl Waiting {
+    /// Whether the peer still waits for an answer. Questions wait until they are answered.
+    fn is_alive(&self) -> bool {
+        match self {
+            Self::Request(request) => request.is_alive(),
+            Self::Question(_) => true,
+        }
+    }
+}
+
 impl Backlog {
     /// Room for all that may wait is reserved now.
     pub(crate) fn new(backlog: u32) -> Self {
         Self {
             waiting: Mutex::new(VecDeque::with_capacity(backlog.min(BACKLOG) as usize)),
+            crowd: 2 * backlog.max(1) as usize,
             waker: AtomicWaker::new(),
         }
     }
@@ -272,8 +285,30 @@ impl Backlog {
     }
 
     pub(crate) fn push(&self, waiting: Waiting) {
-        self.waiting.lock().push_back(waiting);
+        let len = {
+            let mut all = self.waiting.lock();
+            all.push_back(waiting);
+            all.len()
+        };
+        if len > self.crowd {
+            self.tidy();
+        }
         self.waker.wake();
+    }
+
+    /// Throws out the requests whose peers have given up: a peer that asks and takes it back, again and
+    /// again, while the program is busy elsewhere, takes no memory.
+    fn tidy(&self) {
+        // The connection manager is asked, and told, under no lock.
+        let all = std::mem::take(&mut *self.waiting.lock());
+        let (alive, gone): (VecDeque<_>, VecDeque<_>) =
+            all.into_iter().partition(Waiting::is_alive);
+        {
+            let mut waiting = self.waiting.lock();
+            let newer = std::mem::replace(&mut *waiting, alive);
+            waiting.extend(newer);
+        }
+        drop(gone);
     }
 
     /// Nobody takes what waits any more: it is rejected, by its own destructors.

@@ -15,6 +15,7 @@ use crate::error::{Error, NotConnected};
 use crate::event::ConnId;
 use crate::hub::Hub;
 use crate::listen::peer_of;
+use crate::machine::State;
 use crate::options::{ConnParam, bits, blob, options};
 use crate::params::Accept;
 use crate::provided;
@@ -79,6 +80,18 @@ impl ConnectRequest {
             responder_resources: request.param.responder_resources,
             initiator_depth: request.param.initiator_depth,
             asked: Asked::Verb(request.endpoint),
+        }
+    }
+
+    /// Whether the peer still waits for the answer, as far as is known here.
+    pub(super) fn is_alive(&self) -> bool {
+        match &self.asked {
+            Asked::Message { hub, conn, .. } => {
+                let state = hub.with(|inner, _| inner.cm.state(*conn));
+                state.is_some_and(State::awaits_user)
+            }
+            Asked::Verb(_) => true,
+            Asked::Answered => false,
         }
     }
 
