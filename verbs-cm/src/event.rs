@@ -137,6 +137,11 @@ impl Event {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Failure {
+    // --- the caller ---
+    /// All connections were ended here; see [`Manager::disconnect_all`](crate::Manager::disconnect_all).
+    #[error("all connections were ended here")]
+    Ended,
+
     // --- the peer ---
     /// The peer did not confirm the REP in time.
     #[error("the peer did not confirm the connection in time")]

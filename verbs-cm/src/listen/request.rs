@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use verbs_core::mad::TimeCode;
 use verbs_core::sync::Arc;
-use verbs_core::{Access, CmEndpoint, CmRequest, Qp, QpType, no_block};
+use verbs_core::{Access, CmEndpoint, CmRequest, Gid, Qp, QpType, no_block};
 
 use crate::connect::{finish, refused};
 use crate::connection::Connection;
@@ -26,6 +26,7 @@ use crate::wire::{IpHeader, RejectReason, Req, Transport};
 /// it. Dropping it rejects it.
 pub struct ConnectRequest {
     peer: SocketAddr,
+    gid: Option<Gid>,
     local: Option<IpAddr>,
     private_data: Data,
     /// As the peer sees them.
@@ -60,6 +61,7 @@ impl ConnectRequest {
         };
         Self {
             peer: peer_of(ip, gid),
+            gid: Some(req.primary.local_gid),
             local: ip.map(|ip| ip.addresses.destination()),
             private_data: req.private_data.0[start..].to_vec(),
             responder_resources: req.responder_resources,
@@ -75,6 +77,7 @@ impl ConnectRequest {
     pub(crate) fn by_verb(request: CmRequest) -> Self {
         Self {
             peer: request.remote,
+            gid: None,
             local: Some(request.endpoint.local().ip()),
             private_data: request.private_data,
             responder_resources: request.param.responder_resources,
@@ -98,6 +101,12 @@ impl ConnectRequest {
     /// Who asks; without port number if the request has no header of the RDMA IP connection manager.
     pub fn peer_addr(&self) -> SocketAddr {
         self.peer
+    }
+
+    /// The GID that the connection's packets go to, where connections are made by messages; on Ethernet the
+    /// request came from it. [`peer_addr`](Self::peer_addr) is what the peer says.
+    pub fn peer_gid(&self) -> Option<Gid> {
+        self.gid
     }
 
     /// The address that was asked for, if the request says it.

@@ -538,7 +538,7 @@ fn the_listener_of_the_address_comes_first() {
 fn a_port_connects_to_itself() {
     let mut cm = crate::Cm::new(Config::default(), port(0), 2, 5);
     cm.listen(Listen::new(SERVICE)).unwrap();
-    let now = verbs_core::mad::Time::ZERO;
+    let now = Time::ZERO;
     let mut wish = connect(0x55);
     wish.route = Route::roce(&port(0), gid(0), gid(0)).unwrap();
     cm.connect(now, wish).unwrap();
