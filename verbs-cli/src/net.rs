@@ -8,6 +8,7 @@ use std::net::{
 use std::time::{Duration, Instant};
 
 use rustix::net::sockopt;
+use verbs_core::sync::Arc;
 
 /// How long a peer may take to accept a connection, or to send or take one message.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
@@ -56,10 +57,10 @@ pub(crate) enum NetError {
     Foreign { peer: SocketAddr, what: String },
 }
 
-/// A connection and who is at its other end.
-#[derive(Debug)]
+/// A connection and who is at its other end. Clones are the same connection.
+#[derive(Clone, Debug)]
 pub(crate) struct Connection {
-    stream: TcpStream,
+    stream: Arc<TcpStream>,
     peer: SocketAddr,
     local: SocketAddr,
 }
@@ -96,18 +97,9 @@ impl Connection {
             canonical(stream.local_addr()?),
         );
         Ok(Self {
-            stream,
+            stream: Arc::new(stream),
             peer,
             local,
-        })
-    }
-
-    /// Another handle to the same connection.
-    pub(crate) fn try_clone(&self) -> Result<Self, NetError> {
-        let stream = self.stream.try_clone();
-        Ok(Self {
-            stream: stream.map_err(|error| self.broken(error))?,
-            ..*self
         })
     }
 
@@ -123,7 +115,7 @@ impl Connection {
 
     /// Sends all bytes, in one piece if the system can.
     pub(crate) fn send(&mut self, bytes: &[u8]) -> Result<(), NetError> {
-        self.stream
+        (&*self.stream)
             .write_all(bytes)
             .map_err(|error| self.broken(error))
     }
@@ -162,11 +154,17 @@ impl Connection {
         let _ = self.stream.shutdown(Shutdown::Read);
     }
 
+    /// Ends the connection: who reads or writes, through any handle, finds the end.
+    pub(crate) fn hang_up(&self) {
+        // It may have ended already.
+        let _ = self.stream.shutdown(Shutdown::Both);
+    }
+
     fn read_some(&mut self, into: &mut [u8], wait: Duration) -> Result<Option<usize>, NetError> {
         let read = self
             .stream
             .set_read_timeout(Some(wait))
-            .and_then(|()| self.stream.read(into));
+            .and_then(|()| (&*self.stream).read(into));
         match read {
             Ok(0) => Err(NetError::Ended(self.peer)),
             Ok(n) => Ok(Some(n)),
