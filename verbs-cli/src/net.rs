@@ -1,17 +1,24 @@
 //! TCP, as far as commands need it: connections with deadlines on every step; and how to find a peer.
 
+use std::collections::VecDeque;
 use std::io::{self, Read, Write};
 use std::net::{
     IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs,
     UdpSocket,
 };
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
 use rustix::net::sockopt;
 use verbs_core::sync::Arc;
 
 /// How long a peer may take to accept a connection, or to send or take one message.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Connections that say nothing beside each other: far fewer than a process may have descriptors.
+const SILENT_MAX: usize = 128;
 
 /// How long a peer that is sent away may take to read why.
 const PARTING: Duration = Duration::from_millis(200);
@@ -238,10 +245,75 @@ pub(crate) fn listen(address: Option<SocketAddr>, port: u16) -> Result<TcpListen
     }
 }
 
+/// The first connection that has something to say. Blocks until there is one. Connections that are silent wait
+/// beside each other, [`SILENT_MAX`] at most: beyond that the oldest is closed, as are those that end.
+pub(crate) fn accept_first_to_speak(listener: &TcpListener) -> io::Result<Connection> {
+    let mut silent: VecDeque<TcpStream> = VecDeque::new();
+    loop {
+        let ready: Vec<bool> = {
+            let sockets = silent.iter().map(AsFd::as_fd);
+            let sockets = [listener.as_fd()].into_iter().chain(sockets);
+            let mut polled: Vec<_> = sockets
+                .map(|socket| PollFd::from_borrowed_fd(socket, PollFlags::IN))
+                .collect();
+            match poll(&mut polled, None) {
+                Err(Errno::INTR) => continue,
+                polled => polled?,
+            };
+            let has_news = |socket: &PollFd<'_>| !socket.revents().is_empty();
+            polled.iter().map(has_news).collect()
+        };
+        for at in (0..silent.len()).rev().filter(|at| ready[at + 1]) {
+            // One that has ended or failed is dropped.
+            let stream = silent.remove(at);
+            let speaks = |stream: &TcpStream| matches!(stream.peek(&mut [0]), Ok(1));
+            if let Some(stream) = stream.filter(speaks) {
+                return Connection::new(stream);
+            }
+        }
+        if ready[0] {
+            let (stream, _) = listener.accept()?;
+            if silent.len() == SILENT_MAX {
+                silent.pop_front();
+            }
+            silent.push_back(stream);
+        }
+    }
+}
+
 /// IPv4 addresses that came through an IPv6 socket are IPv4 addresses.
 pub(crate) fn canonical(address: SocketAddr) -> SocketAddr {
     match address.ip().to_canonical() {
         IpAddr::V4(ip) => (ip, address.port()).into(),
         IpAddr::V6(_) => address,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use verbs_core::sync::thread;
+
+    use super::*;
+
+    /// Goal: who says nothing does not keep a server of one client from its client. Method: more silent ones
+    /// than are kept, one that has ended, and then one that speaks.
+    #[test]
+    fn the_first_to_speak_is_accepted() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("bound");
+        thread::scope(|scope| {
+            let accepted = scope.spawn(|| accept_first_to_speak(&listener));
+            let connect = || TcpStream::connect(address).expect("it listens");
+            drop(connect());
+            let silent: Vec<_> = (0..SILENT_MAX + 10).map(|_| connect()).collect();
+            let mut client = connect();
+            client.write_all(b"hello").expect("open");
+            let mut accepted = accepted.join().expect("no panic").expect("a client");
+            let mut said = [0; 5];
+            let deadline = Instant::now() + PATIENCE;
+            accepted.receive(&mut said, deadline).expect("five bytes");
+            assert_eq!(&said, b"hello");
+            drop(silent);
+        });
     }
 }

@@ -47,7 +47,9 @@ pub(crate) fn request(from: Ipv4Addr, to: SocketAddrV4, number: u32) -> Vec<u8> 
 fn packet(from: Ipv4Addr, to: Ipv4Addr, psn: u32, mad: &[u8]) -> Vec<u8> {
     let psn = psn.to_be_bytes();
     // SEND Only of UD to queue pair 1, from queue pair 1, with the Q_Key of management datagrams.
-    let mut packet = vec![0x64, 0x40, 0xff, 0xff, 0, 0, 0, 1, 0, psn[1], psn[2], psn[3]];
+    let mut packet = vec![
+        0x64, 0x40, 0xff, 0xff, 0, 0, 0, 1, 0, psn[1], psn[2], psn[3],
+    ];
     packet.extend([0x80, 1, 0, 0, 0, 0, 0, 1]);
     packet.extend(mad);
     let udp_len = u16::try_from(8 + packet.len() + Icrc::LEN).expect("one datagram");
