@@ -59,10 +59,9 @@ pub(crate) fn run(
             let asking = pin!(ask(args, &device, peer, out));
             match block_on(select(asking, pin!(ending.told()))) {
                 Either::Left((done, _)) => Ok(done),
-                Either::Right((signal, asking)) => {
-                    // The connection is told of before it is dropped.
+                // What asks is not dropped before: its connection is ended, and the peer told.
+                Either::Right((signal, _asking)) => {
                     goodbye(&device);
-                    drop(asking);
                     Err(signal)
                 }
             }

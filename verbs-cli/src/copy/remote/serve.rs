@@ -391,7 +391,7 @@ impl<'a> Server<'a> {
         let mut sender = Sender::new(endpoint, source, plan, ready.slots);
         let progress = Progress::new(plan.size(), true);
         if !drive(&mut sender, &mut watch, plan.chunks(), &progress, &|| {
-            ticket.moved()
+            ticket.moved();
         })
         .await?
         {
