@@ -25,7 +25,7 @@ pub struct Config {
     /// Messages to the sender of a REQ for each message from it, until it has shown that it hears us: it has
     /// named the communication id that it can only know from the REP, or its queue pair has sent data. 3 by
     /// default (RFC 9000, 8.1); messages of the connection manager all have the same size. The address of a
-    /// REQ may be forged, and repetitions of the REP go to whoever has it.
+    /// REQ may be forged, and repetitions of the REP go to its owner.
     pub amplification_max: u32,
     /// Connections in timewait, and rejected ones whose REJ may have to be repeated. Beyond it some
     /// leave early: the oldest rejected one, or else the oldest. 4096 by default.

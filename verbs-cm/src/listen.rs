@@ -32,6 +32,12 @@ const BACKLOG: u32 = 128;
 /// Listens for connections. The unspecified address stands for all of the device's; port number 0 for
 /// any that is free.
 ///
+/// Requests come from strangers, and their addresses may be forged. Those that are not confirmed are bounded
+/// for the port, in number for each source and in all, in time, and in what is sent to them
+/// ([`Config`](crate::Config)); the oldest gives way, and accepting it fails with
+/// [`Failure::GaveWay`](crate::Failure::GaveWay). A program that accepts one request at a time waits for a
+/// stranger's confirmation as long as that may take: accept them beside each other.
+///
 /// ```no_run
 /// # async fn example(dev: &verbs_core::Device, pd: &verbs_core::Pd, cq: &verbs_core::Cq)
 /// # -> Result<(), verbs_cm::Error> {

@@ -58,17 +58,31 @@ fn a_ping_server_that_is_told_to_end_tells_its_client() {
     }
 }
 
+/// Goal: the server of one client ends with it, and not when its retries have run out, which takes 17 s.
 #[test]
 fn a_ping_client_that_is_told_to_end_tells_its_server() {
     let place = Place::new();
-    let [mut serving, mut asking] = pinging(&place, 104, 105);
+    let (server, client, port) = (address(105), address(104), free_port());
+    let serve = ["rping", "-s", "-a", &server, "-p", &port];
+    let mut serving = Background::start(&place, &serve);
+    let ask = ["rping", "-c", "-a", &server, "-p", &port, "-I", &client];
+    let since = Instant::now();
+    let mut asking = loop {
+        let mut asking = Background::start(&place, &ask);
+        thread::sleep(Duration::from_millis(700));
+        if !asking.has_ended() {
+            break asking;
+        }
+        assert!(!serving.has_ended(), "{:?}", serving.end());
+        assert!(since.elapsed() < PATIENCE, "it does not serve");
+    };
     tell(&mut asking, Signal::INT);
+    let since = Instant::now();
     let asked = ended(asking, "the client");
     assert_eq!(asked.signal, Some(Signal::INT.as_raw()), "{asked:?}");
-    thread::sleep(Duration::from_secs(1));
-    tell(&mut serving, Signal::TERM);
     let served = ended(serving, "the server");
-    assert!(!served.stdout.contains("retry"), "{served:?}");
+    assert!(since.elapsed() < Duration::from_secs(15), "{served:?}");
+    assert!(!served.stderr.contains("retry"), "{served:?}");
 }
 
 #[test]

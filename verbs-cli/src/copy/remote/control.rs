@@ -72,7 +72,7 @@ impl Control {
         }
     }
 
-    /// What ends the connection, under whoever uses it.
+    /// What ends the connection, whichever thread uses it.
     pub(super) fn hang_up(&self) -> HangUp {
         match self.clone() {
             Self::Stream(stream) => Arc::new(move || stream.hang_up()),

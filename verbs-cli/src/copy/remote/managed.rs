@@ -225,7 +225,7 @@ impl Managed {
         self.peer_gid
     }
 
-    /// What tells whoever listens that the connection has ended; it keeps no connection.
+    /// What tells the listening thread that the connection has ended; it keeps no connection.
     pub(super) fn hang_up(&self) -> HangUp {
         let deaf = Arc::clone(&self.deaf);
         Arc::new(move || deaf.be())

@@ -173,7 +173,7 @@ impl<'a> Server<'a> {
         Ok(Some(ManagedService { device, listener }))
     }
 
-    /// Serves whoever comes, until the process is told to end.
+    /// Serves the clients that come, until the process is told to end.
     fn serve(
         &self,
         listener: &TcpListener,
@@ -268,7 +268,7 @@ impl<'a> Server<'a> {
                 ticket.connected(managed.hang_up());
                 self.attend(Control::Managed(managed), ticket, quiet);
             }
-            // A request that nobody confirms may never have been one.
+            // A request that is not confirmed may have been forged.
             Err(_) if ticket.gave_way() => {}
             Err(error) => complain(&format_args!("{peer}: {error}")),
         }

@@ -292,7 +292,7 @@ fn clients_that_do_nothing_keep_no_others_out() {
 }
 
 /// Goal: data goes to a device that has answered, and to one that the client has asked with. Method: clients
-/// that name an address at which nobody answers, or another one when it matters.
+/// that name an address that does not answer, or another one when it matters.
 #[test]
 fn data_goes_nowhere_before_a_device_has_answered() {
     let place = Place::new();
