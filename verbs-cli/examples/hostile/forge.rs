@@ -9,10 +9,6 @@ use verbs_cm::{Cm, Config, Connect, Port, Route};
 use verbs_core::mad::{Blob, Time, TimeCode};
 use verbs_core::{Gid, Guid, Lid, LinkLayer, Mtu, Qpn};
 
-/// Bytes of the IPv4 and UDP headers, which are counted with what they carry.
-#[allow(dead_code, reason = "for those who count")]
-pub(crate) const HEADERS: usize = 28;
-
 /// The payload of the UDP datagram that asks the service at `to` for a connection, from `from`; no two
 /// numbers are the same connection.
 pub(crate) fn request(from: Ipv4Addr, to: SocketAddrV4, number: u32) -> Vec<u8> {
@@ -76,15 +72,4 @@ pub(crate) fn socket(address: Ipv4Addr) -> io::Result<UdpSocket> {
     let socket = UdpSocket::bind((address, ROCE_PORT))?;
     socket.set_nonblocking(true)?;
     Ok(socket)
-}
-
-/// Bytes that have come to a socket since it was last asked, with their headers.
-#[allow(dead_code, reason = "for those who count")]
-pub(crate) fn received(socket: &UdpSocket) -> usize {
-    let mut bytes = 0;
-    let mut buffer = [0; 65536];
-    while let Ok(len) = socket.recv(&mut buffer) {
-        bytes += HEADERS + len;
-    }
-    bytes
 }
