@@ -4,6 +4,7 @@ use std::future::IntoFuture;
 use std::net::IpAddr;
 use std::time::Duration;
 
+use futures::FutureExt;
 use futures::executor::block_on;
 use futures::future::join;
 use hca_sim::sim::Sim;
@@ -63,6 +64,44 @@ fn over_a_simulated_network() {
         client.close();
         server.close();
     }
+}
+
+/// Goal: peers that ask and take it back take no memory behind a listener that is busy elsewhere. Method: a
+/// hundred of them, before the first request is taken.
+#[test]
+fn requests_that_were_taken_back_do_not_gather() {
+    let link = Loopback::with_seed(4);
+    let [client, server] = [(); 2].map(|()| Host::on(Hca::on(&link).build()));
+    let table = [&client, &server]
+        .iter()
+        .zip(1..)
+        .fold(Fixed::new(), |table, (host, number)| {
+            let addr = IpAddr::from([10, 0, 0, number]);
+            table.way(addr, host.hca.gid(), Some(host.hca.lid()))
+        });
+    let table = Arc::new(table);
+    let managers = [&client, &server].map(|host| Manager::of(&host.device));
+    for manager in &managers {
+        let table = Arc::<Fixed>::clone(&table);
+        manager.use_resolver(table).wait().unwrap();
+    }
+    let at = "10.0.0.2:7174";
+    let mut listener = listen(&server.device, at).backlog(4).wait().unwrap();
+    let ask_and_take_it_back = || {
+        let asking = connect(&client.device, at, client.qp()).into_future();
+        assert!(asking.now_or_never().is_none(), "it waits for an answer");
+    };
+    ask_and_take_it_back();
+    assert!(listener.accept().now_or_never().is_some(), "it had come");
+    (0..100).for_each(|_| ask_and_take_it_back());
+    let mut waiting = 0;
+    while listener.accept().now_or_never().is_some() {
+        waiting += 1;
+    }
+    assert!((1..=9).contains(&waiting), "{waiting} wait");
+    drop((listener, managers));
+    client.close();
+    server.close();
 }
 
 #[test]

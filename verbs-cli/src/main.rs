@@ -16,6 +16,7 @@ mod exit;
 mod ipoib;
 mod net;
 mod pingpong;
+mod places;
 mod report;
 mod rping;
 mod sim;

@@ -1,18 +1,26 @@
 //! TCP, as far as commands need it: connections with deadlines on every step; and how to find a peer.
 
+use std::collections::VecDeque;
 use std::io::{self, Read, Write};
 use std::net::{
     IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs,
     UdpSocket,
 };
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
 use rustix::net::sockopt;
+use verbs_core::sync::Arc;
 
 use crate::connecting::ConnectArgs;
 
 /// How long a peer may take to accept a connection, or to send or take one message.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Connections that say nothing beside each other: far fewer than a process may have descriptors.
+const SILENT_MAX: usize = 128;
 
 /// How long a peer that is sent away may take to read why.
 const PARTING: Duration = Duration::from_millis(200);
@@ -58,10 +66,10 @@ pub(crate) enum NetError {
     Foreign { peer: SocketAddr, what: String },
 }
 
-/// A connection and who is at its other end.
-#[derive(Debug)]
+/// A connection and who is at its other end. Clones are the same connection.
+#[derive(Clone, Debug)]
 pub(crate) struct Connection {
-    stream: TcpStream,
+    stream: Arc<TcpStream>,
     peer: SocketAddr,
     local: SocketAddr,
 }
@@ -98,18 +106,9 @@ impl Connection {
             canonical(stream.local_addr()?),
         );
         Ok(Self {
-            stream,
+            stream: Arc::new(stream),
             peer,
             local,
-        })
-    }
-
-    /// Another handle to the same connection.
-    pub(crate) fn try_clone(&self) -> Result<Self, NetError> {
-        let stream = self.stream.try_clone();
-        Ok(Self {
-            stream: stream.map_err(|error| self.broken(error))?,
-            ..*self
         })
     }
 
@@ -125,7 +124,7 @@ impl Connection {
 
     /// Sends all bytes, in one piece if the system can.
     pub(crate) fn send(&mut self, bytes: &[u8]) -> Result<(), NetError> {
-        self.stream
+        (&*self.stream)
             .write_all(bytes)
             .map_err(|error| self.broken(error))
     }
@@ -164,11 +163,17 @@ impl Connection {
         let _ = self.stream.shutdown(Shutdown::Read);
     }
 
+    /// Ends the connection: who reads or writes, through any handle, finds the end.
+    pub(crate) fn hang_up(&self) {
+        // It may have ended already.
+        let _ = self.stream.shutdown(Shutdown::Both);
+    }
+
     fn read_some(&mut self, into: &mut [u8], wait: Duration) -> Result<Option<usize>, NetError> {
         let read = self
             .stream
             .set_read_timeout(Some(wait))
-            .and_then(|()| self.stream.read(into));
+            .and_then(|()| (&*self.stream).read(into));
         match read {
             Ok(0) => Err(NetError::Ended(self.peer)),
             Ok(n) => Ok(Some(n)),
@@ -242,10 +247,75 @@ pub(crate) fn listen(address: Option<SocketAddr>, port: u16) -> Result<TcpListen
     }
 }
 
+/// The first connection that has something to say. Blocks until there is one. Connections that are silent wait
+/// beside each other, [`SILENT_MAX`] at most: beyond that the oldest is closed, as are those that end.
+pub(crate) fn accept_first_to_speak(listener: &TcpListener) -> io::Result<Connection> {
+    let mut silent: VecDeque<TcpStream> = VecDeque::new();
+    loop {
+        let ready: Vec<bool> = {
+            let sockets = silent.iter().map(AsFd::as_fd);
+            let sockets = [listener.as_fd()].into_iter().chain(sockets);
+            let mut polled: Vec<_> = sockets
+                .map(|socket| PollFd::from_borrowed_fd(socket, PollFlags::IN))
+                .collect();
+            match poll(&mut polled, None) {
+                Err(Errno::INTR) => continue,
+                polled => polled?,
+            };
+            let has_news = |socket: &PollFd<'_>| !socket.revents().is_empty();
+            polled.iter().map(has_news).collect()
+        };
+        for at in (0..silent.len()).rev().filter(|at| ready[at + 1]) {
+            // One that has ended or failed is dropped.
+            let stream = silent.remove(at);
+            let speaks = |stream: &TcpStream| matches!(stream.peek(&mut [0]), Ok(1));
+            if let Some(stream) = stream.filter(speaks) {
+                return Connection::new(stream);
+            }
+        }
+        if ready[0] {
+            let (stream, _) = listener.accept()?;
+            if silent.len() == SILENT_MAX {
+                silent.pop_front();
+            }
+            silent.push_back(stream);
+        }
+    }
+}
+
 /// IPv4 addresses that came through an IPv6 socket are IPv4 addresses.
 pub(crate) fn canonical(address: SocketAddr) -> SocketAddr {
     match address.ip().to_canonical() {
         IpAddr::V4(ip) => (ip, address.port()).into(),
         IpAddr::V6(_) => address,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use verbs_core::sync::thread;
+
+    use super::*;
+
+    /// Goal: who says nothing does not keep a server of one client from its client. Method: more silent ones
+    /// than are kept, one that has ended, and then one that speaks.
+    #[test]
+    fn the_first_to_speak_is_accepted() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("bound");
+        thread::scope(|scope| {
+            let accepted = scope.spawn(|| accept_first_to_speak(&listener));
+            let connect = || TcpStream::connect(address).expect("it listens");
+            drop(connect());
+            let silent: Vec<_> = (0..SILENT_MAX + 10).map(|_| connect()).collect();
+            let mut client = connect();
+            client.write_all(b"hello").expect("open");
+            let mut accepted = accepted.join().expect("no panic").expect("a client");
+            let mut said = [0; 5];
+            let deadline = Instant::now() + PATIENCE;
+            accepted.receive(&mut said, deadline).expect("five bytes");
+            assert_eq!(&said, b"hello");
+            drop(silent);
+        });
     }
 }

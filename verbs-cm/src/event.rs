@@ -137,6 +137,11 @@ impl Event {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Failure {
+    // --- the caller ---
+    /// All connections were ended here; see [`Manager::disconnect_all`](crate::Manager::disconnect_all).
+    #[error("all connections were ended here")]
+    Ended,
+
     // --- the peer ---
     /// The peer did not confirm the REP in time.
     #[error("the peer did not confirm the connection in time")]
@@ -147,6 +152,12 @@ pub enum Failure {
     /// The peer's queue pair is known here as part of another connection.
     #[error("the peer's queue pair is part of another connection here")]
     Stale,
+
+    // --- a limit ---
+    /// The peer has not confirmed the connection yet, and it gave way to newer requests; see
+    /// [`Config::half_open_max`](crate::Config::half_open_max).
+    #[error("the peer has not confirmed the connection, which gave way to newer requests")]
+    GaveWay,
 
     // --- the device ---
     /// The queue pair could not be brought where it had to be.
@@ -181,6 +192,11 @@ pub struct Counters {
     pub refused: u64,
     /// Connections that left timewait early.
     pub timewait_cut: u64,
+    /// Half-open connections that gave way to newer requests.
+    pub gave_way: u64,
+    /// Messages kept back because their receiver has not shown that it hears us; see
+    /// [`Config::amplification_max`](crate::Config::amplification_max).
+    pub unproven: u64,
 }
 
 /// Why a call was refused; nothing was done.

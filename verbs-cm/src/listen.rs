@@ -32,6 +32,12 @@ const BACKLOG: u32 = 128;
 /// Listens for connections. The unspecified address stands for all of the device's; port number 0 for
 /// any that is free.
 ///
+/// Requests come from strangers, and their addresses may be forged. Those that are not confirmed are bounded
+/// for the port, in number for each source and in all, in time, and in what is sent to them
+/// ([`Config`](crate::Config)); the oldest gives way, and accepting it fails with
+/// [`Failure::GaveWay`](crate::Failure::GaveWay). A program that accepts one request at a time waits for a
+/// stranger's confirmation as long as that may take: accept them beside each other.
+///
 /// ```no_run
 /// # async fn example(dev: &verbs_core::Device, pd: &verbs_core::Pd, cq: &verbs_core::Cq)
 /// # -> Result<(), verbs_cm::Error> {
@@ -226,6 +232,8 @@ impl Drop for Inner {
 /// What has come for a listener and was not taken.
 pub(crate) struct Backlog {
     waiting: Mutex<VecDeque<Waiting>>,
+    /// Twice the requests that may wait: beyond it those whose peers have given up are thrown out.
+    crowd: usize,
     waker: AtomicWaker,
 }
 
@@ -234,11 +242,22 @@ pub(crate) enum Waiting {
     Question(Question),
 }
 
+impl Waiting {
+    /// Whether the peer still waits for an answer. Questions wait until they are answered.
+    fn is_alive(&self) -> bool {
+        match self {
+            Self::Request(request) => request.is_alive(),
+            Self::Question(_) => true,
+        }
+    }
+}
+
 impl Backlog {
     /// Room for all that may wait is reserved now.
     pub(crate) fn new(backlog: u32) -> Self {
         Self {
             waiting: Mutex::new(VecDeque::with_capacity(backlog.min(BACKLOG) as usize)),
+            crowd: 2 * backlog.max(1) as usize,
             waker: AtomicWaker::new(),
         }
     }
@@ -272,8 +291,30 @@ impl Backlog {
     }
 
     pub(crate) fn push(&self, waiting: Waiting) {
-        self.waiting.lock().push_back(waiting);
+        let len = {
+            let mut all = self.waiting.lock();
+            all.push_back(waiting);
+            all.len()
+        };
+        if len > self.crowd {
+            self.tidy();
+        }
         self.waker.wake();
+    }
+
+    /// Throws out the requests whose peers have given up: a peer that asks and takes it back, again and
+    /// again, while the program is busy elsewhere, takes no memory.
+    fn tidy(&self) {
+        // The connection manager is asked, and told, under no lock.
+        let all = std::mem::take(&mut *self.waiting.lock());
+        let (alive, gone): (VecDeque<_>, VecDeque<_>) =
+            all.into_iter().partition(Waiting::is_alive);
+        {
+            let mut waiting = self.waiting.lock();
+            let newer = std::mem::replace(&mut *waiting, alive);
+            waiting.extend(newer);
+        }
+        drop(gone);
     }
 
     /// Nobody takes what waits any more: it is rejected, by its own destructors.

@@ -112,6 +112,34 @@ impl Manager {
         })
     }
 
+    /// Ends all connections of the manager, for a program that ends: the peers of those that are there are told
+    /// (DREQ), those on their way are rejected or taken back, and queue pairs go to ERR. Ends when the peers
+    /// have answered, or did not in spite of all retries, which may take minutes: callers set a time of their
+    /// own. Connections that the provider's verbs have made are ended by dropping them. Opens the manager.
+    ///
+    /// # Errors
+    /// As [`Manager::open`].
+    ///
+    /// # Cancel safety
+    /// The peers are told once when it begins; a future that is dropped does not wait for their answers.
+    ///
+    /// ```no_run
+    /// # async fn example(dev: &verbs_core::Device) -> Result<(), verbs_cm::Error> {
+    /// // The program was told to end.
+    /// verbs_cm::Manager::of(dev).disconnect_all().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn disconnect_all(&self) -> Step<()> {
+        let manager = self.clone();
+        Step::new(async move {
+            if let Way::Messages(hub) = manager.way().await? {
+                hub.disconnect_all().await;
+            }
+            Ok(())
+        })
+    }
+
     /// Connections in any state, those in timewait among them, and resolutions under way. Opens the
     /// manager.
     ///

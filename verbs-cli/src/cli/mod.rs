@@ -304,6 +304,9 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "N", default_value_t = 16,
           value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) max_clients: u32,
+    /// Of these, clients of one address; default: half of --max-clients
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(crate) max_clients_per_address: Option<u32>,
     /// No line for each client
     #[arg(long)]
     pub(crate) quiet: bool,

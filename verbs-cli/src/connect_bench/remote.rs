@@ -1,18 +1,31 @@
 //! Ends in two processes, beside TCP.
 
+use std::collections::VecDeque;
 use std::future::IntoFuture;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener};
+use std::pin::pin;
 use std::time::{Duration, Instant};
 
+use futures::StreamExt;
 use futures::executor::block_on;
-use verbs_cm::Manager;
+use futures::future::{AbortHandle, Abortable, Either, select};
+use futures::stream::FuturesUnordered;
+use verbs_cm::{ConnectRequest, Manager};
 use verbs_core::sync::thread;
 use verbs_core::{Cq, Device, Pd, Qp, QpInit};
 
 use super::{BenchError, ConnectBenchArgs, median, say};
 use crate::cli::WireArgs;
+use crate::ending::{Ending, GOODBYE, within};
 use crate::wire::{Network, Roce, Wire};
+
+/// Connections that are there, or on their way, at the same time; beyond that the oldest gives way. Clients
+/// of ours have one.
+const OPEN_MAX: usize = 256;
+
+/// How long to wait when the system has no more descriptors.
+const BREATH: Duration = Duration::from_millis(100);
 
 struct End {
     // Dropped in this order.
@@ -47,23 +60,60 @@ pub(super) fn serve(at: SocketAddr, out: &mut dyn Write) -> Result<(), BenchErro
     let tcp = TcpListener::bind(at).map_err(BenchError::system("listen for TCP"))?;
     thread::spawn(move || {
         for stream in tcp.incoming() {
+            if stream.is_err() {
+                // No descriptors, for now.
+                thread::sleep(BREATH);
+            }
             // Accepted, and closed at once.
             drop(stream);
         }
     });
-    block_on(async {
-        let end = End::open(&wire).await?;
-        let mut listener = end.manager.listen(at).await?;
-        say(out, format_args!("serving at {}", listener.local_addr()))?;
-        loop {
-            let request = listener.accept().await;
-            // The next one's queue pair is made when it is needed, as a server would.
-            let accepted = request.accept(end.qp().await?).await;
-            let Ok(connection) = accepted else { continue };
-            connection.closed().await?;
-            connection.close().await?;
-        }
+    let ending = Ending::begin().map_err(BenchError::system("be told of INT and TERM"))?;
+    let end = block_on(End::open(&wire))?;
+    let served = block_on(ending.unless_told(accept_all(&end, at, out)));
+    served.unwrap_or_else(|signal| {
+        let goodbye = end.manager.disconnect_all();
+        let _unanswered = within(Instant::now() + GOODBYE, goodbye);
+        signal.obey()
     })
+}
+
+/// Accepts every request, and waits for the client to end the connection. Ends by failing only.
+async fn accept_all(end: &End, at: SocketAddr, out: &mut dyn Write) -> Result<(), BenchError> {
+    let mut listener = end.manager.listen(at).await?;
+    say(out, format_args!("serving at {}", listener.local_addr()))?;
+    let mut open = FuturesUnordered::new();
+    // In the order in which they came; some have ended.
+    let mut oldest = VecDeque::with_capacity(OPEN_MAX);
+    loop {
+        let request = match select(pin!(listener.next()), open.next()).await {
+            Either::Left((Some(request), _)) => request,
+            // Never ends.
+            Either::Left((None, _)) => return Ok(()),
+            // A client that fails, or gave way, is not the server's failure.
+            Either::Right((Some(_ended), _)) => continue,
+            Either::Right((None, listening)) => match listening.await {
+                Some(request) => request,
+                None => return Ok(()),
+            },
+        };
+        if oldest.len() == OPEN_MAX
+            && let Some(longest) = oldest.pop_front()
+        {
+            AbortHandle::abort(&longest);
+        }
+        let (handle, registration) = AbortHandle::new_pair();
+        oldest.push_back(handle);
+        open.push(Abortable::new(one(end, request), registration));
+    }
+}
+
+async fn one(end: &End, request: ConnectRequest) -> Result<(), BenchError> {
+    // The queue pair is made when it is needed, as a server would.
+    let accepted = request.accept(end.qp().await?).await;
+    let connection = accepted.map_err(verbs_cm::Error::from)?;
+    connection.closed().await?;
+    Ok(connection.close().await?)
 }
 
 /// Measures both, in turns.

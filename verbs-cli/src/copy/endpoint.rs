@@ -5,7 +5,7 @@ use std::fmt;
 use futures::future::try_join;
 use verbs_core::{
     Access, Av, BatchError, Cq, Device, Error, LinkLayer, Memory, Mr, Mtu, Path, Pd, PortAttr,
-    PostError, Psn, Qp, QpAttr, QpInit, Qpn, RKey, Recv, Remote, SendWr, Wc, Write,
+    PostError, Psn, Qp, QpAttr, QpInit, QpState, Qpn, RKey, Recv, Remote, SendWr, Wc, Write,
 };
 
 use super::error::{CopyError, End};
@@ -16,6 +16,13 @@ use crate::wire::PORT;
 /// The local ACK timeout: an end sends again after 0.27 s without an answer, and gives its peer up after 7 retries. Hosts
 /// that write large files keep their processes waiting now and then, for longer than the half second of the usual 14.
 const ACK_TIMEOUT: u8 = 16;
+
+/// The same for a peer that has not shown itself: a second, as an answer that gets lost is one of three.
+const ACK_TIMEOUT_UNKNOWN: u8 = 18;
+
+/// Repetitions to such a peer. Three packets of a probe, of 60 bytes each (80 by IPv6), are less than three
+/// times the 86 bytes that a client has sent before.
+const RETRIES_UNKNOWN: u8 = 2;
 
 /// The verbs objects of one end.
 ///
@@ -219,6 +226,28 @@ impl Endpoint {
         ready.map_err(|error| self.failed("make the queue pair ready to send", error))
     }
 
+    /// Starts sending to a peer that may be a third party, which has asked for nothing: what is not answered
+    /// is sent three times in all, [`ACK_TIMEOUT_UNKNOWN`] apart.
+    pub(crate) async fn ready_to_ask(&self, psn: Psn) -> Result<(), CopyError> {
+        let mut rts = QpAttr::rts(psn);
+        (rts.timeout, rts.retry_cnt) = (Some(ACK_TIMEOUT_UNKNOWN), Some(RETRIES_UNKNOWN));
+        let ready = self.qp.modify(rts).await;
+        ready.map_err(|error| self.failed("make the queue pair ready to send", error))
+    }
+
+    /// The peer has answered: from now on it is as after [`Endpoint::ready_to_send`]. Nothing is outstanding.
+    pub(crate) async fn trust(&self) -> Result<(), CopyError> {
+        let usual = QpAttr::rts(Psn::new(0));
+        let mut patient = QpAttr::to(QpState::Sqd);
+        (patient.timeout, patient.retry_cnt) = (Some(ACK_TIMEOUT), usual.retry_cnt);
+        // These attributes change in SQD only (IBTA vol. 1, table 95).
+        for change in [QpAttr::to(QpState::Sqd), patient, QpAttr::to(QpState::Rts)] {
+            let changed = self.qp.modify(change).await;
+            changed.map_err(|error| self.failed("let the queue pair repeat more often", error))?;
+        }
+        Ok(())
+    }
+
     /// The queue pair's number.
     pub(crate) fn qpn(&self) -> Qpn {
         self.qp.qpn()
@@ -337,6 +366,11 @@ impl Endpoint {
             }
         }
         Ok(None)
+    }
+
+    /// Whether [`Endpoint::probe`] has not been answered.
+    pub(crate) fn is_probing(&self) -> bool {
+        self.probing
     }
 
     /// Waits for the next completion. A device that is gone makes none.

@@ -13,6 +13,7 @@ use super::window::Breach;
 use crate::cli::Fault;
 use crate::exit;
 use crate::net::NetError;
+use crate::places::Full;
 use crate::wire::WireError;
 
 /// Why a copy failed. Each is one sentence without its full stop.
@@ -164,9 +165,24 @@ pub(crate) enum CopyError {
     /// Clients came to too many addresses.
     #[error("clients came to {0} addresses of this host, which is the most; --bind names more")]
     ManyAddresses(usize),
+    /// Too many others are being served.
+    #[error(transparent)]
+    Full(Full),
+    /// Others wanted the place.
+    #[error("it did nothing, and gave its place to others")]
+    GaveWay,
+    /// What is to get the data does not answer.
+    #[error(
+        "no device answers at {}, where the data is to go; the {end} is at another address",
+        IpAddr::from(*gid)
+    )]
+    Unproven { end: End, gid: Gid },
     /// No address of ours fits the peer's.
     #[error("no address here reaches {}; --bind adds one of the same family", IpAddr::from(*peer))]
     NoRoute { peer: Gid },
+    /// The system does not tell signals.
+    #[error("cannot be told of INT and TERM: {0}")]
+    Signals(io::Error),
     /// The system gives no random numbers.
     #[error("cannot draw a packet sequence number: {0}")]
     Random(io::Error),
@@ -258,6 +274,8 @@ impl CopyError {
             | Self::NotDurable { .. }
             | Self::Net(_)
             | Self::ManyAddresses(_)
+            | Self::Full(_)
+            | Self::GaveWay
             | Self::Wire(_) => exit::FILES,
             Self::NoSuchChunk { .. }
             | Self::NoChunks { .. }
@@ -278,8 +296,10 @@ impl CopyError {
             | Self::PeerGone { .. }
             | Self::Stuck { .. }
             | Self::OutOfTurn { .. }
+            | Self::Unproven { .. }
             | Self::Offer { .. }
             | Self::Random(_)
+            | Self::Signals(_)
             | Self::FaultMissed(_) => exit::DEVICE,
         }
     }

@@ -95,12 +95,11 @@ pub(crate) fn run(
     played.and(captured.map_err(PingpongError::from))
 }
 
-/// Waits for the client.
+/// Waits for the client: the first that says something. Others may have connected, and say nothing.
 fn accept(args: &PingpongArgs) -> Result<Connection, PingpongError> {
     let listener = net::listen(None, args.port)?;
-    let accepted = listener.accept();
-    let connection = accepted.and_then(|(stream, _)| Connection::new(stream));
-    connection.map_err(|error| PingpongError::System {
+    let accepted = net::accept_first_to_speak(&listener);
+    accepted.map_err(|error| PingpongError::System {
         doing: "accept a connection",
         error,
     })

@@ -5,6 +5,7 @@ use std::io;
 use verbs_core::{Error, PostError, WcStatus};
 
 use crate::exit;
+use crate::places::Full;
 use crate::wire::WireError;
 
 /// Why pinging failed. Each is one sentence without its full stop.
@@ -40,6 +41,9 @@ pub(crate) enum RpingError {
     /// The peer ended the connection before it was time.
     #[error("the peer has ended the connection after {0} pings")]
     Ended(u64),
+    /// Too many others are being served.
+    #[error(transparent)]
+    Full(#[from] Full),
     /// The peer announces a buffer that does not fit.
     #[error("the peer announces {got} bytes; -S has room for {max}")]
     Size { got: u32, max: u32 },
@@ -60,9 +64,11 @@ impl RpingError {
     /// What the process ends with.
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
-            Self::Wire(_) | Self::Connection(_) | Self::System { .. } | Self::Stdout(_) => {
-                exit::FILES
-            }
+            Self::Wire(_)
+            | Self::Connection(_)
+            | Self::System { .. }
+            | Self::Stdout(_)
+            | Self::Full(_) => exit::FILES,
             Self::Content { .. } => exit::DIGEST,
             Self::Verb { .. }
             | Self::Post { .. }

@@ -13,15 +13,21 @@
 mod args;
 mod end;
 mod error;
+mod server;
 
 use std::fmt;
 use std::future::IntoFuture;
 use std::io::Write;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::time::Instant;
 
 use futures::executor::block_on;
+use futures::future::{Either, select};
+use verbs_cm::Manager;
 use verbs_core::Device;
 
+use crate::ending::{Ending, GOODBYE, within};
 use crate::net::sends_from;
 use crate::wire::{Network, Wire};
 
@@ -33,7 +39,7 @@ pub(crate) use self::error::RpingError;
 pub(crate) fn run(
     args: &RpingArgs,
     network: &dyn Network,
-    out: &mut dyn Write,
+    out: &mut (dyn Write + Send),
 ) -> Result<(), RpingError> {
     let wire = match args.peer() {
         Some(peer) => towards(args, network, peer)?,
@@ -43,16 +49,37 @@ pub(crate) fn run(
             (named, _) => network.attach(named)?,
         },
     };
-    let done = block_on(async {
-        let device = wire.device().await;
-        let device = device.map_err(RpingError::verb("open the device"))?;
-        match args.peer() {
-            Some(peer) => ask(args, &device, peer, out).await,
-            None => serve(args, &device, out).await,
+    let ending = Ending::begin().map_err(|error| RpingError::System {
+        doing: "be told of INT and TERM",
+        error,
+    })?;
+    let device = block_on(wire.device());
+    let device = device.map_err(RpingError::verb("open the device"))?;
+    let done = match args.peer() {
+        Some(peer) => {
+            let asking = pin!(ask(args, &device, peer, out));
+            match block_on(select(asking, pin!(ending.told()))) {
+                Either::Left((done, _)) => Ok(done),
+                // What asks is not dropped before: its connection is ended, and the peer told.
+                Either::Right((signal, _asking)) => {
+                    goodbye(&device);
+                    Err(signal)
+                }
+            }
         }
-    });
-    let captured = wire.finish_capture();
-    done.and(captured.map_err(RpingError::from))
+        None => server::serve(args, &device, &ending, out),
+    };
+    let captured = wire.finish_capture().map_err(RpingError::from);
+    match done {
+        Ok(done) => done.and(captured),
+        Err(signal) => signal.obey(),
+    }
+}
+
+/// Ends all connections: the peers hear of it, and have a moment to answer.
+fn goodbye(device: &Device) {
+    let goodbye = Manager::of(device).disconnect_all();
+    let _unanswered = within(Instant::now() + GOODBYE, goodbye);
 }
 
 /// A wire from the address that was named, or that the system would send from.
@@ -113,59 +140,6 @@ async fn ping(args: &RpingArgs, end: &mut End, out: &mut dyn Write) -> Result<()
         ping += 1;
     }
     Ok(())
-}
-
-/// The server: one client, or one after the other.
-async fn serve(args: &RpingArgs, device: &Device, out: &mut dyn Write) -> Result<(), RpingError> {
-    let any = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
-    let at = SocketAddr::new(args.address.unwrap_or(any), args.port);
-    let mut listener = verbs_cm::listen(device, at).await?;
-    loop {
-        let request = listener.accept().await;
-        let mut end = End::new(device, args.size).await?;
-        let qp = end.queue_pair().await?;
-        let accepting = request.accept(qp).responder_resources(1).initiator_depth(1);
-        let served = match accepting.await {
-            Ok(connection) => {
-                end.connection = Some(connection);
-                pong(args, &mut end, out).await
-            }
-            Err(error) => Err(verbs_cm::Error::from(error).into()),
-        };
-        match end.leave(device, served).await {
-            // A client that fails is not the server's failure, as long as there are others.
-            Err(error) if args.persistent => say(out, &format_args!("client failed: {error}"))?,
-            served if args.persistent => served?,
-            served => return served,
-        }
-    }
-}
-
-/// Answers a client's pings until it goes, or as many as were asked for.
-async fn pong(args: &RpingArgs, end: &mut End, out: &mut dyn Write) -> Result<(), RpingError> {
-    let mut pings = 0;
-    while args.count.is_none_or(|count| pings < count) {
-        let Some(source) = end.receive().await? else {
-            return Ok(());
-        };
-        end.fetch(source).await?;
-        if args.verbose {
-            let text = end.fetched()?;
-            say(out, &format_args!("server ping data: {}", readable(&text)))?;
-        }
-        end.announce(true).await?;
-        let Some(sink) = end.receive().await? else {
-            return Err(RpingError::Ended(pings));
-        };
-        end.write_back(sink).await?;
-        end.announce(true).await?;
-        pings += 1;
-    }
-    // The client ends the connection.
-    match end.receive().await? {
-        None => Ok(()),
-        Some(_) => Ok(()),
-    }
 }
 
 /// The bytes of a ping: its number, then characters from the next one of the alphabet on.

@@ -17,42 +17,42 @@ use crate::run::{Ended, Place, VERBS, content};
 const SOON: Duration = Duration::from_secs(5);
 
 /// An address that no other test has.
-fn address(n: u8) -> String {
+pub(crate) fn address(n: u8) -> String {
     let [_, _, high, low] = process::id().to_be_bytes();
     format!("127.{}.{low}.{n}", 64 + high % 128)
 }
 
 /// A TCP port that nobody has just now.
-fn free_port() -> String {
+pub(crate) fn free_port() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     listener.local_addr().expect("bound").port().to_string()
 }
 
 /// `verbs` in the background; killed if a test forgets it.
-struct Background(Option<Child>);
+pub(crate) struct Background(Option<Child>);
 
 impl Background {
-    fn start(place: &Place, arguments: &[&str]) -> Self {
+    pub(crate) fn start(place: &Place, arguments: &[&str]) -> Self {
         let mut command = Command::new(VERBS);
         command.args(arguments).current_dir(place.path("."));
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         Self(Some(command.spawn().expect("it starts")))
     }
 
-    fn child(&mut self) -> &mut Child {
+    pub(crate) fn child(&mut self) -> &mut Child {
         self.0.as_mut().expect("only `end` takes it")
     }
 
-    fn kill(&mut self) {
+    pub(crate) fn kill(&mut self) {
         self.child().kill().expect("a child of ours");
     }
 
-    fn has_ended(&mut self) -> bool {
+    pub(crate) fn has_ended(&mut self) -> bool {
         self.child().try_wait().expect("a child of ours").is_some()
     }
 
     /// Waits until it has written some of a file, which has no name before it is complete.
-    fn is_writing(&mut self) {
+    pub(crate) fn is_writing(&mut self) {
         let open = format!("/proc/{}/fd", self.child().id());
         let since = Instant::now();
         loop {
@@ -67,7 +67,7 @@ impl Background {
         }
     }
 
-    fn end(mut self) -> Ended {
+    pub(crate) fn end(mut self) -> Ended {
         let child = self.0.take().expect("only here it is taken");
         let output: Output = child.wait_with_output().expect("a child");
         Ended::from(output)
@@ -85,13 +85,13 @@ impl Drop for Background {
 }
 
 /// A server of `dir`, and the URL that it says it is at.
-struct Served {
-    server: Background,
+pub(crate) struct Served {
+    pub(crate) server: Background,
     url: String,
 }
 
 impl Served {
-    fn start(place: &Place, n: u8, options: &[&str]) -> Self {
+    pub(crate) fn start(place: &Place, n: u8, options: &[&str]) -> Self {
         fs::create_dir_all(place.path("dir")).expect("a directory");
         let listen = format!("{}:0", address(n));
         let arguments = [&["serve", "dir", "--listen", &listen], options].concat();
@@ -112,12 +112,12 @@ impl Served {
         Self { server, url }
     }
 
-    fn file(&self, name: &str) -> String {
+    pub(crate) fn file(&self, name: &str) -> String {
         format!("{}{name}", self.url)
     }
 
     /// The same file by the connection manager.
-    fn managed(&self, name: &str) -> String {
+    pub(crate) fn managed(&self, name: &str) -> String {
         self.file(name).replace("roce", "rdma")
     }
 }

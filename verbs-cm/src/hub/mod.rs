@@ -10,6 +10,7 @@ mod pump;
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::future::poll_fn;
 use std::net::{IpAddr, SocketAddr};
 
 use verbs_core::device::DeviceCore;
@@ -146,6 +147,18 @@ impl Hub {
     /// Ends when the messages so far have left.
     pub(crate) fn drained(&self) -> impl Future<Output = ()> + Send + use<> {
         self.service.drained()
+    }
+
+    /// Ends all connections; ends when they have.
+    pub(crate) async fn disconnect_all(self: &Arc<Self>) {
+        let endpoints: Vec<_> = self.with(|inner, now| {
+            inner.cm.disconnect_all(now);
+            inner.conns.values().filter_map(Weak::upgrade).collect()
+        });
+        for endpoint in endpoints {
+            poll_fn(|cx| endpoint.poll_over(cx)).await;
+        }
+        self.drained().await;
     }
 
     pub(crate) fn resolver(&self) -> Arc<dyn Resolver> {

@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use verbs_core::mad::TimeCode;
 use verbs_core::sync::Arc;
-use verbs_core::{Access, CmEndpoint, CmRequest, Qp, QpType, no_block};
+use verbs_core::{Access, CmEndpoint, CmRequest, Gid, Qp, QpType, no_block};
 
 use crate::connect::{finish, refused};
 use crate::connection::Connection;
@@ -15,6 +15,7 @@ use crate::error::{Error, NotConnected};
 use crate::event::ConnId;
 use crate::hub::Hub;
 use crate::listen::peer_of;
+use crate::machine::State;
 use crate::options::{ConnParam, bits, blob, options};
 use crate::params::Accept;
 use crate::provided;
@@ -25,6 +26,7 @@ use crate::wire::{IpHeader, RejectReason, Req, Transport};
 /// it. Dropping it rejects it.
 pub struct ConnectRequest {
     peer: SocketAddr,
+    gid: Option<Gid>,
     local: Option<IpAddr>,
     private_data: Data,
     /// As the peer sees them.
@@ -59,6 +61,7 @@ impl ConnectRequest {
         };
         Self {
             peer: peer_of(ip, gid),
+            gid: Some(req.primary.local_gid),
             local: ip.map(|ip| ip.addresses.destination()),
             private_data: req.private_data.0[start..].to_vec(),
             responder_resources: req.responder_resources,
@@ -74,6 +77,7 @@ impl ConnectRequest {
     pub(crate) fn by_verb(request: CmRequest) -> Self {
         Self {
             peer: request.remote,
+            gid: None,
             local: Some(request.endpoint.local().ip()),
             private_data: request.private_data,
             responder_resources: request.param.responder_resources,
@@ -82,9 +86,27 @@ impl ConnectRequest {
         }
     }
 
+    /// Whether the peer still waits for the answer, as far as is known here.
+    pub(super) fn is_alive(&self) -> bool {
+        match &self.asked {
+            Asked::Message { hub, conn, .. } => {
+                let state = hub.with(|inner, _| inner.cm.state(*conn));
+                state.is_some_and(State::awaits_user)
+            }
+            Asked::Verb(_) => true,
+            Asked::Answered => false,
+        }
+    }
+
     /// Who asks; without port number if the request has no header of the RDMA IP connection manager.
     pub fn peer_addr(&self) -> SocketAddr {
         self.peer
+    }
+
+    /// The GID that the connection's packets go to, where connections are made by messages; on Ethernet the
+    /// request came from it. [`peer_addr`](Self::peer_addr) is what the peer says.
+    pub fn peer_gid(&self) -> Option<Gid> {
+        self.gid
     }
 
     /// The address that was asked for, if the request says it.

@@ -7,7 +7,7 @@ use verbs_core::mad::{Bits, Blob, TransactionId};
 
 use crate::event::{ConnId, Event};
 use crate::machine::qp::{QpDriver, Stage, ack_timeout, active_attrs};
-use crate::machine::{Connection, Ctx, Edge, Side, State};
+use crate::machine::{Connection, Ctx, Edge, Proof, Side, State};
 use crate::params::{Connect, Port};
 use crate::wire::{CommId, Message, MtuCode, Rej, RejectReason, Rejected, Rep, Req, Rtu};
 
@@ -36,6 +36,8 @@ impl Connection {
             wait: usual_wait(&connect),
             retries_left: 0,
             deadline: None,
+            gives_up: None,
+            proof: Proof::GIVEN,
             timewait: req.primary.ack_timeout,
             private_data: Blob::default(),
             was_told: false,

@@ -44,6 +44,7 @@ impl Connection {
         if dreq.remote_qpn != self.qp.qpn() {
             return false;
         }
+        self.prove();
         let before = self.state;
         let why = Failure::PeerDisconnected;
         let event = Event::ConnectError { conn: self.id, why };
@@ -173,6 +174,31 @@ impl Connection {
             }
             // It is over, or about to be.
             _ => {}
+        }
+    }
+
+    /// The program ends: as [`disconnect`](Self::disconnect) where the connection is there, and what is on its
+    /// way to be one fails. The peer is told.
+    pub(crate) fn end(&mut self, ctx: &mut Ctx<'_>) {
+        let why = Failure::Ended;
+        let event = Event::ConnectError { conn: self.id, why };
+        match self.state {
+            State::Established => self.send_dreq(ctx, Edge::Disconnect, Blob::default()),
+            State::ReqSent | State::ReqMraRcvd => {
+                self.withdraw(ctx);
+                self.fail(ctx, Edge::Abort, event);
+            }
+            State::RtuRcvd => {
+                self.tell(ctx, event);
+                self.is_silent = true;
+                self.send_dreq(ctx, Edge::Abort, Blob::default());
+            }
+            // It is over, or about to be.
+            State::Idle | State::DreqSent | State::DreqRcvd | State::Timewait => {}
+            _ => {
+                self.send_rej(ctx, RejectReason::Consumer);
+                self.fail(ctx, Edge::Abort, event);
+            }
         }
     }
 

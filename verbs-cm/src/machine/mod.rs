@@ -81,6 +81,8 @@ pub(crate) struct Connection {
     wait: Duration,
     retries_left: u32,
     deadline: Option<Time>,
+    /// When an unproven peer has had its time to confirm the REP.
+    gives_up: Option<Time>,
     timewait: TimeCode,
     /// What came with REP or RTU, until the user is told.
     private_data: Blob<224>,
@@ -88,6 +90,37 @@ pub(crate) struct Connection {
     was_told: bool,
     /// The user has had its last event, or wants none.
     is_silent: bool,
+    proof: Proof,
+}
+
+/// What is known of whether the peer is where its messages say that they come from.
+#[derive(Clone, Copy, Debug)]
+struct Proof {
+    /// It has named our id, or has sent data; or we asked it.
+    is_there: bool,
+    /// Until then: its messages, and ours to it.
+    heard: u32,
+    said: u32,
+}
+
+impl Proof {
+    const GIVEN: Self = Self {
+        is_there: true,
+        heard: 0,
+        said: 0,
+    };
+    /// After a first message.
+    const NONE: Self = Self {
+        is_there: false,
+        heard: 1,
+        said: 0,
+    };
+
+    /// Whether another message may go to the peer, with so many more in reserve.
+    fn allows(&self, reserve: u32, config: &Config) -> bool {
+        let budget = self.heard.saturating_mul(config.amplification_max);
+        self.is_there || self.said.saturating_add(reserve) < budget
+    }
 }
 
 impl Connection {
@@ -140,6 +173,17 @@ impl Connection {
         (!is_over).then_some((self.remote_guid, self.remote_qpn))
     }
 
+    /// The age of a half-open connection (a REQ has come, and the peer has not confirmed the answer): first
+    /// whether it still waits for the user, who alone may end it then, and then when it came.
+    pub(crate) fn half_open(&self) -> Option<(bool, u64)> {
+        use State::*;
+        let is_half_open = matches!(
+            self.state,
+            ReqRcvd | ReqMraSent | Accepting | RepSent | RepMraRcvd
+        );
+        is_half_open.then_some((self.state.awaits_user(), self.id.serial))
+    }
+
     /// Whether the user was told that it is there.
     pub(crate) fn was_told(&self) -> bool {
         self.was_told
@@ -166,13 +210,37 @@ impl Connection {
             } else {
                 self.deadline = Some(ctx.now + self.wait);
             }
-        } else if self.retries_left > 0 && self.go(Edge::Resend) {
+        } else if self.retries_left > 0 && !self.is_late(ctx) && self.go(Edge::Resend) {
             self.retries_left -= 1;
-            self.again(ctx);
-            self.deadline = Some(ctx.now + self.wait);
+            // The last message is left for the REJ that ends it: a peer that has confirmed, and whose
+            // confirmations got lost, learns of the end.
+            if self.proof.allows(1, ctx.config) {
+                self.again(ctx);
+            } else {
+                ctx.out.counters.unproven += 1;
+            }
+            self.wait_more(ctx);
         } else {
             self.give_up(ctx);
         }
+    }
+
+    /// Whether an unproven peer has had its time.
+    fn is_late(&self, ctx: &Ctx<'_>) -> bool {
+        let over = self.gives_up.is_some_and(|over| over <= ctx.now);
+        over && !self.proof.is_there
+    }
+
+    /// Waits for an answer, of an unproven peer not beyond its time.
+    fn wait_more(&mut self, ctx: &Ctx<'_>) {
+        let usual = ctx.now + self.wait;
+        let over = self.gives_up.filter(|_| !self.proof.is_there);
+        self.deadline = Some(over.map_or(usual, |over| over.min(usual)));
+    }
+
+    /// The peer has shown that it hears us.
+    fn prove(&mut self) {
+        self.proof = Proof::GIVEN;
     }
 
     /// An MRA: the answer takes longer. Each one takes a retry, so that a peer cannot put it off
@@ -186,6 +254,7 @@ impl Connection {
             return false;
         }
         self.retries_left -= 1;
+        self.prove();
         let longer = mra.service_timeout.min(ctx.config.service_timeout_max);
         self.deadline = Some(ctx.now + longer.duration() + self.wait);
         true
@@ -285,10 +354,13 @@ impl Connection {
         }
     }
 
-    /// Sends a message, and keeps it for being sent again.
+    /// Sends a message, and keeps it for being sent again: a peer that may not be sent more now gets it when
+    /// it repeats what it said.
     fn send(&mut self, ctx: &mut Ctx<'_>, tid: TransactionId, message: &Message) {
         let mad = message.emit(tid);
-        ctx.out.send(self.peer, mad);
+        // An MRA is a courtesy, which leaves room for the REP.
+        let reserve = u32::from(matches!(message, Message::Mra(_)));
+        self.transmit(ctx, mad, reserve);
         self.last = Some(Sent {
             is_reject: matches!(message, Message::Rej(_)),
             mad: Box::new(mad),
@@ -299,15 +371,26 @@ impl Connection {
     fn ask(&mut self, ctx: &mut Ctx<'_>, tid: TransactionId, message: &Message) {
         self.send(ctx, tid, message);
         self.retries_left = self.req.max_cm_retries.value();
-        self.deadline = Some(ctx.now + self.wait);
+        self.wait_more(ctx);
     }
 
     /// Sends the last message again.
     fn again(&mut self, ctx: &mut Ctx<'_>) -> bool {
-        if let Some(last) = &self.last {
-            ctx.out.send(self.peer, *last.mad);
+        let Some(last) = &self.last else {
+            return false;
+        };
+        let mad = *last.mad;
+        self.transmit(ctx, mad, 0);
+        true
+    }
+
+    fn transmit(&mut self, ctx: &mut Ctx<'_>, mad: MadBytes, reserve: u32) {
+        if !self.proof.allows(reserve, ctx.config) {
+            ctx.out.counters.unproven += 1;
+            return;
         }
-        self.last.is_some()
+        self.proof.said = self.proof.said.saturating_add(1);
+        ctx.out.send(self.peer, mad);
     }
 
     /// Sends the last message again if it was a reject, and keeps the connection in mind for longer.

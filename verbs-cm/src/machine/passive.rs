@@ -6,7 +6,7 @@ use verbs_core::mad::{Address, Bits, Blob, TransactionId};
 
 use crate::event::{ConnId, Event, Failure, ListenId};
 use crate::machine::qp::{QpDriver, Stage, passive_attrs};
-use crate::machine::{Connection, Ctx, Edge, Side, State};
+use crate::machine::{Connection, Ctx, Edge, Proof, Side, State};
 use crate::params::Accept;
 use crate::wire::{CommId, IpHeader, RejectReason, Rep, Req};
 
@@ -52,6 +52,8 @@ impl Connection {
             wait: response.duration() + way.duration(),
             retries_left: 0,
             deadline: None,
+            gives_up: None,
+            proof: Proof::NONE,
             timewait: way,
             private_data: Blob::default(),
             was_told: false,
@@ -72,6 +74,7 @@ impl Connection {
 
     /// The same REQ once more: the answer got lost, or is not there yet.
     pub(crate) fn handle_req_again(&mut self, ctx: &mut Ctx<'_>) -> bool {
+        self.proof.heard = self.proof.heard.saturating_add(1);
         match self.state {
             State::ReqMraSent | State::RepSent | State::RepMraRcvd => self.again(ctx),
             State::Timewait => self.reject_again(ctx),
@@ -123,6 +126,7 @@ impl Connection {
         };
         let rep = **rep;
         self.go(Edge::QpReady);
+        self.gives_up = Some(ctx.now + ctx.config.half_open_time_max);
         self.ask(ctx, self.peer_tid, &rep.into());
     }
 
@@ -150,11 +154,21 @@ impl Connection {
         if !self.go(Edge::RecvRtu) {
             return false;
         }
+        self.prove();
         self.private_data = private_data;
         self.deadline = None;
         self.last = None;
         self.aim(ctx, Stage::Rts);
         true
+    }
+
+    /// Newer requests need the place of this one, whose peer has not confirmed it.
+    pub(crate) fn give_way(&mut self, ctx: &mut Ctx<'_>) {
+        ctx.out.counters.gave_way += 1;
+        self.send_rej(ctx, RejectReason::NoResources);
+        let why = Failure::GaveWay;
+        let event = Event::ConnectError { conn: self.id, why };
+        self.fail(ctx, Edge::Abort, event);
     }
 
     /// Nobody confirmed the REP.

@@ -7,6 +7,7 @@ use verbs_core::{Av, GlobalRoute, LinkLayer};
 use crate::event::ListenId;
 use crate::machine::passive::Request;
 use crate::machine::{Connection, State};
+use crate::table::index::source_of;
 use crate::table::{Cm, ctx};
 use crate::wire::{
     Apr, AprStatus, CommId, Drep, Dreq, IpHeader, Lap, Message, MtuCode, Rej, RejectReason,
@@ -120,7 +121,8 @@ impl Cm {
             Ok(checked) => checked,
             Err(refusal) => return self.refuse(from, tid, req, refusal),
         };
-        if self.check_room().is_err() || !self.listeners.has_room(checked.listener) {
+        let has_room = self.listeners.has_room(checked.listener) && self.make_way(now, &from);
+        if !has_room || self.check_room().is_err() {
             self.out.counters.refused += 1;
             return self.refuse(from, tid, req, RejectReason::NoResources.into());
         }
@@ -142,6 +144,26 @@ impl Cm {
         true
     }
 
+    /// Whether one more connection may be half-open; if need be, the oldest whose peer has only to confirm it
+    /// gives way, first of the same source.
+    fn make_way(&mut self, now: Time, from: &Address) -> bool {
+        let source = source_of(from);
+        let [all, of_source] = self.index.half_open(source);
+        let oldest = if of_source >= self.config.half_open_per_source_max {
+            self.index.oldest_half_open_of(source)
+        } else if all >= self.config.half_open_max {
+            self.index.oldest_half_open()
+        } else {
+            return true;
+        };
+        oldest.is_some_and(|slot| {
+            self.update(now, slot, |conn, ctx| {
+                conn.give_way(ctx);
+                true
+            })
+        })
+    }
+
     /// Whether a REQ can be put before a user.
     fn check_req(&self, from: &Address, req: &Req) -> Result<Checked, Refusal> {
         let ip = IpHeader::parse(&req.private_data.0).ok();
@@ -161,11 +183,16 @@ impl Cm {
     }
 
     /// The way to the peer for the queue pair: the REQ's path, seen from here. `None` when the path
-    /// does not end at this port.
+    /// does not end at this port; or, where addresses are all that tells hosts apart, when it does not
+    /// begin where the REQ came from: data would go to a third party that has asked for nothing.
     fn way_back(&self, from: &Address, req: &Req) -> Option<Av> {
         let path = &req.primary;
         let has_lids = self.port.link_layer == LinkLayer::InfiniBand;
         let is_local = has_lids && path.subnet_local;
+        let sender = from.av.global.filter(|_| !has_lids);
+        if sender.is_some_and(|sender| sender.dgid != path.local_gid) {
+            return None;
+        }
         let global = if is_local {
             None
         } else {

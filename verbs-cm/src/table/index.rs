@@ -2,13 +2,27 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use verbs_core::addr::{Guid, Qpn};
-use verbs_core::mad::Time;
+use verbs_core::addr::{Gid, Guid, Lid, Qpn};
+use verbs_core::mad::{Address, Time};
 
 use crate::event::ListenId;
 use crate::machine::{Connection, State};
 use crate::table::listen::Listeners;
 use crate::wire::CommId;
+
+/// Where a message comes from: the GID, or the LID where there is none.
+pub(super) type Source = (Option<Gid>, Lid);
+
+/// Where messages with that address come from.
+pub(super) fn source_of(from: &Address) -> Source {
+    match from.av.global {
+        Some(global) => (Some(global.dgid), Lid(0)),
+        None => (None, from.av.dlid),
+    }
+}
+
+/// The age of a half-open connection; see [`Connection::half_open`].
+type Age = (bool, u64);
 
 /// What the indexes hold for a connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -20,6 +34,8 @@ struct Keys {
     /// For connections in timewait: whether there ever was a connection, and the deadline again.
     linger: Option<(bool, Time)>,
     backlog: Option<ListenId>,
+    half_open: Option<Age>,
+    half_open_of: Option<(Source, Age)>,
 }
 
 impl Keys {
@@ -39,6 +55,8 @@ impl Keys {
                 .filter(|_| is_lingering)
                 .map(|deadline| (conn.was_told(), deadline)),
             backlog: conn.backlog_of(),
+            half_open: conn.half_open(),
+            half_open_of: conn.half_open().map(|age| (source_of(conn.peer()), age)),
         }
     }
 }
@@ -52,6 +70,10 @@ pub(super) struct Index {
     qpn: BTreeMap<(Guid, Qpn), usize>,
     deadlines: BTreeSet<(Time, usize)>,
     lingering: BTreeSet<((bool, Time), usize)>,
+    half_open: BTreeSet<(Age, usize)>,
+    half_open_of: BTreeSet<((Source, Age), usize)>,
+    /// How many of each source are half-open.
+    sources: BTreeMap<Source, usize>,
 }
 
 impl Index {
@@ -69,6 +91,10 @@ impl Index {
         swap_map(&mut self.qpn, slot, old.qpn, new.qpn);
         swap_set(&mut self.deadlines, slot, old.deadline, new.deadline);
         swap_set(&mut self.lingering, slot, old.linger, new.linger);
+        swap_set(&mut self.half_open, slot, old.half_open, new.half_open);
+        let (before, after) = (old.half_open_of, new.half_open_of);
+        swap_set(&mut self.half_open_of, slot, before, after);
+        self.count_sources(before.map(|of| of.0), after.map(|of| of.0));
         if old.backlog != new.backlog {
             listeners.move_backlog(old.backlog, new.backlog);
         }
@@ -113,6 +139,40 @@ impl Index {
         self.lingering.iter().map(|&(_, slot)| slot)
     }
 
+    /// Half-open connections, of all sources and of one.
+    pub(super) fn half_open(&self, source: Source) -> [usize; 2] {
+        let of_source = self.sources.get(&source).copied();
+        [self.half_open.len(), of_source.unwrap_or(0)]
+    }
+
+    /// The oldest half-open connection that does not wait for the user.
+    pub(super) fn oldest_half_open(&self) -> Option<usize> {
+        let &((awaits_user, _), slot) = self.half_open.first()?;
+        (!awaits_user).then_some(slot)
+    }
+
+    /// The same among those of a source.
+    pub(super) fn oldest_half_open_of(&self, source: Source) -> Option<usize> {
+        let all = (source, (false, 0))..(source, (true, 0));
+        let mut found = self.half_open_of.range((all.start, 0)..(all.end, 0));
+        found.next().map(|&(_, slot)| slot)
+    }
+
+    fn count_sources(&mut self, before: Option<Source>, after: Option<Source>) {
+        if before == after {
+            return;
+        }
+        if let Some(count) = before.and_then(|source| self.sources.get_mut(&source)) {
+            *count -= 1;
+        }
+        if let Some(source) = before.filter(|source| self.sources.get(source) == Some(&0)) {
+            self.sources.remove(&source);
+        }
+        if let Some(source) = after {
+            *self.sources.entry(source).or_default() += 1;
+        }
+    }
+
     /// Whether nothing is held at all.
     #[cfg(test)]
     pub(super) fn is_empty(&self) -> bool {
@@ -122,6 +182,9 @@ impl Index {
             && self.qpn.is_empty()
             && self.deadlines.is_empty()
             && self.lingering.is_empty()
+            && self.half_open.is_empty()
+            && self.half_open_of.is_empty()
+            && self.sources.is_empty()
     }
 }
 

@@ -172,6 +172,18 @@ impl Cm {
         })
     }
 
+    /// Ends all connections: the peers are told, and queue pairs go to ERR. Those on their way have the event
+    /// [`Event::ConnectError`], established ones those of [`disconnect`](Self::disconnect).
+    pub fn disconnect_all(&mut self, now: Time) {
+        let slots: Vec<usize> = self.conns.iter().map(|(slot, _)| slot).collect();
+        for slot in slots {
+            self.update(now, slot, |conn, ctx| {
+                conn.end(ctx);
+                true
+            });
+        }
+    }
+
     /// A modify of [`QpChange`] has ended. One of a connection that is gone does nothing.
     pub fn qp_modified(&mut self, now: Time, conn: ConnId, result: Result<(), Error>) {
         // The error of a connection that is gone would tell the caller nothing.

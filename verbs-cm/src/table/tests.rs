@@ -1,6 +1,7 @@
 //! Single scenarios, message by message. What is expected of whole runs is in `tests/sim`.
 
 mod closing;
+mod half_open;
 mod hostile;
 mod lab;
 mod linux;

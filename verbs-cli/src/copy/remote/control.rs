@@ -1,15 +1,17 @@
 //! The connection over which two ends find each other, and which tells either that the other has gone.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use futures::channel::mpsc;
-use verbs_core::sync::thread;
+use verbs_core::Gid;
+use verbs_core::sync::{Arc, thread};
 
 use super::managed::Managed;
 use super::message::{BODY_BYTES_MAX, HEADER_LEN, Header, Malformed, Message};
 use crate::net::{Connection, NetError, PATIENCE};
+use crate::places::HangUp;
 
 /// How often whoever waits looks at the clock.
 const TICK: Duration = Duration::from_secs(1);
@@ -18,7 +20,7 @@ const TICK: Duration = Duration::from_secs(1);
 const NEWS_MAX: usize = 4;
 
 /// Speaks messages over a connection.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) enum Control {
     /// One of TCP.
     Stream(Connection),
@@ -62,6 +64,22 @@ impl Control {
         }
     }
 
+    /// Whether packets to that GID go to the other end. Otherwise it may be that of a third party.
+    pub(crate) fn is_at(&self, gid: Gid) -> bool {
+        match self {
+            Self::Stream(stream) => IpAddr::from(gid).to_canonical() == stream.peer().ip(),
+            Self::Managed(managed) => managed.peer_gid() == Some(gid),
+        }
+    }
+
+    /// What ends the connection, whichever thread uses it.
+    pub(super) fn hang_up(&self) -> HangUp {
+        match self.clone() {
+            Self::Stream(stream) => Arc::new(move || stream.hang_up()),
+            Self::Managed(managed) => managed.hang_up(),
+        }
+    }
+
     /// Sends a message. Blocks, for [`PATIENCE`] at most.
     pub(crate) fn send(&mut self, message: &Message) -> Result<(), NetError> {
         match self {
@@ -97,9 +115,9 @@ impl Control {
     }
 
     /// Listens from now on.
-    pub(crate) fn watch(&self) -> Result<Watch, NetError> {
-        let control = self.try_clone()?;
-        let mut ears = self.try_clone()?;
+    pub(crate) fn watch(&self) -> Watch {
+        let control = self.clone();
+        let mut ears = self.clone();
         let (mut tell, news) = mpsc::channel(NEWS_MAX);
         let listener = thread::spawn(move || {
             loop {
@@ -113,18 +131,11 @@ impl Control {
                 }
             }
         });
-        Ok(Watch {
+        Watch {
             control,
             news,
             listener: Some(listener),
-        })
-    }
-
-    fn try_clone(&self) -> Result<Self, NetError> {
-        Ok(match self {
-            Self::Stream(stream) => Self::Stream(stream.try_clone()?),
-            Self::Managed(managed) => Self::Managed(managed.clone()),
-        })
+        }
     }
 
     fn news(&mut self) -> News {

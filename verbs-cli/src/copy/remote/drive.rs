@@ -4,6 +4,7 @@ use std::pin::pin;
 use std::time::{Duration, Instant};
 
 use futures::future::{Either, select};
+use verbs_core::{Gid, WcStatus};
 
 use super::control::{News, Watch};
 use super::message::Message;
@@ -79,7 +80,7 @@ impl Side for Receiver<'_> {
 }
 
 /// Runs one end until both have closed. `chunks` is how many there are. Blocks in file reads and writes
-/// between polls, so it belongs on a thread of its own.
+/// between polls, so it belongs on a thread of its own. Calls `moved` when something was done.
 ///
 /// Yields whether the peer has said [`Message::Done`] already.
 pub(super) async fn drive<S: Side>(
@@ -87,6 +88,7 @@ pub(super) async fn drive<S: Side>(
     watch: &mut Watch,
     chunks: u64,
     progress: &Progress,
+    moved: &dyn Fn(),
 ) -> Result<bool, CopyError> {
     let mut last = Instant::now();
     let mut news = None;
@@ -94,9 +96,12 @@ pub(super) async fn drive<S: Side>(
     loop {
         loop {
             match side.step(progress) {
-                Ok(true) => last = Instant::now(),
+                Ok(true) => {
+                    last = Instant::now();
+                    moved();
+                }
                 Ok(false) => break,
-                Err(error) => return Err(diagnose(side, watch, chunks, error)),
+                Err(error) => return Err(diagnose(&at(side, chunks), watch, error)),
             }
         }
         if side.is_over() {
@@ -107,7 +112,7 @@ pub(super) async fn drive<S: Side>(
             Some(News::Message(Message::Done)) => is_done = true,
             Some(News::Tick) if last.elapsed() < IDLE_MAX => {
                 if let Err(error) = side.endpoint().probe() {
-                    return Err(diagnose(side, watch, chunks, error));
+                    return Err(diagnose(&at(side, chunks), watch, error));
                 }
             }
             Some(News::Tick) => {
@@ -118,20 +123,61 @@ pub(super) async fn drive<S: Side>(
                     chunks,
                 });
             }
-            Some(bad) => return Err(explain(side, bad, chunks)),
+            Some(bad) => return Err(explain(&at(side, chunks), bad)),
             None => {}
         }
-        let next = {
-            let (ready, told) = (pin!(side.endpoint().ready()), pin!(watch.next()));
-            match select(ready, told).await {
-                Either::Left((ready, _)) => ready.map(|()| None),
-                Either::Right((told, _)) => Ok(Some(told)),
-            }
-        };
-        news = match next {
+        news = match either(side.endpoint(), watch).await {
             Ok(told) => told,
-            Err(error) => return Err(diagnose(side, watch, chunks, error)),
+            Err(error) => return Err(diagnose(&at(side, chunks), watch, error)),
         };
+    }
+}
+
+/// Asks whether a device is where the data is to go, and waits for its answer. It is asked by one small packet,
+/// and by nothing else until it has answered: the address is what the client says.
+pub(super) async fn prove(
+    endpoint: &mut Endpoint,
+    watch: &mut Watch,
+    gid: Gid,
+    chunks: u64,
+) -> Result<(), CopyError> {
+    let (end, done) = (End::Destination, 0);
+    let point = Point { end, done, chunks };
+    let since = Instant::now();
+    endpoint.probe()?;
+    loop {
+        match endpoint.poll() {
+            Ok(None) if !endpoint.is_probing() => return Ok(()),
+            Ok(None) => {}
+            Ok(Some(_)) => {
+                let what = "sent something before there was anything to answer";
+                return Err(CopyError::Offer { end, what });
+            }
+            Err(CopyError::Completion {
+                status: WcStatus::RetryExcErr,
+                ..
+            }) => {
+                let silent = CopyError::Unproven { end, gid };
+                return Err(diagnose(&point, watch, silent));
+            }
+            Err(error) => return Err(diagnose(&point, watch, error)),
+        }
+        match either(endpoint, watch).await {
+            Ok(None) => {}
+            Ok(Some(News::Tick)) if since.elapsed() < PATIENCE => {}
+            Ok(Some(News::Tick)) => return Err(CopyError::Unproven { end, gid }),
+            Ok(Some(news)) => return Err(explain(&point, news)),
+            Err(error) => return Err(diagnose(&point, watch, error)),
+        }
+    }
+}
+
+/// Waits for a completion, or for news of the peer; the news, if that is what came.
+async fn either(endpoint: &mut Endpoint, watch: &mut Watch) -> Result<Option<News>, CopyError> {
+    let (ready, told) = (pin!(endpoint.ready()), pin!(watch.next()));
+    match select(ready, told).await {
+        Either::Left((ready, _)) => ready.map(|()| None),
+        Either::Right((told, _)) => Ok(Some(told)),
     }
 }
 
@@ -146,22 +192,35 @@ pub(super) async fn see_off(watch: &mut Watch) {
     }
 }
 
+/// How far a copy was, and with whom.
+struct Point {
+    end: End,
+    done: u64,
+    chunks: u64,
+}
+
+fn at<S: Side>(side: &S, chunks: u64) -> Point {
+    Point {
+        end: S::PEER,
+        done: side.chunks(),
+        chunks,
+    }
+}
+
 /// Why an end failed: the peer knows better, if it still speaks.
-fn diagnose<S: Side>(side: &S, watch: &mut Watch, chunks: u64, error: CopyError) -> CopyError {
+fn diagnose(at: &Point, watch: &mut Watch, error: CopyError) -> CopyError {
     if !error.is_of_device() {
         return error;
     }
     match watch.next_within(EXPLANATION_MAX) {
-        Some(news @ (News::Message(Message::Fail(_)) | News::Ended(_))) => {
-            explain(side, news, chunks)
-        }
+        Some(news @ (News::Message(Message::Fail(_)) | News::Ended(_))) => explain(at, news),
         _ => error,
     }
 }
 
 /// What news mean that end a copy.
-fn explain<S: Side>(side: &S, news: News, chunks: u64) -> CopyError {
-    let (end, done) = (S::PEER, side.chunks());
+fn explain(at: &Point, news: News) -> CopyError {
+    let &Point { end, done, chunks } = at;
     match news {
         News::Message(message) => unexpected(end, message),
         News::Ended(error) => CopyError::PeerGone {

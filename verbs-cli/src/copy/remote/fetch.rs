@@ -5,6 +5,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::time::Instant;
 
 use futures::executor::block_on;
+use verbs_cm::Manager;
+use verbs_core::sync::thread;
 use verbs_core::{Access, Gid};
 
 use super::control::{Control, Watch};
@@ -21,6 +23,7 @@ use crate::copy::receiver::{Receiver, Verdict};
 use crate::copy::sink::{Sink, Target};
 use crate::copy::window::Plan;
 use crate::copy::{Copied, Failure, compare};
+use crate::ending::{Ending, GOODBYE, within};
 use crate::net::{Connection, NetError, lookup, sends_from};
 use crate::report::{Progress, Report};
 use crate::wire::{Network, Wire};
@@ -103,7 +106,10 @@ fn find(
     let mut last = None;
     for peer in lookup(&url.host, url.port)? {
         match connect_to(args, url, network, peer) {
-            Ok(found) => return Ok(found),
+            Ok((control, wire, manager)) => {
+                heed_signals(manager)?;
+                return Ok((control, wire));
+            }
             Err(error) => last = Some(error),
         }
     }
@@ -117,7 +123,7 @@ fn connect_to(
     url: &ServedUrl,
     network: &dyn Network,
     peer: SocketAddr,
-) -> Result<(Control, Wire), CopyError> {
+) -> Result<(Control, Wire, Manager), CopyError> {
     let local = sends_from(peer).map_err(|error| NetError::Connect {
         host: url.host.clone(),
         port: url.port,
@@ -133,7 +139,20 @@ fn connect_to(
     // The connection keeps the device.
     let local = wire.addresses().first().copied().unwrap_or(local);
     let managed = Managed::open(&device, &url.host, peer, (local, 0).into(), args.connect)?;
-    Ok((Control::Managed(managed), wire))
+    Ok((Control::Managed(managed), wire, Manager::of(&device)))
+}
+
+/// From now on the server hears of it when the process is told to end: there is no stream that ends with it.
+fn heed_signals(manager: Manager) -> Result<(), CopyError> {
+    let ending = Ending::begin().map_err(CopyError::Signals)?;
+    let builder = thread::Builder::new();
+    let spawned = builder.spawn(move || {
+        let signal = block_on(ending.told());
+        let goodbye = manager.disconnect_all();
+        let _unanswered = within(Instant::now() + GOODBYE, goodbye);
+        signal.obey()
+    });
+    spawned.map(drop).map_err(CopyError::Signals)
 }
 
 /// Receives the file into a sink that has no name yet.
@@ -171,14 +190,15 @@ async fn receive(
     let endpoint = Endpoint::new(end, seat.device, &plan, rights).await?;
     let ours = identify(&endpoint, seat.gid)?;
     connect(&endpoint, seat.index, &ours, &offer.end).await?;
+    endpoint.ready_to_send(ours.psn).await?;
     let slots = endpoint.data.remote(0);
     // The server may send as soon as it knows.
-    let mut watch = control.watch()?;
+    let mut watch = control.watch();
     watch.send(&Message::Ready(Ready { end: ours, slots }))?;
 
     let progress = Progress::new(plan.size(), args.quiet);
     let mut receiver = Receiver::new(endpoint, &mut sink, plan);
-    let driven = drive(&mut receiver, &mut watch, plan.chunks(), &progress).await;
+    let driven = drive(&mut receiver, &mut watch, plan.chunks(), &progress, &|| ()).await;
     progress.finish();
     driven?;
     let verdict = end_well(receiver, watch).await?;

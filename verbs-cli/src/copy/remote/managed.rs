@@ -11,18 +11,22 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use futures::executor::block_on;
+use futures::future::{AbortRegistration, Abortable, Aborted};
 use verbs_cm::{ConnectRequest, Connection, RecvHalf, SendHalf};
 use verbs_core::sync::atomic::{
     AtomicBool,
     Ordering::{Acquire, Release},
 };
 use verbs_core::sync::{Arc, AtomicWaker, Mutex};
-use verbs_core::{Access, Cq, Device, Error, Memory, Mr, Pd, Qp, QpInit, Recv, Send, Wc, WcStatus};
+use verbs_core::{
+    Access, Cq, Device, Error, Gid, Memory, Mr, Pd, Qp, QpInit, Recv, Send, Wc, WcStatus,
+};
 
 use super::message::{BODY_BYTES_MAX, HEADER_LEN};
-use crate::ending::within;
 use crate::connecting::ConnectArgs;
+use crate::ending::within;
 use crate::net::{NetError, PATIENCE};
+use crate::places::HangUp;
 use crate::wire::PORT;
 
 /// Receives that are posted. Either end says little before it hears something.
@@ -41,6 +45,8 @@ pub(crate) struct Managed {
     ears: Arc<Mutex<Ears>>,
     deaf: Arc<Deaf>,
     peer: SocketAddr,
+    /// Of a client.
+    peer_gid: Option<Gid>,
     local: SocketAddr,
 }
 
@@ -69,6 +75,13 @@ struct Ears {
 struct Deaf {
     is: AtomicBool,
     waker: AtomicWaker,
+}
+
+impl Deaf {
+    fn be(&self) {
+        self.is.store(true, Release);
+        self.waker.wake();
+    }
 }
 
 /// The objects of an end before it is connected.
@@ -144,16 +157,17 @@ impl Managed {
             let connecting = connect.await_connection(device, peer, connecting.into_future());
             block_on(connecting).map_err(|error| failed(error.into()))
         });
-        Ok(Self::new(parted?, peer, local))
+        Ok(Self::new(parted?, peer, None, local))
     }
 
-    /// Accepts a client. Blocks, for [`PATIENCE`] at most.
+    /// Accepts a client, unless that is given up. Blocks, for [`PATIENCE`] at most.
     pub(crate) fn accept(
         device: &Device,
         request: ConnectRequest,
         local: SocketAddr,
+        giving_up: AbortRegistration,
     ) -> Result<Self, NetError> {
-        let peer = request.peer_addr();
+        let (peer, peer_gid) = (request.peer_addr(), request.peer_gid());
         let broken = |error: verbs_cm::Error| NetError::Broken {
             peer,
             error: io::Error::other(error),
@@ -164,17 +178,21 @@ impl Managed {
             None => local,
         };
         let parted = objects.connected(|qp| {
-            match within(Instant::now() + PATIENCE, request.accept(qp).step()) {
-                Some(connected) => connected.map_err(|error| broken(error.into())),
+            let accepting = request.accept(qp).into_future();
+            let accepting = Abortable::new(accepting, giving_up);
+            match within(Instant::now() + PATIENCE, accepting) {
+                Some(Ok(connected)) => connected.map_err(|error| broken(error.into())),
+                Some(Err(Aborted)) => Err(broken(verbs_cm::Error::Cancelled)),
                 None => Err(broken(verbs_cm::Error::TimedOut(peer))),
             }
         });
-        Ok(Self::new(parted?, peer, local))
+        Ok(Self::new(parted?, peer, peer_gid, local))
     }
 
     fn new(
         (pd, cqs, mrs, connection): (Arc<Pd>, [Cq; 2], [Mr; 2], Connection),
         peer: SocketAddr,
+        peer_gid: Option<Gid>,
         local: SocketAddr,
     ) -> Self {
         let ((send, recv), [send_cq, recv_cq], [sent, received]) = (connection.split(), cqs, mrs);
@@ -197,8 +215,20 @@ impl Managed {
             ears: Arc::new(Mutex::new(ears)),
             deaf: Arc::default(),
             peer,
+            peer_gid,
             local,
         }
+    }
+
+    /// Where packets to a client go.
+    pub(crate) fn peer_gid(&self) -> Option<Gid> {
+        self.peer_gid
+    }
+
+    /// What tells the listening thread that the connection has ended; it keeps no connection.
+    pub(super) fn hang_up(&self) -> HangUp {
+        let deaf = Arc::clone(&self.deaf);
+        Arc::new(move || deaf.be())
     }
 
     /// The other end.
@@ -224,8 +254,7 @@ impl Managed {
 
     /// Whoever listens, and whoever will, is told that the connection has ended.
     pub(crate) fn deafen(&self) {
-        self.deaf.is.store(true, Release);
-        self.deaf.waker.wake();
+        self.deaf.be();
     }
 
     /// Ends the connection, and gives the peer a moment to notice.

@@ -68,7 +68,7 @@ fn identify(endpoint: &Endpoint, gid: Gid) -> Result<Identity, CopyError> {
     })
 }
 
-/// Connects an end to its peer.
+/// Connects an end to its peer: it receives from it.
 async fn connect(
     endpoint: &Endpoint,
     index: u16,
@@ -84,6 +84,5 @@ async fn connect(
         rq_psn: theirs.psn,
         mtu: ours.mtu.min(theirs.mtu),
     };
-    endpoint.receive_from(&path).await?;
-    endpoint.ready_to_send(ours.psn).await
+    endpoint.receive_from(&path).await
 }

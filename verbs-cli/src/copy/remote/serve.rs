@@ -8,15 +8,15 @@ use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
 
 use futures::executor::block_on;
-use verbs_cm::{ConnectRequest, Listener};
-use verbs_core::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use futures::future::AbortHandle;
+use verbs_cm::{ConnectRequest, Listener, Manager};
 use verbs_core::sync::{Arc, Mutex, thread};
-use verbs_core::{Access, Device};
+use verbs_core::{Access, Device, Gid};
 
-use super::control::Control;
-use super::drive::{drive, see_off, unexpected};
+use super::control::{Control, Watch};
+use super::drive::{drive, prove, see_off, unexpected};
 use super::managed::Managed;
-use super::message::{Cause, Fail, Get, Message, Offer};
+use super::message::{Cause, Fail, Get, Identity, Message, Offer};
 use super::root::Root;
 use super::{Seat, connect, identify};
 use crate::address::SERVE_PORT;
@@ -27,7 +27,9 @@ use crate::copy::fabric::check;
 use crate::copy::sender::Sender;
 use crate::copy::source::Source;
 use crate::copy::window::Plan;
+use crate::ending::{Ending, GOODBYE, within};
 use crate::net::{self, Connection, NetError};
+use crate::places::{Limits, Places, Stage, Ticket};
 use crate::report::Progress;
 use crate::wire::{Network, PORT, Wire};
 
@@ -37,6 +39,9 @@ const CLIENT_BYTES_MAX: u32 = 64 << 20;
 
 /// Addresses on which clients that come to any are served at most.
 const WIRES_MAX: usize = 64;
+
+/// How often it is said how many clients gave way that had said nothing.
+const SILENT_TOLD: Duration = Duration::from_secs(10);
 
 /// How long to wait when the system has no more descriptors.
 const BREATH: Duration = Duration::from_millis(100);
@@ -48,8 +53,9 @@ pub(super) struct Server<'a> {
     /// The addresses that were named, or else those that clients came to so far.
     named: Option<Wire>,
     found: Mutex<BTreeMap<IpAddr, Wire>>,
-    clients: AtomicU32,
-    clients_max: u32,
+    places: Places,
+    /// When it was last said how many clients gave way that had said nothing.
+    last_told: Mutex<Instant>,
 }
 
 /// What a client got.
@@ -67,8 +73,9 @@ impl fmt::Display for Served {
     }
 }
 
-/// Runs the command. Ends only when it cannot begin.
+/// Runs the command. Ends when it cannot begin, or when the process is told to end.
 pub(crate) fn run(args: &ServeArgs, network: &dyn Network) -> Result<(), CopyError> {
+    let ending = Ending::begin().map_err(CopyError::Signals)?;
     let listener = net::listen(args.listen, SERVE_PORT)?;
     let server = Server::new(args, network)?;
     let address = listener.local_addr().map(net::canonical);
@@ -93,12 +100,23 @@ pub(crate) fn run(args: &ServeArgs, network: &dyn Network) -> Result<(), CopyErr
             )),
         }
     }
-    server.serve(&listener, service, args.quiet)
+    server.serve(&listener, service, &ending, args.quiet)
+}
+
+/// Waits until the process is told to end, and says goodbye to the clients of the connection manager. Those of
+/// TCP see their connections end with the process.
+fn end_well(ending: &Ending, device: Option<Arc<Device>>) {
+    let signal = block_on(ending.told());
+    if let Some(device) = device {
+        let goodbye = Manager::of(&device).disconnect_all();
+        let _unanswered = within(Instant::now() + GOODBYE, goodbye);
+    }
+    signal.obey()
 }
 
 /// Where clients come to by the connection manager.
 pub(super) struct ManagedService {
-    device: Device,
+    device: Arc<Device>,
     listener: Listener,
 }
 
@@ -124,8 +142,13 @@ impl<'a> Server<'a> {
             network,
             named,
             found: Mutex::new(BTreeMap::new()),
-            clients: AtomicU32::new(0),
-            clients_max: args.max_clients,
+            places: Places::new(Limits {
+                clients: args.max_clients,
+                per_address: args
+                    .max_clients_per_address
+                    .unwrap_or(args.max_clients.div_ceil(2)),
+            }),
+            last_told: Mutex::new(Instant::now()),
         })
     }
 
@@ -146,27 +169,29 @@ impl<'a> Server<'a> {
             address,
             error: Box::new(error),
         })?;
+        let device = Arc::new(device);
         Ok(Some(ManagedService { device, listener }))
     }
 
-    /// Serves whoever comes, for ever.
+    /// Serves the clients that come, until the process is told to end.
     fn serve(
         &self,
         listener: &TcpListener,
         service: Option<ManagedService>,
+        ending: &Ending,
         quiet: bool,
     ) -> Result<(), CopyError> {
         thread::scope(|scope| {
+            let device = service.as_ref().map(|service| service.device.clone());
+            scope.spawn(move || end_well(ending, device));
             if let Some(mut service) = service {
                 let local = service.listener.local_addr();
-                let device = Arc::new(service.device);
+                let device = service.device;
                 scope.spawn(move || {
                     loop {
                         let request = block_on(service.listener.accept());
-                        let device = Arc::clone(&device);
-                        if let Some(request) = self.admit_managed(request) {
-                            scope.spawn(move || self.welcome(&device, request, local, quiet));
-                        }
+                        let device = device.clone();
+                        self.spawn(scope, move || self.welcome(&device, request, local, quiet));
                     }
                 });
             }
@@ -174,9 +199,9 @@ impl<'a> Server<'a> {
                 let accepted = listener.accept();
                 match accepted.and_then(|(stream, _)| Connection::new(stream)) {
                     Ok(connection) => {
-                        if let Some(control) = self.admit(Control::Stream(connection)) {
-                            scope.spawn(move || self.attend(control, quiet));
-                        }
+                        let control = Control::Stream(connection);
+                        let ticket = self.admit(&control);
+                        self.spawn(scope, move || self.attend(control, ticket, quiet));
                     }
                     Err(error) => {
                         complain(&format_args!("cannot accept a connection: {error}"));
@@ -187,87 +212,124 @@ impl<'a> Server<'a> {
         })
     }
 
-    /// Counts a client in, or sends it away.
-    pub(super) fn admit(&self, control: Control) -> Option<Control> {
-        if self.count_in() {
-            return Some(control);
+    /// A thread for a client. A system that has none leaves the client unserved: its connection is closed.
+    fn spawn<'scope>(
+        &self,
+        scope: &'scope thread::Scope<'scope, '_>,
+        serve: impl FnOnce() + Send + 'scope,
+    ) {
+        self.tell_of_the_silent();
+        if let Err(error) = thread::Builder::new().spawn_scoped(scope, serve) {
+            complain(&format_args!("cannot start a thread for a client: {error}"));
+            thread::sleep(BREATH);
         }
-        control.dismiss(&Message::Fail(Fail {
-            cause: Cause::Busy,
-            text: self.crowded(),
-        }));
-        None
     }
 
-    /// Counts a client in that has asked to be connected, or refuses it.
-    fn admit_managed(&self, request: ConnectRequest) -> Option<ConnectRequest> {
-        if self.count_in() {
-            return Some(request);
+    /// Says now and then how many clients gave way that had said nothing: one line for each would be a flood
+    /// of its own.
+    fn tell_of_the_silent(&self) {
+        let mut last = self.last_told.lock();
+        if last.elapsed() < SILENT_TOLD {
+            return;
         }
-        // A client that has given up needs no answer.
-        let _ = request.reject(self.crowded().as_bytes());
-        None
+        *last = Instant::now();
+        drop(last);
+        match self.places.silent_gone() {
+            0 => {}
+            gone => complain(&format_args!(
+                "{gone} clients that said nothing gave way to others"
+            )),
+        }
     }
 
-    fn count_in(&self) -> bool {
-        let one_more = |count| (count < self.clients_max).then_some(count + 1);
-        let counted = self.clients.fetch_update(Relaxed, Relaxed, one_more);
-        counted.is_ok()
+    #[cfg(test)]
+    pub(super) fn places(&self) -> &Places {
+        &self.places
     }
 
-    fn crowded(&self) -> String {
-        let max = self.clients_max;
-        format!("{max} others are being served; try again later")
+    /// Lets a client in that has connected by TCP.
+    pub(super) fn admit(&self, control: &Control) -> Ticket<'_> {
+        let address = control.peer().ip();
+        self.places.enter(address, Stage::Silent, control.hang_up())
     }
 
-    /// Connects a client that was admitted, and serves it.
+    /// Connects a client that has asked for it, and serves it.
     fn welcome(&self, device: &Device, request: ConnectRequest, local: SocketAddr, quiet: bool) {
         let peer = request.peer_addr();
-        match Managed::accept(device, request, local) {
-            Ok(managed) => self.attend(Control::Managed(managed), quiet),
-            Err(error) => {
-                self.clients.fetch_sub(1, Relaxed);
-                complain(&format_args!("{peer}: {error}"));
+        // What the client says of itself does not count.
+        let address = request.peer_gid().map_or(peer.ip(), IpAddr::from);
+        let (give_up, giving_up) = AbortHandle::new_pair();
+        let hang_up = Arc::new(move || give_up.abort());
+        let ticket = self
+            .places
+            .enter(address.to_canonical(), Stage::Asking, hang_up);
+        match Managed::accept(device, request, local, giving_up) {
+            Ok(managed) => {
+                ticket.connected(managed.hang_up());
+                self.attend(Control::Managed(managed), ticket, quiet);
             }
-        }
-    }
-
-    /// Serves a client that was admitted, and says how it went.
-    fn attend(&self, control: Control, quiet: bool) {
-        let peer = control.peer();
-        match self.handle(control) {
-            Ok(served) if !quiet => tell(&format_args!("{peer}: {served}")),
-            Ok(_) => {}
+            // A request that is not confirmed may have been forged.
+            Err(_) if ticket.gave_way() => {}
             Err(error) => complain(&format_args!("{peer}: {error}")),
         }
     }
 
-    /// Serves a client that was admitted. Blocks until it has gone.
-    pub(super) fn handle(&self, mut control: Control) -> Result<Served, CopyError> {
-        let served = block_on(self.converse(&mut control));
-        if let Err(error) = &served
-            && !matches!(
-                error,
-                CopyError::PeerGone { .. } | CopyError::Net(NetError::Ended(_))
-            )
-        {
-            let cause = Cause::of_exit_code(error.exit_code());
+    /// Serves a client, and says how it went.
+    fn attend(&self, control: Control, ticket: Ticket<'_>, quiet: bool) {
+        let peer = control.peer();
+        match self.handle(control, ticket) {
+            Ok(served) if !quiet => tell(&format_args!("{peer}: {served}")),
+            Ok(_) => {}
+            // It is counted.
+            Err(CopyError::GaveWay) => {}
+            Err(error) => complain(&format_args!("{peer}: {error}")),
+        }
+    }
+
+    /// Serves a client. Blocks until it has gone.
+    pub(super) fn handle(
+        &self,
+        mut control: Control,
+        ticket: Ticket<'_>,
+    ) -> Result<Served, CopyError> {
+        let served = block_on(self.converse(&mut control, &ticket));
+        let Err(error) = served else {
+            return served;
+        };
+        if ticket.gave_way() {
+            return Err(CopyError::GaveWay);
+        }
+        // What is said takes a moment, in which the place may be of use to another.
+        drop(ticket);
+        let is_gone = matches!(
+            error,
+            CopyError::PeerGone { .. } | CopyError::Net(NetError::Ended(_))
+        );
+        if !is_gone {
+            let cause = match error {
+                CopyError::Full(_) => Cause::Busy,
+                _ => Cause::of_exit_code(error.exit_code()),
+            };
             let text = error.to_string();
             control.dismiss(&Message::Fail(Fail { cause, text }));
         }
-        self.clients.fetch_sub(1, Relaxed);
-        served
+        Err(error)
     }
 
     /// Answers one request.
-    async fn converse(&self, control: &mut Control) -> Result<Served, CopyError> {
+    async fn converse(
+        &self,
+        control: &mut Control,
+        ticket: &Ticket<'_>,
+    ) -> Result<Served, CopyError> {
         let get = match control.receive()? {
             Message::Get(get) => get,
             other => return Err(unexpected(End::Destination, other)),
         };
+        ticket.take_place().map_err(CopyError::Full)?;
         let mut source = self.root.source(&get.path)?;
         let started = Instant::now();
-        self.send(control, &get, &mut source).await?;
+        self.send(control, ticket, &get, &mut source).await?;
         Ok(Served {
             path: get.path,
             bytes: source.size(),
@@ -279,6 +341,7 @@ impl<'a> Server<'a> {
     async fn send(
         &self,
         control: &mut Control,
+        ticket: &Ticket<'_>,
         get: &Get,
         source: &mut Source,
     ) -> Result<(), CopyError> {
@@ -289,7 +352,7 @@ impl<'a> Server<'a> {
         let (chunk, window) = willing(get, &seat).await?;
         let plan = Plan::new(source.size(), chunk, window);
         check(end, &seat.device, chunk, &plan).await?;
-        let endpoint = Endpoint::new(end, seat.device, &plan, Access::LOCAL_WRITE).await?;
+        let mut endpoint = Endpoint::new(end, seat.device, &plan, Access::LOCAL_WRITE).await?;
         let ours = identify(&endpoint, seat.gid)?;
         control.send(&Message::File(Offer {
             size: source.size(),
@@ -314,14 +377,47 @@ impl<'a> Server<'a> {
                 what: "offers slots that end beyond all memory",
             });
         }
+        if ready.end.gid != get.gid {
+            return Err(CopyError::Offer {
+                end: End::Destination,
+                what: "names another address than it has asked with",
+            });
+        }
         connect(&endpoint, seat.index, &ours, &ready.end).await?;
-        let mut watch = control.watch()?;
+        let mut watch = control.watch();
+        self.open_window(control, &mut endpoint, &mut watch, &ours, &plan, get.gid)
+            .await?;
+        ticket.served();
         let mut sender = Sender::new(endpoint, source, plan, ready.slots);
         let progress = Progress::new(plan.size(), true);
-        if !drive(&mut sender, &mut watch, plan.chunks(), &progress).await? {
+        if !drive(&mut sender, &mut watch, plan.chunks(), &progress, &|| {
+            ticket.moved();
+        })
+        .await?
+        {
             see_off(&mut watch).await;
         }
         sender.into_endpoint().close().await
+    }
+
+    /// Lets data go to the client's device once that has answered a small question. An address that is not
+    /// the one which the client itself speaks from may be a third party's: it is asked less often.
+    async fn open_window(
+        &self,
+        control: &Control,
+        endpoint: &mut Endpoint,
+        watch: &mut Watch,
+        ours: &Identity,
+        plan: &Plan,
+        gid: Gid,
+    ) -> Result<(), CopyError> {
+        if control.is_at(gid) {
+            endpoint.ready_to_send(ours.psn).await?;
+            return prove(endpoint, watch, gid, plan.chunks()).await;
+        }
+        endpoint.ready_to_ask(ours.psn).await?;
+        prove(endpoint, watch, gid, plan.chunks()).await?;
+        endpoint.trust().await
     }
 
     /// The wire on which clients are served that came to that address.

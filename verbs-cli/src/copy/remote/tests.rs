@@ -85,8 +85,8 @@ impl Place {
             let serving = scope.spawn(|| {
                 let spawned = (0..count).map(|_| {
                     let control = accept(&self.listener);
-                    let admitted = server.admit(control).expect("few enough");
-                    scope.spawn(|| server.handle(admitted))
+                    let ticket = server.admit(&control);
+                    scope.spawn(|| server.handle(control, ticket))
                 });
                 let spawned: Vec<_> = spawned.collect();
                 let served = spawned
@@ -207,6 +207,19 @@ fn what_cannot_be_had_is_said() {
     assert_eq!(place.fetched(), 0);
 }
 
+/// Asks for a file, as a client does that may leave it at that.
+fn get(path: &[u8], gid: Gid) -> Vec<u8> {
+    let (chunk, window) = (4096, 1);
+    let path = path.to_vec();
+    Message::Get(Get {
+        chunk,
+        window,
+        gid,
+        path,
+    })
+    .emit()
+}
+
 /// Goal: a client beyond the most is told so, and its place is free when others have gone.
 #[test]
 fn too_many_clients_are_sent_away() {
@@ -214,22 +227,102 @@ fn too_many_clients_are_sent_away() {
     fs::write(place.at("dir/A"), b"content").expect("room");
     let args = place.serve_args("--max-clients 1");
     let server = Server::new(&args, &place.network).expect("a server");
-    let idle = TcpStream::connect(place.address()).expect("a connection");
-    let first = server.admit(accept(&place.listener)).expect("the first");
+    // Has a place, and does something now and then.
+    let busy = TcpStream::connect(place.address()).expect("a connection");
+    let first = server.admit(&accept(&place.listener));
+    first.take_place().expect("the first");
+    first.served();
+    let serve_next = || {
+        let control = accept(&place.listener);
+        let ticket = server.admit(&control);
+        server.handle(control, ticket)
+    };
     thread::scope(|scope| {
         let second = scope.spawn(|| place.fetch("A", "B", ""));
-        assert!(server.admit(accept(&place.listener)).is_none());
+        serve_next().expect_err("there is no place");
         let parts = ["1 others are being served", "B was not created"];
         failed(second.join().expect("no panic"), exit::FILES, &parts);
-        drop(idle);
-        server.handle(first).expect_err("it said nothing");
+        drop((busy, first));
         let third = scope.spawn(|| place.fetch("A", "B", ""));
-        let admitted = server
-            .admit(accept(&place.listener))
-            .expect("there is room");
-        server.handle(admitted).expect("served");
+        serve_next().expect("served");
         third.join().expect("no panic").expect("fetched");
     });
+}
+
+/// Goal: clients that say nothing, or ask and do nothing, keep no others out. Method: as many as there are
+/// places, and many more that are silent; then one of ours.
+#[test]
+fn clients_that_do_nothing_keep_no_others_out() {
+    let place = Place::new();
+    fs::write(place.at("dir/A"), b"content").expect("room");
+    let args = place.serve_args("--max-clients 4 --max-clients-per-address 4");
+    let server = Server::new(&args, &place.network).expect("a server");
+    thread::scope(|scope| {
+        let connect = |says: &[u8]| {
+            let mut stream = TcpStream::connect(place.address()).expect("a connection");
+            stream.write_all(says).expect("open");
+            let control = accept(&place.listener);
+            let ticket = server.admit(&control);
+            let served = scope.spawn(|| server.handle(control, ticket));
+            (stream, served)
+        };
+        let mut askers: Vec<_> = (0..4)
+            .map(|_| connect(&get(b"A", Gid([0xfe; 16]))))
+            .collect();
+        for (stream, _) in &mut askers {
+            assert!(stream.read(&mut [0; 100]).expect("an offer") > 0);
+        }
+        let silent: Vec<_> = (0..64).map(|_| connect(b"")).collect();
+        let honest = scope.spawn(|| place.fetch("A", "B", ""));
+        let control = accept(&place.listener);
+        let ticket = server.admit(&control);
+        server.handle(control, ticket).expect("served");
+        honest.join().expect("no panic").expect("fetched");
+        let (streams, served): (Vec<_>, Vec<_>) = askers.into_iter().chain(silent).unzip();
+        drop(streams);
+        let served = served
+            .into_iter()
+            .map(|served| served.join().expect("no panic"));
+        let gave_way =
+            |served: &Result<Served, CopyError>| matches!(served, Err(CopyError::GaveWay));
+        // One for the place, one for the room: 64 of one address wait there.
+        assert_eq!(served.filter(gave_way).count(), 2);
+    });
+    assert_eq!(server.places().taken(), 0);
+}
+
+/// Goal: data goes to a device that has answered, and to one that the client has asked with. Method: clients
+/// that name an address that does not answer, or another one when it matters.
+#[test]
+fn data_goes_nowhere_before_a_device_has_answered() {
+    let place = Place::new();
+    fs::write(place.at("dir/A"), content(1 << 20)).expect("room");
+    let elsewhere = Gid([0xfd; 16]);
+    let ready = |gid| {
+        let end = Identity { gid, ..some_end() };
+        let slots = Remote {
+            addr: 4096,
+            rkey: RKey::new(7),
+        };
+        Message::Ready(Ready { end, slots }).emit()
+    };
+    let cases = [
+        (some_end().gid, "no device answers at"),
+        (elsewhere, "names another address"),
+    ];
+    let ((), served) = place.serve(cases.len(), |_| {
+        for (gid, part) in cases {
+            let mut stream = TcpStream::connect(place.address()).expect("it listens");
+            stream.write_all(&get(b"A", some_end().gid)).expect("open");
+            assert!(stream.read(&mut [0; 100]).expect("an offer") > 0);
+            stream.write_all(&ready(gid)).expect("open");
+            let mut said = Vec::new();
+            stream.read_to_end(&mut said).expect("a sentence");
+            let said = String::from_utf8_lossy(&said).into_owned();
+            assert!(said.contains(part), "{said}");
+        }
+    });
+    assert!(served.iter().all(Result::is_err), "{served:?}");
 }
 
 /// Goal: a source that changes while it is sent is told to the client, whose target stays.
@@ -358,16 +451,7 @@ fn strange_servers_leave_nothing() {
 fn strange_clients_do_no_harm() {
     let place = Place::new();
     fs::write(place.at("dir/A"), content(100_000)).expect("room");
-    let get = |path: &[u8]| {
-        let (chunk, window, gid) = (u32::MAX, u32::MAX, Gid([0xfe; 16]));
-        Message::Get(Get {
-            chunk,
-            window,
-            gid,
-            path: path.to_vec(),
-        })
-        .emit()
-    };
+    let get = |path: &[u8]| get(path, Gid([0xfe; 16]));
     let ready = |addr| {
         let slots = Remote {
             addr,

@@ -312,6 +312,55 @@ fn messages_for_nothing_get_an_answer_that_ends_the_matter_or_none() {
     }
 }
 
+/// Goal: a program that ends leaves no peer waiting. Method: all connections are ended, each at another
+/// point of its making; both ends hear of it at once.
+#[test]
+fn ending_all_connections_tells_every_peer() {
+    let points: [fn(&mut Lab); 4] = [
+        |lab| {
+            lab.cms[0].connect(lab.now, connect(0x55)).unwrap();
+        },
+        |lab| {
+            lab.requested();
+        },
+        |lab| {
+            lab.replied();
+        },
+        |lab| {
+            lab.established();
+        },
+    ];
+    for (point, reach) in points.into_iter().enumerate() {
+        for host in 0..2 {
+            let mut lab = Lab::new();
+            reach(&mut lab);
+            lab.exchange();
+            let told = |lab: &mut Lab, host: usize| {
+                let events: Vec<_> = std::iter::from_fn(|| lab.event(host)).collect();
+                events.into_iter().any(|event| {
+                    matches!(
+                        event,
+                        Event::ConnectError { .. }
+                            | Event::Rejected { .. }
+                            | Event::Disconnected { .. }
+                    )
+                })
+            };
+            lab.cms[host].disconnect_all(lab.now);
+            lab.exchange();
+            for end in 0..2 {
+                assert!(told(&mut lab, end), "{point}: {host} tells, not {end}");
+            }
+            let open = |cm: &crate::Cm| {
+                let open = |conn: &crate::machine::Connection| conn.state() != State::Timewait;
+                cm.conns.iter().filter(|(_, conn)| open(conn)).count()
+            };
+            assert_eq!(lab.cms.each_ref().map(open), [0, 0], "{point} {host}");
+            lab.finish();
+        }
+    }
+}
+
 #[test]
 fn alternate_paths_are_not_supported() {
     let mut lab = Lab::new();

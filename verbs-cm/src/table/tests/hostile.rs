@@ -3,10 +3,13 @@
 
 use oorandom::Rand32;
 use verbs_core::addr::{Guid, Qpn};
-use verbs_core::mad::TransactionId;
+use verbs_core::mad::{Bits, Blob, TransactionId};
 
 use super::lab::{Lab, SERVICE, accept, connect, other_of, port};
-use crate::wire::{CommId, Message};
+use crate::machine::State;
+use crate::wire::{
+    Acknowledged, CommId, Drep, Dreq, Message, Mra, Rej, RejectReason, Rejected, Rtu,
+};
 use crate::{Config, Event};
 
 /// A random message that names connections of the lab.
@@ -131,9 +134,134 @@ fn garbage_is_counted() {
         let mad = std::array::from_fn(|_| dice.rand_u32().to_le_bytes()[0]);
         lab.cms[1].handle(lab.now, other_of(1), &mad);
     }
-    let rtu = Message::from(crate::wire::Rtu::default()).emit(TransactionId(1));
+    let rtu = Message::from(Rtu::default()).emit(TransactionId(1));
     lab.cms[1].handle(lab.now, other_of(1), &rtu);
     let counters = lab.cms[1].counters();
     assert_eq!((counters.malformed, counters.unknown_conn), (1_000, 1));
     assert!(lab.cms[1].poll_transmit().is_none());
+}
+
+/// Goal: who does not know both ids of a connection cannot touch it. Method: every message that names them,
+/// with the right one of this end and a wrong one of the other.
+#[test]
+fn messages_with_a_wrong_id_of_the_peer_are_ignored() {
+    let mut lab = Lab::new();
+    let [_, passive] = lab.established();
+    let (half, rep) = {
+        lab.cms[0].connect(lab.now, connect(0x66)).unwrap();
+        lab.carry(0);
+        let Some(Event::ConnectRequest { conn, .. }) = lab.event(1) else {
+            panic!()
+        };
+        let mut answer = accept();
+        answer.qpn = Qpn::new(0x9a);
+        lab.cms[1].accept(lab.now, conn, &answer).unwrap();
+        (conn, lab.sent(1))
+    };
+    let [Message::Rep(rep)] = rep[..] else {
+        panic!("{rep:?}")
+    };
+    let established = lab.cms[1].conns[passive.index].local_id();
+    for (local, state, conn) in [
+        (established, State::Established, passive),
+        (rep.local_id, State::RepSent, half),
+    ] {
+        let deadline = lab.cms[1].poll_timeout();
+        let wrong = CommId(0x0bad);
+        let remote_qpn = [Qpn::new(0x99), Qpn::new(0x9a)][usize::from(conn == half)];
+        let messages: [Message; 5] = [
+            Rtu {
+                local_id: wrong,
+                remote_id: local,
+                ..Rtu::default()
+            }
+            .into(),
+            Message::Rej(Rej {
+                local_id: wrong,
+                remote_id: local,
+                ..Rej::default()
+            }),
+            Mra {
+                local_id: wrong,
+                remote_id: local,
+                message: Acknowledged::Rep,
+                ..Mra::default()
+            }
+            .into(),
+            Message::Drep(Drep {
+                local_id: wrong,
+                remote_id: local,
+                ..Drep::default()
+            }),
+            Message::Dreq(Dreq {
+                local_id: wrong,
+                remote_id: local,
+                remote_qpn,
+                ..Dreq::default()
+            }),
+        ];
+        for message in messages {
+            let unknown = lab.cms[1].counters().unknown_conn;
+            lab.give(1, &message);
+            assert_eq!(lab.state(1, conn), Some(state), "{}", message.name());
+            assert_eq!(lab.cms[1].counters().unknown_conn, unknown + 1);
+        }
+        // A DREQ for nothing is answered, with the ids that it names.
+        assert_eq!(lab.lose(1), ["DREP"]);
+        assert_eq!((lab.event(1), lab.cms[1].poll_timeout()), (None, deadline));
+    }
+}
+
+/// Goal: a REQ is a repetition only if it is about the same queue pair. Method: the id of a connection, with
+/// another number.
+#[test]
+fn a_known_id_with_another_queue_pair_is_refused() {
+    let mut lab = Lab::new();
+    lab.cms[0].connect(lab.now, connect(0x55)).unwrap();
+    let Message::Req(mut req) = lab.sent(0)[0] else {
+        panic!()
+    };
+    lab.give(1, &req.into());
+    let Some(Event::ConnectRequest { conn, .. }) = lab.event(1) else {
+        panic!()
+    };
+    lab.cms[1].accept(lab.now, conn, &accept()).unwrap();
+    assert_eq!(lab.lose(1), ["REP"]);
+    req.qpn = Qpn::new(0x56);
+    lab.give(1, &req.into());
+    let said = lab.sent(1);
+    let [Message::Rej(rej)] = said[..] else {
+        panic!("{said:?}")
+    };
+    assert_eq!(rej.reason, RejectReason::DuplicateLocalCommId);
+    assert_eq!(rej.remote_id, req.local_id);
+    assert_eq!(lab.state(1, conn), Some(State::RepSent));
+    assert_eq!(lab.event(1), None);
+}
+
+/// Goal: a REJ that does not name our id counts with the GUID that is said to be there only. Method: the
+/// GUID's bytes, without their length.
+#[test]
+fn a_rejection_without_a_guid_finds_nothing() {
+    let mut lab = Lab::new();
+    let [_, passive] = lab.requested();
+    let remote = lab.cms[1].conns[passive.index].remote_id().unwrap();
+    let guid = port(0).ca_guid.0.to_be_bytes();
+    let rej = |len| {
+        Message::Rej(Rej {
+            local_id: remote,
+            remote_id: CommId(0),
+            message: Rejected::Req,
+            info_len: Bits::truncated(len),
+            reason: RejectReason::Timeout,
+            info: Blob::new(&guid).unwrap(),
+            ..Rej::default()
+        })
+    };
+    for len in [0, 7] {
+        lab.give(1, &rej(len));
+        assert_eq!(lab.state(1, passive), Some(State::ReqRcvd), "{len} bytes");
+    }
+    lab.give(1, &rej(8));
+    assert_eq!(lab.state(1, passive), Some(State::Timewait));
 }

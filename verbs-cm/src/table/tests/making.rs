@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use verbs_core::addr::{Gid, Lid, Mtu};
 use verbs_core::mad::sa::PathRecord;
-use verbs_core::mad::{Bits, Blob, TimeCode};
+use verbs_core::mad::{Bits, Blob, Time, TimeCode};
 use verbs_core::{Error, LinkLayer, QpState};
 
 use super::lab::{Lab, SERVICE, accept, connect, gid, other_of, port};
@@ -342,6 +342,34 @@ fn a_repeated_request_is_rejected_again() {
     lab.finish();
 }
 
+/// Goal: a peer that goes on asking goes on being told. Method: a request that is repeated just before its
+/// reject would be forgotten, and once more after that time.
+#[test]
+fn a_repetition_prolongs_the_memory_of_a_reject() {
+    let mut lab = Lab::new();
+    lab.cms[0].connect(lab.now, connect(0x55)).unwrap();
+    let req = lab.sent(0)[0];
+    lab.give(1, &req);
+    let Some(Event::ConnectRequest { conn, .. }) = lab.event(1) else {
+        panic!()
+    };
+    let reason = RejectReason::Consumer;
+    lab.cms[1]
+        .reject(lab.now, conn, reason, b"", Blob::default())
+        .unwrap();
+    let first = the_rej(&lab.sent(1));
+    let mut ends = lab.cms[1].poll_timeout().unwrap();
+    for _ in 0..3 {
+        lab.now = Time::from_nanos(ends.as_nanos() - 1);
+        lab.give(1, &req);
+        assert_eq!((the_rej(&lab.sent(1)), lab.event(1)), (first, None));
+        lab.cms[1].handle_timeout(ends);
+        let later = lab.cms[1].poll_timeout().expect("it is remembered");
+        assert!(later > ends);
+        ends = later;
+    }
+}
+
 #[test]
 fn a_repeated_reply_gets_the_confirmation_again() {
     let mut lab = Lab::new();
@@ -586,7 +614,7 @@ fn the_listener_of_the_address_comes_first() {
 fn a_port_connects_to_itself() {
     let mut cm = crate::Cm::new(Config::default(), port(0), 2, 5);
     cm.listen(Listen::new(SERVICE)).unwrap();
-    let now = verbs_core::mad::Time::ZERO;
+    let now = Time::ZERO;
     let mut wish = connect(0x55);
     wish.route = Route::roce(&port(0), gid(0), gid(0)).unwrap();
     cm.connect(now, wish).unwrap();
