@@ -10,6 +10,7 @@ mod connect_bench;
 mod copy;
 mod demo;
 mod devinfo;
+mod ending;
 mod exit;
 mod ipoib;
 mod net;

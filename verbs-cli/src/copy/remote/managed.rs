@@ -6,8 +6,8 @@
 use std::future::poll_fn;
 use std::io;
 use std::net::SocketAddr;
-use std::pin::{Pin, pin};
-use std::task::{Context, Poll, Wake, Waker};
+use std::pin::pin;
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use futures::executor::block_on;
@@ -16,10 +16,11 @@ use verbs_core::sync::atomic::{
     AtomicBool,
     Ordering::{Acquire, Release},
 };
-use verbs_core::sync::{Arc, AtomicWaker, Mutex, thread};
+use verbs_core::sync::{Arc, AtomicWaker, Mutex};
 use verbs_core::{Access, Cq, Device, Error, Memory, Mr, Pd, Qp, QpInit, Recv, Send, Wc, WcStatus};
 
 use super::message::{BODY_BYTES_MAX, HEADER_LEN};
+use crate::ending::within;
 use crate::net::{NetError, PATIENCE};
 use crate::wire::PORT;
 
@@ -310,49 +311,5 @@ fn judge(peer: SocketAddr, wc: &Wc) -> Result<(), NetError> {
             peer,
             error: io::Error::other(status.to_string()),
         }),
-    }
-}
-
-/// What the future gives, or `None` if that takes longer. Blocks.
-fn within<F>(deadline: Instant, future: F) -> Option<F::Output>
-where
-    F: IntoFuture<IntoFuture: Unpin>,
-{
-    struct Unpark(thread::Thread);
-
-    impl Wake for Unpark {
-        fn wake(self: Arc<Self>) {
-            self.0.unpark();
-        }
-    }
-
-    let mut future = future.into_future();
-    let waker = Waker::from(Arc::new(Unpark(thread::current())));
-    let mut context = Context::from_waker(&waker);
-    loop {
-        if let Poll::Ready(output) = Pin::new(&mut future).poll(&mut context) {
-            return Some(output);
-        }
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return None;
-        }
-        thread::park_timeout(left);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn waiting_ends_at_the_deadline_or_when_there_is_something() {
-        let soon = || Instant::now() + Duration::from_millis(20);
-        assert_eq!(within(soon(), std::future::pending::<()>()), None);
-        let (tell, told) = futures::channel::oneshot::channel();
-        let telling = thread::spawn(move || tell.send(7));
-        let late = Instant::now() + Duration::from_secs(60);
-        assert_eq!(within(late, told), Some(Ok(7)));
-        assert_eq!(telling.join().expect("no panic"), Ok(()));
     }
 }
