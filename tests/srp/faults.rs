@@ -16,7 +16,9 @@ use ulp_srp::initiator::{
     Command, Data, Error, Event, Initiator, Mechanism, Options, Outcome, Session, Violation,
     transfer_cdb,
 };
-use ulp_srp::iu::{Cdb, LoginRejectReason, Lun, MultiChannel, Tag, TaskAttribute, TaskFunction};
+use ulp_srp::iu::{
+    Cdb, LoginRejectReason, LogoutReason, Lun, MultiChannel, Tag, TaskAttribute, TaskFunction,
+};
 use verbs_core::{Extent, Memory};
 
 use crate::bed::{AT, Bed, PAGE, get, pattern, put, scattered, seeds};
@@ -80,6 +82,8 @@ fn memory() -> Arc<Memory> {
 
 /// A session that works: what is written is read.
 async fn works(session: &Session) {
+    // It may have been lost again before its target was mended.
+    session.opened().await.unwrap();
     let memory = Arc::new(Memory::alloc(8 * PAGE).unwrap());
     session.publish(&memory).await.unwrap();
     let list = scattered(&memory, 4);
@@ -256,7 +260,7 @@ fn keys_of_others_that_are_invalidated_end_the_channel() {
 #[test]
 fn a_logout_and_the_end_of_the_connection_end_the_channel() {
     loses_the_channel(
-        |script| (script.logs_out, script.holds) = (true, true),
+        |script| (script.logs_out, script.holds) = (Some(LogoutReason::UNSPECIFIED), true),
         None,
     );
     loses_the_channel(
@@ -431,7 +435,7 @@ fn a_target_that_vanishes_ends_what_is_under_way() {
     sim.run(async {
         let bed = Bed::in_sim(&sim).await;
         let options = Options {
-            reconnects_max: 2,
+            reconnect_timeout: Some(Duration::from_secs(20)),
             ..Options::default()
         };
         let (session, restored) = login(&bed, options).await;
@@ -471,7 +475,6 @@ fn a_connection_that_goes_at_any_moment_loses_nothing() {
                     .script(|script| script.limit = 2 + draw.below(30) as i32);
                 let options = Options {
                     mechanism: *draw.pick(&ways),
-                    reconnects_max: 100,
                     queue_depth: LOAD as u16,
                     ..Options::default()
                 };

@@ -10,5 +10,6 @@ mod ddbd;
 mod faults;
 mod loss;
 mod native;
+mod outage;
 mod script;
 mod target;

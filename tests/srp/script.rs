@@ -2,7 +2,7 @@
 
 use std::task::Waker;
 
-use ulp_srp::iu::{LoginRejectReason, LoginReq, MemoryDescriptor};
+use ulp_srp::iu::{LoginRejectReason, LoginReq, LogoutReason, MemoryDescriptor};
 use verbs_core::WcStatus;
 
 /// A data command as the target saw it.
@@ -39,7 +39,7 @@ pub(crate) struct Script {
     /// Refuses logins.
     pub(crate) rejects: Option<LoginRejectReason>,
     /// Logs the initiator out at the next command.
-    pub(crate) logs_out: bool,
+    pub(crate) logs_out: Option<LogoutReason>,
     /// Ends the connection at the next command.
     pub(crate) hangs_up: bool,
     /// Sends an asynchronous event before the next answer.
@@ -59,7 +59,7 @@ impl Default for Script {
             wrong_tag: false,
             holds: false,
             rejects: None,
-            logs_out: false,
+            logs_out: None,
             hangs_up: false,
             reports: false,
         }

@@ -248,9 +248,12 @@ impl Channel {
         match parsed {
             ToTarget::Cmd(_) => {
                 let script = self.target.state.lock().script.clone();
-                if script.logs_out {
-                    let bye = TargetLogout::default().unit();
-                    return self.send(&bye);
+                if let Some(reason) = script.logs_out {
+                    let bye = TargetLogout {
+                        reason,
+                        ..TargetLogout::default()
+                    };
+                    return self.send(&bye.unit());
                 }
                 if script.hangs_up {
                     return Err(Over);

@@ -17,6 +17,7 @@ mod config;
 pub mod discovery;
 mod error;
 pub mod plan;
+mod restore;
 mod scsi;
 mod session;
 mod shared;
