@@ -7,6 +7,7 @@
 
 mod bed;
 mod ddbd;
+mod disk;
 mod faults;
 mod loss;
 mod native;

@@ -2,8 +2,10 @@
 
 use std::task::Waker;
 
-use ulp_srp::iu::{LoginRejectReason, LoginReq, LogoutReason, MemoryDescriptor};
+use ulp_srp::iu::{LoginRejectReason, LoginReq, LogoutReason, MemoryDescriptor, Status};
 use verbs_core::WcStatus;
+
+use crate::target::{BLOCK, DISK, IU_LEN};
 
 /// A data command as the target saw it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,6 +46,18 @@ pub(crate) struct Script {
     pub(crate) hangs_up: bool,
     /// Sends an asynchronous event before the next answer.
     pub(crate) reports: bool,
+    /// Credits that this event brings along.
+    pub(crate) reported_credit: i32,
+    /// The disk's serial number; it has no other name.
+    pub(crate) serial: &'static str,
+    /// Blocks that the disk says it has.
+    pub(crate) blocks: u64,
+    /// The disk takes FUA. Without, a WRITE with FUA is refused, as Linux' target does.
+    pub(crate) fua: bool,
+    /// The status of data commands, so often, before they are carried out.
+    pub(crate) refuses: Option<(u32, Status)>,
+    /// Units of so many bytes are taken.
+    pub(crate) iu_len_max: u32,
 }
 
 impl Default for Script {
@@ -62,6 +76,12 @@ impl Default for Script {
             logs_out: None,
             hangs_up: false,
             reports: false,
+            reported_credit: 0,
+            serial: "disk 1",
+            blocks: DISK as u64 / u64::from(BLOCK),
+            fua: true,
+            refuses: None,
+            iu_len_max: IU_LEN as u32,
         }
     }
 }
@@ -79,6 +99,9 @@ pub(crate) struct State {
     pub(crate) aborted: u32,
     pub(crate) resets: u32,
     pub(crate) executed: u64,
+    /// Operation codes of commands that were carried out, with whether FUA was said.
+    pub(crate) opcodes: Vec<(u8, bool)>,
+    pub(crate) managed: u32,
     pub(crate) credit_answers: u32,
     pub(crate) event_answers: u32,
     pub(crate) logouts: u32,

@@ -28,7 +28,7 @@ pub(crate) const BLOCK: u32 = 512;
 /// The vendor's own command: tries the key of the command before, when that has been answered.
 pub(crate) const PROBE: u8 = 0xf0;
 
-const IU_LEN: usize = 8320;
+pub(crate) const IU_LEN: usize = 8320;
 const RECVS: usize = 72;
 
 /// A target.
@@ -131,7 +131,7 @@ impl TestTarget {
         let answer = LoginRsp {
             delta: Delta(script.limit),
             tag: login.tag,
-            max_initiator_iu_len: IU_LEN as u32,
+            max_initiator_iu_len: script.iu_len_max,
             max_target_iu_len: 512,
             formats: login.formats,
             immediate: login.immediate && script.immediate,
@@ -291,6 +291,7 @@ impl Channel {
         self.credit += ended;
         self.outstanding -= ended;
         let mut state = self.target.state.lock();
+        state.managed += 1;
         state.aborted += ended.cast_unsigned();
         state.resets += u32::from(task.function == TaskFunction::LUN_RESET);
         drop(state);
@@ -328,15 +329,29 @@ impl Channel {
             ..Rsp::default()
         };
         let mut key = None;
-        match cmd.cdb.opcode() {
+        let opcode = cmd.cdb.opcode();
+        let fua = matches!(opcode, 0x88 | 0x8a) && cmd.cdb.bytes()[1] & 0x08 != 0;
+        let script = self.target.state.lock().script.clone();
+        if let Some((times, status)) = script.refuses
+            && matches!(opcode, 0x88 | 0x8a)
+        {
+            let left = (times > 1).then(|| (times - 1, status));
+            self.target.script(|script| script.refuses = left);
+            rsp.status = status;
+            return self.send_rsp(&rsp, None);
+        }
+        match opcode {
+            0x8a if fua && !script.fua => return self.refuse(&rsp, 0x24),
             0x88 => {
                 key = self.move_data(&cmd, unit, &cmd.data_in).await?;
             }
             0x8a => {
                 key = self.move_data(&cmd, unit, &cmd.data_out).await?;
             }
-            0x12 | 0x9e | 0xa0 => {
-                let answer = control(cmd.cdb.opcode());
+            0x12 | 0x5a | 0x9e | 0xa0 => {
+                let Some(answer) = control(cmd.cdb.bytes(), &script) else {
+                    return self.refuse(&rsp, 0x24);
+                };
                 let room = cmd.data_in.len();
                 self.target.disk.write(DISK - 4096, &answer).unwrap();
                 let len = (answer.len() as u32).min(room);
@@ -367,16 +382,25 @@ impl Channel {
                 }
             }
             0x00 | 0x35 => {}
-            _ => {
-                let mut sense = [0; 18];
-                (sense[0], sense[2], sense[7], sense[12]) = (0x70, 5, 10, 0x20);
-                rsp.status = Status::CHECK_CONDITION;
-                rsp.detail = Detail::Sense(&sense);
-                return self.send_rsp(&rsp, None);
-            }
+            _ => return self.refuse(&rsp, 0x20),
         }
-        self.target.state.lock().executed += 1;
+        let mut state = self.target.state.lock();
+        state.executed += 1;
+        state.opcodes.push((opcode, fua));
+        drop(state);
         self.send_rsp(&rsp, key)
+    }
+
+    /// Refuses a command as an illegal request.
+    fn refuse(&mut self, rsp: &Rsp<'_>, code: u8) -> Result<(), Over> {
+        let mut sense = [0; 18];
+        (sense[0], sense[2], sense[7], sense[12]) = (0x70, 5, 10, code);
+        let rsp = Rsp {
+            status: Status::CHECK_CONDITION,
+            detail: Detail::Sense(&sense),
+            ..*rsp
+        };
+        self.send_rsp(&rsp, None)
     }
 
     async fn move_data(
@@ -497,6 +521,7 @@ impl Channel {
             self.target.script(|script| script.reports = false);
             let event = ulp_srp::iu::AerReq {
                 tag: Tag(0xae7),
+                delta: Delta(script.reported_credit),
                 sense: &[0x70, 0, 6],
                 ..Default::default()
             };
@@ -533,18 +558,24 @@ impl Channel {
     }
 }
 
-/// What INQUIRY, READ CAPACITY(16) and REPORT LUNS answer.
-fn control(opcode: u8) -> Vec<u8> {
-    match opcode {
-        0x12 => {
+/// What INQUIRY, MODE SENSE(10), READ CAPACITY(16) and REPORT LUNS answer; `None` for pages that there are not.
+fn control(cdb: &[u8], script: &Script) -> Option<Vec<u8>> {
+    Some(match (cdb[0], cdb[1] & 1, cdb[2]) {
+        (0x12, 0, _) => {
             let mut answer = vec![0, 0, 6, 2, 31, 0, 0, 0];
             answer.extend(b"VERBS   TEST DISK       0.1 ");
             answer
         }
-        0x9e => {
+        (0x12, _, 0x80) => {
+            let mut answer = vec![0, 0x80, 0, script.serial.len() as u8];
+            answer.extend(script.serial.bytes());
+            answer
+        }
+        (0x12, ..) => return None,
+        (0x5a, ..) => vec![0, 6, 0, u8::from(script.fua) << 4, 0, 0, 0, 0],
+        (0x9e, ..) => {
             let mut answer = vec![0; 32];
-            let last = (DISK as u64 / u64::from(BLOCK)) - 1;
-            answer[..8].copy_from_slice(&last.to_be_bytes());
+            answer[..8].copy_from_slice(&(script.blocks - 1).to_be_bytes());
             answer[8..12].copy_from_slice(&BLOCK.to_be_bytes());
             answer
         }
@@ -553,5 +584,5 @@ fn control(opcode: u8) -> Vec<u8> {
             answer[3] = 8;
             answer
         }
-    }
+    })
 }

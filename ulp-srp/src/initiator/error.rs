@@ -59,6 +59,16 @@ pub enum Error {
         error: Box<Error>,
     },
 
+    /// After an outage the target offers another disk under the same number, or a smaller one. Nothing was written
+    /// to it.
+    #[error("the target offers another disk than before: {now}; it was {was}")]
+    OtherDisk {
+        /// The disk that was there, by its names and its size.
+        was: String,
+        /// The one that is there.
+        now: String,
+    },
+
     // --- the peer and the network ---
     /// There is no connection.
     #[error("{0}")]

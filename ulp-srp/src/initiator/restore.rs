@@ -104,7 +104,7 @@ impl Shared {
     }
 
     /// Waits for a time on the device's clock, or until the session is over.
-    async fn pause(&self, until: Option<Time>) {
+    pub(super) async fn pause(&self, until: Option<Time>) {
         if until.is_some() {
             self.unless_over(until, std::future::pending::<()>()).await;
         }

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::future::IntoFuture;
+use std::time::Duration;
 
 use futures::channel::oneshot;
 use futures::future::join_all;
@@ -225,7 +226,7 @@ impl Session {
     /// one, and a larger one whenever the session was lost and made again.
     ///
     /// # Errors
-    /// Why the session is over: [`Error::LoggedOut`], [`Error::Replaced`], [`Error::GivenUp`].
+    /// Why the session is over: [`Error::LoggedOut`], [`Error::Replaced`], [`Error::GivenUp`], [`Error::OtherDisk`].
     ///
     /// # Cancel safety
     /// Nothing is lost by dropping the future.
@@ -395,6 +396,17 @@ impl Session {
     pub fn request_limit(&self) -> i32 {
         let channels = self.shared.channels.lock().all.clone();
         channels.iter().map(|channel| channel.limit()).sum()
+    }
+
+    /// Ends the session for that reason.
+    pub(crate) fn end(&self, error: &Error) {
+        self.shared.close(error);
+    }
+
+    /// Waits for a time on the device's clock, or until the session is over.
+    pub(crate) async fn pause(&self, time: Duration) {
+        let until = self.shared.timer().map(|timer| timer.now() + time);
+        self.shared.pause(until).await;
     }
 
     /// Who was logged in to.
