@@ -72,6 +72,7 @@ impl Head {
         match end {
             _ if self.command == command::FLUSH => Ok(()),
             _ if self.flags & !(FUA | NO_HOLE) != 0 || !is_whole => Err(Errno::Invalid),
+            _ if shape.read_only && self.command != command::READ => Err(Errno::Permission),
             Some(end) if end <= shape.size => Ok(()),
             _ if self.command == command::READ => Err(Errno::Invalid),
             _ => Err(Errno::NoSpace),
