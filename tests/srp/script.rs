@@ -107,6 +107,8 @@ pub(crate) struct State {
     pub(crate) logouts: u32,
     /// Commands that came without a credit, or took the one that is for task management.
     pub(crate) overdrawn: u32,
+    /// Credit that events brought.
+    pub(crate) more_credit: i32,
     /// Most commands that the target had at a time.
     pub(crate) outstanding_max: i32,
     /// Wakes channels, to look at the script.

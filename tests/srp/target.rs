@@ -84,6 +84,11 @@ impl TestTarget {
         wakers.into_iter().for_each(Waker::wake);
     }
 
+    /// So much more credit was given than answers bring.
+    pub(crate) fn credit(&self, more: i32) {
+        self.state.lock().more_credit += more;
+    }
+
     pub(crate) fn device(&self) -> &Arc<Device> {
         &self.device
     }
@@ -312,7 +317,7 @@ impl Channel {
             _ => return,
         };
         let mut state = self.target.state.lock();
-        state.overdrawn += u32::from(self.credit <= kept_back);
+        state.overdrawn += u32::from(self.credit + state.more_credit <= kept_back);
         self.credit -= 1;
         self.outstanding += 1;
         state.outstanding_max = state.outstanding_max.max(self.outstanding);

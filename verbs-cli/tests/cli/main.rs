@@ -9,4 +9,5 @@ mod interrupted;
 mod rping;
 mod run;
 mod sim;
+mod srp;
 mod wire;
