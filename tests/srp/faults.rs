@@ -254,8 +254,11 @@ fn answers_that_are_too_short_end_the_channel() {
 
 #[test]
 fn keys_of_others_that_are_invalidated_end_the_channel() {
+    // One that there is not: the device finds it wrong.
+    loses_the_channel(|script| script.invalidates_wrong = true, None);
+    // One of another command, which is valid: the device does as it is told.
     loses_the_channel(
-        |script| script.invalidates_wrong = true,
+        |script| script.invalidates_other = true,
         Some(Violation::Invalidated),
     );
 }
@@ -519,7 +522,11 @@ fn commands_behind_a_reset_go_on() {
     block_on(async {
         let bed = Bed::new().await;
         bed.target.script(|script| script.holds = true);
-        let session = bed.login(Options::default()).await;
+        let options = Options {
+            queue_depth: 2 * LOAD as u16,
+            ..Options::default()
+        };
+        let session = bed.login(options).await;
         let (early, late) = (memory(), memory());
         let before = Load::start(&session, &early);
         let other = session.clone();
@@ -604,6 +611,7 @@ fn neighbours_of_different_keys_are_not_one() {
         let bed = Bed::new().await;
         let options = Options {
             mechanism: Mechanism::Published,
+            immediate_max: 0,
             ..Options::default()
         };
         let session = bed.login(options).await;

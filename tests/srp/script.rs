@@ -29,6 +29,8 @@ pub(crate) struct Script {
     pub(crate) invalidates: bool,
     /// Invalidates a key that is not the command's.
     pub(crate) invalidates_wrong: bool,
+    /// Invalidates the key of another command that it has.
+    pub(crate) invalidates_other: bool,
     pub(crate) immediate: bool,
     /// Answers of so many bytes.
     pub(crate) cut_to: Option<usize>,
@@ -67,6 +69,7 @@ impl Default for Script {
             withhold: None,
             invalidates: false,
             invalidates_wrong: false,
+            invalidates_other: false,
             immediate: true,
             cut_to: None,
             twice: false,

@@ -155,6 +155,7 @@ impl TestTarget {
             disk,
             backlog: VecDeque::new(),
             held: Vec::new(),
+            keys: Vec::new(),
             credit: script.limit,
             outstanding: 0,
             owed: 0,
@@ -163,6 +164,17 @@ impl TestTarget {
             target: self,
         };
         channel.serve().await;
+    }
+}
+
+/// The key of a command with one piece.
+fn key_of(unit: &[u8]) -> Option<RKey> {
+    match ToTarget::parse(unit) {
+        Ok(ToTarget::Cmd(cmd)) => match cmd.data_in {
+            DataBuffer::Direct(piece) => Some(piece.rkey),
+            _ => None,
+        },
+        _ => None,
     }
 }
 
@@ -180,6 +192,8 @@ struct Channel {
     backlog: VecDeque<(usize, u32)>,
     /// Commands without an answer.
     held: Vec<(Tag, Vec<u8>)>,
+    /// Keys of those that were.
+    keys: Vec<RKey>,
     /// Credits that were given and not used.
     credit: i32,
     /// Commands and task management without an answer.
@@ -233,7 +247,9 @@ impl Channel {
         while self.backlog.is_empty() {
             let holds = self.target.state.lock().script.holds;
             if !holds && !self.held.is_empty() {
-                for (tag, unit) in std::mem::take(&mut self.held) {
+                let held = std::mem::take(&mut self.held);
+                self.keys = held.iter().filter_map(|(_, unit)| key_of(unit)).collect();
+                for (tag, unit) in held {
                     self.data(tag, &unit).await?;
                 }
                 continue;
@@ -450,6 +466,9 @@ impl Channel {
         let script = &state.script;
         let key = match self.last {
             Some(_) if script.invalidates_wrong => Some(RKey::new(0x77)),
+            Some(piece) if script.invalidates_other => {
+                self.keys.iter().find(|key| **key != piece.rkey).copied()
+            }
             Some(piece) if script.invalidates && format == 1 => Some(piece.rkey),
             _ => None,
         };

@@ -303,6 +303,8 @@ fn a_session_that_is_over_ends_the_program() {
     let mut client = Client::new(&place.path("two"));
     assert_eq!(client.write(0, 1, false), 0, "it is not pushed out in turn");
     target.killed();
+    // A target that dies without a word is noticed by who wants something of it.
+    client.send(0, 0, 0, 4096, &[]);
     let ended = second.end();
     assert_eq!(ended.code, Some(5), "{ended:?}");
     let said: Vec<_> = ended.stderr.lines().collect();
