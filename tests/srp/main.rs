@@ -9,6 +9,8 @@ mod bed;
 mod ddbd;
 mod disk;
 mod faults;
+mod limits;
+mod load;
 mod loss;
 mod native;
 mod outage;

@@ -2,8 +2,10 @@
 
 use std::task::Waker;
 
-use ulp_srp::iu::{LoginRejectReason, LoginReq, LogoutReason, MemoryDescriptor, Status};
-use verbs_core::WcStatus;
+use ulp_srp::iu::{
+    DataBuffer, LoginRejectReason, LoginReq, LogoutReason, MemoryDescriptor, Status, ToTarget,
+};
+use verbs_core::{RKey, WcStatus};
 
 use crate::target::{BLOCK, DISK, IU_LEN};
 
@@ -116,4 +118,44 @@ pub(crate) struct State {
     pub(crate) outstanding_max: i32,
     /// Wakes channels, to look at the script.
     pub(crate) wakers: Vec<Waker>,
+}
+
+/// The key of a command with one piece.
+pub(crate) fn key_of(unit: &[u8]) -> Option<RKey> {
+    match ToTarget::parse(unit) {
+        Ok(ToTarget::Cmd(cmd)) => match cmd.data_in {
+            DataBuffer::Direct(piece) => Some(piece.rkey),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+/// What INQUIRY, MODE SENSE(10), READ CAPACITY(16) and REPORT LUNS answer; `None` for pages that there are not.
+pub(crate) fn control(cdb: &[u8], script: &Script) -> Option<Vec<u8>> {
+    Some(match (cdb[0], cdb[1] & 1, cdb[2]) {
+        (0x12, 0, _) => {
+            let mut answer = vec![0, 0, 6, 2, 31, 0, 0, 0];
+            answer.extend(b"VERBS   TEST DISK       0.1 ");
+            answer
+        }
+        (0x12, _, 0x80) => {
+            let mut answer = vec![0, 0x80, 0, script.serial.len() as u8];
+            answer.extend(script.serial.bytes());
+            answer
+        }
+        (0x12, ..) => return None,
+        (0x5a, ..) => vec![0, 6, 0, u8::from(script.fua) << 4, 0, 0, 0, 0],
+        (0x9e, ..) => {
+            let mut answer = vec![0; 32];
+            answer[..8].copy_from_slice(&(script.blocks - 1).to_be_bytes());
+            answer[8..12].copy_from_slice(&BLOCK.to_be_bytes());
+            answer
+        }
+        _ => {
+            let mut answer = vec![0; 16];
+            answer[3] = 8;
+            answer
+        }
+    })
 }

@@ -20,7 +20,7 @@ use verbs_core::{
     Write, task,
 };
 
-use crate::script::{Script, Seen, State};
+use crate::script::{Script, Seen, State, control, key_of};
 
 /// Bytes of the disk, and of a block.
 pub(crate) const DISK: usize = 4 << 20;
@@ -82,6 +82,15 @@ impl TestTarget {
         let wakers = std::mem::take(&mut state.wakers);
         drop(state);
         wakers.into_iter().for_each(Waker::wake);
+    }
+
+    /// The status of a data command that is not carried out.
+    fn refusal(&self, opcode: u8) -> Option<Status> {
+        let refuses = self.state.lock().script.refuses;
+        let (times, status) = refuses.filter(|_| matches!(opcode, 0x88 | 0x8a))?;
+        let left = (times > 1).then(|| (times - 1, status));
+        self.script(|script| script.refuses = left);
+        Some(status)
     }
 
     /// So much more credit was given than answers bring.
@@ -164,17 +173,6 @@ impl TestTarget {
             target: self,
         };
         channel.serve().await;
-    }
-}
-
-/// The key of a command with one piece.
-fn key_of(unit: &[u8]) -> Option<RKey> {
-    match ToTarget::parse(unit) {
-        Ok(ToTarget::Cmd(cmd)) => match cmd.data_in {
-            DataBuffer::Direct(piece) => Some(piece.rkey),
-            _ => None,
-        },
-        _ => None,
     }
 }
 
@@ -353,11 +351,7 @@ impl Channel {
         let opcode = cmd.cdb.opcode();
         let fua = matches!(opcode, 0x88 | 0x8a) && cmd.cdb.bytes()[1] & 0x08 != 0;
         let script = self.target.state.lock().script.clone();
-        if let Some((times, status)) = script.refuses
-            && matches!(opcode, 0x88 | 0x8a)
-        {
-            let left = (times > 1).then(|| (times - 1, status));
-            self.target.script(|script| script.refuses = left);
+        if let Some(status) = self.target.refusal(opcode) {
             rsp.status = status;
             return self.send_rsp(&rsp, None);
         }
@@ -580,33 +574,4 @@ impl Channel {
         let send = Send::new(1).inline(unit).signaled();
         self.connection.post_send(send).map_err(|_| Over)
     }
-}
-
-/// What INQUIRY, MODE SENSE(10), READ CAPACITY(16) and REPORT LUNS answer; `None` for pages that there are not.
-fn control(cdb: &[u8], script: &Script) -> Option<Vec<u8>> {
-    Some(match (cdb[0], cdb[1] & 1, cdb[2]) {
-        (0x12, 0, _) => {
-            let mut answer = vec![0, 0, 6, 2, 31, 0, 0, 0];
-            answer.extend(b"VERBS   TEST DISK       0.1 ");
-            answer
-        }
-        (0x12, _, 0x80) => {
-            let mut answer = vec![0, 0x80, 0, script.serial.len() as u8];
-            answer.extend(script.serial.bytes());
-            answer
-        }
-        (0x12, ..) => return None,
-        (0x5a, ..) => vec![0, 6, 0, u8::from(script.fua) << 4, 0, 0, 0, 0],
-        (0x9e, ..) => {
-            let mut answer = vec![0; 32];
-            answer[..8].copy_from_slice(&(script.blocks - 1).to_be_bytes());
-            answer[8..12].copy_from_slice(&BLOCK.to_be_bytes());
-            answer
-        }
-        _ => {
-            let mut answer = vec![0; 16];
-            answer[3] = 8;
-            answer
-        }
-    })
 }
