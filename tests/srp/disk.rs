@@ -148,7 +148,8 @@ fn requests_fail_when_the_time_is_over() {
 /// Goal: a target that comes back with another disk, or a smaller one, is not written to; one that is larger is.
 #[test]
 fn another_disk_is_not_written_to() {
-    let others: [(fn(&mut Script), bool); 4] = [
+    type Change = fn(&mut Script);
+    let others: [(Change, bool); 4] = [
         (|script| script.serial = "disk 2", false),
         (|script| script.blocks -= 1, false),
         (|script| script.blocks += 1, true),

@@ -131,7 +131,8 @@ fn limits_of_commands_are_kept() {
         assert_eq!((limits.transfer, limits.compare_and_write), (128, 64));
         raw.data.memory().fill(0..256 << 10, 0).unwrap();
         let compared = u32::from(limits.compare_and_write);
-        let commands: [(fn(Blocks) -> Command, u32, Form); 3] = [
+        type Make = fn(Blocks) -> Command;
+        let commands: [(Make, u32, Form); 3] = [
             (Command::Read, limits.transfer, Form::Ten),
             (Command::Write, limits.transfer, Form::Ten),
             (Command::CompareAndWrite, compared, Form::Sixteen),

@@ -172,6 +172,7 @@ fn an_initiator_that_dies_is_replaced_by_its_next_life() {
 
 /// A login whose sender never hears the answer: a forged datagram, from an address where nobody is.
 async fn forge(sim: &Sim, host: u8, number: u64) {
+    sim.network().set_up([10, 0, 0, host].into(), true);
     let forger = device(sim, host);
     let (_pd, _cq, _rooms, qp) = Raw::objects(&forger).await;
     let login = request(number).emit_cm();
@@ -229,6 +230,23 @@ fn a_forged_login_ends_nothing() {
     });
 }
 
+/// Goal: one address has a few logins half open, and takes no others' places.
+#[test]
+fn logins_of_one_address_push_out_their_own() {
+    run(9, async |sim| {
+        slow(sim);
+        let target = target(sim, |config| {
+            (config.half_open_max, config.half_open_per_source_max) = (8, 2);
+        })
+        .await;
+        for host in [10, 11, 12, 12, 12, 12, 12, 12, 12, 12] {
+            forge(sim, host, 7).await;
+        }
+        assert_eq!(target.half_open(), 4, "two of one, and one of each other");
+        target.close().await;
+    });
+}
+
 /// Goal: however many logins nobody confirms, those who are there get in, from an address of their own and from
 /// one that others forge. Method: four times as many as there are places.
 #[test]
@@ -236,7 +254,7 @@ fn logins_that_nobody_confirms_give_way() {
     run(6, async |sim| {
         slow(sim);
         let target = target(sim, |config| {
-            (config.half_open_max, config.half_open_each_max) = (8, 2);
+            (config.half_open_max, config.half_open_per_source_max) = (8, 2);
         })
         .await;
         for host in 10..42 {

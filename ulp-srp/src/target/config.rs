@@ -29,7 +29,7 @@ pub struct TargetConfig {
     /// confirms within a round trip. 32 by default.
     pub half_open_max: u32,
     /// Of these, logins of one address. 8 by default.
-    pub half_open_each_max: u32,
+    pub half_open_per_source_max: u32,
     /// Buffers that all channels share, for data that are copied. 64 by default; a command that finds
     /// none free waits for one.
     pub buffers: u32,
@@ -62,7 +62,7 @@ impl TargetConfig {
             immediate: true,
             channels_max: 64,
             half_open_max: 32,
-            half_open_each_max: 8,
+            half_open_per_source_max: 8,
             buffers: 64,
             buffer_bytes: 1 << 20,
             table_entries_max: 4096,
@@ -78,7 +78,7 @@ impl TargetConfig {
         self.iu_bytes = self.iu_bytes.max(Self::IU_BYTES_MIN);
         self.channels_max = self.channels_max.max(1);
         self.half_open_max = self.half_open_max.max(1);
-        self.half_open_each_max = self.half_open_each_max.clamp(1, self.half_open_max);
+        self.half_open_per_source_max = self.half_open_per_source_max.clamp(1, self.half_open_max);
         self.buffers = self.buffers.max(1);
         self.buffer_bytes = self.buffer_bytes.max(1).next_multiple_of(4096);
         // A table is fetched into a buffer.

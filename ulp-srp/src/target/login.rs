@@ -30,7 +30,7 @@ pub(super) async fn login(house: Arc<House>, request: ConnectRequest) {
     };
     let single = req.channels == MultiChannel::SINGLE;
     let config = &house.config;
-    let (each, max) = (config.half_open_each_max, config.half_open_max);
+    let (each, max) = (config.half_open_per_source_max, config.half_open_max);
     let Ok((place, registration)) = house.hall.arrive(peer.ip(), each, max) else {
         return refuse(&house, request, req, LoginRejectReason::NO_RESOURCES);
     };

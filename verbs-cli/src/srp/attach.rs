@@ -146,7 +146,8 @@ fn begin(
     Ok(socket)
 }
 
-/// A socket in the file system. Removed when it goes, if it is still this one.
+/// A socket in the file system. Removed when it goes, if it is still this one: while it is listened at, no other file
+/// has its number.
 struct Socket {
     path: PathBuf,
     number: (u64, u64),
@@ -253,11 +254,15 @@ mod tests {
         let path = dir.path().join("disk");
         let (listener, first) = listen(&path).expect("nobody has it");
         assert!(listen(&path).is_err(), "somebody listens");
-        drop(listener);
-        let (_listener, second) = listen(&path).expect("nobody listens any more");
-        drop(first);
+        // Somebody removes it while the first one listens.
+        fs::remove_file(&path).expect("a file");
+        let (other, second) = listen(&path).expect("nobody listens there");
+        drop((first, listener));
         assert!(path.exists(), "it is the second one's");
-        drop(second);
+        drop(other);
+        let (_listener, third) = listen(&path).expect("nobody listens any more");
+        drop(third);
         assert!(!path.exists());
+        drop(second);
     }
 }

@@ -119,8 +119,11 @@ struct Server {
     /// Clients that are served or refused.
     clients: AtomicU32,
     clients_max: u32,
-    complain: Box<dyn Fn(&dyn fmt::Display) + Send + Sync>,
+    complain: Complain,
 }
+
+/// Is told what goes wrong, in one line.
+type Complain = Box<dyn Fn(&dyn fmt::Display) + Send + Sync>;
 
 /// A client's place, given back when it goes.
 struct Seat(Arc<Server>);
