@@ -116,7 +116,7 @@ mod tests {
         drop(say);
         let mut written = Vec::new();
         write(&said, &AtomicU64::new(7), |line| {
-            written.push(line.to_owned())
+            written.push(line.to_owned());
         });
         assert_eq!(written[..2], ["0", "1"]);
         // A slow machine may have begun another second.
