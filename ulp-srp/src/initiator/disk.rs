@@ -47,6 +47,24 @@ const ANSWER: u32 = 512;
 ///
 /// What was written is on the medium after [`Disk::flush`], or if `fua` was said: by the bit of that name where the
 /// disk has it (DPOFUA), otherwise by SYNCHRONIZE CACHE behind the WRITE.
+///
+/// ```no_run
+/// use ulp_srp::initiator::{Disk, Session};
+/// use ulp_srp::iu::Lun;
+/// use verbs_core::Memory;
+/// use verbs_core::sync::Arc;
+///
+/// # async fn example(session: &Session) -> Result<(), ulp_srp::initiator::ScsiError> {
+/// let disk = Disk::open(session, Lun(0)).await?;
+/// let page = Arc::new(Memory::alloc(4096)?);
+/// page.write(0, b"first page")?;
+/// disk.write(0, &page, true).await?;
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Context
+/// Nothing blocks; all of it may be awaited in routines.
 #[derive(Clone, Debug)]
 pub struct Disk {
     inner: Arc<Inner>,

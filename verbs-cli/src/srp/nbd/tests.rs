@@ -273,3 +273,44 @@ fn a_read_only_disk_takes_no_writes() {
     drop(ours);
     let _gone = server.join().expect("no panic");
 }
+
+/// Goal: long requests have more places than short ones, and give all of them back. Method: many more than there are
+/// places for.
+#[test]
+fn long_requests_take_turns() {
+    struct Endless;
+    impl Export for Endless {
+        fn shape(&self) -> Shape {
+            Shape {
+                size: 1 << 40,
+                block: 512,
+                preferred: 4096,
+                max: REQUEST_BYTES_MAX,
+                can_trim: false,
+                read_only: true,
+            }
+        }
+
+        fn submit(&self, _: Request, done: Box<dyn FnOnce(Result<(), Errno>) + Send>) {
+            done(Err(Errno::Io));
+        }
+    }
+    let export: Arc<dyn Export> = Arc::new(Endless);
+    let (mut ours, theirs) = UnixStream::pair().expect("sockets");
+    let server = thread::spawn(move || converse(&theirs, &export));
+    let mut said = [0; 28];
+    ours.read_exact(&mut said[..18]).expect("a greeting");
+    ours.write_all(&[0, 0, 0, 3]).expect("flags");
+    ours.write_all(&option(1, b"disk")).expect("a name");
+    ours.read_exact(&mut said[..10]).expect("size and flags");
+    // Each takes half of the places: what is not given back is missing for the third one.
+    for number in 0..40 {
+        ours.write_all(&request(0, 0, number, 0, REQUEST_BYTES_MAX))
+            .expect("a read");
+    }
+    for number in 0..40 {
+        expect(&mut ours, number, 5, &[]);
+    }
+    drop(ours);
+    let _gone = server.join().expect("no panic");
+}
