@@ -10,87 +10,17 @@ use std::time::Duration;
 
 use futures::channel::oneshot;
 use futures::executor::block_on;
-use futures::future::join_all;
 use hca_sim::sim::Sim;
 use ulp_srp::initiator::{
     Command, Data, Error, Event, Initiator, Mechanism, Options, Outcome, Session, Violation,
-    transfer_cdb,
 };
-use ulp_srp::iu::{Cdb, LoginRejectReason, Lun, MultiChannel, Tag, TaskAttribute, TaskFunction};
-use verbs_core::{Extent, Memory};
+use ulp_srp::iu::{
+    Cdb, LoginRejectReason, LogoutReason, Lun, MultiChannel, Tag, TaskAttribute, TaskFunction,
+};
 
-use crate::bed::{AT, Bed, PAGE, get, pattern, put, scattered, seeds};
+use crate::bed::{AT, Bed, seeds};
+use crate::load::{LOAD, Load, memory, works};
 use crate::script::Script;
-use crate::target::BLOCK;
-
-/// Commands of a load.
-const LOAD: usize = 24;
-
-/// A load of reads, and how often the routine of each was called.
-struct Load {
-    ended: Arc<Vec<AtomicU32>>,
-    outcomes: Vec<oneshot::Receiver<Outcome>>,
-    tags: Vec<Tag>,
-}
-
-impl Load {
-    fn start(session: &Session, memory: &Arc<Memory>) -> Self {
-        let ended = Arc::new((0..LOAD).map(|_| AtomicU32::new(0)).collect::<Vec<_>>());
-        let mut load = Self {
-            ended,
-            outcomes: Vec::new(),
-            tags: Vec::new(),
-        };
-        for number in 0..LOAD {
-            let (tell, told) = oneshot::channel();
-            let ended = Arc::clone(&load.ended);
-            let list = [Extent {
-                memory,
-                offset: number * PAGE,
-                len: PAGE as u32,
-            }];
-            let cdb = transfer_cdb(false, 8 * number as u64, 8);
-            let command = Command {
-                cdb: Cdb::new(&cdb).unwrap(),
-                lun: Lun(0),
-                attribute: TaskAttribute::SIMPLE,
-                data: Data::In(&list),
-            };
-            let begun = session.command(&command, move |outcome| {
-                ended[number].fetch_add(1, SeqCst);
-                // Nobody may be listening any more.
-                let _ = tell.send(outcome);
-            });
-            load.tags.push(begun.unwrap());
-            load.outcomes.push(told);
-        }
-        load
-    }
-
-    async fn finish(self) -> Vec<Outcome> {
-        let outcomes = join_all(self.outcomes).await;
-        assert!(self.ended.iter().all(|ended| ended.load(SeqCst) == 1));
-        outcomes.into_iter().map(Result::unwrap).collect()
-    }
-}
-
-fn memory() -> Arc<Memory> {
-    Arc::new(Memory::alloc(LOAD * PAGE).unwrap())
-}
-
-/// A session that works: what is written is read.
-async fn works(session: &Session) {
-    let memory = Arc::new(Memory::alloc(8 * PAGE).unwrap());
-    session.publish(&memory).await.unwrap();
-    let list = scattered(&memory, 4);
-    let bytes = pattern(4 * PAGE, 9);
-    put(&list, &bytes);
-    let blocks = 4 * PAGE as u32 / BLOCK;
-    session.write(Lun(0), 64, blocks, &list).await.unwrap();
-    put(&list, &vec![0; bytes.len()]);
-    session.read(Lun(0), 64, blocks, &list).await.unwrap();
-    assert!(get(&list) == bytes);
-}
 
 /// Logs in with a listener that tells when a lost channel is there again, or given up.
 async fn login(bed: &Bed, options: Options) -> (Session, oneshot::Receiver<bool>) {
@@ -250,13 +180,19 @@ fn answers_that_are_too_short_end_the_channel() {
 
 #[test]
 fn keys_of_others_that_are_invalidated_end_the_channel() {
+    // One that there is not: the device finds it wrong.
     loses_the_channel(|script| script.invalidates_wrong = true, None);
+    // One of another command, which is valid: the device does as it is told.
+    loses_the_channel(
+        |script| script.invalidates_other = true,
+        Some(Violation::Invalidated),
+    );
 }
 
 #[test]
 fn a_logout_and_the_end_of_the_connection_end_the_channel() {
     loses_the_channel(
-        |script| (script.logs_out, script.holds) = (true, true),
+        |script| (script.logs_out, script.holds) = (Some(LogoutReason::UNSPECIFIED), true),
         None,
     );
     loses_the_channel(
@@ -431,7 +367,7 @@ fn a_target_that_vanishes_ends_what_is_under_way() {
     sim.run(async {
         let bed = Bed::in_sim(&sim).await;
         let options = Options {
-            reconnects_max: 2,
+            reconnect_timeout: Some(Duration::from_secs(20)),
             ..Options::default()
         };
         let (session, restored) = login(&bed, options).await;
@@ -471,7 +407,6 @@ fn a_connection_that_goes_at_any_moment_loses_nothing() {
                     .script(|script| script.limit = 2 + draw.below(30) as i32);
                 let options = Options {
                     mechanism: *draw.pick(&ways),
-                    reconnects_max: 100,
                     queue_depth: LOAD as u16,
                     ..Options::default()
                 };

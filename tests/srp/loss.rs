@@ -46,6 +46,7 @@ fn options(draw: &mut Draw) -> Options {
         channels: 1 + draw.below(3) as u8,
         handles: Some(1 + draw.below(8) as u32),
         immediate_max: [0, 2048, 8192][draw.below(3)],
+        login_timeout: Duration::from_secs(60),
         ..Options::default()
     }
 }

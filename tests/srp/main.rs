@@ -7,8 +7,12 @@
 
 mod bed;
 mod ddbd;
+mod disk;
 mod faults;
+mod limits;
+mod load;
 mod loss;
 mod native;
+mod outage;
 mod script;
 mod target;

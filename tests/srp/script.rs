@@ -2,8 +2,12 @@
 
 use std::task::Waker;
 
-use ulp_srp::iu::{LoginRejectReason, LoginReq, MemoryDescriptor};
-use verbs_core::WcStatus;
+use ulp_srp::iu::{
+    DataBuffer, LoginRejectReason, LoginReq, LogoutReason, MemoryDescriptor, Status, ToTarget,
+};
+use verbs_core::{RKey, WcStatus};
+
+use crate::target::{BLOCK, DISK, IU_LEN};
 
 /// A data command as the target saw it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,6 +31,8 @@ pub(crate) struct Script {
     pub(crate) invalidates: bool,
     /// Invalidates a key that is not the command's.
     pub(crate) invalidates_wrong: bool,
+    /// Invalidates the key of another command that it has.
+    pub(crate) invalidates_other: bool,
     pub(crate) immediate: bool,
     /// Answers of so many bytes.
     pub(crate) cut_to: Option<usize>,
@@ -39,11 +45,23 @@ pub(crate) struct Script {
     /// Refuses logins.
     pub(crate) rejects: Option<LoginRejectReason>,
     /// Logs the initiator out at the next command.
-    pub(crate) logs_out: bool,
+    pub(crate) logs_out: Option<LogoutReason>,
     /// Ends the connection at the next command.
     pub(crate) hangs_up: bool,
     /// Sends an asynchronous event before the next answer.
     pub(crate) reports: bool,
+    /// Credits that this event brings along.
+    pub(crate) reported_credit: i32,
+    /// The disk's serial number; it has no other name.
+    pub(crate) serial: &'static str,
+    /// Blocks that the disk says it has.
+    pub(crate) blocks: u64,
+    /// The disk takes FUA. Without, a WRITE with FUA is refused, as Linux' target does.
+    pub(crate) fua: bool,
+    /// The status of data commands, so often, before they are carried out.
+    pub(crate) refuses: Option<(u32, Status)>,
+    /// Units of so many bytes are taken.
+    pub(crate) iu_len_max: u32,
 }
 
 impl Default for Script {
@@ -53,15 +71,22 @@ impl Default for Script {
             withhold: None,
             invalidates: false,
             invalidates_wrong: false,
+            invalidates_other: false,
             immediate: true,
             cut_to: None,
             twice: false,
             wrong_tag: false,
             holds: false,
             rejects: None,
-            logs_out: false,
+            logs_out: None,
             hangs_up: false,
             reports: false,
+            reported_credit: 0,
+            serial: "disk 1",
+            blocks: DISK as u64 / u64::from(BLOCK),
+            fua: true,
+            refuses: None,
+            iu_len_max: IU_LEN as u32,
         }
     }
 }
@@ -79,13 +104,58 @@ pub(crate) struct State {
     pub(crate) aborted: u32,
     pub(crate) resets: u32,
     pub(crate) executed: u64,
+    /// Operation codes of commands that were carried out, with whether FUA was said.
+    pub(crate) opcodes: Vec<(u8, bool)>,
+    pub(crate) managed: u32,
     pub(crate) credit_answers: u32,
     pub(crate) event_answers: u32,
     pub(crate) logouts: u32,
     /// Commands that came without a credit, or took the one that is for task management.
     pub(crate) overdrawn: u32,
+    /// Credit that events brought.
+    pub(crate) more_credit: i32,
     /// Most commands that the target had at a time.
     pub(crate) outstanding_max: i32,
     /// Wakes channels, to look at the script.
     pub(crate) wakers: Vec<Waker>,
+}
+
+/// The key of a command with one piece.
+pub(crate) fn key_of(unit: &[u8]) -> Option<RKey> {
+    match ToTarget::parse(unit) {
+        Ok(ToTarget::Cmd(cmd)) => match cmd.data_in {
+            DataBuffer::Direct(piece) => Some(piece.rkey),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+/// What INQUIRY, MODE SENSE(10), READ CAPACITY(16) and REPORT LUNS answer; `None` for pages that there are not.
+pub(crate) fn control(cdb: &[u8], script: &Script) -> Option<Vec<u8>> {
+    Some(match (cdb[0], cdb[1] & 1, cdb[2]) {
+        (0x12, 0, _) => {
+            let mut answer = vec![0, 0, 6, 2, 31, 0, 0, 0];
+            answer.extend(b"VERBS   TEST DISK       0.1 ");
+            answer
+        }
+        (0x12, _, 0x80) => {
+            let mut answer = vec![0, 0x80, 0, script.serial.len() as u8];
+            answer.extend(script.serial.bytes());
+            answer
+        }
+        (0x12, ..) => return None,
+        (0x5a, ..) => vec![0, 6, 0, u8::from(script.fua) << 4, 0, 0, 0, 0],
+        (0x9e, ..) => {
+            let mut answer = vec![0; 32];
+            answer[..8].copy_from_slice(&(script.blocks - 1).to_be_bytes());
+            answer[8..12].copy_from_slice(&BLOCK.to_be_bytes());
+            answer
+        }
+        _ => {
+            let mut answer = vec![0; 16];
+            answer[3] = 8;
+            answer
+        }
+    })
 }

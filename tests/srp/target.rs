@@ -20,7 +20,7 @@ use verbs_core::{
     Write, task,
 };
 
-use crate::script::{Script, Seen, State};
+use crate::script::{Script, Seen, State, control, key_of};
 
 /// Bytes of the disk, and of a block.
 pub(crate) const DISK: usize = 4 << 20;
@@ -28,7 +28,7 @@ pub(crate) const BLOCK: u32 = 512;
 /// The vendor's own command: tries the key of the command before, when that has been answered.
 pub(crate) const PROBE: u8 = 0xf0;
 
-const IU_LEN: usize = 8320;
+pub(crate) const IU_LEN: usize = 8320;
 const RECVS: usize = 72;
 
 /// A target.
@@ -84,6 +84,20 @@ impl TestTarget {
         wakers.into_iter().for_each(Waker::wake);
     }
 
+    /// The status of a data command that is not carried out.
+    fn refusal(&self, opcode: u8) -> Option<Status> {
+        let refuses = self.state.lock().script.refuses;
+        let (times, status) = refuses.filter(|_| matches!(opcode, 0x88 | 0x8a))?;
+        let left = (times > 1).then(|| (times - 1, status));
+        self.script(|script| script.refuses = left);
+        Some(status)
+    }
+
+    /// So much more credit was given than answers bring.
+    pub(crate) fn credit(&self, more: i32) {
+        self.state.lock().more_credit += more;
+    }
+
     pub(crate) fn device(&self) -> &Arc<Device> {
         &self.device
     }
@@ -131,7 +145,7 @@ impl TestTarget {
         let answer = LoginRsp {
             delta: Delta(script.limit),
             tag: login.tag,
-            max_initiator_iu_len: IU_LEN as u32,
+            max_initiator_iu_len: script.iu_len_max,
             max_target_iu_len: 512,
             formats: login.formats,
             immediate: login.immediate && script.immediate,
@@ -150,6 +164,7 @@ impl TestTarget {
             disk,
             backlog: VecDeque::new(),
             held: Vec::new(),
+            keys: Vec::new(),
             credit: script.limit,
             outstanding: 0,
             owed: 0,
@@ -175,6 +190,8 @@ struct Channel {
     backlog: VecDeque<(usize, u32)>,
     /// Commands without an answer.
     held: Vec<(Tag, Vec<u8>)>,
+    /// Keys of those that were.
+    keys: Vec<RKey>,
     /// Credits that were given and not used.
     credit: i32,
     /// Commands and task management without an answer.
@@ -228,7 +245,9 @@ impl Channel {
         while self.backlog.is_empty() {
             let holds = self.target.state.lock().script.holds;
             if !holds && !self.held.is_empty() {
-                for (tag, unit) in std::mem::take(&mut self.held) {
+                let held = std::mem::take(&mut self.held);
+                self.keys = held.iter().filter_map(|(_, unit)| key_of(unit)).collect();
+                for (tag, unit) in held {
                     self.data(tag, &unit).await?;
                 }
                 continue;
@@ -248,9 +267,12 @@ impl Channel {
         match parsed {
             ToTarget::Cmd(_) => {
                 let script = self.target.state.lock().script.clone();
-                if script.logs_out {
-                    let bye = TargetLogout::default().unit();
-                    return self.send(&bye);
+                if let Some(reason) = script.logs_out {
+                    let bye = TargetLogout {
+                        reason,
+                        ..TargetLogout::default()
+                    };
+                    return self.send(&bye.unit());
                 }
                 if script.hangs_up {
                     return Err(Over);
@@ -288,6 +310,7 @@ impl Channel {
         self.credit += ended;
         self.outstanding -= ended;
         let mut state = self.target.state.lock();
+        state.managed += 1;
         state.aborted += ended.cast_unsigned();
         state.resets += u32::from(task.function == TaskFunction::LUN_RESET);
         drop(state);
@@ -308,7 +331,7 @@ impl Channel {
             _ => return,
         };
         let mut state = self.target.state.lock();
-        state.overdrawn += u32::from(self.credit <= kept_back);
+        state.overdrawn += u32::from(self.credit + state.more_credit <= kept_back);
         self.credit -= 1;
         self.outstanding += 1;
         state.outstanding_max = state.outstanding_max.max(self.outstanding);
@@ -325,15 +348,25 @@ impl Channel {
             ..Rsp::default()
         };
         let mut key = None;
-        match cmd.cdb.opcode() {
+        let opcode = cmd.cdb.opcode();
+        let fua = matches!(opcode, 0x88 | 0x8a) && cmd.cdb.bytes()[1] & 0x08 != 0;
+        let script = self.target.state.lock().script.clone();
+        if let Some(status) = self.target.refusal(opcode) {
+            rsp.status = status;
+            return self.send_rsp(&rsp, None);
+        }
+        match opcode {
+            0x8a if fua && !script.fua => return self.refuse(&rsp, 0x24),
             0x88 => {
                 key = self.move_data(&cmd, unit, &cmd.data_in).await?;
             }
             0x8a => {
                 key = self.move_data(&cmd, unit, &cmd.data_out).await?;
             }
-            0x12 | 0x9e | 0xa0 => {
-                let answer = control(cmd.cdb.opcode());
+            0x12 | 0x5a | 0x9e | 0xa0 => {
+                let Some(answer) = control(cmd.cdb.bytes(), &script) else {
+                    return self.refuse(&rsp, 0x24);
+                };
                 let room = cmd.data_in.len();
                 self.target.disk.write(DISK - 4096, &answer).unwrap();
                 let len = (answer.len() as u32).min(room);
@@ -364,16 +397,25 @@ impl Channel {
                 }
             }
             0x00 | 0x35 => {}
-            _ => {
-                let mut sense = [0; 18];
-                (sense[0], sense[2], sense[7], sense[12]) = (0x70, 5, 10, 0x20);
-                rsp.status = Status::CHECK_CONDITION;
-                rsp.detail = Detail::Sense(&sense);
-                return self.send_rsp(&rsp, None);
-            }
+            _ => return self.refuse(&rsp, 0x20),
         }
-        self.target.state.lock().executed += 1;
+        let mut state = self.target.state.lock();
+        state.executed += 1;
+        state.opcodes.push((opcode, fua));
+        drop(state);
         self.send_rsp(&rsp, key)
+    }
+
+    /// Refuses a command as an illegal request.
+    fn refuse(&mut self, rsp: &Rsp<'_>, code: u8) -> Result<(), Over> {
+        let mut sense = [0; 18];
+        (sense[0], sense[2], sense[7], sense[12]) = (0x70, 5, 10, code);
+        let rsp = Rsp {
+            status: Status::CHECK_CONDITION,
+            detail: Detail::Sense(&sense),
+            ..*rsp
+        };
+        self.send_rsp(&rsp, None)
     }
 
     async fn move_data(
@@ -418,6 +460,9 @@ impl Channel {
         let script = &state.script;
         let key = match self.last {
             Some(_) if script.invalidates_wrong => Some(RKey::new(0x77)),
+            Some(piece) if script.invalidates_other => {
+                self.keys.iter().find(|key| **key != piece.rkey).copied()
+            }
             Some(piece) if script.invalidates && format == 1 => Some(piece.rkey),
             _ => None,
         };
@@ -494,6 +539,7 @@ impl Channel {
             self.target.script(|script| script.reports = false);
             let event = ulp_srp::iu::AerReq {
                 tag: Tag(0xae7),
+                delta: Delta(script.reported_credit),
                 sense: &[0x70, 0, 6],
                 ..Default::default()
             };
@@ -527,28 +573,5 @@ impl Channel {
     fn send(&mut self, unit: &[u8]) -> Result<(), Over> {
         let send = Send::new(1).inline(unit).signaled();
         self.connection.post_send(send).map_err(|_| Over)
-    }
-}
-
-/// What INQUIRY, READ CAPACITY(16) and REPORT LUNS answer.
-fn control(opcode: u8) -> Vec<u8> {
-    match opcode {
-        0x12 => {
-            let mut answer = vec![0, 0, 6, 2, 31, 0, 0, 0];
-            answer.extend(b"VERBS   TEST DISK       0.1 ");
-            answer
-        }
-        0x9e => {
-            let mut answer = vec![0; 32];
-            let last = (DISK as u64 / u64::from(BLOCK)) - 1;
-            answer[..8].copy_from_slice(&last.to_be_bytes());
-            answer[8..12].copy_from_slice(&BLOCK.to_be_bytes());
-            answer
-        }
-        _ => {
-            let mut answer = vec![0; 16];
-            answer[3] = 8;
-            answer
-        }
     }
 }

@@ -13,7 +13,7 @@ use ulp_srp::scsi::{
 use crate::raw::{DATA, Raw, device, run, target, target_of};
 
 /// Where in the shared memory a table is.
-const TABLE: usize = DATA - (64 << 10);
+pub(crate) const TABLE: usize = DATA - (64 << 10);
 
 fn pieces(raw: &Raw, count: usize, len: u32) -> Vec<MemoryDescriptor> {
     // With gaps, so that no two could be one.
@@ -33,7 +33,7 @@ fn indirect<'a>(raw: &Raw, pieces: &'a [MemoryDescriptor], named: usize) -> Data
     })
 }
 
-fn bytes(raw: &Raw, at: usize, len: usize) -> Vec<u8> {
+pub(crate) fn bytes(raw: &Raw, at: usize, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
     raw.data.read(at, &mut bytes).unwrap();
     bytes

@@ -1,15 +1,21 @@
 //! Who is let in, in which form, and what becomes of channels that there are.
 
+use std::sync::Arc;
+use std::time::Duration;
+
+use hca_sim::sim::{LinkConfig, Sim};
 use ulp_srp::iu::{
-    BufferFormats, InitiatorLogout, LoginRejectReason, LogoutReason, MultiChannel, PortId, Tag,
-    ToInitiator,
+    BufferFormats, DataBuffer, InitiatorLogout, LoginRejectReason, LogoutReason, MultiChannel,
+    PortId, Status, Tag, TaskFunction, ToInitiator,
 };
+use ulp_srp::lun::{Fault, FaultUnit, MemoryUnit};
+use ulp_srp::scsi::{Blocks, Code, Command, Sense};
 use verbs_cm::wire::ServiceId;
 use verbs_cm::{Manager, Route};
 use verbs_core::Gid;
 use verbs_core::mad::TimeCode;
 
-use crate::raw::{Raw, device, name, request, run, target};
+use crate::raw::{AT, Raw, device, name, request, run, target, target_of};
 
 #[test]
 fn logins_that_ask_for_what_there_is_not_are_refused() {
@@ -108,7 +114,7 @@ fn a_single_channel_replaces_those_before_and_others_are_kept() {
         // Logging out is enough to be gone.
         third.send(&InitiatorLogout { tag: Tag(1) }.unit());
         assert!(third.is_ended().await);
-        sim.sleep(std::time::Duration::from_millis(1)).await;
+        sim.sleep(Duration::from_millis(1)).await;
         assert_eq!(target.channels().len(), 1);
         target.close().await;
         assert!(stranger.is_ended().await);
@@ -154,12 +160,206 @@ fn an_initiator_that_dies_is_replaced_by_its_next_life() {
         // Not a word reaches the target.
         sim.network().set_up([10, 0, 0, 2].into(), false);
         drop(first);
-        sim.sleep(std::time::Duration::from_millis(1)).await;
+        sim.sleep(Duration::from_millis(1)).await;
         sim.network().set_up([10, 0, 0, 2].into(), true);
         assert_eq!(target.channels().len(), 1, "nobody has told");
         let mut second = Raw::new(&device, 7).await;
         second.settle().await;
         assert_eq!(target.channels().len(), 1);
+        target.close().await;
+    });
+}
+
+/// A login whose sender never hears the answer: a forged datagram, from an address where nobody is.
+async fn forge(sim: &Sim, host: u8, number: u64) {
+    sim.network().set_up([10, 0, 0, host].into(), true);
+    let forger = device(sim, host);
+    let (_pd, _cq, _rooms, qp) = Raw::objects(&forger).await;
+    let login = request(number).emit_cm();
+    let asked = verbs_cm::connect(&forger, AT, qp).private_data(&login);
+    let before = sim.counts().packets;
+    let gave_up = asked.issue(|_never| ());
+    while sim.counts().packets == before {
+        sim.sleep(DELAY / 10).await;
+    }
+    sim.network().set_up([10, 0, 0, host].into(), false);
+    sim.sleep(DELAY).await;
+    gave_up.cancel();
+}
+
+const DELAY: Duration = Duration::from_millis(1);
+
+fn slow(sim: &Sim) {
+    sim.network().set_all(LinkConfig {
+        delay: DELAY,
+        ..LinkConfig::default()
+    });
+}
+
+/// Goal: a login that nobody has confirmed ends nothing, takes no channel's place, and does not hold up the
+/// initiator whose name it has. Method: forged datagrams under the name of one that is logged in.
+#[test]
+fn a_forged_login_ends_nothing() {
+    run(5, async |sim| {
+        slow(sim);
+        let target = target(sim, |config| config.channels_max = 2).await;
+        let mut honest = Raw::new(&device(sim, 2), 7).await;
+        honest.settle().await;
+        let mut other = Raw::new(&device(sim, 3), 8).await;
+        for host in 10..14 {
+            forge(sim, host, 7).await;
+        }
+        assert_eq!(target.half_open(), 4, "they have reached it");
+        assert_eq!(target.channels().len(), 2);
+        let ready = honest
+            .ask(&Command::TestUnitReady, DataBuffer::None, DataBuffer::None)
+            .await;
+        assert_eq!(ready.status, Status::GOOD);
+        // It logs in again at once, while they are still waited for.
+        let before = sim.now();
+        let mut again = Raw::new(&device(sim, 4), 7).await;
+        again.settle().await;
+        let took = sim.now().since(before);
+        assert!(took < Duration::from_millis(100), "{took:?}");
+        assert!(honest.is_ended().await);
+        other.settle().await;
+        sim.sleep(Duration::from_secs(120)).await;
+        assert_eq!(target.half_open(), 0, "they are forgotten");
+        assert_eq!(target.channels().len(), 2);
+        target.close().await;
+    });
+}
+
+/// Goal: one address has a few logins half open, and takes no others' places.
+#[test]
+fn logins_of_one_address_push_out_their_own() {
+    run(9, async |sim| {
+        slow(sim);
+        let target = target(sim, |config| {
+            (config.half_open_max, config.half_open_per_source_max) = (8, 2);
+        })
+        .await;
+        for host in [10, 11, 12, 12, 12, 12, 12, 12, 12, 12] {
+            forge(sim, host, 7).await;
+        }
+        assert_eq!(target.half_open(), 4, "two of one, and one of each other");
+        target.close().await;
+    });
+}
+
+/// Goal: however many logins nobody confirms, those who are there get in, from an address of their own and from
+/// one that others forge. Method: four times as many as there are places.
+#[test]
+fn logins_that_nobody_confirms_give_way() {
+    run(6, async |sim| {
+        slow(sim);
+        let target = target(sim, |config| {
+            (config.half_open_max, config.half_open_per_source_max) = (8, 2);
+        })
+        .await;
+        for host in 10..42 {
+            forge(sim, host, 7).await;
+            assert!(target.half_open() <= 8);
+        }
+        assert_eq!(target.half_open(), 8);
+        let mut honest = Raw::new(&device(sim, 2), 7).await;
+        honest.settle().await;
+        // The address of one of them, under another name.
+        sim.network().set_up([10, 0, 0, 41].into(), true);
+        let mut again = Raw::new(&device(sim, 41), 8).await;
+        again.settle().await;
+        assert_eq!(target.channels().len(), 2);
+        // Closing does not wait for them.
+        let before = sim.now();
+        target.close().await;
+        assert!(sim.now().since(before) < Duration::from_secs(1));
+    });
+}
+
+/// Goal: of several logins under one name the last one stays, and what came by those before is over when it begins.
+/// Method: a command of the first hangs in the unit while two others log in.
+#[test]
+fn the_last_of_several_logins_stays() {
+    run(7, async |sim| {
+        let unit = Arc::new(FaultUnit::new(Arc::new(
+            MemoryUnit::new(1 << 20, 512).unwrap(),
+        )));
+        let target = target_of(sim, |_| (), Arc::<FaultUnit>::clone(&unit)).await;
+        let device = device(sim, 2);
+        let mut first = Raw::new(&device, 7).await;
+        first.settle().await;
+        unit.break_blocks(0, 1, Fault::Hang);
+        let verify = Command::Verify(Blocks::new(0, 1));
+        first.begin(&verify, DataBuffer::None, DataBuffer::None);
+        sim.sleep(Duration::from_millis(1)).await;
+        let mut second = Raw::new(&device, 7).await;
+        let mut third = Raw::new(&device, 7).await;
+        // A second connection of the third, which knows of nobody that is still to end.
+        let mut more = request(7);
+        more.channels = MultiChannel::INDEPENDENT;
+        let mut fourth = Raw::login(&device, &more).await.expect("another channel");
+        let tags = [&mut third, &mut fourth]
+            .map(|raw| raw.begin(&Command::TestUnitReady, DataBuffer::None, DataBuffer::None));
+        assert!(first.is_ended().await && second.is_ended().await);
+        sim.sleep(Duration::from_millis(500)).await;
+        let commands = target.counters().commands;
+        assert_eq!(commands, 2, "the unit still works for the first one");
+        unit.release();
+        let answers = [third.answer(tags[0]).await, fourth.answer(tags[1]).await];
+        let news = Some(Sense::attention(Code::POWER_ON));
+        let told = answers.iter().filter(|answer| answer.sense == news);
+        assert_eq!(told.count(), 1, "one nexus, and it is new");
+        assert_eq!(target.channels().len(), 2);
+        target.close().await;
+    });
+}
+
+/// What a target says of itself, as an administrator reads it.
+#[test]
+fn what_happens_is_told() {
+    run(8, async |sim| {
+        let target = target(sim, |config| config.allow = Some(vec![name(7)])).await;
+        let told = Arc::new(verbs_core::sync::Mutex::new(Vec::new()));
+        let telling = Arc::clone(&told);
+        target.on_event(move |event| telling.lock().push(event.to_string()));
+        let device = device(sim, 2);
+        let _refused = Raw::login(&device, &request(8)).await.err();
+        let mut first = Raw::new(&device, 7).await;
+        first.settle().await;
+        let reset = first.manage(TaskFunction::LUN_RESET, Tag(0));
+        first.answer(reset).await;
+        let mut second = Raw::new(&device, 7).await;
+        assert!(first.is_ended().await);
+        second.send(&InitiatorLogout { tag: Tag(1) }.unit());
+        assert!(second.is_ended().await);
+        sim.sleep(Duration::from_millis(1)).await;
+        let told: Vec<String> = (told.lock().iter())
+            .map(|line| {
+                let words = line
+                    .split(' ')
+                    .map(|word| match word.contains("10.0.0.2:") {
+                        true => "PEER",
+                        false => word,
+                    });
+                words
+                    .collect::<Vec<_>>()
+                    .join(" ")
+                    .replace(&name(7).to_string(), "7")
+            })
+            .collect();
+        let refused = format!(
+            "login of 0x{} from PEER refused: unable to associate the channel with a nexus",
+            name(8)
+        );
+        let expected = [
+            refused.as_str(),
+            "0x7 at PEER has logged in",
+            "0x7 at PEER asks for logical unit reset on unit 0",
+            "0x7 at PEER has logged in",
+            "0x7 at PEER was replaced by a new login",
+            "0x7 at PEER has logged out",
+        ];
+        assert_eq!(told, expected);
         target.close().await;
     });
 }

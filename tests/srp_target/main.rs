@@ -4,6 +4,7 @@
 
 mod commands;
 mod hostile;
+mod limits;
 mod login;
 mod manage;
 mod raw;

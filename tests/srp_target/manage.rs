@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ulp_srp::iu::{
-    AerRsp, Cdb, Cmd, CredRsp, DataBuffer, Lun, ResponseCode, Status, Tag, TaskAttribute,
-    TaskFunction, ToInitiator, TskMgmt,
+    AerRsp, Cdb, Cmd, CredRsp, DataBuffer, Descriptors, Indirect, Lun, ResponseCode, Status, Tag,
+    TaskAttribute, TaskFunction, ToInitiator, TskMgmt,
 };
 use ulp_srp::lun::{Fault, FaultUnit, MemoryUnit};
 use ulp_srp::scsi::{Blocks, Code, Command, Sense};
@@ -194,6 +194,124 @@ fn credit_is_raised_at_once_and_lowered_by_answers() {
             .ask(&Command::TestUnitReady, DataBuffer::None, DataBuffer::None)
             .await;
         assert_eq!(news.sense, Some(sense));
+        target.close().await;
+    });
+}
+
+/// Goal: an abort ends what it names, and nothing of other units. Method: commands hang on two units; ABORT TASK SET,
+/// CLEAR TASK SET and ABORT TASK with the number of the other unit, each for the first unit.
+#[test]
+fn task_management_of_one_unit_leaves_the_others_alone() {
+    run(5, async |sim| {
+        let units = [faulty(), faulty()];
+        let [first, second] = units.each_ref().map(Arc::<FaultUnit>::clone);
+        let target = target_of(sim, |_| (), first).await;
+        target.export(1, second).await.unwrap();
+        let mut raw = Raw::new(&device(sim, 2), 7).await;
+        for unit in &units {
+            unit.break_blocks(0, 1, Fault::Hang);
+        }
+        for function in [
+            TaskFunction::ABORT_TASK_SET,
+            TaskFunction::CLEAR_TASK_SET,
+            TaskFunction::ABORT_TASK,
+        ] {
+            for number in [0, 1] {
+                raw.ready(number).await;
+            }
+            let mine = raw.begin_on(0, &HANGS);
+            let other = raw.begin_on(1, &HANGS);
+            // One command of the other unit is named for this one: it is none of its.
+            let task = match function {
+                TaskFunction::ABORT_TASK => other,
+                _ => Tag(0),
+            };
+            let before = target.counters().aborted;
+            let managing = raw.manage(function, task);
+            sim.sleep(Duration::from_millis(1)).await;
+            units.iter().for_each(|unit| unit.release());
+            assert_eq!(
+                raw.answer(managing).await.code,
+                Some(ResponseCode::COMPLETE)
+            );
+            assert_eq!(raw.answer(other).await.status, Status::GOOD, "{function}");
+            let aborted = target.counters().aborted - before;
+            match function {
+                TaskFunction::ABORT_TASK => {
+                    assert_eq!(raw.answer(mine).await.status, Status::GOOD);
+                    assert_eq!(aborted, 0);
+                }
+                _ => assert_eq!(aborted, 1),
+            }
+            for unit in &units {
+                unit.break_blocks(0, 1, Fault::Hang);
+            }
+        }
+        units.iter().for_each(|unit| unit.release());
+        target.close().await;
+    });
+}
+
+/// Goal: a command whose answer is on its way is answered, once, and task management comes behind. Method: a send
+/// queue of four, on which the data of a READ in 16 pieces wait for room.
+#[test]
+fn what_is_being_answered_is_not_aborted() {
+    run(6, async |sim| {
+        let target = target(sim, |config| config.send_depth = 4).await;
+        let mut raw = Raw::new(&device(sim, 2), 7).await;
+        raw.settle().await;
+        for function in [TaskFunction::ABORT_TASK, TaskFunction::LUN_RESET] {
+            let pieces: Vec<_> = (0..16).map(|at| raw.piece(at * 1024, 512)).collect();
+            let buffer = DataBuffer::Indirect(Indirect {
+                table: raw.piece(512 << 10, 16 * 16),
+                total_len: 16 * 512,
+                partial: Descriptors::new(&pieces),
+            });
+            let read = Command::Read(Blocks::new(0, 16));
+            let reading = raw.begin(&read, buffer, DataBuffer::None);
+            let managing = raw.manage(function, reading);
+            let mut came = Vec::new();
+            for _ in 0..2 {
+                let unit = raw.next().await.expect("an answer");
+                let Ok(ToInitiator::Rsp(rsp)) = ToInitiator::parse(&unit) else {
+                    panic!("{unit:?}");
+                };
+                came.push((rsp.tag, rsp.status));
+            }
+            let good = |tag| (tag, Status::GOOD);
+            assert_eq!(came, [good(reading), good(managing)]);
+            assert_eq!(target.counters().aborted, 0);
+        }
+        target.close().await;
+    });
+}
+
+/// Goal: however much credit is taken back, one request may be sent: without any nothing could be given back.
+#[test]
+fn one_credit_is_left() {
+    run(7, async |sim| {
+        let target = target(sim, |config| config.request_limit = 4).await;
+        let mut raw = Raw::new(&device(sim, 2), 7).await;
+        raw.settle().await;
+        let channel = target.channels()[0].id;
+        for all in [-4, -1000, i32::MIN] {
+            target.adjust(channel, all);
+            sim.sleep(Duration::from_millis(1)).await;
+        }
+        let mut deltas = Vec::new();
+        for _ in 0..8 {
+            let ready = raw.ask(&Command::TestUnitReady, DataBuffer::None, DataBuffer::None);
+            deltas.push(ready.await.delta);
+        }
+        assert_eq!(deltas, [0, 0, 0, 1, 1, 1, 1, 1]);
+        // And it comes back.
+        target.adjust(channel, i32::MAX);
+        let unit = raw.next().await.expect("a request of the target's");
+        let Ok(ToInitiator::CredReq(req)) = ToInitiator::parse(&unit) else {
+            panic!("{unit:?}");
+        };
+        assert_eq!(req.delta.0, 3);
+        raw.send(&CredRsp { tag: req.tag }.unit());
         target.close().await;
     });
 }

@@ -261,6 +261,29 @@ impl Raw {
         self.answer(tag).await
     }
 
+    /// Sends a command without data to that unit; its tag.
+    pub(crate) fn begin_on(&mut self, unit: u16, command: &Command) -> Tag {
+        let tag = self.tag();
+        let cdb = command.emit();
+        self.send_cmd(&Cmd {
+            tag,
+            lun: Lun::new(unit).unwrap(),
+            cdb: Cdb::new(&cdb).unwrap(),
+            ..Cmd::default()
+        });
+        tag
+    }
+
+    /// Hears all that a unit has to say.
+    pub(crate) async fn ready(&mut self, unit: u16) {
+        loop {
+            let tag = self.begin_on(unit, &Command::TestUnitReady);
+            if self.answer(tag).await.status == Status::GOOD {
+                return;
+            }
+        }
+    }
+
     /// Hears what the unit has to say first.
     pub(crate) async fn settle(&mut self) {
         let news = self

@@ -170,7 +170,7 @@ async fn hold(device: &Arc<Device>, target: &Target, count: usize) -> Result<(),
     let is_back = Arc::new(AtomicBool::new(false));
     let back = Arc::clone(&is_back);
     let mut patient = options(Mechanism::FastReg);
-    patient.reconnects_max = 100;
+    patient.reconnect_timeout = Some(Duration::from_secs(120));
     patient.backoff_max = Duration::from_millis(500);
     let initiator = Initiator::new(device, patient).on_event(move |event| {
         println!("{event:?}");

@@ -107,7 +107,7 @@ fn nothing_acknowledged_is_lost_when_the_target_is_killed() {
     for kill in 0..kills {
         let mut child = target(&path);
         let options = Options {
-            reconnects_max: 0,
+            reconnect_timeout: Some(Duration::ZERO),
             ..Options::default()
         };
         let initiator = Initiator::new(&device, options);

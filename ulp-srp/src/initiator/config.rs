@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use verbs_core::Guid;
-
+use crate::initiator::error::Error;
 use crate::iu::{AerReq, Lun, PortId};
 
 /// How the memory of a scatter list is named to the target.
@@ -28,8 +27,10 @@ pub enum Mechanism {
 /// Options of an initiator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// This port's name. Targets tell initiators apart by it.
-    pub initiator: PortId,
+    /// This port's name. Targets tell initiators apart by it, and end the channels that there are under a name
+    /// when it logs in again. `None`, the default: each session draws one, of the device's node GUID and a
+    /// random extension, that no other session has ([`Session::initiator`](crate::initiator::Session::initiator)).
+    pub initiator: Option<PortId>,
     /// How memory is named. [`Mechanism::FastReg`] by default.
     pub mechanism: Mechanism,
     /// What stands in when handles run out, or a list needs more of them than
@@ -52,10 +53,14 @@ pub struct Options {
     /// Writes of up to so many bytes carry their data, if the target takes that. 8 KiB by default, as
     /// Linux has it; 0 for none.
     pub immediate_max: u32,
-    /// Attempts to log in again after a channel was lost, and the pause before the second one, which
-    /// doubles from then on up to [`backoff_max`](Options::backoff_max). 8 by default; 0 for none.
-    pub reconnects_max: u32,
-    /// The first pause. 10 ms by default.
+    /// How long one login may take, all of its channels together. 5 s by default.
+    pub login_timeout: Duration,
+    /// How long a session that was lost is tried to be made again; then it is over. `None`, the default: for
+    /// ever. Zero: not at all.
+    pub reconnect_timeout: Option<Duration>,
+    /// The pause between the first attempt to log in again, which is made at once, and the second one; it doubles
+    /// from then on, up to [`backoff_max`](Options::backoff_max). A session that is lost again within
+    /// `backoff_max` goes on where the pauses were. 10 ms by default.
     pub backoff: Duration,
     /// The longest pause. 10 s by default.
     pub backoff_max: Duration,
@@ -64,6 +69,10 @@ pub struct Options {
 impl Options {
     /// The defaults, for the initiator port of that name.
     pub const fn new(initiator: PortId) -> Self {
+        Self::named(Some(initiator))
+    }
+
+    const fn named(initiator: Option<PortId>) -> Self {
         Self {
             initiator,
             mechanism: Mechanism::FastReg,
@@ -74,7 +83,8 @@ impl Options {
             runs_max: 16,
             handles: None,
             immediate_max: 8192,
-            reconnects_max: 8,
+            login_timeout: Duration::from_secs(5),
+            reconnect_timeout: None,
             backoff: Duration::from_millis(10),
             backoff_max: Duration::from_secs(10),
         }
@@ -99,12 +109,9 @@ impl Options {
 }
 
 impl Default for Options {
-    /// For an initiator without a name of its own.
+    /// For sessions that draw their names.
     fn default() -> Self {
-        Self::new(PortId {
-            extension: 0,
-            guid: Guid(0x0200_00ff_fe00_0001),
-        })
+        Self::named(None)
     }
 }
 
@@ -119,22 +126,22 @@ pub enum Event<'a> {
         /// What: sense data.
         sense: &'a [u8],
     },
-    /// A channel is lost; its commands have ended, or end now.
+    /// A channel is lost, and the session's others are given up with it: as long as one of them was there, nobody
+    /// could say whether the target still works on what came by the lost one. Their commands have ended, or end
+    /// now, and new ones are refused as [`Reconnecting`](Error::Reconnecting).
     Lost {
-        /// Which channel.
-        channel: u8,
+        /// Why.
+        error: &'a Error,
     },
-    /// A channel that was lost is there again.
+    /// All channels are there again, by a new login.
     Restored {
-        /// Which channel.
-        channel: u8,
         /// Attempts that it took.
         attempts: u32,
     },
-    /// A channel that was lost is not there again after all attempts; no more are made.
+    /// The session is over: no more attempts are made.
     GivenUp {
-        /// Which channel.
-        channel: u8,
+        /// Why: [`Error::Replaced`], [`Error::GivenUp`], or what became of the device.
+        error: &'a Error,
     },
 }
 

@@ -1,9 +1,12 @@
 //! Why a login or a command did not succeed.
 
+use std::time::Duration;
+
 use verbs_core::{PostError, WcStatus};
 
 use crate::iu::{
-    IuError, LoginRejectReason, Residual, ResponseCode, Status, Tag, TaskFunction, Unit,
+    IuError, LoginRejectReason, LogoutReason, PortId, Residual, ResponseCode, Status, Tag,
+    TaskFunction, Unit,
 };
 
 /// Why a login or a command did not succeed.
@@ -42,6 +45,30 @@ pub enum Error {
     #[error("the channel to the target is being made again")]
     Reconnecting,
 
+    // --- the session is over ---
+    /// Another initiator has logged in under this session's name, and the target has ended the session. It does
+    /// not log in again, which would end the other one in turn.
+    #[error("another initiator logged in under this name (0x{0})")]
+    Replaced(PortId),
+    /// The session was lost, and could not be made again in the time that there is for it.
+    #[error("no login has succeeded for {} s: {error}", .after.as_secs_f64())]
+    GivenUp {
+        /// How long it was tried.
+        after: Duration,
+        /// Why the last attempt failed.
+        error: Box<Error>,
+    },
+
+    /// After an outage the target offers another disk under the same number, or a smaller one. Nothing was written
+    /// to it.
+    #[error("the target offers another disk than before: {now}; it was {was}")]
+    OtherDisk {
+        /// The disk that was there, by its names and its size.
+        was: String,
+        /// The one that is there.
+        now: String,
+    },
+
     // --- the peer and the network ---
     /// There is no connection.
     #[error("{0}")]
@@ -49,6 +76,12 @@ pub enum Error {
     /// The target refuses the login.
     #[error("the target refuses the login: {0}")]
     Rejected(LoginRejectReason),
+    /// The target did not answer a login in time.
+    #[error("the target has not answered the login within {} s", .0.as_secs_f64())]
+    NoAnswer(Duration),
+    /// The target has logged this initiator out.
+    #[error("the target has ended the session: {0}")]
+    Ended(LogoutReason),
     /// The target broke the protocol; the channel is closed.
     #[error("the target broke the protocol: {0}")]
     Protocol(Violation),

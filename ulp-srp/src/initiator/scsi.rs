@@ -55,6 +55,9 @@ pub enum ScsiError {
         /// Bytes that are needed.
         needed: usize,
     },
+    /// Its blocks have a size that disks for programs do not have.
+    #[error("the disk has blocks of {0} bytes; a power of two from 512 to 4096 can be used")]
+    BlockSize(u32),
 }
 
 fn describe(completion: &Completion) -> String {
@@ -77,7 +80,7 @@ impl From<ScsiError> for Error {
     fn from(error: ScsiError) -> Self {
         match error {
             ScsiError::Transport(error) => error,
-            ScsiError::Status(_) | ScsiError::Short { .. } => {
+            ScsiError::Status(_) | ScsiError::Short { .. } | ScsiError::BlockSize(_) => {
                 Self::Response(crate::iu::ResponseCode::FAILED)
             }
         }

@@ -1,20 +1,24 @@
 //! A session: the channels to one port of a target, and what is kept for all of them.
 
 use std::fmt;
+use std::future::IntoFuture;
+use std::time::Duration;
 
 use futures::channel::oneshot;
+use futures::future::join_all;
+use rustix::rand::{GetRandomFlags, getrandom};
 use verbs_cm::Manager;
 use verbs_core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use verbs_core::sync::{Arc, Mutex};
-use verbs_core::{Access, Device, Memory};
+use verbs_core::{Access, Device, Guid, Memory};
 
 use crate::initiator::address::Target;
-use crate::initiator::channel::{Adapter, Channel, Command, Formats, Refused, Routine, Task};
+use crate::initiator::channel::{Adapter, Command, Formats, Refused, Routine, Task};
 use crate::initiator::config::{Event, Options};
 use crate::initiator::error::{Error, Outcome};
 use crate::initiator::shared::{Listener, Shared, add};
 use crate::initiator::table::Counters;
-use crate::iu::{Lun, Tag, TaskFunction};
+use crate::iu::{Lun, PortId, Tag, TaskFunction};
 
 /// Logs in to targets.
 ///
@@ -80,21 +84,29 @@ impl Initiator {
     /// Logs in: opens all channels.
     ///
     /// # Errors
-    /// [`Error::Connect`], [`Error::Rejected`], [`Error::Protocol`], [`Error::Verb`], [`Error::Post`].
+    /// [`Error::Connect`], [`Error::Rejected`], [`Error::NoAnswer`], [`Error::Protocol`], [`Error::Verb`],
+    /// [`Error::Post`].
     ///
     /// # Cancel safety
     /// A future that is dropped ends the channels that were opened.
     pub async fn login(&self, target: Target) -> Result<Session, Error> {
+        let initiator = match self.options.initiator {
+            Some(name) => name,
+            None => own_name(self.device.query().await?.node_guid)?,
+        };
         let shared = Arc::new(Shared {
             published: Mutex::new(Vec::new()),
-            channels: Mutex::new(vec![None; self.options.channels.into()]),
+            channels: Mutex::default(),
             pd: self.device.alloc_pd().await?,
             manager: Manager::of(&self.device),
             device: Arc::clone(&self.device),
             options: self.options.clone(),
             target,
             listener: self.listener.clone(),
+            initiator,
             is_closed: AtomicBool::new(false),
+            over: Mutex::new(None),
+            pace: Mutex::default(),
             turn: AtomicU32::new(0),
             ends: AtomicU64::new(0),
             waiting: Mutex::new(Vec::new()),
@@ -104,12 +116,21 @@ impl Initiator {
             _last: Arc::new(Last(Arc::clone(&shared))),
             shared: Arc::clone(&shared),
         };
-        for number in 0..self.options.channels {
-            let channel = Channel::open(&shared, number).await?;
-            shared.enter(channel);
-        }
+        shared.log_in(None).await?;
         Ok(session)
     }
+}
+
+/// A name that no other session has: of the device, and drawn.
+fn own_name(guid: Guid) -> Result<PortId, Error> {
+    let mut extension = [0; 8];
+    // Eight bytes come whole or not at all.
+    let drawn = getrandom(&mut extension, GetRandomFlags::empty());
+    drawn.map_err(|_| verbs_core::Error::DeviceFailed)?;
+    Ok(PortId {
+        extension: u64::from_ne_bytes(extension),
+        guid,
+    })
 }
 
 impl Session {
@@ -133,8 +154,20 @@ impl Session {
     where
         F: FnOnce(Outcome) + Send + 'static,
     {
+        self.command_of(None, command, routine)
+    }
+
+    fn command_of<F>(
+        &self,
+        login: Option<u64>,
+        command: &Command<'_>,
+        routine: F,
+    ) -> Result<Tag, Refused<F>>
+    where
+        F: FnOnce(Outcome) + Send + 'static,
+    {
         let mut routine = Some(routine);
-        let begun = self.shared.channel().and_then(|channel| {
+        let begun = self.shared.channel(login).and_then(|channel| {
             channel.command(command, || match routine.take() {
                 Some(call) => Routine::new(call),
                 None => unreachable!("a routine is asked for once"),
@@ -162,7 +195,7 @@ impl Session {
         number: u64,
         command: &Command<'_>,
     ) -> Result<Tag, Error> {
-        let channel = self.shared.channel()?;
+        let channel = self.shared.channel(None)?;
         channel.command(command, || Routine::Adapter(Arc::clone(adapter), number))
     }
 
@@ -174,10 +207,54 @@ impl Session {
     /// # Cancel safety
     /// Of a future that is dropped the command goes on, and the memory stays shared until it has ended.
     pub async fn run(&self, command: &Command<'_>) -> Outcome {
+        self.run_of(None, command).await
+    }
+
+    /// As [`Session::run`], by the channels of that login and of no later one: a target that was lost may be
+    /// another one when it is there again.
+    ///
+    /// # Errors
+    /// As there; [`Error::Reconnecting`] when the channels are of another login, with nothing done.
+    ///
+    /// # Cancel safety
+    /// As there.
+    pub async fn run_on(&self, login: u64, command: &Command<'_>) -> Outcome {
+        self.run_of(Some(login), command).await
+    }
+
+    /// Waits until commands are taken; yields the number of the login, for [`Session::run_on`]: 0 for the first
+    /// one, and a larger one whenever the session was lost and made again.
+    ///
+    /// # Errors
+    /// Why the session is over: [`Error::LoggedOut`], [`Error::Replaced`], [`Error::GivenUp`], [`Error::OtherDisk`].
+    ///
+    /// # Cancel safety
+    /// Nothing is lost by dropping the future.
+    pub async fn opened(&self) -> Result<u64, Error> {
+        let look = |shared: &Shared| match shared.is_closed.load(Relaxed) {
+            true => Some(Err(shared.why_over())),
+            false => shared.login().map(Ok),
+        };
+        self.shared.until(look).await
+    }
+
+    /// Waits until the session is over, and yields why, as [`Session::opened`] tells it.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost by dropping the future.
+    pub async fn over(&self) -> Error {
+        let look = |shared: &Shared| {
+            let is_over = shared.is_closed.load(Relaxed);
+            is_over.then(|| shared.why_over())
+        };
+        self.shared.until(look).await
+    }
+
+    async fn run_of(&self, login: Option<u64>, command: &Command<'_>) -> Outcome {
         loop {
             let seen = self.shared.ends();
             let (tell, told) = oneshot::channel();
-            let sent = self.command(command, move |outcome| {
+            let sent = self.command_of(login, command, move |outcome| {
                 // Whoever has dropped the future does not want to know.
                 let _ = tell.send(outcome);
             });
@@ -232,8 +309,8 @@ impl Session {
         tag: Option<Tag>,
         call: impl FnOnce(Outcome) + Send + 'static,
     ) {
-        let channels = self.shared.channels.lock().clone();
-        let mut open = channels.iter().flatten();
+        let channels = self.shared.channels.lock().all.clone();
+        let mut open = channels.iter();
         let found = match tag {
             None => open.next().map(|channel| (channel, None)),
             Some(tag) => open.find_map(|channel| Some((channel, Some(channel.slot_of(tag)?)))),
@@ -280,28 +357,36 @@ impl Session {
         }
     }
 
-    /// Logs out: tells the target, ends the commands that are under way, and closes the connections.
+    /// Logs out: tells the target, ends the commands that are under way, and closes the connections. A target that
+    /// has gone is asked for as long as the connection manager has patience: who cannot wait drops the future.
+    ///
+    /// # Cancel safety
+    /// The session is over when the future was polled once, whether it is dropped then or not.
     pub async fn logout(self) {
-        self.shared.is_closed.store(true, Relaxed);
+        self.shared.end(&Error::LoggedOut);
         let channels = self.shared.take_channels();
-        for channel in channels {
-            if let Some(connection) = channel.log_out() {
-                // A target that has gone needs no telling.
-                let _ = connection.close().await;
-            }
-        }
+        let closing = channels.iter().filter_map(|channel| channel.log_out());
+        let closing: Vec<_> = closing.map(|it| it.close().into_future()).collect();
+        self.shared.room();
+        // A target that has gone needs no telling.
+        let _told = join_all(closing).await;
     }
 
     /// Whether a channel takes commands.
     pub fn is_open(&self) -> bool {
-        self.shared.channel().is_ok()
+        self.shared.login().is_some()
+    }
+
+    /// The name that it has logged in under.
+    pub fn initiator(&self) -> PortId {
+        self.shared.initiator
     }
 
     /// What has happened on all channels, and how commands were named.
     pub fn counters(&self) -> (Counters, Formats) {
         let mut sum = *self.shared.past.lock();
-        let channels = self.shared.channels.lock().clone();
-        for channel in channels.iter().flatten() {
+        let channels = self.shared.channels.lock().all.clone();
+        for channel in &channels {
             sum = add(sum, channel.counters());
         }
         sum
@@ -309,12 +394,19 @@ impl Session {
 
     /// Requests that the target still takes, on all channels.
     pub fn request_limit(&self) -> i32 {
-        let channels = self.shared.channels.lock().clone();
-        channels
-            .iter()
-            .flatten()
-            .map(|channel| channel.limit())
-            .sum()
+        let channels = self.shared.channels.lock().all.clone();
+        channels.iter().map(|channel| channel.limit()).sum()
+    }
+
+    /// Ends the session for that reason.
+    pub(crate) fn end(&self, error: &Error) {
+        self.shared.close(error);
+    }
+
+    /// Waits for a time on the device's clock, or until the session is over.
+    pub(crate) async fn pause(&self, time: Duration) {
+        let until = self.shared.timer().map(|timer| timer.now() + time);
+        self.shared.pause(until).await;
     }
 
     /// Who was logged in to.

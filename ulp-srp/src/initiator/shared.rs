@@ -1,23 +1,23 @@
-//! What all channels of a session have in common, and how a channel that was lost is made again.
+//! What all channels of a session have in common.
 
 use std::future::poll_fn;
 use std::task::{Poll, Waker};
 
 use verbs_cm::Manager;
-use verbs_core::mad::Time;
 use verbs_core::sync::atomic::{
     AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst,
 };
-use verbs_core::sync::{Arc, Mutex, Weak};
+use verbs_core::sync::{Arc, Mutex};
 use verbs_core::task::OwnWaker;
-use verbs_core::{Device, Extent, Mr, Pd, Remote, task};
+use verbs_core::{Device, Extent, Mr, Pd, Remote, Timer, task};
 
 use crate::initiator::address::Target;
-use crate::initiator::channel::{Channel, Formats, channel_code};
+use crate::initiator::channel::{Channel, Formats};
 use crate::initiator::config::{Event, Options};
 use crate::initiator::error::Error;
+use crate::initiator::restore::{Pace, restore};
 use crate::initiator::table::Counters;
-use crate::iu::{Lun, MultiChannel, TaskFunction};
+use crate::iu::{Lun, PortId, TaskFunction};
 
 /// Who is told of events.
 pub(super) type Listener = Arc<dyn Fn(Event<'_>) + Send + Sync>;
@@ -26,14 +26,21 @@ pub(super) type Listener = Arc<dyn Fn(Event<'_>) + Send + Sync>;
 pub(crate) struct Shared {
     // Dropped in this order: what is registered before what it is registered in.
     pub(super) published: Mutex<Vec<Mr>>,
-    pub(super) channels: Mutex<Vec<Option<Arc<Channel>>>>,
+    pub(super) channels: Mutex<Channels>,
     pub(super) pd: Pd,
     pub(super) manager: Manager,
     pub(super) device: Arc<Device>,
     pub(super) options: Options,
     pub(super) target: Target,
     pub(super) listener: Option<Listener>,
+    /// This end's name.
+    pub(super) initiator: PortId,
+    /// Set behind `over`.
     pub(super) is_closed: AtomicBool,
+    /// Why the session is over.
+    pub(super) over: Mutex<Option<Error>>,
+    /// When it is tried to be made again.
+    pub(super) pace: Mutex<Pace>,
     /// Where the search for a channel begins next.
     pub(super) turn: AtomicU32,
     /// Commands that have ended, and channels that were lost or restored: each may have made room.
@@ -42,6 +49,14 @@ pub(crate) struct Shared {
     pub(super) waiting: Mutex<Vec<Waker>>,
     /// What channels that are no more have counted.
     pub(super) past: Mutex<(Counters, Formats)>,
+}
+
+/// The channels that there are: those of one login, or none.
+#[derive(Default)]
+pub(super) struct Channels {
+    pub(super) all: Vec<Arc<Channel>>,
+    /// Logins that there were before this one.
+    pub(super) login: u64,
 }
 
 impl Shared {
@@ -65,10 +80,12 @@ impl Shared {
         &self.manager
     }
 
-    /// What the next login says of the others.
-    pub(crate) fn channel_code(&self) -> MultiChannel {
-        let is_first = self.channels.lock().iter().all(Option::is_none);
-        channel_code(self.options.channels, is_first)
+    pub(crate) fn initiator(&self) -> PortId {
+        self.initiator
+    }
+
+    pub(super) fn timer(&self) -> Option<Arc<dyn Timer>> {
+        self.device.target().provider_of().timer()
     }
 
     /// Where published memory is reached.
@@ -83,22 +100,24 @@ impl Shared {
             .map(|mr| mr.remote(extent.offset))
     }
 
-    /// A channel that takes commands, each in its turn, those with room first.
-    pub(super) fn channel(&self) -> Result<Arc<Channel>, Error> {
+    /// A channel that takes commands, each in its turn, those with room first; if it is one of that login.
+    pub(super) fn channel(&self, login: Option<u64>) -> Result<Arc<Channel>, Error> {
         if self.is_closed.load(Relaxed) {
-            return Err(Error::LoggedOut);
+            return Err(self.why_over());
         }
         let channels = self.channels.lock();
-        let turn = match channels.len() {
-            1 => 0,
-            len => self.turn.fetch_add(1, Relaxed) as usize % len,
-        };
+        if login.is_some_and(|login| login != channels.login) {
+            return Err(Error::Reconnecting);
+        }
+        let all = &channels.all;
+        if let [only] = &all[..] {
+            return Ok(Arc::clone(only));
+        }
+        let turn = self.turn.fetch_add(1, Relaxed) as usize;
         let mut open = None;
-        for at in 0..channels.len() {
-            let Some(channel) = &channels[(turn + at) % channels.len()] else {
-                continue;
-            };
-            if channels.len() == 1 || channel.available() > 0 {
+        for at in 0..all.len() {
+            let channel = &all[turn.wrapping_add(at) % all.len()];
+            if channel.available() > 0 {
                 return Ok(Arc::clone(channel));
             }
             if channel.is_open() {
@@ -108,29 +127,54 @@ impl Shared {
         open.ok_or(Error::Reconnecting)
     }
 
-    pub(super) fn enter(&self, channel: Arc<Channel>) {
-        let number = usize::from(channel.number());
-        if self.is_closed.load(Relaxed) {
-            return channel.abandon(&Error::LoggedOut);
+    /// The number of the login whose channels take commands.
+    pub(super) fn login(&self) -> Option<u64> {
+        let channels = self.channels.lock();
+        let is_open = channels.all.iter().any(|channel| channel.is_open());
+        is_open.then_some(channels.login)
+    }
+
+    /// The channels of a login, the first one or another.
+    pub(super) fn enter(self: &Arc<Self>, all: Vec<Arc<Channel>>) {
+        let mut channels = self.channels.lock();
+        // Whoever ends the session takes the channels when it has said so.
+        if self.is_closed.load(SeqCst) {
+            drop(channels);
+            return all.iter().for_each(|it| it.abandon(&self.why_over()));
         }
-        if let Some(place) = self.channels.lock().get_mut(number) {
-            *place = Some(channel);
+        channels.all.clone_from(&all);
+        drop(channels);
+        // One that was lost before it was here is lost now.
+        if let Some(lost) = all.iter().find(|channel| !channel.is_open()) {
+            self.lost(lost, &Error::ConnectionLost);
         }
     }
 
     pub(super) fn take_channels(&self) -> Vec<Arc<Channel>> {
-        let mut channels = self.channels.lock();
-        channels.iter_mut().filter_map(Option::take).collect()
+        std::mem::take(&mut self.channels.lock().all)
     }
 
+    /// Ends the session, for that reason unless there is one already.
     pub(super) fn close(&self, error: &Error) {
-        self.is_closed.store(true, Relaxed);
+        self.end(error);
         for channel in self.take_channels() {
             channel.abandon(error);
         }
+        self.room();
     }
 
-    fn tell(&self, event: Event<'_>) {
+    /// From now on the session is over; the channels are still to be taken.
+    pub(super) fn end(&self, error: &Error) {
+        self.over.lock().get_or_insert_with(|| error.clone());
+        self.is_closed.store(true, SeqCst);
+    }
+
+    /// Why the session is over.
+    pub(super) fn why_over(&self) -> Error {
+        self.over.lock().clone().unwrap_or(Error::LoggedOut)
+    }
+
+    pub(super) fn tell(&self, event: Event<'_>) {
         if let Some(listener) = &self.listener {
             listener(event);
         }
@@ -160,15 +204,22 @@ impl Shared {
 
     /// Waits until more has ended than that. `false`: nothing is under way that could.
     pub(super) async fn another_end(&self, seen: u64) -> bool {
+        self.until(|shared| match shared.ends() != seen {
+            true => Some(true),
+            false if shared.is_working() => None,
+            false => Some(shared.ends() != seen),
+        })
+        .await
+    }
+
+    /// Waits until something is so; it is looked at again whenever a command has ended, and when the session was
+    /// lost, restored or ended.
+    pub(super) async fn until<T>(&self, mut look: impl FnMut(&Self) -> Option<T>) -> T {
         poll_fn(|cx| {
-            // First, so that no end is missed.
+            // First, so that no change is missed.
             let mut waker = OwnWaker::of(cx.waker());
             waker.join(&mut self.waiting.lock());
-            match self.ends() != seen {
-                true => Poll::Ready(true),
-                false if self.is_working() => Poll::Pending,
-                false => Poll::Ready(self.ends() != seen),
-            }
+            look(self).map_or(Poll::Pending, Poll::Ready)
         })
         .await
     }
@@ -177,88 +228,56 @@ impl Shared {
     fn is_working(&self) -> bool {
         let depth = usize::from(self.options.queue_depth);
         let channels = self.channels.lock();
-        let mut open = channels.iter().flatten();
+        let mut open = channels.all.iter();
         open.any(|channel| channel.is_open() && channel.available() < depth)
     }
 
     /// Task management by way of one channel concerns the commands of the others too.
     pub(crate) fn reset(&self, by: &Arc<Channel>, function: TaskFunction, lun: Lun) {
-        let channels = self.channels.lock().clone();
-        for channel in channels.iter().flatten() {
+        let channels = self.channels.lock().all.clone();
+        for channel in &channels {
             if !Arc::ptr_eq(channel, by) {
                 channel.was_reset(function, lun);
             }
         }
     }
 
-    /// A channel is lost: makes it again, unless the session is over.
-    pub(crate) fn lost(self: &Arc<Self>, channel: &Arc<Channel>) {
-        let number = channel.number();
-        if let Some(place) = self.channels.lock().get_mut(usize::from(number))
-            && place.as_ref().is_some_and(|it| Arc::ptr_eq(it, channel))
-        {
-            *place = None;
+    /// A channel is lost: gives the others up, and makes all of them again, unless the session is over.
+    pub(crate) fn lost(self: &Arc<Self>, channel: &Arc<Channel>, error: &Error) {
+        let mut channels = self.channels.lock();
+        if !channels.all.iter().any(|it| Arc::ptr_eq(it, channel)) {
+            // One of a login that was given up, or whose channels are not all there yet.
+            return;
         }
-        let mut past = self.past.lock();
-        *past = add(*past, channel.counters());
-        drop(past);
+        let all = std::mem::take(&mut channels.all);
+        channels.login += 1;
+        drop(channels);
+        let is_replaced = matches!(error, Error::Replaced(_));
+        if is_replaced {
+            self.end(error);
+        }
+        for other in &all {
+            let why = if is_replaced {
+                error
+            } else {
+                &Error::ConnectionLost
+            };
+            other.abandon(why);
+            let mut past = self.past.lock();
+            *past = add(*past, other.counters());
+        }
         self.room();
+        if is_replaced {
+            return self.tell(Event::GivenUp { error });
+        }
         if self.is_closed.load(Relaxed) {
             return;
         }
-        self.tell(Event::Lost { channel: number });
+        self.tell(Event::Lost { error });
         let weak = Arc::downgrade(self);
-        task::detach(async move { restore(weak, number).await });
+        let error = error.clone();
+        task::detach(async move { restore(weak, error).await });
     }
-}
-
-/// Logs a channel in again, with pauses that grow, until it is there, or often enough was tried.
-async fn restore(session: Weak<Shared>, number: u8) {
-    let Some(first) = session.upgrade() else {
-        return;
-    };
-    let (mut pause, options) = (first.options.backoff, first.options.clone());
-    let timer = first.device.target().provider_of().timer();
-    drop(first);
-    for attempts in 1..=options.reconnects_max {
-        let Some(shared) = session.upgrade() else {
-            return;
-        };
-        if shared.is_closed.load(Relaxed) || shared.device.target().is_removed() {
-            break;
-        }
-        if let Ok(channel) = Channel::open(&shared, number).await {
-            shared.enter(channel);
-            shared.tell(Event::Restored {
-                channel: number,
-                attempts,
-            });
-            return shared.room();
-        }
-        drop(shared);
-        if let Some(timer) = &timer {
-            let until = timer.now() + pause;
-            sleep(&**timer, until).await;
-        }
-        pause = (pause * 2).min(options.backoff_max);
-    }
-    if let Some(shared) = session.upgrade()
-        && !shared.is_closed.load(Relaxed)
-    {
-        shared.tell(Event::GivenUp { channel: number });
-    }
-}
-
-/// Waits for a time on the device's clock.
-async fn sleep(timer: &dyn verbs_core::Timer, until: Time) {
-    poll_fn(|cx| {
-        if timer.now() >= until {
-            return Poll::Ready(());
-        }
-        timer.wake_at(until, cx.waker().clone());
-        Poll::Pending
-    })
-    .await;
 }
 
 pub(super) fn add(a: (Counters, Formats), b: (Counters, Formats)) -> (Counters, Formats) {

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{PoisonError, RwLock};
@@ -12,9 +12,10 @@ use std::sync::{PoisonError, RwLock};
 use async_trait::async_trait;
 use futures::channel::oneshot;
 use rustix::fs::{FallocateFlags, FlockOperation, fallocate, flock};
+use rustix::io::Errno;
 use verbs_core::sync::Arc;
 
-use super::{LogicalUnit, Piece, Shape, UnitError};
+use super::{LogicalUnit, Piece, Shape, UnitError, serial};
 use crate::scsi::Identity;
 
 /// Bytes of a block. Every initiator takes 512; Linux does direct I/O of files in these units.
@@ -64,52 +65,91 @@ struct Store {
     flush_failed: AtomicBool,
 }
 
+/// How a [`FileUnit`] is made of a file. By default the file is as it is, and is written to.
+#[derive(Clone, Debug, Default)]
+pub struct FileOptions {
+    /// Nothing is written, and others may do the same.
+    pub read_only: bool,
+    /// Bytes that the file is to have. One that is not there is made, as sparse as the file system has it.
+    pub size: Option<u64>,
+    /// It may lose what is beyond `size`.
+    pub shrink: bool,
+    /// Its names. Those of a file are drawn when it is first served, and stay with it: see `docs/SRP-TARGET.md`.
+    pub identity: Option<Identity>,
+}
+
 impl FileUnit {
     /// The file or block device of that name, as large as it is, for this process alone.
     ///
     /// # Errors
-    /// The system's; [`io::ErrorKind::WouldBlock`] when another process has it open as a unit,
-    /// [`io::ErrorKind::UnexpectedEof`] when there is not even one block.
+    /// As [`FileUnit::with`].
     ///
     /// # Context
     /// Waits for the file system.
     pub fn open(path: &Path, read_only: bool, offload: Arc<dyn Offload>) -> io::Result<Self> {
-        let opened = OpenOptions::new().read(true).write(!read_only).open(path)?;
-        Self::of(opened, read_only, offload)
+        let options = FileOptions {
+            read_only,
+            ..FileOptions::default()
+        };
+        Self::with(path, &options, offload)
     }
 
-    /// A file of that name and of that many bytes, as sparse as the file system has it. One that exists is
-    /// made as large as that, and keeps what fits.
+    /// A file of that name and of that many bytes. One that exists is made as large as that, and none is made
+    /// smaller.
     ///
     /// # Errors
-    /// As [`FileUnit::open`].
+    /// As [`FileUnit::with`].
     ///
     /// # Context
     /// Waits for the file system.
     pub fn create(path: &Path, bytes: u64, offload: Arc<dyn Offload>) -> io::Result<Self> {
-        let mut options = OpenOptions::new();
-        options.read(true).write(true).create(true).truncate(false);
-        let opened = options.open(path)?;
-        opened.set_len(bytes)?;
-        Self::of(opened, false, offload)
+        let options = FileOptions {
+            size: Some(bytes),
+            ..FileOptions::default()
+        };
+        Self::with(path, &options, offload)
     }
 
-    fn of(mut file: File, read_only: bool, offload: Arc<dyn Offload>) -> io::Result<Self> {
-        flock(
-            &file,
-            match read_only {
-                true => FlockOperation::NonBlockingLockShared,
-                false => FlockOperation::NonBlockingLockExclusive,
-            },
-        )?;
+    /// The file or block device of that name. It is locked (`flock`) before anything is changed about it.
+    ///
+    /// # Errors
+    /// The system's; [`io::ErrorKind::WouldBlock`] when another process has locked it,
+    /// [`io::ErrorKind::InvalidInput`] when it is larger than it is to be and may not be cut,
+    /// [`io::ErrorKind::UnexpectedEof`] when there is not even one block. The file is as it was then.
+    ///
+    /// # Context
+    /// Waits for the file system.
+    pub fn with(path: &Path, options: &FileOptions, offload: Arc<dyn Offload>) -> io::Result<Self> {
+        let read_only = options.read_only;
+        let mut open = OpenOptions::new();
+        open.read(true).write(!read_only);
+        open.create(options.size.is_some()).truncate(false);
+        let mut file = open.open(path)?;
+        lock(&file, read_only)?;
         // Block devices have no length that a query would tell.
-        let blocks = file.seek(SeekFrom::End(0))? / u64::from(BLOCK_BYTES);
+        let mut bytes = file.seek(SeekFrom::End(0))?;
+        match options.size {
+            Some(size) if size < bytes && !options.shrink => {
+                let error = format!(
+                    "it has {bytes} bytes, and would lose what is beyond the {size} that it is to have"
+                );
+                return Err(io::Error::new(io::ErrorKind::InvalidInput, error));
+            }
+            Some(size) if size != bytes => {
+                file.set_len(size)?;
+                bytes = size;
+            }
+            _ => {}
+        }
+        let blocks = bytes / u64::from(BLOCK_BYTES);
         if blocks == 0 {
             let error = "it is smaller than a block of 512 bytes";
             return Err(io::Error::new(io::ErrorKind::UnexpectedEof, error));
         }
-        let metadata = file.metadata()?;
-        let serial = format!("{:x}-{:x}", metadata.dev(), metadata.ino());
+        let identity = match &options.identity {
+            Some(identity) => identity.clone(),
+            None => Identity::new(serial::of_file(&file, !read_only)?),
+        };
         let store = Store {
             file,
             changing: RwLock::new(()),
@@ -120,14 +160,8 @@ impl FileUnit {
             offload,
             blocks,
             read_only,
-            identity: Identity::new(serial),
+            identity,
         })
-    }
-
-    /// With these names.
-    pub fn identity(mut self, identity: Identity) -> Self {
-        self.identity = identity;
-        self
     }
 
     /// Does it elsewhere.
@@ -143,6 +177,21 @@ impl FileUnit {
         }));
         result.await.unwrap_or(Err(UnitError::Busy))
     }
+}
+
+/// Takes the file for this process alone, or with others that only read it.
+fn lock(file: &File, read_only: bool) -> io::Result<()> {
+    let operation = match read_only {
+        true => FlockOperation::NonBlockingLockShared,
+        false => FlockOperation::NonBlockingLockExclusive,
+    };
+    flock(file, operation).map_err(|error| match error {
+        Errno::WOULDBLOCK => {
+            let error = "it is locked by another process; another target may be serving it";
+            io::Error::new(io::ErrorKind::WouldBlock, error)
+        }
+        error => error.into(),
+    })
 }
 
 impl Store {
@@ -369,6 +418,70 @@ mod tests {
         let short = dir.path().join("short");
         std::fs::write(&short, [0; 511]).unwrap();
         assert!(FileUnit::open(&short, true, Arc::new(Here)).is_err());
+    }
+
+    /// Goal: who is refused a file leaves it as it was. Method: a second one that would make it smaller, or larger,
+    /// while the first one serves it; then a lone one that would cut it without being told to.
+    #[test]
+    fn who_is_refused_a_file_leaves_it_whole() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("disk");
+        let content = vec![7; 1 << 20];
+        std::fs::write(&path, &content).unwrap();
+        let is_whole = || std::fs::read(&path).unwrap() == content;
+        let first = FileUnit::create(&path, 1 << 20, Arc::new(Here)).unwrap();
+        let cut = |size| FileOptions {
+            size: Some(size),
+            shrink: true,
+            ..FileOptions::default()
+        };
+        for size in [4096, 2 << 20] {
+            let second = FileUnit::with(&path, &cut(size), Arc::new(Here)).unwrap_err();
+            assert_eq!(second.kind(), io::ErrorKind::WouldBlock);
+            assert!(
+                second.to_string().contains("locked by another process"),
+                "{second}"
+            );
+            assert!(is_whole());
+        }
+        drop(first);
+        let refused = FileUnit::create(&path, 4096, Arc::new(Here)).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::InvalidInput);
+        assert_eq!(
+            refused.to_string(),
+            "it has 1048576 bytes, and would lose what is beyond the 4096 that it is to have"
+        );
+        assert!(is_whole());
+        let larger = FileUnit::create(&path, 2 << 20, Arc::new(Here)).unwrap();
+        assert_eq!(larger.shape().blocks, 4096);
+        drop(larger);
+        let smaller = FileUnit::with(&path, &cut(4096), Arc::new(Here)).unwrap();
+        assert_eq!(smaller.shape().blocks, 8);
+        assert_eq!(std::fs::read(&path).unwrap(), content[..4096]);
+    }
+
+    #[test]
+    fn units_have_names_of_their_own() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("disk");
+        let serial = |options: &FileOptions| {
+            let unit = FileUnit::with(&path, options, Arc::new(Here)).unwrap();
+            unit.shape().identity.serial
+        };
+        let sized = FileOptions {
+            size: Some(4096),
+            ..FileOptions::default()
+        };
+        let first = serial(&sized);
+        assert_eq!(serial(&FileOptions::default()), first);
+        let named = FileOptions {
+            identity: Some(Identity::new("disk 7")),
+            ..FileOptions::default()
+        };
+        assert_eq!(serial(&named), "disk 7");
+        let units = [(); 2].map(|()| crate::lun::MemoryUnit::new(4096, 512).unwrap());
+        let [one, other] = units.map(|unit| unit.shape().identity);
+        assert!(one.serial != other.serial && one.naa != other.naa);
     }
 
     #[test]

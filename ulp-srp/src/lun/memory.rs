@@ -29,8 +29,10 @@ impl MemoryUnit {
     /// A unit of that many bytes, rounded down to blocks of that size, all zeros. Pages are taken from the
     /// system when they are first touched.
     ///
+    /// It has names of its own, which no other unit has and this one in no other life.
+    ///
     /// # Errors
-    /// [`Error::NoMemory`].
+    /// [`Error::NoMemory`]; [`Error::DeviceFailed`] if the system gives no random numbers.
     pub fn new(bytes: usize, block_bytes: u32) -> Result<Self, Error> {
         let block = (block_bytes as usize).clamp(512, CHUNK).next_power_of_two();
         let blocks = (bytes / block).max(1);
@@ -38,7 +40,7 @@ impl MemoryUnit {
             memory: Arc::new(Memory::alloc(blocks * block)?),
             // At most 4096.
             block_bytes: block as u32,
-            identity: Identity::new("memory"),
+            identity: Identity::drawn().map_err(|_| Error::DeviceFailed)?,
             changing: Mutex::new(()),
         })
     }

@@ -22,6 +22,7 @@ mod fault;
 mod file;
 mod memory;
 mod piece;
+pub(crate) mod serial;
 
 use std::fmt;
 
@@ -32,7 +33,7 @@ use verbs_core::sync::Arc;
 use crate::scsi::{Code, Identity, Sense, SenseKey};
 
 pub use fault::{Fault, FaultUnit};
-pub use file::{FileUnit, Offload, Work};
+pub use file::{FileOptions, FileUnit, Offload, Work};
 pub use memory::MemoryUnit;
 pub(crate) use memory::copy;
 pub use piece::{Piece, Returned};

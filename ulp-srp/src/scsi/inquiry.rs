@@ -1,6 +1,9 @@
 //! What a unit is (SPC-4, 6.6).
 
+use std::io;
+
 use super::bytes::{padded, put};
+use crate::lun::serial;
 
 /// Peripheral qualifier and device type of an address at which nothing is.
 const NOTHING_THERE: u8 = 0x7f;
@@ -21,6 +24,14 @@ pub struct Identity {
 }
 
 impl Identity {
+    /// Of a unit with a serial number that no other one has.
+    ///
+    /// # Errors
+    /// The system's, if it gives no random numbers.
+    pub fn drawn() -> io::Result<Self> {
+        Ok(Self::new(serial::drawn()?))
+    }
+
     /// Of a unit with that serial number. The name for all times is made of it, locally assigned (NAA 3).
     pub fn new(serial: impl Into<String>) -> Self {
         let serial = serial.into();

@@ -7,6 +7,7 @@ use futures::future::FutureExt;
 use verbs_core::sync::Arc;
 
 use super::channel::Channel;
+use super::event::TargetEvent;
 use super::pool::sge;
 use super::server::{self, Plan};
 use super::task::{Answer, Need, Place, Step, Task};
@@ -280,6 +281,14 @@ impl Channel {
 
     pub(super) fn refuse(&mut self, slot: u16, sense: Sense) {
         self.shared.live.check_conditions.add(1);
+        if matches!(sense.key, SenseKey::MediumError | SenseKey::HardwareError) {
+            let (channel, lun) = (&self.shared.info(), self.task(slot).lun);
+            self.house.tell(&TargetEvent::Failed {
+                channel,
+                lun,
+                sense,
+            });
+        }
         self.task(slot).answer.sense = Some(sense);
         self.answer(slot, Status::CHECK_CONDITION, 0);
     }

@@ -11,9 +11,10 @@ use futures::future::{BoxFuture, FutureExt, poll_fn};
 use futures::stream::FuturesUnordered;
 use verbs_cm::{Connection, StepFuture};
 use verbs_core::sync::Arc;
-use verbs_core::{Cq, Mr, Recv, Sge, Wc, WcOpcode};
+use verbs_core::{Cq, Mr, Recv, Sge, Wc, WcOpcode, WcStatus};
 
 use super::House;
+use super::event::ChannelEnd;
 use super::nexus::Shared;
 use super::task::Task;
 use super::transfer::{Id, SendSlots};
@@ -44,15 +45,6 @@ impl Rooms {
         let start = usize::from(slot) * self.iu_stride;
         self.received.slice(start..start + self.iu_stride)
     }
-}
-
-/// Why a channel ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum End {
-    /// The initiator has ended it, or the connection has.
-    Theirs,
-    /// This side ends it, and says why.
-    Ours(LogoutReason),
 }
 
 type Running = BoxFuture<'static, (u16, Result<(), Trouble>)>;
@@ -87,7 +79,7 @@ pub(super) struct Channel {
     scratch: Vec<u8>,
     /// Something was begun that has not been looked at: there is more to do before anybody waits.
     pub(super) again: bool,
-    pub(super) end: Option<End>,
+    pub(super) end: Option<ChannelEnd>,
 }
 
 impl Channel {
@@ -124,11 +116,14 @@ impl Channel {
         }
     }
 
-    /// Drives it until it has ended and nothing of it goes on.
-    pub(super) async fn run(mut self) {
-        let end = poll_fn(|cx| self.turn(cx)).await;
-        if let End::Ours(reason) = end {
-            self.say_goodbye(reason);
+    /// Drives it until it has ended and nothing of it goes on; why it has ended.
+    pub(super) async fn run(mut self) -> ChannelEnd {
+        let end = match poll_fn(|cx| self.clear(cx)).await {
+            Some(end) => end,
+            None => poll_fn(|cx| self.turn(cx)).await,
+        };
+        if let ChannelEnd::Ended(reason) = end {
+            self.say_goodbye(reason).await;
         }
         let Self {
             connection,
@@ -148,10 +143,36 @@ impl Channel {
         while running.next().await.is_some() {}
         drop(tasks);
         drop(rooms);
+        end
+    }
+
+    /// Waits until nothing goes on of the channels that its initiator had under earlier logins: nothing of them may
+    /// reach a unit after what comes by this one. Yields why it ends if it does before.
+    fn clear(&mut self, cx: &mut Context<'_>) -> Poll<Option<ChannelEnd>> {
+        self.shared.waker.register(cx.waker());
+        for order in self.shared.take_orders() {
+            self.obey(order);
+        }
+        if self.end.is_none() && self.closed.poll_unpin(cx).is_ready() {
+            self.end = Some(ChannelEnd::Disconnected);
+        }
+        if let Some(end) = self.end {
+            return Poll::Ready(Some(end));
+        }
+        let ours = &self.shared;
+        let is_older = |other: &Shared| {
+            other.initiator == ours.initiator
+                && other.id < ours.id
+                && !Arc::ptr_eq(&other.nexus, &ours.nexus)
+        };
+        match self.house.hall.is_clear(is_older, cx.waker()) {
+            true => Poll::Ready(None),
+            false => Poll::Pending,
+        }
     }
 
     /// Does all that can be done now; yields why it ends when it does.
-    fn turn(&mut self, cx: &mut Context<'_>) -> Poll<End> {
+    fn turn(&mut self, cx: &mut Context<'_>) -> Poll<ChannelEnd> {
         self.shared.waker.register(cx.waker());
         for _ in 0..ROUNDS_MAX {
             self.again = false;
@@ -165,7 +186,7 @@ impl Channel {
             self.give_buffers(cx.waker());
             self.post();
             if self.end.is_none() && self.closed.poll_unpin(cx).is_ready() {
-                self.end = Some(End::Theirs);
+                self.end = Some(ChannelEnd::Disconnected);
             }
             if let Some(end) = self.end {
                 return Poll::Ready(end);
@@ -197,7 +218,10 @@ impl Channel {
     fn completed(&mut self, wc: &Wc) {
         if !wc.is_ok() {
             // The initiator has gone, or one of its descriptors was wrong: the queue pair is in error.
-            self.end = Some(End::Theirs);
+            self.end = Some(match wc.status {
+                WcStatus::WrFlushErr => ChannelEnd::Disconnected,
+                status => ChannelEnd::Failed(status),
+            });
             return;
         }
         match Id::of(wc.wr_id) {
@@ -218,7 +242,7 @@ impl Channel {
     /// The initiator did what it must not do.
     pub(super) fn violation(&mut self, reason: LogoutReason) {
         self.shared.live.bad_units.add(1);
-        self.end.get_or_insert(End::Ours(reason));
+        self.end.get_or_insert(ChannelEnd::Ended(reason));
     }
 
     /// A unit has come.
@@ -239,7 +263,7 @@ impl Channel {
             Ok(ToTarget::CredRsp(unit)) => self.answered(slot, unit.tag),
             Ok(ToTarget::AerRsp(unit)) => self.answered(slot, unit.tag),
             Ok(ToTarget::Logout(_)) => {
-                self.end = Some(End::Theirs);
+                self.end = Some(ChannelEnd::LoggedOut);
                 Ok(())
             }
         };
@@ -317,7 +341,7 @@ impl Channel {
         let recv = Recv::new(Id::Received(slot).number()).into(self.rooms.iu(slot));
         if self.connection.post_recv(recv).is_err() {
             // The connection has gone.
-            self.end.get_or_insert(End::Theirs);
+            self.end.get_or_insert(ChannelEnd::Disconnected);
         }
     }
 }

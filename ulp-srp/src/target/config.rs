@@ -24,6 +24,12 @@ pub struct TargetConfig {
     pub immediate: bool,
     /// Channels of all initiators together. 64 by default.
     pub channels_max: u32,
+    /// Logins that were answered and that their senders have not confirmed yet, of all addresses together.
+    /// They take none of the channels' places, and the oldest gives way to a new one: who is really there
+    /// confirms within a round trip. 32 by default.
+    pub half_open_max: u32,
+    /// Of these, logins of one address. 8 by default.
+    pub half_open_per_source_max: u32,
     /// Buffers that all channels share, for data that are copied. 64 by default; a command that finds
     /// none free waits for one.
     pub buffers: u32,
@@ -55,6 +61,8 @@ impl TargetConfig {
             iu_bytes: 8260,
             immediate: true,
             channels_max: 64,
+            half_open_max: 32,
+            half_open_per_source_max: 8,
             buffers: 64,
             buffer_bytes: 1 << 20,
             table_entries_max: 4096,
@@ -69,6 +77,8 @@ impl TargetConfig {
         self.initial_limit = self.initial_limit.clamp(1, self.request_limit);
         self.iu_bytes = self.iu_bytes.max(Self::IU_BYTES_MIN);
         self.channels_max = self.channels_max.max(1);
+        self.half_open_max = self.half_open_max.max(1);
+        self.half_open_per_source_max = self.half_open_per_source_max.clamp(1, self.half_open_max);
         self.buffers = self.buffers.max(1);
         self.buffer_bytes = self.buffer_bytes.max(1).next_multiple_of(4096);
         // A table is fetched into a buffer.

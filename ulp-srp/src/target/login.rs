@@ -1,19 +1,16 @@
 //! Logging in: who may, with what, and what becomes of the channels that there are.
 
-use std::future::poll_fn;
-use std::task::Poll;
-
-use verbs_cm::ConnectRequest;
+use futures::future::Abortable;
+use verbs_cm::{ConnectRequest, Connection};
 use verbs_core::sync::Arc;
 use verbs_core::{Access, Error, Memory, QpInit, Recv};
 
 use super::House;
 use super::channel::{Channel, Rooms};
-use super::nexus::{NoRoom, Shared};
+use super::event::TargetEvent;
+use super::nexus::NoRoom;
 use super::task::formats;
-use crate::iu::{
-    Delta, IuError, LoginRej, LoginRejectReason, LoginReq, LoginRsp, LogoutReason, MultiChannel,
-};
+use crate::iu::{Delta, IuError, LoginRej, LoginRejectReason, LoginReq, LoginRsp, MultiChannel};
 
 /// Bytes of the longest unit that a target sends: RSP with sense data has 54.
 const TARGET_IU_BYTES: u32 = 128;
@@ -22,53 +19,86 @@ const TARGET_IU_BYTES: u32 = 128;
 const UNCREDITED: u16 = 4;
 
 /// Answers one request for a connection, and drives the channel to its end if it becomes one.
+///
+/// What an initiator has is left alone until its new connection is confirmed: anybody can send a request under any
+/// name and from any address, and only who hears the answer can confirm it.
 pub(super) async fn login(house: Arc<House>, request: ConnectRequest) {
-    let req = match parse(request.private_data()) {
-        Ok(req) => req,
-        // It is no login: there is no tag to answer with.
-        Err(_) => {
-            return refuse(
-                request,
-                LoginReq::default(),
-                LoginRejectReason::CANNOT_ESTABLISH,
-            );
-        }
+    let peer = request.peer_addr();
+    let (req, channels) = match admit(&house, &request) {
+        Ok(admitted) => admitted,
+        Err((req, reason)) => return refuse(&house, request, req, reason),
     };
-    if let Err(reason) = check(&house, &req) {
-        return refuse(request, req, reason);
-    }
     let single = req.channels == MultiChannel::SINGLE;
-    let same = |shared: &Shared| shared.initiator == req.initiator;
-    let channels = match single {
-        true => {
-            let before = house.hall.end(same, LogoutReason::MULTICHANNEL);
-            // Nothing of the old channels may reach a unit after what the new one sends.
-            poll_fn(|cx| match house.hall.is_clear(same, cx.waker()) {
-                true => Poll::Ready(()),
-                false => Poll::Pending,
-            })
-            .await;
-            match before {
-                0 => MultiChannel::SINGLE,
-                _ => MultiChannel::INDEPENDENT,
-            }
-        }
-        false => match house.hall.channels().iter().any(|shared| same(shared)) {
-            true => MultiChannel::MAINTAINED,
-            false => MultiChannel::SINGLE,
-        },
+    let config = &house.config;
+    let (each, max) = (config.half_open_per_source_max, config.half_open_max);
+    let Ok((place, registration)) = house.hall.arrive(peer.ip(), each, max) else {
+        return refuse(&house, request, req, LoginRejectReason::NO_RESOURCES);
+    };
+    let connecting = connect(&house, request, req, channels);
+    let connected = Abortable::new(connecting, registration).await;
+    drop(place);
+    // Nobody has confirmed it, or others came meanwhile.
+    let Ok(Some((connection, rooms))) = connected else {
+        return;
     };
     let units = house.units();
-    let max = house.config.channels_max;
-    let peer = request.peer_addr();
-    let entered = house.hall.enter(req.initiator, peer, max, units.numbers());
-    let shared = match entered {
-        Ok(shared) => shared,
-        Err(NoRoom::Full) => return refuse(request, req, LoginRejectReason::CHANNEL_LIMIT),
-        Err(NoRoom::Closing) => return refuse(request, req, LoginRejectReason::NO_RESOURCES),
+    let who = (req.initiator, peer);
+    let entered = house
+        .hall
+        .enter(who, single, config.channels_max, units.numbers());
+    let Ok(shared) = entered else {
+        // Others were faster; the end of the connection says as much.
+        let reason = LoginRejectReason::CHANNEL_LIMIT;
+        let initiator = Some(req.initiator);
+        return house.tell(&TargetEvent::Refused {
+            initiator,
+            peer,
+            reason,
+        });
     };
-    serve(&house, &shared, request, req, channels).await;
+    let info = shared.info();
+    house.tell(&TargetEvent::LoggedIn { channel: &info });
+    let immediate = config.immediate && req.immediate;
+    let offset = immediate.then_some(req.immediate_offset);
+    let channel = Channel::new(
+        Arc::clone(&house),
+        Arc::clone(&shared),
+        connection,
+        rooms,
+        offset,
+    );
+    let why = channel.run().await;
     house.hall.leave(&shared);
+    let info = shared.info();
+    house.tell(&TargetEvent::Ended {
+        channel: &info,
+        why,
+    });
+}
+
+/// Whether that is a login that may be answered, and what is said of the channels that its initiator has.
+fn admit(
+    house: &House,
+    request: &ConnectRequest,
+) -> Result<(LoginReq, MultiChannel), (Option<LoginReq>, LoginRejectReason)> {
+    // If it is no login, there is no tag to answer with.
+    let parsed = parse(request.private_data());
+    let req = parsed.map_err(|_| (None, LoginRejectReason::CANNOT_ESTABLISH))?;
+    let refused = |reason| (Some(req), reason);
+    check(house, &req).map_err(refused)?;
+    let single = req.channels == MultiChannel::SINGLE;
+    let max = house.config.channels_max;
+    let has_others = match house.hall.look(req.initiator, single, max) {
+        Ok(has_others) => has_others,
+        Err(NoRoom::Full) => return Err(refused(LoginRejectReason::CHANNEL_LIMIT)),
+        Err(NoRoom::Closing) => return Err(refused(LoginRejectReason::NO_RESOURCES)),
+    };
+    let channels = match (has_others, single) {
+        (false, _) => MultiChannel::SINGLE,
+        (true, true) => MultiChannel::INDEPENDENT,
+        (true, false) => MultiChannel::MAINTAINED,
+    };
+    Ok((req, channels))
 }
 
 /// The login in either form: 56 bytes are what the RDMA connection manager leaves room for.
@@ -97,29 +127,37 @@ fn check(house: &House, req: &LoginReq) -> Result<(), LoginRejectReason> {
     }
 }
 
-fn refuse(request: ConnectRequest, req: LoginReq, reason: LoginRejectReason) {
+fn refuse(
+    house: &House,
+    request: ConnectRequest,
+    req: impl Into<Option<LoginReq>>,
+    reason: LoginRejectReason,
+) {
+    let req = req.into();
     let rej = LoginRej {
         reason,
-        tag: req.tag,
+        tag: req.map_or(LoginReq::default().tag, |req| req.tag),
         formats: formats(),
     };
+    house.tell(&TargetEvent::Refused {
+        initiator: req.map(|req| req.initiator),
+        peer: request.peer_addr(),
+        reason,
+    });
     // The peer may have given up.
     let _gone = request.reject(&rej.unit());
 }
 
-/// Makes the channel, and drives it until it ends.
-async fn serve(
-    house: &Arc<House>,
-    shared: &Arc<Shared>,
+/// Answers the login; yields the connection when the initiator has confirmed it.
+async fn connect(
+    house: &House,
     request: ConnectRequest,
     req: LoginReq,
     channels: MultiChannel,
-) {
-    let immediate = house.config.immediate && req.immediate;
-    let made = make(house).await;
-    let (qp, rooms) = match made {
-        Ok(made) => made,
-        Err(_) => return refuse(request, req, LoginRejectReason::NO_RESOURCES),
+) -> Option<(Connection, Rooms)> {
+    let Ok((qp, rooms)) = make(house).await else {
+        refuse(house, request, req, LoginRejectReason::NO_RESOURCES);
+        return None;
     };
     let rsp = LoginRsp {
         delta: Delta(house.config.initial_limit.into()),
@@ -127,7 +165,7 @@ async fn serve(
         max_initiator_iu_len: house.config.iu_bytes,
         max_target_iu_len: TARGET_IU_BYTES,
         formats: formats(),
-        immediate,
+        immediate: house.config.immediate && req.immediate,
         channels,
     };
     // Initiators reach nothing here: it is the target that moves data.
@@ -135,17 +173,8 @@ async fn serve(
         .accept(qp)
         .access(Access::empty())
         .private_data(&rsp.unit());
-    if let Ok(connection) = accepting.await {
-        let offset = immediate.then_some(req.immediate_offset);
-        let channel = Channel::new(
-            Arc::clone(house),
-            Arc::clone(shared),
-            connection,
-            rooms,
-            offset,
-        );
-        channel.run().await;
-    }
+    let connection = accepting.await.ok()?;
+    Some((connection, rooms))
 }
 
 /// A queue pair with all receives posted, and what belongs to it.

@@ -1,15 +1,25 @@
 //! Task management, credit, events, and the end: what is not a command.
 
+use std::future::poll_fn;
+use std::task::Poll;
+use std::time::Duration;
+
+use verbs_core::Wc;
 use verbs_core::sync::Arc;
 
-use super::channel::{Channel, End};
+use super::channel::Channel;
+use super::event::{ChannelEnd, TargetEvent};
 use super::nexus::{OUR_TAG, Order, Ticket};
 use super::task::{Abort, Step};
+use super::transfer::Id;
 use crate::iu::{
     AerReq, CredReq, Delta, LogoutReason, Lun, ResponseCode, Status, Tag, TargetLogout,
     TaskFunction, TskMgmt,
 };
 use crate::scsi::{Code, Sense};
+
+/// How long an initiator that is logged out has to hear of it. On a network that works it takes a round trip.
+const GOODBYE: Duration = Duration::from_millis(250);
 
 /// What this side asks of the initiator, one thing at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,6 +32,12 @@ impl Channel {
     /// A task management request has come.
     pub(super) fn manage(&mut self, slot: u16, unit: &TskMgmt) {
         self.shared.live.task_management.add(1);
+        let info = self.shared.info();
+        self.house.tell(&TargetEvent::Managed {
+            channel: &info,
+            function: unit.function,
+            lun: unit.lun,
+        });
         let task = self.task(slot);
         task.clear();
         (task.step, task.manages) = (Step::Managing, true);
@@ -116,7 +132,7 @@ impl Channel {
     pub(super) fn obey(&mut self, order: Order) {
         match order {
             Order::End(reason) => {
-                self.end.get_or_insert(End::Ours(reason));
+                self.end.get_or_insert(ChannelEnd::Ended(reason));
             }
             Order::Abort { unit, ticket } => self.abort_where(Some(unit), None, false, &ticket),
             Order::Managed(slot) => self.managed(slot),
@@ -193,7 +209,7 @@ impl Channel {
                 }
             }
             Err(_) => {
-                self.end.get_or_insert(End::Theirs);
+                self.end.get_or_insert(ChannelEnd::Disconnected);
             }
         }
     }
@@ -208,13 +224,40 @@ impl Channel {
         Ok(())
     }
 
-    /// Tells the initiator why the channel ends, if it can still be told. Nobody waits for it.
-    pub(super) fn say_goodbye(&mut self, reason: LogoutReason) {
+    /// Tells the initiator why the channel ends, if it can still be told, and waits until it has heard it: for
+    /// [`GOODBYE`] at most, as it may have gone.
+    pub(super) async fn say_goodbye(&mut self, reason: LogoutReason) {
         let unit = TargetLogout {
             solicited: false,
             reason,
             tag: OUR_TAG,
         };
-        let _sent = self.send_unit(&unit.unit());
+        let place = self.sends.free.last().copied();
+        let (Ok(true), Some(place)) = (self.send_unit(&unit.unit()), place) else {
+            return;
+        };
+        let Some(timer) = self.house.device.target().provider_of().timer() else {
+            return;
+        };
+        let until = timer.now() + GOODBYE;
+        let mut is_timed = false;
+        poll_fn(|cx| {
+            if !std::mem::replace(&mut is_timed, true) {
+                timer.wake_at(until, cx.waker().clone());
+            }
+            loop {
+                let mut wcs = [Wc::default(); 1];
+                let polled = self.rooms.cq.poll(&mut wcs).len();
+                let [wc] = wcs;
+                let is_over = !wc.is_ok() || Id::of(wc.wr_id) == Id::Sent(place);
+                if polled > 0 && is_over || timer.now() >= until {
+                    return Poll::Ready(());
+                }
+                if polled == 0 && self.rooms.cq.poll_ready(cx).is_pending() {
+                    return Poll::Pending;
+                }
+            }
+        })
+        .await;
     }
 }

@@ -31,6 +31,7 @@ mod channel;
 mod config;
 mod counters;
 mod error;
+mod event;
 mod login;
 mod manage;
 mod nexus;
@@ -51,7 +52,7 @@ use futures::{Stream, StreamExt};
 use verbs_cm::resolver::Address;
 use verbs_cm::wire::ServiceId;
 use verbs_cm::{ConnectRequest, Manager};
-use verbs_core::sync::{Arc, Mutex};
+use verbs_core::sync::{Arc, Mutex, OnceLock};
 use verbs_core::{Device, Pd, task as tasks};
 
 use crate::iu::{LogoutReason, PortId};
@@ -61,8 +62,10 @@ use crate::scsi::Code;
 pub use config::TargetConfig;
 pub use counters::Counters;
 pub use error::TargetError;
+pub use event::{ChannelEnd, TargetEvent};
 pub use nexus::{ChannelId, ChannelInfo};
 
+use event::Listener;
 use nexus::{Hall, Order};
 use pool::Pool;
 use units::{Unit, Units};
@@ -84,11 +87,18 @@ pub(crate) struct House {
     pool: Pool,
     units: Mutex<Arc<Units>>,
     hall: Hall,
+    listener: OnceLock<Listener>,
 }
 
 impl House {
     fn units(&self) -> Arc<Units> {
         Arc::clone(&self.units.lock())
+    }
+
+    fn tell(&self, event: &TargetEvent<'_>) {
+        if let Some(listener) = self.listener.get() {
+            listener(event);
+        }
     }
 }
 
@@ -111,9 +121,16 @@ impl Target {
                 pool,
                 units: Mutex::default(),
                 hall: Hall::default(),
+                listener: OnceLock::new(),
             }),
             listeners: Mutex::default(),
         })
+    }
+
+    /// Has somebody told of logins, refusals, logouts and failures: under NoBlock, on the thread where it happens.
+    /// The first listener stays.
+    pub fn on_event(&self, listener: impl Fn(&TargetEvent<'_>) + Send + Sync + 'static) {
+        let _first = self.house.listener.set(Arc::new(listener));
     }
 
     /// Adds a logical unit under that number. Initiators that are logged in are told that there is one more.
@@ -186,6 +203,11 @@ impl Target {
         channels.iter().map(|shared| shared.info()).collect()
     }
 
+    /// Logins that were answered and that their senders have not confirmed.
+    pub fn half_open(&self) -> usize {
+        self.house.hall.half_open()
+    }
+
     /// What all channels have seen, those that have ended among them.
     pub fn counters(&self) -> Counters {
         self.house.hall.total()
@@ -227,7 +249,7 @@ impl Target {
     pub async fn close(self) {
         self.stop();
         let hall = &self.house.hall;
-        poll_fn(|cx| match hall.is_clear(|_| true, cx.waker()) {
+        poll_fn(|cx| match hall.is_empty(cx.waker()) {
             true => Poll::Ready(()),
             false => Poll::Pending,
         })

@@ -1,9 +1,10 @@
 //! Who is logged in: nexuses and their channels.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::task::Waker;
 
+use futures::future::{AbortHandle, AbortRegistration};
 use verbs_core::sync::{Arc, AtomicWaker, Mutex};
 use verbs_core::task::OwnWaker;
 
@@ -138,11 +139,21 @@ pub(super) struct Hall {
 struct State {
     next: u64,
     closing: bool,
+    /// Logins that were answered and not confirmed, oldest first.
+    half_open: Vec<HalfOpen>,
     channels: Vec<Arc<Shared>>,
     /// Those who wait for channels to end.
     waiting: Vec<Waker>,
     /// What channels that have ended have seen.
     past: Counters,
+}
+
+/// A login that was answered: whoever has sent it may never hear of that.
+#[derive(Debug)]
+struct HalfOpen {
+    number: u64,
+    from: IpAddr,
+    abort: AbortHandle,
 }
 
 /// Why there is no room for another channel.
@@ -152,26 +163,93 @@ pub(super) enum NoRoom {
     Full,
 }
 
+/// A place among the logins that are half open.
+pub(super) struct Place<'h> {
+    hall: &'h Hall,
+    number: u64,
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        let mut state = self.hall.state.lock();
+        let at = state
+            .half_open
+            .iter()
+            .position(|it| it.number == self.number);
+        let gone = at.map(|at| state.half_open.remove(at));
+        let waiting = std::mem::take(&mut state.waiting);
+        drop(state);
+        // Its destructor is foreign code, like wakers.
+        drop(gone);
+        waiting.into_iter().for_each(Waker::wake);
+    }
+}
+
 impl Hall {
-    /// Another channel of that initiator, whose units are `units`.
-    pub(super) fn enter(
+    /// A login has come from there. It is half open until its sender has confirmed the answer, for which a sender
+    /// that is really there takes one round trip; so the oldest one gives way: of the same address, when that has
+    /// `each` of them, or else of the address that has most, when there are `max`.
+    pub(super) fn arrive(
         &self,
-        initiator: PortId,
-        peer: SocketAddr,
+        from: IpAddr,
+        each: u32,
         max: u32,
-        units: impl Iterator<Item = u16>,
-    ) -> Result<Arc<Shared>, NoRoom> {
+    ) -> Result<(Place<'_>, AbortRegistration), NoRoom> {
+        let (abort, registration) = AbortHandle::new_pair();
         let mut state = self.state.lock();
         if state.closing {
             return Err(NoRoom::Closing);
         }
-        if state.channels.len() >= max as usize {
-            return Err(NoRoom::Full);
+        let of = |state: &State, ip| state.half_open.iter().filter(|it| it.from == ip).count();
+        let crowded = match of(&state, from) >= each as usize {
+            true => Some(from),
+            false if state.half_open.len() < max as usize => None,
+            // Of several that have as many, the one whose first login is the oldest.
+            false => (state.half_open.iter().rev())
+                .max_by_key(|it| of(&state, it.from))
+                .map(|it| it.from),
+        };
+        let oldest = crowded.and_then(|ip| state.half_open.iter().position(|it| it.from == ip));
+        let out = oldest.map(|at| state.half_open.remove(at));
+        let number = state.next;
+        state.next += 1;
+        state.half_open.push(HalfOpen {
+            number,
+            from,
+            abort,
+        });
+        drop(state);
+        if let Some(out) = out {
+            out.abort.abort();
         }
+        Ok((Place { hall: self, number }, registration))
+    }
+
+    /// Whether there is room for another channel of that initiator, which ends those that it has if it is to be
+    /// the only one; and whether it has any.
+    pub(super) fn look(&self, initiator: PortId, single: bool, max: u32) -> Result<bool, NoRoom> {
+        let state = self.state.lock();
         let same = |other: &&Arc<Shared>| other.initiator == initiator;
-        let nexus = match state.channels.iter().find(same) {
-            Some(other) => Arc::clone(&other.nexus),
-            None => {
+        state.has_room(initiator, single, max)?;
+        Ok(state.channels.iter().any(|other| same(&other)))
+    }
+
+    /// Another channel of that initiator, whose units are `units`. If it is to be the only one, the others are
+    /// told to end.
+    pub(super) fn enter(
+        &self,
+        (initiator, peer): (PortId, SocketAddr),
+        single: bool,
+        max: u32,
+        units: impl Iterator<Item = u16>,
+    ) -> Result<Arc<Shared>, NoRoom> {
+        let mut state = self.state.lock();
+        state.has_room(initiator, single, max)?;
+        let same = |other: &&Arc<Shared>| other.initiator == initiator;
+        // The newest one: others may be about to end.
+        let nexus = match state.channels.iter().rev().find(same) {
+            Some(other) if !single => Arc::clone(&other.nexus),
+            _ => {
                 let nexus = Arc::new(Nexus::default());
                 units.for_each(|unit| nexus.attend(unit, Code::POWER_ON));
                 nexus
@@ -188,7 +266,15 @@ impl Hall {
             waker: AtomicWaker::new(),
         });
         state.next += 1;
+        let others: Vec<_> = match single {
+            true => state.channels.iter().filter(same).cloned().collect(),
+            false => Vec::new(),
+        };
         state.channels.push(Arc::clone(&shared));
+        drop(state);
+        for other in others {
+            other.order(Order::End(LogoutReason::MULTICHANNEL));
+        }
         Ok(shared)
     }
 
@@ -204,6 +290,10 @@ impl Hall {
 
     pub(super) fn channels(&self) -> Vec<Arc<Shared>> {
         self.state.lock().channels.clone()
+    }
+
+    pub(super) fn half_open(&self) -> usize {
+        self.state.lock().half_open.len()
     }
 
     /// What all channels have seen, those that have ended among them.
@@ -231,10 +321,37 @@ impl Hall {
         ended.map(|shared| shared.order(Order::End(reason))).count()
     }
 
+    /// Whether nothing is left, as [`Hall::is_clear`].
+    pub(super) fn is_empty(&self, waker: &Waker) -> bool {
+        let no_channels = self.is_clear(|_| true, waker);
+        let mut waker = OwnWaker::of(waker);
+        let mut state = self.state.lock();
+        let empty = no_channels && state.half_open.is_empty();
+        if !empty {
+            waker.join(&mut state.waiting);
+        }
+        empty
+    }
+
     /// Nobody comes any more, and who is here goes.
     pub(super) fn close(&self) {
-        self.state.lock().closing = true;
+        let mut state = self.state.lock();
+        state.closing = true;
+        let half_open: Vec<_> = state.half_open.iter().map(|it| it.abort.clone()).collect();
+        drop(state);
+        half_open.iter().for_each(AbortHandle::abort);
         self.end(|_| true, LogoutReason::UNSPECIFIED);
+    }
+}
+
+impl State {
+    fn has_room(&self, initiator: PortId, single: bool, max: u32) -> Result<(), NoRoom> {
+        let stays = |other: &&Arc<Shared>| !single || other.initiator != initiator;
+        match self.channels.iter().filter(stays).count() {
+            _ if self.closing => Err(NoRoom::Closing),
+            count if count >= max as usize => Err(NoRoom::Full),
+            _ => Ok(()),
+        }
     }
 }
 

@@ -4,7 +4,8 @@ use std::collections::VecDeque;
 
 use verbs_core::{PostError, Read, Send, SendWr, Sge, Write};
 
-use super::channel::{Channel, End};
+use super::channel::Channel;
+use super::event::ChannelEnd;
 use super::task::Step;
 use crate::iu::{Delta, Detail, ResponseCode, Rsp, Status};
 use crate::lun::Piece;
@@ -54,7 +55,7 @@ pub(super) struct SendSlots {
     silent: u32,
     /// How many work requests are done with each completion, in order.
     groups: VecDeque<u32>,
-    free: Vec<u16>,
+    pub(super) free: Vec<u16>,
     /// Buffers whose data are under way, by the place of the unit behind them.
     held: Vec<Option<Piece>>,
 }
@@ -118,7 +119,7 @@ impl Channel {
                 }
                 Ok(false) => return,
                 Err(_) => {
-                    self.end.get_or_insert(End::Theirs);
+                    self.end.get_or_insert(ChannelEnd::Disconnected);
                     return;
                 }
             }

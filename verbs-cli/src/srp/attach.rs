@@ -2,40 +2,40 @@
 
 use std::fs;
 use std::io::{self, Write};
-use std::os::unix::fs::FileTypeExt;
-use std::os::unix::net::UnixListener;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use clap::Args;
 use futures::executor::block_on;
-use ulp_srp::initiator::{self, Command, Data, Initiator, Options, ScsiError, Session};
-use ulp_srp::iu::{Cdb, Lun, Status, TaskAttribute};
-use ulp_srp::scsi::{self, BlockLimits, Blocks, Capacity, Extent as Range, Form, Sense, SenseKey};
+use ulp_srp::initiator::{self, Disk, Options, ScsiError};
+use ulp_srp::iu::{Lun, PortId};
 use verbs_core::sync::Arc;
-use verbs_core::{Extent, Memory, task};
+use verbs_core::task;
 
 use super::error::SrpError;
 use super::nbd::{self, Errno, Export, Request, Shape};
-use super::way::towards;
+use super::notes::Notes;
+use super::session::{Outages, log_in, named};
 use crate::cli::WireArgs;
+use crate::ending::Ending;
 
 pub(super) const ABOUT: &str = "\
 Log in to a target, and give programs one of its disks as an NBD export at a Unix socket.
 
-Several programs may use it at the same time. Flush, FUA, trim and write zeroes are passed on to the disk. Ends \
-when it is interrupted.";
+Several programs may use it at the same time. Flush, FUA, trim and write zeroes are passed on to the disk; a disk \
+without FUA is flushed instead. When the target is lost, requests wait, and go again when it is back: for ever, \
+or as long as --reconnect-timeout says; then they fail, and the command ends with exit code 5. So it does when the \
+target comes back with another disk, and when another initiator logs in under the same name. INT and TERM log out, \
+and remove the socket.";
 
 pub(super) const EXAMPLES: &str = "\
 Examples:
   verbs srp attach 192.0.2.1:5555 --nbd unix:/tmp/disk &
   qemu-img convert -n -O raw debian.qcow2 nbd+unix:///?socket=/tmp/disk
-  nbdcopy --progress 'nbd+unix:///?socket=/tmp/disk' copy.img";
-
-/// Bytes that one SCSI command moves at most, if the disk does not say less.
-const COMMAND_BYTES_MAX: u32 = 1 << 20;
-
-/// How often a command is sent again that was not taken, or whose unit had something to say first.
-const ATTEMPTS: u32 = 100;
+  nbdcopy --progress 'nbd+unix:///?socket=/tmp/disk' copy.img
+  verbs srp attach 192.0.2.1:5555 --nbd unix:/tmp/disk --reconnect-timeout 2m";
 
 #[derive(Args, Debug)]
 pub(super) struct AttachArgs {
@@ -50,6 +50,16 @@ pub(super) struct AttachArgs {
     /// Connections to the target
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=16))]
     channels: u8,
+    /// The name to log in with: 32 hexadecimal digits. Default: one that no other program has
+    #[arg(long, value_name = "PORTID")]
+    initiator: Option<PortId>,
+    /// How long a target that was lost is tried to be logged in to again: a number with ms, s, m or h. Default: for
+    /// ever
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    reconnect_timeout: Option<Duration>,
+    /// Programs that may use the disk at the same time; more are refused
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    clients: u32,
     #[command(flatten)]
     wire: WireArgs,
 }
@@ -61,30 +71,70 @@ fn socket(text: &str) -> Result<PathBuf, &'static str> {
     }
 }
 
-/// Runs the command. Ends only when it cannot begin.
+/// A number and a unit of time.
+fn duration(text: &str) -> Result<Duration, &'static str> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let millis: Option<u64> = match &text[digits.len()..] {
+        "ms" => Some(1),
+        "s" => Some(1000),
+        "m" => Some(60_000),
+        "h" => Some(3_600_000),
+        _ => None,
+    };
+    let count: Option<u64> = digits.parse().ok();
+    let time = count.zip(millis).and_then(|(n, unit)| n.checked_mul(unit));
+    time.map(Duration::from_millis)
+        .ok_or("a number with a unit would be right: 500ms, 30s, 2m, 1h")
+}
+
+/// Runs the command, until the process is told to end, or the session is over.
 pub(super) fn run(args: &AttachArgs, out: &mut dyn Write) -> Result<(), SrpError> {
-    let wire = towards(&args.target, &args.wire)?;
-    let disk = block_on(async {
-        let device = wire.device().await;
-        let device = Arc::new(device.map_err(SrpError::verb("open the device"))?);
-        let options = Options {
-            channels: args.channels,
-            ..Options::default()
-        };
-        let session = Initiator::new(&device, options)
-            .login(args.target.clone())
-            .await?;
-        // The parser has looked at it.
-        let lun = Lun::new(args.lun).unwrap_or_default();
-        Disk::open(session, lun).await
-    })?;
+    let ending = Ending::begin().map_err(SrpError::system("catch signals"))?;
+    let notes = Notes::start("verbs srp attach").map_err(SrpError::system("start a thread"))?;
+    let options = Options {
+        channels: args.channels,
+        reconnect_timeout: args.reconnect_timeout,
+        ..named(args.initiator)
+    };
+    let outages = Outages::of(&args.target, &notes);
+    let hear = move |event: initiator::Event<'_>| outages.hear(event);
+    let logged_in = log_in(&args.target, &args.wire, options, &ending, hear)?;
+    // The parser has looked at it.
+    let lun = Lun::new(args.lun).unwrap_or_default();
+    let ended = block_on(ending.unless_told(async {
+        let disk = Disk::open(&logged_in.session, lun).await?;
+        let _socket = begin(args, disk, &notes, out)?;
+        // Until it cannot go on, for whatever reason.
+        Err(SrpError::Over(logged_in.session.over().await))
+    }));
+    let logged_out = logged_in.log_out();
+    notes.finish();
+    match ended {
+        Err(signal) => signal.obey(),
+        Ok(Ok(())) => logged_out,
+        Ok(over) => over,
+    }
+}
+
+/// Serves the disk on threads of its own, and says so.
+fn begin(
+    args: &AttachArgs,
+    disk: Disk,
+    notes: &Notes,
+    out: &mut dyn Write,
+) -> Result<Socket, SrpError> {
     let failed = |error| SrpError::File {
         doing: "listen at",
         path: args.nbd.clone(),
         error,
     };
-    let listener = listen(&args.nbd).map_err(failed)?;
-    let shape = disk.shape();
+    let (listener, socket) = listen(&args.nbd).map_err(failed)?;
+    let export = Exported(disk);
+    let shape = export.shape();
+    let export: Arc<dyn Export> = Arc::new(export);
+    let (clients, notes) = (args.clients, notes.clone());
+    nbd::start(listener, export, clients, move |line| notes.say(line))
+        .map_err(SrpError::system("start a thread"))?;
     let said = writeln!(
         out,
         "{} bytes in blocks of {} at nbd+unix:///?socket={}",
@@ -93,245 +143,83 @@ pub(super) fn run(args: &AttachArgs, out: &mut dyn Write) -> Result<(), SrpError
         args.nbd.display()
     );
     said.and_then(|()| out.flush()).map_err(SrpError::Stdout)?;
-    let export: Arc<dyn Export> = Arc::new(disk);
-    nbd::serve(&listener, &export).map_err(failed)
+    Ok(socket)
+}
+
+/// A socket in the file system. Removed when it goes, if it is still this one: while it is listened at, no other file
+/// has its number.
+struct Socket {
+    path: PathBuf,
+    number: (u64, u64),
+}
+
+impl Socket {
+    fn number(path: &Path) -> io::Result<(u64, u64)> {
+        let found = fs::symlink_metadata(path)?;
+        Ok((found.dev(), found.ino()))
+    }
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        if Self::number(&self.path).is_ok_and(|number| number == self.number) {
+            // Whoever else removes it has done what was to be done.
+            let _gone = fs::remove_file(&self.path);
+        }
+    }
 }
 
 /// Takes the place of a socket that nobody listens at any more.
-fn listen(path: &Path) -> io::Result<UnixListener> {
+fn listen(path: &Path) -> io::Result<(UnixListener, Socket)> {
     let is_socket = fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket());
-    if is_socket && std::os::unix::net::UnixStream::connect(path).is_err() {
+    if is_socket && UnixStream::connect(path).is_err() {
         fs::remove_file(path)?;
     }
-    UnixListener::bind(path)
+    let listener = UnixListener::bind(path)?;
+    let socket = Socket {
+        number: Socket::number(path)?,
+        path: path.into(),
+    };
+    Ok((listener, socket))
 }
 
-/// A logical unit that a session leads to. Clones are the same one.
-#[derive(Clone)]
-struct Disk {
-    session: Session,
-    lun: Lun,
-    capacity: Capacity,
-    limits: BlockLimits,
-    /// A block of zeros, to be written to many places.
-    zeros: Arc<Memory>,
-}
+/// A disk for programs that speak NBD.
+struct Exported(Disk);
 
-impl Disk {
-    async fn open(session: Session, lun: Lun) -> Result<Self, SrpError> {
-        let allocated = |len| Memory::alloc(len).map_err(SrpError::verb("allocate a buffer"));
-        let room = Arc::new(allocated(4096)?);
-        let mut disk = Self {
-            zeros: Arc::new(allocated(4096)?),
-            session,
-            lun,
-            capacity: Capacity {
-                blocks: 0,
-                block_bytes: 512,
-                physical_exponent: 0,
-                thin: false,
-                reads_zeros: false,
-            },
-            limits: BlockLimits::default(),
-        };
-        let list = |len| {
-            [Extent {
-                memory: &room,
-                offset: 0,
-                len,
-            }]
-        };
-        let long = scsi::Command::ReadCapacity16 { allocation: 32 };
-        disk.command(&long, Data::In(&list(32))).await?;
-        let mut bytes = [0; 64];
-        room.read(0, &mut bytes)
-            .map_err(SrpError::verb("read the buffer"))?;
-        disk.capacity = Capacity::parse16(&bytes).ok_or(SrpError::BlockSize(0))?;
-        let size = disk.capacity.block_bytes;
-        if !size.is_power_of_two() || !(512..=4096).contains(&size) {
-            return Err(SrpError::BlockSize(size));
-        }
-        let page = scsi::Command::Inquiry {
-            page: Some(0xb0),
-            allocation: 64,
-        };
-        // Not every disk has the page; then nothing is known.
-        if disk.command(&page, Data::In(&list(64))).await.is_ok() {
-            room.read(0, &mut bytes)
-                .map_err(SrpError::verb("read the buffer"))?;
-            disk.limits = scsi::block_limits(&bytes).unwrap_or_default();
-        }
-        Ok(disk)
-    }
-
-    /// Sends a command until it was taken.
-    async fn command(&self, command: &scsi::Command, data: Data<'_>) -> Result<(), ScsiError> {
-        let cdb = command.emit();
-        let command = Command {
-            cdb: Cdb::new(&cdb).map_err(initiator::Error::Unit)?,
-            lun: self.lun,
-            attribute: TaskAttribute::SIMPLE,
-            data,
-        };
-        let mut attempts = 0;
-        loop {
-            attempts += 1;
-            let done = self.session.run(&command).await?;
-            if done.is_good() {
-                return Ok(());
-            }
-            let sense = done.sense.as_deref().and_then(Sense::parse);
-            let is_news = sense.is_some_and(|sense| sense.key == SenseKey::UnitAttention);
-            let is_full = [Status::BUSY, Status::TASK_SET_FULL].contains(&done.status);
-            if attempts == ATTEMPTS || !(is_news || is_full) {
-                return Err(ScsiError::Status(Box::new(done)));
-            }
-        }
-    }
-
-    /// Bytes that one command moves at most.
-    fn command_bytes(&self) -> u32 {
-        match self
-            .limits
-            .transfer
-            .saturating_mul(self.capacity.block_bytes)
-        {
-            0 => COMMAND_BYTES_MAX,
-            said => said.min(COMMAND_BYTES_MAX),
-        }
-    }
-
-    fn blocks(&self, at: u64, len: u64) -> Blocks {
-        let size = u64::from(self.capacity.block_bytes);
-        // Callers have cut it into parts that a command can say.
-        let count = u32::try_from(len / size).unwrap_or(u32::MAX);
-        Blocks {
-            form: Form::Sixteen,
-            ..Blocks::new(at / size, count)
-        }
-    }
-
-    /// Moves all of the memory, in parts.
-    async fn transfer(
-        &self,
-        at: u64,
-        memory: &Arc<Memory>,
-        is_write: bool,
-        fua: bool,
-    ) -> Result<(), ScsiError> {
-        let part = self.command_bytes() as usize;
-        for offset in (0..memory.len()).step_by(part) {
-            let len = part.min(memory.len() - offset) as u32;
-            let list = [Extent {
-                memory,
-                offset,
-                len,
-            }];
-            let mut blocks = self.blocks(at + offset as u64, len.into());
-            blocks.fua = fua;
-            let (command, data) = match is_write {
-                true => (scsi::Command::Write(blocks), Data::Out(&list)),
-                false => (scsi::Command::Read(blocks), Data::In(&list)),
-            };
-            self.command(&command, data).await?;
-        }
-        Ok(())
-    }
-
-    async fn zero(&self, at: u64, len: u64, unmap: bool, fua: bool) -> Result<(), ScsiError> {
-        let size = self.capacity.block_bytes;
-        let max = match self.limits.write_same {
-            0 => 1 << 16,
-            said => said.min(1 << 22),
-        };
-        let part = max * u64::from(size);
-        let list = [Extent {
-            memory: &self.zeros,
-            offset: 0,
-            len: size,
-        }];
-        let unmap = unmap && self.limits.unmap > 0;
-        let mut done = 0;
-        while done < len {
-            let some = part.min(len - done);
-            let blocks = self.blocks(at + done, some);
-            let command = scsi::Command::WriteSame { blocks, unmap };
-            self.command(&command, Data::Out(&list)).await?;
-            done += some;
-        }
-        match fua {
-            true => self.flush().await,
-            false => Ok(()),
-        }
-    }
-
-    async fn trim(&self, at: u64, len: u64) -> Result<(), ScsiError> {
-        let size = u64::from(self.capacity.block_bytes);
-        let (mut lba, mut left) = (at / size, len / size);
-        while left > 0 {
-            let count = left.min(self.limits.unmap.into()) as u32;
-            if count == 0 {
-                return Ok(());
-            }
-            let Some(list) = scsi::unmap_parameters(&[Range { lba, count }]) else {
-                return Ok(());
-            };
-            let memory = Arc::new(Memory::alloc(list.len())?);
-            memory.write(0, &list)?;
-            // 24 bytes.
-            let length = list.len() as u16;
-            let extent = [Extent {
-                memory: &memory,
-                offset: 0,
-                len: length.into(),
-            }];
-            self.command(&scsi::Command::Unmap { length }, Data::Out(&extent))
-                .await?;
-            (lba, left) = (lba + u64::from(count), left - u64::from(count));
-        }
-        Ok(())
-    }
-
-    async fn flush(&self) -> Result<(), ScsiError> {
-        let command = scsi::Command::SynchronizeCache {
-            blocks: Blocks::new(0, 0),
-            immediate: false,
-        };
-        self.command(&command, Data::None).await
-    }
-
-    async fn perform(&self, request: Request) -> Result<(), ScsiError> {
+impl Exported {
+    async fn perform(disk: Disk, request: Request) -> Result<(), ScsiError> {
         match request {
-            Request::Read { at, into } => self.transfer(at, &into, false, false).await,
-            Request::Write { at, from, fua } => self.transfer(at, &from, true, fua).await,
-            Request::Flush => self.flush().await,
-            Request::Trim { at, len } => self.trim(at, len).await,
+            Request::Read { at, into } => disk.read(at, &into).await,
+            Request::Write { at, from, fua } => disk.write(at, &from, fua).await,
+            Request::Flush => disk.flush().await,
+            Request::Trim { at, len } => disk.trim(at, len).await,
             Request::Zero {
                 at,
                 len,
                 punch,
                 fua,
-            } => self.zero(at, len, punch, fua).await,
+            } => disk.zero(at, len, punch, fua).await,
         }
     }
 }
 
-impl Export for Disk {
+impl Export for Exported {
     fn shape(&self) -> Shape {
-        let size = self.capacity.block_bytes;
+        let capacity = self.0.capacity();
         Shape {
-            size: self.capacity.blocks.saturating_mul(size.into()),
-            block: size,
+            size: capacity.blocks.saturating_mul(capacity.block_bytes.into()),
+            block: capacity.block_bytes,
             preferred: 4096,
             max: nbd::REQUEST_BYTES_MAX,
-            can_trim: self.limits.unmap > 0,
+            can_trim: self.0.can_trim(),
+            read_only: self.0.is_read_only(),
         }
     }
 
     fn submit(&self, request: Request, done: Box<dyn FnOnce(Result<(), Errno>) + Send>) {
-        let disk = self.clone();
+        let doing = Self::perform(self.0.clone(), request);
         task::detach(async move {
-            done(disk.perform(request).await.map_err(|error| match error {
+            done(doing.await.map_err(|error| match error {
                 ScsiError::Transport(initiator::Error::LoggedOut) => Errno::Shutdown,
                 _ => Errno::Io,
             }));
@@ -348,5 +236,33 @@ mod tests {
         assert_eq!(socket("unix:/tmp/disk"), Ok("/tmp/disk".into()));
         assert!(socket("/tmp/disk").is_err());
         assert!(socket("unix:").is_err());
+    }
+
+    #[test]
+    fn times_have_units() {
+        assert_eq!(duration("500ms"), Ok(Duration::from_millis(500)));
+        assert_eq!(duration("2m"), Ok(Duration::from_secs(120)));
+        assert_eq!(duration("0s"), Ok(Duration::ZERO));
+        for wrong in ["", "5", "s", "-1s", "1 s", "1d", "9999999999999999999h"] {
+            assert!(duration(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_socket_is_removed_unless_it_is_another_ones() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("disk");
+        let (listener, first) = listen(&path).expect("nobody has it");
+        assert!(listen(&path).is_err(), "somebody listens");
+        // Somebody removes it while the first one listens.
+        fs::remove_file(&path).expect("a file");
+        let (other, second) = listen(&path).expect("nobody listens there");
+        drop((first, listener));
+        assert!(path.exists(), "it is the second one's");
+        drop(other);
+        let (_listener, third) = listen(&path).expect("nobody listens any more");
+        drop(third);
+        assert!(!path.exists());
+        drop(second);
     }
 }

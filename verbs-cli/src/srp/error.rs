@@ -39,8 +39,20 @@ pub(crate) enum SrpError {
     /// The disk does not do what it was asked for.
     #[error("{0}")]
     Disk(#[from] ulp_srp::initiator::ScsiError),
-    #[error("the disk has blocks of {0} bytes; 512 to 4096 can be exported")]
-    BlockSize(u32),
+    /// The target is one of several at its address, or wants to be called by its name.
+    #[error(
+        "{error}; a target that has a name is logged in to by id_ext=...,ioc_guid=...,dest={at}"
+    )]
+    Unnamed {
+        at: String,
+        error: ulp_srp::initiator::Error,
+    },
+    /// What was logged in cannot go on.
+    #[error("{0}")]
+    Over(ulp_srp::initiator::Error),
+    /// A file is larger than it is to be.
+    #[error("cannot offer {}: {error} (--shrink if that is meant)", path.display())]
+    Shrinks { path: PathBuf, error: io::Error },
     /// Arguments that do not go together, or not with the disk.
     #[error("{0}")]
     Arguments(&'static str),
@@ -54,17 +66,22 @@ impl SrpError {
             | Self::File { .. }
             | Self::System { .. }
             | Self::Stdout(_)
+            | Self::Shrinks { .. }
+            | Self::Unnamed { .. }
             | Self::Session(_) => exit::FILES,
             Self::Arguments(_) => exit::USAGE,
-            Self::Verb { .. } | Self::Target(_) | Self::Disk(_) | Self::BlockSize(_) => {
-                exit::DEVICE
-            }
+            Self::Verb { .. } | Self::Target(_) | Self::Disk(_) | Self::Over(_) => exit::DEVICE,
         }
     }
 
     /// For the result of a step of connection management.
     pub(crate) fn connect(error: verbs_cm::Error) -> Self {
         Self::Session(error.into())
+    }
+
+    /// For the result of a call of the system.
+    pub(crate) fn system(doing: &'static str) -> impl FnOnce(io::Error) -> Self {
+        move |error| Self::System { doing, error }
     }
 
     /// For the result of a verb.

@@ -3,15 +3,14 @@
 use std::io::Write;
 
 use clap::Args;
-use futures::executor::block_on;
 use serde::Serialize;
-use ulp_srp::initiator::{Initiator, Options, Session, Target};
+use ulp_srp::initiator::{Session, Target};
 use ulp_srp::iu::{Lun, PortId};
-use verbs_core::sync::Arc;
 
 use super::error::SrpError;
-use super::way::towards;
+use super::session::{log_in, named};
 use crate::cli::WireArgs;
+use crate::ending::Ending;
 
 pub(super) const EXAMPLES: &str = "\
 Examples:
@@ -23,7 +22,7 @@ Examples:
 pub(super) struct LsArgs {
     /// The target: ADDR:PORT, or the string that Linux logs in with
     target: Target,
-    /// The name to log in with: 32 hexadecimal digits
+    /// The name to log in with: 32 hexadecimal digits. Default: one that no other program has
     #[arg(long, value_name = "PORTID")]
     initiator: Option<PortId>,
     /// For programs
@@ -47,17 +46,10 @@ struct Disk {
 
 /// Runs the command.
 pub(super) fn run(args: &LsArgs, out: &mut dyn Write) -> Result<(), SrpError> {
-    let wire = towards(&args.target, &args.wire)?;
-    let disks = block_on(async {
-        let device = wire.device().await;
-        let device = Arc::new(device.map_err(SrpError::verb("open the device"))?);
-        let options = args.initiator.map_or_else(Options::default, Options::new);
-        let initiator = Initiator::new(&device, options);
-        let session = initiator.login(args.target.clone()).await?;
-        let disks = list(&session).await;
-        session.logout().await;
-        disks
-    })?;
+    let ending = Ending::begin().map_err(SrpError::system("catch signals"))?;
+    let options = named(args.initiator);
+    let logged_in = log_in(&args.target, &args.wire, options, &ending, |_| ())?;
+    let disks = logged_in.run(&ending, list)?;
     let text = match args.json {
         true => serde_json::to_string_pretty(&disks).unwrap_or_default() + "\n",
         false => table(&disks),

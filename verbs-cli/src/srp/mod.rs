@@ -5,7 +5,9 @@ mod bench;
 mod error;
 mod ls;
 mod nbd;
+mod notes;
 mod offload;
+mod session;
 mod target;
 mod way;
 
@@ -29,7 +31,8 @@ Exit codes:
   0  done
   1  a file or an address could not be had, or the target not be reached
   2  the arguments are wrong
-  5  a verb or a command failed, or the target has gone";
+  5  a verb or a command failed, or the target has gone
+INT and TERM log out first, within a second, and then end the program as they would have.";
 
 /// `verbs srp`.
 #[derive(Args, Debug)]

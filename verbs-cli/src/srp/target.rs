@@ -1,21 +1,24 @@
 //! `verbs srp target`: a file, or memory, as a disk.
 
-use std::future::pending;
-use std::io::Write;
+use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Instant;
 
 use clap::{ArgGroup, Args};
 use futures::executor::block_on;
 use ulp_srp::iu::PortId;
-use ulp_srp::lun::{FileUnit, LogicalUnit, MemoryUnit};
+use ulp_srp::lun::{FileOptions, FileUnit, LogicalUnit, MemoryUnit};
 use ulp_srp::scsi::Identity;
 use ulp_srp::target::{Target, TargetConfig};
+use verbs_cm::Manager;
 use verbs_core::sync::Arc;
 
 use super::error::SrpError;
+use super::notes::Notes;
 use super::offload::Threads;
 use crate::cli::WireArgs;
+use crate::ending::{Ending, GOODBYE, within};
 use crate::wire::{Network, Roce, Wire};
 
 pub(super) const ABOUT: &str = "\
@@ -23,12 +26,15 @@ Offer files, or memory, as disks to initiators that log in by the SCSI RDMA Prot
 
 The first disk is logical unit 0, the next one 1. What was written to a file is in the system's page cache when \
 a command ends, and outlives this process; it is on the medium after SYNCHRONIZE CACHE, or when it was written \
-with FUA. No privileges are needed. Ends when it is interrupted.";
+with FUA. A file has a serial number that stays with it, and a copy of it has another one; a disk in memory has one \
+of its own in every life of the target. Logins, refusals, logouts, task management and failures are told on stderr. \
+No privileges are needed. INT and TERM log all initiators out, within a second.";
 
 pub(super) const EXAMPLES: &str = "\
 Examples:
   verbs srp target --file disk.img --listen 192.0.2.1:5555
   verbs srp target --file disk.img --size 4g --listen 192.0.2.1:5555   make it, or make it as large
+  verbs srp target --file disk.img --serial backup-7 --listen 192.0.2.1:5555
   verbs srp target --memory 256m --listen 192.0.2.1:5555 --allow 00000000000000000200000000000001
 
 Linux logs in to what the first line of the output says:
@@ -43,9 +49,17 @@ pub(super) struct TargetArgs {
     /// A file or block device to offer; may be repeated
     #[arg(long, value_name = "FILE")]
     file: Vec<PathBuf>,
-    /// Make the files this large, and create those that are not there; k, m, g and t stand for KiB to TiB
+    /// Make the files this large, and create those that are not there; k, m, g and t stand for KiB to TiB. Larger
+    /// ones are refused
     #[arg(long, value_name = "BYTES", value_parser = bytes, requires = "file")]
     size: Option<u64>,
+    /// With --size, cut files that are larger: what is beyond is lost
+    #[arg(long, requires = "size")]
+    shrink: bool,
+    /// The serial number of a file, by which initiators know the disk; may be repeated, in the order of the files.
+    /// Default: one that is drawn, and kept with the file
+    #[arg(long, value_name = "TEXT", value_parser = serial, requires = "file")]
+    serial: Vec<String>,
     /// Nothing can be written to the files
     #[arg(long, conflicts_with = "size", requires = "file")]
     read_only: bool,
@@ -76,15 +90,22 @@ pub(super) struct TargetArgs {
     wire: WireArgs,
 }
 
-/// Runs the command. Ends only when it cannot begin.
+/// Runs the command, until the process is told to end.
 pub(super) fn run(args: &TargetArgs, out: &mut dyn Write) -> Result<(), SrpError> {
+    let ending = Ending::begin().map_err(SrpError::system("catch signals"))?;
+    let notes = Notes::start("verbs srp target").map_err(SrpError::system("start a thread"))?;
     let units = units(args)?;
     let network = Roce::new(&args.wire);
     let wire = wire(args, &network)?;
-    block_on(async {
+    let opening = async {
         let device = wire.device().await;
-        let device = device.map_err(SrpError::verb("open the device"))?;
-        let target = Target::open(Arc::new(device), config(args)).await?;
+        let device = Arc::new(device.map_err(SrpError::verb("open the device"))?);
+        // Kept open until what initiators were told last has left.
+        let manager = Manager::of(&device);
+        manager.open().await.map_err(SrpError::connect)?;
+        let target = Target::open(device, config(args)).await?;
+        let told = notes.clone();
+        target.on_event(move |event| told.say(event));
         for (number, unit) in (0..).zip(units) {
             target.export(number, unit).await?;
         }
@@ -96,8 +117,21 @@ pub(super) fn run(args: &TargetArgs, out: &mut dyn Write) -> Result<(), SrpError
         );
         let said = out.write_all(login.as_bytes()).and_then(|()| out.flush());
         said.map_err(SrpError::Stdout)?;
-        pending().await
-    })
+        Ok::<_, SrpError>((target, manager))
+    };
+    let (target, manager) = match block_on(ending.unless_told(opening)) {
+        Ok(opened) => opened?,
+        Err(signal) => signal.obey(),
+    };
+    let signal = block_on(ending.told());
+    // Initiators are told, and what units are doing is waited for; those that hang are not.
+    let deadline = Instant::now() + GOODBYE;
+    let _late = within(deadline, Box::pin(target.close()));
+    let _late = within(deadline, manager.drained());
+    let captured = wire.finish_capture();
+    notes.finish();
+    captured?;
+    signal.obey()
 }
 
 fn config(args: &TargetArgs) -> TargetConfig {
@@ -109,33 +143,53 @@ fn config(args: &TargetArgs) -> TargetConfig {
 
 fn units(args: &TargetArgs) -> Result<Vec<Arc<dyn LogicalUnit>>, SrpError> {
     let mut units: Vec<Arc<dyn LogicalUnit>> = Vec::new();
+    if args.serial.len() > args.file.len() {
+        return Err(SrpError::Arguments(
+            "there are more serial numbers than files; --serial names those of --file, in their order",
+        ));
+    }
     if !args.file.is_empty() {
         let threads = Threads::start(args.threads);
-        let threads = threads.map_err(|error| SrpError::System {
-            doing: "start threads",
-            error,
-        })?;
-        for path in &args.file {
-            let opened = match args.size {
-                Some(size) => FileUnit::create(path, size, Arc::<Threads>::clone(&threads)),
-                None => FileUnit::open(path, args.read_only, Arc::<Threads>::clone(&threads)),
+        let threads = threads.map_err(SrpError::system("start threads"))?;
+        for (number, path) in args.file.iter().enumerate() {
+            let options = FileOptions {
+                read_only: args.read_only,
+                size: args.size,
+                shrink: args.shrink,
+                identity: args.serial.get(number).cloned().map(Identity::new),
             };
-            let unit = opened.map_err(|error| SrpError::File {
-                doing: "offer",
-                path: path.clone(),
-                error,
-            })?;
-            units.push(Arc::new(unit));
+            let opened = FileUnit::with(path, &options, Arc::<Threads>::clone(&threads));
+            let path = path.clone();
+            units.push(Arc::new(opened.map_err(|error| match error.kind() {
+                io::ErrorKind::InvalidInput if args.size.is_some() => {
+                    SrpError::Shrinks { path, error }
+                }
+                _ => SrpError::File {
+                    doing: "offer",
+                    path,
+                    error,
+                },
+            })?));
         }
     }
+    // Another one in every life of the process: what was in the memory is gone with it.
+    let drawn = Identity::drawn().map_err(SrpError::system("draw a serial number"))?;
     for (number, &bytes) in args.memory.iter().enumerate() {
         let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
         let unit = MemoryUnit::new(bytes, 512).map_err(SrpError::verb("allocate the disk"))?;
-        units.push(Arc::new(
-            unit.identity(Identity::new(format!("memory {number}"))),
-        ));
+        let serial = format!("{}-{}-{number}", args.name, drawn.serial);
+        units.push(Arc::new(unit.identity(Identity::new(serial))));
     }
     Ok(units)
+}
+
+/// A serial number that fits the pages of a disk.
+fn serial(text: &str) -> Result<String, &'static str> {
+    let is_printable = text.bytes().all(|byte| byte.is_ascii_graphic());
+    match text.len() {
+        1..=64 if is_printable => Ok(text.into()),
+        _ => Err("1 to 64 visible characters of ASCII would be right"),
+    }
 }
 
 /// The addresses that were named, or the one that is listened at.
@@ -170,6 +224,14 @@ pub(super) fn bytes(text: &str) -> Result<u64, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn serial_numbers_are_visible() {
+        assert_eq!(serial("disk-7"), Ok("disk-7".into()));
+        for wrong in ["", "a b", "\u{e4}", &"x".repeat(65)] {
+            assert!(serial(wrong).is_err(), "{wrong:?}");
+        }
+    }
 
     #[test]
     fn sizes_have_units() {

@@ -11,4 +11,5 @@ mod rping;
 mod run;
 mod signals;
 mod sim;
+mod srp;
 mod wire;

@@ -1,6 +1,7 @@
 //! Opening a channel: its queues, its handles, the connection with the login in its private data.
 
-use verbs_cm::Connection;
+use verbs_cm::{ConnParam, Connection};
+use verbs_core::mad::TimeCode;
 use verbs_core::sync::Arc;
 use verbs_core::{Access, Cq, FmrPoolAttr, Memory, Mr, Qp, QpCap, QpInit, Recv};
 
@@ -20,6 +21,9 @@ use crate::iu::{
 const TABLE_MAX: usize = 255;
 /// Receives beyond one for each request: the target may have one request of its own outstanding.
 const RECVS_MORE: u32 = 2;
+/// After which a message of the connection manager is sent again: 1.07 s, so that one that gets lost does not cost
+/// most of the time that a login may take.
+const RESPONSE_TIMEOUT: TimeCode = TimeCode::new(18);
 /// A command with one descriptor, which every target takes.
 const IU_LEN_MIN: u32 = 64;
 
@@ -120,9 +124,13 @@ impl Channel {
         qp: Qp,
         login: &LoginReq,
     ) -> Result<(Connection, LoginRsp), Error> {
+        let param = ConnParam {
+            response_timeout: RESPONSE_TIMEOUT,
+            ..ConnParam::default()
+        };
         let connected = match &shared.target().way {
             TargetWay::Address(addr) => {
-                let asked = shared.manager().connect(*addr, qp);
+                let asked = shared.manager().connect(*addr, qp).param(param);
                 asked.private_data(&login.emit_cm()).await
             }
             TargetWay::Service {
@@ -137,7 +145,8 @@ impl Channel {
                 }
                 let rights = Access::REMOTE_READ | Access::REMOTE_WRITE | Access::LOCAL_WRITE;
                 let asked = shared.manager().connect_service(*service, *route, qp);
-                asked.access(rights).private_data(&login.unit()).await
+                let asked = asked.param(param).access(rights);
+                asked.private_data(&login.unit()).await
             }
         };
         let connection = match connected {
@@ -192,9 +201,9 @@ fn request(shared: &Arc<Shared>, number: u8, stride: usize) -> LoginReq {
         max_iu_len: u32::try_from(stride).unwrap_or(u32::MAX),
         formats: BufferFormats::DIRECT | BufferFormats::INDIRECT,
         immediate: options.immediate_max > 0,
-        channels: shared.channel_code(),
+        channels: channel_code(number),
         immediate_offset: Cmd::IMMEDIATE_OFFSET,
-        initiator: options.initiator,
+        initiator: shared.initiator(),
         target: shared.target().port,
     }
 }
@@ -209,10 +218,10 @@ fn rejected(error: verbs_cm::Error) -> Error {
     Error::Connect(error)
 }
 
-/// Single channels close what is left of an earlier session; several keep each other.
-pub(crate) const fn channel_code(channels: u8, is_first: bool) -> MultiChannel {
-    match (channels, is_first) {
-        (0 | 1, _) | (_, true) => MultiChannel::SINGLE,
+/// The first channel has the target close what is left of an earlier session; the others keep it.
+const fn channel_code(number: u8) -> MultiChannel {
+    match number {
+        0 => MultiChannel::SINGLE,
         _ => MultiChannel::INDEPENDENT,
     }
 }

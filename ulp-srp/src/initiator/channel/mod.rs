@@ -23,13 +23,12 @@ use crate::initiator::config::Options;
 use crate::initiator::error::{Error, Outcome};
 use crate::initiator::shared::Shared;
 use crate::initiator::table::{Counters, SlotId, State, Table};
-use crate::iu::{Cdb, InitiatorLogout, Lun, Tag, TaskAttribute, TaskFunction};
-
-pub(crate) use login::channel_code;
+use crate::iu::{Cdb, InitiatorLogout, Lun, PortId, Tag, TaskAttribute, TaskFunction};
 
 /// A channel of a session.
 pub(crate) struct Channel {
-    number: u8,
+    /// The session's name.
+    initiator: PortId,
     shared: Weak<Shared>,
     options: Options,
     core: Mutex<Core>,
@@ -205,7 +204,7 @@ impl Task {
 enum Due {
     Routine(Routine, Outcome),
     Asynchronous(Lun, Vec<u8>),
-    Lost,
+    Lost(Error),
     /// Somebody may be waiting for a slot.
     Room,
     /// What task management has done to the other channels as well.
@@ -268,16 +267,11 @@ impl Channel {
             formats: Formats::default(),
         };
         Self {
-            number,
+            initiator: shared.initiator(),
             shared: Arc::downgrade(shared),
             options: options.clone(),
             core: Mutex::new(core),
         }
-    }
-
-    /// Which one of its session.
-    pub(crate) fn number(&self) -> u8 {
-        self.number
     }
 
     /// Does something under the lock, then makes the calls that have become due.
@@ -308,9 +302,9 @@ impl Channel {
                     shared.asynchronous(lun, &sense);
                 }
             }
-            Due::Lost => {
+            Due::Lost(error) => {
                 if let Some(shared) = shared() {
-                    shared.lost(self);
+                    shared.lost(self, &error);
                 }
             }
             Due::Room => {

@@ -7,7 +7,7 @@ use super::post::RECV_LEN;
 use super::{Channel, Core, Due, Phase, wr_id};
 use crate::initiator::error::{Completion, Error, Outcome, Violation};
 use crate::initiator::table::Answered;
-use crate::iu::{AerReq, AerRsp, CredRsp, Detail, Rsp, ToInitiator};
+use crate::iu::{AerReq, AerRsp, CredRsp, Detail, LogoutReason, Rsp, ToInitiator};
 
 impl Core {
     /// Something that was posted has completed.
@@ -53,7 +53,10 @@ impl Core {
                 self.answer(&CredRsp { tag: request.tag }.unit())
             }
             ToInitiator::AerReq(event) => self.event(&event),
-            ToInitiator::Logout(_) => Err(Error::ConnectionLost),
+            ToInitiator::Logout(logout) => Err(match logout.reason {
+                LogoutReason::MULTICHANNEL => Error::Replaced(channel.initiator),
+                reason => Error::Ended(reason),
+            }),
         }
     }
 

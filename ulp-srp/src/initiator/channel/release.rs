@@ -230,8 +230,9 @@ impl Core {
         let was_open = self.phase == Phase::Open;
         self.phase = Phase::Lost;
         let why = match error {
-            Error::LoggedOut => Error::LoggedOut,
-            Error::Protocol(violation) => Error::Protocol(*violation),
+            Error::LoggedOut | Error::Protocol(_) | Error::Replaced(_) | Error::GivenUp { .. } => {
+                error.clone()
+            }
             _ => Error::ConnectionLost,
         };
         if let Some(wires) = &mut self.wires
@@ -256,7 +257,7 @@ impl Core {
             }
         }
         if was_open {
-            self.due.push_back(Due::Lost);
+            self.due.push_back(Due::Lost(error.clone()));
         }
     }
 

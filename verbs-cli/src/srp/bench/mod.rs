@@ -11,15 +11,15 @@ use std::time::Duration;
 use clap::{ArgGroup, Args, ValueEnum};
 use futures::executor::block_on;
 use serde::Serialize;
-use ulp_srp::initiator::{Initiator, Mechanism, Options, Session, Target};
+use ulp_srp::initiator::{Mechanism, Options, Session, Target};
 use ulp_srp::iu::{Lun, PortId};
-use verbs_core::sync::Arc;
 
 use self::load::Load;
 use self::report::Report;
 use super::error::SrpError;
-use super::way::towards;
+use super::session::{log_in, named};
 use crate::cli::WireArgs;
+use crate::ending::Ending;
 
 pub(super) const ABOUT: &str = "\
 Measure reads and writes of a target's disk, or of one in memory of this process.
@@ -74,7 +74,7 @@ pub(super) struct BenchArgs {
     /// Seconds to measure
     #[arg(long, value_name = "SECONDS", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=3600))]
     time: u64,
-    /// The name to log in with: 32 hexadecimal digits
+    /// The name to log in with: 32 hexadecimal digits. Default: one that no other program has
     #[arg(long, value_name = "PORTID")]
     initiator: Option<PortId>,
     /// For programs
@@ -114,17 +114,17 @@ pub(super) fn run(args: &BenchArgs, out: &mut dyn Write) -> Result<(), SrpError>
     check(args)?;
     let report = match (&args.target, args.memory) {
         (Some(target), _) => {
-            let wire = towards(target, &args.wire)?;
-            block_on(async {
-                let device = wire.device().await;
-                let device = Arc::new(device.map_err(SrpError::verb("open the device"))?);
-                let initiator = Initiator::new(&device, options(args));
-                measure(args, initiator.login(target.clone()).await?).await
-            })?
+            let ending = Ending::begin().map_err(SrpError::system("catch signals"))?;
+            let logged_in = log_in(target, &args.wire, options(args), &ending, |_| ())?;
+            logged_in.run(&ending, async |session| measure(args, session).await)?
         }
+        // Both ends are in this process, and end with it.
         (None, bytes) => block_on(async {
             let bed = memory::Bed::new(bytes.unwrap_or(0)).await?;
-            measure(args, bed.login(options(args)).await?).await
+            let session = bed.login(options(args)).await?;
+            let report = measure(args, &session).await;
+            session.logout().await;
+            report
         })?,
     };
     let text = match args.json {
@@ -155,18 +155,17 @@ fn check(args: &BenchArgs) -> Result<(), SrpError> {
 
 fn options(args: &BenchArgs) -> Options {
     let pages = u32::try_from(args.block.div_ceil(PAGE.into())).unwrap_or(u32::MAX) + 1;
-    let named = args.initiator.map_or_else(Options::default, Options::new);
     Options {
         mechanism: args.mechanism.into(),
         queue_depth: args.depth.div_ceil(args.channels.into()).max(1),
         channels: args.channels,
         pages_max: pages,
         immediate_max: args.immediate,
-        ..named
+        ..named(args.initiator)
     }
 }
 
-async fn measure(args: &BenchArgs, session: Session) -> Result<Report, SrpError> {
+async fn measure(args: &BenchArgs, session: &Session) -> Result<Report, SrpError> {
     // The parser has looked at it.
     let lun = Lun::new(args.lun.unwrap_or(0)).unwrap_or_default();
     let capacity = session.capacity(lun).await?;
@@ -179,12 +178,11 @@ async fn measure(args: &BenchArgs, session: Session) -> Result<Report, SrpError>
         read_percent: args.read,
         time: Duration::from_secs(args.time),
     };
-    let result = load.run(&session).await?;
+    let result = load.run(session).await?;
     let calls = match args.memory {
         Some(_) => Some(calls::per_second(&load)?),
         None => None,
     };
     let (_, formats) = session.counters();
-    session.logout().await;
     Ok(Report::new(args, &result, formats, calls))
 }

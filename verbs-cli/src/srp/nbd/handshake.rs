@@ -29,12 +29,14 @@ mod reply {
     pub(super) const SERVER: u32 = 2;
     pub(super) const INFO: u32 = 3;
     pub(super) const UNSUPPORTED: u32 = 0x8000_0001;
+    pub(super) const POLICY: u32 = 0x8000_0002;
     pub(super) const INVALID: u32 = 0x8000_0003;
 }
 
 /// Transmission flags.
 mod can {
     pub(super) const FLAGS: u16 = 1;
+    pub(super) const READ_ONLY: u16 = 1 << 1;
     pub(super) const FLUSH: u16 = 1 << 2;
     pub(super) const FUA: u16 = 1 << 3;
     pub(super) const TRIM: u16 = 1 << 5;
@@ -58,26 +60,10 @@ pub(super) fn negotiate(
     to: &mut impl Write,
     shape: &Shape,
 ) -> io::Result<Agreed> {
-    to.write_all(MAGIC)?;
-    to.write_all(OPTION)?;
-    to.write_all(&(FIXED_NEWSTYLE | NO_ZEROES).to_be_bytes())?;
-    to.flush()?;
-    let flags = u32::from_be_bytes(take(from)?);
-    if flags & u32::from(FIXED_NEWSTYLE) == 0 {
-        return Err(foreign("the client is too old"));
-    }
-    let zeroes = flags & u32::from(NO_ZEROES) == 0;
+    let zeroes = greet(from, to)? & u32::from(NO_ZEROES) == 0;
     loop {
-        if take::<8>(from)? != *OPTION {
-            return Err(foreign("no option"));
-        }
-        let option = u32::from_be_bytes(take(from)?);
-        let len = u32::from_be_bytes(take(from)?);
-        if len > OPTION_BYTES_MAX {
-            return Err(foreign("a very long option"));
-        }
-        let mut data = vec![0; len as usize];
-        from.read_exact(&mut data)?;
+        let (option, data) = next_option(from)?;
+        let len = data.len();
         let mut answer = |kind, content: &[u8]| answer(to, option, kind, content);
         match option {
             option::EXPORT_NAME => {
@@ -113,11 +99,57 @@ pub(super) fn negotiate(
     }
 }
 
+/// Answers whatever a client wants with that text, until it goes; who wants an export at once is left without
+/// a word, as there is none for that.
+pub(super) fn refuse(from: &mut impl Read, to: &mut impl Write, text: &str) -> io::Result<()> {
+    greet(from, to)?;
+    loop {
+        let (option, _) = next_option(from)?;
+        match option {
+            option::EXPORT_NAME => return Ok(()),
+            option::ABORT => return answer(to, option, reply::ACK, &[]).and_then(|()| to.flush()),
+            _ => answer(to, option, reply::POLICY, text.as_bytes())?,
+        }
+        to.flush()?;
+    }
+}
+
+/// Says what this is; the client's flags.
+fn greet(from: &mut impl Read, to: &mut impl Write) -> io::Result<u32> {
+    to.write_all(MAGIC)?;
+    to.write_all(OPTION)?;
+    to.write_all(&(FIXED_NEWSTYLE | NO_ZEROES).to_be_bytes())?;
+    to.flush()?;
+    let flags = u32::from_be_bytes(take(from)?);
+    match flags & u32::from(FIXED_NEWSTYLE) {
+        0 => Err(foreign("the client is too old")),
+        _ => Ok(flags),
+    }
+}
+
+/// What the client wants next, and its data.
+fn next_option(from: &mut impl Read) -> io::Result<(u32, Vec<u8>)> {
+    if take::<8>(from)? != *OPTION {
+        return Err(foreign("no option"));
+    }
+    let option = u32::from_be_bytes(take(from)?);
+    let len = u32::from_be_bytes(take(from)?);
+    if len > OPTION_BYTES_MAX {
+        return Err(foreign("a very long option"));
+    }
+    let mut data = vec![0; len as usize];
+    from.read_exact(&mut data)?;
+    Ok((option, data))
+}
+
 /// Size, and what can be done.
 fn export(shape: &Shape) -> [u8; 10] {
     let mut flags = can::FLAGS | can::FLUSH | can::FUA | can::ZEROES | can::MULTI_CONN;
     if shape.can_trim {
         flags |= can::TRIM;
+    }
+    if shape.read_only {
+        flags |= can::READ_ONLY;
     }
     let mut bytes = [0; 10];
     bytes[..8].copy_from_slice(&shape.size.to_be_bytes());

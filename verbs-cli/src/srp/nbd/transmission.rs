@@ -3,7 +3,7 @@
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 
 use verbs_core::Memory;
 use verbs_core::sync::{Arc, thread};
@@ -14,8 +14,11 @@ use super::{Errno, Export, REQUEST_BYTES_MAX, Request, Shape};
 const REQUEST: u32 = 0x2560_9513;
 const REPLY: u32 = 0x6744_6698;
 
-/// Requests of one connection that are under way at most.
+/// Places of one connection: requests that are under way at most, and fewer of long ones.
 const DEPTH: usize = 32;
+
+/// Bytes that one place stands for: 64 MiB for all of a connection.
+const PLACE_BYTES: u32 = 2 << 20;
 
 /// Bytes that are copied at a time between memory that a device may reach and the socket.
 const CHUNK: usize = 128 << 10;
@@ -38,6 +41,8 @@ struct Reply {
     cookie: [u8; 8],
     result: Result<(), Errno>,
     data: Option<Arc<Memory>>,
+    /// Places that the request has.
+    places: u32,
 }
 
 /// The head of a request.
@@ -72,6 +77,7 @@ impl Head {
         match end {
             _ if self.command == command::FLUSH => Ok(()),
             _ if self.flags & !(FUA | NO_HOLE) != 0 || !is_whole => Err(Errno::Invalid),
+            _ if shape.read_only && self.command != command::READ => Err(Errno::Permission),
             Some(end) if end <= shape.size => Ok(()),
             _ if self.command == command::READ => Err(Errno::Invalid),
             _ => Err(Errno::NoSpace),
@@ -119,12 +125,16 @@ fn read_requests(
         if head.command == command::DISCONNECT {
             return Ok(());
         }
-        if places.recv().is_err() {
-            return Ok(());
-        }
         let moves = matches!(head.command, command::READ | command::WRITE);
         if moves && head.len > REQUEST_BYTES_MAX {
             return Err(foreign("a very long request"));
+        }
+        let takes = match moves {
+            true => head.len.div_ceil(PLACE_BYTES).max(1),
+            false => 1,
+        };
+        if (0..takes).any(|_| places.recv().is_err()) {
+            return Ok(());
         }
         let memory = match moves {
             false => Ok(None),
@@ -139,6 +149,7 @@ fn read_requests(
             cookie: head.cookie,
             result,
             data,
+            places: takes,
         };
         let request = head.check(&shape).and_then(|()| {
             let memory = memory.map_err(|_| Errno::NoMemory)?;
@@ -159,6 +170,7 @@ fn read_requests(
                         cookie,
                         result,
                         data,
+                        places: takes,
                     };
                     // There is room; the client may have gone.
                     let _ = send.try_send(reply);
@@ -229,7 +241,8 @@ fn write_replies(
         }
         to.write_all(&bytes)?;
         // Whoever reads requests may have gone.
-        let _ = returned.try_send(());
+        let back = (0..reply.places).try_for_each(|_| returned.try_send(()));
+        debug_assert!(!matches!(back, Err(TrySendError::Full(()))));
     }
     Ok(())
 }
