@@ -11,6 +11,7 @@ use crate::command::{AnyCommand, Body, Command, Kind, Origin, RequestId, SlotRef
 use crate::error::Error;
 use crate::event::EventHub;
 use crate::object::{Base, ObjectId, ObjectKind, Target, destroy, handle};
+use crate::panics::FirstPanic;
 use crate::provider::Provider;
 use crate::provider_attr::ProviderAttr;
 use crate::request::Request;
@@ -362,7 +363,8 @@ impl DeviceCore {
         self.removed.store(true, Relaxed);
         // With the fence in `pend`: one of the two sees the other.
         fence(SeqCst);
-        self.events.close(Error::DeviceRemoved);
+        let mut panics = FirstPanic::default();
+        panics.catch(|| self.events.close(Error::DeviceRemoved));
         let fail = |(index, generation)| {
             SlotRef::new(self, RequestId { index, generation }).fail(Error::DeviceRemoved)
         };
@@ -370,8 +372,12 @@ impl DeviceCore {
             .slots
             .iter()
             .filter_map(|(index, slot)| Some((index, slot.inspect()?.generation)));
-        let count = pending.filter(|&id| fail(id)).count();
-        self.events.tell_removed();
+        // Of those that panic it was the routine: the request has completed.
+        let count = pending
+            .filter(|&id| panics.catch(|| fail(id)).unwrap_or(true))
+            .count();
+        panics.catch(|| self.events.tell_removed());
+        panics.resume();
         count
     }
 
