@@ -176,7 +176,7 @@ fn pin_reenter() {
             }
         });
         let touched = object.word.kill().expect("one killer");
-        let mut waits = Waits::announce(touched.threads);
+        let mut waits = Waits::announce(touched.threads, false);
         barrier::heavy();
         waits.look();
         let seen = waits.first_seen();
