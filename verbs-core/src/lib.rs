@@ -44,6 +44,7 @@ pub mod qp_state;
 pub mod queue;
 pub mod request;
 mod routine;
+pub mod seed;
 mod serial;
 pub mod shared;
 #[expect(
@@ -89,8 +90,8 @@ pub use mem::{Access, Bounce, Extent, Layout, Memory, PageList};
 pub use mr::Mr;
 pub use mw::{Mw, WindowType};
 pub use object::{ObjectId, ObjectKind, Private, Refused, Target};
-pub use pd::Pd;
 pub use panics::FirstPanic;
+pub use pd::Pd;
 pub use provider::{Done, Frame, Hook, Provider};
 pub use provider_attr::{CmLimits, NodeType, PortCaps, ProviderAttr, TransportType};
 pub use qp::{Qp, QpCap, QpInit, RecvQueue, SendQueue};
@@ -101,6 +102,7 @@ pub use queue::{
 };
 pub use request::{CancelHandle, Issued, Request, RequestFuture};
 pub use routine::{collect, defer, no_block};
+pub use seed::Seed;
 pub use shared::{CqRef, Shareable, Shared, SrqRef};
 pub use srq::{Srq, SrqAttr};
 pub use thread_domain::{InDomain, OtherDomain, ThreadDomain};

@@ -19,7 +19,9 @@ use verbs_core::mad::{
     AgentError, Class, Delivery, MadAgent, MadClient, MadService, Method, PortInfo, Time, TimeCode,
 };
 use verbs_core::sync::{Arc, Mutex, OnceLock, Weak};
-use verbs_core::{AsyncEvent, Device, ObjectKind, PKey, PortCaps, TransportType, collect, task};
+use verbs_core::{
+    AsyncEvent, Device, ObjectKind, PKey, PortCaps, Seed, TransportType, collect, task,
+};
 
 use crate::config::Config;
 use crate::datagram::Answer;
@@ -102,13 +104,13 @@ impl Hub {
             let number = agent.as_ref().map_or(0, |agent| agent.id().number());
             let info = service.port();
             let port = port_of(&info);
-            // Differs from run to run and from port to port.
+            // Decides where the search for free ports begins: differs from run to run and from port to port.
             let seed = service.now().as_nanos()
                 ^ info.device.node_guid.0.rotate_left(32)
                 ^ u64::from(number) << 40;
             Self {
                 inner: Mutex::new(Inner {
-                    cm: Cm::new(Config::default(), port, number, seed),
+                    cm: Cm::new(Config::default(), port, number, Seed::from_system()),
                     conns: BTreeMap::new(),
                     listeners: BTreeMap::new(),
                     resolutions: BTreeMap::new(),

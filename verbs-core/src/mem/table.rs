@@ -16,14 +16,19 @@ use super::window::Window;
 use crate::addr::{LKey, RKey};
 use crate::error::{Attr, Error, Why};
 use crate::object::Target;
-use crate::sync::atomic::{AtomicPtr, AtomicU64, Ordering::Relaxed};
+use crate::seed::{Draws, Seed};
+use crate::sync::atomic::{
+    AtomicBool, AtomicPtr, AtomicU64,
+    Ordering::{AcqRel, Acquire, Relaxed},
+};
 use crate::sync::{Arc, Mutex, MutexGuard, Weak};
 
 /// The regions of one device, by key.
 ///
 /// A key is an index and, in the low byte, a number that changes whenever the index is used again,
 /// so that a stale key misses (K13). Index 0 is never used. Which index and which byte come next is
-/// drawn from the seed; who sees some keys cannot tell the others without it.
+/// drawn from the [`Seed`]: if that is a secret, who sees some keys cannot tell the others, however many it
+/// sees; if it is a number, the keys repeat and are no secret.
 ///
 /// # States of a slot
 ///
@@ -107,7 +112,7 @@ pub(super) enum State {
 #[derive(Debug)]
 struct Free {
     indices: Vec<u32>,
-    draws: u64,
+    draws: Draws,
 }
 
 impl MrTable {
@@ -115,15 +120,16 @@ impl MrTable {
     pub const CAPACITY_MAX: u32 = (1 << 23) - 1;
 
     /// A table for `capacity` regions and windows (at most [`CAPACITY_MAX`](Self::CAPACITY_MAX)), about
-    /// 200 bytes each, all allocated here. The seed decides which keys come in which order.
-    pub fn new(capacity: u32, seed: u64) -> Self {
+    /// 200 bytes each, all allocated here. The seed decides which keys come in which order: a number, or a
+    /// secret where peers are not trusted with all keys.
+    pub fn new(capacity: u32, seed: impl Into<Seed>) -> Self {
         let capacity = capacity.min(Self::CAPACITY_MAX);
         Self {
             slots: (0..=capacity).map(|_| Slot::closed()).collect(),
             owners: (0..=capacity).map(|_| Mutex::default()).collect(),
             free: Mutex::new(Free {
                 indices: (1..=capacity).collect(),
-                draws: seed,
+                draws: Draws::new(seed),
             }),
             misses: AtomicU64::new(0),
         }
@@ -386,7 +392,7 @@ impl MrTable {
                 max: self.capacity(),
             });
         };
-        let drawn = (u128::from(free.draw()) * (last as u128 + 1)) >> 64;
+        let drawn = free.draws.below(last as u64 + 1);
         let index = free.indices.swap_remove(drawn as usize);
         Ok((index, free.step()))
     }
@@ -547,17 +553,9 @@ impl std::fmt::Debug for Owner {
 }
 
 impl Free {
-    /// The next number of a SplitMix64 sequence.
-    fn draw(&mut self) -> u64 {
-        self.draws = self.draws.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.draws ^ (self.draws >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
     /// 1 to 255: a key byte always changes.
     fn step(&mut self) -> u8 {
-        (self.draw() % 255) as u8 + 1
+        (self.draws.draw() % 255) as u8 + 1
     }
 }
 
