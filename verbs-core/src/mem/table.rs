@@ -46,10 +46,18 @@ use crate::sync::{Arc, Mutex, MutexGuard, Weak};
 ///
 /// Keys of fast registrations and of memory windows go from LIVE to INVALID and back on the data path,
 /// by one step each; the grace period of their last life is part of INVALID.
+///
+/// # Locks
+///
+/// Each index has one, for a few steps. Who has a window's lock may take that of a region, never that of
+/// another window, and who has a region's takes none: so posts of binds that name each other's keys do not
+/// wait for each other. [`MrTable::region`] is the only way to a second lock.
 #[derive(Debug)]
 pub struct MrTable {
     slots: Box<[Slot]>,
     owners: Box<[Mutex<Owner>]>,
+    /// Whether an index is a window's; changed under its lock.
+    windows: Box<[AtomicBool]>,
     free: Mutex<Free>,
     misses: AtomicU64,
 }
@@ -127,6 +135,7 @@ impl MrTable {
         Self {
             slots: (0..=capacity).map(|_| Slot::closed()).collect(),
             owners: (0..=capacity).map(|_| Mutex::default()).collect(),
+            windows: (0..=capacity).map(|_| AtomicBool::new(false)).collect(),
             free: Mutex::new(Free {
                 indices: (1..=capacity).collect(),
                 draws: Draws::new(seed),
@@ -409,6 +418,33 @@ impl MrTable {
         }
     }
 
+    /// The owner's side of a region, for who has the lock of a window. `None` if the index is a window's or
+    /// nobody's.
+    ///
+    /// The look is an RMW, and so is every change: who finds no window there comes before the index becomes
+    /// one, so a circle of threads that hold windows and wait for each other's would need each of them to
+    /// have looked before itself.
+    pub(super) fn region(&self, index: u32) -> Option<MutexGuard<'_, Owner>> {
+        let is_window = self.windows.get(index as usize)?;
+        if index == 0 || is_window.fetch_or(false, AcqRel) {
+            return None;
+        }
+        let owner = self.owner(index);
+        // It may have become one since.
+        (!matches!(owner.what, What::Window(_))).then_some(owner)
+    }
+
+    /// Says of a locked index whether it is a window's from now on.
+    pub(super) fn mark_window(&self, index: u32, is_window: bool) {
+        self.windows[index as usize].swap(is_window, AcqRel);
+    }
+
+    /// Every index that is a window's; those that become one meanwhile may be missing.
+    pub(super) fn windows(&self) -> impl Iterator<Item = u32> {
+        let marked = |index: &u32| self.windows[*index as usize].load(Acquire);
+        (1..=self.capacity()).filter(marked)
+    }
+
     /// Fills a slot and opens it.
     ///
     /// # Safety
@@ -503,6 +539,7 @@ impl MrTable {
         let left = (owner.region.take(), std::mem::take(&mut owner.what));
         owner.target = None;
         owner.state = State::Free;
+        self.mark_window(index, false);
         drop(owner);
         self.free.lock().indices.push(index);
         left
