@@ -68,7 +68,7 @@ pub mod wr;
 pub mod xrcd;
 
 #[doc(hidden)]
-pub use slot::{laps, yard};
+pub use slot::{laps, tracked, yard};
 
 pub use addr::{Gid, Guid, LKey, Lid, Mtu, PKey, Psn, QKey, Qpn, RKey, Srqn};
 pub use ah::Ah;

@@ -148,6 +148,12 @@ impl TouchWord {
         }
     }
 
+    /// Some thread with these bits has been here.
+    #[cfg(all(test, verbs_loom))]
+    pub(super) fn mark(&self, threads: u32) {
+        self.0.fetch_or(u64::from(threads), AcqRel);
+    }
+
     /// The tag, live or dead; acquire.
     #[inline(always)]
     pub fn tag(&self) -> u32 {
