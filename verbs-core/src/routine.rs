@@ -27,9 +27,7 @@ use smallbox::SmallBox;
 use smallbox::space::{S16, S32};
 
 use crate::command::Body;
-use crate::object::Target;
 use crate::panics::FirstPanic;
-use crate::sync::Arc;
 use crate::verb::Verb;
 
 /// The value of a pended request's result, or of one about to be: `Option<Result<_, _>>`.
@@ -78,18 +76,11 @@ pub(crate) fn deliver<V: Verb>(
     result: Result<V::Output, V::Error>,
     routine: impl FnOnce(Result<V::Output, V::Error>),
 ) {
-    /// Also when the routine panics: it may have kept the object.
-    struct Announce(Option<Arc<dyn Target>>);
-    impl Drop for Announce {
-        #[inline(always)]
-        fn drop(&mut self) {
-            if let Some(object) = self.0.take() {
-                object.base().device().announce(&*object);
-            }
-        }
-    }
-    let _created = Announce(result.as_ref().ok().and_then(V::created));
+    let created = result.as_ref().ok().and_then(V::created);
     routine(result);
+    if let Some(object) = created {
+        object.base().device().announce(&*object);
+    }
 }
 
 /// Lets the events of a created object go: its future or `wait` is about to return.

@@ -48,9 +48,7 @@ fn loom_landing_spsc() {
 #[test]
 fn loom_recv_berths() {
     const COUNT: u32 = 3;
-    let mut model = loom::model::Builder::new();
-    model.preemption_bound = Some(2);
-    model.check(|| {
+    crate::models::model(2, || {
         let ring = Arc::new(RecvRing::new(&Yard::default(), 2, 1).expect("a model has memory"));
         let loaded = Arc::new(AtomicU32::new(0));
         let producer = Arc::clone(&ring);
