@@ -211,7 +211,7 @@ impl RecvRing {
             },
             entries: Entries(Laps::new(yard.common_slice(count, || {
                 let words = std::array::from_fn(|_| AtomicU64::new(0));
-                Entry(words, Tracked::default())
+                Entry(words, Tracked::new())
             })?)),
             more: allocate(more, || AtomicU64::new(0))?,
             max_sge: max_sge.max(1) as usize,

@@ -142,7 +142,7 @@ impl SendRing {
             marks: Laps::new(
                 yard.common_slice(count, || AtomicU64::new(u64::from(u32::MAX) << 32))?,
             ),
-            side: Tracked::default(),
+            side: Tracked::new(),
             filled: Row::new(count),
         })
     }

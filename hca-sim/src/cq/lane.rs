@@ -178,7 +178,7 @@ impl Lane {
             .try_reserve_exact(cqe as usize)
             .map_err(|_| Error::NoMemory)?;
         let words = || std::array::from_fn(|_| AtomicU64::new(0));
-        entries.extend((0..cqe).map(|_| Entry(words(), Tracked::default())));
+        entries.extend((0..cqe).map(|_| Entry(words(), Tracked::new())));
         let stamped = if clock.is_some() { STAMPED } else { 0 };
         let mode = TouchWord::new(stamped | if shared { SHARED } else { 0 });
         Ok(Self {

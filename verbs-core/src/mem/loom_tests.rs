@@ -385,7 +385,7 @@ fn loom_mr_registered_again() {
         };
         let table = Arc::new(MrTable::new(1, 0));
         let addr = memory.addr();
-        let users: Vec<_> = (0..2)
+        let users: Vec<_> = (0..1)
             .map(|n| {
                 let table = Arc::clone(&table);
                 thread::spawn(move || {

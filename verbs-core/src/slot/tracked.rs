@@ -17,6 +17,11 @@ mod nothing {
     pub struct Tracked;
 
     impl Tracked {
+        /// Words that nobody has touched.
+        pub fn new() -> Self {
+            Self
+        }
+
         /// The words are read.
         #[inline(always)]
         pub fn read(&self) {}
@@ -56,6 +61,11 @@ mod seen {
     unsafe impl Sync for Tracked {}
 
     impl Tracked {
+        /// Words that nobody has touched.
+        pub fn new() -> Self {
+            Self::default()
+        }
+
         /// The words are read.
         pub fn read(&self) {
             self.0.with(|_| ());
@@ -74,7 +84,7 @@ mod seen {
     impl Row {
         /// For that many entries.
         pub fn new(count: usize) -> Self {
-            Self((0..count).map(|_| Tracked::default()).collect())
+            Self((0..count).map(|_| Tracked::new()).collect())
         }
 
         /// That of an entry.
