@@ -48,7 +48,7 @@ fn loom_landing_spsc() {
 #[test]
 fn loom_recv_berths() {
     const COUNT: u32 = 3;
-    crate::models::model(2, || {
+    crate::models::model(1, || {
         let ring = Arc::new(RecvRing::new(&Yard::default(), 2, 1).expect("a model has memory"));
         let loaded = Arc::new(AtomicU32::new(0));
         let producer = Arc::clone(&ring);
