@@ -3,7 +3,7 @@
 use verbs_core::device::OpenDevice;
 use verbs_core::mem::MrTable;
 use verbs_core::sync::Arc;
-use verbs_core::{AtomicCap, DeviceCap, Request};
+use verbs_core::{AtomicCap, DeviceCap, Request, Seed};
 
 use crate::clock::Clock;
 use crate::command::CommandConfig;
@@ -23,7 +23,7 @@ pub struct Builder {
     /// What carries packets, if the port is not on `link`.
     packets: Option<Box<dyn PacketLink>>,
     name: String,
-    seed: u64,
+    seed: Seed,
     limits: Limits,
     clock: Option<Clock>,
     commands: Option<CommandConfig>,
@@ -36,7 +36,7 @@ impl Builder {
             link: link.clone(),
             packets: None,
             name: String::from("sim0"),
-            seed: 0,
+            seed: Seed::from(0),
             limits: Limits::default(),
             clock: None,
             commands: None,
@@ -44,10 +44,10 @@ impl Builder {
         }
     }
 
-    /// An HCA whose packets that link carries. Its numbers are drawn from the link's entropy, so that
-    /// nobody outside can guess queue pair numbers and keys.
+    /// An HCA whose packets that link carries. Its keys, queue pair numbers and packet sequence numbers are
+    /// drawn from [`PacketLink::seed`]: on a network a peer that sees some of them cannot tell the others.
     pub(crate) fn over(mut packets: Box<dyn PacketLink>) -> Self {
-        let seeds = [packets.entropy(), packets.entropy()];
+        let seeds = [packets.seed(), packets.seed()];
         Self {
             name: String::from(if packets.managed().is_some() {
                 "ib0"
@@ -56,7 +56,7 @@ impl Builder {
             }),
             seed: seeds[0],
             packets: Some(packets),
-            ..Self::new(&Loopback::with_seed(seeds[1]))
+            ..Self::new(&Loopback::seeded(seeds[1]))
         }
     }
 
@@ -66,9 +66,10 @@ impl Builder {
         self
     }
 
-    /// Decides the keys of its regions.
-    pub fn seed(mut self, seed: u64) -> Self {
-        self.seed = seed;
+    /// Decides the keys of its regions: a number, with which they repeat and are no secret, or a secret
+    /// [`Seed`]. By default 0 on a loopback link, and the link's seed on others.
+    pub fn seed(mut self, seed: impl Into<Seed>) -> Self {
+        self.seed = seed.into();
         self
     }
 

@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 use verbs_core::mem::MrTable;
 use verbs_core::sync::Arc;
 use verbs_core::sync::atomic::Ordering::Acquire;
-use verbs_core::{EventType, WcStatus};
+use verbs_core::{EventType, WcStatus, collect};
 
 use crate::cq::{CqRing, WaitsForCq};
 use crate::engine::Due;
@@ -190,45 +190,52 @@ impl Effects {
 
     /// Does what was noted, outside of pins, locks and turns. Who was put off by a completion queue that
     /// has changed hands since, and is to try again at once.
-    pub(crate) fn carry_out(self, port: &Port) -> Vec<Arc<QueuePair>> {
-        for (mrs, index) in self.settle {
+    ///
+    /// Routines, handlers and wakers run when the thread has done all of it, and the turn that it takes
+    /// ([`collect`]); one that panics takes nothing from the others.
+    pub(crate) fn carry_out(&mut self, port: &Port) -> Vec<Arc<QueuePair>> {
+        collect(|| self.carry_out_all(port))
+    }
+
+    fn carry_out_all(&mut self, port: &Port) -> Vec<Arc<QueuePair>> {
+        for (mrs, index) in self.settle.drain(..) {
             mrs.settle(index);
         }
-        for qp in self.contact {
+        for qp in self.contact.drain(..) {
             qp.contact();
         }
-        for qp in self.fail {
+        for qp in self.fail.drain(..) {
             qp.fail();
         }
-        for qp in self.fail_sends {
+        for qp in self.fail_sends.drain(..) {
             qp.fail_sends();
         }
-        for cq in self.overrun {
+        for cq in self.overrun.drain(..) {
             cq.tell_overrun(port);
         }
-        for (qp, event) in self.raise {
+        for (qp, event) in self.raise.drain(..) {
             qp.raise(event);
         }
-        for srq in self.srq_limit {
+        for srq in self.srq_limit.drain(..) {
             srq.raise_limit();
         }
-        for cq in self.fire {
+        for cq in self.fire.drain(..) {
             cq.fire();
         }
-        for finish in self.finish {
+        for finish in self.finish.drain(..) {
             finish.complete();
         }
-        for (qp, index) in self.later {
+        for (qp, index) in self.later.drain(..) {
             let mrs = Arc::clone(&qp.port.mrs);
             mrs.when_over(index, move || qp.kick());
         }
-        for (responder, sender) in self.recall {
+        for (responder, sender) in self.recall.drain(..) {
             responder.recall(move || sender.kick());
         }
-        for job in self.after {
+        for job in self.after.drain(..) {
             job();
         }
-        let mut again = self.waiting;
+        let mut again = std::mem::take(&mut self.waiting);
         again.retain(|(cq, qp)| cq.convert(Arc::clone(qp) as Arc<dyn WaitsForCq>));
         again.into_iter().map(|(_, qp)| qp).collect()
     }

@@ -15,7 +15,7 @@ use verbs_core::sync::atomic::{
     Ordering::{AcqRel, Acquire, Release},
 };
 use verbs_core::sync::{Mutex, MutexGuard, OnceLock};
-use verbs_core::{EventType, QpState, SendFlags, SendWr, WcStatus};
+use verbs_core::{EventType, QpState, SendFlags, SendWr, WcStatus, collect};
 
 use crate::clock::Instant;
 use crate::cq::{CqRing, Cqe, Overrun, Pushed, WaitsForCq, Way};
@@ -101,6 +101,11 @@ impl QueuePair {
         if let Some(driver) = self.driver() {
             return driver.serve(self);
         }
+        // What leaves a pin within may complete verbs, and their routines must not run under a machine's lock.
+        collect(|| self.take_turns());
+    }
+
+    fn take_turns(self: &Arc<Self>) {
         while let Some(mut held) = self.engaged.turns.enter() {
             let mut effects = Effects::default();
             loop {

@@ -180,3 +180,30 @@ fn loom_trylock_again() {
         assert_eq!(statuses(&b.recv_cq), [(1, WcStatus::Success)]);
     });
 }
+
+/// A machine has carried out what it was given, and the poster goes on by landing a message itself: it finds
+/// all that the machine has done for this direction.
+#[test]
+fn loom_machine_hands_over() {
+    model(2, || {
+        let link = Loopback::default();
+        let (a, b) = pair(&link);
+        let mut recvs = RecvPoster::new(Arc::clone(&b));
+        for wr_id in [1, 2] {
+            recvs.post(wr_id, &[]).expect("there is room");
+        }
+        link.flip_bit(u64::MAX);
+        let mut sends = SendPoster::new(Arc::clone(&a));
+        let other = Arc::clone(&a);
+        let thread = thread::spawn(move || other.turn());
+        for wr_id in [3, 4] {
+            let sent = sends.send(wr_id, Sge::default().into(), SendFlags::empty());
+            sent.expect("there is room");
+        }
+        thread.join().expect("the other thread does not panic");
+        verbs_core::mem::grace::help();
+        let ok = |wr_ids: [u64; 2]| wr_ids.map(|wr_id| (wr_id, WcStatus::Success));
+        assert_eq!(statuses(&a.send_cq), ok([3, 4]));
+        assert_eq!(statuses(&b.recv_cq), ok([1, 2]));
+    });
+}

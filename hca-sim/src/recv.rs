@@ -19,6 +19,7 @@ use verbs_core::sync::atomic::{
     AtomicU8, AtomicU32, AtomicU64,
     Ordering::{Acquire, Relaxed, Release},
 };
+use verbs_core::tracked::Tracked;
 use verbs_core::yard::{Common, Yard};
 use verbs_core::{
     BatchError, Error, Payload, Piece, PostCode, PostError, QpState, RawRecvQueue, Recv, Sge,
@@ -44,7 +45,7 @@ const UNDER_ONE_PIN: usize = 32;
 /// First word, `wr_id`, and the first piece: address, length and key.
 #[derive(Debug)]
 #[repr(align(32))]
-struct Entry([AtomicU64; 4]);
+struct Entry([AtomicU64; 4], Tracked);
 
 /// What the consumer writes.
 #[derive(Debug)]
@@ -131,7 +132,8 @@ impl Entries {
 impl Entry {
     #[inline(always)]
     fn publish_one(&self, lap: u64, wr_id: u64, piece: Piece) {
-        let Self([what, id, addr, rest]) = self;
+        let Self([what, id, addr, rest], cell) = self;
+        cell.write();
         id.store(wr_id, Relaxed);
         addr.store(piece.addr, Relaxed);
         rest.store(piece.len_key, Relaxed);
@@ -144,7 +146,8 @@ impl Entries {
     /// Number and piece of the receive that a rider has taken.
     #[inline(always)]
     pub(crate) fn taken(&self, at: u32) -> (u64, Piece) {
-        let (Entry([_, wr_id, addr, rest]), _) = self.place(at);
+        let (Entry([_, wr_id, addr, rest], cell), _) = self.place(at);
+        cell.read();
         let (addr, len_key) = (addr.load(Relaxed), rest.load(Relaxed));
         (wr_id.load(Relaxed), Piece { addr, len_key })
     }
@@ -163,13 +166,15 @@ impl Waiting<'_> {
 
     #[inline(always)]
     pub(crate) fn wr_id(self) -> u64 {
+        self.entry.1.read();
         self.entry.0[1].load(Relaxed)
     }
 
     /// The first piece.
     #[inline(always)]
     pub(crate) fn first(self) -> Sge {
-        let Entry([_, _, addr, rest]) = self.entry;
+        let Entry([_, _, addr, rest], cell) = self.entry;
+        cell.read();
         unpack(addr, rest)
     }
 
@@ -205,7 +210,8 @@ impl RecvRing {
                 recalls: AtomicU32::new(0),
             },
             entries: Entries(Laps::new(yard.common_slice(count, || {
-                Entry(std::array::from_fn(|_| AtomicU64::new(0)))
+                let words = std::array::from_fn(|_| AtomicU64::new(0));
+                Entry(words, Tracked::new())
             })?)),
             more: allocate(more, || AtomicU64::new(0))?,
             max_sge: max_sge.max(1) as usize,
@@ -250,6 +256,7 @@ impl RecvRing {
             at,
             what,
         };
+        entry.1.read();
         let piece = Piece {
             addr: entry.0[2].load(Relaxed),
             len_key: entry.0[3].load(Relaxed),
@@ -299,7 +306,8 @@ impl RecvRing {
 
     /// Writes an entry of any number of pieces. For the producer only.
     pub(crate) fn publish(&self, at: u32, wr_id: u64, sges: &[Sge]) {
-        let (Entry([what, id, addr, rest]), lap) = self.entries.place(at);
+        let (Entry([what, id, addr, rest], cell), lap) = self.entries.place(at);
+        cell.write();
         id.store(wr_id, Relaxed);
         let mut total = 0;
         for (number, sge) in sges.iter().enumerate() {

@@ -9,6 +9,7 @@ use verbs_core::sync::atomic::{
     AtomicU32, AtomicU64,
     Ordering::{Acquire, Relaxed, Release},
 };
+use verbs_core::tracked::{Row, Tracked};
 use verbs_core::yard::{Common, Yard};
 use verbs_core::{
     Datagram, Dest, Error, Payload, QpCap, RKey, Remote, SendFlags, SendOp, SendWr, Sge, Srqn,
@@ -85,6 +86,9 @@ pub(crate) struct SendRing {
     to: u16,
     /// By work request: its number in the upper half, the position of its completion in the lower.
     marks: Laps<Common<[AtomicU64]>>,
+    /// What the machine and the poster write in turns: numbers of packets, at both ends.
+    side: Tracked,
+    filled: Row,
 }
 
 const _: () = assert!(cfg!(verbs_loom) || size_of::<SendRing>() == 64);
@@ -138,6 +142,8 @@ impl SendRing {
             marks: Laps::new(
                 yard.common_slice(count, || AtomicU64::new(u64::from(u32::MAX) << 32))?,
             ),
+            side: Tracked::new(),
+            filled: Row::new(count),
         })
     }
 
@@ -158,6 +164,7 @@ impl SendRing {
     /// As [`SendRing::advance`], of that many messages of one packet each.
     #[inline(always)]
     pub(crate) fn advance_by(&self, land: &Landing, packets: u32) {
+        self.side.write();
         let psn = self.psn.load(Relaxed).wrapping_add(packets);
         self.psn.store(psn, Relaxed);
         land.ring.expect(psn);
@@ -187,6 +194,7 @@ impl SendRing {
     /// than the ring, so that there is room.
     pub(crate) fn append(&self, index: u32, wr: &SendWr<'_>) {
         let at = self.appended.load(Relaxed);
+        self.filled.at(self.marks.index(at)).write();
         self.write(at, index, wr);
         self.appended.store(at.wrapping_add(1), Release);
     }
@@ -272,6 +280,7 @@ impl SendRing {
 
     /// Reads a work request back. For the machine.
     pub(crate) fn read<'s>(&self, at: u32, scratch: &'s mut Scratch) -> SendWr<'s> {
+        self.filled.at(self.marks.index(at)).read();
         let entry = self.entry(at);
         let (what, keys) = (entry.what.load(Relaxed), entry.keys.load(Relaxed));
         let remote = Remote {

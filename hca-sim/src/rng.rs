@@ -2,29 +2,49 @@
 
 use std::ops::Range;
 
+use verbs_core::Seed;
+use verbs_core::seed::Draws;
+
 /// A generator of numbers: the same seed gives the same sequence.
 ///
-/// Not for secrets. It makes queue pair numbers, sequence numbers and keys hard to guess for
-/// programs that would otherwise come to rely on them.
+/// If the seed is a secret, who sees some of the numbers cannot tell the others. If it is a number, as in
+/// simulations, the sequence repeats and can be worked out from a few of its numbers.
 #[derive(Debug)]
-pub(crate) struct Rng(oorandom::Rand64);
+pub(crate) struct Rng(Source);
+
+#[derive(Debug)]
+enum Source {
+    Repeats(oorandom::Rand64),
+    Secret(Draws),
+}
 
 impl Rng {
     /// The sequence of that seed.
-    pub(crate) fn new(seed: u64) -> Self {
-        Self(oorandom::Rand64::new(u128::from(seed)))
+    pub(crate) fn new(seed: impl Into<Seed>) -> Self {
+        let seed = seed.into();
+        Self(match seed.number() {
+            Some(number) => Source::Repeats(oorandom::Rand64::new(u128::from(number))),
+            None => Source::Secret(Draws::new(seed)),
+        })
     }
 
     /// The next number.
     pub(crate) fn draw(&mut self) -> u64 {
-        self.0.rand_u64()
+        match &mut self.0 {
+            Source::Repeats(rand) => rand.rand_u64(),
+            Source::Secret(draws) => draws.draw(),
+        }
     }
 
     /// A number within a range of 24-bit numbers, which must not be empty.
     pub(crate) fn within(&mut self, range: Range<u32>) -> u32 {
-        let range = u64::from(range.start)..u64::from(range.end);
+        let (start, end) = (u64::from(range.start), u64::from(range.end));
+        let drawn = match &mut self.0 {
+            Source::Repeats(rand) => rand.rand_range(start..end),
+            Source::Secret(draws) => start + draws.below(end - start),
+        };
         // Below 2^32 because the range is.
-        (self.0.rand_range(range) & 0xffff_ffff) as u32
+        (drawn & 0xffff_ffff) as u32
     }
 }
 
@@ -44,9 +64,13 @@ mod tests {
 
     #[test]
     fn draws_stay_within_their_range() {
-        let mut rng = Rng::new(1);
-        for _ in 0..1000 {
-            assert!((16..19).contains(&rng.within(16..19)));
+        for mut rng in [Rng::new(1), Rng::new(Seed::secret([1; 16]))] {
+            let mut seen = [false; 3];
+            for _ in 0..1000 {
+                let drawn = rng.within(16..19);
+                seen[drawn as usize - 16] = true;
+            }
+            assert_eq!(seen, [true; 3]);
         }
     }
 }

@@ -122,17 +122,13 @@ impl SendPoster {
         self.invalidate_early(wr);
         let mut wr = *wr;
         wr.flags |= self.always;
-        let next = self.posted.wrapping_add(1);
         if self.posted == self.limit || !self.attempt(&wr) {
             // Perhaps there is a new door, and perhaps nothing may be posted any more.
             let sends = self.refill()?;
             if self.posted == self.limit || !self.attempt(&wr) {
                 self.append(&sends, &wr)?;
-                // The door is closed until the machine is done.
-                self.limit = next;
             }
         }
-        self.posted = next;
         Ok(())
     }
 
@@ -304,21 +300,26 @@ impl SendPoster {
             signaled,
         };
         let outcome = message.carry_out();
-        drop(pin);
         let Outcome::Done(done) = outcome else {
             return false;
         };
+        // Counted before anything foreign runs, which may panic.
+        self.posted = self.posted.wrapping_add(1);
+        drop(pin);
         if !done.is_quiet() {
             self.see_to(done);
         }
         true
     }
 
-    /// Puts it into the ring and has the machine look.
+    /// Puts it into the ring and has the machine look. The door is closed until that is done.
     fn append(&mut self, sends: &SendRing, wr: &SendWr<'_>) -> Result<(), PostError> {
         let pin = pin();
         self.qp.enter_to_post_send(&pin)?;
         sends.append(self.posted, wr);
+        // Counted before anything foreign runs, which may panic.
+        self.posted = self.posted.wrapping_add(1);
+        self.limit = self.posted;
         drop(pin);
         self.qp.turn();
         Ok(())

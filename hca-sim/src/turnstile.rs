@@ -4,6 +4,8 @@
 //! meanwhile is counted, and the holder goes round again before it lets go. So nobody waits, and no
 //! reason is lost.
 
+use std::mem::ManuallyDrop;
+
 use verbs_core::sync::atomic::{
     AtomicU32,
     Ordering::{AcqRel, Acquire},
@@ -16,7 +18,10 @@ pub(crate) struct Turnstile {
     turns: AtomicU32,
 }
 
-/// The right to do the work; given back by [`Held::leave`].
+/// The right to do the work; given back by [`Held::leave`] or [`Held::release`].
+///
+/// Dropping it gives it back as well: work that panics, in a link of the user's for instance, does not close
+/// the turnstile for ever. Reasons that others left wait then for the next one who comes.
 #[derive(Debug)]
 #[must_use = "the turnstile is held until it is left"]
 pub(crate) struct Held<'t> {
@@ -46,16 +51,27 @@ impl Turnstile {
 impl<'t> Held<'t> {
     /// Leaves whoever came meanwhile; whether somebody did since it was entered.
     pub(crate) fn release(self) -> bool {
-        self.turnstile.turns.swap(0, AcqRel) != self.seen
+        let held = ManuallyDrop::new(self);
+        held.turnstile.turns.swap(0, AcqRel) != held.seen
     }
 
     /// Leaves; gives the turnstile back if somebody came since it was entered or left in vain last.
     pub(crate) fn leave(self) -> Option<Held<'t>> {
-        let Self { turnstile, seen } = self;
-        match turnstile.turns.compare_exchange(seen, 0, AcqRel, Acquire) {
+        let mut held = ManuallyDrop::new(self);
+        let turns = &held.turnstile.turns;
+        match turns.compare_exchange(held.seen, 0, AcqRel, Acquire) {
             Ok(_) => None,
-            Err(seen) => Some(Self { turnstile, seen }),
+            Err(seen) => {
+                held.seen = seen;
+                Some(ManuallyDrop::into_inner(held))
+            }
         }
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.turnstile.turns.swap(0, AcqRel);
     }
 }
 
@@ -72,6 +88,19 @@ mod tests {
         let held = held.leave().expect("one came");
         assert!(held.leave().is_none());
         assert!(turnstile.try_enter().expect("free").leave().is_none());
+    }
+
+    #[test]
+    fn work_that_panics_leaves_it_open() {
+        let turnstile = Turnstile::default();
+        let work = || {
+            let _held = turnstile.enter().expect("nobody is inside");
+            assert!(turnstile.enter().is_none(), "a reason of somebody else");
+            panic!("as a link of the user's may");
+        };
+        assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).is_err());
+        let held = turnstile.try_enter().expect("free");
+        assert!(held.leave().is_none());
     }
 }
 

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
+use std::task::{Context, Wake, Waker};
 use std::thread;
 
 use futures::executor::block_on;
@@ -187,4 +188,75 @@ fn a_shared_receive_queue_is_shared_by_threads_too() {
     drop((sender, receiver));
     let srq: Srq = srq.into_inner();
     srq.destroy().wait().unwrap();
+}
+
+/// Goal: a waker that posts to the queue whose post has woken it is called when that post is done, so that
+/// no post is within another. Method: with one thread, and behind the lock of two.
+#[test]
+fn k4_a_waker_may_post_to_the_queue_that_it_was_woken_by() {
+    struct Posts {
+        world: OnceLock<World>,
+        inside: AtomicU64,
+        posted: AtomicU64,
+    }
+    impl Posts {
+        fn post(&self, wr_id: u64) {
+            assert_eq!(self.inside.fetch_add(1, Relaxed), 0, "a post within a post");
+            let world = self.world.get().unwrap();
+            world.send(wr_id).unwrap();
+            self.posted.fetch_add(1, Relaxed);
+            self.inside.fetch_sub(1, Relaxed);
+        }
+    }
+    struct Wakes(Arc<Posts>);
+    impl Wake for Wakes {
+        fn wake(self: Arc<Self>) {
+            // Of the post that woke it the client has heard nothing yet: it is returning.
+            self.0.inside.store(0, Relaxed);
+            (0..3).for_each(|n| self.0.post(10 + n));
+        }
+    }
+    for two in [false, true] {
+        let world = World::new(|| ());
+        let mut own = world._device.create_cq(64).wait().unwrap();
+        let make = || {
+            world
+                ._pd
+                .create_qp(QpInit::rc(&*world.cq, &own).depth(64, 64))
+                .wait()
+                .unwrap()
+        };
+        let (mut a, mut b) = (make(), make());
+        block_on(hca_sim::connect(&mut a, &mut b)).unwrap();
+        for n in 0..16 {
+            b.post_recv(Recv::new(n).into(world.mr.slice(2048..2056)))
+                .unwrap();
+        }
+        let (a, sender, _) = a.split().unwrap();
+        let world = World {
+            sender: Arc::new(Shared::new(sender)),
+            ..world
+        };
+        world.send(1).unwrap();
+        if two {
+            thread::scope(|scope| {
+                scope.spawn(|| world.send(2).unwrap());
+            });
+        }
+        let before = own.poll(&mut [Wc::default(); 16]).len() as u64;
+        let posts = Arc::new(Posts {
+            world: OnceLock::new(),
+            inside: AtomicU64::new(0),
+            posted: AtomicU64::new(0),
+        });
+        let waker = Waker::from(Arc::new(Wakes(Arc::clone(&posts))));
+        let ready = own.poll_ready(&mut Context::from_waker(&waker));
+        assert!(ready.is_pending());
+        assert!(posts.world.set(world).is_ok());
+        posts.post(3);
+        assert_eq!(posts.posted.load(Relaxed), 4);
+        let done = own.poll(&mut [Wc::default(); 16]).len() as u64;
+        assert_eq!((before, done), (1 + u64::from(two), 4));
+        drop((posts, a, b, own));
+    }
 }

@@ -325,7 +325,7 @@ impl Raw {
             let mut wcs = [Wc::default(); 1];
             let polled = self.cq.poll(&mut wcs).len();
             if polled == 0 {
-                self.cq.ready().await;
+                self.cq.ready().await.expect("the device is there");
                 continue;
             }
             let [wc] = wcs;

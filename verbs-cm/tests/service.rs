@@ -54,7 +54,12 @@ impl Node {
             .unwrap();
         let again = agents.register(Class::CM, wire::CLASS_VERSION, &[Method::SEND]);
         assert!(again.is_err(), "the class has one owner");
-        let cm = Cm::new(Config::default(), port(host), u32::from(host), host.into());
+        let cm = Cm::new(
+            Config::default(),
+            port(host),
+            u32::from(host),
+            u64::from(host),
+        );
         Self {
             agents,
             cm_agent,

@@ -10,13 +10,17 @@
 //! thread sees it, or before, and the owner's second look finds *everybody*. From then on all threads,
 //! the first one too, take the mutex.
 //!
+//! A thread that is inside must not come back: it would have the value twice, or wait for itself. That is
+//! tested on every way in. The mark and the word beside the mutex are names of threads, and a thread finds
+//! its own name only in what it has written itself.
+//!
 //! Where the kernel has no such barrier the word begins as *everybody*.
 
 use std::cell::Cell;
 
 use crate::mem::barrier::{self, Side};
 use crate::sync::atomic::{
-    AtomicBool, AtomicU64,
+    AtomicU64,
     Ordering::{AcqRel, Acquire, Relaxed, Release},
 };
 use crate::sync::plain::AtomicU64 as Names;
@@ -42,23 +46,25 @@ thread_local! {
 /// A value that threads use in turns, the first of them at the price of two stores.
 pub(crate) struct Biased<T> {
     owner: AtomicU64,
-    /// The owner is inside.
-    mark: AtomicBool,
+    /// The owner's name while it is inside, otherwise 0.
+    mark: AtomicU64,
     all: Mutex<()>,
+    /// The name of the thread that has the mutex, otherwise 0.
+    holder: AtomicU64,
     value: UnsafeCell<T>,
 }
 
 // SAFETY: the value is used by one thread at a time, see the head of the file.
 unsafe impl<T: Send> Sync for Biased<T> {}
 
-/// Clears the mark, also when what ran inside panics.
-struct Marked<'a>(&'a AtomicBool);
+/// Clears the mark, or the holder's name, also when what ran inside panics.
+struct Marked<'a>(&'a AtomicU64);
 
 impl Drop for Marked<'_> {
     #[inline(always)]
     fn drop(&mut self) {
         // Release: who finds the mark clear has seen what was done under it.
-        self.0.store(false, Release);
+        self.0.store(NOBODY, Release);
     }
 }
 
@@ -71,13 +77,17 @@ impl<T> Biased<T> {
         };
         Self {
             owner: AtomicU64::new(owner),
-            mark: AtomicBool::new(false),
+            mark: AtomicU64::new(NOBODY),
             all: Mutex::new(()),
+            holder: AtomicU64::new(NOBODY),
             value: UnsafeCell::new(value),
         }
     }
 
-    /// Runs `f` with the value, alone. `f` must not come back to this lock, wait, or call foreign code.
+    /// Runs `f` with the value, alone. `f` must not wait, or call foreign code.
+    ///
+    /// # Panics
+    /// If `f` comes back to this lock.
     #[inline(always)]
     pub(crate) fn with<R>(&self, f: impl FnOnce(&mut T) -> R) -> R {
         let me = ME.with(Cell::get);
@@ -94,11 +104,11 @@ impl<T> Biased<T> {
     /// The owner goes in, unless it is the owner no more.
     #[inline(always)]
     fn enter(&self, me: u64) -> Option<Marked<'_>> {
-        debug_assert!(
-            !self.mark.load(Relaxed),
-            "a thread came back to the lock that it is inside of"
-        );
-        self.mark.store(true, Relaxed);
+        // Nobody but the owner sets it.
+        if self.mark.load(Relaxed) != NOBODY {
+            came_back();
+        }
+        self.mark.store(me, Relaxed);
         let marked = Marked(&self.mark);
         barrier::light(Side::Enter);
         (self.owner.load(Relaxed) == me).then_some(marked)
@@ -125,7 +135,13 @@ impl<T> Biased<T> {
         {
             return self.run(f);
         }
+        if self.mark.load(Relaxed) == me || self.holder.load(Relaxed) == me {
+            came_back();
+        }
         let _all = self.all.lock();
+        self.holder.store(me, Relaxed);
+        // Dropped before the mutex is.
+        let _holds = Marked(&self.holder);
         // Under the mutex, so nobody else revokes at the same time.
         if self.owner.load(Relaxed) != EVERYBODY {
             self.revoke();
@@ -138,7 +154,7 @@ impl<T> Biased<T> {
         self.owner.store(EVERYBODY, Relaxed);
         barrier::heavy();
         let mut looks = 0;
-        while self.mark.load(Acquire) {
+        while self.mark.load(Acquire) != NOBODY {
             looks += 1;
             if looks % SPINS == 0 || cfg!(verbs_loom) {
                 thread::yield_now();
@@ -166,6 +182,16 @@ impl<T> Biased<T> {
     }
 }
 
+#[cold]
+#[inline(never)]
+fn came_back() -> ! {
+    panic!(
+        "this thread is inside this shared queue already: a provider's code that runs within post, poll or \
+         arm must not use the same queue; defer what it has to do (verbs_core::defer), and it runs when the \
+         queue is free"
+    )
+}
+
 /// This thread's name: never 0, never that of another thread of this process, living or dead.
 fn my_name() -> u64 {
     // Not loom's: names are given once, and what models look at does not hang on their order.
@@ -182,6 +208,55 @@ fn my_name() -> u64 {
 mod tests {
     use super::Biased;
     use crate::sync::thread;
+
+    fn came_back(outcome: Result<(), Box<dyn std::any::Any + Send>>) -> bool {
+        let text = outcome.expect_err("it panics");
+        let text = text.downcast_ref::<&str>().copied();
+        text.is_some_and(|text| text.contains("inside this shared queue already"))
+    }
+
+    fn enter_twice(lock: &Biased<u32>) {
+        lock.with(|outer| {
+            *outer += 1;
+            lock.with(|inner| *inner += 1);
+        });
+    }
+
+    /// Goal: the second entry of a thread is refused, whoever else uses the lock, and the lock works on.
+    /// Method: as its only user; behind the mutex; and as an owner from which another thread is taking it.
+    #[test]
+    fn a_thread_that_is_inside_does_not_come_in_again() {
+        let lock = Biased::new(0);
+        let twice =
+            || std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| enter_twice(&lock)));
+        assert!(came_back(twice()), "alone");
+        thread::scope(|scope| {
+            scope.spawn(|| lock.with(|value| *value += 1));
+        });
+        assert!(lock.is_revoked());
+        assert!(came_back(twice()), "behind the mutex");
+        assert_eq!(
+            lock.into_inner(),
+            3,
+            "the outer calls and the other thread's"
+        );
+
+        let lock = Biased::new(0);
+        lock.with(|value| *value += 1);
+        thread::scope(|scope| {
+            let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                lock.with(|_| {
+                    scope.spawn(|| lock.with(|value| *value += 1));
+                    while !lock.is_revoked() {
+                        thread::yield_now();
+                    }
+                    lock.with(|value| *value += 1);
+                });
+            }));
+            assert!(came_back(outcome), "while another thread waits");
+        });
+        assert_eq!(lock.into_inner(), 2);
+    }
 
     /// One thread is inside nearly always when the other comes; no addition is lost.
     #[test]

@@ -23,7 +23,7 @@ use crate::event::AsyncEvent;
 use crate::header::User;
 use crate::object::{InUse, Target};
 use crate::request::Request;
-use crate::routine::{collect, no_block};
+use crate::routine::{no_block, wake};
 use crate::sync::plain::Mutex;
 use crate::sync::{Arc, Weak};
 
@@ -50,7 +50,9 @@ impl<T> Inbox<T> {
         self.events.lock().push_back(event);
         // The counter holds 2^64 - 2 events, more than there is memory for, so the write succeeds.
         let _ = rustix::io::write(&self.fd, &1_u64.to_ne_bytes());
-        collect(|| self.waker.wake());
+        if let Some(waker) = self.waker.take() {
+            wake(waker);
+        }
     }
 
     fn take(&self) -> Option<T> {

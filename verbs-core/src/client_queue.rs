@@ -20,7 +20,8 @@ use std::fmt;
 use std::future::poll_fn;
 use std::task::{Context, Poll};
 
-use crate::client_queue::line::{Line, Place};
+use crate::client_queue::line::{Line, Place, Pushed};
+use crate::panics::FirstPanic;
 use crate::request::{Issued, Request};
 use crate::routine;
 use crate::sync::Arc;
@@ -74,7 +75,11 @@ impl Reserved {
         let Some(place) = self.place.take() else {
             return;
         };
-        if self.line.push(place, completed) {
+        let Pushed { waker, closed } = self.line.push(place, completed);
+        if let Some(waker) = waker {
+            routine::wake(waker);
+        }
+        if closed {
             run(&self.line);
         }
     }
@@ -180,6 +185,9 @@ impl ClientQueue {
     /// Runs the routines of all that have completed and of all that complete meanwhile, oldest
     /// first. Says how many.
     ///
+    /// # Panics
+    /// As the first routine that does, when all have run.
+    ///
     /// # Context
     /// As [`ClientQueue::run_one`].
     pub fn run(&self) -> usize {
@@ -240,5 +248,10 @@ fn run_one(line: &Line<Completed>) -> bool {
 }
 
 fn run(line: &Line<Completed>) -> usize {
-    std::iter::from_fn(|| run_one(line).then_some(())).count()
+    let (mut panics, mut ran) = (FirstPanic::default(), 0);
+    while panics.catch(|| run_one(line)).unwrap_or(true) {
+        ran += 1;
+    }
+    panics.resume();
+    ran
 }

@@ -335,7 +335,7 @@ impl<V: Verb> Pending<V> {
         let Some(slot) = self.slot.take() else { return };
         V::completed(&self.target, &result);
         let mut result = Some(result);
-        let _level = Raise::new();
+        let level = Raise::new();
         unwind_owned::<V>(std::mem::take(&mut self.frames), &mut result);
         let Some(mut claim) = slot.slot().claim(slot.generation) else {
             slot.device.late.fetch_add(1, Relaxed);
@@ -344,7 +344,7 @@ impl<V: Verb> Pending<V> {
         let frames = claim.with_body(|body| std::mem::take(&mut body.frames));
         unwind_owned::<V>(frames, &mut result);
         claim.with_body(|body| body.put::<V>(result));
-        slot.deliver(claim);
+        slot.deliver(claim, level);
     }
 }
 
@@ -512,15 +512,17 @@ impl SlotRef {
         let Some(mut claim) = self.slot().claim(self.generation) else {
             return false;
         };
-        let _level = Raise::new();
+        let level = Raise::new();
         // Hooks are foreign code, but the claim is no lock: nobody waits for it.
         claim.with_body(|body| (body.fail)(body, error));
-        self.deliver(claim);
+        self.deliver(claim, level);
         true
     }
 
-    /// Hands the result to whoever waits for it. The caller has raised the level.
-    fn deliver(&self, mut claim: Claim<'_, Body>) {
+    /// Hands the result to the routine or task that waits for it, and lowers the level. A task is woken
+    /// afterwards, so that its waker does not run under a lock of a provider that collects what becomes due
+    /// (K4).
+    fn deliver(&self, mut claim: Claim<'_, Body>, level: Raise) {
         if claim.by_routine() {
             let body = claim.into_body();
             self.device.slots.release(self.index, body.ordinary());
@@ -531,8 +533,9 @@ impl SlotRef {
         match claim.publish() {
             Published::Consumer(waker) => {
                 drop(in_use);
+                drop(level);
                 if let Some(waker) = waker {
-                    waker.wake();
+                    routine::wake(waker);
                 }
             }
             // The future was dropped: a created object's own drop destroys it (K9).

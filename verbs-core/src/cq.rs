@@ -12,6 +12,7 @@ use crate::device::{Device, DeviceCore, verb};
 use crate::error::{Attr, Error};
 use crate::header::User;
 use crate::object::{Base, Child, InUse, ObjectKind, Private, Target, core, destroy, handle};
+use crate::panics::FirstPanic;
 use crate::queue::{Arm, Armed, RawCq};
 use crate::request::Request;
 use crate::routine;
@@ -195,7 +196,8 @@ impl Cq {
     /// Nothing is taken from the queue; dropping the future loses nothing.
     ///
     /// # Context
-    /// Needs no executor of a particular kind. The waker is called where the completion is made.
+    /// Needs no executor of a particular kind. The waker is called on the thread that makes the completion, when
+    /// that thread is done with what it is doing.
     pub async fn ready(&mut self) -> Result<(), Error> {
         poll_fn(|cx| self.poll_ready(cx)).await
     }
@@ -298,15 +300,23 @@ impl CqNotify {
         self.target.get().and_then(Weak::upgrade)
     }
 
-    /// Delivers one event: wakes whoever awaits the queue and runs its handler.
+    /// Delivers one event: wakes the task that awaits the queue and runs the queue's handler.
     ///
-    /// Call it once per arm, holding no lock. Under NoBlock the handler runs when the thread is done
-    /// with what it is doing.
+    /// Call it once per arm, holding no lock. Under NoBlock waker and handler run when the thread is done
+    /// with what it is doing (K4). If one panics, the others hear of the event all the same.
     pub fn fire(&self) {
-        routine::collect(|| self.waker.wake());
-        if let Some(attached) = self.attached.get() {
-            self.announce(attached);
+        let mut panics = FirstPanic::default();
+        if let Some(waker) = self.waker.take() {
+            panics.catch(|| routine::wake(waker));
         }
+        if let Some(attached) = self.attached.get() {
+            panics.catch(|| self.announce(attached));
+        }
+        panics.catch(|| self.call_handler());
+        panics.resume();
+    }
+
+    fn call_handler(&self) {
         if self.handler.lock().is_none() && !self.serial.is_running() {
             return;
         }
@@ -351,11 +361,13 @@ impl CqNotify {
         }
     }
 
+    /// A handler that panics is called for later events as well.
     fn run_handler(&self, in_use: InUse) {
+        let mut panics = FirstPanic::default();
         loop {
             let handler = self.handler.lock().take();
             if let Some(mut handler) = handler {
-                handler();
+                panics.catch(&mut handler);
                 self.handler.lock().get_or_insert(handler);
             }
             if !self.serial.again() {
@@ -363,7 +375,8 @@ impl CqNotify {
             }
         }
         // The destroy of a queue may have waited for its handler (K11).
-        drop(in_use);
+        panics.catch(|| drop(in_use));
+        panics.resume();
     }
 }
 

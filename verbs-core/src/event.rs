@@ -12,6 +12,7 @@ use crate::device::{Device, DeviceCore, verb};
 use crate::error::Error;
 use crate::header::User;
 use crate::object::{InUse, ObjectId, Target};
+use crate::panics::FirstPanic;
 use crate::request::Request;
 use crate::routine;
 use crate::serial::Serial;
@@ -330,9 +331,11 @@ impl EventHub {
             queue.closed = true;
             std::mem::take(&mut queue.waiters)
         };
+        let mut panics = FirstPanic::default();
         for waiter in waiters {
-            waiter.complete(Err(error));
+            panics.catch(|| waiter.complete(Err(error)));
         }
+        panics.resume();
     }
 
     /// Takes a parked request out to cancel it.
@@ -387,9 +390,11 @@ impl EventHub {
             watchers.retain(|watcher| watcher.strong_count() > 0);
             watchers.iter().filter_map(Weak::upgrade).collect()
         };
+        let mut panics = FirstPanic::default();
         for watcher in watchers {
-            routine::defer(move || call(&*watcher));
+            panics.catch(|| routine::defer(move || call(&*watcher)));
         }
+        panics.resume();
     }
 
     /// Keeps the event if the object has not been announced.
@@ -434,16 +439,18 @@ impl EventHub {
     }
 
     fn deliver(&self) {
+        let mut panics = FirstPanic::default();
         loop {
-            while self.deliver_one() {}
+            while self.deliver_one(&mut panics) {}
             if !self.serial.again() {
-                return;
+                break;
             }
         }
+        panics.resume();
     }
 
     /// Hands one event to the handler or to a parked request; `false` when there is none, or nobody.
-    fn deliver_one(&self) -> bool {
+    fn deliver_one(&self, panics: &mut FirstPanic) -> bool {
         let (event, waiter, generation) = {
             let mut queue = self.queue.lock();
             let waiter = if queue.listened {
@@ -463,25 +470,31 @@ impl EventHub {
         };
         match waiter {
             Some(waiter) => {
-                waiter.complete(Ok(event));
+                panics.catch(|| waiter.complete(Ok(event)));
                 true
             }
-            None => self.handle(event, generation),
+            None => self.handle(event, generation, panics),
         }
     }
 
     /// `false`: the handler is being exchanged; whoever does that delivers again.
-    fn handle(&self, event: AsyncEvent, generation: u64) -> bool {
+    /// A handler that panics is called for later events as well.
+    fn handle(&self, event: AsyncEvent, generation: u64, panics: &mut FirstPanic) -> bool {
         let handler = self.handler.lock().take();
         let Some(mut handler) = handler else {
             self.queue.lock().events.push_front(event);
             return false;
         };
-        handler(event);
+        panics.catch(|| handler(event));
         let mut place = self.handler.lock();
-        if self.queue.lock().generation == generation && place.is_none() {
+        let is_current = self.queue.lock().generation == generation && place.is_none();
+        if is_current {
             *place = Some(handler);
+            return true;
         }
+        drop(place);
+        // A destructor of the client's, run under no lock.
+        panics.catch(|| drop(handler));
         true
     }
 }

@@ -12,6 +12,9 @@
 //! peers that are not trusted flushes before the memory is used for something else. Every mapping has
 //! another key byte than the one before, so a key never leads to the pages of a later mapping, until the
 //! byte has gone round; the remap limit is far below that.
+//!
+//! A memory window that is bound to a mapping shows the same pages. The flush ends it with the key, and the
+//! window can be bound again; until then the pool is in use, and its destroy is Busy.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -414,8 +417,8 @@ impl FmrPool {
         keys.dirty.len() >= attr.dirty_watermark as usize
     }
 
-    /// Makes every key invalid that nobody uses. When it has completed, no access through them happens any
-    /// more, and they can be mapped again.
+    /// Makes every key invalid that nobody uses, and ends the memory windows that are bound to them. When it has
+    /// completed, no access through keys or windows happens any more, and the keys can be mapped again.
     ///
     /// # Errors
     /// The provider's; the keys wait for another flush then.
@@ -428,13 +431,28 @@ impl FmrPool {
         self.core.keys.lock().free.len()
     }
 
-    /// Destroys the pool with all its mappings. When it has completed, no access through its keys happens
-    /// any more (K11).
+    /// Destroys the pool with all its mappings: Busy while memory windows are bound to them (K10), which
+    /// [`flush`](Self::flush) ends for mappings that are not used. When it has completed, no access through
+    /// the pool's keys happens any more (K11).
     ///
     /// # Errors
-    /// Only [`Error::WouldBlock`] and [`Error::DeviceRemoved`].
+    /// [`Refused`](crate::Refused) with [`Error::Busy`], which gives the handle back;
+    /// [`Error::DeviceRemoved`].
     pub fn destroy(self) -> Request<'static, DestroyFmrPool> {
         destroy(self, false)
+    }
+
+    /// As [`FmrPool::destroy`], but waits for the last memory window instead of answering Busy (K12).
+    ///
+    /// # Errors
+    /// Only [`Error::DeviceRemoved`].
+    pub fn destroy_when_idle(self) -> Request<'static, DestroyFmrPool> {
+        destroy(self, true)
+    }
+
+    /// What requests act on, as providers see it.
+    pub fn target(&self) -> &Arc<FmrPoolCore> {
+        &self.core
     }
 }
 

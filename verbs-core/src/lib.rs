@@ -35,6 +35,7 @@ pub mod mr;
 pub mod mw;
 pub mod object;
 mod object_id;
+mod panics;
 pub mod pd;
 pub mod provider;
 pub mod provider_attr;
@@ -44,6 +45,7 @@ pub mod qp_state;
 pub mod queue;
 pub mod request;
 mod routine;
+pub mod seed;
 mod serial;
 pub mod shared;
 #[expect(
@@ -67,7 +69,7 @@ pub mod wr;
 pub mod xrcd;
 
 #[doc(hidden)]
-pub use slot::{laps, yard};
+pub use slot::{laps, tracked, yard};
 
 pub use addr::{Gid, Guid, LKey, Lid, Mtu, PKey, Psn, QKey, Qpn, RKey, Srqn};
 pub use ah::Ah;
@@ -90,6 +92,7 @@ pub use mem::{Access, Bounce, Extent, Layout, Memory, PageList};
 pub use mr::Mr;
 pub use mw::{Mw, WindowType};
 pub use object::{ObjectId, ObjectKind, Private, Refused, Target};
+pub use panics::FirstPanic;
 pub use pd::Pd;
 pub use provider::{Done, Frame, Hook, Provider};
 pub use provider_attr::{CmLimits, NodeType, PortCaps, ProviderAttr, TransportType};
@@ -101,6 +104,7 @@ pub use queue::{
 };
 pub use request::{CancelHandle, Issued, Request, RequestFuture};
 pub use routine::{collect, defer, no_block};
+pub use seed::Seed;
 pub use shared::{CqRef, Shareable, Shared, SrqRef};
 pub use srq::{Srq, SrqAttr};
 pub use thread_domain::{InDomain, OtherDomain, ThreadDomain};

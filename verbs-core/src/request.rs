@@ -317,6 +317,10 @@ fn wait_for<V: Verb>(slot: &SlotRef) -> Result<V::Output, V::Error> {
 }
 
 /// A request as a future; made by `.await`.
+///
+/// # Cancel safety
+/// Dropping it detaches the request (K9). Forgetting it (`mem::forget`) does not: the result is kept for ever,
+/// and if that is an object, its parents stay Busy.
 #[must_use = "a future does nothing until polled"]
 pub struct RequestFuture<'a, V: Verb> {
     target: Held<'a, V::Target>,

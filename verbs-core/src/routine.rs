@@ -8,16 +8,26 @@
 //!
 //! The queue is per thread and needs no lock. Its room is reserved before a provider is called
 //! from a routine, so an inline completion never allocates when it is delivered (K7).
+//!
+//! The queue has no destructor of its own, so it works to the very end of a thread: a handle in a
+//! thread-local value is dropped when the values of the thread go, in an order that nobody chooses.
+//!
+//! Code of the client's may panic. Whoever has several calls to make makes all of them and passes the
+//! first panic on at the end ([`FirstPanic`]).
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::marker::PhantomData;
+use std::mem::ManuallyDrop;
+use std::panic::resume_unwind;
+use std::task::Waker;
 
 use smallbox::SmallBox;
 use smallbox::space::{S16, S32};
 
 use crate::command::Body;
+use crate::panics::FirstPanic;
 use crate::verb::Verb;
 
 /// The value of a pended request's result, or of one about to be: `Option<Result<_, _>>`.
@@ -109,7 +119,31 @@ thread_local! {
     /// inline verb looks once whether anything is to be drained, and at no thread-local with a
     /// destructor. Jobs are queued under a level only, so zero means level zero.
     static STATE: Cell<u64> = const { Cell::new(0) };
-    static QUEUE: RefCell<VecDeque<Job>> = const { RefCell::new(VecDeque::new()) };
+    /// Never dropped, so that destructors of other thread-local values find it; `BUFFER` gives its memory
+    /// back.
+    static QUEUE: RefCell<ManuallyDrop<VecDeque<Job>>> =
+        const { RefCell::new(ManuallyDrop::new(VecDeque::new())) };
+    /// The thread's values are being dropped, this one's were.
+    static ENDING: Cell<bool> = const { Cell::new(false) };
+    /// Touched when the queue gets memory.
+    static BUFFER: Buffer = const { Buffer };
+}
+
+/// Gives the memory of the thread's queue back when the thread ends.
+struct Buffer;
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        // From here on the queue gives its memory back whenever it was drained.
+        ENDING.set(true);
+        give_memory_back();
+    }
+}
+
+/// Frees the queue's memory. A job is in it only if the client has leaked a level.
+#[cold]
+fn give_memory_back() {
+    QUEUE.with(|queue| queue.borrow_mut().shrink_to_fit());
 }
 
 /// Whether the calling code may not wait: it runs in a routine, a handler, a waker or a provider.
@@ -122,7 +156,8 @@ pub fn no_block() -> bool {
 ///
 /// For providers and drivers of events: whatever becomes due inside `f` runs when the outermost
 /// such frame ends. A provider that completes requests from its own thread *while it holds a lock*
-/// must wrap that loop, or routines would run under its lock (K4).
+/// must wrap that loop, or routines would run under its lock (K4). Of several that panic, the first panic
+/// is passed on, when all have run.
 ///
 /// ```
 /// # use verbs_core::{collect, no_block};
@@ -169,6 +204,19 @@ fn lower() {
 /// Makes room for one more job before a provider is called (K7).
 #[inline]
 pub(crate) fn reserve() {
+    let is_full = QUEUE.with(|queue| {
+        let queue = queue.borrow();
+        queue.len() == queue.capacity()
+    });
+    if is_full {
+        grow();
+    }
+}
+
+#[cold]
+fn grow() {
+    // Past its end the thread has no `BUFFER`; then `drain` gives the memory back.
+    let _ = BUFFER.try_with(|_| ());
     QUEUE.with(|queue| queue.borrow_mut().reserve(1));
 }
 
@@ -183,6 +231,15 @@ pub fn defer(call: impl FnOnce() + Send + 'static) {
     } else {
         collect(call);
     }
+}
+
+/// Wakes a task where routines run: now, or when what is under way on this thread is done. So a waker runs
+/// under no lock, of whoever has something to wake it for (K4).
+///
+/// For providers and services above the verbs, in place of [`Waker::wake`]. Never blocks, but for what
+/// the waker does.
+pub fn wake(waker: Waker) {
+    defer(move || waker.wake());
 }
 
 /// Queues `call` behind what the thread is doing; the caller runs under NoBlock.
@@ -205,6 +262,7 @@ pub(crate) fn dispatch(body: Body) {
 }
 
 fn push(job: Job) {
+    reserve();
     QUEUE.with(|queue| queue.borrow_mut().push_back(job));
     STATE.set(STATE.get() + QUEUED);
 }
@@ -213,16 +271,22 @@ fn push(job: Job) {
 #[cold]
 #[inline(never)]
 fn drain() {
-    struct Rest;
-    impl Drop for Rest {
-        fn drop(&mut self) {
-            lower();
-        }
+    let mut panics = FirstPanic::default();
+    // One catch for all, entered again after a panic: a routine costs nothing more for it.
+    while panics.catch(run_queued).is_none() {}
+    if ENDING.get() {
+        give_memory_back();
     }
-    let rest = Rest;
+    if let Some(payload) = panics.due() {
+        // The caller, which would lower the level, is left here.
+        STATE.set(STATE.get() - LEVEL);
+        resume_unwind(payload);
+    }
+}
+
+fn run_queued() {
     while let Some(job) = QUEUE.with(|queue| queue.borrow_mut().pop_front()) {
         STATE.set(STATE.get() - QUEUED);
         job.run();
     }
-    std::mem::forget(rest);
 }

@@ -19,6 +19,7 @@ mod imp {
     pub use std::hint::spin_loop;
     pub use std::sync::atomic;
     pub use std::thread;
+    pub use std::thread::panicking;
     pub use std::thread_local;
 
     /// A cell whose access rights are handed out by an atomic word beside it.
@@ -75,9 +76,9 @@ mod imp {
             self.0.register_by_ref(waker);
         }
 
-        /// Wakes and forgets the waker that is kept.
-        pub fn wake(&self) {
-            self.0.wake();
+        /// Takes out the waker that is kept.
+        pub fn take(&self) -> Option<std::task::Waker> {
+            self.0.take_waker()
         }
     }
 

@@ -12,6 +12,8 @@ use crate::routine;
 use crate::serial::Serial;
 use crate::sync::{Arc, Mutex};
 
+pub use crate::routine::wake;
+
 type Running = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// Runs `future` to its end. It is polled first here, or when the present routine is done, and later

@@ -168,6 +168,74 @@ fn k8_cancel_asks_the_provider_and_late_is_late() {
     assert!(!handle.cancel(), "too late");
 }
 
+/// Goal: the handle of a request that has completed does not cancel the one that has its slot now.
+#[test]
+fn k13_a_stale_cancel_handle_leaves_the_slots_next_request_alone() {
+    let (_null, hold, device) = held();
+    let Issued::Pending(stale) = device.query_port(1).issue(|_| ()) else {
+        panic!("it is held")
+    };
+    hold.run();
+    let done = Arc::new(AtomicU32::new(0));
+    let theirs = Arc::clone(&done);
+    let Issued::Pending(current) = device.query_port(1).issue(move |result| {
+        result.unwrap();
+        theirs.fetch_add(1, SeqCst);
+    }) else {
+        panic!("it is held")
+    };
+    let slot = |handle: &verbs_core::CancelHandle| {
+        let id = format!("{:?}", handle.id());
+        id.split('.').next().map(str::to_owned)
+    };
+    assert_eq!(slot(&stale), slot(&current), "the same slot");
+    assert_ne!(stale.id(), current.id());
+    assert!(!stale.cancel());
+    assert!(!device.in_flight()[0].cancel_requested);
+    hold.run();
+    assert_eq!(done.load(SeqCst), 1);
+}
+
+/// Goal: a destroy that has waited reaches the provider when that has returned, though the last user of the
+/// object goes in its frame.
+#[test]
+fn k1_a_parked_destroy_does_not_reenter_the_provider() {
+    #[derive(Default)]
+    struct LetsGo {
+        null: Null,
+        inside: AtomicU32,
+        held: Mutex<Option<verbs_core::object::Hold>>,
+        destroyed: AtomicU32,
+    }
+    impl Provider for LetsGo {
+        fn issue(&self, command: AnyCommand<'_>) {
+            assert_eq!(self.inside.fetch_add(1, SeqCst), 0, "within the provider");
+            match command.kind() {
+                Kind::QueryPort => drop(self.held.lock().unwrap().take()),
+                Kind::DeregMr => drop(self.destroyed.fetch_add(1, SeqCst)),
+                _ => {}
+            }
+            self.null.issue(command);
+            self.inside.fetch_sub(1, SeqCst);
+        }
+    }
+    let provider = Arc::new(LetsGo::default());
+    let device = open(provider.clone());
+    let pd = device.alloc_pd().wait().unwrap();
+    let memory = verbs_core::Memory::alloc(64).unwrap();
+    let mr = pd.register(memory, verbs_core::Access::empty());
+    let mr = mr.wait().unwrap();
+    let target: Arc<dyn verbs_core::Target> = Arc::clone(mr.target()) as _;
+    let hold = verbs_core::object::Hold::try_new(&target, ObjectKind::Mw);
+    *provider.held.lock().unwrap() = hold;
+    let Issued::Pending(_) = mr.dereg_when_idle().issue(|done| done.unwrap()) else {
+        panic!("a window is bound")
+    };
+    assert_eq!(provider.destroyed.load(SeqCst), 0);
+    device.query_port(1).wait().unwrap();
+    assert_eq!(provider.destroyed.load(SeqCst), 1);
+}
+
 #[test]
 fn k8_an_accepted_destroy_is_not_cancellable() {
     let (_null, hold, device) = held();

@@ -209,7 +209,7 @@ impl<'s> World<'s> {
             pages_max: 4,
             runs_max: 2,
             immediate_max: 512,
-            reconnects_max: 3,
+            reconnect_timeout: Some(Duration::from_millis(20)),
             backoff: Duration::from_millis(1),
             ..Options::new(port(101))
         };

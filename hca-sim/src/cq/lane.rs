@@ -13,6 +13,7 @@ use verbs_core::sync::atomic::{
     Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst},
     fence,
 };
+use verbs_core::tracked::Tracked;
 use verbs_core::{Error, Qpn, SendFlags, WcOpcode};
 
 use super::{Cqe, DATAGRAM, HAS_TIME, LAP, LENGTH_SHIFT, Overrun, Pushed, RIDES, Way};
@@ -32,7 +33,7 @@ pub(super) const STAMPED: u32 = 1 << 9;
 
 #[derive(Debug)]
 #[repr(align(64))]
-pub(super) struct Entry(pub(super) [AtomicU64; 8]);
+pub(super) struct Entry(pub(super) [AtomicU64; 8], pub(super) Tracked);
 
 /// What pushers write.
 #[derive(Debug)]
@@ -105,7 +106,8 @@ impl Place<'_> {
     /// Fills it with a success: the consumer may see it now.
     #[inline(always)]
     pub(crate) fn publish(&self, cqe: &Cqe) {
-        let Entry(words) = self.entry;
+        let Entry(words, cell) = self.entry;
+        cell.write();
         words[1].store(cqe.wr_id, Relaxed);
         words[2].store(cqe.who, Relaxed);
         words[0].store(cqe.what | self.lap, Release);
@@ -114,7 +116,8 @@ impl Place<'_> {
     /// As [`Place::publish`], of a rider.
     #[inline(always)]
     pub(crate) fn publish_rider(&self, rider: &Rider, flags: SendFlags) {
-        let Entry(words) = self.entry;
+        let Entry(words, cell) = self.entry;
+        cell.write();
         let [.., a, b, c, d] = words;
         words[1].store(u64::from(rider.receive), Relaxed);
         words[2].store(u64::from(rider.qpn.value()), Relaxed);
@@ -174,7 +177,8 @@ impl Lane {
         entries
             .try_reserve_exact(cqe as usize)
             .map_err(|_| Error::NoMemory)?;
-        entries.extend((0..cqe).map(|_| Entry(std::array::from_fn(|_| AtomicU64::new(0)))));
+        let words = || std::array::from_fn(|_| AtomicU64::new(0));
+        entries.extend((0..cqe).map(|_| Entry(words(), Tracked::new())));
         let stamped = if clock.is_some() { STAMPED } else { 0 };
         let mode = TouchWord::new(stamped | if shared { SHARED } else { 0 });
         Ok(Self {
@@ -230,12 +234,12 @@ impl Lane {
             tail = tail.wrapping_add(1);
         }
         for at in (0..self.len()).map(|n| head.wrapping_add(n)) {
-            let (Entry(to), lap) = self.place(at);
+            let (Entry(to, _), lap) = self.place(at);
             if at.wrapping_sub(head) >= tail.wrapping_sub(head) {
                 to[0].store(lap ^ LAP, Relaxed);
                 continue;
             }
-            let (Entry(from), _) = old.place(at);
+            let (Entry(from, _), _) = old.place(at);
             for (to, from) in to.iter().zip(from).skip(1) {
                 to.store(from.load(Relaxed), Relaxed);
             }
@@ -376,7 +380,7 @@ impl Lane {
     #[inline(always)]
     pub(super) fn rider(&self, at: u32) -> Option<Rider> {
         let what = self.published(at).filter(|what| what & RIDES != 0)?;
-        let (Entry(words), _) = self.place(at);
+        let (Entry(words, _), _) = self.place(at);
         let [.., a, b, c, d] = words;
         let mut bytes = [a.load(Relaxed), 0, 0, 0];
         let len = (what >> LENGTH_SHIFT) as u32;
@@ -454,7 +458,8 @@ impl Lane {
     }
 
     fn fill(&self, at: u32, cqe: &Cqe) {
-        let (Entry(words), lap) = self.place(at);
+        let (Entry(words, cell), lap) = self.place(at);
+        cell.write();
         words[1].store(cqe.wr_id, Relaxed);
         words[2].store(cqe.who, Relaxed);
         words[3].store(cqe.more, Relaxed);
@@ -481,7 +486,7 @@ impl Lane {
     /// The first word of the entry at that position, if it has been published.
     #[inline(always)]
     pub(super) fn published(&self, at: u32) -> Option<u64> {
-        let (Entry(words), lap) = self.place(at);
+        let (Entry(words, _), lap) = self.place(at);
         let what = words[0].load(Acquire);
         ((what ^ lap) & LAP == 0).then_some(what)
     }

@@ -240,3 +240,41 @@ fn loom_cq_moderation() {
         assert_eq!(wanted, 0, "two wait, so the event was delivered");
     });
 }
+
+/// A pusher who is alone fills a ring of two entries twice, by the short way that messages go, while the consumer
+/// polls: each entry comes whole and in order, and none is filled before it was polled.
+#[test]
+fn loom_cq_short() {
+    model(2, || {
+        drop(pin());
+        let ring = ring(2);
+        push_or_wait(&ring, 1);
+        let lane = ring.lane();
+        let fill = |wr_id| loop {
+            let pin = pin();
+            assert!(lane.is_plain(&pin), "this thread pushes alone");
+            if wr_id % 2 == 0 || lane.has_room_for_two() || lane.makes_room_for_two(&pin) {
+                let cqe = Cqe::success(wr_id, Qpn::new(1), WcOpcode::Send, 0);
+                return lane.claim_plain().publish(&cqe);
+            }
+            drop(pin);
+            thread::yield_now();
+        };
+        let other = Arc::clone(&ring);
+        let polls = thread::spawn(move || {
+            let mut poller = CqPoller::new(other, None);
+            let mut seen = Vec::new();
+            while seen.len() < 3 {
+                let mut out = [Wc::default()];
+                match poller.poll(&mut out) {
+                    0 => thread::yield_now(),
+                    _ => seen.push(out[0].wr_id),
+                }
+            }
+            assert_eq!(seen, [1, 2, 3]);
+        });
+        fill(2);
+        fill(3);
+        polls.join().expect("the poller does not panic");
+    });
+}

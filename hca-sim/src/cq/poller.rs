@@ -132,11 +132,12 @@ impl CqPoller {
         let (entries, lap) = self.lane.rest_of_lap(self.head);
         let most = entries.len().min(out.len());
         let mut count = 0;
-        for (wc, Entry(words)) in out.iter_mut().zip(entries) {
+        for (wc, Entry(words, cell)) in out.iter_mut().zip(entries) {
             let what = words[0].load(Acquire);
             if (what ^ lap) & (LAP | FAILURE | HAS_TIME) != 0 {
                 break;
             }
+            cell.read();
             fill(wc, what, words);
             count += 1;
         }
@@ -162,7 +163,8 @@ impl CqPoller {
                     break;
                 }
             } else {
-                let (Entry(words), _) = self.lane.place(self.head);
+                let (Entry(words, cell), _) = self.lane.place(self.head);
+                cell.read();
                 fill(wc, what, words);
                 fill_rest(wc, what, words);
                 self.polled(self.head.wrapping_add(1));
@@ -188,7 +190,7 @@ impl RawCq for CqPoller {
     fn poll(&mut self, out: &mut [Wc]) -> usize {
         // The first one without the preparations that a loop has.
         let head = self.head;
-        let (Entry(words), lap) = self.lane.place(head);
+        let (Entry(words, cell), lap) = self.lane.place(head);
         let what = words[0].load(Acquire);
         if (what ^ lap) & (LAP | FAILURE | HAS_TIME) != 0 {
             cold_path();
@@ -202,6 +204,7 @@ impl RawCq for CqPoller {
         let [wc] = out else {
             return self.poll_many(out);
         };
+        cell.read();
         fill(wc, what, words);
         self.polled(head.wrapping_add(1))
     }

@@ -2,13 +2,12 @@
 
 use std::fmt;
 
-use verbs_core::command::Command;
+use verbs_core::command::{Command, Pending};
 use verbs_core::fast_reg::{AllocMr, FreeMr, RawFastMr};
 use verbs_core::fmr::{CreateFmrPool, DestroyFmrPool, FlushFmrPool, RawFmrPool};
 use verbs_core::mem::{MrTable, PageList, Touched, grace};
 use verbs_core::mw::{AllocMw, DeallocMw};
-use verbs_core::sync::atomic::{AtomicU32, Ordering::AcqRel};
-use verbs_core::sync::{Arc, Mutex};
+use verbs_core::sync::Arc;
 use verbs_core::{Access, Attr, DeviceCap, Error, LKey, Layout, Target, Why};
 
 use crate::features::FAST_REG_PAGES;
@@ -56,6 +55,17 @@ impl RawFmrPool for Pool {
 impl fmt::Debug for Pool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Pool")
+    }
+}
+
+/// The destroy of a pool: the last of its keys to let go of it completes the request.
+struct PoolDestroyed(Option<Pending<DestroyFmrPool>>);
+
+impl Drop for PoolDestroyed {
+    fn drop(&mut self) {
+        if let Some(pending) = self.0.take() {
+            pending.complete(Ok(()));
+        }
     }
 }
 
@@ -137,8 +147,14 @@ impl Hca {
         let (args, reply) = command.split();
         let raw = Box::new(Pool(Arc::clone(&self.port.mrs)));
         let pool = args.build(keys.iter().copied(), raw, Box::new(()));
-        if pool.is_err() {
-            self.free_all(&keys);
+        match &pool {
+            Ok(pool) => {
+                let target: Arc<dyn Target> = Arc::clone(pool.target()) as _;
+                for key in &keys {
+                    self.port.mrs.attach(key.index(), &target);
+                }
+            }
+            Err(_) => self.free_all(&keys),
         }
         reply.complete(pool);
     }
@@ -196,19 +212,10 @@ impl Hca {
         let Some((_, pending)) = command.pend() else {
             return;
         };
-        // The last key to go completes the request.
-        let left = Arc::new(AtomicU32::new(keys.len() as u32));
-        let pending = Arc::new(Mutex::new(Some(pending)));
+        let destroyed = Arc::new(PoolDestroyed(Some(pending)));
         for index in keys {
-            let (left, pending) = (Arc::clone(&left), Arc::clone(&pending));
-            self.give_back(LKey::new(index << 8), move || {
-                if left.fetch_sub(1, AcqRel) == 1 {
-                    let pending = pending.lock().take();
-                    pending
-                        .into_iter()
-                        .for_each(|pending| pending.complete(Ok(())));
-                }
-            });
+            let destroyed = Arc::clone(&destroyed);
+            self.give_back(LKey::new(index << 8), move || drop(destroyed));
         }
     }
 }

@@ -5,9 +5,9 @@ use std::io;
 use std::net::IpAddr;
 
 use arrayvec::ArrayVec;
-use verbs_core::Mtu;
 use verbs_core::sync::Arc;
 use verbs_core::sync::plain::Mutex;
+use verbs_core::{Mtu, Seed};
 
 use crate::link::{
     Arrival, Burst, Change, Feedback, Ident, LinkCounters, PacketLink, Route, Sent, Waiter,
@@ -271,6 +271,10 @@ impl PacketLink for CableEnd {
 
     fn entropy(&mut self) -> u64 {
         self.rng.draw()
+    }
+
+    fn seed(&mut self) -> Seed {
+        Seed::from(self.entropy())
     }
 
     fn change(&mut self) -> Option<Change> {

@@ -5,8 +5,8 @@ use std::io::{self, Write};
 use std::net::IpAddr;
 use std::time::Duration;
 
-use verbs_core::Mtu;
 use verbs_core::sync::{Arc, Weak};
+use verbs_core::{Mtu, Seed};
 
 use crate::clock::Clock;
 use crate::engine::Due;
@@ -246,6 +246,10 @@ impl<L: PacketLink, W: Write + Send> PacketLink for Captured<L, W> {
 
     fn entropy(&mut self) -> u64 {
         self.link.entropy()
+    }
+
+    fn seed(&mut self) -> Seed {
+        self.link.seed()
     }
 
     fn change(&mut self) -> Option<Change> {

@@ -3,8 +3,8 @@
 use std::io;
 use std::net::IpAddr;
 
-use verbs_core::Mtu;
 use verbs_core::sync::{Arc, Weak};
+use verbs_core::{Mtu, Seed};
 
 use crate::engine::Due;
 use crate::link::{
@@ -291,6 +291,10 @@ impl<L: PacketLink> PacketLink for Faulty<L> {
 
     fn entropy(&mut self) -> u64 {
         self.link.entropy()
+    }
+
+    fn seed(&mut self) -> Seed {
+        self.link.seed()
     }
 
     fn change(&mut self) -> Option<Change> {

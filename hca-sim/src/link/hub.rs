@@ -9,7 +9,7 @@ use std::io;
 use std::net::IpAddr;
 
 use verbs_core::sync::{Arc, Mutex, Weak};
-use verbs_core::{Gid, Lid, Mtu};
+use verbs_core::{Gid, Lid, Mtu, Seed};
 
 use crate::engine::Due;
 use crate::link::{
@@ -184,6 +184,10 @@ impl PacketLink for HubPort {
 
     fn entropy(&mut self) -> u64 {
         u64::from(self.fabric.draw_psn().value())
+    }
+
+    fn seed(&mut self) -> Seed {
+        Seed::from(self.entropy())
     }
 
     fn change(&mut self) -> Option<Change> {

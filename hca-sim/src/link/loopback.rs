@@ -14,7 +14,7 @@ use verbs_core::sync::atomic::{
     Ordering::{AcqRel, Relaxed, Release},
 };
 use verbs_core::sync::{Arc, Mutex, MutexGuard};
-use verbs_core::{Av, Gid, Guid, Lid, Psn, Qpn};
+use verbs_core::{Av, Gid, Guid, Lid, Psn, Qpn, Seed};
 
 use crate::cq::CqRing;
 use crate::link::hub::Hub;
@@ -69,8 +69,13 @@ impl Default for Loopback {
 }
 
 impl Loopback {
-    /// A link whose numbers the seed decides: GUIDs, queue pair numbers, packet sequence numbers.
+    /// A link whose numbers the seed decides: GUIDs, queue pair numbers, packet sequence numbers. They repeat,
+    /// and are no secret.
     pub fn with_seed(seed: u64) -> Self {
+        Self::seeded(Seed::from(seed))
+    }
+
+    pub(crate) fn seeded(seed: Seed) -> Self {
         let links = Links {
             rng: Rng::new(seed),
             ports: BTreeMap::new(),

@@ -10,7 +10,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use verbs_core::sync::{Arc, Weak};
-use verbs_core::{Gid, Lid, Mtu, PortState, Qpn};
+use verbs_core::{Gid, Lid, Mtu, PortState, Qpn, Seed};
 
 use crate::engine::Due;
 use crate::link::{LinkCounters, Managed};
@@ -202,9 +202,16 @@ pub trait PacketLink: Send + fmt::Debug {
     /// What peers' answers tell about earlier bursts.
     fn feedback(&mut self, route: &Route, news: Feedback);
 
-    /// A number for the seeds of keys, queue pair numbers and packet sequence numbers: one that nobody
-    /// outside can guess, or one drawn from the seed of a simulation.
+    /// A number: one that nobody outside can guess, or one drawn from the seed of a simulation.
     fn entropy(&mut self) -> u64;
+
+    /// What keys, queue pair numbers and packet sequence numbers are drawn from; another one with each call.
+    /// A secret, whose key is two numbers of [`PacketLink::entropy`], unless a link of a simulation says
+    /// otherwise. Links that wrap another pass it on.
+    fn seed(&mut self) -> Seed {
+        let halves = [self.entropy(), self.entropy()].map(u64::to_ne_bytes);
+        Seed::secret(std::array::from_fn(|n| halves[n / 8][n % 8]))
+    }
 
     /// What has changed since the last call, one thing at a time.
     fn change(&mut self) -> Option<Change>;

@@ -93,6 +93,14 @@ impl RecvRing {
         }
     }
 
+    /// Riders of so many bytes may have the receive at that position, which is filled. For the producer.
+    pub(super) fn offer(&self, at: u32, room: u32) {
+        let berths = &self.producer.berths;
+        let offered = Offer::of(berths.load(Relaxed)).and(at, room);
+        // Release: whoever unloads such a rider finds the receive, by way of its sender.
+        berths.store(offered.word(), Release);
+    }
+
     /// The thread that posts receives is this one.
     pub(super) fn post_from_here(&self) {
         self.producer.poster.store(pin().thread(), Relaxed);
@@ -160,6 +168,7 @@ impl RecvRing {
             return false;
         }
         let next = at.wrapping_add(1);
+        // The head's store carries it over to the producer; by itself it would only make room seem smaller.
         self.consumer.rode.store(next, Release);
         self.consumer.head.store(next, Release);
         true
@@ -253,9 +262,7 @@ impl RecvPoster {
         if window.is_none() {
             return;
         }
-        let producer = &ring.producer;
-        producer.poster.store(pin.thread(), Relaxed);
-        let offered = Offer::of(producer.berths.load(Relaxed)).and(at, room);
-        producer.berths.store(offered.word(), Release);
+        ring.producer.poster.store(pin.thread(), Relaxed);
+        ring.offer(at, room);
     }
 }

@@ -62,6 +62,8 @@ impl SendPoster {
             return false;
         }
         let (landed, done) = self.carry_out_local(&pin, wr);
+        // Counted before anything foreign runs, which may panic.
+        self.posted = self.posted.wrapping_add(u32::from(landed));
         drop(pin);
         if !done.is_quiet() {
             self.see_to(done);

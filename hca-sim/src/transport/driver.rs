@@ -19,8 +19,8 @@ use verbs_core::sync::atomic::{
     AtomicBool, AtomicU32, AtomicU64,
     Ordering::{AcqRel, Acquire, Relaxed, Release},
 };
-use verbs_core::sync::{Arc, Mutex, OnceLock, Weak};
-use verbs_core::{Gid, Mtu, Psn, Qpn, defer};
+use verbs_core::sync::{Arc, Mutex, OnceLock, Weak, panicking};
+use verbs_core::{Gid, Mtu, Psn, Qpn, collect, defer};
 
 use crate::clock::Instant;
 use crate::effects::{Effects, ForDriver};
@@ -81,6 +81,20 @@ enum Visit {
 }
 
 type Job = Box<dyn FnOnce(&mut Effects) + Send>;
+
+/// What a round leads to; carried out as well if the round panics, in a link of the user's for instance.
+struct Noted<'p> {
+    effects: Effects,
+    port: &'p Port,
+}
+
+impl Drop for Noted<'_> {
+    fn drop(&mut self) {
+        if panicking() {
+            self.effects.carry_out(self.port);
+        }
+    }
+}
 
 struct Work {
     link: Box<dyn PacketLink>,
@@ -216,12 +230,21 @@ impl Driver {
     }
 
     /// Drives until nobody has a reason left. Whether packets came.
-    fn drive<'d>(&'d self, port: &Port, mut held: Held<'d>, mut visit: Visit) -> bool {
+    fn drive<'d>(&'d self, port: &Port, held: Held<'d>, visit: Visit) -> bool {
+        // What leaves a pin within may complete verbs, and their routines must not run under a lock.
+        collect(|| self.drive_on(port, held, visit))
+    }
+
+    fn drive_on<'d>(&'d self, port: &Port, mut held: Held<'d>, mut visit: Visit) -> bool {
         let mut any = false;
         loop {
-            let mut effects = Effects::default();
-            self.do_jobs(&mut effects);
-            let came = self.round(port, &mut self.work.lock(), visit, &mut effects);
+            let noted = &mut Noted {
+                effects: Effects::default(),
+                port,
+            };
+            let effects = &mut noted.effects;
+            self.do_jobs(effects);
+            let came = self.round(port, &mut self.work.lock(), visit, effects);
             any |= came;
             // Where nobody waits for packets, nobody else comes for the rest of them.
             let rest = came && self.waiter.is_none();

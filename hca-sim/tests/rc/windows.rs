@@ -1,10 +1,13 @@
 //! Memory windows: bound, used, unbound, and whom they keep from being destroyed.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
+
 use futures::executor::block_on;
 use hca_sim::connect;
 use verbs_core::{
-    Access, Error, LocalInv, Memory, Mr, ObjectKind, QpInit, QpState, Recv, Send, WcOpcode,
-    WcStatus, WindowType, Write,
+    Access, Error, Extent, FmrPoolAttr, LocalInv, Memory, Mr, ObjectKind, QpInit, QpState, Recv,
+    Send, WcOpcode, WcStatus, WindowType, Write,
 };
 
 use crate::ends::{End, pair, poll, state, statuses};
@@ -200,5 +203,122 @@ fn other_queue_pairs_stay_outside() {
         assert_eq!(statuses(&mut a.send_cq), [(2, OK)]);
         // Through another queue pair to the same memory.
         assert_eq!(write(&mut a, place, 8), [(9, DENIED)]);
+    }
+}
+
+/// Goal: a window that is bound to a pool's mapping lets peers in no longer than the mapping: the flush ends it,
+/// the pool's destroy is Busy until then, and one that waits for it goes on.
+#[test]
+fn windows_of_a_pool_end_with_its_flush_and_keep_it_from_being_destroyed() {
+    let (mut a, mut b) = pair();
+    let memory = Arc::new(Memory::alloc(4096).unwrap());
+    let all = [Extent {
+        memory: &memory,
+        offset: 0,
+        len: 4096,
+    }];
+    let access = Access::LOCAL_WRITE | Access::MW_BIND;
+    let make = || {
+        let attr = FmrPoolAttr::new(2, 4, access);
+        b.pd.create_fmr_pool(attr).wait().unwrap()
+    };
+    let (mut pool, mut idle) = (make(), make());
+    let fmr = pool.map(all).unwrap();
+    let mut mw = b.pd.alloc_mw(WindowType::TwoB).wait().unwrap();
+    for _ in 0..2 {
+        let bind = mw.bind_long(1, fmr.lkey, fmr.addr, 4096, Access::REMOTE_WRITE);
+        b.qp.send_queue().unwrap().bind(&mut mw, bind).unwrap();
+        way::settle();
+        assert_eq!(write(&mut a, mw.remote(fmr.addr), 16), [(9, OK)]);
+        let busy = pool.destroy().wait().unwrap_err();
+        assert_eq!(busy.error, Error::Busy);
+        assert_eq!(busy.busy.unwrap().of(ObjectKind::Mw), 1);
+        pool = busy.handle.unwrap();
+        // What is used is not flushed.
+        pool.flush().wait().unwrap();
+        assert_eq!(write(&mut a, mw.remote(fmr.addr), 16), [(9, OK)]);
+        b.qp.post_send(LocalInv::new(2, mw.rkey())).unwrap();
+        way::settle();
+    }
+    let bind = mw.bind_long(1, fmr.lkey, fmr.addr, 4096, Access::REMOTE_WRITE);
+    b.qp.send_queue().unwrap().bind(&mut mw, bind).unwrap();
+    let addr = fmr.addr;
+    pool.unmap(fmr);
+    way::settle();
+    a.mr.write(0, b"before the flush").unwrap();
+    assert_eq!(write(&mut a, mw.remote(addr), 16), [(9, OK)]);
+    pool.flush().wait().unwrap();
+    a.mr.write(0, b"after the flush!").unwrap();
+    assert_eq!(write(&mut a, mw.remote(addr), 16), [(9, DENIED)]);
+    let mut got = [0; 16];
+    memory.read(0, &mut got).unwrap();
+    assert_eq!(&got, b"before the flush");
+    assert_eq!(state(&b), QpState::Err);
+
+    // The same window again, at another queue pair, and a destroy that waits for it.
+    let [mut c, mut d] = [&b, &a].map(|end| {
+        let init = QpInit::rc(&end.send_cq, &end.recv_cq);
+        end.pd.create_qp(init).wait().unwrap()
+    });
+    block_on(connect(&mut c, &mut d)).unwrap();
+    let fmr = idle.map(all).unwrap();
+    let bind = mw.bind_long(1, fmr.lkey, fmr.addr, 4096, Access::REMOTE_WRITE);
+    c.send_queue().unwrap().bind(&mut mw, bind).unwrap();
+    way::settle();
+    let ended = Arc::new(AtomicBool::new(false));
+    let theirs = Arc::clone(&ended);
+    let _ = idle
+        .destroy_when_idle()
+        .issue(move |done| theirs.store(done.is_ok(), SeqCst));
+    assert!(!ended.load(SeqCst), "the window is bound");
+    c.post_send(LocalInv::new(2, mw.rkey())).unwrap();
+    way::settle();
+    assert!(ended.load(SeqCst));
+    pool.destroy().wait().unwrap();
+    mw.dealloc().wait().unwrap();
+}
+
+/// Goal: destroys that wait for a memory window go on when it is unbound: of the region under a window of
+/// either type, and of the queue pair of one of type 2.
+#[test]
+fn k12_destroys_that_wait_for_a_window_go_on() {
+    for kind in [WindowType::One, WindowType::TwoB] {
+        let (_a, mut b) = pair();
+        let mr = bindable(&b);
+        let mut mw = b.pd.alloc_mw(kind).wait().unwrap();
+        let bind = mw.bind(1, mr.all(), Access::REMOTE_WRITE);
+        b.qp.send_queue().unwrap().bind(&mut mw, bind).unwrap();
+        way::settle();
+        let ended = Arc::new(AtomicU32::new(0));
+        let theirs = Arc::clone(&ended);
+        let _ = mr.dereg_when_idle().issue(move |done| {
+            done.unwrap();
+            theirs.fetch_add(1, SeqCst);
+        });
+        assert_eq!(ended.load(SeqCst), 0, "{kind:?}");
+        if kind == WindowType::One {
+            let unbind = mw.unbind(2);
+            b.qp.send_queue().unwrap().bind(&mut mw, unbind).unwrap();
+        } else {
+            b.qp.post_send(LocalInv::new(2, mw.rkey())).unwrap();
+        }
+        way::settle();
+        assert_eq!(ended.load(SeqCst), 1, "{kind:?}");
+        if kind == WindowType::One {
+            continue;
+        }
+        let mr = bindable(&b);
+        let bind = mw.bind(3, mr.all(), Access::REMOTE_WRITE);
+        b.qp.send_queue().unwrap().bind(&mut mw, bind).unwrap();
+        way::settle();
+        let theirs = Arc::clone(&ended);
+        let _ = b.qp.destroy_when_idle().issue(move |done| {
+            done.unwrap();
+            theirs.fetch_add(1, SeqCst);
+        });
+        assert_eq!(ended.load(SeqCst), 1, "the window is bound to it");
+        mw.dealloc().wait().unwrap();
+        way::settle();
+        assert_eq!(ended.load(SeqCst), 2);
     }
 }

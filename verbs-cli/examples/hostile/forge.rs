@@ -21,7 +21,7 @@ pub(crate) fn request(from: Ipv4Addr, to: SocketAddrV4, number: u32) -> Vec<u8> 
         mtu: Mtu::B1024,
         ack_delay: TimeCode::new(15),
     };
-    let mut cm = Cm::new(Config::default(), port.clone(), 1, number.into());
+    let mut cm = Cm::new(Config::default(), port.clone(), 1, u64::from(number));
     let route = Route::roce(&port, Gid::from(from), Gid::from(*to.ip())).expect("its own GID");
     let service = ServiceId::rdma_cm(PortSpace::Tcp, to.port());
     let addresses = IpPair::V4 {

@@ -21,7 +21,7 @@ use verbs_core::mad::{
 };
 use verbs_core::sync::{Arc, Mutex, OnceLock, Weak};
 use verbs_core::{
-    AsyncEvent, Device, ObjectKind, PKey, PortCaps, Timer, TransportType, collect, task,
+    AsyncEvent, Device, ObjectKind, PKey, PortCaps, Seed, Timer, TransportType, collect, task,
 };
 
 use crate::config::Config;
@@ -105,13 +105,13 @@ impl Hub {
             let number = agent.as_ref().map_or(0, |agent| agent.id().number());
             let info = service.port();
             let port = port_of(&info);
-            // Differs from run to run and from port to port.
+            // Decides where the search for free ports begins: differs from run to run and from port to port.
             let seed = service.now().as_nanos()
                 ^ info.device.node_guid.0.rotate_left(32)
                 ^ u64::from(number) << 40;
             Self {
                 inner: Mutex::new(Inner {
-                    cm: Cm::new(Config::default(), port, number, seed),
+                    cm: Cm::new(Config::default(), port, number, Seed::from_system()),
                     conns: BTreeMap::new(),
                     listeners: BTreeMap::new(),
                     resolutions: BTreeMap::new(),

@@ -8,9 +8,10 @@ mod resolve;
 mod tests;
 
 use slab::Slab;
-use verbs_core::Error;
 use verbs_core::addr::Psn;
 use verbs_core::mad::{Address, Blob, MadBytes, Time, TimeCode, TransactionId};
+use verbs_core::seed::Draws;
+use verbs_core::{Error, Seed};
 
 use crate::config::Config;
 use crate::event::{CmError, ConnId, Counters, Event, ListenId, Outputs, QpChange, ResolveId};
@@ -42,7 +43,7 @@ pub struct Cm {
     port: Port,
     /// Upper half of transaction ids.
     client: u32,
-    rng: oorandom::Rand32,
+    draws: Draws,
     conns: Slab<Connection>,
     next_serial: u64,
     index: Index,
@@ -53,13 +54,14 @@ pub struct Cm {
 
 impl Cm {
     /// No connections yet. `client` becomes the upper half of transaction ids (see
-    /// [`Agents`](verbs_core::mad::Agents)); `seed` decides which communication ids are drawn, and
-    /// should not be guessed by peers.
-    pub fn new(config: Config, port: Port, client: u32, seed: u64) -> Self {
+    /// [`Agents`](verbs_core::mad::Agents)); `seed` decides which communication ids and packet numbers are
+    /// drawn. Where peers are not trusted it is a secret one: then who sees some of them cannot tell the
+    /// others.
+    pub fn new(config: Config, port: Port, client: u32, seed: impl Into<Seed>) -> Self {
         Self {
             port,
             client,
-            rng: oorandom::Rand32::new(seed),
+            draws: Draws::new(seed),
             conns: Slab::new(),
             next_serial: 1,
             index: Index::default(),
@@ -208,7 +210,7 @@ impl Cm {
     /// [`CmError::Limit`].
     pub fn resolve(&mut self, now: Time, resolve: &Resolve) -> Result<ResolveId, CmError> {
         let request_id = loop {
-            let id = CommId(self.rng.rand_u32());
+            let id = CommId(self.draw());
             if id.0 != 0 && !self.resolutions.is_asked(id) {
                 break id;
             }
@@ -301,7 +303,7 @@ impl Cm {
 
     /// A random first packet number.
     pub fn draw_psn(&mut self) -> Psn {
-        Psn::new(self.rng.rand_u32())
+        Psn::new(self.draw())
     }
 
     /// A call of the user on a connection; `call` returns whether the state allows it.
@@ -386,11 +388,15 @@ impl Cm {
         Ok(())
     }
 
+    fn draw(&mut self) -> u32 {
+        (self.draws.draw() >> 32) as u32
+    }
+
     /// An id that the peer cannot guess and no connection here has. One of fewer than 2^32
     /// connections ends the search.
     fn fresh_comm_id(&mut self) -> CommId {
         loop {
-            let id = CommId(self.rng.rand_u32());
+            let id = CommId(self.draw());
             if id.0 != 0 && self.index.local(id).is_none() {
                 return id;
             }

@@ -29,7 +29,7 @@
 //! *What loom does not show*: the wrap of the tag after 2^32 pops during one pop.
 
 use std::collections::VecDeque;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 
 use crate::sync::atomic::{
     AtomicBool, AtomicU32, AtomicU64,
@@ -67,6 +67,15 @@ pub(super) struct Line<T> {
 /// A place in the line, to be named at the push.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Place(u32);
+
+/// What a push leaves to its caller.
+#[must_use = "nobody else wakes, or drains a line that is closed"]
+pub(super) struct Pushed {
+    /// The task that waits for an item, to be woken.
+    pub(super) waker: Option<Waker>,
+    /// The line was closed, and the caller pops until it is empty.
+    pub(super) closed: bool,
+}
 
 impl<T> Line<T> {
     pub(super) fn new(capacity: u32) -> Self {
@@ -124,10 +133,8 @@ impl<T> Line<T> {
         }
     }
 
-    /// Puts an item at the end and wakes who waits for one. `true`: the line was closed, and the
-    /// caller pops until it is empty.
-    #[must_use = "nobody else drains a line that is closed"]
-    pub(super) fn push(&self, place: Place, item: T) -> bool {
+    /// Puts an item at the end.
+    pub(super) fn push(&self, place: Place, item: T) -> Pushed {
         let cell = self.cell(place.0);
         *cell.item.lock() = Some(item);
         self.len.fetch_add(1, Relaxed);
@@ -142,9 +149,12 @@ impl<T> Line<T> {
                 Err(now) => head = now,
             }
         }
-        self.waker.wake();
+        let waker = self.waker.take();
         fence(SeqCst);
-        self.closed.load(Relaxed)
+        Pushed {
+            waker,
+            closed: self.closed.load(Relaxed),
+        }
     }
 
     /// The oldest item.
@@ -210,7 +220,11 @@ mod loom_tests {
 
     fn push(line: &Line<u32>, item: u32) -> bool {
         let place = line.take_place().expect("the models reserve enough");
-        line.push(place, item)
+        let Pushed { waker, closed } = line.push(place, item);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+        closed
     }
 
     #[test]

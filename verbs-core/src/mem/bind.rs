@@ -71,7 +71,7 @@ pub(super) fn unbind(table: &MrTable, index: u32, owner: &mut Owner) -> bool {
     let Some(mut bound) = window.bound.take() else {
         return window.gone.is_some();
     };
-    if let Ok(mut region) = table.known(bound.region) {
+    if let Some(mut region) = table.region(bound.region) {
         region.windows -= 1;
         region.wait_for(drain);
         if let What::Fast(fast) = &mut region.what {
@@ -182,9 +182,25 @@ impl MrTable {
         drop(gone);
     }
 
+    /// Ends the binding of every window that is bound to that region, which is not live any more.
+    pub(super) fn unbind_all(&self, region: u32) {
+        for index in self.windows() {
+            let mut owner = self.owner(index);
+            let is_bound = matches!(&owner.what, What::Window(window)
+                if window.bound.as_ref().is_some_and(|bound| bound.region == region));
+            if is_bound {
+                unbind(self, index, &mut owner);
+            }
+            drop(owner);
+            if is_bound {
+                self.settle(index);
+            }
+        }
+    }
+
     /// Undoes [`MrTable::hold`]; what was held goes when it is settled.
     fn give_up(&self, owner: &mut Owner, index: u32, mut held: Option<Hold>) {
-        if let Ok(mut region) = self.known(index) {
+        if let Some(mut region) = self.region(index) {
             region.windows -= 1;
         }
         held.iter_mut().for_each(Hold::let_go);
@@ -200,7 +216,7 @@ impl MrTable {
     /// The part of a region that a window is to show; counts the window there.
     fn hold(&self, what: &Binding, window: &Owner) -> Result<(View, Option<Hold>), Fault> {
         let view = self.show_part(what, window)?;
-        let mut region = self.known(what.lkey.index()).map_err(|_| Fault::Key)?;
+        let mut region = self.region(what.lkey.index()).ok_or(Fault::Key)?;
         let held = match region.target.as_ref().map(|target| target.upgrade()) {
             None => None,
             Some(target) => {
@@ -218,12 +234,8 @@ impl MrTable {
     /// The part of a region that a window is to show, if the region lets it.
     fn show_part(&self, what: &Binding, window: &Owner) -> Result<View, Fault> {
         let index = what.lkey.index();
-        if index == what.mw.index() {
-            return Err(Fault::Key);
-        }
-        let region = self.known(index).map_err(|_| Fault::Key)?;
-        let is_region = !matches!(region.what, What::Window(_));
-        if !is_region || region.state != State::Live || region.key_byte != what.lkey.key_byte() {
+        let region = self.region(index).ok_or(Fault::Key)?;
+        if region.state != State::Live || region.key_byte != what.lkey.key_byte() {
             return Err(Fault::Key);
         }
         if region.pd != window.pd {

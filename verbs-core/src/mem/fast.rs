@@ -91,6 +91,7 @@ impl MrTable {
         let (index, step) = self.take()?;
         let mut owner = self.owner(index);
         owner.key_byte = owner.key_byte.wrapping_add(step);
+        self.mark_window(index, matches!(what, What::Window(_)));
         owner.what = what;
         owner.pd = pd;
         owner.state = State::Invalid;
@@ -160,28 +161,43 @@ impl MrTable {
         Ok(())
     }
 
-    /// Makes an allocated key invalid, whatever its byte: who may still be looking at its bytes.
+    /// Makes an allocated key invalid, whatever its byte, and ends the windows that are bound to it: who may
+    /// still be looking at its bytes.
+    ///
+    /// Never waits; looks at every window of the table if one is bound. Outside pins and locks: a destroy
+    /// that one of the windows has delayed goes on.
     pub fn retire(&self, index: u32) -> Touched {
-        match self.known(index) {
+        let windows = match self.known(index) {
             Ok(mut owner) if matches!(owner.what, What::Fast(_)) => {
+                // No window is bound to what is not live, so there will be no more of them.
                 self.kill(index, &mut owner);
-                owner.drain
+                owner.windows
             }
-            _ => Touched::NOBODY,
+            _ => return Touched::NOBODY,
+        };
+        if windows != 0 {
+            self.unbind_all(index);
         }
+        self.known(index)
+            .map_or(Touched::NOBODY, |owner| owner.drain)
     }
 
     /// Takes back the pages of a key that is not valid, by exchanging its list for this one, which is
     /// empty. `false`: the key is valid.
     ///
     /// # Errors
-    /// [`Error::Mismatch`] if the index was not allocated.
+    /// [`Error::Mismatch`] if the index was not allocated, [`Error::Busy`] while windows are bound to it.
     pub fn unstage(&self, index: u32, list: &mut PageList) -> Result<bool, Error> {
         let mut owner = self.known(index)?;
         let (valid, drain) = (owner.state != State::Invalid, owner.drain);
+        let windows = owner.windows;
         let What::Fast(fast) = &mut owner.what else {
             return Err(not_allocated());
         };
+        if windows != 0 {
+            // They show the bytes of the list.
+            return Err(Error::Busy);
+        }
         if !valid {
             fast.drain(drain);
             std::mem::swap(&mut fast.active, list);

@@ -8,6 +8,10 @@
 //! * Before it looks at the threads, `after` tells each that somebody waits for it and issues the
 //!   barrier. So each is seen outside, or sees on leaving that it has to [`help`] (module
 //!   [`mod@super::pin`]).
+//! * Threads that share the last bit are in a list, which grows. One that has just put its record there
+//!   finds the bit set by another, and so comes in without an RMW on the object's word that would show its
+//!   record to the killer. So a barrier stands between the kill and the look at the list as well: the list
+//!   has the record, or the thread finds the object dead.
 //! * A thread that left between that look and the parking of the job may have helped in vain; `after`
 //!   looks once more when the job is parked. The leaver's search and the parking are RMWs on one
 //!   word: the search finds the job, or the second look sees the thread outside.
@@ -19,6 +23,7 @@ use std::ptr::null_mut;
 use super::barrier;
 use super::pin::{self, OWN, Record, SHARED, Sighting};
 use super::touch::Touched;
+use crate::panics::FirstPanic;
 use crate::sync::atomic::{
     AtomicPtr, AtomicU32,
     Ordering::{AcqRel, Acquire, Relaxed},
@@ -46,7 +51,7 @@ pub fn after(touched: Touched, job: impl FnOnce() + Send + 'static) {
     if threads == 0 {
         return run(job);
     }
-    let mut waits = Waits::announce(threads);
+    let mut waits = Waits::announce(threads, touched.fenced);
     if touched.fenced {
         // Who gets in fences, so a fence is enough to know who is inside. Only if somebody is, it
         // takes the barrier to be sure that he helps on leaving.
@@ -121,15 +126,20 @@ pub fn is_over(touched: &mut Touched) -> bool {
 
 /// Runs the parked jobs that nobody is in the way of any more. Any thread may call it, any time;
 /// inside a pin it does nothing. Never blocks.
+///
+/// # Panics
+/// As the first job that does, when all have run; not while the thread is unwinding.
 #[cold]
 pub fn help() {
     if pin::current().is_some_and(|me| me.look().inside()) {
         return;
     }
     let mut ready = jobs().search();
+    let mut panics = FirstPanic::default();
     while let Some(parked) = ready.pop() {
-        run(parked.job);
+        panics.catch(|| run(parked.job));
     }
+    panics.resume();
 }
 
 /// The one place where jobs are run: they end in completion routines.
@@ -152,9 +162,14 @@ pub(super) struct Waits {
 }
 
 impl Waits {
-    /// Tells every thread in the mask that it is waited for.
-    pub(super) fn announce(threads: u32) -> Self {
+    /// Tells every thread in the mask that it is waited for. `fenced` as in [`Touched`].
+    pub(super) fn announce(threads: u32, fenced: bool) -> Self {
         let shared = if threads & SHARED != 0 {
+            // The list may be older than the kill, see the head.
+            match fenced {
+                true => barrier::full_fence(),
+                false => barrier::heavy(),
+            }
             pin::threads().newest_shared()
         } else {
             None
@@ -275,15 +290,6 @@ impl List {
         let parked = unsafe { Box::from_raw(self.0) };
         self.0 = parked.next;
         Some(parked)
-    }
-}
-
-/// A job that panicked must not take the others with it: they are parked again.
-impl Drop for List {
-    fn drop(&mut self) {
-        while let Some(parked) = self.pop() {
-            jobs().park(parked);
-        }
     }
 }
 

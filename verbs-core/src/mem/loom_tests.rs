@@ -14,6 +14,7 @@ use super::barrier::{self, Part, leave_out};
 use super::grace::{self, Waits};
 use super::pin::{self, pin};
 use super::touch::TouchWord;
+use super::{Access, Memory, MrTable, Region};
 use crate::sync::atomic::{AtomicUsize, Ordering::*};
 use crate::sync::{Arc, UnsafeCell, plain, thread};
 
@@ -33,17 +34,32 @@ unsafe impl Send for Object {}
 
 impl Object {
     fn new(fenced: bool) -> Arc<Self> {
-        let word = TouchWord::dead();
-        if fenced {
-            word.revive_fenced(TAG);
-        } else {
-            word.revive(TAG);
-        }
+        let object = Self::dead();
+        object.revive(fenced);
+        object
+    }
+
+    fn dead() -> Arc<Self> {
         Arc::new(Self {
-            word,
+            word: TouchWord::dead(),
             data: UnsafeCell::new(0),
             reused: AtomicUsize::new(0),
         })
+    }
+
+    fn revive(&self, fenced: bool) {
+        if fenced {
+            self.word.revive_fenced(TAG);
+        } else {
+            self.word.revive(TAG);
+        }
+    }
+
+    /// What a verb does that makes the object.
+    fn publish(&self, fenced: bool) {
+        // SAFETY: checked by loom.
+        self.data.with_mut(|data| unsafe { *data = 0 });
+        self.revive(fenced);
     }
 
     /// What the data path does.
@@ -176,7 +192,7 @@ fn pin_reenter() {
             }
         });
         let touched = object.word.kill().expect("one killer");
-        let mut waits = Waits::announce(touched.threads);
+        let mut waits = Waits::announce(touched.threads, false);
         barrier::heavy();
         waits.look();
         let seen = waits.first_seen();
@@ -282,5 +298,137 @@ fn loom_rec_claim_is_exclusive() {
         let other = thread::spawn(enter_once);
         let mine = enter_once();
         assert_ne!(mine, other.join().unwrap(), "one pin, two threads");
+    });
+}
+
+/// A thread that shares the last bit has touched the object before, so that its bit is set, and is outside.
+/// Another thread, whose record is not in the list yet and which shares that bit too, comes in by the fast
+/// way, while the object is taken away.
+fn pin_newcomer(fenced: bool) {
+    model(move || {
+        drop(pin()); // This thread has the bit of its own.
+        let object = Object::new(fenced);
+        object.word.mark(pin::SHARED);
+        let user = thread::spawn({
+            let object = Arc::clone(&object);
+            move || object.use_once()
+        });
+        object.take_away();
+        user.join().unwrap();
+        grace::help();
+        assert_eq!(object.reused.load(Relaxed), 1);
+    });
+}
+
+#[test]
+fn loom_pin_newcomer() {
+    pin_newcomer(false);
+}
+
+#[test]
+fn loom_pin_newcomer_fenced() {
+    pin_newcomer(true);
+}
+
+/// An object is made while two threads look for it that know its name: who is let in finds all that was
+/// written before. The two share a bit, so the second comes in by a load alone.
+fn mr_published(fenced: bool, mask: u32) {
+    model(move || {
+        drop(pin());
+        let object = Object::dead();
+        let users: Vec<_> = (0..2)
+            .map(|_| {
+                let object = Arc::clone(&object);
+                thread::spawn(move || {
+                    let pin = pin();
+                    if object.word.admits(&pin, mask, TAG & mask) {
+                        object.look();
+                    }
+                })
+            })
+            .collect();
+        object.publish(fenced);
+        for user in users {
+            user.join().unwrap();
+        }
+    });
+}
+
+#[test]
+fn loom_mr_published() {
+    mr_published(false, TouchWord::TAG);
+}
+
+#[test]
+fn loom_mr_published_by_its_flags() {
+    mr_published(false, 1);
+}
+
+#[test]
+fn loom_mr_published_fenced() {
+    mr_published(true, TouchWord::TAG);
+}
+
+/// A key is given, looked at, taken away and given to another region, whose key was guessed: whoever is let in
+/// finds values that belong together (loom tracks them), and no region is let go of while one is inside.
+#[test]
+fn loom_mr_registered_again() {
+    bounded(2, || {
+        drop(pin());
+        let memory = Arc::new(Memory::alloc(8).expect("a model has memory"));
+        let region = || Region::new(Arc::clone(&memory), Access::LOCAL_WRITE, 1);
+        let keys = {
+            let twin = Arc::new(MrTable::new(1, 0));
+            let first = twin.register(region()).expect("there is room").0;
+            twin.deregister(first, || ()).expect("it is there");
+            [first, twin.register(region()).expect("there is room").0]
+        };
+        let table = Arc::new(MrTable::new(1, 0));
+        let addr = memory.addr();
+        let users: Vec<_> = (0..1)
+            .map(|n| {
+                let table = Arc::clone(&table);
+                thread::spawn(move || {
+                    for key in keys.into_iter().skip(n) {
+                        let pin = pin();
+                        let found = table.check(&pin, key.value(), addr, 8, 1, Access::empty());
+                        drop(found);
+                    }
+                })
+            })
+            .collect();
+        let first = table.register(region()).expect("there is room").0;
+        assert_eq!(first, keys[0]);
+        table.deregister(first, || ()).expect("it is there");
+        let again = table.register(region()).map(|keys| keys.0);
+        for user in users {
+            user.join().unwrap();
+        }
+        grace::help();
+        if again.is_err() {
+            let again = table.register(region()).map(|keys| keys.0);
+            assert_eq!(again, Ok(keys[1]), "the slot is free when nobody is inside");
+        }
+    });
+}
+
+/// Two threads share the last bit, each with a record of its own: the job waits for both, whichever is in the
+/// list when.
+#[test]
+fn loom_pin_shared_records() {
+    model(|| {
+        drop(pin());
+        let object = Object::new(false);
+        let users: Vec<_> = (0..2)
+            .map(|_| {
+                let object = Arc::clone(&object);
+                thread::spawn(move || object.use_once())
+            })
+            .collect();
+        object.take_away();
+        for user in users {
+            user.join().unwrap();
+        }
+        assert_eq!(object.reused.load(Relaxed), 1, "the job ran once");
     });
 }

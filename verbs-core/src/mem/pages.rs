@@ -142,7 +142,7 @@ impl PageList {
     }
 
     /// Lists these pieces instead of what it had, as many as the layout and the room allow; says how many.
-    /// Allocates nothing.
+    /// A piece of no bytes is counted and takes no room. Allocates nothing.
     ///
     /// # Errors
     /// [`Error::OutOfRange`] for a piece that leaves its memory, [`Error::Busy`] as [`PageList::clear`].
@@ -161,8 +161,13 @@ impl PageList {
         } in extents
         {
             let start = memory.at(offset, len as usize)?;
+            if len == 0 {
+                taken += 1;
+                continue;
+            }
             let addr = start.addr().get() as u64;
-            let follows = before.is_none_or(|before| follows(layout, before, taken == 1, addr));
+            let is_first = self.pages.len() == 1;
+            let follows = before.is_none_or(|before| follows(layout, before, is_first, addr));
             let fits = !matches!(layout, Layout::Blocks(size) if len > size);
             used += layout.entries(addr, len);
             if !follows || !fits || used > self.room {

@@ -16,14 +16,19 @@ use super::window::Window;
 use crate::addr::{LKey, RKey};
 use crate::error::{Attr, Error, Why};
 use crate::object::Target;
-use crate::sync::atomic::{AtomicPtr, AtomicU64, Ordering::Relaxed};
+use crate::seed::{Draws, Seed};
+use crate::sync::atomic::{
+    AtomicBool, AtomicPtr, AtomicU64,
+    Ordering::{AcqRel, Acquire, Relaxed},
+};
 use crate::sync::{Arc, Mutex, MutexGuard, Weak};
 
 /// The regions of one device, by key.
 ///
 /// A key is an index and, in the low byte, a number that changes whenever the index is used again,
 /// so that a stale key misses (K13). Index 0 is never used. Which index and which byte come next is
-/// drawn from the seed; who sees some keys cannot tell the others without it.
+/// drawn from the [`Seed`]: if that is a secret, who sees some keys cannot tell the others, however many it
+/// sees; if it is a number, the keys repeat and are no secret.
 ///
 /// # States of a slot
 ///
@@ -41,10 +46,18 @@ use crate::sync::{Arc, Mutex, MutexGuard, Weak};
 ///
 /// Keys of fast registrations and of memory windows go from LIVE to INVALID and back on the data path,
 /// by one step each; the grace period of their last life is part of INVALID.
+///
+/// # Locks
+///
+/// Each index has one, for a few steps. Who has a window's lock may take that of a region, never that of
+/// another window, and who has a region's takes none: so posts of binds that name each other's keys do not
+/// wait for each other. [`MrTable::region`] is the only way to a second lock.
 #[derive(Debug)]
 pub struct MrTable {
     slots: Box<[Slot]>,
     owners: Box<[Mutex<Owner>]>,
+    /// Whether an index is a window's; changed under its lock.
+    windows: Box<[AtomicBool]>,
     free: Mutex<Free>,
     misses: AtomicU64,
 }
@@ -107,7 +120,7 @@ pub(super) enum State {
 #[derive(Debug)]
 struct Free {
     indices: Vec<u32>,
-    draws: u64,
+    draws: Draws,
 }
 
 impl MrTable {
@@ -115,15 +128,17 @@ impl MrTable {
     pub const CAPACITY_MAX: u32 = (1 << 23) - 1;
 
     /// A table for `capacity` regions and windows (at most [`CAPACITY_MAX`](Self::CAPACITY_MAX)), about
-    /// 200 bytes each, all allocated here. The seed decides which keys come in which order.
-    pub fn new(capacity: u32, seed: u64) -> Self {
+    /// 200 bytes each, all allocated here. The seed decides which keys come in which order: a number, or a
+    /// secret where peers are not trusted with all keys.
+    pub fn new(capacity: u32, seed: impl Into<Seed>) -> Self {
         let capacity = capacity.min(Self::CAPACITY_MAX);
         Self {
             slots: (0..=capacity).map(|_| Slot::closed()).collect(),
             owners: (0..=capacity).map(|_| Mutex::default()).collect(),
+            windows: (0..=capacity).map(|_| AtomicBool::new(false)).collect(),
             free: Mutex::new(Free {
                 indices: (1..=capacity).collect(),
-                draws: seed,
+                draws: Draws::new(seed),
             }),
             misses: AtomicU64::new(0),
         }
@@ -386,7 +401,7 @@ impl MrTable {
                 max: self.capacity(),
             });
         };
-        let drawn = (u128::from(free.draw()) * (last as u128 + 1)) >> 64;
+        let drawn = free.draws.below(last as u64 + 1);
         let index = free.indices.swap_remove(drawn as usize);
         Ok((index, free.step()))
     }
@@ -401,6 +416,33 @@ impl MrTable {
             Some(owner) if index != 0 => Ok(owner.lock()),
             _ => Err(key_error(Why::Missing)),
         }
+    }
+
+    /// The owner's side of a region, for who has the lock of a window. `None` if the index is a window's or
+    /// nobody's.
+    ///
+    /// The look is an RMW, and so is every change: who finds no window there comes before the index becomes
+    /// one, so a circle of threads that hold windows and wait for each other's would need each of them to
+    /// have looked before itself.
+    pub(super) fn region(&self, index: u32) -> Option<MutexGuard<'_, Owner>> {
+        let is_window = self.windows.get(index as usize)?;
+        if index == 0 || is_window.fetch_or(false, AcqRel) {
+            return None;
+        }
+        let owner = self.owner(index);
+        // It may have become one since.
+        (!matches!(owner.what, What::Window(_))).then_some(owner)
+    }
+
+    /// Says of a locked index whether it is a window's from now on.
+    pub(super) fn mark_window(&self, index: u32, is_window: bool) {
+        self.windows[index as usize].swap(is_window, AcqRel);
+    }
+
+    /// Every index that is a window's; those that become one meanwhile may be missing.
+    pub(super) fn windows(&self) -> impl Iterator<Item = u32> {
+        let marked = |index: &u32| self.windows[*index as usize].load(Acquire);
+        (1..=self.capacity()).filter(marked)
     }
 
     /// Fills a slot and opens it.
@@ -497,6 +539,7 @@ impl MrTable {
         let left = (owner.region.take(), std::mem::take(&mut owner.what));
         owner.target = None;
         owner.state = State::Free;
+        self.mark_window(index, false);
         drop(owner);
         self.free.lock().indices.push(index);
         left
@@ -547,17 +590,9 @@ impl std::fmt::Debug for Owner {
 }
 
 impl Free {
-    /// The next number of a SplitMix64 sequence.
-    fn draw(&mut self) -> u64 {
-        self.draws = self.draws.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.draws ^ (self.draws >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
     /// 1 to 255: a key byte always changes.
     fn step(&mut self) -> u8 {
-        (self.draw() % 255) as u8 + 1
+        (self.draws.draw() % 255) as u8 + 1
     }
 }
 

@@ -148,6 +148,12 @@ impl TouchWord {
         }
     }
 
+    /// Some thread with these bits has been here.
+    #[cfg(all(test, verbs_loom))]
+    pub(super) fn mark(&self, threads: u32) {
+        self.0.fetch_or(u64::from(threads), AcqRel);
+    }
+
     /// The tag, live or dead; acquire.
     #[inline(always)]
     pub fn tag(&self) -> u32 {
@@ -236,6 +242,21 @@ mod tests {
         word.revive_fenced(0x107);
         assert!(word.admits(&pin, TouchWord::TAG, 0x107));
         assert!(word.kill().expect("it lives again").fenced);
+    }
+
+    /// Goal: a pair is fenced only if both are, as the barrier is left out for it; who is not there says
+    /// nothing. Method: every pair of objects that a thread has touched and has not.
+    #[test]
+    fn two_that_are_taken_away_together_are_fenced_if_both_are() {
+        let touched = |threads, fenced| Touched { threads, fenced };
+        for (one, other) in [(false, false), (false, true), (true, false), (true, true)] {
+            let both = touched(1, one).and(touched(2, other));
+            assert_eq!(both, touched(3, one && other), "{one} {other}");
+            let nobody = touched(0, other);
+            assert_eq!(touched(1, one).and(nobody), touched(1, one));
+            assert_eq!(nobody.and(touched(1, one)), touched(1, one));
+            assert_eq!(touched(0, one).and(nobody).threads, 0);
+        }
     }
 
     #[test]

@@ -247,3 +247,19 @@ fn loom_k2_the_free_list_hands_out_once() {
         thread.join().unwrap();
     });
 }
+
+#[test]
+fn loom_k15_what_is_listed_is_whole() {
+    loom::model(|| {
+        let slot = Arc::new(Slot::<Value>::default());
+        let other = Arc::clone(&slot);
+        let issues = thread::spawn(move || other.occupy(&meta(7), 0, false));
+        if let Some(seen) = slot.inspect() {
+            let meta = seen.meta;
+            assert_eq!((meta.verb, meta.origin, meta.since_ns), (7, 7, 7));
+            assert_eq!(meta.target, 7);
+        }
+        issues.join().unwrap();
+        assert!(slot.inspect().is_some());
+    });
+}

@@ -30,6 +30,7 @@ mod location;
 #[cfg(all(test, verbs_loom))]
 mod loom_tests;
 mod slab;
+pub mod tracked;
 pub mod yard;
 
 use std::panic::Location;

@@ -4,8 +4,8 @@ use std::fmt;
 use std::io;
 use std::net::IpAddr;
 
-use verbs_core::Mtu;
 use verbs_core::sync::{Arc, Weak};
+use verbs_core::{Mtu, Seed};
 
 use crate::engine::Due;
 use crate::link::{Arrival, Burst, Change, Feedback, Ident, PacketLink, Route, Sent, Waiter};
@@ -84,6 +84,10 @@ impl PacketLink for NetworkPort {
 
     fn entropy(&mut self) -> u64 {
         self.core.state.lock().draw.number()
+    }
+
+    fn seed(&mut self) -> Seed {
+        Seed::from(self.entropy())
     }
 
     fn change(&mut self) -> Option<Change> {

@@ -102,6 +102,56 @@ fn a_window_outlives_its_table() {
     assert_eq!(Arc::strong_count(&memory), 1);
 }
 
+/// Goal: who goes on with what [`grace::is_over`] has left of a set of threads waits for the pin that the
+/// asker is in, too. Method: asked inside a pin; a job for the rest, parked by another thread.
+#[test]
+fn who_asks_inside_a_pin_is_still_waited_for() {
+    let word = TouchWord::new(1);
+    let inside = pin();
+    assert!(word.admits(&inside, TouchWord::TAG, 1));
+    let mut touched = word.kill().unwrap();
+    assert!(grace::is_over(&mut touched), "but for this thread");
+    let (done, set) = flag();
+    thread::scope(|scope| {
+        scope.spawn(|| grace::after(touched, set));
+    });
+    assert!(!done.load(Acquire));
+    drop(inside);
+    assert!(done.load(Acquire));
+}
+
+/// Goal: every job runs, whichever panics, and the leaver is told of the first panic; a leaver that unwinds
+/// already goes on doing so. Method: two jobs wait for one thread, and both panic.
+#[test]
+fn a_panicking_job_takes_no_other_with_it() {
+    for unwinds in [false, true] {
+        let words = [(); 3].map(|()| TouchWord::new(1));
+        let ran = Arc::new(AtomicU64::new(0));
+        let leaves = || {
+            let inside = pin();
+            let touched = words.each_ref().map(|word| {
+                assert!(word.admits(&inside, TouchWord::TAG, 1));
+                word.kill().unwrap()
+            });
+            for (n, touched) in touched.into_iter().enumerate() {
+                let ran = Arc::clone(&ran);
+                grace::after(touched, move || {
+                    ran.fetch_add(1, Relaxed);
+                    assert!(n == 2, "expected by the test: {n}");
+                });
+            }
+            assert!(!unwinds, "expected by the test: unwinds");
+            drop(inside);
+        };
+        let told = std::panic::catch_unwind(std::panic::AssertUnwindSafe(leaves)).unwrap_err();
+        assert_eq!(ran.load(Relaxed), 3, "each once");
+        let told = told.downcast_ref::<String>().cloned();
+        let told = told.unwrap_or("expected by the test: unwinds".to_owned());
+        assert_eq!(told.ends_with("unwinds"), unwinds, "{told}");
+    }
+}
+
+/// Goal: a job that panics leaves those alone that wait for others.
 #[test]
 fn a_panicking_job_leaves_the_others_parked() {
     let word = [TouchWord::new(1), TouchWord::new(1)].map(Arc::new);

@@ -192,3 +192,54 @@ fn windows_have_parts_and_atomics() {
     assert_eq!(whole.part(16, 8).unwrap().read_into(&mut bytes), 8);
     assert_eq!(bytes, [9, 0, 0, 0, 0, 0, 0, 0, 1]);
 }
+
+/// Goal: under a secret seed every index is given once, with keys that do not go by the seedless mixer, and
+/// two tables differ. Method: tables that are filled.
+#[test]
+fn secret_seeds_give_every_key_once_and_no_table_goes_like_another() {
+    use crate::Seed;
+    let keys = |seed: Seed| -> Vec<u32> {
+        let table = MrTable::new(1000, seed);
+        let region = Region::new(memory(8), ALL, PD);
+        let keys = (0..1000).map(|_| table.register(region.clone()).unwrap().0.value());
+        keys.collect()
+    };
+    let (one, same) = (keys(Seed::secret([1; 16])), keys(Seed::secret([1; 16])));
+    assert_eq!(one, same);
+    let others = [Seed::secret([2; 16]), Seed::from_system(), Seed::from(1)].map(keys);
+    for other in &others {
+        assert_ne!(&one, other);
+    }
+    for keys in others.into_iter().chain([one]) {
+        let mut indices: Vec<_> = keys.iter().map(|key| key >> 8).collect();
+        let in_order = indices.windows(2).filter(|two| two[0] < two[1]).count();
+        assert!((400..600).contains(&in_order), "{in_order}");
+        indices.sort_unstable();
+        assert!(indices.into_iter().eq(1..=1000));
+    }
+}
+
+#[test]
+fn pieces_of_no_bytes_take_no_room_in_a_list() {
+    let memory = memory(64);
+    let piece = |offset, len| Extent {
+        memory: &memory,
+        offset,
+        len,
+    };
+    let mut list = PageList::new(2).unwrap();
+    let many = (0..100).map(|n| piece(n % 64, 0));
+    for layout in [Layout::Gaps, Layout::Pages(4096), Layout::Blocks(8)] {
+        let pieces = many
+            .clone()
+            .chain([piece(8, 8), piece(16, 0), piece(16, 8)]);
+        assert_eq!(list.fill(layout, pieces), Ok(103), "{layout:?}");
+        assert_eq!((list.len(), list.addr()), (16, memory.addr() + 8));
+        let (_, count) = list.pages();
+        assert_eq!(count, 2);
+    }
+    assert!(
+        list.fill(Layout::Gaps, [piece(65, 0)]).is_err(),
+        "it leaves its memory"
+    );
+}

@@ -202,6 +202,83 @@ fn look_through(table: &MrTable, kind: WindowType, what: &Binding, start: u64) {
     }
 }
 
+/// Goal: posting never waits for another post of the same kind. Method: threads bind windows under keys of each
+/// other's windows, in circles of two and of three, for so many rounds that one would stop.
+#[test]
+fn binds_in_each_others_keys_do_not_wait_for_each_other() {
+    const ROUNDS: u32 = 50_000;
+    for around in [2, 3] {
+        let table = MrTable::new(16, 3);
+        let make = || table.allocate_window(PD, WindowType::TwoB).unwrap();
+        let windows: Vec<_> = (0..around).map(|_| make()).collect();
+        thread::scope(|scope| {
+            for (n, &mw) in windows.iter().enumerate() {
+                let next = windows[(n + 1) % around];
+                let what = Binding {
+                    lkey: LKey::new(next.value()),
+                    ..binding(mw, LKey::new(0), &memory(8), Access::REMOTE_READ)
+                };
+                let table = &table;
+                scope.spawn(move || {
+                    for _ in 0..ROUNDS {
+                        let refused = table.bind(&what, WHO, None);
+                        assert_eq!(refused, Err(Stopped::Fault(Fault::Key)));
+                    }
+                });
+            }
+        });
+    }
+}
+
+/// Goal: no safe call gives back the bytes that a window shows. Method: a key is retired, its pages are taken
+/// and dropped, and its window is looked through, by who is inside and by who comes.
+#[test]
+fn retiring_a_key_ends_its_windows() {
+    let table = MrTable::new(8, 3);
+    let memory = memory(64);
+    let key = fast(&table);
+    register(&table, key, &memory, &[(0, 64)], ALL | Access::MW_BIND).unwrap();
+    let find = |key: u32, pin| {
+        let span = table.find(pin, key, memory.addr(), 64, WHO, Access::REMOTE_READ)?;
+        let mut bytes = [0; 64];
+        Some(span.read_into(&mut bytes))
+    };
+    let bound: Vec<_> = [WindowType::One, WindowType::TwoA, WindowType::TwoB]
+        .map(|kind| {
+            let mw = table.allocate_window(PD, kind).unwrap();
+            let what = binding(mw, key, &memory, Access::REMOTE_READ);
+            table.bind(&what, WHO, None).unwrap();
+            what
+        })
+        .to_vec();
+    let mut list = PageList::new(4).unwrap();
+    assert_eq!(table.unstage(key.index(), &mut list), Err(Error::Busy));
+    let inside = pin();
+    let keys = || bound.iter().map(|what| what.rkey.value());
+    assert!(keys().all(|key| find(key, &inside) == Some(64)));
+    let touched = table.retire(key.index());
+    assert_ne!(
+        touched,
+        crate::mem::Touched::NOBODY,
+        "this thread is inside"
+    );
+    assert!(keys().all(|key| find(key, &inside).is_none()));
+    assert_eq!(table.unstage(key.index(), &mut list), Ok(true));
+    assert_eq!(list.clear(), Err(Error::Busy), "this thread is inside");
+    drop(inside);
+    assert_eq!(list.clear(), Ok(()));
+    // Windows and key are as free as before.
+    register(&table, key, &memory, &[(0, 64)], ALL | Access::MW_BIND).unwrap();
+    for what in bound {
+        let mw = what.rkey;
+        let rkey = mw.next();
+        let again = Binding { mw, rkey, ..what };
+        assert_eq!(table.bind(&again, WHO, None), Ok(false), "{what:?}");
+    }
+    let invalid = table.invalidate(key.value(), WHO);
+    assert_eq!(invalid, Err(Fault::Windows));
+}
+
 /// Goal: a region whose window was unbound a moment ago waits for who got in through the window.
 #[test]
 fn a_region_waits_for_who_is_in_its_windows() {

@@ -6,7 +6,7 @@ use std::io;
 use std::net::{IpAddr, Ipv6Addr};
 
 use verbs_core::sync::{Arc, Weak};
-use verbs_core::{Gid, Lid, Mtu};
+use verbs_core::{Gid, Lid, Mtu, Seed};
 
 use super::Shared;
 use super::manager::Manager;
@@ -138,6 +138,10 @@ impl PacketLink for SubnetPort {
 
     fn entropy(&mut self) -> u64 {
         self.rng.draw()
+    }
+
+    fn seed(&mut self) -> Seed {
+        Seed::from(self.entropy())
     }
 
     fn change(&mut self) -> Option<Change> {
