@@ -77,6 +77,33 @@ fn a_datagram_tells_who_sent_it() {
     }
 }
 
+/// Goal: who gets a datagram sees the traffic class that it was sent with, in the header before it, and answers with it.
+#[test]
+fn the_traffic_class_stands_before_the_payload() {
+    for way in Way::ALL {
+        let bed = Bed::new(way);
+        let (mut a, mut b) = (bed.datagrams(0), bed.datagrams(1));
+        let mut av = Av::to_gid(1, 0, b.hca.gid());
+        av.global.as_mut().unwrap().traffic_class = 0xb8;
+        b.qp.post_recv(Recv::new(1).into(b.mr.slice(0..100)))
+            .unwrap();
+        let there = to(av, b.qp.qpn(), QKEY);
+        a.qp.post_send(Send::new(2).inline(b"x").to(&there))
+            .unwrap();
+        let [wc] = bed.poll(&mut b)[..] else {
+            panic!("{way:?}: one receive");
+        };
+        let area: [u8; GRH] = b.bytes(0..GRH).try_into().unwrap();
+        let tclass = match way {
+            Way::V4 => area[21],
+            Way::V6 | Way::Loopback => area[0] << 4 | area[1] >> 4,
+        };
+        assert_eq!(tclass, 0xb8, "{way:?}");
+        let back = Av::reverse(1, &wc, &area, 0).unwrap();
+        assert_eq!(back.global.unwrap().traffic_class, 0xb8, "{way:?}");
+    }
+}
+
 /// Goal: on a loopback link, a global route makes a GRH, as on any subnet.
 #[test]
 fn a_global_route_makes_a_global_header() {

@@ -19,7 +19,7 @@ fn post_write(pair: &mut Pair, wr_id: u64, len: u32) {
     ours.post(wr(wr_id, SendOp::Write(theirs.remote(0)), &sges));
 }
 
-fn post_read(pair: &mut Pair, wr_id: u64, len: u32) {
+pub(super) fn post_read(pair: &mut Pair, wr_id: u64, len: u32) {
     let [ours, theirs] = &mut pair.ends;
     theirs
         .memory
@@ -329,7 +329,7 @@ fn an_acknowledgement_beyond_a_read() {
 }
 
 /// What one machine answers to requests that are given to it.
-fn answers(pair: &mut Pair, requests: &[&[u8]]) -> Vec<Vec<u8>> {
+pub(super) fn answers(pair: &mut Pair, requests: &[&[u8]]) -> Vec<Vec<u8>> {
     for bytes in requests {
         pair.ends[1].receive(pair.now, bytes);
     }
@@ -339,7 +339,7 @@ fn answers(pair: &mut Pair, requests: &[&[u8]]) -> Vec<Vec<u8>> {
     packets.into_iter().map(|(bytes, _)| bytes).collect()
 }
 
-fn requests(pair: &mut Pair) -> Vec<Vec<u8>> {
+pub(super) fn requests(pair: &mut Pair) -> Vec<Vec<u8>> {
     let (packets, _) = pair.ends[0].transmit(pair.now);
     packets.into_iter().map(|(bytes, _)| bytes).collect()
 }
