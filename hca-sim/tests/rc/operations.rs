@@ -314,6 +314,11 @@ fn k14_arm_fires_once_and_says_what_waits() {
     assert_eq!(cq.arm(Arm::Next), Armed::Empty);
     send(false);
     assert_eq!(fired(), 1, "the second call widened the first");
+    assert_eq!(poll(&mut cq).len(), 1);
+    assert_eq!(cq.arm(Arm::Next), Armed::Empty);
+    assert_eq!(cq.arm(Arm::Solicited), Armed::Empty);
+    send(false);
+    assert_eq!(fired(), 1, "and does not narrow it");
     drop(poll(&mut b.recv_cq));
 }
 

@@ -154,6 +154,12 @@ fn attachments_hold_the_queue_pair_and_are_counted() {
         };
         assert_eq!(refused.unwrap_err(), full);
         drop(all);
+        // To one group, the same queue pair again and again.
+        let attach = || qp.attach_mcast(bed.group(1), Lid(0)).wait();
+        let all: Vec<_> = (0..64).map(|_| attach().unwrap()).collect();
+        let attr = Attr::MaxMcast;
+        assert_eq!(attach().unwrap_err(), Error::Exhausted { attr, max: 64 });
+        drop(all);
         qp.attach_mcast(other, Lid(0)).wait().unwrap();
         let rc = bed.end(0, QpType::Rc, |init| init);
         let refused = rc.qp.attach_mcast(bed.group(1), Lid(0)).wait();

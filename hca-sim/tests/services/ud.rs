@@ -3,8 +3,8 @@
 use std::net::Ipv4Addr;
 
 use verbs_core::{
-    Av, Gid, Lid, PostError, QKey, QpAttr, QpState, QpType, Qpn, Read, Recv, Remote, Send, WcFlags,
-    WcOpcode, WcStatus,
+    Access, Av, Gid, Lid, Mtu, PostError, Psn, QKey, QpAttr, QpState, QpType, Qpn, Read, Recv,
+    Remote, Send, WcFlags, WcOpcode, WcStatus,
 };
 
 use crate::bed::{Bed, End, QKEY, Way, to};
@@ -277,6 +277,55 @@ fn neighbours_on_one_port_reach_each_other() {
         a.qp.post_send(Send::new(4).inline(b"a").to(&to_a)).unwrap();
         assert_eq!(bed.poll(&mut a).len(), 1, "{way:?}");
         assert_eq!(bed.poll(&mut b).len(), 1, "{way:?}");
+    }
+}
+
+/// Goal: a shared receive is written to in the protection domain of its queue, not in that of the queue pair that takes
+/// it, for datagrams and for connections.
+#[test]
+fn a_shared_receive_is_in_the_domain_of_its_queue() {
+    for (way, qp_type) in Way::ALL
+        .map(|way| [(way, QpType::Ud), (way, QpType::Rc)])
+        .concat()
+    {
+        let bed = Bed::new(way);
+        let mut owner = bed.end(1, QpType::Ud, |init| init);
+        let mut srq = owner.pd.create_srq(8, 1).wait().unwrap();
+        let other = owner.device.alloc_pd().wait().unwrap();
+        let init = verbs_core::QpInit::of(qp_type, &owner.cq, &owner.cq).srq(&srq);
+        let qp = other.create_qp(init).wait().unwrap();
+        srq.post_recv(Recv::new(1).into(owner.mr.slice(0..200)))
+            .unwrap();
+        let send = Send::new(9).inline(b"mine");
+        let mut a;
+        let at = if qp_type == QpType::Ud {
+            a = bed.datagrams(0);
+            qp.init_datagram(1, QKEY).wait().unwrap();
+            qp.ready_to_receive_datagrams().wait().unwrap();
+            let there = to(bed.address(1), qp.qpn(), QKEY);
+            a.qp.post_send(send.to(&there)).unwrap();
+            GRH
+        } else {
+            a = bed.end(0, QpType::Rc, |init| init);
+            for (from, number, peer) in [(&a.qp, 1, qp.qpn()), (&qp, 0, a.qp.qpn())] {
+                let path = verbs_core::Path {
+                    av: bed.address(number),
+                    dest_qpn: peer,
+                    rq_psn: Psn::new(7),
+                    mtu: Mtu::B1024,
+                };
+                from.init(1, Access::REMOTE).wait().unwrap();
+                from.ready_to_receive(&path).wait().unwrap();
+                from.ready_to_send(Psn::new(7)).wait().unwrap();
+            }
+            a.qp.post_send(send).unwrap();
+            0
+        };
+        let [wc] = bed.poll(&mut owner)[..] else {
+            panic!("{way:?} {qp_type:?}: one receive");
+        };
+        assert_eq!(wc.status, WcStatus::Success, "{way:?} {qp_type:?}");
+        assert_eq!(owner.bytes(at..at + 4), b"mine");
     }
 }
 

@@ -1,6 +1,6 @@
-//! What the responder does with READs that come again, while others are half answered or under other keys.
+//! What the responder does with READs that come again, while others are half answered, under other keys or after a RESET.
 
-use super::retries::{answers, post_read, requests};
+use super::retries::{answers, post_read, post_write, requests};
 use super::*;
 
 /// The packets that a machine sends while its outlet takes that many, as (opcode, number).
@@ -52,4 +52,26 @@ fn a_repeated_read_has_the_key_that_it_had() {
         "its own key still does"
     );
     assert!(!pair.ends[1].dead && pair.ends[1].events.is_empty());
+}
+
+/// Goal: a responder that was reset owes its last peer nothing: neither the NAK that has not left, nor a READ that is asked
+/// for again; and it complains of what its next peer has lost. Method: the next connection has the next number.
+#[test]
+fn a_reset_responder_owes_nothing() {
+    let mut pair = Pair::new();
+    pair.paths(|path| (path.sq_psn, path.rq_psn) = (5, 5));
+    post_read(&mut pair, 1, 100);
+    for wr_id in 2..5 {
+        post_write(&mut pair, wr_id, 100);
+    }
+    let requests = requests(&mut pair);
+    assert_eq!(answers(&mut pair, &[&requests[0]]).len(), 1);
+    pair.ends[1].receive(pair.now, &requests[2]);
+    pair.ends[1].rc.reset();
+    let none = Vec::<Vec<u8>>::new();
+    assert_eq!(answers(&mut pair, &[]), none, "a NAK for the last peer");
+    pair.ends[1].path.rq_psn = 6;
+    assert_eq!(answers(&mut pair, &[&requests[0]]), none, "its READ");
+    let nak = answers(&mut pair, &[&requests[2]]).remove(0);
+    assert_eq!((nak[11], nak[12]), (6, 0x60), "what this peer has lost");
 }

@@ -13,7 +13,7 @@ fn lose(pair: &mut Pair, side: usize, numbers: &'static [usize]) {
     }));
 }
 
-fn post_write(pair: &mut Pair, wr_id: u64, len: u32) {
+pub(super) fn post_write(pair: &mut Pair, wr_id: u64, len: u32) {
     let [ours, theirs] = &mut pair.ends;
     let sges = [ours.sge(0, len)];
     ours.post(wr(wr_id, SendOp::Write(theirs.remote(0)), &sges));
@@ -64,6 +64,26 @@ fn a_silent_peer() {
     post_write(&mut pair, 1, 100);
     assert!(!pair.step(), "nothing will ever happen");
     assert_eq!(pair.ends[0].sends.next(), Some(0));
+}
+
+/// Goal: after a timeout one packet is sent, and each confirmation lets twice as many follow. Method: the first twenty
+/// packets are lost; a peer that is asked once for each of the forty would answer forty times.
+#[test]
+fn a_window_that_a_timeout_has_closed_opens_again() {
+    let mut pair = Pair::new();
+    let mut count = 0;
+    pair.filter = Some(Box::new(move |from, _| {
+        count += u32::from(from == 0);
+        from == 1 || count > 40
+    }));
+    post_write(&mut pair, 1, 40 * 1024);
+    pair.run();
+    assert_eq!(pair.ends[0].send_statuses(), [(1, OK)]);
+    let answers = pair.syndromes_of(1).len();
+    assert!(
+        answers <= 8,
+        "{answers} answers to 1, 2, 4, 8, 16 and 9 packets"
+    );
 }
 
 /// Goal: a timer that comes early does nothing.
