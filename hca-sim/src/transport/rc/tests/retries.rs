@@ -66,6 +66,25 @@ fn a_silent_peer() {
     assert_eq!(pair.ends[0].sends.next(), Some(0));
 }
 
+/// Goal: a requester that has given its peer up sends again when its queue pair was reset.
+#[test]
+fn a_requester_that_failed_sends_again_after_a_reset() {
+    let mut pair = Pair::new();
+    pair.paths(|path| path.retry_cnt = 0);
+    pair.filter = Some(Box::new(|_, _| false));
+    post_write(&mut pair, 1, 100);
+    pair.run();
+    assert_eq!(pair.ends[0].send_statuses(), [(1, WcStatus::RetryExcErr)]);
+    pair.filter = None;
+    for end in &mut pair.ends {
+        end.rc.reset();
+        end.dead = false;
+    }
+    post_write(&mut pair, 2, 100);
+    pair.run();
+    assert_eq!(pair.ends[0].send_statuses(), [(2, OK)]);
+}
+
 /// Goal: after a timeout one packet is sent, and each confirmation lets twice as many follow. Method: the first twenty
 /// packets are lost; a peer that is asked once for each of the forty would answer forty times.
 #[test]
