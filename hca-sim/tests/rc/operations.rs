@@ -314,5 +314,58 @@ fn k14_arm_fires_once_and_says_what_waits() {
     assert_eq!(cq.arm(Arm::Next), Armed::Empty);
     send(false);
     assert_eq!(fired(), 1, "the second call widened the first");
+    assert_eq!(poll(&mut cq).len(), 1);
+    assert_eq!(cq.arm(Arm::Next), Armed::Empty);
+    assert_eq!(cq.arm(Arm::Solicited), Armed::Empty);
+    send(false);
+    assert_eq!(fired(), 1, "and does not narrow it");
     drop(poll(&mut b.recv_cq));
+}
+
+/// Goal: a completion in error makes the event of a queue that is armed for solicited ones, whatever the work request
+/// says: who waits for solicited messages has to hear that none will come (IBTA vol. 1, 11.4.2.2). Method: a SEND of
+/// memory that is not the sender's, and the receives and SENDs that are flushed for it.
+#[test]
+fn an_error_fires_a_queue_that_is_armed_for_solicited_completions() {
+    let (mut a, b) = pair();
+    let events = Arc::new(AtomicU32::new(0));
+    let count = Arc::clone(&events);
+    let handler = move || {
+        count.fetch_add(1, Ordering::Relaxed);
+    };
+    let mut cqs = [(); 2].map(|()| {
+        let counts = handler.clone();
+        a.device.create_cq(64).handler(counts).wait().unwrap()
+    });
+    let mut qp = a.pd.create_qp(QpInit::rc(&cqs[0], &cqs[1])).wait().unwrap();
+    let mut peer = b.qp;
+    peer.modify(QpAttr::to(QpState::Reset)).wait().unwrap();
+    block_on(connect(&mut qp, &mut peer)).unwrap();
+    let fired = || {
+        way::settle();
+        events.swap(0, Ordering::Relaxed)
+    };
+    peer.post_recv(Recv::new(1)).unwrap();
+    for cq in &mut cqs {
+        assert_eq!(cq.arm(Arm::Solicited), Armed::Empty);
+    }
+    qp.post_send(Send::new(2).signaled()).unwrap();
+    assert_eq!(fired(), 0, "a success that is not solicited");
+    assert_eq!(poll(&mut cqs[0]).len(), 1);
+    qp.post_recv(Recv::new(3)).unwrap();
+    let foreign = b.mr.slice(0..8);
+    qp.post_send(Send::new(4).from(foreign)).unwrap();
+    assert_eq!(fired(), 2, "the SEND in error, and the flushed receive");
+    let [sends, recvs] = &mut cqs;
+    assert_eq!(poll(sends)[0].status, WcStatus::LocProtErr);
+    assert_eq!(poll(recvs)[0].status, WcStatus::WrFlushErr);
+    for cq in &mut cqs {
+        assert_eq!(cq.arm(Arm::Solicited), Armed::Empty);
+    }
+    qp.post_send(Send::new(5)).unwrap();
+    assert_eq!(fired(), 1, "a SEND that is flushed at once");
+    qp.post_recv(Recv::new(6)).unwrap();
+    assert_eq!(fired(), 1, "a receive that is flushed at once");
+    assert!(poll(&mut cqs[0]).len() + poll(&mut cqs[1]).len() == 2);
+    drop((poll(&mut a.send_cq), a.qp));
 }

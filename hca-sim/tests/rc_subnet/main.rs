@@ -3,6 +3,7 @@
 
 #![expect(clippy::unwrap_used, reason = "the helpers of a test are part of it")]
 
+mod damage;
 #[path = "../rc/ends.rs"]
 mod ends;
 #[path = "../rc/faults.rs"]
@@ -20,6 +21,7 @@ mod way {
 
     use hca_sim::clock::VirtualClock;
     use hca_sim::link::fabric::{Packet, PortRef, SharedSubnet, Subnet, SubnetConfig, Topology};
+    use hca_sim::link::{Faults, Faulty};
     use hca_sim::{Builder, Hca};
     use verbs_core::Av;
     use verbs_core::mad::Time;
@@ -31,6 +33,15 @@ mod way {
 
     /// Two HCAs that reach each other through one switch, after a sweep of OpenSM, as it was recorded.
     pub(crate) fn hcas(clock: &VirtualClock, change: fn(Builder) -> Builder) -> [Arc<Hca>; 2] {
+        damaged(clock, change, Faults::NONE)
+    }
+
+    /// The same, on ports that receive packets with these faults.
+    pub(crate) fn damaged(
+        clock: &VirtualClock,
+        change: fn(Builder) -> Builder,
+        faults: Faults,
+    ) -> [Arc<Hca>; 2] {
         let text = include_str!("../data/opensm/net-1sw-2ca");
         let topology = Topology::parse(text).unwrap();
         let [a, b] = ["HcaA", "HcaB"].map(|name| PortRef {
@@ -43,6 +54,7 @@ mod way {
         let hcas = [(a, 1), (b, 2)].map(|(at, seed)| {
             let port = subnet.attach(at, seed).unwrap();
             assert!(subnet.attach(at, seed).is_none(), "it is taken");
+            let port = Faulty::new(port, seed).receiving(faults);
             change(Hca::over(port).clock(clock.clone())).build()
         });
         let known = hcas.each_ref().map(Arc::downgrade);

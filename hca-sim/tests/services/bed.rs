@@ -56,6 +56,15 @@ impl Bed {
         Self::lossy(way, Faults::NONE)
     }
 
+    /// Over a cable with room for two packets.
+    pub(crate) fn narrow(way: Way) -> Self {
+        let clock = VirtualClock::new();
+        let cable = Cable::new().burst_limit(2).room(2);
+        let (a, b) = cable.plug(&[way.host(1)], &[way.host(2)]);
+        let hcas = [a, b].map(|port| Hca::over(port).clock(clock.clone()).build());
+        Self { way, hcas, clock }
+    }
+
     /// What the first one sends meets these faults, where packets can be seen.
     pub(crate) fn lossy(way: Way, faults: Faults) -> Self {
         let clock = VirtualClock::new();

@@ -1,5 +1,6 @@
 //! Multicast groups.
 
+use hca_sim::extension::PacketCounters;
 use verbs_core::{Attr, Av, Error, Lid, QpType, Qpn, Recv, Send, Why};
 
 use crate::bed::{Bed, End, QKEY, Way, to};
@@ -66,6 +67,37 @@ fn a_datagram_to_a_group_reaches_all_that_are_attached() {
     }
 }
 
+/// Goal: a queue pair that is attached twice gets one copy, it is in the group until both attachments are undone, and
+/// then the port has left the group on the link too (IBTA vol. 1, 10.5.2.1). Method: the packets that come to the port.
+#[test]
+fn two_attachments_make_one_copy_and_the_last_one_leaves_the_group() {
+    for way in Way::ALL {
+        let bed = Bed::new(way);
+        let (mut a, mut b) = (bed.datagrams(0), bed.datagrams(1));
+        let group = bed.group(1);
+        let [first, second] = [(); 2].map(|()| b.qp.attach_mcast(group, Lid(0)).wait().unwrap());
+        let there = to(Av::to_gid(1, 0, group), Qpn::MULTICAST, QKEY);
+        // How many completions that makes, and how many packets come to the port.
+        let mut send = || {
+            post_receives(&mut b);
+            let count = |end: &End| {
+                let packets = end.device.call::<PacketCounters>(()).wait().unwrap();
+                packets.received
+            };
+            let before = count(&b);
+            a.qp.post_send(Send::new(9).inline(b"x").to(&there))
+                .unwrap();
+            let completions = bed.poll(&mut b).len();
+            (completions, count(&b) - before)
+        };
+        assert_eq!(send(), (1, 1), "{way:?}: attached twice");
+        second.detach().wait().unwrap();
+        assert_eq!(send(), (1, 1), "{way:?}: attached once");
+        first.detach().wait().unwrap();
+        assert_eq!(send(), (0, 0), "{way:?}: detached");
+    }
+}
+
 #[test]
 fn a_queue_pair_can_keep_its_own_from_itself() {
     for way in Way::ALL {
@@ -121,6 +153,12 @@ fn attachments_hold_the_queue_pair_and_are_counted() {
             max: 256,
         };
         assert_eq!(refused.unwrap_err(), full);
+        drop(all);
+        // To one group, the same queue pair again and again.
+        let attach = || qp.attach_mcast(bed.group(1), Lid(0)).wait();
+        let all: Vec<_> = (0..64).map(|_| attach().unwrap()).collect();
+        let attr = Attr::MaxMcast;
+        assert_eq!(attach().unwrap_err(), Error::Exhausted { attr, max: 64 });
         drop(all);
         qp.attach_mcast(other, Lid(0)).wait().unwrap();
         let rc = bed.end(0, QpType::Rc, |init| init);

@@ -1,5 +1,7 @@
 //! Unreliable connections.
 
+use std::time::Duration;
+
 use hca_sim::link::Faults;
 use verbs_core::{PostError, QpState, QpType, Read, Recv, Remote, Send, WcOpcode, WcStatus, Write};
 
@@ -148,5 +150,33 @@ fn what_needs_an_answer_is_refused() {
         };
         let read = Read::new(1, remote).into(a.mr.slice(0..8));
         assert_eq!(a.qp.post_send(read), Err(PostError::Unsupported));
+    }
+}
+
+/// Goal: a message that the link takes in parts arrives whole. Method: twenty packets over a link with room for two.
+#[test]
+fn a_long_message_passes_a_link_that_is_often_full() {
+    for way in [Way::V4, Way::V6] {
+        let bed = Bed::narrow(way);
+        let [mut a, mut b] = bed.pair(QpType::Uc);
+        let data: Vec<u8> = (0..20_000_u32).map(|at| (at * 5 / 3) as u8).collect();
+        a.mr.write(0, &data).unwrap();
+        for wr_id in 0..2 {
+            b.qp.post_recv(Recv::new(wr_id).into(b.mr.slice(0..20_000)))
+                .unwrap();
+            let from = a.mr.slice(0..20_000);
+            a.qp.post_send(Send::new(wr_id).from(from).signaled())
+                .unwrap();
+            bed.advance(Duration::from_millis(100));
+            let [sent] = bed.poll(&mut a)[..] else {
+                panic!("{way:?}: it leaves");
+            };
+            let [got] = bed.poll(&mut b)[..] else {
+                panic!("{way:?}: it arrives");
+            };
+            assert!(sent.is_ok() && got.is_ok(), "{sent:?} {got:?}");
+            assert_eq!(got.byte_len, 20_000);
+            assert_eq!(b.bytes(0..20_000), data, "{way:?}");
+        }
     }
 }

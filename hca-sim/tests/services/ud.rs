@@ -3,8 +3,8 @@
 use std::net::Ipv4Addr;
 
 use verbs_core::{
-    Av, Gid, Lid, PostError, QKey, QpAttr, QpState, QpType, Qpn, Read, Recv, Remote, Send, WcFlags,
-    WcOpcode, WcStatus,
+    Access, Av, Gid, Lid, Mtu, PostError, Psn, QKey, QpAttr, QpState, QpType, Qpn, Read, Recv,
+    Remote, Send, WcFlags, WcOpcode, WcStatus,
 };
 
 use crate::bed::{Bed, End, QKEY, Way, to};
@@ -74,6 +74,33 @@ fn a_datagram_tells_who_sent_it() {
             panic!("{way:?}: one answer");
         };
         assert_eq!((wc.wr_id, wc.src_qpn), (3, b.qp.qpn()));
+    }
+}
+
+/// Goal: who gets a datagram sees the traffic class that it was sent with, in the header before it, and answers with it.
+#[test]
+fn the_traffic_class_stands_before_the_payload() {
+    for way in Way::ALL {
+        let bed = Bed::new(way);
+        let (mut a, mut b) = (bed.datagrams(0), bed.datagrams(1));
+        let mut av = Av::to_gid(1, 0, b.hca.gid());
+        av.global.as_mut().unwrap().traffic_class = 0xb8;
+        b.qp.post_recv(Recv::new(1).into(b.mr.slice(0..100)))
+            .unwrap();
+        let there = to(av, b.qp.qpn(), QKEY);
+        a.qp.post_send(Send::new(2).inline(b"x").to(&there))
+            .unwrap();
+        let [wc] = bed.poll(&mut b)[..] else {
+            panic!("{way:?}: one receive");
+        };
+        let area: [u8; GRH] = b.bytes(0..GRH).try_into().unwrap();
+        let tclass = match way {
+            Way::V4 => area[21],
+            Way::V6 | Way::Loopback => area[0] << 4 | area[1] >> 4,
+        };
+        assert_eq!(tclass, 0xb8, "{way:?}");
+        let back = Av::reverse(1, &wc, &area, 0).unwrap();
+        assert_eq!(back.global.unwrap().traffic_class, 0xb8, "{way:?}");
     }
 }
 
@@ -250,6 +277,55 @@ fn neighbours_on_one_port_reach_each_other() {
         a.qp.post_send(Send::new(4).inline(b"a").to(&to_a)).unwrap();
         assert_eq!(bed.poll(&mut a).len(), 1, "{way:?}");
         assert_eq!(bed.poll(&mut b).len(), 1, "{way:?}");
+    }
+}
+
+/// Goal: a shared receive is written to in the protection domain of its queue, not in that of the queue pair that takes
+/// it, for datagrams and for connections.
+#[test]
+fn a_shared_receive_is_in_the_domain_of_its_queue() {
+    for (way, qp_type) in Way::ALL
+        .map(|way| [(way, QpType::Ud), (way, QpType::Rc)])
+        .concat()
+    {
+        let bed = Bed::new(way);
+        let mut owner = bed.end(1, QpType::Ud, |init| init);
+        let mut srq = owner.pd.create_srq(8, 1).wait().unwrap();
+        let other = owner.device.alloc_pd().wait().unwrap();
+        let init = verbs_core::QpInit::of(qp_type, &owner.cq, &owner.cq).srq(&srq);
+        let qp = other.create_qp(init).wait().unwrap();
+        srq.post_recv(Recv::new(1).into(owner.mr.slice(0..200)))
+            .unwrap();
+        let send = Send::new(9).inline(b"mine");
+        let mut a;
+        let at = if qp_type == QpType::Ud {
+            a = bed.datagrams(0);
+            qp.init_datagram(1, QKEY).wait().unwrap();
+            qp.ready_to_receive_datagrams().wait().unwrap();
+            let there = to(bed.address(1), qp.qpn(), QKEY);
+            a.qp.post_send(send.to(&there)).unwrap();
+            GRH
+        } else {
+            a = bed.end(0, QpType::Rc, |init| init);
+            for (from, number, peer) in [(&a.qp, 1, qp.qpn()), (&qp, 0, a.qp.qpn())] {
+                let path = verbs_core::Path {
+                    av: bed.address(number),
+                    dest_qpn: peer,
+                    rq_psn: Psn::new(7),
+                    mtu: Mtu::B1024,
+                };
+                from.init(1, Access::REMOTE).wait().unwrap();
+                from.ready_to_receive(&path).wait().unwrap();
+                from.ready_to_send(Psn::new(7)).wait().unwrap();
+            }
+            a.qp.post_send(send).unwrap();
+            0
+        };
+        let [wc] = bed.poll(&mut owner)[..] else {
+            panic!("{way:?} {qp_type:?}: one receive");
+        };
+        assert_eq!(wc.status, WcStatus::Success, "{way:?} {qp_type:?}");
+        assert_eq!(owner.bytes(at..at + 4), b"mine");
     }
 }
 

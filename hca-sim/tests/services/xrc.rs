@@ -224,6 +224,21 @@ fn a_queue_that_is_none_is_an_invalid_request() {
     }
 }
 
+/// Goal: a queue that was destroyed cannot be named any more.
+#[test]
+fn a_queue_that_is_gone_is_an_invalid_request() {
+    for way in Way::ALL {
+        let mut c = connection(way);
+        let mut gone = process(&c.device, &c.domain);
+        let srqn = gone.srq.srqn();
+        let room = gone.mr.slice(0..100);
+        gone.srq.post_recv(Recv::new(6).into(room)).unwrap();
+        gone.srq.destroy().wait().unwrap();
+        let send = Send::new(1).inline(b"x").srq(srqn).signaled();
+        assert_eq!(c.run(send.wr).status, WcStatus::RemInvReqErr, "{way:?}");
+    }
+}
+
 #[test]
 fn without_a_receive_the_initiator_waits_and_the_limit_is_told() {
     for way in Way::ALL {

@@ -80,6 +80,7 @@ plants! {
     WrongQpn = "wrong-qpn", Poll, "A completion names another queue pair.";
     WrongKey = "wrong-key", Poll, "A receive says that another key was made invalid.";
     LostWake = "lost-wake", Poll, "An armed completion queue never fires.";
+    SilentError = "silent-error", Poll, "A completion queue that is armed for solicited completions does not fire.";
     StaleKey = "stale-key", Verbs, "A region's keys work on after it was deregistered.";
     LostFlush = "lost-flush", Verbs, "A queue pair is not taken to ERR, but it is said to be.";
     LeakedObject = "leaked-object", Verbs, "A protection domain is not deallocated, but it is said to be.";

@@ -7,6 +7,7 @@ mod control;
 mod draft;
 mod evil;
 mod keys;
+mod listener;
 mod machine;
 mod parcel;
 mod plan;

@@ -36,6 +36,8 @@ pub(super) struct Parcel<'d> {
     pub(super) seq: u64,
     pub(super) to: usize,
     pub(super) receives: bool,
+    /// It waits until the READs and atomics before it have ended.
+    pub(super) fenced: bool,
     pub(super) read: Option<Read>,
     /// What had gone wrong by then where it goes.
     pub(super) seen: Seen,
@@ -74,7 +76,10 @@ impl Stand {
         if world.is_spent() {
             return None;
         }
-        let packed = self.pack(draw, parcel.data)?;
+        let mut packed = self.pack(draw, parcel.data)?;
+        if parcel.fenced {
+            packed.flags |= SendFlags::FENCE;
+        }
         let wr_id = (self.posted + 1) << 1;
         let sges = Payload::List(&packed.sges);
         let wr = SendWr {

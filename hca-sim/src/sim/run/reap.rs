@@ -110,7 +110,7 @@ impl Session {
                 // A message that is too long is told at both ends.
                 wc.status == WcStatus::LocLenErr && conn.lanes[1 - end].evil.is_some()
             }
-            WcStatus::RetryExcErr => loses || orphaned || conn.broken,
+            WcStatus::RetryExcErr if loses || orphaned || conn.broken => true,
             WcStatus::RnrRetryExcErr => conn.attrs.rnr_retry < 7,
             status => {
                 evil(&conn.lanes[end], wc.wr_id).is_some_and(|legal| legal.contains(&status))
@@ -128,14 +128,21 @@ impl Session {
         conn.broken = true;
     }
 
-    /// Whether a work request reaches for memory that is registered and deregistered meanwhile.
+    /// Whether a work request reaches for memory that is registered and deregistered while it is on its way. A READ
+    /// that is asked for again when that memory has gone is not answered.
     fn touches_spare(&self, index: usize, end: usize, wc: &Wc) -> bool {
         let sends = self.conns[index].lanes[end].sends.iter();
         let of = |sent: &&Sent<What>| sent.wr_id == wc.wr_id;
         let spare = |(place, _): &(Place, _)| *place == Place::Spare;
         let mut sends = sends.filter(of);
-        wc.status == WcStatus::RemAccessErr
-            && sends.any(|sent| sent.what.target.as_ref().is_some_and(spare))
+        sends.any(|sent| {
+            let ends_so = match wc.status {
+                WcStatus::RemAccessErr => true,
+                WcStatus::RetryExcErr => sent.what.operation == Operation::Read,
+                _ => false,
+            };
+            ends_so && sent.what.target.as_ref().is_some_and(spare)
+        })
     }
 
     /// A completion of a send queue.

@@ -11,8 +11,9 @@ use verbs_core::{
 };
 
 use crate::sim::check::{Rule, SendModel, Tag};
-use crate::sim::plant::Spoiled;
+use crate::sim::plant::{Plant, Spoiled};
 use crate::sim::run::area::Region;
+use crate::sim::run::listener::Listener;
 use crate::sim::run::parcel::{Out, pieces};
 use crate::sim::run::world::{Lease, World};
 use crate::sim::{Draw, Ppm};
@@ -40,6 +41,8 @@ pub(super) struct Stand {
     pub(super) region: Region,
     /// For sends and receives, or one for both.
     pub(super) cqs: Vec<Cq>,
+    /// One for each of them, or none at all.
+    listeners: Vec<Listener>,
     spoiled: Spoiled,
     pub(super) srq: Option<Srq>,
     pub(super) qp: Option<Qp>,
@@ -119,6 +122,7 @@ impl Stand {
             pd: None,
             region: Region::new(BACK.end, access, 0x5_0000_0000, draw)?,
             cqs: Vec::new(),
+            listeners: Vec::new(),
             spoiled: Spoiled::new(world.options.plant, draw.fork()),
             srq: None,
             qp: None,
@@ -153,8 +157,16 @@ impl Stand {
         let request = request.iova(self.region.iova);
         self.region.mr = Some(world.verb(lease, request).await.ok()?);
         for _ in 0..=draw.below(2) {
-            let cq = world.verb(lease, device.create_cq(CQE)).await.ok()?;
-            self.cqs.push(cq);
+            let mut request = device.create_cq(CQE);
+            // Every other stand: the queues of the rest are never armed.
+            if self.id.is_multiple_of(2) {
+                let listener = Listener::default();
+                if world.options.plant != Some(Plant::SilentError) {
+                    request = request.handler(listener.handler());
+                }
+                self.listeners.push(listener);
+            }
+            self.cqs.push(world.verb(lease, request).await.ok()?);
         }
         let Sizes {
             recv_depth, sges, ..
@@ -224,8 +236,10 @@ impl Stand {
     /// What has completed, in order; the flag says that it is of a receive.
     pub(super) fn poll(&mut self, world: &World) -> Vec<Wc> {
         let mut all = Vec::new();
+        let is_removed = self.lease.removed.get();
         for (queue, cq) in self.cqs.iter_mut().enumerate() {
             let mut out = [Wc::default(); 16];
+            let mut of_queue = Vec::new();
             loop {
                 let polled = cq.poll(&mut out);
                 if polled.is_empty() {
@@ -236,7 +250,14 @@ impl Stand {
                 polled
                     .iter()
                     .for_each(|wc| journal.completion(now, name, wc));
+                of_queue.extend_from_slice(polled);
                 all.extend(self.spoiled.pass(polled));
+            }
+            let listener = self.listeners.get_mut(queue).filter(|_| !is_removed);
+            if let Some(listener) = listener
+                && let Err(what) = listener.polled(cq, &of_queue)
+            {
+                world.accuse(Rule::Liveness, what);
             }
         }
         all

@@ -165,6 +165,7 @@ impl Session<'_> {
             seq: u64::from(tag.seq),
             to: 1 - end,
             receives: imm.is_some() || !about.writes,
+            fenced: false,
             read: None,
             seen,
         };
@@ -201,6 +202,7 @@ impl Session<'_> {
             seq: 0,
             to: 1 - end,
             receives: false,
+            fenced: false,
             read: None,
             seen: Seen::default(),
         };

@@ -24,10 +24,10 @@ use crate::sim::{Draw, Ppm};
 const STANDS: usize = 3;
 /// Bytes in front of the payload of a receive.
 const HEADER: usize = 40;
+/// Attachments of a queue pair to the session's group at most.
+const ATTACHED_MAX: usize = 2;
 /// Bytes of a datagram at most.
 const DATAGRAM_MAX: usize = 4096;
-/// What most queue pairs go by.
-const KEY: QKey = QKey(0x1111_0000);
 
 struct Session<'w> {
     world: &'w Rc<World>,
@@ -38,6 +38,9 @@ struct Session<'w> {
     flying: Flying,
     group: Gid,
     gid_index: u16,
+    /// The Q_Key of most queue pairs. No other session has it: packets of one that has ended may be sent once
+    /// more, to a group of the same address.
+    key: QKey,
 }
 
 /// What concerns a queue pair besides its queues.
@@ -45,7 +48,8 @@ struct Member {
     key: QKey,
     /// Its own datagrams to the group do not come back to it.
     blocks: bool,
-    mcast: Option<Mcast>,
+    /// Its attachments to the group; with two of them it gets one copy all the same.
+    attached: Vec<Mcast>,
     /// When it may have left the group last; `None` if it never was in it.
     left: Option<Instant>,
 }
@@ -71,14 +75,16 @@ pub(super) async fn run(world: &Rc<World>, mut draw: Draw) {
     let Some(stands) = service::stands(world, &mut draw, nodes) else {
         return;
     };
+    let id = u32::from(stands[0].id);
+    let key = QKey(0x1111_0000 | id);
     let members = [(); STANDS].map(|()| Member {
         key: if draw.chance(Ppm::percent(20)) {
-            QKey(0x2222)
+            QKey(0x2222_0000 | id)
         } else {
-            KEY
+            key
         },
         blocks: draw.chance(Ppm::percent(30)),
-        mcast: None,
+        attached: Vec::new(),
         left: None,
     });
     let gid_index = draw.below(2) as u16;
@@ -94,6 +100,7 @@ pub(super) async fn run(world: &Rc<World>, mut draw: Draw) {
             _ => Gid::from(Ipv6Addr::new(0xff12, 0, 0, 0, 0, 0, 9, number.into())),
         },
         gid_index,
+        key,
         draw,
     };
     if session.build().await.is_some() && session.work().await.is_some() {
@@ -161,7 +168,7 @@ impl Session<'_> {
         let key = match to {
             _ if wrong => QKey(0x7777),
             To::One(to) => self.members[to].key,
-            To::Group | To::Nobody => KEY,
+            To::Group | To::Nobody => self.key,
         };
         self.post(from, to, len, key)
     }
@@ -187,6 +194,7 @@ impl Session<'_> {
             seq: u64::from(tag.seq),
             to: 0,
             receives: true,
+            fenced: false,
             read: None,
             seen,
         };
@@ -234,22 +242,37 @@ impl Session<'_> {
 
     async fn join_or_leave(&mut self, at: usize) {
         let (stand, member) = (&self.stands[at], &mut self.members[at]);
+        let joins = match member.attached.len() {
+            0 => true,
+            count => count < ATTACHED_MAX && self.draw.chance(Ppm::percent(30)),
+        };
+        if !joins {
+            return self.detach(at).await;
+        }
+        let Some(qp) = &stand.qp else { return };
         // It may be a member from now on, whatever is said about it later.
         member.left = Some(self.world.sim.now());
-        if let Some(mcast) = member.mcast.take() {
-            let done = self.world.verb(&stand.lease, mcast.detach()).await;
-            gone(self.world, done);
-        } else if let Some(qp) = &stand.qp {
-            let request = qp.attach_mcast(self.group, Lid(0));
-            member.mcast = self.world.verb(&stand.lease, request).await.ok();
-        }
+        let request = qp.attach_mcast(self.group, Lid(0));
+        let attached = self.world.verb(&stand.lease, request).await.ok();
+        member.attached.extend(attached);
+        member.left = Some(self.world.sim.now());
+    }
+
+    /// Undoes one attachment: it is in the group until that is over.
+    async fn detach(&mut self, at: usize) {
+        let (stand, member) = (&self.stands[at], &mut self.members[at]);
+        let Some(mcast) = member.attached.pop() else {
+            return;
+        };
+        let done = self.world.verb(&stand.lease, mcast.detach()).await;
+        gone(self.world, done);
         member.left = Some(self.world.sim.now());
     }
 
     /// A queue pair that is attached to a group answers Busy (K10).
     async fn try_too_early(&mut self, at: usize) -> Option<()> {
         let stand = &mut self.stands[at];
-        if self.members[at].mcast.is_none() {
+        if self.members[at].attached.is_empty() {
             return Some(());
         }
         let request = stand.qp.take()?.destroy();
@@ -270,7 +293,7 @@ impl Session<'_> {
 
     /// Posts a work request that ends the send queue, and only that: SQE.
     fn stumble(&mut self, at: usize) {
-        let there = Datagram::new(self.way(To::One(at)), self.stands[at].qpn, KEY);
+        let there = Datagram::new(self.way(To::One(at)), self.stands[at].qpn, self.key);
         let stand = &mut self.stands[at];
         if !stand.is_healthy() {
             return;
@@ -283,6 +306,7 @@ impl Session<'_> {
             seq: 0,
             to: at,
             receives: false,
+            fenced: false,
             read: None,
             seen: Seen::default(),
         };
@@ -340,12 +364,8 @@ impl Session<'_> {
     async fn end(&mut self) {
         self.leave().await;
         for at in 0..STANDS {
-            if let Some(mcast) = self.members[at].mcast.take() {
-                let done = self
-                    .world
-                    .verb(&self.stands[at].lease, mcast.detach())
-                    .await;
-                gone(self.world, done);
+            while !self.members[at].attached.is_empty() {
+                self.detach(at).await;
             }
             self.stands[at].destroy_qp(self.world).await;
         }
@@ -466,7 +486,7 @@ fn may_take(about: &About, at: usize, member: &Member, resent: bool) -> Result<(
     if about.key != member.key {
         return Err("it came with another Q_Key");
     }
-    let was_in = member.mcast.is_some() || member.left.is_some_and(|left| left >= about.at);
+    let was_in = !member.attached.is_empty() || member.left.is_some_and(|left| left >= about.at);
     match about.to {
         To::One(to) if to == at => Ok(()),
         To::Group if member.blocks && about.from == at && !resent => {

@@ -147,6 +147,7 @@ impl Session<'_> {
             seq,
             to: holder(via),
             receives: false,
+            fenced: false,
             read,
             seen: self.seen(),
         };
@@ -213,8 +214,12 @@ impl Session<'_> {
         }
         let all = self.objects.invalidable(pair);
         let (whose, key) = *all.get(self.draw.below(all.len()))?;
-        self.send(pair, key, Some(whose), Deed::SendInv)?;
+        let fenced = self.draw.chance(Ppm::percent(50));
+        self.send(pair, key, Some((whose, fenced)), Deed::SendInv)?;
         self.keys.going_behind(key, pair);
+        if !fenced {
+            self.weaken_reads(key);
+        }
         match whose {
             Whose::Window(slot) => self.objects.window(slot)?.busy = true,
             Whose::Fast => self.objects.fast.as_mut()?.busy = true,
@@ -264,7 +269,23 @@ impl Session<'_> {
         Some(())
     }
 
-    fn send(&mut self, pair: usize, key: u32, whose: Option<Whose>, deed: Deed) -> Option<()> {
+    /// A SEND that ends the key was posted without a fence behind READs. If a response of theirs is lost, they are
+    /// asked for again, and the key may be none by then (IBTA vol. 1, 10.8.3.3 lets only a fence order the two).
+    /// The responder says nothing to that, or refuses it.
+    fn weaken_reads(&mut self, key: u32) {
+        let is_read = |opcode: &WcOpcode| *opcode == WcOpcode::RdmaRead;
+        self.weaken(key, is_read);
+    }
+
+    /// Posts a SEND with invalidate; `whose` is the key's owner and whether the SEND is fenced, `None` if nobody
+    /// may end the key by it.
+    fn send(
+        &mut self,
+        pair: usize,
+        key: u32,
+        whose: Option<(Whose, bool)>,
+        deed: Deed,
+    ) -> Option<()> {
         let stand = &mut self.stands[peer(pair)];
         let len = stand.sizes.length(&mut self.draw, MESSAGE_MAX);
         let tag = stand.next_tag();
@@ -278,6 +299,7 @@ impl Session<'_> {
             seq,
             to: holder(pair),
             receives: true,
+            fenced: whose.is_some_and(|(_, fenced)| fenced),
             read: None,
             seen,
         };
@@ -288,7 +310,7 @@ impl Session<'_> {
             tag,
             len,
             key,
-            whose,
+            whose: whose.map(|(whose, _)| whose),
             confirmed: false,
             seen,
         });

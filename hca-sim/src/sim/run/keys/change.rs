@@ -1,7 +1,9 @@
 //! What the holder does to keys: by work requests, by direct calls and by verbs.
 
 use verbs_core::wr::Binding;
-use verbs_core::{Access, Dest, Error, Extent, Fmr, RKey, Refused, SendOp, WcStatus, WindowType};
+use verbs_core::{
+    Access, Dest, Error, Extent, Fmr, RKey, Refused, SendOp, WcOpcode, WcStatus, WindowType,
+};
 
 use crate::sim::Ppm;
 use crate::sim::check::{Leads, Rule, Verdict};
@@ -170,6 +172,7 @@ impl Session<'_> {
             seq: self.seq,
             to: holder(pair),
             receives: false,
+            fenced: false,
             read: None,
             seen: self.seen(),
         };
@@ -266,13 +269,20 @@ impl Session<'_> {
     /// A key may end at any time from now on, so accesses that are on their way may be refused.
     fn going(&mut self, key: u32) {
         self.keys.going(key);
+        self.weaken(key, |_| true);
+    }
+
+    /// Accesses of those kinds that are on their way through a key may be refused.
+    pub(super) fn weaken(&mut self, key: u32, of_kind: impl Fn(&WcOpcode) -> bool) {
         for deed in self.deeds.values_mut() {
             if let Deed::Reach {
                 key: through,
                 verdict: verdict @ Verdict::Must,
+                opcode,
                 ..
             } = deed
                 && *through == key
+                && of_kind(opcode)
             {
                 *verdict = Verdict::May;
             }

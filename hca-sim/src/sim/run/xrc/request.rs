@@ -123,6 +123,7 @@ impl Session<'_> {
             seq: u64::from(tag.seq),
             to: process,
             receives,
+            fenced: false,
             read,
             seen: service::seen(self.world, &self.stands, true),
         };
@@ -166,6 +167,7 @@ impl Session<'_> {
             seq: 0,
             to: process,
             receives: false,
+            fenced: false,
             read: None,
             seen: service::seen(self.world, &self.stands, true),
         };

@@ -36,7 +36,9 @@ use crate::wire::{Head, Packet, Service};
 mod captures;
 mod faults;
 mod operations;
+mod repeats;
 mod retries;
+mod rights;
 mod storms;
 
 const PD: u32 = 3;

@@ -271,6 +271,25 @@ fn inline_unsignalled_and_solicited() {
     );
 }
 
+/// Goal: only the packet that ends a message asks for the receiver's event, so that the event does not come before
+/// the message does (IBTA vol. 1, 9.2.3).
+#[test]
+fn the_last_packet_is_the_solicited_one() {
+    for (op, len) in [(SendOp::Send, 3000), (SendOp::SendWithImm(4), 2500)] {
+        let mut pair = Pair::new();
+        let [ours, theirs] = &mut pair.ends;
+        theirs.post_recv(1, &[theirs.sge(0, 4096)]);
+        let sges = [ours.sge(0, len)];
+        let mut send = wr(1, op, &sges);
+        send.flags |= SendFlags::SOLICITED;
+        ours.post(send);
+        pair.run();
+        let sent = pair.log.iter().filter(|(from, ..)| *from == 0);
+        let marks: Vec<bool> = sent.map(|(.., bytes)| bytes[1] & 0x80 != 0).collect();
+        assert_eq!(marks, [false, false, true], "{op:?}");
+    }
+}
+
 /// Goal: a long transfer fills its window and asks in between, and goes on.
 #[test]
 fn a_long_message_keeps_to_the_window() {

@@ -13,13 +13,13 @@ fn lose(pair: &mut Pair, side: usize, numbers: &'static [usize]) {
     }));
 }
 
-fn post_write(pair: &mut Pair, wr_id: u64, len: u32) {
+pub(super) fn post_write(pair: &mut Pair, wr_id: u64, len: u32) {
     let [ours, theirs] = &mut pair.ends;
     let sges = [ours.sge(0, len)];
     ours.post(wr(wr_id, SendOp::Write(theirs.remote(0)), &sges));
 }
 
-fn post_read(pair: &mut Pair, wr_id: u64, len: u32) {
+pub(super) fn post_read(pair: &mut Pair, wr_id: u64, len: u32) {
     let [ours, theirs] = &mut pair.ends;
     theirs
         .memory
@@ -64,6 +64,45 @@ fn a_silent_peer() {
     post_write(&mut pair, 1, 100);
     assert!(!pair.step(), "nothing will ever happen");
     assert_eq!(pair.ends[0].sends.next(), Some(0));
+}
+
+/// Goal: a requester that has given its peer up sends again when its queue pair was reset.
+#[test]
+fn a_requester_that_failed_sends_again_after_a_reset() {
+    let mut pair = Pair::new();
+    pair.paths(|path| path.retry_cnt = 0);
+    pair.filter = Some(Box::new(|_, _| false));
+    post_write(&mut pair, 1, 100);
+    pair.run();
+    assert_eq!(pair.ends[0].send_statuses(), [(1, WcStatus::RetryExcErr)]);
+    pair.filter = None;
+    for end in &mut pair.ends {
+        end.rc.reset();
+        end.dead = false;
+    }
+    post_write(&mut pair, 2, 100);
+    pair.run();
+    assert_eq!(pair.ends[0].send_statuses(), [(2, OK)]);
+}
+
+/// Goal: after a timeout one packet is sent, and each confirmation lets twice as many follow. Method: the first twenty
+/// packets are lost; a peer that is asked once for each of the forty would answer forty times.
+#[test]
+fn a_window_that_a_timeout_has_closed_opens_again() {
+    let mut pair = Pair::new();
+    let mut count = 0;
+    pair.filter = Some(Box::new(move |from, _| {
+        count += u32::from(from == 0);
+        from == 1 || count > 40
+    }));
+    post_write(&mut pair, 1, 40 * 1024);
+    pair.run();
+    assert_eq!(pair.ends[0].send_statuses(), [(1, OK)]);
+    let answers = pair.syndromes_of(1).len();
+    assert!(
+        answers <= 8,
+        "{answers} answers to 1, 2, 4, 8, 16 and 9 packets"
+    );
 }
 
 /// Goal: a timer that comes early does nothing.
@@ -329,7 +368,7 @@ fn an_acknowledgement_beyond_a_read() {
 }
 
 /// What one machine answers to requests that are given to it.
-fn answers(pair: &mut Pair, requests: &[&[u8]]) -> Vec<Vec<u8>> {
+pub(super) fn answers(pair: &mut Pair, requests: &[&[u8]]) -> Vec<Vec<u8>> {
     for bytes in requests {
         pair.ends[1].receive(pair.now, bytes);
     }
@@ -339,7 +378,7 @@ fn answers(pair: &mut Pair, requests: &[&[u8]]) -> Vec<Vec<u8>> {
     packets.into_iter().map(|(bytes, _)| bytes).collect()
 }
 
-fn requests(pair: &mut Pair) -> Vec<Vec<u8>> {
+pub(super) fn requests(pair: &mut Pair) -> Vec<Vec<u8>> {
     let (packets, _) = pair.ends[0].transmit(pair.now);
     packets.into_iter().map(|(bytes, _)| bytes).collect()
 }
