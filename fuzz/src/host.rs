@@ -14,14 +14,18 @@ use crate::Script;
 const TOPOLOGY: &str = "Switch 6 \"s\"\n[1] \"a\"[1]\n[2] \"b\"[1]\n[3] \"c\"[1]\n[4] \"c\"[2]\n\
                         Hca 1 \"a\"\nHca 1 \"b\"\nHca 2 \"c\"\n";
 
-/// Clients at a time.
+const NODES: [&str; 3] = ["a", "b", "c"];
+
+/// Clients at a time, and with them their sessions.
 const CLIENTS: usize = 12;
+const SPEAKERS: usize = 4 * CLIENTS;
 
 /// Messages that one message may beget: each goes to one client for each registration.
 const ANSWERS_MAX: usize = 4096;
 
 /// Messages of all kinds, packets, connects and disconnects at a host. What it answers is bounded, all that it
-/// sends can be read, the subnet keeps its nodes, and a program that comes new is served.
+/// sends can be read, the subnet keeps its nodes, a program that has been there from the start is served all the
+/// time, and so is one that comes new.
 pub(crate) fn host(bytes: &[u8]) -> u32 {
     let mut script = Script::new(bytes);
     let mut world = World::new();
@@ -32,10 +36,21 @@ pub(crate) fn host(bytes: &[u8]) -> u32 {
     script.steps()
 }
 
+/// A program that keeps to the protocol, with a session of its own.
+struct Honest {
+    client: u32,
+    session: u32,
+    agent: u32,
+}
+
 struct World {
     host: Host,
     now: Time,
+    /// Hostile clients, and the sessions that they have opened.
     clients: Vec<u32>,
+    operator: u32,
+    /// One for each node.
+    honest: Vec<Honest>,
     /// Datagrams that clients got, to be answered.
     heard: Vec<(u32, MadMessage)>,
 }
@@ -43,12 +58,18 @@ struct World {
 impl World {
     fn new() -> Self {
         let topology = Topology::parse(TOPOLOGY).expect("a topology");
-        Self {
-            host: Host::new(topology, SubnetConfig::default()),
+        let mut host = Host::new(topology, SubnetConfig::default());
+        let operator = host.connect_operator().expect("there is room");
+        let mut world = Self {
+            host,
             now: Time::ZERO,
             clients: Vec::new(),
+            operator,
+            honest: Vec::new(),
             heard: Vec::new(),
-        }
+        };
+        world.honest = NODES.map(|node| world.register(node)).into();
+        world
     }
 
     fn step(&mut self, what: u8, script: &mut Script<'_>) {
@@ -65,8 +86,9 @@ impl World {
                 self.now = self.now + Duration::from_micros(micros);
                 self.host.handle_timeout(self.now);
             }
-            5 => self.check(script.pick(&["a", "b", "c"])),
+            5 => self.check(script.below(NODES.len())),
             6 => self.reply(script),
+            7 => self.operate(script),
             _ => self.say(script),
         }
         self.drain();
@@ -186,6 +208,11 @@ impl World {
                 Ok(&message),
                 "a message that cannot be read"
             );
+            if let Message::Opened { session } = message
+                && self.clients.len() < SPEAKERS
+            {
+                self.clients.push(session);
+            }
             if let Message::Mad(mad) = message {
                 self.heard.push((client, mad));
                 let excess = self.heard.len().saturating_sub(16);
@@ -205,8 +232,8 @@ impl World {
         assert_eq!(self.host.subnet().len(), 4, "nodes of the subnet");
     }
 
-    /// A program that comes new opens a port, registers, and asks the port's own node who it is.
-    fn check(&mut self, node: &str) {
+    /// A program comes, opens a port and registers.
+    fn register(&mut self, node: &str) -> Honest {
         let client = self.host.connect().expect("there is room for a client");
         let open = Message::Open {
             host: node.into(),
@@ -232,6 +259,20 @@ impl World {
         let Some(Message::Registered { agent }) = registered else {
             panic!("an honest program cannot register: {registered:?}");
         };
+        Honest {
+            client,
+            session,
+            agent,
+        }
+    }
+
+    fn check(&mut self, at: usize) {
+        let Honest { session, agent, .. } = self.honest[at];
+        self.is_served(session, agent);
+    }
+
+    /// The port's own node answers who it is.
+    fn is_served(&mut self, session: u32, agent: u32) {
         let mut mad = [0; 256];
         let header = MadHeader {
             base_version: MadHeader::BASE_VERSION,
@@ -251,14 +292,27 @@ impl World {
             bytes: mad.to_vec(),
             ..MadMessage::default()
         });
-        let answer = self.ask(client, &question);
+        let answer = self.ask(session, &question);
         let Some(Message::Mad(answer)) = answer else {
             panic!("an honest program gets no answer: {answer:?}");
         };
         assert_eq!((answer.agent, answer.status), (agent, 0));
         assert_eq!(answer.bytes[64 + 2], 1, "its node is an adapter");
-        self.host.disconnect(self.now, client);
+    }
+
+    /// A program that comes new is served, and goes.
+    fn visit(&mut self, node: &str) {
+        let visitor = self.register(node);
+        self.is_served(visitor.session, visitor.agent);
+        self.host.disconnect(self.now, visitor.client);
         self.drain();
+    }
+
+    /// Cables are pulled and put back by somebody who may.
+    fn operate(&mut self, script: &mut Script<'_>) {
+        let message = a_message(script, self.operator).encode();
+        // A place that there is not is refused; the operator stays.
+        let _refused = self.host.handle(self.now, self.operator, &message);
     }
 
     /// Says something, and takes what the host answers that client.
@@ -275,8 +329,9 @@ impl World {
     }
 
     fn end(&mut self) {
-        for node in ["a", "b", "c"] {
-            self.check(node);
+        for (at, node) in NODES.into_iter().enumerate() {
+            self.check(at);
+            self.visit(node);
         }
         for client in std::mem::take(&mut self.clients) {
             self.host.disconnect(self.now, client);
@@ -292,7 +347,10 @@ impl World {
                 break;
             }
         }
-        self.check("a");
+        self.check(0);
+        for honest in std::mem::take(&mut self.honest) {
+            self.host.disconnect(self.now, honest.client);
+        }
     }
 }
 
