@@ -239,7 +239,7 @@ impl QueuePair {
             signaled: wr.flags.contains(SendFlags::SIGNALED),
         };
         let outcome = message.carry_out();
-        if land.awaits_first() && arrives(&outcome) {
+        if land.awaits_first() && outcome.arrives() {
             effects.contact.extend(land.responder.upgrade());
         }
         match outcome {
@@ -591,14 +591,5 @@ impl Due for QueuePair {
         if let Some(me) = self.me.upgrade() {
             me.turn();
         }
-    }
-}
-
-/// Whether a message with that outcome has reached the responder.
-fn arrives(outcome: &Outcome) -> bool {
-    match outcome {
-        Outcome::Done(_) | Outcome::NotReady | Outcome::Later(_) | Outcome::Riders => true,
-        Outcome::Fault(fault) => fault.at_responder,
-        Outcome::Busy(_) => false,
     }
 }

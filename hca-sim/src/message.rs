@@ -38,6 +38,17 @@ pub(crate) enum Outcome {
     Fault(Fault),
 }
 
+impl Outcome {
+    /// Whether the message has reached the responder.
+    pub(crate) fn arrives(&self) -> bool {
+        match self {
+            Self::Done(_) | Self::NotReady | Self::Later(_) | Self::Riders => true,
+            Self::Fault(fault) => fault.at_responder,
+            Self::Busy(_) => false,
+        }
+    }
+}
+
 /// The events and troubles of a message that has been carried out, to be seen to outside the pin.
 #[derive(Clone, Copy, Debug, Default)]
 #[must_use]

@@ -21,9 +21,8 @@ use hca_sim::link::fabric::AttachError;
 use hca_sim::link::fabric::message::{BELL, Message, PACKETS_MAX, Refusal};
 use hca_sim::link::fabric::ring::{Bell, Rings};
 use hca_sim::link::fabric::socket::{Take, connect_to, receive, ring, send, send_with};
-use verbs_core::mad::AttributeId;
-use verbs_core::mad::Delivery;
 use verbs_core::mad::sm::{LinkState, NodeInfo, NodeInfoView, attribute};
+use verbs_core::mad::{AttributeId, Delivery};
 use verbs_core::wr::Datagram;
 use verbs_core::{
     Access, Av, Cq, Device, EventType, Gid, Lid, Memory, Mr, Mtu, Path, Pd, PortState, PostError,

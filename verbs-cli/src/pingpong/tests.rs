@@ -119,7 +119,8 @@ fn strange_clients_are_told_apart() {
                 }
             };
             stream.write_all(says.as_bytes()).expect("it reads");
-            stream.shutdown(std::net::Shutdown::Write).expect("open");
+            // A server that has seen enough may have closed it already.
+            let _closed = stream.shutdown(std::net::Shutdown::Write);
             let error = serving
                 .join()
                 .expect("no panic")

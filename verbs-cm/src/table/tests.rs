@@ -5,5 +5,6 @@ mod half_open;
 mod hostile;
 mod lab;
 mod linux;
+mod listening;
 mod making;
 mod resolving;

@@ -47,6 +47,7 @@ pub mod grace;
 #[cfg(all(test, verbs_loom))]
 mod loom_tests;
 pub mod memory;
+mod owner;
 pub mod pages;
 pub mod pin;
 pub mod region;

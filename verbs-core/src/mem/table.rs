@@ -4,10 +4,10 @@ use std::hint::cold_path;
 use std::ptr::{NonNull, null_mut};
 
 use super::access::Access;
-use super::bind::{WindowOwner, unbind};
+use super::bind::unbind;
 use super::entry::{Slot, View};
-use super::fast::Fast;
 use super::grace;
+use super::owner::{Owner, State, What};
 use super::pages::Span;
 use super::pin::Pin;
 use super::region::{Fault, Region};
@@ -15,13 +15,12 @@ use super::touch::{TouchWord, Touched};
 use super::window::Window;
 use crate::addr::{LKey, RKey};
 use crate::error::{Attr, Error, Why};
-use crate::object::Target;
 use crate::seed::{Draws, Seed};
 use crate::sync::atomic::{
     AtomicBool, AtomicPtr, AtomicU64,
     Ordering::{AcqRel, Acquire, Relaxed},
 };
-use crate::sync::{Arc, Mutex, MutexGuard, Weak};
+use crate::sync::{Arc, Mutex, MutexGuard};
 
 /// The regions of one device, by key.
 ///
@@ -76,44 +75,6 @@ pub struct Who {
     pub pd: u32,
     /// Number of the queue pair.
     pub qpn: u32,
-}
-
-/// What a verb looks at.
-#[derive(Default)]
-pub(super) struct Owner {
-    pub(super) state: State,
-    pub(super) key_byte: u8,
-    pub(super) what: What,
-    pub(super) pd: u32,
-    region: Option<Region>,
-    /// Windows that are bound to it.
-    pub(super) windows: u32,
-    /// Who may be looking at what the key, or a window's, stood for before; and how often that changed.
-    pub(super) drain: Touched,
-    pub(super) epoch: u32,
-    /// Whom windows keep from being destroyed.
-    pub(super) target: Option<Weak<dyn Target>>,
-}
-
-/// What a key is for.
-#[derive(Debug, Default)]
-pub(super) enum What {
-    /// A region that a verb registers.
-    #[default]
-    Plain,
-    /// A region that is registered on the data path.
-    Fast(Box<Fast>),
-    /// A memory window.
-    Window(Box<WindowOwner>),
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum State {
-    #[default]
-    Free,
-    Invalid,
-    Live,
-    Closing,
 }
 
 /// The unused indices and the source of surprise.
@@ -576,16 +537,6 @@ impl Drop for MrTable {
         if !regions.is_empty() {
             grace::after(touched, move || drop(regions));
         }
-    }
-}
-
-impl std::fmt::Debug for Owner {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Owner")
-            .field("state", &self.state)
-            .field("what", &self.what)
-            .field("windows", &self.windows)
-            .finish_non_exhaustive()
     }
 }
 
