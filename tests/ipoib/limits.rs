@@ -103,7 +103,7 @@ fn no_message_is_longer_than_its_receiver_takes() {
         send(&node, PEER, 100);
         world
             .meet(&mut node, &mut peer, 2 * SECOND, |peer, _, _, heard| {
-                answer_arp(peer, &heard)
+                answer_arp(peer, &heard);
             })
             .await;
         assert_eq!(node.link.interface().connections().0, 1);
@@ -139,7 +139,7 @@ fn a_refusal_is_taken_for_a_while() {
         while node.counters().connections_failed == 0 {
             world
                 .meet(&mut node, &mut peer, SECOND / 20, |peer, _, _, heard| {
-                    answer_arp(peer, &heard)
+                    answer_arp(peer, &heard);
                 })
                 .await;
         }
@@ -181,7 +181,7 @@ fn connections_that_are_made_have_a_limit() {
             send(&node, Ipv4Addr::from(u32::from(PEER) + number), 100);
             world
                 .meet(&mut node, &mut peer, SECOND / 500, |peer, _, _, heard| {
-                    answer_arp(peer, &heard)
+                    answer_arp(peer, &heard);
                 })
                 .await;
         }
@@ -305,7 +305,7 @@ fn unused_connections_end_at_their_time() {
         send(&node, PEER, 100);
         world
             .meet(&mut node, &mut peer, SECOND, |peer, _, _, heard| {
-                answer_arp(peer, &heard)
+                answer_arp(peer, &heard);
             })
             .await;
         let manager = Manager::of(&peer.device);
@@ -319,7 +319,7 @@ fn unused_connections_end_at_their_time() {
         send(&node, PEER, 100);
         world
             .meet(&mut node, &mut peer, SECOND, |peer, _, _, heard| {
-                answer_arp(peer, &heard)
+                answer_arp(peer, &heard);
             })
             .await;
         world.sim.sleep(idle - 3 * SECOND).await;

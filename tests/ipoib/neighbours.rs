@@ -288,7 +288,7 @@ fn what_arp_teaches() {
         let mut answers = Vec::new();
         world
             .meet(&mut node, &mut peer, settled, |_, _, _, heard| {
-                answers.push(heard)
+                answers.push(heard);
             })
             .await;
         let [
@@ -364,7 +364,7 @@ fn what_advertisements_teach() {
         );
         world
             .meet(&mut node, &mut peer, tick, |_, _, _, heard| {
-                assert!(!matches!(heard.what, Message::Nd(_)), "{heard:?}")
+                assert!(!matches!(heard.what, Message::Nd(_)), "{heard:?}");
             })
             .await;
         // Another place, without Override: it stays, and is asked whether it is there.

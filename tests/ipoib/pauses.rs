@@ -43,7 +43,7 @@ fn a_path_that_is_refused_is_asked_for_after_a_pause() {
         while node.counters().paths_asked == 0 {
             world
                 .meet(&mut node, &mut peer, STEP / 10, |peer, _, _, heard| {
-                    answer_arp(peer, &heard)
+                    answer_arp(peer, &heard);
                 })
                 .await;
         }
