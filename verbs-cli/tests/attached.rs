@@ -112,6 +112,16 @@ impl Node {
         self.device.query_port(1).wait().unwrap().state
     }
 
+    /// How often the link had no room.
+    fn blocked(&self) -> u64 {
+        self.device
+            .call::<PacketCounters>(())
+            .wait()
+            .unwrap()
+            .link
+            .blocked
+    }
+
     /// Waits until the port is in that state, as messages of the host are taken in by and by.
     fn wait_for(&self, state: PortState) {
         eventually(|| self.state() == state);
@@ -451,15 +461,7 @@ fn a_late_reader_gets_all() {
     };
     let (mut sent, begin) = (0, Instant::now());
     let mut wcs = [Wc::default(); 16];
-    while a
-        .device
-        .call::<PacketCounters>(())
-        .wait()
-        .unwrap()
-        .link
-        .blocked
-        == 0
-    {
+    while a.blocked() == 0 {
         let is_held_up = sent < 10_000 && begin.elapsed() < STUCK;
         assert!(is_held_up, "nobody is held up by {sent} datagrams");
         let send = Send::new(0).from(end.mr.slice(0..2048)).to(&there);

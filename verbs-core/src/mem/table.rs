@@ -50,7 +50,7 @@ use crate::sync::{Arc, Mutex, MutexGuard};
 ///
 /// Each index has one, for a few steps. Who has a window's lock may take that of a region, never that of
 /// another window, and who has a region's takes none: so posts of binds that name each other's keys do not
-/// wait for each other. [`MrTable::region`] is the only way to a second lock.
+/// wait for each other. `MrTable::region` is the only way to a second lock.
 #[derive(Debug)]
 pub struct MrTable {
     slots: Box<[Slot]>,
