@@ -256,12 +256,18 @@ impl Driver {
                 blocked,
                 fed,
                 news,
+                refused,
             } = effects.take_packets();
             let waits_for_room = blocked || !stalled.is_empty();
             again.extend(effects.carry_out(port));
             let more = more || !again.is_empty();
             for change in news {
                 self.tell(change);
+            }
+            for refusal in refused {
+                if let Some(hca) = self.hca.get().and_then(Weak::upgrade) {
+                    hca.refused(&refusal);
+                }
             }
             let has_fed = !fed.is_empty();
             for neighbour in fed {
@@ -351,6 +357,8 @@ impl Driver {
         if let Some((qpn, psn)) = answer {
             outbox.answered(&mut **link, qpn, psn);
         }
+        let refused = std::iter::from_fn(|| link.refusal());
+        effects.refused.extend(refused);
         // Asking the system costs a call, and the thread that waits is woken by news.
         if self.waiter.is_none() || self.news.swap(false, AcqRel) {
             effects.news.extend(std::iter::from_fn(|| link.change()));
