@@ -6,4 +6,5 @@ mod hostile;
 mod lab;
 mod linux;
 mod making;
+mod refused;
 mod resolving;
