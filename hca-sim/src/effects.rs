@@ -11,7 +11,7 @@ use verbs_core::{EventType, WcStatus, collect};
 use crate::cq::{CqRing, WaitsForCq};
 use crate::engine::Due;
 use crate::landing::Landing;
-use crate::link::{Change, Refusal};
+use crate::link::Change;
 use crate::message::{Done, Fault};
 use crate::port::Port;
 use crate::qp::{Finish, QueuePair};
@@ -39,8 +39,6 @@ pub(crate) struct Effects {
     pub(crate) fed: Fed,
     /// What the link has told about itself.
     pub(crate) news: Vec<Change>,
-    /// What hosts have refused of what the link has sent.
-    pub(crate) refused: Vec<Refusal>,
     pub(crate) raise: Vec<(Arc<QueuePair>, EventType)>,
     pub(crate) srq_limit: Vec<Arc<SharedReceives>>,
     /// Who has more to do as soon as this is done.
@@ -64,7 +62,6 @@ pub(crate) struct ForDriver {
     pub(crate) blocked: bool,
     pub(crate) fed: Fed,
     pub(crate) news: Vec<Change>,
-    pub(crate) refused: Vec<Refusal>,
 }
 
 /// Something to be done once.
@@ -132,7 +129,6 @@ impl Effects {
             blocked: std::mem::take(&mut self.blocked),
             fed: std::mem::take(&mut self.fed),
             news: std::mem::take(&mut self.news),
-            refused: std::mem::take(&mut self.refused),
         }
     }
 

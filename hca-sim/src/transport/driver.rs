@@ -256,18 +256,12 @@ impl Driver {
                 blocked,
                 fed,
                 news,
-                refused,
             } = effects.take_packets();
             let waits_for_room = blocked || !stalled.is_empty();
             again.extend(effects.carry_out(port));
             let more = more || !again.is_empty();
             for change in news {
                 self.tell(change);
-            }
-            for refusal in refused {
-                if let Some(hca) = self.hca.get().and_then(Weak::upgrade) {
-                    hca.refused(&refusal);
-                }
             }
             let has_fed = !fed.is_empty();
             for neighbour in fed {
@@ -357,8 +351,15 @@ impl Driver {
         if let Some((qpn, psn)) = answer {
             outbox.answered(&mut **link, qpn, psn);
         }
-        let refused = std::iter::from_fn(|| link.refusal());
-        effects.refused.extend(refused);
+        while let Some(refusal) = link.refusal() {
+            if let Some(hca) = self.hca.get().cloned() {
+                effects.after.push(Box::new(move || {
+                    if let Some(hca) = hca.upgrade() {
+                        hca.refused(&refusal);
+                    }
+                }));
+            }
+        }
         // Asking the system costs a call, and the thread that waits is woken by news.
         if self.waiter.is_none() || self.news.swap(false, AcqRel) {
             effects.news.extend(std::iter::from_fn(|| link.change()));
