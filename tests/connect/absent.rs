@@ -100,7 +100,13 @@ fn a_peer_that_starts_late_is_reached() {
     let ((connected, refused), (accepted, listener, server)) =
         block_on(async { join(asks, answers).await });
     assert!(refused >= 1);
-    drop((connected, accepted, listener));
+    block_on(async {
+        let closed = accepted.closed();
+        connected.close().await.unwrap();
+        closed.await.unwrap();
+        accepted.close().await.unwrap();
+    });
+    drop(listener);
     client.close();
     server.close();
 }
