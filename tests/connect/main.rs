@@ -9,6 +9,7 @@
     reason = "helpers of tests may panic as the tests themselves"
 )]
 
+mod absent;
 mod ends;
 mod service;
 mod storms;

@@ -36,7 +36,7 @@ impl ConnectArgs {
     pub(crate) async fn await_connection<T>(
         self,
         device: &Device,
-        peer: SocketAddr,
+        peer: impl fmt::Display,
         connecting: impl Future<Output = T>,
     ) -> T {
         let Some(timer) = device.target().provider_of().timer() else {

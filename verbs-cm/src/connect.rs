@@ -41,6 +41,7 @@ use crate::wire::{IpHeader, IpPair, PortSpace, ServiceId, Transport};
 /// # Errors
 /// [`NotConnected`] with the queue pair and [`Error`]: [`Error::NoAddress`], [`Error::NoRoute`],
 /// [`Error::Rejected`] (nobody listens; or refused, with private data), [`Error::NoAnswer`],
+/// [`Error::PortUnreachable`] (the host refuses packets, twice in a row),
 /// [`Error::Failed`], [`Error::QpState`], [`Error::Verb`].
 pub fn connect(device: &Device, addr: impl Into<Address>, qp: Qp) -> Connecting {
     Manager::of(device).connect(addr, qp)

@@ -32,7 +32,7 @@ pub const UDP_QKEY: QKey = QKey(0x0123_4567);
 ///
 /// # Errors
 /// [`Error::NoAddress`], [`Error::NoRoute`], [`Error::NoService`], [`Error::TimedOut`],
-/// [`Error::PrivateData`].
+/// [`Error::PortUnreachable`], [`Error::PrivateData`].
 pub fn resolve_service(
     device: &Device,
     addr: impl Into<Address>,
@@ -64,7 +64,7 @@ pub fn resolve_service(
         let asking = Asking::begin(&hub, source_port, &resolve)?;
         let (status, service) = poll_fn(|cx| asking.answer.poll(cx))
             .await
-            .ok_or(Error::TimedOut(addr))?;
+            .map_err(|silence| silence(addr))?;
         match status {
             SidrStatus::Valid => Ok(Service {
                 av: route.av,
@@ -119,23 +119,29 @@ impl Drop for Asking {
     }
 }
 
-/// Where the answer to a question arrives: `None` for none in time.
+/// An answer, or why there is none.
+type Said = Result<(SidrStatus, Service), fn(SocketAddr) -> Error>;
+
+/// Where the answer to a question arrives.
 pub(crate) struct Answer {
     hub: verbs_core::sync::Weak<Hub>,
-    said: Mutex<Option<Option<(SidrStatus, Service)>>>,
+    said: Mutex<Option<Said>>,
     waker: AtomicWaker,
 }
 
 impl Answer {
     pub(crate) fn event(&self, event: &Event) {
-        let said = match *event {
-            Event::Resolved {
-                status,
-                qpn,
-                qkey,
-                private_data,
-                ..
-            } => self.hub.upgrade().map(|hub| {
+        let said = match (event, self.hub.upgrade()) {
+            (
+                &Event::Resolved {
+                    status,
+                    qpn,
+                    qkey,
+                    private_data,
+                    ..
+                },
+                Some(hub),
+            ) => {
                 let service = Service {
                     hub,
                     av: Av::default(),
@@ -143,15 +149,16 @@ impl Answer {
                     qkey,
                     private_data: private_data.0.to_vec(),
                 };
-                (status, service)
-            }),
-            _ => None,
+                Ok((status, service))
+            }
+            (Event::ResolveError { .. }, _) => Err(Error::PortUnreachable as fn(_) -> _),
+            _ => Err(Error::TimedOut as fn(_) -> _),
         };
         *self.said.lock() = Some(said);
         self.waker.wake();
     }
 
-    fn poll(&self, cx: &Context<'_>) -> Poll<Option<(SidrStatus, Service)>> {
+    fn poll(&self, cx: &Context<'_>) -> Poll<Said> {
         self.waker.register(cx.waker());
         match self.said.lock().take() {
             Some(said) => Poll::Ready(said),

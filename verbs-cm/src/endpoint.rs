@@ -9,7 +9,7 @@ use verbs_core::task::OwnWaker;
 use verbs_core::{Access, Qp, QpAttr, QpState, Qpn, RecvQueue, SendQueue};
 
 use crate::error::{Error, Rejection};
-use crate::event::{ConnId, Event};
+use crate::event::{ConnId, Event, Failure};
 use crate::hub::Hub;
 use crate::wire::PortSpace;
 
@@ -97,6 +97,10 @@ impl Endpoint {
                 private_data: private_data.0.to_vec(),
             }))),
             Event::Unreachable { .. } => Phase::Failed(Error::TimedOut(self.peer)),
+            Event::ConnectError {
+                why: Failure::PortUnreachable,
+                ..
+            } => Phase::Failed(Error::PortUnreachable(self.peer)),
             Event::ConnectError { why, .. } => Phase::Failed(Error::Failed(why)),
             Event::Disconnected { .. } => Phase::Over(Data::new()),
             _ => return,

@@ -70,6 +70,11 @@ pub enum Error {
         /// The time that it had.
         timeout: Duration,
     },
+    /// The peer's host refused the request (ICMP port unreachable), and did so again half a second later.
+    #[error(
+        "nobody is at {}: UDP port 4791 there refuses packets (start the peer, or check the address)", .0.ip()
+    )]
+    PortUnreachable(SocketAddr),
     /// The connection failed on its way.
     #[error("{0}")]
     Failed(Failure),
@@ -194,6 +199,16 @@ impl std::error::Error for NotConnected {}
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_host_that_refuses_reads_well() {
+        let peer = SocketAddr::from(([127, 0, 0, 3], 7174));
+        assert_eq!(
+            Error::PortUnreachable(peer).to_string(),
+            "nobody is at 127.0.0.3: UDP port 4791 there refuses packets (start the peer, or check the \
+             address)"
+        );
+    }
 
     #[test]
     fn refusals_read_well() {

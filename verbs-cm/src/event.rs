@@ -115,6 +115,13 @@ pub enum Event {
         /// The question.
         resolution: ResolveId,
     },
+    /// A question failed on its way.
+    ResolveError {
+        /// The question.
+        resolution: ResolveId,
+        /// Why.
+        why: Failure,
+    },
 }
 
 impl Event {
@@ -141,6 +148,11 @@ pub enum Failure {
     /// All connections were ended here; see [`Manager::disconnect_all`](crate::Manager::disconnect_all).
     #[error("all connections were ended here")]
     Ended,
+
+    // --- the network ---
+    /// The peer's host refused the request twice in a row (ICMP port unreachable).
+    #[error("the peer's host refuses packets: no program has the port there")]
+    PortUnreachable,
 
     // --- the peer ---
     /// The peer did not confirm the REP in time.
@@ -194,6 +206,9 @@ pub struct Counters {
     pub timewait_cut: u64,
     /// Half-open connections that gave way to newer requests.
     pub gave_way: u64,
+    /// Reports of refused messages that meant nothing: for messages that this manager has not sent there or
+    /// that were answered, or the second report of one message.
+    pub idle_refusals: u64,
     /// Messages kept back because their receiver has not shown that it hears us; see
     /// [`Config::amplification_max`](crate::Config::amplification_max).
     pub unproven: u64,

@@ -41,7 +41,10 @@
 //! ```
 //!
 //! A peer that does not answer is given up after [`CONNECT_TIMEOUT`], unless
-//! [`Connecting::timeout`] says otherwise.
+//! [`Connecting::timeout`] says otherwise. Sooner, if its host refuses the request twice in a row (ICMP port
+//! unreachable, where the provider [reports](verbs_core::event::EventWatcher::undelivered) it): the request goes
+//! again half a second after the first report, as the peer may be starting, and the second report ends the
+//! attempt with [`Error::PortUnreachable`]. A peer that has answered anything is not given up for reports.
 //!
 //! - [`connect`](crate::connect()), [`listen`](crate::listen()), [`Connection`]: connections.
 //! - [`listen_datagrams`], [`resolve_service`]: services for datagrams (SIDR). [`Membership`]: multicast.
@@ -135,6 +138,7 @@ mod native;
 mod options;
 mod params;
 mod provided;
+mod refusals;
 pub mod resolver;
 pub mod sa;
 mod step;

@@ -7,10 +7,12 @@
 use std::collections::VecDeque;
 use std::fmt;
 
+use crate::addr::Gid;
 use crate::command::{Command, Pending};
 use crate::device::{Device, DeviceCore, verb};
 use crate::error::Error;
 use crate::header::User;
+use crate::mad::TransactionId;
 use crate::object::{InUse, ObjectId, Target};
 use crate::panics::FirstPanic;
 use crate::request::Request;
@@ -236,6 +238,13 @@ impl DeviceCore {
         self.events.watchers.lock().push(Arc::downgrade(watcher));
     }
 
+    /// Tells services that the network has reported a management datagram as not delivered. For
+    /// providers; hold no lock.
+    pub fn report_undelivered(&self, mad: Undelivered) {
+        self.events
+            .each_watcher(move |watcher| watcher.undelivered(mad));
+    }
+
     /// The result of the create has been delivered: its events may go.
     pub(crate) fn announce(self: &Arc<Self>, target: &dyn Target) {
         let announced = self.events.announce(target.base());
@@ -264,10 +273,27 @@ impl DeviceCore {
     }
 }
 
+/// A management datagram that did not get to its queue pair: the destination's host refused it (ICMP
+/// port unreachable, RFC 792 and RFC 4443). The report is a hint and no proof. It quotes the datagram, so
+/// a host that has not seen the datagram cannot forge a report with its transaction id.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Undelivered {
+    /// The port that it was sent from.
+    pub port: u8,
+    /// Where it was sent to.
+    pub dgid: Gid,
+    /// Its transaction id.
+    pub tid: TransactionId,
+}
+
 /// Sees events besides the client; see [`DeviceCore::watch_events`].
 pub trait EventWatcher: Send + Sync {
     /// Runs under NoBlock, when the provider has raised the event.
     fn event(&self, event: AsyncEvent);
+
+    /// The network reports that a management datagram was not delivered. This is no event of the client's.
+    /// Runs under NoBlock.
+    fn undelivered(&self, _mad: Undelivered) {}
 
     /// The device has been removed, and there are no events any more. Runs under NoBlock.
     fn removed(&self) {}

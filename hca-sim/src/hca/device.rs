@@ -4,6 +4,7 @@ use verbs_core::command::Command;
 use verbs_core::device::{
     CloseDevice, ModifyDevice, ModifyPort, OpenDevice, QueryDevice, QueryGid, QueryPkey, QueryPort,
 };
+use verbs_core::event::Undelivered;
 use verbs_core::extension::CallExtension;
 use verbs_core::sync::atomic::{
     AtomicBool,
@@ -282,6 +283,14 @@ impl Hca {
         let devices = self.opened.lock().devices.clone();
         for device in devices.iter().filter_map(Weak::upgrade) {
             device.raise(event, subject);
+        }
+    }
+
+    /// Tells the services of every device that is open on this HCA. Holds no lock then.
+    pub(super) fn report_undelivered(&self, mad: Undelivered) {
+        let devices = self.opened.lock().devices.clone();
+        for device in devices.iter().filter_map(Weak::upgrade) {
+            device.report_undelivered(mad);
         }
     }
 

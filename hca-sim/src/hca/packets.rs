@@ -2,14 +2,16 @@
 
 use std::net::IpAddr;
 
-use verbs_core::mad::{MadArrival, MadBytes, MadVerdict};
+use verbs_core::event::Undelivered;
+use verbs_core::mad::{MadArrival, MadBytes, MadHeader, MadHeaderView, MadVerdict};
 use verbs_core::sync::Arc;
-use verbs_core::{EventType, PortState, Subject};
+use verbs_core::{EventType, Gid, PortState, Qpn, Subject};
 
 use crate::hca::Hca;
 use crate::limits::PORT;
-use crate::link::Change;
+use crate::link::{Change, Refusal};
 use crate::port::gids;
+use crate::wire::{Head, Service};
 
 impl Hca {
     /// Has packets seen to from now on.
@@ -87,6 +89,18 @@ impl Hca {
         self.raise(event, Subject::Port(PORT));
     }
 
+    /// A host has refused a packet. Services hear so of management datagrams. Holds no lock then.
+    pub(crate) fn refused(&self, refusal: &Refusal) {
+        let Some(header) = quoted_mad(refusal) else {
+            return;
+        };
+        self.report_undelivered(Undelivered {
+            port: PORT,
+            dgid: Gid::from(refusal.dst),
+            tid: header.tid,
+        });
+    }
+
     /// What the port's own agents make of a datagram.
     pub(super) fn answer_mad(&self, incoming: &MadArrival<'_>, reply: &mut MadBytes) -> MadVerdict {
         match &self.port.managed {
@@ -101,4 +115,13 @@ impl Hca {
             driver.change();
         }
     }
+}
+
+/// The header of the management datagram that a report quotes, if the datagram went to queue pair 1 and the
+/// report quotes enough of it.
+fn quoted_mad(refusal: &Refusal) -> Option<MadHeader> {
+    let (head, body) = Head::parse(&refusal.quoted).ok()?;
+    let is_mad = head.opcode().service() == Service::Ud && head.bth().dest_qpn == Qpn::new(1);
+    is_mad.then_some(())?;
+    Some(MadHeader::parse(MadHeaderView::new(body)?))
 }

@@ -12,7 +12,8 @@ use crate::clock::Clock;
 use crate::engine::Due;
 use crate::link::pcap::PcapWriter;
 use crate::link::{
-    Arrival, Burst, Change, Feedback, Ident, LinkCounters, Managed, PacketLink, Route, Sent, Waiter,
+    Arrival, Burst, Change, Feedback, Ident, LinkCounters, Managed, PacketLink, Refusal, Route,
+    Sent, Waiter,
 };
 use crate::wire::{Envelope, Frame, Net, ROCE_PORT, Seal};
 
@@ -254,6 +255,10 @@ impl<L: PacketLink, W: Write + Send> PacketLink for Captured<L, W> {
 
     fn change(&mut self) -> Option<Change> {
         self.link.change()
+    }
+
+    fn refusal(&mut self) -> Option<Refusal> {
+        self.link.refusal()
     }
 
     fn waiter(&self) -> Option<Arc<dyn Waiter>> {

@@ -22,6 +22,10 @@ pub struct LinkCounters {
     pub send_errno: Option<i32>,
     /// Datagrams that came and were too short, too long, or from nobody.
     pub receive_errors: u64,
+    /// Reports of the network about packets that it did not deliver (ICMP errors).
+    pub icmp_errors: u64,
+    /// Those among them that say that no program has the destination's UDP port (port unreachable).
+    pub port_unreachable: u64,
     /// Routes on which bursts were given up since the machine's addresses last changed.
     pub gso_routes_off: u64,
     /// Why they were given up on the last such route.

@@ -8,7 +8,8 @@ use verbs_core::{Mtu, Seed};
 
 use crate::engine::Due;
 use crate::link::{
-    Arrival, Burst, Change, Feedback, Ident, LinkCounters, Managed, PacketLink, Route, Sent, Waiter,
+    Arrival, Burst, Change, Feedback, Ident, LinkCounters, Managed, PacketLink, Refusal, Route,
+    Sent, Waiter,
 };
 use crate::rng::Rng;
 
@@ -299,6 +300,10 @@ impl<L: PacketLink> PacketLink for Faulty<L> {
 
     fn change(&mut self) -> Option<Change> {
         self.link.change()
+    }
+
+    fn refusal(&mut self) -> Option<Refusal> {
+        self.link.refusal()
     }
 
     fn waiter(&self) -> Option<Arc<dyn Waiter>> {

@@ -22,6 +22,8 @@ pub(crate) use hub::HubPort;
 pub use loopback::Loopback;
 pub(crate) use loopback::{Fabric, LID_MAX, Links};
 pub use managed::{Managed, PortSheet};
-pub use packet::{Arrival, Burst, Change, Feedback, Ident, Local, PacketLink, Route, Sent, Waiter};
+pub use packet::{
+    Arrival, Burst, Change, Feedback, Ident, Local, PacketLink, Refusal, Route, Sent, Waiter,
+};
 pub use udp::{ADDRESSES_MAX, LinkError, Udp};
 pub use verifier::{IcrcCounters, Verdict, Verifier};

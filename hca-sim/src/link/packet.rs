@@ -145,6 +145,22 @@ pub enum Feedback {
     OnlyFirst,
 }
 
+/// A packet that its destination's host has refused, as no program has the UDP port there (ICMP port
+/// unreachable).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// Where the packet was sent to.
+    pub dst: IpAddr,
+    /// What the report quotes of the packet, from its BTH on: at most [`Refusal::QUOTED_MAX`] bytes, and none if
+    /// the reporter quotes no more than the UDP header. Not covered by an ICRC: any host can write a report.
+    pub quoted: Vec<u8>,
+}
+
+impl Refusal {
+    /// Bytes that are kept of a quoted packet: the headers, and that of a management datagram.
+    pub const QUOTED_MAX: usize = 64;
+}
+
 /// What changed about a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
@@ -215,6 +231,12 @@ pub trait PacketLink: Send + fmt::Debug {
 
     /// What has changed since the last call, one thing at a time.
     fn change(&mut self) -> Option<Change>;
+
+    /// What was refused of the packets that it has sent, one at a time; asked after each
+    /// [`PacketLink::receive`]. Links without such reports have none; links that wrap another pass it on.
+    fn refusal(&mut self) -> Option<Refusal> {
+        None
+    }
 
     /// What a thread waits for packets with; `None` if there is nothing to wait for, as in virtual time.
     fn waiter(&self) -> Option<Arc<dyn Waiter>>;

@@ -351,6 +351,15 @@ impl Driver {
         if let Some((qpn, psn)) = answer {
             outbox.answered(&mut **link, qpn, psn);
         }
+        while let Some(refusal) = link.refusal() {
+            if let Some(hca) = self.hca.get().cloned() {
+                effects.after.push(Box::new(move || {
+                    if let Some(hca) = hca.upgrade() {
+                        hca.refused(&refusal);
+                    }
+                }));
+            }
+        }
         // Asking the system costs a call, and the thread that waits is woken by news.
         if self.waiter.is_none() || self.news.swap(false, AcqRel) {
             effects.news.extend(std::iter::from_fn(|| link.change()));

@@ -236,11 +236,19 @@ mod tests {
 
     #[test]
     fn only_regular_files_are_sources() {
-        let cases = [("/", "a directory"), ("/dev/zero", "a character device")];
+        let dir = tempfile::tempdir().expect("a directory");
+        let pipe = dir.path().join("F");
+        let (kind, mode) = (rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR);
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, kind, mode, 0).expect("a pipe");
+        let cases = [
+            (Path::new("/"), "a directory"),
+            (Path::new("/dev/zero"), "a character device"),
+            (&pipe, "a pipe"),
+        ];
         for (path, expected) in cases {
-            match Source::open(Path::new(path)) {
+            match Source::open(path) {
                 Err(CopyError::Unfit { what, .. }) => assert_eq!(what, expected),
-                other => panic!("{path}: {other:?}"),
+                other => panic!("{path:?}: {other:?}"),
             }
         }
     }

@@ -19,6 +19,7 @@ use super::nbd::{self, Errno, Export, Request, Shape};
 use super::notes::Notes;
 use super::session::{Outages, log_in, named};
 use crate::cli::WireArgs;
+use crate::connecting::ConnectArgs;
 use crate::ending::Ending;
 
 pub(super) const ABOUT: &str = "\
@@ -61,6 +62,8 @@ pub(super) struct AttachArgs {
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=4096))]
     clients: u32,
     #[command(flatten)]
+    connect: ConnectArgs,
+    #[command(flatten)]
     wire: WireArgs,
 }
 
@@ -98,7 +101,14 @@ pub(super) fn run(args: &AttachArgs, out: &mut dyn Write) -> Result<(), SrpError
     };
     let outages = Outages::of(&args.target, &notes);
     let hear = move |event: initiator::Event<'_>| outages.hear(event);
-    let logged_in = log_in(&args.target, &args.wire, options, &ending, hear)?;
+    let logged_in = log_in(
+        &args.target,
+        &args.wire,
+        args.connect,
+        options,
+        &ending,
+        hear,
+    )?;
     // The parser has looked at it.
     let lun = Lun::new(args.lun).unwrap_or_default();
     let ended = block_on(ending.unless_told(async {

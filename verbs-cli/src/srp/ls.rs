@@ -10,6 +10,7 @@ use ulp_srp::iu::{Lun, PortId};
 use super::error::SrpError;
 use super::session::{log_in, named};
 use crate::cli::WireArgs;
+use crate::connecting::ConnectArgs;
 use crate::ending::Ending;
 
 pub(super) const EXAMPLES: &str = "\
@@ -28,6 +29,8 @@ pub(super) struct LsArgs {
     /// For programs
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    connect: ConnectArgs,
     #[command(flatten)]
     wire: WireArgs,
 }
@@ -48,7 +51,14 @@ struct Disk {
 pub(super) fn run(args: &LsArgs, out: &mut dyn Write) -> Result<(), SrpError> {
     let ending = Ending::begin().map_err(SrpError::system("catch signals"))?;
     let options = named(args.initiator);
-    let logged_in = log_in(&args.target, &args.wire, options, &ending, |_| ())?;
+    let logged_in = log_in(
+        &args.target,
+        &args.wire,
+        args.connect,
+        options,
+        &ending,
+        |_| (),
+    )?;
     let disks = logged_in.run(&ending, list)?;
     let text = match args.json {
         true => serde_json::to_string_pretty(&disks).unwrap_or_default() + "\n",

@@ -14,6 +14,7 @@ use super::error::SrpError;
 use super::notes::Notes;
 use super::way::towards;
 use crate::cli::WireArgs;
+use crate::connecting::ConnectArgs;
 use crate::ending::{Ending, GOODBYE, within};
 use crate::wire::Wire;
 
@@ -26,22 +27,28 @@ pub(super) struct LoggedIn {
     wire: Wire,
 }
 
-/// Logs in. If the process is told to end before, it ends.
+/// Logs in, within the time that `connect` gives each login. If the process is told to end before, it ends.
 pub(super) fn log_in(
     target: &Target,
     wire: &WireArgs,
+    connect: ConnectArgs,
     options: Options,
     ending: &Ending,
     listener: impl Fn(Event<'_>) + Send + Sync + 'static,
 ) -> Result<LoggedIn, SrpError> {
     let wire = towards(target, wire)?;
+    let options = Options {
+        login_timeout: connect.connect_timeout,
+        ..options
+    };
     let logging_in = async {
         let device = wire.device().await;
         let device = Arc::new(device.map_err(SrpError::verb("open the device"))?);
         let manager = Manager::of(&device);
         manager.open().await.map_err(SrpError::connect)?;
         let initiator = Initiator::new(&device, options).on_event(listener);
-        let session = initiator.login(target.clone()).await;
+        let login = initiator.login(target.clone());
+        let session = connect.await_connection(&device, target, login).await;
         Ok::<_, SrpError>((session, device, manager))
     };
     match block_on(ending.unless_told(logging_in)) {

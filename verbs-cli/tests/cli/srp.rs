@@ -398,3 +398,43 @@ fn clients_that_say_nothing_do_not_end_the_server() {
     let complaints = lines(&ended, "cannot serve another client").len();
     assert!((1..=5).contains(&complaints), "{ended:?}");
 }
+
+/// Goal: all three clients wait for a target as long as they are told, say so after two seconds, and do not
+/// wait for a host that refuses packets. Method: a socket that takes packets and says nothing; then none.
+#[test]
+fn a_target_is_waited_for_as_long_as_one_is_told() {
+    let place = Place::new();
+    let (at, from) = (address(60), address(61));
+    let silent = std::net::UdpSocket::bind((at.as_str(), 4791)).expect("it is free");
+    let target = format!("{at}:5555");
+    let clients = [
+        vec!["ls", &target],
+        vec!["attach", &target, "--nbd", "unix:nbd"],
+        vec!["bench", &target, "--read", "100"],
+    ];
+    let ask = |client: &[&str], timeout: &str| {
+        let more = ["--bind", &from, "--connect-timeout", timeout];
+        let since = Instant::now();
+        let ended = place.verbs(&[&["srp"], client, &more].concat());
+        assert_eq!(ended.code, Some(1), "{ended:?}");
+        (ended, since.elapsed())
+    };
+    for client in &clients {
+        let (ended, took) = ask(client, "300ms");
+        assert!(ended.stderr.contains("within 0.3 s"), "{ended:?}");
+        assert!(!ended.stderr.contains("still trying"), "{ended:?}");
+        assert!(took >= Duration::from_millis(300), "{took:?}");
+    }
+    let (ended, took) = ask(&clients[0], "2500ms");
+    let still = format!("still trying to reach {target}, for 2.5s in all (--connect-timeout)");
+    assert!(ended.stderr.contains(&still), "{ended:?}");
+    assert!(ended.stderr.contains("within 2.5 s"), "{ended:?}");
+    assert!(took >= Duration::from_millis(2500), "{took:?}");
+    drop(silent);
+    for client in &clients {
+        let (ended, took) = ask(client, "2m");
+        let nobody = format!("nobody is at {at}: UDP port 4791 there refuses packets");
+        assert!(ended.stderr.contains(&nobody), "{ended:?}");
+        assert!(took < PATIENCE, "{took:?}");
+    }
+}

@@ -336,7 +336,7 @@ fn what_keeps_a_connection_from_being_made_is_said() {
     let parts = ["1 others are being served", "C was not created"];
     refused.end().failed(1, &parts);
     assert!(!busy.has_ended(), "{:?}", busy.end());
-    let parts = ["did not answer", "S was not created"];
+    let parts = ["UDP port 4791 there refuses packets", "S was not created"];
     silent.end().failed(1, &parts);
     let unrouted = place.verbs(&["copy", "rdma://[ff1e::1]:7/A", "E"]);
     assert!(

@@ -14,7 +14,7 @@ use std::future::poll_fn;
 use std::net::{IpAddr, SocketAddr};
 
 use verbs_core::device::DeviceCore;
-use verbs_core::event::{EventType, EventWatcher, Subject};
+use verbs_core::event::{EventType, EventWatcher, Subject, Undelivered};
 use verbs_core::mad::sa::PathRecord;
 use verbs_core::mad::{
     AgentError, Class, Delivery, MadAgent, MadClient, MadService, Method, PortInfo, Time, TimeCode,
@@ -309,6 +309,14 @@ impl EventWatcher for Below {
                 _,
             ) => hub.resolver().invalidate(),
             _ => {}
+        }
+    }
+
+    fn undelivered(&self, mad: Undelivered) {
+        if let Some(hub) = self.0.upgrade()
+            && hub.service.port().number == mad.port
+        {
+            hub.with(|inner, now| inner.cm.undelivered(now, mad.dgid, mad.tid));
         }
     }
 }

@@ -84,7 +84,9 @@ impl Inner {
                 let backlog = self.listeners.get(&listener).and_then(Weak::upgrade);
                 backlog.map(Whom::Backlog)
             }
-            Event::Resolved { resolution, .. } | Event::Unresolved { resolution } => {
+            Event::Resolved { resolution, .. }
+            | Event::Unresolved { resolution }
+            | Event::ResolveError { resolution, .. } => {
                 self.resolutions.remove(&resolution).map(Whom::Answer)
             }
             _ => {

@@ -5,10 +5,11 @@ use std::time::Duration;
 use verbs_core::addr::{Guid, Qpn};
 use verbs_core::mad::{Bits, Blob, TransactionId};
 
-use crate::event::{ConnId, Event};
+use crate::event::{ConnId, Event, Failure};
 use crate::machine::qp::{QpDriver, Stage, ack_timeout, active_attrs};
 use crate::machine::{Connection, Ctx, Edge, Proof, Side, State};
 use crate::params::{Connect, Port};
+use crate::refusals::{REFUSED_PAUSE, Refusals, Verdict};
 use crate::wire::{CommId, Message, MtuCode, Rej, RejectReason, Rejected, Rep, Req, Rtu};
 
 impl Connection {
@@ -36,6 +37,7 @@ impl Connection {
             wait: usual_wait(&connect),
             retries_left: 0,
             deadline: None,
+            refusals: Refusals::default(),
             gives_up: None,
             proof: Proof::GIVEN,
             timewait: req.primary.ack_timeout,
@@ -125,10 +127,38 @@ impl Connection {
 
     /// Nobody answered the REQ.
     pub(super) fn give_up_request(&mut self, ctx: &mut Ctx<'_>) {
+        let event = Event::Unreachable { conn: self.id };
+        self.end_request(ctx, event);
+    }
+
+    /// The network reports that the peer's host refused the REQ. Whether that means anything.
+    pub(crate) fn handle_refusal(&mut self, ctx: &mut Ctx<'_>) -> bool {
+        if self.state != State::ReqSent {
+            return false;
+        }
+        match self.refusals.refused() {
+            Verdict::Ignore => return false,
+            Verdict::SendSoon if self.retries_left > 0 => {
+                let soon = ctx.now + REFUSED_PAUSE;
+                self.deadline = self.deadline.map(|usual| usual.min(soon));
+            }
+            // That was the last one: it still has its time.
+            Verdict::SendSoon => {}
+            Verdict::GiveUp => {
+                let event = Event::ConnectError {
+                    conn: self.id,
+                    why: Failure::PortUnreachable,
+                };
+                self.end_request(ctx, event);
+            }
+        }
+        true
+    }
+
+    fn end_request(&mut self, ctx: &mut Ctx<'_>, event: Event) {
         self.withdraw(ctx);
         self.go(Edge::GiveUp);
         self.deadline = None;
-        let event = Event::Unreachable { conn: self.id };
         self.tell(ctx, event);
     }
 }

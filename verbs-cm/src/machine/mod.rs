@@ -25,6 +25,7 @@ use crate::config::Config;
 use crate::event::{ConnId, Event, Failure, ListenId, Outputs, QpChange};
 use crate::machine::qp::{Progress, QpDriver, Stage};
 use crate::params::{Connect, Port};
+use crate::refusals::Refusals;
 use crate::wire::{Acknowledged, CommId, Message, Mra, Rej, RejectReason, Rejected, Rep, Req};
 
 pub use state::{Edge, State};
@@ -81,6 +82,8 @@ pub(crate) struct Connection {
     wait: Duration,
     retries_left: u32,
     deadline: Option<Time>,
+    /// What the network reports of our REQ.
+    refusals: Refusals,
     /// When an unproven peer has had its time to confirm the REP.
     gives_up: Option<Time>,
     timewait: TimeCode,
@@ -212,6 +215,7 @@ impl Connection {
             }
         } else if self.retries_left > 0 && !self.is_late(ctx) && self.go(Edge::Resend) {
             self.retries_left -= 1;
+            self.refusals.sent_again();
             // The last message is left for the REJ that ends it: a peer that has confirmed, and whose
             // confirmations got lost, learns of the end.
             if self.proof.allows(1, ctx.config) {
@@ -255,6 +259,7 @@ impl Connection {
         }
         self.retries_left -= 1;
         self.prove();
+        self.refusals.answered();
         let longer = mra.service_timeout.min(ctx.config.service_timeout_max);
         self.deadline = Some(ctx.now + longer.duration() + self.wait);
         true

@@ -8,6 +8,7 @@ use crate::event::{ConnId, Event, Failure, ListenId};
 use crate::machine::qp::{QpDriver, Stage, passive_attrs};
 use crate::machine::{Connection, Ctx, Edge, Proof, Side, State};
 use crate::params::Accept;
+use crate::refusals::Refusals;
 use crate::wire::{CommId, IpHeader, RejectReason, Rep, Req};
 
 /// A REQ that the table found nothing wrong with.
@@ -52,6 +53,7 @@ impl Connection {
             wait: response.duration() + way.duration(),
             retries_left: 0,
             deadline: None,
+            refusals: Refusals::default(),
             gives_up: None,
             proof: Proof::NONE,
             timewait: way,

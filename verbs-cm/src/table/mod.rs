@@ -8,7 +8,7 @@ mod resolve;
 mod tests;
 
 use slab::Slab;
-use verbs_core::addr::Psn;
+use verbs_core::addr::{Gid, Psn};
 use verbs_core::mad::{Address, Blob, MadBytes, Time, TimeCode, TransactionId};
 use verbs_core::seed::Draws;
 use verbs_core::{Error, Seed};
@@ -30,7 +30,7 @@ use crate::wire::{CommId, RejectReason, Transport};
 /// - Inputs: [`handle`](Self::handle) for received datagrams,
 ///   [`handle_timeout`](Self::handle_timeout), [`qp_modified`](Self::qp_modified) when a modify has
 ///   ended, [`communication_established`](Self::communication_established) for the event of that
-///   name.
+///   name, [`undelivered`](Self::undelivered) for what the network refuses.
 /// - Outputs: after each call drain [`poll_transmit`](Self::poll_transmit),
 ///   [`poll_qp_change`](Self::poll_qp_change) and [`poll_event`](Self::poll_event), then look at
 ///   [`poll_timeout`](Self::poll_timeout).
@@ -246,6 +246,26 @@ impl Cm {
     /// Takes a received datagram. `from` is where it came from, with the way back.
     pub fn handle(&mut self, now: Time, from: Address, mad: &MadBytes) {
         self.dispatch(now, from, mad);
+    }
+
+    /// The network reports that a message was not delivered: its destination's host refused it. A hint, which
+    /// counts for a request only, until its first answer: the first report has the request sent again after
+    /// half a second, and one for that repetition, too, ends the attempt.
+    pub fn undelivered(&mut self, now: Time, to: Gid, tid: TransactionId) {
+        let id = CommId(tid.request());
+        let known = (tid.client() == self.client).then(|| self.index.local(id));
+        let slot = known.flatten().filter(|&slot| {
+            let asked = self.conns.get(slot).and_then(|conn| conn.peer().av.global);
+            asked.is_some_and(|asked| asked.dgid == to)
+        });
+        let counted = match slot {
+            Some(slot) => self.update(now, slot, |conn, ctx| conn.handle_refusal(ctx)),
+            None if tid.client() == self.client => {
+                self.resolutions.refused(now, id, to, &mut self.out)
+            }
+            None => false,
+        };
+        self.out.counters.idle_refusals += u64::from(!counted);
     }
 
     /// Does what is due: repetitions, giving up, the end of timewait.

@@ -6,8 +6,9 @@ use std::time::Duration;
 use verbs_core::addr::{Gid, Lid, QKey, Qpn};
 use verbs_core::mad::{Address, MadBytes, Time, TransactionId};
 
-use crate::event::{CmError, Event, ListenId, Outputs, ResolveId};
+use crate::event::{CmError, Event, Failure, ListenId, Outputs, ResolveId};
 use crate::params::{Resolve, Resolved};
+use crate::refusals::{REFUSED_PAUSE, Refusals, Verdict};
 use crate::table::Cm;
 use crate::wire::{CommId, IpHeader, Message, ServiceId, SidrRep, SidrReq, SidrStatus};
 
@@ -27,6 +28,8 @@ struct Asked {
     wait: Duration,
     retries_left: u32,
     deadline: Time,
+    /// What the network reports of it.
+    refusals: Refusals,
 }
 
 /// A question of a peer.
@@ -95,6 +98,7 @@ impl Resolutions {
             wait,
             retries_left: resolve.max_cm_retries.value(),
             deadline: now + wait,
+            refusals: Refusals::default(),
         };
         self.asked.insert(request_id, asked);
         Ok(id)
@@ -116,6 +120,37 @@ impl Resolutions {
             qkey: rep.qkey,
             private_data: rep.private_data,
         });
+        true
+    }
+
+    /// The network reports that a host refused a question of ours. Whether that means anything.
+    pub(super) fn refused(
+        &mut self,
+        now: Time,
+        request_id: CommId,
+        to: Gid,
+        out: &mut Outputs,
+    ) -> bool {
+        let found = self.asked.get_mut(&request_id);
+        let sent_there = |asked: &&mut Asked| asked.to.av.global.map(|av| av.dgid) == Some(to);
+        let Some(asked) = found.filter(sent_there) else {
+            return false;
+        };
+        match asked.refusals.refused() {
+            Verdict::Ignore => return false,
+            Verdict::SendSoon if asked.retries_left > 0 => {
+                asked.deadline = asked.deadline.min(now + REFUSED_PAUSE);
+            }
+            // That was the last one: it still has its time.
+            Verdict::SendSoon => {}
+            Verdict::GiveUp => {
+                out.events.push_back(Event::ResolveError {
+                    resolution: asked.id,
+                    why: Failure::PortUnreachable,
+                });
+                self.asked.remove(&request_id);
+            }
+        }
         true
     }
 
@@ -183,6 +218,7 @@ impl Resolutions {
                 return false;
             }
             asked.retries_left -= 1;
+            asked.refusals.sent_again();
             asked.deadline = now + asked.wait;
             out.send(asked.to, *asked.mad);
             true

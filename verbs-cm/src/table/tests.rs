@@ -7,4 +7,5 @@ mod lab;
 mod linux;
 mod listening;
 mod making;
+mod refused;
 mod resolving;

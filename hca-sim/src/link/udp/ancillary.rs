@@ -96,6 +96,36 @@ pub(super) struct Said {
     pub(super) segment: Option<usize>,
     /// Type of service or traffic class.
     pub(super) tclass: u8,
+    /// Why it stands in the error queue.
+    pub(super) error: Option<QueuedError>,
+}
+
+/// Why something stands in a socket's error queue: the head of the kernel's `sock_extended_err`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct QueuedError {
+    /// The system's number for it.
+    pub(super) errno: i32,
+    /// Who says so: `SO_EE_ORIGIN_*`.
+    pub(super) origin: u8,
+}
+
+impl QueuedError {
+    fn parse(value: &[u8]) -> Option<Self> {
+        Some(Self {
+            errno: number(value)?,
+            origin: *value.get(4)?,
+        })
+    }
+
+    /// Whether it is about a packet that was not delivered; a time stamp is not.
+    pub(super) fn is_report(self) -> bool {
+        self.is_icmp() || self.origin == libc::SO_EE_ORIGIN_LOCAL
+    }
+
+    /// Whether a host or a router says so, by ICMP.
+    pub(super) fn is_icmp(self) -> bool {
+        [libc::SO_EE_ORIGIN_ICMP, libc::SO_EE_ORIGIN_ICMP6].contains(&self.origin)
+    }
 }
 
 impl Said {
@@ -115,6 +145,9 @@ impl Said {
                 }
                 (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
                     said.tclass = (number(value).unwrap_or(0) & 0xff) as u8;
+                }
+                (libc::IPPROTO_IP, libc::IP_RECVERR) | (libc::IPPROTO_IPV6, libc::IPV6_RECVERR) => {
+                    said.error = QueuedError::parse(value);
                 }
                 _ => {}
             }
@@ -161,6 +194,7 @@ mod tests {
         let said = Said {
             segment: Some(4112),
             tclass: 0xb8,
+            error: None,
         };
         assert_eq!(Said::parse(control.as_bytes()), said);
         let mut v6 = Control::new();
@@ -170,6 +204,25 @@ mod tests {
             0x2e_i32.to_ne_bytes(),
         );
         assert_eq!(Said::parse(v6.as_bytes()).tclass, 0x2e);
+    }
+
+    #[test]
+    fn errors_are_read_with_their_origin() {
+        let mut control = Control::new();
+        let [a, b, c, d] = libc::ECONNREFUSED.to_ne_bytes();
+        let value = [a, b, c, d, libc::SO_EE_ORIGIN_ICMP, 3, 3, 0];
+        control.push(libc::IPPROTO_IP, libc::IP_RECVERR, value);
+        let error = Said::parse(control.as_bytes()).error.unwrap();
+        assert_eq!((error.errno, error.is_icmp()), (libc::ECONNREFUSED, true));
+        let mut stamp = Control::new();
+        let [a, b, c, d] = libc::ENOMSG.to_ne_bytes();
+        let value = [a, b, c, d, libc::SO_EE_ORIGIN_TIMESTAMPING, 0, 0, 0];
+        stamp.push(libc::IPPROTO_IP, libc::IP_RECVERR, value);
+        let error = Said::parse(stamp.as_bytes()).error;
+        assert!(error.is_some_and(|error| !error.is_icmp()));
+        let mut cut = Control::new();
+        cut.push(libc::IPPROTO_IP, libc::IP_RECVERR, [a, b, c, d]);
+        assert_eq!(Said::parse(cut.as_bytes()).error, None);
     }
 
     /// Goal: no bytes make the parser loop for ever or panic.

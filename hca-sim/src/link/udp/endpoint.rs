@@ -18,6 +18,7 @@ use verbs_core::sync::Arc;
 use super::LinkError;
 use super::ancillary::{Address, Control};
 use super::echo::Echo;
+use super::reports::{self, Reports};
 use crate::link::Route;
 use crate::sys::{self, Slot};
 use crate::wire::ROCE_PORT;
@@ -28,6 +29,8 @@ const BUFFER_LEN: usize = 4 << 20;
 const HOP_LIMIT: u8 = 64;
 /// Further looks for an echo that a driver gives later than at once.
 const ECHO_LOOKS: u32 = 256;
+/// How often a call is made again whose error may be a report about an earlier packet.
+const PENDING_MAX: u32 = 3;
 
 /// A socket that is bound to one of the link's addresses, and to no peer.
 #[derive(Debug)]
@@ -38,6 +41,8 @@ pub(super) struct Endpoint {
     socket: Arc<OwnedFd>,
     /// How often to look for an echo that has not come yet.
     echo_looks: u32,
+    /// The error queue may have something.
+    has_errors: bool,
 }
 
 /// How the socket finds path MTUs, which decides on the identifications of its IPv4 packets.
@@ -70,11 +75,13 @@ impl Endpoint {
             error => failed(error.into()),
         })?;
         leave_by(&socket, address, index).map_err(failed)?;
+        report_errors(&socket, address).map_err(failed)?;
         Ok(Self {
             address,
             scope,
             socket: Arc::new(socket),
             echo_looks: 0,
+            has_errors: false,
         })
     }
 
@@ -101,6 +108,7 @@ impl Endpoint {
             scope,
             socket: Arc::new(socket),
             echo_looks: 0,
+            has_errors: false,
         })
     }
 
@@ -109,7 +117,7 @@ impl Endpoint {
     }
 
     /// Sends bytes as packets of `segment` bytes.
-    pub(super) fn send(&self, route: &Route, segment: usize, bytes: &[u8]) -> io::Result<()> {
+    pub(super) fn send(&mut self, route: &Route, segment: usize, bytes: &[u8]) -> io::Result<()> {
         let mut control = Control::new();
         if bytes.len() > segment {
             // Callers bound the whole burst, so that a part of it fits as well.
@@ -130,7 +138,22 @@ impl Endpoint {
             control.push(level, tclass, i32::from(route.tclass).to_ne_bytes());
         }
         let to = Address::new(route.dst, ROCE_PORT, self.scope);
-        sys::send(self.fd(), to.as_bytes(), bytes, control.as_bytes()).map(drop)
+        self.submit(&to, bytes, control.as_bytes())
+    }
+
+    /// Sends to an address. A report about an earlier packet fails the next call, whatever that is: so a call
+    /// that fails is made again.
+    fn submit(&mut self, to: &Address, bytes: &[u8], control: &[u8]) -> io::Result<()> {
+        let mut again = PENDING_MAX;
+        loop {
+            match sys::send(self.fd(), to.as_bytes(), bytes, control) {
+                Err(error) if again > 0 && !is_full(&error) => {
+                    self.has_errors = true;
+                    again -= 1;
+                }
+                sent => return sent.map(drop),
+            }
+        }
     }
 
     /// As [`Endpoint::send`], and finds out what left. `None` if the driver or the system tells
@@ -141,8 +164,9 @@ impl Endpoint {
         segment: usize,
         bytes: &[u8],
         slots: &mut [Slot],
+        reports: &mut Reports,
     ) -> io::Result<Option<Echo>> {
-        self.observed(route.dst, slots, |socket| {
+        self.observed(route.dst, slots, reports, |socket| {
             socket.send(route, segment, bytes)
         })
     }
@@ -155,41 +179,75 @@ impl Endpoint {
             return Ok(None);
         }
         let (_sink, to) = self.sink()?;
-        self.observed(self.address, slots, |socket| {
-            sys::send(socket.fd(), to.as_bytes(), &[0; 16], &[]).map(drop)
+        let reports = &mut Reports::default();
+        self.observed(self.address, slots, reports, |socket| {
+            socket.submit(&to, &[0; 16], &[])
         })
     }
 
     /// How many packets one send may have: the kernel is asked by sending them, to a socket of our
     /// own.
-    pub(super) fn segments_max(&self) -> io::Result<usize> {
+    pub(super) fn segments_max(&mut self) -> io::Result<usize> {
         let (_sink, to) = self.sink()?;
         let mut control = Control::new();
         control.push(libc::SOL_UDP, libc::UDP_SEGMENT, 16_u16.to_ne_bytes());
         let fits = |count: &usize| {
             let bytes = [0; 16 * 128];
-            sys::send(
-                self.fd(),
-                to.as_bytes(),
-                &bytes[..16 * count],
-                control.as_bytes(),
-            )
-            .is_ok()
+            self.submit(&to, &bytes[..16 * count], control.as_bytes())
+                .is_ok()
         };
         // What kernels have had as their limit.
         Ok([128, 64].into_iter().find(fits).unwrap_or(1))
     }
 
     /// Receives into the first of the slots; says how many are filled.
-    pub(super) fn receive(&mut self, slots: &mut [Slot]) -> io::Result<usize> {
-        if self.echo_looks > 0 {
-            // An echo that nobody takes would end every wait for packets at once.
-            self.echo_looks -= 1;
-            if sys::receive(self.fd(), slots, libc::MSG_ERRQUEUE).is_ok() {
-                self.echo_looks = 0;
+    pub(super) fn receive(
+        &mut self,
+        slots: &mut [Slot],
+        reports: &mut Reports,
+    ) -> io::Result<usize> {
+        // What nobody takes out of the error queue would end every wait for packets at once.
+        if self.has_errors || self.echo_looks > 0 {
+            self.echo_looks = self.echo_looks.saturating_sub(1);
+            let _ = self.take_errors(slots, reports);
+        }
+        let received = self.receive_now(slots);
+        if self.has_errors && received.is_err() {
+            // The slots are free.
+            let _ = self.take_errors(slots, reports);
+        }
+        received
+    }
+
+    /// Receives what is there: past reports, of which each fails one call.
+    fn receive_now(&mut self, slots: &mut [Slot]) -> io::Result<usize> {
+        let mut again = PENDING_MAX;
+        loop {
+            match sys::receive(self.fd(), slots, 0) {
+                Err(error) if again > 0 && error.kind() != io::ErrorKind::WouldBlock => {
+                    self.has_errors = true;
+                    again -= 1;
+                }
+                received => return received,
             }
         }
-        sys::receive(self.fd(), slots, 0)
+    }
+
+    /// Takes one batch out of the error queue: reports go to `reports`; what else there was, packets of ours as
+    /// they left, is in the slots with them. Says how many slots are filled.
+    fn take_errors(&mut self, slots: &mut [Slot], reports: &mut Reports) -> io::Result<usize> {
+        let taken = sys::receive(self.fd(), slots, libc::MSG_ERRQUEUE);
+        let count = *taken.as_ref().unwrap_or(&0);
+        // Of a batch that is not full, nothing is left.
+        self.has_errors = count > 0 && count == slots.len().min(sys::BATCH_MAX);
+        let mut has_echo = false;
+        for slot in &slots[..count] {
+            has_echo |= !reports.note(slot);
+        }
+        if has_echo {
+            self.echo_looks = 0;
+        }
+        taken
     }
 
     fn fd(&self) -> BorrowedFd<'_> {
@@ -212,13 +270,14 @@ impl Endpoint {
         &mut self,
         dst: IpAddr,
         slots: &mut [Slot],
-        send: impl FnOnce(&Self) -> io::Result<()>,
+        reports: &mut Reports,
+        send: impl FnOnce(&mut Self) -> io::Result<()>,
     ) -> io::Result<Option<Echo>> {
         let stamps = libc::SOF_TIMESTAMPING_TX_SOFTWARE | libc::SOF_TIMESTAMPING_SOFTWARE;
         self.stamp(stamps as i32)?;
         let sent = send(self);
         let echo = match sent {
-            Ok(()) => self.echo(dst, slots),
+            Ok(()) => self.echo(dst, slots, reports),
             Err(_) => None,
         };
         self.stamp(0)?;
@@ -230,16 +289,17 @@ impl Endpoint {
     }
 
     /// Takes in what has been echoed; the last of it that went to `dst`.
-    fn echo(&mut self, dst: IpAddr, slots: &mut [Slot]) -> Option<Echo> {
+    fn echo(&mut self, dst: IpAddr, slots: &mut [Slot], reports: &mut Reports) -> Option<Echo> {
         let (IpAddr::V4(src), IpAddr::V4(dst)) = (self.address, dst) else {
             return None;
         };
         self.echo_looks = ECHO_LOOKS;
-        let count = sys::receive(self.fd(), slots, libc::MSG_ERRQUEUE).ok()?;
-        self.echo_looks = 0;
-        let found = slots[..count].iter().rev();
-        found
-            .into_iter()
+        let count = self.take_errors(slots, reports).ok()?;
+        let echoes = slots[..count]
+            .iter()
+            .filter(|slot| !reports::is_report(slot));
+        echoes
+            .rev()
             .find_map(|slot| Echo::find(slot.bytes(), src, dst))
     }
 }
@@ -289,6 +349,28 @@ fn options(socket: BorrowedFd<'_>, address: IpAddr, discovery: Discovery) -> io:
     set_socket_recv_buffer_size(socket, BUFFER_LEN)?;
     set_socket_send_buffer_size(socket, BUFFER_LEN)?;
     Ok(())
+}
+
+/// Has the socket keep what the network reports of its packets (`IP_RECVERR`).
+///
+/// From then on a report also fails the next call, and a queue of the system that has no room fails the send,
+/// which would have been lost without a word.
+fn report_errors(socket: &OwnedFd, address: IpAddr) -> io::Result<()> {
+    let (level, name) = match address {
+        IpAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_RECVERR),
+        IpAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_RECVERR),
+    };
+    sys::set_option(socket.as_fd(), level, name, 1)
+}
+
+/// Whether there is just no room now.
+pub(super) fn is_full(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::WouldBlock || error.raw_os_error() == Some(libc::ENOBUFS)
+}
+
+/// Whether it is a report about an earlier packet, which no send has as its own error.
+pub(super) fn is_report(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::ECONNREFUSED)
 }
 
 fn socket_address(address: IpAddr, port: u16, scope: u32) -> SocketAddr {

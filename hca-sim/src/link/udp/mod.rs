@@ -14,6 +14,7 @@ mod endpoint;
 mod interfaces;
 mod members;
 mod offload;
+mod reports;
 #[cfg(test)]
 mod tests;
 mod waiter;
@@ -30,16 +31,18 @@ use verbs_core::sync::Arc;
 use crate::limits::MCAST_GROUPS;
 use crate::link::entropy::system_entropy;
 use crate::link::{
-    Arrival, Burst, Change, Feedback, GsoOff, Ident, LinkCounters, PacketLink, Route, Sent, Waiter,
+    Arrival, Burst, Change, Feedback, GsoOff, Ident, LinkCounters, PacketLink, Refusal, Route,
+    Sent, Waiter,
 };
 use crate::sys::{BATCH_MAX, Slot};
 use crate::wire::ROCE_PORT;
 
 use self::ancillary::{Address, Said};
-use self::endpoint::{Discovery, Endpoint};
+use self::endpoint::{Discovery, Endpoint, is_full, is_report};
 use self::interfaces::{Interfaces, News};
 use self::members::Members;
 use self::offload::Offload;
+use self::reports::Reports;
 use self::waiter::Poller;
 
 /// Addresses that one link may have: as many sockets, all of which are polled together.
@@ -71,6 +74,8 @@ pub struct Udp {
     interfaces: Interfaces,
     news: Arc<News>,
     offload: Offload,
+    /// What hosts and routers say of packets that they did not deliver.
+    reports: Reports,
     /// What datagrams are received into.
     slots: Vec<Slot>,
     /// The endpoint that is looked at first: all have their turn.
@@ -164,6 +169,7 @@ impl Udp {
             interfaces,
             news,
             offload: Offload::new(packets_max),
+            reports: Reports::default(),
             slots,
             first: 0,
             waiter: Arc::new(waiter),
@@ -261,7 +267,13 @@ impl Udp {
         let is_local = self.is_local(route.dst);
         let endpoint = &mut self.endpoints[index];
         if is_burst && self.offload.is_untried(route, is_local) {
-            let echo = endpoint.send_observed(route, *segment, bytes, &mut self.slots)?;
+            let echo = endpoint.send_observed(
+                route,
+                *segment,
+                bytes,
+                &mut self.slots,
+                &mut self.reports,
+            )?;
             self.offload.tried(route, *segment, echo);
             return Ok(());
         }
@@ -277,7 +289,7 @@ impl Udp {
         };
         let Some(endpoint) = endpoint else { return 0 };
         let dst = endpoint.address;
-        let Ok(count) = endpoint.receive(&mut self.slots) else {
+        let Ok(count) = endpoint.receive(&mut self.slots, &mut self.reports) else {
             return 0;
         };
         let mut packets = 0;
@@ -352,7 +364,7 @@ impl PacketLink for Udp {
                 self.counters.gso_bursts += u64::from(is_burst);
                 Sent::Gone
             }
-            Err(error) if is_full(&error) => {
+            Err(error) if is_full(&error) || is_report(&error) => {
                 self.counters.blocked += 1;
                 Sent::Blocked
             }
@@ -421,6 +433,10 @@ impl PacketLink for Udp {
         self.offload.feedback(route, news);
     }
 
+    fn refusal(&mut self) -> Option<Refusal> {
+        self.reports.take()
+    }
+
     fn change(&mut self) -> Option<Change> {
         if self.news.take() {
             self.follow();
@@ -442,6 +458,8 @@ impl PacketLink for Udp {
         LinkCounters {
             gso_routes_off,
             gso_off_reason,
+            icmp_errors: self.reports.icmp_errors,
+            port_unreachable: self.reports.port_unreachable,
             ..self.counters
         }
     }
@@ -532,11 +550,6 @@ fn prove(endpoint: &mut Endpoint, slots: &mut [Slot]) -> Result<(), LinkError> {
 fn sockets(endpoints: &[Endpoint], members: &Members) -> Arc<[Arc<std::os::fd::OwnedFd>]> {
     let endpoints = endpoints.iter().map(Endpoint::socket);
     endpoints.chain(members.sockets()).cloned().collect()
-}
-
-/// Whether there is just no room now.
-fn is_full(error: &io::Error) -> bool {
-    error.kind() == io::ErrorKind::WouldBlock || error.raw_os_error() == Some(libc::ENOBUFS)
 }
 
 /// Whether the system has something against bursts, rather than against sending there.

@@ -1,6 +1,8 @@
 //! Goal: the link against the kernel's own sockets. Method: each test has loopback addresses of its
 //! own, and so has each process, so that tests may run side by side.
 
+mod refused;
+
 use super::*;
 use crate::wire::{Bth, BthFlags, Extended, Head, Opcode, Operation, Packet, Seal, Service};
 use verbs_core::addr::{PKey, Psn, Qpn};

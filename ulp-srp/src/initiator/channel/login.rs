@@ -128,9 +128,11 @@ impl Channel {
             response_timeout: RESPONSE_TIMEOUT,
             ..ConnParam::default()
         };
+        let limit = shared.options.login_timeout;
         let connected = match &shared.target().way {
             TargetWay::Address(addr) => {
                 let asked = shared.manager().connect(*addr, qp).param(param);
+                let asked = asked.timeout(limit);
                 asked.private_data(&login.emit_cm()).await
             }
             TargetWay::Service {
@@ -145,7 +147,7 @@ impl Channel {
                 }
                 let rights = Access::REMOTE_READ | Access::REMOTE_WRITE | Access::LOCAL_WRITE;
                 let asked = shared.manager().connect_service(*service, *route, qp);
-                let asked = asked.param(param).access(rights);
+                let asked = asked.param(param).access(rights).timeout(limit);
                 asked.private_data(&login.unit()).await
             }
         };

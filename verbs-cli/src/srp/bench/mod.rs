@@ -19,6 +19,7 @@ use self::report::Report;
 use super::error::SrpError;
 use super::session::{log_in, named};
 use crate::cli::WireArgs;
+use crate::connecting::ConnectArgs;
 use crate::ending::Ending;
 
 pub(super) const ABOUT: &str = "\
@@ -81,6 +82,8 @@ pub(super) struct BenchArgs {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
+    connect: ConnectArgs,
+    #[command(flatten)]
     wire: WireArgs,
 }
 
@@ -115,7 +118,14 @@ pub(super) fn run(args: &BenchArgs, out: &mut dyn Write) -> Result<(), SrpError>
     let report = match (&args.target, args.memory) {
         (Some(target), _) => {
             let ending = Ending::begin().map_err(SrpError::system("catch signals"))?;
-            let logged_in = log_in(target, &args.wire, options(args), &ending, |_| ())?;
+            let logged_in = log_in(
+                target,
+                &args.wire,
+                args.connect,
+                options(args),
+                &ending,
+                |_| (),
+            )?;
             logged_in.run(&ending, async |session| measure(args, session).await)?
         }
         // Both ends are in this process, and end with it.

@@ -3,7 +3,9 @@
 use std::net::Ipv4Addr;
 
 use verbs_core::addr::{Gid, Guid, Lid, Mtu, Psn, Qpn};
-use verbs_core::mad::{Address, Blob, MadBytes, Time, TimeCode, TransactionId};
+use verbs_core::mad::{
+    Address, Blob, MadBytes, MadHeader, MadHeaderView, Time, TimeCode, TransactionId,
+};
 use verbs_core::{Av, LinkLayer, QpState};
 
 use crate::machine::State;
@@ -98,6 +100,25 @@ impl Lab {
     pub(super) fn give(&mut self, host: usize, message: &Message) {
         let mad = message.emit(TransactionId(0x1234));
         self.cms[host].handle(self.now, other_of(host), &mad);
+    }
+
+    /// The host that this one has sent to refuses all that it has to send now, and the network reports that;
+    /// returns the names.
+    pub(super) fn refuse(&mut self, host: usize) -> Vec<&'static str> {
+        let mads = self.sent_mads(host);
+        for mad in &mads {
+            self.report(host, gid(1 - host), mad);
+        }
+        mads.iter()
+            .map(|mad| Message::parse(mad).unwrap().1.name())
+            .collect()
+    }
+
+    /// The network reports a message to that port as not delivered.
+    pub(super) fn report(&mut self, host: usize, to: Gid, mad: &MadBytes) {
+        let header = mad.first_chunk().unwrap();
+        let tid = MadHeader::parse(MadHeaderView::of(header)).tid;
+        self.cms[host].undelivered(self.now, to, tid);
     }
 
     /// Carries what a host has to send to the other; returns the names.

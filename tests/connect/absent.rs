@@ -1,0 +1,111 @@
+//! Peers that are not there, over the machine's own sockets: what the kernel reports is made use of.
+//!
+//! The addresses are this process's own, so that tests may run side by side.
+
+use std::future::IntoFuture;
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use futures::executor::block_on;
+use futures::future::join;
+use hca_sim::extension::PacketCounters;
+use hca_sim::link::LinkCounters;
+use hca_sim::{Hca, Udp};
+use verbs_cm::{Error, connect, listen, resolve_service};
+use verbs_core::timer::Sleep;
+
+use crate::ends::Host;
+
+/// An address that this process has for itself.
+fn own(number: u8) -> IpAddr {
+    let [.., high, low] = std::process::id().to_be_bytes();
+    [127, high | 0x80, low, number].into()
+}
+
+fn host(addr: IpAddr) -> Host {
+    Host::on(Hca::over(Udp::bind(&[addr]).unwrap()).build())
+}
+
+fn link_counters(host: &Host) -> LinkCounters {
+    host.device.call::<PacketCounters>(()).wait().unwrap().link
+}
+
+/// Goal: an attempt at a host without a program ends when the host has said so twice, not when the time is
+/// over; so does a question about a service for datagrams; the queue pair comes back.
+#[test]
+fn nobody_there_is_told_at_once() {
+    let client = host(own(60));
+    let at = format!("{}:7174", own(61));
+    let begun = Instant::now();
+    let long = Duration::from_secs(60);
+    let asked = connect(&client.device, at.as_str(), client.qp()).timeout(long);
+    let refused = block_on(asked.into_future()).unwrap_err();
+    assert_eq!(
+        refused.error.to_string(),
+        format!(
+            "nobody is at {}: UDP port 4791 there refuses packets (start the peer, or check the address)",
+            own(61)
+        )
+    );
+    let qp = refused.qp.expect("it comes back");
+    qp.destroy().wait().unwrap();
+    let asked = block_on(resolve_service(&client.device, at.as_str(), b"").into_future());
+    let error = asked.unwrap_err();
+    assert!(matches!(error, Error::PortUnreachable(peer) if peer.to_string() == at));
+    // Each takes half a second; the rest is for a machine that is busy.
+    assert!(begun.elapsed() < long / 2, "{:?}", begun.elapsed());
+    let counters = link_counters(&client);
+    // The requests, their repetitions, and that the first was taken back.
+    assert!(counters.port_unreachable >= 4, "{counters:?}");
+    assert_eq!(counters.send_errors, 0, "{counters:?}");
+    client.close();
+}
+
+/// Goal: a peer that starts while it is asked is reached. Rule: the request goes again half a second after the
+/// first report; who is there by then answers. Method: the peer starts 100 ms after the first report is
+/// counted; if this machine is so busy that it comes too late all the same, the next attempt reaches it.
+#[test]
+fn a_peer_that_starts_late_is_reached() {
+    let client = host(own(62));
+    let timer = client.device.target().provider_of().timer().unwrap();
+    let at = format!("{}:7174", own(63));
+    let refusals = || link_counters(&client).port_unreachable;
+    let asks = async {
+        let ask =
+            || connect(&client.device, at.as_str(), client.qp()).timeout(Duration::from_secs(60));
+        let mut attempts = 1;
+        loop {
+            match ask().await {
+                Err(refused) if attempts < 20 => {
+                    assert!(
+                        matches!(refused.error, Error::PortUnreachable(_)),
+                        "{refused}"
+                    );
+                    attempts += 1;
+                }
+                ended => return (ended.unwrap(), refusals()),
+            }
+        }
+    };
+    let answers = async {
+        while refusals() == 0 {
+            Sleep::new(&timer, Duration::from_millis(5)).await;
+        }
+        Sleep::new(&timer, Duration::from_millis(100)).await;
+        let server = host(own(63));
+        let mut listener = listen(&server.device, at.as_str()).await.unwrap();
+        let accepted = listener.accept().await.accept(server.qp()).await.unwrap();
+        (accepted, listener, server)
+    };
+    let ((connected, refused), (accepted, listener, server)) =
+        block_on(async { join(asks, answers).await });
+    assert!(refused >= 1);
+    block_on(async {
+        let closed = accepted.closed();
+        connected.close().await.unwrap();
+        closed.await.unwrap();
+        accepted.close().await.unwrap();
+    });
+    // The engine's thread may hold an endpoint for a moment yet, and with it a queue pair.
+    drop((listener, client, server));
+}
