@@ -32,19 +32,21 @@ pub(crate) struct Held<'t> {
 impl Turnstile {
     /// Enters with a reason: `None` if somebody else will see to it.
     pub(crate) fn enter(&self) -> Option<Held<'_>> {
-        (self.turns.fetch_add(1, AcqRel) == 0).then_some(Held {
-            turnstile: self,
-            seen: 1,
-        })
+        (self.turns.fetch_add(1, AcqRel) == 0).then(|| self.held())
     }
 
     /// Enters if nobody is inside, and leaves no mark otherwise.
     pub(crate) fn try_enter(&self) -> Option<Held<'_>> {
         let free = self.turns.compare_exchange(0, 1, AcqRel, Acquire).is_ok();
-        free.then_some(Held {
+        free.then(|| self.held())
+    }
+
+    /// Only for the thread that has entered: dropping it opens the turnstile.
+    fn held(&self) -> Held<'_> {
+        Held {
             turnstile: self,
             seen: 1,
-        })
+        }
     }
 }
 
