@@ -30,8 +30,8 @@ use std::task::Poll;
 
 use smoltcp::phy::{self, DeviceCapabilities, Medium};
 use smoltcp::time::Instant;
-use verbs_core::Device;
 use verbs_core::sync::{Arc, AtomicWaker, Mutex};
+use verbs_core::{Device, task};
 
 use crate::admin::Administration;
 use crate::config::{Config, Mode};
@@ -232,7 +232,9 @@ impl Inbox {
 
     fn news(&self) {
         self.packets.lock().has_news = true;
-        self.waker.wake();
+        if let Some(waker) = self.waker.take() {
+            task::wake(waker);
+        }
     }
 }
 
@@ -252,7 +254,9 @@ impl Face for Inbox {
             None => packets.dropped += 1,
         }
         drop(packets);
-        self.waker.wake();
+        if let Some(waker) = self.waker.take() {
+            task::wake(waker);
+        }
     }
 
     fn writable(&self) {

@@ -9,7 +9,7 @@ use std::task::{Context, Poll};
 use futures::Stream;
 use verbs_core::sync::{Arc, AtomicWaker, Mutex};
 use verbs_core::wr::Datagram;
-use verbs_core::{Av, Device, QKey, Qp, QpType, Qpn};
+use verbs_core::{Av, Device, QKey, Qp, QpType, Qpn, task};
 
 use crate::connect::pair;
 use crate::endpoint::Data;
@@ -148,7 +148,9 @@ impl Answer {
             _ => None,
         };
         *self.said.lock() = Some(said);
-        self.waker.wake();
+        if let Some(waker) = self.waker.take() {
+            task::wake(waker);
+        }
     }
 
     fn poll(&self, cx: &Context<'_>) -> Poll<Option<(SidrStatus, Service)>> {

@@ -5,6 +5,7 @@ use std::task::Waker;
 use verbs_core::Timer;
 use verbs_core::mad::Time;
 use verbs_core::sync::{Arc, Mutex};
+use verbs_core::task;
 
 use crate::clock::Instant;
 use crate::engine::{Due, Engine};
@@ -27,7 +28,7 @@ impl Due for Wakes {
     fn due(&self, _now: Instant, _token: u64) {
         let waker = self.0.lock().take();
         if let Some(waker) = waker {
-            waker.wake();
+            task::wake(waker);
         }
     }
 }

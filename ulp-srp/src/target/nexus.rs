@@ -6,7 +6,7 @@ use std::task::Waker;
 
 use futures::future::{AbortHandle, AbortRegistration};
 use verbs_core::sync::{Arc, AtomicWaker, Mutex};
-use verbs_core::task::OwnWaker;
+use verbs_core::task::{self, OwnWaker};
 
 use super::counters::{Counters, Live};
 use crate::iu::{LogoutReason, PortId, Tag};
@@ -94,7 +94,9 @@ impl Shared {
     pub(super) fn order(&self, order: Order) {
         self.orders.lock().push(order);
         self.ordered.store(true, Relaxed);
-        self.waker.wake();
+        if let Some(waker) = self.waker.take() {
+            task::wake(waker);
+        }
     }
 
     pub(super) fn take_orders(&self) -> Vec<Order> {
@@ -181,7 +183,7 @@ impl Drop for Place<'_> {
         drop(state);
         // Its destructor is foreign code, like wakers.
         drop(gone);
-        waiting.into_iter().for_each(Waker::wake);
+        waiting.into_iter().for_each(task::wake);
     }
 }
 
@@ -285,7 +287,7 @@ impl Hall {
         state.past = state.past.plus(shared.live.snapshot());
         let waiting = std::mem::take(&mut state.waiting);
         drop(state);
-        waiting.into_iter().for_each(Waker::wake);
+        waiting.into_iter().for_each(task::wake);
     }
 
     pub(super) fn channels(&self) -> Vec<Arc<Shared>> {
