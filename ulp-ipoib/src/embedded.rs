@@ -267,3 +267,38 @@ impl Face for Inbox {
         self.news();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::task::{Wake, Waker};
+
+    use verbs_core::collect;
+
+    use super::*;
+
+    struct Returns(Arc<Inbox>, Arc<Mutex<u32>>);
+
+    impl Wake for Returns {
+        fn wake(self: Arc<Self>) {
+            *self.1.try_lock().expect("its caller has let go") += 1;
+            self.0.take(&mut Box::default());
+        }
+    }
+
+    /// Goal: a waker runs under no lock (K4). Method: a caller that has one and collects what becomes due; the
+    /// waker takes it, and comes back to the inbox.
+    #[test]
+    fn k4_a_waker_may_take_the_lock_of_its_caller() {
+        let (inbox, lock) = (Arc::new(Inbox::new(64)), Arc::new(Mutex::new(0)));
+        let news: [fn(&Inbox); 2] = [|inbox| inbox.deliver(&[0; 20]), |inbox| inbox.writable()];
+        for tell in news {
+            let returns = Returns(Arc::clone(&inbox), Arc::clone(&lock));
+            inbox.waker.register(&Waker::from(Arc::new(returns)));
+            collect(|| {
+                let _held = lock.lock();
+                tell(&inbox);
+            });
+        }
+        assert_eq!(*lock.lock(), 2);
+    }
+}

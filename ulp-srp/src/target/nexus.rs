@@ -359,3 +359,44 @@ impl State {
 
 /// The tag of what this side asks of the initiator.
 pub(super) const OUR_TAG: Tag = Tag(0x7461_7267_6574);
+
+#[cfg(test)]
+mod tests {
+    use std::task::Wake;
+
+    use verbs_core::collect;
+
+    use super::*;
+
+    struct Returns(Arc<Shared>, Arc<Mutex<usize>>);
+
+    impl Wake for Returns {
+        fn wake(self: Arc<Self>) {
+            *self.1.try_lock().expect("its caller has let go") += self.0.take_orders().len();
+        }
+    }
+
+    /// Goal: a waker runs under no lock (K4). Method: a caller that has one and collects what becomes due; the
+    /// waker takes it, and comes back to the channel.
+    #[test]
+    fn k4_a_waker_may_take_the_lock_of_its_caller() {
+        let shared = Arc::new(Shared {
+            id: ChannelId(1),
+            initiator: PortId::default(),
+            peer: SocketAddr::from(([127, 0, 0, 1], 1)),
+            nexus: Arc::default(),
+            live: Live::default(),
+            orders: Mutex::default(),
+            ordered: AtomicBool::new(false),
+            waker: AtomicWaker::new(),
+        });
+        let lock = Arc::new(Mutex::new(0));
+        let returns = Returns(Arc::clone(&shared), Arc::clone(&lock));
+        shared.waker.register(&Waker::from(Arc::new(returns)));
+        collect(|| {
+            let _held = lock.lock();
+            shared.order(Order::Adjust(1));
+        });
+        assert_eq!(*lock.lock(), 1, "the order is taken");
+    }
+}
