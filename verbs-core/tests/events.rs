@@ -161,7 +161,7 @@ fn k14_a_creates_routine_that_panics_does_not_take_the_objects_events() {
         };
         let outcome = catch_unwind(AssertUnwindSafe(|| match nested {
             false => create(),
-            true => verbs_core::collect(create),
+            true => collect(create),
         }));
         assert_eq!(
             outcome.unwrap_err().downcast_ref(),
