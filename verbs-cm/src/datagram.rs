@@ -9,7 +9,7 @@ use std::task::{Context, Poll};
 use futures::Stream;
 use verbs_core::sync::{Arc, AtomicWaker, Mutex};
 use verbs_core::wr::Datagram;
-use verbs_core::{Av, Device, QKey, Qp, QpType, Qpn};
+use verbs_core::{Av, Device, QKey, Qp, QpType, Qpn, task};
 
 use crate::connect::pair;
 use crate::endpoint::Data;
@@ -155,7 +155,9 @@ impl Answer {
             _ => Err(Error::TimedOut as fn(_) -> _),
         };
         *self.said.lock() = Some(said);
-        self.waker.wake();
+        if let Some(waker) = self.waker.take() {
+            task::wake(waker);
+        }
     }
 
     fn poll(&self, cx: &Context<'_>) -> Poll<Said> {
@@ -365,5 +367,45 @@ impl fmt::Debug for Question {
         f.debug_struct("Question")
             .field("peer", &self.peer)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::{Wake, Waker};
+
+    use verbs_core::collect;
+    use verbs_core::sync::Weak;
+
+    use super::*;
+
+    struct Returns(Arc<Answer>, Arc<Mutex<u32>>);
+
+    impl Wake for Returns {
+        fn wake(self: Arc<Self>) {
+            *self.1.try_lock().expect("its caller has let go") += 1;
+            let cx = &Context::from_waker(Waker::noop());
+            assert!(matches!(self.0.poll(cx), Poll::Ready(None)));
+        }
+    }
+
+    /// Goal: a waker runs under no lock (K4). Method: a caller that has one and collects what becomes due; the
+    /// waker takes it, and comes back to the answer.
+    #[test]
+    fn k4_a_waker_may_take_the_lock_of_its_caller() {
+        let answer = Arc::new(Answer {
+            hub: Weak::new(),
+            said: Mutex::new(None),
+            waker: AtomicWaker::new(),
+        });
+        let lock = Arc::new(Mutex::new(0));
+        let returns = Returns(Arc::clone(&answer), Arc::clone(&lock));
+        answer.waker.register(&Waker::from(Arc::new(returns)));
+        collect(|| {
+            let _held = lock.lock();
+            let resolution = ResolveId(1);
+            answer.event(&Event::Unresolved { resolution });
+        });
+        assert_eq!(*lock.lock(), 1);
     }
 }

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::task::{Context, Poll, Waker};
 
 use verbs_core::sync::{Arc, Mutex};
-use verbs_core::task::OwnWaker;
+use verbs_core::task::{self, OwnWaker};
 use verbs_core::{Access, Qp, QpAttr, QpState, Qpn, RecvQueue, SendQueue};
 
 use crate::error::{Error, Rejection};
@@ -113,7 +113,7 @@ impl Endpoint {
             };
             std::mem::take(&mut life.waiting)
         };
-        waiting.into_iter().for_each(Waker::wake);
+        waiting.into_iter().for_each(task::wake);
     }
 
     /// Whether the connection is there, with the peer's private data, or will never be.

@@ -11,8 +11,8 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use futures::Stream;
-use verbs_core::Device;
 use verbs_core::sync::{Arc, AtomicWaker, Mutex};
+use verbs_core::{Device, task};
 
 use crate::datagram::Question;
 use crate::error::Error;
@@ -299,7 +299,9 @@ impl Backlog {
         if len > self.crowd {
             self.tidy();
         }
-        self.waker.wake();
+        if let Some(waker) = self.waker.take() {
+            task::wake(waker);
+        }
     }
 
     /// Throws out the requests whose peers have given up: a peer that asks and takes it back, again and

@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Waker};
 use futures::FutureExt;
 use futures::future::{self, BoxFuture};
 use verbs_core::sync::{Arc, Mutex, Weak};
-use verbs_core::task::OwnWaker;
+use verbs_core::task::{self, OwnWaker};
 use verbs_core::{CmBinder, CmEndpoint, CmEvent, CmParam, CmReply, CmSink, Device, Qp, Qpn, Timer};
 
 use crate::connect::refused;
@@ -200,7 +200,7 @@ impl Sink {
             life.is_over = true;
             std::mem::take(&mut life.waiting)
         };
-        waiting.into_iter().for_each(Waker::wake);
+        waiting.into_iter().for_each(task::wake);
     }
 }
 

@@ -30,17 +30,20 @@ use crate::sync::{Mutex, UnsafeCell, spin_loop, thread, thread_local};
 const NOBODY: u64 = 0;
 /// More than one thread has come, or the kernel does not fence for us.
 const EVERYBODY: u64 = u64::MAX;
+/// The name of a thread before it has one. It stands in no word, so that looking whether the owner is this
+/// thread is one comparison.
+const UNNAMED: u64 = u64::MAX - 1;
 /// Looks at the mark before the processor is given to somebody else: the owner may not be running.
 const SPINS: u32 = 100;
 
-// This thread's name in owner words, or 0 before it needed one.
+// This thread's name in owner words, once it has needed one.
 #[cfg(not(verbs_loom))]
 thread_local! {
-    static ME: Cell<u64> = const { Cell::new(0) };
+    static ME: Cell<u64> = const { Cell::new(UNNAMED) };
 }
 #[cfg(verbs_loom)]
 thread_local! {
-    static ME: Cell<u64> = Cell::new(0);
+    static ME: Cell<u64> = Cell::new(UNNAMED);
 }
 
 /// A value that threads use in turns, the first of them at the price of two stores.
@@ -91,8 +94,7 @@ impl<T> Biased<T> {
     #[inline(always)]
     pub(crate) fn with<R>(&self, f: impl FnOnce(&mut T) -> R) -> R {
         let me = ME.with(Cell::get);
-        // A thread without a name finds 0 where nobody has come: that is not its own.
-        if me == NOBODY || self.owner.load(Relaxed) != me {
+        if self.owner.load(Relaxed) != me {
             return self.with_slowly(f);
         }
         match self.enter(me) {
@@ -192,12 +194,12 @@ fn came_back() -> ! {
     )
 }
 
-/// This thread's name: never 0, never that of another thread of this process, living or dead.
+/// This thread's name: none of the words above, never that of another thread of this process, living or dead.
 fn my_name() -> u64 {
     // Not loom's: names are given once, and what models look at does not hang on their order.
     static NEXT: Names = Names::new(1);
     ME.with(|me| {
-        if me.get() == NOBODY {
+        if me.get() == UNNAMED {
             me.set(NEXT.fetch_add(1, Relaxed));
         }
         me.get()

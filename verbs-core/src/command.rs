@@ -526,7 +526,7 @@ impl SlotRef {
         if claim.by_routine() {
             let body = claim.into_body();
             self.device.slots.release(self.index, body.ordinary());
-            routine::dispatch(body);
+            routine::dispatch(body, &level);
             return;
         }
         let in_use = claim.with_body(Body::take_use);

@@ -69,7 +69,7 @@ impl FirstPanic {
 
     /// What [`FirstPanic::resume`] would pass on.
     #[inline]
-    pub(crate) fn due(self) -> Option<Payload> {
+    fn due(self) -> Option<Payload> {
         let payload = self.0?;
         if panicking() {
             discard(payload);

@@ -20,14 +20,15 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
-use std::panic::resume_unwind;
 use std::task::Waker;
 
 use smallbox::SmallBox;
 use smallbox::space::{S16, S32};
 
 use crate::command::Body;
+use crate::object::Target;
 use crate::panics::FirstPanic;
+use crate::sync::{Arc, panicking};
 use crate::verb::Verb;
 
 /// The value of a pended request's result, or of one about to be: `Option<Result<_, _>>`.
@@ -76,11 +77,28 @@ pub(crate) fn deliver<V: Verb>(
     result: Result<V::Output, V::Error>,
     routine: impl FnOnce(Result<V::Output, V::Error>),
 ) {
-    let created = result.as_ref().ok().and_then(V::created);
-    routine(result);
-    if let Some(object) = created {
-        object.base().device().announce(&*object);
+    match result.as_ref().ok().and_then(V::created) {
+        Some(object) => deliver_created::<V>(object, result, routine),
+        None => routine(result),
     }
+}
+
+/// Apart, so that verbs that create nothing do not pay for the guard.
+#[inline(never)]
+fn deliver_created<V: Verb>(
+    object: Arc<dyn Target>,
+    result: Result<V::Output, V::Error>,
+    routine: impl FnOnce(Result<V::Output, V::Error>),
+) {
+    /// Also when the routine panics: it may have kept the object.
+    struct Announce(Arc<dyn Target>);
+    impl Drop for Announce {
+        fn drop(&mut self) {
+            self.0.base().device().announce(&*self.0);
+        }
+    }
+    let _created = Announce(object);
+    routine(result);
 }
 
 /// Lets the events of a created object go: its future or `wait` is about to return.
@@ -204,20 +222,19 @@ fn lower() {
 /// Makes room for one more job before a provider is called (K7).
 #[inline]
 pub(crate) fn reserve() {
-    let is_full = QUEUE.with(|queue| {
-        let queue = queue.borrow();
-        queue.len() == queue.capacity()
+    QUEUE.with(|queue| {
+        let mut queue = queue.borrow_mut();
+        if queue.len() == queue.capacity() {
+            grow(&mut queue);
+        }
     });
-    if is_full {
-        grow();
-    }
 }
 
 #[cold]
-fn grow() {
+fn grow(queue: &mut VecDeque<Job>) {
     // Past its end the thread has no `BUFFER`; then `drain` gives the memory back.
     let _ = BUFFER.try_with(|_| ());
-    QUEUE.with(|queue| queue.borrow_mut().reserve(1));
+    queue.reserve(1);
 }
 
 /// Runs `call` where routines run: now if nothing of that kind is under way on this thread, else
@@ -252,18 +269,24 @@ pub(crate) fn queue_call(call: impl FnOnce() + Send + 'static) {
     })));
 }
 
-/// Runs a pended request's routine, or queues it.
-pub(crate) fn dispatch(body: Body) {
-    if no_block() {
-        push(Job::Routine(body));
+/// Runs a pended request's routine, or queues it if the level that the caller has raised is not the only
+/// one. With nothing around it and nothing queued, this is where `drain` would run it.
+pub(crate) fn dispatch(body: Body, _level: &Raise) {
+    if STATE.get() == LEVEL {
+        body.run_routine();
     } else {
-        collect(|| body.run_routine());
+        push(Job::Routine(body));
     }
 }
 
 fn push(job: Job) {
-    reserve();
-    QUEUE.with(|queue| queue.borrow_mut().push_back(job));
+    QUEUE.with(|queue| {
+        let mut queue = queue.borrow_mut();
+        if queue.len() == queue.capacity() {
+            grow(&mut queue);
+        }
+        queue.push_back(job);
+    });
     STATE.set(STATE.get() + QUEUED);
 }
 
@@ -271,16 +294,41 @@ fn push(job: Job) {
 #[cold]
 #[inline(never)]
 fn drain() {
+    /// Dropped only if a job panics, so that one that does not pays nothing for it. That panic is the first
+    /// and goes on; later ones are dropped.
+    struct Rest;
+    impl Drop for Rest {
+        #[cold]
+        fn drop(&mut self) {
+            run_queued_catching();
+            end_drain();
+            // The caller, which would lower the level, is left here.
+            STATE.set(STATE.get() - LEVEL);
+        }
+    }
+    if panicking() {
+        // The level is lowered by a destructor, which no second panic may leave.
+        run_queued_catching();
+    } else {
+        let rest = Rest;
+        run_queued();
+        std::mem::forget(rest);
+    }
+    end_drain();
+}
+
+/// On a thread that unwinds already: the panic that it has goes on.
+#[cold]
+fn run_queued_catching() {
     let mut panics = FirstPanic::default();
-    // One catch for all, entered again after a panic: a routine costs nothing more for it.
     while panics.catch(run_queued).is_none() {}
+    panics.resume();
+}
+
+#[inline(always)]
+fn end_drain() {
     if ENDING.get() {
         give_memory_back();
-    }
-    if let Some(payload) = panics.due() {
-        // The caller, which would lower the level, is left here.
-        STATE.set(STATE.get() - LEVEL);
-        resume_unwind(payload);
     }
 }
 

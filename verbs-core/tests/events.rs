@@ -1,7 +1,7 @@
 //! Asynchronous events: who sees them, when, and how often (K14, K17).
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, panic_any};
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
@@ -135,6 +135,43 @@ fn k14_a_handler_that_raises_is_called_again_not_nested() {
             "out port active"
         ]
     );
+}
+
+/// Goal: a routine that panics takes no event of the object that it has kept. Method: inline, where the
+/// provider completes at once, and behind what the thread is doing.
+#[test]
+fn k14_a_creates_routine_that_panics_does_not_take_the_objects_events() {
+    let raises = Arc::new(Raises::default());
+    let device = Device::open(raises.clone()).wait().unwrap();
+    let pd = device.alloc_pd().wait().unwrap();
+    let cq = device.create_cq(4).wait().unwrap();
+    let log = Arc::new(Mutex::new(Vec::new()));
+    let theirs = Arc::clone(&log);
+    device.on_event(move |event| theirs.lock().unwrap().push(event.event));
+    for nested in [false, true] {
+        let (core, place) = (raises.device(), Arc::new(Mutex::new(None)));
+        let kept = Arc::clone(&place);
+        let create = || {
+            let _ = pd.create_qp(QpInit::rc(&cq, &cq)).issue(move |qp| {
+                let qp = qp.unwrap();
+                core.raise_for(&**qp.target(), EventType::CommEst);
+                *kept.lock().unwrap() = Some(qp);
+                panic_any("the routine");
+            });
+        };
+        let outcome = catch_unwind(AssertUnwindSafe(|| match nested {
+            false => create(),
+            true => collect(create),
+        }));
+        assert_eq!(
+            outcome.unwrap_err().downcast_ref(),
+            Some(&"the routine"),
+            "nested: {nested}"
+        );
+        let heard = std::mem::take(&mut *log.lock().unwrap());
+        assert_eq!(heard, [EventType::CommEst], "nested: {nested}");
+        assert!(place.lock().unwrap().is_some());
+    }
 }
 
 #[test]

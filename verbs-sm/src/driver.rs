@@ -13,7 +13,7 @@ use verbs_core::mad::{
     TransactionId,
 };
 use verbs_core::sync::{Arc, Mutex, Weak};
-use verbs_core::{Device, collect, defer};
+use verbs_core::{Device, collect, defer, task};
 
 use crate::config::Config;
 use crate::manager::{Counters, SubnetManager};
@@ -189,7 +189,7 @@ impl Core {
             };
             (waiting, is_sm)
         });
-        waiting.into_iter().for_each(Waker::wake);
+        waiting.into_iter().for_each(task::wake);
         if let Some(is_here) = is_sm {
             self.say(is_here);
         }

@@ -50,7 +50,7 @@ impl Core {
                 }
             }
             Action::Restart => self.kick.set(Kick::RESTART),
-            Action::Wake(waker) => waker.wake(),
+            Action::Wake(waker) => task::wake(waker),
         }
     }
 

@@ -30,7 +30,7 @@ use verbs_core::event::EventWatcher;
 use verbs_core::mad::Time;
 use verbs_core::sync::atomic::{AtomicU32, Ordering};
 use verbs_core::sync::{Arc, AtomicWaker, Mutex, OnceLock};
-use verbs_core::task::OwnWaker;
+use verbs_core::task::{self, OwnWaker};
 use verbs_core::{Cq, Device, Gid, Lid, Memory, Mr, PKey, Pd, Qp, Timer, collect};
 
 use crate::admin::Administration;
@@ -83,7 +83,9 @@ impl Kick {
 
     fn set(&self, flag: u32) {
         self.flags.fetch_or(flag, Ordering::AcqRel);
-        collect(|| self.waker.wake());
+        if let Some(waker) = self.waker.take() {
+            task::wake(waker);
+        }
     }
 
     /// What has come since the last time, if anything has.

@@ -1,7 +1,7 @@
 //! Completions: packets that have come, and buffers that are free again.
 
 use verbs_core::sync::Arc;
-use verbs_core::{Arm, Armed, Bounce, Recv, Wc};
+use verbs_core::{Arm, Armed, Bounce, Recv, Wc, task};
 
 use super::Core;
 use super::buffers::Work;
@@ -211,7 +211,10 @@ impl Core {
     /// Tells the keeper when everything has come back.
     pub(super) fn drained_if(&self, state: &State) {
         if state.receiving == 0 && state.sending == 0 {
-            self.drained.wake();
+            // The caller has the lock.
+            if let Some(waker) = self.drained.take() {
+                task::wake(waker);
+            }
         }
     }
 }

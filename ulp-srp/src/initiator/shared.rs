@@ -189,7 +189,7 @@ impl Shared {
         self.ends.fetch_add(1, SeqCst);
         // One at a time: the lock is not held while a waker is called.
         while let Some(waker) = self.next_waiting() {
-            waker.wake();
+            task::wake(waker);
         }
     }
 

@@ -5,7 +5,7 @@ use std::task::{Poll, Waker};
 
 use async_trait::async_trait;
 use verbs_core::sync::{Arc, Mutex};
-use verbs_core::task::OwnWaker;
+use verbs_core::task::{self, OwnWaker};
 
 use super::{LogicalUnit, Piece, Shape, UnitError};
 
@@ -79,7 +79,7 @@ impl FaultUnit {
         state.released += 1;
         let waiting = std::mem::take(&mut state.waiting);
         drop(state);
-        waiting.into_iter().for_each(Waker::wake);
+        waiting.into_iter().for_each(task::wake);
     }
 
     /// How often something went wrong, or hung.

@@ -6,7 +6,7 @@ use std::task::Waker;
 
 use futures::future::{AbortHandle, AbortRegistration};
 use verbs_core::sync::{Arc, AtomicWaker, Mutex};
-use verbs_core::task::OwnWaker;
+use verbs_core::task::{self, OwnWaker};
 
 use super::counters::{Counters, Live};
 use crate::iu::{LogoutReason, PortId, Tag};
@@ -94,7 +94,9 @@ impl Shared {
     pub(super) fn order(&self, order: Order) {
         self.orders.lock().push(order);
         self.ordered.store(true, Relaxed);
-        self.waker.wake();
+        if let Some(waker) = self.waker.take() {
+            task::wake(waker);
+        }
     }
 
     pub(super) fn take_orders(&self) -> Vec<Order> {
@@ -181,7 +183,7 @@ impl Drop for Place<'_> {
         drop(state);
         // Its destructor is foreign code, like wakers.
         drop(gone);
-        waiting.into_iter().for_each(Waker::wake);
+        waiting.into_iter().for_each(task::wake);
     }
 }
 
@@ -285,7 +287,7 @@ impl Hall {
         state.past = state.past.plus(shared.live.snapshot());
         let waiting = std::mem::take(&mut state.waiting);
         drop(state);
-        waiting.into_iter().for_each(Waker::wake);
+        waiting.into_iter().for_each(task::wake);
     }
 
     pub(super) fn channels(&self) -> Vec<Arc<Shared>> {
@@ -357,3 +359,44 @@ impl State {
 
 /// The tag of what this side asks of the initiator.
 pub(super) const OUR_TAG: Tag = Tag(0x7461_7267_6574);
+
+#[cfg(test)]
+mod tests {
+    use std::task::Wake;
+
+    use verbs_core::collect;
+
+    use super::*;
+
+    struct Returns(Arc<Shared>, Arc<Mutex<usize>>);
+
+    impl Wake for Returns {
+        fn wake(self: Arc<Self>) {
+            *self.1.try_lock().expect("its caller has let go") += self.0.take_orders().len();
+        }
+    }
+
+    /// Goal: a waker runs under no lock (K4). Method: a caller that has one and collects what becomes due; the
+    /// waker takes it, and comes back to the channel.
+    #[test]
+    fn k4_a_waker_may_take_the_lock_of_its_caller() {
+        let shared = Arc::new(Shared {
+            id: ChannelId(1),
+            initiator: PortId::default(),
+            peer: SocketAddr::from(([127, 0, 0, 1], 1)),
+            nexus: Arc::default(),
+            live: Live::default(),
+            orders: Mutex::default(),
+            ordered: AtomicBool::new(false),
+            waker: AtomicWaker::new(),
+        });
+        let lock = Arc::new(Mutex::new(0));
+        let returns = Returns(Arc::clone(&shared), Arc::clone(&lock));
+        shared.waker.register(&Waker::from(Arc::new(returns)));
+        collect(|| {
+            let _held = lock.lock();
+            shared.order(Order::Adjust(1));
+        });
+        assert_eq!(*lock.lock(), 1, "the order is taken");
+    }
+}

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::task::Waker;
 
 use verbs_core::sync::{Arc, Mutex};
-use verbs_core::task::OwnWaker;
+use verbs_core::task::{self, OwnWaker};
 use verbs_core::{Access, Error, LKey, Memory, Mr, Pd, Sge};
 
 use crate::lun::{Piece, Returned};
@@ -80,7 +80,7 @@ impl Returned for State {
         free.starts.push(range.start);
         let waiting = std::mem::take(&mut free.waiting);
         drop(free);
-        waiting.into_iter().for_each(Waker::wake);
+        waiting.into_iter().for_each(task::wake);
     }
 }
 

@@ -351,7 +351,7 @@ impl Held {
                 .collect();
             (watchers, std::mem::take(&mut inner.wakers), change)
         };
-        wakers.into_iter().for_each(Waker::wake);
+        wakers.into_iter().for_each(task::wake);
         watchers.iter().for_each(|watcher| watcher(&change));
         is_done
     }

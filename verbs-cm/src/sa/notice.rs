@@ -10,7 +10,7 @@ use verbs_core::mad::sa::{self, InformInfo};
 use verbs_core::mad::sm::{Notice, NoticeView, TrapNumber};
 use verbs_core::mad::{MadBytes, Method, TimeCode};
 use verbs_core::sync::{Arc, Mutex};
-use verbs_core::task::OwnWaker;
+use verbs_core::task::{self, OwnWaker};
 use verbs_core::{Lid, Qpn};
 
 use crate::sa::SaClient;
@@ -176,7 +176,7 @@ impl Mailbox {
         let waker = inner.waker.take();
         drop(inner);
         if let Some(waker) = waker {
-            waker.wake();
+            task::wake(waker);
         }
     }
 }

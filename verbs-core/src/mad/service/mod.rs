@@ -199,7 +199,7 @@ impl Core {
             };
             let before = std::mem::replace(&mut *core.phase.lock(), ended);
             if let Phase::Opening(waiting) = before {
-                waiting.into_iter().for_each(Waker::wake);
+                waiting.into_iter().for_each(task::wake);
             }
             // Arms the completion queue; what has come by now is taken.
             core.turn();

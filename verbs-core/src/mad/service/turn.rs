@@ -165,7 +165,7 @@ impl Core {
             let mut lot = Lot::default();
             loop {
                 let has_begun = self.begin_lot(&mut lot);
-                lot.wakers.drain(..).for_each(Waker::wake);
+                lot.wakers.drain(..).for_each(routine::wake);
                 if !has_begun {
                     break;
                 }
