@@ -264,10 +264,8 @@ fn a_login_that_is_not_answered_ends_in_time() {
         let before = sim.now();
         let initiator = Initiator::new(&bed.initiator, Options::default());
         let refused = initiator.login(AT.parse().unwrap()).await.unwrap_err();
-        assert_eq!(
-            refused.to_string(),
-            "the target has not answered the login within 5 s"
-        );
+        let said = refused.to_string();
+        assert!(said.contains("did not answer within 5s"), "{said}");
         let took = sim.now().since(before);
         assert_eq!(took.as_secs(), 5);
     })

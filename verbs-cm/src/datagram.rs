@@ -385,7 +385,7 @@ mod tests {
         fn wake(self: Arc<Self>) {
             *self.1.try_lock().expect("its caller has let go") += 1;
             let cx = &Context::from_waker(Waker::noop());
-            assert!(matches!(self.0.poll(cx), Poll::Ready(None)));
+            assert!(matches!(self.0.poll(cx), Poll::Ready(Err(_))));
         }
     }
 

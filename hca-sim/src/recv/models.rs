@@ -43,53 +43,89 @@ fn loom_landing_spsc() {
     });
 }
 
-/// Three threads pass receives on in a ring of two entries: one posts and offers them, one takes them for riders,
-/// and one reads them and unloads. Each is read whole before it is filled anew.
-#[test]
-fn loom_recv_berths() {
+/// Receives that pass from who posts them to a sender's riders to who unloads them, in a ring of two entries, so that
+/// one is used again. Two threads each, as three that wait for each other are too many branches.
+struct Berths {
+    ring: RecvRing,
+    loaded: AtomicU32,
+}
+
+impl Berths {
     const COUNT: u32 = 3;
-    crate::models::model(1, || {
-        let ring = Arc::new(RecvRing::new(&Yard::default(), 2, 1).expect("a model has memory"));
-        let loaded = Arc::new(AtomicU32::new(0));
-        let producer = Arc::clone(&ring);
-        let posts = thread::spawn(move || {
-            for at in 0..COUNT {
-                while at.wrapping_sub(producer.freed()) >= 2 {
-                    thread::yield_now();
-                }
-                let piece = Piece {
-                    addr: u64::from(at),
-                    len_key: 8 << 32,
-                };
-                producer.entries.publish_one(at, u64::from(at) + 10, piece);
-                producer.offer(at, 8);
+
+    fn new() -> Arc<Self> {
+        Arc::new(Self {
+            ring: RecvRing::new(&Yard::default(), 2, 1).expect("a model has memory"),
+            loaded: AtomicU32::new(0),
+        })
+    }
+
+    fn post(&self, at: u32) {
+        while at.wrapping_sub(self.ring.freed()) >= 2 {
+            thread::yield_now();
+        }
+        let piece = Piece {
+            addr: u64::from(at),
+            len_key: 8 << 32,
+        };
+        self.ring.entries.publish_one(at, u64::from(at) + 10, piece);
+        self.ring.offer(at, 8);
+    }
+
+    fn ride(&self, known: &mut berth::Known) {
+        let at = loop {
+            match self.ring.berth(known, 8) {
+                Some(at) => break at,
+                None => thread::yield_now(),
             }
-        });
-        let (consumer, told) = (Arc::clone(&ring), Arc::clone(&loaded));
-        let rides = thread::spawn(move || {
+        };
+        assert!(self.ring.board(at));
+        // As the entry of the completion queue does.
+        self.loaded.store(at + 1, Release);
+    }
+
+    fn unload(&self, at: u32) {
+        while self.loaded.load(Acquire) <= at {
+            thread::yield_now();
+        }
+        let (wr_id, piece) = self.ring.entries.taken(at);
+        assert_eq!((wr_id, piece.addr), (u64::from(at) + 10, u64::from(at)));
+        self.ring.unloaded(at);
+    }
+}
+
+/// Who unloads is another thread than who posts: an entry is read whole before it is filled again.
+#[test]
+fn loom_recv_berths_unloaded() {
+    crate::models::model(2, || {
+        let berths = Berths::new();
+        let both = Arc::clone(&berths);
+        let thread = thread::spawn(move || {
             let mut known = berth::Known::default();
-            for _ in 0..COUNT {
-                let at = loop {
-                    match consumer.berth(&mut known, 8) {
-                        Some(at) => break at,
-                        None => thread::yield_now(),
-                    }
-                };
-                assert!(consumer.board(at));
-                // As the entry of the completion queue does.
-                told.store(at + 1, Release);
+            for at in 0..Berths::COUNT {
+                both.post(at);
+                both.ride(&mut known);
             }
         });
-        for at in 0..COUNT {
-            while loaded.load(Acquire) <= at {
-                thread::yield_now();
-            }
-            let (wr_id, piece) = ring.entries.taken(at);
-            assert_eq!((wr_id, piece.addr), (u64::from(at) + 10, u64::from(at)));
-            ring.unloaded(at);
-        }
-        for thread in [posts, rides] {
-            thread.join().expect("the thread does not panic");
-        }
+        (0..Berths::COUNT).for_each(|at| berths.unload(at));
+        thread.join().expect("the thread does not panic");
+    });
+}
+
+/// Who rides is another thread than who posts and unloads: what is offered is there whole.
+#[test]
+fn loom_recv_berths_offered() {
+    crate::models::model(2, || {
+        let berths = Berths::new();
+        let rider = Arc::clone(&berths);
+        let thread = thread::spawn(move || {
+            let mut known = berth::Known::default();
+            (0..Berths::COUNT).for_each(|_| rider.ride(&mut known));
+        });
+        (0..2).for_each(|at| berths.post(at));
+        berths.unload(0);
+        berths.post(2);
+        (1..Berths::COUNT).for_each(|at| berths.unload(at));
+        thread.join().expect("the thread does not panic");
     });
 }

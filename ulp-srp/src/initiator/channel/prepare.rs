@@ -134,8 +134,7 @@ impl Core {
             if slot.handles.len() == slot.handles.capacity() {
                 return Err(Error::Busy);
             }
-            let mut mr = self.hands.fast.pop().ok_or(Error::Busy)?;
-            let descriptor = map(&mut mr, &list[run]);
+            let (mr, descriptor) = mapped(&mut self.hands.fast, &list[run])?;
             slot.handles.push(Handle::Fast {
                 mr,
                 is_valid: false,
@@ -158,7 +157,11 @@ impl Core {
             let fmr = match pool.map(list[run].iter().copied()) {
                 Ok(fmr) => fmr,
                 // No key is free, or the list is longer than one maps.
-                Err(verbs_core::Error::Exhausted { .. } | verbs_core::Error::Mismatch { .. }) => {
+                Err(
+                    verbs_core::Error::Exhausted { .. }
+                    | verbs_core::Error::Mismatch { .. }
+                    | verbs_core::Error::Busy,
+                ) => {
                     return Err(Error::Busy);
                 }
                 Err(error) => return Err(error.into()),
@@ -424,6 +427,24 @@ fn fill(unit: &mut [u8], head: usize, list: &[Extent<'_>]) -> Result<(), Error> 
         at = end;
     }
     Ok(())
+}
+
+/// Maps a run by a handle of the pool, and takes that out of it. A handle whose earlier memory a thread of the device
+/// still looks at is left where it is: another one may be free.
+///
+/// # Errors
+/// [`Error::Busy`] if none is.
+fn mapped(
+    pool: &mut Vec<FastMr>,
+    run: &[Extent<'_>],
+) -> Result<(FastMr, Result<MemoryDescriptor, Error>), Error> {
+    for at in (0..pool.len()).rev() {
+        match map(&mut pool[at], run) {
+            Err(Error::Verb(verbs_core::Error::Busy)) => {}
+            descriptor => return Ok((pool.swap_remove(at), descriptor)),
+        }
+    }
+    Err(Error::Busy)
 }
 
 /// Maps a run; its descriptor under the handle's next key.
