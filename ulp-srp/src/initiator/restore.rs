@@ -46,12 +46,15 @@ impl Pace {
     }
 }
 
+/// How much longer than its connections a login may take: what a connection says of its end says more.
+const GRACE: Duration = Duration::from_millis(100);
+
 impl Shared {
     /// Logs in: opens all channels, within the time that there is for that.
     pub(super) async fn log_in(self: &Arc<Self>, until: Option<Time>) -> Result<(), Error> {
         let limit = self.options.login_timeout;
         let timer = self.timer();
-        let deadline = timer.as_ref().map(|timer| timer.now() + limit);
+        let deadline = timer.as_ref().map(|timer| timer.now() + limit + GRACE);
         let until = deadline.map(|deadline| until.map_or(deadline, |until| until.min(deadline)));
         let opened = self.unless_over(until, self.open_all()).await;
         let all = opened.unwrap_or_else(|| match self.is_closed.load(SeqCst) {
