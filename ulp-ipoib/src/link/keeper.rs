@@ -16,11 +16,11 @@ use verbs_core::{Mtu, PKey, Psn, QKey, QpAttr, QpState, task};
 
 use super::act::leave;
 use super::state::Terms;
-use super::time::Sleep;
 use super::{Core, Kick};
 use crate::config::{JOIN_PAUSE, Mode};
 use crate::error::Error;
 use crate::wire::{HEADER_LEN, all_nodes, broadcast, group_of, link_local, solicited_node};
+use verbs_core::timer::Sleep;
 
 /// What the queue pair has before the group says another; subnet managers take it by default.
 const PROVISIONAL_QKEY: QKey = QKey(0x0000_0b1b);

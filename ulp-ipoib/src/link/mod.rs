@@ -18,7 +18,6 @@ mod path;
 mod receive;
 mod resolve;
 mod state;
-mod time;
 
 pub(crate) use open::open;
 

@@ -11,13 +11,13 @@ use verbs_core::{
 use super::buffers::Pool;
 use super::receive::Receiver;
 use super::state::State;
-use super::time::Sleep;
 use super::{Core, Kick};
 use crate::admin::Administration;
 use crate::config::{CONNECTIONS_MAX, Config, Mode, TICK};
 use crate::error::Error;
 use crate::face::Face;
 use crate::wire::{CONNECTED_MTU, GRH_LEN, HEADER_LEN, HardwareAddress, HardwareFlags};
+use verbs_core::timer::Sleep;
 
 /// Bytes of a slot for a datagram: the largest there is, 4096.
 pub(super) const DATAGRAM_STRIDE: usize = 4096;
