@@ -3,9 +3,9 @@
 use verbs_core::sync::Arc;
 use verbs_core::{Access, Attr, Av, Error, Mtu, Path, Psn, Qp, Why};
 
-use crate::limits::PORT;
 use crate::port::Port;
 use crate::qp::QueuePair;
+use crate::queue::limits::PORT;
 
 /// Connects two queue pairs in RESET to each other and takes both to RTS: with every right for the
 /// peer, the largest MTU that both have, and random first packet sequence numbers.

@@ -468,6 +468,14 @@ impl CqRing {
     }
 }
 
+/// Notes what a push leaves to be done.
+pub(crate) fn note(pushed: Result<Pushed, Overrun>, fire: &mut bool, overrun: &mut bool) {
+    match pushed {
+        Ok(pushed) => *fire |= pushed.fire,
+        Err(Overrun) => *overrun = true,
+    }
+}
+
 impl fmt::Debug for CqRing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("CqRing")

@@ -18,13 +18,13 @@ use verbs_core::sync::{Mutex, MutexGuard, OnceLock};
 use verbs_core::{EventType, QpState, SendFlags, SendWr, WcStatus, collect};
 
 use crate::clock::Instant;
-use crate::cq::{CqRing, Cqe, Overrun, Pushed, WaitsForCq, Way};
+use crate::cq::{CqRing, Cqe, Overrun, Pushed, WaitsForCq, Way, note};
 use crate::effects::Effects;
 use crate::engine::Due;
 use crate::exchange::Exchange;
 use crate::landing::Landing;
 use crate::local::{Local, execute};
-use crate::message::{Done, Fault, Faulty, Message, Outcome, note};
+use crate::message::{Done, Fault, Faulty, Message, Outcome};
 use crate::qp::QueuePair;
 use crate::ring::{Scratch, SendRing};
 use crate::transport::Mail;

@@ -66,6 +66,7 @@ pub mod port;
 mod qp;
 mod qp_check;
 mod qp_event;
+mod queue;
 mod recv;
 mod rider;
 mod ring;

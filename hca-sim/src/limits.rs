@@ -1,23 +1,13 @@
-//! What an HCA can do: bounds with their reasons, and the attributes that tell them.
+//! The attributes that tell what an HCA can do.
 
 use verbs_core::mad::sm::PortInfo;
 use verbs_core::{DeviceAttr, Lid, LinkLayer, Mtu, PortAttr, QpType};
 
 use crate::features::FAST_REG_PAGES;
-use crate::message::MAX_SGE;
 use crate::port::{Port, Sheet, mtu_of};
-use crate::ring::MAX_INLINE;
-use crate::send::MAX_MESSAGE;
-
-/// The only port.
-pub(crate) const PORT: u8 = 1;
-/// READs and atomics outstanding; messages are carried out whole, so this bounds nothing here.
-pub(crate) const RD_ATOMIC: u32 = 128;
-/// Work requests on one queue: positions of completions are compared by half-circle, and a queue of
-/// this depth takes some megabytes.
-pub(crate) const QP_WR: u32 = 1 << 15;
-/// Entries of one completion queue, 64 bytes each.
-pub(crate) const CQE: u32 = 1 << 22;
+use crate::queue::limits::{
+    CQE, MAX_INLINE, MAX_MESSAGE, MAX_SGE, MCAST_GROUPS, MCAST_QPS, PORT, QP_WR, RD_ATOMIC, SRQ_WR,
+};
 
 /// Types of queue pair that there are.
 const QP_TYPES: &[QpType] = &[
@@ -39,13 +29,6 @@ const QP_TYPES_MANAGED: &[QpType] = &[
     QpType::XrcSend,
     QpType::XrcRecv,
 ];
-
-/// Multicast groups that a port can be in, and queue pairs in one of them: each packet is copied to all.
-pub(crate) const MCAST_GROUPS: u32 = 256;
-pub(crate) const MCAST_QPS: u32 = 64;
-
-/// Receives on one shared receive queue.
-pub(crate) const SRQ_WR: u32 = QP_WR;
 
 /// How many objects of a kind an HCA has. Memory is used for those that exist, but for regions, whose
 /// table of about 200 bytes an entry is made with the HCA.

@@ -12,15 +12,14 @@ use verbs_core::mem::{MrTable, Pin, Span, Who, Window};
 use verbs_core::sync::Arc;
 use verbs_core::{Access, Payload, Remote, SendFlags, SendOp, SendWr, Sge, WcOpcode, WcStatus};
 
-use crate::cq::{CqRing, Cqe, Pushed, Way};
+use crate::cq::{CqRing, Cqe, Way, note};
 use crate::landing::Landing;
 use crate::message::memory::{Ending, MISALIGNED, Tail, word};
 use crate::qp::QueuePair;
+use crate::queue::limits::MAX_SGE;
+use crate::queue::memory::reason;
 use crate::recv::Waiting;
 use crate::ring::SendRing;
-
-/// Pieces that one work request can have.
-pub(crate) const MAX_SGE: usize = 16;
 
 /// What became of a message.
 pub(crate) enum Outcome {
@@ -462,27 +461,9 @@ impl<'a> Message<'a> {
     }
 }
 
-/// Notes what a push leaves to be done.
-pub(crate) fn note(
-    pushed: Result<Pushed, crate::cq::Overrun>,
-    fire: &mut bool,
-    overrun: &mut bool,
-) {
-    match pushed {
-        Ok(pushed) => *fire |= pushed.fire,
-        Err(crate::cq::Overrun) => *overrun = true,
-    }
-}
-
 #[inline]
 fn check<'p>(mrs: &MrTable, pin: &'p Pin, sge: Sge, who: Who, need: Access) -> Option<Span<'p>> {
     mrs.find(pin, sge.lkey.value(), sge.addr, sge.len, who, need)
-}
-
-/// Why the last check refused, for `vendor_err`: 1 key, 2 protection domain, 3 right, 4 bounds, 5 queue
-/// pair.
-pub(crate) fn reason(mrs: &MrTable, pin: &Pin) -> u32 {
-    mrs.why(pin) as u32 + 1
 }
 
 fn scatter_bytes(mut bytes: &[u8], target: &[Span<'_>]) {

@@ -32,7 +32,6 @@ use crate::qp_check;
 use crate::recv::RecvRing;
 use crate::rider::Berths;
 use crate::ring::SendRing;
-use crate::send::refuses_sends;
 use crate::srq::SharedReceives;
 use crate::transport::Driver;
 use crate::wire::Service;
@@ -259,7 +258,7 @@ impl QueuePair {
     /// Whether sends can be posted, and the state.
     pub(crate) fn check_post_send(&self) -> Result<QpState, PostError> {
         let state = refusal(self.gate.word.tag())?;
-        if refuses_sends(state) {
+        if state.refuses_sends() {
             Err(PostError::State(state))
         } else {
             Ok(state)
@@ -279,7 +278,7 @@ impl QueuePair {
         loop {
             let tag = self.gate.word.tag();
             let state = refusal(tag)?;
-            if refuses_sends(state) {
+            if state.refuses_sends() {
                 return Err(PostError::State(state));
             }
             if self.gate.word.admits(pin, TouchWord::TAG, tag) {

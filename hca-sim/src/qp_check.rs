@@ -4,7 +4,7 @@
 use verbs_core::qp_state::{Transition, check as check_names};
 use verbs_core::{Access, Attr, Error, QpAttr, QpAttrMask, QpState, QpType};
 
-use crate::limits;
+use crate::queue::limits;
 
 /// Whether a queue pair in `from` may go to `to` with those attributes.
 ///

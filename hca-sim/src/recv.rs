@@ -27,6 +27,7 @@ use verbs_core::{
 
 use crate::gate::{Gate, flag};
 use crate::qp::QueuePair;
+use crate::queue::memory::{allocate, pack, unpack};
 
 pub(crate) mod berth;
 #[cfg(all(test, verbs_loom))]
@@ -329,27 +330,6 @@ impl RecvRing {
 enum Pieces<'a> {
     One(Piece),
     List(&'a [Sge]),
-}
-
-/// A boxed slice, or the error that says there is no memory for it.
-pub(crate) fn allocate<T>(count: usize, make: impl Fn() -> T) -> Result<Box<[T]>, Error> {
-    let mut all = Vec::new();
-    all.try_reserve_exact(count).map_err(|_| Error::NoMemory)?;
-    all.extend((0..count).map(|_| make()));
-    Ok(all.into_boxed_slice())
-}
-
-#[inline(always)]
-pub(crate) fn pack(addr: &AtomicU64, rest: &AtomicU64, sge: Sge) {
-    let piece = Piece::from(sge);
-    addr.store(piece.addr, Relaxed);
-    rest.store(piece.len_key, Relaxed);
-}
-
-#[inline(always)]
-pub(crate) fn unpack(addr: &AtomicU64, rest: &AtomicU64) -> Sge {
-    let (addr, len_key) = (addr.load(Relaxed), rest.load(Relaxed));
-    Piece { addr, len_key }.into()
 }
 
 /// The producer's end: one line.

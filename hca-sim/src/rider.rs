@@ -49,8 +49,8 @@ use verbs_core::yard::Common;
 use verbs_core::{Access, Piece, Qpn};
 
 use crate::gate::flag;
-use crate::message::reason;
 use crate::qp::QueuePair;
+use crate::queue::memory::reason;
 use crate::recv::{Entries, RecvRing};
 
 #[cfg(all(test, verbs_loom))]

@@ -16,8 +16,8 @@ use verbs_core::{
 };
 
 use crate::landing::Landing;
-use crate::message::MAX_SGE;
-use crate::recv::allocate;
+use crate::queue::limits::{MAX_INLINE, MAX_SGE};
+use crate::queue::memory::allocate;
 use crate::wire::Service;
 
 mod datagram;
@@ -25,9 +25,6 @@ mod entry;
 mod memory;
 
 use entry::{Entry, has_operands};
-
-/// Inline bytes that one work request can have.
-pub(crate) const MAX_INLINE: usize = 256;
 
 /// Words of an entry before its room, where pieces, inline bytes and operands are.
 const HEADER: usize = 4;

@@ -12,14 +12,15 @@ use verbs_core::queue::post_shortest;
 use verbs_core::sync::Arc;
 use verbs_core::yard::Common;
 use verbs_core::{
-    BatchError, Dest, How, Payload, Piece, PostCode, PostError, QpState, QpType, Qpn, RawSendQueue,
-    Remote, SendFlags, SendOp, SendWr,
+    BatchError, Dest, How, Payload, Piece, PostCode, PostError, QpType, Qpn, RawSendQueue, Remote,
+    SendFlags, SendOp, SendWr,
 };
 
 use crate::cq::Lane;
 use crate::landing::Landing;
-use crate::message::{Done, MAX_SGE, Message, Outcome};
+use crate::message::{Done, Message, Outcome};
 use crate::qp::QueuePair;
+use crate::queue::limits::{MAX_MESSAGE, MAX_SGE};
 use crate::recv::berth::Known;
 use crate::ring::SendRing;
 
@@ -30,9 +31,6 @@ mod ride;
 mod short;
 
 use ends::{FromMemory, Inline, IntoMemory, IntoReceive};
-
-/// Largest message in bytes (IBTA vol. 1, 9.7.7).
-pub(crate) const MAX_MESSAGE: u32 = 1 << 31;
 
 /// The poster of one queue pair.
 // In this order the first line is all that the short ways need.
@@ -402,9 +400,4 @@ impl fmt::Debug for SendPoster {
             .field("retired", &self.retired)
             .finish_non_exhaustive()
     }
-}
-
-/// The state in which a post is refused, for the queue pair's own check.
-pub(crate) const fn refuses_sends(state: QpState) -> bool {
-    matches!(state, QpState::Reset | QpState::Init | QpState::Rtr)
 }

@@ -18,6 +18,7 @@ use crate::hca::Hca;
 use crate::limits;
 use crate::link::LID_MAX;
 use crate::port::Sheet;
+use crate::queue::limits::PORT;
 
 /// Bytes of a node description, as the NodeDescription attribute has them.
 const NODE_DESC_MAX: usize = 64;
@@ -80,13 +81,13 @@ fn at_most(attr: Attr, got: usize, max: usize) -> Result<(), Error> {
 
 /// [`Error::Invalid`] for a port that there is not.
 pub(super) fn check_port(port: u8) -> Result<(), Error> {
-    if port == limits::PORT {
+    if port == PORT {
         return Ok(());
     }
     Err(Error::Invalid {
         attr: Attr::Port,
         got: u32::from(port),
-        max: u32::from(limits::PORT),
+        max: u32::from(PORT),
     })
 }
 
@@ -193,7 +194,7 @@ impl Hca {
         }
         if self.set_port_state(PortState::Down) {
             self.port.counters.link_downed.up();
-            self.raise(EventType::PortErr, Subject::Port(limits::PORT));
+            self.raise(EventType::PortErr, Subject::Port(PORT));
         }
     }
 
@@ -206,7 +207,7 @@ impl Hca {
             return managed.plug(true);
         }
         if self.set_port_state(PortState::Active) {
-            self.raise(EventType::PortActive, Subject::Port(limits::PORT));
+            self.raise(EventType::PortActive, Subject::Port(PORT));
         }
     }
 
@@ -231,7 +232,7 @@ impl Hca {
             )
         });
         if changed {
-            self.raise(EventType::PkeyChange, Subject::Port(limits::PORT));
+            self.raise(EventType::PkeyChange, Subject::Port(PORT));
         }
     }
 
@@ -246,7 +247,7 @@ impl Hca {
             (first.map(|first| std::mem::replace(first, gid)), Some(gid))
         });
         if changed {
-            self.raise(EventType::GidChange, Subject::Port(limits::PORT));
+            self.raise(EventType::GidChange, Subject::Port(PORT));
         }
     }
 

@@ -8,9 +8,9 @@ use verbs_core::sync::Arc;
 use verbs_core::{EventType, Gid, PortState, Qpn, Subject};
 
 use crate::hca::Hca;
-use crate::limits::PORT;
 use crate::link::{Change, Refusal};
 use crate::port::gids;
+use crate::queue::limits::PORT;
 use crate::wire::{Head, Service};
 
 impl Hca {

@@ -12,11 +12,9 @@ use verbs_core::{Attr, Error, QpCap, QpType, Qpn, RawRecvQueue, Srqn, Target, Wh
 
 use crate::cq::{CqPoller, CqRing, WaitsForCq};
 use crate::hca::{Hca, queue_pair};
-use crate::limits;
-use crate::message::MAX_SGE;
 use crate::qp::{Init, QueuePair};
+use crate::queue::limits::{self, MAX_INLINE, MAX_SGE};
 use crate::recv::RecvPoster;
-use crate::ring::MAX_INLINE;
 use crate::send::SendPoster;
 use crate::srq::{NoReceives, SharedPoster, SharedReceives};
 use crate::xrc::Named;

@@ -7,9 +7,9 @@
 use verbs_core::mem::Span;
 use verbs_core::{WcOpcode, WcStatus};
 
-use crate::cq::Cqe;
+use crate::cq::{Cqe, note};
 use crate::message::memory::{Ending, Tail};
-use crate::message::{Checked, Done, Fault, Faulty, Message, Outcome, Pieces, Source, Ways, note};
+use crate::message::{Checked, Done, Fault, Faulty, Message, Outcome, Pieces, Source, Ways};
 use crate::srq::{Seen, SharedReceives};
 
 impl<'a> Message<'a> {

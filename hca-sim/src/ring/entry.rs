@@ -4,7 +4,7 @@ use verbs_core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use verbs_core::{Dest, LKey, Payload, Sge};
 
 use super::{DATAGRAM, DATAGRAM_WORDS, INLINE, OPERANDS, SRQ, WORD_PIECE, datagram, op};
-use crate::recv::{pack, unpack};
+use crate::queue::memory::{pack, unpack};
 
 /// The words of one entry.
 #[derive(Clone, Copy)]

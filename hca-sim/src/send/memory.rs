@@ -3,9 +3,9 @@
 use verbs_core::mem::{Pin, pin};
 use verbs_core::{PostError, SendFlags, SendOp, SendWr};
 
-use crate::cq::Cqe;
+use crate::cq::{Cqe, note};
 use crate::local::{Local, execute};
-use crate::message::{Done, note};
+use crate::message::Done;
 use crate::send::{SendPoster, check_atomic};
 
 impl SendPoster {

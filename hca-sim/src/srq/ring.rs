@@ -32,8 +32,8 @@ use verbs_core::sync::atomic::{
 use verbs_core::sync::{Arc, Mutex};
 use verbs_core::{Error, Sge};
 
-use crate::message::MAX_SGE;
-use crate::recv::{allocate, pack, unpack};
+use crate::queue::limits::MAX_SGE;
+use crate::queue::memory::{allocate, pack, unpack};
 
 /// In an entry's first word, below the total length and the count of pieces.
 const LAP: u64 = 1;

@@ -7,8 +7,7 @@
 use verbs_core::{EventType, WcStatus};
 
 use super::rc::Flight;
-use crate::cq::Cqe;
-use crate::message::note;
+use crate::cq::{Cqe, note};
 use crate::ring::Scratch;
 use crate::transport::{Ends, Notes};
 

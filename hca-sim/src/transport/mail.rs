@@ -9,8 +9,8 @@ use verbs_core::sync::Arc;
 use verbs_core::{Bounce, Psn, Qpn};
 
 use crate::link::{Burst, Feedback, Local, PacketLink, Route, Sent};
-use crate::port::Counters;
 use crate::qp::QueuePair;
+use crate::queue::counters::Counters;
 use crate::transport::Outlet;
 use crate::wire::{Head, Icrc, ROCE_PORT, Seal};
 

@@ -21,7 +21,7 @@ use verbs_core::{Access, EventType, Mtu, PKey, QKey, Qpn};
 use crate::clock::Instant;
 use crate::cq::CqRing;
 use crate::link::Local;
-use crate::port::Counters;
+use crate::queue::counters::Counters;
 use crate::recv::RecvRing;
 use crate::ring::SendRing;
 use crate::srq::SharedReceives;

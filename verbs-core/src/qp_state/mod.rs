@@ -57,6 +57,12 @@ impl QpState {
         Self::Sqe,
         Self::Err,
     ];
+
+    /// Whether a queue pair in this state refuses work requests on its send queue (IBTA vol. 1, 10.3.1):
+    /// RESET, INIT and RTR. In SQD, SQE and ERR they are queued or flushed.
+    pub const fn refuses_sends(self) -> bool {
+        matches!(self, Self::Reset | Self::Init | Self::Rtr)
+    }
 }
 
 impl fmt::Display for QpState {

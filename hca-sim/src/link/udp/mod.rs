@@ -28,12 +28,12 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use verbs_core::Mtu;
 use verbs_core::sync::Arc;
 
-use crate::limits::MCAST_GROUPS;
 use crate::link::entropy::system_entropy;
 use crate::link::{
     Arrival, Burst, Change, Feedback, GsoOff, Ident, LinkCounters, PacketLink, Refusal, Route,
     Sent, Waiter,
 };
+use crate::queue::limits::MCAST_GROUPS;
 use crate::sys::{BATCH_MAX, Slot};
 use crate::wire::ROCE_PORT;
 

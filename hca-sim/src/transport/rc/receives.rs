@@ -4,8 +4,8 @@ use verbs_core::{Sge, WcOpcode, WcStatus};
 
 use super::responder::{ACK, Doing, Executed, INVALID, Refusal, Responder};
 use crate::cq::Cqe;
+use crate::queue::limits::MAX_MESSAGE;
 use crate::recv::Waiting;
-use crate::send::MAX_MESSAGE;
 use crate::srq::Seen;
 use crate::transport::completion;
 use crate::transport::pieces::{Refused, scatter};

@@ -23,7 +23,8 @@ use crate::clock::{Instant, VirtualClock};
 use crate::cq::{CqPoller, CqRing, Cqe};
 use crate::engine::Engine;
 use crate::link::Loopback;
-use crate::port::{Counters, Gids, Port};
+use crate::port::{Gids, Port};
+use crate::queue::counters::Counters;
 use verbs_core::yard::Yard;
 
 use crate::recv::RecvRing;

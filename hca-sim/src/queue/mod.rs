@@ -1,0 +1,5 @@
+//! What queues are made of: sizes, counters, entries in memory. It names nothing above it.
+
+pub(crate) mod counters;
+pub(crate) mod limits;
+pub(crate) mod memory;
