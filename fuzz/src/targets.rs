@@ -73,23 +73,23 @@ macro_rules! once {
 pub const TARGETS: &[Target] = &[
     parser(
         "packet",
-        "hca-sim/fuzz/corpus/packet",
-        once!(hca_sim::wire::fuzz::packet),
+        "verbs-wire/fuzz/corpus/packet",
+        once!(verbs_wire::fuzz::packet),
     ),
     parser(
         "datagram",
-        "hca-sim/fuzz/corpus/datagram",
-        once!(hca_sim::wire::fuzz::datagram),
+        "verbs-wire/fuzz/corpus/datagram",
+        once!(verbs_wire::fuzz::datagram),
     ),
     parser(
         "frame",
-        "hca-sim/fuzz/corpus/frame",
-        once!(hca_sim::wire::fuzz::frame),
+        "verbs-wire/fuzz/corpus/frame",
+        once!(verbs_wire::fuzz::frame),
     ),
     parser(
         "header",
-        "hca-sim/fuzz/corpus/header",
-        once!(hca_sim::wire::fuzz::header),
+        "verbs-wire/fuzz/corpus/header",
+        once!(verbs_wire::fuzz::header),
     ),
     parser(
         "mad-records",

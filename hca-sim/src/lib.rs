@@ -83,7 +83,6 @@ mod sys;
 mod table;
 mod transport;
 mod turnstile;
-pub mod wire;
 mod xrc;
 
 pub use builder::Builder;
@@ -91,3 +90,5 @@ pub use connect::connect;
 pub use hca::Hca;
 pub use limits::Limits;
 pub use link::{Loopback, Udp};
+#[doc(no_inline)]
+pub use verbs_wire as wire;

@@ -19,10 +19,10 @@ const FUZZED: &[(&str, &[&str])] = &[
     ("hca-sim/src/link/fabric/message", &["subnet-message"]),
     ("hca-sim/src/link/fabric/packet.rs", &["subnet-host"]),
     ("hca-sim/src/link/fabric/ring", &["subnet-ring"]),
-    ("hca-sim/src/link/pcap.rs", &["capture"]),
+    ("verbs-wire/src/pcap.rs", &["capture"]),
     ("hca-sim/src/transport/", &["hca"]),
     (
-        "hca-sim/src/wire/",
+        "verbs-wire/src/",
         &["packet", "datagram", "frame", "header"],
     ),
     ("shims/ibumad/src/", &["ibumad"]),
@@ -191,7 +191,7 @@ pub(crate) fn folders(root: &Path, texts: &[Text]) -> Vec<Violation> {
         }
     }
     let crates = [
-        "hca-sim",
+        "verbs-wire",
         "verbs-cm",
         "verbs-core",
         "verbs-sm",

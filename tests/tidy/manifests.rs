@@ -126,6 +126,8 @@ fn folders_in(parent: &str) -> Vec<String> {
 enum Place {
     /// verbs-core.
     Core,
+    /// verbs-wire.
+    Wire,
     /// hca-sim.
     Provider,
     /// verbs-cm.
@@ -144,6 +146,7 @@ impl Place {
     fn of(member: &Member) -> Option<Self> {
         Some(match member.name.as_str() {
             "verbs-core" => Self::Core,
+            "verbs-wire" => Self::Wire,
             "hca-sim" => Self::Provider,
             "verbs-cm" => Self::Cm,
             "verbs-sm" => Self::Sm,
@@ -159,7 +162,8 @@ impl Place {
     fn may_name(self, other: Self) -> bool {
         match self {
             Self::Core => false,
-            Self::Provider | Self::Cm | Self::Sm => other == Self::Core,
+            Self::Provider => matches!(other, Self::Core | Self::Wire),
+            Self::Wire | Self::Cm | Self::Sm => other == Self::Core,
             Self::Ulp => matches!(other, Self::Core | Self::Cm),
             Self::Top => !matches!(other, Self::Top | Self::Proof),
             Self::Proof => true,

@@ -299,6 +299,7 @@ fn edges_that_point_up_or_sideways_are_seen() {
     let house = |folder: &str, name: &str, dependency: &str| {
         let mut members: Vec<Member> = [
             "verbs-core",
+            "verbs-wire",
             "hca-sim",
             "verbs-cm",
             "verbs-sm",
@@ -315,6 +316,10 @@ fn edges_that_point_up_or_sideways_are_seen() {
     let on = |package: &str| format!("[dependencies]\n{package}.workspace = true\n");
     for (name, package) in [
         ("verbs-core", "hca-sim"),
+        ("verbs-wire", "hca-sim"),
+        ("verbs-core", "verbs-wire"),
+        ("verbs-cm", "verbs-wire"),
+        ("ulp-rds", "verbs-wire"),
         ("hca-sim", "verbs-cm"),
         ("verbs-cm", "hca-sim"),
         ("verbs-sm", "hca-sim"),
@@ -328,6 +333,8 @@ fn edges_that_point_up_or_sideways_are_seen() {
     }
     for (name, package) in [
         ("hca-sim", "verbs-core"),
+        ("hca-sim", "verbs-wire"),
+        ("verbs-wire", "verbs-core"),
         ("verbs-cm", "verbs-core"),
         ("verbs-sm", "verbs-core"),
         ("ulp-srp", "verbs-cm"),

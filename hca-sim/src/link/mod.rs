@@ -10,7 +10,6 @@ mod hub;
 mod loopback;
 mod managed;
 mod packet;
-pub mod pcap;
 mod udp;
 mod verifier;
 
@@ -26,4 +25,6 @@ pub use packet::{
     Arrival, Burst, Change, Feedback, Ident, Local, PacketLink, Refusal, Route, Sent, Waiter,
 };
 pub use udp::{ADDRESSES_MAX, LinkError, Udp};
+#[doc(no_inline)]
+pub use verbs_wire::pcap;
 pub use verifier::{IcrcCounters, Verdict, Verifier};

@@ -12,7 +12,7 @@ use verbs_core::{Payload, Psn, Remote};
 use super::*;
 use crate::wire::{BthFlags, Envelope, Message, Operation, Service, Syndrome};
 
-#[path = "../../../../tests/wire/pcap.rs"]
+#[path = "../../../../../verbs-wire/tests/wire/pcap.rs"]
 mod pcap;
 
 use pcap::Capture;
@@ -87,7 +87,7 @@ fn talks(capture: &Capture) -> Vec<Talk> {
 }
 
 fn captures() -> Vec<Capture> {
-    let dir = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/captures");
+    let dir = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../verbs-wire/tests/captures");
     let mut paths: Vec<_> = std::fs::read_dir(dir)
         .unwrap()
         .map(|entry| entry.unwrap().path())

@@ -1,0 +1,82 @@
+//! Wire formats of InfiniBand and of RoCEv2, its transport's encapsulation in UDP.
+//!
+//! This crate reads and writes bytes, and does nothing else: no time, no sockets, no state of a connection.
+//! `hca-sim` and its links send and receive packets with it; a sniffer or a test can use it alone. Management
+//! datagrams are in `verbs_core::mad`, the connection manager's messages in `verbs-cm`. [`ib`] has the
+//! transport's headers, [`route`] InfiniBand's routing headers, [`roce`] what RoCEv2 has in their place, and
+//! [`pcap`] writes captures that Wireshark reads.
+//!
+//! Two levels. A *view* (`BthView`, `RethView`, ...) lies over bytes: its constructor checks the
+//! length, its getters cannot fail afterwards, and it prints whatever it finds. A *repr* (`Bth`,
+//! `Reth`, ...) is a plain value with `parse` and `emit` that holds no illegal value: the bytes that
+//! follow from other fields (pad count, lengths, checksums, ICRC) are not in it.
+//!
+//! From the outside in: [`Envelope`] is the IP and UDP header, [`Icrc`] covers it and what follows,
+//! [`Packet`] is a [`Head`] (the [`Bth`] and the extended headers that its [`Opcode`] calls for) with
+//! a borrowed payload. On InfiniBand's own links [`Frame`] takes the envelope's place, and a [`Vcrc`] ends
+//! the packet. [`Seal`] is the ICRC of a flow whose headers a socket writes. Everything that
+//! depends on the opcode alone stands in one table, [`opcode`].
+//!
+//! Reserved bits are ignored on receipt and sent as zero. Nothing here allocates, waits or panics,
+//! whatever the bytes are. What a responder has to answer with a NAK (a wrong payload length, a key,
+//! a sequence) is not judged here: only what can be no packet at all is refused.
+//!
+//! ```
+//! use std::net::Ipv4Addr;
+//!
+//! use verbs_wire::{Bth, BthFlags, Envelope, Extended, Head, Opcode, Operation, Packet, Service};
+//! use verbs_core::addr::{PKey, Psn, Qpn};
+//!
+//! let opcode = Opcode::new(Service::Rc, Operation::SendOnly).expect("RC has SEND Only");
+//! let bth = Bth {
+//!     opcode,
+//!     flags: BthFlags::ACK_REQ,
+//!     pkey: PKey::DEFAULT,
+//!     dest_qpn: Qpn::new(17),
+//!     psn: Psn::new(0x12_3456),
+//! };
+//! let packet = Packet { head: Head::new(bth, Extended::default())?, payload: b"hello" };
+//! let envelope = Envelope::v4(Ipv4Addr::new(10, 0, 0, 1), Ipv4Addr::new(10, 0, 0, 2), 0xc000);
+//!
+//! let mut bytes = [0; 64];
+//! let icrc = envelope.icrc(packet.wire_len())?;
+//! let len = packet.emit(&mut bytes, &icrc)?;
+//! assert_eq!(Packet::parse(&bytes[..len])?, packet);
+//! assert_eq!(icrc.verify(&bytes[..len]), Ok(()));
+//! # Ok::<(), verbs_wire::WireError>(())
+//! ```
+#![forbid(unsafe_code)]
+
+mod field;
+
+pub mod error;
+#[doc(hidden)]
+pub mod fuzz;
+pub mod ib;
+pub mod pcap;
+pub mod roce;
+pub mod route;
+
+pub use ib::{aeth, atomic, bth, datagram, flush, imm, opcode, packet, reth};
+pub use roce::{envelope, icrc, seal};
+pub use route::{frame, grh, lrh, vcrc};
+
+pub use aeth::{Aeth, AethView, CreditCode, NakCode, RnrTimer, Syndrome};
+pub use atomic::{AtomicAckEth, AtomicAckEthView, AtomicEth, AtomicEthView};
+pub use bth::{Bth, BthFlags, BthView};
+pub use datagram::{Deth, DethView, XrcEth, XrcEthView};
+pub use envelope::{Envelope, Ipv4View, Net, ROCE_PORT, UdpView};
+pub use error::{HeaderName, WireError};
+pub use flush::{Feth, FethView, MaskEth, MaskEthView};
+pub use frame::Frame;
+pub use grh::{FlowLabel, Grh, GrhView};
+pub use icrc::{Icrc, Trailer};
+pub use imm::{Ieth, IethView, ImmDt, ImmDtView};
+pub use lrh::{Lrh, LrhView};
+pub use opcode::{
+    Facts, Headers, Message, Needs, Opcode, Operation, PayloadRule, Place, Role, Service,
+};
+pub use packet::{Extended, Head, Packet, PacketView};
+pub use reth::{Reth, RethView};
+pub use seal::{Seal, Solution};
+pub use vcrc::Vcrc;
