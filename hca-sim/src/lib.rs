@@ -38,16 +38,14 @@
 //! # })
 //! # }
 //! ```
-#![deny(unsafe_code)]
+#![forbid(unsafe_code)]
 
 mod builder;
-pub mod clock;
 pub mod command;
 mod connect;
 mod cq;
 mod effects;
 mod engaged;
-pub mod engine;
 mod exchange;
 pub mod extension;
 mod features;
@@ -70,16 +68,10 @@ mod queue;
 mod recv;
 mod rider;
 mod ring;
-mod rng;
 mod send;
 #[cfg(not(verbs_loom))]
 pub mod sim;
 mod srq;
-#[expect(
-    unsafe_code,
-    reason = "a door: socket calls with control messages, which no safe crate offers as links need them"
-)]
-mod sys;
 mod table;
 mod transport;
 mod turnstile;
@@ -90,5 +82,8 @@ pub use connect::connect;
 pub use hca::Hca;
 pub use limits::Limits;
 pub use link::{Loopback, Udp};
+pub(crate) use verbs_link::{rng, sys};
+#[doc(no_inline)]
+pub use verbs_link::{time as clock, time as engine};
 #[doc(no_inline)]
 pub use verbs_wire as wire;

@@ -13,7 +13,7 @@ const LIST: &str = "fuzz/src/targets.rs";
 
 /// Where foreign bytes are read or waited for, and which targets do that there.
 const FUZZED: &[(&str, &[&str])] = &[
-    ("hca-sim/src/engine/", &["hca"]),
+    ("verbs-link/src/time/", &["hca"]),
     ("hca-sim/src/link/fabric/file.rs", &["topology"]),
     ("hca-sim/src/link/fabric/host", &["subnet-host"]),
     ("hca-sim/src/link/fabric/message", &["subnet-message"]),
@@ -51,7 +51,7 @@ const FUZZED: &[(&str, &[&str])] = &[
 
 /// Files that read without a target of their own, and why.
 const OTHERS: &[(&str, &str)] = &[
-    ("hca-sim/src/link/udp/ancillary.rs", "what the kernel says"),
+    ("verbs-link/src/udp/ancillary.rs", "what the kernel says"),
     ("hca-sim/src/sim/", "names of planted defects, in arguments"),
     (
         "ulp-srp/src/initiator/discovery.rs",

@@ -128,6 +128,8 @@ enum Place {
     Core,
     /// verbs-wire.
     Wire,
+    /// verbs-link.
+    Link,
     /// hca-sim.
     Provider,
     /// verbs-cm.
@@ -147,6 +149,7 @@ impl Place {
         Some(match member.name.as_str() {
             "verbs-core" => Self::Core,
             "verbs-wire" => Self::Wire,
+            "verbs-link" => Self::Link,
             "hca-sim" => Self::Provider,
             "verbs-cm" => Self::Cm,
             "verbs-sm" => Self::Sm,
@@ -162,7 +165,8 @@ impl Place {
     fn may_name(self, other: Self) -> bool {
         match self {
             Self::Core => false,
-            Self::Provider => matches!(other, Self::Core | Self::Wire),
+            Self::Provider => matches!(other, Self::Core | Self::Wire | Self::Link),
+            Self::Link => matches!(other, Self::Core | Self::Wire),
             Self::Wire | Self::Cm | Self::Sm => other == Self::Core,
             Self::Ulp => matches!(other, Self::Core | Self::Cm),
             Self::Top => !matches!(other, Self::Top | Self::Proof),

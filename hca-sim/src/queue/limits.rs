@@ -28,7 +28,7 @@ pub(crate) const SRQ_WR: u32 = QP_WR;
 pub(crate) const CQE: u32 = 1 << 22;
 
 /// Multicast groups that a port can be in: each packet is looked up among them.
-pub(crate) const MCAST_GROUPS: u32 = 256;
+pub(crate) const MCAST_GROUPS: u32 = verbs_link::GROUPS_MAX;
 
 /// Queue pairs attached to one multicast group: each packet is copied to all of them.
 pub(crate) const MCAST_QPS: u32 = 64;

@@ -23,12 +23,12 @@ use super::message::{BELL, Message, MessageError, PACKETS_MAX, Refusal};
 use super::place::{PlaceError, check_default};
 use super::ring::{Bell, Broken, Rings};
 use super::socket::{Take, connect_to, receive, ring, send_with};
-use crate::link::entropy::system_entropy;
 use crate::link::{
     Arrival, Burst, Change, Feedback, Ident, LinkCounters, Local, Managed, PacketLink, Route, Sent,
     Waiter,
 };
 use crate::port::mtu_of;
+use crate::rng::system_entropy;
 use crate::sys::{self, BATCH_MAX, Slot};
 use crate::wire::{Frame, Grh, ROCE_PORT};
 

@@ -1,0 +1,55 @@
+//! Links: what carries packets between ports, what can be wrapped around it, and the time that it runs on.
+//!
+//! [`PacketLink`] is the trait of a link. A link moves bytes and knows nothing of queue pairs: what it sends is
+//! complete, from the BTH to the ICRC, and what it hands up has not been judged. [`Udp`] carries RoCEv2 over
+//! sockets, [`Cable`] within a process; [`Captured`] and [`Faulty`] wrap any link ([`Wrap`]), to write captures and to
+//! lose, damage and reorder packets. [`Verifier`] judges ICRCs. [`time`] has the two clocks, the wall's and a
+//! virtual one, and the engine that calls what is due on either.
+//!
+//! `hca-sim` runs queue pairs over these links. The simulated subnet is such a link too, of a crate above this
+//! one. Formats are in `verbs-wire`.
+//!
+//! ```
+//! use std::time::Duration;
+//!
+//! use verbs_link::time::VirtualClock;
+//! use verbs_link::{Cable, Captured, PacketLink};
+//! use verbs_wire::pcap::{LinkType, PcapWriter};
+//!
+//! // One end of a cable, whose packets are written to a capture with virtual time stamps.
+//! let (link, _other) = Cable::new().plug(&["10.0.0.1".parse()?], &["10.0.0.2".parse()?]);
+//! let pcap = PcapWriter::new(Vec::new(), LinkType::RawIp)?;
+//! let clock = VirtualClock::new();
+//! let link = Captured::new(link, pcap, clock.clone().into(), Duration::ZERO);
+//! assert_eq!(link.addresses().len(), 1);
+//! clock.advance(Duration::from_millis(1));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+#![deny(unsafe_code)]
+
+mod cable;
+mod counters;
+mod managed;
+mod packet;
+#[doc(hidden)]
+pub mod rng;
+#[doc(hidden)]
+#[expect(
+    unsafe_code,
+    reason = "a door: socket calls with control messages, which no safe crate offers as links need them"
+)]
+pub mod sys;
+pub mod time;
+mod udp;
+mod verifier;
+mod wrap;
+
+pub use cable::{Cable, CableEnd};
+pub use counters::{GsoOff, LinkCounters};
+pub use managed::{Managed, PortSheet};
+pub use packet::{
+    Arrival, Burst, Change, Feedback, Ident, Local, PacketLink, Refusal, Route, Sent, Waiter,
+};
+pub use udp::{ADDRESSES_MAX, GROUPS_MAX, LinkError, Udp};
+pub use verifier::{IcrcCounters, Verdict, Verifier};
+pub use wrap::{Captured, FaultCounters, Faults, Faulty, Wrap};

@@ -1,0 +1,345 @@
+//! A link that loses, repeats, disorders and damages packets, as its seed says.
+
+use std::net::IpAddr;
+
+use crate::rng::Rng;
+use crate::wrap::Wrap;
+use crate::{Arrival, Burst, Ident, PacketLink, Route, Sent};
+
+/// How many packets of a thousand meet each fault. Faults are drawn one by one, so a packet may meet
+/// several.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Faults {
+    /// Are lost.
+    pub loss: u16,
+    /// Come twice.
+    pub duplication: u16,
+    /// Come after up to [`Faults::REACH`] packets that were sent behind them.
+    pub reordering: u16,
+    /// Have one bit changed, among those that the ICRC covers.
+    pub corruption: u16,
+}
+
+impl Faults {
+    /// By how many packets one is overtaken at most.
+    pub const REACH: u32 = 8;
+
+    /// No faults.
+    pub const NONE: Self = Self {
+        loss: 0,
+        duplication: 0,
+        reordering: 0,
+        corruption: 0,
+    };
+
+    /// As many of each.
+    pub const fn all(per_mille: u16) -> Self {
+        Self {
+            loss: per_mille,
+            duplication: per_mille,
+            reordering: per_mille,
+            corruption: per_mille,
+        }
+    }
+}
+
+/// How many packets met each fault.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FaultCounters {
+    /// Were lost.
+    pub lost: u64,
+    /// Came twice.
+    pub duplicated: u64,
+    /// Were held back.
+    pub reordered: u64,
+    /// Had a bit changed.
+    pub corrupted: u64,
+}
+
+/// A link with faults. Packets and calls in the same order meet the same faults with the same seed.
+///
+/// On reception each packet meets its own. In transmission a burst keeps together, because the ICRC of
+/// a packet covers its number in the burst: what is lost is a packet and all behind it, what is
+/// repeated or overtaken is the burst.
+#[derive(Debug)]
+pub struct Faulty<L> {
+    link: L,
+    rng: Rng,
+    receiving: Faults,
+    sending: Faults,
+    /// Packets to be handed up later.
+    held: Vec<HeldPacket>,
+    /// A burst that the next one overtakes.
+    held_burst: Option<HeldBurst>,
+    counters: FaultCounters,
+}
+
+#[derive(Debug)]
+struct HeldPacket {
+    /// Packets that are still to overtake it.
+    behind: u32,
+    src: IpAddr,
+    dst: IpAddr,
+    sport: u16,
+    tclass: u8,
+    ident: Ident,
+    bytes: Vec<u8>,
+}
+
+#[derive(Debug)]
+struct HeldBurst {
+    route: Route,
+    segment: usize,
+    bytes: Vec<u8>,
+}
+
+impl<L: PacketLink> Faulty<L> {
+    /// A link without faults yet.
+    ///
+    /// ```
+    /// use verbs_link::{Cable, Faults, Faulty};
+    ///
+    /// let (link, _other_end) = Cable::new().plug(&["10.0.0.1".parse()?], &["10.0.0.2".parse()?]);
+    /// let link = Faulty::new(link, 7).receiving(Faults { loss: 10, ..Faults::NONE });
+    /// assert_eq!(link.fault_counters().lost, 0);
+    /// # Ok::<(), std::net::AddrParseError>(())
+    /// ```
+    pub fn new(link: L, seed: u64) -> Self {
+        Self {
+            link,
+            rng: Rng::new(seed),
+            receiving: Faults::NONE,
+            sending: Faults::NONE,
+            held: Vec::new(),
+            held_burst: None,
+            counters: FaultCounters::default(),
+        }
+    }
+
+    /// Faults of packets that come.
+    pub fn receiving(mut self, faults: Faults) -> Self {
+        self.receiving = faults;
+        self
+    }
+
+    /// Faults of packets that leave.
+    pub fn sending(mut self, faults: Faults) -> Self {
+        self.sending = faults;
+        self
+    }
+
+    /// How many packets met which fault.
+    pub fn fault_counters(&self) -> FaultCounters {
+        self.counters
+    }
+
+    /// The link without faults. What was held back is lost.
+    pub fn into_inner(self) -> L {
+        self.link
+    }
+
+    /// Sends what was held back; a link without room loses it.
+    fn release_burst(&mut self) {
+        if let Some(held) = self.held_burst.take() {
+            self.link.transmit(&Burst {
+                route: held.route,
+                segment: held.segment,
+                bytes: &held.bytes,
+            });
+        }
+    }
+
+    /// What remains of a burst that loses a packet and all behind it, with its other packets changed
+    /// as they are to be.
+    fn damaged(&mut self, burst: &Burst<'_>) -> (Vec<u8>, Fate) {
+        let mut bytes = Vec::with_capacity(burst.bytes.len());
+        let mut fate = Fate::default();
+        let count = burst.packets().len();
+        for (k, packet) in burst.packets().enumerate() {
+            let drawn = Fate::draw(&mut self.rng, self.sending);
+            fate.is_repeated |= drawn.is_repeated;
+            fate.is_held |= drawn.is_held;
+            if drawn.is_lost {
+                self.counters.lost += (count - k) as u64;
+                break;
+            }
+            let begin = bytes.len();
+            bytes.extend_from_slice(packet);
+            if drawn.is_changed {
+                self.counters.corrupted += 1;
+                change_a_bit(&mut self.rng, &mut bytes[begin..]);
+            }
+        }
+        (bytes, fate)
+    }
+}
+
+/// What happens to a packet.
+#[derive(Clone, Copy, Debug, Default)]
+struct Fate {
+    is_lost: bool,
+    is_repeated: bool,
+    is_held: bool,
+    is_changed: bool,
+}
+
+impl Fate {
+    fn draw(rng: &mut Rng, faults: Faults) -> Self {
+        let mut meets = |per_mille: u16| rng.within(0..1000) < per_mille.into();
+        Self {
+            is_lost: meets(faults.loss),
+            is_repeated: meets(faults.duplication),
+            is_held: meets(faults.reordering),
+            is_changed: meets(faults.corruption),
+        }
+    }
+}
+
+/// Changes a bit that the ICRC covers, or one of the ICRC's own.
+fn change_a_bit(rng: &mut Rng, packet: &mut [u8]) {
+    let len = u32::try_from(packet.len()).unwrap_or(u32::MAX);
+    if len <= 5 {
+        return;
+    }
+    // Byte 4 of the BTH is not covered: the last byte stands in for it.
+    let at = match rng.within(0..len - 1) {
+        4 => len - 1,
+        at => at,
+    };
+    packet[at as usize] ^= 1 << rng.within(0..8);
+}
+
+impl<L: PacketLink> Wrap for Faulty<L> {
+    fn inner(&self) -> &dyn PacketLink {
+        &self.link
+    }
+
+    fn inner_mut(&mut self) -> &mut dyn PacketLink {
+        &mut self.link
+    }
+
+    fn transmit(&mut self, burst: &Burst<'_>) -> Sent {
+        if self.sending == Faults::NONE {
+            return self.link.transmit(burst);
+        }
+        let (bytes, fate) = self.damaged(burst);
+        let burst = Burst {
+            bytes: &bytes,
+            ..*burst
+        };
+        if bytes.is_empty() {
+            return Sent::Gone;
+        }
+        if fate.is_held && self.held_burst.is_none() {
+            self.counters.reordered += burst.packets().len() as u64;
+            self.held_burst = Some(HeldBurst {
+                route: burst.route,
+                segment: burst.segment,
+                bytes,
+            });
+            return Sent::Gone;
+        }
+        let sent = self.link.transmit(&burst);
+        if sent == Sent::Gone {
+            if fate.is_repeated {
+                self.counters.duplicated += burst.packets().len() as u64;
+                self.link.transmit(&burst);
+            }
+            self.release_burst();
+        }
+        sent
+    }
+
+    fn receive(&mut self, sink: &mut dyn FnMut(&Arrival<'_>)) -> usize {
+        let Self {
+            link,
+            rng,
+            receiving,
+            held,
+            counters,
+            ..
+        } = self;
+        let mut handed_up = 0;
+        let came = link.receive(&mut |arrival| {
+            handed_up += pass(arrival, rng, *receiving, held, counters, sink);
+        });
+        if came == 0 {
+            // Nothing is left to overtake them.
+            handed_up += release(held, u32::MAX, sink);
+            self.release_burst();
+        }
+        handed_up
+    }
+}
+
+/// Hands up a packet as often as its fate says, and those that it was the last to overtake; says how
+/// many those were.
+fn pass(
+    arrival: &Arrival<'_>,
+    rng: &mut Rng,
+    faults: Faults,
+    held: &mut Vec<HeldPacket>,
+    counters: &mut FaultCounters,
+    sink: &mut dyn FnMut(&Arrival<'_>),
+) -> usize {
+    let fate = Fate::draw(rng, faults);
+    if fate.is_lost {
+        counters.lost += 1;
+        return 0;
+    }
+    let mut changed;
+    let mut arrival = *arrival;
+    if fate.is_changed {
+        counters.corrupted += 1;
+        changed = arrival.bytes.to_vec();
+        change_a_bit(rng, &mut changed);
+        arrival.bytes = &changed;
+    }
+    if fate.is_held {
+        counters.reordered += 1;
+        held.push(HeldPacket {
+            behind: rng.within(1..Faults::REACH + 1),
+            src: arrival.src,
+            dst: arrival.dst,
+            sport: arrival.sport,
+            tclass: arrival.tclass,
+            ident: arrival.ident,
+            bytes: arrival.bytes.to_vec(),
+        });
+        return 0;
+    }
+    sink(&arrival);
+    let mut handed_up = 1;
+    if fate.is_repeated {
+        counters.duplicated += 1;
+        sink(&arrival);
+        handed_up += 1;
+    }
+    handed_up + release(held, 1, sink)
+}
+
+/// So many packets have overtaken those that are held; hands up the ones that need no more.
+fn release(
+    held: &mut Vec<HeldPacket>,
+    overtaken_by: u32,
+    sink: &mut dyn FnMut(&Arrival<'_>),
+) -> usize {
+    let before = held.len();
+    held.retain_mut(|packet| {
+        packet.behind = packet.behind.saturating_sub(overtaken_by);
+        if packet.behind > 0 {
+            return true;
+        }
+        sink(&Arrival {
+            src: packet.src,
+            dst: packet.dst,
+            sport: packet.sport,
+            tclass: packet.tclass,
+            ident: packet.ident,
+            bytes: &packet.bytes,
+            local: None,
+        });
+        false
+    });
+    before - held.len()
+}

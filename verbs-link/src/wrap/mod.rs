@@ -1,0 +1,9 @@
+//! Links around links: what wraps one, one that writes captures, one that damages.
+
+mod around;
+mod captured;
+mod faulty;
+
+pub use around::Wrap;
+pub use captured::Captured;
+pub use faulty::{FaultCounters, Faults, Faulty};
