@@ -26,6 +26,7 @@ use crate::landing::Landing;
 use crate::local::{Local, execute};
 use crate::message::{Done, Fault, Faulty, Message, Outcome};
 use crate::qp::QueuePair;
+use crate::queue::events::QpEvents;
 use crate::ring::{Scratch, SendRing};
 use crate::transport::Mail;
 use crate::transport::timing::{ack_timeout, rnr_delay};
@@ -387,7 +388,7 @@ impl QueuePair {
         effects: &mut Effects,
     ) -> Next {
         match &land.srq {
-            Some(srq) => srq.want(self),
+            Some(srq) => srq.want(&(Arc::clone(self) as Arc<dyn QpEvents>)),
             None => land.want(true),
         }
         if early {

@@ -1,6 +1,6 @@
 //! A queue pair whose messages go as packets: what the sans-IO machine needs around it.
 //!
-//! Whoever holds the port's driver ([`crate::transport::Driver`]) is the only one to come here, so
+//! Whoever holds the port's driver ([`crate::port::Driver`]) is the only one to come here, so
 //! nothing in here is ever contended. The attributes that control verbs change are taken over at the
 //! beginning of each visit.
 
@@ -25,10 +25,9 @@ use crate::engine::Due;
 use crate::link::{Local, Route};
 use crate::port::Port;
 use crate::qp::QueuePair;
-use crate::srq::SharedReceives;
+use crate::srq::{Named, SharedReceives};
 use crate::transport::{self, Ends, Incoming, Mail, Notes, Outlet, Path, Post};
 use crate::wire::{Bth, BthFlags, Extended, Head, Opcode, Role, Service};
-use crate::xrc::Named;
 
 /// The address of packets that have none.
 const NOWHERE: Ipv6Addr = Ipv6Addr::UNSPECIFIED;
@@ -477,7 +476,7 @@ impl QueuePair {
         if more {
             effects.stalled.push(Arc::clone(self));
         } else if !mail.acknowledges && exchange.transport.is_answering() {
-            mail.later.push(Arc::clone(self));
+            mail.deferred = true;
         }
         self.set_timer(exchange, now);
         self.see_to_notes(exchange, machine, notes, None, effects);

@@ -13,8 +13,8 @@ use verbs_core::Extension;
 use verbs_core::extension::{AnyOutput, CallExtension};
 
 use crate::link::LinkCounters;
+use crate::port::Driver;
 use crate::port::Port;
-use crate::transport::Driver;
 
 /// Reads the counters of the port.
 #[derive(Debug)]

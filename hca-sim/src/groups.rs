@@ -6,9 +6,9 @@ use std::net::IpAddr;
 use verbs_core::sync::{Arc, Mutex};
 use verbs_core::{Attr, Error, Gid};
 
+use crate::port::Driver;
 use crate::qp::QueuePair;
 use crate::queue::limits::{MCAST_GROUPS, MCAST_QPS};
-use crate::transport::Driver;
 
 /// The attachments of one port. The lock is taken for a look or a change and nothing else.
 #[derive(Default)]

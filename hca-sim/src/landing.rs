@@ -28,6 +28,7 @@ use crate::cq::{CqRing, Lane};
 use crate::gate::Gate;
 use crate::qp::QueuePair;
 use crate::recv::{Entries, RecvRing, Waiting};
+use crate::ring::SendRing;
 use crate::srq::SharedReceives;
 
 // What the word says is what stands in the way, so that one comparison with none of it does.
@@ -189,6 +190,18 @@ impl Landing {
     #[inline(always)]
     pub(crate) fn next_piece(&self) -> Option<(Waiting<'_>, Piece)> {
         self.ring.next_piece(&self.entries)
+    }
+
+    /// Counts the packets that a message of `len` bytes would have been, at both ends.
+    #[inline(always)]
+    pub(crate) fn advance(&self, sends: &SendRing, len: u32) {
+        self.advance_by(sends, self.packets(len));
+    }
+
+    /// As [`Landing::advance`], of that many messages of one packet each.
+    #[inline(always)]
+    pub(crate) fn advance_by(&self, sends: &SendRing, packets: u32) {
+        self.ring.expect(sends.advance(packets));
     }
 
     /// Packets that a message of `len` bytes would be.

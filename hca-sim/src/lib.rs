@@ -61,6 +61,7 @@ mod message;
 #[cfg(all(test, verbs_loom))]
 mod models;
 pub mod port;
+mod post;
 mod qp;
 mod qp_check;
 mod qp_event;

@@ -449,7 +449,7 @@ impl<'a> Message<'a> {
                 &mut done.overrun_recv,
             );
         }
-        self.sends.advance(self.land, len);
+        self.land.advance(self.sends, len);
         if let Some(way) = ways.send {
             let cqe = Cqe::success(self.wr.wr_id, self.qp.qpn, opcode, len);
             // The same holds for the next send: its poster looks for the mark.

@@ -13,8 +13,8 @@ use crate::cq::{CqPoller, CqRing};
 use crate::engine::Engine;
 use crate::link::Loopback;
 use crate::port::Port;
+use crate::post::recv::RecvPoster;
 use crate::qp::{Init, QueuePair};
-use crate::recv::RecvPoster;
 use crate::send::SendPoster;
 
 pub(crate) fn port(link: &Loopback, engine: &Engine) -> Arc<Port> {

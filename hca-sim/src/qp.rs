@@ -27,13 +27,13 @@ use crate::exchange::Exchange;
 use crate::gate::{Gate, flag};
 use crate::landing::Landing;
 use crate::link::Links;
+use crate::port::Driver;
 use crate::port::Port;
 use crate::qp_check;
 use crate::recv::RecvRing;
 use crate::rider::Berths;
 use crate::ring::SendRing;
 use crate::srq::SharedReceives;
-use crate::transport::Driver;
 use crate::wire::Service;
 
 /// What all parts of a queue pair share.

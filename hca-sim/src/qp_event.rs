@@ -7,6 +7,17 @@ use verbs_core::{EventType, QpState, QpType};
 
 use crate::landing::Door;
 use crate::qp::QueuePair;
+use crate::queue::events::QpEvents;
+
+impl QpEvents for QueuePair {
+    fn fail(self: Arc<Self>) -> bool {
+        Self::fail(&self)
+    }
+
+    fn kick(self: Arc<Self>) {
+        Self::kick(&self);
+    }
+}
 
 impl QueuePair {
     pub(crate) fn set_core(&self, core: &Arc<QpCore>) {

@@ -15,7 +15,6 @@ use verbs_core::{
     Datagram, Dest, Error, Payload, QpCap, RKey, Remote, SendFlags, SendOp, SendWr, Sge, Srqn,
 };
 
-use crate::landing::Landing;
 use crate::queue::limits::{MAX_INLINE, MAX_SGE};
 use crate::queue::memory::allocate;
 use crate::wire::Service;
@@ -152,19 +151,13 @@ impl SendRing {
         self.psn.store(psn, Relaxed);
     }
 
-    /// Counts the packets that a message of `len` bytes would have been, at both ends.
+    /// Counts packets that messages would have been: the number of the next one.
     #[inline(always)]
-    pub(crate) fn advance(&self, land: &Landing, len: u32) {
-        self.advance_by(land, land.packets(len));
-    }
-
-    /// As [`SendRing::advance`], of that many messages of one packet each.
-    #[inline(always)]
-    pub(crate) fn advance_by(&self, land: &Landing, packets: u32) {
+    pub(crate) fn advance(&self, packets: u32) -> u32 {
         self.side.write();
         let psn = self.psn.load(Relaxed).wrapping_add(packets);
         self.psn.store(psn, Relaxed);
-        land.ring.expect(psn);
+        psn
     }
 
     /// Remembers at which position of the completion queue a work request completed.

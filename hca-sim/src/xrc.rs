@@ -8,7 +8,6 @@ use verbs_core::qp::QpCore;
 use verbs_core::sync::{Arc, Mutex, Weak};
 use verbs_core::{Qpn, Srqn};
 
-use crate::cq::CqRing;
 use crate::srq::SharedReceives;
 
 /// See the module's documentation. The lock is taken for a look or a change and nothing else.
@@ -19,15 +18,6 @@ pub(crate) struct Xrc(Mutex<State>);
 struct State {
     queues: BTreeMap<Srqn, Arc<SharedReceives>>,
     targets: BTreeMap<Qpn, Vec<Weak<QpCore>>>,
-}
-
-/// What makes a shared receive queue one of these.
-pub(crate) struct Named {
-    pub(crate) number: Srqn,
-    /// The XRC domain.
-    pub(crate) xrcd: u32,
-    /// Where its receives complete.
-    pub(crate) cq: Arc<CqRing>,
 }
 
 impl Xrc {

@@ -4,12 +4,12 @@ use std::net::IpAddr;
 
 use verbs_core::event::Undelivered;
 use verbs_core::mad::{MadArrival, MadBytes, MadHeader, MadHeaderView, MadVerdict};
-use verbs_core::sync::Arc;
+use verbs_core::sync::{Arc, Weak};
 use verbs_core::{EventType, Gid, PortState, Qpn, Subject};
 
 use crate::hca::Hca;
 use crate::link::{Change, Refusal};
-use crate::port::gids;
+use crate::port::{LinkEvents, gids};
 use crate::queue::limits::PORT;
 use crate::wire::{Head, Service};
 
@@ -17,7 +17,8 @@ impl Hca {
     /// Has packets seen to from now on.
     pub(crate) fn start(self: &Arc<Self>) {
         if let Some(driver) = self.port.driver() {
-            driver.start(&self.port, Arc::downgrade(self));
+            let hca = Arc::downgrade(self) as Weak<dyn LinkEvents>;
+            driver.start(&self.port, Some(hca));
         }
     }
 
@@ -31,9 +32,47 @@ impl Hca {
         driver.is_some_and(|driver| driver.turn(&self.port))
     }
 
+    /// The subnet manager has changed something, which the port's sheet has by now.
+    fn managed_changed(&self, change: Change, before: PortState, now: PortState) {
+        let event = match change {
+            Change::Up | Change::Down | Change::State(_) => match (before, now) {
+                (PortState::Active, PortState::Active) => return,
+                (PortState::Active, _) => {
+                    self.port.counters.link_downed.up();
+                    EventType::PortErr
+                }
+                (_, PortState::Active) => EventType::PortActive,
+                _ => return,
+            },
+            Change::Addresses => EventType::GidChange,
+            Change::Lids => EventType::LidChange,
+            Change::PKeys => EventType::PkeyChange,
+            Change::SubnetManager => EventType::SmChange,
+            Change::Reregister => EventType::ClientReregister,
+        };
+        self.raise(event, Subject::Port(PORT));
+    }
+
+    /// What the port's own agents make of a datagram.
+    pub(super) fn answer_mad(&self, incoming: &MadArrival<'_>, reply: &mut MadBytes) -> MadVerdict {
+        match &self.port.managed {
+            Some(managed) if incoming.port == PORT => managed.process(incoming, reply),
+            _ => MadVerdict::NotMine,
+        }
+    }
+
+    /// What connections over packets go by has changed.
+    pub(super) fn connections_changed(&self) {
+        if let Some(driver) = self.port.driver() {
+            driver.change();
+        }
+    }
+}
+
+impl LinkEvents for Hca {
     /// Something has changed about the link: the port's state or its GID table, with the event that the
     /// field knows for it.
-    pub(crate) fn link_changed(&self, change: Change, addresses: &[IpAddr]) {
+    fn link_changed(&self, change: Change, addresses: &[IpAddr]) {
         let state = match change {
             Change::Up => Some(PortState::Active),
             Change::Down => Some(PortState::Down),
@@ -68,29 +107,8 @@ impl Hca {
         }
     }
 
-    /// The subnet manager has changed something, which the port's sheet has by now.
-    fn managed_changed(&self, change: Change, before: PortState, now: PortState) {
-        let event = match change {
-            Change::Up | Change::Down | Change::State(_) => match (before, now) {
-                (PortState::Active, PortState::Active) => return,
-                (PortState::Active, _) => {
-                    self.port.counters.link_downed.up();
-                    EventType::PortErr
-                }
-                (_, PortState::Active) => EventType::PortActive,
-                _ => return,
-            },
-            Change::Addresses => EventType::GidChange,
-            Change::Lids => EventType::LidChange,
-            Change::PKeys => EventType::PkeyChange,
-            Change::SubnetManager => EventType::SmChange,
-            Change::Reregister => EventType::ClientReregister,
-        };
-        self.raise(event, Subject::Port(PORT));
-    }
-
     /// A host has refused a packet. Services hear so of management datagrams. Holds no lock then.
-    pub(crate) fn refused(&self, refusal: &Refusal) {
+    fn refused(&self, refusal: &Refusal) {
         let Some(header) = quoted_mad(refusal) else {
             return;
         };
@@ -99,21 +117,6 @@ impl Hca {
             dgid: Gid::from(refusal.dst),
             tid: header.tid,
         });
-    }
-
-    /// What the port's own agents make of a datagram.
-    pub(super) fn answer_mad(&self, incoming: &MadArrival<'_>, reply: &mut MadBytes) -> MadVerdict {
-        match &self.port.managed {
-            Some(managed) if incoming.port == PORT => managed.process(incoming, reply),
-            _ => MadVerdict::NotMine,
-        }
-    }
-
-    /// What connections over packets go by has changed.
-    pub(super) fn connections_changed(&self) {
-        if let Some(driver) = self.port.driver() {
-            driver.change();
-        }
     }
 }
 

@@ -12,12 +12,11 @@ use verbs_core::{Attr, Error, QpCap, QpType, Qpn, RawRecvQueue, Srqn, Target, Wh
 
 use crate::cq::{CqPoller, CqRing, WaitsForCq};
 use crate::hca::{Hca, queue_pair};
+use crate::post::recv::RecvPoster;
 use crate::qp::{Init, QueuePair};
 use crate::queue::limits::{self, MAX_INLINE, MAX_SGE};
-use crate::recv::RecvPoster;
 use crate::send::SendPoster;
-use crate::srq::{NoReceives, SharedPoster, SharedReceives};
-use crate::xrc::Named;
+use crate::srq::{Named, NoReceives, SharedPoster, SharedReceives};
 
 /// The numbers of the queue pairs of subnet management and of general services (IBTA vol. 1, 3.9.3).
 const SMI: Qpn = Qpn::new(0);
@@ -150,8 +149,13 @@ impl Hca {
         let pd = command.target().base().id().number;
         let number = self.tables.lock().srqs.insert(())?;
         let made = self.name_srq(command, number).and_then(|named| {
-            let port = Arc::clone(&self.port);
-            SharedReceives::new(port, pd, named, attr.max_wr, attr.max_sge)
+            SharedReceives::new(
+                self.port.removed.clone(),
+                pd,
+                named,
+                attr.max_wr,
+                attr.max_sge,
+            )
         });
         let srq = Arc::new(made.inspect_err(|_| {
             self.tables.lock().srqs.remove(number);

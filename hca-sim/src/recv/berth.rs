@@ -15,13 +15,10 @@
 //! placed only if `rode` is `unloaded`, and a rider that follows such messages moves `unloaded` up to
 //! itself, as nobody else can be writing it then.
 
-use verbs_core::mem::{Pin, TouchWord, Touched, pin};
+use verbs_core::mem::{Pin, TouchWord, Touched};
 use verbs_core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use verbs_core::{Access, Piece};
 
-use super::{RecvPoster, RecvRing};
-use crate::gate::Gate;
-use crate::rider::BYTES_MAX;
+use super::RecvRing;
 
 /// Berths, as their producer offers them: so many receives up to a position, each with room for so many
 /// bytes.
@@ -81,7 +78,7 @@ pub(crate) struct Known {
 
 impl RecvRing {
     /// Entries before this position may be filled anew. For the producer.
-    pub(super) fn freed(&self) -> u32 {
+    pub(crate) fn freed(&self) -> u32 {
         let head = self.consumer.head.load(Acquire);
         // In this order: riders that the head is past are in `rode`, and `unloaded` is no older.
         let rode = self.consumer.rode.load(Acquire);
@@ -94,7 +91,7 @@ impl RecvRing {
     }
 
     /// Riders of so many bytes may have the receive at that position, which is filled. For the producer.
-    pub(super) fn offer(&self, at: u32, room: u32) {
+    pub(crate) fn offer(&self, at: u32, room: u32) {
         let berths = &self.producer.berths;
         let offered = Offer::of(berths.load(Relaxed)).and(at, room);
         // Release: whoever unloads such a rider finds the receive, by way of its sender.
@@ -102,8 +99,8 @@ impl RecvRing {
     }
 
     /// The thread that posts receives is this one.
-    pub(super) fn post_from_here(&self) {
-        self.producer.poster.store(pin().thread(), Relaxed);
+    pub(crate) fn post_from(&self, thread: u32) {
+        self.producer.poster.store(thread, Relaxed);
     }
 
     /// The thread that posts receives, when it was looked at last; 0: nobody has.
@@ -243,26 +240,5 @@ impl RecvRing {
     #[inline(always)]
     pub(crate) fn unloaded(&self, at: u32) {
         self.unloaded.store(at.wrapping_add(1), Release);
-    }
-}
-
-impl RecvPoster {
-    /// Says that riders may have the receive that was posted at that position, if the sender wants to
-    /// know and they may.
-    pub(super) fn offer(&mut self, pin: &Pin, at: u32, piece: Piece) {
-        let Some(ring) = self.ring.as_deref() else {
-            return;
-        };
-        if self.gate.asked.load(Relaxed) & Gate::BERTHS == 0 {
-            return;
-        }
-        let (mrs, pd, room) = (&self.qp.port.mrs, self.qp.pd, piece.len().min(BYTES_MAX));
-        let right = Access::LOCAL_WRITE;
-        let window = mrs.check(pin, piece.key(), piece.addr, room, pd, right);
-        if window.is_none() {
-            return;
-        }
-        ring.producer.poster.store(pin.thread(), Relaxed);
-        ring.offer(at, room);
     }
 }

@@ -17,8 +17,8 @@ use verbs_core::{
 use crate::cq::CqPoller;
 use crate::link::Loopback;
 use crate::models::{model, pair};
+use crate::post::recv::RecvPoster;
 use crate::qp::QueuePair;
-use crate::recv::RecvPoster;
 use crate::send::SendPoster;
 
 /// Two ends between which messages ride, once the receiver has posted.

@@ -84,7 +84,7 @@ impl SendPoster {
         cq.claim_strip(&here);
         land.lane.claim_strip(&there);
         let count = number.wrapping_sub(self.posted);
-        open.sends.advance_by(land, count);
+        land.advance_by(&open.sends, count);
         self.posted = number;
         count as usize
     }

@@ -91,7 +91,7 @@ impl SendPoster {
             place.publish(&cqe);
         }
         self.posted = self.posted.wrapping_add(1);
-        open.sends.advance(land, len);
+        land.advance(&open.sends, len);
         land.ring.look_ahead(&mut self.berths);
         Some(())
     }

@@ -141,7 +141,7 @@ impl SendPoster {
             flags,
         };
         self.carry::<N, F, LONG>(land, &open.sends, pin, errand, Single, Single)?;
-        open.sends.advance(land, near.len());
+        land.advance(&open.sends, near.len());
         self.posted = self.posted.wrapping_add(1);
         Some(())
     }

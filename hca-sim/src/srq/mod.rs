@@ -16,14 +16,23 @@ use verbs_core::sync::atomic::{
     Ordering::{AcqRel, Relaxed, Release, SeqCst},
 };
 use verbs_core::sync::{Arc, Mutex, OnceLock, Weak};
-use verbs_core::{Attr, Error, EventType, PostError, RawRecvQueue, Sge, SrqAttr, Why};
+use verbs_core::{Attr, Error, EventType, PostError, RawRecvQueue, Sge, SrqAttr, Srqn, Why};
 
-use crate::port::Port;
-use crate::qp::QueuePair;
+use crate::cq::CqRing;
+use crate::queue::events::QpEvents;
+use crate::queue::removed::Removed;
 use crate::srq::ring::{Ring, Segment};
-use crate::xrc::Named;
 
 pub(crate) use crate::srq::ring::Seen;
+
+/// What makes a shared receive queue one for extended reliable connections.
+pub(crate) struct Named {
+    pub(crate) number: Srqn,
+    /// The XRC domain.
+    pub(crate) xrcd: u32,
+    /// Where its receives complete.
+    pub(crate) cq: Arc<CqRing>,
+}
 
 /// What all users of a shared receive queue share.
 pub(crate) struct SharedReceives {
@@ -39,8 +48,8 @@ pub(crate) struct SharedReceives {
     /// Somebody is in `waiting`.
     wanted: AtomicBool,
     /// Senders that found no receive.
-    waiting: Mutex<Vec<Weak<QueuePair>>>,
-    port: Arc<Port>,
+    waiting: Mutex<Vec<Weak<dyn QpEvents>>>,
+    removed: Removed,
     /// Whom its events are about; set before the handle is given out.
     core: OnceLock<Weak<SrqCore>>,
 }
@@ -51,7 +60,7 @@ impl SharedReceives {
     /// # Errors
     /// [`Error::NoMemory`].
     pub(crate) fn new(
-        port: Arc<Port>,
+        removed: Removed,
         pd: u32,
         named: Option<Named>,
         depth: u32,
@@ -66,7 +75,7 @@ impl SharedReceives {
             limit: AtomicU32::new(0),
             wanted: AtomicBool::new(false),
             waiting: Mutex::new(Vec::new()),
-            port,
+            removed,
             core: OnceLock::new(),
         })
     }
@@ -144,9 +153,10 @@ impl SharedReceives {
     }
 
     /// Asks the producer to call that sender when it posts.
-    pub(crate) fn want(&self, sender: &Arc<QueuePair>) {
+    pub(crate) fn want(&self, sender: &Arc<dyn QpEvents>) {
         let mut waiting = self.waiting.lock();
-        if !waiting.iter().any(|qp| qp.as_ptr() == Arc::as_ptr(sender)) {
+        let is_sender = |qp: &Weak<_>| std::ptr::addr_eq(qp.as_ptr(), Arc::as_ptr(sender));
+        if !waiting.iter().any(is_sender) {
             waiting.push(Arc::downgrade(sender));
         }
         self.wanted.store(true, Release);
@@ -221,7 +231,7 @@ impl RawRecvQueue for SharedPoster {
                 max: shared.max_sge,
             });
         }
-        if shared.port.is_removed() {
+        if shared.removed.is_set() {
             return Err(PostError::DeviceRemoved);
         }
         if self.room == 0 {

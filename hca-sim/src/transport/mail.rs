@@ -5,11 +5,9 @@
 
 use std::net::IpAddr;
 
-use verbs_core::sync::Arc;
 use verbs_core::{Bounce, Psn, Qpn};
 
 use crate::link::{Burst, Feedback, Local, PacketLink, Route, Sent};
-use crate::qp::QueuePair;
 use crate::queue::counters::Counters;
 use crate::transport::Outlet;
 use crate::wire::{Head, Icrc, ROCE_PORT, Seal};
@@ -240,7 +238,7 @@ pub(crate) struct Mail<'a> {
     pub(crate) down: bool,
     /// Acknowledgements leave now; if not, whoever has one goes on the list.
     pub(crate) acknowledges: bool,
-    pub(crate) later: &'a mut Vec<Arc<QueuePair>>,
+    pub(crate) deferred: bool,
 }
 
 impl Mail<'_> {
@@ -324,6 +322,7 @@ impl Outlet for Lane<'_> {
 mod tests {
     use std::net::Ipv4Addr;
 
+    use verbs_core::sync::Arc;
     use verbs_core::{Mtu, PKey, RKey};
 
     use super::*;
@@ -414,14 +413,14 @@ mod tests {
 
     /// Puts packets, as (operation, bytes, again), numbered from 100.
     fn put(outbox: &mut Outbox, link: &mut Kept, packets: &[(Operation, usize, bool)]) {
-        let (counters, mut later) = (Counters::default(), Vec::new());
+        let counters = Counters::default();
         let mut mail = Mail {
             outbox,
             link,
             counters: &counters,
             down: false,
             acknowledges: true,
-            later: &mut later,
+            deferred: false,
         };
         let mut lane = mail.of(Qpn::new(5), ROUTE);
         for (psn, &(operation, len, again)) in (100..).zip(packets) {

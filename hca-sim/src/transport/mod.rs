@@ -2,9 +2,8 @@
 //! come out. No locks, clocks, sockets or wakers inside.
 
 mod completion;
-mod driver;
 mod machine;
-mod mail;
+pub(crate) mod mail;
 mod pieces;
 pub(crate) mod rc;
 pub(crate) mod timing;
@@ -27,7 +26,6 @@ use crate::ring::SendRing;
 use crate::srq::SharedReceives;
 use crate::wire::{Head, Service};
 
-pub(crate) use driver::Driver;
 pub(crate) use machine::Machine;
 pub(crate) use mail::Mail;
 pub(crate) use ud::Post;

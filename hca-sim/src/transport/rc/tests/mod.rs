@@ -120,7 +120,8 @@ impl Machine {
         let port = Arc::new(port);
         let srq = shared.then(|| {
             let port = Arc::clone(&port);
-            let receives = Arc::new(SharedReceives::new(port, PD, None, 32, 4).unwrap());
+            let receives =
+                Arc::new(SharedReceives::new(port.removed.clone(), PD, None, 32, 4).unwrap());
             (Arc::clone(&receives), SharedPoster::new(receives))
         });
         Self {

@@ -25,8 +25,7 @@ use verbs_core::{Gid, Mtu, Psn, Qpn, collect, defer};
 use crate::clock::Instant;
 use crate::effects::{Effects, ForDriver};
 use crate::engine::{Attend, Due};
-use crate::hca::Hca;
-use crate::link::{Arrival, Change, LinkCounters, PacketLink, Verdict, Verifier, Waiter};
+use crate::link::{Arrival, Change, LinkCounters, PacketLink, Refusal, Verdict, Verifier, Waiter};
 use crate::port::Port;
 use crate::qp::QueuePair;
 use crate::transport::Incoming;
@@ -65,8 +64,17 @@ pub(crate) struct Driver {
     news: AtomicBool,
     /// How often something changed that connections go by.
     changes: AtomicU32,
-    hca: OnceLock<Weak<Hca>>,
+    hca: OnceLock<Weak<dyn LinkEvents>>,
     me: OnceLock<Weak<Port>>,
+}
+
+/// What hears of the link: the HCA whose port it is. Called outside of locks.
+pub(crate) trait LinkEvents: Send + Sync {
+    /// Something has changed about the link, which has those addresses now.
+    fn link_changed(&self, change: Change, addresses: &[IpAddr]);
+
+    /// A host has refused a packet.
+    fn refused(&self, refusal: &Refusal);
 }
 
 /// What somebody who holds the driver does first.
@@ -137,8 +145,10 @@ impl Driver {
     }
 
     /// Has packets seen to from now on, when nobody polls.
-    pub(crate) fn start(&self, port: &Arc<Port>, hca: Weak<Hca>) {
-        let _ = self.hca.set(hca);
+    pub(crate) fn start(&self, port: &Arc<Port>, hca: Option<Weak<dyn LinkEvents>>) {
+        if let Some(hca) = hca {
+            let _ = self.hca.set(hca);
+        }
         let _ = self.me.set(Arc::downgrade(port));
         let listener = Arc::downgrade(port) as Weak<dyn Due>;
         self.work.lock().link.attach(listener);
@@ -385,12 +395,15 @@ impl Driver {
             counters: &port.counters,
             down,
             acknowledges,
-            later: &mut *later,
+            deferred: false,
         };
         for qp in busy.drain(..) {
             // Whoever has a reason from now on lists it anew.
             qp.engaged.listed.store(false, Release);
             qp.round(Some(&mut mail), effects);
+            if std::mem::take(&mut mail.deferred) {
+                later.push(qp);
+            }
         }
         outbox.flush(&mut **link);
         effects.blocked |= outbox.is_blocked();

@@ -3,6 +3,7 @@
 //! [`sma`] and [`pma`] answer subnet and performance management for the ports of a node. They are
 //! plain functions over bytes: whoever receives a datagram calls them, and has the answer.
 
+mod driver;
 pub mod pma;
 mod processed;
 pub mod sma;
@@ -13,14 +14,12 @@ use std::net::IpAddr;
 use arrayvec::ArrayVec;
 use verbs_core::mad::sm::PortInfo;
 use verbs_core::mem::MrTable;
-use verbs_core::sync::atomic::{
-    AtomicBool, AtomicU32,
-    Ordering::{Acquire, Relaxed, Release},
-};
-use verbs_core::sync::{Arc, Mutex, OnceLock, Weak};
+use verbs_core::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use verbs_core::sync::{Arc, Mutex, OnceLock};
 use verbs_core::yard::Yard;
 use verbs_core::{Attr, Av, Error, Gid, Guid, Lid, Mtu, PKey, PortState, QpAttr, Why};
 
+pub(crate) use driver::{Driver, LinkEvents};
 pub use processed::{Arrival, Processed};
 
 use crate::engine::Engine;
@@ -28,7 +27,7 @@ use crate::features::Features;
 use crate::groups::Groups;
 use crate::link::{Fabric, HubPort, Managed};
 use crate::queue::counters::Counters;
-use crate::transport::Driver;
+use crate::queue::removed::Removed;
 use crate::xrc::Xrc;
 
 /// One HCA's port.
@@ -58,7 +57,7 @@ pub(crate) struct Port {
     pub(crate) groups: Groups,
     pub(crate) xrc: Xrc,
     /// The HCA was removed.
-    removed: AtomicBool,
+    pub(crate) removed: Removed,
 }
 
 /// Entries that a GID table may have.
@@ -133,7 +132,7 @@ impl Port {
             driver: driver.map_or_else(OnceLock::new, OnceLock::from),
             groups: Groups::default(),
             xrc: Xrc::default(),
-            removed: AtomicBool::new(false),
+            removed: Removed::default(),
         }
     }
 
@@ -156,7 +155,7 @@ impl Port {
         });
         if is_new {
             driver.set_down(self.sheet().state != PortState::Active);
-            driver.start(self, Weak::new());
+            driver.start(self, None);
         }
         driver
     }
@@ -293,11 +292,11 @@ impl Port {
     }
 
     pub(crate) fn is_removed(&self) -> bool {
-        self.removed.load(Acquire)
+        self.removed.is_set()
     }
 
     pub(crate) fn set_removed(&self) {
-        self.removed.store(true, Release);
+        self.removed.set();
     }
 }
 
