@@ -41,8 +41,8 @@ use verbs_core::{
 };
 
 use crate::clock::Clock;
-use crate::port::Port;
-use crate::rider::{Aside, Rider};
+use crate::queue::counters::Counters;
+use crate::rider::{Aside, KNOWN, Rider};
 
 mod lane;
 #[cfg(all(test, verbs_loom))]
@@ -55,11 +55,10 @@ mod unload;
 
 use lane::{ARMED, CONVERTING, Consumer, SHARED, shared};
 use moderation::Moderation;
-use resize::Resize;
-use unload::KNOWN;
 
 pub(crate) use lane::{Lane, Place, Strip};
-pub(crate) use poller::CqPoller;
+pub(crate) use poller::{CqPoller, Pump};
+pub(crate) use resize::Job;
 
 /// In [`CqRing::arm`]: an event is wanted for solicited completions and errors.
 const WANT_SOLICITED: u32 = 0b01;
@@ -230,7 +229,7 @@ pub(crate) struct CqRing {
     /// Who wants to push and waits for the end of CONVERTING or of a resize.
     waiting: Mutex<Vec<Arc<dyn WaitsForCq>>>,
     /// Resizes that wait for the one under way, if one is.
-    resizes: Mutex<Option<VecDeque<Resize>>>,
+    resizes: Mutex<Option<VecDeque<Job>>>,
     /// The client was told that completions were lost.
     told: AtomicBool,
     /// Riders that were unloaded by others than the consumer, oldest first.
@@ -364,19 +363,12 @@ impl CqRing {
         self.consumer.head.load(Acquire)
     }
 
-    /// Completions were lost: tells the client, once, and takes every queue pair on the queue to ERR, as
-    /// none can go on (IBTA vol. 1, 11.2.6.1). Outside pins and locks.
-    pub(crate) fn tell_overrun(self: &Arc<Self>, port: &Port) {
+    /// Completions were lost: tells the client, once. Outside pins and locks.
+    pub(crate) fn tell_overrun(&self, counters: &Counters) {
         if !self.told.swap(true, AcqRel) {
-            port.counters.overruns.up();
+            counters.overruns.up();
             if let Some(core) = self.notify.target() {
                 EventType::CqErr.raise_for(&core);
-            }
-        }
-        for qp in port.link.queue_pairs_on(self) {
-            if qp.fail() {
-                // Its own completion may be the lost one, so nothing else tells it.
-                qp.raise(EventType::QpFatal);
             }
         }
     }
@@ -439,7 +431,8 @@ impl CqRing {
         first.map(|(_, touched)| touched)
     }
 
-    fn call_waiting(&self) {
+    /// Calls the queue pairs that were put off. Outside pins and locks.
+    pub(crate) fn call_waiting(&self) {
         let waiting = std::mem::take(&mut *self.waiting.lock());
         for waiter in waiting {
             waiter.go_on();

@@ -211,7 +211,7 @@ impl Effects {
             qp.fail_sends();
         }
         for cq in self.overrun.drain(..) {
-            cq.tell_overrun(port);
+            overrun(&cq, port);
         }
         for (qp, event) in self.raise.drain(..) {
             qp.raise(event);
@@ -238,5 +238,17 @@ impl Effects {
         let mut again = std::mem::take(&mut self.waiting);
         again.retain(|(cq, qp)| cq.convert(Arc::clone(qp) as Arc<dyn WaitsForCq>));
         again.into_iter().map(|(_, qp)| qp).collect()
+    }
+}
+
+/// Completions of that queue were lost: every queue pair on it goes to ERR, as none can go on (IBTA vol. 1,
+/// 11.2.6.1).
+fn overrun(cq: &Arc<CqRing>, port: &Port) {
+    cq.tell_overrun(&port.counters);
+    for qp in port.link.queue_pairs_on(cq) {
+        if qp.fail() {
+            // Its own completion may be the lost one, so nothing else tells it.
+            qp.raise(EventType::QpFatal);
+        }
     }
 }

@@ -31,7 +31,6 @@ use crate::port::Driver;
 use crate::port::Port;
 use crate::qp_check;
 use crate::recv::RecvRing;
-use crate::rider::Berths;
 use crate::ring::SendRing;
 use crate::srq::SharedReceives;
 use crate::wire::Service;
@@ -531,7 +530,7 @@ impl QueuePair {
     pub(crate) fn end_close(self: &Arc<Self>, touched: Touched) {
         let me = Arc::clone(self);
         // Nothing is written by pollers when this is over.
-        let berths = Berths::of(self);
+        let berths = self.berths();
         let pollers = berths.as_ref().map(|berths| berths.ring.shut_out_pollers());
         let touched = touched.and(pollers.unwrap_or(Touched::NOBODY));
         grace::after(touched, move || {

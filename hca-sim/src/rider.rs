@@ -26,7 +26,7 @@
 //!
 //! It is shut by whoever cannot leave riders to the next poll: a change of state of the receiving queue
 //! pair, so that nothing is written for it when that is over (K11); and a later message that is to be
-//! placed, which goes to the machine and *calls riders back* ([`QueuePair::recall`]). Both unload what
+//! placed, which goes to the machine and *calls riders back* ([`QueuePair::recall`](crate::qp::QueuePair::recall)). Both unload what
 //! waits and set aside what its completions say ([`CqRing::unload`](crate::cq::CqRing::unload)), until they
 //! are polled. A poller who comes to a rider while the door is shut finds nothing more to poll: nobody
 //! waits, and who has shut it needs nobody's poll.
@@ -43,18 +43,23 @@
 //! pair goes to ERR, where a message that is placed, or goes as packets, either was there before or fails
 //! at both ends. A receive that a rider has taken counts as posted until it is polled.
 
-use verbs_core::mem::{MrTable, Pin, Who, grace, pin};
+use std::fmt;
+
+use verbs_core::mem::{MrTable, Pin, Who};
 use verbs_core::sync::{Arc, Weak};
 use verbs_core::yard::Common;
 use verbs_core::{Access, Piece, Qpn};
 
-use crate::gate::flag;
-use crate::qp::QueuePair;
+use crate::queue::events::QpEvents;
 use crate::queue::memory::reason;
 use crate::recv::{Entries, RecvRing};
 
 #[cfg(all(test, verbs_loom))]
 mod models;
+
+/// Queue pairs whose riders a consumer unloads without looking them up, which takes a lock. To those of queues of
+/// more queue pairs nobody rides.
+pub(crate) const KNOWN: usize = 4;
 
 /// Bytes that can ride.
 pub(crate) const BYTES_MAX: u32 = 32;
@@ -83,8 +88,8 @@ pub(crate) struct Unloaded {
 /// What the completion of a rider says that was unloaded before it was polled.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Aside {
-    qpn: Qpn,
-    receive: u32,
+    pub(crate) qpn: Qpn,
+    pub(crate) receive: u32,
     pub(crate) unloaded: Unloaded,
 }
 
@@ -97,30 +102,16 @@ impl Aside {
 }
 
 /// What it takes to unload the riders of a queue pair.
-#[derive(Debug)]
 pub(crate) struct Berths {
     pub(crate) qpn: Qpn,
-    pd: u32,
-    entries: Entries,
+    pub(crate) pd: u32,
+    pub(crate) entries: Entries,
     pub(crate) ring: Common<RecvRing>,
-    mrs: Arc<MrTable>,
-    pub(crate) qp: Weak<QueuePair>,
+    pub(crate) mrs: Arc<MrTable>,
+    pub(crate) qp: Weak<dyn QpEvents>,
 }
 
 impl Berths {
-    /// Those of a queue pair that has been in INIT.
-    pub(crate) fn of(qp: &Arc<QueuePair>) -> Option<Self> {
-        let ring = qp.recv_ring()?;
-        Some(Self {
-            qpn: qp.qpn,
-            pd: qp.pd,
-            entries: ring.entries.clone(),
-            ring: ring.clone(),
-            mrs: Arc::clone(&qp.port.mrs),
-            qp: Arc::downgrade(qp),
-        })
-    }
-
     /// Places the bytes of a rider. For the poller whom the door has admitted under this pin, and for who
     /// has shut it.
     #[inline(always)]
@@ -159,63 +150,10 @@ impl Berths {
     }
 }
 
-impl QueuePair {
-    /// Keeps pollers from unloading, and unloads all riders that wait when none does any more; then does
-    /// `then`. Outside of pins and locks.
-    pub(crate) fn recall(self: &Arc<Self>, then: impl FnOnce() + Send + 'static) {
-        let Some(berths) = Berths::of(self) else {
-            return then();
-        };
-        let touched = berths.ring.shut_out_pollers();
-        grace::after(touched, move || {
-            let fault = berths.unload_all();
-            berths.ring.let_pollers_in();
-            if let (true, Some(qp)) = (fault, berths.qp.upgrade()) {
-                qp.fail();
-            }
-            then();
-        });
-    }
-
-    /// Unloads all riders that wait; the pollers are kept out.
-    pub(crate) fn end_riding(self: &Arc<Self>, berths: &Berths) {
-        let fault = berths.unload_all();
-        // A number that is used again must not be taken for that of a queue pair that is gone.
-        if self.gate.word.tag() & flag::GONE == 0 {
-            berths.ring.let_pollers_in();
-        }
-        if fault {
-            self.fail();
-        }
-    }
-}
-
-impl Berths {
-    /// Unloads all riders that wait, for who keeps the pollers out; whether one of them could not be
-    /// placed.
-    pub(crate) fn unload_all(&self) -> bool {
-        let Some(qp) = self.qp.upgrade() else {
-            return false;
-        };
-        if !self.ring.are_loaded() {
-            return false;
-        }
-        let (mut fault, pin) = (false, pin());
-        // The pin is left when the lock inside is free again: leaving may run others' jobs.
-        qp.recv_cq.unload(|rider| {
-            if rider.qpn != self.qpn || !self.ring.is_loaded(rider.receive) {
-                return None;
-            }
-            let unloaded = self.unload(&pin, rider);
-            fault |= unloaded.fault.is_some();
-            let (qpn, receive) = (rider.qpn, rider.receive);
-            Some(Aside {
-                qpn,
-                receive,
-                unloaded,
-            })
-        });
-        drop(pin);
-        fault
+impl fmt::Debug for Berths {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Berths")
+            .field("qpn", &self.qpn)
+            .finish_non_exhaustive()
     }
 }

@@ -10,6 +10,7 @@ use verbs_core::{Arm, Armed, RawCq, Wc};
 
 use super::*;
 use crate::clock::VirtualClock;
+use crate::cq_resize::resize;
 use crate::engine::Engine;
 use crate::link::Loopback;
 use crate::models::model;
@@ -171,7 +172,9 @@ fn loom_cq_resize() {
             let lane = other.next_lane(4).expect("a model has memory");
             let resized = Arc::new(AtomicBool::new(false));
             let tell = Arc::clone(&resized);
-            other.resize(lane, port, move |size| tell.store(size == Ok(4), Release));
+            resize(&other, lane, port, move |size| {
+                tell.store(size == Ok(4), Release)
+            });
             resized
         });
         push_or_wait(&ring, 2);
@@ -198,7 +201,7 @@ fn loom_cq_resize_arm() {
         let thread = thread::spawn(move || {
             let port = crate::models::port(&Loopback::default(), &Engine::new(VirtualClock::new()));
             let lane = other.next_lane(4).expect("a model has memory");
-            other.resize(lane, port, |_| {});
+            resize(&other, lane, port, |_| {});
             push(&other, 1).map(|pushed| pushed.fire)
         });
         let armed = poller.arm(Arm::Next);

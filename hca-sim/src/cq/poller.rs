@@ -1,5 +1,6 @@
 //! The consumer's end of a completion queue: poll and arm.
 
+use std::fmt;
 use std::hint::cold_path;
 
 use verbs_core::mem::grace;
@@ -19,7 +20,7 @@ use super::{
     PATH_BITS, PATH_BITS_SHIFT, PKEY_SHIFT, RIDES, SL_SHIFT, SLID_SHIFT, STATUS, STATUS_SHIFT,
     WANT_NEXT, WANT_SOLICITED,
 };
-use crate::port::Port;
+use crate::rider::Berths;
 
 /// The consumer's end.
 #[derive(Debug)]
@@ -34,10 +35,25 @@ pub(crate) struct CqPoller {
     pub(super) riders: Riders,
 }
 
+/// What a consumer asks of its port.
+pub(crate) trait Pump: Send + Sync + fmt::Debug {
+    /// Whether packets carry all messages, so that a poll in vain takes packets in.
+    fn has_packets(&self) -> bool;
+
+    /// Takes packets in; `often`: the consumer polls all the time. Whether packets came.
+    fn poll(&self, often: bool) -> bool;
+
+    /// The consumer is about to wait.
+    fn stop(&self);
+
+    /// What it takes to unload the riders of that queue pair; `None` if it is gone.
+    fn berths(&self, qpn: Qpn) -> Option<Berths>;
+}
+
 /// What a consumer has to know of the port when packets carry messages.
 #[derive(Debug)]
 struct Packets {
-    port: Arc<Port>,
+    port: Arc<dyn Pump>,
     idle: u32,
 }
 
@@ -49,23 +65,20 @@ impl Packets {
     fn look(&mut self) -> bool {
         self.idle = self.idle.saturating_add(1);
         let often = self.idle >= OFTEN;
-        let driver = self.port.driver();
-        driver.is_some_and(|driver| driver.poll(&self.port, often)) && often
+        self.port.poll(often) && often
     }
 
     /// The consumer is about to wait.
     fn stop(&mut self) {
         self.idle = 0;
-        if let Some(driver) = self.port.driver() {
-            driver.stop_polling();
-        }
+        self.port.stop();
     }
 }
 
 impl CqPoller {
     /// The one consumer of a new ring, of the HCA with that port.
-    pub(crate) fn new(ring: Arc<CqRing>, port: Option<Arc<Port>>) -> Self {
-        let wire = port.as_ref().filter(|port| port.is_wire());
+    pub(crate) fn new(ring: Arc<CqRing>, port: Option<Arc<dyn Pump>>) -> Self {
+        let wire = port.as_ref().filter(|port| port.has_packets());
         let packets = wire.map(|port| Packets {
             port: Arc::clone(port),
             idle: 0,

@@ -6,26 +6,21 @@ use verbs_core::sync::atomic::Ordering::Acquire;
 use verbs_core::{Qpn, Wc, WcFlags, WcOpcode, WcStatus};
 
 use super::CqPoller;
-use super::poller::clear_rest;
-use crate::port::Port;
-use crate::rider::{Berths, Rider, Unloaded};
-
-/// Queue pairs whose riders a consumer unloads without looking them up, which takes a lock. To those of queues of
-/// more queue pairs nobody rides.
-pub(crate) const KNOWN: usize = 4;
+use super::poller::{Pump, clear_rest};
+use crate::rider::{Berths, KNOWN, Rider, Unloaded};
 
 /// What a consumer has to know in order to unload.
 #[derive(Debug)]
 pub(super) struct Riders {
     /// Where queue pairs are looked up.
-    port: Option<Arc<Port>>,
+    port: Option<Arc<dyn Pump>>,
     known: [Option<Berths>; KNOWN],
     /// Which of those is given up for another one.
     oldest: usize,
 }
 
 impl Riders {
-    pub(super) fn new(port: Option<Arc<Port>>) -> Self {
+    pub(super) fn new(port: Option<Arc<dyn Pump>>) -> Self {
         let known = [const { None }; KNOWN];
         Self {
             port,
@@ -44,8 +39,7 @@ impl Riders {
     #[cold]
     fn look_up(&mut self, qpn: Qpn) -> bool {
         let port = self.port.as_ref();
-        let found = port.and_then(|port| port.link.lock().of(port.lid, qpn));
-        let berths = found.and_then(|qp| Berths::of(&qp));
+        let berths = port.and_then(|port| port.berths(qpn));
         let is_there = berths.is_some();
         let is_same = |berths: &Option<Berths>| berths.as_ref().is_some_and(|old| old.qpn == qpn);
         let place = self.known.iter().position(is_same).unwrap_or_else(|| {

@@ -11,6 +11,7 @@ use verbs_core::yard::Lone;
 use verbs_core::{Attr, Error, QpCap, QpType, Qpn, RawRecvQueue, Srqn, Target, Why};
 
 use crate::cq::{CqPoller, CqRing, WaitsForCq};
+use crate::cq_resize;
 use crate::hca::{Hca, queue_pair};
 use crate::post::recv::RecvPoster;
 use crate::qp::{Init, QueuePair};
@@ -101,7 +102,8 @@ impl Hca {
         };
         let core = Arc::clone(command.target());
         if let Some((_, pending)) = command.pend() {
-            ring.resize(lane, Arc::clone(&self.port), move |resized| {
+            let port = Arc::clone(&self.port);
+            cq_resize::resize(&ring, lane, port, move |resized| {
                 if let Ok(cqe) = resized {
                     core.resized(cqe);
                 }

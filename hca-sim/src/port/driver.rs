@@ -23,11 +23,13 @@ use verbs_core::sync::{Arc, Mutex, OnceLock, Weak, panicking};
 use verbs_core::{Gid, Mtu, Psn, Qpn, collect, defer};
 
 use crate::clock::Instant;
+use crate::cq::Pump;
 use crate::effects::{Effects, ForDriver};
 use crate::engine::{Attend, Due};
 use crate::link::{Arrival, Change, LinkCounters, PacketLink, Refusal, Verdict, Verifier, Waiter};
 use crate::port::Port;
 use crate::qp::QueuePair;
+use crate::rider::Berths;
 use crate::transport::Incoming;
 use crate::transport::mail::{Mail, Outbox};
 use crate::turnstile::{Held, Turnstile};
@@ -560,6 +562,27 @@ impl Due for Port {
             }
             driver.turn(self);
         }
+    }
+}
+
+impl Pump for Port {
+    fn has_packets(&self) -> bool {
+        self.is_wire()
+    }
+
+    fn poll(&self, often: bool) -> bool {
+        self.driver().is_some_and(|driver| driver.poll(self, often))
+    }
+
+    fn stop(&self) {
+        if let Some(driver) = self.driver() {
+            driver.stop_polling();
+        }
+    }
+
+    fn berths(&self, qpn: Qpn) -> Option<Berths> {
+        let qp = self.link.lock().of(self.lid, qpn);
+        qp.and_then(|qp| qp.berths())
     }
 }
 

@@ -14,7 +14,7 @@ use verbs_core::{
     Remote, SendFlags, SendOp, SendWr, Sge, Wc, WcStatus,
 };
 
-use crate::cq::CqPoller;
+use crate::cq::{CqPoller, Pump};
 use crate::link::Loopback;
 use crate::models::{model, pair};
 use crate::post::recv::RecvPoster;
@@ -62,7 +62,10 @@ impl World {
         Self {
             sends: SendPoster::new(Arc::clone(&a)),
             recvs: RecvPoster::new(Arc::clone(&b)),
-            poller: CqPoller::new(Arc::clone(&b.recv_cq), Some(Arc::clone(&b.port))),
+            poller: CqPoller::new(
+                Arc::clone(&b.recv_cq),
+                Some(Arc::clone(&b.port) as Arc<dyn Pump>),
+            ),
             from,
             to: piece(0, 32, at_peer),
             remote: Remote {
