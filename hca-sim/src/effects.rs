@@ -15,6 +15,7 @@ use crate::link::Change;
 use crate::message::{Done, Fault};
 use crate::port::Port;
 use crate::qp::{Finish, QueuePair};
+use crate::queue::events::QpEvents;
 use crate::srq::SharedReceives;
 use crate::transport::Notes;
 
@@ -26,11 +27,11 @@ pub(crate) struct Effects {
     pub(crate) overrun: Vec<Arc<CqRing>>,
     /// Who was put off by a completion queue that changes hands.
     pub(crate) waiting: Vec<(Arc<CqRing>, Arc<QueuePair>)>,
-    pub(crate) fail: Vec<Arc<QueuePair>>,
+    pub(crate) fail: Vec<Arc<dyn QpEvents>>,
     /// Whose send queue goes to SQE.
     pub(crate) fail_sends: Vec<Arc<QueuePair>>,
     pub(crate) finish: Vec<Finish>,
-    pub(crate) contact: Vec<Arc<QueuePair>>,
+    pub(crate) contact: Vec<Arc<dyn QpEvents>>,
     /// Who has packets for which the link has no room.
     pub(crate) stalled: Vec<Arc<QueuePair>>,
     /// Packets that have left their queue pairs wait for room on the link.
@@ -39,14 +40,14 @@ pub(crate) struct Effects {
     pub(crate) fed: Fed,
     /// What the link has told about itself.
     pub(crate) news: Vec<Change>,
-    pub(crate) raise: Vec<(Arc<QueuePair>, EventType)>,
+    pub(crate) raise: Vec<(Arc<dyn QpEvents>, EventType)>,
     pub(crate) srq_limit: Vec<Arc<SharedReceives>>,
     /// Who has more to do as soon as this is done.
     pub(crate) again: Vec<Arc<QueuePair>>,
     /// Who waits until nobody is looking at what a key stood for.
     pub(crate) later: Vec<(Arc<QueuePair>, u32)>,
     /// Whose riders are to be called back, and for whom.
-    pub(crate) recall: Vec<(Arc<QueuePair>, Arc<QueuePair>)>,
+    pub(crate) recall: Vec<(Arc<dyn QpEvents>, Arc<QueuePair>)>,
     /// Keys that have let something go.
     pub(crate) settle: Vec<(Arc<MrTable>, u32)>,
     /// What else there is to do.
@@ -177,10 +178,10 @@ impl Effects {
             self.fail_sends.push(Arc::clone(qp));
         }
         if contact && !qp.contacted.load(Acquire) {
-            self.contact.push(Arc::clone(qp));
+            self.contact.push(Arc::clone(qp) as Arc<dyn QpEvents>);
         }
         self.raise
-            .extend(event.map(|event| (Arc::clone(qp), event)));
+            .extend(event.map(|event| (Arc::clone(qp) as Arc<dyn QpEvents>, event)));
     }
 
     /// The queue pair goes on when the completion queue has changed hands.
@@ -230,7 +231,7 @@ impl Effects {
             mrs.when_over(index, move || qp.kick());
         }
         for (responder, sender) in self.recall.drain(..) {
-            responder.recall(move || sender.kick());
+            responder.recall(Box::new(move || sender.kick()));
         }
         for job in self.after.drain(..) {
             job();
@@ -246,7 +247,7 @@ impl Effects {
 fn overrun(cq: &Arc<CqRing>, port: &Port) {
     cq.tell_overrun(&port.counters);
     for qp in port.link.queue_pairs_on(cq) {
-        if qp.fail() {
+        if QueuePair::fail(&qp) {
             // Its own completion may be the lost one, so nothing else tells it.
             qp.raise(EventType::QpFatal);
         }

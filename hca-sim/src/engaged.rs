@@ -24,7 +24,7 @@ use crate::engine::Due;
 use crate::exchange::Exchange;
 use crate::landing::Landing;
 use crate::local::{Local, execute};
-use crate::message::{Done, Fault, Faulty, Message, Outcome};
+use crate::message::{Done, Fault, Faulty, Message, Outcome, Requester, Tamper};
 use crate::qp::QueuePair;
 use crate::queue::events::QpEvents;
 use crate::ring::{Scratch, SendRing};
@@ -128,6 +128,18 @@ impl QueuePair {
         self.turn();
     }
 
+    /// What messages must know of their sender.
+    #[inline]
+    pub(crate) fn requester(&self) -> Requester<'_> {
+        let link = &*self.port.link;
+        Requester {
+            who: self.who(),
+            mrs: &self.port.mrs,
+            send_cq: &self.send_cq,
+            tamper: (!link.is_bare()).then_some(link as &dyn Tamper),
+        }
+    }
+
     /// Sees to what a message left that was carried out by its poster.
     pub(crate) fn see_to(self: &Arc<Self>, land: &Landing, done: Done) {
         let mut effects = Effects::default();
@@ -178,12 +190,12 @@ impl QueuePair {
             let mut control = self.control.lock();
             effects.finish.append(&mut control.finish);
             if drained && std::mem::take(&mut control.tell_drained) {
-                effects.raise.push((Arc::clone(self), EventType::SqDrained));
+                let me = Arc::clone(self) as Arc<dyn QpEvents>;
+                effects.raise.push((me, EventType::SqDrained));
             }
             if self.state() == QpState::Err && std::mem::take(&mut control.tell_last_wqe) {
-                effects
-                    .raise
-                    .push((Arc::clone(self), EventType::QpLastWqeReached));
+                let me = Arc::clone(self) as Arc<dyn QpEvents>;
+                effects.raise.push((me, EventType::QpLastWqeReached));
             }
         }
     }
@@ -231,7 +243,7 @@ impl QueuePair {
             return self.unanswered(machine, wr.wr_id, at, now, early, effects);
         };
         let message = Message {
-            qp: self,
+            requester: self.requester(),
             sends,
             land: &land,
             pin: &pin,
@@ -467,7 +479,7 @@ impl QueuePair {
         let cqe = Cqe::failure(wr_id, self.qpn, fault.status, fault.vendor_err);
         if self.complete_send(sends, at, &cqe, effects) {
             machine.failed = Some(at);
-            effects.fail.push(Arc::clone(self));
+            effects.fail.push(Arc::clone(self) as Arc<dyn QpEvents>);
         }
         Next::Stop
     }

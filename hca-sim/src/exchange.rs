@@ -25,6 +25,7 @@ use crate::engine::Due;
 use crate::link::{Local, Route};
 use crate::port::Port;
 use crate::qp::QueuePair;
+use crate::queue::events::QpEvents;
 use crate::srq::{Named, SharedReceives};
 use crate::transport::{self, Ends, Incoming, Mail, Notes, Outlet, Path, Post};
 use crate::wire::{Bth, BthFlags, Extended, Head, Opcode, Role, Service};
@@ -483,7 +484,7 @@ impl QueuePair {
         // What tells the peer why has to leave before nothing leaves any more.
         if exchange.failing && !exchange.transport.is_answering() {
             exchange.failing = false;
-            effects.fail.push(Arc::clone(self));
+            effects.fail.push(Arc::clone(self) as Arc<dyn QpEvents>);
         }
     }
 
@@ -511,7 +512,7 @@ impl QueuePair {
         drop(pin);
         self.see_to_notes(exchange, machine, notes, None, effects);
         if std::mem::take(&mut exchange.failing) {
-            effects.fail.push(Arc::clone(self));
+            effects.fail.push(Arc::clone(self) as Arc<dyn QpEvents>);
         }
     }
 

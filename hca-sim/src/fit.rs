@@ -3,14 +3,17 @@
 //! Decided under the lock of the link, by whoever changes one of the two.
 
 use verbs_core::mem::Touched;
-use verbs_core::sync::Arc;
 use verbs_core::sync::atomic::Ordering::Acquire;
+use verbs_core::sync::{Arc, Weak};
+use verbs_core::yard::Common;
 use verbs_core::{Access, QpAttr, QpState};
 
 use crate::cq::CqRing;
-use crate::landing::Landing;
+use crate::landing::{Granted, Landing, Responder};
 use crate::link::{Fabric, Links};
 use crate::qp::{Control, QueuePair};
+use crate::queue::events::QpEvents;
+use crate::recv::RecvRing;
 
 impl QueuePair {
     pub(crate) fn named_peer<'l>(&self, links: &'l Links, attr: &QpAttr) -> Option<&'l Arc<Self>> {
@@ -63,11 +66,26 @@ impl QueuePair {
                 if let Some(recvs) = peer.recv_ring() {
                     let (granted, door) = (granted(&theirs), peer.door());
                     let mtu = attr.path_mtu.unwrap_or(verbs_core::Mtu::B256);
-                    let land = Landing::new(peer, recvs, granted, mtu, door);
+                    let land = Landing::new(peer.as_responder(recvs), granted, mtu, door);
                     control.out = Some(self.port.yard.common_or_abort(land));
                 }
                 Touched::NOBODY
             }
+        }
+    }
+
+    /// What a sender must know of it.
+    fn as_responder(self: &Arc<Self>, ring: &Common<RecvRing>) -> Responder {
+        let me = Arc::downgrade(self) as Weak<dyn QpEvents>;
+        Responder {
+            qp: me,
+            gate: self.gate.clone(),
+            ring: ring.clone(),
+            srq: self.srq.clone(),
+            cq: Arc::clone(&self.recv_cq),
+            mrs: Arc::clone(&self.port.mrs),
+            pd: self.pd,
+            qpn: self.qpn,
         }
     }
 
@@ -145,11 +163,17 @@ pub(crate) fn renew_landings(fabric: &Fabric, cq: &Arc<CqRing>) {
 }
 
 /// What a queue pair lets its peer do.
-fn granted(attr: &QpAttr) -> Access {
+fn granted(attr: &QpAttr) -> Granted {
     let access = attr.access.unwrap_or(Access::empty());
     if attr.max_dest_rd_atomic == Some(0) {
         // There is no room to remember a READ or an atomic.
-        return access.difference(Access::REMOTE_READ | Access::REMOTE_ATOMIC);
+        return Granted {
+            access: access.difference(Access::REMOTE_READ | Access::REMOTE_ATOMIC),
+            remembers: false,
+        };
     }
-    access
+    Granted {
+        access,
+        remembers: true,
+    }
 }

@@ -19,6 +19,8 @@
 //! closes when it puts a work request into the ring, and opens again when the machine's count of
 //! executed ones has caught up. Nothing can be overtaken, and no exchange is needed.
 
+use std::fmt;
+
 use verbs_core::mem::{MrTable, Pin, Seen, TouchWord, Touched};
 use verbs_core::sync::{Arc, Weak};
 use verbs_core::yard::Common;
@@ -26,7 +28,7 @@ use verbs_core::{Access, Mtu, Piece, Qpn};
 
 use crate::cq::{CqRing, Lane};
 use crate::gate::Gate;
-use crate::qp::QueuePair;
+use crate::queue::events::QpEvents;
 use crate::recv::{Entries, RecvRing, Waiting};
 use crate::ring::SendRing;
 use crate::srq::SharedReceives;
@@ -40,6 +42,8 @@ const FIRST: u32 = 1 << 1;
 /// In the word: messages may ride in the completions of the receives ([`crate::rider`]). Only the poster
 /// changes it.
 const LENDS: u32 = 1 << 2;
+/// In the word: the responder has no room to remember READs and what else must not be done twice.
+const FORGETS: u32 = 1 << 3;
 /// In the word, shifted by this: what the responder denies, as [`Access::REMOTE`] and [`Access::FLUSH`] bits.
 const RIGHTS_SHIFT: u32 = 4;
 
@@ -54,9 +58,30 @@ pub(crate) enum Door {
     First,
 }
 
+/// What a responder lets its peer do.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Granted {
+    pub(crate) access: Access,
+    /// It has room to remember READs and what else it must not do twice.
+    pub(crate) remembers: bool,
+}
+
+/// What a sender must know of a responder in order to place messages there.
+pub(crate) struct Responder {
+    pub(crate) qp: Weak<dyn QpEvents>,
+    pub(crate) gate: Common<Gate>,
+    pub(crate) ring: Common<RecvRing>,
+    /// Where receives are taken from instead of `ring`, which then has none.
+    pub(crate) srq: Option<Arc<SharedReceives>>,
+    /// What receives complete to.
+    pub(crate) cq: Arc<CqRing>,
+    pub(crate) mrs: Arc<MrTable>,
+    pub(crate) pd: u32,
+    pub(crate) qpn: Qpn,
+}
+
 /// See the module's documentation.
 // The first line is all that a short message looks at.
-#[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct Landing {
     word: TouchWord,
@@ -76,7 +101,9 @@ pub(crate) struct Landing {
     /// The path MTU in bytes.
     mtu_bytes: u32,
     /// The responder itself, for what goes wrong there.
-    pub(crate) responder: Weak<QueuePair>,
+    pub(crate) responder: Weak<dyn QpEvents>,
+    /// The responder's state, and what is asked of its poster.
+    gate: Common<Gate>,
 }
 
 const fn door_tag(door: Door) -> u32 {
@@ -93,34 +120,40 @@ const fn denial(rights: Access) -> u32 {
     (rights.bits() & all.bits()) << RIGHTS_SHIFT
 }
 
-const fn tag(door: Door, granted: Access) -> u32 {
-    door_tag(door) | denial(granted.complement())
+const fn tag(door: Door, granted: Granted) -> u32 {
+    let forgets = if granted.remembers { 0 } else { FORGETS };
+    door_tag(door) | forgets | denial(granted.access.complement())
 }
 
 impl Landing {
     /// The way into `responder`, which grants its peer those rights.
-    pub(crate) fn new(
-        responder: &Arc<QueuePair>,
-        ring: &Common<RecvRing>,
-        granted: Access,
-        mtu: Mtu,
-        door: Door,
-    ) -> Self {
+    pub(crate) fn new(responder: Responder, granted: Granted, mtu: Mtu, door: Door) -> Self {
+        let Responder {
+            qp,
+            gate,
+            ring,
+            srq,
+            cq,
+            mrs,
+            pd,
+            qpn,
+        } = responder;
         // Whoever had another landing may have left riders behind.
         let lends = if ring.has_riders() { LENDS } else { 0 };
         Self {
             word: TouchWord::new(tag(door, granted) | lends),
-            ring: ring.clone(),
             entries: ring.entries.clone(),
-            srq: responder.srq.clone(),
-            lane: responder.recv_cq.lane(),
-            cq: Arc::clone(&responder.recv_cq),
-            mrs: Arc::clone(&responder.port.mrs),
-            pd: responder.pd,
-            qpn: responder.qpn,
+            ring,
+            lane: cq.lane(),
+            mrs,
+            pd,
+            qpn,
+            srq,
+            cq,
             mtu,
             mtu_bytes: mtu.bytes(),
-            responder: Arc::downgrade(responder),
+            responder: qp,
+            gate,
         }
     }
 
@@ -139,6 +172,7 @@ impl Landing {
             mtu: self.mtu,
             mtu_bytes: self.mtu_bytes,
             responder: Weak::clone(&self.responder),
+            gate: self.gate.clone(),
         }
     }
 
@@ -226,11 +260,7 @@ impl Landing {
 
     /// Whether the responder has room to remember READs and what else it must not do twice.
     pub(crate) fn remembers(&self) -> bool {
-        let depth = self
-            .responder
-            .upgrade()
-            .and_then(|responder| responder.control.lock().attr().max_dest_rd_atomic);
-        depth != Some(0)
+        self.word.tag() & FORGETS == 0
     }
 
     /// Asks whoever posts receives there to call. A call may be missed; the RNR timer comes anyway.
@@ -239,9 +269,7 @@ impl Landing {
     }
 
     fn ask(&self, what: u8, wanted: bool) {
-        if let Some(responder) = self.responder.upgrade() {
-            responder.gate.ask(what, wanted);
-        }
+        self.gate.ask(what, wanted);
     }
 
     /// Whether the responder waits in RTR for the first message.
@@ -250,8 +278,8 @@ impl Landing {
     }
 
     /// Whether it is alive and the way into that queue pair.
-    pub(crate) fn leads_into(&self, responder: &Arc<QueuePair>) -> bool {
-        self.is_alive() && std::ptr::eq(self.responder.as_ptr(), Arc::as_ptr(responder))
+    pub(crate) fn leads_into<Q>(&self, responder: &Arc<Q>) -> bool {
+        self.is_alive() && std::ptr::addr_eq(self.responder.as_ptr(), Arc::as_ptr(responder))
     }
 
     /// Whether nobody has killed it.
@@ -260,7 +288,7 @@ impl Landing {
     }
 
     /// Sets what the responder grants and whether the poster may land messages.
-    pub(crate) fn change(&self, granted: Access, door: Door) -> Touched {
+    pub(crate) fn change(&self, granted: Granted, door: Door) -> Touched {
         let changed = self
             .word
             .update(|before| Some(before & LENDS | tag(door, granted)));
@@ -270,5 +298,14 @@ impl Landing {
     /// Takes it away from the sender, for good.
     pub(crate) fn kill(&self) -> Touched {
         self.word.kill().unwrap_or(Touched::NOBODY)
+    }
+}
+
+impl fmt::Debug for Landing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Landing")
+            .field("qpn", &self.qpn)
+            .field("is_alive", &self.is_alive())
+            .finish_non_exhaustive()
     }
 }

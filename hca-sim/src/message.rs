@@ -10,12 +10,13 @@ mod shared;
 use arrayvec::ArrayVec;
 use verbs_core::mem::{MrTable, Pin, Span, Who, Window};
 use verbs_core::sync::Arc;
-use verbs_core::{Access, Payload, Remote, SendFlags, SendOp, SendWr, Sge, WcOpcode, WcStatus};
+use verbs_core::{
+    Access, Payload, Qpn, Remote, SendFlags, SendOp, SendWr, Sge, WcOpcode, WcStatus,
+};
 
 use crate::cq::{CqRing, Cqe, Way, note};
 use crate::landing::Landing;
 use crate::message::memory::{Ending, MISALIGNED, Tail, word};
-use crate::qp::QueuePair;
 use crate::queue::limits::MAX_SGE;
 use crate::queue::memory::reason;
 use crate::recv::Waiting;
@@ -144,9 +145,24 @@ pub(crate) enum Faulty {
     Again,
 }
 
+/// What has to see every message on its way.
+pub(crate) trait Tamper {
+    /// Does to a message with data, which lies in `target` now, what is to be done to it.
+    fn tamper(&self, target: &[Span<'_>]);
+}
+
+/// What a message must know of its sender.
+#[derive(Clone, Copy)]
+pub(crate) struct Requester<'a> {
+    pub(crate) who: Who,
+    pub(crate) mrs: &'a MrTable,
+    pub(crate) send_cq: &'a Arc<CqRing>,
+    pub(crate) tamper: Option<&'a dyn Tamper>,
+}
+
 /// A message, with both ends of its way.
 pub(crate) struct Message<'a> {
-    pub(crate) qp: &'a QueuePair,
+    pub(crate) requester: Requester<'a>,
     pub(crate) sends: &'a SendRing,
     pub(crate) land: &'a Landing,
     pub(crate) pin: &'a Pin,
@@ -333,11 +349,7 @@ impl<'a> Message<'a> {
             Payload::List(sges) => sges,
             Payload::Inline(_) => &[],
         };
-        let mrs = &*self.qp.port.mrs;
-        let who = Who {
-            pd: self.qp.pd,
-            qpn: self.qp.qpn.value(),
-        };
+        let Requester { who, mrs, .. } = self.requester;
         let mut pieces = Pieces::new();
         for sge in sges {
             match check(mrs, self.pin, *sge, who, need) {
@@ -405,7 +417,7 @@ impl<'a> Message<'a> {
             None
         };
         let send = if self.signaled {
-            enter(&self.qp.send_cq)?
+            enter(self.requester.send_cq)?
         } else {
             None
         };
@@ -417,8 +429,8 @@ impl<'a> Message<'a> {
             Source::Inline(bytes) => scatter_bytes(bytes, target),
             Source::Pieces(pieces) => scatter_windows(pieces, target),
         }
-        if !self.wr.payload.is_empty() {
-            self.qp.port.link.tamper(target);
+        if let (Some(link), false) = (self.requester.tamper, self.wr.payload.is_empty()) {
+            link.tamper(target);
         }
     }
 
@@ -451,10 +463,10 @@ impl<'a> Message<'a> {
         }
         self.land.advance(self.sends, len);
         if let Some(way) = ways.send {
-            let cqe = Cqe::success(self.wr.wr_id, self.qp.qpn, opcode, len);
+            let cqe = Cqe::success(self.wr.wr_id, Qpn::new(self.requester.who.qpn), opcode, len);
             // The same holds for the next send: its poster looks for the mark.
             let mark = |at| self.sends.mark(self.index, at);
-            let pushed = self.qp.send_cq.push(way, &cqe, mark);
+            let pushed = self.requester.send_cq.push(way, &cqe, mark);
             note(pushed, &mut done.fire_send, &mut done.overrun_send);
         }
         Ok(done)

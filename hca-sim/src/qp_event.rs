@@ -17,6 +17,18 @@ impl QpEvents for QueuePair {
     fn kick(self: Arc<Self>) {
         Self::kick(&self);
     }
+
+    fn contact(self: Arc<Self>) {
+        Self::contact(&self);
+    }
+
+    fn raise(&self, event: EventType) {
+        Self::raise(self, event);
+    }
+
+    fn recall(self: Arc<Self>, then: Box<dyn FnOnce() + Send>) {
+        Self::recall(&self, then);
+    }
 }
 
 impl QueuePair {

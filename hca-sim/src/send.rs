@@ -287,9 +287,9 @@ impl SendPoster {
             return false;
         }
         let signaled = wr.flags.contains(SendFlags::SIGNALED);
-        let (qp, land) = (&*self.qp, &*open.land);
+        let land = &*open.land;
         let message = Message {
-            qp,
+            requester: self.qp.requester(),
             sends: &open.sends,
             land,
             pin: &pin,

@@ -16,7 +16,7 @@ use verbs_core::sync::atomic::{
 use verbs_core::tracked::Tracked;
 use verbs_core::{Error, Qpn, SendFlags, WcOpcode};
 
-use super::{Cqe, DATAGRAM, HAS_TIME, LAP, LENGTH_SHIFT, Overrun, Pushed, RIDES, Way};
+use super::entry::{Cqe, DATAGRAM, HAS_TIME, LAP, LENGTH_SHIFT, Overrun, Pushed, RIDES, Way};
 use crate::clock::Clock;
 use crate::rider::Rider;
 

@@ -12,14 +12,15 @@ use verbs_core::sync::atomic::{
 };
 use verbs_core::{Arm, Armed, Lid, Qpn, RawCq, Wc, WcFlags, WcStatus};
 
-use super::lane::{ARMED, Consumer, Entry, Lane};
-use super::opcodes::OPCODES;
-use super::unload::Riders;
-use super::{
-    CqRing, DATAGRAM, FAILURE, FLAGS_SHIFT, HAS_TIME, IMM_SHIFT, LAP, LENGTH_SHIFT, OPCODE_SHIFT,
+use super::CqRing;
+use super::entry::{
+    DATAGRAM, FAILURE, FLAGS_SHIFT, HAS_TIME, IMM_SHIFT, LAP, LENGTH_SHIFT, OPCODE_SHIFT,
     PATH_BITS, PATH_BITS_SHIFT, PKEY_SHIFT, RIDES, SL_SHIFT, SLID_SHIFT, STATUS, STATUS_SHIFT,
     WANT_NEXT, WANT_SOLICITED,
 };
+use super::lane::{ARMED, Consumer, Entry, Lane};
+use super::opcodes::OPCODES;
+use super::unload::Riders;
 use crate::rider::Berths;
 
 /// The consumer's end.

@@ -18,6 +18,7 @@ use verbs_core::{Av, Gid, Guid, Lid, Psn, Qpn, Seed};
 
 use crate::cq::CqRing;
 use crate::link::hub::Hub;
+use crate::message::Tamper;
 use crate::qp::QueuePair;
 use crate::rng::Rng;
 
@@ -136,23 +137,6 @@ impl Fabric {
         !self.watched.load(Relaxed)
     }
 
-    /// Does to a message with data, which lies in `target` now, what is to be done to it.
-    pub(crate) fn tamper(&self, target: &[Span<'_>]) {
-        if self.is_bare() {
-            return;
-        }
-        let number = self.passed.fetch_add(1, AcqRel);
-        if number != self.flip.load(Relaxed) {
-            return;
-        }
-        if let Some(window) = target.iter().find_map(|span| span.windows().next()) {
-            let mut byte = [0];
-            window.read_into(&mut byte);
-            byte[0] ^= 1;
-            window.write_from(&byte);
-        }
-    }
-
     pub(crate) fn draw_psn(&self) -> Psn {
         Psn::new(self.lock().rng.within(0..1 << 24))
     }
@@ -187,6 +171,24 @@ impl Fabric {
         let on =
             |qp: &&Arc<QueuePair>| Arc::ptr_eq(&qp.send_cq, cq) || Arc::ptr_eq(&qp.recv_cq, cq);
         links.queue_pairs.values().filter(on).cloned().collect()
+    }
+}
+
+impl Tamper for Fabric {
+    fn tamper(&self, target: &[Span<'_>]) {
+        if self.is_bare() {
+            return;
+        }
+        let number = self.passed.fetch_add(1, AcqRel);
+        if number != self.flip.load(Relaxed) {
+            return;
+        }
+        if let Some(window) = target.iter().find_map(|span| span.windows().next()) {
+            let mut byte = [0];
+            window.read_into(&mut byte);
+            byte[0] ^= 1;
+            window.write_from(&byte);
+        }
     }
 }
 

@@ -1,5 +1,6 @@
-//! What queues ask of a queue pair that they know by nothing else.
+//! What queues and paths ask of a queue pair that they know by nothing else.
 
+use verbs_core::EventType;
 use verbs_core::sync::Arc;
 
 /// A queue pair, for those who wait with it or find out that it cannot go on.
@@ -11,4 +12,13 @@ pub(crate) trait QpEvents: Send + Sync {
 
     /// There is reason to try again at once.
     fn kick(self: Arc<Self>);
+
+    /// A message has come, so that the peer is there.
+    fn contact(self: Arc<Self>);
+
+    /// Raises an event about it.
+    fn raise(&self, event: EventType);
+
+    /// Has all riders unloaded that wait for a poll, then does `then`.
+    fn recall(self: Arc<Self>, then: Box<dyn FnOnce() + Send>);
 }
