@@ -14,8 +14,8 @@ use verbs_core::{Access, Av, Gid, GlobalRoute, Mtu, QKey, QpAttr, QpInit, Qpn, S
 use super::Core;
 use super::Kick;
 use super::buffers::Work;
-use super::group::{Joined, Phase};
-use super::passive::Passive;
+use super::entry::group::{Joined, Phase};
+use super::entry::passive::Passive;
 use super::state::{Action, Terms};
 use crate::admin::Membership;
 use crate::config::{CONNECTION_DEPTH, CONNECTIONS_MAX};

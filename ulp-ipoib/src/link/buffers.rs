@@ -3,6 +3,17 @@
 use verbs_core::sync::Arc;
 use verbs_core::{Memory, Mr, Sge};
 
+use crate::wire::{CONNECTED_MTU, GRH_LEN, HEADER_LEN};
+
+/// Bytes of a slot for a datagram: the largest there is, 4096.
+pub(super) const DATAGRAM_STRIDE: usize = 4096;
+/// Bytes of a slot for a received datagram.
+pub(super) const RECEIVE_STRIDE: usize = GRH_LEN + DATAGRAM_STRIDE;
+/// Bytes of a slot for a message of a connection.
+pub(super) const MESSAGE_STRIDE: usize = 65_536;
+
+const _: () = assert!(CONNECTED_MTU + HEADER_LEN <= MESSAGE_STRIDE);
+
 /// Which memory a slot is of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Size {

@@ -8,15 +8,10 @@
 
 mod act;
 mod buffers;
-mod connected;
-mod group;
+mod entry;
 mod keeper;
-mod neighbour;
 mod open;
-mod passive;
-mod path;
 mod receive;
-mod resolve;
 mod state;
 
 pub(crate) use open::open;
@@ -30,14 +25,14 @@ use verbs_core::mad::Time;
 use verbs_core::sync::atomic::{AtomicU32, Ordering};
 use verbs_core::sync::{Arc, AtomicWaker, Mutex, OnceLock};
 use verbs_core::task::{self, OwnWaker};
-use verbs_core::{Cq, Device, Gid, Lid, Memory, Mr, PKey, Pd, Qp, Timer, collect};
+use verbs_core::{Cq, Device, Gid, Lid, Memory, Mr, Pd, Qp, Timer, collect};
 
 use crate::admin::Administration;
 use crate::config::{Config, Mode};
 use crate::counters::Counters;
 use crate::error::{Error, SendError};
 use crate::face::{Face, LinkInfo};
-use crate::wire::{CONNECTED_MTU, HardwareAddress, Ip, Wishes, group_of, too_big};
+use crate::wire::{CONNECTED_MTU, HardwareAddress, Ip, group_of, too_big};
 use state::{State, Verdict};
 
 /// An interface, as everything that happens to it sees it. Fields go in this order.
@@ -173,8 +168,8 @@ impl Core {
     fn fill(&self, slot: buffers::Slot, ip: &Ip, bytes: &[u8]) -> u32 {
         let header = ip.protocol().header();
         let (memory, stride) = match slot.size {
-            buffers::Size::Datagram => (&self.memory[0], open::DATAGRAM_STRIDE),
-            buffers::Size::Connected => (&self.memory[1], open::MESSAGE_STRIDE),
+            buffers::Size::Datagram => (&self.memory[0], buffers::DATAGRAM_STRIDE),
+            buffers::Size::Connected => (&self.memory[1], buffers::MESSAGE_STRIDE),
         };
         let offset = slot.index as usize * stride;
         // The slot is in the memory, and long enough: it was chosen by the length.
@@ -199,7 +194,7 @@ impl Core {
     fn longest(&self) -> usize {
         match self.config.mode {
             Mode::Connected => CONNECTED_MTU,
-            Mode::Datagram => open::DATAGRAM_STRIDE - crate::wire::HEADER_LEN,
+            Mode::Datagram => buffers::DATAGRAM_STRIDE - crate::wire::HEADER_LEN,
         }
     }
 
@@ -284,53 +279,5 @@ impl Core {
     /// Whether nothing is left of it but this.
     pub(crate) fn is_closed(&self) -> bool {
         self.state.lock().is_closed
-    }
-}
-
-impl State {
-    /// Sends a packet to where it is for.
-    fn route(&mut self, ip: &Ip, packet: buffers::Packet, now: Time) -> Verdict {
-        let scope = self.config.scope;
-        let group = match ip.destination {
-            IpAddr::V4(addr) if self.config.is_broadcast(addr) => {
-                Some(crate::wire::broadcast(self.partition.0, scope))
-            }
-            addr => group_of(addr, self.partition.0, scope),
-        };
-        match group {
-            Some(mgid) => self.send_to_group(mgid, packet, now),
-            None => {
-                let hop = self.config.next_hop(ip.destination);
-                self.send_to_neighbour(hop, packet, now)
-            }
-        }
-    }
-
-    /// Has the groups that a stack says it wants, if that is what it says.
-    fn follow_report(&mut self, bytes: &[u8], ip: &Ip, now: Time) {
-        // Reports go to groups; nearly all else does not.
-        if !self.config.follows_reports || !ip.destination.is_multicast() {
-            return;
-        }
-        let (pkey, scope) = (self.config.pkey, self.config.scope);
-        for wish in Wishes::parse(bytes).into_iter().flatten() {
-            if let Some(mgid) = group_of(wish.group, pkey, scope) {
-                self.follow(mgid, wish.is_wanted, now);
-            }
-        }
-    }
-
-    fn info(&self) -> LinkInfo {
-        let datagram_mtu = self.datagram_mtu();
-        LinkInfo {
-            is_up: self.link.is_some(),
-            mtu: match self.config.mode {
-                Mode::Connected => CONNECTED_MTU,
-                Mode::Datagram => datagram_mtu,
-            },
-            datagram_mtu,
-            hardware: self.own,
-            pkey: PKey(self.partition.0.0),
-        }
     }
 }

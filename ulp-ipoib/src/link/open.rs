@@ -8,7 +8,7 @@ use verbs_core::{
     Qpn, Srq, Subject, task,
 };
 
-use super::buffers::Pool;
+use super::buffers::{DATAGRAM_STRIDE, MESSAGE_STRIDE, Pool, RECEIVE_STRIDE};
 use super::receive::Receiver;
 use super::state::State;
 use super::{Core, Kick};
@@ -16,17 +16,8 @@ use crate::admin::Administration;
 use crate::config::{CONNECTIONS_MAX, Config, Mode, TICK};
 use crate::error::Error;
 use crate::face::Face;
-use crate::wire::{CONNECTED_MTU, GRH_LEN, HEADER_LEN, HardwareAddress, HardwareFlags};
+use crate::wire::{HardwareAddress, HardwareFlags};
 use verbs_core::timer::Sleep;
-
-/// Bytes of a slot for a datagram: the largest there is, 4096.
-pub(super) const DATAGRAM_STRIDE: usize = 4096;
-/// Bytes of a slot for a received datagram.
-pub(super) const RECEIVE_STRIDE: usize = GRH_LEN + DATAGRAM_STRIDE;
-/// Bytes of a slot for a message of a connection.
-pub(super) const MESSAGE_STRIDE: usize = 65_536;
-
-const _: () = assert!(CONNECTED_MTU + HEADER_LEN <= MESSAGE_STRIDE);
 
 /// Makes an interface. The link comes up by itself.
 pub(crate) async fn open(

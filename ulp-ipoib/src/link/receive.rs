@@ -4,8 +4,7 @@ use verbs_core::sync::Arc;
 use verbs_core::{Arm, Armed, Bounce, Recv, Wc, task};
 
 use super::Core;
-use super::buffers::Work;
-use super::open::{MESSAGE_STRIDE, RECEIVE_STRIDE};
+use super::buffers::{MESSAGE_STRIDE, RECEIVE_STRIDE, Work};
 use super::state::{Action, State};
 use crate::wire::{GRH_LEN, HEADER_LEN, Protocol};
 

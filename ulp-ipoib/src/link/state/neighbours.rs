@@ -1,56 +1,27 @@
-//! Neighbours: which hardware address an IP address has, and what waits for it.
+//! Neighbours: which hardware address an IP address has, and packets that wait for the answer.
 
-use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::task::Waker;
 
-use arrayvec::ArrayVec;
 use verbs_core::mad::Time;
 use verbs_core::task::OwnWaker;
 use verbs_core::{Gid, Qpn};
 
-use super::buffers::Packet;
-use super::path::Path;
-use super::state::{Action, State, Verdict};
-use crate::config::{ASK_PAUSE, ASKS_MAX, NEIGHBOURS_MAX, PATH_QUEUE};
+use super::State;
+use super::action::{Action, Verdict};
+use crate::config::{ASK_PAUSE, ASKS_MAX, NEIGHBOURS_MAX};
+use crate::link::buffers::Packet;
+use crate::link::entry::neighbour::Neighbour;
+use crate::link::entry::path::Path;
 use crate::wire::HardwareAddress;
-
-pub(super) type Neighbours = BTreeMap<IpAddr, Neighbour>;
-
-/// What is known of a neighbour.
-pub(super) struct Neighbour {
-    pub(super) at: Option<HardwareAddress>,
-    /// When it was last heard of.
-    confirmed: Time,
-    /// Something was said of it that it did not confirm: it is asked (RFC 4861, 7.2.5: STALE).
-    is_doubted: bool,
-    /// When somebody last sent to it.
-    used: Time,
-    /// How often it was asked since, and when it is asked again.
-    asked: u32,
-    ask_at: Time,
-    queue: ArrayVec<Packet, PATH_QUEUE>,
-    wakers: Vec<Waker>,
-}
-
-impl Neighbour {
-    fn new(now: Time) -> Self {
-        Self {
-            at: None,
-            confirmed: now,
-            is_doubted: false,
-            used: now,
-            asked: 0,
-            ask_at: now,
-            queue: ArrayVec::new(),
-            wakers: Vec::new(),
-        }
-    }
-}
 
 impl State {
     /// Sends a packet to a neighbour, or lets it wait for its address or path.
-    pub(super) fn send_to_neighbour(&mut self, hop: IpAddr, packet: Packet, now: Time) -> Verdict {
+    pub(in crate::link) fn send_to_neighbour(
+        &mut self,
+        hop: IpAddr,
+        packet: Packet,
+        now: Time,
+    ) -> Verdict {
         let known = match self.neighbours.get_mut(&hop) {
             Some(neighbour) => {
                 neighbour.used = now;
@@ -74,7 +45,12 @@ impl State {
     }
 
     /// Sends a packet to a known hardware address, over a connection if there is one.
-    pub(super) fn send_to(&mut self, at: HardwareAddress, packet: Packet, now: Time) -> Verdict {
+    pub(in crate::link) fn send_to(
+        &mut self,
+        at: HardwareAddress,
+        packet: Packet,
+        now: Time,
+    ) -> Verdict {
         if !self.has_path(at.gid, now) {
             if let Some(Path::Refused(_)) = self.paths.get(&at.gid) {
                 self.counters.unreachable += 1;
@@ -89,7 +65,11 @@ impl State {
         self.send_datagram(at, packet)
     }
 
-    pub(super) fn send_datagram(&mut self, at: HardwareAddress, packet: Packet) -> Verdict {
+    pub(in crate::link) fn send_datagram(
+        &mut self,
+        at: HardwareAddress,
+        packet: Packet,
+    ) -> Verdict {
         let mtu = self.datagram_mtu();
         if packet.len as usize > mtu + crate::wire::HEADER_LEN {
             return Verdict::TooBig(mtu);
@@ -112,7 +92,7 @@ impl State {
     }
 
     /// Somebody has said where a neighbour is.
-    pub(super) fn learn(&mut self, hop: IpAddr, at: HardwareAddress, now: Time) {
+    pub(in crate::link) fn learn(&mut self, hop: IpAddr, at: HardwareAddress, now: Time) {
         if !self.neighbours.contains_key(&hop) {
             self.add_neighbour(hop, now);
         }
@@ -129,7 +109,7 @@ impl State {
     }
 
     /// What is known of a neighbour may be wrong: it is asked as soon as it is used.
-    pub(super) fn doubt(&mut self, hop: IpAddr) {
+    pub(in crate::link) fn doubt(&mut self, hop: IpAddr) {
         if let Some(neighbour) = self.neighbours.get_mut(&hop) {
             neighbour.is_doubted = true;
         }
@@ -159,7 +139,7 @@ impl State {
     }
 
     /// There is a path to a port now, or there is none.
-    pub(super) fn path_changed(&mut self, gid: Gid, is_there: bool, now: Time) {
+    pub(in crate::link) fn path_changed(&mut self, gid: Gid, is_there: bool, now: Time) {
         let behind = |neighbour: &Neighbour| neighbour.at.is_some_and(|at| at.gid == gid);
         let waiting = self
             .neighbours
@@ -181,7 +161,7 @@ impl State {
     }
 
     /// The neighbour with that hardware address, if it is one: whom a connection is for.
-    pub(super) fn flags_of(&self, qpn: Qpn, gid: Gid) -> Option<HardwareAddress> {
+    pub(in crate::link) fn flags_of(&self, qpn: Qpn, gid: Gid) -> Option<HardwareAddress> {
         let mut known = self
             .neighbours
             .values()
@@ -221,7 +201,7 @@ impl State {
     }
 
     /// Asks again whom nobody has heard of for a while, and gives up those who do not answer.
-    pub(super) fn tick_neighbours(&mut self, now: Time) {
+    pub(in crate::link) fn tick_neighbours(&mut self, now: Time) {
         let reachable = self.config.reachable;
         let (mut asked, mut silent) = (Vec::new(), Vec::new());
         for (&hop, neighbour) in &self.neighbours {
@@ -246,7 +226,7 @@ impl State {
 
     /// Where a neighbour is and whether there is a path; `None` while that is being found out, and the
     /// waker is taken and called when it is. For those who only want to know.
-    pub(super) fn resolve(
+    pub(in crate::link) fn resolve(
         &mut self,
         hop: IpAddr,
         begins: bool,
@@ -276,7 +256,7 @@ impl State {
     }
 
     /// All that waits is dropped: the interface goes down for good.
-    pub(super) fn drop_neighbours(&mut self) {
+    pub(in crate::link) fn drop_neighbours(&mut self) {
         while let Some((&hop, _)) = self.neighbours.first_key_value() {
             self.remove_neighbour(hop);
         }

@@ -5,52 +5,24 @@
 //! it, which completes behind all receives that it had taken; when that has come, it is destroyed.
 
 use futures::channel::oneshot;
-use verbs_cm::Connection;
 use verbs_core::mad::Time;
 
-use super::state::{Action, State};
-
-/// A connection from a neighbour.
-pub(super) struct Passive {
-    /// `None` while it is being accepted, and when it is being taken down.
-    pub(super) connection: Option<Connection>,
-    pub(super) used: Time,
-    /// Told when its queue pair takes no receive any more.
-    pub(super) last_receive: Option<oneshot::Sender<()>>,
-    /// Told when the marker has completed.
-    pub(super) drained: Option<oneshot::Sender<()>>,
-    is_ending: bool,
-}
-
-impl Passive {
-    pub(super) fn new(
-        now: Time,
-        last_receive: oneshot::Sender<()>,
-        drained: oneshot::Sender<()>,
-    ) -> Self {
-        Self {
-            connection: None,
-            used: now,
-            last_receive: Some(last_receive),
-            drained: Some(drained),
-            is_ending: false,
-        }
-    }
-}
+use super::State;
+use super::action::Action;
 
 impl State {
     /// The device has said that a queue pair takes no receive any more.
-    pub(super) fn last_receive(&mut self, qpn: u32) -> Option<oneshot::Sender<()>> {
+    pub(in crate::link) fn last_receive(&mut self, qpn: u32) -> Option<oneshot::Sender<()>> {
         self.passive.get_mut(&qpn)?.last_receive.take()
     }
 
     /// The marker behind a queue pair's receives has completed.
-    pub(super) fn drained(&mut self, qpn: u32) -> Option<oneshot::Sender<()>> {
+    pub(in crate::link) fn drained(&mut self, qpn: u32) -> Option<oneshot::Sender<()>> {
         self.passive.get_mut(&qpn)?.drained.take()
     }
 
     /// Connections that nobody has sent over for twice the time after which the other end gives them up.
-    pub(super) fn tick_passive(&mut self, now: Time) {
+    pub(in crate::link) fn tick_passive(&mut self, now: Time) {
         let idle = self.config.idle * 2;
         for (&qpn, passive) in &mut self.passive {
             let is_unused = now.since(passive.used) >= idle && passive.connection.is_some();

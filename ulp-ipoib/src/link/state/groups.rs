@@ -1,66 +1,23 @@
-//! Groups: who is joined, how packets get there, and what waits for that.
+//! Groups: joining them, sending to them, and packets that wait for a join.
 
-use arrayvec::ArrayVec;
+use verbs_core::Gid;
 use verbs_core::mad::Time;
-use verbs_core::mad::sa::McMemberRecord;
-use verbs_core::wr::Datagram;
-use verbs_core::{Ah, Gid, Mcast};
 
-use super::buffers::Packet;
-use super::state::{Action, State, Verdict};
-use crate::admin::Membership;
-use crate::config::{GROUP_QUEUE, GROUPS_MAX, REFUSAL_PAUSE};
+use super::State;
+use super::action::{Action, Verdict};
+use crate::config::{GROUPS_MAX, REFUSAL_PAUSE};
+use crate::link::buffers::Packet;
+use crate::link::entry::group::{Group, Joined, Phase};
 use crate::wire::HEADER_LEN;
-
-/// A group that packets are sent to, or come from.
-pub(super) struct Group {
-    pub(super) phase: Phase,
-    /// Subscriptions; without one it is only sent to.
-    pub(super) subscribers: u32,
-    /// One of the subscriptions is what the stack behind the face has reported.
-    is_reported: bool,
-    queue: ArrayVec<Packet, GROUP_QUEUE>,
-}
-
-/// How far a group is.
-pub(super) enum Phase {
-    /// The administrator has been asked.
-    Joining,
-    /// Packets can be sent, and come if there are subscribers.
-    Joined(Joined),
-    /// It cannot be joined, and nobody is asked again before then.
-    Refused(Time),
-}
-
-/// A group that is joined. What it holds is let go of in this order.
-pub(super) struct Joined {
-    /// While it lives, packets come.
-    pub(super) attached: Option<Mcast>,
-    pub(super) ah: Ah,
-    pub(super) to: Datagram,
-    pub(super) record: McMemberRecord,
-    pub(super) membership: Box<dyn Membership>,
-}
-
-impl Group {
-    fn new(phase: Phase, subscribers: u32) -> Self {
-        Self {
-            phase,
-            subscribers,
-            is_reported: false,
-            queue: ArrayVec::new(),
-        }
-    }
-
-    /// A group that is being left.
-    pub(super) fn parting(joined: Joined) -> Self {
-        Self::new(Phase::Joined(joined), 0)
-    }
-}
 
 impl State {
     /// Sends a packet to a group, or lets it wait until the group is joined.
-    pub(super) fn send_to_group(&mut self, mgid: Gid, packet: Packet, now: Time) -> Verdict {
+    pub(in crate::link) fn send_to_group(
+        &mut self,
+        mgid: Gid,
+        packet: Packet,
+        now: Time,
+    ) -> Verdict {
         let mtu = self.datagram_mtu();
         if packet.len as usize > mtu + HEADER_LEN {
             return Verdict::TooBig(mtu);
@@ -99,7 +56,7 @@ impl State {
     }
 
     /// Somebody wants what is sent to a group. Returns whether there is room for it.
-    pub(super) fn subscribe(&mut self, mgid: Gid, now: Time) -> bool {
+    pub(in crate::link) fn subscribe(&mut self, mgid: Gid, now: Time) -> bool {
         if let Some(group) = self.groups.get_mut(&mgid) {
             group.subscribers += 1;
             if group.subscribers > 1 {
@@ -133,7 +90,7 @@ impl State {
     }
 
     /// Nobody wants any more what is sent to a group.
-    pub(super) fn unsubscribe(&mut self, mgid: Gid) {
+    pub(in crate::link) fn unsubscribe(&mut self, mgid: Gid) {
         let Some(group) = self.groups.get_mut(&mgid) else {
             return;
         };
@@ -147,7 +104,7 @@ impl State {
 
     /// The stack behind the face reports that it wants a group, or does not any more: one subscription, however
     /// often it says so.
-    pub(super) fn follow(&mut self, mgid: Gid, is_wanted: bool, now: Time) {
+    pub(in crate::link) fn follow(&mut self, mgid: Gid, is_wanted: bool, now: Time) {
         let is_known = |group: &mut Group| std::mem::replace(&mut group.is_reported, is_wanted);
         match (self.groups.get_mut(&mgid).is_some_and(is_known), is_wanted) {
             (false, true) => {
@@ -164,7 +121,7 @@ impl State {
     }
 
     /// A group was joined, or cannot be. Returns what nobody wants any more.
-    pub(super) fn group_joined(
+    pub(in crate::link) fn group_joined(
         &mut self,
         mgid: Gid,
         joined: Option<Joined>,
@@ -201,7 +158,7 @@ impl State {
     }
 
     /// All groups are left, and are to be joined again: the link is down. What is subscribed stays so.
-    pub(super) fn leave_groups(&mut self, now: Time) -> Vec<Joined> {
+    pub(in crate::link) fn leave_groups(&mut self, now: Time) -> Vec<Joined> {
         let mut left = Vec::new();
         let groups = std::mem::take(&mut self.groups);
         for (mgid, mut group) in groups {
@@ -220,7 +177,7 @@ impl State {
     }
 
     /// Subscriptions whose group is not joined are asked for again.
-    pub(super) fn tick_groups(&mut self, now: Time) {
+    pub(in crate::link) fn tick_groups(&mut self, now: Time) {
         if self.link.is_none() {
             return;
         }

@@ -1,19 +1,32 @@
 //! What an interface knows, under one lock.
+//!
+//! The fields are here; each file beside this one has the methods for one table of them. The entries
+//! ([`entry`](super::entry)) and the actions are below the state and do not know it.
+
+mod action;
+mod active;
+mod groups;
+mod neighbours;
+mod passive;
+mod paths;
+mod resolve;
+mod route;
+
+pub(super) use action::{Action, Verdict};
 
 use std::collections::BTreeMap;
 
-use verbs_cm::Connection;
 use verbs_core::mad::Time;
 use verbs_core::mad::sa::McMemberRecord;
 use verbs_core::wr::Datagram;
 use verbs_core::{Gid, PKey, PostError, QKey, Qpn, RecvQueue, Send, SendQueue, Srq};
 
 use super::buffers::{Packet, Pool, Size, Slot, Work};
-use super::connected::{Active, Key};
-use super::group::Group;
-use super::neighbour::Neighbours;
-use super::passive::Passive;
-use super::path::Path;
+use super::entry::active::{Active, Key};
+use super::entry::group::Group;
+use super::entry::neighbour::Neighbours;
+use super::entry::passive::Passive;
+use super::entry::path::Path;
 use crate::config::Config;
 use crate::counters::Counters;
 use crate::wire::{HEADER_LEN, HardwareAddress};
@@ -56,39 +69,6 @@ pub(super) struct Terms {
     /// Bytes of a datagram, without the header.
     pub(super) mtu: usize,
     pub(super) record: McMemberRecord,
-}
-
-/// What is done under no lock.
-pub(super) enum Action {
-    /// Ask the administrator for a path.
-    FindPath(Gid),
-    /// Join a group.
-    Join(Gid),
-    /// Leave what is in there.
-    Leave(Box<Group>),
-    /// Connect to a neighbour.
-    Connect(HardwareAddress, verbs_cm::Route),
-    /// End a connection.
-    Hang(Connection),
-    /// End a connection whose other end still has to see it.
-    Disconnect(u32),
-    /// The queue pair for datagrams is broken.
-    Restart,
-    /// Somebody waits for a neighbour.
-    Wake(std::task::Waker),
-}
-
-/// What became of a packet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
-    /// It was posted, waits, or was dropped and counted.
-    Taken,
-    /// It has to wait for a path.
-    Waits,
-    /// Its way takes only packets of that many bytes.
-    TooBig(usize),
-    /// The way has no room at this moment.
-    Full,
 }
 
 impl State {

@@ -4,8 +4,9 @@ use std::net::{IpAddr, Ipv6Addr};
 
 use verbs_core::mad::Time;
 
-use super::buffers::Packet;
-use super::state::{State, Verdict};
+use super::State;
+use super::action::Verdict;
+use crate::link::buffers::Packet;
 use crate::wire::{
     Advertisement, Arp, ArpOperation, HardwareAddress, Nd, Protocol, all_nodes, broadcast,
     group_of, link_local, solicited_node,
@@ -13,7 +14,12 @@ use crate::wire::{
 
 impl State {
     /// Asks who has an address: everybody, or the one who had it.
-    pub(super) fn send_question(&mut self, hop: IpAddr, known: Option<HardwareAddress>, now: Time) {
+    pub(in crate::link) fn send_question(
+        &mut self,
+        hop: IpAddr,
+        known: Option<HardwareAddress>,
+        now: Time,
+    ) {
         let Some(source) = self.own_address(hop) else {
             return;
         };
@@ -50,7 +56,7 @@ impl State {
     }
 
     /// Somebody asks or answers by ARP.
-    pub(super) fn take_arp(&mut self, bytes: &[u8], now: Time) {
+    pub(in crate::link) fn take_arp(&mut self, bytes: &[u8], now: Time) {
         let Ok(arp) = Arp::parse(bytes) else {
             self.counters.unknown += 1;
             return;
@@ -71,7 +77,7 @@ impl State {
     }
 
     /// Takes part in neighbour discovery. Returns whether the packet was of it.
-    pub(super) fn take_nd(&mut self, packet: &[u8], now: Time) -> bool {
+    pub(in crate::link) fn take_nd(&mut self, packet: &[u8], now: Time) -> bool {
         let nd = match Nd::parse(packet) {
             Ok(nd) => nd,
             Err(crate::wire::NdError::Other) => return false,
@@ -166,13 +172,13 @@ impl State {
     }
 
     /// Whether packets for it are for this interface.
-    pub(super) fn is_own(&self, addr: IpAddr) -> bool {
+    pub(in crate::link) fn is_own(&self, addr: IpAddr) -> bool {
         let is_local = || addr == IpAddr::V6(link_local(self.own.gid));
         self.config.addresses.iter().any(|&(own, _)| own == addr) || is_local()
     }
 
     /// The address that a neighbour is asked from.
-    pub(super) fn own_address(&self, hop: IpAddr) -> Option<IpAddr> {
+    pub(in crate::link) fn own_address(&self, hop: IpAddr) -> Option<IpAddr> {
         let local = link_local(self.own.gid);
         match hop {
             IpAddr::V6(addr) if addr.is_unicast_link_local() => Some(local.into()),

@@ -1,41 +1,20 @@
-//! Connections that this end has made: packets are sent over them, none is received (RFC 4755).
+//! Connections that this end makes: packets are sent over them, none is received (RFC 4755).
 
 use arrayvec::ArrayVec;
 use verbs_cm::Connection;
 use verbs_core::mad::Time;
-use verbs_core::{Gid, PostError, Qpn, Send};
+use verbs_core::{PostError, Qpn, Send};
 
-use super::buffers::{Packet, Work};
-use super::state::{Action, State, Verdict};
-use crate::config::{CONNECT_QUEUE, CONNECTIONS_MAX, Mode, REFUSAL_PAUSE};
+use super::State;
+use super::action::{Action, Verdict};
+use crate::config::{CONNECTIONS_MAX, Mode, REFUSAL_PAUSE};
+use crate::link::buffers::{Packet, Size, Work};
+use crate::link::entry::active::{Active, Key, Phase};
 use crate::wire::{HEADER_LEN, HardwareAddress};
-
-/// Whom a connection is to.
-pub(super) type Key = (Qpn, Gid);
-
-/// A connection to a neighbour.
-pub(super) struct Active {
-    phase: Phase,
-    used: Time,
-    /// Packets that no datagram can carry, while it is being made.
-    queue: ArrayVec<Packet, CONNECT_QUEUE>,
-}
-
-enum Phase {
-    Connecting,
-    Up {
-        connection: Connection,
-        qpn: Option<Qpn>,
-        /// Bytes of the longest packet that the neighbour takes.
-        mtu: usize,
-    },
-    /// Datagrams are sent, and nobody is asked again before then.
-    Failed(Time),
-}
 
 impl State {
     /// Sends a packet over a connection. `None` where it is to go as a datagram.
-    pub(super) fn send_connected(
+    pub(in crate::link) fn send_connected(
         &mut self,
         at: HardwareAddress,
         packet: Packet,
@@ -58,8 +37,8 @@ impl State {
                 }
                 let Packet { slot, len } = packet;
                 let pool = match slot.size {
-                    super::buffers::Size::Datagram => &self.datagrams,
-                    super::buffers::Size::Connected => &self.messages,
+                    Size::Datagram => &self.datagrams,
+                    Size::Connected => &self.messages,
                 };
                 let sge = pool.sge(slot.index, len);
                 active.used = now;
@@ -114,7 +93,7 @@ impl State {
     }
 
     /// A connection was made, or could not be. Returns one that nobody wants any more.
-    pub(super) fn connected(
+    pub(in crate::link) fn connected(
         &mut self,
         key: Key,
         made: Option<(Connection, usize)>,
@@ -154,14 +133,14 @@ impl State {
     }
 
     /// A connection is over, whoever ended it. The next packet asks for another.
-    pub(super) fn connection_over(&mut self, key: Key) {
+    pub(in crate::link) fn connection_over(&mut self, key: Key) {
         if let Some(active) = self.active.remove(&key) {
             self.hang(active);
         }
     }
 
     /// A send has failed: the connection with that queue pair cannot be used any more.
-    pub(super) fn connection_broken(&mut self, qpn: Qpn) {
+    pub(in crate::link) fn connection_broken(&mut self, qpn: Qpn) {
         let broken = self.active.iter().find(|(_, active)| match &active.phase {
             Phase::Up { qpn: own, .. } => *own == Some(qpn),
             Phase::Connecting | Phase::Failed(_) => false,
@@ -172,14 +151,14 @@ impl State {
     }
 
     /// All connections of this end are given up.
-    pub(super) fn drop_connections(&mut self) {
+    pub(in crate::link) fn drop_connections(&mut self) {
         for active in std::mem::take(&mut self.active).into_values() {
             self.hang(active);
         }
     }
 
     /// Connections that nobody uses are ended.
-    pub(super) fn tick_connections(&mut self, now: Time) {
+    pub(in crate::link) fn tick_connections(&mut self, now: Time) {
         let idle = self.config.idle;
         let unused = self.active.iter().filter(|(_, active)| match active.phase {
             Phase::Up { .. } => now.since(active.used) >= idle,
@@ -200,7 +179,7 @@ impl State {
     }
 
     /// Connections that packets are sent over.
-    pub(super) fn connections_up(&self) -> usize {
+    pub(in crate::link) fn connections_up(&self) -> usize {
         let up = |active: &&Active| matches!(active.phase, Phase::Up { .. });
         self.active.values().filter(up).count()
     }

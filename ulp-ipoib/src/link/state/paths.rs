@@ -2,46 +2,17 @@
 
 use verbs_cm::Route;
 use verbs_core::mad::Time;
-use verbs_core::{Ah, Av, Gid};
+use verbs_core::{Ah, Gid};
 
-use super::state::{Action, State};
+use super::State;
+use super::action::Action;
 use crate::config::REFUSAL_PAUSE;
-
-/// What is known of the way to a port.
-pub(super) enum Path {
-    /// The administrator has been asked.
-    Asked,
-    /// There is one; its address handle lives as long.
-    Ready {
-        ah: Ah,
-        route: Route,
-        /// The subnet may have changed: it is used until the administrator has said how it is now.
-        is_stale: bool,
-    },
-    /// There is none, and nobody is asked again before then.
-    Refused(Time),
-}
-
-impl Path {
-    pub(super) fn av(&self) -> Option<Av> {
-        match self {
-            Self::Ready { ah, .. } => Some(ah.av()),
-            Self::Asked | Self::Refused(_) => None,
-        }
-    }
-
-    pub(super) fn route(&self) -> Option<Route> {
-        match self {
-            Self::Ready { route, .. } => Some(*route),
-            Self::Asked | Self::Refused(_) => None,
-        }
-    }
-}
+use crate::link::entry::path::Path;
 
 impl State {
     /// Whether there is a path to that port. If not, or if it may have changed, the administrator is
     /// asked.
-    pub(super) fn has_path(&mut self, gid: Gid, now: Time) -> bool {
+    pub(in crate::link) fn has_path(&mut self, gid: Gid, now: Time) -> bool {
         let ready = match self.paths.get_mut(&gid) {
             Some(Path::Ready { is_stale, .. }) => {
                 if !std::mem::take(is_stale) {
@@ -63,7 +34,7 @@ impl State {
     }
 
     /// The administrator has answered. Returns what is to be let go of under no lock.
-    pub(super) fn path_found(
+    pub(in crate::link) fn path_found(
         &mut self,
         gid: Gid,
         found: Option<(Ah, Route)>,
@@ -86,7 +57,7 @@ impl State {
     }
 
     /// Every path may have changed.
-    pub(super) fn paths_stale(&mut self) {
+    pub(in crate::link) fn paths_stale(&mut self) {
         for path in self.paths.values_mut() {
             if let Path::Ready { is_stale, .. } = path {
                 *is_stale = true;
