@@ -24,7 +24,7 @@ use crate::engine::Due;
 use crate::exchange::Exchange;
 use crate::landing::Landing;
 use crate::local::{Local, execute};
-use crate::message::{Done, Fault, Faulty, Message, Outcome, Requester, Tamper};
+use crate::message::{Done, Fault, Faulty, Message, Outcome};
 use crate::qp::QueuePair;
 use crate::queue::events::QpEvents;
 use crate::ring::{Scratch, SendRing};
@@ -126,18 +126,6 @@ impl QueuePair {
     pub(crate) fn kick(self: &Arc<Self>) {
         self.engaged.kicked.store(true, Release);
         self.turn();
-    }
-
-    /// What messages must know of their sender.
-    #[inline]
-    pub(crate) fn requester(&self) -> Requester<'_> {
-        let link = &*self.port.link;
-        Requester {
-            who: self.who(),
-            mrs: &self.port.mrs,
-            send_cq: &self.send_cq,
-            tamper: (!link.is_bare()).then_some(link as &dyn Tamper),
-        }
     }
 
     /// Sees to what a message left that was carried out by its poster.

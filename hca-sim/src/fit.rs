@@ -11,6 +11,7 @@ use verbs_core::{Access, QpAttr, QpState};
 use crate::cq::CqRing;
 use crate::landing::{Granted, Landing, Responder};
 use crate::link::{Fabric, Links};
+use crate::message::{Requester, Tamper};
 use crate::qp::{Control, QueuePair};
 use crate::queue::events::QpEvents;
 use crate::recv::RecvRing;
@@ -71,6 +72,18 @@ impl QueuePair {
                 }
                 Touched::NOBODY
             }
+        }
+    }
+
+    /// What messages must know of their sender.
+    #[inline]
+    pub(crate) fn requester(&self) -> Requester<'_> {
+        let link = &*self.port.link;
+        Requester {
+            who: self.who(),
+            mrs: &self.port.mrs,
+            send_cq: &self.send_cq,
+            tamper: (!link.is_bare()).then_some(link as &dyn Tamper),
         }
     }
 

@@ -9,6 +9,7 @@
 
 use std::fmt;
 
+mod circles;
 mod fuzzed;
 mod lines;
 mod manifests;
@@ -91,6 +92,18 @@ fn unsafe_code_stays_behind_its_doors() {
 #[test]
 fn files_and_functions_are_short() {
     none("length", rules::lengths(&Tree::of_workspace().rust));
+}
+
+#[test]
+fn files_do_not_import_each_other_in_circles() {
+    let folders: Vec<String> = manifests::members()
+        .into_iter()
+        .map(|member| member.folder)
+        .collect();
+    none(
+        "circles",
+        circles::circles(&Tree::of_workspace().rust, &folders),
+    );
 }
 
 #[test]

@@ -23,13 +23,11 @@ use verbs_core::sync::{Arc, Mutex, OnceLock, Weak, panicking};
 use verbs_core::{Gid, Mtu, Psn, Qpn, collect, defer};
 
 use crate::clock::Instant;
-use crate::cq::Pump;
 use crate::effects::{Effects, ForDriver};
 use crate::engine::{Attend, Due};
 use crate::link::{Arrival, Change, LinkCounters, PacketLink, Refusal, Verdict, Verifier, Waiter};
 use crate::port::Port;
 use crate::qp::QueuePair;
-use crate::rider::Berths;
 use crate::transport::Incoming;
 use crate::transport::mail::{Mail, Outbox};
 use crate::turnstile::{Held, Turnstile};
@@ -42,7 +40,7 @@ const POLLED: Duration = Duration::from_millis(8);
 /// How long after a link had no room it is asked again, if nothing happens before.
 const BLOCKED: Duration = Duration::from_micros(200);
 /// The token of the timer for that.
-const ASK_LINK: u64 = 1;
+pub(super) const ASK_LINK: u64 = 1;
 
 /// See the module's documentation.
 pub(crate) struct Driver {
@@ -59,11 +57,11 @@ pub(crate) struct Driver {
     /// The port is out of service.
     down: AtomicBool,
     /// A timer is set to ask the link for room.
-    asks_link: AtomicBool,
+    pub(super) asks_link: AtomicBool,
     /// Until when somebody polls, in nanoseconds of the engine's clock.
-    polled_until: AtomicU64,
+    pub(super) polled_until: AtomicU64,
     /// The thread that waits was woken: there may be news of the link.
-    news: AtomicBool,
+    pub(super) news: AtomicBool,
     /// How often something changed that connections go by.
     changes: AtomicU32,
     hca: OnceLock<Weak<dyn LinkEvents>>,
@@ -549,59 +547,6 @@ fn acknowledged(head: &Head) -> Option<(Qpn, Psn)> {
         None | Some(Syndrome::Ack(_)) => Some((dest_qpn, psn)),
         // What is refused here may be what is missing.
         Some(_) => Some((dest_qpn, psn.add(u32::MAX))),
-    }
-}
-
-impl Due for Port {
-    /// A link in virtual time has something, or any link may have room again. It is seen to even if somebody
-    /// polls: in virtual time nobody comes back for it.
-    fn due(&self, _now: Instant, token: u64) {
-        if let Some(driver) = self.driver() {
-            if token == ASK_LINK {
-                driver.asks_link.store(false, Release);
-            }
-            driver.turn(self);
-        }
-    }
-}
-
-impl Pump for Port {
-    fn has_packets(&self) -> bool {
-        self.is_wire()
-    }
-
-    fn poll(&self, often: bool) -> bool {
-        self.driver().is_some_and(|driver| driver.poll(self, often))
-    }
-
-    fn stop(&self) {
-        if let Some(driver) = self.driver() {
-            driver.stop_polling();
-        }
-    }
-
-    fn berths(&self, qpn: Qpn) -> Option<Berths> {
-        let qp = self.link.lock().of(self.lid, qpn);
-        qp.and_then(|qp| qp.berths())
-    }
-}
-
-impl Attend for Port {
-    fn attend(&self) {
-        if let Some(driver) = self.driver() {
-            driver.news.store(true, Release);
-            // Somebody who polls sees to it.
-            if self.polled_until() <= self.engine.now() {
-                driver.turn(self);
-            }
-        }
-    }
-
-    fn polled_until(&self) -> Instant {
-        let until = self
-            .driver()
-            .map(|driver| driver.polled_until.load(Relaxed));
-        Instant::from_nanos(until.unwrap_or(0))
     }
 }
 

@@ -3,6 +3,7 @@
 //! [`sma`] and [`pma`] answer subnet and performance management for the ports of a node. They are
 //! plain functions over bytes: whoever receives a datagram calls them, and has the answer.
 
+mod calls;
 mod driver;
 pub mod pma;
 mod processed;
