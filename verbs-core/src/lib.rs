@@ -1,4 +1,57 @@
 //! Asynchronous RDMA verbs: the vocabulary, the request mechanism and the provider trait.
+//!
+//! Every verb that reaches a device is a [`Request`]: a value that does nothing until it is issued. It completes
+//! once, through a routine that runs where it completes, or as a future, or by a blocking wait that refuses where
+//! waiting is not allowed. Posting work and polling completions are plain calls that never wait.
+//!
+//! # Objects, and what keeps what alive
+//!
+//! ```text
+//! Device ── Pd ─┬─ Mr, Mw, FmrPool      registered memory, windows, pools of fast registrations
+//!    │          ├─ Srq                  receives that several queue pairs take from
+//!    │          ├─ Ah                   addresses of datagrams
+//!    │          └─ Qp ── SendQueue, RecvQueue
+//!    ├── Cq                             completions; a Qp names two of them
+//!    └── Xrcd
+//! ```
+//!
+//! A child keeps its parent: destroying an object that has children answers [`Busy`] and changes nothing. Dropping
+//! a handle destroys the object when its last child is gone. Nothing cascades.
+//!
+//! ```
+//! use std::sync::Arc;
+//!
+//! use futures::executor::block_on;
+//! use verbs_core::testing::Null;
+//! use verbs_core::{Access, Device, Issued, Memory};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! // A provider that agrees to everything; `hca-sim` is one that moves bytes.
+//! let provider = Arc::new(Null::default());
+//!
+//! // As a future.
+//! let device = block_on(async { Device::open(provider).await })?;
+//! let pd = block_on(async { device.alloc_pd().await })?;
+//!
+//! // With a routine, from any context: it runs once, here at once or later where the verb completes.
+//! let issued = pd
+//!     .register(Memory::alloc(4096)?, Access::LOCAL_WRITE)
+//!     .issue(|mr| println!("registered: {}", mr.is_ok()));
+//! assert!(!matches!(issued, Issued::Pending(_)));
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # What it does not do
+//!
+//! It has no device: `hca-sim` has one, in software. It makes no connections (`verbs-cm`) and manages no subnet
+//! (`verbs-sm`). It starts no thread and depends on no runtime.
+//!
+//! # Where to read on
+//!
+//! [`request`] says in which context what may run, [`device`] how a device is opened and lost,
+//! [`queue`] how work is posted, [`mem`] how memory is registered, [`provider`] how to write a provider, and
+//! `testing` (a feature) how to test one.
 #![deny(unsafe_code)]
 
 pub mod addr;

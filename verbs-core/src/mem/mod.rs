@@ -1,4 +1,5 @@
-//! Registered memory, keys and windows: one of the two doors of this crate where `unsafe` is used.
+//! Registered memory, keys and windows: one of the three modules of this crate that use `unsafe`, with `biased` and
+//! `slot`.
 //!
 //! The way to bytes is key, check under a pin, window:
 //!
