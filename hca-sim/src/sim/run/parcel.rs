@@ -2,30 +2,15 @@
 
 use std::ops::Range;
 
-use verbs_core::{Dest, Mr, Payload, PostError, SendFlags, SendOp, SendWr, Sge};
+use verbs_core::{Dest, Payload, PostError, SendFlags, SendOp, SendWr, Sge};
 
 use crate::sim::check::{Read, Rule, Sent};
 use crate::sim::coverage::Operation;
 use crate::sim::run::conn::Seen;
-use crate::sim::run::draft::cut;
+use crate::sim::run::posted::{Out, pieces};
 use crate::sim::run::stand::{SLOT, Stand};
 use crate::sim::run::world::World;
 use crate::sim::{Draw, Ppm};
-
-/// A work request, for when it ends.
-pub(super) struct Out {
-    pub(super) slot: Option<usize>,
-    pub(super) operation: Operation,
-    /// Its number in the lane of its sender.
-    pub(super) seq: u64,
-    /// The stand whose receive or memory it reaches for, by its place in the session.
-    pub(super) to: usize,
-    /// It takes a receive.
-    pub(super) receives: bool,
-    /// Where its result goes, and what that may be.
-    pub(super) read: Option<(Range<usize>, Read)>,
-    pub(super) seen: Seen,
-}
 
 /// A work request that is to be posted.
 pub(super) struct Parcel<'d> {
@@ -170,16 +155,4 @@ impl Stand {
         packed.flags.set(SendFlags::SOLICITED, solicits);
         Some(packed)
     }
-}
-
-/// The pieces of a range.
-pub(super) fn pieces(draw: &mut Draw, mr: &Mr, range: Range<usize>, max: u32) -> Vec<Sge> {
-    let mut from = range.start;
-    cut(draw, range.len(), max as usize)
-        .into_iter()
-        .map(|len| {
-            from += len;
-            mr.slice(from - len..from)
-        })
-        .collect()
 }

@@ -1,7 +1,6 @@
-//! Sessions of the services besides reliable connections, one after the other.
+//! What sessions of the services besides reliable connections have in common.
 
 use std::collections::VecDeque;
-use std::rc::Rc;
 use std::time::Duration;
 
 use verbs_core::{Wc, WcStatus};
@@ -9,11 +8,11 @@ use verbs_core::{Wc, WcStatus};
 use crate::clock::Instant;
 use crate::sim::check::{Deliveries, Laws, Rule, Tag};
 use crate::sim::coverage::{Cell, Operation};
+use crate::sim::run::Mode;
 use crate::sim::run::conn::Seen;
 use crate::sim::run::machine::addresses;
 use crate::sim::run::stand::Stand;
 use crate::sim::run::world::World;
-use crate::sim::run::{Mode, uc, ud, xrc};
 use crate::sim::{Draw, Hits};
 
 /// How long what happens on the way counts as having happened to a message that nobody answers.
@@ -22,20 +21,6 @@ const FLIGHT: Duration = Duration::from_micros(100);
 pub(super) const PROBE_MAX: Duration = Duration::from_secs(1);
 /// Between two of those.
 pub(super) const PROBE_PAUSE: Duration = Duration::from_micros(500);
-
-/// Runs sessions until it is calm.
-pub(super) async fn run(world: Rc<World>, mut draw: Draw) {
-    while !world.calm.get() {
-        let (kind, draw_of_session) = (draw.below(3), draw.fork());
-        match kind {
-            0 => uc::run(&world, draw_of_session).await,
-            1 => ud::run(&world, draw_of_session).await,
-            _ => xrc::run(&world, draw_of_session).await,
-        }
-        let pause = draw.duration(Duration::from_micros(100)..=Duration::from_millis(1));
-        world.sim.sleep(pause).await;
-    }
-}
 
 /// Stands on nodes that are drawn; `None` if one of these is away.
 pub(super) fn stands<const N: usize>(

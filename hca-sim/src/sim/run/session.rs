@@ -14,8 +14,8 @@ use crate::sim::check::Rule;
 use crate::sim::plant::Spoiled;
 use crate::sim::run::Mode;
 use crate::sim::run::area::{AREA, Area, CONNS, Region, begin};
-use crate::sim::run::compare::{SESSIONS, SETTLE};
 use crate::sim::run::conn::{Attrs, Conn, Place};
+use crate::sim::run::transcript::{SESSIONS, SETTLE};
 use crate::sim::run::world::{LIVE_MAX, Lease, World};
 use crate::sim::{Draw, Ppm};
 

@@ -14,7 +14,7 @@ use crate::sim::check::{Rule, SendModel, Tag};
 use crate::sim::plant::{Plant, Spoiled};
 use crate::sim::run::area::Region;
 use crate::sim::run::listener::Listener;
-use crate::sim::run::parcel::{Out, pieces};
+use crate::sim::run::posted::{Out, pieces};
 use crate::sim::run::world::{Lease, World};
 use crate::sim::{Draw, Ppm};
 

@@ -15,10 +15,10 @@ use crate::hca::Hca;
 use crate::link::Loopback;
 use crate::sim::check::{Court, Rule};
 use crate::sim::coverage::VerbCell;
-use crate::sim::run::compare::Transcript;
 use crate::sim::run::machine::{Machine, addresses};
-use crate::sim::run::{Mode, Options, Plan, Report, control, keys, service, session, storm};
-use crate::sim::{Coverage, Draw, Sim, Sink, Stalled};
+use crate::sim::run::transcript::Transcript;
+use crate::sim::run::{Mode, Options, Plan, Report};
+use crate::sim::{Coverage, Draw, Sim, Sink};
 
 /// Virtual time in which a verb has to complete, whatever holds it back.
 const VERB_MAX: Duration = Duration::from_secs(5);
@@ -44,7 +44,8 @@ pub(super) struct World {
     names: Cell<u16>,
     /// What two runs are compared by; `None` unless they are to be.
     pub(super) transcript: Option<RefCell<Transcript>>,
-    tasks: Cell<usize>,
+    /// Tasks that have not ended.
+    pub(super) tasks: Cell<usize>,
     main: RefCell<Option<Waker>>,
 }
 
@@ -139,50 +140,8 @@ impl World {
         }
     }
 
-    /// Runs the whole of it.
-    pub(super) fn run(self: &Rc<Self>) {
-        let time = self.options.time;
-        let main = async {
-            let opened = async {
-                for node in 0..self.plan.nodes {
-                    self.bring_up(node).await;
-                }
-            };
-            self.unless_accused(opened).await;
-            for _ in 0..self.plan.sessions {
-                self.start(session::run(Rc::clone(self), self.draw()));
-            }
-            if self.transcript.is_none() {
-                self.start(control::run(Rc::clone(self), self.draw()));
-                self.start(storm::run(Rc::clone(self), self.draw()));
-                self.start(service::run(Rc::clone(self), self.draw()));
-                self.start(keys::run(Rc::clone(self), self.draw()));
-                self.unless_accused(self.sim.sleep(time)).await;
-                self.calm.set(true);
-            }
-            storm::calm(self);
-            self.unless_accused(self.all_done()).await;
-            self.unless_accused(self.close_all()).await;
-        };
-        let end = match self.transcript {
-            Some(_) => Instant::NEVER,
-            None => Instant::ZERO + time + 2 * LIVE_MAX,
-        };
-        let ran = self.sim.run_until(end, main);
-        if let Err(stalled) = ran {
-            let tasks = self.tasks.get();
-            let what = match stalled {
-                Stalled::Late(_) => {
-                    format!("{tasks} tasks have not ended long after the last fault")
-                }
-                other => format!("{tasks} tasks have not ended: {other}"),
-            };
-            self.accuse(Rule::Liveness, what);
-        }
-    }
-
     /// Waits for a future, or for a violation: then for ever shorter than that.
-    async fn unless_accused(&self, future: impl Future<Output = ()>) {
+    pub(super) async fn unless_accused(&self, future: impl Future<Output = ()>) {
         let mut future = std::pin::pin!(future);
         poll_fn(|cx| {
             *self.main.borrow_mut() = Some(cx.waker().clone());
@@ -194,7 +153,7 @@ impl World {
         .await;
     }
 
-    fn start(self: &Rc<Self>, task: impl Future<Output = ()> + 'static) {
+    pub(super) fn start(self: &Rc<Self>, task: impl Future<Output = ()> + 'static) {
         self.tasks.set(self.tasks.get() + 1);
         let this = Rc::clone(self);
         self.sim.spawn(async move {
@@ -204,15 +163,7 @@ impl World {
         });
     }
 
-    async fn all_done(&self) {
-        while self.tasks.get() != 0 {
-            // Faults that were ordered earlier may still hold verbs back.
-            storm::release(self);
-            self.sim.sleep(Duration::from_micros(200)).await;
-        }
-    }
-
-    async fn close_all(&self) {
+    pub(super) async fn close_all(&self) {
         for node in 0..self.plan.nodes {
             self.take_down(node).await;
         }

@@ -4,7 +4,7 @@ use verbs_core::{Wc, WcOpcode, WcStatus};
 
 use crate::sim::check::{Arrived, Rule};
 use crate::sim::coverage::Operation;
-use crate::sim::run::parcel::Out;
+use crate::sim::run::posted::Out;
 use crate::sim::run::service;
 use crate::sim::run::xrc::{About, INI, LANE, STANDS, Session};
 
