@@ -6,7 +6,7 @@
 use loom::thread;
 use verbs_core::mem::pin;
 use verbs_core::sync::atomic::Ordering::Release;
-use verbs_core::{Arm, Armed, RawCq, Wc};
+use verbs_core::{Arm, Armed, Qpn, RawCq, Wc, WcOpcode};
 
 use super::*;
 use crate::clock::VirtualClock;

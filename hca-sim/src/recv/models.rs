@@ -1,6 +1,7 @@
 //! A model of the receive ring.
 
 use loom::thread;
+use verbs_core::sync::Arc;
 
 use super::*;
 
