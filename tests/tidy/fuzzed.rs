@@ -191,6 +191,7 @@ pub(crate) fn folders(root: &Path, texts: &[Text]) -> Vec<Violation> {
         }
     }
     let crates = [
+        "hca-sim",
         "verbs-wire",
         "verbs-cm",
         "verbs-core",

@@ -230,7 +230,13 @@ fn clocks_are_seen() {
         "use std::time::{Duration, SystemTime};",
         "sync::thread::sleep(x);",
     ] {
-        assert_eq!(check("hca-sim/src/cq.rs", text), [1], "{text}");
+        for seeded in [
+            "hca-sim/src/cq.rs",
+            "verbs-link/src/cable.rs",
+            "verbs-wire/src/field.rs",
+        ] {
+            assert_eq!(check(seeded, text), [1], "{seeded}: {text}");
+        }
         assert_eq!(check("verbs-link/src/time/wall.rs", text), [0; 0], "{text}");
         assert_eq!(check("verbs-core/src/cq.rs", text), [0; 0], "{text}");
     }
