@@ -7,8 +7,8 @@
 //!
 //! [`iu`] reads and writes information units, [`scsi`] commands and sense data; both are formats without state.
 //!
-//! It has no SCSI layer above a disk: partitions, file systems and multipath are for others. Read [`initiator`] or [`target`] next; `verbs srp` of `verbs-cli` shows
-//! both as programs.
+//! It has no SCSI layer above a disk: partitions, file systems and multipath are for others. Read [`initiator`] or
+//! [`target`] next; `verbs srp` of `verbs-cli` shows both as programs.
 //!
 //! ```no_run
 //! # async fn example(device: std::sync::Arc<verbs_core::Device>) -> Result<(), Box<dyn std::error::Error>> {
