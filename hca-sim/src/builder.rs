@@ -12,8 +12,7 @@ use crate::features::Features;
 use crate::hca::Hca;
 use crate::limits::Limits;
 use crate::link::{Loopback, PacketLink};
-use crate::port::Driver;
-use crate::port::{Port, gids};
+use crate::port::{Driver, Port, gids};
 
 /// Collects what an HCA is made with; begun by [`Hca::loopback`] and [`Hca::on`].
 #[derive(Debug)]

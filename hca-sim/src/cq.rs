@@ -40,6 +40,7 @@ use verbs_core::{CqNotify, Error, EventType};
 
 use crate::clock::Clock;
 use crate::queue::counters::Counters;
+use crate::queue::events::Job;
 use crate::rider::{Aside, KNOWN, Rider};
 
 mod entry;
@@ -58,7 +59,6 @@ use moderation::Moderation;
 pub(crate) use entry::{Cqe, Origin, Overrun, Pushed, Way};
 pub(crate) use lane::{Lane, Place, Strip};
 pub(crate) use poller::{CqPoller, Pump};
-pub(crate) use resize::Job;
 
 /// Somebody who could not push, because the queue was changing hands.
 pub(crate) trait WaitsForCq: Send + Sync {

@@ -1,21 +1,21 @@
 //! Resizing a completion queue.
 //!
 //! ```text
-//! kill the lane -> grace period -> copy what waits -> put the new lane in its place -> call who waits
+//! kill the lane -> grace period -> copy what waits -> put the new lane in its place -> call the waiters
 //! ```
 //!
 //! The new lane is allocated before anything else is done. From the kill on, pushers are refused as they
-//! are by a queue that changes hands, and are called at the end; nobody waits. The consumer polls on all
-//! the time. What waits is copied to the same positions, so that the consumer can go over to the new
+//! are by a queue that changes hands, and are called at the end; no thread waits. The consumer goes on
+//! polling. What waits is copied to the same positions, so that the consumer can go over to the new
 //! lane whenever it finds nothing in the old one: what it has polled is behind it there, too. Without
 //! pushers, nothing comes to the old lane that is not in the new one.
 //!
-//! Where packets carry messages, who holds the port's driver pushes and must not be refused: there the
-//! holder changes the lane, between two rounds, when nobody else is inside.
+//! Where packets carry messages, the thread that holds the port's driver pushes and must not be refused: it
+//! changes the lane itself, between two rounds, when no other thread is inside.
 //!
-//! What nobody loses: a push that was under way is in the old lane when the grace period is over. *The
+//! No push is lost: one that was under way is in the old lane when the grace period is over. *The
 //! race that looks bad*: the queue is armed for the first time while its lane is replaced, so that the
-//! flag is put into a mode that nobody looks at. The lock of the latest lane orders the two.
+//! flag is put into a mode that is no longer read. The lock of the latest lane orders the two.
 
 use verbs_core::Error;
 use verbs_core::mem::grace;
@@ -68,8 +68,8 @@ impl Resize {
         grace::after(self.ring.kill_lane(), move || self.change_lane().end());
     }
 
-    /// By the holder of the driver, who refuses nobody: changes the lane if nobody is inside just now,
-    /// and otherwise gives it back and begins again when they have left.
+    /// By the holder of the driver, who refuses nobody: changes the lane if no other thread is inside
+    /// just now, and otherwise gives it back and begins again when they have left.
     fn change_at_once(self, effects: &mut Effects) {
         #[derive(Default)]
         struct Put {

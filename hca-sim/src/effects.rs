@@ -15,7 +15,7 @@ use crate::link::Change;
 use crate::message::{Done, Fault};
 use crate::port::Port;
 use crate::qp::{Finish, QueuePair};
-use crate::queue::events::QpEvents;
+use crate::queue::events::{Job, QpEvents};
 use crate::srq::SharedReceives;
 use crate::transport::Notes;
 
@@ -64,9 +64,6 @@ pub(crate) struct ForDriver {
     pub(crate) fed: Fed,
     pub(crate) news: Vec<Change>,
 }
-
-/// Something to be done once.
-pub(crate) type Job = Box<dyn FnOnce() + Send>;
 
 impl Effects {
     pub(crate) fn note(&mut self, sender: &QueuePair, land: &Landing, done: Done) {

@@ -14,7 +14,7 @@ use verbs_core::sync::atomic::{
     AtomicBool, AtomicU32,
     Ordering::{AcqRel, Acquire, Release},
 };
-use verbs_core::sync::{Mutex, MutexGuard, OnceLock};
+use verbs_core::sync::{Mutex, MutexGuard, OnceLock, Weak};
 use verbs_core::{EventType, QpState, SendFlags, SendWr, WcStatus, collect};
 
 use crate::clock::Instant;
@@ -388,7 +388,7 @@ impl QueuePair {
         effects: &mut Effects,
     ) -> Next {
         match &land.srq {
-            Some(srq) => srq.want(&(Arc::clone(self) as Arc<dyn QpEvents>)),
+            Some(srq) => srq.want(Weak::clone(&self.me) as Weak<dyn QpEvents>),
             None => land.want(true),
         }
         if early {

@@ -13,8 +13,7 @@ use verbs_core::Extension;
 use verbs_core::extension::{AnyOutput, CallExtension};
 
 use crate::link::LinkCounters;
-use crate::port::Driver;
-use crate::port::Port;
+use crate::port::{Driver, Port};
 
 /// Reads the counters of the port.
 #[derive(Debug)]

@@ -7,7 +7,7 @@ use verbs_core::{EventType, QpState, QpType};
 
 use crate::landing::Door;
 use crate::qp::QueuePair;
-use crate::queue::events::QpEvents;
+use crate::queue::events::{Job, QpEvents};
 
 impl QpEvents for QueuePair {
     fn fail(self: Arc<Self>) -> bool {
@@ -19,38 +19,6 @@ impl QpEvents for QueuePair {
     }
 
     fn contact(self: Arc<Self>) {
-        Self::contact(&self);
-    }
-
-    fn raise(&self, event: EventType) {
-        Self::raise(self, event);
-    }
-
-    fn recall(self: Arc<Self>, then: Box<dyn FnOnce() + Send>) {
-        Self::recall(&self, then);
-    }
-}
-
-impl QueuePair {
-    pub(crate) fn set_core(&self, core: &Arc<QpCore>) {
-        // The queue pair is new, so nobody has set this.
-        let _ = self.core.set(Arc::downgrade(core));
-    }
-
-    /// Raises an event about it. Outside pins and locks.
-    pub(crate) fn raise(&self, event: EventType) {
-        if self.qp_type == QpType::XrcRecv {
-            for core in self.port.xrc.owners(self.qpn) {
-                event.raise_for(&core);
-            }
-        } else if let Some(core) = self.core.get().and_then(Weak::upgrade) {
-            event.raise_for(&core);
-        }
-    }
-
-    /// A message has come. In RTR the first one is an event, and what is sent from now on goes the short
-    /// way. Outside pins and locks.
-    pub(crate) fn contact(self: &Arc<Self>) {
         if self.contacted.swap(true, AcqRel) {
             return;
         }
@@ -63,6 +31,27 @@ impl QueuePair {
         if in_rtr {
             self.raise(EventType::CommEst);
         }
+    }
+
+    fn raise(&self, event: EventType) {
+        if self.qp_type == QpType::XrcRecv {
+            for core in self.port.xrc.owners(self.qpn) {
+                event.raise_for(&core);
+            }
+        } else if let Some(core) = self.core.get().and_then(Weak::upgrade) {
+            event.raise_for(&core);
+        }
+    }
+
+    fn recall(self: Arc<Self>, then: Job) {
+        Self::recall(&self, then);
+    }
+}
+
+impl QueuePair {
+    pub(crate) fn set_core(&self, core: &Arc<QpCore>) {
+        // The queue pair is new, so nobody has set this.
+        let _ = self.core.set(Arc::downgrade(core));
     }
 
     /// Who may land messages on it.

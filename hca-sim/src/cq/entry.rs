@@ -10,7 +10,7 @@ pub(super) const WANT_NEXT: u32 = 0b11;
 /// In an entry's first word, below opcode, flags and length.
 pub(super) const LAP: u64 = 1;
 pub(super) const HAS_TIME: u64 = 1 << 1;
-/// As in the flags of the work request, so that nobody has to shift it.
+/// As in the flags of the work request, so that no shift is needed.
 pub(super) const SOLICITED: u64 = SendFlags::SOLICITED.bits() as u64;
 pub(super) const STATUS_SHIFT: u32 = 3;
 pub(super) const STATUS: u64 = 0x1f;
@@ -47,7 +47,7 @@ pub(crate) struct Cqe {
     pub(crate) wr_id: u64,
     pub(super) what: u64,
     pub(super) who: u64,
-    /// Of a failure, the crate's own reason; of a datagram, who sent it.
+    /// For a failure: the crate's own reason. For a datagram: its sender.
     pub(super) more: u64,
 }
 

@@ -8,9 +8,7 @@ use verbs_core::{Attr, Error, Why};
 
 use super::CqRing;
 use super::lane::Lane;
-
-/// A resize that waits for those before it.
-pub(crate) type Job = Box<dyn FnOnce() + Send>;
+use crate::queue::events::Job;
 
 impl CqRing {
     /// Room for a resize to that many entries, which is a power of two.
@@ -59,7 +57,7 @@ impl CqRing {
         latest.mode().revive(latest.last_mode());
     }
 
-    /// Puts the new lane in the place of the old one, to which nobody pushes: its size.
+    /// Puts the new lane in the place of the old one, from which pushers are kept out, and returns its size.
     ///
     /// # Errors
     /// [`Error::Mismatch`] if more waits than fits; the old one is in use again then.
@@ -72,7 +70,7 @@ impl CqRing {
         }
         let mut latest = self.latest.lock();
         let _ = lane.mode().update(|_| Some(old.last_mode()));
-        // In this order, under the lock: whoever finds the new one knows that the old one is not
+        // In this order, under the lock: a thread that finds the new lane knows that the old one is not
         // the last.
         old.replace();
         *latest = Arc::new(lane);

@@ -169,7 +169,7 @@ impl Hca {
         if let Some(front) = front {
             front.fail_all();
         }
-        self.port.set_removed();
+        self.port.removed.set();
         for qp in queue_pairs {
             qp.remove();
         }

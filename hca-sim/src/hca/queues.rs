@@ -365,7 +365,7 @@ impl Hca {
             let entered = links.enter(lid, |qpn| QueuePair::new(qpn, init));
             return entered.ok_or(Error::DeviceRemoved);
         };
-        if self.port.is_removed() {
+        if self.port.removed.is_set() {
             return Err(Error::DeviceRemoved);
         }
         let entered = links.enter_as(lid, qpn, || QueuePair::new(qpn, init));

@@ -176,9 +176,6 @@ impl Fabric {
 
 impl Tamper for Fabric {
     fn tamper(&self, target: &[Span<'_>]) {
-        if self.is_bare() {
-            return;
-        }
         let number = self.passed.fetch_add(1, AcqRel);
         if number != self.flip.load(Relaxed) {
             return;

@@ -291,14 +291,6 @@ impl Port {
         }
         Ok(())
     }
-
-    pub(crate) fn is_removed(&self) -> bool {
-        self.removed.is_set()
-    }
-
-    pub(crate) fn set_removed(&self) {
-        self.removed.set();
-    }
 }
 
 /// What is wrong with a way on RoCE, where the GID is the address: there are no LIDs (IBTA annex A17.3).

@@ -137,6 +137,25 @@ impl RecvPoster {
         count as usize
     }
 
+    /// Says that riders may have the receive that was posted at that position, if the sender wants to
+    /// know and they may.
+    fn offer(&mut self, pin: &Pin, at: u32, piece: Piece) {
+        let Some(ring) = self.ring.as_deref() else {
+            return;
+        };
+        if self.gate.asked.load(Relaxed) & Gate::BERTHS == 0 {
+            return;
+        }
+        let (mrs, pd, room) = (&self.qp.port.mrs, self.qp.pd, piece.len().min(BYTES_MAX));
+        let right = Access::LOCAL_WRITE;
+        let window = mrs.check(pin, piece.key(), piece.addr, room, pd, right);
+        if window.is_none() {
+            return;
+        }
+        ring.post_from(pin.thread());
+        ring.offer(at, room);
+    }
+
     fn call_if_asked(&self) {
         if self.gate.asked.load(Relaxed) & Gate::CALL != 0 {
             self.qp.call_sender();
@@ -234,26 +253,5 @@ impl fmt::Debug for RecvPoster {
             .field("qpn", &self.qp.qpn)
             .field("tail", &self.tail)
             .finish_non_exhaustive()
-    }
-}
-
-impl RecvPoster {
-    /// Says that riders may have the receive that was posted at that position, if the sender wants to
-    /// know and they may.
-    fn offer(&mut self, pin: &Pin, at: u32, piece: Piece) {
-        let Some(ring) = self.ring.as_deref() else {
-            return;
-        };
-        if self.gate.asked.load(Relaxed) & Gate::BERTHS == 0 {
-            return;
-        }
-        let (mrs, pd, room) = (&self.qp.port.mrs, self.qp.pd, piece.len().min(BYTES_MAX));
-        let right = Access::LOCAL_WRITE;
-        let window = mrs.check(pin, piece.key(), piece.addr, room, pd, right);
-        if window.is_none() {
-            return;
-        }
-        ring.post_from(pin.thread());
-        ring.offer(at, room);
     }
 }

@@ -98,7 +98,7 @@ impl RecvRing {
         berths.store(offered.word(), Release);
     }
 
-    /// The thread that posts receives is this one.
+    /// That thread posts receives now.
     pub(crate) fn post_from(&self, thread: u32) {
         self.producer.poster.store(thread, Relaxed);
     }

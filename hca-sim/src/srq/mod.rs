@@ -9,6 +9,7 @@
 mod ring;
 
 use std::fmt;
+use std::ptr;
 
 use verbs_core::srq::SrqCore;
 use verbs_core::sync::atomic::{
@@ -153,11 +154,11 @@ impl SharedReceives {
     }
 
     /// Asks the producer to call that sender when it posts.
-    pub(crate) fn want(&self, sender: &Arc<dyn QpEvents>) {
+    pub(crate) fn want(&self, sender: Weak<dyn QpEvents>) {
         let mut waiting = self.waiting.lock();
-        let is_sender = |qp: &Weak<_>| std::ptr::addr_eq(qp.as_ptr(), Arc::as_ptr(sender));
+        let is_sender = |known: &Weak<_>| ptr::addr_eq(known.as_ptr(), sender.as_ptr());
         if !waiting.iter().any(is_sender) {
-            waiting.push(Arc::downgrade(sender));
+            waiting.push(sender);
         }
         self.wanted.store(true, Release);
     }

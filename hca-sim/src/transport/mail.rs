@@ -236,8 +236,9 @@ pub(crate) struct Mail<'a> {
     pub(crate) counters: &'a Counters,
     /// The port is out of service: packets are lost.
     pub(crate) down: bool,
-    /// Acknowledgements leave now; if not, whoever has one goes on the list.
+    /// Acknowledgements leave now; if not, a queue pair that has one sets `deferred`.
     pub(crate) acknowledges: bool,
+    /// An acknowledgement waits for the next round. The driver takes this back after each queue pair.
     pub(crate) deferred: bool,
 }
 

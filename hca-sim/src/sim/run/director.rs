@@ -1,4 +1,4 @@
-//! Who starts what in a run, and when it is over.
+//! Starts the scenarios of a run, and ends it.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
