@@ -4,8 +4,9 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use hca_sim::link::fabric::{Body, FatTree, NodeId, Packet, PortRef, Topology};
-use verbs_core::mad::Bits;
+use verbs_core::mad::header::header_of;
 use verbs_core::mad::sm::{LinkState, SmState};
+use verbs_core::mad::{AttributeId, Bits, Method};
 use verbs_core::{Lid, Mtu, PKey};
 use verbs_sm::{Config, Partition};
 
@@ -271,4 +272,34 @@ fn lanes_and_partitions_are_set() {
         assert_eq!(port.info().operational_vls.value(), 3);
         assert_eq!(port.pkeys()[..2], [PKey::DEFAULT, PKey(0x8123)]);
     }
+}
+
+/// Goal: a switch that says nothing when it is asked whether its ports have changed makes the manager look at
+/// everything, until it answers. Method: questions for the switches' information get lost for a while; nothing has
+/// changed, so no trap tells of anything.
+#[test]
+fn a_switch_that_does_not_answer_is_looked_for() {
+    let topology = FatTree::SMALL.topology().unwrap();
+    let mut lab = Lab::new(&topology);
+    let ports = adapters(&topology);
+    let sm = lab.manager(ports[0], Config::default());
+    lab.settle();
+    let before = lab.state(sm).counters();
+    lab.loses = |mad| {
+        let header = header_of(mad);
+        (header.method(), header.attribute()) == (Method::GET, AttributeId::SWITCH_INFO)
+    };
+    lab.pass(Duration::from_secs(60));
+    let silent = lab.state(sm).counters();
+    assert!(silent.sweeps > before.sweeps, "{silent:?}");
+    assert!(silent.timeouts > 0 && silent.light_sweeps <= before.light_sweeps + 1);
+    lab.loses = |_| false;
+    lab.pass(Duration::from_secs(60));
+    assert!(lab.state(sm).is_up());
+    let after = lab.state(sm).counters();
+    lab.pass(Duration::from_secs(60));
+    let later = lab.state(sm).counters();
+    assert_eq!(later.sweeps, after.sweeps);
+    assert!(later.light_sweeps > after.light_sweeps);
+    assert_connected(&mut lab, &ports);
 }
