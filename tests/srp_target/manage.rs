@@ -315,3 +315,29 @@ fn one_credit_is_left() {
         target.close().await;
     });
 }
+
+/// Goal: an initiator is told of each unit what has become of that unit, once, when it uses it. Method: two units, of
+/// which the second is used first; then the first is reset.
+#[test]
+fn news_are_of_the_unit_that_is_used() {
+    run(9, async |sim| {
+        let target = target(sim, |_| ()).await;
+        let second = Arc::new(MemoryUnit::new(1 << 20, 512).unwrap());
+        target.export(1, second).await.unwrap();
+        let mut raw = Raw::new(&device(sim, 2), 7).await;
+        let news = async |raw: &mut Raw, unit| {
+            let tag = raw.begin_on(unit, &Command::TestUnitReady);
+            raw.answer(tag).await.sense.map(|sense| sense.code)
+        };
+        assert_eq!(news(&mut raw, 1).await, Some(Code::POWER_ON));
+        assert_eq!(news(&mut raw, 1).await, None);
+        assert_eq!(news(&mut raw, 0).await, Some(Code::POWER_ON));
+        assert_eq!(news(&mut raw, 0).await, None);
+        let reset = raw.manage(TaskFunction::LUN_RESET, Tag(0));
+        let answer = raw.answer(reset).await;
+        assert_eq!(answer.code, Some(ResponseCode::COMPLETE));
+        assert_eq!(news(&mut raw, 1).await, None);
+        assert_eq!(news(&mut raw, 0).await, Some(Code::DEVICE_RESET));
+        target.close().await;
+    });
+}
