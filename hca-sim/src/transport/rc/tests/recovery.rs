@@ -81,3 +81,29 @@ fn an_answer_with_a_refusal_in_it_is_bad() {
         }
     }
 }
+
+/// Goal: what a READ is answered with begins with First or Only, as long as it was not asked for again. Method: First
+/// of two packets made a Middle, and Only made a Last.
+#[test]
+fn a_response_does_not_begin_in_its_middle() {
+    for len in [1500, 8] {
+        let mut pair = Pair::new();
+        pair.filter = Some(Box::new(move |from, bytes| {
+            match bytes[0] {
+                // A Middle has no acknowledgement header.
+                0x0d if from == 1 => {
+                    bytes[0] = 0x0e;
+                    bytes.drain(12..16);
+                }
+                0x10 if from == 1 => bytes[0] = 0x0f,
+                _ => {}
+            }
+            true
+        }));
+        post_read(&mut pair, 1, len);
+        pair.run();
+        let ours = &mut pair.ends[0];
+        assert_eq!(ours.send_statuses(), [(1, WcStatus::BadRespErr)], "{len}");
+        assert_eq!(ours.bytes(0x8000, len as usize), vec![0; len as usize]);
+    }
+}
