@@ -341,3 +341,40 @@ fn news_are_of_the_unit_that_is_used() {
         target.close().await;
     });
 }
+
+/// Goal: the target asks an initiator one thing at a time, and the next when that is answered. Method: more credit and a
+/// change of capacity at once; the first is answered late.
+#[test]
+fn the_target_asks_one_thing_at_a_time() {
+    run(10, async |sim| {
+        let target = target(sim, |config| {
+            (config.request_limit, config.initial_limit) = (8, 2);
+        })
+        .await;
+        let mut raw = Raw::new(&device(sim, 2), 7).await;
+        raw.settle().await;
+        target.adjust(target.channels()[0].id, 2);
+        target.capacity_changed(0);
+        let unit = raw.next().await.expect("a request of the target's");
+        let Ok(ToInitiator::CredReq(req)) = ToInitiator::parse(&unit) else {
+            panic!("{unit:?}");
+        };
+        let tag = req.tag;
+        sim.sleep(Duration::from_millis(50)).await;
+        // What comes next is the answer to this, and no second question.
+        let ready = raw.begin(&Command::TestUnitReady, DataBuffer::None, DataBuffer::None);
+        let unit = raw.next().await.expect("an answer");
+        let Ok(ToInitiator::Rsp(rsp)) = ToInitiator::parse(&unit) else {
+            panic!("{unit:?}");
+        };
+        assert_eq!(rsp.tag, ready);
+        raw.send(&CredRsp { tag }.unit());
+        let unit = raw.next().await.expect("the next question");
+        let Ok(ToInitiator::AerReq(event)) = ToInitiator::parse(&unit) else {
+            panic!("{unit:?}");
+        };
+        let tag = event.tag;
+        raw.send(&AerRsp { tag }.unit());
+        target.close().await;
+    });
+}

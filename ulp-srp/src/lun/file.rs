@@ -484,6 +484,22 @@ mod tests {
         assert!(one.serial != other.serial && one.naa != other.naa);
     }
 
+    #[test]
+    fn the_first_difference_is_told_and_nothing_is_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("disk");
+        let unit = FileUnit::create(&path, 4096, Arc::new(Here)).unwrap();
+        for at in [0, 1, 300, 511] {
+            let both = piece(&[0; 512], 1024);
+            both.write(at, &[1]).unwrap();
+            both.write(511, &[1]).unwrap();
+            both.write(512, &[9; 512]).unwrap();
+            let differs = block_on(unit.compare_and_write(2, both, false));
+            assert_eq!(differs, Err(UnitError::Differs(at as u64)));
+        }
+        assert_eq!(std::fs::read(&path).unwrap(), [0; 4096]);
+    }
+
     /// Goal: when a flush has failed, what is on the medium is not known any more: no later one succeeds, though the
     /// system would say that it does, and nothing is written. Method: a file that cannot be flushed in place of the
     /// disk, and the disk again.
