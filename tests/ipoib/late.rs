@@ -24,7 +24,7 @@ const GROUP: Ipv4Addr = Ipv4Addr::new(239, 1, 2, 3);
 const LONG: usize = 3_000;
 const STRIDE: usize = 4_096;
 
-/// The peer says where it is, and the interface finds the way there to answer it.
+/// The peer says where it is, and the interface asks for the path there to answer it.
 async fn introduce(world: &World, node: &mut Node, peer: &mut Peer, flags: HardwareFlags) {
     let IpAddr::V4(own) = node.addr else {
         unreachable!("addresses of IPv4")

@@ -304,7 +304,7 @@ fn a_switch_that_does_not_answer_is_looked_for() {
     assert_connected(&mut lab, &ports);
 }
 
-/// Sets an attribute of the switch next to an adapter, as anybody without a key may.
+/// Sets an attribute of the switch next to an adapter; a subnet without a key lets every port do that.
 fn set_switch(lab: &mut Lab, from: PortRef, attribute: AttributeId, bytes: &[u8; 64]) {
     let mut mad = Box::new([0; 256]);
     let header = MadHeader {

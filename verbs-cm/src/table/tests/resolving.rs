@@ -156,8 +156,7 @@ fn answers_make_room_for_new_questions() {
     assert_eq!(lab.cms[1].counters().refused, 1);
 }
 
-/// Goal: a refusal names no queue pair and no key, whatever the user fills in: they are nobody's business there (IBTA
-/// vol. 1, 12.11.2). Method: each refusal, with both.
+/// Goal: a refusal names no queue pair and no key, whatever the user fills in (IBTA vol. 1, 12.11.2). Method: each refusal, with both.
 #[test]
 fn a_refusal_tells_no_queue_pair_and_no_key() {
     for status in [SidrStatus::Rejected, SidrStatus::NoQp] {

@@ -40,7 +40,7 @@ fn more_time_is_for_the_message_that_it_names() {
 }
 
 /// Goal: the side that has asked waits as long in timewait as the adapter of the peer may take to acknowledge. Method:
-/// a REP with a delay that is far longer than the way.
+/// a REP with a delay that is far longer than the packet lifetime.
 #[test]
 fn timewait_knows_how_long_the_peers_adapter_takes() {
     let mut lab = Lab::new();
@@ -57,7 +57,7 @@ fn timewait_knows_how_long_the_peers_adapter_takes() {
 }
 
 /// Goal: what was rejected is remembered until its sender has had the time to ask twice more. Method: the time that
-/// the REQ says that an answer and its way may take.
+/// the REQ says that an answer may take to come.
 #[test]
 fn a_rejection_is_remembered_for_two_repetitions() {
     let mut lab = Lab::new();
