@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use hca_sim::Hca;
 use hca_sim::clock::VirtualClock;
-use hca_sim::link::{Cable, Faults, Faulty};
+use hca_sim::link::{Cable, Faults, Faulty, PacketLink};
 use verbs_core::{
     Access, Memory, PostError, QpAttr, QpState, QpType, Read, Recv, Remote, Send, WcOpcode,
     WcStatus, Write,
@@ -287,5 +287,28 @@ fn a_receive_that_cannot_be_written_ends_its_own_side() {
         assert_eq!((wc.wr_id, wc.status), (3, WcStatus::LocProtErr), "{way:?}");
         let state = |end: &crate::bed::End| end.qp.query().wait().unwrap().state;
         assert_eq!((state(&a), state(&b)), (QpState::Rts, QpState::Err));
+    }
+}
+
+/// Goal: a message asks for a solicited event in its last packet only (IBTA vol. 1, 9.2.3). Method: the packets of one
+/// with three, as they come out of the cable.
+#[test]
+fn the_last_packet_alone_is_solicited() {
+    for way in [Way::V4, Way::V6] {
+        let clock = VirtualClock::new();
+        let (a, mut cable) = Cable::new().plug(&[way.host(1)], &[way.host(2)]);
+        let (b, _rest) = Cable::new().plug(&[way.host(2)], &[way.host(1)]);
+        let hcas = [a, b].map(|end| Hca::over(end).clock(clock.clone()).build());
+        let bed = Bed::of(way, hcas, clock);
+        let [mut a, _b] = bed.pair(QpType::Uc);
+        for (solicits, expected) in [(true, [0, 0, 1]), (false, [0, 0, 0])] {
+            let send = Send::new(1).from(a.mr.slice(0..2500)).signaled();
+            let send = if solicits { send.solicited() } else { send };
+            a.qp.post_send(send).unwrap();
+            assert_eq!(bed.poll(&mut a).len(), 1);
+            let mut bits = Vec::new();
+            while cable.receive(&mut |arrival| bits.push(arrival.bytes[1] >> 7)) != 0 {}
+            assert_eq!(bits, expected, "{way:?}");
+        }
     }
 }

@@ -2,7 +2,7 @@
 
 use verbs_core::mad::{Blob, TimeCode};
 
-use super::lab::{Lab, accept, connect};
+use super::lab::{Lab, accept, connect, port};
 use crate::machine::State;
 use crate::wire::{Acknowledged, CommId, Message, Mra, RejectReason};
 
@@ -81,4 +81,33 @@ fn a_rejection_is_remembered_for_two_repetitions() {
     lab.give(1, &req.into());
     assert_eq!(lab.lose(1), ["REJ"]);
     assert!(lab.cms[1].accept(lab.now, conn, &accept()).is_err());
+}
+
+/// Goal: a connection that is being closed ends as it would, when the peer has forgotten it and asks for another with the
+/// same queue pair: the user is told once, that it is disconnected. Method: a DREQ that gets lost, then the REQ.
+#[test]
+fn a_peer_that_has_forgotten_does_not_disturb_a_close() {
+    let mut lab = Lab::new();
+    let conns = lab.established();
+    lab.cms[0].connect(lab.now, connect(0x56)).unwrap();
+    let Message::Req(mut req) = lab.sent(0)[0] else {
+        panic!()
+    };
+    lab.disconnect(0, conns[0]);
+    assert_eq!(lab.lose(0), ["DREQ"]);
+    (req.ca_guid, req.qpn) = (port(1).ca_guid, accept().qpn);
+    req.local_id = CommId(0x77);
+    lab.give(0, &req.into());
+    let said = lab.sent(0);
+    let [Message::Rej(rej)] = said[..] else {
+        panic!("{said:?}")
+    };
+    assert_eq!(rej.reason, RejectReason::StaleConnection);
+    assert_eq!(lab.state(0, conns[0]), Some(State::DreqSent));
+    assert_eq!(lab.event(0), None);
+    lab.fire(0);
+    lab.exchange();
+    let conn = conns[0];
+    assert_eq!(lab.event(0), Some(crate::Event::Disconnected { conn }));
+    assert_eq!(lab.state(0, conn), Some(State::Timewait));
 }

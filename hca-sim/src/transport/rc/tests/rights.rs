@@ -150,3 +150,24 @@ fn a_later_packet_does_not_name_another_queue() {
         assert_eq!(theirs.events, Vec::from_iter(event), "{what}");
     }
 }
+
+/// Goal: an ATOMIC WRITE is of 8 bytes, in what it brings and in what it says (IBTA vol. 1, annex A19). Method: a header
+/// that says another length, though 8 bytes come.
+#[test]
+fn an_atomic_write_says_the_length_that_it_has() {
+    for (said, expected) in [(8, (WcStatus::Success, 0x1f)), (16, REFUSED), (0, REFUSED)] {
+        let mut pair = Pair::new();
+        pair.ends[0].memory.write(0x2000, &[5; 8]).unwrap();
+        pair.filter = Some(Box::new(move |from, bytes| {
+            if from == 0 {
+                bytes[27] = said;
+            }
+            true
+        }));
+        let remote = pair.ends[1].remote(64);
+        let end = end_of(&mut pair, SendOp::AtomicWrite(remote), 8);
+        assert_eq!(end, expected, "{said}");
+        let there = if said == 8 { [5; 8] } else { [0; 8] };
+        assert_eq!(pair.ends[1].bytes(64, 8), there);
+    }
+}
