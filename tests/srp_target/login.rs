@@ -49,6 +49,11 @@ fn logins_that_ask_for_what_there_is_not_are_refused() {
                 req.formats = BufferFormats::from_bits_retain(0x8000);
                 req
             }),
+            (LoginRejectReason::FORMAT, {
+                let mut req = right;
+                req.formats = BufferFormats::empty();
+                req
+            }),
             (LoginRejectReason::NO_MULTICHANNEL, {
                 let mut req = right;
                 req.channels = MultiChannel::from_code(3);

@@ -192,3 +192,29 @@ proptest! {
         }
     }
 }
+
+/// Goal: answers that come too late, or twice, are counted, and only those. Method: a request that was given up, whose
+/// answer comes before and after its slot is free again; one that is answered twice.
+#[test]
+fn late_answers_are_counted() {
+    let mut table = Table::new(3, SLOTS);
+    table.open(4);
+    let begin = |table: &mut Table| {
+        let id = table.take().expect("a free slot");
+        assert!(table.ready(id));
+        assert_eq!(table.next_to_send(), Some(id));
+        id
+    };
+    let given_up = begin(&mut table);
+    assert_eq!(table.claim(given_up), Some(State::Sent));
+    let late = table.tag(given_up);
+    assert_eq!(table.answered(late), Answered::Late);
+    table.release(given_up);
+    assert_eq!(table.answered(late), Answered::Late);
+    let done = begin(&mut table);
+    let tag = table.tag(done);
+    assert_eq!(table.answered(tag), Answered::Claimed(done));
+    assert_eq!(table.answered(tag), Answered::Late);
+    let counters = table.counters();
+    assert_eq!((counters.sent, counters.answered, counters.late), (2, 1, 3));
+}
