@@ -4,7 +4,7 @@ use verbs_core::mad::sm::PortInfo;
 use verbs_core::{DeviceAttr, Lid, LinkLayer, Mtu, PortAttr, QpType};
 
 use crate::features::FAST_REG_PAGES;
-use crate::port::{Port, Sheet, mtu_of};
+use crate::port::{Port, Sheet};
 use crate::queue::limits::{
     CQE, MAX_INLINE, MAX_MESSAGE, MAX_SGE, MCAST_GROUPS, MCAST_QPS, PORT, QP_WR, RD_ATOMIC, SRQ_WR,
 };
@@ -122,7 +122,7 @@ pub(crate) fn port_attr(port: &Port) -> PortAttr {
         sm_lid: info.sm_lid,
         sm_sl: info.sm_sl.byte(),
         lmc: info.lmc.byte(),
-        max_mtu: mtu_of(info.mtu_cap.value(), plain.max_mtu),
+        max_mtu: Mtu::from_code(info.mtu_cap.value()).unwrap_or(plain.max_mtu),
         active_width: info.link_width_active.bits(),
         active_speed: speed_of(&info),
         link_layer: LinkLayer::InfiniBand,

@@ -13,7 +13,6 @@ use verbs_core::{
 
 use crate::cq::{Cqe, Origin};
 use crate::link::Local;
-use crate::port::sma;
 use crate::ring::Scratch;
 use crate::transport::completion;
 use crate::transport::pieces::{Refused, Source, scatter};
@@ -181,7 +180,7 @@ pub(crate) fn receive(ends: &Ends<'_>, packet: &Incoming<'_>, notes: &mut Notes)
 
 /// Which of a port's 2^`lmc` LIDs that is, by its low bits; 0 for a group's, which is no port's.
 fn path_bits(dlid: Lid, lmc: u8) -> u8 {
-    match sma::is_multicast(dlid) || dlid == PERMISSIVE_LID {
+    match dlid.is_multicast() || dlid == PERMISSIVE_LID {
         true => 0,
         false => dlid.0.to_be_bytes()[1] & ((1 << lmc) - 1),
     }

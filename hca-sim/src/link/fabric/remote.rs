@@ -27,7 +27,6 @@ use crate::link::{
     Arrival, Burst, Change, Feedback, Ident, LinkCounters, Local, Managed, PacketLink, Route, Sent,
     Waiter,
 };
-use crate::port::mtu_of;
 use crate::rng::system_entropy;
 use crate::sys::{self, BATCH_MAX, Slot};
 use crate::wire::{Frame, Grh, ROCE_PORT};
@@ -139,7 +138,7 @@ impl RemotePort {
             _ => return Err(MessageError::Unknown(0).into()),
         };
         let gid = sheet.gids.first().copied().unwrap_or_default();
-        let mtu = mtu_of(sheet.info.mtu_cap.value(), Mtu::B4096);
+        let mtu = Mtu::from_code(sheet.info.mtu_cap.value()).unwrap_or(Mtu::B4096);
         let socket = Arc::new(socket);
         let waiter = SocketWaiter::new(Arc::clone(&socket), rings.reader.watch());
         let waiter = waiter.map_err(reach)?;

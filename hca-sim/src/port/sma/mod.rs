@@ -11,7 +11,7 @@ use verbs_core::mad::field::Blob;
 use verbs_core::mad::header::{emit_header, header_of};
 use verbs_core::mad::sm::{
     self, BadKey, CapabilityMask, LinkState, MKeyProtect, NodeDescription, NodeInfo, NodeType,
-    Notice, PERMISSIVE_LID, PhysState, PortInfo, SmpHeader,
+    Notice, PhysState, PortInfo, SmpHeader,
 };
 use verbs_core::mad::{AttributeId, Class, MadBytes, MadHeader, Method, Status, Time};
 use verbs_core::{Guid, Lid, PKey};
@@ -436,11 +436,6 @@ impl Sma {
 /// Whether a LID can be a port's.
 fn is_unicast(lid: Lid) -> bool {
     (1..0xc000).contains(&lid.0)
-}
-
-/// Whether a LID names a multicast group.
-pub fn is_multicast(lid: Lid) -> bool {
-    lid.0 >= 0xc000 && lid != PERMISSIVE_LID
 }
 
 #[cfg(all(test, not(verbs_loom)))]

@@ -15,7 +15,6 @@ use crate::link::fabric::packet::Packet;
 use crate::link::{
     Arrival, Burst, Change, Feedback, Ident, LinkCounters, Managed, PacketLink, Route, Sent, Waiter,
 };
-use crate::port::mtu_of;
 use crate::rng::Rng;
 use crate::wire::ROCE_PORT;
 
@@ -43,7 +42,7 @@ impl SubnetPort {
         Self {
             manager,
             addresses: [Ipv6Addr::from(gid).into()],
-            mtu: mtu_of(mtu, Mtu::B4096),
+            mtu: Mtu::from_code(mtu).unwrap_or(Mtu::B4096),
             rng: Rng::new(seed),
             counters: LinkCounters::default(),
             fed: VecDeque::new(),

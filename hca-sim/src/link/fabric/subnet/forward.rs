@@ -11,7 +11,6 @@ use super::links::Fate;
 use crate::link::fabric::packet::{Body, MadPacket, Packet, VL15};
 use crate::link::fabric::smi::{self, Step};
 use crate::link::fabric::topology::{NodeId, PortRef};
-use crate::port::sma::is_multicast;
 use crate::port::{Arrival, Processed};
 use crate::wire::Grh;
 
@@ -34,7 +33,7 @@ impl Subnet {
         } else {
             // Switches do not send a packet back where it came from: an adapter has copies for its own
             // queue pairs (IBTA vol. 1, 10.5.2).
-            if is_multicast(packet.dlid) && info.state == LinkState::ACTIVE {
+            if packet.dlid.is_multicast() && info.state == LinkState::ACTIVE {
                 self.deliver(at, packet.clone());
             }
             self.emit(now, at, at.port, packet);
@@ -111,7 +110,7 @@ impl Subnet {
             self.count(at, |counts| counts.xmit_constraints += 1);
             return;
         }
-        let (words, is_group) = (packet.words(), is_multicast(packet.dlid));
+        let (words, is_group) = (packet.words(), packet.dlid.is_multicast());
         self.count(at, |counts| {
             counts.xmit_packets += 1;
             counts.xmit_data += words;
@@ -141,7 +140,7 @@ impl Subnet {
         let Some(info) = sma.port(at.port).map(|port| *port.info()) else {
             return;
         };
-        let (is_smp, is_group) = (packet.is_smp(), is_multicast(packet.dlid));
+        let (is_smp, is_group) = (packet.is_smp(), packet.dlid.is_multicast());
         let words = packet.words();
         self.count(at, |counts| {
             counts.rcv_packets += 1;
@@ -180,7 +179,7 @@ impl Subnet {
         let Some(sma) = self.node(at.node) else {
             return;
         };
-        if is_multicast(packet.dlid) {
+        if packet.dlid.is_multicast() {
             let ports = 0..=*sma.physical_ports().end();
             let out: Vec<_> = ports
                 .filter(|&port| port != at.port && sma.forwards_multicast(packet.dlid, port))

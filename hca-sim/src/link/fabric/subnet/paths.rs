@@ -9,7 +9,6 @@ use verbs_core::{Lid, PKey};
 use super::links::LinkFault;
 use super::{Subnet, SubnetConfig};
 use crate::link::fabric::topology::PortRef;
-use crate::port::sma::is_multicast;
 
 /// Ways that are remembered; with more, all are forgotten and found again.
 const WAYS_MAX: usize = 65_536;
@@ -86,7 +85,7 @@ impl Subnet {
             ..
         } = self.config;
         let own = *self.port_info(bound.from)?;
-        let leads_away = !is_multicast(bound.dlid)
+        let leads_away = !bound.dlid.is_multicast()
             && bound.dlid != PERMISSIVE_LID
             && bound.dlid != Lid(0)
             && !own.has_lid(bound.dlid);
