@@ -85,7 +85,7 @@ pub use connect::connect;
 pub use hca::Hca;
 pub use limits::Limits;
 pub use link::{Loopback, Udp};
-pub(crate) use verbs_link::{rng, sys};
+pub(crate) use verbs_link::rng;
 #[doc(no_inline)]
 pub use verbs_link::{time as clock, time as engine};
 #[doc(no_inline)]

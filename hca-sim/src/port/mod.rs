@@ -5,9 +5,6 @@
 
 mod calls;
 mod driver;
-pub mod pma;
-mod processed;
-pub mod sma;
 
 use std::fmt;
 use std::net::IpAddr;
@@ -21,7 +18,8 @@ use verbs_core::yard::Yard;
 use verbs_core::{Attr, Av, Error, Gid, Guid, Lid, Mtu, PKey, PortState, QpAttr, Why};
 
 pub(crate) use driver::{Driver, LinkEvents};
-pub use processed::{Arrival, Processed};
+#[doc(no_inline)]
+pub use verbs_subnet::agent::{Arrival, Processed, pma, sma};
 
 use crate::engine::Engine;
 use crate::features::Features;
