@@ -23,14 +23,14 @@ use verbs_core::sync::{Arc, Mutex, OnceLock, Weak, panicking};
 use verbs_core::{Gid, Mtu, Psn, Qpn, collect, defer};
 
 use crate::clock::Instant;
-use crate::effects::{Effects, ForDriver};
 use crate::engine::{Attend, Due};
 use crate::link::{Arrival, Change, LinkCounters, PacketLink, Refusal, Verdict, Verifier, Waiter};
 use crate::port::Port;
 use crate::qp::QueuePair;
+use crate::qp::effects::{Effects, ForDriver};
+use crate::queue::base::combiner::{Held, Turnstile};
 use crate::transport::Incoming;
-use crate::transport::mail::{Mail, Outbox};
-use crate::turnstile::{Held, Turnstile};
+use crate::transport::tx::{Mail, Outbox};
 use crate::wire::{Bth, Head, PacketView, Role, Syndrome};
 
 /// How long the engine's thread leaves packets to somebody who polls, counted from the last poll. Longer

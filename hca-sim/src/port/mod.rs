@@ -5,6 +5,9 @@
 
 mod calls;
 mod driver;
+pub(crate) mod features;
+pub(crate) mod groups;
+pub(crate) mod xrc;
 
 use std::fmt;
 use std::net::IpAddr;
@@ -22,12 +25,12 @@ pub(crate) use driver::{Driver, LinkEvents};
 pub use verbs_subnet::agent::{Arrival, Processed, pma, sma};
 
 use crate::engine::Engine;
-use crate::features::Features;
-use crate::groups::Groups;
 use crate::link::{Fabric, HubPort, Managed};
-use crate::queue::counters::Counters;
-use crate::queue::removed::Removed;
-use crate::xrc::Xrc;
+use crate::port::features::Features;
+use crate::port::groups::Groups;
+use crate::port::xrc::Xrc;
+use crate::queue::base::counters::Counters;
+use crate::queue::base::removed::Removed;
 
 /// One HCA's port.
 pub(crate) struct Port {

@@ -12,10 +12,10 @@ use verbs_core::{
     Access, BatchError, Payload, Piece, PostCode, PostError, QpState, RawRecvQueue, Recv, Sge,
 };
 
-use crate::gate::{Gate, flag};
 use crate::qp::QueuePair;
-use crate::recv::{Entries, Pieces, RecvRing};
-use crate::rider::BYTES_MAX;
+use crate::queue::base::word::{Gate, flag};
+use crate::queue::cqe_inline::BYTES_MAX;
+use crate::queue::recv::{Entries, Pieces, RecvRing};
 
 /// Receives that are posted under one pin, which keeps deregistrations waiting.
 const UNDER_ONE_PIN: usize = 32;

@@ -11,9 +11,9 @@ use verbs_core::{
     Access, Datagram, Dest, Lid, PKey, Psn, Qpn, SendFlags, SendOp, WcFlags, WcOpcode, WcStatus,
 };
 
-use crate::cq::{Cqe, Origin};
 use crate::link::Local;
-use crate::ring::Scratch;
+use crate::queue::cq::{Cqe, Origin};
+use crate::queue::send::Scratch;
 use crate::transport::completion;
 use crate::transport::pieces::{Refused, Source, scatter};
 use crate::transport::rc::Flight;
@@ -57,8 +57,8 @@ pub(crate) struct Ud {
     reason = "it lives on the stack for one datagram; a box would allocate"
 )]
 enum Room<'r> {
-    Own(crate::recv::Waiting<'r>),
-    Shared(crate::srq::Seen),
+    Own(crate::queue::recv::Waiting<'r>),
+    Shared(crate::queue::srq::Seen),
 }
 
 impl Ud {
