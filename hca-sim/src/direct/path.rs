@@ -9,7 +9,7 @@
 //!   the word was killed, and the grace period is over       the responder's own machine: it flushes
 //! ```
 //!
-//! A landing is alive while sender and responder fit: the sender in RTS, the responder in RTR, RTS or
+//! A direct path is alive while sender and responder fit: the sender in RTS, the responder in RTR, RTS or
 //! SQD, each naming the other, the sender's next packet the one that the responder expects, one path
 //! MTU. Control verbs that change one of these kill it, for good; connecting anew makes a new one. So a
 //! sender that still knows the old one can only miss. BARRED is there unless the link between the two
@@ -83,11 +83,11 @@ pub(crate) struct Responder {
 /// See the module's documentation.
 // The first line is all that a short message looks at.
 #[repr(C, align(64))]
-pub(crate) struct Landing {
+pub(crate) struct DirectPath {
     word: TouchWord,
     pub(crate) ring: Common<RecvRing>,
     entries: Entries,
-    /// What receives complete to, when the landing was made.
+    /// What receives complete to, when the direct path was made.
     pub(crate) lane: Arc<Lane>,
     pub(crate) mrs: Arc<MrTable>,
     /// The responder's protection domain.
@@ -125,7 +125,7 @@ const fn tag(door: Door, granted: Granted) -> u32 {
     door_tag(door) | forgets | denial(granted.access.complement())
 }
 
-impl Landing {
+impl DirectPath {
     /// The way into `responder`, which grants its peer those rights.
     pub(crate) fn new(responder: Responder, granted: Granted, mtu: Mtu, door: Door) -> Self {
         let Responder {
@@ -138,7 +138,7 @@ impl Landing {
             pd,
             qpn,
         } = responder;
-        // Whoever had another landing may have left riders behind.
+        // Whoever had another direct path may have left riders behind.
         let lends = if ring.has_riders() { LENDS } else { 0 };
         Self {
             word: TouchWord::new(tag(door, granted) | lends),
@@ -181,7 +181,7 @@ impl Landing {
         Seen::new(self.word.tag())
     }
 
-    /// As [`Landing::admits_direct`], and that no message rides.
+    /// As [`DirectPath::admits_direct`], and that no message rides.
     #[inline(always)]
     pub(crate) fn admits_short(&self, pin: &Pin, view: Seen, need: Access) -> bool {
         !view.has_any(BARRED | LENDS | denial(need)) && self.word.admits_as_seen(pin, view)
@@ -232,7 +232,7 @@ impl Landing {
         self.advance_by(sends, self.packets(len));
     }
 
-    /// As [`Landing::advance`], of that many messages of one packet each.
+    /// As [`DirectPath::advance`], of that many messages of one packet each.
     #[inline(always)]
     pub(crate) fn advance_by(&self, sends: &SendRing, packets: u32) {
         self.ring.expect(sends.advance(packets));
@@ -301,9 +301,9 @@ impl Landing {
     }
 }
 
-impl fmt::Debug for Landing {
+impl fmt::Debug for DirectPath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Landing")
+        f.debug_struct("DirectPath")
             .field("qpn", &self.qpn)
             .field("is_alive", &self.is_alive())
             .finish_non_exhaustive()

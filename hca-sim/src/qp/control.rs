@@ -215,14 +215,14 @@ impl QueuePair {
     }
 
     /// Flushes and completes what waits for it, once nobody can be inside any more. Until then no new
-    /// landing begins or ends here: there would be two owners of one direction.
+    /// direct path begins or ends here: there would be two owners of one direction.
     fn close(self: &Arc<Self>, links: MutexGuard<'_, Links>, touched: Touched) {
         self.begin_close(&links);
         drop(links);
         self.end_close(touched);
     }
 
-    /// No landing begins here from now on; under the lock under which the old one was taken away.
+    /// No direct path begins here from now on; under the lock under which the old one was taken away.
     pub(crate) fn begin_close(&self, _links: &Links) {
         self.engaged.closing.fetch_add(1, AcqRel);
     }
@@ -241,7 +241,7 @@ impl QueuePair {
             me.engaged.closing.fetch_sub(1, AcqRel);
             me.turn();
             let links = me.port.link.lock();
-            // What a landing is made for since has nobody to wait for.
+            // What a direct path is made for since has nobody to wait for.
             let _ = me.repair(&links);
             drop(links);
             me.wake_both();

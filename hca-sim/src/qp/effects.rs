@@ -9,7 +9,7 @@ use verbs_core::sync::atomic::Ordering::Acquire;
 use verbs_core::{EventType, WcStatus, collect};
 
 use crate::direct::message::{Done, Fault};
-use crate::direct::path::Landing;
+use crate::direct::path::DirectPath;
 use crate::engine::Due;
 use crate::link::Change;
 use crate::port::Port;
@@ -66,7 +66,7 @@ pub(crate) struct ForDriver {
 }
 
 impl Effects {
-    pub(crate) fn note(&mut self, sender: &QueuePair, land: &Landing, done: Done) {
+    pub(crate) fn note(&mut self, sender: &QueuePair, land: &DirectPath, done: Done) {
         if done.fire_recv {
             self.fire.push(Arc::clone(&land.cq));
         }
@@ -98,7 +98,7 @@ impl Effects {
 
     /// The responder has refused a message: it goes to ERR. No completion tells it why unless a receive
     /// was consumed, so an event does (IBTA vol. 1, 9.9.3).
-    pub(crate) fn refused(&mut self, land: &Landing, fault: &Fault) {
+    pub(crate) fn refused(&mut self, land: &DirectPath, fault: &Fault) {
         let Some(responder) = land.responder.upgrade() else {
             return;
         };
@@ -112,9 +112,9 @@ impl Effects {
     }
 
     /// Riders are to be called back before the sender's machine goes on, which owns that direction.
-    pub(crate) fn call_back(&mut self, land: &Landing, sender: &Arc<QueuePair>) {
+    pub(crate) fn call_back(&mut self, land: &DirectPath, sender: &Arc<QueuePair>) {
         land.ring.count_recall();
-        // The landing was alive under the pin that its machine is inside, so its responder lives.
+        // The direct path was alive under the pin that its machine is inside, so its responder lives.
         let responder = land.responder.upgrade();
         let recalled = responder.map(|responder| (responder, Arc::clone(sender)));
         self.recall.extend(recalled);

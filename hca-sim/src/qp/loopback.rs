@@ -20,7 +20,7 @@ use verbs_core::{EventType, QpState, SendFlags, SendWr, WcStatus, collect};
 use crate::clock::Instant;
 use crate::direct::local::{Local, execute};
 use crate::direct::message::{Done, Fault, Faulty, Message, Outcome};
-use crate::direct::path::Landing;
+use crate::direct::path::DirectPath;
 use crate::engine::Due;
 use crate::qp::QueuePair;
 use crate::qp::effects::Effects;
@@ -129,7 +129,7 @@ impl QueuePair {
     }
 
     /// Sees to what a message left that was carried out by its poster.
-    pub(crate) fn see_to(self: &Arc<Self>, land: &Landing, done: Done) {
+    pub(crate) fn see_to(self: &Arc<Self>, land: &DirectPath, done: Done) {
         let mut effects = Effects::default();
         effects.note(self, land, done);
         // Nobody is put off by what is done.
@@ -225,7 +225,7 @@ impl QueuePair {
         if wr.op.is_local() {
             return self.step_local(machine, sends, at, &wr, effects);
         }
-        let (land, pin) = (self.landing(), pin());
+        let (land, pin) = (self.direct_path(), pin());
         let Some(land) = land.filter(|land| land.admits(&pin)) else {
             drop(pin);
             return self.unanswered(machine, wr.wr_id, at, now, early, effects);
@@ -336,7 +336,7 @@ impl QueuePair {
     fn call_back(
         self: &Arc<Self>,
         machine: &mut Machine,
-        land: &Landing,
+        land: &DirectPath,
         effects: &mut Effects,
     ) -> Next {
         machine.wait = Some(Instant::NEVER);
@@ -356,7 +356,7 @@ impl QueuePair {
     fn faulty(
         self: &Arc<Self>,
         faulty: &Faulty,
-        land: &Landing,
+        land: &DirectPath,
         effects: &mut Effects,
     ) -> Option<Next> {
         match faulty {
@@ -380,7 +380,7 @@ impl QueuePair {
     fn not_ready(
         self: &Arc<Self>,
         machine: &mut Machine,
-        land: &Landing,
+        land: &DirectPath,
         wr_id: u64,
         at: u32,
         now: Instant,

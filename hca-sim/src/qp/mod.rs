@@ -5,7 +5,7 @@
 //! pairs is decided ([`crate::direct::path`]).
 //!
 //! A verb that takes something away from posters (to ERR, RESET or SQD, fewer rights, destroy) changes
-//! the word, kills the landings, and completes when the grace period is over and the rings are flushed
+//! the word, kills the direct paths, and completes when the grace period is over and the rings are flushed
 //! (K11).
 
 pub(crate) mod check;
@@ -33,7 +33,7 @@ use verbs_core::sync::{Arc, Mutex, OnceLock, Weak};
 use verbs_core::yard::Common;
 use verbs_core::{PostError, QpAttr, QpCap, QpState, QpType, Qpn};
 
-use crate::direct::path::Landing;
+use crate::direct::path::DirectPath;
 use crate::port::{Driver, Port};
 use crate::qp::loopback::Engaged;
 use crate::queue::base::word::{Gate, flag};
@@ -83,7 +83,7 @@ pub(crate) struct Control {
     /// `None` as long as it has none, which is all that is in RESET.
     attr: Option<Box<QpAttr>>,
     /// The way into the peer.
-    pub(crate) out: Option<Common<Landing>>,
+    pub(crate) out: Option<Common<DirectPath>>,
     /// Verbs that complete when the grace period is over and the rings are flushed.
     pub(crate) finish: Vec<Finish>,
     /// SQD was entered, and the client wants to hear when the send queue has drained.
@@ -245,7 +245,7 @@ impl QueuePair {
     }
 
     /// The way into the peer, if both fit.
-    pub(crate) fn landing(&self) -> Option<Common<Landing>> {
+    pub(crate) fn direct_path(&self) -> Option<Common<DirectPath>> {
         self.control
             .lock()
             .out

@@ -181,7 +181,7 @@ fn loom_trylock_again() {
     });
 }
 
-/// A machine has carried out what it was given, and the poster goes on by landing a message itself: it finds
+/// A machine has carried out what it was given, and the poster goes on by direct path a message itself: it finds
 /// all that the machine has done for this direction.
 #[test]
 fn loom_machine_hands_over() {

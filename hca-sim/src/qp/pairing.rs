@@ -1,4 +1,4 @@
-//! Whether two queue pairs fit, and the landings between those that do ([`crate::direct::path`]).
+//! Whether two queue pairs fit, and the direct paths between those that do ([`crate::direct::path`]).
 //!
 //! Decided under the lock of the link, by whoever changes one of the two.
 
@@ -9,7 +9,7 @@ use verbs_core::yard::Common;
 use verbs_core::{Access, QpAttr, QpState};
 
 use crate::direct::message::{Requester, Tamper};
-use crate::direct::path::{Granted, Landing, Responder};
+use crate::direct::path::{Granted, DirectPath, Responder};
 use crate::link::{Fabric, Links};
 use crate::qp::{Control, QueuePair};
 use crate::queue::base::events::QpEvents;
@@ -21,7 +21,7 @@ impl QueuePair {
         links.find(attr.av.as_ref()?, attr.dest_qpn?)
     }
 
-    /// Makes the landings between this queue pair and its peer what they must be.
+    /// Makes the direct paths between this queue pair and its peer what they must be.
     pub(crate) fn repair(self: &Arc<Self>, links: &Links) -> Touched {
         let attr = self.control.lock().attr();
         let peer = self.named_peer(links, &attr);
@@ -44,7 +44,7 @@ impl QueuePair {
         if let Some(peer) = peer
             && !self.leads_to(&control, peer)
         {
-            // The peer is not whom this queue pair names: its landing, if any, leads elsewhere.
+            // The peer is not whom this queue pair names: its direct path, if any, leads elsewhere.
             return Touched::NOBODY;
         }
         let attr = control.attr();
@@ -56,7 +56,7 @@ impl QueuePair {
         };
         let alive = control.out.as_ref().filter(|land| land.is_alive());
         let fits = peer.zip(theirs).filter(|(peer, theirs)| {
-            // A living landing keeps the numbers in step, while messages move both on.
+            // A living direct path keeps the numbers in step, while messages move both on.
             (alive.is_some() || self.may_land_in(peer)) && self.fits(&attr, peer, theirs, links)
         });
         match (fits, alive) {
@@ -67,7 +67,7 @@ impl QueuePair {
                 if let Some(recvs) = peer.recv_ring() {
                     let (granted, door) = (granted(&theirs), peer.door());
                     let mtu = attr.path_mtu.unwrap_or(verbs_core::Mtu::B256);
-                    let land = Landing::new(peer.as_responder(recvs), granted, mtu, door);
+                    let land = DirectPath::new(peer.as_responder(recvs), granted, mtu, door);
                     control.out = Some(self.port.yard.common_or_abort(land));
                 }
                 Touched::NOBODY
@@ -141,7 +141,7 @@ impl QueuePair {
             && self.port.reaches(&peer.port)
     }
 
-    /// Whether a landing can be made: nobody is inside an earlier one, and the next packet from here is
+    /// Whether a direct path can be made: nobody is inside an earlier one, and the next packet from here is
     /// the one that the peer expects.
     fn may_land_in(&self, peer: &Self) -> bool {
         let closing = |qp: &Self| qp.engaged.closing.load(Acquire) != 0;
@@ -152,7 +152,7 @@ impl QueuePair {
     }
 }
 
-/// Makes the landings of receives that complete on `cq` anew, so that they know its lane. Outside of locks.
+/// Makes the direct paths of receives that complete on `cq` anew, so that they know its lane. Outside of locks.
 pub(crate) fn renew_landings(fabric: &Fabric, cq: &Arc<CqRing>) {
     let queue_pairs = fabric.queue_pairs_on(cq);
     let mut renewed = Vec::new();

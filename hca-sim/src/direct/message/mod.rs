@@ -15,7 +15,7 @@ use verbs_core::{
 };
 
 use crate::direct::message::memory::{Ending, MISALIGNED, Tail, word};
-use crate::direct::path::Landing;
+use crate::direct::path::DirectPath;
 use crate::queue::base::limits::MAX_SGE;
 use crate::queue::base::memory::reason;
 use crate::queue::cq::{CqRing, Cqe, Way, note};
@@ -164,7 +164,7 @@ pub(crate) struct Requester<'a> {
 pub(crate) struct Message<'a> {
     pub(crate) requester: Requester<'a>,
     pub(crate) sends: &'a SendRing,
-    pub(crate) land: &'a Landing,
+    pub(crate) land: &'a DirectPath,
     pub(crate) pin: &'a Pin,
     pub(crate) wr: &'a SendWr<'a>,
     /// The work request's number on its queue.

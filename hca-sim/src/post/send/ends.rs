@@ -4,7 +4,7 @@
 use verbs_core::mem::{MrTable, Pin, Window};
 use verbs_core::{Access, Payload, Piece, RKey, Remote, SendFlags, SendOp, WcOpcode};
 
-use crate::direct::path::Landing;
+use crate::direct::path::DirectPath;
 use crate::queue::cq::{Cqe, Lane, Place, Strip};
 use crate::queue::cqe_inline::BYTES_MAX;
 use crate::queue::recv::Waiting;
@@ -172,7 +172,7 @@ pub(super) trait Far<N: Near>: Copy {
     /// `there` are the places of what is consumed there.
     fn find<'p>(
         self,
-        land: &'p Landing,
+        land: &'p DirectPath,
         pin: &'p Pin,
         len: u32,
         there: &impl Places<'p>,
@@ -184,7 +184,7 @@ pub(super) trait Far<N: Near>: Copy {
     /// Tells the other end, if anything is consumed there.
     #[inline(always)]
     fn complete<'p>(
-        _land: &'p Landing,
+        _land: &'p DirectPath,
         _consumed: Self::Consumed<'p>,
         _len: u32,
         _flags: SendFlags,
@@ -220,7 +220,7 @@ impl<N: Near> Far<N> for IntoReceive {
     #[inline(always)]
     fn find<'p>(
         self,
-        land: &'p Landing,
+        land: &'p DirectPath,
         pin: &'p Pin,
         len: u32,
         there: &impl Places<'p>,
@@ -244,7 +244,7 @@ impl<N: Near> Far<N> for IntoReceive {
 
     #[inline(always)]
     fn complete<'p>(
-        land: &'p Landing,
+        land: &'p DirectPath,
         waiting: Waiting<'p>,
         len: u32,
         flags: SendFlags,
@@ -267,7 +267,7 @@ impl<N: Near> Far<N> for IntoReceive {
 /// Memory of the responder's, if its protection domain has that right to it.
 #[inline(always)]
 fn reach<'p>(
-    land: &'p Landing,
+    land: &'p DirectPath,
     pin: &'p Pin,
     addr: u64,
     key: u32,
@@ -303,7 +303,7 @@ impl<N: Near> Far<N> for IntoMemory {
     #[inline(always)]
     fn find<'p>(
         self,
-        land: &'p Landing,
+        land: &'p DirectPath,
         pin: &'p Pin,
         len: u32,
         _: &impl Places<'p>,
@@ -346,7 +346,7 @@ impl Far<Piece> for FromMemory {
     #[inline(always)]
     fn find<'p>(
         self,
-        land: &'p Landing,
+        land: &'p DirectPath,
         pin: &'p Pin,
         len: u32,
         _: &impl Places<'p>,

@@ -17,7 +17,7 @@ use verbs_core::{
 };
 
 use crate::direct::message::{Done, Message, Outcome};
-use crate::direct::path::Landing;
+use crate::direct::path::DirectPath;
 use crate::qp::QueuePair;
 use crate::queue::base::limits::{MAX_MESSAGE, MAX_SGE};
 use crate::queue::cq::Lane;
@@ -65,7 +65,7 @@ pub(crate) struct SendPoster {
 
 /// What the short ways need.
 struct Open {
-    land: Common<Landing>,
+    land: Common<DirectPath>,
     view: Seen,
     sends: Common<SendRing>,
 }
@@ -258,7 +258,7 @@ impl SendPoster {
     /// Whether the poster may land messages now; the ring is drained.
     fn look_for_door(&mut self, sends: &Common<SendRing>) -> bool {
         if !self.open.as_ref().is_some_and(|open| open.land.is_alive()) {
-            let land = self.qp.landing();
+            let land = self.qp.direct_path();
             self.berths = Known::default();
             self.recalls = land.as_ref().map_or(0, |land| land.ring.recalls());
             self.open = land.map(|land| Open {

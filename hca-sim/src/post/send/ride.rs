@@ -5,7 +5,7 @@ use verbs_core::{Access, SendFlags, WcOpcode};
 
 use super::SendPoster;
 use super::ends::Near;
-use crate::direct::path::Landing;
+use crate::direct::path::DirectPath;
 use crate::queue::cq::Cqe;
 use crate::queue::cqe_inline::{BYTES_MAX, Rider};
 use crate::queue::recv::berth::Known;
@@ -31,7 +31,7 @@ impl SendPoster {
         let there = land.ring.poster();
         let is_far = there != 0 && there != pin.thread();
         let apart = is_far && land.cq.takes_riders() && land.lane.may_be_plain(&pin);
-        let (lends, wanted) = (Landing::lends(open.view), apart && self.shy == 0);
+        let (lends, wanted) = (DirectPath::lends(open.view), apart && self.shy == 0);
         if lends != wanted && !land.ring.has_riders() {
             land.lend(wanted);
             (open.view, self.berths) = (land.view(), Known::default());

@@ -12,7 +12,7 @@ use verbs_core::{PostCode, RawSendQueue, SendFlags};
 
 use super::SendPoster;
 use super::ends::{Errand, Far, Near, Places, Single};
-use crate::direct::path::Landing;
+use crate::direct::path::DirectPath;
 use crate::queue::cq::Cqe;
 use crate::queue::send::SendRing;
 
@@ -90,7 +90,7 @@ impl SendPoster {
         flags: SendFlags,
     ) -> Option<()> {
         let open = self.open.as_ref()?;
-        if Landing::lends(open.view) {
+        if DirectPath::lends(open.view) {
             if F::can_ride(near.len()) {
                 let rides = self.ride(pin, wr_id, near, flags);
                 if rides.is_some() {
@@ -150,7 +150,7 @@ impl SendPoster {
     #[inline(always)]
     pub(super) fn carry<'p, N: Near + 'p, F: Far<N>, const LONG: bool>(
         &'p self,
-        land: &'p Landing,
+        land: &'p DirectPath,
         sends: &Common<SendRing>,
         pin: &'p Pin,
         errand: Errand<'_, N, F>,

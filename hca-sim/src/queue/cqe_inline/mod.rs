@@ -10,7 +10,7 @@
 //!
 //! The poster decides, when it looks for credits: the receives were last posted by another thread, and it
 //! has not had to call riders back lately. It asks the producer of receives which ones will do
-//! ([`crate::queue::recv`], berths), and sets LENDS in the landing's word, so that the short ways no
+//! ([`crate::queue::recv`], berths), and sets LENDS in the direct path's word, so that the short ways no
 //! longer apply. A SEND rides if it has at most 32 bytes, the next receive is a berth (one piece with room
 //! for them, under a key that was in order when it was posted), and this thread alone pushes to the
 //! completion queue, which was never armed, and has no more queue pairs than its consumer can know.

@@ -50,7 +50,7 @@ impl World {
         };
         // This thread has the number, owns both queues, and has touched all that it uses; so the first
         // message rides.
-        let (pin, land) = (pin(), a.landing().expect("both fit"));
+        let (pin, land) = (pin(), a.direct_path().expect("both fit"));
         for cq in [&a.send_cq, &b.recv_cq] {
             assert!(cq.enter(&pin).is_some());
         }
