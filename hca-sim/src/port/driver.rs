@@ -2,7 +2,7 @@
 //!
 //! There is no thread that others wait for. Whoever has a reason drives: the poster of a work request,
 //! a consumer who polls an empty completion queue, a timer, and, when nobody polls, the engine's thread,
-//! which waits for packets. One at a time *holds* the driver ([`Turnstile`]); a poster who finds it held
+//! which waits for packets. One at a time *holds* the driver ([`Combiner`]); a poster who finds it held
 //! leaves its queue pair on the list and goes.
 //!
 //! A round takes in what has come, then lets every queue pair that has a reason send what it may. What
@@ -28,7 +28,7 @@ use crate::link::{Arrival, Change, LinkCounters, PacketLink, Refusal, Verdict, V
 use crate::port::Port;
 use crate::qp::QueuePair;
 use crate::qp::effects::{Effects, ForDriver};
-use crate::queue::base::combiner::{Held, Turnstile};
+use crate::queue::base::combiner::{Held, Combiner};
 use crate::transport::Incoming;
 use crate::transport::tx::{Mail, Outbox};
 use crate::wire::{Bth, Head, PacketView, Role, Syndrome};
@@ -44,7 +44,7 @@ pub(super) const ASK_LINK: u64 = 1;
 
 /// See the module's documentation.
 pub(crate) struct Driver {
-    turnstile: Turnstile,
+    combiner: Combiner,
     /// Queue pairs that have a reason.
     listed: Mutex<Vec<Arc<QueuePair>>>,
     /// Uncontended: only the holder locks it.
@@ -120,7 +120,7 @@ impl Driver {
     /// The driver of a port on that link.
     pub(crate) fn new(link: Box<dyn PacketLink>) -> Self {
         Self {
-            turnstile: Turnstile::default(),
+            combiner: Combiner::default(),
             listed: Mutex::new(Vec::new()),
             waiter: link.waiter(),
             mtu: link.mtu(),
@@ -180,7 +180,7 @@ impl Driver {
     /// A queue pair has a reason. Outside any pin.
     pub(crate) fn serve(&self, qp: &Arc<QueuePair>) {
         self.list(qp);
-        if let Some(held) = self.turnstile.enter() {
+        if let Some(held) = self.combiner.enter() {
             // Where a thread or a poller takes packets in, a poster need not.
             let visit = if self.waiter.is_some() {
                 Visit::Send
@@ -200,7 +200,7 @@ impl Driver {
 
     /// There may be packets. Whether there were; who leaves that to somebody else does not know.
     pub(crate) fn turn(&self, port: &Port) -> bool {
-        let held = self.turnstile.enter();
+        let held = self.combiner.enter();
         held.is_some_and(|held| self.drive(port, held, Visit::Both))
     }
 
@@ -211,7 +211,7 @@ impl Driver {
             let until = port.engine.now() + POLLED;
             self.polled_until.store(until.as_nanos(), Relaxed);
         }
-        let Some(held) = self.turnstile.try_enter() else {
+        let Some(held) = self.combiner.try_enter() else {
             return false;
         };
         let visit = if often && self.waiter.is_some() {
@@ -297,7 +297,7 @@ impl Driver {
             }
             // Who came meanwhile has something to send.
             visit = Visit::Both;
-            match self.turnstile.enter() {
+            match self.combiner.enter() {
                 Some(again) => held = again,
                 None => return any,
             }

@@ -25,7 +25,7 @@ use crate::engine::Due;
 use crate::qp::QueuePair;
 use crate::qp::effects::Effects;
 use crate::qp::packets::Exchange;
-use crate::queue::base::combiner::Turnstile;
+use crate::queue::base::combiner::Combiner;
 use crate::queue::base::events::QpEvents;
 use crate::queue::cq::{CqRing, Cqe, Overrun, Pushed, WaitsForCq, Way, note};
 use crate::queue::send::{Scratch, SendRing};
@@ -39,7 +39,7 @@ const RNR_FOREVER: u8 = 7;
 #[derive(Debug, Default)]
 pub(crate) struct Engaged {
     /// Who holds the machine. If packets carry its messages, whoever holds the port's driver does.
-    turns: Turnstile,
+    turns: Combiner,
     /// There is reason to try again before the deadline.
     kicked: AtomicBool,
     /// Grace periods that must be over before the rings may be flushed.

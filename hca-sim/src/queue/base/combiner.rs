@@ -1,6 +1,6 @@
 //! One thread at a time does the work; others leave a mark and go.
 //!
-//! Whoever has a reason enters. The first one *holds* the turnstile and does the work; who comes
+//! Whoever has a reason enters. The first one *holds* the combiner and does the work; who comes
 //! meanwhile is counted, and the holder goes round again before it lets go. So nobody waits, and no
 //! reason is lost.
 
@@ -13,7 +13,7 @@ use verbs_core::sync::atomic::{
 
 /// See the module's documentation.
 #[derive(Debug, Default)]
-pub(crate) struct Turnstile {
+pub(crate) struct Combiner {
     /// 0: nobody holds it. Otherwise 1 and those who came meanwhile.
     turns: AtomicU32,
 }
@@ -21,15 +21,15 @@ pub(crate) struct Turnstile {
 /// The right to do the work; given back by [`Held::leave`] or [`Held::release`].
 ///
 /// Dropping it gives it back as well: work that panics, in a link of the user's for instance, does not close
-/// the turnstile for ever. Reasons that others left wait then for the next one who comes.
+/// the combiner for ever. Reasons that others left wait then for the next one who comes.
 #[derive(Debug)]
-#[must_use = "the turnstile is held until it is left"]
+#[must_use = "the combiner is held until it is left"]
 pub(crate) struct Held<'t> {
-    turnstile: &'t Turnstile,
+    combiner: &'t Combiner,
     seen: u32,
 }
 
-impl Turnstile {
+impl Combiner {
     /// Enters with a reason: `None` if somebody else will see to it.
     pub(crate) fn enter(&self) -> Option<Held<'_>> {
         (self.turns.fetch_add(1, AcqRel) == 0).then(|| self.held())
@@ -41,10 +41,10 @@ impl Turnstile {
         free.then(|| self.held())
     }
 
-    /// Only for the thread that has entered: dropping it opens the turnstile.
+    /// Only for the thread that has entered: dropping it opens the combiner.
     fn held(&self) -> Held<'_> {
         Held {
-            turnstile: self,
+            combiner: self,
             seen: 1,
         }
     }
@@ -54,13 +54,13 @@ impl<'t> Held<'t> {
     /// Leaves whoever came meanwhile; whether somebody did since it was entered.
     pub(crate) fn release(self) -> bool {
         let held = ManuallyDrop::new(self);
-        held.turnstile.turns.swap(0, AcqRel) != held.seen
+        held.combiner.turns.swap(0, AcqRel) != held.seen
     }
 
-    /// Leaves; gives the turnstile back if somebody came since it was entered or left in vain last.
+    /// Leaves; gives the combiner back if somebody came since it was entered or left in vain last.
     pub(crate) fn leave(self) -> Option<Held<'t>> {
         let mut held = ManuallyDrop::new(self);
-        let turns = &held.turnstile.turns;
+        let turns = &held.combiner.turns;
         match turns.compare_exchange(held.seen, 0, AcqRel, Acquire) {
             Ok(_) => None,
             Err(seen) => {
@@ -73,7 +73,7 @@ impl<'t> Held<'t> {
 
 impl Drop for Held<'_> {
     fn drop(&mut self) {
-        self.turnstile.turns.swap(0, AcqRel);
+        self.combiner.turns.swap(0, AcqRel);
     }
 }
 
@@ -83,25 +83,25 @@ mod tests {
 
     #[test]
     fn the_holder_goes_round_again_for_those_who_came() {
-        let turnstile = Turnstile::default();
-        let held = turnstile.enter().expect("nobody is inside");
-        assert!(turnstile.enter().is_none());
-        assert!(turnstile.try_enter().is_none(), "and leaves no mark");
+        let combiner = Combiner::default();
+        let held = combiner.enter().expect("nobody is inside");
+        assert!(combiner.enter().is_none());
+        assert!(combiner.try_enter().is_none(), "and leaves no mark");
         let held = held.leave().expect("one came");
         assert!(held.leave().is_none());
-        assert!(turnstile.try_enter().expect("free").leave().is_none());
+        assert!(combiner.try_enter().expect("free").leave().is_none());
     }
 
     #[test]
     fn work_that_panics_leaves_it_open() {
-        let turnstile = Turnstile::default();
+        let combiner = Combiner::default();
         let work = || {
-            let _held = turnstile.enter().expect("nobody is inside");
-            assert!(turnstile.enter().is_none(), "a reason of somebody else");
+            let _held = combiner.enter().expect("nobody is inside");
+            assert!(combiner.enter().is_none(), "a reason of somebody else");
             panic!("as a link of the user's may");
         };
         assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).is_err());
-        let held = turnstile.try_enter().expect("free");
+        let held = combiner.try_enter().expect("free");
         assert!(held.leave().is_none());
     }
 }
@@ -117,8 +117,8 @@ mod models {
 
     #[derive(Default)]
     struct Work {
-        turnstile: Turnstile,
-        /// Reasons, one for each thread. Relaxed: the turnstile must carry them over.
+        combiner: Combiner,
+        /// Reasons, one for each thread. Relaxed: the combiner must carry them over.
         reasons: [AtomicBool; 2],
         inside: AtomicBool,
         done: AtomicU32,
@@ -126,9 +126,9 @@ mod models {
 
     impl Work {
         fn round(&self) {
-            assert!(!self.inside.swap(true, Relaxed), "two hold the turnstile");
+            assert!(!self.inside.swap(true, Relaxed), "two hold the combiner");
             for reason in &self.reasons {
-                // Loads and stores, so that only what the turnstile orders can be right.
+                // Loads and stores, so that only what the combiner orders can be right.
                 if reason.load(Relaxed) {
                     reason.store(false, Relaxed);
                     self.done.store(self.done.load(Relaxed) + 1, Relaxed);
@@ -159,7 +159,7 @@ mod models {
     #[test]
     fn loom_turnstile_leave() {
         no_reason_is_lost(|work| {
-            let mut held = work.turnstile.enter();
+            let mut held = work.combiner.enter();
             while let Some(holds) = held {
                 work.round();
                 held = holds.leave();
@@ -171,7 +171,7 @@ mod models {
     #[test]
     fn loom_turnstile_release() {
         no_reason_is_lost(|work| {
-            while let Some(held) = work.turnstile.enter() {
+            while let Some(held) = work.combiner.enter() {
                 work.round();
                 if !held.release() {
                     return;
@@ -184,13 +184,13 @@ mod models {
     #[test]
     fn loom_turnstile_try() {
         no_reason_is_lost(|work| {
-            if let Some(held) = work.turnstile.try_enter() {
+            if let Some(held) = work.combiner.try_enter() {
                 work.round();
                 if !held.release() {
                     return;
                 }
             }
-            while let Some(held) = work.turnstile.enter() {
+            while let Some(held) = work.combiner.enter() {
                 work.round();
                 if !held.release() {
                     return;
