@@ -27,7 +27,7 @@ use verbs_core::yard::Common;
 use verbs_core::{Access, Mtu, Piece, Qpn};
 
 use crate::queue::base::events::QpEvents;
-use crate::queue::base::word::Gate;
+use crate::queue::base::word::QpWord;
 use crate::queue::cq::{CqRing, Lane};
 use crate::queue::recv::{Entries, RecvRing, Waiting};
 use crate::queue::send::SendRing;
@@ -69,7 +69,7 @@ pub(crate) struct Granted {
 /// What a sender must know of a responder in order to place messages there.
 pub(crate) struct Responder {
     pub(crate) qp: Weak<dyn QpEvents>,
-    pub(crate) gate: Common<Gate>,
+    pub(crate) gate: Common<QpWord>,
     pub(crate) ring: Common<RecvRing>,
     /// Where receives are taken from instead of `ring`, which then has none.
     pub(crate) srq: Option<Arc<SharedReceives>>,
@@ -103,7 +103,7 @@ pub(crate) struct DirectPath {
     /// The responder itself, for what goes wrong there.
     pub(crate) responder: Weak<dyn QpEvents>,
     /// The responder's state, and what is asked of its poster.
-    gate: Common<Gate>,
+    gate: Common<QpWord>,
 }
 
 const fn door_tag(door: Door) -> u32 {
@@ -200,7 +200,7 @@ impl DirectPath {
         if lends {
             self.ring.forget_offers();
         }
-        self.ask(Gate::BERTHS, lends);
+        self.ask(QpWord::BERTHS, lends);
     }
 
     /// Whether the poster may land a message that needs those rights, as far as one look tells at
@@ -265,7 +265,7 @@ impl DirectPath {
 
     /// Asks whoever posts receives there to call. A call may be missed; the RNR timer comes anyway.
     pub(crate) fn want(&self, wanted: bool) {
-        self.ask(Gate::CALL, wanted);
+        self.ask(QpWord::CALL, wanted);
     }
 
     fn ask(&self, what: u8, wanted: bool) {

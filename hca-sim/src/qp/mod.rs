@@ -36,7 +36,7 @@ use verbs_core::{PostError, QpAttr, QpCap, QpState, QpType, Qpn};
 use crate::direct::path::DirectPath;
 use crate::port::{Driver, Port};
 use crate::qp::loopback::Engaged;
-use crate::queue::base::word::{Gate, flag};
+use crate::queue::base::word::{QpWord, flag};
 use crate::queue::cq::CqRing;
 
 use crate::queue::recv::RecvRing;
@@ -46,7 +46,7 @@ use crate::wire::Service;
 
 /// What all parts of a queue pair share.
 pub(crate) struct QueuePair {
-    pub(crate) gate: Common<Gate>,
+    pub(crate) gate: Common<QpWord>,
     pub(crate) qpn: Qpn,
     pub(crate) qp_type: QpType,
     /// The protection domain. Of a target of extended reliable connections, the domain of those: memory is
@@ -164,7 +164,7 @@ impl QueuePair {
         } = init;
         recv_cq.count_receiver(true);
         Arc::new_cyclic(|me| Self {
-            gate: port.yard.common_or_abort(Gate {
+            gate: port.yard.common_or_abort(QpWord {
                 word: TouchWord::new(tag_of(QpState::Reset)),
                 asked: AtomicU8::new(0),
             }),

@@ -17,14 +17,14 @@ pub(crate) mod flag {
 
 /// What posters of receives look at each time: one line.
 #[derive(Debug)]
-pub(crate) struct Gate {
+pub(crate) struct QpWord {
     /// The state, and what else [`flag`] names.
     pub(crate) word: TouchWord,
     /// What the sender asks of who posts: [`CALL`](Self::CALL), [`BERTHS`](Self::BERTHS).
     pub(crate) asked: AtomicU8,
 }
 
-impl Gate {
+impl QpWord {
     /// It waits for a receive and wants to be called.
     pub(crate) const CALL: u8 = 1;
     /// It wants to know which receives riders may have.
