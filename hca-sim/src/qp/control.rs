@@ -6,7 +6,7 @@ use verbs_core::sync::atomic::Ordering::{AcqRel, Relaxed};
 use verbs_core::sync::{Arc, MutexGuard};
 use verbs_core::{Command, Error, QpAttr, QpInfo, QpState};
 
-use super::packets::Exchange;
+use super::packets::PacketQp;
 use super::{Finish, QueuePair, check, tag_of, takes_packets};
 use crate::link::Links;
 use crate::queue::base::word::flag;
@@ -143,7 +143,7 @@ impl QueuePair {
         let (sends, recvs) = (yard.common(sends)?, yard.common(recvs)?);
         if self.goes_as_packets() {
             self.engaged
-                .set_exchange(Exchange::new(self.qp_type, &self.cap)?);
+                .set_exchange(PacketQp::new(self.qp_type, &self.cap)?);
         }
         // Under the lock of the link nobody else does this.
         let _ = self.recvs.set(recvs);

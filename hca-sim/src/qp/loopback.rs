@@ -24,7 +24,7 @@ use crate::direct::path::DirectPath;
 use crate::engine::Due;
 use crate::qp::QueuePair;
 use crate::qp::effects::Effects;
-use crate::qp::packets::Exchange;
+use crate::qp::packets::PacketQp;
 use crate::queue::base::combiner::Combiner;
 use crate::queue::base::events::QpEvents;
 use crate::queue::cq::{CqRing, Cqe, Overrun, Pushed, WaitsForCq, Way, note};
@@ -48,7 +48,7 @@ pub(crate) struct Engaged {
     pub(crate) machine: Mutex<Machine>,
     /// The connection over packets, from the first transition to INIT on; most have none. Uncontended as
     /// well.
-    exchange: OnceLock<Box<Mutex<Exchange>>>,
+    exchange: OnceLock<Box<Mutex<PacketQp>>>,
     /// It is on the driver's list already.
     pub(crate) listed: AtomicBool,
 }
@@ -74,12 +74,12 @@ enum Next {
 
 impl Engaged {
     /// The connection over packets, if there is one.
-    pub(crate) fn exchange(&self) -> Option<&Mutex<Exchange>> {
+    pub(crate) fn exchange(&self) -> Option<&Mutex<PacketQp>> {
         self.exchange.get().map(|exchange| &**exchange)
     }
 
     /// Gives the queue pair a connection over packets.
-    pub(crate) fn set_exchange(&self, exchange: Exchange) {
+    pub(crate) fn set_exchange(&self, exchange: PacketQp) {
         // Under the lock of the link nobody else does this.
         let _ = self.exchange.set(Box::new(Mutex::new(exchange)));
     }

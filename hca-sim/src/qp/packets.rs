@@ -42,7 +42,7 @@ const CNP_INTERVAL: Duration = Duration::from_micros(50);
 const CNP_PAYLOAD: usize = 16;
 
 /// See the module's documentation.
-pub(crate) struct Exchange {
+pub(crate) struct PacketQp {
     transport: transport::Machine,
     /// What the attributes say.
     path: Option<Path>,
@@ -61,7 +61,7 @@ pub(crate) struct Exchange {
     quiet_until: Instant,
 }
 
-impl Exchange {
+impl PacketQp {
     /// A machine for a queue pair of that type and those sizes, with all that it will ever allocate.
     ///
     /// # Errors
@@ -347,7 +347,7 @@ impl QueuePair {
         };
         let mut exchange = exchange.lock();
         exchange.follow(self);
-        let Exchange {
+        let PacketQp {
             transport,
             path,
             route,
@@ -438,7 +438,7 @@ impl QueuePair {
     /// One round of the machine: what is due, and what can be sent.
     pub(crate) fn exchange(
         self: &Arc<Self>,
-        exchange: &mut Exchange,
+        exchange: &mut PacketQp,
         machine: &mut MutexGuard<'_, Machine>,
         mail: &mut Mail<'_>,
         effects: &mut Effects,
@@ -491,7 +491,7 @@ impl QueuePair {
     /// One round of a machine for datagrams.
     fn post_datagrams(
         self: &Arc<Self>,
-        exchange: &mut Exchange,
+        exchange: &mut PacketQp,
         machine: &mut MutexGuard<'_, Machine>,
         path: &Path,
         mail: &mut Mail<'_>,
@@ -518,7 +518,7 @@ impl QueuePair {
 
     fn see_to_notes(
         self: &Arc<Self>,
-        exchange: &mut Exchange,
+        exchange: &mut PacketQp,
         machine: &mut Machine,
         notes: Notes,
         named: Option<&Arc<SharedReceives>>,
@@ -533,7 +533,7 @@ impl QueuePair {
 
     /// Has the engine call at the machine's deadline. A call that comes early finds nothing to do and
     /// sets the next; so there is one at a time, although the deadline moves with every packet.
-    fn set_timer(self: &Arc<Self>, exchange: &mut Exchange, now: Instant) {
+    fn set_timer(self: &Arc<Self>, exchange: &mut PacketQp, now: Instant) {
         let pending = exchange.timer.filter(|&timer| timer > now);
         let Some(deadline) = exchange.transport.deadline() else {
             exchange.timer = pending;
@@ -551,9 +551,9 @@ impl QueuePair {
     }
 }
 
-impl fmt::Debug for Exchange {
+impl fmt::Debug for PacketQp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Exchange")
+        f.debug_struct("PacketQp")
             .field("path", &self.path)
             .field("timer", &self.timer)
             .finish_non_exhaustive()
