@@ -234,7 +234,7 @@ impl Driver {
     }
 
     fn list(&self, qp: &Arc<QueuePair>) {
-        if !qp.engaged.listed.swap(true, AcqRel) {
+        if !qp.worker.listed.swap(true, AcqRel) {
             self.listed.lock().push(Arc::clone(qp));
         }
     }
@@ -399,7 +399,7 @@ impl Driver {
         };
         for qp in busy.drain(..) {
             // Whoever has a reason from now on lists it anew.
-            qp.engaged.listed.store(false, Release);
+            qp.worker.listed.store(false, Release);
             qp.round(Some(&mut mail), effects);
             if std::mem::take(&mut mail.deferred) {
                 later.push(qp);
@@ -476,7 +476,7 @@ impl Driver {
         if !qp.take_packet(&packet, now, effects) {
             return None;
         }
-        if !qp.engaged.listed.swap(true, AcqRel) {
+        if !qp.worker.listed.swap(true, AcqRel) {
             busy.push(qp);
         }
         Some(head)

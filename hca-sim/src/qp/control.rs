@@ -142,7 +142,7 @@ impl QueuePair {
         let recvs = RecvRing::new(yard, self.cap.max_recv_wr, self.cap.max_recv_sge)?;
         let (sends, recvs) = (yard.common(sends)?, yard.common(recvs)?);
         if self.goes_as_packets() {
-            self.engaged
+            self.worker
                 .set_exchange(PacketQp::new(self.qp_type, &self.cap)?);
         }
         // Under the lock of the link nobody else does this.
@@ -224,7 +224,7 @@ impl QueuePair {
 
     /// No direct path begins here from now on; under the lock under which the old one was taken away.
     pub(crate) fn begin_close(&self, _links: &Links) {
-        self.engaged.closing.fetch_add(1, AcqRel);
+        self.worker.closing.fetch_add(1, AcqRel);
     }
 
     /// The rest of what [`QueuePair::begin_close`] has begun, outside of locks.
@@ -238,7 +238,7 @@ impl QueuePair {
             if let Some(berths) = berths {
                 me.end_riding(&berths);
             }
-            me.engaged.closing.fetch_sub(1, AcqRel);
+            me.worker.closing.fetch_sub(1, AcqRel);
             me.turn();
             let links = me.port.link.lock();
             // What a direct path is made for since has nobody to wait for.

@@ -37,7 +37,7 @@ const RNR_FOREVER: u8 = 7;
 
 /// See the module's documentation.
 #[derive(Debug, Default)]
-pub(crate) struct Engaged {
+pub(crate) struct Worker {
     /// Who holds the machine. If packets carry its messages, whoever holds the port's driver does.
     turns: Combiner,
     /// There is reason to try again before the deadline.
@@ -72,7 +72,7 @@ enum Next {
     Stop,
 }
 
-impl Engaged {
+impl Worker {
     /// The connection over packets, if there is one.
     pub(crate) fn exchange(&self) -> Option<&Mutex<PacketQp>> {
         self.exchange.get().map(|exchange| &**exchange)
@@ -93,7 +93,7 @@ impl Engaged {
 impl QueuePair {
     /// Whether every message that was begun has ended; over packets that takes time.
     fn is_drained(&self) -> bool {
-        let exchange = self.engaged.exchange();
+        let exchange = self.worker.exchange();
         self.state() != QpState::Sqd || exchange.is_none_or(|exchange| exchange.lock().is_drained())
     }
 
@@ -107,7 +107,7 @@ impl QueuePair {
     }
 
     fn take_turns(self: &Arc<Self>) {
-        while let Some(mut held) = self.engaged.turns.enter() {
+        while let Some(mut held) = self.worker.turns.enter() {
             let mut effects = Effects::default();
             loop {
                 self.round(None, &mut effects);
@@ -124,7 +124,7 @@ impl QueuePair {
 
     /// There is reason to try again at once.
     pub(crate) fn kick(self: &Arc<Self>) {
-        self.engaged.kicked.store(true, Release);
+        self.worker.kicked.store(true, Release);
         self.turn();
     }
 
@@ -138,14 +138,14 @@ impl QueuePair {
 
     /// One round, by the holder; `mail` if packets carry its messages.
     pub(crate) fn round(self: &Arc<Self>, mail: Option<&mut Mail<'_>>, effects: &mut Effects) {
-        if self.engaged.closing.load(Acquire) != 0 {
+        if self.worker.closing.load(Acquire) != 0 {
             return;
         }
-        let mut machine = self.engaged.machine.lock();
+        let mut machine = self.worker.machine.lock();
         let over = match self.state() {
             QpState::Sqe => {
                 let over = self.flush_sends(&mut machine, effects);
-                if let Some(exchange) = self.engaged.exchange() {
+                if let Some(exchange) = self.worker.exchange() {
                     exchange.lock().resume();
                 }
                 over
@@ -153,14 +153,14 @@ impl QueuePair {
             QpState::Err => self.flush(&mut machine, effects),
             QpState::Reset => {
                 *machine = Machine::default();
-                if let Some(exchange) = self.engaged.exchange() {
+                if let Some(exchange) = self.worker.exchange() {
                     exchange.lock().reset();
                 }
                 self.discard();
                 true
             }
             QpState::Rtr | QpState::Rts | QpState::Sqd if mail.is_some() => {
-                if let (Some(exchange), Some(mail)) = (self.engaged.exchange(), mail) {
+                if let (Some(exchange), Some(mail)) = (self.worker.exchange(), mail) {
                     self.exchange(&mut exchange.lock(), &mut machine, mail, effects);
                 }
                 true
@@ -196,7 +196,7 @@ impl QueuePair {
         while let Some(at) = sends.next()
             && machine.failed.is_none()
         {
-            let kicked = self.engaged.kicked.swap(false, AcqRel);
+            let kicked = self.worker.kicked.swap(false, AcqRel);
             let now = self.port.engine.now();
             let early = machine.wait.is_some_and(|deadline| now < deadline);
             if early && !kicked {
@@ -205,7 +205,7 @@ impl QueuePair {
             if let Next::Stop = self.step(machine, sends, at, now, early, effects) {
                 // Who calls those that a queue puts off does not say that any other wait is over.
                 let put_off = !effects.waiting.is_empty();
-                self.engaged.kicked.fetch_or(put_off, AcqRel);
+                self.worker.kicked.fetch_or(put_off, AcqRel);
                 return;
             }
         }
@@ -366,7 +366,7 @@ impl QueuePair {
                 Some(Next::Stop)
             }
             Faulty::Again => {
-                self.engaged.kicked.store(true, Release);
+                self.worker.kicked.store(true, Release);
                 Some(Next::Continue)
             }
         }
@@ -531,7 +531,7 @@ impl QueuePair {
 
     /// Completes the shared receive of a message that will not end. `false` as in `flush`.
     fn flush_abandoned(self: &Arc<Self>, effects: &mut Effects) -> bool {
-        let exchange = self.engaged.exchange();
+        let exchange = self.worker.exchange();
         let Some((wr_id, named)) = exchange.and_then(|exchange| exchange.lock().abandon()) else {
             return true;
         };

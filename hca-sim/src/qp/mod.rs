@@ -35,7 +35,7 @@ use verbs_core::{PostError, QpAttr, QpCap, QpState, QpType, Qpn};
 
 use crate::direct::path::DirectPath;
 use crate::port::{Driver, Port};
-use crate::qp::loopback::Engaged;
+use crate::qp::loopback::Worker;
 use crate::queue::base::word::{QpWord, flag};
 use crate::queue::cq::CqRing;
 
@@ -60,7 +60,7 @@ pub(crate) struct QueuePair {
     pub(crate) recv_cq: Arc<CqRing>,
     /// Where its receives come from, if not from its own queue.
     pub(crate) srq: Option<Arc<SharedReceives>>,
-    pub(crate) engaged: Engaged,
+    pub(crate) worker: Worker,
     pub(crate) control: Mutex<Control>,
     pub(crate) me: Weak<Self>,
     /// Allocated by the first transition to INIT.
@@ -178,7 +178,7 @@ impl QueuePair {
             send_cq,
             recv_cq,
             srq,
-            engaged: Engaged::default(),
+            worker: Worker::default(),
             control: Mutex::new(Control::default()),
             me: Weak::clone(me),
             sends: OnceLock::new(),
@@ -344,7 +344,7 @@ fn refusal(tag: u32) -> Result<QpState, PostError> {
 
 impl fmt::Debug for QueuePair {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let closing = self.engaged.closing.load(Relaxed);
+        let closing = self.worker.closing.load(Relaxed);
         f.debug_struct("QueuePair")
             .field("qpn", &self.qpn)
             .field("state", &self.state())

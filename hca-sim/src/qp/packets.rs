@@ -341,8 +341,8 @@ impl QueuePair {
         now: Instant,
         effects: &mut Effects,
     ) -> bool {
-        let open = self.engaged.exchange();
-        let Some(exchange) = open.filter(|_| !self.engaged.is_closing()) else {
+        let open = self.worker.exchange();
+        let Some(exchange) = open.filter(|_| !self.worker.is_closing()) else {
             return false;
         };
         let mut exchange = exchange.lock();
@@ -401,7 +401,7 @@ impl QueuePair {
         let mut notes = Notes::default();
         transport.receive(&ends, packet, &mut notes);
         drop(pin);
-        let mut machine = self.engaged.machine.lock();
+        let mut machine = self.worker.machine.lock();
         self.see_to_notes(&mut exchange, &mut machine, notes, named.as_ref(), effects);
         true
     }

@@ -144,7 +144,7 @@ impl QueuePair {
     /// Whether a direct path can be made: nobody is inside an earlier one, and the next packet from here is
     /// the one that the peer expects.
     fn may_land_in(&self, peer: &Self) -> bool {
-        let closing = |qp: &Self| qp.engaged.closing.load(Acquire) != 0;
+        let closing = |qp: &Self| qp.worker.closing.load(Acquire) != 0;
         let numbers = self.send_ring().zip(peer.recv_ring());
         !closing(self)
             && !closing(peer)
