@@ -30,7 +30,7 @@ use crate::qp::QueuePair;
 use crate::qp::effects::{Effects, ForDriver};
 use crate::queue::base::combiner::{Held, Combiner};
 use crate::transport::Incoming;
-use crate::transport::tx::{Mail, Outbox};
+use crate::transport::tx::{TxContext, TxQueue};
 use crate::wire::{Bth, Head, PacketView, Role, Syndrome};
 
 /// How long the engine's thread leaves packets to somebody who polls, counted from the last poll. Longer
@@ -106,7 +106,7 @@ impl Drop for Noted<'_> {
 
 struct Work {
     link: Box<dyn PacketLink>,
-    outbox: Outbox,
+    tx_queue: TxQueue,
     verifier: Verifier,
     /// Who gets a round; empty between rounds.
     busy: Vec<Arc<QueuePair>>,
@@ -125,7 +125,7 @@ impl Driver {
             waiter: link.waiter(),
             mtu: link.mtu(),
             work: Mutex::new(Work {
-                outbox: Outbox::new(link.burst_bytes()),
+                tx_queue: TxQueue::new(link.burst_bytes()),
                 link,
                 verifier: Verifier::new(),
                 busy: Vec::new(),
@@ -324,7 +324,7 @@ impl Driver {
                 false
             }
             Visit::Receive => {
-                if work.outbox.is_blocked() || !self.listed.lock().is_empty() {
+                if work.tx_queue.is_blocked() || !self.listed.lock().is_empty() {
                     self.send(port, work, true, effects);
                 }
                 let came = self.receive(port, work, effects);
@@ -345,7 +345,7 @@ impl Driver {
         let down = self.down.load(Acquire);
         let Work {
             link,
-            outbox,
+            tx_queue,
             verifier,
             busy,
             last,
@@ -359,7 +359,7 @@ impl Driver {
             }
         });
         if let Some((qpn, psn)) = answer {
-            outbox.answered(&mut **link, qpn, psn);
+            tx_queue.answered(&mut **link, qpn, psn);
         }
         while let Some(refusal) = link.refusal() {
             if let Some(hca) = self.hca.get().cloned() {
@@ -381,16 +381,16 @@ impl Driver {
     fn send(&self, port: &Port, work: &mut Work, acknowledges: bool, effects: &mut Effects) {
         let Work {
             link,
-            outbox,
+            tx_queue,
             busy,
             later,
             ..
         } = work;
-        outbox.flush(&mut **link);
+        tx_queue.flush(&mut **link);
         busy.append(&mut self.listed.lock());
         let down = self.down.load(Acquire);
-        let mut mail = Mail {
-            outbox,
+        let mut mail = TxContext {
+            tx_queue,
             link: &mut **link,
             counters: &port.counters,
             down,
@@ -405,8 +405,8 @@ impl Driver {
                 later.push(qp);
             }
         }
-        outbox.flush(&mut **link);
-        effects.blocked |= outbox.is_blocked();
+        tx_queue.flush(&mut **link);
+        effects.blocked |= tx_queue.is_blocked();
         effects.fed.extend(std::iter::from_fn(|| link.fed()));
         for qp in later.drain(..) {
             self.list(&qp);

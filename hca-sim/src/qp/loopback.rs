@@ -29,7 +29,7 @@ use crate::queue::base::combiner::Combiner;
 use crate::queue::base::events::QpEvents;
 use crate::queue::cq::{CqRing, Cqe, Overrun, Pushed, WaitsForCq, Way, note};
 use crate::queue::send::{Scratch, SendRing};
-use crate::transport::Mail;
+use crate::transport::TxContext;
 use crate::transport::timing::{ack_timeout, rnr_delay};
 
 /// RNR retries that never end (IBTA vol. 1, 9.7.5.2.8).
@@ -137,7 +137,7 @@ impl QueuePair {
     }
 
     /// One round, by the holder; `mail` if packets carry its messages.
-    pub(crate) fn round(self: &Arc<Self>, mail: Option<&mut Mail<'_>>, effects: &mut Effects) {
+    pub(crate) fn round(self: &Arc<Self>, mail: Option<&mut TxContext<'_>>, effects: &mut Effects) {
         if self.worker.closing.load(Acquire) != 0 {
             return;
         }

@@ -27,7 +27,7 @@ use crate::qp::loopback::Machine;
 use crate::queue::base::events::QpEvents;
 use crate::queue::cq::CqRing;
 use crate::queue::srq::{Named, SharedReceives};
-use crate::transport::{self, Ends, Incoming, Mail, Notes, Outlet, Path, Post};
+use crate::transport::{self, Ends, Incoming, TxContext, Notes, Outlet, Path, Post};
 use crate::wire::{Bth, BthFlags, Extended, Head, Opcode, Role, Service};
 
 /// The address of packets that have none.
@@ -155,7 +155,7 @@ fn path(attr: &QpAttr, qp: &QueuePair) -> Path {
 /// How datagrams leave.
 struct Datagrams<'q, 'm, 'o> {
     qp: &'q QueuePair,
-    mail: &'m mut Mail<'o>,
+    mail: &'m mut TxContext<'o>,
 }
 
 impl Post for Datagrams<'_, '_, '_> {
@@ -440,7 +440,7 @@ impl QueuePair {
         self: &Arc<Self>,
         exchange: &mut PacketQp,
         machine: &mut MutexGuard<'_, Machine>,
-        mail: &mut Mail<'_>,
+        mail: &mut TxContext<'_>,
         effects: &mut Effects,
     ) {
         exchange.follow(self);
@@ -494,7 +494,7 @@ impl QueuePair {
         exchange: &mut PacketQp,
         machine: &mut MutexGuard<'_, Machine>,
         path: &Path,
-        mail: &mut Mail<'_>,
+        mail: &mut TxContext<'_>,
         effects: &mut Effects,
     ) {
         let mut notes = Notes::default();

@@ -27,7 +27,7 @@ use crate::queue::srq::SharedReceives;
 use crate::wire::{Head, Service};
 
 pub(crate) use machine::Machine;
-pub(crate) use tx::Mail;
+pub(crate) use tx::TxContext;
 pub(crate) use ud::Post;
 
 /// What a connected machine works on: the parts of its queue pair, which nobody else uses meanwhile.

@@ -16,7 +16,7 @@ use crate::wire::{Head, Icrc, ROCE_PORT, Seal};
 const PACKET_MAX: usize = Head::LEN_MAX + 4096 + Icrc::LEN;
 
 /// The packets that have not left yet.
-pub(crate) struct Outbox {
+pub(crate) struct TxQueue {
     burst: Open,
     /// A packet that came when the burst had to leave and could not.
     spare: Open,
@@ -183,7 +183,7 @@ fn packet_len(head: &Head, payload: usize) -> usize {
     head.wire_len() + payload.next_multiple_of(4) + Icrc::LEN
 }
 
-impl Outbox {
+impl TxQueue {
     /// For a link whose bursts have so many bytes.
     pub(crate) fn new(burst_bytes: usize) -> Self {
         Self {
@@ -230,8 +230,8 @@ impl Outbox {
 }
 
 /// The way out for one round of the driver.
-pub(crate) struct Mail<'a> {
-    pub(crate) outbox: &'a mut Outbox,
+pub(crate) struct TxContext<'a> {
+    pub(crate) tx_queue: &'a mut TxQueue,
     pub(crate) link: &'a mut dyn PacketLink,
     pub(crate) counters: &'a Counters,
     /// The port is out of service: packets are lost.
@@ -242,12 +242,12 @@ pub(crate) struct Mail<'a> {
     pub(crate) deferred: bool,
 }
 
-impl Mail<'_> {
+impl TxContext<'_> {
     /// The way of a queue pair to its peer.
-    pub(crate) fn of(&mut self, qpn: Qpn, route: Route) -> Lane<'_> {
+    pub(crate) fn of(&mut self, qpn: Qpn, route: Route) -> TxFlow<'_> {
         let limit = self.link.burst_limit(&route);
-        Lane {
-            outbox: self.outbox,
+        TxFlow {
+            tx_queue: self.tx_queue,
             link: self.link,
             counters: self.counters,
             down: self.down,
@@ -259,9 +259,9 @@ impl Mail<'_> {
     }
 }
 
-/// See [`Mail::of`].
-pub(crate) struct Lane<'a> {
-    outbox: &'a mut Outbox,
+/// See [`TxContext::of`].
+pub(crate) struct TxFlow<'a> {
+    tx_queue: &'a mut TxQueue,
     link: &'a mut dyn PacketLink,
     counters: &'a Counters,
     down: bool,
@@ -271,13 +271,13 @@ pub(crate) struct Lane<'a> {
     limit: usize,
 }
 
-impl Outlet for Lane<'_> {
+impl Outlet for TxFlow<'_> {
     fn acknowledges(&self) -> bool {
         self.acknowledges
     }
 
     fn is_ready(&mut self) -> bool {
-        !self.outbox.blocked || self.outbox.flush(self.link)
+        !self.tx_queue.blocked || self.tx_queue.flush(self.link)
     }
 
     fn put(&mut self, head: &Head, len: usize, again: bool, fill: &mut dyn FnMut(&mut [u8])) {
@@ -287,16 +287,16 @@ impl Outlet for Lane<'_> {
         }
         let request = head.opcode().is_request();
         if again && request {
-            self.outbox.repeated(self.link, self.qpn, head.bth().psn);
+            self.tx_queue.repeated(self.link, self.qpn, head.bth().psn);
         }
         let limit = if again { 1 } else { self.limit };
-        let Outbox {
+        let TxQueue {
             burst,
             spare,
             blocked,
             seals,
             trial,
-        } = &mut *self.outbox;
+        } = &mut *self.tx_queue;
         // A queue pair's addresses are of one family; that was checked when it got them.
         let Some(seal) = seals.of(&self.route) else {
             return;
@@ -413,10 +413,10 @@ mod tests {
     }
 
     /// Puts packets, as (operation, bytes, again), numbered from 100.
-    fn put(outbox: &mut Outbox, link: &mut Kept, packets: &[(Operation, usize, bool)]) {
+    fn put(tx_queue: &mut TxQueue, link: &mut Kept, packets: &[(Operation, usize, bool)]) {
         let counters = Counters::default();
-        let mut mail = Mail {
-            outbox,
+        let mut mail = TxContext {
+            tx_queue,
             link,
             counters: &counters,
             down: false,
@@ -461,12 +461,12 @@ mod tests {
     /// longer header, so the burst that it leads is over with the next packet.
     #[test]
     fn a_long_write_leaves_in_bursts_that_a_socket_can_take_apart() {
-        let (mut outbox, mut link) = (Outbox::new(Burst::BYTES_MAX), Kept::default());
+        let (mut tx_queue, mut link) = (TxQueue::new(Burst::BYTES_MAX), Kept::default());
         let mut packets = vec![(WriteFirst, 1024, false)];
         packets.extend([(WriteMiddle, 1024, false); 10]);
         packets.push((WriteLast, 5, false));
-        put(&mut outbox, &mut link, &packets);
-        assert!(outbox.flush(&mut link));
+        put(&mut tx_queue, &mut link, &packets);
+        assert!(tx_queue.flush(&mut link));
         assert_eq!(
             shapes(&link),
             [vec![1056, 1040], vec![1040; 8], vec![1040, 24],]
@@ -475,9 +475,9 @@ mod tests {
 
     #[test]
     fn a_shorter_packet_ends_a_burst() {
-        let (mut outbox, mut link) = (Outbox::new(Burst::BYTES_MAX), Kept::default());
+        let (mut tx_queue, mut link) = (TxQueue::new(Burst::BYTES_MAX), Kept::default());
         put(
-            &mut outbox,
+            &mut tx_queue,
             &mut link,
             &[
                 (WriteOnly, 64, false),
@@ -485,36 +485,36 @@ mod tests {
                 (WriteOnly, 64, false),
             ],
         );
-        assert!(outbox.flush(&mut link));
+        assert!(tx_queue.flush(&mut link));
         assert_eq!(shapes(&link), [vec![96, 20], vec![96]]);
     }
 
     #[test]
     fn what_is_sent_again_travels_alone_and_tells_whether_bursts_arrive() {
-        let (mut outbox, mut link) = (Outbox::new(Burst::BYTES_MAX), Kept::default());
-        put(&mut outbox, &mut link, &[(WriteOnly, 8, false); 3]);
-        assert!(outbox.flush(&mut link));
+        let (mut tx_queue, mut link) = (TxQueue::new(Burst::BYTES_MAX), Kept::default());
+        put(&mut tx_queue, &mut link, &[(WriteOnly, 8, false); 3]);
+        assert!(tx_queue.flush(&mut link));
         // Packet 101, the second of the burst, is the first that is missing.
-        put(&mut outbox, &mut link, &[(WriteOnly, 8, true)]);
+        put(&mut tx_queue, &mut link, &[(WriteOnly, 8, true)]);
         assert_eq!(link.news, [], "100 says nothing about the burst");
-        put(&mut outbox, &mut link, &[(WriteOnly, 8, false); 3]);
-        assert!(outbox.flush(&mut link));
-        outbox.answered(&mut link, Qpn::new(6), Psn::new(102));
+        put(&mut tx_queue, &mut link, &[(WriteOnly, 8, false); 3]);
+        assert!(tx_queue.flush(&mut link));
+        tx_queue.answered(&mut link, Qpn::new(6), Psn::new(102));
         assert_eq!(link.news, [], "another queue pair's");
-        outbox.answered(&mut link, Qpn::new(5), Psn::new(102));
+        tx_queue.answered(&mut link, Qpn::new(5), Psn::new(102));
         assert_eq!(link.news, [Feedback::Arrived]);
         assert_eq!(shapes(&link), [vec![40; 3], vec![40], vec![40; 3]]);
     }
 
     #[test]
     fn without_room_nothing_is_lost_and_machines_wait() {
-        let (mut outbox, mut link) = (Outbox::new(Burst::BYTES_MAX), Kept::default());
+        let (mut tx_queue, mut link) = (TxQueue::new(Burst::BYTES_MAX), Kept::default());
         link.full = true;
         // The ninth does not fit the burst; it is kept, and the tenth is not asked for.
-        put(&mut outbox, &mut link, &[(WriteOnly, 8, false); 10]);
-        assert!(!outbox.flush(&mut link));
+        put(&mut tx_queue, &mut link, &[(WriteOnly, 8, false); 10]);
+        assert!(!tx_queue.flush(&mut link));
         link.full = false;
-        assert!(outbox.flush(&mut link));
+        assert!(tx_queue.flush(&mut link));
         assert_eq!(shapes(&link), [vec![40; 8], vec![40]]);
     }
 }
