@@ -28,7 +28,7 @@ use verbs_core::{Access, Mtu, Piece, Qpn};
 
 use crate::queue::base::events::QpEvents;
 use crate::queue::base::word::QpWord;
-use crate::queue::cq::{CqRing, Lane};
+use crate::queue::cq::{CqRing, CqBuffer};
 use crate::queue::recv::{Entries, RecvRing, Waiting};
 use crate::queue::send::SendRing;
 use crate::queue::srq::SharedReceives;
@@ -88,7 +88,7 @@ pub(crate) struct DirectPath {
     pub(crate) ring: Common<RecvRing>,
     entries: Entries,
     /// What receives complete to, when the direct path was made.
-    pub(crate) lane: Arc<Lane>,
+    pub(crate) buffer: Arc<CqBuffer>,
     pub(crate) mrs: Arc<MrTable>,
     /// The responder's protection domain.
     pub(crate) pd: u32,
@@ -144,7 +144,7 @@ impl DirectPath {
             word: TouchWord::new(tag(door, granted) | lends),
             entries: ring.entries.clone(),
             ring,
-            lane: cq.lane(),
+            buffer: cq.buffer(),
             mrs,
             pd,
             qpn,
@@ -157,13 +157,13 @@ impl DirectPath {
         }
     }
 
-    /// The same way, with the lane that the completion queue has now.
+    /// The same way, with the buffer that the completion queue has now.
     pub(crate) fn renewed(&self) -> Self {
         Self {
             word: TouchWord::new(self.word.tag()),
             ring: self.ring.clone(),
             entries: self.entries.clone(),
-            lane: self.cq.lane(),
+            buffer: self.cq.buffer(),
             mrs: Arc::clone(&self.mrs),
             pd: self.pd,
             qpn: self.qpn,

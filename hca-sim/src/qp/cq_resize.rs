@@ -1,21 +1,21 @@
 //! Resizing a completion queue.
 //!
 //! ```text
-//! kill the lane -> grace period -> copy what waits -> put the new lane in its place -> call the waiters
+//! kill the buffer -> grace period -> copy what waits -> put the new buffer in its place -> call the waiters
 //! ```
 //!
-//! The new lane is allocated before anything else is done. From the kill on, pushers are refused as they
+//! The new buffer is allocated before anything else is done. From the kill on, pushers are refused as they
 //! are by a queue that changes hands, and are called at the end; no thread waits. The consumer goes on
 //! polling. What waits is copied to the same positions, so that the consumer can go over to the new
-//! lane whenever it finds nothing in the old one: what it has polled is behind it there, too. Without
-//! pushers, nothing comes to the old lane that is not in the new one.
+//! buffer whenever it finds nothing in the old one: what it has polled is behind it there, too. Without
+//! pushers, nothing comes to the old buffer that is not in the new one.
 //!
 //! Where packets carry messages, the thread that holds the port's driver pushes and must not be refused: it
-//! changes the lane itself, between two rounds, when no other thread is inside.
+//! changes the buffer itself, between two rounds, when no other thread is inside.
 //!
-//! No push is lost: one that was under way is in the old lane when the grace period is over. *The
-//! race that looks bad*: the queue is armed for the first time while its lane is replaced, so that the
-//! flag is put into a mode that is no longer read. The lock of the latest lane orders the two.
+//! No push is lost: one that was under way is in the old buffer when the grace period is over. *The
+//! race that looks bad*: the queue is armed for the first time while its buffer is replaced, so that the
+//! flag is put into a mode that is no longer read. The lock of the latest buffer orders the two.
 
 use verbs_core::Error;
 use verbs_core::mem::grace;
@@ -24,19 +24,19 @@ use verbs_core::sync::{Arc, Mutex};
 use crate::port::Port;
 use crate::qp::effects::Effects;
 use crate::qp::pairing::renew_landings;
-use crate::queue::cq::{CqRing, Lane};
+use crate::queue::cq::{CqRing, CqBuffer};
 
-/// Gives the queue that lane, and tells its size; [`Error::Mismatch`] if more waits than fits. Outside pins and
+/// Gives the queue that buffer, and tells its size; [`Error::Mismatch`] if more waits than fits. Outside pins and
 /// locks. Resizes of one queue are done one after the other.
 pub(crate) fn resize(
     ring: &Arc<CqRing>,
-    lane: Lane,
+    buffer: CqBuffer,
     port: Arc<Port>,
     done: impl FnOnce(Result<u32, Error>) + Send + 'static,
 ) {
     let resize = Resize {
         ring: Arc::clone(ring),
-        lane,
+        buffer,
         port,
         done: Box::new(done),
     };
@@ -46,7 +46,7 @@ pub(crate) fn resize(
 /// A resize that was asked for.
 struct Resize {
     ring: Arc<CqRing>,
-    lane: Lane,
+    buffer: CqBuffer,
     port: Arc<Port>,
     done: Box<dyn FnOnce(Result<u32, Error>) + Send>,
 }
@@ -68,7 +68,7 @@ impl Resize {
         grace::after(self.ring.kill_lane(), move || self.change_lane().end());
     }
 
-    /// By the holder of the driver, who refuses nobody: changes the lane if no other thread is inside
+    /// By the holder of the driver, who refuses nobody: changes the buffer if no other thread is inside
     /// just now, and otherwise gives it back and begins again when they have left.
     fn change_at_once(self, effects: &mut Effects) {
         #[derive(Default)]
@@ -101,11 +101,11 @@ impl Resize {
     fn change_lane(self) -> Over {
         let Self {
             ring,
-            lane,
+            buffer,
             port,
             done,
         } = self;
-        let resized = ring.change_lane(lane);
+        let resized = ring.change_lane(buffer);
         Over {
             ring,
             port,

@@ -48,15 +48,15 @@ impl SendPoster {
         let Some(open) = &self.open else {
             return 0;
         };
-        let (land, cq) = (&*open.land, &*self.lane);
+        let (land, cq) = (&*open.land, &*self.buffer);
         // Each end counts for itself, so they must be two.
-        let is_apart = !std::ptr::eq(cq, &*land.lane);
+        let is_apart = !std::ptr::eq(cq, &*land.buffer);
         if !is_apart || !land.admits_short(pin, open.view, F::RIGHT) {
             return 0;
         }
         let credits = self.limit.wrapping_sub(self.posted).min(UNDER_ONE_PIN);
         let wrs = wrs.get(..credits as usize).unwrap_or(wrs);
-        let (mut here, mut there, mut number) = (cq.strip(pin), land.lane.strip(pin), self.posted);
+        let (mut here, mut there, mut number) = (cq.strip(pin), land.buffer.strip(pin), self.posted);
         for wr in wrs {
             let (Payload::One(sge), Dest::Peer) = (wr.payload, wr.dest) else {
                 break;
@@ -82,7 +82,7 @@ impl SendPoster {
             number = number.wrapping_add(1);
         }
         cq.claim_strip(&here);
-        land.lane.claim_strip(&there);
+        land.buffer.claim_strip(&there);
         let count = number.wrapping_sub(self.posted);
         land.advance_by(&open.sends, count);
         self.posted = number;

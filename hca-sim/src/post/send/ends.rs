@@ -5,7 +5,7 @@ use verbs_core::mem::{MrTable, Pin, Window};
 use verbs_core::{Access, Payload, Piece, RKey, Remote, SendFlags, SendOp, WcOpcode};
 
 use crate::direct::path::DirectPath;
-use crate::queue::cq::{Cqe, Lane, Place, Strip};
+use crate::queue::cq::{Cqe, CqBuffer, Place, Strip};
 use crate::queue::cqe_inline::BYTES_MAX;
 use crate::queue::recv::Waiting;
 
@@ -13,10 +13,10 @@ use crate::queue::recv::Waiting;
 pub(super) trait Places<'l> {
     /// Whether this thread alone pushes to that queue, and there are enough: sends and receives may
     /// complete to one queue.
-    fn are_there(&self, lane: &Lane, pin: &Pin) -> bool;
+    fn are_there(&self, buffer: &CqBuffer, pin: &Pin) -> bool;
 
     /// The next one, after that.
-    fn next(&mut self, lane: &'l Lane) -> Option<Place<'l>>;
+    fn next(&mut self, buffer: &'l CqBuffer) -> Option<Place<'l>>;
 }
 
 /// Each by itself.
@@ -24,25 +24,25 @@ pub(super) struct Single;
 
 impl<'l> Places<'l> for Single {
     #[inline(always)]
-    fn are_there(&self, lane: &Lane, pin: &Pin) -> bool {
-        lane.is_plain(pin) && lane.has_room_for_two()
+    fn are_there(&self, buffer: &CqBuffer, pin: &Pin) -> bool {
+        buffer.is_plain(pin) && buffer.has_room_for_two()
     }
 
     #[inline(always)]
-    fn next(&mut self, lane: &'l Lane) -> Option<Place<'l>> {
-        Some(lane.claim_plain())
+    fn next(&mut self, buffer: &'l CqBuffer) -> Option<Place<'l>> {
+        Some(buffer.claim_plain())
     }
 }
 
 /// Of a queue that nothing else completes to meanwhile.
 impl<'l> Places<'l> for &mut Strip<'l> {
     #[inline(always)]
-    fn are_there(&self, _: &Lane, _: &Pin) -> bool {
+    fn are_there(&self, _: &CqBuffer, _: &Pin) -> bool {
         !self.is_over()
     }
 
     #[inline(always)]
-    fn next(&mut self, _: &'l Lane) -> Option<Place<'l>> {
+    fn next(&mut self, _: &'l CqBuffer) -> Option<Place<'l>> {
         Strip::next(self)
     }
 }
@@ -225,7 +225,7 @@ impl<N: Near> Far<N> for IntoReceive {
         len: u32,
         there: &impl Places<'p>,
     ) -> Option<(Window<'p>, Waiting<'p>)> {
-        if !there.are_there(&land.lane, pin) {
+        if !there.are_there(&land.buffer, pin) {
             return None;
         }
         let (waiting, piece) = land.next_piece()?;
@@ -253,7 +253,7 @@ impl<N: Near> Far<N> for IntoReceive {
         let cqe = Cqe::success(waiting.wr_id(), land.qpn, WcOpcode::Recv, len).asked_for(flags);
         // Whoever polls the completion may post the next receive at once.
         land.ring.consume(waiting);
-        if let Some(place) = there.next(&land.lane) {
+        if let Some(place) = there.next(&land.buffer) {
             place.publish(&cqe);
         }
     }

@@ -20,7 +20,7 @@ use crate::direct::message::{Done, Message, Outcome};
 use crate::direct::path::DirectPath;
 use crate::qp::QueuePair;
 use crate::queue::base::limits::{MAX_MESSAGE, MAX_SGE};
-use crate::queue::cq::Lane;
+use crate::queue::cq::CqBuffer;
 use crate::queue::recv::berth::Known;
 use crate::queue::send::SendRing;
 
@@ -38,7 +38,7 @@ use ends::{FromMemory, Inline, IntoMemory, IntoReceive};
 pub(crate) struct SendPoster {
     open: Option<Open>,
     /// What sends complete to, when it was looked at last.
-    lane: Arc<Lane>,
+    buffer: Arc<CqBuffer>,
     mrs: Arc<MrTable>,
     /// Number of the next work request.
     posted: u32,
@@ -78,14 +78,14 @@ impl SendPoster {
         } else {
             SendFlags::empty()
         };
-        let (lane, mrs) = (qp.send_cq.lane(), Arc::clone(&qp.port.mrs));
+        let (buffer, mrs) = (qp.send_cq.buffer(), Arc::clone(&qp.port.mrs));
         let (pd, qpn, max_inline) = (qp.pd, qp.qpn, qp.cap.max_inline_data);
         Self {
             posted: 0,
             limit: 0,
             open: None,
             qp,
-            lane,
+            buffer,
             mrs,
             pd,
             qpn,
@@ -138,8 +138,8 @@ impl SendPoster {
             return Err(PostError::State(state));
         };
         self.find_room(&sends)?;
-        if self.lane.is_dead() {
-            self.lane = self.qp.send_cq.lane();
+        if self.buffer.is_dead() {
+            self.buffer = self.qp.send_cq.buffer();
         }
         let direct = sends.is_drained() && self.look_for_door(&sends);
         let depth = self.qp.cap.max_send_wr;

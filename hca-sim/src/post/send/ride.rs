@@ -30,7 +30,7 @@ impl SendPoster {
         self.shy = self.shy.saturating_sub(1);
         let there = land.ring.poster();
         let is_far = there != 0 && there != pin.thread();
-        let apart = is_far && land.cq.takes_riders() && land.lane.may_be_plain(&pin);
+        let apart = is_far && land.cq.takes_riders() && land.buffer.may_be_plain(&pin);
         let (lends, wanted) = (DirectPath::lends(open.view), apart && self.shy == 0);
         if lends != wanted && !land.ring.has_riders() {
             land.lend(wanted);
@@ -57,7 +57,7 @@ impl SendPoster {
         flags: SendFlags,
     ) -> Option<()> {
         let open = self.open.as_mut()?;
-        let (land, cq, len) = (&*open.land, &*self.lane, near.len());
+        let (land, cq, len) = (&*open.land, &*self.buffer, near.len());
         if !land.admits_direct(pin, open.view, Access::empty()) {
             return None;
         }
@@ -66,7 +66,7 @@ impl SendPoster {
         if signaled && !(cq.is_plain(pin) && cq.has_room_for_two()) {
             return None;
         }
-        let there = &*land.lane;
+        let there = &*land.buffer;
         if !(there.is_plain(pin) && there.has_room_for_two()) {
             return None;
         }

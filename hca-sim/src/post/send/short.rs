@@ -108,9 +108,9 @@ impl SendPoster {
     #[cold]
     #[inline(never)]
     fn makes_room(&self, pin: &Pin) -> bool {
-        let receiver = self.open.as_ref().map(|open| &open.land.lane);
+        let receiver = self.open.as_ref().map(|open| &open.land.buffer);
         let receives = receiver.is_some_and(|cq| cq.makes_room_for_two(pin));
-        self.lane.makes_room_for_two(pin) || receives
+        self.buffer.makes_room_for_two(pin) || receives
     }
 
     /// Looks, and carries the message out if all is in order.
@@ -160,7 +160,7 @@ impl SendPoster {
         let Errand {
             near, far, flags, ..
         } = errand;
-        let (cq, len) = (&*self.lane, near.len());
+        let (cq, len) = (&*self.buffer, near.len());
         let signaled = flags.contains(SendFlags::SIGNALED);
         if signaled && !here.are_there(cq, pin) {
             return None;

@@ -1,4 +1,4 @@
-//! Entries: what a completion says, as it stands in a lane, and what becomes of one that is pushed.
+//! Entries: what a completion says, as it stands in a buffer, and what becomes of one that is pushed.
 
 use verbs_core::{Lid, Qpn, RKey, SendFlags, WcFlags, WcOpcode, WcStatus};
 

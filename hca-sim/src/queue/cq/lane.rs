@@ -1,8 +1,8 @@
 //! The ring of a completion queue, as those see it who push: entries, tail, and the mode that says who
 //! may push.
 //!
-//! A queue has one lane at a time. A resize takes it away, as any object is taken away from pinned
-//! threads, and puts another in its place; positions go on counting. Whoever keeps a lane finds the old
+//! A queue has one buffer at a time. A resize takes it away, as any object is taken away from pinned
+//! threads, and puts another in its place; positions go on counting. Whoever keeps a buffer finds the old
 //! one dead and asks the queue for the new one.
 
 use verbs_core::laps::Laps;
@@ -65,7 +65,7 @@ impl Pushers {
     }
 }
 
-/// What the consumer writes. It stays when the lane changes.
+/// What the consumer writes. It stays when the buffer changes.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(super) struct Consumer {
@@ -86,10 +86,10 @@ pub(super) fn shared(mode: u32) -> u32 {
 
 /// See the module's documentation.
 #[derive(Debug)]
-pub(crate) struct Lane {
+pub(crate) struct CqBuffer {
     pushers: Pushers,
     entries: Laps<Box<[Entry]>>,
-    /// Another lane has taken its place.
+    /// Another buffer has taken its place.
     replaced: AtomicBool,
     consumer: Arc<Consumer>,
     clock: Option<Clock>,
@@ -160,8 +160,8 @@ impl<'l> Strip<'l> {
     }
 }
 
-impl Lane {
-    /// A lane of `cqe` entries, which is a power of two, for a queue that has none yet. `shared`: any
+impl CqBuffer {
+    /// A buffer of `cqe` entries, which is a power of two, for a queue that has none yet. `shared`: any
     /// thread pushes, from the first push on.
     ///
     /// # Errors
@@ -221,7 +221,7 @@ impl Lane {
     }
 
     /// Takes over what waits in `old`, where nobody pushes, at the positions that it has there; `false`
-    /// if that is more than fits. The consumer may go on polling the old one. For a new lane that nobody
+    /// if that is more than fits. The consumer may go on polling the old one. For a new buffer that nobody
     /// knows.
     pub(super) fn take_over(&self, old: &Self) -> bool {
         let head = self.consumer.head.load(Acquire);
@@ -250,7 +250,7 @@ impl Lane {
         true
     }
 
-    /// The mode of a lane that is dead, for the one that follows: who was to lose it has lost it.
+    /// The mode of a buffer that is dead, for the one that follows: who was to lose it has lost it.
     pub(super) fn last_mode(&self) -> u32 {
         let mode = self.pushers.mode.tag();
         if mode & CONVERTING == 0 {
@@ -277,7 +277,7 @@ impl Lane {
         self.pushers.mode.admits_owner(pin)
     }
 
-    /// Whether [`Lane::is_plain`] says so, or will after the first push.
+    /// Whether [`CqBuffer::is_plain`] says so, or will after the first push.
     pub(crate) fn may_be_plain(&self, pin: &Pin) -> bool {
         let owner = self.pushers.mode.tag();
         let mine = pin.thread() != Pin::NO_NUMBER && (owner == 0 || owner == pin.thread());
@@ -325,7 +325,7 @@ impl Lane {
         Ok(Pushed { fire: false })
     }
 
-    /// Whether there is room for both completions of a message, after [`Lane::is_plain`].
+    /// Whether there is room for both completions of a message, after [`CqBuffer::is_plain`].
     #[inline(always)]
     pub(crate) fn has_room_for_two(&self) -> bool {
         self.pushers.left.load(Relaxed) > 1
@@ -340,7 +340,7 @@ impl Lane {
         self.has_room_for_two()
     }
 
-    /// The places that this thread may fill under this pin, if [`Lane::is_plain`], up to the end of a lap.
+    /// The places that this thread may fill under this pin, if [`CqBuffer::is_plain`], up to the end of a lap.
     pub(crate) fn strip(&self, pin: &Pin) -> Strip<'_> {
         let at = self.pushers.tail.load(Relaxed);
         let left = match self.is_plain(pin) {
@@ -356,7 +356,7 @@ impl Lane {
         }
     }
 
-    /// What was taken of a strip of this lane was filled. The consumer need not know of it.
+    /// What was taken of a strip of this buffer was filled. The consumer need not know of it.
     pub(crate) fn claim_strip(&self, strip: &Strip<'_>) {
         let count = strip.at.wrapping_sub(strip.first);
         // Where others push, the strip was empty, and all here is theirs.
@@ -367,7 +367,7 @@ impl Lane {
         }
     }
 
-    /// The first half of a push for which there is room, after [`Lane::is_plain`]; the second is
+    /// The first half of a push for which there is room, after [`CqBuffer::is_plain`]; the second is
     /// [`Place::publish`].
     #[inline(always)]
     pub(crate) fn claim_plain(&self) -> Place<'_> {

@@ -44,7 +44,7 @@ use crate::queue::base::events::Job;
 use crate::queue::cqe_inline::{Aside, KNOWN, Rider};
 
 mod entry;
-mod lane;
+mod buffer;
 #[cfg(all(test, verbs_loom))]
 mod models;
 mod moderation;
@@ -53,11 +53,11 @@ mod poller;
 mod resize;
 mod unload;
 
-use lane::{ARMED, CONVERTING, Consumer, SHARED, shared};
+use buffer::{ARMED, CONVERTING, Consumer, SHARED, shared};
 use moderation::Moderation;
 
 pub(crate) use entry::{Cqe, Origin, Overrun, Pushed, Way};
-pub(crate) use lane::{Lane, Place, Strip};
+pub(crate) use buffer::{CqBuffer, Place, Strip};
 pub(crate) use poller::{CqPoller, Pump};
 
 /// Somebody who could not push, because the queue was changing hands.
@@ -69,11 +69,11 @@ pub(crate) trait WaitsForCq: Send + Sync {
 /// The part of a completion queue that all share.
 pub(crate) struct CqRing {
     consumer: Arc<Consumer>,
-    /// The lane that the queue was created with.
-    first: Arc<Lane>,
+    /// The buffer that the queue was created with.
+    first: Arc<CqBuffer>,
     /// The one that it has now. Only who finds the first replaced has to lock this for it; the modes of
-    /// lanes lose or gain owners, flags and life under it.
-    latest: Mutex<Arc<Lane>>,
+    /// buffers lose or gain owners, flags and life under it.
+    latest: Mutex<Arc<CqBuffer>>,
     notify: Arc<CqNotify>,
     clock: Option<Clock>,
     /// Who wants to push and waits for the end of CONVERTING or of a resize.
@@ -104,7 +104,7 @@ impl CqRing {
         shared: bool,
     ) -> Result<Self, Error> {
         let consumer = Arc::new(Consumer::default());
-        let first = Lane::new(cqe, Arc::clone(&consumer), clock.clone(), shared)?;
+        let first = CqBuffer::new(cqe, Arc::clone(&consumer), clock.clone(), shared)?;
         let first = Arc::new(first);
         Ok(Self {
             consumer,
@@ -122,16 +122,16 @@ impl CqRing {
         })
     }
 
-    /// The lane that the queue has now.
-    pub(crate) fn lane(&self) -> Arc<Lane> {
+    /// The buffer that the queue has now.
+    pub(crate) fn buffer(&self) -> Arc<CqBuffer> {
         self.with_lane(Arc::clone)
     }
 
     #[inline(always)]
-    fn with_lane<R>(&self, look: impl FnOnce(&Arc<Lane>) -> R) -> R {
+    fn with_lane<R>(&self, look: impl FnOnce(&Arc<CqBuffer>) -> R) -> R {
         if self.first.is_replaced() {
-            let lane = Arc::clone(&*self.latest.lock());
-            look(&lane)
+            let buffer = Arc::clone(&*self.latest.lock());
+            look(&buffer)
         } else {
             look(&self.first)
         }
@@ -140,7 +140,7 @@ impl CqRing {
     /// Asks to push under this pin. `None`: not now; see [`CqRing::convert`].
     #[inline]
     pub(crate) fn enter(&self, pin: &Pin) -> Option<Way> {
-        self.with_lane(|lane| lane.enter(pin))
+        self.with_lane(|buffer| buffer.enter(pin))
     }
 
     /// Pushes a completion the way that [`CqRing::enter`] has found, under the same pin.
@@ -157,8 +157,8 @@ impl CqRing {
         cqe: &Cqe,
         first: impl FnOnce(u32),
     ) -> Result<Pushed, Overrun> {
-        // It is the lane that was entered: no other takes its place while the pin is there.
-        self.with_lane(|lane| lane.push(way, cqe, first))
+        // It is the buffer that was entered: no other takes its place while the pin is there.
+        self.with_lane(|buffer| buffer.push(way, cqe, first))
     }
 
     /// A queue pair's receives complete here from now on, or no more.
@@ -181,11 +181,11 @@ impl CqRing {
     /// not.
     pub(crate) fn unload(&self, mut unload: impl FnMut(&Rider) -> Option<Aside>) {
         let mut aside = self.aside.lock();
-        let (lane, mut at) = (self.lane(), self.head());
+        let (buffer, mut at) = (self.buffer(), self.head());
         loop {
-            if let Some(rider) = lane.rider(at) {
+            if let Some(rider) = buffer.rider(at) {
                 aside.extend(unload(&rider));
-            } else if lane.published(at).is_none() {
+            } else if buffer.published(at).is_none() {
                 let head = self.head();
                 if head.wrapping_sub(at).cast_signed() <= 0 {
                     break;
@@ -226,13 +226,13 @@ impl CqRing {
     /// Makes a queue that [`CqRing::enter`] has refused shared, unless it is being resized, and calls
     /// `waiter` when there is a way; `true`: there is one already, and nobody is called. Outside any pin.
     pub(crate) fn convert(self: &Arc<Self>, waiter: Arc<dyn WaitsForCq>) -> bool {
-        // As long as a queue keeps its lane, a way that was refused stays refused until we are called.
+        // As long as a queue keeps its buffer, a way that was refused stays refused until we are called.
         if self.first.is_replaced() && self.enter(&pin()).is_some() {
             return true;
         }
         let latest = self.latest.lock();
         if latest.is_dead() {
-            // Who puts the next lane in its place calls after that.
+            // Who puts the next buffer in its place calls after that.
             self.waiting.lock().push(waiter);
         } else {
             drop(latest);
@@ -246,7 +246,7 @@ impl CqRing {
         let latest = self.latest.lock();
         self.waiting.lock().push(waiter);
         if latest.is_dead() {
-            // The next lane is then, and who puts it in its place calls after that.
+            // The next buffer is then, and who puts it in its place calls after that.
             let _ = latest.mode().update(|tag| Some(shared(tag)));
             return;
         }
@@ -254,26 +254,26 @@ impl CqRing {
             let begun = tag & (SHARED | CONVERTING) != 0;
             (!begun).then_some(tag | CONVERTING)
         });
-        let lane = Arc::clone(&latest);
+        let buffer = Arc::clone(&latest);
         drop(latest);
         match begun {
             Some((_, touched)) => {
                 let ring = Arc::clone(self);
                 grace::after(touched, move || {
                     let over = |tag| (tag & CONVERTING != 0).then(|| shared(tag));
-                    let _ = lane.mode().update(over);
+                    let _ = buffer.mode().update(over);
                     ring.call_waiting();
                 });
             }
             // With CONVERTING still there, the job comes after our entry in the list.
-            None if lane.mode().tag() & SHARED != 0 => self.call_waiting(),
+            None if buffer.mode().tag() & SHARED != 0 => self.call_waiting(),
             None => {}
         }
     }
 
     /// The consumer arms the queue: whom to wait for if pushers did not know that it ever is.
     fn ever_armed(&self) -> Option<Touched> {
-        // Under the lock, so that the next lane knows it as well.
+        // Under the lock, so that the next buffer knows it as well.
         let latest = self.latest.lock();
         let first = latest
             .mode()
@@ -298,8 +298,8 @@ impl CqRing {
         if self.consumer.arming.fetch_or(false, AcqRel) {
             return;
         }
-        let (mut at, lane) = (self.head(), self.lane());
-        while let Some(what) = lane.published(at) {
+        let (mut at, buffer) = (self.head(), self.buffer());
+        while let Some(what) = buffer.published(at) {
             if Cqe::fires(what, self.consumer.arm.load(Relaxed)) {
                 if self.consumer.arm.swap(0, AcqRel) != 0 {
                     self.fire();
@@ -323,7 +323,7 @@ impl fmt::Debug for CqRing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("CqRing")
             .field("consumer", &self.consumer)
-            .field("lane", &self.lane())
+            .field("buffer", &self.buffer())
             .finish_non_exhaustive()
     }
 }

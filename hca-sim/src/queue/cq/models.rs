@@ -170,10 +170,10 @@ fn loom_cq_resize() {
         let thread = thread::spawn(move || {
             let port =
                 crate::qp::models::port(&Loopback::default(), &Engine::new(VirtualClock::new()));
-            let lane = other.next_lane(4).expect("a model has memory");
+            let buffer = other.next_lane(4).expect("a model has memory");
             let resized = Arc::new(AtomicBool::new(false));
             let tell = Arc::clone(&resized);
-            resize(&other, lane, port, move |size| {
+            resize(&other, buffer, port, move |size| {
                 tell.store(size == Ok(4), Release)
             });
             resized
@@ -202,8 +202,8 @@ fn loom_cq_resize_arm() {
         let thread = thread::spawn(move || {
             let port =
                 crate::qp::models::port(&Loopback::default(), &Engine::new(VirtualClock::new()));
-            let lane = other.next_lane(4).expect("a model has memory");
-            resize(&other, lane, port, |_| {});
+            let buffer = other.next_lane(4).expect("a model has memory");
+            resize(&other, buffer, port, |_| {});
             push(&other, 1).map(|pushed| pushed.fire)
         });
         let armed = poller.arm(Arm::Next);
@@ -254,13 +254,13 @@ fn loom_cq_short() {
         drop(pin());
         let ring = ring(2);
         push_or_wait(&ring, 1);
-        let lane = ring.lane();
+        let buffer = ring.buffer();
         let fill = |wr_id| loop {
             let pin = pin();
-            assert!(lane.is_plain(&pin), "this thread pushes alone");
-            if wr_id % 2 == 0 || lane.has_room_for_two() || lane.makes_room_for_two(&pin) {
+            assert!(buffer.is_plain(&pin), "this thread pushes alone");
+            if wr_id % 2 == 0 || buffer.has_room_for_two() || buffer.makes_room_for_two(&pin) {
                 let cqe = Cqe::success(wr_id, Qpn::new(1), WcOpcode::Send, 0);
-                return lane.claim_plain().publish(&cqe);
+                return buffer.claim_plain().publish(&cqe);
             }
             drop(pin);
             thread::yield_now();

@@ -96,14 +96,14 @@ impl CqRing {
 
     fn waiting_at_least(&self, count: u32) -> bool {
         // A full ring is as much as can wait.
-        let lane = self.lane();
-        let (head, count) = (self.head(), count.min(lane.len()));
-        (0..count).all(|n| lane.published(head.wrapping_add(n)).is_some())
+        let buffer = self.buffer();
+        let (head, count) = (self.head(), count.min(buffer.len()));
+        (0..count).all(|n| buffer.published(head.wrapping_add(n)).is_some())
     }
 
     /// Fires whatever the number if anything waits and an event is wanted.
     fn fire_if_any(&self) {
-        if self.lane().published(self.head()).is_some() && self.consumer.arm.swap(0, AcqRel) != 0 {
+        if self.buffer().published(self.head()).is_some() && self.consumer.arm.swap(0, AcqRel) != 0 {
             self.notify.fire();
         }
     }

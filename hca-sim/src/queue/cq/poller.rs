@@ -18,7 +18,7 @@ use super::entry::{
     PATH_BITS, PATH_BITS_SHIFT, PKEY_SHIFT, RIDES, SL_SHIFT, SLID_SHIFT, STATUS, STATUS_SHIFT,
     WANT_NEXT, WANT_SOLICITED,
 };
-use super::lane::{ARMED, Consumer, Entry, Lane};
+use super::buffer::{ARMED, Consumer, Entry, CqBuffer};
 use super::opcodes::OPCODES;
 use super::unload::Riders;
 use crate::queue::cqe_inline::Berths;
@@ -27,7 +27,7 @@ use crate::queue::cqe_inline::Berths;
 #[derive(Debug)]
 #[repr(align(128))]
 pub(crate) struct CqPoller {
-    pub(super) lane: Arc<Lane>,
+    pub(super) buffer: Arc<CqBuffer>,
     pub(super) consumer: Arc<Consumer>,
     pub(super) head: u32,
     pub(super) ring: Arc<CqRing>,
@@ -85,7 +85,7 @@ impl CqPoller {
             idle: 0,
         });
         Self {
-            lane: ring.lane(),
+            buffer: ring.buffer(),
             consumer: Arc::clone(&ring.consumer),
             head: 0,
             ring,
@@ -94,11 +94,11 @@ impl CqPoller {
         }
     }
 
-    /// There was nothing to poll: looks whether the queue has another lane, or packets have come that
+    /// There was nothing to poll: looks whether the queue has another buffer, or packets have come that
     /// complete something.
     #[inline(never)]
     fn look_further(&mut self, out: &mut [Wc]) -> usize {
-        if self.lane.is_replaced() {
+        if self.buffer.is_replaced() {
             self.change_lane();
             return self.poll(out);
         }
@@ -119,10 +119,10 @@ impl CqPoller {
         self.poll_any(out)
     }
 
-    /// Nothing is left in this lane that is not in the next one too, at the same position.
+    /// Nothing is left in this buffer that is not in the next one too, at the same position.
     #[cold]
     fn change_lane(&mut self) {
-        self.lane = self.ring.lane();
+        self.buffer = self.ring.buffer();
     }
 
     /// Polls into several, or none.
@@ -143,7 +143,7 @@ impl CqPoller {
     /// Polls plain successes up to the end of a lap, and says whether it came to its end or that of `out`.
     #[inline(always)]
     fn poll_lap(&mut self, out: &mut [Wc]) -> (usize, bool) {
-        let (entries, lap) = self.lane.rest_of_lap(self.head);
+        let (entries, lap) = self.buffer.rest_of_lap(self.head);
         let most = entries.len().min(out.len());
         let mut count = 0;
         for (wc, Entry(words, cell)) in out.iter_mut().zip(entries) {
@@ -164,10 +164,10 @@ impl CqPoller {
     fn poll_any(&mut self, out: &mut [Wc]) -> usize {
         let mut count = 0;
         for wc in out {
-            let mut next = self.lane.published(self.head);
-            if next.is_none() && self.lane.is_replaced() {
+            let mut next = self.buffer.published(self.head);
+            if next.is_none() && self.buffer.is_replaced() {
                 self.change_lane();
-                next = self.lane.published(self.head);
+                next = self.buffer.published(self.head);
             }
             let Some(what) = next else {
                 break;
@@ -177,7 +177,7 @@ impl CqPoller {
                     break;
                 }
             } else {
-                let (Entry(words, cell), _) = self.lane.place(self.head);
+                let (Entry(words, cell), _) = self.buffer.place(self.head);
                 cell.read();
                 fill(wc, what, words);
                 fill_rest(wc, what, words);
@@ -204,7 +204,7 @@ impl RawCq for CqPoller {
     fn poll(&mut self, out: &mut [Wc]) -> usize {
         // The first one without the preparations that a loop has.
         let head = self.head;
-        let (Entry(words, cell), lap) = self.lane.place(head);
+        let (Entry(words, cell), lap) = self.buffer.place(head);
         let what = words[0].load(Acquire);
         if (what ^ lap) & (LAP | FAILURE | HAS_TIME) != 0 {
             cold_path();
@@ -234,8 +234,8 @@ impl RawCq for CqPoller {
         };
         let armed = ring.consumer.arm.fetch_or(want, AcqRel);
         ring.consumer.want.store(armed | want, Relaxed);
-        // A lane that is replaced hands the flag down.
-        if self.lane.mode().tag() & ARMED == 0
+        // A buffer that is replaced hands the flag down.
+        if self.buffer.mode().tag() & ARMED == 0
             && let Some(touched) = ring.ever_armed()
         {
             let later = Arc::clone(ring);
@@ -244,10 +244,10 @@ impl RawCq for CqPoller {
             ring.consumer.arming.swap(false, AcqRel);
         }
         fence(SeqCst);
-        if self.lane.published(self.head).is_none() && self.lane.is_replaced() {
+        if self.buffer.published(self.head).is_none() && self.buffer.is_replaced() {
             self.change_lane();
         }
-        match self.lane.published(self.head) {
+        match self.buffer.published(self.head) {
             Some(_) => Armed::Waiting,
             None => Armed::Empty,
         }

@@ -1,4 +1,4 @@
-//! The lanes of a queue that is resized. [`crate::qp::cq_resize`] says in which order things happen.
+//! The buffers of a queue that is resized. [`crate::qp::cq_resize`] says in which order things happen.
 
 use std::collections::VecDeque;
 
@@ -7,7 +7,7 @@ use verbs_core::sync::Arc;
 use verbs_core::{Attr, Error, Why};
 
 use super::CqRing;
-use super::lane::Lane;
+use super::buffer::CqBuffer;
 use crate::queue::base::events::Job;
 
 impl CqRing {
@@ -15,8 +15,8 @@ impl CqRing {
     ///
     /// # Errors
     /// [`Error::NoMemory`].
-    pub(crate) fn next_lane(&self, cqe: u32) -> Result<Lane, Error> {
-        Lane::new(cqe, Arc::clone(&self.consumer), self.clock.clone(), false)
+    pub(crate) fn next_lane(&self, cqe: u32) -> Result<CqBuffer, Error> {
+        CqBuffer::new(cqe, Arc::clone(&self.consumer), self.clock.clone(), false)
     }
 
     /// Runs that resize, now or when those before it are over. Outside pins and locks.
@@ -47,7 +47,7 @@ impl CqRing {
 
     /// Keeps pushers out: the threads to wait for until none is inside.
     pub(crate) fn kill_lane(&self) -> Touched {
-        // Under the lock, so that nobody begins to convert a lane that is dead.
+        // Under the lock, so that nobody begins to convert a buffer that is dead.
         self.latest.lock().mode().kill().unwrap_or(Touched::NOBODY)
     }
 
@@ -57,23 +57,23 @@ impl CqRing {
         latest.mode().revive(latest.last_mode());
     }
 
-    /// Puts the new lane in the place of the old one, from which pushers are kept out, and returns its size.
+    /// Puts the new buffer in the place of the old one, from which pushers are kept out, and returns its size.
     ///
     /// # Errors
     /// [`Error::Mismatch`] if more waits than fits; the old one is in use again then.
-    pub(crate) fn change_lane(&self, lane: Lane) -> Result<u32, Error> {
-        let (old, cqe) = (self.lane(), lane.len());
-        if !lane.take_over(&old) {
+    pub(crate) fn change_lane(&self, buffer: CqBuffer) -> Result<u32, Error> {
+        let (old, cqe) = (self.buffer(), buffer.len());
+        if !buffer.take_over(&old) {
             self.revive_lane();
             let (attr, why) = (Attr::Cqe, Why::StillUsed);
             return Err(Error::Mismatch { attr, why });
         }
         let mut latest = self.latest.lock();
-        let _ = lane.mode().update(|_| Some(old.last_mode()));
-        // In this order, under the lock: a thread that finds the new lane knows that the old one is not
+        let _ = buffer.mode().update(|_| Some(old.last_mode()));
+        // In this order, under the lock: a thread that finds the new buffer knows that the old one is not
         // the last.
         old.replace();
-        *latest = Arc::new(lane);
+        *latest = Arc::new(buffer);
         Ok(cqe)
     }
 }

@@ -55,7 +55,7 @@ impl CqPoller {
     /// Polls the next entry, which is of a rider. `false`: not yet.
     #[inline(always)]
     pub(super) fn poll_rider(&mut self, wc: &mut Wc) -> bool {
-        let Some(rider) = self.lane.rider(self.head) else {
+        let Some(rider) = self.buffer.rider(self.head) else {
             return false;
         };
         let pin = pin();
