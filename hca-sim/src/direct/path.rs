@@ -28,7 +28,7 @@ use verbs_core::{Access, Mtu, Piece, Qpn};
 
 use crate::queue::base::events::QpEvents;
 use crate::queue::base::word::QpWord;
-use crate::queue::cq::{CqRing, CqBuffer};
+use crate::queue::cq::{CqBuffer, CqRing};
 use crate::queue::recv::{Entries, RecvRing, Waiting};
 use crate::queue::send::SendRing;
 use crate::queue::srq::SharedReceives;

@@ -28,7 +28,7 @@ use crate::link::{Arrival, Change, LinkCounters, PacketLink, Refusal, Verdict, V
 use crate::port::Port;
 use crate::qp::QueuePair;
 use crate::qp::effects::{Effects, ForDriver};
-use crate::queue::base::combiner::{Held, Combiner};
+use crate::queue::base::combiner::{Combiner, Held};
 use crate::transport::Incoming;
 use crate::transport::tx::{TxContext, TxQueue};
 use crate::wire::{Bth, Head, PacketView, Role, Syndrome};

@@ -24,7 +24,7 @@ use verbs_core::sync::{Arc, Mutex};
 use crate::port::Port;
 use crate::qp::effects::Effects;
 use crate::qp::pairing::renew_landings;
-use crate::queue::cq::{CqRing, CqBuffer};
+use crate::queue::cq::{CqBuffer, CqRing};
 
 /// Gives the queue that buffer, and tells its size; [`Error::Mismatch`] if more waits than fits. Outside pins and
 /// locks. Resizes of one queue are done one after the other.

@@ -27,7 +27,7 @@ use crate::qp::loopback::Machine;
 use crate::queue::base::events::QpEvents;
 use crate::queue::cq::CqRing;
 use crate::queue::srq::{Named, SharedReceives};
-use crate::transport::{self, Ends, Incoming, TxContext, Notes, Outlet, Path, Post};
+use crate::transport::{self, Ends, Incoming, Notes, Outlet, Path, Post, TxContext};
 use crate::wire::{Bth, BthFlags, Extended, Head, Opcode, Role, Service};
 
 /// The address of packets that have none.

@@ -9,7 +9,7 @@ use verbs_core::yard::Common;
 use verbs_core::{Access, QpAttr, QpState};
 
 use crate::direct::message::{Requester, Tamper};
-use crate::direct::path::{Granted, DirectPath, Responder};
+use crate::direct::path::{DirectPath, Granted, Responder};
 use crate::link::{Fabric, Links};
 use crate::qp::{Control, QueuePair};
 use crate::queue::base::events::QpEvents;

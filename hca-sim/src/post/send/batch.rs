@@ -56,7 +56,8 @@ impl SendPoster {
         }
         let credits = self.limit.wrapping_sub(self.posted).min(UNDER_ONE_PIN);
         let wrs = wrs.get(..credits as usize).unwrap_or(wrs);
-        let (mut here, mut there, mut number) = (cq.strip(pin), land.buffer.strip(pin), self.posted);
+        let (mut here, mut there, mut number) =
+            (cq.strip(pin), land.buffer.strip(pin), self.posted);
         for wr in wrs {
             let (Payload::One(sge), Dest::Peer) = (wr.payload, wr.dest) else {
                 break;

@@ -5,7 +5,7 @@ use verbs_core::mem::{MrTable, Pin, Window};
 use verbs_core::{Access, Payload, Piece, RKey, Remote, SendFlags, SendOp, WcOpcode};
 
 use crate::direct::path::DirectPath;
-use crate::queue::cq::{Cqe, CqBuffer, Place, Strip};
+use crate::queue::cq::{CqBuffer, Cqe, Place, Strip};
 use crate::queue::cqe_inline::BYTES_MAX;
 use crate::queue::recv::Waiting;
 

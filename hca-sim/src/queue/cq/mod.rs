@@ -43,8 +43,8 @@ use crate::queue::base::counters::Counters;
 use crate::queue::base::events::Job;
 use crate::queue::cqe_inline::{Aside, KNOWN, Rider};
 
-mod entry;
 mod buffer;
+mod entry;
 #[cfg(all(test, verbs_loom))]
 mod models;
 mod moderation;
@@ -56,8 +56,8 @@ mod unload;
 use buffer::{ARMED, CONVERTING, Consumer, SHARED, shared};
 use moderation::Moderation;
 
-pub(crate) use entry::{Cqe, Origin, Overrun, Pushed, Way};
 pub(crate) use buffer::{CqBuffer, Place, Strip};
+pub(crate) use entry::{Cqe, Origin, Overrun, Pushed, Way};
 pub(crate) use poller::{CqPoller, Pump};
 
 /// Somebody who could not push, because the queue was changing hands.

@@ -103,7 +103,8 @@ impl CqRing {
 
     /// Fires whatever the number if anything waits and an event is wanted.
     fn fire_if_any(&self) {
-        if self.buffer().published(self.head()).is_some() && self.consumer.arm.swap(0, AcqRel) != 0 {
+        if self.buffer().published(self.head()).is_some() && self.consumer.arm.swap(0, AcqRel) != 0
+        {
             self.notify.fire();
         }
     }

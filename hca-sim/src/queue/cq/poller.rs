@@ -13,12 +13,12 @@ use verbs_core::sync::atomic::{
 use verbs_core::{Arm, Armed, Lid, Qpn, RawCq, Wc, WcFlags, WcStatus};
 
 use super::CqRing;
+use super::buffer::{ARMED, Consumer, CqBuffer, Entry};
 use super::entry::{
     DATAGRAM, FAILURE, FLAGS_SHIFT, HAS_TIME, IMM_SHIFT, LAP, LENGTH_SHIFT, OPCODE_SHIFT,
     PATH_BITS, PATH_BITS_SHIFT, PKEY_SHIFT, RIDES, SL_SHIFT, SLID_SHIFT, STATUS, STATUS_SHIFT,
     WANT_NEXT, WANT_SOLICITED,
 };
-use super::buffer::{ARMED, Consumer, Entry, CqBuffer};
 use super::opcodes::OPCODES;
 use super::unload::Riders;
 use crate::queue::cqe_inline::Berths;
