@@ -13,9 +13,10 @@ use futures::future::join;
 use futures::task::LocalSpawnExt;
 use hca_sim::Hca;
 use hca_sim::clock::VirtualClock;
+use hca_sim::extension::PacketCounters;
 use hca_sim::link::{Cable, PacketLink};
 use hca_sim::sim::Sim;
-use verbs_cm::{Error, Manager, UDP_QKEY, listen_datagrams, resolve_service};
+use verbs_cm::{CONNECT_TIMEOUT, Error, Manager, UDP_QKEY, listen_datagrams, resolve_service};
 use verbs_core::mad::header::{emit_header, header_of};
 use verbs_core::mad::{
     Address, AgentError, AttributeId, Class, Delivery, MadArrival, MadBytes, MadClient, MadHeader,
@@ -216,6 +217,51 @@ fn services_for_datagrams_are_found() {
         let (dropped, ()) = join(finds.into_future(), drops).await;
         let said = dropped.unwrap_err().to_string();
         assert!(said.ends_with("the service rejected the request"), "{said}");
+    });
+    done.unwrap();
+    client.close();
+    server.close();
+}
+
+/// Goal: a question without an answer ends in its time, 5 s if none is said, and goes again several times until then, so
+/// that a host that comes up late answers. Method: a host without a connection manager, which has one later.
+#[test]
+fn a_question_about_a_service_has_a_time() {
+    let sim = Sim::new(8);
+    let client = Host::in_sim(&sim, IpAddr::from([10, 0, 0, 1]));
+    let server = Host::in_sim(&sim, IpAddr::from([10, 0, 0, 2]));
+    let at = "10.0.0.2:7174";
+    let done = sim.run(async {
+        let sent = || {
+            let packets = client.device.call::<PacketCounters>(()).wait().unwrap();
+            packets.sent
+        };
+        for (asked, expected) in [(None, CONNECT_TIMEOUT), (Some(1), Duration::from_secs(1))] {
+            let (begun, before) = (sim.now(), sent());
+            let question = resolve_service(&client.device, at, b"");
+            let answer = match asked {
+                Some(secs) => question.timeout(Duration::from_secs(secs)).await,
+                None => question.await,
+            };
+            let error = answer.unwrap_err();
+            let is_late = matches!(error, Error::NoAnswer { timeout, .. } if timeout == expected);
+            assert!(is_late, "{error}");
+            assert_eq!(sim.now() - begun, expected);
+            assert_eq!(sent() - before, 5, "the first, and four times again");
+        }
+        let finds = resolve_service(&client.device, at, b"");
+        let comes = async {
+            sim.sleep(Duration::from_secs(3)).await;
+            let mut listener = listen_datagrams(&server.device, at).await.unwrap();
+            let serves = datagrams(&server).await;
+            let question = listener.accept().await;
+            question.answer(&serves, UDP_QKEY, b"").unwrap();
+            // Its answer is to leave before it goes.
+            sim.sleep(Duration::from_secs(1)).await;
+            serves.qpn()
+        };
+        let (found, serves) = join(finds.into_future(), comes).await;
+        assert_eq!(found.unwrap().qpn, serves);
     });
     done.unwrap();
     client.close();

@@ -54,12 +54,12 @@ impl Admin {
         self.0.lock().unwrap().has_paths = are_there;
     }
 
-    /// From now on nobody is answered who joins, or everybody is.
+    /// From now on no join is answered, or all are: those that waited, the last one first.
     pub(crate) fn hold(&self, is_held: bool) {
         let mut state = self.0.lock().unwrap();
         let waiting = std::mem::replace(&mut state.held, is_held.then(Vec::new));
         drop(state);
-        waiting.into_iter().flatten().for_each(Waker::wake);
+        waiting.into_iter().flatten().rev().for_each(Waker::wake);
     }
 
     /// Members of a group that are of that kind.

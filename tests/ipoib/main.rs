@@ -21,6 +21,7 @@ mod allocations;
 mod allocator;
 mod connected;
 mod datagrams;
+mod late;
 mod limits;
 mod neighbours;
 mod node;

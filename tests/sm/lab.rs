@@ -56,6 +56,8 @@ pub(crate) struct Lab {
     pub(crate) subnet: Subnet,
     pub(crate) now: Time,
     pub(crate) stations: Vec<Station>,
+    /// Which datagrams of stations get lost.
+    pub(crate) loses: fn(&MadBytes) -> bool,
 }
 
 impl Lab {
@@ -64,6 +66,7 @@ impl Lab {
             subnet: Subnet::new(topology, SubnetConfig::default()),
             now: Time::ZERO,
             stations: Vec::new(),
+            loses: |_| false,
         }
     }
 
@@ -191,6 +194,9 @@ impl Lab {
             }
             for (to, mad) in sends {
                 moved = true;
+                if (self.loses)(&mad) {
+                    continue;
+                }
                 self.subnet.send(now, station.at, packet(to, mad));
             }
         }

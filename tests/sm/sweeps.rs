@@ -4,8 +4,9 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use hca_sim::link::fabric::{Body, FatTree, NodeId, Packet, PortRef, Topology};
-use verbs_core::mad::Bits;
-use verbs_core::mad::sm::{LinkState, SmState};
+use verbs_core::mad::header::{emit_header, header_of};
+use verbs_core::mad::sm::{self, Hops, LinkState, PERMISSIVE_LID, SmState, SmpHeader, SwitchInfo};
+use verbs_core::mad::{AttributeId, Bits, Class, MadHeader, Method};
 use verbs_core::{Lid, Mtu, PKey};
 use verbs_sm::{Config, Partition};
 
@@ -271,4 +272,92 @@ fn lanes_and_partitions_are_set() {
         assert_eq!(port.info().operational_vls.value(), 3);
         assert_eq!(port.pkeys()[..2], [PKey::DEFAULT, PKey(0x8123)]);
     }
+}
+
+/// Goal: a switch that says nothing when it is asked whether its ports have changed makes the manager look at
+/// everything, until it answers. Method: questions for the switches' information get lost for a while; nothing has
+/// changed, so no trap tells of anything.
+#[test]
+fn a_switch_that_does_not_answer_is_looked_for() {
+    let topology = FatTree::SMALL.topology().unwrap();
+    let mut lab = Lab::new(&topology);
+    let ports = adapters(&topology);
+    let sm = lab.manager(ports[0], Config::default());
+    lab.settle();
+    let before = lab.state(sm).counters();
+    lab.loses = |mad| {
+        let header = header_of(mad);
+        (header.method(), header.attribute()) == (Method::GET, AttributeId::SWITCH_INFO)
+    };
+    lab.pass(Duration::from_secs(60));
+    let silent = lab.state(sm).counters();
+    assert!(silent.sweeps > before.sweeps, "{silent:?}");
+    assert!(silent.timeouts > 0 && silent.light_sweeps <= before.light_sweeps + 1);
+    lab.loses = |_| false;
+    lab.pass(Duration::from_secs(60));
+    assert!(lab.state(sm).is_up());
+    let after = lab.state(sm).counters();
+    lab.pass(Duration::from_secs(60));
+    let later = lab.state(sm).counters();
+    assert_eq!(later.sweeps, after.sweeps);
+    assert!(later.light_sweeps > after.light_sweeps);
+    assert_connected(&mut lab, &ports);
+}
+
+/// Sets an attribute of the switch next to an adapter; a subnet without a key lets every port do that.
+fn set_switch(lab: &mut Lab, from: PortRef, attribute: AttributeId, bytes: &[u8; 64]) {
+    let mut mad = Box::new([0; 256]);
+    let header = MadHeader {
+        base_version: MadHeader::BASE_VERSION,
+        class: Class::SUBN_DIRECTED,
+        class_version: sm::CLASS_VERSION,
+        method: Method::SET,
+        attribute,
+        ..MadHeader::default()
+    };
+    emit_header(&header, &mut mad);
+    let smp = SmpHeader {
+        m_key: 0,
+        dr_slid: PERMISSIVE_LID,
+        dr_dlid: PERMISSIVE_LID,
+    };
+    smp.put(&mut mad);
+    sm::put_attribute(&mut mad, bytes);
+    Hops::put_path(&mut mad, &[1]).unwrap();
+    let packet = Packet::smp(PERMISSIVE_LID, PERMISSIVE_LID, mad);
+    lab.subnet.send(lab.now, from, packet);
+    lab.settle();
+}
+
+/// Goal: a switch that has been away has forgotten its tables, and gets all of them again. Method: its highest LID and
+/// its routes are cleared, as when it was switched off; then a link goes and comes
+/// before the manager looks, so that no route changes.
+#[test]
+fn a_switch_that_has_been_away_gets_its_tables() {
+    let topology = FatTree::SMALL.topology().unwrap();
+    let mut lab = Lab::new(&topology);
+    let ports = adapters(&topology);
+    let sm = lab.manager(ports[0], Config::default());
+    lab.settle();
+    let (near, far) = (ports[1], ports[60]);
+    let arrives = |lab: &mut Lab| {
+        let (slid, dlid) = (lab.subnet.lid(near), lab.subnet.lid(far));
+        lab.subnet.send(lab.now, near, data(slid, dlid));
+        lab.subnet.poll_delivery().map(|(at, _)| at)
+    };
+    assert_eq!(arrives(&mut lab), Some(far));
+    set_switch(&mut lab, near, AttributeId::LINEAR_FORWARDING, &[255; 64]);
+    let mut bytes = [0; 64];
+    let mut info = [0; SwitchInfo::LEN];
+    SwitchInfo::default().emit(&mut info);
+    bytes[..SwitchInfo::LEN].copy_from_slice(&info);
+    set_switch(&mut lab, near, AttributeId::SWITCH_INFO, &bytes);
+    assert_eq!(arrives(&mut lab), None, "it has forgotten everything");
+    for is_in in [false, true] {
+        assert!(lab.subnet.plug(lab.now, far, is_in));
+    }
+    // Traps do not get through either: the manager sees it when it looks.
+    lab.pass(Duration::from_secs(60));
+    assert!(lab.state(sm).is_up(), "{:?}", lab.state(sm).counters());
+    assert_connected(&mut lab, &ports);
 }

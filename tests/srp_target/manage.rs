@@ -315,3 +315,66 @@ fn one_credit_is_left() {
         target.close().await;
     });
 }
+
+/// Goal: an initiator is told of each unit what has become of that unit, once, when it uses it. Method: two units, of
+/// which the second is used first; then the first is reset.
+#[test]
+fn news_are_of_the_unit_that_is_used() {
+    run(9, async |sim| {
+        let target = target(sim, |_| ()).await;
+        let second = Arc::new(MemoryUnit::new(1 << 20, 512).unwrap());
+        target.export(1, second).await.unwrap();
+        let mut raw = Raw::new(&device(sim, 2), 7).await;
+        let news = async |raw: &mut Raw, unit| {
+            let tag = raw.begin_on(unit, &Command::TestUnitReady);
+            raw.answer(tag).await.sense.map(|sense| sense.code)
+        };
+        assert_eq!(news(&mut raw, 1).await, Some(Code::POWER_ON));
+        assert_eq!(news(&mut raw, 1).await, None);
+        assert_eq!(news(&mut raw, 0).await, Some(Code::POWER_ON));
+        assert_eq!(news(&mut raw, 0).await, None);
+        let reset = raw.manage(TaskFunction::LUN_RESET, Tag(0));
+        let answer = raw.answer(reset).await;
+        assert_eq!(answer.code, Some(ResponseCode::COMPLETE));
+        assert_eq!(news(&mut raw, 1).await, None);
+        assert_eq!(news(&mut raw, 0).await, Some(Code::DEVICE_RESET));
+        target.close().await;
+    });
+}
+
+/// Goal: the target asks an initiator one thing at a time, and the next when that is answered. Method: more credit and a
+/// change of capacity at once; the first is answered late.
+#[test]
+fn the_target_asks_one_thing_at_a_time() {
+    run(10, async |sim| {
+        let target = target(sim, |config| {
+            (config.request_limit, config.initial_limit) = (8, 2);
+        })
+        .await;
+        let mut raw = Raw::new(&device(sim, 2), 7).await;
+        raw.settle().await;
+        target.adjust(target.channels()[0].id, 2);
+        target.capacity_changed(0);
+        let unit = raw.next().await.expect("a request of the target's");
+        let Ok(ToInitiator::CredReq(req)) = ToInitiator::parse(&unit) else {
+            panic!("{unit:?}");
+        };
+        let tag = req.tag;
+        sim.sleep(Duration::from_millis(50)).await;
+        // What comes next is the answer to this, and no second question.
+        let ready = raw.begin(&Command::TestUnitReady, DataBuffer::None, DataBuffer::None);
+        let unit = raw.next().await.expect("an answer");
+        let Ok(ToInitiator::Rsp(rsp)) = ToInitiator::parse(&unit) else {
+            panic!("{unit:?}");
+        };
+        assert_eq!(rsp.tag, ready);
+        raw.send(&CredRsp { tag }.unit());
+        let unit = raw.next().await.expect("the next question");
+        let Ok(ToInitiator::AerReq(event)) = ToInitiator::parse(&unit) else {
+            panic!("{unit:?}");
+        };
+        let tag = event.tag;
+        raw.send(&AerRsp { tag }.unit());
+        target.close().await;
+    });
+}

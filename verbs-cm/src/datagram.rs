@@ -1,10 +1,11 @@
 //! Services for datagrams: which queue pair serves them, by service id resolution (SIDR).
 
 use std::fmt;
-use std::future::poll_fn;
+use std::future::{IntoFuture, poll_fn};
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use futures::Stream;
 use verbs_core::sync::{Arc, AtomicWaker, Mutex};
@@ -16,12 +17,13 @@ use crate::endpoint::Data;
 use crate::error::Error;
 use crate::event::{Event, ResolveId};
 use crate::hub::Hub;
+use crate::limit::Limit;
 use crate::listen::{Bound, Inner, Waiting};
 use crate::manager::Manager;
 use crate::options::blob;
 use crate::params::{Resolve, Resolved};
 use crate::resolver::{Address, Query};
-use crate::step::Step;
+use crate::step::{CancelStep, Step, StepFuture};
 use crate::wire::{IpHeader, PortSpace, ServiceId, SidrReq, SidrStatus};
 
 /// The Q_Key of services for datagrams, as `rdma_cm` has it.
@@ -30,28 +32,91 @@ pub const UDP_QKEY: QKey = QKey(0x0123_4567);
 /// Asks which queue pair serves datagrams at an address, with private data for the service (180 bytes
 /// at most).
 ///
+/// A service that does not answer within [`CONNECT_TIMEOUT`](crate::CONNECT_TIMEOUT), 5 s, is given up;
+/// [`Resolving::timeout`] chooses another time.
+///
+/// ```no_run
+/// # async fn example(dev: &verbs_core::Device) -> Result<(), verbs_cm::Error> {
+/// let service = verbs_cm::resolve_service(dev, "10.0.0.2:7174", b"who?").await?;
+/// println!("{:?} serves it", service.qpn);
+/// # Ok(())
+/// # }
+/// ```
+///
 /// # Errors
-/// [`Error::NoAddress`], [`Error::NoRoute`], [`Error::NoService`], [`Error::TimedOut`],
+/// [`Error::NoAddress`], [`Error::NoRoute`], [`Error::NoService`], [`Error::NoAnswer`],
 /// [`Error::PortUnreachable`], [`Error::PrivateData`].
 pub fn resolve_service(
     device: &Device,
     addr: impl Into<Address>,
     private_data: &[u8],
-) -> Step<Service> {
-    let (manager, addr) = (Manager::of(device), addr.into());
-    let data = blob::<180>(private_data);
-    Step::new(async move {
-        let hub = manager.by_messages().await?;
-        let resolver = hub.resolver();
-        let addr = addr.lookup(&*resolver)?;
+) -> Resolving {
+    Resolving {
+        manager: Manager::of(device),
+        addr: addr.into(),
+        private_data: private_data.to_vec(),
+        timeout: None,
+    }
+}
+
+/// A question about a service that is to be put; issue it, await it or wait for it.
+#[must_use = "nothing is asked until issued, awaited or waited for"]
+pub struct Resolving {
+    manager: Manager,
+    addr: Address,
+    private_data: Data,
+    timeout: Option<Duration>,
+}
+
+impl Resolving {
+    /// How long all of it may take: the address, the route, and the answer. After that the step fails with
+    /// [`Error::NoAnswer`]. The question is repeated at least four times within it.
+    /// [`CONNECT_TIMEOUT`](crate::CONNECT_TIMEOUT) by default.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    /// Begins; `routine` runs exactly once, under NoBlock, here or later. Never blocks.
+    pub fn issue(
+        self,
+        routine: impl FnOnce(Result<Service, Error>) + Send + 'static,
+    ) -> CancelStep {
+        self.step().issue(routine)
+    }
+
+    /// Begins and blocks the thread until the service is known, or will not be.
+    ///
+    /// # Errors
+    /// As [`resolve_service`]; and [`Error::WouldBlock`] under NoBlock, at once (K3).
+    pub fn wait(self) -> Result<Service, Error> {
+        self.step().wait()
+    }
+
+    /// All that is left, as a step.
+    pub fn step(self) -> Step<Service> {
+        Step::new(self.run())
+    }
+
+    async fn run(self) -> Result<Service, Error> {
+        let hub = self.manager.by_messages().await?;
+        let limit = Limit::begin(hub.timer(), self.timeout);
+        let addr = self.addr.lookup(&*hub.resolver())?;
+        match limit.answered(self.ask(&hub, addr, &limit)).await {
+            Some(Err(Error::TimedOut(_))) | None => Err(limit.late(addr)),
+            Some(ended) => ended,
+        }
+    }
+
+    async fn ask(&self, hub: &Arc<Hub>, addr: SocketAddr, limit: &Limit) -> Result<Service, Error> {
         let query = Query {
             remote: addr.ip(),
             local: None,
             port: hub.port(),
         };
-        let hop = resolver.resolve(query).await?;
+        let hop = hub.resolver().resolve(query).await?;
         let route = hub.route(addr.ip(), &hop).await?;
-        let data = data?;
+        let data = blob::<180>(&self.private_data)?;
         let addresses = pair(hop.local, addr.ip())?;
         let port = hub.with(|inner, _| inner.ports.any(PortSpace::Udp));
         let source_port = port.ok_or(Error::AddressInUse(SocketAddr::new(hop.local, 0)))?;
@@ -60,20 +125,38 @@ pub fn resolve_service(
             addresses,
         };
         let service = ServiceId::rdma_cm(PortSpace::Udp, addr.port());
-        let resolve = Resolve::new(service, route).ip(&header, data);
-        let asking = Asking::begin(&hub, source_port, &resolve)?;
+        let mut resolve = Resolve::new(service, route).ip(&header, data);
+        resolve.timeout = Some(limit.for_answer());
+        let asking = Asking::begin(hub, source_port, &resolve)?;
         let (status, service) = poll_fn(|cx| asking.answer.poll(cx))
             .await
             .map_err(|silence| silence(addr))?;
         match status {
             SidrStatus::Valid => Ok(Service {
                 av: route.av,
-                hub: Arc::clone(&hub),
+                hub: Arc::clone(hub),
                 ..service
             }),
             status => Err(Error::NoService { peer: addr, status }),
         }
-    })
+    }
+}
+
+impl IntoFuture for Resolving {
+    type Output = Result<Service, Error>;
+    type IntoFuture = StepFuture<Service, Error>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        self.step().into_future()
+    }
+}
+
+impl fmt::Debug for Resolving {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Resolving")
+            .field("addr", &self.addr)
+            .finish_non_exhaustive()
+    }
 }
 
 /// A question under way; dropping it gives it up.

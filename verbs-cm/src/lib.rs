@@ -41,7 +41,7 @@
 //! ```
 //!
 //! A peer that does not answer is given up after [`CONNECT_TIMEOUT`], unless
-//! [`Connecting::timeout`] says otherwise. Sooner, if its host refuses the request twice in a row (ICMP port
+//! [`Connecting::timeout`] or [`Resolving::timeout`] says otherwise. Sooner, if its host refuses the request twice in a row (ICMP port
 //! unreachable, where the provider [reports](verbs_core::event::EventWatcher::undelivered) it): the request goes
 //! again half a second after the first report, as the peer may be starting, and the second report ends the
 //! attempt with [`Error::PortUnreachable`]. A peer that has answered anything is not given up for reports.
@@ -136,6 +136,7 @@ mod manager;
 mod multicast;
 mod native;
 mod options;
+mod pace;
 mod params;
 mod provided;
 mod refusals;
@@ -149,7 +150,7 @@ pub use config::Config;
 pub use connect::{Connecting, connect};
 pub use connection::{Connection, RecvHalf, SendHalf};
 pub use datagram::{
-    DatagramListener, Question, Service, UDP_QKEY, listen_datagrams, resolve_service,
+    DatagramListener, Question, Resolving, Service, UDP_QKEY, listen_datagrams, resolve_service,
 };
 pub use error::{Error, NotConnected, Rejection};
 pub use event::{CmError, ConnId, Counters, Event, Failure, ListenId, QpChange, ResolveId};

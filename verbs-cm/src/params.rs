@@ -305,6 +305,9 @@ pub struct Resolve {
     pub response_timeout: TimeCode,
     /// How often the request is sent again. 15 by default.
     pub max_cm_retries: Bits<4>,
+    /// How long the peer has to answer, if that is less than the above makes: the request is sent again as
+    /// often as they say, but sooner. `None`, as long as they make, by default.
+    pub timeout: Option<Duration>,
     /// What the service gets to see.
     pub private_data: Blob<216>,
 }
@@ -317,6 +320,7 @@ impl Resolve {
             route,
             response_timeout: TimeCode::new(20),
             max_cm_retries: Bits::MAX,
+            timeout: None,
             private_data: Blob::default(),
         }
     }

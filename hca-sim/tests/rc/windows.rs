@@ -322,3 +322,36 @@ fn k12_destroys_that_wait_for_a_window_go_on() {
         assert_eq!(ended.load(SeqCst), 2);
     }
 }
+
+/// Goal: a destroy that waits for a memory window goes on when the peer invalidates it. Method: the region and the queue
+/// pair of a window, each with a destroy that waits for it, and a SEND with its key.
+#[test]
+fn k12_destroys_go_on_when_the_peer_ends_the_window() {
+    for of_region in [true, false] {
+        let (mut a, mut b) = pair();
+        let mr = bindable(&b);
+        let mut mw = b.pd.alloc_mw(WindowType::TwoB).wait().unwrap();
+        let bind = mw.bind(1, mr.all(), Access::REMOTE_WRITE);
+        let key = b.qp.send_queue().unwrap().bind(&mut mw, bind).unwrap();
+        way::settle();
+        b.qp.post_recv(Recv::new(5)).unwrap();
+        let ended = Arc::new(AtomicBool::new(false));
+        let theirs = Arc::clone(&ended);
+        let mut kept = None;
+        if of_region {
+            let _ = mr.dereg_when_idle().issue(move |done| {
+                theirs.store(done.is_ok(), SeqCst);
+            });
+        } else {
+            kept = Some(mr);
+            let _ = b.qp.destroy_when_idle().issue(move |done| {
+                theirs.store(done.is_ok(), SeqCst);
+            });
+        }
+        assert!(!ended.load(SeqCst), "the window is bound");
+        a.qp.post_send(Send::new(2).invalidate(key)).unwrap();
+        assert_eq!(poll(&mut b.recv_cq)[0].invalidated(), Some(key));
+        assert!(ended.load(SeqCst), "of the region: {of_region}");
+        drop(kept);
+    }
+}

@@ -26,7 +26,7 @@ pub(crate) enum Way {
 impl Way {
     pub(crate) const ALL: [Self; 3] = [Self::Loopback, Self::V4, Self::V6];
 
-    fn host(self, number: u8) -> IpAddr {
+    pub(crate) fn host(self, number: u8) -> IpAddr {
         match self {
             Self::V6 => IpAddr::from(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, number.into())),
             _ => IpAddr::from(Ipv4Addr::new(10, 0, 0, number)),
@@ -54,6 +54,11 @@ pub(crate) struct End {
 impl Bed {
     pub(crate) fn new(way: Way) -> Self {
         Self::lossy(way, Faults::NONE)
+    }
+
+    /// Two HCAs that were made elsewhere.
+    pub(crate) fn of(way: Way, hcas: [Arc<Hca>; 2], clock: VirtualClock) -> Self {
+        Self { way, hcas, clock }
     }
 
     /// Over a cable with room for two packets.

@@ -360,3 +360,32 @@ fn datagrams_take_receives_of_a_shared_queue() {
         assert_eq!(event.event, verbs_core::EventType::SrqLimitReached);
     }
 }
+
+/// Goal: a datagram that the oldest receive of a shared queue has no room for is dropped, and the receive stays for one
+/// that fits. Method: room for the header and two bytes; three, then two.
+#[test]
+fn a_shared_receive_that_is_too_small_stays() {
+    for way in Way::ALL {
+        let bed = Bed::new(way);
+        let mut a = bed.datagrams(0);
+        let mut owner = bed.end(1, QpType::Rc, |init| init);
+        let mut srq = owner.pd.create_srq(8, 1).wait().unwrap();
+        let init = verbs_core::QpInit::ud(&owner.cq, &owner.cq).srq(&srq);
+        let qp = owner.pd.create_qp(init).wait().unwrap();
+        qp.init_datagram(1, QKEY).wait().unwrap();
+        qp.ready_to_receive_datagrams().wait().unwrap();
+        for wr_id in 1..=2 {
+            let end = 40 + 2 * wr_id as usize;
+            srq.post_recv(Recv::new(wr_id).into(owner.mr.slice(0..end)))
+                .unwrap();
+        }
+        let there = to(bed.address(1), qp.qpn(), QKEY);
+        for (sent, got) in [(3, None), (2, Some((1, 42))), (4, Some((2, 44)))] {
+            a.qp.post_send(Send::new(9).inline(&[7; 4][..sent]).to(&there))
+                .unwrap();
+            let came = bed.poll(&mut owner);
+            let came: Vec<_> = came.iter().map(|wc| (wc.wr_id, wc.byte_len)).collect();
+            assert_eq!(came, Vec::from_iter(got), "{way:?}: {sent} bytes");
+        }
+    }
+}

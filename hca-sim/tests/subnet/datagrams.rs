@@ -154,7 +154,8 @@ fn groups_reach_who_is_attached_where_switches_forward() {
     assert_eq!(deliver(&mut ends, 3), [0; 4], "nobody is attached");
 }
 
-fn set_pkeys(manager: &Manager, path: &[u8], keys: &[PKey]) {
+/// The port at the end of that path is in those partitions, and in no other.
+pub(crate) fn set_pkeys(manager: &Manager, path: &[u8], keys: &[PKey]) {
     let mut block = PKeyBlock {
         keys: [PKey(0); 32],
     };

@@ -8,3 +8,4 @@ mod datagrams;
 mod lmc;
 mod management;
 mod manager;
+mod partitions;

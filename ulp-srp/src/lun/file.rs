@@ -485,6 +485,52 @@ mod tests {
     }
 
     #[test]
+    fn the_first_difference_is_told_and_nothing_is_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("disk");
+        let unit = FileUnit::create(&path, 4096, Arc::new(Here)).unwrap();
+        for at in [0, 1, 300, 511] {
+            let both = piece(&[0; 512], 1024);
+            both.write(at, &[1]).unwrap();
+            both.write(511, &[1]).unwrap();
+            both.write(512, &[9; 512]).unwrap();
+            let differs = block_on(unit.compare_and_write(2, both, false));
+            assert_eq!(differs, Err(UnitError::Differs(at as u64)));
+        }
+        assert_eq!(std::fs::read(&path).unwrap(), [0; 4096]);
+    }
+
+    /// Goal: when a flush has failed, what is on the medium is not known any more: no later one succeeds, though the
+    /// system would say that it does, and nothing is written. Method: a file that cannot be flushed in place of the
+    /// disk, and the disk again.
+    #[test]
+    fn a_failed_flush_is_not_forgotten() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("disk");
+        let mut unit = FileUnit::create(&path, 4096, Arc::new(Here)).unwrap();
+        block_on(unit.flush()).unwrap();
+        let (pipe, _writer) = io::pipe().unwrap();
+        let replace = |unit: &mut FileUnit, file: File| {
+            let store = Arc::get_mut(&mut unit.store).expect("nothing is under way");
+            std::mem::replace(&mut store.file, file)
+        };
+        let pipe = File::from(std::os::fd::OwnedFd::from(pipe));
+        let disk = replace(&mut unit, pipe);
+        assert_eq!(block_on(unit.flush()), Err(UnitError::Failed));
+        replace(&mut unit, disk);
+        for durable in [false, true] {
+            let written = block_on(unit.write(0, piece(b"x", 512), durable));
+            assert_eq!(written, Err(UnitError::Failed));
+        }
+        assert_eq!(block_on(unit.flush()), Err(UnitError::Failed));
+        let zeroed = block_on(unit.write_zeros(0, 1, false));
+        assert_eq!(zeroed, Err(UnitError::Failed));
+        assert_eq!(std::fs::read(&path).unwrap(), [0; 4096]);
+        let back = piece(b"", 512);
+        block_on(unit.read(0, back)).unwrap();
+    }
+
+    #[test]
     fn what_cannot_be_written_is_told() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("disk");

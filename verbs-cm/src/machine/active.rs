@@ -8,6 +8,7 @@ use verbs_core::mad::{Bits, Blob, TransactionId};
 use crate::event::{ConnId, Event, Failure};
 use crate::machine::qp::{QpDriver, Stage, ack_timeout, active_attrs};
 use crate::machine::{Connection, Ctx, Edge, Proof, Side, State};
+use crate::pace::spread;
 use crate::params::{Connect, Port};
 use crate::refusals::{REFUSED_PAUSE, Refusals, Verdict};
 use crate::wire::{CommId, Message, MtuCode, Rej, RejectReason, Rejected, Rep, Req, Rtu};
@@ -58,18 +59,9 @@ impl Connection {
         let Side::Active(connect) = &self.side else {
             return;
         };
-        let sends = self.retries_left + 1;
-        match connect.timeout {
-            Some(timeout) if timeout < self.wait * sends => {
-                // Not more often than needed: a second is long for most networks.
-                let needed = u32::try_from(timeout.as_secs()).unwrap_or(u32::MAX);
-                let sends = needed.max(SENDS_MIN).min(sends);
-                self.retries_left = sends - 1;
-                self.wait = timeout / sends;
-                self.deadline = Some(ctx.now + self.wait);
-            }
-            _ => {}
-        }
+        let (wait, sends) = spread(self.wait, self.retries_left + 1, connect.timeout);
+        (self.wait, self.retries_left) = (wait, sends - 1);
+        self.deadline = Some(ctx.now + wait);
     }
 
     /// A REP: the first, or a repetition because our answer to it got lost or is not there yet.
@@ -162,9 +154,6 @@ impl Connection {
         self.tell(ctx, event);
     }
 }
-
-/// The REQ is sent so often at least, however short the time is: one that gets lost is not the end.
-const SENDS_MIN: u32 = 5;
 
 /// How long an answer may take: the peer's time, and the way there and back.
 fn usual_wait(connect: &Connect) -> Duration {

@@ -7,6 +7,7 @@ use verbs_core::addr::{Gid, Lid, QKey, Qpn};
 use verbs_core::mad::{Address, MadBytes, Time, TransactionId};
 
 use crate::event::{CmError, Event, Failure, ListenId, Outputs, ResolveId};
+use crate::pace::spread;
 use crate::params::{Resolve, Resolved};
 use crate::refusals::{REFUSED_PAUSE, Refusals, Verdict};
 use crate::table::Cm;
@@ -93,6 +94,8 @@ impl Resolutions {
         let (mad, to, id) = (request.emit(tid), resolve.route.address(), self.next_id());
         let way = 2 * resolve.route.packet_lifetime.duration();
         let wait = resolve.response_timeout.duration() + way;
+        let sends = resolve.max_cm_retries.value() + 1;
+        let (wait, sends) = spread(wait, sends, resolve.timeout);
         out.send(to, mad);
         out.events.reserve(self.len() + 1);
         let asked = Asked {
@@ -100,7 +103,7 @@ impl Resolutions {
             to,
             mad: Box::new(mad),
             wait,
-            retries_left: resolve.max_cm_retries.value(),
+            retries_left: sends - 1,
             deadline: now + wait,
             refusals: Refusals::default(),
         };

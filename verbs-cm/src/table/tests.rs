@@ -9,3 +9,4 @@ mod listening;
 mod making;
 mod refused;
 mod resolving;
+mod waits;

@@ -130,3 +130,21 @@ fn loom_recv_berths_offered() {
         thread.join().expect("the thread does not panic");
     });
 }
+
+/// Who rides and unloads is another thread than who posts: a receive is there whole when it is offered.
+#[test]
+fn loom_recv_berths_taken() {
+    crate::qp::models::model(2, || {
+        let berths = Berths::new();
+        let poster = Arc::clone(&berths);
+        let thread = thread::spawn(move || {
+            (0..Berths::COUNT).for_each(|at| poster.post(at));
+        });
+        let mut known = berth::Known::default();
+        for at in 0..Berths::COUNT {
+            berths.ride(&mut known);
+            berths.unload(at);
+        }
+        thread.join().expect("the thread does not panic");
+    });
+}

@@ -22,6 +22,8 @@ use crate::wire::Service;
 mod datagram;
 mod entry;
 mod memory;
+#[cfg(all(test, verbs_loom))]
+mod models;
 
 use entry::{Entry, has_operands};
 

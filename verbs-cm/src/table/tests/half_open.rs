@@ -121,6 +121,23 @@ fn a_request_is_answered_by_three_messages_at_most_whatever_the_user_does() {
     }
 }
 
+/// Goal: asking for more time does not use up what the answer needs. Method: a user that asks for it more often than
+/// an unproven peer may be sent messages, and accepts then.
+#[test]
+fn a_user_that_takes_its_time_is_heard_all_the_same() {
+    let mut lab = Lab::new();
+    give(&mut lab, 7, &request(7, 1).into());
+    let Some(Event::ConnectRequest { conn, .. }) = lab.event(1) else {
+        panic!()
+    };
+    for _ in 0..5 {
+        lab.cms[1].delay(lab.now, conn, TimeCode::new(10)).unwrap();
+    }
+    assert_eq!(lab.lose(1), ["MRA", "MRA"]);
+    lab.cms[1].accept(lab.now, conn, &accept()).unwrap();
+    assert_eq!(lab.lose(1), ["REP"]);
+}
+
 #[test]
 fn what_belongs_to_nothing_is_answered_once_at_most() {
     let mut lab = Lab::new();
@@ -305,6 +322,7 @@ fn half_open_connections_have_a_time_of_ours() {
         lab.fire(1);
     }
     assert_eq!(lab.now.since(start), config.half_open_time_max);
+    assert_eq!(lab.lose(1), ["REJ"], "no repetition at the last moment");
     // Without that limit, each wait has one: of the peer's answer, and of its way.
     let hour = Duration::from_secs(3600);
     let (lab, _) = long(Config {

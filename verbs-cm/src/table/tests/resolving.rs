@@ -185,3 +185,26 @@ fn questions_that_are_left_alone_make_room_when_their_peers_have_given_up() {
     lab.carry(0);
     assert!(matches!(lab.event(1), Some(Event::ResolveRequest { .. })));
 }
+
+/// Goal: a refusal names no queue pair and no key, whatever the user fills in (IBTA vol. 1, 12.11.2). Method: each refusal, with both.
+#[test]
+fn a_refusal_tells_no_queue_pair_and_no_key() {
+    for status in [SidrStatus::Rejected, SidrStatus::NoQp] {
+        let mut lab = Lab::new();
+        lab.cms[0].resolve(lab.now, &question(SERVICE)).unwrap();
+        lab.carry(0);
+        let Some(Event::ResolveRequest { resolution, .. }) = lab.event(1) else {
+            panic!()
+        };
+        let refusal = Resolved { status, ..answer() };
+        lab.cms[1].answer(lab.now, resolution, &refusal).unwrap();
+        let Message::SidrRep(rep) = lab.sent(1)[0] else {
+            panic!()
+        };
+        assert_eq!(
+            (rep.status, rep.qpn, rep.qkey),
+            (status, Qpn::default(), QKey(0))
+        );
+        assert_eq!(rep.private_data, answer().private_data);
+    }
+}

@@ -368,3 +368,18 @@ fn an_answer_may_come_from_another_lid_of_the_port() {
         assert_eq!(delivered, is_taken, "LMC {lmc}, from {from}");
     }
 }
+
+/// Goal: a service whose turn comes late asks once more, and gives the answer its whole time again. Method: a turn five
+/// timeouts late.
+#[test]
+fn a_late_turn_asks_once() {
+    let (mut agents, agent) = client();
+    let request = agents.request(Time::ZERO, agent, port(7), &get(Method::GET), RETRY);
+    request.unwrap();
+    while agents.poll_transmit().is_some() {}
+    let late = Time::ZERO + 5 * SECOND;
+    agents.handle_timeout(late);
+    assert_eq!(std::iter::from_fn(|| agents.poll_transmit()).count(), 1);
+    assert_eq!(agents.poll_timeout(), Some(late + SECOND));
+    assert_eq!((agents.poll_delivery(), agents.pending()), (None, 1));
+}

@@ -272,3 +272,33 @@ fn an_acknowledgement_that_was_overtaken_changes_nothing() {
     let again = sender.poll_transmit(deadline).unwrap();
     assert_eq!(RmppHeader::of(&again).segment, 4);
 }
+
+/// Goal: a sender has no more segments under way than its own window, whatever the receiver allows. Method: a receiver
+/// that allows all of them from the first on.
+#[test]
+fn a_sender_keeps_to_its_own_window() {
+    let config = RmppConfig {
+        window_segments: 2,
+        ..RmppConfig::default()
+    };
+    let payload = vec![7; 2_000];
+    let mut sender = Sender::new(&template(), Layout::SA, payload, config).unwrap();
+    let now = Time::ZERO;
+    let mut sent = 0;
+    let mut under_way = |sender: &mut Sender| {
+        sent += std::iter::from_fn(|| sender.poll_transmit(now)).count();
+        sent
+    };
+    assert_eq!(under_way(&mut sender), 1);
+    for (acknowledged, expected) in [(1, 3), (2, 4), (4, 6), (6, 8), (8, 10)] {
+        let header = RmppHeader {
+            version: VERSION,
+            kind: Kind::ACK,
+            segment: acknowledged,
+            length_or_window: 100,
+            ..RmppHeader::default()
+        };
+        sender.handle(now, &header);
+        assert_eq!(under_way(&mut sender), expected);
+    }
+}

@@ -127,3 +127,24 @@ fn layouts_take_what_fits() {
     ));
     assert!(Layout::Pages(3000).check().is_err() && Layout::Blocks(0).check().is_err());
 }
+
+/// Goal: keys whose memory work requests put there and take away are not registered again by a verb: neither one of a
+/// fast registration nor a window's, valid or not; they stay as they are. Method: each of the three.
+#[test]
+fn keys_of_the_data_path_are_not_registered_again() {
+    let table = Arc::new(MrTable::new(4, 3));
+    let memory = memory(64);
+    let (empty, mapped) = (fast(&table), fast(&table).next());
+    register(&table, mapped, &memory, &[(0, 64)], ALL).unwrap();
+    let window = table.allocate_window(PD, WindowType::TwoB).unwrap();
+    for key in [empty, mapped, LKey::new(window.value())] {
+        let region = Region::new(super::memory(64), ALL, PD);
+        let refused = table.reregister(key, region, || panic!("nothing is done"));
+        let (attr, why) = (Attr::Key, Why::State);
+        assert_eq!(refused, Err(Error::Mismatch { attr, why }));
+    }
+    let pin = pin();
+    let (key, addr, need) = (mapped.value(), memory.addr(), Access::LOCAL_WRITE);
+    assert!(table.check(&pin, key, addr, 64, PD, need).is_some());
+    assert_eq!(table.in_use(), 3);
+}

@@ -331,3 +331,27 @@ fn a_path_to_a_group_is_what_the_group_is_like() {
         Some(SaStatus::NoRecords)
     );
 }
+
+/// Goal: what a path leaves to those who ask is as they ask, and what they cannot choose is not. Method: the traffic
+/// class, asked for and only written; service levels.
+#[test]
+fn the_traffic_class_is_the_askers_and_the_service_level_is_not() {
+    let mut desk = Desk::new(&config());
+    let like = PathRecord {
+        traffic_class: 0x28,
+        sl: Bits::truncated(3),
+        ..PathRecord::default()
+    };
+    let asked = path(&mut desk, like, PathMask::TRAFFIC_CLASS).unwrap();
+    assert_eq!((asked.traffic_class, asked.sl.value()), (0x28, 0));
+    let plain = path(&mut desk, like, PathMask::empty()).unwrap();
+    assert_eq!((plain.traffic_class, plain.sl.value()), (0, 0));
+    assert!(plain.reversible);
+    let level = path(&mut desk, like, PathMask::SL);
+    assert_eq!(level, Err(SaStatus::NoRecords));
+    let usual = PathRecord {
+        sl: Bits::default(),
+        ..like
+    };
+    assert!(path(&mut desk, usual, PathMask::SL).is_ok());
+}

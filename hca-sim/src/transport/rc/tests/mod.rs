@@ -37,6 +37,7 @@ use crate::wire::{Head, Packet, Service};
 mod captures;
 mod faults;
 mod operations;
+mod recovery;
 mod repeats;
 mod retries;
 mod rights;

@@ -1,4 +1,7 @@
-//! What the responder does with READs that come again, while others are half answered, under other keys or after a RESET.
+//! What the responder does with requests that come again, while others are half answered, under other keys or after a
+//! RESET, and with what is behind one that it cannot answer.
+
+use verbs_core::{FlushRange, Placement};
 
 use super::retries::{answers, post_read, post_write, requests};
 use super::*;
@@ -74,4 +77,70 @@ fn a_reset_responder_owes_nothing() {
     assert_eq!(answers(&mut pair, &[&requests[0]]), none, "its READ");
     let nak = answers(&mut pair, &[&requests[2]]).remove(0);
     assert_eq!((nak[11], nak[12]), (6, 0x60), "what this peer has lost");
+}
+
+/// Goal: an ATOMIC WRITE and a FLUSH that come again are answered as before, and not done again. Method: what the WRITE has
+/// put there is replaced before it comes again, as by a later one.
+#[test]
+fn what_is_only_done_is_answered_again_and_not_done_again() {
+    let mut pair = Pair::new();
+    let access = Access::REMOTE | Access::FLUSH | Access::LOCAL_WRITE;
+    pair.paths(|path| path.access = access);
+    let [ours, theirs] = &mut pair.ends;
+    let (_, rkey) = theirs
+        .mrs
+        .register(region_of(&theirs.memory, access, PD))
+        .unwrap();
+    let remote = verbs_core::Remote {
+        rkey,
+        ..theirs.remote(64)
+    };
+    ours.memory.write(0, &[5; 8]).unwrap();
+    let sges = [ours.sge(0, 8)];
+    ours.post(wr(1, SendOp::AtomicWrite(remote), &sges));
+    let range = FlushRange {
+        remote,
+        len: Some(8),
+        placement: Placement::GLOBAL,
+    };
+    ours.post(wr(2, SendOp::Flush(range), &[]));
+    let requests = requests(&mut pair);
+    let both: Vec<&[u8]> = requests.iter().map(Vec::as_slice).collect();
+    let first = answers(&mut pair, &both);
+    assert_eq!((first.len(), pair.ends[1].bytes(64, 8)), (2, vec![5; 8]));
+    pair.ends[1].memory.write(64, &[6; 8]).unwrap();
+    for (request, answer) in requests.iter().zip(&first) {
+        let again = answers(&mut pair, &[request]);
+        assert_eq!(again.len(), 1);
+        assert_eq!(again[0][..12], answer[..12], "kind and number");
+    }
+    assert_eq!(pair.ends[1].bytes(64, 8), [6; 8]);
+}
+
+/// Goal: what is behind a READ that cannot be answered any more is not answered: the NAK is all that the peer gets, as it
+/// would take anything behind for a sign that the READ was. Method: the memory of the first of three READs goes before
+/// the outlet has room.
+#[test]
+fn nothing_behind_a_read_that_fails_is_answered() {
+    let mut pair = Pair::new();
+    let theirs = &pair.ends[1];
+    let access = Access::LOCAL_WRITE | Access::REMOTE;
+    let passing = region_of(&theirs.memory, access, PD);
+    let (lkey, rkey) = theirs.mrs.register(passing).unwrap();
+    let lasting = std::mem::replace(&mut pair.ends[1].rkey, rkey);
+    post_read(&mut pair, 1, 100);
+    pair.ends[1].rkey = lasting;
+    post_read(&mut pair, 2, 100);
+    post_read(&mut pair, 3, 100);
+    let requests = requests(&mut pair);
+    for bytes in &requests {
+        pair.ends[1].receive(pair.now, bytes);
+    }
+    pair.ends[1].mrs.deregister(lkey, || {}).unwrap();
+    let answers = answers(&mut pair, &[]);
+    let [nak] = &answers[..] else {
+        panic!("one answer, and not {}", answers.len());
+    };
+    assert_eq!((nak[0], nak[11], nak[12]), (0x11, 0, 0x62));
+    assert!(pair.ends[1].dead);
 }
