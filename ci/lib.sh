@@ -57,6 +57,16 @@ need() {
         apt-get install -q -y --no-install-recommends "$@" </dev/null
 }
 
+# programs [--checked]: builds the programs that scripts run. The selection is that of `cargo test --workspace`, and so are the
+# features of every crate: nothing that the tests have built is built again. With --checked it is the optimised build that
+# still sees broken assertions and overflows: the `verbs` command, the C libraries and the fuzz targets' driver.
+programs() {
+    case ${1:-} in
+        --checked) cargo build -q --profile checked --workspace --lib --bins --example seeded ;;
+        *) cargo build -q --workspace --lib --bins --examples ;;
+    esac
+}
+
 # lines FILE: the lines of a list that are neither empty nor comments.
 lines() {
     sed -e 's/#.*//' -e 's/[[:space:]]*$//' -e '/^$/d' "$1"

@@ -40,52 +40,24 @@
 //! ```
 #![forbid(unsafe_code)]
 
-mod builder;
-pub mod command;
-mod connect;
-mod cq;
-mod cq_resize;
-mod effects;
-mod engaged;
-mod exchange;
-pub mod extension;
-mod features;
-mod fit;
-mod gate;
-mod groups;
+mod direct;
 mod hca;
-mod landing;
-mod limits;
 pub mod link;
-mod local;
-mod message;
-#[cfg(all(test, verbs_loom))]
-mod models;
 pub mod port;
 mod post;
 mod qp;
-mod qp_check;
-mod qp_event;
 mod queue;
-mod recall;
-mod recv;
-mod rider;
-mod ring;
-mod send;
 #[cfg(not(verbs_loom))]
 pub mod sim;
-mod srq;
-mod table;
 mod transport;
-mod turnstile;
-mod xrc;
 
-pub use builder::Builder;
-pub use connect::connect;
 pub use hca::Hca;
-pub use limits::Limits;
+pub use hca::builder::Builder;
+pub use hca::connect::connect;
+pub use hca::limits::Limits;
+pub use hca::{command, extension};
 pub use link::{Loopback, Udp};
-pub(crate) use verbs_link::{rng, sys};
+pub(crate) use verbs_link::rng;
 #[doc(no_inline)]
 pub use verbs_link::{time as clock, time as engine};
 #[doc(no_inline)]

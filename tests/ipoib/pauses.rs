@@ -4,10 +4,11 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
-use ulp_ipoib::config::{ASKS_MAX, GROUP_QUEUE, NEIGHBOURS_MAX, REFUSAL_PAUSE};
+use ulp_ipoib::config::{ASKS_MAX, GROUP_QUEUE, GROUPS_MAX, NEIGHBOURS_MAX, REFUSAL_PAUSE, TICK};
 use ulp_ipoib::wire::{Arp, ArpOperation, HardwareFlags, Protocol, Scope, group_of};
 use ulp_ipoib::{Config, Mode};
 use verbs_core::PKey;
+use verbs_core::mad::sa::JoinState;
 
 use crate::datagrams::run;
 use crate::node::{Node, address};
@@ -142,6 +143,42 @@ fn the_newest_packets_wait_for_a_group() {
         }
         assert_eq!(got, (5..count).collect::<Vec<_>>());
         assert_eq!(node.counters().pushed_out, 5);
+    });
+}
+
+/// Goal: groups that are only sent to do not fill the table for ever. Method: as many refused groups as it holds, and
+/// one that is there, which is used more often than once in the idle time, then not at all, then again.
+#[test]
+fn groups_that_are_only_sent_to_are_left_when_they_are_not_used() {
+    run(56, async |world| {
+        let mut node = world.node(1, Mode::Datagram, false).await;
+        let mut peer = Peer::new(&world, 9).await;
+        let idle = node.link.interface().config().idle;
+        for number in 0..u8::try_from(GROUPS_MAX).unwrap() {
+            send(&node, Ipv4Addr::new(239, 9, 9, number), 0);
+        }
+        world.sim.sleep(REFUSAL_PAUSE + 2 * TICK).await;
+        let mgid = group_of(GROUP.into(), PKey::DEFAULT, Scope::default()).unwrap();
+        peer.attach(&world, mgid).await;
+        let senders = || world.admin.members(mgid, JoinState::SEND_ONLY_NON_MEMBER);
+        for (pause, is_left) in [
+            (idle / 2, false),
+            (idle / 2, false),
+            (idle, true),
+            (STEP, false),
+        ] {
+            let mut got = 0;
+            send(&node, GROUP, 7);
+            world
+                .meet(&mut node, &mut peer, STEP, |_, _, _, heard| {
+                    got += u32::from(matches!(heard.what, Message::Ip(_)));
+                })
+                .await;
+            assert_eq!((got, senders()), (1, 1));
+            world.sim.sleep(pause + 2 * TICK).await;
+            assert_eq!(senders(), usize::from(!is_left), "after {pause:?}");
+        }
+        assert_eq!(node.counters().groups_left, 1);
     });
 }
 

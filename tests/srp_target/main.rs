@@ -8,3 +8,4 @@ mod limits;
 mod login;
 mod manage;
 mod raw;
+mod silence;

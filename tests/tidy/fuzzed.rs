@@ -14,11 +14,11 @@ const LIST: &str = "fuzz/src/targets.rs";
 /// Where foreign bytes are read or waited for, and which targets do that there.
 const FUZZED: &[(&str, &[&str])] = &[
     ("verbs-link/src/time/", &["hca"]),
-    ("hca-sim/src/link/fabric/file.rs", &["topology"]),
-    ("hca-sim/src/link/fabric/host", &["subnet-host"]),
-    ("hca-sim/src/link/fabric/message", &["subnet-message"]),
-    ("hca-sim/src/link/fabric/packet.rs", &["subnet-host"]),
-    ("hca-sim/src/link/fabric/ring", &["subnet-ring"]),
+    ("verbs-subnet/src/topology/file.rs", &["topology"]),
+    ("verbs-subnet/src/host", &["subnet-host"]),
+    ("verbs-subnet/src/ipc/message", &["subnet-message"]),
+    ("verbs-subnet/src/packet.rs", &["subnet-host"]),
+    ("verbs-subnet/src/ipc/ring", &["subnet-ring"]),
     ("verbs-wire/src/pcap.rs", &["capture"]),
     ("hca-sim/src/transport/", &["hca"]),
     (

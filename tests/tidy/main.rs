@@ -77,6 +77,14 @@ fn members_follow_the_house_plan() {
 }
 
 #[test]
+fn no_crate_is_forgotten_by_these_rules() {
+    let tree = Tree::of_workspace();
+    let loom = tree.texts.iter().find(|text| text.path == "ci/loom");
+    let loom = loom.map_or("", |text| text.text.as_str());
+    none("forgotten", rules::forgotten(&manifests::members(), loom));
+}
+
+#[test]
 fn unsafe_code_stays_behind_its_doors() {
     let tree = Tree::of_workspace();
     for (path, reason) in rules::DOORS {

@@ -46,6 +46,14 @@ impl Member {
             .collect()
     }
 
+    /// Whether it has loom models: they are built with loom alone.
+    pub(crate) fn has_models(&self) -> bool {
+        let is_loom = |(table, package): &(String, String)| {
+            package == "loom" && table.contains("cfg(verbs_loom)")
+        };
+        self.dependencies().iter().any(is_loom)
+    }
+
     fn binaries(&self) -> &[Value] {
         let binaries = self.manifest.get("bin").and_then(Value::as_array);
         binaries.map_or(&[], Vec::as_slice)
@@ -130,6 +138,8 @@ enum Place {
     Wire,
     /// verbs-link.
     Link,
+    /// verbs-subnet.
+    Subnet,
     /// hca-sim.
     Provider,
     /// verbs-cm.
@@ -150,6 +160,7 @@ impl Place {
             "verbs-core" => Self::Core,
             "verbs-wire" => Self::Wire,
             "verbs-link" => Self::Link,
+            "verbs-subnet" => Self::Subnet,
             "hca-sim" => Self::Provider,
             "verbs-cm" => Self::Cm,
             "verbs-sm" => Self::Sm,
@@ -165,7 +176,10 @@ impl Place {
     fn may_name(self, other: Self) -> bool {
         match self {
             Self::Core => false,
-            Self::Provider => matches!(other, Self::Core | Self::Wire | Self::Link),
+            Self::Provider => {
+                matches!(other, Self::Core | Self::Wire | Self::Link | Self::Subnet)
+            }
+            Self::Subnet => matches!(other, Self::Core | Self::Wire | Self::Link),
             Self::Link => matches!(other, Self::Core | Self::Wire),
             Self::Wire | Self::Cm | Self::Sm => other == Self::Core,
             Self::Ulp => matches!(other, Self::Core | Self::Cm),
@@ -173,6 +187,16 @@ impl Place {
             Self::Proof => true,
         }
     }
+}
+
+/// The folders of the crates whose runs a seed decides: formats, links, the subnet, the provider.
+pub(crate) fn seeded(members: &[Member]) -> Vec<String> {
+    let places = [Place::Wire, Place::Link, Place::Subnet, Place::Provider];
+    let of = |member: &&Member| Place::of(member).is_some_and(|place| places.contains(&place));
+    let folders = members.iter().filter(of);
+    folders
+        .map(|member| format!("{}/src/", member.folder))
+        .collect()
 }
 
 /// Every edge that the house plan does not have, whatever kind of dependency it is.

@@ -1,7 +1,7 @@
 //! Rules about source files.
 
 use crate::Violation;
-use crate::manifests::Member;
+use crate::manifests::{self, Member};
 use crate::scan::{self, line_of};
 use crate::tree::{RustFile, Text};
 
@@ -33,10 +33,11 @@ const FUNCTION_LINES_MAX: usize = 70;
 const SYNC: &str = "verbs-core/src/sync.rs";
 
 /// The crates that [`SYNC`] speaks for.
-const SYNC_FOR: [&str; 4] = [
+const SYNC_FOR: [&str; 5] = [
     "verbs-core/src/",
     "verbs-wire/src/",
     "verbs-link/src/",
+    "verbs-subnet/src/",
     "hca-sim/src/",
 ];
 
@@ -60,7 +61,12 @@ const CLOCKS: [&str; 6] = [
 ];
 
 /// The crates whose runs a seed decides.
-const SEEDED: [&str; 3] = ["verbs-wire/src/", "verbs-link/src/", "hca-sim/src/"];
+const SEEDED: [&str; 4] = [
+    "verbs-wire/src/",
+    "verbs-link/src/",
+    "verbs-subnet/src/",
+    "hca-sim/src/",
+];
 
 /// Files of [`SEEDED`] that may name [`CLOCKS`].
 const CLOCK_FILES: [&str; 1] = ["verbs-link/src/time/wall.rs"];
@@ -224,6 +230,35 @@ pub(crate) fn determinism(files: &[RustFile]) -> Vec<Violation> {
                 let what = format!("{word} makes a run depend on more than its seed");
                 violations.push(at(file, offset, what));
             }
+        }
+    }
+    violations
+}
+
+/// Crates that a list of these rules, or of the loom script, has forgotten.
+pub(crate) fn forgotten(members: &[Member], loom: &str) -> Vec<Violation> {
+    let mut violations = Vec::new();
+    let mut report = |folder: &str, what: String| {
+        violations.push(Violation {
+            path: format!("{folder}Cargo.toml"),
+            line: 1,
+            what,
+        });
+    };
+    for folder in manifests::seeded(members) {
+        let root = folder.trim_end_matches("src/");
+        if !SYNC_FOR.contains(&folder.as_str()) {
+            report(root, format!("SYNC_FOR lacks {folder}"));
+        }
+        if !SEEDED.contains(&folder.as_str()) {
+            report(root, format!("SEEDED lacks {folder}"));
+        }
+    }
+    for member in members.iter().filter(|member| member.has_models()) {
+        let selects = |line: &str| line.contains(&format!("-p {} ", member.name));
+        if !loom.lines().any(selects) {
+            let folder = format!("{}/", member.folder);
+            report(&folder, format!("ci/loom does not run {}", member.name));
         }
     }
     violations

@@ -300,23 +300,27 @@ fn member(folder: &str, name: &str, dependencies: &str) -> Member {
     Member::new(folder, &text)
 }
 
+/// A crate of each place below the tests.
+const HOUSE: [&str; 9] = [
+    "verbs-core",
+    "verbs-wire",
+    "verbs-link",
+    "verbs-subnet",
+    "hca-sim",
+    "verbs-cm",
+    "verbs-sm",
+    "ulp-rds",
+    "verbs-cli",
+];
+
 #[test]
 fn edges_that_point_up_or_sideways_are_seen() {
     let house = |folder: &str, name: &str, dependency: &str| {
-        let mut members: Vec<Member> = [
-            "verbs-core",
-            "verbs-wire",
-            "verbs-link",
-            "hca-sim",
-            "verbs-cm",
-            "verbs-sm",
-            "ulp-rds",
-            "verbs-cli",
-        ]
-        .iter()
-        .filter(|other| **other != name)
-        .map(|name| member(name, name, ""))
-        .collect();
+        let mut members: Vec<Member> = HOUSE
+            .iter()
+            .filter(|other| **other != name)
+            .map(|name| member(name, name, ""))
+            .collect();
         members.push(member(folder, name, dependency));
         manifests::edges(&members).len()
     };
@@ -326,6 +330,9 @@ fn edges_that_point_up_or_sideways_are_seen() {
         ("verbs-wire", "hca-sim"),
         ("verbs-wire", "verbs-link"),
         ("verbs-link", "hca-sim"),
+        ("verbs-link", "verbs-subnet"),
+        ("verbs-subnet", "hca-sim"),
+        ("verbs-sm", "verbs-subnet"),
         ("verbs-cm", "verbs-link"),
         ("verbs-core", "verbs-wire"),
         ("verbs-cm", "verbs-wire"),
@@ -345,6 +352,8 @@ fn edges_that_point_up_or_sideways_are_seen() {
         ("hca-sim", "verbs-core"),
         ("hca-sim", "verbs-wire"),
         ("hca-sim", "verbs-link"),
+        ("hca-sim", "verbs-subnet"),
+        ("verbs-subnet", "verbs-link"),
         ("verbs-link", "verbs-wire"),
         ("verbs-wire", "verbs-core"),
         ("verbs-cm", "verbs-core"),
@@ -394,4 +403,16 @@ fn habits_that_are_missing_are_seen() {
         check(member("hca-sim", "hca-sim", "[[bin]]\nname = \"x\"")),
         1
     );
+}
+
+/// Goal: a new crate cannot be left out of the lists. Method: one in a place that a seed decides, and one with models.
+#[test]
+fn forgotten_crates_are_seen() {
+    let loom = "[target.'cfg(verbs_loom)'.dependencies]\nloom.workspace = true";
+    let known = member("verbs-link", "verbs-link", loom);
+    let missing = member("elsewhere", "verbs-wire", "");
+    let found = |members: &[Member], script: &str| rules::forgotten(members, script).len();
+    assert_eq!(found(&[known], "models -p verbs-link loom_"), 0);
+    let known = member("verbs-link", "verbs-link", loom);
+    assert_eq!(found(&[known, missing], "models -p verbs-core loom_"), 3);
 }

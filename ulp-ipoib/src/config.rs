@@ -76,7 +76,7 @@ pub struct Config {
     pub connected_receives: u32,
     /// How long a neighbour is taken to be where it was. 30 s by default.
     pub reachable: Duration,
-    /// How long a connection lives without a packet. 120 s by default.
+    /// How long a connection lives without a packet, and a group that was joined to be sent to. 120 s by default.
     pub idle: Duration,
 }
 

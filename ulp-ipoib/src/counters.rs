@@ -44,6 +44,8 @@ counters! {
     unreachable,
     /// Groups that the stack reported, for which there was no room.
     groups_full,
+    /// Groups that were only sent to, and left after a time without a packet.
+    groups_left,
     /// Packets that were too long for their way; their senders were told.
     too_big,
     /// Packets that the link was down for.

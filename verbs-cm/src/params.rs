@@ -102,9 +102,7 @@ impl Route {
     /// source is no GID of the port, or its MTU is none.
     pub fn from_record(port: &Port, record: &PathRecord, pkey_index: u16) -> Option<Self> {
         let index = port.gid_index(record.sgid)?;
-        let mtu = Mtu::ALL
-            .into_iter()
-            .find(|mtu| mtu.shift() - 7 == record.mtu.value())?;
+        let mtu = Mtu::from_code(record.mtu.value())?;
         // Within the subnet a path has no use for a GRH.
         let is_subnet_local = record.hop_limit <= 1;
         let global = GlobalRoute {

@@ -163,6 +163,13 @@ key! {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Lid(pub u16);
 
+impl Lid {
+    /// Whether this names a multicast group: 0xc000 to 0xfffe. The permissive LID behind them names none.
+    pub const fn is_multicast(self) -> bool {
+        self.0 >= 0xc000 && self.0 != 0xffff
+    }
+}
+
 impl fmt::Debug for Lid {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Lid({})", self.0)
@@ -386,6 +393,12 @@ impl Mtu {
         } else {
             ((len - 1) >> self.shift()) + 1
         }
+    }
+
+    /// The MTU with that code in subnet management, 1 for 256 bytes to 5 for 4096 (IBTA vol. 1, 14.2.5.6); `None`
+    /// for other numbers.
+    pub fn from_code(code: u32) -> Option<Self> {
+        Self::ALL.into_iter().find(|mtu| *mtu as u32 == code)
     }
 
     /// The MTU of that many bytes.

@@ -1,13 +1,14 @@
 //! The HCA: the provider. It takes commands apart and hands them to those who know.
 
-mod address;
-mod device;
-mod memory;
+pub(crate) mod builder;
+pub mod command;
+pub(crate) mod connect;
+pub mod extension;
+pub(crate) mod limits;
 mod packets;
 mod provider;
-mod queues;
-mod windows;
-mod xrc;
+pub(crate) mod table;
+mod verbs;
 
 use std::fmt;
 use std::path::Path;
@@ -22,15 +23,15 @@ use verbs_core::{
     Timer,
 };
 
-use crate::builder::Builder;
-use crate::command::{CommandConfig, CommandInterface};
-use crate::hca::device::About;
-use crate::limits::{self, Limits};
+use crate::hca::builder::Builder;
+use crate::hca::command::{CommandConfig, CommandInterface};
+use crate::hca::limits::Limits;
+use crate::hca::table::Table;
+use crate::hca::verbs::device::About;
 use crate::link::fabric::{AttachError, RemotePort};
 use crate::link::{Loopback, PacketLink};
 use crate::port::Port;
 use crate::qp::QueuePair;
-use crate::table::Table;
 
 /// A software HCA with one port.
 ///

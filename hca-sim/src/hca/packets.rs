@@ -10,7 +10,7 @@ use verbs_core::{EventType, Gid, PortState, Qpn, Subject};
 use crate::hca::Hca;
 use crate::link::{Change, Refusal};
 use crate::port::{LinkEvents, gids};
-use crate::queue::limits::PORT;
+use crate::queue::base::limits::PORT;
 use crate::wire::{Head, Service};
 
 impl Hca {

@@ -3,7 +3,7 @@
 use verbs_core::{CmLimits, NodeType, PortCaps, ProviderAttr, TransportType};
 
 use crate::hca::Hca;
-use crate::hca::device::check_port;
+use crate::hca::verbs::device::check_port;
 
 impl Hca {
     /// Connections are made by messages on queue pair 1, whatever the link.

@@ -16,10 +16,10 @@ use verbs_core::sync::atomic::{
 use verbs_core::sync::{Arc, Mutex, MutexGuard};
 use verbs_core::{Av, Gid, Guid, Lid, Psn, Qpn, Seed};
 
-use crate::cq::CqRing;
+use crate::direct::message::Tamper;
 use crate::link::hub::Hub;
-use crate::message::Tamper;
 use crate::qp::QueuePair;
+use crate::queue::cq::CqRing;
 use crate::rng::Rng;
 
 /// Largest unicast LID (IBTA vol. 1, 4.1.3).

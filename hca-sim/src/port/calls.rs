@@ -4,11 +4,11 @@ use verbs_core::Qpn;
 use verbs_core::sync::atomic::Ordering::{Relaxed, Release};
 
 use crate::clock::Instant;
-use crate::cq::Pump;
 use crate::engine::{Attend, Due};
 use crate::port::Port;
 use crate::port::driver::ASK_LINK;
-use crate::rider::Berths;
+use crate::queue::cq::Pump;
+use crate::queue::cqe_inline::Berths;
 
 impl Due for Port {
     /// A link in virtual time has something, or any link may have room again. It is seen to even if somebody

@@ -2,7 +2,7 @@
 //!
 //! There is no thread that others wait for. Whoever has a reason drives: the poster of a work request,
 //! a consumer who polls an empty completion queue, a timer, and, when nobody polls, the engine's thread,
-//! which waits for packets. One at a time *holds* the driver ([`Turnstile`]); a poster who finds it held
+//! which waits for packets. One at a time *holds* the driver ([`Combiner`]); a poster who finds it held
 //! leaves its queue pair on the list and goes.
 //!
 //! A round takes in what has come, then lets every queue pair that has a reason send what it may. What
@@ -23,14 +23,14 @@ use verbs_core::sync::{Arc, Mutex, OnceLock, Weak, panicking};
 use verbs_core::{Gid, Mtu, Psn, Qpn, collect, defer};
 
 use crate::clock::Instant;
-use crate::effects::{Effects, ForDriver};
 use crate::engine::{Attend, Due};
 use crate::link::{Arrival, Change, LinkCounters, PacketLink, Refusal, Verdict, Verifier, Waiter};
 use crate::port::Port;
 use crate::qp::QueuePair;
+use crate::qp::effects::{Effects, ForDriver};
+use crate::queue::base::combiner::{Combiner, Held};
 use crate::transport::Incoming;
-use crate::transport::mail::{Mail, Outbox};
-use crate::turnstile::{Held, Turnstile};
+use crate::transport::tx::{TxContext, TxQueue};
 use crate::wire::{Bth, Head, PacketView, Role, Syndrome};
 
 /// How long the engine's thread leaves packets to somebody who polls, counted from the last poll. Longer
@@ -44,7 +44,7 @@ pub(super) const ASK_LINK: u64 = 1;
 
 /// See the module's documentation.
 pub(crate) struct Driver {
-    turnstile: Turnstile,
+    combiner: Combiner,
     /// Queue pairs that have a reason.
     listed: Mutex<Vec<Arc<QueuePair>>>,
     /// Uncontended: only the holder locks it.
@@ -106,7 +106,7 @@ impl Drop for Noted<'_> {
 
 struct Work {
     link: Box<dyn PacketLink>,
-    outbox: Outbox,
+    tx_queue: TxQueue,
     verifier: Verifier,
     /// Who gets a round; empty between rounds.
     busy: Vec<Arc<QueuePair>>,
@@ -120,12 +120,12 @@ impl Driver {
     /// The driver of a port on that link.
     pub(crate) fn new(link: Box<dyn PacketLink>) -> Self {
         Self {
-            turnstile: Turnstile::default(),
+            combiner: Combiner::default(),
             listed: Mutex::new(Vec::new()),
             waiter: link.waiter(),
             mtu: link.mtu(),
             work: Mutex::new(Work {
-                outbox: Outbox::new(link.burst_bytes()),
+                tx_queue: TxQueue::new(link.burst_bytes()),
                 link,
                 verifier: Verifier::new(),
                 busy: Vec::new(),
@@ -180,7 +180,7 @@ impl Driver {
     /// A queue pair has a reason. Outside any pin.
     pub(crate) fn serve(&self, qp: &Arc<QueuePair>) {
         self.list(qp);
-        if let Some(held) = self.turnstile.enter() {
+        if let Some(held) = self.combiner.enter() {
             // Where a thread or a poller takes packets in, a poster need not.
             let visit = if self.waiter.is_some() {
                 Visit::Send
@@ -200,7 +200,7 @@ impl Driver {
 
     /// There may be packets. Whether there were; who leaves that to somebody else does not know.
     pub(crate) fn turn(&self, port: &Port) -> bool {
-        let held = self.turnstile.enter();
+        let held = self.combiner.enter();
         held.is_some_and(|held| self.drive(port, held, Visit::Both))
     }
 
@@ -211,7 +211,7 @@ impl Driver {
             let until = port.engine.now() + POLLED;
             self.polled_until.store(until.as_nanos(), Relaxed);
         }
-        let Some(held) = self.turnstile.try_enter() else {
+        let Some(held) = self.combiner.try_enter() else {
             return false;
         };
         let visit = if often && self.waiter.is_some() {
@@ -234,7 +234,7 @@ impl Driver {
     }
 
     fn list(&self, qp: &Arc<QueuePair>) {
-        if !qp.engaged.listed.swap(true, AcqRel) {
+        if !qp.worker.listed.swap(true, AcqRel) {
             self.listed.lock().push(Arc::clone(qp));
         }
     }
@@ -297,7 +297,7 @@ impl Driver {
             }
             // Who came meanwhile has something to send.
             visit = Visit::Both;
-            match self.turnstile.enter() {
+            match self.combiner.enter() {
                 Some(again) => held = again,
                 None => return any,
             }
@@ -324,7 +324,7 @@ impl Driver {
                 false
             }
             Visit::Receive => {
-                if work.outbox.is_blocked() || !self.listed.lock().is_empty() {
+                if work.tx_queue.is_blocked() || !self.listed.lock().is_empty() {
                     self.send(port, work, true, effects);
                 }
                 let came = self.receive(port, work, effects);
@@ -345,7 +345,7 @@ impl Driver {
         let down = self.down.load(Acquire);
         let Work {
             link,
-            outbox,
+            tx_queue,
             verifier,
             busy,
             last,
@@ -359,7 +359,7 @@ impl Driver {
             }
         });
         if let Some((qpn, psn)) = answer {
-            outbox.answered(&mut **link, qpn, psn);
+            tx_queue.answered(&mut **link, qpn, psn);
         }
         while let Some(refusal) = link.refusal() {
             if let Some(hca) = self.hca.get().cloned() {
@@ -381,16 +381,16 @@ impl Driver {
     fn send(&self, port: &Port, work: &mut Work, acknowledges: bool, effects: &mut Effects) {
         let Work {
             link,
-            outbox,
+            tx_queue,
             busy,
             later,
             ..
         } = work;
-        outbox.flush(&mut **link);
+        tx_queue.flush(&mut **link);
         busy.append(&mut self.listed.lock());
         let down = self.down.load(Acquire);
-        let mut mail = Mail {
-            outbox,
+        let mut mail = TxContext {
+            tx_queue,
             link: &mut **link,
             counters: &port.counters,
             down,
@@ -399,14 +399,14 @@ impl Driver {
         };
         for qp in busy.drain(..) {
             // Whoever has a reason from now on lists it anew.
-            qp.engaged.listed.store(false, Release);
+            qp.worker.listed.store(false, Release);
             qp.round(Some(&mut mail), effects);
             if std::mem::take(&mut mail.deferred) {
                 later.push(qp);
             }
         }
-        outbox.flush(&mut **link);
-        effects.blocked |= outbox.is_blocked();
+        tx_queue.flush(&mut **link);
+        effects.blocked |= tx_queue.is_blocked();
         effects.fed.extend(std::iter::from_fn(|| link.fed()));
         for qp in later.drain(..) {
             self.list(&qp);
@@ -476,7 +476,7 @@ impl Driver {
         if !qp.take_packet(&packet, now, effects) {
             return None;
         }
-        if !qp.engaged.listed.swap(true, AcqRel) {
+        if !qp.worker.listed.swap(true, AcqRel) {
             busy.push(qp);
         }
         Some(head)

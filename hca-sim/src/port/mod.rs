@@ -5,9 +5,9 @@
 
 mod calls;
 mod driver;
-pub mod pma;
-mod processed;
-pub mod sma;
+pub(crate) mod features;
+pub(crate) mod groups;
+pub(crate) mod xrc;
 
 use std::fmt;
 use std::net::IpAddr;
@@ -21,15 +21,16 @@ use verbs_core::yard::Yard;
 use verbs_core::{Attr, Av, Error, Gid, Guid, Lid, Mtu, PKey, PortState, QpAttr, Why};
 
 pub(crate) use driver::{Driver, LinkEvents};
-pub use processed::{Arrival, Processed};
+#[doc(no_inline)]
+pub use verbs_subnet::agent::{Arrival, Processed, pma, sma};
 
 use crate::engine::Engine;
-use crate::features::Features;
-use crate::groups::Groups;
 use crate::link::{Fabric, HubPort, Managed};
-use crate::queue::counters::Counters;
-use crate::queue::removed::Removed;
-use crate::xrc::Xrc;
+use crate::port::features::Features;
+use crate::port::groups::Groups;
+use crate::port::xrc::Xrc;
+use crate::queue::base::counters::Counters;
+use crate::queue::base::removed::Removed;
 
 /// One HCA's port.
 pub(crate) struct Port {
@@ -169,7 +170,7 @@ impl Port {
     /// The largest path MTU.
     pub(crate) fn mtu(&self) -> Mtu {
         let of_link = self.driver().map_or(Mtu::B4096, Driver::mtu);
-        mtu_of(self.neighbor_mtu.load(Relaxed), of_link)
+        Mtu::from_code(self.neighbor_mtu.load(Relaxed)).unwrap_or(of_link)
     }
 
     /// Takes over what the subnet manager has set, and that state, of which each change is told. What the
@@ -307,21 +308,11 @@ fn refuses_roce(sgid: Gid, av: &Av) -> Option<Why> {
 
 /// What is wrong with a way through a subnet: it ends at a LID, or at a GID whose LID the link knows.
 fn refuses_way(av: &Av) -> Option<Why> {
-    let is_group = sma::is_multicast(av.dlid);
+    let is_group = av.dlid.is_multicast();
     if is_group || av.global.is_some_and(|global| global.dgid.is_multicast()) {
         return Some(Why::Multicast);
     }
     (av.dlid == Lid(0) && av.global.is_none()).then_some(Why::Missing)
-}
-
-/// The MTU with that code; `otherwise` if there is none.
-pub(crate) fn mtu_of(code: u32, otherwise: Mtu) -> Mtu {
-    let index = usize::try_from(code)
-        .ok()
-        .and_then(|code| code.checked_sub(1));
-    index
-        .and_then(|index| Mtu::ALL.get(index).copied())
-        .unwrap_or(otherwise)
 }
 
 impl fmt::Debug for Port {

@@ -12,10 +12,10 @@ use verbs_core::{
     Access, BatchError, Payload, Piece, PostCode, PostError, QpState, RawRecvQueue, Recv, Sge,
 };
 
-use crate::gate::{Gate, flag};
 use crate::qp::QueuePair;
-use crate::recv::{Entries, Pieces, RecvRing};
-use crate::rider::BYTES_MAX;
+use crate::queue::base::word::{QpWord, flag};
+use crate::queue::cqe_inline::BYTES_MAX;
+use crate::queue::recv::{Entries, Pieces, RecvRing};
 
 /// Receives that are posted under one pin, which keeps deregistrations waiting.
 const UNDER_ONE_PIN: usize = 32;
@@ -24,7 +24,7 @@ const UNDER_ONE_PIN: usize = 32;
 #[repr(align(64))]
 pub(crate) struct RecvPoster {
     qp: Arc<QueuePair>,
-    gate: Common<Gate>,
+    gate: Common<QpWord>,
     /// `None` until the first post that finds the ring allocated.
     ring: Option<Common<RecvRing>>,
     /// Those of `ring`.
@@ -143,7 +143,7 @@ impl RecvPoster {
         let Some(ring) = self.ring.as_deref() else {
             return;
         };
-        if self.gate.asked.load(Relaxed) & Gate::BERTHS == 0 {
+        if self.gate.asked.load(Relaxed) & QpWord::BERTHS == 0 {
             return;
         }
         let (mrs, pd, room) = (&self.qp.port.mrs, self.qp.pd, piece.len().min(BYTES_MAX));
@@ -157,7 +157,7 @@ impl RecvPoster {
     }
 
     fn call_if_asked(&self) {
-        if self.gate.asked.load(Relaxed) & Gate::CALL != 0 {
+        if self.gate.asked.load(Relaxed) & QpWord::CALL != 0 {
             self.qp.call_sender();
         }
     }

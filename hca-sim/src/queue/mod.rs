@@ -1,7 +1,8 @@
-//! What queues are made of: sizes, counters, entries in memory. It names nothing above it.
+//! Queues in memory: what posters, pollers, the peer and the transport share of them. It names nothing above it.
 
-pub(crate) mod counters;
-pub(crate) mod events;
-pub(crate) mod limits;
-pub(crate) mod memory;
-pub(crate) mod removed;
+pub(crate) mod base;
+pub(crate) mod cq;
+pub(crate) mod cqe_inline;
+pub(crate) mod recv;
+pub(crate) mod send;
+pub(crate) mod srq;

@@ -7,8 +7,8 @@
 use verbs_core::{EventType, WcStatus};
 
 use super::rc::Flight;
-use crate::cq::{Cqe, note};
-use crate::ring::Scratch;
+use crate::queue::cq::{Cqe, note};
+use crate::queue::send::Scratch;
 use crate::transport::{Ends, Notes};
 
 /// Completes the work request at that position. `false`: it could not be, and stays.

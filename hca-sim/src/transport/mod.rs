@@ -3,10 +3,10 @@
 
 mod completion;
 mod machine;
-pub(crate) mod mail;
 mod pieces;
 pub(crate) mod rc;
 pub(crate) mod timing;
+pub(crate) mod tx;
 mod uc;
 mod ud;
 
@@ -18,16 +18,16 @@ use verbs_core::sync::{Arc, Weak};
 use verbs_core::{Access, EventType, Mtu, PKey, QKey, Qpn};
 
 use crate::clock::Instant;
-use crate::cq::CqRing;
 use crate::link::Local;
-use crate::queue::counters::Counters;
-use crate::recv::RecvRing;
-use crate::ring::SendRing;
-use crate::srq::SharedReceives;
+use crate::queue::base::counters::Counters;
+use crate::queue::cq::CqRing;
+use crate::queue::recv::RecvRing;
+use crate::queue::send::SendRing;
+use crate::queue::srq::SharedReceives;
 use crate::wire::{Head, Service};
 
 pub(crate) use machine::Machine;
-pub(crate) use mail::Mail;
+pub(crate) use tx::TxContext;
 pub(crate) use ud::Post;
 
 /// What a connected machine works on: the parts of its queue pair, which nobody else uses meanwhile.

@@ -4,7 +4,7 @@ use arrayvec::ArrayVec;
 use verbs_core::mem::{Span, Who};
 use verbs_core::{Access, Payload, SendWr, Sge};
 
-use crate::queue::limits::MAX_SGE;
+use crate::queue::base::limits::MAX_SGE;
 use crate::transport::Ends;
 
 /// Why a piece may not be used, for `vendor_err`: 1 key, 2 protection domain, 3 right, 4 bounds.

@@ -5,8 +5,8 @@
 
 use verbs_core::{Access, Error, Psn, SendFlags, SendWr, Srqn, WcStatus};
 
-use crate::local::{Local, execute};
-use crate::ring::Scratch;
+use crate::direct::local::{Local, execute};
+use crate::queue::send::Scratch;
 use crate::transport::completion;
 use crate::transport::pieces::{Refused, Source};
 use crate::transport::rc::{Flight, Responder, head, request, tells};

@@ -11,10 +11,9 @@ use verbs_core::{
     Access, Datagram, Dest, Lid, PKey, Psn, Qpn, SendFlags, SendOp, WcFlags, WcOpcode, WcStatus,
 };
 
-use crate::cq::{Cqe, Origin};
 use crate::link::Local;
-use crate::port::sma;
-use crate::ring::Scratch;
+use crate::queue::cq::{Cqe, Origin};
+use crate::queue::send::Scratch;
 use crate::transport::completion;
 use crate::transport::pieces::{Refused, Source, scatter};
 use crate::transport::rc::Flight;
@@ -58,8 +57,8 @@ pub(crate) struct Ud {
     reason = "it lives on the stack for one datagram; a box would allocate"
 )]
 enum Room<'r> {
-    Own(crate::recv::Waiting<'r>),
-    Shared(crate::srq::Seen),
+    Own(crate::queue::recv::Waiting<'r>),
+    Shared(crate::queue::srq::Seen),
 }
 
 impl Ud {
@@ -181,7 +180,7 @@ pub(crate) fn receive(ends: &Ends<'_>, packet: &Incoming<'_>, notes: &mut Notes)
 
 /// Which of a port's 2^`lmc` LIDs that is, by its low bits; 0 for a group's, which is no port's.
 fn path_bits(dlid: Lid, lmc: u8) -> u8 {
-    match sma::is_multicast(dlid) || dlid == PERMISSIVE_LID {
+    match dlid.is_multicast() || dlid == PERMISSIVE_LID {
         true => 0,
         false => dlid.0.to_be_bytes()[1] & ((1 << lmc) - 1),
     }

@@ -78,9 +78,7 @@ impl Core {
             hop_limit: record.hop_limit,
             traffic_class: record.traffic_class,
         };
-        let mtu = Mtu::ALL
-            .into_iter()
-            .find(|mtu| *mtu as u32 == record.mtu.value());
+        let mtu = Mtu::from_code(record.mtu.value());
         let route = Route {
             av: Av {
                 global: (!is_subnet_local).then_some(global),

@@ -219,9 +219,7 @@ impl Core {
             };
             self.qp.modify(qkey).await?;
         }
-        let group = Mtu::ALL
-            .into_iter()
-            .find(|mtu| *mtu as u32 == record.mtu.value());
+        let group = Mtu::from_code(record.mtu.value());
         let terms = Terms {
             qkey: record.qkey,
             mtu: group.unwrap_or(mtu).bytes() as usize - HEADER_LEN,

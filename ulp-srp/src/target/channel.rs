@@ -15,6 +15,7 @@ use verbs_core::{Cq, Mr, Recv, Sge, Wc, WcOpcode, WcStatus};
 
 use super::House;
 use super::event::ChannelEnd;
+use super::keepalive::Keepalive;
 use super::nexus::Shared;
 use super::task::Task;
 use super::transfer::{Id, SendSlots};
@@ -76,6 +77,7 @@ pub(super) struct Channel {
     /// What the initiator has not answered, and what is to be asked when it has.
     pub(super) asked: Option<Tag>,
     pub(super) asks: VecDeque<super::manage::Ask>,
+    pub(super) keepalive: Option<Keepalive>,
     scratch: Vec<u8>,
     /// Something was begun that has not been looked at: there is more to do before anybody waits.
     pub(super) again: bool,
@@ -97,6 +99,7 @@ impl Channel {
             tasks: (0..rooms.slots).map(|_| Task::default()).collect(),
             scratch: vec![0; rooms.iu_stride],
             closed: closed.into_future(),
+            keepalive: Keepalive::new(&house.device, house.config.keepalive),
             house,
             shared,
             connection,
@@ -191,7 +194,8 @@ impl Channel {
             if let Some(end) = self.end {
                 return Poll::Ready(end);
             }
-            if !self.again && self.rooms.cq.poll_ready(cx).is_pending() {
+            self.keep_alive(cx.waker());
+            if self.end.is_none() && !self.again && self.rooms.cq.poll_ready(cx).is_pending() {
                 return Poll::Pending;
             }
         }
@@ -223,6 +227,9 @@ impl Channel {
                 status => ChannelEnd::Failed(status),
             });
             return;
+        }
+        if let Some(keepalive) = &mut self.keepalive {
+            keepalive.heard();
         }
         match Id::of(wc.wr_id) {
             Id::Received(slot) if wc.opcode == WcOpcode::Recv => self.received(slot, wc.byte_len),

@@ -1,5 +1,7 @@
 //! How a target is to be, and what it has room for.
 
+use std::time::Duration;
+
 use crate::iu::{LoginReq, PortId};
 
 /// How a target is to be. Every number bounds something that initiators could otherwise make large.
@@ -44,6 +46,10 @@ pub struct TargetConfig {
     /// initiator. Nothing in the protocol agrees on that: it is for initiators that are known to expect it.
     /// Linux does not.
     pub remote_invalidate: bool,
+    /// How long a channel may be silent before the initiator's device is asked for a sign of life: one that gives
+    /// none loses its channel when the transport's retries run out, and its place is free again. 30 s by default;
+    /// `None` keeps a silent channel for ever.
+    pub keepalive: Option<Duration>,
 }
 
 impl TargetConfig {
@@ -68,6 +74,7 @@ impl TargetConfig {
             table_entries_max: 4096,
             send_depth: 256,
             remote_invalidate: false,
+            keepalive: Some(Duration::from_secs(30)),
         }
     }
 
@@ -84,6 +91,10 @@ impl TargetConfig {
         // A table is fetched into a buffer.
         self.table_entries_max = self.table_entries_max.min(self.buffer_bytes / 16);
         self.send_depth = self.send_depth.max(4);
+        // A shorter one would be spent on the probe itself.
+        self.keepalive = self
+            .keepalive
+            .map(|interval| interval.max(Duration::from_millis(100)));
         self
     }
 

@@ -68,6 +68,8 @@ counters! {
     invalidations,
     /// Commands that had to wait for a buffer.
     buffer_waits,
+    /// RDMA WRITEs of no bytes that asked a silent initiator's device for a sign of life.
+    keepalives,
     /// Units that were none: they end the channel.
     bad_units,
 }

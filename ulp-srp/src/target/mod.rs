@@ -32,6 +32,7 @@ mod config;
 mod counters;
 mod error;
 mod event;
+mod keepalive;
 mod login;
 mod manage;
 mod nexus;

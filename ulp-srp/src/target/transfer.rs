@@ -1,8 +1,9 @@
 //! Posting: the READs and WRITEs that move data, and the SENDs behind them.
 
 use std::collections::VecDeque;
+use std::task::Waker;
 
-use verbs_core::{PostError, Read, Send, SendWr, Sge, Write};
+use verbs_core::{PostError, RKey, Read, Remote, Send, SendWr, Sge, Write};
 
 use super::channel::Channel;
 use super::event::ChannelEnd;
@@ -84,6 +85,11 @@ impl SendSlots {
         self.free.push(at);
     }
 
+    /// Nothing was posted whose completion has not come.
+    fn is_idle(&self) -> bool {
+        self.silent == 0 && self.groups.is_empty()
+    }
+
     fn has_room(&self) -> bool {
         self.room > 0
     }
@@ -137,6 +143,26 @@ impl Channel {
         self.connection.post_send(wr)?;
         self.sends.posted(signaled);
         Ok(())
+    }
+
+    /// Asks the device of a silent initiator for a sign of life. What is under way asks for one itself.
+    pub(super) fn keep_alive(&mut self, waker: &Waker) {
+        let is_due = (self.keepalive.as_mut()).is_some_and(|keepalive| keepalive.is_due(waker));
+        if !is_due || !self.sends.is_idle() {
+            return;
+        }
+        self.shared.live.keepalives.add(1);
+        // No bytes are written, so no key is looked at.
+        let nowhere = Remote {
+            addr: 0,
+            rkey: RKey::default(),
+        };
+        if self
+            .post_one(Write::new(Id::Part.number(), nowhere), true)
+            .is_err()
+        {
+            self.end.get_or_insert(ChannelEnd::Disconnected);
+        }
     }
 
     fn post_table(&mut self, slot: u16) -> Result<bool, PostError> {

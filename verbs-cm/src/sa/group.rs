@@ -208,7 +208,7 @@ impl Group {
 
     /// The group's MTU; `None` where the administrator says none that there is.
     pub fn mtu(&self) -> Option<Mtu> {
-        mtu_of(self.record().mtu)
+        Mtu::from_code(self.record().mtu.value())
     }
 
     /// How long a packet is on its way at most.
@@ -267,13 +267,6 @@ impl fmt::Debug for Group {
             .field("record", &self.record())
             .finish_non_exhaustive()
     }
-}
-
-/// The MTU with a code.
-pub(super) fn mtu_of(code: Bits<6>) -> Option<Mtu> {
-    Mtu::ALL
-        .into_iter()
-        .find(|mtu| mtu.shift() - 7 == code.value())
 }
 
 impl SaClient {

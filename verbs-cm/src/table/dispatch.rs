@@ -62,7 +62,7 @@ impl Cm {
                 Some(slot) => self.update(now, slot, |conn, ctx| conn.handle_drep(ctx)),
                 None => self.unknown(),
             },
-            Message::SidrReq(req) => self.handle_sidr_req(from, tid, &req),
+            Message::SidrReq(req) => self.handle_sidr_req(now, from, tid, &req),
             Message::SidrRep(rep) => self.resolutions.handle_rep(&from, &rep, &mut self.out),
             Message::Lap(lap) => self.refuse_lap(from, tid, &lap),
             // There is no LAP of ours that it could answer.

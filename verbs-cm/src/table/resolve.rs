@@ -17,6 +17,9 @@ use crate::wire::{CommId, IpHeader, Message, ServiceId, SidrRep, SidrReq, SidrSt
 /// within this time.
 const ANSWER_KEPT: Duration = Duration::from_secs(10);
 
+/// How long a question waits for its answer: its peer has given up by then, as Linux does after 16 s.
+const QUESTION_KEPT: Duration = Duration::from_secs(30);
+
 /// Who asks: the port, and its name for the question.
 type Asker = (Option<Gid>, Lid, CommId);
 
@@ -41,8 +44,9 @@ struct Question {
     request_id: CommId,
     tid: TransactionId,
     service_id: ServiceId,
-    /// The answer, and until when it is kept.
-    answer: Option<(Box<MadBytes>, Time)>,
+    answer: Option<Box<MadBytes>>,
+    /// Until when the question, or its answer, is kept.
+    until: Time,
 }
 
 /// The questions under way, in both directions.
@@ -190,7 +194,8 @@ impl Resolutions {
         });
         let mad = reply.emit(question.tid);
         out.send(question.from, mad);
-        question.answer = Some((Box::new(mad), now + ANSWER_KEPT));
+        question.answer = Some(Box::new(mad));
+        question.until = now + ANSWER_KEPT;
         Ok(())
     }
 
@@ -226,31 +231,23 @@ impl Resolutions {
             out.send(asked.to, *asked.mad);
             true
         });
-        self.questions.retain(|_, question| {
-            question
-                .answer
-                .as_ref()
-                .is_none_or(|(_, until)| *until > now)
-        });
+        self.questions.retain(|_, question| question.until > now);
     }
 
     pub(super) fn deadline(&self) -> Option<Time> {
         let asked = self.asked.values().map(|asked| asked.deadline);
-        let answers = self
-            .questions
-            .values()
-            .filter_map(|question| question.answer.as_ref());
-        asked.chain(answers.map(|&(_, until)| until)).min()
+        let questions = self.questions.values().map(|question| question.until);
+        asked.chain(questions).min()
     }
 
     /// Whether there is room for another question of a peer, if need be in place of the oldest answer.
     fn make_room(&mut self, max: usize) -> bool {
         if self.questions.len() >= max {
-            let answered = self.questions.iter().filter_map(|(&asker, question)| {
-                let (_, until) = question.answer.as_ref()?;
-                Some((*until, asker))
-            });
-            let oldest = answered.min();
+            let answered =
+                (self.questions.iter()).filter(|(_, question)| question.answer.is_some());
+            let oldest = answered
+                .map(|(&asker, question)| (question.until, asker))
+                .min();
             if let Some((_, asker)) = oldest {
                 self.questions.remove(&asker);
             }
@@ -269,13 +266,14 @@ impl Cm {
     /// before.
     pub(super) fn handle_sidr_req(
         &mut self,
+        now: Time,
         from: Address,
         tid: TransactionId,
         req: &SidrReq,
     ) -> bool {
         let key = asker(&from, req.request_id);
         if let Some(question) = self.resolutions.questions.get(&key) {
-            if let Some((mad, _)) = &question.answer {
+            if let Some(mad) = &question.answer {
                 self.out.send(from, **mad);
             }
             return question.answer.is_some();
@@ -291,13 +289,13 @@ impl Cm {
             self.refuse_sidr(from, tid, req, SidrStatus::NoQp);
             return true;
         }
-        self.put_question(key, from, tid, req, listener, ip);
+        self.put_question(now, from, tid, req, listener, ip);
         true
     }
 
     fn put_question(
         &mut self,
-        key: Asker,
+        now: Time,
         from: Address,
         tid: TransactionId,
         req: &SidrReq,
@@ -312,7 +310,9 @@ impl Cm {
             tid,
             service_id: req.service_id,
             answer: None,
+            until: now + QUESTION_KEPT,
         };
+        let key = asker(&from, req.request_id);
         self.resolutions.questions.insert(key, question);
         self.out.events.push_back(Event::ResolveRequest {
             resolution: id,

@@ -12,7 +12,7 @@ use verbs_core::{
     Access, Arm, Attr, Av, Device, Error, Kind, Lid, Memory, QpAttr, QpInit, QpState, Refused,
 };
 
-use crate::extension::PortCounters;
+use crate::hca::extension::PortCounters;
 use crate::sim::check::Rule;
 use crate::sim::run::conn::Place;
 use crate::sim::run::session::Session;

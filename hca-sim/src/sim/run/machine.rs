@@ -9,9 +9,9 @@ use verbs_core::sync::Arc;
 use verbs_core::{Device, Kind, Provider};
 
 use crate::clock::VirtualClock;
-use crate::command::{CommandConfig, CommandInterface};
 use crate::engine::Engine;
 use crate::hca::Hca;
+use crate::hca::command::{CommandConfig, CommandInterface};
 use crate::sim::Draw;
 use crate::sim::plant::{Crooked, Plant};
 

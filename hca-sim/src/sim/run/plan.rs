@@ -4,7 +4,7 @@ use std::fmt;
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use crate::command::{CommandConfig, CommandOrder, CommandTime};
+use crate::hca::command::{CommandConfig, CommandOrder, CommandTime};
 use crate::sim::run::{Mode, Options};
 use crate::sim::{Draw, LinkConfig, Ppm};
 

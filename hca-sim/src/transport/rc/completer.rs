@@ -9,7 +9,7 @@ use verbs_core::{Psn, WcStatus};
 use super::requester::Requester;
 use super::retry::Verdict;
 use super::window::{Flight, Kind};
-use crate::ring::Scratch;
+use crate::queue::send::Scratch;
 use crate::transport::completion;
 use crate::transport::pieces::{Refused, scatter, sges};
 use crate::transport::{Ends, Notes};

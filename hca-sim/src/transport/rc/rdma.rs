@@ -7,7 +7,7 @@ use verbs_core::{Access, Placement, Psn, WcOpcode, WcStatus};
 use super::receives::{Room, receive_cqe};
 use super::resources::What;
 use super::responder::{Doing, Executed, INVALID, Refusal, Responder};
-use crate::queue::limits::MAX_MESSAGE;
+use crate::queue::base::limits::MAX_MESSAGE;
 use crate::transport::completion;
 use crate::transport::pieces::{Refused, refused};
 use crate::transport::{Ends, Notes};

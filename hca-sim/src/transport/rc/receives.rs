@@ -3,10 +3,10 @@
 use verbs_core::{Sge, WcOpcode, WcStatus};
 
 use super::responder::{ACK, Doing, Executed, INVALID, Refusal, Responder};
-use crate::cq::Cqe;
-use crate::queue::limits::MAX_MESSAGE;
-use crate::recv::Waiting;
-use crate::srq::Seen;
+use crate::queue::base::limits::MAX_MESSAGE;
+use crate::queue::cq::Cqe;
+use crate::queue::recv::Waiting;
+use crate::queue::srq::Seen;
 use crate::transport::completion;
 use crate::transport::pieces::{Refused, scatter};
 use crate::transport::{Ends, Notes};

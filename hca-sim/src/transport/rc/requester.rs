@@ -17,8 +17,8 @@ use verbs_core::{
 use super::head;
 use super::retry::{Retry, Verdict};
 use super::window::{Flight, Kind, Window};
-use crate::local::{Local, execute};
-use crate::ring::Scratch;
+use crate::direct::local::{Local, execute};
+use crate::queue::send::Scratch;
 use crate::transport::completion;
 use crate::transport::pieces::{Refused, Source};
 use crate::transport::{Ends, Notes, Outlet, Path};

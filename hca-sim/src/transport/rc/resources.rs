@@ -6,8 +6,8 @@
 
 use verbs_core::{Error, Mtu, Psn};
 
-use crate::queue::limits::RD_ATOMIC;
-use crate::queue::memory::allocate;
+use crate::queue::base::limits::RD_ATOMIC;
+use crate::queue::base::memory::allocate;
 use crate::wire::Reth;
 
 const MASK: u32 = RD_ATOMIC - 1;

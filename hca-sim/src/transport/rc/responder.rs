@@ -1,6 +1,6 @@
 //! The responder: executes the peer's requests in the order of their numbers, each once.
 //!
-//! Checks come in the order of the loopback's ([`crate::message`]), so that both ways end in the same
+//! Checks come in the order of the loopback's ([`crate::direct::message`]), so that both ways end in the same
 //! status. A fault is answered with a NAK and takes the queue pair to ERR; the receive that it concerns
 //! completes in error, and if there is none, an event tells (IBTA vol. 1, 9.9.3).
 //!
@@ -10,7 +10,7 @@
 use verbs_core::{Error, EventType, Psn, Srqn, WcStatus};
 
 use super::resources::Resources;
-use crate::srq::Seen;
+use crate::queue::srq::Seen;
 use crate::transport::{Ends, Notes};
 use crate::wire::{
     BthFlags, CreditCode, Head, Message, NakCode, Reth, RnrTimer, Service, Syndrome,

@@ -13,7 +13,7 @@
 
 use verbs_core::{Error, Psn, WcOpcode};
 
-use crate::queue::memory::allocate;
+use crate::queue::base::memory::allocate;
 
 /// Numbers that may be outstanding: with more, the responder would take a repetition for something new.
 const SPAN_MAX: u32 = 1 << 23;

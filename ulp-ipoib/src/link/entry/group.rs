@@ -17,6 +17,8 @@ pub(in crate::link) struct Group {
     pub(in crate::link) subscribers: u32,
     /// One of the subscriptions is what the stack behind the face has reported.
     pub(in crate::link) is_reported: bool,
+    /// When a packet was last sent to it.
+    pub(in crate::link) used: Time,
     pub(in crate::link) queue: ArrayVec<Packet, GROUP_QUEUE>,
 }
 
@@ -46,6 +48,7 @@ impl Group {
             phase,
             subscribers,
             is_reported: false,
+            used: Time::ZERO,
             queue: ArrayVec::new(),
         }
     }

@@ -33,6 +33,7 @@ impl State {
         let Some(group) = self.groups.get_mut(&mgid) else {
             unreachable!("it was just put there");
         };
+        group.used = now;
         match &group.phase {
             Phase::Joined(joined) => {
                 let to = joined.to;
@@ -176,11 +177,13 @@ impl State {
         left
     }
 
-    /// Subscriptions whose group is not joined are asked for again.
+    /// Subscriptions whose group is not joined are asked for again; groups that were only sent to are left after a
+    /// time without a packet, as Linux leaves them with the neighbour entry that they are for.
     pub(in crate::link) fn tick_groups(&mut self, now: Time) {
         if self.link.is_none() {
             return;
         }
+        self.leave_unused(now);
         for (&mgid, group) in &mut self.groups {
             if let Phase::Refused(until) = group.phase
                 && group.subscribers > 0
@@ -188,6 +191,24 @@ impl State {
             {
                 group.phase = Phase::Joining;
                 self.actions.push(Action::Join(mgid));
+            }
+        }
+    }
+
+    fn leave_unused(&mut self, now: Time) {
+        let idle = self.config.idle;
+        let is_unused = |group: &Group| match group.phase {
+            _ if group.subscribers > 0 => false,
+            Phase::Joined(_) => now.since(group.used) >= idle,
+            Phase::Refused(until) => until <= now,
+            Phase::Joining => false,
+        };
+        let unused = self.groups.iter().filter(|(_, group)| is_unused(group));
+        let unused: Vec<Gid> = unused.map(|(&mgid, _)| mgid).collect();
+        for mgid in unused {
+            if let Some(group) = self.groups.remove(&mgid) {
+                self.counters.groups_left += u64::from(matches!(group.phase, Phase::Joined(_)));
+                self.let_go(group);
             }
         }
     }

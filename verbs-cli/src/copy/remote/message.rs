@@ -317,7 +317,7 @@ impl Identity {
     fn parse(fields: &mut Fields<'_>) -> Result<Self, Malformed> {
         let (gid, qpn, psn) = (Gid(fields.bytes()?), fields.u32()?, fields.u32()?);
         let [code] = fields.bytes()?;
-        let mtu = Mtu::ALL.into_iter().find(|&mtu| mtu as u8 == code);
+        let mtu = Mtu::from_code(code.into());
         let end = Self {
             gid,
             qpn: Qpn::new(qpn),

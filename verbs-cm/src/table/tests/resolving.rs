@@ -1,5 +1,7 @@
 //! Resolutions of service ids.
 
+use std::time::Duration;
+
 use verbs_core::addr::{QKey, Qpn};
 use verbs_core::mad::{Bits, Blob};
 
@@ -154,6 +156,34 @@ fn answers_make_room_for_new_questions() {
     assert!(lab.event(0).is_some());
     assert!(ask(&mut lab).is_ok(), "the answer was given already");
     assert_eq!(lab.cms[1].counters().refused, 1);
+}
+
+/// Goal: questions that are never answered keep others out for a time only. Method: a table with room for one, whose
+/// user leaves the question alone.
+#[test]
+fn questions_that_are_left_alone_make_room_when_their_peers_have_given_up() {
+    let mut lab = Lab::new();
+    let config = Config {
+        resolutions_max: 1,
+        ..Config::default()
+    };
+    lab.cms[1] = crate::Cm::new(config, port(1), 2, 9);
+    lab.cms[1].listen(crate::Listen::new(SERVICE)).unwrap();
+    lab.cms[0].resolve(lab.now, &question(SERVICE)).unwrap();
+    lab.carry(0);
+    let Some(Event::ResolveRequest { resolution, .. }) = lab.event(1) else {
+        panic!()
+    };
+    let until = lab.cms[1].poll_timeout().expect("it is kept for a time");
+    assert_eq!(until.since(lab.now), Duration::from_secs(30));
+    lab.now = until;
+    lab.cms[1].handle_timeout(lab.now);
+    assert!(lab.cms[1].is_empty());
+    let late = lab.cms[1].answer(lab.now, resolution, &answer());
+    assert_eq!(late, Err(CmError::Stale));
+    lab.cms[0].resolve(lab.now, &question(SERVICE)).unwrap();
+    lab.carry(0);
+    assert!(matches!(lab.event(1), Some(Event::ResolveRequest { .. })));
 }
 
 /// Goal: a refusal names no queue pair and no key, whatever the user fills in (IBTA vol. 1, 12.11.2). Method: each refusal, with both.

@@ -20,17 +20,17 @@ use verbs_core::{
 
 use super::Rc;
 use crate::clock::{Instant, VirtualClock};
-use crate::cq::{CqPoller, CqRing, Cqe};
 use crate::engine::Engine;
 use crate::link::Loopback;
 use crate::port::{Gids, Port};
-use crate::queue::counters::Counters;
+use crate::queue::base::counters::Counters;
+use crate::queue::cq::{CqPoller, CqRing, Cqe};
 use verbs_core::yard::Yard;
 
-use crate::recv::RecvRing;
-use crate::ring::{Scratch, SendRing};
+use crate::queue::recv::RecvRing;
+use crate::queue::send::{Scratch, SendRing};
+use crate::queue::srq::{SharedPoster, SharedReceives};
 use crate::rng::Rng;
-use crate::srq::{SharedPoster, SharedReceives};
 use crate::transport::{Ends, Notes, Outlet, Path};
 use crate::wire::{Head, Packet, Service};
 

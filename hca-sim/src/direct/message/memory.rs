@@ -1,0 +1,157 @@
+//! Messages of the memory management extensions: the key that a SEND takes away, atomics beyond the first
+//! two, FLUSH.
+
+use verbs_core::mem::{Span, Who, Window};
+use verbs_core::sync::atomic::{Ordering::SeqCst, fence};
+use verbs_core::{Access, FlushRange, RKey, Remote, SendOp, WcOpcode, WcStatus};
+
+use crate::direct::message::{Checked, Done, Fault, Message, Outcome, Source};
+use crate::queue::cq::Cqe;
+
+/// What a message brings beside its bytes.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Tail {
+    Nothing,
+    Imm(u32),
+    /// The key that the responder is to make invalid.
+    Inv(RKey),
+}
+
+/// How the responder's receive ends.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Ending {
+    Nothing,
+    Imm(u32),
+    /// That key was made invalid; whether something is to be let go.
+    Inv(RKey, bool),
+    /// The key was none that could be: the sender is told that all is well, the receive ends in error and
+    /// the responder goes to ERR (IBTA vol. 1, 9.9.3, class J).
+    Failed(u32),
+}
+
+impl Ending {
+    /// The responder's completion.
+    pub(super) fn cqe(self, wr_id: u64, success: Cqe, message: &Message<'_>) -> Cqe {
+        match self {
+            Self::Nothing => success,
+            Self::Imm(imm) => success.imm(imm),
+            Self::Inv(key, _) => success.inv(key),
+            Self::Failed(reason) => {
+                let status = WcStatus::RemInvReqErr;
+                Cqe::failure(wr_id, message.land.qpn, status, reason)
+            }
+        }
+    }
+
+    /// What it leaves to be seen to.
+    pub(super) fn note(self, done: &mut Done) {
+        match self {
+            Self::Inv(key, true) => done.settle = Some(key.index()),
+            Self::Failed(_) => done.fail_responder = true,
+            _ => {}
+        }
+    }
+}
+
+impl<'a> Message<'a> {
+    /// The responder, for looks at its memory.
+    pub(super) fn responder(&self) -> Who {
+        Who {
+            pd: self.land.pd,
+            qpn: self.land.qpn.value(),
+        }
+    }
+
+    /// Does what a SEND brings beside its bytes, which are in place.
+    pub(super) fn conclude(&self, tail: Tail) -> Checked<Ending> {
+        let key = match tail {
+            Tail::Nothing => return Ok(Ending::Nothing),
+            Tail::Imm(imm) => return Ok(Ending::Imm(imm)),
+            Tail::Inv(key) => key,
+        };
+        match self.land.mrs.invalidate(key.value(), self.responder()) {
+            Ok(invalidated) if !invalidated.over => Err(Outcome::Later(key.index())),
+            Ok(invalidated) => Ok(Ending::Inv(key, invalidated.settle)),
+            Err(fault) => Ok(Ending::Failed(fault as u32 + 1)),
+        }
+    }
+
+    /// ATOMIC WRITE.
+    pub(super) fn atomic_write(&self, to: Remote) -> Checked<Done> {
+        let mut bytes = [0; 8];
+        match self.source()? {
+            Source::Inline(inline) => bytes.copy_from_slice(inline),
+            Source::Pieces(pieces) => {
+                let mut at = 0;
+                for piece in pieces {
+                    at += piece.read_into(&mut bytes[at..]) as usize;
+                }
+            }
+        }
+        if !self.land.remembers() {
+            return Err(Outcome::Fault(Fault::nak(WcStatus::RemInvReqErr, 0)));
+        }
+        let target = self.remote(to, 8, Access::REMOTE_WRITE)?;
+        let ways = self.ways(false)?;
+        let word = word(target).ok_or(MISALIGNED)?;
+        word.store_word(bytes).ok_or(MISALIGNED)?;
+        self.finish(&ways, None, WcOpcode::AtomicWrite, 8)
+    }
+
+    /// FLUSH: what was written before is in memory, where every other access sees it.
+    pub(super) fn flush(&self, what: FlushRange) -> Checked<Done> {
+        let need = what.placement.right();
+        if need.is_empty() || !self.land.remembers() {
+            return Err(Outcome::Fault(Fault::nak(WcStatus::RemInvReqErr, 0)));
+        }
+        match what.len {
+            Some(len) => self.remote(what.remote, len, need).map(drop)?,
+            None => self.region(what.remote.rkey, need)?,
+        }
+        let ways = self.ways(false)?;
+        fence(SeqCst);
+        self.finish(&ways, None, WcOpcode::Flush, 0)
+    }
+
+    /// Whether a key as a whole grants something.
+    fn region(&self, rkey: RKey, need: Access) -> Checked<()> {
+        if !self.land.grants(need) {
+            return Err(Outcome::Fault(Fault::nak(WcStatus::RemInvReqErr, 0)));
+        }
+        let mrs = &self.land.mrs;
+        let granted = mrs.grants(self.pin, rkey.value(), self.responder(), need);
+        granted
+            .map_err(|fault| Outcome::Fault(Fault::nak(WcStatus::RemAccessErr, fault as u32 + 1)))
+    }
+
+    /// An atomic with masks.
+    pub(super) fn masked(&self, op: SendOp) -> Checked<Done> {
+        match op {
+            SendOp::MaskedCompareSwap {
+                remote,
+                compare,
+                compare_mask,
+                swap,
+                swap_mask,
+            } => self.atomic(remote, WcOpcode::MaskedCompSwap, |word| {
+                word.masked_compare_swap((compare, compare_mask), (swap, swap_mask))
+            }),
+            SendOp::MaskedFetchAdd {
+                remote,
+                add,
+                boundary,
+            } => self.atomic(remote, WcOpcode::MaskedFetchAdd, |word| {
+                word.masked_fetch_add(add, boundary)
+            }),
+            _ => Err(Outcome::Fault(Fault::local(WcStatus::LocQpOpErr, 0))),
+        }
+    }
+}
+
+/// The address is aligned, but the region may map it to memory that is not, or to two pieces.
+pub(super) const MISALIGNED: Outcome = Outcome::Fault(Fault::nak(WcStatus::RemInvReqErr, 0));
+
+/// 8 bytes in one piece.
+pub(super) fn word(span: Span<'_>) -> Option<Window<'_>> {
+    span.window()
+}

@@ -1,0 +1,134 @@
+//! Messages that take their receive from a shared receive queue.
+//!
+//! Others take from it at the same time, so a receive is looked at, checked, and then taken: only from
+//! there on the message is certain. When somebody else was faster, the next one is looked at. Each such
+//! round is one in which somebody made progress.
+
+use verbs_core::mem::Span;
+use verbs_core::{WcOpcode, WcStatus};
+
+use crate::direct::message::memory::{Ending, Tail};
+use crate::direct::message::{
+    Checked, Done, Fault, Faulty, Message, Outcome, Pieces, Source, Ways,
+};
+use crate::queue::cq::{Cqe, note};
+use crate::queue::srq::{Seen, SharedReceives};
+
+impl<'a> Message<'a> {
+    /// A SEND.
+    pub(super) fn send_shared(&self, srq: &SharedReceives, tail: Tail) -> Checked<Done> {
+        let len = self.length()?;
+        let source = self.source()?;
+        let ways = self.ways(true)?;
+        loop {
+            let seen = srq.look().ok_or(Outcome::NotReady)?;
+            match self.shared_target(srq, &seen, len) {
+                Err(fault) if srq.is_oldest(&seen) => return Err(Outcome::Fault(fault)),
+                Err(_) => {}
+                Ok(target) => {
+                    // From taking on there is no way back, and taking a key away may have to wait. Doing
+                    // it again does no harm.
+                    let ending = self.conclude(tail)?;
+                    if let Some(limit) = srq.take(&seen) {
+                        self.copy(&source, &target);
+                        let receive = (&seen, WcOpcode::Recv, ending);
+                        return self.finish_shared(&ways, receive, WcOpcode::Send, len, limit);
+                    }
+                }
+            }
+        }
+    }
+
+    /// A WRITE with immediate, whose bytes go to `target` and not into the receive.
+    pub(super) fn write_shared(
+        &self,
+        srq: &SharedReceives,
+        source: &Source<'_, '_>,
+        target: Span<'_>,
+        imm: u32,
+        len: u32,
+    ) -> Checked<Done> {
+        let ways = self.ways(true)?;
+        loop {
+            let seen = srq.look().ok_or(Outcome::NotReady)?;
+            if let Some(limit) = srq.take(&seen) {
+                self.copy(source, &[target]);
+                let receive = (&seen, WcOpcode::RecvRdmaWithImm, Ending::Imm(imm));
+                return self.finish_shared(&ways, receive, WcOpcode::RdmaWrite, len, limit);
+            }
+        }
+    }
+
+    /// As [`Message::complete_faulty_receive`].
+    pub(super) fn complete_faulty_shared(
+        &self,
+        srq: &SharedReceives,
+        fault: &Fault,
+        done: &mut Done,
+    ) -> Faulty {
+        let Some(way) = self.land.cq.enter(self.pin) else {
+            return Faulty::Busy;
+        };
+        let len = self.length().unwrap_or(0);
+        loop {
+            let Some(seen) = srq.look() else {
+                return Faulty::Again;
+            };
+            // Meanwhile another receive may be the oldest, and have nothing wrong with it.
+            let Err(found) = self.shared_target(srq, &seen, len) else {
+                return Faulty::Again;
+            };
+            let Some(limit) = srq.take(&seen) else {
+                continue;
+            };
+            done.srq_limit |= limit;
+            let status = found.receive.unwrap_or(WcStatus::GeneralErr);
+            let cqe = Cqe::failure(seen.wr_id, self.land.qpn, status, fault.vendor_err);
+            note(
+                self.land.cq.push(way, &cqe, |_| {}),
+                &mut done.fire_recv,
+                &mut done.overrun_recv,
+            );
+            return Faulty::Completed;
+        }
+    }
+
+    /// The memory of a receive, checked against the shared queue's protection domain.
+    fn shared_target(
+        &self,
+        srq: &SharedReceives,
+        seen: &Seen,
+        len: u32,
+    ) -> Result<Pieces<'a>, Fault> {
+        if u64::from(len) > seen.total {
+            let fault = Fault::nak(WcStatus::RemInvReqErr, 0);
+            return Err(fault.with_receive(WcStatus::LocLenErr));
+        }
+        self.scatter(seen.pieces.iter().copied(), srq.pd, len)
+    }
+
+    fn finish_shared(
+        &self,
+        ways: &Ways,
+        (seen, opcode, ending): (&Seen, WcOpcode, Ending),
+        send_opcode: WcOpcode,
+        len: u32,
+        limit: bool,
+    ) -> Checked<Done> {
+        let mut done = Done {
+            srq_limit: limit,
+            ..Done::default()
+        };
+        if let Some(way) = ways.recv {
+            let cqe = self.receive_cqe(seen.wr_id, opcode, ending, len);
+            ending.note(&mut done);
+            note(
+                self.land.cq.push(way, &cqe, |_| {}),
+                &mut done.fire_recv,
+                &mut done.overrun_recv,
+            );
+        }
+        let sent = self.finish(ways, None, send_opcode, len)?;
+        Ok(done.and(sent))
+    }
+}

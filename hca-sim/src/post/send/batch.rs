@@ -1,0 +1,92 @@
+//! The short way of a batch: one pin, and one look at what its messages have in common.
+
+use verbs_core::mem::{Pin, Window, pin_at_once};
+use verbs_core::{Dest, Payload, Piece, SendFlags, SendOp, SendWr};
+
+use super::SendPoster;
+use super::ends::{Errand, Far, FromMemory, IntoMemory, IntoReceive};
+
+/// Messages that go under one pin, which keeps deregistrations waiting.
+const UNDER_ONE_PIN: u32 = 16;
+
+/// Flags that the short ways have.
+const PLAIN: SendFlags = SendFlags::SIGNALED.union(SendFlags::SOLICITED);
+
+/// Whether that is one piece of a length that the short ways have.
+#[inline(always)]
+fn is_short(wr: &SendWr<'_>) -> bool {
+    matches!(wr.payload, Payload::One(sge) if sge.len <= Window::SHORT)
+}
+
+impl SendPoster {
+    /// Carries out what it can, from the first on: how many. Of the others nothing was done.
+    #[inline(always)]
+    pub(super) fn burst(&mut self, wrs: &[SendWr<'_>]) -> usize {
+        match wrs {
+            // One by itself has the shortest way of all.
+            [first, _, ..] if is_short(first) => self.burst_of(first.op, wrs),
+            _ => 0,
+        }
+    }
+
+    #[inline(never)]
+    fn burst_of(&mut self, op: SendOp, wrs: &[SendWr<'_>]) -> usize {
+        let Some(pin) = pin_at_once() else {
+            return 0;
+        };
+        match op {
+            SendOp::Send => self.run::<IntoReceive>(&pin, wrs),
+            SendOp::Write(_) => self.run::<IntoMemory>(&pin, wrs),
+            SendOp::Read(_) => self.run::<FromMemory>(&pin, wrs),
+            _ => 0,
+        }
+    }
+
+    /// Carries out what is of one kind.
+    #[inline(never)]
+    fn run<F: Far<Piece>>(&mut self, pin: &Pin, wrs: &[SendWr<'_>]) -> usize {
+        let Some(open) = &self.open else {
+            return 0;
+        };
+        let (land, cq) = (&*open.land, &*self.buffer);
+        // Each end counts for itself, so they must be two.
+        let is_apart = !std::ptr::eq(cq, &*land.buffer);
+        if !is_apart || !land.admits_short(pin, open.view, F::RIGHT) {
+            return 0;
+        }
+        let credits = self.limit.wrapping_sub(self.posted).min(UNDER_ONE_PIN);
+        let wrs = wrs.get(..credits as usize).unwrap_or(wrs);
+        let (mut here, mut there, mut number) =
+            (cq.strip(pin), land.buffer.strip(pin), self.posted);
+        for wr in wrs {
+            let (Payload::One(sge), Dest::Peer) = (wr.payload, wr.dest) else {
+                break;
+            };
+            let (near, Some(far)) = (Piece::from(sge), F::of(&wr.op)) else {
+                break;
+            };
+            if near.len() > Window::SHORT || !PLAIN.contains(wr.flags) {
+                break;
+            }
+            let errand = Errand {
+                wr_id: &wr.wr_id,
+                number: &number,
+                near,
+                far,
+                flags: wr.flags | self.always,
+            };
+            let carried =
+                self.carry::<_, F, false>(land, &open.sends, pin, errand, &mut here, &mut there);
+            if carried.is_none() {
+                break;
+            }
+            number = number.wrapping_add(1);
+        }
+        cq.claim_strip(&here);
+        land.buffer.claim_strip(&there);
+        let count = number.wrapping_sub(self.posted);
+        land.advance_by(&open.sends, count);
+        self.posted = number;
+        count as usize
+    }
+}

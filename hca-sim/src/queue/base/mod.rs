@@ -1,0 +1,9 @@
+//! What queues are made of: sizes, counters, state words, entries in memory.
+
+pub(crate) mod combiner;
+pub(crate) mod counters;
+pub(crate) mod events;
+pub(crate) mod limits;
+pub(crate) mod memory;
+pub(crate) mod removed;
+pub(crate) mod word;

@@ -1,0 +1,336 @@
+//! The send ring: work requests that wait for the machine, and which completion retires which.
+//!
+//! Work requests are numbered from the queue's creation. Those that the poster carries out itself never
+//! enter the ring; the others have a position in it, counted from the creation as well. One writer
+//! each: the poster appends, the machine's holder executes.
+
+use verbs_core::laps::Laps;
+use verbs_core::sync::atomic::{
+    AtomicU32, AtomicU64,
+    Ordering::{Acquire, Relaxed, Release},
+};
+use verbs_core::tracked::{Row, Tracked};
+use verbs_core::yard::{Common, Yard};
+use verbs_core::{
+    Datagram, Dest, Error, Payload, QpCap, RKey, Remote, SendFlags, SendOp, SendWr, Sge, Srqn,
+};
+
+use crate::queue::base::limits::{MAX_INLINE, MAX_SGE};
+use crate::queue::base::memory::allocate;
+use crate::wire::Service;
+
+mod datagram;
+mod entry;
+mod memory;
+#[cfg(all(test, verbs_loom))]
+mod models;
+
+use entry::{Entry, has_operands};
+
+/// Words of an entry before its room, where pieces, inline bytes and operands are.
+const HEADER: usize = 4;
+/// Words at the end of the room, for operations that have operands.
+const OPERANDS: usize = 4;
+
+/// In the first word: the operation.
+mod op {
+    pub(super) const SEND: u64 = 0;
+    pub(super) const SEND_IMM: u64 = 1;
+    pub(super) const WRITE: u64 = 2;
+    pub(super) const WRITE_IMM: u64 = 3;
+    pub(super) const READ: u64 = 4;
+    pub(super) const COMPARE_SWAP: u64 = 5;
+    pub(super) const FETCH_ADD: u64 = 6;
+    pub(super) const SEND_INV: u64 = 7;
+    pub(super) const MASKED_COMPARE_SWAP: u64 = 8;
+    pub(super) const MASKED_FETCH_ADD: u64 = 9;
+    pub(super) const ATOMIC_WRITE: u64 = 10;
+    pub(super) const FLUSH: u64 = 11;
+    pub(super) const LOCAL_INV: u64 = 12;
+    pub(super) const REG_MR: u64 = 13;
+    pub(super) const BIND_MW: u64 = 14;
+}
+const FLAGS_SHIFT: u32 = 8;
+const INLINE: u64 = 1 << 16;
+/// In the first word: whom it is for stands in the words behind the payload.
+const DATAGRAM: u64 = 1 << 17;
+/// In the first word: the last word names a shared receive queue.
+const SRQ: u64 = 1 << 18;
+/// In the first word: there is one piece, of 8 bytes; its key stands beside the remote one, and only its
+/// address is in the room.
+const WORD_PIECE: u64 = 1 << 19;
+/// Words that say whom a datagram is for.
+const DATAGRAM_WORDS: usize = 5;
+/// In the first word: how many pieces or inline bytes; 12 bits.
+const COUNT_SHIFT: u32 = 20;
+const COUNT: u64 = 0xfff;
+/// In the first word: the number of the work request.
+const INDEX_SHIFT: u32 = 32;
+
+/// See the module's documentation.
+// One line: whoever has many queue pairs loads each of it for every message.
+#[derive(Debug)]
+#[repr(align(64))]
+pub(crate) struct SendRing {
+    /// Number of the next packet to send; 24 bits of it count.
+    psn: AtomicU32,
+    /// Positions before this are done with.
+    executed: AtomicU32,
+    /// Positions before this are filled.
+    appended: AtomicU32,
+    words: Box<[AtomicU64]>,
+    stride: u16,
+    /// Words of an entry behind its room, for whom it is.
+    to: u16,
+    /// By work request: its number in the upper half, the position of its completion in the lower.
+    marks: Laps<Common<[AtomicU64]>>,
+    /// What the machine and the poster write in turns: numbers of packets, at both ends.
+    side: Tracked,
+    filled: Row,
+}
+
+const _: () = assert!(cfg!(verbs_loom) || size_of::<SendRing>() == 64);
+
+/// Room for the parts of a work request that it borrows.
+pub(crate) struct Scratch {
+    sges: [Sge; MAX_SGE],
+    datagram: Option<Datagram>,
+    bytes: [u8; MAX_INLINE],
+}
+
+impl Default for Scratch {
+    fn default() -> Self {
+        Self {
+            sges: [Sge::default(); MAX_SGE],
+            datagram: None,
+            bytes: [0; MAX_INLINE],
+        }
+    }
+}
+
+impl SendRing {
+    /// A ring for those sizes: `(4 + room) * 8 + 8` bytes for each work request. The room is 5 words for
+    /// one piece and 4 more than two a piece for several, or the inline bytes if those are more. One word
+    /// more says whom it is for on an extended reliable connection, and five if it is a datagram.
+    ///
+    /// # Errors
+    /// [`Error::NoMemory`].
+    pub(crate) fn new(yard: &Yard, cap: &QpCap, service: Service) -> Result<Self, Error> {
+        let count = cap.max_send_wr.max(1).next_power_of_two() as usize;
+        let pieces = match cap.max_send_sge as usize {
+            // One piece of an operation that has operands is a word.
+            0 | 1 => 1,
+            several => 2 * several,
+        };
+        let room = (pieces + OPERANDS).max(cap.max_inline_data.div_ceil(8) as usize);
+        let to = match service {
+            Service::Ud => DATAGRAM_WORDS,
+            Service::Xrc => 1,
+            _ => 0,
+        };
+        let stride = HEADER + room + to;
+        Ok(Self {
+            psn: AtomicU32::new(0),
+            executed: AtomicU32::new(0),
+            appended: AtomicU32::new(0),
+            words: allocate(count * stride, || AtomicU64::new(0))?,
+            stride: stride as u16,
+            to: to as u16,
+            // No work request has the number that is written here: 0 is never on lap -1.
+            marks: Laps::new(
+                yard.common_slice(count, || AtomicU64::new(u64::from(u32::MAX) << 32))?,
+            ),
+            side: Tracked::new(),
+            filled: Row::new(count),
+        })
+    }
+
+    pub(crate) fn psn(&self) -> u32 {
+        self.psn.load(Relaxed)
+    }
+
+    pub(crate) fn set_psn(&self, psn: u32) {
+        self.psn.store(psn, Relaxed);
+    }
+
+    /// Counts packets that messages would have been: the number of the next one.
+    #[inline(always)]
+    pub(crate) fn advance(&self, packets: u32) -> u32 {
+        self.side.write();
+        let psn = self.psn.load(Relaxed).wrapping_add(packets);
+        self.psn.store(psn, Relaxed);
+        psn
+    }
+
+    /// Remembers at which position of the completion queue a work request completed.
+    #[inline(always)]
+    pub(crate) fn mark(&self, index: u32, at: u32) {
+        let mark = u64::from(index) << 32 | u64::from(at);
+        self.marks.at(index).store(mark, Relaxed);
+    }
+
+    /// The position at which that work request completed, if it made a completion.
+    pub(crate) fn marked(&self, index: u32) -> Option<u32> {
+        let mark = self.marks.at(index).load(Relaxed);
+        ((mark >> 32) as u32 == index).then_some(mark as u32)
+    }
+
+    /// Whether the machine has nothing to do, so that the poster may land messages itself.
+    #[inline]
+    pub(crate) fn is_drained(&self) -> bool {
+        // Acquire: what the machine did is visible to the poster, who goes on from there.
+        self.appended.load(Relaxed) == self.executed.load(Acquire)
+    }
+
+    /// Puts the work request of that number into the ring. For the poster, whose queue is no deeper
+    /// than the ring, so that there is room.
+    pub(crate) fn append(&self, index: u32, wr: &SendWr<'_>) {
+        let at = self.appended.load(Relaxed);
+        self.filled.at(self.marks.index(at)).write();
+        self.write(at, index, wr);
+        self.appended.store(at.wrapping_add(1), Release);
+    }
+
+    /// The position that is next, if one is filled. For the machine.
+    pub(crate) fn next(&self) -> Option<u32> {
+        let executed = self.executed.load(Relaxed);
+        (self.appended.load(Acquire) != executed).then_some(executed)
+    }
+
+    /// Whether that position, which is not executed, is filled. For the machine.
+    pub(crate) fn is_filled(&self, at: u32) -> bool {
+        self.appended.load(Acquire).wrapping_sub(at).cast_signed() > 0
+    }
+
+    /// Whether the work request at that position, which is filled, concerns only keys of this side.
+    pub(crate) fn is_local(&self, at: u32) -> bool {
+        let what = self.entry(at).what.load(Relaxed);
+        matches!(what & 0xff, op::LOCAL_INV | op::REG_MR | op::BIND_MW)
+    }
+
+    /// The work request at that position is done with. For the machine.
+    pub(crate) fn executed(&self, at: u32) {
+        self.executed.store(at.wrapping_add(1), Release);
+    }
+
+    /// The number of the work request at that position. For the machine.
+    pub(crate) fn index(&self, at: u32) -> u32 {
+        (self.entry(at).what.load(Relaxed) >> INDEX_SHIFT) as u32
+    }
+
+    fn entry(&self, at: u32) -> Entry<'_> {
+        // There are as many entries as marks.
+        let (slot, stride) = (self.marks.index(at), usize::from(self.stride));
+        let words = &self.words[slot * stride..(slot + 1) * stride];
+        let ([what, wr_id, remote, keys], rest) = words
+            .split_first_chunk::<HEADER>()
+            .expect("an entry has its header");
+        let (room, to) = rest.split_at(rest.len() - usize::from(self.to));
+        Entry {
+            what,
+            wr_id,
+            remote,
+            keys,
+            room,
+            to,
+        }
+    }
+
+    fn write(&self, at: u32, index: u32, wr: &SendWr<'_>) {
+        let entry = self.entry(at);
+        let none = Remote::default();
+        let (op, remote, imm, a, b, c, d) = match wr.op {
+            SendOp::SendWithImm(imm) => (op::SEND_IMM, none, imm, 0, 0, 0, 0),
+            SendOp::SendWithInv(key) => (op::SEND_INV, none, key.value(), 0, 0, 0, 0),
+            SendOp::Write(to) => (op::WRITE, to, 0, 0, 0, 0, 0),
+            SendOp::WriteWithImm(to, imm) => (op::WRITE_IMM, to, imm, 0, 0, 0, 0),
+            SendOp::Read(from) => (op::READ, from, 0, 0, 0, 0, 0),
+            SendOp::CompareSwap {
+                remote,
+                compare,
+                swap,
+            } => (op::COMPARE_SWAP, remote, 0, compare, swap, 0, 0),
+            SendOp::FetchAdd { remote, add } => (op::FETCH_ADD, remote, 0, add, 0, 0, 0),
+            other => memory::write(&other).unwrap_or((op::SEND, none, 0, 0, 0, 0, 0)),
+        };
+        let (kind, count, low) = entry.write_payload(op, imm, wr.payload);
+        if has_operands(op) {
+            for (word, value) in entry.operands().iter().zip([a, b, c, d]) {
+                word.store(value, Relaxed);
+            }
+        }
+        let flags = u64::from(wr.flags.bits() & 0xff) << FLAGS_SHIFT;
+        let dest = entry.write_dest(wr.dest);
+        let index = u64::from(index) << INDEX_SHIFT;
+        let what = op | flags | kind | dest | count << COUNT_SHIFT | index;
+        entry.what.store(what, Relaxed);
+        entry.wr_id.store(wr.wr_id, Relaxed);
+        entry.remote.store(remote.addr, Relaxed);
+        let keys = u64::from(remote.rkey.value()) << 32 | u64::from(low);
+        entry.keys.store(keys, Relaxed);
+    }
+
+    /// Reads a work request back. For the machine.
+    pub(crate) fn read<'s>(&self, at: u32, scratch: &'s mut Scratch) -> SendWr<'s> {
+        self.filled.at(self.marks.index(at)).read();
+        let entry = self.entry(at);
+        let (what, keys) = (entry.what.load(Relaxed), entry.keys.load(Relaxed));
+        let remote = Remote {
+            addr: entry.remote.load(Relaxed),
+            rkey: RKey::new((keys >> 32) as u32),
+        };
+        let imm = keys as u32;
+        let operands = || entry.operands().each_ref().map(|word| word.load(Relaxed));
+        let op = match what & 0xff {
+            op::SEND_IMM => SendOp::SendWithImm(imm),
+            op::SEND_INV => SendOp::SendWithInv(RKey::new(imm)),
+            op::WRITE => SendOp::Write(remote),
+            op::WRITE_IMM => SendOp::WriteWithImm(remote, imm),
+            op::READ => SendOp::Read(remote),
+            op::COMPARE_SWAP => {
+                let [compare, swap, ..] = operands();
+                SendOp::CompareSwap {
+                    remote,
+                    compare,
+                    swap,
+                }
+            }
+            op::FETCH_ADD => {
+                let [add, ..] = operands();
+                SendOp::FetchAdd { remote, add }
+            }
+            op::SEND => SendOp::Send,
+            other => memory::read(other, remote, imm, operands()),
+        };
+        let Scratch {
+            sges,
+            datagram,
+            bytes,
+        } = scratch;
+        let count = (what >> COUNT_SHIFT & COUNT) as usize;
+        let payload = if what & INLINE != 0 {
+            for (word, chunk) in entry.room.iter().zip(bytes.chunks_exact_mut(8)) {
+                chunk.copy_from_slice(&word.load(Relaxed).to_le_bytes());
+            }
+            Payload::Inline(&bytes[..count.min(MAX_INLINE)])
+        } else {
+            entry.read_sges(what, keys, &mut sges[..count.min(MAX_SGE)]);
+            Payload::List(&sges[..count.min(MAX_SGE)])
+        };
+        let words = entry.to.last_chunk().filter(|_| what & DATAGRAM != 0);
+        *datagram = words.map(datagram::read);
+        let dest = match (datagram, entry.to) {
+            (Some(to), _) => Dest::Datagram(to),
+            (None, [srqn]) if what & SRQ != 0 => Dest::Srq(Srqn::new(srqn.load(Relaxed) as u32)),
+            _ => Dest::Peer,
+        };
+        let flags = SendFlags::from_bits_truncate((what >> FLAGS_SHIFT) as u32 & 0xff);
+        SendWr {
+            wr_id: entry.wr_id.load(Relaxed),
+            op,
+            flags,
+            payload,
+            dest,
+        }
+    }
+}

@@ -1,0 +1,263 @@
+//! Shared receive queues: receives that several queue pairs take from.
+//!
+//! Posting is the handle's, which has one owner. Taking is whoever lands a message on one of the queue
+//! pairs ([`crate::direct::message`]), on any thread: [`ring`] says how they agree.
+//!
+//! A sender that finds no receive waits out the RNR timer, or until the next post calls it. The call
+//! may be missed, the timer not.
+
+mod ring;
+
+use std::fmt;
+use std::ptr;
+
+use verbs_core::srq::SrqCore;
+use verbs_core::sync::atomic::{
+    AtomicBool, AtomicU32,
+    Ordering::{AcqRel, Relaxed, Release, SeqCst},
+};
+use verbs_core::sync::{Arc, Mutex, OnceLock, Weak};
+use verbs_core::{Attr, Error, EventType, PostError, RawRecvQueue, Sge, SrqAttr, Srqn, Why};
+
+use crate::queue::base::events::QpEvents;
+use crate::queue::base::removed::Removed;
+use crate::queue::cq::CqRing;
+use crate::queue::srq::ring::{Ring, Segment};
+
+pub(crate) use crate::queue::srq::ring::Seen;
+
+/// What makes a shared receive queue one for extended reliable connections.
+pub(crate) struct Named {
+    pub(crate) number: Srqn,
+    /// The XRC domain.
+    pub(crate) xrcd: u32,
+    /// Where its receives complete.
+    pub(crate) cq: Arc<CqRing>,
+}
+
+/// What all users of a shared receive queue share.
+pub(crate) struct SharedReceives {
+    ring: Ring,
+    /// The protection domain that its receives are checked against.
+    pub(crate) pd: u32,
+    /// Of one for extended reliable connections.
+    pub(crate) named: Option<Named>,
+    depth: AtomicU32,
+    max_sge: u32,
+    /// When fewer receives than this wait, the event is due; 0 for never.
+    limit: AtomicU32,
+    /// Somebody is in `waiting`.
+    wanted: AtomicBool,
+    /// Senders that found no receive.
+    waiting: Mutex<Vec<Weak<dyn QpEvents>>>,
+    removed: Removed,
+    /// Whom its events are about; set before the handle is given out.
+    core: OnceLock<Weak<SrqCore>>,
+}
+
+impl SharedReceives {
+    /// A queue for `depth` receives of up to `max_sge` pieces.
+    ///
+    /// # Errors
+    /// [`Error::NoMemory`].
+    pub(crate) fn new(
+        removed: Removed,
+        pd: u32,
+        named: Option<Named>,
+        depth: u32,
+        max_sge: u32,
+    ) -> Result<Self, Error> {
+        Ok(Self {
+            ring: Ring::new(depth, max_sge)?,
+            pd,
+            named,
+            depth: AtomicU32::new(depth),
+            max_sge,
+            limit: AtomicU32::new(0),
+            wanted: AtomicBool::new(false),
+            waiting: Mutex::new(Vec::new()),
+            removed,
+            core: OnceLock::new(),
+        })
+    }
+
+    pub(crate) fn set_core(&self, core: &Arc<SrqCore>) {
+        // The queue is new, so nobody has set this.
+        let _ = self.core.set(Arc::downgrade(core));
+    }
+
+    pub(crate) fn depth(&self) -> u32 {
+        self.depth.load(Relaxed)
+    }
+
+    /// Makes room for `depth` receives, from the next post on.
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`] if more wait now, [`Error::NoMemory`].
+    pub(crate) fn resize(&self, depth: u32) -> Result<(), Error> {
+        if self.ring.waiting() > depth {
+            let (attr, why) = (Attr::MaxSrqWr, Why::StillUsed);
+            return Err(Error::Mismatch { attr, why });
+        }
+        self.ring.offer(depth)?;
+        self.depth.store(depth, Relaxed);
+        Ok(())
+    }
+
+    /// Sizes and limit; a limit whose event was raised is 0.
+    pub(crate) fn attr(&self) -> SrqAttr {
+        SrqAttr {
+            max_wr: self.depth(),
+            max_sge: self.max_sge,
+            srq_limit: self.limit.load(Relaxed),
+        }
+    }
+
+    /// The oldest receive, to be checked.
+    pub(crate) fn look(&self) -> Option<Seen> {
+        self.ring.look()
+    }
+
+    /// Whether what was read of that receive is true.
+    pub(crate) fn is_oldest(&self, seen: &Seen) -> bool {
+        self.ring.is_oldest(seen)
+    }
+
+    /// Takes a receive: whether the limit event is due then, or `None` if somebody else was faster.
+    pub(crate) fn take(&self, seen: &Seen) -> Option<bool> {
+        self.ring.take(seen).then(|| self.limit_is_due())
+    }
+
+    /// Arms the limit event; whether it is due at once, as too few receives wait already.
+    pub(crate) fn arm(&self, limit: u32) -> bool {
+        self.limit.store(limit, SeqCst);
+        self.limit_is_due()
+    }
+
+    /// Whoever takes the limit away raises its event. Arming and taking a receive are ordered by the
+    /// total order of head and limit: one of the two sees the other.
+    fn limit_is_due(&self) -> bool {
+        let limit = self.limit.load(SeqCst);
+        limit != 0
+            && self.ring.waiting() < limit
+            && self
+                .limit
+                .compare_exchange(limit, 0, AcqRel, Relaxed)
+                .is_ok()
+    }
+
+    /// Raises the limit event. Outside pins and locks.
+    pub(crate) fn raise_limit(&self) {
+        if let Some(core) = self.core.get().and_then(Weak::upgrade) {
+            EventType::SrqLimitReached.raise_for(&core);
+        }
+    }
+
+    /// Asks the producer to call that sender when it posts.
+    pub(crate) fn want(&self, sender: Weak<dyn QpEvents>) {
+        let mut waiting = self.waiting.lock();
+        let is_sender = |known: &Weak<_>| ptr::addr_eq(known.as_ptr(), sender.as_ptr());
+        if !waiting.iter().any(is_sender) {
+            waiting.push(sender);
+        }
+        self.wanted.store(true, Release);
+    }
+
+    #[cold]
+    fn call_waiting(&self) {
+        let waiting = {
+            let mut waiting = self.waiting.lock();
+            self.wanted.store(false, Relaxed);
+            std::mem::take(&mut *waiting)
+        };
+        for qp in waiting.iter().filter_map(Weak::upgrade) {
+            qp.kick();
+        }
+    }
+}
+
+impl fmt::Debug for SharedReceives {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SharedReceives")
+            .field("attr", &self.attr())
+            .field("waiting", &self.ring.waiting())
+            .finish_non_exhaustive()
+    }
+}
+
+/// The producer's end.
+#[derive(Debug)]
+pub(crate) struct SharedPoster {
+    shared: Arc<SharedReceives>,
+    segment: Arc<Segment>,
+    tail: u32,
+    /// As it was when the segment began.
+    depth: u32,
+    /// Entries that are known to be free.
+    room: u32,
+}
+
+impl SharedPoster {
+    /// The one producer of a new queue.
+    pub(crate) fn new(shared: Arc<SharedReceives>) -> Self {
+        let depth = shared.depth();
+        Self {
+            segment: Arc::clone(shared.ring.first()),
+            shared,
+            tail: 0,
+            depth,
+            room: depth,
+        }
+    }
+
+    /// Goes over to the size that a resize has offered.
+    #[cold]
+    fn change_size(&mut self) {
+        let accepted = self.shared.ring.accept(&mut self.segment, self.tail);
+        if let Some(depth) = accepted {
+            (self.depth, self.room) = (depth, 0);
+        }
+    }
+}
+
+impl RawRecvQueue for SharedPoster {
+    fn post(&mut self, wr_id: u64, sges: &[Sge]) -> Result<(), PostError> {
+        if self.shared.ring.has_offer() {
+            self.change_size();
+        }
+        let shared = &*self.shared;
+        if sges.len() > shared.ring.max_sge() {
+            return Err(PostError::TooManySges {
+                got: u32::try_from(sges.len()).unwrap_or(u32::MAX),
+                max: shared.max_sge,
+            });
+        }
+        if shared.removed.is_set() {
+            return Err(PostError::DeviceRemoved);
+        }
+        if self.room == 0 {
+            let depth = self.depth;
+            self.room = depth.saturating_sub(shared.ring.used(self.tail));
+            if self.room == 0 {
+                return Err(PostError::Full { depth });
+            }
+        }
+        shared.ring.publish(&self.segment, self.tail, wr_id, sges);
+        self.tail = self.tail.wrapping_add(1);
+        self.room -= 1;
+        if shared.wanted.load(Relaxed) {
+            shared.call_waiting();
+        }
+        Ok(())
+    }
+}
+
+/// The receive queue of a queue pair that takes its receives from a shared one.
+#[derive(Debug)]
+pub(crate) struct NoReceives;
+
+impl RawRecvQueue for NoReceives {
+    fn post(&mut self, _wr_id: u64, _sges: &[Sge]) -> Result<(), PostError> {
+        Err(PostError::UsesSrq)
+    }
+}

@@ -1,0 +1,407 @@
+//! The machine over a topology: nodes, links, and packets on their way.
+
+mod forward;
+mod links;
+mod paths;
+mod smi;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
+
+use verbs_core::mad::Time;
+use verbs_core::mad::sm::{BadKey, CapabilityMask, LinkState, LinkWidth, PortInfo};
+use verbs_core::{Gid, Lid, Qpn};
+
+use crate::agent::pma::{Pma, PortCounts};
+use crate::agent::sma::{NodeConfig, PortConfig, Sma, SmaChange, SwitchConfig};
+use verbs_link::rng::Rng;
+
+use crate::packet::Packet;
+use crate::topology::{LinkSpec, NodeId, NodeSpec, PortRef, Topology};
+
+use paths::Ways;
+
+pub use links::LinkFault;
+pub use paths::Bound;
+
+/// How a subnet behaves.
+#[derive(Clone, Copy, Debug)]
+pub struct SubnetConfig {
+    /// Time from one end of a link to the other; none by default, so that a packet has arrived when
+    /// the call that sends it returns.
+    pub link_delay: Duration,
+    /// Decides which packets a bad link loses.
+    pub seed: u64,
+    /// Links that a packet passes at most; 64 by default, as many as a directed route has hops. What
+    /// goes in circles by wrong tables ends there.
+    pub hops_max: u8,
+    /// Entries of the P_Key table of each adapter's port; 32 by default.
+    pub pkey_capacity: u16,
+    /// What each switch's tables hold.
+    pub switch: SwitchConfig,
+    /// What each port can do, but for width and speed, which its link bounds.
+    pub port: PortConfig,
+}
+
+impl Default for SubnetConfig {
+    fn default() -> Self {
+        Self {
+            link_delay: Duration::ZERO,
+            seed: 0,
+            hops_max: 64,
+            pkey_capacity: 32,
+            switch: SwitchConfig::default(),
+            port: PortConfig::default(),
+        }
+    }
+}
+
+/// Something that has happened to a port, for whoever is attached to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SubnetEvent {
+    /// The port.
+    pub at: PortRef,
+    /// What has happened.
+    pub change: SmaChange,
+}
+
+/// One end of a link.
+#[derive(Debug)]
+struct End {
+    peer: PortRef,
+    /// The cable is in.
+    is_plugged: bool,
+    /// Management has switched this end off.
+    is_disabled: bool,
+    /// What it does to packets that leave here.
+    fault: LinkFault,
+}
+
+#[derive(Debug)]
+struct Node {
+    sma: Sma,
+    pma: Pma,
+    /// By port number; port 0 has none.
+    ends: Vec<Option<End>>,
+}
+
+/// A subnet: what a [`Topology`] describes, at work.
+///
+/// - Commands: [`send`](Self::send), [`plug`](Self::plug), [`set_fault`](Self::set_fault),
+///   [`set_sm`](Self::set_sm).
+/// - Inputs: [`handle_timeout`](Self::handle_timeout).
+/// - Outputs: after each call drain [`poll_delivery`](Self::poll_delivery) and
+///   [`poll_event`](Self::poll_event), then look at [`poll_timeout`](Self::poll_timeout).
+///
+/// Nothing blocks. No packet panics, whoever made it. A link that comes up is trained at once; a
+/// packet that is on its way when its link goes down still arrives.
+#[derive(Debug)]
+pub struct Subnet {
+    config: SubnetConfig,
+    nodes: Vec<Node>,
+    /// Packets on links, by the time and the order of their arrival.
+    flying: BTreeMap<(Time, u64), (PortRef, Packet)>,
+    /// Packets that have left so far.
+    sent: u64,
+    deliveries: VecDeque<(PortRef, Packet)>,
+    events: VecDeque<SubnetEvent>,
+    /// Queue pairs 0 and 1 whose hosts take all that comes to them, and have the agents answer.
+    attended: BTreeSet<(PortRef, Qpn)>,
+    ways: Ways,
+    /// Who has which GID; empty until that is asked, and after a change.
+    gids: BTreeMap<Gid, PortRef>,
+    /// Nodes whose agents may wait for time to pass.
+    waiting: BTreeSet<NodeId>,
+    rng: Rng,
+}
+
+impl Subnet {
+    /// The subnet of that topology, with all cables in: every link is up, no port is in service.
+    pub fn new(topology: &Topology, config: SubnetConfig) -> Self {
+        let links = topology.links();
+        let mut by_end = BTreeMap::new();
+        for link in links {
+            let [a, b] = link.ends;
+            by_end.insert(a, (b, link));
+            by_end.insert(b, (a, link));
+        }
+        let ids = (0..).map(NodeId);
+        let nodes = ids.zip(topology.nodes());
+        let nodes = nodes.map(|(id, spec)| node(id, spec, &by_end, &config));
+        let mut subnet = Self {
+            config,
+            nodes: nodes.collect(),
+            flying: BTreeMap::new(),
+            sent: 0,
+            deliveries: VecDeque::new(),
+            events: VecDeque::new(),
+            attended: BTreeSet::new(),
+            ways: Ways::default(),
+            gids: BTreeMap::new(),
+            waiting: BTreeSet::new(),
+            rng: Rng::new(config.seed),
+        };
+        for link in links {
+            subnet.train(Time::ZERO, link.ends[0]);
+        }
+        subnet
+    }
+
+    /// Sends a packet from a port: from an adapter's own, or from port 0 of a switch. A packet without
+    /// a sender's LID gets the port's.
+    pub fn send(&mut self, now: Time, at: PortRef, mut packet: Packet) {
+        if packet.slid == Lid(0) {
+            packet.slid = self.lid(at);
+        }
+        self.originate(now, at, packet);
+        self.handle_timeout(now);
+    }
+
+    /// Lets packets arrive whose time has come, and agents do what they have waited for.
+    pub fn handle_timeout(&mut self, now: Time) {
+        let waiting: Vec<_> = self.waiting.iter().copied().collect();
+        for id in waiting {
+            let Some(node) = self.node_mut(id) else {
+                continue;
+            };
+            if node.sma.poll_timeout().is_some_and(|due| due <= now) {
+                node.sma.handle_timeout(now);
+                self.settle(now, id);
+            }
+        }
+        while let Some(first) = self.flying.first_entry()
+            && first.key().0 <= now
+        {
+            let ((arrival, _), (at, packet)) = first.remove_entry();
+            self.arrive(arrival, at, packet);
+        }
+    }
+
+    /// A packet that has come to a port and is for its host: the port, and the packet.
+    pub fn poll_delivery(&mut self) -> Option<(PortRef, Packet)> {
+        self.deliveries.pop_front()
+    }
+
+    /// What has happened to a port.
+    pub fn poll_event(&mut self) -> Option<SubnetEvent> {
+        self.events.pop_front()
+    }
+
+    /// When [`handle_timeout`](Self::handle_timeout) wants to be called; `None` for no time.
+    pub fn poll_timeout(&self) -> Option<Time> {
+        let flying = self.flying.first_key_value().map(|(&(at, _), _)| at);
+        let agents = self.waiting.iter().filter_map(|id| {
+            let node = self.nodes.get(id.index())?;
+            node.sma.poll_timeout()
+        });
+        agents.chain(flying).min()
+    }
+
+    /// A subnet manager has begun or ceased to run at a port.
+    pub fn set_sm(&mut self, now: Time, at: PortRef, is_here: bool) {
+        if let Some(node) = self.node_mut(at.node) {
+            node.sma.set_sm(now, at.port, is_here);
+        }
+        self.settle(now, at.node);
+        self.handle_timeout(now);
+    }
+
+    /// The host of a port sets and clears bits of what the port offers.
+    pub fn offer(&mut self, now: Time, at: PortRef, set: CapabilityMask, clear: CapabilityMask) {
+        if let Some(node) = self.node_mut(at.node) {
+            node.sma.offer(now, at.port, set, clear);
+        }
+        self.settle(now, at.node);
+        self.handle_timeout(now);
+    }
+
+    /// The host of a port takes what comes to queue pair 0 or 1 itself, from now on or not any more, and has
+    /// [`process`](Self::process) answer. Otherwise it gets what the agents have no answer to.
+    pub fn attend(&mut self, at: PortRef, qpn: Qpn, attends: bool) {
+        if attends {
+            self.attended.insert((at, qpn));
+        } else {
+            self.attended.remove(&(at, qpn));
+        }
+    }
+
+    /// A packet with a key that does not fit has come to a queue pair of a port's host.
+    pub fn report(&mut self, now: Time, at: PortRef, packet: &BadKey) {
+        if let Some(node) = self.node_mut(at.node) {
+            node.sma.report(now, at.port, packet);
+        }
+        self.settle(now, at.node);
+        self.handle_timeout(now);
+    }
+
+    /// Nodes.
+    pub fn len(&self) -> usize {
+        self.nodes.len()
+    }
+
+    /// Whether there is no node.
+    pub fn is_empty(&self) -> bool {
+        self.nodes.is_empty()
+    }
+
+    /// What a node's manager sees; `None` if there is no such node.
+    pub fn node(&self, id: NodeId) -> Option<&Sma> {
+        self.nodes.get(id.index()).map(|node| &node.sma)
+    }
+
+    /// What a port is set to; `None` if there is no such port.
+    pub fn port_info(&self, at: PortRef) -> Option<&PortInfo> {
+        Some(self.node(at.node)?.port(at.port)?.info())
+    }
+
+    /// What a port has counted; `None` if there is no such port.
+    pub fn counts(&self, at: PortRef) -> Option<PortCounts> {
+        let node = self.nodes.get(at.node.index())?;
+        node.pma.counts(at.port).copied()
+    }
+
+    /// The LID of a port; of a switch's ports that of port 0; 0 until a manager has set it.
+    pub fn lid(&self, at: PortRef) -> Lid {
+        self.node(at.node).map_or(Lid(0), |sma| sma.lid(at.port))
+    }
+
+    /// The port that has that GID, whoever manages the subnet. All GIDs are looked up once, as long as nothing changes:
+    /// an HCA may ask with each packet.
+    pub fn find_gid(&mut self, gid: Gid) -> Option<PortRef> {
+        if self.gids.is_empty() {
+            for (id, node) in (0..).map(NodeId).zip(&self.nodes) {
+                let first = u8::from(!node.sma.is_switch());
+                for port in first..=*node.sma.physical_ports().end() {
+                    let at = PortRef { node: id, port };
+                    let own = node.sma.port(port).into_iter();
+                    let gids = own.flat_map(|port| (0..u8::MAX).map_while(|i| port.gid(i)));
+                    for gid in gids {
+                        // Where several have one, the first is as good as any.
+                        self.gids.entry(gid).or_insert(at);
+                    }
+                }
+            }
+        }
+        self.gids.get(&gid).copied()
+    }
+
+    /// Linked ports, and how many of those are in service.
+    pub fn census(&self) -> (usize, usize) {
+        let ports = self.nodes.iter().flat_map(|node| {
+            let numbers = node.sma.physical_ports();
+            numbers.filter_map(|number| Some(node.sma.port(number)?.info().state))
+        });
+        ports.fold((0, 0), |(linked, active), state| {
+            let linked = linked + usize::from(state != LinkState::DOWN);
+            (linked, active + usize::from(state == LinkState::ACTIVE))
+        })
+    }
+
+    fn is_attended(&self, at: PortRef, qpn: Qpn) -> bool {
+        self.attended.contains(&(at, qpn))
+    }
+
+    fn node_mut(&mut self, id: NodeId) -> Option<&mut Node> {
+        self.nodes.get_mut(id.index())
+    }
+
+    /// Carries out what a node's agent has asked for, and what comes of that elsewhere.
+    fn settle(&mut self, now: Time, id: NodeId) {
+        self.ways.forget();
+        self.gids.clear();
+        let mut unsettled = vec![id];
+        while let Some(id) = unsettled.pop() {
+            while let Some(event) = self.node_mut(id).and_then(|node| node.sma.poll_event()) {
+                let at = PortRef {
+                    node: id,
+                    port: event.port,
+                };
+                match event.change {
+                    SmaChange::Restart(phys) => unsettled.extend(self.restart(now, at, phys)),
+                    change => self.events.push_back(SubnetEvent { at, change }),
+                }
+            }
+            self.send_traps(now, id);
+        }
+    }
+
+    fn send_traps(&mut self, now: Time, id: NodeId) {
+        while let Some(trap) = self.node_mut(id).and_then(|node| node.sma.poll_trap(now)) {
+            let at = PortRef {
+                node: id,
+                port: trap.port,
+            };
+            let mut packet = Packet::smp(trap.from, trap.to, trap.mad);
+            packet.sl = trap.sl;
+            self.originate(now, at, packet);
+        }
+        let waits = self
+            .node(id)
+            .is_some_and(|sma| sma.poll_timeout().is_some());
+        if waits {
+            self.waiting.insert(id);
+        } else {
+            self.waiting.remove(&id);
+        }
+    }
+}
+
+/// A node of a topology, its links down.
+fn node(
+    id: NodeId,
+    spec: &NodeSpec,
+    links: &BTreeMap<PortRef, (PortRef, &LinkSpec)>,
+    config: &SubnetConfig,
+) -> Node {
+    let port = |number: u8| {
+        let link = links.get(&PortRef {
+            node: id,
+            port: number,
+        });
+        // A switch has one GUID for all of its ports.
+        let offset = if spec.is_switch() { 0 } else { number };
+        let mut port = PortConfig {
+            guid: verbs_core::Guid(spec.guid.0.saturating_add(offset.into())),
+            ..config.port
+        };
+        if let Some((_, link)) = link {
+            port.widths = link.widths;
+            port.speeds = link.speeds;
+            port.speeds_extended = link.speeds_extended;
+        }
+        if spec.is_switch() && number == 0 {
+            port.guids = 1;
+            port.widths = LinkWidth::X1 | LinkWidth::X4;
+        }
+        port
+    };
+    let first = u8::from(!spec.is_switch());
+    let sma = Sma::new(NodeConfig {
+        node_type: spec.node_type,
+        description: spec.description.clone(),
+        guid: spec.guid,
+        system_guid: spec.system_guid,
+        vendor_id: spec.vendor_id,
+        device_id: spec.device_id,
+        pkey_capacity: config.pkey_capacity,
+        ports: (first..=spec.ports).map(port).collect(),
+        switch: config.switch,
+    });
+    let ends = (0..=spec.ports).map(|port| {
+        let (peer, _) = links.get(&PortRef { node: id, port })?;
+        Some(End {
+            peer: *peer,
+            is_plugged: true,
+            is_disabled: false,
+            fault: LinkFault::default(),
+        })
+    });
+    Node {
+        pma: Pma::new(spec.ports, spec.is_switch()),
+        ends: ends.collect(),
+        sma,
+    }
+}
+
+#[cfg(all(test, not(verbs_loom)))]
+mod tests;
