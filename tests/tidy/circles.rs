@@ -16,7 +16,6 @@ const FILES_MAX: usize = 3;
 /// Crates that have larger circles, and how large: a number here only goes down.
 const LARGER: &[(&str, usize)] = &[
     ("hca-sim", 9),
-    ("verbs-cli", 4),
     ("verbs-cm", 10),
     ("verbs-core", 37),
     ("verbs-sm", 8),
