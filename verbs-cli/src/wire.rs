@@ -1,5 +1,7 @@
 //! Devices on a wire: the one place that knows how a software HCA gets to a network.
 
+mod args;
+
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
@@ -15,7 +17,8 @@ use verbs_core::{Device, Error, Gid, Psn};
 
 use crate::address::same_family;
 use crate::capture::CaptureFile;
-use crate::cli::WireArgs;
+
+pub(crate) use self::args::WireArgs;
 
 /// The only port of a software HCA.
 pub(crate) const PORT: u8 = 1;

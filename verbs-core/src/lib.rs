@@ -149,8 +149,8 @@ pub use panics::FirstPanic;
 pub use pd::Pd;
 pub use provider::{Done, Frame, Hook, Provider};
 pub use provider_attr::{CmLimits, NodeType, PortCaps, ProviderAttr, TransportType};
-pub use qp::{Qp, QpCap, QpInit, RecvQueue, SendQueue};
-pub use qp_attr::{Av, GlobalRoute, Path, QpAttr, QpInfo};
+pub use qp::{Qp, QpInit, RecvQueue, SendQueue};
+pub use qp_attr::{Av, GlobalRoute, Path, QpAttr, QpCap, QpInfo};
 pub use qp_state::{QpAttrMask, QpState, QpType};
 pub use queue::{
     Arm, Armed, BatchError, How, Piece, PostCode, PostError, RawCq, RawRecvQueue, RawSendQueue,

@@ -22,35 +22,9 @@ use crate::xrcd::XrcdCore;
 mod queues;
 
 use queues::NoQueue;
+
+pub use crate::qp_attr::QpCap;
 pub use queues::{RecvQueue, SendQueue};
-
-/// Sizes of a queue pair.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct QpCap {
-    /// Work requests on the send queue.
-    pub max_send_wr: u32,
-    /// Work requests on the receive queue.
-    pub max_recv_wr: u32,
-    /// Scatter/gather elements of one send.
-    pub max_send_sge: u32,
-    /// Scatter/gather elements of one receive.
-    pub max_recv_sge: u32,
-    /// Inline bytes of one send.
-    pub max_inline_data: u32,
-}
-
-impl Default for QpCap {
-    /// 16 work requests of one element on each queue, no inline data.
-    fn default() -> Self {
-        Self {
-            max_send_wr: 16,
-            max_recv_wr: 16,
-            max_send_sge: 1,
-            max_recv_sge: 1,
-            max_inline_data: 0,
-        }
-    }
-}
 
 /// What a queue pair is created with.
 #[derive(Clone, Copy, Debug)]

@@ -2,7 +2,6 @@
 
 use crate::addr::{Gid, Lid, Mtu, Psn, QKey, Qpn};
 use crate::mem::Access;
-use crate::qp::QpCap;
 use crate::qp_state::{QpAttrMask, QpState, QpType};
 
 /// The global part of an address: what a GRH is made from (IBTA vol. 1, 8.3).
@@ -261,6 +260,34 @@ impl QpAttr {
         }
         take!(state en_sqd_async_notify access pkey_index port qkey av path_mtu timeout retry_cnt rnr_retry
               rq_psn sq_psn max_rd_atomic max_dest_rd_atomic min_rnr_timer dest_qpn alt_path);
+    }
+}
+
+/// Sizes of a queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QpCap {
+    /// Work requests on the send queue.
+    pub max_send_wr: u32,
+    /// Work requests on the receive queue.
+    pub max_recv_wr: u32,
+    /// Scatter/gather elements of one send.
+    pub max_send_sge: u32,
+    /// Scatter/gather elements of one receive.
+    pub max_recv_sge: u32,
+    /// Inline bytes of one send.
+    pub max_inline_data: u32,
+}
+
+impl Default for QpCap {
+    /// 16 work requests of one element on each queue, no inline data.
+    fn default() -> Self {
+        Self {
+            max_send_wr: 16,
+            max_recv_wr: 16,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline_data: 0,
+        }
     }
 }
 

@@ -27,7 +27,8 @@ use crate::device::{Device, DeviceCore, verb};
 #[cfg(doc)]
 use crate::error::Error;
 use crate::object::{Base, Child, ObjectKind, Private, core, destroy, handle};
-use crate::qp::{Qp, QpCap, QpCore};
+use crate::qp::{Qp, QpCore};
+use crate::qp_attr::QpCap;
 use crate::request::Request;
 use crate::sync::Arc;
 

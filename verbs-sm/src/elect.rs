@@ -6,7 +6,7 @@ use verbs_core::mad::sm::{self, CapabilityMask, SmInfo, SmInfoView, SmState};
 use verbs_core::mad::{Address, AttributeId, MadBytes, MadHeader, Method, Status, Time};
 
 use crate::fabric::{End, Route};
-use crate::manager::{Phase, Purpose, SubnetManager};
+use crate::manager::{Phase, Purpose, Rival, SubnetManager};
 use crate::smp::Smp;
 
 #[cfg(test)]
@@ -18,14 +18,6 @@ const ACKNOWLEDGE: u32 = 2;
 const DISABLE: u32 = 3;
 const STANDBY: u32 = 4;
 const DISCOVER: u32 = 5;
-
-/// The manager that leads, or is going to.
-#[derive(Clone, Debug)]
-pub(crate) struct Rival {
-    pub(crate) route: Route,
-    /// Questions that it did not answer as a master would, in a row.
-    pub(crate) misses: u32,
-}
 
 /// Of two managers the greater leads: more priority, or else the lower GUID.
 fn rank(info: &SmInfo) -> (u32, std::cmp::Reverse<Guid>) {

@@ -22,6 +22,7 @@ mod config;
 mod driver;
 mod elect;
 mod fabric;
+mod forward;
 #[doc(hidden)]
 pub mod fuzz;
 mod lids;

@@ -10,7 +10,6 @@ use verbs_core::mad::{
 use verbs_core::{Guid, Lid, Qpn};
 
 use crate::config::Config;
-use crate::elect::Rival;
 use crate::fabric::{End, Fabric, Route};
 use crate::lids::Lids;
 use crate::sa::{Administrator, Reply};
@@ -153,6 +152,14 @@ pub(crate) enum Phase {
     Groups,
     /// Asks its master whether it lives.
     Poll,
+}
+
+/// The manager that leads, or is going to.
+#[derive(Clone, Debug)]
+pub(crate) struct Rival {
+    pub(crate) route: Route,
+    /// Questions that it did not answer as a master would, in a row.
+    pub(crate) misses: u32,
 }
 
 /// What a question is for.

@@ -9,9 +9,10 @@ use std::str::FromStr;
 use clap::Args;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 
-use super::{WINDOW_MAX, WireArgs, chunk};
+use super::{WINDOW_MAX, chunk};
 use crate::address::{ServedUrl, UrlError};
 use crate::connecting::ConnectArgs;
+use crate::wire::WireArgs;
 
 pub(super) const EXAMPLES: &str = "\
 Examples:

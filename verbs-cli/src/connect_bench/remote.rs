@@ -16,9 +16,8 @@ use verbs_core::sync::thread;
 use verbs_core::{Cq, Device, Pd, Qp, QpInit};
 
 use super::{BenchError, ConnectBenchArgs, median, say};
-use crate::cli::WireArgs;
 use crate::ending::{Ending, GOODBYE, within};
-use crate::wire::{Network, Roce, Wire};
+use crate::wire::{Network, Roce, Wire, WireArgs};
 
 /// Connections that are there, or on their way, at the same time; beyond that the oldest gives way. Clients
 /// of ours have one.

@@ -7,10 +7,13 @@ use verbs_core::{
 };
 
 use super::error::PingpongError;
-use super::table::{RECV_ID, SEND_ID};
 use super::text::Hello;
 use crate::cli::{Kind, PingpongArgs};
 use crate::wire::{self, PORT};
+
+/// What the work requests are told apart by.
+const RECV_ID: u64 = 1;
+pub(super) const SEND_ID: u64 = 2;
 
 /// Bytes in front of a datagram that has arrived.
 pub(super) const GRH: usize = 40;

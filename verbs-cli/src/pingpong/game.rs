@@ -3,7 +3,14 @@
 //! On each connection, nobody posts a message before the last one is acknowledged and answered. Messages
 //! are counted over all connections.
 
-use super::Role;
+/// Which end this is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Role {
+    /// Sends first.
+    Client,
+    /// Answers.
+    Server,
+}
 
 /// How far a pingpong is.
 #[derive(Clone, Debug)]

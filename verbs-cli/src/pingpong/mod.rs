@@ -7,12 +7,13 @@
 mod carrier;
 mod error;
 mod game;
+mod report;
 mod table;
 mod text;
 
 use std::fmt;
 use std::io::Write;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use futures::executor::block_on;
 use verbs_core::{Lid, Psn, Qpn};
@@ -23,47 +24,9 @@ use crate::net::{self, Connection, NetError, PATIENCE};
 use crate::wire::{Network, PORT, Wire};
 
 pub(crate) use self::error::PingpongError;
+use self::game::Role;
 use self::table::Table;
 use self::text::{DONE, END, Hello};
-
-/// Which end this is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Role {
-    /// Sends first.
-    Client,
-    /// Answers.
-    Server,
-}
-
-/// What a pingpong measured.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Report {
-    /// Bytes that went over the wire, both ways.
-    bytes: u64,
-    /// Messages each way.
-    iters: u32,
-    elapsed: Duration,
-}
-
-/// The lines that the programs end with.
-impl fmt::Display for Report {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { bytes, iters, .. } = self;
-        let seconds = self.elapsed.as_secs_f64();
-        // A clock that has not moved yet would make rates without end.
-        let micros = (seconds * 1e6).max(f64::MIN_POSITIVE);
-        let rate = *bytes as f64 * 8.0 / micros;
-        writeln!(
-            f,
-            "{bytes} bytes in {seconds:.2} seconds = {rate:.2} Mbit/sec"
-        )?;
-        let each = micros / f64::from(*iters);
-        write!(
-            f,
-            "{iters} iters in {seconds:.2} seconds = {each:.2} usec/iter"
-        )
-    }
-}
 
 /// Runs the command, printing as it goes. Blocks until both ends are done.
 pub(crate) fn run(

@@ -10,16 +10,13 @@ use verbs_core::mad::TimeCode;
 use verbs_core::sync::{spin_loop, thread};
 use verbs_core::{Access, Arm, Armed, CompletionChannel, Cq, Device, Memory, Mr, Pd, Wc, WcStatus};
 
-use super::carrier::{Carrier, GRH};
+use super::carrier::{Carrier, GRH, SEND_ID};
 use super::error::PingpongError;
-use super::game::Game;
+use super::game::{Game, Role};
+use super::report::Report;
 use super::text::Hello;
-use super::{Report, Role};
 use crate::cli::{Kind, PingpongArgs};
 use crate::wire::PORT;
-
-pub(super) const RECV_ID: u64 = 1;
-pub(super) const SEND_ID: u64 = 2;
 
 /// Completions taken at once.
 const POLL_MAX: usize = 16;

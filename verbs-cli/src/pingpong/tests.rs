@@ -2,6 +2,7 @@
 
 use std::io::{Read, Write as _};
 use std::net::{TcpListener, TcpStream};
+use std::time::Duration;
 
 use clap::Parser;
 use verbs_core::sync::thread;

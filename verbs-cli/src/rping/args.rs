@@ -4,8 +4,8 @@ use std::net::{IpAddr, SocketAddr};
 
 use clap::Args;
 
-use crate::cli::WireArgs;
 use crate::connecting::ConnectArgs;
+use crate::wire::WireArgs;
 
 pub(crate) const ABOUT: &str = "\
 Ping over RDMA READs and WRITEs, between ends that meet through the connection manager.

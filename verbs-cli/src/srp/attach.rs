@@ -18,9 +18,9 @@ use super::error::SrpError;
 use super::nbd::{self, Errno, Export, Request, Shape};
 use super::notes::Notes;
 use super::session::{Outages, log_in, named};
-use crate::cli::WireArgs;
 use crate::connecting::ConnectArgs;
 use crate::ending::Ending;
+use crate::wire::WireArgs;
 
 pub(super) const ABOUT: &str = "\
 Log in to a target, and give programs one of its disks as an NBD export at a Unix socket.

@@ -9,9 +9,9 @@ use ulp_srp::iu::{Lun, PortId};
 
 use super::error::SrpError;
 use super::session::{log_in, named};
-use crate::cli::WireArgs;
 use crate::connecting::ConnectArgs;
 use crate::ending::Ending;
+use crate::wire::WireArgs;
 
 pub(super) const EXAMPLES: &str = "\
 Examples:

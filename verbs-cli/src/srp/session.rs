@@ -13,10 +13,9 @@ use verbs_core::sync::{Arc, Mutex};
 use super::error::SrpError;
 use super::notes::Notes;
 use super::way::towards;
-use crate::cli::WireArgs;
 use crate::connecting::ConnectArgs;
 use crate::ending::{Ending, GOODBYE, within};
-use crate::wire::Wire;
+use crate::wire::{Wire, WireArgs};
 
 /// A session that was logged in.
 pub(super) struct LoggedIn {

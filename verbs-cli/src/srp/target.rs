@@ -17,9 +17,8 @@ use verbs_core::sync::Arc;
 use super::error::SrpError;
 use super::notes::Notes;
 use super::offload::Threads;
-use crate::cli::WireArgs;
 use crate::ending::{Ending, GOODBYE, within};
-use crate::wire::{Network, Roce, Wire};
+use crate::wire::{Network, Roce, Wire, WireArgs};
 
 pub(super) const ABOUT: &str = "\
 Offer files, or memory, as disks to initiators that log in by the SCSI RDMA Protocol.

@@ -6,8 +6,7 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 use ulp_srp::initiator::{Target, TargetWay};
 
 use super::error::SrpError;
-use crate::cli::WireArgs;
-use crate::wire::{Roce, Wire};
+use crate::wire::{Roce, Wire, WireArgs};
 
 /// An HCA from which the target can be reached.
 pub(super) fn towards(target: &Target, wire: &WireArgs) -> Result<Wire, SrpError> {

@@ -1,4 +1,4 @@
-//! What may be done through a key.
+//! What may be done through a key, and by whom.
 
 use bitflags::bitflags;
 
@@ -72,6 +72,26 @@ impl Access {
         }
         Ok(())
     }
+}
+
+/// Who wants to reach memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Who {
+    /// Protection domain of the queue pair, or of its shared receive queue.
+    pub pd: u32,
+    /// Number of the queue pair.
+    pub qpn: u32,
+}
+
+/// What kind of memory window it is (IBTA vol. 1, 10.6.7.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum WindowType {
+    /// Bound by the bind verb, anew at any time; any queue pair of its protection domain reaches it.
+    One,
+    /// Bound by a work request to one queue pair, whatever its protection domain.
+    TwoA,
+    /// Bound by a work request to one queue pair of its own protection domain.
+    TwoB,
 }
 
 #[cfg(test)]

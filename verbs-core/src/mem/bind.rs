@@ -3,30 +3,19 @@
 //! A window's slot shows the bytes of its region, so that an access needs one look. It keeps no memory of
 //! its own: the region counts its windows and waits for whoever got in through one.
 
-use super::access::Access;
-use super::entry::View;
+use super::access::{Access, Who, WindowType};
+use super::entry::{ANY_PD, ONE_QP, REMOTE_ONLY, View};
 use super::fast::Stopped;
 use super::grace;
 use super::owner::{Owner, State, What};
 use super::region::Fault;
-use super::table::{ANY_PD, MrTable, ONE_QP, REMOTE_ONLY, Who};
+use super::table::MrTable;
 use super::touch::Touched;
 use crate::addr::RKey;
 use crate::error::Error;
 use crate::object::{Hold, ObjectKind, Target};
 use crate::sync::Arc;
 use crate::wr::Binding;
-
-/// What kind of memory window it is (IBTA vol. 1, 10.6.7.2).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum WindowType {
-    /// Bound by the bind verb, anew at any time; any queue pair of its protection domain reaches it.
-    One,
-    /// Bound by a work request to one queue pair, whatever its protection domain.
-    TwoA,
-    /// Bound by a work request to one queue pair of its own protection domain.
-    TwoB,
-}
 
 /// A window's own part of its slot.
 #[derive(Debug)]

@@ -2,13 +2,19 @@
 
 use std::ptr::{NonNull, null_mut};
 
-use super::access::Access;
+use super::access::{Access, Who};
 use super::pages::{Page, Span};
 use super::region::Fault;
-use super::table::{ANY_PD, ONE_QP, REMOTE_ONLY, Who};
 use super::touch::TouchWord;
 use super::window::Window;
 use crate::sync::UnsafeCell;
+
+/// Beside the rights in a slot: the key is no local one.
+pub(super) const REMOTE_ONLY: u32 = 1 << 31;
+/// Only one queue pair reaches it.
+pub(super) const ONE_QP: u32 = 1 << 30;
+/// That queue pair may be in any protection domain.
+pub(super) const ANY_PD: u32 = 1 << 29;
 
 /// What a slot shows of memory.
 #[derive(Clone, Copy, Debug)]

@@ -8,14 +8,14 @@
 
 use std::ptr::null_mut;
 
-use super::access::Access;
+use super::access::{Access, Who};
 use super::bind::unbind;
 use super::entry::View;
 use super::grace;
 use super::owner::{Owner, State, What};
 use super::pages::{Layout, PageList};
 use super::region::Fault;
-use super::table::{MrTable, Who};
+use super::table::MrTable;
 use super::touch::Touched;
 use crate::addr::LKey;
 use crate::error::{Attr, Error, Why};

@@ -59,14 +59,13 @@ mod tests;
 pub mod touch;
 pub mod window;
 
-pub use access::Access;
-pub use bind::WindowType;
+pub use access::{Access, Who, WindowType};
 pub use bounce::Bounce;
 pub use fast::{Invalidated, Stopped};
 pub use memory::Memory;
 pub use pages::{Extent, Layout, PageList, Span};
 pub use pin::{Pin, pin, pin_at_once};
 pub use region::{Fault, Region};
-pub use table::{MrTable, Who};
+pub use table::MrTable;
 pub use touch::{Seen, TouchWord, Touched};
 pub use window::Window;

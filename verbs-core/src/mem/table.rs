@@ -3,7 +3,7 @@
 use std::hint::cold_path;
 use std::ptr::{NonNull, null_mut};
 
-use super::access::Access;
+use super::access::{Access, Who};
 use super::bind::unbind;
 use super::entry::{Slot, View};
 use super::grace;
@@ -59,22 +59,6 @@ pub struct MrTable {
     windows: Box<[AtomicBool]>,
     free: Mutex<Free>,
     misses: AtomicU64,
-}
-
-/// Beside the rights in a slot: the key is no local one.
-pub(super) const REMOTE_ONLY: u32 = 1 << 31;
-/// Only one queue pair reaches it.
-pub(super) const ONE_QP: u32 = 1 << 30;
-/// That queue pair may be in any protection domain.
-pub(super) const ANY_PD: u32 = 1 << 29;
-
-/// Who wants to reach memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Who {
-    /// Protection domain of the queue pair, or of its shared receive queue.
-    pub pd: u32,
-    /// Number of the queue pair.
-    pub qpn: u32,
 }
 
 /// The unused indices and the source of surprise.

@@ -1,18 +1,18 @@
 //! Subscriptions, and reports to subscribers.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use verbs_core::mad::header::emit_header;
 use verbs_core::mad::sa::{
     CLASS_VERSION, DATA_LEN, InformInfo, InformInfoView, SaStatus, put_record,
 };
 use verbs_core::mad::sm::{Notice, TrapNumber};
-use verbs_core::mad::{Address, AttributeId, Class, MadHeader, Method};
+use verbs_core::mad::{Address, AttributeId, Class, MadBytes, MadHeader, Method};
 use verbs_core::{Gid, Lid, Qpn};
 
 use crate::config::Config;
 use crate::fabric::{Fabric, port_gid};
-use crate::sa::{Found, Outbox, Records};
+use crate::sa::records::{Found, Records};
 
 /// Reports that a subscriber leaves unanswered, in a row, until it is taken for gone.
 const MISSES_MAX: u32 = 3;
@@ -23,6 +23,9 @@ const ANY_PRODUCER: u32 = 0x00ff_ffff;
 
 /// Who, which event.
 type Key = (Lid, u16);
+
+/// Reports that are to go out.
+type Outbox = VecDeque<(u64, Address, Box<MadBytes>)>;
 
 #[derive(Debug)]
 struct Subscriber {
@@ -154,7 +157,7 @@ impl Events {
         }
     }
 
-    pub(crate) fn poll_report(&mut self) -> Option<(u64, Address, Box<verbs_core::mad::MadBytes>)> {
+    pub(crate) fn poll_report(&mut self) -> Option<(u64, Address, Box<MadBytes>)> {
         self.outbox.pop_front()
     }
 

@@ -2,13 +2,13 @@
 
 mod events;
 mod groups;
+mod membership;
 mod nodes;
 mod paths;
+mod records;
 mod services;
 #[cfg(test)]
 mod tests;
-
-use std::collections::VecDeque;
 
 use verbs_core::Lid;
 use verbs_core::mad::header::{emit_header, header_of};
@@ -23,6 +23,7 @@ use crate::tables::Tables;
 
 use events::Events;
 use groups::Groups;
+use records::Records;
 use services::Services;
 
 /// What the class can do here: optional records (links), multicast.
@@ -62,39 +63,6 @@ pub(crate) struct Scene<'a> {
     pub(crate) from: Lid,
     /// Whether the one who asks has shown the key of the subnet's managers.
     pub(crate) is_trusted: bool,
-}
-
-/// What was found, as records of equal length.
-pub(crate) type Found = Result<Records, SaStatus>;
-
-/// Records of one type, in bytes.
-#[derive(Debug, Default)]
-pub(crate) struct Records {
-    bytes: Vec<u8>,
-    count: usize,
-    /// From one to the next: of one, filled up to eight bytes.
-    step: usize,
-}
-
-impl Records {
-    /// Adds a record.
-    pub(crate) fn push<const N: usize>(&mut self, bytes: &[u8; N]) {
-        self.step = N.next_multiple_of(8);
-        self.bytes.extend_from_slice(bytes);
-        self.count += 1;
-        self.bytes.resize(self.count * self.step, 0);
-    }
-
-    /// One record.
-    pub(crate) fn one<const N: usize>(bytes: &[u8; N]) -> Self {
-        let mut records = Self::default();
-        records.push(bytes);
-        records
-    }
-
-    pub(crate) fn len(&self) -> usize {
-        self.count
-    }
 }
 
 impl Administrator {
@@ -254,14 +222,3 @@ fn class_port_info() -> Records {
     info.emit(&mut bytes);
     Records::one(&bytes)
 }
-
-/// Whether the parts of two records that a mask names are equal; each part is a bit of the mask, and the
-/// bytes where it stands.
-pub(crate) fn alike(mask: u64, parts: &[(u32, usize, usize)], like: &[u8], other: &[u8]) -> bool {
-    parts.iter().all(|&(bit, at, len)| {
-        mask >> bit & 1 == 0 || like.get(at..at + len) == other.get(at..at + len)
-    })
-}
-
-/// Reports that are to go out.
-type Outbox = VecDeque<(u64, Address, Box<MadBytes>)>;

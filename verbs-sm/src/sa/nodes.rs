@@ -5,7 +5,8 @@ use verbs_core::mad::sa::{
 };
 use verbs_core::mad::sm::NodeInfo;
 
-use crate::sa::{Administrator, Found, Records, Scene, alike};
+use crate::sa::records::{Found, Records, alike};
+use crate::sa::{Administrator, Scene};
 
 /// Fields of a node record: bit of the mask, first byte, bytes.
 const NODE: [(u32, usize, usize); 14] = [

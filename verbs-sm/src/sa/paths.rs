@@ -10,7 +10,8 @@ use verbs_core::{Gid, Lid, PKey};
 
 use crate::config::mtu_code;
 use crate::fabric::{End, Port, is_rate, port_gid, rate_below, rate_order, slower_of};
-use crate::sa::{Administrator, Found, Records, Scene};
+use crate::sa::records::{Found, Records};
+use crate::sa::{Administrator, Scene};
 
 /// Switches that a packet passes at most.
 const HOPS_MAX: usize = 64;

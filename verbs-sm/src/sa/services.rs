@@ -8,7 +8,7 @@ use verbs_core::mad::{Blob, Time};
 use verbs_core::{Gid, Lid, PKey};
 
 use crate::config::Config;
-use crate::sa::{Found, Records, alike};
+use crate::sa::records::{Found, Records, alike};
 
 /// Fields of a service record but for its own numbers: bit of the mask, first byte, bytes.
 const FIELDS: [(u32, usize, usize); 5] =

@@ -18,9 +18,9 @@ use self::load::Load;
 use self::report::Report;
 use super::error::SrpError;
 use super::session::{log_in, named};
-use crate::cli::WireArgs;
 use crate::connecting::ConnectArgs;
 use crate::ending::Ending;
+use crate::wire::WireArgs;
 
 pub(super) const ABOUT: &str = "\
 Measure reads and writes of a target's disk, or of one in memory of this process.

@@ -1,0 +1,39 @@
+//! Arguments of every command that puts a device on a network.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use clap::Args;
+
+/// How a command gets to a network.
+#[derive(Args, Clone, Debug, Default)]
+pub(crate) struct WireArgs {
+    /// An address of this host to have on the wire, its index is its GID index; may be repeated.
+    /// Default: when connecting, the one that the system would send from (or a free one of
+    /// 127.0.0.0/8 towards a program on this host that has it); when serving, the one that the
+    /// client connected to
+    #[arg(long, value_name = "ADDR")]
+    pub(crate) bind: Vec<IpAddr>,
+    /// Write all packets to a file for Wireshark, from their IP headers on (link type 101, raw IP: tools
+    /// that expect Ethernet headers find no packets in it)
+    #[arg(long, value_name = "FILE")]
+    pub(crate) pcap: Option<PathBuf>,
+    /// Lose so many of a thousand packets that come, 0 to 1000
+    #[arg(long, value_name = "PERMILLE", value_parser = clap::value_parser!(u16).range(0..=1000))]
+    pub(crate) loss: Option<u16>,
+    /// Which ones: the same number draws the same places
+    #[arg(long, value_name = "N", default_value_t = 0, requires = "loss")]
+    pub(crate) seed: u64,
+}
+
+impl WireArgs {
+    /// One of the options that were given, if any.
+    pub(crate) fn given(&self) -> Option<&'static str> {
+        match self {
+            Self { bind, .. } if !bind.is_empty() => Some("--bind"),
+            Self { pcap: Some(_), .. } => Some("--pcap"),
+            Self { loss: Some(_), .. } => Some("--loss"),
+            _ => None,
+        }
+    }
+}
