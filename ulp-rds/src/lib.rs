@@ -2,6 +2,8 @@
 //! sockets, whatever happens to the connections that carry them.
 //!
 //! - [`wire`]: header, extensions, congestion map, private data.
+//! - [`machine`]: one connection, sans-IO.
 #![forbid(unsafe_code)]
 
+pub mod machine;
 pub mod wire;
