@@ -195,6 +195,11 @@ impl Machine {
         self.map_due = is_new.then(|| Arc::from(&map.bytes()[..]));
     }
 
+    /// Gives the queue pair up: the caller takes it down and calls [`lost`](Self::lost).
+    pub fn fail(&mut self) {
+        self.step(State::Error);
+    }
+
     /// The queue pair is gone, or was never made.
     pub fn lost(&mut self, now: Time) {
         if self.state == State::Down {
