@@ -1,7 +1,7 @@
 //! A node: the addresses of a device that have RDS, their connections and listeners.
 //!
 //! Nothing here has a thread. One future for each connection and one for each listener run where completions and
-//! routines run ([`verbs_core::task`]). What all share is under one lock, taken for a moment and never while anybody is
+//! routines run ([`verbs_core::task`]). What all share is under one lock, taken for a moment and never while a task is
 //! woken.
 
 mod buffers;
@@ -57,7 +57,7 @@ pub struct ConnectionInfo {
     pub tos: u8,
     /// Where it stands.
     pub state: Stage,
-    /// Messages that are queued, and how many of them wait for an acknowledgement only.
+    /// Messages that are queued, those that wait for an acknowledgement among them.
     pub queued: usize,
     /// Messages that were transmitted and are not acknowledged.
     pub unacked: usize,
