@@ -184,3 +184,42 @@ fn what_cannot_be_sent_waits_and_can_be_cancelled() {
     });
     done.unwrap();
 }
+
+#[test]
+fn nodes_that_forget_everything_are_heard_and_reached() {
+    let sim = Sim::new(8);
+    let done = sim.run(async {
+        let devices = [1, 2].map(|host| device(&sim, addr(host)));
+        let mut nodes = Vec::new();
+        for (device, host) in devices.iter().zip(1..) {
+            nodes.push(Some(Node::open(device, config(addr(host))).await.unwrap()));
+        }
+        for round in 0..6 {
+            let sockets: Vec<RdsSocket> = nodes
+                .iter()
+                .zip(1..)
+                .map(|(node, host)| RdsSocket::bind(node.as_ref().unwrap(), at(host, 7)).unwrap())
+                .collect();
+            for number in 0..20_u8 {
+                for (from, to) in [(0, 1), (1, 0)] {
+                    let to = sockets[to].local_addr();
+                    sockets[from].send_to(&[round, number], to).await.unwrap();
+                }
+            }
+            for number in 0..20 {
+                for socket in &sockets {
+                    assert_eq!(socket.recv().await.payload, [round, number]);
+                }
+            }
+            drop(sockets);
+            // One of them starts again, and its peer has a connection to the life before.
+            let host = round % 2;
+            let slot = &mut nodes[usize::from(host)];
+            *slot = None;
+            sim.sleep(std::time::Duration::from_millis(1)).await;
+            let opened = Node::open(&devices[usize::from(host)], config(addr(host + 1))).await;
+            *slot = Some(opened.unwrap());
+        }
+    });
+    done.unwrap();
+}
