@@ -117,6 +117,21 @@ pub const TARGETS: &[Target] = &[
         once!(verbs_cm::wire::fuzz::ip_header),
     ),
     parser(
+        "rds-packet",
+        "ulp-rds/fuzz/corpus/packet",
+        once!(ulp_rds::wire::fuzz::packet),
+    ),
+    parser(
+        "rds-handshake",
+        "ulp-rds/fuzz/corpus/handshake",
+        once!(ulp_rds::wire::fuzz::handshake),
+    ),
+    parser(
+        "rds-congestion",
+        "ulp-rds/fuzz/corpus/congestion",
+        once!(ulp_rds::wire::fuzz::congestion),
+    ),
+    parser(
         "ipoib-message",
         "ulp-ipoib/fuzz/corpus/message",
         once!(ulp_ipoib::wire::fuzz::message),

@@ -31,6 +31,10 @@ const FUZZED: &[(&str, &[&str])] = &[
         "ulp-ipoib/src/wire/",
         &["ipoib-message", "ipoib-arp", "ipoib-nd", "ipoib-membership"],
     ),
+    (
+        "ulp-rds/src/wire/",
+        &["rds-packet", "rds-handshake", "rds-congestion"],
+    ),
     ("ulp-srp/src/initiator/address.rs", &["srp-names"]),
     ("ulp-srp/src/initiator/channel/", &["srp-initiator"]),
     (
@@ -197,6 +201,7 @@ pub(crate) fn folders(root: &Path, texts: &[Text]) -> Vec<Violation> {
         "verbs-core",
         "verbs-sm",
         "ulp-ipoib",
+        "ulp-rds",
         "ulp-srp",
         ".",
     ];

@@ -1,0 +1,132 @@
+//! Goal: whatever happens to connections, datagrams arrive exactly once and in order for each pair of sockets.
+//! Method: a mesh of nodes on a simulated network that loses packets; connections are killed while all send to all;
+//! a [`Checker`] of its own.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::time::Duration;
+
+use futures::future::join_all;
+use hca_sim::sim::{Draw, LinkConfig, Ppm, Sim};
+use ulp_rds::{Node, RdsSocket};
+
+use crate::checker::Checker;
+use crate::lab::{addr, at, config, device};
+
+struct Mesh {
+    nodes: Vec<Node>,
+    sockets: Vec<Rc<RdsSocket>>,
+}
+
+impl Mesh {
+    async fn make(sim: &Sim, hosts: u8) -> Self {
+        let (mut nodes, mut sockets) = (Vec::new(), Vec::new());
+        for host in 1..=hosts {
+            let node = Node::open(&device(sim, addr(host)), config(addr(host)))
+                .await
+                .unwrap();
+            sockets.push(Rc::new(RdsSocket::bind(&node, at(host, 4000)).unwrap()));
+            nodes.push(node);
+        }
+        Self { nodes, sockets }
+    }
+}
+
+/// One socket sends to all others in turn.
+async fn send(mesh: &Mesh, from: usize, each: usize, mut draw: Draw, checker: &RefCell<Checker>) {
+    let socket = &mesh.sockets[from];
+    for _ in 0..each {
+        let others = mesh.sockets.iter().enumerate();
+        for (_, other) in others.filter(|(index, _)| *index != from) {
+            let to = other.local_addr();
+            let len = draw.within(8..=9000) as usize;
+            let payload = checker.borrow_mut().send((socket.local_addr(), to), len);
+            socket.send_to(&payload, to).await.unwrap();
+        }
+    }
+}
+
+/// Takes what comes for a socket, for ever; sometimes it pauses, so that its port is congested.
+async fn receive(sim: Rc<Sim>, socket: Rc<RdsSocket>, checker: Rc<RefCell<Checker>>) {
+    let mut draw = sim.draw();
+    loop {
+        let datagram = socket.recv().await;
+        let flow = (datagram.from, socket.local_addr());
+        checker.borrow_mut().receive(flow, &datagram.payload);
+        if draw.chance(Ppm::percent(2)) {
+            sim.sleep(Duration::from_millis(5)).await;
+        }
+    }
+}
+
+/// Drops connections, one after the other, until all has come. Yields how many.
+async fn kill(sim: &Sim, mesh: &Mesh, checker: &RefCell<Checker>, total: u64) -> u32 {
+    let mut draw = sim.draw();
+    let mut killed = 0;
+    while checker.borrow().received() < total {
+        let pause = Duration::from_micros(100)..=Duration::from_micros(1500);
+        sim.sleep(draw.duration(pause)).await;
+        let node = draw.pick(&mesh.nodes);
+        let up = node.connections();
+        if !up.is_empty() {
+            let connection = *draw.pick(&up);
+            killed += u32::from(node.drop_connection(connection.local, connection.remote));
+        }
+    }
+    killed
+}
+
+fn run(seed: u64, hosts: u8, each: usize, loss: u32) {
+    println!("seed {seed}");
+    let sim = Rc::new(Sim::new(seed));
+    let checker = Rc::new(RefCell::new(Checker::default()));
+    sim.network().set_all(LinkConfig {
+        loss: Ppm(loss),
+        // Long enough that a connection is killed with packets on their way.
+        latency: Duration::from_micros(100),
+        rate: 100_000_000,
+        ..LinkConfig::default()
+    });
+    let total = u64::from(hosts) * u64::from(hosts - 1) * each as u64;
+    let killed = sim.run(async {
+        let mesh = Mesh::make(&sim, hosts).await;
+        for socket in &mesh.sockets {
+            sim.spawn(receive(
+                Rc::clone(&sim),
+                Rc::clone(socket),
+                Rc::clone(&checker),
+            ));
+        }
+        let sending =
+            (0..mesh.sockets.len()).map(|from| send(&mesh, from, each, sim.draw(), &checker));
+        let (_, killed) = futures::join!(join_all(sending), kill(&sim, &mesh, &checker, total));
+        killed
+    });
+    let killed = killed.unwrap();
+    let checker = checker.take();
+    assert!(checker.is_complete(), "seed {seed}: {checker:?}");
+    assert_eq!(checker.received(), total);
+    assert_eq!(checker.finish(), [], "seed {seed}");
+    assert!(
+        killed >= u32::from(hosts),
+        "seed {seed}: {killed} connections were killed"
+    );
+    println!("{killed} connections were killed");
+}
+
+#[test]
+fn connections_are_killed_while_all_send_to_all() {
+    for seed in 1..=3 {
+        run(seed, 4, 30, 0);
+    }
+}
+
+#[test]
+fn packets_are_lost_as_well() {
+    run(4, 3, 30, 10_000);
+}
+
+#[test]
+fn ten_nodes_with_forty_five_connections() {
+    run(5, 10, 5, 0);
+}

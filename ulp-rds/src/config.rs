@@ -1,0 +1,66 @@
+//! Settings and limits.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+/// What a node is opened with.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Config {
+    /// Addresses of the device that sockets may be bound to.
+    pub addresses: Vec<IpAddr>,
+    /// Port of the connection manager for IPv4. 18634, as Linux has it.
+    pub port_v4: u16,
+    /// The same for IPv6. 16385.
+    pub port_v6: u16,
+    /// Receive buffers of a connection, 4160 bytes each. 64: a message of 256 KiB without a pause.
+    pub receives: u32,
+    /// Packets of a connection that may be on the send queue, 4160 bytes each. 32.
+    pub sends: u32,
+    /// Bytes of a socket that may wait for acknowledgement; also the longest message that it can send. 1 MiB.
+    pub send_buffer: usize,
+    /// Bytes in a socket's receive queue from which on its port is congested. 1 MiB.
+    pub receive_buffer: usize,
+    /// Bytes in a socket's receive queue beyond which datagrams are discarded. Only peers that ignore congestion, or
+    /// very many at once, can reach it. 64 MiB.
+    pub receive_max: usize,
+    /// Sockets of the node. 1024.
+    pub sockets_max: usize,
+    /// Connections of the node. 1024.
+    pub connections_max: usize,
+    /// How long a peer has to answer a request for a connection. 2 s.
+    pub connect_timeout: Duration,
+}
+
+impl Config {
+    /// Defaults, with these addresses.
+    pub fn new(addresses: impl IntoIterator<Item = IpAddr>) -> Self {
+        Self {
+            addresses: addresses.into_iter().collect(),
+            port_v4: 18634,
+            port_v6: 16385,
+            receives: 64,
+            sends: 32,
+            send_buffer: 1 << 20,
+            receive_buffer: 1 << 20,
+            receive_max: 64 << 20,
+            sockets_max: 1024,
+            connections_max: 1024,
+            connect_timeout: Duration::from_secs(2),
+        }
+    }
+
+    /// The port of the connection manager for a family of addresses.
+    pub(crate) fn port(&self, addr: IpAddr) -> u16 {
+        match addr {
+            IpAddr::V4(_) => self.port_v4,
+            IpAddr::V6(_) => self.port_v6,
+        }
+    }
+}
+
+/// Messages of a socket that may wait for acknowledgement, however short they are.
+pub const SEND_MESSAGES_MAX: usize = 4096;
+
+/// Bytes that every datagram in a receive queue counts beside its payload, so that empty ones cannot fill the memory.
+pub const DATAGRAM_CHARGE: usize = 64;

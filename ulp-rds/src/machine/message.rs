@@ -1,0 +1,71 @@
+//! Messages on both sides of a connection.
+
+use std::ops::Range;
+
+use verbs_core::sync::Arc;
+
+use crate::wire::{Extensions, Header};
+
+/// A message that a socket sends.
+#[derive(Clone, Debug)]
+pub struct Outgoing {
+    /// The sending socket.
+    pub source: u16,
+    /// The receiving socket.
+    pub destination: u16,
+    /// What is sent; shared, since it is kept until the peer has acknowledged it.
+    pub payload: Arc<[u8]>,
+    /// Whether the peer is asked to acknowledge it without delay.
+    pub ack_required: bool,
+    /// Extension headers.
+    pub extensions: Extensions,
+}
+
+/// A message that has come.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Incoming {
+    /// The sending socket.
+    pub source: u16,
+    /// The receiving socket.
+    pub destination: u16,
+    /// What was sent.
+    pub payload: Vec<u8>,
+    /// Extension headers.
+    pub extensions: Extensions,
+}
+
+/// A packet that is to be posted: a header, and a piece of a message behind it.
+#[derive(Clone, Debug)]
+pub struct Packet {
+    /// The header.
+    pub header: [u8; Header::LEN],
+    /// The message that the payload is part of.
+    pub message: Arc<[u8]>,
+    /// The part of it.
+    pub range: Range<usize>,
+    /// Whether it is a pure acknowledgement, of which one is in flight at a time.
+    pub control: bool,
+}
+
+impl Packet {
+    /// The payload.
+    pub fn payload(&self) -> &[u8] {
+        self.message.get(self.range.clone()).unwrap_or_default()
+    }
+}
+
+/// What a connection says to its sockets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// A message has come.
+    Datagram(Incoming),
+    /// The peer has a message: its bytes no longer count against the sender's buffer.
+    Acked {
+        /// The sending socket.
+        source: u16,
+        /// Bytes of the message.
+        len: usize,
+    },
+    /// The peer has sent a new congestion map. Ports whose bit `port % 64` is set here became free.
+    Congestion(u64),
+}

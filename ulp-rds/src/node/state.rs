@@ -1,0 +1,328 @@
+//! What a node knows: sockets, connections, congestion. All of it is under one lock.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::net::{IpAddr, SocketAddr};
+use std::task::Waker;
+
+use verbs_cm::ConnectRequest;
+use verbs_core::mad::Time;
+use verbs_core::sync::{Arc, AtomicWaker};
+
+use crate::config::{Config, DATAGRAM_CHARGE, SEND_MESSAGES_MAX};
+use crate::error::SendError;
+use crate::machine::{Event, Machine, Outgoing, State as Stage, Terms};
+use crate::socket::{Counters, Datagram};
+use crate::wire::{
+    CongestionMap, Cookie, Extension, Extensions, Handshake, MESSAGE_LEN_MAX, PING_PORT,
+};
+
+/// Which connection: the address here, the peer's, the type of service.
+pub(crate) type Key = (IpAddr, IpAddr, u8);
+
+/// A connection, and what its driver is told.
+pub(crate) struct Link {
+    pub(crate) machine: Machine,
+    /// Wakes the driver.
+    pub(crate) waker: Arc<AtomicWaker>,
+    /// A request of the peer that was accepted: with what it says, and what is answered.
+    pub(crate) request: Option<(ConnectRequest, Handshake, Handshake)>,
+}
+
+/// A socket.
+#[derive(Default)]
+pub(crate) struct Socket {
+    pub(crate) queue: VecDeque<Datagram>,
+    /// Bytes in the queue, with the charge for each datagram.
+    queued: usize,
+    /// Bytes and messages that wait for acknowledgement.
+    unacked: (usize, usize),
+    pub(crate) readers: Vec<Waker>,
+    pub(crate) writers: Vec<Waker>,
+    /// Groups of ports that are monitored, and those that became free.
+    pub(crate) monitored: u64,
+    pub(crate) freed: u64,
+    pub(crate) counters: Counters,
+}
+
+pub(crate) struct State {
+    pub(crate) config: Config,
+    pub(crate) generation: u32,
+    pub(crate) closed: bool,
+    pub(crate) sockets: BTreeMap<SocketAddr, Socket>,
+    pub(crate) links: BTreeMap<Key, Link>,
+    /// For each address of the node, its congested ports.
+    pub(crate) maps: BTreeMap<IpAddr, CongestionMap>,
+    /// Connections whose drivers are to be started when the lock is free.
+    pub(crate) newborn: Vec<Key>,
+    /// Who is to be woken when the lock is free.
+    pub(crate) wakes: Vec<Waker>,
+}
+
+impl State {
+    pub(crate) fn new(config: Config, generation: u32) -> Self {
+        let addresses = config.addresses.iter();
+        Self {
+            maps: addresses
+                .map(|addr| (*addr, CongestionMap::default()))
+                .collect(),
+            config,
+            generation,
+            closed: false,
+            sockets: BTreeMap::new(),
+            links: BTreeMap::new(),
+            newborn: Vec::new(),
+            wakes: Vec::new(),
+        }
+    }
+
+    /// The connection, made if there is none. `None` at the limit.
+    pub(crate) fn link(&mut self, key: Key) -> Option<&mut Link> {
+        if !self.links.contains_key(&key) {
+            if self.links.len() >= self.config.connections_max {
+                return None;
+            }
+            let terms = Terms {
+                local: key.0,
+                remote: key.1,
+                tos: key.2,
+                receives: self.config.receives,
+                generation: self.generation,
+                seed: u64::from(self.generation) << 32 | self.links.len() as u64,
+            };
+            let link = Link {
+                machine: Machine::new(terms),
+                waker: Arc::new(AtomicWaker::new()),
+                request: None,
+            };
+            self.links.insert(key, link);
+            self.newborn.push(key);
+        }
+        self.links.get_mut(&key)
+    }
+
+    /// Sends a datagram, or says why not.
+    pub(crate) fn send(
+        &mut self,
+        from: SocketAddr,
+        to: SocketAddr,
+        payload: &[u8],
+        extensions: Extensions,
+    ) -> Result<(), SendError> {
+        let is_destination =
+            !to.ip().is_unspecified() && !to.ip().is_multicast() && to.is_ipv4() == from.is_ipv4();
+        if !is_destination {
+            return Err(SendError::Destination(to));
+        }
+        let (len, buffer) = (payload.len(), self.config.send_buffer);
+        let max = buffer.min(MESSAGE_LEN_MAX);
+        if len > max {
+            return Err(SendError::TooLong { len, max });
+        }
+        let socket = self.sockets.get(&from).ok_or(SendError::Closed)?;
+        let (bytes, messages) = socket.unacked;
+        if bytes + len > buffer || messages >= SEND_MESSAGES_MAX {
+            return Err(SendError::WouldBlock);
+        }
+        let ack_required = bytes + len > buffer / 2 || messages > SEND_MESSAGES_MAX / 2;
+        if let Some(map) = self.maps.get(&to.ip()) {
+            if map.is_congested(to.port()) {
+                return Err(SendError::Congested(to));
+            }
+            self.loop_back(from, to, payload, extensions);
+        } else {
+            let connections = self.config.connections_max;
+            let link = self.link((from.ip(), to.ip(), 0));
+            let link = link.ok_or(SendError::Connections(connections))?;
+            if link.machine.is_congested(to.port()) {
+                return Err(SendError::Congested(to));
+            }
+            link.machine.send(Outgoing {
+                source: from.port(),
+                destination: to.port(),
+                payload: Arc::from(payload),
+                ack_required,
+                extensions,
+            });
+            let waker = link.waker.take();
+            self.wakes.extend(waker);
+            if let Some(socket) = self.sockets.get_mut(&from) {
+                socket.unacked = (bytes + len, messages + 1);
+            }
+        }
+        if let Some(socket) = self.sockets.get_mut(&from) {
+            socket.counters.sent += 1;
+            socket.counters.bytes_sent += len as u64;
+        }
+        Ok(())
+    }
+
+    /// From one socket of the node to another one, without a connection.
+    fn loop_back(
+        &mut self,
+        from: SocketAddr,
+        to: SocketAddr,
+        payload: &[u8],
+        extensions: Extensions,
+    ) {
+        match to.port() {
+            PING_PORT => self.deliver(from, to, Vec::new(), Extensions::default()),
+            _ => self.deliver(to, from, payload.to_vec(), extensions),
+        }
+    }
+
+    /// A datagram has come for `to`. Where there is no socket it is discarded.
+    fn deliver(
+        &mut self,
+        to: SocketAddr,
+        from: SocketAddr,
+        payload: Vec<u8>,
+        extensions: Extensions,
+    ) {
+        let Some(socket) = self.sockets.get_mut(&to) else {
+            return;
+        };
+        let charge = payload.len() + DATAGRAM_CHARGE;
+        if socket.queued + charge > self.config.receive_max {
+            socket.counters.discarded += 1;
+            return;
+        }
+        let cookie = extensions.iter().find_map(|extension| match extension {
+            Extension::Destination(cookie) => Some(cookie),
+            _ => None,
+        });
+        socket.counters.received += 1;
+        socket.counters.bytes_received += payload.len() as u64;
+        socket.queued += charge;
+        socket.queue.push_back(Datagram {
+            from,
+            payload,
+            cookie: cookie.map(Cookie::value),
+        });
+        self.wakes.append(&mut socket.readers);
+        if socket.queued > self.config.receive_buffer {
+            self.congest(to, true);
+        }
+    }
+
+    /// The next datagram of a socket.
+    pub(crate) fn take(&mut self, at: SocketAddr) -> Option<Datagram> {
+        let socket = self.sockets.get_mut(&at)?;
+        let datagram = socket.queue.pop_front()?;
+        socket.queued -= datagram.payload.len() + DATAGRAM_CHARGE;
+        if socket.queued <= self.config.receive_buffer / 2 {
+            self.congest(at, false);
+        }
+        Some(datagram)
+    }
+
+    /// Says whether a port is congested; peers are told of changes.
+    fn congest(&mut self, at: SocketAddr, congested: bool) {
+        let Some(map) = self.maps.get_mut(&at.ip()) else {
+            return;
+        };
+        if !map.set(at.port(), congested) {
+            return;
+        }
+        for (key, link) in &mut self.links {
+            if key.0 == at.ip() {
+                link.machine.congestion_changed(map);
+                self.wakes.extend(link.waker.take());
+            }
+        }
+        if !congested {
+            self.freed(1 << (at.port() % 64), None);
+        }
+    }
+
+    /// Ports became free, at a peer of the address `at` or in this node.
+    fn freed(&mut self, groups: u64, at: Option<IpAddr>) {
+        for (local, socket) in &mut self.sockets {
+            if at.is_some_and(|at| at != local.ip()) {
+                continue;
+            }
+            self.wakes.append(&mut socket.writers);
+            let news = groups & socket.monitored;
+            if news != 0 {
+                socket.freed |= news;
+                self.wakes.append(&mut socket.readers);
+            }
+        }
+    }
+
+    /// Hands on what a connection says.
+    pub(crate) fn dispatch(&mut self, key: Key) {
+        let (local, remote, _) = key;
+        while let Some(link) = self.links.get_mut(&key)
+            && let Some(event) = link.machine.poll_event()
+        {
+            match event {
+                Event::Datagram(incoming) => {
+                    let to = SocketAddr::new(local, incoming.destination);
+                    let from = SocketAddr::new(remote, incoming.source);
+                    self.deliver(to, from, incoming.payload, incoming.extensions);
+                }
+                Event::Acked { source, len } => self.settle(SocketAddr::new(local, source), 1, len),
+                Event::Congestion(groups) => self.freed(groups, Some(local)),
+            }
+        }
+    }
+
+    /// Messages of a socket no longer wait for acknowledgement.
+    fn settle(&mut self, at: SocketAddr, messages: usize, bytes: usize) {
+        if let Some(socket) = self.sockets.get_mut(&at) {
+            let (unacked, count) = socket.unacked;
+            socket.unacked = (
+                unacked.saturating_sub(bytes),
+                count.saturating_sub(messages),
+            );
+            self.wakes.append(&mut socket.writers);
+        }
+    }
+
+    /// Takes back what was not acknowledged, to one destination or to all.
+    pub(crate) fn cancel(&mut self, from: SocketAddr, to: Option<SocketAddr>) -> usize {
+        let mut total = (0, 0);
+        for (key, link) in &mut self.links {
+            let is_meant = key.0 == from.ip() && to.is_none_or(|to| to.ip() == key.1);
+            if is_meant {
+                let port = to.map(|to| to.port());
+                let (count, bytes) = link.machine.cancel(from.port(), port);
+                total = (total.0 + count, total.1 + bytes);
+            }
+        }
+        self.settle(from, total.0, total.1);
+        total.0
+    }
+
+    /// A socket is closed: what it has not sent is cancelled, what it has not read is gone.
+    pub(crate) fn close(&mut self, at: SocketAddr) -> Option<Socket> {
+        self.cancel(at, None);
+        self.congest(at, false);
+        let mut socket = self.sockets.remove(&at)?;
+        self.wakes.append(&mut socket.readers);
+        self.wakes.append(&mut socket.writers);
+        Some(socket)
+    }
+
+    /// The driver of a connection lost its queue pair, or did not get one.
+    pub(crate) fn lost(&mut self, key: Key, now: Time) {
+        if let Some(link) = self.links.get_mut(&key) {
+            link.machine.lost(now);
+            self.wakes.extend(link.waker.take());
+        }
+        self.dispatch(key);
+    }
+
+    /// Bytes and messages of a socket that wait for acknowledgement.
+    pub(crate) fn unacked(&self, at: SocketAddr) -> (usize, usize) {
+        self.sockets
+            .get(&at)
+            .map_or((0, 0), |socket| socket.unacked)
+    }
+
+    /// Whether the connection is up.
+    pub(crate) fn is_up(&self, key: Key) -> bool {
+        let link = self.links.get(&key);
+        link.is_some_and(|link| link.machine.state() == Stage::Up)
+    }
+}

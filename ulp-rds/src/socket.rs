@@ -1,0 +1,280 @@
+//! Sockets.
+
+use std::fmt;
+use std::future::poll_fn;
+use std::net::SocketAddr;
+use std::task::{Context, Poll};
+
+use verbs_core::sync::Arc;
+use verbs_core::task::OwnWaker;
+
+use crate::error::{Error, SendError};
+use crate::node::state::{Socket, State};
+use crate::node::{Handle, Node};
+use crate::wire::Extensions;
+
+/// The first port that is given to sockets that ask for any.
+const ANY_PORT_FIRST: u16 = 1024;
+
+/// A socket: it sends datagrams to any address, and receives those that are sent to its own.
+///
+/// What it sends arrives exactly once, and in order for each destination. Dropping it closes it: what was not
+/// acknowledged is cancelled, and may or may not have arrived.
+pub struct RdsSocket {
+    node: Arc<Handle>,
+    addr: SocketAddr,
+}
+
+/// A datagram that has come.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Datagram {
+    /// The socket that sent it.
+    pub from: SocketAddr,
+    /// What it sent.
+    pub payload: Vec<u8>,
+    /// Memory that the sender lets this program read or write, as the 64 bits of a
+    /// [`Cookie`](crate::wire::Cookie).
+    pub cookie: Option<u64>,
+}
+
+/// What [`RdsSocket::recv_from`] has written to the caller's buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Received {
+    /// Bytes that were written.
+    pub len: usize,
+    /// The socket that sent it.
+    pub from: SocketAddr,
+    /// Whether the datagram was longer than the buffer; the rest of it is gone.
+    pub truncated: bool,
+}
+
+/// What a socket has counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct Counters {
+    /// Datagrams that were sent.
+    pub sent: u64,
+    /// Their bytes.
+    pub bytes_sent: u64,
+    /// Datagrams that came.
+    pub received: u64,
+    /// Their bytes.
+    pub bytes_received: u64,
+    /// Datagrams that were discarded, because a peer sent to a congested port ([`Config::receive_max`]).
+    ///
+    /// [`Config::receive_max`]: crate::Config::receive_max
+    pub discarded: u64,
+}
+
+impl RdsSocket {
+    /// Binds an address of the node; port 0 stands for any that is free.
+    ///
+    /// # Errors
+    /// [`Error::AddressNotAvailable`], [`Error::AddressInUse`], [`Error::Sockets`].
+    pub fn bind(node: &Node, addr: SocketAddr) -> Result<Self, Error> {
+        let handle = Arc::clone(node.handle());
+        let addr = handle.core.with(|state, _| {
+            if !state.maps.contains_key(&addr.ip()) {
+                return Err(Error::AddressNotAvailable(addr.ip()));
+            }
+            let count = state.sockets.len();
+            if count >= state.config.sockets_max {
+                return Err(Error::Sockets(count));
+            }
+            let port = match addr.port() {
+                0 => (ANY_PORT_FIRST..=u16::MAX)
+                    .find(|port| {
+                        !state
+                            .sockets
+                            .contains_key(&SocketAddr::new(addr.ip(), *port))
+                    })
+                    .ok_or(Error::Sockets(count))?,
+                port => port,
+            };
+            let addr = SocketAddr::new(addr.ip(), port);
+            if state.sockets.contains_key(&addr) {
+                return Err(Error::AddressInUse(addr));
+            }
+            state.sockets.insert(addr, Socket::default());
+            Ok(addr)
+        })?;
+        Ok(Self { node: handle, addr })
+    }
+
+    /// Where it is bound.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// Sends a datagram now, or says why not. To port 0 it is a ping: an empty datagram from port 0 answers.
+    ///
+    /// # Errors
+    /// [`SendError`].
+    pub fn try_send_to(&self, payload: &[u8], to: SocketAddr) -> Result<(), SendError> {
+        let extensions = Extensions::default();
+        self.node
+            .core
+            .with_links(|state| state.send(self.addr, to, payload, extensions))
+    }
+
+    /// As [`try_send_to`](Self::try_send_to); pending while the send buffer is full or the destination is congested.
+    ///
+    /// # Errors
+    /// [`SendError`], but for [`SendError::WouldBlock`] and [`SendError::Congested`].
+    pub fn poll_send_to(
+        &self,
+        cx: &mut Context<'_>,
+        payload: &[u8],
+        to: SocketAddr,
+    ) -> Poll<Result<(), SendError>> {
+        let mut waker = OwnWaker::of(cx.waker());
+        self.node.core.with_links(|state| {
+            let sent = state.send(self.addr, to, payload, Extensions::default());
+            match sent {
+                Err(SendError::WouldBlock | SendError::Congested(_)) => {
+                    if let Some(socket) = state.sockets.get_mut(&self.addr) {
+                        waker.join(&mut socket.writers);
+                    }
+                    Poll::Pending
+                }
+                sent => Poll::Ready(sent),
+            }
+        })
+    }
+
+    /// Sends a datagram. Ends when it is queued, not when it has arrived.
+    ///
+    /// # Errors
+    /// As [`poll_send_to`](Self::poll_send_to).
+    ///
+    /// # Cancel safety
+    /// A future that is dropped before it ends has sent nothing.
+    pub async fn send_to(&self, payload: &[u8], to: SocketAddr) -> Result<(), SendError> {
+        poll_fn(|cx| self.poll_send_to(cx, payload, to)).await
+    }
+
+    /// The next datagram, if there is one.
+    pub fn poll_recv(&self, cx: &mut Context<'_>) -> Poll<Datagram> {
+        self.wait(cx, |state| state.take(self.addr))
+    }
+
+    /// The next datagram, without a copy.
+    ///
+    /// # Cancel safety
+    /// A future that is dropped takes no datagram with it.
+    pub async fn recv(&self) -> Datagram {
+        poll_fn(|cx| self.poll_recv(cx)).await
+    }
+
+    /// The next datagram, if there is one now.
+    pub fn try_recv(&self) -> Option<Datagram> {
+        self.node.core.with(|state, _| state.take(self.addr))
+    }
+
+    /// The next datagram, copied into a buffer. A longer one is cut off.
+    ///
+    /// # Cancel safety
+    /// A future that is dropped takes no datagram with it.
+    pub async fn recv_from(&self, buffer: &mut [u8]) -> Received {
+        let datagram = self.recv().await;
+        copy(&datagram, buffer)
+    }
+
+    /// As [`recv_from`](Self::recv_from), and the datagram stays the next one.
+    ///
+    /// # Cancel safety
+    /// Dropping the future has no effect.
+    pub async fn peek_from(&self, buffer: &mut [u8]) -> Received {
+        let look = |state: &mut State| {
+            let socket = state.sockets.get(&self.addr)?;
+            socket.queue.front().map(|datagram| copy(datagram, buffer))
+        };
+        let mut look = look;
+        poll_fn(|cx| self.wait(cx, &mut look)).await
+    }
+
+    /// Takes back what was not acknowledged, to one destination or to all; returns how many datagrams. They may have
+    /// arrived nevertheless.
+    pub fn cancel_sent_to(&self, to: Option<SocketAddr>) -> usize {
+        self.node.core.with(|state, _| state.cancel(self.addr, to))
+    }
+
+    /// Ports to be told of when they become free at a peer: bit `port % 64`; see [`freed`](Self::freed).
+    pub fn monitor(&self, groups: u64) {
+        self.node.core.with(|state, _| {
+            if let Some(socket) = state.sockets.get_mut(&self.addr) {
+                socket.monitored = groups;
+                socket.freed &= groups;
+            }
+        });
+    }
+
+    /// Monitored groups of ports in which one became free since this was asked last.
+    ///
+    /// # Cancel safety
+    /// A future that is dropped takes nothing with it.
+    pub async fn freed(&self) -> u64 {
+        let take = |state: &mut State| {
+            let socket = state.sockets.get_mut(&self.addr)?;
+            let freed = std::mem::take(&mut socket.freed);
+            (freed != 0).then_some(freed)
+        };
+        poll_fn(|cx| self.wait(cx, take)).await
+    }
+
+    /// Datagrams that wait for acknowledgement, and their bytes.
+    pub fn unacked(&self) -> (usize, usize) {
+        let (bytes, messages) = self.node.core.with(|state, _| state.unacked(self.addr));
+        (messages, bytes)
+    }
+
+    /// What was counted.
+    pub fn counters(&self) -> Counters {
+        self.node.core.with(|state, _| {
+            let socket = state.sockets.get(&self.addr);
+            socket.map_or(Counters::default(), |socket| socket.counters)
+        })
+    }
+
+    /// Yields what `take` finds; else the caller is woken when something comes.
+    fn wait<T>(
+        &self,
+        cx: &mut Context<'_>,
+        mut take: impl FnMut(&mut State) -> Option<T>,
+    ) -> Poll<T> {
+        let mut waker = OwnWaker::of(cx.waker());
+        self.node.core.with(|state, _| {
+            if let Some(found) = take(state) {
+                return Poll::Ready(found);
+            }
+            if let Some(socket) = state.sockets.get_mut(&self.addr) {
+                waker.join(&mut socket.readers);
+            }
+            Poll::Pending
+        })
+    }
+}
+
+impl Drop for RdsSocket {
+    fn drop(&mut self) {
+        let socket = self.node.core.with(|state, _| state.close(self.addr));
+        drop(socket);
+    }
+}
+
+impl fmt::Debug for RdsSocket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("RdsSocket").field(&self.addr).finish()
+    }
+}
+
+fn copy(datagram: &Datagram, buffer: &mut [u8]) -> Received {
+    let len = datagram.payload.len().min(buffer.len());
+    buffer[..len].copy_from_slice(&datagram.payload[..len]);
+    Received {
+        len,
+        from: datagram.from,
+        truncated: len < datagram.payload.len(),
+    }
+}
