@@ -92,6 +92,21 @@ pub const TARGETS: &[Target] = &[
         once!(verbs_wire::fuzz::header),
     ),
     parser(
+        "mpa-startup",
+        "verbs-wire/fuzz/corpus/mpa-startup",
+        once!(verbs_wire::iwarp::fuzz::mpa_startup),
+    ),
+    parser(
+        "fpdu",
+        "verbs-wire/fuzz/corpus/fpdu",
+        once!(verbs_wire::iwarp::fuzz::fpdu),
+    ),
+    parser(
+        "port-mapper",
+        "verbs-wire/fuzz/corpus/port-mapper",
+        once!(verbs_wire::iwarp::fuzz::port_mapper),
+    ),
+    parser(
         "mad-records",
         "verbs-core/fuzz/corpus/records",
         once!(verbs_core::mad::fuzz::records),

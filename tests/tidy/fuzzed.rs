@@ -22,6 +22,10 @@ const FUZZED: &[(&str, &[&str])] = &[
     ("verbs-wire/src/pcap.rs", &["capture"]),
     ("hca-sim/src/transport/", &["hca"]),
     (
+        "verbs-wire/src/iwarp/",
+        &["mpa-startup", "fpdu", "port-mapper"],
+    ),
+    (
         "verbs-wire/src/",
         &["packet", "datagram", "frame", "header"],
     ),

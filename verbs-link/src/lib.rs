@@ -33,6 +33,7 @@ mod managed;
 mod packet;
 #[doc(hidden)]
 pub mod rng;
+pub mod stream;
 #[doc(hidden)]
 #[expect(
     unsafe_code,

@@ -1,10 +1,10 @@
-//! Wire formats of InfiniBand and of RoCEv2, its transport's encapsulation in UDP.
+//! Wire formats of InfiniBand, of RoCEv2, its transport's encapsulation in UDP, and of iWARP.
 //!
 //! This crate reads and writes bytes, and does nothing else: no time, no sockets, no state of a connection.
 //! `hca-sim` and its links send and receive packets with it; a sniffer or a test can use it alone. Management
 //! datagrams are in `verbs_core::mad`, the connection manager's messages in `verbs-cm`. [`ib`] has the
-//! transport's headers, [`route`] InfiniBand's routing headers, [`roce`] what RoCEv2 has in their place, and
-//! [`pcap`] writes captures that Wireshark reads.
+//! transport's headers, [`route`] InfiniBand's routing headers, [`roce`] what RoCEv2 has in their place,
+//! [`iwarp`] the frames of RDMA over TCP, and [`pcap`] writes captures that Wireshark reads.
 //!
 //! Two levels. A *view* (`BthView`, `RethView`, ...) lies over bytes: its constructor checks the
 //! length, its getters cannot fail afterwards, and it prints whatever it finds. A *repr* (`Bth`,
@@ -53,6 +53,7 @@ pub mod error;
 #[doc(hidden)]
 pub mod fuzz;
 pub mod ib;
+pub mod iwarp;
 pub mod pcap;
 pub mod roce;
 pub mod route;

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use verbs_core::testing::Corpus;
 use verbs_wire::fuzz::{self, Outcome};
+use verbs_wire::iwarp::fuzz as iwarp;
 
 fn replay(target: &str, run: fn(&[u8]) -> Outcome) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus");
@@ -34,4 +35,30 @@ fn headers() {
 #[test]
 fn frames() {
     replay("frame", fuzz::frame);
+}
+
+/// The same over the formats of iWARP, whose errors are others.
+fn replay_iwarp(target: &str, run: fn(&[u8]) -> iwarp::Outcome) {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus");
+    let corpus = Corpus {
+        folder: &folder.join(target),
+        files_min: 24,
+        one_in: 3,
+    };
+    corpus.replay(|bytes| run(bytes).is_accepted());
+}
+
+#[test]
+fn mpa_startup_frames() {
+    replay_iwarp("mpa-startup", iwarp::mpa_startup);
+}
+
+#[test]
+fn fpdus() {
+    replay_iwarp("fpdu", iwarp::fpdu);
+}
+
+#[test]
+fn port_mapper_messages() {
+    replay_iwarp("port-mapper", iwarp::port_mapper);
 }

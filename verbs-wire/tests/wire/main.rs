@@ -11,6 +11,7 @@ mod corpus;
 mod errors;
 mod fields;
 mod frames;
+mod iwarp;
 mod pcap;
 mod properties;
 mod sealing;
