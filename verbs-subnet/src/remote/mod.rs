@@ -103,7 +103,7 @@ pub struct RemotePort {
 
 impl RemotePort {
     /// Attaches to a port of a node, by its name in the topology, in the subnet that is hosted at that path
-    /// ([`default_path`](super::socket::default_path) is where one usually is).
+    /// ([`default_path`](crate::ipc::socket::default_path) is where one usually is).
     ///
     /// Waits for the host's answer, which comes at once.
     ///
