@@ -58,7 +58,7 @@ pub enum HandshakeError {
         /// Bytes that are there.
         got: usize,
     },
-    /// All zero: a peer of version 3.0, which says nothing.
+    /// All fields are zero: a peer of version 3.0, which says nothing.
     #[error("no private data: the peer speaks RDS 3.0, and 3.1 is needed")]
     Empty,
     /// No version in common.
@@ -90,9 +90,6 @@ impl Handshake {
         let bytes = bytes
             .get(..expected)
             .ok_or(HandshakeError::Short { expected, got })?;
-        if bytes.iter().all(|byte| *byte == 0) {
-            return Err(HandshakeError::Empty);
-        }
         let (source, destination) = match v6 {
             true => (
                 Ipv6Addr::from(part::<16>(bytes, 0)).into(),
@@ -103,7 +100,7 @@ impl Handshake {
                 Ipv4Addr::from(part::<4>(bytes, 4)).into(),
             ),
         };
-        Ok(Self {
+        let handshake = Self {
             source,
             destination,
             version: Version {
@@ -114,7 +111,12 @@ impl Handshake {
             tos: bytes[start + 4],
             ack: u64::from_be_bytes(part(bytes, start + 8)),
             credits: u32::from_be_bytes(part(bytes, start + 16)),
-        })
+        };
+        // Reserved bytes say nothing either.
+        if handshake.emit().0.iter().all(|byte| *byte == 0) {
+            return Err(HandshakeError::Empty);
+        }
+        Ok(handshake)
     }
 
     /// Writes them, padded with zeros, and says how many bytes there are. Addresses of two families are written
