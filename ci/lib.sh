@@ -57,10 +57,10 @@ need() {
         apt-get install -q -y --no-install-recommends "$@" </dev/null
 }
 
-# programs [--checked]: builds the programs that scripts run. The selection is that of `cargo test --workspace`, and so are the
+# build_programs [--checked]: builds the programs that scripts run. The selection is that of `cargo test --workspace`, and so are the
 # features of every crate: nothing that the tests have built is built again. With --checked it is the optimised build that
 # still sees broken assertions and overflows: the `verbs` command, the C libraries and the fuzz targets' driver.
-programs() {
+build_programs() {
     case ${1:-} in
         --checked) cargo build -q --profile checked --workspace --lib --bins --example seeded ;;
         *) cargo build -q --workspace --lib --bins --examples ;;
