@@ -64,7 +64,7 @@ pub use bounce::Bounce;
 pub use fast::{Invalidated, Stopped};
 pub use memory::Memory;
 pub use pages::{Extent, Layout, PageList, Span};
-pub use pin::{Pin, pin, pin_at_once};
+pub use pin::{Pin, my_number, pin, pin_at_once};
 pub use region::{Fault, Region};
 pub use table::MrTable;
 pub use touch::{Seen, TouchWord, Touched};

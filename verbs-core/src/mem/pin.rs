@@ -399,6 +399,12 @@ pub(super) fn current() -> Option<&'static Record> {
     RECORD.try_with(Cell::get).ok().flatten()
 }
 
+/// The number that [`Pin::thread`] gives on this thread; [`Pin::NO_NUMBER`] also before its first pin, as it has
+/// none until then. Enters no pin.
+pub fn my_number() -> u32 {
+    current().map_or(Pin::NO_NUMBER, |record| record.number)
+}
+
 #[inline(always)]
 fn my_record() -> &'static Record {
     match RECORD.try_with(Cell::get) {
