@@ -15,7 +15,7 @@ use arrayvec::ArrayVec;
 use futures::executor::block_on;
 use gungraun::{library_benchmark, library_benchmark_group, main};
 use verbs_benches::pair::Pair;
-use verbs_core::{Access, Extent, FastMr, LocalInv, Recv, Send, Wc};
+use verbs_core::{Access, Arm, Armed, Extent, FastMr, LocalInv, Recv, Send, Wc};
 
 use budget::{TIMES, budget};
 
@@ -136,6 +136,24 @@ fn send_shared(mut subject: shared::Subject) -> shared::Subject {
     subject
 }
 
+/// What [`Subject::new`] makes, when both completion queues were armed and have had their events.
+fn armed_once() -> Subject {
+    let mut subject = Subject::new();
+    for cq in [&mut subject.pair.sent, &mut subject.pair.received] {
+        assert_eq!(cq.arm(Arm::Next), Armed::Empty);
+    }
+    subject.pair.send(1);
+    subject
+}
+
+// The SEND of `send`, and at most 30 more.
+#[library_benchmark(config = budget(450))]
+#[bench::counted(armed_once())]
+fn send_after_arm(mut subject: Subject) -> Subject {
+    subject.pair.send(TIMES);
+    subject
+}
+
 #[library_benchmark]
 #[bench::peer()]
 fn channel() {
@@ -153,6 +171,7 @@ library_benchmark_group!(
         send_batch,
         send_inline,
         send_shared,
+        send_after_arm,
         write,
         read,
         registration,

@@ -26,10 +26,23 @@ pub(super) const OWNER: u32 = 0x1f;
 pub(super) const CONVERTING: u32 = 1 << 6;
 /// In the mode: any thread pushes.
 pub(super) const SHARED: u32 = 1 << 7;
-/// In the mode: the queue was armed at some time.
+/// In the mode: pushers look whether the consumer wants an event.
 pub(super) const ARMED: u32 = 1 << 8;
 /// In the mode: entries carry the time.
 pub(super) const STAMPED: u32 = 1 << 9;
+/// In the mode: events may be held back, so that [`ARMED`] stays.
+pub(super) const MODERATED: u32 = 1 << 10;
+/// Pushes in a row that find no event wanted, after which an owner stops to look for a consumer on another
+/// thread. The next arm then passes the process-wide barrier, which costs as much as several messages.
+///
+/// With assertions on it is few, so that tests see it.
+pub(super) const IDLE: u32 = if cfg!(verbs_loom) {
+    1
+} else if cfg!(debug_assertions) {
+    4
+} else {
+    256
+};
 
 #[derive(Debug)]
 #[repr(align(64))]
@@ -45,6 +58,8 @@ struct Pushers {
     end: AtomicU32,
     /// Entries that a pusher who is alone may fill before it looks again.
     left: AtomicU32,
+    /// Pushes of the owner since one found an event wanted. Only the owner uses it.
+    idle: AtomicU32,
 }
 
 impl Pushers {
@@ -73,7 +88,9 @@ pub(super) struct Consumer {
     pub(super) arm: AtomicU32,
     /// What the consumer armed the queue for last.
     pub(super) want: AtomicU32,
-    /// The consumer is inside its first `arm`.
+    /// The number of the thread that armed the queue last.
+    pub(super) armer: AtomicU32,
+    /// The consumer is inside an `arm` of which pushers do not know yet.
     pub(super) arming: AtomicBool,
     /// Riders that were unloaded by others and wait to be polled.
     pub(super) aside: AtomicU32,
@@ -187,6 +204,7 @@ impl CqBuffer {
                 tail: AtomicU32::new(0),
                 end: AtomicU32::new(cqe),
                 left: AtomicU32::new(cqe),
+                idle: AtomicU32::new(0),
             },
             entries: Laps::new(entries.into_boxed_slice()),
             replaced: AtomicBool::new(false),
@@ -270,7 +288,7 @@ impl CqBuffer {
         }
     }
 
-    /// Whether this thread pushes alone, to a queue that was never armed and has no time stamps.
+    /// Whether this thread pushes alone, to a queue that is not armed and has no time stamps.
     #[inline(always)]
     pub(crate) fn is_plain(&self, pin: &Pin) -> bool {
         // Nobody owns a queue as `NO_NUMBER`.
@@ -426,10 +444,40 @@ impl CqBuffer {
         let mut fire = false;
         if way.0 & ARMED != 0 {
             fence(SeqCst);
-            fire = Cqe::fires(cqe.what, self.consumer.arm.load(Relaxed))
-                && self.consumer.arm.swap(0, AcqRel) != 0;
+            let wanted = self.consumer.arm.load(Relaxed);
+            fire = Cqe::fires(cqe.what, wanted) && self.consumer.arm.swap(0, AcqRel) != 0;
+            if way == Way::ARMED && (fire || wanted == 0) {
+                self.disarm(fire);
+            }
         }
         Ok(Pushed { fire })
+    }
+
+    /// No event is wanted any more: the owner, who has pushed alone under its pin, takes [`ARMED`] out of the
+    /// mode, so that its next push is plain. `fired`: one was wanted until this push.
+    fn disarm(&self, fired: bool) {
+        let Pushers { mode, idle, .. } = &self.pushers;
+        let owner = mode.tag() & OWNER;
+        if self.consumer.armer.load(Relaxed) != owner {
+            let count = if fired { 0 } else { idle.load(Relaxed) + 1 };
+            idle.store(count, Relaxed);
+            if count < IDLE {
+                return;
+            }
+        }
+        idle.store(0, Relaxed);
+        // Whoever takes the queue from its owner, or has events moderated, keeps the flag.
+        let alone = owner | ARMED;
+        let taken = mode.update(|tag| (tag == alone).then_some(owner));
+        if taken.is_none() {
+            return;
+        }
+        // The consumer wants an event and then looks for the flag, with a fence between the two: it finds the
+        // flag gone and puts it back, or this finds the event wanted. No push of the owner comes in between.
+        fence(SeqCst);
+        if self.consumer.arm.load(Relaxed) != 0 {
+            let _ = mode.update(|tag| Some(tag | ARMED));
+        }
     }
 
     #[inline(always)]

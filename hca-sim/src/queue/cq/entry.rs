@@ -137,8 +137,10 @@ impl Cqe {
 pub(crate) struct Way(pub(super) u32);
 
 impl Way {
-    /// Alone, never armed, no time stamps.
+    /// Alone, not armed, no time stamps.
     pub(super) const PLAIN: Self = Self(0);
+    /// The same, but for being armed.
+    pub(super) const ARMED: Self = Self(super::buffer::ARMED);
 }
 
 /// An entry that was pushed.

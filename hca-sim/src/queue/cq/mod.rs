@@ -23,9 +23,13 @@
 //! # Arm
 //!
 //! The consumer stores *armed* and then looks for entries; a pusher publishes its entry and then looks
-//! for *armed*. Both need a full fence between the two. The pusher issues it only if the mode says that
-//! the queue was ever armed. The first arm sets that flag and has the ring looked at once more after a
-//! grace period, when every push that did not know of it is over.
+//! for *armed*. Both need a full fence between the two. The pusher issues it only if the mode has the flag
+//! [`ARMED`]. An arm that does not find the flag sets it, and has the ring looked at once more after a grace
+//! period, when every push that did not know of it is over.
+//!
+//! A thread that pushes alone takes the flag away when no event is wanted any more, and so pushes by the
+//! short path again: at once if it is the consumer's thread, which then arms without a barrier, and
+//! otherwise after some pushes. Shared queues and moderated ones keep the flag.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -51,9 +55,11 @@ mod moderation;
 mod opcodes;
 mod poller;
 mod resize;
+#[cfg(all(test, not(verbs_loom)))]
+mod tests;
 mod unload;
 
-use buffer::{ARMED, CONVERTING, Consumer, SHARED, shared};
+use buffer::{ARMED, CONVERTING, Consumer, MODERATED, SHARED, shared};
 use moderation::Moderation;
 
 pub(crate) use buffer::{CqBuffer, Place, Strip};
@@ -271,14 +277,21 @@ impl CqRing {
         }
     }
 
-    /// The consumer arms the queue: whom to wait for if pushers did not know that it ever is.
-    fn ever_armed(&self) -> Option<Touched> {
+    /// The queue is armed: whom to wait for if pushers did not look whether it is.
+    fn tell_armed(&self) -> Option<Touched> {
         // Under the lock, so that the next buffer knows it as well.
         let latest = self.latest.lock();
         let first = latest
             .mode()
             .update(|tag| (tag & ARMED == 0).then_some(tag | ARMED));
         first.map(|(_, touched)| touched)
+    }
+
+    /// Events may be held back from now on: whom to wait for until every pusher looks whether one is wanted.
+    fn tell_moderated(&self) -> Touched {
+        let latest = self.latest.lock();
+        let told = latest.mode().update(|tag| Some(tag | MODERATED | ARMED));
+        told.map_or(Touched::NOBODY, |(_, touched)| touched)
     }
 
     /// Calls the queue pairs that were put off. Outside pins and locks.
@@ -298,6 +311,8 @@ impl CqRing {
         if self.consumer.arming.fetch_or(false, AcqRel) {
             return;
         }
+        // Whoever wants an event after this one, and then looks at the ring, sees what this thread has seen.
+        self.consumer.arm.fetch_or(0, AcqRel);
         let (mut at, buffer) = (self.head(), self.buffer());
         while let Some(what) = buffer.published(at) {
             if Cqe::fires(what, self.consumer.arm.load(Relaxed)) {

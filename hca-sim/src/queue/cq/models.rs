@@ -283,3 +283,32 @@ fn loom_cq_short() {
         polls.join().expect("the poller does not panic");
     });
 }
+
+/// The owner of a queue takes the flag out of the mode because no event is wanted, and pushes by the short path
+/// next, while the consumer arms again: who was told that nothing waits gets the event. Tried without the fence
+/// of [`CqBuffer::disarm`], and without its second look.
+#[test]
+fn loom_cq_arm_again() {
+    model(2, || {
+        let ring = ring(4);
+        push_or_wait(&ring, 1);
+        let mut poller = CqPoller::new(Arc::clone(&ring), None);
+        assert_eq!(poller.poll(&mut [Wc::default()]), 1);
+        assert_eq!(poller.arm(Arm::Next), Armed::Empty);
+        // As if the event had been delivered by another thread: the flag is still there.
+        ring.consumer.arm.store(0, Relaxed);
+        let consumer = thread::spawn(move || {
+            // The completion that takes the flag away may be polled before the arm; the next one is to fire.
+            poller.poll(&mut [Wc::default()]);
+            poller.arm(Arm::Next)
+        });
+        let fired = [2, 3].map(|wr_id| push(&ring, wr_id).expect("it is the owner").fire);
+        let armed = consumer.join().expect("the other thread does not panic");
+        grace::help();
+        let wanted = ring.consumer.arm.load(Relaxed);
+        if armed == Armed::Empty {
+            assert_eq!(wanted, 0, "the event was delivered");
+        }
+        assert!(fired != [true; 2], "one arm, one event");
+    });
+}

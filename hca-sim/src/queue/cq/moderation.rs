@@ -7,6 +7,7 @@
 
 use std::time::Duration;
 
+use verbs_core::mem::grace;
 use verbs_core::sync::atomic::{
     Ordering::{AcqRel, Relaxed, Release, SeqCst},
     fence,
@@ -49,6 +50,12 @@ impl CqRing {
             period: Duration::from_micros(u64::from(period_us)),
             timing: false,
         });
+        if moderation.is_some() {
+            // Before events are held back: who holds one back wants it again, and pushers have to look for that.
+            let touched = self.tell_moderated();
+            let ring = Arc::clone(self);
+            grace::after(touched, move || ring.look_again());
+        }
         *self.moderation.lock() = moderation;
         // Never cleared: a fire that does not see it yet is one under the old rule.
         self.moderated.store(true, Release);

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::hint::cold_path;
 
-use verbs_core::mem::grace;
+use verbs_core::mem::{grace, my_number};
 use verbs_core::sync::Arc;
 use verbs_core::sync::atomic::{
     AtomicU64,
@@ -232,18 +232,24 @@ impl RawCq for CqPoller {
             Arm::Next => WANT_NEXT,
             Arm::Solicited => WANT_SOLICITED,
         };
+        ring.consumer.armer.store(my_number(), Relaxed);
         let armed = ring.consumer.arm.fetch_or(want, AcqRel);
         ring.consumer.want.store(armed | want, Relaxed);
-        // A buffer that is replaced hands the flag down.
-        if self.buffer.mode().tag() & ARMED == 0
-            && let Some(touched) = ring.ever_armed()
-        {
-            let later = Arc::clone(ring);
-            ring.consumer.arming.store(true, Release);
-            grace::after(touched, move || later.look_again());
-            ring.consumer.arming.swap(false, AcqRel);
-        }
+        // Before the look at the mode, for an owner that takes the flag out of it just now.
         fence(SeqCst);
+        if self.buffer.is_replaced() {
+            // The flag of this one says nothing about the one that follows.
+            self.change_lane();
+        }
+        if self.buffer.mode().tag() & ARMED == 0
+            && let Some(touched) = self.ring.tell_armed()
+        {
+            let later = Arc::clone(&self.ring);
+            self.consumer.arming.store(true, Release);
+            grace::after(touched, move || later.look_again());
+            self.consumer.arming.swap(false, AcqRel);
+            fence(SeqCst);
+        }
         if self.buffer.published(self.head).is_none() && self.buffer.is_replaced() {
             self.change_lane();
         }
