@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::null_mut;
-use std::sync::Once;
+use std::sync::{Once, OnceLock};
 
 use verbs_core::{Error, PostError};
 
@@ -16,11 +16,6 @@ impl Errno {
     pub(crate) const BUSY: Self = Self(libc::EBUSY);
     pub(crate) const NOMEM: Self = Self(libc::ENOMEM);
     pub(crate) const NOTSUP: Self = Self(libc::EOPNOTSUPP);
-
-    /// Of the system call that has just failed.
-    pub(crate) fn last() -> Self {
-        Self(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO))
-    }
 }
 
 impl From<rustix::io::Errno> for Errno {
@@ -31,6 +26,7 @@ impl From<rustix::io::Errno> for Errno {
 
 impl From<Error> for Errno {
     fn from(error: Error) -> Self {
+        explain(&error);
         Self(match error {
             Error::Busy => libc::EBUSY,
             Error::AccessDenied => libc::EACCES,
@@ -47,6 +43,7 @@ impl From<Error> for Errno {
 
 impl From<PostError> for Errno {
     fn from(error: PostError) -> Self {
+        explain(&error);
         Self(match error {
             PostError::Full { .. } => libc::ENOMEM,
             PostError::DeviceRemoved => libc::EIO,
@@ -100,6 +97,18 @@ pub(crate) fn say_panics_in_one_line() {
     });
 }
 
+/// With `VERBS_LOG_LEVEL` of 3 or more, says what an error number stands for: most refusals are `EINVAL` to a program.
+fn explain(error: &dyn std::fmt::Display) {
+    static WANTED: OnceLock<bool> = OnceLock::new();
+    let wanted = || {
+        let level = std::env::var("VERBS_LOG_LEVEL").unwrap_or_default();
+        level.parse::<u32>().is_ok_and(|level| level >= 3)
+    };
+    if *WANTED.get_or_init(wanted) {
+        log(&error.to_string());
+    }
+}
+
 /// Says something to whoever runs the program, where nothing else can say why a call fails.
 pub(crate) fn log(text: &str) {
     eprintln!("libibverbs (verbs): {text}");
@@ -114,14 +123,20 @@ pub(crate) fn set_errno(errno: Errno) {
 mod tests {
     use super::*;
 
+    fn last() -> c_int {
+        std::io::Error::last_os_error()
+            .raw_os_error()
+            .expect("one was set")
+    }
+
     #[test]
     fn results_are_what_c_programs_expect() {
         assert_eq!(code(|| Ok(())), 0);
         assert_eq!(code(|| Err(Errno::BUSY)), libc::EBUSY);
         assert_eq!(number(|| Err(Errno::NOMEM)), -1);
-        assert_eq!(Errno::last(), Errno::NOMEM);
+        assert_eq!(last(), libc::ENOMEM);
         assert!(pointer::<u8>(|| Err(Errno::NOTSUP)).is_null());
-        assert_eq!(Errno::last(), Errno::NOTSUP);
+        assert_eq!(last(), libc::EOPNOTSUPP);
         assert_eq!(Errno::from(Error::Busy), Errno::BUSY);
         assert_eq!(Errno::from(PostError::Full { depth: 1 }), Errno::NOMEM);
     }

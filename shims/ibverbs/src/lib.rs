@@ -6,6 +6,7 @@
 //! VERBS_LOSS=10           lose so many of a thousand packets that come
 //! VERBS_SEED=7            which ones
 //! VERBS_PCAP=file         write all packets to that file
+//! VERBS_LOG_LEVEL=3       say why calls are refused
 //! LD_LIBRARY_PATH=folder of this library
 //! ```
 //!

@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 
 use verbs_core::{
-    Access, Av, GlobalRoute, Lid, Mtu, Psn, QKey, QpState, Qpn,
+    Access, Av, GlobalRoute, Lid, Mtu, Psn, QKey, QpState, QpType, Qpn,
 };
 
 use super::Qp;
@@ -153,7 +153,12 @@ pub(crate) unsafe extern "C" fn modify_qp(
     code(|| {
         // SAFETY: what the program gives, not destroyed now.
         let (owner, attr) = unsafe { (look::<Qp, _>(qp)?, attr.as_ref().ok_or(Errno::INVAL)?) };
-        let change = change_of(attr, named.cast_unsigned())?;
+        let mut named = named.cast_unsigned();
+        if owner.qp_type() == QpType::XrcSend {
+            // It answers nothing; perftest says how it is to answer all the same.
+            named &= !(mask::MIN_RNR_TIMER | mask::MAX_DEST_RD_ATOMIC);
+        }
+        let change = change_of(attr, named)?;
         owner.control.modify(change).wait()?;
         if let Some(state) = change.state {
             // SAFETY: a program makes these calls one by one.

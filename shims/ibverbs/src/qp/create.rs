@@ -177,7 +177,7 @@ unsafe fn parents_of(attr: &QpInitAttrEx, qp_type: QpType) -> Result<Parents, Er
             send_cq: Some(cq(attr.send_cq)?),
             recv_cq,
             srq,
-            xrcd: None,
+            _xrcd: None,
         })
     }
 }
@@ -197,7 +197,7 @@ unsafe fn create_target(
     let xrcd = Held::new(unsafe { look::<Xrcd, _>(attr.xrcd) }?);
     let qp = xrcd.domain().create_target_qp().wait()?;
     let parents = Parents {
-        xrcd: Some(xrcd),
+        _xrcd: Some(xrcd),
         ..Parents::default()
     };
     finish(context, qp, attr, parents, None)
@@ -233,7 +233,7 @@ pub(crate) unsafe extern "C" fn open_qp(
             _ => attr.qp_context,
         };
         let parents = Parents {
-            xrcd: Some(xrcd),
+            _xrcd: Some(xrcd),
             ..Parents::default()
         };
         let shown = shown(owner, &qp, qp_context, attr.qp_type, &parents);

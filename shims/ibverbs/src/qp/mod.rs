@@ -56,7 +56,8 @@ struct Parents {
     send_cq: Option<Held<Cq>>,
     recv_cq: Option<Held<Cq>>,
     srq: Option<Held<Srq>>,
-    xrcd: Option<Held<Xrcd>>,
+    /// A target's.
+    _xrcd: Option<Held<Xrcd>>,
 }
 
 // SAFETY: of the C structure, the state changes in calls about it that a program makes one by one; what builds work
