@@ -49,6 +49,10 @@ unsafe fn create(pd: *mut abi::Pd, attr: &AhAttr) -> Result<*mut abi::Ah, Errno>
     // SAFETY: the caller's.
     let owner = unsafe { look::<Pd, _>(pd) }?;
     let av = av_of(attr);
+    if owner.context.is_ethernet && av.global.is_none() {
+        // There are no LIDs.
+        return Err(Errno::INVAL);
+    }
     let inner = owner.create_ah(av).wait()?;
     let shown = abi::Ah {
         context: owner.context.shown(),

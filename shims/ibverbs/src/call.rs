@@ -91,8 +91,14 @@ pub(crate) fn say_panics_in_one_line() {
     ONCE.call_once(|| {
         std::panic::set_hook(Box::new(|panic| {
             let text = panic.payload_as_str().unwrap_or("no text");
-            let at = panic.location().map(ToString::to_string).unwrap_or_default();
-            log(&format!("a defect of this library: {} ({at})", text.replace('\n', " ")));
+            let at = panic
+                .location()
+                .map(ToString::to_string)
+                .unwrap_or_default();
+            log(&format!(
+                "a defect of this library: {} ({at})",
+                text.replace('\n', " ")
+            ));
         }));
     });
 }

@@ -73,7 +73,8 @@ impl Context {
             subjects.remove(&id);
         }
         drop(subjects);
-        let mine = |raised: &Raised| matches!(raised.subject, About::Object(_, other) if other == at);
+        let mine =
+            |raised: &Raised| matches!(raised.subject, About::Object(_, other) if other == at);
         self.events.purge(mine);
         unacknowledged.wait();
     }

@@ -4,7 +4,9 @@ use std::ffi::{CStr, c_char, c_int};
 
 /// The name at that index, or the last, which is for numbers that have none.
 fn name(names: &'static [&'static CStr], index: c_int) -> *const c_char {
-    let found = usize::try_from(index).ok().and_then(|index| names.get(index));
+    let found = usize::try_from(index)
+        .ok()
+        .and_then(|index| names.get(index));
     let found = found.or(names.last()).copied().unwrap_or(c"unknown");
     found.as_ptr()
 }
@@ -156,7 +158,9 @@ mod tests {
 
     fn text(name: *const c_char) -> String {
         // SAFETY: a C string that stays.
-        unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned()
+        unsafe { CStr::from_ptr(name) }
+            .to_string_lossy()
+            .into_owned()
     }
 
     /// Goal: the names are the core's own, and numbers without a name are told.

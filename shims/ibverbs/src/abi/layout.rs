@@ -77,4 +77,5 @@ layout! {
 
 // Scatter/gather lists of programs are handed on as they are.
 const _: () = assert!(size_of::<Sge>() == size_of::<verbs_core::Sge>());
-const _: () = assert!(offset_of!(verbs_core::Sge, len) == 8 && offset_of!(verbs_core::Sge, lkey) == 12);
+const _: () =
+    assert!(offset_of!(verbs_core::Sge, len) == 8 && offset_of!(verbs_core::Sge, lkey) == 12);

@@ -88,7 +88,9 @@ pub(crate) unsafe extern "C" fn get_cq_event(
         let channel = unsafe { look::<Channel, _>(channel) }?;
         let taken = |&at: &usize| {
             // SAFETY: its destroy takes its events out of the queue first, and then waits for this one.
-            unsafe { &*std::ptr::with_exposed_provenance::<Cq>(at) }.comp_events.taken();
+            unsafe { &*std::ptr::with_exposed_provenance::<Cq>(at) }
+                .comp_events
+                .taken();
         };
         let at = channel.inbox.take(taken)?;
         let fired = std::ptr::with_exposed_provenance_mut::<abi::Cq>(at);

@@ -93,7 +93,7 @@ unsafe fn queue<'a>(cq: *mut CqEx) -> &'a Cq {
 unsafe fn take(cq: &Cq) -> c_int {
     let taken = caught(|| {
         let mut one = [Wc::default()];
-        Ok(cq.queue.poll(&mut one).first().copied())
+        Ok(cq.poll(&mut one).first().copied())
     });
     match taken {
         Ok(Some(wc)) => {

@@ -10,12 +10,13 @@ use std::time::Duration;
 
 use verbs_core::{ObjectKind, Shared, Wc};
 
+use self::channel::Channel;
 pub(crate) use self::channel::{
     ack_cq_events, create_comp_channel, destroy_comp_channel, get_cq_event,
 };
-pub(crate) use self::poll::{poll_cq, req_notify_cq};
-use self::channel::Channel;
 use self::ex::Turn;
+use self::poll::SetAside;
+pub(crate) use self::poll::{poll_cq, req_notify_cq};
 use crate::abi::{self, CqEx, CqExOps, CqInitAttrEx, ModifyCqAttr};
 use crate::call::{Errno, code, pointer};
 use crate::device::Context;
@@ -27,6 +28,8 @@ use crate::memory::Pd;
 pub(crate) struct Cq {
     shown: UnsafeCell<CqEx>,
     queue: Shared<verbs_core::Cq>,
+    /// Completions that were taken out while those of a queue pair were looked for.
+    set_aside: SetAside,
     /// What an extended poll looks at.
     current: UnsafeCell<Wc>,
     turn: Turn,
@@ -115,6 +118,7 @@ unsafe fn create(context: *mut abi::Context, init: Init) -> Result<*mut abi::Cq,
             ops: init.ops,
         }),
         queue,
+        set_aside: SetAside::default(),
         current: UnsafeCell::new(Wc::default()),
         turn: init.turn,
         context: Held::new(owner),

@@ -2,15 +2,17 @@
 
 use std::collections::HashMap;
 use std::ffi::c_int;
+use std::fs::File;
 use std::mem::offset_of;
+use std::os::fd::AsRawFd;
 use std::ptr::null_mut;
 use std::sync::Arc;
 
 use hca_sim::clock::Clock;
 use parking_lot::Mutex;
-use verbs_core::{Device, ObjectId, PortAttr};
+use verbs_core::{Device, LinkLayer, ObjectId, PortAttr};
 
-use super::{Made, gid, hca, is_ours, query};
+use super::{Made, PORT, gid, hca, is_ours, query};
 use crate::abi::{self, ContextOps, VerbsContext};
 use crate::call::{Errno, code, pointer};
 use crate::event::Raised;
@@ -23,6 +25,9 @@ use crate::{cq, memory, qp, srq, xrcd};
 pub(crate) struct Context {
     shown: VerbsContext,
     pub(crate) device: Device,
+    pub(crate) is_ethernet: bool,
+    /// Programs duplicate the command descriptor, to hand the device to another process. No command goes there.
+    _cmd_fd: File,
     pub(crate) guid: u64,
     /// What stamps its completions.
     pub(crate) clock: Clock,
@@ -64,10 +69,14 @@ pub(crate) unsafe extern "C" fn open_device(device: *mut abi::Device) -> *mut ab
         let Made { hca, clock } = hca()?;
         let events = Arc::new(Inbox::new()?);
         let subjects = Arc::default();
+        let cmd_fd = File::open("/dev/null").map_err(|_| Errno(libc::EMFILE))?;
         let open = hca.open().wait()?;
+        let is_ethernet = open.query_port(PORT).wait()?.link_layer == LinkLayer::Ethernet;
         crate::event::listen(&open, &events, &subjects);
         let context = Context {
-            shown: shown(device, events.fd()),
+            shown: shown(device, cmd_fd.as_raw_fd(), events.fd()),
+            _cmd_fd: cmd_fd,
+            is_ethernet,
             device: open,
             guid: gid::guid_of(&hca),
             clock,
@@ -94,7 +103,9 @@ pub(crate) unsafe extern "C" fn close_device(context: *mut abi::Context) -> c_in
         match closed {
             Err(Errno::BUSY) => {
                 // SAFETY: it was found just now.
-                unsafe { look::<Context, _>(context) }?.device.ignore_events();
+                unsafe { look::<Context, _>(context) }?
+                    .device
+                    .ignore_events();
                 crate::live::forget(context);
                 Ok(())
             }
@@ -103,7 +114,7 @@ pub(crate) unsafe extern "C" fn close_device(context: *mut abi::Context) -> c_in
     })
 }
 
-fn shown(device: *mut abi::Device, async_fd: c_int) -> VerbsContext {
+fn shown(device: *mut abi::Device, cmd_fd: c_int, async_fd: c_int) -> VerbsContext {
     VerbsContext {
         newer: [None; 6],
         query_port: Some(query::query_port_ex),
@@ -148,8 +159,7 @@ fn shown(device: *mut abi::Device, async_fd: c_int) -> VerbsContext {
                 post_recv: Some(qp::post_recv),
                 ..ContextOps::default()
             },
-            // There is no command descriptor.
-            cmd_fd: -1,
+            cmd_fd,
             async_fd,
             num_comp_vectors: 1,
             mutex: [0; 5],

@@ -22,7 +22,7 @@ use crate::call::{Errno, log, number, pointer, say_panics_in_one_line, set_errno
 pub(crate) use self::context::{Context, close_device, open_device};
 pub(crate) use self::fork::{fork_init, is_fork_initialized};
 pub(crate) use self::gid::{
-    gid_of, words as gid_words, query_gid, query_gid_ex, query_gid_table, query_gid_type,
+    gid_of, query_gid, query_gid_ex, query_gid_table, query_gid_type, words as gid_words,
 };
 pub(crate) use self::query::{DM_MAX, get_pkey_index, query_device, query_pkey, query_port};
 pub(crate) use self::sysfs::{get_sysfs_path, read_ibdev_sysfs_file, read_sysfs_file};

@@ -96,7 +96,11 @@ impl Place {
             }
         }
         let name = "VERBS_DEVICE";
-        let address = parsed(name, variable(name), "an address of this host, such as 127.0.0.2")?;
+        let address = parsed(
+            name,
+            variable(name),
+            "an address of this host, such as 127.0.0.2",
+        )?;
         let (name, wanted) = ("VERBS_LOSS", "a number from 0 to 1000");
         let loss = parsed(name, variable(name), wanted)?;
         if let Some(loss @ 1001..) = loss {

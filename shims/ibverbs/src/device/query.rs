@@ -21,6 +21,8 @@ const ODP_SUPPORT: u64 = 1;
 const CLOCK_KHZ: u64 = 1_000_000;
 /// Bytes of device memory that can be allocated at a time.
 pub(crate) const DM_MAX: u64 = 1 << 20;
+/// As the kernel's software devices say: a number that is no vendor's.
+const NO_VENDOR: u32 = 0xff_ffff;
 /// `IBV_QPF_GRH_REQUIRED`: addresses have global routes.
 const GRH_REQUIRED: u8 = 1;
 /// The physical state of a link that is up, and of one that is down.
@@ -41,7 +43,7 @@ fn device_attr(context: &Context) -> Result<abi::DeviceAttr, Errno> {
         sys_image_guid: guid,
         max_mr_size: attr.max_mr_size,
         page_size_cap: PAGE_SIZES,
-        vendor_id: attr.vendor_id,
+        vendor_id: NO_VENDOR,
         vendor_part_id: attr.vendor_part_id,
         hw_ver: attr.hw_ver,
         max_qp: int(attr.max_qp),

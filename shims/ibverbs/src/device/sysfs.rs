@@ -75,7 +75,8 @@ fn read(path: &Path) -> Result<Vec<u8>, Errno> {
     let known = known.and_then(|name| FILES.iter().find(|(file, _)| *file == name));
     match known {
         Some((_, says)) => Ok(says.as_bytes().to_vec()),
-        None => std::fs::read(path)
-            .map_err(|error| Errno(error.raw_os_error().unwrap_or(libc::EIO))),
+        None => {
+            std::fs::read(path).map_err(|error| Errno(error.raw_os_error().unwrap_or(libc::EIO)))
+        }
     }
 }

@@ -84,7 +84,14 @@ pub(crate) unsafe extern "C" fn free_dm(dm: *mut abi::Dm) -> c_int {
     })
 }
 
-/// The pieces of a copy: the device memory's offset, and the program's bytes.
+/// Where a copy begins. Offset and length are multiples of 4, as on devices that have such memory.
+fn place(offset: u64, length: usize) -> Result<usize, Errno> {
+    match usize::try_from(offset) {
+        Ok(offset) if offset % 4 == 0 && length % 4 == 0 => Ok(offset),
+        _ => Err(Errno(libc::EFAULT)),
+    }
+}
+
 unsafe extern "C" fn memcpy_to_dm(
     dm: *mut abi::Dm,
     offset: u64,
@@ -97,8 +104,10 @@ unsafe extern "C" fn memcpy_to_dm(
             let bytes = std::slice::from_raw_parts(from.cast::<u8>(), length);
             (look::<Dm, _>(dm)?, bytes)
         };
-        let offset = usize::try_from(offset).map_err(|_| Errno(libc::EFAULT))?;
-        dm.memory.write(offset, bytes).map_err(|_| Errno(libc::EFAULT))
+        let offset = place(offset, length)?;
+        dm.memory
+            .write(offset, bytes)
+            .map_err(|_| Errno(libc::EFAULT))
     })
 }
 
@@ -114,8 +123,10 @@ unsafe extern "C" fn memcpy_from_dm(
             let bytes = std::slice::from_raw_parts_mut(into.cast::<u8>(), length);
             (look::<Dm, _>(dm)?, bytes)
         };
-        let offset = usize::try_from(offset).map_err(|_| Errno(libc::EFAULT))?;
-        dm.memory.read(offset, bytes).map_err(|_| Errno(libc::EFAULT))
+        let offset = place(offset, length)?;
+        dm.memory
+            .read(offset, bytes)
+            .map_err(|_| Errno(libc::EFAULT))
     })
 }
 
@@ -136,7 +147,9 @@ pub(crate) unsafe extern "C" fn reg_dm_mr(
         }
         access.check()?;
         let start = usize::try_from(offset).map_err(|_| Errno::INVAL)?;
-        let fits = start.checked_add(length).is_some_and(|end| end <= dm.memory.len());
+        let fits = start
+            .checked_add(length)
+            .is_some_and(|end| end <= dm.memory.len());
         if !fits {
             return Err(Errno::INVAL);
         }

@@ -19,10 +19,7 @@ pub(crate) struct Pd {
 
 enum Of {
     Itself(verbs_core::Pd),
-    Parent {
-        pd: Held<Pd>,
-        _td: Option<Held<Td>>,
-    },
+    Parent { pd: Held<Pd>, _td: Option<Held<Td>> },
 }
 
 /// A thread domain: the program says that one thread at a time uses what is made with it. Queues have a lock all

@@ -96,7 +96,8 @@ pub(super) fn register(
         length,
         handle: 0,
         lkey: mr.lkey().value(),
-        rkey: mr.rkey().value(),
+        // One number for both, whatever the rights: those of the region decide.
+        rkey: mr.lkey().value(),
     };
     let mr = Mr {
         shown: UnsafeCell::new(shown),
@@ -228,7 +229,7 @@ pub(crate) unsafe extern "C" fn rereg_mr(
         let Some(old) = inner.mr.take() else {
             return failed(ERR_INPUT, Errno::INVAL);
         };
-        let mut request = old.rereg();
+        let mut request = old.rereg().keep_keys();
         let moves = new_memory.is_some();
         if let Some(memory) = new_memory {
             request = request.memory(memory);
@@ -243,7 +244,7 @@ pub(crate) unsafe extern "C" fn rereg_mr(
             Ok(new) => {
                 // SAFETY: under the lock; the program waits for this call.
                 let shown = unsafe { &mut *mr.shown.get() };
-                (shown.lkey, shown.rkey) = (new.lkey().value(), new.rkey().value());
+                (shown.lkey, shown.rkey) = (new.lkey().value(), new.lkey().value());
                 if moves {
                     (shown.addr, shown.length) = (addr, length);
                 }

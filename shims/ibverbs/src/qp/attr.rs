@@ -2,9 +2,7 @@
 
 use std::ffi::c_int;
 
-use verbs_core::{
-    Access, Av, GlobalRoute, Lid, Mtu, Psn, QKey, QpState, QpType, Qpn,
-};
+use verbs_core::{Access, Av, GlobalRoute, Lid, Mtu, Psn, QKey, QpState, QpType, Qpn};
 
 use super::Qp;
 use crate::abi::{self, AhAttr, Ece, QpAttr, QpInitAttr};
@@ -81,15 +79,15 @@ pub(crate) fn av_of(attr: &AhAttr) -> Av {
 
 /// The program's structure of that address.
 pub(crate) fn shown_av(av: &Av) -> AhAttr {
-    let grh = av.global.map_or_else(abi::GlobalRoute::default, |route| {
-        abi::GlobalRoute {
+    let grh = av
+        .global
+        .map_or_else(abi::GlobalRoute::default, |route| abi::GlobalRoute {
             dgid: crate::device::gid_words(route.dgid),
             flow_label: route.flow_label,
             sgid_index: route.sgid_index as u8,
             hop_limit: route.hop_limit,
             traffic_class: route.traffic_class,
-        }
-    });
+        });
     AhAttr {
         grh,
         dlid: av.dlid.0,
@@ -111,7 +109,9 @@ fn change_of(attr: &QpAttr, named: u32) -> Result<verbs_core::QpAttr, Errno> {
         return Err(Errno::INVAL);
     }
     let has = |bit| named & bit != 0;
-    let state = has(mask::STATE).then(|| state_of(attr.qp_state)).transpose()?;
+    let state = has(mask::STATE)
+        .then(|| state_of(attr.qp_state))
+        .transpose()?;
     let cur_state = has(mask::CUR_STATE)
         .then(|| state_of(attr.cur_qp_state))
         .transpose()?;
@@ -119,7 +119,7 @@ fn change_of(attr: &QpAttr, named: u32) -> Result<verbs_core::QpAttr, Errno> {
         true => Some(Mtu::from_code(attr.path_mtu).ok_or(Errno::INVAL)?),
         false => None,
     };
-    let rights = Access::from_bits_retain(attr.qp_access_flags);
+    let rights = Access::from_bits_retain(attr.qp_access_flags).difference(Access::ON_DEMAND);
     Ok(verbs_core::QpAttr {
         state,
         cur_state,
@@ -154,12 +154,17 @@ pub(crate) unsafe extern "C" fn modify_qp(
         // SAFETY: what the program gives, not destroyed now.
         let (owner, attr) = unsafe { (look::<Qp, _>(qp)?, attr.as_ref().ok_or(Errno::INVAL)?) };
         let mut named = named.cast_unsigned();
-        if owner.qp_type() == QpType::XrcSend {
-            // It answers nothing; perftest says how it is to answer all the same.
-            named &= !(mask::MIN_RNR_TIMER | mask::MAX_DEST_RD_ATOMIC);
-        }
+        // One end of an extended connection asks, the other answers; perftest tells both how to do both.
+        named &= match owner.qp_type() {
+            QpType::XrcSend => !(mask::MIN_RNR_TIMER | mask::MAX_DEST_RD_ATOMIC),
+            QpType::XrcRecv => !(mask::RETRY_CNT | mask::RNR_RETRY | mask::MAX_QP_RD_ATOMIC),
+            _ => !0,
+        };
         let change = change_of(attr, named)?;
         owner.control.modify(change).wait()?;
+        if change.state == Some(QpState::Reset) {
+            owner.forget_completions();
+        }
         if let Some(state) = change.state {
             // SAFETY: a program makes these calls one by one.
             unsafe { (*owner.shown.get()).qp.state = number_of(state) }

@@ -36,10 +36,7 @@ fn type_of(number: u32) -> Result<QpType, Errno> {
 }
 
 /// `ibv_create_qp`. The sizes that the queues have got are written back.
-pub(crate) unsafe extern "C" fn create_qp(
-    pd: *mut abi::Pd,
-    attr: *mut QpInitAttr,
-) -> *mut abi::Qp {
+pub(crate) unsafe extern "C" fn create_qp(pd: *mut abi::Pd, attr: *mut QpInitAttr) -> *mut abi::Qp {
     pointer(|| {
         // SAFETY: what the program gives; nothing of it is destroyed now.
         let (owner, attr) = unsafe { (look::<Pd, _>(pd)?, attr.as_mut().ok_or(Errno::INVAL)?) };
@@ -115,7 +112,12 @@ unsafe fn create(context: &Context, attr: &mut QpInitAttrEx) -> Result<*mut abi:
         return Err(Errno::INVAL);
     };
     let recv_cq = parents.recv_cq.as_ref().unwrap_or(send_cq);
-    let mut init = QpInit::of(qp_type, send_cq.queue(), recv_cq.queue()).cap(cap_of(attr, qp_type));
+    let mut cap = cap_of(attr, qp_type);
+    if ops.is_some_and(|ops| ops & wr::send_ops::ATOMIC_WRITE != 0) {
+        // The 8 bytes are in the work request.
+        cap.max_inline_data = cap.max_inline_data.max(8);
+    }
+    let mut init = QpInit::of(qp_type, send_cq.queue(), recv_cq.queue()).cap(cap);
     if let Some(srq) = &parents.srq {
         init = init.srq(srq.queue());
     }
@@ -136,7 +138,11 @@ fn cap_of(attr: &QpInitAttrEx, qp_type: QpType) -> verbs_core::QpCap {
     let has_receives = attr.srq.is_null() && qp_type != QpType::XrcSend;
     verbs_core::QpCap {
         max_send_wr: attr.cap.max_send_wr,
-        max_recv_wr: if has_receives { attr.cap.max_recv_wr } else { 0 },
+        max_recv_wr: if has_receives {
+            attr.cap.max_recv_wr
+        } else {
+            0
+        },
         max_send_sge: attr.cap.max_send_sge,
         max_recv_sge: if has_receives {
             attr.cap.max_recv_sge
@@ -186,10 +192,7 @@ unsafe fn parents_of(attr: &QpInitAttrEx, qp_type: QpType) -> Result<Parents, Er
 ///
 /// # Safety
 /// As [`create`].
-unsafe fn create_target(
-    context: &Context,
-    attr: &mut QpInitAttrEx,
-) -> Result<*mut abi::Qp, Errno> {
+unsafe fn create_target(context: &Context, attr: &mut QpInitAttrEx) -> Result<*mut abi::Qp, Errno> {
     if attr.comp_mask & mask::XRCD == 0 {
         return Err(Errno::INVAL);
     }

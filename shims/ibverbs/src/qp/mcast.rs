@@ -25,9 +25,17 @@ pub(crate) unsafe extern "C" fn attach_mcast(
 ) -> c_int {
     code(|| {
         // SAFETY: what the program gives, not destroyed now.
-        let (qp, mgid) = unsafe { (look::<Qp, _>(qp)?, gid_of(*gid.as_ref().ok_or(Errno::INVAL)?)) };
+        let (qp, mgid) = unsafe {
+            (
+                look::<Qp, _>(qp)?,
+                gid_of(*gid.as_ref().ok_or(Errno::INVAL)?),
+            )
+        };
         let mut attachments = qp.attachments.lock();
-        if attachments.iter().any(|one| (one.mgid, one.mlid) == (mgid, lid)) {
+        if attachments
+            .iter()
+            .any(|one| (one.mgid, one.mlid) == (mgid, lid))
+        {
             return Ok(());
         }
         let mcast = qp.control.attach_mcast(mgid, Lid(lid)).wait()?;
@@ -48,7 +56,12 @@ pub(crate) unsafe extern "C" fn detach_mcast(
 ) -> c_int {
     code(|| {
         // SAFETY: what the program gives, not destroyed now.
-        let (qp, mgid) = unsafe { (look::<Qp, _>(qp)?, gid_of(*gid.as_ref().ok_or(Errno::INVAL)?)) };
+        let (qp, mgid) = unsafe {
+            (
+                look::<Qp, _>(qp)?,
+                gid_of(*gid.as_ref().ok_or(Errno::INVAL)?),
+            )
+        };
         let mut attachments = qp.attachments.lock();
         let place = attachments
             .iter()

@@ -16,11 +16,11 @@ pub(crate) use self::attr::{
     av_of, modify_qp, query_ece, query_qp, query_qp_data_in_order, set_ece, shown_av,
 };
 pub(crate) use self::create::{create_qp, create_qp_ex, open_qp};
-pub(crate) use self::mcast::{attach_mcast, detach_mcast};
 use self::mcast::Attachment;
+pub(crate) use self::mcast::{attach_mcast, detach_mcast};
 pub(crate) use self::post::{bind_mw, post_recv, post_send};
-pub(crate) use self::wr::qp_to_qp_ex;
 use self::wr::Building;
+pub(crate) use self::wr::qp_to_qp_ex;
 use crate::abi::{self, QpEx};
 use crate::call::{Errno, code};
 use crate::cq::Cq;
@@ -85,6 +85,16 @@ const TYPES: [(u32, QpType); 5] = [
 ];
 
 impl Qp {
+    /// Its completions that were not polled are gone.
+    fn forget_completions(&self) {
+        for cq in [&self.parents.send_cq, &self.parents.recv_cq]
+            .into_iter()
+            .flatten()
+        {
+            cq.forget(self.control.qpn());
+        }
+    }
+
     fn qp_type(&self) -> QpType {
         self.control.qp_type()
     }
@@ -104,15 +114,14 @@ pub(crate) unsafe extern "C" fn destroy_qp(qp: *mut abi::Qp) -> c_int {
                 .context
                 .unwatch(ObjectKind::Qp, number, at, &ending.async_events);
             end::<Qp, _>(qp, |qp| {
-                let Qp {
-                    control,
-                    context,
-                    parents,
-                    ..
-                } = qp;
+                let (control, parents, context) = (qp.control, qp.parents, qp.context);
+                let qpn = control.qpn();
                 // Without attachments it is refused only by a device that is gone, which has no queue pairs.
                 let _ = control.destroy().wait();
-                drop((context, parents));
+                for cq in [&parents.send_cq, &parents.recv_cq].into_iter().flatten() {
+                    cq.forget(qpn);
+                }
+                drop((parents, context));
                 Ok(())
             })
         }

@@ -3,11 +3,11 @@
 use std::ffi::c_int;
 
 use arrayvec::ArrayVec;
-use verbs_core::{
-    Access, BatchError, Binding, Datagram, Dest, LKey, Payload, QKey, Qpn, RKey, Recv, Remote, SendFlags,
-    SendOp, Sge, Srqn,
-};
 use verbs_core::QpType;
+use verbs_core::{
+    Access, BatchError, Binding, Datagram, Dest, LKey, Payload, QKey, Qpn, RKey, Recv, Remote,
+    SendFlags, SendOp, Sge, Srqn,
+};
 
 use super::Qp;
 use crate::abi::{self, MwBind, MwBindInfo, RecvWr, SendWr, opcode};
@@ -106,7 +106,8 @@ pub(super) unsafe fn binding(
         mw: mw.rkey(),
         rkey,
         lkey,
-        access: Access::from_bits_retain(info.mw_access_flags),
+        // Windows grant rights to peers; programs name local ones beside them.
+        access: Access::from_bits_retain(info.mw_access_flags) & Access::WINDOW,
         addr: info.addr,
         len: info.length,
     })

@@ -10,11 +10,12 @@ use arrayvec::ArrayVec;
 use parking_lot::RawMutex;
 use parking_lot::lock_api::RawMutex as _;
 use verbs_core::{
-    Access, Datagram, Dest, LKey, Payload, QpType, RKey, Remote, SendFlags, SendOp, SendWr, Sge, Srqn,
+    Access, Datagram, Dest, LKey, Payload, QpType, RKey, Remote, SendFlags, SendOp, SendWr, Sge,
+    Srqn,
 };
 
-use super::post::{binding, datagram};
 use super::Qp;
+use super::post::{binding, datagram};
 use crate::abi::{self, Ah, DataBuf, MwBindInfo, QpEx, QpExOps};
 use crate::call::{Errno, caught, set_errno};
 use crate::live::look;
@@ -72,7 +73,7 @@ impl Building {
 }
 
 /// `ibv_qp_create_send_ops_flags`, and which types of queue pair have the operation (IBTA vol. 1, table 48).
-mod send_ops {
+pub(super) mod send_ops {
     use verbs_core::QpType;
 
     pub(super) const RDMA_WRITE: u64 = 1;
@@ -85,7 +86,7 @@ mod send_ops {
     pub(super) const LOCAL_INV: u64 = 1 << 7;
     pub(super) const BIND_MW: u64 = 1 << 8;
     pub(super) const SEND_WITH_INV: u64 = 1 << 9;
-    pub(super) const ATOMIC_WRITE: u64 = 1 << 12;
+    pub(in crate::qp) const ATOMIC_WRITE: u64 = 1 << 12;
 
     const DATAGRAM: u64 = SEND | SEND_WITH_IMM;
     const UNRELIABLE: u64 =
@@ -317,12 +318,7 @@ begins! {
 }
 
 /// The 8 bytes are copied now.
-unsafe extern "C" fn wr_atomic_write(
-    qp: *mut QpEx,
-    rkey: u32,
-    addr: u64,
-    value: *const c_void,
-) {
+unsafe extern "C" fn wr_atomic_write(qp: *mut QpEx, rkey: u32, addr: u64, value: *const c_void) {
     // SAFETY: after wr_start on this thread; 8 bytes are the program's.
     unsafe {
         let (_, built) = begin(qp, SendOp::AtomicWrite(remote(rkey, addr)));
@@ -451,7 +447,9 @@ unsafe extern "C" fn wr_set_inline_data_list(qp: *mut QpEx, count: usize, list: 
         built.inline(&[], building.inline_max);
         for n in 0..count {
             let buffer = &*list.add(n);
-            built.inline.extend_from_slice(bytes(buffer.addr, buffer.length));
+            built
+                .inline
+                .extend_from_slice(bytes(buffer.addr, buffer.length));
         }
         let end = built.inline.len();
         if end - begin > building.inline_max {
@@ -462,4 +460,3 @@ unsafe extern "C" fn wr_set_inline_data_list(qp: *mut QpEx, count: usize, list: 
         }
     }
 }
-
