@@ -18,6 +18,7 @@
 //! - `export` names the functions of the library, with their versions.
 //! - `call` turns results into what C programs expect: error numbers, and no panic. `live` knows which pointers are
 //!   objects, and who uses whom.
+//! - `open` opens a device: the table of functions that programs call through pointers.
 //! - `device` has the list of devices, and what an open one says of itself and its port.
 //! - `memory`, `cq`, `qp`, `srq`, `xrcd` and `ah` have one kind of object each.
 //! - `inbox` has the descriptors that programs wait at, `event` asynchronous events.
@@ -27,10 +28,6 @@
 //! What libibverbs and the kernel do: an error number. A pointer that is no object of the kind, or no longer, is
 //! refused with `EINVAL` by every function but those for posting, polling and asking for a notification. Other
 //! pointers are the program's business.
-#![expect(
-    clippy::missing_safety_doc,
-    reason = "each function's arguments are those of the C function of its name"
-)]
 
 mod abi;
 mod ah;
@@ -42,7 +39,11 @@ mod export;
 mod inbox;
 mod live;
 mod memory;
+mod open;
 mod qp;
+mod recv;
 mod srq;
+#[cfg(test)]
+mod tests;
 mod text;
 mod xrcd;

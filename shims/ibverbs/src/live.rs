@@ -49,6 +49,13 @@ pub(crate) struct Users(AtomicU32);
 
 static LIVE: Mutex<BTreeMap<usize, Kind>> = Mutex::new(BTreeMap::new());
 
+/// How a destroy ended.
+pub(crate) enum Ending<T> {
+    Over,
+    /// The object stays, for that reason.
+    Refused(T, Errno),
+}
+
 /// Room for an object whose address is needed before it is made.
 pub(crate) fn room<T: Object>() -> Box<MaybeUninit<T>> {
     Box::new_uninit()
@@ -80,7 +87,7 @@ pub(crate) unsafe fn look<'a, T: Object, P>(shown: *const P) -> Result<&'a T, Er
 /// As [`look`]: no call that uses it is under way.
 pub(crate) unsafe fn end<T: Object, P>(
     shown: *mut P,
-    destroy: impl FnOnce(T) -> Result<(), (T, Errno)>,
+    destroy: impl FnOnce(T) -> Ending<T>,
 ) -> Result<(), Errno> {
     // SAFETY: as the caller's.
     let object = unsafe { look::<T, P>(shown) }?;
@@ -94,12 +101,12 @@ pub(crate) unsafe fn end<T: Object, P>(
     // SAFETY: it was published there, and was just taken out, by this call alone.
     let object = unsafe { at.read() };
     match destroy(object) {
-        Ok(()) => {
+        Ending::Over => {
             // SAFETY: the room that it was published in; the value has been moved out.
             drop(unsafe { Box::from_raw(at.cast::<MaybeUninit<T>>()) });
             Ok(())
         }
-        Err((object, errno)) => {
+        Ending::Refused(object, errno) => {
             // SAFETY: the value goes back to where it was.
             unsafe { at.write(object) };
             LIVE.lock().insert(shown.addr(), T::KIND);
@@ -246,9 +253,9 @@ mod tests {
             assert!(look::<Other, u64>(at).is_err());
             assert!(look::<Thing, u64>(at.wrapping_add(1)).is_err());
             assert!(look::<Thing, u64>(std::ptr::null()).is_err());
-            assert_eq!(end::<Thing, u64>(at, |_| Ok(())), Ok(()));
+            assert_eq!(end::<Thing, u64>(at, |_| Ending::Over), Ok(()));
             assert!(look::<Thing, u64>(at).is_err());
-            assert_eq!(end::<Thing, u64>(at, |_| Ok(())), Err(Errno::INVAL));
+            assert_eq!(end::<Thing, u64>(at, |_| Ending::Over), Err(Errno::INVAL));
         }
     }
 
@@ -259,12 +266,12 @@ mod tests {
         unsafe {
             let held = look::<Thing, u64>(at).map(Held::new).expect("it is there");
             assert_eq!(held.shown::<u64>(), at);
-            assert_eq!(end::<Thing, u64>(at, |_| Ok(())), Err(Errno::BUSY));
+            assert_eq!(end::<Thing, u64>(at, |_| Ending::Over), Err(Errno::BUSY));
             drop(held);
-            let refuse = |thing| Err((thing, Errno::NOMEM));
+            let refuse = |thing| Ending::Refused(thing, Errno::NOMEM);
             assert_eq!(end::<Thing, u64>(at, refuse), Err(Errno::NOMEM));
             assert_eq!(look::<Thing, u64>(at).map(|thing| thing.shown), Ok(7));
-            assert_eq!(end::<Thing, u64>(at, |_| Ok(())), Ok(()));
+            assert_eq!(end::<Thing, u64>(at, |_| Ending::Over), Ok(()));
         }
     }
 }

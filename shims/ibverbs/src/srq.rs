@@ -2,15 +2,16 @@
 
 use std::ffi::c_int;
 
-use verbs_core::{ObjectKind, Shared};
+use verbs_core::{Shared, Target};
 
 use crate::abi::{self, RecvWr, SrqAttr, SrqInitAttr, SrqInitAttrEx};
 use crate::call::{Errno, code, pointer};
 use crate::cq::Cq;
 use crate::device::Context;
-use crate::live::{Held, Kind, Object, Unacknowledged, Users, end, look, publish, room};
+use crate::event::Watched;
+use crate::live::{Ending, Held, Kind, Object, Users, end, look, publish, room};
 use crate::memory::Pd;
-use crate::qp::receives;
+use crate::recv::receives;
 use crate::xrcd::Xrcd;
 
 /// A shared receive queue.
@@ -20,8 +21,9 @@ pub(crate) struct Srq {
     queue: Shared<verbs_core::Srq>,
     number: u32,
     is_xrc: bool,
-    context: Held<Context>,
-    pub(crate) async_events: Unacknowledged,
+    _context: Held<Context>,
+    /// Asynchronous events.
+    watched: Watched,
     _pd: Held<Pd>,
     _xrc: Option<(Held<Xrcd>, Held<Cq>)>,
     users: Users,
@@ -73,22 +75,23 @@ unsafe fn create(
     }
     (attr.max_wr, attr.max_sge) = (has.max_wr, has.max_sge);
     let number = queue.srqn().value();
+    let id = queue.target().base().id();
+    let place = room::<Srq>();
     let srq = Srq {
         shown: abi::Srq::new(pd, owner.context.shown(), srq_context),
         queue: Shared::new(queue),
         number,
         is_xrc: xrc.is_some(),
-        context: owner.context.clone(),
-        async_events: Unacknowledged::default(),
+        _context: owner.context.clone(),
+        watched: owner
+            .context
+            .events
+            .watch(id, place.as_ptr().expose_provenance()),
         _pd: Held::new(owner),
         _xrc: xrc,
         users: Users::default(),
     };
-    let srq: *mut abi::Srq = publish(room(), srq);
-    owner
-        .context
-        .watch(ObjectKind::Srq, number, srq.expose_provenance());
-    Ok(srq)
+    Ok(publish(place, srq))
 }
 
 /// `ibv_create_srq`. The sizes that the queue has got are written back.
@@ -206,14 +209,11 @@ pub(crate) unsafe extern "C" fn destroy_srq(srq: *mut abi::Srq) -> c_int {
             if ending.users.any() {
                 return Err(Errno::BUSY);
             }
-            let at = srq.expose_provenance();
-            ending
-                .context
-                .unwatch(ObjectKind::Srq, ending.number, at, &ending.async_events);
+            ending.watched.end();
             end::<Srq, _>(srq, |srq| {
                 // Without users it is refused only by a device that is gone, which has no queues.
                 let _ = srq.queue.into_inner().destroy().wait();
-                Ok(())
+                Ending::Over
             })
         }
     })

@@ -11,7 +11,7 @@ use rustix::fs::fstat;
 use crate::abi::{self, XrcdInitAttr};
 use crate::call::{Errno, code, pointer};
 use crate::device::Context;
-use crate::live::{Held, Kind, Object, Users, end, look, publish, room};
+use crate::live::{Ending, Held, Kind, Object, Users, end, look, publish, room};
 
 /// A domain: several handles of a program are one domain if they were opened with the same file.
 #[repr(C)]
@@ -116,7 +116,7 @@ pub(crate) unsafe extern "C" fn close_xrcd(xrcd: *mut abi::Xrcd) -> c_int {
                 if let Some(domain) = Arc::into_inner(xrcd.domain) {
                     let _ = domain.dealloc().wait();
                 }
-                Ok(())
+                Ending::Over
             })
         }
     })

@@ -3,12 +3,9 @@
 use std::ffi::{c_int, c_uint, c_void};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use parking_lot::RawMutex;
-use parking_lot::lock_api::RawMutex as _;
 use verbs_core::Wc;
 
-use super::Cq;
-use super::poll::imm_or_key;
+use super::queue::{Cq, imm_or_key};
 use crate::abi::{CqEx, CqExOps};
 use crate::call::{Errno, caught};
 
@@ -18,35 +15,6 @@ mod field {
     pub(super) const STANDARD: u64 = 0x7f;
     pub(super) const COMPLETION_TS: u64 = 1 << 7;
     pub(super) const WALLCLOCK: u64 = 1 << 11;
-}
-
-/// Whose turn the extended poll is, from its start to its end.
-pub(super) enum Turn {
-    /// Any thread's.
-    Locked(RawMutex),
-    /// The only thread's.
-    Single,
-}
-
-impl Turn {
-    pub(super) fn locked() -> Self {
-        Self::Locked(RawMutex::INIT)
-    }
-
-    fn begin(&self) {
-        if let Self::Locked(lock) = self {
-            lock.lock();
-        }
-    }
-
-    /// # Safety
-    /// This thread has begun it.
-    unsafe fn end(&self) {
-        if let Self::Locked(lock) = self {
-            // SAFETY: the caller's.
-            unsafe { lock.unlock() }
-        }
-    }
 }
 
 /// The functions for a queue whose completions have these fields.

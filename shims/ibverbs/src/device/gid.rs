@@ -6,7 +6,8 @@ use std::net::IpAddr;
 use rustix::io::Errno as Os;
 use verbs_core::Gid;
 
-use super::{Context, PORT};
+use super::PORT;
+use super::context::Context;
 use crate::abi::{self, GidEntry};
 use crate::call::{Errno, caught, code, number};
 use crate::live::look;
@@ -71,7 +72,7 @@ pub(crate) fn gid_of(words: [u64; 2]) -> Gid {
 
 /// The device's GUID: an EUI-64 that is locally administered, with the IPv4 address or the end of the IPv6 address
 /// in it, so that programs that run at the same time have different ones.
-pub(super) fn guid_of(hca: &hca_sim::Hca) -> u64 {
+pub(crate) fn guid_of(hca: &hca_sim::Hca) -> u64 {
     let [.., a, b, c, d] = hca.gid().0;
     u64::from_be_bytes([0x02, 0, 0x5e, 0xff, a, b, c, d])
 }

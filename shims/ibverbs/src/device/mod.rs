@@ -11,24 +11,23 @@ use std::ffi::{c_char, c_int};
 use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use hca_sim::clock::Clock;
 use parking_lot::Mutex;
-use verbs_core::sync::Arc;
 
-use self::place::Place;
+pub(crate) use self::place::Made;
+use self::place::{NAME, Place};
 use crate::abi;
 use crate::call::{Errno, log, number, pointer, say_panics_in_one_line, set_errno};
 
-pub(crate) use self::context::{Context, close_device, open_device};
+pub(crate) use self::context::{Context, Parts, ack_async_event, get_async_event};
 pub(crate) use self::fork::{fork_init, is_fork_initialized};
 pub(crate) use self::gid::{
-    gid_of, query_gid, query_gid_ex, query_gid_table, query_gid_type, words as gid_words,
+    gid_of, guid_of, query_gid, query_gid_ex, query_gid_table, query_gid_type, words as gid_words,
 };
-pub(crate) use self::query::{DM_MAX, get_pkey_index, query_device, query_pkey, query_port};
+pub(crate) use self::query::{
+    DM_MAX, get_pkey_index, query_device, query_device_ex, query_pkey, query_port, query_port_ex,
+    query_rt_values,
+};
 pub(crate) use self::sysfs::{get_sysfs_path, read_ibdev_sysfs_file, read_sysfs_file};
-
-/// The name of the device.
-pub(crate) const NAME: &str = "roce0";
 
 /// The number of the port.
 pub(crate) const PORT: u8 = 1;
@@ -36,19 +35,12 @@ pub(crate) const PORT: u8 = 1;
 /// The HCA of this process, once it has one.
 static HCA: Mutex<Option<Made>> = Mutex::new(None);
 
-/// An HCA, and its clock.
-#[derive(Clone)]
-struct Made {
-    hca: Arc<hca_sim::Hca>,
-    clock: Clock,
-}
-
 /// What programs are shown of the device. It is made once and stays: a program may keep the pointer after it has
 /// freed the list, as long as it has the device open, and few are careful.
 static SHOWN: AtomicPtr<abi::Device> = AtomicPtr::new(null_mut());
 
 /// The HCA, made by the first that asks.
-fn hca() -> Result<Made, Errno> {
+pub(crate) fn hca() -> Result<Made, Errno> {
     let mut hca = HCA.lock();
     if let Some(made) = &*hca {
         return Ok(made.clone());
@@ -112,7 +104,7 @@ pub(crate) unsafe extern "C" fn get_device_guid(device: *const abi::Device) -> u
         set_errno(Errno::INVAL);
         return 0;
     }
-    hca().map_or(0, |made| gid::guid_of(&made.hca).to_be())
+    hca().map_or(0, |made| guid_of(&made.hca).to_be())
 }
 
 /// `ibv_get_device_index`.
@@ -123,7 +115,7 @@ pub(crate) unsafe extern "C" fn get_device_index(device: *const abi::Device) -> 
     })
 }
 
-fn is_ours(device: *const abi::Device) -> bool {
+pub(crate) fn is_ours(device: *const abi::Device) -> bool {
     !device.is_null() && device.cast_mut() == SHOWN.load(Ordering::Acquire)
 }
 

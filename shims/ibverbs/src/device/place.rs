@@ -10,8 +10,17 @@ use hca_sim::clock::Clock;
 use hca_sim::link::pcap::{LinkType, PcapWriter};
 use hca_sim::link::{Captured, Faults, Faulty, LinkError, PacketLink};
 use hca_sim::{Builder, Hca, Udp};
+use verbs_core::sync::Arc;
 
-use super::{Made, NAME};
+/// The name of the device.
+pub(super) const NAME: &str = "roce0";
+
+/// An HCA, and its clock.
+#[derive(Clone)]
+pub(crate) struct Made {
+    pub(crate) hca: Arc<Hca>,
+    pub(crate) clock: Clock,
+}
 
 /// Addresses of 127.0.0.0/8 that are tried, from 127.0.0.2 on: 127.0.0.1 is left to programs that name it.
 const LOOPBACK_ADDRESSES_MAX: u16 = 1022;

@@ -5,7 +5,8 @@ use std::mem::offset_of;
 
 use verbs_core::{AtomicCap, DeviceAttr, DeviceCap, LinkLayer, PortState};
 
-use super::{Context, gid, text};
+use super::context::Context;
+use super::{gid, text};
 use crate::abi::{self, ValuesEx};
 use crate::call::{Errno, code, number};
 use crate::live::look;
@@ -173,7 +174,7 @@ pub(crate) unsafe extern "C" fn query_device(
 }
 
 /// `query_device_ex`: as much as the program's structure has room for.
-pub(super) unsafe extern "C" fn query_device_ex(
+pub(crate) unsafe extern "C" fn query_device_ex(
     context: *mut abi::Context,
     input: *const c_void,
     attr: *mut abi::DeviceAttrEx,
@@ -216,7 +217,7 @@ pub(crate) unsafe extern "C" fn query_port(
 }
 
 /// `query_port` of the context: as much as the program's structure has room for.
-pub(super) unsafe extern "C" fn query_port_ex(
+pub(crate) unsafe extern "C" fn query_port_ex(
     context: *mut abi::Context,
     port: u8,
     attr: *mut abi::PortAttr,
@@ -273,7 +274,7 @@ pub(crate) unsafe extern "C" fn get_pkey_index(
 }
 
 /// `query_rt_values`: the device's clock is what completions are stamped with.
-pub(super) unsafe extern "C" fn query_rt_values(
+pub(crate) unsafe extern "C" fn query_rt_values(
     context: *mut abi::Context,
     values: *mut ValuesEx,
 ) -> c_int {

@@ -5,7 +5,8 @@ use std::ffi::{CStr, OsStr, c_char, c_int};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use super::{NAME, shown};
+use super::place::NAME;
+use super::shown;
 use crate::abi;
 use crate::call::{Errno, number};
 

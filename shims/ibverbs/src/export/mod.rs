@@ -10,7 +10,7 @@ use std::ffi::c_int;
 use std::ptr::null_mut;
 
 use crate::call::{Errno, set_errno};
-use crate::{abi, ah, cq, device, event, memory, qp, srq, text};
+use crate::{abi, ah, cq, device, memory, open, qp, srq, text};
 
 /// Exports functions: their version, and their names.
 macro_rules! export {
@@ -64,11 +64,11 @@ export! {
         "mult_to_ibv_rate" = text::mult_to_rate,
     }
     "IBVERBS_1.1" {
-        "ibv_ack_async_event" = event::ack_async_event,
+        "ibv_ack_async_event" = device::ack_async_event,
         "ibv_ack_cq_events" = cq::ack_cq_events,
         "ibv_alloc_pd" = memory::alloc_pd,
         "ibv_attach_mcast" = qp::attach_mcast,
-        "ibv_close_device" = device::close_device,
+        "ibv_close_device" = open::close_device,
         "ibv_copy_ah_attr_from_kern" = nothing_to_copy,
         "ibv_create_ah" = ah::create_ah,
         "ibv_create_ah_from_wc" = ah::create_ah_from_wc,
@@ -87,7 +87,7 @@ export! {
         "ibv_event_type_str" = text::event_type_str,
         "ibv_fork_init" = device::fork_init,
         "ibv_free_device_list" = device::free_device_list,
-        "ibv_get_async_event" = event::get_async_event,
+        "ibv_get_async_event" = device::get_async_event,
         "ibv_get_cq_event" = cq::get_cq_event,
         "ibv_get_device_guid" = device::get_device_guid,
         "ibv_get_device_list" = device::get_device_list,
@@ -96,7 +96,7 @@ export! {
         "ibv_modify_qp" = qp::modify_qp,
         "ibv_modify_srq" = srq::modify_srq,
         "ibv_node_type_str" = text::node_type_str,
-        "ibv_open_device" = device::open_device,
+        "ibv_open_device" = open::open_device,
         "ibv_port_state_str" = text::port_state_str,
         "ibv_query_device" = device::query_device,
         "ibv_query_gid" = device::query_gid,

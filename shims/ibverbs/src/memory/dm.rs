@@ -10,7 +10,7 @@ use super::{Pd, mr};
 use crate::abi::{self, AllocDmAttr};
 use crate::call::{Errno, code, pointer};
 use crate::device::{Context, DM_MAX};
-use crate::live::{Held, Kind, Object, Users, end, look, publish, room};
+use crate::live::{Ending, Held, Kind, Object, Users, end, look, publish, room};
 
 /// A piece of device memory. Regions over it keep it: it is deallocated when they are gone.
 #[repr(C)]
@@ -77,8 +77,8 @@ pub(crate) unsafe extern "C" fn free_dm(dm: *mut abi::Dm) -> c_int {
         // SAFETY: the program does not use it now.
         unsafe {
             end::<Dm, _>(dm, |dm| match Arc::strong_count(&dm.memory) {
-                1 => Ok(()),
-                _ => Err((dm, Errno::BUSY)),
+                1 => Ending::Over,
+                _ => Ending::Refused(dm, Errno::BUSY),
             })
         }
     })
@@ -87,7 +87,7 @@ pub(crate) unsafe extern "C" fn free_dm(dm: *mut abi::Dm) -> c_int {
 /// Where a copy begins. Offset and length are multiples of 4, as on devices that have such memory.
 fn place(offset: u64, length: usize) -> Result<usize, Errno> {
     match usize::try_from(offset) {
-        Ok(offset) if offset % 4 == 0 && length % 4 == 0 => Ok(offset),
+        Ok(offset) if offset.is_multiple_of(4) && length.is_multiple_of(4) => Ok(offset),
         _ => Err(Errno(libc::EFAULT)),
     }
 }

@@ -3,10 +3,12 @@
 use std::ffi::c_int;
 use std::ops::Deref;
 
+use verbs_core::Refused;
+
 use crate::abi::{self, ParentDomainInitAttr};
 use crate::call::{Errno, code, pointer};
 use crate::device::Context;
-use crate::live::{Held, Kind, Object, Users, end, look, publish, room};
+use crate::live::{Ending, Held, Kind, Object, Users, end, look, publish, room};
 
 /// A protection domain, or a parent domain: one with a thread domain, or allocators, beside it.
 #[repr(C)]
@@ -92,22 +94,21 @@ pub(crate) unsafe extern "C" fn dealloc_pd(pd: *mut abi::Pd) -> c_int {
         // SAFETY: the program does not use it now.
         unsafe {
             end::<Pd, _>(pd, |pd| match pd.of {
-                Of::Parent { .. } => Ok(()),
-                Of::Itself(inner) => inner.dealloc().wait().map_err(|refused| {
-                    let errno = Errno::from(refused.error);
-                    match refused.handle {
-                        Some(inner) => (
-                            Pd {
-                                shown: pd.shown,
-                                context: pd.context,
-                                of: Of::Itself(inner),
-                                users: pd.users,
-                            },
-                            errno,
-                        ),
-                        None => unreachable!("a refused destroy gives its handle back"),
-                    }
-                }),
+                Of::Parent { .. } => Ending::Over,
+                Of::Itself(inner) => match inner.dealloc().wait() {
+                    Err(Refused {
+                        error,
+                        handle: Some(inner),
+                        ..
+                    }) => Ending::Refused(
+                        Pd {
+                            of: Of::Itself(inner),
+                            ..pd
+                        },
+                        error.into(),
+                    ),
+                    _ => Ending::Over,
+                },
             })
         }
     })
@@ -170,5 +171,5 @@ pub(crate) unsafe extern "C" fn alloc_td(
 /// `dealloc_td`.
 pub(crate) unsafe extern "C" fn dealloc_td(td: *mut abi::Td) -> c_int {
     // SAFETY: the program does not use it now.
-    code(|| unsafe { end::<Td, _>(td, |_| Ok(())) })
+    code(|| unsafe { end::<Td, _>(td, |_| Ending::Over) })
 }

@@ -6,12 +6,12 @@ use std::ptr::{NonNull, null_mut};
 
 use parking_lot::Mutex;
 use rustix::mm::{MsyncFlags, msync};
-use verbs_core::{Access, Memory};
+use verbs_core::{Access, Memory, Refused};
 
 use super::Pd;
 use crate::abi;
 use crate::call::{Errno, code, number, pointer, set_errno};
-use crate::live::{Held, Kind, Object, Users, end, look, publish, room};
+use crate::live::{Ending, Held, Kind, Object, Users, end, look, publish, room};
 
 const PAGE: usize = 4096;
 
@@ -172,17 +172,36 @@ pub(crate) unsafe extern "C" fn dereg_mr(mr: *mut abi::Mr) -> c_int {
         unsafe {
             end::<Mr, _>(mr, |mr| {
                 let taken = mr.inner.lock().mr.take();
-                let Some(inner) = taken else { return Ok(()) };
-                inner.dereg().wait().map_err(|refused| {
-                    mr.inner.lock().mr = refused.handle;
-                    (mr, refused.error.into())
-                })
+                match taken.map(|inner| inner.dereg().wait()) {
+                    Some(Err(Refused {
+                        error,
+                        handle: handle @ Some(_),
+                        ..
+                    })) => {
+                        mr.inner.lock().mr = handle;
+                        Ending::Refused(mr, error.into())
+                    }
+                    _ => Ending::Over,
+                }
             })
         }
     })
 }
 
-/// `ibv_rereg_mr`: 0, or one of `ibv_rereg_mr_err_code`. After a refusal of the device the region is as it was.
+/// What `ibv_rereg_mr` changes.
+mod rereg {
+    use std::ffi::c_int;
+
+    pub(super) const TRANSLATION: c_int = 1;
+    pub(super) const PD: c_int = 1 << 1;
+    pub(super) const ACCESS: c_int = 1 << 2;
+    /// `IBV_REREG_MR_ERR_INPUT`: nothing was done.
+    pub(super) const ERR_INPUT: c_int = -1;
+    /// `IBV_REREG_MR_ERR_CMD`: the device has refused.
+    pub(super) const ERR_CMD: c_int = -4;
+}
+
+/// `ibv_rereg_mr`: 0, or one of `ibv_rereg_mr_err_code`. After a refusal the region is as it was.
 pub(crate) unsafe extern "C" fn rereg_mr(
     mr: *mut abi::Mr,
     flags: c_int,
@@ -191,76 +210,77 @@ pub(crate) unsafe extern "C" fn rereg_mr(
     length: usize,
     access: c_int,
 ) -> c_int {
-    const TRANSLATION: c_int = 1;
-    const PD: c_int = 1 << 1;
-    const ACCESS: c_int = 1 << 2;
-    /// `IBV_REREG_MR_ERR_INPUT`: nothing was done.
-    const ERR_INPUT: c_int = -1;
-    /// `IBV_REREG_MR_ERR_CMD`: the device has refused.
-    const ERR_CMD: c_int = -4;
-    let failed = |code, errno| {
-        set_errno(errno);
-        Ok(code)
-    };
     number(|| {
-        if flags == 0 || flags & !(TRANSLATION | PD | ACCESS) != 0 {
-            return failed(ERR_INPUT, Errno::INVAL);
+        let known = rereg::TRANSLATION | rereg::PD | rereg::ACCESS;
+        let has = |bit| flags & bit != 0;
+        // SAFETY: the program destroys none of them now, and registers the memory for whom it gives the keys to.
+        let asked = unsafe {
+            look::<Mr, _>(mr).and_then(|mr| {
+                let new_pd = has(rereg::PD).then(|| look::<Pd, _>(pd)).transpose()?;
+                let new_memory = has(rereg::TRANSLATION).then(|| memory(addr, length));
+                Ok((mr, new_pd, new_memory.transpose()?))
+            })
+        };
+        let (mr, new_pd, new_memory) = match asked {
+            Ok(asked) if flags != 0 && flags & !known == 0 => asked,
+            asked => {
+                set_errno(asked.err().unwrap_or(Errno::INVAL));
+                return Ok(rereg::ERR_INPUT);
+            }
+        };
+        let new_access = has(rereg::ACCESS).then(|| rights(access.cast_unsigned()));
+        if let Err(errno) = mr.register_again(new_pd.zip(Some(pd)), new_memory, new_access) {
+            set_errno(errno);
+            return Ok(rereg::ERR_CMD);
         }
-        // SAFETY: the program destroys none of them now.
-        let looked = unsafe {
-            let new_pd = (flags & PD != 0).then(|| look::<Pd, _>(pd)).transpose();
-            look::<Mr, _>(mr).and_then(|mr| Ok((mr, new_pd?)))
-        };
-        let (mr, new_pd) = match looked {
-            Ok(looked) => looked,
-            Err(errno) => return failed(ERR_INPUT, errno),
-        };
-        let new_memory = match flags & TRANSLATION != 0 {
-            false => None,
-            // SAFETY: that is what it registers it for.
-            true => match unsafe { memory(addr, length) } {
-                Ok(memory) if length > 0 => Some(memory),
-                Ok(_) => return failed(ERR_INPUT, Errno::INVAL),
-                Err(errno) => return failed(ERR_INPUT, errno),
-            },
-        };
-        let new_access = (flags & ACCESS != 0).then(|| rights(access.cast_unsigned()));
-        let mut inner = mr.inner.lock();
-        let Some(old) = inner.mr.take() else {
-            return failed(ERR_INPUT, Errno::INVAL);
-        };
+        if has(rereg::TRANSLATION) {
+            // SAFETY: the program waits for this call before it looks.
+            unsafe { (*mr.shown.get()).addr = addr };
+        }
+        Ok(0)
+    })
+}
+
+impl Mr {
+    /// Changes what is named, and keeps the keys.
+    fn register_again(
+        &self,
+        pd: Option<(&Pd, *mut abi::Pd)>,
+        memory: Option<Memory>,
+        access: Option<Access>,
+    ) -> Result<(), Errno> {
+        let mut inner = self.inner.lock();
+        let old = inner.mr.take().ok_or(Errno::INVAL)?;
         let mut request = old.rereg().keep_keys();
-        let moves = new_memory.is_some();
-        if let Some(memory) = new_memory {
+        let length = memory.as_ref().map(Memory::len);
+        if let Some(memory) = memory {
             request = request.memory(memory);
         }
-        if let Some(access) = new_access {
+        if let Some(access) = access {
             request = request.access(access);
         }
-        if let Some(pd) = new_pd {
+        if let Some((pd, _)) = pd {
             request = request.pd(pd);
         }
         match request.wait() {
             Ok(new) => {
                 // SAFETY: under the lock; the program waits for this call.
-                let shown = unsafe { &mut *mr.shown.get() };
+                let shown = unsafe { &mut *self.shown.get() };
                 (shown.lkey, shown.rkey) = (new.lkey().value(), new.lkey().value());
-                if moves {
-                    (shown.addr, shown.length) = (addr, length);
-                }
-                if let Some(new_pd) = new_pd {
-                    shown.pd = pd;
-                    inner.pd = Held::new(new_pd);
+                shown.length = length.unwrap_or(shown.length);
+                if let Some((pd, at)) = pd {
+                    shown.pd = at;
+                    inner.pd = Held::new(pd);
                 }
                 inner.mr = Some(new);
-                Ok(0)
+                Ok(())
             }
             Err(refused) => {
                 inner.mr = refused.handle;
-                failed(ERR_CMD, refused.error.into())
+                Err(refused.error.into())
             }
         }
-    })
+    }
 }
 
 /// `advise_mr`: the pages of a software HCA's regions are there when it touches them. Only what the advice is about

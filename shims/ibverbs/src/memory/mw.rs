@@ -8,7 +8,7 @@ use verbs_core::{RKey, WindowType};
 use super::Pd;
 use crate::abi;
 use crate::call::{Errno, code, pointer};
-use crate::live::{Held, Kind, Object, Users, end, look, publish, room};
+use crate::live::{Ending, Held, Kind, Object, Users, end, look, publish, room};
 
 /// A memory window.
 #[repr(C)]
@@ -83,7 +83,7 @@ pub(crate) unsafe extern "C" fn dealloc_mw(mw: *mut abi::Mw) -> c_int {
             end::<Mw, _>(mw, |Mw { inner, .. }| {
                 // It is never in use, and a device that is gone has no windows.
                 let _ = inner.dealloc().wait();
-                Ok(())
+                Ending::Over
             })
         }
     })

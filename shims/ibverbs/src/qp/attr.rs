@@ -2,12 +2,12 @@
 
 use std::ffi::c_int;
 
-use verbs_core::{Access, Av, GlobalRoute, Lid, Mtu, Psn, QKey, QpState, QpType, Qpn};
+use verbs_core::{Access, Mtu, Psn, QKey, QpState, QpType, Qpn};
 
-use super::Qp;
+use super::pair::Qp;
 use crate::abi::{self, AhAttr, Ece, QpAttr, QpInitAttr};
+use crate::ah::{av_of, shown_av};
 use crate::call::{Errno, code};
-use crate::device::gid_of;
 use crate::live::look;
 
 /// `ibv_qp_attr_mask`.
@@ -56,47 +56,6 @@ fn state_of(number: u32) -> Result<QpState, Errno> {
 
 fn number_of(state: QpState) -> u32 {
     STATES.iter().position(|other| *other == state).unwrap_or(6) as u32
-}
-
-/// The address that the program's structure is.
-pub(crate) fn av_of(attr: &AhAttr) -> Av {
-    let grh = &attr.grh;
-    let global = (attr.is_global != 0).then(|| GlobalRoute {
-        dgid: gid_of(grh.dgid),
-        sgid_index: u16::from(grh.sgid_index),
-        flow_label: grh.flow_label & 0xf_ffff,
-        hop_limit: grh.hop_limit,
-        traffic_class: grh.traffic_class,
-    });
-    Av {
-        global,
-        dlid: Lid(attr.dlid),
-        sl: attr.sl,
-        src_path_bits: attr.src_path_bits,
-        port: attr.port_num,
-    }
-}
-
-/// The program's structure of that address.
-pub(crate) fn shown_av(av: &Av) -> AhAttr {
-    let grh = av
-        .global
-        .map_or_else(abi::GlobalRoute::default, |route| abi::GlobalRoute {
-            dgid: crate::device::gid_words(route.dgid),
-            flow_label: route.flow_label,
-            sgid_index: route.sgid_index as u8,
-            hop_limit: route.hop_limit,
-            traffic_class: route.traffic_class,
-        });
-    AhAttr {
-        grh,
-        dlid: av.dlid.0,
-        sl: av.sl,
-        src_path_bits: av.src_path_bits,
-        static_rate: 0,
-        is_global: u8::from(av.global.is_some()),
-        port_num: av.port,
-    }
 }
 
 /// What the program's structure changes.

@@ -1,19 +1,20 @@
 //! Creating queue pairs.
 
 use std::cell::UnsafeCell;
-use std::ffi::c_void;
+use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 
 use parking_lot::Mutex;
-use verbs_core::{ObjectKind, QpInit, QpType, Qpn, Shared};
+use verbs_core::{QpInit, QpType, Qpn, Shared, Target};
 
-use super::wr::{self, Building};
-use super::{Parents, Qp, TYPES};
+use super::building::Building;
+use super::pair::{Parents, Qp};
+use super::wr;
 use crate::abi::{self, QpEx, QpExOps, QpInitAttr, QpInitAttrEx, QpOpenAttr};
-use crate::call::{Errno, pointer};
+use crate::call::{Errno, code, pointer};
 use crate::cq::Cq;
 use crate::device::Context;
-use crate::live::{Held, Unacknowledged, Users, look, publish, room};
+use crate::live::{Ending, Held, Users, end, look, publish, room};
 use crate::memory::Pd;
 use crate::srq::Srq;
 use crate::xrcd::Xrcd;
@@ -29,7 +30,16 @@ mod mask {
 /// `IBV_QP_CREATE_BLOCK_SELF_MCAST_LB`.
 const BLOCK_SELF_MCAST_LB: u32 = 1 << 1;
 
-/// The number of the type, as [`TYPES`] has it.
+/// Types of queue pair, as `ibv_qp_type`.
+const TYPES: [(u32, QpType); 5] = [
+    (2, QpType::Rc),
+    (3, QpType::Uc),
+    (4, QpType::Ud),
+    (9, QpType::XrcSend),
+    (10, QpType::XrcRecv),
+];
+
+/// The type of that number.
 fn type_of(number: u32) -> Result<QpType, Errno> {
     let found = TYPES.iter().find(|(other, _)| *other == number);
     found.map(|(_, qp_type)| *qp_type).ok_or(Errno::NOTSUP)
@@ -291,7 +301,8 @@ fn publish_qp(
 ) -> Result<*mut abi::Qp, Errno> {
     let inline = qp.cap().max_inline_data;
     let (control, send, recv) = qp.split().map_err(|_| Errno(libc::EIO))?;
-    let number = control.qpn().value();
+    let place = room::<Qp>();
+    let id = control.target().base().id();
     let building = shown
         .ops
         .wr_start
@@ -304,13 +315,36 @@ fn publish_qp(
         building,
         control,
         context: Held::new(context),
-        async_events: Unacknowledged::default(),
+        watched: context.events.watch(id, place.as_ptr().expose_provenance()),
         attachments: Mutex::default(),
         sq_sig_all,
         parents,
         users: Users::default(),
     };
-    let qp: *mut abi::Qp = publish(room(), qp);
-    context.watch(ObjectKind::Qp, number, qp.expose_provenance());
-    Ok(qp)
+    Ok(publish(place, qp))
+}
+
+/// `ibv_destroy_qp`: `EBUSY` while it is in multicast groups. Waits until the program has acknowledged its events.
+pub(crate) unsafe extern "C" fn destroy_qp(qp: *mut abi::Qp) -> c_int {
+    code(|| {
+        // SAFETY: the program does not use it now, but to acknowledge events.
+        unsafe {
+            let ending = look::<Qp, _>(qp)?;
+            if !ending.attachments.lock().is_empty() {
+                return Err(Errno::BUSY);
+            }
+            ending.watched.end();
+            end::<Qp, _>(qp, |qp| {
+                let (control, parents, context) = (qp.control, qp.parents, qp.context);
+                let qpn = control.qpn();
+                // Without attachments it is refused only by a device that is gone, which has no queue pairs.
+                let _ = control.destroy().wait();
+                for cq in [&parents.send_cq, &parents.recv_cq].into_iter().flatten() {
+                    cq.forget(qpn);
+                }
+                drop((parents, context));
+                Ending::Over
+            })
+        }
+    })
 }

@@ -2,20 +2,13 @@
 
 use std::ffi::c_int;
 
-use verbs_core::{Gid, Lid, Mcast};
+use verbs_core::Lid;
 
-use super::Qp;
+use super::pair::{Attachment, Qp};
 use crate::abi;
 use crate::call::{Errno, code};
 use crate::device::gid_of;
 use crate::live::look;
-
-/// An attachment.
-pub(super) struct Attachment {
-    mgid: Gid,
-    mlid: u16,
-    mcast: Mcast,
-}
 
 /// `ibv_attach_mcast`. The same group twice is one attachment, as in the kernel.
 pub(crate) unsafe extern "C" fn attach_mcast(

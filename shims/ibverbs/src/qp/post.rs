@@ -2,37 +2,19 @@
 
 use std::ffi::c_int;
 
-use arrayvec::ArrayVec;
 use verbs_core::QpType;
 use verbs_core::{
-    Access, BatchError, Binding, Datagram, Dest, LKey, Payload, QKey, Qpn, RKey, Recv, Remote,
-    SendFlags, SendOp, Sge, Srqn,
+    Access, Binding, Datagram, Dest, LKey, Payload, QKey, Qpn, RKey, Remote, SendFlags, SendOp,
+    Sge, Srqn,
 };
 
-use super::Qp;
+use super::pair::Qp;
 use crate::abi::{self, MwBind, MwBindInfo, RecvWr, SendWr, opcode};
 use crate::ah::Ah;
 use crate::call::{Errno, caught, code};
 use crate::live::look;
 use crate::memory::Mw;
-
-/// Work requests of a list that go to the device together.
-const AT_A_TIME: usize = 16;
-
-/// The pieces that a work request names.
-///
-/// # Safety
-/// The program's list has that many entries, for as long as the post takes.
-#[inline(always)]
-unsafe fn pieces<'a>(list: *const abi::Sge, count: c_int) -> &'a [Sge] {
-    match usize::try_from(count) {
-        Ok(count @ 1..) => {
-            // SAFETY: the caller's; the entries are laid out alike, see `abi`.
-            unsafe { std::slice::from_raw_parts(list.cast::<Sge>(), count) }
-        }
-        _ => &[],
-    }
-}
+use crate::recv::{pieces, receives};
 
 /// What lies beside a work request while it is posted.
 struct Beside {
@@ -297,72 +279,5 @@ pub(crate) unsafe extern "C" fn post_recv(
             |one| Ok(qp.recv.post(one)?),
             |some| qp.recv.post_batch(some),
         )
-    }
-}
-
-/// Posts a list of receives.
-///
-/// # Safety
-/// The program's list, until NULL, and where it wants the first that was not accepted.
-#[inline(always)]
-pub(crate) unsafe fn receives(
-    first: *const RecvWr,
-    bad: *mut *const RecvWr,
-    post: impl Fn(Recv<'_>) -> Result<(), Errno>,
-    post_batch: impl Fn(&[Recv<'_>]) -> Result<(), BatchError>,
-) -> c_int {
-    let mut next = first;
-    let posted = caught(|| {
-        // SAFETY: the caller's.
-        while let Some(wr) = unsafe { next.as_ref() } {
-            if wr.next.is_null() {
-                // SAFETY: the caller's.
-                post(unsafe { receive(wr) })?;
-                return Ok(());
-            }
-            let mut some = ArrayVec::<_, AT_A_TIME>::new();
-            let mut behind = next;
-            while let (Some(wr), false) = (
-                // SAFETY: the caller's.
-                unsafe { behind.as_ref() },
-                some.is_full(),
-            ) {
-                // SAFETY: the caller's.
-                some.push(unsafe { receive(wr) });
-                behind = wr.next;
-            }
-            if let Err(BatchError { posted, error }) = post_batch(&some) {
-                for _ in 0..posted {
-                    // SAFETY: as many were there.
-                    next = unsafe { (*next).next };
-                }
-                return Err(error.into());
-            }
-            next = behind;
-        }
-        Ok(())
-    });
-    match posted {
-        Ok(()) => 0,
-        Err(errno) => {
-            // SAFETY: the caller's.
-            unsafe { bad.write(next) };
-            errno.0
-        }
-    }
-}
-
-/// # Safety
-/// What it names is the program's.
-#[inline(always)]
-unsafe fn receive<'a>(wr: &RecvWr) -> Recv<'a> {
-    // SAFETY: the caller's.
-    let payload = match unsafe { pieces(wr.sg_list, wr.num_sge) } {
-        [one] => Payload::One(*one),
-        list => Payload::List(list),
-    };
-    Recv {
-        wr_id: wr.wr_id,
-        payload,
     }
 }

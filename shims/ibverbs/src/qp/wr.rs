@@ -1,76 +1,18 @@
 //! Work requests that are built by calls: `ibv_wr_start`, one call for the operation, others for its address and its
 //! data, and `ibv_wr_complete`, which posts all that were built.
 
-use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
-use std::ops::Range;
 use std::ptr::null_mut;
 
-use arrayvec::ArrayVec;
-use parking_lot::RawMutex;
 use parking_lot::lock_api::RawMutex as _;
-use verbs_core::{
-    Access, Datagram, Dest, LKey, Payload, QpType, RKey, Remote, SendFlags, SendOp, SendWr, Sge,
-    Srqn,
-};
+use verbs_core::{Access, LKey, QpType, RKey, Remote, SendFlags, SendOp, Sge, Srqn};
 
-use super::Qp;
+use super::building::{Building, Built, Data, One, To};
+use super::pair::Qp;
 use super::post::{binding, datagram};
 use crate::abi::{self, Ah, DataBuf, MwBindInfo, QpEx, QpExOps};
 use crate::call::{Errno, caught, set_errno};
 use crate::live::look;
-use crate::memory::Mw;
-
-/// Work requests that go to the device together.
-const AT_A_TIME: usize = 16;
-
-/// What a program builds, under a lock from start to end. The lists stay, so that no message allocates.
-pub(super) struct Building {
-    lock: RawMutex,
-    built: UnsafeCell<Built>,
-    inline_max: usize,
-}
-
-#[derive(Default)]
-struct Built {
-    wrs: Vec<One>,
-    sges: Vec<Sge>,
-    inline: Vec<u8>,
-    /// The first thing that was wrong; nothing is posted then.
-    wrong: Option<Errno>,
-}
-
-/// One work request.
-struct One {
-    wr_id: u64,
-    op: SendOp,
-    flags: SendFlags,
-    data: Data,
-    to: To,
-    /// The window that it binds.
-    mw: *mut abi::Mw,
-}
-
-enum Data {
-    Sges(Range<usize>),
-    Inline(Range<usize>),
-}
-
-enum To {
-    Peer,
-    Datagram(Datagram),
-    Srq(Srqn),
-}
-
-impl Building {
-    pub(super) fn new(inline_max: u32) -> Self {
-        Self {
-            lock: RawMutex::INIT,
-            built: UnsafeCell::default(),
-            inline_max: inline_max as usize,
-        }
-    }
-}
 
 /// `ibv_qp_create_send_ops_flags`, and which types of queue pair have the operation (IBTA vol. 1, table 48).
 pub(super) mod send_ops {
@@ -189,82 +131,10 @@ unsafe extern "C" fn wr_abort(qp: *mut QpEx) {
 unsafe extern "C" fn wr_complete(qp: *mut QpEx) -> c_int {
     // SAFETY: after wr_start on this thread.
     let (owner, building, built) = unsafe { building(qp) };
-    let posted = caught(|| built.post(owner));
+    let posted = caught(|| built.post(&owner.send));
     // SAFETY: as above.
     unsafe { building.lock.unlock() }
     posted.map_or_else(|errno| errno.0, |()| 0)
-}
-
-impl Built {
-    fn clear(&mut self) {
-        self.wrs.clear();
-        self.sges.clear();
-        self.inline.clear();
-        self.wrong = None;
-    }
-
-    fn post(&mut self, qp: &Qp) -> Result<(), Errno> {
-        if let Some(wrong) = self.wrong {
-            return Err(wrong);
-        }
-        if let [one] = &*self.wrs {
-            qp.send.post(self.work_request(one))?;
-            one.remember_bind();
-            return Ok(());
-        }
-        for some in self.wrs.chunks(AT_A_TIME) {
-            let wrs: ArrayVec<_, AT_A_TIME> =
-                some.iter().map(|one| self.work_request(one)).collect();
-            let posted = qp.send.post_batch(&wrs);
-            let count = posted.map_or_else(|error| error.posted, |()| some.len());
-            some[..count].iter().for_each(One::remember_bind);
-            posted.map_err(|error| Errno::from(error.error))?;
-        }
-        Ok(())
-    }
-
-    fn work_request<'a>(&'a self, one: &'a One) -> SendWr<'a> {
-        let (payload, inline) = match &one.data {
-            Data::Inline(range) => (
-                Payload::Inline(&self.inline[range.clone()]),
-                SendFlags::INLINE,
-            ),
-            Data::Sges(range) => match &self.sges[range.clone()] {
-                [one] => (Payload::One(*one), SendFlags::empty()),
-                list => (Payload::List(list), SendFlags::empty()),
-            },
-        };
-        SendWr {
-            wr_id: one.wr_id,
-            op: one.op,
-            flags: one.flags.difference(SendFlags::INLINE) | inline,
-            payload,
-            dest: match &one.to {
-                To::Peer => Dest::Peer,
-                To::Datagram(datagram) => Dest::Datagram(datagram),
-                To::Srq(srqn) => Dest::Srq(*srqn),
-            },
-        }
-    }
-
-    /// The one that is being built. A program that sets data before it has begun one has done wrong.
-    fn last(&mut self) -> Option<&mut One> {
-        if self.wrs.is_empty() {
-            self.wrong.get_or_insert(Errno::INVAL);
-        }
-        self.wrs.last_mut()
-    }
-}
-
-impl One {
-    fn remember_bind(&self) {
-        if let SendOp::BindMw(what) = self.op {
-            // SAFETY: the program keeps it until the bind has completed.
-            if let Ok(mw) = unsafe { look::<Mw, _>(self.mw) } {
-                mw.bound(what.rkey);
-            }
-        }
-    }
 }
 
 /// Begins the next work request.
@@ -374,31 +244,6 @@ unsafe extern "C" fn wr_set_xrc_srqn(qp: *mut QpEx, srqn: u32) {
     // SAFETY: after wr_start on this thread.
     if let Some(one) = unsafe { building(qp) }.2.last() {
         one.to = To::Srq(Srqn::new(srqn));
-    }
-}
-
-impl Built {
-    fn gather(&mut self, list: &[Sge]) {
-        let begin = self.sges.len();
-        self.sges.extend_from_slice(list);
-        let end = self.sges.len();
-        if let Some(one) = self.last() {
-            one.data = Data::Sges(begin..end);
-        }
-    }
-
-    fn inline(&mut self, pieces: &[&[u8]], max: usize) {
-        let begin = self.inline.len();
-        for piece in pieces {
-            self.inline.extend_from_slice(piece);
-        }
-        let end = self.inline.len();
-        if end - begin > max {
-            self.wrong.get_or_insert(Errno::INVAL);
-        }
-        if let Some(one) = self.last() {
-            one.data = Data::Inline(begin..end);
-        }
     }
 }
 

@@ -1,0 +1,83 @@
+//! A queue pair.
+
+use std::cell::UnsafeCell;
+
+use parking_lot::Mutex;
+use verbs_core::{Gid, Mcast, QpType, RecvQueue, SendQueue, Shared};
+
+use super::building::Building;
+use crate::abi::QpEx;
+use crate::cq::Cq;
+use crate::device::Context;
+use crate::event::Watched;
+use crate::live::{Held, Kind, Object, Users};
+use crate::memory::Pd;
+use crate::srq::Srq;
+use crate::xrcd::Xrcd;
+
+/// A queue pair.
+#[repr(C)]
+pub(crate) struct Qp {
+    pub(super) shown: UnsafeCell<QpEx>,
+    pub(super) send: Shared<SendQueue>,
+    pub(super) recv: Shared<RecvQueue>,
+    /// Work requests between `wr_start` and `wr_complete`; `None` where the program did not ask for these calls.
+    pub(super) building: Option<Box<Building>>,
+    pub(super) control: verbs_core::Qp,
+    pub(super) context: Held<Context>,
+    /// Asynchronous events.
+    pub(super) watched: Watched,
+    pub(super) attachments: Mutex<Vec<Attachment>>,
+    pub(super) sq_sig_all: bool,
+    pub(super) parents: Parents,
+    pub(super) users: Users,
+}
+
+/// What a queue pair is made of.
+#[derive(Default)]
+pub(super) struct Parents {
+    pub(super) pd: Option<Held<Pd>>,
+    pub(super) send_cq: Option<Held<Cq>>,
+    pub(super) recv_cq: Option<Held<Cq>>,
+    pub(super) srq: Option<Held<Srq>>,
+    /// A target's.
+    pub(super) _xrcd: Option<Held<Xrcd>>,
+}
+
+// SAFETY: of the C structure, the state changes in calls about it that a program makes one by one; what builds work
+// requests is locked from `wr_start` to `wr_complete`.
+unsafe impl Send for Qp {}
+// SAFETY: as above.
+unsafe impl Sync for Qp {}
+
+// SAFETY: the C part is at the front.
+unsafe impl Object for Qp {
+    const KIND: Kind = Kind::Qp;
+
+    fn users(&self) -> &Users {
+        &self.users
+    }
+}
+
+/// An attachment.
+pub(super) struct Attachment {
+    pub(super) mgid: Gid,
+    pub(super) mlid: u16,
+    pub(super) mcast: Mcast,
+}
+
+impl Qp {
+    /// Its completions that were not polled are gone.
+    pub(super) fn forget_completions(&self) {
+        for cq in [&self.parents.send_cq, &self.parents.recv_cq]
+            .into_iter()
+            .flatten()
+        {
+            cq.forget(self.control.qpn());
+        }
+    }
+
+    pub(super) fn qp_type(&self) -> QpType {
+        self.control.qp_type()
+    }
+}
