@@ -9,6 +9,7 @@ use verbs_core::{BatchError, PostError, Qp, Qpn, Recv, RecvQueue, SendQueue, Sen
 
 use crate::endpoint::Data;
 use crate::error::Error;
+use crate::event::Ended;
 use crate::link::Link;
 use crate::step::Step;
 
@@ -59,6 +60,18 @@ impl Connection {
     /// Whether the connection is still there, as far as this end knows.
     pub fn is_established(&self) -> bool {
         self.link.is_established()
+    }
+
+    /// Which side has ended the connection; `None` while it is there.
+    ///
+    /// It is known before the queue pair goes to ERR, so that who finds work flushed
+    /// ([`WcStatus::WrFlushErr`](verbs_core::WcStatus::WrFlushErr)) tells a connection that was closed from one
+    /// that broke: `None` together with a failed completion is a break. A provider that makes connections by
+    /// its own verbs does not tell a peer that closes from a link that breaks: [`Ended::Peer`] is either.
+    ///
+    /// Never waits; legal from a routine.
+    pub fn ended(&self) -> Option<Ended> {
+        self.link.ended()
     }
 
     /// Posts to the send queue; see [`SendQueue::post`].
@@ -194,6 +207,11 @@ impl SendHalf {
         self.queue.as_mut().ok_or(split)?.post_batch(wrs)
     }
 
+    /// As [`Connection::ended`].
+    pub fn ended(&self) -> Option<Ended> {
+        self.link.ended()
+    }
+
     /// As [`Connection::disconnect`].
     ///
     /// # Errors
@@ -229,6 +247,11 @@ impl RecvHalf {
             error: PostError::Split,
         };
         self.queue.as_mut().ok_or(split)?.post_batch(wrs)
+    }
+
+    /// As [`Connection::ended`].
+    pub fn ended(&self) -> Option<Ended> {
+        self.link.ended()
     }
 
     /// As [`Connection::closed`].
