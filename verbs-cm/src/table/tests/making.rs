@@ -422,7 +422,7 @@ fn a_reply_that_nobody_confirms_is_taken_back_and_the_other_end_learns_of_it() {
         lab.event(0),
         Some(Event::Disconnected {
             conn: conns[0],
-            by: crate::Ended::Peer
+            by: crate::Ended::Failed
         })
     );
     lab.finish();

@@ -112,7 +112,7 @@ fn a_peer_that_has_forgotten_does_not_disturb_a_close() {
         lab.event(0),
         Some(crate::Event::Disconnected {
             conn,
-            by: crate::Ended::Failed
+            by: crate::Ended::Here
         })
     );
     assert_eq!(lab.state(0, conn), Some(State::Timewait));
