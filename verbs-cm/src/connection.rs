@@ -95,6 +95,15 @@ impl Connection {
         recv.post(wr)
     }
 
+    /// Takes the queues off the connection, for a dispatcher that posts by itself; `None` if they were taken
+    /// before, or split off the queue pair. The connection goes on as it was, and its own posts answer
+    /// [`PostError::Split`].
+    ///
+    /// The queues post until the queue pair is destroyed, and then answer [`PostError::Destroyed`].
+    pub fn take_queues(&mut self) -> Option<(SendQueue, RecvQueue)> {
+        self.queues.take()
+    }
+
     /// One half for each direction, for two threads or tasks. The connection lives as long as either.
     pub fn split(self) -> (SendHalf, RecvHalf) {
         let (send, recv) = self.queues.unzip();
