@@ -333,7 +333,7 @@ impl Mr {
             });
         }
         match u32::try_from(range.len()) {
-            Ok(0..u32::MAX) => Ok(self.slice(range)),
+            Ok(len) if len < u32::MAX => Ok(self.slice(range)),
             _ => Err(Error::Invalid {
                 attr: Attr::MrSize,
                 got: u32::MAX,

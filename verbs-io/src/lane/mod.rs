@@ -1,0 +1,591 @@
+//! The lane: two completion queues, the ends of the connections that use them, slots, and buffers.
+//!
+//! One thread at a time is inside. Whoever is inside works for all: it takes what has completed, and posts what
+//! waits for room. Wakers are not called here: they go to [`Lane::wake`], and the caller wakes them when it has left.
+//!
+//! The id of a receive is `1 | connection:31 | buffer:32`.
+
+pub(crate) mod end;
+mod reap;
+pub(crate) mod slot;
+
+use std::collections::VecDeque;
+use std::task::{Context, Poll, Waker};
+
+use verbs_core::sync::Arc;
+use verbs_core::task::OwnWaker;
+use verbs_core::{
+    Cq, Dest, Mr, Payload, PostError, Qp, QpInit, Recv, RecvQueue, SendFlags, SendQueue, SendWr,
+    Wc, WcStatus,
+};
+
+use crate::buf::{Buf, Lender, Loans};
+use end::{End, Words};
+use slot::{Fault, NONE, Slots, State, What};
+
+/// The bit of receives' ids.
+const RECV: u64 = 1 << 63;
+/// Completions that are taken at a time.
+const WCS: usize = 32;
+/// Work requests that are posted with one doorbell.
+const BATCH: usize = 16;
+/// Operations that are ready at once, one after the other, before one lets other tasks run.
+const STREAK: u32 = 256;
+
+/// The sizes of a lane's parts.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sizes {
+    /// Bytes of a buffer.
+    pub(crate) message: u32,
+    /// Receives of a connection.
+    pub(crate) window: u32,
+    /// Work requests in a connection's send queue.
+    pub(crate) depth: u32,
+    /// Connections.
+    pub(crate) connections: u32,
+}
+
+impl Sizes {
+    /// Buffers of a connection: half a window may be on its way to be posted.
+    pub(crate) fn buffers(self) -> u32 {
+        self.window + self.window / 2
+    }
+
+    /// Bytes of the buffers of a connection, and of those with the results of atomics.
+    pub(crate) fn bytes(self) -> (usize, usize) {
+        let buffers = self.buffers() as usize * self.message as usize;
+        let words = buffers.next_multiple_of(Words::SIZE);
+        (words, words + self.depth as usize * Words::SIZE)
+    }
+}
+
+pub(crate) struct Lane {
+    send_cq: Cq,
+    recv_cq: Cq,
+    wcs: [Wc; WCS],
+    pub(crate) ends: Vec<End>,
+    pub(crate) slots: Slots,
+    pub(crate) loans: Loans,
+    /// Which end a buffer belongs to, by index; `NONE` for the pool.
+    home: Vec<u32>,
+    pool: Vec<u32>,
+    takers: VecDeque<u32>,
+    /// Who is to be woken when the lane is left.
+    pub(crate) wake: Vec<Waker>,
+    streak: u32,
+    /// Whether a handler reaps while all sleep.
+    has_events: bool,
+    /// Both queues were armed, and no event has come since.
+    armed: bool,
+    /// An end is over, and tasks have to hear of it.
+    unsettled: bool,
+    /// The device cannot be used any more.
+    pub(crate) is_dead: bool,
+    /// Completions that came for an operation that was over.
+    pub(crate) late: u64,
+    sizes: Sizes,
+}
+
+/// What became of an operation that was begun.
+pub(crate) enum Started {
+    /// It has completed, with the result of an atomic.
+    Ready(u64),
+    Refused(Fault),
+    /// It is in that slot.
+    UnderWay(u32),
+}
+
+impl Lane {
+    pub(crate) fn new(send_cq: Cq, recv_cq: Cq, loans: Loans, sizes: Sizes, events: bool) -> Self {
+        Self {
+            send_cq,
+            recv_cq,
+            wcs: [Wc::default(); WCS],
+            ends: Vec::new(),
+            slots: Slots::new(64),
+            loans,
+            home: Vec::new(),
+            pool: Vec::new(),
+            takers: VecDeque::new(),
+            wake: Vec::with_capacity(64),
+            streak: 0,
+            has_events: events,
+            armed: false,
+            unsettled: false,
+            is_dead: false,
+            late: 0,
+            sizes,
+        }
+    }
+
+    // --- operations ---
+
+    /// Whether the operation that is about to begin is to let other tasks run first.
+    #[inline(always)]
+    pub(crate) fn yields(&mut self) -> bool {
+        if self.streak < STREAK {
+            self.streak += 1;
+            return false;
+        }
+        self.streak = 0;
+        true
+    }
+
+    /// Posts, and takes one completion: its own, if the device was as quick as that. Only otherwise a slot is
+    /// written.
+    #[inline(always)]
+    pub(crate) fn start(&mut self, conn: u32, what: What, detached: bool) -> Started {
+        let end = &mut self.ends[conn as usize];
+        if end.is_over {
+            return Started::Refused(Fault::Over);
+        }
+        if end.posted >= end.depth || !end.waiting.is_empty() {
+            return self.start_later(conn, what, detached);
+        }
+        let Some((send, _)) = &mut end.queues else {
+            return Started::Refused(Fault::Over);
+        };
+        let (slot, id) = self.slots.peek();
+        let (word, sge) = match what.sge {
+            Some(sge) => (NONE, sge),
+            None => end.words.take(),
+        };
+        let wr = work_request(id, &what, sge);
+        if let Err(error) = send.post(wr) {
+            if word != NONE {
+                end.words.give_back(word);
+            }
+            return Started::Refused(Fault::Post(error));
+        }
+        let n = self.send_cq.poll(&mut self.wcs[..1]).len();
+        let wc = &self.wcs[0];
+        if n == 1 && wc.wr_id == id && wc.status == WcStatus::Success {
+            self.slots.skip(slot);
+            let value = match word {
+                NONE => 0,
+                word => self.ends[conn as usize].words.give_back(word),
+            };
+            return Started::Ready(value);
+        }
+        self.under_way(conn, &what, word, n, detached)
+    }
+
+    #[inline(never)]
+    fn under_way(
+        &mut self,
+        conn: u32,
+        what: &What,
+        word: u32,
+        polled: usize,
+        detached: bool,
+    ) -> Started {
+        let state = match detached {
+            true => State::Orphan,
+            false => State::Posted,
+        };
+        let slot = self.slots.take(state, conn);
+        let taken = self.slots.get(slot);
+        (taken.buf, taken.word, taken.operation) = (what.buf, word, what.operation);
+        self.ends[conn as usize].posted += 1;
+        if polled == 1 {
+            self.dispatch(0);
+            self.settle_if_needed();
+        }
+        Started::UnderWay(slot)
+    }
+
+    /// There is no room, or others wait for it.
+    #[cold]
+    #[inline(never)]
+    fn start_later(&mut self, conn: u32, what: What, detached: bool) -> Started {
+        self.reap();
+        let end = &self.ends[conn as usize];
+        let has_room = end.posted < end.depth && end.waiting.is_empty();
+        if end.is_over || has_room {
+            return self.start(conn, what, detached);
+        }
+        let slot = self.slots.take(State::Waiting, conn);
+        let taken = self.slots.get(slot);
+        (taken.buf, taken.operation) = (what.buf, what.operation);
+        (taken.what, taken.detached) = (Some(what), detached);
+        self.ends[conn as usize].waiting.push_back(slot);
+        Started::UnderWay(slot)
+    }
+
+    /// Posts what waits for room, with one doorbell for several.
+    #[inline(never)]
+    fn refill(&mut self, conn: u32) {
+        loop {
+            let end = &mut self.ends[conn as usize];
+            // Not one by one: when a quarter is free, or nothing is under way.
+            let is_busy = end.posted > 0 && end.posted > end.depth - end.depth / 4;
+            let Some((send, _)) = &mut end.queues else {
+                return;
+            };
+            if end.is_over || is_busy || end.waiting.is_empty() {
+                return;
+            }
+            let room = ((end.depth - end.posted) as usize).min(BATCH);
+            let mut wrs = arrayvec::ArrayVec::<SendWr<'_>, BATCH>::new();
+            let mut posted = arrayvec::ArrayVec::<u32, BATCH>::new();
+            for &slot in end.waiting.iter().take(room) {
+                let id = self.slots.id(slot);
+                let waiting = self.slots.get(slot);
+                let what = waiting.what.expect("it waits for room");
+                let (word, sge) = match what.sge {
+                    Some(sge) => (NONE, sge),
+                    None => end.words.take(),
+                };
+                waiting.word = word;
+                wrs.push(work_request(id, &what, sge));
+                posted.push(slot);
+            }
+            let outcome = send.post_batch(&wrs);
+            let accepted = outcome.map_or_else(|error| error.posted, |()| posted.len());
+            end.posted += accepted as u32;
+            end.waiting.drain(..posted.len());
+            for (n, &slot) in posted.iter().enumerate() {
+                match outcome {
+                    Err(error) if n >= accepted => self.refuse(slot, Fault::Post(error.error)),
+                    _ => self.posted(slot),
+                }
+            }
+        }
+    }
+
+    /// What waited for room was posted.
+    fn posted(&mut self, slot: u32) {
+        let waiting = self.slots.get(slot);
+        if waiting.detached {
+            waiting.state = State::Orphan;
+            let waker = self.slots.take_waker(slot);
+            self.wake.extend(waker);
+        } else {
+            waiting.state = State::Posted;
+        }
+    }
+
+    /// What waited for room, or was posted, has failed without a completion.
+    fn refuse(&mut self, slot: u32, fault: Fault) {
+        let refused = self.slots.get(slot);
+        let (word, conn) = (refused.word, refused.conn);
+        (refused.state, refused.fault, refused.word) = (State::Done, Some(fault), NONE);
+        if word != NONE {
+            self.ends[conn as usize].words.give_back(word);
+        }
+        let waker = self.slots.take_waker(slot);
+        self.wake.extend(waker);
+    }
+
+    /// The future of a slot sleeps.
+    pub(crate) fn park(&mut self, slot: u32, waker: &mut OwnWaker) {
+        self.streak = 0;
+        self.slots.leave_waker(slot, waker);
+        self.arm_if_needed();
+    }
+
+    /// The future of a slot is dropped. What comes out is dropped when the lane is left.
+    pub(crate) fn forget(&mut self, slot: u32) -> Option<Waker> {
+        let dropped = self.slots.get(slot);
+        let (state, conn, buf, len) = (dropped.state, dropped.conn, dropped.buf, dropped.len);
+        match state {
+            State::Posted => {
+                dropped.state = State::Orphan;
+                return self.slots.take_waker(slot);
+            }
+            State::Waiting => {
+                self.ends[conn as usize].waiting.retain(|&s| s != slot);
+                self.give_back(buf);
+            }
+            State::Done => self.give_back(buf),
+            State::Receiving => self.receivers(conn).retain(|&s| s != slot),
+            State::Received if conn == NONE => self.give_back(buf),
+            State::Received => self.put_back(conn, (buf, len)),
+            State::Free | State::Orphan => return None,
+        }
+        self.slots.release(slot)
+    }
+
+    fn receivers(&mut self, conn: u32) -> &mut VecDeque<u32> {
+        match conn {
+            NONE => &mut self.takers,
+            conn => &mut self.ends[conn as usize].receivers,
+        }
+    }
+
+    // --- messages and buffers ---
+
+    /// The next message of that end, if it is there.
+    #[inline(always)]
+    pub(crate) fn message(&mut self, conn: u32) -> Option<(u32, u32)> {
+        if let Some(message) = self.ends[conn as usize].inbox.pop_front() {
+            return Some(message);
+        }
+        while self.recv_cq.poll(&mut self.wcs[..1]).len() == 1 {
+            let wc = &self.wcs[0];
+            let end = &mut self.ends[conn as usize];
+            if wc.wr_id >> 32 == (RECV >> 32 | u64::from(conn))
+                && wc.status == WcStatus::Success
+                && end.receivers.is_empty()
+            {
+                end.recv_posted -= 1;
+                return Some((wc.wr_id as u32, wc.byte_len.min(self.sizes.message)));
+            }
+            self.dispatch(0);
+            if let Some(message) = self.ends[conn as usize].inbox.pop_front() {
+                self.settle_if_needed();
+                return Some(message);
+            }
+        }
+        self.settle_if_needed();
+        None
+    }
+
+    /// A message that was given to a task that does not take it.
+    fn put_back(&mut self, conn: u32, (buf, len): (u32, u32)) {
+        let end = &mut self.ends[conn as usize];
+        match end.receivers.pop_front() {
+            None => end.inbox.push_front((buf, len)),
+            Some(next) => self.hand(next, buf, len),
+        }
+    }
+
+    /// Gives a buffer to the future of a slot.
+    fn hand(&mut self, slot: u32, buf: u32, len: u32) {
+        let receiver = self.slots.get(slot);
+        (receiver.state, receiver.buf, receiver.len) = (State::Received, buf, len);
+        let waker = self.slots.take_waker(slot);
+        self.wake.extend(waker);
+    }
+
+    /// A slot that waits for a message of that end, or, without one, for a buffer of the pool.
+    pub(crate) fn wait(&mut self, conn: u32) -> u32 {
+        let slot = self.slots.take(State::Receiving, conn);
+        self.receivers(conn).push_back(slot);
+        slot
+    }
+
+    /// A free buffer of the pool with its full length, unless others wait for one.
+    pub(crate) fn take_full(&mut self) -> Option<Buf> {
+        if !self.takers.is_empty() {
+            return None;
+        }
+        let buf = self.pool.pop()?;
+        Some(self.loans.lend(buf, self.sizes.message))
+    }
+
+    /// Keeps the buffer of an operation that is under way. What comes out is to be dropped when the lane was left.
+    pub(crate) fn keep(&mut self, slot: u32, buf: Buf) -> Option<Arc<dyn Lender>> {
+        self.slots.get(slot).len = buf.len() as u32;
+        let (_index, last) = self.loans.take_in(buf);
+        last
+    }
+
+    /// A buffer is not used any more.
+    #[inline]
+    pub(crate) fn give_back(&mut self, buf: u32) {
+        if buf == NONE {
+            return;
+        }
+        match self.home[buf as usize] {
+            NONE => match self.takers.pop_front() {
+                None => self.pool.push(buf),
+                Some(taker) => self.hand(taker, buf, self.sizes.message),
+            },
+            conn => {
+                let end = &mut self.ends[conn as usize];
+                end.home.push(buf);
+                if end.home.len() >= end.half {
+                    self.replenish(conn);
+                }
+            }
+        }
+    }
+
+    /// Posts the receives whose buffers are at home.
+    #[inline(never)]
+    fn replenish(&mut self, conn: u32) {
+        let end = &mut self.ends[conn as usize];
+        let Some((_, queue)) = &mut end.queues else {
+            return;
+        };
+        while !end.is_over && !end.home.is_empty() {
+            let (loans, first) = (&self.loans, end.home.len().saturating_sub(BATCH));
+            let wrs: arrayvec::ArrayVec<Recv<'_>, BATCH> = end.home[first..]
+                .iter()
+                .map(|&buf| receive(conn, buf).into(loans.sge(buf)))
+                .collect();
+            let outcome = queue.post_batch(&wrs);
+            let accepted = outcome.map_or_else(|error| error.posted, |()| wrs.len());
+            end.recv_posted += accepted as u32;
+            end.home.drain(first..first + accepted);
+            if outcome.is_err() {
+                // The connection is ending; completions, or the connection manager, say why.
+                return;
+            }
+        }
+    }
+
+    // --- connections ---
+
+    /// Adds buffers to the pool.
+    pub(crate) fn add_pool(&mut self, mr: Mr, count: u32) {
+        let first = self.loans.add(mr, count, self.sizes.message);
+        self.home.resize((first + count) as usize, NONE);
+        for buf in (first..first + count).rev() {
+            self.give_back(buf);
+        }
+    }
+
+    /// An end that a connection had before, of which no completion is to come.
+    pub(crate) fn vacant(&mut self) -> Option<u32> {
+        self.reap();
+        let window = self.sizes.window as usize;
+        let is_vacant = |end: &End| end.is_vacant() && end.home.len() >= window;
+        let conn = self.ends.iter().position(is_vacant)?;
+        self.ends[conn].reset();
+        Some(conn as u32)
+    }
+
+    /// The sizes of its parts.
+    pub(crate) fn sizes(&self) -> Sizes {
+        self.sizes
+    }
+
+    /// What the queue pair of a connection is created with.
+    pub(crate) fn queue_pair(&self) -> QpInit<'_> {
+        let Sizes { depth, .. } = self.sizes;
+        QpInit::rc(&self.send_cq, &self.recv_cq).depth(depth, self.sizes.buffers())
+    }
+
+    /// Whether another end may be added.
+    pub(crate) fn has_room(&self) -> bool {
+        self.ends.len() < self.sizes.connections as usize
+    }
+
+    /// Adds an end with buffers of its own; the region was made for [`Sizes::bytes`].
+    pub(crate) fn add_end(&mut self, mr: Mr) -> Option<u32> {
+        if !self.has_room() {
+            return None;
+        }
+        let (conn, sizes) = (self.ends.len() as u32, self.sizes);
+        let (offset, all) = sizes.bytes();
+        let memory = Arc::clone(mr.memory());
+        let words = Words::new(memory, offset, mr.slice(offset..all), sizes.depth);
+        let first = self.loans.add(mr, sizes.buffers(), sizes.message);
+        let mut end = End::new(sizes.depth, sizes.window, words);
+        end.home.extend(first..first + sizes.buffers());
+        self.home.resize(self.loans.count() as usize, conn);
+        self.ends.push(end);
+        Some(conn)
+    }
+
+    /// Posts the first receives of a connection that is to be made. Says for which connection of the end.
+    ///
+    /// # Errors
+    /// The queue's.
+    pub(crate) fn prepare(&mut self, conn: u32, qp: &mut Qp) -> Result<u32, PostError> {
+        let end = &mut self.ends[conn as usize];
+        while let Some(&buf) = end.home.last() {
+            qp.post_recv(receive(conn, buf).into(self.loans.sge(buf)))?;
+            end.home.pop();
+            end.recv_posted += 1;
+        }
+        Ok(end.serial)
+    }
+
+    /// The connection is there.
+    pub(crate) fn open(&mut self, conn: u32, queues: (SendQueue, RecvQueue)) {
+        let end = &mut self.ends[conn as usize];
+        end.queues = Some(queues);
+        if end.home.len() >= end.half {
+            self.replenish(conn);
+        }
+    }
+
+    /// The connection has ended, whatever completions say.
+    pub(crate) fn over(&mut self, conn: u32, serial: u32) {
+        if self.ends[conn as usize].serial == serial {
+            self.reap();
+            self.ends[conn as usize].fail(Fault::Over);
+            self.unsettled = true;
+            self.settle_if_needed();
+        }
+    }
+
+    /// The queue pair of an end is destroyed, and its handles are gone. What comes out is to be dropped after the
+    /// lane was left.
+    pub(crate) fn retire(&mut self, conn: u32) -> Option<(SendQueue, RecvQueue)> {
+        self.reap();
+        let end = &mut self.ends[conn as usize];
+        end.fail(Fault::Over);
+        let queues = end.queues.take();
+        self.settle();
+        let end = &mut self.ends[conn as usize];
+        for (buf, _) in std::mem::take(&mut end.inbox) {
+            end.home.push(buf);
+        }
+        end.is_retired = true;
+        queues
+    }
+
+    // --- sleeping ---
+
+    /// What a driver does that hears of no events.
+    pub(crate) fn turn(&mut self) -> usize {
+        let n = self.reap();
+        // It says whether the device is still there.
+        if self.slots.is_awaited() && !self.is_dead && self.arm() {
+            return n + self.reap();
+        }
+        n
+    }
+
+    /// Arms both queues for the tasks that sleep, unless they are.
+    pub(crate) fn arm_if_needed(&mut self) {
+        if self.has_events && !self.armed && !self.is_dead {
+            self.armed = true;
+            while self.arm() {
+                self.reap();
+            }
+        }
+    }
+
+    /// Arms both queues; `true` if completions wait.
+    fn arm(&mut self) -> bool {
+        // It says whether the device is there, and this waker does nothing.
+        let cx = &mut Context::from_waker(Waker::noop());
+        let polls = [self.send_cq.poll_ready(cx), self.recv_cq.poll_ready(cx)];
+        if polls.iter().any(|poll| matches!(poll, Poll::Ready(Err(_)))) {
+            self.die();
+            return false;
+        }
+        polls.iter().any(Poll::is_ready)
+    }
+
+    /// What a handler of either queue does inside.
+    pub(crate) fn on_event(&mut self) {
+        self.armed = false;
+        self.reap();
+        let waits = |end: &End| !end.waiting.is_empty() || !end.drainers.is_empty();
+        if self.slots.is_awaited() || self.ends.iter().any(waits) {
+            self.arm_if_needed();
+        }
+    }
+}
+
+/// The work request of an operation.
+#[inline(always)]
+fn work_request(wr_id: u64, what: &What, sge: verbs_core::Sge) -> SendWr<'static> {
+    SendWr {
+        wr_id,
+        op: what.op,
+        flags: SendFlags::SIGNALED,
+        payload: Payload::One(sge),
+        dest: Dest::Peer,
+    }
+}
+
+fn receive(conn: u32, buf: u32) -> Recv<'static> {
+    Recv::new(RECV | u64::from(conn) << 32 | u64::from(buf))
+}

@@ -1,0 +1,152 @@
+//! Operations that end when they are posted.
+
+use std::task::{Context, Poll};
+
+use verbs_core::task::OwnWaker;
+
+use super::kind::{Checked, Kind};
+use super::moving::abandon;
+use crate::buf::Buf;
+use crate::connection::Connection;
+use crate::error::Failed;
+use crate::lane::slot::{Fault, State};
+use crate::lane::{Lane, Started};
+
+/// The future of one.
+pub(super) struct Posting<'a, K> {
+    conn: &'a Connection,
+    kind: Checked<K>,
+    /// Until it is begun.
+    buf: Option<Buf>,
+    /// Of the slot that waits for room.
+    id: Option<u64>,
+}
+
+enum Turn {
+    Posted,
+    Failed(Fault, Option<Buf>),
+    Waits(u64),
+    /// Others have their turn first.
+    Yield,
+}
+
+impl<'a, K: Kind> Posting<'a, K> {
+    pub(super) fn new(conn: &'a Connection, kind: Checked<K>, buf: Buf) -> Self {
+        Self {
+            conn,
+            kind,
+            buf: Some(buf),
+            id: None,
+        }
+    }
+
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Failed>> {
+        let turn = match self.id {
+            Some(id) => self.conn.core().with(|lane| {
+                lane.reap();
+                look(lane, id)
+            }),
+            None => match self.begin() {
+                Ok(turn) => turn,
+                Err(failed) => return Poll::Ready(Err(failed)),
+            },
+        };
+        let turn = match turn {
+            Turn::Waits(id) => {
+                self.id = Some(id);
+                let mut waker = OwnWaker::of(cx.waker());
+                self.conn.core().with(|lane| {
+                    let turn = look(lane, id);
+                    if matches!(turn, Turn::Waits(_)) {
+                        lane.park(id as u32, &mut waker);
+                    }
+                    turn
+                })
+            }
+            turn => turn,
+        };
+        match turn {
+            Turn::Waits(_) => return Poll::Pending,
+            Turn::Yield => {
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+            Turn::Posted | Turn::Failed(..) => self.id = None,
+        }
+        Poll::Ready(match turn {
+            Turn::Failed(fault, buf) => Err(self.conn.failed(fault, buf)),
+            _ => Ok(()),
+        })
+    }
+
+    fn begin(&mut self) -> Result<Turn, Failed> {
+        let Self {
+            conn, kind, buf, ..
+        } = self;
+        let kind = match kind {
+            Ok(kind) => kind,
+            Err(error) => {
+                let error = (**error).clone();
+                return Err(Failed {
+                    error,
+                    buf: buf.take(),
+                });
+            }
+        };
+        let mut last = None;
+        let turn = conn.core().with(|lane| {
+            if lane.yields() {
+                return Turn::Yield;
+            }
+            let buf = buf.take().expect("a future is not polled after its end");
+            let (sge, len) = (buf.sge(), buf.len() as u32);
+            let index;
+            (index, last) = lane.loans.take_in(buf);
+            match lane.start(conn.conn(), kind.what(Some((sge, index))), true) {
+                Started::Ready(_) => {
+                    lane.give_back(index);
+                    Turn::Posted
+                }
+                Started::Refused(fault) => Turn::Failed(fault, Some(lane.loans.lend(index, len))),
+                Started::UnderWay(slot) => {
+                    lane.slots.get(slot).len = len;
+                    look(lane, lane.slots.id(slot))
+                }
+            }
+        });
+        drop(last);
+        Ok(turn)
+    }
+}
+
+/// Where one is that had no room at first.
+fn look(lane: &mut Lane, id: u64) -> Turn {
+    let Some(slot) = lane.slots.of_id(id) else {
+        return Turn::Posted;
+    };
+    match lane.slots.get(slot).state {
+        State::Waiting => Turn::Waits(id),
+        State::Done => match lane.finish(slot) {
+            Some(finished) => match finished.fault {
+                Some(fault) => Turn::Failed(fault, finished.buf),
+                None => Turn::Posted,
+            },
+            None => Turn::Posted,
+        },
+        _ => Turn::Posted,
+    }
+}
+
+impl<K> Drop for Posting<'_, K> {
+    fn drop(&mut self) {
+        let Some(id) = self.id else { return };
+        let waits = self.conn.core().with(|lane| {
+            let slot = lane.slots.of_id(id)?;
+            let state = lane.slots.get(slot).state;
+            matches!(state, State::Waiting | State::Done).then_some(slot)
+        });
+        if let Some(slot) = waits {
+            abandon(self.conn, slot);
+        }
+    }
+}

@@ -1,0 +1,205 @@
+//! Waiting for messages, and for buffers of the pool.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
+
+use verbs_core::sync::Arc;
+use verbs_core::task::OwnWaker;
+
+use crate::buf::Buf;
+use crate::connection::Connection;
+use crate::core::Core;
+use crate::error::Error;
+use crate::lane::Lane;
+use crate::lane::slot::{Fault, NONE, State};
+
+/// The next message: [`Connection::recv`].
+#[must_use = "nothing is received until it is awaited"]
+pub struct Receiving<'a> {
+    conn: &'a Connection,
+    slot: u32,
+}
+
+/// A buffer of the pool: [`Connection::buf`], [`Endpoint::buf`](crate::Endpoint::buf).
+#[must_use = "there is no buffer until it is awaited"]
+pub struct Taking<'a> {
+    core: &'a Arc<Core>,
+    slot: u32,
+}
+
+enum Turn {
+    Got(Buf),
+    Over(Fault),
+    Waits,
+    /// Others have their turn first.
+    Yield,
+}
+
+impl Lane {
+    /// What the slot of a future that waits for a buffer has got.
+    fn collect(&mut self, slot: u32) -> (Turn, Option<Waker>) {
+        let waiting = self.slots.get(slot);
+        let (state, buf, len) = (waiting.state, waiting.buf, waiting.len);
+        let turn = match state {
+            State::Received => Turn::Got(self.loans.lend(buf, len)),
+            State::Done => Turn::Over(waiting.fault.unwrap_or(Fault::Over)),
+            _ => return (Turn::Waits, None),
+        };
+        (turn, self.slots.release(slot))
+    }
+}
+
+impl<'a> Receiving<'a> {
+    #[inline(always)]
+    pub(crate) fn new(conn: &'a Connection) -> Self {
+        Self { conn, slot: NONE }
+    }
+
+    #[inline(always)]
+    fn begin(&mut self) -> Turn {
+        let conn = self.conn.conn();
+        self.conn.core().with(|lane| {
+            if lane.yields() {
+                return Turn::Yield;
+            }
+            match lane.message(conn) {
+                Some((buf, len)) => Turn::Got(lane.loans.lend(buf, len)),
+                None if lane.ends[conn as usize].is_over => Turn::Over(Fault::Over),
+                None => {
+                    self.slot = lane.wait(conn);
+                    Turn::Waits
+                }
+            }
+        })
+    }
+
+    /// Looks once more, and sleeps.
+    #[inline(never)]
+    fn again(&mut self, cx: &Context<'_>) -> Turn {
+        let (core, slot) = (self.conn.core(), self.slot);
+        let mut waker = OwnWaker::of(cx.waker());
+        let (turn, old) = core.with(|lane| {
+            lane.reap();
+            let looked = lane.collect(slot);
+            if matches!(looked.0, Turn::Waits) {
+                lane.park(slot, &mut waker);
+            }
+            looked
+        });
+        drop(old);
+        if !matches!(turn, Turn::Waits) {
+            self.slot = NONE;
+        }
+        turn
+    }
+
+    #[cold]
+    fn over(&self, fault: Fault) -> Result<Option<Buf>, Error> {
+        match self.conn.error_of(fault) {
+            Error::Closed { .. } => Ok(None),
+            error => Err(error),
+        }
+    }
+}
+
+impl Future for Receiving<'_> {
+    type Output = Result<Option<Buf>, Error>;
+
+    #[inline(always)]
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut turn = Turn::Waits;
+        if self.slot == NONE {
+            turn = self.begin();
+        }
+        if matches!(turn, Turn::Waits) {
+            turn = self.again(cx);
+        }
+        match turn {
+            Turn::Got(buf) => Poll::Ready(Ok(Some(buf))),
+            Turn::Over(fault) => Poll::Ready(self.over(fault)),
+            Turn::Waits => Poll::Pending,
+            Turn::Yield => {
+                cx.waker().wake_by_ref();
+                Poll::Pending
+            }
+        }
+    }
+}
+
+impl<'a> Taking<'a> {
+    pub(crate) fn new(core: &'a Arc<Core>) -> Self {
+        Self { core, slot: NONE }
+    }
+}
+
+impl Future for Taking<'_> {
+    type Output = Buf;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Buf> {
+        let (core, slot) = (self.core, self.slot);
+        let mut waker = OwnWaker::of(cx.waker());
+        let (turn, slot, old) = core.with(|lane| {
+            if slot == NONE
+                && let Some(buf) = lane.take_full()
+            {
+                return (Turn::Got(buf), NONE, None);
+            }
+            // Buffers of operations that have completed may be among those to reap.
+            let slot = match slot {
+                NONE => lane.wait(NONE),
+                slot => slot,
+            };
+            lane.reap();
+            match lane.collect(slot) {
+                (Turn::Waits, old) => {
+                    lane.park(slot, &mut waker);
+                    (Turn::Waits, slot, old)
+                }
+                (turn, old) => (turn, NONE, old),
+            }
+        });
+        drop(old);
+        self.slot = slot;
+        match turn {
+            Turn::Got(buf) => Poll::Ready(buf),
+            _ => Poll::Pending,
+        }
+    }
+}
+
+impl Drop for Receiving<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        if self.slot != NONE {
+            forget(self.conn.core(), self.slot);
+        }
+    }
+}
+
+impl Drop for Taking<'_> {
+    fn drop(&mut self) {
+        if self.slot != NONE {
+            forget(self.core, self.slot);
+        }
+    }
+}
+
+#[cold]
+fn forget(core: &Core, slot: u32) {
+    let waker = core.with(|lane| lane.forget(slot));
+    drop(waker);
+}
+
+impl fmt::Debug for Receiving<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Receiving").finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Taking<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Taking").finish_non_exhaustive()
+    }
+}
