@@ -1,0 +1,147 @@
+//! What operations do.
+
+use futures::executor::block_on;
+use futures::future::{join, join_all};
+use verbs_core::Access;
+use verbs_io::{Error, Token};
+
+use crate::pair::{Pair, message, pair, pair_with, text, udp_pair};
+
+/// Every operation once.
+async fn every_operation(pair: Pair) {
+    let Pair { a, b, nets, .. } = &pair;
+    // Messages, and the buffer comes back.
+    let hello = a.send(message(a, "hello").await).await.unwrap();
+    assert_eq!(&hello[..], b"hello");
+    assert_eq!(text(b).await.unwrap(), "hello");
+
+    // The peer's memory, by a token that travels.
+    let rights = Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
+    let region = nets[1].region(64, rights).await.unwrap();
+    let token = region.token(0..64).unwrap();
+    let mut offer = b.buf().await;
+    offer.fill_from(&token.to_bytes());
+    b.send(offer).await.unwrap();
+    let token = Token::from_bytes(&a.recv().await.unwrap().unwrap()).unwrap();
+    let hello = a.write(hello, token.slice(8..16).unwrap()).await.unwrap();
+    let mut bytes = [0; 5];
+    region.read_at(8, &mut bytes).unwrap();
+    assert_eq!(&bytes, b"hello");
+    region.write_at(8, b"HELLO").unwrap();
+    let hello = a.read(hello, token.slice(8..13).unwrap()).await.unwrap();
+    assert_eq!(&hello[..], b"HELLO");
+
+    // Atomics.
+    let word = token.word(32).unwrap();
+    assert_eq!(a.fetch_add(word, 5).await, Ok(0));
+    assert_eq!(a.fetch_add(word, 5).await, Ok(5));
+    assert_eq!(a.compare_swap(word, 9, 1).await, Ok(10), "it was not 9");
+    assert_eq!(a.compare_swap(word, 10, 77).await, Ok(10));
+    assert_eq!(region.load(32), Ok(77));
+
+    // What is wrong is said before anything is posted, and the buffer comes back.
+    let failed = a
+        .write(hello, token.slice(0..4).unwrap())
+        .await
+        .unwrap_err();
+    assert_eq!(failed.error, Error::OutOfRange { end: 5, size: 4 });
+    let read_only = nets[1].region(8, Access::REMOTE_READ).await.unwrap();
+    let read_only = read_only.token(0..8).unwrap();
+    let failed = a.write(failed.buf.unwrap(), read_only).await.unwrap_err();
+    assert!(matches!(failed.error, Error::NoRight { .. }));
+    assert_eq!(&failed.buf.unwrap()[..], b"HELLO");
+    assert!(matches!(
+        a.fetch_add(read_only.word(0).unwrap(), 1).await,
+        Err(Error::NoRight { .. })
+    ));
+    drop(region);
+    pair.close().await.unwrap();
+}
+
+#[test]
+fn every_operation_over_the_loopback_link() {
+    block_on(async { every_operation(pair().await).await });
+}
+
+#[test]
+fn every_operation_over_udp() {
+    block_on(async { every_operation(udp_pair(91, |opening| opening).await).await });
+}
+
+/// Goal: many tasks share one connection, with a queue and a pool far smaller than what they want; all messages come
+/// once, those of a task in order. Method: an echo on the other side.
+async fn crowd(pair: Pair, tasks: u64, each: u64) {
+    let Pair { a, b, .. } = &pair;
+    let echo = async {
+        while let Some(message) = b.recv().await.unwrap() {
+            b.send(message).posted().await.unwrap();
+        }
+    };
+    let crowd = (0..tasks).map(|task| async move {
+        for n in 0..each {
+            let mut buf = a.buf().await;
+            buf.set_len(16);
+            buf[..8].copy_from_slice(&task.to_le_bytes());
+            buf[8..].copy_from_slice(&n.to_le_bytes());
+            a.send(buf).await.unwrap();
+        }
+    });
+    let collect = async {
+        let mut next = vec![0; tasks as usize];
+        for _ in 0..tasks * each {
+            let message = a.recv().await.unwrap().unwrap();
+            let numbers: Vec<u64> = message
+                .chunks(8)
+                .map(|bytes| u64::from_le_bytes(bytes.try_into().unwrap()))
+                .collect();
+            let place = &mut next[numbers[0] as usize];
+            assert_eq!(*place, numbers[1]);
+            *place += 1;
+        }
+        assert!(next.iter().all(|&n| n == each));
+        a.close().await.unwrap();
+    };
+    join(join(join_all(crowd), collect), echo).await;
+    pair.close().await.unwrap();
+}
+
+#[test]
+fn a_crowd_shares_a_connection_over_the_loopback_link() {
+    block_on(async {
+        let pair = pair_with(|opening| opening.depth(8).window(8).buffers(20));
+        crowd(pair.await, 100, 100).await;
+    });
+}
+
+#[test]
+fn a_crowd_shares_a_connection_over_udp() {
+    block_on(async {
+        let pair = udp_pair(92, |opening| opening.depth(8).window(8).buffers(20));
+        crowd(pair.await, 20, 20).await;
+    });
+}
+
+/// Goal: two threads, each with a side, and none polls but when it is woken. Method: an echo and its client on
+/// executors that sleep.
+#[test]
+fn two_threads_talk() {
+    let Pair { a, b, .. } = block_on(pair());
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            block_on(async {
+                while let Some(message) = b.recv().await.unwrap() {
+                    b.send(message).await.unwrap();
+                }
+            });
+        });
+        block_on(async {
+            for n in 0..5_000_u32 {
+                let mut buf = a.buf().await;
+                buf.fill_from(&n.to_le_bytes());
+                a.send(buf).await.unwrap();
+                assert_eq!(a.recv().await.unwrap().unwrap()[..], n.to_le_bytes());
+            }
+            a.close().await.unwrap();
+        });
+    });
+}
