@@ -17,6 +17,7 @@ use verbs_core::{Access, Memory, Qp};
 use crate::connection::Connection;
 use crate::core::Core;
 use crate::error::Error;
+use crate::link::Link;
 
 /// What the peer may do by its requests; each region says what may be done to it.
 const ACCESS: Access = Access::REMOTE.union(Access::LOCAL_WRITE);
@@ -131,7 +132,8 @@ impl Claim {
             Ok(link) => {
                 self.is_used = true;
                 let core = Arc::clone(&self.core);
-                Ok(Connection::new(core, self.conn, self.serial, link))
+                let link = Link::new(core, self.conn, self.serial, link);
+                Ok(Connection::of(link))
             }
             Err(NotConnected { error, qp }) => {
                 if let Some(qp) = qp {

@@ -56,6 +56,7 @@ mod core;
 mod endpoint;
 mod error;
 mod lane;
+mod link;
 mod op;
 mod region;
 

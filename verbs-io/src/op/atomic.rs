@@ -4,17 +4,16 @@ use std::task::{Context, Poll};
 
 use verbs_core::task::OwnWaker;
 
-use super::Finished;
+use super::finished::{Finished, abandon};
 use super::kind::{Checked, Kind};
-use super::moving::abandon;
-use crate::connection::Connection;
 use crate::error::Error;
 use crate::lane::Started;
 use crate::lane::slot::{Fault, NONE};
+use crate::link::Link;
 
 /// The future of one.
 pub(super) struct Atomic<'a, K> {
-    conn: &'a Connection,
+    conn: &'a Link,
     kind: Checked<K>,
     slot: u32,
 }
@@ -28,7 +27,7 @@ enum Begun {
 }
 
 impl<'a, K: Kind> Atomic<'a, K> {
-    pub(super) fn new(conn: &'a Connection, kind: Checked<K>) -> Self {
+    pub(super) fn new(conn: &'a Link, kind: Checked<K>) -> Self {
         Self {
             conn,
             kind,

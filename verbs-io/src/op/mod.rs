@@ -4,6 +4,7 @@
 //! until the future takes them back or is dropped.
 
 mod atomic;
+mod finished;
 pub(crate) mod kind;
 mod moving;
 mod posting;
@@ -12,12 +13,10 @@ mod receive;
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll};
 
 use crate::buf::Buf;
 use crate::error::{Error, Failed};
-use crate::lane::Lane;
-use crate::lane::slot::{Fault, NONE, State};
 
 use atomic::Atomic;
 use kind::{Checked, CompareSwap, FetchAdd, Read, Send, Write};
@@ -25,33 +24,6 @@ use moving::Moving;
 use posting::Posting;
 
 pub use receive::{Receiving, Taking};
-
-/// What the slot of an operation that has completed says.
-struct Finished {
-    fault: Option<Fault>,
-    value: u64,
-    buf: Option<Buf>,
-    /// Dropped when the lane is left.
-    _waker: Option<Waker>,
-}
-
-impl Lane {
-    /// Takes what an operation has come to, if it has completed, and releases its slot.
-    fn finish(&mut self, slot: u32) -> Option<Finished> {
-        let done = self.slots.get(slot);
-        if done.state != State::Done {
-            return None;
-        }
-        let (fault, value, buf, len) = (done.fault, done.value, done.buf, done.len);
-        let _waker = self.slots.release(slot);
-        Some(Finished {
-            fault,
-            value,
-            buf: (buf != NONE).then(|| self.loans.lend(buf, len)),
-            _waker,
-        })
-    }
-}
 
 macro_rules! futures {
     ($($(#[$doc:meta])* $Name:ident($Inner:ident<$Kind:ident>) -> $Output:ty, $($build:ident: $Arg:ty),*;)*) => { $(
@@ -62,7 +34,7 @@ macro_rules! futures {
         impl<'a> $Name<'a> {
             #[inline(always)]
             pub(crate) fn new(
-                conn: &'a crate::Connection,
+                conn: &'a crate::link::Link,
                 kind: Checked<$Kind>,
                 $($build: $Arg,)*
             ) -> Self {

@@ -4,17 +4,17 @@ use std::task::{Context, Poll};
 
 use verbs_core::task::OwnWaker;
 
-use super::Finished;
+use super::finished::{Finished, abandon};
 use super::kind::{Checked, Kind};
 use crate::buf::Buf;
-use crate::connection::Connection;
 use crate::error::Failed;
 use crate::lane::Started;
 use crate::lane::slot::{Fault, NONE};
+use crate::link::Link;
 
 /// The future of one.
 pub(super) struct Moving<'a, K> {
-    conn: &'a Connection,
+    conn: &'a Link,
     kind: Checked<K>,
     /// Until it is under way.
     buf: Option<Buf>,
@@ -31,7 +31,7 @@ enum Begun {
 
 impl<'a, K: Kind> Moving<'a, K> {
     #[inline(always)]
-    pub(super) fn new(conn: &'a Connection, kind: Checked<K>, buf: Buf) -> Self {
+    pub(super) fn new(conn: &'a Link, kind: Checked<K>, buf: Buf) -> Self {
         Self {
             conn,
             kind,
@@ -141,7 +141,7 @@ impl<'a, K: Kind> Moving<'a, K> {
 
 impl<'a, K> Moving<'a, K> {
     /// Its parts, before it has begun.
-    pub(super) fn into_parts(mut self) -> (&'a Connection, Checked<K>, Buf)
+    pub(super) fn into_parts(mut self) -> (&'a Link, Checked<K>, Buf)
     where
         K: Copy,
     {
@@ -157,11 +157,4 @@ impl<K> Drop for Moving<'_, K> {
             abandon(self.conn, self.slot);
         }
     }
-}
-
-/// The buffer stays with the operation until it has completed.
-#[cold]
-pub(super) fn abandon(conn: &Connection, slot: u32) {
-    let waker = conn.core().with(|lane| lane.forget(slot));
-    drop(waker);
 }

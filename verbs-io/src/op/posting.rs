@@ -4,17 +4,17 @@ use std::task::{Context, Poll};
 
 use verbs_core::task::OwnWaker;
 
+use super::finished::abandon;
 use super::kind::{Checked, Kind};
-use super::moving::abandon;
 use crate::buf::Buf;
-use crate::connection::Connection;
 use crate::error::Failed;
 use crate::lane::slot::{Fault, State};
 use crate::lane::{Lane, Started};
+use crate::link::Link;
 
 /// The future of one.
 pub(super) struct Posting<'a, K> {
-    conn: &'a Connection,
+    conn: &'a Link,
     kind: Checked<K>,
     /// Until it is begun.
     buf: Option<Buf>,
@@ -31,7 +31,7 @@ enum Turn {
 }
 
 impl<'a, K: Kind> Posting<'a, K> {
-    pub(super) fn new(conn: &'a Connection, kind: Checked<K>, buf: Buf) -> Self {
+    pub(super) fn new(conn: &'a Link, kind: Checked<K>, buf: Buf) -> Self {
         Self {
             conn,
             kind,

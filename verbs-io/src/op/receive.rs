@@ -9,16 +9,16 @@ use verbs_core::sync::Arc;
 use verbs_core::task::OwnWaker;
 
 use crate::buf::Buf;
-use crate::connection::Connection;
 use crate::core::Core;
 use crate::error::Error;
 use crate::lane::Lane;
 use crate::lane::slot::{Fault, NONE, State};
+use crate::link::Link;
 
 /// The next message: [`Connection::recv`].
 #[must_use = "nothing is received until it is awaited"]
 pub struct Receiving<'a> {
-    conn: &'a Connection,
+    conn: &'a Link,
     slot: u32,
 }
 
@@ -53,7 +53,7 @@ impl Lane {
 
 impl<'a> Receiving<'a> {
     #[inline(always)]
-    pub(crate) fn new(conn: &'a Connection) -> Self {
+    pub(crate) fn new(conn: &'a Link) -> Self {
         Self { conn, slot: NONE }
     }
 
