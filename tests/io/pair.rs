@@ -35,10 +35,8 @@ pub(crate) async fn endpoints(
     let table = Arc::new(table);
     let open = async |hca: &Arc<Hca>| {
         let device = hca.open().await.unwrap();
-        let net = options(Endpoint::on(device)).open().await.unwrap();
-        let table = Arc::<Fixed>::clone(&table);
-        net.manager().use_resolver(table).await.unwrap();
-        net
+        let opening = Endpoint::on(device).resolver(Arc::<Fixed>::clone(&table));
+        options(opening).open().await.unwrap()
     };
     let nets = [open(&hcas[0]).await, open(&hcas[1]).await];
     (nets, hcas)

@@ -6,7 +6,7 @@ use std::future::Future;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use verbs_cm::Manager;
-use verbs_cm::resolver::Address;
+use verbs_cm::resolver::{Address, Resolver};
 use verbs_core::sync::{Arc, OnceLock, Weak};
 use verbs_core::{Access, Device, Memory};
 
@@ -58,6 +58,7 @@ pub struct Opening {
     sizes: Sizes,
     buffers: u32,
     driver: Driver,
+    resolver: Option<Arc<dyn Resolver>>,
 }
 
 impl Endpoint {
@@ -80,6 +81,7 @@ impl Endpoint {
             },
             buffers: 256,
             driver: Driver::default(),
+            resolver: None,
         }
     }
 
@@ -216,6 +218,12 @@ impl Opening {
         self
     }
 
+    /// Has addresses looked up by that instead of by the machine: where the port is not one of its network interfaces.
+    pub fn resolver(mut self, resolver: Arc<dyn Resolver>) -> Self {
+        self.resolver = Some(resolver);
+        self
+    }
+
     /// Opens it.
     ///
     /// # Errors
@@ -226,6 +234,7 @@ impl Opening {
             sizes,
             buffers,
             driver,
+            resolver,
         } = self;
         let device = device.await?;
         let pd = device.alloc_pd().await?;
@@ -243,6 +252,9 @@ impl Opening {
         let pool = pd.register(Memory::alloc(bytes)?, Access::LOCAL_WRITE);
         let pool = pool.await?;
         let manager = Manager::of(&device);
+        if let Some(resolver) = resolver {
+            manager.use_resolver(resolver).await?;
+        }
         let core = Arc::new_cyclic(|core: &Weak<Core>| {
             let lender: Weak<dyn Lender> = core.clone();
             let has_events = driver == Driver::Events;
