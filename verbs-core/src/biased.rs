@@ -5,7 +5,7 @@
 //! One word names the owner: nobody yet, a thread, or *everybody*. The thread that it names goes in
 //! by storing a mark and looking at the word once more; no other thread touches the value while the
 //! word names that one. A second thread takes the word away for good: it sets *everybody*, passes the
-//! [process-wide barrier](crate::mem::barrier) and waits until the mark is clear. That is the pattern
+//! process-wide barrier (`mem::barrier`) and waits until the mark is clear. That is the pattern
 //! of [pins](crate::mem::pin()): the barrier falls after the owner's store of the mark, and the second
 //! thread sees it, or before, and the owner's second look finds *everybody*. From then on all threads,
 //! the first one too, take the mutex.

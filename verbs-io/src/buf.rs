@@ -253,10 +253,8 @@ impl Loans {
         assert!(!*lent, "a buffer is lent once");
         let desc = self.descs[index as usize];
         // SAFETY: descriptors live as long as this value.
-        assert!(
-            len <= unsafe { desc.as_ref() }.capacity,
-            "a buffer has its size"
-        );
+        let capacity = unsafe { desc.as_ref() }.capacity;
+        assert!(len <= capacity, "a buffer has its size");
         if self.keep.is_none() {
             self.keep = Some(self.lender.upgrade().expect("the lender is in use"));
         }

@@ -54,7 +54,7 @@ impl Connection {
     /// connection breaks. A peer that takes no messages holds the sender up, by retries of the device.
     ///
     /// # Errors
-    /// [`Failed`] with the buffer: [`Error::Closed`], [`Error::Broken`], [`Error::Removed`], [`Error::Post`].
+    /// [`Failed`](crate::Failed) with the buffer: [`Error::Closed`], [`Error::Broken`], [`Error::Removed`], [`Error::Post`].
     ///
     /// # Cancel safety
     /// Dropped before its first poll, nothing happened. Dropped while it waits for room, the message is not sent.

@@ -278,7 +278,7 @@ mod tests {
         bad[23] = 1; // LOCAL_WRITE is no right of a peer's
         assert!(matches!(Token::from_bytes(&bad), Err(Error::NoToken(_))));
         let mut bad = bytes;
-        (bad[..8].fill(0xff), bad[8..16].fill(0xff));
+        bad[..16].fill(0xff);
         assert!(matches!(Token::from_bytes(&bad), Err(Error::NoToken(_))));
     }
 

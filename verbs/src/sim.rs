@@ -20,6 +20,9 @@
 //! })
 //! # }
 //! ```
+//!
+//! A [`Sim`] runs such programs in virtual time, over a network with faults that a seed decides: see the example
+//! `faults_in_ci`.
 
 use std::collections::BTreeMap;
 use std::future::IntoFuture;
@@ -35,6 +38,8 @@ use verbs_io::{Connection, Endpoint, Error, Opening};
 
 #[doc(no_inline)]
 pub use hca_sim::link;
+#[doc(no_inline)]
+pub use hca_sim::sim::{LinkConfig, Ppm, Sim};
 #[doc(no_inline)]
 pub use hca_sim::{Builder, Hca, Limits, Loopback, connect};
 

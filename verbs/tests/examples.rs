@@ -45,6 +45,31 @@ fn hello() {
     assert_eq!(run("hello", &[]), "hello\n");
 }
 
+#[test]
+fn kv() {
+    assert_eq!(run("kv", &[]), "sept eight\nversion of key 7: 4\n");
+}
+
+#[test]
+fn routines() {
+    let text = run("routines", &[]);
+    let lines: Vec<&str> = text.lines().collect();
+    let [busy, waits, region, pd, device] = lines[..] else {
+        panic!("{text}")
+    };
+    assert!(busy.contains("1 MR"), "{busy}");
+    assert!(waits.starts_with("waits: "), "{waits}");
+    assert_eq!(region, "region gone: true");
+    assert_eq!(pd, "protection domain gone: true");
+    assert_eq!(device, "device closed: true");
+}
+
+#[test]
+fn faults_in_ci() {
+    let text = run("faults_in_ci", &[]);
+    assert!(text.starts_with("all 100 answers were right; then: the device was removed"));
+}
+
 /// A client that is there before its server asks again for 5 s.
 #[test]
 fn rpc() {

@@ -15,14 +15,14 @@ use crate::lane::Lane;
 use crate::lane::slot::{Fault, NONE, State};
 use crate::link::Link;
 
-/// The next message: [`Connection::recv`].
+/// The next message: [`Connection::recv`](crate::Connection::recv).
 #[must_use = "nothing is received until it is awaited"]
 pub struct Receiving<'a> {
     conn: &'a Link,
     slot: u32,
 }
 
-/// A buffer of the pool: [`Connection::buf`], [`Endpoint::buf`](crate::Endpoint::buf).
+/// A buffer of the pool: [`Connection::buf`](crate::Connection::buf), [`Endpoint::buf`](crate::Endpoint::buf).
 #[must_use = "there is no buffer until it is awaited"]
 pub struct Taking<'a> {
     core: &'a Arc<Core>,
