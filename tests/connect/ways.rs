@@ -10,7 +10,7 @@ use futures::future::join;
 use hca_sim::sim::Sim;
 use hca_sim::{Hca, Loopback, Udp};
 use verbs_cm::resolver::Fixed;
-use verbs_cm::{Error, Manager, connect, listen};
+use verbs_cm::{Ended, Error, Manager, connect, listen};
 use verbs_core::mad::TimeCode;
 use verbs_core::sync::Arc;
 

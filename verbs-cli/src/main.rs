@@ -19,6 +19,7 @@ mod pingpong;
 mod places;
 mod report;
 mod rping;
+mod run;
 mod sim;
 mod srp;
 mod subnet;
@@ -35,6 +36,7 @@ use crate::connect_bench::ConnectBenchArgs;
 use crate::demo::DemoArgs;
 use crate::ipoib::IpoibArgs;
 use crate::rping::RpingArgs;
+use crate::run::RunArgs;
 use crate::sim::SimArgs;
 use crate::srp::SrpArgs;
 use crate::subnet::SubnetArgs;
@@ -50,6 +52,7 @@ fn main() -> ExitCode {
         Command::ConnectBench(args) => run_connect_bench(&args),
         Command::Ipoib(args) => run_ipoib(&args),
         Command::Rping(args) => run_rping(&args),
+        Command::Run(args) => Err(run_program(&args)),
         Command::Serve(args) => run_serve(&args),
         Command::Sim(args) => run_sim(&args),
         Command::Srp(args) => run_srp(&args),
@@ -99,6 +102,11 @@ fn run_connect_bench(args: &ConnectBenchArgs) -> Result<(), u8> {
 fn run_rping(args: &RpingArgs) -> Result<(), u8> {
     rping::run(args, &Roce::new(&args.wire), &mut io::stdout())
         .map_err(|error| complain("rping", &error, error.exit_code()))
+}
+
+fn run_program(args: &RunArgs) -> u8 {
+    let error = run::run(args);
+    complain("run", &error, error.exit_code())
 }
 
 fn run_serve(args: &ServeArgs) -> Result<(), u8> {

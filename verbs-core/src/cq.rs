@@ -98,6 +98,21 @@ impl Verb for ModifyCq {
     }
 }
 
+impl ResizeCq {
+    /// Of a queue that may be shared.
+    pub(crate) fn request(cq: &Arc<CqCore>, cqe: u32) -> Request<'_, Self> {
+        Request::new(cq, Self { cqe })
+    }
+}
+
+impl ModifyCq {
+    /// Of a queue that may be shared.
+    pub(crate) fn request(cq: &Arc<CqCore>, count: u16, period: Duration) -> Request<'_, Self> {
+        let period_us = u32::try_from(period.as_micros()).unwrap_or(u32::MAX);
+        Request::new(cq, Self { count, period_us })
+    }
+}
+
 impl CreateCq {
     /// On a device that the caller keeps from closing.
     pub(crate) fn request(device: &Arc<DeviceCore>, cqe: u32) -> Request<'_, Self> {
@@ -227,13 +242,14 @@ impl Cq {
 
     /// Changes the depth to at least `cqe`; yields the new one. Completions that wait are kept.
     ///
-    /// Takes the queue exclusively, as polling does.
+    /// Takes the queue exclusively, so that it does not change while its owner polls. Other threads that share the
+    /// queue may poll while it is resized ([`Shared::resize`](crate::Shared::resize)).
     ///
     /// # Errors
     /// [`Error::Invalid`] for a depth of 0 or beyond the device's `max_cqe`, [`Error::Mismatch`] if
     /// more completions wait than would fit, [`Error::Unsupported`] where queues cannot be resized.
     pub fn resize(&mut self, cqe: u32) -> Request<'_, ResizeCq> {
-        Request::new(&self.core, ResizeCq { cqe })
+        ResizeCq::request(&self.core, cqe)
     }
 
     /// Moderates events: an armed queue fires at `count` completions or `period` after the first,
@@ -243,8 +259,7 @@ impl Cq {
     /// [`Error::Invalid`] for a period beyond 65,535 microseconds, [`Error::Unsupported`] where there
     /// is no moderation.
     pub fn moderate(&self, count: u16, period: Duration) -> Request<'_, ModifyCq> {
-        let period_us = u32::try_from(period.as_micros()).unwrap_or(u32::MAX);
-        Request::new(&self.core, ModifyCq { count, period_us })
+        ModifyCq::request(&self.core, count, period)
     }
 
     /// Destroys the queue: Busy while queue pairs use it (K10). Completions that were not polled are

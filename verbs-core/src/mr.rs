@@ -7,7 +7,7 @@ use crate::addr::{LKey, RKey};
 use crate::command::{AnyCommand, Command, Kind};
 use crate::device::verb;
 use crate::error::{Attr, ByteCount, Error};
-use crate::mem::{Access, Memory};
+use crate::mem::{Access, Keys, Memory};
 use crate::object::{Base, Child, ObjectKind, Private, Refused, Target, core, destroy, handle};
 use crate::pd::{Pd, PdCore};
 use crate::request::Request;
@@ -74,6 +74,8 @@ pub struct ReregMr {
     pub memory: Option<Arc<Memory>>,
     /// Other access rights than before.
     pub access: Option<Access>,
+    /// Which keys it has then.
+    pub keys: Keys,
 }
 
 /// A memory region as a query shows it.
@@ -193,6 +195,13 @@ impl Request<'_, ReregMr> {
     /// Gives other access rights.
     pub fn access(mut self, access: Access) -> Self {
         self.args.access = Some(access);
+        self
+    }
+
+    /// Keeps its keys, as the providers of rdma-core do: work requests and peers that have them reach the region as
+    /// it is then. Until the request has completed they miss.
+    pub fn keep_keys(mut self) -> Self {
+        self.args.keys = Keys::Kept;
         self
     }
 
@@ -423,7 +432,8 @@ impl Mr {
     }
 
     /// Registers the region anew, with what the request is told to change, under new keys: the old
-    /// ones miss at once, and nobody reaches the old memory through them when this has completed.
+    /// ones miss at once, and nobody reaches the old memory through them when this has completed
+    /// ([`keep_keys`](Request::keep_keys) keeps them instead).
     ///
     /// # Errors
     /// [`Refused`] gives the unchanged handle back: with [`Error::Busy`] while memory windows are
@@ -437,6 +447,7 @@ impl Mr {
                 pd: None,
                 memory: None,
                 access: None,
+                keys: Keys::New,
             },
         )
     }

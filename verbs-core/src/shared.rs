@@ -32,13 +32,16 @@
 //! run after the lock was released (K4).
 
 use std::fmt;
+use std::time::Duration;
 
 use crate::biased::Biased;
-use crate::cq::{Cq, CqCore};
+use crate::cq::{Cq, CqCore, ModifyCq, ResizeCq};
+use crate::object::{ObjectId, Target};
 use crate::qp::{RecvQueue, SendQueue};
 use crate::queue::{Arm, Armed, BatchError, PostError};
+use crate::request::Request;
 use crate::routine::collect;
-use crate::srq::{Srq, SrqCore};
+use crate::srq::{ModifySrq, QuerySrq, Srq, SrqCore};
 use crate::sync::Arc;
 use crate::wc::Wc;
 use crate::wr::{Recv, SendWr};
@@ -227,6 +230,32 @@ impl Shared<Srq> {
     }
 }
 
+impl Shared<Srq> {
+    /// As [`Srq::arm_limit`].
+    ///
+    /// # Errors
+    /// As [`Srq::arm_limit`].
+    pub fn arm_limit(&self, limit: u32) -> Request<'_, ModifySrq> {
+        ModifySrq::request(&self.core, None, Some(limit))
+    }
+
+    /// As [`Srq::resize`].
+    ///
+    /// # Errors
+    /// As [`Srq::resize`].
+    pub fn resize(&self, max_wr: u32) -> Request<'_, ModifySrq> {
+        ModifySrq::request(&self.core, Some(max_wr), None)
+    }
+
+    /// As [`Srq::query`].
+    ///
+    /// # Errors
+    /// The provider's.
+    pub fn query(&self) -> Request<'_, QuerySrq> {
+        QuerySrq::request(&self.core)
+    }
+}
+
 impl Shared<Cq> {
     /// As [`Cq::poll`]. Each completion goes to one caller.
     #[inline]
@@ -239,6 +268,27 @@ impl Shared<Cq> {
     #[inline]
     pub fn arm(&self, when: Arm) -> Armed {
         self.alone(|cq| cq.arm(when))
+    }
+
+    /// As [`Cq::resize`]. Other threads poll on: a provider lets them.
+    ///
+    /// # Errors
+    /// As [`Cq::resize`].
+    pub fn resize(&self, cqe: u32) -> Request<'_, ResizeCq> {
+        ResizeCq::request(&self.core, cqe)
+    }
+
+    /// As [`Cq::moderate`].
+    ///
+    /// # Errors
+    /// As [`Cq::moderate`].
+    pub fn moderate(&self, count: u16, period: Duration) -> Request<'_, ModifyCq> {
+        ModifyCq::request(&self.core, count, period)
+    }
+
+    /// Its kind and number, as events name it.
+    pub fn id(&self) -> ObjectId {
+        self.core.base().id()
     }
 }
 

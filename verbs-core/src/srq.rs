@@ -2,13 +2,14 @@
 
 use crate::addr::Srqn;
 use crate::command::{AnyCommand, Command, Kind};
-use crate::cq::{Cq, CqCore};
+use crate::cq::CqCore;
 use crate::device::verb;
 use crate::error::{Attr, Error, Why};
 use crate::object::{Base, Child, ObjectKind, Private, Target, core, destroy, handle};
 use crate::pd::{Pd, PdCore};
 use crate::queue::{BatchError, PostError, RawRecvQueue, post_recv_shortest};
 use crate::request::Request;
+use crate::shared::CqRef;
 use crate::sync::Arc;
 use crate::verb::{Admit, Verb};
 use crate::wr::Recv;
@@ -72,6 +73,24 @@ pub struct QuerySrq(());
 
 verb!(ModifySrq, SrqCore => ());
 verb!(QuerySrq, SrqCore => SrqAttr);
+
+impl ModifySrq {
+    /// Of a queue that may be shared.
+    pub(crate) fn request(
+        srq: &Arc<SrqCore>,
+        max_wr: Option<u32>,
+        srq_limit: Option<u32>,
+    ) -> Request<'_, Self> {
+        Request::new(srq, Self { max_wr, srq_limit })
+    }
+}
+
+impl QuerySrq {
+    /// Of a queue that may be shared.
+    pub(crate) fn request(srq: &Arc<SrqCore>) -> Request<'_, Self> {
+        Request::new(srq, Self(()))
+    }
+}
 
 impl Verb for CreateSrq {
     type Target = PdCore;
@@ -173,7 +192,7 @@ impl Pd {
     pub fn create_xrc_srq(
         &self,
         xrcd: &Xrcd,
-        cq: &Cq,
+        cq: &impl CqRef,
         max_wr: u32,
         max_sge: u32,
     ) -> Request<'_, CreateSrq> {
@@ -185,7 +204,7 @@ impl Pd {
         let args = CreateSrq {
             pd: Child::new(self.core(), ObjectKind::Srq),
             xrcd: Some(Child::new(xrcd.core(), ObjectKind::Srq)),
-            cq: Some(Child::new(cq.core(), ObjectKind::Srq)),
+            cq: Some(Child::new(cq.cq_core(), ObjectKind::Srq)),
             attr,
         };
         Request::new(self.core(), args)
@@ -220,13 +239,7 @@ impl Srq {
     /// # Errors
     /// [`Error::Invalid`] for a limit beyond the queue's depth.
     pub fn arm_limit(&self, limit: u32) -> Request<'_, ModifySrq> {
-        Request::new(
-            &self.core,
-            ModifySrq {
-                max_wr: None,
-                srq_limit: Some(limit),
-            },
-        )
+        ModifySrq::request(&self.core, None, Some(limit))
     }
 
     /// Changes the depth. Receives that are posted are kept, and posting and taking go on meanwhile.
@@ -235,13 +248,7 @@ impl Srq {
     /// [`Error::Invalid`] for more than the device's `max_srq_wr`, [`Error::Mismatch`] for a depth of 0
     /// or less than what is posted, [`Error::Unsupported`] where queues cannot be resized.
     pub fn resize(&self, max_wr: u32) -> Request<'_, ModifySrq> {
-        Request::new(
-            &self.core,
-            ModifySrq {
-                max_wr: Some(max_wr),
-                srq_limit: None,
-            },
-        )
+        ModifySrq::request(&self.core, Some(max_wr), None)
     }
 
     /// Sizes and limit as they are now; a limit of 0 says that the event is not armed.
@@ -249,7 +256,7 @@ impl Srq {
     /// # Errors
     /// The provider's.
     pub fn query(&self) -> Request<'_, QuerySrq> {
-        Request::new(&self.core, QuerySrq(()))
+        QuerySrq::request(&self.core)
     }
 
     /// Destroys the queue: Busy while queue pairs use it (K10). What is posted goes with it.

@@ -155,8 +155,8 @@ fn plain_attr(port: &Port, sheet: &Sheet) -> PortAttr {
         active_mtu: port.mtu(),
         sm_sl: 0,
         lmc: 0,
-        // 12x at 50 Gbit/s a lane: nothing in the field's codes is faster.
-        active_width: 8,
+        // 4 lanes of 50 Gbit/s, as Ethernet ports have: many programs know no width of 12 lanes.
+        active_width: 2,
         active_speed: 64,
         link_layer: if port.is_wire() {
             LinkLayer::Ethernet

@@ -191,6 +191,13 @@ impl Driver {
         }
     }
 
+    /// The queue pair is about to send nothing any more: acknowledgements that wait for a poller leave now. A peer that
+    /// is owed one would ask a queue pair that is gone until its retries are exceeded. Outside any pin.
+    pub(crate) fn acknowledge(&self, qp: &Arc<QueuePair>) {
+        self.stop_polling();
+        self.serve(qp);
+    }
+
     /// Has `job` done while nobody's messages are worked on. Outside any pin.
     pub(crate) fn alone(&self, port: &Port, job: impl FnOnce(&mut Effects) + Send + 'static) {
         self.jobs.lock().push(Box::new(job));

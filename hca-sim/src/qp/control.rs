@@ -16,6 +16,9 @@ use crate::queue::send::SendRing;
 impl QueuePair {
     /// The verb of that name.
     pub(crate) fn modify(self: &Arc<Self>, command: Command<'_, ModifyQp>) {
+        if matches!(command.attr.state, Some(QpState::Err | QpState::Reset)) {
+            self.acknowledge();
+        }
         let links = self.port.link.lock();
         let change = command.attr;
         let from = self.state();
@@ -66,6 +69,7 @@ impl QueuePair {
 
     /// The verb of that name: flushes and lets go.
     pub(crate) fn destroy(self: &Arc<Self>, command: Command<'_, DestroyQp>) {
+        self.acknowledge();
         let mut links = self.port.link.lock();
         let Some((_, pending)) = command.pend() else {
             return;
@@ -74,6 +78,13 @@ impl QueuePair {
         links.leave(self.port.lid, self.qpn);
         self.control.lock().finish.push(Finish::Destroy(pending));
         self.close(links, touched);
+    }
+
+    /// What has arrived is acknowledged, before nothing is.
+    fn acknowledge(self: &Arc<Self>) {
+        if let Some(driver) = self.port.driver() {
+            driver.acknowledge(self);
+        }
     }
 
     /// Goes to ERR for a reason that a completion or an event tells; `false` if it is in RESET or ERR.

@@ -14,6 +14,7 @@ use crate::connecting::ConnectArgs;
 use crate::demo::{self, DemoArgs};
 use crate::ipoib::{self, IpoibArgs};
 use crate::rping::{self, RpingArgs};
+use crate::run::{self, RunArgs};
 use crate::sim::{self, SimArgs};
 use crate::srp::{self, SrpArgs};
 use crate::subnet::{self, SubnetArgs};
@@ -84,6 +85,9 @@ pub(crate) enum Command {
     /// Ping over RDMA through the connection manager, as rping does
     #[command(long_about = rping::ABOUT, after_help = rping::EXAMPLES)]
     Rping(RpingArgs),
+    /// Run a program that uses libibverbs on a software HCA, unmodified
+    #[command(long_about = run::ABOUT, after_help = run::EXAMPLES)]
+    Run(RunArgs),
     /// Serve the files of a directory to verbs copy on other hosts
     #[command(long_about = SERVE_ABOUT, after_help = SERVE_EXAMPLES)]
     Serve(ServeArgs),

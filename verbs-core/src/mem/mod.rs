@@ -65,7 +65,7 @@ pub use fast::{Invalidated, Stopped};
 pub use memory::Memory;
 pub use pages::{Extent, Layout, PageList, Span};
 pub use pin::{Pin, my_number, pin, pin_at_once};
-pub use region::{Fault, Region};
+pub use region::{Fault, Keys, Region};
 pub use table::MrTable;
 pub use touch::{Seen, TouchWord, Touched};
 pub use window::Window;

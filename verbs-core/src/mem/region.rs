@@ -64,6 +64,16 @@ impl Region {
     }
 }
 
+/// Which keys a region has after it was registered again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Keys {
+    /// The next ones: whoever has the old ones misses.
+    #[default]
+    New,
+    /// The same ones, which reach the new region.
+    Kept,
+}
+
 /// Why a key did not lead to bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]

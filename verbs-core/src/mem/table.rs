@@ -10,7 +10,7 @@ use super::grace;
 use super::owner::{Owner, State, What};
 use super::pages::Span;
 use super::pin::Pin;
-use super::region::{Fault, Region};
+use super::region::{Fault, Keys, Region};
 use super::touch::{TouchWord, Touched};
 use super::window::Window;
 use crate::addr::{LKey, RKey};
@@ -135,8 +135,8 @@ impl MrTable {
         Ok(())
     }
 
-    /// Replaces a region by another under a new key: other rights, protection domain, memory or
-    /// address. The old key misses from now on, the new one, given here, is valid when `done` runs.
+    /// Replaces a region by another: other rights, protection domain, memory or address. The old key
+    /// misses from now on; the one given here, the same or the next, is valid when `done` runs.
     ///
     /// Never waits. See [`grace::after`] for where `done` runs.
     ///
@@ -147,6 +147,7 @@ impl MrTable {
         self: &Arc<Self>,
         key: LKey,
         mut region: Region,
+        keys: Keys,
         done: impl FnOnce() + Send + 'static,
     ) -> Result<(LKey, RKey), Error> {
         // Wrapping the pointer makes it fit into a job that changes thread.
@@ -154,7 +155,10 @@ impl MrTable {
         if !matches!(self.known(key.index())?.what, What::Plain) {
             return Err(key_error(Why::State));
         }
-        let step = self.free.lock().step();
+        let step = match keys {
+            Keys::New => self.free.lock().step(),
+            Keys::Kept => 0,
+        };
         let touched = self.close(key, State::Live)?;
         let number = key.value() & !0xff | u32::from(key.key_byte().wrapping_add(step));
         let keys = region.keys(number);

@@ -58,7 +58,7 @@ impl Hca {
             return;
         };
         let region = changed(&args, &core);
-        let iova = region.iova;
+        let (iova, keys) = (region.iova, args.keys);
         let shared = Arc::new(Mutex::new(Rereg {
             request: Some((args, pending)),
             mrs: Some(Arc::clone(&self.port.mrs)),
@@ -72,7 +72,7 @@ impl Hca {
             }
         };
         let old = LKey::new(core.base().id().number);
-        match self.port.mrs.reregister(old, region, replaced) {
+        match self.port.mrs.reregister(old, region, keys, replaced) {
             Ok(keys) => {
                 shared.lock().keys = Some(keys);
                 complete(&shared, iova);

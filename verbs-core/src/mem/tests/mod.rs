@@ -15,8 +15,8 @@ use proptest::prelude::*;
 use super::barrier::WITHOUT;
 use super::grace;
 use super::{
-    Access, Extent, Fault, Layout, Memory, MrTable, PageList, Region, Span, Stopped, TouchWord,
-    Who, Window, WindowType, pin,
+    Access, Extent, Fault, Keys, Layout, Memory, MrTable, PageList, Region, Span, Stopped,
+    TouchWord, Who, Window, WindowType, pin,
 };
 use crate::addr::{LKey, RKey};
 use crate::error::{Attr, ByteCount, Error, Why};

@@ -13,6 +13,11 @@ struct Known {
     pd: u32,
 }
 
+/// Half of the regions that are registered again keep their keys.
+fn keeps_key(known: &Known) -> bool {
+    known.offset % 2 == 0
+}
+
 impl Known {
     fn judge(&self, addr: u64, len: u32, pd: u32, need: Access) -> Result<u64, Fault> {
         let (first, end) = (u128::from(addr), u128::from(addr) + u128::from(len));
@@ -169,12 +174,18 @@ impl Pair {
             Step::Reregister(i, known) => {
                 let Some((key, _)) = self.pick(i) else { return };
                 let (done, set) = flag();
+                let keys = if keeps_key(&known) {
+                    Keys::Kept
+                } else {
+                    Keys::New
+                };
                 let result = self
                     .table
-                    .reregister(LKey::new(key), self.region(&known), set);
+                    .reregister(LKey::new(key), self.region(&known), keys, set);
                 let expected = self.live.contains_key(&key) && Self::legal(&known);
                 assert_eq!((result.is_ok(), done.load(Acquire)), (expected, expected));
                 if let Ok(keys) = result {
+                    assert_eq!(keys.0.value() == key, keeps_key(&known));
                     self.live.remove(&key);
                     self.learn(&known, keys);
                 }

@@ -139,7 +139,7 @@ fn keys_of_the_data_path_are_not_registered_again() {
     let window = table.allocate_window(PD, WindowType::TwoB).unwrap();
     for key in [empty, mapped, LKey::new(window.value())] {
         let region = Region::new(super::memory(64), ALL, PD);
-        let refused = table.reregister(key, region, || panic!("nothing is done"));
+        let refused = table.reregister(key, region, Keys::New, || panic!("nothing is done"));
         let (attr, why) = (Attr::Key, Why::State);
         assert_eq!(refused, Err(Error::Mismatch { attr, why }));
     }

@@ -1,0 +1,156 @@
+//! Calls from C: results as error numbers, and panics caught.
+
+use std::ffi::c_int;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr::null_mut;
+use std::sync::{Once, OnceLock};
+
+use verbs_core::{Error, PostError};
+
+/// Why a call failed: an error number, as in `errno.h`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Errno(pub(crate) c_int);
+
+impl Errno {
+    pub(crate) const INVAL: Self = Self(libc::EINVAL);
+    pub(crate) const BUSY: Self = Self(libc::EBUSY);
+    pub(crate) const NOMEM: Self = Self(libc::ENOMEM);
+    pub(crate) const NOTSUP: Self = Self(libc::EOPNOTSUPP);
+}
+
+impl From<rustix::io::Errno> for Errno {
+    fn from(errno: rustix::io::Errno) -> Self {
+        Self(errno.raw_os_error())
+    }
+}
+
+impl From<Error> for Errno {
+    fn from(error: Error) -> Self {
+        explain(&error);
+        Self(match error {
+            Error::Busy => libc::EBUSY,
+            Error::AccessDenied => libc::EACCES,
+            Error::Cancelled => libc::ECANCELED,
+            Error::WouldBlock | Error::TooManyRequests { .. } => libc::EAGAIN,
+            Error::Unsupported(_) => libc::EOPNOTSUPP,
+            Error::Exhausted { .. } | Error::NoMemory => libc::ENOMEM,
+            Error::DeviceRemoved | Error::DeviceFailed | Error::Dropped => libc::EIO,
+            // Invalid, Mismatch, OutOfRange, Transition, Closing: the caller's argument.
+            _ => libc::EINVAL,
+        })
+    }
+}
+
+impl From<PostError> for Errno {
+    fn from(error: PostError) -> Self {
+        explain(&error);
+        Self(match error {
+            PostError::Full { .. } => libc::ENOMEM,
+            PostError::DeviceRemoved => libc::EIO,
+            _ => libc::EINVAL,
+        })
+    }
+}
+
+/// A call that returns 0 or an error number, as most do.
+pub(crate) fn code(call: impl FnOnce() -> Result<(), Errno>) -> c_int {
+    match caught(call) {
+        Ok(()) => 0,
+        Err(errno) => {
+            set_errno(errno);
+            errno.0
+        }
+    }
+}
+
+/// A call that returns a number, or -1 and sets `errno`.
+pub(crate) fn number(call: impl FnOnce() -> Result<c_int, Errno>) -> c_int {
+    caught(call).unwrap_or_else(|errno| {
+        set_errno(errno);
+        -1
+    })
+}
+
+/// A call that returns a pointer, or NULL and sets `errno`.
+pub(crate) fn pointer<T>(call: impl FnOnce() -> Result<*mut T, Errno>) -> *mut T {
+    caught(call).unwrap_or_else(|errno| {
+        set_errno(errno);
+        null_mut()
+    })
+}
+
+/// Runs `call`. A panic, which is a defect of this library, becomes `EIO`.
+#[inline(always)]
+pub(crate) fn caught<T>(call: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
+    catch_unwind(AssertUnwindSafe(call)).unwrap_or(Err(Errno(libc::EIO)))
+}
+
+/// Has a panic say what happened in one line.
+pub(crate) fn say_panics_in_one_line() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        std::panic::set_hook(Box::new(|panic| {
+            let text = panic.payload_as_str().unwrap_or("no text");
+            let at = panic
+                .location()
+                .map(ToString::to_string)
+                .unwrap_or_default();
+            log(&format!(
+                "a defect of this library: {} ({at})",
+                text.replace('\n', " ")
+            ));
+        }));
+    });
+}
+
+/// With `VERBS_LOG_LEVEL` of 3 or more, says what an error number stands for: most refusals are `EINVAL` to a program.
+fn explain(error: &dyn std::fmt::Display) {
+    static WANTED: OnceLock<bool> = OnceLock::new();
+    let wanted = || {
+        let level = std::env::var("VERBS_LOG_LEVEL").unwrap_or_default();
+        level.parse::<u32>().is_ok_and(|level| level >= 3)
+    };
+    if *WANTED.get_or_init(wanted) {
+        log(&error.to_string());
+    }
+}
+
+/// Says something to whoever runs the program, where nothing else can say why a call fails.
+pub(crate) fn log(text: &str) {
+    eprintln!("libibverbs (verbs): {text}");
+}
+
+pub(crate) fn set_errno(errno: Errno) {
+    // SAFETY: the address of this thread's own errno.
+    unsafe { *libc::__errno_location() = errno.0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn last() -> c_int {
+        std::io::Error::last_os_error()
+            .raw_os_error()
+            .expect("one was set")
+    }
+
+    #[test]
+    fn results_are_what_c_programs_expect() {
+        assert_eq!(code(|| Ok(())), 0);
+        assert_eq!(code(|| Err(Errno::BUSY)), libc::EBUSY);
+        assert_eq!(number(|| Err(Errno::NOMEM)), -1);
+        assert_eq!(last(), libc::ENOMEM);
+        assert!(pointer::<u8>(|| Err(Errno::NOTSUP)).is_null());
+        assert_eq!(last(), libc::EOPNOTSUPP);
+        assert_eq!(Errno::from(Error::Busy), Errno::BUSY);
+        assert_eq!(Errno::from(PostError::Full { depth: 1 }), Errno::NOMEM);
+    }
+
+    #[test]
+    fn a_panic_is_an_error_number() {
+        say_panics_in_one_line();
+        assert_eq!(code(|| panic!("two\nlines")), libc::EIO);
+        assert_eq!(number(|| panic!("again")), -1);
+    }
+}

@@ -1,0 +1,47 @@
+//! Processes that fork. The parent goes on. The child has the parent's objects in its memory and none of the
+//! threads that serve them, so it may not use them; it may open the device anew, on an address of its own.
+
+use std::ffi::c_int;
+use std::sync::Once;
+
+use super::HCA;
+use crate::live;
+
+/// Has the child of a fork begin without a device.
+pub(super) fn watch() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        // SAFETY: functions of this library, which is never unloaded. Without memory for them it goes without.
+        unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) };
+    });
+}
+
+/// No other thread has a lock of ours while the memory is copied.
+extern "C" fn before() {
+    std::mem::forget(HCA.lock());
+    live::lock_for_fork();
+}
+
+extern "C" fn in_parent() {
+    live::unlock_after_fork();
+    // SAFETY: this thread has locked it in `before`.
+    unsafe { HCA.force_unlock() }
+}
+
+extern "C" fn in_child() {
+    live::unlock_after_fork();
+    // SAFETY: as in the parent, whose thread this is a copy of.
+    unsafe { HCA.force_unlock() }
+    // It stays in memory: ending it would wait for threads that are not there.
+    std::mem::forget(HCA.lock().take());
+}
+
+/// `ibv_fork_init`: there is nothing to do, as no memory is pinned.
+pub(crate) unsafe extern "C" fn fork_init() -> c_int {
+    0
+}
+
+/// `ibv_is_fork_initialized`: `IBV_FORK_UNNEEDED`.
+pub(crate) unsafe extern "C" fn is_fork_initialized() -> c_int {
+    2
+}

@@ -1,0 +1,163 @@
+//! The list of devices. There is one: a software HCA, on an address of this host.
+
+mod context;
+mod fork;
+mod gid;
+mod place;
+mod query;
+mod sysfs;
+
+use std::ffi::{c_char, c_int};
+use std::ptr::{null, null_mut};
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use hca_sim::clock::Clock;
+use parking_lot::Mutex;
+use verbs_core::sync::Arc;
+
+use self::place::Place;
+use crate::abi;
+use crate::call::{Errno, log, number, pointer, say_panics_in_one_line, set_errno};
+
+pub(crate) use self::context::{Context, close_device, open_device};
+pub(crate) use self::fork::{fork_init, is_fork_initialized};
+pub(crate) use self::gid::{
+    gid_of, query_gid, query_gid_ex, query_gid_table, query_gid_type, words as gid_words,
+};
+pub(crate) use self::query::{DM_MAX, get_pkey_index, query_device, query_pkey, query_port};
+pub(crate) use self::sysfs::{get_sysfs_path, read_ibdev_sysfs_file, read_sysfs_file};
+
+/// The name of the device.
+pub(crate) const NAME: &str = "roce0";
+
+/// The number of the port.
+pub(crate) const PORT: u8 = 1;
+
+/// The HCA of this process, once it has one.
+static HCA: Mutex<Option<Made>> = Mutex::new(None);
+
+/// An HCA, and its clock.
+#[derive(Clone)]
+struct Made {
+    hca: Arc<hca_sim::Hca>,
+    clock: Clock,
+}
+
+/// What programs are shown of the device. It is made once and stays: a program may keep the pointer after it has
+/// freed the list, as long as it has the device open, and few are careful.
+static SHOWN: AtomicPtr<abi::Device> = AtomicPtr::new(null_mut());
+
+/// The HCA, made by the first that asks.
+fn hca() -> Result<Made, Errno> {
+    let mut hca = HCA.lock();
+    if let Some(made) = &*hca {
+        return Ok(made.clone());
+    }
+    let made = Place::of_environment().and_then(Place::hca);
+    match made {
+        Ok(made) => {
+            fork::watch();
+            Ok(hca.insert(made).clone())
+        }
+        Err(error) => {
+            log(&error.to_string());
+            Err(Errno(error.errno()))
+        }
+    }
+}
+
+/// `ibv_get_device_list`: NULL at the end.
+pub(crate) unsafe extern "C" fn get_device_list(count: *mut c_int) -> *mut *mut abi::Device {
+    say_panics_in_one_line();
+    pointer(|| {
+        let list = match hca() {
+            Ok(_) => vec![shown(), null_mut()],
+            // No device is no error.
+            Err(_) => vec![null_mut()],
+        };
+        // SAFETY: NULL, or where the program wants the number.
+        if let Some(count) = unsafe { count.as_mut() } {
+            *count = (list.len() - 1) as c_int;
+        }
+        let bytes = size_of_val(&*list);
+        // SAFETY: of that many bytes; the program gives it back to free_device_list.
+        let room = unsafe { libc::malloc(bytes) }.cast::<*mut abi::Device>();
+        if room.is_null() {
+            return Err(Errno::NOMEM);
+        }
+        // SAFETY: as long as was asked for.
+        unsafe { room.copy_from_nonoverlapping(list.as_ptr(), list.len()) };
+        Ok(room)
+    })
+}
+
+/// `ibv_free_device_list`.
+pub(crate) unsafe extern "C" fn free_device_list(list: *mut *mut abi::Device) {
+    // SAFETY: from get_device_list, or NULL.
+    unsafe { libc::free(list.cast()) }
+}
+
+/// `ibv_get_device_name`.
+pub(crate) unsafe extern "C" fn get_device_name(device: *const abi::Device) -> *const c_char {
+    match is_ours(device) {
+        // SAFETY: it is SHOWN, which stays.
+        true => unsafe { (*device).name.as_ptr() },
+        false => null(),
+    }
+}
+
+/// `ibv_get_device_guid`, in the network's order.
+pub(crate) unsafe extern "C" fn get_device_guid(device: *const abi::Device) -> u64 {
+    if !is_ours(device) {
+        set_errno(Errno::INVAL);
+        return 0;
+    }
+    hca().map_or(0, |made| gid::guid_of(&made.hca).to_be())
+}
+
+/// `ibv_get_device_index`.
+pub(crate) unsafe extern "C" fn get_device_index(device: *const abi::Device) -> c_int {
+    number(|| match is_ours(device) {
+        true => Ok(0),
+        false => Err(Errno::INVAL),
+    })
+}
+
+fn is_ours(device: *const abi::Device) -> bool {
+    !device.is_null() && device.cast_mut() == SHOWN.load(Ordering::Acquire)
+}
+
+fn shown() -> *mut abi::Device {
+    let made = SHOWN.load(Ordering::Acquire);
+    if !made.is_null() {
+        return made;
+    }
+    let device = Box::into_raw(Box::new(abi::Device {
+        ops: [null_mut(); 2],
+        // A channel adapter that speaks InfiniBand's transport, as RoCE devices are.
+        node_type: 1,
+        transport_type: 0,
+        name: text(NAME),
+        dev_name: text("uverbs0"),
+        dev_path: text("/sys/class/infiniband_verbs/uverbs0"),
+        ibdev_path: text(&format!("/sys/class/infiniband/{NAME}")),
+        provider: [null_mut(); 8],
+    }));
+    match SHOWN.compare_exchange(null_mut(), device, Ordering::AcqRel, Ordering::Acquire) {
+        Ok(_) => device,
+        Err(other) => {
+            // SAFETY: made above, and given to nobody.
+            drop(unsafe { Box::from_raw(device) });
+            other
+        }
+    }
+}
+
+/// A C string in a field of that size.
+fn text<const N: usize>(text: &str) -> [c_char; N] {
+    let mut field = [0; N];
+    for (to, from) in field[..N - 1].iter_mut().zip(text.bytes()) {
+        *to = from.cast_signed();
+    }
+    field
+}

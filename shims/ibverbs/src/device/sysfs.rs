@@ -1,0 +1,82 @@
+//! What programs ask the library to read under /sys. There is no such folder for a software HCA, so the library
+//! knows the files itself; what it does not know is read from the file system.
+
+use std::ffi::{CStr, OsStr, c_char, c_int};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use super::{NAME, shown};
+use crate::abi;
+use crate::call::{Errno, number};
+
+/// Files of the device's folder.
+const FILES: &[(&str, &str)] = &[
+    ("board_id", "verbs"),
+    ("fw_ver", env!("CARGO_PKG_VERSION")),
+    ("hca_type", "software"),
+    ("node_type", "1: CA"),
+];
+
+/// `ibv_get_sysfs_path`: `SYSFS_PATH`, as in libibverbs, and otherwise the usual place.
+pub(crate) unsafe extern "C" fn get_sysfs_path() -> *const c_char {
+    // SAFETY: a C string of the environment, or NULL.
+    let named = unsafe { libc::getenv(c"SYSFS_PATH".as_ptr()) };
+    if named.is_null() {
+        c"/sys".as_ptr()
+    } else {
+        named
+    }
+}
+
+/// `ibv_read_sysfs_file`: the length of what it says, without the newline at its end.
+pub(crate) unsafe extern "C" fn read_sysfs_file(
+    folder: *const c_char,
+    file: *const c_char,
+    buffer: *mut c_char,
+    size: usize,
+) -> c_int {
+    number(|| {
+        if folder.is_null() || file.is_null() || buffer.is_null() {
+            return Err(Errno::INVAL);
+        }
+        // SAFETY: C strings, says the caller.
+        let (folder, file) = unsafe { (CStr::from_ptr(folder), CStr::from_ptr(file)) };
+        let path = Path::new(OsStr::from_bytes(folder.to_bytes()))
+            .join(OsStr::from_bytes(file.to_bytes()));
+        let mut bytes = read(&path)?;
+        bytes.truncate(size);
+        if bytes.last() == Some(&b'\n') {
+            bytes.pop();
+        }
+        // SAFETY: `size` bytes are the program's buffer.
+        unsafe { buffer.copy_from_nonoverlapping(bytes.as_ptr().cast(), bytes.len()) };
+        if bytes.len() < size {
+            // SAFETY: as above.
+            unsafe { buffer.add(bytes.len()).write(0) };
+        }
+        Ok(bytes.len() as c_int)
+    })
+}
+
+/// `ibv_read_ibdev_sysfs_file` with a file name that needs no formatting.
+pub(crate) unsafe extern "C" fn read_ibdev_sysfs_file(
+    buffer: *mut c_char,
+    size: usize,
+    _device: *mut abi::Device,
+    file: *const c_char,
+) -> c_int {
+    // SAFETY: the folder is the shown device's, a C string that stays; the rest is the caller's.
+    unsafe { read_sysfs_file((*shown()).ibdev_path.as_ptr(), file, buffer, size) }
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, Errno> {
+    let ours = Path::new("/sys/class/infiniband").join(NAME);
+    let known = path.strip_prefix(ours).ok().and_then(Path::to_str);
+    let known = known.and_then(|name| FILES.iter().find(|(file, _)| *file == name));
+    match known {
+        Some((_, says)) => Ok(says.as_bytes().to_vec()),
+        None => {
+            std::fs::read(path).map_err(|error| Errno(error.raw_os_error().unwrap_or(libc::EIO)))
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! A queue of events with a descriptor that is readable while there are some: what a completion channel and the
+//! asynchronous events of a device are.
+//!
+//! Programs poll the descriptor, and set `O_NONBLOCK` on it. A blocking take waits on a futex, which a signal
+//! interrupts as it interrupts a `read`: with `EINTR`, unless its handler restarts calls.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use parking_lot::Mutex;
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fs::{OFlags, fcntl_getfl};
+use rustix::thread::futex;
+
+use crate::call::Errno;
+
+/// Events of one descriptor.
+pub(crate) struct Inbox<T> {
+    /// Counts the events. Both are changed under the lock, so that they agree.
+    fd: OwnedFd,
+    events: Mutex<VecDeque<T>>,
+    /// Changes with every event.
+    turn: AtomicU32,
+    sleepers: AtomicU32,
+}
+
+impl<T> Inbox<T> {
+    pub(crate) fn new() -> Result<Self, Errno> {
+        Ok(Self {
+            fd: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::SEMAPHORE)?,
+            events: Mutex::new(VecDeque::with_capacity(16)),
+            turn: AtomicU32::new(0),
+            sleepers: AtomicU32::new(0),
+        })
+    }
+
+    pub(crate) fn fd(&self) -> RawFd {
+        self.fd.as_raw_fd()
+    }
+
+    pub(crate) fn push(&self, event: T) {
+        {
+            let mut events = self.events.lock();
+            events.push_back(event);
+            // The counter holds more than there is memory for, so the write does not wait.
+            let _ = rustix::io::write(&self.fd, &1_u64.to_ne_bytes());
+        }
+        self.turn.fetch_add(1, Ordering::SeqCst);
+        if self.sleepers.load(Ordering::SeqCst) > 0 {
+            let _ = futex::wake(&self.turn, futex::Flags::PRIVATE, u32::MAX >> 1);
+        }
+    }
+
+    /// Takes the oldest event; `taken` sees it before a [`purge`](Self::purge) can run. Waits for one, unless the
+    /// program has set `O_NONBLOCK`.
+    pub(crate) fn take(&self, taken: impl Fn(&T)) -> Result<T, Errno> {
+        loop {
+            let turn = self.turn.load(Ordering::SeqCst);
+            if let Some(event) = self.pop(&taken) {
+                return Ok(event);
+            }
+            if fcntl_getfl(&self.fd)?.contains(OFlags::NONBLOCK) {
+                return Err(Errno(libc::EAGAIN));
+            }
+            self.sleepers.fetch_add(1, Ordering::SeqCst);
+            let slept = futex::wait(&self.turn, futex::Flags::PRIVATE, turn, None);
+            self.sleepers.fetch_sub(1, Ordering::SeqCst);
+            match slept {
+                Ok(()) | Err(rustix::io::Errno::AGAIN) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+    }
+
+    fn pop(&self, taken: impl Fn(&T)) -> Option<T> {
+        let mut events = self.events.lock();
+        let event = events.pop_front()?;
+        self.count_down();
+        taken(&event);
+        Some(event)
+    }
+
+    /// Takes events out that nobody is to hear of.
+    pub(crate) fn purge(&self, unwanted: impl Fn(&T) -> bool) {
+        let mut events = self.events.lock();
+        let before = events.len();
+        events.retain(|event| !unwanted(event));
+        for _ in events.len()..before {
+            self.count_down();
+        }
+    }
+
+    /// The caller has the lock and has taken an event out, so the count is above 0 and the read does not wait.
+    fn count_down(&self) {
+        let _ = rustix::io::read(&self.fd, &mut [0_u8; 8]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    use rustix::fs::fcntl_setfl;
+
+    use super::*;
+
+    fn is_readable(inbox: &Inbox<u32>) -> bool {
+        let mut fds = [PollFd::new(&inbox.fd, PollFlags::IN)];
+        poll(&mut fds, Some(&Timespec::default())).expect("it polls") == 1
+    }
+
+    #[test]
+    fn the_descriptor_is_readable_while_there_are_events() {
+        let inbox = Inbox::new().expect("a descriptor");
+        fcntl_setfl(&inbox.fd, OFlags::NONBLOCK).expect("it is set");
+        assert_eq!(inbox.take(|_| ()), Err(Errno(libc::EAGAIN)));
+        for n in 0..4 {
+            inbox.push(n);
+        }
+        assert_eq!(inbox.take(|_| ()), Ok(0));
+        inbox.purge(|&n| n < 3);
+        assert!(is_readable(&inbox));
+        assert_eq!(inbox.take(|_| ()), Ok(3));
+        assert!(!is_readable(&inbox));
+        assert_eq!(inbox.take(|_| ()), Err(Errno(libc::EAGAIN)));
+    }
+
+    #[test]
+    fn whoever_waits_gets_what_comes() {
+        let inbox = Inbox::new().expect("a descriptor");
+        std::thread::scope(|scope| {
+            let waits: Vec<_> = (0..3).map(|_| scope.spawn(|| inbox.take(|_| ()))).collect();
+            std::thread::sleep(Duration::from_millis(20));
+            for n in 0..3 {
+                inbox.push(n);
+            }
+            let mut got: Vec<_> = waits
+                .into_iter()
+                .map(|wait| wait.join().expect("no panic").expect("an event"))
+                .collect();
+            got.sort_unstable();
+            assert_eq!(got, [0, 1, 2]);
+        });
+    }
+}

@@ -1,0 +1,270 @@
+//! Which pointers are objects, and who uses whom.
+//!
+//! A program holds pointers to objects, and may hold them too long. So every function that is not for posting or
+//! polling looks its pointers up here first. An object that others use counts them, and its destroy is `EBUSY`
+//! until they are gone, as the kernel has it; so an object may hold the others that it uses by address.
+
+use std::collections::BTreeMap;
+use std::mem::MaybeUninit;
+use std::ops::Deref;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::call::Errno;
+
+/// Kinds of object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Context,
+    Pd,
+    Td,
+    Mr,
+    Mw,
+    Dm,
+    Ah,
+    Channel,
+    Cq,
+    Qp,
+    Srq,
+    Xrcd,
+}
+
+/// An object that programs have a pointer to.
+///
+/// # Safety
+/// The C structure lies [`OFFSET`](Self::OFFSET) bytes into the value.
+pub(crate) unsafe trait Object: Sized {
+    const KIND: Kind;
+    const OFFSET: usize = 0;
+
+    /// How many others use it.
+    fn users(&self) -> &Users;
+}
+
+/// How many objects use an object.
+#[derive(Debug, Default)]
+pub(crate) struct Users(AtomicU32);
+
+static LIVE: Mutex<BTreeMap<usize, Kind>> = Mutex::new(BTreeMap::new());
+
+/// Room for an object whose address is needed before it is made.
+pub(crate) fn room<T: Object>() -> Box<MaybeUninit<T>> {
+    Box::new_uninit()
+}
+
+/// Publishes an object, and tells its address as C programs know it.
+pub(crate) fn publish<T: Object, P>(room: Box<MaybeUninit<T>>, object: T) -> *mut P {
+    let at = Box::into_raw(Box::write(room, object));
+    let shown = at.wrapping_byte_add(T::OFFSET);
+    LIVE.lock().insert(shown.addr(), T::KIND);
+    shown.cast()
+}
+
+/// The object at that address.
+///
+/// # Safety
+/// The program destroys it only when the reference is no longer used: it destroys nothing that it uses.
+pub(crate) unsafe fn look<'a, T: Object, P>(shown: *const P) -> Result<&'a T, Errno> {
+    if LIVE.lock().get(&shown.addr()) != Some(&T::KIND) {
+        return Err(Errno::INVAL);
+    }
+    // SAFETY: an object of this type was published at that address and has not ended.
+    Ok(unsafe { &*shown.wrapping_byte_sub(T::OFFSET).cast::<T>() })
+}
+
+/// Ends an object that nobody uses. `destroy` gives it back if it cannot.
+///
+/// # Safety
+/// As [`look`]: no call that uses it is under way.
+pub(crate) unsafe fn end<T: Object, P>(
+    shown: *mut P,
+    destroy: impl FnOnce(T) -> Result<(), (T, Errno)>,
+) -> Result<(), Errno> {
+    // SAFETY: as the caller's.
+    let object = unsafe { look::<T, P>(shown) }?;
+    if object.users().any() {
+        return Err(Errno::BUSY);
+    }
+    if LIVE.lock().remove(&shown.addr()).is_none() {
+        return Err(Errno::INVAL);
+    }
+    let at = shown.wrapping_byte_sub(T::OFFSET).cast::<T>();
+    // SAFETY: it was published there, and was just taken out, by this call alone.
+    let object = unsafe { at.read() };
+    match destroy(object) {
+        Ok(()) => {
+            // SAFETY: the room that it was published in; the value has been moved out.
+            drop(unsafe { Box::from_raw(at.cast::<MaybeUninit<T>>()) });
+            Ok(())
+        }
+        Err((object, errno)) => {
+            // SAFETY: the value goes back to where it was.
+            unsafe { at.write(object) };
+            LIVE.lock().insert(shown.addr(), T::KIND);
+            Err(errno)
+        }
+    }
+}
+
+/// Takes an object out that stays in memory, as others use it.
+pub(crate) fn forget<P>(shown: *const P) {
+    LIVE.lock().remove(&shown.addr());
+}
+
+/// Another object that uses this one, as long as this lives.
+pub(crate) struct Held<T: Object>(NonNull<T>);
+
+// SAFETY: a shared reference that is counted.
+unsafe impl<T: Object + Sync> Send for Held<T> {}
+// SAFETY: as above.
+unsafe impl<T: Object + Sync> Sync for Held<T> {}
+
+impl<T: Object> Held<T> {
+    pub(crate) fn new(object: &T) -> Self {
+        object.users().0.fetch_add(1, Ordering::Relaxed);
+        Self(NonNull::from(object))
+    }
+
+    /// The address, as C programs know it.
+    pub(crate) fn shown<P>(&self) -> *mut P {
+        self.0.as_ptr().wrapping_byte_add(T::OFFSET).cast()
+    }
+}
+
+impl<T: Object> Clone for Held<T> {
+    fn clone(&self) -> Self {
+        Self::new(self)
+    }
+}
+
+impl<T: Object> Deref for Held<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        // SAFETY: an object with users does not end.
+        unsafe { self.0.as_ref() }
+    }
+}
+
+impl<T: Object> Drop for Held<T> {
+    fn drop(&mut self) {
+        self.users().0.fetch_sub(1, Ordering::Release);
+    }
+}
+
+impl Users {
+    pub(crate) fn any(&self) -> bool {
+        self.0.load(Ordering::Acquire) > 0
+    }
+}
+
+/// Keeps the list from changing while the process forks.
+pub(crate) fn lock_for_fork() {
+    std::mem::forget(LIVE.lock());
+}
+
+/// Afterwards, on both sides.
+pub(crate) fn unlock_after_fork() {
+    // SAFETY: this thread has locked it before the fork.
+    unsafe { LIVE.force_unlock() }
+}
+
+/// Events that a program has taken, and those that it has acknowledged.
+#[derive(Default)]
+pub(crate) struct Unacknowledged {
+    count: Mutex<u32>,
+    none: Condvar,
+}
+
+impl Unacknowledged {
+    pub(crate) fn taken(&self) {
+        *self.count.lock() += 1;
+    }
+
+    pub(crate) fn acknowledge(&self, events: u32) {
+        let mut count = self.count.lock();
+        // A program that acknowledges more than it has taken must not block its own destroy.
+        *count = count.saturating_sub(events);
+        if *count == 0 {
+            self.none.notify_all();
+        }
+    }
+
+    /// Waits until all are acknowledged, as a destroy does.
+    pub(crate) fn wait(&self) {
+        let mut count = self.count.lock();
+        while *count > 0 {
+            self.none.wait(&mut count);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[repr(C)]
+    struct Thing {
+        shown: u64,
+        users: Users,
+    }
+
+    // SAFETY: the C part is at the front.
+    unsafe impl Object for Thing {
+        const KIND: Kind = Kind::Td;
+
+        fn users(&self) -> &Users {
+            &self.users
+        }
+    }
+
+    struct Other(Users);
+
+    // SAFETY: nothing of it is shown.
+    unsafe impl Object for Other {
+        const KIND: Kind = Kind::Dm;
+
+        fn users(&self) -> &Users {
+            &self.0
+        }
+    }
+
+    fn thing() -> *mut u64 {
+        let users = Users::default();
+        publish(room(), Thing { shown: 7, users })
+    }
+
+    /// Goal: a pointer is an object from its create to its destroy, and of its kind only.
+    #[test]
+    fn pointers_that_are_no_objects_are_refused() {
+        let at = thing();
+        // SAFETY: one thread; nothing is used after its end.
+        unsafe {
+            assert_eq!(look::<Thing, u64>(at).map(|thing| thing.shown), Ok(7));
+            assert!(look::<Other, u64>(at).is_err());
+            assert!(look::<Thing, u64>(at.wrapping_add(1)).is_err());
+            assert!(look::<Thing, u64>(std::ptr::null()).is_err());
+            assert_eq!(end::<Thing, u64>(at, |_| Ok(())), Ok(()));
+            assert!(look::<Thing, u64>(at).is_err());
+            assert_eq!(end::<Thing, u64>(at, |_| Ok(())), Err(Errno::INVAL));
+        }
+    }
+
+    #[test]
+    fn an_object_in_use_does_not_end_and_one_that_cannot_end_stays() {
+        let at = thing();
+        // SAFETY: as above.
+        unsafe {
+            let held = look::<Thing, u64>(at).map(Held::new).expect("it is there");
+            assert_eq!(held.shown::<u64>(), at);
+            assert_eq!(end::<Thing, u64>(at, |_| Ok(())), Err(Errno::BUSY));
+            drop(held);
+            let refuse = |thing| Err((thing, Errno::NOMEM));
+            assert_eq!(end::<Thing, u64>(at, refuse), Err(Errno::NOMEM));
+            assert_eq!(look::<Thing, u64>(at).map(|thing| thing.shown), Ok(7));
+            assert_eq!(end::<Thing, u64>(at, |_| Ok(())), Ok(()));
+        }
+    }
+}

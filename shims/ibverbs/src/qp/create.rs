@@ -1,0 +1,316 @@
+//! Creating queue pairs.
+
+use std::cell::UnsafeCell;
+use std::ffi::c_void;
+use std::ptr::null_mut;
+
+use parking_lot::Mutex;
+use verbs_core::{ObjectKind, QpInit, QpType, Qpn, Shared};
+
+use super::wr::{self, Building};
+use super::{Parents, Qp, TYPES};
+use crate::abi::{self, QpEx, QpExOps, QpInitAttr, QpInitAttrEx, QpOpenAttr};
+use crate::call::{Errno, pointer};
+use crate::cq::Cq;
+use crate::device::Context;
+use crate::live::{Held, Unacknowledged, Users, look, publish, room};
+use crate::memory::Pd;
+use crate::srq::Srq;
+use crate::xrcd::Xrcd;
+
+/// What `comp_mask` of `ibv_qp_init_attr_ex` says.
+mod mask {
+    pub(super) const PD: u32 = 1;
+    pub(super) const XRCD: u32 = 1 << 1;
+    pub(super) const CREATE_FLAGS: u32 = 1 << 2;
+    pub(super) const SEND_OPS_FLAGS: u32 = 1 << 6;
+}
+
+/// `IBV_QP_CREATE_BLOCK_SELF_MCAST_LB`.
+const BLOCK_SELF_MCAST_LB: u32 = 1 << 1;
+
+/// The number of the type, as [`TYPES`] has it.
+fn type_of(number: u32) -> Result<QpType, Errno> {
+    let found = TYPES.iter().find(|(other, _)| *other == number);
+    found.map(|(_, qp_type)| *qp_type).ok_or(Errno::NOTSUP)
+}
+
+/// `ibv_create_qp`. The sizes that the queues have got are written back.
+pub(crate) unsafe extern "C" fn create_qp(pd: *mut abi::Pd, attr: *mut QpInitAttr) -> *mut abi::Qp {
+    pointer(|| {
+        // SAFETY: what the program gives; nothing of it is destroyed now.
+        let (owner, attr) = unsafe { (look::<Pd, _>(pd)?, attr.as_mut().ok_or(Errno::INVAL)?) };
+        let mut extended = QpInitAttrEx {
+            qp_context: attr.qp_context,
+            send_cq: attr.send_cq,
+            recv_cq: attr.recv_cq,
+            srq: attr.srq,
+            cap: attr.cap,
+            qp_type: attr.qp_type,
+            sq_sig_all: attr.sq_sig_all,
+            comp_mask: mask::PD,
+            pd,
+            xrcd: null_mut(),
+            create_flags: 0,
+            max_tso_header: 0,
+            rwq_ind_tbl: null_mut(),
+            rx_hash_conf: [0; 3],
+            source_qpn: 0,
+            send_ops_flags: 0,
+        };
+        // SAFETY: as above.
+        let qp = unsafe { create(&owner.context, &mut extended) }?;
+        attr.cap = extended.cap;
+        Ok(qp)
+    })
+}
+
+/// `create_qp_ex`.
+pub(crate) unsafe extern "C" fn create_qp_ex(
+    context: *mut abi::Context,
+    attr: *mut QpInitAttrEx,
+) -> *mut abi::Qp {
+    pointer(|| {
+        // SAFETY: what the program gives; nothing of it is destroyed now.
+        unsafe {
+            let owner = look::<Context, _>(context)?;
+            create(owner, attr.as_mut().ok_or(Errno::INVAL)?)
+        }
+    })
+}
+
+/// # Safety
+/// Nothing that is named is destroyed meanwhile.
+unsafe fn create(context: &Context, attr: &mut QpInitAttrEx) -> Result<*mut abi::Qp, Errno> {
+    const KNOWN: u32 = mask::PD | mask::XRCD | mask::CREATE_FLAGS | mask::SEND_OPS_FLAGS;
+    if attr.comp_mask & !KNOWN != 0 {
+        // Segmentation, indirection tables and hashes are for raw packets.
+        return Err(Errno::NOTSUP);
+    }
+    let flags = match attr.comp_mask & mask::CREATE_FLAGS {
+        0 => 0,
+        _ => attr.create_flags,
+    };
+    if flags & !BLOCK_SELF_MCAST_LB != 0 {
+        return Err(Errno::NOTSUP);
+    }
+    let ops = match attr.comp_mask & mask::SEND_OPS_FLAGS {
+        0 => None,
+        _ => Some(attr.send_ops_flags),
+    };
+    let qp_type = type_of(attr.qp_type)?;
+    if qp_type == QpType::XrcRecv {
+        // SAFETY: the caller's.
+        return unsafe { create_target(context, attr) };
+    }
+    if attr.comp_mask & mask::PD == 0 {
+        return Err(Errno::INVAL);
+    }
+    // SAFETY: the caller's.
+    let parents = unsafe { parents_of(attr, qp_type) }?;
+    let (Some(pd), Some(send_cq)) = (&parents.pd, &parents.send_cq) else {
+        return Err(Errno::INVAL);
+    };
+    let recv_cq = parents.recv_cq.as_ref().unwrap_or(send_cq);
+    let mut cap = cap_of(attr, qp_type);
+    if ops.is_some_and(|ops| ops & wr::send_ops::ATOMIC_WRITE != 0) {
+        // The 8 bytes are in the work request.
+        cap.max_inline_data = cap.max_inline_data.max(8);
+    }
+    let mut init = QpInit::of(qp_type, send_cq.queue(), recv_cq.queue()).cap(cap);
+    if let Some(srq) = &parents.srq {
+        init = init.srq(srq.queue());
+    }
+    if attr.sq_sig_all != 0 {
+        init = init.signal_all();
+    }
+    if flags & BLOCK_SELF_MCAST_LB != 0 {
+        init = init.block_multicast_loopback();
+    }
+    let ex_ops = ops.map(|flags| wr::ops(qp_type, flags)).transpose()?;
+    let qp = pd.create_qp(init).wait()?;
+    attr.cap = shown_cap(qp.cap(), &parents);
+    finish(context, qp, attr, parents, ex_ops)
+}
+
+/// The sizes that are asked for. A queue that is never used may be asked for with sizes of 0.
+fn cap_of(attr: &QpInitAttrEx, qp_type: QpType) -> verbs_core::QpCap {
+    let has_receives = attr.srq.is_null() && qp_type != QpType::XrcSend;
+    verbs_core::QpCap {
+        max_send_wr: attr.cap.max_send_wr,
+        max_recv_wr: if has_receives {
+            attr.cap.max_recv_wr
+        } else {
+            0
+        },
+        max_send_sge: attr.cap.max_send_sge,
+        max_recv_sge: if has_receives {
+            attr.cap.max_recv_sge
+        } else {
+            0
+        },
+        max_inline_data: attr.cap.max_inline_data,
+    }
+}
+
+fn shown_cap(cap: verbs_core::QpCap, parents: &Parents) -> abi::QpCap {
+    let own = u32::from(parents.srq.is_none());
+    abi::QpCap {
+        max_send_wr: cap.max_send_wr,
+        max_recv_wr: cap.max_recv_wr * own,
+        max_send_sge: cap.max_send_sge,
+        max_recv_sge: cap.max_recv_sge * own,
+        max_inline_data: cap.max_inline_data,
+    }
+}
+
+/// # Safety
+/// As [`create`].
+unsafe fn parents_of(attr: &QpInitAttrEx, qp_type: QpType) -> Result<Parents, Errno> {
+    // SAFETY: the caller's.
+    unsafe {
+        let cq = |cq: *mut abi::Cq| look::<Cq, _>(cq).map(Held::new);
+        let recv_cq = match qp_type {
+            QpType::XrcSend => None,
+            _ => Some(cq(attr.recv_cq)?),
+        };
+        let srq = match attr.srq.is_null() || qp_type == QpType::XrcSend {
+            true => None,
+            false => Some(Held::new(look::<Srq, _>(attr.srq)?)),
+        };
+        Ok(Parents {
+            pd: Some(Held::new(look::<Pd, _>(attr.pd)?)),
+            send_cq: Some(cq(attr.send_cq)?),
+            recv_cq,
+            srq,
+            _xrcd: None,
+        })
+    }
+}
+
+/// A target of extended reliable connections, which belongs to a domain alone.
+///
+/// # Safety
+/// As [`create`].
+unsafe fn create_target(context: &Context, attr: &mut QpInitAttrEx) -> Result<*mut abi::Qp, Errno> {
+    if attr.comp_mask & mask::XRCD == 0 {
+        return Err(Errno::INVAL);
+    }
+    // SAFETY: the caller's.
+    let xrcd = Held::new(unsafe { look::<Xrcd, _>(attr.xrcd) }?);
+    let qp = xrcd.domain().create_target_qp().wait()?;
+    let parents = Parents {
+        _xrcd: Some(xrcd),
+        ..Parents::default()
+    };
+    finish(context, qp, attr, parents, None)
+}
+
+/// `open_qp`: a target that was created elsewhere in the domain.
+pub(crate) unsafe extern "C" fn open_qp(
+    context: *mut abi::Context,
+    attr: *const QpOpenAttr,
+) -> *mut abi::Qp {
+    /// The number, the domain and the type have to be there; a context may be.
+    const NEEDED: u32 = 0b1011;
+    const KNOWN: u32 = 0b1111;
+    const CONTEXT: u32 = 1 << 2;
+    pointer(|| {
+        // SAFETY: what the program gives; nothing of it is destroyed now.
+        let (owner, attr) = unsafe {
+            let owner = look::<Context, _>(context)?;
+            (owner, attr.as_ref().ok_or(Errno::INVAL)?)
+        };
+        if attr.comp_mask & NEEDED != NEEDED || attr.comp_mask & !KNOWN != 0 {
+            return Err(Errno::INVAL);
+        }
+        if type_of(attr.qp_type)? != QpType::XrcRecv {
+            return Err(Errno::INVAL);
+        }
+        // SAFETY: as above.
+        let xrcd = Held::new(unsafe { look::<Xrcd, _>(attr.xrcd) }?);
+        let qpn = Qpn::new(attr.qp_num);
+        let qp = xrcd.domain().open_target_qp(qpn).wait()?;
+        let qp_context = match attr.comp_mask & CONTEXT {
+            0 => null_mut(),
+            _ => attr.qp_context,
+        };
+        let parents = Parents {
+            _xrcd: Some(xrcd),
+            ..Parents::default()
+        };
+        let shown = shown(owner, &qp, qp_context, attr.qp_type, &parents);
+        publish_qp(owner, qp, shown, parents, false)
+    })
+}
+
+fn finish(
+    context: &Context,
+    qp: verbs_core::Qp,
+    attr: &QpInitAttrEx,
+    parents: Parents,
+    ops: Option<QpExOps>,
+) -> Result<*mut abi::Qp, Errno> {
+    let mut shown = shown(context, &qp, attr.qp_context, attr.qp_type, &parents);
+    if let Some(ops) = ops {
+        shown.ops = ops;
+    }
+    publish_qp(context, qp, shown, parents, attr.sq_sig_all != 0)
+}
+
+fn shown(
+    context: &Context,
+    qp: &verbs_core::Qp,
+    qp_context: *mut c_void,
+    qp_type: u32,
+    parents: &Parents,
+) -> QpEx {
+    let mut shown = abi::Qp::new(Held::new(context).shown());
+    shown.qp_context = qp_context;
+    shown.pd = parents.pd.as_ref().map_or(null_mut(), Held::shown);
+    shown.send_cq = parents.send_cq.as_ref().map_or(null_mut(), Held::shown);
+    shown.recv_cq = parents.recv_cq.as_ref().map_or(null_mut(), Held::shown);
+    shown.srq = parents.srq.as_ref().map_or(null_mut(), Held::shown);
+    shown.qp_num = qp.qpn().value();
+    shown.qp_type = qp_type;
+    QpEx {
+        qp: shown,
+        comp_mask: 0,
+        wr_id: 0,
+        wr_flags: 0,
+        ops: QpExOps::default(),
+    }
+}
+
+fn publish_qp(
+    context: &Context,
+    qp: verbs_core::Qp,
+    shown: QpEx,
+    parents: Parents,
+    sq_sig_all: bool,
+) -> Result<*mut abi::Qp, Errno> {
+    let inline = qp.cap().max_inline_data;
+    let (control, send, recv) = qp.split().map_err(|_| Errno(libc::EIO))?;
+    let number = control.qpn().value();
+    let building = shown
+        .ops
+        .wr_start
+        .is_some()
+        .then(|| Box::new(Building::new(inline)));
+    let qp = Qp {
+        shown: UnsafeCell::new(shown),
+        send: Shared::new(send),
+        recv: Shared::new(recv),
+        building,
+        control,
+        context: Held::new(context),
+        async_events: Unacknowledged::default(),
+        attachments: Mutex::default(),
+        sq_sig_all,
+        parents,
+        users: Users::default(),
+    };
+    let qp: *mut abi::Qp = publish(room(), qp);
+    context.watch(ObjectKind::Qp, number, qp.expose_provenance());
+    Ok(qp)
+}

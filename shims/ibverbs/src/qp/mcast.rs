@@ -1,0 +1,75 @@
+//! Queue pairs in multicast groups.
+
+use std::ffi::c_int;
+
+use verbs_core::{Gid, Lid, Mcast};
+
+use super::Qp;
+use crate::abi;
+use crate::call::{Errno, code};
+use crate::device::gid_of;
+use crate::live::look;
+
+/// An attachment.
+pub(super) struct Attachment {
+    mgid: Gid,
+    mlid: u16,
+    mcast: Mcast,
+}
+
+/// `ibv_attach_mcast`. The same group twice is one attachment, as in the kernel.
+pub(crate) unsafe extern "C" fn attach_mcast(
+    qp: *mut abi::Qp,
+    gid: *const [u64; 2],
+    lid: u16,
+) -> c_int {
+    code(|| {
+        // SAFETY: what the program gives, not destroyed now.
+        let (qp, mgid) = unsafe {
+            (
+                look::<Qp, _>(qp)?,
+                gid_of(*gid.as_ref().ok_or(Errno::INVAL)?),
+            )
+        };
+        let mut attachments = qp.attachments.lock();
+        if attachments
+            .iter()
+            .any(|one| (one.mgid, one.mlid) == (mgid, lid))
+        {
+            return Ok(());
+        }
+        let mcast = qp.control.attach_mcast(mgid, Lid(lid)).wait()?;
+        attachments.push(Attachment {
+            mgid,
+            mlid: lid,
+            mcast,
+        });
+        Ok(())
+    })
+}
+
+/// `ibv_detach_mcast`.
+pub(crate) unsafe extern "C" fn detach_mcast(
+    qp: *mut abi::Qp,
+    gid: *const [u64; 2],
+    lid: u16,
+) -> c_int {
+    code(|| {
+        // SAFETY: what the program gives, not destroyed now.
+        let (qp, mgid) = unsafe {
+            (
+                look::<Qp, _>(qp)?,
+                gid_of(*gid.as_ref().ok_or(Errno::INVAL)?),
+            )
+        };
+        let mut attachments = qp.attachments.lock();
+        let place = attachments
+            .iter()
+            .position(|one| (one.mgid, one.mlid) == (mgid, lid))
+            .ok_or(Errno::INVAL)?;
+        let Attachment { mcast, .. } = attachments.swap_remove(place);
+        // It cannot be in use, and a device that is gone has no groups.
+        let _ = mcast.detach().wait();
+        Ok(())
+    })
+}

@@ -1,0 +1,368 @@
+//! Posting: called through pointers, without looking anything up.
+
+use std::ffi::c_int;
+
+use arrayvec::ArrayVec;
+use verbs_core::QpType;
+use verbs_core::{
+    Access, BatchError, Binding, Datagram, Dest, LKey, Payload, QKey, Qpn, RKey, Recv, Remote,
+    SendFlags, SendOp, Sge, Srqn,
+};
+
+use super::Qp;
+use crate::abi::{self, MwBind, MwBindInfo, RecvWr, SendWr, opcode};
+use crate::ah::Ah;
+use crate::call::{Errno, caught, code};
+use crate::live::look;
+use crate::memory::Mw;
+
+/// Work requests of a list that go to the device together.
+const AT_A_TIME: usize = 16;
+
+/// The pieces that a work request names.
+///
+/// # Safety
+/// The program's list has that many entries, for as long as the post takes.
+#[inline(always)]
+unsafe fn pieces<'a>(list: *const abi::Sge, count: c_int) -> &'a [Sge] {
+    match usize::try_from(count) {
+        Ok(count @ 1..) => {
+            // SAFETY: the caller's; the entries are laid out alike, see `abi`.
+            unsafe { std::slice::from_raw_parts(list.cast::<Sge>(), count) }
+        }
+        _ => &[],
+    }
+}
+
+/// What lies beside a work request while it is posted.
+struct Beside {
+    datagram: Option<Datagram>,
+    /// Inline bytes of several pieces.
+    inline: Vec<u8>,
+}
+
+/// What a send does.
+///
+/// # Safety
+/// What the work request names is the program's.
+#[inline(always)]
+unsafe fn op_of(wr: &SendWr) -> Result<SendOp, Errno> {
+    // SAFETY: the opcode says which of the operands are there; all bit patterns of them are values.
+    let (rdma, atomic) = unsafe { (wr.wr.rdma, wr.wr.atomic) };
+    let remote = Remote {
+        addr: rdma.remote_addr,
+        rkey: RKey::new(rdma.rkey),
+    };
+    let word = Remote {
+        addr: atomic.remote_addr,
+        rkey: RKey::new(atomic.rkey),
+    };
+    let imm = u32::from_be(wr.imm_or_key);
+    let key = RKey::new(wr.imm_or_key);
+    Ok(match wr.opcode {
+        opcode::SEND => SendOp::Send,
+        opcode::SEND_WITH_IMM => SendOp::SendWithImm(imm),
+        opcode::SEND_WITH_INV => SendOp::SendWithInv(key),
+        opcode::RDMA_WRITE => SendOp::Write(remote),
+        opcode::RDMA_WRITE_WITH_IMM => SendOp::WriteWithImm(remote, imm),
+        opcode::RDMA_READ => SendOp::Read(remote),
+        opcode::ATOMIC_CMP_AND_SWP => SendOp::CompareSwap {
+            remote: word,
+            compare: atomic.compare_add,
+            swap: atomic.swap,
+        },
+        opcode::ATOMIC_FETCH_AND_ADD => SendOp::FetchAdd {
+            remote: word,
+            add: atomic.compare_add,
+        },
+        opcode::ATOMIC_WRITE => SendOp::AtomicWrite(remote),
+        opcode::LOCAL_INV => SendOp::LocalInv(key),
+        opcode::BIND_MW => {
+            let bind = &wr.bind_mw;
+            // SAFETY: the caller's.
+            SendOp::BindMw(unsafe { binding(bind.mw, RKey::new(bind.rkey), &bind.bind_info) }?)
+        }
+        _ => return Err(Errno::INVAL),
+    })
+}
+
+/// The bind of a window to a part of a region, under that key.
+///
+/// # Safety
+/// The program destroys neither now.
+pub(super) unsafe fn binding(
+    mw: *mut abi::Mw,
+    rkey: RKey,
+    info: &MwBindInfo,
+) -> Result<Binding, Errno> {
+    // SAFETY: the caller's.
+    let mw = unsafe { look::<Mw, _>(mw) }?;
+    let lkey = match info.mr.is_null() {
+        true => LKey::new(0),
+        // SAFETY: the caller's.
+        false => LKey::new(unsafe { (*info.mr).lkey }),
+    };
+    Ok(Binding {
+        mw: mw.rkey(),
+        rkey,
+        lkey,
+        // Windows grant rights to peers; programs name local ones beside them.
+        access: Access::from_bits_retain(info.mw_access_flags) & Access::WINDOW,
+        addr: info.addr,
+        len: info.length,
+    })
+}
+
+/// Whom a datagram is for.
+///
+/// # Safety
+/// A handle that the program does not destroy now.
+#[inline(always)]
+pub(super) unsafe fn datagram(ah: *const abi::Ah, qpn: u32, qkey: u32) -> Result<Datagram, Errno> {
+    if ah.is_null() {
+        return Err(Errno::INVAL);
+    }
+    // SAFETY: the caller's.
+    let av = unsafe { &*ah.cast::<Ah>() }.av();
+    Ok(Datagram::new(av, Qpn::new(qpn), QKey(qkey)))
+}
+
+/// Whether it has payload of the program's own memory, copied now.
+#[inline(always)]
+fn is_inline(wr: &SendWr) -> bool {
+    wr.send_flags & SendFlags::INLINE.bits() != 0
+        && matches!(
+            wr.opcode,
+            opcode::SEND
+                | opcode::SEND_WITH_IMM
+                | opcode::SEND_WITH_INV
+                | opcode::RDMA_WRITE
+                | opcode::RDMA_WRITE_WITH_IMM
+                | opcode::ATOMIC_WRITE
+        )
+}
+
+/// The bytes of a piece of the program's memory.
+///
+/// # Safety
+/// They are the program's, and no other thread of it writes them now.
+#[inline(always)]
+unsafe fn bytes<'a>(sge: &Sge) -> &'a [u8] {
+    if sge.len == 0 {
+        return &[];
+    }
+    let at = std::ptr::with_exposed_provenance::<u8>(sge.addr as usize);
+    // SAFETY: the caller's.
+    unsafe { std::slice::from_raw_parts(at, sge.len as usize) }
+}
+
+/// The work request, as the device takes it.
+///
+/// # Safety
+/// What it names is the program's, for as long as the post takes.
+#[inline(always)]
+unsafe fn convert<'a>(
+    qp: &Qp,
+    wr: &SendWr,
+    beside: &'a mut Beside,
+) -> Result<verbs_core::SendWr<'a>, Errno> {
+    // SAFETY: the caller's.
+    let (op, list) = unsafe { (op_of(wr)?, pieces(wr.sg_list, wr.num_sge)) };
+    let mut flags = SendFlags::from_bits_truncate(wr.send_flags);
+    let payload = if is_inline(wr) {
+        match list {
+            // SAFETY: the caller's.
+            [one] => Payload::Inline(unsafe { bytes(one) }),
+            list => {
+                for piece in list {
+                    // SAFETY: the caller's.
+                    beside.inline.extend_from_slice(unsafe { bytes(piece) });
+                }
+                Payload::Inline(&beside.inline)
+            }
+        }
+    } else {
+        flags.remove(SendFlags::INLINE);
+        match list {
+            [one] => Payload::One(*one),
+            list => Payload::List(list),
+        }
+    };
+    let dest = match qp.qp_type() {
+        QpType::Ud => {
+            // SAFETY: a queue pair for datagrams: these operands are there.
+            let ud = unsafe { wr.wr.ud };
+            // SAFETY: the caller's.
+            let to = unsafe { datagram(ud.ah, ud.remote_qpn, ud.remote_qkey) }?;
+            Dest::Datagram(beside.datagram.insert(to))
+        }
+        QpType::XrcSend => Dest::Srq(Srqn::new(wr.remote_srqn)),
+        _ => Dest::Peer,
+    };
+    Ok(verbs_core::SendWr {
+        wr_id: wr.wr_id,
+        op,
+        flags,
+        payload,
+        dest,
+    })
+}
+
+/// A window's key changes when the bind is posted.
+///
+/// # Safety
+/// As [`convert`].
+unsafe fn remember_bind(wr: &SendWr) {
+    if wr.opcode == opcode::BIND_MW {
+        // SAFETY: the caller's.
+        if let Ok(mw) = unsafe { look::<Mw, _>(wr.bind_mw.mw) } {
+            mw.bound(RKey::new(wr.bind_mw.rkey));
+        }
+    }
+}
+
+/// `post_send`: stops at the first that is not accepted, and says which.
+pub(crate) unsafe extern "C" fn post_send(
+    qp: *mut abi::Qp,
+    first: *const SendWr,
+    bad: *mut *const SendWr,
+) -> c_int {
+    let mut next = first;
+    let posted = caught(|| {
+        // SAFETY: a queue pair that the program does not destroy now.
+        let qp = unsafe { &*qp.cast::<Qp>() };
+        // SAFETY: the program's list, until NULL.
+        while let Some(wr) = unsafe { next.as_ref() } {
+            let mut beside = Beside {
+                datagram: None,
+                inline: Vec::new(),
+            };
+            // SAFETY: what it names is the program's.
+            let ours = unsafe { convert(qp, wr, &mut beside) }?;
+            qp.send.post(ours)?;
+            // SAFETY: as above.
+            unsafe { remember_bind(wr) };
+            next = wr.next;
+        }
+        Ok(())
+    });
+    match posted {
+        Ok(()) => 0,
+        Err(errno) => {
+            // SAFETY: where the program wants it.
+            unsafe { bad.write(next) };
+            errno.0
+        }
+    }
+}
+
+/// `ibv_bind_mw`, of a window of type 1: its key is the next.
+pub(crate) unsafe extern "C" fn bind_mw(
+    qp: *mut abi::Qp,
+    mw: *mut abi::Mw,
+    bind: *mut MwBind,
+) -> c_int {
+    code(|| {
+        // SAFETY: what the program gives, not destroyed now.
+        let (qp, bind) = unsafe { (look::<Qp, _>(qp)?, bind.as_ref().ok_or(Errno::INVAL)?) };
+        // SAFETY: as above.
+        let window = unsafe { look::<Mw, _>(mw) }?;
+        let rkey = window.rkey().next();
+        // SAFETY: as above.
+        let op = SendOp::BindMw(unsafe { binding(mw, rkey, &bind.bind_info) }?);
+        qp.send.post(verbs_core::SendWr {
+            wr_id: bind.wr_id,
+            op,
+            flags: SendFlags::from_bits_truncate(bind.send_flags).difference(SendFlags::INLINE),
+            payload: Payload::List(&[]),
+            dest: Dest::Peer,
+        })?;
+        window.bound(rkey);
+        Ok(())
+    })
+}
+
+/// `post_recv`.
+pub(crate) unsafe extern "C" fn post_recv(
+    qp: *mut abi::Qp,
+    first: *const RecvWr,
+    bad: *mut *const RecvWr,
+) -> c_int {
+    // SAFETY: a queue pair that the program does not destroy now, and its list.
+    unsafe {
+        let qp = &*qp.cast::<Qp>();
+        receives(
+            first,
+            bad,
+            |one| Ok(qp.recv.post(one)?),
+            |some| qp.recv.post_batch(some),
+        )
+    }
+}
+
+/// Posts a list of receives.
+///
+/// # Safety
+/// The program's list, until NULL, and where it wants the first that was not accepted.
+#[inline(always)]
+pub(crate) unsafe fn receives(
+    first: *const RecvWr,
+    bad: *mut *const RecvWr,
+    post: impl Fn(Recv<'_>) -> Result<(), Errno>,
+    post_batch: impl Fn(&[Recv<'_>]) -> Result<(), BatchError>,
+) -> c_int {
+    let mut next = first;
+    let posted = caught(|| {
+        // SAFETY: the caller's.
+        while let Some(wr) = unsafe { next.as_ref() } {
+            if wr.next.is_null() {
+                // SAFETY: the caller's.
+                post(unsafe { receive(wr) })?;
+                return Ok(());
+            }
+            let mut some = ArrayVec::<_, AT_A_TIME>::new();
+            let mut behind = next;
+            while let (Some(wr), false) = (
+                // SAFETY: the caller's.
+                unsafe { behind.as_ref() },
+                some.is_full(),
+            ) {
+                // SAFETY: the caller's.
+                some.push(unsafe { receive(wr) });
+                behind = wr.next;
+            }
+            if let Err(BatchError { posted, error }) = post_batch(&some) {
+                for _ in 0..posted {
+                    // SAFETY: as many were there.
+                    next = unsafe { (*next).next };
+                }
+                return Err(error.into());
+            }
+            next = behind;
+        }
+        Ok(())
+    });
+    match posted {
+        Ok(()) => 0,
+        Err(errno) => {
+            // SAFETY: the caller's.
+            unsafe { bad.write(next) };
+            errno.0
+        }
+    }
+}
+
+/// # Safety
+/// What it names is the program's.
+#[inline(always)]
+unsafe fn receive<'a>(wr: &RecvWr) -> Recv<'a> {
+    // SAFETY: the caller's.
+    let payload = match unsafe { pieces(wr.sg_list, wr.num_sge) } {
+        [one] => Payload::One(*one),
+        list => Payload::List(list),
+    };
+    Recv {
+        wr_id: wr.wr_id,
+        payload,
+    }
+}
