@@ -1,9 +1,14 @@
 //! What operations do.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Wake, Waker};
+
+use futures::FutureExt;
 use futures::executor::block_on;
 use futures::future::{join, join_all};
 use verbs_core::Access;
-use verbs_io::{Error, Token};
+use verbs_io::{Driver, Error, Token};
 
 use crate::pair::{Pair, message, pair, pair_with, text, udp_pair};
 
@@ -144,4 +149,86 @@ fn two_threads_talk() {
             a.close().await.unwrap();
         });
     });
+}
+
+/// Goal: a batch is posted in order and as a whole, whether or not its futures are polled, before what is posted after it.
+/// Method: batches larger than the queue; one that is dropped; one that is overtaken by a send of its own task.
+async fn batches(pair: Pair) {
+    let Pair { a, b, nets, .. } = &pair;
+    let region = nets[1].region(64, Access::REMOTE_WRITE).await.unwrap();
+    let token = region.token(0..64).unwrap();
+    let mut batch = a.batch();
+    let written = batch.write(message(a, "data").await, token);
+    let notices = [0; 9].map(|_| a.buf().now_or_never().expect("the pool has some"));
+    let told: Vec<_> = notices.map(|buf| batch.send(buf)).into();
+    batch.submit();
+    for _ in 0..9 {
+        assert!(b.recv().await.unwrap().is_some());
+        let mut data = [0; 4];
+        region.read_at(0, &mut data).unwrap();
+        assert_eq!(&data, b"data", "it came before the notices");
+    }
+    assert_eq!(&written.await.unwrap()[..], b"data");
+    for sent in join_all(told).await {
+        assert_eq!(sent.unwrap().len(), 4096);
+    }
+    // Never polled.
+    let mut batch = a.batch();
+    let first = batch.send(message(a, "first").await);
+    drop(batch);
+    assert_eq!(text(b).await.unwrap(), "first");
+    drop(first);
+    // What is wrong, and what is dropped before it was posted.
+    let mut batch = a.batch();
+    let wrong = batch.write(message(a, "too long").await, token.slice(0..4).unwrap());
+    drop(batch.send(message(a, "taken back").await));
+    let before = batch.send(message(a, "before").await);
+    a.send(message(a, "behind").await).await.unwrap();
+    batch.submit();
+    let failed = wrong.await.unwrap_err();
+    assert_eq!(failed.error, Error::OutOfRange { end: 8, size: 4 });
+    assert_eq!(text(b).await.unwrap(), "before");
+    assert_eq!(text(b).await.unwrap(), "behind");
+    before.await.unwrap();
+    drop(failed);
+    pair.close().await.unwrap();
+}
+
+#[test]
+fn batches_over_the_loopback_link() {
+    block_on(async { batches(pair_with(|opening| opening.depth(4)).await).await });
+}
+
+#[test]
+fn batches_over_udp() {
+    block_on(async { batches(udp_pair(89, |opening| opening.depth(4)).await).await });
+}
+
+/// Goal: with the manual driver nothing happens but by turns. Method: a task that sleeps, and a message for it.
+#[test]
+fn a_manual_driver_works_by_turns() {
+    block_on(async {
+        let pair = pair_with(|opening| opening.driver(Driver::Manual)).await;
+        let Pair { a, b, nets, .. } = &pair;
+        let woken = Arc::new(AtomicBool::new(false));
+        let waker = Waker::from(Arc::new(Flag(Arc::clone(&woken))));
+        let mut receiving = b.recv();
+        let polled = receiving.poll_unpin(&mut Context::from_waker(&waker));
+        assert!(polled.is_pending());
+        a.send(message(a, "quietly").await).await.unwrap();
+        assert!(!woken.load(Ordering::Relaxed));
+        assert_eq!(nets[1].turn(), 1);
+        assert!(woken.load(Ordering::Relaxed));
+        let got = receiving.now_or_never().expect("it came").unwrap();
+        assert_eq!(&got.unwrap()[..], b"quietly");
+        pair.close().await.unwrap();
+    });
+}
+
+struct Flag(Arc<AtomicBool>);
+
+impl Wake for Flag {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }

@@ -47,6 +47,10 @@ impl Connection {
         }
     }
 
+    pub(crate) fn link(&self) -> &Link {
+        &self.link
+    }
+
     /// Sends a message. Completes when the peer's adapter has acknowledged it; see [`Sending::posted`] for
     /// pipelines.
     ///

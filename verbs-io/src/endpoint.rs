@@ -159,6 +159,7 @@ impl Endpoint {
         self.core.with(|lane| Usage {
             buffers: lane.loans.count(),
             lent: lane.loans.out(),
+            connections: lane.connections(),
             late: lane.late,
         })
     }
@@ -172,6 +173,8 @@ pub struct Usage {
     pub buffers: u32,
     /// Buffers in the program's hands.
     pub lent: u32,
+    /// Connections, with those that are being made, and those that were dropped and are still being closed.
+    pub connections: u32,
     /// Completions that came for an operation that was over.
     pub late: u64,
 }
@@ -199,7 +202,7 @@ impl Opening {
         self
     }
 
-    /// Connections at a time, 64 by default, at least 1: the completion queues have room for all operations of all
+    /// Connections at a time, 64 by default, at least 1. One that was dropped counts until it is closed. The completion queues have room for all operations of all
     /// of them, 64 bytes for each.
     pub fn connections(mut self, connections: u32) -> Self {
         self.sizes.connections = connections.max(1);

@@ -66,7 +66,8 @@ pub use connection::Connection;
 pub use endpoint::{Driver, Endpoint, Opening, Usage};
 pub use error::{Cause, Error, Failed, Operation};
 pub use op::{
-    Adding, PostingSend, PostingWrite, Reading, Receiving, Sending, Swapping, Taking, Writing,
+    Adding, Batch, Batched, PostingSend, PostingWrite, Reading, Receiving, Sending, Swapping,
+    Taking, Writing,
 };
 pub use region::{Region, Token, Word};
 pub use verbs_cm::Ended;

@@ -39,7 +39,11 @@
 //!
 //! `send(buf).await` completes when the peer's adapter has acknowledged the message. A program that has much to send
 //! does not wait for each: it has several tasks, or it uses [`posted`](crate::op::Sending::posted), which waits only for
-//! room in the queue. Operations of a connection are carried out in the order in which they were first polled.
+//! room in the queue. A [`batch`](crate::Connection::batch) posts several with one doorbell. Operations of a connection
+//! are carried out in the order in which they were first polled.
+//!
+//! An operation that could be ready at once answers `Pending` once in 256, and wakes its task, so that a task that never
+//! has to wait lets others run.
 //!
 //! # Closing
 //!

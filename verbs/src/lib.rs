@@ -68,7 +68,8 @@ pub fn block_on<F: Future>(future: F) -> F::Output {
 pub mod op {
     #[doc(inline)]
     pub use verbs_io::{
-        Adding, PostingSend, PostingWrite, Reading, Receiving, Sending, Swapping, Taking, Writing,
+        Adding, Batch, Batched, PostingSend, PostingWrite, Reading, Receiving, Sending, Swapping,
+        Taking, Writing,
     };
 }
 

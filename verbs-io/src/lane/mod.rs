@@ -5,6 +5,7 @@
 //!
 //! The id of a receive is `1 | connection:31 | buffer:32`.
 
+mod connections;
 pub(crate) mod end;
 mod reap;
 pub(crate) mod slot;
@@ -14,10 +15,7 @@ use std::task::{Context, Poll, Waker};
 
 use verbs_core::sync::Arc;
 use verbs_core::task::OwnWaker;
-use verbs_core::{
-    Cq, Dest, Mr, Payload, PostError, Qp, QpInit, Recv, RecvQueue, SendFlags, SendQueue, SendWr,
-    Wc, WcStatus,
-};
+use verbs_core::{Cq, Dest, Payload, Recv, SendFlags, SendWr, Wc, WcStatus};
 
 use crate::buf::{Buf, Lender, Loans};
 use end::{End, Words};
@@ -199,17 +197,39 @@ impl Lane {
     #[inline(never)]
     fn start_later(&mut self, conn: u32, what: What, detached: bool) -> Started {
         self.reap();
+        // A batch that was not submitted yet: what comes after it does not wait for that.
+        self.submit(conn);
         let end = &self.ends[conn as usize];
         let has_room = end.posted < end.depth && end.waiting.is_empty();
         if end.is_over || has_room {
             return self.start(conn, what, detached);
+        }
+        match self.queue(conn, what, detached) {
+            Some(slot) => Started::UnderWay(slot),
+            None => Started::Refused(Fault::Over),
+        }
+    }
+
+    /// Queues an operation, to be posted when there is room, or with others; `None` if the connection is over.
+    pub(crate) fn queue(&mut self, conn: u32, what: What, detached: bool) -> Option<u32> {
+        if self.ends[conn as usize].is_over {
+            return None;
         }
         let slot = self.slots.take(State::Waiting, conn);
         let taken = self.slots.get(slot);
         (taken.buf, taken.operation) = (what.buf, what.operation);
         (taken.what, taken.detached) = (Some(what), detached);
         self.ends[conn as usize].waiting.push_back(slot);
-        Started::UnderWay(slot)
+        Some(slot)
+    }
+
+    /// Posts what was queued, and tells those who have to hear of what followed.
+    pub(crate) fn submit(&mut self, conn: u32) {
+        self.refill(conn);
+        self.settle_if_needed();
+        if !self.ends[conn as usize].waiting.is_empty() {
+            self.arm_if_needed();
+        }
     }
 
     /// Posts what waits for room, with one doorbell for several.
@@ -218,7 +238,7 @@ impl Lane {
         loop {
             let end = &mut self.ends[conn as usize];
             // Not one by one: when a quarter is free, or nothing is under way.
-            let is_busy = end.posted > 0 && end.posted > end.depth - end.depth / 4;
+            let is_busy = end.posted > 0 && end.depth - end.posted < (end.depth / 4).max(1);
             let Some((send, _)) = &mut end.queues else {
                 return;
             };
@@ -424,109 +444,6 @@ impl Lane {
                 return;
             }
         }
-    }
-
-    // --- connections ---
-
-    /// Adds buffers to the pool.
-    pub(crate) fn add_pool(&mut self, mr: Mr, count: u32) {
-        let first = self.loans.add(mr, count, self.sizes.message);
-        self.home.resize((first + count) as usize, NONE);
-        for buf in (first..first + count).rev() {
-            self.give_back(buf);
-        }
-    }
-
-    /// An end that a connection had before, of which no completion is to come.
-    pub(crate) fn vacant(&mut self) -> Option<u32> {
-        self.reap();
-        let window = self.sizes.window as usize;
-        let is_vacant = |end: &End| end.is_vacant() && end.home.len() >= window;
-        let conn = self.ends.iter().position(is_vacant)?;
-        self.ends[conn].reset();
-        Some(conn as u32)
-    }
-
-    /// The sizes of its parts.
-    pub(crate) fn sizes(&self) -> Sizes {
-        self.sizes
-    }
-
-    /// What the queue pair of a connection is created with.
-    pub(crate) fn queue_pair(&self) -> QpInit<'_> {
-        let Sizes { depth, .. } = self.sizes;
-        QpInit::rc(&self.send_cq, &self.recv_cq).depth(depth, self.sizes.buffers())
-    }
-
-    /// Whether another end may be added.
-    pub(crate) fn has_room(&self) -> bool {
-        self.ends.len() < self.sizes.connections as usize
-    }
-
-    /// Adds an end with buffers of its own; the region was made for [`Sizes::bytes`].
-    pub(crate) fn add_end(&mut self, mr: Mr) -> Option<u32> {
-        if !self.has_room() {
-            return None;
-        }
-        let (conn, sizes) = (self.ends.len() as u32, self.sizes);
-        let (offset, all) = sizes.bytes();
-        let memory = Arc::clone(mr.memory());
-        let words = Words::new(memory, offset, mr.slice(offset..all), sizes.depth);
-        let first = self.loans.add(mr, sizes.buffers(), sizes.message);
-        let mut end = End::new(sizes.depth, sizes.window, words);
-        end.home.extend(first..first + sizes.buffers());
-        self.home.resize(self.loans.count() as usize, conn);
-        self.ends.push(end);
-        Some(conn)
-    }
-
-    /// Posts the first receives of a connection that is to be made. Says for which connection of the end.
-    ///
-    /// # Errors
-    /// The queue's.
-    pub(crate) fn prepare(&mut self, conn: u32, qp: &mut Qp) -> Result<u32, PostError> {
-        let end = &mut self.ends[conn as usize];
-        while let Some(&buf) = end.home.last() {
-            qp.post_recv(receive(conn, buf).into(self.loans.sge(buf)))?;
-            end.home.pop();
-            end.recv_posted += 1;
-        }
-        Ok(end.serial)
-    }
-
-    /// The connection is there.
-    pub(crate) fn open(&mut self, conn: u32, queues: (SendQueue, RecvQueue)) {
-        let end = &mut self.ends[conn as usize];
-        end.queues = Some(queues);
-        if end.home.len() >= end.half {
-            self.replenish(conn);
-        }
-    }
-
-    /// The connection has ended, whatever completions say.
-    pub(crate) fn over(&mut self, conn: u32, serial: u32) {
-        if self.ends[conn as usize].serial == serial {
-            self.reap();
-            self.ends[conn as usize].fail(Fault::Over);
-            self.unsettled = true;
-            self.settle_if_needed();
-        }
-    }
-
-    /// The queue pair of an end is destroyed, and its handles are gone. What comes out is to be dropped after the
-    /// lane was left.
-    pub(crate) fn retire(&mut self, conn: u32) -> Option<(SendQueue, RecvQueue)> {
-        self.reap();
-        let end = &mut self.ends[conn as usize];
-        end.fail(Fault::Over);
-        let queues = end.queues.take();
-        self.settle();
-        let end = &mut self.ends[conn as usize];
-        for (buf, _) in std::mem::take(&mut end.inbox) {
-            end.home.push(buf);
-        }
-        end.is_retired = true;
-        queues
     }
 
     // --- sleeping ---

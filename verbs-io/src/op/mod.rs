@@ -4,6 +4,7 @@
 //! until the future takes them back or is dropped.
 
 mod atomic;
+mod batch;
 mod finished;
 pub(crate) mod kind;
 mod moving;
@@ -23,6 +24,7 @@ use kind::{Checked, CompareSwap, FetchAdd, Read, Send, Write};
 use moving::Moving;
 use posting::Posting;
 
+pub use batch::{Batch, Batched};
 pub use receive::{Receiving, Taking};
 
 macro_rules! futures {

@@ -89,6 +89,26 @@ impl<'a, K: Kind> Moving<'a, K> {
         }
     }
 
+    /// Queues it, to be posted with others. What is wrong with it is said when it is polled.
+    pub(super) fn queue(&mut self) {
+        let Self {
+            conn,
+            kind,
+            buf,
+            slot,
+        } = self;
+        let (Ok(kind), Some(lent)) = (kind, buf.as_ref()) else {
+            return;
+        };
+        let what = kind.what(Some((lent.sge(), lent.index())));
+        let last = conn.core().with(|lane| {
+            let taken = lane.queue(conn.conn(), what, false)?;
+            *slot = taken;
+            buf.take().and_then(|buf| lane.keep(taken, buf))
+        });
+        drop(last);
+    }
+
     /// It was wrong from the start.
     #[cold]
     fn wrong(&mut self) -> Failed {
