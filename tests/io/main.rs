@@ -7,3 +7,4 @@ mod dropped;
 mod ends;
 mod over;
 mod pair;
+mod streams;

@@ -48,14 +48,6 @@ pub enum Error {
         /// What the token grants.
         granted: Access,
     },
-    /// More bytes were asked for than a buffer of the endpoint has.
-    #[error("{got} bytes were asked for; a buffer of this endpoint has {max}")]
-    TooLong {
-        /// Bytes asked for.
-        got: usize,
-        /// Bytes that a buffer has.
-        max: usize,
-    },
     /// The bytes are no token.
     #[error("these bytes are no token: {0}")]
     NoToken(&'static str),
@@ -98,6 +90,26 @@ impl From<verbs_core::Error> for Error {
             },
             other => Self::Verb(other),
         }
+    }
+}
+
+impl From<Error> for std::io::Error {
+    fn from(error: Error) -> Self {
+        use std::io::ErrorKind;
+        let kind = match &error {
+            Error::Closed { by: Ended::Here } => ErrorKind::NotConnected,
+            Error::Closed { .. } => ErrorKind::BrokenPipe,
+            Error::Broken(_) => ErrorKind::ConnectionReset,
+            Error::Removed => ErrorKind::ConnectionAborted,
+            Error::OutOfRange { .. } | Error::Misaligned { .. } | Error::Address { .. } => {
+                ErrorKind::InvalidInput
+            }
+            Error::NoRight { .. } => ErrorKind::PermissionDenied,
+            Error::NoToken(_) => ErrorKind::InvalidData,
+            Error::TooManyConnections { .. } | Error::Verb(_) => ErrorKind::Other,
+            Error::Post(_) | Error::Connect(_) => ErrorKind::Other,
+        };
+        Self::new(kind, error)
     }
 }
 

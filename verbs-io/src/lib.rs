@@ -59,6 +59,7 @@ mod lane;
 mod link;
 mod op;
 mod region;
+mod stream;
 
 pub use buf::Buf;
 pub use connect::{Connecting, Incoming, Listener};
@@ -70,4 +71,5 @@ pub use op::{
     Taking, Writing,
 };
 pub use region::{Region, Token, Word};
+pub use stream::RdmaStream;
 pub use verbs_cm::Ended;

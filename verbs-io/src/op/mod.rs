@@ -24,6 +24,9 @@ use kind::{Checked, CompareSwap, FetchAdd, Read, Send, Write};
 use moving::Moving;
 use posting::Posting;
 
+pub(crate) use posting::Post;
+pub(crate) use receive::Place;
+
 pub use batch::{Batch, Batched};
 pub use receive::{Receiving, Taking};
 

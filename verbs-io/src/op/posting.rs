@@ -14,8 +14,13 @@ use crate::link::Link;
 
 /// The future of one.
 pub(super) struct Posting<'a, K> {
-    conn: &'a Link,
+    link: &'a Link,
     kind: Checked<K>,
+    post: Post,
+}
+
+/// One, apart from its connection. It is to be [left](Post::leave).
+pub(crate) struct Post {
     /// Until it is begun.
     buf: Option<Buf>,
     /// Of the slot that waits for room.
@@ -30,23 +35,26 @@ enum Turn {
     Yield,
 }
 
-impl<'a, K: Kind> Posting<'a, K> {
-    pub(super) fn new(conn: &'a Link, kind: Checked<K>, buf: Buf) -> Self {
+impl Post {
+    pub(crate) fn new(buf: Buf) -> Self {
         Self {
-            conn,
-            kind,
             buf: Some(buf),
             id: None,
         }
     }
 
-    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Failed>> {
+    pub(crate) fn poll<K: Kind>(
+        &mut self,
+        link: &Link,
+        kind: &Checked<K>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<(), Failed>> {
         let turn = match self.id {
-            Some(id) => self.conn.core().with(|lane| {
+            Some(id) => link.core().with(|lane| {
                 lane.reap();
                 look(lane, id)
             }),
-            None => match self.begin() {
+            None => match self.begin(link, kind) {
                 Ok(turn) => turn,
                 Err(failed) => return Poll::Ready(Err(failed)),
             },
@@ -55,7 +63,7 @@ impl<'a, K: Kind> Posting<'a, K> {
             Turn::Waits(id) => {
                 self.id = Some(id);
                 let mut waker = OwnWaker::of(cx.waker());
-                self.conn.core().with(|lane| {
+                link.core().with(|lane| {
                     let turn = look(lane, id);
                     if matches!(turn, Turn::Waits(_)) {
                         lane.park(id as u32, &mut waker);
@@ -74,15 +82,13 @@ impl<'a, K: Kind> Posting<'a, K> {
             Turn::Posted | Turn::Failed(..) => self.id = None,
         }
         Poll::Ready(match turn {
-            Turn::Failed(fault, buf) => Err(self.conn.failed(fault, buf)),
+            Turn::Failed(fault, buf) => Err(link.failed(fault, buf)),
             _ => Ok(()),
         })
     }
 
-    fn begin(&mut self) -> Result<Turn, Failed> {
-        let Self {
-            conn, kind, buf, ..
-        } = self;
+    fn begin<K: Kind>(&mut self, link: &Link, kind: &Checked<K>) -> Result<Turn, Failed> {
+        let buf = &mut self.buf;
         let kind = match kind {
             Ok(kind) => kind,
             Err(error) => {
@@ -94,7 +100,7 @@ impl<'a, K: Kind> Posting<'a, K> {
             }
         };
         let mut last = None;
-        let turn = conn.core().with(|lane| {
+        let turn = link.core().with(|lane| {
             if lane.yields() {
                 return Turn::Yield;
             }
@@ -102,7 +108,7 @@ impl<'a, K: Kind> Posting<'a, K> {
             let (sge, len) = (buf.sge(), buf.len() as u32);
             let index;
             (index, last) = lane.loans.take_in(buf);
-            match lane.start(conn.conn(), kind.what(Some((sge, index))), true) {
+            match lane.start(link.conn(), kind.what(Some((sge, index))), true) {
                 Started::Ready(_) => {
                     lane.give_back(index);
                     Turn::Posted
@@ -116,6 +122,19 @@ impl<'a, K: Kind> Posting<'a, K> {
         });
         drop(last);
         Ok(turn)
+    }
+
+    /// Gives it up: what waits for room is not posted.
+    pub(crate) fn leave(&mut self, link: &Link) {
+        let Some(id) = self.id.take() else { return };
+        let waits = link.core().with(|lane| {
+            let slot = lane.slots.of_id(id)?;
+            let state = lane.slots.get(slot).state;
+            matches!(state, State::Waiting | State::Done).then_some(slot)
+        });
+        if let Some(slot) = waits {
+            abandon(link, slot);
+        }
     }
 }
 
@@ -137,16 +156,19 @@ fn look(lane: &mut Lane, id: u64) -> Turn {
     }
 }
 
+impl<'a, K: Kind> Posting<'a, K> {
+    pub(super) fn new(link: &'a Link, kind: Checked<K>, buf: Buf) -> Self {
+        let post = Post::new(buf);
+        Self { link, kind, post }
+    }
+
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Failed>> {
+        self.post.poll(self.link, &self.kind, cx)
+    }
+}
+
 impl<K> Drop for Posting<'_, K> {
     fn drop(&mut self) {
-        let Some(id) = self.id else { return };
-        let waits = self.conn.core().with(|lane| {
-            let slot = lane.slots.of_id(id)?;
-            let state = lane.slots.get(slot).state;
-            matches!(state, State::Waiting | State::Done).then_some(slot)
-        });
-        if let Some(slot) = waits {
-            abandon(self.conn, slot);
-        }
+        self.post.leave(self.link);
     }
 }

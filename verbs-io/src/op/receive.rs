@@ -18,14 +18,19 @@ use crate::link::Link;
 /// The next message: [`Connection::recv`](crate::Connection::recv).
 #[must_use = "nothing is received until it is awaited"]
 pub struct Receiving<'a> {
-    conn: &'a Link,
-    slot: u32,
+    link: &'a Link,
+    place: Place,
 }
 
 /// A buffer of the pool: [`Connection::buf`](crate::Connection::buf), [`Endpoint::buf`](crate::Endpoint::buf).
 #[must_use = "there is no buffer until it is awaited"]
 pub struct Taking<'a> {
     core: &'a Arc<Core>,
+    place: Place,
+}
+
+/// A place in a queue of those who wait for buffers. It is to be [left](Place::leave).
+pub(crate) struct Place {
     slot: u32,
 }
 
@@ -51,16 +56,42 @@ impl Lane {
     }
 }
 
-impl<'a> Receiving<'a> {
+impl Place {
+    /// None yet.
     #[inline(always)]
-    pub(crate) fn new(conn: &'a Link) -> Self {
-        Self { conn, slot: NONE }
+    pub(crate) const fn new() -> Self {
+        Self { slot: NONE }
+    }
+
+    /// The next message; `None` when the connection was closed in order.
+    #[inline(always)]
+    pub(crate) fn poll_message(
+        &mut self,
+        link: &Link,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<Option<Buf>, Error>> {
+        let mut turn = Turn::Waits;
+        if self.slot == NONE {
+            turn = self.begin(link);
+        }
+        if matches!(turn, Turn::Waits) {
+            turn = self.again(link, cx);
+        }
+        match turn {
+            Turn::Got(buf) => Poll::Ready(Ok(Some(buf))),
+            Turn::Over(fault) => Poll::Ready(over(link, fault)),
+            Turn::Waits => Poll::Pending,
+            Turn::Yield => {
+                cx.waker().wake_by_ref();
+                Poll::Pending
+            }
+        }
     }
 
     #[inline(always)]
-    fn begin(&mut self) -> Turn {
-        let conn = self.conn.conn();
-        self.conn.core().with(|lane| {
+    fn begin(&mut self, link: &Link) -> Turn {
+        let conn = link.conn();
+        link.core().with(|lane| {
             if lane.yields() {
                 return Turn::Yield;
             }
@@ -77,10 +108,10 @@ impl<'a> Receiving<'a> {
 
     /// Looks once more, and sleeps.
     #[inline(never)]
-    fn again(&mut self, cx: &Context<'_>) -> Turn {
-        let (core, slot) = (self.conn.core(), self.slot);
+    fn again(&mut self, link: &Link, cx: &Context<'_>) -> Turn {
+        let slot = self.slot;
         let mut waker = OwnWaker::of(cx.waker());
-        let (turn, old) = core.with(|lane| {
+        let (turn, old) = link.core().with(|lane| {
             lane.reap();
             let looked = lane.collect(slot);
             if matches!(looked.0, Turn::Waits) {
@@ -95,50 +126,9 @@ impl<'a> Receiving<'a> {
         turn
     }
 
-    #[cold]
-    fn over(&self, fault: Fault) -> Result<Option<Buf>, Error> {
-        match self.conn.error_of(fault) {
-            Error::Closed { .. } => Ok(None),
-            error => Err(error),
-        }
-    }
-}
-
-impl Future for Receiving<'_> {
-    type Output = Result<Option<Buf>, Error>;
-
-    #[inline(always)]
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let mut turn = Turn::Waits;
-        if self.slot == NONE {
-            turn = self.begin();
-        }
-        if matches!(turn, Turn::Waits) {
-            turn = self.again(cx);
-        }
-        match turn {
-            Turn::Got(buf) => Poll::Ready(Ok(Some(buf))),
-            Turn::Over(fault) => Poll::Ready(self.over(fault)),
-            Turn::Waits => Poll::Pending,
-            Turn::Yield => {
-                cx.waker().wake_by_ref();
-                Poll::Pending
-            }
-        }
-    }
-}
-
-impl<'a> Taking<'a> {
-    pub(crate) fn new(core: &'a Arc<Core>) -> Self {
-        Self { core, slot: NONE }
-    }
-}
-
-impl Future for Taking<'_> {
-    type Output = Buf;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Buf> {
-        let (core, slot) = (self.core, self.slot);
+    /// A buffer of the pool.
+    pub(crate) fn poll_buf(&mut self, core: &Core, cx: &mut Context<'_>) -> Poll<Buf> {
+        let slot = self.slot;
         let mut waker = OwnWaker::of(cx.waker());
         let (turn, slot, old) = core.with(|lane| {
             if slot == NONE
@@ -146,11 +136,11 @@ impl Future for Taking<'_> {
             {
                 return (Turn::Got(buf), NONE, None);
             }
-            // Buffers of operations that have completed may be among those to reap.
             let slot = match slot {
                 NONE => lane.wait(NONE),
                 slot => slot,
             };
+            // Buffers of operations that have completed may be among those to reap.
             lane.reap();
             match lane.collect(slot) {
                 (Turn::Waits, old) => {
@@ -167,21 +157,12 @@ impl Future for Taking<'_> {
             _ => Poll::Pending,
         }
     }
-}
 
-impl Drop for Receiving<'_> {
+    /// Gives the place up; what it had been given goes to the next.
     #[inline(always)]
-    fn drop(&mut self) {
+    pub(crate) fn leave(&mut self, core: &Core) {
         if self.slot != NONE {
-            forget(self.conn.core(), self.slot);
-        }
-    }
-}
-
-impl Drop for Taking<'_> {
-    fn drop(&mut self) {
-        if self.slot != NONE {
-            forget(self.core, self.slot);
+            forget(core, std::mem::replace(&mut self.slot, NONE));
         }
     }
 }
@@ -190,6 +171,65 @@ impl Drop for Taking<'_> {
 fn forget(core: &Core, slot: u32) {
     let waker = core.with(|lane| lane.forget(slot));
     drop(waker);
+}
+
+#[cold]
+fn over(link: &Link, fault: Fault) -> Result<Option<Buf>, Error> {
+    match link.error_of(fault) {
+        Error::Closed { .. } => Ok(None),
+        error => Err(error),
+    }
+}
+
+impl<'a> Receiving<'a> {
+    #[inline(always)]
+    pub(crate) fn new(link: &'a Link) -> Self {
+        Self {
+            link,
+            place: Place::new(),
+        }
+    }
+}
+
+impl Future for Receiving<'_> {
+    type Output = Result<Option<Buf>, Error>;
+
+    #[inline(always)]
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let link = self.link;
+        self.place.poll_message(link, cx)
+    }
+}
+
+impl<'a> Taking<'a> {
+    pub(crate) fn new(core: &'a Arc<Core>) -> Self {
+        Self {
+            core,
+            place: Place::new(),
+        }
+    }
+}
+
+impl Future for Taking<'_> {
+    type Output = Buf;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Buf> {
+        let core = self.core;
+        self.place.poll_buf(core, cx)
+    }
+}
+
+impl Drop for Receiving<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        self.place.leave(self.link.core());
+    }
+}
+
+impl Drop for Taking<'_> {
+    fn drop(&mut self) {
+        self.place.leave(self.core);
+    }
 }
 
 impl fmt::Debug for Receiving<'_> {
