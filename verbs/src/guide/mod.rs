@@ -69,3 +69,6 @@
 //! [`OutOfRange`](crate::Error::OutOfRange), [`NoRight`](crate::Error::NoRight),
 //! [`Misaligned`](crate::Error::Misaligned). What the device or the peer refuses ends the connection, as reliable
 //! connections have it (IBTA volume 1, chapter 9.9): [`Broken`](crate::Error::Broken).
+
+pub mod irps;
+pub mod libibverbs;
