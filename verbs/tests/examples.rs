@@ -45,6 +45,25 @@ fn hello() {
     assert_eq!(run("hello", &[]), "hello\n");
 }
 
+/// What README shows is the example.
+#[test]
+fn readme() {
+    let readme = include_str!("../../README.md");
+    let hello = include_str!("../examples/hello.rs");
+    let (_, code) = hello.split_once("\n\n").expect("a head, then code");
+    assert!(
+        readme.contains(code.trim_end()),
+        "README.md has another hello"
+    );
+}
+
+#[test]
+fn tokio() {
+    let expected =
+        "an answer without a question: false\nmessages counted: 1000\nbytes, then the end\n";
+    assert_eq!(run("tokio", &[]), expected);
+}
+
 #[test]
 fn kv() {
     assert_eq!(run("kv", &[]), "sept eight\nversion of key 7: 4\n");
