@@ -232,3 +232,29 @@ impl Wake for Flag {
         self.0.store(true, Ordering::Relaxed);
     }
 }
+
+/// A buffer is used on connections of its own endpoint only; the connection goes on.
+#[test]
+fn a_buffer_of_another_endpoint_comes_back() {
+    block_on(async {
+        let pair = pair().await;
+        let Pair { a, b, nets, .. } = &pair;
+        let region = nets[1].region(8, Access::REMOTE).await.unwrap();
+        let token = region.token(0..8).unwrap();
+        let failed = a.send(message(b, "x").await).await.unwrap_err();
+        assert_eq!(failed.error, Error::OtherEndpoint);
+        let failed = a.send(failed.buf.unwrap()).posted().await.unwrap_err();
+        assert_eq!(failed.error, Error::OtherEndpoint);
+        let failed = a
+            .batch()
+            .write(failed.buf.unwrap(), token)
+            .await
+            .unwrap_err();
+        assert_eq!(failed.error, Error::OtherEndpoint);
+        assert_eq!(nets[0].usage().lent, 0);
+        assert_eq!(nets[1].usage().lent, 1);
+        b.send(failed.buf.unwrap()).await.unwrap();
+        assert_eq!(text(a).await.unwrap(), "x");
+        pair.close().await.unwrap();
+    });
+}

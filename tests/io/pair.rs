@@ -1,6 +1,5 @@
 //! Two connected ends.
 
-use std::future::IntoFuture;
 use std::net::IpAddr;
 use std::sync::Arc;
 

@@ -8,7 +8,8 @@
 //! * *No operation of this side reaches it*: the lane posts a buffer only while it is not lent ([`Loans::take_in`]
 //!   comes before the post, or the future that posts holds the [`Buf`] and is the only one to give it out again), and
 //!   lends it again after its completion.
-//! * *One holder*: a table says which buffers are lent; [`Loans::lend`] refuses one that is.
+//! * *One holder*: a table says which buffers are lent; [`Loans::lend`] refuses one that is, and
+//!   [`Loans::take_in`] one of another table.
 //! * *Initialised*: the memory is zeroed when it is mapped.
 //! * *Alive*: while any buffer is lent, [`Loans`] holds the lender, which holds the memory and the descriptors.
 
@@ -103,6 +104,12 @@ impl Buf {
             len: self.len,
             lkey: desc.lkey,
         }
+    }
+
+    /// Whether that is what lends it.
+    #[inline(always)]
+    pub(crate) fn is_of<L: Lender>(&self, lender: &Arc<L>) -> bool {
+        self.desc().lender.as_ptr().cast::<()>().cast_const() == Arc::as_ptr(lender).cast()
     }
 
     #[inline(always)]
@@ -264,7 +271,15 @@ impl Loans {
     }
 
     /// A lent buffer comes back by itself: its index, and perhaps the lender, to be dropped last of all.
+    ///
+    /// # Panics
+    /// If it is another lender's: a defect of the operation.
     pub(crate) fn take_in(&mut self, buf: Buf) -> (u32, Option<Arc<dyn Lender>>) {
+        let lender = buf.desc().lender.as_ptr().cast_const();
+        assert!(
+            std::ptr::addr_eq(lender, self.lender.as_ptr()),
+            "a buffer of this lender"
+        );
         let index = buf.index();
         std::mem::forget(buf);
         (index, self.returned(index))
@@ -389,6 +404,17 @@ mod tests {
         assert_eq!((index, last.is_some(), shelf.0.lock().out()), (1, true, 0));
         let again = shelf.0.lock().lend(1, 8);
         assert_eq!(&again[..], b"12345678");
+    }
+
+    /// Goal: a buffer that comes back to another lender is refused, and is still its own lender's.
+    #[test]
+    fn a_buffer_goes_home_only() {
+        let (own, other) = (shelf(&[(1, 8)]), shelf(&[(1, 8)]));
+        let buf = own.0.lock().lend(0, 8);
+        assert!(buf.is_of(&own) && !buf.is_of(&other));
+        let taken = catch_unwind(AssertUnwindSafe(|| other.0.lock().take_in(buf).0));
+        assert!(taken.is_err());
+        assert_eq!((own.0.lock().out(), other.0.lock().out()), (0, 0));
     }
 
     #[test]

@@ -48,6 +48,10 @@ pub enum Error {
         /// What the token grants.
         granted: Access,
     },
+    /// The buffer is of another endpoint than the connection, whose memory the connection does not reach. Nothing was
+    /// posted.
+    #[error("the buffer is of another endpoint; take one with the connection's own buf()")]
+    OtherEndpoint,
     /// The bytes are no token.
     #[error("these bytes are no token: {0}")]
     NoToken(&'static str),
@@ -101,9 +105,10 @@ impl From<Error> for std::io::Error {
             Error::Closed { .. } => ErrorKind::BrokenPipe,
             Error::Broken(_) => ErrorKind::ConnectionReset,
             Error::Removed => ErrorKind::ConnectionAborted,
-            Error::OutOfRange { .. } | Error::Misaligned { .. } | Error::Address { .. } => {
-                ErrorKind::InvalidInput
-            }
+            Error::OutOfRange { .. }
+            | Error::Misaligned { .. }
+            | Error::OtherEndpoint
+            | Error::Address { .. } => ErrorKind::InvalidInput,
             Error::NoRight { .. } => ErrorKind::PermissionDenied,
             Error::NoToken(_) => ErrorKind::InvalidData,
             Error::TooManyConnections { .. } | Error::Verb(_) => ErrorKind::Other,

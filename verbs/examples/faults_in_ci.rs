@@ -3,7 +3,6 @@
 //!
 //! `cargo run --example faults_in_ci`
 
-use std::future::IntoFuture;
 use std::net::IpAddr;
 use std::pin::pin;
 

@@ -3,7 +3,6 @@
 //!
 //! `cargo run --example tokio`
 
-use std::future::IntoFuture;
 use std::time::Duration;
 
 use futures::{AsyncReadExt, AsyncWriteExt};

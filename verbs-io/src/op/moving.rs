@@ -7,7 +7,7 @@ use verbs_core::task::OwnWaker;
 use super::finished::{Finished, abandon};
 use super::kind::{Checked, Kind};
 use crate::buf::Buf;
-use crate::error::Failed;
+use crate::error::{Error, Failed};
 use crate::lane::Started;
 use crate::lane::slot::{Fault, NONE};
 use crate::link::Link;
@@ -52,10 +52,10 @@ impl<'a, K: Kind> Moving<'a, K> {
                 buf,
                 slot,
             } = self;
-            let Ok(kind) = kind else {
+            let lent = buf.as_ref().expect("a future is not polled after its end");
+            let (Ok(kind), true) = (kind, lent.is_of(conn.core())) else {
                 return Poll::Ready(Err(self.wrong()));
             };
-            let lent = buf.as_ref().expect("a future is not polled after its end");
             let what = kind.what(Some((lent.sge(), lent.index())));
             let mut last = None;
             let begun = conn.core().with(|lane| {
@@ -100,6 +100,9 @@ impl<'a, K: Kind> Moving<'a, K> {
         let (Ok(kind), Some(lent)) = (kind, buf.as_ref()) else {
             return;
         };
+        if !lent.is_of(conn.core()) {
+            return;
+        }
         let what = kind.what(Some((lent.sge(), lent.index())));
         let last = conn.core().with(|lane| {
             let taken = lane.queue(conn.conn(), what, false)?;
@@ -114,7 +117,7 @@ impl<'a, K: Kind> Moving<'a, K> {
     fn wrong(&mut self) -> Failed {
         let error = match &self.kind {
             Err(error) => (**error).clone(),
-            Ok(_) => unreachable!("it was right"),
+            Ok(_) => Error::OtherEndpoint,
         };
         let buf = self.buf.take();
         Failed { error, buf }

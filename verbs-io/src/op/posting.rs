@@ -7,7 +7,7 @@ use verbs_core::task::OwnWaker;
 use super::finished::abandon;
 use super::kind::{Checked, Kind};
 use crate::buf::Buf;
-use crate::error::Failed;
+use crate::error::{Error, Failed};
 use crate::lane::slot::{Fault, State};
 use crate::lane::{Lane, Started};
 use crate::link::Link;
@@ -89,15 +89,16 @@ impl Post {
 
     fn begin<K: Kind>(&mut self, link: &Link, kind: &Checked<K>) -> Result<Turn, Failed> {
         let buf = &mut self.buf;
-        let kind = match kind {
-            Ok(kind) => kind,
-            Err(error) => {
-                let error = (**error).clone();
-                return Err(Failed {
-                    error,
-                    buf: buf.take(),
-                });
-            }
+        let is_ours = buf.as_ref().is_none_or(|buf| buf.is_of(link.core()));
+        let wrong = match kind {
+            Ok(_) if is_ours => None,
+            Ok(_) => Some(Error::OtherEndpoint),
+            Err(error) => Some((**error).clone()),
+        };
+        let (Ok(kind), None) = (kind, &wrong) else {
+            let error = wrong.unwrap_or(Error::OtherEndpoint);
+            let buf = buf.take();
+            return Err(Failed { error, buf });
         };
         let mut last = None;
         let turn = link.core().with(|lane| {
