@@ -282,6 +282,31 @@ mod tests {
         assert!(matches!(Token::from_bytes(&bad), Err(Error::NoToken(_))));
     }
 
+    proptest::proptest! {
+        /// Goal: whatever a peer sends for a token is refused, or is one all of whose parts lie within it. Method: random
+        /// bytes, with rights that are often legal.
+        #[test]
+        fn foreign_tokens_do_no_harm(
+            mut bytes: [u8; Token::SIZE],
+            rights in 0_u32..32,
+            start: u64,
+            len in 0_u64..100,
+        ) {
+            bytes[20..].copy_from_slice(&rights.to_be_bytes());
+            if let Ok(token) = Token::from_bytes(&bytes) {
+                assert_eq!(token.to_bytes(), bytes);
+                let start = start % token.len().max(1);
+                match token.slice(start..start.saturating_add(len)) {
+                    Ok(part) => assert!(part.addr - token.addr + part.len <= token.len),
+                    Err(error) => assert!(matches!(error, Error::OutOfRange { .. })),
+                }
+                if let Ok(word) = token.word(start) {
+                    assert!(word.remote.addr.is_multiple_of(8));
+                }
+            }
+        }
+    }
+
     #[test]
     fn parts_stay_within_the_whole() {
         let part = token().slice(8..24).unwrap();
