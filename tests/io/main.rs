@@ -15,3 +15,4 @@ mod ends;
 mod over;
 mod pair;
 mod streams;
+mod threads;
