@@ -81,7 +81,7 @@ fn receivers_dropped_after_delivery() {
     });
 }
 
-/// Those who wait for a buffer of the pool get it in order; one that is dropped does not keep it.
+/// Tasks that wait for a buffer of the pool get it in order; one that is dropped does not keep it.
 #[test]
 fn takers_dropped_in_every_state() {
     block_on(async {
@@ -127,7 +127,7 @@ fn pipelines_wait_for_room() {
     });
 }
 
-/// Goal: a future that was polled once and is held, never polled again, holds nobody up. Method: the connection's other
+/// Goal: a future that was polled once and is held, never polled again, holds up no other. Method: the connection's other
 /// operations go on, with a queue of one.
 #[test]
 fn a_future_that_is_held_holds_no_other_up() {

@@ -9,7 +9,7 @@ use verbs_io::{Ended, Endpoint, Error, Operation};
 
 use crate::pair::{AT, Pair, endpoints, meet, message, pair, pair_with, poll, text, udp_pair};
 
-/// What was sent before the close is received, then comes `None`; and this side's operations say who has closed.
+/// What was sent before the close is received, then comes `None`; and the operations say which side has closed.
 async fn closed_in_order(pair: Pair) {
     let Pair { a, b, .. } = &pair;
     for n in 0..5 {

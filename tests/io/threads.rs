@@ -8,7 +8,7 @@ use futures::executor::block_on;
 
 use crate::pair::{Pair, message, pair_with, udp_pair};
 
-/// Goal: no message and no wake is lost between threads, whoever takes the completions. Method: two threads send, three
+/// Goal: no message and no wake is lost between threads, whichever thread takes the completions. Method: two threads send, three
 /// receive, and drop every third receive after its first poll; two threads echo. Every executor sleeps when its future
 /// waits, so that a lost wake hangs.
 fn storm(pair: &Pair, each: u32) {

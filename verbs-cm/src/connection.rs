@@ -64,7 +64,7 @@ impl Connection {
 
     /// Which side has ended the connection; `None` while it is there.
     ///
-    /// It is known before the queue pair goes to ERR, so that who finds work flushed
+    /// It is known before the queue pair goes to ERR, so that a program that finds work flushed
     /// ([`WcStatus::WrFlushErr`](verbs_core::WcStatus::WrFlushErr)) tells a connection that was closed from one
     /// that broke: `None` together with a failed completion is a break. A provider that makes connections by
     /// its own verbs does not tell a peer that closes from a link that breaks: [`Ended::Peer`] is either.

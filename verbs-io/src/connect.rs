@@ -195,7 +195,7 @@ pub struct Incoming {
 }
 
 impl Incoming {
-    /// Who asks.
+    /// The address of the peer.
     pub fn peer_addr(&self) -> SocketAddr {
         self.request.peer_addr()
     }

@@ -37,7 +37,7 @@ impl Core {
         }
     }
 
-    /// Runs `f` inside the lane, and wakes who is to be woken when it has left.
+    /// Runs `f` inside the lane. When it has left, the wakers that `f` has put aside are called.
     #[inline(always)]
     pub(crate) fn with<R>(&self, f: impl FnOnce(&mut Lane) -> R) -> R {
         let (result, has_wakers) = {

@@ -19,7 +19,7 @@
 //! Programs name crate `verbs`, which has all of this; what is between a provider and the programs, such as an upper
 //! layer protocol, names this crate.
 //!
-//! # Who owns what
+//! # Ownership
 //!
 //! ```text
 //! Endpoint ── buffers, two completion queues, slots of operations: one lane
@@ -33,9 +33,9 @@
 //! leaves its buffer with the operation until the device is done with it: nothing is freed that a device may reach, and
 //! nothing is lost.
 //!
-//! # Who does the work
+//! # Progress
 //!
-//! Whoever polls an operation takes the completions of all, and posts what waited for room. While all tasks sleep, the
+//! A task that polls an operation takes the completions of all, and posts what waited for room. While all tasks sleep, the
 //! completion queues' event handlers do: no task has to be spawned, no thread runs, and no operation waits for
 //! another future to be polled. Wakers are called under no lock.
 //!

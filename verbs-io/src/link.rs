@@ -46,7 +46,7 @@ impl Link {
         if let Some(queues) = queues {
             this.core.with(|lane| lane.open(conn, queues));
         }
-        // Those who wait for messages hear of the end even while no receive is posted.
+        // Tasks that wait for messages hear of the end even while no receive is posted.
         task::detach(async move {
             // It fails only if it is cancelled, which nothing does.
             let _ended = closed.await;

@@ -70,7 +70,7 @@ pub struct Network {
     hosts: Arc<Hosts>,
 }
 
-/// Who has which address.
+/// Which port has which address.
 #[derive(Debug, Default)]
 struct Hosts(Mutex<BTreeMap<IpAddr, (Gid, Lid)>>);
 

@@ -12,7 +12,7 @@ use crate::lane::slot::Fault;
 pub(crate) struct End {
     /// Tells the connections apart that have this end one after the other.
     pub(crate) serial: u32,
-    /// Until the connection is made its receives are posted by whoever makes it.
+    /// Until the connection is made its receives are posted on the queue pair by the attempt to make it.
     pub(crate) queues: Option<(SendQueue, RecvQueue)>,
     /// Work requests in the send queue, and how many it holds.
     pub(crate) posted: u32,
@@ -36,7 +36,7 @@ pub(crate) struct End {
     pub(crate) is_over: bool,
     /// Its handles are gone.
     pub(crate) is_retired: bool,
-    /// Those who wait until nothing is posted.
+    /// Wakers of tasks that wait until nothing is posted.
     pub(crate) drainers: Vec<Waker>,
 }
 

@@ -1,6 +1,6 @@
 //! The lane: two completion queues, the ends of the connections that use them, slots, and buffers.
 //!
-//! One thread at a time is inside. Whoever is inside works for all: it takes what has completed, and posts what
+//! One thread at a time is inside. It works for all: it takes what has completed, and posts what
 //! waits for room. Wakers are not called here: they go to [`Lane::wake`], and the caller wakes them when it has left.
 //!
 //! The id of a receive is `1 | connection:31 | buffer:32`.
@@ -68,7 +68,7 @@ pub(crate) struct Lane {
     home: Vec<u32>,
     pool: Vec<u32>,
     takers: VecDeque<u32>,
-    /// Who is to be woken when the lane is left.
+    /// Wakers to be called when the lane is left.
     pub(crate) wake: Vec<Waker>,
     streak: u32,
     /// Whether a handler reaps while all sleep.
@@ -223,7 +223,7 @@ impl Lane {
         Some(slot)
     }
 
-    /// Posts what was queued, and tells those who have to hear of what followed.
+    /// Posts what was queued, and tells the tasks that are concerned what followed.
     pub(crate) fn submit(&mut self, conn: u32) {
         self.refill(conn);
         self.settle_if_needed();

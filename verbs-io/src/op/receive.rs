@@ -29,7 +29,7 @@ pub struct Taking<'a> {
     place: Place,
 }
 
-/// A place in a queue of those who wait for buffers. It is to be [left](Place::leave).
+/// A place in a queue of tasks that wait for buffers. It is to be [left](Place::leave).
 pub(crate) struct Place {
     slot: u32,
 }

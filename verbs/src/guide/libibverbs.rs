@@ -1,6 +1,6 @@
 //! Coming from libibverbs and librdmacm.
 //!
-//! The names of objects, attributes, flags and statuses are those of `verbs.h`. What differs is who owns what: the
+//! The names of objects, attributes, flags and statuses are those of `verbs.h`. What differs is ownership: the
 //! compiler keeps memory registered while the device may reach it, a queue has one user at a time, and nothing blocks but
 //! calls named `wait`.
 //!
@@ -29,7 +29,7 @@
 //! Three habits to leave behind:
 //!
 //! * *Signalling every nth send.* A send queue of the verbs frees its entries by a later signaled completion, here as
-//!   there. The awaitable operations see to that.
+//!   there. The awaitable operations do that by themselves.
 //! * *Polling one queue for both directions and telling completions apart by `wr_id`.* The connection does.
 //! * *Draining before a destroy.* A queue pair's destroy flushes what is posted, and completes when no handler runs for
 //!   it any more.

@@ -57,7 +57,7 @@
 //!
 //! # Drivers
 //!
-//! Something has to take completions. Whoever polls an operation does, for all of the endpoint. While all tasks sleep,
+//! Something has to take completions. A task that polls an operation does, for all of the endpoint. While all tasks sleep,
 //! the event handlers of the completion queues do: there is no task to spawn and no runtime to name. The futures work
 //! on any executor, on [`block_on`](crate::block_on), and on several threads; wakers are called on the thread that made
 //! the completion. Simulations choose [`Driver::Manual`](crate::Driver::Manual), and call
