@@ -10,7 +10,7 @@ use futures::future::{join, join_all};
 use verbs_core::Access;
 use verbs_io::{Driver, Error, Token};
 
-use crate::pair::{Pair, message, pair, pair_with, text, udp_pair};
+use crate::pair::{Pair, message, pair, pair_with, poll, text, udp_pair};
 
 /// Every operation once.
 async fn every_operation(pair: Pair) {
@@ -257,4 +257,40 @@ fn a_buffer_of_another_endpoint_comes_back() {
         assert_eq!(text(a).await.unwrap(), "x");
         pair.close().await.unwrap();
     });
+}
+
+/// Goal: pools are apart from each other, and a long WRITE and READ go through one of long buffers. Method: two long buffers
+/// and a taker for a third, beside the endpoint's own pool.
+async fn long_buffers(pair: Pair) {
+    let Pair { a, nets, .. } = &pair;
+    let size = 1 << 20;
+    let pool = nets[0].pool(size, 2).await.unwrap();
+    let region = nets[1].region(size as usize, Access::REMOTE).await.unwrap();
+    let token = region.token(0..region.len()).unwrap();
+    let (mut first, second) = (pool.buf().await, pool.buf().await);
+    assert_eq!((first.len(), second.len()), (1 << 20, 1 << 20));
+    let mut third = pool.buf();
+    assert!(poll(&mut third).is_none() && pool.try_buf().is_none());
+    assert_eq!(a.buf().await.len(), 4096, "another pool");
+    for (n, word) in first.chunks_mut(4).enumerate() {
+        word.copy_from_slice(&(n as u32).to_le_bytes());
+    }
+    let first = a.write(first, token).await.unwrap();
+    assert_eq!(region.load(8), Ok(3 << 32 | 2));
+    let second = a.read(second, token).await.unwrap();
+    assert!(first[..] == second[..]);
+    drop(first);
+    assert_eq!(poll(&mut third).expect("its turn").len(), 1 << 20);
+    drop(second);
+    pair.close().await.unwrap();
+}
+
+#[test]
+fn long_buffers_over_the_loopback_link() {
+    block_on(async { long_buffers(pair().await).await });
+}
+
+#[test]
+fn long_buffers_over_udp() {
+    block_on(async { long_buffers(udp_pair(86, |opening| opening).await).await });
 }

@@ -9,6 +9,7 @@ use verbs_core::sync::Arc;
 
 use crate::buf::Buf;
 use crate::error::Error;
+use crate::lane::POOL;
 use crate::lane::slot::Fault;
 use crate::link::Link;
 use crate::op::kind::{CompareSwap, FetchAdd, Read, Send, Write};
@@ -145,7 +146,7 @@ impl Connection {
     /// # Cancel safety
     /// A buffer that had been given to a future that is dropped goes back.
     pub fn buf(&self) -> Taking<'_> {
-        Taking::new(self.link.core())
+        Taking::new(self.link.core(), POOL)
     }
 
     /// Waits until everything posted has completed, then ends the connection. The peer's tasks get what was sent

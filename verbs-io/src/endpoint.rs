@@ -14,7 +14,7 @@ use crate::buf::{Buf, Lender, Loans};
 use crate::connect::{Connecting, Listener};
 use crate::core::Core;
 use crate::error::Error;
-use crate::lane::{Lane, Sizes};
+use crate::lane::{Lane, POOL, Sizes};
 use crate::op::Taking;
 use crate::region::Region;
 
@@ -115,15 +115,28 @@ impl Endpoint {
     /// # Cancel safety
     /// A buffer that had been given to a future that is dropped goes back.
     pub fn buf(&self) -> Taking<'_> {
-        Taking::new(&self.core)
+        Taking::new(&self.core, POOL)
     }
 
     /// A buffer of the pool, if there is one now.
     pub fn try_buf(&self) -> Option<Buf> {
         self.core.with(|lane| {
             lane.reap();
-            lane.take_full()
+            lane.take_full(POOL)
         })
+    }
+
+    /// Adds a pool of `count` buffers of `size` bytes, for READs and WRITEs longer than messages. Its buffers are used on
+    /// all connections of the endpoint, and stay with the endpoint until that is gone.
+    ///
+    /// # Errors
+    /// [`Error::Verb`] when memory cannot be had; [`Error::Removed`].
+    pub async fn pool(&self, size: u32, count: u32) -> Result<Pool, Error> {
+        let memory = Memory::alloc(size as usize * count as usize)?;
+        let mr = self.core.pd.register(memory, Access::LOCAL_WRITE).await?;
+        let core = Arc::clone(&self.core);
+        let pool = core.with(|lane| lane.add_pool(mr, count, size));
+        Ok(Pool { core, pool })
     }
 
     /// Exposes `len` zeroed bytes to peers that get a [token](Region::token) of them. `rights` are of
@@ -162,6 +175,37 @@ impl Endpoint {
             connections: lane.connections(),
             late: lane.late,
         })
+    }
+}
+
+/// Buffers of one size: [`Endpoint::pool`]. Clones are the same pool.
+#[derive(Clone)]
+pub struct Pool {
+    core: Arc<Core>,
+    pool: u32,
+}
+
+impl Pool {
+    /// A buffer, with its length set to all of its room; waits until there is one, as [`Endpoint::buf`].
+    ///
+    /// # Cancel safety
+    /// A buffer that had been given to a future that is dropped goes back.
+    pub fn buf(&self) -> Taking<'_> {
+        Taking::new(&self.core, self.pool)
+    }
+
+    /// A buffer, if there is one now.
+    pub fn try_buf(&self) -> Option<Buf> {
+        self.core.with(|lane| {
+            lane.reap();
+            lane.take_full(self.pool)
+        })
+    }
+}
+
+impl fmt::Debug for Pool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Pool({})", self.pool & !POOL)
     }
 }
 
@@ -266,7 +310,8 @@ impl Opening {
         });
         // Set once: the place is new.
         let _ = place.set(Arc::downgrade(&core));
-        core.with(|lane| lane.add_pool(pool, buffers));
+        // The first one, which `POOL` names.
+        core.with(|lane| lane.add_pool(pool, buffers, sizes.message));
         Ok(Endpoint { core, manager })
     }
 }

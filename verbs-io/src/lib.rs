@@ -64,7 +64,7 @@ mod stream;
 pub use buf::Buf;
 pub use connect::{Connecting, Incoming, Listener};
 pub use connection::Connection;
-pub use endpoint::{Driver, Endpoint, Opening, Usage};
+pub use endpoint::{Driver, Endpoint, Opening, Pool, Usage};
 pub use error::{Cause, Error, Failed, Operation};
 pub use op::{
     Adding, Batch, Batched, PostingSend, PostingWrite, Reading, Receiving, Sending, Swapping,

@@ -12,6 +12,7 @@ use futures::io::{AsyncRead, AsyncWrite};
 use crate::buf::Buf;
 use crate::connection::Connection;
 use crate::error::{Error, Failed};
+use crate::lane::POOL;
 use crate::op::kind::Send;
 use crate::op::{Place, Post};
 
@@ -126,7 +127,7 @@ impl AsyncWrite for RdmaStream {
         if from.is_empty() {
             return Poll::Ready(Ok(0));
         }
-        let mut buf = ready!(this.taking.poll_buf(this.conn.link().core(), cx));
+        let mut buf = ready!(this.taking.poll_buf(this.conn.link().core(), POOL, cx));
         let n = from.len().min(buf.capacity());
         buf.fill_from(&from[..n]);
         this.posting = Some(Post::new(buf));

@@ -48,7 +48,7 @@ use std::future::Future;
 pub use verbs_core::Access;
 pub use verbs_io::{
     Buf, Cause, Connecting, Connection, Driver, Ended, Endpoint, Error, Failed, Incoming, Listener,
-    Opening, Operation, RdmaStream, Region, Token, Usage, Word,
+    Opening, Operation, Pool, RdmaStream, Region, Token, Usage, Word,
 };
 
 /// Runs a future on this thread, which sleeps while it waits. For programs that have no runtime; any other executor

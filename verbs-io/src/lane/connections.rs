@@ -1,20 +1,26 @@
 //! Connections of a lane come and go; their ends, with the buffers, stay for others.
 
+use std::collections::VecDeque;
+
 use verbs_core::sync::Arc;
 use verbs_core::{Mr, PostError, Qp, QpInit, RecvQueue, SendQueue};
 
 use super::end::{End, Words};
-use super::slot::{Fault, NONE};
-use super::{Lane, Sizes, receive};
+use super::slot::Fault;
+use super::{Lane, POOL, Pool, Sizes, receive};
 
 impl Lane {
-    /// Adds buffers to the pool.
-    pub(crate) fn add_pool(&mut self, mr: Mr, count: u32) {
-        let first = self.loans.add(mr, count, self.sizes.message);
-        self.home.resize((first + count) as usize, NONE);
-        for buf in (first..first + count).rev() {
-            self.give_back(buf);
-        }
+    /// Adds a pool with buffers of that size; says its number.
+    pub(crate) fn add_pool(&mut self, mr: Mr, count: u32, size: u32) -> u32 {
+        let first = self.loans.add(mr, count, size);
+        let pool = self.pools.len() as u32 | POOL;
+        self.home.resize((first + count) as usize, pool);
+        self.pools.push(Pool {
+            size,
+            free: (first..first + count).rev().collect(),
+            takers: VecDeque::new(),
+        });
+        pool
     }
 
     /// An end that a connection had before, of which no completion is to come.

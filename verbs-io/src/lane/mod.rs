@@ -64,10 +64,9 @@ pub(crate) struct Lane {
     pub(crate) ends: Vec<End>,
     pub(crate) slots: Slots,
     pub(crate) loans: Loans,
-    /// Which end a buffer belongs to, by index; `NONE` for the pool.
+    /// Which end or pool a buffer belongs to, by index.
     home: Vec<u32>,
-    pool: Vec<u32>,
-    takers: VecDeque<u32>,
+    pools: Vec<Pool>,
     /// Wakers to be called when the lane is left.
     pub(crate) wake: Vec<Waker>,
     streak: u32,
@@ -82,6 +81,17 @@ pub(crate) struct Lane {
     /// Completions that came for an operation that was over.
     pub(crate) late: u64,
     sizes: Sizes,
+}
+
+/// The bit of pools' numbers, which connections' do not have.
+pub(crate) const POOL: u32 = 1 << 31;
+
+/// Buffers of one size, for any connection.
+struct Pool {
+    size: u32,
+    free: Vec<u32>,
+    /// Slots that wait for one, in order.
+    takers: VecDeque<u32>,
 }
 
 /// What became of an operation that was begun.
@@ -103,8 +113,7 @@ impl Lane {
             slots: Slots::new(64),
             loans,
             home: Vec::new(),
-            pool: Vec::new(),
-            takers: VecDeque::new(),
+            pools: Vec::new(),
             wake: Vec::with_capacity(64),
             streak: 0,
             has_events: events,
@@ -319,7 +328,7 @@ impl Lane {
             }
             State::Done => self.give_back(buf),
             State::Receiving => self.receivers(conn).retain(|&s| s != slot),
-            State::Received if conn == NONE => self.give_back(buf),
+            State::Received if conn & POOL != 0 => self.give_back(buf),
             State::Received => self.put_back(conn, (buf, len)),
             State::Free | State::Orphan => return None,
         }
@@ -328,7 +337,7 @@ impl Lane {
 
     fn receivers(&mut self, conn: u32) -> &mut VecDeque<u32> {
         match conn {
-            NONE => &mut self.takers,
+            pool if pool & POOL != 0 => &mut self.pools[(pool & !POOL) as usize].takers,
             conn => &mut self.ends[conn as usize].receivers,
         }
     }
@@ -378,20 +387,21 @@ impl Lane {
         self.wake.extend(waker);
     }
 
-    /// A slot that waits for a message of that end, or, without one, for a buffer of the pool.
+    /// A slot that waits for a message of that end, or for a buffer of that pool.
     pub(crate) fn wait(&mut self, conn: u32) -> u32 {
         let slot = self.slots.take(State::Receiving, conn);
         self.receivers(conn).push_back(slot);
         slot
     }
 
-    /// A free buffer of the pool with its full length, unless others wait for one.
-    pub(crate) fn take_full(&mut self) -> Option<Buf> {
-        if !self.takers.is_empty() {
+    /// A free buffer of a pool with its full length, unless others wait for one.
+    pub(crate) fn take_full(&mut self, pool: u32) -> Option<Buf> {
+        let pool = &mut self.pools[(pool & !POOL) as usize];
+        if !pool.takers.is_empty() {
             return None;
         }
-        let buf = self.pool.pop()?;
-        Some(self.loans.lend(buf, self.sizes.message))
+        let buf = pool.free.pop()?;
+        Some(self.loans.lend(buf, pool.size))
     }
 
     /// Keeps the buffer of an operation that is under way. What comes out is to be dropped when the lane was left.
@@ -408,10 +418,16 @@ impl Lane {
             return;
         }
         match self.home[buf as usize] {
-            NONE => match self.takers.pop_front() {
-                None => self.pool.push(buf),
-                Some(taker) => self.hand(taker, buf, self.sizes.message),
-            },
+            pool if pool & POOL != 0 => {
+                let pool = &mut self.pools[(pool & !POOL) as usize];
+                match pool.takers.pop_front() {
+                    None => pool.free.push(buf),
+                    Some(taker) => {
+                        let size = pool.size;
+                        self.hand(taker, buf, size);
+                    }
+                }
+            }
             conn => {
                 let end = &mut self.ends[conn as usize];
                 end.home.push(buf);

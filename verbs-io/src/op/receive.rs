@@ -1,4 +1,4 @@
-//! Waiting for messages, and for buffers of the pool.
+//! Waiting for messages, and for buffers of pools.
 
 use std::fmt;
 use std::future::Future;
@@ -22,10 +22,12 @@ pub struct Receiving<'a> {
     place: Place,
 }
 
-/// A buffer of the pool: [`Connection::buf`](crate::Connection::buf), [`Endpoint::buf`](crate::Endpoint::buf).
+/// A buffer of a pool: [`Connection::buf`](crate::Connection::buf), [`Endpoint::buf`](crate::Endpoint::buf),
+/// [`Pool::buf`](crate::Pool::buf).
 #[must_use = "there is no buffer until it is awaited"]
 pub struct Taking<'a> {
     core: &'a Arc<Core>,
+    pool: u32,
     place: Place,
 }
 
@@ -126,18 +128,18 @@ impl Place {
         turn
     }
 
-    /// A buffer of the pool.
-    pub(crate) fn poll_buf(&mut self, core: &Core, cx: &mut Context<'_>) -> Poll<Buf> {
+    /// A buffer of that pool.
+    pub(crate) fn poll_buf(&mut self, core: &Core, pool: u32, cx: &mut Context<'_>) -> Poll<Buf> {
         let slot = self.slot;
         let mut waker = OwnWaker::of(cx.waker());
         let (turn, slot, old) = core.with(|lane| {
             if slot == NONE
-                && let Some(buf) = lane.take_full()
+                && let Some(buf) = lane.take_full(pool)
             {
                 return (Turn::Got(buf), NONE, None);
             }
             let slot = match slot {
-                NONE => lane.wait(NONE),
+                NONE => lane.wait(pool),
                 slot => slot,
             };
             // Buffers of operations that have completed may be among those to reap.
@@ -202,9 +204,10 @@ impl Future for Receiving<'_> {
 }
 
 impl<'a> Taking<'a> {
-    pub(crate) fn new(core: &'a Arc<Core>) -> Self {
+    pub(crate) fn new(core: &'a Arc<Core>, pool: u32) -> Self {
         Self {
             core,
+            pool,
             place: Place::new(),
         }
     }
@@ -214,8 +217,8 @@ impl Future for Taking<'_> {
     type Output = Buf;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Buf> {
-        let core = self.core;
-        self.place.poll_buf(core, cx)
+        let (core, pool) = (self.core, self.pool);
+        self.place.poll_buf(core, pool, cx)
     }
 }
 

@@ -25,6 +25,8 @@
 //! receives in: dropping it, or sending it on, makes room for another message. A program that keeps received buffers
 //! slows its own peer down, and no other.
 //!
+//! READs and WRITEs may be longer than messages: [`Endpoint::pool`](crate::Endpoint::pool) adds buffers of another size.
+//!
 //! Memory that peers reach by themselves is a [`Region`](crate::Region). A peer may write there at any time, so there is
 //! no slice of it; reads and writes copy.
 //!
