@@ -372,7 +372,7 @@ mod tests {
         drop(shelf);
         assert!(bufs.iter().all(|buf| buf.iter().all(|&byte| byte == 0)));
         let (first, second) = bufs.split_at_mut(2);
-        std::thread::scope(|scope| {
+        verbs_core::sync::thread::scope(|scope| {
             scope.spawn(|| first.iter_mut().for_each(|buf| buf.fill(1)));
             scope.spawn(|| second.iter_mut().for_each(|buf| buf.fill(2)));
         });

@@ -13,7 +13,7 @@
 //!     let accepted = async { listener.next().await.expect("it never ends").accept().await };
 //!     let asked = client.connect("10.0.0.1:7471").into_future();
 //!     let (a, b) = futures::try_join!(asked, accepted)?;
-//! #   //!     a.close().await?;
+//!     a.close().await?;
 //!     assert!(b.recv().await?.is_none());
 //!     Ok(())
 //! })
