@@ -99,7 +99,7 @@ fn way_back(
     let arrived = Wc {
         flags: WcFlags::from_bits_truncate(wc.wc_flags as u16),
         slid: Lid(wc.slid),
-        sl: wc.sl,
+        sl: if context.is_ethernet { 0 } else { wc.sl },
         dlid_path_bits: wc.dlid_path_bits,
         ..Wc::default()
     };

@@ -26,6 +26,7 @@ const FILES: &[(&str, &str)] = &[
     ("roce0/ports/1/rate", "200 Gb/sec (4X HDR)\n"),
     ("roce0/ports/1/link_layer", "Ethernet\n"),
     ("roce0/ports/1/gid_attrs/types/0", "RoCE v2\n"),
+    ("roce0/ports/1/gid_attrs/ndevs/0", "lo\n"),
 ];
 
 /// Goes into it. After an error the process may be in namespaces of its own, and sees what it saw before.

@@ -166,9 +166,14 @@ reads! {
     read_src_qp -> u32 = |wc| wc.src_qpn.value();
     read_wc_flags -> c_uint = |wc| c_uint::from(wc.flags.bits());
     read_slid -> u32 = |wc| u32::from(wc.slid.0);
-    read_sl -> u8 = |wc| wc.sl;
     read_dlid_path_bits -> u8 = |wc| wc.dlid_path_bits;
     read_completion_ts -> u64 = |wc| wc.timestamp_ns;
+}
+
+unsafe extern "C" fn read_sl(cq: *mut CqEx) -> u8 {
+    // SAFETY: the program reads between start_poll and end_poll.
+    let (wc, queue) = unsafe { (current(cq), queue(cq)) };
+    queue.service_level(wc)
 }
 
 /// By the wall's clock, in nanoseconds since 1970.

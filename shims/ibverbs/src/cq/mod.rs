@@ -33,6 +33,7 @@ pub(crate) struct Cq {
     /// What an extended poll looks at.
     current: UnsafeCell<Wc>,
     turn: Turn,
+    packet_type: Option<u8>,
     context: Held<Context>,
     channel: Option<Held<Channel>>,
     /// Events of the channel, and asynchronous ones.
@@ -121,6 +122,7 @@ unsafe fn create(context: *mut abi::Context, init: Init) -> Result<*mut abi::Cq,
         set_aside: SetAside::default(),
         current: UnsafeCell::new(Wc::default()),
         turn: init.turn,
+        packet_type: owner.packet_type,
         context: Held::new(owner),
         channel,
         comp_events: Unacknowledged::default(),

@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_uint};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
-use verbs_core::{Arm, Qpn, Wc};
+use verbs_core::{Arm, Qpn, Wc, WcFlags};
 
 use super::Cq;
 use crate::abi;
@@ -47,6 +47,34 @@ impl Cq {
         &mut out[..count + more]
     }
 
+    /// A completion as programs have it.
+    #[inline(always)]
+    fn shown(&self, wc: &Wc) -> abi::Wc {
+        abi::Wc {
+            wr_id: wc.wr_id,
+            status: wc.status as c_uint,
+            opcode: wc.opcode as c_uint,
+            vendor_err: wc.vendor_err,
+            byte_len: wc.byte_len,
+            imm_or_key: imm_or_key(wc),
+            qp_num: wc.qpn.value(),
+            src_qp: wc.src_qpn.value(),
+            wc_flags: c_uint::from(wc.flags.bits()),
+            pkey_index: wc.pkey_index,
+            slid: wc.slid.0,
+            sl: self.service_level(wc),
+            dlid_path_bits: wc.dlid_path_bits,
+        }
+    }
+
+    #[inline(always)]
+    pub(super) fn service_level(&self, wc: &Wc) -> u8 {
+        match self.packet_type {
+            Some(packet_type) if wc.flags.contains(WcFlags::GRH) => packet_type,
+            _ => wc.sl,
+        }
+    }
+
     /// Drops the completions of a queue pair that is reset or destroyed. Programs rely on it: what `wr_id` points to
     /// may be gone.
     pub(crate) fn forget(&self, qpn: Qpn) {
@@ -77,7 +105,7 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut abi::Cq, max: c_int, wc: *mut a
             let taken = cq.poll(&mut one);
             if let [only] = taken {
                 // SAFETY: one entry is the program's.
-                unsafe { wc.write(shown(only)) };
+                unsafe { wc.write(cq.shown(only)) };
             }
             return Ok(taken.len());
         }
@@ -88,7 +116,7 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut abi::Cq, max: c_int, wc: *mut a
             let taken = cq.poll(&mut some[..wanted]);
             for (n, one) in taken.iter().enumerate() {
                 // SAFETY: `max` entries are the program's.
-                unsafe { wc.add(done + n).write(shown(one)) };
+                unsafe { wc.add(done + n).write(cq.shown(one)) };
             }
             done += taken.len();
             if taken.len() < wanted {
@@ -116,30 +144,10 @@ pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut abi::Cq, solicited_only: 
     })
 }
 
-/// A completion as programs have it.
-#[inline(always)]
-fn shown(wc: &Wc) -> abi::Wc {
-    abi::Wc {
-        wr_id: wc.wr_id,
-        status: wc.status as c_uint,
-        opcode: wc.opcode as c_uint,
-        vendor_err: wc.vendor_err,
-        byte_len: wc.byte_len,
-        imm_or_key: imm_or_key(wc),
-        qp_num: wc.qpn.value(),
-        src_qp: wc.src_qpn.value(),
-        wc_flags: c_uint::from(wc.flags.bits()),
-        pkey_index: wc.pkey_index,
-        slid: wc.slid.0,
-        sl: wc.sl,
-        dlid_path_bits: wc.dlid_path_bits,
-    }
-}
-
 /// Immediate data are in the network's order, an invalidated key in the machine's.
 #[inline(always)]
 pub(super) fn imm_or_key(wc: &Wc) -> u32 {
-    if wc.flags.contains(verbs_core::WcFlags::WITH_INV) {
+    if wc.flags.contains(WcFlags::WITH_INV) {
         wc.imm
     } else {
         wc.imm.to_be()

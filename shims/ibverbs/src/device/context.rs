@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::ffi::c_int;
 use std::fs::File;
 use std::mem::offset_of;
+use std::net::IpAddr;
 use std::os::fd::AsRawFd;
 use std::ptr::null_mut;
 use std::sync::Arc;
@@ -26,6 +27,8 @@ pub(crate) struct Context {
     shown: VerbsContext,
     pub(crate) device: Device,
     pub(crate) is_ethernet: bool,
+    /// What completions of datagrams say as service level: see [`packet_type`].
+    pub(crate) packet_type: Option<u8>,
     /// Programs duplicate the command descriptor, to hand the device to another process. No command goes there.
     _cmd_fd: File,
     pub(crate) guid: u64,
@@ -77,6 +80,7 @@ pub(crate) unsafe extern "C" fn open_device(device: *mut abi::Device) -> *mut ab
             shown: shown(device, cmd_fd.as_raw_fd(), events.fd()),
             _cmd_fd: cmd_fd,
             is_ethernet,
+            packet_type: is_ethernet.then(|| packet_type(hca.gid().into())),
             device: open,
             guid: gid::guid_of(&hca),
             clock,
@@ -112,6 +116,15 @@ pub(crate) unsafe extern "C" fn close_device(context: *mut abi::Context) -> c_in
             closed => closed,
         }
     })
+}
+
+/// How a datagram on Ethernet came, in the place of its service level, as mlx5 has it and UCX reads it: behind a UDP
+/// header (8), which is behind one of IPv4 (2) or IPv6 (1).
+fn packet_type(address: IpAddr) -> u8 {
+    match address.to_canonical() {
+        IpAddr::V4(_) => 8 | 2,
+        IpAddr::V6(_) => 8 | 1,
+    }
 }
 
 fn shown(device: *mut abi::Device, cmd_fd: c_int, async_fd: c_int) -> VerbsContext {
