@@ -10,7 +10,7 @@ use futures::future::join;
 use hca_sim::sim::Sim;
 use hca_sim::{Hca, Loopback, Udp};
 use verbs_cm::resolver::Fixed;
-use verbs_cm::{Error, Manager, connect, listen};
+use verbs_cm::{Ended, Error, Manager, connect, listen};
 use verbs_core::mad::TimeCode;
 use verbs_core::sync::Arc;
 
@@ -42,8 +42,21 @@ async fn meet(client: &mut Host, server: &mut Host, at: &str) {
     let (pong, ping) = talk.await;
     assert_eq!((&ping[..], &pong[..]), (&b"ping"[..], &b"pong"[..]));
 
+    assert_eq!((connected.ended(), accepted.ended()), (None, None));
+    let place = server.mr.slice(0..8);
+    accepted
+        .post_recv(verbs_core::Recv::new(9).into(place))
+        .unwrap();
     let closed = accepted.closed();
     connected.close().await.unwrap();
+    // What is flushed is told from a break at once.
+    let wcs = &mut [verbs_core::Wc::default()];
+    server.cq.ready().await.unwrap();
+    assert_eq!(
+        server.cq.poll(wcs)[0].status,
+        verbs_core::WcStatus::WrFlushErr
+    );
+    assert_eq!(accepted.ended(), Some(Ended::Peer));
     closed.await.unwrap();
     assert!(!accepted.is_established());
     accepted.close().await.unwrap();
@@ -330,8 +343,10 @@ fn a_peer_that_dies_is_noticed() {
         let mut wcs = [verbs_core::Wc::default(); 1];
         let status = client.cq.poll(&mut wcs)[0].status;
         assert_eq!(status, verbs_core::WcStatus::RetryExcErr);
+        assert_eq!(connected.ended(), None, "neither side has closed it");
         // Ending the connection ends, after all retries.
         connected.disconnect().await.unwrap();
+        assert_eq!(connected.ended(), Some(Ended::Here));
         assert!(!connected.is_established());
         drop((connected, accepted));
     });

@@ -24,6 +24,7 @@ use verbs_core::{Access, Device, Qp, QpAttr, QpInit, QpState, Request};
 )]
 mod allocator;
 mod footprint;
+mod io;
 mod packets;
 mod registration;
 mod srp;

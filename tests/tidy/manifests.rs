@@ -144,11 +144,13 @@ enum Place {
     Provider,
     /// verbs-cm.
     Cm,
+    /// verbs-io.
+    Io,
     /// verbs-sm.
     Sm,
     /// The ULPs.
     Ulp,
-    /// Shims and the command line: they choose the provider.
+    /// Shims, the command line and the crate that users name: they choose the provider.
     Top,
     /// Tests, benches and fuzz targets.
     Proof,
@@ -163,8 +165,9 @@ impl Place {
             "verbs-subnet" => Self::Subnet,
             "hca-sim" => Self::Provider,
             "verbs-cm" => Self::Cm,
+            "verbs-io" => Self::Io,
             "verbs-sm" => Self::Sm,
-            "verbs-cli" => Self::Top,
+            "verbs-cli" | "verbs-rdma" => Self::Top,
             "verbs-tests" | "verbs-benches" | "verbs-fuzz" => Self::Proof,
             name if name.starts_with("ulp-") => Self::Ulp,
             _ if Path::new(&member.folder).starts_with("shims") => Self::Top,
@@ -182,7 +185,8 @@ impl Place {
             Self::Subnet => matches!(other, Self::Core | Self::Wire | Self::Link),
             Self::Link => matches!(other, Self::Core | Self::Wire),
             Self::Wire | Self::Cm | Self::Sm => other == Self::Core,
-            Self::Ulp => matches!(other, Self::Core | Self::Cm),
+            Self::Io => matches!(other, Self::Core | Self::Cm),
+            Self::Ulp => matches!(other, Self::Core | Self::Cm | Self::Io),
             Self::Top => !matches!(other, Self::Top | Self::Proof),
             Self::Proof => true,
         }

@@ -15,6 +15,10 @@ pub(crate) const DOORS: &[(&str, &str)] = &[
         "the slot of a pending request, cells side by side",
     ),
     (
+        "verbs-io/src/buf",
+        "slices of registered memory that only their holder reaches",
+    ),
+    (
         "verbs-link/src/sys",
         "raw iovecs into registered memory, shared mappings",
     ),
@@ -33,8 +37,9 @@ const FUNCTION_LINES_MAX: usize = 70;
 const SYNC: &str = "verbs-core/src/sync.rs";
 
 /// The crates that [`SYNC`] speaks for.
-const SYNC_FOR: [&str; 5] = [
+const SYNC_FOR: [&str; 6] = [
     "verbs-core/src/",
+    "verbs-io/src/",
     "verbs-wire/src/",
     "verbs-link/src/",
     "verbs-subnet/src/",
@@ -145,7 +150,7 @@ pub(crate) fn root_levels(files: &[RustFile], members: &[Member]) -> Vec<Violati
     for member in members {
         let wanted = match member.name.as_str() {
             _ if member.folder.starts_with("shims/") => continue,
-            "verbs-core" | "verbs-link" | "verbs-tests" | "verbs-benches" => "deny",
+            "verbs-core" | "verbs-io" | "verbs-link" | "verbs-tests" | "verbs-benches" => "deny",
             _ => "forbid",
         };
         let roots = member.crate_roots();

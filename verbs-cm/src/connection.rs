@@ -9,6 +9,7 @@ use verbs_core::{BatchError, PostError, Qp, Qpn, Recv, RecvQueue, SendQueue, Sen
 
 use crate::endpoint::Data;
 use crate::error::Error;
+use crate::event::Ended;
 use crate::link::Link;
 use crate::step::Step;
 
@@ -61,6 +62,18 @@ impl Connection {
         self.link.is_established()
     }
 
+    /// Which side has ended the connection; `None` while it is there.
+    ///
+    /// It is known before the queue pair goes to ERR, so that a program that finds work flushed
+    /// ([`WcStatus::WrFlushErr`](verbs_core::WcStatus::WrFlushErr)) tells a connection that was closed from one
+    /// that broke: `None` together with a failed completion is a break. A provider that makes connections by
+    /// its own verbs does not tell a peer that closes from a link that breaks: [`Ended::Peer`] is either.
+    ///
+    /// Never waits; legal from a routine.
+    pub fn ended(&self) -> Option<Ended> {
+        self.link.ended()
+    }
+
     /// Posts to the send queue; see [`SendQueue::post`].
     ///
     /// # Errors
@@ -80,6 +93,15 @@ impl Connection {
     pub fn post_recv(&mut self, wr: Recv<'_>) -> Result<(), PostError> {
         let (_, recv) = self.queues.as_mut().ok_or(PostError::Split)?;
         recv.post(wr)
+    }
+
+    /// Takes the queues off the connection, for a dispatcher that posts by itself; `None` if they were taken
+    /// before, or split off the queue pair. The connection goes on as it was, and its own posts answer
+    /// [`PostError::Split`].
+    ///
+    /// The queues post until the queue pair is destroyed, and then answer [`PostError::Destroyed`].
+    pub fn take_queues(&mut self) -> Option<(SendQueue, RecvQueue)> {
+        self.queues.take()
     }
 
     /// One half for each direction, for two threads or tasks. The connection lives as long as either.
@@ -194,6 +216,11 @@ impl SendHalf {
         self.queue.as_mut().ok_or(split)?.post_batch(wrs)
     }
 
+    /// As [`Connection::ended`].
+    pub fn ended(&self) -> Option<Ended> {
+        self.link.ended()
+    }
+
     /// As [`Connection::disconnect`].
     ///
     /// # Errors
@@ -229,6 +256,11 @@ impl RecvHalf {
             error: PostError::Split,
         };
         self.queue.as_mut().ok_or(split)?.post_batch(wrs)
+    }
+
+    /// As [`Connection::ended`].
+    pub fn ended(&self) -> Option<Ended> {
+        self.link.ended()
     }
 
     /// As [`Connection::closed`].

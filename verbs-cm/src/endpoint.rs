@@ -9,7 +9,7 @@ use verbs_core::task::{self, OwnWaker};
 use verbs_core::{Access, Qp, QpAttr, QpState, Qpn, RecvQueue, SendQueue};
 
 use crate::error::{Error, Rejection};
-use crate::event::{ConnId, Event, Failure};
+use crate::event::{ConnId, Ended, Event, Failure};
 use crate::hub::Hub;
 use crate::wire::PortSpace;
 
@@ -43,8 +43,8 @@ enum Phase {
     Failed(Error),
     /// With the peer's private data.
     Established(Data),
-    /// It was there, with these private data, and is no more.
-    Over(Data),
+    /// It was there, with these private data, and one side has ended it.
+    Over(Data, Ended),
 }
 
 impl Endpoint {
@@ -102,13 +102,15 @@ impl Endpoint {
                 ..
             } => Phase::Failed(Error::PortUnreachable(self.peer)),
             Event::ConnectError { why, .. } => Phase::Failed(Error::Failed(why)),
-            Event::Disconnected { .. } => Phase::Over(Data::new()),
+            Event::Disconnected { by, .. } => Phase::Over(Data::new(), by),
             _ => return,
         };
         let waiting = {
             let mut life = self.life.lock();
             life.phase = match (phase, &mut life.phase) {
-                (Phase::Over(_), Phase::Established(data)) => Phase::Over(std::mem::take(data)),
+                (Phase::Over(_, by), Phase::Established(data)) => {
+                    Phase::Over(std::mem::take(data), by)
+                }
                 (phase, _) => phase,
             };
             std::mem::take(&mut life.waiting)
@@ -127,7 +129,7 @@ impl Endpoint {
             }
             Phase::Failed(error) => Poll::Ready(Err(error.clone())),
             // A connection that was there for a moment only has a handle all the same.
-            Phase::Established(data) | Phase::Over(data) => Poll::Ready(Ok(data.clone())),
+            Phase::Established(data) | Phase::Over(data, _) => Poll::Ready(Ok(data.clone())),
         }
     }
 
@@ -136,7 +138,7 @@ impl Endpoint {
         let mut waker = OwnWaker::of(cx.waker());
         let mut life = self.life.lock();
         match life.phase {
-            Phase::Over(_) | Phase::Failed(_) => Poll::Ready(()),
+            Phase::Over(..) | Phase::Failed(_) => Poll::Ready(()),
             Phase::Making | Phase::Established(_) => {
                 waker.join(&mut life.waiting);
                 Poll::Pending
@@ -146,6 +148,16 @@ impl Endpoint {
 
     pub(crate) fn is_established(&self) -> bool {
         matches!(self.life.lock().phase, Phase::Established(_))
+    }
+
+    /// Which side has ended the connection, if it is being ended.
+    pub(crate) fn ended(&self) -> Option<Ended> {
+        // First the machine, which forgets connections when their last event is out.
+        let ended = self.hub.look(|inner| inner.cm.ended(self.conn));
+        ended.or_else(|| match self.life.lock().phase {
+            Phase::Over(_, by) => Some(by),
+            _ => None,
+        })
     }
 
     /// Tells the peer, and takes the queue pair to ERR. Does nothing where that is under way.

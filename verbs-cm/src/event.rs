@@ -74,10 +74,12 @@ pub enum Event {
         /// Why.
         why: Failure,
     },
-    /// The connection is over, whoever ended it.
+    /// The connection is over.
     Disconnected {
         /// The connection.
         conn: ConnId,
+        /// Which side has ended it.
+        by: Ended,
     },
     /// The queue pair's number may be used again for this peer.
     TimewaitExit {
@@ -133,11 +135,22 @@ impl Event {
             | Self::Rejected { conn, .. }
             | Self::Unreachable { conn }
             | Self::ConnectError { conn, .. }
-            | Self::Disconnected { conn }
+            | Self::Disconnected { conn, .. }
             | Self::TimewaitExit { conn } => Some(conn),
             _ => None,
         }
     }
+}
+
+/// Which side has ended an established connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// This one, by a disconnect.
+    Here,
+    /// The peer, by a disconnect: it was closed in order.
+    Peer,
+    /// Neither: the peer has forgotten the connection, or the device that it was on is gone.
+    Failed,
 }
 
 /// Why a connection failed on its way.

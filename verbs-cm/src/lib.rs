@@ -153,7 +153,7 @@ pub use datagram::{
     DatagramListener, Question, Resolving, Service, UDP_QKEY, listen_datagrams, resolve_service,
 };
 pub use error::{Error, NotConnected, Rejection};
-pub use event::{CmError, ConnId, Counters, Event, Failure, ListenId, QpChange, ResolveId};
+pub use event::{CmError, ConnId, Counters, Ended, Event, Failure, ListenId, QpChange, ResolveId};
 #[doc(hidden)]
 pub use hub::{Modifier, Modify};
 pub use limit::CONNECT_TIMEOUT;

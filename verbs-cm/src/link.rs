@@ -10,6 +10,7 @@ use futures::future::BoxFuture;
 use verbs_core::{Qp, Qpn};
 
 use crate::endpoint::Endpoint;
+use crate::event::Ended;
 
 /// This end of a connection, whoever made it.
 pub(crate) trait Link: Send + Sync + fmt::Debug {
@@ -18,6 +19,8 @@ pub(crate) trait Link: Send + Sync + fmt::Debug {
     fn is_established(&self) -> bool;
     /// Begins to end the connection. Never blocks.
     fn disconnect(&self);
+    /// Which side has ended the connection, if it is being ended.
+    fn ended(&self) -> Option<Ended>;
     fn poll_over(&self, cx: &mut Context<'_>) -> Poll<()>;
     fn take_qp(&self) -> Option<Qp>;
     /// Ends when what the peer was told so far is on its way.
@@ -39,6 +42,10 @@ impl Link for Endpoint {
 
     fn disconnect(&self) {
         Self::disconnect(self);
+    }
+
+    fn ended(&self) -> Option<Ended> {
+        Self::ended(self)
     }
 
     fn poll_over(&self, cx: &mut Context<'_>) -> Poll<()> {

@@ -14,6 +14,7 @@ use crate::connect::refused;
 use crate::connection::Connection;
 use crate::endpoint::Data;
 use crate::error::{Error, NotConnected, Rejection};
+use crate::event::Ended;
 use crate::link::Link;
 use crate::listen::{Backlog, ConnectRequest, Waiting};
 use crate::options::ConnParam;
@@ -176,6 +177,8 @@ struct Sink {
 #[derive(Default)]
 struct Life {
     is_over: bool,
+    /// From before the connection is over, where this side ends it.
+    ended: Option<Ended>,
     waiting: Vec<Waker>,
 }
 
@@ -188,16 +191,19 @@ impl CmSink for Sink {
                     queue.push(Waiting::Request(ConnectRequest::by_verb(request)));
                 }
             }
-            CmEvent::Disconnected | CmEvent::Closed => self.over(),
+            CmEvent::Disconnected => self.over(Ended::Peer),
+            CmEvent::Closed => self.over(Ended::Failed),
         }
     }
 }
 
 impl Sink {
-    fn over(&self) {
+    /// The connection is over; `by`: which side ended it, unless that is known.
+    fn over(&self, by: Ended) {
         let waiting = {
             let mut life = self.life.lock();
             life.is_over = true;
+            life.ended.get_or_insert(by);
             std::mem::take(&mut life.waiting)
         };
         waiting.into_iter().for_each(task::wake);
@@ -221,15 +227,20 @@ impl Link for End {
     fn disconnect(&self) {
         verbs_core::collect(|| {
             if let Some(qp) = &*self.qp.lock() {
+                self.sink.life.lock().ended.get_or_insert(Ended::Here);
                 let sink = Arc::clone(&self.sink);
                 let _ = qp.to_error().issue(move |result| {
                     // A queue pair that cannot be moved has gone with its device.
                     if result.is_err() {
-                        sink.over();
+                        sink.over(Ended::Failed);
                     }
                 });
             }
         });
+    }
+
+    fn ended(&self) -> Option<Ended> {
+        self.sink.life.lock().ended
     }
 
     fn poll_over(&self, cx: &mut Context<'_>) -> Poll<()> {

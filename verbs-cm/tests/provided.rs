@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use futures::executor::block_on;
 use futures::future::join;
-use verbs_cm::{Error, Manager, connect, listen};
+use verbs_cm::{Ended, Error, Manager, connect, listen};
 use verbs_core::cm::{AcceptCm, CmCore, ConnectCm};
 use verbs_core::command::{Command, Pending};
 use verbs_core::sync::Mutex;
@@ -220,6 +220,7 @@ fn connections_are_made_by_the_providers_verbs() {
         // B8: no event before, the end once, on the other side.
         let closed = accepted.closed();
         drop(connected);
+        assert_eq!(accepted.ended(), Some(Ended::Peer), "the event has come");
         closed.await.unwrap();
         assert!(!accepted.is_established());
 

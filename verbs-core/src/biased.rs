@@ -5,7 +5,7 @@
 //! One word names the owner: nobody yet, a thread, or *everybody*. The thread that it names goes in
 //! by storing a mark and looking at the word once more; no other thread touches the value while the
 //! word names that one. A second thread takes the word away for good: it sets *everybody*, passes the
-//! [process-wide barrier](crate::mem::barrier) and waits until the mark is clear. That is the pattern
+//! process-wide barrier (`mem::barrier`) and waits until the mark is clear. That is the pattern
 //! of [pins](crate::mem::pin()): the barrier falls after the owner's store of the mark, and the second
 //! thread sees it, or before, and the owner's second look finds *everybody*. From then on all threads,
 //! the first one too, take the mutex.
@@ -17,6 +17,8 @@
 //! Where the kernel has no such barrier the word begins as *everybody*.
 
 use std::cell::Cell;
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut};
 
 use crate::mem::barrier::{self, Side};
 use crate::sync::atomic::{
@@ -24,7 +26,7 @@ use crate::sync::atomic::{
     Ordering::{AcqRel, Acquire, Relaxed, Release},
 };
 use crate::sync::plain::AtomicU64 as Names;
-use crate::sync::{Mutex, UnsafeCell, spin_loop, thread, thread_local};
+use crate::sync::{Mutex, MutexGuard, UnsafeCell, spin_loop, thread, thread_local};
 
 /// No thread has come yet.
 const NOBODY: u64 = 0;
@@ -47,7 +49,7 @@ thread_local! {
 }
 
 /// A value that threads use in turns, the first of them at the price of two stores.
-pub(crate) struct Biased<T> {
+pub struct Biased<T> {
     owner: AtomicU64,
     /// The owner's name while it is inside, otherwise 0.
     mark: AtomicU64,
@@ -59,6 +61,35 @@ pub(crate) struct Biased<T> {
 
 // SAFETY: the value is used by one thread at a time, see the head of the file.
 unsafe impl<T: Send> Sync for Biased<T> {}
+
+/// The value of a [`Biased`] lock, for one thread alone until this is dropped. Its thread must not wait, or call
+/// foreign code, before.
+pub struct Inside<'a, T> {
+    lock: &'a Biased<T>,
+    // Dropped in this order: the name is gone before another thread gets the mutex.
+    _marked: Marked<'a>,
+    _all: Option<MutexGuard<'a, ()>>,
+    /// The words hold this thread's name, so the guard stays on it.
+    _here: PhantomData<*mut ()>,
+}
+
+impl<T> Deref for Inside<'_, T> {
+    type Target = T;
+
+    #[inline(always)]
+    fn deref(&self) -> &T {
+        // SAFETY: this value exists only while its thread is inside, see the head.
+        self.lock.value.with(|value| unsafe { &*value })
+    }
+}
+
+impl<T> DerefMut for Inside<'_, T> {
+    #[inline(always)]
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: as above, and a thread comes in once.
+        self.lock.value.with_mut(|value| unsafe { &mut *value })
+    }
+}
 
 /// Clears the mark, or the holder's name, also when what ran inside panics.
 struct Marked<'a>(&'a AtomicU64);
@@ -72,7 +103,8 @@ impl Drop for Marked<'_> {
 }
 
 impl<T> Biased<T> {
-    pub(crate) fn new(value: T) -> Self {
+    /// A lock that no thread has used.
+    pub fn new(value: T) -> Self {
         let owner = if barrier::prepare() {
             NOBODY
         } else {
@@ -103,6 +135,32 @@ impl<T> Biased<T> {
         }
     }
 
+    /// As [`Biased::with`], for a caller that goes in and out at places of its own.
+    ///
+    /// # Panics
+    /// If this thread is inside already.
+    #[inline(always)]
+    pub fn lock(&self) -> Inside<'_, T> {
+        let me = ME.with(Cell::get);
+        if self.owner.load(Relaxed) != me {
+            return self.lock_slowly();
+        }
+        match self.enter(me) {
+            Some(marked) => self.inside(marked, None),
+            None => self.lock_slowly(),
+        }
+    }
+
+    #[inline(always)]
+    fn inside<'a>(&'a self, marked: Marked<'a>, all: Option<MutexGuard<'a, ()>>) -> Inside<'a, T> {
+        Inside {
+            lock: self,
+            _marked: marked,
+            _all: all,
+            _here: PhantomData,
+        }
+    }
+
     /// The owner goes in, unless it is the owner no more.
     #[inline(always)]
     fn enter(&self, me: u64) -> Option<Marked<'_>> {
@@ -128,27 +186,32 @@ impl<T> Biased<T> {
     #[cold]
     #[inline(never)]
     fn with_slowly<R>(&self, f: impl FnOnce(&mut T) -> R) -> R {
+        f(&mut self.lock_slowly())
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn lock_slowly(&self) -> Inside<'_, T> {
         let me = my_name();
         if self
             .owner
             .compare_exchange(NOBODY, me, AcqRel, Relaxed)
             .is_ok()
-            && let Some(_marked) = self.enter(me)
+            && let Some(marked) = self.enter(me)
         {
-            return self.run(f);
+            return self.inside(marked, None);
         }
         if self.mark.load(Relaxed) == me || self.holder.load(Relaxed) == me {
             came_back();
         }
-        let _all = self.all.lock();
+        let all = self.all.lock();
         self.holder.store(me, Relaxed);
-        // Dropped before the mutex is.
-        let _holds = Marked(&self.holder);
-        // Under the mutex, so nobody else revokes at the same time.
+        let holds = Marked(&self.holder);
+        // Under the mutex, so no other thread revokes at the same time.
         if self.owner.load(Relaxed) != EVERYBODY {
             self.revoke();
         }
-        self.run(f)
+        self.inside(holds, Some(all))
     }
 
     /// Takes the word from its owner, and waits until that is outside.
@@ -222,6 +285,26 @@ mod tests {
             *outer += 1;
             lock.with(|inner| *inner += 1);
         });
+    }
+
+    /// Goal: a guard is the lock: it is exclusive, and its end lets another thread in. Method: a guard held while
+    /// a second thread comes, alone and behind the mutex.
+    #[test]
+    fn a_guard_keeps_others_out_until_it_is_dropped() {
+        let lock = Biased::new(0);
+        for round in 0..2 {
+            let mut inside = lock.lock();
+            thread::scope(|scope| {
+                scope.spawn(|| lock.with(|value| *value += 10));
+                while !lock.is_revoked() {
+                    thread::yield_now();
+                }
+                *inside += 1;
+                assert_eq!(*inside % 10, round + 1, "the other thread waits");
+                drop(inside);
+            });
+        }
+        assert_eq!(lock.into_inner(), 22);
     }
 
     /// Goal: the second entry of a thread is refused, whoever else uses the lock, and the lock works on.

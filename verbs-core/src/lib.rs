@@ -56,11 +56,12 @@
 
 pub mod addr;
 pub mod ah;
+#[doc(hidden)]
 #[expect(
     unsafe_code,
     reason = "a cell whose rights an atomic word hands out: argued at its head"
 )]
-mod biased;
+pub mod biased;
 pub mod caps;
 pub mod channel;
 pub mod client_queue;
@@ -156,6 +157,8 @@ pub use queue::{
     Arm, Armed, BatchError, How, Piece, PostCode, PostError, RawCq, RawRecvQueue, RawSendQueue,
 };
 pub use request::{CancelHandle, Issued, Request, RequestFuture};
+#[doc(hidden)]
+pub use routine::Raise;
 pub use routine::{collect, defer, no_block};
 pub use seed::Seed;
 pub use shared::{CqRef, Shareable, Shared, SrqRef};

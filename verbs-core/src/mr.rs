@@ -6,7 +6,7 @@ use std::ops::Range;
 use crate::addr::{LKey, RKey};
 use crate::command::{AnyCommand, Command, Kind};
 use crate::device::verb;
-use crate::error::Error;
+use crate::error::{Attr, ByteCount, Error};
 use crate::mem::{Access, Keys, Memory};
 use crate::object::{Base, Child, ObjectKind, Private, Refused, Target, core, destroy, handle};
 use crate::pd::{Pd, PdCore};
@@ -313,6 +313,41 @@ impl Mr {
             addr: core.iova.wrapping_add(range.start as u64),
             len,
             lkey: core.lkey,
+        }
+    }
+
+    /// As [`Mr::slice`], with the bounds checked now.
+    ///
+    /// ```
+    /// # use futures::executor::block_on;
+    /// # use verbs_core::testing::Null;
+    /// use verbs_core::{Access, Device, Error, Memory};
+    ///
+    /// # let device = Device::open(std::sync::Arc::new(Null::default())).wait()?;
+    /// # let pd = device.alloc_pd().wait()?;
+    /// let mr = pd.register(Memory::alloc(4096)?, Access::LOCAL_WRITE).wait()?;
+    /// assert_eq!(mr.try_slice(0..64)?, mr.slice(0..64));
+    /// assert!(matches!(mr.try_slice(4000..4097), Err(Error::OutOfRange { .. })));
+    /// # Ok::<(), Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] if the range leaves the region or ends before it starts; [`Error::Invalid`] if it
+    /// has 4 GiB less one byte or more, which is too long for one piece of a work request.
+    pub fn try_slice(&self, range: Range<usize>) -> Result<Sge, Error> {
+        if range.start > range.end || range.end > self.len() {
+            return Err(Error::OutOfRange {
+                end: ByteCount::new(range.end.max(range.start) as u64),
+                size: ByteCount::new(self.len() as u64),
+            });
+        }
+        match u32::try_from(range.len()) {
+            Ok(len) if len < u32::MAX => Ok(self.slice(range)),
+            _ => Err(Error::Invalid {
+                attr: Attr::MrSize,
+                got: u32::MAX,
+                max: u32::MAX - 1,
+            }),
         }
     }
 

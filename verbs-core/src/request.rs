@@ -59,7 +59,6 @@ impl<T> Held<'_, T> {
 
 /// What [`Request::issue`] returns: a hint (K1).
 #[derive(Debug)]
-#[must_use = "the handle is the only way to cancel; bind it to `_` if that is not wanted"]
 pub enum Issued {
     /// The provider has answered. The routine has run, or runs when the present one is done.
     Completed,

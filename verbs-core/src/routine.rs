@@ -188,13 +188,19 @@ pub fn collect<R>(f: impl FnOnce() -> R) -> R {
 }
 
 /// The level is raised while this lives; dropping the outermost one drains the queue first.
-pub(crate) struct Raise;
+///
+/// The form of [`collect`] for a caller that has the level raised while it holds a lock: declare it before the
+/// guard, so that what is queued runs when the lock is free.
+#[derive(Debug)]
+pub struct Raise(PhantomData<*mut ()>);
 
 impl Raise {
+    /// Raises the level of the calling thread.
     #[inline(always)]
-    pub(crate) fn new() -> Self {
+    #[expect(clippy::new_without_default, reason = "it acts on the thread")]
+    pub fn new() -> Self {
         STATE.set(STATE.get() + LEVEL);
-        Self
+        Self(PhantomData)
     }
 }
 

@@ -197,6 +197,11 @@ impl Hub {
         })
     }
 
+    /// Looks at the state machine, and has nothing follow. Legal where a routine runs.
+    pub(crate) fn look<R>(&self, look: impl FnOnce(&Inner) -> R) -> R {
+        look(&self.inner.lock())
+    }
+
     /// A path along that way to an address: what the subnet's administrator says, where the port has one.
     pub(crate) async fn route(&self, remote: IpAddr, hop: &Hop) -> Result<Route, Error> {
         let info = self.port();

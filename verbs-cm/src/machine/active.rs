@@ -45,6 +45,7 @@ impl Connection {
             private_data: Blob::default(),
             was_told: false,
             is_silent: false,
+            ended: None,
             req: Box::new(req),
             side: Side::Active(Box::new(connect)),
         };

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use verbs_core::mad::{Blob, TransactionId};
 
-use crate::event::{Event, Failure};
+use crate::event::{Ended, Event, Failure};
 use crate::machine::qp::Stage;
 use crate::machine::{Connection, Ctx, Edge, State};
 use crate::wire::{Drep, Dreq, Message, Rej, RejectReason};
@@ -15,6 +15,7 @@ impl Connection {
         if self.state != State::Established {
             return false;
         }
+        self.ended = Some(Ended::Here);
         self.send_dreq(ctx, Edge::Disconnect, private_data);
         true
     }
@@ -24,6 +25,7 @@ impl Connection {
         if !self.go(edge) {
             return;
         }
+        self.ended.get_or_insert(Ended::Failed);
         let dreq = Dreq {
             local_id: self.local_id,
             remote_id: self.remote_id.unwrap_or_default(),
@@ -69,6 +71,7 @@ impl Connection {
         if !self.go(Edge::RecvDreq) {
             return false;
         }
+        self.ended.get_or_insert(Ended::Peer);
         self.deadline = None;
         self.peer_tid = tid;
         if before != State::Established {
@@ -183,7 +186,9 @@ impl Connection {
         let why = Failure::Ended;
         let event = Event::ConnectError { conn: self.id, why };
         match self.state {
-            State::Established => self.send_dreq(ctx, Edge::Disconnect, Blob::default()),
+            State::Established => {
+                self.disconnect(ctx, Blob::default());
+            }
             State::ReqSent | State::ReqMraRcvd => {
                 self.withdraw(ctx);
                 self.fail(ctx, Edge::Abort, event);
@@ -229,6 +234,7 @@ impl Connection {
         if !self.go(edge) {
             return;
         }
+        let by = *self.ended.get_or_insert(Ended::Failed);
         self.aim(ctx, Stage::Err);
         // Packets may be under way where there was a connection; where there was none, messages.
         let linger = if existed {
@@ -239,7 +245,7 @@ impl Connection {
         let is_over = self.state == State::Idle;
         self.deadline = (!is_over).then(|| ctx.now + linger.max(Duration::from_millis(1)));
         if self.was_told {
-            let event = Event::Disconnected { conn: self.id };
+            let event = Event::Disconnected { conn: self.id, by };
             self.tell(ctx, event);
         }
     }

@@ -22,7 +22,7 @@ use verbs_core::mad::{Address, Bits, Blob, MadBytes, Time, TimeCode, Transaction
 use verbs_core::{Av, Error};
 
 use crate::config::Config;
-use crate::event::{ConnId, Event, Failure, ListenId, Outputs, QpChange};
+use crate::event::{ConnId, Ended, Event, Failure, ListenId, Outputs, QpChange};
 use crate::machine::qp::{Progress, QpDriver, Stage};
 use crate::params::{Connect, Port};
 use crate::refusals::Refusals;
@@ -93,6 +93,8 @@ pub(crate) struct Connection {
     was_told: bool,
     /// The user has had its last event, or wants none.
     is_silent: bool,
+    /// Which side has ended it, from before the queue pair goes to ERR.
+    ended: Option<Ended>,
     proof: Proof,
 }
 
@@ -185,6 +187,11 @@ impl Connection {
             ReqRcvd | ReqMraSent | Accepting | RepSent | RepMraRcvd
         );
         is_half_open.then_some((self.state.awaits_user(), self.id.serial))
+    }
+
+    /// Which side has ended it, if it is being ended: known before the queue pair goes to ERR.
+    pub(crate) fn ended(&self) -> Option<Ended> {
+        self.ended
     }
 
     /// Whether the user was told that it is there.

@@ -60,6 +60,7 @@ impl Connection {
             private_data: Blob::default(),
             was_told: false,
             is_silent: false,
+            ended: None,
             req: Box::new(req),
         };
         conn.go(Edge::RecvReq);

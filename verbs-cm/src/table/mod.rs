@@ -14,7 +14,9 @@ use verbs_core::seed::Draws;
 use verbs_core::{Error, Seed};
 
 use crate::config::Config;
-use crate::event::{CmError, ConnId, Counters, Event, ListenId, Outputs, QpChange, ResolveId};
+use crate::event::{
+    CmError, ConnId, Counters, Ended, Event, ListenId, Outputs, QpChange, ResolveId,
+};
 use crate::machine::{Connection, Ctx, State};
 use crate::params::{Accept, Connect, Listen, Port, Resolve, Resolved};
 use crate::table::index::Index;
@@ -304,6 +306,13 @@ impl Cm {
     pub fn state(&self, conn: ConnId) -> Option<State> {
         let found = self.conns.get(conn.index)?;
         (found.id() == conn).then(|| found.state())
+    }
+
+    /// Which side has ended a connection; `None` while it is not ended, and when there is none (any more). Known
+    /// before the queue pair goes to ERR, and so before what is posted is flushed.
+    pub fn ended(&self, conn: ConnId) -> Option<Ended> {
+        let found = self.conns.get(conn.index)?;
+        (found.id() == conn).then(|| found.ended()).flatten()
     }
 
     /// Connections in any state, and resolutions.

@@ -164,6 +164,13 @@ impl Memory {
         self.start.addr().get() as u64
     }
 
+    /// The first byte, for pools that lend parts of memory which no peer has a right to.
+    #[doc(hidden)]
+    #[inline]
+    pub const fn base(&self) -> NonNull<u8> {
+        self.start
+    }
+
     /// Whether the system took the wish for huge pages. It may still hand out small ones when it
     /// has no others.
     pub const fn is_huge(&self) -> bool {

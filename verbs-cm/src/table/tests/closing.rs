@@ -7,7 +7,7 @@ use verbs_core::{Av, QpState};
 use super::lab::{Lab, accept, connect, port};
 use crate::machine::State;
 use crate::wire::{AprStatus, CommId, Dreq, Lap, Message, RejectReason, Rejected, Rep, Rtu};
-use crate::{CmError, Config, Event, Failure};
+use crate::{CmError, Config, Ended, Event, Failure};
 
 #[test]
 fn a_connection_is_ended_by_one_side_and_both_are_told() {
@@ -17,8 +17,8 @@ fn a_connection_is_ended_by_one_side_and_both_are_told() {
     lab.disconnect(1, conns[1]);
     assert_eq!((lab.carry(1), lab.carry(0)), (vec!["DREQ"], vec!["DREP"]));
     assert_eq!(lab.changes, [(1, QpState::Err), (0, QpState::Err)]);
-    for (host, conn) in [0, 1].into_iter().zip(conns) {
-        assert_eq!(lab.event(host), Some(Event::Disconnected { conn }));
+    for (host, conn, by) in [(0, conns[0], Ended::Peer), (1, conns[1], Ended::Here)] {
+        assert_eq!(lab.event(host), Some(Event::Disconnected { conn, by }));
         assert_eq!(lab.state(host, conn), Some(State::Timewait));
     }
     lab.finish();
@@ -28,6 +28,29 @@ fn a_connection_is_ended_by_one_side_and_both_are_told() {
             (lab.event(host), lab.cms[host].destroy(lab.now, conn)),
             (None, Err(CmError::Stale))
         );
+    }
+}
+
+/// Goal: who finds work flushed can tell why. Method: at either end, the machine is asked when it has said that the
+/// queue pair is to go to ERR, and the modify has not been issued.
+#[test]
+fn who_ended_a_connection_is_known_before_its_queue_pair_is_in_error() {
+    let mut lab = Lab::new();
+    let conns = lab.established();
+    assert_eq!(
+        [0, 1].map(|host| lab.cms[host].ended(conns[host])),
+        [None; 2]
+    );
+    lab.disconnect(0, conns[0]);
+    assert_eq!(lab.cms[0].ended(conns[0]), Some(Ended::Here));
+    let (_, dreq) = lab.cms[0].poll_transmit().unwrap();
+    lab.give(1, &Message::parse(&dreq).unwrap().1);
+    assert_eq!(lab.cms[1].ended(conns[1]), Some(Ended::Peer));
+    for cm in &mut lab.cms {
+        let change = cm
+            .poll_qp_change()
+            .expect("its modify is still to be issued");
+        assert_eq!(change.attr.state, Some(QpState::Err));
     }
 }
 
@@ -77,7 +100,13 @@ fn disconnects_cross() {
     for (host, conn) in [0, 1].into_iter().zip(conns) {
         assert_eq!(
             (lab.event(host), lab.event(host)),
-            (Some(Event::Disconnected { conn }), None)
+            (
+                Some(Event::Disconnected {
+                    conn,
+                    by: Ended::Here
+                }),
+                None
+            )
         );
     }
     lab.finish();
@@ -109,7 +138,13 @@ fn nobody_answers_a_disconnect() {
     lab.disconnect(0, conns[0]);
     let sent = lab.fire_all(0);
     assert_eq!(sent, vec!["DREQ"; 16], "one, and 15 retries");
-    assert_eq!(lab.event(0), Some(Event::Disconnected { conn: conns[0] }));
+    assert_eq!(
+        lab.event(0),
+        Some(Event::Disconnected {
+            conn: conns[0],
+            by: Ended::Here
+        })
+    );
     assert_eq!(lab.event(0), Some(Event::TimewaitExit { conn: conns[0] }));
 }
 
@@ -159,7 +194,10 @@ fn a_failure_after_the_confirmation_disconnects() {
     assert_eq!(
         events[1..],
         [
-            Event::Disconnected { conn: conns[0] },
+            Event::Disconnected {
+                conn: conns[0],
+                by: Ended::Peer
+            },
             Event::TimewaitExit { conn: conns[0] },
         ]
     );
@@ -234,7 +272,13 @@ fn a_peer_that_has_forgotten_ends_the_old_connection() {
         ["DREP"],
         "the new host knows nothing of the old connection"
     );
-    assert_eq!(lab.event(1), Some(Event::Disconnected { conn: conns[1] }));
+    assert_eq!(
+        lab.event(1),
+        Some(Event::Disconnected {
+            conn: conns[1],
+            by: Ended::Failed
+        })
+    );
     lab.cms[0].destroy(lab.now, again).unwrap();
     lab.finish();
 }
@@ -444,7 +488,13 @@ fn rejected_ones_leave_timewait_first() {
     let conns = lab.established();
     lab.disconnect(0, conns[0]);
     lab.exchange();
-    assert_eq!(lab.event(1), Some(Event::Disconnected { conn: conns[1] }));
+    assert_eq!(
+        lab.event(1),
+        Some(Event::Disconnected {
+            conn: conns[1],
+            by: Ended::Peer
+        })
+    );
     lab.cms[0].connect(lab.now, connect(0x60)).unwrap();
     lab.carry(0);
     let Some(Event::ConnectRequest { conn, .. }) = lab.event(1) else {

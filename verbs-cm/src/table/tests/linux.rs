@@ -107,7 +107,13 @@ fn our_server_answers_as_the_one_of_rping() {
     let mut drep = lab.sent_mads(0)[0];
     drep[24..28].copy_from_slice(&rep.local_id.0.to_be_bytes());
     assert_eq!(drep, theirs[4], "to the byte");
-    assert_eq!(lab.event(0), Some(Event::Disconnected { conn }));
+    assert_eq!(
+        lab.event(0),
+        Some(Event::Disconnected {
+            conn,
+            by: crate::Ended::Peer
+        })
+    );
 }
 
 /// The client's side: what host 1 sends when host 0 answers as Linux's server did.

@@ -418,7 +418,13 @@ fn a_reply_that_nobody_confirms_is_taken_back_and_the_other_end_learns_of_it() {
         })
     );
     assert!(matches!(lab.event(0), Some(Event::Established { .. })));
-    assert_eq!(lab.event(0), Some(Event::Disconnected { conn: conns[0] }));
+    assert_eq!(
+        lab.event(0),
+        Some(Event::Disconnected {
+            conn: conns[0],
+            by: crate::Ended::Failed
+        })
+    );
     lab.finish();
     assert_eq!(lab.event(0), Some(Event::TimewaitExit { conn: conns[0] }));
     assert_eq!(

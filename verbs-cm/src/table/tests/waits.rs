@@ -108,6 +108,12 @@ fn a_peer_that_has_forgotten_does_not_disturb_a_close() {
     lab.fire(0);
     lab.exchange();
     let conn = conns[0];
-    assert_eq!(lab.event(0), Some(crate::Event::Disconnected { conn }));
+    assert_eq!(
+        lab.event(0),
+        Some(crate::Event::Disconnected {
+            conn,
+            by: crate::Ended::Here
+        })
+    );
     assert_eq!(lab.state(0, conn), Some(State::Timewait));
 }

@@ -1,0 +1,208 @@
+//! Connections.
+
+use std::fmt;
+use std::future::poll_fn;
+use std::net::SocketAddr;
+
+use verbs_core::Qpn;
+use verbs_core::sync::Arc;
+
+use crate::buf::Buf;
+use crate::error::Error;
+use crate::lane::POOL;
+use crate::lane::slot::Fault;
+use crate::link::Link;
+use crate::op::kind::{CompareSwap, FetchAdd, Read, Send, Write};
+use crate::op::{Adding, Reading, Receiving, Sending, Swapping, Taking, Writing};
+use crate::region::{Token, Word};
+
+/// A reliable connection: messages both ways, and the peer's memory.
+///
+/// Every call takes `&self` and clones are the same connection, so that any number of tasks use it. An operation is
+/// a future that does nothing until it is polled. When it completes, its buffer comes back, in an error too.
+///
+/// Dropping the last clone ends the connection in the background; [`Connection::close`] waits for that, and for
+/// what is under way before.
+///
+/// ```no_run
+/// # async fn example(conn: verbs_io::Connection) -> Result<(), verbs_io::Error> {
+/// let mut question = conn.buf().await;
+/// question.fill_from(b"what time is it?");
+/// let question = conn.send(question).await?; // the peer's adapter has it; the buffer is ours again
+/// if let Some(answer) = conn.recv().await? {
+///     println!("{}", String::from_utf8_lossy(&answer));
+/// }
+/// # drop(question);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct Connection {
+    link: Arc<Link>,
+}
+
+impl Connection {
+    pub(crate) fn of(link: Link) -> Self {
+        Self {
+            link: Arc::new(link),
+        }
+    }
+
+    pub(crate) fn link(&self) -> &Link {
+        &self.link
+    }
+
+    /// Sends a message. Completes when the peer's adapter has acknowledged it; see [`Sending::posted`] for
+    /// pipelines.
+    ///
+    /// The peer takes it with [`recv`](Connection::recv). It must not be longer than the peer's buffers, or the
+    /// connection breaks. A peer that takes no messages holds the sender up, by retries of the device.
+    ///
+    /// # Errors
+    /// [`Failed`](crate::Failed) with the buffer: [`Error::Closed`], [`Error::Broken`], [`Error::Removed`], [`Error::Post`].
+    ///
+    /// # Cancel safety
+    /// Dropped before its first poll, nothing happened. Dropped while it waits for room, the message is not sent.
+    /// Dropped later, the message is sent, and the buffer goes back by itself when the device is done with it.
+    ///
+    /// # Context
+    /// Never blocks; may be polled by any executor, on any thread.
+    #[inline]
+    pub fn send(&self, buf: Buf) -> Sending<'_> {
+        Sending::new(&self.link, Ok(Send), buf)
+    }
+
+    /// Writes the buffer to the start of the peer's memory that `to` is about. The peer is not told.
+    ///
+    /// # Errors
+    /// As [`Connection::send`]; [`Error::OutOfRange`] if the buffer is longer than that, and [`Error::NoRight`],
+    /// both before anything is posted. A token that the peer has revoked breaks the connection.
+    ///
+    /// # Cancel safety
+    /// As [`Connection::send`].
+    #[inline]
+    pub fn write(&self, buf: Buf, to: Token) -> Writing<'_> {
+        let kind = Write::to(to, buf.len());
+        Writing::new(&self.link, kind, buf)
+    }
+
+    /// Fills the buffer, as long as it is, from the start of the peer's memory that `from` is about.
+    ///
+    /// # Errors
+    /// As [`Connection::write`].
+    ///
+    /// # Cancel safety
+    /// As [`Connection::send`].
+    #[inline]
+    pub fn read(&self, buf: Buf, from: Token) -> Reading<'_> {
+        let kind = Read::from(from, buf.len());
+        Reading::new(&self.link, kind, buf)
+    }
+
+    /// Replaces a word of the peer's by `new` if it is `old`. Yields what it was: the swap took place if that is
+    /// `old`.
+    ///
+    /// # Errors
+    /// [`Error::Closed`], [`Error::Broken`], [`Error::Removed`], [`Error::NoRight`].
+    ///
+    /// # Cancel safety
+    /// Dropped after its first poll, the swap may still take place.
+    #[inline]
+    pub fn compare_swap(&self, word: Word, old: u64, new: u64) -> Swapping<'_> {
+        Swapping::new(&self.link, CompareSwap::of(word, old, new))
+    }
+
+    /// Adds to a word of the peer's, modulo 2^64. Yields what it was.
+    ///
+    /// # Errors
+    /// As [`Connection::compare_swap`].
+    ///
+    /// # Cancel safety
+    /// As [`Connection::compare_swap`].
+    #[inline]
+    pub fn fetch_add(&self, word: Word, n: u64) -> Adding<'_> {
+        Adding::new(&self.link, FetchAdd::of(word, n))
+    }
+
+    /// The next message; `None` when the connection was closed in order, by either side, and all messages that
+    /// came before were taken.
+    ///
+    /// The buffer is one of those that the connection receives in: dropping it, or sending it on, makes room for
+    /// another message. Tasks that wait get messages in the order in which they came to wait.
+    ///
+    /// # Errors
+    /// [`Error::Broken`], [`Error::Removed`].
+    ///
+    /// # Cancel safety
+    /// No message is lost: one that had been given to a future that is dropped goes to the next.
+    #[inline]
+    pub fn recv(&self) -> Receiving<'_> {
+        Receiving::new(&self.link)
+    }
+
+    /// A buffer of the endpoint's pool, with its length set to all of its room; waits until there is one. Tasks get
+    /// buffers in the order in which they came to wait.
+    ///
+    /// # Cancel safety
+    /// A buffer that had been given to a future that is dropped goes back.
+    pub fn buf(&self) -> Taking<'_> {
+        Taking::new(self.link.core(), POOL)
+    }
+
+    /// Waits until everything posted has completed, then ends the connection. The peer's tasks get what was sent
+    /// before, then `None`.
+    ///
+    /// Messages that have come and were not taken can still be received; then `recv` yields `None`.
+    ///
+    /// # Errors
+    /// [`Error::Broken`] if the connection broke before; [`Error::Removed`].
+    ///
+    /// # Cancel safety
+    /// Dropped before the operations under way have completed, nothing happened; dropped later, the connection ends
+    /// all the same.
+    pub async fn close(&self) -> Result<(), Error> {
+        poll_fn(|cx| self.link.poll_drained(cx)).await;
+        let closing = self.link.with_link(verbs_cm::Connection::disconnect);
+        if let Some(closing) = closing {
+            closing.await?;
+        }
+        self.link.broken()
+    }
+
+    /// Completes when the connection is over, whichever side has ended it; says how: [`Error::Closed`],
+    /// [`Error::Broken`] or [`Error::Removed`].
+    ///
+    /// # Cancel safety
+    /// Dropping it changes nothing.
+    pub async fn closed(&self) -> Error {
+        let closed = self.link.with_link(verbs_cm::Connection::closed);
+        if let Some(closed) = closed {
+            let _ended = closed.await;
+        }
+        self.link.error_of(Fault::Over)
+    }
+
+    /// The peer's address.
+    pub fn peer_addr(&self) -> SocketAddr {
+        self.link.peer
+    }
+
+    /// What the peer said when the connection was made.
+    pub fn private_data(&self) -> &[u8] {
+        &self.link.private_data
+    }
+
+    /// The number of the queue pair, as captures and counters have it.
+    pub fn qpn(&self) -> Option<Qpn> {
+        self.link.qpn
+    }
+}
+
+impl fmt::Debug for Connection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connection")
+            .field("peer", &self.link.peer)
+            .field("qpn", &self.link.qpn)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,123 @@
+//! Connections of a lane come and go; their ends, with the buffers, stay for others.
+
+use std::collections::VecDeque;
+
+use verbs_core::sync::Arc;
+use verbs_core::{Mr, PostError, Qp, QpInit, RecvQueue, SendQueue};
+
+use super::end::{End, Words};
+use super::slot::Fault;
+use super::{Lane, POOL, Pool, Sizes, receive};
+
+impl Lane {
+    /// Adds a pool with buffers of that size; says its number.
+    pub(crate) fn add_pool(&mut self, mr: Mr, count: u32, size: u32) -> u32 {
+        let first = self.loans.add(mr, count, size);
+        let pool = self.pools.len() as u32 | POOL;
+        self.home.resize((first + count) as usize, pool);
+        self.pools.push(Pool {
+            size,
+            free: (first..first + count).rev().collect(),
+            takers: VecDeque::new(),
+        });
+        pool
+    }
+
+    /// An end that a connection had before, of which no completion is to come.
+    pub(crate) fn vacant(&mut self) -> Option<u32> {
+        self.reap();
+        let window = self.sizes.window as usize;
+        let is_vacant = |end: &End| end.is_vacant() && end.home.len() >= window;
+        let conn = self.ends.iter().position(is_vacant)?;
+        self.ends[conn].reset();
+        Some(conn as u32)
+    }
+
+    /// How many ends are in use.
+    pub(crate) fn connections(&mut self) -> u32 {
+        self.reap();
+        self.ends.iter().filter(|end| !end.is_vacant()).count() as u32
+    }
+
+    /// The sizes of its parts.
+    pub(crate) fn sizes(&self) -> Sizes {
+        self.sizes
+    }
+
+    /// What the queue pair of a connection is created with.
+    pub(crate) fn queue_pair(&self) -> QpInit<'_> {
+        let Sizes { depth, .. } = self.sizes;
+        QpInit::rc(&self.send_cq, &self.recv_cq).depth(depth, self.sizes.buffers())
+    }
+
+    /// Whether another end may be added.
+    pub(crate) fn has_room(&self) -> bool {
+        self.ends.len() < self.sizes.connections as usize
+    }
+
+    /// Adds an end with buffers of its own; the region was made for [`Sizes::bytes`].
+    pub(crate) fn add_end(&mut self, mr: Mr) -> Option<u32> {
+        if !self.has_room() {
+            return None;
+        }
+        let (conn, sizes) = (self.ends.len() as u32, self.sizes);
+        let (offset, all) = sizes.bytes();
+        let memory = Arc::clone(mr.memory());
+        let words = Words::new(memory, offset, mr.slice(offset..all), sizes.depth);
+        let first = self.loans.add(mr, sizes.buffers(), sizes.message);
+        let mut end = End::new(sizes.depth, sizes.window, words);
+        end.home.extend(first..first + sizes.buffers());
+        self.home.resize(self.loans.count() as usize, conn);
+        self.ends.push(end);
+        Some(conn)
+    }
+
+    /// Posts the first receives of a connection that is to be made. Says for which connection of the end.
+    ///
+    /// # Errors
+    /// The queue's.
+    pub(crate) fn prepare(&mut self, conn: u32, qp: &mut Qp) -> Result<u32, PostError> {
+        let end = &mut self.ends[conn as usize];
+        while let Some(&buf) = end.home.last() {
+            qp.post_recv(receive(conn, buf).into(self.loans.sge(buf)))?;
+            end.home.pop();
+            end.recv_posted += 1;
+        }
+        Ok(end.serial)
+    }
+
+    /// The connection is there.
+    pub(crate) fn open(&mut self, conn: u32, queues: (SendQueue, RecvQueue)) {
+        let end = &mut self.ends[conn as usize];
+        end.queues = Some(queues);
+        if end.home.len() >= end.half {
+            self.replenish(conn);
+        }
+    }
+
+    /// The connection has ended, whatever completions say.
+    pub(crate) fn over(&mut self, conn: u32, serial: u32) {
+        if self.ends[conn as usize].serial == serial {
+            self.reap();
+            self.ends[conn as usize].fail(Fault::Over);
+            self.unsettled = true;
+            self.settle_if_needed();
+        }
+    }
+
+    /// The queue pair of an end is destroyed, and its handles are gone. What comes out is to be dropped after the
+    /// lane was left.
+    pub(crate) fn retire(&mut self, conn: u32) -> Option<(SendQueue, RecvQueue)> {
+        self.reap();
+        let end = &mut self.ends[conn as usize];
+        end.fail(Fault::Over);
+        let queues = end.queues.take();
+        self.settle();
+        let end = &mut self.ends[conn as usize];
+        for (buf, _) in std::mem::take(&mut end.inbox) {
+            end.home.push(buf);
+        }
+        end.is_retired = true;
+        queues
+    }
+}

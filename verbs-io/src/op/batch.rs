@@ -1,0 +1,123 @@
+//! Several operations with one doorbell.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use super::kind::{Checked, Kind, Read, Send, Write};
+use super::moving::Moving;
+use crate::buf::Buf;
+use crate::connection::Connection;
+use crate::error::Failed;
+use crate::link::Link;
+use crate::region::Token;
+
+/// Operations that are posted together: [`Connection::batch`].
+///
+/// They begin when the batch is [submitted](Batch::submit) or dropped, in the order in which they were added, whether
+/// or not their futures are polled. An operation of another task that is to be posted first submits them as well, so
+/// that none waits for a batch.
+///
+/// ```no_run
+/// # async fn example(conn: verbs_io::Connection, token: verbs_io::Token) -> Result<(), verbs_io::Error> {
+/// let (data, notice) = (conn.buf().await, conn.buf().await);
+/// let mut batch = conn.batch();
+/// let written = batch.write(data, token);
+/// let told = batch.send(notice);
+/// batch.submit();
+/// written.await?;
+/// told.await?;
+/// # Ok(())
+/// # }
+/// ```
+pub struct Batch<'a> {
+    link: &'a Link,
+}
+
+impl<'a> Batch<'a> {
+    fn new(link: &'a Link) -> Self {
+        Self { link }
+    }
+
+    /// Adds a message; see [`Connection::send`].
+    pub fn send(&mut self, buf: Buf) -> Batched<'a> {
+        Batched(Inner::Send(self.add(Ok(Send), buf)))
+    }
+
+    /// Adds a WRITE; see [`Connection::write`].
+    pub fn write(&mut self, buf: Buf, to: Token) -> Batched<'a> {
+        let kind = Write::to(to, buf.len());
+        Batched(Inner::Write(self.add(kind, buf)))
+    }
+
+    /// Adds a READ; see [`Connection::read`].
+    pub fn read(&mut self, buf: Buf, from: Token) -> Batched<'a> {
+        let kind = Read::from(from, buf.len());
+        Batched(Inner::Read(self.add(kind, buf)))
+    }
+
+    fn add<K: Kind>(&mut self, kind: Checked<K>, buf: Buf) -> Moving<'a, K> {
+        let mut moving = Moving::new(self.link, kind, buf);
+        moving.queue();
+        moving
+    }
+
+    /// Posts them, as far as there is room; the rest when there is.
+    pub fn submit(self) {}
+}
+
+impl Drop for Batch<'_> {
+    fn drop(&mut self) {
+        let conn = self.link.conn();
+        self.link.core().with(|lane| lane.submit(conn));
+    }
+}
+
+/// An operation of a [`Batch`]: has begun, or will when the batch is submitted. Yields its buffer.
+///
+/// # Errors
+/// As the operation's own future.
+///
+/// # Cancel safety
+/// Dropped before the operation was posted, it takes the operation with it; later the operation goes on, and the buffer
+/// goes back by itself.
+#[must_use = "dropping it may take the operation back"]
+pub struct Batched<'a>(Inner<'a>);
+
+enum Inner<'a> {
+    Send(Moving<'a, Send>),
+    Write(Moving<'a, Write>),
+    Read(Moving<'a, Read>),
+}
+
+impl Future for Batched<'_> {
+    type Output = Result<Buf, Failed>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        match &mut self.0 {
+            Inner::Send(moving) => moving.poll(cx),
+            Inner::Write(moving) => moving.poll(cx),
+            Inner::Read(moving) => moving.poll(cx),
+        }
+    }
+}
+
+impl Connection {
+    /// A batch: several operations that are posted with one doorbell, which costs the device less than one by one.
+    pub fn batch(&self) -> Batch<'_> {
+        Batch::new(self.link())
+    }
+}
+
+impl fmt::Debug for Batch<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Batch").finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Batched<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Batched").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,106 @@
+//! RDMA for Rust programs: connections, messages and remote memory as futures.
+//!
+//! ```
+//! use verbs::prelude::*;
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+//! verbs::block_on(async {
+//!     let (a, b) = verbs::sim::pair().await?; // no hardware, no root
+//!     let mut hello = a.buf().await;
+//!     hello.fill_from(b"hello");
+//!     a.send(hello).await?;
+//!     let message = b.recv().await?.ok_or("closed")?;
+//!     println!("{}", String::from_utf8_lossy(&message));
+//!     Ok(())
+//! })
+//! # }
+//! ```
+//!
+//! # Three doors
+//!
+//! * **Programs** use what is on this page. An [`Endpoint`] has buffers and makes [`Connection`]s; a connection sends
+//!   and receives a [`Buf`], and reads and writes the peer's memory by a [`Token`] of a [`Region`]. [`guide`] says what
+//!   there is to know of buffers, dropped futures, closing and drivers. Tests use [`sim`]; programs on several machines
+//!   use [`Endpoint::udp`](prelude::UdpEndpoint::udp).
+//! * **Protocols and drivers** that want the verbs themselves find them in [`control`]: objects, requests with
+//!   completion routines, events; with [`wr`] and [`wc`] for queues, and [`cm`] for connections of their own.
+//! * **Authors of providers** find the trait and its contract in [`provider`].
+//!
+//! # Features
+//!
+//! | feature | what it adds |
+//! |---|---|
+//! | `sim` (default) | the software HCA within a process: [`sim`] |
+//! | `udp` (default) | the software HCA over UDP, as RoCEv2: [`Endpoint::udp`](prelude::UdpEndpoint::udp) |
+//!
+//! Without them the crate has no provider: a program passes one in by [`Endpoint::on`].
+#![forbid(unsafe_code)]
+
+pub mod guide;
+pub mod prelude;
+#[cfg(feature = "sim")]
+pub mod sim;
+#[cfg(feature = "udp")]
+mod udp;
+
+use std::future::Future;
+
+pub use verbs_core::Access;
+pub use verbs_io::{
+    Buf, Cause, Connecting, Connection, Driver, Ended, Endpoint, Error, Failed, Incoming, Listener,
+    Opening, Operation, Pool, RdmaStream, Region, Token, Usage, Word,
+};
+
+/// Runs a future on this thread, which sleeps while it waits. For programs that have no runtime; any other executor
+/// does as well.
+///
+/// ```
+/// assert_eq!(verbs::block_on(async { 7 }), 7);
+/// ```
+///
+/// # Panics
+/// If the thread is in such a call already.
+pub fn block_on<F: Future>(future: F) -> F::Output {
+    futures::executor::block_on(future)
+}
+
+/// The futures of operations, by name.
+pub mod op {
+    #[doc(inline)]
+    pub use verbs_io::{
+        Adding, Batch, Batched, PostingSend, PostingWrite, Reading, Receiving, Sending, Swapping,
+        Taking, Writing,
+    };
+}
+
+/// The verbs themselves: objects, requests with three front ends, events.
+pub mod control {
+    #[doc(no_inline)]
+    pub use verbs_core::*;
+}
+
+/// Work requests, for queues that a program posts to by itself.
+pub mod wr {
+    #[doc(no_inline)]
+    pub use verbs_core::wr::*;
+}
+
+/// Completions, of completion queues that a program polls by itself.
+pub mod wc {
+    #[doc(no_inline)]
+    pub use verbs_core::wc::*;
+}
+
+/// The connection manager, for queue pairs of a program's own.
+pub mod cm {
+    #[doc(no_inline)]
+    pub use verbs_cm::*;
+}
+
+/// What a provider implements: see [`verbs_core::provider`].
+pub mod provider {
+    #[doc(no_inline)]
+    pub use verbs_core::provider::*;
+    #[doc(no_inline)]
+    pub use verbs_core::queue::{RawCq, RawRecvQueue, RawSendQueue};
+}

@@ -1,0 +1,16 @@
+//! What most programs name. Nothing in it shadows a name of the standard library's prelude.
+//!
+//! ```
+//! use verbs::prelude::*;
+//!
+//! fn _with_those_of_the_standard_library(error: Box<dyn std::error::Error + Send + Sync>) -> String {
+//!     error.to_string()
+//! }
+//! ```
+
+pub use futures::StreamExt as _;
+pub use verbs_core::{Access, Device};
+pub use verbs_io::{Buf, Connection, Endpoint, Incoming, Listener, Pool, Region, Token, Word};
+
+#[cfg(feature = "udp")]
+pub use crate::udp::UdpEndpoint;
