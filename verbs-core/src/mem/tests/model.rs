@@ -15,7 +15,7 @@ struct Known {
 
 /// Half of the regions that are registered again keep their keys.
 fn keeps_key(known: &Known) -> bool {
-    known.offset % 2 == 0
+    known.offset.is_multiple_of(2)
 }
 
 impl Known {
