@@ -311,3 +311,34 @@ fn datagrams_to_a_group_reach_all_sockets_that_have_joined() {
     assert!(ends[0].cq.poll(&mut [Wc::default()]).is_empty());
     second.detach().wait().unwrap();
 }
+
+/// Goal: what has arrived is acknowledged although its receiver destroys its queue pair, or takes it to ERR, as soon as
+/// it sees it; the sender's retries would end in an error otherwise. Method: the receiver polls without a pause, so that
+/// acknowledgements wait for its next poll, which never comes.
+#[test]
+fn a_message_that_was_seen_is_acknowledged_before_its_queue_pair_goes() {
+    for (destroys, first) in [(true, 100), (false, 120)] {
+        for test in first..first + 20 {
+            let (mut a, mut b) = pair(test);
+            b.qp.post_recv(Recv::new(1).into(b.mr.slice(0..64)))
+                .unwrap();
+            // Whoever polls in vain for a while sees to packets.
+            for _ in 0..64 {
+                assert!(b.cq.poll(&mut [Wc::default()]).is_empty());
+            }
+            a.qp.post_send(Send::new(2).from(a.mr.slice(0..64)).signaled())
+                .unwrap();
+            let mut one = [Wc::default()];
+            while b.cq.poll(&mut one).is_empty() {
+                std::hint::spin_loop();
+            }
+            assert_eq!(one[0].status, WcStatus::Success);
+            if destroys {
+                block_on(async { b.qp.destroy().await }).unwrap();
+            } else {
+                block_on(async { b.qp.to_error().await }).unwrap();
+            }
+            assert_eq!(next(&mut a.cq).status, WcStatus::Success);
+        }
+    }
+}
