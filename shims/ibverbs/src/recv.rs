@@ -1,6 +1,6 @@
-//! Posting receives, to a queue pair or a shared queue.
+//! Posting receives, to a queue pair or a shared queue, and what posting sends shares with it.
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 
 use arrayvec::ArrayVec;
 use verbs_core::{BatchError, Payload, Recv, Sge};
@@ -53,6 +53,20 @@ pub(crate) unsafe fn receives(
         }
         Ok(())
     });
+    // SAFETY: the caller's.
+    unsafe { answer(posted, bad, next) }
+}
+
+/// What a post returns. `next` is the first work request that was not accepted, if one was not.
+///
+/// # Safety
+/// `bad` is where the program wants it.
+#[inline(always)]
+pub(crate) unsafe fn answer<T>(
+    posted: Result<(), Errno>,
+    bad: *mut *const T,
+    next: *const T,
+) -> c_int {
     match posted {
         Ok(()) => 0,
         Err(errno) => {
@@ -60,6 +74,19 @@ pub(crate) unsafe fn receives(
             unsafe { bad.write(next) };
             errno.0
         }
+    }
+}
+
+/// Bytes of the program's memory.
+///
+/// # Safety
+/// They are the program's, and no other thread of it writes them now.
+#[inline(always)]
+pub(crate) unsafe fn bytes<'a>(addr: *const c_void, length: usize) -> &'a [u8] {
+    match length {
+        0 => &[],
+        // SAFETY: the caller's.
+        length => unsafe { std::slice::from_raw_parts(addr.cast(), length) },
     }
 }
 

@@ -148,7 +148,7 @@ impl Built {
         }
     }
 
-    pub(super) fn inline(&mut self, pieces: &[&[u8]], max: usize) {
+    pub(super) fn inline<'b>(&mut self, pieces: impl IntoIterator<Item = &'b [u8]>, max: usize) {
         let begin = self.inline.len();
         for piece in pieces {
             self.inline.extend_from_slice(piece);

@@ -2,13 +2,23 @@
 
 use std::ffi::c_int;
 
-use verbs_core::Lid;
+use verbs_core::{Gid, Lid};
 
 use super::pair::{Attachment, Qp};
 use crate::abi;
 use crate::call::{Errno, code};
 use crate::device::gid_of;
 use crate::live::look;
+
+/// The queue pair and the group that a call names.
+///
+/// # Safety
+/// What the program gives, not destroyed now.
+unsafe fn named<'a>(qp: *mut abi::Qp, gid: *const [u64; 2]) -> Result<(&'a Qp, Gid), Errno> {
+    // SAFETY: the caller's.
+    let (qp, gid) = unsafe { (look::<Qp, _>(qp)?, gid.as_ref().ok_or(Errno::INVAL)?) };
+    Ok((qp, gid_of(*gid)))
+}
 
 /// `ibv_attach_mcast`. The same group twice is one attachment, as in the kernel.
 pub(crate) unsafe extern "C" fn attach_mcast(
@@ -18,12 +28,7 @@ pub(crate) unsafe extern "C" fn attach_mcast(
 ) -> c_int {
     code(|| {
         // SAFETY: what the program gives, not destroyed now.
-        let (qp, mgid) = unsafe {
-            (
-                look::<Qp, _>(qp)?,
-                gid_of(*gid.as_ref().ok_or(Errno::INVAL)?),
-            )
-        };
+        let (qp, mgid) = unsafe { named(qp, gid) }?;
         let mut attachments = qp.attachments.lock();
         if attachments
             .iter()
@@ -49,12 +54,7 @@ pub(crate) unsafe extern "C" fn detach_mcast(
 ) -> c_int {
     code(|| {
         // SAFETY: what the program gives, not destroyed now.
-        let (qp, mgid) = unsafe {
-            (
-                look::<Qp, _>(qp)?,
-                gid_of(*gid.as_ref().ok_or(Errno::INVAL)?),
-            )
-        };
+        let (qp, mgid) = unsafe { named(qp, gid) }?;
         let mut attachments = qp.attachments.lock();
         let place = attachments
             .iter()

@@ -2,10 +2,9 @@
 
 use std::ffi::c_int;
 
-use verbs_core::QpType;
 use verbs_core::{
-    Access, Binding, Datagram, Dest, LKey, Payload, QKey, Qpn, RKey, Remote, SendFlags, SendOp,
-    Sge, Srqn,
+    Access, Binding, Datagram, Dest, LKey, Payload, QKey, QpType, Qpn, RKey, Remote, SendFlags,
+    SendOp, Sge, Srqn,
 };
 
 use super::pair::Qp;
@@ -14,7 +13,7 @@ use crate::ah::Ah;
 use crate::call::{Errno, caught, code};
 use crate::live::look;
 use crate::memory::Mw;
-use crate::recv::{pieces, receives};
+use crate::recv::{answer, bytes, pieces, receives};
 
 /// What lies beside a work request while it is posted.
 struct Beside {
@@ -124,18 +123,15 @@ fn is_inline(wr: &SendWr) -> bool {
         )
 }
 
-/// The bytes of a piece of the program's memory.
+/// The bytes of a piece.
 ///
 /// # Safety
-/// They are the program's, and no other thread of it writes them now.
+/// As [`bytes`].
 #[inline(always)]
-unsafe fn bytes<'a>(sge: &Sge) -> &'a [u8] {
-    if sge.len == 0 {
-        return &[];
-    }
-    let at = std::ptr::with_exposed_provenance::<u8>(sge.addr as usize);
+unsafe fn piece<'a>(sge: &Sge) -> &'a [u8] {
+    let at = std::ptr::with_exposed_provenance(sge.addr as usize);
     // SAFETY: the caller's.
-    unsafe { std::slice::from_raw_parts(at, sge.len as usize) }
+    unsafe { bytes(at, sge.len as usize) }
 }
 
 /// The work request, as the device takes it.
@@ -154,11 +150,11 @@ unsafe fn convert<'a>(
     let payload = if is_inline(wr) {
         match list {
             // SAFETY: the caller's.
-            [one] => Payload::Inline(unsafe { bytes(one) }),
+            [one] => Payload::Inline(unsafe { piece(one) }),
             list => {
-                for piece in list {
+                for one in list {
                     // SAFETY: the caller's.
-                    beside.inline.extend_from_slice(unsafe { bytes(piece) });
+                    beside.inline.extend_from_slice(unsafe { piece(one) });
                 }
                 Payload::Inline(&beside.inline)
             }
@@ -228,14 +224,8 @@ pub(crate) unsafe extern "C" fn post_send(
         }
         Ok(())
     });
-    match posted {
-        Ok(()) => 0,
-        Err(errno) => {
-            // SAFETY: where the program wants it.
-            unsafe { bad.write(next) };
-            errno.0
-        }
-    }
+    // SAFETY: where the program wants it.
+    unsafe { answer(posted, bad, next) }
 }
 
 /// `ibv_bind_mw`, of a window of type 1: its key is the next.

@@ -13,6 +13,7 @@ use super::post::{binding, datagram};
 use crate::abi::{self, Ah, DataBuf, MwBindInfo, QpEx, QpExOps};
 use crate::call::{Errno, caught, set_errno};
 use crate::live::look;
+use crate::recv::bytes;
 
 /// `ibv_qp_create_send_ops_flags`, and which types of queue pair have the operation (IBTA vol. 1, table 48).
 pub(super) mod send_ops {
@@ -192,7 +193,7 @@ unsafe extern "C" fn wr_atomic_write(qp: *mut QpEx, rkey: u32, addr: u64, value:
     // SAFETY: after wr_start on this thread; 8 bytes are the program's.
     unsafe {
         let (_, built) = begin(qp, SendOp::AtomicWrite(remote(rkey, addr)));
-        built.inline(&[std::slice::from_raw_parts(value.cast(), 8)], 8);
+        built.inline([bytes(value, 8)], 8);
     }
 }
 
@@ -264,23 +265,11 @@ unsafe extern "C" fn wr_set_sge_list(qp: *mut QpEx, count: usize, list: *const a
     }
 }
 
-/// The bytes of a buffer of the program's.
-///
-/// # Safety
-/// They are the program's, and no other thread of it writes them now.
-unsafe fn bytes<'a>(addr: *const c_void, length: usize) -> &'a [u8] {
-    match length {
-        0 => &[],
-        // SAFETY: the caller's.
-        length => unsafe { std::slice::from_raw_parts(addr.cast(), length) },
-    }
-}
-
 unsafe extern "C" fn wr_set_inline_data(qp: *mut QpEx, addr: *const c_void, length: usize) {
     // SAFETY: after wr_start on this thread; the bytes are the program's.
     unsafe {
         let (_, building, built) = building(qp);
-        built.inline(&[bytes(addr, length)], building.inline_max);
+        built.inline([bytes(addr, length)], building.inline_max);
     }
 }
 
@@ -288,20 +277,10 @@ unsafe extern "C" fn wr_set_inline_data_list(qp: *mut QpEx, count: usize, list: 
     // SAFETY: after wr_start on this thread; that many buffers are the program's.
     unsafe {
         let (_, building, built) = building(qp);
-        let begin = built.inline.len();
-        built.inline(&[], building.inline_max);
-        for n in 0..count {
+        let pieces = (0..count).map(|n| {
             let buffer = &*list.add(n);
-            built
-                .inline
-                .extend_from_slice(bytes(buffer.addr, buffer.length));
-        }
-        let end = built.inline.len();
-        if end - begin > building.inline_max {
-            built.wrong.get_or_insert(Errno::INVAL);
-        }
-        if let Some(one) = built.last() {
-            one.data = Data::Inline(begin..end);
-        }
+            bytes(buffer.addr, buffer.length)
+        });
+        built.inline(pieces, building.inline_max);
     }
 }
