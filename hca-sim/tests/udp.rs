@@ -322,7 +322,7 @@ fn a_message_that_was_seen_is_acknowledged_before_its_queue_pair_goes() {
             let (mut a, mut b) = pair(test);
             b.qp.post_recv(Recv::new(1).into(b.mr.slice(0..64)))
                 .unwrap();
-            // Whoever polls in vain for a while sees to packets.
+            // A thread that polls in vain for a while takes the packets in itself.
             for _ in 0..64 {
                 assert!(b.cq.poll(&mut [Wc::default()]).is_empty());
             }

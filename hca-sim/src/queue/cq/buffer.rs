@@ -466,7 +466,7 @@ impl CqBuffer {
             }
         }
         idle.store(0, Relaxed);
-        // Whoever takes the queue from its owner, or has events moderated, keeps the flag.
+        // A thread that takes the queue from its owner, or that has events moderated, keeps the flag.
         let alone = owner | ARMED;
         let taken = mode.update(|tag| (tag == alone).then_some(owner));
         if taken.is_none() {

@@ -311,7 +311,7 @@ impl CqRing {
         if self.consumer.arming.fetch_or(false, AcqRel) {
             return;
         }
-        // Whoever wants an event after this one, and then looks at the ring, sees what this thread has seen.
+        // A consumer that wants an event after this one, and then looks at the ring, sees what this thread has seen.
         self.consumer.arm.fetch_or(0, AcqRel);
         let (mut at, buffer) = (self.head(), self.buffer());
         while let Some(what) = buffer.published(at) {
