@@ -7,6 +7,7 @@
 #   machine_start KERNEL    starts it, or joins the one that MACHINE names; sets `host`, words to put before a command that
 #                           runs in the namespace, and `plain`, the same without any privilege
 #   guest COMMAND           runs a shell command in the guest, at most GUEST_S seconds; its output, its exit code
+#   machine_lives           whether it runs and takes commands
 #   machine_stop            ends it, unless it was joined
 #
 # MACHINE is the folder of a machine that another script started; see ci/peers.
@@ -106,6 +107,11 @@ guest() {
         [[ $said == *'exit '* ]] || return 125
     printf '%s' "${said%exit *}"
     return "${said##*exit }"
+}
+
+# machine_lives: whether it runs and takes commands.
+machine_lives() {
+    kill -0 "$(<"$machine/pid")" 2>/dev/null && [[ $(GUEST_S=20 guest 'echo here' 2>/dev/null) == here ]]
 }
 
 machine_stop() {
