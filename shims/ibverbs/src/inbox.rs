@@ -81,14 +81,21 @@ impl<T> Inbox<T> {
         Some(event)
     }
 
-    /// Takes events out that nobody is to hear of.
-    pub(crate) fn purge(&self, unwanted: impl Fn(&T) -> bool) {
+    /// Takes events out that nobody is to hear of here, in their order.
+    pub(crate) fn purge(&self, unwanted: impl Fn(&T) -> bool) -> Vec<T> {
         let mut events = self.events.lock();
-        let before = events.len();
-        events.retain(|event| !unwanted(event));
-        for _ in events.len()..before {
+        let mut out = Vec::new();
+        for _ in 0..events.len() {
+            match events.pop_front() {
+                Some(event) if unwanted(&event) => out.push(event),
+                Some(event) => events.push_back(event),
+                None => {}
+            }
+        }
+        for _ in &out {
             self.count_down();
         }
+        out
     }
 
     /// The caller has the lock and has taken an event out, so the count is above 0 and the read does not wait.

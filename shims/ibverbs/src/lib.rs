@@ -1,5 +1,5 @@
-//! `libibverbs.so.1` over a software HCA. A program that is linked against libibverbs runs on it unmodified: with no
-//! RDMA hardware, no kernel module, no root.
+//! `libibverbs.so.1` and `librdmacm.so.1` over a software HCA. A program that is linked against them runs on it
+//! unmodified: with no RDMA hardware, no kernel module, no root.
 //!
 //! ```text
 //! VERBS_DEVICE=10.0.0.1   the address of this host that the device has; without it a free one of 127.0.0.0/8
@@ -21,6 +21,7 @@
 //! - `open` opens a device: the table of functions that programs call through pointers.
 //! - `device` has the list of devices, and what an open one says of itself and its port.
 //! - `memory`, `cq`, `qp`, `srq`, `xrcd` and `ah` have one kind of object each.
+//! - `rdmacm` is librdmacm: connections by address.
 //! - `inbox` has the descriptors that programs wait at, `event` asynchronous events.
 //!
 //! # What a function does with bad arguments
@@ -41,6 +42,7 @@ mod live;
 mod memory;
 mod open;
 mod qp;
+mod rdmacm;
 mod recv;
 mod srq;
 #[cfg(test)]

@@ -29,6 +29,9 @@ pub(crate) enum Kind {
     Qp,
     Srq,
     Xrcd,
+    EventChannel,
+    CmId,
+    CmEvent,
 }
 
 /// An object that programs have a pointer to.

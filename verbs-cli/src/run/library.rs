@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 
 /// What programs are linked against.
 const NAME: &str = "libibverbs.so.1";
+/// The same library's other name.
+const CM_NAME: &str = "librdmacm.so.1";
 /// What cargo calls it.
 const BUILT: &str = "libibverbs.so";
 
@@ -64,10 +66,13 @@ fn beside(program: &Path) -> Result<PathBuf, LibraryError> {
         error,
     };
     std::fs::create_dir_all(&folder).map_err(failed)?;
-    match symlink(Path::new("..").join(BUILT), folder.join(NAME)) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(failed(error)),
-        _ => Ok(folder),
+    for name in [NAME, CM_NAME] {
+        match symlink(Path::new("..").join(BUILT), folder.join(name)) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(failed(error)),
+            _ => {}
+        }
     }
+    Ok(folder)
 }
 
 #[cfg(test)]
@@ -86,8 +91,10 @@ mod tests {
         std::fs::write(place.path().join(BUILT), "library").expect("room");
         for _ in 0..2 {
             let folder = beside(&program).expect("it is there");
-            let read = std::fs::read_to_string(folder.join(NAME)).expect("a link to it");
-            assert_eq!(read, "library");
+            for name in [NAME, CM_NAME] {
+                let read = std::fs::read_to_string(folder.join(name)).expect("a link to it");
+                assert_eq!(read, "library");
+            }
         }
     }
 

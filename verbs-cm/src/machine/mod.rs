@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use verbs_core::addr::{Guid, Mtu, Qpn};
 use verbs_core::mad::{Address, Bits, Blob, MadBytes, Time, TimeCode, TransactionId};
-use verbs_core::{Av, Error};
+use verbs_core::{Av, Error, QpAttr};
 
 use crate::config::Config;
 use crate::event::{ConnId, Ended, Event, Failure, ListenId, Outputs, QpChange};
@@ -192,6 +192,16 @@ impl Connection {
     /// Which side has ended it, if it is being ended: known before the queue pair goes to ERR.
     pub(crate) fn ended(&self) -> Option<Ended> {
         self.ended
+    }
+
+    /// The modifies that bring its queue pair to RTR and to RTS, once they are known.
+    pub(crate) fn qp_attrs(&self) -> Option<[QpAttr; 2]> {
+        self.qp.to_rts()
+    }
+
+    /// What came with the REP or RTU.
+    pub(crate) fn private_data(&self) -> Blob<224> {
+        self.private_data
     }
 
     /// Whether the user was told that it is there.

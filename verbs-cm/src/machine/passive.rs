@@ -1,13 +1,13 @@
 //! The passive side: it is asked.
 
-use verbs_core::Av;
 use verbs_core::addr::Mtu;
 use verbs_core::mad::{Address, Bits, Blob, TransactionId};
+use verbs_core::{Av, QpAttr};
 
 use crate::event::{ConnId, Event, Failure, ListenId};
 use crate::machine::qp::{QpDriver, Stage, passive_attrs};
 use crate::machine::{Connection, Ctx, Edge, Proof, Side, State};
-use crate::params::Accept;
+use crate::params::{Accept, Port};
 use crate::refusals::Refusals;
 use crate::wire::{CommId, IpHeader, RejectReason, Rep, Req};
 
@@ -90,10 +90,27 @@ impl Connection {
         if !self.go(Edge::Accept) {
             return false;
         }
-        let Side::Passive { av, mtu, rep, .. } = &mut self.side else {
-            unreachable!("only the passive side gets to accept");
+        let answer = self.answer_to(ctx.port, accept);
+        let attrs = self.attrs_if(ctx.port, accept);
+        if let (Side::Passive { rep, .. }, Some(attrs)) = (&mut self.side, attrs) {
+            **rep = answer;
+            self.qp = QpDriver::new(accept.qpn);
+            self.qp.attrs(attrs);
+        }
+        // The MRA has done its work; until the REP there is no answer to a repeated REQ.
+        self.last = None;
+        self.aim(ctx, Stage::Rtr);
+        true
+    }
+
+    /// The REP that the user's answer makes.
+    fn answer_to(&self, port: &Port, accept: &Accept) -> Rep {
+        // There are no alternate paths.
+        let failover = match self.req.alternate.local_lid.0 {
+            0 => Bits::default(),
+            _ => Bits::truncated(1),
         };
-        **rep = Rep {
+        Rep {
             local_id: self.local_id,
             remote_id: self.req.local_id,
             qpn: accept.qpn,
@@ -101,25 +118,23 @@ impl Connection {
             responder_resources: accept.responder_resources,
             // No more than the peer serves.
             initiator_depth: accept.initiator_depth.min(self.req.responder_resources),
-            target_ack_delay: ctx.port.ack_delay,
-            // There are no alternate paths.
-            failover: Bits::truncated(1),
+            target_ack_delay: port.ack_delay,
+            failover,
             rnr_retry_count: accept.rnr_retry_count,
             srq: accept.srq,
-            ca_guid: ctx.port.ca_guid,
+            ca_guid: port.ca_guid,
             private_data: accept.private_data,
             ..Rep::default()
-        };
-        if self.req.alternate.local_lid.0 == 0 {
-            rep.failover = Bits::default();
         }
-        self.qp = QpDriver::new(accept.qpn);
-        self.qp
-            .attrs(passive_attrs(accept, &self.req, rep, *av, *mtu));
-        // The MRA has done its work; until the REP there is no answer to a repeated REQ.
-        self.last = None;
-        self.aim(ctx, Stage::Rtr);
-        true
+    }
+
+    /// The modifies to RTR and to RTS that accepting it like that brings; `None` for the active side.
+    pub(crate) fn attrs_if(&self, port: &Port, accept: &Accept) -> Option<(QpAttr, QpAttr)> {
+        let Side::Passive { av, mtu, .. } = &self.side else {
+            return None;
+        };
+        let rep = self.answer_to(port, accept);
+        Some(passive_attrs(accept, &self.req, &rep, *av, *mtu))
     }
 
     /// The queue pair is in RTR: sends the REP.

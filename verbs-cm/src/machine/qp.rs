@@ -65,6 +65,12 @@ impl QpDriver {
         (self.rtr, self.rts) = (rtr, rts);
     }
 
+    /// The modifies to RTR and to RTS, once they are set.
+    pub(crate) fn to_rts(&self) -> Option<[QpAttr; 2]> {
+        let is_set = self.rtr.state.is_some();
+        is_set.then_some([self.rtr, self.rts])
+    }
+
     /// Sets the goal. ERR is final, and never a step from INIT: an untouched queue pair stays the
     /// user's to use again.
     pub(crate) fn aim(&mut self, goal: Stage) {

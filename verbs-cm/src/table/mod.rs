@@ -11,7 +11,7 @@ use slab::Slab;
 use verbs_core::addr::{Gid, Psn};
 use verbs_core::mad::{Address, Blob, MadBytes, Time, TimeCode, TransactionId};
 use verbs_core::seed::Draws;
-use verbs_core::{Error, Seed};
+use verbs_core::{Error, QpAttr, Seed};
 
 use crate::config::Config;
 use crate::event::{
@@ -304,15 +304,37 @@ impl Cm {
 
     /// State of a connection; `None` when there is none (any more).
     pub fn state(&self, conn: ConnId) -> Option<State> {
-        let found = self.conns.get(conn.index)?;
-        (found.id() == conn).then(|| found.state())
+        Some(self.known(conn)?.state())
     }
 
     /// Which side has ended a connection; `None` while it is not ended, and when there is none (any more). Known
     /// before the queue pair goes to ERR, and so before what is posted is flushed.
     pub fn ended(&self, conn: ConnId) -> Option<Ended> {
-        let found = self.conns.get(conn.index)?;
-        (found.id() == conn).then(|| found.ended()).flatten()
+        self.known(conn)?.ended()
+    }
+
+    /// The modifies that bring the queue pair of a connection to RTR and to RTS, for a user who prepares it before
+    /// [`poll_qp_change`](Self::poll_qp_change) says so. They are known once the peer has replied or the user has
+    /// accepted.
+    pub fn qp_attrs(&self, conn: ConnId) -> Option<[QpAttr; 2]> {
+        self.known(conn)?.qp_attrs()
+    }
+
+    /// Those of a connection that [`Event::ConnectRequest`] told of, if it is accepted like that.
+    pub fn qp_attrs_if(&self, conn: ConnId, accept: &Accept) -> Option<[QpAttr; 2]> {
+        let (rtr, rts) = self.known(conn)?.attrs_if(&self.port, accept)?;
+        Some([rtr, rts])
+    }
+
+    /// What the peer said with its REP or RTU, before the user is told that the connection is there.
+    pub fn private_data(&self, conn: ConnId) -> Option<Blob<224>> {
+        Some(self.known(conn)?.private_data())
+    }
+
+    fn known(&self, conn: ConnId) -> Option<&Connection> {
+        self.conns
+            .get(conn.index)
+            .filter(|found| found.id() == conn)
     }
 
     /// Connections in any state, and resolutions.

@@ -5,7 +5,7 @@ use std::ffi::c_int;
 use std::sync::Once;
 
 use super::HCA;
-use crate::live;
+use crate::{live, rdmacm};
 
 /// Has the child of a fork begin without a device.
 pub(super) fn watch() {
@@ -18,6 +18,7 @@ pub(super) fn watch() {
 
 /// No other thread has a lock of ours while the memory is copied.
 extern "C" fn before() {
+    rdmacm::before_fork();
     std::mem::forget(HCA.lock());
     live::lock_for_fork();
 }
@@ -26,6 +27,7 @@ extern "C" fn in_parent() {
     live::unlock_after_fork();
     // SAFETY: this thread has locked it in `before`.
     unsafe { HCA.force_unlock() }
+    rdmacm::after_fork_in_parent();
 }
 
 extern "C" fn in_child() {
@@ -34,6 +36,7 @@ extern "C" fn in_child() {
     unsafe { HCA.force_unlock() }
     // It stays in memory: ending it would wait for threads that are not there.
     std::mem::forget(HCA.lock().take());
+    rdmacm::after_fork_in_child();
 }
 
 /// `ibv_fork_init`: there is nothing to do, as no memory is pinned.

@@ -8,6 +8,7 @@ mod query;
 mod sysfs;
 
 use std::ffi::{c_char, c_int};
+use std::net::IpAddr;
 use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
@@ -39,13 +40,22 @@ static HCA: Mutex<Option<Made>> = Mutex::new(None);
 /// freed the list, as long as it has the device open, and few are careful.
 static SHOWN: AtomicPtr<abi::Device> = AtomicPtr::new(null_mut());
 
+/// Where the HCA would best be, if the environment does not say and it is not made yet.
+static PREFERRED: Mutex<Option<IpAddr>> = Mutex::new(None);
+
+/// A program binds that address: the HCA is there, if the environment does not say where and it is not made yet.
+pub(crate) fn prefer(address: IpAddr) {
+    PREFERRED.lock().get_or_insert(address);
+}
+
 /// The HCA, made by the first that asks.
 pub(crate) fn hca() -> Result<Made, Errno> {
     let mut hca = HCA.lock();
     if let Some(made) = &*hca {
         return Ok(made.clone());
     }
-    let made = Place::of_environment().and_then(Place::hca);
+    let preferred = *PREFERRED.lock();
+    let made = Place::of_environment().and_then(|place| place.hca(preferred));
     match made {
         Ok(made) => {
             fork::watch();

@@ -131,12 +131,15 @@ impl Place {
         })
     }
 
-    /// The HCA.
-    pub(super) fn hca(self) -> Result<Made, PlaceError> {
+    /// The HCA; at `preferred`, if the environment does not say where and it is free.
+    pub(super) fn hca(self, preferred: Option<IpAddr>) -> Result<Made, PlaceError> {
         let clock = Clock::wall();
         let link = match self.address {
             Some(address) => Udp::bind(&[address]).map_err(PlaceError::Link)?,
-            None => on_loopback()?,
+            None => match preferred.map(|address| Udp::bind(&[address])) {
+                Some(Ok(link)) => link,
+                _ => on_loopback()?,
+            },
         };
         let builder = match &self.pcap {
             None => self.faulty(link),

@@ -5,6 +5,7 @@
 
 #[cfg(not(test))]
 mod private;
+mod rdmacm;
 
 use std::ffi::c_int;
 use std::ptr::null_mut;
@@ -32,7 +33,6 @@ macro_rules! export {
         const _: *const () = $function as *const ();
     )*)* };
 }
-#[cfg(not(test))]
 use export;
 
 /// The instruction that goes on at a function.

@@ -50,7 +50,7 @@ const STATES: [QpState; 7] = [
     QpState::Err,
 ];
 
-fn state_of(number: u32) -> Result<QpState, Errno> {
+pub(crate) fn state_of(number: u32) -> Result<QpState, Errno> {
     STATES.get(number as usize).copied().ok_or(Errno::INVAL)
 }
 
@@ -119,17 +119,64 @@ pub(crate) unsafe extern "C" fn modify_qp(
             QpType::XrcRecv => !(mask::RETRY_CNT | mask::RNR_RETRY | mask::MAX_QP_RD_ATOMIC),
             _ => !0,
         };
-        let change = change_of(attr, named)?;
-        owner.control.modify(change).wait()?;
-        if change.state == Some(QpState::Reset) {
-            owner.forget_completions();
-        }
-        if let Some(state) = change.state {
-            // SAFETY: a program makes these calls one by one.
-            unsafe { (*owner.shown.get()).qp.state = number_of(state) }
-        }
-        Ok(())
+        // SAFETY: a program makes these calls one by one.
+        unsafe { apply(owner, change_of(attr, named)?) }
     })
+}
+
+/// Modifies a queue pair.
+///
+/// # Safety
+/// The program does not destroy it now, and makes no other call that changes it.
+pub(crate) unsafe fn modify(qp: *mut abi::Qp, change: verbs_core::QpAttr) -> Result<(), Errno> {
+    // SAFETY: the caller's.
+    unsafe { apply(look::<Qp, _>(qp)?, change) }
+}
+
+/// # Safety
+/// As [`modify`].
+unsafe fn apply(owner: &Qp, change: verbs_core::QpAttr) -> Result<(), Errno> {
+    owner.control.modify(change).wait()?;
+    if change.state == Some(QpState::Reset) {
+        owner.forget_completions();
+    }
+    if let Some(state) = change.state {
+        // SAFETY: nothing else reads or changes it now.
+        unsafe { (*owner.shown.get()).qp.state = number_of(state) }
+    }
+    Ok(())
+}
+
+/// Writes what a modify changes into the program's structure, and tells which fields these are.
+pub(crate) fn write_change(change: &verbs_core::QpAttr, attr: &mut QpAttr) -> u32 {
+    let mut named = 0;
+    macro_rules! put {
+        ($($value:expr => $field:ident, $bit:ident;)*) => { $(
+            if let Some(value) = $value {
+                attr.$field = value;
+                named |= mask::$bit;
+            }
+        )* };
+    }
+    put! {
+        change.state.map(number_of) => qp_state, STATE;
+        change.access.map(|access| access.bits()) => qp_access_flags, ACCESS_FLAGS;
+        change.pkey_index => pkey_index, PKEY_INDEX;
+        change.port => port_num, PORT;
+        change.qkey.map(|qkey| qkey.0) => qkey, QKEY;
+        change.av.as_ref().map(shown_av) => ah_attr, AV;
+        change.path_mtu.map(|mtu| mtu as u32) => path_mtu, PATH_MTU;
+        change.timeout => timeout, TIMEOUT;
+        change.retry_cnt => retry_cnt, RETRY_CNT;
+        change.rnr_retry => rnr_retry, RNR_RETRY;
+        change.rq_psn.map(Psn::value) => rq_psn, RQ_PSN;
+        change.sq_psn.map(Psn::value) => sq_psn, SQ_PSN;
+        change.max_rd_atomic => max_rd_atomic, MAX_QP_RD_ATOMIC;
+        change.max_dest_rd_atomic => max_dest_rd_atomic, MAX_DEST_RD_ATOMIC;
+        change.min_rnr_timer => min_rnr_timer, MIN_RNR_TIMER;
+        change.dest_qpn.map(Qpn::value) => dest_qp_num, DEST_QPN;
+    }
+    named
 }
 
 /// `ibv_query_qp`. All attributes are told, whatever is asked for.

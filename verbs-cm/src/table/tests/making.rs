@@ -57,8 +57,13 @@ fn attributes_go_across() {
     };
     let mut answer = accept();
     (answer.responder_resources, answer.initiator_depth) = (5, 16);
+    answer.private_data = Blob::new(b"welcome").unwrap();
+    assert_eq!(lab.cms[1].qp_attrs(conn), None, "it is not accepted yet");
+    let attrs = lab.cms[1].qp_attrs_if(conn, &answer);
     lab.cms[1].accept(lab.now, conn, &answer).unwrap();
+    assert_eq!((lab.cms[1].qp_attrs(conn), attrs.is_some()), (attrs, true));
     let rtr = lab.cms[1].poll_qp_change().unwrap().attr;
+    assert_eq!(attrs.map(|[rtr, _]| rtr), Some(rtr));
     // Each side says where the other is to begin.
     assert_eq!(
         (rtr.dest_qpn, rtr.rq_psn),
@@ -72,6 +77,15 @@ fn attributes_go_across() {
     lab.cms[1].qp_modified(lab.now, conn, Ok(()));
     lab.carry(1);
     let rtr = lab.cms[0].poll_qp_change().unwrap();
+    let attrs = lab.cms[0].qp_attrs(rtr.conn);
+    assert_eq!(attrs.map(|[rtr, _]| rtr), Some(rtr.attr));
+    assert_eq!(lab.cms[0].qp_attrs_if(rtr.conn, &answer), None, "it asks");
+    assert_eq!(
+        lab.cms[0]
+            .private_data(rtr.conn)
+            .map(|data| data.0[..196].to_vec()),
+        Some(answer.private_data.0.to_vec())
+    );
     assert_eq!(
         (rtr.attr.dest_qpn, rtr.attr.rq_psn),
         (Some(answer.qpn), Some(wish.psn))

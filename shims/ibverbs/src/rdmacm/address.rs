@@ -1,0 +1,322 @@
+//! Addresses of ids: binding, and finding the way to a peer.
+
+use std::ffi::c_int;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
+
+use verbs_cm::Route;
+use verbs_core::Gid;
+
+use super::abi::{CmId, PathRec, Storage, event};
+use super::channel::complete;
+use super::endpoint::{Role, Told, What};
+use super::id::Id;
+use super::manager::manager;
+use crate::call::{Errno, log, number};
+use crate::device;
+use crate::live::look;
+
+/// The program's address.
+///
+/// # Safety
+/// NULL, or as long as its family's addresses are.
+pub(super) unsafe fn from_c(addr: *const libc::sockaddr) -> Result<SocketAddr, Errno> {
+    // SAFETY: the caller's.
+    unsafe {
+        match c_int::from(addr.as_ref().ok_or(Errno::INVAL)?.sa_family) {
+            libc::AF_INET => {
+                let addr = addr.cast::<libc::sockaddr_in>().read_unaligned();
+                let ip = Ipv4Addr::from(u32::from_be(addr.sin_addr.s_addr));
+                Ok(SocketAddr::new(ip.into(), u16::from_be(addr.sin_port)))
+            }
+            libc::AF_INET6 => {
+                let addr = addr.cast::<libc::sockaddr_in6>().read_unaligned();
+                let (ip, port) = (
+                    Ipv6Addr::from(addr.sin6_addr.s6_addr),
+                    u16::from_be(addr.sin6_port),
+                );
+                Ok(SocketAddrV6::new(ip, port, 0, addr.sin6_scope_id).into())
+            }
+            // AF_IB: there are no LIDs to resolve it to.
+            _ => Err(Errno(libc::EAFNOSUPPORT)),
+        }
+    }
+}
+
+/// The address as C programs have it, and its length.
+pub(super) fn to_c(addr: SocketAddr) -> (Storage, usize) {
+    let mut storage = Storage::default();
+    let mut put = |at: usize, bytes: &[u8]| storage.0[at..at + bytes.len()].copy_from_slice(bytes);
+    put(2, &addr.port().to_be_bytes());
+    let length = match addr {
+        SocketAddr::V4(v4) => {
+            put(0, &(libc::AF_INET as u16).to_ne_bytes());
+            put(4, &v4.ip().octets());
+            size_of::<libc::sockaddr_in>()
+        }
+        SocketAddr::V6(v6) => {
+            put(0, &(libc::AF_INET6 as u16).to_ne_bytes());
+            put(8, &v6.ip().octets());
+            put(24, &v6.scope_id().to_ne_bytes());
+            size_of::<libc::sockaddr_in6>()
+        }
+    };
+    (storage, length)
+}
+
+pub(super) fn storage(addr: SocketAddr) -> Storage {
+    to_c(addr).0
+}
+
+/// `rdma_bind_addr`.
+pub(crate) unsafe extern "C" fn bind_addr(id: *mut CmId, addr: *mut libc::sockaddr) -> c_int {
+    number(|| {
+        // SAFETY: what the program gives; it does not destroy the id now.
+        let (id, addr) = unsafe { (look::<Id, _>(id)?, from_c(addr)?) };
+        bind(id, addr)?;
+        Ok(0)
+    })
+}
+
+/// Binds an id that is not bound. A wildcard's device is known when a request comes.
+pub(super) fn bind(id: &Id, addr: SocketAddr) -> Result<(), Errno> {
+    if id.endpoint.state.lock().binding.is_some() {
+        return Err(Errno::INVAL);
+    }
+    let ip = addr.ip().to_canonical();
+    // A program that names an address, or serves on all of them, has its device there if it has none yet.
+    device::prefer(match ip.is_unspecified() {
+        true => Ipv4Addr::LOCALHOST.into(),
+        false => ip,
+    });
+    let manager = manager()?;
+    let own = manager.addresses();
+    if !ip.is_unspecified() && !own.contains(&ip) {
+        log(&format!(
+            "no id can be bound to {ip}: the device of this process has {}; VERBS_DEVICE names another",
+            own.iter()
+                .map(ToString::to_string)
+                .collect::<Vec<_>>()
+                .join(", ")
+        ));
+        return Err(Errno(libc::EADDRNOTAVAIL));
+    }
+    let bound = manager.with(|inner, _| {
+        let mut state = id.endpoint.state.lock();
+        let shares = state.options.reuse_address;
+        let binding = inner
+            .ports
+            .bind(id.space, SocketAddr::new(ip, addr.port()), shares)?;
+        let mut local = addr;
+        local.set_port(binding.port);
+        state.local = Some(local);
+        state.binding = Some(binding);
+        Some(())
+    });
+    bound.ok_or(Errno(libc::EADDRINUSE))?;
+    if !ip.is_unspecified() {
+        id.on_device(&manager);
+    }
+    id.show_addresses();
+    Ok(())
+}
+
+/// `rdma_resolve_addr`. The answer is there at once, whatever the timeout.
+pub(crate) unsafe extern "C" fn resolve_addr(
+    id: *mut CmId,
+    src: *mut libc::sockaddr,
+    dst: *mut libc::sockaddr,
+    _timeout_ms: c_int,
+) -> c_int {
+    number(|| {
+        // SAFETY: what the program gives; it does not destroy the id now.
+        let (id, dst) = unsafe { (look::<Id, _>(id)?, from_c(dst)?) };
+        let src = match src.is_null() {
+            true => None,
+            // SAFETY: as above.
+            false => Some(unsafe { from_c(src) }?),
+        };
+        resolve(id, src, dst)?;
+        complete(id)
+    })
+}
+
+pub(super) fn resolve(id: &Id, src: Option<SocketAddr>, dst: SocketAddr) -> Result<(), Errno> {
+    {
+        let state = id.endpoint.state.lock();
+        if state.role != Role::Idle || state.remote.is_some() {
+            return Err(Errno::INVAL);
+        }
+    }
+    let manager = manager()?;
+    let is_bound = id.endpoint.state.lock().binding.is_some();
+    match src {
+        Some(src) if !is_bound => bind(id, src)?,
+        _ if !is_bound => bind(id, any(dst))?,
+        _ => {}
+    }
+    let own = manager.addresses();
+    let told = match way(&own, dst.ip().to_canonical()) {
+        Err(errno) => Told::of(event::ADDR_ERROR, -errno.0),
+        Ok((local, remote)) => {
+            let mut state = id.endpoint.state.lock();
+            let port = state.local.map_or(0, |local| local.port());
+            let bound = state
+                .local
+                .map(|local| local.ip())
+                .filter(|ip| !ip.is_unspecified());
+            state.local = Some(SocketAddr::new(bound.unwrap_or(local), port));
+            state.remote = Some(SocketAddr::new(remote, dst.port()));
+            drop(state);
+            id.on_device(&manager);
+            id.show_addresses();
+            Told::of(event::ADDR_RESOLVED, 0)
+        }
+    };
+    id.endpoint.tell(What::Told(told));
+    Ok(())
+}
+
+/// The wildcard of the same family.
+fn any(addr: SocketAddr) -> SocketAddr {
+    match addr {
+        SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
+        SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
+    }
+}
+
+/// From which address of the device to which of the peer. A wildcard means this device, as for TCP.
+fn way(own: &[IpAddr], remote: IpAddr) -> Result<(IpAddr, IpAddr), Errno> {
+    let same_family = |ip: &&IpAddr| ip.is_ipv4() == remote.is_ipv4();
+    let mut candidates = own.iter().filter(same_family);
+    let first = *candidates.next().ok_or(Errno(libc::ENETUNREACH))?;
+    if remote.is_unspecified() {
+        return Ok((first, first));
+    }
+    // Packets for this host alone leave from its own addresses only.
+    if remote.is_loopback() && !own.contains(&remote) && !first.is_loopback() {
+        return Err(Errno(libc::ENETUNREACH));
+    }
+    let local = if own.contains(&remote) { remote } else { first };
+    Ok((local, remote))
+}
+
+/// `rdma_resolve_route`. RoCE has no routes to ask for, so the answer is there at once.
+pub(crate) unsafe extern "C" fn resolve_route(id: *mut CmId, _timeout_ms: c_int) -> c_int {
+    number(|| {
+        // SAFETY: the program does not destroy it now.
+        let id = unsafe { look::<Id, _>(id) }?;
+        find_route(id)?;
+        complete(id)
+    })
+}
+
+pub(super) fn find_route(id: &Id) -> Result<(), Errno> {
+    let manager = manager()?;
+    let port = manager.port();
+    let path = {
+        let mut state = id.endpoint.state.lock();
+        let (Some(local), Some(remote), Role::Idle) = (state.local, state.remote, state.role)
+        else {
+            return Err(Errno::INVAL);
+        };
+        let gids = [local, remote].map(|addr| Gid::from(addr.ip().to_canonical()));
+        let mut route = Route::roce(&port, gids[0], gids[1]).ok_or(Errno(libc::EADDRNOTAVAIL))?;
+        if let Some(global) = &mut route.av.global {
+            global.traffic_class = state.options.tos;
+        }
+        if let Some(code) = state.options.ack_timeout {
+            // It is there and back.
+            route.packet_lifetime = verbs_core::mad::TimeCode::new(code.saturating_sub(1));
+        }
+        state.route = Some(route);
+        path_of(&route)
+    };
+    id.show_addresses();
+    id.show_path(path);
+    id.endpoint
+        .tell(What::Told(Told::of(event::ROUTE_RESOLVED, 0)));
+    Ok(())
+}
+
+/// A route as a path record of the subnet administrator's.
+pub(super) fn path_of(route: &Route) -> PathRec {
+    /// "Exactly", of a selector.
+    const EXACTLY: u8 = 2;
+    let global = route.av.global;
+    PathRec {
+        dgid: device::gid_words(route.remote_gid),
+        sgid: device::gid_words(route.local_gid),
+        flow_label: global.map_or(0, |global| global.flow_label).to_be(),
+        hop_limit: global.map_or(0, |global| global.hop_limit),
+        traffic_class: global.map_or(0, |global| global.traffic_class),
+        reversible: 1,
+        numb_path: 1,
+        pkey: route.pkey.0.0.to_be(),
+        mtu_selector: EXACTLY,
+        mtu: route.mtu as u8,
+        rate_selector: EXACTLY,
+        rate: route.rate.byte(),
+        packet_life_time_selector: EXACTLY,
+        packet_life_time: route.packet_lifetime.code(),
+        ..PathRec::default()
+    }
+}
+
+/// `rdma_get_src_port`, in the network's order.
+pub(crate) unsafe extern "C" fn get_src_port(id: *mut CmId) -> u16 {
+    // SAFETY: the program does not destroy it now.
+    let id = unsafe { look::<Id, _>(id) };
+    let port = id.map(|id| id.endpoint.state.lock().local.map_or(0, |addr| addr.port()));
+    port.unwrap_or(0).to_be()
+}
+
+/// `rdma_get_dst_port`, in the network's order.
+pub(crate) unsafe extern "C" fn get_dst_port(id: *mut CmId) -> u16 {
+    // SAFETY: the program does not destroy it now.
+    let id = unsafe { look::<Id, _>(id) };
+    let port = id.map(|id| {
+        id.endpoint
+            .state
+            .lock()
+            .remote
+            .map_or(0, |addr| addr.port())
+    });
+    port.unwrap_or(0).to_be()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_go_there_and_back() {
+        for text in ["127.0.0.9:7174", "[fd77::2]:18515"] {
+            let addr: SocketAddr = text.parse().expect("an address");
+            let (storage, length) = to_c(addr);
+            assert_eq!(length, if addr.is_ipv4() { 16 } else { 28 });
+            // SAFETY: a whole one.
+            assert_eq!(unsafe { from_c((&raw const storage).cast()) }, Ok(addr));
+        }
+        // SAFETY: NULL, and one of family 27.
+        unsafe {
+            assert_eq!(from_c(std::ptr::null()), Err(Errno::INVAL));
+            let mut ib = Storage::default();
+            ib.0[..2].copy_from_slice(&27_u16.to_ne_bytes());
+            assert_eq!(
+                from_c((&raw const ib).cast()),
+                Err(Errno(libc::EAFNOSUPPORT))
+            );
+        }
+    }
+
+    #[test]
+    fn a_way_is_from_an_address_of_the_family() {
+        let ip = |text: &str| text.parse::<IpAddr>().expect("an address");
+        let (here, net) = (ip("127.0.0.2"), ip("192.0.2.1"));
+        assert_eq!(way(&[here], ip("127.0.0.9")), Ok((here, ip("127.0.0.9"))));
+        assert_eq!(way(&[here], ip("0.0.0.0")), Ok((here, here)));
+        assert_eq!(way(&[net], net), Ok((net, net)));
+        assert_eq!(way(&[net], here), Err(Errno(libc::ENETUNREACH)));
+        assert_eq!(way(&[here], ip("fd77::1")), Err(Errno(libc::ENETUNREACH)));
+    }
+}

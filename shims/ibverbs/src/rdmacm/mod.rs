@@ -1,0 +1,49 @@
+//! `librdmacm.so.1`: connections by IP address, as `rdma_cm` programs make them. It is this same library under its second
+//! name, so that a program that is linked against both has one device.
+//!
+//! - `abi` has the structures.
+//! - `manager` is the connection manager of the process: the state machine of `verbs-cm`, which speaks the messages that
+//!   Linux speaks. `arrival` turns what it says into events; `endpoint` is what it knows of an id.
+//! - `channel` gives events to programs. `id`, `address`, `connect`, `qp`, `multicast`, `options` and `ep` are the calls.
+//! - `ports` knows which ids of the process have which port numbers.
+//!
+//! As in librdmacm, queue pairs change their states in the program's own calls: a client's goes to RTS when the program
+//! takes the event that the peer has replied, a server's in `rdma_accept`, and either goes to ERR in `rdma_disconnect`.
+
+mod abi;
+mod address;
+mod arrival;
+mod channel;
+mod connect;
+mod endpoint;
+mod ep;
+mod id;
+mod manager;
+mod multicast;
+mod options;
+mod ports;
+mod qp;
+#[cfg(test)]
+mod tests;
+
+pub(crate) use self::abi::event_str;
+pub(crate) use self::address::{
+    bind_addr, get_dst_port, get_src_port, resolve_addr, resolve_route,
+};
+pub(crate) use self::channel::{
+    ack_cm_event, create_event_channel, destroy_event_channel, get_cm_event,
+};
+pub(crate) use self::connect::{
+    accept, connect, disconnect, establish, get_request, listen, notify, reject, reject_ece,
+};
+pub(crate) use self::ep::{create_ep, freeaddrinfo, getaddrinfo};
+pub(crate) use self::id::{
+    create_id, destroy_ep, destroy_id, free_devices, get_devices, migrate_id,
+};
+pub(crate) use self::manager::{after_fork_in_child, after_fork_in_parent, before_fork};
+pub(crate) use self::multicast::{join_multicast, join_multicast_ex, leave_multicast};
+pub(crate) use self::options::set_option;
+pub(crate) use self::qp::{
+    create_qp, create_qp_ex, create_srq, create_srq_ex, destroy_qp, destroy_srq, get_remote_ece,
+    init_qp_attr, set_local_ece,
+};

@@ -1,0 +1,383 @@
+//! Queue pairs and shared receive queues of ids.
+
+use std::ffi::c_int;
+use std::ptr::null_mut;
+
+use verbs_cm::{Accept, UDP_QKEY};
+use verbs_core::{Access, Psn, QpAttr, QpState};
+
+use super::abi::CmId;
+use super::connect::psn_of;
+use super::endpoint::Role;
+use super::id::{Id, UD};
+use super::manager::manager;
+use crate::abi::{self, QpInitAttr, QpInitAttrEx, SrqInitAttr, SrqInitAttrEx};
+use crate::call::{Errno, number};
+use crate::device::PORT;
+use crate::live::look;
+use crate::{cq, srq};
+
+pub(super) use crate::qp::modify;
+
+/// `IBV_QP_INIT_ATTR_PD`.
+const PD: u32 = 1;
+
+/// What a peer may do through a queue pair that is connected by address: what Linux lets it.
+const ACCESS: Access = Access::REMOTE_WRITE
+    .union(Access::REMOTE_READ)
+    .union(Access::REMOTE_ATOMIC);
+
+/// The error of a call of this library that has just failed.
+fn last() -> Errno {
+    Errno(
+        std::io::Error::last_os_error()
+            .raw_os_error()
+            .unwrap_or(libc::EIO),
+    )
+}
+
+/// `rdma_create_qp`. Without a domain it is in the device's own; completion queues that are not named are made, each with
+/// a channel.
+pub(crate) unsafe extern "C" fn create_qp(
+    id: *mut CmId,
+    pd: *mut abi::Pd,
+    init: *mut QpInitAttr,
+) -> c_int {
+    number(|| {
+        // SAFETY: what the program gives; nothing of it is destroyed now.
+        let (id, init) = unsafe { (look::<Id, _>(id)?, init.as_mut().ok_or(Errno::INVAL)?) };
+        let mut extended = QpInitAttrEx {
+            qp_context: init.qp_context,
+            send_cq: init.send_cq,
+            recv_cq: init.recv_cq,
+            srq: init.srq,
+            cap: init.cap,
+            qp_type: init.qp_type,
+            sq_sig_all: init.sq_sig_all,
+            comp_mask: PD,
+            pd: if pd.is_null() { id.shown().pd } else { pd },
+            xrcd: null_mut(),
+            create_flags: 0,
+            max_tso_header: 0,
+            rwq_ind_tbl: null_mut(),
+            rx_hash_conf: [0; 3],
+            source_qpn: 0,
+            send_ops_flags: 0,
+        };
+        // SAFETY: as above.
+        unsafe { create(id, &mut extended) }?;
+        (init.cap, init.send_cq, init.recv_cq) = (extended.cap, extended.send_cq, extended.recv_cq);
+        Ok(0)
+    })
+}
+
+/// `rdma_create_qp_ex`.
+pub(crate) unsafe extern "C" fn create_qp_ex(id: *mut CmId, init: *mut QpInitAttrEx) -> c_int {
+    number(|| {
+        // SAFETY: what the program gives; nothing of it is destroyed now.
+        unsafe { create(look::<Id, _>(id)?, init.as_mut().ok_or(Errno::INVAL)?) }?;
+        Ok(0)
+    })
+}
+
+/// # Safety
+/// Nothing that is named is destroyed now.
+unsafe fn create(id: &Id, init: &mut QpInitAttrEx) -> Result<(), Errno> {
+    let shown = id.shown();
+    if !shown.qp.is_null() || shown.verbs.is_null() {
+        // There is one already, or the id is on no device yet.
+        return Err(Errno::INVAL);
+    }
+    if init.comp_mask & PD == 0 {
+        (init.comp_mask, init.pd) = (init.comp_mask | PD, shown.pd);
+    }
+    // SAFETY: NULL, or a domain of the program's.
+    match unsafe { init.pd.as_ref() } {
+        Some(pd) if pd.context == shown.verbs => {}
+        _ => return Err(Errno::INVAL),
+    }
+    let clashes =
+        |own: *mut abi::Cq, named: *mut abi::Cq| !own.is_null() && !named.is_null() && own != named;
+    if clashes(shown.recv_cq, init.recv_cq) || clashes(shown.send_cq, init.send_cq) {
+        return Err(Errno::INVAL);
+    }
+    if init.srq.is_null() {
+        init.srq = shown.srq;
+    }
+    // SAFETY: the caller's.
+    let made = unsafe { make(id, init) };
+    if made.is_err() {
+        destroy_cqs(id);
+    }
+    made
+}
+
+/// # Safety
+/// As [`create`].
+unsafe fn make(id: &Id, init: &mut QpInitAttrEx) -> Result<(), Errno> {
+    let shown = id.shown();
+    if init.recv_cq.is_null() {
+        let depth = init.cap.max_recv_wr;
+        init.recv_cq = own_cq(id, depth, &mut shown.recv_cq_channel, &mut shown.recv_cq)?;
+    }
+    if init.send_cq.is_null() {
+        let depth = init.cap.max_send_wr;
+        init.send_cq = own_cq(id, depth, &mut shown.send_cq_channel, &mut shown.send_cq)?;
+    }
+    // SAFETY: the caller's.
+    let qp = unsafe { crate::qp::create_qp_ex(shown.verbs, init) };
+    if qp.is_null() {
+        return Err(last());
+    }
+    for change in first_changes(id, init.qp_type) {
+        // SAFETY: it was made just now.
+        if let Err(errno) = unsafe { modify(qp, change) } {
+            // SAFETY: as above.
+            unsafe { crate::qp::destroy_qp(qp) };
+            return Err(errno);
+        }
+    }
+    shown.pd = init.pd;
+    shown.qp = qp;
+    Ok(())
+}
+
+/// A completion queue of the id's own, unless it has one.
+fn own_cq(
+    id: &Id,
+    depth: u32,
+    channel: &mut *mut abi::CompChannel,
+    queue: &mut *mut abi::Cq,
+) -> Result<*mut abi::Cq, Errno> {
+    if !queue.is_null() {
+        return Ok(*queue);
+    }
+    let shown: *mut CmId = id.shown();
+    // SAFETY: objects of the id's, made one after the other.
+    unsafe {
+        let verbs = (*shown).verbs;
+        *channel = cq::create_comp_channel(verbs);
+        if channel.is_null() {
+            return Err(last());
+        }
+        let depth = c_int::try_from(depth.max(1)).map_err(|_| Errno::INVAL)?;
+        *queue = cq::create_cq(verbs, depth, shown.cast(), *channel, 0);
+    }
+    if queue.is_null() {
+        Err(last())
+    } else {
+        Ok(*queue)
+    }
+}
+
+/// Completion queues that were made for the id go.
+fn destroy_cqs(id: &Id) {
+    let shown = id.shown();
+    let pairs = [
+        (&mut shown.recv_cq, &mut shown.recv_cq_channel),
+        (&mut shown.send_cq, &mut shown.send_cq_channel),
+    ];
+    for (queue, channel) in pairs {
+        // SAFETY: the id's own.
+        unsafe {
+            if !channel.is_null() {
+                if !queue.is_null() {
+                    cq::destroy_cq(*queue);
+                }
+                cq::destroy_comp_channel(*channel);
+                (*queue, *channel) = (null_mut(), null_mut());
+            }
+        }
+    }
+}
+
+/// Connected queue pairs go to INIT, those for datagrams to RTS.
+fn first_changes(id: &Id, qp_type: u32) -> Vec<QpAttr> {
+    if qp_type != UD && id.shown().qp_type != UD {
+        return vec![QpAttr::init(PORT, ACCESS)];
+    }
+    let rts = QpAttr {
+        sq_psn: Some(Psn::default()),
+        ..QpAttr::to(QpState::Rts)
+    };
+    vec![
+        QpAttr::init_datagram(PORT, UDP_QKEY),
+        QpAttr::to(QpState::Rtr),
+        rts,
+    ]
+}
+
+/// `rdma_destroy_qp`.
+pub(crate) unsafe extern "C" fn destroy_qp(id: *mut CmId) {
+    // SAFETY: the program does not use it now.
+    let Ok(id) = (unsafe { look::<Id, _>(id) }) else {
+        return;
+    };
+    let qp = std::mem::replace(&mut id.shown().qp, null_mut());
+    if !qp.is_null() {
+        id.groups.leave_all(qp);
+        // SAFETY: as above.
+        unsafe { crate::qp::destroy_qp(qp) };
+    }
+    destroy_cqs(id);
+}
+
+/// `rdma_create_srq`.
+pub(crate) unsafe extern "C" fn create_srq(
+    id: *mut CmId,
+    pd: *mut abi::Pd,
+    init: *mut SrqInitAttr,
+) -> c_int {
+    number(|| {
+        // SAFETY: what the program gives; nothing of it is destroyed now.
+        let id = unsafe { look::<Id, _>(id) }?;
+        let shown = id.shown();
+        let pd = if pd.is_null() { shown.pd } else { pd };
+        if !shown.srq.is_null() || shown.verbs.is_null() {
+            return Err(Errno::INVAL);
+        }
+        // SAFETY: as above.
+        let made = unsafe { srq::create_srq(pd, init) };
+        if made.is_null() {
+            return Err(last());
+        }
+        (shown.srq, shown.pd) = (made, pd);
+        Ok(0)
+    })
+}
+
+/// `rdma_create_srq_ex`. Extended connections are not made by address, so it is one of the usual type.
+pub(crate) unsafe extern "C" fn create_srq_ex(id: *mut CmId, init: *mut SrqInitAttrEx) -> c_int {
+    number(|| {
+        // SAFETY: what the program gives; nothing of it is destroyed now.
+        let (id, init) = unsafe { (look::<Id, _>(id)?, init.as_mut().ok_or(Errno::INVAL)?) };
+        let shown = id.shown();
+        if !shown.srq.is_null() || shown.verbs.is_null() {
+            return Err(Errno::INVAL);
+        }
+        /// `IBV_SRQ_INIT_ATTR_PD`.
+        const SRQ_PD: u32 = 1 << 1;
+        if init.comp_mask & SRQ_PD == 0 {
+            (init.comp_mask, init.pd) = (init.comp_mask | SRQ_PD, shown.pd);
+        }
+        // SAFETY: as above.
+        let made = unsafe { srq::create_srq_ex(shown.verbs, init) };
+        if made.is_null() {
+            return Err(last());
+        }
+        (shown.srq, shown.pd) = (made, init.pd);
+        Ok(0)
+    })
+}
+
+/// `rdma_destroy_srq`.
+pub(crate) unsafe extern "C" fn destroy_srq(id: *mut CmId) {
+    // SAFETY: the program does not use it now.
+    let Ok(id) = (unsafe { look::<Id, _>(id) }) else {
+        return;
+    };
+    let made = std::mem::replace(&mut id.shown().srq, null_mut());
+    if !made.is_null() {
+        // SAFETY: as above.
+        unsafe { srq::destroy_srq(made) };
+    }
+}
+
+/// `rdma_init_qp_attr`: what a queue pair of the program's own needs for the state that `attr` names.
+pub(crate) unsafe extern "C" fn init_qp_attr(
+    id: *mut CmId,
+    attr: *mut abi::QpAttr,
+    named: *mut c_int,
+) -> c_int {
+    number(|| {
+        // SAFETY: what the program gives; it does not destroy the id now.
+        let (id, attr, named) = unsafe {
+            let id = look::<Id, _>(id)?;
+            (
+                id,
+                attr.as_mut().ok_or(Errno::INVAL)?,
+                named.as_mut().ok_or(Errno::INVAL)?,
+            )
+        };
+        let state = crate::qp::state_of(attr.qp_state)?;
+        let change = wanted(id, state)?;
+        *named = crate::qp::write_change(&change, attr).cast_signed();
+        Ok(0)
+    })
+}
+
+fn wanted(id: &Id, state: QpState) -> Result<QpAttr, Errno> {
+    if id.shown().verbs.is_null() {
+        return Err(Errno::INVAL);
+    }
+    if id.shown().qp_type == UD {
+        return match state {
+            QpState::Init => Ok(QpAttr::init_datagram(PORT, UDP_QKEY)),
+            QpState::Rtr => Ok(QpAttr::to(state)),
+            QpState::Rts => Ok(QpAttr {
+                sq_psn: Some(Psn::default()),
+                ..QpAttr::to(state)
+            }),
+            _ => Err(Errno::INVAL),
+        };
+    }
+    let manager = manager()?;
+    let attrs = || match id.endpoint.role() {
+        Role::Passive {
+            conn,
+            responder_resources,
+            initiator_depth,
+        } => {
+            let psn = psn_of(id, &manager);
+            let accept = Accept {
+                psn,
+                responder_resources,
+                initiator_depth,
+                ..Accept::default()
+            };
+            manager.with(|inner, _| {
+                inner
+                    .cm
+                    .qp_attrs(conn)
+                    .or_else(|| inner.cm.qp_attrs_if(conn, &accept))
+            })
+        }
+        Role::Active { conn, .. } => manager.with(|inner, _| inner.cm.qp_attrs(conn)),
+        _ => None,
+    };
+    match state {
+        QpState::Init => Ok(QpAttr::init(PORT, ACCESS)),
+        QpState::Rtr => attrs().map(|[rtr, _]| rtr).ok_or(Errno::INVAL),
+        QpState::Rts => attrs().map(|[_, rts]| rts).ok_or(Errno::INVAL),
+        _ => Err(Errno::INVAL),
+    }
+}
+
+/// `rdma_get_remote_ece`: the peer's enhancements, of which there are none.
+pub(crate) unsafe extern "C" fn get_remote_ece(id: *mut CmId, ece: *mut abi::Ece) -> c_int {
+    number(|| {
+        // SAFETY: what the program gives; it does not destroy the id now.
+        unsafe {
+            look::<Id, _>(id)?;
+            ece.as_mut().ok_or(Errno::INVAL)?;
+            ece.write(abi::Ece {
+                vendor_id: 0,
+                options: 0,
+                comp_mask: 0,
+            });
+        }
+        Ok(0)
+    })
+}
+
+/// `rdma_set_local_ece`: they are not told, as no peer's are used.
+pub(crate) unsafe extern "C" fn set_local_ece(id: *mut CmId, ece: *mut abi::Ece) -> c_int {
+    number(|| {
+        // SAFETY: what the program gives; it does not destroy the id now.
+        unsafe {
+            look::<Id, _>(id)?;
+            ece.as_mut().ok_or(Errno::INVAL)?;
+        }
+        Ok(0)
+    })
+}
