@@ -68,7 +68,9 @@ fn beside(program: &Path) -> Result<PathBuf, LibraryError> {
     std::fs::create_dir_all(&folder).map_err(failed)?;
     for name in [NAME, CM_NAME] {
         match symlink(Path::new("..").join(BUILT), folder.join(name)) {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(failed(error)),
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                return Err(failed(error));
+            }
             _ => {}
         }
     }

@@ -21,6 +21,7 @@ const FILES: &[(&str, &str)] = &[
     ("roce0/fw_ver", concat!(env!("CARGO_PKG_VERSION"), "\n")),
     ("roce0/hca_type", "software\n"),
     ("roce0/board_id", "verbs\n"),
+    ("roce0/device/net/lo/operstate", "up\n"),
     ("roce0/ports/1/state", "4: ACTIVE\n"),
     ("roce0/ports/1/phys_state", "5: LinkUp\n"),
     ("roce0/ports/1/rate", "200 Gb/sec (4X HDR)\n"),

@@ -143,6 +143,10 @@ unsafe fn create(context: &Context, attr: &mut QpInitAttrEx) -> Result<*mut abi:
     finish(context, qp, attr, parents, ex_ops)
 }
 
+/// Bytes that go inline in the place of one element of a list, as every driver has it: programs such as rdma_xclient
+/// post them without having asked.
+const INLINE_PER_SGE: u32 = 16;
+
 /// The sizes that are asked for. A queue that is never used may be asked for with sizes of 0.
 fn cap_of(attr: &QpInitAttrEx, qp_type: QpType) -> verbs_core::QpCap {
     let has_receives = attr.srq.is_null() && qp_type != QpType::XrcSend;
@@ -159,7 +163,10 @@ fn cap_of(attr: &QpInitAttrEx, qp_type: QpType) -> verbs_core::QpCap {
         } else {
             0
         },
-        max_inline_data: attr.cap.max_inline_data,
+        max_inline_data: attr
+            .cap
+            .max_inline_data
+            .max(INLINE_PER_SGE * attr.cap.max_send_sge),
     }
 }
 

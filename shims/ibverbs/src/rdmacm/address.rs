@@ -72,33 +72,36 @@ pub(crate) unsafe extern "C" fn bind_addr(id: *mut CmId, addr: *mut libc::sockad
     number(|| {
         // SAFETY: what the program gives; it does not destroy the id now.
         let (id, addr) = unsafe { (look::<Id, _>(id)?, from_c(addr)?) };
-        bind(id, addr)?;
+        bind_as_named(id, addr)?;
         Ok(0)
     })
 }
 
+/// Binds an id to the address that the program names. One that names an address, or serves on all of them, has its device
+/// there, if it has none yet and the environment does not say where.
+pub(super) fn bind_as_named(id: &Id, addr: SocketAddr) -> Result<(), Errno> {
+    let ip = addr.ip().to_canonical();
+    device::prefer(match ip.is_unspecified() {
+        true => Ipv4Addr::LOCALHOST.into(),
+        false => ip,
+    });
+    bind(id, addr)
+}
+
 /// Binds an id that is not bound. A wildcard's device is known when a request comes.
+///
+/// All of 127.0.0.0/8 is this host, so an id may be bound to any address of it; whether the device has that very address
+/// matters to a listener only.
 pub(super) fn bind(id: &Id, addr: SocketAddr) -> Result<(), Errno> {
     if id.endpoint.state.lock().binding.is_some() {
         return Err(Errno::INVAL);
     }
     let ip = addr.ip().to_canonical();
-    // A program that names an address, or serves on all of them, has its device there if it has none yet.
-    device::prefer(match ip.is_unspecified() {
-        true => Ipv4Addr::LOCALHOST.into(),
-        false => ip,
-    });
     let manager = manager()?;
     let own = manager.addresses();
-    if !ip.is_unspecified() && !own.contains(&ip) {
-        log(&format!(
-            "no id can be bound to {ip}: the device of this process has {}; VERBS_DEVICE names another",
-            own.iter()
-                .map(ToString::to_string)
-                .collect::<Vec<_>>()
-                .join(", ")
-        ));
-        return Err(Errno(libc::EADDRNOTAVAIL));
+    let is_this_host = ip.is_loopback() && own.iter().any(IpAddr::is_loopback);
+    if !ip.is_unspecified() && !is_this_host {
+        check_own(&own, ip)?;
     }
     let bound = manager.with(|inner, _| {
         let mut state = id.endpoint.state.lock();
@@ -118,6 +121,19 @@ pub(super) fn bind(id: &Id, addr: SocketAddr) -> Result<(), Errno> {
     }
     id.show_addresses();
     Ok(())
+}
+
+/// Whether the device has that address.
+pub(super) fn check_own(own: &[IpAddr], ip: IpAddr) -> Result<(), Errno> {
+    if own.contains(&ip) {
+        return Ok(());
+    }
+    let own: Vec<_> = own.iter().map(ToString::to_string).collect();
+    let own = own.join(", ");
+    log(&format!(
+        "{ip} is not an address of this process's device, which has {own}; VERBS_DEVICE names another"
+    ));
+    Err(Errno(libc::EADDRNOTAVAIL))
 }
 
 /// `rdma_resolve_addr`. The answer is there at once, whatever the timeout.
@@ -163,7 +179,7 @@ pub(super) fn resolve(id: &Id, src: Option<SocketAddr>, dst: SocketAddr) -> Resu
             let bound = state
                 .local
                 .map(|local| local.ip())
-                .filter(|ip| !ip.is_unspecified());
+                .filter(|ip| own.contains(&ip.to_canonical()));
             state.local = Some(SocketAddr::new(bound.unwrap_or(local), port));
             state.remote = Some(SocketAddr::new(remote, dst.port()));
             drop(state);
@@ -223,10 +239,6 @@ pub(super) fn find_route(id: &Id) -> Result<(), Errno> {
         let mut route = Route::roce(&port, gids[0], gids[1]).ok_or(Errno(libc::EADDRNOTAVAIL))?;
         if let Some(global) = &mut route.av.global {
             global.traffic_class = state.options.tos;
-        }
-        if let Some(code) = state.options.ack_timeout {
-            // It is there and back.
-            route.packet_lifetime = verbs_core::mad::TimeCode::new(code.saturating_sub(1));
         }
         state.route = Some(route);
         path_of(&route)

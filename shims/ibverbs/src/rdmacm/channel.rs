@@ -167,7 +167,7 @@ fn replied(endpoint: &Arc<Endpoint>, conn: verbs_cm::ConnId) -> Result<Option<To
     let attrs = manager.with(|inner, _| inner.cm.qp_attrs(conn));
     for attr in attrs.into_iter().flatten() {
         // SAFETY: the id's own, which the program does not destroy in its call for events.
-        let moved = unsafe { qp::modify(own_qp, attr) };
+        let moved = unsafe { qp::modify(own_qp, endpoint.with_options(attr)) };
         let result = moved.map_err(|_| verbs_core::Error::DeviceFailed);
         let failed = result.is_err();
         manager.with(|inner, now| inner.cm.qp_modified(now, conn, result));

@@ -1,6 +1,7 @@
 //! Listening, connecting, accepting, rejecting, disconnecting.
 
 use std::ffi::{c_int, c_void};
+use std::net::Ipv4Addr;
 use std::sync::Arc;
 
 use verbs_cm::wire::{IpHeader, IpPair, PortSpace, RejectReason, SidrStatus};
@@ -9,7 +10,7 @@ use verbs_core::mad::{Bits, Blob};
 use verbs_core::{Error, QKey, QpAttr, QpState, Qpn};
 
 use super::abi::{CmId, ConnParam};
-use super::address::bind;
+use super::address::{bind, check_own};
 use super::channel::{self, complete};
 use super::endpoint::{Reply, Role, service};
 use super::id::{Id, UD};
@@ -111,17 +112,23 @@ pub(crate) unsafe extern "C" fn listen(id: *mut CmId, backlog: c_int) -> c_int {
         // SAFETY: the program does not destroy it now.
         let id = unsafe { look::<Id, _>(id) }?;
         if id.endpoint.state.lock().binding.is_none() {
-            bind(id, (std::net::Ipv4Addr::UNSPECIFIED, 0).into())?;
+            bind(id, (Ipv4Addr::UNSPECIFIED, 0).into())?;
         }
         let backlog = match u32::try_from(backlog) {
             Ok(backlog @ 1..BACKLOG_MAX) => backlog,
             _ => BACKLOG_MAX,
         };
-        manager()?.with(|inner, _| {
+        let manager = manager()?;
+        let own = manager.addresses();
+        manager.with(|inner, _| {
             let mut state = id.endpoint.state.lock();
             let (Some(local), Role::Idle, None) = (state.local, state.role, state.remote) else {
                 return Err(Errno::INVAL);
             };
+            let ip = local.ip().to_canonical();
+            if !ip.is_unspecified() {
+                check_own(&own, ip)?;
+            }
             let is_free = state
                 .binding
                 .as_ref()
@@ -129,7 +136,6 @@ pub(crate) unsafe extern "C" fn listen(id: *mut CmId, backlog: c_int) -> c_int {
             if !is_free {
                 return Err(Errno(libc::EADDRINUSE));
             }
-            let ip = local.ip().to_canonical();
             let listen = Listen {
                 backlog,
                 addr: (!ip.is_unspecified()).then_some(ip),
@@ -300,7 +306,7 @@ fn answer(
         // SAFETY: the id's own, which the program does not destroy now.
         false => attrs
             .into_iter()
-            .try_for_each(|attr| unsafe { qp::modify(own, attr) }),
+            .try_for_each(|attr| unsafe { qp::modify(own, id.endpoint.with_options(attr)) }),
     };
     manager.with(|inner, now| {
         let result = moved.map_err(|_| Error::DeviceFailed);

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use parking_lot::Mutex;
 use verbs_cm::wire::{PortSpace, ServiceId};
 use verbs_cm::{ConnId, ListenId, ResolveId, Route};
-use verbs_core::Psn;
+use verbs_core::{Psn, QpAttr};
 
 use super::abi;
 use super::ports::Binding;
@@ -171,13 +171,19 @@ impl Endpoint {
         })
     }
 
+    /// A modify of its queue pair, as the program's options want it.
+    pub(super) fn with_options(&self, mut change: QpAttr) -> QpAttr {
+        if let (Some(timeout), Some(wanted)) =
+            (&mut change.timeout, self.state.lock().options.ack_timeout)
+        {
+            *timeout = wanted;
+        }
+        change
+    }
+
     /// The id, as the program knows it; NULL before it does.
     pub(super) fn shown(&self) -> *mut abi::CmId {
         std::ptr::with_exposed_provenance_mut(self.at.load(Ordering::Acquire))
-    }
-
-    pub(super) fn has_id(&self) -> bool {
-        self.at.load(Ordering::Acquire) != 0
     }
 
     pub(super) fn has_got(&self, id: *mut abi::CmId) {

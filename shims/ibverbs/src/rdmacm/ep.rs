@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::ptr::null_mut;
 
 use super::abi::{AddrInfo, CmId};
-use super::address::{bind, find_route, from_c, resolve, to_c};
+use super::address::{bind_as_named, find_route, from_c, resolve, to_c};
 use super::channel::complete;
 use super::id::{self, Id, RC, UD};
 use super::qp;
@@ -227,8 +227,11 @@ unsafe fn prepare(
             false => Some(from_c(info.src_addr)?),
         };
         if info.flags & PASSIVE != 0 {
-            bind(id, src.ok_or(Errno::INVAL)?)?;
-            *id.template.lock() = init.as_ref().copied();
+            bind_as_named(id, src.ok_or(Errno::INVAL)?)?;
+            *id.template.lock() = init.as_ref().map(|init| QpInitAttr {
+                qp_type: info.qp_type.cast_unsigned(),
+                ..*init
+            });
             if !pd.is_null() {
                 id.shown().pd = pd;
             }

@@ -348,7 +348,9 @@ fn wanted(id: &Id, state: QpState) -> Result<QpAttr, Errno> {
     match state {
         QpState::Init => Ok(QpAttr::init(PORT, ACCESS)),
         QpState::Rtr => attrs().map(|[rtr, _]| rtr).ok_or(Errno::INVAL),
-        QpState::Rts => attrs().map(|[_, rts]| rts).ok_or(Errno::INVAL),
+        QpState::Rts => attrs()
+            .map(|[_, rts]| id.endpoint.with_options(rts))
+            .ok_or(Errno::INVAL),
         _ => Err(Errno::INVAL),
     }
 }
