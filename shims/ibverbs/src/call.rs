@@ -104,7 +104,7 @@ pub(crate) fn say_panics_in_one_line() {
 }
 
 /// With `VERBS_LOG_LEVEL` of 3 or more, says what an error number stands for: most refusals are `EINVAL` to a program.
-fn explain(error: &dyn std::fmt::Display) {
+pub(crate) fn explain(error: &dyn std::fmt::Display) {
     static WANTED: OnceLock<bool> = OnceLock::new();
     let wanted = || {
         let level = std::env::var("VERBS_LOG_LEVEL").unwrap_or_default();

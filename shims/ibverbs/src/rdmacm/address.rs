@@ -11,7 +11,7 @@ use super::channel::complete;
 use super::endpoint::{Role, Told, What};
 use super::id::Id;
 use super::manager::manager;
-use crate::call::{Errno, log, number};
+use crate::call::{Errno, explain, number};
 use crate::device;
 use crate::live::look;
 
@@ -101,7 +101,8 @@ pub(super) fn bind(id: &Id, addr: SocketAddr) -> Result<(), Errno> {
     let own = manager.addresses();
     let is_this_host = ip.is_loopback() && own.iter().any(IpAddr::is_loopback);
     if !ip.is_unspecified() && !is_this_host {
-        check_own(&own, ip)?;
+        // Programs try all addresses of a host.
+        check_own(&own, ip, |why| explain(&why))?;
     }
     let bound = manager.with(|inner, _| {
         let mut state = id.endpoint.state.lock();
@@ -123,14 +124,14 @@ pub(super) fn bind(id: &Id, addr: SocketAddr) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Whether the device has that address.
-pub(super) fn check_own(own: &[IpAddr], ip: IpAddr) -> Result<(), Errno> {
+/// Whether the device has that address; `say` says why not.
+pub(super) fn check_own(own: &[IpAddr], ip: IpAddr, say: impl Fn(&str)) -> Result<(), Errno> {
     if own.contains(&ip) {
         return Ok(());
     }
     let own: Vec<_> = own.iter().map(ToString::to_string).collect();
     let own = own.join(", ");
-    log(&format!(
+    say(&format!(
         "{ip} is not an address of this process's device, which has {own}; VERBS_DEVICE names another"
     ));
     Err(Errno(libc::EADDRNOTAVAIL))

@@ -16,7 +16,7 @@ use super::endpoint::{Reply, Role, service};
 use super::id::{Id, UD};
 use super::manager::{Inner, Manager, manager};
 use super::qp;
-use crate::call::{Errno, number};
+use crate::call::{Errno, log, number};
 use crate::live::look;
 
 /// "As many as the device can", of READs and atomics.
@@ -127,7 +127,7 @@ pub(crate) unsafe extern "C" fn listen(id: *mut CmId, backlog: c_int) -> c_int {
             };
             let ip = local.ip().to_canonical();
             if !ip.is_unspecified() {
-                check_own(&own, ip)?;
+                check_own(&own, ip, log)?;
             }
             let is_free = state
                 .binding
