@@ -1,9 +1,9 @@
 //! Port numbers: which ids have which, at which addresses.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
 
-use slab::Slab;
 use verbs_cm::wire::PortSpace;
 
 /// Numbers that are given to ids that ask for none, as Linux has them.
@@ -11,20 +11,23 @@ const EPHEMERAL: RangeInclusive<u16> = 32768..=60999;
 
 /// The port numbers that ids of this process have.
 pub(super) struct Ports {
-    bound: Slab<Bound>,
+    /// By their numbers: the ids that have one, at one address each.
+    bound: BTreeMap<(PortSpace, u16), Vec<Bound>>,
     next: u16,
+    next_key: u64,
 }
 
 /// An id's hold of a port number, until it is [given back](Ports::give_back).
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Binding {
-    key: usize,
+    space: PortSpace,
     pub(super) port: u16,
+    key: u64,
 }
 
 struct Bound {
-    space: PortSpace,
-    addr: SocketAddr,
+    key: u64,
+    ip: IpAddr,
     /// It shares the number with others that say so too, while none of them listens.
     shares: bool,
     listens: bool,
@@ -36,8 +39,9 @@ impl Ports {
         let offset = seed % EPHEMERAL.len() as u64;
         let next = EPHEMERAL.start() + offset as u16;
         Self {
-            bound: Slab::new(),
+            bound: BTreeMap::new(),
             next,
+            next_key: 0,
         }
     }
 
@@ -48,18 +52,15 @@ impl Ports {
         addr: SocketAddr,
         shares: bool,
     ) -> Option<Binding> {
-        let mut wanted = Bound {
-            space,
-            addr,
-            shares,
-            listens: false,
-        };
+        let wanted = addr.ip();
         if addr.port() != 0 {
-            let is_taken = self
-                .bound
-                .iter()
-                .any(|(_, other)| other.conflicts_with(&wanted));
-            return (!is_taken).then(|| self.add(wanted));
+            let others = self.bound.get(&(space, addr.port()));
+            let conflicts = |other: &Bound| {
+                let both_share = other.shares && shares && !other.listens;
+                other.overlaps(wanted) && !both_share
+            };
+            let is_taken = others.is_some_and(|others| others.iter().any(conflicts));
+            return (!is_taken).then(|| self.add(space, addr.port(), wanted, shares));
         }
         for _ in EPHEMERAL {
             let port = self.next;
@@ -68,57 +69,55 @@ impl Ports {
             } else {
                 port + 1
             };
-            let same =
-                |(_, other): (usize, &Bound)| (other.space, other.addr.port()) == (space, port);
-            if !self.bound.iter().any(same) {
-                wanted.addr.set_port(port);
-                return Some(self.add(wanted));
+            if !self.bound.contains_key(&(space, port)) {
+                return Some(self.add(space, port, wanted, shares));
             }
         }
         None
     }
 
-    fn add(&mut self, bound: Bound) -> Binding {
-        let port = bound.addr.port();
-        Binding {
-            key: self.bound.insert(bound),
-            port,
-        }
+    fn add(&mut self, space: PortSpace, port: u16, ip: IpAddr, shares: bool) -> Binding {
+        let key = self.next_key;
+        self.next_key += 1;
+        self.bound.entry((space, port)).or_default().push(Bound {
+            key,
+            ip,
+            shares,
+            listens: false,
+        });
+        Binding { space, port, key }
     }
 
     /// The id listens from now on. False if another that shares the number does.
     pub(super) fn listen(&mut self, binding: &Binding) -> bool {
-        let Some(mine) = self.bound.get(binding.key) else {
+        let Some(all) = self.bound.get_mut(&(binding.space, binding.port)) else {
             return false;
         };
-        let (space, addr) = (mine.space, mine.addr);
-        let is_taken = self
-            .bound
+        let Some(place) = all.iter().position(|bound| bound.key == binding.key) else {
+            return false;
+        };
+        let ip = all[place].ip;
+        let is_taken = all
             .iter()
-            .any(|(key, other)| key != binding.key && other.listens && other.overlaps(space, addr));
-        if let Some(mine) = self.bound.get_mut(binding.key).filter(|_| !is_taken) {
-            mine.listens = true;
-        }
+            .any(|other| other.key != binding.key && other.listens && other.overlaps(ip));
+        all[place].listens |= !is_taken;
         !is_taken
     }
 
     pub(super) fn give_back(&mut self, binding: Binding) {
-        self.bound.try_remove(binding.key);
+        let number = (binding.space, binding.port);
+        if let Some(all) = self.bound.get_mut(&number) {
+            all.retain(|bound| bound.key != binding.key);
+            if all.is_empty() {
+                self.bound.remove(&number);
+            }
+        }
     }
 }
 
 impl Bound {
-    fn overlaps(&self, space: PortSpace, addr: SocketAddr) -> bool {
-        let any = |ip: IpAddr| ip.is_unspecified();
-        let (one, other) = (self.addr.ip(), addr.ip());
-        self.space == space
-            && self.addr.port() == addr.port()
-            && (one == other || any(one) || any(other))
-    }
-
-    fn conflicts_with(&self, wanted: &Self) -> bool {
-        let both_share = self.shares && wanted.shares && !self.listens;
-        self.overlaps(wanted.space, wanted.addr) && !both_share
+    fn overlaps(&self, ip: IpAddr) -> bool {
+        self.ip == ip || self.ip.is_unspecified() || ip.is_unspecified()
     }
 }
 

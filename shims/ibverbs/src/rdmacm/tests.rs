@@ -1,1 +1,547 @@
+//! The calls as a C program makes them, between ids of one process on a device at a free address of 127.0.0.0/8.
 
+use std::ffi::{CStr, c_int, c_void};
+use std::mem::zeroed;
+use std::ptr::{null, null_mut};
+
+use super::abi::{CmEvent, CmId, ConnParam, EventChannel, event};
+use super::*;
+use crate::abi::{QpAttr, QpInitAttr};
+use crate::call::Errno;
+
+const TCP: u32 = 0x106;
+const UDP: u32 = 0x111;
+
+/// An event, until it is acknowledged.
+struct Told {
+    at: *mut CmEvent,
+    event: u32,
+    status: c_int,
+    id: *mut CmId,
+    conn: ConnParam,
+    data: Vec<u8>,
+}
+
+fn channel() -> *mut EventChannel {
+    // SAFETY: nothing is given.
+    let channel = unsafe { create_event_channel() };
+    assert!(!channel.is_null());
+    channel
+}
+
+fn id(channel: *mut EventChannel, space: u32) -> *mut CmId {
+    let mut id = null_mut();
+    // SAFETY: a channel or NULL; where the id goes.
+    let code = unsafe { create_id(channel, &raw mut id, null_mut(), space) };
+    assert_eq!(code, 0);
+    id
+}
+
+fn next(channel: *mut EventChannel) -> Told {
+    let mut at = null_mut();
+    // SAFETY: the channel is there; the event was taken just now.
+    unsafe {
+        assert_eq!(get_cm_event(channel, &raw mut at), 0);
+        let conn = (*at).param.conn;
+        let data = match conn.private_data.is_null() {
+            true => Vec::new(),
+            false => {
+                std::slice::from_raw_parts(conn.private_data.cast(), conn.private_data_len.into())
+                    .to_vec()
+            }
+        };
+        let (event, status, id) = ((*at).event, (*at).status, (*at).id);
+        Told {
+            at,
+            event,
+            status,
+            id,
+            conn,
+            data,
+        }
+    }
+}
+
+/// The next event of the channel is that one.
+fn expect(channel: *mut EventChannel, wanted: u32) -> Told {
+    let told = next(channel);
+    assert_eq!((told.event, told.status), (wanted, 0));
+    told.done()
+}
+
+impl Told {
+    fn done(self) -> Self {
+        // SAFETY: once.
+        assert_eq!(unsafe { ack_cm_event(self.at) }, 0);
+        self
+    }
+}
+
+/// The device's address with a port, as C has it.
+fn at(port: u16) -> abi::Storage {
+    let ip = manager::manager().expect("there is a device").addresses()[0];
+    address::storage((ip, port).into())
+}
+
+fn init() -> QpInitAttr {
+    // SAFETY: plain numbers and pointers.
+    let mut init: QpInitAttr = unsafe { zeroed() };
+    (init.cap.max_send_wr, init.cap.max_recv_wr) = (4, 4);
+    (init.cap.max_send_sge, init.cap.max_recv_sge) = (1, 1);
+    init
+}
+
+fn with_qp(id: *mut CmId, qp_type: u32) {
+    let mut init = QpInitAttr { qp_type, ..init() };
+    // SAFETY: the id is there.
+    assert_eq!(unsafe { create_qp(id, null_mut(), &raw mut init) }, 0);
+}
+
+fn param(data: &[u8]) -> ConnParam {
+    ConnParam {
+        private_data: data.as_ptr().cast(),
+        private_data_len: data.len() as u8,
+        responder_resources: 3,
+        initiator_depth: 2,
+        flow_control: 1,
+        retry_count: 6,
+        rnr_retry_count: 5,
+        srq: 0,
+        qp_num: 0,
+    }
+}
+
+/// A listener on a free port, and that port.
+fn listener(channel: *mut EventChannel, space: u32) -> (*mut CmId, u16) {
+    let listening = id(channel, space);
+    let mut addr = at(0);
+    // SAFETY: both are there.
+    unsafe {
+        assert_eq!(bind_addr(listening, (&raw mut addr).cast()), 0);
+        assert_eq!(listen(listening, 0), 0);
+        (listening, u16::from_be(get_src_port(listening)))
+    }
+}
+
+/// An id that has found its way there.
+fn resolved(channel: *mut EventChannel, space: u32, port: u16) -> *mut CmId {
+    let asking = id(channel, space);
+    let mut addr = at(port);
+    // SAFETY: both are there.
+    unsafe {
+        assert_eq!(
+            resolve_addr(asking, null_mut(), (&raw mut addr).cast(), 2000),
+            0
+        );
+        expect(channel, event::ADDR_RESOLVED);
+        assert!(!(*asking).verbs.is_null() && !(*asking).pd.is_null());
+        assert_eq!(resolve_route(asking, 2000), 0);
+        expect(channel, event::ROUTE_RESOLVED);
+        assert_eq!((*asking).route.num_paths, 1);
+        assert_eq!(u16::from_be(get_dst_port(asking)), port);
+    }
+    asking
+}
+
+fn last() -> c_int {
+    std::io::Error::last_os_error()
+        .raw_os_error()
+        .expect("one was set")
+}
+
+/// Goal: a connection from its first call to its last event, with what each end hears of the other.
+#[test]
+fn a_connection_lives_and_ends() {
+    let (ours, theirs) = (channel(), channel());
+    let (listening, port) = listener(theirs, TCP);
+    let asking = resolved(ours, TCP, port);
+    with_qp(asking, 2);
+    // SAFETY: all ids are there until they are destroyed.
+    unsafe {
+        assert_eq!(connect(asking, &raw mut *Box::new(param(b"hello"))), 0);
+        let request = expect(theirs, event::CONNECT_REQUEST);
+        assert_eq!(
+            (&request.data[..5], request.data.len()),
+            (&b"hello"[..], 56)
+        );
+        // What one end wants the other serves.
+        assert_eq!(
+            (
+                request.conn.responder_resources,
+                request.conn.initiator_depth
+            ),
+            (2, 3)
+        );
+        assert_eq!(
+            (request.conn.retry_count, request.conn.rnr_retry_count),
+            (6, 5)
+        );
+        assert_eq!(request.conn.qp_num, (*(*asking).qp).qp_num);
+        let child = request.id;
+        assert_eq!(get_dst_port(child), get_src_port(asking));
+        assert_eq!(u16::from_be(get_src_port(child)), port);
+        with_qp(child, 2);
+        assert_eq!(accept(child, &raw mut *Box::new(param(b"welcome"))), 0);
+        assert_eq!((*(*child).qp).state, 3, "in RTS before the peer knows");
+        let there = expect(ours, event::ESTABLISHED);
+        assert_eq!((&there.data[..7], there.data.len()), (&b"welcome"[..], 196));
+        assert_eq!((*(*asking).qp).state, 3);
+        expect(theirs, event::ESTABLISHED);
+
+        assert_eq!(disconnect(asking), 0);
+        assert_eq!((*(*asking).qp).state, 6);
+        expect(ours, event::DISCONNECTED);
+        expect(theirs, event::DISCONNECTED);
+        assert_eq!((*(*child).qp).state, 3, "the program's call flushes it");
+        assert_eq!(disconnect(child), 0);
+        assert_eq!((*(*child).qp).state, 6);
+        for one in [asking, child] {
+            destroy_qp(one);
+            assert!((*one).send_cq.is_null() && (*one).recv_cq_channel.is_null());
+        }
+        for one in [asking, child, listening] {
+            assert_eq!(destroy_id(one), 0);
+        }
+        destroy_event_channel(ours);
+        destroy_event_channel(theirs);
+    }
+}
+
+/// Goal: what a server says when it does not want a client, and what the kernel's manager says for one that is not there.
+#[test]
+fn a_request_is_rejected() {
+    let (ours, theirs) = (channel(), channel());
+    let (listening, port) = listener(theirs, TCP);
+    let asking = resolved(ours, TCP, port);
+    with_qp(asking, 2);
+    // SAFETY: as above.
+    unsafe {
+        assert_eq!(connect(asking, null_mut()), 0);
+        let request = expect(theirs, event::CONNECT_REQUEST);
+        assert_eq!(reject(request.id, b"no".as_ptr().cast(), 2), 0);
+        let told = next(ours).done();
+        assert_eq!((told.event, told.status), (event::REJECTED, 28));
+        assert_eq!((&told.data[..2], told.data.len()), (&b"no"[..], 148));
+        for one in [request.id, listening] {
+            assert_eq!(destroy_id(one), 0);
+        }
+        destroy_qp(asking);
+        assert_eq!(destroy_id(asking), 0);
+
+        let asking = resolved(ours, TCP, port);
+        with_qp(asking, 2);
+        assert_eq!(connect(asking, null_mut()), 0);
+        let told = next(ours).done();
+        assert_eq!(
+            (told.event, told.status),
+            (event::REJECTED, 8),
+            "nobody listens"
+        );
+        destroy_qp(asking);
+        assert_eq!(destroy_id(asking), 0);
+    }
+}
+
+/// Goal: a program that moves a queue pair of its own is told when, and how.
+#[test]
+fn a_queue_pair_of_the_programs_own_is_connected() {
+    let (ours, theirs) = (channel(), channel());
+    let (listening, port) = listener(theirs, TCP);
+    let asking = resolved(ours, TCP, port);
+    // SAFETY: as above.
+    unsafe {
+        let mut template = QpInitAttr {
+            qp_type: 2,
+            ..init()
+        };
+        let cq = crate::cq::create_cq((*asking).verbs, 8, null_mut(), null_mut(), 0);
+        (template.send_cq, template.recv_cq) = (cq, cq);
+        let pair = [0, 1].map(|_| crate::qp::create_qp((*asking).pd, &raw mut template));
+        let mut attr: QpAttr = zeroed();
+        let mut move_to = |id, qp, state| {
+            let mut named = 0;
+            attr.qp_state = state;
+            assert_eq!(init_qp_attr(id, &raw mut attr, &raw mut named), 0);
+            assert_eq!(crate::qp::modify_qp(qp, &raw const attr, named), 0);
+        };
+        move_to(asking, pair[0], 1);
+        let mut wish = param(b"");
+        wish.qp_num = (*pair[0]).qp_num;
+        assert_eq!(connect(asking, &raw mut wish), 0);
+        let child = expect(theirs, event::CONNECT_REQUEST).id;
+        (1..=3).for_each(|state| move_to(child, pair[1], state));
+        wish.qp_num = (*pair[1]).qp_num;
+        assert_eq!(accept(child, &raw mut wish), 0);
+        let response = expect(ours, event::CONNECT_RESPONSE);
+        assert_eq!(response.conn.qp_num, (*pair[1]).qp_num);
+        move_to(asking, pair[0], 2);
+        move_to(asking, pair[0], 3);
+        assert_eq!(establish(asking), 0);
+        assert_eq!((establish(asking), last()), (-1, libc::EINVAL), "once");
+        expect(theirs, event::ESTABLISHED);
+        for one in [child, asking, listening] {
+            assert_eq!(destroy_id(one), 0);
+        }
+        for qp in pair {
+            assert_eq!(crate::qp::destroy_qp(qp), 0);
+        }
+        assert_eq!(crate::cq::destroy_cq(cq), 0);
+    }
+}
+
+/// Goal: calls without a channel wait for their events, and errors are error numbers.
+#[test]
+fn synchronous_ids_wait() {
+    let server = id(null_mut(), TCP);
+    let mut addr = at(0);
+    // SAFETY: as above; each id is used by one thread at a time.
+    unsafe {
+        assert_eq!(bind_addr(server, (&raw mut addr).cast()), 0);
+        assert_eq!(listen(server, 1), 0);
+        let port = u16::from_be(get_src_port(server));
+        let place = server.expose_provenance();
+        let serves = std::thread::spawn(move || {
+            let server: *mut CmId = std::ptr::with_exposed_provenance_mut(place);
+            let mut child = null_mut();
+            assert_eq!(get_request(server, &raw mut child), 0);
+            with_qp(child, 2);
+            assert_eq!(accept(child, null_mut()), 0);
+            assert_eq!(
+                disconnect(child),
+                0,
+                "the peer's disconnect is what it waits for"
+            );
+            destroy_ep(child);
+        });
+        let client = id(null_mut(), TCP);
+        let mut addr = at(port);
+        assert_eq!(
+            resolve_addr(client, null_mut(), (&raw mut addr).cast(), 2000),
+            0
+        );
+        assert_eq!((*(*client).event).event, event::ADDR_RESOLVED);
+        assert_eq!(resolve_route(client, 2000), 0);
+        with_qp(client, 2);
+        assert_eq!(connect(client, null_mut()), 0);
+        assert_eq!((*(*client).event).event, event::ESTABLISHED);
+        assert_eq!(disconnect(client), 0);
+        serves.join().expect("no panic");
+        destroy_ep(client);
+        assert_eq!(destroy_id(server), 0);
+
+        let client = id(null_mut(), TCP);
+        assert_eq!(
+            resolve_addr(client, null_mut(), (&raw mut addr).cast(), 2000),
+            0
+        );
+        assert_eq!(resolve_route(client, 2000), 0);
+        with_qp(client, 2);
+        assert_eq!(
+            (connect(client, null_mut()), last()),
+            (-1, libc::ECONNREFUSED)
+        );
+        destroy_ep(client);
+    }
+}
+
+/// Goal: a service for datagrams is found, with what is needed to send to it; and a group is joined and left.
+#[test]
+fn datagrams_find_their_services_and_groups() {
+    let (ours, theirs) = (channel(), channel());
+    let (listening, port) = listener(theirs, UDP);
+    let asking = resolved(ours, UDP, port);
+    with_qp(asking, 4);
+    // SAFETY: as above.
+    unsafe {
+        assert_eq!((*(*asking).qp).state, 3);
+        assert_eq!(connect(asking, &raw mut *Box::new(param(b"who"))), 0);
+        let request = next(theirs);
+        assert_eq!(request.event, event::CONNECT_REQUEST);
+        assert_eq!((&request.data[..3], request.data.len()), (&b"who"[..], 180));
+        let child = request.done().id;
+        with_qp(child, 4);
+        assert_eq!(accept(child, null_mut()), 0);
+        let told = next(ours);
+        let ud = (*told.at).param.ud;
+        assert_eq!(
+            (told.event, ud.qp_num, ud.qkey),
+            (event::ESTABLISHED, (*(*child).qp).qp_num, 0x0123_4567)
+        );
+        assert_eq!(ud.ah_attr.is_global, 1);
+        told.done();
+
+        let mut group = address::storage("239.9.8.7:0".parse().expect("an address"));
+        let mark = 77_usize as *mut c_void;
+        assert_eq!(join_multicast(asking, (&raw mut group).cast(), mark), 0);
+        let told = next(ours);
+        let ud = (*told.at).param.ud;
+        assert_eq!(
+            (told.event, ud.qp_num, ud.private_data),
+            (event::MULTICAST_JOIN, 0xff_ffff, mark.cast_const())
+        );
+        told.done();
+        assert_eq!(
+            (
+                join_multicast(asking, (&raw mut group).cast(), mark),
+                last()
+            ),
+            (-1, libc::EADDRINUSE)
+        );
+        assert_eq!(leave_multicast(asking, (&raw mut group).cast()), 0);
+        assert_eq!(
+            (leave_multicast(asking, (&raw mut group).cast()), last()),
+            (-1, libc::EADDRNOTAVAIL)
+        );
+        for one in [asking, child] {
+            destroy_qp(one);
+        }
+        for one in [asking, child, listening] {
+            assert_eq!(destroy_id(one), 0);
+        }
+    }
+}
+
+/// Goal: wrong calls are error numbers, and change nothing.
+#[test]
+fn wrong_calls_are_refused() {
+    let events = channel();
+    let one = id(events, TCP);
+    let mut nowhere = address::storage("192.0.2.99:7".parse().expect("an address"));
+    // SAFETY: as above; what is wrong is looked at first.
+    unsafe {
+        let refused = |code: c_int, errno: c_int| assert_eq!((code, last()), (-1, errno));
+        refused(
+            create_id(events, &mut null_mut(), null_mut(), 1),
+            libc::EINVAL,
+        );
+        refused(
+            bind_addr(null_mut(), (&raw mut nowhere).cast()),
+            libc::EINVAL,
+        );
+        refused(
+            bind_addr(events.cast(), (&raw mut nowhere).cast()),
+            libc::EINVAL,
+        );
+        refused(bind_addr(one, null_mut()), libc::EINVAL);
+        refused(
+            bind_addr(one, (&raw mut nowhere).cast()),
+            libc::EADDRNOTAVAIL,
+        );
+        refused(resolve_route(one, 1), libc::EINVAL);
+        refused(connect(one, null_mut()), libc::EINVAL);
+        refused(accept(one, null_mut()), libc::EINVAL);
+        refused(reject(one, null(), 0), libc::EINVAL);
+        refused(establish(one), libc::EINVAL);
+        refused(disconnect(one), libc::EINVAL);
+        refused(notify(one, 4), libc::EINVAL);
+        refused(
+            create_qp(one, null_mut(), &raw mut *Box::new(init())),
+            libc::EINVAL,
+        );
+        refused(ack_cm_event(null_mut()), libc::EINVAL);
+        refused(get_request(one, &mut null_mut()), libc::EINVAL);
+        refused(
+            set_option(one, 0, 9, (&raw mut nowhere).cast(), 1),
+            libc::ENOSYS,
+        );
+        refused(
+            set_option(one, 0, 1, (&raw mut nowhere).cast(), 1),
+            libc::EINVAL,
+        );
+        refused(
+            set_option(one, 1, 1, (&raw mut nowhere).cast(), 8),
+            libc::EOPNOTSUPP,
+        );
+
+        let (listening, port) = listener(events, TCP);
+        let mut taken = at(port);
+        refused(bind_addr(one, (&raw mut taken).cast()), libc::EADDRINUSE);
+        assert_eq!(destroy_id(listening), 0);
+        assert_eq!(bind_addr(one, (&raw mut taken).cast()), 0, "it came back");
+        refused(bind_addr(one, (&raw mut taken).cast()), libc::EINVAL);
+        assert_eq!(destroy_id(one), 0);
+        refused(destroy_id(one), libc::EINVAL);
+
+        libc::fcntl((*events).fd, libc::F_SETFL, libc::O_NONBLOCK);
+        refused(get_cm_event(events, &mut null_mut()), libc::EAGAIN);
+        destroy_event_channel(events);
+        refused(get_cm_event(events, &mut null_mut()), libc::EINVAL);
+        assert_eq!(CStr::from_ptr(event_str(9)), c"RDMA_CM_EVENT_ESTABLISHED");
+        assert_eq!(CStr::from_ptr(event_str(99)), c"UNKNOWN EVENT");
+    }
+}
+
+/// Goal: events that wait go with an id that migrates, and a destroy waits for acknowledgements.
+#[test]
+fn events_follow_an_id_and_a_destroy_waits_for_them() {
+    let (first, second) = (channel(), channel());
+    let one = id(first, TCP);
+    let mut addr = at(7);
+    // SAFETY: as above.
+    unsafe {
+        assert_eq!(resolve_addr(one, null_mut(), (&raw mut addr).cast(), 1), 0);
+        assert_eq!(migrate_id(one, second), 0);
+        assert_eq!((*one).channel, second);
+        libc::fcntl((*first).fd, libc::F_SETFL, libc::O_NONBLOCK);
+        assert_eq!(
+            (get_cm_event(first, &mut null_mut()), last()),
+            (-1, libc::EAGAIN)
+        );
+        let told = next(second);
+        assert_eq!(told.event, event::ADDR_RESOLVED);
+        let place = one.expose_provenance();
+        let ends =
+            std::thread::spawn(move || destroy_id(std::ptr::with_exposed_provenance_mut(place)));
+        std::thread::sleep(std::time::Duration::from_millis(30));
+        assert!(!ends.is_finished(), "an event is not acknowledged");
+        told.done();
+        assert_eq!(ends.join().expect("no panic"), 0);
+        destroy_event_channel(first);
+        destroy_event_channel(second);
+    }
+}
+
+/// Goal: names become addresses, of the kind and for the side that was asked for.
+#[test]
+fn names_become_addresses() {
+    let mut info = null_mut();
+    // SAFETY: C strings; each answer is freed once.
+    unsafe {
+        assert_eq!(
+            getaddrinfo(
+                c"127.0.0.9".as_ptr(),
+                c"7174".as_ptr(),
+                null(),
+                &raw mut info
+            ),
+            0
+        );
+        let wanted = "127.0.0.9:7174".parse().expect("an address");
+        assert_eq!(address::from_c((*info).dst_addr), Ok(wanted));
+        assert_eq!(
+            (
+                (*info).src_len,
+                (*info).dst_len,
+                (*info).qp_type,
+                (*info).port_space
+            ),
+            (0, 16, 2, 0x106)
+        );
+        let mut hints: abi::AddrInfo = zeroed();
+        (hints.flags, hints.port_space) = (1, UDP as c_int);
+        freeaddrinfo(info);
+        assert_eq!(
+            getaddrinfo(null(), c"7".as_ptr(), &raw const hints, &raw mut info),
+            0
+        );
+        assert_eq!(
+            address::from_c((*info).src_addr).map(|addr| addr.port()),
+            Ok(7)
+        );
+        assert_eq!(((*info).qp_type, (*info).dst_len), (4, 0));
+        freeaddrinfo(info);
+        assert!(getaddrinfo(c"not a name".as_ptr(), null(), null(), &raw mut info) < 0);
+        assert_eq!(getaddrinfo(null(), null(), null(), &raw mut info), -1);
+        assert_eq!(Errno(last()), Errno::INVAL);
+    }
+}
