@@ -167,6 +167,7 @@ pub(crate) mod event {
     pub(crate) const ESTABLISHED: u32 = 9;
     pub(crate) const DISCONNECTED: u32 = 10;
     pub(crate) const MULTICAST_JOIN: u32 = 12;
+    pub(crate) const MULTICAST_ERROR: u32 = 13;
     pub(crate) const TIMEWAIT_EXIT: u32 = 15;
 }
 

@@ -1,14 +1,11 @@
-//! Event channels, and the events that programs take from them.
+//! Event channels, and events that programs have taken.
 
 use std::ffi::{c_int, c_void};
-use std::ptr::{null, null_mut};
+use std::ptr::null;
 use std::sync::Arc;
 
-use super::abi::{self, CmEvent, EventChannel, event};
-use super::endpoint::{Arrival, ConnFields, Endpoint, Param, Reply, Role, Told, UdFields, What};
-use super::id::{self, Id};
-use super::manager::manager;
-use super::{multicast, qp};
+use super::abi::{self, CmEvent, EventChannel};
+use super::endpoint::{Arrival, ConnFields, Endpoint, Param, Told, UdFields};
 use crate::ah::shown_av;
 use crate::call::{Errno, number, pointer, set_errno};
 use crate::inbox::Inbox;
@@ -16,9 +13,9 @@ use crate::live::{Ending, Kind, Object, Users, end, look, publish, room};
 
 /// An event channel.
 #[repr(C)]
-pub(super) struct Channel {
+struct Channel {
     shown: EventChannel,
-    pub(super) inbox: Arc<Inbox<Arrival>>,
+    inbox: Arc<Inbox<Arrival>>,
     users: Users,
 }
 
@@ -63,6 +60,12 @@ pub(super) fn create() -> Result<*mut EventChannel, Errno> {
     ))
 }
 
+/// Where the events of ids on that channel wait.
+pub(super) fn inbox_of(channel: *mut EventChannel) -> Result<Arc<Inbox<Arrival>>, Errno> {
+    // SAFETY: the program does not destroy it now.
+    Ok(Arc::clone(&unsafe { look::<Channel, _>(channel) }?.inbox))
+}
+
 /// Ends a channel. Ids that are still on it stay silent for ever, as their events have nowhere to go.
 pub(super) fn destroy(channel: *mut EventChannel) -> Result<(), Errno> {
     // SAFETY: the program no longer uses it.
@@ -81,22 +84,6 @@ pub(crate) unsafe extern "C" fn destroy_event_channel(channel: *mut EventChannel
     }
 }
 
-/// `rdma_get_cm_event`: waits for an event, unless the program has set `O_NONBLOCK`.
-pub(crate) unsafe extern "C" fn get_cm_event(
-    channel: *mut EventChannel,
-    to: *mut *mut CmEvent,
-) -> c_int {
-    number(|| {
-        if to.is_null() {
-            return Err(Errno::INVAL);
-        }
-        let event = next(channel)?;
-        // SAFETY: where the program wants it.
-        unsafe { to.write(event) };
-        Ok(0)
-    })
-}
-
 /// `rdma_ack_cm_event`: frees it.
 pub(crate) unsafe extern "C" fn ack_cm_event(event: *mut CmEvent) -> c_int {
     number(|| acknowledge(event).map(|()| 0))
@@ -112,74 +99,8 @@ pub(super) fn acknowledge(event: *mut CmEvent) -> Result<(), Errno> {
     }
 }
 
-/// The next event of a channel.
-pub(super) fn next(channel: *mut EventChannel) -> Result<*mut CmEvent, Errno> {
-    // SAFETY: the program does not destroy it now.
-    let inbox = Arc::clone(&unsafe { look::<Channel, _>(channel) }?.inbox);
-    loop {
-        let arrival = inbox.take(|arrival| arrival.endpoint.unacknowledged.taken())?;
-        let endpoint = Arc::clone(&arrival.endpoint);
-        match taken(arrival) {
-            Ok(Some(event)) => return Ok(event),
-            Ok(None) => endpoint.unacknowledged.acknowledge(1),
-            Err(errno) => {
-                endpoint.unacknowledged.acknowledge(1);
-                return Err(errno);
-            }
-        }
-    }
-}
-
-/// What the program hears of what has arrived; `None` for nothing yet.
-fn taken(Arrival { endpoint, what }: Arrival) -> Result<Option<*mut CmEvent>, Errno> {
-    let told = match what {
-        What::Told(told) => told,
-        What::Request { child, told } => {
-            let id = id::of_request(&endpoint, &child)?;
-            return Ok(Some(shown(endpoint.clone(), id, endpoint.shown(), told)));
-        }
-        What::Reply(conn) => match replied(&endpoint, conn)? {
-            Some(told) => told,
-            None => return Ok(None),
-        },
-        What::Joined(joined) => multicast::told(&endpoint, joined),
-    };
-    let id = endpoint.shown();
-    Ok(Some(shown(endpoint, id, null_mut(), told)))
-}
-
-/// The peer has replied: the queue pair of the id goes to RTS, and the peer is told. Without one the program does both.
-fn replied(endpoint: &Arc<Endpoint>, conn: verbs_cm::ConnId) -> Result<Option<Told>, Errno> {
-    let manager = manager()?;
-    if !matches!(endpoint.role(), Role::Active { conn: own, .. } if own == conn) {
-        return Ok(None);
-    }
-    let own_qp = Id::qp(endpoint.shown())?;
-    let reply = if own_qp.is_null() {
-        Reply::Taken
-    } else {
-        Reply::Here
-    };
-    endpoint.set_role(Role::Active { conn, reply });
-    if own_qp.is_null() {
-        return Ok(Some(manager.with(|inner, _| inner.reply(conn))));
-    }
-    let attrs = manager.with(|inner, _| inner.cm.qp_attrs(conn));
-    for attr in attrs.into_iter().flatten() {
-        // SAFETY: the id's own, which the program does not destroy in its call for events.
-        let moved = unsafe { qp::modify(own_qp, endpoint.with_options(attr)) };
-        let result = moved.map_err(|_| verbs_core::Error::DeviceFailed);
-        let failed = result.is_err();
-        manager.with(|inner, now| inner.cm.qp_modified(now, conn, result));
-        if failed {
-            break;
-        }
-    }
-    // What follows, established or failed, comes as an event of its own.
-    Ok(None)
-}
-
-fn shown(
+/// An event for the program.
+pub(super) fn event(
     endpoint: Arc<Endpoint>,
     id: *mut abi::CmId,
     listen_id: *mut abi::CmId,
@@ -266,23 +187,5 @@ fn written(param: Param) -> (Vec<u8>, abi::Param) {
             };
             (private_data, abi::Param { ud })
         }
-    }
-}
-
-/// What a synchronous call waits for: the event, which stays with the id, and the error that its status stands for.
-pub(super) fn complete(id: &Id) -> Result<c_int, Errno> {
-    if !id.is_synchronous() {
-        return Ok(0);
-    }
-    id.drop_event();
-    let event = next(id.channel())?;
-    id.keep_event(event);
-    // SAFETY: it was taken just now, and the id has it.
-    let (kind, status) = unsafe { ((*event).event, (*event).status) };
-    match (kind, status) {
-        (_, 0) => Ok(0),
-        (event::REJECTED, _) => Err(Errno(libc::ECONNREFUSED)),
-        (_, ..0) => Err(Errno(-status)),
-        _ => Err(Errno(status)),
     }
 }

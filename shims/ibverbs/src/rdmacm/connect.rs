@@ -11,11 +11,12 @@ use verbs_core::{Error, QKey, QpAttr, QpState, Qpn};
 
 use super::abi::{CmId, ConnParam};
 use super::address::{bind, check_own};
-use super::channel::{self, complete};
+use super::channel;
 use super::endpoint::{Reply, Role, service};
 use super::id::{Id, UD};
 use super::manager::{Inner, Manager, manager};
-use super::qp;
+use super::taken::{self, complete};
+use super::{life, qp};
 use crate::call::{Errno, log, number};
 use crate::live::look;
 
@@ -47,8 +48,7 @@ impl Wish {
         usual: [u8; 2],
     ) -> Result<Self, Errno> {
         let device = manager.device();
-        let most = [device.max_qp_rd_atom, device.max_qp_init_rd_atom]
-            .map(|n| u8::try_from(n).unwrap_or(MAX - 1));
+        let most = [device.max_qp_rd_atom, device.max_qp_init_rd_atom];
         // SAFETY: the caller's.
         let param = unsafe { param.as_ref() };
         let [mut responder_resources, mut initiator_depth] = match param {
@@ -285,7 +285,7 @@ fn answer(
 ) -> Result<(), Errno> {
     let accept = Accept {
         qpn: wish.qpn,
-        psn: psn_of(id, manager),
+        psn: id.psn(manager),
         srq: wish.srq,
         responder_resources: wish.responder_resources,
         initiator_depth: wish.initiator_depth,
@@ -306,21 +306,13 @@ fn answer(
         // SAFETY: the id's own, which the program does not destroy now.
         false => attrs
             .into_iter()
-            .try_for_each(|attr| unsafe { qp::modify(own, id.endpoint.with_options(attr)) }),
+            .try_for_each(|attr| unsafe { crate::qp::modify(own, id.endpoint.with_options(attr)) }),
     };
     manager.with(|inner, now| {
         let result = moved.map_err(|_| Error::DeviceFailed);
         inner.cm.qp_modified(now, conn, result);
     });
     moved
-}
-
-/// The first packet that the peer of that id is to send.
-pub(super) fn psn_of(id: &Id, manager: &Arc<Manager>) -> verbs_core::Psn {
-    manager.with(|inner, _| {
-        let mut state = id.endpoint.state.lock();
-        *state.psn.get_or_insert_with(|| inner.cm.draw_psn())
-    })
 }
 
 /// `rdma_reject`.
@@ -409,7 +401,7 @@ pub(crate) unsafe extern "C" fn disconnect(id: *mut CmId) -> c_int {
         let own = id.shown().qp;
         if !own.is_null() {
             // SAFETY: the id's own, which the program does not destroy now.
-            unsafe { qp::modify(own, QpAttr::to(QpState::Err)) }?;
+            unsafe { crate::qp::modify(own, QpAttr::to(QpState::Err)) }?;
         }
         let Some(conn) = conn else { return Ok(0) };
         manager()?.with(|inner, now| {
@@ -451,7 +443,7 @@ pub(crate) unsafe extern "C" fn get_request(listener: *mut CmId, to: *mut *mut C
             return Err(Errno::INVAL);
         }
         listening.drop_event();
-        let event = channel::next(listening.channel())?;
+        let event = taken::next(listening.channel())?;
         // SAFETY: it was taken just now.
         let (kind, status, id) = unsafe { ((*event).event, (*event).status, (*event).id) };
         if status != 0 || kind != super::abi::event::CONNECT_REQUEST {
@@ -472,7 +464,7 @@ pub(crate) unsafe extern "C" fn get_request(listener: *mut CmId, to: *mut *mut C
                         .raw_os_error()
                         .unwrap_or(libc::EIO),
                 );
-                let _ = super::id::destroy(id);
+                let _ = life::destroy(id);
                 return Err(failed);
             }
         }

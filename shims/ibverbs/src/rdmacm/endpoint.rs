@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use parking_lot::Mutex;
 use verbs_cm::wire::{PortSpace, ServiceId};
 use verbs_cm::{ConnId, ListenId, ResolveId, Route};
-use verbs_core::{Psn, QpAttr};
+use verbs_core::{Av, Gid, Psn, QpAttr};
 
 use super::abi;
 use super::ports::Binding;
@@ -103,7 +103,15 @@ pub(super) enum What {
     /// The reply to a request of ours: the queue pair is to be moved.
     Reply(ConnId),
     /// A group was joined; the queue pair is to be attached.
-    Joined(super::multicast::Joined),
+    Joined(Joined),
+}
+
+/// A group that an id has joined.
+pub(super) struct Joined {
+    pub(super) mgid: Gid,
+    pub(super) av: Av,
+    /// What the program called it with.
+    pub(super) context: usize,
 }
 
 /// An event.
@@ -141,7 +149,7 @@ pub(super) struct ConnFields {
 pub(super) struct UdFields {
     pub(super) private_data: Vec<u8>,
     /// Where datagrams go.
-    pub(super) av: Option<verbs_core::Av>,
+    pub(super) av: Option<Av>,
     pub(super) qp_num: u32,
     pub(super) qkey: u32,
     /// In the place of private data: what the program joined a group with.

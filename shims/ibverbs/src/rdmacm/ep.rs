@@ -5,10 +5,11 @@ use std::net::SocketAddr;
 use std::ptr::null_mut;
 
 use super::abi::{AddrInfo, CmId};
-use super::address::{bind_as_named, find_route, from_c, resolve, to_c};
-use super::channel::complete;
+use super::address::{bind_as_named, find_route, resolve};
 use super::id::{self, Id, RC, UD};
-use super::qp;
+use super::sockaddr::{from_c, to_c};
+use super::taken::complete;
+use super::{life, qp};
 use crate::abi::{Pd, QpInitAttr};
 use crate::call::{Errno, number};
 use crate::live::look;
@@ -58,9 +59,9 @@ pub(crate) unsafe extern "C" fn getaddrinfo(
                 Err(code) => return Ok(code),
             }
         }
-        // SAFETY: the hints' own addresses.
         let given = |addr: *mut libc::sockaddr| match addr.is_null() {
             true => Ok(None),
+            // SAFETY: the hints' own addresses.
             false => unsafe { from_c(addr) }.map(Some),
         };
         let (mut src, mut dst) = match hints {
@@ -203,7 +204,7 @@ pub(crate) unsafe extern "C" fn create_ep(
         // SAFETY: made just now; what the program gives.
         let prepared = unsafe { prepare(at, info, pd, init) };
         if let Err(errno) = prepared {
-            let _ = id::destroy(at);
+            let _ = life::destroy(at);
             return Err(errno);
         }
         *to = at;

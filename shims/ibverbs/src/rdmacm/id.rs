@@ -1,21 +1,23 @@
 //! Ids: what programs name a connection, a listener or a group's member by.
 
 use std::cell::UnsafeCell;
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::c_void;
 use std::ptr::null_mut;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 use verbs_cm::wire::PortSpace;
+use verbs_core::Psn;
 
 use super::abi::{CmEvent, CmId, EventChannel, PathRec};
-use super::channel::{self, Channel, acknowledge};
-use super::endpoint::{Endpoint, Role, port_space};
-use super::manager::{self, Manager, manager};
-use super::{address, qp};
-use crate::call::{Errno, number};
-use crate::live::{Ending, Kind, Object, Users, end, look, publish, room};
+use super::channel::{self, acknowledge, inbox_of};
+use super::endpoint::{Endpoint, port_space};
+use super::group::Groups;
+use super::manager::{Manager, manager};
+use super::sockaddr::{path_of, storage};
+use crate::call::Errno;
+use crate::live::{Kind, Object, Users, look, publish, room};
 
 /// Types of queue pair, as `ibv_qp_type`.
 pub(super) const RC: u32 = 2;
@@ -30,10 +32,10 @@ pub(crate) struct Id {
     pub(super) endpoint: Arc<Endpoint>,
     pub(super) space: PortSpace,
     /// It has a channel of its own, and calls wait for their events.
-    is_synchronous: AtomicBool,
+    pub(super) is_synchronous: AtomicBool,
     /// How queue pairs of its requests are made; see `rdma_create_ep`.
     pub(super) template: Mutex<Option<crate::abi::QpInitAttr>>,
-    pub(super) groups: super::multicast::Groups,
+    pub(super) groups: Groups,
     users: Users,
 }
 
@@ -104,16 +106,24 @@ impl Id {
         let state = self.endpoint.state.lock();
         let shown = &mut self.shown().route;
         if let Some(local) = state.local {
-            shown.addr.src = address::storage(local);
+            shown.addr.src = storage(local);
         }
         if let Some(remote) = state.remote {
-            shown.addr.dst = address::storage(remote);
+            shown.addr.dst = storage(remote);
         }
         if let Some(route) = &state.route {
             shown.addr.sgid = crate::device::gid_words(route.local_gid);
             shown.addr.dgid = crate::device::gid_words(route.remote_gid);
             shown.addr.pkey = route.pkey.0.0.to_be();
         }
+    }
+
+    /// The first packet that the peer of the id is to send.
+    pub(super) fn psn(&self, manager: &Arc<Manager>) -> Psn {
+        manager.with(|inner, _| {
+            let mut state = self.endpoint.state.lock();
+            *state.psn.get_or_insert_with(|| inner.cm.draw_psn())
+        })
     }
 
     /// The path to the peer is known.
@@ -141,21 +151,6 @@ fn make(shown: CmId, endpoint: Arc<Endpoint>, space: PortSpace, is_synchronous: 
     at
 }
 
-/// `rdma_create_id`. Without a channel the id gets one of its own, and calls wait.
-pub(crate) unsafe extern "C" fn create_id(
-    channel: *mut EventChannel,
-    to: *mut *mut CmId,
-    context: *mut c_void,
-    ps: c_uint,
-) -> c_int {
-    number(|| {
-        // SAFETY: where the program wants it.
-        let to = unsafe { to.as_mut() }.ok_or(Errno::INVAL)?;
-        *to = create(channel, context, ps, None)?;
-        Ok(0)
-    })
-}
-
 pub(super) fn create(
     channel: *mut EventChannel,
     context: *mut c_void,
@@ -173,8 +168,7 @@ pub(super) fn create(
     } else {
         channel
     };
-    // SAFETY: the program does not destroy it now.
-    let inbox = Arc::clone(&unsafe { look::<Channel, _>(channel) }?.inbox);
+    let inbox = inbox_of(channel)?;
     let shown = CmId::new(channel, context, ps, qp_type.unwrap_or(usual));
     Ok(make(shown, Endpoint::new(inbox), space, is_synchronous))
 }
@@ -190,8 +184,7 @@ pub(super) fn of_request(listener: &Endpoint, child: &Arc<Endpoint>) -> Result<*
         false => from.channel,
     };
     if listening.is_synchronous() {
-        // SAFETY: it was made just now.
-        child.move_to(&unsafe { look::<Channel, _>(channel) }?.inbox);
+        child.move_to(&inbox_of(channel)?);
     }
     let mut shown = CmId::new(channel, from.context, from.ps, from.qp_type);
     shown.pd = from.pd;
@@ -207,131 +200,7 @@ pub(super) fn of_request(listener: &Endpoint, child: &Arc<Endpoint>) -> Result<*
     id.show_addresses();
     let route = child.state.lock().route;
     if let Some(route) = route {
-        id.show_path(address::path_of(&route));
+        id.show_path(path_of(&route));
     }
     Ok(at)
-}
-
-/// `rdma_destroy_id`. Waits until the program has acknowledged its events.
-pub(crate) unsafe extern "C" fn destroy_id(id: *mut CmId) -> c_int {
-    number(|| destroy(id).map(|()| 0))
-}
-
-pub(super) fn destroy(at: *mut CmId) -> Result<(), Errno> {
-    // SAFETY: the program does not use it now, but to acknowledge events.
-    let id = unsafe { look::<Id, _>(at) }?;
-    id.groups.leave_all(id.shown().qp);
-    forget(&id.endpoint);
-    id.drop_event();
-    id.endpoint.unacknowledged.wait();
-    let own_channel = id.is_synchronous().then(|| id.channel());
-    // SAFETY: as above.
-    unsafe { end::<Id, _>(at, |_| Ending::Over) }?;
-    if let Some(channel) = own_channel {
-        let _ = channel::destroy(channel);
-    }
-    Ok(())
-}
-
-/// The connection manager forgets an endpoint, and the requests that wait for it. Peers are told.
-fn forget(endpoint: &Arc<Endpoint>) {
-    let waiting = endpoint.silence();
-    let Some(manager) = manager::existing() else {
-        return;
-    };
-    manager.with(|inner, now| {
-        for endpoint in waiting.iter().chain([endpoint]) {
-            let (role, binding) = {
-                let mut state = endpoint.state.lock();
-                (
-                    std::mem::replace(&mut state.role, Role::Over),
-                    state.binding.take(),
-                )
-            };
-            // They may have had their last events.
-            match role {
-                Role::Active { conn, .. } | Role::Passive { conn, .. } => {
-                    let _ = inner.cm.destroy(now, conn);
-                    inner.conns.remove(&conn);
-                }
-                Role::Listener(listener) => {
-                    let _ = inner.cm.unlisten(listener);
-                    inner.listeners.remove(&listener);
-                }
-                Role::Asking(question) | Role::Asked(question) => {
-                    let _ = inner.cm.forget(question);
-                    inner.questions.remove(&question);
-                }
-                Role::Idle | Role::Over => {}
-            }
-            if let Some(binding) = binding {
-                inner.ports.give_back(binding);
-            }
-        }
-    });
-}
-
-/// `rdma_migrate_id`: the id's events, also those that wait, go to another channel; to one of its own without one. Waits
-/// until the program has acknowledged those that it has taken.
-pub(crate) unsafe extern "C" fn migrate_id(at: *mut CmId, channel: *mut EventChannel) -> c_int {
-    number(|| {
-        // SAFETY: the program does not destroy it now.
-        let id = unsafe { look::<Id, _>(at) }?;
-        let is_synchronous = channel.is_null();
-        if is_synchronous && id.is_synchronous() {
-            return Err(Errno::INVAL);
-        }
-        let to = if is_synchronous {
-            channel::create()?
-        } else {
-            channel
-        };
-        // SAFETY: the program does not destroy it now.
-        id.endpoint
-            .move_to(&unsafe { look::<Channel, _>(to) }?.inbox);
-        id.drop_event();
-        id.endpoint.unacknowledged.wait();
-        if id.is_synchronous.swap(is_synchronous, Ordering::Relaxed) {
-            let _ = channel::destroy(id.channel());
-        }
-        id.shown().channel = to;
-        Ok(0)
-    })
-}
-
-/// `rdma_get_devices`: the open devices, for as long as the process lives.
-pub(crate) unsafe extern "C" fn get_devices(count: *mut c_int) -> *mut *mut crate::abi::Context {
-    crate::call::pointer(|| {
-        let verbs = manager()?.verbs();
-        // SAFETY: NULL, or where the program wants the number.
-        if let Some(count) = unsafe { count.as_mut() } {
-            *count = 1;
-        }
-        let list = [verbs, null_mut()];
-        // SAFETY: of that many bytes; the program gives it back to free_devices.
-        unsafe {
-            let room = libc::malloc(size_of_val(&list)).cast::<*mut crate::abi::Context>();
-            if room.is_null() {
-                return Err(Errno::NOMEM);
-            }
-            room.copy_from_nonoverlapping(list.as_ptr(), list.len());
-            Ok(room)
-        }
-    })
-}
-
-/// `rdma_free_devices`.
-pub(crate) unsafe extern "C" fn free_devices(list: *mut *mut crate::abi::Context) {
-    // SAFETY: from get_devices, or NULL.
-    unsafe { libc::free(list.cast()) }
-}
-
-/// Destroys what `rdma_create_ep` has made.
-pub(crate) unsafe extern "C" fn destroy_ep(at: *mut CmId) {
-    // SAFETY: the program no longer uses it.
-    unsafe {
-        qp::destroy_qp(at);
-        qp::destroy_srq(at);
-        destroy_id(at);
-    }
 }

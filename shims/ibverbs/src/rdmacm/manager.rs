@@ -305,7 +305,7 @@ impl Inner {
                 match self.is_due_here(change.conn, change.attr.state) {
                     Due::ByProgram => {}
                     Due::Reply(endpoint) => {
-                        batch.arrivals.push((endpoint, What::Reply(change.conn)))
+                        batch.arrivals.push((endpoint, What::Reply(change.conn)));
                     }
                     Due::Done => {
                         self.cm.qp_modified(now, change.conn, Ok(()));

@@ -4,7 +4,8 @@
 //! - `abi` has the structures.
 //! - `manager` is the connection manager of the process: the state machine of `verbs-cm`, which speaks the messages that
 //!   Linux speaks. `arrival` turns what it says into events; `endpoint` is what it knows of an id.
-//! - `channel` gives events to programs. `id`, `address`, `connect`, `qp`, `multicast`, `options` and `ep` are the calls.
+//! - `id` is the object that programs hold, `channel` what its events wait in, `taken` what happens when they are taken.
+//! - `life`, `address`, `connect`, `qp`, `multicast`, `options` and `ep` are the calls; `sockaddr` and `group` are below them.
 //! - `ports` knows which ids of the process have which port numbers.
 //!
 //! As in librdmacm, queue pairs change their states in the program's own calls: a client's goes to RTS when the program
@@ -17,12 +18,16 @@ mod channel;
 mod connect;
 mod endpoint;
 mod ep;
+mod group;
 mod id;
+mod life;
 mod manager;
 mod multicast;
 mod options;
 mod ports;
 mod qp;
+mod sockaddr;
+mod taken;
 #[cfg(test)]
 mod tests;
 
@@ -30,14 +35,12 @@ pub(crate) use self::abi::event_str;
 pub(crate) use self::address::{
     bind_addr, get_dst_port, get_src_port, resolve_addr, resolve_route,
 };
-pub(crate) use self::channel::{
-    ack_cm_event, create_event_channel, destroy_event_channel, get_cm_event,
-};
+pub(crate) use self::channel::{ack_cm_event, create_event_channel, destroy_event_channel};
 pub(crate) use self::connect::{
     accept, connect, disconnect, establish, get_request, listen, notify, reject, reject_ece,
 };
 pub(crate) use self::ep::{create_ep, freeaddrinfo, getaddrinfo};
-pub(crate) use self::id::{
+pub(crate) use self::life::{
     create_id, destroy_ep, destroy_id, free_devices, get_devices, migrate_id,
 };
 pub(crate) use self::manager::{after_fork_in_child, after_fork_in_parent, before_fork};
@@ -47,3 +50,4 @@ pub(crate) use self::qp::{
     create_qp, create_qp_ex, create_srq, create_srq_ex, destroy_qp, destroy_srq, get_remote_ece,
     init_qp_attr, set_local_ece,
 };
+pub(crate) use self::taken::get_cm_event;

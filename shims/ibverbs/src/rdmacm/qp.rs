@@ -7,7 +7,6 @@ use verbs_cm::{Accept, UDP_QKEY};
 use verbs_core::{Access, Psn, QpAttr, QpState};
 
 use super::abi::CmId;
-use super::connect::psn_of;
 use super::endpoint::Role;
 use super::id::{Id, UD};
 use super::manager::manager;
@@ -15,9 +14,8 @@ use crate::abi::{self, QpInitAttr, QpInitAttrEx, SrqInitAttr, SrqInitAttrEx};
 use crate::call::{Errno, number};
 use crate::device::PORT;
 use crate::live::look;
+use crate::qp::modify;
 use crate::{cq, srq};
-
-pub(super) use crate::qp::modify;
 
 /// `IBV_QP_INIT_ATTR_PD`.
 const PD: u32 = 1;
@@ -328,7 +326,7 @@ fn wanted(id: &Id, state: QpState) -> Result<QpAttr, Errno> {
             responder_resources,
             initiator_depth,
         } => {
-            let psn = psn_of(id, &manager);
+            let psn = id.psn(&manager);
             let accept = Accept {
                 psn,
                 responder_resources,

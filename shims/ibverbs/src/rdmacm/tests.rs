@@ -80,7 +80,7 @@ impl Told {
 /// The device's address with a port, as C has it.
 fn at(port: u16) -> abi::Storage {
     let ip = manager::manager().expect("there is a device").addresses()[0];
-    address::storage((ip, port).into())
+    sockaddr::storage((ip, port).into())
 }
 
 fn init() -> QpInitAttr {
@@ -370,7 +370,7 @@ fn datagrams_find_their_services_and_groups() {
         assert_eq!(ud.ah_attr.is_global, 1);
         told.done();
 
-        let mut group = address::storage("239.9.8.7:0".parse().expect("an address"));
+        let mut group = sockaddr::storage("239.9.8.7:0".parse().expect("an address"));
         let mark = 77_usize as *mut c_void;
         assert_eq!(join_multicast(asking, (&raw mut group).cast(), mark), 0);
         let told = next(ours);
@@ -406,7 +406,7 @@ fn datagrams_find_their_services_and_groups() {
 fn wrong_calls_are_refused() {
     let events = channel();
     let one = id(events, TCP);
-    let mut nowhere = address::storage("192.0.2.99:7".parse().expect("an address"));
+    let mut nowhere = sockaddr::storage("192.0.2.99:7".parse().expect("an address"));
     // SAFETY: as above; what is wrong is looked at first.
     unsafe {
         let refused = |code: c_int, errno: c_int| assert_eq!((code, last()), (-1, errno));
@@ -517,7 +517,7 @@ fn names_become_addresses() {
             0
         );
         let wanted = "127.0.0.9:7174".parse().expect("an address");
-        assert_eq!(address::from_c((*info).dst_addr), Ok(wanted));
+        assert_eq!(sockaddr::from_c((*info).dst_addr), Ok(wanted));
         assert_eq!(
             (
                 (*info).src_len,
@@ -535,7 +535,7 @@ fn names_become_addresses() {
             0
         );
         assert_eq!(
-            address::from_c((*info).src_addr).map(|addr| addr.port()),
+            sockaddr::from_c((*info).src_addr).map(|addr| addr.port()),
             Ok(7)
         );
         assert_eq!(((*info).qp_type, (*info).dst_len), (4, 0));

@@ -1,0 +1,152 @@
+//! Making ids and ending them.
+
+use std::ffi::{c_int, c_uint, c_void};
+use std::ptr::null_mut;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::abi::{CmId, EventChannel};
+use super::channel::{self, inbox_of};
+use super::endpoint::{Endpoint, Role};
+use super::id::{Id, create};
+use super::manager::{self, manager};
+use super::qp;
+use crate::call::{Errno, number};
+use crate::live::{Ending, end, look};
+
+/// `rdma_create_id`. Without a channel the id gets one of its own, and calls wait.
+pub(crate) unsafe extern "C" fn create_id(
+    channel: *mut EventChannel,
+    to: *mut *mut CmId,
+    context: *mut c_void,
+    ps: c_uint,
+) -> c_int {
+    number(|| {
+        // SAFETY: where the program wants it.
+        let to = unsafe { to.as_mut() }.ok_or(Errno::INVAL)?;
+        *to = create(channel, context, ps, None)?;
+        Ok(0)
+    })
+}
+
+/// `rdma_destroy_id`. Waits until the program has acknowledged its events.
+pub(crate) unsafe extern "C" fn destroy_id(id: *mut CmId) -> c_int {
+    number(|| destroy(id).map(|()| 0))
+}
+
+pub(super) fn destroy(at: *mut CmId) -> Result<(), Errno> {
+    // SAFETY: the program does not use it now, but to acknowledge events.
+    let id = unsafe { look::<Id, _>(at) }?;
+    id.groups.leave_all(id.shown().qp);
+    forget(&id.endpoint);
+    id.drop_event();
+    id.endpoint.unacknowledged.wait();
+    let own_channel = id.is_synchronous().then(|| id.channel());
+    // SAFETY: as above.
+    unsafe { end::<Id, _>(at, |_| Ending::Over) }?;
+    if let Some(channel) = own_channel {
+        let _ = channel::destroy(channel);
+    }
+    Ok(())
+}
+
+/// The connection manager forgets an endpoint, and the requests that wait for it. Peers are told.
+fn forget(endpoint: &Arc<Endpoint>) {
+    let waiting = endpoint.silence();
+    let Some(manager) = manager::existing() else {
+        return;
+    };
+    manager.with(|inner, now| {
+        for endpoint in waiting.iter().chain([endpoint]) {
+            let (role, binding) = {
+                let mut state = endpoint.state.lock();
+                (
+                    std::mem::replace(&mut state.role, Role::Over),
+                    state.binding.take(),
+                )
+            };
+            // They may have had their last events.
+            match role {
+                Role::Active { conn, .. } | Role::Passive { conn, .. } => {
+                    let _ = inner.cm.destroy(now, conn);
+                    inner.conns.remove(&conn);
+                }
+                Role::Listener(listener) => {
+                    let _ = inner.cm.unlisten(listener);
+                    inner.listeners.remove(&listener);
+                }
+                Role::Asking(question) | Role::Asked(question) => {
+                    let _ = inner.cm.forget(question);
+                    inner.questions.remove(&question);
+                }
+                Role::Idle | Role::Over => {}
+            }
+            if let Some(binding) = binding {
+                inner.ports.give_back(binding);
+            }
+        }
+    });
+}
+
+/// `rdma_migrate_id`: the id's events, also those that wait, go to another channel; to one of its own without one. Waits
+/// until the program has acknowledged those that it has taken.
+pub(crate) unsafe extern "C" fn migrate_id(at: *mut CmId, channel: *mut EventChannel) -> c_int {
+    number(|| {
+        // SAFETY: the program does not destroy it now.
+        let id = unsafe { look::<Id, _>(at) }?;
+        let is_synchronous = channel.is_null();
+        if is_synchronous && id.is_synchronous() {
+            return Err(Errno::INVAL);
+        }
+        let to = if is_synchronous {
+            channel::create()?
+        } else {
+            channel
+        };
+        id.endpoint.move_to(&inbox_of(to)?);
+        id.drop_event();
+        id.endpoint.unacknowledged.wait();
+        if id.is_synchronous.swap(is_synchronous, Ordering::Relaxed) {
+            let _ = channel::destroy(id.channel());
+        }
+        id.shown().channel = to;
+        Ok(0)
+    })
+}
+
+/// `rdma_get_devices`: the open devices, for as long as the process lives.
+pub(crate) unsafe extern "C" fn get_devices(count: *mut c_int) -> *mut *mut crate::abi::Context {
+    crate::call::pointer(|| {
+        let verbs = manager()?.verbs();
+        // SAFETY: NULL, or where the program wants the number.
+        if let Some(count) = unsafe { count.as_mut() } {
+            *count = 1;
+        }
+        let list = [verbs, null_mut()];
+        // SAFETY: of that many bytes; the program gives it back to free_devices.
+        unsafe {
+            let room = libc::malloc(size_of_val(&list)).cast::<*mut crate::abi::Context>();
+            if room.is_null() {
+                return Err(Errno::NOMEM);
+            }
+            room.copy_from_nonoverlapping(list.as_ptr(), list.len());
+            Ok(room)
+        }
+    })
+}
+
+/// `rdma_free_devices`.
+pub(crate) unsafe extern "C" fn free_devices(list: *mut *mut crate::abi::Context) {
+    // SAFETY: from get_devices, or NULL.
+    unsafe { libc::free(list.cast()) }
+}
+
+/// Destroys what `rdma_create_ep` has made.
+pub(crate) unsafe extern "C" fn destroy_ep(at: *mut CmId) {
+    // SAFETY: the program no longer uses it.
+    unsafe {
+        qp::destroy_qp(at);
+        qp::destroy_srq(at);
+        destroy_id(at);
+    }
+}

@@ -1,0 +1,143 @@
+//! Taking events: what a program hears of what has arrived, and what happens to its queue pair then.
+
+use std::ffi::c_int;
+use std::ptr::null_mut;
+use std::sync::Arc;
+
+use verbs_cm::UDP_QKEY;
+use verbs_core::Qpn;
+
+use super::abi::{CmEvent, EventChannel, event};
+use super::channel::{self, inbox_of};
+use super::endpoint::{Arrival, Endpoint, Joined, Param, Reply, Role, Told, UdFields, What};
+use super::id::{self, Id};
+use super::manager::manager;
+use crate::call::{Errno, number};
+use crate::live::look;
+use crate::qp;
+
+/// `rdma_get_cm_event`: waits for an event, unless the program has set `O_NONBLOCK`.
+pub(crate) unsafe extern "C" fn get_cm_event(
+    channel: *mut EventChannel,
+    to: *mut *mut CmEvent,
+) -> c_int {
+    number(|| {
+        if to.is_null() {
+            return Err(Errno::INVAL);
+        }
+        let event = next(channel)?;
+        // SAFETY: where the program wants it.
+        unsafe { to.write(event) };
+        Ok(0)
+    })
+}
+
+/// The next event of a channel.
+pub(super) fn next(channel: *mut EventChannel) -> Result<*mut CmEvent, Errno> {
+    let inbox = inbox_of(channel)?;
+    loop {
+        let arrival = inbox.take(|arrival| arrival.endpoint.unacknowledged.taken())?;
+        let endpoint = Arc::clone(&arrival.endpoint);
+        match taken(arrival) {
+            Ok(Some(event)) => return Ok(event),
+            Ok(None) => endpoint.unacknowledged.acknowledge(1),
+            Err(errno) => {
+                endpoint.unacknowledged.acknowledge(1);
+                return Err(errno);
+            }
+        }
+    }
+}
+
+/// What the program hears of what has arrived; `None` for nothing yet.
+fn taken(Arrival { endpoint, what }: Arrival) -> Result<Option<*mut CmEvent>, Errno> {
+    let told = match what {
+        What::Told(told) => told,
+        What::Request { child, told } => {
+            let id = id::of_request(&endpoint, &child)?;
+            return Ok(Some(channel::event(
+                endpoint.clone(),
+                id,
+                endpoint.shown(),
+                told,
+            )));
+        }
+        What::Reply(conn) => match replied(&endpoint, conn)? {
+            Some(told) => told,
+            None => return Ok(None),
+        },
+        What::Joined(joined) => joined_told(&endpoint, &joined),
+    };
+    let id = endpoint.shown();
+    Ok(Some(channel::event(endpoint, id, null_mut(), told)))
+}
+
+/// The peer has replied: the queue pair of the id goes to RTS, and the peer is told. Without one the program does both.
+fn replied(endpoint: &Arc<Endpoint>, conn: verbs_cm::ConnId) -> Result<Option<Told>, Errno> {
+    let manager = manager()?;
+    if !matches!(endpoint.role(), Role::Active { conn: own, .. } if own == conn) {
+        return Ok(None);
+    }
+    let own_qp = Id::qp(endpoint.shown())?;
+    let reply = if own_qp.is_null() {
+        Reply::Taken
+    } else {
+        Reply::Here
+    };
+    endpoint.set_role(Role::Active { conn, reply });
+    if own_qp.is_null() {
+        return Ok(Some(manager.with(|inner, _| inner.reply(conn))));
+    }
+    let attrs = manager.with(|inner, _| inner.cm.qp_attrs(conn));
+    for attr in attrs.into_iter().flatten() {
+        // SAFETY: the id's own, which the program does not destroy in its call for events.
+        let moved = unsafe { qp::modify(own_qp, endpoint.with_options(attr)) };
+        let result = moved.map_err(|_| verbs_core::Error::DeviceFailed);
+        let failed = result.is_err();
+        manager.with(|inner, now| inner.cm.qp_modified(now, conn, result));
+        if failed {
+            break;
+        }
+    }
+    // What follows, established or failed, comes as an event of its own.
+    Ok(None)
+}
+
+/// The program takes the news: its queue pair gets what is sent to the group from now on.
+fn joined_told(endpoint: &Endpoint, joined: &Joined) -> Told {
+    // SAFETY: the program does not destroy it in its call for events.
+    let attached = unsafe { look::<Id, _>(endpoint.shown()) }
+        .and_then(|id| id.groups.attach(joined.mgid, id.shown().qp));
+    if let Err(errno) = attached {
+        return Told::of(event::MULTICAST_ERROR, -errno.0);
+    }
+    let fields = UdFields {
+        private_data: Vec::new(),
+        av: Some(joined.av),
+        qp_num: Qpn::MULTICAST.value(),
+        qkey: UDP_QKEY.0,
+        context: joined.context,
+    };
+    Told {
+        param: Param::Ud(fields),
+        ..Told::of(event::MULTICAST_JOIN, 0)
+    }
+}
+
+/// What a synchronous call waits for: the event, which stays with the id, and the error that its status stands for.
+pub(super) fn complete(id: &Id) -> Result<c_int, Errno> {
+    if !id.is_synchronous() {
+        return Ok(0);
+    }
+    id.drop_event();
+    let event = next(id.channel())?;
+    id.keep_event(event);
+    // SAFETY: it was taken just now, and the id has it.
+    let (kind, status) = unsafe { ((*event).event, (*event).status) };
+    match (kind, status) {
+        (_, 0) => Ok(0),
+        (event::REJECTED, _) => Err(Errno(libc::ECONNREFUSED)),
+        (_, ..0) => Err(Errno(-status)),
+        _ => Err(Errno(status)),
+    }
+}
