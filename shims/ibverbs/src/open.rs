@@ -26,6 +26,7 @@ pub(crate) unsafe extern "C" fn open_device(device: *mut abi::Device) -> *mut ab
         let inbox = Inbox::new()?;
         let cmd_fd = File::open("/dev/null").map_err(|_| Errno(libc::EMFILE))?;
         let open = hca.open().wait()?;
+        let max_inline = open.query().wait()?.max_inline_data;
         let is_ethernet = open.query_port(PORT).wait()?.link_layer == LinkLayer::Ethernet;
         let context = Context::new(Parts {
             shown: table(device, cmd_fd.as_raw_fd(), inbox.fd()),
@@ -35,6 +36,7 @@ pub(crate) unsafe extern "C" fn open_device(device: *mut abi::Device) -> *mut ab
             is_ethernet,
             packet_type: is_ethernet.then(|| packet_type(hca.gid().into())),
             guid: device::guid_of(&hca),
+            max_inline,
             clock,
         });
         Ok(publish(room(), context))

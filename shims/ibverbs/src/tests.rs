@@ -87,6 +87,19 @@ impl Bed {
         qp
     }
 
+    /// Bytes that go inline through a queue pair with lists of that many elements, if none are asked for.
+    fn inline_of(&self, max_send_sge: u32) -> u32 {
+        let mut init = self.init();
+        (init.cap.max_send_sge, init.cap.max_inline_data) = (max_send_sge, 0);
+        // SAFETY: as above; it is used no more.
+        unsafe {
+            let qp = qp::create_qp(self.pd, &raw mut init);
+            assert!(!qp.is_null(), "{max_send_sge} elements");
+            assert_eq!(qp::destroy_qp(qp), 0);
+        }
+        init.cap.max_inline_data
+    }
+
     fn connect(&self, from: *mut abi::Qp, to: *mut abi::Qp) {
         // SAFETY: both are there; an attribute of zeros is one.
         unsafe {
@@ -325,6 +338,16 @@ fn arguments_that_make_no_sense_are_refused() {
         assert_eq!(qp::destroy_qp(qp), 0);
         assert_eq!(qp::destroy_qp(qp), libc::EINVAL, "destroyed");
     }
+    bed.close();
+}
+
+/// Goal: programs that post a few bytes inline without having asked for it work, as with other drivers.
+#[test]
+fn a_list_has_room_for_its_size_inline() {
+    let bed = Bed::new();
+    assert_eq!([1, 4].map(|elements| bed.inline_of(elements)), [16, 64]);
+    // The longest list is as long as the most that goes inline.
+    assert_eq!(bed.inline_of(16), 256);
     bed.close();
 }
 

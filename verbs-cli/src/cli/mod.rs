@@ -85,7 +85,7 @@ pub(crate) enum Command {
     /// Ping over RDMA through the connection manager, as rping does
     #[command(long_about = rping::ABOUT, after_help = rping::EXAMPLES)]
     Rping(RpingArgs),
-    /// Run a program that uses libibverbs on a software HCA, unmodified
+    /// Run a program that uses libibverbs or librdmacm on a software HCA, unmodified
     #[command(long_about = run::ABOUT, after_help = run::EXAMPLES)]
     Run(RunArgs),
     /// Serve the files of a directory to verbs copy on other hosts

@@ -1,4 +1,4 @@
-//! `verbs run`: a program that is linked against libibverbs, on a software HCA.
+//! `verbs run`: a program that is linked against libibverbs or librdmacm, on a software HCA.
 //!
 //! The program takes the place of this process, with the library path and the environment that `shims/ibverbs` reads.
 //! A few programs look for device files before they ask the library; for those, `namespace` puts what they look for
@@ -20,17 +20,19 @@ use clap::Args;
 use crate::exit;
 
 pub(crate) const ABOUT: &str = "\
-Run a program that uses libibverbs on a software HCA, unmodified.
+Run a program that uses libibverbs or librdmacm on a software HCA, unmodified.
 
 The program finds one device, roce0, which speaks RoCE v2 over UDP port 4791 on an address of this host: the one of \
---device, or the first of 127.0.0.0/8 that is free, from 127.0.0.2 on, so that several programs on one host reach each \
-other without being told. Its network can be broken on purpose, repeatably. docs/PROGRAMS.md lists the programs that were \
+--device, or a free one of 127.0.0.0/8, so that several programs on one host reach each other without being told. Its network can be broken on purpose, repeatably. docs/PROGRAMS.md lists the programs that were \
 tried. No privileges are needed.";
 
 pub(crate) const EXAMPLES: &str = "\
 Examples, each in two terminals:
   verbs run -- ib_write_bw                          wait for a client
   verbs run -- ib_write_bw 127.0.0.1                be one, on the same host
+
+  verbs run -- rping -s                             the same with connections by address
+  verbs run -- rping -c -a 127.0.0.1 -v -C 10
 
   verbs run --device 192.0.2.1 -- ibv_rc_pingpong -g 0
   verbs run --device 192.0.2.2 -- ibv_rc_pingpong -g 0 192.0.2.1
@@ -61,7 +63,7 @@ pub(crate) struct RunArgs {
     /// Say on stderr why calls of the library are refused
     #[arg(long)]
     explain: bool,
-    /// The folder that has libibverbs.so.1; default: beside this program
+    /// The folder that has libibverbs.so.1 and librdmacm.so.1; default: beside this program
     #[arg(long, value_name = "FOLDER")]
     library: Option<PathBuf>,
     /// Leave /dev and /sys as they are. Otherwise the program sees /dev/infiniband/uverbs0 and

@@ -23,6 +23,8 @@ pub(crate) struct Context {
     /// Programs duplicate the command descriptor, to hand the device to another process. No command goes there.
     _cmd_fd: File,
     pub(crate) guid: u64,
+    /// Bytes that a work request carries inline at most.
+    pub(crate) max_inline: u32,
     /// What stamps its completions.
     pub(crate) clock: Clock,
     /// Asynchronous events.
@@ -38,6 +40,8 @@ pub(crate) struct Parts {
     pub(crate) packet_type: Option<u8>,
     pub(crate) cmd_fd: File,
     pub(crate) guid: u64,
+    /// Bytes that a work request carries inline at most.
+    pub(crate) max_inline: u32,
     pub(crate) clock: Clock,
     pub(crate) events: Events,
 }
@@ -66,6 +70,7 @@ impl Context {
             packet_type: parts.packet_type,
             _cmd_fd: parts.cmd_fd,
             guid: parts.guid,
+            max_inline: parts.max_inline,
             clock: parts.clock,
             events: parts.events,
             users: Users::default(),

@@ -122,7 +122,7 @@ unsafe fn create(context: &Context, attr: &mut QpInitAttrEx) -> Result<*mut abi:
         return Err(Errno::INVAL);
     };
     let recv_cq = parents.recv_cq.as_ref().unwrap_or(send_cq);
-    let mut cap = cap_of(attr, qp_type);
+    let mut cap = cap_of(attr, qp_type, context.max_inline);
     if ops.is_some_and(|ops| ops & wr::send_ops::ATOMIC_WRITE != 0) {
         // The 8 bytes are in the work request.
         cap.max_inline_data = cap.max_inline_data.max(8);
@@ -148,7 +148,12 @@ unsafe fn create(context: &Context, attr: &mut QpInitAttrEx) -> Result<*mut abi:
 const INLINE_PER_SGE: u32 = 16;
 
 /// The sizes that are asked for. A queue that is never used may be asked for with sizes of 0.
-fn cap_of(attr: &QpInitAttrEx, qp_type: QpType) -> verbs_core::QpCap {
+fn cap_of(attr: &QpInitAttrEx, qp_type: QpType, max_inline: u32) -> verbs_core::QpCap {
+    let given = attr
+        .cap
+        .max_send_sge
+        .saturating_mul(INLINE_PER_SGE)
+        .min(max_inline);
     let has_receives = attr.srq.is_null() && qp_type != QpType::XrcSend;
     verbs_core::QpCap {
         max_send_wr: attr.cap.max_send_wr,
@@ -163,10 +168,7 @@ fn cap_of(attr: &QpInitAttrEx, qp_type: QpType) -> verbs_core::QpCap {
         } else {
             0
         },
-        max_inline_data: attr
-            .cap
-            .max_inline_data
-            .max(INLINE_PER_SGE * attr.cap.max_send_sge),
+        max_inline_data: attr.cap.max_inline_data.max(given),
     }
 }
 

@@ -48,7 +48,7 @@ pub(super) fn bind(id: &Id, addr: SocketAddr) -> Result<(), Errno> {
     let ip = addr.ip().to_canonical();
     let manager = manager()?;
     let own = manager.addresses();
-    let is_this_host = ip.is_loopback() && own.iter().any(IpAddr::is_loopback);
+    let is_this_host = ip.is_loopback();
     if !ip.is_unspecified() && !is_this_host {
         // Programs try all addresses of a host.
         check_own(&own, ip, |why| explain(&why))?;
