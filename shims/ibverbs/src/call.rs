@@ -18,6 +18,17 @@ impl Errno {
     pub(crate) const NOTSUP: Self = Self(libc::EOPNOTSUPP);
 }
 
+impl Errno {
+    /// That of a call of this thread's that has just failed.
+    pub(crate) fn last() -> Self {
+        Self(
+            std::io::Error::last_os_error()
+                .raw_os_error()
+                .unwrap_or(libc::EIO),
+        )
+    }
+}
+
 impl From<rustix::io::Errno> for Errno {
     fn from(errno: rustix::io::Errno) -> Self {
         Self(errno.raw_os_error())

@@ -52,6 +52,10 @@ impl<T> Inbox<T> {
         }
     }
 
+    pub(crate) fn is_empty(&self) -> bool {
+        self.events.lock().is_empty()
+    }
+
     /// Takes the oldest event; `taken` sees it before a [`purge`](Self::purge) can run. Waits for one, unless the
     /// program has set `O_NONBLOCK`.
     pub(crate) fn take(&self, taken: impl Fn(&T)) -> Result<T, Errno> {

@@ -22,6 +22,7 @@
 //! - `device` has the list of devices, and what an open one says of itself and its port.
 //! - `memory`, `cq`, `qp`, `srq`, `xrcd` and `ah` have one kind of object each.
 //! - `rdmacm` is librdmacm: connections by address.
+//! - `rsocket` has its sockets.
 //! - `inbox` has the descriptors that programs wait at, `event` asynchronous events.
 //!
 //! # What a function does with bad arguments
@@ -44,6 +45,7 @@ mod open;
 mod qp;
 mod rdmacm;
 mod recv;
+mod rsocket;
 mod srq;
 #[cfg(test)]
 mod tests;

@@ -5,7 +5,7 @@ use std::ffi::c_int;
 use std::sync::Once;
 
 use super::HCA;
-use crate::{live, rdmacm};
+use crate::{live, rdmacm, rsocket};
 
 /// Has the child of a fork begin without a device.
 pub(super) fn watch() {
@@ -36,6 +36,7 @@ extern "C" fn in_child() {
     unsafe { HCA.force_unlock() }
     // It stays in memory: ending it would wait for threads that are not there.
     std::mem::forget(HCA.lock().take());
+    rsocket::after_fork_in_child();
     rdmacm::after_fork_in_child();
 }
 

@@ -1,7 +1,6 @@
 //! The functions of librdmacm.
 
-use crate::call::{Errno, set_errno};
-use crate::rdmacm;
+use crate::{rdmacm, rsocket};
 
 crate::export::export! {
     "RDMACM_1.0" {
@@ -55,40 +54,34 @@ crate::export::export! {
     }
 }
 
-/// Sockets over RDMA, which this library does not have: programs that are linked against them start, and are told so.
-unsafe extern "C" fn no_sockets() -> isize {
-    set_errno(Errno(libc::ENOSYS));
-    -1
-}
-
 crate::export::export! {
     "RDMACM_1.0" {
-        "raccept" = no_sockets,
-        "rbind" = no_sockets,
-        "rclose" = no_sockets,
-        "rconnect" = no_sockets,
-        "rfcntl" = no_sockets,
-        "rgetpeername" = no_sockets,
-        "rgetsockname" = no_sockets,
-        "rgetsockopt" = no_sockets,
-        "riomap" = no_sockets,
-        "riounmap" = no_sockets,
-        "riowrite" = no_sockets,
-        "rlisten" = no_sockets,
-        "rpoll" = no_sockets,
-        "rread" = no_sockets,
-        "rreadv" = no_sockets,
-        "rrecv" = no_sockets,
-        "rrecvfrom" = no_sockets,
-        "rrecvmsg" = no_sockets,
-        "rselect" = no_sockets,
-        "rsend" = no_sockets,
-        "rsendmsg" = no_sockets,
-        "rsendto" = no_sockets,
-        "rsetsockopt" = no_sockets,
-        "rshutdown" = no_sockets,
-        "rsocket" = no_sockets,
-        "rwrite" = no_sockets,
-        "rwritev" = no_sockets,
+        "raccept" = rsocket::raccept,
+        "rbind" = rsocket::rbind,
+        "rclose" = rsocket::rclose,
+        "rconnect" = rsocket::rconnect,
+        "rfcntl" = rsocket::rfcntl,
+        "rgetpeername" = rsocket::rgetpeername,
+        "rgetsockname" = rsocket::rgetsockname,
+        "rgetsockopt" = rsocket::rgetsockopt,
+        "riomap" = rsocket::riomap,
+        "riounmap" = rsocket::riounmap,
+        "riowrite" = rsocket::riowrite,
+        "rlisten" = rsocket::rlisten,
+        "rpoll" = rsocket::rpoll,
+        "rread" = rsocket::rread,
+        "rreadv" = rsocket::rreadv,
+        "rrecv" = rsocket::rrecv,
+        "rrecvfrom" = rsocket::rrecvfrom,
+        "rrecvmsg" = rsocket::rrecvmsg,
+        "rselect" = rsocket::rselect,
+        "rsend" = rsocket::rsend,
+        "rsendmsg" = rsocket::rsendmsg,
+        "rsendto" = rsocket::rsendto,
+        "rsetsockopt" = rsocket::rsetsockopt,
+        "rshutdown" = rsocket::rshutdown,
+        "rsocket" = rsocket::rsocket,
+        "rwrite" = rsocket::rwrite,
+        "rwritev" = rsocket::rwritev,
     }
 }

@@ -66,6 +66,11 @@ pub(super) fn inbox_of(channel: *mut EventChannel) -> Result<Arc<Inbox<Arrival>>
     Ok(Arc::clone(&unsafe { look::<Channel, _>(channel) }?.inbox))
 }
 
+/// Whether an event waits there.
+pub(crate) fn has_event(channel: *mut EventChannel) -> bool {
+    inbox_of(channel).is_ok_and(|inbox| !inbox.is_empty())
+}
+
 /// Ends a channel. Ids that are still on it stay silent for ever, as their events have nowhere to go.
 pub(super) fn destroy(channel: *mut EventChannel) -> Result<(), Errno> {
     // SAFETY: the program no longer uses it.

@@ -11,7 +11,7 @@
 //! As in librdmacm, queue pairs change their states in the program's own calls: a client's goes to RTS when the program
 //! takes the event that the peer has replied, a server's in `rdma_accept`, and either goes to ERR in `rdma_disconnect`.
 
-mod abi;
+pub(crate) mod abi;
 mod address;
 mod arrival;
 mod channel;
@@ -26,7 +26,7 @@ mod multicast;
 mod options;
 mod ports;
 mod qp;
-mod sockaddr;
+pub(crate) mod sockaddr;
 mod taken;
 #[cfg(test)]
 mod tests;
@@ -35,7 +35,9 @@ pub(crate) use self::abi::event_str;
 pub(crate) use self::address::{
     bind_addr, get_dst_port, get_src_port, resolve_addr, resolve_route,
 };
-pub(crate) use self::channel::{ack_cm_event, create_event_channel, destroy_event_channel};
+pub(crate) use self::channel::{
+    ack_cm_event, create_event_channel, destroy_event_channel, has_event,
+};
 pub(crate) use self::connect::{
     accept, connect, disconnect, establish, get_request, listen, notify, reject, reject_ece,
 };

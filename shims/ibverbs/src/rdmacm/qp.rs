@@ -25,15 +25,6 @@ const ACCESS: Access = Access::REMOTE_WRITE
     .union(Access::REMOTE_READ)
     .union(Access::REMOTE_ATOMIC);
 
-/// The error of a call of this library that has just failed.
-fn last() -> Errno {
-    Errno(
-        std::io::Error::last_os_error()
-            .raw_os_error()
-            .unwrap_or(libc::EIO),
-    )
-}
-
 /// `rdma_create_qp`. Without a domain it is in the device's own; completion queues that are not named are made, each with
 /// a channel.
 pub(crate) unsafe extern "C" fn create_qp(
@@ -125,7 +116,7 @@ unsafe fn make(id: &Id, init: &mut QpInitAttrEx) -> Result<(), Errno> {
     // SAFETY: the caller's.
     let qp = unsafe { crate::qp::create_qp_ex(shown.verbs, init) };
     if qp.is_null() {
-        return Err(last());
+        return Err(Errno::last());
     }
     for change in first_changes(id, init.qp_type) {
         // SAFETY: it was made just now.
@@ -156,13 +147,13 @@ fn own_cq(
         let verbs = (*shown).verbs;
         *channel = cq::create_comp_channel(verbs);
         if channel.is_null() {
-            return Err(last());
+            return Err(Errno::last());
         }
         let depth = c_int::try_from(depth.max(1)).map_err(|_| Errno::INVAL)?;
         *queue = cq::create_cq(verbs, depth, shown.cast(), *channel, 0);
     }
     if queue.is_null() {
-        Err(last())
+        Err(Errno::last())
     } else {
         Ok(*queue)
     }
@@ -237,7 +228,7 @@ pub(crate) unsafe extern "C" fn create_srq(
         // SAFETY: as above.
         let made = unsafe { srq::create_srq(pd, init) };
         if made.is_null() {
-            return Err(last());
+            return Err(Errno::last());
         }
         (shown.srq, shown.pd) = (made, pd);
         Ok(0)
@@ -261,7 +252,7 @@ pub(crate) unsafe extern "C" fn create_srq_ex(id: *mut CmId, init: *mut SrqInitA
         // SAFETY: as above.
         let made = unsafe { srq::create_srq_ex(shown.verbs, init) };
         if made.is_null() {
-            return Err(last());
+            return Err(Errno::last());
         }
         (shown.srq, shown.pd) = (made, init.pd);
         Ok(0)

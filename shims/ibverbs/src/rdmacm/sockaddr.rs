@@ -13,7 +13,7 @@ use crate::device;
 ///
 /// # Safety
 /// NULL, or as long as its family's addresses are.
-pub(super) unsafe fn from_c(addr: *const libc::sockaddr) -> Result<SocketAddr, Errno> {
+pub(crate) unsafe fn from_c(addr: *const libc::sockaddr) -> Result<SocketAddr, Errno> {
     // SAFETY: the caller's.
     unsafe {
         match c_int::from(addr.as_ref().ok_or(Errno::INVAL)?.sa_family) {
@@ -37,7 +37,7 @@ pub(super) unsafe fn from_c(addr: *const libc::sockaddr) -> Result<SocketAddr, E
 }
 
 /// The address as C programs have it, and its length.
-pub(super) fn to_c(addr: SocketAddr) -> (Storage, usize) {
+pub(crate) fn to_c(addr: SocketAddr) -> (Storage, usize) {
     let mut storage = Storage::default();
     let mut put = |at: usize, bytes: &[u8]| storage.0[at..at + bytes.len()].copy_from_slice(bytes);
     put(2, &addr.port().to_be_bytes());

@@ -1,0 +1,163 @@
+//! Memory of a stream that its queue pair reads and the peer writes.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::ffi::c_int;
+
+use super::wire::Piece;
+use crate::abi::{Mr, Pd, Sge};
+use crate::call::Errno;
+use crate::memory::{dereg_mr, reg_mr};
+
+/// `IBV_ACCESS_LOCAL_WRITE` and `_REMOTE_WRITE`.
+const ACCESS: c_int = 0b11;
+
+/// A registered buffer. Only its own methods look at the bytes, by pointers: the peer may write them at any time.
+pub(super) struct Buffer {
+    at: *mut u8,
+    len: usize,
+    mr: *mut Mr,
+}
+
+impl Buffer {
+    pub(super) fn new(pd: *mut Pd, len: usize) -> Result<Self, Errno> {
+        let layout = Self::layout(len)?;
+        // SAFETY: not of size 0.
+        let at = unsafe { alloc_zeroed(layout) };
+        if at.is_null() {
+            return Err(Errno::NOMEM);
+        }
+        // SAFETY: of that many bytes, until the region is gone.
+        let mr = unsafe { reg_mr(pd, at.cast(), len, ACCESS) };
+        let buffer = Self { at, len, mr };
+        if mr.is_null() {
+            Err(Errno::last())
+        } else {
+            Ok(buffer)
+        }
+    }
+
+    fn layout(len: usize) -> Result<Layout, Errno> {
+        Layout::from_size_align(len.max(1), 64).map_err(|_| Errno::NOMEM)
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// A part of it, as the peer names it.
+    pub(super) fn piece(&self, at: usize, length: usize) -> Piece {
+        Piece {
+            addr: self.at.addr() as u64 + at as u64,
+            // SAFETY: the region is there as long as this.
+            key: unsafe { (*self.mr).rkey },
+            length: length as u32,
+        }
+    }
+
+    /// Puts bytes in, from `at` on and at the beginning again: the parts that they are, of which so many are used.
+    pub(super) fn put(&self, at: usize, data: &[u8]) -> ([Sge; 2], usize) {
+        let first = data.len().min(self.len - at);
+        let part = |at: usize, length: usize| Sge {
+            addr: self.at.addr() as u64 + at as u64,
+            length: length as u32,
+            // SAFETY: as above.
+            lkey: unsafe { (*self.mr).lkey },
+        };
+        self.write(at, &data[..first]);
+        self.write(0, &data[first..]);
+        let parts = [part(at, first), part(0, data.len() - first)];
+        (parts, if first < data.len() { 2 } else { 1 })
+    }
+
+    /// Takes bytes out, from `at` on and at the beginning again.
+    pub(super) fn get(&self, at: usize, into: &mut [u8]) {
+        let first = into.len().min(self.len - at);
+        let (one, other) = into.split_at_mut(first);
+        for (from, to) in [(at, one), (0, other)] {
+            // SAFETY: within the buffer; it is not written while it is read, as the peer was not given it again.
+            unsafe { std::ptr::copy_nonoverlapping(self.at.add(from), to.as_mut_ptr(), to.len()) };
+        }
+    }
+
+    pub(super) fn write(&self, at: usize, data: &[u8]) {
+        assert!(at + data.len() <= self.len, "within the buffer");
+        // SAFETY: within the buffer.
+        unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), self.at.add(at), data.len()) };
+    }
+
+    pub(super) fn read<const N: usize>(&self, at: usize) -> [u8; N] {
+        assert!(at + N <= self.len, "within the buffer");
+        // SAFETY: within the buffer; the peer may write it now, and then says so in a message.
+        unsafe { self.at.add(at).cast::<[u8; N]>().read_volatile() }
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        // SAFETY: nothing is under way any more: the queue pair has gone before; made with this layout.
+        unsafe {
+            if !self.mr.is_null() {
+                dereg_mr(self.mr);
+            }
+            if let Ok(layout) = Self::layout(self.len) {
+                dealloc(self.at, layout);
+            }
+        }
+    }
+}
+
+/// Memory of the program's that the peer may write: see `riomap`.
+pub(super) struct Region {
+    mr: *mut Mr,
+    pub(super) index: u16,
+    pub(super) offset: u64,
+    pub(super) at: usize,
+    pub(super) len: usize,
+    /// The peer knows of it.
+    pub(super) is_published: bool,
+}
+
+// SAFETY: the region is this library's own object.
+unsafe impl Send for Region {}
+
+impl Region {
+    /// # Safety
+    /// The program's memory, until it is unmapped.
+    pub(super) unsafe fn new(
+        pd: *mut Pd,
+        at: *mut std::ffi::c_void,
+        len: usize,
+        index: u16,
+        offset: u64,
+    ) -> Result<Self, Errno> {
+        // SAFETY: the caller's.
+        let mr = unsafe { reg_mr(pd, at, len, ACCESS) };
+        if mr.is_null() {
+            return Err(Errno::last());
+        }
+        Ok(Self {
+            mr,
+            index,
+            offset,
+            at: at.addr(),
+            len,
+            is_published: false,
+        })
+    }
+
+    pub(super) fn piece(&self) -> Piece {
+        Piece {
+            addr: self.at as u64,
+            // SAFETY: the region is there as long as this.
+            key: unsafe { (*self.mr).rkey },
+            length: self.len as u32,
+        }
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: made by `new`.
+        unsafe { dereg_mr(self.mr) };
+    }
+}

@@ -1,0 +1,25 @@
+//! rsockets: streams over RDMA with the calls of sockets, by the protocol of Debian's librdmacm.
+//!
+//! - `wire` is what the ends say to each other. `stream` is a connection, `memory` its buffers.
+//! - `socket` is a socket from its creation to its close, and how threads wait for it. `options` is what programs set.
+//! - `calls` and `poll` are the functions.
+//!
+//! Sockets for datagrams are refused: their protocol works on InfiniBand only.
+
+mod calls;
+mod memory;
+mod options;
+mod poll;
+mod socket;
+mod stream;
+#[cfg(test)]
+mod tests;
+mod wire;
+
+pub(crate) use self::calls::{
+    raccept, rbind, rclose, rconnect, rfcntl, rgetpeername, rgetsockname, rgetsockopt, riomap,
+    riounmap, riowrite, rlisten, rread, rreadv, rrecv, rrecvfrom, rrecvmsg, rselect, rsend,
+    rsendmsg, rsendto, rsetsockopt, rshutdown, rsocket, rwrite, rwritev,
+};
+pub(crate) use self::poll::rpoll;
+pub(crate) use self::socket::after_fork_in_child;
