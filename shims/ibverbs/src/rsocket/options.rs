@@ -85,10 +85,10 @@ impl Options {
             (libc::SOL_SOCKET, libc::SO_REUSEADDR) => self.reuse_address = value != 0,
             // After it is connected they change nothing, as with librdmacm.
             (libc::SOL_SOCKET, libc::SO_SNDBUF) if !is_fixed => {
-                sizes.send_buffer = (bytes()? * 2).max(4096)
+                sizes.send_buffer = (bytes()? * 2).max(4096);
             }
             (libc::SOL_SOCKET, libc::SO_RCVBUF) if !is_fixed => {
-                sizes.receive_buffer = (bytes()? * 2).max(4096)
+                sizes.receive_buffer = (bytes()? * 2).max(4096);
             }
             (libc::SOL_SOCKET, libc::SO_SNDBUF | libc::SO_RCVBUF) => {}
             (SOL_RDMA, SQSIZE | RQSIZE | INLINE | IOMAPSIZE) if is_fixed => {
@@ -97,7 +97,7 @@ impl Options {
             (SOL_RDMA, SQSIZE) => sizes.sends = in_16_bits(16)?,
             (SOL_RDMA, RQSIZE) => sizes.receives = in_16_bits(16)?,
             (SOL_RDMA, INLINE) => {
-                sizes.inline = u32::try_from(value).map_err(|_| Errno::INVAL)?.max(16)
+                sizes.inline = u32::try_from(value).map_err(|_| Errno::INVAL)?.max(16);
             }
             (SOL_RDMA, IOMAPSIZE) => sizes.maps = round(in_16_bits(0)?),
             option if REMEMBERED.contains(&option) => {

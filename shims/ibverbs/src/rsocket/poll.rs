@@ -1,6 +1,7 @@
 //! `rpoll`: sockets of this library and other descriptors together.
 
 use std::ffi::c_int;
+use std::mem::zeroed;
 use std::time::{Duration, Instant};
 
 use super::socket::{self, Phase, Socket, poll, readable};
@@ -100,11 +101,76 @@ fn state_of(socket: &Socket, arms: bool) -> i16 {
                 stream.may_send() && stream.writable,
                 libc::POLLOUT,
             );
-            set(&mut state, !stream.is_up, libc::POLLHUP);
+            // Programs take a hang-up for the end, so what has come is read first.
+            let is_over = !stream.is_up && !stream.may_receive();
+            set(&mut state, is_over, libc::POLLHUP);
             set(&mut state, stream.error.is_some(), libc::POLLERR);
             state
         }),
         Phase::Failed(_) => libc::POLLERR | libc::POLLHUP | libc::POLLIN | libc::POLLOUT,
         Phase::New | Phase::Bound | Phase::Connecting => 0,
     }
+}
+
+/// `rselect`.
+pub(crate) unsafe extern "C" fn rselect(
+    count: c_int,
+    read: *mut libc::fd_set,
+    write: *mut libc::fd_set,
+    except: *mut libc::fd_set,
+    timeout: *mut libc::timeval,
+) -> c_int {
+    let sets = [
+        (read, libc::POLLIN),
+        (write, libc::POLLOUT),
+        (except, libc::POLLPRI),
+    ];
+    let mut fds = Vec::new();
+    for fd in 0..count {
+        // SAFETY: NULL, or a set of the program's.
+        let asks = |set: *mut libc::fd_set| !set.is_null() && unsafe { libc::FD_ISSET(fd, set) };
+        let events = sets
+            .iter()
+            .filter(|(set, _)| asks(*set))
+            .fold(0, |events, (_, bit)| events | bit);
+        if events != 0 {
+            fds.push(libc::pollfd {
+                fd,
+                events,
+                revents: 0,
+            });
+        }
+    }
+    // SAFETY: NULL, or the program's.
+    let timeout = unsafe { timeout.as_ref() }.map_or(-1, |time| {
+        let ms = time
+            .tv_sec
+            .saturating_mul(1000)
+            .saturating_add(time.tv_usec / 1000);
+        c_int::try_from(ms).unwrap_or(c_int::MAX)
+    });
+    // SAFETY: so many descriptors.
+    let code = unsafe { rpoll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, timeout) };
+    if code < 0 {
+        return code;
+    }
+    let mut total = 0;
+    for (set, bit) in sets {
+        if set.is_null() {
+            continue;
+        }
+        // SAFETY: a set of the program's, and an empty one.
+        unsafe {
+            let mut out: libc::fd_set = zeroed();
+            let failed = libc::POLLHUP | libc::POLLERR;
+            let is_set =
+                |fd: &&libc::pollfd| fd.events & bit != 0 && fd.revents & (bit | failed) != 0;
+            for fd in fds.iter().filter(is_set) {
+                libc::FD_SET(fd.fd, &raw mut out);
+                total += 1;
+            }
+            *set = out;
+        }
+    }
+    total
 }

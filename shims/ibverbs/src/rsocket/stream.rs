@@ -51,6 +51,8 @@ pub(super) struct Stream {
 
     /// Pieces that have come and were not read.
     arrived: VecDeque<u32>,
+    /// Their bytes.
+    unread: usize,
     /// Where the next byte is read, and where the half begins that is given next.
     read_at: usize,
     give_at: usize,
@@ -131,6 +133,7 @@ impl Stream {
             target: 0,
             piece: LOW_WATER,
             arrived: VecDeque::with_capacity(sizes.receives.into()),
+            unread: 0,
             read_at: 0,
             give_at: half,
             // The second half is given with the first credits.
@@ -240,7 +243,7 @@ impl Stream {
 
     fn hear(&mut self, message: Message) {
         match message {
-            Message::Data(length) => self.arrived.push_back(length),
+            Message::Data(length) => self.take(length),
             Message::Credit(limit) => self.limit = limit,
             Message::Map | Message::Other => {}
             Message::Shutdown if self.writable => self.readable = false,
@@ -249,6 +252,23 @@ impl Stream {
         if self.is_up && self.post_receive().is_err() {
             self.fail(Errno(libc::EIO));
         }
+    }
+
+    /// As if the peer had said that so many bytes have come.
+    #[cfg(test)]
+    pub(super) fn hear_for_tests(&mut self, length: u32) {
+        self.hear(Message::Data(length));
+    }
+
+    /// So many bytes were written behind those before, says the peer. One that says more than it was given room for, or more
+    /// often, breaks the protocol.
+    fn take(&mut self, length: u32) {
+        let has_room = self.unread + length as usize <= self.receive.len();
+        if !has_room || self.arrived.len() >= self.sizes.receives.into() {
+            return self.fail(Errno(libc::EPROTO));
+        }
+        self.unread += length as usize;
+        self.arrived.push_back(length);
     }
 
     /// Nothing is sent or received any more; what has come can be read.
@@ -348,7 +368,10 @@ impl Stream {
                     length: PIECE as u32,
                     lkey: 0,
                 }];
-                let slot = self.peer_ring.addr + (self.peer_slot * PIECE) as u64;
+                let slot = self
+                    .peer_ring
+                    .addr
+                    .wrapping_add((self.peer_slot * PIECE) as u64);
                 self.control(
                     &list,
                     Piece {
@@ -421,7 +444,7 @@ impl Stream {
             self.send_free -= length;
             self.sent = self.sent.wrapping_add(1);
             let rest = Piece {
-                addr: to.addr + length as u64,
+                addr: to.addr.wrapping_add(length as u64),
                 length: to.length - length as u32,
                 ..to
             };
@@ -449,6 +472,7 @@ impl Stream {
                 message += 1;
             } else {
                 *left -= length as u32;
+                self.unread -= length;
                 if *left == 0 {
                     self.arrived.pop_front();
                     self.messages_read = self.messages_read.wrapping_add(1);
@@ -504,7 +528,7 @@ impl Stream {
         }];
         let at = usize::from(index) * MAP + self.peer_ring.length as usize * PIECE;
         let to = Piece {
-            addr: self.peer_ring.addr + at as u64,
+            addr: self.peer_ring.addr.wrapping_add(at as u64),
             ..self.peer_ring
         };
         self.write(0, &list, to, Some(Message::Map), true)?;
@@ -523,7 +547,7 @@ impl Stream {
                 .checked_sub(first)
                 .filter(|&into| into < piece.length.into())?;
             Some(Piece {
-                addr: piece.addr + into,
+                addr: piece.addr.wrapping_add(into),
                 length: piece.length - into as u32,
                 ..piece
             })
@@ -543,7 +567,7 @@ impl Stream {
                 .min(to.length as usize - done);
             let (list, count) = self.send.put(self.send_at, &data[done..done + length]);
             let at = Piece {
-                addr: to.addr + done as u64,
+                addr: to.addr.wrapping_add(done as u64),
                 ..to
             };
             self.write(WRITTEN | length as u64, &list[..count], at, None, false)?;
