@@ -64,6 +64,10 @@ const OTHERS: &[(&str, &str)] = &[
         "shims/ibverbs/src/device/place.rs",
         "the environment of the program itself",
     ),
+    (
+        "shims/ibverbs/src/rsocket/wire.rs",
+        "a C library, whose modules no other crate can name; tests beside it draw words of a peer at random",
+    ),
     ("hca-sim/src/sim/", "names of planted defects, in arguments"),
     (
         "ulp-srp/src/initiator/discovery.rs",

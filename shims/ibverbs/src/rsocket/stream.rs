@@ -254,10 +254,18 @@ impl Stream {
         }
     }
 
-    /// As if the peer had said that so many bytes have come.
+    /// As if the peer had sent that immediate data, and had written that piece into the ring.
     #[cfg(test)]
-    pub(super) fn hear_for_tests(&mut self, length: u32) {
-        self.hear(Message::Data(length));
+    pub(super) fn hear_for_tests(&mut self, imm: u32, piece: Option<Piece>) {
+        if let Some(piece) = piece {
+            self.targets
+                .write(self.target * PIECE, &piece.to_ring(false));
+        }
+        self.hear(Message::parse(imm));
+        assert!(
+            self.unread <= self.receive.len(),
+            "no more than there is room for"
+        );
     }
 
     /// So many bytes were written behind those before, says the peer. One that says more than it was given room for, or more

@@ -149,7 +149,7 @@ fn calls_that_do_not_wait_say_so() {
             count => sent += count,
         }
     }
-    assert!(sent > 1 << 17, "{sent}");
+    assert_eq!(sent, 1 << 17, "all of the peer's buffer");
     assert_eq!(get(server, &mut room, libc::MSG_PEEK), 8);
     let mut all = vec![0; sent as usize];
     assert_eq!(get(server, &mut all, libc::MSG_WAITALL), sent);
@@ -334,11 +334,50 @@ fn a_peer_that_lies_is_cut_off() {
         let mut inner = socket.inner.lock();
         let stream = inner.open().expect("it is open");
         for lie in [u32::MAX >> 3, 1 << 17 | 1] {
-            stream.hear_for_tests(lie);
+            stream.hear_for_tests(lie, None);
             assert_eq!(stream.error, Some(Errno(libc::EPROTO)));
         }
     }
     assert_eq!((get(server, &mut [0; 4], 0), last()), (-1, libc::EPROTO));
     assert_eq!(get(server, &mut [0; 4], 0), 0);
     close_both([client, server]);
+}
+
+/// Goal: whatever a peer says of itself and then, nothing here is written or read beside its place; the connection ends or
+/// goes on.
+#[test]
+fn any_words_of_a_peer_are_survived() {
+    let mut random = oorandom::Rand64::new(2005);
+    for _ in 0..24 {
+        let [client, server] = pair();
+        let socket = socket::of(server).expect("a socket");
+        for _ in 0..64 {
+            let mut inner = socket.inner.lock();
+            let stream = inner.open().expect("it is there");
+            let mut number = || random.rand_u64();
+            let piece = wire::Piece {
+                addr: number(),
+                key: number() as u32,
+                length: number() as u32,
+            };
+            if number() % 16 == 0 {
+                let mut bytes = [1; wire::HELLO];
+                bytes[1..]
+                    .iter_mut()
+                    .for_each(|byte| *byte = number() as u8);
+                stream.begin(&wire::Hello::parse(&bytes).expect("of this version"));
+            }
+            // Mostly data that there may be room for.
+            let imm = if number() % 4 == 0 {
+                number() as u32
+            } else {
+                (number() % 4096) as u32
+            };
+            stream.hear_for_tests(imm, (number() % 8 == 0).then_some(piece));
+            drop(inner);
+            put(server, &[1; 3000], libc::MSG_DONTWAIT);
+            get(server, &mut [0; 5000], libc::MSG_DONTWAIT);
+        }
+        close_both([client, server]);
+    }
 }

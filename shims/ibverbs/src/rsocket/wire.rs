@@ -233,4 +233,23 @@ mod tests {
         assert_eq!(Piece::of_ring(piece.to_ring(false)), piece);
         assert_eq!(piece.to_ring(true)[..8], 1_u64.swap_bytes().to_ne_bytes());
     }
+
+    /// Goal: whatever a peer says is read as something, and what is read is what was said.
+    #[test]
+    fn any_bytes_are_read() {
+        let mut random = oorandom::Rand64::new(21);
+        for _ in 0..200_000 {
+            let imm = random.rand_u64() as u32;
+            if let Message::Data(length) = Message::parse(imm) {
+                assert!(length < 1 << 29);
+            }
+            let mut bytes = [0; HELLO];
+            for byte in &mut bytes {
+                *byte = random.rand_u64() as u8;
+            }
+            bytes[0] = VERSION;
+            let hello = Hello::parse(&bytes).expect("of this version");
+            assert_eq!(Hello::parse(&hello.emit()), Some(hello));
+        }
+    }
 }
