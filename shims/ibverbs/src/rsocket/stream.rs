@@ -436,6 +436,17 @@ impl Stream {
             self.piece = (self.piece * 2).min(PIECE_MAX);
             let part = &data[done..done + length];
             let message = Some(Message::Data(length as u32));
+            // Before they are sent: the peer may put the next piece into this place as soon as it has read them.
+            let rest = Piece {
+                addr: to.addr.wrapping_add(length as u64),
+                length: to.length - length as u32,
+                ..to
+            };
+            self.targets
+                .write(self.target * PIECE, &rest.to_ring(false));
+            if rest.length == 0 {
+                self.target = (self.target + 1) % RING;
+            }
             if length <= self.sizes.inline as usize {
                 let list = [Sge {
                     addr: part.as_ptr().addr() as u64,
@@ -451,16 +462,6 @@ impl Stream {
             self.sends_free -= 1;
             self.send_free -= length;
             self.sent = self.sent.wrapping_add(1);
-            let rest = Piece {
-                addr: to.addr.wrapping_add(length as u64),
-                length: to.length - length as u32,
-                ..to
-            };
-            self.targets
-                .write(self.target * PIECE, &rest.to_ring(false));
-            if rest.length == 0 {
-                self.target = (self.target + 1) % RING;
-            }
             done += length;
         }
         Ok(done)
