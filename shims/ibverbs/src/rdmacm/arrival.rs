@@ -233,9 +233,9 @@ fn failed(why: Failure) -> Told {
         // Nobody is there: what TCP says then.
         Failure::PortUnreachable => Told::of(event::UNREACHABLE, -libc::ECONNREFUSED),
         Failure::NoConfirmation => Told::of(event::UNREACHABLE, -libc::ETIMEDOUT),
-        Failure::PeerDisconnected | Failure::Stale => {
-            Told::of(event::CONNECT_ERROR, -libc::ECONNRESET)
-        }
+        // Its confirmation got lost, and it has gone: Linux tells that it has been there.
+        Failure::PeerDisconnected => Told::of(event::DISCONNECTED, 0),
+        Failure::Stale => Told::of(event::CONNECT_ERROR, -libc::ECONNRESET),
         Failure::Ended => Told::of(event::CONNECT_ERROR, -libc::ECONNABORTED),
         _ => Told::of(event::CONNECT_ERROR, -libc::EINVAL),
     }
