@@ -11,6 +11,8 @@ const NAME: &str = "libibverbs.so.1";
 const CM_NAME: &str = "librdmacm.so.1";
 /// What cargo calls it.
 const BUILT: &str = "libibverbs.so";
+/// What makes rsockets of a program's sockets.
+const PRELOAD: &str = "librspreload.so";
 
 /// There is no library to run programs on. One sentence without its full stop.
 #[derive(Debug, thiserror::Error)]
@@ -25,6 +27,10 @@ pub(crate) enum LibraryError {
     NotFound(PathBuf),
     #[error("the name of the folder {} has a colon, which library paths cannot have", .0.display())]
     Colon(PathBuf),
+    #[error(
+        "there is no {PRELOAD} in {}: build it with cargo build -p verbs-rspreload", .0.display()
+    )]
+    NoPreload(PathBuf),
     #[error("cannot give the library its name in {}: {error}", folder.display())]
     Link { folder: PathBuf, error: io::Error },
     #[error("cannot tell where this program is: {0}")]
@@ -48,6 +54,14 @@ pub(super) fn folder(named: Option<&Path>) -> Result<PathBuf, LibraryError> {
         return Err(LibraryError::Colon(folder));
     }
     Ok(folder)
+}
+
+/// The library to preload: in that folder, or above it where cargo has built it.
+pub(super) fn preload(folder: &Path) -> Result<PathBuf, LibraryError> {
+    let above = folder.parent().unwrap_or(folder);
+    let places = [folder, above].map(|place| place.join(PRELOAD));
+    let found = places.into_iter().find(|place| place.exists());
+    found.ok_or_else(|| LibraryError::NoPreload(folder.to_owned()))
 }
 
 fn beside(program: &Path) -> Result<PathBuf, LibraryError> {
@@ -97,6 +111,19 @@ mod tests {
                 let read = std::fs::read_to_string(folder.join(name)).expect("a link to it");
                 assert_eq!(read, "library");
             }
+        }
+    }
+
+    #[test]
+    fn the_library_to_preload_is_beside_the_other_or_where_it_was_built() {
+        let place = tempfile::tempdir().expect("a directory");
+        let folder = place.path().join("verbs-run");
+        std::fs::create_dir_all(&folder).expect("room");
+        let refused = preload(&folder).expect_err("nothing was built");
+        assert!(refused.to_string().contains("verbs-rspreload"), "{refused}");
+        for home in [place.path(), &folder] {
+            std::fs::write(home.join(PRELOAD), "library").expect("room");
+            assert_eq!(preload(&folder).expect("it is there"), home.join(PRELOAD));
         }
     }
 

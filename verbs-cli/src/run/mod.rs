@@ -34,6 +34,9 @@ Examples, each in two terminals:
   verbs run -- rping -s                             the same with connections by address
   verbs run -- rping -c -a 127.0.0.1 -v -C 10
 
+  verbs run --rsocket -- iperf3 -s                  sockets over RDMA
+  verbs run --rsocket -- iperf3 -c 127.0.0.1
+
   verbs run --device 192.0.2.1 -- ibv_rc_pingpong -g 0
   verbs run --device 192.0.2.2 -- ibv_rc_pingpong -g 0 192.0.2.1
 
@@ -66,6 +69,9 @@ pub(crate) struct RunArgs {
     /// The folder that has libibverbs.so.1 and librdmacm.so.1; default: beside this program
     #[arg(long, value_name = "FOLDER")]
     library: Option<PathBuf>,
+    /// Make rsockets of the program's TCP sockets: streams over RDMA, where the other end has them too
+    #[arg(long)]
+    rsocket: bool,
     /// Leave /dev and /sys as they are. Otherwise the program sees /dev/infiniband/uverbs0 and
     /// /sys/class/infiniband/roce0, if the system lets an ordinary user have mounts of his own
     #[arg(long)]
@@ -99,6 +105,10 @@ pub(crate) fn run(args: &RunArgs) -> RunError {
         Ok(folder) => folder,
         Err(error) => return error.into(),
     };
+    let preload = match args.rsocket.then(|| library::preload(&folder)).transpose() {
+        Ok(preload) => preload,
+        Err(error) => return error.into(),
+    };
     let Some((program, rest)) = args.program.split_first() else {
         // clap asks for one.
         let (program, error) = (OsString::new(), io::ErrorKind::NotFound.into());
@@ -108,9 +118,23 @@ pub(crate) fn run(args: &RunArgs) -> RunError {
         // Few programs need it, and some systems refuse it.
         let _ = namespace::enter();
     }
-    let error = command(args, program, rest, folder).exec();
+    let mut command = command(args, program, rest, folder);
+    if let Some(preload) = preload {
+        command.env("LD_PRELOAD", with_those_before(preload));
+    }
+    let error = command.exec();
     let program = program.clone();
     RunError::Program { program, error }
+}
+
+/// A library to preload, before those that the environment names.
+fn with_those_before(preload: PathBuf) -> OsString {
+    let mut all = preload.into_os_string();
+    if let Some(others) = env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
+        all.push(" ");
+        all.push(others);
+    }
+    all
 }
 
 fn command(args: &RunArgs, program: &OsString, rest: &[OsString], folder: PathBuf) -> Command {

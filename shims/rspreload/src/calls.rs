@@ -1,0 +1,347 @@
+//! The functions that a program calls in the C library's place: for an rsocket librdmacm's, for all else the C library's.
+//!
+//! The safety of each is that of the function that it is named after.
+
+use std::ffi::{c_int, c_long, c_ulong, c_void};
+
+use libc::{fd_set, iovec, msghdr, nfds_t, pollfd, sockaddr, socklen_t, timeval};
+
+use crate::next::next;
+use crate::table::{add, inside, is_inside, is_ours, remove};
+
+/// Calls the C library's function.
+macro_rules! below {
+    ($name:literal: fn($($kind:ty),*) -> $result:ty, $($argument:expr),*) => {
+        match next!(of_libc $name: fn($($kind),*) -> $result) {
+            // SAFETY: the caller's.
+            Some(function) => unsafe { function($($argument),*) },
+            None => unimplemented_here(),
+        }
+    };
+}
+
+/// Calls librdmacm's function.
+macro_rules! rdmacm {
+    ($name:literal: fn($($kind:ty),*) -> $result:ty, $($argument:expr),*) => {
+        match next!(of_rdmacm $name: fn($($kind),*) -> $result) {
+            // SAFETY: the caller's.
+            Some(function) => inside(|| unsafe { function($($argument),*) }),
+            None => unimplemented_here(),
+        }
+    };
+}
+
+/// -1, with `ENOSYS`.
+trait Failed {
+    const FAILED: Self;
+}
+
+impl Failed for c_int {
+    const FAILED: Self = -1;
+}
+
+impl Failed for isize {
+    const FAILED: Self = -1;
+}
+
+fn unimplemented_here<T: Failed>() -> T {
+    set_errno(libc::ENOSYS);
+    T::FAILED
+}
+
+fn set_errno(errno: c_int) {
+    // SAFETY: the address of this thread's own errno.
+    unsafe { *libc::__errno_location() = errno }
+}
+
+fn errno() -> c_int {
+    // SAFETY: as above.
+    unsafe { *libc::__errno_location() }
+}
+
+/// Functions of the same arguments here and there: about an rsocket librdmacm's, otherwise the C library's.
+macro_rules! dispatched {
+    ($($name:ident $system:literal $own:literal ($($argument:ident: $kind:ty),*) -> $result:ty;)*) => { $(
+        #[doc = concat!("`", $system, "`, or `", $own, "`.")]
+        #[unsafe(no_mangle)]
+        pub(crate) unsafe extern "C" fn $name(fd: c_int $(, $argument: $kind)*) -> $result {
+            if is_ours(fd) {
+                rdmacm!($own: fn(c_int $(, $kind)*) -> $result, fd $(, $argument)*)
+            } else {
+                below!($system: fn(c_int $(, $kind)*) -> $result, fd $(, $argument)*)
+            }
+        }
+    )* };
+}
+
+dispatched! {
+    bind "bind" "rbind" (addr: *const sockaddr, len: socklen_t) -> c_int;
+    listen "listen" "rlisten" (backlog: c_int) -> c_int;
+    recv "recv" "rrecv" (data: *mut c_void, len: usize, flags: c_int) -> isize;
+    recvfrom "recvfrom" "rrecvfrom" (
+        data: *mut c_void, len: usize, flags: c_int, addr: *mut sockaddr, addrlen: *mut socklen_t
+    ) -> isize;
+    recvmsg "recvmsg" "rrecvmsg" (message: *mut msghdr, flags: c_int) -> isize;
+    read "read" "rread" (data: *mut c_void, len: usize) -> isize;
+    readv "readv" "rreadv" (list: *const iovec, count: c_int) -> isize;
+    send "send" "rsend" (data: *const c_void, len: usize, flags: c_int) -> isize;
+    sendto "sendto" "rsendto" (
+        data: *const c_void, len: usize, flags: c_int, addr: *const sockaddr, addrlen: socklen_t
+    ) -> isize;
+    sendmsg "sendmsg" "rsendmsg" (message: *const msghdr, flags: c_int) -> isize;
+    write "write" "rwrite" (data: *const c_void, len: usize) -> isize;
+    writev "writev" "rwritev" (list: *const iovec, count: c_int) -> isize;
+    shutdown "shutdown" "rshutdown" (how: c_int) -> c_int;
+    getpeername "getpeername" "rgetpeername" (addr: *mut sockaddr, len: *mut socklen_t) -> c_int;
+    getsockname "getsockname" "rgetsockname" (addr: *mut sockaddr, len: *mut socklen_t) -> c_int;
+    setsockopt "setsockopt" "rsetsockopt" (
+        level: c_int, name: c_int, value: *const c_void, len: socklen_t
+    ) -> c_int;
+    getsockopt "getsockopt" "rgetsockopt" (
+        level: c_int, name: c_int, value: *mut c_void, len: *mut socklen_t
+    ) -> c_int;
+    // One argument more than it takes: whether there is one depends on the command.
+    fcntl "fcntl" "rfcntl" (command: c_int, argument: c_long) -> c_int;
+    fcntl64 "fcntl64" "rfcntl" (command: c_int, argument: c_long) -> c_int;
+}
+
+/// Functions that check the length of a buffer as the compiler knows it, and then do what the plain ones do.
+macro_rules! checked {
+    ($($name:ident $plain:ident ($($argument:ident: $kind:ty),*; $room:ident $($more:ident: $last:ty),*) -> $result:ty;)*) => { $(
+        #[doc = concat!("`", stringify!($plain), "` of a program that was compiled with checks of buffers.")]
+        #[unsafe(no_mangle)]
+        pub(crate) unsafe extern "C" fn $name(
+            fd: c_int $(, $argument: $kind)*, $room: usize $(, $more: $last)*
+        ) -> $result {
+            if checked_len($($argument.as_len(),)*) > $room {
+                // What the C library does then.
+                std::process::abort();
+            }
+            // SAFETY: the caller's.
+            unsafe { $plain(fd $(, $argument)* $(, $more)*) }
+        }
+    )* };
+}
+
+/// The length among arguments.
+trait Len {
+    fn as_len(&self) -> usize;
+}
+
+impl Len for *mut c_void {
+    fn as_len(&self) -> usize {
+        0
+    }
+}
+
+impl Len for usize {
+    fn as_len(&self) -> usize {
+        *self
+    }
+}
+
+fn checked_len(one: usize, other: usize) -> usize {
+    one.max(other)
+}
+
+checked! {
+    __read_chk read (data: *mut c_void, len: usize; room) -> isize;
+    __recv_chk recv (data: *mut c_void, len: usize; room flags: c_int) -> isize;
+    __recvfrom_chk recvfrom (
+        data: *mut c_void, len: usize; room flags: c_int, addr: *mut sockaddr, addrlen: *mut socklen_t
+    ) -> isize;
+}
+
+/// `socket`: an rsocket for a stream over IPv4 or IPv6, if librdmacm has one.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
+    let plain = kind & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC);
+    let is_stream = plain == libc::SOCK_STREAM && matches!(protocol, 0 | libc::IPPROTO_TCP);
+    if !is_inside() && is_stream && matches!(domain, libc::AF_INET | libc::AF_INET6) {
+        let fd = rdmacm!("rsocket": fn(c_int, c_int, c_int) -> c_int, domain, kind, protocol);
+        if fd >= 0 {
+            if add(fd) {
+                return fd;
+            }
+            rdmacm!("rclose": fn(c_int) -> c_int, fd);
+        }
+    }
+    below!("socket": fn(c_int, c_int, c_int) -> c_int, domain, kind, protocol)
+}
+
+/// `accept`, or `raccept`.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn accept(
+    fd: c_int,
+    addr: *mut sockaddr,
+    len: *mut socklen_t,
+) -> c_int {
+    if !is_ours(fd) {
+        return below!("accept": fn(c_int, *mut sockaddr, *mut socklen_t) -> c_int, fd, addr, len);
+    }
+    let accepted =
+        rdmacm!("raccept": fn(c_int, *mut sockaddr, *mut socklen_t) -> c_int, fd, addr, len);
+    if accepted >= 0 && !add(accepted) {
+        rdmacm!("rclose": fn(c_int) -> c_int, accepted);
+        set_errno(libc::EMFILE);
+        return -1;
+    }
+    accepted
+}
+
+/// `accept4`, or `raccept` and the flags.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn accept4(
+    fd: c_int,
+    addr: *mut sockaddr,
+    len: *mut socklen_t,
+    flags: c_int,
+) -> c_int {
+    if !is_ours(fd) {
+        return below!(
+            "accept4": fn(c_int, *mut sockaddr, *mut socklen_t, c_int) -> c_int, fd, addr, len, flags
+        );
+    }
+    // SAFETY: the caller's.
+    let accepted = unsafe { accept(fd, addr, len) };
+    if accepted >= 0 && flags & libc::SOCK_NONBLOCK != 0 {
+        set_nonblocking(accepted, true);
+    }
+    accepted
+}
+
+fn set_nonblocking(fd: c_int, is_so: bool) -> c_int {
+    let flags = if is_so {
+        c_long::from(libc::O_NONBLOCK)
+    } else {
+        0
+    };
+    rdmacm!("rfcntl": fn(c_int, c_int, c_long) -> c_int, fd, libc::F_SETFL, flags)
+}
+
+/// `connect`, or `rconnect`, and then TCP if no one is there.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
+    if is_ours(fd) {
+        let code =
+            rdmacm!("rconnect": fn(c_int, *const sockaddr, socklen_t) -> c_int, fd, addr, len);
+        let is_under_way = matches!(
+            errno(),
+            libc::EINPROGRESS | libc::EALREADY | libc::EISCONN | libc::EINTR
+        );
+        if code == 0 || is_under_way {
+            return code;
+        }
+        // SAFETY: the caller's.
+        if !unsafe { becomes_tcp(fd, addr) } {
+            return -1;
+        }
+    }
+    below!("connect": fn(c_int, *const sockaddr, socklen_t) -> c_int, fd, addr, len)
+}
+
+/// Puts a socket of the system's in the place of an rsocket, under the same descriptor.
+///
+/// # Safety
+/// The program's address.
+unsafe fn becomes_tcp(fd: c_int, addr: *const sockaddr) -> bool {
+    // SAFETY: the caller's.
+    let family = c_int::from(unsafe { (*addr).sa_family });
+    let flags = rdmacm!("rfcntl": fn(c_int, c_int, c_long) -> c_int, fd, libc::F_GETFL, 0);
+    let kind = match flags & libc::O_NONBLOCK {
+        0 => libc::SOCK_STREAM,
+        _ => libc::SOCK_STREAM | libc::SOCK_NONBLOCK,
+    };
+    let tcp = below!("socket": fn(c_int, c_int, c_int) -> c_int, family, kind, 0);
+    if tcp < 0 {
+        return false;
+    }
+    remove(fd);
+    rdmacm!("rclose": fn(c_int) -> c_int, fd);
+    // SAFETY: descriptors: the one that was closed just now, and the new one.
+    let moved = unsafe { libc::dup2(tcp, fd) };
+    below!("close": fn(c_int) -> c_int, tcp);
+    moved == fd
+}
+
+/// `close`, or `rclose`.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn close(fd: c_int) -> c_int {
+    if !is_ours(fd) {
+        return below!("close": fn(c_int) -> c_int, fd);
+    }
+    // Before its number is another's.
+    remove(fd);
+    rdmacm!("rclose": fn(c_int) -> c_int, fd)
+}
+
+/// `ioctl`: `FIONBIO` of an rsocket.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
+    if !is_ours(fd) {
+        return below!("ioctl": fn(c_int, c_ulong, *mut c_void) -> c_int, fd, request, argument);
+    }
+    if request != libc::FIONBIO || argument.is_null() {
+        set_errno(libc::ENOTTY);
+        return -1;
+    }
+    // SAFETY: a number of the program's.
+    set_nonblocking(
+        fd,
+        unsafe { argument.cast::<c_int>().read_unaligned() } != 0,
+    )
+}
+
+/// `poll`, or `rpoll` if one of them is an rsocket.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
+    let has_ours = !is_inside() && !fds.is_null() && {
+        // SAFETY: so many of the program's.
+        let fds = unsafe { std::slice::from_raw_parts(fds, count as usize) };
+        fds.iter().any(|fd| is_ours(fd.fd))
+    };
+    if has_ours {
+        rdmacm!("rpoll": fn(*mut pollfd, nfds_t, c_int) -> c_int, fds, count, timeout)
+    } else {
+        below!("poll": fn(*mut pollfd, nfds_t, c_int) -> c_int, fds, count, timeout)
+    }
+}
+
+/// `poll` of a program that was compiled with checks of buffers.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn __poll_chk(
+    fds: *mut pollfd,
+    count: nfds_t,
+    timeout: c_int,
+    room: usize,
+) -> c_int {
+    if room / size_of::<pollfd>() < count as usize {
+        // What the C library does then.
+        std::process::abort();
+    }
+    // SAFETY: the caller's.
+    unsafe { poll(fds, count, timeout) }
+}
+
+/// `select`, or `rselect` if one of them is an rsocket.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn select(
+    count: c_int,
+    read: *mut fd_set,
+    write: *mut fd_set,
+    except: *mut fd_set,
+    timeout: *mut timeval,
+) -> c_int {
+    let is_set = |set: *mut fd_set, fd: c_int| {
+        // SAFETY: NULL, or a set of the program's.
+        !set.is_null() && unsafe { libc::FD_ISSET(fd, set) }
+    };
+    let asks = |fd: c_int| [read, write, except].iter().any(|set| is_set(*set, fd));
+    let has_ours = !is_inside() && (0..count).any(|fd| is_ours(fd) && asks(fd));
+    type Set = *mut fd_set;
+    if has_ours {
+        rdmacm!("rselect": fn(c_int, Set, Set, Set, *mut timeval) -> c_int, count, read, write, except, timeout)
+    } else {
+        below!("select": fn(c_int, Set, Set, Set, *mut timeval) -> c_int, count, read, write, except, timeout)
+    }
+}
