@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_void};
 use std::net::SocketAddr;
 use std::ptr::null_mut;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
@@ -19,6 +19,9 @@ use crate::rdmacm::{self, sockaddr};
 
 /// A thread that waits looks again after that time: another may have taken what it was to see.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
+
+/// How long a thread looks again and again before it sleeps, as in librdmacm: waking it takes longer.
+const SPIN: Duration = Duration::from_micros(10);
 
 /// Sockets by their descriptors.
 static SOCKETS: Mutex<BTreeMap<c_int, Arc<Socket>>> = Mutex::new(BTreeMap::new());
@@ -277,6 +280,7 @@ impl Socket {
         waits: bool,
         is_so: impl Fn(&mut Inner) -> bool,
     ) -> Result<(), Errno> {
+        let until = Instant::now() + SPIN;
         loop {
             self.advance(inner);
             if is_so(inner) {
@@ -284,6 +288,11 @@ impl Socket {
             }
             if !waits {
                 return Err(Errno(libc::EAGAIN));
+            }
+            if Instant::now() < until {
+                // Others may have their turn.
+                MutexGuard::bump(inner);
+                continue;
             }
             if inner.is_watched {
                 self.changed.wait_for(inner, LOOK_AGAIN);
