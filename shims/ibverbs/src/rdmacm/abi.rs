@@ -64,6 +64,7 @@ pub(crate) struct Route {
 
 /// `rdma_cm_id`.
 #[repr(C)]
+#[derive(Clone, Copy)]
 pub(crate) struct CmId {
     pub(crate) verbs: *mut Context,
     pub(crate) channel: *mut EventChannel,

@@ -234,7 +234,7 @@ unsafe fn prepare(
                 ..*init
             });
             if !pd.is_null() {
-                id.shown().pd = pd;
+                id.change(|shown| shown.pd = pd);
             }
             return Ok(());
         }

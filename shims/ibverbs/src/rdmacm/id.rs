@@ -54,14 +54,21 @@ unsafe impl Object for Id {
 }
 
 impl Id {
-    /// The C structure.
-    #[expect(
-        clippy::mut_from_ref,
-        reason = "programs make calls about an id one by one, and use it in between"
-    )]
-    pub(super) fn shown(&self) -> &mut CmId {
-        // SAFETY: as said.
-        unsafe { &mut *self.shown.get() }
+    /// The C structure as it is now.
+    pub(super) fn shown(&self) -> CmId {
+        // SAFETY: programs make calls about an id one by one, and change it in between only.
+        unsafe { *self.shown.get() }
+    }
+
+    /// Changes it. `change` looks at nothing else of the id.
+    pub(super) fn change<R>(&self, change: impl FnOnce(&mut CmId) -> R) -> R {
+        // SAFETY: as above; no other reference to it is there meanwhile.
+        change(unsafe { &mut *self.shown.get() })
+    }
+
+    /// Where the program has it.
+    pub(super) fn at(&self) -> *mut CmId {
+        self.shown.get()
     }
 
     pub(super) fn is_synchronous(&self) -> bool {
@@ -80,7 +87,7 @@ impl Id {
 
     /// The event of a synchronous call goes.
     pub(super) fn drop_event(&self) {
-        let event = std::mem::replace(&mut self.shown().event, null_mut());
+        let event = self.change(|shown| std::mem::replace(&mut shown.event, null_mut()));
         if !event.is_null() {
             // The program may have acknowledged it itself.
             let _ = acknowledge(event);
@@ -88,34 +95,37 @@ impl Id {
     }
 
     pub(super) fn keep_event(&self, event: *mut CmEvent) {
-        self.shown().event = event;
+        self.change(|shown| shown.event = event);
     }
 
     /// The id is on the device now.
     pub(super) fn on_device(&self, manager: &Manager) {
-        let shown = self.shown();
-        shown.verbs = manager.verbs();
-        shown.port_num = crate::device::PORT;
-        if shown.pd.is_null() {
-            shown.pd = manager.pd();
-        }
+        self.change(|shown| {
+            shown.verbs = manager.verbs();
+            shown.port_num = crate::device::PORT;
+            if shown.pd.is_null() {
+                shown.pd = manager.pd();
+            }
+        });
     }
 
     /// What it shows of its addresses is what is known now.
     pub(super) fn show_addresses(&self) {
         let state = self.endpoint.state.lock();
-        let shown = &mut self.shown().route;
-        if let Some(local) = state.local {
-            shown.addr.src = storage(local);
-        }
-        if let Some(remote) = state.remote {
-            shown.addr.dst = storage(remote);
-        }
-        if let Some(route) = &state.route {
-            shown.addr.sgid = crate::device::gid_words(route.local_gid);
-            shown.addr.dgid = crate::device::gid_words(route.remote_gid);
-            shown.addr.pkey = route.pkey.0.0.to_be();
-        }
+        self.change(|shown| {
+            let addr = &mut shown.route.addr;
+            if let Some(local) = state.local {
+                addr.src = storage(local);
+            }
+            if let Some(remote) = state.remote {
+                addr.dst = storage(remote);
+            }
+            if let Some(route) = &state.route {
+                addr.sgid = crate::device::gid_words(route.local_gid);
+                addr.dgid = crate::device::gid_words(route.remote_gid);
+                addr.pkey = route.pkey.0.0.to_be();
+            }
+        });
     }
 
     /// The first packet that the peer of the id is to send.
@@ -130,8 +140,8 @@ impl Id {
     pub(super) fn show_path(&self, path: PathRec) {
         // SAFETY: as for the C structure.
         unsafe { *self.path.get() = path };
-        let route = &mut self.shown().route;
-        (route.path_rec, route.num_paths) = (self.path.get(), 1);
+        let at = self.path.get();
+        self.change(|shown| (shown.route.path_rec, shown.route.num_paths) = (at, 1));
     }
 }
 

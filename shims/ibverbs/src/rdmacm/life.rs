@@ -109,7 +109,7 @@ pub(crate) unsafe extern "C" fn migrate_id(at: *mut CmId, channel: *mut EventCha
         if id.is_synchronous.swap(is_synchronous, Ordering::Relaxed) {
             let _ = channel::destroy(id.channel());
         }
-        id.shown().channel = to;
+        id.change(|shown| shown.channel = to);
         Ok(0)
     })
 }

@@ -104,17 +104,18 @@ unsafe fn create(id: &Id, init: &mut QpInitAttrEx) -> Result<(), Errno> {
 /// # Safety
 /// As [`create`].
 unsafe fn make(id: &Id, init: &mut QpInitAttrEx) -> Result<(), Errno> {
-    let shown = id.shown();
     if init.recv_cq.is_null() {
-        let depth = init.cap.max_recv_wr;
-        init.recv_cq = own_cq(id, depth, &mut shown.recv_cq_channel, &mut shown.recv_cq)?;
+        init.recv_cq = own_cq(id, init.cap.max_recv_wr, |shown| {
+            (&mut shown.recv_cq_channel, &mut shown.recv_cq)
+        })?;
     }
     if init.send_cq.is_null() {
-        let depth = init.cap.max_send_wr;
-        init.send_cq = own_cq(id, depth, &mut shown.send_cq_channel, &mut shown.send_cq)?;
+        init.send_cq = own_cq(id, init.cap.max_send_wr, |shown| {
+            (&mut shown.send_cq_channel, &mut shown.send_cq)
+        })?;
     }
     // SAFETY: the caller's.
-    let qp = unsafe { crate::qp::create_qp_ex(shown.verbs, init) };
+    let qp = unsafe { crate::qp::create_qp_ex(id.shown().verbs, init) };
     if qp.is_null() {
         return Err(Errno::last());
     }
@@ -126,55 +127,61 @@ unsafe fn make(id: &Id, init: &mut QpInitAttrEx) -> Result<(), Errno> {
             return Err(errno);
         }
     }
-    shown.pd = init.pd;
-    shown.qp = qp;
+    id.change(|shown| (shown.pd, shown.qp) = (init.pd, qp));
     Ok(())
 }
 
+/// A queue of an id, with its channel.
+type Place = fn(&mut CmId) -> (&mut *mut abi::CompChannel, &mut *mut abi::Cq);
+
 /// A completion queue of the id's own, unless it has one.
-fn own_cq(
-    id: &Id,
-    depth: u32,
-    channel: &mut *mut abi::CompChannel,
-    queue: &mut *mut abi::Cq,
-) -> Result<*mut abi::Cq, Errno> {
-    if !queue.is_null() {
-        return Ok(*queue);
+fn own_cq(id: &Id, depth: u32, place: Place) -> Result<*mut abi::Cq, Errno> {
+    let known = id.change(|shown| *place(shown).1);
+    if !known.is_null() {
+        return Ok(known);
     }
-    let shown: *mut CmId = id.shown();
-    // SAFETY: objects of the id's, made one after the other.
-    unsafe {
-        let verbs = (*shown).verbs;
-        *channel = cq::create_comp_channel(verbs);
-        if channel.is_null() {
-            return Err(Errno::last());
-        }
-        let depth = c_int::try_from(depth.max(1)).map_err(|_| Errno::INVAL)?;
-        *queue = cq::create_cq(verbs, depth, shown.cast(), *channel, 0);
+    let verbs = id.shown().verbs;
+    let depth = c_int::try_from(depth.max(1)).map_err(|_| Errno::INVAL)?;
+    // SAFETY: the open device of the id.
+    let channel = unsafe { cq::create_comp_channel(verbs) };
+    if channel.is_null() {
+        return Err(Errno::last());
     }
-    if queue.is_null() {
-        Err(Errno::last())
-    } else {
-        Ok(*queue)
-    }
+    // SAFETY: as above, and the channel was made just now.
+    let queue = unsafe { cq::create_cq(verbs, depth, id.at().cast(), channel, 0) };
+    let failed = queue.is_null().then(Errno::last);
+    id.change(|shown| {
+        let (its_channel, its_queue) = place(shown);
+        (*its_channel, *its_queue) = (channel, queue);
+    });
+    failed.map_or(Ok(queue), Err)
 }
 
 /// Completion queues that were made for the id go.
 fn destroy_cqs(id: &Id) {
-    let shown = id.shown();
-    let pairs = [
-        (&mut shown.recv_cq, &mut shown.recv_cq_channel),
-        (&mut shown.send_cq, &mut shown.send_cq_channel),
+    let places: [Place; 2] = [
+        |shown| (&mut shown.recv_cq_channel, &mut shown.recv_cq),
+        |shown| (&mut shown.send_cq_channel, &mut shown.send_cq),
     ];
-    for (queue, channel) in pairs {
+    for place in places {
+        let (channel, queue) = id.change(|shown| {
+            let (channel, queue) = place(shown);
+            match channel.is_null() {
+                // It is the program's.
+                true => (null_mut(), null_mut()),
+                false => (
+                    std::mem::replace(channel, null_mut()),
+                    std::mem::replace(queue, null_mut()),
+                ),
+            }
+        });
         // SAFETY: the id's own.
         unsafe {
+            if !queue.is_null() {
+                cq::destroy_cq(queue);
+            }
             if !channel.is_null() {
-                if !queue.is_null() {
-                    cq::destroy_cq(*queue);
-                }
-                cq::destroy_comp_channel(*channel);
-                (*queue, *channel) = (null_mut(), null_mut());
+                cq::destroy_comp_channel(channel);
             }
         }
     }
@@ -202,7 +209,7 @@ pub(crate) unsafe extern "C" fn destroy_qp(id: *mut CmId) {
     let Ok(id) = (unsafe { look::<Id, _>(id) }) else {
         return;
     };
-    let qp = std::mem::replace(&mut id.shown().qp, null_mut());
+    let qp = id.change(|shown| std::mem::replace(&mut shown.qp, null_mut()));
     if !qp.is_null() {
         id.groups.leave_all(qp);
         // SAFETY: as above.
@@ -230,7 +237,7 @@ pub(crate) unsafe extern "C" fn create_srq(
         if made.is_null() {
             return Err(Errno::last());
         }
-        (shown.srq, shown.pd) = (made, pd);
+        id.change(|shown| (shown.srq, shown.pd) = (made, pd));
         Ok(0)
     })
 }
@@ -254,7 +261,7 @@ pub(crate) unsafe extern "C" fn create_srq_ex(id: *mut CmId, init: *mut SrqInitA
         if made.is_null() {
             return Err(Errno::last());
         }
-        (shown.srq, shown.pd) = (made, init.pd);
+        id.change(|shown| (shown.srq, shown.pd) = (made, init.pd));
         Ok(0)
     })
 }
@@ -265,7 +272,7 @@ pub(crate) unsafe extern "C" fn destroy_srq(id: *mut CmId) {
     let Ok(id) = (unsafe { look::<Id, _>(id) }) else {
         return;
     };
-    let made = std::mem::replace(&mut id.shown().srq, null_mut());
+    let made = id.change(|shown| std::mem::replace(&mut shown.srq, null_mut()));
     if !made.is_null() {
         // SAFETY: as above.
         unsafe { srq::destroy_srq(made) };
