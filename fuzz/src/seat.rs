@@ -389,8 +389,11 @@ impl World {
     fn end(&mut self) {
         self.changes.clear();
         self.subnet.set_sm(self.now, self.liar, false);
-        self.subnet.plug(self.now, self.liar, false);
-        self.pass(Duration::from_secs(60));
+        // A change of the network has the manager read all nodes again: until then it believes what it was told last.
+        for is_plugged in [true, false] {
+            self.subnet.plug(self.now, self.liar, is_plugged);
+            self.pass(Duration::from_secs(60));
+        }
         assert_eq!(
             self.seat.manager().state(),
             SmState::MASTER,
