@@ -342,3 +342,45 @@ fn a_message_that_was_seen_is_acknowledged_before_its_queue_pair_goes() {
         }
     }
 }
+
+/// As `ib_write_lat` does: polls for its own WRITE, then watches its memory for the peer's. The device is not told that
+/// nobody polls any more.
+#[test]
+fn a_write_arrives_in_time_where_a_poller_turned_to_its_memory() {
+    const ROUNDS: u64 = 400;
+    // A packet that waits for a poller waits for up to a millisecond once; for the eight that it was, it would take 4 s.
+    const IN_TIME: Duration = Duration::from_micros(ROUNDS * 4 * 1_000);
+    let (a, b) = pair(11);
+    let remotes = [b.mr.remote(0), a.mr.remote(0)];
+    let started = std::time::Instant::now();
+    let run = |mut end: End, to: verbs_core::Remote, is_first: bool| {
+        move || {
+            for round in 1..=ROUNDS {
+                let seen = if is_first { round - 1 } else { round };
+                while end.mr.memory().load_u64(0).unwrap() < seen {
+                    std::thread::yield_now();
+                }
+                end.mr.memory().store_u64(8, round).unwrap();
+                let write = Write::new(round, to).from(end.mr.slice(8..16)).signaled();
+                end.qp.post_send(write).unwrap();
+                loop {
+                    let mut one = [Wc::default()];
+                    if let [wc] = end.cq.poll(&mut one) {
+                        assert!(wc.is_ok(), "{wc:?}");
+                        break;
+                    }
+                    std::thread::yield_now();
+                }
+            }
+            end
+        }
+    };
+    let [to_b, to_a] = remotes;
+    let threads = [
+        std::thread::spawn(run(a, to_b, true)),
+        std::thread::spawn(run(b, to_a, false)),
+    ];
+    drop(threads.map(|thread| thread.join().unwrap()));
+    let took = started.elapsed();
+    assert!(took < IN_TIME, "{ROUNDS} rounds took {took:?}");
+}

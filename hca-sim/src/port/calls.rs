@@ -1,7 +1,7 @@
 //! What calls a port: timers and links in virtual time, the engine's thread, consumers of completions.
 
 use verbs_core::Qpn;
-use verbs_core::sync::atomic::Ordering::{Relaxed, Release};
+use verbs_core::sync::atomic::Ordering::Release;
 
 use crate::clock::Instant;
 use crate::engine::{Attend, Due};
@@ -47,18 +47,12 @@ impl Pump for Port {
 impl Attend for Port {
     fn attend(&self) {
         if let Some(driver) = self.driver() {
-            driver.news.store(true, Release);
-            // Somebody who polls sees to it.
-            if self.polled_until() <= self.engine.now() {
-                driver.turn(self);
-            }
+            driver.attend(self);
         }
     }
 
     fn polled_until(&self) -> Instant {
-        let until = self
-            .driver()
-            .map(|driver| driver.polled_until.load(Relaxed));
-        Instant::from_nanos(until.unwrap_or(0))
+        self.driver()
+            .map_or(Instant::ZERO, |driver| driver.pollers.left_until())
     }
 }

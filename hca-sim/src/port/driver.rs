@@ -16,7 +16,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use verbs_core::sync::atomic::{
-    AtomicBool, AtomicU32, AtomicU64,
+    AtomicBool, AtomicU32,
     Ordering::{AcqRel, Acquire, Relaxed, Release},
 };
 use verbs_core::sync::{Arc, Mutex, OnceLock, Weak, panicking};
@@ -26,6 +26,7 @@ use crate::clock::Instant;
 use crate::engine::{Attend, Due};
 use crate::link::{Arrival, Change, LinkCounters, PacketLink, Refusal, Verdict, Verifier, Waiter};
 use crate::port::Port;
+use crate::port::pollers::Pollers;
 use crate::qp::QueuePair;
 use crate::qp::effects::{Effects, ForDriver};
 use crate::queue::base::combiner::{Combiner, Held};
@@ -33,10 +34,6 @@ use crate::transport::Incoming;
 use crate::transport::tx::{TxContext, TxQueue};
 use crate::wire::{Bth, Head, PacketView, Role, Syndrome};
 
-/// How long the engine's thread leaves packets to somebody who polls, counted from the last poll. Longer
-/// than a poller is away between polls, shorter than the timeouts of peers: it is the longest that an
-/// answer waits if whoever has polled does something else.
-const POLLED: Duration = Duration::from_millis(8);
 /// How long after a link had no room it is asked again, if nothing happens before.
 const BLOCKED: Duration = Duration::from_micros(200);
 /// The token of the timer for that.
@@ -58,10 +55,9 @@ pub(crate) struct Driver {
     down: AtomicBool,
     /// A timer is set to ask the link for room.
     pub(super) asks_link: AtomicBool,
-    /// Until when somebody polls, in nanoseconds of the engine's clock.
-    pub(super) polled_until: AtomicU64,
+    pub(super) pollers: Pollers,
     /// The thread that waits was woken: there may be news of the link.
-    pub(super) news: AtomicBool,
+    news: AtomicBool,
     /// How often something changed that connections go by.
     changes: AtomicU32,
     hca: OnceLock<Weak<dyn LinkEvents>>,
@@ -136,7 +132,7 @@ impl Driver {
             has_jobs: AtomicBool::new(false),
             down: AtomicBool::new(false),
             asks_link: AtomicBool::new(false),
-            polled_until: AtomicU64::new(0),
+            pollers: Pollers::default(),
             news: AtomicBool::new(false),
             changes: AtomicU32::new(0),
             hca: OnceLock::new(),
@@ -214,10 +210,7 @@ impl Driver {
     /// Somebody polls. If `often`, the engine's thread may leave packets to it for a while. Whether
     /// packets came.
     pub(crate) fn poll(&self, port: &Port, often: bool) -> bool {
-        if often {
-            let until = port.engine.now() + POLLED;
-            self.polled_until.store(until.as_nanos(), Relaxed);
-        }
+        let often = often && self.pollers.polled(port.engine.now());
         let Some(held) = self.combiner.try_enter() else {
             return false;
         };
@@ -231,12 +224,26 @@ impl Driver {
 
     /// Who has polled will wait from now on.
     pub(crate) fn stop_polling(&self) {
-        if self.polled_until.load(Relaxed) == 0 {
+        if !self.pollers.stop() {
             return;
         }
-        self.polled_until.store(0, Relaxed);
         if let Some(waiter) = &self.waiter {
             waiter.wake();
+        }
+    }
+
+    /// The engine's thread is awake. It sees to packets unless they are left to somebody who polls.
+    pub(super) fn attend(&self, port: &Port) {
+        self.news.store(true, Release);
+        let now = port.engine.now();
+        if now < self.pollers.left_until() {
+            return;
+        }
+        let were_left = self.pollers.stop();
+        let owes = were_left && !self.listed.lock().is_empty();
+        let came = self.turn(port);
+        if were_left && (owes || came) {
+            self.pollers.gone(now);
         }
     }
 
@@ -325,8 +332,7 @@ impl Driver {
         match visit {
             Visit::Send => {
                 // The thread comes by when nobody polls any more, if nobody does before.
-                let polled = self.polled_until.load(Relaxed);
-                let acknowledges = Instant::from_nanos(polled) <= port.engine.now();
+                let acknowledges = self.pollers.left_until() <= port.engine.now();
                 self.send(port, work, acknowledges, effects);
                 false
             }

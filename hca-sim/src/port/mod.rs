@@ -7,6 +7,7 @@ mod calls;
 mod driver;
 pub(crate) mod features;
 pub(crate) mod groups;
+mod pollers;
 pub(crate) mod xrc;
 
 use std::fmt;
