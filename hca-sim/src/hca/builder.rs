@@ -128,7 +128,7 @@ impl Builder {
             commands,
             features,
         } = self;
-        let (lid, gid, guid) = link.fabric.lock().attach();
+        let (lid, gid, guid) = link.directory.lock().attach();
         let managed = packets.as_ref().and_then(|packets| packets.managed());
         let gids = match &packets {
             Some(packets) => gids(packets.addresses()),
@@ -137,7 +137,7 @@ impl Builder {
         let mut port = Port::new(
             (lid, guid),
             gids,
-            Arc::clone(&link.fabric),
+            Arc::clone(&link.directory),
             Arc::new(MrTable::new(limits.max_mr, seed)),
             Engine::new(clock.unwrap_or_else(Clock::wall)),
             packets.map(Driver::new),

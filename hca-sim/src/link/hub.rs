@@ -13,7 +13,7 @@ use verbs_core::{Gid, Lid, Mtu, Seed};
 
 use crate::engine::Due;
 use crate::link::{
-    Arrival, Burst, Change, Fabric, Feedback, Ident, Local, PacketLink, Route, Sent, Waiter,
+    Arrival, Burst, Change, Directory, Feedback, Ident, Local, PacketLink, Route, Sent, Waiter,
 };
 use crate::wire::ROCE_PORT;
 
@@ -46,8 +46,8 @@ struct Packet {
 }
 
 /// A port's way to the hub.
-pub(crate) struct HubPort {
-    fabric: Arc<Fabric>,
+pub(crate) struct HubPort<Q> {
+    directory: Arc<Directory<Q>>,
     lid: Lid,
     /// Ports that packets have been brought to and that were not called yet.
     fed: VecDeque<Lid>,
@@ -55,12 +55,12 @@ pub(crate) struct HubPort {
     receivers: Vec<Lid>,
 }
 
-impl HubPort {
+impl<Q> HubPort<Q> {
     /// Gives the port an inbox.
-    pub(crate) fn new(fabric: Arc<Fabric>, lid: Lid) -> Self {
-        fabric.hub.0.lock().insert(lid, Inbox::default());
+    pub(crate) fn new(directory: Arc<Directory<Q>>, lid: Lid) -> Self {
+        directory.hub.0.lock().insert(lid, Inbox::default());
         Self {
-            fabric,
+            directory,
             lid,
             fed: VecDeque::new(),
             receivers: Vec::new(),
@@ -72,10 +72,10 @@ impl HubPort {
         self.receivers.clear();
         let gid = Gid::from(dst);
         if !gid.is_multicast() {
-            self.receivers.extend(self.fabric.lock().port_of(gid));
+            self.receivers.extend(self.directory.lock().port_of(gid));
             return;
         }
-        let inboxes = self.fabric.hub.0.lock();
+        let inboxes = self.directory.hub.0.lock();
         let joined = inboxes
             .iter()
             .filter(|(_, inbox)| inbox.groups.contains(&dst));
@@ -83,13 +83,13 @@ impl HubPort {
     }
 }
 
-impl Drop for HubPort {
+impl<Q> Drop for HubPort<Q> {
     fn drop(&mut self) {
-        self.fabric.hub.0.lock().remove(&self.lid);
+        self.directory.hub.0.lock().remove(&self.lid);
     }
 }
 
-impl PacketLink for HubPort {
+impl<Q: Send + Sync> PacketLink for HubPort<Q> {
     /// The port's own table says them.
     fn addresses(&self) -> &[IpAddr] {
         &[]
@@ -105,7 +105,7 @@ impl PacketLink for HubPort {
 
     fn transmit(&mut self, burst: &Burst<'_>) -> Sent {
         self.find_receivers(burst.route.dst);
-        let mut inboxes = self.fabric.hub.0.lock();
+        let mut inboxes = self.directory.hub.0.lock();
         let count = burst.packets().len();
         let full = |lid: &Lid| {
             let waiting = inboxes.get(lid).map_or(0, |inbox| inbox.coming.len());
@@ -148,7 +148,7 @@ impl PacketLink for HubPort {
         while count < RECEIVE_MAX {
             // The lock is not held while others run.
             let packet = {
-                let mut inboxes = self.fabric.hub.0.lock();
+                let mut inboxes = self.directory.hub.0.lock();
                 let inbox = inboxes.get_mut(&self.lid);
                 inbox.and_then(|inbox| inbox.coming.pop_front())
             };
@@ -173,7 +173,7 @@ impl PacketLink for HubPort {
                 bytes: &packet.bytes,
                 local,
             });
-            if let Some(inbox) = self.fabric.hub.0.lock().get_mut(&self.lid) {
+            if let Some(inbox) = self.directory.hub.0.lock().get_mut(&self.lid) {
                 inbox.spare.push(packet.bytes);
             }
         }
@@ -183,7 +183,7 @@ impl PacketLink for HubPort {
     fn feedback(&mut self, _route: &Route, _news: Feedback) {}
 
     fn entropy(&mut self) -> u64 {
-        u64::from(self.fabric.draw_psn().value())
+        u64::from(self.directory.draw_psn().value())
     }
 
     fn seed(&mut self) -> Seed {
@@ -199,20 +199,20 @@ impl PacketLink for HubPort {
     }
 
     fn attach(&mut self, listener: Weak<dyn Due>) {
-        if let Some(inbox) = self.fabric.hub.0.lock().get_mut(&self.lid) {
+        if let Some(inbox) = self.directory.hub.0.lock().get_mut(&self.lid) {
             inbox.listener = Some(listener);
         }
     }
 
     fn join(&mut self, group: IpAddr) -> io::Result<()> {
-        if let Some(inbox) = self.fabric.hub.0.lock().get_mut(&self.lid) {
+        if let Some(inbox) = self.directory.hub.0.lock().get_mut(&self.lid) {
             inbox.groups.push(group);
         }
         Ok(())
     }
 
     fn leave(&mut self, group: IpAddr) {
-        let mut inboxes = self.fabric.hub.0.lock();
+        let mut inboxes = self.directory.hub.0.lock();
         let Some(inbox) = inboxes.get_mut(&self.lid) else {
             return;
         };
@@ -224,7 +224,7 @@ impl PacketLink for HubPort {
     fn fed(&mut self) -> Option<Arc<dyn Due>> {
         loop {
             let lid = self.fed.pop_front()?;
-            let inboxes = self.fabric.hub.0.lock();
+            let inboxes = self.directory.hub.0.lock();
             let listener = inboxes.get(&lid).and_then(|inbox| inbox.listener.as_ref());
             if let Some(listener) = listener.and_then(Weak::upgrade) {
                 return Some(listener);
@@ -233,7 +233,7 @@ impl PacketLink for HubPort {
     }
 }
 
-impl fmt::Debug for HubPort {
+impl<Q> fmt::Debug for HubPort<Q> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("HubPort")
             .field("lid", &self.lid)

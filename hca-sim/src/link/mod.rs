@@ -3,12 +3,13 @@
 //! Links of packets are those of `verbs-link`, which are re-exported here. The loopback link is the device's own:
 //! its messages are placed without packets.
 
+mod directory;
 mod hub;
 mod loopback;
 
+pub(crate) use directory::{Directory, LID_MAX, Links};
 pub(crate) use hub::HubPort;
 pub use loopback::Loopback;
-pub(crate) use loopback::{Fabric, LID_MAX, Links};
 #[doc(no_inline)]
 pub use verbs_link::{
     ADDRESSES_MAX, Arrival, Burst, Cable, CableEnd, Captured, Change, FaultCounters, Faults,

@@ -20,19 +20,16 @@ use verbs_core::sync::atomic::{
     Ordering::{AcqRel, Acquire, Relaxed, Release},
 };
 use verbs_core::sync::{Arc, Mutex, OnceLock, Weak, panicking};
-use verbs_core::{Gid, Mtu, Psn, Qpn, collect, defer};
+use verbs_core::{Mtu, Qpn, collect, defer};
 
-use crate::clock::Instant;
 use crate::engine::{Attend, Due};
-use crate::link::{Arrival, Change, LinkCounters, PacketLink, Refusal, Verdict, Verifier, Waiter};
+use crate::link::{Change, LinkCounters, PacketLink, Refusal, Verifier, Waiter};
 use crate::port::Port;
 use crate::port::pollers::Pollers;
 use crate::qp::QueuePair;
 use crate::qp::effects::{Effects, ForDriver};
 use crate::queue::base::combiner::{Combiner, Held};
-use crate::transport::Incoming;
 use crate::transport::tx::{TxContext, TxQueue};
-use crate::wire::{Bth, Head, PacketView, Role, Syndrome};
 
 /// How long after a link had no room it is asked again, if nothing happens before.
 const BLOCKED: Duration = Duration::from_micros(200);
@@ -49,18 +46,18 @@ pub(crate) struct Driver {
     /// What [`Driver::alone`] was asked for.
     jobs: Mutex<Vec<Job>>,
     has_jobs: AtomicBool,
-    waiter: Option<Arc<dyn Waiter>>,
+    pub(super) waiter: Option<Arc<dyn Waiter>>,
     mtu: Mtu,
     /// The port is out of service.
-    down: AtomicBool,
+    pub(super) down: AtomicBool,
     /// A timer is set to ask the link for room.
     pub(super) asks_link: AtomicBool,
     pub(super) pollers: Pollers,
     /// The thread that waits was woken: there may be news of the link.
-    news: AtomicBool,
+    pub(super) news: AtomicBool,
     /// How often something changed that connections go by.
     changes: AtomicU32,
-    hca: OnceLock<Weak<dyn LinkEvents>>,
+    pub(super) hca: OnceLock<Weak<dyn LinkEvents>>,
     me: OnceLock<Weak<Port>>,
 }
 
@@ -95,21 +92,22 @@ struct Noted<'p> {
 impl Drop for Noted<'_> {
     fn drop(&mut self) {
         if panicking() {
-            self.effects.carry_out(self.port);
+            let port = self.port;
+            self.effects.carry_out(&|cq| port.overrun(cq));
         }
     }
 }
 
-struct Work {
-    link: Box<dyn PacketLink>,
-    tx_queue: TxQueue,
-    verifier: Verifier,
+pub(super) struct Work {
+    pub(super) link: Box<dyn PacketLink>,
+    pub(super) tx_queue: TxQueue,
+    pub(super) verifier: Verifier,
     /// Who gets a round; empty between rounds.
-    busy: Vec<Arc<QueuePair>>,
+    pub(super) busy: Vec<Arc<QueuePair>>,
     /// Who has an acknowledgement that waits; empty between rounds.
-    later: Vec<Arc<QueuePair>>,
+    pub(super) later: Vec<Arc<QueuePair>>,
     /// Whom the last packet was for.
-    last: (Qpn, Weak<QueuePair>),
+    pub(super) last: (Qpn, Weak<QueuePair>),
 }
 
 impl Driver {
@@ -247,7 +245,8 @@ impl Driver {
         }
     }
 
-    fn list(&self, qp: &Arc<QueuePair>) {
+    /// It takes a turn in the next round.
+    pub(crate) fn list(&self, qp: &Arc<QueuePair>) {
         if !qp.worker.listed.swap(true, AcqRel) {
             self.listed.lock().push(Arc::clone(qp));
         }
@@ -282,7 +281,7 @@ impl Driver {
                 news,
             } = effects.take_packets();
             let waits_for_room = blocked || !stalled.is_empty();
-            again.extend(effects.carry_out(port));
+            again.extend(effects.carry_out(&|cq| port.overrun(cq)));
             let more = more || !again.is_empty();
             for change in news {
                 self.tell(change);
@@ -292,7 +291,7 @@ impl Driver {
                 let now = port.engine.now();
                 defer(move || neighbour.due(now, 0));
             }
-            stalled.iter().for_each(|qp| self.list(qp));
+            stalled.into_iter().for_each(|qp| qp.list());
             if has_fed && waits_for_room {
                 // Whom they are for has made room, or is about to on this very thread.
                 if let (false, Some(me)) = (more, self.me.get().cloned()) {
@@ -305,7 +304,7 @@ impl Driver {
             } else if waits_for_room {
                 self.ask_link_later(port);
             }
-            again.iter().for_each(|qp| self.list(qp));
+            again.into_iter().for_each(|qp| qp.list());
             if !more {
                 return any;
             }
@@ -352,44 +351,6 @@ impl Driver {
         }
     }
 
-    /// Takes in what has come; whom it was for is busy then. Whether anything came.
-    fn receive(&self, port: &Port, work: &mut Work, effects: &mut Effects) -> bool {
-        let now = port.engine.now();
-        let down = self.down.load(Acquire);
-        let Work {
-            link,
-            tx_queue,
-            verifier,
-            busy,
-            last,
-            ..
-        } = work;
-        let mut answer = None;
-        let came = link.receive(&mut |arrival| {
-            if !down {
-                let head = Self::arrived(port, arrival, now, verifier, last, busy, effects);
-                answer = head.as_ref().and_then(acknowledged).or(answer);
-            }
-        });
-        if let Some((qpn, psn)) = answer {
-            tx_queue.answered(&mut **link, qpn, psn);
-        }
-        while let Some(refusal) = link.refusal() {
-            if let Some(hca) = self.hca.get().cloned() {
-                effects.after.push(Box::new(move || {
-                    if let Some(hca) = hca.upgrade() {
-                        hca.refused(&refusal);
-                    }
-                }));
-            }
-        }
-        // Asking the system costs a call, and the thread that waits is woken by news.
-        if self.waiter.is_none() || self.news.swap(false, AcqRel) {
-            effects.news.extend(std::iter::from_fn(|| link.change()));
-        }
-        came != 0
-    }
-
     /// Lets everybody who has a reason send; acknowledgements too, unless they come later.
     fn send(&self, port: &Port, work: &mut Work, acknowledges: bool, effects: &mut Effects) {
         let Work {
@@ -423,90 +384,6 @@ impl Driver {
         effects.fed.extend(std::iter::from_fn(|| link.fed()));
         for qp in later.drain(..) {
             self.list(&qp);
-        }
-    }
-
-    /// A packet has come. Its headers, if it was for a queue pair and from its peer.
-    fn arrived(
-        port: &Port,
-        arrival: &Arrival<'_>,
-        now: Instant,
-        verifier: &mut Verifier,
-        last: &mut (Qpn, Weak<QueuePair>),
-        busy: &mut Vec<Arc<QueuePair>>,
-        effects: &mut Effects,
-    ) -> Option<Head> {
-        let counters = &port.counters;
-        counters.packets_received.up();
-        let Ok(view) = PacketView::new(arrival.bytes) else {
-            counters.malformed.up();
-            return None;
-        };
-        match verifier.check(arrival, now) {
-            Verdict::Bad => {
-                counters.bad_icrcs.up();
-                return None;
-            }
-            Verdict::Solved {
-                plausible: false, ..
-            } => counters.weak_icrcs.up(),
-            Verdict::Exact | Verdict::Solved { .. } => {}
-        }
-        let parsed = Head::parse(view.covered()).ok().and_then(|(head, body)| {
-            let len = body.len().checked_sub(usize::from(view.bth().pad()))?;
-            Some((head, &body[..len]))
-        });
-        let Some((head, payload)) = parsed else {
-            counters.malformed.up();
-            return None;
-        };
-        let packet = Incoming {
-            src: arrival.src,
-            dst: arrival.dst,
-            tclass: arrival.tclass,
-            local: arrival.local,
-            pkey_index: 0,
-            head,
-            payload,
-        };
-        let qpn = head.bth().dest_qpn;
-        if qpn == Qpn::MULTICAST {
-            Self::arrived_for_group(port, &packet, now, effects);
-            return None;
-        }
-        let known = if last.0 == qpn {
-            last.1.upgrade()
-        } else {
-            None
-        };
-        let Some(qp) = known.or_else(|| port.link.lock().of(port.lid, qpn)) else {
-            counters.strangers.up();
-            return None;
-        };
-        if last.0 != qpn {
-            *last = (qpn, Arc::downgrade(&qp));
-        }
-        if !qp.take_packet(&packet, now, effects) {
-            return None;
-        }
-        if !qp.worker.listed.swap(true, AcqRel) {
-            busy.push(qp);
-        }
-        Some(head)
-    }
-
-    /// A packet for a multicast group: every queue pair that is attached to it takes a copy.
-    fn arrived_for_group(port: &Port, packet: &Incoming<'_>, now: Instant, effects: &mut Effects) {
-        let Some(members) = port.groups.members(Gid::from(packet.dst)) else {
-            port.counters.strangers.up();
-            return;
-        };
-        for qp in members.iter() {
-            let sender = packet.head.ext().deth.map(|deth| deth.src_qpn);
-            let is_own = sender == Some(qp.qpn) && port.has_address(packet.src);
-            if !(is_own && qp.blocks_own_multicast) {
-                qp.take_packet(packet, now, effects);
-            }
         }
     }
 
@@ -547,19 +424,6 @@ impl Driver {
     /// The addresses that the link has now.
     pub(crate) fn addresses(&self) -> Vec<IpAddr> {
         self.work.lock().link.addresses().to_vec()
-    }
-}
-
-/// Of an answer: whose request it answers, and the last one that it says has arrived.
-fn acknowledged(head: &Head) -> Option<(Qpn, Psn)> {
-    if head.opcode().facts().role != Role::Response {
-        return None;
-    }
-    let Bth { dest_qpn, psn, .. } = *head.bth();
-    match head.ext().aeth.map(|aeth| aeth.syndrome) {
-        None | Some(Syndrome::Ack(_)) => Some((dest_qpn, psn)),
-        // What is refused here may be what is missing.
-        Some(_) => Some((dest_qpn, psn.add(u32::MAX))),
     }
 }
 

@@ -1,32 +1,38 @@
 //! Which queue pairs of a port are attached to which multicast groups.
 
 use std::fmt;
+use std::io;
 use std::net::IpAddr;
 
 use verbs_core::sync::{Arc, Mutex};
 use verbs_core::{Attr, Error, Gid};
 
-use crate::port::Driver;
-use crate::qp::QueuePair;
 use crate::queue::base::limits::{MCAST_GROUPS, MCAST_QPS};
 
 /// The attachments of one port. The lock is taken for a look or a change and nothing else.
-#[derive(Default)]
-pub(crate) struct Groups(Mutex<State>);
+pub(crate) struct Groups<Q>(Mutex<State<Q>>);
 
-#[derive(Default)]
-struct State {
+struct State<Q> {
     /// By group, as often as a queue pair is attached.
-    attached: Vec<(Gid, Arc<QueuePair>)>,
+    attached: Vec<(Gid, Arc<Q>)>,
     /// By group, each queue pair once: made anew with every change, so that no packet makes it.
-    members: Vec<(Gid, Members)>,
+    members: Vec<(Gid, Members<Q>)>,
 }
 
 /// Who is attached to a group, each once.
-pub(crate) type Members = Arc<[Arc<QueuePair>]>;
+pub(crate) type Members<Q> = Arc<[Arc<Q>]>;
 
-impl State {
-    fn of(&self, group: Gid) -> impl Iterator<Item = &Arc<QueuePair>> {
+impl<Q> Default for Groups<Q> {
+    fn default() -> Self {
+        Self(Mutex::new(State {
+            attached: Vec::new(),
+            members: Vec::new(),
+        }))
+    }
+}
+
+impl<Q> State<Q> {
+    fn of(&self, group: Gid) -> impl Iterator<Item = &Arc<Q>> {
         self.attached
             .iter()
             .filter(move |(own, _)| *own == group)
@@ -35,7 +41,7 @@ impl State {
 
     /// The attachments of a group have changed.
     fn renew(&mut self, group: Gid) {
-        let mut members: Vec<Arc<QueuePair>> = Vec::new();
+        let mut members: Vec<Arc<Q>> = Vec::new();
         for qp in self.of(group) {
             if !members.iter().any(|known| Arc::ptr_eq(known, qp)) {
                 members.push(Arc::clone(qp));
@@ -48,17 +54,17 @@ impl State {
     }
 }
 
-impl Groups {
-    /// Attaches a queue pair; the port joins the group with the first one.
+impl<Q> Groups<Q> {
+    /// Attaches a queue pair; the link's `join` is called for each, and counts.
     ///
     /// # Errors
     /// [`Error::Exhausted`] at the limits, [`Error::Unsupported`] if the link has no multicast,
     /// [`Error::DeviceFailed`] if it could not join.
     pub(crate) fn attach(
         &self,
-        driver: &Driver,
         group: Gid,
-        qp: &Arc<QueuePair>,
+        qp: &Arc<Q>,
+        join: impl FnOnce(IpAddr) -> io::Result<()>,
     ) -> Result<(), Error> {
         let mut state = self.0.lock();
         let members = state.of(group).count();
@@ -78,31 +84,19 @@ impl Groups {
         state.renew(group);
         drop(state);
         // Each attachment joins, and the link counts: so none that goes takes it from another.
-        driver.join(IpAddr::from(group)).map_err(|error| {
-            self.remove(group, qp);
+        join(IpAddr::from(group)).map_err(|error| {
+            self.detach(group, qp);
             match error.kind() {
-                std::io::ErrorKind::Unsupported => Error::Unsupported(Attr::Mgid),
+                io::ErrorKind::Unsupported => Error::Unsupported(Attr::Mgid),
                 _ => Error::DeviceFailed,
             }
         })
     }
 
-    /// Undoes one [`Groups::attach`].
-    pub(crate) fn detach(&self, driver: &Driver, group: Gid, qp: &Arc<QueuePair>) {
-        if self.remove(group, qp) {
-            driver.leave(IpAddr::from(group));
-        }
-    }
-
-    /// Attachments that there are.
-    #[cfg(not(verbs_loom))]
-    pub(crate) fn attachments(&self) -> usize {
-        self.0.lock().attached.len()
-    }
-
-    fn remove(&self, group: Gid, qp: &Arc<QueuePair>) -> bool {
+    /// Undoes one [`Groups::attach`]. Whether there was one; the link leaves the group once for each.
+    pub(crate) fn detach(&self, group: Gid, qp: &Arc<Q>) -> bool {
         let mut state = self.0.lock();
-        let own = |(at, member): &(Gid, Arc<QueuePair>)| *at == group && Arc::ptr_eq(member, qp);
+        let own = |(at, member): &(Gid, Arc<Q>)| *at == group && Arc::ptr_eq(member, qp);
         let found = state.attached.iter().position(own);
         if let Some(found) = found {
             state.attached.swap_remove(found);
@@ -111,15 +105,21 @@ impl Groups {
         found.is_some()
     }
 
+    /// Attachments that there are.
+    #[cfg(not(verbs_loom))]
+    pub(crate) fn attachments(&self) -> usize {
+        self.0.lock().attached.len()
+    }
+
     /// Who is attached to that group, each once; `None` if nobody is.
-    pub(crate) fn members(&self, group: Gid) -> Option<Members> {
+    pub(crate) fn members(&self, group: Gid) -> Option<Members<Q>> {
         let state = self.0.lock();
         let of_group = state.members.iter().find(|&&(own, _)| own == group);
         of_group.map(|(_, members)| Arc::clone(members))
     }
 }
 
-impl fmt::Debug for Groups {
+impl<Q> fmt::Debug for Groups<Q> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let attached = self.0.lock().attached.len();
         f.debug_struct("Groups")

@@ -3,11 +3,13 @@
 //! [`sma`] and [`pma`] answer subnet and performance management for the ports of a node. They are
 //! plain functions over bytes: whoever receives a datagram calls them, and has the answer.
 
+mod arrivals;
 mod calls;
 mod driver;
 pub(crate) mod features;
 pub(crate) mod groups;
 mod pollers;
+mod route;
 pub(crate) mod xrc;
 
 use std::fmt;
@@ -26,10 +28,11 @@ pub(crate) use driver::{Driver, LinkEvents};
 pub use verbs_subnet::agent::{Arrival, Processed, pma, sma};
 
 use crate::engine::Engine;
-use crate::link::{Fabric, HubPort, Managed};
+use crate::link::{Directory, HubPort, Managed};
 use crate::port::features::Features;
 use crate::port::groups::Groups;
 use crate::port::xrc::Xrc;
+use crate::qp::QueuePair;
 use crate::queue::base::counters::Counters;
 use crate::queue::base::removed::Removed;
 
@@ -38,7 +41,7 @@ pub(crate) struct Port {
     /// Its LID on a loopback link. On others it is only a name for its queue pairs.
     pub(crate) lid: Lid,
     pub(crate) guid: Guid,
-    pub(crate) link: Arc<Fabric>,
+    pub(crate) link: Arc<Directory<QueuePair>>,
     pub(crate) mrs: Arc<MrTable>,
     /// Where what each message touches of a queue pair lies.
     pub(crate) yard: Yard,
@@ -57,7 +60,7 @@ pub(crate) struct Port {
     pub(crate) managed: Option<Arc<dyn Managed>>,
     /// The MTU that it has set, by its code.
     neighbor_mtu: AtomicU32,
-    pub(crate) groups: Groups,
+    pub(crate) groups: Groups<QueuePair>,
     pub(crate) xrc: Xrc,
     /// The HCA was removed.
     pub(crate) removed: Removed,
@@ -107,7 +110,7 @@ impl Port {
     pub(crate) fn new(
         (lid, guid): (Lid, Guid),
         gids: Gids,
-        link: Arc<Fabric>,
+        link: Arc<Directory<QueuePair>>,
         mrs: Arc<MrTable>,
         engine: Engine,
         driver: Option<Driver>,

@@ -6,9 +6,10 @@ use verbs_core::sync::atomic::Ordering::{AcqRel, Relaxed};
 use verbs_core::sync::{Arc, MutexGuard};
 use verbs_core::{Command, Error, QpAttr, QpInfo, QpState};
 
-use super::packets::PacketQp;
-use super::{Finish, QueuePair, check, tag_of, takes_packets};
-use crate::link::Links;
+use super::finish::Finish;
+use super::pairing::Links;
+use super::worker::packet_qp::PacketQp;
+use super::{QueuePair, check, tag_of, takes_packets};
 use crate::queue::base::word::flag;
 use crate::queue::recv::RecvRing;
 use crate::queue::send::SendRing;

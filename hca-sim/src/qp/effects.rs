@@ -5,19 +5,16 @@
 use smallvec::SmallVec;
 use verbs_core::mem::MrTable;
 use verbs_core::sync::Arc;
-use verbs_core::sync::atomic::Ordering::Acquire;
 use verbs_core::{EventType, WcStatus, collect};
 
-use crate::direct::message::{Done, Fault};
+use crate::direct::message::Fault;
 use crate::direct::path::DirectPath;
 use crate::engine::Due;
 use crate::link::Change;
-use crate::port::Port;
-use crate::qp::{Finish, QueuePair};
-use crate::queue::base::events::{Job, QpEvents};
-use crate::queue::cq::{CqRing, WaitsForCq};
+use crate::qp::finish::Finish;
+use crate::queue::base::events::{Job, QpEvents, WaitsForCq};
+use crate::queue::cq::CqRing;
 use crate::queue::srq::SharedReceives;
-use crate::transport::Notes;
 
 /// What a turn leads to, done when the machine is free again.
 #[derive(Default)]
@@ -26,14 +23,14 @@ pub(crate) struct Effects {
     pub(crate) fire: SmallVec<[Arc<CqRing>; 2]>,
     pub(crate) overrun: Vec<Arc<CqRing>>,
     /// Who was put off by a completion queue that changes hands.
-    pub(crate) waiting: Vec<(Arc<CqRing>, Arc<QueuePair>)>,
+    pub(crate) waiting: Vec<(Arc<CqRing>, Arc<dyn QpEvents>)>,
     pub(crate) fail: Vec<Arc<dyn QpEvents>>,
     /// Whose send queue goes to SQE.
-    pub(crate) fail_sends: Vec<Arc<QueuePair>>,
+    pub(crate) fail_sends: Vec<Arc<dyn QpEvents>>,
     pub(crate) finish: Vec<Finish>,
     pub(crate) contact: Vec<Arc<dyn QpEvents>>,
     /// Who has packets for which the link has no room.
-    pub(crate) stalled: Vec<Arc<QueuePair>>,
+    pub(crate) stalled: Vec<Arc<dyn QpEvents>>,
     /// Packets that have left their queue pairs wait for room on the link.
     pub(crate) blocked: bool,
     /// Ports on the same link that packets have been brought to.
@@ -43,11 +40,11 @@ pub(crate) struct Effects {
     pub(crate) raise: Vec<(Arc<dyn QpEvents>, EventType)>,
     pub(crate) srq_limit: Vec<Arc<SharedReceives>>,
     /// Who has more to do as soon as this is done.
-    pub(crate) again: Vec<Arc<QueuePair>>,
+    pub(crate) again: Vec<Arc<dyn QpEvents>>,
     /// Who waits until nobody is looking at what a key stood for.
-    pub(crate) later: Vec<(Arc<QueuePair>, u32)>,
+    pub(crate) later: Vec<(Arc<dyn QpEvents>, Arc<MrTable>, u32)>,
     /// Whose riders are to be called back, and for whom.
-    pub(crate) recall: Vec<(Arc<dyn QpEvents>, Arc<QueuePair>)>,
+    pub(crate) recall: Vec<(Arc<dyn QpEvents>, Arc<dyn QpEvents>)>,
     /// Keys that have let something go.
     pub(crate) settle: Vec<(Arc<MrTable>, u32)>,
     /// What else there is to do.
@@ -59,43 +56,13 @@ pub(crate) type Fed = SmallVec<[Arc<dyn Due>; 1]>;
 
 /// See [`Effects::take_packets`].
 pub(crate) struct ForDriver {
-    pub(crate) stalled: Vec<Arc<QueuePair>>,
+    pub(crate) stalled: Vec<Arc<dyn QpEvents>>,
     pub(crate) blocked: bool,
     pub(crate) fed: Fed,
     pub(crate) news: Vec<Change>,
 }
 
 impl Effects {
-    pub(crate) fn note(&mut self, sender: &QueuePair, land: &DirectPath, done: Done) {
-        if done.fire_recv {
-            self.fire.push(Arc::clone(&land.cq));
-        }
-        if done.overrun_recv {
-            self.overrun.push(Arc::clone(&land.cq));
-        }
-        self.note_own(sender, done);
-        if done.srq_limit {
-            self.srq_limit.extend(land.srq.clone());
-        }
-        if done.fail_responder {
-            self.fail.extend(land.responder.upgrade());
-        }
-        let theirs = done.settle.map(|index| (Arc::clone(&land.mrs), index));
-        self.settle.extend(theirs);
-    }
-
-    /// Notes what concerns the sender alone.
-    pub(crate) fn note_own(&mut self, sender: &QueuePair, done: Done) {
-        if done.fire_send {
-            self.fire.push(Arc::clone(&sender.send_cq));
-        }
-        if done.overrun_send {
-            self.overrun.push(Arc::clone(&sender.send_cq));
-        }
-        let own = |index| (Arc::clone(&sender.port.mrs), index);
-        self.settle.extend(done.settle_own.map(own));
-    }
-
     /// The responder has refused a message: it goes to ERR. No completion tells it why unless a receive
     /// was consumed, so an event does (IBTA vol. 1, 9.9.3).
     pub(crate) fn refused(&mut self, land: &DirectPath, fault: &Fault) {
@@ -112,11 +79,11 @@ impl Effects {
     }
 
     /// Riders are to be called back before the sender's machine goes on, which owns that direction.
-    pub(crate) fn call_back(&mut self, land: &DirectPath, sender: &Arc<QueuePair>) {
+    pub(crate) fn call_back(&mut self, land: &DirectPath, sender: Arc<dyn QpEvents>) {
         land.ring.count_recall();
         // The direct path was alive under the pin that its machine is inside, so its responder lives.
         let responder = land.responder.upgrade();
-        let recalled = responder.map(|responder| (responder, Arc::clone(sender)));
+        let recalled = responder.map(|responder| (responder, sender));
         self.recall.extend(recalled);
     }
 
@@ -130,72 +97,23 @@ impl Effects {
         }
     }
 
-    /// Notes what a connection over packets leads to; `named` is the shared receive queue that a request
-    /// named.
-    pub(crate) fn note_packets(
-        &mut self,
-        qp: &Arc<QueuePair>,
-        named: Option<&Arc<SharedReceives>>,
-        notes: Notes,
-    ) {
-        let srq = named.or(qp.srq.as_ref());
-        let recv_cq = named.and_then(|srq| srq.named.as_ref());
-        let recv_cq = recv_cq.map_or(&qp.recv_cq, |named| &named.cq);
-        let Notes {
-            fire_send,
-            fire_recv,
-            overrun_send,
-            overrun_recv,
-            srq_limit,
-            contact,
-            fail: _,
-            fail_sends,
-            event,
-            failed: _,
-            settle,
-            again,
-            later,
-        } = notes;
-        let noted = |wanted: bool, cq: &Arc<CqRing>| wanted.then(|| Arc::clone(cq));
-        let own = |index| (Arc::clone(&qp.port.mrs), index);
-        self.settle.extend(settle.into_iter().flatten().map(own));
-        if again {
-            self.again.push(Arc::clone(qp));
-        }
-        self.later
-            .extend(later.map(|index| (Arc::clone(qp), index)));
-        self.fire.extend(noted(fire_send, &qp.send_cq));
-        self.fire.extend(noted(fire_recv, recv_cq));
-        self.overrun.extend(noted(overrun_send, &qp.send_cq));
-        self.overrun.extend(noted(overrun_recv, recv_cq));
-        if srq_limit {
-            self.srq_limit.extend(srq.cloned());
-        }
-        if fail_sends {
-            self.fail_sends.push(Arc::clone(qp));
-        }
-        if contact && !qp.contacted.load(Acquire) {
-            self.contact.push(Arc::clone(qp) as Arc<dyn QpEvents>);
-        }
-        self.raise
-            .extend(event.map(|event| (Arc::clone(qp) as Arc<dyn QpEvents>, event)));
-    }
-
     /// The queue pair goes on when the completion queue has changed hands.
-    pub(crate) fn wait_for(&mut self, cq: &Arc<CqRing>, qp: &Arc<QueuePair>) {
-        self.waiting.push((Arc::clone(cq), Arc::clone(qp)));
+    pub(crate) fn wait_for(&mut self, cq: &Arc<CqRing>, qp: Arc<dyn QpEvents>) {
+        self.waiting.push((Arc::clone(cq), qp));
     }
 
     /// Does what was noted, outside of pins, locks and turns. Who was put off by a completion queue that
     /// has changed hands since, and is to try again at once.
     ///
+    /// `overrun` takes down the queue pairs of a completion queue that has lost some.
+    ///
     /// Routines, handlers and wakers run when the thread has done all of it, and the turn that it takes
     /// ([`collect`]); one that panics takes nothing from the others.
-    pub(crate) fn carry_out(&mut self, port: &Port) -> Vec<Arc<QueuePair>> {
-        collect(|| self.carry_out_all(port))
+    pub(crate) fn carry_out(&mut self, overrun: &dyn Fn(&Arc<CqRing>)) -> Vec<Arc<dyn QpEvents>> {
+        collect(|| self.carry_out_all(overrun))
     }
 
-    fn carry_out_all(&mut self, port: &Port) -> Vec<Arc<QueuePair>> {
+    fn carry_out_all(&mut self, overrun: &dyn Fn(&Arc<CqRing>)) -> Vec<Arc<dyn QpEvents>> {
         for (mrs, index) in self.settle.drain(..) {
             mrs.settle(index);
         }
@@ -209,7 +127,7 @@ impl Effects {
             qp.fail_sends();
         }
         for cq in self.overrun.drain(..) {
-            overrun(&cq, port);
+            overrun(&cq);
         }
         for (qp, event) in self.raise.drain(..) {
             qp.raise(event);
@@ -223,8 +141,7 @@ impl Effects {
         for finish in self.finish.drain(..) {
             finish.complete();
         }
-        for (qp, index) in self.later.drain(..) {
-            let mrs = Arc::clone(&qp.port.mrs);
+        for (qp, mrs, index) in self.later.drain(..) {
             mrs.when_over(index, move || qp.kick());
         }
         for (responder, sender) in self.recall.drain(..) {
@@ -236,17 +153,5 @@ impl Effects {
         let mut again = std::mem::take(&mut self.waiting);
         again.retain(|(cq, qp)| cq.convert(Arc::clone(qp) as Arc<dyn WaitsForCq>));
         again.into_iter().map(|(_, qp)| qp).collect()
-    }
-}
-
-/// Completions of that queue were lost: every queue pair on it goes to ERR, as none can go on (IBTA vol. 1,
-/// 11.2.6.1).
-fn overrun(cq: &Arc<CqRing>, port: &Port) {
-    cq.tell_overrun(&port.counters);
-    for qp in port.link.queue_pairs_on(cq) {
-        if QueuePair::fail(&qp) {
-            // Its own completion may be the lost one, so nothing else tells it.
-            qp.raise(EventType::QpFatal);
-        }
     }
 }

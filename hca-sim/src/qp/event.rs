@@ -6,12 +6,25 @@ use verbs_core::sync::{Arc, Weak};
 use verbs_core::{EventType, QpState, QpType};
 
 use crate::direct::path::Door;
+use crate::port::Port;
 use crate::qp::QueuePair;
+use crate::qp::pairing::queue_pairs_on;
 use crate::queue::base::events::{Job, QpEvents};
+use crate::queue::cq::CqRing;
 
 impl QpEvents for QueuePair {
     fn fail(self: Arc<Self>) -> bool {
         Self::fail(&self)
+    }
+
+    fn fail_sends(self: Arc<Self>) {
+        Self::fail_sends(&self);
+    }
+
+    fn list(self: Arc<Self>) {
+        if let Some(driver) = self.driver() {
+            driver.list(&self);
+        }
     }
 
     fn kick(self: Arc<Self>) {
@@ -45,6 +58,20 @@ impl QpEvents for QueuePair {
 
     fn recall(self: Arc<Self>, then: Job) {
         Self::recall(&self, then);
+    }
+}
+
+impl Port {
+    /// Completions of that queue were lost: every queue pair on it goes to ERR, as none can go on (IBTA vol. 1,
+    /// 11.2.6.1).
+    pub(crate) fn overrun(&self, cq: &Arc<CqRing>) {
+        cq.tell_overrun(&self.counters);
+        for qp in queue_pairs_on(&self.link, cq) {
+            if QueuePair::fail(&qp) {
+                // Its own completion may be the lost one, so nothing else tells it.
+                qp.raise(EventType::QpFatal);
+            }
+        }
     }
 }
 

@@ -13,18 +13,17 @@ mod control;
 pub(crate) mod cq_resize;
 pub(crate) mod effects;
 mod event;
-pub(crate) mod loopback;
+pub(crate) mod finish;
 #[cfg(all(test, verbs_loom))]
 pub(crate) mod models;
-pub(crate) mod packets;
-mod pairing;
+pub(crate) mod pairing;
 mod recall;
+pub(crate) mod worker;
 
 use std::fmt;
 
-use verbs_core::command::Pending;
 use verbs_core::mem::{Pin, TouchWord, Who};
-use verbs_core::qp::{DestroyQp, ModifyQp, QpCore};
+use verbs_core::qp::QpCore;
 use verbs_core::sync::atomic::{
     AtomicBool, AtomicU8, AtomicU32,
     Ordering::{Acquire, Relaxed},
@@ -35,7 +34,9 @@ use verbs_core::{PostError, QpAttr, QpCap, QpState, QpType, Qpn};
 
 use crate::direct::path::DirectPath;
 use crate::port::{Driver, Port};
-use crate::qp::loopback::Worker;
+use crate::qp::finish::Finish;
+use crate::qp::worker::Worker;
+use crate::queue::base::events::QpEvents;
 use crate::queue::base::word::{QpWord, flag};
 use crate::queue::cq::CqRing;
 
@@ -97,22 +98,6 @@ impl Control {
     /// The attributes, those that were set.
     pub(crate) fn attr(&self) -> QpAttr {
         self.attr.as_deref().copied().unwrap_or_default()
-    }
-}
-
-/// A verb that is done but for the waiting.
-#[derive(Debug)]
-pub(crate) enum Finish {
-    Modify(Pending<ModifyQp>),
-    Destroy(Pending<DestroyQp>),
-}
-
-impl Finish {
-    pub(crate) fn complete(self) {
-        match self {
-            Self::Modify(pending) => pending.complete(Ok(())),
-            Self::Destroy(pending) => pending.complete(Ok(())),
-        }
     }
 }
 
@@ -188,6 +173,11 @@ impl QueuePair {
             contacted: AtomicBool::new(false),
             core: OnceLock::new(),
         })
+    }
+
+    /// This queue pair, for those who know it by nothing else.
+    pub(crate) fn events(self: &Arc<Self>) -> Arc<dyn QpEvents> {
+        Arc::clone(self) as Arc<dyn QpEvents>
     }
 
     /// This queue pair, for looks at memory.

@@ -18,8 +18,8 @@ use crate::qp::{Init, QueuePair};
 use crate::queue::cq::{CqPoller, CqRing};
 
 pub(crate) fn port(link: &Loopback, engine: &Engine) -> Arc<Port> {
-    let (lid, gid, guid) = link.fabric.lock().attach();
-    let (link, mrs) = (Arc::clone(&link.fabric), Arc::new(MrTable::new(1, 0)));
+    let (lid, gid, guid) = link.directory.lock().attach();
+    let (link, mrs) = (Arc::clone(&link.directory), Arc::new(MrTable::new(1, 0)));
     let gids = [gid].into_iter().collect();
     Arc::new(Port::new(
         (lid, guid),

@@ -10,11 +10,14 @@ use verbs_core::{Access, QpAttr, QpState};
 
 use crate::direct::message::{Requester, Tamper};
 use crate::direct::path::{DirectPath, Granted, Responder};
-use crate::link::{Fabric, Links};
+use crate::link::{self, Directory};
 use crate::qp::{Control, QueuePair};
 use crate::queue::base::events::QpEvents;
 use crate::queue::cq::CqRing;
 use crate::queue::recv::RecvRing;
+
+/// Who is on the link of a queue pair.
+pub(crate) type Links = link::Links<QueuePair>;
 
 impl QueuePair {
     pub(crate) fn named_peer<'l>(&self, links: &'l Links, attr: &QpAttr) -> Option<&'l Arc<Self>> {
@@ -152,11 +155,40 @@ impl QueuePair {
     }
 }
 
+/// Connects and disconnects queue pairs as their ports now say, and has those go on that can.
+pub(crate) fn rearrange(directory: &Directory<QueuePair>) {
+    let (queue_pairs, touched) = {
+        let links = directory.lock();
+        let repaired = links.queue_pairs().map(|qp| qp.repair(&links));
+        let touched = repaired.fold(Touched::NOBODY, Touched::and);
+        links.queue_pairs().for_each(|qp| qp.begin_close(&links));
+        (links.queue_pairs().cloned().collect::<Vec<_>>(), touched)
+    };
+    for qp in &queue_pairs {
+        // Who is inside lands that one message, as if it had been posted before; until it has, no
+        // machine may touch the receives that it takes.
+        qp.end_close(touched);
+    }
+    for qp in &queue_pairs {
+        qp.wake();
+    }
+}
+
+/// The queue pairs of the link whose completions go there.
+pub(super) fn queue_pairs_on(
+    directory: &Directory<QueuePair>,
+    cq: &Arc<CqRing>,
+) -> Vec<Arc<QueuePair>> {
+    let links = directory.lock();
+    let on = |qp: &&Arc<QueuePair>| Arc::ptr_eq(&qp.send_cq, cq) || Arc::ptr_eq(&qp.recv_cq, cq);
+    links.queue_pairs().filter(on).cloned().collect()
+}
+
 /// Makes the direct paths of receives that complete on `cq` anew, so that they know its lane. Outside of locks.
-pub(crate) fn renew_landings(fabric: &Fabric, cq: &Arc<CqRing>) {
-    let queue_pairs = fabric.queue_pairs_on(cq);
+pub(crate) fn renew_landings(directory: &Directory<QueuePair>, cq: &Arc<CqRing>) {
+    let queue_pairs = queue_pairs_on(directory, cq);
     let mut renewed = Vec::new();
-    let links = fabric.lock();
+    let links = directory.lock();
     for qp in &queue_pairs {
         let attr = qp.control.lock().attr();
         if let Some(sender) = qp.named_peer(&links, &attr)

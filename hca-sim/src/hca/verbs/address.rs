@@ -60,14 +60,18 @@ impl Hca {
                 attr: Attr::QpType,
                 why: Why::NotDatagram,
             })?;
-        self.port.groups.attach(driver, command.mgid, qp)
+        let join = |group| driver.join(group);
+        self.port.groups.attach(command.mgid, qp, join)
     }
 
     pub(in crate::hca) fn detach_mcast(&self, command: Command<'_, DetachMcast>) {
         let core = command.target();
         let qp = queue_pair(core.qp().base());
         if let Some((qp, driver)) = qp.zip(self.port.driver()) {
-            self.port.groups.detach(driver, core.mgid(), qp);
+            let group = core.mgid();
+            if self.port.groups.detach(group, qp) {
+                driver.leave(group.into());
+            }
         }
         command.complete(Ok(()));
     }

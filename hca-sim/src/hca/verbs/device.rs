@@ -18,6 +18,7 @@ use crate::hca::extension;
 use crate::hca::limits;
 use crate::link::LID_MAX;
 use crate::port::Sheet;
+use crate::qp::pairing::rearrange;
 use crate::queue::base::limits::PORT;
 
 /// Bytes of a node description, as the NodeDescription attribute has them.
@@ -258,7 +259,7 @@ impl Hca {
         let differs = before != now;
         if differs {
             self.connections_changed();
-            self.port.link.rearrange();
+            rearrange(&self.port.link);
         }
         differs
     }

@@ -15,8 +15,9 @@ use crate::post::recv::RecvPoster;
 use crate::post::send::SendPoster;
 use crate::qp::cq_resize;
 use crate::qp::{Init, QueuePair};
+use crate::queue::base::events::WaitsForCq;
 use crate::queue::base::limits::{self, MAX_INLINE, MAX_SGE};
-use crate::queue::cq::{CqPoller, CqRing, WaitsForCq};
+use crate::queue::cq::{CqPoller, CqRing};
 use crate::queue::srq::{Named, NoReceives, SharedPoster, SharedReceives};
 
 /// The numbers of the queue pairs of subnet management and of general services (IBTA vol. 1, 3.9.3).

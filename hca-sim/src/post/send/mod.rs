@@ -3,7 +3,7 @@
 //! The poster carries a message out itself when it may ([`crate::direct::path`]): the short ways for the
 //! simplest messages are in [`short`]. Whatever they do not like goes through
 //! [`SendPoster::post_any`], and what cannot be completed there goes into the ring and to the
-//! machine ([`crate::qp::loopback`]), which finds out why and says so.
+//! machine ([`crate::qp::worker`]), which finds out why and says so.
 
 use std::fmt;
 

@@ -16,7 +16,7 @@
 //!
 //! In SHARED the tail is moved by one read-modify-write. Nobody may push while CONVERTING, and nobody
 //! waits for it inside a pin, where two threads that convert each other's queue would wait for ever:
-//! whoever finds it puts its work request aside ([`crate::qp::loopback`]) and is called when it is over.
+//! whoever finds it puts its work request aside ([`crate::qp::worker`]) and is called when it is over.
 //! Pushing takes a pin from the look at the mode to the entry, which is what the grace period waits
 //! for.
 //!
@@ -44,7 +44,7 @@ use verbs_core::{CqNotify, Error, EventType};
 
 use crate::clock::Clock;
 use crate::queue::base::counters::Counters;
-use crate::queue::base::events::Job;
+use crate::queue::base::events::{Job, WaitsForCq};
 use crate::queue::cqe_inline::{Aside, KNOWN, Rider};
 
 mod buffer;
@@ -65,12 +65,6 @@ use moderation::Moderation;
 pub(crate) use buffer::{CqBuffer, Place, Strip};
 pub(crate) use entry::{Cqe, Origin, Overrun, Pushed, Way};
 pub(crate) use poller::{CqPoller, Pump};
-
-/// Somebody who could not push, because the queue was changing hands.
-pub(crate) trait WaitsForCq: Send + Sync {
-    /// Any thread can push now. Outside pins and locks.
-    fn go_on(self: Arc<Self>);
-}
 
 /// The part of a completion queue that all share.
 pub(crate) struct CqRing {

@@ -114,7 +114,7 @@ impl Machine {
         let (lkey, rkey) = mrs.register(region).unwrap();
         let ring = || Arc::new(CqRing::new(256, Arc::default(), None, true).unwrap());
         let (send_cq, recv_cq) = (ring(), ring());
-        let link = Loopback::with_seed(1).fabric;
+        let link = Loopback::with_seed(1).directory;
         let engine = Engine::new(VirtualClock::new());
         let (names, gids) = ((Lid(1), Guid(1)), Gids::default());
         let port = Port::new(names, gids, link, Arc::clone(&mrs), engine, None);

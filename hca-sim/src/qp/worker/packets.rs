@@ -4,34 +4,26 @@
 //! nothing in here is ever contended. The attributes that control verbs change are taken over at the
 //! beginning of each visit.
 
-use std::fmt;
-use std::net::{IpAddr, Ipv6Addr};
 use std::time::Duration;
 
-use verbs_core::mad::sm::{BadKey, PERMISSIVE_LID};
 use verbs_core::mem::{Pin, pin};
 use verbs_core::sync::Arc;
 use verbs_core::sync::MutexGuard;
-use verbs_core::{
-    Access, Av, Datagram, Error, Gid, Lid, Mtu, PKey, Psn, QpAttr, QpCap, QpState, QpType, Qpn,
-    Srqn,
-};
+use verbs_core::sync::atomic::Ordering::Acquire;
+use verbs_core::{Access, Datagram, Mtu, PKey, Psn, QpAttr, QpState, QpType, Qpn};
 
 use crate::clock::Instant;
 use crate::engine::Due;
-use crate::link::{Local, Route};
-use crate::port::Port;
+use crate::link::Route;
 use crate::qp::QueuePair;
 use crate::qp::effects::Effects;
-use crate::qp::loopback::Machine;
-use crate::queue::base::events::QpEvents;
+use crate::qp::worker::Machine;
+use crate::qp::worker::packet_qp::PacketQp;
 use crate::queue::cq::CqRing;
 use crate::queue::srq::{Named, SharedReceives};
-use crate::transport::{self, Ends, Incoming, Notes, Outlet, Path, Post, TxContext};
+use crate::transport::{Ends, Incoming, Notes, Outlet, Path, Post, TxContext};
 use crate::wire::{Bth, BthFlags, Extended, Head, Opcode, Role, Service};
 
-/// The address of packets that have none.
-const NOWHERE: Ipv6Addr = Ipv6Addr::UNSPECIFIED;
 /// The ECN bits of a traffic class, and what they are when a switch has marked the packet.
 const ECN: u8 = 0b11;
 const CE: u8 = 0b11;
@@ -40,82 +32,6 @@ const CE: u8 = 0b11;
 const CNP_INTERVAL: Duration = Duration::from_micros(50);
 /// Bytes of a congestion notification, all zero.
 const CNP_PAYLOAD: usize = 16;
-
-/// See the module's documentation.
-pub(crate) struct PacketQp {
-    transport: transport::Machine,
-    /// What the attributes say.
-    path: Option<Path>,
-    /// Where packets to the peer go; `None` as long as the queue pair names nobody, or no address of the
-    /// port. Datagrams have ways of their own.
-    route: Option<Route>,
-    /// The changes that `path` knows of: the queue pair's and the port's.
-    followed: Option<(u32, u32)>,
-    /// The deadline that the engine was given.
-    timer: Option<Instant>,
-    /// The queue pair goes to ERR as soon as its last answer has left.
-    failing: bool,
-    /// A packet came that a switch had marked: the peer is to hear of it.
-    marked: bool,
-    /// No notification leaves before.
-    quiet_until: Instant,
-}
-
-impl PacketQp {
-    /// A machine for a queue pair of that type and those sizes, with all that it will ever allocate.
-    ///
-    /// # Errors
-    /// [`Error::NoMemory`].
-    pub(crate) fn new(qp_type: QpType, cap: &QpCap) -> Result<Self, Error> {
-        Ok(Self {
-            transport: transport::Machine::new(qp_type, cap)?,
-            path: None,
-            route: None,
-            followed: None,
-            timer: None,
-            failing: false,
-            marked: false,
-            quiet_until: Instant::ZERO,
-        })
-    }
-
-    /// Back to how it was made.
-    pub(crate) fn reset(&mut self) {
-        self.transport.reset();
-        (self.path, self.route, self.followed) = (None, None, None);
-        (self.marked, self.failing) = (false, false);
-    }
-
-    /// The queue pair is in RTS again after SQE.
-    pub(crate) fn resume(&mut self) {
-        self.transport.resume();
-    }
-
-    /// See [`Rc::abandon`](transport::rc::Rc::abandon).
-    pub(crate) fn abandon(&mut self) -> Option<(u64, Option<Srqn>)> {
-        self.transport.abandon()
-    }
-
-    /// Whether every message that was begun has ended.
-    pub(crate) fn is_drained(&self) -> bool {
-        self.transport.is_drained()
-    }
-
-    /// Takes over what control verbs have changed.
-    fn follow(&mut self, qp: &QueuePair) {
-        let Some(driver) = qp.port.driver() else {
-            return;
-        };
-        let now = (qp.changes(), driver.changes());
-        if self.followed == Some(now) {
-            return;
-        }
-        self.followed = Some(now);
-        let attr = qp.control.lock().attr();
-        self.path = Some(path(&attr, qp));
-        self.route = attr.av.and_then(|av| qp.port.route(&av));
-    }
-}
 
 fn named_by(srq: &Option<Arc<SharedReceives>>) -> Option<&Named> {
     srq.as_ref().and_then(|srq| srq.named.as_ref())
@@ -183,98 +99,6 @@ impl Post for Datagrams<'_, '_, '_> {
     }
 }
 
-impl Port {
-    /// The way that an address vector leads, if there is one from here.
-    pub(crate) fn route(&self, av: &Av) -> Option<Route> {
-        let global = av.global;
-        let src = self.gid(global.map_or(0, |global| global.sgid_index))?;
-        let (dgid, local) = if let Some(slid) = self.slid(av) {
-            let local = Local {
-                slid,
-                dlid: av.dlid,
-                sl: av.sl,
-                global: global.is_some(),
-            };
-            // Without a header for it, an address is not needed.
-            let dgid = global.map_or(Gid::from(NOWHERE), |global| global.dgid);
-            (dgid, Some(local))
-        } else if self.is_wire() {
-            (global?.dgid, None)
-        } else {
-            let (dgid, dlid) = match global {
-                Some(global) if global.dgid.is_multicast() => (global.dgid, av.dlid),
-                _ => self.link.lock().address_of(av)?,
-            };
-            let local = Local {
-                slid: self.lid,
-                dlid,
-                sl: av.sl,
-                global: global.is_some(),
-            };
-            (dgid, Some(local))
-        };
-        let src = if global.is_none() && self.managed.is_some() {
-            Gid::from(NOWHERE)
-        } else {
-            src
-        };
-        let (src, dst) = (IpAddr::from(src), IpAddr::from(dgid));
-        (src.is_ipv4() == dst.is_ipv4()).then_some(Route {
-            src,
-            dst,
-            tclass: global.map_or(0, |global| global.traffic_class),
-            hop_limit: global.map_or(64, |global| global.hop_limit),
-            local,
-        })
-    }
-}
-
-impl Port {
-    /// On a managed port, the LID that packets leave from: on directed routes no LID is needed.
-    fn slid(&self, av: &Av) -> Option<Lid> {
-        let info = self.sheet().info?;
-        if av.dlid == PERMISSIVE_LID {
-            return Some(PERMISSIVE_LID);
-        }
-        Some(info.lid_of(av.src_path_bits))
-    }
-
-    /// Tells the subnet manager of a packet with a key that does not fit, if there is one to be told.
-    fn report(&self, packet: &Incoming<'_>, is_qkey: bool) {
-        let (Some(managed), Some(local)) = (&self.managed, packet.local) else {
-            return;
-        };
-        let (bth, deth) = (packet.head.bth(), packet.head.ext().deth);
-        let qkey = deth.map_or(0, |deth| deth.qkey.0);
-        let gids = if local.global {
-            [Gid::from(packet.src).0, Gid::from(packet.dst).0]
-        } else {
-            [[0; 16]; 2]
-        };
-        managed.report(&BadKey {
-            is_qkey,
-            key: if is_qkey { qkey } else { bth.pkey.0.into() },
-            sl: local.sl,
-            from: local.slid,
-            src_qpn: deth.map_or(Qpn::new(0), |deth| deth.src_qpn),
-            dest_qpn: bth.dest_qpn,
-            gids,
-        });
-    }
-
-    /// Whether a packet comes from where a connection's own packets go to.
-    fn is_peer(&self, own: &Route, packet: &Incoming<'_>) -> bool {
-        let is_by_address = own.dst == packet.src && own.src == packet.dst;
-        match (own.local, packet.local) {
-            (Some(own), Some(came)) if self.managed.is_some() => {
-                let is_by_lid = own.dlid == Lid(0) || own.dlid == came.slid;
-                is_by_lid && (is_by_address || !own.global || !came.global)
-            }
-            _ => is_by_address,
-        }
-    }
-}
-
 /// Tells the peer that its packets meet congestion (IBTA annex A17.9.3).
 fn notify_congestion(path: &Path, lane: &mut dyn Outlet) {
     let bth = Bth {
@@ -290,6 +114,21 @@ fn notify_congestion(path: &Path, lane: &mut dyn Outlet) {
 }
 
 impl QueuePair {
+    /// Takes over what control verbs have changed.
+    fn follow(&self, exchange: &mut PacketQp) {
+        let Some(driver) = self.port.driver() else {
+            return;
+        };
+        let now = (self.changes(), driver.changes());
+        if exchange.followed == Some(now) {
+            return;
+        }
+        exchange.followed = Some(now);
+        let attr = self.control.lock().attr();
+        exchange.path = Some(path(&attr, self));
+        exchange.route = attr.av.and_then(|av| self.port.route(&av));
+    }
+
     /// What the machine works on, if the state is still the one that it was under the pin.
     fn ends<'a>(&'a self, pin: &'a Pin, path: &'a Path, now: Instant) -> Option<Ends<'a>> {
         let state = self.enter_to_exchange(pin)?;
@@ -328,7 +167,7 @@ impl QueuePair {
         let refused = |cq: &&Arc<CqRing>| cq.enter(pin).is_none();
         let refused = cqs.into_iter().flatten().find(refused);
         if let Some(cq) = refused {
-            effects.wait_for(cq, self);
+            effects.wait_for(cq, self.events());
         }
         refused.is_none()
     }
@@ -346,7 +185,7 @@ impl QueuePair {
             return false;
         };
         let mut exchange = exchange.lock();
-        exchange.follow(self);
+        self.follow(&mut exchange);
         let PacketQp {
             transport,
             path,
@@ -443,7 +282,7 @@ impl QueuePair {
         mail: &mut TxContext<'_>,
         effects: &mut Effects,
     ) {
-        exchange.follow(self);
+        self.follow(exchange);
         let Some(path) = exchange.path else {
             return;
         };
@@ -475,7 +314,7 @@ impl QueuePair {
             notify_congestion(&path, &mut lane);
         }
         if more {
-            effects.stalled.push(Arc::clone(self));
+            effects.stalled.push(self.events());
         } else if !mail.acknowledges && exchange.transport.is_answering() {
             mail.deferred = true;
         }
@@ -484,7 +323,7 @@ impl QueuePair {
         // What tells the peer why has to leave before nothing leaves any more.
         if exchange.failing && !exchange.transport.is_answering() {
             exchange.failing = false;
-            effects.fail.push(Arc::clone(self) as Arc<dyn QpEvents>);
+            effects.fail.push(self.events());
         }
     }
 
@@ -507,12 +346,12 @@ impl QueuePair {
         };
         let mut post = Datagrams { qp: self, mail };
         if exchange.transport.post(&ends, &mut post, &mut notes) {
-            effects.stalled.push(Arc::clone(self));
+            effects.stalled.push(self.events());
         }
         drop(pin);
         self.see_to_notes(exchange, machine, notes, None, effects);
         if std::mem::take(&mut exchange.failing) {
-            effects.fail.push(Arc::clone(self) as Arc<dyn QpEvents>);
+            effects.fail.push(self.events());
         }
     }
 
@@ -528,7 +367,60 @@ impl QueuePair {
             machine.failed = notes.failed;
         }
         exchange.failing |= notes.fail;
-        effects.note_packets(self, named, notes);
+        self.note_packets(named, notes, effects);
+    }
+
+    /// Notes what a connection over packets leads to; `named` is the shared receive queue that a request
+    /// named.
+    fn note_packets(
+        self: &Arc<Self>,
+        named: Option<&Arc<SharedReceives>>,
+        notes: Notes,
+        effects: &mut Effects,
+    ) {
+        let srq = named.or(self.srq.as_ref());
+        let recv_cq = named.and_then(|srq| srq.named.as_ref());
+        let recv_cq = recv_cq.map_or(&self.recv_cq, |named| &named.cq);
+        let Notes {
+            fire_send,
+            fire_recv,
+            overrun_send,
+            overrun_recv,
+            srq_limit,
+            contact,
+            fail: _,
+            fail_sends,
+            event,
+            failed: _,
+            settle,
+            again,
+            later,
+        } = notes;
+        let noted = |wanted: bool, cq: &Arc<CqRing>| wanted.then(|| Arc::clone(cq));
+        let own = |index| (Arc::clone(&self.port.mrs), index);
+        effects.settle.extend(settle.into_iter().flatten().map(own));
+        if again {
+            effects.again.push(self.events());
+        }
+        effects
+            .later
+            .extend(later.map(|index| (self.events(), Arc::clone(&self.port.mrs), index)));
+        effects.fire.extend(noted(fire_send, &self.send_cq));
+        effects.fire.extend(noted(fire_recv, recv_cq));
+        effects.overrun.extend(noted(overrun_send, &self.send_cq));
+        effects.overrun.extend(noted(overrun_recv, recv_cq));
+        if srq_limit {
+            effects.srq_limit.extend(srq.cloned());
+        }
+        if fail_sends {
+            effects.fail_sends.push(self.events());
+        }
+        if contact && !self.contacted.load(Acquire) {
+            effects.contact.push(self.events());
+        }
+        effects
+            .raise
+            .extend(event.map(|event| (self.events(), event)));
     }
 
     /// Has the engine call at the machine's deadline. A call that comes early finds nothing to do and
@@ -548,14 +440,5 @@ impl QueuePair {
             .port
             .engine
             .at(deadline, Arc::clone(self) as Arc<dyn Due>, 0);
-    }
-}
-
-impl fmt::Debug for PacketQp {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PacketQp")
-            .field("path", &self.path)
-            .field("timer", &self.timer)
-            .finish_non_exhaustive()
     }
 }

@@ -1,0 +1,217 @@
+//! Who is on a link: ports and their addresses, queue pairs and their numbers.
+//!
+//! It hands out what makes ports and queue pairs known to each other, and does not look into what it lists: `Q` is a queue
+//! pair. The lock on the lists is the one under which the fit of two queue pairs is decided.
+
+use std::collections::BTreeMap;
+
+use verbs_core::device::local_guid;
+use verbs_core::mem::Span;
+use verbs_core::sync::atomic::{
+    AtomicBool, AtomicU64,
+    Ordering::{AcqRel, Relaxed, Release},
+};
+use verbs_core::sync::{Arc, Mutex, MutexGuard};
+use verbs_core::{Av, Gid, Guid, Lid, Psn, Qpn, Seed};
+
+use crate::direct::message::Tamper;
+use crate::link::hub::Hub;
+use crate::rng::Rng;
+
+/// Largest unicast LID (IBTA vol. 1, 4.1.3).
+pub(crate) const LID_MAX: u16 = 0xbfff;
+/// Queue pair numbers below this have a meaning of their own.
+const QPN_MIN: u32 = 0x10;
+const QPN_END: u32 = Qpn::MULTICAST.value();
+
+/// See the module's documentation.
+pub(crate) struct Directory<Q> {
+    links: Mutex<Links<Q>>,
+    /// Something on the link has to see every message.
+    watched: AtomicBool,
+    /// Messages with data that have passed since it has.
+    passed: AtomicU64,
+    /// Which of them loses a bit; `u64::MAX` for none.
+    flip: AtomicU64,
+    /// What carries the messages that are not placed directly.
+    pub(super) hub: Hub,
+}
+
+/// Who is on the link. Whoever changes the state of a queue pair or what it is connected to holds the
+/// lock on this; that is bounded work and no foreign code.
+pub(crate) struct Links<Q> {
+    rng: Rng,
+    ports: BTreeMap<Lid, Gid>,
+    queue_pairs: BTreeMap<(Lid, Qpn), Arc<Q>>,
+    next_lid: u16,
+}
+
+impl<Q> Directory<Q> {
+    /// A link without ports, whose numbers the seed decides.
+    pub(crate) fn seeded(seed: Seed) -> Self {
+        let links = Links {
+            rng: Rng::new(seed),
+            ports: BTreeMap::new(),
+            queue_pairs: BTreeMap::new(),
+            next_lid: 1,
+        };
+        Self {
+            links: Mutex::new(links),
+            watched: AtomicBool::new(false),
+            passed: AtomicU64::new(0),
+            flip: AtomicU64::new(u64::MAX),
+            hub: Hub::default(),
+        }
+    }
+
+    /// The `nth` message with data from now on loses a bit; all have to be seen from now on.
+    pub(crate) fn flip_bit(&self, nth: u64) {
+        self.passed.store(0, Relaxed);
+        self.flip.store(nth, Relaxed);
+        self.watched.store(true, Release);
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Links<Q>> {
+        self.links.lock()
+    }
+
+    /// Whether senders may land messages themselves.
+    pub(crate) fn is_bare(&self) -> bool {
+        !self.watched.load(Relaxed)
+    }
+
+    pub(crate) fn draw_psn(&self) -> Psn {
+        Psn::new(self.lock().rng.within(0..1 << 24))
+    }
+}
+
+impl<Q: Send + Sync> Tamper for Directory<Q> {
+    fn tamper(&self, target: &[Span<'_>]) {
+        let number = self.passed.fetch_add(1, AcqRel);
+        if number != self.flip.load(Relaxed) {
+            return;
+        }
+        if let Some(window) = target.iter().find_map(|span| span.windows().next()) {
+            let mut byte = [0];
+            window.read_into(&mut byte);
+            byte[0] ^= 1;
+            window.write_from(&byte);
+        }
+    }
+}
+
+impl<Q> Links<Q> {
+    /// The queue pairs of all ports.
+    pub(crate) fn queue_pairs(&self) -> impl Iterator<Item = &Arc<Q>> {
+        self.queue_pairs.values()
+    }
+
+    /// How many ports there are.
+    pub(super) fn ports(&self) -> usize {
+        self.ports.len()
+    }
+
+    /// Addresses for a new port; the LID is 0 when there are none left.
+    pub(crate) fn attach(&mut self) -> (Lid, Gid, Guid) {
+        let free = |lid: &u16| !self.ports.contains_key(&Lid(*lid));
+        let lid = (self.next_lid..=LID_MAX)
+            .chain(1..self.next_lid)
+            .find(free)
+            .unwrap_or(0);
+        let guid = local_guid(self.rng.draw());
+        let gid = Gid::from_parts(Gid::LINK_LOCAL_PREFIX, guid);
+        if lid != 0 {
+            self.next_lid = if lid == LID_MAX { 1 } else { lid + 1 };
+            self.ports.insert(Lid(lid), gid);
+        }
+        (Lid(lid), gid, guid)
+    }
+
+    /// The port has gone; its queue pairs are no longer found.
+    pub(crate) fn detach(&mut self, lid: Lid) {
+        self.ports.remove(&lid);
+        self.queue_pairs.retain(|&(at, _), _| at != lid);
+    }
+
+    /// The port is found under another GID from now on.
+    pub(crate) fn rename(&mut self, lid: Lid, gid: Gid) {
+        if let Some(known) = self.ports.get_mut(&lid) {
+            *known = gid;
+        }
+    }
+
+    /// Enters a queue pair that is made with the number drawn for it; `None` if the port has gone.
+    pub(crate) fn enter(&mut self, lid: Lid, make: impl FnOnce(Qpn) -> Arc<Q>) -> Option<Arc<Q>> {
+        if !self.ports.contains_key(&lid) {
+            return None;
+        }
+        let qpn = loop {
+            let qpn = Qpn::new(self.rng.within(QPN_MIN..QPN_END));
+            if !self.queue_pairs.contains_key(&(lid, qpn)) {
+                break qpn;
+            }
+        };
+        let qp = make(qpn);
+        self.queue_pairs.insert((lid, qpn), Arc::clone(&qp));
+        Some(qp)
+    }
+
+    pub(crate) fn leave(&mut self, lid: Lid, qpn: Qpn) {
+        self.queue_pairs.remove(&(lid, qpn));
+    }
+
+    /// The queue pair of that number at the port that the address vector leads to.
+    pub(crate) fn find(&self, av: &Av, qpn: Qpn) -> Option<&Arc<Q>> {
+        self.queue_pairs.get(&(self.resolve(av)?, qpn))
+    }
+
+    /// The queue pairs of one port.
+    pub(crate) fn of_port(&self, lid: Lid) -> Vec<Arc<Q>> {
+        let range = (lid, Qpn::new(0))..=(lid, Qpn::MULTICAST);
+        self.queue_pairs
+            .range(range)
+            .map(|(_, qp)| Arc::clone(qp))
+            .collect()
+    }
+
+    /// The queue pair of that number at that port.
+    pub(crate) fn of(&self, lid: Lid, qpn: Qpn) -> Option<Arc<Q>> {
+        self.queue_pairs.get(&(lid, qpn)).cloned()
+    }
+
+    fn resolve(&self, av: &Av) -> Option<Lid> {
+        if av.dlid != Lid(0) {
+            return self.ports.contains_key(&av.dlid).then_some(av.dlid);
+        }
+        self.port_of(av.global?.dgid)
+    }
+
+    /// The port with that GID.
+    pub(super) fn port_of(&self, gid: Gid) -> Option<Lid> {
+        let found = self.ports.iter().find(|&(_, &known)| known == gid);
+        found.map(|(&lid, _)| lid)
+    }
+
+    /// The GID and the LID of the port that an address vector leads to.
+    pub(crate) fn address_of(&self, av: &Av) -> Option<(Gid, Lid)> {
+        let lid = self.resolve(av)?;
+        Some((*self.ports.get(&lid)?, lid))
+    }
+
+    /// Enters a queue pair under the number that its type has; `None` if the port has gone or there is
+    /// one already.
+    pub(crate) fn enter_as(
+        &mut self,
+        lid: Lid,
+        qpn: Qpn,
+        make: impl FnOnce() -> Arc<Q>,
+    ) -> Option<Arc<Q>> {
+        let known = self.queue_pairs.contains_key(&(lid, qpn));
+        if known || !self.ports.contains_key(&lid) {
+            return None;
+        }
+        let qp = make();
+        self.queue_pairs.insert((lid, qpn), Arc::clone(&qp));
+        Some(qp)
+    }
+}
