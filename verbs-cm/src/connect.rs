@@ -1,14 +1,15 @@
 //! The active side.
 
 use std::fmt;
-use std::future::{IntoFuture, poll_fn};
-use std::net::{IpAddr, SocketAddr};
+use std::future::IntoFuture;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use verbs_core::sync::Arc;
 use verbs_core::{Access, Device, Qp, QpType, no_block};
 
-use crate::connection::Connection;
+use crate::address::pair;
+use crate::connection::{Connection, finish_within};
 use crate::endpoint::{Endpoint, initialise};
 use crate::error::{Error, NotConnected};
 use crate::hub::Hub;
@@ -19,7 +20,7 @@ use crate::params::{Connect, Route};
 use crate::provided::Provided;
 use crate::resolver::{Address, Hop, Query, Resolver};
 use crate::step::{CancelStep, Step, StepFuture};
-use crate::wire::{IpHeader, IpPair, PortSpace, ServiceId, Transport};
+use crate::wire::{IpHeader, PortSpace, ServiceId, Transport};
 
 /// Connects a queue pair to a service: resolves the address and the route, asks, and brings the queue
 /// pair to RTS.
@@ -120,7 +121,7 @@ impl Connecting {
     /// As [`connect`]; and [`Error::WouldBlock`] under NoBlock, at once, with the queue pair (K3).
     pub fn wait(self) -> Result<Connection, NotConnected> {
         if no_block() {
-            return Err(refused(Error::WouldBlock, self.qp));
+            return Err(NotConnected::new(Error::WouldBlock, self.qp));
         }
         self.step().wait()
     }
@@ -132,19 +133,19 @@ impl Connecting {
 
     async fn run(self) -> Result<Connection, NotConnected> {
         if !matches!(self.qp.qp_type(), QpType::Rc | QpType::Uc) {
-            return Err(refused(Error::QpType, self.qp));
+            return Err(NotConnected::new(Error::QpType, self.qp));
         }
         match self.manager.way().await {
             Ok(Way::Messages(hub)) => self.by_messages(hub).await,
             Ok(Way::Verbs(provided)) => self.by_verbs(&provided).await,
-            Err(error) => Err(refused(error, self.qp)),
+            Err(error) => Err(NotConnected::new(error, self.qp)),
         }
     }
 
     async fn by_verbs(self, provided: &Provided) -> Result<Connection, NotConnected> {
         let addr = match self.addr.lookup(&*provided.resolver()) {
             Ok(addr) => addr,
-            Err(error) => return Err(refused(error, self.qp)),
+            Err(error) => return Err(NotConnected::new(error, self.qp)),
         };
         let limit = Limit::begin(provided.timer(), self.timeout);
         let Self {
@@ -164,10 +165,10 @@ impl Connecting {
         let limit = Limit::begin(hub.timer(), self.timeout);
         let (addr, hop, route) = match self.find(&hub, &limit).await {
             Ok(found) => found,
-            Err(error) => return Err(refused(error, self.qp)),
+            Err(error) => return Err(NotConnected::new(error, self.qp)),
         };
         if let Err(error) = initialise(&self.qp, hub.port().number, self.access).await {
-            return Err(refused(error, self.qp));
+            return Err(NotConnected::new(error, self.qp));
         }
         let asked = Asked {
             addr,
@@ -180,7 +181,7 @@ impl Connecting {
         };
         match asked.ask(&hub, self.qp) {
             Ok(endpoint) => finish_within(endpoint, &limit).await,
-            Err((error, qp)) => Err(refused(error, qp)),
+            Err((error, qp)) => Err(NotConnected::new(error, qp)),
         }
     }
 
@@ -235,6 +236,13 @@ pub(crate) struct Asked {
     /// How long the peer has to show that it is there.
     pub(crate) timeout: Option<Duration>,
     pub(crate) private_data: Vec<u8>,
+}
+
+impl Manager {
+    /// As [`connect`](crate::connect()).
+    pub fn connect(&self, addr: impl Into<Address>, qp: Qp) -> Connecting {
+        Connecting::new(self.clone(), addr, qp)
+    }
 }
 
 impl Asked {
@@ -303,69 +311,10 @@ impl Asked {
                     inner.by_qpn.insert(qp.qpn().value(), conn);
                     let port = Some((PortSpace::Tcp, source_port));
                     let endpoint = Endpoint::new(hub, conn, qp, self.addr, port);
-                    inner.conns.insert(conn, Arc::downgrade(&endpoint));
+                    inner.conns.insert(conn, endpoint.handler());
                     Ok(endpoint)
                 }
             }
         })
-    }
-}
-
-/// Waits until the connection is there; a queue pair whose connection will never be comes back.
-pub(crate) async fn finish(endpoint: Arc<Endpoint>) -> Result<Connection, NotConnected> {
-    match poll_fn(|cx| endpoint.poll_established(cx)).await {
-        Ok(data) => {
-            let queues = endpoint.take_queues();
-            Ok(Connection::new(endpoint, queues, data))
-        }
-        Err(error) => {
-            let qp = endpoint.take_qp();
-            Err(NotConnected { error, qp })
-        }
-    }
-}
-
-/// As [`finish`], in time.
-pub(crate) async fn finish_within(
-    endpoint: Arc<Endpoint>,
-    limit: &Limit,
-) -> Result<Connection, NotConnected> {
-    let peer = endpoint.peer;
-    match limit.done(finish(Arc::clone(&endpoint))).await {
-        Some(Err(NotConnected {
-            error: Error::TimedOut(_),
-            qp,
-        })) => Err(NotConnected {
-            error: limit.late(peer),
-            qp,
-        }),
-        Some(ended) => ended,
-        // The endpoint goes here, which takes the request back.
-        None => Err(NotConnected {
-            error: limit.late(peer),
-            qp: endpoint.take_qp(),
-        }),
-    }
-}
-
-pub(crate) fn refused(error: Error, qp: Qp) -> NotConnected {
-    NotConnected {
-        error,
-        qp: Some(qp),
-    }
-}
-
-/// Both ends' addresses, which the peer is told; they are of one family.
-pub(crate) fn pair(source: IpAddr, destination: IpAddr) -> Result<IpPair, Error> {
-    match (source.to_canonical(), destination.to_canonical()) {
-        (IpAddr::V4(source), IpAddr::V4(destination)) => Ok(IpPair::V4 {
-            source,
-            destination,
-        }),
-        (IpAddr::V6(source), IpAddr::V6(destination)) => Ok(IpPair::V6 {
-            source,
-            destination,
-        }),
-        (_, destination) => Err(Error::NoRoute(destination)),
     }
 }

@@ -7,9 +7,10 @@ use std::net::SocketAddr;
 use verbs_core::sync::Arc;
 use verbs_core::{BatchError, PostError, Qp, Qpn, Recv, RecvQueue, SendQueue, SendWr};
 
-use crate::endpoint::Data;
-use crate::error::Error;
+use crate::endpoint::{Data, Endpoint};
+use crate::error::{Error, NotConnected};
 use crate::event::Ended;
+use crate::limit::Limit;
 use crate::link::Link;
 use crate::step::Step;
 
@@ -284,3 +285,40 @@ macro_rules! debug {
     )* };
 }
 debug!(SendHalf RecvHalf);
+
+/// Waits until the connection is there; a queue pair whose connection will never be comes back.
+pub(crate) async fn finish(endpoint: Arc<Endpoint>) -> Result<Connection, NotConnected> {
+    match poll_fn(|cx| endpoint.poll_established(cx)).await {
+        Ok(data) => {
+            let queues = endpoint.take_queues();
+            Ok(Connection::new(endpoint, queues, data))
+        }
+        Err(error) => {
+            let qp = endpoint.take_qp();
+            Err(NotConnected { error, qp })
+        }
+    }
+}
+
+/// As [`finish`], in time.
+pub(crate) async fn finish_within(
+    endpoint: Arc<Endpoint>,
+    limit: &Limit,
+) -> Result<Connection, NotConnected> {
+    let peer = endpoint.peer;
+    match limit.done(finish(Arc::clone(&endpoint))).await {
+        Some(Err(NotConnected {
+            error: Error::TimedOut(_),
+            qp,
+        })) => Err(NotConnected {
+            error: limit.late(peer),
+            qp,
+        }),
+        Some(ended) => ended,
+        // The endpoint goes here, which takes the request back.
+        None => Err(NotConnected {
+            error: limit.late(peer),
+            qp: endpoint.take_qp(),
+        }),
+    }
+}

@@ -1,5 +1,7 @@
 //! Services for datagrams: which queue pair serves them, by service id resolution (SIDR).
 
+pub(crate) mod question;
+
 use std::fmt;
 use std::future::{IntoFuture, poll_fn};
 use std::net::SocketAddr;
@@ -10,21 +12,25 @@ use std::time::Duration;
 use futures::Stream;
 use verbs_core::sync::{Arc, AtomicWaker, Mutex};
 use verbs_core::wr::Datagram;
-use verbs_core::{Av, Device, QKey, Qp, QpType, Qpn, task};
+use verbs_core::{Av, Device, QKey, Qpn, task};
 
-use crate::connect::pair;
+use crate::address::pair;
 use crate::endpoint::Data;
 use crate::error::Error;
 use crate::event::{Event, ResolveId};
 use crate::hub::Hub;
+use crate::hub::handler::Handler;
 use crate::limit::Limit;
-use crate::listen::{Bound, Inner, Waiting};
+use crate::listen::backlog::Waiting;
+use crate::listen::{Bound, Inner};
 use crate::manager::Manager;
 use crate::options::blob;
-use crate::params::{Resolve, Resolved};
+use crate::params::Resolve;
 use crate::resolver::{Address, Query};
 use crate::step::{CancelStep, Step, StepFuture};
-use crate::wire::{IpHeader, PortSpace, ServiceId, SidrReq, SidrStatus};
+use crate::wire::{IpHeader, PortSpace, ServiceId, SidrStatus};
+
+pub use question::Question;
 
 /// The Q_Key of services for datagrams, as `rdma_cm` has it.
 pub const UDP_QKEY: QKey = QKey(0x0123_4567);
@@ -177,7 +183,11 @@ impl Asking {
         let id = hub.with(|inner, now| {
             let id = inner.cm.resolve(now, resolve);
             match id {
-                Ok(id) => drop(inner.resolutions.insert(id, Arc::clone(&answer))),
+                Ok(id) => drop(
+                    inner
+                        .resolutions
+                        .insert(id, Arc::clone(&answer) as Arc<dyn Handler>),
+                ),
                 Err(_) => inner.ports.give_back(PortSpace::Udp, source_port),
             }
             id
@@ -213,8 +223,18 @@ pub(crate) struct Answer {
 }
 
 impl Answer {
-    pub(crate) fn event(&self, event: &Event) {
-        let said = match (event, self.hub.upgrade()) {
+    fn poll(&self, cx: &Context<'_>) -> Poll<Said> {
+        self.waker.register(cx.waker());
+        match self.said.lock().take() {
+            Some(said) => Poll::Ready(said),
+            None => Poll::Pending,
+        }
+    }
+}
+
+impl Handler for Answer {
+    fn event(&self, event: Event) {
+        let said = match (&event, self.hub.upgrade()) {
             (
                 &Event::Resolved {
                     status,
@@ -240,14 +260,6 @@ impl Answer {
         *self.said.lock() = Some(said);
         if let Some(waker) = self.waker.take() {
             task::wake(waker);
-        }
-    }
-
-    fn poll(&self, cx: &Context<'_>) -> Poll<Said> {
-        self.waker.register(cx.waker());
-        match self.said.lock().take() {
-            Some(said) => Poll::Ready(said),
-            None => Poll::Pending,
         }
     }
 }
@@ -354,105 +366,6 @@ impl fmt::Debug for DatagramListener {
     }
 }
 
-/// A peer asks which queue pair serves datagrams. Dropping it answers that the service rejects it.
-pub struct Question {
-    hub: Arc<Hub>,
-    /// `None` once it was answered.
-    id: Option<ResolveId>,
-    peer: SocketAddr,
-    private_data: Data,
-}
-
-impl Question {
-    pub(crate) fn new(
-        hub: &Arc<Hub>,
-        id: ResolveId,
-        peer: SocketAddr,
-        ip: Option<IpHeader>,
-        req: &SidrReq,
-    ) -> Self {
-        let start = ip.map_or(0, |_| IpHeader::LEN);
-        Self {
-            hub: Arc::clone(hub),
-            id: Some(id),
-            peer,
-            private_data: req.private_data.0[start..].to_vec(),
-        }
-    }
-
-    /// Who asks.
-    pub fn peer_addr(&self) -> SocketAddr {
-        self.peer
-    }
-
-    /// What the peer says along, padded with zeros.
-    pub fn private_data(&self) -> &[u8] {
-        &self.private_data
-    }
-
-    /// Answers with that queue pair and Q_Key, and up to 136 bytes. Never blocks.
-    ///
-    /// # Errors
-    /// [`Error::QpType`] for a queue pair that is not for datagrams, [`Error::PrivateData`],
-    /// [`Error::Machine`].
-    pub fn answer(mut self, qp: &Qp, qkey: QKey, private_data: &[u8]) -> Result<(), Error> {
-        if qp.qp_type() != QpType::Ud {
-            return Err(Error::QpType);
-        }
-        let resolved = Resolved {
-            status: SidrStatus::Valid,
-            qpn: qp.qpn(),
-            qkey,
-            private_data: blob(private_data)?,
-        };
-        self.say(&resolved)
-    }
-
-    /// Rejects it, with up to 136 bytes. Never blocks.
-    ///
-    /// # Errors
-    /// [`Error::PrivateData`], [`Error::Machine`].
-    pub fn reject(mut self, private_data: &[u8]) -> Result<(), Error> {
-        let private_data = blob(private_data)?;
-        self.say(&Resolved {
-            private_data,
-            ..REJECTED
-        })
-    }
-
-    fn say(&mut self, resolved: &Resolved) -> Result<(), Error> {
-        let Some(id) = self.id.take() else {
-            return Ok(());
-        };
-        let answered = self
-            .hub
-            .with(|inner, now| inner.cm.answer(now, id, resolved));
-        Ok(answered?)
-    }
-}
-
-const REJECTED: Resolved = Resolved {
-    status: SidrStatus::Rejected,
-    qpn: Qpn::new(0),
-    qkey: QKey(0),
-    private_data: verbs_core::mad::Blob([0; 136]),
-};
-
-impl Drop for Question {
-    fn drop(&mut self) {
-        // The peer may have given up.
-        let _gone = self.say(&REJECTED);
-    }
-}
-
-impl fmt::Debug for Question {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Question")
-            .field("peer", &self.peer)
-            .finish_non_exhaustive()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::task::{Wake, Waker};
@@ -487,7 +400,7 @@ mod tests {
         collect(|| {
             let _held = lock.lock();
             let resolution = ResolveId(1);
-            answer.event(&Event::Unresolved { resolution });
+            answer.event(Event::Unresolved { resolution });
         });
         assert_eq!(*lock.lock(), 1);
     }

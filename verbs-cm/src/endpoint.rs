@@ -4,13 +4,14 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::task::{Context, Poll, Waker};
 
-use verbs_core::sync::{Arc, Mutex};
+use verbs_core::sync::{Arc, Mutex, Weak};
 use verbs_core::task::{self, OwnWaker};
 use verbs_core::{Access, Qp, QpAttr, QpState, Qpn, RecvQueue, SendQueue};
 
 use crate::error::{Error, Rejection};
-use crate::event::{ConnId, Ended, Event, Failure};
+use crate::event::{ConnId, Ended, Event, Failure, QpChange};
 use crate::hub::Hub;
+use crate::hub::handler::{ConnHandler, Handler};
 use crate::wire::PortSpace;
 
 /// Private data, as long as the message carries; there is no length on the wire.
@@ -71,51 +72,9 @@ impl Endpoint {
         })
     }
 
-    /// Issues a modify of the queue pair. Call it under NoBlock.
-    pub(crate) fn modify(
-        &self,
-        attr: QpAttr,
-        routine: impl FnOnce(Result<(), verbs_core::Error>) + Send + 'static,
-    ) {
-        match &*self.qp.lock() {
-            Some(qp) => drop(qp.modify(attr).issue(routine)),
-            None => routine(Err(verbs_core::Error::Closing)),
-        }
-    }
-
-    /// The machine has something to say.
-    pub(crate) fn event(&self, event: Event) {
-        let phase = match event {
-            Event::Established { private_data, .. } => Phase::Established(private_data.0.to_vec()),
-            Event::Rejected {
-                reason,
-                private_data,
-                ..
-            } => Phase::Failed(Error::Rejected(Box::new(Rejection {
-                peer: self.peer,
-                reason,
-                private_data: private_data.0.to_vec(),
-            }))),
-            Event::Unreachable { .. } => Phase::Failed(Error::TimedOut(self.peer)),
-            Event::ConnectError {
-                why: Failure::PortUnreachable,
-                ..
-            } => Phase::Failed(Error::PortUnreachable(self.peer)),
-            Event::ConnectError { why, .. } => Phase::Failed(Error::Failed(why)),
-            Event::Disconnected { by, .. } => Phase::Over(Data::new(), by),
-            _ => return,
-        };
-        let waiting = {
-            let mut life = self.life.lock();
-            life.phase = match (phase, &mut life.phase) {
-                (Phase::Over(_, by), Phase::Established(data)) => {
-                    Phase::Over(std::mem::take(data), by)
-                }
-                (phase, _) => phase,
-            };
-            std::mem::take(&mut life.waiting)
-        };
-        waiting.into_iter().for_each(task::wake);
+    /// As the machine's tables refer to it.
+    pub(crate) fn handler(self: &Arc<Self>) -> Weak<dyn ConnHandler> {
+        Arc::downgrade(self) as Weak<dyn ConnHandler>
     }
 
     /// Whether the connection is there, with the peer's private data, or will never be.
@@ -130,19 +89,6 @@ impl Endpoint {
             Phase::Failed(error) => Poll::Ready(Err(error.clone())),
             // A connection that was there for a moment only has a handle all the same.
             Phase::Established(data) | Phase::Over(data, _) => Poll::Ready(Ok(data.clone())),
-        }
-    }
-
-    /// Whether the connection is over: the queue pair is in ERR, what was posted is flushed.
-    pub(crate) fn poll_over(&self, cx: &mut Context<'_>) -> Poll<()> {
-        let mut waker = OwnWaker::of(cx.waker());
-        let mut life = self.life.lock();
-        match life.phase {
-            Phase::Over(..) | Phase::Failed(_) => Poll::Ready(()),
-            Phase::Making | Phase::Established(_) => {
-                waker.join(&mut life.waiting);
-                Poll::Pending
-            }
         }
     }
 
@@ -191,6 +137,74 @@ impl Endpoint {
     /// Calls with the queue pair, unless it was taken away.
     pub(crate) fn with_qp<R>(&self, call: impl FnOnce(&Qp) -> R) -> Option<R> {
         self.qp.lock().as_ref().map(call)
+    }
+}
+
+impl Handler for Endpoint {
+    fn event(&self, event: Event) {
+        let phase = match event {
+            Event::Established { private_data, .. } => Phase::Established(private_data.0.to_vec()),
+            Event::Rejected {
+                reason,
+                private_data,
+                ..
+            } => Phase::Failed(Error::Rejected(Box::new(Rejection {
+                peer: self.peer,
+                reason,
+                private_data: private_data.0.to_vec(),
+            }))),
+            Event::Unreachable { .. } => Phase::Failed(Error::TimedOut(self.peer)),
+            Event::ConnectError {
+                why: Failure::PortUnreachable,
+                ..
+            } => Phase::Failed(Error::PortUnreachable(self.peer)),
+            Event::ConnectError { why, .. } => Phase::Failed(Error::Failed(why)),
+            Event::Disconnected { by, .. } => Phase::Over(Data::new(), by),
+            _ => return,
+        };
+        let waiting = {
+            let mut life = self.life.lock();
+            life.phase = match (phase, &mut life.phase) {
+                (Phase::Over(_, by), Phase::Established(data)) => {
+                    Phase::Over(std::mem::take(data), by)
+                }
+                (phase, _) => phase,
+            };
+            std::mem::take(&mut life.waiting)
+        };
+        waiting.into_iter().for_each(task::wake);
+    }
+}
+
+impl ConnHandler for Endpoint {
+    fn modify(&self, hub: &Arc<Hub>, change: QpChange) {
+        let (hub, conn) = (Arc::downgrade(hub), change.conn);
+        let routine = move |result| {
+            if let Some(hub) = hub.upgrade() {
+                hub.modified(conn, result);
+            }
+        };
+        match &*self.qp.lock() {
+            Some(qp) => drop(qp.modify(change.attr).issue(routine)),
+            None => routine(Err(verbs_core::Error::Closing)),
+        }
+    }
+
+    fn modify_and_wait(&self, attr: QpAttr) -> Result<(), verbs_core::Error> {
+        let done = self.with_qp(|qp| qp.modify(attr).wait());
+        done.unwrap_or(Err(verbs_core::Error::Closing))
+    }
+
+    fn poll_over(&self, cx: &mut Context<'_>) -> Poll<()> {
+        let mut waker = OwnWaker::of(cx.waker());
+        let mut life = self.life.lock();
+        match life.phase {
+            Phase::Over(..) | Phase::Failed(_) => Poll::Ready(()),
+            Phase::Making | Phase::Established(_) => {
+                waker.join(&mut life.waiting);
+                Poll::Pending
+            }
+        }
     }
 }
 

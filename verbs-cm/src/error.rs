@@ -169,6 +169,15 @@ pub struct NotConnected {
     pub qp: Option<Qp>,
 }
 
+impl NotConnected {
+    pub(crate) fn new(error: Error, qp: Qp) -> Self {
+        Self {
+            error,
+            qp: Some(qp),
+        }
+    }
+}
+
 impl From<Error> for NotConnected {
     fn from(error: Error) -> Self {
         Self { error, qp: None }

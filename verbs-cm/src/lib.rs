@@ -120,6 +120,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod address;
 mod config;
 pub mod connect;
 mod connection;
@@ -155,10 +156,10 @@ pub use datagram::{
 pub use error::{Error, NotConnected, Rejection};
 pub use event::{CmError, ConnId, Counters, Ended, Event, Failure, ListenId, QpChange, ResolveId};
 #[doc(hidden)]
-pub use hub::{Modifier, Modify};
+pub use hub::{Counts, Modifier, Modify};
 pub use limit::CONNECT_TIMEOUT;
 pub use listen::{Accepting, ConnectRequest, Listener, Listening, listen};
-pub use manager::{Counts, Manager};
+pub use manager::Manager;
 pub use multicast::Membership;
 pub use native::{Calling, ServiceListener};
 pub use options::ConnParam;

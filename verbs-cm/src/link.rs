@@ -11,6 +11,7 @@ use verbs_core::{Qp, Qpn};
 
 use crate::endpoint::Endpoint;
 use crate::event::Ended;
+use crate::hub::handler::ConnHandler;
 
 /// This end of a connection, whoever made it.
 pub(crate) trait Link: Send + Sync + fmt::Debug {
@@ -49,7 +50,7 @@ impl Link for Endpoint {
     }
 
     fn poll_over(&self, cx: &mut Context<'_>) -> Poll<()> {
-        Self::poll_over(self, cx)
+        ConnHandler::poll_over(self, cx)
     }
 
     fn take_qp(&self) -> Option<Qp> {

@@ -1,33 +1,30 @@
 //! The passive side.
 
-mod request;
+pub(crate) mod backlog;
+pub(crate) mod request;
 
 use std::any::Any;
-use std::collections::VecDeque;
 use std::fmt;
 use std::future::{IntoFuture, poll_fn};
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use futures::Stream;
-use verbs_core::sync::{Arc, AtomicWaker, Mutex};
-use verbs_core::{Device, task};
+use verbs_core::Device;
+use verbs_core::sync::{Arc, Weak};
 
-use crate::datagram::Question;
 use crate::error::Error;
-use crate::event::{CmError, Event, ListenId};
+use crate::event::{CmError, ListenId};
 use crate::hub::Hub;
+use crate::listen::backlog::{BACKLOG, Backlog};
 use crate::manager::{Manager, Way};
 use crate::params::Listen;
 use crate::resolver::Address;
 use crate::step::{CancelStep, Step, StepFuture};
-use crate::wire::{IpHeader, PortSpace, ServiceId};
+use crate::wire::{PortSpace, ServiceId};
 
 pub use request::{Accepting, ConnectRequest};
-
-/// Requests that wait for an answer, unless the listener says otherwise.
-const BACKLOG: u32 = 128;
 
 /// Listens for connections. The unspecified address stands for all of the device's; port number 0 for
 /// any that is free.
@@ -120,7 +117,7 @@ impl Listening {
                 }
                 Way::Verbs(provided) => {
                     let addr = addr.lookup(&*provided.resolver())?;
-                    let queue = Arc::new(Backlog::new(backlog));
+                    let queue = Arc::new(Backlog::new(backlog, Weak::new()));
                     let endpoint = provided.listen(addr, backlog, &queue).await?;
                     Ok(Listener {
                         local: endpoint.local(),
@@ -130,6 +127,13 @@ impl Listening {
                 }
             }
         })
+    }
+}
+
+impl Manager {
+    /// As [`listen`](crate::listen()).
+    pub fn listen(&self, addr: impl Into<Address>) -> Listening {
+        Listening::new(self.clone(), addr)
     }
 }
 
@@ -178,10 +182,10 @@ impl Bound {
             backlog,
             ..Listen::new(ServiceId::rdma_cm(*space, addr.port()))
         };
-        let queue = Arc::new(Backlog::new(backlog));
+        let queue = Arc::new(Backlog::new(backlog, Arc::downgrade(hub)));
         let id = hub.with(|inner, _| {
             let id = inner.cm.listen(listen)?;
-            inner.listeners.insert(id, Arc::downgrade(&queue));
+            inner.listeners.insert(id, queue.handler());
             Ok(id)
         });
         let id = id.map_err(|error| match error {
@@ -226,131 +230,6 @@ impl Drop for Inner {
             inner.listeners.remove(&self.id);
         });
         self.queue.clear();
-    }
-}
-
-/// What has come for a listener and was not taken.
-pub(crate) struct Backlog {
-    waiting: Mutex<VecDeque<Waiting>>,
-    /// Twice the requests that may wait: beyond it those whose peers have given up are thrown out.
-    crowd: usize,
-    waker: AtomicWaker,
-}
-
-pub(crate) enum Waiting {
-    Request(ConnectRequest),
-    Question(Question),
-}
-
-impl Waiting {
-    /// Whether the peer still waits for an answer. Questions wait until they are answered.
-    fn is_alive(&self) -> bool {
-        match self {
-            Self::Request(request) => request.is_alive(),
-            Self::Question(_) => true,
-        }
-    }
-}
-
-impl Backlog {
-    /// Room for all that may wait is reserved now.
-    pub(crate) fn new(backlog: u32) -> Self {
-        Self {
-            waiting: Mutex::new(VecDeque::with_capacity(backlog.min(BACKLOG) as usize)),
-            crowd: 2 * backlog.max(1) as usize,
-            waker: AtomicWaker::new(),
-        }
-    }
-
-    /// The machine has a request.
-    pub(crate) fn event(&self, hub: &Arc<Hub>, event: Event) {
-        let waiting = match event {
-            Event::ConnectRequest {
-                conn,
-                from,
-                req,
-                ip,
-                ..
-            } => {
-                let gid = from.av.global.map(|global| IpAddr::from(global.dgid));
-                Waiting::Request(ConnectRequest::by_message(hub, conn, ip, gid, &req))
-            }
-            Event::ResolveRequest {
-                resolution,
-                from,
-                req,
-                ip,
-                ..
-            } => {
-                let gid = from.av.global.map(|global| IpAddr::from(global.dgid));
-                Waiting::Question(Question::new(hub, resolution, peer_of(ip, gid), ip, &req))
-            }
-            _ => return,
-        };
-        self.push(waiting);
-    }
-
-    pub(crate) fn push(&self, waiting: Waiting) {
-        let len = {
-            let mut all = self.waiting.lock();
-            all.push_back(waiting);
-            all.len()
-        };
-        if len > self.crowd {
-            self.tidy();
-        }
-        if let Some(waker) = self.waker.take() {
-            task::wake(waker);
-        }
-    }
-
-    /// Throws out the requests whose peers have given up: a peer that asks and takes it back, again and
-    /// again, while the program is busy elsewhere, takes no memory.
-    fn tidy(&self) {
-        // The connection manager is asked, and told, under no lock.
-        let all = std::mem::take(&mut *self.waiting.lock());
-        let (alive, gone): (VecDeque<_>, VecDeque<_>) =
-            all.into_iter().partition(Waiting::is_alive);
-        {
-            let mut waiting = self.waiting.lock();
-            let newer = std::mem::replace(&mut *waiting, alive);
-            waiting.extend(newer);
-        }
-        drop(gone);
-    }
-
-    /// Nobody takes what waits any more: it is rejected, by its own destructors.
-    pub(crate) fn clear(&self) {
-        let waiting = std::mem::take(&mut *self.waiting.lock());
-        drop(waiting);
-    }
-
-    /// The next request for a connection. Questions for datagrams where connections are made are
-    /// answered by nobody.
-    pub(crate) fn poll_request(&self, cx: &mut Context<'_>) -> Poll<ConnectRequest> {
-        loop {
-            match self.poll_next(cx) {
-                Poll::Ready(Waiting::Request(request)) => return Poll::Ready(request),
-                Poll::Ready(Waiting::Question(question)) => drop(question),
-                Poll::Pending => return Poll::Pending,
-            }
-        }
-    }
-
-    pub(crate) fn poll_next(&self, cx: &mut Context<'_>) -> Poll<Waiting> {
-        self.waker.register(cx.waker());
-        match self.waiting.lock().pop_front() {
-            Some(waiting) => Poll::Ready(waiting),
-            None => Poll::Pending,
-        }
-    }
-}
-
-fn peer_of(ip: Option<IpHeader>, gid: Option<IpAddr>) -> SocketAddr {
-    let unknown = IpAddr::from([0, 0, 0, 0]);
-    match ip {
-        Some(ip) => SocketAddr::new(ip.addresses.source(), ip.source_port),
-        None => SocketAddr::new(gid.unwrap_or(unknown), 0),
     }
 }
 

@@ -5,14 +5,12 @@ use std::fmt;
 use futures::FutureExt;
 use futures::future::{self, BoxFuture, Shared};
 use verbs_core::sync::Arc;
-use verbs_core::{Device, PortCaps, Qp};
+use verbs_core::{Device, PortCaps};
 
-use crate::connect::Connecting;
 use crate::error::Error;
-use crate::hub::{Hub, Modifier};
-use crate::listen::Listening;
+use crate::hub::{Counts, Hub, Modifier};
 use crate::provided::Provided;
-use crate::resolver::{Address, Resolver};
+use crate::resolver::Resolver;
 use crate::step::Step;
 
 /// Makes connections and listens on a port of a device. All managers of one port are the same one;
@@ -83,16 +81,6 @@ impl Manager {
             }
             Ok(())
         })
-    }
-
-    /// As [`connect`](crate::connect()).
-    pub fn connect(&self, addr: impl Into<Address>, qp: Qp) -> Connecting {
-        Connecting::new(self.clone(), addr, qp)
-    }
-
-    /// As [`listen`](crate::listen()).
-    pub fn listen(&self, addr: impl Into<Address>) -> Listening {
-        Listening::new(self.clone(), addr)
     }
 
     /// Ends when the messages to peers so far have left, rejections among them, so that the program may end.
@@ -176,17 +164,6 @@ impl Manager {
     pub(crate) async fn way(&self) -> Result<Way, Error> {
         self.opening.clone().await
     }
-}
-
-/// What a manager keeps; nothing where the provider makes connections.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Counts {
-    /// Connections in any state, and resolutions.
-    pub connections: usize,
-    /// Connections that somebody has a handle of.
-    pub handles: usize,
-    /// Port numbers that are taken.
-    pub ports: usize,
 }
 
 impl fmt::Debug for Manager {

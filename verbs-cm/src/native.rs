@@ -12,14 +12,14 @@ use futures::Stream;
 use verbs_core::sync::Arc;
 use verbs_core::{Access, Qp, QpType, no_block};
 
-use crate::connect::{finish_within, refused};
-use crate::connection::Connection;
+use crate::connection::{Connection, finish_within};
 use crate::endpoint::{Endpoint, initialise};
 use crate::error::{Error, NotConnected};
 use crate::event::ListenId;
 use crate::hub::Hub;
 use crate::limit::Limit;
-use crate::listen::{Backlog, ConnectRequest};
+use crate::listen::backlog::Backlog;
+use crate::listen::request::ConnectRequest;
 use crate::manager::Manager;
 use crate::options::{ConnParam, bits, blob, options};
 use crate::params::{Connect, Listen, Route};
@@ -59,14 +59,14 @@ impl Manager {
         let manager = self.clone();
         Step::new(async move {
             let hub = manager.by_messages().await?;
-            let queue = Arc::new(Backlog::new(backlog));
+            let queue = Arc::new(Backlog::new(backlog, Arc::downgrade(&hub)));
             let listen = Listen {
                 backlog,
                 ..Listen::new(service)
             };
             let id = hub.with(|inner, _| {
                 let id = inner.cm.listen(listen)?;
-                inner.listeners.insert(id, Arc::downgrade(&queue));
+                inner.listeners.insert(id, queue.handler());
                 Ok::<_, Error>(id)
             })?;
             Ok(ServiceListener {
@@ -116,7 +116,7 @@ impl Calling {
     /// pair (K3).
     pub fn wait(self) -> Result<Connection, NotConnected> {
         if no_block() {
-            return Err(refused(Error::WouldBlock, self.qp));
+            return Err(NotConnected::new(Error::WouldBlock, self.qp));
         }
         self.step().wait()
     }
@@ -130,20 +130,20 @@ impl Calling {
         let transport = match self.qp.qp_type() {
             QpType::Rc => Transport::Rc,
             QpType::Uc => Transport::Uc,
-            _ => return Err(refused(Error::QpType, self.qp)),
+            _ => return Err(NotConnected::new(Error::QpType, self.qp)),
         };
         let private_data = match blob::<92>(&self.private_data) {
             Ok(data) => data,
-            Err(error) => return Err(refused(error, self.qp)),
+            Err(error) => return Err(NotConnected::new(error, self.qp)),
         };
         let hub = match self.manager.by_messages().await {
             Ok(hub) => hub,
-            Err(error) => return Err(refused(error, self.qp)),
+            Err(error) => return Err(NotConnected::new(error, self.qp)),
         };
         let limit = Limit::begin(hub.timer(), self.timeout);
         let port = hub.port();
         if let Err(error) = initialise(&self.qp, port.number, self.access).await {
-            return Err(refused(error, self.qp));
+            return Err(NotConnected::new(error, self.qp));
         }
         let param = self.param.within(&port.device);
         let mut connect = Connect {
@@ -164,12 +164,12 @@ impl Calling {
         let asked = hub.with(|inner, now| {
             connect.psn = inner.cm.draw_psn();
             match inner.cm.connect(now, connect) {
-                Err(error) => Err(refused(error.into(), qp)),
+                Err(error) => Err(NotConnected::new(error.into(), qp)),
                 Ok(conn) => {
                     inner.by_qpn.insert(qp.qpn().value(), conn);
                     let peer = SocketAddr::new(peer, 0);
                     let endpoint = Endpoint::new(&hub, conn, qp, peer, None);
-                    inner.conns.insert(conn, Arc::downgrade(&endpoint));
+                    inner.conns.insert(conn, endpoint.handler());
                     Ok(endpoint)
                 }
             }

@@ -10,13 +10,13 @@ use verbs_core::sync::{Arc, Mutex, Weak};
 use verbs_core::task::{self, OwnWaker};
 use verbs_core::{CmBinder, CmEndpoint, CmEvent, CmParam, CmReply, CmSink, Device, Qp, Qpn, Timer};
 
-use crate::connect::refused;
 use crate::connection::Connection;
 use crate::endpoint::Data;
 use crate::error::{Error, NotConnected, Rejection};
 use crate::event::Ended;
 use crate::link::Link;
-use crate::listen::{Backlog, ConnectRequest, Waiting};
+use crate::listen::backlog::{Backlog, Waiting};
+use crate::listen::request::ConnectRequest;
 use crate::options::ConnParam;
 use crate::resolver::{Fixed, Resolver};
 use crate::wire::RejectReason;
@@ -73,7 +73,7 @@ impl Provided {
             .await;
         let endpoint = match bound {
             Ok(endpoint) => endpoint,
-            Err(error) => return Err(refused(error.into(), qp)),
+            Err(error) => return Err(NotConnected::new(error.into(), qp)),
         };
         let reply = endpoint
             .connect(&qp, remote, limits(param), private_data)
@@ -95,7 +95,7 @@ impl Provided {
             Ok(_) => Error::TimedOut(remote),
             Err(error) => error.into(),
         };
-        Err(refused(error, qp))
+        Err(NotConnected::new(error, qp))
     }
 
     /// Listens; requests go into `queue`.
@@ -127,7 +127,7 @@ pub(crate) async fn accept(
     endpoint.events_to(Arc::<Sink>::clone(&sink) as _);
     match endpoint.accept(&qp, limits(param), private_data).await {
         Ok(()) => Ok(established(endpoint, qp, peer, sink, Data::new())),
-        Err(error) => Err(refused(error.into(), qp)),
+        Err(error) => Err(NotConnected::new(error.into(), qp)),
     }
 }
 

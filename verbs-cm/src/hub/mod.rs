@@ -5,6 +5,7 @@
 //! be it a user, the service with a datagram, a modify that has ended or the timer, also sees to what
 //! follows: messages are sent, modifies issued, users told. No thread takes part.
 
+pub(crate) mod handler;
 mod ports;
 mod pump;
 
@@ -25,12 +26,9 @@ use verbs_core::{
 };
 
 use crate::config::Config;
-use crate::datagram::Answer;
-use crate::endpoint::Endpoint;
 use crate::error::Error;
 use crate::event::{ConnId, ListenId, ResolveId};
-use crate::listen::Backlog;
-use crate::manager::Counts;
+use crate::hub::handler::{ConnHandler, Handler};
 use crate::params::{Port, Route};
 use crate::resolver::{Cached, Hop, Host, Resolver};
 use crate::sa::{PathCache, SaClient, SaError};
@@ -61,9 +59,9 @@ pub type Modifier = dyn Fn(Modify) + Send + Sync;
 /// What the lock guards.
 pub(crate) struct Inner {
     pub(crate) cm: Cm,
-    pub(crate) conns: BTreeMap<ConnId, Weak<Endpoint>>,
-    pub(crate) listeners: BTreeMap<ListenId, Weak<Backlog>>,
-    pub(crate) resolutions: BTreeMap<ResolveId, Arc<Answer>>,
+    pub(crate) conns: BTreeMap<ConnId, Weak<dyn ConnHandler>>,
+    pub(crate) listeners: BTreeMap<ListenId, Weak<dyn Handler>>,
+    pub(crate) resolutions: BTreeMap<ResolveId, Arc<dyn Handler>>,
     pub(crate) ports: Ports,
     /// The port as the machine knows it.
     port: Arc<PortInfo>,
@@ -265,6 +263,17 @@ impl Hub {
         }
         Err(Error::AddressNotAvailable(ip))
     }
+}
+
+/// What a manager keeps; nothing where the provider makes connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Counts {
+    /// Connections in any state, and resolutions.
+    pub connections: usize,
+    /// Connections that somebody has a handle of.
+    pub handles: usize,
+    /// Port numbers that are taken.
+    pub ports: usize,
 }
 
 /// The port as the state machine sees it.

@@ -6,31 +6,23 @@ use verbs_core::mad::{Address, MadBytes, Time};
 use verbs_core::sync::{Arc, Weak};
 use verbs_core::{Error, defer};
 
-use crate::datagram::Answer;
-use crate::endpoint::Endpoint;
 use crate::event::{ConnId, Event, QpChange};
+use crate::hub::handler::{ConnHandler, Handler};
 use crate::hub::{Hub, Inner};
-use crate::listen::Backlog;
 
 /// Outputs of the state machine, with whom they are for.
 #[derive(Default)]
 struct Batch {
     mads: Vec<(Address, MadBytes)>,
-    changes: Vec<(Arc<Endpoint>, QpChange)>,
-    events: Vec<(Whom, Event)>,
-}
-
-enum Whom {
-    Endpoint(Arc<Endpoint>),
-    Backlog(Arc<Backlog>),
-    Answer(Arc<Answer>),
+    changes: Vec<(Arc<dyn ConnHandler>, QpChange)>,
+    events: Vec<(Arc<dyn Handler>, Event)>,
 }
 
 /// A modify that somebody else is to carry out. For benchmarks, which compare the completions that
 /// drive connections with a thread that waits.
 pub struct Modify {
     hub: Arc<Hub>,
-    endpoint: Arc<Endpoint>,
+    handler: Arc<dyn ConnHandler>,
     change: QpChange,
 }
 
@@ -39,11 +31,11 @@ impl Modify {
     pub fn wait(self) {
         let Self {
             hub,
-            endpoint,
+            handler,
             change,
         } = self;
-        let done = endpoint.with_qp(|qp| qp.modify(change.attr).wait());
-        hub.modified(change.conn, done.unwrap_or(Err(Error::Closing)));
+        let done = handler.modify_and_wait(change.attr);
+        hub.modified(change.conn, done);
     }
 }
 
@@ -61,37 +53,36 @@ impl Inner {
             .mads
             .extend(std::iter::from_fn(|| self.cm.poll_transmit()));
         while let Some(change) = self.cm.poll_qp_change() {
-            if let Some(endpoint) = self.endpoint(change.conn) {
-                batch.changes.push((endpoint, change));
+            if let Some(handler) = self.handler(change.conn) {
+                batch.changes.push((handler, change));
             }
         }
         while let Some(event) = self.cm.poll_event() {
-            if let Some(whom) = self.whom(&event) {
-                batch.events.push((whom, event));
+            if let Some(handler) = self.handler_of(&event) {
+                batch.events.push((handler, event));
             }
         }
         let is_empty = batch.mads.is_empty() && batch.changes.is_empty() && batch.events.is_empty();
         (!is_empty).then_some(batch)
     }
 
-    fn endpoint(&self, conn: ConnId) -> Option<Arc<Endpoint>> {
+    fn handler(&self, conn: ConnId) -> Option<Arc<dyn ConnHandler>> {
         self.conns.get(&conn).and_then(Weak::upgrade)
     }
 
-    fn whom(&mut self, event: &Event) -> Option<Whom> {
+    fn handler_of(&mut self, event: &Event) -> Option<Arc<dyn Handler>> {
         match *event {
             Event::ConnectRequest { listener, .. } | Event::ResolveRequest { listener, .. } => {
-                let backlog = self.listeners.get(&listener).and_then(Weak::upgrade);
-                backlog.map(Whom::Backlog)
+                self.listeners.get(&listener).and_then(Weak::upgrade)
             }
             Event::Resolved { resolution, .. }
             | Event::Unresolved { resolution }
-            | Event::ResolveError { resolution, .. } => {
-                self.resolutions.remove(&resolution).map(Whom::Answer)
-            }
+            | Event::ResolveError { resolution, .. } => self.resolutions.remove(&resolution),
             _ => {
                 let conn = event.conn()?;
-                let endpoint = self.endpoint(conn).map(Whom::Endpoint);
+                let handler = self
+                    .handler(conn)
+                    .map(|handler| handler as Arc<dyn Handler>);
                 if matches!(
                     event,
                     Event::TimewaitExit { .. }
@@ -102,7 +93,7 @@ impl Inner {
                     // Its last event.
                     self.conns.remove(&conn);
                 }
-                endpoint
+                handler
             }
         }
     }
@@ -129,38 +120,24 @@ impl Hub {
             {
                 agent.send(batch.mads);
             }
-            for (endpoint, change) in batch.changes {
+            for (handler, change) in batch.changes {
                 match self.modifier.get() {
-                    None => self.modify(&endpoint, change),
+                    None => handler.modify(self, change),
                     Some(modifier) => modifier(Modify {
                         hub: Arc::clone(self),
-                        endpoint,
+                        handler,
                         change,
                     }),
                 }
             }
-            for (whom, event) in batch.events {
-                match whom {
-                    Whom::Endpoint(endpoint) => endpoint.event(event),
-                    Whom::Backlog(backlog) => backlog.event(self, event),
-                    Whom::Answer(answer) => answer.event(&event),
-                }
+            for (handler, event) in batch.events {
+                handler.event(event);
             }
             self.inner.lock().busy = false;
         }
     }
 
-    /// Issues a modify; its completion is the machine's next input.
-    fn modify(self: &Arc<Self>, endpoint: &Endpoint, change: QpChange) {
-        let hub = Arc::downgrade(self);
-        let conn = change.conn;
-        endpoint.modify(change.attr, move |result| {
-            if let Some(hub) = hub.upgrade() {
-                hub.modified(conn, result);
-            }
-        });
-    }
-
+    /// A modify has ended, which is an input of the machine.
     pub(crate) fn modified(self: &Arc<Self>, conn: ConnId, result: Result<(), Error>) {
         self.with(|inner, now| inner.cm.qp_modified(now, conn, result));
     }

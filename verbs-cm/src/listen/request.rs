@@ -8,13 +8,12 @@ use verbs_core::mad::TimeCode;
 use verbs_core::sync::Arc;
 use verbs_core::{Access, CmEndpoint, CmRequest, Gid, Qp, QpType, no_block};
 
-use crate::connect::{finish, refused};
-use crate::connection::Connection;
+use crate::address::peer_of;
+use crate::connection::{Connection, finish};
 use crate::endpoint::{Data, Endpoint, initialise};
 use crate::error::{Error, NotConnected};
 use crate::event::ConnId;
 use crate::hub::Hub;
-use crate::listen::peer_of;
 use crate::machine::State;
 use crate::options::{ConnParam, bits, blob, options};
 use crate::params::Accept;
@@ -238,7 +237,7 @@ impl Accepting {
     /// request is rejected (K3).
     pub fn wait(self) -> Result<Connection, NotConnected> {
         if no_block() {
-            return Err(refused(Error::WouldBlock, self.qp));
+            return Err(NotConnected::new(Error::WouldBlock, self.qp));
         }
         self.step().wait()
     }
@@ -282,16 +281,16 @@ impl Accepting {
             private_data,
         } = self;
         if qp.qp_type() != qp_type {
-            return Err(refused(Error::QpType, qp));
+            return Err(NotConnected::new(Error::QpType, qp));
         }
         let data = match blob::<196>(&private_data) {
             Ok(data) => data,
-            Err(error) => return Err(refused(error, qp)),
+            Err(error) => return Err(NotConnected::new(error, qp)),
         };
         let port = pending.hub.port();
         let param = param.within(&port.device);
         if let Err(error) = initialise(&qp, port.number, access).await {
-            return Err(refused(error, qp));
+            return Err(NotConnected::new(error, qp));
         }
         let accept = Accept {
             qpn: qp.qpn(),
@@ -305,7 +304,7 @@ impl Accepting {
         };
         match pending.answer(accept, qp, request.peer) {
             Ok(endpoint) => finish(endpoint).await,
-            Err((error, qp)) => Err(refused(error, qp)),
+            Err((error, qp)) => Err(NotConnected::new(error, qp)),
         }
     }
 }
@@ -336,7 +335,7 @@ impl Pending {
             }
             inner.by_qpn.insert(qp.qpn().value(), conn);
             let endpoint = Endpoint::new(&hub, conn, qp, peer, None);
-            inner.conns.insert(conn, Arc::downgrade(&endpoint));
+            inner.conns.insert(conn, endpoint.handler());
             Ok(endpoint)
         })?;
         // The endpoint sees to it from now on.

@@ -19,10 +19,10 @@ use verbs_core::sync::{Arc, Mutex, Weak};
 use verbs_core::{AsyncEvent, Av, Device, Lid, Timer, collect};
 
 use crate::error::Error;
-use crate::sa::cache::Kept;
+use crate::sa::cache::kept::Kept;
 use crate::sa::error::SaError;
 use crate::sa::held::{Held, Key};
-use crate::sa::notice::Mailbox;
+use crate::sa::notice::mailbox::Mailbox;
 use crate::sa::record::{Answer, Question};
 
 /// The client of one port.

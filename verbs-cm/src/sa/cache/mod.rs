@@ -1,29 +1,23 @@
 //! Paths that are kept until something changes.
 
-use std::collections::BTreeMap;
+pub(super) mod kept;
+
 use std::fmt;
 
 use futures::FutureExt;
-use futures::future::{BoxFuture, Shared, WeakShared};
+use futures::future::WeakShared;
 use verbs_core::mad::sa::PathRecord;
 use verbs_core::mad::sm::TrapNumber;
 use verbs_core::sync::{Arc, Mutex};
 use verbs_core::{Gid, PKey};
 
-use crate::error::Error;
+use self::kept::{Asking, Kept, Key};
 use crate::sa::SaClient;
 use crate::sa::notice::Subscription;
 use crate::sa::path::PathQuery;
 use crate::step::Step;
 
-/// Paths that are kept at most; with more, all are forgotten.
-pub const PATHS_MAX: usize = 4096;
-
-/// From which GID of this port, to which, in which partition.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Key(Gid, Gid, u16);
-
-type Asking = Shared<BoxFuture<'static, Result<PathRecord, Error>>>;
+pub use self::kept::PATHS_MAX;
 
 /// Keeps paths until the port or the subnet's manager changes. Who asks for a path that is being asked
 /// for waits for the same answer. Failures are not kept.
@@ -31,21 +25,8 @@ type Asking = Shared<BoxFuture<'static, Result<PathRecord, Error>>>;
 pub struct PathCache {
     client: SaClient,
     kept: Arc<Kept>,
-}
-
-/// What is kept.
-#[derive(Default)]
-pub(super) struct Kept {
-    inner: Mutex<Inner>,
-}
-
-#[derive(Default)]
-struct Inner {
-    paths: BTreeMap<Key, PathRecord>,
-    asking: BTreeMap<Key, WeakShared<BoxFuture<'static, Result<PathRecord, Error>>>>,
-    /// Counts invalidations, so that an answer from before one is not kept after it.
-    generation: u64,
-    watching: Option<Subscription>,
+    /// Where the administrator is to report ports that have gone.
+    watching: Arc<Mutex<Option<Subscription>>>,
 }
 
 impl PathCache {
@@ -56,6 +37,7 @@ impl PathCache {
         Self {
             client: client.clone(),
             kept,
+            watching: Arc::default(),
         }
     }
 
@@ -94,7 +76,7 @@ impl PathCache {
                     kept.forget(gid);
                 }
             });
-            let before = cache.kept.inner.lock().watching.replace(subscription);
+            let before = cache.watching.lock().replace(subscription);
             drop(before);
             Ok(())
         })
@@ -143,38 +125,6 @@ impl PathCache {
             inner.asking.insert(key, weak);
         }
         asking
-    }
-}
-
-impl Kept {
-    fn answered(&self, key: Key, generation: u64, answer: &Result<PathRecord, Error>) {
-        let mut inner = self.inner.lock();
-        if inner.generation != generation {
-            return;
-        }
-        let gone = inner.asking.remove(&key);
-        if let Ok(path) = answer {
-            if inner.paths.len() >= PATHS_MAX {
-                inner.paths.clear();
-            }
-            inner.paths.insert(key, *path);
-        }
-        drop(inner);
-        drop(gone);
-    }
-
-    pub(super) fn invalidate(&self) {
-        let mut inner = self.inner.lock();
-        inner.generation += 1;
-        inner.paths.clear();
-        let gone = std::mem::take(&mut inner.asking);
-        drop(inner);
-        drop(gone);
-    }
-
-    fn forget(&self, to: Gid) {
-        let mut inner = self.inner.lock();
-        inner.paths.retain(|key, _| key.1 != to);
     }
 }
 

@@ -1,32 +1,29 @@
 //! Subscriptions to events of the subnet.
 
-use std::collections::VecDeque;
+pub(super) mod mailbox;
+
 use std::fmt;
 use std::pin::Pin;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll};
 
 use futures::{Stream, StreamExt};
-use verbs_core::mad::sa::{self, InformInfo};
-use verbs_core::mad::sm::{Notice, NoticeView, TrapNumber};
-use verbs_core::mad::{MadBytes, Method, TimeCode};
-use verbs_core::sync::{Arc, Mutex};
-use verbs_core::task::{self, OwnWaker};
+use verbs_core::mad::sa::InformInfo;
+use verbs_core::mad::sm::{Notice, TrapNumber};
+use verbs_core::mad::{Method, TimeCode};
+use verbs_core::sync::Arc;
+use verbs_core::task::OwnWaker;
 use verbs_core::{Lid, Qpn};
 
+use self::mailbox::{ANY, Handler, Mailbox};
 use crate::sa::SaClient;
 use crate::sa::held::{Hold, Key, Terms};
 use crate::sa::record::{Components, Question};
 use crate::step::Step;
 
-/// Reports that wait for a subscriber at most. With more the oldest is lost, and counted: a program that
-/// does not look for so long asks the administrator anew anyway.
-pub const NOTICES_MAX: usize = 256;
+pub use self::mailbox::NOTICES_MAX;
 
 /// Within what time a report is answered: 0.27 s, of which nothing is needed.
 const RESPONSE_TIME: TimeCode = TimeCode::new(16);
-
-/// All of something, in a subscription.
-const ANY: u16 = 0xffff;
 
 impl SaClient {
     /// Subscribes to an event of the subnet, such as [`TrapNumber::GID_OUT_OF_SERVICE`]. The
@@ -60,10 +57,7 @@ impl SaClient {
                 period: None,
             };
             // The first report may come before the answer.
-            let mailbox = Arc::new(Mailbox {
-                event,
-                inner: Mutex::default(),
-            });
+            let mailbox = Arc::new(Mailbox::of(event));
             let boxes = Arc::downgrade(&mailbox);
             client.core.state.lock().mailboxes.push(boxes);
             let hold = Hold::take(Arc::clone(&client.core), terms, client.retry).await?;
@@ -134,49 +128,5 @@ impl fmt::Debug for Subscription {
         f.debug_struct("Subscription")
             .field("event", &self.mailbox.event)
             .finish_non_exhaustive()
-    }
-}
-
-type Handler = dyn Fn(&Notice) + Send + Sync;
-
-/// Where a subscriber's reports wait.
-pub(super) struct Mailbox {
-    event: TrapNumber,
-    inner: Mutex<Inner>,
-}
-
-#[derive(Default)]
-struct Inner {
-    waiting: VecDeque<Notice>,
-    handler: Option<Arc<Handler>>,
-    waker: Option<Waker>,
-    lost: u64,
-}
-
-impl Mailbox {
-    /// Takes a report, if it is about this event.
-    pub(super) fn put(&self, mad: &MadBytes) {
-        let Some(view) = NoticeView::new(sa::record(mad)) else {
-            return;
-        };
-        let notice = Notice::parse(view);
-        if notice.trap != self.event && self.event.0 != ANY {
-            return;
-        }
-        let mut inner = self.inner.lock();
-        if let Some(handler) = inner.handler.clone() {
-            drop(inner);
-            return handler(&notice);
-        }
-        if inner.waiting.len() >= NOTICES_MAX {
-            inner.waiting.pop_front();
-            inner.lost += 1;
-        }
-        inner.waiting.push_back(notice);
-        let waker = inner.waker.take();
-        drop(inner);
-        if let Some(waker) = waker {
-            task::wake(waker);
-        }
     }
 }
