@@ -21,6 +21,9 @@ pub enum Error {
     /// All ports of the address are bound, or the node has as many sockets as it may have.
     #[error("the node has {0} sockets, as many as it may have")]
     Sockets(usize),
+    /// A socket's type of service is chosen before it sends.
+    #[error("{0} has sent already, and its type of service cannot change any more")]
+    HasSent(SocketAddr),
     /// The device refused something.
     #[error(transparent)]
     Verb(#[from] verbs_core::Error),

@@ -22,7 +22,7 @@
 //! - [`machine`]: one connection, sans-IO.
 //! - [`Node`], [`RdsSocket`]: what programs use. [`Config`] has the limits.
 //!
-//! Not there yet: RDMA operations with a datagram, atomics, and types of service other than 0 on sockets.
+//! Not there yet: RDMA operations with a datagram, and atomics.
 #![forbid(unsafe_code)]
 
 mod config;

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::future::poll_fn;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::task::{Context, Poll};
 
 use verbs_core::sync::Arc;
@@ -13,7 +13,7 @@ use crate::node::state::{Socket, State};
 use crate::node::{Handle, Node};
 use crate::wire::Extensions;
 
-/// The first port that is given to sockets that ask for any.
+/// The first of the ports that are given to sockets that ask for any.
 const ANY_PORT_FIRST: u16 = 1024;
 
 /// A socket: it sends datagrams to any address, and receives those that are sent to its own.
@@ -83,13 +83,7 @@ impl RdsSocket {
                 return Err(Error::Sockets(count));
             }
             let port = match addr.port() {
-                0 => (ANY_PORT_FIRST..=u16::MAX)
-                    .find(|port| {
-                        !state
-                            .sockets
-                            .contains_key(&SocketAddr::new(addr.ip(), *port))
-                    })
-                    .ok_or(Error::Sockets(count))?,
+                0 => free_port(state, addr.ip()).ok_or(Error::Sockets(count))?,
                 port => port,
             };
             let addr = SocketAddr::new(addr.ip(), port);
@@ -105,6 +99,24 @@ impl RdsSocket {
     /// Where it is bound.
     pub fn local_addr(&self) -> SocketAddr {
         self.addr
+    }
+
+    /// Chooses the type of service of all that it sends; 0 by default. Each has a connection of its own, so that long
+    /// messages of one do not hold up short ones of another.
+    ///
+    /// # Errors
+    /// [`Error::HasSent`]: datagrams on two connections would have no order.
+    pub fn set_tos(&self, tos: u8) -> Result<(), Error> {
+        self.node.core.with(|state, _| {
+            let socket = state.sockets.get_mut(&self.addr);
+            match socket.filter(|socket| socket.counters.sent == 0) {
+                Some(socket) => {
+                    socket.tos = tos;
+                    Ok(())
+                }
+                None => Err(Error::HasSent(self.addr)),
+            }
+        })
     }
 
     /// Sends a datagram now, or says why not. To port 0 it is a ping: an empty datagram from port 0 answers.
@@ -267,6 +279,16 @@ impl fmt::Debug for RdsSocket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("RdsSocket").field(&self.addr).finish()
     }
+}
+
+/// A free port, drawn: what a peer still has for a socket of an earlier life of this host is not for the first that
+/// binds in this one.
+fn free_port(state: &mut State, ip: IpAddr) -> Option<u16> {
+    let ports = ANY_PORT_FIRST..=u16::MAX;
+    let first = state.draw_port(ports.clone());
+    let in_turn = (first..=*ports.end()).chain(*ports.start()..first);
+    let is_free = |port: &u16| !state.sockets.contains_key(&SocketAddr::new(ip, *port));
+    in_turn.into_iter().find(is_free)
 }
 
 fn copy(datagram: &Datagram, buffer: &mut [u8]) -> Received {

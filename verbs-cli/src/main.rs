@@ -17,6 +17,7 @@ mod ipoib;
 mod net;
 mod pingpong;
 mod places;
+mod rds;
 mod report;
 mod rping;
 mod run;
@@ -35,6 +36,7 @@ use crate::cli::{BenchArgs, Cli, Command, CopyArgs, DevinfoArgs, PingpongArgs, S
 use crate::connect_bench::ConnectBenchArgs;
 use crate::demo::DemoArgs;
 use crate::ipoib::IpoibArgs;
+use crate::rds::RdsArgs;
 use crate::rping::RpingArgs;
 use crate::run::RunArgs;
 use crate::sim::SimArgs;
@@ -51,6 +53,7 @@ fn main() -> ExitCode {
         Command::Pingpong(args) => run_pingpong(&args),
         Command::ConnectBench(args) => run_connect_bench(&args),
         Command::Ipoib(args) => run_ipoib(&args),
+        Command::Rds(args) => run_rds(&args),
         Command::Rping(args) => run_rping(&args),
         Command::Run(args) => Err(run_program(&args)),
         Command::Serve(args) => run_serve(&args),
@@ -97,6 +100,10 @@ fn run_pingpong(args: &PingpongArgs) -> Result<(), u8> {
 fn run_connect_bench(args: &ConnectBenchArgs) -> Result<(), u8> {
     connect_bench::run(args, &mut io::stdout())
         .map_err(|error| complain("connect-bench", &error, error.exit_code()))
+}
+
+fn run_rds(args: &RdsArgs) -> Result<(), u8> {
+    rds::run(args, &mut io::stdout()).map_err(|error| complain("rds", &error, error.exit_code()))
 }
 
 fn run_rping(args: &RpingArgs) -> Result<(), u8> {

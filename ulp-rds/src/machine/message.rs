@@ -52,6 +52,12 @@ impl Packet {
     pub fn payload(&self) -> &[u8] {
         self.message.get(self.range.clone()).unwrap_or_default()
     }
+
+    /// Whether it ends a message, or is one for the peer alone: it is sent with a solicited event. Linux looks at its
+    /// receives when such a one has come, and at no other time.
+    pub fn is_last(&self) -> bool {
+        self.range.end == self.message.len()
+    }
 }
 
 /// What a connection says to its sockets.
@@ -68,4 +74,27 @@ pub enum Event {
     },
     /// The peer has sent a new congestion map. Ports whose bit `port % 64` is set here became free.
     Congestion(u64),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_ends_a_message_is_last_and_what_carries_none_too() {
+        let message: Arc<[u8]> = Arc::from([7; 10]);
+        let is_last = |range: Range<usize>, message: &Arc<[u8]>| {
+            let packet = Packet {
+                header: [0; Header::LEN],
+                message: Arc::clone(message),
+                range,
+                control: false,
+            };
+            packet.is_last()
+        };
+        assert!(!is_last(0..4, &message));
+        assert!(!is_last(4..8, &message));
+        assert!(is_last(8..10, &message));
+        assert!(is_last(0..0, &Arc::from([])), "an acknowledgement, a ping");
+    }
 }

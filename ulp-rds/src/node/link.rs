@@ -220,11 +220,18 @@ impl Running<'_> {
             let packet = self
                 .core
                 .with(|state, _| state.links.get_mut(&key)?.machine.poll_transmit());
-            let Some((id, sge)) = packet.and_then(|packet| self.buffers.fill(&packet)) else {
+            let Some(packet) = packet else {
+                return;
+            };
+            let Some((id, sge)) = self.buffers.fill(&packet) else {
                 return;
             };
             let send = Send::new(id).from(sge).signaled();
-            self.ended |= self.connection.post_send(send).is_err();
+            let posted = self.connection.post_send(match packet.is_last() {
+                true => send.solicited(),
+                false => send,
+            });
+            self.ended |= posted.is_err();
         }
     }
 }

@@ -136,20 +136,27 @@ impl Node {
             .with(|state, _| state.sockets.keys().copied().collect())
     }
 
-    /// Drops the connection to a peer, as if it were lost. Messages are transmitted again on the next one. Returns
-    /// whether one was up.
+    /// Drops the connections to a peer, one for each type of service, as if they were lost. Messages are transmitted
+    /// again on the next ones. Returns whether one was up.
     pub fn drop_connection(&self, local: IpAddr, remote: IpAddr) -> bool {
         self.0.core.with(|state, _| {
-            let link = state.links.get_mut(&(local, remote, 0));
-            let Some(link) = link else { return false };
-            // A connection that is up ends like one whose peer asks again.
-            let was_up = link.machine.state() == Stage::Up;
-            if was_up {
-                link.machine.fail();
-                state.wakes.extend(link.waker.take());
+            let of_peer = (local, remote, 0)..=(local, remote, u8::MAX);
+            let mut any = false;
+            for (_, link) in state.links.range_mut(of_peer) {
+                // A connection that is up ends like one whose peer asks again.
+                if link.machine.state() == Stage::Up {
+                    link.machine.fail();
+                    state.wakes.extend(link.waker.take());
+                    any = true;
+                }
             }
-            was_up
+            any
         })
+    }
+
+    /// Pauses and times come from here.
+    pub fn timer(&self) -> &Arc<dyn Timer> {
+        &self.0.core.timer
     }
 
     pub(crate) fn handle(&self) -> &Arc<Handle> {

@@ -2,8 +2,10 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
+use std::ops::RangeInclusive;
 use std::task::Waker;
 
+use oorandom::Rand32;
 use verbs_cm::ConnectRequest;
 use verbs_core::mad::Time;
 use verbs_core::sync::{Arc, AtomicWaker};
@@ -42,6 +44,8 @@ pub(crate) struct Socket {
     pub(crate) monitored: u64,
     pub(crate) freed: u64,
     pub(crate) counters: Counters,
+    /// The type of service of what it sends.
+    pub(crate) tos: u8,
 }
 
 pub(crate) struct State {
@@ -56,6 +60,7 @@ pub(crate) struct State {
     pub(crate) newborn: Vec<Key>,
     /// Who is to be woken when the lock is free.
     pub(crate) wakes: Vec<Waker>,
+    random: Rand32,
 }
 
 impl State {
@@ -72,7 +77,16 @@ impl State {
             links: BTreeMap::new(),
             newborn: Vec::new(),
             wakes: Vec::new(),
+            random: Rand32::new(generation.into()),
         }
+    }
+
+    /// A port of those.
+    pub(crate) fn draw_port(&mut self, ports: RangeInclusive<u16>) -> u16 {
+        let (first, last) = (u32::from(*ports.start()), u32::from(*ports.end()));
+        let drawn = self.random.rand_range(first..last + 1);
+        // It is one of them.
+        u16::try_from(drawn).unwrap_or(*ports.start())
     }
 
     /// The connection, made if there is none. `None` at the limit.
@@ -119,7 +133,7 @@ impl State {
             return Err(SendError::TooLong { len, max });
         }
         let socket = self.sockets.get(&from).ok_or(SendError::Closed)?;
-        let (bytes, messages) = socket.unacked;
+        let (tos, (bytes, messages)) = (socket.tos, socket.unacked);
         if bytes + len > buffer || messages >= SEND_MESSAGES_MAX {
             return Err(SendError::WouldBlock);
         }
@@ -131,7 +145,7 @@ impl State {
             self.loop_back(from, to, payload, extensions);
         } else {
             let connections = self.config.connections_max;
-            let link = self.link((from.ip(), to.ip(), 0));
+            let link = self.link((from.ip(), to.ip(), tos));
             let link = link.ok_or(SendError::Connections(connections))?;
             if link.machine.is_congested(to.port()) {
                 return Err(SendError::Congested(to));

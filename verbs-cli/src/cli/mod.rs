@@ -13,6 +13,7 @@ use crate::connect_bench::{self, ConnectBenchArgs};
 use crate::connecting::ConnectArgs;
 use crate::demo::{self, DemoArgs};
 use crate::ipoib::{self, IpoibArgs};
+use crate::rds::{self, RdsArgs};
 use crate::rping::{self, RpingArgs};
 use crate::run::{self, RunArgs};
 use crate::sim::{self, SimArgs};
@@ -82,6 +83,9 @@ pub(crate) enum Command {
     /// Send messages back and forth, as ibv_rc_pingpong and its siblings do
     #[command(long_about = PINGPONG_ABOUT, after_help = PINGPONG_EXAMPLES)]
     Pingpong(PingpongArgs),
+    /// Reliable datagrams (RDS): ping, stress and info, as rds-tools have them
+    #[command(long_about = rds::ABOUT, after_help = rds::EXAMPLES)]
+    Rds(RdsArgs),
     /// Ping over RDMA through the connection manager, as rping does
     #[command(long_about = rping::ABOUT, after_help = rping::EXAMPLES)]
     Rping(RpingArgs),
