@@ -8,4 +8,5 @@
 mod checker;
 mod lab;
 mod mesh;
+mod rdma;
 mod sockets;

@@ -61,6 +61,21 @@ pub enum SendError {
     /// The node has as many connections as it may have.
     #[error("the node has {0} connections, as many as it may have")]
     Connections(usize),
+    /// RDMA goes over a connection, and there is none within a node.
+    #[error("{0} is an address of this node, and RDMA needs a connection")]
+    RdmaWithinNode(SocketAddr),
+    /// The near end of an operation is not within its region, or an atomic's is not 8 bytes long.
+    #[error(
+        "bytes {start} to {end} are no near end of this operation: the region has {len}, and an atomic takes 8"
+    )]
+    RdmaLocal {
+        /// The first byte.
+        start: usize,
+        /// The byte behind the last.
+        end: usize,
+        /// Bytes of the region.
+        len: usize,
+    },
     /// The socket is closed.
     #[error("the socket is closed")]
     Closed,

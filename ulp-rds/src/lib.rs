@@ -22,17 +22,19 @@
 //! - [`machine`]: one connection, sans-IO.
 //! - [`Node`], [`RdsSocket`]: what programs use. [`Config`] has the limits.
 //!
-//! Not there yet: RDMA operations with a datagram, and atomics.
+//! - [`Rdma`], [`Mapping`]: RDMA and atomics with a datagram.
 #![forbid(unsafe_code)]
 
 mod config;
 mod error;
 pub mod machine;
 mod node;
+mod rdma;
 mod socket;
 pub mod wire;
 
 pub use config::{Config, DATAGRAM_CHARGE, SEND_MESSAGES_MAX};
 pub use error::{Error, SendError};
 pub use node::{ConnectionInfo, Node};
+pub use rdma::{Local, Mapping, Notification, Rdma, RdmaStatus, SendOptions};
 pub use socket::{Counters, Datagram, RdsSocket, Received};

@@ -7,11 +7,12 @@ use std::task::{Context, Poll};
 
 use verbs_core::sync::Arc;
 use verbs_core::task::OwnWaker;
+use verbs_core::{Access, Memory};
 
 use crate::error::{Error, SendError};
 use crate::node::state::{Socket, State};
 use crate::node::{Handle, Node};
-use crate::wire::Extensions;
+use crate::rdma::{Mapped, Mapping, Notification, SendOptions};
 
 /// The first of the ports that are given to sockets that ask for any.
 const ANY_PORT_FIRST: u16 = 1024;
@@ -124,10 +125,22 @@ impl RdsSocket {
     /// # Errors
     /// [`SendError`].
     pub fn try_send_to(&self, payload: &[u8], to: SocketAddr) -> Result<(), SendError> {
-        let extensions = Extensions::default();
+        self.try_send_with(payload, to, &SendOptions::default())
+    }
+
+    /// As [`try_send_to`](Self::try_send_to), with an operation or the key of some memory.
+    ///
+    /// # Errors
+    /// [`SendError`].
+    pub fn try_send_with(
+        &self,
+        payload: &[u8],
+        to: SocketAddr,
+        options: &SendOptions,
+    ) -> Result<(), SendError> {
         self.node
             .core
-            .with_links(|state| state.send(self.addr, to, payload, extensions))
+            .with_links(|state| state.send(self.addr, to, payload, options))
     }
 
     /// As [`try_send_to`](Self::try_send_to); pending while the send buffer is full or the destination is congested.
@@ -140,9 +153,23 @@ impl RdsSocket {
         payload: &[u8],
         to: SocketAddr,
     ) -> Poll<Result<(), SendError>> {
+        self.poll_send_with(cx, payload, to, &SendOptions::default())
+    }
+
+    /// As [`poll_send_to`](Self::poll_send_to), with an operation or the key of some memory.
+    ///
+    /// # Errors
+    /// As [`poll_send_to`](Self::poll_send_to).
+    pub fn poll_send_with(
+        &self,
+        cx: &mut Context<'_>,
+        payload: &[u8],
+        to: SocketAddr,
+        options: &SendOptions,
+    ) -> Poll<Result<(), SendError>> {
         let mut waker = OwnWaker::of(cx.waker());
         self.node.core.with_links(|state| {
-            let sent = state.send(self.addr, to, payload, Extensions::default());
+            let sent = state.send(self.addr, to, payload, options);
             match sent {
                 Err(SendError::WouldBlock | SendError::Congested(_)) => {
                     if let Some(socket) = state.sockets.get_mut(&self.addr) {
@@ -164,6 +191,62 @@ impl RdsSocket {
     /// A future that is dropped before it ends has sent nothing.
     pub async fn send_to(&self, payload: &[u8], to: SocketAddr) -> Result<(), SendError> {
         poll_fn(|cx| self.poll_send_to(cx, payload, to)).await
+    }
+
+    /// Sends a datagram with an operation that is carried out before it, or with the key of some memory.
+    ///
+    /// # Errors
+    /// As [`poll_send_to`](Self::poll_send_to); [`SendError::RdmaWithinNode`], [`SendError::RdmaLocal`].
+    ///
+    /// # Cancel safety
+    /// A future that is dropped before it ends has sent nothing, and begun no operation.
+    pub async fn send_with(
+        &self,
+        payload: &[u8],
+        to: SocketAddr,
+        options: &SendOptions,
+    ) -> Result<(), SendError> {
+        poll_fn(|cx| self.poll_send_with(cx, payload, to, options)).await
+    }
+
+    /// Lets peers read and write memory, whoever has the mapping's cookie. With `once`, that ends when a peer has sent a
+    /// datagram to this socket whose operation has used it.
+    ///
+    /// # Errors
+    /// [`Error::Verb`].
+    ///
+    /// # Cancel safety
+    /// A future that is dropped leaves nothing mapped.
+    pub async fn get_mr(
+        &self,
+        memory: impl Into<Arc<Memory>>,
+        once: bool,
+    ) -> Result<Mapping, Error> {
+        let access = Access::LOCAL_WRITE | Access::REMOTE;
+        // Peers count from its first byte.
+        let registering = self.node.core.pd.register(memory, access).iova(0);
+        let shared = Arc::new(Mapped::new(registering.await?));
+        if once {
+            self.node.core.with(|state, _| {
+                if let Some(socket) = state.sockets.get_mut(&self.addr) {
+                    socket.once.retain(|mapped| mapped.is_mapped());
+                    socket.once.push(Arc::clone(&shared));
+                }
+            });
+        }
+        Ok(Mapping { shared })
+    }
+
+    /// The end of an operation that was to be told.
+    ///
+    /// # Cancel safety
+    /// A future that is dropped takes nothing with it.
+    pub async fn notified(&self) -> Notification {
+        let take = |state: &mut State| {
+            let socket = state.sockets.get_mut(&self.addr)?;
+            socket.notifications.pop_front()
+        };
+        poll_fn(|cx| self.wait(cx, take)).await
     }
 
     /// The next datagram, if there is one.

@@ -19,6 +19,19 @@ pub struct Outgoing {
     pub ack_required: bool,
     /// Extension headers.
     pub extensions: Extensions,
+    /// An operation that goes before it.
+    pub rdma: Option<RdmaWork>,
+}
+
+/// An RDMA operation that is posted right before the first packet of its message, and not a second time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RdmaWork {
+    /// Which one; the caller knows what it is.
+    pub id: u64,
+    /// The packet waits until the operation has ended.
+    pub fenced: bool,
+    /// The peer's program is not woken.
+    pub silent: bool,
 }
 
 /// A message that has come.
@@ -45,6 +58,8 @@ pub struct Packet {
     pub range: Range<usize>,
     /// Whether it is a pure acknowledgement, of which one is in flight at a time.
     pub control: bool,
+    /// What is to be posted before it.
+    pub rdma: Option<RdmaWork>,
 }
 
 impl Packet {
@@ -56,7 +71,7 @@ impl Packet {
     /// Whether it ends a message, or is one for the peer alone: it is sent with a solicited event. Linux looks at its
     /// receives when such a one has come, and at no other time.
     pub fn is_last(&self) -> bool {
-        self.range.end == self.message.len()
+        self.range.end == self.message.len() && !self.rdma.is_some_and(|rdma| rdma.silent)
     }
 }
 
@@ -89,6 +104,7 @@ mod tests {
                 message: Arc::clone(message),
                 range,
                 control: false,
+                rdma: None,
             };
             packet.is_last()
         };

@@ -31,7 +31,7 @@ use crate::wire::{
     PROBE_PORT, Version,
 };
 
-pub use self::message::{Event, Incoming, Outgoing, Packet};
+pub use self::message::{Event, Incoming, Outgoing, Packet, RdmaWork};
 pub use self::receive::Fault;
 pub use self::state::State;
 
@@ -209,7 +209,9 @@ impl Machine {
         self.step(State::Error);
         self.step(State::Disconnecting);
         self.step(State::Down);
-        self.transmit.lost();
+        for (source, len) in self.transmit.lost() {
+            self.events.push_back(Event::Acked { source, len });
+        }
         self.receive.lost();
         self.credits = Credits::default();
         self.map_sending = None;
@@ -414,6 +416,7 @@ impl Machine {
             payload: Arc::from([]),
             ack_required: self.pongs * 2 > PONGS_MAX,
             extensions,
+            rdma: None,
         });
     }
 
@@ -436,6 +439,7 @@ impl Machine {
             message,
             range,
             control: false,
+            rdma: None,
         }
     }
 
@@ -443,8 +447,9 @@ impl Machine {
         if !self.credits.take(false) {
             return None;
         }
-        let (header, message, range) = self.transmit.next()?;
-        Some(self.finish(header, message, range))
+        let (header, message, range, rdma) = self.transmit.next()?;
+        let packet = self.finish(header, message, range);
+        Some(Packet { rdma, ..packet })
     }
 
     fn map(&mut self) -> Option<Packet> {

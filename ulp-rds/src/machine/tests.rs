@@ -134,6 +134,7 @@ impl Pair {
 
 fn message(source: u16, destination: u16, payload: &[u8]) -> Outgoing {
     Outgoing {
+        rdma: None,
         source,
         destination,
         payload: Arc::from(payload),

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use verbs_core::sync::Arc;
 
-use super::message::Outgoing;
+use super::message::{Outgoing, RdmaWork};
 use crate::wire::{FRAGMENT_LEN, Header, HeaderFlags};
 
 /// Packets after which an acknowledgement is asked for.
@@ -22,6 +22,9 @@ struct Queued {
     /// Its socket no longer wants it; it is only finished, so that the connection is not broken.
     cancelled: bool,
 }
+
+/// A fragment: its header, its message and the part of it, and the operation before it.
+type Fragment = (Header, Arc<[u8]>, Range<usize>, Option<RdmaWork>);
 
 /// The queue: first the messages that were transmitted and wait for an acknowledgement, then the others.
 #[derive(Debug, Default)]
@@ -72,7 +75,7 @@ impl Transmit {
     }
 
     /// The next fragment. The caller has looked that there is one.
-    pub(super) fn next(&mut self) -> Option<(Header, Arc<[u8]>, Range<usize>)> {
+    pub(super) fn next(&mut self) -> Option<Fragment> {
         let queued = self.queue.get_mut(self.done)?;
         let message = &queued.message;
         let len = message.payload.len();
@@ -102,13 +105,14 @@ impl Transmit {
             ..Header::default()
         };
         let payload = Arc::clone(&message.payload);
+        let rdma = message.rdma.filter(|_| !self.begun);
         self.highest = self.highest.max(queued.sequence);
         (self.offset, self.begun) = (end, true);
         if end == len {
             (self.offset, self.begun) = (0, false);
             self.done += 1;
         }
-        Some((header, payload, range))
+        Some((header, payload, range, rdma))
     }
 
     /// What the peer said when the connection was made.
@@ -144,15 +148,25 @@ impl Transmit {
     }
 
     /// The connection is lost: everything is to be transmitted from the first message on that is not
-    /// acknowledged.
-    pub(super) fn lost(&mut self) {
+    /// acknowledged. Messages whose operation was posted are dropped, as that cannot be done a second time: their sockets and
+    /// lengths.
+    pub(super) fn lost(&mut self) -> Vec<(u16, usize)> {
         let touched = self.done + usize::from(self.begun);
         for queued in self.queue.iter_mut().take(touched) {
             queued.again = true;
         }
-        self.queue.retain(|queued| !queued.cancelled);
+        let mut dropped = Vec::new();
+        self.queue.retain(|queued| {
+            let message = &queued.message;
+            let is_dropped = queued.again && message.rdma.is_some() && !queued.cancelled;
+            if is_dropped {
+                dropped.push((message.source, message.payload.len()));
+            }
+            !is_dropped && !queued.cancelled
+        });
         (self.done, self.offset, self.begun) = (0, 0, false);
         (self.packets, self.bytes) = (0, 0);
+        dropped
     }
 
     /// Takes messages of a socket back, to one port or to all. Yields how many and how many bytes.

@@ -14,6 +14,9 @@ pub(super) const SEND: u64 = 1 << 32;
 /// The same of a pure acknowledgement.
 pub(super) const CONTROL: u64 = 1 << 33;
 
+/// The same of an RDMA operation, with the operation's number.
+pub(super) const RDMA: u64 = 1 << 34;
+
 /// What a queue pair receives into and sends from.
 pub(super) struct Buffers {
     pub(super) cq: Cq,
@@ -30,16 +33,17 @@ impl Buffers {
         config: &Config,
     ) -> Result<(Qp, Self), Error> {
         let (receives, sends) = (config.receives, config.sends);
-        let mut cq = device.create_cq(receives + sends).await?;
+        let mut cq = device.create_cq(receives + 2 * sends).await?;
         // Nothing is posted yet, so nothing waits.
         let _empty = cq.arm(verbs_core::Arm::Next);
         let received = Memory::alloc(receives as usize * STRIDE)?;
         let received = pd.register(received, Access::LOCAL_WRITE).await?;
         let sent = Memory::alloc(sends as usize * STRIDE)?;
         let sent = pd.register(sent, Access::empty()).await?;
-        let init = QpInit::rc(&cq, &cq).depth(sends, receives);
+        // Before each packet there may be an operation.
+        let init = QpInit::rc(&cq, &cq).depth(2 * sends, receives);
         let mut qp = pd.create_qp(init).await?;
-        qp.init(1, Access::empty()).await?;
+        qp.init(1, Access::REMOTE).await?;
         let buffers = Self {
             cq,
             received,

@@ -7,12 +7,13 @@ use std::task::{Context, Poll};
 use futures::FutureExt;
 use verbs_cm::{ConnectRequest, Connection, StepFuture};
 use verbs_core::sync::{Arc, AtomicWaker};
-use verbs_core::{Access, Send, Wc};
+use verbs_core::{Access, Send, Wc, WcStatus};
 
 use super::Core;
-use super::buffers::{Buffers, CONTROL, SEND, STRIDE};
-use super::state::Key;
+use super::buffers::{Buffers, CONTROL, RDMA, SEND, STRIDE};
+use super::operations::Key;
 use crate::error::Error;
+use crate::rdma::RdmaStatus;
 use crate::wire::Handshake;
 
 /// Completions that are polled at a time.
@@ -87,7 +88,7 @@ async fn connect(core: &Core, key: Key, asked: Handshake) -> Made {
     let connecting = verbs_cm::connect(&core.device, (remote, core.config.port(remote)), qp)
         .bind(SocketAddr::new(local, 0))
         .timeout(core.config.connect_timeout)
-        .access(Access::empty())
+        .access(Access::REMOTE)
         .private_data(&data[..len]);
     let connection = connecting.await.map_err(|refused| refused.error)?;
     let peer = Handshake::parse(connection.private_data(), remote.is_ipv6());
@@ -100,7 +101,7 @@ async fn accept(core: &Core, request: ConnectRequest, peer: Handshake, answer: H
     let (data, len) = answer.emit();
     let accepting = request
         .accept(qp)
-        .access(Access::empty())
+        .access(Access::REMOTE)
         .private_data(&data[..len]);
     let connection = accepting.await.map_err(|refused| refused.error)?;
     Ok((connection, buffers, peer))
@@ -177,11 +178,18 @@ impl Running<'_> {
     }
 
     fn completed(&mut self, wc: &Wc) {
+        let key = self.key;
+        if wc.wr_id & RDMA != 0 {
+            let (id, status) = (wc.wr_id & !RDMA, status_of(wc.status));
+            self.core.with(|state, _| state.rdma_ended(id, status));
+        }
         if !wc.is_ok() {
             self.ended = true;
             return;
         }
-        let key = self.key;
+        if wc.wr_id & RDMA != 0 {
+            return;
+        }
         if wc.wr_id & SEND != 0 {
             self.buffers.give_back(wc.wr_id);
             if wc.wr_id & CONTROL != 0 {
@@ -223,15 +231,33 @@ impl Running<'_> {
             let Some(packet) = packet else {
                 return;
             };
+            if let Some(work) = packet.rdma {
+                let rdma = self.core.with(|state, _| state.operations.begin(work.id));
+                let posted = rdma.map(|rdma| rdma.post(&mut self.connection, RDMA | work.id));
+                self.ended |= posted.is_some_and(|posted| posted.is_err());
+            }
             let Some((id, sge)) = self.buffers.fill(&packet) else {
                 return;
             };
-            let send = Send::new(id).from(sge).signaled();
+            let mut send = Send::new(id).from(sge).signaled();
+            if packet.rdma.is_some_and(|work| work.fenced) {
+                send = send.fenced();
+            }
             let posted = self.connection.post_send(match packet.is_last() {
                 true => send.solicited(),
                 false => send,
             });
             self.ended |= posted.is_err();
         }
+    }
+}
+
+fn status_of(status: WcStatus) -> RdmaStatus {
+    match status {
+        WcStatus::Success => RdmaStatus::Success,
+        WcStatus::RemAccessErr | WcStatus::RemInvReqErr | WcStatus::RemOpErr => {
+            RdmaStatus::RemoteError
+        }
+        _ => RdmaStatus::Dropped,
     }
 }

@@ -6,6 +6,7 @@
 
 mod buffers;
 mod link;
+mod operations;
 pub(crate) mod state;
 
 use std::fmt;
@@ -18,7 +19,7 @@ use verbs_cm::{ConnectRequest, Listener};
 use verbs_core::mad::Time;
 use verbs_core::sync::{Arc, Mutex};
 use verbs_core::timer::Timer;
-use verbs_core::{Device, Pd, task};
+use verbs_core::{Access, Device, Memory, Mr, Pd, task};
 
 use self::state::State;
 use crate::config::Config;
@@ -159,6 +160,15 @@ impl Node {
         &self.0.core.timer
     }
 
+    /// Registers memory for the near end of operations ([`Rdma`](crate::Rdma)).
+    ///
+    /// # Errors
+    /// [`Error::Verb`].
+    pub async fn register(&self, memory: impl Into<Arc<Memory>>) -> Result<Arc<Mr>, Error> {
+        let registering = self.0.core.pd.register(memory, Access::LOCAL_WRITE);
+        Ok(Arc::new(registering.await?))
+    }
+
     pub(crate) fn handle(&self) -> &Arc<Handle> {
         &self.0
     }
@@ -188,11 +198,13 @@ impl Core {
     /// Looks at the state, or changes it. Wakes and starts what has to be when the lock is free.
     pub(crate) fn with<T>(self: &Core, change: impl FnOnce(&mut State, Time) -> T) -> T {
         let now = self.timer.now();
-        let (result, wakes) = {
+        let (result, wakes, released) = {
             let mut state = self.state.lock();
             let result = change(&mut state, now);
-            (result, std::mem::take(&mut state.wakes))
+            let wakes = std::mem::take(&mut state.wakes);
+            (result, wakes, std::mem::take(&mut state.released))
         };
+        drop(released);
         for waker in wakes {
             task::wake(waker);
         }

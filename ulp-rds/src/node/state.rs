@@ -2,24 +2,24 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
-use std::ops::RangeInclusive;
+use std::ops::{Range, RangeInclusive};
 use std::task::Waker;
 
 use oorandom::Rand32;
 use verbs_cm::ConnectRequest;
+use verbs_core::Mr;
 use verbs_core::mad::Time;
 use verbs_core::sync::{Arc, AtomicWaker};
 
 use crate::config::{Config, DATAGRAM_CHARGE, SEND_MESSAGES_MAX};
 use crate::error::SendError;
 use crate::machine::{Event, Machine, Outgoing, State as Stage, Terms};
+use crate::node::operations::{Key, Operations};
+use crate::rdma::{Mapped, Notification, Rdma, RdmaStatus, SendOptions};
 use crate::socket::{Counters, Datagram};
 use crate::wire::{
     CongestionMap, Cookie, Extension, Extensions, Handshake, MESSAGE_LEN_MAX, PING_PORT,
 };
-
-/// Which connection: the address here, the peer's, the type of service.
-pub(crate) type Key = (IpAddr, IpAddr, u8);
 
 /// A connection, and what its driver is told.
 pub(crate) struct Link {
@@ -46,6 +46,11 @@ pub(crate) struct Socket {
     pub(crate) counters: Counters,
     /// The type of service of what it sends.
     pub(crate) tos: u8,
+    /// Ends of operations that the program has not asked for yet, and operations that have not ended.
+    pub(crate) notifications: VecDeque<Notification>,
+    operations: usize,
+    /// Mappings that end when a peer has used them.
+    pub(crate) once: Vec<Arc<Mapped>>,
 }
 
 pub(crate) struct State {
@@ -60,6 +65,10 @@ pub(crate) struct State {
     pub(crate) newborn: Vec<Key>,
     /// Who is to be woken when the lock is free.
     pub(crate) wakes: Vec<Waker>,
+    /// Operations that have not ended.
+    pub(crate) operations: Operations,
+    /// Keys that are taken away, which happens when the lock is free.
+    pub(crate) released: Vec<Mr>,
     random: Rand32,
 }
 
@@ -77,6 +86,8 @@ impl State {
             links: BTreeMap::new(),
             newborn: Vec::new(),
             wakes: Vec::new(),
+            operations: Operations::default(),
+            released: Vec::new(),
             random: Rand32::new(generation.into()),
         }
     }
@@ -120,12 +131,16 @@ impl State {
         from: SocketAddr,
         to: SocketAddr,
         payload: &[u8],
-        extensions: Extensions,
+        options: &SendOptions,
     ) -> Result<(), SendError> {
         let is_destination =
             !to.ip().is_unspecified() && !to.ip().is_multicast() && to.is_ipv4() == from.is_ipv4();
         if !is_destination {
             return Err(SendError::Destination(to));
+        }
+        let extensions = extensions_of(options);
+        if let Some(rdma) = &options.rdma {
+            self.check_rdma(rdma, to)?;
         }
         let (len, buffer) = (payload.len(), self.config.send_buffer);
         let max = buffer.min(MESSAGE_LEN_MAX);
@@ -134,7 +149,9 @@ impl State {
         }
         let socket = self.sockets.get(&from).ok_or(SendError::Closed)?;
         let (tos, (bytes, messages)) = (socket.tos, socket.unacked);
-        if bytes + len > buffer || messages >= SEND_MESSAGES_MAX {
+        let told = socket.notifications.len() + socket.operations;
+        let has_room = options.rdma.is_none() || told < SEND_MESSAGES_MAX;
+        if bytes + len > buffer || messages >= SEND_MESSAGES_MAX || !has_room {
             return Err(SendError::WouldBlock);
         }
         let ack_required = bytes + len > buffer / 2 || messages > SEND_MESSAGES_MAX / 2;
@@ -145,7 +162,9 @@ impl State {
             self.loop_back(from, to, payload, extensions);
         } else {
             let connections = self.config.connections_max;
-            let link = self.link((from.ip(), to.ip(), tos));
+            let key = (from.ip(), to.ip(), tos);
+            let id = self.operations.next_id();
+            let link = self.link(key);
             let link = link.ok_or(SendError::Connections(connections))?;
             if link.machine.is_congested(to.port()) {
                 return Err(SendError::Congested(to));
@@ -156,11 +175,16 @@ impl State {
                 payload: Arc::from(payload),
                 ack_required,
                 extensions,
+                rdma: options.rdma.as_ref().map(|rdma| rdma.work(id)),
             });
             let waker = link.waker.take();
             self.wakes.extend(waker);
             if let Some(socket) = self.sockets.get_mut(&from) {
                 socket.unacked = (bytes + len, messages + 1);
+                socket.operations += usize::from(options.rdma.is_some());
+            }
+            if let Some(rdma) = &options.rdma {
+                self.operations.queue(id, rdma, (from, to), key);
             }
         }
         if let Some(socket) = self.sockets.get_mut(&from) {
@@ -199,6 +223,15 @@ impl State {
         if socket.queued + charge > self.config.receive_max {
             socket.counters.discarded += 1;
             return;
+        }
+        for extension in extensions.iter() {
+            if let Extension::Rdma(rkey) = extension {
+                let used = socket
+                    .once
+                    .extract_if(.., |mapped| mapped.cookie.rkey == rkey);
+                self.released
+                    .extend(used.filter_map(|mapped| mapped.release()));
+            }
         }
         let cookie = extensions.iter().find_map(|extension| match extension {
             Extension::Destination(cookie) => Some(cookie),
@@ -305,7 +338,39 @@ impl State {
             }
         }
         self.settle(from, total.0, total.1);
+        for end in self.operations.cancel(from, to) {
+            self.notify(from, end);
+        }
         total.0
+    }
+
+    /// An operation has ended.
+    pub(crate) fn rdma_ended(&mut self, id: u64, status: RdmaStatus) {
+        if let Some((from, end)) = self.operations.ended(id, status) {
+            self.notify(from, end);
+        }
+    }
+
+    /// Tells a socket of the end of an operation, if it wants to hear of it.
+    fn notify(&mut self, at: SocketAddr, end: Option<Notification>) {
+        if let Some(socket) = self.sockets.get_mut(&at) {
+            socket.operations = socket.operations.saturating_sub(1);
+            socket.notifications.extend(end);
+            self.wakes.append(&mut socket.readers);
+            self.wakes.append(&mut socket.writers);
+        }
+    }
+
+    fn check_rdma(&self, rdma: &Rdma, to: SocketAddr) -> Result<(), SendError> {
+        if self.maps.contains_key(&to.ip()) {
+            return Err(SendError::RdmaWithinNode(to));
+        }
+        if rdma.is_sound() {
+            return Ok(());
+        }
+        let Range { start, end } = rdma.local.range;
+        let len = rdma.local.mr.len();
+        Err(SendError::RdmaLocal { start, end, len })
     }
 
     /// A socket is closed: what it has not sent is cancelled, what it has not read is gone.
@@ -324,6 +389,9 @@ impl State {
             link.machine.lost(now);
             self.wakes.extend(link.waker.take());
         }
+        for (from, end) in self.operations.lost(key) {
+            self.notify(from, end);
+        }
         self.dispatch(key);
     }
 
@@ -339,4 +407,19 @@ impl State {
         let link = self.links.get(&key);
         link.is_some_and(|link| link.machine.state() == Stage::Up)
     }
+}
+
+/// What a datagram says beside its payload: a place in memory, and the key that is used by the operation before it.
+fn extensions_of(options: &SendOptions) -> Extensions {
+    let mut extensions = Extensions::default();
+    let used = options
+        .rdma
+        .as_ref()
+        .map(|rdma| Extension::Rdma(rdma.cookie.rkey));
+    let place = options.cookie.map(Extension::Destination);
+    for extension in used.into_iter().chain(place) {
+        // Both take 14 bytes of 16.
+        let _fits = extensions.push(extension);
+    }
+    extensions
 }
