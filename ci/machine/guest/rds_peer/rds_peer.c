@@ -3,6 +3,8 @@
  *
  *   rds_peer answer LOCAL PORT                             answers requests until it is ended
  *   rds_peer ask LOCAL PEER PORT COUNT REQUEST ANSWER DEPTH  sends requests, and checks what comes back
+ *   rds_peer lend LOCAL PORT BYTES                         lends memory to whoever asks first; see rdma.c
+ *   rds_peer borrow LOCAL PEER PORT                        reads and writes memory that the peer lends
  *   rds_peer counters LOCAL                                prints those of the kernel's RDS that are not 0
  *   rds_peer ping LOCAL PEER COUNT                         pings: the peer's RDS answers
  *
@@ -209,6 +211,10 @@ int main(int argc, char **argv)
 		    strtoul(argv[7], NULL, 10), strtoull(argv[8], NULL, 10));
 	else if (argc == 5 && !strcmp(argv[1], "ping"))
 		ping(bound(argv[2], 0), argv[3], strtoull(argv[4], NULL, 10));
+	else if (argc == 5 && !strcmp(argv[1], "lend"))
+		lend(bound(argv[2], atoi(argv[3])), strtoul(argv[4], NULL, 10));
+	else if (argc == 5 && !strcmp(argv[1], "borrow"))
+		borrow(bound(argv[2], 0), argv[3], atoi(argv[4]));
 	else if (argc == 3 && !strcmp(argv[1], "counters"))
 		counters(bound(argv[2], 0));
 	else
