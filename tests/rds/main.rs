@@ -6,6 +6,7 @@
 )]
 
 mod checker;
+mod hostile;
 mod lab;
 mod mesh;
 mod rdma;
