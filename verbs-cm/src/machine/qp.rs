@@ -193,8 +193,9 @@ pub(crate) fn ack_timeout(packet_lifetime: TimeCode, ack_delay: TimeCode) -> Tim
 
 #[cfg(test)]
 mod tests {
+    use verbs_core::mad::Bits;
     use verbs_core::qp_state::check;
-    use verbs_core::{Mtu, QpType};
+    use verbs_core::{Mtu, Psn, QpType};
 
     use super::*;
     use crate::params::Route;
@@ -217,6 +218,61 @@ mod tests {
                 assert_eq!((rtr, rts), (Ok(()), Ok(())));
             }
         }
+    }
+
+    /// Goal: each number goes to the modify that it is for, and never from the wrong message. Method: all numbers
+    /// of the request and of the reply differ.
+    #[test]
+    fn each_attribute_comes_from_the_message_that_says_it() {
+        let route = Route::default();
+        let mut connect = Connect::new(crate::wire::ServiceId(1), Qpn::new(2), route);
+        connect.min_rnr_timer = 9;
+        let mut req = Req {
+            qpn: Qpn::new(0x11),
+            psn: Psn::new(0x111),
+            responder_resources: 6,
+            initiator_depth: 7,
+            retry_count: Bits::truncated(3),
+            rnr_retry_count: Bits::truncated(4),
+            ..Req::default()
+        };
+        req.primary.ack_timeout = TimeCode::new(21);
+        let rep = Rep {
+            qpn: Qpn::new(0x22),
+            psn: Psn::new(0x222),
+            responder_resources: 4,
+            initiator_depth: 5,
+            rnr_retry_count: Bits::truncated(2),
+            ..Rep::default()
+        };
+        let told = |(rtr, rts): (QpAttr, QpAttr)| {
+            let ends = (rtr.dest_qpn, rtr.rq_psn, rts.sq_psn);
+            let depths = (rtr.max_dest_rd_atomic, rts.max_rd_atomic);
+            let retries = (rtr.min_rnr_timer, rts.retry_cnt, rts.rnr_retry);
+            (ends, depths, retries, rtr.path_mtu, rts.timeout)
+        };
+        let ack = ack_timeout(route.packet_lifetime, rep.target_ack_delay).code();
+        let active = (
+            (Some(rep.qpn), Some(req.psn), Some(rep.psn)),
+            (Some(5), Some(4)),
+            (Some(9), Some(3), Some(2)),
+            Some(route.mtu),
+            Some(ack),
+        );
+        assert_eq!(told(active_attrs(&connect, &req, &rep)), active);
+        let accept = Accept {
+            min_rnr_timer: 13,
+            ..Accept::default()
+        };
+        let passive = (
+            (Some(req.qpn), Some(rep.psn), Some(req.psn)),
+            (Some(4), Some(5)),
+            (Some(13), Some(3), Some(4)),
+            Some(Mtu::B512),
+            Some(21),
+        );
+        let attrs = passive_attrs(&accept, &req, &rep, Av::default(), Mtu::B512);
+        assert_eq!(told(attrs), passive);
     }
 
     #[test]

@@ -193,4 +193,44 @@ mod tests {
             .expect("it is waited for");
         assert!(block_on(asking).is_err() && cached.is_empty());
     }
+
+    /// Goal: an answer serves the question that it was given to and no other, and only so many are kept. Method:
+    /// questions that differ in one part, then one question more than are kept.
+    #[test]
+    fn answers_serve_their_question_and_are_limited() {
+        let cached = Cached::new(Slow::default());
+        let is_asked = |query: Query| {
+            let asking = cached.resolve(query);
+            let tell = cached.inner.asked.lock().pop();
+            let is_asked = tell.is_some();
+            if let Some(tell) = tell {
+                tell.send(Ok(hop())).expect("it is waited for");
+            }
+            assert_eq!(block_on(asking), Ok(hop()));
+            is_asked
+        };
+        let mut of_port = query();
+        Arc::make_mut(&mut of_port.port).number = 2;
+        let mut from = query();
+        from.local = Some(hop().local);
+        for query in [query(), of_port, from] {
+            assert!(is_asked(query.clone()) && !is_asked(query));
+        }
+        let remote = |number: usize| {
+            let number = u32::try_from(number).unwrap();
+            let addr = std::net::Ipv4Addr::from(0x0b00_0000 + number);
+            Query {
+                remote: addr.into(),
+                ..query()
+            }
+        };
+        for number in 3..CACHE_MAX {
+            assert!(is_asked(remote(number)));
+        }
+        assert_eq!(cached.len(), CACHE_MAX);
+        assert!(!is_asked(query()), "as many as that are kept");
+        assert!(is_asked(remote(CACHE_MAX)));
+        assert_eq!(cached.len(), 1, "one more, and the others are forgotten");
+        assert!(is_asked(query()));
+    }
 }

@@ -171,3 +171,24 @@ fn a_port_connects_to_itself() {
     }
     assert!(cm.is_empty() && cm.index.is_empty());
 }
+
+/// Goal: as many listeners as the configuration says, and an address is free again when its listener ends. Method:
+/// one listener more than that, before and after one has ended.
+#[test]
+fn listeners_are_limited_and_leave_their_address() {
+    let config = Config {
+        listeners_max: 2,
+        ..Config::default()
+    };
+    let mut cm = crate::Cm::new(config, port(0), 2, 5);
+    let first = cm.listen(Listen::new(ServiceId(1))).unwrap();
+    cm.listen(Listen::new(ServiceId(2))).unwrap();
+    let full = CmError::Limit {
+        what: "listeners_max",
+        max: 2,
+    };
+    assert_eq!(cm.listen(Listen::new(ServiceId(3))), Err(full));
+    cm.unlisten(first).unwrap();
+    let again = cm.listen(Listen::new(ServiceId(1))).unwrap();
+    assert_ne!(again, first);
+}

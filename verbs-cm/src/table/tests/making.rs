@@ -503,3 +503,22 @@ fn failing_queue_pairs_end_the_attempt_at_both_ends() {
     assert!(matches!(lab.event(1), Some(Event::Rejected { .. })));
     lab.finish();
 }
+
+/// Goal: what the peer says with its confirmation is there for the user. Method: an RTU with private data.
+#[test]
+fn the_data_of_the_confirmation_is_kept() {
+    let mut lab = Lab::new();
+    let ([_, conn], rep) = lab.replied();
+    let Message::Rep(rep) = rep else { panic!() };
+    let rtu = crate::wire::Rtu {
+        local_id: rep.remote_id,
+        remote_id: rep.local_id,
+        private_data: Blob::new(b"ready").unwrap(),
+    };
+    lab.give(1, &rtu.into());
+    let told = lab.cms[1].private_data(conn);
+    assert_eq!(
+        told.map(|data| data.0[..5].to_vec()),
+        Some(b"ready".to_vec())
+    );
+}

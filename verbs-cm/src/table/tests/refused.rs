@@ -180,3 +180,16 @@ fn a_question_that_is_refused_twice_ends() {
     assert_eq!(lab.cms[0].forget(resolution), Err(CmError::Stale));
     lab.finish();
 }
+
+/// Goal: a report never has a question wait longer than without it. Method: little time, and a report.
+#[test]
+fn a_report_does_not_put_a_question_off() {
+    let mut lab = Lab::new();
+    let route = Route::roce(&port(0), gid(0), gid(1)).unwrap();
+    let mut question = Resolve::new(SERVICE, route);
+    question.timeout = Some(Duration::from_millis(100));
+    lab.cms[0].resolve(lab.now, &question).unwrap();
+    let usual = lab.cms[0].poll_timeout();
+    assert_eq!(lab.refuse(0), ["SIDR_REQ"]);
+    assert_eq!(lab.cms[0].poll_timeout(), usual);
+}

@@ -208,3 +208,27 @@ fn a_refusal_tells_no_queue_pair_and_no_key() {
         assert_eq!(rep.private_data, answer().private_data);
     }
 }
+
+/// Goal: an answer is kept from when it is given, and a question that is forgotten is not told any more. Method: the
+/// deadline of a question before and after its answer, and a question whose event has not been taken.
+#[test]
+fn an_answer_has_its_own_time_and_what_is_forgotten_is_not_told() {
+    let mut lab = Lab::new();
+    lab.cms[0].resolve(lab.now, &question(SERVICE)).unwrap();
+    lab.carry(0);
+    let Some(Event::ResolveRequest { resolution, .. }) = lab.event(1) else {
+        panic!()
+    };
+    lab.now = lab.now + Duration::from_secs(5);
+    lab.cms[1].answer(lab.now, resolution, &answer()).unwrap();
+    let kept_until = lab.now + Duration::from_secs(10);
+    assert_eq!(lab.cms[1].poll_timeout(), Some(kept_until));
+
+    let mut lab = Lab::new();
+    lab.cms[0].resolve(lab.now, &question(SERVICE)).unwrap();
+    lab.carry(0);
+    // Identifiers count from one.
+    let forgotten = lab.cms[1].forget(crate::ResolveId(1));
+    assert_eq!((forgotten, lab.event(1)), (Ok(()), None));
+    assert!(lab.cms[1].is_empty());
+}
