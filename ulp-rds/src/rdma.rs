@@ -2,7 +2,7 @@
 //!
 //! A program maps memory ([`RdsSocket::get_mr`](crate::RdsSocket::get_mr)) and sends the [`Cookie`] to its peer with a
 //! datagram. The peer answers with a datagram that carries an operation: the READ, WRITE or atomic is carried out on the same
-//! connection right before the datagram, so that whoever receives the datagram finds the memory as the operation has
+//! connection right before the datagram, so that a program that has received the datagram finds the memory as the operation has
 //! left it. A datagram is transmitted again when the connection is lost, an operation is not: it ends with
 //! [`RdmaStatus::Dropped`], and so does its datagram.
 
@@ -236,7 +236,7 @@ impl SendOptions {
     }
 }
 
-/// Memory that peers may read and write, whoever has the [`Cookie`]. Dropping it ends that at once: the key is invalid, and
+/// Memory that peers with the [`Cookie`] may read and write. Dropping it ends that at once: the key is invalid, and
 /// a peer's operation under way fails.
 pub struct Mapping {
     pub(crate) shared: Arc<Mapped>,

@@ -209,7 +209,7 @@ impl RdsSocket {
         poll_fn(|cx| self.poll_send_with(cx, payload, to, options)).await
     }
 
-    /// Lets peers read and write memory, whoever has the mapping's cookie. With `once`, that ends when a peer has sent a
+    /// Lets peers that have the mapping's cookie read and write memory. With `once`, that ends when a peer has sent a
     /// datagram to this socket whose operation has used it.
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! Who is on a link: ports and their addresses, queue pairs and their numbers.
+//! The ports of a link with their addresses, and its queue pairs with their numbers.
 //!
 //! It hands out what makes ports and queue pairs known to each other, and does not look into what it lists: `Q` is a queue
 //! pair. The lock on the lists is the one under which the fit of two queue pairs is decided.
@@ -37,7 +37,7 @@ pub(crate) struct Directory<Q> {
     pub(super) hub: Hub,
 }
 
-/// Who is on the link. Whoever changes the state of a queue pair or what it is connected to holds the
+/// The ports and queue pairs of the link. A thread that changes the state of a queue pair or what it is connected to holds the
 /// lock on this; that is bounded work and no foreign code.
 pub(crate) struct Links<Q> {
     rng: Rng,

@@ -1,10 +1,10 @@
-//! When the engine's thread leaves packets to consumers who poll.
+//! When the engine's thread leaves packets to consumers that poll.
 //!
-//! A consumer who polls an empty completion queue takes packets in itself, and the thread, which would only wake up
+//! A consumer that polls an empty completion queue takes packets in itself, and the thread, which would only wake up
 //! to find nothing, sleeps. That costs when the consumer stops polling without a word, to compute or to watch its
 //! memory for a WRITE: packets lie until the thread looks again. So the thread looks [`LEFT`] after the last poll, and
 //! if it finds something that has waited, pollers are not *trusted* for a time: the thread waits for packets as if
-//! nobody polled. The time doubles each time that trust is lost again soon after it was given back.
+//! no consumer polled. The time doubles each time that trust is lost again soon after it was given back.
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ const JUSTIFIED: u64 = 4;
 /// Of one port. Words of their own, each a hint: a torn picture costs one wake-up or [`LEFT`], never a packet.
 #[derive(Debug, Default)]
 pub(super) struct Pollers {
-    /// Until when packets are left to whoever polled last, in nanoseconds of the engine's clock; 0: they are not.
+    /// Until when packets are left to the consumer that polled last, in nanoseconds of the engine's clock; 0: they are not.
     left_until: AtomicU64,
     /// Until when pollers are not trusted.
     distrusted_until: AtomicU64,
@@ -46,18 +46,18 @@ impl Pollers {
         true
     }
 
-    /// Until when packets are left to whoever polled last; in the past if they are not.
+    /// Until when packets are left to the consumer that polled last; in the past if they are not.
     pub(super) fn left_until(&self) -> Instant {
         Instant::from_nanos(self.left_until.load(Relaxed))
     }
 
     /// No packets are left to a poller from now on. Whether some were.
     pub(super) fn stop(&self) -> bool {
-        // A poll writes the word all the time, and nobody who waits is far away.
+        // A look first: most callers have not polled, and a swap takes the cache line from those that do.
         self.left_until.load(Relaxed) != 0 && self.left_until.swap(0, AcqRel) != 0
     }
 
-    /// A packet or an answer has waited for a poller who has gone.
+    /// A packet or an answer has waited for a poller that has gone.
     pub(super) fn gone(&self, now: Instant) {
         let now = now.as_nanos();
         let nanos = |duration: Duration| u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);

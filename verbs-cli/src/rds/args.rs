@@ -58,7 +58,7 @@ pub(super) enum RdsCommand {
 
 #[derive(Args, Debug)]
 pub(super) struct PingArgs {
-    /// Whom to ping
+    /// The address to ping
     pub(super) address: IpAddr,
     /// Address to ping from
     #[arg(short = 'I', long, value_name = "ADDR")]

@@ -95,7 +95,7 @@ impl Drop for Published {
     }
 }
 
-/// Shows what a node knows to whoever asks; `None` where that cannot be, as nothing else depends on it.
+/// Shows what a node knows to this user's other programs; `None` where that cannot be, as nothing else depends on it.
 pub(super) fn publish(node: &Node) -> Option<Published> {
     let folder = folder();
     make_own(&folder).ok()?;
@@ -172,7 +172,7 @@ fn ask_all(folder: &Path) -> io::Result<Vec<Program>> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         entries => entries?,
     };
-    // Whoever could write here could say anything in another's name.
+    // Another user that can write here could speak for any program.
     make_own(folder).map_err(<io::Error as From<PlaceError>>::from)?;
     let mut programs = Vec::new();
     for entry in entries {

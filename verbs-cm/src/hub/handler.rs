@@ -1,4 +1,4 @@
-//! Who hears of what the state machine brings about: connections, listeners, questions.
+//! What hears of the state machine's outputs: connections, listeners, questions.
 
 use std::task::{Context, Poll};
 
@@ -8,7 +8,7 @@ use verbs_core::sync::Arc;
 use crate::event::{Event, QpChange};
 use crate::hub::Hub;
 
-/// Hears of events. Called outside of locks, by whoever calls the machine.
+/// Hears of events. Called outside of locks, by the thread that calls the machine.
 pub(crate) trait Handler: Send + Sync {
     /// The machine has something to say.
     fn event(&self, event: Event);
