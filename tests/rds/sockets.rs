@@ -225,3 +225,45 @@ fn nodes_that_forget_everything_are_heard_and_reached() {
     });
     done.unwrap();
 }
+
+/// Goal: a program with a loop of its own overlooks nothing. Method: the descriptor before and after what can come, with
+/// something left behind.
+#[test]
+fn a_descriptor_is_readable_when_there_is_something_to_take() {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    use ulp_rds::Readiness;
+
+    let sim = Sim::new(30);
+    let done = sim.run(async {
+        let [(_a, one), (_b, other)] = pair(&sim).await;
+        let readiness = Readiness::of(&other).unwrap();
+        let is_readable = || {
+            let mut fds = [PollFd::new(&readiness, PollFlags::IN)];
+            poll(&mut fds, Some(&Timespec::default())).unwrap() == 1
+        };
+        assert!(is_readable(), "at first");
+        readiness.clear();
+        assert!(!is_readable());
+        for number in 0..3 {
+            one.send_to(&[number], other.local_addr()).await.unwrap();
+        }
+        while !is_readable() {
+            sim.sleep(std::time::Duration::from_micros(10)).await;
+        }
+        readiness.clear();
+        assert_eq!(other.try_recv().unwrap().payload, [0]);
+        // Two may be there, or come yet.
+        while !is_readable() {
+            sim.sleep(std::time::Duration::from_micros(10)).await;
+        }
+        sim.sleep(std::time::Duration::from_millis(5)).await;
+        readiness.clear();
+        assert!(is_readable(), "two are left behind");
+        while other.try_recv().is_some() {}
+        assert!(is_readable(), "until it is cleared");
+        readiness.clear();
+        assert!(!is_readable());
+        assert_eq!(other.try_notified(), None);
+    });
+    done.unwrap();
+}

@@ -23,6 +23,7 @@
 //! - [`Node`], [`RdsSocket`]: what programs use. [`Config`] has the limits.
 //!
 //! - [`Rdma`], [`Mapping`]: RDMA and atomics with a datagram.
+//! - [`Readiness`]: a descriptor to wait on, beside futures.
 #![forbid(unsafe_code)]
 
 mod config;
@@ -30,6 +31,7 @@ mod error;
 pub mod machine;
 mod node;
 mod rdma;
+mod readiness;
 mod socket;
 pub mod wire;
 
@@ -37,4 +39,5 @@ pub use config::{Config, DATAGRAM_CHARGE, SEND_MESSAGES_MAX};
 pub use error::{Error, SendError};
 pub use node::{ConnectionInfo, Node};
 pub use rdma::{Local, Mapping, Notification, Rdma, RdmaStatus, SendOptions};
+pub use readiness::Readiness;
 pub use socket::{Counters, Datagram, RdsSocket, Received};

@@ -249,6 +249,26 @@ impl RdsSocket {
         poll_fn(|cx| self.wait(cx, take)).await
     }
 
+    /// The end of an operation that was to be told, if there is one now.
+    pub fn try_notified(&self) -> Option<Notification> {
+        self.node.core.with(|state, _| {
+            let socket = state.sockets.get_mut(&self.addr)?;
+            socket.notifications.pop_front()
+        })
+    }
+
+    /// Has the waker woken when something comes; whether something is there already.
+    pub(crate) fn ring(&self, mut waker: OwnWaker) -> bool {
+        self.node.core.with(|state, _| {
+            let Some(socket) = state.sockets.get_mut(&self.addr) else {
+                return true;
+            };
+            waker.join(&mut socket.readers);
+            let is_empty = socket.queue.is_empty() && socket.notifications.is_empty();
+            !is_empty || socket.freed != 0
+        })
+    }
+
     /// The next datagram, if there is one.
     pub fn poll_recv(&self, cx: &mut Context<'_>) -> Poll<Datagram> {
         self.wait(cx, |state| state.take(self.addr))
