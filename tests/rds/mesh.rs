@@ -130,3 +130,61 @@ fn packets_are_lost_as_well() {
 fn ten_nodes_with_forty_five_connections() {
     run(5, 10, 5, 0);
 }
+
+/// Goal: none of very many datagrams over 45 connections is lost or doubled. Method: a connection is killed after every
+/// hundredth part of them. `VERBS_RDS_DATAGRAMS` says how many; `ci/long` asks for a million.
+#[test]
+fn a_connection_is_killed_after_every_hundredth_part() {
+    const HOSTS: u64 = 10;
+    let wanted = std::env::var("VERBS_RDS_DATAGRAMS").map_or(4_500, |text| text.parse().unwrap());
+    let flows = HOSTS * (HOSTS - 1);
+    let each = wanted.div_ceil(flows);
+    let total = each * flows;
+    let sim = Rc::new(Sim::new(6));
+    let checker = Rc::new(RefCell::new(Checker::default()));
+    let killed = sim.run(async {
+        let mesh = Mesh::make(&sim, HOSTS as u8).await;
+        for socket in &mesh.sockets {
+            let (sim, socket, checker) = (Rc::clone(&sim), Rc::clone(socket), Rc::clone(&checker));
+            sim.clone().spawn(receive(sim, socket, checker));
+        }
+        let sending = (0..mesh.sockets.len()).map(|from| send_short(&mesh, from, each, &checker));
+        let killing = async {
+            let mut draw = sim.draw();
+            let mut killed = 0;
+            while checker.borrow().received() < total {
+                sim.sleep(Duration::from_micros(20)).await;
+                if checker.borrow().received() * 100 >= total * (killed + 1) {
+                    let node = draw.pick(&mesh.nodes);
+                    let up = node.connections();
+                    let connection = *draw.pick(&up);
+                    let was_up = node.drop_connection(connection.local, connection.remote);
+                    killed += u64::from(was_up);
+                }
+            }
+            killed
+        };
+        let (_, killed) = futures::join!(join_all(sending), killing);
+        killed
+    });
+    let killed = killed.unwrap();
+    let checker = checker.take();
+    assert_eq!((checker.is_complete(), checker.received()), (true, total));
+    assert_eq!(checker.finish(), []);
+    assert!(killed >= 80, "{killed} connections were killed");
+    println!("{total} datagrams, {killed} connections were killed");
+}
+
+/// One socket sends short datagrams to all others in turn.
+async fn send_short(mesh: &Mesh, from: usize, each: u64, checker: &RefCell<Checker>) {
+    let socket = &mesh.sockets[from];
+    for number in 0..each {
+        let others = mesh.sockets.iter().enumerate();
+        for (_, other) in others.filter(|(index, _)| *index != from) {
+            let to = other.local_addr();
+            let len = 8 + (number % 200) as usize;
+            let payload = checker.borrow_mut().send((socket.local_addr(), to), len);
+            socket.send_to(&payload, to).await.unwrap();
+        }
+    }
+}
