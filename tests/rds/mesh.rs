@@ -136,7 +136,8 @@ fn ten_nodes_with_forty_five_connections() {
 #[test]
 fn a_connection_is_killed_after_every_hundredth_part() {
     const HOSTS: u64 = 10;
-    let wanted = std::env::var("VERBS_RDS_DATAGRAMS").map_or(4_500, |text| text.parse().unwrap());
+    let wanted: u64 =
+        std::env::var("VERBS_RDS_DATAGRAMS").map_or(4_500, |text| text.parse().unwrap());
     let flows = HOSTS * (HOSTS - 1);
     let each = wanted.div_ceil(flows);
     let total = each * flows;
