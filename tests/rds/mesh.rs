@@ -13,6 +13,9 @@ use ulp_rds::{Node, RdsSocket};
 use crate::checker::Checker;
 use crate::lab::{addr, at, config, device};
 
+/// After this long nothing comes any more that is under way, copies of what has come among it.
+const SETTLED: Duration = Duration::from_secs(5);
+
 struct Mesh {
     nodes: Vec<Node>,
     sockets: Vec<Rc<RdsSocket>>,
@@ -100,6 +103,7 @@ fn run(seed: u64, hosts: u8, each: usize, loss: u32) {
         let sending =
             (0..mesh.sockets.len()).map(|from| send(&mesh, from, each, sim.draw(), &checker));
         let (_, killed) = futures::join!(join_all(sending), kill(&sim, &mesh, &checker, total));
+        sim.sleep(SETTLED).await;
         killed
     });
     let killed = killed.unwrap();
@@ -158,6 +162,9 @@ fn a_connection_is_killed_after_every_hundredth_part() {
                 if checker.borrow().received() * 100 >= total * (killed + 1) {
                     let node = draw.pick(&mesh.nodes);
                     let up = node.connections();
+                    if up.is_empty() {
+                        continue;
+                    }
                     let connection = *draw.pick(&up);
                     let was_up = node.drop_connection(connection.local, connection.remote);
                     killed += u64::from(was_up);
@@ -166,6 +173,7 @@ fn a_connection_is_killed_after_every_hundredth_part() {
             killed
         };
         let (_, killed) = futures::join!(join_all(sending), killing);
+        sim.sleep(SETTLED).await;
         killed
     });
     let killed = killed.unwrap();

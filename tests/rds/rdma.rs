@@ -267,3 +267,32 @@ fn what_cannot_be_is_refused_at_once() {
     })
     .unwrap();
 }
+
+/// Goal: a mapping for one use ends with its operation, also where there is no room for the datagram. Method: a receive
+/// queue that is full.
+#[test]
+fn a_mapping_for_one_use_ends_although_its_datagram_is_discarded() {
+    let sim = Sim::new(7);
+    sim.run(async {
+        let mut config = crate::lab::config(crate::lab::addr(1));
+        config.receive_max = 1;
+        let device = crate::lab::device(&sim, crate::lab::addr(1));
+        let full = Node::open(&device, config).await.unwrap();
+        let client = RdsSocket::bind(&full, at(1, 4000)).unwrap();
+        let device = crate::lab::device(&sim, crate::lab::addr(2));
+        let config = crate::lab::config(crate::lab::addr(2));
+        let node = Node::open(&device, config).await.unwrap();
+        let server = RdsSocket::bind(&node, at(2, 4000)).unwrap();
+        let mapping = client
+            .get_mr(Memory::alloc(64).unwrap(), true)
+            .await
+            .unwrap();
+        let from = local(&node, &[9; 64]).await;
+        send(&server, 1, Rdma::write(mapping.cookie(), 0, from)).await;
+        assert_eq!(server.notified().await, success());
+        sim.sleep(Duration::from_millis(5)).await;
+        assert_eq!(client.counters().discarded, 1);
+        assert!(!mapping.is_mapped());
+    })
+    .unwrap();
+}

@@ -219,11 +219,7 @@ impl State {
         let Some(socket) = self.sockets.get_mut(&to) else {
             return;
         };
-        let charge = payload.len() + DATAGRAM_CHARGE;
-        if socket.queued + charge > self.config.receive_max {
-            socket.counters.discarded += 1;
-            return;
-        }
+        // The operation has been carried out, whatever becomes of its datagram.
         for extension in extensions.iter() {
             if let Extension::Rdma(rkey) = extension {
                 let used = socket
@@ -232,6 +228,11 @@ impl State {
                 self.released
                     .extend(used.filter_map(|mapped| mapped.release()));
             }
+        }
+        let charge = payload.len() + DATAGRAM_CHARGE;
+        if socket.queued + charge > self.config.receive_max {
+            socket.counters.discarded += 1;
+            return;
         }
         let cookie = extensions.iter().find_map(|extension| match extension {
             Extension::Destination(cookie) => Some(cookie),
