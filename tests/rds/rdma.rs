@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use hca_sim::sim::Sim;
 use ulp_rds::wire::Cookie;
-use ulp_rds::{Local, Node, Notification, Rdma, RdmaStatus, RdsSocket, SendError, SendOptions};
+use ulp_rds::{
+    Local, Mapping, Node, Notification, Rdma, RdmaStatus, RdsSocket, SendError, SendOptions,
+};
 use verbs_core::Memory;
 
 use crate::lab::{at, pair};
@@ -24,6 +26,12 @@ fn bytes_of(local: &Local) -> Vec<u8> {
     let mut bytes = vec![0; local.range.len()];
     local.mr.read(local.range.start, &mut bytes).unwrap();
     bytes
+}
+
+/// Memory of a socket that its peer may reach, of that many bytes; `once`: for one use.
+async fn mapped(socket: &RdsSocket, len: usize, once: bool) -> Mapping {
+    let memory = Memory::alloc(len).unwrap();
+    socket.get_mr(memory, once).await.unwrap()
 }
 
 async fn send(socket: &RdsSocket, host: u8, rdma: Rdma) {
@@ -52,10 +60,7 @@ fn memory_is_written_and_read_before_its_datagram_comes() {
     let sim = Sim::new(2);
     sim.run(async {
         let [(_, client), (node, server)] = pair(&sim).await;
-        let mapping = client
-            .get_mr(Memory::alloc(8192).unwrap(), false)
-            .await
-            .unwrap();
+        let mapping = mapped(&client, 8192, false).await;
         let cookie = told(&client, &server, mapping.cookie()).await;
         let written = local(&node, &[7; 5000]).await;
         send(&server, 1, Rdma::write(cookie, 100, written)).await;
@@ -80,10 +85,7 @@ fn atomics_change_eight_bytes_and_say_what_they_were() {
     let sim = Sim::new(3);
     sim.run(async {
         let [(_, client), (node, server)] = pair(&sim).await;
-        let mapping = client
-            .get_mr(Memory::alloc(16).unwrap(), false)
-            .await
-            .unwrap();
+        let mapping = mapped(&client, 16, false).await;
         mapping.memory().store_u64(8, 40).unwrap();
         let cookie = mapping.cookie();
         let old = local(&node, &[0; 8]).await;
@@ -132,14 +134,8 @@ fn a_mapping_for_one_use_ends_with_it() {
     let sim = Sim::new(4);
     sim.run(async {
         let [(_, client), (node, server)] = pair(&sim).await;
-        let mapping = client
-            .get_mr(Memory::alloc(64).unwrap(), true)
-            .await
-            .unwrap();
-        let other = client
-            .get_mr(Memory::alloc(64).unwrap(), true)
-            .await
-            .unwrap();
+        let mapping = mapped(&client, 64, true).await;
+        let other = mapped(&client, 64, true).await;
         let from = local(&node, &[9; 64]).await;
         send(&server, 1, Rdma::write(mapping.cookie(), 0, from.clone())).await;
         client.recv().await;
@@ -158,10 +154,7 @@ fn an_operation_that_is_refused_takes_no_other_datagram_with_it() {
     let sim = Sim::new(5);
     sim.run(async {
         let [(one, client), (node, server)] = pair(&sim).await;
-        let mapping = client
-            .get_mr(Memory::alloc(64).unwrap(), false)
-            .await
-            .unwrap();
+        let mapping = mapped(&client, 64, false).await;
         let from = local(&node, &[9; 64]).await;
         let there = at(1, 4000);
         server.send_to(b"before", there).await.unwrap();
@@ -192,10 +185,7 @@ fn operations_are_not_repeated_when_the_connection_is_lost() {
         let sim = Sim::new(seed);
         sim.run(async {
             let [(_, client), (node, server)] = pair(&sim).await;
-            let mapping = client
-                .get_mr(Memory::alloc(8).unwrap(), false)
-                .await
-                .unwrap();
+            let mapping = mapped(&client, 8, false).await;
             let old = local(&node, &[0; 8]).await;
             let (mut done, mut unknown) = (0, 0);
             let mut draw = sim.draw();
@@ -283,10 +273,7 @@ fn a_mapping_for_one_use_ends_although_its_datagram_is_discarded() {
         let config = crate::lab::config(crate::lab::addr(2));
         let node = Node::open(&device, config).await.unwrap();
         let server = RdsSocket::bind(&node, at(2, 4000)).unwrap();
-        let mapping = client
-            .get_mr(Memory::alloc(64).unwrap(), true)
-            .await
-            .unwrap();
+        let mapping = mapped(&client, 64, true).await;
         let from = local(&node, &[9; 64]).await;
         send(&server, 1, Rdma::write(mapping.cookie(), 0, from)).await;
         assert_eq!(server.notified().await, success());

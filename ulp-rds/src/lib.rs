@@ -21,7 +21,6 @@
 //! - [`wire`]: header, extensions, congestion map, private data.
 //! - [`machine`]: one connection, sans-IO.
 //! - [`Node`], [`RdsSocket`]: what programs use. [`Config`] has the limits.
-//!
 //! - [`Rdma`], [`Mapping`]: RDMA and atomics with a datagram.
 //! - [`Readiness`]: a descriptor to wait on, beside futures.
 #![forbid(unsafe_code)]

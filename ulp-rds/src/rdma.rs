@@ -13,7 +13,7 @@ use verbs_core::sync::{Arc, Mutex};
 use verbs_core::wr::Atomic;
 use verbs_core::{Memory, Mr, PostError, Read, Remote, Write};
 
-use crate::error::Error;
+use crate::error::{Error, SendError};
 use crate::machine::RdmaWork;
 use crate::wire::Cookie;
 
@@ -142,10 +142,13 @@ impl Rdma {
     }
 
     /// Whether its near end is where it says, and as long as it has to be.
-    pub(crate) fn is_sound(&self) -> bool {
-        let Range { start, end } = self.local.range;
+    pub(crate) fn check(&self) -> Result<(), SendError> {
+        let (Range { start, end }, len) = (self.local.range.clone(), self.local.mr.len());
         let is_atomic = !matches!(self.op, Op::Read | Op::Write);
-        start <= end && end <= self.local.mr.len() && (!is_atomic || end - start == 8)
+        match start <= end && end <= len && (!is_atomic || end - start == 8) {
+            true => Ok(()),
+            false => Err(SendError::RdmaLocal { start, end, len }),
+        }
     }
 
     /// Posts it.

@@ -242,19 +242,14 @@ impl RdsSocket {
     /// # Cancel safety
     /// A future that is dropped takes nothing with it.
     pub async fn notified(&self) -> Notification {
-        let take = |state: &mut State| {
-            let socket = state.sockets.get_mut(&self.addr)?;
-            socket.notifications.pop_front()
-        };
-        poll_fn(|cx| self.wait(cx, take)).await
+        poll_fn(|cx| self.wait(cx, |state| state.take_notification(self.addr))).await
     }
 
     /// The end of an operation that was to be told, if there is one now.
     pub fn try_notified(&self) -> Option<Notification> {
-        self.node.core.with(|state, _| {
-            let socket = state.sockets.get_mut(&self.addr)?;
-            socket.notifications.pop_front()
-        })
+        self.node
+            .core
+            .with(|state, _| state.take_notification(self.addr))
     }
 
     /// Has the waker woken when something comes; whether something is there already.
@@ -264,8 +259,7 @@ impl RdsSocket {
                 return true;
             };
             waker.join(&mut socket.readers);
-            let is_empty = socket.queue.is_empty() && socket.notifications.is_empty();
-            !is_empty || socket.freed != 0
+            socket.has_news()
         })
     }
 

@@ -182,12 +182,11 @@ impl Running<'_> {
         if wc.wr_id & RDMA != 0 {
             let (id, status) = (wc.wr_id & !RDMA, status_of(wc.status));
             self.core.with(|state, _| state.rdma_ended(id, status));
+            self.ended |= !wc.is_ok();
+            return;
         }
         if !wc.is_ok() {
             self.ended = true;
-            return;
-        }
-        if wc.wr_id & RDMA != 0 {
             return;
         }
         if wc.wr_id & SEND != 0 {

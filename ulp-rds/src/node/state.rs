@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
-use std::ops::{Range, RangeInclusive};
+use std::ops::RangeInclusive;
 use std::task::Waker;
 
 use oorandom::Rand32;
@@ -15,7 +15,7 @@ use crate::config::{Config, DATAGRAM_CHARGE, SEND_MESSAGES_MAX};
 use crate::error::SendError;
 use crate::machine::{Event, Machine, Outgoing, State as Stage, Terms};
 use crate::node::operations::{Key, Operations};
-use crate::rdma::{Mapped, Notification, Rdma, RdmaStatus, SendOptions};
+use crate::rdma::{Mapped, Notification, RdmaStatus, SendOptions};
 use crate::socket::{Counters, Datagram};
 use crate::wire::{
     CongestionMap, Cookie, Extension, Extensions, Handshake, MESSAGE_LEN_MAX, PING_PORT,
@@ -47,10 +47,17 @@ pub(crate) struct Socket {
     /// The type of service of what it sends.
     pub(crate) tos: u8,
     /// Ends of operations that the program has not asked for yet, and operations that have not ended.
-    pub(crate) notifications: VecDeque<Notification>,
+    notifications: VecDeque<Notification>,
     operations: usize,
     /// Mappings that end when a peer has used them.
     pub(crate) once: Vec<Arc<Mapped>>,
+}
+
+impl Socket {
+    /// Whether there is something for the program to take.
+    pub(crate) fn has_news(&self) -> bool {
+        !self.queue.is_empty() || !self.notifications.is_empty() || self.freed != 0
+    }
 }
 
 pub(crate) struct State {
@@ -133,15 +140,8 @@ impl State {
         payload: &[u8],
         options: &SendOptions,
     ) -> Result<(), SendError> {
-        let is_destination =
-            !to.ip().is_unspecified() && !to.ip().is_multicast() && to.is_ipv4() == from.is_ipv4();
-        if !is_destination {
-            return Err(SendError::Destination(to));
-        }
+        self.check_destination(from, to, options)?;
         let extensions = extensions_of(options);
-        if let Some(rdma) = &options.rdma {
-            self.check_rdma(rdma, to)?;
-        }
         let (len, buffer) = (payload.len(), self.config.send_buffer);
         let max = buffer.min(MESSAGE_LEN_MAX);
         if len > max {
@@ -163,7 +163,8 @@ impl State {
         } else {
             let connections = self.config.connections_max;
             let key = (from.ip(), to.ip(), tos);
-            let id = self.operations.next_id();
+            let operation = options.rdma.as_ref();
+            let operation = operation.map(|rdma| (self.operations.next_id(), rdma));
             let link = self.link(key);
             let link = link.ok_or(SendError::Connections(connections))?;
             if link.machine.is_congested(to.port()) {
@@ -175,21 +176,42 @@ impl State {
                 payload: Arc::from(payload),
                 ack_required,
                 extensions,
-                rdma: options.rdma.as_ref().map(|rdma| rdma.work(id)),
+                rdma: operation.map(|(id, rdma)| rdma.work(id)),
             });
             let waker = link.waker.take();
             self.wakes.extend(waker);
             if let Some(socket) = self.sockets.get_mut(&from) {
                 socket.unacked = (bytes + len, messages + 1);
-                socket.operations += usize::from(options.rdma.is_some());
+                socket.operations += usize::from(operation.is_some());
             }
-            if let Some(rdma) = &options.rdma {
+            if let Some((id, rdma)) = operation {
                 self.operations.queue(id, rdma, (from, to), key);
             }
         }
         if let Some(socket) = self.sockets.get_mut(&from) {
             socket.counters.sent += 1;
             socket.counters.bytes_sent += len as u64;
+        }
+        Ok(())
+    }
+
+    /// Whether the socket may send there, and carry that out before.
+    fn check_destination(
+        &self,
+        from: SocketAddr,
+        to: SocketAddr,
+        options: &SendOptions,
+    ) -> Result<(), SendError> {
+        let is_destination =
+            !to.ip().is_unspecified() && !to.ip().is_multicast() && to.is_ipv4() == from.is_ipv4();
+        if !is_destination {
+            return Err(SendError::Destination(to));
+        }
+        if let Some(rdma) = &options.rdma {
+            if self.maps.contains_key(&to.ip()) {
+                return Err(SendError::RdmaWithinNode(to));
+            }
+            rdma.check()?;
         }
         Ok(())
     }
@@ -261,6 +283,11 @@ impl State {
             self.congest(at, false);
         }
         Some(datagram)
+    }
+
+    /// The end of an operation that was to be told.
+    pub(crate) fn take_notification(&mut self, at: SocketAddr) -> Option<Notification> {
+        self.sockets.get_mut(&at)?.notifications.pop_front()
     }
 
     /// Says whether a port is congested; peers are told of changes.
@@ -360,18 +387,6 @@ impl State {
             self.wakes.append(&mut socket.readers);
             self.wakes.append(&mut socket.writers);
         }
-    }
-
-    fn check_rdma(&self, rdma: &Rdma, to: SocketAddr) -> Result<(), SendError> {
-        if self.maps.contains_key(&to.ip()) {
-            return Err(SendError::RdmaWithinNode(to));
-        }
-        if rdma.is_sound() {
-            return Ok(());
-        }
-        let Range { start, end } = rdma.local.range;
-        let len = rdma.local.mr.len();
-        Err(SendError::RdmaLocal { start, end, len })
     }
 
     /// A socket is closed: what it has not sent is cancelled, what it has not read is gone.
