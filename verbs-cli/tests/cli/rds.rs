@@ -1,19 +1,18 @@
 //! `verbs rds` between two processes on addresses of 127.0.0.0/8.
 
 use std::net::UdpSocket;
-use std::process::{self, Child, Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use crate::run::{Ended, Place, VERBS};
+use crate::run::{Ended, Place, RDS, VERBS, address_of};
 
 /// An address that no other test has.
 fn address(n: u8) -> String {
-    let [_, _, high, low] = process::id().to_be_bytes();
-    format!("127.{}.{low}.{n}", 160 + high % 32)
+    address_of(RDS, n)
 }
 
 /// A program that answers, with a runtime directory of its own.

@@ -1,16 +1,15 @@
 //! `verbs rping` and `verbs connect-bench`, each between two processes on addresses of 127.0.0.0/8.
 
 use std::fs;
-use std::process::{self, Child, Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::run::{Ended, Place, VERBS};
+use crate::run::{Ended, Place, RPING, VERBS, address_of};
 
 /// An address that no other test has.
 fn address(n: u8) -> String {
-    let [_, _, high, low] = process::id().to_be_bytes();
-    format!("127.{}.{low}.{n}", 192 + high % 32)
+    address_of(RPING, n)
 }
 
 /// Starts a server, and waits until packets reach it.

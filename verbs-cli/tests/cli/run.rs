@@ -2,9 +2,10 @@
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
+use std::ops::Range;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{self, Child, Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -12,6 +13,19 @@ use rustix::process::{Pid, Signal, geteuid, kill_process};
 use tempfile::TempDir;
 
 pub(crate) const VERBS: &str = env!("CARGO_BIN_EXE_verbs");
+
+/// The second numbers of the addresses in 127.0.0.0/8 that a file of tests has to itself.
+pub(crate) const WIRE: Range<u8> = 64..192;
+pub(crate) const RPING: Range<u8> = 192..224;
+pub(crate) const SRP: Range<u8> = 224..240;
+pub(crate) const RDS: Range<u8> = 240..255;
+
+/// An address of a file's own that no other process of these tests has.
+pub(crate) fn address_of(file: Range<u8>, n: u8) -> String {
+    let [_, _, high, low] = process::id().to_be_bytes();
+    let second = file.start + high % (file.end - file.start);
+    format!("127.{second}.{low}.{n}")
+}
 
 /// How long a test waits for something that is bound to happen.
 const PATIENCE: Duration = Duration::from_secs(60);

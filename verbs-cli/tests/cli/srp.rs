@@ -4,21 +4,20 @@ use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::process::{self, Child, Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::run::{Ended, Place, VERBS};
+use crate::run::{Ended, Place, SRP, VERBS, address_of};
 
 /// How long a test waits for something that is bound to happen.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// An address that no other test has.
 fn address(n: u8) -> String {
-    let [_, _, high, low] = process::id().to_be_bytes();
-    format!("127.{}.{low}.{n}", 224 + high % 16)
+    address_of(SRP, n)
 }
 
 /// A command that runs until it is told to end; killed if a test forgets it.

@@ -7,19 +7,18 @@ use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
 use std::os::unix::fs::symlink;
-use std::process::{self, Child, Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::run::{Ended, Place, VERBS, content};
+use crate::run::{Ended, Place, VERBS, WIRE, address_of, content};
 
 /// Longer than all retries of a queue pair, shorter than any patience of the commands.
 const SOON: Duration = Duration::from_secs(5);
 
 /// An address that no other test has.
 pub(crate) fn address(n: u8) -> String {
-    let [_, _, high, low] = process::id().to_be_bytes();
-    format!("127.{}.{low}.{n}", 64 + high % 128)
+    address_of(WIRE, n)
 }
 
 /// A TCP port that nobody has just now.
