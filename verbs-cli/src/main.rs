@@ -158,12 +158,7 @@ fn show_json(command: &str, value: &impl serde::Serialize) -> Result<(), u8> {
 /// Prints a result; a reader that has gone away is an error like any other.
 fn show(command: &str, value: &impl Display) -> Result<(), u8> {
     let mut stdout = io::stdout().lock();
-    // In one piece, for readers that take the first line and leave.
-    let text = format!("{value}\n");
-    let shown = stdout
-        .write_all(text.as_bytes())
-        .and_then(|()| stdout.flush());
-    shown.map_err(|error| {
+    report::line(&mut stdout, value).map_err(|error| {
         complain(
             command,
             &format_args!("cannot write the result to stdout: {error}"),

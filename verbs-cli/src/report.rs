@@ -1,13 +1,19 @@
-//! What a copy shows: a bar on a terminal while it runs, and its sums at the end.
+//! What commands show: a line of text; of a copy, a bar on a terminal while it runs, and its sums at the end.
 
 use std::fmt;
-use std::io::{IsTerminal, stderr};
+use std::io::{self, IsTerminal, Write, stderr};
 
 use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
 use serde::Serialize;
 
 const BAR: &str =
     "{bar:32} {bytes:>11} of {total_bytes}  {binary_bytes_per_sec:>13}  {eta:>4} left";
+
+/// Prints a line at once, in one piece: some readers take the first line and leave.
+pub(crate) fn line(out: &mut (impl Write + ?Sized), what: &dyn fmt::Display) -> io::Result<()> {
+    out.write_all(format!("{what}\n").as_bytes())?;
+    out.flush()
+}
 
 /// A progress bar on stderr, if that is a terminal.
 #[derive(Debug)]

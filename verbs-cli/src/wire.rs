@@ -3,7 +3,7 @@
 mod args;
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -17,6 +17,7 @@ use verbs_core::{Device, Error, Gid, Psn};
 
 use crate::address::same_family;
 use crate::capture::CaptureFile;
+use crate::net::sends_from;
 
 pub(crate) use self::args::WireArgs;
 
@@ -139,6 +140,9 @@ pub(crate) enum WireError {
          all addresses (the kernel's rxe is one); --bind names another address of this host"
     )]
     NoneFree { first: IpAddr, last: IpAddr },
+    /// The system does not say which address it sends from.
+    #[error("cannot find the way to the peer: {0}")]
+    Way(io::Error),
     /// Anything else.
     #[error(transparent)]
     Link(LinkError),
@@ -169,6 +173,22 @@ impl Wire {
             (IpAddr::V6(_), true) => network.attach(&[local]),
             (IpAddr::V4(_), true) => Self::open_on_loopback(network, peer),
         }
+    }
+
+    /// As [`Wire::open_towards`], from where the system sends to `peer` unless the user named addresses: with
+    /// --bind, and `also` with an option of the command's own.
+    pub(crate) fn open_for(
+        network: &dyn Network,
+        bind: &[IpAddr],
+        also: Option<IpAddr>,
+        peer: SocketAddr,
+    ) -> Result<Self, WireError> {
+        let named = with(bind, also);
+        let local = match named.is_empty() {
+            true => sends_from(peer).map_err(WireError::Way)?,
+            false => peer.ip(),
+        };
+        Self::open_towards(network, &named, local, peer.ip())
     }
 
     /// Several programs may look for an address at the same time: whoever finds one taken tries the
@@ -207,6 +227,12 @@ impl Wire {
     pub(crate) fn addresses(&self) -> &[IpAddr] {
         &self.addresses
     }
+}
+
+/// The addresses that the user named with --bind, and the one that an option of the command's own names.
+pub(crate) fn with(bind: &[IpAddr], also: Option<IpAddr>) -> Vec<IpAddr> {
+    let also = also.filter(|address| !bind.contains(address));
+    bind.iter().copied().chain(also).collect()
 }
 
 /// The addresses of 127.0.0.0/8 in turn, from 127.0.0.2 on.

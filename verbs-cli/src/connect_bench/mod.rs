@@ -11,6 +11,7 @@ use clap::Args;
 
 use crate::connecting::ConnectArgs;
 use crate::exit;
+use crate::report::line;
 use crate::wire::WireError;
 
 pub(crate) const ABOUT: &str = "\
@@ -111,8 +112,7 @@ pub(crate) fn run(args: &ConnectBenchArgs, out: &mut dyn Write) -> Result<(), Be
 }
 
 fn say(out: &mut dyn Write, text: std::fmt::Arguments<'_>) -> Result<(), BenchError> {
-    let shown = writeln!(out, "{text}").and_then(|()| out.flush());
-    shown.map_err(BenchError::Stdout)
+    line(out, &text).map_err(BenchError::Stdout)
 }
 
 fn median(times: &mut [Duration]) -> Duration {

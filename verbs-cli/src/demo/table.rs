@@ -4,6 +4,7 @@ use std::io::Write;
 use std::time::Duration;
 
 use crate::demo::error::DemoError;
+use crate::report::line;
 
 /// Where the lines go.
 pub(crate) struct Demo<'a> {
@@ -38,8 +39,7 @@ impl<'a> Demo<'a> {
     }
 
     pub(crate) fn say(&mut self, text: &str) -> Result<(), DemoError> {
-        let written = writeln!(self.out, "{text}").and_then(|()| self.out.flush());
-        written.map_err(DemoError::Output)
+        line(self.out, &text).map_err(DemoError::Output)
     }
 
     pub(crate) fn row(&mut self, row: Row) -> Result<(), DemoError> {

@@ -20,6 +20,7 @@ use verbs_core::sync::Arc;
 pub(crate) use args::{ABOUT, EXAMPLES, IpoibArgs};
 pub(crate) use error::IpoibError;
 
+use crate::report::line;
 use args::{IpoibCommand, UpArgs};
 use tun::{News, Tun};
 
@@ -107,8 +108,5 @@ fn carry(
 }
 
 fn say(out: &mut dyn Write, what: &dyn fmt::Display) -> Result<(), IpoibError> {
-    let text = format!("{what}\n");
-    out.write_all(text.as_bytes())
-        .and_then(|()| out.flush())
-        .map_err(IpoibError::Output)
+    line(out, what).map_err(IpoibError::Output)
 }

@@ -21,6 +21,7 @@ use verbs_core::{Lid, Psn, Qpn};
 use crate::address::same_family;
 use crate::cli::{Kind, PingpongArgs, SRQ_QPS_MAX};
 use crate::net::{self, Connection, NetError, PATIENCE};
+use crate::report::line;
 use crate::wire::{Network, PORT, Wire};
 
 pub(crate) use self::error::PingpongError;
@@ -93,10 +94,7 @@ async fn play(
         gid,
         extended: None,
     })?;
-    let mut say = |text: &dyn fmt::Display| {
-        let shown = writeln!(out, "{text}").and_then(|()| out.flush());
-        shown.map_err(PingpongError::Stdout)
-    };
+    let mut say = |text: &dyn fmt::Display| line(out, text).map_err(PingpongError::Stdout);
     for hello in &ours {
         say(&format_args!("  local address:  {hello}"))?;
     }

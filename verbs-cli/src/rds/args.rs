@@ -30,7 +30,7 @@ Examples:
 const STRESS_EXAMPLES: &str = "\
 Examples, in two terminals:
   verbs rds stress -r 127.0.0.1                                    wait for requests, and answer them
-  verbs rds stress -s 127.0.0.1 -q 4096 -a 64 -t 4 -d 8 -T 5       four tasks, eight requests each on their way
+  verbs rds stress -s 127.0.0.1 -q 4096 -a 64 -t 4 -d 8 -T 5s      four tasks, eight requests each on their way
 
   verbs rds stress -s 127.0.0.1 -n 100000 --verify --kill 10ms     every byte checked, the connection dropped all the time";
 

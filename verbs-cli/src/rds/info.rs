@@ -1,7 +1,6 @@
 //! `verbs rds info`: programs of this command show what their nodes know at a socket of this user's, and this asks all
 //! of them.
 
-use std::env;
 use std::fs;
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr};
@@ -10,8 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process;
 use std::time::Duration;
 
-use hca_sim::link::fabric::place::{PlaceError, make_own};
-use rustix::process::geteuid;
+use hca_sim::link::fabric::place::{PlaceError, make_own, runtime_folder, temporary_folder};
 use serde::{Deserialize, Serialize};
 use ulp_rds::Node;
 use verbs_core::sync::thread;
@@ -78,10 +76,9 @@ impl Program {
 
 /// The folder of the sockets: in the user's runtime directory, or one of the user's own in that for temporary files.
 fn folder() -> PathBuf {
-    let runtime = env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
-    match runtime.filter(|folder| folder.is_absolute()) {
+    match runtime_folder() {
         Some(folder) => folder.join("verbs-rds"),
-        None => env::temp_dir().join(format!("verbs-rds-{}", geteuid().as_raw())),
+        None => temporary_folder("verbs-rds"),
     }
 }
 

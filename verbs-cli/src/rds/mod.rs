@@ -16,8 +16,7 @@ use ulp_rds::{Config, Node};
 use verbs_core::Device;
 use verbs_core::sync::Arc;
 
-use crate::net::sends_from;
-use crate::wire::{Network, Roce, Wire};
+use crate::wire::{Network, Roce, Wire, with};
 
 use self::args::RdsCommand;
 pub(crate) use self::args::{ABOUT, EXAMPLES, RdsArgs};
@@ -48,14 +47,7 @@ impl Host {
         bind: &[IpAddr],
         peer: IpAddr,
     ) -> Result<Self, RdsError> {
-        let mut addresses = bind.to_vec();
-        addresses.extend(named.filter(|address| !bind.contains(address)));
-        let local = match addresses.is_empty() {
-            true => sends_from(SocketAddr::new(peer, 0))
-                .map_err(RdsError::system("find the way to the peer"))?,
-            false => peer,
-        };
-        let wire = Wire::open_towards(network, &addresses, local, peer)?;
+        let wire = Wire::open_for(network, bind, named, SocketAddr::new(peer, 0))?;
         Self::open(wire, named, peer)
     }
 
@@ -65,9 +57,8 @@ impl Host {
         local: IpAddr,
         bind: &[IpAddr],
     ) -> Result<Self, RdsError> {
-        let mut addresses = bind.to_vec();
-        addresses.extend(Some(local).filter(|address| !bind.contains(address)));
-        Self::open(network.attach(&addresses)?, Some(local), local)
+        let wire = network.attach(&with(bind, Some(local)))?;
+        Self::open(wire, Some(local), local)
     }
 
     fn open(wire: Wire, named: Option<IpAddr>, peer: IpAddr) -> Result<Self, RdsError> {

@@ -7,11 +7,11 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::RdsError;
+use crate::report::line;
 
 /// Prints a line.
 pub(super) fn write(out: &mut (dyn Write + Send), text: &dyn fmt::Display) -> Result<(), RdsError> {
-    let shown = writeln!(out, "{text}").and_then(|()| out.flush());
-    shown.map_err(RdsError::Stdout)
+    line(out, text).map_err(RdsError::Stdout)
 }
 
 /// Prints JSON.

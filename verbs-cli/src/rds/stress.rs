@@ -23,7 +23,7 @@ use crate::wire::Network;
 /// How often it is looked whether a task waits for too long.
 const WATCH: Duration = Duration::from_millis(200);
 
-/// Sockets whose order the answering end checks; with more, those that were silent longest are forgotten.
+/// Sockets whose order the answering end checks; with more, that of the lowest address is forgotten.
 const ASKERS_MAX: usize = 4096;
 
 pub(super) fn run(
@@ -269,8 +269,11 @@ impl Run<'_> {
         loop {
             Sleep::new(self.host.node.timer(), WATCH.min(timeout)).await;
             let since = self.since.borrow();
-            let is_late = |since: &&Instant| since.elapsed() >= timeout;
-            if since.iter().flatten().any(|since| is_late(&since)) {
+            if since
+                .iter()
+                .flatten()
+                .any(|since| since.elapsed() >= timeout)
+            {
                 return RdsError::Silent {
                     peer: self.peer,
                     timeout,

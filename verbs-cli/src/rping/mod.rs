@@ -28,7 +28,7 @@ use verbs_cm::Manager;
 use verbs_core::Device;
 
 use crate::ending::{Ending, GOODBYE, within};
-use crate::net::sends_from;
+use crate::report::line;
 use crate::wire::{Network, Wire};
 
 pub(crate) use self::args::{ABOUT, EXAMPLES, RpingArgs};
@@ -42,7 +42,7 @@ pub(crate) fn run(
     out: &mut (dyn Write + Send),
 ) -> Result<(), RpingError> {
     let wire = match args.peer() {
-        Some(peer) => towards(args, network, peer)?,
+        Some(peer) => Wire::open_for(network, &args.wire.bind, args.interface, peer)?,
         None => match (&args.wire.bind[..], args.address) {
             ([], Some(address)) => network.attach(&[address])?,
             ([], None) => network.attach_all()?,
@@ -80,20 +80,6 @@ pub(crate) fn run(
 fn goodbye(device: &Device) {
     let goodbye = Manager::of(device).disconnect_all();
     let _unanswered = within(Instant::now() + GOODBYE, goodbye);
-}
-
-/// A wire from the address that was named, or that the system would send from.
-fn towards(args: &RpingArgs, network: &dyn Network, peer: SocketAddr) -> Result<Wire, RpingError> {
-    let mut named = args.wire.bind.clone();
-    named.extend(args.interface.filter(|address| !named.contains(address)));
-    let local = match named.is_empty() {
-        true => sends_from(peer).map_err(|error| RpingError::System {
-            doing: "find the way to the peer",
-            error,
-        })?,
-        false => peer.ip(),
-    };
-    Ok(Wire::open_towards(network, &named, local, peer.ip())?)
 }
 
 /// The client.
@@ -183,8 +169,7 @@ fn readable(bytes: &[u8]) -> impl fmt::Display + use<> {
 }
 
 fn say(out: &mut dyn Write, text: &dyn fmt::Display) -> Result<(), RpingError> {
-    let shown = writeln!(out, "{text}").and_then(|()| out.flush());
-    shown.map_err(RpingError::Stdout)
+    line(out, text).map_err(RpingError::Stdout)
 }
 
 #[cfg(test)]

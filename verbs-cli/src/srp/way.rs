@@ -1,11 +1,11 @@
 //! The way to a target: an HCA on the wire towards it.
 
-use std::io;
-use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr};
 
 use ulp_srp::initiator::{Target, TargetWay};
 
 use super::error::SrpError;
+use crate::net::sends_from;
 use crate::wire::{Roce, Wire, WireArgs};
 
 /// An HCA from which the target can be reached.
@@ -20,15 +20,4 @@ pub(super) fn towards(target: &Target, wire: &WireArgs) -> Result<Wire, SrpError
         error,
     })?;
     Ok(Wire::open_towards(&network, &wire.bind, local, peer.ip())?)
-}
-
-/// Where the system sends from to reach that address. Sends nothing.
-fn sends_from(peer: SocketAddr) -> io::Result<IpAddr> {
-    let any = match peer {
-        SocketAddr::V4(_) => IpAddr::from([0; 4]),
-        SocketAddr::V6(_) => IpAddr::from([0; 16]),
-    };
-    let socket = UdpSocket::bind((any, 0))?;
-    socket.connect(peer)?;
-    Ok(socket.local_addr()?.ip())
 }

@@ -27,6 +27,7 @@ use verbs_sm::Config;
 pub(crate) use args::{ABOUT, EXAMPLES, SubnetArgs};
 pub(crate) use error::SubnetError;
 
+use crate::report::line;
 use args::PortArg;
 use descriptors::Descriptors;
 use place::{Place, control_of};
@@ -103,10 +104,7 @@ fn topology(args: &SubnetArgs) -> Result<Topology, SubnetError> {
 }
 
 fn say(out: &mut dyn Write, what: &dyn fmt::Display) -> Result<(), SubnetError> {
-    let text = format!("{what}\n");
-    out.write_all(text.as_bytes())
-        .and_then(|()| out.flush())
-        .map_err(SubnetError::Output)
+    line(out, what).map_err(SubnetError::Output)
 }
 
 /// What is said when the subnet is there.

@@ -82,16 +82,26 @@ pub fn default_path() -> PathBuf {
 
 /// The folder that is used where the user names no place, and the socket in it.
 fn default_folder() -> (PathBuf, PathBuf) {
-    // As the XDG base directory specification has it, one that is not absolute is none.
-    let runtime = env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
-    if let Some(folder) = runtime.filter(|folder| folder.is_absolute()) {
+    if let Some(folder) = runtime_folder() {
         let socket = folder.join("verbs-subnet");
         return (folder, socket);
     }
-    let user = geteuid().as_raw();
-    let folder = env::temp_dir().join(format!("verbs-subnet-{user}"));
+    let folder = temporary_folder("verbs-subnet");
     let socket = folder.join("subnet");
     (folder, socket)
+}
+
+/// The user's runtime directory, if there is one.
+pub fn runtime_folder() -> Option<PathBuf> {
+    let runtime = env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+    // As the XDG base directory specification has it, one that is not absolute is none.
+    runtime.filter(|folder| folder.is_absolute())
+}
+
+/// What a folder of the user's own is called in the directory for temporary files: `/tmp/NAME-UID`.
+pub fn temporary_folder(name: &str) -> PathBuf {
+    let user = geteuid().as_raw();
+    env::temp_dir().join(format!("{name}-{user}"))
 }
 
 /// Checks the folder of a socket, if that is the one that is used where the user names no place: whoever could
