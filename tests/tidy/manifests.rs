@@ -134,6 +134,8 @@ fn folders_in(parent: &str) -> Vec<String> {
 enum Place {
     /// verbs-core.
     Core,
+    /// verbs-abi.
+    Abi,
     /// verbs-wire.
     Wire,
     /// verbs-link.
@@ -142,6 +144,8 @@ enum Place {
     Subnet,
     /// hca-sim.
     Provider,
+    /// hca-rdma.
+    Rdma,
     /// verbs-cm.
     Cm,
     /// verbs-io.
@@ -160,10 +164,12 @@ impl Place {
     fn of(member: &Member) -> Option<Self> {
         Some(match member.name.as_str() {
             "verbs-core" => Self::Core,
+            "verbs-abi" => Self::Abi,
             "verbs-wire" => Self::Wire,
             "verbs-link" => Self::Link,
             "verbs-subnet" => Self::Subnet,
             "hca-sim" => Self::Provider,
+            "hca-rdma" => Self::Rdma,
             "verbs-cm" => Self::Cm,
             "verbs-io" => Self::Io,
             "verbs-sm" => Self::Sm,
@@ -184,7 +190,8 @@ impl Place {
             }
             Self::Subnet => matches!(other, Self::Core | Self::Wire | Self::Link),
             Self::Link => matches!(other, Self::Core | Self::Wire),
-            Self::Wire | Self::Cm | Self::Sm => other == Self::Core,
+            Self::Abi | Self::Wire | Self::Cm | Self::Sm => other == Self::Core,
+            Self::Rdma => matches!(other, Self::Core | Self::Abi),
             Self::Io => matches!(other, Self::Core | Self::Cm),
             Self::Ulp => matches!(other, Self::Core | Self::Cm | Self::Io),
             Self::Top => !matches!(other, Self::Top | Self::Proof),

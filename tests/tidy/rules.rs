@@ -22,6 +22,11 @@ pub(crate) const DOORS: &[(&str, &str)] = &[
         "verbs-link/src/sys",
         "raw iovecs into registered memory, shared mappings",
     ),
+    (
+        "verbs-abi/src",
+        "types of C functions, which are unsafe to call",
+    ),
+    ("hca-rdma/src/sys", "calls of the system's C libraries"),
     ("shims", "C ABIs"),
     ("tests/exact/allocator", "an allocator that counts"),
     ("tests/ipoib/allocator", "the same file"),
@@ -37,13 +42,14 @@ const FUNCTION_LINES_MAX: usize = 70;
 const SYNC: &str = "verbs-core/src/sync.rs";
 
 /// The crates that [`SYNC`] speaks for.
-const SYNC_FOR: [&str; 6] = [
+const SYNC_FOR: [&str; 7] = [
     "verbs-core/src/",
     "verbs-io/src/",
     "verbs-wire/src/",
     "verbs-link/src/",
     "verbs-subnet/src/",
     "hca-sim/src/",
+    "hca-rdma/src/",
 ];
 
 /// What [`SYNC`] hides.
@@ -150,7 +156,8 @@ pub(crate) fn root_levels(files: &[RustFile], members: &[Member]) -> Vec<Violati
     for member in members {
         let wanted = match member.name.as_str() {
             _ if member.folder.starts_with("shims/") => continue,
-            "verbs-core" | "verbs-io" | "verbs-link" | "verbs-tests" | "verbs-benches" => "deny",
+            "verbs-core" | "verbs-io" | "verbs-link" | "hca-rdma" | "verbs-tests"
+            | "verbs-benches" => "deny",
             _ => "forbid",
         };
         let roots = member.crate_roots();

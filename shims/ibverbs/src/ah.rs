@@ -2,9 +2,9 @@
 
 use std::ffi::c_int;
 
+use verbs_abi::{self as abi, AhAttr};
 use verbs_core::{Av, Gid, GlobalRoute, Lid, Wc, WcFlags};
 
-use crate::abi::{self, AhAttr};
 use crate::call::{Errno, code, number, pointer};
 use crate::device::{Context, gid_of, gid_words};
 use crate::live::{Ending, Held, Kind, Object, Users, end, look, publish, room};

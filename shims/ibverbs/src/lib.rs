@@ -14,7 +14,7 @@
 //!
 //! Where to look:
 //!
-//! - `abi` has the structures that programs share with the library.
+//! - The structures that programs share with the library are in `verbs-abi`.
 //! - `export` names the functions of the library, with their versions.
 //! - `call` turns results into what C programs expect: error numbers, and no panic. `live` knows which pointers are
 //!   objects, and who uses whom.
@@ -31,7 +31,6 @@
 //! refused with `EINVAL` by every function but those for posting, polling and asking for a notification. Other
 //! pointers are the program's business.
 
-mod abi;
 mod ah;
 mod call;
 mod cq;

@@ -6,9 +6,9 @@ use std::net::IpAddr;
 use std::os::fd::AsRawFd;
 use std::ptr::null_mut;
 
+use verbs_abi::{self as abi, ContextOps, VerbsContext};
 use verbs_core::LinkLayer;
 
-use crate::abi::{self, ContextOps, VerbsContext};
 use crate::call::{Errno, code, pointer};
 use crate::device::{self, Context, Made, PORT, Parts};
 use crate::event::Events;

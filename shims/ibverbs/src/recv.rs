@@ -3,9 +3,9 @@
 use std::ffi::{c_int, c_void};
 
 use arrayvec::ArrayVec;
+use verbs_abi::{self as abi, RecvWr};
 use verbs_core::{BatchError, Payload, Recv, Sge};
 
-use crate::abi::{self, RecvWr};
 use crate::call::{Errno, caught};
 
 /// Work requests of a list that go to the device together.

@@ -2,9 +2,9 @@
 
 use std::ffi::c_int;
 
+use verbs_abi::{self as abi, RecvWr, SrqAttr, SrqInitAttr, SrqInitAttrEx};
 use verbs_core::{Shared, Target};
 
-use crate::abi::{self, RecvWr, SrqAttr, SrqInitAttr, SrqInitAttrEx};
 use crate::call::{Errno, code, pointer};
 use crate::cq::Cq;
 use crate::device::Context;

@@ -6,7 +6,8 @@ use std::mem::zeroed;
 use std::ptr::{null, null_mut};
 use std::time::{Duration, Instant};
 
-use crate::abi::{self, AhAttr, QpAttr, QpInitAttr, RecvWr, SendWr, Sge, Wc, opcode};
+use verbs_abi::{self as abi, AhAttr, QpAttr, QpInitAttr, RecvWr, SendWr, Sge, Wc, opcode};
+
 use crate::{ah, cq, device, memory, open, qp, srq};
 
 const LOCAL_WRITE: c_int = 1;

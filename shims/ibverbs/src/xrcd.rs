@@ -7,8 +7,8 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 use rustix::fs::fstat;
+use verbs_abi::{self as abi, XrcdInitAttr};
 
-use crate::abi::{self, XrcdInitAttr};
 use crate::call::{Errno, code, pointer};
 use crate::device::Context;
 use crate::live::{Ending, Held, Kind, Object, Users, end, look, publish, room};

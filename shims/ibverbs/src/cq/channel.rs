@@ -5,7 +5,8 @@ use std::ffi::c_int;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 
-use crate::abi;
+use verbs_abi as abi;
+
 use crate::call::{code, pointer};
 use crate::device::Context;
 use crate::inbox::Inbox;

@@ -4,12 +4,12 @@ use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
 use std::time::Duration;
 
+use verbs_abi::{self as abi, CqEx, CqExOps, CqInitAttrEx, ModifyCqAttr};
 use verbs_core::{Shared, Wc};
 
 use super::channel::Channel;
 use super::ex;
 use super::queue::{Cq, SetAside, Turn};
-use crate::abi::{self, CqEx, CqExOps, CqInitAttrEx, ModifyCqAttr};
 use crate::call::{Errno, code, pointer};
 use crate::device::Context;
 use crate::live::{Ending, Held, Unacknowledged, Users, end, look, publish, room};

@@ -3,9 +3,10 @@
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use verbs_abi as abi;
+
 use super::channel::Channel;
 use super::queue::Cq;
-use crate::abi;
 use crate::call::number;
 use crate::live::look;
 

@@ -3,10 +3,10 @@
 use std::ffi::{c_int, c_uint, c_void};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use verbs_abi::{CqEx, CqExOps};
 use verbs_core::Wc;
 
 use super::queue::{Cq, imm_or_key};
-use crate::abi::{CqEx, CqExOps};
 use crate::call::{Errno, caught};
 
 /// Fields that can be asked for, as `ibv_create_cq_wc_flags`.

@@ -2,10 +2,10 @@
 
 use std::ffi::c_int;
 
+use verbs_abi as abi;
 use verbs_core::{Arm, Wc};
 
 use super::queue::{AT_A_TIME, Cq};
-use crate::abi;
 use crate::call::{caught, code};
 
 /// `poll_cq`: how many there were.

@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::lock_api::RawMutex as _;
 use parking_lot::{Mutex, RawMutex};
+use verbs_abi::{self as abi, CqEx};
 use verbs_core::{Qpn, Shared, Wc, WcFlags};
 
 use super::channel::Channel;
-use crate::abi::{self, CqEx};
 use crate::device::Context;
 use crate::event::Watched;
 use crate::live::{Held, Kind, Object, Unacknowledged, Users};

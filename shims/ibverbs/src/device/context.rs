@@ -5,9 +5,9 @@ use std::fs::File;
 use std::mem::offset_of;
 
 use hca_sim::clock::Clock;
+use verbs_abi::{self as abi, VerbsContext};
 use verbs_core::{Device, PortAttr};
 
-use crate::abi::{self, VerbsContext};
 use crate::call::{Errno, number};
 use crate::event::{About, Events, Raised, acknowledge};
 use crate::live::{Kind, Object, Users, look};

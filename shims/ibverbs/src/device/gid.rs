@@ -4,11 +4,11 @@ use std::ffi::c_int;
 use std::net::IpAddr;
 
 use rustix::io::Errno as Os;
+use verbs_abi::{self as abi, GidEntry};
 use verbs_core::Gid;
 
 use super::PORT;
 use super::context::Context;
-use crate::abi::{self, GidEntry};
 use crate::call::{Errno, caught, code, number};
 use crate::live::look;
 

@@ -13,10 +13,10 @@ use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use parking_lot::Mutex;
+use verbs_abi as abi;
 
 pub(crate) use self::place::Made;
 use self::place::{NAME, Place};
-use crate::abi;
 use crate::call::{Errno, log, number, pointer, say_panics_in_one_line, set_errno};
 
 pub(crate) use self::context::{Context, Parts, ack_async_event, get_async_event};

@@ -3,11 +3,11 @@
 use std::ffi::{c_int, c_void};
 use std::mem::offset_of;
 
+use verbs_abi::{self as abi, ValuesEx};
 use verbs_core::{AtomicCap, DeviceAttr, DeviceCap, LinkLayer, PortState};
 
 use super::context::Context;
 use super::{gid, text};
-use crate::abi::{self, ValuesEx};
 use crate::call::{Errno, code, number};
 use crate::live::look;
 

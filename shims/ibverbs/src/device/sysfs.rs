@@ -5,9 +5,10 @@ use std::ffi::{CStr, OsStr, c_char, c_int};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
+use verbs_abi as abi;
+
 use super::place::NAME;
 use super::shown;
-use crate::abi;
 use crate::call::{Errno, number};
 
 /// Files of the device's folder.

@@ -10,8 +10,11 @@ mod rdmacm;
 use std::ffi::c_int;
 use std::ptr::null_mut;
 
+use verbs_abi as abi;
+
 use crate::call::{Errno, set_errno};
-use crate::{abi, ah, cq, device, memory, open, qp, srq, text};
+
+use crate::{ah, cq, device, memory, open, qp, srq, text};
 
 /// Exports functions: their version, and their names.
 macro_rules! export {

@@ -4,10 +4,10 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 
+use verbs_abi::{self as abi, AllocDmAttr};
 use verbs_core::{Access, Memory};
 
 use super::{Pd, mr};
-use crate::abi::{self, AllocDmAttr};
 use crate::call::{Errno, code, pointer};
 use crate::device::{Context, DM_MAX};
 use crate::live::{Ending, Held, Kind, Object, Users, end, look, publish, room};

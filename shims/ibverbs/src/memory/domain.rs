@@ -3,9 +3,9 @@
 use std::ffi::c_int;
 use std::ops::Deref;
 
+use verbs_abi::{self as abi, ParentDomainInitAttr};
 use verbs_core::Refused;
 
-use crate::abi::{self, ParentDomainInitAttr};
 use crate::call::{Errno, code, pointer};
 use crate::device::Context;
 use crate::live::{Ending, Held, Kind, Object, Users, end, look, publish, room};

@@ -6,10 +6,10 @@ use std::ptr::{NonNull, null_mut};
 
 use parking_lot::Mutex;
 use rustix::mm::{MsyncFlags, msync};
+use verbs_abi as abi;
 use verbs_core::{Access, Memory, Refused};
 
 use super::Pd;
-use crate::abi;
 use crate::call::{Errno, code, number, pointer, set_errno};
 use crate::live::{Ending, Held, Kind, Object, Users, end, look, publish, room};
 

@@ -3,10 +3,10 @@
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_uint};
 
+use verbs_abi as abi;
 use verbs_core::{RKey, WindowType};
 
 use super::Pd;
-use crate::abi;
 use crate::call::{Errno, code, pointer};
 use crate::live::{Ending, Held, Kind, Object, Users, end, look, publish, room};
 

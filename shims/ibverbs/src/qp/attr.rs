@@ -2,10 +2,10 @@
 
 use std::ffi::c_int;
 
+use verbs_abi::{self as abi, AhAttr, Ece, QpAttr, QpInitAttr};
 use verbs_core::{Access, Mtu, Psn, QKey, QpState, QpType, Qpn};
 
 use super::pair::Qp;
-use crate::abi::{self, AhAttr, Ece, QpAttr, QpInitAttr};
 use crate::ah::{av_of, shown_av};
 use crate::call::{Errno, code};
 use crate::live::look;

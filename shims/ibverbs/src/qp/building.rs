@@ -6,11 +6,11 @@ use std::ops::Range;
 use arrayvec::ArrayVec;
 use parking_lot::RawMutex;
 use parking_lot::lock_api::RawMutex as _;
+use verbs_abi as abi;
 use verbs_core::{
     Datagram, Dest, Payload, SendFlags, SendOp, SendQueue, SendWr, Sge, Shared, Srqn,
 };
 
-use crate::abi;
 use crate::call::Errno;
 use crate::live::look;
 use crate::memory::Mw;

@@ -5,12 +5,12 @@ use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 
 use parking_lot::Mutex;
+use verbs_abi::{self as abi, QpEx, QpExOps, QpInitAttr, QpInitAttrEx, QpOpenAttr};
 use verbs_core::{QpInit, QpType, Qpn, Shared, Target};
 
 use super::building::Building;
 use super::pair::{Parents, Qp};
 use super::wr;
-use crate::abi::{self, QpEx, QpExOps, QpInitAttr, QpInitAttrEx, QpOpenAttr};
 use crate::call::{Errno, code, pointer};
 use crate::cq::Cq;
 use crate::device::Context;

@@ -2,10 +2,10 @@
 
 use std::ffi::c_int;
 
+use verbs_abi as abi;
 use verbs_core::{Gid, Lid};
 
 use super::pair::{Attachment, Qp};
-use crate::abi;
 use crate::call::{Errno, code};
 use crate::device::gid_of;
 use crate::live::look;

@@ -3,10 +3,10 @@
 use std::cell::UnsafeCell;
 
 use parking_lot::Mutex;
+use verbs_abi::QpEx;
 use verbs_core::{Gid, Mcast, QpType, RecvQueue, SendQueue, Shared};
 
 use super::building::Building;
-use crate::abi::QpEx;
 use crate::cq::Cq;
 use crate::device::Context;
 use crate::event::Watched;

@@ -2,13 +2,13 @@
 
 use std::ffi::c_int;
 
+use verbs_abi::{self as abi, MwBind, MwBindInfo, RecvWr, SendWr, opcode};
 use verbs_core::{
     Access, Binding, Datagram, Dest, LKey, Payload, QKey, QpType, Qpn, RKey, Remote, SendFlags,
     SendOp, Sge, Srqn,
 };
 
 use super::pair::Qp;
-use crate::abi::{self, MwBind, MwBindInfo, RecvWr, SendWr, opcode};
 use crate::ah::Ah;
 use crate::call::{Errno, caught, code};
 use crate::live::look;

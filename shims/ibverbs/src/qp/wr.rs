@@ -5,12 +5,12 @@ use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 
 use parking_lot::lock_api::RawMutex as _;
+use verbs_abi::{self as abi, Ah, DataBuf, MwBindInfo, QpEx, QpExOps};
 use verbs_core::{Access, LKey, QpType, RKey, Remote, SendFlags, SendOp, Sge, Srqn};
 
 use super::building::{Building, Built, Data, One, To};
 use super::pair::Qp;
 use super::post::{binding, datagram};
-use crate::abi::{self, Ah, DataBuf, MwBindInfo, QpEx, QpExOps};
 use crate::call::{Errno, caught, set_errno};
 use crate::live::look;
 use crate::recv::bytes;

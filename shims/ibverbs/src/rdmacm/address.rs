@@ -3,10 +3,10 @@
 use std::ffi::c_int;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use verbs_abi::rdmacm::{CmId, event};
 use verbs_cm::Route;
 use verbs_core::Gid;
 
-use super::abi::{CmId, event};
 use super::endpoint::{Role, Told, What};
 use super::id::Id;
 use super::manager::manager;

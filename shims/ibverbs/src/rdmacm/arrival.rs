@@ -3,12 +3,12 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use verbs_abi::rdmacm::event;
 use verbs_cm::wire::{IpHeader, RejectReason, Req, SidrReq, SidrStatus};
 use verbs_cm::{ConnId, Event, Failure, ListenId, ResolveId, Resolved, Route};
 use verbs_core::mad::{Address, Blob, Time};
 use verbs_core::{QKey, Qpn};
 
-use super::abi::event;
 use super::endpoint::{ConnFields, Endpoint, Param, Reply, Role, Told, UdFields, What};
 use super::manager::Inner;
 

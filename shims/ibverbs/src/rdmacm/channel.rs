@@ -4,7 +4,8 @@ use std::ffi::{c_int, c_void};
 use std::ptr::null;
 use std::sync::Arc;
 
-use super::abi::{self, CmEvent, EventChannel};
+use verbs_abi::rdmacm::{self as abi, CmEvent, EventChannel};
+
 use super::endpoint::{Arrival, ConnFields, Endpoint, Param, Told, UdFields};
 use crate::ah::shown_av;
 use crate::call::{Errno, number, pointer, set_errno};

@@ -4,12 +4,12 @@ use std::ffi::{c_int, c_void};
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 
+use verbs_abi::rdmacm::{CmId, ConnParam};
 use verbs_cm::wire::{IpHeader, IpPair, PortSpace, RejectReason, SidrStatus};
 use verbs_cm::{Accept, Connect, Listen, Resolve, Resolved, UDP_QKEY};
 use verbs_core::mad::{Bits, Blob};
 use verbs_core::{Error, QKey, QpAttr, QpState, Qpn};
 
-use super::abi::{CmId, ConnParam};
 use super::address::{bind, check_own};
 use super::channel;
 use super::endpoint::{Reply, Role, service};
@@ -446,7 +446,7 @@ pub(crate) unsafe extern "C" fn get_request(listener: *mut CmId, to: *mut *mut C
         let event = taken::next(listening.channel())?;
         // SAFETY: it was taken just now.
         let (kind, status, id) = unsafe { ((*event).event, (*event).status, (*event).id) };
-        if status != 0 || kind != super::abi::event::CONNECT_REQUEST {
+        if status != 0 || kind != verbs_abi::rdmacm::event::CONNECT_REQUEST {
             let _ = channel::acknowledge(event);
             return Err(if status < 0 {
                 Errno(-status)

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
+use verbs_abi::rdmacm as abi;
 use verbs_cm::wire::{PortSpace, ServiceId};
 use verbs_cm::{ConnId, ListenId, ResolveId, Route};
 use verbs_core::{Av, Gid, Psn, QpAttr};
 
-use super::abi;
 use super::ports::Binding;
 use crate::inbox::Inbox;
 use crate::live::Unacknowledged;

@@ -4,13 +4,14 @@ use std::ffi::{c_char, c_int, c_void};
 use std::net::SocketAddr;
 use std::ptr::null_mut;
 
-use super::abi::{AddrInfo, CmId};
+use verbs_abi::rdmacm::{AddrInfo, CmId};
+use verbs_abi::{Pd, QpInitAttr};
+
 use super::address::{bind_as_named, find_route, resolve};
 use super::id::{self, Id, RC, UD};
 use super::sockaddr::{from_c, to_c};
 use super::taken::complete;
 use super::{life, qp};
-use crate::abi::{Pd, QpInitAttr};
 use crate::call::{Errno, number};
 use crate::live::look;
 
@@ -28,8 +29,8 @@ const PS_UDP: c_int = 0x111;
 #[repr(C)]
 struct Info {
     shown: AddrInfo,
-    src: super::abi::Storage,
-    dst: super::abi::Storage,
+    src: verbs_abi::rdmacm::Storage,
+    dst: verbs_abi::rdmacm::Storage,
 }
 
 /// `rdma_getaddrinfo`: a negative number, as of `getaddrinfo`, or -1 with `errno`.

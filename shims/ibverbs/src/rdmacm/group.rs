@@ -35,7 +35,7 @@ impl Groups {
     }
 
     /// Attaches the id's queue pair to a group that it is in, if it is to get what is sent there.
-    pub(super) fn attach(&self, mgid: Gid, qp: *mut crate::abi::Qp) -> Result<(), Errno> {
+    pub(super) fn attach(&self, mgid: Gid, qp: *mut verbs_abi::Qp) -> Result<(), Errno> {
         let mut groups = self.0.lock();
         let group = groups.iter_mut().find(|group| group.mgid == mgid);
         if let Some(group) = group.filter(|group| !group.sends_only && !qp.is_null()) {
@@ -49,7 +49,7 @@ impl Groups {
     }
 
     /// Leaves a group.
-    pub(super) fn leave(&self, mgid: Gid, qp: *mut crate::abi::Qp) -> Result<(), Errno> {
+    pub(super) fn leave(&self, mgid: Gid, qp: *mut verbs_abi::Qp) -> Result<(), Errno> {
         let mut groups = self.0.lock();
         let place = groups.iter().position(|known| known.mgid == mgid);
         let left = groups.swap_remove(place.ok_or(Errno(libc::EADDRNOTAVAIL))?);
@@ -59,7 +59,7 @@ impl Groups {
     }
 
     /// Leaves all groups; `qp` is the id's queue pair, or NULL.
-    pub(super) fn leave_all(&self, qp: *mut crate::abi::Qp) {
+    pub(super) fn leave_all(&self, qp: *mut verbs_abi::Qp) {
         for group in std::mem::take(&mut *self.0.lock()) {
             group.leave(qp);
         }
@@ -67,7 +67,7 @@ impl Groups {
 }
 
 impl Group {
-    fn leave(&self, qp: *mut crate::abi::Qp) {
+    fn leave(&self, qp: *mut verbs_abi::Qp) {
         if self.is_attached && !qp.is_null() {
             // SAFETY: the id's own; the program may have detached it itself.
             unsafe { detach_mcast(qp, &gid_words(self.mgid), 0) };

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
+use verbs_abi::rdmacm::{CmEvent, CmId, EventChannel, PathRec};
 use verbs_cm::wire::PortSpace;
 use verbs_core::Psn;
 
-use super::abi::{CmEvent, CmId, EventChannel, PathRec};
 use super::channel::{self, acknowledge, inbox_of};
 use super::endpoint::{Endpoint, port_space};
 use super::group::Groups;
@@ -34,7 +34,7 @@ pub(crate) struct Id {
     /// It has a channel of its own, and calls wait for their events.
     pub(super) is_synchronous: AtomicBool,
     /// How queue pairs of its requests are made; see `rdma_create_ep`.
-    pub(super) template: Mutex<Option<crate::abi::QpInitAttr>>,
+    pub(super) template: Mutex<Option<verbs_abi::QpInitAttr>>,
     pub(super) groups: Groups,
     users: Users,
 }
@@ -80,7 +80,7 @@ impl Id {
     }
 
     /// The queue pair of an id.
-    pub(super) fn qp(id: *mut CmId) -> Result<*mut crate::abi::Qp, Errno> {
+    pub(super) fn qp(id: *mut CmId) -> Result<*mut verbs_abi::Qp, Errno> {
         // SAFETY: the program does not destroy it now.
         Ok(unsafe { look::<Self, _>(id) }?.shown().qp)
     }

@@ -5,7 +5,8 @@ use std::ptr::null_mut;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::abi::{CmId, EventChannel};
+use verbs_abi::rdmacm::{CmId, EventChannel};
+
 use super::channel::{self, inbox_of};
 use super::endpoint::{Endpoint, Role};
 use super::id::{Id, create};
@@ -115,7 +116,7 @@ pub(crate) unsafe extern "C" fn migrate_id(at: *mut CmId, channel: *mut EventCha
 }
 
 /// `rdma_get_devices`: the open devices, for as long as the process lives.
-pub(crate) unsafe extern "C" fn get_devices(count: *mut c_int) -> *mut *mut crate::abi::Context {
+pub(crate) unsafe extern "C" fn get_devices(count: *mut c_int) -> *mut *mut verbs_abi::Context {
     crate::call::pointer(|| {
         let verbs = manager()?.verbs();
         // SAFETY: NULL, or where the program wants the number.
@@ -125,7 +126,7 @@ pub(crate) unsafe extern "C" fn get_devices(count: *mut c_int) -> *mut *mut crat
         let list = [verbs, null_mut()];
         // SAFETY: of that many bytes; the program gives it back to free_devices.
         unsafe {
-            let room = libc::malloc(size_of_val(&list)).cast::<*mut crate::abi::Context>();
+            let room = libc::malloc(size_of_val(&list)).cast::<*mut verbs_abi::Context>();
             if room.is_null() {
                 return Err(Errno::NOMEM);
             }
@@ -136,7 +137,7 @@ pub(crate) unsafe extern "C" fn get_devices(count: *mut c_int) -> *mut *mut crat
 }
 
 /// `rdma_free_devices`.
-pub(crate) unsafe extern "C" fn free_devices(list: *mut *mut crate::abi::Context) {
+pub(crate) unsafe extern "C" fn free_devices(list: *mut *mut verbs_abi::Context) {
     // SAFETY: from get_devices, or NULL.
     unsafe { libc::free(list.cast()) }
 }

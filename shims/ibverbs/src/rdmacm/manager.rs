@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use futures::executor::block_on;
 use parking_lot::Mutex;
+use verbs_abi as abi;
 use verbs_cm::{Cm, Config, ConnId, ListenId, Port, ResolveId};
 use verbs_core::event::{EventWatcher, Undelivered};
 use verbs_core::mad::{
@@ -24,7 +25,6 @@ use verbs_core::{AsyncEvent, Device, QpState, Seed, collect, defer};
 
 use super::endpoint::{Endpoint, Reply, Role, What};
 use super::ports::Ports;
-use crate::abi;
 use crate::call::Errno;
 use crate::device::{self, PORT};
 use crate::{memory, open};

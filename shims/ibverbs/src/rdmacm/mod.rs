@@ -1,7 +1,6 @@
 //! `librdmacm.so.1`: connections by IP address, as `rdma_cm` programs make them. It is this same library under its second
 //! name, so that a program that is linked against both has one device.
 //!
-//! - `abi` has the structures.
 //! - `manager` is the connection manager of the process: the state machine of `verbs-cm`, which speaks the messages that
 //!   Linux speaks. `arrival` turns what it says into events; `endpoint` is what it knows of an id.
 //! - `id` is the object that programs hold, `channel` what its events wait in, `taken` what happens when they are taken.
@@ -11,7 +10,6 @@
 //! As in librdmacm, queue pairs change their states in the program's own calls: a client's goes to RTS when the program
 //! takes the event that the peer has replied, a server's in `rdma_accept`, and either goes to ERR in `rdma_disconnect`.
 
-pub(crate) mod abi;
 mod address;
 mod arrival;
 mod channel;
@@ -30,8 +28,8 @@ pub(crate) mod sockaddr;
 mod taken;
 #[cfg(test)]
 mod tests;
+mod text;
 
-pub(crate) use self::abi::event_str;
 pub(crate) use self::address::{
     bind_addr, get_dst_port, get_src_port, resolve_addr, resolve_route,
 };
@@ -53,3 +51,4 @@ pub(crate) use self::qp::{
     init_qp_attr, set_local_ece,
 };
 pub(crate) use self::taken::get_cm_event;
+pub(crate) use self::text::event_str;

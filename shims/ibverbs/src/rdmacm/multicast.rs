@@ -2,9 +2,9 @@
 
 use std::ffi::{c_int, c_void};
 
+use verbs_abi::rdmacm::{CmId, JoinMcAttrEx};
 use verbs_core::{Av, Gid};
 
-use super::abi::{CmId, JoinMcAttrEx};
 use super::endpoint::{Joined, What};
 use super::id::Id;
 use super::manager::manager;

@@ -2,7 +2,8 @@
 
 use std::ffi::{c_int, c_void};
 
-use super::abi::CmId;
+use verbs_abi::rdmacm::CmId;
+
 use super::endpoint::Role;
 use super::id::Id;
 use crate::call::{Errno, number};

@@ -3,14 +3,14 @@
 use std::ffi::c_int;
 use std::ptr::null_mut;
 
+use verbs_abi::rdmacm::CmId;
+use verbs_abi::{self as abi, QpInitAttr, QpInitAttrEx, SrqInitAttr, SrqInitAttrEx};
 use verbs_cm::{Accept, UDP_QKEY};
 use verbs_core::{Access, Psn, QpAttr, QpState};
 
-use super::abi::CmId;
 use super::endpoint::Role;
 use super::id::{Id, UD};
 use super::manager::manager;
-use crate::abi::{self, QpInitAttr, QpInitAttrEx, SrqInitAttr, SrqInitAttrEx};
 use crate::call::{Errno, number};
 use crate::device::PORT;
 use crate::live::look;

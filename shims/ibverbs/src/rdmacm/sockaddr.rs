@@ -3,9 +3,9 @@
 use std::ffi::c_int;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
+use verbs_abi::rdmacm::{PathRec, Storage};
 use verbs_cm::Route;
 
-use super::abi::{PathRec, Storage};
 use crate::call::Errno;
 use crate::device;
 

@@ -4,10 +4,10 @@ use std::ffi::c_int;
 use std::ptr::null_mut;
 use std::sync::Arc;
 
+use verbs_abi::rdmacm::{CmEvent, EventChannel, event};
 use verbs_cm::UDP_QKEY;
 use verbs_core::Qpn;
 
-use super::abi::{CmEvent, EventChannel, event};
 use super::channel::{self, inbox_of};
 use super::endpoint::{Arrival, Endpoint, Joined, Param, Reply, Role, Told, UdFields, What};
 use super::id::{self, Id};

@@ -4,9 +4,11 @@ use std::ffi::{CStr, c_int, c_void};
 use std::mem::zeroed;
 use std::ptr::{null, null_mut};
 
-use super::abi::{CmEvent, CmId, ConnParam, EventChannel, event};
+use verbs_abi::rdmacm as abi;
+use verbs_abi::rdmacm::{CmEvent, CmId, ConnParam, EventChannel, event};
+use verbs_abi::{QpAttr, QpInitAttr};
+
 use super::*;
-use crate::abi::{QpAttr, QpInitAttr};
 use crate::call::Errno;
 
 const TCP: u32 = 0x106;

@@ -3,8 +3,9 @@
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ffi::c_int;
 
+use verbs_abi::{Mr, Pd, Sge};
+
 use super::wire::Piece;
-use crate::abi::{Mr, Pd, Sge};
 use crate::call::Errno;
 use crate::memory::{dereg_mr, reg_mr};
 

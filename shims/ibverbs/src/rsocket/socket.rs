@@ -8,13 +8,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
+use verbs_abi::rdmacm::{CmEvent, CmId, ConnParam, EventChannel, event};
 
 use super::memory::Region;
 use super::options::Options;
 use super::stream::Stream;
 use super::wire::{HELLO, Hello, Message};
 use crate::call::Errno;
-use crate::rdmacm::abi::{CmEvent, CmId, ConnParam, EventChannel, event};
 use crate::rdmacm::{self, sockaddr};
 
 /// A thread that waits looks again after that time: another may have taken what it was to see.
@@ -246,7 +246,7 @@ impl Inner {
     }
 
     /// The domain of its memory.
-    pub(super) fn pd(&self) -> *mut crate::abi::Pd {
+    pub(super) fn pd(&self) -> *mut verbs_abi::Pd {
         // SAFETY: the id is this socket's.
         unsafe { (*self.id).pd }
     }

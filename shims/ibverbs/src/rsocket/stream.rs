@@ -8,12 +8,13 @@ use std::ffi::c_int;
 use std::mem::zeroed;
 use std::ptr::{null, null_mut};
 
+use verbs_abi::rdmacm::CmId;
+use verbs_abi::{self as abi, QpInitAttr, RecvWr, SendWr, Sge, Wc, opcode};
+
 use super::memory::Buffer;
 use super::options::Sizes;
 use super::wire::{Hello, MAP, Message, PIECE, Piece};
-use crate::abi::{self, QpInitAttr, RecvWr, SendWr, Sge, Wc, opcode};
 use crate::call::Errno;
-use crate::rdmacm::abi::CmId;
 use crate::{cq, qp, rdmacm};
 
 /// Entries of a ring of pieces.

@@ -3,7 +3,7 @@
 
 use std::mem::{offset_of, size_of};
 
-use super::*;
+use crate::*;
 
 macro_rules! layout {
     ($($Type:ty = $size:literal { $($field:ident . $($more:ident).* @ $deep:literal,)* ; $($plain:ident @ $at:literal),* })*) => { $(
