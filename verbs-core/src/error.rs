@@ -69,6 +69,13 @@ pub enum Error {
     #[error("the device failed the command")]
     DeviceFailed,
 
+    /// The device's driver or the system refused the command, for a reason that has a number.
+    #[error("the system refused the command: {}", std::io::Error::from_raw_os_error(*errno))]
+    Os {
+        /// The number, as `errno` has it.
+        errno: i32,
+    },
+
     // --- a limit ---
     /// Too many requests are pending on the device.
     #[error("{max} requests are pending on the device already; wait for one to complete")]
@@ -160,6 +167,8 @@ named! {
         MaxCq = "max_cq",
         /// Completion vector.
         CompVector = "comp_vector",
+        /// Completions with times.
+        Timestamps = "timestamps of completions",
         /// Number of queue pairs.
         MaxQp = "max_qp",
         /// Type of a queue pair.

@@ -90,6 +90,11 @@ impl McastCore {
     pub fn mgid(&self) -> Gid {
         self.mgid
     }
+
+    /// The group's LID.
+    pub fn mlid(&self) -> Lid {
+        self.mlid
+    }
 }
 
 impl Qp {

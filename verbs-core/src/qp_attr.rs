@@ -5,7 +5,7 @@ use crate::mem::Access;
 use crate::qp_state::{QpAttrMask, QpState, QpType};
 
 /// The global part of an address: what a GRH is made from (IBTA vol. 1, 8.3).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct GlobalRoute {
     /// Destination.
     pub dgid: Gid,
@@ -20,7 +20,7 @@ pub struct GlobalRoute {
 }
 
 /// Address vector: where packets go (IBTA vol. 1, 11.2.2).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Av {
     /// Global part; `None` for packets that stay in the subnet without a GRH.
     pub global: Option<GlobalRoute>,

@@ -6,8 +6,9 @@
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-use crate::addr::{Gid, Guid, Lid};
+use crate::addr::{Gid, Lid};
 use crate::ah::Ah;
+use crate::caps::LinkLayer;
 use crate::cm::{CmEndpoint, CmEvent, CmParam, CmSink};
 use crate::command::Kind;
 use crate::cq::Cq;
@@ -34,8 +35,8 @@ use crate::testing::subject::Subject;
 use crate::verb::{Verb, VerbError};
 use crate::xrcd::Xrcd;
 
-/// The multicast group that queue pairs are attached to.
-pub const GROUP: Gid = Gid::from_parts(0xff12_0000_0000_0000, Guid(0x5eed));
+/// The multicast group that queue pairs are attached to: one that also a port with IPv4 addresses only can join.
+pub const GROUP: Gid = Gid(Ipv4Addr::new(239, 192, 94, 237).to_ipv6_mapped().octets());
 
 /// An extension that no provider has.
 #[derive(Debug)]
@@ -75,6 +76,8 @@ pub struct Stage {
     pub cq: Option<Cq>,
     /// Protection domain.
     pub pd: Option<Pd>,
+    /// An address that the device has a way to; with the device.
+    pub av: Option<Av>,
     /// The device; no object can be there without it.
     pub device: Option<Arc<Device>>,
     open: Option<Subject>,
@@ -165,8 +168,8 @@ rows! {
     DestroyQp [Device, Pd, Cq, Qp] |s| s.qp.take()?.destroy();
     AttachMcast [Device, Pd, Cq, Qp] |s| s.qp.as_ref()?.attach_mcast(GROUP, Lid(0xc000));
     DetachMcast [Device, Pd, Cq, Qp, Mcast] |s| s.mcast.take()?.detach();
-    CreateAh [Device, Pd] |s| s.pd.as_ref()?.create_ah(Av::to_lid(1, Lid(1)));
-    ModifyAh [Device, Pd, Ah] |s| s.ah.as_ref()?.modify(Av::to_lid(1, Lid(2)));
+    CreateAh [Device, Pd] |s| s.pd.as_ref()?.create_ah(s.av?);
+    ModifyAh [Device, Pd, Ah] |s| s.ah.as_ref()?.modify(Av { sl: 1, ..s.av? });
     QueryAh [Device, Pd, Ah] |s| s.ah.as_ref()?.query();
     DestroyAh [Device, Pd, Ah] |s| s.ah.take()?.destroy();
     RegMr [Device, Pd] |s| s.pd.as_ref()?.register(memory()?, Access::LOCAL_WRITE);
@@ -215,6 +218,17 @@ fn memory() -> Option<Memory> {
 fn row(kind: Kind) -> &'static Row {
     let row = ROWS.iter().find(|row| row.kind == kind);
     row.unwrap_or_else(|| panic!("{kind} has no row in the table of verbs for tests"))
+}
+
+/// The way to an address: on Ethernet to the port's own, as others may lead nowhere.
+fn way_to_itself(subject: &Subject, device: &Device) -> Av {
+    let port = subject.must(device.query_port(1));
+    if port.link_layer == LinkLayer::InfiniBand {
+        return Av::to_lid(1, Lid(1));
+    }
+    let has_it = |index: &u16| subject.finish(device.query_gid(1, *index)) == Ok(port.gid);
+    let index = (0..port.gid_tbl_len).find(has_it).unwrap_or(0);
+    Av::to_gid(1, index, port.gid)
 }
 
 /// Queue pairs that are attached to groups are for datagrams, and those that are opened are targets.
@@ -305,7 +319,11 @@ impl Stage {
     ) -> Result<(), NotOffered> {
         const MADE: &str = "a row names parents before children";
         match need {
-            ObjectKind::Device => self.device = Some(Arc::new(made(subject, subject.open())?)),
+            ObjectKind::Device => {
+                let device = made(subject, subject.open())?;
+                self.av = Some(way_to_itself(subject, &device));
+                self.device = Some(Arc::new(device));
+            }
             ObjectKind::Pd => self.pd = Some(made(subject, self.device().alloc_pd())?),
             ObjectKind::Cq => self.cq = Some(made(subject, self.device().create_cq(4))?),
             ObjectKind::Srq => {
@@ -337,7 +355,8 @@ impl Stage {
             }
             ObjectKind::Ah => {
                 let pd = self.pd.as_ref().expect(MADE);
-                self.ah = Some(made(subject, pd.create_ah(Av::to_lid(1, Lid(1))))?);
+                let av = self.av.expect(MADE);
+                self.ah = Some(made(subject, pd.create_ah(av))?);
             }
             ObjectKind::Mcast => {
                 let qp = self.qp.as_ref().expect(MADE);

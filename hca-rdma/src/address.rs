@@ -1,0 +1,102 @@
+//! The address handles of a protection domain.
+//!
+//! A datagram names an address; C wants a handle for it. Handles of one address are one in C. Those that nobody has any
+//! more stay for a while, as drivers look at them when the datagram leaves, which may be after the handle's destroy.
+
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, VecDeque};
+
+use verbs_core::sync::{Arc, Mutex};
+use verbs_core::{Av, Error};
+
+use crate::convert::{av_out, error};
+use crate::slot::Slot;
+use crate::sys::{Ah, Pd};
+
+/// Handles that are kept although nobody has them.
+const IDLE_MAX: usize = 64;
+
+/// The handles.
+pub(crate) struct AddressHandles {
+    pd: Slot<Pd>,
+    known: Mutex<Known>,
+}
+
+#[derive(Default)]
+struct Known {
+    handles: HashMap<Av, Handle>,
+    /// Those that nobody has, the oldest first. One that somebody has again is still in here.
+    idle: VecDeque<Av>,
+}
+
+struct Handle {
+    ah: Arc<Ah>,
+    users: u32,
+}
+
+impl AddressHandles {
+    pub(crate) fn new(pd: Pd) -> Self {
+        Self {
+            pd: Slot::new(pd),
+            known: Mutex::default(),
+        }
+    }
+
+    /// The domain that they are in.
+    pub(crate) fn pd(&self) -> &Slot<Pd> {
+        &self.pd
+    }
+
+    /// Counts one more user of the address. Waits for the kernel; called by the command thread alone.
+    pub(crate) fn add(&self, av: Av) -> Result<(), Error> {
+        if let Some(handle) = self.known.lock().handles.get_mut(&av) {
+            handle.users += 1;
+            return Ok(());
+        }
+        let pd = self.pd.get()?;
+        let ah = Arc::new(Ah::create(&pd, av_out(&av)?).map_err(error)?);
+        self.known
+            .lock()
+            .handles
+            .insert(av, Handle { ah, users: 1 });
+        Ok(())
+    }
+
+    /// Counts one less. Waits for the kernel; called by the command thread alone.
+    pub(crate) fn remove(&self, av: Av) {
+        let old = self.known.lock().remove(av);
+        drop(old);
+    }
+
+    /// Calls `f`, which does not wait, with the handle of that address; `None` if there is none.
+    pub(crate) fn with<R>(&self, av: &Av, f: impl FnOnce(&Ah) -> R) -> Option<R> {
+        let known = self.known.lock();
+        known.handles.get(av).map(|handle| f(&handle.ah))
+    }
+
+    /// Destroys the domain and the handles that are left. Waits for the kernel.
+    pub(crate) fn destroy(&self) {
+        let known = std::mem::take(&mut *self.known.lock());
+        drop(known);
+        self.pd.destroy();
+    }
+}
+
+impl Known {
+    /// One user less; yields the handle that is to be destroyed for it.
+    fn remove(&mut self, av: Av) -> Option<Arc<Ah>> {
+        let handle = self.handles.get_mut(&av)?;
+        handle.users = handle.users.saturating_sub(1);
+        if handle.users > 0 {
+            return None;
+        }
+        self.idle.push_back(av);
+        if self.idle.len() <= IDLE_MAX {
+            return None;
+        }
+        match self.handles.entry(self.idle.pop_front()?) {
+            Entry::Occupied(oldest) if oldest.get().users == 0 => Some(oldest.remove().ah),
+            _ => None,
+        }
+    }
+}

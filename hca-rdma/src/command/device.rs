@@ -1,0 +1,73 @@
+//! What the device is asked.
+
+use verbs_core::device::{QueryGid, QueryPkey};
+use verbs_core::{Attr, Av, Error, Gid, LinkLayer, PKey, PortAttr};
+
+use super::at_most;
+use crate::convert::{self, error};
+use crate::shared::Shared;
+
+/// Entries of a GID table in which a port's own address is looked for.
+const GIDS_SEARCHED: u16 = 32;
+
+pub(super) fn check_port(nic: &Shared, port: u8) -> Result<(), Error> {
+    let (attr, max) = (Attr::Port, u32::from(nic.attr.phys_port_cnt));
+    match port {
+        0 => Err(Error::Invalid { attr, got: 0, max }),
+        port => at_most(attr, port.into(), max),
+    }
+}
+
+pub(super) fn check_av(nic: &Shared, av: &Av) -> Result<(), Error> {
+    check_port(nic, av.port)?;
+    convert::av_out(av).map(drop)
+}
+
+pub(super) fn query_port(nic: &Shared, port: u8) -> Result<PortAttr, Error> {
+    let attr = nic.context.query_port(port).map_err(error)?;
+    let mut attr = convert::port(&attr, Gid::default());
+    attr.gid = own_gid(nic, port, &attr);
+    Ok(attr)
+}
+
+/// A port's own address: the first of its table on InfiniBand. On Ethernet the first is a link-local one that few peers
+/// have a way to, and the first that is an IPv4 address is better.
+fn own_gid(nic: &Shared, port: u8, attr: &PortAttr) -> Gid {
+    let gid = |index| nic.context.query_gid(port, index).map(Gid).ok();
+    let first = gid(0).unwrap_or_default();
+    if attr.link_layer == LinkLayer::InfiniBand {
+        return first;
+    }
+    let mut others = (0..attr.gid_tbl_len.min(GIDS_SEARCHED)).filter_map(gid);
+    others.find(|gid| is_ipv4(*gid)).unwrap_or(first)
+}
+
+/// Whether the address is an IPv4 address as IPv6 shows it.
+fn is_ipv4(gid: Gid) -> bool {
+    gid.0[..12] == [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff]
+}
+
+pub(super) fn query_pkey(nic: &Shared, args: &QueryPkey) -> Result<PKey, Error> {
+    let port = nic.context.query_port(args.port).map_err(error)?;
+    at_most(
+        Attr::PkeyIndex,
+        args.index.into(),
+        u32::from(port.pkey_tbl_len.saturating_sub(1)),
+    )?;
+    nic.context
+        .query_pkey(args.port, args.index)
+        .map(PKey)
+        .map_err(error)
+}
+
+pub(super) fn query_gid(nic: &Shared, args: &QueryGid) -> Result<Gid, Error> {
+    let port = nic.context.query_port(args.port).map_err(error)?;
+    let last = u32::try_from(port.gid_tbl_len)
+        .unwrap_or(0)
+        .saturating_sub(1);
+    at_most(Attr::GidIndex, args.index.into(), last)?;
+    nic.context
+        .query_gid(args.port, args.index)
+        .map(Gid)
+        .map_err(error)
+}

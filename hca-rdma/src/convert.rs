@@ -1,0 +1,427 @@
+//! Between the words of verbs-core and the structures of C. The numbers of states, types, flags and masks are the same on
+//! both sides.
+
+use rustix::io::Errno;
+use verbs_abi as abi;
+use verbs_core::{
+    Access, AtomicCap, Attr, Av, DeviceAttr, DeviceCap, Error, Gid, GlobalRoute, Guid, Lid,
+    LinkLayer, Mtu, PortAttr, PortState, Psn, QKey, QpAttr, QpAttrMask, QpCap, QpState, QpType,
+    Qpn, Wc, WcFlags, WcOpcode, WcStatus, Why,
+};
+
+/// `IBV_NODE_RNIC`.
+const RNIC: u32 = 4;
+
+/// `IBV_TRANSPORT_IWARP`.
+const IWARP: u32 = 1;
+
+/// `IBV_LINK_LAYER_ETHERNET`.
+const ETHERNET: u8 = 2;
+
+/// The capabilities of a device that a program can use through this crate. What needs verbs that it has not is left out.
+const USABLE: DeviceCap = DeviceCap::RESIZE_MAX_WR
+    .union(DeviceCap::BAD_PKEY_CNTR)
+    .union(DeviceCap::PORT_ACTIVE_EVENT)
+    .union(DeviceCap::SYS_IMAGE_GUID)
+    .union(DeviceCap::RC_RNR_NAK_GEN)
+    .union(DeviceCap::SRQ_RESIZE);
+
+/// Whether the device speaks RDMA over TCP, by its types of node and transport.
+pub(crate) fn is_iwarp((node, transport): (u32, u32)) -> bool {
+    node == RNIC || transport == IWARP
+}
+
+/// Types of queue pair that can be created. No query tells; iWARP has one type.
+fn qp_types(is_iwarp: bool) -> &'static [QpType] {
+    match is_iwarp {
+        true => &[QpType::Rc],
+        false => &[QpType::Rc, QpType::Uc, QpType::Ud],
+    }
+}
+
+/// What the device says of itself. It does not say how much can be sent inline, which was tried out.
+pub(crate) fn device(
+    name: &str,
+    attr: &abi::DeviceAttr,
+    is_iwarp: bool,
+    max_inline_data: u32,
+    max_pending: u32,
+) -> DeviceAttr {
+    let count = |value: i32| u32::try_from(value).unwrap_or(0);
+    let small = |value: i32| u8::try_from(value.max(0)).unwrap_or(u8::MAX);
+    let text = attr.fw_ver.iter().map(|&byte| byte.cast_unsigned());
+    let fw_ver: Vec<u8> = text.take_while(|&byte| byte != 0).collect();
+    DeviceAttr {
+        name: name.into(),
+        fw_ver: String::from_utf8_lossy(&fw_ver).into_owned(),
+        node_guid: Guid(u64::from_be(attr.node_guid)),
+        sys_image_guid: Guid(u64::from_be(attr.sys_image_guid)),
+        vendor_id: attr.vendor_id,
+        vendor_part_id: attr.vendor_part_id,
+        hw_ver: attr.hw_ver,
+        phys_port_cnt: attr.phys_port_cnt,
+        max_mr_size: attr.max_mr_size,
+        caps: DeviceCap::from_bits_truncate(u64::from(attr.device_cap_flags)) & USABLE,
+        max_qp: count(attr.max_qp),
+        max_qp_wr: count(attr.max_qp_wr),
+        max_sge: count(attr.max_sge),
+        max_inline_data,
+        max_cq: count(attr.max_cq),
+        max_cqe: count(attr.max_cqe),
+        max_mr: count(attr.max_mr),
+        max_pd: count(attr.max_pd),
+        max_qp_rd_atom: small(attr.max_qp_rd_atom),
+        max_qp_init_rd_atom: small(attr.max_qp_init_rd_atom),
+        atomic_cap: match attr.atomic_cap {
+            1 => AtomicCap::Hca,
+            2 => AtomicCap::Glob,
+            _ => AtomicCap::None,
+        },
+        qp_types: qp_types(is_iwarp),
+        max_mcast_grp: count(attr.max_mcast_grp),
+        max_mcast_qp_attach: count(attr.max_mcast_qp_attach),
+        max_ah: count(attr.max_ah),
+        max_srq: count(attr.max_srq),
+        max_srq_wr: count(attr.max_srq_wr),
+        max_srq_sge: count(attr.max_srq_sge),
+        max_pkeys: attr.max_pkeys,
+        local_ca_ack_delay: attr.local_ca_ack_delay,
+        max_pending,
+        ..DeviceAttr::default()
+    }
+}
+
+/// What a port says of itself, with its own address.
+pub(crate) fn port(attr: &abi::PortAttr, gid: Gid) -> PortAttr {
+    let state = match attr.state {
+        1 => PortState::Down,
+        2 => PortState::Init,
+        3 => PortState::Armed,
+        4 => PortState::Active,
+        5 => PortState::ActiveDefer,
+        _ => PortState::Nop,
+    };
+    let link_layer = match attr.link_layer {
+        ETHERNET => LinkLayer::Ethernet,
+        _ => LinkLayer::InfiniBand,
+    };
+    // iWARP has no packets of the kind, and says something or nothing.
+    let mtu = |code| Mtu::from_code(code).unwrap_or(Mtu::B1024);
+    PortAttr {
+        gid,
+        max_msg_sz: attr.max_msg_sz,
+        bad_pkey_cntr: attr.bad_pkey_cntr,
+        qkey_viol_cntr: attr.qkey_viol_cntr,
+        lid: Lid(attr.lid),
+        sm_lid: Lid(attr.sm_lid),
+        gid_tbl_len: u16::try_from(attr.gid_tbl_len.max(0)).unwrap_or(u16::MAX),
+        pkey_tbl_len: attr.pkey_tbl_len,
+        state,
+        max_mtu: mtu(attr.max_mtu),
+        active_mtu: mtu(attr.active_mtu),
+        sm_sl: attr.sm_sl,
+        lmc: attr.lmc,
+        active_width: attr.active_width,
+        active_speed: attr.active_speed,
+        link_layer,
+    }
+}
+
+pub(crate) fn cap_out(cap: QpCap) -> abi::QpCap {
+    abi::QpCap {
+        max_send_wr: cap.max_send_wr,
+        max_recv_wr: cap.max_recv_wr,
+        max_send_sge: cap.max_send_sge,
+        max_recv_sge: cap.max_recv_sge,
+        max_inline_data: cap.max_inline_data,
+    }
+}
+
+pub(crate) fn cap_in(cap: abi::QpCap) -> QpCap {
+    QpCap {
+        max_send_wr: cap.max_send_wr,
+        max_recv_wr: cap.max_recv_wr,
+        max_send_sge: cap.max_send_sge,
+        max_recv_sge: cap.max_recv_sge,
+        max_inline_data: cap.max_inline_data,
+    }
+}
+
+/// A GID in the two halves that the structures have.
+fn halves(gid: Gid) -> [u64; 2] {
+    let mut halves = [0; 2];
+    for (half, bytes) in halves.iter_mut().zip(gid.0.as_chunks::<8>().0) {
+        *half = u64::from_ne_bytes(*bytes);
+    }
+    halves
+}
+
+fn gid(halves: [u64; 2]) -> Gid {
+    let mut gid = Gid::default();
+    for (bytes, half) in gid.0.as_chunks_mut::<8>().0.iter_mut().zip(halves) {
+        *bytes = half.to_ne_bytes();
+    }
+    gid
+}
+
+/// An address.
+///
+/// # Errors
+/// [`Error::Invalid`] for an index of a GID that the structure has no room for.
+pub(crate) fn av_out(av: &Av) -> Result<abi::AhAttr, Error> {
+    let mut attr = abi::AhAttr {
+        dlid: av.dlid.0,
+        sl: av.sl,
+        src_path_bits: av.src_path_bits,
+        port_num: av.port,
+        ..abi::AhAttr::default()
+    };
+    if let Some(global) = &av.global {
+        let index = global.sgid_index;
+        attr.is_global = 1;
+        attr.grh = abi::GlobalRoute {
+            dgid: halves(global.dgid),
+            flow_label: global.flow_label,
+            sgid_index: u8::try_from(index).map_err(|_| Error::Invalid {
+                attr: Attr::GidIndex,
+                got: u32::from(index),
+                max: u32::from(u8::MAX),
+            })?,
+            hop_limit: global.hop_limit,
+            traffic_class: global.traffic_class,
+        };
+    }
+    Ok(attr)
+}
+
+pub(crate) fn av_in(attr: &abi::AhAttr) -> Av {
+    let global = (attr.is_global != 0).then(|| GlobalRoute {
+        dgid: gid(attr.grh.dgid),
+        sgid_index: u16::from(attr.grh.sgid_index),
+        flow_label: attr.grh.flow_label,
+        hop_limit: attr.grh.hop_limit,
+        traffic_class: attr.grh.traffic_class,
+    });
+    Av {
+        global,
+        dlid: Lid(attr.dlid),
+        sl: attr.sl,
+        src_path_bits: attr.src_path_bits,
+        port: attr.port_num,
+    }
+}
+
+/// The attributes that a modify names.
+///
+/// # Errors
+/// As [`av_out`], and [`Error::Unsupported`] for an alternate path.
+pub(crate) fn qp_attr_out(attr: &QpAttr) -> Result<abi::QpAttr, Error> {
+    if attr.alt_path.is_some() {
+        return Err(Error::Unsupported(Attr::AltPath));
+    }
+    let state = |state: Option<QpState>| state.map_or(0, |state| state as u32);
+    Ok(abi::QpAttr {
+        qp_state: state(attr.state),
+        cur_qp_state: state(attr.cur_state),
+        path_mtu: attr.path_mtu.map_or(0, |mtu| mtu as u32),
+        qkey: attr.qkey.map_or(0, |qkey| qkey.0),
+        rq_psn: attr.rq_psn.map_or(0, Psn::value),
+        sq_psn: attr.sq_psn.map_or(0, Psn::value),
+        dest_qp_num: attr.dest_qpn.map_or(0, Qpn::value),
+        qp_access_flags: attr.access.map_or(0, |access| access.bits()),
+        ah_attr: attr
+            .av
+            .as_ref()
+            .map(av_out)
+            .transpose()?
+            .unwrap_or_default(),
+        pkey_index: attr.pkey_index.unwrap_or(0),
+        en_sqd_async_notify: u8::from(attr.en_sqd_async_notify.unwrap_or(false)),
+        max_rd_atomic: attr.max_rd_atomic.unwrap_or(0),
+        max_dest_rd_atomic: attr.max_dest_rd_atomic.unwrap_or(0),
+        min_rnr_timer: attr.min_rnr_timer.unwrap_or(0),
+        port_num: attr.port.unwrap_or(0),
+        timeout: attr.timeout.unwrap_or(0),
+        retry_cnt: attr.retry_cnt.unwrap_or(0),
+        rnr_retry: attr.rnr_retry.unwrap_or(0),
+        ..abi::QpAttr::default()
+    })
+}
+
+/// The attributes that a query or the connection manager names.
+pub(crate) fn qp_attr_in(attr: &abi::QpAttr, mask: QpAttrMask) -> QpAttr {
+    let named = |bit| mask.contains(bit);
+    macro_rules! take {
+        ($bit:ident, $value:expr) => {
+            named(QpAttrMask::$bit).then(|| $value)
+        };
+    }
+    QpAttr {
+        state: take!(STATE, qp_state(attr.qp_state)),
+        cur_state: None,
+        en_sqd_async_notify: take!(EN_SQD_ASYNC_NOTIFY, attr.en_sqd_async_notify != 0),
+        access: take!(ACCESS_FLAGS, Access::from_bits_retain(attr.qp_access_flags)),
+        pkey_index: take!(PKEY_INDEX, attr.pkey_index),
+        port: take!(PORT, attr.port_num),
+        qkey: take!(QKEY, QKey(attr.qkey)),
+        av: take!(AV, av_in(&attr.ah_attr)),
+        path_mtu: take!(PATH_MTU, attr.path_mtu).and_then(Mtu::from_code),
+        timeout: take!(TIMEOUT, attr.timeout),
+        retry_cnt: take!(RETRY_CNT, attr.retry_cnt),
+        rnr_retry: take!(RNR_RETRY, attr.rnr_retry),
+        rq_psn: take!(RQ_PSN, Psn::new(attr.rq_psn)),
+        sq_psn: take!(SQ_PSN, Psn::new(attr.sq_psn)),
+        max_rd_atomic: take!(MAX_QP_RD_ATOMIC, attr.max_rd_atomic),
+        max_dest_rd_atomic: take!(MAX_DEST_RD_ATOMIC, attr.max_dest_rd_atomic),
+        min_rnr_timer: take!(MIN_RNR_TIMER, attr.min_rnr_timer),
+        dest_qpn: take!(DEST_QPN, Qpn::new(attr.dest_qp_num)),
+        alt_path: None,
+    }
+}
+
+/// A state by its number; one that nobody knows is an error's.
+pub(crate) fn qp_state(number: u32) -> QpState {
+    let mut states = QpState::ALL.into_iter();
+    states
+        .find(|&state| state as u32 == number)
+        .unwrap_or(QpState::Err)
+}
+
+/// A completion.
+#[inline]
+pub(crate) fn completion(wc: &abi::Wc) -> Wc {
+    let flags = WcFlags::from_bits_truncate(wc.wc_flags as u16);
+    let imm = match flags.contains(WcFlags::WITH_IMM) {
+        true => u32::from_be(wc.imm_or_key),
+        false => wc.imm_or_key,
+    };
+    let number = |value: u32| u8::try_from(value).unwrap_or(u8::MAX);
+    Wc {
+        wr_id: wc.wr_id,
+        status: WcStatus::from_u8(number(wc.status)).unwrap_or(WcStatus::GeneralErr),
+        // Of a work request that failed, C says nothing here.
+        opcode: WcOpcode::from_u8(number(wc.opcode)).unwrap_or_default(),
+        flags,
+        byte_len: wc.byte_len,
+        qpn: Qpn::new(wc.qp_num),
+        imm,
+        src_qpn: Qpn::new(wc.src_qp),
+        slid: Lid(wc.slid),
+        pkey_index: wc.pkey_index,
+        sl: wc.sl,
+        dlid_path_bits: wc.dlid_path_bits,
+        vendor_err: wc.vendor_err,
+        timestamp_ns: 0,
+    }
+}
+
+/// What an error number says of a verb.
+pub(crate) fn error(errno: Errno) -> Error {
+    match errno {
+        Errno::NOMEM => Error::NoMemory,
+        Errno::OPNOTSUPP | Errno::NOSYS | Errno::PROTONOSUPPORT => Error::Unsupported(Attr::Verb),
+        Errno::PERM | Errno::ACCESS => Error::AccessDenied,
+        // The kernel answers EIO as well when it has taken the device away; clients hear of that by the removal.
+        Errno::NODEV => Error::DeviceRemoved,
+        Errno::TIMEDOUT | Errno::HOSTUNREACH | Errno::NETUNREACH => Error::Mismatch {
+            attr: Attr::Av,
+            why: Why::Unreachable,
+        },
+        errno => Error::Os {
+            errno: errno.raw_os_error(),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: what is written for C is read from C as it was.
+    #[test]
+    fn attributes_go_there_and_back() {
+        let mut av = Av::to_gid(1, 3, Gid([7; 16]));
+        av.sl = 5;
+        let attr = QpAttr {
+            state: Some(QpState::Rtr),
+            access: Some(Access::REMOTE_WRITE),
+            pkey_index: Some(2),
+            port: Some(1),
+            qkey: Some(QKey(9)),
+            av: Some(av),
+            path_mtu: Some(Mtu::B4096),
+            timeout: Some(14),
+            retry_cnt: Some(6),
+            rnr_retry: Some(5),
+            rq_psn: Some(Psn::new(0xff_fffe)),
+            sq_psn: Some(Psn::new(4)),
+            max_rd_atomic: Some(3),
+            max_dest_rd_atomic: Some(2),
+            min_rnr_timer: Some(12),
+            dest_qpn: Some(Qpn::new(77)),
+            en_sqd_async_notify: Some(true),
+            ..QpAttr::default()
+        };
+        let c = qp_attr_out(&attr).expect("all of it has a place");
+        assert_eq!(qp_attr_in(&c, attr.mask()), attr);
+        assert_eq!(
+            qp_attr_in(&c, QpAttrMask::PORT),
+            QpAttr {
+                port: Some(1),
+                ..QpAttr::default()
+            }
+        );
+    }
+
+    #[test]
+    fn what_c_has_no_place_for_is_refused() {
+        let far = Av::to_gid(1, 256, Gid::default());
+        let refused = av_out(&far).err();
+        let expected = Error::Invalid {
+            attr: Attr::GidIndex,
+            got: 256,
+            max: 255,
+        };
+        assert_eq!(refused, Some(expected));
+        let alt = QpAttr {
+            alt_path: Some(Av::default()),
+            ..QpAttr::default()
+        };
+        assert_eq!(
+            qp_attr_out(&alt).err(),
+            Some(Error::Unsupported(Attr::AltPath))
+        );
+    }
+
+    #[test]
+    fn immediate_data_is_in_the_networks_order_and_a_key_is_not() {
+        let mut wc = abi::Wc {
+            wr_id: 1,
+            status: 5,
+            opcode: 255,
+            vendor_err: 0,
+            byte_len: 0,
+            imm_or_key: 0x0102_0304_u32.to_be(),
+            qp_num: 17,
+            src_qp: 0,
+            wc_flags: 2,
+            pkey_index: 0,
+            slid: 0,
+            sl: 0,
+            dlid_path_bits: 0,
+        };
+        let ours = completion(&wc);
+        assert_eq!(ours.immediate(), Some(0x0102_0304));
+        assert_eq!(
+            (ours.status, ours.opcode),
+            (WcStatus::WrFlushErr, WcOpcode::Send)
+        );
+        (wc.wc_flags, wc.imm_or_key, wc.status) = (8, 0x0102_0304, 99);
+        let ours = completion(&wc);
+        assert_eq!(
+            ours.invalidated().map(verbs_core::RKey::value),
+            Some(0x0102_0304)
+        );
+        assert_eq!(ours.status, WcStatus::GeneralErr);
+    }
+}

@@ -1,0 +1,33 @@
+//! An object of the library, until its destroy.
+
+use verbs_core::Error;
+use verbs_core::sync::{Arc, Mutex};
+
+/// Holds an object that others use by this slot, also after its destroy: they find it gone then.
+pub(crate) struct Slot<T>(Mutex<Option<Arc<T>>>);
+
+impl<T> Slot<T> {
+    pub(crate) fn new(object: T) -> Self {
+        Self(Mutex::new(Some(Arc::new(object))))
+    }
+
+    /// The object, which is there as long as this is held. For commands: verbs-core destroys nothing that a command names.
+    ///
+    /// # Errors
+    /// [`Error::Closing`].
+    pub(crate) fn get(&self) -> Result<Arc<T>, Error> {
+        self.0.lock().clone().ok_or(Error::Closing)
+    }
+
+    /// Calls `f`, which does not wait, with the object. Its destroy waits for that. For posting and polling.
+    #[inline]
+    pub(crate) fn with<R>(&self, f: impl FnOnce(&T) -> R) -> Option<R> {
+        self.0.lock().as_deref().map(f)
+    }
+
+    /// Destroys the object, unless a child still holds it, which verbs-core does not let happen. May wait for the kernel.
+    pub(crate) fn destroy(&self) {
+        let object = self.0.lock().take();
+        drop(object);
+    }
+}

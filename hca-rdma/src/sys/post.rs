@@ -1,0 +1,212 @@
+//! What is posted.
+
+use std::ffi::c_int;
+use std::mem::zeroed;
+use std::ptr::null;
+
+use arrayvec::ArrayVec;
+use rustix::io::Errno;
+use verbs_abi as abi;
+use verbs_abi::opcode;
+use verbs_core::{Payload, Recv, Remote, SendOp, SendWr, Sge};
+
+use super::{Ah, Qp, Srq, check};
+
+pub(super) type PostSend =
+    unsafe extern "C" fn(*mut abi::Qp, *const abi::SendWr, *mut *const abi::SendWr) -> c_int;
+pub(super) type PostRecv<T> = abi::PostRecv<T>;
+
+/// Work requests that are posted with one doorbell.
+pub(crate) const BATCH: usize = 16;
+
+/// A work request and what it needs besides: the piece that stands for inline bytes.
+struct Built {
+    wr: abi::SendWr,
+    inline: abi::Sge,
+}
+
+/// The datagram's address and keys.
+pub(crate) struct To<'a> {
+    pub(crate) ah: &'a Ah,
+    pub(crate) qpn: u32,
+    pub(crate) qkey: u32,
+}
+
+impl Qp {
+    /// Posts one work request.
+    #[inline]
+    pub(crate) fn post_send(&self, wr: &SendWr<'_>, to: Option<To<'_>>) -> Result<(), Errno> {
+        let mut built = build(wr, to).ok_or(Errno::OPNOTSUPP)?;
+        built.link();
+        let mut bad = null();
+        // SAFETY: the queue pair is there; work request, list and inline bytes are read during the call. Memory is
+        // reached by keys, which the device checks.
+        check(unsafe { (self.post_send)(self.raw.as_ptr(), &built.wr, &mut bad) })
+    }
+
+    /// Posts several with one doorbell, [`BATCH`] at most. An error comes with the number of those that were posted.
+    pub(crate) fn post_sends(&self, wrs: &[SendWr<'_>]) -> Result<(), (usize, Errno)> {
+        let mut built = ArrayVec::<Built, BATCH>::new();
+        for (n, wr) in wrs.iter().take(BATCH).enumerate() {
+            built.push(build(wr, None).ok_or((n, Errno::OPNOTSUPP))?);
+        }
+        let Some(last) = built.len().checked_sub(1) else {
+            return Ok(());
+        };
+        let first = built.as_mut_ptr();
+        for n in 0..=last {
+            built[n].link();
+            if n < last {
+                // SAFETY: there is a next one, which stays where it is until the call is over.
+                built[n].wr.next = unsafe { &raw const (*first.add(n + 1)).wr };
+            }
+        }
+        let mut bad = null();
+        // SAFETY: as for one; the list ends with a null pointer.
+        let code = unsafe { (self.post_send)(self.raw.as_ptr(), &built[0].wr, &mut bad) };
+        check(code).map_err(|errno| {
+            let posted = built.iter().position(|one| std::ptr::eq(&one.wr, bad));
+            (posted.unwrap_or(0), errno)
+        })
+    }
+
+    /// Posts one receive.
+    #[inline]
+    pub(crate) fn post_recv(&self, wr: &Recv<'_>) -> Result<(), Errno> {
+        // SAFETY: the queue pair is there.
+        unsafe { receive(self.raw.as_ptr(), self.post_recv, wr) }
+    }
+}
+
+impl Srq {
+    /// Posts one receive.
+    #[inline]
+    pub(crate) fn post_recv(&self, wr: &Recv<'_>) -> Result<(), Errno> {
+        // SAFETY: the queue is there.
+        unsafe { receive(self.raw.as_ptr(), self.post, wr) }
+    }
+}
+
+/// Posts a receive to a queue.
+///
+/// # Safety
+/// The queue is there, and `post` is its function.
+#[inline]
+unsafe fn receive<T>(queue: *mut T, post: PostRecv<T>, wr: &Recv<'_>) -> Result<(), Errno> {
+    let sges: &[Sge] = match &wr.payload {
+        Payload::One(sge) => std::slice::from_ref(sge),
+        Payload::List(sges) => sges,
+        Payload::Inline(_) => return Err(Errno::INVAL),
+    };
+    let wr = abi::RecvWr {
+        wr_id: wr.wr_id,
+        next: null(),
+        sg_list: sges.as_ptr().cast(),
+        num_sge: sges.len() as c_int,
+    };
+    let mut bad = null();
+    // SAFETY: the caller's word for the queue; work request and list, whose elements are laid out as `ibv_sge`, are read
+    // during the call.
+    check(unsafe { post(queue, &wr, &mut bad) })
+}
+
+impl Built {
+    /// Points at its own inline piece: now that it will not move.
+    #[inline]
+    fn link(&mut self) {
+        if self.wr.send_flags & 1 << 3 != 0 {
+            self.wr.sg_list = &self.inline;
+        }
+    }
+}
+
+/// The work request as C has it; `None` for operations that `ibv_post_send` has not.
+#[inline]
+fn build(wr: &SendWr<'_>, to: Option<To<'_>>) -> Option<Built> {
+    // SAFETY: all of it are numbers and pointers, which zero is one of.
+    let mut c: abi::SendWr = unsafe { zeroed() };
+    let mut inline = abi::Sge {
+        addr: 0,
+        length: 0,
+        lkey: 0,
+    };
+    c.wr_id = wr.wr_id;
+    c.send_flags = wr.flags.bits();
+    let sges: &[Sge] = match &wr.payload {
+        Payload::One(sge) => std::slice::from_ref(sge),
+        Payload::List(sges) => sges,
+        Payload::Inline(bytes) => {
+            inline.addr = bytes.as_ptr().expose_provenance() as u64;
+            inline.length = bytes.len() as u32;
+            c.num_sge = 1;
+            &[]
+        }
+    };
+    if !sges.is_empty() {
+        c.sg_list = sges.as_ptr().cast();
+        c.num_sge = sges.len() as c_int;
+    }
+    if let Some(To { ah, qpn, qkey }) = to {
+        c.wr.ud = abi::Ud {
+            ah: ah.raw.as_ptr(),
+            remote_qpn: qpn,
+            remote_qkey: qkey,
+        };
+    }
+    operation(&mut c, wr.op)?;
+    Some(Built { wr: c, inline })
+}
+
+/// Fills in what the operation is about.
+#[inline]
+fn operation(c: &mut abi::SendWr, op: SendOp) -> Option<()> {
+    let rdma = |Remote { addr, rkey }| abi::Rdma {
+        remote_addr: addr,
+        rkey: rkey.value(),
+    };
+    let atomic = |remote: Remote, compare_add, swap| abi::Atomic {
+        remote_addr: remote.addr,
+        compare_add,
+        swap,
+        rkey: remote.rkey.value(),
+    };
+    let opcode = match op {
+        SendOp::Send => opcode::SEND,
+        SendOp::SendWithImm(imm) => {
+            c.imm_or_key = imm.to_be();
+            opcode::SEND_WITH_IMM
+        }
+        SendOp::SendWithInv(key) => {
+            c.imm_or_key = key.value();
+            opcode::SEND_WITH_INV
+        }
+        SendOp::Write(to) => {
+            c.wr.rdma = rdma(to);
+            opcode::RDMA_WRITE
+        }
+        SendOp::WriteWithImm(to, imm) => {
+            c.wr.rdma = rdma(to);
+            c.imm_or_key = imm.to_be();
+            opcode::RDMA_WRITE_WITH_IMM
+        }
+        SendOp::Read(from) => {
+            c.wr.rdma = rdma(from);
+            opcode::RDMA_READ
+        }
+        SendOp::CompareSwap {
+            remote,
+            compare,
+            swap,
+        } => {
+            c.wr.atomic = atomic(remote, compare, swap);
+            opcode::ATOMIC_CMP_AND_SWP
+        }
+        SendOp::FetchAdd { remote, add } => {
+            c.wr.atomic = atomic(remote, add, 0);
+            opcode::ATOMIC_FETCH_AND_ADD
+        }
+        _ => return None,
+    };
+    c.opcode = opcode;
+    Some(())
+}

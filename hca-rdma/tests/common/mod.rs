@@ -1,0 +1,52 @@
+//! rdma-core for tests: the C libraries of `shims/ibverbs`, which are a software HCA.
+#![allow(dead_code, reason = "not every test uses all of it")]
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+use std::{env, fs};
+
+use hca_rdma::{Nic, RdmaCore};
+use verbs_core::sync::Arc;
+
+/// The libraries: those of the folder that `VERBS_RDMA_CORE` names, or else our own, built here.
+pub(crate) fn rdma_core() -> RdmaCore {
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+    let folder = FOLDER.get_or_init(|| match env::var_os("VERBS_RDMA_CORE") {
+        Some(folder) => folder.into(),
+        None => own_libraries(),
+    });
+    RdmaCore::load_from(folder).unwrap()
+}
+
+/// The first device of the libraries.
+pub(crate) fn nic() -> Arc<Nic> {
+    let rdma = rdma_core();
+    let names = rdma.devices().unwrap();
+    rdma.open(names.first().expect("there is a device"))
+        .unwrap()
+}
+
+/// A folder with our C libraries under the names that the loader knows.
+fn own_libraries() -> PathBuf {
+    // This test is target/PROFILE/deps/NAME.
+    let itself = env::current_exe().unwrap();
+    let profile = itself.ancestors().nth(2).unwrap();
+    let mut build = Command::new(env!("CARGO"));
+    build.args(["build", "--quiet", "-p", "verbs-ibverbs", "--target-dir"]);
+    build.arg(profile.parent().unwrap());
+    if profile.ends_with("release") {
+        build.arg("--release");
+    }
+    assert!(build.status().unwrap().success(), "cannot build libibverbs");
+    let folder =
+        Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("rdma-core-{}", std::process::id()));
+    fs::create_dir_all(&folder).unwrap();
+    for name in ["libibverbs.so.1", "librdmacm.so.1"] {
+        let _ = fs::remove_file(folder.join(name));
+        symlink(profile.join("libibverbs.so"), folder.join(name)).unwrap();
+    }
+    folder
+}
