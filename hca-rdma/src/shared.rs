@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use verbs_core::device::DeviceCore;
 use verbs_core::sync::atomic::{
     AtomicBool, AtomicU32, AtomicU64,
-    Ordering::{Acquire, Relaxed, Release},
+    Ordering::{AcqRel, Acquire, Relaxed},
 };
 use verbs_core::sync::{Arc, Mutex, Weak};
 use verbs_core::{Attr, CqNotify, DeviceAttr, Error, EventType, Subject, Target, TransportType};
@@ -149,9 +149,11 @@ impl Shared {
             .collect()
     }
 
-    /// The NIC has gone.
+    /// The NIC has gone. Destroys that wait for the kernel go on; a second call tells nobody.
     pub(crate) fn remove(&self) {
-        self.removed.store(true, Release);
+        if self.removed.swap(true, AcqRel) {
+            return;
+        }
         for device in self.devices() {
             device.remove();
         }

@@ -426,7 +426,10 @@ pub(crate) fn dropped<H: Handle>(core: &Arc<H::Core>) {
             .into(),
         );
         let _ = destroy.issue(move |result| {
-            if let Err(refused) = result {
+            // The object of a device that has gone is gone.
+            if let Err(refused) = result
+                && refused.error != Error::DeviceRemoved
+            {
                 device.implicit_destroy_failed(id, refused.error);
             }
         });

@@ -1,0 +1,130 @@
+//! What a NIC says unasked, and what is left when it goes.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod common;
+
+use std::time::{Duration, Instant};
+
+use futures::executor::block_on;
+use verbs_core::sync::{Arc, Mutex};
+use verbs_core::{
+    Access, Device, Error, EventType, Memory, PostError, QpState, QpType, Remote, Subject, Target,
+    WcStatus, Write,
+};
+
+use common::nic;
+use common::pair::connected;
+
+/// Waits until `done`, which is not long.
+#[track_caller]
+fn until(done: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !done() {
+        assert!(start.elapsed() < Duration::from_secs(10), "waited in vain");
+        std::thread::yield_now();
+    }
+}
+
+/// A peer that reaches for memory which it may not touch: both ends hear of it, each in its way.
+#[test]
+fn an_error_of_the_peer_is_an_event_about_the_queue_pair() {
+    let device = Device::open(nic()).wait().unwrap();
+    let pd = device.alloc_pd().wait().unwrap();
+    let (mut left, right) = connected(&device, &pd, QpType::Rc);
+    let nowhere = Remote {
+        addr: 64,
+        ..right.remote()
+    };
+    left.qp
+        .post_send(Write::new(1, nowhere).inline(b"x").signaled())
+        .unwrap();
+    assert_eq!(left.completion().status, WcStatus::RemAccessErr);
+    let event = device.next_event().wait().unwrap();
+    assert_eq!(event.event, EventType::QpAccessErr);
+    assert_eq!(event.subject, Subject::Object(right.qp.target().id()));
+    // The states that nobody has set are known all the same.
+    for end in [&left, &right] {
+        until(|| end.qp.query().wait().unwrap().state == QpState::Err);
+    }
+    right
+        .qp
+        .modify(verbs_core::QpAttr::to(QpState::Reset))
+        .wait()
+        .unwrap();
+}
+
+/// Removal under load: what waits ends, later posts are refused, and everything can be let go.
+#[test]
+fn a_nic_that_goes_under_load_leaves_nothing_that_waits() {
+    let nic = nic();
+    let device = Device::open(Arc::clone(&nic) as Arc<_>).wait().unwrap();
+    let pd = device.alloc_pd().wait().unwrap();
+    let (mut left, right) = connected(&device, &pd, QpType::Rc);
+    let heard = Arc::new(Mutex::new(Vec::new()));
+    let log = Arc::clone(&heard);
+    device.on_event(move |event| log.lock().push(event.event));
+    let far = right.remote();
+    let puller = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(20));
+        nic.remove();
+    });
+    let refused = loop {
+        match left
+            .qp
+            .post_send(Write::new(1, far).inline(b"load").signaled())
+        {
+            Ok(()) => {}
+            Err(PostError::Full { .. }) => {
+                left.cq.poll(&mut [verbs_core::Wc::default(); 16]);
+            }
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(refused, PostError::DeviceRemoved);
+    puller.join().unwrap();
+    assert_eq!(*heard.lock(), [EventType::DeviceFatal]);
+    assert_eq!(block_on(device.fatal()), Error::DeviceRemoved);
+    assert_eq!(device.alloc_pd().wait().unwrap_err(), Error::DeviceRemoved);
+    drop((left, right));
+    pd.dealloc_when_idle().wait().unwrap();
+    until(|| device.objects() == 0);
+    device.close().wait().unwrap();
+}
+
+/// Ten thousand creates are under way at a time, and are refused by a limit instead of growing without one.
+#[test]
+fn commands_wait_in_line_up_to_the_limit() {
+    const LIMIT: u32 = 1000;
+    let device = Device::open_with(nic(), LIMIT).wait().unwrap();
+    let (made, refused) = (Arc::new(Mutex::new(Vec::new())), Arc::new(Mutex::new(0)));
+    for _ in 0..10_000 {
+        let (made, refused) = (Arc::clone(&made), Arc::clone(&refused));
+        let _ = device.alloc_pd().issue(move |result| match result {
+            Ok(pd) => made.lock().push(pd),
+            Err(error) => {
+                assert_eq!(error, Error::TooManyRequests { max: LIMIT });
+                *refused.lock() += 1;
+            }
+        });
+    }
+    until(|| made.lock().len() + *refused.lock() == 10_000);
+    assert!(made.lock().len() >= LIMIT as usize, "{}", made.lock().len());
+    made.lock().clear();
+    until(|| device.objects() == 0);
+    device.close().wait().unwrap();
+}
+
+#[test]
+fn what_is_registered_outlives_its_handle_no_longer_than_its_destroy() {
+    let device = Device::open(nic()).wait().unwrap();
+    let pd = device.alloc_pd().wait().unwrap();
+    let memory = Arc::new(Memory::alloc(4096).unwrap());
+    let mr = pd
+        .register(Arc::clone(&memory), Access::LOCAL_WRITE)
+        .wait()
+        .unwrap();
+    assert!(Arc::strong_count(&memory) > 1);
+    mr.dereg().wait().unwrap();
+    // The command thread lets go of it when it has said so.
+    until(|| Arc::strong_count(&memory) == 1);
+}
