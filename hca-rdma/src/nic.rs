@@ -7,7 +7,7 @@ use verbs_abi as abi;
 use verbs_core::device::MAX_PENDING;
 use verbs_core::sync::{Arc, Mutex, thread};
 use verbs_core::{
-    AnyCommand, Attr, DeviceAttr, Error, NodeType, PortCaps, Provider, ProviderAttr, QpCap,
+    AnyCommand, Attr, DeviceAttr, Error, Gid, NodeType, PortCaps, Provider, ProviderAttr, QpCap,
     RequestId, TransportType,
 };
 
@@ -85,6 +85,19 @@ impl Nic {
     /// The device's attributes.
     pub fn attr(&self) -> &DeviceAttr {
         &self.shared.attr
+    }
+
+    /// The addresses that a port can be reached by, with their indices in its GID table: on Ethernet those of RoCEv2.
+    ///
+    /// # Context
+    /// Asks the kernel: not for use under NoBlock.
+    ///
+    /// # Errors
+    /// [`Error::Os`] and its like for a port that does not answer.
+    pub fn gids(&self, port: u8) -> Result<Vec<(u16, Gid)>, Error> {
+        let nic = &self.shared;
+        let attr = command::device::query_port(nic, port)?;
+        Ok(command::device::usable_gids(nic, port, attr.gid_tbl_len))
     }
 
     /// Objects that clients have made and not destroyed.

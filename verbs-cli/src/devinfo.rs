@@ -4,16 +4,22 @@
 use std::fmt::{self, Write};
 
 use futures::executor::block_on;
+use hca_rdma::{OpenError, RdmaCore};
 use hca_sim::Hca;
 use serde::{Serialize, Serializer};
-use verbs_core::{DeviceAttr, DeviceCap, Error, Mtu, PortAttr};
+use verbs_core::{Device, DeviceAttr, DeviceCap, Error, Mtu, PortAttr};
+
+use crate::wire::NicName;
 
 /// Why the device could not be shown.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot {doing}: {error}")]
-pub(crate) struct DevinfoError {
-    doing: &'static str,
-    error: Error,
+pub(crate) enum DevinfoError {
+    /// There is no such NIC, or it cannot be used.
+    #[error(transparent)]
+    Nic(OpenError),
+    /// The device does not answer as it should.
+    #[error("cannot {doing}: {error}")]
+    Verb { doing: &'static str, error: Error },
 }
 
 /// A device with its ports.
@@ -63,13 +69,16 @@ enum Value {
 use Value::{Coded, Flags, Hex, Named, Number, Text};
 
 /// Opens the device and asks it.
-pub(crate) fn query() -> Result<DeviceInfo, DevinfoError> {
-    let failed = |doing| move |error| DevinfoError { doing, error };
+pub(crate) fn query(nic: Option<&NicName>) -> Result<DeviceInfo, DevinfoError> {
+    let failed = |doing| move |error| DevinfoError::Verb { doing, error };
+    let nic = nic.map(|NicName(name)| RdmaCore::load().and_then(|rdma| rdma.open(name)));
+    let nic = nic.transpose().map_err(DevinfoError::Nic)?;
     block_on(async {
-        let device = Hca::loopback()
-            .open()
-            .await
-            .map_err(failed("open the device"))?;
+        let opening = match nic {
+            Some(nic) => Device::open(nic),
+            None => Hca::loopback().open(),
+        };
+        let device = opening.await.map_err(failed("open the device"))?;
         let attributes = device.query().await.map_err(failed("query the device"))?;
         let mut ports = Vec::new();
         for port in 1..=attributes.phys_port_cnt {

@@ -68,7 +68,7 @@ fn main() -> ExitCode {
 }
 
 fn run_copy(args: &CopyArgs) -> Result<(), u8> {
-    let report = copy::run(args, &Roce::new(&args.wire))
+    let report = copy::run(args, &*wire::network(&args.wire))
         .map_err(|failure| complain("copy", &failure, failure.exit_code()))?;
     if args.json {
         show_json("copy", &report)
@@ -84,7 +84,9 @@ fn run_demo(args: &DemoArgs) -> Result<(), u8> {
 }
 
 fn run_devinfo(args: &DevinfoArgs) -> Result<(), u8> {
-    let info = devinfo::query().map_err(|error| complain("devinfo", &error, exit::DEVICE))?;
+    let nic = wire::NicName::wanted(args.device.as_ref());
+    let info =
+        devinfo::query(nic.as_ref()).map_err(|error| complain("devinfo", &error, exit::DEVICE))?;
     if args.json {
         show_json("devinfo", &info)
     } else {
@@ -93,7 +95,7 @@ fn run_devinfo(args: &DevinfoArgs) -> Result<(), u8> {
 }
 
 fn run_pingpong(args: &PingpongArgs) -> Result<(), u8> {
-    pingpong::run(args, &Roce::new(&args.wire), &mut io::stdout())
+    pingpong::run(args, &*wire::network(&args.wire), &mut io::stdout())
         .map_err(|error| complain("pingpong", &error, error.exit_code()))
 }
 
@@ -117,7 +119,7 @@ fn run_program(args: &RunArgs) -> u8 {
 }
 
 fn run_serve(args: &ServeArgs) -> Result<(), u8> {
-    copy::remote::serve(args, &Roce::new(&args.wire))
+    copy::remote::serve(args, &*wire::network(&args.wire))
         .map_err(|error| complain("serve", &error, error.exit_code()))
 }
 

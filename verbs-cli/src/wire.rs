@@ -1,12 +1,14 @@
 //! Devices on a wire: the one place that knows how a software HCA gets to a network.
 
 mod args;
+mod nic;
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use hca_rdma::{Nic, OpenError};
 use hca_sim::clock::Clock;
 use hca_sim::link::pcap::{LinkType, PcapWriter};
 use hca_sim::link::{Captured, Faults, Faulty, LinkError, PacketLink};
@@ -19,7 +21,8 @@ use crate::address::same_family;
 use crate::capture::CaptureFile;
 use crate::net::sends_from;
 
-pub(crate) use self::args::WireArgs;
+pub(crate) use self::args::{NicName, WireArgs};
+pub(crate) use self::nic::NicNetwork;
 
 /// The only port of a software HCA.
 pub(crate) const PORT: u8 = 1;
@@ -49,6 +52,14 @@ pub(crate) struct Roce<'a> {
 impl<'a> Roce<'a> {
     pub(crate) fn new(args: &'a WireArgs) -> Self {
         Self { args }
+    }
+
+    /// Who names a NIC does not get a software HCA.
+    fn check_device(&self) -> Result<(), WireError> {
+        match self.args.device {
+            Some(_) => Err(WireError::NeedsManager),
+            None => Ok(()),
+        }
     }
 
     /// Puts the faults around a link that were asked for.
@@ -81,11 +92,13 @@ impl<'a> Roce<'a> {
 
 impl Network for Roce<'_> {
     fn attach(&self, addresses: &[IpAddr]) -> Result<Wire, WireError> {
+        self.check_device()?;
         let link = Udp::bind(addresses).map_err(refused)?;
         self.wire(link, addresses)
     }
 
     fn attach_all(&self) -> Result<Wire, WireError> {
+        self.check_device()?;
         let link = Udp::bind_interfaces().map_err(refused)?;
         self.wire(link, &[])
     }
@@ -107,17 +120,32 @@ impl Roce<'_> {
             None => (self.over(link), None),
         };
         Ok(Wire {
-            hca: builder.name("roce0").build(),
+            opened: Opened::Software(builder.name("roce0").build()),
             addresses: addresses.to_vec(),
             capture,
         })
     }
 }
 
+/// The network that the options name: a NIC's, or the software HCA's.
+pub(crate) fn network(args: &WireArgs) -> Box<dyn Network + '_> {
+    match NicName::wanted(args.device.as_ref()) {
+        Some(name) => Box::new(NicNetwork::new(name)),
+        None => Box::new(Roce::new(args)),
+    }
+}
+
+/// What implements a device.
+#[derive(Clone, Debug)]
+enum Opened {
+    Software(Arc<Hca>),
+    Nic(Arc<Nic>),
+}
+
 /// An HCA on a network.
 #[derive(Clone, Debug)]
 pub(crate) struct Wire {
-    hca: Arc<Hca>,
+    opened: Opened,
     addresses: Vec<IpAddr>,
     capture: Option<(PathBuf, CaptureFile)>,
 }
@@ -143,6 +171,23 @@ pub(crate) enum WireError {
     /// The system does not say which address it sends from.
     #[error("cannot find the way to the peer: {0}")]
     Way(io::Error),
+    /// There is no such NIC, or it cannot be used.
+    #[error(transparent)]
+    Nic(OpenError),
+    /// The NIC does not have the addresses that were named.
+    #[error(
+        "{name} does not have the address {address}; its interface's addresses are what it has"
+    )]
+    NotThere { name: String, address: IpAddr },
+    /// The NIC does not say which addresses it has.
+    #[error("cannot ask {name} for its addresses: {error}")]
+    Port { name: String, error: Error },
+    /// Connections are made with messages that no NIC lets a program send.
+    #[error(
+        "--device works with copy, serve, pingpong and devinfo; this command connects by messages of the connection \
+         manager, which a NIC does not let programs send"
+    )]
+    NeedsManager,
     /// Anything else.
     #[error(transparent)]
     Link(LinkError),
@@ -209,7 +254,10 @@ impl Wire {
 
     /// Opens a device on the HCA. Devices on one HCA share its addresses and nothing else.
     pub(crate) async fn device(&self) -> Result<Device, Error> {
-        self.hca.open().await
+        match &self.opened {
+            Opened::Software(hca) => hca.open().await,
+            Opened::Nic(nic) => Device::open(Arc::clone(nic) as Arc<_>).await,
+        }
     }
 
     /// Ends the capture, if there is one: what was on the wire so far is in the file, or it is said why
@@ -250,7 +298,8 @@ pub(crate) async fn gid_towards(
     peer: Gid,
 ) -> Result<Option<(u16, Gid)>, Error> {
     let mut found = None;
-    for (index, &address) in (0..).zip(addresses) {
+    let indexed = (0..).zip(addresses);
+    for (index, &address) in indexed.filter(|&(_, &address)| nic::is_there(address)) {
         let gid = device.query_gid(PORT, index).await?;
         if same_family(gid, peer) && (found.is_none() || address == wanted) {
             found = Some((index, gid));
@@ -295,7 +344,7 @@ pub(crate) mod stand_in {
             let hca = Hca::on(&self.link).build();
             let address = IpAddr::from(hca.gid());
             Ok(Wire {
-                hca,
+                opened: Opened::Software(hca),
                 addresses: vec![address],
                 capture: None,
             })

@@ -7,8 +7,11 @@ use super::at_most;
 use crate::convert::{self, error};
 use crate::shared::Shared;
 
-/// Entries of a GID table in which a port's own address is looked for.
-const GIDS_SEARCHED: u16 = 32;
+/// Entries of a GID table in which addresses are looked for.
+const GIDS_SEARCHED: u16 = 64;
+
+/// `IBV_GID_TYPE_ROCE_V1`.
+const ROCE_V1: u32 = 1;
 
 pub(super) fn check_port(nic: &Shared, port: u8) -> Result<(), Error> {
     let (attr, max) = (Attr::Port, u32::from(nic.attr.phys_port_cnt));
@@ -23,23 +26,40 @@ pub(super) fn check_av(nic: &Shared, av: &Av) -> Result<(), Error> {
     convert::av_out(av).map(drop)
 }
 
-pub(super) fn query_port(nic: &Shared, port: u8) -> Result<PortAttr, Error> {
+pub(crate) fn query_port(nic: &Shared, port: u8) -> Result<PortAttr, Error> {
     let attr = nic.context.query_port(port).map_err(error)?;
     let mut attr = convert::port(&attr, Gid::default());
     attr.gid = own_gid(nic, port, &attr);
     Ok(attr)
 }
 
-/// A port's own address: the first of its table on InfiniBand. On Ethernet the first is a link-local one that few peers
-/// have a way to, and the first that is an IPv4 address is better.
+/// A port's own address: the first of its table on InfiniBand. On Ethernet that is a link-local one, which few peers have
+/// a way to: there it is the first IPv4 address, if there is one.
 fn own_gid(nic: &Shared, port: u8, attr: &PortAttr) -> Gid {
-    let gid = |index| nic.context.query_gid(port, index).map(Gid).ok();
-    let first = gid(0).unwrap_or_default();
     if attr.link_layer == LinkLayer::InfiniBand {
-        return first;
+        return gid(nic, port, 0).unwrap_or_default();
     }
-    let mut others = (0..attr.gid_tbl_len.min(GIDS_SEARCHED)).filter_map(gid);
-    others.find(|gid| is_ipv4(*gid)).unwrap_or(first)
+    let found = usable_gids(nic, port, attr.gid_tbl_len);
+    let best = found
+        .iter()
+        .find(|(_, gid)| is_ipv4(*gid))
+        .or(found.first());
+    best.map(|&(_, gid)| gid).unwrap_or_default()
+}
+
+fn gid(nic: &Shared, port: u8, index: u16) -> Option<Gid> {
+    let gid = nic.context.query_gid(port, index).ok()?;
+    (gid != [0; 16]).then_some(Gid(gid))
+}
+
+/// The entries of a GID table that a queue pair can send from, with their indices. An Ethernet port may have an address
+/// twice, and of the two the one of RoCEv1, which is no packet of IP.
+pub(crate) fn usable_gids(nic: &Shared, port: u8, gid_tbl_len: u16) -> Vec<(u16, Gid)> {
+    let indices = 0..gid_tbl_len.min(GIDS_SEARCHED);
+    let usable = indices.filter(|&index| nic.context.gid_type(port, index) != Some(ROCE_V1));
+    usable
+        .filter_map(|index| Some((index, gid(nic, port, index)?)))
+        .collect()
 }
 
 /// Whether the address is an IPv4 address as IPv6 shows it.

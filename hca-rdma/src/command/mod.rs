@@ -1,6 +1,6 @@
 //! Carries out commands, on the command threads, and says before which cannot be.
 
-mod device;
+pub(crate) mod device;
 mod memory;
 mod pair;
 mod queue;

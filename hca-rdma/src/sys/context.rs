@@ -146,6 +146,22 @@ impl Context {
         Ok(gid)
     }
 
+    /// What kind of address an entry of the GID table has, as `ibv_gid_type`; `None` where the library cannot tell, or
+    /// the entry is empty.
+    pub(crate) fn gid_type(&self, port: u8, index: u16) -> Option<u32> {
+        let query = self.library.verbs.query_gid_ex?;
+        let mut entry = MaybeUninit::<abi::GidEntry>::zeroed();
+        let (raw, at, size) = (
+            self.raw.as_ptr(),
+            entry.as_mut_ptr(),
+            size_of::<abi::GidEntry>(),
+        );
+        // SAFETY: the context is open, the entry, whose size is told, is written during the call.
+        let code = unsafe { query(raw, port.into(), index.into(), at, 0, size) };
+        // SAFETY: all of it are numbers, which zero is one of.
+        (code == 0).then(|| unsafe { entry.assume_init() }.gid_type)
+    }
+
     pub(crate) fn query_pkey(&self, port: u8, index: u16) -> Result<u16, Errno> {
         let mut pkey = 0;
         let (raw, index) = (self.raw.as_ptr(), c_int::from(index));

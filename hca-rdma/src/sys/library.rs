@@ -176,6 +176,8 @@ functions! {
             unsafe extern "C" fn(*mut abi::Qp, *const [u8; 16], u16) -> c_int;
         detach_mcast = c"ibv_detach_mcast" c"IBVERBS_1.1"
             unsafe extern "C" fn(*mut abi::Qp, *const [u8; 16], u16) -> c_int;
+        [query_gid_ex = c"_ibv_query_gid_ex" c"IBVERBS_1.11"
+            unsafe extern "C" fn(*mut abi::Context, u32, u32, *mut abi::GidEntry, u32, usize) -> c_int];
         [reg_mr_iova2 = c"ibv_reg_mr_iova2" c"IBVERBS_1.8"
             unsafe extern "C" fn(*mut abi::Pd, *mut c_void, usize, u64, c_uint) -> *mut abi::Mr];
     }

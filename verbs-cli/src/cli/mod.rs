@@ -19,7 +19,7 @@ use crate::run::{self, RunArgs};
 use crate::sim::{self, SimArgs};
 use crate::srp::{self, SrpArgs};
 use crate::subnet::{self, SubnetArgs};
-use crate::wire::WireArgs;
+use crate::wire::{NicName, WireArgs};
 
 pub(crate) use bench::{Bench, BenchArgs};
 pub(crate) use copy::{CopyArgs, Fault, Origin};
@@ -184,9 +184,9 @@ pub(crate) struct PingpongArgs {
     #[arg(long, value_name = "CODE", default_value_t = 14,
           value_parser = clap::value_parser!(u8).range(..=31))]
     pub(crate) timeout: u8,
-    /// Which of our GIDs: addresses of --bind are counted from 0
-    #[arg(short, long, value_name = "N", default_value_t = 0)]
-    pub(crate) gid_idx: u16,
+    /// Which of our GIDs: addresses of --bind are counted from 0. Default: the first that has a way to the peer
+    #[arg(short, long, value_name = "N")]
+    pub(crate) gid_idx: Option<u16>,
     /// Sleep until an event says that there are completions, rather than poll all the time
     #[arg(short, long)]
     pub(crate) events: bool,
@@ -292,6 +292,10 @@ pub(crate) struct ServeArgs {
 
 #[derive(Args, Debug)]
 pub(crate) struct DevinfoArgs {
+    /// An RDMA NIC of this host instead of the software HCA: rdma:NAME, such as rdma:mlx5_0. VERBS_DEVICE names one
+    /// as well
+    #[arg(long, value_name = "rdma:NAME")]
+    pub(crate) device: Option<NicName>,
     /// All attributes
     #[arg(short, long)]
     pub(crate) verbose: bool,

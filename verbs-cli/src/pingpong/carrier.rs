@@ -2,8 +2,8 @@
 //! of the `ibv_*_pingpong` programs.
 
 use verbs_core::{
-    Access, Av, Cq, Datagram, Device, Error, Path, Pd, PostError, Psn, QKey, Qp, QpAttr, QpInit,
-    QpType, Qpn, Recv, Send, Sge, Srq, Srqn, Xrcd,
+    Access, Ah, Av, Cq, Datagram, Device, Error, Path, Pd, PostError, Psn, QKey, Qp, QpAttr,
+    QpInit, QpType, Qpn, Recv, Send, Sge, Srq, Srqn, Xrcd,
 };
 
 use super::error::PingpongError;
@@ -32,8 +32,8 @@ pub(super) struct Carrier {
 enum Queues {
     /// RC and UC.
     Connection(Qp),
-    /// UD, and where the peer is.
-    Datagrams(Qp, Datagram),
+    /// UD, where the peer is, and the handle of its address.
+    Datagrams(Qp, Datagram, Option<Ah>),
     /// RC whose receives come from one queue.
     Shared(Vec<Qp>, Srq),
     Extended(Extended),
@@ -60,6 +60,7 @@ impl Carrier {
         pd: &Pd,
         cq: &Cq,
         args: &PingpongArgs,
+        gid_index: u16,
     ) -> Result<Self, PingpongError> {
         let depth = args.rx_depth;
         let kind = match args.kind {
@@ -70,7 +71,7 @@ impl Carrier {
                 let made = qp.init_datagram(PORT, QKEY).await;
                 made.map_err(failed("initialise the queue pair"))?;
                 let nobody = Datagram::new(Av::default(), Qpn::new(0), QKEY);
-                Queues::Datagrams(qp, nobody)
+                Queues::Datagrams(qp, nobody, None)
             }
             Kind::Srq => {
                 let srq = pd.create_srq(depth, 1).await;
@@ -84,7 +85,7 @@ impl Carrier {
             Kind::Xrc => Queues::Extended(Extended::new(device, pd, cq, depth).await?),
         };
         Ok(Self {
-            gid_index: args.gid_idx,
+            gid_index,
             mtu: args.mtu,
             timeout: args.timeout,
             kind,
@@ -106,7 +107,7 @@ impl Carrier {
             })
         };
         match &self.kind {
-            Queues::Connection(qp) | Queues::Datagrams(qp, _) => Ok(vec![draw(qp.qpn(), None)?]),
+            Queues::Connection(qp) | Queues::Datagrams(qp, ..) => Ok(vec![draw(qp.qpn(), None)?]),
             Queues::Shared(qps, _) => qps.iter().map(|qp| draw(qp.qpn(), None)).collect(),
             Queues::Extended(own) => {
                 let extended = Some((own.sends.qpn(), own.srq.srqn()));
@@ -118,6 +119,7 @@ impl Carrier {
     /// Takes all queue pairs to RTS.
     pub(super) async fn connect(
         &mut self,
+        pd: &Pd,
         ours: &[Hello],
         theirs: &[Hello],
     ) -> Result<(), PingpongError> {
@@ -140,10 +142,12 @@ impl Carrier {
                     up(qp, &path(theirs, theirs.qpn), ours.psn, timeout).await?;
                 }
             }
-            Queues::Datagrams(qp, there) => {
+            Queues::Datagrams(qp, there, handle) => {
                 for (ours, theirs) in pairs {
                     there.av = Av::to_gid(PORT, gid_index, theirs.gid);
                     there.qpn = theirs.qpn;
+                    let made = pd.create_ah(there.av).await;
+                    *handle = Some(made.map_err(failed("create an address handle"))?);
                     let ready = qp.ready_to_receive_datagrams().await;
                     ready.map_err(failed("make the queue pair ready to receive"))?;
                     let ready = qp.ready_to_send(ours.psn).await;
@@ -167,7 +171,7 @@ impl Carrier {
         let send = Send::new(SEND_ID).from(piece).signaled();
         match &mut self.kind {
             Queues::Connection(qp) => qp.post_send(send),
-            Queues::Datagrams(qp, there) => qp.post_send(send.to(there)),
+            Queues::Datagrams(qp, there, _) => qp.post_send(send.to(there)),
             Queues::Shared(qps, _) => match qps.get_mut(number) {
                 Some(qp) => qp.post_send(send),
                 None => Ok(()),
@@ -180,7 +184,7 @@ impl Carrier {
     pub(super) fn post_recv(&mut self, piece: Sge) -> Result<(), PostError> {
         let recv = Recv::new(RECV_ID).into(piece);
         match &mut self.kind {
-            Queues::Connection(qp) | Queues::Datagrams(qp, _) => qp.post_recv(recv),
+            Queues::Connection(qp) | Queues::Datagrams(qp, ..) => qp.post_recv(recv),
             Queues::Shared(_, srq) => srq.post_recv(recv),
             Queues::Extended(own) => own.srq.post_recv(recv),
         }
@@ -206,7 +210,14 @@ impl Carrier {
     /// Destroys them.
     pub(super) async fn close(self) -> Result<(), PingpongError> {
         match self.kind {
-            Queues::Connection(qp) | Queues::Datagrams(qp, _) => destroy(qp).await,
+            Queues::Connection(qp) => destroy(qp).await,
+            Queues::Datagrams(qp, _, handle) => {
+                if let Some(handle) = handle {
+                    let gone = handle.destroy().await;
+                    gone.map_err(|refused| failed("destroy an address handle")(refused.error))?;
+                }
+                destroy(qp).await
+            }
             Queues::Shared(qps, srq) => {
                 for qp in qps {
                     destroy(qp).await?;

@@ -16,13 +16,13 @@ use std::io::Write;
 use std::time::Instant;
 
 use futures::executor::block_on;
-use verbs_core::{Lid, Psn, Qpn};
+use verbs_core::{Device, Gid, Lid, Psn, Qpn};
 
 use crate::address::same_family;
 use crate::cli::{Kind, PingpongArgs, SRQ_QPS_MAX};
 use crate::net::{self, Connection, NetError, PATIENCE};
 use crate::report::line;
-use crate::wire::{Network, PORT, Wire};
+use crate::wire::{Network, PORT, Wire, gid_towards};
 
 pub(crate) use self::error::PingpongError;
 use self::game::Role;
@@ -50,8 +50,10 @@ pub(crate) fn run(
         Role::Server => network.attach(named)?,
     };
     let addresses = wire.addresses().len();
-    if usize::from(args.gid_idx) >= addresses {
-        let (got, max) = (args.gid_idx, addresses.saturating_sub(1));
+    if let Some(got) = args.gid_idx
+        && usize::from(got) >= addresses
+    {
+        let max = addresses.saturating_sub(1);
         return Err(PingpongError::GidIndex { got, max });
     }
     let played = block_on(play(args, role, connection, &wire, out));
@@ -83,9 +85,8 @@ async fn play(
     }
     let device = wire.device().await;
     let device = device.map_err(PingpongError::verb("open the device"))?;
-    let gid = device.query_gid(PORT, args.gid_idx).await;
-    let gid = gid.map_err(PingpongError::verb("query the GID"))?;
-    let mut table = Table::new(device, args, role).await?;
+    let (gid_index, gid) = own_gid(args, &device, &connection, wire).await?;
+    let mut table = Table::new(device, args, gid_index, role).await?;
     // There are no LIDs on Ethernet, and the numbers come with the queue pairs.
     let ours = table.hellos(&Hello {
         lid: Lid(0),
@@ -121,6 +122,26 @@ async fn play(
     talk.over(role)?;
     table.linger();
     table.close().await
+}
+
+/// The GID to play from, and its index: the one that was named, or the first that has a way to the peer.
+async fn own_gid(
+    args: &PingpongArgs,
+    device: &Device,
+    connection: &Connection,
+    wire: &Wire,
+) -> Result<(u16, Gid), PingpongError> {
+    let failed = PingpongError::verb("query the GID");
+    let (local, peer) = (connection.local().ip(), connection.peer().ip());
+    if args.gid_idx.is_none() {
+        let found = gid_towards(device, wire.addresses(), local, peer.into()).await;
+        if let Some(found) = found.map_err(PingpongError::verb("query the GIDs"))? {
+            return Ok(found);
+        }
+    }
+    let index = args.gid_idx.unwrap_or(0);
+    let gid = device.query_gid(PORT, index).await.map_err(failed)?;
+    Ok((index, gid))
 }
 
 /// What the ends tell each other, in the way of the program of that kind.

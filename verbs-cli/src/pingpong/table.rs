@@ -97,6 +97,7 @@ impl Table {
     pub(super) async fn new(
         device: Device,
         args: &PingpongArgs,
+        gid_index: u16,
         role: Role,
     ) -> Result<Self, PingpongError> {
         let port = device.query_port(PORT).await;
@@ -133,7 +134,7 @@ impl Table {
             None => create.await,
         };
         let cq = cq.map_err(PingpongError::verb("create a completion queue"))?;
-        let carrier = Carrier::new(&device, &pd, &cq, args).await?;
+        let carrier = Carrier::new(&device, &pd, &cq, args, gid_index).await?;
         let mut table = Self {
             device,
             pd,
@@ -163,7 +164,7 @@ impl Table {
         ours: &[Hello],
         theirs: &[Hello],
     ) -> Result<(), PingpongError> {
-        self.carrier.connect(ours, theirs).await
+        self.carrier.connect(&self.pd, ours, theirs).await
     }
 
     /// Plays to the end. Blocks.

@@ -1,13 +1,42 @@
 //! Arguments of every command that puts a device on a network.
 
+use std::env;
 use std::net::IpAddr;
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use clap::Args;
+
+/// An RDMA NIC, by its name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct NicName(pub(crate) String);
+
+impl FromStr for NicName {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text.strip_prefix("rdma:") {
+            Some(name) if !name.is_empty() => Ok(Self(name.into())),
+            _ => Err("a NIC is named rdma:NAME, such as rdma:mlx5_0; `ibv_devices` lists names"),
+        }
+    }
+}
+
+impl NicName {
+    /// The one that was named, or that the environment names. For C programs the variable may have an address.
+    pub(crate) fn wanted(named: Option<&Self>) -> Option<Self> {
+        let variable = || env::var("VERBS_DEVICE").ok()?.parse().ok();
+        named.cloned().or_else(variable)
+    }
+}
 
 /// How a command gets to a network.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct WireArgs {
+    /// An RDMA NIC of this host instead of the software HCA, through the system's rdma-core: rdma:NAME, such as
+    /// rdma:mlx5_0. VERBS_DEVICE names one as well
+    #[arg(long, value_name = "rdma:NAME", conflicts_with_all = ["pcap", "loss"])]
+    pub(crate) device: Option<NicName>,
     /// An address of this host to have on the wire, its index is its GID index; may be repeated.
     /// Default: when connecting, the one that the system would send from (or a free one of
     /// 127.0.0.0/8 towards a program on this host that has it); when serving, the one that the
@@ -30,6 +59,9 @@ impl WireArgs {
     /// One of the options that were given, if any.
     pub(crate) fn given(&self) -> Option<&'static str> {
         match self {
+            Self {
+                device: Some(_), ..
+            } => Some("--device"),
             Self { bind, .. } if !bind.is_empty() => Some("--bind"),
             Self { pcap: Some(_), .. } => Some("--pcap"),
             Self { loss: Some(_), .. } => Some("--loss"),
