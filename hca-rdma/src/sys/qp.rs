@@ -172,7 +172,9 @@ impl Qp {
             qp_type: 0 as c_uint,
             sq_sig_all: 0,
         };
-        let mask = QpAttrMask::all().bits().cast_signed();
+        // A rate limit is no attribute of every device's, and asking for it fails where it is none.
+        let mask = QpAttrMask::all() - QpAttrMask::RATE_LIMIT;
+        let mask = mask.bits().cast_signed();
         let query = self.pd.context.library.verbs.query_qp;
         // SAFETY: the queue pair is there, both structures are written during the call.
         check(unsafe { query(self.raw.as_ptr(), &mut attr, mask, &mut init) })?;

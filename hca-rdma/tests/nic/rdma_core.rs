@@ -1,8 +1,4 @@
 //! rdma-core for tests: the C libraries of `shims/ibverbs`, which are a software HCA.
-#![allow(dead_code, reason = "not every test uses all of it")]
-#![allow(clippy::unwrap_used, reason = "tests")]
-
-pub(crate) mod pair;
 
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -14,13 +10,18 @@ use hca_rdma::{Nic, RdmaCore};
 use verbs_core::sync::Arc;
 
 /// The libraries: those of the folder that `VERBS_RDMA_CORE` names, or else our own, built here.
-pub(crate) fn rdma_core() -> RdmaCore {
+fn rdma_core() -> RdmaCore {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     let folder = FOLDER.get_or_init(|| match env::var_os("VERBS_RDMA_CORE") {
         Some(folder) => folder.into(),
         None => own_libraries(),
     });
     RdmaCore::load_from(folder).unwrap()
+}
+
+/// Whether the libraries are our own.
+pub(crate) fn is_our_own() -> bool {
+    env::var_os("VERBS_RDMA_CORE").is_none()
 }
 
 /// The first device of the libraries.

@@ -1,7 +1,4 @@
 //! What a NIC says unasked, and what is left when it goes.
-#![allow(clippy::unwrap_used, reason = "tests")]
-
-mod common;
 
 use std::time::{Duration, Instant};
 
@@ -9,11 +6,11 @@ use futures::executor::block_on;
 use verbs_core::sync::{Arc, Mutex};
 use verbs_core::{
     Access, Device, Error, EventType, Memory, PostError, QpState, QpType, Remote, Subject, Target,
-    WcStatus, Write,
+    Wc, WcStatus, Write,
 };
 
-use common::nic;
-use common::pair::connected;
+use crate::pair::connected;
+use crate::rdma_core::nic;
 
 /// Waits until `done`, which is not long.
 #[track_caller]
@@ -31,6 +28,9 @@ fn an_error_of_the_peer_is_an_event_about_the_queue_pair() {
     let device = Device::open(nic()).wait().unwrap();
     let pd = device.alloc_pd().wait().unwrap();
     let (mut left, right) = connected(&device, &pd, QpType::Rc);
+    let heard = Arc::new(Mutex::new(Vec::new()));
+    let log = Arc::clone(&heard);
+    device.on_event(move |event| log.lock().push((event.event, event.subject)));
     let nowhere = Remote {
         addr: 64,
         ..right.remote()
@@ -39,9 +39,12 @@ fn an_error_of_the_peer_is_an_event_about_the_queue_pair() {
         .post_send(Write::new(1, nowhere).inline(b"x").signaled())
         .unwrap();
     assert_eq!(left.completion().status, WcStatus::RemAccessErr);
-    let event = device.next_event().wait().unwrap();
-    assert_eq!(event.event, EventType::QpAccessErr);
-    assert_eq!(event.subject, Subject::Object(right.qp.target().id()));
+    let about = Subject::Object(right.qp.target().id());
+    let expected = (EventType::QpAccessErr, about);
+    // Not every driver raises an event for it: rxe's responder does not.
+    if crate::rdma_core::is_our_own() {
+        until(|| heard.lock().contains(&expected));
+    }
     // The states that nobody has set are known all the same.
     for end in [&left, &right] {
         until(|| end.qp.query().wait().unwrap().state == QpState::Err);
@@ -73,9 +76,8 @@ fn a_nic_that_goes_under_load_leaves_nothing_that_waits() {
             .qp
             .post_send(Write::new(1, far).inline(b"load").signaled())
         {
-            Ok(()) => {}
-            Err(PostError::Full { .. }) => {
-                left.cq.poll(&mut [verbs_core::Wc::default(); 16]);
+            Ok(()) | Err(PostError::Full { .. }) => {
+                left.cq.poll(&mut [Wc::default(); 16]);
             }
             Err(error) => break error,
         }
