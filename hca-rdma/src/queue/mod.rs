@@ -35,12 +35,23 @@ impl Limits {
         convert::qp_state(self.state.load(Acquire).into())
     }
 
+    #[inline(always)]
     fn check_present(&self) -> Result<(), PostError> {
         present(&self.removed)
+    }
+
+    /// Whether the queue pair has come so far as `least`, in the order of RESET, INIT, RTR and RTS.
+    #[inline(always)]
+    fn check_state(&self, least: QpState) -> Result<(), PostError> {
+        match self.state.load(Acquire) < least as u8 {
+            true => Err(PostError::State(self.state())),
+            false => Ok(()),
+        }
     }
 }
 
 /// A NIC that has been taken away takes what is posted, and nothing happens.
+#[inline(always)]
 fn present(removed: &AtomicBool) -> Result<(), PostError> {
     match removed.load(Relaxed) {
         true => Err(PostError::DeviceRemoved),

@@ -5,7 +5,7 @@ use std::fmt;
 use rustix::io::Errno;
 use verbs_core::sync::Arc;
 use verbs_core::sync::atomic::AtomicBool;
-use verbs_core::{Payload, PostError, QpState, RawRecvQueue, Recv, Sge};
+use verbs_core::{Piece, PostCode, PostError, QpState, RawRecvQueue, Sge};
 
 use super::{Limits, present, refused};
 use crate::shared::Shared;
@@ -30,6 +30,7 @@ impl ReceiveQueue {
 }
 
 /// As many pieces as the queue was created for.
+#[inline(always)]
 fn check_pieces(sges: &[Sge], max: u32) -> Result<(), PostError> {
     let got = u32::try_from(sges.len()).unwrap_or(u32::MAX);
     match got > max {
@@ -39,6 +40,7 @@ fn check_pieces(sges: &[Sge], max: u32) -> Result<(), PostError> {
 }
 
 /// What posting has answered.
+#[inline(always)]
 fn answer(posted: Option<Result<(), Errno>>, depth: u32) -> Result<(), PostError> {
     match posted {
         Some(Ok(())) => Ok(()),
@@ -47,20 +49,28 @@ fn answer(posted: Option<Result<(), Errno>>, depth: u32) -> Result<(), PostError
     }
 }
 
-impl RawRecvQueue for ReceiveQueue {
-    fn post(&mut self, wr_id: u64, sges: &[Sge]) -> Result<(), PostError> {
+impl ReceiveQueue {
+    #[inline(always)]
+    fn post_pieces(&self, wr_id: u64, sges: &[Sge]) -> Result<(), PostError> {
         if self.uses_srq {
             return Err(PostError::UsesSrq);
         }
         let limits = &self.limits;
         limits.check_present()?;
-        if limits.state() == QpState::Reset {
-            return Err(PostError::State(QpState::Reset));
-        }
+        limits.check_state(QpState::Init)?;
         check_pieces(sges, limits.cap.max_recv_sge)?;
-        let payload = Payload::List(sges);
-        let posted = self.qp.with(|qp| qp.post_recv(&Recv { wr_id, payload }));
+        let posted = self.qp.with(|qp| qp.post_recv(wr_id, sges));
         answer(posted, limits.cap.max_recv_wr)
+    }
+}
+
+impl RawRecvQueue for ReceiveQueue {
+    fn post(&mut self, wr_id: u64, sges: &[Sge]) -> Result<(), PostError> {
+        self.post_pieces(wr_id, sges)
+    }
+
+    fn post_one(&mut self, wr_id: u64, piece: Piece) -> Result<(), PostCode> {
+        Ok(self.post_pieces(wr_id, &[piece.into()])?)
     }
 }
 
@@ -95,8 +105,7 @@ impl RawRecvQueue for SharedReceiveQueue {
     fn post(&mut self, wr_id: u64, sges: &[Sge]) -> Result<(), PostError> {
         present(&self.removed)?;
         check_pieces(sges, self.max_sge)?;
-        let payload = Payload::List(sges);
-        let posted = self.srq.with(|srq| srq.post_recv(&Recv { wr_id, payload }));
+        let posted = self.srq.with(|srq| srq.post_recv(wr_id, sges));
         answer(posted, self.max_wr)
     }
 }

@@ -4,7 +4,8 @@ use std::fmt;
 
 use verbs_core::sync::Arc;
 use verbs_core::{
-    BatchError, Datagram, Dest, Payload, PostError, QpType, RawSendQueue, SendFlags, SendOp, SendWr,
+    BatchError, Datagram, Dest, Payload, PostError, QpState, QpType, RawSendQueue, SendFlags,
+    SendOp, SendWr,
 };
 
 use super::{Limits, refused};
@@ -34,10 +35,7 @@ impl SendQueue {
     fn check(&self, wr: &SendWr<'_>) -> Result<(), PostError> {
         let limits = &self.limits;
         limits.check_present()?;
-        let state = limits.state();
-        if state.refuses_sends() {
-            return Err(PostError::State(state));
-        }
+        limits.check_state(QpState::Rts)?;
         match (limits.qp_type, wr.dest) {
             (QpType::Ud, Dest::Datagram(_)) | (QpType::Rc | QpType::Uc, Dest::Peer) => {}
             (QpType::Ud, _) => return Err(PostError::NoDestination),

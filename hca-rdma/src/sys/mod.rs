@@ -36,11 +36,19 @@ fn errno() -> Errno {
 }
 
 /// The answer of a function that returns 0, or the error's number, or -1 with the number in errno.
+#[inline(always)]
 fn check(code: i32) -> Result<(), Errno> {
     match code {
         0 => Ok(()),
-        -1 => Err(errno()),
-        code => Err(Errno::from_raw_os_error(code.saturating_abs())),
+        code => Err(failed(code)),
+    }
+}
+
+#[cold]
+fn failed(code: i32) -> Errno {
+    match code {
+        -1 => errno(),
+        code => Errno::from_raw_os_error(code.saturating_abs()),
     }
 }
 

@@ -8,7 +8,7 @@ use arrayvec::ArrayVec;
 use rustix::io::Errno;
 use verbs_abi as abi;
 use verbs_abi::opcode;
-use verbs_core::{Payload, Recv, Remote, SendOp, SendWr, Sge};
+use verbs_core::{Payload, Remote, SendOp, SendWr, Sge};
 
 use super::{Ah, Qp, Srq, check};
 
@@ -36,7 +36,8 @@ impl Qp {
     /// Posts one work request.
     #[inline]
     pub(crate) fn post_send(&self, wr: &SendWr<'_>, to: Option<To<'_>>) -> Result<(), Errno> {
-        let mut built = build(wr, to).ok_or(Errno::OPNOTSUPP)?;
+        let mut built = Built::new();
+        built.fill(wr, to).ok_or(Errno::OPNOTSUPP)?;
         built.link();
         let mut bad = null();
         // SAFETY: the queue pair is there; work request, list and inline bytes are read during the call. Memory is
@@ -48,7 +49,9 @@ impl Qp {
     pub(crate) fn post_sends(&self, wrs: &[SendWr<'_>]) -> Result<(), (usize, Errno)> {
         let mut built = ArrayVec::<Built, BATCH>::new();
         for (n, wr) in wrs.iter().take(BATCH).enumerate() {
-            built.push(build(wr, None).ok_or((n, Errno::OPNOTSUPP))?);
+            let mut one = Built::new();
+            one.fill(wr, None).ok_or((n, Errno::OPNOTSUPP))?;
+            built.push(one);
         }
         let Some(last) = built.len().checked_sub(1) else {
             return Ok(());
@@ -72,18 +75,18 @@ impl Qp {
 
     /// Posts one receive.
     #[inline]
-    pub(crate) fn post_recv(&self, wr: &Recv<'_>) -> Result<(), Errno> {
+    pub(crate) fn post_recv(&self, wr_id: u64, sges: &[Sge]) -> Result<(), Errno> {
         // SAFETY: the queue pair is there.
-        unsafe { receive(self.raw.as_ptr(), self.post_recv, wr) }
+        unsafe { receive(self.raw.as_ptr(), self.post_recv, wr_id, sges) }
     }
 }
 
 impl Srq {
     /// Posts one receive.
     #[inline]
-    pub(crate) fn post_recv(&self, wr: &Recv<'_>) -> Result<(), Errno> {
+    pub(crate) fn post_recv(&self, wr_id: u64, sges: &[Sge]) -> Result<(), Errno> {
         // SAFETY: the queue is there.
-        unsafe { receive(self.raw.as_ptr(), self.post, wr) }
+        unsafe { receive(self.raw.as_ptr(), self.post, wr_id, sges) }
     }
 }
 
@@ -92,14 +95,14 @@ impl Srq {
 /// # Safety
 /// The queue is there, and `post` is its function.
 #[inline]
-unsafe fn receive<T>(queue: *mut T, post: PostRecv<T>, wr: &Recv<'_>) -> Result<(), Errno> {
-    let sges: &[Sge] = match &wr.payload {
-        Payload::One(sge) => std::slice::from_ref(sge),
-        Payload::List(sges) => sges,
-        Payload::Inline(_) => return Err(Errno::INVAL),
-    };
+unsafe fn receive<T>(
+    queue: *mut T,
+    post: PostRecv<T>,
+    wr_id: u64,
+    sges: &[Sge],
+) -> Result<(), Errno> {
     let wr = abi::RecvWr {
-        wr_id: wr.wr_id,
+        wr_id,
         next: null(),
         sg_list: sges.as_ptr().cast(),
         num_sge: sges.len() as c_int,
@@ -111,6 +114,43 @@ unsafe fn receive<T>(queue: *mut T, post: PostRecv<T>, wr: &Recv<'_>) -> Result<
 }
 
 impl Built {
+    #[inline(always)]
+    fn new() -> Self {
+        // SAFETY: all of it are numbers and pointers, which zero is one of.
+        unsafe { zeroed() }
+    }
+
+    /// Fills in the work request as C has it; `None` for operations that `ibv_post_send` has not.
+    #[inline(always)]
+    fn fill(&mut self, wr: &SendWr<'_>, to: Option<To<'_>>) -> Option<()> {
+        let c = &mut self.wr;
+        c.wr_id = wr.wr_id;
+        c.send_flags = wr.flags.bits();
+        match &wr.payload {
+            Payload::One(sge) => {
+                c.sg_list = std::ptr::from_ref(sge).cast();
+                c.num_sge = 1;
+            }
+            Payload::List(sges) => {
+                c.sg_list = sges.as_ptr().cast();
+                c.num_sge = sges.len() as c_int;
+            }
+            Payload::Inline(bytes) => {
+                self.inline.addr = bytes.as_ptr().expose_provenance() as u64;
+                self.inline.length = bytes.len() as u32;
+                c.num_sge = 1;
+            }
+        }
+        if let Some(To { ah, qpn, qkey }) = to {
+            c.wr.ud = abi::Ud {
+                ah: ah.raw.as_ptr(),
+                remote_qpn: qpn,
+                remote_qkey: qkey,
+            };
+        }
+        operation(c, wr.op)
+    }
+
     /// Points at its own inline piece: now that it will not move.
     #[inline]
     fn link(&mut self) {
@@ -120,45 +160,8 @@ impl Built {
     }
 }
 
-/// The work request as C has it; `None` for operations that `ibv_post_send` has not.
-#[inline]
-fn build(wr: &SendWr<'_>, to: Option<To<'_>>) -> Option<Built> {
-    // SAFETY: all of it are numbers and pointers, which zero is one of.
-    let mut c: abi::SendWr = unsafe { zeroed() };
-    let mut inline = abi::Sge {
-        addr: 0,
-        length: 0,
-        lkey: 0,
-    };
-    c.wr_id = wr.wr_id;
-    c.send_flags = wr.flags.bits();
-    let sges: &[Sge] = match &wr.payload {
-        Payload::One(sge) => std::slice::from_ref(sge),
-        Payload::List(sges) => sges,
-        Payload::Inline(bytes) => {
-            inline.addr = bytes.as_ptr().expose_provenance() as u64;
-            inline.length = bytes.len() as u32;
-            c.num_sge = 1;
-            &[]
-        }
-    };
-    if !sges.is_empty() {
-        c.sg_list = sges.as_ptr().cast();
-        c.num_sge = sges.len() as c_int;
-    }
-    if let Some(To { ah, qpn, qkey }) = to {
-        c.wr.ud = abi::Ud {
-            ah: ah.raw.as_ptr(),
-            remote_qpn: qpn,
-            remote_qkey: qkey,
-        };
-    }
-    operation(&mut c, wr.op)?;
-    Some(Built { wr: c, inline })
-}
-
 /// Fills in what the operation is about.
-#[inline]
+#[inline(always)]
 fn operation(c: &mut abi::SendWr, op: SendOp) -> Option<()> {
     let rdma = |Remote { addr, rkey }| abi::Rdma {
         remote_addr: addr,
