@@ -6,23 +6,29 @@ use verbs_core::sync::Arc;
 use verbs_core::{Arm, Armed, RawCq, Wc};
 
 use crate::slot::Slot;
-use crate::sys::Cq;
+use crate::sys::{Cq, Entries};
 
 /// A completion queue.
 pub(crate) struct CompletionQueue {
     cq: Arc<Slot<Cq>>,
     /// What arming has found: C cannot look without taking.
     found: Option<Wc>,
+    entries: Entries,
 }
 
 impl CompletionQueue {
     pub(crate) fn new(cq: Arc<Slot<Cq>>) -> Self {
-        Self { cq, found: None }
+        Self {
+            cq,
+            found: None,
+            entries: Entries::default(),
+        }
     }
 
     #[inline]
-    fn take(&self, out: &mut [Wc]) -> usize {
-        self.cq.with(|cq| cq.poll(out)).unwrap_or(0)
+    fn take(&mut self, out: &mut [Wc]) -> usize {
+        let entries = &mut self.entries;
+        self.cq.with(|cq| cq.poll(out, entries)).unwrap_or(0)
     }
 }
 

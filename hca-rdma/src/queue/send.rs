@@ -59,6 +59,9 @@ impl SendQueue {
             Payload::Inline(_) if !wr.flags.contains(SendFlags::INLINE) => {
                 return Err(PostError::Unsupported);
             }
+            Payload::One(_) | Payload::List(_) if wr.flags.contains(SendFlags::INLINE) => {
+                return Err(PostError::Unsupported);
+            }
             Payload::One(_) if cap.max_send_sge == 0 => {
                 return Err(PostError::TooManySges { got: 1, max: 0 });
             }

@@ -1,7 +1,7 @@
 //! Completion queues, and the channel that their events come by.
 
 use std::ffi::{c_int, c_void};
-use std::mem::{MaybeUninit, offset_of};
+use std::mem::{offset_of, zeroed};
 use std::os::fd::BorrowedFd;
 use std::ptr::{NonNull, null_mut};
 
@@ -16,6 +16,16 @@ use crate::convert::completion;
 
 /// Completions that are taken at a time.
 const AT_A_TIME: usize = 16;
+
+/// Where C writes completions. It leaves out fields that mean nothing, so that what was there before is seen.
+pub(crate) struct Entries([abi::Wc; AT_A_TIME]);
+
+impl Default for Entries {
+    fn default() -> Self {
+        // SAFETY: all of it are numbers, which zero is one of.
+        Self(unsafe { zeroed() })
+    }
+}
 
 type PollCq = unsafe extern "C" fn(*mut abi::Cq, c_int, *mut abi::Wc) -> c_int;
 type ReqNotify = unsafe extern "C" fn(*mut abi::Cq, c_int) -> c_int;
@@ -160,17 +170,16 @@ impl Cq {
 
     /// Takes completions, oldest first, and says how many. A queue that is in error gives none.
     #[inline]
-    pub(crate) fn poll(&self, out: &mut [Wc]) -> usize {
+    pub(crate) fn poll(&self, out: &mut [Wc], entries: &mut Entries) -> usize {
         let mut taken = 0;
         for part in out.chunks_mut(AT_A_TIME) {
-            let mut wcs = [const { MaybeUninit::<abi::Wc>::uninit() }; AT_A_TIME];
+            let wcs = &mut entries.0;
             // SAFETY: the queue is there; as many entries are asked for as there is room for, and 16 fit into an int.
             let count =
-                unsafe { (self.poll)(self.raw.as_ptr(), part.len() as c_int, wcs[0].as_mut_ptr()) };
+                unsafe { (self.poll)(self.raw.as_ptr(), part.len() as c_int, wcs.as_mut_ptr()) };
             let count = usize::try_from(count).unwrap_or(0).min(part.len());
-            for (to, from) in part[..count].iter_mut().zip(&wcs) {
-                // SAFETY: the library has written so many.
-                *to = completion(unsafe { from.assume_init_ref() });
+            for (to, from) in part[..count].iter_mut().zip(wcs) {
+                *to = completion(from);
             }
             taken += count;
             if count < part.len() {

@@ -21,7 +21,7 @@ mod qp;
 
 pub(crate) use self::address::Ah;
 pub(crate) use self::context::{AsyncEvent, Context, Element, device_names};
-pub(crate) use self::cq::{Channel, Cq};
+pub(crate) use self::cq::{Channel, Cq, Entries};
 pub(crate) use self::library::Library;
 pub(crate) use self::memory::{Mr, Pd};
 pub(crate) use self::post::{BATCH, To};

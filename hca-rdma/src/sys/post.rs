@@ -8,7 +8,7 @@ use arrayvec::ArrayVec;
 use rustix::io::Errno;
 use verbs_abi as abi;
 use verbs_abi::opcode;
-use verbs_core::{Payload, Remote, SendOp, SendWr, Sge};
+use verbs_core::{Payload, Remote, SendFlags, SendOp, SendWr, Sge};
 
 use super::{Ah, Qp, Srq, check};
 
@@ -38,11 +38,14 @@ impl Qp {
     pub(crate) fn post_send(&self, wr: &SendWr<'_>, to: Option<To<'_>>) -> Result<(), Errno> {
         let mut built = Built::new();
         built.fill(wr, to).ok_or(Errno::OPNOTSUPP)?;
-        built.link();
+        let built = &raw mut built;
         let mut bad = null();
-        // SAFETY: the queue pair is there; work request, list and inline bytes are read during the call. Memory is
-        // reached by keys, which the device checks.
-        check(unsafe { (self.post_send)(self.raw.as_ptr(), &built.wr, &mut bad) })
+        // SAFETY: the queue pair is there; work request, list and inline bytes are read during the call, in which they stay
+        // where they are. Memory is reached by keys, which the device checks.
+        check(unsafe {
+            Built::link(built);
+            (self.post_send)(self.raw.as_ptr(), &raw const (*built).wr, &mut bad)
+        })
     }
 
     /// Posts several with one doorbell, [`BATCH`] at most. An error comes with the number of those that were posted.
@@ -58,15 +61,18 @@ impl Qp {
         };
         let first = built.as_mut_ptr();
         for n in 0..=last {
-            built[n].link();
-            if n < last {
-                // SAFETY: there is a next one, which stays where it is until the call is over.
-                built[n].wr.next = unsafe { &raw const (*first.add(n + 1)).wr };
+            // SAFETY: there are so many, which stay where they are until the call is over.
+            unsafe {
+                let one = first.add(n);
+                Built::link(one);
+                if n < last {
+                    (*one).wr.next = &raw const (*first.add(n + 1)).wr;
+                }
             }
         }
         let mut bad = null();
         // SAFETY: as for one; the list ends with a null pointer.
-        let code = unsafe { (self.post_send)(self.raw.as_ptr(), &built[0].wr, &mut bad) };
+        let code = unsafe { (self.post_send)(self.raw.as_ptr(), &raw const (*first).wr, &mut bad) };
         check(code).map_err(|errno| {
             let posted = built.iter().position(|one| std::ptr::eq(&one.wr, bad));
             (posted.unwrap_or(0), errno)
@@ -125,7 +131,8 @@ impl Built {
     fn fill(&mut self, wr: &SendWr<'_>, to: Option<To<'_>>) -> Option<()> {
         let c = &mut self.wr;
         c.wr_id = wr.wr_id;
-        c.send_flags = wr.flags.bits();
+        // With this flag C reads the bytes that pieces name without asking for a key: it stands for inline bytes only.
+        c.send_flags = (wr.flags - SendFlags::INLINE).bits();
         match &wr.payload {
             Payload::One(sge) => {
                 c.sg_list = std::ptr::from_ref(sge).cast();
@@ -138,6 +145,7 @@ impl Built {
             Payload::Inline(bytes) => {
                 self.inline.addr = bytes.as_ptr().expose_provenance() as u64;
                 self.inline.length = bytes.len() as u32;
+                c.send_flags |= SendFlags::INLINE.bits();
                 c.num_sge = 1;
             }
         }
@@ -151,11 +159,17 @@ impl Built {
         operation(c, wr.op)
     }
 
-    /// Points at its own inline piece: now that it will not move.
-    #[inline]
-    fn link(&mut self) {
-        if self.wr.send_flags & 1 << 3 != 0 {
-            self.wr.sg_list = &self.inline;
+    /// Has it point at its own inline piece, if it has inline bytes.
+    ///
+    /// # Safety
+    /// It stays where it is until it has been posted.
+    #[inline(always)]
+    unsafe fn link(this: *mut Self) {
+        // SAFETY: the caller's word.
+        unsafe {
+            if (*this).wr.send_flags & SendFlags::INLINE.bits() != 0 {
+                (*this).wr.sg_list = &raw const (*this).inline;
+            }
         }
     }
 }

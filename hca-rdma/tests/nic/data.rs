@@ -211,6 +211,21 @@ fn posts_that_cannot_be_are_refused_by_their_reason() {
         let refused = left.qp.post_send(Send::new(1).gather(&three));
         assert_eq!(refused, Err(PostError::TooManySges { got: 3, max }));
     }
+    // C would read that memory without asking for a key.
+    let mut forged = SendWr::from(Send::new(1).from(verbs_core::Sge {
+        addr: 8,
+        len: 8,
+        ..left.mr.slice(0..8)
+    }));
+    forged.flags = verbs_core::SendFlags::INLINE;
+    assert_eq!(left.qp.post_send(forged), Err(PostError::Unsupported));
+    let batch = left
+        .qp
+        .send_queue()
+        .unwrap()
+        .post_batch(&[forged])
+        .unwrap_err();
+    assert_eq!((batch.posted, batch.error), (0, PostError::Unsupported));
     let odd = Atomic::fetch_add(1, right.mr.remote(4), 1).into(left.mr.slice(0..8));
     assert_eq!(left.qp.post_send(odd), Err(PostError::AtomicAlignment));
     let (qp, mut sends, mut receives) = left.qp.split().unwrap();
