@@ -130,7 +130,7 @@ impl Roce<'_> {
 /// The network that the options name: a NIC's, or the software HCA's.
 pub(crate) fn network(args: &WireArgs) -> Box<dyn Network + '_> {
     match NicName::wanted(args.device.as_ref()) {
-        Some(name) => Box::new(NicNetwork::new(name)),
+        Some(name) => Box::new(NicNetwork::new(name, &args.bind)),
         None => Box::new(Roce::new(args)),
     }
 }

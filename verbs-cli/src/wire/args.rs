@@ -69,3 +69,19 @@ impl WireArgs {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_nic_is_named_with_its_kind() {
+        assert_eq!("rdma:rxe0".parse(), Ok(NicName("rxe0".into())));
+        for wrong in ["rxe0", "rdma:", "10.0.0.1", "RDMA:rxe0"] {
+            let error = wrong.parse::<NicName>().expect_err(wrong);
+            assert!(error.contains("rdma:NAME"), "{error}");
+        }
+        let named = NicName("mlx5_0".into());
+        assert_eq!(NicName::wanted(Some(&named)), Some(named));
+    }
+}

@@ -15,14 +15,16 @@ const NONE: IpAddr = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
 #[derive(Debug)]
 pub(crate) struct NicNetwork {
     name: String,
+    /// The addresses that the user named, which it must have.
+    named: Vec<IpAddr>,
     /// Opened once.
     nic: Mutex<Option<Arc<Nic>>>,
 }
 
 impl NicNetwork {
-    pub(crate) fn new(NicName(name): NicName) -> Self {
-        let nic = Mutex::new(None);
-        Self { name, nic }
+    pub(crate) fn new(NicName(name): NicName, named: &[IpAddr]) -> Self {
+        let (named, nic) = (named.to_vec(), Mutex::new(None));
+        Self { name, named, nic }
     }
 
     fn nic(&self) -> Result<Arc<Nic>, WireError> {
@@ -36,18 +38,9 @@ impl NicNetwork {
 }
 
 impl Network for NicNetwork {
-    /// The NIC has its addresses already; those that are named must be among them, and are preferred.
-    fn attach(&self, addresses: &[IpAddr]) -> Result<Wire, WireError> {
-        let wire = self.attach_all()?;
-        let present = wire.addresses();
-        // Where a connection came from may be another interface: the NIC is named, and what it has counts.
-        match addresses.iter().find(|address| present.contains(address)) {
-            None if addresses.len() > 1 => Err(WireError::NotThere {
-                name: self.name.clone(),
-                address: addresses[0],
-            }),
-            _ => Ok(wire),
-        }
+    /// The NIC has its addresses already. Those that a connection has may be another interface's: the NIC was named.
+    fn attach(&self, _addresses: &[IpAddr]) -> Result<Wire, WireError> {
+        self.attach_all()
     }
 
     fn attach_all(&self) -> Result<Wire, WireError> {
@@ -60,6 +53,10 @@ impl Network for NicNetwork {
         for (index, gid) in gids {
             addresses.resize(usize::from(index), NONE);
             addresses.push(gid.into());
+        }
+        if let Some(&address) = self.named.iter().find(|named| !addresses.contains(named)) {
+            let name = self.name.clone();
+            return Err(WireError::NotThere { name, address });
         }
         Ok(Wire {
             opened: Opened::Nic(nic),

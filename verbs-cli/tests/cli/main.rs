@@ -7,6 +7,7 @@ mod devinfo;
 mod failures;
 mod hostile;
 mod interrupted;
+mod nic;
 mod rds;
 mod rping;
 mod run;
