@@ -25,7 +25,7 @@ pub(crate) struct AddressHandles {
 #[derive(Default)]
 struct Known {
     handles: HashMap<Av, Handle>,
-    /// Those that nobody has, the oldest first. One that somebody has again is still in here.
+    /// Those that nobody has, each once, the oldest first. One that somebody has again is still in here.
     idle: VecDeque<Av>,
 }
 
@@ -90,6 +90,7 @@ impl Known {
         if handle.users > 0 {
             return None;
         }
+        self.idle.retain(|other| *other != av);
         self.idle.push_back(av);
         if self.idle.len() <= IDLE_MAX {
             return None;
