@@ -1,7 +1,8 @@
 //! The address handles of a protection domain.
 //!
-//! A datagram names an address; C wants a handle for it. Handles of one address are one in C. Those that nobody has any
-//! more stay for a while, as drivers look at them when the datagram leaves, which may be after the handle's destroy.
+//! A work request names the address of its datagram; `ibv_post_send` wants an `ibv_ah`. All handles of one address share
+//! one `ibv_ah`. It stays for a while when the last of them is destroyed: a driver may read it when the datagram leaves,
+//! which can be later.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
@@ -13,7 +14,7 @@ use crate::convert::{av_out, error};
 use crate::slot::Slot;
 use crate::sys::{Ah, Pd};
 
-/// Handles that are kept although nobody has them.
+/// How many `ibv_ah` are kept after the last handle of their address was destroyed.
 const IDLE_MAX: usize = 64;
 
 /// The handles.
@@ -25,7 +26,8 @@ pub(crate) struct AddressHandles {
 #[derive(Default)]
 struct Known {
     handles: HashMap<Av, Handle>,
-    /// Those that nobody has, each once, the oldest first. One that somebody has again is still in here.
+    /// Addresses whose last handle was destroyed, each once, the oldest first. An address that has a handle again is
+    /// still listed.
     idle: VecDeque<Av>,
 }
 

@@ -1,6 +1,8 @@
 //! Between the words of verbs-core and the structures of C. The numbers of states, types, flags and masks are the same on
 //! both sides.
 
+use std::ffi::c_char;
+
 use rustix::io::Errno;
 use verbs_abi as abi;
 use verbs_core::{
@@ -26,6 +28,13 @@ const USABLE: DeviceCap = DeviceCap::RESIZE_MAX_WR
     .union(DeviceCap::RC_RNR_NAK_GEN)
     .union(DeviceCap::SRQ_RESIZE);
 
+/// The text of a field.
+pub(crate) fn text(field: &[c_char]) -> String {
+    let bytes = field.iter().map(|&byte| byte.cast_unsigned());
+    let bytes: Vec<u8> = bytes.take_while(|&byte| byte != 0).collect();
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
 /// Whether the device speaks RDMA over TCP, by its types of node and transport.
 pub(crate) fn is_iwarp((node, transport): (u32, u32)) -> bool {
     node == RNIC || transport == IWARP
@@ -49,11 +58,9 @@ pub(crate) fn device(
 ) -> DeviceAttr {
     let count = |value: i32| u32::try_from(value).unwrap_or(0);
     let small = |value: i32| u8::try_from(value.max(0)).unwrap_or(u8::MAX);
-    let text = attr.fw_ver.iter().map(|&byte| byte.cast_unsigned());
-    let fw_ver: Vec<u8> = text.take_while(|&byte| byte != 0).collect();
     DeviceAttr {
         name: name.into(),
-        fw_ver: String::from_utf8_lossy(&fw_ver).into_owned(),
+        fw_ver: text(&attr.fw_ver),
         node_guid: Guid(u64::from_be(attr.node_guid)),
         sys_image_guid: Guid(u64::from_be(attr.sys_image_guid)),
         vendor_id: attr.vendor_id,
@@ -91,8 +98,8 @@ pub(crate) fn device(
     }
 }
 
-/// What a port says of itself, with its own address.
-pub(crate) fn port(attr: &abi::PortAttr, gid: Gid) -> PortAttr {
+/// What a port says of itself. Its own address is told by another call.
+pub(crate) fn port(attr: &abi::PortAttr) -> PortAttr {
     let state = match attr.state {
         1 => PortState::Down,
         2 => PortState::Init,
@@ -108,7 +115,7 @@ pub(crate) fn port(attr: &abi::PortAttr, gid: Gid) -> PortAttr {
     // iWARP has no packets of the kind, and says something or nothing.
     let mtu = |code| Mtu::from_code(code).unwrap_or(Mtu::B1024);
     PortAttr {
-        gid,
+        gid: Gid::default(),
         max_msg_sz: attr.max_msg_sz,
         bad_pkey_cntr: attr.bad_pkey_cntr,
         qkey_viol_cntr: attr.qkey_viol_cntr,
@@ -279,7 +286,7 @@ pub(crate) fn qp_attr_in(attr: &abi::QpAttr, mask: QpAttrMask) -> QpAttr {
     }
 }
 
-/// A state by its number; one that nobody knows is an error's.
+/// The state of that number. A driver that names a state which does not exist is taken to mean ERR.
 pub(crate) fn qp_state(number: u32) -> QpState {
     let mut states = QpState::ALL.into_iter();
     states

@@ -95,9 +95,7 @@ impl Nic {
     /// # Errors
     /// [`Error::Os`] and its like for a port that does not answer.
     pub fn gids(&self, port: u8) -> Result<Vec<(u16, Gid)>, Error> {
-        let nic = &self.shared;
-        let attr = command::device::query_port(nic, port)?;
-        Ok(command::device::usable_gids(nic, port, attr.gid_tbl_len))
+        command::device::gids(&self.shared, port)
     }
 
     /// Objects that clients have made and not destroyed.

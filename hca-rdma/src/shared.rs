@@ -193,8 +193,8 @@ impl Shared {
 
     /// Tells clients of an asynchronous event.
     pub(crate) fn raise(&self, event: AsyncEvent) {
-        let known = EventType::ALL.iter();
-        let Some(&kind) = known.clone().find(|&&kind| kind as u32 == event.number) else {
+        let mut known = EventType::ALL.iter();
+        let Some(&kind) = known.find(|&&kind| kind as u32 == event.number) else {
             tracing::debug!(number = event.number, "an event that nobody knows");
             return;
         };

@@ -26,11 +26,16 @@ pub(super) fn check_av(nic: &Shared, av: &Av) -> Result<(), Error> {
     convert::av_out(av).map(drop)
 }
 
-pub(crate) fn query_port(nic: &Shared, port: u8) -> Result<PortAttr, Error> {
-    let attr = nic.context.query_port(port).map_err(error)?;
-    let mut attr = convert::port(&attr, Gid::default());
-    attr.gid = own_gid(nic, port, &attr);
+pub(super) fn query_port(nic: &Shared, number: u8) -> Result<PortAttr, Error> {
+    let mut attr = port(nic, number)?;
+    attr.gid = own_gid(nic, number, &attr);
     Ok(attr)
+}
+
+/// A port's attributes without its own address.
+fn port(nic: &Shared, number: u8) -> Result<PortAttr, Error> {
+    let attr = nic.context.query_port(number).map_err(error)?;
+    Ok(convert::port(&attr))
 }
 
 /// A port's own address: the first of its table on InfiniBand. On Ethernet that is a link-local one, which few peers have
@@ -52,9 +57,15 @@ fn gid(nic: &Shared, port: u8, index: u16) -> Option<Gid> {
     (gid != [0; 16]).then_some(Gid(gid))
 }
 
+/// The addresses of a port, with their indices.
+pub(crate) fn gids(nic: &Shared, number: u8) -> Result<Vec<(u16, Gid)>, Error> {
+    let attr = port(nic, number)?;
+    Ok(usable_gids(nic, number, attr.gid_tbl_len))
+}
+
 /// The entries of a GID table that a queue pair can send from, with their indices. An Ethernet port may have an address
 /// twice, and of the two the one of RoCEv1, which is no packet of IP.
-pub(crate) fn usable_gids(nic: &Shared, port: u8, gid_tbl_len: u16) -> Vec<(u16, Gid)> {
+fn usable_gids(nic: &Shared, port: u8, gid_tbl_len: u16) -> Vec<(u16, Gid)> {
     let indices = 0..gid_tbl_len.min(GIDS_SEARCHED);
     let usable = indices.filter(|&index| nic.context.gid_type(port, index) != Some(ROCE_V1));
     usable
@@ -68,26 +79,23 @@ fn is_ipv4(gid: Gid) -> bool {
 }
 
 pub(super) fn query_pkey(nic: &Shared, args: &QueryPkey) -> Result<PKey, Error> {
-    let port = nic.context.query_port(args.port).map_err(error)?;
-    at_most(
-        Attr::PkeyIndex,
-        args.index.into(),
-        u32::from(port.pkey_tbl_len.saturating_sub(1)),
-    )?;
-    nic.context
-        .query_pkey(args.port, args.index)
-        .map(PKey)
-        .map_err(error)
+    let found = nic.context.query_pkey(args.port, args.index);
+    found.map(PKey).map_err(|errno| {
+        let len = port(nic, args.port).map(|attr| attr.pkey_tbl_len);
+        beyond(Attr::PkeyIndex, args.index, len).unwrap_or(error(errno))
+    })
 }
 
 pub(super) fn query_gid(nic: &Shared, args: &QueryGid) -> Result<Gid, Error> {
-    let port = nic.context.query_port(args.port).map_err(error)?;
-    let last = u32::try_from(port.gid_tbl_len)
-        .unwrap_or(0)
-        .saturating_sub(1);
-    at_most(Attr::GidIndex, args.index.into(), last)?;
-    nic.context
-        .query_gid(args.port, args.index)
-        .map(Gid)
-        .map_err(error)
+    let found = nic.context.query_gid(args.port, args.index);
+    found.map(Gid).map_err(|errno| {
+        let len = port(nic, args.port).map(|attr| attr.gid_tbl_len);
+        beyond(Attr::GidIndex, args.index, len).unwrap_or(error(errno))
+    })
+}
+
+/// What is wrong with an index that the kernel has refused, if it is beyond the table.
+fn beyond(attr: Attr, index: u16, len: Result<u16, Error>) -> Option<Error> {
+    let last = len.ok()?.saturating_sub(1);
+    at_most(attr, index.into(), last.into()).err()
 }

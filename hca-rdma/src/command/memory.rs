@@ -1,12 +1,12 @@
 //! Protection domains, and what is in them: regions and address handles.
 
-use verbs_core::ah::{CreateAh, DestroyAh, ModifyAh};
+use verbs_core::ah::{AhCore, CreateAh};
 use verbs_core::mem::Keys;
-use verbs_core::mr::{DeregMr, MrCore, RegMr, ReregMr};
-use verbs_core::pd::{AllocPd, DeallocPd, PdCore};
+use verbs_core::mr::{MrCore, RegMr, ReregMr};
+use verbs_core::pd::{AllocPd, PdCore};
 use verbs_core::sync::Arc;
 use verbs_core::verb::Verb;
-use verbs_core::{Access, Attr, Error, LKey, Memory, Mr, Pd, Pending, RKey, Target};
+use verbs_core::{Access, Ah, Attr, Av, Error, LKey, Memory, Mr, Pd, RKey, Refused, Target};
 
 use crate::address::AddressHandles;
 use crate::convert::error;
@@ -15,7 +15,7 @@ use crate::slot::Slot;
 use crate::sys;
 
 /// What is kept with a domain.
-pub(crate) type PdState = Arc<AddressHandles>;
+type PdState = Arc<AddressHandles>;
 
 /// What is kept with a region.
 type MrState = Slot<sys::Mr>;
@@ -34,12 +34,11 @@ pub(super) fn alloc_pd(nic: &Shared, args: AllocPd) -> Result<Pd, Error> {
     Ok(args.build(nic.number() as u32, Box::new(state)))
 }
 
-pub(super) fn dealloc_pd(nic: &Shared, pending: Pending<DeallocPd>) {
-    if let Ok(pd) = domain(pending.target()) {
+pub(super) fn dealloc_pd(nic: &Shared, core: &PdCore) {
+    if let Ok(pd) = domain(core) {
         pd.destroy();
     }
     nic.counts.pds.down();
-    pending.complete(Ok(()));
 }
 
 pub(super) fn check_register(nic: &Shared, args: &RegMr) -> Result<(), Error> {
@@ -84,43 +83,34 @@ fn registered(
     Ok((Slot::new(mr), LKey::new(lkey), RKey::new(rkey)))
 }
 
-pub(super) fn register(nic: &Shared, args: RegMr, pending: Pending<RegMr>) {
-    let how = (args.iova, args.access);
-    let made = registered(nic, pending.target(), &args.memory, how);
-    pending.complete(made.map(|(mr, lkey, rkey)| {
-        nic.counts.mrs.up();
-        args.build(lkey, rkey, Box::new(mr))
-    }));
+pub(super) fn register(nic: &Shared, args: RegMr, pd: &PdCore) -> Result<Mr, Error> {
+    let (mr, lkey, rkey) = registered(nic, pd, &args.memory, (args.iova, args.access))?;
+    nic.counts.mrs.up();
+    Ok(args.build(lkey, rkey, Box::new(mr)))
 }
 
-/// Registers anew, and then ends the old registration: one that fails leaves it as it was.
-pub(super) fn register_again(nic: &Shared, args: ReregMr, pending: Pending<ReregMr>) {
-    let old = Arc::clone(pending.target());
+/// Registers the memory anew, and then ends the old registration. If the new one fails, the region stays as it was.
+pub(super) fn register_again(nic: &Shared, args: ReregMr, old: &MrCore) -> Result<Mr, Refused<Mr>> {
     let info = old.info();
-    let (memory, moved) = match &args.memory {
-        Some(memory) => (Arc::clone(memory), true),
-        None => (Arc::clone(old.memory()), false),
-    };
-    let iova = match moved {
-        true => memory.addr(),
-        false => info.iova,
+    let memory = Arc::clone(args.memory.as_ref().unwrap_or(old.memory()));
+    let iova = match args.memory {
+        Some(_) => memory.addr(),
+        None => info.iova,
     };
     let access = args.access.unwrap_or(info.access);
-    let pd = Arc::clone(args.pd().unwrap_or(old.pd()));
-    match registered(nic, &pd, &memory, (iova, access)) {
-        Err(error) => pending.complete(Err(Verb::refuse(args, error))),
-        Ok((mr, lkey, rkey)) => {
-            let made: Result<Mr, _> = args.build(lkey, rkey, iova, Box::new(mr));
-            destroy_region(&old);
-            pending.complete(made);
-        }
-    }
+    let pd = args.pd().unwrap_or(old.pd());
+    let (mr, lkey, rkey) = match registered(nic, pd, &memory, (iova, access)) {
+        Ok(made) => made,
+        Err(error) => return Err(Verb::refuse(args, error)),
+    };
+    let made = args.build(lkey, rkey, iova, Box::new(mr));
+    destroy_region(old);
+    made
 }
 
-pub(super) fn deregister(nic: &Shared, pending: Pending<DeregMr>) {
-    destroy_region(pending.target());
+pub(super) fn deregister(nic: &Shared, core: &MrCore) {
+    destroy_region(core);
     nic.counts.mrs.down();
-    pending.complete(Ok(()));
 }
 
 fn destroy_region(mr: &MrCore) {
@@ -129,40 +119,26 @@ fn destroy_region(mr: &MrCore) {
     }
 }
 
-pub(super) fn create_ah(nic: &Shared, args: CreateAh, pending: Pending<CreateAh>) {
-    let (attr, max) = (Attr::MaxAh, nic.attr.max_ah);
-    let made = domain(pending.target()).and_then(|pd| {
-        pd.add(args.av)?;
-        Ok(Arc::clone(pd))
-    });
-    pending.complete(match made {
-        Err(error) => Err(nic.counts.ahs.explain(error, attr, max)),
-        Ok(pd) => {
-            nic.counts.ahs.up();
-            Ok(args.build(nic.number() as u32, Box::new(pd)))
-        }
-    });
+pub(super) fn create_ah(nic: &Shared, args: CreateAh, pd: &PdCore) -> Result<Ah, Error> {
+    let (counts, max) = (&nic.counts.ahs, nic.attr.max_ah);
+    let pd = domain(pd)?;
+    pd.add(args.av)
+        .map_err(|error| counts.explain(error, Attr::MaxAh, max))?;
+    counts.up();
+    Ok(args.build(nic.number() as u32, Box::new(Arc::clone(pd))))
 }
 
-pub(super) fn modify_ah(args: ModifyAh, pending: Pending<ModifyAh>) {
-    let ah = Arc::clone(pending.target());
-    let changed = ah
-        .private::<PdState>()
-        .ok_or(Error::Closing)
-        .and_then(|pd| {
-            pd.add(args.av)?;
-            pd.remove(ah.av());
-            ah.replace(args.av);
-            Ok(())
-        });
-    pending.complete(changed);
+pub(super) fn modify_ah(av: Av, core: &AhCore) -> Result<(), Error> {
+    let pd = core.private::<PdState>().ok_or(Error::Closing)?;
+    pd.add(av)?;
+    pd.remove(core.av());
+    core.replace(av);
+    Ok(())
 }
 
-pub(super) fn destroy_ah(nic: &Shared, pending: Pending<DestroyAh>) {
-    let ah = pending.target();
-    if let Some(pd) = ah.private::<PdState>() {
-        pd.remove(ah.av());
+pub(super) fn destroy_ah(nic: &Shared, core: &AhCore) {
+    if let Some(pd) = core.private::<PdState>() {
+        pd.remove(core.av());
     }
     nic.counts.ahs.down();
-    pending.complete(Ok(()));
 }

@@ -5,7 +5,8 @@ mod memory;
 mod pair;
 mod queue;
 
-use verbs_core::{AnyCommand, Attr, Error, Kind, PendingCommand};
+use verbs_core::verb::Verb;
+use verbs_core::{AnyCommand, Attr, Error, Kind, Pending, PendingCommand};
 
 use crate::shared::Shared;
 
@@ -63,33 +64,58 @@ pub(crate) fn carry_out(nic: &Shared, command: PendingCommand) {
         }
     }
     match command {
-        P::QueryPort(args, pending) => pending.complete(device::query_port(nic, args.port)),
-        P::QueryPkey(args, pending) => pending.complete(device::query_pkey(nic, &args)),
-        P::QueryGid(args, pending) => pending.complete(device::query_gid(nic, &args)),
-        P::AllocPd(args, pending) => pending.complete(memory::alloc_pd(nic, args)),
-        P::DeallocPd(_, pending) => memory::dealloc_pd(nic, pending),
-        P::RegMr(args, pending) => memory::register(nic, args, pending),
-        P::ReregMr(args, pending) => memory::register_again(nic, args, pending),
-        P::DeregMr(_, pending) => memory::deregister(nic, pending),
-        P::CreateAh(args, pending) => memory::create_ah(nic, args, pending),
-        P::ModifyAh(args, pending) => memory::modify_ah(args, pending),
-        P::DestroyAh(_, pending) => memory::destroy_ah(nic, pending),
-        P::CreateCq(args, pending) => pending.complete(queue::create_cq(nic, args)),
-        P::ResizeCq(args, pending) => queue::resize_cq(args, pending),
-        P::ModifyCq(args, pending) => queue::modify_cq(args, pending),
-        P::DestroyCq(_, pending) => queue::destroy_cq(nic, pending),
-        P::CreateSrq(args, pending) => queue::create_srq(nic, args, pending),
-        P::ModifySrq(args, pending) => queue::modify_srq(args, pending),
-        P::QuerySrq(_, pending) => queue::query_srq(pending),
-        P::DestroySrq(_, pending) => queue::destroy_srq(nic, pending),
-        P::CreateQp(args, pending) => pair::create(nic, args, pending),
-        P::ModifyQp(args, pending) => pair::modify(args, pending),
-        P::QueryQp(_, pending) => pair::query(pending),
-        P::DestroyQp(_, pending) => pair::destroy(nic, pending),
-        P::AttachMcast(args, pending) => pair::attach(nic, args, pending),
-        P::DetachMcast(_, pending) => pair::detach(nic, pending),
+        P::QueryPort(args, pending) => answer(pending, |_| device::query_port(nic, args.port)),
+        P::QueryPkey(args, pending) => answer(pending, |_| device::query_pkey(nic, &args)),
+        P::QueryGid(args, pending) => answer(pending, |_| device::query_gid(nic, &args)),
+        P::AllocPd(args, pending) => answer(pending, |_| memory::alloc_pd(nic, args)),
+        P::RegMr(args, pending) => answer(pending, |pd| memory::register(nic, args, pd)),
+        P::ReregMr(args, pending) => answer(pending, |mr| memory::register_again(nic, args, mr)),
+        P::CreateAh(args, pending) => answer(pending, |pd| memory::create_ah(nic, args, pd)),
+        P::ModifyAh(args, pending) => answer(pending, |ah| memory::modify_ah(args.av, ah)),
+        P::CreateCq(args, pending) => answer(pending, |_| queue::create_cq(nic, args)),
+        P::ResizeCq(args, pending) => answer(pending, |cq| queue::resize_cq(args.cqe, cq)),
+        P::ModifyCq(args, pending) => answer(pending, |cq| queue::modify_cq(&args, cq)),
+        P::CreateSrq(args, pending) => answer(pending, |pd| queue::create_srq(nic, args, pd)),
+        P::ModifySrq(args, pending) => answer(pending, |srq| queue::modify_srq(&args, srq)),
+        P::QuerySrq(_, pending) => answer(pending, queue::query_srq),
+        P::CreateQp(args, pending) => answer(pending, |pd| pair::create(nic, args, pd)),
+        P::ModifyQp(args, pending) => answer(pending, |qp| pair::modify(&args.attr, qp)),
+        P::QueryQp(_, pending) => answer(pending, pair::query),
+        P::AttachMcast(args, pending) => answer(pending, |qp| pair::attach(nic, args, qp)),
+        destroy => carry_out_destroy(nic, destroy),
+    }
+}
+
+/// Carries out a destroy, which always succeeds.
+fn carry_out_destroy(nic: &Shared, command: PendingCommand) {
+    use PendingCommand as P;
+    match command {
+        P::DeallocPd(_, pending) => finish(pending, |pd| memory::dealloc_pd(nic, pd)),
+        P::DeregMr(_, pending) => finish(pending, |mr| memory::deregister(nic, mr)),
+        P::DestroyAh(_, pending) => finish(pending, |ah| memory::destroy_ah(nic, ah)),
+        P::DestroyCq(_, pending) => finish(pending, |cq| queue::destroy_cq(nic, cq)),
+        P::DestroySrq(_, pending) => finish(pending, |srq| queue::destroy_srq(nic, srq)),
+        P::DestroyQp(_, pending) => finish(pending, |qp| pair::destroy(nic, qp)),
+        P::DetachMcast(_, pending) => finish(pending, |mcast| pair::detach(nic, mcast)),
         other => other.refuse(Error::Unsupported(Attr::Verb)),
     }
+}
+
+/// Completes a command with what `carry_out` makes of its target, when that has let go of everything (K6).
+fn answer<V: Verb>(
+    pending: Pending<V>,
+    carry_out: impl FnOnce(&V::Target) -> Result<V::Output, V::Error>,
+) {
+    let result = carry_out(pending.target());
+    pending.complete(result);
+}
+
+/// Completes a destroy when `carry_out` has done it.
+fn finish<V: Verb<Output = ()>>(pending: Pending<V>, carry_out: impl FnOnce(&V::Target)) {
+    answer(pending, |target| {
+        carry_out(target);
+        Ok(())
+    });
 }
 
 /// The argument's value is out of range, if it is.

@@ -1,8 +1,9 @@
 //! Queue pairs and their attachments to groups.
 
 use rustix::io::Errno;
-use verbs_core::mcast::{AttachMcast, DetachMcast};
-use verbs_core::qp::{CreateQp, DestroyQp, ModifyQp, QpCore, QueryQp};
+use verbs_core::mcast::{AttachMcast, McastCore};
+use verbs_core::pd::PdCore;
+use verbs_core::qp::{CreateQp, ModifyQp, QpCore};
 use verbs_core::qp_state::check;
 use verbs_core::sync::atomic::{
     AtomicU8,
@@ -10,8 +11,7 @@ use verbs_core::sync::atomic::{
 };
 use verbs_core::sync::{Arc, Mutex};
 use verbs_core::{
-    Attr, Error, Pending, Qp, QpAttr, QpAttrMask, QpInfo, QpState as State, QpType, Qpn, Target,
-    Why,
+    Attr, Error, Mcast, Qp, QpAttr, QpAttrMask, QpInfo, QpState as State, QpType, Qpn, Target, Why,
 };
 
 use super::{at_most, device, memory, queue};
@@ -80,13 +80,8 @@ pub(super) fn check_create(nic: &Shared, args: &CreateQp) -> Result<(), Error> {
     at_most(Attr::MaxRecvSge, cap.max_recv_sge, attr.max_sge)
 }
 
-pub(super) fn create(nic: &Shared, args: CreateQp, pending: Pending<CreateQp>) {
-    let made = make(nic, args, &pending);
-    pending.complete(made);
-}
-
-fn make(nic: &Shared, args: CreateQp, pending: &Pending<CreateQp>) -> Result<Qp, Error> {
-    let domain = Arc::clone(memory::domain(pending.target())?);
+pub(super) fn create(nic: &Shared, args: CreateQp, pd: &PdCore) -> Result<Qp, Error> {
+    let domain = Arc::clone(memory::domain(pd)?);
     let pd = domain.pd().get()?;
     let mut cap = args.cap;
     let srq = args.srq().map(|srq| queue::raw_srq(srq)).transpose()?;
@@ -154,13 +149,8 @@ pub(super) fn check_modify(nic: &Shared, args: &ModifyQp) -> Result<(), Error> {
     convert::qp_attr_out(attr).map(drop)
 }
 
-pub(super) fn modify(args: ModifyQp, pending: Pending<ModifyQp>) {
-    let core = Arc::clone(pending.target());
-    pending.complete(modified(&core, &args.attr));
-}
-
 /// Changes attributes. What the table of transitions forbids is refused by its name and not by an error number.
-fn modified(core: &QpCore, attr: &QpAttr) -> Result<(), Error> {
+pub(super) fn modify(attr: &QpAttr, core: &QpCore) -> Result<(), Error> {
     let state = state(core)?;
     let qp = state.qp.get()?;
     let mask = attr.mask();
@@ -176,7 +166,7 @@ fn modified(core: &QpCore, attr: &QpAttr) -> Result<(), Error> {
     let c = convert::qp_attr_out(attr)?;
     if let Err(errno) = qp.modify(c, mask) {
         if errno == Errno::INVAL {
-            // An error may have changed its state meanwhile.
+            // The queue pair may have gone to ERR meanwhile.
             legal(state.ask(&qp)?)?;
         }
         return Err(error(errno));
@@ -191,12 +181,7 @@ fn modified(core: &QpCore, attr: &QpAttr) -> Result<(), Error> {
     Ok(())
 }
 
-pub(super) fn query(pending: Pending<QueryQp>) {
-    let core = Arc::clone(pending.target());
-    pending.complete(queried(&core));
-}
-
-fn queried(core: &QpCore) -> Result<Box<QpInfo>, Error> {
+pub(super) fn query(core: &QpCore) -> Result<Box<QpInfo>, Error> {
     let kept = state(core)?;
     let (attr, sq_sig_all) = kept.qp.get()?.query().map_err(error)?;
     let state = convert::qp_state(attr.qp_state);
@@ -211,13 +196,12 @@ fn queried(core: &QpCore) -> Result<Box<QpInfo>, Error> {
     }))
 }
 
-pub(super) fn destroy(nic: &Shared, pending: Pending<DestroyQp>) {
-    if let Ok(state) = state(pending.target()) {
+pub(super) fn destroy(nic: &Shared, core: &QpCore) {
+    if let Ok(state) = state(core) {
         nic.forget(state.address);
         state.qp.destroy();
     }
     nic.counts.qps.down();
-    pending.complete(Ok(()));
 }
 
 /// Only datagram queue pairs can be attached (IBTA vol. 1, 10.5.2.1).
@@ -237,25 +221,19 @@ pub(super) fn check_attach(
     }
 }
 
-pub(super) fn attach(nic: &Shared, args: AttachMcast, pending: Pending<AttachMcast>) {
-    let qp = state(pending.target()).and_then(|state| state.qp.get());
-    let attached = qp.and_then(|qp| {
-        let (counts, max) = (&nic.counts.mcasts, nic.attr.max_mcast_qp_attach);
-        qp.attach(args.mgid, args.mlid)
-            .map_err(|errno| counts.explain(error(errno), Attr::MaxMcast, max))
-    });
-    pending.complete(attached.map(|()| {
-        nic.counts.mcasts.up();
-        args.build(nic.number() as u32, Box::new(()))
-    }));
+pub(super) fn attach(nic: &Shared, args: AttachMcast, core: &QpCore) -> Result<Mcast, Error> {
+    let (counts, max) = (&nic.counts.mcasts, nic.attr.max_mcast_qp_attach);
+    let qp = state(core)?.qp.get()?;
+    qp.attach(args.mgid, args.mlid)
+        .map_err(|errno| counts.explain(error(errno), Attr::MaxMcast, max))?;
+    counts.up();
+    Ok(args.build(nic.number() as u32, Box::new(())))
 }
 
-pub(super) fn detach(nic: &Shared, pending: Pending<DetachMcast>) {
-    let core = pending.target();
+pub(super) fn detach(nic: &Shared, core: &McastCore) {
     let qp = state(core.qp()).and_then(|state| state.qp.get());
     if let Ok(Err(errno)) = qp.map(|qp| qp.detach(core.mgid(), core.mlid())) {
         tracing::warn!(%errno, "a queue pair could not be detached; its destroy does that");
     }
     nic.counts.mcasts.down();
-    pending.complete(Ok(()));
 }

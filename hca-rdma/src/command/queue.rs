@@ -1,9 +1,10 @@
 //! Completion queues and shared receive queues.
 
-use verbs_core::cq::{CqCore, CreateCq, DestroyCq, ModifyCq, ResizeCq};
-use verbs_core::srq::{CreateSrq, DestroySrq, ModifySrq, QuerySrq, SrqCore};
+use verbs_core::cq::{CqCore, CreateCq, ModifyCq};
+use verbs_core::pd::PdCore;
+use verbs_core::srq::{CreateSrq, ModifySrq, SrqCore};
 use verbs_core::sync::Arc;
-use verbs_core::{Attr, Cq, Error, Pending, Srq, SrqAttr, Target, Why};
+use verbs_core::{Attr, Cq, Error, Srq, SrqAttr, Target, Why};
 
 use super::{at_most, memory};
 use crate::convert::error;
@@ -80,43 +81,36 @@ pub(super) fn create_cq(nic: &Shared, args: CreateCq) -> Result<Cq, Error> {
     Ok(handle)
 }
 
-pub(super) fn resize_cq(args: ResizeCq, pending: Pending<ResizeCq>) {
-    let core = Arc::clone(pending.target());
-    let resized = raw_cq(&core).and_then(|cq| match cq.resize(args.cqe) {
-        Ok(()) => Ok(cq.cqe()),
+pub(super) fn resize_cq(cqe: u32, core: &CqCore) -> Result<u32, Error> {
+    let cq = raw_cq(core)?;
+    cq.resize(cqe).map_err(|errno| match errno {
         // More completions wait than would fit.
-        Err(rustix::io::Errno::INVAL) => Err(Error::Mismatch {
+        rustix::io::Errno::INVAL => Error::Mismatch {
             attr: Attr::Cqe,
             why: Why::StillUsed,
-        }),
-        Err(errno) => Err(error(errno)),
-    });
-    if let Ok(cqe) = resized {
-        core.resized(cqe);
-    }
-    pending.complete(resized);
+        },
+        errno => error(errno),
+    })?;
+    core.resized(cq.cqe());
+    Ok(cq.cqe())
 }
 
-pub(super) fn modify_cq(args: ModifyCq, pending: Pending<ModifyCq>) {
-    let changed = raw_cq(pending.target()).and_then(|cq| {
-        let period = u16::try_from(args.period_us).unwrap_or(u16::MAX);
-        cq.moderate(args.count, period)
-            .map_err(|errno| match error(errno) {
-                Error::Unsupported(_) => Error::Unsupported(Attr::Moderation),
-                other => other,
-            })
-    });
-    pending.complete(changed);
+pub(super) fn modify_cq(args: &ModifyCq, core: &CqCore) -> Result<(), Error> {
+    let period = u16::try_from(args.period_us).unwrap_or(u16::MAX);
+    let moderated = raw_cq(core)?.moderate(args.count, period);
+    moderated.map_err(|errno| match error(errno) {
+        Error::Unsupported(_) => Error::Unsupported(Attr::Moderation),
+        other => other,
+    })
 }
 
-pub(super) fn destroy_cq(nic: &Shared, pending: Pending<DestroyCq>) {
-    if let Ok(state) = cq_state(pending.target()) {
+pub(super) fn destroy_cq(nic: &Shared, core: &CqCore) {
+    if let Ok(state) = cq_state(core) {
         nic.forget(state.address);
         state.cq.destroy();
         nic.ignore(state.number);
     }
     nic.counts.cqs.down();
-    pending.complete(Ok(()));
 }
 
 pub(super) fn check_srq(nic: &Shared, args: &CreateSrq) -> Result<(), Error> {
@@ -151,13 +145,8 @@ pub(super) fn raw_srq(srq: &SrqCore) -> Result<Arc<sys::Srq>, Error> {
     srq_state(srq)?.srq.get()
 }
 
-pub(super) fn create_srq(nic: &Shared, args: CreateSrq, pending: Pending<CreateSrq>) {
-    let made = make_srq(nic, args, &pending);
-    pending.complete(made);
-}
-
-fn make_srq(nic: &Shared, args: CreateSrq, pending: &Pending<CreateSrq>) -> Result<Srq, Error> {
-    let pd = memory::domain(pending.target())?.pd().get()?;
+pub(super) fn create_srq(nic: &Shared, args: CreateSrq, pd: &PdCore) -> Result<Srq, Error> {
+    let pd = memory::domain(pd)?.pd().get()?;
     let attr = verbs_abi::SrqAttr {
         max_wr: args.attr.max_wr,
         max_sge: args.attr.max_sge,
@@ -182,26 +171,24 @@ fn make_srq(nic: &Shared, args: CreateSrq, pending: &Pending<CreateSrq>) -> Resu
     Ok(handle)
 }
 
-pub(super) fn modify_srq(args: ModifySrq, pending: Pending<ModifySrq>) {
-    let changed = raw_srq(pending.target())
-        .and_then(|srq| srq.modify(args.max_wr, args.srq_limit).map_err(error));
-    pending.complete(changed);
+pub(super) fn modify_srq(args: &ModifySrq, core: &SrqCore) -> Result<(), Error> {
+    let srq = raw_srq(core)?;
+    srq.modify(args.max_wr, args.srq_limit).map_err(error)
 }
 
-pub(super) fn query_srq(pending: Pending<QuerySrq>) {
-    let found = raw_srq(pending.target()).and_then(|srq| srq.query().map_err(error));
-    pending.complete(found.map(|attr| SrqAttr {
+pub(super) fn query_srq(core: &SrqCore) -> Result<SrqAttr, Error> {
+    let attr = raw_srq(core)?.query().map_err(error)?;
+    Ok(SrqAttr {
         max_wr: attr.max_wr,
         max_sge: attr.max_sge,
         srq_limit: attr.srq_limit,
-    }));
+    })
 }
 
-pub(super) fn destroy_srq(nic: &Shared, pending: Pending<DestroySrq>) {
-    if let Ok(state) = srq_state(pending.target()) {
+pub(super) fn destroy_srq(nic: &Shared, core: &SrqCore) {
+    if let Ok(state) = srq_state(core) {
         nic.forget(state.address);
         state.srq.destroy();
     }
     nic.counts.srqs.down();
-    pending.complete(Ok(()));
 }

@@ -59,6 +59,16 @@ fn present(removed: &AtomicBool) -> Result<(), PostError> {
     }
 }
 
+/// What a post has come to: `None` says that the object has been destroyed.
+#[inline(always)]
+fn answer(posted: Option<Result<(), Errno>>, depth: u32) -> Result<(), PostError> {
+    match posted {
+        Some(Ok(())) => Ok(()),
+        Some(Err(errno)) => Err(refused(errno, depth)),
+        None => Err(PostError::Destroyed),
+    }
+}
+
 /// Why the driver took nothing, of a queue with room for `depth`.
 #[cold]
 fn refused(errno: Errno, depth: u32) -> PostError {

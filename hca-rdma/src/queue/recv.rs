@@ -2,12 +2,11 @@
 
 use std::fmt;
 
-use rustix::io::Errno;
 use verbs_core::sync::Arc;
 use verbs_core::sync::atomic::AtomicBool;
 use verbs_core::{Piece, PostCode, PostError, QpState, RawRecvQueue, Sge};
 
-use super::{Limits, present, refused};
+use super::{Limits, answer, present};
 use crate::shared::Shared;
 use crate::slot::Slot;
 use crate::sys::{Qp, Srq};
@@ -36,16 +35,6 @@ fn check_pieces(sges: &[Sge], max: u32) -> Result<(), PostError> {
     match got > max {
         true => Err(PostError::TooManySges { got, max }),
         false => Ok(()),
-    }
-}
-
-/// What posting has answered.
-#[inline(always)]
-fn answer(posted: Option<Result<(), Errno>>, depth: u32) -> Result<(), PostError> {
-    match posted {
-        Some(Ok(())) => Ok(()),
-        Some(Err(errno)) => Err(refused(errno, depth)),
-        None => Err(PostError::Destroyed),
     }
 }
 

@@ -8,7 +8,7 @@ use verbs_core::{
     SendOp, SendWr,
 };
 
-use super::{Limits, refused};
+use super::{Limits, answer, refused};
 use crate::address::AddressHandles;
 use crate::slot::Slot;
 use crate::sys::{BATCH, Qp, To};
@@ -114,8 +114,7 @@ impl SendQueue {
             self.qp.with(|qp| qp.post_send(wr, Some(to)))
         });
         let posted = posted.ok_or(PostError::Unreachable)?;
-        let posted = posted.ok_or(PostError::Destroyed)?;
-        posted.map_err(|errno| refused(errno, self.limits.cap.max_send_wr))
+        answer(posted, self.limits.cap.max_send_wr)
     }
 }
 
@@ -126,11 +125,8 @@ impl RawSendQueue for SendQueue {
         if let Dest::Datagram(datagram) = wr.dest {
             return self.post_datagram(wr, datagram);
         }
-        match self.qp.with(|qp| qp.post_send(wr, None)) {
-            Some(Ok(())) => Ok(()),
-            Some(Err(errno)) => Err(refused(errno, self.limits.cap.max_send_wr)),
-            None => Err(PostError::Destroyed),
-        }
+        let posted = self.qp.with(|qp| qp.post_send(wr, None));
+        answer(posted, self.limits.cap.max_send_wr)
     }
 
     fn post_batch(&mut self, wrs: &[SendWr<'_>]) -> Result<(), BatchError> {

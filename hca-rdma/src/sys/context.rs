@@ -9,8 +9,9 @@ use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno;
 use verbs_abi as abi;
 
-use super::library::{Library, text};
+use super::library::Library;
 use super::{check, errno};
+use crate::convert::text;
 use crate::error::OpenError;
 
 /// An open device of the library. Closed when it is dropped.

@@ -5,7 +5,7 @@
 //! 2007; `dlvsym` says which is meant. That is why `libc` is called here and not a crate for loading, none of which has
 //! versions.
 
-use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_uint, c_void};
+use std::ffi::{CStr, CString, c_int, c_uint, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
@@ -206,14 +206,4 @@ impl Library {
         loaded.push(library);
         Ok(library)
     }
-}
-
-/// The text of a field that holds a name.
-pub(super) fn text(field: &[c_char]) -> String {
-    let bytes: Vec<u8> = field
-        .iter()
-        .map(|&byte| byte.cast_unsigned())
-        .take_while(|&byte| byte != 0)
-        .collect();
-    OsStr::from_bytes(&bytes).to_string_lossy().into_owned()
 }

@@ -2,8 +2,8 @@
 
 use futures::executor::block_on;
 use verbs_core::{
-    Atomic, Datagram, Device, Pd, PostError, QpState, QpType, Read, Recv, Send, SendWr, WcOpcode,
-    WcStatus, Write,
+    Atomic, Attr, Datagram, Device, Error, Pd, PostError, QpState, QpType, Read, Recv, Send,
+    SendWr, WcOpcode, WcStatus, Write,
 };
 
 use crate::pair::{BYTES, End, QKEY, connected, datagrams, way};
@@ -232,6 +232,22 @@ fn posts_that_cannot_be_are_refused_by_their_reason() {
     qp.destroy().wait().unwrap();
     assert_eq!(sends.post(send), Err(PostError::Destroyed));
     assert_eq!(receives.post(Recv::new(1)), Err(PostError::Destroyed));
+}
+
+#[test]
+fn an_index_beyond_a_table_is_refused_by_its_name() {
+    let (device, _pd) = device();
+    let port = device.query_port(1).wait().unwrap();
+    let refused = |attr, len: u16| Error::Invalid {
+        attr,
+        got: u32::from(len),
+        max: u32::from(len - 1),
+    };
+    let (gids, pkeys) = (port.gid_tbl_len, port.pkey_tbl_len);
+    let gid = device.query_gid(1, gids).wait();
+    assert_eq!(gid, Err(refused(Attr::GidIndex, gids)));
+    let pkey = device.query_pkey(1, pkeys).wait();
+    assert_eq!(pkey, Err(refused(Attr::PkeyIndex, pkeys)));
 }
 
 #[test]
