@@ -6,9 +6,8 @@ use std::ffi::c_char;
 use rustix::io::Errno;
 use verbs_abi as abi;
 use verbs_core::{
-    Access, AtomicCap, Attr, Av, DeviceAttr, DeviceCap, Error, Gid, GlobalRoute, Guid, Lid,
-    LinkLayer, Mtu, PortAttr, PortState, Psn, QKey, QpAttr, QpAttrMask, QpCap, QpState, QpType,
-    Qpn, Wc, WcFlags, WcOpcode, WcStatus, Why,
+    AtomicCap, Attr, Av, DeviceAttr, DeviceCap, Error, Gid, Guid, Lid, LinkLayer, Mtu, PortAttr,
+    PortState, QpAttr, QpState, QpType, Qpn, Wc, WcFlags, WcOpcode, WcStatus, Why,
 };
 
 /// `IBV_NODE_RNIC`.
@@ -134,87 +133,18 @@ pub(crate) fn port(attr: &abi::PortAttr) -> PortAttr {
     }
 }
 
-pub(crate) fn cap_out(cap: QpCap) -> abi::QpCap {
-    abi::QpCap {
-        max_send_wr: cap.max_send_wr,
-        max_recv_wr: cap.max_recv_wr,
-        max_send_sge: cap.max_send_sge,
-        max_recv_sge: cap.max_recv_sge,
-        max_inline_data: cap.max_inline_data,
-    }
-}
-
-pub(crate) fn cap_in(cap: abi::QpCap) -> QpCap {
-    QpCap {
-        max_send_wr: cap.max_send_wr,
-        max_recv_wr: cap.max_recv_wr,
-        max_send_sge: cap.max_send_sge,
-        max_recv_sge: cap.max_recv_sge,
-        max_inline_data: cap.max_inline_data,
-    }
-}
-
-/// A GID in the two halves that the structures have.
-fn halves(gid: Gid) -> [u64; 2] {
-    let mut halves = [0; 2];
-    for (half, bytes) in halves.iter_mut().zip(gid.0.as_chunks::<8>().0) {
-        *half = u64::from_ne_bytes(*bytes);
-    }
-    halves
-}
-
-fn gid(halves: [u64; 2]) -> Gid {
-    let mut gid = Gid::default();
-    for (bytes, half) in gid.0.as_chunks_mut::<8>().0.iter_mut().zip(halves) {
-        *bytes = half.to_ne_bytes();
-    }
-    gid
-}
-
-/// An address.
+/// The address as C has it.
 ///
 /// # Errors
 /// [`Error::Invalid`] for an index of a GID that the structure has no room for.
 pub(crate) fn av_out(av: &Av) -> Result<abi::AhAttr, Error> {
-    let mut attr = abi::AhAttr {
-        dlid: av.dlid.0,
-        sl: av.sl,
-        src_path_bits: av.src_path_bits,
-        port_num: av.port,
-        ..abi::AhAttr::default()
-    };
-    if let Some(global) = &av.global {
-        let index = global.sgid_index;
-        attr.is_global = 1;
-        attr.grh = abi::GlobalRoute {
-            dgid: halves(global.dgid),
-            flow_label: global.flow_label,
-            sgid_index: u8::try_from(index).map_err(|_| Error::Invalid {
-                attr: Attr::GidIndex,
-                got: u32::from(index),
-                max: u32::from(u8::MAX),
-            })?,
-            hop_limit: global.hop_limit,
-            traffic_class: global.traffic_class,
-        };
-    }
-    Ok(attr)
-}
-
-pub(crate) fn av_in(attr: &abi::AhAttr) -> Av {
-    let global = (attr.is_global != 0).then(|| GlobalRoute {
-        dgid: gid(attr.grh.dgid),
-        sgid_index: u16::from(attr.grh.sgid_index),
-        flow_label: attr.grh.flow_label,
-        hop_limit: attr.grh.hop_limit,
-        traffic_class: attr.grh.traffic_class,
-    });
-    Av {
-        global,
-        dlid: Lid(attr.dlid),
-        sl: attr.sl,
-        src_path_bits: attr.src_path_bits,
-        port: attr.port_num,
+    match av.global.map_or(0, |global| global.sgid_index) {
+        index @ 256.. => Err(Error::Invalid {
+            attr: Attr::GidIndex,
+            got: u32::from(index),
+            max: u32::from(u8::MAX),
+        }),
+        _ => Ok(abi::shown_av(av)),
     }
 }
 
@@ -226,72 +156,15 @@ pub(crate) fn qp_attr_out(attr: &QpAttr) -> Result<abi::QpAttr, Error> {
     if attr.alt_path.is_some() {
         return Err(Error::Unsupported(Attr::AltPath));
     }
-    let state = |state: Option<QpState>| state.map_or(0, |state| state as u32);
-    Ok(abi::QpAttr {
-        qp_state: state(attr.state),
-        cur_qp_state: state(attr.cur_state),
-        path_mtu: attr.path_mtu.map_or(0, |mtu| mtu as u32),
-        qkey: attr.qkey.map_or(0, |qkey| qkey.0),
-        rq_psn: attr.rq_psn.map_or(0, Psn::value),
-        sq_psn: attr.sq_psn.map_or(0, Psn::value),
-        dest_qp_num: attr.dest_qpn.map_or(0, Qpn::value),
-        qp_access_flags: attr.access.map_or(0, |access| access.bits()),
-        ah_attr: attr
-            .av
-            .as_ref()
-            .map(av_out)
-            .transpose()?
-            .unwrap_or_default(),
-        pkey_index: attr.pkey_index.unwrap_or(0),
-        en_sqd_async_notify: u8::from(attr.en_sqd_async_notify.unwrap_or(false)),
-        max_rd_atomic: attr.max_rd_atomic.unwrap_or(0),
-        max_dest_rd_atomic: attr.max_dest_rd_atomic.unwrap_or(0),
-        min_rnr_timer: attr.min_rnr_timer.unwrap_or(0),
-        port_num: attr.port.unwrap_or(0),
-        timeout: attr.timeout.unwrap_or(0),
-        retry_cnt: attr.retry_cnt.unwrap_or(0),
-        rnr_retry: attr.rnr_retry.unwrap_or(0),
-        ..abi::QpAttr::default()
-    })
-}
-
-/// The attributes that a query or the connection manager names.
-pub(crate) fn qp_attr_in(attr: &abi::QpAttr, mask: QpAttrMask) -> QpAttr {
-    let named = |bit| mask.contains(bit);
-    macro_rules! take {
-        ($bit:ident, $value:expr) => {
-            named(QpAttrMask::$bit).then(|| $value)
-        };
-    }
-    QpAttr {
-        state: take!(STATE, qp_state(attr.qp_state)),
-        cur_state: None,
-        en_sqd_async_notify: take!(EN_SQD_ASYNC_NOTIFY, attr.en_sqd_async_notify != 0),
-        access: take!(ACCESS_FLAGS, Access::from_bits_retain(attr.qp_access_flags)),
-        pkey_index: take!(PKEY_INDEX, attr.pkey_index),
-        port: take!(PORT, attr.port_num),
-        qkey: take!(QKEY, QKey(attr.qkey)),
-        av: take!(AV, av_in(&attr.ah_attr)),
-        path_mtu: take!(PATH_MTU, attr.path_mtu).and_then(Mtu::from_code),
-        timeout: take!(TIMEOUT, attr.timeout),
-        retry_cnt: take!(RETRY_CNT, attr.retry_cnt),
-        rnr_retry: take!(RNR_RETRY, attr.rnr_retry),
-        rq_psn: take!(RQ_PSN, Psn::new(attr.rq_psn)),
-        sq_psn: take!(SQ_PSN, Psn::new(attr.sq_psn)),
-        max_rd_atomic: take!(MAX_QP_RD_ATOMIC, attr.max_rd_atomic),
-        max_dest_rd_atomic: take!(MAX_DEST_RD_ATOMIC, attr.max_dest_rd_atomic),
-        min_rnr_timer: take!(MIN_RNR_TIMER, attr.min_rnr_timer),
-        dest_qpn: take!(DEST_QPN, Qpn::new(attr.dest_qp_num)),
-        alt_path: None,
-    }
+    attr.av.as_ref().map(av_out).transpose()?;
+    let mut written = abi::QpAttr::default();
+    abi::write_attr(attr, &mut written);
+    Ok(written)
 }
 
 /// The state of that number. A driver that names a state which does not exist is taken to mean ERR.
 pub(crate) fn qp_state(number: u32) -> QpState {
-    let mut states = QpState::ALL.into_iter();
-    states
-        .find(|&state| state as u32 == number)
-        .unwrap_or(QpState::Err)
+    abi::state_of(number).unwrap_or(QpState::Err)
 }
 
 /// A completion.
@@ -342,6 +215,8 @@ pub(crate) fn error(errno: Errno) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use verbs_core::{Access, Psn, QKey, QpAttrMask};
+
     use super::*;
 
     /// Goal: what is written for C is read from C as it was.
@@ -370,9 +245,9 @@ mod tests {
             ..QpAttr::default()
         };
         let c = qp_attr_out(&attr).expect("all of it has a place");
-        assert_eq!(qp_attr_in(&c, attr.mask()), attr);
+        assert_eq!(abi::attr_of(&c, attr.mask()), attr);
         assert_eq!(
-            qp_attr_in(&c, QpAttrMask::PORT),
+            abi::attr_of(&c, QpAttrMask::PORT),
             QpAttr {
                 port: Some(1),
                 ..QpAttr::default()

@@ -16,10 +16,12 @@ mod ex;
 mod layout;
 mod object;
 pub mod rdmacm;
+mod words;
 mod wr;
 
 pub use attr::*;
 pub use context::*;
 pub use ex::*;
 pub use object::*;
+pub use words::*;
 pub use wr::*;

@@ -186,10 +186,14 @@ pub(super) fn query(core: &QpCore) -> Result<Box<QpInfo>, Error> {
     let (attr, sq_sig_all) = kept.qp.get()?.query().map_err(error)?;
     let state = convert::qp_state(attr.qp_state);
     kept.is_now(state);
-    let set = *kept.set.lock();
+    let set = *kept.set.lock() - QpAttrMask::CUR_STATE;
+    let shown = verbs_abi::attr_of(&attr, set);
     Ok(Box::new(QpInfo {
         state,
-        attr: convert::qp_attr_in(&attr, set | QpAttrMask::STATE),
+        attr: QpAttr {
+            state: Some(state),
+            ..shown
+        },
         cap: core.cap(),
         sq_sig_all,
         sq_draining: attr.sq_draining != 0,

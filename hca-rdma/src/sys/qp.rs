@@ -125,7 +125,7 @@ impl Qp {
             send_cq: send_cq.raw.as_ptr(),
             recv_cq: recv_cq.raw.as_ptr(),
             srq: srq.as_ref().map_or(null_mut(), |srq| srq.raw.as_ptr()),
-            cap: crate::convert::cap_out(config.cap),
+            cap: config.cap.into(),
             qp_type: config.qp_type,
             sq_sig_all: c_int::from(config.sq_sig_all),
         };
@@ -140,7 +140,7 @@ impl Qp {
             post_recv,
             _uses: (send_cq, recv_cq, srq),
         };
-        Ok((qp, crate::convert::cap_in(init.cap)))
+        Ok((qp, init.cap.into()))
     }
 
     /// Names it in asynchronous events.

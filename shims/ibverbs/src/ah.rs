@@ -2,11 +2,11 @@
 
 use std::ffi::c_int;
 
-use verbs_abi::{self as abi, AhAttr};
-use verbs_core::{Av, Gid, GlobalRoute, Lid, Wc, WcFlags};
+use verbs_abi::{self as abi, AhAttr, av_of, shown_av};
+use verbs_core::{Av, Gid, Lid, Wc, WcFlags};
 
 use crate::call::{Errno, code, number, pointer};
-use crate::device::{Context, gid_of, gid_words};
+use crate::device::Context;
 use crate::live::{Ending, Held, Kind, Object, Users, end, look, publish, room};
 use crate::memory::Pd;
 
@@ -39,47 +39,6 @@ impl Ah {
     #[inline(always)]
     pub(crate) fn av(&self) -> Av {
         self.av
-    }
-}
-
-/// The address that the program's structure is.
-pub(crate) fn av_of(attr: &AhAttr) -> Av {
-    let grh = &attr.grh;
-    let global = (attr.is_global != 0).then(|| GlobalRoute {
-        dgid: gid_of(grh.dgid),
-        sgid_index: u16::from(grh.sgid_index),
-        flow_label: grh.flow_label & 0xf_ffff,
-        hop_limit: grh.hop_limit,
-        traffic_class: grh.traffic_class,
-    });
-    Av {
-        global,
-        dlid: Lid(attr.dlid),
-        sl: attr.sl,
-        src_path_bits: attr.src_path_bits,
-        port: attr.port_num,
-    }
-}
-
-/// The program's structure of that address.
-pub(crate) fn shown_av(av: &Av) -> AhAttr {
-    let grh = av
-        .global
-        .map_or_else(abi::GlobalRoute::default, |route| abi::GlobalRoute {
-            dgid: gid_words(route.dgid),
-            flow_label: route.flow_label,
-            sgid_index: route.sgid_index as u8,
-            hop_limit: route.hop_limit,
-            traffic_class: route.traffic_class,
-        });
-    AhAttr {
-        grh,
-        dlid: av.dlid.0,
-        sl: av.sl,
-        src_path_bits: av.src_path_bits,
-        static_rate: 0,
-        is_global: u8::from(av.global.is_some()),
-        port_num: av.port,
     }
 }
 

@@ -34,7 +34,7 @@ impl Context {
 
     fn entry(&self, port: u32, index: u32) -> Result<Option<GidEntry>, Errno> {
         let entry = |gid: Gid| GidEntry {
-            gid: words(gid),
+            gid: verbs_abi::gid_words(gid),
             gid_index: index,
             port_num: port,
             gid_type: ROCE_V2,
@@ -53,21 +53,6 @@ impl Context {
         }
         Ok(None)
     }
-}
-
-/// A GID as programs have it: 16 bytes, aligned as two words.
-pub(crate) fn words(gid: Gid) -> [u64; 2] {
-    let (first, last) = gid.0.split_at(8);
-    [first, last].map(|half| u64::from_ne_bytes(half.try_into().unwrap_or_default()))
-}
-
-/// The GID of these words.
-pub(crate) fn gid_of(words: [u64; 2]) -> Gid {
-    let mut bytes = [0; 16];
-    for (to, word) in bytes.chunks_exact_mut(8).zip(words) {
-        to.copy_from_slice(&word.to_ne_bytes());
-    }
-    Gid(bytes)
 }
 
 /// The device's GUID: an EUI-64 that is locally administered, with the IPv4 address or the end of the IPv6 address
@@ -136,7 +121,7 @@ pub(crate) unsafe extern "C" fn query_gid(
         // SAFETY: the program does not close it now.
         let found = unsafe { look::<Context, _>(context) }?.gid(u32::from(port), index)?;
         // SAFETY: where the program wants it.
-        unsafe { gid.write(found.map_or([0; 2], words)) };
+        unsafe { gid.write(found.map_or([0; 2], verbs_abi::gid_words)) };
         Ok(0)
     })
 }

@@ -21,9 +21,7 @@ use crate::call::{Errno, log, number, pointer, say_panics_in_one_line, set_errno
 
 pub(crate) use self::context::{Context, Parts, ack_async_event, get_async_event};
 pub(crate) use self::fork::{fork_init, is_fork_initialized};
-pub(crate) use self::gid::{
-    gid_of, guid_of, query_gid, query_gid_ex, query_gid_table, query_gid_type, words as gid_words,
-};
+pub(crate) use self::gid::{guid_of, query_gid, query_gid_ex, query_gid_table, query_gid_type};
 pub(crate) use self::query::{
     DM_MAX, get_pkey_index, query_device, query_device_ex, query_pkey, query_port, query_port_ex,
     query_rt_values,

@@ -175,11 +175,9 @@ fn cap_of(attr: &QpInitAttrEx, qp_type: QpType, max_inline: u32) -> verbs_core::
 fn shown_cap(cap: verbs_core::QpCap, parents: &Parents) -> abi::QpCap {
     let own = u32::from(parents.srq.is_none());
     abi::QpCap {
-        max_send_wr: cap.max_send_wr,
         max_recv_wr: cap.max_recv_wr * own,
-        max_send_sge: cap.max_send_sge,
         max_recv_sge: cap.max_recv_sge * own,
-        max_inline_data: cap.max_inline_data,
+        ..cap.into()
     }
 }
 

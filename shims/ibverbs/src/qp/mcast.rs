@@ -7,7 +7,6 @@ use verbs_core::{Gid, Lid};
 
 use super::pair::{Attachment, Qp};
 use crate::call::{Errno, code};
-use crate::device::gid_of;
 use crate::live::look;
 
 /// The queue pair and the group that a call names.
@@ -17,7 +16,7 @@ use crate::live::look;
 unsafe fn named<'a>(qp: *mut abi::Qp, gid: *const [u64; 2]) -> Result<(&'a Qp, Gid), Errno> {
     // SAFETY: the caller's.
     let (qp, gid) = unsafe { (look::<Qp, _>(qp)?, gid.as_ref().ok_or(Errno::INVAL)?) };
-    Ok((qp, gid_of(*gid)))
+    Ok((qp, abi::gid_of(*gid)))
 }
 
 /// `ibv_attach_mcast`. The same group twice is one attachment, as in the kernel.

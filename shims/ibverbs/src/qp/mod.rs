@@ -9,7 +9,7 @@ mod post;
 mod wr;
 
 pub(crate) use self::attr::{
-    modify, modify_qp, query_ece, query_qp, query_qp_data_in_order, set_ece, state_of, write_change,
+    modify, modify_qp, query_ece, query_qp, query_qp_data_in_order, set_ece,
 };
 pub(crate) use self::create::{create_qp, create_qp_ex, destroy_qp, open_qp};
 pub(crate) use self::mcast::{attach_mcast, detach_mcast};

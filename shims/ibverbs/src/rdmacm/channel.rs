@@ -7,7 +7,6 @@ use std::sync::Arc;
 use verbs_abi::rdmacm::{self as abi, CmEvent, EventChannel};
 
 use super::endpoint::{Arrival, ConnFields, Endpoint, Param, Told, UdFields};
-use crate::ah::shown_av;
 use crate::call::{Errno, number, pointer, set_errno};
 use crate::inbox::Inbox;
 use crate::live::{Ending, Kind, Object, Users, end, look, publish, room};
@@ -187,7 +186,7 @@ fn written(param: Param) -> (Vec<u8>, abi::Param) {
                     context => std::ptr::with_exposed_provenance(context),
                 },
                 private_data_len: length(&private_data),
-                ah_attr: av.as_ref().map(shown_av).unwrap_or_default(),
+                ah_attr: av.as_ref().map(verbs_abi::shown_av).unwrap_or_default(),
                 qp_num,
                 qkey,
             };

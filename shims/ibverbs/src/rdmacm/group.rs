@@ -4,7 +4,6 @@ use parking_lot::Mutex;
 use verbs_core::Gid;
 
 use crate::call::Errno;
-use crate::device::gid_words;
 use crate::qp::{attach_mcast, detach_mcast};
 
 /// Groups that an id is in.
@@ -40,7 +39,7 @@ impl Groups {
         let group = groups.iter_mut().find(|group| group.mgid == mgid);
         if let Some(group) = group.filter(|group| !group.sends_only && !qp.is_null()) {
             // SAFETY: the id's own, which the program does not destroy now.
-            match unsafe { attach_mcast(qp, &gid_words(mgid), 0) } {
+            match unsafe { attach_mcast(qp, &verbs_abi::gid_words(mgid), 0) } {
                 0 => group.is_attached = true,
                 code => return Err(Errno(code)),
             }
@@ -70,7 +69,7 @@ impl Group {
     fn leave(&self, qp: *mut verbs_abi::Qp) {
         if self.is_attached && !qp.is_null() {
             // SAFETY: the id's own; the program may have detached it itself.
-            unsafe { detach_mcast(qp, &gid_words(self.mgid), 0) };
+            unsafe { detach_mcast(qp, &verbs_abi::gid_words(self.mgid), 0) };
         }
     }
 }

@@ -121,8 +121,8 @@ impl Id {
                 addr.dst = storage(remote);
             }
             if let Some(route) = &state.route {
-                addr.sgid = crate::device::gid_words(route.local_gid);
-                addr.dgid = crate::device::gid_words(route.remote_gid);
+                addr.sgid = verbs_abi::gid_words(route.local_gid);
+                addr.dgid = verbs_abi::gid_words(route.remote_gid);
                 addr.pkey = route.pkey.0.0.to_be();
             }
         });

@@ -295,9 +295,9 @@ pub(crate) unsafe extern "C" fn init_qp_attr(
                 named.as_mut().ok_or(Errno::INVAL)?,
             )
         };
-        let state = crate::qp::state_of(attr.qp_state)?;
+        let state = abi::state_of(attr.qp_state).ok_or(Errno::INVAL)?;
         let change = wanted(id, state)?;
-        *named = crate::qp::write_change(&change, attr).cast_signed();
+        *named = abi::write_attr(&change, attr).bits().cast_signed();
         Ok(0)
     })
 }

@@ -7,7 +7,6 @@ use verbs_abi::rdmacm::{PathRec, Storage};
 use verbs_cm::Route;
 
 use crate::call::Errno;
-use crate::device;
 
 /// The program's address.
 ///
@@ -67,8 +66,8 @@ pub(super) fn path_of(route: &Route) -> PathRec {
     const EXACTLY: u8 = 2;
     let global = route.av.global;
     PathRec {
-        dgid: device::gid_words(route.remote_gid),
-        sgid: device::gid_words(route.local_gid),
+        dgid: verbs_abi::gid_words(route.remote_gid),
+        sgid: verbs_abi::gid_words(route.local_gid),
         flow_label: global.map_or(0, |global| global.flow_label).to_be(),
         hop_limit: global.map_or(0, |global| global.hop_limit),
         traffic_class: global.map_or(0, |global| global.traffic_class),
