@@ -14,10 +14,22 @@ missing() {
     exit 77
 }
 
-# A suite that starts programs defines stop_all; it ends those that it started, and no others.
+# Programs that a suite has put into the background.
+pids=()
+
+# Ends those, and no others. A suite whose programs end in another way defines its own.
+stop_all() {
+    local pid
+    for pid in "${pids[@]}"; do
+        kill "$pid" 2>/dev/null || true
+        wait "$pid" 2>/dev/null || true
+    done
+    pids=()
+}
+
 suite_ends() {
     local code=$?
-    ! declare -F stop_all >/dev/null || stop_all
+    stop_all
     ! declare -F machine_stop >/dev/null || machine_stop
     rm -rf "$work"
     exit "$code"

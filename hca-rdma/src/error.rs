@@ -20,7 +20,7 @@ pub enum OpenError {
         reason: String,
     },
     /// rdma-core is too old.
-    #[error("{} has no {function}; rdma-core 16 of 2017 or newer is needed", library.display())]
+    #[error("{} has no {function}; it is older than what is needed, or not of rdma-core", library.display())]
     NoFunction {
         /// Which library.
         library: PathBuf,

@@ -4,7 +4,7 @@
 use std::fmt::{self, Write};
 
 use futures::executor::block_on;
-use hca_rdma::{OpenError, RdmaCore};
+use hca_rdma::OpenError;
 use hca_sim::Hca;
 use serde::{Serialize, Serializer};
 use verbs_core::{Device, DeviceAttr, DeviceCap, Error, Mtu, PortAttr};
@@ -71,8 +71,8 @@ use Value::{Coded, Flags, Hex, Named, Number, Text};
 /// Opens the device and asks it.
 pub(crate) fn query(nic: Option<&NicName>) -> Result<DeviceInfo, DevinfoError> {
     let failed = |doing| move |error| DevinfoError::Verb { doing, error };
-    let nic = nic.map(|NicName(name)| RdmaCore::load().and_then(|rdma| rdma.open(name)));
-    let nic = nic.transpose().map_err(DevinfoError::Nic)?;
+    let nic = nic.map(NicName::open).transpose();
+    let nic = nic.map_err(DevinfoError::Nic)?;
     block_on(async {
         let opening = match nic {
             Some(nic) => Device::open(nic),

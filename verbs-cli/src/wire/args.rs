@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::Args;
+use hca_rdma::{Nic, OpenError, RdmaCore};
+use verbs_core::sync::Arc;
 
 /// An RDMA NIC, by its name.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,6 +25,11 @@ impl FromStr for NicName {
 }
 
 impl NicName {
+    /// Opens it.
+    pub(crate) fn open(&self) -> Result<Arc<Nic>, OpenError> {
+        RdmaCore::load()?.open(&self.0)
+    }
+
     /// The one that was named, or that the environment names. For C programs the variable may have an address.
     pub(crate) fn wanted(named: Option<&Self>) -> Option<Self> {
         let variable = || env::var("VERBS_DEVICE").ok()?.parse().ok();

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv6Addr};
 
-use hca_rdma::{Nic, RdmaCore};
+use hca_rdma::Nic;
 use verbs_core::sync::{Arc, Mutex};
 
 use super::args::NicName;
@@ -14,7 +14,7 @@ const NONE: IpAddr = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
 /// A NIC of this host. It has the addresses that its interface has, and is shared with all other programs.
 #[derive(Debug)]
 pub(crate) struct NicNetwork {
-    name: String,
+    name: NicName,
     /// The addresses that the user named, which it must have.
     named: Vec<IpAddr>,
     /// Opened once.
@@ -22,7 +22,7 @@ pub(crate) struct NicNetwork {
 }
 
 impl NicNetwork {
-    pub(crate) fn new(NicName(name): NicName, named: &[IpAddr]) -> Self {
+    pub(crate) fn new(name: NicName, named: &[IpAddr]) -> Self {
         let (named, nic) = (named.to_vec(), Mutex::new(None));
         Self { name, named, nic }
     }
@@ -32,8 +32,8 @@ impl NicNetwork {
         if let Some(nic) = &*nic {
             return Ok(Arc::clone(nic));
         }
-        let opened = RdmaCore::load().and_then(|rdma| rdma.open(&self.name));
-        Ok(Arc::clone(nic.insert(opened.map_err(WireError::Nic)?)))
+        let opened = self.name.open().map_err(WireError::Nic)?;
+        Ok(Arc::clone(nic.insert(opened)))
     }
 }
 
@@ -46,7 +46,7 @@ impl Network for NicNetwork {
     fn attach_all(&self) -> Result<Wire, WireError> {
         let nic = self.nic()?;
         let gids = nic.gids(PORT).map_err(|error| WireError::Port {
-            name: self.name.clone(),
+            name: self.name.0.clone(),
             error,
         })?;
         let mut addresses = Vec::new();
@@ -55,7 +55,7 @@ impl Network for NicNetwork {
             addresses.push(gid.into());
         }
         if let Some(&address) = self.named.iter().find(|named| !addresses.contains(named)) {
-            let name = self.name.clone();
+            let name = self.name.0.clone();
             return Err(WireError::NotThere { name, address });
         }
         Ok(Wire {
