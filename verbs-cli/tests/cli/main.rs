@@ -7,6 +7,8 @@ mod devinfo;
 mod failures;
 mod hostile;
 mod interrupted;
+#[path = "../child/line.rs"]
+mod line;
 mod nic;
 mod rds;
 mod rping;

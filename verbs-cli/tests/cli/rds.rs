@@ -1,14 +1,15 @@
 //! `verbs rds` between two processes on addresses of 127.0.0.0/8.
 
 use std::net::UdpSocket;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::run::{Ended, Place, RDS, VERBS, address_of};
+use crate::run::{Ended, PATIENCE, Place, RDS, VERBS, address_of};
+use crate::wire::Background;
 
 /// An address that no other test has.
 fn address(n: u8) -> String {
@@ -17,7 +18,7 @@ fn address(n: u8) -> String {
 
 /// A program that answers, with a runtime directory of its own.
 struct Answering {
-    child: Child,
+    program: Background,
     place: Place,
 }
 
@@ -27,14 +28,13 @@ impl Answering {
         let mut command = Command::new(VERBS);
         command.args(["rds", "stress", "-r", address, "-v"]);
         command.env("XDG_RUNTIME_DIR", place.path(""));
-        command.stdout(Stdio::piped()).stderr(Stdio::piped());
-        let child = command.spawn().expect("it starts");
-        let patience = Instant::now() + Duration::from_secs(20);
+        let program = Background::run(&mut command);
+        let since = Instant::now();
         while UdpSocket::bind((address, 4791)).is_ok() {
-            assert!(Instant::now() < patience, "nobody has {address}");
+            assert!(since.elapsed() < PATIENCE, "nobody has {address}");
             thread::sleep(Duration::from_millis(10));
         }
-        Self { child, place }
+        Self { program, place }
     }
 
     /// `verbs rds` with these arguments, as the same user of the same session.
@@ -51,10 +51,9 @@ impl Answering {
     }
 
     /// Tells it to end.
-    fn end(self) -> Ended {
-        let pid = Pid::from_child(&self.child);
-        kill_process(pid, Signal::TERM).expect("a child of ours");
-        Ended::from(self.child.wait_with_output().expect("a child"))
+    fn end(mut self) -> Ended {
+        self.program.signal(Signal::TERM);
+        self.program.end()
     }
 }
 
@@ -115,20 +114,21 @@ fn every_datagram_comes_once_although_the_connection_is_dropped_all_the_time() {
 fn programs_that_run_are_shown_and_those_that_were_killed_are_not() {
     let theirs = address(7);
     let mut answering = Answering::at(&theirs);
-    let patience = Instant::now() + Duration::from_secs(20);
+    let since = Instant::now();
+    let socket = format!("{theirs}:4000");
     let pid = loop {
         let info = answering.info();
-        if let Some(pid) = info[0]["pid"].as_u64() {
-            assert_eq!(info[0]["sockets"][0], format!("{theirs}:4000"));
+        // The program is shown before it has its socket.
+        if let (Some(pid), true) = (info[0]["pid"].as_u64(), info[0]["sockets"][0] == socket) {
             break pid;
         }
-        assert!(Instant::now() < patience, "it is not shown");
+        assert!(since.elapsed() < PATIENCE, "it is not shown: {info}");
     };
-    assert_eq!(pid, u64::from(answering.child.id()));
+    assert_eq!(pid, u64::from(answering.program.child().id()));
     let text = answering.rds(&["info"]).succeeded();
     assert!(text.starts_with(&format!("process {pid}\n")), "{text}");
-    answering.child.kill().expect("a child of ours");
-    let _ = answering.child.wait();
+    answering.program.kill();
+    let _reaped = answering.program.child().wait();
     assert_eq!(answering.info(), Value::Array(Vec::new()));
     let text = answering.rds(&["info"]).succeeded();
     assert_eq!(text, "no program of `verbs rds` is running\n");
