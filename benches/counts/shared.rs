@@ -1,4 +1,4 @@
-//! Two connected queue pairs whose queues are behind the lock that threads share them by.
+//! Two connected queue pairs whose queues are behind the lock by which threads share them.
 
 use std::hint::black_box;
 
@@ -8,7 +8,7 @@ use verbs_core::{
     Access, Cq, Device, Memory, Mr, Pd, Qp, QpInit, Recv, RecvQueue, Send, SendQueue, Shared, Wc,
 };
 
-/// What a message needs. Dropped in this order.
+/// The objects that a message needs. Dropped in this order.
 pub(crate) struct Subject {
     sender: Shared<SendQueue>,
     receiver: Shared<RecvQueue>,
@@ -21,7 +21,7 @@ pub(crate) struct Subject {
 }
 
 impl Subject {
-    /// Connected, and a message has gone.
+    /// Connected, after one message was sent.
     pub(crate) fn new() -> Self {
         let mut subject = block_on(Self::connected()).expect("a connection");
         subject.send(1);

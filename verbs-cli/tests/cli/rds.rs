@@ -1,8 +1,7 @@
-//! `verbs rds` between two processes on addresses of 127.0.0.0/8.
+//! `verbs rds` between two processes: over RoCE and iWARP on addresses of 127.0.0.0/8, and at two nodes of a hosted subnet.
 
-use std::net::UdpSocket;
-use std::process::{Child, Command, Stdio};
-use std::thread;
+use std::io::{BufRead, BufReader};
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -15,34 +14,47 @@ fn address(n: u8) -> String {
     address_of(RDS, n)
 }
 
+/// Options of both ends of a network.
+const IWARP: [&str; 2] = ["--transport", "iwarp"];
+
 /// A program that answers, with a runtime directory of its own.
 struct Answering {
     child: Child,
+    /// Kept, so that it can write.
+    _stdout: BufReader<ChildStdout>,
     place: Place,
 }
 
 impl Answering {
     fn at(address: &str) -> Self {
-        let place = Place::new();
-        let mut command = Command::new(VERBS);
-        command.args(["rds", "stress", "-r", address, "-v"]);
-        command.env("XDG_RUNTIME_DIR", place.path(""));
+        Self::over(Place::new(), &[], address)
+    }
+
+    /// On the network that these options name. Ends when it says that it answers.
+    fn over(place: Place, network: &[&str], address: &str) -> Self {
+        let mut command = command(&place, &["stress", "-r", address, "-v"]);
+        command.args(network);
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
-        let child = command.spawn().expect("it starts");
-        let patience = Instant::now() + Duration::from_secs(20);
-        while UdpSocket::bind((address, 4791)).is_ok() {
-            assert!(Instant::now() < patience, "nobody has {address}");
-            thread::sleep(Duration::from_millis(10));
+        let mut child = command.spawn().expect("it starts");
+        let mut stdout = BufReader::new(child.stdout.take().expect("it is piped"));
+        let mut line = String::new();
+        stdout.read_line(&mut line).expect("text");
+        if line != format!("requests to {address}:4000 are answered\n") {
+            panic!(
+                "{line}{:?}",
+                Ended::from(child.wait_with_output().expect("a child"))
+            );
         }
-        Self { child, place }
+        Self {
+            child,
+            _stdout: stdout,
+            place,
+        }
     }
 
     /// `verbs rds` with these arguments, as the same user of the same session.
     fn rds(&self, arguments: &[&str]) -> Ended {
-        let mut command = Command::new(VERBS);
-        command.arg("rds").args(arguments);
-        command.env("XDG_RUNTIME_DIR", self.place.path(""));
-        Ended::from(command.output().expect("it runs"))
+        Ended::from(command(&self.place, arguments).output().expect("it runs"))
     }
 
     fn info(&self) -> Value {
@@ -56,6 +68,15 @@ impl Answering {
         kill_process(pid, Signal::TERM).expect("a child of ours");
         Ended::from(self.child.wait_with_output().expect("a child"))
     }
+}
+
+/// `verbs rds` of a user to whom that directory is the runtime directory.
+fn command(place: &Place, arguments: &[&str]) -> Command {
+    let mut command = Command::new(VERBS);
+    command.arg("rds").args(arguments);
+    command.env("XDG_RUNTIME_DIR", place.path(""));
+    command.env("VERBS_SUBNET", place.path("subnet"));
+    command
 }
 
 fn json(ended: &Ended) -> Value {
@@ -134,6 +155,101 @@ fn programs_that_run_are_shown_and_those_that_were_killed_are_not() {
     assert_eq!(text, "no program of `verbs rds` is running\n");
 }
 
+/// Goal: streams of TCP carry all that packets do. Method: pings and requests, with the connection dropped all the time.
+#[test]
+fn iwarp_carries_datagrams_once_and_in_order() {
+    let (ours, theirs) = (address(8), address(9));
+    let answering = Answering::over(Place::new(), &IWARP, &theirs);
+    let rds = |arguments: &[&str]| answering.rds(&[arguments, &IWARP].concat());
+    let said = rds(&["ping", "-c", "3", "-i", "1ms", "-I", &ours, &theirs]).succeeded();
+    assert!(said.contains("3 pings, 3 answered"), "{said}");
+    let asked = rds(&[
+        "stress", "-r", &ours, "-s", &theirs, "-t", "3", "-d", "8", "-n", "300", "-q", "9000",
+        "-a", "100", "-v", "--kill", "20ms", "--json",
+    ]);
+    assert_eq!(asked.code, Some(0), "{asked:?}");
+    let sums = json(&asked);
+    assert_eq!(sums["answers"], 900, "{sums}");
+    assert!(sums["losses"].as_u64() > Some(0), "{sums}");
+    assert_eq!(answering.end().stderr, "");
+}
+
+/// Goal: programs of one host need no option to find an address, although programs share addresses over TCP: RDS has one port.
+#[test]
+fn iwarp_programs_of_one_host_find_addresses() {
+    let theirs = address(10);
+    let answering = Answering::over(Place::new(), &IWARP, &theirs);
+    let arguments = [&["ping", "-c", "1", &theirs][..], &IWARP].concat();
+    let asking: Vec<Child> = (0..3)
+        .map(|_| {
+            let mut command = command(&answering.place, &arguments);
+            command.stdout(Stdio::piped()).stderr(Stdio::piped());
+            command.spawn().expect("it starts")
+        })
+        .collect();
+    for asking in asking {
+        let ended = Ended::from(asking.wait_with_output().expect("a child"));
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+    }
+    let second = answering.rds(&[&["stress", "-r", &theirs][..], &IWARP].concat());
+    second.failed(1, &[&format!("{theirs}:18634 is in use")]);
+    assert_eq!(answering.end().stderr, "");
+}
+
+/// A subnet of two adapters with a manager.
+struct Hosted(Child);
+
+impl Hosted {
+    fn at(place: &Place) -> Self {
+        let topology = "Switch 2 \"s\"\n[1] \"a\"[1]\n[2] \"b\"[1]\nHca 1 \"a\"\nHca 1 \"b\"\n";
+        place.write("net", topology.as_bytes());
+        let mut command = Command::new(VERBS);
+        command.arg("subnet").arg(place.path("net")).arg("--sm");
+        command.env("VERBS_SUBNET", place.path("subnet"));
+        let mut child = command.stdout(Stdio::piped()).spawn().expect("it starts");
+        let stdout = child.stdout.take().expect("it is piped");
+        let mut line = String::new();
+        BufReader::new(stdout).read_line(&mut line).expect("text");
+        assert!(line.starts_with("subnet with"), "{line}");
+        Self(child)
+    }
+}
+
+impl Drop for Hosted {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _killed = self.0.kill();
+        let _reaped = self.0.wait();
+    }
+}
+
+/// Goal: nodes of a hosted subnet carry datagrams; addresses are found by address resolution, paths by the manager.
+#[test]
+fn nodes_of_a_hosted_subnet_carry_datagrams_once_and_in_order() {
+    let place = Place::new();
+    let hosted = Hosted::at(&place);
+    let answering = Answering::over(place, &["--node", "b"], "10.0.0.2");
+    let rds = |arguments: &[&str]| answering.rds(&[arguments, &["--node", "a:1"]].concat());
+    let said = rds(&["ping", "-c", "3", "-i", "1ms", "-I", "10.0.0.1", "10.0.0.2"]).succeeded();
+    assert!(said.contains("3 pings, 3 answered"), "{said}");
+    let asked = rds(&[
+        "stress", "--bind", "fd00::1", "-r", "10.0.0.1", "-s", "10.0.0.2", "-t", "2", "-d", "8",
+        "-n", "200", "-q", "9000", "-a", "100", "-v", "--kill", "20ms", "--json",
+    ]);
+    assert_eq!(asked.code, Some(0), "{asked:?}");
+    let sums = json(&asked);
+    assert_eq!(sums["answers"], 400, "{sums}");
+    assert!(sums["losses"].as_u64() > Some(0), "{sums}");
+    let without = rds(&["ping", "-c", "1", "10.0.0.2"]);
+    without.failed(1, &["no address of this end is of the family of 10.0.0.2"]);
+    let taken = answering.rds(&[
+        "ping", "-c", "1", "--node", "b", "-I", "10.0.0.9", "10.0.0.2",
+    ]);
+    taken.failed(1, &["no port 1 of \"b\"", "somebody else has that"]);
+    assert_eq!(answering.end().stderr, "");
+    drop(hosted);
+}
+
 #[test]
 fn what_cannot_be_asked_is_said() {
     let place = Place::new();
@@ -145,6 +261,31 @@ fn what_cannot_be_asked_is_said() {
             "15 is not in 16..=1048576",
         ),
         (&["rds", "stress", "-r", "192.0.2.77"], 1, "192.0.2.77"),
+        (
+            &[
+                "rds",
+                "ping",
+                "--node",
+                "a",
+                "--transport",
+                "iwarp",
+                "127.0.0.1",
+            ],
+            2,
+            "cannot be used with",
+        ),
+        (
+            &["rds", "ping", "--subnet", "s", "127.0.0.1"],
+            2,
+            "--node <NODE[:PORT]>",
+        ),
+        (
+            &[
+                "rds", "ping", "--node", "a", "--subnet", "none", "-I", "10.0.0.1", "10.0.0.2",
+            ],
+            1,
+            "cannot reach a subnet at none",
+        ),
     ] {
         let ended = place.verbs(arguments);
         assert_eq!(ended.code, Some(code), "{ended:?}");

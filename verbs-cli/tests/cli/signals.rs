@@ -1,6 +1,7 @@
 //! Programs that are told to end tell their peers: by a DREQ, so that those do not wait for retries to run out.
 
 use std::fs::File;
+use std::io::{BufRead, BufReader};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -38,9 +39,19 @@ fn pinging(place: &Place, ours: u8, theirs: u8) -> [Background; 2] {
     while place.verbs(&[&ask[..], &["-C", "1"]].concat()).code != Some(0) {
         assert!(since.elapsed() < PATIENCE, "it does not serve");
     }
-    let asking = Background::start(place, &ask);
-    thread::sleep(Duration::from_millis(500));
+    let mut asking = Background::start(place, &[&ask[..], &["-v"]].concat());
+    assert!(is_pinging(&mut asking), "{:?}", asking.end());
     [serving, asking]
+}
+
+/// Waits until a client has a ping back; `false` if it ends before.
+fn is_pinging(asking: &mut Background) -> bool {
+    let stdout = asking.child().stdout.take().expect("piped");
+    let mut lines = BufReader::new(stdout).lines();
+    let has_one = matches!(lines.next(), Some(Ok(_)));
+    // Goes on reading, so that the client never has to wait.
+    thread::spawn(move || lines.for_each(drop));
+    has_one
 }
 
 #[test]
@@ -65,13 +76,14 @@ fn a_ping_client_that_is_told_to_end_tells_its_server() {
     let (server, client, port) = (address(105), address(104), free_port());
     let serve = ["rping", "-s", "-a", &server, "-p", &port];
     let mut serving = Background::start(&place, &serve);
-    let ask = ["rping", "-c", "-a", &server, "-p", &port, "-I", &client];
+    let ask = [
+        "rping", "-c", "-v", "-a", &server, "-p", &port, "-I", &client,
+    ];
     let since = Instant::now();
     let mut asking = loop {
         let mut asking = Background::start(&place, &ask);
-        // One that nobody serves is told so, and ends, in half a second.
-        thread::sleep(Duration::from_secs(3));
-        if !asking.has_ended() {
+        // One that nobody serves is told so, and ends.
+        if is_pinging(&mut asking) {
             break asking;
         }
         assert!(!serving.has_ended(), "{:?}", serving.end());
@@ -101,4 +113,18 @@ fn a_server_of_files_that_is_told_to_end_tells_its_clients() {
     assert_eq!(server.signal, Some(Signal::TERM.as_raw()), "{server:?}");
     let parts = ["the source device went away", "B was not created"];
     ended(copying, "the client").failed(5, &parts);
+}
+
+/// Goal: long work that is interrupted shows what it has so far, and ends as the signal has it.
+#[test]
+fn seeds_that_are_interrupted_show_their_table() {
+    let place = Place::new();
+    let mut running = Background::start(&place, &["sim", "--seeds", "1..1000000"]);
+    thread::sleep(Duration::from_secs(2));
+    tell(&mut running, Signal::INT);
+    let ended = ended(running, "the simulator");
+    assert_eq!(ended.signal, Some(Signal::INT.as_raw()), "{ended:?}");
+    let last = ended.stdout.lines().last().unwrap_or_default();
+    let is_short = last.starts_with("seeds 1..1000000: ") && !last.contains(" 1000000 runs");
+    assert!(is_short, "{ended:?}");
 }
