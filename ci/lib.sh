@@ -5,8 +5,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 export CARGO_TERM_COLOR="${CARGO_TERM_COLOR:-auto}"
 
-# step NAME COMMAND...: says what starts, runs it, and says how long it took. Ends the script if the
-# command fails.
+# step NAME COMMAND...: says what starts, runs it, and says how long it took; also in the file that STEPS names, if it is
+# set. Ends the script if the command fails.
 step() {
     local name=$1 start=$EPOCHREALTIME code=0
     shift
@@ -23,6 +23,7 @@ step() {
         exit "$code"
     fi
     printf '==> %s: %s s\n' "$name" "$seconds"
+    printf '%8s s  %s\n' "$seconds" "$name" >>"${STEPS:-/dev/null}"
 }
 
 # elapsed START: seconds since START, a value of EPOCHREALTIME, with one decimal.
@@ -38,11 +39,22 @@ fail() {
     exit 1
 }
 
+# retry COMMAND...: what asks another host may fail once or twice.
+retry() {
+    local try
+    for try in 1 2 3; do
+        ! "$@" || return 0
+        printf 'try %s of 3 failed: %s\n' "$try" "$*"
+        sleep $((try * 5))
+    done
+    return 1
+}
+
 # need PROGRAM PACKAGE...: installs Debian packages unless the program is there.
 need() {
     local program=$1
     shift
-    if command -v "$program" >/dev/null; then
+    if [[ -n $program ]] && command -v "$program" >/dev/null; then
         return
     fi
     command -v apt-get >/dev/null || fail "$program is missing, and there is no apt-get to install $*"
@@ -51,10 +63,49 @@ need() {
         command -v sudo >/dev/null || fail "$program is missing; install $*"
         sudo=(sudo)
     fi
-    printf '%s is missing: installing %s\n' "$program" "$*"
-    "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get update -q </dev/null
+    printf '%s is missing: installing %s\n' "${program:-something}" "$*"
+    "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get update -q -o Acquire::Retries=5 </dev/null
     "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive \
-        apt-get install -q -y --no-install-recommends "$@" </dev/null
+        apt-get install -q -y -o Acquire::Retries=5 --no-install-recommends "$@" </dev/null
+}
+
+# need_all LIST: installs what the list names and this machine lacks, at once. A line is a program, or a path, and its packages.
+need_all() {
+    local program packages absent=()
+    while read -r program packages; do
+        # shellcheck disable=SC2206 # several words
+        [[ -e $program ]] || PATH=$PATH:/usr/sbin command -v "$program" >/dev/null || absent+=($packages)
+    done < <(lines "$1")
+    ((${#absent[@]} == 0)) || need '' "${absent[@]}"
+}
+
+# fetch_all: whatever comes from another host: Debian's packages, crates, and the runner of the instruction counts.
+fetch_all() {
+    retry need_all ci/debian.list
+    retry cargo fetch --locked
+    retry ci/counts --tools
+}
+
+# run_tests ARGUMENTS...: cargo test, each program by ci/runner. What is drawn by chance is the same every time.
+run_tests() {
+    local host
+    host=$(rustc -vV | sed -n 's/^host: //p' | tr 'a-z-' 'A-Z_')
+    env "CARGO_TARGET_${host}_RUNNER=$PWD/ci/runner" PROPTEST_RNG_SEED=1 cargo test --workspace --no-fail-fast "$@"
+}
+
+# judge_flakes: what passed at a second try only is a failure, if it is more than three tests, or if one of them did so in
+# the run before as well, as far as this machine knows that.
+judge_flakes() {
+    local before=${VERBS_FLAKES:-${XDG_CACHE_HOME:-$HOME/.cache}/verbs-ci/flakes} count twice
+    mkdir -p "${before%/*}"
+    touch "$before"
+    count=$(wc -l <"$FLAKES")
+    twice=$(sort -u "$FLAKES" | comm -12 - <(sort -u "$before"))
+    sed 's/^/    /' "$FLAKES"
+    cp "$FLAKES" "$before"
+    ((count <= 3)) || fail "$count tests passed at their second try only, and three are the most"
+    [[ -z $twice ]] || fail "these needed a second try twice in a row: $twice"
+    printf '%s tests needed a second try\n' "$count"
 }
 
 # build_programs [--checked]: builds the programs that scripts run. The selection is that of `cargo test --workspace`, and so are the

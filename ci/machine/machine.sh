@@ -25,6 +25,15 @@ GUEST_S=60
 
 machine='' host=() plain=()
 
+# machine_sweep: removes the namespaces of scripts that were killed and could not do it themselves.
+machine_sweep() {
+    local space pid
+    for space in /run/netns/peer-*-*; do
+        pid=${space#/run/netns/peer-} pid=${pid%-*}
+        [[ ! -e $space || -e /proc/$pid ]] || ip netns del "${space##*/}" 2>/dev/null || true
+    done
+}
+
 # machine_possible: whether a machine can run here; prints why not.
 machine_possible() {
     [[ $EUID -eq 0 ]] || { echo 'network namespaces and tap devices need root'; return 1; }
@@ -37,6 +46,7 @@ machine_install() {
     need ip iproute2
     need qemu-system-x86_64 qemu-system-x86
     need setpriv util-linux
+    need pkill procps
 }
 
 machine_start() {
@@ -45,11 +55,12 @@ machine_start() {
         [[ $(<"$MACHINE/kernel") == "$kernel" ]] || fail "MACHINE names one with the kernel $(<"$MACHINE/kernel"), not $kernel"
         machine=$MACHINE
     else
-        ci/machine/build "$kernel"
+        machine_sweep
+        ci/machine/build "$kernel" || return 1
         machine=$(mktemp -d)
         echo "$kernel" >"$machine/kernel"
         machine_boot || { printf 'the machine did not come up, so it is started once more\n'; machine_end; machine_boot; } ||
-            { tail -n 25 "$machine/qemu.log" "$machine/console"; fail 'the peer machine does not start'; }
+            { tail -n 25 "$machine/qemu.log" "$machine/console"; echo 'the peer machine does not start'; machine_stop; return 1; }
     fi
     machine_words
     printf 'kernel %s after %s s\n' "$(guest 'uname -r')" "$(elapsed "$begun")"
@@ -81,8 +92,9 @@ machine_boot() {
     # What is on the tap is what is on the wire: nothing is left to a device.
     local nic=romfile=,speed=10000,duplex=full,csum=off,gso=off,guest_csum=off,guest_tso4=off,guest_tso6=off,guest_ecn=off
     nic+=,guest_ufo=off,host_tso4=off,host_tso6=off,host_ecn=off,host_ufo=off
-    # It ends with its script, or when its time is over, whatever becomes of that.
-    "${host[@]}" setpriv --pdeathsig KILL timeout -k 5 "$LIFE_S" qemu-system-x86_64 -nodefaults -no-user-config -machine q35 \
+    # It ends with its script, or when its time is over, whatever becomes of that: a `timeout` that is killed cannot end it.
+    "${host[@]}" setpriv --pdeathsig KILL timeout -k 5 "$LIFE_S" setpriv --pdeathsig KILL \
+        qemu-system-x86_64 -nodefaults -no-user-config -machine q35 \
         -accel tcg,thread=multi,tb-size=256 -cpu max -smp 2 -m 1024 -display none -no-reboot \
         -kernel "$images/vmlinuz" -initrd "$images/initramfs.img" \
         -append "${quiet//,/ } machine.guest4=$GUEST4/24 machine.guest6=$GUEST6/64 machine.mtu=$MTU machine.control=$CONTROL machine.port=$CONTROL_PORT" \

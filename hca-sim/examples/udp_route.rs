@@ -1,7 +1,7 @@
 //! Checks whether packets arrive whole over the UDP link, and prints what this machine knows of the route.
 //!
 //! ```text
-//! udp_route receive 10.9.0.2 5              for five seconds
+//! udp_route receive 10.9.0.2 5 15           for five seconds, or until 15 packets have come
 //! udp_route send 10.9.0.1 10.9.0.2          on another machine, or in another network namespace
 //! ```
 //!
@@ -28,11 +28,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     let args: Vec<_> = env::args().skip(1).collect();
     let args: Vec<_> = args.iter().map(String::as_str).collect();
     match args[..] {
-        ["receive", address, seconds] => {
-            receive(address.parse()?, Duration::from_secs(seconds.parse()?))
+        ["receive", address, seconds, packets] => {
+            let duration = Duration::from_secs(seconds.parse()?);
+            receive(address.parse()?, duration, packets.parse()?)
         }
         ["send", src, dst] => send(src.parse()?, dst.parse()?),
-        _ => Err("udp_route receive ADDRESS SECONDS | udp_route send FROM TO".into()),
+        _ => Err("udp_route receive ADDRESS SECONDS PACKETS | udp_route send FROM TO".into()),
     }
 }
 
@@ -72,7 +73,7 @@ fn send(src: IpAddr, dst: IpAddr) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-fn receive(address: IpAddr, duration: Duration) -> Result<(), Box<dyn Error>> {
+fn receive(address: IpAddr, duration: Duration, packets: usize) -> Result<(), Box<dyn Error>> {
     let mut link = Udp::bind(&[address])?;
     let waiter = link.waiter().ok_or("nothing to wait with")?;
     let clock = Clock::wall();
@@ -81,7 +82,7 @@ fn receive(address: IpAddr, duration: Duration) -> Result<(), Box<dyn Error>> {
     let (mut right, mut next) = (0, 0);
     loop {
         let now = clock.now();
-        if now >= end {
+        if now >= end || next >= packets {
             break;
         }
         waiter.wait(Some(end - now), true);

@@ -67,7 +67,7 @@ fn count(ran: &AtomicU32) {
 }
 
 fn until_empty(device: &Device) {
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while device.objects() != 0 || !device.in_flight().is_empty() {
         assert!(Instant::now() < deadline, "{} objects", device.objects());
         thread::sleep(Duration::from_millis(1));

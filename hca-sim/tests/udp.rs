@@ -7,10 +7,14 @@ use std::future::{Future, poll_fn};
 use std::net::{IpAddr, Ipv4Addr};
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::{
+    AtomicBool, AtomicU64,
+    Ordering::{Acquire, Relaxed, Release, SeqCst},
+};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::task::Poll;
-use std::time::Duration;
+use std::task::{Context, Poll, Wake};
+use std::thread::{self, Thread};
+use std::time::{Duration, Instant};
 
 use futures::executor::block_on;
 use hca_sim::extension::PacketCounters;
@@ -21,6 +25,10 @@ use verbs_core::{
     Qp, QpAttr, QpInit, QpState, Qpn, Read, Recv, Send, Wc, WcStatus, Write,
 };
 
+/// How long a test waits for something that is bound to happen.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Of a ping-pong of WRITEs.
+const ROUNDS: u64 = 100;
 const MEMORY: usize = 9 << 20;
 const QKEY: QKey = QKey(0x1234);
 
@@ -101,7 +109,23 @@ fn gid(address: IpAddr) -> Gid {
 fn pair(test: u8) -> (End, End) {
     let (mut a, mut b) = (end(host(test, 1)), end(host(test, 2)));
     block_on(connect(&mut a.qp, &mut b.qp)).unwrap();
+    // 8.6 s in all: the half second that it has otherwise is too little where a process waits for its processor.
+    for end in [&a, &b] {
+        retry(&end.qp, 18, 7);
+    }
     (a, b)
+}
+
+/// Has a queue pair that is connected retry so often, each time after the time of that code.
+fn retry(qp: &Qp, timeout: u8, count: u8) {
+    let change = QpAttr {
+        timeout: Some(timeout),
+        retry_cnt: Some(count),
+        ..QpAttr::to(QpState::Sqd)
+    };
+    for step in [QpAttr::to(QpState::Sqd), change, QpAttr::to(QpState::Rts)] {
+        qp.modify(step).wait().unwrap();
+    }
 }
 
 /// The next completion, for which the thread sleeps: no consumer polls, so the engine's thread receives.
@@ -111,7 +135,35 @@ fn next(cq: &mut Cq) -> Wc {
         if let [wc] = cq.poll(&mut one) {
             return *wc;
         }
-        block_on(cq.ready()).unwrap();
+        within_patience(cq.ready()).unwrap();
+    }
+}
+
+/// As `block_on`, for [`PATIENCE`] at most.
+fn within_patience<F: Future>(future: F) -> F::Output {
+    struct Unpark(Thread);
+    impl Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    let (mut future, begun) = (pin!(future), Instant::now());
+    let waker = Arc::new(Unpark(thread::current())).into();
+    loop {
+        if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            return output;
+        }
+        let left = PATIENCE.checked_sub(begun.elapsed());
+        thread::park_timeout(left.expect("a completion comes"));
+    }
+}
+
+/// Spins until it is so.
+fn until(what: &str, mut is: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !is() {
+        assert!(begun.elapsed() < PATIENCE, "{what} does not come");
+        thread::yield_now();
     }
 }
 
@@ -193,14 +245,7 @@ fn the_port_is_ethernet_and_its_gid_is_the_address() {
 fn a_peer_that_is_gone_is_an_error_within_the_timeout() {
     let (mut a, b) = pair(3);
     drop(b);
-    let rights = QpAttr {
-        timeout: Some(8),
-        retry_cnt: Some(3),
-        ..QpAttr::to(QpState::Sqd)
-    };
-    a.qp.modify(QpAttr::to(QpState::Sqd)).wait().unwrap();
-    a.qp.modify(rights).wait().unwrap();
-    a.qp.modify(QpAttr::to(QpState::Rts)).wait().unwrap();
+    retry(&a.qp, 8, 3);
     a.qp.post_send(Send::new(1).inline(b"anybody?").signaled())
         .unwrap();
     assert_eq!(next(&mut a.cq).status, WcStatus::RetryExcErr);
@@ -241,7 +286,7 @@ fn both_ends_send_at_once_from_threads_of_their_own() {
             end
         }
     };
-    let threads = [a, b].map(|end| std::thread::spawn(run(end)));
+    let threads = [a, b].map(|end| thread::spawn(run(end)));
     drop(threads.map(|thread| thread.join().unwrap()));
 }
 
@@ -257,10 +302,10 @@ fn an_address_is_free_again_when_its_device_has_gone() {
         .unwrap();
         assert!(next(&mut a.cq).is_ok());
         drop((a, b));
-        let begun = std::time::Instant::now();
+        let begun = Instant::now();
         while let Err(error) = Udp::bind(&[host(5, 1), host(5, 2)]) {
-            assert!(begun.elapsed() < Duration::from_secs(5), "{error}");
-            std::thread::yield_now();
+            assert!(begun.elapsed() < PATIENCE, "{error}");
+            thread::yield_now();
         }
     }
 }
@@ -352,7 +397,9 @@ fn a_message_that_was_seen_is_acknowledged_before_its_queue_pair_goes() {
             a.qp.post_send(Send::new(2).from(a.mr.slice(0..64)).signaled())
                 .unwrap();
             let mut one = [Wc::default()];
+            let begun = Instant::now();
             while b.cq.poll(&mut one).is_empty() {
+                assert!(begun.elapsed() < PATIENCE, "no message comes");
                 std::hint::spin_loop();
             }
             assert_eq!(one[0].status, WcStatus::Success);
@@ -432,61 +479,88 @@ fn a_message_is_acknowledged_by_the_thread_that_received_it_although_its_queue_p
     }
 }
 
-/// As `ib_write_lat` does: polls for its own WRITE, then watches its memory for the peer's. The device is not informed
-/// that the polling has stopped.
-#[test]
-fn a_write_arrives_in_time_where_a_poller_turned_to_its_memory() {
-    const ROUNDS: u64 = 400;
-    // A packet waits for a poller once, for up to a millisecond; if each packet waited for eight, this would take 4 s.
-    const IN_TIME: Duration = Duration::from_micros(ROUNDS * 4 * 1_000);
-    // A busy machine takes the two threads off its processors now and then; a device that lets packets wait is late
-    // every time.
-    const ATTEMPTS: u8 = 5;
-    let mut took = Vec::new();
-    for attempt in 0..ATTEMPTS {
-        took.push(write_back_and_forth(ROUNDS, 240 + attempt));
-        if took.last() < Some(&IN_TIME) {
-            return;
-        }
-    }
-    panic!("{ROUNDS} rounds took {took:?}, and never less than {IN_TIME:?}");
+/// What an end of a ping-pong lets the other know, in rounds and in nanoseconds since the test began.
+#[derive(Default)]
+struct Turn {
+    posted_at: AtomicU64,
+    polled_at: AtomicU64,
+    /// Rounds after which it has polled for the last time, and watches its memory.
+    turned: AtomicU64,
 }
 
-/// Two threads write into each other's memory in turn; returns the time it took. An address is free some time after its HCA
-/// was dropped, so each attempt has others.
-fn write_back_and_forth(rounds: u64, test: u8) -> Duration {
-    let (a, b) = pair(test);
-    let remotes = [b.mr.remote(0), a.mr.remote(0)];
-    let started = std::time::Instant::now();
-    let run = |mut end: End, to: verbs_core::Remote, is_first: bool| {
-        move || {
-            for round in 1..=rounds {
-                let seen = if is_first { round - 1 } else { round };
-                while end.mr.memory().load_u64(0).unwrap() < seen {
-                    std::thread::yield_now();
-                }
-                end.mr.memory().store_u64(8, round).unwrap();
-                let write = Write::new(round, to).from(end.mr.slice(8..16)).signaled();
-                end.qp.post_send(write).unwrap();
-                loop {
-                    let mut one = [Wc::default()];
-                    if let [wc] = end.cq.poll(&mut one) {
-                        assert!(wc.is_ok(), "{wc:?}");
-                        break;
-                    }
-                    std::thread::yield_now();
-                }
-            }
-            end
+/// One end's part: rounds of a WRITE each, polled for, and of watching memory for the peer's. Returns how long those WRITEs
+/// took that were posted within a millisecond of the last poll here.
+fn poll_then_watch(
+    end: &mut End,
+    to: verbs_core::Remote,
+    is_first: bool,
+    [own, peer]: [&Turn; 2],
+    now: impl Fn() -> u64,
+) -> Vec<Duration> {
+    let mut took = Vec::new();
+    for round in 1..=ROUNDS {
+        let seen = if is_first { round - 1 } else { round };
+        let memory = end.mr.memory();
+        until("the peer's WRITE", || memory.load_u64(0).unwrap() >= seen);
+        let posted = peer.posted_at.load(Relaxed);
+        if posted.saturating_sub(own.polled_at.load(Relaxed)) < 1_000_000 && round > 1 {
+            took.push(Duration::from_nanos(now() - posted));
         }
-    };
-    let [to_b, to_a] = remotes;
-    let threads = [
-        std::thread::spawn(run(a, to_b, true)),
-        std::thread::spawn(run(b, to_a, false)),
-    ];
-    drop(threads.map(|thread| thread.join().unwrap()));
-    started.elapsed()
+        until("the peer's turn", || peer.turned.load(Acquire) >= seen);
+        end.mr.memory().store_u64(8, round).unwrap();
+        own.posted_at.store(now(), Relaxed);
+        let write = Write::new(round, to).from(end.mr.slice(8..16)).signaled();
+        end.qp.post_send(write).unwrap();
+        until("the acknowledgement", || {
+            let mut one = [Wc::default()];
+            let wcs = end.cq.poll(&mut one);
+            assert!(wcs.iter().all(|wc| wc.is_ok()), "{wcs:?}");
+            !wcs.is_empty()
+        });
+        // A thread that polls in vain for a while is one that packets are left to.
+        for _ in 0..100 {
+            assert!(end.cq.poll(&mut [Wc::default()]).is_empty());
+        }
+        own.polled_at.store(now(), Relaxed);
+        own.turned.store(round, Release);
+    }
+    took
+}
+
+/// As `ib_write_lat` does: polls for its own WRITE, then watches its memory for the peer's. The device is not told that
+/// nobody polls any more.
+///
+/// Where packets are left to a poller that has gone, every WRITE is late; where the machine is busy, some are. So the
+/// fastest quarter is judged, and one of several tries is enough.
+#[test]
+fn a_write_arrives_in_time_where_a_poller_turned_to_its_memory() {
+    const TRIES: u32 = 10;
+    // A packet that waits for a poller waits for up to a millisecond once; it was eight, each time.
+    const IN_TIME: Duration = Duration::from_millis(4);
+    let (mut a, mut b) = pair(11);
+    let begun = Instant::now();
+    let now = || u64::try_from(begun.elapsed().as_nanos()).unwrap();
+    let mut quarters = Vec::new();
+    for _ in 0..TRIES {
+        let turns = [Turn::default(), Turn::default()];
+        for end in [&a, &b] {
+            end.mr.memory().store_u64(0, 0).unwrap();
+        }
+        let (to_b, to_a) = (b.mr.remote(0), a.mr.remote(0));
+        let mut took = thread::scope(|scope| {
+            let [one, other] = &turns;
+            let ours = scope.spawn(|| poll_then_watch(&mut a, to_b, true, [one, other], now));
+            let theirs = poll_then_watch(&mut b, to_a, false, [other, one], now);
+            [ours.join().unwrap(), theirs].concat()
+        });
+        took.sort_unstable();
+        let quarter = took.get(took.len() / 4).copied();
+        if took.len() >= 20 && quarter < Some(IN_TIME) {
+            return;
+        }
+        quarters.push((took.len(), quarter));
+    }
+    panic!("(WRITEs that were judged, what the fastest quarter took): {quarters:?}");
 }
 
 /// Goal: a queue pair for low latency works as others do, for consumers that sleep. Method: messages go back and forth,

@@ -126,14 +126,24 @@ fn no_verb_allocates() {
     assert_eq!(allocator::calls() - before, 2, "the allocator counts");
 }
 
+/// The fewest such switches during one of three runs: a page fault may wait for a lock that another test holds, and where
+/// a call itself waits, each run has some.
+fn fewest_switches(mut run: impl FnMut()) -> u64 {
+    let during = (0..3).map(|_| {
+        let before = voluntary_switches();
+        run();
+        voluntary_switches() - before
+    });
+    during.min().expect("three runs")
+}
+
 #[test]
 fn no_verb_gives_up_the_processor() {
     let subject = Subject::new();
     for (name, operation) in Subject::operations() {
         operation(&subject);
-        let before = voluntary_switches();
-        (0..TIMES).for_each(|_| operation(&subject));
-        assert_eq!(voluntary_switches() - before, 0, "{name}");
+        let switches = fewest_switches(|| (0..TIMES).for_each(|_| operation(&subject)));
+        assert_eq!(switches, 0, "{name}");
     }
     let before = voluntary_switches();
     std::thread::sleep(std::time::Duration::from_millis(1));

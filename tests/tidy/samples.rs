@@ -448,6 +448,25 @@ fn edges_that_point_up_or_sideways_are_seen() {
     }
 }
 
+/// Goal: tests may load a library for C programs, and nothing more. Method: the one that is listed, of two kinds.
+#[test]
+fn libraries_that_tests_load_are_no_edges() {
+    let check = |name: &str, table: &str, kinds: &str| {
+        let on = format!("[{table}]\nverbs-ibverbs.workspace = true\n");
+        let library = format!("[lib]\ncrate-type = [{kinds}]\n");
+        let members = [
+            member(name, name, &on),
+            member("shims/ibverbs", "verbs-ibverbs", &library),
+        ];
+        manifests::edges(&members).len()
+    };
+    let (dev, cdylib) = ("dev-dependencies", "\"cdylib\"");
+    assert_eq!(check("hca-rdma", dev, cdylib), 0);
+    assert_eq!(check("hca-rdma", "dependencies", cdylib), 1);
+    assert_eq!(check("hca-rdma", dev, "\"cdylib\", \"rlib\""), 1);
+    assert_eq!(check("hca-sim", dev, cdylib), 1);
+}
+
 #[test]
 fn habits_that_are_missing_are_seen() {
     let check = |member: Member| manifests::habits(&[member]).len();

@@ -4,14 +4,14 @@
 
 #[path = "attached/by_hand.rs"]
 mod by_hand;
+mod child;
 #[path = "../../hca-sim/tests/subnet/manager.rs"]
 mod manager;
 
 use std::env;
 use std::fs;
-use std::io::{BufRead, BufReader};
 use std::path::{Path as FilePath, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -28,6 +28,7 @@ use verbs_core::{
     Qp, QpAttr, QpInit, QpState, QpType, Qpn, Recv, Send, Wc,
 };
 
+use child::{Guarded, started};
 use manager::{ADAPTERS, Manager, SPREAD, Smp};
 
 const NET: &str = "Switch 4 \"S1\"\n[1] \"A\"[1]\n[2] \"B\"[1]\n[3] \"S2\"[1]\n\
@@ -39,14 +40,14 @@ const LONG: usize = 1 << 16;
 /// The number of each send of a conversation; those of its receives are smaller.
 const SENT: u64 = 100;
 /// After which a conversation is stuck.
-const STUCK: Duration = Duration::from_secs(30);
+const STUCK: Duration = Duration::from_secs(60);
 /// Where the other process finds the subnet, and whom it sends to.
 const SOCKET: &str = "VERBS_TEST_SOCKET";
 const DATAGRAM: &str = "VERBS_TEST_QPN";
 
 /// A hosted subnet, ended when it goes.
 struct Hosted {
-    child: Child,
+    _child: Guarded,
     _folder: tempfile::TempDir,
     socket: PathBuf,
 }
@@ -56,34 +57,16 @@ impl Hosted {
         let folder = tempfile::tempdir().unwrap();
         let (socket, file) = (folder.path().join("subnet"), folder.path().join("net"));
         fs::write(&file, NET).unwrap();
-        let mut child = Command::new(env!("CARGO_BIN_EXE_verbs"))
-            .arg("subnet")
-            .arg(&file)
-            .env("VERBS_SUBNET", &socket)
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut line = String::new();
-        let stdout = child.stdout.take().unwrap();
-        BufReader::new(stdout).read_line(&mut line).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_verbs"));
+        command.arg("subnet").arg(&file);
+        let (child, line) = started(command.env("VERBS_SUBNET", &socket));
+        assert!(line.starts_with("subnet with"), "{line}");
         Self {
-            child,
+            _child: child,
             _folder: folder,
             socket,
         }
     }
-}
-
-impl Drop for Hosted {
-    fn drop(&mut self) {
-        end(&mut self.child);
-    }
-}
-
-fn end(child: &mut Child) {
-    // It may have ended by itself.
-    let _killed = child.kill();
-    let _reaped = child.wait();
 }
 
 /// An HCA with a device, and the events that it has raised.
@@ -128,14 +111,13 @@ impl Node {
 }
 
 /// Waits for something that happens by itself.
+#[track_caller]
 fn eventually(mut has_happened: impl FnMut() -> bool) {
-    for _ in 0..2000 {
-        if has_happened() {
-            return;
-        }
+    let begin = Instant::now();
+    while !has_happened() {
+        assert!(begin.elapsed() < STUCK, "it does not happen");
         thread::sleep(Duration::from_millis(5));
     }
-    panic!("it does not happen");
 }
 
 struct End {
@@ -451,18 +433,16 @@ fn a_port_goes_down_with_its_process() {
     manager.bring_up();
     a.wait_for(PortState::Active);
     let mut end_here = End::datagrams(&a);
-    let mut other = Command::new(env::current_exe().unwrap())
-        .args(["--exact", "the_other_process", "--nocapture"])
-        .env(SOCKET, &hosted.socket)
-        .env(DATAGRAM, end_here.qp.qpn().value().to_string())
-        .stdout(Stdio::null())
-        .spawn()
-        .unwrap();
+    let mut other = Command::new(env::current_exe().unwrap());
+    other.args(["--exact", "the_other_process", "--nocapture"]);
+    other.env(SOCKET, &hosted.socket).stdout(Stdio::null());
+    other.env(DATAGRAM, end_here.qp.qpn().value().to_string());
+    let other = Guarded::start(&mut other);
     let wc = end_here.poll();
     assert_eq!((wc.slid, wc.byte_len), (Lid(2), 45));
     assert_eq!(manager.port(&[1], 2).state, LinkState::ACTIVE);
 
-    end(&mut other);
+    drop(other);
     let Delivery::Request { from, .. } = manager.delivery() else {
         panic!("a trap is no answer");
     };
@@ -489,5 +469,5 @@ fn the_other_process() {
     let mut end = End::datagrams(&b);
     end.send(Av::to_lid(1, Lid(1)), Qpn::new(number), b"hello");
     // Until it is killed, or the test that has started it has long ended.
-    thread::sleep(Duration::from_secs(30));
+    thread::sleep(2 * STUCK);
 }

@@ -1,13 +1,15 @@
 //! What a target has acknowledged outlives it, however it ends.
 
+mod child;
+
 use std::fs::File;
-use std::io::{BufRead, BufReader};
 use std::net::IpAddr;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{self, Command};
 use std::time::Duration;
 
+use child::{Guarded, started};
 use futures::channel::oneshot;
 use futures::executor::block_on;
 use futures::future::{join_all, select};
@@ -18,8 +20,11 @@ use verbs_core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use verbs_core::sync::{Arc, thread};
 use verbs_core::{Extent, Memory};
 
-const TARGET: &str = "127.0.0.61:5555";
-const INITIATOR: [u8; 4] = [127, 0, 0, 62];
+/// An address that this process has for itself, below those of `tests/cli`.
+fn own(number: u8) -> IpAddr {
+    let [.., high, low] = process::id().to_be_bytes();
+    [127, 1 + high % 63, low, number].into()
+}
 
 /// Places that are written over and over, and bytes of each.
 const PLACES: usize = 64;
@@ -49,16 +54,10 @@ impl Draw {
     }
 }
 
-fn target(disk: &Path) -> Child {
-    let mut child = Command::new(env!("CARGO_BIN_EXE_verbs"))
-        .args(["srp", "target", "--listen", TARGET, "--file"])
-        .arg(disk)
-        .stdout(Stdio::piped())
-        .spawn()
-        .expect("the program runs");
-    let said = child.stdout.take().expect("it was piped");
-    let mut line = String::new();
-    BufReader::new(said).read_line(&mut line).expect("a line");
+fn target(at: &str, disk: &Path) -> Guarded {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_verbs"));
+    command.args(["srp", "target", "--listen", at, "--file"]);
+    let (child, line) = started(command.arg(disk));
     assert!(line.starts_with("id_ext="), "{line}");
     child
 }
@@ -100,19 +99,20 @@ fn nothing_acknowledged_is_lost_when_the_target_is_killed() {
     let path = dir.path().join("disk");
     let disk = File::create_new(&path).expect("a file");
     disk.set_len((PLACES * BYTES) as u64).expect("as long");
-    let link = Udp::bind(&[IpAddr::from(INITIATOR)]).expect("an address");
+    let link = Udp::bind(&[own(62)]).expect("an address");
+    let at = format!("{}:5555", own(61));
     let device = Arc::new(Hca::over(link).build().open().wait().expect("a device"));
     let places: Vec<Place> = (0..PLACES).map(|_| Place::default()).collect();
     let mut draw = Draw(0x5eed_0013);
     for kill in 0..kills {
-        let mut child = target(&path);
+        let mut child = target(&at, &path);
         let options = Options {
             reconnect_timeout: Some(Duration::ZERO),
             ..Options::default()
         };
         let initiator = Initiator::new(&device, options);
-        let at = TARGET.parse().expect("an address");
-        let session = block_on(initiator.login(at)).expect("it lets us in");
+        let login = initiator.login(at.parse().expect("an address"));
+        let session = block_on(login).expect("it lets us in");
         let (killed, gone) = oneshot::channel();
         let moment = Duration::from_micros(draw.next(150_000));
         let killer = thread::spawn(move || {

@@ -1,24 +1,16 @@
 //! `verbs subnet`, from outside: a subnet is hosted, seen and changed by other processes.
 
+mod child;
+
 use std::fs;
-use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use child::{Guarded, started};
+
 const TWO: &str = "Switch 2 \"s\"\n[1] \"a\"[1]\n[2] \"b\"[1]\nHca 1 \"a\"\nHca 1 \"b\"\n";
-
-/// A hosted subnet, ended when it goes.
-struct Hosted(Child);
-
-impl Drop for Hosted {
-    fn drop(&mut self) {
-        // It may have ended by itself.
-        let _killed = self.0.kill();
-        let _reaped = self.0.wait();
-    }
-}
 
 fn verbs(socket: &Path, args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_verbs"));
@@ -36,15 +28,8 @@ fn said(output: &Output) -> String {
 }
 
 /// Hosts a subnet and waits until it says that it is there.
-fn host(socket: &Path, args: &[&str]) -> (Hosted, String) {
-    let mut child = verbs(socket, args)
-        .stdout(Stdio::piped())
-        .spawn()
-        .expect("it runs");
-    let stdout = child.stdout.take().expect("it is piped");
-    let mut line = String::new();
-    BufReader::new(stdout).read_line(&mut line).expect("a line");
-    (Hosted(child), line)
+fn host(socket: &Path, args: &[&str]) -> (Guarded, String) {
+    started(&mut verbs(socket, args))
 }
 
 /// Goal: a subnet can be hosted, looked at and changed, and what a killed one leaves behind is no obstacle.
@@ -95,7 +80,7 @@ fn a_hosted_subnet_is_managed() {
     let socket = folder.path().join("subnet");
     let (_hosted, _welcome) = host(&socket, &["--tree", "64", "--sm"]);
     let until = |wanted: &str| {
-        let end = Instant::now() + Duration::from_secs(20);
+        let end = Instant::now() + Duration::from_secs(60);
         while !said(&run(&socket, &["--status"])).contains(wanted) {
             assert!(Instant::now() < end, "not {wanted}");
             thread::sleep(Duration::from_millis(20));

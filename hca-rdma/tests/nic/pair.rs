@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use verbs_core::{
-    Access, Av, Cq, Device, Gid, Lid, LinkLayer, Memory, Mr, Path, Pd, Psn, QKey, Qp, QpInit,
-    QpType, Remote, Wc,
+    Access, Av, Cq, Device, Gid, Lid, LinkLayer, Memory, Mr, Path, Pd, Psn, QKey, Qp, QpAttr,
+    QpInit, QpType, Remote, Wc,
 };
 
 /// Bytes of a region.
@@ -14,7 +14,7 @@ pub(crate) const BYTES: usize = 8192;
 pub(crate) const QKEY: QKey = QKey(0x1234);
 
 /// How long a completion may take.
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) struct End {
     pub(crate) qp: Qp,
@@ -106,10 +106,10 @@ pub(crate) fn connect(device: &Device, left: &End, right: &End) {
             })
             .wait()
             .unwrap();
-        own.qp
-            .ready_to_send(Psn::new(own.qp.qpn().value()))
-            .wait()
-            .unwrap();
+        let mut ready = QpAttr::rts_of(qp_type, Psn::new(own.qp.qpn().value()));
+        // 8.6 s in all: packets go over sockets, and a thread may wait for its processor.
+        ready.timeout = ready.timeout.map(|_| 18);
+        own.qp.modify(ready).wait().unwrap();
     }
 }
 

@@ -3,14 +3,13 @@
 use std::net::IpAddr;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::OnceLock;
 use std::{env, fs};
 
 use hca_rdma::{Nic, RdmaCore};
 use verbs_core::sync::Arc;
 
-/// The libraries: those of the folder that `VERBS_RDMA_CORE` names, or else our own, built here.
+/// The libraries: those of the folder that `VERBS_RDMA_CORE` names, or else our own.
 fn rdma_core() -> RdmaCore {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     let folder = FOLDER.get_or_init(|| match env::var_os("VERBS_RDMA_CORE") {
@@ -40,24 +39,18 @@ pub(crate) fn address(nic: &Nic) -> IpAddr {
     addresses.find(IpAddr::is_ipv4).expect("it has one")
 }
 
-/// A folder with our C libraries under the names that the loader knows.
+/// A folder with our C libraries under the names that the loader knows. The library is a dependency of these tests, so
+/// cargo has built it before them, with the same options, and it lies where they do: in `deps` of their profile.
 fn own_libraries() -> PathBuf {
-    // This test is target/PROFILE/deps/NAME.
     let itself = env::current_exe().unwrap();
-    let profile = itself.ancestors().nth(2).unwrap();
-    let mut build = Command::new(env!("CARGO"));
-    build.args(["build", "--quiet", "-p", "verbs-ibverbs", "--target-dir"]);
-    build.arg(profile.parent().unwrap());
-    if profile.ends_with("release") {
-        build.arg("--release");
-    }
-    assert!(build.status().unwrap().success(), "cannot build libibverbs");
+    let library = itself.with_file_name("libibverbs.so");
+    assert!(library.exists(), "cargo has not built {library:?}");
     let folder =
         Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("rdma-core-{}", std::process::id()));
     fs::create_dir_all(&folder).unwrap();
     for name in ["libibverbs.so.1", "librdmacm.so.1"] {
         let _ = fs::remove_file(folder.join(name));
-        symlink(profile.join("libibverbs.so"), folder.join(name)).unwrap();
+        symlink(&library, folder.join(name)).unwrap();
     }
     folder
 }

@@ -90,7 +90,7 @@ impl Manager {
 
     fn next(&self) -> Delivery {
         self.deliveries
-            .recv_timeout(Duration::from_secs(10))
+            .recv_timeout(Duration::from_secs(60))
             .expect("something comes")
     }
 

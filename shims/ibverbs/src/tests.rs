@@ -12,7 +12,7 @@ use crate::{ah, cq, device, memory, open, qp, srq};
 
 const LOCAL_WRITE: c_int = 1;
 const REMOTE: c_int = 0b1110;
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// An open device with a domain, a region and a completion queue on a channel.
 pub(crate) struct Bed {
@@ -125,7 +125,8 @@ impl Bed {
             let rtr = 1 | 1 << 7 | 1 << 8 | 1 << 12 | 1 << 15 | 1 << 17 | 1 << 20;
             assert_eq!(qp::modify_qp(from, &attr, rtr), 0);
             attr.qp_state = 3;
-            (attr.timeout, attr.retry_cnt, attr.rnr_retry) = (14, 7, 7);
+            // 8.6 s in all: packets go over sockets, and a thread may wait for its processor.
+            (attr.timeout, attr.retry_cnt, attr.rnr_retry) = (18, 7, 7);
             attr.max_rd_atomic = 4;
             let rts = 1 | 1 << 9 | 1 << 10 | 1 << 11 | 1 << 13 | 1 << 16;
             assert_eq!(qp::modify_qp(from, &attr, rts), 0);

@@ -14,11 +14,8 @@ use verbs_core::{Access, QpInit};
 #[path = "../../examples/hostile/forge.rs"]
 mod forge;
 
-use crate::run::{Place, content};
+use crate::run::{PATIENCE, Place, content};
 use crate::wire::{Background, Served, address, free_port};
-
-/// Patience with machines that do much else.
-const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Bytes of the IPv4 and UDP headers, which are counted with what they carry.
 const HEADERS: usize = 28;

@@ -9,6 +9,8 @@ mod host;
 mod hostile;
 mod interrupted;
 mod iwarp;
+#[path = "../child/line.rs"]
+mod line;
 mod nic;
 mod ports;
 mod rds;

@@ -1,13 +1,14 @@
 //! `verbs rds` between two processes: over RoCE and iWARP on addresses of 127.0.0.0/8, and at two nodes of a hosted subnet.
 
-use std::io::{BufRead, BufReader};
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::run::{Ended, Place, RDS, VERBS, address_of};
+use crate::line::first_line;
+use crate::run::{Ended, PATIENCE, Place, RDS, VERBS, address_of};
+use crate::wire::Background;
 
 /// An address that no other test has.
 fn address(n: u8) -> String {
@@ -19,9 +20,7 @@ const IWARP: [&str; 2] = ["--transport", "iwarp"];
 
 /// A program that answers, with a runtime directory of its own.
 struct Answering {
-    child: Child,
-    /// Kept, so that it can write.
-    _stdout: BufReader<ChildStdout>,
+    program: Background,
     place: Place,
 }
 
@@ -34,22 +33,12 @@ impl Answering {
     fn over(place: Place, network: &[&str], address: &str) -> Self {
         let mut command = command(&place, &["stress", "-r", address, "-v"]);
         command.args(network);
-        command.stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = command.spawn().expect("it starts");
-        let mut stdout = BufReader::new(child.stdout.take().expect("it is piped"));
-        let mut line = String::new();
-        stdout.read_line(&mut line).expect("text");
+        let mut program = Background::run(&mut command);
+        let line = first_line(program.child().stdout.take().expect("piped"));
         if line != format!("requests to {address}:4000 are answered\n") {
-            panic!(
-                "{line}{:?}",
-                Ended::from(child.wait_with_output().expect("a child"))
-            );
+            panic!("{line}{:?}", program.end());
         }
-        Self {
-            child,
-            _stdout: stdout,
-            place,
-        }
+        Self { program, place }
     }
 
     /// `verbs rds` with these arguments, as the same user of the same session.
@@ -63,10 +52,9 @@ impl Answering {
     }
 
     /// Tells it to end.
-    fn end(self) -> Ended {
-        let pid = Pid::from_child(&self.child);
-        kill_process(pid, Signal::TERM).expect("a child of ours");
-        Ended::from(self.child.wait_with_output().expect("a child"))
+    fn end(mut self) -> Ended {
+        self.program.signal(Signal::TERM);
+        self.program.end()
     }
 }
 
@@ -136,20 +124,21 @@ fn every_datagram_comes_once_although_the_connection_is_dropped_all_the_time() {
 fn programs_that_run_are_shown_and_those_that_were_killed_are_not() {
     let theirs = address(7);
     let mut answering = Answering::at(&theirs);
-    let patience = Instant::now() + Duration::from_secs(20);
+    let since = Instant::now();
+    let socket = format!("{theirs}:4000");
     let pid = loop {
         let info = answering.info();
-        if let Some(pid) = info[0]["pid"].as_u64() {
-            assert_eq!(info[0]["sockets"][0], format!("{theirs}:4000"));
+        // The program is shown before it has its socket.
+        if let (Some(pid), true) = (info[0]["pid"].as_u64(), info[0]["sockets"][0] == socket) {
             break pid;
         }
-        assert!(Instant::now() < patience, "it is not shown");
+        assert!(since.elapsed() < PATIENCE, "it is not shown: {info}");
     };
-    assert_eq!(pid, u64::from(answering.child.id()));
+    assert_eq!(pid, u64::from(answering.program.child().id()));
     let text = answering.rds(&["info"]).succeeded();
     assert!(text.starts_with(&format!("process {pid}\n")), "{text}");
-    answering.child.kill().expect("a child of ours");
-    let _ = answering.child.wait();
+    answering.program.kill();
+    let _reaped = answering.program.child().wait();
     assert_eq!(answering.info(), Value::Array(Vec::new()));
     let text = answering.rds(&["info"]).succeeded();
     assert_eq!(text, "no program of `verbs rds` is running\n");
@@ -180,15 +169,11 @@ fn iwarp_programs_of_one_host_find_addresses() {
     let theirs = address(10);
     let answering = Answering::over(Place::new(), &IWARP, &theirs);
     let arguments = [&["ping", "-c", "1", &theirs][..], &IWARP].concat();
-    let asking: Vec<Child> = (0..3)
-        .map(|_| {
-            let mut command = command(&answering.place, &arguments);
-            command.stdout(Stdio::piped()).stderr(Stdio::piped());
-            command.spawn().expect("it starts")
-        })
+    let asking: Vec<_> = (0..3)
+        .map(|_| Background::run(&mut command(&answering.place, &arguments)))
         .collect();
     for asking in asking {
-        let ended = Ended::from(asking.wait_with_output().expect("a child"));
+        let ended = asking.end();
         assert_eq!(ended.code, Some(0), "{ended:?}");
     }
     let second = answering.rds(&[&["stress", "-r", &theirs][..], &IWARP].concat());
@@ -197,7 +182,9 @@ fn iwarp_programs_of_one_host_find_addresses() {
 }
 
 /// A subnet of two adapters with a manager.
-struct Hosted(Child);
+struct Hosted {
+    _program: Background,
+}
 
 impl Hosted {
     fn at(place: &Place) -> Self {
@@ -206,20 +193,10 @@ impl Hosted {
         let mut command = Command::new(VERBS);
         command.arg("subnet").arg(place.path("net")).arg("--sm");
         command.env("VERBS_SUBNET", place.path("subnet"));
-        let mut child = command.stdout(Stdio::piped()).spawn().expect("it starts");
-        let stdout = child.stdout.take().expect("it is piped");
-        let mut line = String::new();
-        BufReader::new(stdout).read_line(&mut line).expect("text");
+        let mut program = Background::run(&mut command);
+        let line = first_line(program.child().stdout.take().expect("piped"));
         assert!(line.starts_with("subnet with"), "{line}");
-        Self(child)
-    }
-}
-
-impl Drop for Hosted {
-    fn drop(&mut self) {
-        // It may have ended by itself.
-        let _killed = self.0.kill();
-        let _reaped = self.0.wait();
+        Self { _program: program }
     }
 }
 

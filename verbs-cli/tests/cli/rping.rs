@@ -1,11 +1,11 @@
 //! `verbs rping` and `verbs connect-bench`, each between two processes on addresses of 127.0.0.0/8.
 
 use std::fs;
-use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::run::{Ended, Place, RPING, VERBS, address_of};
+use crate::run::{Ended, PATIENCE, Place, RPING, address_of};
+use crate::wire::Background;
 
 /// An address that no other test has.
 fn address(n: u8) -> String {
@@ -13,44 +13,38 @@ fn address(n: u8) -> String {
 }
 
 /// Starts a server, and waits until packets reach it.
-fn serve(arguments: &[&str], address: &str) -> Child {
-    let mut command = Command::new(VERBS);
-    command.args(arguments);
-    command.stdout(Stdio::piped()).stderr(Stdio::piped());
-    let child = command.spawn().expect("it starts");
+fn serve(place: &Place, arguments: &[&str], address: &str) -> Background {
+    let server = Background::start(place, arguments);
     let ip: std::net::Ipv4Addr = address.parse().expect("an address");
     let socket = format!("{:08X}:{:04X}", u32::from(ip).swap_bytes(), 4791);
-    let patience = Instant::now() + Duration::from_secs(20);
+    let since = Instant::now();
     while !fs::read_to_string("/proc/net/udp")
         .expect("procfs")
         .contains(&socket)
     {
-        assert!(Instant::now() < patience, "nobody has {address}");
+        assert!(since.elapsed() < PATIENCE, "nobody has {address}");
         thread::sleep(Duration::from_millis(10));
     }
-    child
+    server
 }
 
 /// Runs a client, once its server listens: from the server's socket to its listener it is a few requests.
 fn ask(place: &Place, arguments: &[&str]) -> Ended {
-    let patience = Instant::now() + Duration::from_secs(20);
+    let since = Instant::now();
     loop {
         let ended = place.verbs(arguments);
-        if !ended.stderr.contains("nobody listens") || Instant::now() > patience {
+        if !ended.stderr.contains("nobody listens") || since.elapsed() > PATIENCE {
             return ended;
         }
     }
 }
 
-fn end(child: Child) -> Ended {
-    Ended::from(child.wait_with_output().expect("a child"))
-}
-
 #[test]
 fn pings_go_there_and_back() {
     let (ours, theirs) = (address(1), address(2));
-    let server = serve(&["rping", "-s", "-a", &theirs, "-v", "-C", "3"], &theirs);
     let place = Place::new();
+    let serving = ["rping", "-s", "-a", &theirs, "-v", "-C", "3"];
+    let server = serve(&place, &serving, &theirs);
     let client = [
         "rping", "-c", "-a", &theirs, "-I", &ours, "-v", "-V", "-C", "3", "-S", "100",
     ];
@@ -58,23 +52,20 @@ fn pings_go_there_and_back() {
     let refused = ask(&place, &client);
     assert_eq!(refused.code, Some(5), "{refused:?}");
     let since = Instant::now();
-    let served = end(server);
+    let served = server.end();
     // A peer that goes without having answered is asked again and again: for 103 s.
-    assert!(since.elapsed() < Duration::from_secs(30), "no DREP");
+    assert!(since.elapsed() < PATIENCE, "no DREP");
     assert_eq!(served.code, Some(5), "{served:?}");
     assert_eq!(
         served.stderr,
         "verbs rping: the peer announces 100 bytes; -S has room for 64\n"
     );
 
-    let server = serve(
-        &["rping", "-s", "-a", &theirs, "-v", "-C", "3", "-S", "100"],
-        &theirs,
-    );
+    let server = serve(&place, &[&serving[..], &["-S", "100"]].concat(), &theirs);
     let said = ask(&place, &client).succeeded();
     assert_eq!(said.lines().count(), 3, "{said}");
     assert!(said.starts_with("ping data: rdma-ping-0: ABCDEF"), "{said}");
-    let served = end(server).succeeded();
+    let served = server.end().succeeded();
     assert!(
         served.contains("server ping data: rdma-ping-2: CDEF"),
         "{served}"
@@ -84,8 +75,9 @@ fn pings_go_there_and_back() {
 #[test]
 fn nobody_listens_is_one_sentence() {
     let (ours, theirs) = (address(3), address(4));
-    let server = serve(&["rping", "-s", "-a", &theirs, "-p", "7001"], &theirs);
     let place = Place::new();
+    let serving = ["rping", "-s", "-a", &theirs, "-p", "7001"];
+    let _server = serve(&place, &serving, &theirs);
     let client = ["rping", "-c", "-a", &theirs, "-I", &ours, "-p", "7002"];
     let ended = place.verbs(&client);
     assert_eq!(ended.code, Some(1));
@@ -93,9 +85,6 @@ fn nobody_listens_is_one_sentence() {
         ended.stderr,
         format!("verbs rping: nobody listens at {theirs}:7002\n")
     );
-    let mut server = server;
-    server.kill().expect("a child of ours");
-    let _ = server.wait();
 }
 
 #[test]

@@ -6,6 +6,7 @@ use std::ops::Range;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{self, Child, Command, Output, Stdio};
+use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -29,7 +30,9 @@ pub(crate) fn address_of(file: Range<u8>, n: u8) -> String {
 }
 
 /// How long a test waits for something that is bound to happen.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+/// How long a command may run.
+const RUN_MAX: Duration = Duration::from_secs(150);
 
 /// A directory with files, in which commands run.
 pub(crate) struct Place(TempDir);
@@ -106,25 +109,34 @@ impl Place {
     pub(crate) fn start(&self, arguments: &[&str]) -> Running {
         let mut command = Command::new(VERBS);
         command.args(arguments).current_dir(self.0.path());
-        let child = command
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("it starts");
         Running {
-            child: Some(child),
+            child: Some(Self::piped(&mut command)),
             source: self.path("A"),
         }
     }
 
     fn run(&self, command: &mut Command) -> Ended {
-        Ended::from(
-            command
-                .current_dir(self.0.path())
-                .output()
-                .expect("it starts"),
-        )
+        end_of(Self::piped(command.current_dir(self.0.path())))
     }
+
+    fn piped(command: &mut Command) -> Child {
+        command.stdin(Stdio::null());
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.spawn().expect("it starts")
+    }
+}
+
+/// Waits for the end of a command, which is killed if it does not come in time.
+pub(crate) fn end_of(child: Child) -> Ended {
+    let pid = Pid::from_child(&child);
+    let (tell, told) = mpsc::channel();
+    thread::spawn(move || tell.send(Ended::from(child.wait_with_output().expect("a child"))));
+    told.recv_timeout(RUN_MAX).unwrap_or_else(|_| {
+        // It may end just now.
+        let _ = kill_process(pid, Signal::KILL);
+        let said = told.recv_timeout(Duration::from_secs(5));
+        panic!("a command goes on after {RUN_MAX:?}, and was killed: {said:?}");
+    })
 }
 
 /// A command that has ended.
@@ -190,14 +202,19 @@ impl Running {
 
     /// Stops it when it has read at least so many bytes, and not yet ended.
     pub(crate) fn stopped_after(self, bytes: u64) -> Self {
+        let stopped = self.stopped_in_time(bytes);
+        stopped.expect("it has not ended before it is stopped")
+    }
+
+    /// The same, or nothing if it has ended before.
+    pub(crate) fn stopped_in_time(self, bytes: u64) -> Option<Self> {
         let mut reached = self.reached(bytes);
-        assert!(!reached.has_ended(), "it has ended before byte {bytes}");
+        if reached.has_ended() {
+            return None;
+        }
         reached.signal(Signal::STOP);
-        assert!(
-            reached.bytes_read() >= bytes,
-            "it has ended before it could be stopped"
-        );
-        reached
+        // One that has ended just now has no files open.
+        (reached.bytes_read() >= bytes).then_some(reached)
     }
 
     /// Ends it without a chance to clean up, if it has not ended.
@@ -262,8 +279,7 @@ impl Running {
     }
 
     fn end(mut self) -> Ended {
-        let child = self.child.take().expect("only here it is taken");
-        Ended::from(child.wait_with_output().expect("a child"))
+        end_of(self.child.take().expect("only here it is taken"))
     }
 }
 

@@ -1,10 +1,9 @@
 //! A hosted subnet, and an honest client of it.
 
 use std::fs;
-use std::io::{BufRead, BufReader};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::time::Duration;
 
 use hca_sim::link::fabric::message::{MadMessage, Message, Refusal, Registration};
@@ -12,15 +11,17 @@ use hca_sim::link::fabric::socket::{Take, connect_to, receive, receive_into, sen
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use verbs_core::Lid;
 
+use crate::child::{Guarded, started};
+
 pub(crate) const NET: &str = "Switch 4 \"s\"\n[1] \"a\"[1]\n[2] \"b\"[1]\n[3] \"c\"[1]\n\
                    Hca 1 \"a\"\nHca 1 \"b\"\nHca 1 \"c\"\n";
 
 /// After which a host hangs. It answers within a millisecond; the machine may have more to do.
-pub(crate) const STUCK: Duration = Duration::from_secs(20);
+pub(crate) const STUCK: Duration = Duration::from_secs(60);
 
 /// A hosted subnet, ended when it goes.
 pub(crate) struct Hosted {
-    pub(crate) child: Child,
+    pub(crate) child: Guarded,
     pub(crate) folder: tempfile::TempDir,
     pub(crate) socket: PathBuf,
 }
@@ -85,22 +86,6 @@ impl Hosted {
         let times = rest.split_whitespace().skip(11).take(2);
         times.map(|time| time.parse::<u64>().unwrap()).sum()
     }
-}
-
-impl Drop for Hosted {
-    fn drop(&mut self) {
-        // It may have ended by itself.
-        let _killed = self.child.kill();
-        let _reaped = self.child.wait();
-    }
-}
-
-pub(crate) fn started(command: &mut Command) -> (Child, String) {
-    let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
-    let mut line = String::new();
-    let stdout = child.stdout.take().unwrap();
-    BufReader::new(stdout).read_line(&mut line).unwrap();
-    (child, line)
 }
 
 /// What comes over a connection, or nothing within [`STUCK`].

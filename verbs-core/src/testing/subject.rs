@@ -13,7 +13,7 @@ use crate::sync::{Arc, Mutex, thread};
 use crate::verb::{Verb, VerbError};
 
 /// How long anything may take before the suite says that it never will.
-pub const PATIENCE: Duration = Duration::from_secs(10);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 type Open = dyn Fn() -> Request<'static, OpenDevice> + Send + Sync;
 type Act = dyn Fn() + Send + Sync;

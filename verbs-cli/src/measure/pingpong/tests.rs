@@ -2,7 +2,7 @@
 
 use std::io::{Read, Write as _};
 use std::net::{TcpListener, TcpStream};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::Parser;
 use verbs_core::sync::thread;
@@ -16,6 +16,9 @@ use crate::wire::stand_in::LoopbackNetwork;
 mod ports;
 
 use self::ports::free_port;
+
+/// How long a test waits for a server to listen.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 fn args(port: u16, host: &str, options: &str) -> PingpongArgs {
     // The kind may come first.
@@ -37,9 +40,10 @@ fn text_of(args: &PingpongArgs, network: &LoopbackNetwork) -> Result<String, Pin
 
 /// As [`text_of`], when the server may not be there yet.
 fn client(args: &PingpongArgs, network: &LoopbackNetwork) -> Result<String, PingpongError> {
+    let since = Instant::now();
     loop {
         match text_of(args, network) {
-            Err(PingpongError::Net(NetError::Connect { .. })) => {
+            Err(PingpongError::Net(NetError::Connect { .. })) if since.elapsed() < PATIENCE => {
                 thread::sleep(Duration::from_millis(5));
             }
             result => return result,
@@ -112,11 +116,13 @@ fn strange_clients_are_told_apart() {
         let server = args(port, "", "");
         thread::scope(|scope| {
             let serving = scope.spawn(|| text_of(&server, &network));
+            let since = Instant::now();
             let mut stream = loop {
                 match TcpStream::connect(("127.0.0.1", port)) {
                     Ok(stream) => break stream,
-                    Err(_) => thread::sleep(Duration::from_millis(5)),
+                    Err(error) => assert!(since.elapsed() < PATIENCE, "{error}"),
                 }
+                thread::sleep(Duration::from_millis(5));
             };
             stream.write_all(says.as_bytes()).expect("it reads");
             // A server that has seen enough may have closed it already.

@@ -213,7 +213,7 @@ fn more_clients_than_may_come_are_refused() {
     first.read_exact(&mut export).expect("size and flags");
     drop((first, second));
     // The places are given back when their threads have seen it.
-    for _ in 0..1000 {
+    for _ in 0..12_000 {
         let mut third = greeted(&path);
         third.write_all(&option(1, b"disk")).expect("a name");
         if third.read_exact(&mut export).is_ok() {

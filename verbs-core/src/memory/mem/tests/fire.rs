@@ -1,5 +1,7 @@
 //! Deregistration under load: the proof that no write lands after it.
 
+use std::io::Write as _;
+
 use super::*;
 
 const FIRE_BYTES: usize = 64;
@@ -8,6 +10,10 @@ const COLD_BYTES: usize = 64 << 20;
 const COLD_BURST: usize = 1792;
 /// Reads of the memory after it was taken back.
 const LOOKS: usize = 400;
+/// Rounds with the barrier.
+const ROUNDS: u32 = 3_000;
+/// How long a late write is tried to be provoked without the barrier.
+const BUDGET: Duration = Duration::from_secs(20);
 
 fn memory_filled(len: usize) -> Memory {
     let memory = Memory::alloc(len).unwrap();
@@ -62,8 +68,8 @@ impl Writer {
 }
 
 /// In each round: registers, lets a writer place bytes, deregisters, owns the memory, and checks whether it
-/// changes. Runs that many rounds; without the barrier only until it does change. Returns late writes and
-/// placements.
+/// changes. Runs that many rounds; without the barrier only until it does change, or for [`BUDGET`]. Returns late
+/// writes and placements.
 fn fire(rounds: u32, taken: Taken, barrier: bool) -> (u64, u64) {
     // Two of these at once would have too few processors.
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
@@ -86,7 +92,7 @@ fn fire(rounds: u32, taken: Taken, barrier: bool) -> (u64, u64) {
     };
     let region = Region::new(Arc::clone(&memory), ALL, PD);
     let mut fast = fast(&table);
-    let mut late = 0;
+    let (mut late, begun) = (0, Instant::now());
     for round in 0..rounds {
         let key = match taken {
             Taken::Deregistered => table.register(region.clone()).unwrap().0,
@@ -118,7 +124,7 @@ fn fire(rounds: u32, taken: Taken, barrier: bool) -> (u64, u64) {
         });
         memory.fill(0..FIRE_BYTES, 0).unwrap();
         late += u64::from((0..LOOKS).any(|i| memory.load_u64(i % 8 * 8) != Ok(0)));
-        if !barrier && late > 0 {
+        if !barrier && (late > 0 || begun.elapsed() > BUDGET) {
             break;
         }
     }
@@ -131,26 +137,33 @@ fn fire(rounds: u32, taken: Taken, barrier: bool) -> (u64, u64) {
 /// Goal: after the completion of a deregistration no byte is placed any longer, because of the process-wide
 /// barrier. Method: a writer that never rests; the same rounds with the barrier (none late) and without it (some
 /// late, otherwise this test proves nothing).
+///
+/// The second half must win a race against a store buffer, for which the writer and this thread need two processors at
+/// the same time. A machine that does not give them within [`BUDGET`] proves nothing either way: that is said, past the
+/// harness, which keeps what passing tests print to itself. It is a failure only where `VERBS_LONG` is set, as it is for
+/// the long tier. The loom models, in which both halves of the barrier are fences, fail without either half whatever the
+/// machine, and always run.
 #[test]
 fn deregistration_holds_under_fire() {
-    let (late, placed) = fire(3_000, Taken::Deregistered, true);
+    let (late, placed) = fire(ROUNDS, Taken::Deregistered, true);
     assert_eq!(late, 0, "late writes with the barrier, {placed} placed");
-    let (late, placed_without) = fire(200_000, Taken::Deregistered, false);
+    let (late, placed_without) = fire(u32::MAX, Taken::Deregistered, false);
     println!("with barrier 0 late of {placed}; without {late} late of {placed_without}");
-    let cores = thread::available_parallelism().map_or(1, |n| n.get());
-    if late == 0 && cores == 1 {
-        println!("could not provoke a late write: one core");
+    if late > 0 {
         return;
     }
-    assert!(
-        late > 0,
-        "no late write without the barrier in {placed_without} placements"
+    let cores = thread::available_parallelism().map_or(1, |n| n.get());
+    let said = format!(
+        "NOT PROVOKED: no late write without the barrier in {placed_without} placements, {BUDGET:?}, {cores} cores"
     );
+    let _closed = writeln!(std::io::stderr(), "deregistration_holds_under_fire: {said}");
+    let must = std::env::var_os("VERBS_LONG").is_some() && cores > 1;
+    assert!(!must, "{said}");
 }
 
 /// Goal: the same for an invalidation, which has fences instead of the barrier.
 #[test]
 fn invalidation_holds_under_fire() {
-    let (late, placed) = fire(3_000, Taken::Invalidated, true);
+    let (late, placed) = fire(ROUNDS, Taken::Invalidated, true);
     assert_eq!(late, 0, "late writes, {placed} placed");
 }

@@ -9,6 +9,7 @@ mod registration;
 mod windows;
 
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 
@@ -27,6 +28,8 @@ use crate::wr::{Binding, Registration};
 const ALL: Access = Access::LOCAL_WRITE.union(Access::REMOTE);
 const PD: u32 = 7;
 const WHO: Who = Who { pd: PD, qpn: 7 };
+/// How long a test waits for other threads.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 fn memory(len: usize) -> Arc<Memory> {
     Arc::new(Memory::alloc(len).unwrap())
@@ -41,8 +44,11 @@ fn flag() -> (Arc<AtomicBool>, impl FnOnce() + Send + 'static) {
 }
 
 /// Spins until `done`, which other threads make true.
+#[track_caller]
 fn until(mut done: impl FnMut() -> bool) {
+    let begun = Instant::now();
     while !done() {
+        assert!(begun.elapsed() < PATIENCE, "no other thread has done it");
         spin_loop();
         thread::yield_now();
     }
