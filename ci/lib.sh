@@ -54,19 +54,11 @@ retry() {
 need() {
     local program=$1
     shift
-    if [[ -n $program ]] && command -v "$program" >/dev/null; then
+    if command -v "$program" >/dev/null; then
         return
     fi
-    command -v apt-get >/dev/null || fail "$program is missing, and there is no apt-get to install $*"
-    local sudo=()
-    if [[ $EUID -ne 0 ]]; then
-        command -v sudo >/dev/null || fail "$program is missing; install $*"
-        sudo=(sudo)
-    fi
-    printf '%s is missing: installing %s\n' "${program:-something}" "$*"
-    "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get update -q -o Acquire::Retries=5 </dev/null
-    "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive \
-        apt-get install -q -y -o Acquire::Retries=5 --no-install-recommends "$@" </dev/null
+    printf '%s is missing\n' "$program"
+    install_packages "$@"
 }
 
 # need_all LIST: installs what the list names and this machine lacks, at once. A line is a program, or a path, and its packages.
@@ -76,7 +68,21 @@ need_all() {
         # shellcheck disable=SC2206 # several words
         [[ -e $program ]] || PATH=$PATH:/usr/sbin command -v "$program" >/dev/null || absent+=($packages)
     done < <(lines "$1")
-    ((${#absent[@]} == 0)) || need '' "${absent[@]}"
+    ((${#absent[@]} == 0)) || install_packages "${absent[@]}"
+}
+
+# install_packages PACKAGE...: of Debian.
+install_packages() {
+    command -v apt-get >/dev/null || fail "there is no apt-get to install $*"
+    local sudo=()
+    if [[ $EUID -ne 0 ]]; then
+        command -v sudo >/dev/null || fail "only root can install packages, and there is no sudo: install $*"
+        sudo=(sudo)
+    fi
+    printf 'installing %s\n' "$*"
+    "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get update -q -o Acquire::Retries=5 </dev/null
+    "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive \
+        apt-get install -q -y -o Acquire::Retries=5 --no-install-recommends "$@" </dev/null
 }
 
 # fetch_all: whatever comes from another host: Debian's packages, crates, and the runner of the instruction counts.
@@ -86,11 +92,11 @@ fetch_all() {
     retry ci/counts --tools
 }
 
-# run_tests ARGUMENTS...: cargo test, each program by ci/runner. What is drawn by chance is the same every time.
+# run_tests: cargo test, each program by ci/runner. What is drawn by chance is the same every time.
 run_tests() {
     local host
     host=$(rustc -vV | sed -n 's/^host: //p' | tr 'a-z-' 'A-Z_')
-    env "CARGO_TARGET_${host}_RUNNER=$PWD/ci/runner" PROPTEST_RNG_SEED=1 cargo test --workspace --no-fail-fast "$@"
+    env "CARGO_TARGET_${host}_RUNNER=$PWD/ci/runner" PROPTEST_RNG_SEED=1 cargo test --workspace --no-fail-fast
 }
 
 # judge_flakes: what passed at a second try only is a failure, if it is more than three tests, or if one of them did so in
@@ -110,10 +116,10 @@ judge_flakes() {
 
 # build_programs [--checked]: builds the programs that scripts run. The selection is that of `cargo test --workspace`, and so are the
 # features of every crate: nothing that the tests have built is built again. With --checked it is the optimised build that
-# still sees broken assertions and overflows: the `verbs` command, the C libraries and the fuzz targets' driver.
+# still sees broken assertions and overflows: the `verbs` command and the C libraries.
 build_programs() {
     case ${1:-} in
-        --checked) cargo build -q --profile checked --workspace --lib --bins --example seeded ;;
+        --checked) cargo build -q --profile checked --workspace --lib --bins ;;
         *) cargo build -q --workspace --lib --bins --examples ;;
     esac
 }
