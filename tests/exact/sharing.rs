@@ -148,12 +148,12 @@ fn steps_see_what_they_count() {
     );
     let counts = |steps: Steps| (steps.atomics, steps.of_locks, steps.calls);
     let added = steps::count(|| {
-        word.fetch_add(1, SeqCst);
+        black_box(&word).fetch_add(1, SeqCst);
     });
     assert_eq!(counts(added), (1, 0, 0));
     assert!(added.all > baseline.all);
     let swapped = steps::count(|| {
-        word.swap(1, SeqCst);
+        black_box(&word).swap(1, SeqCst);
     });
     assert_eq!(counts(swapped), (1, 0, 0));
     let locked = steps::count(|| *lock.lock() += 1);

@@ -106,7 +106,7 @@ pub(crate) fn connect(device: &Device, left: &End, right: &End) {
             })
             .wait()
             .unwrap();
-        let mut ready = QpAttr::rts_of(qp_type, Psn::new(own.qp.qpn().value()));
+        let mut ready = QpAttr::rts_of(own.qp.qp_type(), Psn::new(own.qp.qpn().value()));
         // 8.6 s in all: packets go over sockets, and a thread may wait for its processor.
         ready.timeout = ready.timeout.map(|_| 18);
         own.qp.modify(ready).wait().unwrap();

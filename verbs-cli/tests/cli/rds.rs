@@ -1,7 +1,7 @@
 //! `verbs rds` between two processes: over RoCE and iWARP on addresses of 127.0.0.0/8, and at two nodes of a hosted subnet.
 
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rustix::process::Signal;
 use serde_json::Value;
@@ -104,13 +104,13 @@ fn every_datagram_comes_once_although_the_connection_is_dropped_all_the_time() {
     let (ours, theirs) = (address(5), address(6));
     let answering = Answering::at(&theirs);
     let asked = answering.rds(&[
-        "stress", "-r", &ours, "-s", &theirs, "-t", "3", "-d", "8", "-n", "400", "-q", "5000",
+        "stress", "-r", &ours, "-s", &theirs, "-t", "3", "-d", "8", "-n", "2000", "-q", "5000",
         "-a", "100", "-v", "--kill", "20ms", "--json",
     ]);
     assert_eq!(asked.code, Some(0), "{asked:?}");
     let sums = json(&asked);
-    assert_eq!(sums["answers"], 1200, "{sums}");
-    assert_eq!(sums["bytes_received"], 120_000, "{sums}");
+    assert_eq!(sums["answers"], 6000, "{sums}");
+    assert_eq!(sums["bytes_received"], 600_000, "{sums}");
     assert!(sums["losses"].as_u64() > Some(0), "{sums}");
     let info = answering.info();
     let connections = info[0]["connections"].as_array().expect("a list");
@@ -153,12 +153,12 @@ fn iwarp_carries_datagrams_once_and_in_order() {
     let said = rds(&["ping", "-c", "3", "-i", "1ms", "-I", &ours, &theirs]).succeeded();
     assert!(said.contains("3 pings, 3 answered"), "{said}");
     let asked = rds(&[
-        "stress", "-r", &ours, "-s", &theirs, "-t", "3", "-d", "8", "-n", "300", "-q", "9000",
-        "-a", "100", "-v", "--kill", "20ms", "--json",
+        "stress", "-r", &ours, "-s", &theirs, "-t", "3", "-d", "8", "-n", "3000", "-q", "9000",
+        "-a", "100", "-v", "--kill", "10ms", "--json",
     ]);
     assert_eq!(asked.code, Some(0), "{asked:?}");
     let sums = json(&asked);
-    assert_eq!(sums["answers"], 900, "{sums}");
+    assert_eq!(sums["answers"], 9000, "{sums}");
     assert!(sums["losses"].as_u64() > Some(0), "{sums}");
     assert_eq!(answering.end().stderr, "");
 }
@@ -211,11 +211,11 @@ fn nodes_of_a_hosted_subnet_carry_datagrams_once_and_in_order() {
     assert!(said.contains("3 pings, 3 answered"), "{said}");
     let asked = rds(&[
         "stress", "--bind", "fd00::1", "-r", "10.0.0.1", "-s", "10.0.0.2", "-t", "2", "-d", "8",
-        "-n", "200", "-q", "9000", "-a", "100", "-v", "--kill", "20ms", "--json",
+        "-n", "3000", "-q", "9000", "-a", "100", "-v", "--kill", "10ms", "--json",
     ]);
     assert_eq!(asked.code, Some(0), "{asked:?}");
     let sums = json(&asked);
-    assert_eq!(sums["answers"], 400, "{sums}");
+    assert_eq!(sums["answers"], 6000, "{sums}");
     assert!(sums["losses"].as_u64() > Some(0), "{sums}");
     let without = rds(&["ping", "-c", "1", "10.0.0.2"]);
     without.failed(1, &["no address of this end is of the family of 10.0.0.2"]);

@@ -63,9 +63,7 @@ fn a_ping_client_that_is_told_to_end_tells_its_server() {
     let (server, client, port) = (address(105), address(104), free_port());
     let serve = ["rping", "-s", "-a", &server, "-p", &port];
     let mut serving = Background::start(&place, &serve);
-    let ask = [
-        "rping", "-c", "-v", "-a", &server, "-p", &port, "-I", &client,
-    ];
+    let ask = ["rping", "-c", "-a", &server, "-p", &port, "-I", &client];
     let since = Instant::now();
     let mut asking = loop {
         // One that nobody serves is told so, and ends.
@@ -106,7 +104,7 @@ fn seeds_that_are_interrupted_show_their_table() {
     let place = Place::new();
     let mut running = Background::start(&place, &["sim", "--seeds", "1..1000000"]);
     thread::sleep(Duration::from_secs(2));
-    tell(&mut running, Signal::INT);
+    running.signal(Signal::INT);
     let ended = ended(running, "the simulator");
     assert_eq!(ended.signal, Some(Signal::INT.as_raw()), "{ended:?}");
     let last = ended.stdout.lines().last().unwrap_or_default();

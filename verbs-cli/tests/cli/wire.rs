@@ -436,12 +436,6 @@ fn a_kill_at_either_end_is_said() {
 
     let mut client = start();
     client.is_writing();
-    // The server misses the first one when its retries are exceeded.
-    let stderr = served.server.child().stderr.take().expect("piped");
-    let mut said = String::new();
-    let mut stderr = BufReader::new(stderr);
-    stderr.read_line(&mut said).expect("text");
-    assert!(said.contains("destination device"), "{said}");
     let killed = Instant::now();
     served.server.kill();
     let ended = client.end();
