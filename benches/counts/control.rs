@@ -4,16 +4,12 @@
 //! that answers at once with a ready value. The registry of the verbs that threads issue is included; it cannot be
 //! switched off. A tokio oneshot is measured for the ratio.
 
-#![allow(missing_docs, reason = "what gungraun generates has none")]
-
-mod budget;
-
 use futures::executor::block_on;
-use gungraun::{library_benchmark, library_benchmark_group, main};
+use gungraun::{library_benchmark, library_benchmark_group};
 use tokio::sync::oneshot;
 use verbs_benches::control::Subject;
 
-use budget::{TIMES, budget};
+use crate::budget::{TIMES, budget};
 
 macro_rules! counted {
     ($($(#[$doc:meta])* $name:ident: $subject:ident.$operation:ident <= $budget:literal;)*) => {
@@ -54,7 +50,7 @@ fn tokio_oneshot() {
 }
 
 library_benchmark_group!(
-    name = control,
+    name = controls,
     benchmarks = [
         query_routine,
         query_future,
@@ -70,5 +66,3 @@ library_benchmark_group!(
         tokio_oneshot
     ]
 );
-
-main!(library_benchmark_groups = control);

@@ -3,11 +3,6 @@
 //! Measured: two nodes of one process on the loopback link, where one thread sends, carries and delivers; acknowledgements are
 //! among it.
 
-#![allow(missing_docs, reason = "what gungraun generates has none")]
-#![allow(unused_qualifications, reason = "gungraun generates paths")]
-
-mod budget;
-
 use std::future::Future;
 use std::hint::black_box;
 use std::net::{IpAddr, SocketAddr};
@@ -18,14 +13,14 @@ use std::task::{Context, Wake};
 use std::thread::{self, Thread};
 
 use futures::executor::block_on;
-use gungraun::{library_benchmark, library_benchmark_group, main};
+use gungraun::{library_benchmark, library_benchmark_group};
 use hca_sim::{Hca, Loopback};
 use ulp_rds::{Config, Node, RdsSocket};
 use verbs_benches::pair::Pair;
 use verbs_cm::Manager;
 use verbs_cm::resolver::Fixed;
 
-use budget::{TIMES, budget};
+use crate::budget::{TIMES, budget};
 
 /// Bytes of a datagram.
 const SHORT: usize = 8;
@@ -170,8 +165,6 @@ fn bare_page(mut pair: Pair) -> Pair {
 }
 
 library_benchmark_group!(
-    name = rds,
+    name = datagrams,
     benchmarks = [datagram, datagram_page, bare, bare_page]
 );
-
-main!(library_benchmark_groups = rds);

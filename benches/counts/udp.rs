@@ -7,12 +7,6 @@
 //! code; the others count one step of them, for 32 messages more than are repeated: those that warm up. The engines' threads sleep: they would take packets whenever the machine has
 //! kept this thread waiting, and counts would depend on its load.
 
-#![allow(missing_docs, reason = "what gungraun generates has none")]
-#![allow(unused_qualifications, reason = "gungraun generates paths")]
-
-mod asleep;
-mod budget;
-
 use std::hint::black_box;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
@@ -21,7 +15,7 @@ use arrayvec::ArrayVec;
 use futures::executor::block_on;
 use gungraun::{
     Callgrind, EntryPoint, EventKind, LibraryBenchmarkConfig, library_benchmark,
-    library_benchmark_group, main,
+    library_benchmark_group,
 };
 use hca_sim::link::{
     Arrival, Burst, Change, Feedback, PacketLink, Refusal, Route, Sent, Udp, Waiter,
@@ -29,8 +23,8 @@ use hca_sim::link::{
 use hca_sim::{Hca, connect};
 use verbs_core::{Access, Cq, Device, Error, Memory, Mr, Mtu, Pd, Qp, QpInit, Recv, Send, Wc};
 
-use asleep::Asleep;
-use budget::{TIMES, budget, limit};
+use crate::asleep::Asleep;
+use crate::budget::{TIMES, budget, limit};
 
 /// Work requests in a batch.
 const BATCH: usize = 16;
@@ -243,14 +237,14 @@ macro_rules! counted {
 }
 
 counted! {
-    single_post: "udp_counts::post" of 1 => 2946;
-    single_receive: "udp_counts::receive" of 1 => 2397;
-    single_acknowledge: "udp_counts::acknowledge" of 1 => 2055;
-    single_complete: "udp_counts::complete" of 1 => 2343;
-    batch_post: "udp_counts::post" of BATCH => 1554;
-    batch_receive: "udp_counts::receive" of BATCH => 1564;
-    batch_acknowledge: "udp_counts::acknowledge" of BATCH => 163;
-    batch_complete: "udp_counts::complete" of BATCH => 541;
+    single_post: "counts::udp::post" of 1 => 2946;
+    single_receive: "counts::udp::receive" of 1 => 2397;
+    single_acknowledge: "counts::udp::acknowledge" of 1 => 2055;
+    single_complete: "counts::udp::complete" of 1 => 2343;
+    batch_post: "counts::udp::post" of BATCH => 1554;
+    batch_receive: "counts::udp::receive" of BATCH => 1564;
+    batch_acknowledge: "counts::udp::acknowledge" of BATCH => 163;
+    batch_complete: "counts::udp::complete" of BATCH => 541;
 }
 
 // The aim is 1,500.
@@ -270,7 +264,7 @@ fn batch(mut subject: Subject) -> Subject {
 }
 
 library_benchmark_group!(
-    name = udp,
+    name = packets,
     benchmarks = [
         single,
         single_post,
@@ -284,5 +278,3 @@ library_benchmark_group!(
         batch_complete
     ]
 );
-
-main!(library_benchmark_groups = udp);

@@ -228,8 +228,9 @@ pub(crate) fn seeded(members: &[Member]) -> Vec<String> {
 
 /// Libraries that the tests of a crate load at run time: by a dev-dependency cargo builds them first. It links nothing,
 /// as they are shared libraries for C programs alone, so that no name of theirs gets into the test's program.
-const LOADED: [(&str, &str); 3] = [
+const LOADED: [(&str, &str); 4] = [
     ("hca-rdma", "verbs-ibverbs"),
+    ("verbs-benches", "verbs-ibverbs"),
     ("verbs-cli", "verbs-ibverbs"),
     ("verbs-rdma", "verbs-ibverbs"),
 ];

@@ -6,12 +6,6 @@
 //! receive, the poll of the sender and the calling code; the others count one of them, for 32 messages more than are
 //! repeated: those that warm up. The engines' threads sleep, as for UDP.
 
-#![allow(missing_docs, reason = "what gungraun generates has none")]
-#![allow(unused_qualifications, reason = "gungraun generates paths")]
-
-mod asleep;
-mod budget;
-
 use std::hint::black_box;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -19,7 +13,7 @@ use std::sync::Arc;
 
 use gungraun::{
     Callgrind, EntryPoint, EventKind, LibraryBenchmarkConfig, library_benchmark,
-    library_benchmark_group, main,
+    library_benchmark_group,
 };
 use hca_sim::link::Waiter;
 use hca_sim::port_space::PortError;
@@ -27,8 +21,8 @@ use hca_sim::stream::{Bound, Stream, StreamLink, Token};
 use hca_sim::{Adopted, Hca, Tcp, adopt};
 use verbs_core::{Access, Cq, Device, Memory, Mr, Pd, Qp, QpInit, Recv, Seed, Send, Wc};
 
-use asleep::Asleep;
-use budget::{TIMES, budget, limit};
+use crate::asleep::Asleep;
+use crate::budget::{TIMES, budget, limit};
 
 /// Bytes of a message.
 const BYTES: usize = 64;
@@ -189,21 +183,21 @@ fn budget_of(instructions: u64, function: &str) -> LibraryBenchmarkConfig {
     config
 }
 
-#[library_benchmark(config = budget(6100))]
+#[library_benchmark(config = budget(5390))]
 #[bench::counted(Subject::new())]
 fn single(mut subject: Subject) -> Subject {
     subject.messages(TIMES);
     subject
 }
 
-#[library_benchmark(config = budget_of(3330, "stream_counts::post"))]
+#[library_benchmark(config = budget_of(2770, "counts::stream::post"))]
 #[bench::counted(Subject::new())]
 fn single_post(mut subject: Subject) -> Subject {
     subject.messages(TIMES);
     subject
 }
 
-#[library_benchmark(config = budget_of(2806, "stream_counts::receive"))]
+#[library_benchmark(config = budget_of(2634, "counts::stream::receive"))]
 #[bench::counted(Subject::new())]
 fn single_receive(mut subject: Subject) -> Subject {
     subject.messages(TIMES);
@@ -214,5 +208,3 @@ library_benchmark_group!(
     name = streams,
     benchmarks = [single, single_post, single_receive]
 );
-
-main!(library_benchmark_groups = streams);

@@ -3,22 +3,18 @@
 //! Measured: two queue pairs of one HCA in one thread, from the posts to the polled completions, the calling code
 //! included. A crossbeam channel is measured for the ratio.
 
-#![allow(missing_docs, reason = "what gungraun generates has none")]
-#![allow(unused_qualifications, reason = "gungraun generates paths")]
-
 mod awaited;
-mod budget;
 mod shared;
 
 use std::hint::black_box;
 
 use arrayvec::ArrayVec;
 use futures::executor::block_on;
-use gungraun::{library_benchmark, library_benchmark_group, main};
+use gungraun::{library_benchmark, library_benchmark_group};
 use verbs_benches::pair::Pair;
 use verbs_core::{Access, Arm, Armed, Extent, FastMr, LocalInv, Recv, Send, Wc};
 
-use budget::{TIMES, budget};
+use crate::budget::{TIMES, budget};
 
 /// Work requests in a batch.
 const BATCH: usize = 16;
@@ -186,7 +182,7 @@ fn channel() {
 }
 
 library_benchmark_group!(
-    name = message,
+    name = messages,
     benchmarks = [
         send,
         send_batch,
@@ -203,5 +199,3 @@ library_benchmark_group!(
         channel
     ]
 );
-
-main!(library_benchmark_groups = message);
