@@ -5,6 +5,12 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 export CARGO_TERM_COLOR="${CARGO_TERM_COLOR:-auto}"
 
+# Where rustup may fetch nothing, the compiler that rust-toolchain.toml names may be there by another name.
+if ! cargo -V >/dev/null 2>&1; then
+    pinned=$(sed -n 's/^channel = "\(.*\)"/\1/p' rust-toolchain.toml)
+    [[ $(RUSTUP_TOOLCHAIN=stable rustc -V 2>/dev/null) != "rustc $pinned "* ]] || export RUSTUP_TOOLCHAIN=stable
+fi
+
 # step NAME COMMAND...: says what starts, runs it, and says how long it took; also in the file that STEPS names, if it is
 # set. Ends the script if the command fails.
 step() {
