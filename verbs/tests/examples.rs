@@ -3,6 +3,7 @@
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 fn example(name: &str, args: &[&str]) -> Command {
     let mut path: PathBuf = std::env::current_exe().expect("this test is a file");
@@ -39,6 +40,12 @@ impl Drop for Server {
         self.0.kill().expect("it is ours");
         self.0.wait().expect("it was started");
     }
+}
+
+/// Examples over the system's networks have the same addresses: one test at a time runs them.
+fn addresses() -> MutexGuard<'static, ()> {
+    static ADDRESSES: Mutex<()> = Mutex::new(());
+    ADDRESSES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[test]
@@ -108,10 +115,10 @@ fn faults_in_ci() {
     assert!(text.starts_with("all 100 answers were right; then: the device was removed"));
 }
 
-/// Goal: the examples run unchanged over every provider (D19). Method: each over each, named by the environment. One
-/// after the other, as those over the system's networks share addresses.
+/// Goal: the examples run unchanged over every provider (D19). Method: each over each, named by the environment.
 #[test]
 fn every_example_runs_over_every_provider() {
+    let _ours = addresses();
     let tokio =
         "an answer without a question: false\nmessages counted: 1000\nbytes, then the end\n";
     let routines = "region gone: true\nprotection domain gone: true\ndevice closed: true\n";
@@ -159,6 +166,7 @@ fn own_rdma_core() -> PathBuf {
 /// system's would be.
 #[test]
 fn the_examples_run_on_an_rdma_nic() {
+    let _ours = addresses();
     let folder = own_rdma_core();
     let on_nic = |name, nic| {
         let mut command = example(name, &[]);
