@@ -32,6 +32,38 @@ step() {
     printf '%8s s  %s\n' "$seconds" "$name" >>"${STEPS:-/dev/null}"
 }
 
+# beside NAME COMMAND...: a step that runs beside others until `together`, as a group of processes of its own. A script that
+# has some ends them when it ends: `trap stop_besides EXIT`.
+besides=()
+beside() {
+    local log
+    log=$(mktemp)
+    set -m
+    (step "$@") >"$log" 2>&1 </dev/null &
+    set +m
+    besides+=("$! $log")
+}
+
+stop_besides() {
+    local each
+    for each in "${besides[@]}"; do
+        kill -TERM -- "-${each%% *}" 2>/dev/null || true
+        rm -f "${each#* }"
+    done
+}
+
+# together: waits for the steps that run beside each other, prints what each has said, and ends the script if one has failed.
+together() {
+    local each code=0
+    for each in "${besides[@]}"; do
+        wait "${each%% *}" || code=$?
+        cat "${each#* }"
+        rm -f "${each#* }"
+    done
+    besides=()
+    ((code == 0)) || exit "$code"
+}
+
 # elapsed START: seconds since START, a value of EPOCHREALTIME, with one decimal.
 elapsed() {
     local start=${1/[.,]/} now=${EPOCHREALTIME/[.,]/}
