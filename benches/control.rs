@@ -1,16 +1,16 @@
-//! What it costs to ask a device for something, through each front end and through the two usual
-//! ways around them: a thread that blocks, and a boxed future sent to a worker.
+//! The cost of a request to a device, through each front end and through the two usual alternatives: a thread that
+//! blocks, and a boxed future sent to a worker.
 //!
-//! Measured: a query (no object) and the creation of a queue pair with its destruction, over a
-//! device that answers at once and over one whose commands take 10 us; with 1 and with 64 requests
-//! outstanding; and the destruction of 10,000 queue pairs. A tokio oneshot and a loopback TCP
-//! connection stand beside. All ways take turns, repetition by repetition, so that load of the
-//! machine meets them alike; medians are printed, with ratios to the first of each group.
+//! Measured: a query (no object) and the creation of a queue pair with its destruction, over a device that answers at
+//! once and over one whose commands take 10 us; with 1 and with 64 requests outstanding; and the destruction of 10,000
+//! queue pairs. A tokio oneshot and a loopback TCP connection are measured for comparison. All methods take turns,
+//! repetition by repetition, so that load of the machine affects them equally; medians are printed, with ratios to the
+//! first of each group.
 //!
-//! Last, what that is all for: messages, beside words through a channel.
+//! Last, messages, compared with words through a channel.
 //!
-//! Runs under `cargo bench`; with `--test` every way goes once, for crashes and not for times. A word that is
-//! no option chooses the groups that have it in their title.
+//! Runs under `cargo bench`; with `--test` every method runs once, to find crashes and not for times. A word that is
+//! not an option selects the groups that have it in their title.
 
 mod mad;
 mod message;
@@ -34,14 +34,14 @@ use verbs_core::{Cq, Device, Pd, Provider, Qp, QpInit, Request};
 
 /// Repetitions that take turns.
 const TURNS: usize = 15;
-/// What one repetition should take.
+/// The intended duration of one repetition.
 const TURN: Duration = Duration::from_millis(3);
 /// Queue pairs that are destroyed at once.
 const MANY: u64 = 10_000;
 
-/// Does something that often, and says how long it took.
+/// Repeats an operation that often, and returns how long it took.
 type Way = Box<dyn FnMut(u64) -> Duration>;
-/// Ways that are compared with the first of them.
+/// Methods that are compared with the first of them.
 type Group = (String, Vec<(&'static str, Way)>);
 type Boxed = Pin<Box<dyn Future<Output = ()> + Send>>;
 
@@ -72,7 +72,7 @@ impl Site {
     }
 }
 
-/// What is asked for.
+/// The operations that are requested.
 #[derive(Clone, Copy)]
 enum Ask {
     Query,
@@ -126,7 +126,7 @@ impl Ask {
     }
 }
 
-/// (a) Routines; the issuer gives the processor away while the window is full.
+/// (a) Routines; the issuer yields the processor while the window is full.
 fn routines(ask: Ask, site: Arc<Site>, window: u64) -> Way {
     Box::new(move |times| {
         let done = Arc::new(AtomicU64::new(0));
@@ -219,7 +219,7 @@ fn worker(ask: Ask, site: Arc<Site>, window: u64) -> Way {
     })
 }
 
-/// The comparison: what is asked for, how long the device takes, how much is outstanding.
+/// The comparison: the operation, how long the device takes, how many are outstanding.
 fn comparison() -> Vec<Group> {
     let mut groups = Vec::new();
     for (name, ask) in [

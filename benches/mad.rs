@@ -1,4 +1,4 @@
-//! A subnet management datagram, answered in the call that brings it and by a thread it is handed to.
+//! A subnet management datagram, answered in the call that delivers it and by a thread that it is handed to.
 
 use std::hint::black_box;
 use std::sync::{Arc, mpsc};
@@ -7,13 +7,15 @@ use std::thread;
 use hca_sim::Hca;
 use hca_sim::link::fabric::{PortRef, SharedSubnet, Subnet, SubnetConfig, Topology};
 use verbs_core::mad::header::emit_header;
-use verbs_core::mad::sm::{self, Hops, PERMISSIVE_LID, SmpHeader};
-use verbs_core::mad::{AttributeId, Class, MadArrival, MadBytes, MadHeader, MadVerdict, Method};
+use verbs_core::mad::sm::{self, Hops, SmpHeader};
+use verbs_core::mad::{
+    AttributeId, Class, Later, MadArrival, MadBytes, MadHeader, MadVerdict, Method,
+};
 use verbs_core::{Lid, Provider, Qpn};
 
 use crate::{Group, timed};
 
-/// A Get of NodeInfo for an HCA on a subnet: what a manager asks a busy node.
+/// A Get of NodeInfo for an HCA on a subnet, as a manager sends to a busy node.
 pub(crate) fn group() -> Group {
     let hca = node();
     let inline = {
@@ -77,11 +79,7 @@ fn answer(hca: &Hca) {
         ..MadHeader::default()
     };
     emit_header(&header, &mut mad);
-    let permissive = SmpHeader {
-        m_key: 0,
-        dr_slid: PERMISSIVE_LID,
-        dr_dlid: PERMISSIVE_LID,
-    };
+    let permissive = SmpHeader::directed(0);
     permissive.put(&mut mad);
     Hops::put_path(&mut mad, &[]).expect("no hop fits");
     let arrival = MadArrival {
@@ -93,6 +91,7 @@ fn answer(hca: &Hca) {
         pkey_index: 0,
         grh: None,
         mad: black_box(&mad),
+        later: Later::default(),
     };
     let mut reply = [0; 256];
     let verdict = hca.process_mad(&arrival, &mut reply);

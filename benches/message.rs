@@ -1,4 +1,4 @@
-//! A message of 8 bytes between two queue pairs of one thread, beside a word through a channel.
+//! A message of 8 bytes between two queue pairs of one thread, compared with a word through a channel.
 
 use std::cell::RefCell;
 use std::hint::black_box;
@@ -40,7 +40,7 @@ fn channel(times: u64) -> std::time::Duration {
     })
 }
 
-/// So many messages, or up to 15 more.
+/// That many messages, or up to 15 more.
 fn send_batches(pair: &mut Pair, times: u64) {
     let ((from, to), mut out) = (pair.places(), [Wc::default(); BATCH]);
     let send = |id| -> SendWr<'_> { Send::new(id).from(from).signaled().into() };

@@ -5,6 +5,12 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 export CARGO_TERM_COLOR="${CARGO_TERM_COLOR:-auto}"
 
+# Where rustup may fetch nothing, the compiler that rust-toolchain.toml names may be there by another name.
+if ! cargo -V >/dev/null 2>&1; then
+    pinned=$(sed -n 's/^channel = "\(.*\)"/\1/p' rust-toolchain.toml)
+    [[ $(RUSTUP_TOOLCHAIN=stable rustc -V 2>/dev/null) != "rustc $pinned "* ]] || export RUSTUP_TOOLCHAIN=stable
+fi
+
 # step NAME COMMAND...: says what starts, runs it, and says how long it took; also in the file that STEPS names, if it is
 # set. Ends the script if the command fails.
 step() {
@@ -24,6 +30,38 @@ step() {
     fi
     printf '==> %s: %s s\n' "$name" "$seconds"
     printf '%8s s  %s\n' "$seconds" "$name" >>"${STEPS:-/dev/null}"
+}
+
+# beside NAME COMMAND...: a step that runs beside others until `together`, as a group of processes of its own. A script that
+# has some ends them when it ends: `trap stop_besides EXIT`.
+besides=()
+beside() {
+    local log
+    log=$(mktemp)
+    set -m
+    (step "$@") >"$log" 2>&1 </dev/null &
+    set +m
+    besides+=("$! $log")
+}
+
+stop_besides() {
+    local each
+    for each in "${besides[@]}"; do
+        kill -TERM -- "-${each%% *}" 2>/dev/null || true
+        rm -f "${each#* }"
+    done
+}
+
+# together: waits for the steps that run beside each other, prints what each has said, and ends the script if one has failed.
+together() {
+    local each code=0
+    for each in "${besides[@]}"; do
+        wait "${each%% *}" || code=$?
+        cat "${each#* }"
+        rm -f "${each#* }"
+    done
+    besides=()
+    ((code == 0)) || exit "$code"
 }
 
 # elapsed START: seconds since START, a value of EPOCHREALTIME, with one decimal.
@@ -122,6 +160,24 @@ build_programs() {
         --checked) cargo build -q --profile checked --workspace --lib --bins ;;
         *) cargo build -q --workspace --lib --bins --examples ;;
     esac
+}
+
+# alone "$@": starts the script over in a network of its own, which has `lo` and nothing else, and in a space of processes in
+# which nothing outlives it; where the system allows neither, goes on as it is. Packages and builds come before.
+alone() {
+    local flags
+    [[ -z ${IS_ALONE:-} ]] || return 0
+    if [[ $EUID -eq 0 ]] && command -v ip >/dev/null; then
+        for flags in '-n -p -f --kill-child --mount-proc' '-n'; do
+            # shellcheck disable=SC2086 # several words
+            unshare $flags true 2>/dev/null || continue
+            [[ -z ${work:-} ]] || rm -rf "$work"
+            # The shell between them is the first process of that space, so that the script is one that signals end.
+            # shellcheck disable=SC2016,SC2086 # that shell's own words; several words
+            IS_ALONE=1 exec unshare $flags -- sh -c 'ip link set lo up && "$@"; exit $?' sh "$0" "$@"
+        done
+    fi
+    echo 'no network namespace can be made here: the script shares the network of this host'
 }
 
 # lines FILE: the lines of a list that are neither empty nor comments.

@@ -1,8 +1,8 @@
-//! What the benches of the control path measure: verbs over a provider that answers at once, through
-//! each of the front ends.
+//! The code that the benches of the control path measure: verbs over a provider that answers at once, through each of
+//! the front ends.
 //!
-//! Every measured function repeats its operation, so that a count divided by the repetitions has
-//! no share of what happens once.
+//! Every measured function repeats its operation, so that a count divided by the repetitions contains no part of what
+//! happens once.
 
 use std::future::{Future, IntoFuture};
 use std::hint::black_box;
@@ -18,10 +18,9 @@ use verbs_core::{
     Psn, Qp, QpAttr, QpInit, QpState, Qpn,
 };
 
-/// Answers the two measured verbs with what it holds, and pends neither; the [`Null`] provider does
-/// the rest.
+/// Answers the two measured verbs with values that it holds, and pends neither; the [`Null`] provider does the rest.
 ///
-/// What a provider's own work costs is no cost of the request mechanism, so there is none.
+/// A provider's own work is not a cost of the request mechanism, so there is none.
 pub struct Inline {
     port: PortAttr,
     rest: Null,
@@ -72,8 +71,8 @@ impl Provider for Pends {
     }
 }
 
-/// A command interface that takes its time: every command pends, and a thread that stands for the
-/// hardware carries it out on [`Inline`] when it is due.
+/// A command interface with delays: every command pends, and a thread that stands for the hardware carries it out on
+/// [`Inline`] when it is due.
 pub struct Delayed(Mutex<mpsc::Sender<(Instant, PendingCommand)>>, Duration);
 
 impl Delayed {
@@ -114,7 +113,7 @@ pub struct Subject {
     device: Arc<Device>,
 }
 
-/// Where routines leave what they saw, so that nothing is optimised away.
+/// Where routines store what they saw, so that nothing is optimised away.
 static SEEN: AtomicU64 = AtomicU64::new(0);
 
 #[inline]
@@ -133,7 +132,7 @@ impl Subject {
         Self::over(Arc::new(Pends::default()))
     }
 
-    /// Over any provider, with the thread's first verb behind it.
+    /// Over any provider, after the thread's first verb.
     pub fn over(provider: Arc<dyn Provider>) -> Self {
         let device = Device::open(black_box(provider)).wait().expect("a device");
         let pd = device.alloc_pd().wait().expect("a PD");

@@ -1,4 +1,4 @@
-//! Two connected queue pairs of one thread, and what they do most.
+//! Two connected queue pairs of one thread, and their most frequent operations.
 
 use std::hint::black_box;
 
@@ -7,20 +7,20 @@ use verbs_core::{
     Access, Cq, Device, Error, Memory, Mr, Pd, Qp, QpInit, Read, Recv, Send, Sge, Wc, Write,
 };
 
-/// From what is sent to where it arrives: no multiple of a page, as processors take addresses with the same low
-/// bits for one another.
+/// The distance between the bytes that are sent and where they arrive: not a multiple of a page, because processors
+/// confuse addresses with the same low bits.
 const APART: usize = 4096 + 192;
 
 /// Two connected queue pairs, and what they need. Dropped in this order.
 #[derive(Debug)]
 pub struct Pair {
-    /// It sends.
+    /// The sender.
     pub sender: Qp,
-    /// It receives.
+    /// The receiver.
     pub receiver: Qp,
-    /// What sends complete to.
+    /// The completion queue of sends.
     pub sent: Cq,
-    /// What receives complete to.
+    /// The completion queue of receives.
     pub received: Cq,
     /// The memory of both.
     pub mr: Mr,
@@ -55,14 +55,26 @@ impl Pair {
         })
     }
 
-    /// The 8 bytes that are sent, and those where they arrive.
+    /// The 8 bytes that are sent, and the place where they arrive.
     pub fn places(&self) -> (Sge, Sge) {
         (self.mr.slice(0..8), self.mr.slice(APART..APART + 8))
     }
 
-    /// So many SENDs, each with its receive and both completions.
+    /// That many SENDs, each with its receive and both completions.
     pub fn send(&mut self, times: u64) {
-        let ((from, to), mut out) = (self.places(), [Wc::default()]);
+        self.send_from(self.places(), times);
+    }
+
+    /// The same with so many bytes.
+    pub fn send_bytes(&mut self, bytes: usize, times: u64) {
+        let apart = APART.max(bytes + APART);
+        let places = (self.mr.slice(0..bytes), self.mr.slice(apart..apart + bytes));
+        self.send_from(places, times);
+    }
+
+    #[inline]
+    fn send_from(&mut self, (from, to): (Sge, Sge), times: u64) {
+        let mut out = [Wc::default()];
         for i in 0..times {
             let recv = Recv::new(i).into(*black_box(&to));
             self.receiver.post_recv(recv).expect("there is room");
@@ -73,7 +85,7 @@ impl Pair {
         }
     }
 
-    /// So many WRITEs with their completions.
+    /// That many WRITEs with their completions.
     pub fn write(&mut self, times: u64) {
         let (from, to) = (self.mr.slice(0..8), self.mr.remote(APART));
         let mut out = [Wc::default()];
@@ -86,7 +98,7 @@ impl Pair {
         }
     }
 
-    /// So many READs with their completions.
+    /// That many READs with their completions.
     pub fn read(&mut self, times: u64) {
         let (to, from) = (self.mr.slice(0..8), self.mr.remote(APART));
         let mut out = [Wc::default()];

@@ -26,24 +26,6 @@ record() {
     printf '%s\t%s\t%s\n' "$1" "$2" "${3:-}" >>"${RECORD:-/dev/null}"
 }
 
-# alone "$@": starts the suite over in a network of its own, which has `lo` and nothing else, and in a space of processes in
-# which nothing outlives the suite; where the system allows neither, goes on as it is. Packages and builds come before.
-alone() {
-    local flags
-    [[ -z ${SUITE_IS_ALONE:-} ]] || return 0
-    if [[ $EUID -eq 0 ]] && command -v ip >/dev/null; then
-        for flags in '-n -p -f --kill-child --mount-proc' '-n'; do
-            # shellcheck disable=SC2086 # several words
-            unshare $flags true 2>/dev/null || continue
-            rm -rf "$work"
-            # The shell between them is the first process of that space, so that the suite is one that signals end.
-            # shellcheck disable=SC2016,SC2086 # that shell's own words; several words
-            SUITE_IS_ALONE=1 exec unshare $flags -- sh -c 'ip link set lo up && "$@"; exit $?' sh "$0" "$@"
-        done
-    fi
-    echo 'no network namespace can be made here: the suite shares the network of this host'
-}
-
 # without_machine WHAT: whether the half of the suite that needs the peer machine is to be left out; says so.
 without_machine() {
     [[ -n ${WITHOUT_MACHINE:-} ]] || return 1

@@ -1,5 +1,5 @@
-//! Hands a target to libFuzzer, which keeps inputs that reach new code: `ci/fuzz --guided TARGET`.
-//! `VERBS_FUZZ_TARGET` names the target; `seeded list` prints the names.
+//! Hands a target to libFuzzer, which keeps inputs that reach new code: `ci/fuzz --guided TARGET`. `VERBS_FUZZ_TARGET`
+//! names the target; `seeded list` prints the names.
 
 #![no_main]
 

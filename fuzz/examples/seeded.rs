@@ -1,4 +1,4 @@
-//! Runs fuzz targets over inputs that follow from a seed. `ci/fuzz` starts one of these for each target.
+//! Runs fuzz targets over inputs that are derived from a seed. `ci/fuzz` starts one of these for each target.
 //!
 //! ```text
 //! seeded list                                      the targets

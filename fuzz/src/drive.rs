@@ -8,29 +8,29 @@ use std::time::{Duration, Instant};
 
 use crate::{Mutator, Target};
 
-/// How long a target runs, and from what.
+/// The limits of a run of a target, and its seed.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// What inputs follow from.
+    /// The seed from which inputs are derived.
     pub seed: u64,
     /// The number of the first input.
     pub first: u64,
-    /// At most so long.
+    /// The longest time.
     pub time: Duration,
-    /// At most so many inputs.
+    /// The most inputs.
     pub inputs: u64,
-    /// At most so many steps.
+    /// The most steps.
     pub steps: u64,
     /// Where an input that fails is written.
     pub failures: PathBuf,
 }
 
-/// What has come of it.
+/// The result.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Report {
     /// Inputs that ran.
     pub inputs: u64,
-    /// What was said to the object: packets, units, messages, calls. As many as inputs where a target parses.
+    /// The number of inputs to the object: packets, units, messages, calls. Equals `inputs` where a target parses.
     pub steps: u64,
     /// Time that it took.
     pub time: Duration,

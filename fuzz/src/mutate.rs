@@ -1,9 +1,9 @@
 //! Inputs from a corpus and a seed.
 
-/// Values at which something often changes.
+/// Values at which behaviour often changes.
 const EDGES: [u8; 10] = [0, 1, 2, 3, 4, 0x7f, 0x80, 0x81, 0xfe, 0xff];
 
-/// Makes inputs: stored ones with changes, two of them spliced, and noise. The same seed makes the same ones.
+/// Makes inputs: stored ones with changes, two of them spliced, and noise. The same seed gives the same inputs.
 #[derive(Clone, Debug)]
 pub struct Mutator {
     seed: u64,
@@ -21,8 +21,8 @@ impl Mutator {
         }
     }
 
-    /// The input of that number. It depends on nothing that was made before, so that an input that fails can be
-    /// made again without the others.
+    /// The input of that number. It does not depend on earlier ones, so that an input that fails can be made again
+    /// without the others.
     pub fn input(&mut self, seed: u64, number: u64, input: &mut Vec<u8>) {
         // SplitMix64 keeps the streams of neighbouring numbers apart.
         self.seed = seed ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -37,7 +37,7 @@ impl Mutator {
                 self.splice(other, input);
             }
         }
-        // One in sixteen goes as it is: stored inputs are worth running under every build.
+        // One in sixteen is used unchanged: stored inputs are worth running under every build.
         let changes = self.below(16).min(8);
         for _ in 0..changes {
             self.change(input);
@@ -70,7 +70,7 @@ impl Mutator {
         input.extend((0..len).map(|_| self.byte()));
     }
 
-    /// The head of what is there, and the tail of a stored input.
+    /// The head of the input, and the tail of a stored one.
     fn splice(&mut self, other: usize, input: &mut Vec<u8>) {
         let head = self.below(input.len() + 1);
         let from = self.below(self.corpus[other].len() + 1);
@@ -96,7 +96,7 @@ impl Mutator {
                 input.splice(at..at, std::iter::repeat_n(byte, len));
             }
             7 => {
-                // The same again: the same command twice, the same table.
+                // Repetition: the same command twice, the same table.
                 let from = self.below(input.len());
                 let end = (from + 1 + self.below(64)).min(input.len());
                 let again = input[from..end].to_vec();

@@ -1,7 +1,7 @@
 //! The bytes of an input as decisions.
 
-/// Reads an input as a sequence of decisions. Behind the end all decisions are zero, so that a script that is
-/// cut still means something.
+/// Reads an input as a sequence of decisions. Behind its end all decisions are zero, so that a truncated script still
+/// has a meaning.
 #[derive(Clone, Copy, Debug)]
 pub struct Script<'a> {
     bytes: &'a [u8],
@@ -49,9 +49,9 @@ impl<'a> Script<'a> {
         of[self.below(of.len())]
     }
 
-    /// Whether: true once in `times`.
+    /// True once in `times`.
     pub fn once_in(&mut self, times: usize) -> bool {
-        // Zero, what all decisions behind the end are, is no.
+        // Zero, as for all decisions behind the end, is no.
         self.below(times) == times - 1
     }
 
@@ -75,7 +75,7 @@ impl<'a> Script<'a> {
         std::array::from_fn(|_| self.byte())
     }
 
-    /// So many bytes of what is there.
+    /// That many of the remaining bytes.
     pub fn take(&mut self, len: usize) -> &'a [u8] {
         let (taken, rest) = self.bytes.split_at(len.min(self.bytes.len()));
         self.bytes = rest;

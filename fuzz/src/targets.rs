@@ -2,22 +2,33 @@
 
 use std::path::{Path, PathBuf};
 
+mod cm;
+mod daemon;
+mod hca;
+mod host;
+mod ipoib;
+mod iwarp;
+mod ring;
+mod seat;
+mod srp;
+mod text;
+
 /// A target: a function over bytes, and the folder of inputs that it starts from.
 #[derive(Clone, Copy, Debug)]
 pub struct Target {
-    /// What it is called, in this list and in `ci/fuzz`.
+    /// Its name, in this list and in `ci/fuzz`.
     pub name: &'static str,
-    /// What it is.
+    /// Its kind.
     pub kind: Kind,
     /// The folder of its corpus, from the root of the workspace.
     pub folder: &'static str,
-    /// Bytes of an input at most.
+    /// The most bytes of an input.
     pub longest: usize,
-    /// Panics if a promise is broken. Returns how many things were said: packets, units, messages, calls.
+    /// Panics if a promise is broken. Returns how many inputs the object got: packets, units, messages, calls.
     pub run: fn(&[u8]) -> u32,
 }
 
-/// What a target is.
+/// The kind of a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Reads bytes, and keeps nothing.
@@ -59,7 +70,7 @@ const fn live(name: &'static str, folder: &'static str, run: fn(&[u8]) -> u32) -
     }
 }
 
-/// A parser counts as one thing that is said. Whether it accepts it is the replaying tests' business.
+/// A parser counts as one input. The replaying tests check whether it accepts it.
 macro_rules! once {
     ($run:expr) => {
         |bytes| {
@@ -167,6 +178,16 @@ pub const TARGETS: &[Target] = &[
         once!(ulp_ipoib::wire::fuzz::membership),
     ),
     parser(
+        "ipoib-join",
+        "ulp-ipoib/fuzz/corpus/join",
+        once!(ulp_ipoib::offload::fuzz::join),
+    ),
+    parser(
+        "ipoib-split",
+        "ulp-ipoib/fuzz/corpus/split",
+        once!(ulp_ipoib::offload::fuzz::split),
+    ),
+    parser(
         "srp-to-target",
         "ulp-srp/fuzz/corpus/to-target",
         once!(ulp_srp::iu::fuzz::to_target),
@@ -191,30 +212,39 @@ pub const TARGETS: &[Target] = &[
         "ulp-srp/fuzz/corpus/sense",
         once!(ulp_srp::scsi::fuzz::sense),
     ),
-    parser("topology", "fuzz/corpus/topology", crate::text::topology),
-    parser("capture", "fuzz/corpus/capture", crate::text::capture),
+    parser("topology", "fuzz/corpus/topology", text::topology),
+    parser("capture", "fuzz/corpus/capture", text::capture),
     parser(
         "subnet-message",
         "fuzz/corpus/subnet-message",
-        crate::text::message,
+        text::message,
     ),
-    parser("srp-names", "fuzz/corpus/srp-names", crate::text::names),
-    live("subnet-ring", "fuzz/corpus/subnet-ring", crate::text::ring),
-    live("hca", "fuzz/corpus/hca", crate::hca::hca),
-    live("cm", "fuzz/corpus/cm", crate::cm::table),
-    live("subnet-host", "fuzz/corpus/subnet-host", crate::host::host),
+    parser(
+        "host-message",
+        "verbs-core/fuzz/corpus/host-message",
+        once!(verbs_core::host::fuzz::message),
+    ),
+    parser(
+        "host-command",
+        "verbs-core/fuzz/corpus/host-command",
+        once!(verbs_core::host::fuzz::command),
+    ),
+    live("host-daemon", "fuzz/corpus/host-daemon", daemon::daemon),
+    parser("srp-names", "fuzz/corpus/srp-names", text::names),
+    live("shared-ring", "fuzz/corpus/shared-ring", ring::ring),
+    live("host-channel", "fuzz/corpus/host-channel", ring::channel),
+    live("hca", "fuzz/corpus/hca", hca::hca),
+    live("iwarp", "fuzz/corpus/iwarp", iwarp::iwarp),
+    live("cm", "fuzz/corpus/cm", cm::table),
+    live("subnet-host", "fuzz/corpus/subnet-host", host::host),
     live(
         "sm",
         "verbs-sm/fuzz/corpus/subnet",
         once!(verbs_sm::fuzz::subnet),
     ),
-    live("sm-seat", "fuzz/corpus/sm-seat", crate::seat::seat),
-    live("ipoib", "fuzz/corpus/ipoib", crate::ipoib::interface),
-    live("srp-target", "fuzz/corpus/srp-target", crate::srp::target),
-    live(
-        "srp-initiator",
-        "fuzz/corpus/srp-initiator",
-        crate::srp::initiator,
-    ),
+    live("sm-seat", "fuzz/corpus/sm-seat", seat::seat),
+    live("ipoib", "fuzz/corpus/ipoib", ipoib::interface),
+    live("srp-target", "fuzz/corpus/srp-target", srp::target),
+    live("srp-initiator", "fuzz/corpus/srp-initiator", srp::initiator),
     live("ibumad", "fuzz/corpus/ibumad", ibumad::fuzz::calls),
 ];

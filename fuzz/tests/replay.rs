@@ -1,6 +1,6 @@
-//! Goal: what fuzzing has found, and what it starts from, keeps its promises on any toolchain, and no corpus is
-//! for nothing. Method: every target over every file of its corpus; live targets also over the heads of each,
-//! and over what the mutator makes of them.
+//! Goal: inputs that fuzzing has found, and those that it starts from, keep the promises on any toolchain, and no
+//! corpus is useless. Method: every target over every file of its corpus; live targets also over the beginnings of
+//! each, and over what the mutator makes of them.
 
 use std::collections::BTreeSet;
 
@@ -18,7 +18,7 @@ fn replay(name: &str) {
         println!("{name}: {file}");
         steps += (target.run)(input);
     }
-    // A script of no steps says nothing.
+    // A script without steps tests nothing.
     assert!(steps >= stored.len() as u32, "{name}: {steps} steps");
     if target.kind == Kind::Live {
         made(target, stored.into_iter().map(|(_, input)| input).collect());
@@ -35,7 +35,7 @@ fn made(target: &Target, stored: Vec<Vec<u8>>) {
     }
 }
 
-/// One test for each target, so that the harness runs them side by side and names the one that fails.
+/// One test for each target, so that the harness runs them in parallel and names the one that fails.
 macro_rules! targets {
     ($($test:ident = $name:literal,)*) => {
         const TESTED: &[&str] = &[$($name),*];
@@ -68,6 +68,8 @@ targets! {
     ipoib_arp = "ipoib-arp",
     ipoib_nd = "ipoib-nd",
     ipoib_membership = "ipoib-membership",
+    ipoib_join = "ipoib-join",
+    ipoib_split = "ipoib-split",
     srp_to_target = "srp-to-target",
     srp_to_initiator = "srp-to-initiator",
     srp_login = "srp-login",
@@ -76,8 +78,13 @@ targets! {
     topology = "topology",
     capture = "capture",
     subnet_message = "subnet-message",
+    host_message = "host-message",
+    host_command = "host-command",
+    host_daemon = "host-daemon",
     srp_names = "srp-names",
-    subnet_ring = "subnet-ring",
+    shared_ring = "shared-ring",
+    host_channel = "host-channel",
+    iwarp = "iwarp",
     hca = "hca",
     cm = "cm",
     subnet_host = "subnet-host",

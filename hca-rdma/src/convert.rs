@@ -1,5 +1,5 @@
-//! Between the words of verbs-core and the structures of C. The numbers of states, types, flags and masks are the same on
-//! both sides.
+//! Conversions between the types of verbs-core and the C structures. The numbers of states, types, flags and masks are
+//! the same on both sides.
 
 use std::ffi::c_char;
 
@@ -19,13 +19,20 @@ const IWARP: u32 = 1;
 /// `IBV_LINK_LAYER_ETHERNET`.
 const ETHERNET: u8 = 2;
 
-/// The capabilities of a device that a program can use through this crate. What needs verbs that it has not is left out.
-const USABLE: DeviceCap = DeviceCap::RESIZE_MAX_WR
-    .union(DeviceCap::BAD_PKEY_CNTR)
+/// The capabilities of a device that a program can use through this crate, without those that need verbs that it lacks.
+const USABLE: DeviceCap = DeviceCap::BAD_PKEY_CNTR
     .union(DeviceCap::PORT_ACTIVE_EVENT)
     .union(DeviceCap::SYS_IMAGE_GUID)
     .union(DeviceCap::RC_RNR_NAK_GEN)
-    .union(DeviceCap::SRQ_RESIZE);
+    .union(DeviceCap::SRQ_RESIZE)
+    .union(DeviceCap::MEM_WINDOW)
+    .union(DeviceCap::MEM_WINDOW_TYPE_2A)
+    .union(DeviceCap::MEM_WINDOW_TYPE_2B)
+    .union(DeviceCap::MEM_MGT_EXTENSIONS)
+    .union(DeviceCap::XRC);
+
+/// Capabilities of all adapters except those for RDMA over TCP. The field has no bits for them.
+const IMMEDIATE: DeviceCap = DeviceCap::SEND_WITH_IMM.union(DeviceCap::WRITE_WITH_IMM);
 
 /// The text of a field.
 pub(crate) fn text(field: &[c_char]) -> String {
@@ -34,20 +41,23 @@ pub(crate) fn text(field: &[c_char]) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Whether the device speaks RDMA over TCP, by its types of node and transport.
+/// Whether the device supports RDMA over TCP, by its types of node and transport.
 pub(crate) fn is_iwarp((node, transport): (u32, u32)) -> bool {
     node == RNIC || transport == IWARP
 }
 
-/// Types of queue pair that can be created. No query tells; iWARP has one type.
-fn qp_types(is_iwarp: bool) -> &'static [QpType] {
-    match is_iwarp {
-        true => &[QpType::Rc],
-        false => &[QpType::Rc, QpType::Uc, QpType::Ud],
+/// Types of queue pair that can be created. No query reports them; iWARP has one type.
+fn qp_types(is_iwarp: bool, caps: DeviceCap) -> &'static [QpType] {
+    use QpType::{Rc, Uc, Ud, XrcRecv, XrcSend};
+    match (is_iwarp, caps.contains(DeviceCap::XRC)) {
+        (true, _) => &[Rc],
+        (false, false) => &[Rc, Uc, Ud],
+        (false, true) => &[Rc, Uc, Ud, XrcSend, XrcRecv],
     }
 }
 
-/// What the device says of itself. It does not say how much can be sent inline, which was tried out.
+/// The attributes that the device reports. It does not report how much can be sent inline, which was determined by
+/// trial.
 pub(crate) fn device(
     name: &str,
     attr: &abi::DeviceAttr,
@@ -57,6 +67,11 @@ pub(crate) fn device(
 ) -> DeviceAttr {
     let count = |value: i32| u32::try_from(value).unwrap_or(0);
     let small = |value: i32| u8::try_from(value.max(0)).unwrap_or(u8::MAX);
+    let reported = DeviceCap::from_bits_truncate(u64::from(attr.device_cap_flags)) & USABLE;
+    let caps = match is_iwarp {
+        true => reported - DeviceCap::XRC,
+        false => reported | IMMEDIATE,
+    };
     DeviceAttr {
         name: name.into(),
         fw_ver: text(&attr.fw_ver),
@@ -67,7 +82,7 @@ pub(crate) fn device(
         hw_ver: attr.hw_ver,
         phys_port_cnt: attr.phys_port_cnt,
         max_mr_size: attr.max_mr_size,
-        caps: DeviceCap::from_bits_truncate(u64::from(attr.device_cap_flags)) & USABLE,
+        caps,
         max_qp: count(attr.max_qp),
         max_qp_wr: count(attr.max_qp_wr),
         max_sge: count(attr.max_sge),
@@ -83,7 +98,8 @@ pub(crate) fn device(
             2 => AtomicCap::Glob,
             _ => AtomicCap::None,
         },
-        qp_types: qp_types(is_iwarp),
+        qp_types: qp_types(is_iwarp, caps),
+        max_mw: count(attr.max_mw),
         max_mcast_grp: count(attr.max_mcast_grp),
         max_mcast_qp_attach: count(attr.max_mcast_qp_attach),
         max_ah: count(attr.max_ah),
@@ -97,7 +113,7 @@ pub(crate) fn device(
     }
 }
 
-/// What a port says of itself. Its own address is told by another call.
+/// The attributes that a port reports. Another call reports its own address.
 pub(crate) fn port(attr: &abi::PortAttr) -> PortAttr {
     let state = match attr.state {
         1 => PortState::Down,
@@ -111,7 +127,7 @@ pub(crate) fn port(attr: &abi::PortAttr) -> PortAttr {
         ETHERNET => LinkLayer::Ethernet,
         _ => LinkLayer::InfiniBand,
     };
-    // iWARP has no packets of the kind, and says something or nothing.
+    // iWARP has no such packets, and reports an arbitrary value or none.
     let mtu = |code| Mtu::from_code(code).unwrap_or(Mtu::B1024);
     PortAttr {
         gid: Gid::default(),
@@ -133,7 +149,7 @@ pub(crate) fn port(attr: &abi::PortAttr) -> PortAttr {
     }
 }
 
-/// The address as C has it.
+/// The address as a C structure.
 ///
 /// # Errors
 /// [`Error::Invalid`] for an index of a GID that the structure has no room for.
@@ -151,10 +167,13 @@ pub(crate) fn av_out(av: &Av) -> Result<abi::AhAttr, Error> {
 /// The attributes that a modify names.
 ///
 /// # Errors
-/// As [`av_out`], and [`Error::Unsupported`] for an alternate path.
+/// As [`av_out`], and [`Error::Unsupported`] for path migration, which was tried with no NIC.
 pub(crate) fn qp_attr_out(attr: &QpAttr) -> Result<abi::QpAttr, Error> {
     if attr.alt_path.is_some() {
         return Err(Error::Unsupported(Attr::AltPath));
+    }
+    if attr.path_mig_state.is_some() {
+        return Err(Error::Unsupported(Attr::PathMigState));
     }
     attr.av.as_ref().map(av_out).transpose()?;
     let mut written = abi::QpAttr::default();
@@ -162,7 +181,7 @@ pub(crate) fn qp_attr_out(attr: &QpAttr) -> Result<abi::QpAttr, Error> {
     Ok(written)
 }
 
-/// The state of that number. A driver that names a state which does not exist is taken to mean ERR.
+/// The state of that number. An unknown number is taken for ERR.
 pub(crate) fn qp_state(number: u32) -> QpState {
     abi::state_of(number).unwrap_or(QpState::Err)
 }
@@ -179,7 +198,7 @@ pub(crate) fn completion(wc: &abi::Wc) -> Wc {
     Wc {
         wr_id: wc.wr_id,
         status: WcStatus::from_u8(number(wc.status)).unwrap_or(WcStatus::GeneralErr),
-        // Of a work request that failed, C says nothing here.
+        // For a work request that failed, C leaves this undefined.
         opcode: WcOpcode::from_u8(number(wc.opcode)).unwrap_or_default(),
         flags,
         byte_len: wc.byte_len,
@@ -195,13 +214,13 @@ pub(crate) fn completion(wc: &abi::Wc) -> Wc {
     }
 }
 
-/// What an error number says of a verb.
+/// The error of a verb for an error number.
 pub(crate) fn error(errno: Errno) -> Error {
     match errno {
         Errno::NOMEM => Error::NoMemory,
         Errno::OPNOTSUPP | Errno::NOSYS | Errno::PROTONOSUPPORT => Error::Unsupported(Attr::Verb),
         Errno::PERM | Errno::ACCESS => Error::AccessDenied,
-        // The kernel answers EIO as well when it has taken the device away; clients hear of that by the removal.
+        // The kernel also answers EIO when it has removed the device; the removal informs clients of that.
         Errno::NODEV => Error::DeviceRemoved,
         Errno::TIMEDOUT | Errno::HOSTUNREACH | Errno::NETUNREACH => Error::Mismatch {
             attr: Attr::Av,
@@ -215,11 +234,11 @@ pub(crate) fn error(errno: Errno) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use verbs_core::{Access, Psn, QKey, QpAttrMask};
+    use verbs_core::{Access, AltPath, Psn, QKey, QpAttrMask};
 
     use super::*;
 
-    /// Goal: what is written for C is read from C as it was.
+    /// Goal: what is written for C is read back from C unchanged.
     #[test]
     fn attributes_go_there_and_back() {
         let mut av = Av::to_gid(1, 3, Gid([7; 16]));
@@ -265,14 +284,13 @@ mod tests {
             max: 255,
         };
         assert_eq!(refused, Some(expected));
-        let alt = QpAttr {
-            alt_path: Some(Av::default()),
-            ..QpAttr::default()
-        };
-        assert_eq!(
-            qp_attr_out(&alt).err(),
-            Some(Error::Unsupported(Attr::AltPath))
-        );
+        let alt_path = AltPath::new(Av::default(), 0, 0);
+        for (attr, refused) in [
+            (QpAttr::load_path(alt_path), Attr::AltPath),
+            (QpAttr::migrate(), Attr::PathMigState),
+        ] {
+            assert_eq!(qp_attr_out(&attr).err(), Some(Error::Unsupported(refused)));
+        }
     }
 
     #[test]

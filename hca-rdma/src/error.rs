@@ -14,17 +14,17 @@ pub enum OpenError {
         library.display()
     )]
     NoLibrary {
-        /// Which library.
+        /// The library.
         library: PathBuf,
-        /// What the loader says.
+        /// The loader's message.
         reason: String,
     },
     /// rdma-core is too old.
     #[error("{} has no {function}; it is older than what is needed, or not of rdma-core", library.display())]
     NoFunction {
-        /// Which library.
+        /// The library.
         library: PathBuf,
-        /// What it lacks.
+        /// The missing function.
         function: &'static str,
     },
     /// The system does not list its devices.
@@ -35,26 +35,26 @@ pub enum OpenError {
     NoDevice {
         /// The name.
         name: String,
-        /// The names of those that there are.
+        /// The names of the existing devices.
         present: Vec<String>,
     },
-    /// The device is there and cannot be used.
+    /// The device exists and cannot be used.
     #[error("cannot open {name}: {errno}; /dev/infiniband/uverbs* must be readable and writable")]
     Open {
         /// The device.
         name: String,
-        /// What the system says.
+        /// The system's error.
         errno: Errno,
     },
-    /// The device does not say what it is.
+    /// The device does not answer a query.
     #[error("{name} does not answer: {errno}")]
     Query {
         /// The device.
         name: String,
-        /// What the system says.
+        /// The system's error.
         errno: Errno,
     },
-    /// There is no thread or descriptor to be had.
+    /// No thread or descriptor is available.
     #[error("the system gives no thread or descriptor: {0}")]
     Resources(Errno),
 }

@@ -1,7 +1,7 @@
 //! RDMA NICs: a provider for `verbs-core` over the system's rdma-core.
 //!
-//! A program that runs on the software HCA runs on a NIC by opening another device. rdma-core is loaded when it is asked
-//! for: this crate needs neither its headers nor the library to be built.
+//! A program that runs on the software HCA runs on a NIC by opening another device. rdma-core is loaded at run time:
+//! building this crate needs neither its headers nor the library.
 //!
 //! ```no_run
 //! use hca_rdma::RdmaCore;
@@ -15,42 +15,53 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! # Which way calls run
+//! # Which threads make calls
 //!
-//! The kernel's calls for control verbs wait, and `issue` must not (K2): they are made by the NIC's two command threads,
-//! `rdma-memory` for registrations, which may take long, and `rdma-command` for the rest, each in the order of issue. What
-//! needs no call is answered in place. Posting, polling and arming go directly to the driver's functions. A third thread,
-//! `rdma-events`, waits at the descriptors of completion and asynchronous events. There are no other threads.
+//! The kernel's calls for control verbs block, and `issue` must not (K2): they are made by the NIC's two command
+//! threads, `rdma-memory` for registrations, which may take long, and `rdma-command` for the rest, each in the order of
+//! issue. A verb that needs no call is answered in place. Posting, polling and arming call the driver's functions
+//! directly. A third thread, `rdma-events`, waits for the descriptors of completion, asynchronous and connection
+//! events, and for the timer. There are no other threads.
 //!
-//! # What is different from the software HCA
+//! Connections by address are made by librdmacm: see [`verbs_core::cm`] for the verbs. The command thread handles its
+//! events, between verbs.
 //!
-//! - Registration pins the memory: it takes time, and counts against the limit of locked memory (`ulimit -l`), as queues
-//!   do. [`Error::NoMemory`](verbs_core::Error::NoMemory) usually says that the limit is reached.
-//! - A datagram can be sent to an address only while, or shortly after, an address handle of the same protection domain
-//!   has it; otherwise [`PostError::Unreachable`](verbs_core::PostError::Unreachable).
-//! - A NIC that is taken away flushes nothing: completions of what was posted never come. Clients hear of the removal as
-//!   everywhere.
-//! - Of the optional verbs there are shared receive queues, multicast, and resizing and moderation where the driver has
-//!   them. Extended reliable connections, memory windows, fast registration, management datagrams, timestamps and re-registration that
-//!   keeps keys are refused with [`Error::Unsupported`](verbs_core::Error::Unsupported).
+//! # Differences from the software HCA
 //!
-//! Where to look: [`Nic`] is the provider; `command` carries out verbs and `lane` is the thread that does; `queue` has what
-//! is posted to and polled; `event` waits for events; `convert` translates; `sys` is the door to C.
+//! - Registration pins the memory: it takes time, and counts against the limit of locked memory (`ulimit -l`), as
+//!   queues do. [`Error::NoMemory`](verbs_core::Error::NoMemory) usually means that the limit is reached.
+//! - A datagram can be sent to an address only while the same protection domain has an address handle for it, or
+//!   shortly afterwards; otherwise [`PostError::Unreachable`](verbs_core::PostError::Unreachable).
+//! - A NIC that is removed flushes nothing: posted work never completes. Clients are informed of the removal as with
+//!   every device.
+//! - A bind of a memory window names a window and a region of the NIC, by their current keys: otherwise
+//!   [`PostError::Key`](verbs_core::PostError::Key). A window of type 1 takes the next key and no other. A bind that
+//!   completed in error keeps its region and queue pair Busy until the window is bound again, made invalid or
+//!   deallocated.
+//! - The optional verbs are shared receive queues, multicast, memory windows, extended reliable connections, time stamps
+//!   of completions, and resizing and moderation, where the driver has them. Fast registration, management datagrams and
+//!   re-registration that keeps keys are refused with [`Error::Unsupported`](verbs_core::Error::Unsupported).
+//!
+//! The modules: [`Nic`] is the provider; `command` carries out verbs and `lane` is the thread that does so; `queue` has
+//! posting and polling, `keys` what they look up; `cm` has connections; `event` waits for events; `convert` translates; `sys` is the door to C.
 
 #![deny(unsafe_code)]
 
-mod address;
+mod cm;
 mod command;
 mod convert;
 mod error;
-mod event;
-mod lane;
 mod nic;
+mod object;
 mod queue;
 mod shared;
-mod slot;
 #[expect(unsafe_code, reason = "calls of C functions: argued in each file")]
 mod sys;
+mod thread;
+
+pub use object::native;
+pub(crate) use object::{address, keys, slot};
+pub(crate) use thread::{bell, event, lane, timer};
 
 use std::path::Path;
 
@@ -59,12 +70,12 @@ use verbs_core::sync::Arc;
 pub use self::error::OpenError;
 pub use self::nic::Nic;
 
-/// The libraries of rdma-core, loaded into this process, where they stay.
+/// The libraries of rdma-core, loaded into this process for good.
 #[derive(Clone, Copy)]
 pub struct RdmaCore(&'static sys::Library);
 
 impl RdmaCore {
-    /// Loads `libibverbs.so.1` and `librdmacm.so.1` as the system's loader finds them (`LD_LIBRARY_PATH` counts).
+    /// Loads `libibverbs.so.1` and `librdmacm.so.1` by the system's loader (which honours `LD_LIBRARY_PATH`).
     ///
     /// # Errors
     /// [`OpenError::NoLibrary`], [`OpenError::NoFunction`]. librdmacm may be missing.

@@ -1,4 +1,4 @@
-//! The provider: an open device of the system's, and its threads.
+//! The provider: an open device of the system, and its threads.
 
 use std::fmt;
 
@@ -7,32 +7,35 @@ use verbs_abi as abi;
 use verbs_core::device::MAX_PENDING;
 use verbs_core::sync::{Arc, Mutex, thread};
 use verbs_core::{
-    AnyCommand, Attr, DeviceAttr, Error, Gid, NodeType, PortCaps, Provider, ProviderAttr, QpCap,
-    RequestId, TransportType,
+    AnyCommand, Attr, CmLimits, DeviceAttr, DeviceCap, Error, Gid, NodeType, PortCaps, Provider,
+    ProviderAttr, QpCap, RequestId, Timer, TransportType,
 };
 
+use crate::bell::Bell;
+use crate::cm;
+use crate::cm::table::{Connections, Step};
 use crate::command;
 use crate::convert::{self, is_iwarp};
 use crate::error::OpenError;
-use crate::event::{self, Stop};
-use crate::lane::{Lane, Lanes, spawn};
+use crate::event;
+use crate::lane::{Lane, Work, spawn};
 use crate::shared::Shared;
 use crate::sys::{Channel, Context, Cq, Library, Pd, Qp, QpConfig};
+use crate::timer::Clock;
 
-/// Inline bytes that are tried, as no query tells: what drivers have, in steps.
+/// Inline sizes that are tried, because no query reports the limit: those of known drivers, in steps.
 const INLINE_TRIED: [u32; 10] = [1024, 828, 512, 400, 256, 216, 100, 80, 64, 32];
 
 /// `IBV_QPT_RC`.
 const RC: u32 = 2;
 
 /// An RDMA NIC of the system, or one that the kernel emulates (rxe, siw). Any number of devices can be open on it; they
-/// share nothing but the hardware.
+/// share only the hardware.
 ///
 /// Dropping it ends its threads and closes it.
 pub struct Nic {
     shared: Arc<Shared>,
-    lanes: Lanes,
-    stop: Arc<Stop>,
+    bell: Arc<Bell>,
     threads: Mutex<Vec<thread::JoinHandle<()>>>,
 }
 
@@ -53,11 +56,12 @@ impl Nic {
             (false, 2) => TransportType::RoceV2,
             (false, _) => TransportType::InfiniBand,
         };
-        let shared = Shared::new(context, channel, attr, transport, port.max_msg_sz);
+        let bell = Bell::new().map_err(OpenError::Resources)?;
+        let (max_msg_sz, clock) = (port.max_msg_sz, Clock::new(&bell));
+        let shared = Shared::new(context, channel, attr, transport, max_msg_sz, clock);
         let nic = Self {
             shared: Arc::new(shared),
-            lanes: Lanes::new(),
-            stop: Stop::new().map_err(OpenError::Resources)?,
+            bell,
             threads: Mutex::default(),
         };
         nic.start().map_err(|error| {
@@ -71,14 +75,17 @@ impl Nic {
         let lane = |name, lane: &Arc<Lane>| {
             let (nic, lane) = (Arc::clone(&self.shared), Arc::clone(lane));
             spawn(name, move || {
-                lane.run(|command| command::carry_out(&nic, command));
+                lane.run(|work| match work {
+                    Work::Command(command) => command::carry_out(&nic, command),
+                    Work::Step(step) => cm::verbs::step(&nic, step),
+                });
             })
         };
         let mut threads = self.threads.lock();
-        threads.push(lane("rdma-command", &self.lanes.other)?);
-        threads.push(lane("rdma-memory", &self.lanes.memory)?);
-        let (nic, stop) = (Arc::clone(&self.shared), Arc::clone(&self.stop));
-        threads.push(spawn("rdma-events", move || event::run(&nic, &stop))?);
+        threads.push(lane("rdma-command", &self.shared.lanes.other)?);
+        threads.push(lane("rdma-memory", &self.shared.lanes.memory)?);
+        let (nic, bell) = (Arc::clone(&self.shared), Arc::clone(&self.bell));
+        threads.push(spawn("rdma-events", move || event::run(&nic, &bell))?);
         Ok(())
     }
 
@@ -87,7 +94,7 @@ impl Nic {
         &self.shared.attr
     }
 
-    /// The addresses that a port can be reached by, with their indices in its GID table: on Ethernet those of RoCEv2.
+    /// The addresses by which a port can be reached, with their indices in its GID table: on Ethernet those of RoCEv2.
     ///
     /// # Context
     /// Asks the kernel: not for use under NoBlock.
@@ -103,8 +110,14 @@ impl Nic {
         self.shared.counts.total()
     }
 
-    /// Has the devices on this NIC end as if it had been pulled
-    /// ([surprise removal](verbs_core::device#surprise-removal)). So they do by themselves when the kernel takes it away.
+    /// Events of connections that arrived too late to mean anything: for endpoints that no longer existed, or in an
+    /// order that no connection has.
+    pub fn late_events(&self) -> u64 {
+        self.shared.cm.as_ref().map_or(0, Connections::late)
+    }
+
+    /// Ends the devices on this NIC as if it had been pulled ([surprise removal](verbs_core::device#surprise-removal)).
+    /// The same happens without this call when the kernel removes it.
     pub fn remove(&self) {
         self.shared.remove();
     }
@@ -117,8 +130,14 @@ fn attributes(
     attr: &abi::DeviceAttr,
     is_iwarp: bool,
 ) -> DeviceAttr {
+    /// `IBV_ODP_SUPPORT`.
+    const ODP: u64 = 1;
     let inline = try_inline(context).unwrap_or(0);
-    convert::device(name, attr, is_iwarp, inline, MAX_PENDING)
+    let mut attr = convert::device(name, attr, is_iwarp, inline, MAX_PENDING);
+    let more = context.query_more();
+    let on_demand = more.is_some_and(|more| more.odp_general_caps & ODP != 0);
+    attr.caps.set(DeviceCap::ON_DEMAND_PAGING, on_demand);
+    attr
 }
 
 /// The most inline bytes of [`INLINE_TRIED`] that a queue pair can be created with.
@@ -179,7 +198,7 @@ impl Provider for Nic {
                 Err(error) => other.refuse(error),
                 Ok(()) => {
                     if let Some(pending) = other.pend() {
-                        self.lanes.push(pending);
+                        nic.lanes.push(pending);
                     }
                 }
             },
@@ -188,8 +207,11 @@ impl Provider for Nic {
 
     fn cancel(&self, id: RequestId) {
         // The queue is free when the routine runs.
-        if let Some(command) = self.lanes.take(id) {
+        if let Some(command) = self.shared.lanes.take(id) {
             command.refuse(Error::Cancelled);
+        } else if self.shared.cm.is_some() {
+            // It may wait for a peer.
+            self.shared.lanes.step(Step::Cancel(id));
         }
     }
 
@@ -197,6 +219,11 @@ impl Provider for Nic {
         let nic = &self.shared;
         let mut caps = PortCaps::empty();
         caps.set(PortCaps::MCAST, nic.attr.max_mcast_grp > 0);
+        let own = match nic.is_iwarp() {
+            true => PortCaps::IW_CM,
+            false => PortCaps::RDMA_CM,
+        };
+        caps.set(own, nic.cm.is_some());
         ProviderAttr {
             transport: nic.transport,
             node: match nic.transport {
@@ -204,19 +231,26 @@ impl Provider for Nic {
                 _ => NodeType::Ca,
             },
             caps,
-            ..ProviderAttr::default()
+            cm: match nic.cm {
+                Some(_) => cm::verbs::limits(nic),
+                None => CmLimits::default(),
+            },
         }
+    }
+
+    fn timer(&self) -> Option<Arc<dyn Timer>> {
+        Some(Arc::clone(&self.shared.clock) as _)
     }
 }
 
 impl Drop for Nic {
     fn drop(&mut self) {
-        self.lanes.stop();
-        self.stop.now();
+        self.shared.lanes.stop();
+        self.bell.end();
         let own = thread::current().id();
         for thread in std::mem::take(&mut *self.threads.lock()) {
-            // The last handle may be dropped by a routine on one of them, which then ends by itself; and who drops it
-            // where nobody may wait does not wait for the threads.
+            // A routine on one of the threads may drop the last handle; that thread then ends by itself. A caller that
+            // drops it where blocking is not allowed does not wait for the threads.
             if thread.thread().id() != own && !verbs_core::no_block() {
                 let _ = thread.join();
             }

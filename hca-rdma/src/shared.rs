@@ -10,7 +10,11 @@ use verbs_core::sync::atomic::{
 use verbs_core::sync::{Arc, Mutex, Weak};
 use verbs_core::{Attr, CqNotify, DeviceAttr, Error, EventType, Subject, Target, TransportType};
 
-use crate::sys::{AsyncEvent, Channel, Context, Element};
+use crate::cm::table::{Connections, Step};
+use crate::keys::Keys;
+use crate::lane::Lanes;
+use crate::sys::{AsyncEvent, Channel, CmChannel, Context, Element, Ticks};
+use crate::timer::Clock;
 
 /// A NIC, without its threads.
 pub(crate) struct Shared {
@@ -18,20 +22,27 @@ pub(crate) struct Shared {
     pub(crate) channel: Arc<Channel>,
     pub(crate) attr: Arc<DeviceAttr>,
     pub(crate) transport: TransportType,
-    /// Bytes that a message has at most.
+    /// The most bytes of a message.
     pub(crate) max_msg_sz: u32,
-    /// Whether the NIC is gone. Queues look here.
+    /// The clock of the stamps of completions, if the device has one.
+    pub(crate) ticks: Option<Ticks>,
+    pub(crate) keys: Arc<Keys>,
+    /// Whether the NIC has been removed. Queues check this.
     pub(crate) removed: Arc<AtomicBool>,
     pub(crate) counts: Counts,
+    pub(crate) lanes: Lanes,
+    pub(crate) clock: Arc<Clock>,
+    /// `None` if the system makes no connections for programs.
+    pub(crate) cm: Option<Connections>,
     devices: Mutex<Vec<Weak<DeviceCore>>>,
-    /// Completion queues by the number that comes with their events.
+    /// Completion queues by the number that their events carry.
     queues: Mutex<HashMap<u64, Arc<CqNotify>>>,
-    /// What asynchronous events are about, by the address that they name.
+    /// The subjects of asynchronous events, by the address that they name.
     objects: Mutex<HashMap<usize, About>>,
     last_number: AtomicU64,
 }
 
-/// What an asynchronous event is about.
+/// The subject of an asynchronous event.
 struct About {
     device: Weak<DeviceCore>,
     object: Weak<dyn Target>,
@@ -43,16 +54,19 @@ impl About {
     }
 }
 
-/// How many objects of each kind there are.
+/// How many objects of each kind exist.
 #[derive(Default)]
 pub(crate) struct Counts {
     pub(crate) pds: Count,
     pub(crate) cqs: Count,
     pub(crate) qps: Count,
     pub(crate) mrs: Count,
+    pub(crate) mws: Count,
+    pub(crate) xrcds: Count,
     pub(crate) srqs: Count,
     pub(crate) ahs: Count,
     pub(crate) mcasts: Count,
+    pub(crate) endpoints: Count,
 }
 
 impl Counts {
@@ -62,15 +76,18 @@ impl Counts {
             &self.cqs,
             &self.qps,
             &self.mrs,
+            &self.mws,
+            &self.xrcds,
             &self.srqs,
             &self.ahs,
             &self.mcasts,
+            &self.endpoints,
         ];
         counts.iter().map(|count| u64::from(count.get())).sum()
     }
 }
 
-/// How many objects of a kind there are.
+/// How many objects of a kind exist.
 #[derive(Default)]
 pub(crate) struct Count(AtomicU32);
 
@@ -87,7 +104,7 @@ impl Count {
         self.0.fetch_sub(1, Relaxed);
     }
 
-    /// What a create's failure says: that the limit is reached, if it is.
+    /// The error of a failed create: that the limit is reached, if it is.
     pub(crate) fn explain(&self, error: Error, attr: Attr, max: u32) -> Error {
         match error {
             Error::NoMemory | Error::Os { .. } if max > 0 && self.get() >= max => {
@@ -105,20 +122,34 @@ impl Shared {
         attr: DeviceAttr,
         transport: TransportType,
         max_msg_sz: u32,
+        clock: Clock,
     ) -> Self {
+        let connections = CmChannel::create(context.library()).map(Connections::new);
+        let more = context.query_more();
+        let ticks =
+            more.and_then(|more| Ticks::new(more.completion_timestamp_mask, more.hca_core_clock));
         Self {
             context,
             channel: Arc::new(channel),
             attr: Arc::new(attr),
             transport,
             max_msg_sz,
+            ticks,
+            keys: Arc::new(Keys::new(transport)),
             removed: Arc::default(),
             counts: Counts::default(),
+            lanes: Lanes::new(),
+            clock: Arc::new(clock),
+            cm: connections,
             devices: Mutex::default(),
             queues: Mutex::default(),
             objects: Mutex::default(),
             last_number: AtomicU64::new(0),
         }
+    }
+
+    pub(crate) fn is_iwarp(&self) -> bool {
+        self.transport == TransportType::Iwarp
     }
 
     pub(crate) fn is_removed(&self) -> bool {
@@ -149,7 +180,7 @@ impl Shared {
             .collect()
     }
 
-    /// The NIC has gone. Destroys that wait for the kernel go on; a second call tells nobody.
+    /// The NIC has been removed. Destroys that wait for the kernel continue; a second call reports nothing.
     pub(crate) fn remove(&self) {
         if self.removed.swap(true, AcqRel) {
             return;
@@ -157,9 +188,11 @@ impl Shared {
         for device in self.devices() {
             device.remove();
         }
+        // A request that waits for a peer has been answered, and releases what it holds.
+        self.lanes.step(Step::Removed);
     }
 
-    /// From now on that queue's events are for `notify`.
+    /// From now on that queue's events are delivered to `notify`.
     pub(crate) fn listen(&self, number: u64, notify: &Arc<CqNotify>) {
         self.queues.lock().insert(number, Arc::clone(notify));
     }
@@ -177,7 +210,7 @@ impl Shared {
         }
     }
 
-    /// From now on events that name that address are about `object`.
+    /// From now on events that name that address concern `object`.
     pub(crate) fn name<T: Target>(&self, address: usize, object: &Arc<T>) {
         let (device, object) = (T::device(object), Arc::downgrade(object));
         let device = Arc::downgrade(device);
@@ -191,7 +224,7 @@ impl Shared {
         drop(gone);
     }
 
-    /// Tells clients of an asynchronous event.
+    /// Informs clients of an asynchronous event.
     pub(crate) fn raise(&self, event: AsyncEvent) {
         let mut known = EventType::ALL.iter();
         let Some(&kind) = known.find(|&&kind| kind as u32 == event.number) else {
@@ -199,7 +232,7 @@ impl Shared {
             return;
         };
         match event.element {
-            // So the kernel tells of a removal.
+            // This is how the kernel reports a removal.
             Element::Device => self.remove(),
             Element::Port(port) => {
                 for device in self.devices() {
@@ -210,6 +243,9 @@ impl Shared {
                 let found = self.objects.lock().get(&address).and_then(About::get);
                 if let Some((device, object)) = found {
                     device.raise_for(&*object, kind);
+                }
+                if kind == EventType::CommEst && self.cm.is_some() {
+                    self.lanes.step(Step::DataCame(address));
                 }
             }
         }

@@ -1,14 +1,14 @@
-//! Messages between two queue pairs of one thread, to count instructions by:
+//! Messages between two queue pairs of one thread, for counting instructions:
 //!
 //! ```text
 //! cargo build --release -p hca-sim --example message
 //! for n in 10000 20000; do valgrind --tool=callgrind target/release/examples/message send 1 $n; done
 //! ```
 //!
-//! The difference between two runs, divided by the difference of their counts, is what one message
-//! costs: post of the receive, post of the send, and both polls, calling code included. The second
-//! argument is the size of a batch: that many posts of each kind, then the polls. For `many` it is the
-//! number of connections, which send in turn: `--cache-sim=yes` shows what they cost the caches.
+//! The difference between two runs, divided by the difference of their counts, is the cost of one message: post of the
+//! receive, post of the send, and both polls, calling code included. The second argument is the size of a batch: that
+//! many posts of each kind, then the polls. For `many` it is the number of connections, which send in turn:
+//! `--cache-sim=yes` shows their cost in cache misses.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -72,11 +72,11 @@ async fn connection() -> Result<Loop, Error> {
     })
 }
 
-/// From what is sent to where it arrives: no multiple of a page, as processors take addresses with the same low
-/// bits for one another.
+/// The distance between the bytes that are sent and where they arrive: not a multiple of a page, because processors
+/// confuse addresses with the same low bits.
 const APART: usize = 4096 + 192;
 
-/// Work requests that are put together before they are posted, at most.
+/// The most work requests that are built before they are posted.
 const MAX_BATCH: usize = 16;
 
 /// Polls that many completions.
@@ -158,10 +158,10 @@ fn read(on: &mut Loop, count: u64, len: usize) -> Result<(), Box<dyn std::error:
     Ok(())
 }
 
-/// Messages that are timed together: on a machine with other work, the least tells what they cost.
+/// Messages that are timed together: on a machine with other work, the lowest time shows their cost.
 const BURST: u64 = 2048;
 
-/// Connections on the same completion queues, each of which sends when it is its turn.
+/// Connections on the same completion queues, which send in turn.
 fn many(
     on: &mut Loop,
     connections: u64,

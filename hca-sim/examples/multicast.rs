@@ -1,5 +1,5 @@
-//! Sends datagrams to a multicast group, or takes as many, over the machine's own UDP sockets: what
-//! `mckey` of rdma-core does on Linux, with the Q_Key of the RDMA connection manager.
+//! Sends datagrams to a multicast group, or receives as many, over the machine's own UDP sockets, as `mckey` of
+//! rdma-core does on Linux, with the Q_Key of the RDMA connection manager.
 //!
 //! ```text
 //! multicast send    ADDRESS GROUP COUNT SIZE    from that address of this machine
@@ -25,7 +25,7 @@ const SIZE_MAX: usize = 4096;
 
 type Anything = Box<dyn Error>;
 
-/// What is needed for datagrams; dropped in this order.
+/// The objects that datagrams need; dropped in this order.
 struct End {
     qp: Qp,
     cq: Cq,
@@ -80,7 +80,7 @@ async fn send(mut end: End, group: IpAddr, count: u32, size: usize) -> Result<()
         end.next().await?;
     }
     println!("sent {count}");
-    // The last have only been handed over.
+    // The last ones have only been handed over.
     thread::sleep(Duration::from_millis(100));
     Ok(())
 }

@@ -1,8 +1,8 @@
 //! Messages between HCAs of two processes, across a subnet that a third one hosts.
 //!
 //! Host a subnet of two adapters and have a manager bring it up (see `docs/SUBNET.md`), then run
-//! `cargo run --release -p hca-sim --example subnet_pair -- SOCKET HcaA HcaB [BYTES] [MTU]`. The program
-//! starts itself once more for the other end, and prints what a reliable connection carried in some seconds.
+//! `cargo run --release -p hca-sim --example subnet_pair -- SOCKET HcaA HcaB [BYTES] [MTU]`. The program starts itself
+//! once more for the other end, and prints what a reliable connection carried in some seconds.
 
 use std::env;
 use std::io::{BufRead, BufReader, Write};
@@ -18,11 +18,11 @@ use verbs_core::{
 
 type Failure = Box<dyn std::error::Error>;
 
-/// Messages that are on their way.
+/// Messages under way.
 const DEPTH: u32 = 32;
-/// Receives that wait: more, so that none is missing while some are posted again.
+/// Receives that are posted: more, so that none is missing while some are posted again.
 const RECVS: u32 = 4 * DEPTH;
-/// How long is measured.
+/// How long to measure.
 const TIME: Duration = Duration::from_secs(3);
 
 struct End {
@@ -61,7 +61,7 @@ impl End {
         })
     }
 
-    /// What the other end has to know.
+    /// The parameters that the other end needs.
     fn address(&self) -> String {
         format!("{} {}", self.lid.0, self.qp.qpn().value())
     }
@@ -107,7 +107,7 @@ fn receive(end: &mut End, bytes: usize, mtu: Mtu) -> Result<(), Failure> {
                 .post_recv(Recv::new(wc.wr_id).into(end.mr.slice(range)))?;
         }
     }
-    // The last acknowledgement leaves.
+    // The last acknowledgement is sent.
     std::thread::sleep(Duration::from_millis(100));
     Ok(())
 }
@@ -135,7 +135,7 @@ fn send(end: &mut End, bytes: usize) -> Result<(u64, Duration), Failure> {
     while done < sent {
         done += end.cq.poll(&mut wcs).iter().count() as u64;
     }
-    // One byte says that it is over.
+    // One byte reports the end.
     end.qp
         .post_send(Send::new(0).from(end.mr.slice(0..1)).signaled())?;
     while end.cq.poll(&mut wcs).iter().count() == 0 {}

@@ -1,10 +1,10 @@
-//! What a packet costs over the UDP link: one thread sends and receives over the loopback interface.
+//! The cost of a packet over the UDP link: one thread sends and receives over the loopback interface.
 //!
 //! `cargo run --release -p hca-sim --example udp_packets`
 //!
-//! The lines differ in one thing each: the system's calls alone, the link with single packets, the
-//! link with bursts, and bursts whose ICRCs are computed by the sender and checked by the receiver,
-//! who knows their identifications or has to solve for them. Times are the medians of several rounds.
+//! The lines differ in one respect each: the system calls alone, the link with single packets, the link with bursts,
+//! and bursts whose ICRCs are computed by the sender and checked by the receiver, which knows their identifications or
+//! has to solve for them. Times are the medians of several rounds.
 
 use std::error::Error;
 use std::net::{IpAddr, UdpSocket};
@@ -20,7 +20,7 @@ const PACKET_LEN: usize = 4096 + 12 + 4;
 const BURST: usize = 15;
 /// Packets of a round.
 const PACKETS: usize = 15_000;
-/// Rounds, of which the median counts.
+/// The number of rounds; the median counts.
 const ROUNDS: usize = 9;
 
 fn main() -> Result<(), Box<dyn Error>> {

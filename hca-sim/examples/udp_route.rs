@@ -1,13 +1,13 @@
-//! Whether packets arrive whole over the UDP link, and what this machine knows of the way.
+//! Checks whether packets arrive whole over the UDP link, and prints what this machine knows of the route.
 //!
 //! ```text
 //! udp_route receive 10.9.0.2 5 15           for five seconds, or until 15 packets have come
 //! udp_route send 10.9.0.1 10.9.0.2          on another machine, or in another network namespace
 //! ```
 //!
-//! The sender sends three bursts of five packets. Both print a line of `name=value` pairs: the sender
-//! how many packets a burst may have before and after, the receiver how many packets came, how many of
-//! them had the ICRC that was expected for their number in the burst, and how many were put together.
+//! The sender sends three bursts of five packets. Both print a line of `name=value` pairs: the sender how many packets
+//! a burst may have before and after, the receiver how many packets arrived, how many of them had the ICRC that was
+//! expected for their number in the burst, and how many were merged.
 
 use std::env;
 use std::error::Error;

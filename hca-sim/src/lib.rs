@@ -4,11 +4,11 @@
 //! [`Device`](verbs_core::Device) that is open on it, and their own queues: post and poll never pass
 //! through the HCA.
 //!
-//! * Control: [`Hca`] takes commands apart; queue pairs, completion queues and the link change their
-//!   own state. With a [`CommandConfig`](command::CommandConfig), commands take time, as hardware's do.
-//! * Data: the poster of a work request carries the whole message out, on its own thread: its checks,
-//!   the responder's, the copy, both completions. What cannot be completed there and then waits in the
-//!   queue pair's machine, which whoever has a reason drives on.
+//! * Control: [`Hca`] takes commands apart; queue pairs, completion queues and the link change their own state. With a
+//!   [`CommandConfig`](command::CommandConfig), commands take time, as they do on hardware.
+//! * Data: the poster of a work request carries out the whole message on its own thread: its own checks, the
+//!   responder's checks, the copy, both completions. What cannot be completed at once waits in the queue pair's
+//!   machine, which is driven on by any thread that has a reason to.
 //!
 //! ```
 //! use futures::executor::block_on;
@@ -41,23 +41,28 @@
 #![forbid(unsafe_code)]
 
 mod direct;
+mod effects;
 mod hca;
 pub mod link;
 pub mod port;
 mod post;
 mod qp;
 mod queue;
-#[cfg(not(verbs_loom))]
-pub mod sim;
 mod transport;
 
 pub use hca::Hca;
+pub use hca::adopt::{Adopted, adopt};
 pub use hca::builder::Builder;
 pub use hca::connect::connect;
 pub use hca::limits::Limits;
 pub use hca::{command, extension};
 pub use link::{Loopback, Udp};
+pub use transport::congestion::Dcqcn;
+#[doc(no_inline)]
+pub use verbs_link::port_space;
 pub(crate) use verbs_link::rng;
+#[doc(no_inline)]
+pub use verbs_link::stream::{self, Tcp};
 #[doc(no_inline)]
 pub use verbs_link::{time as clock, time as engine};
 #[doc(no_inline)]

@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use model::{Load, Model, Node, TURN};
 
-/// Goal: answers given in the handler come within the manager's budget, however busy the node is, with no
-/// hand-off; a worker that shares its thread misses the budget on the same commands. Method: both models on
-/// the same load, five seeds, in virtual time.
+/// Goal: answers given in the handler are sent within the manager's budget, however busy the node is, with no hand-off;
+/// a worker that shares its thread misses the budget on the same commands. Method: both models on the same load, five
+/// seeds, in virtual time.
 #[test]
 fn inline_answers_come_in_time_and_a_workers_do_not() {
     for seed in 0..5 {
@@ -23,7 +23,7 @@ fn inline_answers_come_in_time_and_a_workers_do_not() {
             "seed {seed}"
         );
         assert_eq!(inline.handoffs, 0);
-        // Handlers queue up behind each other for a while; most of the time there is one before.
+        // Handlers queue up behind each other for a while; most of the time there is one ahead.
         assert!(
             inline.percentile(50) <= Load::BUSY.handler_max * 2,
             "seed {seed}: {inline:?}"
@@ -41,8 +41,7 @@ fn inline_answers_come_in_time_and_a_workers_do_not() {
     }
 }
 
-/// Goal: where handlers do not queue up, an answer waits for one handler at most. Method: a load that leaves
-/// gaps.
+/// Goal: where handlers do not queue up, an answer waits for one handler at most. Method: a load that leaves gaps.
 #[test]
 fn an_answer_waits_for_one_handler_at_most() {
     let load = Load {
@@ -59,8 +58,8 @@ fn an_answer_waits_for_one_handler_at_most() {
     assert_eq!(inline.answered, inline.asked);
 }
 
-/// Goal: a storm of datagrams does not starve others. Method: 5,000 at once, while handlers of others wait:
-/// never are more answered in a row than a turn has, and all of them in time.
+/// Goal: a storm of datagrams does not starve others. Method: 5,000 at once, while handlers of others wait: no more are
+/// ever answered in a row than fit in a turn, and all of them in time.
 #[test]
 fn datagrams_do_not_starve_others() {
     let load = Load {

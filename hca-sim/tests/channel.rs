@@ -17,7 +17,7 @@ struct Pair {
     device: Device,
     pd: Pd,
     mr: Mr,
-    /// Fires into the channel.
+    /// Its events go to the channel.
     cq: Cq,
     other: Cq,
     ours: Qp,

@@ -1,5 +1,5 @@
-//! The conformance suite of verbs-core on the software HCA: with commands carried out at once, in
-//! time, out of order, and in few slots.
+//! The conformance suite of verbs-core on the software HCA: with commands carried out at once, with delays, out of
+//! order, and in few slots.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::num::NonZeroU32;
@@ -16,7 +16,7 @@ use verbs_core::{Device, Kind, Provider};
 /// Verbs that the software HCA does not have.
 const WITHOUT: &[Kind] = &[Kind::BindCm];
 
-/// Small enough to be tried out.
+/// Small enough for tests to reach.
 const LIMITS: Limits = Limits {
     max_pd: 64,
     max_cq: 48,
@@ -51,6 +51,28 @@ fn with_commands_that_take_no_time() {
         Subject::new(hca)
             .remove(move || removes.remove())
             .without(WITHOUT)
+    });
+}
+
+/// Verbs that an RNIC does not have.
+const WITHOUT_IWARP: &[Kind] = &[
+    Kind::AllocXrcd,
+    Kind::CreateTargetQp,
+    Kind::OpenTargetQp,
+    Kind::AttachMcast,
+    Kind::DetachMcast,
+    Kind::CreateAh,
+];
+
+#[test]
+fn with_messages_over_streams() {
+    conformance::run(|| {
+        let address = std::net::IpAddr::from([127, 0, 0, 1]);
+        let hca = Hca::iwarp(&[address]).unwrap().limits(LIMITS).build();
+        let removes = Arc::clone(&hca);
+        Subject::new(hca)
+            .remove(move || removes.remove())
+            .without(WITHOUT_IWARP)
     });
 }
 

@@ -1,11 +1,13 @@
-//! Goal: an HCA without wall-clock deadlines has no thread, and one with them has one. Method: the
-//! threads of this process are counted, so this binary has a single test.
+//! Goal: an HCA without wall-clock deadlines has no thread, not even for destroys, and one with them has one. Method:
+//! the threads of this process are counted, so this binary has a single test.
 
 use std::fs;
 use std::time::Duration;
 
+use hca_sim::Hca;
 use hca_sim::clock::{Clock, Instant, VirtualClock};
 use hca_sim::engine::{Due, Engine};
+use verbs_core::QpInit;
 use verbs_core::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use verbs_core::sync::{Arc, thread};
 
@@ -26,6 +28,22 @@ fn threads() -> usize {
 fn thread_census() {
     let count = Arc::new(Count::default());
     let before = threads();
+
+    let device = Hca::loopback().open().wait().expect("a device");
+    for round in 0..100 {
+        let pd = device.alloc_pd().wait().expect("a domain");
+        let cq = device.create_cq(4).wait().expect("a queue");
+        let qp = pd.create_qp(QpInit::rc(&cq, &cq)).wait();
+        let qp = qp.expect("a queue pair");
+        if round % 2 == 0 {
+            qp.destroy().wait().expect("nothing holds it");
+            cq.destroy().wait().expect("nothing holds it");
+            pd.dealloc().wait().expect("nothing holds it");
+        }
+        // Else their handles are dropped, which destroys them as well (K12).
+    }
+    device.close().wait().expect("nothing is left");
+    assert_eq!(threads(), before, "who asks for a destroy carries it out");
 
     let idle = Engine::new(Clock::wall());
     assert_eq!(idle.turn(), 0);

@@ -1,7 +1,8 @@
-//! Every asynchronous event that this HCA can cause: raised when it is due, once, and for the right
-//! object. The others are in `docs/EVENTS.md`, each with the reason.
+//! Every asynchronous event that this HCA can cause: raised when it is due, once, and for the right object. The other
+//! events are in `docs/EVENTS.md`, each with the reason.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
@@ -9,6 +10,7 @@ use std::time::Duration;
 use futures::executor::block_on;
 use hca_sim::clock::VirtualClock;
 use hca_sim::extension::PortCounters;
+use hca_sim::link::Cable;
 use hca_sim::{Hca, Loopback, connect};
 use verbs_core::{
     Access, Arm, Armed, AsyncEvent, Av, CompletionChannel, Cq, Device, Error, EventType, Gid, Guid,
@@ -26,7 +28,10 @@ struct Node {
 
 impl Node {
     fn on(link: &Loopback, clock: &VirtualClock) -> Self {
-        let hca = Hca::on(link).clock(clock.clone()).build();
+        Self::of(Hca::on(link).clock(clock.clone()).build())
+    }
+
+    fn of(hca: Arc<Hca>) -> Self {
         let device = hca.open().wait().unwrap();
         let pd = device.alloc_pd().wait().unwrap();
         let events = Arc::new(Mutex::new(Vec::new()));
@@ -40,11 +45,20 @@ impl Node {
         }
     }
 
+    /// Two nodes that exchange packets when their HCAs take turns.
+    fn over_packets() -> (Self, Self) {
+        let clock = VirtualClock::new();
+        let [a, b] = ["10.9.0.1", "10.9.0.2"].map(|text| text.parse::<IpAddr>().unwrap());
+        let (a, b) = Cable::new().plug(&[a], &[b]);
+        let node = |link| Self::of(Hca::over(link).clock(clock.clone()).build());
+        (node(a), node(b))
+    }
+
     fn alone() -> Self {
         Self::on(&Loopback::with_seed(1), &VirtualClock::new())
     }
 
-    /// What was raised since the last look.
+    /// The events that were raised since the last look.
     fn events(&self) -> Vec<AsyncEvent> {
         std::mem::take(&mut *self.events.lock().unwrap())
     }
@@ -163,6 +177,38 @@ fn sq_drained_when_asked_for() {
     assert_eq!(node.events(), []);
     from.qp.modify(drain(Some(true))).wait().unwrap();
     assert_eq!(node.events(), [about(EventType::SqDrained, from.id())]);
+}
+
+#[test]
+fn a_queue_pair_drains_until_what_it_began_has_ended() {
+    let (near, far) = Node::over_packets();
+    let (mut from, mut to) = (near.end(64, None), far.end(64, None));
+    block_on(connect(&mut from.qp, &mut to.qp)).unwrap();
+    let mr = far.region(Access::LOCAL_WRITE);
+    to.qp.post_recv(Recv::new(1).into(mr.all())).unwrap();
+    near.hca.turn();
+    from.qp
+        .post_send(Send::new(1).inline(b"a").signaled())
+        .unwrap();
+    let drain = QpAttr {
+        en_sqd_async_notify: Some(true),
+        ..QpAttr::to(QpState::Sqd)
+    };
+    from.qp.modify(drain).wait().unwrap();
+    let info = from.qp.query().wait().unwrap();
+    assert_eq!(
+        (info.state, info.sq_draining),
+        (QpState::Sqd, true),
+        "nobody has answered"
+    );
+    assert_eq!(near.events(), []);
+    for _ in 0..8 {
+        far.hca.turn();
+        near.hca.turn();
+    }
+    assert_eq!(from.statuses(), [(1, WcStatus::Success)]);
+    assert_eq!(near.events(), [about(EventType::SqDrained, from.id())]);
+    assert!(!from.qp.query().wait().unwrap().sq_draining);
 }
 
 #[test]
@@ -371,15 +417,15 @@ fn a_failed_device_says_so_on_every_handle_once() {
     assert_eq!(other.next_event().wait(), Ok(fatal));
     from.qp.post_send(Send::new(1).inline(b"x")).unwrap();
     assert_eq!(from.statuses(), [(1, WcStatus::WrFlushErr)]);
-    // Removed after that, it has been heard already.
+    // The device is removed after that; its event has been read already.
     node.hca.remove();
     assert_eq!(node.events(), []);
     let late = other.next_event().wait();
     assert_eq!(late, Err(Error::DeviceRemoved), "each event is seen once");
 }
 
-/// The order in which a driver hears of a removal: what was posted, what was pending, the event, and the
-/// queues that have nothing to say.
+/// The order in which a driver learns of a removal: what was posted, what was pending, the event, and the queues that
+/// have nothing to report.
 #[test]
 fn a_removed_device_says_so_last() {
     let node = Node::alone();

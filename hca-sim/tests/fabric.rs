@@ -1,4 +1,4 @@
-//! A simulated subnet against what OpenSM asked of another one, recorded: see `data/opensm`.
+//! A simulated subnet against recorded requests of OpenSM to another subnet: see `data/opensm`.
 
 #![cfg(not(verbs_loom))]
 
@@ -11,9 +11,10 @@ use verbs_core::mad::header::{Class, MAD_LEN, MadBytes, header_of};
 use verbs_core::mad::sm::{
     self, NodeInfo, NodeInfoView, PortInfo, PortInfoView, SwitchInfo, SwitchInfoView,
 };
-use verbs_core::mad::{AttributeId, Method, Status, Time};
+use verbs_core::mad::{AttributeId, Method, Status};
+use verbs_core::time::Instant;
 
-/// A row of a trace: who to whom, the datagram, and what it means.
+/// A row of a trace: sender and receiver, the datagram, and its meaning.
 struct Row {
     direction: String,
     mad: MadBytes,
@@ -61,7 +62,7 @@ fn subnet() -> (Subnet, PortRef) {
 /// Sends a datagram of subnet management from a port and returns what comes back there.
 fn ask(subnet: &mut Subnet, at: PortRef, mad: &MadBytes) -> Option<MadBytes> {
     let packet = Packet::smp(sm::PERMISSIVE_LID, sm::PERMISSIVE_LID, Box::new(*mad));
-    subnet.send(Time::ZERO, at, packet);
+    subnet.send(Instant::ZERO, at, packet);
     let (to, packet) = subnet.poll_delivery()?;
     assert_eq!(to, at, "answers come back to who asked");
     match packet.body {
@@ -70,7 +71,7 @@ fn ask(subnet: &mut Subnet, at: PortRef, mad: &MadBytes) -> Option<MadBytes> {
     }
 }
 
-/// What of an answer does not depend on the make of the nodes.
+/// The parts of an answer that do not depend on the make of the nodes.
 fn essence(mad: &MadBytes) -> String {
     let data = sm::attribute(mad);
     match header_of(mad).attribute() {
@@ -104,9 +105,9 @@ fn essence(mad: &MadBytes) -> String {
     }
 }
 
-/// Goal: a subnet answers a sweep of OpenSM as OpenSM was content with. Method: every recorded request
-/// in its order, its answer compared with the recorded one in all that the make of the nodes leaves
-/// open; exactly, for tables.
+/// Goal: a subnet answers a sweep of OpenSM in a manner that OpenSM accepted. Method: every recorded request in its
+/// order, its answer compared with the recorded one in all that does not depend on the make of the nodes; exactly, for
+/// tables.
 #[test]
 fn a_recorded_sweep_is_answered_as_it_was() {
     let (mut subnet, at) = subnet();
@@ -140,11 +141,11 @@ fn a_recorded_sweep_is_answered_as_it_was() {
         }
     }
     assert_eq!(compared, 43 + 20);
-    assert_eq!(subnet.census(), (4, 4), "all ports are in service");
+    assert_eq!(subnet.port_counts(), (4, 4), "all ports are in service");
     assert_eq!(subnet.lid(at), Lid(1));
 }
 
-/// Does what OpenSM did in a recorded sweep.
+/// Repeats what OpenSM did in a recorded sweep.
 fn sweep(subnet: &mut Subnet, at: PortRef) {
     for row in rows(include_str!("data/opensm/sweep.trace")) {
         if row.direction == "SM>SMA" {
@@ -177,7 +178,7 @@ fn recorded_joins_and_leaves_change_what_is_forwarded() {
             0,
             Body::Transport(vec![4, 0, 0xff, 0xff]),
         );
-        subnet.send(Time::ZERO, at, packet);
+        subnet.send(Instant::ZERO, at, packet);
         let mut reaches = false;
         while let Some((to, _)) = subnet.poll_delivery() {
             // The sender's adapter has a copy for its own queue pairs.
@@ -188,8 +189,8 @@ fn recorded_joins_and_leaves_change_what_is_forwarded() {
     assert_eq!(reached, [true, false], "two members, then one");
 }
 
-/// Goal: notices are those that OpenSM acted on. Method: what was recorded of ibsim's traps, byte for byte but
-/// for the capabilities, which are the node's own; the recorded TrapRepress ends ours.
+/// Goal: notices are those that OpenSM acted on. Method: what was recorded of ibsim's traps, byte for byte except for
+/// the capabilities, which are the node's own; the recorded TrapRepress ends ours.
 #[test]
 fn traps_are_those_that_were_recorded() {
     let (mut subnet, at) = subnet();
@@ -202,9 +203,9 @@ fn traps_are_those_that_were_recorded() {
     let recorded = rows(include_str!("data/opensm/traps-sminfo.trace"));
     for (number, is_manager) in [(144, true), (128, false)] {
         if is_manager {
-            subnet.set_sm(Time::ZERO, other, true);
+            subnet.set_sm(Instant::ZERO, other, true);
         } else {
-            assert!(subnet.plug(Time::ZERO, other, false));
+            assert!(subnet.plug(Instant::ZERO, other, false));
         }
         let of = |method, row: &&Row| {
             let trap = sm::attribute(&row.mad)[5];
@@ -229,7 +230,7 @@ fn traps_are_those_that_were_recorded() {
         let mut heard = heard.expect("it was recorded").mad;
         heard[8..16].copy_from_slice(&datagram.mad[8..16]);
         subnet.send(
-            Time::ZERO,
+            Instant::ZERO,
             at,
             Packet::smp(Lid(1), packet.slid, Box::new(heard)),
         );
@@ -283,11 +284,11 @@ impl Client {
         }
     }
 
-    /// Does what OpenSM did in a recorded sweep.
+    /// Repeats what OpenSM did in a recorded sweep.
     fn sweep(&self, host: &mut Host) {
         let smp = self.register(host, Class::SUBN_DIRECTED, 1, 0);
         for row in rows(include_str!("data/opensm/sweep.trace")) {
-            // This host's nodes have shorter tables than those that were recorded.
+            // This host's nodes have shorter tables than the recorded ones.
             let is_missing = row.meaning.contains("P_KeyTable");
             if row.direction != "SM>SMA" || is_missing {
                 continue;
@@ -305,7 +306,7 @@ impl Client {
 }
 
 fn say(host: &mut Host, client: u32, message: &Message) -> Option<Message> {
-    let said = host.handle(Time::ZERO, client, &message.encode());
+    let said = host.handle(Instant::ZERO, client, &message.encode());
     said.expect("it is a message");
     heard(host, client)
 }
@@ -316,8 +317,8 @@ fn heard(host: &mut Host, client: u32) -> Option<Message> {
     Some(message)
 }
 
-/// Goal: tables of OpenSM's administrator that are longer than one datagram arrive whole. Method: the answers
-/// that it handed to umad, recorded, sent through a hosted subnet to a client that asks for them.
+/// Goal: tables of OpenSM's administrator that are longer than one datagram arrive whole. Method: the recorded answers
+/// that it handed to umad, sent through a hosted subnet to a client that asks for them.
 #[test]
 fn recorded_tables_arrive_whole() {
     let topology = Topology::parse(include_str!("data/opensm/net-1sw-2ca")).expect("a topology");
@@ -339,7 +340,7 @@ fn recorded_tables_arrive_whole() {
             .map(|pair| u8::from_str_radix(std::str::from_utf8(pair).expect("digits"), 16))
             .collect::<Result<_, _>>()
             .expect("hexadecimal");
-        // The question has the answer's headers, but for the method.
+        // The question has the answer's headers, except for the method.
         let mut asked = vec![0; MAD_LEN];
         asked[..24].copy_from_slice(&answer[..24]);
         asked[3] = Method::GET_TABLE.0;
@@ -353,16 +354,20 @@ fn recorded_tables_arrive_whole() {
             ..MadMessage::default()
         };
         let question = Message::Mad(message.clone());
-        let said = host.handle(Time::ZERO, asker.session, &question.encode());
+        let said = host.handle(Instant::ZERO, asker.session, &question.encode());
         said.expect("it is a message");
         let Some(Message::Mad(got)) = manager.heard(&mut host) else {
             panic!("the administrator is asked");
         };
         message.bytes = answer.clone();
-        // The upper half of the transaction id is the service's.
+        // The upper half of the transaction id belongs to the service.
         message.bytes[8..16].copy_from_slice(&got.bytes[8..16]);
         (message.agent, message.timeout_ms, message.lid) = (serving, 0, got.lid);
-        let said = host.handle(Time::ZERO, manager.session, &Message::Mad(message).encode());
+        let said = host.handle(
+            Instant::ZERO,
+            manager.session,
+            &Message::Mad(message).encode(),
+        );
         said.expect("it is a message");
         let Some(Message::Mad(table)) = asker.heard(&mut host) else {
             panic!("the table arrives");

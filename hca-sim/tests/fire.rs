@@ -1,5 +1,5 @@
-//! Objects that are taken away while another thread uses them: nothing is touched after the verb that
-//! took it away has completed (K11), and every work request completes exactly once.
+//! Objects that are taken away while another thread uses them: nothing is touched after the verb that took them away
+//! has completed (K11), and every work request completes exactly once.
 #![expect(clippy::unwrap_used, reason = "the helpers of a test are part of it")]
 
 use std::sync::Arc;
@@ -64,7 +64,7 @@ fn polled(cq: &mut Cq) -> Vec<Wc> {
     cq.poll(&mut out).to_vec()
 }
 
-/// Writes as fast as it can, through a queue pair that it mends when a write has failed.
+/// Writes as fast as it can, through a queue pair that it repairs when a write has failed.
 fn hammer(qp: &mut SendQueue, cq: &mut Cq, from: &Mr, to: Remote) -> WcStatus {
     loop {
         match qp.post(Write::new(0, to).from(from.slice(0..64)).signaled()) {
@@ -186,7 +186,7 @@ fn a_device_can_go_under_fire() {
         let (a, b) = (end(&link), end(&link));
         let (qp_a, qp_b) = connected(&a, &b);
         let (qp_a, mut sends, _) = qp_a.split().unwrap();
-        // Few retries, so that the sender learns soon.
+        // Few retries, so that the sender finds out soon.
         let patience = QpAttr {
             retry_cnt: Some(1),
             timeout: Some(5),

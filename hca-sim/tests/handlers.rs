@@ -135,7 +135,7 @@ fn k11_a_queue_is_destroyed_from_its_own_handler() {
         });
         lines.lock().unwrap().push("handler returns");
     }));
-    // The queues are taken off, as the handler wants the rest.
+    // The queues are moved out, because the handler needs the rest.
     let (recv, send) = (world.mr.slice(2048..4096), world.mr.slice(0..8));
     let World {
         device,

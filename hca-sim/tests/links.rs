@@ -1,4 +1,4 @@
-//! Links and what can be wrapped around them, seen from outside.
+//! Links and their wrappers, seen from outside.
 
 #![expect(
     clippy::unwrap_used,
@@ -9,6 +9,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use hca_sim::clock::{Clock, Instant, VirtualClock};
+use hca_sim::extension::PacketCounters;
 use hca_sim::link::pcap::{LinkType, PcapWriter};
 use hca_sim::link::{
     Arrival, Burst, Cable, Captured, Change, FaultCounters, Faults, Faulty, Ident, LinkError,
@@ -116,7 +117,7 @@ fn captures_have_true_headers() {
     assert_eq!(b.receive(&mut |_| ()), 5);
     assert_eq!(a.receive(&mut |_| ()), 2);
 
-    // Who sent them, with which hop limit, how many, and when: a socket hides hop limits.
+    // Their sender, hop limit, number and time: a socket hides hop limits.
     let expected_a = [(here, 17, 5, 0), (there, 64, 2, 3)];
     let expected_b = [(there, 17, 2, 0), (here, 64, 5, 3)];
     for (link, expected) in [(a, expected_a), (b, expected_b)] {
@@ -143,7 +144,7 @@ fn captures_have_true_headers() {
     }
 }
 
-/// Goal: a full disk ends the capture and nothing else.
+/// Goal: a full disk ends only the capture.
 #[test]
 fn a_capture_that_cannot_be_written_leaves_the_link_alone() {
     let (a, mut b) = Cable::new().plug(&[address("10.0.0.1")], &[address("10.0.0.2")]);
@@ -161,8 +162,8 @@ fn a_capture_that_cannot_be_written_leaves_the_link_alone() {
     assert_eq!(error.kind(), std::io::ErrorKind::WriteZero);
 }
 
-/// What a run of packets through a faulty link gave: sequence numbers and verdicts, and what the link
-/// says it did.
+/// The result of sending packets through a faulty link: sequence numbers and verdicts, and the faults that the link has
+/// counted.
 fn run(seed: u64, receiving: Faults, sending: Faults) -> (Vec<(u32, Verdict)>, [FaultCounters; 2]) {
     let (a, b) = Cable::new()
         .hide_identifications()
@@ -183,8 +184,8 @@ fn run(seed: u64, receiving: Faults, sending: Faults) -> (Vec<(u32, Verdict)>, [
     (got, [a.fault_counters(), b.fault_counters()])
 }
 
-/// Goal: each fault happens as often as it was ordered, does what its name says and nothing else,
-/// and happens again with the same seed.
+/// Goal: each fault happens as often as it was requested, does what its name says and nothing else, and happens again
+/// with the same seed.
 #[test]
 fn faults_happen_as_ordered() {
     let none = Faults::NONE;
@@ -243,7 +244,7 @@ fn faults_happen_as_ordered() {
     assert_ne!(run(5, all, all), run(6, all, all));
 }
 
-/// Goal: what leaves a faulty link has the identification that its ICRC covers.
+/// Goal: what a faulty link sends has the identification that its ICRC covers.
 #[test]
 fn faults_of_bursts_keep_their_packets_valid() {
     let faults = Faults {
@@ -281,7 +282,7 @@ fn cables_have_room_ends_and_plugs() {
     b.receive(&mut |arrival| got.push((psn(arrival), arrival.ident)));
     let expected = [(0, 0), (1, 1), (2, 2), (3, 3), (4, 0), (5, 1)];
     assert_eq!(got, expected.map(|(psn, ident)| (psn, Ident::Known(ident))));
-    // To itself, and to nobody.
+    // To itself, and to no address in use.
     send(&mut a, route(here, here), 0, 1);
     send(&mut a, route(here, "10.0.0.3"), 0, 1);
     assert_eq!((a.pending(), b.pending()), (1, 0));
@@ -299,7 +300,7 @@ fn cables_have_room_ends_and_plugs() {
     assert!(a.waiter().is_none());
 }
 
-/// Goal: wrappers wrap the real link, and each other; what they damage on the way does not pass.
+/// Goal: wrappers wrap the real link, and each other; packets that they damage are not accepted.
 #[test]
 fn wrappers_work_around_sockets() {
     let [here, there] = [1, 2].map(own);
@@ -340,8 +341,8 @@ fn wrappers_work_around_sockets() {
     assert_eq!(records(&file.unwrap()).len(), 1000);
 }
 
-/// Goal: bursts over IPv6, with their traffic class. Method: both ends are the one loopback address
-/// that there is, for which tests of several processes have to wait.
+/// Goal: bursts over IPv6, with their traffic class. Method: both ends are the only loopback address, so tests in
+/// several processes have to wait for it.
 #[test]
 fn bursts_arrive_whole_over_ipv6() {
     let mut attempts = 0;
@@ -373,8 +374,9 @@ fn bursts_arrive_whole_over_ipv6() {
     assert_eq!((counters.gso_bursts, counters.send_errors), (3, 0));
 }
 
-/// Goal: packets that the link had no room for leave when it has, although nobody posts, polls or answers, and their
-/// queue pair takes them for sent. Method: datagrams over a cable with room for two, whose other end takes them late.
+/// Goal: packets that the link had no room for are sent when it has, although no thread posts, polls or answers, and
+/// their queue pair considers them sent. Method: datagrams over a cable with room for two, whose other end takes them
+/// late.
 #[test]
 fn what_a_full_link_has_kept_leaves_by_itself() {
     let (here, there) = (address("10.0.0.1"), address("10.0.0.2"));
@@ -411,4 +413,56 @@ fn what_a_full_link_has_kept_leaves_by_itself() {
     clock.advance(Duration::from_millis(1));
     assert_eq!(b.receive(&mut |arrival| numbers.push(psn(arrival))), 1);
     assert_eq!(numbers, [0, 1, 2], "each has the next number");
+}
+
+/// Goal: a packet that an HCA drops is counted, once, under its reason. Method: one packet after another that is right but
+/// for one thing.
+#[test]
+fn dropped_packets_are_counted_under_their_reason() {
+    let (near, far) = (address("10.0.0.1"), address("10.0.0.2"));
+    let (mut link, port) = Cable::new().plug(&[near], &[far]);
+    let hca = Hca::over(port).clock(VirtualClock::new()).build();
+    let device = hca.open().wait().unwrap();
+    let seal = Seal::new(near, far, ROCE_PORT).unwrap();
+    let right = packets(&route("10.0.0.1", "10.0.0.2"), 1, 1);
+    let header = &right[..12];
+    let changed = |at: usize, value: u8| {
+        let mut bytes = right[..PACKET_LEN - 4].to_vec();
+        bytes[at] = value;
+        bytes
+    };
+    let mut padded = header.to_vec();
+    padded[1] |= 0x30;
+    let cases = [
+        ("no operation", changed(0, 0x1f), [1, 0, 0]),
+        ("more pad than payload", padded, [1, 0, 0]),
+        ("no header", header[..8].to_vec(), [1, 0, 0]),
+        ("no such queue pair", changed(7, 0x99), [0, 0, 1]),
+    ];
+    let counters = || {
+        let of = device.call::<PacketCounters>(()).wait().unwrap();
+        [of.malformed, of.bad_icrcs, of.strangers]
+    };
+    for (what, covered, expected) in cases {
+        for is_damaged in [false, true] {
+            let icrc = seal.icrc(0, &covered) ^ u32::from(is_damaged);
+            let bytes = [&covered[..], &icrc.to_le_bytes()].concat();
+            let before = counters();
+            let sent = link.transmit(&Burst {
+                route: route("10.0.0.1", "10.0.0.2"),
+                segment: bytes.len(),
+                bytes: &bytes,
+            });
+            assert_eq!(sent, Sent::Gone);
+            hca.turn();
+            let after = counters();
+            let counted = [0, 1, 2].map(|n| after[n] - before[n]);
+            // What is too short for a header is not looked at at all.
+            let expected = match is_damaged && covered.len() >= 12 {
+                true => [0, 1, 0],
+                false => expected,
+            };
+            assert_eq!(counted, expected, "{what}, damaged: {is_damaged}");
+        }
+    }
 }

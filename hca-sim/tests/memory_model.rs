@@ -1,8 +1,8 @@
-//! Goal: whatever is sent, written and read, the bytes are where a simple model has them, and every
-//! completion comes once, in order, with its length. Method: random operations of every size and shape
-//! in both directions of a connection, posted in batches; the model is two arrays that the same
-//! operations are done to, one after the other. Completion queues change their size in between. Half of the
-//! time another thread posts the receives, so that short messages ride in their completions.
+//! Goal: whatever is sent, written and read, the bytes are where a simple model has them, and every completion arrives
+//! once, in order, with its length. Method: random operations of every size and shape in both directions of a
+//! connection, posted in batches; the model is two arrays on which the same operations are done one after the other.
+//! Completion queues change their size in between. Half of the time another thread posts the receives, so that short
+//! messages are carried in their completions.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use futures::executor::block_on;
@@ -14,8 +14,8 @@ use verbs_core::{
     Sge, Wc, WcOpcode, Write,
 };
 
-/// Bytes of memory at each end. What is local lies in the first half, what the peer reaches in the second:
-/// then no piece overlaps another of the same operation.
+/// Bytes of memory at each end. Local pieces are in the first half, the peer's in the second, so that no piece overlaps
+/// another of the same operation.
 const SIZE: usize = 8192;
 const HALF: usize = SIZE / 2;
 const INLINE: usize = 64;
@@ -142,7 +142,7 @@ fn ends(apart: bool) -> [End; 2] {
     ends
 }
 
-/// What a completion must say: number, operation, bytes, immediate data.
+/// The expected content of a completion: number, operation, bytes, immediate data.
 type Expected = (u64, WcOpcode, u32, Option<u32>);
 
 impl End {
@@ -158,7 +158,7 @@ impl End {
         pieces.flatten().copied().collect()
     }
 
-    /// Puts the bytes into the pieces, one after the other, as far as they go.
+    /// Puts the bytes into the pieces, one after the other, as far as they fit.
     fn scatter(&mut self, mut bytes: &[u8], places: &[Place]) {
         for place in places {
             let (now, rest) = bytes.split_at(bytes.len().min(place.len));
@@ -180,7 +180,7 @@ impl End {
         if !self.apart {
             return self.qp.post_recv(recv).unwrap();
         }
-        // This thread has a number of its own then.
+        // After this, the thread has a number of its own.
         drop(verbs_core::mem::pin());
         std::thread::scope(|scope| {
             let posted = scope.spawn(|| self.qp.post_recv(recv));
@@ -189,7 +189,7 @@ impl End {
     }
 }
 
-/// Does it to the queue pairs and to the model: what completes at the sender, and at the receiver.
+/// Applies it to the queue pairs and to the model. Returns what completes at the sender, and at the receiver.
 fn perform(id: u64, op: &Op, from: &mut End, to: &mut End) -> (Expected, Option<Expected>) {
     let sent = |opcode, len: usize| (id, opcode, len as u32, None);
     let received = |opcode, len: usize, imm| Some((id, opcode, len as u32, imm));
@@ -254,7 +254,7 @@ fn perform(id: u64, op: &Op, from: &mut End, to: &mut End) -> (Expected, Option<
     }
 }
 
-/// Does a WRITE to the queue pairs and to the model: how many bytes it has.
+/// Applies a WRITE to the queue pairs and to the model. Returns how many bytes it has.
 fn write(
     id: u64,
     from: &mut End,
@@ -277,7 +277,7 @@ fn write(
     len
 }
 
-/// Does an atomic to the queue pairs and to the model.
+/// Applies an atomic to the queue pairs and to the model.
 fn atomic(
     wr_id: u64,
     op: SendOp,

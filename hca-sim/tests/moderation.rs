@@ -93,6 +93,82 @@ fn an_event_comes_with_the_count_or_after_the_period() {
 }
 
 #[test]
+fn a_queue_is_armed_for_a_number_of_completions() {
+    let mut world = world();
+    assert_eq!(world.recv_cq.arm(Arm::Count(3)), Armed::Empty);
+    assert_eq!(world.messages(2), 0);
+    assert_eq!(
+        (world.recv_cq.peek(64), world.recv_cq.peek(1)),
+        (Some(2), Some(1))
+    );
+    assert_eq!(world.messages(1), 1, "the third");
+    assert_eq!(world.messages(5), 0, "once per arm");
+    assert_eq!(
+        (
+            world.recv_cq.peek(64),
+            world.drain(),
+            world.recv_cq.peek(64)
+        ),
+        (Some(8), 8, Some(0))
+    );
+
+    assert_eq!(world.messages(2), 0);
+    assert_eq!(
+        world.recv_cq.arm(Arm::Count(3)),
+        Armed::Empty,
+        "two of three wait"
+    );
+    assert_eq!(world.messages(1), 1, "those that wait count");
+    assert_eq!(world.recv_cq.arm(Arm::Count(3)), Armed::Waiting);
+    world.drain();
+
+    assert_eq!(world.recv_cq.arm(Arm::Count(9)), Armed::Empty);
+    assert_eq!(
+        world.recv_cq.arm(Arm::Count(2)),
+        Armed::Empty,
+        "the smaller one"
+    );
+    assert_eq!((world.messages(1), world.messages(1)), (0, 1));
+    world.drain();
+    assert_eq!(world.recv_cq.arm(Arm::Count(9)), Armed::Empty);
+    assert_eq!(
+        world.recv_cq.arm(Arm::Next),
+        Armed::Empty,
+        "any is wanted now"
+    );
+    assert_eq!(world.messages(1), 1);
+    world.drain();
+    assert_eq!(world.recv_cq.arm(Arm::Next), Armed::Empty);
+    assert_eq!(
+        world.recv_cq.arm(Arm::Count(9)),
+        Armed::Empty,
+        "that is not taken back"
+    );
+    assert_eq!(world.messages(1), 1);
+    world.drain();
+
+    assert_eq!(world.recv_cq.arm(Arm::Count(1_000)), Armed::Empty);
+    assert_eq!(world.messages(63), 0);
+    assert_eq!(world.messages(1), 1, "a full queue is as much as can wait");
+}
+
+#[test]
+fn a_number_and_a_period_go_together() {
+    let mut world = world();
+    world.recv_cq.moderate(0, PERIOD).wait().unwrap();
+    let info = world.recv_cq.query().wait().unwrap();
+    assert_eq!(
+        (info.cqe, info.moderation_count, info.moderation_period_us),
+        (64, 0, 100)
+    );
+    assert!(!info.overrun);
+    assert_eq!(world.recv_cq.arm(Arm::Count(3)), Armed::Empty);
+    assert_eq!(world.messages(2), 0);
+    world.clock.advance(PERIOD);
+    assert_eq!(world.messages(0), 1, "the period is over");
+}
+
+#[test]
 fn a_period_alone_and_a_count_alone() {
     let mut world = world();
     world.recv_cq.moderate(0, PERIOD).wait().unwrap();

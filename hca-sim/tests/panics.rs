@@ -1,4 +1,4 @@
-//! Code of the client's that panics in the middle of the data path takes nothing from other queues.
+//! If code of the client panics in the middle of the data path, other queues lose nothing.
 #![expect(clippy::unwrap_used, reason = "the helpers of a test are part of it")]
 
 use std::net::IpAddr;
@@ -96,14 +96,14 @@ impl Bed {
         Self::new([make(a), make(b)], clock)
     }
 
-    /// Posts at that connection; whether that panicked, which it may for others.
+    /// Posts on that connection. Returns whether that panicked, which may be because of another connection.
     fn send(&mut self, n: usize, wr_id: u64) -> bool {
         let send = Send::new(wr_id).from(self.from.slice(0..8)).signaled();
         let sender = &mut self.senders[n];
         catch_unwind(AssertUnwindSafe(|| sender.post_send(send).unwrap())).is_err()
     }
 
-    /// Lets time pass, whoever panics in it.
+    /// Lets time pass, even if code that runs in it panics.
     fn advance(&self) {
         for _ in 0..50 {
             for hca in &self.hcas {
@@ -115,9 +115,9 @@ impl Bed {
     }
 }
 
-/// Goal: a waker that panics takes no other queue's wake with it, loses no completion and leaves its own queue
-/// pair working. Method: two connections whose receivers are awaited, the first by a waker that panics; placed
-/// directly and in packets.
+/// Goal: a waker that panics does not prevent another queue's wake, loses no completion and leaves its own queue pair
+/// working. Method: two connections whose receivers are awaited, the first by a waker that panics; placed directly and
+/// in packets.
 #[test]
 fn k14_a_waker_that_panics_loses_nobody_elses_event() {
     for mut bed in [Bed::loopback(), Bed::cable()] {

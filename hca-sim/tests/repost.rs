@@ -1,6 +1,6 @@
-//! Goal: whoever has polled a completion can post again at once, whichever thread made the completion.
-//! Method: a sender and a receiver on two threads, with queues so short that every post needs the place
-//! that the last completion gave back. A refusal is a failure.
+//! Goal: a thread that has polled a completion can post again at once, whichever thread made the completion. Method: a
+//! sender and a receiver on two threads, with queues so short that every post needs the place that the last completion
+//! freed. A refusal is a failure.
 
 use futures::executor::block_on;
 use hca_sim::Hca;
@@ -35,8 +35,8 @@ async fn ends() -> Result<(End, End), Error> {
     Ok((sender, receiver))
 }
 
-/// Waits for the next completion. The other thread needs the processor too, but not at every look:
-/// what this test is after happens only while both run.
+/// Waits for the next completion. The other thread needs the processor too, but not at every look: the case that this
+/// test looks for occurs only while both run.
 fn next(cq: &mut Cq) -> u64 {
     let mut out = [Wc::default()];
     for look in 1_u32.. {

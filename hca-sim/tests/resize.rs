@@ -1,6 +1,6 @@
-//! Goal: completion queues and shared receive queues change their size while they are in use, and lose
-//! nothing. Method: what waits is counted across resizes in both directions; then threads post and poll
-//! as fast as they can while the queues are resized under them.
+//! Goal: completion queues and shared receive queues change their size while they are in use, and lose nothing. Method:
+//! waiting entries are counted across resizes in both directions; then threads post and poll as fast as they can while
+//! the queues are resized under them.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::net::IpAddr;
@@ -88,7 +88,7 @@ fn a_cq_keeps_what_waits_and_takes_as_much_as_it_says() {
     let mut pair = Pair::new(4);
     let (mut begun, mut ended) = (0, 0);
     for cqe in [16, 4, 64, 5, 8, 8, 32] {
-        // Always one short of what fits before and after.
+        // Always one less than fits before and after.
         while pair.next < begun + 3 {
             pair.message();
         }
@@ -122,7 +122,7 @@ fn a_cq_does_not_become_smaller_than_what_waits() {
     assert_eq!(polled(&mut pair.received), Vec::from_iter(0..10));
 }
 
-/// The queue says that something waits, and fires, whatever its size was when it was armed.
+/// The queue reports that something waits, and fires, whatever its size was when it was armed.
 #[test]
 fn an_armed_cq_stays_armed() {
     let mut pair = Pair::new(4);
@@ -140,7 +140,7 @@ fn an_armed_cq_stays_armed() {
     }
 }
 
-/// One of two ends that send to each other, each from a thread of its own. Both pushers come to `cq`.
+/// One of two ends that send to each other, each from a thread of its own. Both threads push to `cq`.
 struct End {
     qp: Qp,
     cq: Cq,
@@ -169,8 +169,8 @@ fn ends(devices: [&Device; 2]) -> [End; 2] {
 }
 
 impl End {
-    /// Sends and receives that many messages, and resizes the queue as often as that is over; how often it
-    /// was.
+    /// Sends and receives that many messages, and resizes the queue whenever the last resize is over. Returns how
+    /// often.
     fn run(mut self, messages: u64) -> u64 {
         const SEND: u64 = 1 << 32;
         let (from, to) = (self.mr.slice(0..8), self.mr.slice(8..16));

@@ -1,4 +1,4 @@
-//! Queues behind the lock that threads share them by.
+//! Queues behind the lock by which threads share them.
 #![expect(clippy::unwrap_used, reason = "the helpers of a test are part of it")]
 
 use std::collections::BTreeMap;
@@ -120,8 +120,8 @@ fn two_threads_post_to_the_same_queues_and_two_poll_one_and_nothing_is_lost_or_d
     assert!(times.values().all(|times| *times == 1));
 }
 
-/// The event of a completion comes while the post that made it is inside the lock; its handler posts to
-/// the same queue, and polls the queue that the post completed on (K4).
+/// The event of a completion is raised while the post that caused it is inside the lock; its handler posts to the same
+/// queue, and polls the queue that the post completed on (K4).
 #[test]
 fn a_handler_uses_the_queues_whose_use_called_it() {
     const ROUNDS: u64 = 1_000;
@@ -190,8 +190,8 @@ fn a_shared_receive_queue_is_shared_by_threads_too() {
     srq.destroy().wait().unwrap();
 }
 
-/// Goal: a waker that posts to the queue whose post has woken it is called when that post is done, so that
-/// no post is within another. Method: with one thread, and behind the lock of two.
+/// Goal: a waker that posts to the queue whose post has woken it is called when that post is done, so that no post runs
+/// within another. Method: with one thread, and behind the lock of two.
 #[test]
 fn k4_a_waker_may_post_to_the_queue_that_it_was_woken_by() {
     struct Posts {
@@ -211,7 +211,7 @@ fn k4_a_waker_may_post_to_the_queue_that_it_was_woken_by() {
     struct Wakes(Arc<Posts>);
     impl Wake for Wakes {
         fn wake(self: Arc<Self>) {
-            // Of the post that woke it the client has heard nothing yet: it is returning.
+            // The client does not know of the post that woke it yet: that post is returning.
             self.0.inside.store(0, Relaxed);
             (0..3).for_each(|n| self.0.post(10 + n));
         }

@@ -1,4 +1,4 @@
-//! Everything that a thread can keep, kept in a thread-local value when it ends.
+//! Every kind of value that a thread can own, kept in a thread-local variable when the thread ends.
 #![expect(clippy::unwrap_used, reason = "the helpers of a test are part of it")]
 
 use std::any::Any;
@@ -105,8 +105,7 @@ fn handles_of_every_kind_are_dropped_with_the_values_of_a_thread() {
     until_empty(&device);
 }
 
-/// Goal: what is under way is dropped as anywhere else: cancel handles, futures, queues of the client's,
-/// events.
+/// Goal: what is under way is dropped as anywhere else: cancel handles, futures, queues of the client, events.
 #[test]
 fn what_is_under_way_is_dropped_with_the_values_of_a_thread() {
     let slow = CommandConfig {
@@ -148,8 +147,8 @@ fn what_is_under_way_is_dropped_with_the_values_of_a_thread() {
     assert_eq!(ran.load(SeqCst), 4, "every routine ran");
 }
 
-/// Goal: verbs, posts and polls of an ending thread are as any others. Method: a destructor that does all of
-/// that, with routines that issue verbs.
+/// Goal: verbs, posts and polls of an ending thread are like any others. Method: a destructor that uses all of them,
+/// with routines that issue verbs.
 #[test]
 fn an_ending_thread_may_use_the_device() {
     let device = Arc::new(Hca::loopback().open().wait().unwrap());

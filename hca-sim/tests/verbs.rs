@@ -1,4 +1,4 @@
-//! Every verb beyond connections and their data: what it does, and each way in which it is refused.
+//! Every verb beyond connections and their data: its effect, and every case in which it is refused.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use hca_sim::{Hca, Limits, Loopback, connect};
 use verbs_core::device::ModifyDevice;
 use verbs_core::{
     Access, Attr, Av, Cq, Device, DeviceCap, Error, EventType, Extension, Gid, Guid, Lid, Memory,
-    Mr, PKey, Pd, PostError, Qp, QpInit, QpState, Recv, Send, Srq, Wc, WcStatus, Write,
+    Mr, PKey, Pd, PostError, Qp, QpInit, QpState, Recv, Send, Srq, Wc, WcStatus, Why, Write,
 };
 
 use futures::executor::block_on;
@@ -50,8 +50,8 @@ fn statuses(cq: &mut Cq) -> Vec<(u64, WcStatus)> {
     polled.map(|wc| (wc.wr_id, wc.status)).collect()
 }
 
-/// The device, a shared receive queue on it, and as many connections as asked for, each from a sender
-/// to a queue pair that takes its receives from there.
+/// The device, a shared receive queue on it, and as many connections as requested, each from a sender to a queue pair
+/// that takes its receives from there.
 struct Shared {
     device: Device,
     pd: Pd,
@@ -168,7 +168,9 @@ fn capabilities_and_limits_are_those_that_hold() {
     let attr = device.query().wait().unwrap();
     let caps = DeviceCap::RC_RNR_NAK_GEN
         | DeviceCap::RESIZE_MAX_WR
+        | DeviceCap::BAD_PKEY_CNTR
         | DeviceCap::SRQ_RESIZE
+        | DeviceCap::N_NOTIFY_CQ
         | DeviceCap::SYS_IMAGE_GUID
         | DeviceCap::XRC
         | DeviceCap::CHANGE_PHY_PORT
@@ -182,7 +184,9 @@ fn capabilities_and_limits_are_those_that_hold() {
         | DeviceCap::ZERO_BASED
         | DeviceCap::FMR_POOL
         | DeviceCap::FLUSH_GLOBAL
-        | DeviceCap::ATOMIC_WRITE;
+        | DeviceCap::ATOMIC_WRITE
+        | DeviceCap::SEND_WITH_IMM
+        | DeviceCap::WRITE_WITH_IMM;
     assert_eq!(attr.caps, caps);
     assert_eq!((attr.max_srq, attr.max_ah, attr.max_pkeys), (1, 1, 1));
     assert_eq!((attr.max_mcast_grp, attr.max_mcast_qp_attach), (256, 64));
@@ -249,7 +253,7 @@ fn only_datagrams_can_be_multicast() {
     let mut group = [0; 16];
     (group[0], group[15]) = (0xff, 1);
     let attached = end.qp.attach_mcast(Gid(group), Lid(0xc001)).wait();
-    let why = verbs_core::Why::NotDatagram;
+    let why = Why::NotDatagram;
     let attr = Attr::QpType;
     assert_eq!(attached.unwrap_err(), Error::Mismatch { attr, why });
     end.qp.destroy().wait().unwrap();
@@ -304,7 +308,7 @@ fn a_refused_reregistration_gives_the_handle_back() {
     let mr = region(&pd);
     let key = mr.lkey();
     let refused = mr.rereg().access(Access::REMOTE_WRITE).wait().unwrap_err();
-    let (attr, why) = (Attr::Access, verbs_core::Why::NeedsLocalWrite);
+    let (attr, why) = (Attr::Access, Why::NeedsLocalWrite);
     assert_eq!(refused.error, Error::Mismatch { attr, why });
     let mr = refused.handle.unwrap();
     assert_eq!(mr.query().wait().unwrap().lkey, key);
@@ -324,7 +328,7 @@ fn srq_sizes_are_checked_and_told() {
         sge + 1,
         sge,
     );
-    let (attr, why) = (Attr::MaxSrqWr, verbs_core::Why::Zero);
+    let (attr, why) = (Attr::MaxSrqWr, Why::Zero);
     let none = pd.create_srq(0, 1).wait().unwrap_err();
     assert_eq!(none, Error::Mismatch { attr, why });
     let mut srq = pd.create_srq(3, 1).wait().unwrap();
@@ -369,7 +373,7 @@ fn queue_pairs_take_turns_on_an_srq() {
     let own = to.qp.post_recv(Recv::new(1).into(s.mr.all()));
     assert_eq!(own, Err(PostError::UsesSrq));
     assert_eq!(to.qp.cap().max_recv_wr, 0);
-    // A WRITE with immediate takes one too, in whatever memory; its bytes do not go there.
+    // A WRITE with immediate takes one too, whatever its memory; its bytes are not written there.
     s.srq.post_recv(Recv::new(8)).unwrap();
     let write = Write::new(9, s.mr.remote(256)).from(s.mr.slice(0..16));
     from.qp.post_send(write.imm(77).signaled()).unwrap();
@@ -407,7 +411,7 @@ fn receives_are_checked_against_the_domain_of_the_srq() {
         statuses(&mut from.cq),
         [(1, WcStatus::Success), (2, WcStatus::RemOpErr)]
     );
-    // The third is not flushed: it belongs to all.
+    // The third is not flushed: it belongs to all queue pairs.
     let mut next = (end(&device, &pd, None), end(&device, &pd, Some(&srq)));
     block_on(connect(&mut next.0.qp, &mut next.1.qp)).unwrap();
     next.0.qp.post_send(Send::new(5).inline(b"x")).unwrap();
@@ -440,7 +444,7 @@ fn a_sender_waits_for_a_shared_receive() {
     }
     let naks = s.device.call::<PortCounters>(()).wait().unwrap().rnr_naks;
     assert_eq!(naks, 2);
-    // The clock stands still: it is the post that calls.
+    // The clock stands still: the post makes the call.
     s.srq.post_recv(Recv::new(7).into(s.mr.all())).unwrap();
     s.srq.post_recv(Recv::new(8).into(s.mr.all())).unwrap();
     for (number, (from, to)) in s.pairs.iter_mut().enumerate() {
@@ -491,7 +495,7 @@ fn a_removed_device_takes_no_shared_receives() {
     assert_eq!(refused, Err(PostError::DeviceRemoved));
 }
 
-/// Each receive is given to exactly one message, whoever sends from wherever.
+/// Each receive is given to exactly one message, whichever thread sends it.
 #[test]
 fn threads_share_an_srq() {
     const MESSAGES: u64 = 400;
@@ -580,7 +584,7 @@ fn a_failed_device_answers_destroys_and_events_only() {
         .unwrap();
     hca.fail();
     assert!(hca.has_failed());
-    // That its shared receive queue is used no more comes first.
+    // The end of its shared receive queue's use is reported first.
     for expected in [EventType::QpLastWqeReached, EventType::DeviceFatal] {
         assert_eq!(s.device.next_event().wait().unwrap().event, expected);
     }

@@ -7,8 +7,8 @@ fn main() {
         return;
     }
     println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,libibumad.so.3");
-    // The linker that comes with Rust for this target takes a version script beside rustc's own. Others
-    // refuse it; without versions programs run too, and say at start that there is no version information.
+    // The linker that comes with Rust for this target accepts a version script beside rustc's own. Others refuse it;
+    // without versions programs run too, and report at start that there is no version information.
     let has_lld = std::env::var("TARGET").is_ok_and(|target| target == "x86_64-unknown-linux-gnu");
     if has_lld {
         let folder = std::env::var("CARGO_MANIFEST_DIR").unwrap_or_default();

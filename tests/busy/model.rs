@@ -15,7 +15,7 @@ pub(crate) enum End {
 /// A request: the number of the step that issued it. Implicit destroys have none.
 pub(crate) type Ticket = Option<usize>;
 
-/// What the provider holds back, as the model sees it.
+/// A command that the provider holds back, as the model sees it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Command {
     pub(crate) what: What,
@@ -34,7 +34,7 @@ pub(crate) enum What {
 #[derive(Debug)]
 pub(crate) struct Node {
     pub(crate) kind: ObjectKind,
-    /// In the order in which they are let go, once per use.
+    /// In the order in which they are released, once per use.
     pub(crate) parents: Vec<usize>,
     pub(crate) children: [u32; ObjectKind::COUNT],
     /// Pending requests on it.
@@ -45,7 +45,7 @@ pub(crate) struct Node {
     pub(crate) owned: bool,
     waits_for_children: bool,
     closed: bool,
-    /// Whose destroy is under way.
+    /// The request whose destroy is under way.
     destroyer: Ticket,
 }
 
@@ -129,7 +129,7 @@ impl Model {
         self.go_on(node);
     }
 
-    /// The destroy goes to the provider when nobody is in its way any more.
+    /// The destroy is passed to the provider when the object has no holders left.
     fn go_on(&mut self, node: usize) {
         let at = &self.nodes[node];
         if at.closed && at.users == 0 {
@@ -143,7 +143,7 @@ impl Model {
         self.go_on(node);
     }
 
-    /// The object is no more, or never came to be: its parents are let go.
+    /// The object no longer exists, or was never made: its parents are released.
     fn release(&mut self, node: usize) {
         let kind = self.nodes[node].kind;
         for parent in self.nodes[node].parents.clone() {
@@ -188,7 +188,7 @@ impl Model {
         }
     }
 
-    /// Destroys that were accepted and are not with the provider.
+    /// Destroys that were accepted and have not reached the provider.
     pub(crate) fn parked(&self) -> usize {
         let parked =
             |node: &&Node| node.waits_for_children && !node.closed || node.closed && node.users > 0;
@@ -201,7 +201,7 @@ impl Model {
         (0..self.nodes.len()).filter(owned).collect()
     }
 
-    /// What a new object of that kind is made from; the first is what its create acts on.
+    /// The objects that a new object of that kind is made from; the create acts on the first.
     pub(crate) fn parents(&self, kind: ObjectKind, picks: [u8; 4]) -> Option<Vec<usize>> {
         use ObjectKind as K;
         let pick = |kind, n: usize| {

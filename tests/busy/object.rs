@@ -1,13 +1,16 @@
-//! Objects of any kind, made and destroyed by one test for all.
+//! Objects of any kind, made and destroyed by one test for all kinds.
+
+use std::sync::Arc;
 
 use verbs_core::object::Handle;
 use verbs_core::testing::{GROUP, Subject};
 use verbs_core::{
-    Access, Ah, Av, Busy, Cq, Device, Error, Lid, Mcast, Memory, Mr, ObjectKind, Pd, Qp, QpInit,
-    QpType, Refused, Request, Srq, Verb, Xrcd,
+    Access, Ah, Av, Busy, CmEndpoint, CmEvent, CmSink, Cq, Device, Error, FastMr, FmrPool,
+    FmrPoolAttr, Lid, Mcast, Memory, Mr, Mw, ObjectKind, Pd, Qp, QpInit, QpType, Refused, Request,
+    Srq, Target, Verb, WindowType, Xrcd,
 };
 
-/// Any object. It is destroyed by its drop as well.
+/// Any object. Dropping it destroys it too.
 #[derive(Debug)]
 pub(crate) enum Object {
     Device(Device),
@@ -19,6 +22,10 @@ pub(crate) enum Object {
     Ah(Ah),
     Mcast(Mcast),
     Xrcd(Xrcd),
+    FastMr(FastMr),
+    Mw(Mw),
+    FmrPool(FmrPool),
+    CmEndpoint(CmEndpoint),
 }
 
 /// A destroy that was refused.
@@ -32,10 +39,7 @@ pub(crate) struct Kept {
 macro_rules! objects {
     ($($Kind:ident $destroy:ident;)*) => {
         impl Object {
-            /// The kinds that there are objects of.
-            pub(crate) const KINDS: &'static [ObjectKind] = &[$(ObjectKind::$Kind),*];
-
-            /// Destroys it; a refusal gives it back.
+            /// Destroys it; a refusal returns it.
             pub(crate) fn destroy(self, subject: &Subject) -> Result<(), Kept> {
                 match self {
                     $(Self::$Kind(object) => subject.finish(object.$destroy()).map_err(kept)),*
@@ -61,6 +65,10 @@ objects! {
     Ah destroy;
     Mcast detach;
     Xrcd dealloc;
+    FastMr free;
+    Mw dealloc;
+    FmrPool destroy;
+    CmEndpoint unbind;
 }
 
 pub(crate) fn kept<H: Handle + Into<Object>>(refused: Refused<H>) -> Kept {
@@ -71,6 +79,13 @@ pub(crate) fn kept<H: Handle + Into<Object>>(refused: Refused<H>) -> Kept {
     }
 }
 
+/// Ignores what happens to an endpoint.
+struct Deaf;
+
+impl CmSink for Deaf {
+    fn event(&self, _: CmEvent) {}
+}
+
 pub(crate) fn memory() -> Memory {
     Memory::alloc(64).expect("64 bytes can be had")
 }
@@ -79,7 +94,7 @@ pub(crate) fn av() -> Av {
     Av::to_lid(1, Lid(1))
 }
 
-/// What objects are made of: one of each kind that others need.
+/// The parents of objects: one of each kind that others need.
 #[derive(Default)]
 pub(crate) struct Parents {
     pub(crate) mcast_qp: Option<Qp>,
@@ -133,6 +148,15 @@ impl Parents {
                 let access = Access::LOCAL_WRITE;
                 subject.must(pd().register(memory(), access)).into()
             }
+            ObjectKind::Mw => supported(subject, pd().alloc_mw(WindowType::One))?.into(),
+            ObjectKind::FmrPool => {
+                let attr = FmrPoolAttr::new(1, 1, Access::LOCAL_WRITE);
+                supported(subject, pd().create_fmr_pool(attr))?.into()
+            }
+            ObjectKind::CmEndpoint => {
+                let local = subject.local();
+                supported(subject, device().bind_cm(local, Arc::new(Deaf)))?.into()
+            }
             ObjectKind::Ah => supported(subject, pd().create_ah(av()))?.into(),
             ObjectKind::Srq if matches!(parent, ObjectKind::Xrcd | ObjectKind::Cq) => {
                 let xrcd = self.xrcd.as_ref()?;
@@ -157,6 +181,12 @@ impl Parents {
             }
             other => panic!("nothing makes a {other}"),
         })
+    }
+
+    /// A region for fast registration, whose kind is that of all regions.
+    pub(crate) fn fast_mr(&self, subject: &Subject) -> Option<Object> {
+        let pd = must(self.pd.as_ref());
+        Some(supported(subject, pd.alloc_mr(1))?.into())
     }
 
     /// Takes the parent of that kind out, to be destroyed; `None` if the provider has none.
@@ -186,7 +216,7 @@ impl Parents {
     }
 }
 
-/// The object, or `None` where the provider has no such thing.
+/// The object, or `None` if the provider does not support the kind.
 fn supported<V: Verb<Error = Error>>(
     subject: &Subject,
     request: Request<'_, V>,
@@ -198,7 +228,7 @@ fn supported<V: Verb<Error = Error>>(
     }
 }
 
-/// Has the object do what it is for.
+/// Checks that the object works.
 pub(crate) fn works(subject: &Subject, object: &Object) {
     match object {
         Object::Device(device) => drop(subject.must(device.query())),
@@ -221,5 +251,9 @@ pub(crate) fn works(subject: &Subject, object: &Object) {
         }
         Object::Ah(ah) => assert_eq!(subject.must(ah.query()), av()),
         Object::Mcast(mcast) => assert_eq!(mcast.mgid(), GROUP),
+        Object::FastMr(mr) => assert!(mr.is_empty()),
+        Object::Mw(mw) => assert_eq!(subject.must(mw.query()).bound, None),
+        Object::FmrPool(pool) => subject.must(pool.flush()),
+        Object::CmEndpoint(endpoint) => assert_ne!(endpoint.target().id().number, 0),
     }
 }

@@ -1,8 +1,8 @@
 //! Random programs over the object graph, against a model that knows nothing of headers and slots.
 //!
-//! The provider holds every command back, and the program says which goes on, in any order. After
-//! every step the model has to agree about who was Busy because of whom, in which order requests
-//! ended, what the provider holds back, how many objects there are, and what is listed as pending.
+//! The provider holds every command back, and the program decides which one continues, in any order. After every step
+//! the model has to agree about which objects were Busy because of which, in which order requests ended, what the
+//! provider holds back, how many objects exist, and what is listed as pending.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -17,7 +17,7 @@ use verbs_core::{
 use crate::model::{DEVICE, End, Model, What, verb};
 use crate::object::{Kept, Object, av, kept, memory};
 
-/// One step of a program; numbers pick among what is there.
+/// One step of a program; numbers select among the objects that exist.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Create {
@@ -28,9 +28,9 @@ enum Step {
     Destroy(u8),
     DestroyWhenIdle(u8),
     Drop(u8),
-    /// The provider carries out what it holds back.
+    /// The provider carries out a command that it holds back.
     Carry(u8),
-    /// Cancels what the provider holds back.
+    /// Cancels a command that the provider holds back.
     Cancel(u8),
 }
 
@@ -59,14 +59,14 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..80)
 }
 
-/// The real thing.
+/// The objects under test.
 struct World {
     null: Arc<Null>,
     hold: Arc<Hold>,
     /// The client's handles, by node. Routines put them here.
     owned: Shared<BTreeMap<usize, Object>>,
     ended: Shared<Vec<(usize, End)>>,
-    /// To cancel requests by, by step.
+    /// The cancel handles of requests, by step.
     handles: BTreeMap<usize, CancelHandle>,
 }
 
@@ -170,7 +170,7 @@ impl World {
         })
     }
 
-    /// Asks for something; `false` for objects that have nothing to tell.
+    /// Issues a query; `false` for objects that have none.
     fn query(&mut self, node: usize, step: usize) -> bool {
         let map = Arc::clone(&self.owned);
         let owned = map.lock().unwrap();
@@ -182,6 +182,7 @@ impl World {
             Object::Mr(mr) => self.issue_query(mr.query(), step),
             Object::Ah(ah) => self.issue_query(ah.query(), step),
             Object::Pd(_) | Object::Mcast(_) | Object::Xrcd(_) => return false,
+            other => unreachable!("no step makes a {other:?}"),
         };
         drop(owned);
         self.keep(step, issued);
@@ -232,6 +233,7 @@ impl World {
             // Nothing can hold these.
             Object::Ah(ah) => issue!(ah, destroy, destroy),
             Object::Mcast(mcast) => issue!(mcast, detach, detach),
+            other => unreachable!("no step makes a {other:?}"),
         };
         self.keep(step, issued);
     }
@@ -259,7 +261,7 @@ impl World {
         assert_eq!(device.in_flight().len(), pending, "what is listed");
     }
 
-    /// Drops every handle, has everything carried out, and closes the device.
+    /// Drops every handle, has every command carried out, and closes the device.
     fn finish(self) {
         let mut owned = std::mem::take(&mut *self.owned.lock().unwrap());
         let device = owned.remove(&DEVICE);
@@ -315,7 +317,7 @@ fn take(step: Step, n: usize, world: &mut World, model: &mut Model) {
         }
         Step::Destroy(pick) => {
             let node = node(pick);
-            // The device stays, so that it can be asked.
+            // The device stays, so that it can be queried.
             if node != DEVICE || model.nodes[DEVICE].total() > 0 {
                 world.destroy(node, false, n);
                 model.destroy(node, false, Some(n));

@@ -1,6 +1,6 @@
-//! Peers that are not there, over the machine's own sockets: what the kernel reports is made use of.
+//! Peers that do not exist, over the machine's own sockets: the kernel's reports are used.
 //!
-//! The addresses are this process's own, so that tests may run side by side.
+//! The addresses are this process's own, so that tests may run in parallel.
 
 use std::future::IntoFuture;
 use std::net::IpAddr;
@@ -30,8 +30,8 @@ fn link_counters(host: &Host) -> LinkCounters {
     host.device.call::<PacketCounters>(()).wait().unwrap().link
 }
 
-/// Goal: an attempt at a host without a program ends when the host has said so twice, not when the time is
-/// over; so does a question about a service for datagrams; the queue pair comes back.
+/// Goal: an attempt to reach a host without a program ends when the host has reported that twice, not when the time is
+/// over; so does a request for a service for datagrams; the queue pair is returned.
 #[test]
 fn nobody_there_is_told_at_once() {
     let client = host(own(60));
@@ -52,18 +52,18 @@ fn nobody_there_is_told_at_once() {
     let asked = block_on(resolve_service(&client.device, at.as_str(), b"").into_future());
     let error = asked.unwrap_err();
     assert!(matches!(error, Error::PortUnreachable(peer) if peer.to_string() == at));
-    // Each takes half a second; the rest is for a machine that is busy.
+    // Each takes half a second; the rest is for a busy machine.
     assert!(begun.elapsed() < long / 2, "{:?}", begun.elapsed());
     let counters = link_counters(&client);
-    // The requests, their repetitions, and that the first was taken back.
+    // The requests, their repetitions, and the withdrawal of the first.
     assert!(counters.port_unreachable >= 4, "{counters:?}");
     assert_eq!(counters.send_errors, 0, "{counters:?}");
     client.close();
 }
 
-/// Goal: a peer that starts while it is asked is reached. Rule: the request goes again half a second after the
-/// first report; who is there by then answers. Method: the peer starts 100 ms after the first report is
-/// counted; if this machine is so busy that it comes too late all the same, the next attempt reaches it.
+/// Goal: a peer that starts while requests are sent is reached. Rule: the request is sent again half a second after the
+/// first report; a peer that exists by then answers. Method: the peer starts 100 ms after the first report is counted;
+/// if this machine is so busy that it is too late nevertheless, the next attempt reaches it.
 #[test]
 fn a_peer_that_starts_late_is_reached() {
     let client = host(own(62));

@@ -1,14 +1,14 @@
-//! A host with what a program needs to be connected.
+//! A host with what a program needs for a connection.
 
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use hca_sim::Hca;
-use hca_sim::sim::Sim;
 use verbs_cm::Connection;
 use verbs_core::{
-    Access, Cq, Device, Memory, Mr, Pd, Qp, QpInit, QpType, Recv, Send, Wc, WcOpcode,
+    Access, Cq, Device, Memory, Mr, Mtu, Pd, Qp, QpInit, QpType, Recv, Send, Wc, WcOpcode,
 };
+use verbs_simulator::Sim;
 
 pub(crate) struct Host {
     // Dropped in this order.
@@ -40,6 +40,12 @@ impl Host {
         Self::on(Hca::over(port).clock(sim.clock().clone()).build())
     }
 
+    /// A host of a simulated network whose port has that MTU.
+    pub(crate) fn in_sim_with(sim: &Sim, addr: IpAddr, mtu: Mtu) -> Self {
+        let port = sim.network().attach(&[addr]).mtu(mtu);
+        Self::on(Hca::over(port).clock(sim.clock().clone()).build())
+    }
+
     pub(crate) fn qp(&self) -> Qp {
         self.qp_of(QpType::Rc)
     }
@@ -59,7 +65,7 @@ impl Host {
         got
     }
 
-    /// Sends a message, and waits for the one that comes back.
+    /// Sends a message, and waits for the reply.
     pub(crate) async fn ask(&mut self, connection: &mut Connection, text: &[u8]) -> Vec<u8> {
         connection
             .post_recv(Recv::new(1).into(self.mr.slice(0..64)))
@@ -83,7 +89,7 @@ impl Host {
         }
     }
 
-    /// Everything can be destroyed: the connection manager has let go of all that it had.
+    /// Destroys everything: the connection manager has released all that it had.
     pub(crate) fn close(self) {
         let Self {
             cq,

@@ -1,5 +1,5 @@
-//! The port's service for management datagrams, and what uses queue pairs for datagrams. All in virtual
-//! time on one thread: nothing here has a thread of its own.
+//! The port's service for management datagrams, and the users of queue pairs for datagrams. All in virtual time on one
+//! thread: nothing here has a thread of its own.
 
 use std::cell::RefCell;
 use std::net::IpAddr;
@@ -15,7 +15,6 @@ use hca_sim::Hca;
 use hca_sim::clock::VirtualClock;
 use hca_sim::extension::PacketCounters;
 use hca_sim::link::{Cable, PacketLink};
-use hca_sim::sim::Sim;
 use verbs_cm::{CONNECT_TIMEOUT, Error, Manager, UDP_QKEY, listen_datagrams, resolve_service};
 use verbs_core::mad::header::{emit_header, header_of};
 use verbs_core::mad::{
@@ -27,10 +26,11 @@ use verbs_core::{
     AnyCommand, Av, Device, Gid, Provider, ProviderAttr, Psn, QpType, Qpn, Recv, RequestId, Send,
     Timer, Wc, WcOpcode,
 };
+use verbs_simulator::Sim;
 
 use crate::ends::Host;
 
-/// Answers questions for its ClassPortInfo, and says so in the class-specific field.
+/// Answers requests for its ClassPortInfo, and marks the answer in the class-specific field.
 struct Answers(Arc<Hca>);
 
 const MARK: u16 = 0x5eed;
@@ -129,7 +129,7 @@ fn the_device_answers_in_the_handler_and_agents_get_the_rest() {
         let taken = register(Class::DEV_MGT, &[Method::SET, Method::GET]).unwrap_err();
         assert!(matches!(taken, AgentError::Taken { .. }), "{taken}");
 
-        // Nobody there has it: the service asks again, and gives up in its time.
+        // The peer has no such service: the local one asks again, and gives up in time.
         let bm = register(Class::BM, &[]).unwrap();
         let retry = Retry {
             timeout: Duration::from_secs(1),
@@ -148,7 +148,7 @@ fn the_device_answers_in_the_handler_and_agents_get_the_rest() {
             3,
             "the first, and twice again"
         );
-        // E11: the queue pair is the service's, and there is one service.
+        // E11: the queue pair belongs to the service, and there is one service.
         let again = MadService::of(&devices[0], 1).await.unwrap();
         assert_eq!(again.pending(), 0);
     });
@@ -223,8 +223,8 @@ fn services_for_datagrams_are_found() {
     server.close();
 }
 
-/// Goal: a question without an answer ends in its time, 5 s if none is said, and goes again several times until then, so
-/// that a host that comes up late answers. Method: a host without a connection manager, which has one later.
+/// Goal: a request without an answer ends in time, after 5 s by default, and is sent several times until then, so that
+/// a host that starts late answers. Method: a host without a connection manager, which has one later.
 #[test]
 fn a_question_about_a_service_has_a_time() {
     let sim = Sim::new(8);
@@ -256,7 +256,7 @@ fn a_question_about_a_service_has_a_time() {
             let serves = datagrams(&server).await;
             let question = listener.accept().await;
             question.answer(&serves, UDP_QKEY, b"").unwrap();
-            // Its answer is to leave before it goes.
+            // Its answer has to be sent before it is dropped.
             sim.sleep(Duration::from_secs(1)).await;
             serves.qpn()
         };
@@ -268,9 +268,9 @@ fn a_question_about_a_service_has_a_time() {
     server.close();
 }
 
-/// Goal: who waits for what was sent waits until the port has taken all of it, and for nothing that was
-/// sent later; no longer than the device is there. Method: a cable with room for one packet, which nobody
-/// takes out but the test.
+/// Goal: a caller that waits for what was sent waits until the port has taken all of it, and for nothing that was sent
+/// later; and no longer than the device exists. Method: a cable with room for one packet, from which only the test
+/// takes packets.
 #[test]
 fn what_was_sent_has_left_when_it_is_said_so() {
     let [here, there] = [1, 2].map(|n| IpAddr::from([10, 0, 0, n]));
@@ -299,7 +299,7 @@ fn what_was_sent_has_left_when_it_is_said_so() {
     wait(12);
     for taken in 0..12 {
         pool.run_until_stalled();
-        // One is in the cable, and the port takes some ahead.
+        // One is in the cable, and the port takes some in advance.
         let under_way = taken + 4;
         assert!(over.borrow().iter().all(|&sent| sent <= under_way));
         assert_eq!(other.receive(&mut |_| {}), 1);

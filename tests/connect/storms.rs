@@ -1,9 +1,9 @@
 //! Many connections at a time over bad networks.
 //!
-//! Goal: whatever the network loses, doubles and turns round, each attempt ends as one of the answers
-//! that there are, messages on connections arrive, both ends learn of the end, and nothing is left.
-//! Method: a seed decides the network and what two hosts do, connecting to each other at the same time,
-//! rejecting, and ending connections from one side or from both at once; all in virtual time.
+//! Goal: whatever the network loses, duplicates and reorders, each attempt ends with one of the defined results,
+//! messages on connections arrive, both ends learn of the end, and nothing is left. Method: a seed decides the network
+//! and what two hosts do, connecting to each other at the same time, rejecting, and ending connections from one side or
+//! from both at once; all in virtual time.
 
 use std::cell::RefCell;
 use std::future::IntoFuture;
@@ -13,19 +13,19 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use futures::future::{Either, join, join_all, select};
-use hca_sim::sim::{Draw, LinkConfig, Ppm, Sim};
 use verbs_cm::{ConnParam, Connection, Error, Manager, NotConnected};
 use verbs_core::mad::TimeCode;
+use verbs_simulator::{Draw, LinkConfig, Ppm, Sim};
 
 use crate::ends::Host;
 
-/// Seeds that are run; `VERBS_CM_SEEDS` asks for more.
+/// Seeds that are run; `VERBS_CM_SEEDS` requests more.
 const SEEDS: u64 = 40;
 /// Attempts of each host.
 const ATTEMPTS: u32 = 6;
 const PORT: u16 = 7174;
 
-/// What has happened, on both hosts.
+/// The counts of what happened on both hosts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Tally {
     established: u32,
@@ -35,17 +35,17 @@ struct Tally {
     lost: u64,
     /// Connections that the server accepted, and that were not confirmed.
     unconfirmed: u32,
-    /// Ends that a client was to be told of, and was not.
+    /// Ends that should have been reported to a client, and were not.
     untold: u32,
 }
 
-/// Who ends a connection.
+/// Which side ends a connection.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Ends {
     Client,
     Server,
     Both,
-    /// By dropping it, which tells the peer once at most.
+    /// By dropping it, which informs the peer at most once.
     Dropped,
 }
 
@@ -78,7 +78,7 @@ async fn ask(node: &Node, to: SocketAddr) -> Result<Connection, NotConnected> {
     node.manager.connect(to, qp).param(param()).await
 }
 
-/// What a host asks its peer for.
+/// The requests that a host sends its peer.
 async fn client(sim: Sim, node: Rc<Node>, to: SocketAddr, tally: Rc<RefCell<Tally>>) {
     let mut draw = sim.draw();
     for _ in 0..ATTEMPTS {
@@ -97,7 +97,7 @@ async fn client(sim: Sim, node: Rc<Node>, to: SocketAddr, tally: Rc<RefCell<Tall
             }
         };
         tally.borrow_mut().established += 1;
-        // The server says in its private data who is to end it.
+        // The server's private data say which side ends it.
         let ends = match connection.private_data()[0] {
             0 => Ends::Client,
             1 => Ends::Server,
@@ -111,7 +111,7 @@ async fn client(sim: Sim, node: Rc<Node>, to: SocketAddr, tally: Rc<RefCell<Tall
     }
 }
 
-/// Ends a connection, or waits for its end. Says whether this end was to be told and was not.
+/// Ends a connection, or waits for its end. Returns whether this end should have been informed and was not.
 async fn end(sim: &Sim, connection: Connection, ends: Ends, me: Ends) -> bool {
     sim.sleep(Duration::from_micros(50)).await;
     if ends == Ends::Dropped && me == Ends::Client {
@@ -121,14 +121,14 @@ async fn end(sim: &Sim, connection: Connection, ends: Ends, me: Ends) -> bool {
         connection.close().await.unwrap();
         return false;
     }
-    // The word of a peer that drops its connection may be lost: then this end does it itself.
+    // The message of a peer that drops its connection may be lost: then this end ends it itself.
     let over = sim.timeout(Duration::from_secs(40), connection.closed().into_future());
     let untold = over.await.is_none() && ends != Ends::Dropped;
     connection.close().await.unwrap();
     untold
 }
 
-/// What a host answers.
+/// The answers of a host.
 async fn server(sim: Sim, node: Rc<Node>, tally: Rc<RefCell<Tally>>) {
     let mut draw = sim.draw();
     let at = SocketAddr::new(node.addr, PORT);
@@ -136,7 +136,7 @@ async fn server(sim: Sim, node: Rc<Node>, tally: Rc<RefCell<Tally>>) {
     loop {
         let request = listener.accept().await;
         if draw.below(5) == 0 {
-            // The client may have given up, or not have heard of the end of an earlier one.
+            // The client may have given up, or not have learned of the end of an earlier one.
             let _gone = request.reject(b"not now");
             continue;
         }
@@ -215,8 +215,8 @@ fn storm(seed: u64) -> Tally {
     let hits = sim.network().hits(addrs[0], addrs[1]);
     let mut tally = tally.borrow_mut();
     tally.lost = hits.lost;
-    // A server sends the REP twice and one REJ to a client that it has not heard: where the network loses all
-    // that, or the answers, the client takes the connection for one that is there.
+    // A server sends the REP twice and one REJ to a client from which it has received nothing: if the network loses all
+    // of them, or the answers, the client considers the connection established.
     assert!(
         tally.untold <= tally.unconfirmed,
         "seed {seed}: {} ends were not told, {} connections not confirmed",

@@ -7,12 +7,13 @@ use std::time::Duration;
 use futures::FutureExt;
 use futures::executor::block_on;
 use futures::future::join;
-use hca_sim::sim::Sim;
 use hca_sim::{Hca, Loopback, Udp};
 use verbs_cm::resolver::Fixed;
 use verbs_cm::{Ended, Error, Manager, connect, listen};
+use verbs_core::Mtu;
 use verbs_core::mad::TimeCode;
 use verbs_core::sync::Arc;
+use verbs_simulator::Sim;
 
 use crate::ends::Host;
 
@@ -20,7 +21,7 @@ fn addr(text: &str) -> IpAddr {
     text.parse().unwrap()
 }
 
-/// Two programs meet, talk, and part.
+/// Two programs connect, exchange messages, and disconnect.
 async fn meet(client: &mut Host, server: &mut Host, at: &str) {
     let mut listener = listen(&server.device, at).backlog(2).await.unwrap();
     let asks = connect(&client.device, at, client.qp()).private_data(b"hello");
@@ -49,7 +50,7 @@ async fn meet(client: &mut Host, server: &mut Host, at: &str) {
         .unwrap();
     let closed = accepted.closed();
     connected.close().await.unwrap();
-    // What is flushed is told from a break at once.
+    // Flushed work can be distinguished from a failure at once.
     let wcs = &mut [verbs_core::Wc::default()];
     server.cq.ready().await.unwrap();
     assert_eq!(
@@ -79,7 +80,37 @@ fn over_a_simulated_network() {
     }
 }
 
-/// Goal: peers that ask and take it back take no memory behind a listener that is busy elsewhere. Method: a
+/// Goal: two ports of different MTUs are connected with the smaller path MTU, whichever of them asks. Method: the request
+/// is rejected with what the peer takes (IBTA vol. 1, 12.6.7.2, reason 26), and made again.
+#[test]
+fn ports_of_different_mtus_meet_at_the_smaller() {
+    for (here, there) in [(Mtu::B4096, Mtu::B1024), (Mtu::B512, Mtu::B2048)] {
+        let sim = Sim::new(1);
+        let client = Host::in_sim_with(&sim, addr("10.0.0.1"), here);
+        let server = Host::in_sim_with(&sim, addr("10.0.0.2"), there);
+        let mtus = sim.run(async {
+            let at = "10.0.0.2:7174";
+            let mut listener = listen(&server.device, at).backlog(2).await.unwrap();
+            let asks = connect(&client.device, at, client.qp()).into_future();
+            let qp = server.qp();
+            let answers = async { listener.accept().await.accept(qp).await };
+            let (connected, accepted) = join(asks, answers).await;
+            let ends = [connected.unwrap(), accepted.unwrap()];
+            let mut mtus = Vec::new();
+            for end in ends {
+                let qp = end.into_qp().expect("it is whole");
+                mtus.push(qp.query().await.unwrap().attr.path_mtu);
+                qp.destroy().await.unwrap();
+            }
+            mtus
+        });
+        assert_eq!(mtus.unwrap(), [Some(here.min(there)); 2]);
+        client.close();
+        server.close();
+    }
+}
+
+/// Goal: peers that send requests and withdraw them take no memory behind a listener that is busy elsewhere. Method: a
 /// hundred of them, before the first request is taken.
 #[test]
 fn requests_that_were_taken_back_do_not_gather() {
@@ -138,6 +169,9 @@ fn over_a_loopback_link() {
                 .unwrap();
         }
         meet(&mut client, &mut server, "10.0.0.2:7174").await;
+        // The address of another port of the table is not an address here.
+        let foreign = listen(&client.device, "10.0.0.2:1").await.unwrap_err();
+        assert_eq!(foreign, Error::AddressNotAvailable(addr("10.0.0.2")));
         // A name that the table has.
         let refused = connect(&client.device, "server:1", client.qp()).await;
         assert_eq!(
@@ -199,7 +233,7 @@ fn what_goes_wrong_is_told() {
             "{refused}"
         );
 
-        // Nobody takes the request from the backlog, and the client gives up.
+        // No program takes the request from the backlog, and the client gives up.
         let started = sim.now();
         let silent = ask(&at).param(verbs_cm::ConnParam {
             response_timeout: TimeCode::new(14),
@@ -209,12 +243,12 @@ fn what_goes_wrong_is_told() {
         let said = silent.await.unwrap_err();
         let said = said.to_string();
         assert!(said.starts_with(&format!("{at} did not answer within 5s")), "{said}");
-        // Three sends within it, to the nanosecond below.
+        // Three sends take that long, except for rounding down.
         let took = sim.now() - started;
         let five = Duration::from_secs(5);
         assert!(took <= five && five - took < Duration::from_millis(1), "{took:?}");
         let request = listener.accept().await;
-        // The client has taken its request back.
+        // The client has withdrawn its request.
         sim.sleep(Duration::from_millis(1)).await;
         let late = request.accept(server.qp()).await.unwrap_err();
         assert!(matches!(late.error, Error::Machine(_)), "{late}");
@@ -224,8 +258,8 @@ fn what_goes_wrong_is_told() {
     server.close();
 }
 
-/// Goal: how long a peer that says nothing is waited for is what the user has chosen, or 5 s, whether its
-/// host is not there or it does not answer; a peer that asks for time gets it.
+/// Goal: a silent peer is waited for as long as the user has chosen, or 5 s, whether its host does not exist or it does
+/// not answer; a peer that asks for time gets it.
 #[test]
 fn silence_has_an_end() {
     let sim = Sim::new(5);
@@ -272,7 +306,7 @@ fn silence_has_an_end() {
             drop((connected.unwrap(), accepted.unwrap()));
         }
 
-        // Who has been told that it takes longer waits longer than 5 s.
+        // A client that was told that it takes longer waits longer than 5 s.
         let answers = async {
             let request = listener.accept().await;
             request
@@ -334,7 +368,7 @@ fn a_peer_that_dies_is_noticed() {
         let answers = async { listener.accept().await.accept(qp).await };
         let (connected, accepted) = join(asks.into_future(), answers).await;
         let (mut connected, accepted) = (connected.unwrap(), accepted.unwrap());
-        // The host goes without a word.
+        // The host disappears without notice.
         sim.network().set_up(addr("10.0.0.2"), false);
         connected
             .post_send(verbs_core::Send::new(1).inline(b"anybody?"))
@@ -344,7 +378,7 @@ fn a_peer_that_dies_is_noticed() {
         let status = client.cq.poll(&mut wcs)[0].status;
         assert_eq!(status, verbs_core::WcStatus::RetryExcErr);
         assert_eq!(connected.ended(), None, "neither side has closed it");
-        // Ending the connection ends, after all retries.
+        // The disconnect completes, after all retries.
         connected.disconnect().await.unwrap();
         assert_eq!(connected.ended(), Some(Ended::Here));
         assert!(!connected.is_established());
@@ -370,7 +404,7 @@ fn half_open_connections_are_found_stale() {
             let (connected, there) = join(asks.into_future(), answers).await;
             let (connected, there) = (connected.unwrap(), there.unwrap());
             if round == 0 {
-                // The client goes without a word reaching the server.
+                // The client disappears without the server being informed.
                 sim.network().set_up(addr("10.0.0.1"), false);
                 drop(connected);
                 sim.sleep(Duration::from_millis(1)).await;
@@ -379,8 +413,8 @@ fn half_open_connections_are_found_stale() {
             }
             accepted.push(there);
         }
-        // Its queue pair number may be another by now; the half-open one ends when it is used, or by
-        // its own user.
+        // Its queue pair number may have changed by now; the half-open connection ends when it is used, or its own user
+        // ends it.
         let half_open = accepted.remove(0);
         half_open.close().await.unwrap();
     });

@@ -11,7 +11,7 @@ use crate::allocator::calls;
 
 const TIMES: u32 = 1000;
 
-/// Polls an operation that is ready; it may let others run first, once.
+/// Polls an operation that is ready; it may yield to others first, once.
 fn ready<F: Future + Unpin>(mut future: F) -> F::Output {
     let cx = &mut Context::from_waker(Waker::noop());
     for _ in 0..2 {
@@ -31,7 +31,7 @@ fn round(a: &Connection, b: &Connection, buf: Buf, token: Token) -> Buf {
     let mut sleeps = b.recv();
     let cx = &mut Context::from_waker(Waker::noop());
     assert!(sleeps.poll_unpin(cx).is_pending());
-    // Once more, in case it only let others run.
+    // Once more, in case it only yielded to others.
     assert!(sleeps.poll_unpin(cx).is_pending());
     ready(a.send(buf).posted()).expect("posted");
     drop(ready(sleeps).expect("received"));

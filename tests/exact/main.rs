@@ -1,8 +1,8 @@
-//! What an inline verb without an object must not do, counted exactly: allocate, give up the
-//! processor, call the system.
+//! What an inline verb without an object must not do, counted exactly: allocate, yield the processor, make system
+//! calls.
 //!
-//! Unlike times these counts do not depend on the load of the machine. Every front end is measured
-//! over the null provider, after a first round that makes what a thread needs once.
+//! Unlike times, these counts do not depend on the load of the machine. Every front end is measured over the null
+//! provider, after a first round that sets up everything that a thread needs once.
 
 #![deny(unsafe_code)]
 
@@ -25,17 +25,28 @@ use verbs_core::{Access, Device, Qp, QpAttr, QpInit, QpState, Request};
 mod allocator;
 mod footprint;
 mod io;
+#[cfg(target_arch = "x86_64")]
+mod near;
 mod packets;
 mod registration;
+mod requests;
+#[cfg(target_arch = "x86_64")]
+mod sharing;
 mod srp;
+#[cfg(target_arch = "x86_64")]
+#[expect(
+    unsafe_code,
+    reason = "the trap flag and a signal handler; argued in the file"
+)]
+mod steps;
 
 /// Repetitions of every operation.
 const TIMES: u32 = 1000;
 
-/// What makes this binary, started by its own test, run under the filter: what it is to do there.
+/// Makes this binary, started by its own test, run under the filter: its value is the role to play there.
 const ROLE: &str = "VERBS_EXACT_ROLE";
 
-/// A front end by name, and what is done through it.
+/// A front end by name, and the operation through it.
 type Operation = (&'static str, fn(&Subject));
 
 struct Subject {
@@ -55,11 +66,11 @@ impl Subject {
     }
 
     fn modify(&self) -> Request<'_, ModifyQp> {
-        // Every state but RESET may change to ERR, also ERR.
+        // Every state except RESET may change to ERR, including ERR.
         self.qp.modify(QpAttr::to(QpState::Err))
     }
 
-    /// The front ends, each with both kinds of verb: one that yields something, one that does not.
+    /// The front ends, each with both kinds of verb: one with an output, one without.
     fn operations() -> [Operation; 4] {
         [
             ("issue", |subject| {
@@ -139,7 +150,7 @@ fn no_verb_gives_up_the_processor() {
     assert!(voluntary_switches() > before, "waiting is counted");
 }
 
-/// Runs itself in processes where every system call but those of leaving kills.
+/// Runs itself in processes where every system call except those for exiting kills.
 #[test]
 fn no_verb_calls_the_system() {
     match std::env::var(ROLE).as_deref() {
@@ -187,7 +198,7 @@ fn under_filter(role: &str) -> ! {
 }
 
 fn only_exit() -> BpfProgram {
-    // The standard library takes its signal stack down before it leaves.
+    // The standard library removes its signal stack before it exits.
     let last = [
         libc::SYS_sigaltstack,
         libc::SYS_munmap,

@@ -55,7 +55,7 @@ impl Subject {
         assert!(polled.iter().all(Wc::is_ok), "{polled:?}");
     }
 
-    /// Maps and registers pages, has the peer write to the last, and invalidates, by itself or by the peer.
+    /// Maps and registers pages, has the peer write to the last, and invalidates the key, itself or through the peer.
     fn round(&mut self, pages: usize, by_peer: bool) {
         let Self { fast, memory, .. } = self;
         let page = |number| Extent {

@@ -1,8 +1,8 @@
-//! A command of the SRP initiator allocates nothing and gives the processor up to nobody, from the call to the
-//! routine: fast registration, the command, RDMA by the target, its answer, the invalidate.
+//! A command of the SRP initiator allocates nothing and never yields the processor, from the call to the routine: fast
+//! registration, the command, RDMA by the target, its answer, the invalidate.
 //!
-//! The target is as little as can be: it answers each command by one RDMA WRITE and a response, in its
-//! completion queue's handler, without an allocation of its own.
+//! The target does as little as possible: it answers each command by one RDMA WRITE and a response, in its completion
+//! queue's handler, without an allocation of its own.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ const RECVS: usize = 16;
 const PAGES: usize = 16;
 const TIMES: u64 = 200;
 
-/// The least target.
+/// The minimal target.
 struct Peer {
     connection: Option<Connection>,
     cq: Option<Cq>,
@@ -104,7 +104,7 @@ struct Bed {
     _managers: [Manager; 2],
 }
 
-/// Lets an initiator in.
+/// Accepts an initiator's login.
 async fn serve(listener: &mut Listener, qp: Qp) -> Connection {
     let request = listener.accept().await;
     let login = LoginReq::parse_cm(request.private_data()).expect("a login");

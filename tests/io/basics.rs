@@ -1,4 +1,4 @@
-//! What operations do.
+//! The results of operations.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,12 +15,12 @@ use crate::pair::{Pair, message, pair, pair_with, poll, text, udp_pair};
 /// Every operation once.
 async fn every_operation(pair: Pair) {
     let Pair { a, b, nets, .. } = &pair;
-    // Messages, and the buffer comes back.
+    // Messages, and the buffer is returned.
     let hello = a.send(message(a, "hello").await).await.unwrap();
     assert_eq!(&hello[..], b"hello");
     assert_eq!(text(b).await.unwrap(), "hello");
 
-    // The peer's memory, by a token that travels.
+    // The peer's memory, by a token that is sent to the peer.
     let rights = Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
     let region = nets[1].region(64, rights).await.unwrap();
     let token = region.token(0..64).unwrap();
@@ -44,7 +44,7 @@ async fn every_operation(pair: Pair) {
     assert_eq!(a.compare_swap(word, 10, 77).await, Ok(10));
     assert_eq!(region.load(32), Ok(77));
 
-    // What is wrong is said before anything is posted, and the buffer comes back.
+    // An error is reported before anything is posted, and the buffer is returned.
     let failed = a
         .write(hello, token.slice(0..4).unwrap())
         .await
@@ -73,8 +73,8 @@ fn every_operation_over_udp() {
     block_on(async { every_operation(udp_pair(91, |opening| opening).await).await });
 }
 
-/// Goal: many tasks share one connection, with a queue and a pool far smaller than what they want; all messages come
-/// once, those of a task in order. Method: an echo on the other side.
+/// Goal: many tasks share one connection, with a queue and a pool far smaller than they need; all messages arrive once,
+/// those of a task in order. Method: an echo on the other side.
 async fn crowd(pair: Pair, tasks: u64, each: u64) {
     let Pair { a, b, .. } = &pair;
     let echo = async {
@@ -126,7 +126,7 @@ fn a_crowd_shares_a_connection_over_udp() {
     });
 }
 
-/// Goal: two threads, each with a side, and none polls but when it is woken. Method: an echo and its client on
+/// Goal: two threads, each with a side, and each polls only when it is woken. Method: an echo and its client on
 /// executors that sleep.
 #[test]
 fn two_threads_talk() {
@@ -151,8 +151,8 @@ fn two_threads_talk() {
     });
 }
 
-/// Goal: a batch is posted in order and as a whole, whether or not its futures are polled, before what is posted after it.
-/// Method: batches larger than the queue; one that is dropped; one that is overtaken by a send of its own task.
+/// Goal: a batch is posted in order and as a whole, whether or not its futures are polled, before what is posted after
+/// it. Method: batches larger than the queue; one that is dropped; one that a send of its own task tries to overtake.
 async fn batches(pair: Pair) {
     let Pair { a, b, nets, .. } = &pair;
     let region = nets[1].region(64, Access::REMOTE_WRITE).await.unwrap();
@@ -178,7 +178,7 @@ async fn batches(pair: Pair) {
     drop(batch);
     assert_eq!(text(b).await.unwrap(), "first");
     drop(first);
-    // What is wrong, and what is dropped before it was posted.
+    // Errors, and batches that are dropped before they are posted.
     let mut batch = a.batch();
     let wrong = batch.write(message(a, "too long").await, token.slice(0..4).unwrap());
     drop(batch.send(message(a, "taken back").await));
@@ -204,7 +204,7 @@ fn batches_over_udp() {
     block_on(async { batches(udp_pair(89, |opening| opening.depth(4)).await).await });
 }
 
-/// Goal: with the manual driver nothing happens but by turns. Method: a task that sleeps, and a message for it.
+/// Goal: with the manual driver nothing happens except in turns. Method: a task that sleeps, and a message for it.
 #[test]
 fn a_manual_driver_works_by_turns() {
     block_on(async {
@@ -233,7 +233,7 @@ impl Wake for Flag {
     }
 }
 
-/// A buffer is used on connections of its own endpoint only; the connection goes on.
+/// A buffer is used only on connections of its own endpoint; the connection continues.
 #[test]
 fn a_buffer_of_another_endpoint_comes_back() {
     block_on(async {
@@ -259,8 +259,8 @@ fn a_buffer_of_another_endpoint_comes_back() {
     });
 }
 
-/// Goal: pools are apart from each other, and a long WRITE and READ go through one of long buffers. Method: two long buffers
-/// and a taker for a third, beside the endpoint's own pool.
+/// Goal: pools are separate, and a long WRITE and READ pass through one of long buffers. Method: two long buffers and a
+/// task that waits for a third, besides the endpoint's own pool.
 async fn long_buffers(pair: Pair) {
     let Pair { a, nets, .. } = &pair;
     let size = 1 << 20;

@@ -1,12 +1,27 @@
 //! Futures that are dropped, in every state.
 
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::task::{Context, Wake, Waker};
+
 use futures::executor::block_on;
 use verbs_core::Access;
 
 use crate::pair::{Pair, message, pair_with, poll, text};
 
-/// Goal: what is dropped before its first poll was never there; what waits for room is not sent; what is posted is; and
-/// all buffers come back. Method: a peer with room for one message, and a queue for two.
+/// Counts how often it is woken.
+#[derive(Default)]
+struct Counts(AtomicU32);
+
+impl Wake for Counts {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Goal: an operation that is dropped before its first poll has no effect; one that waits for room is not sent; one
+/// that is posted is; and all buffers are returned. Method: a peer with room for one message, and a queue for two.
 #[test]
 fn sends_dropped_in_every_state() {
     block_on(async {
@@ -29,7 +44,7 @@ fn sends_dropped_in_every_state() {
         }
         other.await.unwrap();
         last.await.unwrap();
-        // All eight buffers of the pool are there.
+        // All eight buffers of the pool are available.
         let all: Vec<_> = (0..8).map(|_| nets[0].try_buf().unwrap()).collect();
         assert!(nets[0].try_buf().is_none());
         drop(all);
@@ -37,7 +52,7 @@ fn sends_dropped_in_every_state() {
     });
 }
 
-/// A completed operation whose future is dropped unread gives its buffer back.
+/// A completed operation whose future is dropped unread returns its buffer.
 #[test]
 fn a_completed_send_is_dropped() {
     block_on(async {
@@ -55,8 +70,8 @@ fn a_completed_send_is_dropped() {
     });
 }
 
-/// Goal: a message that was given to a task that does not take it goes to the next, and none is lost. Method: two wait,
-/// the first is dropped after a message came for it; then one that waits alone.
+/// Goal: a message that was given to a task that does not take it is given to the next, and none is lost. Method: two
+/// wait, the first is dropped after a message arrived for it; then one that waits alone.
 #[test]
 fn receivers_dropped_after_delivery() {
     block_on(async {
@@ -81,6 +96,40 @@ fn receivers_dropped_after_delivery() {
     });
 }
 
+/// Goal: a message that was given to a task that does not take it stays before those that arrived later, and the task
+/// that gets it in its place is woken.
+#[test]
+fn a_message_that_is_not_taken_keeps_its_place() {
+    block_on(async {
+        let pair = pair_with(|opening| opening).await;
+        let Pair { a, b, nets, .. } = &pair;
+        let mut alone = b.recv();
+        assert!(poll(&mut alone).is_none());
+        for what in ["kept", "behind"] {
+            a.send(message(a, what).await).await.unwrap();
+        }
+        nets[1].turn();
+        drop(alone);
+        for what in ["kept", "behind"] {
+            assert_eq!(text(b).await.unwrap(), what);
+        }
+        let (mut first, mut second) = (b.recv(), b.recv());
+        assert!(poll(&mut first).is_none());
+        let counts = Arc::new(Counts::default());
+        let waker = Waker::from(Arc::clone(&counts));
+        let mut cx = Context::from_waker(&waker);
+        assert!(Pin::new(&mut second).poll(&mut cx).is_pending());
+        a.send(message(a, "for the first").await).await.unwrap();
+        nets[1].turn();
+        assert_eq!(counts.0.load(Ordering::Relaxed), 0, "it is for the first");
+        drop(first);
+        assert_eq!(counts.0.load(Ordering::Relaxed), 1);
+        let got = poll(&mut second).expect("it was handed on").unwrap();
+        assert_eq!(&got.unwrap()[..], b"for the first");
+        pair.close().await.unwrap();
+    });
+}
+
 /// Tasks that wait for a buffer of the pool get it in order; one that is dropped does not keep it.
 #[test]
 fn takers_dropped_in_every_state() {
@@ -101,7 +150,8 @@ fn takers_dropped_in_every_state() {
     });
 }
 
-/// Goal: `posted` waits for room only, what is dropped in the queue is not sent, and buffers come back by themselves.
+/// Goal: `posted` only waits for room, an operation that is dropped in the queue is not sent, and buffers are returned
+/// by themselves.
 #[test]
 fn pipelines_wait_for_room() {
     block_on(async {
@@ -127,8 +177,8 @@ fn pipelines_wait_for_room() {
     });
 }
 
-/// Goal: a future that was polled once and is held, never polled again, holds up no other. Method: the connection's other
-/// operations go on, with a queue of one.
+/// Goal: a future that was polled once and is held, never polled again, blocks no other. Method: the connection's other
+/// operations continue, with a queue of one.
 #[test]
 fn a_future_that_is_held_holds_no_other_up() {
     block_on(async {
@@ -156,7 +206,7 @@ fn a_future_that_is_held_holds_no_other_up() {
     });
 }
 
-/// Atomics that are dropped give their words back: there are as many as work requests.
+/// Atomics that are dropped return their words: there are as many as work requests.
 #[test]
 fn atomics_dropped_under_way() {
     block_on(async {

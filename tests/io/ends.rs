@@ -26,7 +26,7 @@ impl Wake for Reenters {
     }
 }
 
-/// Goal: wakers run under no lock. Method: one that uses the lane it is called from.
+/// Goal: wakers run under no lock. Method: one that uses the lane that calls it.
 #[test]
 fn a_waker_may_use_the_connection() {
     block_on(async {
@@ -54,8 +54,8 @@ fn a_waker_may_use_the_connection() {
     });
 }
 
-/// Goal: operations that are ready at once let other tasks run now and then. Method: two tasks of one executor, of which
-/// one never waits.
+/// Goal: operations that are ready at once let other tasks run now and then. Method: two tasks of one executor; one
+/// never waits.
 #[test]
 fn one_that_is_always_ready_lets_others_run() {
     block_on(async {

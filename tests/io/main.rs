@@ -1,7 +1,7 @@
 //! Awaitable operations.
 //!
-//! Goal: what programs see of them is right over the loopback link and over UDP: results, order, buffers that come back
-//! whatever is dropped, ends that say why. Method: two HCAs on one link, each with an endpoint.
+//! Goal: what programs see of them is right over the loopback link, over UDP and over TCP: results, order, buffers that are
+//! returned whatever is dropped, ends that state their cause. Method: two HCAs on one link, each with an endpoint.
 
 #![deny(unsafe_code)]
 #![expect(
@@ -10,6 +10,7 @@
 )]
 
 mod basics;
+mod crowded;
 mod dropped;
 mod ends;
 mod over;

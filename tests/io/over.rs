@@ -7,9 +7,11 @@ use futures::future::{join, join_all};
 use verbs_core::{Access, WcStatus};
 use verbs_io::{Ended, Endpoint, Error, Operation};
 
-use crate::pair::{AT, Pair, endpoints, meet, message, pair, pair_with, poll, text, udp_pair};
+use crate::pair::{
+    AT, Pair, endpoints, iwarp_pair, meet, message, pair, pair_with, poll, text, udp_pair,
+};
 
-/// What was sent before the close is received, then comes `None`; and the operations say which side has closed.
+/// Messages sent before the close are received, then `None`; and operations report which side has closed.
 async fn closed_in_order(pair: Pair) {
     let Pair { a, b, .. } = &pair;
     for n in 0..5 {
@@ -45,7 +47,52 @@ fn closed_in_order_over_udp() {
     block_on(async { closed_in_order(udp_pair(94, |opening| opening).await).await });
 }
 
-/// A task that waits for messages hears of the close even if the connection has no receive posted.
+#[test]
+fn closed_in_order_over_iwarp() {
+    block_on(async { closed_in_order(iwarp_pair(94, |opening| opening).await).await });
+}
+
+/// Goal: an orderly close is told apart from a break, however close together the notice and the flushed receives are.
+/// Method: many connections, one after the other; a task of another thread waits for messages when the peer closes.
+async fn closed_while_waiting(pair: Pair) {
+    for n in 0..100 {
+        let (a, b) = meet(&pair.nets, &at(&pair, 7000 + n)).await;
+        let waiting = std::thread::spawn(move || {
+            let got = block_on(async {
+                let first = b.recv().await?;
+                drop(first);
+                b.recv().await
+            });
+            got.map(|message| message.is_none())
+        });
+        a.send(message(&a, "last").await).await.unwrap();
+        a.close().await.unwrap();
+        assert_eq!(waiting.join().unwrap(), Ok(true), "connection {n}");
+    }
+    pair.close().await.unwrap();
+}
+
+/// The address of the second end, with that port number.
+fn at(pair: &Pair, port: u16) -> String {
+    format!("{}:{port}", pair.a.peer_addr().ip())
+}
+
+#[test]
+fn closed_while_waiting_over_the_loopback_link() {
+    block_on(async { closed_while_waiting(pair().await).await });
+}
+
+#[test]
+fn closed_while_waiting_over_udp() {
+    block_on(async { closed_while_waiting(udp_pair(83, |opening| opening).await).await });
+}
+
+#[test]
+fn closed_while_waiting_over_iwarp() {
+    block_on(async { closed_while_waiting(iwarp_pair(83, |opening| opening).await).await });
+}
+
+/// A task that waits for messages is informed of the close even if the connection has no receive posted.
 #[test]
 fn a_receiver_without_receives_hears_of_the_close() {
     block_on(async {
@@ -61,8 +108,8 @@ fn a_receiver_without_receives_hears_of_the_close() {
     });
 }
 
-/// Goal: the first cause of an end is what everybody gets, with the operation that failed. Method: a WRITE with a token
-/// that was revoked, beside operations of all kinds.
+/// Goal: all operations get the first cause of an end, with the operation that failed. Method: a WRITE with a token
+/// that was revoked, alongside operations of all kinds.
 async fn broken(pair: Pair) {
     let Pair { a, b, nets, .. } = &pair;
     let region = nets[1].region(64, Access::REMOTE_WRITE).await.unwrap();
@@ -96,7 +143,27 @@ fn a_break_says_why_over_udp() {
     block_on(async { broken(udp_pair(95, |opening| opening).await).await });
 }
 
-/// Goal: none hangs when the device goes. Method: a thousand operations of all kinds under way.
+/// Goal: over TCP a WRITE has completed when its error is found, so no completion tells why; but neither side takes the
+/// break for a close in order.
+#[test]
+fn a_break_is_no_close_over_iwarp() {
+    block_on(async {
+        let pair = iwarp_pair(95, |opening| opening).await;
+        let Pair { a, b, nets, .. } = &pair;
+        let region = nets[1].region(64, Access::REMOTE_WRITE).await.unwrap();
+        let token = region.token(0..64).unwrap();
+        region.revoke().await.unwrap();
+        drop(a.write(message(a, "x").await, token).await);
+        for end in [a, b] {
+            let broken = end.recv().await.unwrap_err();
+            assert!(matches!(broken, Error::Broken(_)), "{broken}");
+            let later = end.send(message(end, "y").await).await.unwrap_err();
+            assert!(matches!(later.error, Error::Broken(_)), "{}", later.error);
+        }
+    });
+}
+
+/// Goal: no operation hangs when the device is removed. Method: a thousand operations of all kinds under way.
 #[test]
 fn removal_with_a_thousand_operations() {
     block_on(async {
@@ -139,8 +206,8 @@ fn all_closed(nets: &[Endpoint; 2]) {
     }
 }
 
-/// Goal: connections come and go; their ends and buffers are used again. Method: more of them than the endpoint has room
-/// for, one after the other, with operations under way when they are dropped; then more at a time.
+/// Goal: connections are made and dropped; their ends and buffers are used again. Method: more of them than the
+/// endpoint has room for, one after the other, with operations under way when they are dropped; then more at a time.
 #[test]
 fn ends_are_used_again() {
     block_on(async {
@@ -164,5 +231,26 @@ fn ends_are_used_again() {
         let third = nets[0].connect(AT).await;
         assert_eq!(third.unwrap_err(), Error::TooManyConnections { max: 2 });
         drop((first, second));
+    });
+}
+
+/// Goal: an attempt that fails, or whose future is dropped, gives back its end. Method: more of both than the endpoint
+/// has room for, then as many connections as it has.
+#[test]
+fn attempts_that_fail_hold_no_ends() {
+    block_on(async {
+        let (nets, _hcas) = endpoints(|opening| opening.connections(2).window(1)).await;
+        for round in 0..5 {
+            let failed = nets[0].connect(AT).await;
+            assert!(
+                !matches!(failed, Ok(_) | Err(Error::TooManyConnections { .. })),
+                "round {round}: {failed:?}"
+            );
+            let mut dropped = Box::pin(nets[0].connect(AT).into_future());
+            let _begun = poll(&mut dropped);
+            drop(dropped);
+        }
+        let _both = (meet(&nets, AT).await, meet(&nets, AT).await);
+        assert_eq!(nets[0].usage().connections, 2);
     });
 }

@@ -11,7 +11,7 @@ use verbs_io::{Connection, Endpoint, Error, Opening};
 
 pub(crate) const AT: &str = "10.0.0.2:7471";
 
-/// Two ends, with what they are of.
+/// Two ends, with the objects that they belong to.
 pub(crate) struct Pair {
     pub(crate) a: Connection,
     pub(crate) b: Connection,
@@ -62,9 +62,24 @@ pub(crate) async fn pair() -> Pair {
 
 /// A pair over UDP of the machine's loopback interface: hosts 1 and 2 of that network.
 pub(crate) async fn udp_pair(network: u8, options: impl Fn(Opening) -> Opening) -> Pair {
+    let build = |addr| Hca::over(Udp::bind(&[addr]).unwrap()).build();
+    pair_of(network, build, options).await
+}
+
+/// A pair over TCP of the machine's loopback interface.
+pub(crate) async fn iwarp_pair(network: u8, options: impl Fn(Opening) -> Opening) -> Pair {
+    let build = |addr| Hca::iwarp(&[addr]).unwrap().build();
+    pair_of(network, build, options).await
+}
+
+/// A pair of such HCAs at hosts 1 and 2 of that network.
+async fn pair_of(
+    network: u8,
+    build: impl Fn(IpAddr) -> Arc<Hca>,
+    options: impl Fn(Opening) -> Opening,
+) -> Pair {
     let open = async |host| {
-        let addr = IpAddr::from([127, 0, network, host]);
-        let hca = Hca::over(Udp::bind(&[addr]).unwrap()).build();
+        let hca = build(IpAddr::from([127, 0, network, host]));
         let device = hca.open().await.unwrap();
         (options(Endpoint::on(device)).open().await.unwrap(), hca)
     };
@@ -76,7 +91,7 @@ pub(crate) async fn udp_pair(network: u8, options: impl Fn(Opening) -> Opening) 
 }
 
 impl Pair {
-    /// Both ends close, and every buffer is where it was.
+    /// Closes both ends; every buffer is back in its pool.
     pub(crate) async fn close(&self) -> Result<(), Error> {
         let Self { a, b, nets, .. } = self;
         let (first, second) = join(a.close(), b.close()).await;

@@ -7,9 +7,9 @@ use futures::future::join;
 use futures::{AsyncReadExt, AsyncWriteExt};
 use verbs_core::Access;
 
-use crate::pair::{Pair, message, pair, pair_with, udp_pair};
+use crate::pair::{Pair, message, pair, pair_with, poll, udp_pair};
 
-/// Goal: bytes come as they were written, in whatever pieces; a close is the end of the stream. Method: an echo, with
+/// Goal: bytes arrive as they were written, in whatever pieces; a close is the end of the stream. Method: an echo, with
 /// writes of all sizes, and buffers far smaller than what is under way.
 async fn echo(pair: Pair, bytes: usize) {
     let data: Vec<u8> = (0..bytes).map(|n| (n * 31 % 251) as u8).collect();
@@ -57,7 +57,31 @@ fn an_echo_over_udp() {
     block_on(async { echo(udp_pair(88, options).await, 300_000).await });
 }
 
-/// A connection that breaks is no end of the stream, and a message of no bytes neither.
+/// Goal: writing no bytes sends no message; a flush waits until everything that was written has been taken in by the
+/// peer. Method: a peer that has room for two messages and reads none.
+#[test]
+fn a_flush_waits_and_nothing_is_not_written() {
+    block_on(async {
+        let pair = pair_with(|opening| opening.message_size(100).window(2).buffers(8)).await;
+        let mut stream = pair.a.clone().into_stream();
+        assert_eq!(stream.write(&[]).await.unwrap(), 0);
+        let mut none = pair.b.recv();
+        assert!(poll(&mut none).is_none(), "nothing was written");
+        drop(none);
+        let mut written = 0;
+        while let Some(n) = poll(&mut stream.write(&[7; 100])) {
+            written += n.unwrap() / 100;
+        }
+        assert!(written >= 2, "{written}");
+        assert!(poll(&mut stream.flush()).is_none(), "{written} messages");
+        for _ in 0..written {
+            assert_eq!(pair.b.recv().await.unwrap().unwrap().len(), 100);
+        }
+        stream.flush().await.unwrap();
+    });
+}
+
+/// A connection that fails is not the end of the stream, and neither is a message of no bytes.
 #[test]
 fn a_break_is_an_error() {
     block_on(async {

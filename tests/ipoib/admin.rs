@@ -1,4 +1,4 @@
-//! An administrator that every port reaches without asking: paths and groups of a network without LIDs.
+//! An administrator that every port reaches without sending requests: paths and groups of a network without LIDs.
 
 use std::collections::BTreeMap;
 use std::future::poll_fn;
@@ -25,7 +25,9 @@ struct State {
     handlers: Vec<(Gid, Handler)>,
     paths_asked: u32,
     has_paths: bool,
-    /// Who waits until groups are joined again, while they are not.
+    joins: u32,
+    refuses: bool,
+    /// The joins that wait until groups can be joined again, while they cannot.
     held: Option<Vec<Waker>>,
     mtu: Mtu,
     qkey: QKey,
@@ -39,6 +41,8 @@ impl Admin {
             handlers: Vec::new(),
             paths_asked: 0,
             has_paths: true,
+            joins: 0,
+            refuses: false,
             held: None,
             mtu,
             qkey: QKey(0x0b1c),
@@ -49,12 +53,22 @@ impl Admin {
         self.0.lock().unwrap().paths_asked
     }
 
-    /// From now on there are paths, or none.
+    /// From now on paths exist, or none do.
     pub(crate) fn paths(&self, are_there: bool) {
         self.0.lock().unwrap().has_paths = are_there;
     }
 
-    /// From now on no join is answered, or all are: those that waited, the last one first.
+    /// Joins that were asked for.
+    pub(crate) fn joins(&self) -> u32 {
+        self.0.lock().unwrap().joins
+    }
+
+    /// From now on every join is refused, or none that can be granted.
+    pub(crate) fn refuse(&self, all: bool) {
+        self.0.lock().unwrap().refuses = all;
+    }
+
+    /// From now on no join is answered, or all are: those that waited, in reverse order.
     pub(crate) fn hold(&self, is_held: bool) {
         let mut state = self.0.lock().unwrap();
         let waiting = std::mem::replace(&mut state.held, is_held.then(Vec::new));
@@ -62,7 +76,7 @@ impl Admin {
         waiting.into_iter().flatten().rev().for_each(Waker::wake);
     }
 
-    /// Members of a group that are of that kind.
+    /// Members of that kind in a group.
     pub(crate) fn members(&self, mgid: Gid, kind: JoinState) -> usize {
         let state = self.0.lock().unwrap();
         let all = state.members.iter();
@@ -108,6 +122,7 @@ impl Administration for Admin {
 
     fn join(&self, join: Join) -> BoxFuture<'static, Result<Box<dyn Membership>, Error>> {
         let admin = self.clone();
+        admin.0.lock().unwrap().joins += 1;
         Box::pin(async move {
             let released = |cx: &mut Context<'_>| match &mut admin.0.lock().unwrap().held {
                 Some(waiting) => {
@@ -128,7 +143,8 @@ impl Admin {
         let mut state = self.0.lock().unwrap();
         let is_broadcast = asked.mgid.0[10..] == [0, 0, 0xff, 0xff, 0xff, 0xff];
         let makes = is_broadcast || asked.join_state == JoinState::FULL_MEMBER;
-        if !makes && !state.groups.contains_key(&asked.mgid) {
+        let is_there = makes || state.groups.contains_key(&asked.mgid);
+        if state.refuses || !is_there {
             return Err(SaError::Refused(SaStatus::NoRecords).into());
         }
         let record = McMemberRecord {

@@ -1,7 +1,7 @@
 //! A packet allocates nothing: as a datagram, to a group, over a connection.
 //!
-//! Two interfaces of one process, on the loopback link: the thread that sends also makes the packets,
-//! takes them in and delivers them, so that all of its allocations are counted.
+//! Two interfaces of one process, on the loopback link: the thread that sends also makes the packets, receives them and
+//! delivers them, so that all of its allocations are counted.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use verbs_core::Mtu;
 use crate::admin::Admin;
 use crate::allocator;
 
-/// Packets before which memory may still be asked for: lists grow to what they need.
+/// Packets for which memory may still be allocated: lists grow to the size that they need.
 const WARM: u32 = 500;
 const TIMES: u32 = 1000;
 
@@ -45,7 +45,7 @@ fn packet(len: usize, destination: [u8; 4]) -> Vec<u8> {
     packet
 }
 
-/// Sends a packet, and waits until it is there.
+/// Sends a packet, and waits until it has arrived.
 fn carry(a: &Embedded, b: &mut Embedded, packet: &[u8]) {
     a.interface().send(packet).unwrap();
     let mut waited = 0_u64;

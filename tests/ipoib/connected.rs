@@ -14,7 +14,7 @@ fn long_packets_go_over_connections_of_either_end() {
         assert_eq!(a.link.interface().link().mtu, 65_520);
         assert_eq!(world.ping(&mut a, &mut b, 20, 60_000).await, 20);
         let (ours, theirs) = (a.counters(), b.counters());
-        // Each sends over its own, and receives over the other's.
+        // Each sends over its own connection, and receives over the other's.
         assert_eq!(
             (ours.connections_made, ours.connections_accepted),
             (1, 1),
@@ -74,7 +74,7 @@ fn a_neighbour_that_was_away_is_connected_to_anew() {
         world.until_link(&mut b, false).await;
         b.hca.port_up();
         world.until_link(&mut b, true).await;
-        // The first packets may find the connection that is no more.
+        // The first packets may find the connection that no longer exists.
         let long = Duration::from_secs(20);
         world.drive(&mut [&mut a, &mut b], long, |_| false).await;
         assert_eq!(world.ping(&mut a, &mut b, 5, 9000).await, 5);

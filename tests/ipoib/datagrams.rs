@@ -1,18 +1,18 @@
-//! Datagrams: echoes, streams, groups, and what becomes of packets that cannot be sent.
+//! Datagrams: echoes, streams, groups, and the fate of packets that cannot be sent.
 
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hca_sim::sim::Sim;
 use ulp_ipoib::wire::{IpError, Scope, broadcast, group_of};
 use ulp_ipoib::{Mode, SendError};
 use verbs_core::mad::sa::JoinState;
 use verbs_core::{EventType, PKey, QKey};
+use verbs_simulator::Sim;
 
 use crate::node::{Node, World};
 
-/// Runs a scenario of a few minutes at most.
+/// Runs a scenario of at most a few minutes.
 pub(crate) fn run<F: Future<Output = ()>>(seed: u64, scenario: impl FnOnce(World) -> F) {
     let world = World::new(seed);
     let sim: Sim = world.sim.clone();
@@ -43,7 +43,7 @@ fn ten_thousand_echoes_come_back_while_the_manager_restarts() {
         let mut a = world.node(1, Mode::Datagram, false).await;
         let mut b = world.node(2, Mode::Datagram, false).await;
         for round in 0..10 {
-            // The same terms: members have joined again, and nothing else has changed.
+            // The same parameters: members have joined again, and nothing else has changed.
             world.admin.restart(QKey(0x0b1c));
             a.raise(EventType::ClientReregister);
             b.raise(EventType::SmChange);
@@ -102,7 +102,7 @@ fn subscribers_of_a_group_get_what_is_sent_to_it_and_others_do_not() {
         assert_eq!(b.udp(sockets[1]).recv().unwrap().0, b"first");
         assert!(!c.udp(sockets[2]).can_recv() && !a.udp(sockets[0]).can_recv());
 
-        // One that was only sent to can be subscribed to, and sees what others send.
+        // A group that was only sent to can be subscribed to, and then receives what others send.
         a.subscribe(group);
         world
             .drive(&mut [&mut a, &mut b, &mut c], settled, |_| false)
@@ -203,7 +203,7 @@ fn the_link_comes_back_after_its_port_its_partition_and_its_terms_have_changed()
         assert_eq!(a.link.interface().link().pkey, PKey(0x7fff));
         assert_eq!(world.ping(&mut a, &mut b, 5, 56).await, 5);
 
-        // Another manager, with another Q_Key: nobody is heard before all have it.
+        // Another manager, with another Q_Key: no node receives anything until all have it.
         world.admin.restart(QKey(0x7777));
         let settled = Duration::from_secs(1);
         world.drive(&mut [&mut a, &mut b], settled, |_| false).await;
@@ -219,11 +219,11 @@ fn without_a_path_packets_are_dropped_until_there_is_one() {
         let mut b = world.node(2, Mode::Datagram, false).await;
         world.admin.paths(false);
         assert_eq!(world.ping(&mut a, &mut b, 3, 56).await, 0);
-        // The one asked cannot answer, and so nobody is found.
+        // The node that is asked cannot answer, and so it is not found.
         assert_eq!((b.counters().unreachable, a.counters().unresolved), (3, 3));
         world.admin.paths(true);
         assert_eq!(world.ping(&mut a, &mut b, 5, 56).await, 5);
-        // And nobody at that address.
+        // And an address that no node has.
         let nobody = IpAddr::from([10, 0, 0, 99]);
         a.send_echo(nobody, 1, 56);
         let long = Duration::from_secs(10);

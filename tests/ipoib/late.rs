@@ -1,5 +1,5 @@
-//! Answers that come when something else is asked for, and what goes on without them. Method: one interface, a
-//! [`Peer`], and an administrator that answers late or refuses, in virtual time.
+//! Answers that arrive when something else is being asked for, and traffic that continues without them. Method: one
+//! interface, a [`Peer`], and an administrator that answers late or refuses, in virtual time.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::{Arc, Mutex};
@@ -24,7 +24,7 @@ const GROUP: Ipv4Addr = Ipv4Addr::new(239, 1, 2, 3);
 const LONG: usize = 3_000;
 const STRIDE: usize = 4_096;
 
-/// The peer says where it is, and the interface asks for the path there to answer it.
+/// The peer announces its address, and the interface asks for the path there to answer it.
 async fn introduce(world: &World, node: &mut Node, peer: &mut Peer, flags: HardwareFlags) {
     let IpAddr::V4(own) = node.addr else {
         unreachable!("addresses of IPv4")
@@ -34,7 +34,7 @@ async fn introduce(world: &World, node: &mut Node, peer: &mut Peer, flags: Hardw
     world.meet(node, peer, STEP, |_, _, _, _| ()).await;
 }
 
-/// Sends a packet with that mark to the peer, and returns the marks of those that have come as datagrams.
+/// Sends a packet with that mark to the peer, and returns the marks of the packets that have arrived as datagrams.
 async fn marks(world: &World, node: &mut Node, peer: &mut Peer, mark: u8) -> Vec<u8> {
     let sent = packet(node.addr, PEER.into(), 100, mark);
     node.link.interface().send(&sent).unwrap();
@@ -48,7 +48,7 @@ async fn marks(world: &World, node: &mut Node, peer: &mut Peer, mark: u8) -> Vec
     got
 }
 
-/// Takes a connection at the peer when it may, and returns where the marks of what comes over it are put.
+/// Accepts a connection at the peer, if it is requested, and returns where the marks of what arrives over it are put.
 async fn takes_a_connection(
     world: &World,
     peer: &Peer,
@@ -94,7 +94,7 @@ async fn takes_a_connection(
     marks
 }
 
-/// Goal: of the packets that wait for a connection the oldest are pushed out, and the others go in their order. Method:
+/// Goal: of the packets that wait for a connection the oldest are dropped, and the others are sent in order. Method:
 /// more of them than there is room for, before the neighbour has answered.
 #[test]
 fn the_newest_packets_wait_for_a_connection() {
@@ -120,7 +120,7 @@ fn the_newest_packets_wait_for_a_connection() {
     });
 }
 
-/// Goal: a path that serves is asked for again when the subnet may have changed, and goes on serving when the
+/// Goal: a working path is asked for again when the subnet may have changed, and continues to work when the
 /// administrator does not know it. Method: packets before and after the event, with an administrator that refuses.
 #[test]
 fn a_path_that_serves_outlives_a_refusal() {
@@ -141,8 +141,8 @@ fn a_path_that_serves_outlives_a_refusal() {
     });
 }
 
-/// Goal: a group that was joined to send to it, and is subscribed to before the answer comes, is received in the end,
-/// in whatever order the answers come. Method: an administrator that answers the last who asks first.
+/// Goal: a group that was joined only to send to it, and is subscribed to before the answer arrives, is received in the
+/// end, in whatever order the answers arrive. Method: an administrator that answers the last request first.
 #[test]
 fn a_subscription_is_not_lost_to_an_earlier_join() {
     run(63, async |world| {

@@ -1,21 +1,22 @@
-//! Connections to a neighbour that keeps to nothing: what it says that it takes, refusals, and how many there are.
-//! Method: one interface in connected mode, and a [`Peer`] with a connection manager, in virtual time.
+//! Connections to a neighbour that follows no rules: the sizes that it announces, refusals, and the number of
+//! connections. Method: one interface in connected mode, and a [`Peer`] with a connection manager, in virtual time.
 
 use std::net::{IpAddr, Ipv4Addr};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use ulp_ipoib::Mode;
-use ulp_ipoib::config::{CONNECTIONS_MAX, REFUSAL_PAUSE};
+use ulp_ipoib::config::{CONNECTIONS_MAX, GROUP_QUEUE, REFUSAL_PAUSE};
 use ulp_ipoib::wire::{Arp, ArpOperation, ConnectedData, HardwareAddress, HardwareFlags, Protocol};
+use ulp_ipoib::{Face, Interface, Mode};
 use verbs_cm::wire::ServiceId;
 use verbs_cm::{ConnParam, Connection, Manager, Route};
 use verbs_core::mad::{Bits, TimeCode};
+use verbs_core::sync::{Mutex, OnceLock};
 use verbs_core::{Access, Av, GlobalRoute, Memory, Mtu, PKey, QpAttr, QpInit, Qpn, Recv};
 
 use crate::datagrams::run;
-use crate::node::{Node, World};
+use crate::node::{Node, World, address};
 use crate::peer::{Heard, Message, Peer, packet};
 
 /// Messages that a connection of the peer's takes, and bytes of each.
@@ -26,8 +27,8 @@ const SECOND: Duration = Duration::from_secs(1);
 const PREFIX: u64 = 0x1000_0000_0000_0000;
 const PEER: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 9);
 
-/// Answers questions for any address: the last byte of it is added to the queue pair's number, less that of
-/// the peer's own.
+/// Answers ARP requests for any address: the last byte of it is added to the queue pair's number, less that of the
+/// peer's own.
 fn answer_arp(peer: &mut Peer, heard: &Heard) {
     let Message::Arp(arp) = &heard.what else {
         return;
@@ -52,7 +53,7 @@ fn send(node: &Node, to: Ipv4Addr, len: usize) {
     node.link.interface().send(&packet).unwrap();
 }
 
-/// A peer that takes connections with that receive MTU, or refuses all. Counts requests.
+/// A peer that accepts connections with that receive MTU, or refuses all. Counts requests.
 async fn listen(world: &World, peer: &Peer, receive_mtu: Option<u32>) -> Arc<AtomicU32> {
     let manager = Manager::of(&peer.device);
     let qpn = peer.at(HardwareFlags::RC).qpn;
@@ -92,8 +93,8 @@ async fn listen(world: &World, peer: &Peer, receive_mtu: Option<u32>) -> Arc<Ato
     count
 }
 
-/// Goal: no message is longer than the neighbour says that it takes; its sender is told what it takes. Method: a
-/// neighbour of 4,000 bytes, with the header: packets of as many as that, of one more, and one of a datagram's.
+/// Goal: no message is longer than the neighbour has announced; its sender learns that size. Method: a neighbour of
+/// 4,000 bytes, with the header: packets of that size, of one byte more, and one of a datagram's size.
 #[test]
 fn no_message_is_longer_than_its_receiver_takes() {
     run(41, async |world| {
@@ -169,7 +170,7 @@ fn a_refusal_is_taken_for_a_while() {
 }
 
 /// Goal: there are no more connections than the limit, whatever becomes of them, and neighbours beyond it get
-/// datagrams. Method: more neighbours at one port than the limit, none of which takes a connection.
+/// datagrams. Method: more neighbours at one port than the limit, none of which accepts a connection.
 #[test]
 fn connections_that_are_made_have_a_limit() {
     run(43, async |world| {
@@ -270,8 +271,8 @@ async fn connect(
     calling.private_data(&data).await.ok()
 }
 
-/// Goal: one neighbour has no more connections to an interface than its limit; the next is refused, and taken when
-/// one has ended. Method: as many as the limit, one more, one less.
+/// Goal: one neighbour has no more connections to an interface than its limit; the next is refused, and accepted when
+/// one has ended. Method: as many as the limit, one more, one fewer.
 #[test]
 fn connections_that_are_taken_have_a_limit() {
     run(44, async |world| {
@@ -293,8 +294,8 @@ fn connections_that_are_taken_have_a_limit() {
     });
 }
 
-/// Goal: a connection ends when nothing was sent over it for its time, and not before: the one that was made after
-/// 120 s; the one that was taken, of whose use the other end knows more, after twice that. Method: one of each, a
+/// Goal: a connection ends when nothing was sent over it for its idle time, and not before: the one that was made after
+/// 120 s; the one that was accepted, of whose use the other end knows more, after twice that. Method: one of each, a
 /// packet in between, virtual time.
 #[test]
 fn unused_connections_end_at_their_time() {
@@ -334,8 +335,8 @@ fn unused_connections_end_at_their_time() {
     });
 }
 
-/// Goal: while a connection is made, what fits a datagram goes as one, and what does not waits for it. Method: packets
-/// of the datagrams' MTU and of a byte more, before the neighbour has answered.
+/// Goal: while a connection is made, a packet that fits a datagram is sent as one, and one that does not waits for it.
+/// Method: packets of the datagrams' MTU and of a byte more, before the neighbour has answered.
 #[test]
 fn what_fits_a_datagram_does_not_wait_for_a_connection() {
     run(46, async |world| {
@@ -359,5 +360,84 @@ fn what_fits_a_datagram_does_not_wait_for_a_connection() {
             (node.counters().connected_sent, node.counters().too_big),
             (1, 0)
         );
+    });
+}
+
+/// Goal: the buffers of packets that turn out to be too long are free again. Method: more of them than there are
+/// buffers, to neighbours that turn out to take no connections.
+#[test]
+fn packets_that_turn_out_too_long_free_their_buffers() {
+    run(47, async |world| {
+        let mut node = world.node(1, Mode::Connected, false).await;
+        let mut peer = Peer::new(&world, 9).await;
+        let count = u8::try_from(node.link.interface().config().connected_sends).unwrap() + 5;
+        for number in 0..count {
+            let to = Ipv4Addr::new(10, 0, 0, 100 + number);
+            send(&node, to, 9_000);
+            world
+                .meet(&mut node, &mut peer, SECOND / 100, |peer, _, _, heard| {
+                    if let Message::Arp(arp) = &heard.what {
+                        let reply = arp.reply(peer.at(HardwareFlags::empty())).emit();
+                        peer.send_to(arp.sender.0, Protocol::Arp, &reply);
+                    }
+                })
+                .await;
+        }
+        let counters = node.counters();
+        assert_eq!((counters.too_big, counters.unresolved), (count.into(), 0));
+    });
+}
+
+/// Notes how many packets had been dropped when it was told that there is room.
+struct Writer {
+    interface: OnceLock<Weak<Interface>>,
+    told: Mutex<Vec<u64>>,
+}
+
+impl Face for Writer {
+    fn deliver(&self, _: &[u8]) {}
+
+    fn writable(&self) {
+        if let Some(interface) = self.interface.get().and_then(Weak::upgrade) {
+            self.told.lock().push(interface.counters().unreachable);
+        }
+    }
+}
+
+/// Goal: a writer that was refused is told once, and when a quarter of the buffers is free. Method: packets to groups
+/// that wait for the administrator until there is no room; then it refuses one group after the other.
+#[test]
+fn a_writer_is_told_when_there_is_room_for_many() {
+    run(48, async |world| {
+        let node = world.node(1, Mode::Datagram, false).await;
+        let writer = Arc::new(Writer {
+            interface: OnceLock::new(),
+            told: Mutex::new(Vec::new()),
+        });
+        let face: Arc<dyn Face> = Arc::<Writer>::clone(&writer);
+        let config = address(3, Mode::Datagram, false);
+        let (own, sends) = (config.addresses[0].0, config.sends);
+        let admin = Arc::new(world.admin.clone());
+        let interface = Interface::new(&node.device, admin, face, config);
+        let interface = Arc::new(interface.await.unwrap());
+        assert!(writer.interface.set(Arc::downgrade(&interface)).is_ok());
+        world.sim.sleep(SECOND).await;
+        assert!(interface.link().is_up);
+
+        world.admin.hold(true);
+        let send = |number: usize| {
+            let group = u8::try_from(number / GROUP_QUEUE).unwrap();
+            let to = IpAddr::from([239, 9, 9, group]);
+            interface.send(&packet(own, to, 60, 1))
+        };
+        let dropped = interface.counters().unreachable;
+        let taken = (0..2 * sends as usize).take_while(|&number| send(number).is_ok());
+        assert_eq!(taken.count(), sends as usize);
+        world.sim.sleep(SECOND).await;
+        assert_eq!(*writer.told.lock(), []);
+        world.admin.hold(false);
+        world.sim.sleep(SECOND).await;
+        assert_eq!(interface.counters().unreachable, dropped + u64::from(sends));
+        assert_eq!(*writer.told.lock(), [dropped + u64::from(sends / 4)]);
     });
 }

@@ -1,9 +1,11 @@
-//! Neighbours: when they are asked, what is learned of them, what waits for them. Method: one interface, and a
-//! [`Peer`] whose every word the test says, in virtual time.
+//! Neighbours: when they are asked, what is learned about them, what waits for them. Method: one interface, and a
+//! [`Peer`] whose every message the test decides, in virtual time.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
+use futures::FutureExt;
+use futures::future::{Either, select};
 use ulp_ipoib::Mode;
 use ulp_ipoib::config::{ASK_PAUSE, ASKS_MAX, PATH_QUEUE, TICK};
 use ulp_ipoib::wire::{
@@ -19,7 +21,7 @@ use crate::peer::{Heard, Message, Peer, address_of, packet};
 const SECOND: Duration = Duration::from_secs(1);
 const PLAIN: HardwareFlags = HardwareFlags::empty();
 
-/// The peer's address of IPv4; some other one.
+/// The peer's IPv4 address; another address.
 const PEER: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 9);
 const OTHER: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 77);
 
@@ -43,7 +45,7 @@ fn send(node: &Node, mark: u8) {
     node.link.interface().send(&packet).unwrap();
 }
 
-/// A question for the peer's address, answered from `at`.
+/// A request for the peer's address, answered from `at`.
 fn answer_arp(peer: &mut Peer, heard: &Heard, at: HardwareAddress) -> bool {
     let Message::Arp(arp) = &heard.what else {
         return false;
@@ -56,7 +58,7 @@ fn answer_arp(peer: &mut Peer, heard: &Heard, at: HardwareAddress) -> bool {
     false
 }
 
-/// A second in which the peer answers what it is asked.
+/// A second in which the peer answers every request.
 async fn answered(world: &World, node: &mut Node, peer: &mut Peer) {
     let at = peer.at(PLAIN);
     world
@@ -66,14 +68,14 @@ async fn answered(world: &World, node: &mut Node, peer: &mut Peer) {
         .await;
 }
 
-/// Time in which the peer hears nothing.
+/// Time in which the peer receives nothing.
 async fn quiet(world: &World, node: &mut Node, peer: &mut Peer, time: Duration) {
     world
         .meet(node, peer, time, |_, _, _, heard| panic!("{heard:?}"))
         .await;
 }
 
-/// Where the node takes an address to be.
+/// Where the node believes that address to be.
 fn known(node: &Node, addr: impl Into<IpAddr>) -> Option<HardwareAddress> {
     let addr = addr.into();
     let known = node.link.interface().neighbours();
@@ -83,8 +85,8 @@ fn known(node: &Node, addr: impl Into<IpAddr>) -> Option<HardwareAddress> {
         .map(|(_, at)| at)
 }
 
-/// Goal: a neighbour that is used is asked again when nobody has heard of it for a while, and stays as long as it
-/// answers; the question goes to it alone. Method: an answer to each question, for ten times that while.
+/// Goal: a neighbour in use is asked again when nothing was received from it for a while, and stays as long as it
+/// answers; the request is sent to it alone. Method: an answer to each request, for ten times that while.
 #[test]
 fn a_neighbour_that_answers_stays() {
     run(31, async |world| {
@@ -120,9 +122,9 @@ fn a_neighbour_that_answers_stays() {
     });
 }
 
-/// Goal: a neighbour that does not answer is asked as often as is said, a second apart, the last time with all who
-/// may know better; then it is forgotten. One that nobody sends to is forgotten without a question. Method: the
-/// questions that a silent peer hears, and when.
+/// Goal: a neighbour that does not answer is asked as often as configured, a second apart, the last time by a request
+/// to all nodes that may know better; then it is forgotten. One that nothing is sent to is forgotten without a request.
+/// Method: the requests that a silent peer receives, and their times.
 #[test]
 fn a_silent_neighbour_is_asked_and_forgotten() {
     run(32, async |world| {
@@ -180,7 +182,7 @@ fn a_silent_neighbour_is_asked_and_forgotten() {
 }
 
 /// Goal: a neighbour that has moved is found again without being forgotten. Method: the old place is silent, the new
-/// one answers what goes to all; packets after that.
+/// one answers requests that are sent to all; packets after that.
 #[test]
 fn a_neighbour_that_has_moved_is_found() {
     run(33, async |world| {
@@ -217,8 +219,8 @@ fn a_neighbour_that_has_moved_is_found() {
     });
 }
 
-/// Goal: of the packets that wait for an address the oldest are pushed out, and the others go in their order as soon
-/// as it is known. Method: two more than there is room for, an answer after the second question.
+/// Goal: of the packets that wait for an address the oldest are dropped, and the others are sent in order as soon as it
+/// is known. Method: two more than there is room for, an answer after the second request.
 #[test]
 fn the_newest_packets_wait() {
     run(34, async |world| {
@@ -249,9 +251,9 @@ fn the_newest_packets_wait() {
     });
 }
 
-/// Goal: what ARP says is taken from who asks for us and from who is known (RFC 826), and from nobody else: no
-/// stranger makes an entry by asking for others or by answering what was not asked. Method: each of them, then the
-/// table; addresses that cannot be one.
+/// Goal: ARP information is accepted from nodes that ask for this one and from known nodes (RFC 826), and from no
+/// others: no stranger makes an entry by asking for others or by answering without a request. Method: each of them,
+/// then the table; addresses that cannot be one.
 #[test]
 fn what_arp_teaches() {
     run(35, async |world| {
@@ -313,7 +315,7 @@ fn what_arp_teaches() {
             (known(&node, PEER), node.counters().answered),
             (Some(at), 1)
         );
-        // Of one that is known, also what it says to others.
+        // From a known node, even what it sends to others is accepted.
         peer.arp(&node, ArpOperation::Request, (elsewhere, PEER), OTHER);
         quiet(&world, &mut node, &mut peer, settled).await;
         assert_eq!(known(&node, PEER), Some(elsewhere));
@@ -321,7 +323,7 @@ fn what_arp_teaches() {
     });
 }
 
-/// Has the node ask for the peer's address, and tells it one. Returns the table's entry.
+/// Makes the node ask for the peer's address, and sends it one. Returns the table's entry.
 async fn told(
     world: &World,
     node: &mut Node,
@@ -334,9 +336,9 @@ async fn told(
     known(node, address_of(9, true))
 }
 
-/// Goal: advertisements do what RFC 4861, 7.2.5, says: they make no entry; any fills one that waits; another place is
-/// taken with Override alone, and without it is doubted; only an answer proves that the neighbour is there.
-/// Method: each combination of flags at each state, and the questions that follow.
+/// Goal: advertisements have the effects of RFC 4861, 7.2.5: they make no entry; any fills one that waits; another
+/// place is accepted only with Override, and without it is doubted; only an answer proves that the neighbour is
+/// reachable. Method: each combination of flags in each state, and the requests that follow.
 #[test]
 fn what_advertisements_teach() {
     run(36, async |world| {
@@ -367,7 +369,7 @@ fn what_advertisements_teach() {
                 assert!(!matches!(heard.what, Message::Nd(_)), "{heard:?}");
             })
             .await;
-        // Another place, without Override: it stays, and is asked whether it is there.
+        // Another place, without Override: the old one stays, and is asked whether it is still there.
         for solicited in [false, true] {
             assert_eq!(
                 told(&world, &mut node, &mut peer, elsewhere, (solicited, false)).await,
@@ -385,7 +387,7 @@ fn what_advertisements_teach() {
                 .await;
             assert_eq!((asked, known(&node, address_of(9, true))), (1, Some(at)));
         }
-        // With Override it is taken; unasked for, it is asked there.
+        // With Override it is accepted; if unsolicited, the neighbour is asked there.
         let mut asked = 0;
         assert_eq!(
             told(&world, &mut node, &mut peer, elsewhere, (true, true)).await,
@@ -406,8 +408,8 @@ fn what_advertisements_teach() {
     });
 }
 
-/// Goal: an unasked repetition does not keep alive what does not answer (RFC 4861, 7.2.5): it is no proof. Method:
-/// advertisements each second from a place that answers no question.
+/// Goal: an unsolicited repetition does not keep alive a neighbour that does not answer (RFC 4861, 7.2.5): it is no
+/// proof. Method: advertisements each second from a place that answers no request.
 #[test]
 fn only_answers_prove_that_a_neighbour_is_there() {
     run(37, async |world| {
@@ -432,8 +434,65 @@ fn only_answers_prove_that_a_neighbour_is_there() {
     });
 }
 
-/// Goal: who asks is answered by itself, as one that had asked; who finds out whether the address is taken is
-/// answered for all, unsolicited (RFC 4861, 7.2.4). Method: both, from the peer; the flags of the answers.
+/// Goal: a doubted neighbour that answers is in doubt no longer: it is asked again only when it is old. Method: an
+/// advertisement of another place, an answer from the old one, and packets for most of the time until it is old.
+#[test]
+fn an_answer_ends_a_doubt() {
+    run(39, async |world| {
+        let (mut node, mut peer) = pair(&world, true).await;
+        let at = peer.at(PLAIN);
+        let elsewhere = HardwareAddress {
+            qpn: Qpn::new(0x77),
+            ..at
+        };
+        send(&node, 1);
+        told(&world, &mut node, &mut peer, at, (true, true)).await;
+        told(&world, &mut node, &mut peer, elsewhere, (false, false)).await;
+        let mut asked = 0;
+        for _ in 0..20 {
+            send(&node, 2);
+            world
+                .meet(&mut node, &mut peer, SECOND, |peer, node, _, heard| {
+                    if let Message::Nd(Nd::Solicitation { .. }) = heard.what {
+                        asked += 1;
+                        peer.advertise(node, at, (true, false));
+                    }
+                })
+                .await;
+        }
+        assert_eq!((asked, known(&node, address_of(9, true))), (1, Some(at)));
+    });
+}
+
+/// Goal: who waits for a neighbour is answered when its address is learned, also if the path is known already. Method:
+/// a second address of a peer that is in use; nothing is sent to it.
+#[test]
+fn who_waits_is_answered_where_the_path_is_known() {
+    run(40, async |world| {
+        let (mut node, mut peer) = pair(&world, false).await;
+        let at = peer.at(PLAIN);
+        send(&node, 1);
+        answered(&world, &mut node, &mut peer).await;
+        let paths = node.counters().paths_asked;
+        let mut found = Box::pin(node.link.interface().resolve(OTHER.into()));
+        assert!((&mut found).now_or_never().is_none(), "it is asked for");
+        let IpAddr::V4(own) = node.addr else {
+            unreachable!()
+        };
+        peer.arp(&node, ArpOperation::Reply, (at, OTHER), own);
+        // Whoever sleeps looks again when the time is over: only the time tells that it was woken.
+        let (begin, late) = (world.sim.now(), Box::pin(world.sim.sleep(SECOND)));
+        match select(found, late).await {
+            Either::Left((found, _)) => assert_eq!(found, Some(at)),
+            Either::Right(_) => panic!("it is not known"),
+        }
+        assert!(world.sim.now() - begin < SECOND / 2, "nobody was woken");
+        assert_eq!(node.counters().paths_asked, paths, "the path was known");
+    });
+}
+
+/// Goal: a node that asks is answered alone, solicited; a node that checks whether the address is taken is answered to
+/// all, unsolicited (RFC 4861, 7.2.4). Method: both, from the peer; the flags of the answers.
 #[test]
 fn answers_say_whether_they_were_asked_for() {
     run(38, async |world| {
@@ -491,5 +550,38 @@ fn answers_say_whether_they_were_asked_for() {
         assert_eq!(known(&node, Ipv6Addr::UNSPECIFIED), None);
         let foreign = Ipv6Addr::new(0xfd00, 0xa, 0, 0, 0, 0, 0, 0x77);
         assert!(ask(&mut node, &mut peer, theirs, foreign).await.is_empty());
+    });
+}
+
+/// Goal: the packets of a batch are posted together, at most a lot of 32 of them; all arrive, in their order; a packet
+/// that is sent by itself is not kept. Method: the counter of what was posted, before a batch ends and after.
+#[test]
+fn a_batch_is_posted_together() {
+    const COUNT: u8 = 40;
+    run(64, async |world| {
+        let (mut node, mut peer) = pair(&world, false).await;
+        send(&node, 0);
+        answered(&world, &mut node, &mut peer).await;
+        let before = node.counters().datagrams_sent;
+        let posted = |node: &Node| node.counters().datagrams_sent - before;
+        let mut batch = node.link.interface().batch();
+        for mark in 1..=COUNT {
+            let to = address_of(9, false);
+            batch.send(&packet(node.addr, to, 60, mark)).unwrap();
+        }
+        assert_eq!(posted(&node), 32, "a lot");
+        drop(batch);
+        assert_eq!(posted(&node), u64::from(COUNT));
+        let mut got = Vec::new();
+        world
+            .meet(&mut node, &mut peer, SECOND, |_, _, _, heard| {
+                if let Message::Ip(packet) = &heard.what {
+                    got.extend(packet.last().copied());
+                }
+            })
+            .await;
+        assert_eq!(got, (1..=COUNT).collect::<Vec<_>>());
+        send(&node, 0);
+        assert_eq!(posted(&node), u64::from(COUNT) + 1);
     });
 }

@@ -1,4 +1,4 @@
-//! Nodes of a simulated network with a stack of IP.
+//! Nodes of a simulated network with an IP stack.
 
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use futures::future::{Either, select};
 use hca_sim::Hca;
-use hca_sim::sim::Sim;
 use smoltcp::iface::{Config as StackConfig, Interface as Stack, SocketHandle, SocketSet};
 use smoltcp::phy::ChecksumCapabilities;
 use smoltcp::phy::{Device as _, RxToken as _};
@@ -18,6 +17,7 @@ use smoltcp::wire::{
 use ulp_ipoib::embedded::Embedded;
 use ulp_ipoib::{Administration, Config, Counters, Mode};
 use verbs_core::{Device, EventType, Mtu, Subject};
+use verbs_simulator::Sim;
 
 use crate::admin::Admin;
 
@@ -53,7 +53,7 @@ pub(crate) fn address(number: u8, mode: Mode, is_v6: bool) -> Config {
     };
     Config {
         mode,
-        // What the stack says of groups of IPv6 is the wrong way round.
+        // The stack reports IPv6 groups with join and leave exchanged.
         follows_reports: !is_v6,
         ..Config::with_address(addr, len)
     }
@@ -114,7 +114,7 @@ impl World {
         Instant::from_micros((self.sim.now().as_nanos() / 1000) as i64)
     }
 
-    /// Lets time pass until `done` says so, at most that long. Returns whether it did.
+    /// Lets time pass until `done` returns true, at most that long. Returns whether it did.
     pub(crate) async fn drive(
         &self,
         nodes: &mut [&mut Node],
@@ -190,8 +190,8 @@ impl World {
         assert!(whole, "{got} of {len} bytes, {sent} sent");
     }
 
-    /// Sends that many echoes of that many bytes one after the other, and returns how many came back
-    /// within a second.
+    /// Sends that many echoes of that many bytes one after the other, and returns how many were answered within a
+    /// second.
     pub(crate) async fn ping(&self, a: &mut Node, b: &mut Node, count: u16, len: usize) -> u16 {
         let to = b.addr;
         let mut answered = 0;
@@ -239,10 +239,10 @@ impl Node {
         }
     }
 
-    /// The number of an answer that has come.
+    /// The number of an answer that has arrived.
     pub(crate) fn take_echo(&mut self, from: IpAddr) -> Option<u16> {
         let socket = self.sockets.get_mut::<icmp::Socket<'_>>(self.echo);
-        // What others ask comes here as well, and is answered by the stack.
+        // Requests of others arrive here too, and the stack answers them.
         let (payload, source) =
             std::iter::from_fn(|| socket.recv().ok().map(|(p, s)| (p.to_vec(), s)))
                 .find(|&(_, source)| source == IpAddress::from(from))?;
@@ -253,13 +253,13 @@ impl Node {
         Some(sequence)
     }
 
-    /// A packet that has come, before the stack sees it.
+    /// A packet that has arrived, before the stack sees it.
     pub(crate) fn take_raw(&mut self) -> Option<Vec<u8>> {
         let (received, _) = self.link.receive(Instant::ZERO)?;
         Some(received.consume(<[u8]>::to_vec))
     }
 
-    /// Has the device raise an event of its port.
+    /// Makes the device raise an event of its port.
     pub(crate) fn raise(&self, event: EventType) {
         self.device.target().raise(event, Subject::Port(1));
     }
@@ -291,19 +291,19 @@ impl Node {
         self.sockets.get_mut(handle)
     }
 
-    /// Takes what is sent to a group, on the link as in the stack.
+    /// Receives what is sent to a group, on the link as in the stack.
     pub(crate) fn subscribe(&mut self, group: IpAddr) {
         self.link.interface().subscribe(group).unwrap();
         self.stack.join_multicast_group(group).unwrap();
     }
 
-    /// Takes no more of it.
+    /// Stops receiving it.
     pub(crate) fn unsubscribe(&mut self, group: IpAddr) {
         self.link.interface().unsubscribe(group);
         self.leave(group);
     }
 
-    /// Takes what is sent to a group, as far as the stack is concerned: it reports that to the link.
+    /// Receives what is sent to a group, as far as the stack is concerned: it reports that to the link.
     pub(crate) fn join(&mut self, group: IpAddr) {
         self.stack.join_multicast_group(group).unwrap();
     }

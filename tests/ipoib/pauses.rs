@@ -1,5 +1,5 @@
-//! What waits for the administrator, for how long its refusals are taken, and what tables do when they are full.
-//! Method: one interface, a [`Peer`], and an administrator that refuses or does not answer, in virtual time.
+//! Packets that wait for the administrator, how long its refusals are remembered, and full tables. Method: one
+//! interface, a [`Peer`], and an administrator that refuses or does not answer, in virtual time.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
@@ -31,8 +31,8 @@ fn answer_arp(peer: &mut Peer, heard: &Heard) {
     }
 }
 
-/// Goal: the administrator is asked for a path once in a pause when there is none, and again after it. Method: packets
-/// every 50 ms; paths that come back.
+/// Goal: the administrator is asked for a path once per pause when there is none, and again after it. Method: packets
+/// every 50 ms; paths that become available again.
 #[test]
 fn a_path_that_is_refused_is_asked_for_after_a_pause() {
     run(51, async |world| {
@@ -78,8 +78,8 @@ fn a_path_that_is_refused_is_asked_for_after_a_pause() {
     });
 }
 
-/// Goal: a group that cannot be joined is not asked for again before a pause is over, then it is. Method: packets to a
-/// group that is not there; then it is.
+/// Goal: a group that cannot be joined is not asked for again before a pause is over, and then it is. Method: packets
+/// to a group that does not exist; then it does.
 #[test]
 fn a_group_that_is_refused_is_asked_for_after_a_pause() {
     run(52, async |world| {
@@ -117,7 +117,7 @@ fn a_group_that_is_refused_is_asked_for_after_a_pause() {
     });
 }
 
-/// Goal: while a group is joined the oldest packets are pushed out, and the others go in their order. Method: an
+/// Goal: while a group is being joined the oldest packets are dropped, and the others are sent in order. Method: an
 /// administrator that answers late; more packets than there is room for.
 #[test]
 fn the_newest_packets_wait_for_a_group() {
@@ -147,7 +147,7 @@ fn the_newest_packets_wait_for_a_group() {
 }
 
 /// Goal: groups that are only sent to do not fill the table for ever. Method: as many refused groups as it holds, and
-/// one that is there, which is used more often than once in the idle time, then not at all, then again.
+/// one that exists, which is used more often than once in the idle time, then not at all, then again.
 #[test]
 fn groups_that_are_only_sent_to_are_left_when_they_are_not_used() {
     run(56, async |world| {
@@ -182,8 +182,8 @@ fn groups_that_are_only_sent_to_are_left_when_they_are_not_used() {
     });
 }
 
-/// Goal: who waits for a neighbour is answered after all questions, though nothing is sent to it. Method: an interface
-/// that forgets what is not used for half a second, and an address of nobody.
+/// Goal: a caller that waits for a neighbour is answered after all requests, although nothing is sent to it. Method: an
+/// interface that forgets what is not used for half a second, and an address that no node has.
 #[test]
 fn who_waits_has_the_neighbour_asked_to_the_end() {
     run(54, async |world| {
@@ -204,8 +204,36 @@ fn who_waits_has_the_neighbour_asked_to_the_end() {
     });
 }
 
-/// Goal: a full table of neighbours gives up the one that was not heard of for the longest time. Method: as many
-/// neighbours as it holds, the first of which says something again, then one more.
+/// Goal: who asks for a neighbour whose path is refused is answered, and finds it when there is a path. Method: a
+/// neighbour that has asked for this node, so that its address is known, and paths that become available.
+#[test]
+fn who_waits_for_a_refused_path_is_answered() {
+    run(57, async |world| {
+        let mut node = world.node(1, Mode::Datagram, false).await;
+        let mut peer = Peer::new(&world, 9).await;
+        let IpAddr::V4(own) = node.addr else {
+            unreachable!()
+        };
+        let to = Ipv4Addr::new(10, 0, 0, 9);
+        let at = peer.at(HardwareFlags::empty());
+        world.admin.paths(false);
+        peer.arp(&node, ArpOperation::Request, (at, to), own);
+        world
+            .meet(&mut node, &mut peer, STEP, |_, _, _, _| ())
+            .await;
+        let interface = node.link.interface();
+        assert_eq!(interface.neighbours(), [(IpAddr::V4(to), at)]);
+        let begin = world.sim.now();
+        assert_eq!(interface.resolve(to.into()).await, None);
+        assert!(world.sim.now() - begin < REFUSAL_PAUSE, "it is refused");
+        world.admin.paths(true);
+        world.sim.sleep(REFUSAL_PAUSE).await;
+        assert_eq!(interface.resolve(to.into()).await, Some(at));
+    });
+}
+
+/// Goal: a full table of neighbours gives up the one that has been silent for the longest time. Method: as many
+/// neighbours as it holds, the first of which sends something again, then one more.
 #[test]
 fn a_full_table_forgets_the_oldest() {
     run(55, async |world| {

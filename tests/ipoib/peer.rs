@@ -1,4 +1,4 @@
-//! A neighbour that says what a test has it say: a queue pair for datagrams in the broadcast group.
+//! A neighbour that sends what a test decides: a queue pair for datagrams in the broadcast group.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
@@ -24,7 +24,7 @@ const QKEY: QKey = QKey(0x0b1c);
 const RECEIVES: usize = 64;
 const STRIDE: usize = 2100;
 
-/// A port of the network with a queue pair, and nothing that answers by itself.
+/// A port of the network with a queue pair, and no software that answers by itself.
 pub(crate) struct Peer {
     pub(crate) device: Arc<Device>,
     pub(crate) pd: Pd,
@@ -36,7 +36,7 @@ pub(crate) struct Peer {
     _groups: Vec<(Mcast, Box<dyn Membership>)>,
 }
 
-/// What has come.
+/// A message that has arrived.
 #[derive(Debug)]
 pub(crate) struct Heard {
     pub(crate) what: Message,
@@ -84,7 +84,7 @@ impl Peer {
         peer
     }
 
-    /// Hears what is sent to a group.
+    /// Starts to receive what is sent to a group.
     pub(crate) async fn attach(&mut self, world: &World, mgid: Gid) {
         let member = world.admin.join(Join::full(mgid)).await.unwrap();
         let attached = self.qp.attach_mcast(mgid, Lid(0)).await.unwrap();
@@ -106,7 +106,7 @@ impl Peer {
         self.qp.post_recv(recv).unwrap();
     }
 
-    /// Sends to one, or to a group.
+    /// Sends to one node, or to a group.
     pub(crate) fn send(&mut self, (qpn, gid): (Qpn, Gid), protocol: Protocol, body: &[u8]) {
         let route = GlobalRoute {
             dgid: gid,
@@ -130,7 +130,7 @@ impl Peer {
         self.send((to.qpn, to.gid), protocol, body);
     }
 
-    /// Says by ARP who has an address: unasked, as an answer, or while asking for another one.
+    /// Announces the owner of an address by ARP: unsolicited, as an answer, or while asking for another one.
     pub(crate) fn arp(
         &mut self,
         to: &Node,
@@ -163,7 +163,7 @@ impl Peer {
         self.send_to(hardware, Protocol::Ipv6, &told.emit());
     }
 
-    /// What has come since.
+    /// The messages that have arrived since the last call.
     pub(crate) fn heard(&mut self) -> Vec<Heard> {
         let mut wcs = [Wc::default(); RECEIVES];
         let mut heard = Vec::new();
@@ -210,7 +210,7 @@ pub(crate) fn address_of(number: u8, is_v6: bool) -> IpAddr {
     }
 }
 
-/// A packet of so many bytes from a node to an address; its last byte is a mark.
+/// A packet of that many bytes from a node to an address; its last byte is a mark.
 pub(crate) fn packet(from: IpAddr, to: IpAddr, len: usize, mark: u8) -> Vec<u8> {
     let mut packet = vec![0; len];
     let total = u16::try_from(len).unwrap().to_be_bytes();
@@ -233,8 +233,8 @@ pub(crate) fn packet(from: IpAddr, to: IpAddr, len: usize, mark: u8) -> Vec<u8> 
 }
 
 impl World {
-    /// Lets time pass for a node and a peer, which does with each message what `answer` says; the time since
-    /// the beginning is told too.
+    /// Lets time pass for a node and a peer, which handles each message by `answer`; the time since the beginning is
+    /// passed too.
     pub(crate) async fn meet(
         &self,
         node: &mut Node,

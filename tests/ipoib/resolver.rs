@@ -1,5 +1,4 @@
-//! Connections by IP address on a subnet: who has an address is asked by ARP, where that is by the
-//! administrator.
+//! Connections by IP address on a subnet: ARP finds the owner of an address, and the administrator the path to it.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! On a subnet: three hosts behind two switches, with a manager that brings the ports up and an
-//! administrator that says where everybody is.
+//! On a subnet: three hosts behind two switches, with a manager that brings the ports up and an administrator that
+//! knows the paths.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use hca_sim::Hca;
 use hca_sim::link::fabric::{PortRef, SharedSubnet, Subnet, SubnetConfig, Topology};
 use ulp_ipoib::{Config, Mode};
 use verbs_cm::sa::SaClient;
-use verbs_core::mad::Time;
+use verbs_core::time::Instant;
 use verbs_core::{Device, Mtu, PKey};
 use verbs_sm::{Config as SmConfig, Manager, Partition};
 
@@ -36,7 +36,7 @@ pub(crate) struct Lab<'w> {
     world: &'w World,
     topology: Topology,
     subnet: SharedSubnet,
-    /// Whom the manager runs on.
+    /// The device that the manager runs on.
     device: Device,
     manager: Option<Manager>,
     config: SmConfig,
@@ -62,7 +62,7 @@ impl<'w> Lab<'w> {
         lab
     }
 
-    /// A manager begins; the one before has gone.
+    /// A manager starts; the previous one has ended.
     async fn start(&mut self) {
         self.manager = None;
         let manager = Manager::start(&self.device, 1, self.config.clone());
@@ -83,7 +83,7 @@ impl<'w> Lab<'w> {
 
     fn plug(&self, name: &str, is_in: bool) {
         let at = place(&self.topology, name);
-        let now = Time::from_nanos(self.world.sim.now().as_nanos());
+        let now = Instant::from_nanos(self.world.sim.now().as_nanos());
         assert!(self.subnet.with(now, |subnet| subnet.plug(now, at, is_in)));
     }
 }

@@ -1,21 +1,25 @@
 //! Every optional feature, taken away, against every operation: one table.
 //!
-//! Goal: an operation whose bit is clear is refused as unsupported, when it is created or posted, and
-//! nothing is half done; every other one works as before. Method: an HCA without the feature, a connection
-//! on it, the operation, and a look at what is there afterwards.
+//! Goal: an operation whose bit is clear is refused as unsupported, when it is created or posted, and nothing is half
+//! done; every other one works as before. Method: an HCA without the feature, a connection on it, the operation, and a
+//! check of what exists afterwards.
 //!
 //! In each cell: `.` works, `U` refused as unsupported.
 
+use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
+use std::time::{Duration, Instant};
 
-use hca_sim::{Builder, Hca, connect};
+use hca_sim::{Adopted, Builder, Hca, adopt, connect};
+use verbs_core::device::ModifyDevice;
 use verbs_core::{
-    Access, Atomic, AtomicCap, AtomicWrite, Cq, Device, DeviceCap, Error, Extent, FastMr, Flush,
-    FmrPoolAttr, Layout, LocalInv, Memory, Mr, Pd, Placement, PostError, Qp, QpInit, RKey, Recv,
-    Send, SendWr, Wc, WindowType, Write,
+    Access, Arm, Armed, Atomic, AtomicCap, AtomicWrite, Cq, Device, DeviceCap, Error, EventType,
+    Extent, FastMr, Flush, FmrPoolAttr, Guid, Layout, LocalInv, Memory, Mr, Pd, Placement,
+    PostError, Qp, QpAttr, QpInit, QpState, RKey, Read, Recv, Send, SendWr, Wc, WindowType, Write,
 };
 
-/// What can be taken away.
+/// The features that can be taken away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Feature {
     Nothing,
@@ -28,21 +32,82 @@ use Feature::{Atomics, Cap, MaskedAtomics, Nothing};
 
 const MGT: Feature = Cap(DeviceCap::MEM_MGT_EXTENSIONS);
 
-const FEATURES: [(&str, Feature); 13] = [
+const NO_BIT: [(&str, Feature); 3] = [
     ("all", Nothing),
-    ("MGT_EXT", MGT),
-    ("MW 1", Cap(DeviceCap::MEM_WINDOW)),
-    ("MW 2A", Cap(DeviceCap::MEM_WINDOW_TYPE_2A)),
-    ("MW 2B", Cap(DeviceCap::MEM_WINDOW_TYPE_2B)),
-    ("SG_GAPS", Cap(DeviceCap::SG_GAPS_REG)),
-    ("BLOCKS", Cap(DeviceCap::BLOCK_LIST)),
-    ("0-BASED", Cap(DeviceCap::ZERO_BASED)),
-    ("FMR", Cap(DeviceCap::FMR_POOL)),
-    ("FLUSH", Cap(DeviceCap::FLUSH_GLOBAL)),
-    ("AT.WRITE", Cap(DeviceCap::ATOMIC_WRITE)),
     ("ATOMICS", Atomics),
     ("MASKED", MaskedAtomics),
 ];
+
+/// Bits without operations that could be refused: [`told`] checks their other effects.
+const TOLD: DeviceCap = DeviceCap::BAD_PKEY_CNTR
+    .union(DeviceCap::PORT_ACTIVE_EVENT)
+    .union(DeviceCap::RC_RNR_NAK_GEN)
+    .union(DeviceCap::N_NOTIFY_CQ);
+
+/// What carries the messages of the HCA.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Transport {
+    Loopback,
+    /// TCP.
+    Iwarp,
+}
+
+impl Transport {
+    /// What such an HCA never has. Alternate paths, which subnets have, are refused in `tests/migration`.
+    fn absent(self) -> DeviceCap {
+        match self {
+            Self::Loopback => {
+                DeviceCap::FLUSH_PERSISTENT
+                    | DeviceCap::ON_DEMAND_PAGING
+                    | DeviceCap::READ_WITH_INV
+                    | DeviceCap::AUTO_PATH_MIG
+            }
+            Self::Iwarp => {
+                DeviceCap::FLUSH_PERSISTENT
+                    | DeviceCap::ON_DEMAND_PAGING
+                    | DeviceCap::FLUSH_GLOBAL
+                    | DeviceCap::ATOMIC_WRITE
+                    | DeviceCap::SEND_WITH_IMM
+                    | DeviceCap::XRC
+                    | DeviceCap::RC_RNR_NAK_GEN
+                    | DeviceCap::AUTO_PATH_MIG
+            }
+        }
+    }
+
+    fn builder(self) -> Builder {
+        match self {
+            Self::Loopback => Hca::loopback(),
+            Self::Iwarp => {
+                Hca::iwarp(&[IpAddr::V4(Ipv4Addr::LOCALHOST)]).expect("there are descriptors")
+            }
+        }
+    }
+
+    /// Makes them the two ends of a connection.
+    async fn connect(self, qp: &mut Qp, peer: &mut Qp) -> Result<(), Error> {
+        if self == Self::Loopback {
+            return connect(qp, peer).await;
+        }
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+        let address = listener.local_addr().expect("it is bound");
+        let ours = TcpStream::connect(address).expect("it listens");
+        let theirs = listener.accept().expect("the peer has connected").0;
+        for (qp, stream) in [(qp, ours), (peer, theirs)] {
+            qp.init(1, Access::LOCAL_WRITE | Access::REMOTE).await?;
+            // Either may speak first: they have agreed on that by other means.
+            adopt(qp, stream, Adopted::new(true))?;
+        }
+        Ok(())
+    }
+}
+
+/// Every feature: all existing bits, so that a new one is tried too.
+fn features() -> Vec<(&'static str, Feature)> {
+    let bits = DeviceCap::all().iter_names();
+    let bits = bits.map(|(name, bit)| (name, Cap(bit)));
+    NO_BIT.into_iter().chain(bits).collect()
+}
 
 /// An operation: its name, what it needs, and how it ends.
 type Operation = (&'static str, &'static [Feature], fn(&mut Bed) -> Ended);
@@ -82,6 +147,34 @@ const OPERATIONS: &[Operation] = &[
         let key = fast.as_ref().map_or(RKey::new(0x100), FastMr::rkey);
         bed.post(Send::new(1).invalidate(key).signaled(), Some(Recv::new(2)))
     }),
+    (
+        "READ with invalidate",
+        &[MGT, Cap(DeviceCap::READ_WITH_INV)],
+        |bed| {
+            let access = bed.device.read_sink(Access::empty());
+            let registered = bed.register(access);
+            let Some(fast) = bed.last.take() else {
+                let read = Read::new(2, bed.mr.remote(0)).into(bed.mr.slice(64..72));
+                return bed.post(read.invalidate().signaled(), None);
+            };
+            assert_eq!(registered, Ended::Works);
+            let read = Read::new(2, bed.mr.remote(0)).into(fast.slice(64..72));
+            bed.post(read.invalidate().signaled(), None)
+        },
+    ),
+    (
+        "SEND with immediate",
+        &[Cap(DeviceCap::SEND_WITH_IMM)],
+        |bed| bed.post(Send::new(1).imm(7).signaled(), Some(Recv::new(2))),
+    ),
+    (
+        "WRITE with immediate",
+        &[Cap(DeviceCap::WRITE_WITH_IMM)],
+        |bed| {
+            let write = Write::new(1, bed.mr.remote(0)).imm(7).inline(b"x");
+            bed.post(write.signaled(), Some(Recv::new(2)))
+        },
+    ),
     ("alloc_mw 1", &[Cap(DeviceCap::MEM_WINDOW)], |bed| {
         bed.window(WindowType::One)
     }),
@@ -115,14 +208,26 @@ const OPERATIONS: &[Operation] = &[
             )
         },
     ),
-    ("register for lasting FLUSH", &[Nothing], |bed| {
-        ended(
-            bed.pd
-                .register(page(), Access::FLUSH_PERSISTENT)
-                .wait()
-                .map(drop),
-        )
-    }),
+    (
+        "register for lasting FLUSH",
+        &[Cap(DeviceCap::FLUSH_PERSISTENT)],
+        |bed| {
+            ended(
+                bed.pd
+                    .register(page(), Access::FLUSH_PERSISTENT)
+                    .wait()
+                    .map(drop),
+            )
+        },
+    ),
+    (
+        "register on demand",
+        &[Cap(DeviceCap::ON_DEMAND_PAGING)],
+        |bed| {
+            let access = Access::LOCAL_WRITE | Access::ON_DEMAND;
+            ended(bed.pd.register(page(), access).wait().map(drop))
+        },
+    ),
     ("create_fmr_pool", &[Cap(DeviceCap::FMR_POOL)], |bed| {
         let attr = FmrPoolAttr::new(2, 1, Access::LOCAL_WRITE);
         ended(bed.pd.create_fmr_pool(attr).wait().map(drop))
@@ -152,6 +257,95 @@ const OPERATIONS: &[Operation] = &[
         let add = Atomic::fetch_add(1, bed.mr.remote(0), 1).fields(1 << 31);
         bed.post(add.into(bed.mr.slice(64..72)).signaled(), None)
     }),
+    ("alloc_xrcd", &[Cap(DeviceCap::XRC)], |bed| {
+        ended(bed.device.alloc_xrcd().wait().map(drop))
+    }),
+    ("create XRC sender", &[Cap(DeviceCap::XRC)], |bed| {
+        ended(bed.pd.create_qp(QpInit::xrc(&bed.cq)).wait().map(drop))
+    }),
+    ("resize SRQ", &[Cap(DeviceCap::SRQ_RESIZE)], |bed| {
+        let srq = bed.pd.create_srq(4, 1).wait().expect("an SRQ");
+        let resized = srq.resize(8).wait();
+        assert_eq!(
+            srq.query().wait().map(|attr| attr.max_wr),
+            Ok(if resized.is_ok() { 8 } else { 4 })
+        );
+        ended(resized)
+    }),
+    ("resize QP", &[Cap(DeviceCap::RESIZE_MAX_WR)], |bed| {
+        let resized = bed.qp.resize().send(8).wait();
+        assert_eq!(
+            bed.qp.target().cap().max_send_wr,
+            if resized.is_ok() { 8 } else { 16 }
+        );
+        ended(resized.map(drop))
+    }),
+    (
+        "port of a QP in SQD",
+        &[Cap(DeviceCap::CHANGE_PHY_PORT)],
+        |bed| {
+            bed.qp
+                .modify(QpAttr::to(QpState::Sqd))
+                .wait()
+                .expect("to SQD");
+            let port = QpAttr {
+                port: Some(1),
+                ..QpAttr::default()
+            };
+            let moved = bed.qp.modify(port).wait();
+            bed.qp
+                .modify(QpAttr::to(QpState::Rts))
+                .wait()
+                .expect("back to RTS");
+            ended(moved)
+        },
+    ),
+    (
+        "system image GUID",
+        &[Cap(DeviceCap::SYS_IMAGE_GUID)],
+        |bed| {
+            let change = ModifyDevice {
+                sys_image_guid: Some(Guid(7)),
+                ..ModifyDevice::default()
+            };
+            let changed = bed.device.modify(change).wait();
+            let shown = bed
+                .device
+                .query()
+                .wait()
+                .expect("attributes")
+                .sys_image_guid;
+            assert_eq!(shown, Guid(if changed.is_ok() { 7 } else { 0 }));
+            ended(changed)
+        },
+    ),
+    ("QP with FLUSH", &[Cap(DeviceCap::FLUSH_GLOBAL)], |bed| {
+        let qp = bed
+            .pd
+            .create_qp(QpInit::rc(&bed.cq, &bed.cq))
+            .wait()
+            .expect("a QP");
+        ended(qp.init(1, Access::FLUSH_GLOBAL).wait())
+    }),
+    ("register_pages", &[], |bed| bed.pages(Layout::Pages(4096))),
+    (
+        "register_pages of blocks",
+        &[Cap(DeviceCap::BLOCK_LIST)],
+        |bed| bed.pages(Layout::Blocks(4096)),
+    ),
+    (
+        "register_pages with gaps",
+        &[Cap(DeviceCap::SG_GAPS_REG)],
+        |bed| bed.pages(Layout::Gaps),
+    ),
+    (
+        "register_shared zero-based",
+        &[Cap(DeviceCap::ZERO_BASED)],
+        |bed| {
+            let shared = bed.mr.register_shared(&bed.pd, Access::ZERO_BASED);
+            ended(shared.wait().map(drop))
+        },
+    ),
     ("WRITE", &[], |bed| {
         let write = Write::new(1, bed.mr.remote(0)).from(bed.mr.slice(0..8));
         bed.post(write.signaled(), None)
@@ -160,6 +354,8 @@ const OPERATIONS: &[Operation] = &[
 
 /// A connection of an HCA with itself.
 struct Bed {
+    /// The region that was registered last.
+    last: Option<FastMr>,
     qp: Qp,
     peer: Qp,
     cq: Cq,
@@ -182,12 +378,13 @@ fn ended(result: Result<(), Error>) -> Ended {
 }
 
 impl Bed {
-    fn new(feature: Feature) -> Self {
-        let builder: Builder = match feature {
-            Nothing => Hca::loopback(),
-            Cap(cap) => Hca::loopback().without(cap),
-            Atomics => Hca::loopback().atomics(AtomicCap::None),
-            MaskedAtomics => Hca::loopback().masked_atomics(AtomicCap::None),
+    fn new(transport: Transport, feature: Feature) -> Self {
+        let builder = transport.builder();
+        let builder = match feature {
+            Nothing => builder,
+            Cap(cap) => builder.without(cap),
+            Atomics => builder.atomics(AtomicCap::None),
+            MaskedAtomics => builder.masked_atomics(AtomicCap::None),
         };
         let hca = builder.build();
         futures::executor::block_on(async {
@@ -199,8 +396,9 @@ impl Bed {
                 .await?;
             let init = QpInit::rc(&cq, &cq).inline(8);
             let (mut qp, mut peer) = (pd.create_qp(init).await?, pd.create_qp(init).await?);
-            connect(&mut qp, &mut peer).await?;
+            transport.connect(&mut qp, &mut peer).await?;
             Ok::<_, Error>(Self {
+                last: None,
                 qp,
                 peer,
                 cq,
@@ -232,7 +430,22 @@ impl Bed {
             len: 4096,
         };
         assert_eq!(fast.map([extent]), Ok(1));
-        self.post(fast.register(1, access).signaled(), None)
+        let ended = self.post(fast.register(1, access).signaled(), None);
+        self.last = Some(fast);
+        ended
+    }
+
+    fn pages(&mut self, layout: Layout) -> Ended {
+        let memory = Arc::new(page());
+        let extent = Extent {
+            memory: &memory,
+            offset: 0,
+            len: 4096,
+        };
+        let registered = self
+            .pd
+            .register_pages(layout, [extent], Access::LOCAL_WRITE);
+        ended(registered.wait().map(drop))
     }
 
     fn window(&mut self, kind: WindowType) -> Ended {
@@ -248,44 +461,123 @@ impl Bed {
             Err(PostError::Unsupported) => return Ended::Unsupported,
             other => other.expect("it can be posted or is unsupported"),
         }
-        let mut out = [Wc::default(); 4];
-        let polled = self.cq.poll(&mut out);
-        assert_eq!(polled.len(), 1 + usize::from(received));
-        assert!(polled.iter().all(Wc::is_ok), "{polled:?}");
+        let until = Instant::now() + Duration::from_secs(10);
+        for _ in 0..1 + usize::from(received) {
+            let mut out = [Wc::default(); 1];
+            while self.cq.poll(&mut out).is_empty() {
+                assert!(Instant::now() < until, "a completion is missing");
+            }
+            assert!(out[0].is_ok(), "{out:?}");
+        }
         Ended::Works
     }
 }
 
 /// Prints the table and judges it.
 pub(crate) fn table() {
-    print!("\n{:28}", "operation \\ without");
-    FEATURES.iter().for_each(|(name, _)| print!("{name:>9}"));
+    table_of(Transport::Loopback);
+    told();
+}
+
+/// That of an HCA over TCP. Its connections are made by calls that wait, and it has a thread.
+pub(crate) fn table_over_tcp() {
+    table_of(Transport::Iwarp);
+}
+
+fn table_of(transport: Transport) {
+    let features = features();
+    println!("\n{transport:?}");
+    for (number, (name, _)) in features.iter().enumerate() {
+        println!("{number:>3} without {name}");
+    }
+    print!("{:28}", "operation");
+    (0..features.len()).for_each(|number| print!("{number:>3}"));
     println!();
+    let absent = transport.absent();
     let (mut cells, mut refused) = (0, 0);
-    for &(name, needs, operation) in OPERATIONS {
-        print!("{name:28}");
-        for (_, feature) in FEATURES {
-            let mut bed = Bed::new(feature);
-            let before = (bed.device.objects(), bed.hca.regions());
-            let got = operation(&mut bed);
-            let lasting = needs == [Nothing];
-            let wanted = match lasting || feature != Nothing && needs.contains(&feature) {
-                true => Ended::Unsupported,
-                false => Ended::Works,
-            };
-            assert_eq!(got, wanted, "{name} without {feature:?}");
-            let after = (bed.device.objects(), bed.hca.regions());
-            assert_eq!(before, after, "{name} without {feature:?} leaves something");
-            // The connection goes on as if nothing had been asked for.
-            let write = Write::new(9, bed.mr.remote(0)).from(bed.mr.slice(0..8));
-            assert_eq!(bed.post(write.signaled(), None), Ended::Works);
+    for operation in OPERATIONS {
+        print!("{:28}", operation.0);
+        for &(_, feature) in &features {
+            let got = cell(transport, operation, feature);
             cells += 1;
             refused += u32::from(got == Ended::Unsupported);
-            print!("{:>9}", if got == Ended::Works { '.' } else { 'U' });
+            print!("{:>3}", if got == Ended::Works { '.' } else { 'U' });
         }
         println!();
     }
     println!("{cells} cells; {refused} refused");
-    assert_eq!(cells as usize, OPERATIONS.len() * FEATURES.len());
-    assert!(refused > 25, "features are taken away");
+    assert_eq!(cells as usize, OPERATIONS.len() * features.len());
+    let tried = |bit: DeviceCap| {
+        let needs_it = |(_, needs, _): &Operation| needs.contains(&Cap(bit));
+        OPERATIONS.iter().any(needs_it)
+    };
+    for (name, bit) in DeviceCap::all().iter_names() {
+        let elsewhere = (TOLD | DeviceCap::AUTO_PATH_MIG).contains(bit);
+        assert!(
+            tried(bit) != elsewhere,
+            "{name}: no operation needs the bit"
+        );
+    }
+    let bed = Bed::new(transport, Nothing);
+    let caps = bed.device.query().wait().expect("attributes").caps;
+    assert_eq!(caps, DeviceCap::all().difference(absent));
+}
+
+/// Tries one operation without one feature.
+fn cell(transport: Transport, (name, needs, operation): &Operation, feature: Feature) -> Ended {
+    let mut bed = Bed::new(transport, feature);
+    let before = (bed.device.objects(), bed.hca.regions());
+    let got = operation(&mut bed);
+    bed.last = None;
+    let absent = transport.absent();
+    let is_missing = |need: &Feature| match need {
+        Cap(cap) => absent.contains(*cap) || feature == Cap(*cap),
+        _ => *need == feature && feature != Nothing,
+    };
+    let wanted = match needs.iter().any(is_missing) {
+        true => Ended::Unsupported,
+        false => Ended::Works,
+    };
+    assert_eq!(got, wanted, "{transport:?}: {name} without {feature:?}");
+    let after = (bed.device.objects(), bed.hca.regions());
+    assert_eq!(before, after, "{name} without {feature:?} leaves something");
+    // The connection continues as if nothing had been requested.
+    let write = Write::new(9, bed.mr.remote(0)).from(bed.mr.slice(0..8));
+    assert_eq!(bed.post(write.signaled(), None), Ended::Works);
+    got
+}
+
+/// Checks the effects of the bits that no operation needs.
+fn told() {
+    for (cap, raised) in [(DeviceCap::empty(), 1), (DeviceCap::PORT_ACTIVE_EVENT, 0)] {
+        let bed = Bed::new(Transport::Loopback, Cap(cap));
+        let events = Arc::new(AtomicU32::new(0));
+        let seen = Arc::clone(&events);
+        bed.device.on_event(move |event| {
+            let active = event.event == EventType::PortActive;
+            seen.fetch_add(u32::from(active), SeqCst);
+        });
+        bed.hca.port_down();
+        bed.hca.port_up();
+        assert_eq!(events.load(SeqCst), raised, "without {cap:?}");
+    }
+    let bed = Bed::new(Transport::Loopback, Cap(DeviceCap::RC_RNR_NAK_GEN));
+    let caps = bed.device.query().wait().expect("attributes").caps;
+    assert!(
+        caps.contains(DeviceCap::RC_RNR_NAK_GEN),
+        "it cannot be taken away"
+    );
+    for (cap, armed) in [
+        (DeviceCap::empty(), Armed::Empty),
+        (DeviceCap::N_NOTIFY_CQ, Armed::Waiting),
+    ] {
+        let mut bed = Bed::new(Transport::Loopback, Cap(cap));
+        let write = Write::new(1, bed.mr.remote(0)).from(bed.mr.slice(0..8));
+        bed.qp.post_send(write.signaled()).expect("there is room");
+        assert_eq!(
+            bed.cq.arm(Arm::Count(2)),
+            armed,
+            "without {cap:?}: one of two waits"
+        );
+    }
 }

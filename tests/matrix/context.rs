@@ -13,12 +13,12 @@ use verbs_core::{
     Access, Arm, Armed, Device, Kind, Provider, QpAttr, QpInit, QpState, Recv, collect,
 };
 
-/// Where the code runs that issues the verb.
+/// Where the code that issues the verb runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Context {
     /// An ordinary thread, which could wait.
     Plain,
-    /// Code that may not wait, as drivers run it.
+    /// Code that may not block, such as a driver's.
     NoBlock,
     /// The routine of another verb.
     Routine,
@@ -28,8 +28,8 @@ pub(crate) enum Context {
     EventHandler,
     /// An async task: the verb is awaited.
     Task,
-    /// An ordinary thread, when there is no slot left: with commands that take time, for the command;
-    /// with others, for a pending request.
+    /// An ordinary thread, when there is no slot left: with commands that take time, for the command; with others, for
+    /// a pending request.
     SlotsFull,
 }
 
@@ -56,7 +56,7 @@ impl Context {
         }
     }
 
-    /// Whether code there may not wait.
+    /// Whether code there may not block.
     pub(crate) fn is_no_block(self) -> bool {
         !matches!(self, Self::Plain | Self::Task | Self::SlotsFull)
     }
@@ -77,7 +77,7 @@ impl Timing {
     pub(crate) const ALL: [Self; 3] = [Self::Inline, Self::Delayed, Self::OutOfOrder];
 }
 
-/// Requests that may be pending when their slots are to be full.
+/// The limit of pending requests when their slots are full.
 pub(crate) const FEW: u32 = 1;
 
 /// A software HCA on a clock that only this test moves.
@@ -129,10 +129,10 @@ fn interface(hca: Arc<Hca>, clock: &VirtualClock, config: CommandConfig) -> Arc<
     ))
 }
 
-/// What is to be done in the context.
+/// The code to run in the context.
 pub(crate) type Act = Box<dyn FnOnce() + Send>;
 
-/// Has `act` run in `context`; `helper` is a device that makes the context happen.
+/// Runs `act` in `context`; `helper` is a device that produces the context.
 pub(crate) fn run_in(context: Context, subject: &Subject, helper: &Stage, act: Act) {
     match context {
         Context::Plain | Context::Task | Context::SlotsFull => act(),
@@ -148,7 +148,7 @@ pub(crate) fn run_in(context: Context, subject: &Subject, helper: &Stage, act: A
     }
 }
 
-/// A handler that acts the first time that it is called.
+/// A handler that acts on its first call.
 fn once<T>(act: Act) -> impl FnMut(T) + Send {
     let act = Mutex::new(Some(act));
     move |_| {

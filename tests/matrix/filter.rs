@@ -10,10 +10,10 @@ use seccompiler::{
     SeccompRule,
 };
 
-/// What makes this binary, started by itself, wait under the filter: how.
+/// Makes this binary, started by itself, wait under the filter: its value is the method.
 const ROLE: &str = "VERBS_MATRIX_ROLE";
 
-/// System calls that wait, whatever their arguments.
+/// System calls that block, whatever their arguments.
 const WAITING: &[libc::c_long] = &[
     libc::SYS_ppoll,
     libc::SYS_pselect6,
@@ -43,7 +43,7 @@ const WAITING: &[libc::c_long] = &[
     libc::SYS_pause,
 ];
 
-/// The operations of `futex` that wait; the others wake.
+/// The operations of `futex` that block; the others wake.
 const FUTEX_WAITS: [libc::c_int; 4] = [
     libc::FUTEX_WAIT,
     libc::FUTEX_WAIT_BITSET,
@@ -76,12 +76,12 @@ fn program() -> BpfProgram {
     .expect("a filter of few rules")
 }
 
-/// From here on this thread is killed, and the process with it, when it waits.
+/// From here on this thread is killed, and the process with it, when it blocks.
 pub(crate) fn install() {
     seccompiler::apply_filter(&program()).expect("the kernel filters system calls");
 }
 
-/// The ways to wait that must be seen, and one that is none.
+/// The methods of waiting that must be detected, and one that is not waiting.
 const ROLES: [(&str, bool, fn()); 5] = [
     ("nothing", false, || ()),
     ("park", true, std::thread::park),
@@ -97,11 +97,24 @@ const ROLES: [(&str, bool, fn()); 5] = [
     }),
 ];
 
-/// In a process that was started by [`is_fatal_to_waiters`]: waits, and does not return.
-pub(crate) fn play_role() {
+/// Has a process of its own do what may wait; see [`play_role`].
+pub(crate) fn elsewhere(role: &str) {
+    let itself = std::env::current_exe().expect("a running program has a file");
+    let ended = Command::new(itself).env(ROLE, role).status();
+    let ended = ended.expect("this binary starts");
+    assert!(ended.success(), "{role}: {ended}");
+}
+
+/// In a process that was started by [`elsewhere`]: does that. In one that was started by [`is_fatal_to_waiters`]: waits.
+/// Does not return.
+pub(crate) fn play_role(elsewhere: (&str, fn())) {
     let Ok(role) = std::env::var(ROLE) else {
         return;
     };
+    if role == elsewhere.0 {
+        elsewhere.1();
+        exit(0);
+    }
     let (_, _, wait) = ROLES
         .into_iter()
         .find(|(name, ..)| *name == role)
@@ -111,7 +124,7 @@ pub(crate) fn play_role() {
     exit(0);
 }
 
-/// Starts this binary once per way to wait; each must die by the filter.
+/// Starts this binary once per method of waiting; the filter must kill each.
 pub(crate) fn is_fatal_to_waiters() {
     let itself = std::env::current_exe().expect("a running program has a file");
     for (role, waits, _) in ROLES {

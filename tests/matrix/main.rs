@@ -1,13 +1,13 @@
 //! Every verb, issued from every context, with commands that complete inline, later, and out of
 //! order (K1, K2, K3): one table.
 //!
-//! Goal: no verb waits, and none needs anybody else. Method: a process of one thread, in which every
-//! system call that waits is fatal, and a virtual clock that this thread steps. A verb that waited
-//! would kill the process; one that needed another thread would never complete.
+//! Goal: no verb blocks, and none needs another thread. Method: a process of one thread, in which every system call
+//! that blocks is fatal, and a virtual clock that this thread steps. A verb that blocked would kill the process; one
+//! that needed another thread would never complete.
 //!
-//! In each cell: `i` answered inline, `p` pended and completed later, `f` refused because the slots
-//! for pending requests were full; for the three timings in turn. The last column says that the
-//! software HCA refuses the verb as unsupported, which it has to do from everywhere.
+//! In each cell: `i` answered inline, `p` pended and completed later, `f` refused because the slots for pending
+//! requests were full; for the three timings in turn. The last column says that the software HCA refuses the verb as
+//! unsupported, which it has to do in every context.
 
 mod caps;
 mod context;
@@ -23,13 +23,17 @@ use verbs_core::{Error, Issued, Kind, no_block};
 
 use context::{Act, Context, FEW, Timing, run_in, subject};
 
+/// The part of this binary that runs without the filter.
+const OVER_TCP: &str = "tcp";
+
 fn main() {
-    // The interface of the test harness that this binary does without.
+    // The part of the test harness's interface that this binary implements.
     if std::env::args().any(|arg| arg == "--list") {
         println!("every_verb_from_every_context: test");
         return;
     }
-    filter::play_role();
+    filter::play_role((OVER_TCP, caps::table_over_tcp));
+    filter::elsewhere(OVER_TCP);
     filter::is_fatal_to_waiters();
     filter::install();
     assert_eq!(threads(), 1, "nobody else is alive");
@@ -87,7 +91,7 @@ impl Tally {
 }
 
 fn row(kind: Kind, tally: &mut Tally) {
-    // A name that is not followed by a cell tells where the process was killed.
+    // A name that is not followed by a cell shows where the process was killed.
     print!("{:16}", kind.name());
     let mut unsupported = None;
     for context in Context::ALL {
@@ -130,7 +134,7 @@ struct Trial {
     timing: Timing,
 }
 
-/// What routines tell, in the order in which they ran.
+/// The reports of routines, in the order in which they ran.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<Told>>>);
 
@@ -185,7 +189,7 @@ impl Trial {
         cell
     }
 
-    /// Takes the slots, where they are to be full.
+    /// Takes the slots, in the context where they are full.
     fn fill(self, stage: &Stage, helper: &Stage) -> Option<Issued> {
         match (self.context, self.timing, &stage.device) {
             // A request for an event holds the only slot for pending requests.
@@ -248,13 +252,13 @@ impl Trial {
         let before = count(probe);
         let answer = probe.request(self.kind).wait();
         assert_eq!(answer.error(), Some(Error::WouldBlock), "{self:?}");
-        // Closing took the device along; it is in the answer.
+        // Closing has consumed the device; it is in the answer.
         if let (Some(before), Some(after)) = (before, count(probe)) {
             assert_eq!(before, after, "{self:?}: refused with an effect");
         }
     }
 
-    /// Awaits the verb in a task, another one behind it in the same task.
+    /// Awaits the verb in a task, and another one behind it in the same task.
     fn awaited(self, subject: &Subject, stage: &mut Stage) -> Cell {
         let nudge = stage.nudge(self.kind);
         let mut future = stage.request(self.kind).future();
@@ -281,7 +285,7 @@ impl Trial {
         let answer = answers.next().expect("one of the two is the verb");
         let full = Error::TooManyRequests { max: FEW };
         let parks = self.kind == Kind::NextEvent;
-        // What takes something away waits for those who are still looking at it.
+        // A verb that takes something away waits for threads that are still looking at it.
         let takes = matches!(
             self.kind,
             Kind::DestroyQp
@@ -308,15 +312,17 @@ impl Trial {
                 };
             }
         };
-        // A close waits until the request that fills the slots has gone.
+        // A close waits until the request that fills the slots has ended.
         let closes = self.kind == Kind::CloseDevice && self.context == Context::SlotsFull;
         let may_pend = parks || closes || takes || self.timing != Timing::Inline;
-        let may_not = self.timing == Timing::Inline && !parks;
+        // A device that makes no connections has no endpoints, which the core reports without asking it.
+        let is_refused_before = unsupported && self.kind == Kind::BindCm;
+        let may_not = self.timing == Timing::Inline && !parks || is_refused_before;
         let right = if inline { may_not } else { may_pend };
         assert!(right, "{self:?}: answered inline: {inline}");
         Cell {
             letter: if inline { 'i' } else { 'p' },
-            // A nobody's extension is refused by everybody.
+            // Every provider refuses an extension that does not exist.
             unsupported: unsupported && self.kind != Kind::CallExtension,
             overtaken: overtaken && !parks,
         }

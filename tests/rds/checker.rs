@@ -89,14 +89,14 @@ fn payload(number: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// Goal: the checker sees each kind of defect. Method: defects planted between sender and receiver.
+/// Goal: the checker sees each kind of defect. Method: defects injected between sender and receiver.
 #[test]
-fn planted_defects_are_seen() {
+fn injected_defects_are_seen() {
     let flow = ("10.0.0.1:1".parse().unwrap(), "10.0.0.2:2".parse().unwrap());
-    let seen = |plant: fn(&mut Vec<Vec<u8>>)| {
+    let seen = |inject: fn(&mut Vec<Vec<u8>>)| {
         let mut checker = Checker::default();
         let mut wire: Vec<Vec<u8>> = (0..4).map(|_| checker.send(flow, 20)).collect();
-        plant(&mut wire);
+        inject(&mut wire);
         wire.iter().for_each(|bytes| checker.receive(flow, bytes));
         let wrong = checker.finish();
         wrong

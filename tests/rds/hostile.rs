@@ -2,11 +2,11 @@
 
 use std::net::IpAddr;
 
-use hca_sim::sim::{Draw, Sim};
 use ulp_rds::wire::{Handshake, Header, Version};
 use ulp_rds::{Node, RdsSocket};
 use verbs_cm::Connection;
 use verbs_core::{Access, Device, Memory, Mr, QpInit, Recv, Send};
+use verbs_simulator::{Draw, Sim};
 
 use crate::lab::{addr, at, config, device};
 
@@ -22,6 +22,7 @@ fn handshake(source: IpAddr, destination: IpAddr) -> Handshake {
         tos: 0,
         ack: 0,
         credits: 0,
+        acked_life: 0,
     }
 }
 

@@ -4,9 +4,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use hca_sim::Hca;
-use hca_sim::sim::Sim;
 use ulp_rds::{Config, Node, RdsSocket};
 use verbs_core::Device;
+use verbs_simulator::Sim;
 
 /// The address of a host.
 pub(crate) fn addr(host: u8) -> IpAddr {

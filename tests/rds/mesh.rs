@@ -2,21 +2,23 @@
 //! Method: a mesh of nodes on a simulated network that loses packets; connections are killed while all send to all;
 //! a [`Checker`] of its own.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
 use futures::future::join_all;
-use hca_sim::sim::{Draw, LinkConfig, Ppm, Sim};
+use ulp_rds::machine::State;
 use ulp_rds::{Node, RdsSocket};
+use verbs_simulator::{Draw, LinkConfig, Ppm, Sim};
 
 use crate::checker::Checker;
 use crate::lab::{addr, at, config, device};
 
-/// After this long nothing comes any more that is under way, copies of what has come among it.
+/// After this long nothing is under way any longer, not even copies of what has come.
 const SETTLED: Duration = Duration::from_secs(5);
 
 struct Mesh {
+    sim: Sim,
     nodes: Vec<Node>,
     sockets: Vec<Rc<RdsSocket>>,
 }
@@ -31,7 +33,11 @@ impl Mesh {
             sockets.push(Rc::new(RdsSocket::bind(&node, at(host, 4000)).unwrap()));
             nodes.push(node);
         }
-        Self { nodes, sockets }
+        Self {
+            sim: sim.clone(),
+            nodes,
+            sockets,
+        }
     }
 }
 
@@ -153,21 +159,18 @@ fn a_connection_is_killed_after_every_hundredth_part() {
             let (sim, socket, checker) = (Rc::clone(&sim), Rc::clone(socket), Rc::clone(&checker));
             sim.clone().spawn(receive(sim, socket, checker));
         }
-        let sending = (0..mesh.sockets.len()).map(|from| send_short(&mesh, from, each, &checker));
+        // Hundredth parts that are over. No sender is more than one ahead, so that connections die with datagrams on them.
+        let parts = Cell::new(0);
+        let sending =
+            (0..mesh.sockets.len()).map(|from| send_short(&mesh, from, each, &checker, &parts));
         let killing = async {
             let mut draw = sim.draw();
             let mut killed = 0;
             while checker.borrow().received() < total {
                 sim.sleep(Duration::from_micros(20)).await;
-                if checker.borrow().received() * 100 >= total * (killed + 1) {
-                    let node = draw.pick(&mesh.nodes);
-                    let up = node.connections();
-                    if up.is_empty() {
-                        continue;
-                    }
-                    let connection = *draw.pick(&up);
-                    let was_up = node.drop_connection(connection.local, connection.remote);
-                    killed += u64::from(was_up);
+                if checker.borrow().received() * 100 >= total * (parts.get() + 1) {
+                    parts.set(parts.get() + 1);
+                    killed += u64::from(kill_one(&mesh, &mut draw));
                 }
             }
             killed
@@ -184,10 +187,34 @@ fn a_connection_is_killed_after_every_hundredth_part() {
     println!("{total} datagrams, {killed} connections were killed");
 }
 
+/// Drops one of the connections that are up, if one is.
+fn kill_one(mesh: &Mesh, draw: &mut Draw) -> bool {
+    let of_node = |node: &Node| node.connections().into_iter();
+    let up = |node| {
+        of_node(node)
+            .filter(|of| of.state == State::Up)
+            .map(move |of| (node, of))
+    };
+    let all: Vec<_> = mesh.nodes.iter().flat_map(up).collect();
+    !all.is_empty() && {
+        let (node, of) = draw.pick(&all);
+        node.drop_connection(of.local, of.remote)
+    }
+}
+
 /// One socket sends short datagrams to all others in turn.
-async fn send_short(mesh: &Mesh, from: usize, each: u64, checker: &RefCell<Checker>) {
+async fn send_short(
+    mesh: &Mesh,
+    from: usize,
+    each: u64,
+    checker: &RefCell<Checker>,
+    parts: &Cell<u64>,
+) {
     let socket = &mesh.sockets[from];
     for number in 0..each {
+        while number * 100 > each * (parts.get() + 1) {
+            mesh.sim.sleep(Duration::from_micros(20)).await;
+        }
         let others = mesh.sockets.iter().enumerate();
         for (_, other) in others.filter(|(index, _)| *index != from) {
             let to = other.local_addr();

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use hca_sim::sim::Sim;
 use ulp_rds::wire::Cookie;
 use ulp_rds::{
     Local, Mapping, Node, Notification, Rdma, RdmaStatus, RdsSocket, SendError, SendOptions,
 };
 use verbs_core::Memory;
+use verbs_simulator::Sim;
 
 use crate::lab::{at, pair};
 
@@ -246,7 +246,7 @@ fn what_cannot_be_is_refused_at_once() {
         let refused = try_send(Rdma::fetch_add(cookie, 0, from.clone(), 1), there);
         let (start, end, len) = (0, 64, 64);
         assert_eq!(refused, Err(SendError::RdmaLocal { start, end, len }));
-        // Nobody is at 10.0.0.9: the operation never begins.
+        // There is no node at 10.0.0.9: the operation never begins.
         let nowhere = at(9, 4000);
         let options = SendOptions::with_rdma(Rdma::write(cookie, 0, from).notify(5));
         server.send_with(b"", nowhere, &options).await.unwrap();

@@ -1,8 +1,8 @@
 //! Goal: sockets follow the rules of RDS. Method: two nodes on a simulated network, in virtual time.
 
 use futures::FutureExt;
-use hca_sim::sim::Sim;
 use ulp_rds::{Error, Node, RdsSocket, Received, SendError};
+use verbs_simulator::Sim;
 
 use crate::lab::{addr, at, config, device, pair};
 
@@ -161,6 +161,23 @@ fn a_receiver_that_does_not_read_stops_its_senders_and_no_others() {
     done.unwrap();
 }
 
+/// Goal: a socket whose short datagrams asked for no acknowledgement can send a long one. Method: as long as the whole
+/// send buffer.
+#[test]
+fn a_long_datagram_does_not_wait_for_short_ones() {
+    let sim = Sim::new(9);
+    let done = sim.run(async {
+        let [(_a, one), (_b, other)] = pair(&sim).await;
+        for len in [1, 0, 4096, 4097, 65_536, 3, 65_536, 65_536] {
+            one.send_to(&vec![7; len], other.local_addr())
+                .await
+                .unwrap();
+            assert_eq!(other.recv().await.payload.len(), len);
+        }
+    });
+    done.unwrap();
+}
+
 #[test]
 fn what_cannot_be_sent_waits_and_can_be_cancelled() {
     let sim = Sim::new(7);
@@ -171,7 +188,7 @@ fn what_cannot_be_sent_waits_and_can_be_cancelled() {
         // There is no such host yet.
         let (to, elsewhere) = (at(2, 4000), at(3, 1));
         one.send_to(&[0; 60_000], to).await.unwrap();
-        one.send_to(&[0; 5000], elsewhere).await.unwrap();
+        one.send_to(&[0; 5536], elsewhere).await.unwrap();
         assert_eq!(one.try_send_to(&[0; 1000], to), Err(SendError::WouldBlock));
         assert_eq!(one.cancel_sent_to(Some(elsewhere)), 1);
         one.send_to(b"kept", to).await.unwrap();

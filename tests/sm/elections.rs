@@ -36,7 +36,7 @@ fn config(priority: u32) -> Config {
     }
 }
 
-/// Goal: two subnets that become one have one master, and no LID twice; when they are parted again each has one.
+/// Goal: two subnets that become one have one master, and no LID twice; when they are separated again each has one.
 /// Method: a manager in each half, the link between them plugged in and out; both orders of priority.
 #[test]
 fn two_subnets_become_one_and_two_again() {
@@ -87,8 +87,8 @@ fn two_subnets_become_one_and_two_again() {
     }
 }
 
-/// Goal: of three managers the best leads; when it dies the next one does, and the last goes on standing by. The
-/// best leads again when it is back. Method: three priorities, one killed, one started again.
+/// Goal: of three managers the one with the highest priority is master; when it dies the next one is, and the last
+/// stays standby. The first is master again when it is back. Method: three priorities, one killed, one started again.
 #[test]
 fn the_next_best_takes_over() {
     let (topology, _) = halves();

@@ -1,4 +1,4 @@
-//! Groups on subnets with several levels of switches: packets get to members, and to nobody else.
+//! Groups on subnets with several levels of switches: packets reach members, and no other ports.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -18,8 +18,8 @@ use crate::sweeps::adapters;
 
 const GROUP: Gid = Gid([0xff, 0x12, 0xa0, 0x1b, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 9]);
 
-/// A tree of three levels below one switch, two adapters at each of four leaves; and a link between two leaves,
-/// on which a flood without a tree would go round.
+/// A tree of three levels below one switch, two adapters at each of four leaves; and a link between two leaves, on
+/// which a flood without a spanning tree would circulate.
 fn tree() -> Topology {
     let mut topology = Topology::new();
     let root = topology.switch("root", 4).unwrap();
@@ -41,7 +41,7 @@ fn tree() -> Topology {
     topology
 }
 
-/// Joins or leaves; the group is made if need be.
+/// Joins or leaves; the group is created if necessary.
 fn ask(
     lab: &mut Lab,
     client: usize,
@@ -96,19 +96,19 @@ fn ask(
     }
 }
 
-/// Who gets a packet that is sent to the group from there.
+/// The ports that get a packet that is sent to the group from there.
 fn sent(lab: &mut Lab, from: PortRef, mlid: Lid) -> Vec<PortRef> {
     let bytes = [vec![4, 0, 0xff, 0xff], vec![0; 28]].concat();
     let packet = Packet::new(lab.subnet.lid(from), mlid, 0, Body::Transport(bytes));
     lab.subnet.send(lab.now, from, packet);
     let arrived = std::iter::from_fn(|| lab.subnet.poll_delivery());
-    // The sender's own port brings it back to who is attached there.
+    // The sender's own port delivers it to queue pairs that are attached there.
     arrived.map(|(at, _)| at).filter(|&at| at != from).collect()
 }
 
-/// Goal: a packet to a group gets to each member once, across three levels, whoever of them sends; not to one
-/// that only sends, not to one that has left or been unplugged; a group that has gone carries nothing, and
-/// members that come back join again. Method: packets through the switches of a subnet, after each step.
+/// Goal: a packet to a group reaches each member once, across three levels, whichever of them sends; not a member that
+/// only sends, nor one that has left or been unplugged; a deleted group carries nothing, and members that come back
+/// join again. Method: packets through the switches of a subnet, after each step.
 #[test]
 fn packets_get_to_members_and_to_nobody_else() {
     let topology = tree();
@@ -140,19 +140,19 @@ fn packets_get_to_members_and_to_nobody_else() {
                 .iter()
                 .filter(|&&at| at != from)
                 .map(|&at| ports[at]);
-            // From a switch where nobody is in the group it goes nowhere.
+            // From a switch without members it reaches no port.
             if members.contains(&from) || from == 7 && members.len() == 3 {
                 assert_eq!(set, expected.collect(), "from {from}");
             }
         }
     };
     assert_reaches(&mut lab, &[1, 2, 5]);
-    // It is a receiver from the moment that it says so.
+    // It is a receiver from the moment that it joins as one.
     ask(&mut lab, clients[3], Method::SET, JoinState::FULL_MEMBER).unwrap();
     assert_reaches(&mut lab, &[1, 2, 5, 7]);
     ask(&mut lab, clients[3], Method::DELETE, JoinState::FULL_MEMBER).unwrap();
     assert_reaches(&mut lab, &[1, 2, 5]);
-    // A member in the middle goes, and comes back as none.
+    // A member in the middle is unplugged, and is no longer a member when it is plugged in again.
     lab.subnet.plug(lab.now, ports[2], false);
     lab.pass(Duration::from_secs(1));
     assert_reaches(&mut lab, &[1, 5]);
@@ -172,8 +172,8 @@ fn packets_get_to_members_and_to_nobody_else() {
     }
 }
 
-/// Goal: a change at a switch is looked at once: its mark is taken back, and what follows are looks at marks alone.
-/// Method: a link that goes, found by the trap; one whose trap is lost, found by the mark at the next look.
+/// Goal: a change at a switch is read at once: its mark is cleared, and what follows are reads of marks alone. Method:
+/// a link that is unplugged, found by the trap; one whose trap is lost, found by the mark at the next poll.
 #[test]
 fn a_change_is_looked_at_once() {
     let topology = tree();
@@ -191,7 +191,7 @@ fn a_change_is_looked_at_once() {
         assert!((5..=6).contains(&(after.light_sweeps - before.light_sweeps)));
         assert!(lab.state(sm).is_up());
     }
-    // So many changes that its switch's traps are not heard any more: the mark is still seen.
+    // So many changes that the switch's traps are no longer accepted: the mark is still seen.
     for round in 0..12 {
         lab.subnet.plug(lab.now, ports[6], round % 2 == 1);
         lab.settle();

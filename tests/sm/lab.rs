@@ -6,27 +6,28 @@ use hca_sim::link::fabric::{Body, Packet, PortRef, Subnet, SubnetConfig, Topolog
 use verbs_core::mad::header::header_of;
 use verbs_core::mad::sm::PERMISSIVE_LID;
 use verbs_core::mad::{
-    Address, AgentConfig, AgentId, Agents, Class, Delivery, MadBytes, Retry, Time, TransactionId,
+    Address, AgentConfig, AgentId, Agents, Class, Delivery, MadBytes, Retry, TransactionId,
 };
+use verbs_core::time::Instant;
 use verbs_core::{Av, Lid, Qpn};
 use verbs_sm::{CLASSES, Config, Port, Seat, SubnetManager};
 
-/// A port's service with somebody who uses it.
+/// A port's service and its user.
 pub(crate) struct Station {
     pub(crate) at: PortRef,
     service: Service,
     pub(crate) seat: Option<Seat>,
-    /// What has come for who is no manager.
+    /// What has arrived for a station that is not a manager.
     pub(crate) inbox: Vec<Delivery>,
 }
 
-/// What managers see of a port's service.
+/// A port's service as managers see it.
 struct Service {
     agents: Agents,
     ids: Vec<(Class, AgentId)>,
     sends: Vec<(Address, MadBytes)>,
     is_sm: Option<bool>,
-    now: Time,
+    now: Instant,
 }
 
 impl Port for Service {
@@ -54,7 +55,7 @@ impl Port for Service {
 
 pub(crate) struct Lab {
     pub(crate) subnet: Subnet,
-    pub(crate) now: Time,
+    pub(crate) now: Instant,
     pub(crate) stations: Vec<Station>,
     /// Which datagrams of stations get lost.
     pub(crate) loses: fn(&MadBytes) -> bool,
@@ -64,13 +65,13 @@ impl Lab {
     pub(crate) fn new(topology: &Topology) -> Self {
         Self {
             subnet: Subnet::new(topology, SubnetConfig::default()),
-            now: Time::ZERO,
+            now: Instant::ZERO,
             stations: Vec::new(),
             loses: |_| false,
         }
     }
 
-    /// Seats a manager at a port, and begins. Returns its number.
+    /// Puts a manager at a port, and starts it. Returns its number.
     pub(crate) fn manager(&mut self, at: PortRef, config: Config) -> usize {
         let number = self.client(at);
         let seat = Seat::new(SubnetManager::new(config, at.port));
@@ -79,7 +80,7 @@ impl Lab {
         number
     }
 
-    /// Opens the service of a port for somebody who only asks, and is asked nothing but reports.
+    /// Opens the service of a port for a client that only sends requests, and receives none except reports.
     pub(crate) fn client(&mut self, at: PortRef) -> usize {
         let first = u32::try_from(self.stations.len() + 1).unwrap() << 16;
         let mut agents = Agents::new(AgentConfig::default(), first);
@@ -102,14 +103,14 @@ impl Lab {
         self.stations.len() - 1
     }
 
-    /// Takes a manager away, as when its process is killed.
+    /// Removes a manager, as when its process is killed.
     pub(crate) fn kill(&mut self, number: usize) {
         let station = self.stations.remove(number);
         self.subnet.set_sm(self.now, station.at, false);
     }
 
-    /// Does something with a manager.
-    pub(crate) fn manage(&mut self, number: usize, call: impl FnOnce(&mut SubnetManager, Time)) {
+    /// Calls a manager.
+    pub(crate) fn manage(&mut self, number: usize, call: impl FnOnce(&mut SubnetManager, Instant)) {
         let (now, station) = (self.now, &mut self.stations[number]);
         station.service.now = now;
         let seat = station.seat.as_mut().unwrap();
@@ -120,7 +121,7 @@ impl Lab {
         self.stations[number].seat.as_ref().unwrap().manager()
     }
 
-    /// Sends a request from a station, and returns what has come of it.
+    /// Sends a request from a station, and returns its result.
     pub(crate) fn ask(&mut self, number: usize, dlid: Lid, mad: &MadBytes) -> Option<Delivery> {
         let to = Address::gsi(Av::to_lid(1, dlid));
         let station = &mut self.stations[number];
@@ -172,7 +173,7 @@ impl Lab {
         self.now = end;
     }
 
-    /// One round; whether anything moved.
+    /// One round. Returns whether anything moved.
     fn carry(&mut self) -> bool {
         let mut moved = false;
         let now = self.now;

@@ -1,6 +1,6 @@
 //! The built-in subnet manager and its administrator.
 //!
-//! Goal: subnets come up, stay up, and are answered for. Method: the machine on simulated subnets without
+//! Goal: subnets come up, stay up, and their administrator answers. Method: the machine on simulated subnets without
 //! any clock, step by step ([`lab`]); and managers on HCAs, with the clients that programs use.
 
 #![expect(

@@ -10,12 +10,13 @@ use verbs_cm::resolver::Fixed;
 use verbs_cm::sa::{Change, Join, PathCache, PathQuery, SaClient, SaError};
 use verbs_cm::wire::ServiceId;
 use verbs_cm::{Error, Resolver};
+use verbs_core::mad::Bits;
 use verbs_core::mad::sa::{
     LinkMask, LinkRecord, McMemberMask, McMemberRecord, NodeMask, NodeRecord, PortInfoMask,
     PortInfoRecord, SaStatus,
 };
 use verbs_core::mad::sm::{SmState, TrapNumber};
-use verbs_core::mad::{Bits, Time};
+use verbs_core::time;
 use verbs_core::{Device, Gid, Lid, PKey, QKey, QpInit};
 use verbs_sm::{Config, Manager, Partition};
 
@@ -68,7 +69,7 @@ impl Bed {
 
     fn lid(&self, at: usize) -> Lid {
         self.subnet
-            .with(Time::ZERO, |subnet| subnet.lid(self.ports[at]))
+            .with(time::Instant::ZERO, |subnet| subnet.lid(self.ports[at]))
     }
 }
 
@@ -79,7 +80,7 @@ where
     block_on(step.into_future())
 }
 
-/// Until it is so, for a minute at most.
+/// Waits until the condition holds, for a minute at most.
 fn until(what: &str, mut is: impl FnMut() -> bool) {
     let end = Instant::now() + Duration::from_secs(60);
     while !is() {
@@ -88,9 +89,9 @@ fn until(what: &str, mut is: impl FnMut() -> bool) {
     }
 }
 
-/// Goal: before a manager has been there a client says so; afterwards paths, nodes, ports and links are found
-/// by all that they can be asked by, and what is not there is refused. Method: by GID, by LID, by service;
-/// tables that need several datagrams.
+/// Goal: before a manager has been there a client reports that; afterwards paths, nodes, ports and links are found by
+/// every supported key, and requests for missing ones are refused. Method: by GID, by LID, by service; tables that need
+/// several datagrams.
 #[test]
 fn paths_and_nodes_are_found() {
     let bed = Bed::new();
@@ -148,9 +149,8 @@ fn paths_and_nodes_are_found() {
     assert_eq!((info.base_version, info.class_version), (1, 2));
 }
 
-/// Goal: ports join and leave groups; a group of a program's making comes and goes with its members; the last
-/// user of a port leaves for all. Method: two clients of one port, one of another, the broadcast group and
-/// one that is made.
+/// Goal: ports join and leave groups; a group that a program creates exists as long as it has members; the last user of
+/// a port leaves for all. Method: two clients of one port, one of another, the broadcast group and one that is created.
 #[test]
 fn groups_are_joined_and_left() {
     let bed = Bed::new();
@@ -194,14 +194,14 @@ fn groups_are_joined_and_left() {
     until("the group goes with its last full member", || {
         find().is_empty()
     });
-    // The group went under the sender's feet; that it leaves is refused, and harmless.
+    // The group was deleted while the sender used it; its leave is refused, which is harmless.
     let left = wait(sender.leave());
     assert_eq!(
         left,
         Err(Error::Sa(SaError::Refused(SaStatus::RequestInvalid)))
     );
     wait(group.leave()).unwrap();
-    // A step that is dropped before it was begun does nothing, one that is dropped later leaves.
+    // A request that is dropped before it was begun does nothing, one that is dropped later leaves.
     drop(one.join(Join::full(broadcast)));
     let step = one.join(Join::full(broadcast)).issue(|_| ());
     step.cancel();
@@ -209,8 +209,8 @@ fn groups_are_joined_and_left() {
     drop(trusted);
 }
 
-/// Goal: services are registered, found, and taken back; events are reported. Method: a service with a lease; a
-/// subscriber to groups that come and go, and to ports that go.
+/// Goal: services are registered, found, and withdrawn; events are reported. Method: a service with a lease; a
+/// subscriber to groups that appear and disappear, and to ports that disappear.
 #[test]
 fn services_and_events() {
     let bed = Bed::new();
@@ -250,8 +250,8 @@ fn services_and_events() {
     let way = || wait(cache.path(bed.gid(1), bed.gid(2), PKey::DEFAULT));
     assert_eq!(way().unwrap().dlid, bed.lid(2));
     assert_eq!(cache.len(), 1);
-    bed.subnet.with(Time::ZERO, |subnet| {
-        subnet.plug(Time::ZERO, bed.ports[2], false)
+    bed.subnet.with(time::Instant::ZERO, |subnet| {
+        subnet.plug(time::Instant::ZERO, bed.ports[2], false)
     });
     let notice = block_on(gone.notice());
     assert_eq!(notice.gid(), Some(bed.gid(2)));
@@ -261,7 +261,7 @@ fn services_and_events() {
     drop(group);
 }
 
-/// Goal: what a port has registered survives its manager: another one is told all of it. Method: a group and a
+/// Goal: what a port has registered survives its manager: another one receives all of it. Method: a group and a
 /// service; a manager with priority takes over, then dies.
 #[test]
 fn registrations_survive_their_manager() {
@@ -284,6 +284,10 @@ fn registrations_survive_their_manager() {
     let id = ServiceId(0x77);
     let service = wait(client.register_service(client.service_record(id).unwrap())).unwrap();
 
+    let paths = PathCache::new(&client);
+    wait(paths.path(bed.gid(1), bed.gid(2), PKey::DEFAULT)).unwrap();
+    assert_eq!(paths.len(), 1);
+
     let second = bed.manager(2, 5);
     block_on(second.up());
     assert_eq!(
@@ -292,6 +296,7 @@ fn registrations_survive_their_manager() {
     );
     assert_eq!(block_on(made.changed()), Change::Renewed);
     until("the group is joined again", || *told.lock().unwrap() > 0);
+    until("no path of the first one is kept", || paths.is_empty());
     let find = || {
         let like = McMemberRecord {
             mgid,
@@ -310,8 +315,8 @@ fn registrations_survive_their_manager() {
     until("all is taken back", || find() == (0, 0));
 }
 
-/// Goal: connections across a subnet are made by GIDs alone: the administrator knows the way. Method: addresses
-/// that stand for GIDs, no LIDs; a peer that has gone is no way.
+/// Goal: connections across a subnet are made by GIDs alone: the administrator knows the paths. Method: addresses that
+/// stand for GIDs, no LIDs; a peer that has disappeared has no path.
 #[test]
 fn connections_ask_for_their_way() {
     let bed = Bed::new();
@@ -324,7 +329,7 @@ fn connections_ask_for_their_way() {
     for manager in &managers {
         wait(manager.use_resolver(Arc::clone(&table))).unwrap();
     }
-    // They are there before their ports have LIDs.
+    // They exist before their ports have LIDs.
     let manager = bed.manager(0, 0);
     block_on(manager.up());
     let qp = |at: usize| {
@@ -348,8 +353,8 @@ fn connections_ask_for_their_way() {
     let (served, connected) = block_on(async { futures::join!(serve, connect) });
     assert!(served.is_established() && connected.is_established());
     drop((served, connected));
-    bed.subnet.with(Time::ZERO, |subnet| {
-        subnet.plug(Time::ZERO, bed.ports[2], false)
+    bed.subnet.with(time::Instant::ZERO, |subnet| {
+        subnet.plug(time::Instant::ZERO, bed.ports[2], false)
     });
     until("the manager has noticed", || {
         manager.nodes() == 3 && manager.is_up()

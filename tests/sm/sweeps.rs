@@ -1,4 +1,4 @@
-//! Sweeps, and what follows changes.
+//! Sweeps, and what follows from changes.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -32,8 +32,7 @@ fn data(from: Lid, to: Lid) -> Packet {
     Packet::new(from, to, 0, Body::Transport(bytes))
 }
 
-/// Every adapter reaches every other one. A packet for a port without a service comes out where it
-/// was sent to.
+/// Checks that every adapter reaches every other one. A packet for a port without a service arrives where it was sent.
 pub(crate) fn assert_connected(lab: &mut Lab, ports: &[PortRef]) {
     for &from in ports {
         for &to in ports {
@@ -49,8 +48,8 @@ pub(crate) fn assert_connected(lab: &mut Lab, ports: &[PortRef]) {
     }
 }
 
-/// Goal: a fat tree of 64 adapters comes up in one sweep, everybody reaches everybody, and nothing is left
-/// to do in the next. Method: every link's state, a packet for every pair, the counters.
+/// Goal: a fat tree of 64 adapters comes up in one sweep, every adapter reaches every other, and the next sweep has
+/// nothing to do. Method: every link's state, a packet for every pair, the counters.
 #[test]
 fn a_fat_tree_comes_up_in_one_sweep() {
     let topology = FatTree::SMALL.topology().unwrap();
@@ -60,7 +59,7 @@ fn a_fat_tree_comes_up_in_one_sweep() {
     lab.settle();
     assert_eq!(lab.state(sm).state(), SmState::MASTER);
     assert!(lab.state(sm).is_up(), "{:?}", lab.state(sm).counters());
-    let (linked, active) = lab.subnet.census();
+    let (linked, active) = lab.subnet.port_counts();
     assert_eq!((linked, active), (144, 144));
     assert_eq!(lab.state(sm).nodes(), 72);
     let lids: BTreeSet<_> = ports.iter().map(|&at| lab.subnet.lid(at).0).collect();
@@ -71,7 +70,7 @@ fn a_fat_tree_comes_up_in_one_sweep() {
     assert_eq!(info.sm_lid, lab.subnet.lid(ports[0]));
     assert!(info.operational_vls == Bits::truncated(1));
 
-    // The next look finds nothing: one question for each switch.
+    // The next poll finds nothing: one request for each switch.
     let before = lab.state(sm).counters();
     lab.pass(Duration::from_secs(10));
     let after = lab.state(sm).counters();
@@ -80,9 +79,8 @@ fn a_fat_tree_comes_up_in_one_sweep() {
     assert_eq!((after.timeouts, after.refusals), (0, 0));
 }
 
-/// Goal: a link that goes is noticed at once, by the trap of a switch, and routes go around it; one that
-/// comes back is brought into service; whoever is cut off keeps its LID. Method: a spine's link, an
-/// adapter's link.
+/// Goal: an unplugged link is noticed at once, by the trap of a switch, and routes avoid it; a link that is plugged in
+/// again is brought into service; adapters that are cut off keep their LIDs. Method: a spine's link, an adapter's link.
 #[test]
 fn links_that_go_and_come_are_followed() {
     let topology = FatTree::SMALL.topology().unwrap();
@@ -102,7 +100,7 @@ fn links_that_go_and_come_are_followed() {
         assert!(lab.subnet.plug(lab.now, at, false));
         lab.settle();
         assert!(lab.state(sm).is_up(), "{:?}", lab.state(sm).counters());
-        let (linked, active) = lab.subnet.census();
+        let (linked, active) = lab.subnet.port_counts();
         assert_eq!((linked, active), (142, 142));
         let rest: Vec<_> = ports.iter().copied().filter(|&port| port != at).collect();
         // A tree without one of its links may be two.
@@ -111,18 +109,18 @@ fn links_that_go_and_come_are_followed() {
         }
         assert!(lab.subnet.plug(lab.now, at, true));
         lab.settle();
-        assert_eq!(lab.subnet.census(), (144, 144));
+        assert_eq!(lab.subnet.port_counts(), (144, 144));
         assert_connected(&mut lab, &ports);
     }
     assert_eq!(lab.subnet.lid(ports[5]), lid);
-    // Both ends of a link tell of it, the second one maybe when the first was looked at already.
+    // Both ends of a link report it, the second one maybe after the first report has been handled.
     let sweeps = lab.state(sm).counters().sweeps - sweeps;
     assert!((4..=8).contains(&sweeps), "{sweeps}");
     assert!(lab.state(sm).counters().traps >= 4);
 }
 
-/// Goal: a manager that is started again finds the LIDs that were given, whatever order it looks in. Method:
-/// all LIDs before and after, the second manager elsewhere.
+/// Goal: a manager that is started again finds the LIDs that were assigned, whatever order it looks in. Method: all
+/// LIDs before and after, the second manager elsewhere.
 #[test]
 fn a_manager_that_is_started_again_keeps_lids() {
     let topology = FatTree::SMALL.topology().unwrap();
@@ -142,9 +140,9 @@ fn a_manager_that_is_started_again_keeps_lids() {
     assert_connected(&mut lab, &ports);
 }
 
-/// Goal: routes are found in shapes that are no trees: a ring of switches, where a plain shortest way for all
-/// would close a circle of waits. Method: five switches in a ring, an adapter at each; every link that a
-/// route goes up is used before any it goes down, which [`unordered_routes`] counts.
+/// Goal: routes are found in topologies that are not trees: a ring of switches, where plain shortest paths for all
+/// would close a cycle of waits. Method: five switches in a ring, an adapter at each; every link that a route goes up
+/// is used before any it goes down, which [`unordered_routes`] counts.
 ///
 /// [`unordered_routes`]: verbs_sm::Counters::unordered_routes
 #[test]
@@ -171,8 +169,8 @@ fn a_ring_has_routes_that_close_no_circle() {
     assert_eq!(lab.state(sm).counters().unordered_routes, 0);
 }
 
-/// Goal: of two managers the one with more priority leads, whoever was first; the other one stands by, and
-/// takes over when the leader dies. Method: an ordinary one first, then one with priority, which is killed.
+/// Goal: of two managers the one with the higher priority is master, whichever started first; the other one is standby,
+/// and takes over when the master dies. Method: an ordinary one first, then one with priority, which is killed.
 #[test]
 fn managers_hand_over_and_take_over() {
     let topology = FatTree::SMALL.topology().unwrap();
@@ -203,15 +201,15 @@ fn managers_hand_over_and_take_over() {
     assert_eq!(lab.subnet.port_info(ports[7]).unwrap().sm_lid, lids[0]);
     let after: Vec<_> = ports.iter().map(|&at| lab.subnet.lid(at)).collect();
     assert_eq!(lids, after);
-    // One without priority that comes later does not disturb.
+    // A later one without priority does not disturb.
     let late = lab.manager(ports[41], Config::default());
     lab.pass(Duration::from_secs(5));
     assert_eq!(lab.state(late).state(), SmState::STANDBY);
     assert_eq!(lab.state(low).state(), SmState::MASTER);
 }
 
-/// Goal: ports with management keys are managed by who has the key, and by nobody else. Method: a manager with
-/// a key, killed; one without; one with it again.
+/// Goal: ports with management keys are managed by the manager that has the key, and by no other. Method: a manager
+/// with a key, killed; one without; one with it again.
 #[test]
 fn management_keys_keep_strangers_out() {
     let topology =
@@ -244,8 +242,8 @@ fn management_keys_keep_strangers_out() {
     assert!(lab.state(again).is_up());
 }
 
-/// Goal: more than one lane, and a partition besides the default one, where they are asked for. Method: ports'
-/// lanes and keys, and no question refused.
+/// Goal: more than one lane, and a partition besides the default one, where they are requested. Method: ports' lanes
+/// and keys, and no request refused.
 #[test]
 fn lanes_and_partitions_are_set() {
     let topology = FatTree::SMALL.topology().unwrap();
@@ -274,9 +272,9 @@ fn lanes_and_partitions_are_set() {
     }
 }
 
-/// Goal: a switch that says nothing when it is asked whether its ports have changed makes the manager look at
-/// everything, until it answers. Method: questions for the switches' information get lost for a while; nothing has
-/// changed, so no trap tells of anything.
+/// Goal: a switch that does not answer when it is asked whether its ports have changed makes the manager read
+/// everything, until it answers. Method: requests for the switches' information are lost for a while; nothing has
+/// changed, so no trap reports anything.
 #[test]
 fn a_switch_that_does_not_answer_is_looked_for() {
     let topology = FatTree::SMALL.topology().unwrap();
@@ -316,11 +314,7 @@ fn set_switch(lab: &mut Lab, from: PortRef, attribute: AttributeId, bytes: &[u8;
         ..MadHeader::default()
     };
     emit_header(&header, &mut mad);
-    let smp = SmpHeader {
-        m_key: 0,
-        dr_slid: PERMISSIVE_LID,
-        dr_dlid: PERMISSIVE_LID,
-    };
+    let smp = SmpHeader::directed(0);
     smp.put(&mut mad);
     sm::put_attribute(&mut mad, bytes);
     Hops::put_path(&mut mad, &[1]).unwrap();
@@ -330,8 +324,8 @@ fn set_switch(lab: &mut Lab, from: PortRef, attribute: AttributeId, bytes: &[u8;
 }
 
 /// Goal: a switch that has been away has forgotten its tables, and gets all of them again. Method: its highest LID and
-/// its routes are cleared, as when it was switched off; then a link goes and comes
-/// before the manager looks, so that no route changes.
+/// its routes are cleared, as when it was switched off; then a link is unplugged and plugged in before the manager
+/// looks, so that no route changes.
 #[test]
 fn a_switch_that_has_been_away_gets_its_tables() {
     let topology = FatTree::SMALL.topology().unwrap();
@@ -356,7 +350,7 @@ fn a_switch_that_has_been_away_gets_its_tables() {
     for is_in in [false, true] {
         assert!(lab.subnet.plug(lab.now, far, is_in));
     }
-    // Traps do not get through either: the manager sees it when it looks.
+    // Traps do not get through either: the manager notices when it polls.
     lab.pass(Duration::from_secs(60));
     assert!(lab.state(sm).is_up(), "{:?}", lab.state(sm).counters());
     assert_connected(&mut lab, &ports);

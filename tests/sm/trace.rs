@@ -1,6 +1,6 @@
-//! Goal: the administrator answers as OpenSM does. Method: what a client asked OpenSM, recorded, asked again from
-//! the same port of the same subnet; statuses, headers and the parts of records that do not depend on how
-//! LIDs are given are equal.
+//! Goal: the administrator answers as OpenSM does. Method: recorded requests of a client to OpenSM, sent again from the
+//! same port of the same subnet; statuses, headers and the parts of records that do not depend on how LIDs are assigned
+//! are equal.
 
 use hca_sim::link::fabric::Topology;
 use verbs_core::Lid;
@@ -15,7 +15,7 @@ use crate::sweeps::port;
 const SUBNET: &str =
     "Switch 4 \"Sw1\"\n[1] \"HcaA\"[1]\n[2] \"HcaB\"[1]\nHca 1 \"HcaA\"\nHca 1 \"HcaB\"\n";
 
-/// What has to be equal in an attribute, from one byte to before another: all but LIDs and what the ports can.
+/// The parts of an attribute that have to be equal, as byte ranges: all but LIDs and the ports' capabilities.
 fn parts(attribute: AttributeId, method: Method) -> &'static [(usize, usize)] {
     match attribute {
         AttributeId::NODE_RECORD => &[(6, 7), (16, 32)],
@@ -46,7 +46,7 @@ fn record() -> Vec<(MadBytes, MadBytes)> {
     mads.chunks(2).map(|pair| (pair[0], pair[1])).collect()
 }
 
-/// A response; of a table, its first segment with what all carry behind the headers.
+/// A response; for a table, its first segment with what all segments have behind the headers.
 fn answer(delivery: Delivery) -> MadBytes {
     let Delivery::Response {
         mut mad, payload, ..

@@ -3,12 +3,12 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use hca_sim::sim::Sim;
 use hca_sim::{Hca, Loopback};
 use ulp_srp::initiator::{Initiator, Options, Session, Target};
 use verbs_cm::resolver::Fixed;
 use verbs_cm::{Manager, listen};
 use verbs_core::{Device, Extent, Memory};
+use verbs_simulator::Sim;
 
 use crate::target::TestTarget;
 
@@ -80,7 +80,7 @@ impl Bed {
     }
 }
 
-/// Seeds to run: so many, unless `VERBS_SRP_SEEDS` asks for others.
+/// Seeds to run: that many, unless `VERBS_SRP_SEEDS` requests others.
 pub(crate) fn seeds(usual: u64) -> u64 {
     let wanted = std::env::var("VERBS_SRP_SEEDS").ok();
     wanted.and_then(|seeds| seeds.parse().ok()).unwrap_or(usual)

@@ -1,22 +1,22 @@
 //! Direct data buffers from a context that may not block (test D-DBD).
 //!
-//! Goal: for each way of registration, a scatter list of N page-aligned fragments reaches the target as one
-//! direct descriptor under a key of its own, which one RDMA operation moves, and which is invalid behind the
-//! answer; misaligned lists become tables of as few entries as there can be, and an empty pool a table or a
-//! refusal, never a wait. Method: one thread; commands are issued under NoBlock, where every blocking call
-//! fails; the target writes down what it sees.
+//! Goal: with each mechanism of registration, a scatter list of N page-aligned fragments reaches the target as one
+//! direct descriptor under a key of its own, which one RDMA operation moves, and which is invalid after the answer;
+//! misaligned lists become tables with as few entries as possible, and an empty pool results in a table or a refusal,
+//! never a wait. Method: one thread; commands are issued under NoBlock, where every blocking call fails; the target
+//! records what it sees.
 
 use std::sync::Arc;
 
 use futures::channel::oneshot;
 use futures::executor::block_on;
 use futures::future::join_all;
-use hca_sim::sim::Sim;
 use ulp_srp::initiator::{
     Command, Data, Error, Mechanism, Options, Outcome, ScsiError, Session, transfer_cdb,
 };
 use ulp_srp::iu::{Cdb, Lun, TaskAttribute};
 use verbs_core::{Extent, Memory, WcStatus, collect, no_block};
+use verbs_simulator::Sim;
 
 use crate::bed::{Bed, PAGE, get, pattern, put, scattered};
 use crate::script::Seen;
@@ -60,7 +60,7 @@ fn threads() -> usize {
     std::fs::read_dir("/proc/self/task").unwrap().count()
 }
 
-/// Set in the process of its own in which threads are counted.
+/// Set in the separate process in which threads are counted.
 const ALONE: &str = "VERBS_SRP_DDBD";
 
 /// A write of that list, then a read of the same bytes into it, as the target saw them.
@@ -86,7 +86,7 @@ async fn probe(session: &Session, bed: &Bed) -> WcStatus {
     bed.target.probed().await
 }
 
-/// One line of the table: a write and a read of so many fragments, and a try of the key afterwards.
+/// One line of the table: a write and a read of that many fragments, and a test of the key afterwards.
 async fn line(bed: &Bed, mechanism: Mechanism, fragments: usize, invalidates: bool) -> String {
     bed.target.script(|script| script.invalidates = invalidates);
     let session = bed.login(options(mechanism)).await;
@@ -201,7 +201,7 @@ fn misaligned_lists_are_tables_of_as_few_entries_as_can_be() {
                 offset,
                 len,
             };
-            // Two boundaries are on pages, one is not, one goes on where the other ends.
+            // Two boundaries are on pages, one is not, one piece begins where the previous one ends.
             let list = [
                 at(PAGE, 4096),
                 at(3 * PAGE, 4096),
@@ -237,7 +237,7 @@ fn without_a_handle_there_is_a_table_or_a_refusal() {
                     session.publish(&memory).await.unwrap();
                 }
                 let list = scattered(&memory, 4);
-                // The only handle is away with the first command.
+                // The first command has the only handle.
                 bed.target.script(|script| script.holds = true);
                 let cdb = transfer_cdb(false, 0, 32);
                 let (tell, first) = oneshot::channel();
@@ -261,7 +261,7 @@ fn without_a_handle_there_is_a_table_or_a_refusal() {
                     assert_eq!(seen[1].format, 2);
                     assert_eq!((seen[1].pieces.len(), seen[1].operations), (4, 4));
                 } else {
-                    // Later there is one, and the same command goes.
+                    // Later a handle is free, and the same command succeeds.
                     assert!(under_no_block(&session, &held).await.unwrap().is_good());
                     seen.extend(bed.target.take_seen());
                     assert_eq!(seen[1].format, 1);
@@ -301,8 +301,8 @@ fn small_writes_carry_their_data() {
     });
 }
 
-/// A pool of fast memory regions lets go of memory at the next mapping under the same index: its keys are
-/// invalid all the same.
+/// A pool of fast memory regions releases memory at the next mapping under the same index: its keys are invalid
+/// nevertheless.
 #[test]
 fn memory_goes_back_when_its_routine_runs() {
     for mechanism in [Mechanism::Request, Mechanism::FastReg] {
@@ -320,7 +320,7 @@ fn memory_goes_back_when_its_routine_runs() {
     }
 }
 
-/// Futures wait for a handle instead; a command that no end of another could make room for is refused.
+/// Futures wait for a handle instead; a command that could not get one even if all others ended is refused.
 #[test]
 fn futures_wait_for_a_handle_while_there_is_hope() {
     block_on(async {

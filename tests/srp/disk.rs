@@ -1,14 +1,14 @@
-//! A disk for programs: requests wait in an outage and go again, FUA is kept on disks that have none, and another
-//! disk in its place is not written to.
+//! A disk for programs: requests wait during an outage and continue, FUA is honoured on disks that do not have it, and
+//! another disk in its place is not written to.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::join_all;
-use hca_sim::sim::Sim;
 use ulp_srp::initiator::{Disk, Error, Options, ScsiError, Session};
 use ulp_srp::iu::{LoginRejectReason, Lun, Status};
 use verbs_core::Memory;
+use verbs_simulator::Sim;
 
 use crate::bed::{Bed, PAGE, pattern, seeds};
 use crate::script::Script;
@@ -39,8 +39,8 @@ fn away(script: &mut Script) {
 const WRITE: u8 = 0x8a;
 const SYNCHRONIZE: u8 = 0x35;
 
-/// Goal: what was written with FUA is on the medium when that is said, whether the disk has FUA or not, and no
-/// disk is asked for what it does not have.
+/// Goal: data written with FUA are on the medium when the write is reported complete, whether the disk has FUA or not,
+/// and no disk is asked for a feature that it does not have.
 #[test]
 fn fua_is_a_bit_where_there_is_one_and_a_flush_elsewhere() {
     for fua in [true, false] {
@@ -67,8 +67,8 @@ fn fua_is_a_bit_where_there_is_one_and_a_flush_elsewhere() {
     }
 }
 
-/// Goal: requests that are under way when the session is lost, and those that come in the outage, are carried out
-/// when it is over; none fails. Method: the target goes away at a random moment of a load of writes, for longer
+/// Goal: requests that are under way when the session is lost, and those that are issued during the outage, are carried
+/// out when it is over; none fails. Method: the target disappears at a random moment of a load of writes, for longer
 /// than the first 8 attempts take.
 #[test]
 fn requests_wait_for_the_end_of_an_outage() {
@@ -93,7 +93,7 @@ fn requests_wait_for_the_end_of_an_outage() {
                 sim.sleep(draw.duration(Duration::ZERO..=Duration::from_micros(400)))
                     .await;
                 bed.target.script(away);
-                // Somebody has to come for it to hang up.
+                // It hangs up only when it receives a command.
                 let _lost = session.test_unit_ready(Lun(0)).await;
                 let late = join_all(places[16..].iter().copied().map(write));
                 let back = async {
@@ -118,7 +118,7 @@ fn requests_wait_for_the_end_of_an_outage() {
     }
 }
 
-/// Goal: requests fail when the session is given up, all of them, with the reason.
+/// Goal: all requests fail when the session is given up, with the reason.
 #[test]
 fn requests_fail_when_the_time_is_over() {
     let sim = Sim::new(2);
@@ -198,7 +198,7 @@ fn another_disk_is_not_written_to() {
     }
 }
 
-/// Goal: what a disk does not take now is sent again, with pauses, and not for ever.
+/// Goal: a request that a disk does not accept now is sent again, with pauses, and not for ever.
 #[test]
 fn a_disk_that_is_busy_is_asked_again() {
     let sim = Sim::new(4);

@@ -1,4 +1,4 @@
-//! What targets and devices do wrong, or take their time with.
+//! Errors and delays of targets and devices.
 //!
 //! Goal: whatever happens, every command ends exactly once, no command is sent without a credit, and a
 //! session whose channel was lost works again. Method: a load of commands whose routines are counted, against
@@ -10,19 +10,19 @@ use std::time::Duration;
 
 use futures::channel::oneshot;
 use futures::executor::block_on;
-use hca_sim::sim::Sim;
 use ulp_srp::initiator::{
     Command, Data, Error, Event, Initiator, Mechanism, Options, Outcome, Session, Violation,
 };
 use ulp_srp::iu::{
     Cdb, LoginRejectReason, LogoutReason, Lun, MultiChannel, Tag, TaskAttribute, TaskFunction,
 };
+use verbs_simulator::Sim;
 
 use crate::bed::{AT, Bed, seeds};
 use crate::load::{LOAD, Load, memory, works};
 use crate::script::Script;
 
-/// Logs in with a listener that tells when a lost channel is there again, or given up.
+/// Logs in with a listener that reports when a lost channel is established again, or given up.
 async fn login(bed: &Bed, options: Options) -> (Session, oneshot::Receiver<bool>) {
     let (tell, told) = oneshot::channel();
     let tell = verbs_core::sync::Mutex::new(Some(tell));
@@ -72,7 +72,7 @@ fn one_credit_is_kept_back_for_aborts() {
         let session = bed.login(Options::default()).await;
         let memory = memory();
         let load = Load::start(&session, &memory);
-        // One that the target has, and one that waits for a credit.
+        // One command that the target has, and one that waits for a credit.
         session.abort(Lun(0), load.tags[1]).await.unwrap();
         session.abort(Lun(0), load.tags[20]).await.unwrap();
         bed.target.script(|script| script.holds = false);
@@ -103,7 +103,7 @@ fn a_reset_ends_what_the_target_has() {
         bed.target.script(|script| script.holds = false);
         let outcomes = load.finish().await;
         let reset = |outcome: &&Outcome| **outcome == Err(Error::Aborted(TaskFunction::LUN_RESET));
-        // All that the limit had let through; the others came later, and went well.
+        // All commands that the limit had let through; the others were sent later, and succeeded.
         assert_eq!(outcomes.iter().filter(reset).count(), 8);
         assert!(
             outcomes
@@ -112,6 +112,27 @@ fn a_reset_ends_what_the_target_has() {
                 .all(|outcome| outcome.is_ok())
         );
         works(&session).await;
+    });
+}
+
+/// Goal: the reset of one unit ends no command of another. Method: the target holds commands of the first unit while
+/// two others are reset.
+#[test]
+fn a_reset_of_another_unit_ends_nothing() {
+    block_on(async {
+        let bed = Bed::new().await;
+        bed.target.script(|script| script.holds = true);
+        let session = bed.login(Options::default()).await;
+        let memory = memory();
+        let load = Load::start(&session, &memory);
+        for number in [1, 2] {
+            session.reset(Lun::new(number).unwrap()).await.unwrap();
+        }
+        bed.target.script(|script| script.holds = false);
+        let outcomes = load.finish().await;
+        assert!(outcomes.iter().all(Result::is_ok), "{outcomes:?}");
+        let state = bed.target.state.lock();
+        assert_eq!((state.resets, state.aborted), (2, 0));
     });
 }
 
@@ -134,7 +155,7 @@ fn a_second_answer_is_late() {
     });
 }
 
-/// What the script does ends the channel; every command ends once, and the session works again.
+/// The script makes the channel end; every command ends once, and the session works again.
 fn loses_the_channel(change: fn(&mut Script), violation: Option<Violation>) {
     block_on(async {
         let bed = Bed::new().await;
@@ -146,7 +167,7 @@ fn loses_the_channel(change: fn(&mut Script), violation: Option<Violation>) {
             script.holds = false;
             change(script);
         });
-        // Something has to happen for a target that acts at the next command.
+        // A target that acts at the next command needs one.
         let _next = session.test_unit_ready(Lun(0)).await;
         let ends = load.finish();
         let outcomes = ends.await;
@@ -180,9 +201,9 @@ fn answers_that_are_too_short_end_the_channel() {
 
 #[test]
 fn keys_of_others_that_are_invalidated_end_the_channel() {
-    // One that there is not: the device finds it wrong.
+    // A key that does not exist: the device reports an error.
     loses_the_channel(|script| script.invalidates_wrong = true, None);
-    // One of another command, which is valid: the device does as it is told.
+    // The key of another command, which is valid: the device invalidates it.
     loses_the_channel(
         |script| script.invalidates_other = true,
         Some(Violation::Invalidated),
@@ -360,7 +381,8 @@ fn a_device_that_is_pulled_out_ends_what_is_under_way() {
     });
 }
 
-/// The target's host vanishes under load: retries run out in virtual time, and the attempts to log in again.
+/// The target's host disappears under load: retries are exhausted in virtual time, and so are the attempts to log in
+/// again.
 #[test]
 fn a_target_that_vanishes_ends_what_is_under_way() {
     let sim = Sim::new(5);
@@ -387,8 +409,8 @@ fn a_target_that_vanishes_ends_what_is_under_way() {
     .unwrap();
 }
 
-/// The connection goes at a random moment of a load, again and again: by each way of naming memory, and with
-/// credits that run short, every command ends once, and the session comes back.
+/// The connection fails at a random moment of a load, again and again: with each mechanism of naming memory, and with
+/// few credits, every command ends once, and the session recovers.
 #[test]
 fn a_connection_that_goes_at_any_moment_loses_nothing() {
     let ways = [
@@ -422,7 +444,7 @@ fn a_connection_that_goes_at_any_moment_loses_nothing() {
                     let moment = draw.duration(Duration::ZERO..=Duration::from_micros(300));
                     sim.sleep(moment).await;
                     bed.target.script(|script| script.hangs_up = true);
-                    // Whoever is next ends it, and there may be nobody left.
+                    // The next command ends it, and there may be none left.
                     let _last = session.test_unit_ready(Lun(0)).await;
                     let outcomes = load.finish().await;
                     bed.target.script(|script| script.hangs_up = false);

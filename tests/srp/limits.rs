@@ -1,4 +1,4 @@
-//! What an initiator keeps to: task management, credit, keys and lengths.
+//! The rules that an initiator follows: task management, credit, keys and lengths.
 
 use std::sync::Arc;
 
@@ -12,8 +12,8 @@ use crate::bed::{Bed, PAGE};
 use crate::load::{LOAD, Load, memory, works};
 use crate::target::BLOCK;
 
-/// Goal: a reset ends the commands that the target had, and none that was sent behind it. Method: the target answers
-/// a reset late; commands are sent before it and between it and its answer, all on one channel.
+/// Goal: a reset ends the commands that the target had, and none that was sent after it. Method: the target answers a
+/// reset late; commands are sent before it and between it and its answer, all on one channel.
 #[test]
 fn commands_behind_a_reset_go_on() {
     block_on(async {
@@ -27,7 +27,7 @@ fn commands_behind_a_reset_go_on() {
         let (early, late) = (memory(), memory());
         let before = Load::start(&session, &early);
         let other = session.clone();
-        // It is answered in the completions that its routine runs behind; the load is sent in front of them.
+        // It is answered in the completions that its routine follows; the load is sent before them.
         let (tell, told) = oneshot::channel();
         let mut behind = None;
         verbs_core::collect(|| {
@@ -51,8 +51,8 @@ fn commands_behind_a_reset_go_on() {
     });
 }
 
-/// Goal: what the target does not have it is not asked about: an abort of a command that waits for credit, and of one
-/// that has ended, costs no request.
+/// Goal: the target is not asked about a command that it does not have: an abort of a command that waits for credit,
+/// and of one that has ended, sends no request.
 #[test]
 fn aborts_of_what_was_not_sent_stay_here() {
     block_on(async {
@@ -78,8 +78,8 @@ fn aborts_of_what_was_not_sent_stay_here() {
     });
 }
 
-/// Goal: an event may bring credit, as an answer does. Method: a limit of two, of which one is kept back: only what
-/// the event brings lets two commands be with the target at a time.
+/// Goal: an event may carry credit, as an answer does. Method: a limit of two, of which one is withheld: only the
+/// credit of the event lets the target have two commands at a time.
 #[test]
 fn an_event_brings_credit() {
     block_on(async {
@@ -101,7 +101,7 @@ fn an_event_brings_credit() {
     });
 }
 
-/// Goal: memories that lie side by side and have different keys are two descriptors; parts of one memory are one.
+/// Goal: pieces of memory that are adjacent and have different keys are two descriptors; parts of one memory are one.
 #[test]
 fn neighbours_of_different_keys_are_not_one() {
     block_on(async {
@@ -112,7 +112,7 @@ fn neighbours_of_different_keys_are_not_one() {
             ..Options::default()
         };
         let session = bed.login(options).await;
-        // Allocations of whole pages come one behind the other sooner or later.
+        // Sooner or later, allocations of whole pages are adjacent.
         let pd = bed.initiator.alloc_pd().await.unwrap();
         let mut all = Vec::new();
         for _ in 0..64 {
@@ -143,8 +143,8 @@ fn neighbours_of_different_keys_are_not_one() {
     });
 }
 
-/// Goal: a write that does not fit the target's units with its data does not bring them along. Method: a target whose
-/// units are shorter than what this end would send at once.
+/// Goal: a write that does not fit the target's units together with its data does not carry them. Method: a target
+/// whose units are shorter than what this end would send at once.
 #[test]
 fn immediate_data_fit_the_targets_units() {
     block_on(async {

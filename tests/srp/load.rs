@@ -47,7 +47,7 @@ impl Load {
             };
             let begun = session.command(&command, move |outcome| {
                 ended[number].fetch_add(1, SeqCst);
-                // Nobody may be listening any more.
+                // The receiver may have been dropped.
                 let _ = tell.send(outcome);
             });
             load.tags.push(begun.unwrap());
@@ -67,9 +67,9 @@ pub(crate) fn memory() -> Arc<Memory> {
     Arc::new(Memory::alloc(LOAD * PAGE).unwrap())
 }
 
-/// A session that works: what is written is read.
+/// Checks that a session works: what is written is read.
 pub(crate) async fn works(session: &Session) {
-    // It may have been lost again before its target was mended.
+    // It may have been lost again before its target was repaired.
     session.opened().await.unwrap();
     let memory = Arc::new(Memory::alloc(8 * PAGE).unwrap());
     session.publish(&memory).await.unwrap();

@@ -1,22 +1,22 @@
-//! SRP over networks that lose, double and reorder packets.
+//! SRP over networks that lose, duplicate and reorder packets.
 //!
-//! Goal: the disk is what was written, every command ends exactly once, and one seed always does the same.
-//! Method: a seed draws network, options, lists and load; a copy of the disk says what must be there.
+//! Goal: the disk contains what was written, every command ends exactly once, and a seed always gives the same run.
+//! Method: a seed draws network, options, lists and load; a copy of the disk has the expected bytes.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::join_all;
 use hca_sim::clock::Instant;
-use hca_sim::sim::{Counts, Draw, LinkConfig, Ppm, Sim};
 use ulp_srp::initiator::{Mechanism, Options, Session};
 use ulp_srp::iu::Lun;
 use verbs_core::{Extent, Memory};
+use verbs_simulator::{Counts, Draw, LinkConfig, Ppm, Sim};
 
 use crate::bed::{Bed, PAGE, get, pattern, put, seeds};
 use crate::target::BLOCK;
 
-/// Seeds that are run; `VERBS_SRP_SEEDS` asks for more.
+/// Seeds that are run; `VERBS_SRP_SEEDS` requests more.
 const SEEDS: u64 = 24;
 /// Rounds of a seed, commands of a round, and blocks that belong to each of them.
 const ROUNDS: u64 = 6;
@@ -51,7 +51,7 @@ fn options(draw: &mut Draw) -> Options {
     }
 }
 
-/// A scatter list of so many blocks, in pieces of whole blocks, somewhere in the memory.
+/// A scatter list of that many blocks, in pieces of whole blocks, somewhere in the memory.
 fn list<'m>(draw: &mut Draw, memory: &'m Arc<Memory>, blocks: u32) -> Vec<Extent<'m>> {
     let mut list = Vec::new();
     let (mut left, mut offset) = (blocks, draw.below(8) * BLOCK as usize);
@@ -75,7 +75,7 @@ fn list<'m>(draw: &mut Draw, memory: &'m Arc<Memory>, blocks: u32) -> Vec<Extent
     list
 }
 
-/// Memory for each command, that the session has a key for.
+/// Memory for each command, for which the session has a key.
 async fn published(session: &Session) -> Vec<Arc<Memory>> {
     let memories: Vec<_> = (0..COMMANDS)
         .map(|_| Arc::new(Memory::alloc(64 * PAGE).unwrap()))
@@ -86,15 +86,15 @@ async fn published(session: &Session) -> Vec<Arc<Memory>> {
     memories
 }
 
-/// What a seed does: packets, completions, events, timers, and when all was over. (A digest covers addresses of
-/// memory as well, which are this process's.)
+/// The result of a seed: packets, completions, events, timers, and the time of the end. (A digest covers addresses of
+/// memory too, which depend on this process.)
 fn run(seed: u64) -> (Counts, Instant) {
     let sim = Sim::new(seed);
     let mut draw = sim.draw();
     sim.run(async {
         let bed = Bed::in_sim(&sim).await;
         let mut options = options(&mut draw);
-        // A key of published memory is not the target's to invalidate: then handles never run out.
+        // The target may not invalidate a key of published memory: then handles are never exhausted.
         let invalidates = options.mechanism == Mechanism::FastReg && draw.below(2) == 0;
         if invalidates {
             options.handles = Some(u32::from(options.queue_depth * options.runs_max));

@@ -1,19 +1,18 @@
-//! Sessions that are lost, and what becomes of them: they are made again for as long as that is wanted, unless
-//! another initiator has taken their name.
+//! Lost sessions: they are established again for as long as configured, unless another initiator has taken their name.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use hca_sim::sim::Sim;
 use ulp_srp::initiator::{Error, Event, Initiator, Options, Session, Target};
 use ulp_srp::iu::{LoginRejectReason, LogoutReason, Lun, MultiChannel, PortId};
 use verbs_core::Guid;
 use verbs_core::sync::Mutex;
+use verbs_simulator::Sim;
 
 use crate::bed::{AT, Bed};
 use crate::script::Script;
 
-/// What a session has told, without the asynchronous events.
+/// The events of a session, without the asynchronous ones.
 type Told = Arc<Mutex<Vec<Said>>>;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -39,7 +38,7 @@ async fn login(bed: &Bed, options: Options) -> (Session, Told) {
     (initiator.login(target).await.unwrap(), told)
 }
 
-/// Has the target end the session at its next command.
+/// Makes the target end the session at its next command.
 async fn lose(bed: &Bed, session: &Session, change: impl FnOnce(&mut Script)) -> Error {
     bed.target.script(change);
     let lost = session.test_unit_ready(Lun(0)).await;
@@ -50,9 +49,9 @@ fn logins(bed: &Bed) -> usize {
     bed.target.state.lock().logins.len()
 }
 
-/// Goal: a target that is away for longer than a few quick attempts is logged in to again, for ever by default.
-/// Method: it refuses every login at once, as Linux does while its target is disabled, for 4 minutes; the pauses
-/// are those of the documentation.
+/// Goal: a target that is away for longer than a few quick attempts is logged in to again, for ever by default. Method:
+/// it refuses every login at once, as Linux does while its target is disabled, for 4 minutes; the pauses are the
+/// documented ones.
 #[test]
 fn a_target_that_refuses_for_minutes_is_found_again() {
     let sim = Sim::new(1);
@@ -66,7 +65,7 @@ fn a_target_that_refuses_for_minutes_is_found_again() {
         });
         assert_eq!(lost.await, Error::ConnectionLost);
         sim.sleep(Duration::from_secs(20)).await;
-        // At once, and after 10, 20, ... 5,120 and 10,000 ms: 20.2 s are not over.
+        // At once, and after 10, 20, ... 5,120 and 10,000 ms: 20.2 s have not passed.
         assert_eq!(logins(&bed), 1 + 11);
         sim.sleep(Duration::from_secs(220)).await;
         assert_eq!(logins(&bed), 1 + 33, "one in 10 s");
@@ -86,7 +85,7 @@ fn a_target_that_refuses_for_minutes_is_found_again() {
     .unwrap();
 }
 
-/// Goal: the time that there is for it is kept, whether a target refuses or does not answer, and why is told.
+/// Goal: the time limit is kept, whether a target refuses or does not answer, and the reason is reported.
 #[test]
 fn a_session_is_given_up_when_its_time_is_over() {
     for answers in [true, false] {
@@ -129,7 +128,7 @@ fn a_session_is_given_up_when_its_time_is_over() {
     }
 }
 
-/// Goal: who is pushed out says so, ends, and does not push the other one out in turn.
+/// Goal: a session that is pushed out reports that, ends, and does not push the other one out in turn.
 #[test]
 fn a_session_whose_name_is_taken_ends_and_does_not_come_back() {
     let sim = Sim::new(3);
@@ -156,7 +155,7 @@ fn a_session_whose_name_is_taken_ends_and_does_not_come_back() {
         assert_eq!(told.lock().clone(), [Said::GivenUp(error)]);
         drop(session);
 
-        // For any other reason it comes back.
+        // After any other reason it is established again.
         bed.target.script(|script| *script = Script::default());
         let (session, told) = login(&bed, Options::new(name)).await;
         lose(&bed, &session, |script| {
@@ -171,7 +170,7 @@ fn a_session_whose_name_is_taken_ends_and_does_not_come_back() {
     .unwrap();
 }
 
-/// Goal: a target that ends every session as soon as it is there is asked at the pace of one that refuses.
+/// Goal: a target that ends every session as soon as it is established is asked as often as one that refuses.
 #[test]
 fn a_target_that_ends_every_session_is_not_asked_all_the_time() {
     let sim = Sim::new(4);
@@ -193,8 +192,8 @@ fn a_target_that_ends_every_session_is_not_asked_all_the_time() {
     .unwrap();
 }
 
-/// Goal: the channels of a session are of one login. Method: one of three ends; commands that name the login
-/// before are not sent by those of the next.
+/// Goal: the channels of a session belong to one login. Method: one of three ends; commands that name the previous
+/// login are not sent over the channels of the next.
 #[test]
 fn the_channels_of_a_session_go_and_come_together() {
     let sim = Sim::new(5);
@@ -232,7 +231,7 @@ fn the_channels_of_a_session_go_and_come_together() {
     .unwrap();
 }
 
-/// Goal: no two sessions have one name, unless they were told to.
+/// Goal: no two sessions have one name, unless configured to.
 #[test]
 fn sessions_have_names_of_their_own() {
     let sim = Sim::new(6);
@@ -254,7 +253,7 @@ fn sessions_have_names_of_their_own() {
     .unwrap();
 }
 
-/// Goal: a target that is silent is not waited for longer than a login may take.
+/// Goal: a silent target is waited for no longer than a login may take.
 #[test]
 fn a_login_that_is_not_answered_ends_in_time() {
     let sim = Sim::new(7);

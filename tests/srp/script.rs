@@ -25,7 +25,7 @@ pub(crate) struct Seen {
 pub(crate) struct Script {
     /// Request limit at login.
     pub(crate) limit: i32,
-    /// Answers bring no credit; it is given by CRED_REQ after so many of them.
+    /// Answers carry no credit; CRED_REQ grants it after that many of them.
     pub(crate) withhold: Option<u32>,
     /// Invalidates the key of direct commands itself.
     pub(crate) invalidates: bool,
@@ -34,11 +34,11 @@ pub(crate) struct Script {
     /// Invalidates the key of another command that it has.
     pub(crate) invalidates_other: bool,
     pub(crate) immediate: bool,
-    /// Answers of so many bytes.
+    /// Cuts answers to that many bytes.
     pub(crate) cut_to: Option<usize>,
     /// Answers twice.
     pub(crate) twice: bool,
-    /// Answers with a tag that nobody has sent.
+    /// Answers with a tag that was never sent.
     pub(crate) wrong_tag: bool,
     /// Keeps data commands without an answer.
     pub(crate) holds: bool,
@@ -50,17 +50,17 @@ pub(crate) struct Script {
     pub(crate) hangs_up: bool,
     /// Sends an asynchronous event before the next answer.
     pub(crate) reports: bool,
-    /// Credits that this event brings along.
+    /// Credits that this event carries.
     pub(crate) reported_credit: i32,
     /// The disk's serial number; it has no other name.
     pub(crate) serial: &'static str,
-    /// Blocks that the disk says it has.
+    /// The number of blocks that the disk reports.
     pub(crate) blocks: u64,
-    /// The disk takes FUA. Without, a WRITE with FUA is refused, as Linux' target does.
+    /// The disk accepts FUA. Otherwise a WRITE with FUA is refused, as by Linux' target.
     pub(crate) fua: bool,
-    /// The status of data commands, so often, before they are carried out.
+    /// The status of data commands, and how often, before they are carried out.
     pub(crate) refuses: Option<(u32, Status)>,
-    /// Units of so many bytes are taken.
+    /// Accepts units of that many bytes.
     pub(crate) iu_len_max: u32,
 }
 
@@ -91,30 +91,30 @@ impl Default for Script {
     }
 }
 
-/// What target and test share.
+/// The state that target and test share.
 #[derive(Default)]
 pub(crate) struct State {
     pub(crate) script: Script,
     pub(crate) seen: Vec<Seen>,
     /// Status of the RDMA READ of a probe.
     pub(crate) probed: Option<WcStatus>,
-    /// Who waits for it.
+    /// The task that waits for it.
     pub(crate) probing: Option<Waker>,
     pub(crate) logins: Vec<LoginReq>,
     pub(crate) aborted: u32,
     pub(crate) resets: u32,
     pub(crate) executed: u64,
-    /// Operation codes of commands that were carried out, with whether FUA was said.
+    /// Operation codes of commands that were carried out, and whether FUA was set.
     pub(crate) opcodes: Vec<(u8, bool)>,
     pub(crate) managed: u32,
     pub(crate) credit_answers: u32,
     pub(crate) event_answers: u32,
     pub(crate) logouts: u32,
-    /// Commands that came without a credit, or took the one that is for task management.
+    /// Commands that arrived without a credit, or took the one that is reserved for task management.
     pub(crate) overdrawn: u32,
-    /// Credit that events brought.
+    /// Credit that events carried.
     pub(crate) more_credit: i32,
-    /// Most commands that the target had at a time.
+    /// The most commands that the target had at a time.
     pub(crate) outstanding_max: i32,
     /// Wakes channels, to look at the script.
     pub(crate) wakers: Vec<Waker>,
@@ -131,7 +131,7 @@ pub(crate) fn key_of(unit: &[u8]) -> Option<RKey> {
     }
 }
 
-/// What INQUIRY, MODE SENSE(10), READ CAPACITY(16) and REPORT LUNS answer; `None` for pages that there are not.
+/// The answers to INQUIRY, MODE SENSE(10), READ CAPACITY(16) and REPORT LUNS; `None` for pages that do not exist.
 pub(crate) fn control(cdb: &[u8], script: &Script) -> Option<Vec<u8>> {
     Some(match (cdb[0], cdb[1] & 1, cdb[2]) {
         (0x12, 0, _) => {

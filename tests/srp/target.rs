@@ -1,7 +1,7 @@
-//! A target for tests: one disk in memory, everything that initiators do to it written down, and a script
-//! of what it does wrong.
+//! A target for tests: one disk in memory, a record of everything that initiators do to it, and a script of what it
+//! does wrong.
 //!
-//! It runs in completions as the initiator does: no thread belongs to it.
+//! It runs in completions as the initiator does: it has no thread.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -10,7 +10,7 @@ use std::task::{Poll, Waker};
 
 use ulp_srp::iu::{
     BufferFormats, Cmd, CredReq, DataBuffer, Delta, Descriptors, Detail, LoginRej, LoginReq,
-    LoginRsp, MemoryDescriptor, Residual, ResponseCode, Rsp, Status, Tag, TargetLogout,
+    LoginRsp, Lun, MemoryDescriptor, Residual, ResponseCode, Rsp, Status, Tag, TargetLogout,
     TaskFunction, ToTarget, TskMgmt,
 };
 use verbs_cm::{ConnectRequest, Connection, Listener, ServiceListener};
@@ -25,7 +25,7 @@ use crate::script::{Script, Seen, State, control, key_of};
 /// Bytes of the disk, and of a block.
 pub(crate) const DISK: usize = 4 << 20;
 pub(crate) const BLOCK: u32 = 512;
-/// The vendor's own command: tries the key of the command before, when that has been answered.
+/// The vendor-specific command: tries the key of the previous command, when that has been answered.
 pub(crate) const PROBE: u8 = 0xf0;
 
 pub(crate) const IU_LEN: usize = 8320;
@@ -50,7 +50,7 @@ impl TestTarget {
         }
     }
 
-    /// Takes logins for ever.
+    /// Accepts logins for ever.
     pub(crate) fn listen(&self, mut listener: Listener) {
         let target = self.clone();
         task::detach(async move {
@@ -63,7 +63,7 @@ impl TestTarget {
         });
     }
 
-    /// Takes logins by the InfiniBand connection manager for ever.
+    /// Accepts logins by the InfiniBand connection manager for ever.
     pub(crate) fn listen_service(&self, mut listener: ServiceListener) {
         let target = self.clone();
         task::detach(async move {
@@ -93,7 +93,7 @@ impl TestTarget {
         Some(status)
     }
 
-    /// So much more credit was given than answers bring.
+    /// Records that much more credit than answers granted.
     pub(crate) fn credit(&self, more: i32) {
         self.state.lock().more_credit += more;
     }
@@ -186,26 +186,26 @@ struct Channel {
     cq: Cq,
     units: Mr,
     disk: Mr,
-    /// Units that came while data were moved.
+    /// Units that arrived while data were moved.
     backlog: VecDeque<(usize, u32)>,
     /// Commands without an answer.
     held: Vec<(Tag, Vec<u8>)>,
-    /// Keys of those that were.
+    /// Keys of commands that were answered.
     keys: Vec<RKey>,
-    /// Credits that were given and not used.
+    /// Credits that were granted and not used.
     credit: i32,
     /// Commands and task management without an answer.
     outstanding: i32,
-    /// Credits that were not given.
+    /// Credits that were not granted.
     owed: u32,
-    /// What the last data command named.
+    /// The memory that the last data command named.
     last: Option<MemoryDescriptor>,
-    /// How the RDMA operation that was waited for ended.
+    /// The result of the RDMA operation that was waited for.
     done: Option<WcStatus>,
     target: TestTarget,
 }
 
-/// The channel is over.
+/// The channel has ended.
 struct Over;
 
 impl Channel {
@@ -299,12 +299,14 @@ impl Channel {
         }
     }
 
-    /// Ends tasks that are held, and says so.
+    /// Ends tasks that are held, and reports that.
     fn manage(&mut self, task: &TskMgmt) -> Result<(), Over> {
         let held = self.held.len();
         match task.function {
             TaskFunction::ABORT_TASK => self.held.retain(|(tag, _)| *tag != task.task),
-            _ => self.held.clear(),
+            _ if task.lun == Lun(0) => self.held.clear(),
+            // All commands are for the first unit.
+            _ => {}
         }
         let ended = (held - self.held.len()) as i32;
         self.credit += ended;
@@ -469,7 +471,7 @@ impl Channel {
         Ok(key)
     }
 
-    /// The table that the command names is the one that it carries.
+    /// Checks that the table that the command names is the one that it carries.
     async fn check_table(
         &mut self,
         table: MemoryDescriptor,
@@ -483,7 +485,7 @@ impl Channel {
         Ok(())
     }
 
-    /// One RDMA operation between the disk and the initiator's memory: a READ of what is to be written.
+    /// One RDMA operation between the disk and the initiator's memory: a READ for data to be written.
     async fn rdma(
         &mut self,
         fetches: bool,

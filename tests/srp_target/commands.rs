@@ -1,4 +1,4 @@
-//! Commands and their data: every format, what does not fit, and what a unit refuses.
+//! Commands and their data: every format, sizes that do not match, and what a unit refuses.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::raw::{DATA, Raw, device, run, target, target_of};
 pub(crate) const TABLE: usize = DATA - (64 << 10);
 
 fn pieces(raw: &Raw, count: usize, len: u32) -> Vec<MemoryDescriptor> {
-    // With gaps, so that no two could be one.
+    // With gaps, so that no two can be merged.
     let piece = |n| raw.piece(n * 2 * len as usize, len);
     (0..count).map(piece).collect()
 }
@@ -39,7 +39,7 @@ pub(crate) fn bytes(raw: &Raw, at: usize, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// Writes blocks full of `byte` by a command that brings them along.
+/// Writes blocks full of `byte` by a command that carries them.
 async fn write_immediate(raw: &mut Raw, blocks: Blocks, byte: u8) {
     let bytes = 512 * blocks.count;
     let mut unit = vec![byte; 68 + bytes as usize];
@@ -61,7 +61,7 @@ fn a_unit_says_what_it_is() {
     run(1, async |sim| {
         let target = target(sim, |_| ()).await;
         let mut raw = Raw::new(&device(sim, 2), 7).await;
-        // INQUIRY comes before the news, which are told once.
+        // INQUIRY is answered before unit attentions, which are reported once.
         raw.data.memory().fill(0..4096, 0xee).unwrap();
         let room = DataBuffer::Direct(raw.piece(0, 4096));
         let inquiry = Command::Inquiry {
@@ -83,7 +83,7 @@ fn a_unit_says_what_it_is() {
         let said = Capacity::parse16(&bytes(&raw, 0, 32)).unwrap();
         assert_eq!((said.blocks, said.block_bytes), (2048, 512));
 
-        // What nobody knows, and a unit that is not there.
+        // An unknown operation, and a unit that does not exist.
         let tag = raw.tag();
         let unknown = Cmd {
             tag,
@@ -108,8 +108,8 @@ fn a_unit_says_what_it_is() {
     });
 }
 
-/// Goal: a piece of the initiator's memory takes one operation, whatever names it, and the bytes are right.
-/// Method: 64 KiB by every format, counted at the target.
+/// Goal: a piece of the initiator's memory takes one operation, in every format, and the bytes are right. Method: 64
+/// KiB by every format, counted at the target.
 #[test]
 fn every_format_moves_the_same_bytes() {
     run(2, async |sim| {
@@ -171,7 +171,7 @@ fn every_format_moves_the_same_bytes() {
     });
 }
 
-/// A queue of four work requests moves sixteen pieces all the same, for more commands than it has places.
+/// A queue of four work requests moves sixteen pieces nevertheless, for more commands than it has places.
 #[test]
 fn a_short_send_queue_is_enough() {
     run(3, async |sim| {
@@ -222,7 +222,7 @@ fn what_does_not_fit_is_told_in_bytes() {
             (answer.status, answer.data_out),
             (Status::GOOD, Residual::Under(3072))
         );
-        // Too few bytes are not written: nobody knows what the rest would be.
+        // Too few bytes are not written: the rest would be undefined.
         let answer = raw.ask(&Command::Write(two), none, short).await;
         assert_eq!(answer.status, Status::CHECK_CONDITION);
         assert_eq!(answer.data_out, Residual::Over(512));
@@ -263,7 +263,7 @@ fn buffers_that_contradict_themselves_are_told() {
         raw.settle().await;
         let short = DataBuffer::Direct(raw.piece(0, 512));
         let (none, two) = (DataBuffer::None, Blocks::new(0, 2));
-        // Both ways at once, a table that lies about its length, and one that is no table.
+        // Both directions at once, a table with a false length, and one that is not a table.
         let list = pieces(&raw, 2, 512);
         let DataBuffer::Indirect(right) = indirect(&raw, &list, 2) else {
             panic!("it is");

@@ -1,4 +1,4 @@
-//! Initiators that mean harm: never a crash, never anybody else's data, and nobody else's channel.
+//! Malicious initiators: never a crash, never another initiator's data, and never another's channel.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,7 +27,7 @@ async fn reason(raw: &mut Raw) -> Option<LogoutReason> {
     None
 }
 
-async fn is_alone(sim: &hca_sim::sim::Sim, target: &Target, others: usize) {
+async fn is_alone(sim: &verbs_simulator::Sim, target: &Target, others: usize) {
     sim.sleep(Duration::from_millis(1)).await;
     assert_eq!(target.channels().len(), others);
 }
@@ -86,7 +86,7 @@ fn more_requests_than_there_are_credits_end_the_channel() {
             raw.begin(&verify, DataBuffer::None, DataBuffer::None);
         }
         assert_eq!(reason(&mut raw).await, Some(LogoutReason::UNSPECIFIED));
-        // What a unit is doing is waited for.
+        // The target waits for what a unit is doing.
         is_alone(sim, &target, 1).await;
         unit.release();
         is_alone(sim, &target, 0).await;
@@ -138,7 +138,7 @@ fn forged_descriptors_reach_nothing() {
     });
 }
 
-/// What one initiator has written through a shared buffer is not what another one reads from it.
+/// Data that one initiator has written through a shared buffer cannot be read from it by another.
 #[test]
 fn buffers_do_not_tell_what_was_in_them() {
     run(4, async |sim| {
@@ -148,7 +148,7 @@ fn buffers_do_not_tell_what_was_in_them() {
         let mut two = Raw::new(&device, 2).await;
         one.settle().await;
         two.settle().await;
-        // COMPARE AND WRITE goes through a buffer, and does not match.
+        // COMPARE AND WRITE passes through a buffer, and does not match.
         one.data.memory().fill(0..1024, 0x5e).unwrap();
         let secret = DataBuffer::Direct(one.piece(0, 1024));
         let compare = Command::CompareAndWrite(Blocks::new(0, 1));
@@ -258,8 +258,8 @@ impl Raw {
     }
 }
 
-/// Goal: whatever comes, the target answers or ends the channel, and goes on serving. Method: valid commands
-/// with some bytes changed, and noise, each at a target that a friend asks afterwards.
+/// Goal: whatever arrives, the target answers or ends the channel, and continues to serve. Method: valid commands with
+/// some bytes changed, and noise, each at a target that another initiator uses afterwards.
 #[test]
 fn noise_does_no_harm() {
     run(6, async |sim| {

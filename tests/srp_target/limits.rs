@@ -1,4 +1,4 @@
-//! What a unit says that it does not do, or not at once: nothing of it is done.
+//! Commands that a unit refuses as unsupported or over its limits: no part of them is carried out.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -13,7 +13,7 @@ use ulp_srp::scsi::{
 use crate::commands::{TABLE, bytes};
 use crate::raw::{Raw, device, run, target_of};
 
-/// A unit that nothing can be written to, or one with a write cache whose flushes are counted.
+/// A read-only unit, or one with a write cache whose flushes are counted.
 #[derive(Debug)]
 struct Other {
     inner: MemoryUnit,
@@ -69,8 +69,7 @@ impl LogicalUnit for Other {
     }
 }
 
-/// Goal: a unit that nothing can be written to is as it was after every command that changes blocks, and can be
-/// read.
+/// Goal: a read-only unit is unchanged after every command that changes blocks, and can be read.
 #[test]
 fn a_read_only_unit_is_not_changed() {
     run(8, async |sim| {
@@ -111,8 +110,8 @@ fn a_read_only_unit_is_not_changed() {
     });
 }
 
-/// Goal: what the page of block limits says is kept: one block more than a limit is refused with the byte that is
-/// wrong, and as many are done.
+/// Goal: the limits in the block limits page are enforced: one block more than a limit is refused with the byte that is
+/// wrong, and exactly the limit is carried out.
 #[test]
 fn limits_of_commands_are_kept() {
     run(9, async |sim| {
@@ -156,15 +155,94 @@ fn limits_of_commands_are_kept() {
                 }
             }
         }
-        // What moves no data has no such limit.
+        // A command that moves no data has no such limit.
         let verify = Command::Verify(Blocks::new(0, 32_768));
         assert_eq!(raw.ask(&verify, none, none).await.status, Status::GOOD);
         target.close().await;
     });
 }
 
-/// Goal: an UNMAP that is partly wrong unmaps nothing. Method: ranges beyond the end, that wrap, more blocks than the
-/// limit, more ranges than it, each behind one that is right.
+/// Goal: a command about no blocks does nothing and succeeds, except a WRITE SAME, whose count of 0 would mean up to the
+/// end of the medium where a unit allows that (SBC-3, 5.43): it is refused, with the byte of the count. Method: each
+/// command at the beginning of a unit whose blocks are not zero.
+#[test]
+fn no_blocks_are_no_work() {
+    run(11, async |sim| {
+        let unit = Other::new(false);
+        let target = target_of(sim, |_| (), Arc::<Other>::clone(&unit)).await;
+        let mut raw = Raw::new(&device(sim, 2), 7).await;
+        raw.settle().await;
+        raw.data.memory().fill(0..512, 7).unwrap();
+        let (none, block) = (DataBuffer::None, DataBuffer::Direct(raw.piece(0, 512)));
+        let written = raw
+            .ask(&Command::Write(Blocks::new(0, 1)), none, block)
+            .await;
+        assert_eq!(written.status, Status::GOOD);
+        raw.data.memory().fill(0..512, 0).unwrap();
+        let of = |form| Blocks {
+            form,
+            ..Blocks::new(0, 0)
+        };
+        for command in [
+            Command::Read(of(Form::Ten)),
+            Command::Write(of(Form::Sixteen)),
+            Command::Verify(of(Form::Ten)),
+            Command::CompareAndWrite(of(Form::Sixteen)),
+        ] {
+            let answer = raw.ask(&command, none, none).await;
+            assert_eq!(answer.status, Status::GOOD, "{command:?}");
+        }
+        for (form, byte) in [(Form::Ten, 7), (Form::Sixteen, 10)] {
+            for unmap in [false, true] {
+                let blocks = of(form);
+                let command = Command::WriteSame { blocks, unmap };
+                let answer = raw.ask(&command, none, block).await;
+                assert_eq!(answer.sense, Some(Sense::cdb_field(byte)), "{command:?}");
+            }
+        }
+        raw.ask(&Command::Read(Blocks::new(0, 1)), block, none)
+            .await;
+        assert_eq!(bytes(&raw, 0, 512), [7; 512], "nothing has changed");
+        target.close().await;
+    });
+}
+
+/// Goal: SYNCHRONIZE CACHE writes the cache back if its blocks exist, and is refused otherwise, as every command is.
+/// Method: ranges up to the end, from the end on, and across it; the flushes that the unit sees.
+#[test]
+fn only_blocks_that_exist_are_synchronized() {
+    run(12, async |sim| {
+        let unit = Other::new(false);
+        let blocks = unit.shape().blocks;
+        let target = target_of(sim, |_| (), Arc::<Other>::clone(&unit)).await;
+        let mut raw = Raw::new(&device(sim, 2), 7).await;
+        raw.settle().await;
+        for (lba, count, is_there) in [
+            (0, 0, true),
+            (0, 1, true),
+            (blocks - 1, 1, true),
+            (blocks - 1, 2, false),
+            (blocks, 1, false),
+            (u64::from(u32::MAX), 1, false),
+        ] {
+            let command = Command::SynchronizeCache {
+                blocks: Blocks::new(lba, count),
+                immediate: false,
+            };
+            let before = unit.flushes.load(Relaxed);
+            let answer = raw.ask(&command, DataBuffer::None, DataBuffer::None).await;
+            let code = answer.sense.map(|sense| sense.code);
+            let expected = (!is_there).then_some(Code::LBA_OUT_OF_RANGE);
+            assert_eq!(code, expected, "{lba}, {count}");
+            let flushes = unit.flushes.load(Relaxed) - before;
+            assert_eq!(flushes, u32::from(is_there), "{lba}, {count}");
+        }
+        target.close().await;
+    });
+}
+
+/// Goal: an UNMAP that is partly wrong unmaps nothing. Method: ranges beyond the end, ranges that wrap, more blocks
+/// than the limit, more ranges than the limit, each behind one that is right.
 #[test]
 fn an_unmap_that_is_wrong_unmaps_nothing() {
     run(10, async |sim| {

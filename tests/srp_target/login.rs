@@ -1,9 +1,8 @@
-//! Who is let in, in which form, and what becomes of channels that there are.
+//! Which initiators are admitted, in which form, and what happens to existing channels.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use hca_sim::sim::{LinkConfig, Sim};
 use ulp_srp::iu::{
     BufferFormats, DataBuffer, InitiatorLogout, LoginRejectReason, LogoutReason, MultiChannel,
     PortId, Status, Tag, TaskFunction, ToInitiator,
@@ -14,6 +13,7 @@ use verbs_cm::wire::ServiceId;
 use verbs_cm::{Manager, Route};
 use verbs_core::Gid;
 use verbs_core::mad::TimeCode;
+use verbs_simulator::{LinkConfig, Sim};
 
 use crate::raw::{AT, Raw, device, name, request, run, target, target_of};
 
@@ -116,7 +116,7 @@ fn a_single_channel_replaces_those_before_and_others_are_kept() {
         stranger.settle().await;
         third.settle().await;
 
-        // Logging out is enough to be gone.
+        // A logout is enough to end it.
         third.send(&InitiatorLogout { tag: Tag(1) }.unit());
         assert!(third.is_ended().await);
         sim.sleep(Duration::from_millis(1)).await;
@@ -126,8 +126,7 @@ fn a_single_channel_replaces_those_before_and_others_are_kept() {
     });
 }
 
-/// The form of 64 bytes, for a service that has its own number and not a port of the RDMA connection
-/// manager.
+/// The form of 64 bytes, for a service that has its own number and not a port of the RDMA connection manager.
 #[test]
 fn native_infiniband_logs_in_by_its_own_form() {
     run(3, async |sim| {
@@ -145,6 +144,7 @@ fn native_infiniband_logs_in_by_its_own_form() {
             gids: vec![(0, gid(2))],
             mtu: verbs_core::Mtu::B1024,
             ack_delay: TimeCode::new(15),
+            migrates: false,
         };
         let route = Route::roce(&port, gid(2), gid(1)).expect("it has this GID");
         let calling = Manager::of(&device)
@@ -162,7 +162,7 @@ fn an_initiator_that_dies_is_replaced_by_its_next_life() {
         let target = target(sim, |_| ()).await;
         let device = device(sim, 2);
         let first = Raw::new(&device, 7).await;
-        // Not a word reaches the target.
+        // Nothing reaches the target.
         sim.network().set_up([10, 0, 0, 2].into(), false);
         drop(first);
         sim.sleep(Duration::from_millis(1)).await;
@@ -175,7 +175,7 @@ fn an_initiator_that_dies_is_replaced_by_its_next_life() {
     });
 }
 
-/// A login whose sender never hears the answer: a forged datagram, from an address where nobody is.
+/// A login whose sender never receives the answer: a forged datagram, from an unused address.
 async fn forge(sim: &Sim, host: u8, number: u64) {
     sim.network().set_up([10, 0, 0, host].into(), true);
     let forger = device(sim, host);
@@ -201,8 +201,8 @@ fn slow(sim: &Sim) {
     });
 }
 
-/// Goal: a login that nobody has confirmed ends nothing, takes no channel's place, and does not hold up the
-/// initiator whose name it has. Method: forged datagrams under the name of one that is logged in.
+/// Goal: a login that was never confirmed ends nothing, takes no channel's place, and does not delay the initiator
+/// whose name it has. Method: forged datagrams under the name of one that is logged in.
 #[test]
 fn a_forged_login_ends_nothing() {
     run(5, async |sim| {
@@ -235,7 +235,7 @@ fn a_forged_login_ends_nothing() {
     });
 }
 
-/// Goal: one address has a few logins half open, and takes no others' places.
+/// Goal: one address has a few half-open logins, and takes no others' places.
 #[test]
 fn logins_of_one_address_push_out_their_own() {
     run(9, async |sim| {
@@ -252,8 +252,8 @@ fn logins_of_one_address_push_out_their_own() {
     });
 }
 
-/// Goal: however many logins nobody confirms, those who are there get in, from an address of their own and from
-/// one that others forge. Method: four times as many as there are places.
+/// Goal: however many logins are never confirmed, others are admitted, from an address of their own and from one that
+/// is also forged. Method: four times as many as there are places.
 #[test]
 fn logins_that_nobody_confirms_give_way() {
     run(6, async |sim| {
@@ -281,8 +281,8 @@ fn logins_that_nobody_confirms_give_way() {
     });
 }
 
-/// Goal: of several logins under one name the last one stays, and what came by those before is over when it begins.
-/// Method: a command of the first hangs in the unit while two others log in.
+/// Goal: of several logins under one name the last one stays, and the work of the previous ones has ended when it
+/// begins. Method: a command of the first hangs in the unit while two others log in.
 #[test]
 fn the_last_of_several_logins_stays() {
     run(7, async |sim| {
@@ -299,7 +299,7 @@ fn the_last_of_several_logins_stays() {
         sim.sleep(Duration::from_millis(1)).await;
         let mut second = Raw::new(&device, 7).await;
         let mut third = Raw::new(&device, 7).await;
-        // A second connection of the third, which knows of nobody that is still to end.
+        // A second connection of the third, for which no session is left to end.
         let mut more = request(7);
         more.channels = MultiChannel::INDEPENDENT;
         let mut fourth = Raw::login(&device, &more).await.expect("another channel");
@@ -319,7 +319,7 @@ fn the_last_of_several_logins_stays() {
     });
 }
 
-/// What a target says of itself, as an administrator reads it.
+/// The target's own reports, as an administrator reads them.
 #[test]
 fn what_happens_is_told() {
     run(8, async |sim| {

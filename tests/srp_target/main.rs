@@ -7,5 +7,6 @@ mod hostile;
 mod limits;
 mod login;
 mod manage;
+mod news;
 mod raw;
 mod silence;

@@ -36,7 +36,7 @@ fn an_aborted_command_is_not_answered_and_its_credit_comes_back() {
         let victim = raw.begin(&HANGS, DataBuffer::None, DataBuffer::None);
         let other = raw.begin(&HANGS, DataBuffer::None, DataBuffer::None);
         let abort = raw.manage(TaskFunction::ABORT_TASK, victim);
-        // Nothing is said before the unit has let go of it.
+        // Nothing is sent before the unit has released it.
         sim.sleep(Duration::from_millis(5)).await;
         let ready = raw
             .ask(&Command::TestUnitReady, DataBuffer::None, DataBuffer::None)
@@ -53,7 +53,7 @@ fn an_aborted_command_is_not_answered_and_its_credit_comes_back() {
             "the victim's as well"
         );
         assert_eq!(target.counters().aborted, 1);
-        // One that has ended is complete, one that nobody knows is not supported.
+        // One that has ended is complete, an unknown one is not supported.
         let late = raw.manage(TaskFunction::ABORT_TASK, victim);
         assert_eq!(raw.answer(late).await.code, Some(ResponseCode::COMPLETE));
         for (function, code) in [
@@ -198,7 +198,7 @@ fn credit_is_raised_at_once_and_lowered_by_answers() {
     });
 }
 
-/// Goal: an abort ends what it names, and nothing of other units. Method: commands hang on two units; ABORT TASK SET,
+/// Goal: an abort ends what it names, and nothing on other units. Method: commands hang on two units; ABORT TASK SET,
 /// CLEAR TASK SET and ABORT TASK with the number of the other unit, each for the first unit.
 #[test]
 fn task_management_of_one_unit_leaves_the_others_alone() {
@@ -221,7 +221,7 @@ fn task_management_of_one_unit_leaves_the_others_alone() {
             }
             let mine = raw.begin_on(0, &HANGS);
             let other = raw.begin_on(1, &HANGS);
-            // One command of the other unit is named for this one: it is none of its.
+            // A command of the other unit is named for this one: it does not belong to it.
             let task = match function {
                 TaskFunction::ABORT_TASK => other,
                 _ => Tag(0),
@@ -252,8 +252,8 @@ fn task_management_of_one_unit_leaves_the_others_alone() {
     });
 }
 
-/// Goal: a command whose answer is on its way is answered, once, and task management comes behind. Method: a send
-/// queue of four, on which the data of a READ in 16 pieces wait for room.
+/// Goal: a command whose answer is being sent is answered, once, and task management follows. Method: a send queue of
+/// four, on which the data of a READ in 16 pieces wait for room.
 #[test]
 fn what_is_being_answered_is_not_aborted() {
     run(6, async |sim| {
@@ -286,7 +286,7 @@ fn what_is_being_answered_is_not_aborted() {
     });
 }
 
-/// Goal: however much credit is taken back, one request may be sent: without any nothing could be given back.
+/// Goal: however much credit is withdrawn, one request may be sent: without any, no credit could be returned.
 #[test]
 fn one_credit_is_left() {
     run(7, async |sim| {
@@ -304,7 +304,7 @@ fn one_credit_is_left() {
             deltas.push(ready.await.delta);
         }
         assert_eq!(deltas, [0, 0, 0, 1, 1, 1, 1, 1]);
-        // And it comes back.
+        // And it is returned.
         target.adjust(channel, i32::MAX);
         let unit = raw.next().await.expect("a request of the target's");
         let Ok(ToInitiator::CredReq(req)) = ToInitiator::parse(&unit) else {
@@ -316,8 +316,8 @@ fn one_credit_is_left() {
     });
 }
 
-/// Goal: an initiator is told of each unit what has become of that unit, once, when it uses it. Method: two units, of
-/// which the second is used first; then the first is reset.
+/// Goal: an initiator gets the unit attentions of each unit, once, when it uses that unit. Method: two units, of which
+/// the second is used first; then the first is reset.
 #[test]
 fn news_are_of_the_unit_that_is_used() {
     run(9, async |sim| {
@@ -342,8 +342,8 @@ fn news_are_of_the_unit_that_is_used() {
     });
 }
 
-/// Goal: the target asks an initiator one thing at a time, and the next when that is answered. Method: more credit and a
-/// change of capacity at once; the first is answered late.
+/// Goal: the target sends an initiator one request at a time, and the next when that is answered. Method: more credit
+/// and a change of capacity at once; the first is answered late.
 #[test]
 fn the_target_asks_one_thing_at_a_time() {
     run(10, async |sim| {
@@ -361,7 +361,7 @@ fn the_target_asks_one_thing_at_a_time() {
         };
         let tag = req.tag;
         sim.sleep(Duration::from_millis(50)).await;
-        // What comes next is the answer to this, and no second question.
+        // Next comes the answer to this command, and no second request.
         let ready = raw.begin(&Command::TestUnitReady, DataBuffer::None, DataBuffer::None);
         let unit = raw.next().await.expect("an answer");
         let Ok(ToInitiator::Rsp(rsp)) = ToInitiator::parse(&unit) else {

@@ -1,10 +1,9 @@
-//! An initiator that sends what it is told to, right or wrong, and the two ends of a test.
+//! An initiator that sends whatever a test requests, right or wrong, and the two ends of a test.
 
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use hca_sim::Hca;
-use hca_sim::sim::Sim;
 use ulp_srp::iu::{
     BufferFormats, Cdb, Cmd, DataBuffer, Detail, LoginAnswer, LoginRejectReason, LoginReq,
     LoginRsp, Lun, MemoryDescriptor, MultiChannel, PortId, Residual, ResponseCode, Rsp, Status,
@@ -17,6 +16,7 @@ use verbs_cm::{Connection, Error};
 use verbs_core::{
     Access, Cq, Device, Guid, Memory, Mr, Pd, QpInit, RKey, Recv, Send, Wc, WcOpcode,
 };
+use verbs_simulator::Sim;
 
 pub(crate) const AT: &str = "10.0.0.1:5555";
 
@@ -39,7 +39,7 @@ pub(crate) fn device(sim: &Sim, host: u8) -> Arc<Device> {
     Arc::new(hca.open().wait().unwrap())
 }
 
-/// A target with one unit in memory, that listens.
+/// A listening target with one unit in memory.
 pub(crate) async fn target(sim: &Sim, change: impl FnOnce(&mut TargetConfig)) -> Target {
     let unit = Arc::new(MemoryUnit::new(1 << 20, 512).unwrap());
     target_of(sim, change, unit).await
@@ -66,7 +66,7 @@ pub(crate) fn name(number: u64) -> PortId {
     }
 }
 
-/// A login as Linux makes it.
+/// A login like that of Linux.
 pub(crate) fn request(number: u64) -> LoginReq {
     LoginReq {
         tag: Tag(0x10),
@@ -80,7 +80,7 @@ pub(crate) fn request(number: u64) -> LoginReq {
     }
 }
 
-/// What came for a command.
+/// What arrived for a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Answer {
     pub(crate) tag: Tag,
@@ -121,7 +121,7 @@ pub(crate) struct Raw {
     pub(crate) data: Mr,
     _pd: Pd,
     pub(crate) login: LoginRsp,
-    /// Units that came and were not asked for.
+    /// Units that arrived without a request.
     inbox: Vec<Vec<u8>>,
     next_tag: u64,
 }
@@ -213,7 +213,7 @@ impl Raw {
         let place = RECEIVES * IU;
         self.rooms.write(place, unit).unwrap();
         let piece = self.rooms.slice(place..place + unit.len());
-        // The connection may be over by now, which is what some tests are about.
+        // The connection may have ended by now, as some tests intend.
         let _posted = self
             .connection
             .post_send(Send::new(u64::MAX).from(piece).signaled());
@@ -231,7 +231,7 @@ impl Raw {
         self.send(&bytes[..len]);
     }
 
-    /// Sends a command; its tag.
+    /// Sends a command. Returns its tag.
     pub(crate) fn begin(
         &mut self,
         command: &Command,
@@ -261,7 +261,7 @@ impl Raw {
         self.answer(tag).await
     }
 
-    /// Sends a command without data to that unit; its tag.
+    /// Sends a command without data to that unit. Returns its tag.
     pub(crate) fn begin_on(&mut self, unit: u16, command: &Command) -> Tag {
         let tag = self.tag();
         let cdb = command.emit();
@@ -274,7 +274,7 @@ impl Raw {
         tag
     }
 
-    /// Hears all that a unit has to say.
+    /// Takes all unit attentions of a unit.
     pub(crate) async fn ready(&mut self, unit: u16) {
         loop {
             let tag = self.begin_on(unit, &Command::TestUnitReady);
@@ -284,7 +284,7 @@ impl Raw {
         }
     }
 
-    /// Hears what the unit has to say first.
+    /// Takes the unit attentions of the unit first.
     pub(crate) async fn settle(&mut self) {
         let news = self
             .ask(&Command::TestUnitReady, DataBuffer::None, DataBuffer::None)
@@ -319,7 +319,7 @@ impl Raw {
         }
     }
 
-    /// The next unit; `None` when the channel is over.
+    /// The next unit; `None` when the channel has ended.
     pub(crate) async fn next(&mut self) -> Option<Vec<u8>> {
         loop {
             let mut wcs = [Wc::default(); 1];
@@ -344,13 +344,13 @@ impl Raw {
         }
     }
 
-    /// Whether the target ends the channel, after whatever it still says.
+    /// Whether the target ends the channel, after anything that it still sends.
     pub(crate) async fn is_ended(&mut self) -> bool {
         while self.next().await.is_some() {}
         true
     }
 
-    /// Sends a task management request; its tag.
+    /// Sends a task management request. Returns its tag.
     pub(crate) fn manage(&mut self, function: TaskFunction, task: Tag) -> Tag {
         let tag = self.tag();
         let unit = TskMgmt {
@@ -364,7 +364,7 @@ impl Raw {
         tag
     }
 
-    /// A key that nobody gave out.
+    /// A key that was never given out.
     pub(crate) fn forged(&self, len: u32) -> MemoryDescriptor {
         let rkey = RKey::new(self.data.rkey().value() ^ 0x00ff_0000);
         MemoryDescriptor {
@@ -381,7 +381,7 @@ fn parse(unit: &[u8]) -> Option<Answer> {
     }
 }
 
-/// What a test says of the time.
+/// Runs a test in virtual time, on a simulation with that seed.
 pub(crate) fn run(seed: u64, test: impl AsyncFnOnce(&Sim)) {
     let sim = Sim::new(seed);
     let done = sim.run(test(&sim));

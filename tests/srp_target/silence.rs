@@ -1,13 +1,13 @@
-//! Initiators that say nothing: those that are there keep their channels, those that are gone lose them.
+//! Silent initiators: those that still exist keep their channels, those that do not lose them.
 
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use hca_sim::Hca;
-use hca_sim::sim::Sim;
 use ulp_srp::target::{ChannelEnd, TargetEvent};
 use verbs_core::sync::Mutex;
+use verbs_simulator::Sim;
 
 use crate::raw::{Raw, device, name, run, target};
 
@@ -21,8 +21,8 @@ fn hca(sim: &Sim, host: u8) -> Arc<Hca> {
     Hca::over(port).clock(sim.clock().clone()).build()
 }
 
-/// Goal: initiators that are gone do not keep their places, and idle ones do. Method: two idle initiators fill the
-/// target; the host of one vanishes without a word; a third one asks for its place.
+/// Goal: initiators that no longer exist do not keep their places, and idle ones do. Method: two idle initiators fill
+/// the target; the host of one disappears without notice; a third one asks for its place.
 #[test]
 fn an_initiator_that_is_gone_loses_its_place_and_an_idle_one_keeps_it() {
     run(1, async |sim| {
@@ -57,9 +57,9 @@ fn an_initiator_that_is_gone_loses_its_place_and_an_idle_one_keeps_it() {
     });
 }
 
-/// Goal: probes go to silent initiators only; an answered one is traffic for the interval behind it. Method: their
-/// count on a channel that is used more often than once in an interval, and on the same one when it is silent; and
-/// by a target that wants none.
+/// Goal: only silent initiators are probed; an answered probe counts as traffic for the next interval. Method: the
+/// count of probes on a channel that is used more often than once in an interval, and on the same one when it is
+/// silent; and with a target configured without probes.
 #[test]
 fn only_silence_is_probed() {
     for interval in [Some(INTERVAL), None] {

@@ -1,5 +1,5 @@
-//! Rules about circles: files of one crate that import each other, straight or through others, are one file for
-//! whoever reads them. Counted from `use` lines and spelled-out `crate::` paths, tests left out.
+//! Rules about circles: files of one crate that import each other, directly or through others, are effectively one file
+//! for a reader. Counted from `use` lines and spelled-out `crate::` paths, tests left out.
 //!
 //! An import counts as one of the file that defines the name: a `pub use` passes it on. A file that only passes
 //! its own children on does not import them.
@@ -13,28 +13,28 @@ use crate::tree::RustFile;
 /// Files that a circle may have.
 const FILES_MAX: usize = 3;
 
-/// Crates that have larger circles, and how large: a number here only goes down.
-const LARGER: &[(&str, usize)] = &[("verbs-core", 26)];
+/// Crates of which one circle is larger, and its size: a number here only decreases.
+const LARGER: &[(&str, usize)] = &[("verbs-core", 10)];
 
 /// A module's path within its crate, without `crate`.
-type Module = Vec<String>;
+pub(crate) type Module = Vec<String>;
 
-/// What one file imports.
+/// An import of a file.
 struct Import {
-    /// Passed on to others.
+    /// Re-exported to others.
     is_public: bool,
     path: Module,
 }
 
 /// The files of one crate.
-struct Crate {
-    files: BTreeMap<Module, String>,
+pub(crate) struct Crate {
+    pub(crate) files: BTreeMap<Module, String>,
     imports: BTreeMap<Module, Vec<Import>>,
 }
 
 impl Crate {
     /// The files in `folder/src` that are not tests.
-    fn of(files: &[RustFile], folder: &str) -> Self {
+    pub(crate) fn of(files: &[RustFile], folder: &str) -> Self {
         let prefix = format!("{folder}/src/");
         let ours: Vec<(Module, &RustFile)> = files
             .iter()
@@ -71,8 +71,8 @@ impl Crate {
             let rest = &file.code[at..];
             let end = rest.find(|c: char| !(c.is_alphanumeric() || c == '_' || c == ':'));
             let path = &rest[..end.unwrap_or(rest.len())];
-            // A path that ends in colons is the beginning of a list, which `imports` has spread.
-            // `pub(in crate::x)` says who may see, and imports nothing.
+            // A path that ends in colons is the beginning of a list, which `imports` has expanded. `pub(in crate::x)`
+            // sets a visibility, and imports nothing.
             let is_visibility = file.code[..at].ends_with("in ");
             let is_path = path.starts_with("crate::") && !path.ends_with(':');
             if is_path && !is_visibility && !in_tests(at) {
@@ -125,12 +125,19 @@ impl Crate {
         Some(module.to_vec())
     }
 
+    /// The file that defines what `module` imports by that name.
+    pub(crate) fn imported(&self, module: &Module, name: &str) -> Option<Module> {
+        let mut imports = self.imports.get(module)?.iter();
+        let import = imports.find(|import| import.path.last().is_some_and(|last| last == name))?;
+        self.definer(&import.path, 5)
+    }
+
     /// Which files each file imports.
-    fn arrows(&self) -> BTreeMap<Module, BTreeSet<Module>> {
+    pub(crate) fn arrows(&self) -> BTreeMap<Module, BTreeSet<Module>> {
         let mut arrows: BTreeMap<Module, BTreeSet<Module>> = BTreeMap::new();
         for (module, imports) in &self.imports {
             let targets = arrows.entry(module.clone()).or_default();
-            // The root declares and passes on; what it defines itself is imported from it.
+            // The root declares and re-exports; only what it defines itself is imported from it.
             for import in imports.iter().filter(|_| !module.is_empty()) {
                 let target = self.definer(&import.path, 5);
                 let Some(target) = target.filter(|target| target != module) else {
@@ -192,7 +199,7 @@ fn module(path: &str) -> Option<Module> {
     Some(parts)
 }
 
-/// Circles that are larger than they may be, and numbers in [`LARGER`] that are larger than they need to be.
+/// Circles that are larger than permitted, and numbers in [`LARGER`] that are larger than necessary.
 pub(crate) fn circles(files: &[RustFile], folders: &[String]) -> Vec<Violation> {
     let mut violations = Vec::new();
     for folder in folders {
@@ -207,12 +214,16 @@ pub(crate) fn circles(files: &[RustFile], folders: &[String]) -> Vec<Violation> 
                 what,
             });
         };
-        for circle in circles.iter().filter(|circle| circle.len() > max) {
-            let files = circle.join(", ");
-            report(format!(
-                "{} files import each other; {max} at most: {files}",
-                circle.len()
-            ));
+        for (at, circle) in circles.iter().enumerate() {
+            // The exception is for one circle, which is the first.
+            let max = if at == 0 { max } else { FILES_MAX };
+            if circle.len() > max {
+                let files = circle.join(", ");
+                report(format!(
+                    "{} files import each other; {max} at most: {files}",
+                    circle.len()
+                ));
+            }
         }
         if listed.is_some() && largest < max {
             report(format!(
@@ -235,7 +246,8 @@ mod tests {
         Crate::of(&files, "x").circles()
     }
 
-    /// Goal: the rule sees. Method: a circle of four files through `self`, `super`, a list and a spelled-out path.
+    /// Goal: the rule detects circles. Method: a circle of four files through `self`, `super`, a list and a spelled-out
+    /// path.
     #[test]
     fn circles_are_seen() {
         let files = [
@@ -251,8 +263,8 @@ mod tests {
         assert_eq!(circle.len(), 4, "{circle:?}");
     }
 
-    /// Goal: what is no circle is not taken for one. Method: names that are passed on, a folder that passes its own
-    /// on, tests, other crates.
+    /// Goal: what is not a circle is not reported as one. Method: names that are re-exported, a folder that re-exports
+    /// its own, tests, other crates.
     #[test]
     fn what_is_passed_on_is_no_circle() {
         let files = [
@@ -273,7 +285,7 @@ mod tests {
         assert_eq!(found(&files), [[""; 0]; 0]);
     }
 
-    /// Goal: the ceilings are kept. Method: a crate without one and circles of three and four.
+    /// Goal: the limits are kept. Method: a crate without a limit and circles of three and four.
     #[test]
     fn larger_circles_are_violations() {
         let file = |name: char, next: char| {
@@ -291,5 +303,16 @@ mod tests {
         assert_eq!(circles(&four, &["x".to_owned()]).len(), 1);
         let unneeded = circles(&[], &["verbs-core".to_owned()]);
         assert_eq!(unneeded.len(), 1, "{unneeded:?}");
+        // A crate with an exception has it for one circle.
+        let (name, max) = LARGER[0];
+        let circle = |size: usize, from: char| {
+            (0..size).map(move |n| {
+                let text = format!("use crate::{from}{}::T; pub struct T;", (n + 1) % size);
+                RustFile::new(&format!("{name}/src/{from}{n}.rs"), &text)
+            })
+        };
+        let two: Vec<RustFile> = circle(max, 'a').chain(circle(4, 'b')).collect();
+        let second = circles(&two, &[name.to_owned()]);
+        assert_eq!(second.len(), 1, "{second:?}");
     }
 }

@@ -1,11 +1,11 @@
-//! How much code there is: lines with code on them, without comments, blank lines and tests.
+//! The amount of code: lines with code on them, without comments, blank lines and tests.
 
 use std::collections::BTreeMap;
 
 use crate::tree::{RustFile, Tree};
 
 /// The facade in the style of the old stack, whose size is compared with that of the core under it.
-const FACADE: &str = "verbs-core/src/compat.rs";
+const FACADE: &str = "verbs-core/src/control/compat.rs";
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Lines {
@@ -13,7 +13,7 @@ struct Lines {
     tests: usize,
 }
 
-/// Those of a file; lines of test modules inside it are tests.
+/// The lines of a file; lines of test modules inside it count as tests.
 fn lines_of(file: &RustFile) -> Lines {
     let count = |code: &str| code.lines().filter(|line| !line.trim().is_empty()).count();
     let all = count(&file.code);
@@ -38,8 +38,8 @@ fn package(path: &str) -> &str {
     &path[..end.map_or(path.len(), |(at, _)| at)]
 }
 
-/// Goal: the size of the code is known, and that of the facade beside the core that it stands on. Method: a
-/// table, printed with `--nocapture`; the facade adds no more than a thirtieth.
+/// Goal: the size of the code is known, and that of the facade compared with the core below it. Method: a table,
+/// printed with `--nocapture`; the facade adds no more than a thirtieth.
 #[test]
 fn lines_of_code_are_reported() {
     let tree = Tree::of_workspace();

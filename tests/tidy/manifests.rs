@@ -1,4 +1,4 @@
-//! Rules about manifests: who may depend on whom, and what every member sets.
+//! Rules about manifests: which crates may depend on which, and what every member sets.
 
 use std::path::Path;
 
@@ -144,6 +144,8 @@ enum Place {
     Subnet,
     /// hca-sim.
     Provider,
+    /// verbs-simulator.
+    Simulator,
     /// hca-rdma.
     Rdma,
     /// verbs-cm.
@@ -154,7 +156,9 @@ enum Place {
     Sm,
     /// The ULPs.
     Ulp,
-    /// Shims, the command line and the crate that users name: they choose the provider.
+    /// verbs-host.
+    Host,
+    /// Shims, the command line and the crate for users: they choose the provider.
     Top,
     /// Tests, benches and fuzz targets.
     Proof,
@@ -169,10 +173,12 @@ impl Place {
             "verbs-link" => Self::Link,
             "verbs-subnet" => Self::Subnet,
             "hca-sim" => Self::Provider,
+            "verbs-simulator" => Self::Simulator,
             "hca-rdma" => Self::Rdma,
             "verbs-cm" => Self::Cm,
             "verbs-io" => Self::Io,
             "verbs-sm" => Self::Sm,
+            "verbs-host" => Self::Host,
             "verbs-cli" | "verbs-rdma" => Self::Top,
             "verbs-tests" | "verbs-benches" | "verbs-fuzz" => Self::Proof,
             name if name.starts_with("ulp-") => Self::Ulp,
@@ -181,18 +187,22 @@ impl Place {
         })
     }
 
-    /// The house plan: what a member may name.
+    /// The house plan: the members that a member may name.
     fn may_name(self, other: Self) -> bool {
         match self {
             Self::Core => false,
             Self::Provider => {
                 matches!(other, Self::Core | Self::Wire | Self::Link | Self::Subnet)
             }
+            Self::Simulator => matches!(
+                other,
+                Self::Core | Self::Wire | Self::Link | Self::Provider | Self::Cm | Self::Host
+            ),
             Self::Subnet => matches!(other, Self::Core | Self::Wire | Self::Link),
             Self::Link => matches!(other, Self::Core | Self::Wire),
             Self::Abi | Self::Wire | Self::Cm | Self::Sm => other == Self::Core,
             Self::Rdma => matches!(other, Self::Core | Self::Abi),
-            Self::Io => matches!(other, Self::Core | Self::Cm),
+            Self::Io | Self::Host => matches!(other, Self::Core | Self::Cm),
             Self::Ulp => matches!(other, Self::Core | Self::Cm | Self::Io),
             Self::Top => !matches!(other, Self::Top | Self::Proof),
             Self::Proof => true,
@@ -200,9 +210,15 @@ impl Place {
     }
 }
 
-/// The folders of the crates whose runs a seed decides: formats, links, the subnet, the provider.
+/// The folders of the crates whose runs a seed determines: formats, links, the subnet, the provider, the simulator.
 pub(crate) fn seeded(members: &[Member]) -> Vec<String> {
-    let places = [Place::Wire, Place::Link, Place::Subnet, Place::Provider];
+    let places = [
+        Place::Wire,
+        Place::Link,
+        Place::Subnet,
+        Place::Provider,
+        Place::Simulator,
+    ];
     let of = |member: &&Member| Place::of(member).is_some_and(|place| places.contains(&place));
     let folders = members.iter().filter(of);
     folders
@@ -212,7 +228,12 @@ pub(crate) fn seeded(members: &[Member]) -> Vec<String> {
 
 /// Libraries that the tests of a crate load at run time: by a dev-dependency cargo builds them first. It links nothing,
 /// as they are shared libraries for C programs alone, so that no name of theirs gets into the test's program.
-const LOADED: [(&str, &str); 1] = [("hca-rdma", "verbs-ibverbs")];
+const LOADED: [(&str, &str); 4] = [
+    ("hca-rdma", "verbs-ibverbs"),
+    ("verbs-benches", "verbs-ibverbs"),
+    ("verbs-cli", "verbs-ibverbs"),
+    ("verbs-rdma", "verbs-ibverbs"),
+];
 
 /// Whether a dependency is one of [`LOADED`].
 fn is_loaded(member: &Member, table: &str, other: &Member) -> bool {
@@ -224,7 +245,7 @@ fn is_loaded(member: &Member, table: &str, other: &Member) -> bool {
     is_listed && is_for_c && table == "dev-dependencies"
 }
 
-/// Every edge that the house plan does not have, whatever kind of dependency it is.
+/// Every edge that the house plan does not have, of any kind of dependency.
 pub(crate) fn edges(members: &[Member]) -> Vec<Violation> {
     let mut violations = Vec::new();
     for member in members {
@@ -252,7 +273,7 @@ pub(crate) fn edges(members: &[Member]) -> Vec<Violation> {
 /// Runtimes that nothing below the shims may depend on; tests may.
 const RUNTIMES: [&str; 4] = ["tokio", "async-std", "smol", "async-executor"];
 
-/// What every member sets, and what the lower layers keep out.
+/// What every member sets, and what the lower layers must not use.
 pub(crate) fn habits(members: &[Member]) -> Vec<Violation> {
     let mut violations = Vec::new();
     for member in members {

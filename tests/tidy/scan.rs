@@ -21,7 +21,7 @@ pub(crate) fn code_only(text: &str) -> String {
     String::from_utf8(out).expect("whole characters were replaced by spaces")
 }
 
-/// What to blank of the comment, string or character that starts at `i`, and where code goes on.
+/// What to blank of the comment, string or character that starts at `i`, and where code continues.
 fn prose_at(text: &str, i: usize) -> Option<(Range<usize>, usize)> {
     let bytes = text.as_bytes();
     let within_quotes = |inside: Range<usize>| {
@@ -132,7 +132,7 @@ pub(crate) fn line_of(text: &str, offset: usize) -> usize {
         .count()
 }
 
-/// Every place where `needle` stands as whole words.
+/// Every place where `needle` occurs as whole words.
 pub(crate) fn words<'a>(code: &'a str, needle: &'a str) -> impl Iterator<Item = usize> + 'a {
     let bytes = code.as_bytes();
     code.match_indices(needle).filter_map(move |(at, _)| {
@@ -162,7 +162,7 @@ pub(crate) fn closing(code: &str, open: usize) -> Option<usize> {
     None
 }
 
-/// An attribute: its place, and what stands between its brackets.
+/// An attribute: its place, and the text between its brackets.
 pub(crate) struct Attribute<'a> {
     pub(crate) at: usize,
     pub(crate) end: usize,
@@ -199,7 +199,7 @@ pub(crate) struct TestModule<'a> {
     pub(crate) is_model: bool,
 }
 
-/// Every `#[cfg(test)] mod`, also with further conditions inside `all`.
+/// Every `#[cfg(test)] mod`, including those with further conditions inside `all`.
 pub(crate) fn test_modules(code: &str) -> Vec<TestModule<'_>> {
     attributes(code)
         .into_iter()
@@ -241,7 +241,7 @@ fn needs(condition: &str, flag: &str) -> bool {
     }
 }
 
-/// The parts of a list between the commas that stand in no bracket; empty ones are left out.
+/// The parts of a list between the commas outside brackets; empty ones are left out.
 fn top_level_parts(list: &str) -> Vec<&str> {
     let mut depth = 0_usize;
     let parts = list.split(move |c| {
@@ -317,7 +317,7 @@ fn body_after(code: &str, from: usize) -> Option<usize> {
     None
 }
 
-/// Every path that a `use` brings in, with the place of its `use`; braces are spread out.
+/// Every path that a `use` imports, with the place of its `use`; braces are expanded.
 pub(crate) fn imports(code: &str) -> Vec<(usize, String)> {
     let mut found = Vec::new();
     for at in words(code, "use") {
@@ -334,7 +334,7 @@ pub(crate) fn imports(code: &str) -> Vec<(usize, String)> {
     found
 }
 
-/// Spreads `a::{b, c::{d}}` into `a::b` and `a::c::d`.
+/// Expands `a::{b, c::{d}}` into `a::b` and `a::c::d`.
 fn spread(prefix: &str, tree: &str, paths: &mut Vec<String>) {
     let tree = tree.trim();
     let Some(open) = tree.find('{') else {

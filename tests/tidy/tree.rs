@@ -6,13 +6,13 @@ use std::path::{Path, PathBuf};
 
 use crate::scan;
 
-/// Folders at the root that hold nothing of ours.
+/// Folders at the root that contain nothing of the project.
 const SKIPPED: [&str; 2] = [".git", "target"];
 
-/// Endings of files that people read; files of `ci/` and `.ci/` count whatever their name.
+/// Endings of files for readers; files of `ci/` and `.ci/` count whatever their name.
 const READABLE: [&str; 6] = ["rs", "md", "toml", "txt", "sh", "yml"];
 
-/// A file that people read.
+/// A file for readers.
 pub(crate) struct Text {
     /// Path from the root of the workspace.
     pub(crate) path: String,
@@ -55,8 +55,7 @@ impl RustFile {
         }
     }
 
-    /// The files that a `#[cfg(test)] mod name;` in this one may stand for, and whether they are
-    /// models.
+    /// The files that a `#[cfg(test)] mod name;` in this one may refer to, and whether they are models.
     fn test_files(&self) -> Vec<(String, bool)> {
         let path = Path::new(&self.path);
         let parent = path.parent().unwrap_or(Path::new(""));
@@ -125,8 +124,8 @@ pub(crate) fn mark_test_files(mut files: Vec<RustFile>) -> Vec<RustFile> {
     files
 }
 
-/// The root of the workspace. Asked when the test runs: worktrees that share a target folder share
-/// the compiled test too, and each must see its own tree.
+/// The root of the workspace. Determined when the test runs: worktrees that share a target folder share the compiled
+/// test too, and each must see its own tree.
 pub(crate) fn root() -> PathBuf {
     let manifest = std::env::var_os("CARGO_MANIFEST_DIR")
         .map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from);
@@ -136,7 +135,7 @@ pub(crate) fn root() -> PathBuf {
         .into()
 }
 
-/// Collects the files below `folder` that people read, as paths from `root`.
+/// Collects the files below `folder` that are for readers, as paths from `root`.
 fn walk(root: &Path, folder: &Path, found: &mut Vec<PathBuf>) {
     let entries = std::fs::read_dir(root.join(folder)).expect("a folder of the workspace");
     for entry in entries {

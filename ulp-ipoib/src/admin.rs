@@ -1,33 +1,34 @@
-//! Whom an interface asks for paths and groups.
+//! The source of an interface's paths and groups.
 
 use futures::future::BoxFuture;
 use verbs_cm::Error;
 use verbs_cm::sa::{Change, Group, Join, PathQuery, SaClient};
 use verbs_core::mad::sa::{McMemberRecord, PathRecord};
 
-/// What an interface needs of the subnet's administrator. [`SaClient`] is one; a test can be another.
+/// What an interface needs of the subnet's administrator. [`SaClient`] implements it; a test can implement it
+/// too.
 ///
 /// Neither the calls nor their futures may block.
 pub trait Administration: Send + Sync {
     /// The path to a port.
     ///
     /// # Errors
-    /// Of the future: there is none, or nobody answers.
+    /// The future's: there is none, or the administrator does not answer.
     fn path(&self, query: PathQuery) -> BoxFuture<'static, Result<PathRecord, Error>>;
 
-    /// Joins a group. Dropping what comes of it leaves the group.
+    /// Joins a group. Dropping the result leaves the group.
     ///
     /// # Errors
-    /// Of the future: there is no such group, or nobody answers.
+    /// The future's: there is no such group, or the administrator does not answer.
     fn join(&self, join: Join) -> BoxFuture<'static, Result<Box<dyn Membership>, Error>>;
 }
 
-/// Membership in a group, which sees to itself that the administrator does not forget it.
+/// Membership in a group; it keeps itself registered with the administrator.
 pub trait Membership: Send + Sync {
-    /// The group as the administrator has it now.
+    /// The administrator's current record of the group.
     fn record(&self) -> McMemberRecord;
 
-    /// Has every change that was not asked for told, under NoBlock.
+    /// Sets the handler for changes that this side did not request; it is called under NoBlock.
     fn on_change(&mut self, handler: Box<dyn Fn(&Change) + Send + Sync>);
 }
 

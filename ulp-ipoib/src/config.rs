@@ -1,4 +1,4 @@
-//! What an interface is made with.
+//! The configuration and limits of an interface.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
@@ -7,29 +7,29 @@ use verbs_core::PKey;
 
 use crate::wire::Scope;
 
-/// Packets that wait for the address or the path of one neighbour; more push out the oldest.
+/// Packets that wait for the address or the path of one neighbour; beyond that, the oldest is dropped.
 pub const PATH_QUEUE: usize = 3;
-/// Packets that wait while a group is joined; more push out the oldest.
+/// Packets that wait while a group is joined; beyond that, the oldest is dropped.
 pub const GROUP_QUEUE: usize = 16;
-/// Packets longer than a datagram that wait while a connection is made; more push out the oldest.
+/// Packets longer than a datagram that wait while a connection is made; beyond that, the oldest is dropped.
 pub const CONNECT_QUEUE: usize = 16;
-/// Neighbours that are remembered; more push out the one that was not heard of for the longest time.
+/// Neighbours that are remembered; beyond that, the one least recently heard of is evicted.
 pub const NEIGHBOURS_MAX: usize = 1024;
-/// Groups that are joined, those for sending only among them; packets to more are dropped.
+/// Groups that are joined, including those only for sending; packets to further groups are dropped.
 pub const GROUPS_MAX: usize = 128;
-/// Connections in each direction; to more neighbours datagrams are sent, and from more none are taken.
+/// Connections in each direction; further neighbours get datagrams, and their connections are refused.
 pub const CONNECTIONS_MAX: usize = 64;
-/// Work requests of one connection's send queue.
-pub const CONNECTION_DEPTH: u32 = 64;
+/// Work requests of one connection's send queue: as many as [`Config::sends`] has, which short packets take.
+pub const CONNECTION_DEPTH: u32 = 128;
 /// How often an address is asked for before its packets are dropped.
 pub const ASKS_MAX: u32 = 3;
-/// From one asking to the next.
+/// The time between two solicitations.
 pub const ASK_PAUSE: Duration = Duration::from_secs(1);
-/// How long a refusal of the administrator's is taken for granted, for a path or a group.
+/// How long a refusal of the administrator stands, for a path or a group.
 pub const REFUSAL_PAUSE: Duration = Duration::from_secs(1);
-/// From one attempt to bring the link up to the next, the shortest and the longest.
+/// The shortest and the longest pause between two attempts to bring the link up.
 pub const JOIN_PAUSE: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(8));
-/// How often the interface looks at the time.
+/// How often the interface checks its timers.
 pub const TICK: Duration = Duration::from_millis(250);
 
 /// How packets for one neighbour are sent.
@@ -38,45 +38,46 @@ pub enum Mode {
     /// As datagrams. The MTU is that of the broadcast group, less the header: 2044 or 4092.
     #[default]
     Datagram,
-    /// Over reliable connections to those who take them (RFC 4755), with an MTU of 65520; to others, and
-    /// to groups, as datagrams.
+    /// Over reliable connections to neighbours that accept them (RFC 4755), with an MTU of 65520; to other
+    /// neighbours, and to groups, as datagrams.
     Connected,
 }
 
-/// What an interface is made with. The defaults are those of Linux where it has them.
+/// The configuration of an interface. The defaults are those of Linux where it has them.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// Port of the device, from 1. 1 by default.
     pub port: u8,
     /// The partition. The default one by default.
     pub pkey: PKey,
-    /// How far groups reach. Link-local by default.
+    /// The scope of the groups. Link-local by default.
     pub scope: Scope,
     /// Addresses with the lengths of their prefixes; all that share a prefix are neighbours.
     pub addresses: Vec<(IpAddr, u8)>,
-    /// Routers, one of each family: who gets packets for others than neighbours. Without one these are
-    /// taken for neighbours too.
+    /// Routers, one of each family: they get packets for addresses that are not neighbours. Without one, such
+    /// addresses are treated as neighbours too.
     pub routers: Vec<IpAddr>,
     /// Whether the groups that the stack behind the face reports, by IGMP or multicast listener discovery, are
-    /// joined and left; otherwise [`Interface::subscribe`](crate::Interface::subscribe) alone does that. Not
-    /// by default: smoltcp 0.14, for one, reports a group of IPv6 as left when it joins it.
+    /// joined and left; otherwise only [`Interface::subscribe`](crate::Interface::subscribe) does that. Off by
+    /// default: smoltcp 0.14, for example, reports an IPv6 group as left when it joins it.
     pub follows_reports: bool,
     /// How packets for one neighbour are sent.
     pub mode: Mode,
-    /// What the services of connected mode have in front of the queue pair's number: what Linux takes by
-    /// default; the Internet's prefix in the register of services is `0x0100_0000_0000_0000`.
+    /// The service prefix of connected mode, before the queue pair's number: Linux's by default; the Internet's
+    /// prefix in the register of services is `0x0100_0000_0000_0000`.
     pub service_prefix: u64,
-    /// Datagrams that may be on their way out at a time. 128 by default.
+    /// Datagrams that may be in flight at a time. 128 by default.
     pub sends: u32,
     /// Receives that are posted for datagrams. 256 by default.
     pub receives: u32,
-    /// Messages of connections that may be on their way out at a time, 64 KiB each. 64 by default.
+    /// Messages on connections that may be in flight at a time, 64 KiB each. 64 by default.
     pub connected_sends: u32,
     /// Receives that are posted for all connections together, 64 KiB each. 128 by default.
     pub connected_receives: u32,
-    /// How long a neighbour is taken to be where it was. 30 s by default.
+    /// How long a neighbour's address is considered current. 30 s by default.
     pub reachable: Duration,
-    /// How long a connection lives without a packet, and a group that was joined to be sent to. 120 s by default.
+    /// How long a connection without a packet is kept, and a group that was joined only for sending. 120 s by
+    /// default.
     pub idle: Duration,
 }
 
@@ -120,7 +121,7 @@ impl Config {
         }
     }
 
-    /// The neighbour that a packet for `destination` is given to.
+    /// The neighbour to which a packet for `destination` is sent.
     pub(crate) fn next_hop(&self, destination: IpAddr) -> IpAddr {
         let link_local = matches!(destination, IpAddr::V6(addr) if addr.is_unicast_link_local());
         let neighbour = |&(addr, len): &(IpAddr, u8)| shares_prefix(addr, destination, len);
@@ -135,7 +136,7 @@ impl Config {
             .unwrap_or(destination)
     }
 
-    /// Whether a packet for it is for all neighbours.
+    /// Whether a packet for that address is for all neighbours.
     pub(crate) fn is_broadcast(&self, destination: Ipv4Addr) -> bool {
         let all = |&(addr, len): &(IpAddr, u8)| match addr {
             IpAddr::V4(addr) if len < 31 => {
@@ -152,7 +153,7 @@ impl Config {
         self.addresses.iter().any(|&(own, _)| own == addr)
     }
 
-    /// Which own address neighbours see in questions about `target`.
+    /// The own address that neighbours see in solicitations for `target`.
     pub(crate) fn source_for(&self, target: IpAddr) -> Option<IpAddr> {
         let same = |addr: &IpAddr| addr.is_ipv4() == target.is_ipv4();
         let shares = |&&(addr, len): &&(IpAddr, u8)| shares_prefix(addr, target, len);

@@ -1,9 +1,9 @@
-//! What an interface has done, and what it has dropped.
+//! The counters of an interface.
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// What an interface has done since it was made. Packets of ARP and neighbour discovery that it
-        /// makes itself are not among those that it was given.
+        /// Counters of an interface since it was created. Its own packets of ARP and neighbour discovery are not
+        /// counted as packets that it was given.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
         #[non_exhaustive]
         pub struct Counters {
@@ -26,48 +26,48 @@ counters! {
     connected_sent,
     /// Bytes of all packets posted, without headers of the link.
     bytes_sent,
-    /// Packets that came as datagrams.
+    /// Packets received as datagrams.
     datagrams_received,
-    /// Packets that came over connections.
+    /// Packets received on connections.
     connected_received,
-    /// Bytes of all packets that came.
+    /// Bytes of all packets received.
     bytes_received,
-    /// Questions about addresses that were sent, by ARP or neighbour discovery.
+    /// Solicitations sent, by ARP or neighbour discovery.
     asked,
-    /// Answers that were sent.
+    /// Answers sent.
     answered,
-    /// Packets that another one pushed out while they waited.
+    /// Waiting packets that were dropped for newer ones.
     pushed_out,
     /// Packets whose neighbour did not answer.
     unresolved,
-    /// Packets for whose neighbour there is no path, or whose group there is not.
+    /// Packets to neighbours without a path, or to groups that do not exist.
     unreachable,
     /// Groups that the stack reported, for which there was no room.
     groups_full,
-    /// Groups that were only sent to, and left after a time without a packet.
+    /// Groups joined only for sending, and left after a time without a packet.
     groups_left,
-    /// Packets that were too long for their way; their senders were told.
+    /// Packets that were too long for their path; their senders were notified.
     too_big,
-    /// Packets that the link was down for.
+    /// Packets dropped because the link was down.
     link_down,
     /// Sends that completed in error.
     send_errors,
     /// Receives that completed in error.
     receive_errors,
-    /// Messages that carried nothing that the interface knows.
+    /// Messages with an unknown protocol.
     unknown,
-    /// Paths that were asked for.
+    /// Paths requested from the administrator.
     paths_asked,
-    /// Connections that were made by this end.
+    /// Connections made by this end.
     connections_made,
-    /// Connections that were accepted.
+    /// Connections accepted.
     connections_accepted,
     /// Connections that could not be made.
     connections_failed,
-    /// Connections that nobody used any more.
+    /// Connections ended because they were unused.
     connections_reaped,
     /// Times that the link came up.
     link_ups,
-    /// Times that the subnet was asked for everything again.
+    /// Times that all paths and groups were requested from the subnet again.
     refreshes,
 }

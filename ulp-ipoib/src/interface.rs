@@ -13,26 +13,25 @@ use crate::config::Config;
 use crate::counters::Counters;
 use crate::error::{Error, SendError};
 use crate::face::{Face, LinkInfo};
-use crate::link::{self, Core};
+use crate::link::{self, Core, Outgoing};
 use crate::resolver::Neighbourly;
 use crate::wire::HardwareAddress;
 
-/// An IP interface on a port of a device. Dropping it gives it up: the groups are left, the connections
-/// ended, the verbs objects destroyed, all without waiting.
+/// An IP interface on a port of a device. Dropping it leaves the groups, ends the connections and destroys the
+/// verbs objects, all without waiting.
 ///
 /// # Context
-/// Everything here but the futures is a direct call that never blocks, legal in routines and handlers.
+/// Everything here except the futures is a direct call that never blocks, legal in routines and handlers.
 pub struct Interface {
     core: Arc<Core>,
 }
 
 impl Interface {
-    /// Makes an interface: the queue pair, the completion queue and all memory that it will need. The
-    /// link comes up by itself, when the port is in service and the administrator lets it; the face is
-    /// told.
+    /// Creates an interface: the queue pair, the completion queue and all memory that it will need. The link
+    /// comes up by itself, when the port is in service and the administrator allows it; the face is notified.
     ///
     /// # Errors
-    /// [`Error::Verb`] where an object cannot be made, [`Error::Unsupported`].
+    /// [`Error::Verb`] if an object cannot be created, [`Error::Unsupported`].
     pub fn new(
         device: &Arc<Device>,
         admin: Arc<dyn Administration>,
@@ -46,18 +45,24 @@ impl Interface {
         }
     }
 
-    /// Sends a packet of IP: copies it to registered memory and posts it, or lets it wait for its
-    /// neighbour's address, path or connection. Of one that is too long for its way the sender is told by
-    /// ICMP, as from a router. Packets may get lost, as on any network.
+    /// Sends an IP packet: copies it to registered memory and posts it, or queues it for its neighbour's address,
+    /// path or connection. If it is too long for its path, the sender gets an ICMP message, as from a router.
+    /// Packets may be lost, as on any network.
     ///
     /// # Errors
     /// [`SendError::Full`] when no buffer is free, [`SendError::Down`], [`SendError::NotIp`].
     pub fn send(&self, packet: &[u8]) -> Result<(), SendError> {
-        self.core.send(packet)
+        link::send(&self.core, whole(packet), false)
     }
 
-    /// Takes what is sent to a group from now on, also over changes of the link. As often as it is called,
-    /// [`unsubscribe`](Self::unsubscribe) has to be.
+    /// Begins a batch: its packets are copied as they are given and posted together, so that consecutive ones to one
+    /// neighbour share a doorbell, a burst of the link and, on a connection, an acknowledgement.
+    pub fn batch(&self) -> Batch<'_> {
+        Batch { interface: self }
+    }
+
+    /// Receives packets to a group from now on, also after changes of the link. Each call needs a matching
+    /// [`unsubscribe`](Self::unsubscribe).
     ///
     /// # Errors
     /// [`Error::NotGroup`], [`Error::Groups`], [`Error::Closed`].
@@ -70,12 +75,12 @@ impl Interface {
         self.core.unsubscribe(group);
     }
 
-    /// How the link is.
+    /// The state of the link.
     pub fn link(&self) -> LinkInfo {
         self.core.info()
     }
 
-    /// What it has done.
+    /// Its counters.
     pub fn counters(&self) -> Counters {
         self.core.counters()
     }
@@ -90,16 +95,16 @@ impl Interface {
         self.core.connections()
     }
 
-    /// What it was made with.
+    /// Its configuration.
     pub fn config(&self) -> &Config {
         self.core.config()
     }
 
-    /// Where a neighbour is, or the router to an address: asks by ARP or neighbour discovery, and the
-    /// administrator for the path. `None` if there is no answer.
+    /// Finds the address of a neighbour, or of the router to an address: asks by ARP or neighbour discovery, and
+    /// the administrator for the path. `None` if there is no answer.
     ///
     /// # Cancel safety
-    /// Dropping the future leaves the question to its answer.
+    /// Dropping the future does not cancel the query.
     pub fn resolve(
         &self,
         addr: IpAddr,
@@ -108,11 +113,45 @@ impl Interface {
         async move { core.resolve(addr).await }
     }
 
-    /// Finds neighbours for the connection manager
-    /// ([`Manager::use_resolver`](verbs_cm::Manager::use_resolver)), so that connections are made by IP
-    /// address. It does not keep the interface.
+    /// Finds neighbours for the connection manager ([`Manager::use_resolver`](verbs_cm::Manager::use_resolver)),
+    /// so connections can be made by IP address. It does not keep the interface alive.
     pub fn resolver(&self) -> Arc<dyn Resolver> {
         Arc::new(Neighbourly::of(&self.core))
+    }
+}
+
+/// Packets that are sent together: see [`Interface::batch`]. Dropping it sends what still waits.
+#[derive(Debug)]
+#[must_use = "a batch is sent at once when it is dropped"]
+pub struct Batch<'i> {
+    interface: &'i Interface,
+}
+
+impl Batch<'_> {
+    /// As [`Interface::send`]; the packet may wait for the following ones.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn send(&mut self, packet: &[u8]) -> Result<(), SendError> {
+        link::send(&self.interface.core, whole(packet), true)
+    }
+
+    /// The same for a packet in two parts, of which the first has all its headers.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn send_parts(&mut self, head: &[u8], body: &[u8]) -> Result<(), SendError> {
+        link::send(&self.interface.core, Outgoing { head, body }, true)
+    }
+}
+
+const fn whole(head: &[u8]) -> Outgoing<'_> {
+    Outgoing { head, body: &[] }
+}
+
+impl Drop for Batch<'_> {
+    fn drop(&mut self) {
+        self.interface.core.flush();
     }
 }
 

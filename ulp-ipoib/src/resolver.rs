@@ -1,4 +1,4 @@
-//! Addresses for the connection manager: whoever has an interface can be reached by its IP address.
+//! Addresses for the connection manager: a program with an interface can be reached by its IP address.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -14,8 +14,8 @@ use crate::link::Core;
 
 /// Finds neighbours of an interface by ARP and neighbour discovery, and the paths to them.
 ///
-/// What is found is kept by the interface, which forgets it when the link changes. Each question is
-/// answered within the time that a neighbour has to say where it is, about three seconds.
+/// The interface keeps the results, and forgets them when the link changes. Each query is answered within the
+/// time that a neighbour has to answer, about three seconds.
 pub(crate) struct Neighbourly(Weak<Core>);
 
 impl Neighbourly {
@@ -44,6 +44,7 @@ impl Resolver for Neighbourly {
                 local_gid: core.info().hardware.gid,
                 remote_gid: at.gid,
                 remote_lid: core.lid_of(at.gid),
+                mtu: None,
             })
         }
         .boxed()

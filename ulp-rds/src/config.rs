@@ -1,6 +1,7 @@
 //! Settings and limits.
 
 use std::net::IpAddr;
+use std::num::NonZeroU32;
 use std::time::Duration;
 
 /// What a node is opened with.
@@ -17,7 +18,8 @@ pub struct Config {
     pub receives: u32,
     /// Packets of a connection that may be on the send queue, 4160 bytes each. 32.
     pub sends: u32,
-    /// Bytes of a socket that may wait for acknowledgement; also the longest message that it can send. 1 MiB.
+    /// Bytes of a socket that may wait for acknowledgement before it has to wait, and the longest message that it can send: one
+    /// that is sent while fewer wait is taken, so that nearly twice as many are the most. 1 MiB.
     pub send_buffer: usize,
     /// Bytes in a socket's receive queue from which on its port is congested. 1 MiB.
     pub receive_buffer: usize,
@@ -30,6 +32,10 @@ pub struct Config {
     pub connections_max: usize,
     /// How long a peer has to answer a request for a connection. 2 s.
     pub connect_timeout: Duration,
+    /// The number of this life of the node, not 0: peers take a node with another number for one that has forgotten everything,
+    /// and one with the same number for the one that they know. Drawn by default; a simulation that is to be repeatable says
+    /// it, as pauses and ports are drawn from it.
+    pub generation: Option<NonZeroU32>,
 }
 
 impl Config {
@@ -47,6 +53,7 @@ impl Config {
             sockets_max: 1024,
             connections_max: 1024,
             connect_timeout: Duration::from_secs(2),
+            generation: None,
         }
     }
 

@@ -18,6 +18,9 @@ pub enum Error {
     /// Another socket has it.
     #[error("{0} is bound by another socket")]
     AddressInUse(SocketAddr),
+    /// Port 1 is where handshake probes come from.
+    #[error("port 1 is kept for handshake probes: bind another one, or 0 for any that is free")]
+    ProbePort,
     /// All ports of the address are bound, or the node has as many sockets as it may have.
     #[error("the node has {0} sockets, as many as it may have")]
     Sockets(usize),
@@ -64,6 +67,11 @@ pub enum SendError {
     /// RDMA goes over a connection, and there is none within a node.
     #[error("{0} is an address of this node, and RDMA needs a connection")]
     RdmaWithinNode(SocketAddr),
+    /// The device has no atomics, or no masked ones.
+    #[error(
+        "the device has no {0}: read, change and write the memory under a lock of the programs' own"
+    )]
+    Unsupported(&'static str),
     /// The near end of an operation is not within its region, or an atomic's is not 8 bytes long.
     #[error(
         "bytes {start} to {end} are no near end of this operation: the region has {len}, and an atomic takes 8"

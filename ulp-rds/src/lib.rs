@@ -26,17 +26,21 @@
 #![forbid(unsafe_code)]
 
 mod config;
+mod datagram;
 mod error;
 pub mod machine;
 mod node;
+mod payload;
 mod rdma;
 mod readiness;
 mod socket;
 pub mod wire;
 
 pub use config::{Config, DATAGRAM_CHARGE, SEND_MESSAGES_MAX};
+pub use datagram::{Counters, Datagram};
 pub use error::{Error, SendError};
 pub use node::{ConnectionInfo, Node};
+pub use payload::Payload;
 pub use rdma::{Local, Mapping, Notification, Rdma, RdmaStatus, SendOptions};
 pub use readiness::Readiness;
-pub use socket::{Counters, Datagram, RdsSocket, Received};
+pub use socket::{RdsSocket, Received};

@@ -11,7 +11,7 @@ use std::ops::Range;
 
 use verbs_core::sync::{Arc, Mutex};
 use verbs_core::wr::Atomic;
-use verbs_core::{Memory, Mr, PostError, Read, Remote, Write};
+use verbs_core::{AtomicCap, DeviceAttr, Memory, Mr, PostError, Read, Remote, SendQueue, Write};
 
 use crate::error::{Error, SendError};
 use crate::machine::RdmaWork;
@@ -141,8 +141,22 @@ impl Rdma {
         }
     }
 
-    /// Whether its near end is where it says, and as long as it has to be.
-    pub(crate) fn check(&self) -> Result<(), SendError> {
+    /// Whether the device has it, and its near end is where it says, and as long as it has to be.
+    pub(crate) fn check(&self, atomics: Atomics) -> Result<(), SendError> {
+        match self.op {
+            Op::CompareSwap { masks: None, .. } | Op::FetchAdd { boundary: None, .. }
+                if !atomics.plain =>
+            {
+                return Err(SendError::Unsupported("atomics"));
+            }
+            Op::CompareSwap { masks: Some(_), .. }
+            | Op::FetchAdd {
+                boundary: Some(_), ..
+            } if !atomics.masked => {
+                return Err(SendError::Unsupported("masked atomics"));
+            }
+            _ => {}
+        }
         let (Range { start, end }, len) = (self.local.range.clone(), self.local.mr.len());
         let is_atomic = !matches!(self.op, Op::Read | Op::Write);
         match start <= end && end <= len && (!is_atomic || end - start == 8) {
@@ -152,19 +166,15 @@ impl Rdma {
     }
 
     /// Posts it.
-    pub(crate) fn post(
-        &self,
-        connection: &mut verbs_cm::Connection,
-        id: u64,
-    ) -> Result<(), PostError> {
+    pub(crate) fn post(&self, queue: &mut SendQueue, id: u64) -> Result<(), PostError> {
         let remote = Remote {
             addr: u64::from(self.cookie.offset).wrapping_add(self.offset),
             rkey: self.cookie.rkey,
         };
         let local = self.local.mr.slice(self.local.range.clone());
         match self.op {
-            Op::Read => connection.post_send(Read::new(id, remote).into(local).signaled()),
-            Op::Write => connection.post_send(Write::new(id, remote).from(local).signaled()),
+            Op::Read => queue.post(Read::new(id, remote).into(local).signaled()),
+            Op::Write => queue.post(Write::new(id, remote).from(local).signaled()),
             Op::CompareSwap {
                 compare,
                 swap,
@@ -175,7 +185,7 @@ impl Rdma {
                     Some((compared, replaced)) => atomic.masks(compared, replaced),
                     None => atomic,
                 };
-                connection.post_send(atomic.into(local).signaled())
+                queue.post(atomic.into(local).signaled())
             }
             Op::FetchAdd { add, boundary } => {
                 let atomic = Atomic::fetch_add(id, remote, add);
@@ -183,8 +193,24 @@ impl Rdma {
                     Some(highest) => atomic.fields(highest),
                     None => atomic,
                 };
-                connection.post_send(atomic.into(local).signaled())
+                queue.post(atomic.into(local).signaled())
             }
+        }
+    }
+}
+
+/// Which atomics a device has.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Atomics {
+    plain: bool,
+    masked: bool,
+}
+
+impl Atomics {
+    pub(crate) fn of(attr: &DeviceAttr) -> Self {
+        Self {
+            plain: attr.atomic_cap != AtomicCap::None,
+            masked: attr.masked_atomic_cap != AtomicCap::None,
         }
     }
 }

@@ -6,13 +6,19 @@ use std::net::{IpAddr, SocketAddr};
 use std::task::{Context, Poll};
 
 use verbs_core::sync::Arc;
+use verbs_core::sync::atomic::{AtomicBool, Ordering::Acquire};
 use verbs_core::task::OwnWaker;
 use verbs_core::{Access, Memory};
 
+use crate::datagram::{Counters, Datagram};
 use crate::error::{Error, SendError};
-use crate::node::state::{Socket, State};
+use crate::node::id::SocketId;
+use crate::node::socket::Socket;
+use crate::node::state::State;
+use crate::node::state::{arming, receive, send};
 use crate::node::{Handle, Node};
 use crate::rdma::{Mapped, Mapping, Notification, SendOptions};
+use crate::wire::PROBE_PORT;
 
 /// The first of the ports that are given to sockets that ask for any.
 const ANY_PORT_FIRST: u16 = 1024;
@@ -24,19 +30,8 @@ const ANY_PORT_FIRST: u16 = 1024;
 pub struct RdsSocket {
     node: Arc<Handle>,
     addr: SocketAddr,
-}
-
-/// A datagram that has come.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Datagram {
-    /// The socket that sent it.
-    pub from: SocketAddr,
-    /// What it sent.
-    pub payload: Vec<u8>,
-    /// Memory that the sender lets this program read or write, as the 64 bits of a
-    /// [`Cookie`](crate::wire::Cookie).
-    pub cookie: Option<u64>,
+    id: SocketId,
+    is_filled: Arc<AtomicBool>,
 }
 
 /// What [`RdsSocket::recv_from`] has written to the caller's buffer.
@@ -50,32 +45,14 @@ pub struct Received {
     pub truncated: bool,
 }
 
-/// What a socket has counted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub struct Counters {
-    /// Datagrams that were sent.
-    pub sent: u64,
-    /// Their bytes.
-    pub bytes_sent: u64,
-    /// Datagrams that came.
-    pub received: u64,
-    /// Their bytes.
-    pub bytes_received: u64,
-    /// Datagrams that were discarded, because a peer sent to a congested port ([`Config::receive_max`]).
-    ///
-    /// [`Config::receive_max`]: crate::Config::receive_max
-    pub discarded: u64,
-}
-
 impl RdsSocket {
     /// Binds an address of the node; port 0 stands for any that is free.
     ///
     /// # Errors
-    /// [`Error::AddressNotAvailable`], [`Error::AddressInUse`], [`Error::Sockets`].
+    /// [`Error::AddressNotAvailable`], [`Error::AddressInUse`], [`Error::Sockets`], [`Error::ProbePort`].
     pub fn bind(node: &Node, addr: SocketAddr) -> Result<Self, Error> {
         let handle = Arc::clone(node.handle());
-        let addr = handle.core.with(|state, _| {
+        let (addr, id, is_filled) = handle.core.with(|state| {
             if !state.maps.contains_key(&addr.ip()) {
                 return Err(Error::AddressNotAvailable(addr.ip()));
             }
@@ -85,16 +62,23 @@ impl RdsSocket {
             }
             let port = match addr.port() {
                 0 => free_port(state, addr.ip()).ok_or(Error::Sockets(count))?,
+                PROBE_PORT => return Err(Error::ProbePort),
                 port => port,
             };
             let addr = SocketAddr::new(addr.ip(), port);
-            if state.sockets.contains_key(&addr) {
+            if state.sockets.find(addr).is_some() {
                 return Err(Error::AddressInUse(addr));
             }
-            state.sockets.insert(addr, Socket::default());
-            Ok(addr)
+            let socket = Socket::new(addr);
+            let is_filled = Arc::clone(&socket.is_filled);
+            Ok((addr, state.sockets.insert(socket), is_filled))
         })?;
-        Ok(Self { node: handle, addr })
+        Ok(Self {
+            node: handle,
+            addr,
+            id,
+            is_filled,
+        })
     }
 
     /// Where it is bound.
@@ -108,15 +92,10 @@ impl RdsSocket {
     /// # Errors
     /// [`Error::HasSent`]: datagrams on two connections would have no order.
     pub fn set_tos(&self, tos: u8) -> Result<(), Error> {
-        self.node.core.with(|state, _| {
-            let socket = state.sockets.get_mut(&self.addr);
-            match socket.filter(|socket| socket.counters.sent == 0) {
-                Some(socket) => {
-                    socket.tos = tos;
-                    Ok(())
-                }
-                None => Err(Error::HasSent(self.addr)),
-            }
+        self.node.core.with(|state| {
+            let socket = state.sockets.get_mut(self.id);
+            let is_new = socket.is_some_and(|socket| socket.serve(tos));
+            is_new.then_some(()).ok_or(Error::HasSent(self.addr))
         })
     }
 
@@ -125,7 +104,7 @@ impl RdsSocket {
     /// # Errors
     /// [`SendError`].
     pub fn try_send_to(&self, payload: &[u8], to: SocketAddr) -> Result<(), SendError> {
-        self.try_send_with(payload, to, &SendOptions::default())
+        self.send_now(payload, to, None)
     }
 
     /// As [`try_send_to`](Self::try_send_to), with an operation or the key of some memory.
@@ -138,9 +117,18 @@ impl RdsSocket {
         to: SocketAddr,
         options: &SendOptions,
     ) -> Result<(), SendError> {
-        self.node
-            .core
-            .with_links(|state| state.send(self.addr, to, payload, options))
+        self.send_now(payload, to, Some(options))
+    }
+
+    #[inline]
+    fn send_now(
+        &self,
+        payload: &[u8],
+        to: SocketAddr,
+        options: Option<&SendOptions>,
+    ) -> Result<(), SendError> {
+        let core = &self.node.core;
+        core.with(|state| send::send(state, self.id, to, payload, options))
     }
 
     /// As [`try_send_to`](Self::try_send_to); pending while the send buffer is full or the destination is congested.
@@ -153,7 +141,7 @@ impl RdsSocket {
         payload: &[u8],
         to: SocketAddr,
     ) -> Poll<Result<(), SendError>> {
-        self.poll_send_with(cx, payload, to, &SendOptions::default())
+        self.poll_send_now(cx, payload, to, None)
     }
 
     /// As [`poll_send_to`](Self::poll_send_to), with an operation or the key of some memory.
@@ -167,19 +155,32 @@ impl RdsSocket {
         to: SocketAddr,
         options: &SendOptions,
     ) -> Poll<Result<(), SendError>> {
+        self.poll_send_now(cx, payload, to, Some(options))
+    }
+
+    #[inline]
+    fn poll_send_now(
+        &self,
+        cx: &mut Context<'_>,
+        payload: &[u8],
+        to: SocketAddr,
+        options: Option<&SendOptions>,
+    ) -> Poll<Result<(), SendError>> {
+        let sent = self.send_now(payload, to, options);
+        if !is_full(&sent) {
+            return Poll::Ready(sent);
+        }
         let mut waker = OwnWaker::of(cx.waker());
-        self.node.core.with_links(|state| {
-            let sent = state.send(self.addr, to, payload, options);
-            match sent {
-                Err(SendError::WouldBlock | SendError::Congested(_)) => {
-                    if let Some(socket) = state.sockets.get_mut(&self.addr) {
-                        waker.join(&mut socket.writers);
-                    }
-                    Poll::Pending
-                }
-                sent => Poll::Ready(sent),
-            }
-        })
+        self.node.core.with(|state| {
+            arming::watch(state);
+            arming::sleep_for_room(state, self.id, &mut waker);
+        });
+        // Once more: there may be room since it was tried.
+        let sent = self.send_now(payload, to, options);
+        match is_full(&sent) {
+            true => Poll::Pending,
+            false => Poll::Ready(sent),
+        }
     }
 
     /// Sends a datagram. Ends when it is queued, not when it has arrived.
@@ -227,8 +228,8 @@ impl RdsSocket {
         let registering = self.node.core.pd.register(memory, access).iova(0);
         let shared = Arc::new(Mapped::new(registering.await?));
         if once {
-            self.node.core.with(|state, _| {
-                if let Some(socket) = state.sockets.get_mut(&self.addr) {
+            self.node.core.with(|state| {
+                if let Some(socket) = state.sockets.get_mut(self.id) {
                     socket.once.retain(|mapped| mapped.is_mapped());
                     socket.once.push(Arc::clone(&shared));
                 }
@@ -242,30 +243,29 @@ impl RdsSocket {
     /// # Cancel safety
     /// A future that is dropped takes nothing with it.
     pub async fn notified(&self) -> Notification {
-        poll_fn(|cx| self.wait(cx, |state| state.take_notification(self.addr))).await
+        poll_fn(|cx| self.wait(cx, |state| receive::take_notification(state, self.id))).await
     }
 
     /// The end of an operation that was to be told, if there is one now.
     pub fn try_notified(&self) -> Option<Notification> {
         self.node
             .core
-            .with(|state, _| state.take_notification(self.addr))
+            .with(|state| receive::take_notification(state, self.id))
     }
 
     /// Has the waker woken when something comes; whether something is there already.
     pub(crate) fn ring(&self, mut waker: OwnWaker) -> bool {
-        self.node.core.with(|state, _| {
-            let Some(socket) = state.sockets.get_mut(&self.addr) else {
-                return true;
-            };
-            waker.join(&mut socket.readers);
-            socket.has_news()
+        self.node.core.with(|state| {
+            arming::watch(state);
+            arming::sleep_for_news(state, self.id, &mut waker);
+            let socket = state.sockets.get_mut(self.id);
+            socket.is_none_or(|socket| socket.has_news())
         })
     }
 
     /// The next datagram, if there is one.
     pub fn poll_recv(&self, cx: &mut Context<'_>) -> Poll<Datagram> {
-        self.wait(cx, |state| state.take(self.addr))
+        self.wait(cx, |state| receive::take(state, self.id))
     }
 
     /// The next datagram, without a copy.
@@ -276,9 +276,14 @@ impl RdsSocket {
         poll_fn(|cx| self.poll_recv(cx)).await
     }
 
-    /// The next datagram, if there is one now.
+    /// The next datagram, if there is one now. A program may call this in a loop: it takes no lock while there is none.
     pub fn try_recv(&self) -> Option<Datagram> {
-        self.node.core.with(|state, _| state.take(self.addr))
+        // Threads that deliver one would wait for the lock.
+        let core = &self.node.core;
+        if !self.is_filled.load(Acquire) && !core.is_polled.load(Acquire) {
+            return None;
+        }
+        core.with(|state| receive::take(state, self.id))
     }
 
     /// The next datagram, copied into a buffer. A longer one is cut off.
@@ -296,7 +301,7 @@ impl RdsSocket {
     /// Dropping the future has no effect.
     pub async fn peek_from(&self, buffer: &mut [u8]) -> Received {
         let look = |state: &mut State| {
-            let socket = state.sockets.get(&self.addr)?;
+            let socket = state.sockets.get_mut(self.id)?;
             socket.queue.front().map(|datagram| copy(datagram, buffer))
         };
         let mut look = look;
@@ -306,13 +311,15 @@ impl RdsSocket {
     /// Takes back what was not acknowledged, to one destination or to all; returns how many datagrams. They may have
     /// arrived nevertheless.
     pub fn cancel_sent_to(&self, to: Option<SocketAddr>) -> usize {
-        self.node.core.with(|state, _| state.cancel(self.addr, to))
+        self.node
+            .core
+            .with(|state| send::cancel(state, self.id, to))
     }
 
     /// Ports to be told of when they become free at a peer: bit `port % 64`; see [`freed`](Self::freed).
     pub fn monitor(&self, groups: u64) {
-        self.node.core.with(|state, _| {
-            if let Some(socket) = state.sockets.get_mut(&self.addr) {
+        self.node.core.with(|state| {
+            if let Some(socket) = state.sockets.get_mut(self.id) {
                 socket.monitored = groups;
                 socket.freed &= groups;
             }
@@ -325,7 +332,7 @@ impl RdsSocket {
     /// A future that is dropped takes nothing with it.
     pub async fn freed(&self) -> u64 {
         let take = |state: &mut State| {
-            let socket = state.sockets.get_mut(&self.addr)?;
+            let socket = state.sockets.get_mut(self.id)?;
             let freed = std::mem::take(&mut socket.freed);
             (freed != 0).then_some(freed)
         };
@@ -334,14 +341,14 @@ impl RdsSocket {
 
     /// Datagrams that wait for acknowledgement, and their bytes.
     pub fn unacked(&self) -> (usize, usize) {
-        let (bytes, messages) = self.node.core.with(|state, _| state.unacked(self.addr));
+        let (bytes, messages) = self.node.core.with(|state| send::unacked(state, self.id));
         (messages, bytes)
     }
 
     /// What was counted.
     pub fn counters(&self) -> Counters {
-        self.node.core.with(|state, _| {
-            let socket = state.sockets.get(&self.addr);
+        self.node.core.with(|state| {
+            let socket = state.sockets.get_mut(self.id);
             socket.map_or(Counters::default(), |socket| socket.counters)
         })
     }
@@ -352,14 +359,17 @@ impl RdsSocket {
         cx: &mut Context<'_>,
         mut take: impl FnMut(&mut State) -> Option<T>,
     ) -> Poll<T> {
+        // A waker is not free, and mostly something is there.
+        if let Some(found) = self.node.core.with(&mut take) {
+            return Poll::Ready(found);
+        }
         let mut waker = OwnWaker::of(cx.waker());
-        self.node.core.with(|state, _| {
+        self.node.core.with(|state| {
+            arming::watch(state);
             if let Some(found) = take(state) {
                 return Poll::Ready(found);
             }
-            if let Some(socket) = state.sockets.get_mut(&self.addr) {
-                waker.join(&mut socket.readers);
-            }
+            arming::sleep_for_news(state, self.id, &mut waker);
             Poll::Pending
         })
     }
@@ -367,7 +377,7 @@ impl RdsSocket {
 
 impl Drop for RdsSocket {
     fn drop(&mut self) {
-        let socket = self.node.core.with(|state, _| state.close(self.addr));
+        let socket = self.node.core.with(|state| send::close(state, self.id));
         drop(socket);
     }
 }
@@ -378,13 +388,18 @@ impl fmt::Debug for RdsSocket {
     }
 }
 
+/// Whether there is no room now.
+fn is_full(sent: &Result<(), SendError>) -> bool {
+    matches!(sent, Err(SendError::WouldBlock | SendError::Congested(_)))
+}
+
 /// A free port, drawn: what a peer still has for a socket of an earlier life of this host is not for the first that
 /// binds in this one.
 fn free_port(state: &mut State, ip: IpAddr) -> Option<u16> {
     let ports = ANY_PORT_FIRST..=u16::MAX;
     let first = state.draw_port(ports.clone());
     let in_turn = (first..=*ports.end()).chain(*ports.start()..first);
-    let is_free = |port: &u16| !state.sockets.contains_key(&SocketAddr::new(ip, *port));
+    let is_free = |port: &u16| state.sockets.find(SocketAddr::new(ip, *port)).is_none();
     in_turn.into_iter().find(is_free)
 }
 

@@ -1,13 +1,13 @@
 //! SCSI RDMA Protocol (T10 SRP revision 16a): initiator and target.
 //!
-//! An [`initiator::Initiator`] logs in to a target and gives a [`initiator::Session`]; a [`initiator::Disk`] on it
-//! reads and writes blocks, across outages. A [`target::Target`] exports logical units ([`lun`]) and serves the
-//! initiators that log in. Both run in completions, have no thread of their own, and name only `verbs-core` and
-//! `verbs-cm`: any provider of verbs carries them.
+//! An [`initiator::Initiator`] logs in to a target and gives a [`initiator::Session`]; a [`initiator::Disk`] on
+//! it reads and writes blocks, across outages. A [`target::Target`] exports logical units ([`lun`]) and serves
+//! the initiators that log in. Both run in completions, have no thread of their own, and name only `verbs-core`
+//! and `verbs-cm`: they run on any provider of verbs.
 //!
-//! [`iu`] reads and writes information units, [`scsi`] commands and sense data; both are formats without state.
+//! [`iu`] reads and writes information units, [`scsi`] commands and sense data; both are stateless formats.
 //!
-//! It has no SCSI layer above a disk: partitions, file systems and multipath are for others. Read [`initiator`] or
+//! The crate has no SCSI layer above a disk: no partitions, file systems or multipath. Read [`initiator`] or
 //! [`target`] next; `verbs srp` of `verbs-cli` shows both as programs.
 //!
 //! ```no_run

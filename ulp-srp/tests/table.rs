@@ -1,8 +1,8 @@
-//! The table of a channel's requests, against a target that loses, doubles and delays answers.
+//! The table of a channel's requests, against a target that loses, duplicates and delays answers.
 //!
 //! Goal: the request limit is never overdrawn and one credit stays for task management; every request ends
-//! exactly once, by an answer or a claim; answers to what has ended are late and change nothing; all slots
-//! come back. Method: random steps over the table and a model of the wire.
+//! exactly once, by an answer or a claim; answers to ended requests are late and change nothing; all slots become
+//! free again. Method: random steps over the table and a model of the wire.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -17,19 +17,19 @@ enum Step {
     Begin,
     /// Takes a slot that is not ready yet.
     Prepare,
-    /// Makes the oldest of those ready.
+    /// Makes the oldest of these ready.
     Ready,
     /// Sends what may be sent.
     Send,
-    /// The target answers one of what it has, and its answer comes so many times.
+    /// The target answers one of its requests, and its answer arrives that many times.
     Answer { which: usize, times: u8 },
-    /// An answer that came before comes again.
+    /// An earlier answer arrives again.
     Again(usize),
-    /// Somebody else decides a request.
+    /// Another event claims a request.
     Claim(usize),
     /// Task management is sent, and answered at once.
     Task,
-    /// The target takes a credit back, or gives one more.
+    /// The target withdraws a credit, or grants one more.
     Grant(bool),
 }
 
@@ -49,10 +49,10 @@ fn step() -> impl Strategy<Value = Step> {
 
 #[derive(Default)]
 struct Model {
-    /// Taken and not ended.
+    /// Taken but not ended.
     open: Vec<SlotId>,
     preparing: Vec<SlotId>,
-    /// What the target has, and what it has answered.
+    /// The requests that the target has, and those it has answered.
     at_target: Vec<Tag>,
     answered: Vec<Tag>,
     credit: i32,
@@ -72,17 +72,17 @@ impl Model {
         self.ended += 1;
     }
 
-    /// An answer comes so many times; not at all is lost, with the connection.
+    /// An answer arrives that many times; zero means that it is lost, with the connection.
     fn answer(&mut self, table: &mut Table, which: usize, times: u8) {
         if self.at_target.is_empty() {
             return;
         }
-        // The credit comes with the answer, and with its first copy only.
+        // The credit arrives with the answer, and only with its first copy.
         let tag = self.at_target.remove(which % self.at_target.len());
         self.credit += 1;
         table.grant(1);
         if times == 0 {
-            // The loss is somebody's claim.
+            // The loss results in a claim.
             let id = table.slot_of(tag).expect("a tag of this channel");
             if table.claim(id).is_some() {
                 self.end(table, id);
@@ -168,7 +168,7 @@ proptest! {
         for step in steps {
             model.step(&mut table, step);
         }
-        // The channel is lost: whatever has not ended does now.
+        // The channel is lost: every request that has not ended ends now.
         for index in 0..SLOTS {
             if let Some(id) = table.used(index) {
                 prop_assert!(table.claim(id).is_some());
@@ -185,7 +185,7 @@ proptest! {
         table.open(4);
         let sent = table.take().map(|id| (table.ready(id), table.next_to_send()));
         prop_assert!(sent.is_some());
-        // Generation 1 is in use; no tag of a later one was ever given out.
+        // Generation 1 is in use; no tag of a later one was ever issued.
         let known = tag >> 32 == 1 && tag as u32 == 3 << 16 || tag >> 32 == 0;
         if !known {
             prop_assert_eq!(table.answered(Tag(tag)), Answered::Unknown);
@@ -193,8 +193,8 @@ proptest! {
     }
 }
 
-/// Goal: answers that come too late, or twice, are counted, and only those. Method: a request that was given up, whose
-/// answer comes before and after its slot is free again; one that is answered twice.
+/// Goal: answers that arrive too late, or twice, are counted, and only those. Method: a request that was given
+/// up, whose answer arrives before and after its slot is free again; one that is answered twice.
 #[test]
 fn late_answers_are_counted() {
     let mut table = Table::new(3, SLOTS);

@@ -1,4 +1,4 @@
-//! What is said of devices, ports and objects.
+//! Attributes of devices, ports and objects.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
@@ -9,7 +9,7 @@ use crate::{CompChannel, Cq, Pd, Srq, Td, Xrcd};
 #[derive(Clone, Copy)]
 pub struct DeviceAttr {
     pub fw_ver: [c_char; 64],
-    /// In the network's order.
+    /// In network byte order.
     pub node_guid: u64,
     pub sys_image_guid: u64,
     pub max_mr_size: u64,
@@ -106,7 +106,7 @@ pub struct PortAttr {
     pub phys_state: u8,
     pub link_layer: u8,
     pub flags: u8,
-    /// Here the structure of the exported symbol `ibv_query_port` ends.
+    /// The structure of the exported symbol `ibv_query_port` ends here.
     pub port_cap_flags2: u16,
     pub active_speed_ex: u32,
 }

@@ -11,8 +11,8 @@ use crate::{
 /// A function of the table that the library does not have.
 pub type Unused = Option<unsafe extern "C" fn()>;
 
-/// `ibv_device`, and behind it what makes providers' libraries see that it is not theirs: they compare the
-/// pointer there with a table of their own.
+/// `ibv_device`, followed by a pointer that shows providers' libraries that the device is not theirs: they compare it
+/// with a table of their own.
 #[repr(C)]
 pub struct Device {
     pub ops: [*mut c_void; 2],
@@ -56,11 +56,11 @@ pub struct Context {
     pub async_fd: c_int,
     pub num_comp_vectors: c_int,
     pub mutex: Mutex,
-    /// All ones: the context is the end of a [`VerbsContext`].
+    /// All ones: the context is the last part of a [`VerbsContext`].
     pub abi_compat: *mut c_void,
 }
 
-/// `verbs_context`: a table that grows at its front, whose functions are used if `sz` says that they are there.
+/// `verbs_context`: a table that grows at its front, whose functions are used if `sz` covers them.
 #[repr(C)]
 pub struct VerbsContext {
     /// `query_port_speed` to `alloc_dmah`: functions of libibverbs 59 to 64.

@@ -9,7 +9,7 @@ use crate::{Ah, Cq, DataBuf, Mw, MwBindInfo, Qp, Sge};
 pub struct CqEx {
     pub cq: Cq,
     pub comp_mask: u32,
-    /// Of the completion that is being looked at, as `wr_id` is.
+    /// The status of the current completion, as `wr_id` is its number.
     pub status: c_uint,
     pub wr_id: u64,
     pub ops: CqExOps,

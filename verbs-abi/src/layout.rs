@@ -1,5 +1,5 @@
-//! Sizes and offsets of the C structures on 64-bit machines. A structure that another compiler laid out
-//! otherwise would not compile here.
+//! Sizes and offsets of the C structures on 64-bit machines. If a compiler lays out a structure differently, this does
+//! not compile.
 
 use std::mem::{offset_of, size_of};
 
@@ -75,7 +75,7 @@ layout! {
     ValuesEx = 24 {; raw_clock @ 8 }
 }
 
-// Scatter/gather lists of programs are handed on as they are.
+// Scatter/gather lists of programs are passed on unchanged.
 const _: () = assert!(size_of::<Sge>() == size_of::<verbs_core::Sge>());
 const _: () =
     assert!(offset_of!(verbs_core::Sge, len) == 8 && offset_of!(verbs_core::Sge, lkey) == 12);

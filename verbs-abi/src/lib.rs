@@ -2,10 +2,12 @@
 //! in [`rdmacm`] those of librdmacm. Both sides use them: the C libraries of `shims/ibverbs`, which are called with them,
 //! and `hca-rdma`, which calls the system's.
 //!
-//! Programs reach into them: each size and the offsets that programs use are checked when this is compiled, in `layout`.
+//! Programs access their fields directly: each size and the offsets that programs use are checked at compile time, in
+//! `layout`.
 //!
 //! Names are those of the header without `ibv_`, and so are the fields. Structures grow at their end, or at their front
-//! where the header says so; these are the newest, and what an older program does not know is where it does not look.
+//! where the header says so; these are the newest versions, and an older program does not look at the fields that it
+//! does not know.
 
 #![forbid(unsafe_code)]
 #![expect(missing_docs, reason = "fields are those of the header")]

@@ -1,13 +1,13 @@
-//! What the create functions give to the program.
+//! The objects that the create functions return to the program.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::null_mut;
 
 use crate::{Context, RecvWr};
 
-/// Room of a `pthread_mutex_t`, which programs do not touch.
+/// Room for a `pthread_mutex_t`, which programs do not touch.
 pub type Mutex = [u64; 5];
-/// Room of a `pthread_cond_t`.
+/// Room for a `pthread_cond_t`.
 pub type Cond = [u64; 6];
 
 /// `ibv_pd`.

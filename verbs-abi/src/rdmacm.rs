@@ -1,6 +1,7 @@
 //! The structures of librdmacm.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::ptr::null_mut;
 
 use crate::{AhAttr, CompChannel, Context, Cq, Pd, Qp, Srq};
@@ -24,7 +25,7 @@ pub struct Addr {
     pub dst: Storage,
     pub sgid: [u64; 2],
     pub dgid: [u64; 2],
-    /// In the network's order, as in all of `rdma_ib_addr` and [`PathRec`].
+    /// In network byte order, as in all of `rdma_ib_addr` and [`PathRec`].
     pub pkey: u16,
 }
 
@@ -160,6 +161,7 @@ pub mod event {
     pub const ADDR_RESOLVED: u32 = 0;
     pub const ADDR_ERROR: u32 = 1;
     pub const ROUTE_RESOLVED: u32 = 2;
+    pub const ROUTE_ERROR: u32 = 3;
     pub const CONNECT_REQUEST: u32 = 4;
     pub const CONNECT_RESPONSE: u32 = 5;
     pub const CONNECT_ERROR: u32 = 6;
@@ -167,6 +169,7 @@ pub mod event {
     pub const REJECTED: u32 = 8;
     pub const ESTABLISHED: u32 = 9;
     pub const DISCONNECTED: u32 = 10;
+    pub const DEVICE_REMOVAL: u32 = 11;
     pub const MULTICAST_JOIN: u32 = 12;
     pub const MULTICAST_ERROR: u32 = 13;
     pub const TIMEWAIT_EXIT: u32 = 15;
@@ -178,8 +181,45 @@ impl Default for Storage {
     }
 }
 
+impl Storage {
+    /// The structure for that address.
+    pub fn of(addr: SocketAddr) -> Self {
+        let mut storage = Self::default();
+        let mut put =
+            |at: usize, bytes: &[u8]| storage.0[at..at + bytes.len()].copy_from_slice(bytes);
+        put(2, &addr.port().to_be_bytes());
+        match addr {
+            SocketAddr::V4(v4) => {
+                put(0, &(libc::AF_INET as u16).to_ne_bytes());
+                put(4, &v4.ip().octets());
+            }
+            SocketAddr::V6(v6) => {
+                put(0, &(libc::AF_INET6 as u16).to_ne_bytes());
+                put(8, &v6.ip().octets());
+                put(24, &v6.scope_id().to_ne_bytes());
+            }
+        }
+        storage
+    }
+
+    /// The address, if it is an IP address.
+    pub fn addr(&self) -> Option<SocketAddr> {
+        let [f0, f1, p0, p1, a, b, c, d, ref rest @ ..] = self.0;
+        let port = u16::from_be_bytes([p0, p1]);
+        match c_int::from(u16::from_ne_bytes([f0, f1])) {
+            libc::AF_INET => Some((Ipv4Addr::new(a, b, c, d), port).into()),
+            libc::AF_INET6 => {
+                let (ip, rest) = rest.split_first_chunk::<16>()?;
+                let scope = u32::from_ne_bytes(*rest.first_chunk::<4>()?);
+                Some(SocketAddrV6::new(Ipv6Addr::from(*ip), port, 0, scope).into())
+            }
+            _ => None,
+        }
+    }
+}
+
 impl CmId {
-    /// One that is on no device yet.
+    /// An id that is on no device yet.
     pub fn new(channel: *mut EventChannel, context: *mut c_void, ps: u32, qp_type: u32) -> Self {
         Self {
             verbs: null_mut(),
@@ -211,7 +251,7 @@ impl CmId {
     }
 }
 
-/// Sizes and places, as programs were compiled with them.
+/// Sizes and offsets, as programs were compiled with them.
 const _: () = {
     use std::mem::offset_of;
     assert!(size_of::<EventChannel>() == 4);
@@ -236,3 +276,19 @@ const _: () = {
     assert!(size_of::<AddrInfo>() == 96 && offset_of!(AddrInfo, route_len) == 56);
     assert!(offset_of!(AddrInfo, next) == 88);
 };
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_go_there_and_back() {
+        for text in ["127.0.0.9:7174", "[fd77::2]:18515"] {
+            let addr: SocketAddr = text.parse().expect("an address");
+            assert_eq!(Storage::of(addr).addr(), Some(addr));
+        }
+        let mut ib = Storage::default();
+        ib.0[..2].copy_from_slice(&27_u16.to_ne_bytes());
+        assert_eq!((ib.addr(), Storage::default().addr()), (None, None));
+    }
+}

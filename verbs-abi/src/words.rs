@@ -1,12 +1,14 @@
-//! The same in the words of verbs-core: addresses, sizes and attributes of queue pairs.
+//! The same values as types of verbs-core: addresses, sizes and attributes of queue pairs.
 //!
 //! States, masks and flags have the same numbers on both sides.
 
-use verbs_core::{Access, Av, Gid, GlobalRoute, Lid, Mtu, Psn, QKey, QpAttrMask, QpState, Qpn};
+use verbs_core::{
+    Access, AltPath, Av, Gid, GlobalRoute, Lid, MigState, Mtu, Psn, QKey, QpAttrMask, QpState, Qpn,
+};
 
 use crate::{AhAttr, QpAttr, QpCap};
 
-/// A GID as the structures have it: 16 bytes, aligned as two words.
+/// A GID as in the structures: 16 bytes, aligned as two words.
 pub fn gid_words(gid: Gid) -> [u64; 2] {
     let (first, last) = gid.0.split_at(8);
     [first, last].map(|half| u64::from_ne_bytes(half.try_into().unwrap_or_default()))
@@ -21,7 +23,7 @@ pub fn gid_of(words: [u64; 2]) -> Gid {
     Gid(bytes)
 }
 
-/// The address that the structure is.
+/// The address in the structure.
 pub fn av_of(attr: &AhAttr) -> Av {
     let grh = &attr.grh;
     let global = (attr.is_global != 0).then(|| GlobalRoute {
@@ -40,7 +42,7 @@ pub fn av_of(attr: &AhAttr) -> Av {
     }
 }
 
-/// The structure of that address. It has room for GID indices up to 255.
+/// The structure for that address. It has room for GID indices up to 255.
 pub fn shown_av(av: &Av) -> AhAttr {
     let grh = av
         .global
@@ -86,7 +88,13 @@ pub fn state_of(number: u32) -> Option<QpState> {
     states.find(|&state| state as u32 == number)
 }
 
-/// The attributes of the structure that `mask` names. A state or an MTU whose number stands for none is left out.
+/// The state of path migration of that number, if there is one.
+fn mig_state_of(number: u32) -> Option<MigState> {
+    let mut states = MigState::ALL.into_iter();
+    states.find(|&state| state as u32 == number)
+}
+
+/// The attributes of the structure that `mask` names. A state or an MTU with an unknown number is left out.
 pub fn attr_of(attr: &QpAttr, mask: QpAttrMask) -> verbs_core::QpAttr {
     macro_rules! take {
         ($bit:ident, $value:expr) => {
@@ -112,12 +120,22 @@ pub fn attr_of(attr: &QpAttr, mask: QpAttrMask) -> verbs_core::QpAttr {
         max_dest_rd_atomic: take!(MAX_DEST_RD_ATOMIC, attr.max_dest_rd_atomic),
         min_rnr_timer: take!(MIN_RNR_TIMER, attr.min_rnr_timer),
         dest_qpn: take!(DEST_QPN, Qpn::new(attr.dest_qp_num)),
-        alt_path: None,
+        alt_path: take!(
+            ALT_PATH,
+            AltPath::new(
+                Av {
+                    port: attr.alt_port_num,
+                    ..av_of(&attr.alt_ah_attr)
+                },
+                attr.alt_pkey_index,
+                attr.alt_timeout,
+            )
+        ),
+        path_mig_state: take!(PATH_MIG_STATE, attr.path_mig_state).and_then(mig_state_of),
     }
 }
 
-/// Writes the attributes that `change` names into the structure, and tells which these are. There is no place for an
-/// alternate path.
+/// Writes the attributes that `change` names into the structure, and returns their mask.
 pub fn write_attr(change: &verbs_core::QpAttr, attr: &mut QpAttr) -> QpAttrMask {
     let mut named = QpAttrMask::empty();
     macro_rules! put {
@@ -147,6 +165,14 @@ pub fn write_attr(change: &verbs_core::QpAttr, attr: &mut QpAttr) -> QpAttrMask 
         change.max_dest_rd_atomic => max_dest_rd_atomic, MAX_DEST_RD_ATOMIC;
         change.min_rnr_timer => min_rnr_timer, MIN_RNR_TIMER;
         change.dest_qpn.map(Qpn::value) => dest_qp_num, DEST_QPN;
+        change.path_mig_state.map(|state| state as u32) => path_mig_state, PATH_MIG_STATE;
+    }
+    if let Some(alt) = &change.alt_path {
+        attr.alt_ah_attr = shown_av(&alt.av());
+        attr.alt_port_num = alt.av().port;
+        attr.alt_pkey_index = alt.pkey_index;
+        attr.alt_timeout = alt.timeout;
+        named |= QpAttrMask::ALT_PATH;
     }
     named
 }

@@ -47,14 +47,14 @@ pub struct SendWr {
     pub num_sge: c_int,
     pub opcode: c_uint,
     pub send_flags: c_uint,
-    /// Immediate data in the network's order, or a key to invalidate in the machine's.
+    /// Immediate data in network byte order, or a key to invalidate in the machine's.
     pub imm_or_key: u32,
     pub wr: SendOperands,
     pub remote_srqn: u32,
     pub bind_mw: SendBind,
 }
 
-/// What the operation is about; which one says the opcode.
+/// The operands of the operation; the opcode selects the member.
 #[repr(C)]
 pub union SendOperands {
     pub rdma: Rdma,

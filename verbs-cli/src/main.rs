@@ -2,29 +2,23 @@
 
 #![forbid(unsafe_code)]
 
-mod address;
-mod bench;
-mod capture;
 mod cli;
-mod connect_bench;
-mod connecting;
+mod common;
 mod copy;
+mod daemons;
 mod demo;
-mod devinfo;
-mod ending;
-mod exit;
-mod ipoib;
+mod measure;
 mod net;
-mod pingpong;
-mod places;
-mod rds;
-mod report;
-mod rping;
-mod run;
-mod sim;
-mod srp;
-mod subnet;
-mod wire;
+mod observe;
+mod protocols;
+
+pub(crate) use cli::shell;
+pub(crate) use common::{capture, ending, exit, file_id, logging, places, report, units};
+pub(crate) use daemons::{host, run, subnet};
+pub(crate) use measure::{bench, connect_bench, perf, pingpong, rping, sim};
+pub(crate) use net::{address, connecting, published, wire};
+pub(crate) use observe::{connections, devinfo, programs, stats, top};
+pub(crate) use protocols::{ipoib, rds, srp};
 
 use std::fmt::Display;
 use std::io::{self, Write};
@@ -32,26 +26,42 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use crate::cli::{BenchArgs, Cli, Command, CopyArgs, DevinfoArgs, PingpongArgs, ServeArgs};
+use crate::cli::{BenchArgs, Cli, Command, CopyArgs, DevinfoArgs, Origin, PingpongArgs, ServeArgs};
 use crate::connect_bench::ConnectBenchArgs;
+use crate::connections::ConnectionsArgs;
 use crate::demo::DemoArgs;
+use crate::host::HostArgs;
 use crate::ipoib::IpoibArgs;
+use crate::perf::PerfArgs;
 use crate::rds::RdsArgs;
 use crate::rping::RpingArgs;
 use crate::run::RunArgs;
+use crate::shell::{CompletionsArgs, ManArgs};
 use crate::sim::SimArgs;
 use crate::srp::SrpArgs;
+use crate::stats::StatsArgs;
 use crate::subnet::SubnetArgs;
-use crate::wire::Roce;
+use crate::top::TopArgs;
 
 fn main() -> ExitCode {
-    let done = match Cli::parse().command {
+    let Cli { log, command } = Cli::parse();
+    if let Some(filter) = log {
+        logging::start(&filter);
+    }
+    // Others see its connections while it runs.
+    let _published = command.connects().then(connections::publish).flatten();
+    let done = match command {
         Command::Copy(args) => run_copy(&args),
         Command::Bench(args) => run_bench(&args),
+        Command::Completions(args) => run_completions(&args),
         Command::Demo(args) => run_demo(&args),
         Command::Devinfo(args) => run_devinfo(&args),
+        Command::Man(args) => run_man(&args),
+        Command::Perf(args) => run_perf(&args),
         Command::Pingpong(args) => run_pingpong(&args),
         Command::ConnectBench(args) => run_connect_bench(&args),
+        Command::Connections(args) => run_connections(&args),
+        Command::Host(args) => run_host(&args),
         Command::Ipoib(args) => run_ipoib(&args),
         Command::Rds(args) => run_rds(&args),
         Command::Rping(args) => run_rping(&args),
@@ -59,7 +69,9 @@ fn main() -> ExitCode {
         Command::Serve(args) => run_serve(&args),
         Command::Sim(args) => run_sim(&args),
         Command::Srp(args) => run_srp(&args),
+        Command::Stats(args) => run_stats(&args),
         Command::Subnet(args) => run_subnet(&args),
+        Command::Top(args) => run_top(&args),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -68,14 +80,23 @@ fn main() -> ExitCode {
 }
 
 fn run_copy(args: &CopyArgs) -> Result<(), u8> {
-    let report = copy::run(args, &*wire::network(&args.wire))
+    let network = match &args.src {
+        Origin::Served(url) => wire::network_of(url.scheme, &args.wire),
+        Origin::File(_) | Origin::Stdin => wire::network(&args.wire),
+    };
+    let report = copy::run(args, &*network)
         .map_err(|failure| complain("copy", &failure, failure.exit_code()))?;
+    // Stdout has the file.
+    let mut out: Box<dyn Write> = match args.dst.as_os_str() == cli::STREAM {
+        true => Box::new(io::stderr()),
+        false => Box::new(io::stdout()),
+    };
     if args.json {
-        show_json("copy", &report)
+        show_json_on(&mut *out, "copy", &report)
     } else if args.quiet {
         Ok(())
     } else {
-        show("copy", &report)
+        show_on(&mut *out, "copy", &report)
     }
 }
 
@@ -94,9 +115,27 @@ fn run_devinfo(args: &DevinfoArgs) -> Result<(), u8> {
     }
 }
 
+fn run_host(args: &HostArgs) -> Result<(), u8> {
+    host::run(args, &mut io::stdout()).map_err(|error| complain("host", &error, error.exit_code()))
+}
+
 fn run_pingpong(args: &PingpongArgs) -> Result<(), u8> {
-    pingpong::run(args, &*wire::network(&args.wire), &mut io::stdout())
+    pingpong::run(args, &*wire::any_network(&args.wire), &mut io::stdout())
         .map_err(|error| complain("pingpong", &error, error.exit_code()))
+}
+
+fn run_completions(args: &CompletionsArgs) -> Result<(), u8> {
+    shell::completions(args, &mut io::stdout())
+        .map_err(|error| complain("completions", &error, error.exit_code()))
+}
+
+fn run_man(args: &ManArgs) -> Result<(), u8> {
+    shell::man(args, &mut io::stdout()).map_err(|error| complain("man", &error, error.exit_code()))
+}
+
+fn run_perf(args: &PerfArgs) -> Result<(), u8> {
+    perf::run(args, &*wire::any_network(&args.wire), &mut io::stdout())
+        .map_err(|error| complain("perf", &error, error.exit_code()))
 }
 
 fn run_connect_bench(args: &ConnectBenchArgs) -> Result<(), u8> {
@@ -104,12 +143,39 @@ fn run_connect_bench(args: &ConnectBenchArgs) -> Result<(), u8> {
         .map_err(|error| complain("connect-bench", &error, error.exit_code()))
 }
 
+fn run_connections(args: &ConnectionsArgs) -> Result<(), u8> {
+    if args.host {
+        return run_programs(args.json);
+    }
+    let listing = connections::list().map_err(|error| {
+        let what = format!("cannot ask running programs: {error}");
+        complain("connections", &what, exit::FILES)
+    })?;
+    if args.json {
+        show_json("connections", &listing)
+    } else {
+        show("connections", &listing)
+    }
+}
+
+fn run_programs(json: bool) -> Result<(), u8> {
+    let failed = |what: String| complain("connections", &what, exit::FILES);
+    let programs = programs::list().map_err(|error| failed(error.to_string()))?;
+    let none = "no daemon shares this host; `verbs host` starts one";
+    let programs = programs.ok_or_else(|| failed(none.to_owned()))?;
+    if json {
+        show_json("connections", &programs)
+    } else {
+        show("connections", &programs)
+    }
+}
+
 fn run_rds(args: &RdsArgs) -> Result<(), u8> {
     rds::run(args, &mut io::stdout()).map_err(|error| complain("rds", &error, error.exit_code()))
 }
 
 fn run_rping(args: &RpingArgs) -> Result<(), u8> {
-    rping::run(args, &Roce::new(&args.wire), &mut io::stdout())
+    rping::run(args, &*wire::any_network(&args.wire), &mut io::stdout())
         .map_err(|error| complain("rping", &error, error.exit_code()))
 }
 
@@ -119,7 +185,7 @@ fn run_program(args: &RunArgs) -> u8 {
 }
 
 fn run_serve(args: &ServeArgs) -> Result<(), u8> {
-    copy::remote::serve(args, &*wire::network(&args.wire))
+    copy::remote::serve(args, &*wire::any_network(&args.wire))
         .map_err(|error| complain("serve", &error, error.exit_code()))
 }
 
@@ -132,9 +198,21 @@ fn run_srp(args: &SrpArgs) -> Result<(), u8> {
     srp::run(args, &mut io::stdout()).map_err(|error| complain("srp", &error, error.exit_code()))
 }
 
+fn run_stats(args: &StatsArgs) -> Result<(), u8> {
+    stats::run(args, &mut io::stdout()).map_err(|error| complain("stats", &error, exit::FILES))
+}
+
 fn run_subnet(args: &SubnetArgs) -> Result<(), u8> {
     subnet::run(args, &mut io::stdout())
         .map_err(|error| complain("subnet", &error, error.exit_code()))
+}
+
+fn run_top(args: &TopArgs) -> Result<(), u8> {
+    match top::run(args) {
+        // `head` has seen enough.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        done => done.map_err(|error| complain("top", &error, exit::FILES)),
+    }
 }
 
 fn run_ipoib(args: &IpoibArgs) -> Result<(), u8> {
@@ -144,23 +222,37 @@ fn run_ipoib(args: &IpoibArgs) -> Result<(), u8> {
 
 fn run_bench(args: &BenchArgs) -> Result<(), u8> {
     let report = bench::run(args).map_err(|error| complain("bench", &error, exit::DEVICE))?;
-    if args.json {
-        show_json("bench", &report)
-    } else {
-        show("bench", &report)
+    let shown = match args.json {
+        true => show_json("bench", &report),
+        false => show("bench", &report),
+    };
+    match report.signal {
+        Some(signal) => signal.obey(),
+        None => shown,
     }
 }
 
 fn show_json(command: &str, value: &impl serde::Serialize) -> Result<(), u8> {
+    show_json_on(&mut io::stdout(), command, value)
+}
+
+fn show_json_on(
+    out: &mut dyn Write,
+    command: &str,
+    value: &impl serde::Serialize,
+) -> Result<(), u8> {
     let text = serde_json::to_string_pretty(value)
         .map_err(|error| complain(command, &error, exit::FILES))?;
-    show(command, &text)
+    show_on(out, command, &text)
 }
 
 /// Prints a result; a reader that has gone away is an error like any other.
 fn show(command: &str, value: &impl Display) -> Result<(), u8> {
-    let mut stdout = io::stdout().lock();
-    report::line(&mut stdout, value).map_err(|error| {
+    show_on(&mut io::stdout(), command, value)
+}
+
+fn show_on(out: &mut dyn Write, command: &str, value: &impl Display) -> Result<(), u8> {
+    report::line(out, value).map_err(|error| {
         complain(
             command,
             &format_args!("cannot write the result to stdout: {error}"),
@@ -171,7 +263,7 @@ fn show(command: &str, value: &impl Display) -> Result<(), u8> {
 
 /// Says in one sentence what is wrong; hands the exit code through.
 fn complain(command: &str, error: &impl Display, code: u8) -> u8 {
-    // Nobody can be told that stderr is closed.
+    // There is no one to tell that stderr is closed.
     let _ = writeln!(io::stderr(), "verbs {command}: {error}");
     code
 }

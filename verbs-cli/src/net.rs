@@ -9,12 +9,17 @@ use std::net::{
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::sockopt;
 use verbs_core::sync::Arc;
 
 use crate::connecting::ConnectArgs;
+
+pub(crate) mod address;
+pub(crate) mod connecting;
+pub(crate) mod published;
+pub(crate) mod wire;
 
 /// How long a peer may take to accept a connection, or to send or take one message.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
@@ -66,7 +71,7 @@ pub(crate) enum NetError {
     Foreign { peer: SocketAddr, what: String },
 }
 
-/// A connection and who is at its other end. Clones are the same connection.
+/// A connection and the address of its other end. Clones are the same connection.
 #[derive(Clone, Debug)]
 pub(crate) struct Connection {
     stream: Arc<TcpStream>,
@@ -148,6 +153,12 @@ impl Connection {
         Ok(self.read_some(&mut byte, wait)?.map(|_| byte[0]))
     }
 
+    /// Whether the peer has said something that was not received, or has ended the connection. Does not wait.
+    pub(crate) fn has_news(&self) -> bool {
+        let mut polled = [PollFd::new(&*self.stream, PollFlags::IN)];
+        matches!(poll(&mut polled, Some(&Timespec::default())), Ok(1..))
+    }
+
     /// Ends what this end sends and reads, for a moment and up to so many bytes, what the peer has sent:
     /// a connection that is closed with bytes unread takes back what it said last.
     pub(crate) fn drain(&mut self, bytes_max: usize) {
@@ -157,13 +168,13 @@ impl Connection {
         let _ = self.receive(&mut vec![0; bytes_max], until);
     }
 
-    /// Ends the reading side: who reads from it, through any handle, finds the end.
+    /// Ends the reading side: a reader, through any handle, finds the end.
     pub(crate) fn deafen(&self) {
         // It may have ended already.
         let _ = self.stream.shutdown(Shutdown::Read);
     }
 
-    /// Ends the connection: who reads or writes, through any handle, finds the end.
+    /// Ends the connection: a reader or writer, through any handle, finds the end.
     pub(crate) fn hang_up(&self) {
         // It may have ended already.
         let _ = self.stream.shutdown(Shutdown::Both);
@@ -283,6 +294,25 @@ pub(crate) fn accept_first_to_speak(listener: &TcpListener) -> io::Result<Connec
     }
 }
 
+/// The connection that comes from there. Blocks, no longer than [`PATIENCE`]; others that come are closed.
+pub(crate) fn accept_from(listener: &TcpListener, from: SocketAddr) -> io::Result<TcpStream> {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        let mut polled = [PollFd::new(listener, PollFlags::IN)];
+        match poll(&mut polled, Timespec::try_from(left).ok().as_ref()) {
+            Err(Errno::INTR) => continue,
+            Ok(0) => return Err(io::ErrorKind::TimedOut.into()),
+            polled => polled?,
+        };
+        let (stream, peer) = listener.accept()?;
+        let peer = canonical(peer);
+        if (peer.ip(), peer.port()) == (from.ip(), from.port()) {
+            return Ok(stream);
+        }
+    }
+}
+
 /// IPv4 addresses that came through an IPv6 socket are IPv4 addresses.
 pub(crate) fn canonical(address: SocketAddr) -> SocketAddr {
     match address.ip().to_canonical() {
@@ -297,7 +327,7 @@ mod tests {
 
     use super::*;
 
-    /// Goal: who says nothing does not keep a server of one client from its client. Method: more silent ones
+    /// Goal: a client that says nothing does not keep a server of one client from its client. Method: more silent ones
     /// than are kept, one that has ended, and then one that speaks.
     #[test]
     fn the_first_to_speak_is_accepted() {

@@ -59,7 +59,7 @@
 //!   datagrams, queue pair modifies and [`Event`]s come out. It owns no queue pair, no clock and no
 //!   lock, so that a device, a test or a simulation can drive it.
 //!
-//! Peer-to-peer connections, alternate paths and XRC are refused on the wire.
+//! Peer-to-peer connections are refused on the wire.
 //!
 //! The machine alone:
 //!
@@ -68,7 +68,8 @@
 //!
 //! use verbs_cm::{Accept, Cm, Config, Connect, Event, Listen, Port, Route};
 //! use verbs_cm::wire::{PortSpace, ServiceId};
-//! use verbs_core::mad::{Address, Time, TimeCode};
+//! use verbs_core::mad::{Address, TimeCode};
+//! use verbs_core::time::Instant;
 //! use verbs_core::{Av, Gid, Guid, LinkLayer, Lid, Mtu, Qpn};
 //!
 //! let gid = |host| Gid::from(Ipv4Addr::new(10, 0, 0, host));
@@ -80,6 +81,7 @@
 //!     gids: vec![(0, gid(host))],
 //!     mtu: Mtu::B1024,
 //!     ack_delay: TimeCode::new(15),
+//!     migrates: false,
 //! };
 //! let mut client = Cm::new(Config::default(), port(1), 1, 17);
 //! let mut server = Cm::new(Config::default(), port(2), 1, 18);
@@ -87,7 +89,7 @@
 //! let service = ServiceId::rdma_cm(PortSpace::Tcp, 7174);
 //! server.listen(Listen::new(service))?;
 //! let route = Route::roce(&port(1), gid(1), gid(2)).expect("the port has this GID");
-//! client.connect(Time::ZERO, Connect::new(service, Qpn::new(0x11), route))?;
+//! client.connect(Instant::ZERO, Connect::new(service, Qpn::new(0x11), route))?;
 //!
 //! // The wire: what one sends, the other gets, and queue pairs do what they are told.
 //! let mut established = 0;
@@ -99,16 +101,16 @@
 //!         };
 //!         while let Some((to, mad)) = one.poll_transmit() {
 //!             assert_eq!(to.av.global.map(|global| global.dgid), Some(there));
-//!             other.handle(Time::ZERO, Address::gsi(Av::to_gid(1, 0, here)), &mad);
+//!             other.handle(Instant::ZERO, Address::gsi(Av::to_gid(1, 0, here)), &mad);
 //!         }
 //!         while let Some(change) = one.poll_qp_change() {
-//!             one.qp_modified(Time::ZERO, change.conn, Ok(()));
+//!             one.qp_modified(Instant::ZERO, change.conn, Ok(()));
 //!         }
 //!         while let Some(event) = one.poll_event() {
 //!             match event {
 //!                 Event::ConnectRequest { conn, .. } => {
 //!                     let accept = Accept { qpn: Qpn::new(0x22), ..Accept::default() };
-//!                     one.accept(Time::ZERO, conn, &accept)?;
+//!                     one.accept(Instant::ZERO, conn, &accept)?;
 //!                 }
 //!                 Event::Established { .. } => established += 1,
 //!                 other => panic!("{other:?}"),
@@ -120,33 +122,22 @@
 //! ```
 #![forbid(unsafe_code)]
 
-mod address;
-mod config;
-pub mod connect;
-mod connection;
-pub mod datagram;
-mod endpoint;
-mod error;
-mod event;
+mod ends;
 mod hub;
-mod limit;
-mod link;
-pub mod listen;
 pub mod machine;
-mod manager;
-mod multicast;
-mod native;
-mod options;
-mod pace;
-mod params;
-mod provided;
-mod refusals;
 pub mod resolver;
 pub mod sa;
-mod step;
 mod table;
+mod types;
+mod user;
 pub mod wire;
 
+pub(crate) use ends::{endpoint, link, provided, refusals};
+pub(crate) use types::{address, config, error, event, info, limit, options, pace, params};
+pub(crate) use user::{alternate, connection, manager, multicast, native, step};
+pub use user::{connect, datagram, listen};
+
+pub use alternate::Alternate;
 pub use config::Config;
 pub use connect::{Connecting, connect};
 pub use connection::{Connection, RecvHalf, SendHalf};
@@ -154,9 +145,12 @@ pub use datagram::{
     DatagramListener, Question, Resolving, Service, UDP_QKEY, listen_datagrams, resolve_service,
 };
 pub use error::{Error, NotConnected, Rejection};
-pub use event::{CmError, ConnId, Counters, Ended, Event, Failure, ListenId, QpChange, ResolveId};
+pub use event::{
+    CmError, ConnId, Counters, Ended, Event, Failure, ListenId, PathError, QpChange, ResolveId,
+};
 #[doc(hidden)]
 pub use hub::{Counts, Modifier, Modify};
+pub use info::{ConnectionInfo, ConnectionState, HostServices, connections};
 pub use limit::CONNECT_TIMEOUT;
 pub use listen::{Accepting, ConnectRequest, Listener, Listening, listen};
 pub use manager::Manager;

@@ -14,11 +14,11 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use futures::executor::block_on;
 use futures::future::join;
-use verbs_cm::{Ended, Error, Manager, connect, listen};
+use verbs_cm::{ConnectionState, Ended, Error, Manager, connect, listen};
 use verbs_core::cm::{AcceptCm, CmCore, ConnectCm};
 use verbs_core::command::{Command, Pending};
 use verbs_core::sync::Mutex;
-use verbs_core::testing::Null;
+use verbs_core::testing::{Null, Subject, conformance};
 use verbs_core::{
     AnyCommand, Attr, CmEvent, CmLimits, CmParam, CmReply, CmRequest, Cq, Device,
     Error as VerbError, Pd, PortCaps, Provider, ProviderAttr, Qp, QpInit, QpType, Target,
@@ -31,7 +31,7 @@ struct Wired {
     null: Null,
     numbers: AtomicU32,
     nets: Mutex<Net>,
-    /// Queue pairs of the special types that somebody asked for.
+    /// Queue pairs of the special types that were asked for.
     special: AtomicU32,
 }
 
@@ -39,7 +39,7 @@ struct Wired {
 struct Net {
     bound: BTreeMap<SocketAddr, u32>,
     listening: BTreeMap<SocketAddr, Arc<CmCore>>,
-    /// Who waits for which endpoint of the passive side.
+    /// The waiting task of each endpoint of the passive side.
     asking: BTreeMap<u32, (Arc<CmCore>, Pending<ConnectCm>)>,
     peers: BTreeMap<u32, Arc<CmCore>>,
 }
@@ -122,10 +122,11 @@ impl Provider for Wired {
                 if local.port() == 0 {
                     local.set_port(40_000 + u16::try_from(number).unwrap());
                 }
-                if self.nets.lock().bound.insert(local, number).is_some() {
-                    let (attr, why) = (Attr::Address, Why::Exists);
-                    return command.refuse(VerbError::Mismatch { attr, why });
+                if self.nets.lock().bound.contains_key(&local) {
+                    let port = local.port();
+                    return command.refuse(VerbError::AddrInUse { port });
                 }
+                self.nets.lock().bound.insert(local, number);
                 let (args, reply) = command.split();
                 reply.complete(Ok(args.build(number, local, Box::new(()))));
             }
@@ -167,7 +168,8 @@ impl Provider for Wired {
             caps: PortCaps::IW_CM,
             cm: CmLimits {
                 private_data: 512,
-                ..CmLimits::default()
+                max_ird: 16,
+                max_ord: 16,
             },
             ..ProviderAttr::default()
         }
@@ -217,6 +219,16 @@ fn connections_are_made_by_the_providers_verbs() {
         assert_eq!(connected.private_data(), b"welcome");
         assert!(connected.is_established() && accepted.is_established());
 
+        // Both ends are listed, with what an adapter's connections lack.
+        let info = connected.info();
+        let listed = verbs_cm::connections();
+        assert!(listed.contains(&info) && listed.contains(&accepted.info()));
+        assert_eq!(info.remote, "10.0.0.2:7174".parse().unwrap());
+        assert!(info.local.is_some() && info.qpn.is_some() && info.is_offloaded);
+        assert_eq!(info.transport, Some(TransportType::Iwarp));
+        assert_eq!(info.state, ConnectionState::Established);
+        assert_eq!(info.host.missing().count(), 3);
+
         // B8: no event before, the end once, on the other side.
         let closed = accepted.closed();
         drop(connected);
@@ -257,10 +269,7 @@ fn a_queue_pair_with_an_endpoint_is_busy() {
     let local = SocketAddr::from(([10, 0, 0, 1], 5));
     let listener = host.device.bind_cm(local, Arc::new(Deaf)).wait().unwrap();
     let taken = host.device.bind_cm(local, Arc::new(Deaf)).wait();
-    assert!(
-        matches!(taken, Err(VerbError::Mismatch { .. })),
-        "{taken:?}"
-    );
+    assert_eq!(taken.unwrap_err(), VerbError::AddrInUse { port: 5 });
     listener.listen(1).wait().unwrap();
     let endpoint = host
         .device
@@ -295,9 +304,69 @@ fn a_queue_pair_with_an_endpoint_is_busy() {
     qp.destroy().wait().expect("nobody has it any more");
 }
 
+/// Goal: a provider with these verbs keeps the contract, the order of events and the backlog among it.
+#[test]
+fn the_provider_conforms() {
+    conformance::run(|| Subject::new(Arc::new(Wired::default())));
+}
+
+/// Goal: more private data than the provider carries is refused with both numbers, and the queue pair comes back;
+/// depths of READs are what the provider has.
+#[test]
+fn the_providers_limits_are_kept() {
+    let wired = Arc::new(Wired::default());
+    let host = Host::new(&wired);
+    let addr = "10.0.0.2:7174";
+    let mut listener = listen(&host.device, addr).wait().unwrap();
+    let asks = connect(&host.device, addr, host.qp()).private_data(&[0; 600]);
+    let refused = asks.wait().unwrap_err();
+    assert_eq!(refused.error, Error::PrivateData { got: 600, max: 512 });
+    let qp = refused.qp.unwrap();
+    block_on(async {
+        let asks = connect(&host.device, addr, qp).initiator_depth(40);
+        let answers = async {
+            let request = listener.accept().await;
+            assert_eq!(request.initiator_depth(), 16);
+            let data = [0; 600];
+            let refused = request.accept(host.qp()).private_data(&data).await;
+            assert_eq!(
+                refused.unwrap_err().error,
+                Error::PrivateData { got: 600, max: 512 }
+            );
+        };
+        let (rejected, ()) = join(asks.into_future(), answers).await;
+        assert!(matches!(rejected.unwrap_err().error, Error::Rejected(_)));
+    });
+}
+
+/// Goal: an address that another endpoint has is named by the connection manager.
+#[test]
+fn an_address_in_use_is_named() {
+    let host = Host::new(&Arc::new(Wired::default()));
+    let addr = SocketAddr::from(([10, 0, 0, 2], 7174));
+    let _first = listen(&host.device, addr).wait().unwrap();
+    let second = listen(&host.device, addr).wait().unwrap_err();
+    assert_eq!(second, Error::AddressInUse(addr));
+}
+
 #[test]
 fn a_device_without_any_way_says_so() {
-    let device = Device::open(Arc::new(Null::default())).wait().unwrap();
+    /// Neither has the verbs nor a queue pair 1.
+    #[derive(Default)]
+    struct Without(Null);
+    impl Provider for Without {
+        fn issue(&self, command: AnyCommand<'_>) {
+            self.0.issue(command);
+        }
+    }
+    let device = Device::open(Arc::new(Without::default())).wait().unwrap();
+    struct Deaf;
+    impl verbs_core::CmSink for Deaf {
+        fn event(&self, _: CmEvent) {}
+    }
+    let bind = device.bind_cm(([10, 0, 0, 1], 5).into(), Arc::new(Deaf));
+    let refused = bind.wait().unwrap_err();
+    assert_eq!(refused, VerbError::Unsupported(Attr::Verb));
     let error = Manager::of(&device).open().wait().unwrap_err();
     assert_eq!(error, Error::NoManager(1));
     device.close().wait().expect("nothing is left on it");

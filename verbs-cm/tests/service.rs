@@ -17,8 +17,9 @@ use verbs_core::mad::header::{emit_header, header_of};
 use verbs_core::mad::sa::{self, PathMask, PathRecord, PathRecordView, SaHeader};
 use verbs_core::mad::{
     Address, AgentConfig, AgentId, Agents, AttributeId, Bits, Class, Delivery, MadBytes, MadHeader,
-    Method, Retry, Status, Time, TimeCode,
+    Method, Retry, Status, TimeCode,
 };
+use verbs_core::time::Instant;
 use verbs_core::{Av, LinkLayer};
 
 const SERVICE: ServiceId = ServiceId::rdma_cm(PortSpace::Tcp, 7174);
@@ -43,6 +44,7 @@ fn port(host: u8) -> Port {
         gids: vec![(0, gid(host))],
         mtu: Mtu::B1024,
         ack_delay: TimeCode::new(15),
+        migrates: false,
     }
 }
 
@@ -71,10 +73,10 @@ impl Node {
     /// A received datagram, from the host with that number.
     fn receive(&mut self, from: u8, mad: &MadBytes) -> Option<Delivery> {
         let from = Address::gsi(Av::to_gid(1, 0, gid(from)));
-        self.agents.handle(Time::ZERO, from, mad);
+        self.agents.handle(Instant::ZERO, from, mad);
         match self.agents.poll_delivery()? {
             Delivery::Request { agent, from, mad } if agent == self.cm_agent => {
-                self.cm.handle(Time::ZERO, from, &mad);
+                self.cm.handle(Instant::ZERO, from, &mad);
                 None
             }
             other => Some(other),
@@ -84,7 +86,7 @@ impl Node {
     /// What is to be sent: the service's datagrams and the connection manager's.
     fn send(&mut self) -> Vec<MadBytes> {
         while let Some(change) = self.cm.poll_qp_change() {
-            self.cm.qp_modified(Time::ZERO, change.conn, Ok(()));
+            self.cm.qp_modified(Instant::ZERO, change.conn, Ok(()));
         }
         self.events
             .extend(std::iter::from_fn(|| self.cm.poll_event()));
@@ -161,7 +163,7 @@ fn a_path_is_asked_for_and_a_connection_made_along_it() {
     let question = path_question();
     let asked = client
         .agents
-        .request(Time::ZERO, sa_client, administrator, &question, retry);
+        .request(Instant::ZERO, sa_client, administrator, &question, retry);
     let asked = asked.unwrap();
     let Some(Delivery::Request { agent, mad, .. }) = server.receive(1, &client.send()[0]) else {
         panic!("nobody got the question");
@@ -176,7 +178,7 @@ fn a_path_is_asked_for_and_a_connection_made_along_it() {
     let route = Route::from_record(&port(1), &path, 0).unwrap();
     client
         .cm
-        .connect(Time::ZERO, Connect::new(SERVICE, Qpn::new(5), route))
+        .connect(Instant::ZERO, Connect::new(SERVICE, Qpn::new(5), route))
         .unwrap();
     for _ in 0..4 {
         for mad in client.send() {
@@ -188,7 +190,7 @@ fn a_path_is_asked_for_and_a_connection_made_along_it() {
         if let Some(Event::ConnectRequest { conn, .. }) = server.events.pop() {
             server
                 .cm
-                .accept(Time::ZERO, conn, &Accept::default())
+                .accept(Instant::ZERO, conn, &Accept::default())
                 .unwrap();
         }
     }

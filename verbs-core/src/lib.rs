@@ -54,76 +54,34 @@
 //! `testing` (a feature) how to test one.
 #![deny(unsafe_code)]
 
-pub mod addr;
-pub mod ah;
-#[doc(hidden)]
-#[expect(
-    unsafe_code,
-    reason = "a cell whose rights an atomic word hands out: argued at its head"
-)]
-pub mod biased;
-pub mod caps;
-pub mod channel;
-pub mod client_queue;
-pub mod cm;
-pub mod command;
-pub mod compat;
-pub mod cq;
-pub mod device;
-pub mod error;
-pub mod event;
-pub mod extension;
-pub mod fast_reg;
-mod fatal;
-pub mod filter;
-pub mod fmr;
-mod header;
-pub mod mad;
-pub mod mcast;
-#[expect(
-    unsafe_code,
-    reason = "registered memory, keys and windows: argued in each file"
-)]
-pub mod mem;
-pub mod mr;
-pub mod mw;
-pub mod object;
-mod object_id;
-mod panics;
-pub mod pd;
-pub mod provider;
-pub mod provider_attr;
-pub mod qp;
-pub mod qp_attr;
-pub mod qp_state;
-pub mod queue;
-pub mod request;
-mod routine;
-pub mod seed;
-mod serial;
-pub mod shared;
-#[expect(
-    unsafe_code,
-    reason = "cells whose rights an atomic word hands out: argued in each file"
-)]
-mod slot;
-pub mod srq;
+mod control;
+mod devices;
+pub mod host;
+mod management;
+mod memory;
+mod queue_pair;
+mod queues;
 #[doc(hidden)]
 pub mod sync;
-pub mod task;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
-pub mod thread_domain;
-pub mod timer;
-pub mod verb;
-mod verb_table;
-mod watch;
-pub mod wc;
-pub mod wr;
-pub mod xrcd;
+mod types;
 
+pub use control::{client_queue, command, compat, object, request, task, verb};
+pub(crate) use control::{panics, routine, watch};
+pub(crate) use devices::fatal;
+pub use devices::{
+    caps, device, device_list, event, extension, filter, provider, provider_attr, timer,
+};
+pub use management::{cm, mad};
+pub use memory::{fast_reg, fmr, mem, mr, mw, pd};
+pub use queue_pair::{ah, mcast, qp, qp_attr, qp_state, xrcd};
+pub use queues::{channel, cq, queue, shared, srq, thread_domain, wc, wr};
 #[doc(hidden)]
-pub use slot::{laps, tracked, yard};
+pub use sync::slot::{ring_index, slab_alloc, tracked};
+#[doc(hidden)]
+pub use sync::{biased, combiner};
+pub use types::{addr, error, seed, stats, time};
 
 pub use addr::{Gid, Guid, LKey, Lid, Mtu, PKey, Psn, QKey, Qpn, RKey, Srqn};
 pub use ah::Ah;
@@ -132,26 +90,29 @@ pub use channel::{CompletionChannel, CqEvent, EventChannel};
 pub use client_queue::{ClientQueue, NoRoom};
 pub use cm::{CmBinder, CmEndpoint, CmEvent, CmParam, CmReply, CmRequest, CmSink};
 pub use command::{AnyCommand, Command, Kind, Origin, Pending, PendingCommand, Reply, RequestId};
-pub use cq::{Cq, CqNotify};
+pub use cq::{Cq, CqNotify, CqRef};
 pub use device::{Device, InFlight};
+pub use device_list::DeviceList;
 pub use error::{Attr, ByteCount, Error, Why};
 pub use event::{AsyncEvent, EventType, Subject};
 pub use extension::Extension;
 pub use fast_reg::FastMr;
 pub use fatal::Fatal;
 pub use fmr::{Fmr, FmrPool, FmrPoolAttr};
-pub use header::Busy;
+
 pub use mcast::Mcast;
 pub use mem::{Access, Bounce, Extent, Layout, Memory, PageList};
 pub use mr::Mr;
 pub use mw::{Mw, WindowType};
-pub use object::{ObjectId, ObjectKind, Private, Refused, Target};
+pub use object::{Busy, ObjectId, ObjectKind, Private, Refused, Target};
 pub use panics::FirstPanic;
 pub use pd::Pd;
 pub use provider::{Done, Frame, Hook, Provider};
 pub use provider_attr::{CmLimits, NodeType, PortCaps, ProviderAttr, TransportType};
 pub use qp::{Qp, QpInit, RecvQueue, SendQueue};
-pub use qp_attr::{Av, GlobalRoute, Path, QpAttr, QpCap, QpInfo};
+#[doc(hidden)]
+pub use qp_attr::LiveCap;
+pub use qp_attr::{AltPath, Av, GlobalRoute, MigState, Path, QpAttr, QpCap, QpInfo};
 pub use qp_state::{QpAttrMask, QpState, QpType};
 pub use queue::{
     Arm, Armed, BatchError, How, Piece, PostCode, PostError, RawCq, RawRecvQueue, RawSendQueue,
@@ -161,15 +122,17 @@ pub use request::{CancelHandle, Issued, Request, RequestFuture};
 pub use routine::Raise;
 pub use routine::{collect, defer, no_block};
 pub use seed::Seed;
-pub use shared::{CqRef, Shareable, Shared, SrqRef};
-pub use srq::{Srq, SrqAttr};
+pub use shared::{Shareable, Shared};
+pub use srq::{Srq, SrqAttr, SrqRef};
+pub use stats::QpStats;
 pub use thread_domain::{InDomain, OtherDomain, ThreadDomain};
 pub use timer::Timer;
 pub use verb::Verb;
-pub use wc::{Wc, WcFlags, WcOpcode, WcStatus};
+pub use verb::table::{VerbTypes, Verbs};
+pub use wc::{Wc, WcCause, WcError, WcFlags, WcOpcode, WcStatus};
 pub use wr::{
     Atomic, AtomicWrite, BindMw, Binding, Datagram, Dest, FastReg, Flush, FlushRange, LocalInv,
-    Payload, Placement, Read, Recv, RecvWr, Registration, Remote, Send, SendFlags, SendOp, SendWr,
-    Sge, Write, read_with_invalidate,
+    Payload, Placement, Read, ReadWithInvalidate, Recv, RecvWr, Registration, Remote, Send,
+    SendFlags, SendOp, SendWr, Sge, Write, read_with_invalidate,
 };
 pub use xrcd::Xrcd;

@@ -4,6 +4,21 @@
 //! Two things stay standard in both worlds: `Arc` (loom's cannot coerce to `Arc<dyn Provider>`) and
 //! everything that a model never touches.
 
+#[doc(hidden)]
+#[expect(
+    unsafe_code,
+    reason = "a cell whose rights an atomic word hands out: argued at its head"
+)]
+pub mod biased;
+#[doc(hidden)]
+pub mod combiner;
+pub(crate) mod park;
+#[expect(
+    unsafe_code,
+    reason = "cells whose rights an atomic word hands out: argued in each file"
+)]
+pub(crate) mod slot;
+
 pub use std::sync::{Arc, OnceLock, Weak};
 
 /// Atomics over bytes that a model never sees: registered memory and process-wide flags.
@@ -32,12 +47,12 @@ mod imp {
             Self(std::cell::UnsafeCell::new(value))
         }
 
-        /// The value, of a cell that nobody else has.
+        /// The value, of a cell that no other thread has.
         pub fn into_inner(self) -> T {
             self.0.into_inner()
         }
 
-        /// Shared access through a pointer; the caller argues why nobody writes meanwhile.
+        /// Shared access through a pointer; the caller argues why no thread writes at the same time.
         #[inline(always)]
         pub fn with<R>(&self, f: impl FnOnce(*const T) -> R) -> R {
             f(self.0.get())

@@ -5,10 +5,12 @@ use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 
 use futures::executor::block_on;
-use verbs_core::testing::{GROUP, Hold, Null};
+use verbs_core::device::ModifyDevice;
+use verbs_core::testing::{GROUP, Hold, Nowhere, Null};
 use verbs_core::{
-    Access, Arm, Armed, Av, CqNotify, Device, Error, Kind, Lid, Memory, ObjectKind, Provider,
-    QpAttr, QpInit, QpState, QpType, RawCq, Wc, collect, compat,
+    Access, Arm, Armed, Attr, Av, CqNotify, Device, Error, EventType, Extent, FmrPoolAttr, Kind,
+    Layout, Lid, Memory, ObjectKind, Provider, QpAttr, QpInit, QpState, QpType, RawCq, Subject, Wc,
+    WindowType, collect, compat,
 };
 
 /// Counts how often a callback was called.
@@ -64,7 +66,7 @@ fn a2_old_and_new_clients_share_one_device() {
     compat::detach_mcast(group, brief.count());
     assert_eq!((brief.get(), null.live()), (4, 6));
 
-    // The new client is told who is in its way; the old one need not ask.
+    // The new client is told what is in its way; the old one need not ask.
     let cq = cq.destroy().wait().unwrap_err();
     assert_eq!(cq.busy.unwrap().of(ObjectKind::Qp), 1);
     let calls = Calls::default();
@@ -84,6 +86,77 @@ fn a2_old_and_new_clients_share_one_device() {
     let device = Arc::into_inner(device).unwrap();
     compat::close_ca(device, calls.count());
     assert_eq!(calls.get(), 5);
+}
+
+#[test]
+fn a2_every_entry_of_the_old_table_has_a_call() {
+    let null = Arc::new(Null::default());
+    let ca = compat::open_ca(null.clone()).unwrap();
+    compat::modify_ca(&ca, ModifyDevice::default()).unwrap();
+    compat::modify_port(&ca, 1, 0, 0).unwrap();
+    assert_eq!(compat::query_pkey(&ca, 1, 0), ca.query_pkey(1, 0).wait());
+    assert_eq!(compat::query_gid(&ca, 1, 0), ca.query_gid(1, 0).wait());
+    let refused = compat::vendor_call::<Nowhere>(&ca, ());
+    assert_eq!(refused.unwrap_err(), Error::Unsupported(Attr::Extension));
+    let pd = compat::alloc_pd(&ca).unwrap();
+    let mut cq = compat::create_cq(&ca, 4, || ()).unwrap();
+    assert_eq!(compat::resize_cq(&mut cq, 8), Ok(8));
+    assert_eq!(compat::query_cq(&cq).unwrap().cqe, 8);
+    assert_eq!(compat::rearm_cq(&mut cq, true), Armed::Empty);
+    assert_eq!(compat::rearm_n_cq(&mut cq, 3), Armed::Empty);
+    assert_eq!(compat::peek_cq(&mut cq), Some(0));
+    let qp = compat::create_qp(&pd, QpInit::rc(&cq, &cq)).unwrap();
+    let cap = compat::resize_qp(&qp, 32, 64).unwrap();
+    assert_eq!((cap.max_send_wr, cap.max_recv_wr), (32, 64));
+    let srq = compat::create_srq(&pd, 4, 1).unwrap();
+    compat::resize_srq(&srq, 8).unwrap();
+    compat::arm_srq_limit(&srq, 2).unwrap();
+    let attr = compat::query_srq(&srq).unwrap();
+    assert_eq!((attr.max_wr, attr.srq_limit), (8, 2));
+    let av = compat::create_av(&pd, Av::to_lid(1, Lid(1))).unwrap();
+    compat::modify_av(&av, Av::to_lid(1, Lid(2))).unwrap();
+    assert_eq!(compat::query_av(&av), Ok(Av::to_lid(1, Lid(2))));
+
+    let access = Access::LOCAL_WRITE;
+    let mr = compat::reg_mem(&pd, Memory::alloc(64).unwrap(), access).unwrap();
+    let shared = compat::reg_shared(&mr, &pd, Access::REMOTE_READ).unwrap();
+    let mr = compat::modify_mr(mr, Access::empty()).unwrap();
+    assert_eq!(compat::query_mr(&mr).unwrap().access, Access::empty());
+    let memory = Arc::new(Memory::alloc(4096).unwrap());
+    let piece = Extent {
+        memory: &memory,
+        offset: 0,
+        len: 4096,
+    };
+    let pages = compat::reg_pages(&pd, Layout::Pages(4096), &[piece], access).unwrap();
+    let fast = compat::alloc_fast_mr(&pd, 4).unwrap();
+    let mw = compat::create_mw(&pd, WindowType::One).unwrap();
+    assert_eq!(compat::query_mw(&mw).unwrap().bound, None);
+    let pool = compat::create_fmr_pool(&pd, FmrPoolAttr::new(1, 4, access)).unwrap();
+    compat::flush_fmr_pool(&pool).unwrap();
+    let xrcd = compat::alloc_xrcd(&ca).unwrap();
+    let events = Calls::default();
+    let count = events.clone();
+    compat::on_event(&ca, move |_| count.count()());
+    ca.target().raise(EventType::PortActive, Subject::Port(1));
+    assert_eq!(events.get(), 1);
+
+    let gone = Calls::default();
+    compat::dealloc_xrcd(xrcd, gone.count());
+    compat::destroy_fmr_pool(pool, gone.count());
+    compat::destroy_mw(mw, gone.count());
+    compat::free_fast_mr(fast, gone.count());
+    compat::free_fast_mr(pages, gone.count());
+    compat::dereg_mr(shared, gone.count());
+    compat::dereg_mr(mr, gone.count());
+    compat::destroy_av(av, gone.count());
+    compat::destroy_srq(srq, gone.count());
+    compat::destroy_qp(qp, gone.count());
+    compat::destroy_cq(cq, gone.count());
+    compat::dealloc_pd(pd, gone.count());
+    assert_eq!((gone.get(), null.live()), (12, 0));
+    compat::close_ca(ca, gone.count());
+    assert_eq!(gone.get(), 13);
 }
 
 #[test]

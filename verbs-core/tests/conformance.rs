@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, Weak};
 use verbs_core::device::DeviceCore;
 use verbs_core::testing::conformance::{self, CHECKS};
 use verbs_core::testing::{Hold, Null, Subject};
-use verbs_core::{AnyCommand, Error, Kind, PendingCommand, Provider, RequestId};
+use verbs_core::{AnyCommand, Error, Kind, PendingCommand, Provider, ProviderAttr, RequestId};
 
 /// Remembers the devices that are open, so that they can be removed.
 struct Removable {
@@ -42,6 +42,10 @@ impl Provider for Removable {
 
     fn cancel(&self, id: RequestId) {
         self.inner.cancel(id);
+    }
+
+    fn query_provider(&self, port: u8) -> ProviderAttr {
+        self.inner.query_provider(port)
     }
 }
 
@@ -106,6 +110,10 @@ struct Defect(Null, fn(&Null, AnyCommand<'_>));
 impl Provider for Defect {
     fn issue(&self, command: AnyCommand<'_>) {
         (self.1)(&self.0, command);
+    }
+
+    fn query_provider(&self, port: u8) -> ProviderAttr {
+        self.0.query_provider(port)
     }
 }
 
@@ -202,6 +210,10 @@ impl Provider for CancelsAll {
         if let Some(command) = found {
             command.refuse(Error::Cancelled);
         }
+    }
+
+    fn query_provider(&self, port: u8) -> ProviderAttr {
+        self.0.query_provider(port)
     }
 }
 

@@ -1,6 +1,6 @@
 //! Grace periods among more threads than have a bit of their own.
 //!
-//! In a process of its own: while these threads live, all later ones share a bit, and whoever has
+//! In a process of its own: while these threads live, all later ones share a bit, and a thread that has
 //! touched what one of them is inside of waits for them. No other test could say "at once".
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -26,7 +26,7 @@ fn sitter(word: &Arc<TouchWord>) -> (Sender<()>, JoinHandle<()>) {
     (leave, handle)
 }
 
-/// Goal: the job runs when the last of many threads leaves, not before, and nobody has to help.
+/// Goal: the job runs when the last of many threads leaves, not before, without help.
 /// Method: more threads than there are bits, released one by one.
 #[test]
 fn the_last_to_leave_runs_the_job() {

@@ -1,4 +1,4 @@
-//! Asynchronous events: who sees them, when, and how often (K14, K17).
+//! Asynchronous events: which client sees them, when, and how often (K14, K17).
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::panic::{AssertUnwindSafe, catch_unwind, panic_any};

@@ -107,7 +107,7 @@ fn of_several_routines_that_panic_in_one_trampoline_all_run_and_the_first_is_tol
     });
     assert_eq!((told, ran.load(SeqCst)), ("first", 3));
     assert!(!no_block(), "the level is lowered");
-    // Nobody unwinds: the first of those that were queued is told.
+    // No thread unwinds: the first of those that were queued is told.
     let told = panic_of(|| {
         collect(|| {
             for text in ["one", "two"] {

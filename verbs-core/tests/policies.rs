@@ -291,7 +291,7 @@ fn completions_of_many_threads_all_arrive() {
                         count.fetch_add(1, SeqCst);
                     };
                     let mut request = device.query_port(1);
-                    // Full: make room, as whoever may drain can.
+                    // Full: make room, as any thread that may drain can.
                     while let Err(refused) = request.issue_on(&queue, routine) {
                         (request, routine) = (refused.request, refused.routine);
                         queue.run_one();

@@ -56,7 +56,7 @@ fn three_front_ends_agree() {
 
 #[test]
 fn k1_the_routine_runs_after_the_provider_has_returned_and_never_nested() {
-    /// Completes inline and then looks whether somebody ran meanwhile.
+    /// Completes inline and then looks whether a routine ran in the meantime.
     struct Looks(Arc<AtomicU32>, Null);
     impl Provider for Looks {
         fn issue(&self, command: AnyCommand<'_>) {

@@ -11,7 +11,8 @@
 //! * *One holder*: a table says which buffers are lent; [`Loans::lend`] refuses one that is, and
 //!   [`Loans::take_in`] one of another table.
 //! * *Initialised*: the memory is zeroed when it is mapped.
-//! * *Alive*: while any buffer is lent, [`Loans`] holds the lender, which holds the memory and the descriptors.
+//! * *Alive*: from the first loan on, [`Loans`] holds the lender, which holds the memory and the descriptors. It lets go
+//!   when it is [closed](Loans::close) and no buffer is lent, whichever comes last.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -108,8 +109,14 @@ impl Buf {
 
     /// Whether that is what lends it.
     #[inline(always)]
-    pub(crate) fn is_of<L: Lender>(&self, lender: &Arc<L>) -> bool {
-        self.desc().lender.as_ptr().cast::<()>().cast_const() == Arc::as_ptr(lender).cast()
+    pub(crate) fn is_of<L: Lender>(&self, lender: &L) -> bool {
+        let own = self.desc().lender.as_ptr().cast::<()>().cast_const();
+        own == std::ptr::from_ref(lender).cast()
+    }
+
+    /// Lets go of one that the lender has [back](Loans::returned) already.
+    pub(crate) fn forget(self) {
+        std::mem::forget(self);
     }
 
     #[inline(always)]
@@ -182,8 +189,10 @@ pub(crate) struct Loans {
     lent: Vec<bool>,
     /// How many are.
     out: u32,
-    /// The lender, while any is.
+    /// The lender, from the first loan on until no more are to be expected and none is out.
     keep: Option<Arc<dyn Lender>>,
+    /// Loans are to be expected.
+    is_open: bool,
 }
 
 // SAFETY: descriptors are immutable, and their pointers are used as `Buf` and `Chunk` argue.
@@ -199,6 +208,7 @@ impl Loans {
             lent: Vec::new(),
             out: 0,
             keep: None,
+            is_open: true,
         }
     }
 
@@ -291,6 +301,16 @@ impl Loans {
         let lent = std::mem::take(&mut self.lent[index as usize]);
         debug_assert!(lent, "only lent buffers come back");
         self.out -= 1;
+        if self.out != 0 || self.is_open {
+            return None;
+        }
+        self.keep.take()
+    }
+
+    /// No loans are to be expected: the lender is held as long as buffers are out. What comes out is to be dropped last
+    /// of all: it may be the lender.
+    pub(crate) fn close(&mut self) -> Option<Arc<dyn Lender>> {
+        self.is_open = false;
         match self.out {
             0 => self.keep.take(),
             _ => None,
@@ -357,7 +377,22 @@ mod tests {
             let mr = pd.register(memory, Access::LOCAL_WRITE).wait().unwrap();
             shelf.0.lock().add(mr, count, size);
         }
+        assert!(shelf.0.lock().close().is_none(), "nothing was lent yet");
         shelf
+    }
+
+    /// Goal: a lender that is expected to lend again is held without a buffer out, and let go of when it is closed.
+    #[test]
+    fn an_open_lender_is_held_from_the_first_loan_on() {
+        let shelf = shelf(&[(1, 8)]);
+        shelf.0.lock().is_open = true;
+        let buf = shelf.0.lock().lend(0, 8);
+        drop(buf);
+        assert_eq!((shelf.0.lock().out(), Arc::strong_count(&shelf)), (0, 2));
+        let last = shelf.0.lock().close();
+        assert!(last.is_some());
+        drop(last);
+        assert_eq!(Arc::strong_count(&shelf), 1);
     }
 
     /// Goal: buffers are apart from each other, zeroed, and keep their memory when everything else is gone. Method: all of
@@ -411,7 +446,7 @@ mod tests {
     fn a_buffer_goes_home_only() {
         let (own, other) = (shelf(&[(1, 8)]), shelf(&[(1, 8)]));
         let buf = own.0.lock().lend(0, 8);
-        assert!(buf.is_of(&own) && !buf.is_of(&other));
+        assert!(buf.is_of(&*own) && !buf.is_of(&*other));
         let taken = catch_unwind(AssertUnwindSafe(|| other.0.lock().take_in(buf).0));
         assert!(taken.is_err());
         assert_eq!((own.0.lock().out(), other.0.lock().out()), (0, 0));

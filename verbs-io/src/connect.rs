@@ -3,31 +3,35 @@
 use std::fmt;
 use std::future::IntoFuture;
 use std::net::SocketAddr;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use futures::future::BoxFuture;
+use futures::future::{BoxFuture, Either, select};
 use futures::{FutureExt, Stream, StreamExt};
 use verbs_cm::resolver::Address;
 use verbs_cm::{ConnectRequest, Manager, NotConnected};
-use verbs_core::sync::Arc;
+use verbs_core::timer::Sleep;
 use verbs_core::{Access, Memory, Qp};
 
 use crate::connection::Connection;
-use crate::core::Core;
+use crate::core::{Core, Handle};
 use crate::error::Error;
 use crate::link::Link;
+
+pub(crate) mod name;
 
 /// What the peer may do by its requests; each region says what may be done to it.
 const ACCESS: Access = Access::REMOTE.union(Access::LOCAL_WRITE);
 /// The port that endpoints are on.
 const PORT: u8 = 1;
+/// How long a name may be looked up, unless the program says otherwise.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// A connection that is to be made: [`Endpoint::connect`](crate::Endpoint::connect).
 #[must_use = "a connection is not asked for until awaited"]
 pub struct Connecting {
-    core: Arc<Core>,
+    core: Handle,
     manager: Manager,
     addr: Address,
     timeout: Option<Duration>,
@@ -35,7 +39,7 @@ pub struct Connecting {
 }
 
 impl Connecting {
-    pub(crate) fn new(core: Arc<Core>, manager: Manager, addr: Address) -> Self {
+    pub(crate) fn new(core: Handle, manager: Manager, addr: Address) -> Self {
         Self {
             core,
             manager,
@@ -45,7 +49,8 @@ impl Connecting {
         }
     }
 
-    /// How long all of it may take, instead of 5 s for a first answer.
+    /// How long all of it may take, instead of 5 s for a first answer. Of a name, its lookup and each of its addresses may
+    /// take that long.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self
@@ -58,16 +63,42 @@ impl Connecting {
     }
 
     async fn run(self) -> Result<Connection, Error> {
-        let Self {
-            core,
-            manager,
-            addr,
-            timeout,
-            private_data,
-        } = self;
-        let (claim, qp) = Claim::new(core).await?;
-        let mut connecting = manager.connect(addr, qp).private_data(&private_data);
-        if let Some(timeout) = timeout {
+        let failed = match self.attempt(self.addr.clone()).await {
+            Err(Error::Connect(failed)) => failed,
+            other => return other,
+        };
+        // The endpoint's resolver has names of its own, in simulations for instance; the others are the system's.
+        let (verbs_cm::Error::NoAddress(_), Address::Text(name)) = (&*failed, &self.addr) else {
+            return Err(Error::Connect(failed));
+        };
+        let mut result = Err(Error::Connect(failed));
+        for addr in self.lookup(name).await? {
+            result = self.attempt(addr.into()).await;
+            if result.is_ok() {
+                break;
+            }
+        }
+        result
+    }
+
+    /// The addresses of a name, unless that takes too long by the device's clock.
+    async fn lookup(&self, name: &str) -> Result<Vec<SocketAddr>, Error> {
+        let found = self.core.lookups.addresses(name);
+        let Some(timer) = self.core.device.target().provider_of().timer() else {
+            return found.await;
+        };
+        let patience = Sleep::new(&timer, self.timeout.unwrap_or(PATIENCE));
+        match select(pin!(found), patience).await {
+            Either::Left((found, _)) => found,
+            Either::Right(_) => Err(Error::address(name, "the name server does not answer")),
+        }
+    }
+
+    async fn attempt(&self, addr: Address) -> Result<Connection, Error> {
+        let (claim, qp) = Claim::new(self.core.clone()).await?;
+        let connecting = self.manager.connect(addr, qp);
+        let mut connecting = connecting.private_data(&self.private_data);
+        if let Some(timeout) = self.timeout {
             connecting = connecting.timeout(timeout);
         }
         claim.settle(connecting.await).await
@@ -85,7 +116,7 @@ impl IntoFuture for Connecting {
 
 /// An end of the lane for a connection that is being made. Dropping it makes the end free again.
 struct Claim {
-    core: Arc<Core>,
+    core: Handle,
     conn: u32,
     serial: u32,
     is_used: bool,
@@ -93,7 +124,7 @@ struct Claim {
 
 impl Claim {
     /// An end, and a queue pair with its receives posted.
-    async fn new(core: Arc<Core>) -> Result<(Self, Qp), Error> {
+    async fn new(core: Handle) -> Result<(Self, Qp), Error> {
         let conn = match core.with(|lane| lane.vacant()) {
             Some(conn) => conn,
             None => Self::add(&core).await?,
@@ -113,12 +144,12 @@ impl Claim {
     }
 
     /// A new end, with buffers.
-    async fn add(core: &Arc<Core>) -> Result<u32, Error> {
+    async fn add(core: &Core) -> Result<u32, Error> {
         let max = |core: &Core| core.with(|lane| lane.sizes().connections);
         let bytes = core.with(|lane| lane.has_room().then(|| lane.sizes().bytes().1));
         let too_many = || Error::TooManyConnections { max: max(core) };
         let bytes = bytes.ok_or_else(too_many)?;
-        let mr = core.pd.register(Memory::alloc(bytes)?, Access::LOCAL_WRITE);
+        let mr = core.buffers(Memory::alloc(bytes)?);
         let mr = mr.await?;
         core.with(|lane| lane.add_end(mr)).ok_or_else(too_many)
     }
@@ -131,7 +162,7 @@ impl Claim {
         match made {
             Ok(link) => {
                 self.is_used = true;
-                let core = Arc::clone(&self.core);
+                let core = self.core.clone();
                 let link = Link::new(core, self.conn, self.serial, link);
                 Ok(Connection::of(link))
             }
@@ -158,12 +189,12 @@ impl Drop for Claim {
 /// Listens at an address: a [`Stream`] of requests for connections. Dropping it ends that.
 #[derive(Debug)]
 pub struct Listener {
-    core: Arc<Core>,
+    core: Handle,
     inner: verbs_cm::Listener,
 }
 
 impl Listener {
-    pub(crate) fn new(core: Arc<Core>, inner: verbs_cm::Listener) -> Self {
+    pub(crate) fn new(core: Handle, inner: verbs_cm::Listener) -> Self {
         Self { core, inner }
     }
 
@@ -181,7 +212,7 @@ impl Stream for Listener {
         let request = self.inner.poll_next_unpin(cx);
         request.map(|request| {
             Some(Incoming {
-                core: Arc::clone(&self.core),
+                core: self.core.clone(),
                 request: request?,
             })
         })
@@ -190,7 +221,7 @@ impl Stream for Listener {
 
 /// A peer asks for a connection. Dropping it refuses.
 pub struct Incoming {
-    core: Arc<Core>,
+    core: Handle,
     request: ConnectRequest,
 }
 

@@ -11,9 +11,9 @@ use crate::buf::Buf;
 use crate::error::Error;
 use crate::lane::POOL;
 use crate::lane::slot::Fault;
-use crate::link::Link;
+use crate::link::{ConnectionStats, Link};
 use crate::op::kind::{CompareSwap, FetchAdd, Read, Send, Write};
-use crate::op::{Adding, Reading, Receiving, Sending, Swapping, Taking, Writing};
+use crate::op::{Adding, Batch, Reading, Receiving, Sending, Swapping, Taking, Writing};
 use crate::region::{Token, Word};
 
 /// A reliable connection: messages both ways, and the peer's memory.
@@ -56,7 +56,8 @@ impl Connection {
     /// pipelines.
     ///
     /// The peer takes it with [`recv`](Connection::recv). It must not be longer than the peer's buffers, or the
-    /// connection breaks. A peer that takes no messages holds the sender up, by retries of the device.
+    /// connection breaks. A peer that takes no messages holds the sender up, by retries of the device; over TCP by the
+    /// stream, for 10 s ([`Opening::window`](crate::Opening::window)).
     ///
     /// # Errors
     /// [`Failed`](crate::Failed) with the buffer: [`Error::Closed`], [`Error::Broken`], [`Error::Removed`], [`Error::Post`].
@@ -124,6 +125,11 @@ impl Connection {
         Adding::new(&self.link, FetchAdd::of(word, n))
     }
 
+    /// A batch: several operations that are posted with one doorbell, which costs the device less than one by one.
+    pub fn batch(&self) -> Batch<'_> {
+        Batch::new(self.link())
+    }
+
     /// The next message; `None` when the connection was closed in order, by either side, and all messages that
     /// came before were taken.
     ///
@@ -180,6 +186,29 @@ impl Connection {
             let _ended = closed.await;
         }
         self.link.error_of(Fault::Over)
+    }
+
+    /// What has happened on it: retries, congestion and the round trip as its queue pair has counted them, and what is under
+    /// way now. A monitor calls it now and then; it is a verb, and costs operations nothing.
+    ///
+    /// ```
+    /// # async fn example(conn: verbs_io::Connection) -> Result<(), verbs_io::Error> {
+    /// let stats = conn.stats().await?;
+    /// println!("{} timeouts, round trip {:?}", stats.qp.timeouts, stats.qp.round_trip);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Verb`] with [`Unsupported`](verbs_core::Error::Unsupported) if the device has no such statistics;
+    /// [`Error::Removed`].
+    ///
+    /// # Cancel safety
+    /// Dropping it changes nothing.
+    pub async fn stats(&self) -> Result<ConnectionStats, Error> {
+        let qpn = self.link.qpn.unwrap_or_default();
+        let qp = self.link.core().device.qp_stats(qpn).run().await?;
+        Ok(self.link.stats(qp))
     }
 
     /// The peer's address.

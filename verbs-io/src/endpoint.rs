@@ -12,9 +12,10 @@ use verbs_core::{Access, Device, Memory};
 
 use crate::buf::{Buf, Lender, Loans};
 use crate::connect::{Connecting, Listener};
-use crate::core::Core;
+use crate::core::{Core, Handle};
 use crate::error::Error;
-use crate::lane::{Lane, POOL, Sizes};
+use crate::lane::{Lane, POOL, Side, Sizes};
+use crate::lane::{reap, sleep};
 use crate::op::Taking;
 use crate::region::Region;
 
@@ -36,7 +37,7 @@ use crate::region::Region;
 /// ```
 #[derive(Clone)]
 pub struct Endpoint {
-    core: Arc<Core>,
+    core: Handle,
     manager: Manager,
 }
 
@@ -85,18 +86,22 @@ impl Endpoint {
         }
     }
 
-    /// Connects to a listener, by address and port number as `"10.0.0.2:7471"`, `"[fd00::2]:7471"`, a
+    /// Connects to a listener, by address and port number as `"10.0.0.2:7471"`, `"[fd00::2]:7471"`, `"host:7471"`, a
     /// [`SocketAddr`](std::net::SocketAddr), or a pair of address and number.
+    ///
+    /// A name that the endpoint's resolver does not have is looked up by the system (`/etc/hosts`, DNS), on a thread that
+    /// ends with the lookup, so that a poll of the future never blocks. Its addresses are tried in the system's order.
     ///
     /// A peer that does not show that it is there within 5 s is given up; see [`Connecting::timeout`].
     ///
     /// # Errors
-    /// [`Error::Connect`], [`Error::TooManyConnections`], [`Error::Removed`], [`Error::Verb`].
+    /// [`Error::Connect`], [`Error::Address`] for a name that has no address, [`Error::TooManyConnections`],
+    /// [`Error::Removed`], [`Error::Verb`].
     ///
     /// # Cancel safety
     /// Dropping the future gives the attempt up, and the peer is told.
     pub fn connect(&self, addr: impl Into<Address>) -> Connecting {
-        Connecting::new(Arc::clone(&self.core), self.manager.clone(), addr.into())
+        Connecting::new(self.core.clone(), self.manager.clone(), addr.into())
     }
 
     /// Listens for connections. The unspecified address stands for all of the device's; port number 0 for any that
@@ -106,7 +111,7 @@ impl Endpoint {
     /// [`Error::Connect`].
     pub async fn listen(&self, addr: impl Into<Address>) -> Result<Listener, Error> {
         let listening = self.manager.listen(addr);
-        Ok(Listener::new(Arc::clone(&self.core), listening.await?))
+        Ok(Listener::new(self.core.clone(), listening.await?))
     }
 
     /// A buffer of the pool, with its length set to all of its room; waits until there is one. Tasks get buffers in
@@ -121,7 +126,7 @@ impl Endpoint {
     /// A buffer of the pool, if there is one now.
     pub fn try_buf(&self) -> Option<Buf> {
         self.core.with(|lane| {
-            lane.reap();
+            reap::all(lane);
             lane.take_full(POOL)
         })
     }
@@ -133,8 +138,8 @@ impl Endpoint {
     /// [`Error::Verb`] when memory cannot be had; [`Error::Removed`].
     pub async fn pool(&self, size: u32, count: u32) -> Result<Pool, Error> {
         let memory = Memory::alloc(size as usize * count as usize)?;
-        let mr = self.core.pd.register(memory, Access::LOCAL_WRITE).await?;
-        let core = Arc::clone(&self.core);
+        let mr = self.core.buffers(memory).await?;
+        let core = self.core.clone();
         let pool = core.with(|lane| lane.add_pool(mr, count, size));
         Ok(Pool { core, pool })
     }
@@ -153,7 +158,7 @@ impl Endpoint {
     /// Takes what has completed and wakes the tasks that wait for it; says how many completions that were. For
     /// [`Driver::Manual`]; legal with others too.
     pub fn turn(&self) -> usize {
-        self.core.with(Lane::turn)
+        self.core.with(sleep::turn)
     }
 
     /// The device: for what the endpoint does not do. Its own objects are not reached through it.
@@ -181,7 +186,7 @@ impl Endpoint {
 /// Buffers of one size: [`Endpoint::pool`]. Clones are the same pool.
 #[derive(Clone)]
 pub struct Pool {
-    core: Arc<Core>,
+    core: Handle,
     pool: u32,
 }
 
@@ -197,7 +202,7 @@ impl Pool {
     /// A buffer, if there is one now.
     pub fn try_buf(&self) -> Option<Buf> {
         self.core.with(|lane| {
-            lane.reap();
+            reap::all(lane);
             lane.take_full(self.pool)
         })
     }
@@ -211,6 +216,7 @@ impl fmt::Debug for Pool {
 
 /// What an endpoint's buffers do: [`Endpoint::usage`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Usage {
     /// Buffers, those of connections among them.
@@ -234,7 +240,9 @@ impl Opening {
     }
 
     /// Messages of a connection that may have come before the program takes them; 16 by default, at least 1. Each
-    /// connection has one and a half times as many buffers.
+    /// connection has one and a half times as many buffers. More messages wait with the sender. Over TCP the whole stream
+    /// waits with them, answers to READs among it, and the connection ends after 10 s: a program that keeps messages while
+    /// it reads from their sender has a window for all that may be on their way.
     pub fn window(mut self, messages: u32) -> Self {
         self.sizes.window = messages.max(1);
         self
@@ -286,17 +294,17 @@ impl Opening {
         let device = device.await?;
         let pd = device.alloc_pd().await?;
         let place: Arc<OnceLock<Weak<Core>>> = Arc::default();
-        let create = |entries: u32| {
+        let create = |entries: u32, side| {
             let request = device.create_cq(entries.saturating_mul(sizes.connections));
             match driver {
-                Driver::Events => request.handler(handler(&place)),
+                Driver::Events => request.handler(handler(&place, side)),
                 Driver::Manual => request,
             }
         };
-        let send_cq = create(sizes.depth).await?;
-        let recv_cq = create(sizes.buffers()).await?;
+        let send_cq = create(sizes.depth, Side::Send).await?;
+        let recv_cq = create(sizes.buffers(), Side::Recv).await?;
         let bytes = buffers as usize * sizes.message as usize;
-        let pool = pd.register(Memory::alloc(bytes)?, Access::LOCAL_WRITE);
+        let pool = pd.register(Memory::alloc(bytes)?, Core::BUFFERS);
         let pool = pool.await?;
         let manager = Manager::of(&device);
         if let Some(resolver) = resolver {
@@ -312,16 +320,17 @@ impl Opening {
         let _ = place.set(Arc::downgrade(&core));
         // The first one, which `POOL` names.
         core.with(|lane| lane.add_pool(pool, buffers, sizes.message));
+        let core = Handle::new(core);
         Ok(Endpoint { core, manager })
     }
 }
 
-/// The handler of a completion queue.
-fn handler(place: &Arc<OnceLock<Weak<Core>>>) -> impl FnMut() + Send + 'static {
+/// The handler of that completion queue.
+fn handler(place: &Arc<OnceLock<Weak<Core>>>, side: Side) -> impl FnMut() + Send + 'static {
     let place = Arc::clone(place);
     move || {
         if let Some(core) = place.get().and_then(Weak::upgrade) {
-            core.on_event();
+            core.on_event(side);
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use verbs_cm::Ended;
-use verbs_core::{Access, PostError, Qpn, WcStatus};
+use verbs_core::{Access, Busy, PostError, Qpn, Refused, WcCause, WcStatus};
 
 use crate::buf::Buf;
 
@@ -64,24 +64,47 @@ pub enum Error {
         max: u32,
     },
     /// The address is none that can be used: the text, and why.
-    #[error("'{addr}' cannot be used: {why}")]
-    Address {
-        /// What was passed.
-        addr: String,
-        /// What is wrong with it.
-        why: String,
-    },
+    #[error("{0}")]
+    Address(Box<BadAddress>),
 
     // --- below ---
     /// The queue pair refused to take the operation.
     #[error("the operation was not accepted: {0}")]
     Post(#[from] PostError),
+    /// An object that was to be destroyed is in use by others, which this counts. Nothing was done to it; `?` drops the
+    /// handle that came back, and the object is destroyed when it is idle (K12).
+    #[error("the object is in use by other objects, and is {0}; destroy those first")]
+    Busy(Box<Busy>),
     /// A verb failed.
     #[error("{0}")]
     Verb(verbs_core::Error),
     /// No connection could be made.
     #[error("{0}")]
-    Connect(#[from] verbs_cm::Error),
+    Connect(Box<verbs_cm::Error>),
+}
+
+/// An address that cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("'{addr}' cannot be used: {why}")]
+pub struct BadAddress {
+    /// What was passed.
+    pub addr: String,
+    /// What is wrong with it.
+    pub why: String,
+}
+
+impl Error {
+    /// That address cannot be used.
+    pub fn address(addr: impl fmt::Display, why: impl fmt::Display) -> Self {
+        let (addr, why) = (addr.to_string(), why.to_string());
+        Self::Address(Box::new(BadAddress { addr, why }))
+    }
+}
+
+impl From<verbs_cm::Error> for Error {
+    fn from(error: verbs_cm::Error) -> Self {
+        Self::Connect(Box::new(error))
+    }
 }
 
 impl From<verbs_core::Error> for Error {
@@ -97,6 +120,15 @@ impl From<verbs_core::Error> for Error {
     }
 }
 
+impl<H> From<Refused<H>> for Error {
+    fn from(refused: Refused<H>) -> Self {
+        match refused.busy {
+            Some(busy) => Self::Busy(Box::new(busy)),
+            None => refused.error.into(),
+        }
+    }
+}
+
 impl From<Error> for std::io::Error {
     fn from(error: Error) -> Self {
         use std::io::ErrorKind;
@@ -108,9 +140,10 @@ impl From<Error> for std::io::Error {
             Error::OutOfRange { .. }
             | Error::Misaligned { .. }
             | Error::OtherEndpoint
-            | Error::Address { .. } => ErrorKind::InvalidInput,
+            | Error::Address(_) => ErrorKind::InvalidInput,
             Error::NoRight { .. } => ErrorKind::PermissionDenied,
             Error::NoToken(_) => ErrorKind::InvalidData,
+            Error::Busy(_) => ErrorKind::ResourceBusy,
             Error::TooManyConnections { .. } | Error::Verb(_) => ErrorKind::Other,
             Error::Post(_) | Error::Connect(_) => ErrorKind::Other,
         };
@@ -131,6 +164,13 @@ pub struct Cause {
     pub vendor_err: u32,
 }
 
+impl Cause {
+    /// What the device found wrong, as far as it says: a key that is gone, a range, a right.
+    pub fn why(&self) -> Option<WcCause> {
+        WcCause::of(self.status, self.vendor_err)
+    }
+}
+
 impl fmt::Display for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
@@ -140,9 +180,10 @@ impl fmt::Display for Cause {
             vendor_err,
         } = self;
         write!(f, "{operation} on queue pair {:#x}: {status}", qpn.value())?;
-        match vendor_err {
-            0 => Ok(()),
-            reason => write!(f, " (the device's reason {reason:#x})"),
+        match self.why() {
+            Some(why) => write!(f, ": {why}"),
+            None if *vendor_err == 0 => Ok(()),
+            None => write!(f, " (vendor_err {vendor_err:#x})"),
         }
     }
 }
@@ -204,5 +245,48 @@ impl fmt::Display for Failed {
 impl std::error::Error for Failed {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         Some(&self.error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use verbs_core::sync::Arc;
+    use verbs_core::testing::Null;
+    use verbs_core::{Device, Memory, ObjectKind};
+
+    use super::*;
+
+    /// Goal: what holds an object is still said when `?` has made the refusal an error of this crate. Method: a
+    /// protection domain with two regions.
+    #[test]
+    fn busy_keeps_its_counts_through_the_question_mark() {
+        fn destroy(pd: verbs_core::Pd) -> Result<(), Error> {
+            Ok(pd.dealloc().wait()?)
+        }
+        let device = Device::open(Arc::new(Null::default())).wait().unwrap();
+        let pd = device.alloc_pd().wait().unwrap();
+        let register = || pd.register(Memory::alloc(8).unwrap(), Access::LOCAL_WRITE);
+        let _held = [register().wait().unwrap(), register().wait().unwrap()];
+        let error = destroy(pd).unwrap_err();
+        let Error::Busy(busy) = &error else {
+            panic!("{error}");
+        };
+        assert_eq!((busy.total, busy.of(ObjectKind::Mr)), (2, 2));
+        assert!(error.to_string().contains("held by 2: 2 "), "{error}");
+        let io = std::io::Error::from(error);
+        assert_eq!(io.kind(), std::io::ErrorKind::ResourceBusy);
+    }
+
+    /// Goal: a device that is gone is told as that whatever the reason, and a range keeps its numbers; other errors of
+    /// verbs stay what they are.
+    #[test]
+    fn errors_of_verbs_say_what_they_mean_here() {
+        use verbs_core::Error as Verb;
+        for gone in [Verb::DeviceRemoved, Verb::DeviceFailed] {
+            assert_eq!(Error::from(gone), Error::Removed);
+        }
+        for other in [Verb::NoMemory, Verb::Cancelled, Verb::AccessDenied] {
+            assert_eq!(Error::from(other), Error::Verb(other));
+        }
     }
 }

@@ -52,7 +52,6 @@
 mod buf;
 mod connect;
 mod connection;
-mod core;
 mod endpoint;
 mod error;
 mod lane;
@@ -61,11 +60,15 @@ mod op;
 mod region;
 mod stream;
 
+pub(crate) use connect::name;
+pub(crate) use lane::core;
+
 pub use buf::Buf;
 pub use connect::{Connecting, Incoming, Listener};
 pub use connection::Connection;
 pub use endpoint::{Driver, Endpoint, Opening, Pool, Usage};
-pub use error::{Cause, Error, Failed, Operation};
+pub use error::{BadAddress, Cause, Error, Failed, Operation};
+pub use link::ConnectionStats;
 pub use op::{
     Adding, Batch, Batched, PostingSend, PostingWrite, Reading, Receiving, Sending, Swapping,
     Taking, Writing,

@@ -6,16 +6,18 @@ use std::task::{Context, Poll};
 use verbs_cm::Ended;
 use verbs_core::sync::{Arc, Mutex};
 use verbs_core::task::{self, OwnWaker};
-use verbs_core::{PostError, Qpn, WcStatus};
+use verbs_core::{PostError, QpStats, Qpn, WcStatus};
 
 use crate::buf::Buf;
-use crate::core::Core;
+use crate::core::Handle;
 use crate::error::{Cause, Error, Failed, Operation};
+use crate::lane::Side;
 use crate::lane::slot::Fault;
+use crate::lane::{reap, sleep};
 
 /// A connection, as its operations have it. Dropping it ends the connection, in the background.
 pub(crate) struct Link {
-    core: Arc<Core>,
+    core: Handle,
     /// Its end of the lane.
     conn: u32,
     pub(crate) qpn: Option<Qpn>,
@@ -28,13 +30,13 @@ pub(crate) struct Link {
 impl Link {
     /// Takes over a connection that was made. `serial` tells which one of the end.
     pub(crate) fn new(
-        core: Arc<Core>,
+        core: Handle,
         conn: u32,
         serial: u32,
         mut link: verbs_cm::Connection,
     ) -> Self {
         let queues = link.take_queues();
-        let (closed, lane) = (link.closed(), Arc::downgrade(&core));
+        let (closed, lane) = (link.closed(), Arc::downgrade(core.core()));
         let this = Self {
             conn,
             qpn: link.qpn(),
@@ -58,7 +60,7 @@ impl Link {
     }
 
     #[inline(always)]
-    pub(crate) fn core(&self) -> &Arc<Core> {
+    pub(crate) fn core(&self) -> &Handle {
         &self.core
     }
 
@@ -74,13 +76,13 @@ impl Link {
     pub(crate) fn poll_drained(&self, cx: &Context<'_>) -> Poll<()> {
         let mut waker = OwnWaker::of(cx.waker());
         self.core().with(|lane| {
-            lane.reap();
+            reap::all(lane);
             let end = &mut lane.ends[self.id()];
             if end.is_drained() {
                 return Poll::Ready(());
             }
             waker.join(&mut end.drainers);
-            lane.arm_if_needed();
+            sleep::arm_if_needed(lane, Side::Send);
             Poll::Pending
         })
     }
@@ -108,6 +110,21 @@ impl Link {
                 _ => Error::Broken(self.cause(consequence.unwrap_or(Fault::Over))),
             },
         }
+    }
+
+    /// The connection's statistics, with those of its queue pair.
+    pub(crate) fn stats(&self, qp: QpStats) -> ConnectionStats {
+        self.core.with(|lane| {
+            reap::all(lane);
+            let end = &lane.ends[self.id()];
+            ConnectionStats {
+                qp,
+                posted: end.posted,
+                waiting: end.waiting.len() as u32,
+                unread: end.inbox.len() as u32,
+                receives: end.recv_posted,
+            }
+        })
     }
 
     fn ended(&self) -> Option<Ended> {
@@ -156,12 +173,29 @@ impl Link {
     }
 }
 
+/// What has happened on a connection, and what is under way: [`Connection::stats`](crate::Connection::stats).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct ConnectionStats {
+    /// Of the queue pair, since it was created.
+    pub qp: QpStats,
+    /// Operations in the send queue now: posted, and not known to have completed.
+    pub posted: u32,
+    /// Operations that wait for room in the send queue now.
+    pub waiting: u32,
+    /// Messages that have arrived and that no task has taken yet.
+    pub unread: u32,
+    /// Receives that are posted now: messages that the peer can send before it has to wait.
+    pub receives: u32,
+}
+
 impl Drop for Link {
     fn drop(&mut self) {
         let Some(link) = self.link.lock().take() else {
             return;
         };
-        let (core, conn) = (Arc::clone(&self.core), self.conn);
+        let (core, conn) = (Arc::clone(self.core.core()), self.conn);
         // Disconnects, destroys the queue pair, and has its buffers back; goes on by itself.
         link.close().issue(move |_closed| {
             let queues = core.with(|lane| lane.retire(conn));

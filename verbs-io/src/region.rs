@@ -103,12 +103,47 @@ impl fmt::Debug for Region {
 ///
 /// It is checked here before anything is posted, for the sake of errors that say what is wrong, and by the peer's
 /// device, which is what protects the peer.
+///
+/// With feature `serde` it is a value of four numbers, which are checked as [`Token::from_bytes`] checks bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(into = "Parts", try_from = "Parts"))]
 pub struct Token {
     addr: u64,
     len: u64,
     rkey: RKey,
     rights: Access,
+}
+
+/// A token as numbers.
+#[cfg(feature = "serde")]
+#[derive(serde::Serialize, serde::Deserialize)]
+struct Parts {
+    addr: u64,
+    len: u64,
+    rkey: u32,
+    rights: u32,
+}
+
+#[cfg(feature = "serde")]
+impl From<Token> for Parts {
+    fn from(token: Token) -> Self {
+        Self {
+            addr: token.addr,
+            len: token.len,
+            rkey: token.rkey.value(),
+            rights: token.rights.bits(),
+        }
+    }
+}
+
+#[cfg(feature = "serde")]
+impl TryFrom<Parts> for Token {
+    type Error = Error;
+
+    fn try_from(parts: Parts) -> Result<Self, Error> {
+        Self::checked(parts.addr, parts.len, parts.rkey, parts.rights)
+    }
 }
 
 impl Token {
@@ -200,7 +235,13 @@ impl Token {
         let (rkey, rights) = rest.split_first_chunk::<4>().expect("8 bytes");
         let rights = rights.first_chunk::<4>().expect("4 bytes");
         let (addr, len) = (u64::from_be_bytes(*addr), u64::from_be_bytes(*len));
-        let rights = Access::from_bits(u32::from_be_bytes(*rights))
+        let (rkey, rights) = (u32::from_be_bytes(*rkey), u32::from_be_bytes(*rights));
+        Self::checked(addr, len, rkey, rights)
+    }
+
+    /// The token of those numbers, which a peer has sent.
+    fn checked(addr: u64, len: u64, rkey: u32, rights: u32) -> Result<Self, Error> {
+        let rights = Access::from_bits(rights)
             .filter(|rights| Access::REMOTE.contains(*rights))
             .ok_or(Error::NoToken("they grant what is no remote right"))?;
         if addr.checked_add(len).is_none() {
@@ -209,7 +250,7 @@ impl Token {
         Ok(Self {
             addr,
             len,
-            rkey: RKey::new(u32::from_be_bytes(*rkey)),
+            rkey: RKey::new(rkey),
             rights,
         })
     }
@@ -250,6 +291,31 @@ fn granted(granted: Access, needed: Access) -> Result<(), Error> {
     match granted.contains(needed) {
         true => Ok(()),
         false => Err(Error::NoRight { needed, granted }),
+    }
+}
+
+#[cfg(all(test, feature = "serde"))]
+mod serde_tests {
+    use super::*;
+
+    /// Goal: a token goes through JSON, and one that cannot be is refused, as in bytes.
+    #[test]
+    fn tokens_are_checked_values() {
+        let token = Token {
+            addr: 0x1000,
+            len: 64,
+            rkey: RKey::new(7),
+            rights: Access::REMOTE_READ,
+        };
+        let text = serde_json::to_string(&token).expect("numbers");
+        assert_eq!(serde_json::from_str::<Token>(&text).ok(), Some(token));
+        for wrong in [
+            r#"{"addr":1,"len":18446744073709551615,"rkey":7,"rights":4}"#,
+            r#"{"addr":1,"len":1,"rkey":7,"rights":4294967295}"#,
+        ] {
+            let error = serde_json::from_str::<Token>(wrong).expect_err(wrong);
+            assert!(error.to_string().contains("no token"), "{error}");
+        }
     }
 }
 

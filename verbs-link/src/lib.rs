@@ -1,13 +1,14 @@
-//! Links: what carries packets between ports, what can be wrapped around it, and the time that it runs on.
+//! Links: the carriers of packets between ports, their wrappers, and the clocks that they run on.
 //!
-//! [`PacketLink`] is the trait of a link. A link moves bytes and knows nothing of queue pairs: what it sends is
-//! complete, from the BTH to the ICRC, and what it hands up has not been judged. [`Udp`] carries RoCEv2 over
-//! sockets, [`Cable`] within a process; [`Captured`] and [`Faulty`] wrap any link ([`Wrap`]), to write captures and to
-//! lose, damage and reorder packets. [`Verifier`] judges ICRCs. [`time`] has the two clocks, the wall's and a
-//! virtual one, and the engine that calls what is due on either.
+//! [`PacketLink`] is the trait of a link. A link moves bytes and knows nothing of queue pairs: packets that it sends
+//! are complete, from the BTH to the ICRC, and packets that it hands up have not been checked. [`Udp`] carries RoCEv2
+//! over sockets, [`Cable`] carries packets within a process; [`Captured`] and [`Faulty`] wrap any link ([`Wrap`]), to
+//! write captures and to lose, damage and reorder packets. [`Verifier`] checks ICRCs. [`time`] has the two clocks, the
+//! wall clock and a virtual one, and the engine that calls what is due on either. [`port_space`] shares the host's TCP
+//! port numbers.
 //!
-//! `hca-sim` runs queue pairs over these links. The simulated subnet is such a link too, of a crate above this
-//! one. Formats are in `verbs-wire`.
+//! `hca-sim` runs queue pairs over these links. The simulated subnet is such a link too, in a crate above this one.
+//! Formats are in `verbs-wire`.
 //!
 //! ```
 //! use std::time::Duration;
@@ -27,10 +28,10 @@
 //! ```
 #![deny(unsafe_code)]
 
-mod cable;
-mod counters;
-mod managed;
+mod joined;
 mod packet;
+pub mod port_space;
+pub mod ring;
 #[doc(hidden)]
 pub mod rng;
 pub mod stream;
@@ -42,15 +43,17 @@ pub mod stream;
 pub mod sys;
 pub mod time;
 mod udp;
-mod verifier;
 mod wrap;
 
-pub use cable::{Cable, CableEnd};
-pub use counters::{GsoOff, LinkCounters};
-pub use managed::{Managed, PortSheet};
+pub use joined::{Answer, JoinError, Joined, Joining, channel_files, clients_of};
+#[doc(hidden)]
+pub use joined::{Bounds, Inbound, Taken};
+pub use packet::cable::{Cable, CableEnd};
+pub use packet::counters::{GsoOff, LinkCounters};
+pub use packet::managed::{Managed, PortTables};
+pub use packet::verifier::{IcrcCounters, Verdict, Verifier};
 pub use packet::{
     Arrival, Burst, Change, Feedback, Ident, Local, PacketLink, Refusal, Route, Sent, Waiter,
 };
 pub use udp::{ADDRESSES_MAX, GROUPS_MAX, LinkError, Udp};
-pub use verifier::{IcrcCounters, Verdict, Verifier};
 pub use wrap::{Captured, FaultCounters, Faults, Faulty, Wrap};

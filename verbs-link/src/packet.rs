@@ -1,13 +1,20 @@
-//! What carries packets between ports: the trait of such links, and what passes through it.
+//! The carriers of packets between ports: their trait, and the values that pass through it.
 //!
-//! A link moves bytes and knows nothing of queue pairs. What it is given to send is complete, from the
-//! BTH to the ICRC; what it hands up has not been judged. So a wrapper that damages packets damages them
-//! before anybody looks, and one that writes them to a file writes what was on the wire.
+//! A link moves bytes and knows nothing of queue pairs. What it is given to send is complete, from the BTH to the ICRC;
+//! what it hands up has not been checked. So a wrapper that damages packets damages them before anything checks them,
+//! and one that writes them to a file writes the bytes that were on the wire.
+
+pub(crate) mod cable;
+pub(crate) mod counters;
+pub(crate) mod managed;
+pub(crate) mod verifier;
 
 use std::fmt;
 use std::io;
 use std::net::IpAddr;
+use std::ops::Range;
 
+use verbs_core::host::HostPorts;
 use verbs_core::sync::{Arc, Weak};
 use verbs_core::{Gid, Lid, Mtu, PortState, Qpn, Seed};
 use verbs_wire::{Bth, BthView, Frame, Grh, Icrc};
@@ -16,7 +23,7 @@ use crate::time::Due;
 pub use crate::time::Waiter;
 use crate::{LinkCounters, Managed};
 
-/// What a packet says of its way within one InfiniBand subnet.
+/// The route of a packet within one InfiniBand subnet, as in its local header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Local {
     /// The sender's port.
@@ -30,8 +37,8 @@ pub struct Local {
 }
 
 impl Local {
-    /// The ICRC as far as the route headers go, of packets of that many bytes from BTH to ICRC, between
-    /// those addresses. `None` if no header can say that length.
+    /// The ICRC of packets between those addresses as far as the route headers, for that many bytes from BTH to ICRC.
+    /// `None` if no header can express that length.
     #[inline]
     pub fn icrc(&self, src: IpAddr, dst: IpAddr, transport_len: usize) -> Option<Icrc> {
         self.frame(src, dst).icrc(transport_len).ok()
@@ -62,7 +69,7 @@ impl Local {
     }
 }
 
-/// The way of a packet, as far as its IP header tells, and on links with LIDs its local header.
+/// The route of a packet: the contents of its IP header, and on links with LIDs of its local header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Route {
     /// One of the link's own addresses.
@@ -77,13 +84,13 @@ pub struct Route {
     pub local: Option<Local>,
 }
 
-/// Packets that leave together: all `segment` bytes long, but for the last, which may be shorter.
+/// Packets that are sent together: all are `segment` bytes long, except the last, which may be shorter.
 ///
-/// Packet number *k* of a burst over IPv4 without a local header leaves with identification *k* and DF set, which its ICRC
-/// relies on. Packets leave from UDP port [`ROCE_PORT`](verbs_wire::ROCE_PORT).
+/// Packet number *k* of a burst over IPv4 without a local header is sent with identification *k* and DF set, which its
+/// ICRC relies on. Packets are sent from UDP port [`ROCE_PORT`](verbs_wire::ROCE_PORT).
 #[derive(Clone, Copy, Debug)]
 pub struct Burst<'a> {
-    /// Where to.
+    /// The destination.
     pub route: Route,
     /// Bytes of each packet, from its BTH to its ICRC.
     pub segment: usize,
@@ -92,7 +99,7 @@ pub struct Burst<'a> {
 }
 
 impl<'a> Burst<'a> {
-    /// Bytes of all packets of a burst at most, on most links: what IPv4 has for one datagram.
+    /// The most bytes of all packets of a burst, on most links: the limit of IPv4 for one datagram.
     pub const BYTES_MAX: usize = 65_507;
 
     /// The packets, in order.
@@ -101,26 +108,28 @@ impl<'a> Burst<'a> {
     }
 }
 
-/// What became of a burst.
+/// The outcome of offering a burst.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sent {
     /// It is on its way, or lost; a link promises nothing.
     Gone,
-    /// There is no room now. Nothing was sent; the same burst can be offered again when
-    /// [`PacketLink::receive`] was called, or a little later.
+    /// There is no room now. Nothing was sent; the same burst can be offered again after a call of
+    /// [`PacketLink::receive`], or a little later.
     Blocked,
 }
 
-/// The identification in the IP header that a packet came with.
+/// The identification in the IP header of a received packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ident {
     /// This one, with DF set; or there is none, as in IPv6.
     Known(u16),
-    /// The system does not tell; the ICRC has to be solved for it.
+    /// The system does not report it; it has to be computed from the ICRC.
     Hidden,
+    /// The packet has no ICRC, because it came through memory: see [`PacketLink::seals`].
+    Unsealed,
 }
 
-/// A packet that came.
+/// A received packet.
 #[derive(Clone, Copy, Debug)]
 pub struct Arrival<'a> {
     /// Where it came from.
@@ -135,11 +144,11 @@ pub struct Arrival<'a> {
     pub ident: Ident,
     /// On links with LIDs, whose packets have the ICRC of InfiniBand.
     pub local: Option<Local>,
-    /// From its BTH to its ICRC, as it came.
+    /// From its BTH to its ICRC, as received.
     pub bytes: &'a [u8],
 }
 
-/// What peers' answers tell about bursts.
+/// What acknowledgements reveal about the delivery of bursts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Feedback {
     /// A packet behind the first of a burst was acknowledged without having been sent again.
@@ -148,8 +157,7 @@ pub enum Feedback {
     OnlyFirst,
 }
 
-/// A packet that its destination's host has refused, as no program has the UDP port there (ICMP port
-/// unreachable).
+/// A packet that its destination's host has refused, because no program has the UDP port there (ICMP port unreachable).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
     /// Where the packet was sent to.
@@ -160,32 +168,32 @@ pub struct Refusal {
 }
 
 impl Refusal {
-    /// Bytes that are kept of a quoted packet: the headers, and that of a management datagram.
+    /// Bytes that are kept of a quoted packet: the headers, and the header of a management datagram.
     pub const QUOTED_MAX: usize = 64;
 }
 
-/// What changed about a link.
+/// A change of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// [`PacketLink::addresses`] are others.
+    /// [`PacketLink::addresses`] have changed.
     Addresses,
     /// It carries nothing now.
     Down,
     /// It carries packets again.
     Up,
-    /// Of a managed port: it is in that state, neither down nor in service.
+    /// Of a managed port: it is in that state, which is neither down nor active.
     State(PortState),
     /// Of a managed port: its LIDs.
     Lids,
     /// Of a managed port: its P_Key table.
     PKeys,
-    /// Of a managed port: where the subnet manager is.
+    /// Of a managed port: the subnet manager's address.
     SubnetManager,
-    /// Of a managed port: its clients are to register with the subnet manager anew.
+    /// Of a managed port: its clients have to register with the subnet manager again.
     Reregister,
 }
 
-/// A link that carries packets. Nothing here blocks, but for [`Waiter::wait`].
+/// A link that carries packets. Nothing here blocks, except [`Waiter::wait`].
 pub trait PacketLink: Send + fmt::Debug {
     /// The addresses of the port; the index of each is its GID index.
     fn addresses(&self) -> &[IpAddr];
@@ -193,58 +201,63 @@ pub trait PacketLink: Send + fmt::Debug {
     /// The largest path MTU whose packets fit.
     fn mtu(&self) -> Mtu;
 
-    /// How many packets a burst to there may have now, at least 1; [`burst_bytes`](Self::burst_bytes) bounds it as
-    /// well.
+    /// How many packets a burst on that route may have now, at least 1; [`burst_bytes`](Self::burst_bytes) bounds it
+    /// too.
     fn burst_limit(&self, route: &Route) -> usize;
 
-    /// Bytes of all packets of a burst at most; always the same.
+    /// The most bytes of all packets of a burst; always the same.
     fn burst_bytes(&self) -> usize {
         Burst::BYTES_MAX
+    }
+
+    /// Whether packets for that queue pair need an ICRC on that route. Those that do not may have zero in its place: they do
+    /// not leave this host's memory. A link that wraps another one, and may look at packets or damage them, says yes.
+    fn seals(&self, _route: &Route, _dest: Qpn) -> bool {
+        true
     }
 
     /// Sends packets.
     fn transmit(&mut self, burst: &Burst<'_>) -> Sent;
 
-    /// Hands up what has come, a bounded number of packets, in order. Returns how many that were.
+    /// Hands up packets that have arrived, a bounded number, in order. Returns how many.
     fn receive(&mut self, sink: &mut dyn FnMut(&Arrival<'_>)) -> usize;
 
-    /// What peers' answers tell about earlier bursts.
+    /// Passes on what acknowledgements reveal about earlier bursts.
     fn feedback(&mut self, route: &Route, news: Feedback);
 
-    /// A number: one that nobody outside can guess, or one drawn from the seed of a simulation.
+    /// A number: one that no other host can guess, or one drawn from the seed of a simulation.
     fn entropy(&mut self) -> u64;
 
-    /// What keys, queue pair numbers and packet sequence numbers are drawn from; another one with each call.
-    /// A secret, whose key is two numbers of [`PacketLink::entropy`], unless a link of a simulation says
-    /// otherwise. Links that wrap another pass it on.
+    /// The seed from which keys, queue pair numbers and packet sequence numbers are drawn; another one with each call.
+    /// A secret, whose key is two numbers of [`PacketLink::entropy`], unless a link of a simulation overrides this.
+    /// Links that wrap another pass it on.
     fn seed(&mut self) -> Seed {
         let halves = [self.entropy(), self.entropy()].map(u64::to_ne_bytes);
         Seed::secret(std::array::from_fn(|n| halves[n / 8][n % 8]))
     }
 
-    /// What has changed since the last call, one thing at a time.
+    /// The changes since the last call, one at a time.
     fn change(&mut self) -> Option<Change>;
 
-    /// What was refused of the packets that it has sent, one at a time; asked after each
-    /// [`PacketLink::receive`]. Links without such reports have none; links that wrap another pass it on.
+    /// The refused ones of the packets that it has sent, one at a time; asked after each [`PacketLink::receive`]. Links
+    /// without such reports have none; links that wrap another pass it on.
     fn refusal(&mut self) -> Option<Refusal> {
         None
     }
 
-    /// What a thread waits for packets with; `None` if there is nothing to wait for, as in virtual time.
+    /// The waiter for packets of a thread; `None` if there is nothing to wait for, as in virtual time.
     fn waiter(&self) -> Option<Arc<dyn Waiter>>;
 
-    /// Names whom a link in virtual time calls when packets or changes have come, as no thread waits
-    /// for them. It calls from a deadline, never from within another method of this trait. Links with a
+    /// Sets the listener that a link in virtual time calls when packets or changes have arrived, because no thread
+    /// waits for them. The link calls from a deadline, never from within another method of this trait. Links with a
     /// [`PacketLink::waiter`] have no use for it; links that wrap another pass it on.
     fn attach(&mut self, _listener: Weak<dyn Due>) {}
 
-    /// Joins a multicast group: packets to it are handed up from now on. The same group several times
-    /// is left as often.
+    /// Joins a multicast group: packets to it are handed up from now on. A group that is joined several times has to be
+    /// left as often.
     ///
     /// # Errors
-    /// What the system says, and [`Unsupported`](std::io::ErrorKind::Unsupported) of links without
-    /// multicast.
+    /// The system's, and [`Unsupported`](std::io::ErrorKind::Unsupported) on links without multicast.
     fn join(&mut self, _group: IpAddr) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
     }
@@ -252,19 +265,37 @@ pub trait PacketLink: Send + fmt::Debug {
     /// Leaves a multicast group.
     fn leave(&mut self, _group: IpAddr) {}
 
-    /// Whom it has brought packets that nobody would fetch, one at a time: within one process there is
-    /// nobody else to call. It is called when this link is not in use any more.
+    /// Receivers that it has delivered packets to and that would not fetch them by themselves, one at a time: within
+    /// one process no thread waits for them. They are called when this link is no longer in use.
     fn fed(&mut self) -> Option<Arc<dyn Due>> {
         None
     }
 
-    /// What answers for the port, if a subnet manager configures it: then packets go by LIDs, and addresses
-    /// are those of [`Managed::sheet`]. Links that wrap another pass it on.
+    /// The agent that answers for the port, if a subnet manager configures it: then packets are routed by LIDs, and
+    /// addresses are those of [`Managed::tables`]. Links that wrap another pass it on.
     fn managed(&self) -> Option<Arc<dyn Managed>> {
         None
     }
 
-    /// What it has counted; all zero if it does not count.
+    /// The queue pair numbers that the port may use, if it shares the number space with other processes: ranges that do
+    /// not overlap. `used` says how many it has in use, so that the link requests more in time. `None`: all are the
+    /// port's.
+    fn numbers(&mut self, _used: usize) -> Option<&[Range<u32>]> {
+        None
+    }
+
+    /// Queue pair numbers at the port's own addresses that no longer exist, because the process that had them has
+    /// ended; one range at a time, asked after each [`PacketLink::receive`]. Links that wrap another pass it on.
+    fn gone(&mut self) -> Option<Range<u32>> {
+        None
+    }
+
+    /// The port numbers that the port shares with other processes, if it does.
+    fn host_ports(&self) -> Option<Arc<dyn HostPorts>> {
+        None
+    }
+
+    /// The link's counters; all zero if it does not count.
     fn counters(&self) -> LinkCounters {
         LinkCounters::default()
     }

@@ -1,4 +1,4 @@
-//! Randomness that a seed decides. Draws are integers only, so that a run repeats on every machine.
+//! Randomness from a seed. Draws are integers only, so that a run repeats on every machine.
 
 use std::ops::Range;
 
@@ -7,7 +7,7 @@ use verbs_core::seed::Draws;
 
 /// A generator of numbers: the same seed gives the same sequence.
 ///
-/// If the seed is a secret, who sees some of the numbers cannot tell the others. If it is a number, as in
+/// If the seed is a secret, an observer of some of the numbers cannot predict the others. If it is a number, as in
 /// simulations, the sequence repeats and can be worked out from a few of its numbers.
 #[derive(Debug)]
 pub struct Rng(Source);

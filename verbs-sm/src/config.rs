@@ -1,4 +1,4 @@
-//! What a manager is told, and its limits.
+//! The configuration and limits of a manager.
 
 use std::time::Duration;
 
@@ -6,40 +6,40 @@ use verbs_core::mad::sm::MKeyProtect;
 use verbs_core::mad::{Bits, Retry, TimeCode};
 use verbs_core::{Gid, Mtu, PKey, QKey};
 
-/// How a manager manages, and its limits. Each limit has the reason for its default.
+/// How a manager manages, and its limits. Each limit states the reason for its default.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Of two managers the one with more leads; of two with the same, the one at the lower GUID. 0 by
-    /// default, so that any other that was given a priority takes over.
+    /// The manager with the higher priority becomes master; at equal priority, the one at the lower GUID. 0 by
+    /// default, so any other manager with a configured priority takes over.
     pub priority: Bits<4>,
-    /// Key that managers of one subnet share; 1 by default, as others have it. A request to the
-    /// administrator that carries it is trusted: it sees each member of a group, and joins and leaves for
-    /// other ports. With the default every node of the subnet can say so.
+    /// Key that managers of one subnet share; 1 by default, as in other managers. A request to the administrator
+    /// that carries it is trusted: it sees each member of a group, and joins and leaves for other ports. With the
+    /// default key, every node of the subnet can claim this trust.
     pub sm_key: u64,
-    /// Key that ports ask management for; 0, none, by default.
+    /// Key that ports require for management; 0, none, by default.
     pub m_key: u64,
     /// What it protects.
     pub m_key_protect: MKeyProtect,
-    /// Seconds until a port whose manager is silent gives its key up.
+    /// Seconds until a port whose manager is silent drops its key.
     pub m_key_lease_s: u16,
     /// Upper half of all GIDs.
     pub gid_prefix: u64,
     /// Partitions; every port is a full member of all. The first is written first.
     pub partitions: Vec<Partition>,
-    /// Between two looks whether something has changed: 10 s by default.
+    /// The time between two checks for changes: 10 s by default.
     pub sweep_interval: Duration,
-    /// Between two questions of a standby manager whether its master lives: 2 s by default.
+    /// The time between two polls of the master by a standby manager: 2 s by default.
     pub poll_interval: Duration,
-    /// Questions that a master leaves unanswered until it is taken for dead; 3 by default.
+    /// Unanswered polls after which a master is considered dead; 3 by default.
     pub poll_misses: u32,
-    /// How long an answer is waited for, and how often it is asked again: 200 ms, two retries.
+    /// How long to wait for an answer, and how often to repeat a request: 200 ms, two retries.
     pub retry: Retry,
-    /// Questions that are under way at a time. 32 by default: a node answers in some microseconds, and
-    /// a switch port's queue has room for more.
+    /// Requests in flight at a time. 32 by default: a node answers within microseconds, and a switch port's queue
+    /// has room for more.
     pub window: usize,
-    /// Time that a packet takes through the subnet at most: what paths say of it.
+    /// The longest time that a packet takes through the subnet, as reported in paths.
     pub packet_lifetime: TimeCode,
-    /// How long an answer of a node takes at most, as ports are told.
+    /// The longest time that a node's answer takes, as set in ports.
     pub subnet_timeout: TimeCode,
     /// Largest MTU of links and paths.
     pub mtu_max: Mtu,
@@ -48,19 +48,19 @@ pub struct Config {
     /// Whether tables from service levels to lanes are written: with one lane there is nothing to map.
     pub maps_service_levels: bool,
 
-    /// Nodes; more are not managed. 12,288 by default: a quarter of all LIDs.
+    /// Nodes; further ones are not managed. 12,288 by default: a quarter of all LIDs.
     pub nodes_max: usize,
     /// Multicast groups. 1,024 by default, as many as a switch's table has by default.
     pub groups_max: usize,
-    /// Multicast groups that exist because one port has made them. 256 by default, a quarter of all: twice
-    /// what an interface of IP over InfiniBand joins here, and no port takes the groups of all others.
+    /// Multicast groups that exist because one port has created them. 256 by default, a quarter of all: twice the
+    /// number that an IPoIB interface of this project joins, and no port uses up the groups of all others.
     pub groups_per_port_max: usize,
     /// Members of all groups together. 65,536 by default: each takes about 100 bytes.
     pub members_max: usize,
     /// Service records. 4,096 by default: each takes 200 bytes.
     pub services_max: usize,
-    /// Service records that one port has registered. 128 by default: some programs with some services
-    /// each, and a record whose lease never ends takes no room of others.
+    /// Service records that one port has registered. 128 by default: enough for some programs with some services
+    /// each, while a record whose lease never ends takes no room from others.
     pub services_per_port_max: usize,
     /// Subscriptions to events. 4,096 by default.
     pub subscriptions_max: usize,
@@ -68,8 +68,8 @@ pub struct Config {
     pub subscriptions_per_port_max: usize,
     /// Records in an answer. 16,384 by default, which is a megabyte of paths.
     pub answer_records_max: usize,
-    /// Requests to the administrator that are taken up between two answers of nodes; more are dropped
-    /// and repeated by who asked. 1,024 by default.
+    /// Requests to the administrator that are handled between two answers of nodes; further ones are dropped, and
+    /// their senders repeat them. 1,024 by default.
     pub reports_max: usize,
 }
 

@@ -1,6 +1,7 @@
 //! The machine on a device's port: a client of the port's service for management datagrams.
 //!
-//! It has no thread. Who brings a datagram, or a wake of the device's timer, also sees to what follows.
+//! It has no thread. The thread that delivers a datagram, or a wake-up of the device's timer, also carries out
+//! the actions that follow.
 
 use std::fmt;
 use std::future::{Future, poll_fn};
@@ -9,30 +10,30 @@ use std::task::{Poll, Wake, Waker};
 use verbs_core::mad::header::header_of;
 use verbs_core::mad::sm::{CapabilityMask, SmState};
 use verbs_core::mad::{
-    Address, AgentError, Delivery, MadAgent, MadBytes, MadClient, MadService, Retry, Time,
-    TransactionId,
+    Address, AgentError, Delivery, MadAgent, MadBytes, MadClient, MadService, Retry, TransactionId,
 };
 use verbs_core::sync::{Arc, Mutex, Weak};
+use verbs_core::time::Instant;
 use verbs_core::{Device, collect, defer, task};
 
 use crate::config::Config;
 use crate::manager::{Counters, SubnetManager};
 use crate::seat::{CLASSES, Port, Seat};
 
-/// Why a manager could not begin.
+/// Why a manager could not start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
-    /// A verb failed: the port has no queue pair 0, or the device is going.
+    /// A verb failed: the port has no queue pair 0, or the device is being removed.
     #[error("{0}")]
     Verb(#[from] verbs_core::Error),
-    /// There is a manager at this port already.
+    /// There is already a manager at this port.
     #[error("the port's service for management datagrams: {0}")]
     Service(#[from] AgentError),
 }
 
-/// A subnet manager and administrator at a port of a device. Dropping it ends it: the port says no more
-/// that a manager is here, and what it has set stays until another one comes.
+/// A subnet manager and administrator at a port of a device. Dropping it ends it: the port no longer announces a
+/// manager, and the manager's settings stay until another one arrives.
 ///
 /// # Context
 /// Everything here is legal in routines and handlers, and never blocks.
@@ -41,7 +42,7 @@ pub struct Manager {
 }
 
 struct Core {
-    /// What the service refers to. Goes first, so that it sees that it is gone.
+    /// The service holds a weak reference to it. Dropped first, so the service sees that it no longer exists.
     _below: Arc<dyn MadClient>,
     service: MadService,
     agents: Vec<MadAgent>,
@@ -51,18 +52,18 @@ struct Core {
 
 struct Inner {
     seat: Seat,
-    /// When the timer wakes us next.
-    alarm: Option<Time>,
-    /// Who waits until the subnet is up.
+    /// When the timer wakes the manager next.
+    alarm: Option<Instant>,
+    /// Tasks that wait until the subnet is up.
     waiting: Vec<Waker>,
 }
 
 impl Manager {
-    /// Begins to manage the subnet at that port, unless somebody else does.
+    /// Starts to manage the subnet at that port, unless another manager does.
     ///
     /// # Completion
-    /// The future is ready when the manager has begun, needs no executor of a particular kind, and opens
-    /// the port's service if nobody has yet. When the subnet is in service, [`Manager::up`] says.
+    /// The future completes when the manager has started; it needs no particular executor, and opens the port's
+    /// service if it is not open yet. [`Manager::up`] waits until the subnet is in service.
     ///
     /// # Errors
     /// [`StartError`].
@@ -104,11 +105,11 @@ impl Manager {
         }
     }
 
-    /// When the subnet is in service as far as it was found: this manager is the master and has seen to
-    /// everything.
+    /// Completes when the subnet, as far as it was found, is in service: this manager is the master and has
+    /// configured everything.
     ///
     /// # Cancel safety
-    /// A future that is dropped does nothing.
+    /// Dropping the future has no effect.
     pub async fn up(&self) {
         poll_fn(|cx| {
             let mut inner = self.core.inner.lock();
@@ -127,18 +128,18 @@ impl Manager {
         .await;
     }
 
-    /// Looks at everything again.
+    /// Starts a full sweep.
     pub fn sweep(&self) {
         self.core
             .with(|inner, wire, now| inner.seat.with(now, wire, |manager| manager.sweep(now)));
     }
 
-    /// What it is: master, standby, looking around.
+    /// Its state: master, standby, discovering.
     pub fn state(&self) -> SmState {
         self.core.inner.lock().seat.manager().state()
     }
 
-    /// Whether it is the master and has seen to everything.
+    /// Whether it is the master and has configured everything.
     pub fn is_up(&self) -> bool {
         self.core.inner.lock().seat.manager().is_up()
     }
@@ -148,7 +149,7 @@ impl Manager {
         self.core.inner.lock().seat.manager().nodes()
     }
 
-    /// What it has done.
+    /// Its counters.
     pub fn counters(&self) -> Counters {
         self.core.inner.lock().seat.manager().counters()
     }
@@ -170,9 +171,9 @@ impl fmt::Debug for Manager {
 }
 
 impl Core {
-    /// Calls the machine, and sees to what follows.
-    fn with(self: &Arc<Self>, call: impl FnOnce(&mut Inner, &mut Wire<'_>, Time)) {
-        // Under NoBlock: what the sending leads to here comes when the lock is free.
+    /// Calls the machine, and carries out its outputs.
+    fn with(self: &Arc<Self>, call: impl FnOnce(&mut Inner, &mut Wire<'_>, Instant)) {
+        // Under NoBlock: completions of these sends are handled after the lock is released.
         let (waiting, is_sm) = collect(|| {
             let mut inner = self.inner.lock();
             let now = self.service.now();
@@ -195,7 +196,7 @@ impl Core {
         }
     }
 
-    /// Has the port say whether a manager is here. A port that cannot say it is managed all the same.
+    /// Sets whether the port announces a manager. A port that cannot announce it is managed all the same.
     fn say(&self, is_here: bool) {
         let device = self.service.device();
         let change = device.modify_port(self.service.port().number);
@@ -207,7 +208,7 @@ impl Core {
         drop(change.issue(|_| ()));
     }
 
-    /// Has the timer wake us when the next thing is due.
+    /// Sets the timer for the next deadline.
     fn set_alarm(self: &Arc<Self>, inner: &mut Inner) {
         let due = inner.seat.manager().poll_timeout();
         let (Some(due), Some(timer)) = (due, self.service.timer()) else {
@@ -220,7 +221,7 @@ impl Core {
         timer.wake_at(due, Waker::from(Arc::new(Alarm(Arc::downgrade(self), due))));
     }
 
-    fn timeout(self: &Arc<Self>, set: Time) {
+    fn timeout(self: &Arc<Self>, set: Instant) {
         self.with(|inner, wire, now| {
             if inner.alarm == Some(set) {
                 inner.alarm = None;
@@ -232,7 +233,7 @@ impl Core {
     }
 }
 
-/// What comes from below.
+/// Receives datagrams from the service.
 struct Below(Weak<Core>);
 
 impl MadClient for Below {
@@ -243,8 +244,8 @@ impl MadClient for Below {
     }
 }
 
-/// Wakes the manager; keeps it from nothing.
-struct Alarm(Weak<Core>, Time);
+/// Wakes the manager, without keeping it alive.
+struct Alarm(Weak<Core>, Instant);
 
 impl Wake for Alarm {
     fn wake(self: Arc<Self>) {
@@ -283,7 +284,7 @@ impl Port for Wire<'_> {
 
     fn respond(&mut self, to: Address, template: &MadBytes, payload: Vec<u8>) {
         if let Some(agent) = self.agent(template) {
-            // Who asked asks again.
+            // The requester repeats its request.
             let _full = agent.respond(to, template, payload);
         }
     }

@@ -1,18 +1,17 @@
-//! Fuzz targets as plain functions over bytes: `ci/fuzz` drives them, and a test with random ones.
-//! They panic when a promise of the machine is broken.
+//! Fuzz targets as plain functions over bytes: `ci/fuzz` runs them, and a test calls them with random bytes. They
+//! panic when the machine breaks a promise.
 
 use std::time::Duration;
 
 use verbs_core::Av;
 use verbs_core::mad::header::{emit_header, header_of};
-use verbs_core::mad::{
-    Address, AttributeId, Class, MadBytes, MadHeader, Method, Status, Time, sa, sm,
-};
+use verbs_core::mad::{Address, AttributeId, Class, MadBytes, MadHeader, Method, Status, sa, sm};
+use verbs_core::time::Instant;
 
 use crate::config::Config;
 use crate::manager::{Output, SubnetManager};
 
-/// Things that happen at most, for a round to end.
+/// Steps at most, so a round ends.
 const STEPS_MAX: usize = 4_000;
 
 /// Limits that random nodes and clients reach.
@@ -32,15 +31,15 @@ fn small() -> Config {
     }
 }
 
-/// A subnet whose nodes answer with whatever the bytes say, and whose clients ask so: the machine asks no
-/// more at a time than its window, keeps no more than its limits, and does not panic.
+/// A subnet whose nodes and clients send whatever the bytes say: the machine has no more requests in flight than
+/// its window, stays within its limits, and does not panic.
 pub fn subnet(bytes: &[u8]) {
     let config = small();
     let (window, reports) = (config.window, config.reports_max);
     let mut manager = SubnetManager::new(config, 1);
     let mut source = Source { bytes, at: 0 };
     let mut asked: Vec<(u64, Box<MadBytes>)> = Vec::new();
-    let mut now = Time::ZERO;
+    let mut now = Instant::ZERO;
     manager.start(now);
     for _ in 0..STEPS_MAX {
         while let Some(output) = manager.poll_output() {
@@ -71,7 +70,7 @@ pub fn subnet(bytes: &[u8]) {
     }
 }
 
-/// Bytes that decide.
+/// The bytes that decide.
 struct Source<'a> {
     bytes: &'a [u8],
     at: usize,
@@ -91,7 +90,7 @@ impl Source<'_> {
         }
     }
 
-    /// A node's answer: of some attributes with what makes it likely to be believed.
+    /// A node's answer; for some attributes with values that are plausible enough to be accepted.
     fn answer(&mut self, question: &MadBytes) -> MadBytes {
         let mut mad = *question;
         let header = MadHeader::parse(header_of(question));
@@ -110,7 +109,7 @@ impl Source<'_> {
                 let info = [1, 1, 1 + kind % 2, 1 + ports % 4];
                 let place = mad.iter_mut().skip(sm::DATA_AT);
                 place.zip(info).for_each(|(to, from)| *to = from);
-                // Few nodes, so that they are found again from other sides.
+                // Few nodes, so they are found again from other sides.
                 let node_guid = mad.iter_mut().skip(sm::DATA_AT + 12).take(16);
                 node_guid.for_each(|byte| *byte = node % 8);
                 if let Some(place) = mad.get_mut(sm::DATA_AT + 36) {
@@ -122,7 +121,7 @@ impl Source<'_> {
         mad
     }
 
-    /// A request of a client, a trap of a node, or another manager's word.
+    /// A client's request, a node's trap, or another manager's message.
     fn request(&mut self) -> (Address, MadBytes) {
         let [class, method, attribute, lid] = [(); 4].map(|()| self.next().unwrap_or(0));
         let classes = [Class::SA, Class::SA, Class::SUBN_LID, Class::SUBN_DIRECTED];

@@ -1,8 +1,8 @@
-//! A subnet manager and administrator for InfiniBand subnets, small and built in.
+//! A small built-in subnet manager and administrator for InfiniBand subnets.
 //!
-//! Before a manager has been there, nothing passes in a subnet but its own datagrams. It looks at every
-//! node by directed routes, gives LIDs, computes routes and writes them into switches, brings links into
-//! service, and answers for all of it as the administrator: paths, multicast groups, services, nodes,
+//! Until a manager has configured it, a subnet carries only subnet management datagrams. The manager queries
+//! every node by directed routes, assigns LIDs, computes routes and writes them into switches, brings links into
+//! service, and answers queries about all of it as the administrator: paths, multicast groups, services, nodes,
 //! events (IBTA vol. 1, chapters 14 and 15).
 //!
 //! - [`SubnetManager`]: the machine. Datagrams and the time go in, datagrams come out; it owns no queue
@@ -10,31 +10,29 @@
 //! - [`Manager`]: the machine on a device's port, a client of the port's service for management
 //!   datagrams like any other.
 //!
-//! It gives way to another manager with a higher priority, takes over from one that dies, and finds the
-//! LIDs that were given before it. Not here: LMC other than 0, several subnets and routers, quality of
-//! service by partition, congestion control, alias GUIDs, multipath records, a database that outlives the
-//! process. Routes are free of deadlocks in every topology; see [`Counters::unordered_routes`] for the one
-//! exception, routes between switches' own ports.
+//! It hands over to another manager with a higher priority, takes over from one that dies, and keeps LIDs that
+//! were assigned before. Not here: LMC other than 0, several subnets and routers, quality of service by
+//! partition, congestion control, alias GUIDs, multipath records, a database that outlives the process. Routes
+//! are free of deadlocks in every topology; see [`Counters::unordered_routes`] for the one exception, routes
+//! between switches' own ports.
 
 #![forbid(unsafe_code)]
 
 mod config;
 mod driver;
 mod elect;
-mod fabric;
-mod forward;
 #[doc(hidden)]
 pub mod fuzz;
-mod lids;
 mod manager;
-mod route;
+mod routing;
 mod sa;
 mod seat;
-mod smp;
 mod sweep;
-mod tables;
 #[cfg(test)]
 mod testing;
+
+pub(crate) use routing::{lids, route, tables};
+pub(crate) use sweep::{fabric, smp};
 
 pub use config::{Config, Partition};
 pub use driver::{Manager, StartError};

@@ -1,23 +1,23 @@
-//! The machine: what it is doing, what it waits for, what goes in and out.
+//! The machine: its phases, what it waits for, its inputs and outputs.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use verbs_core::mad::header::{emit_header, header_of};
 use verbs_core::mad::sm::{self, SmState, TrapNumber};
-use verbs_core::mad::{
-    Address, AttributeId, Class, MadBytes, MadHeader, Method, Retry, Status, Time,
-};
+use verbs_core::mad::{Address, AttributeId, Class, MadBytes, MadHeader, Method, Retry, Status};
+use verbs_core::time::Instant;
 use verbs_core::{Guid, Lid, Qpn};
 
 use crate::config::Config;
+use crate::elect;
 use crate::fabric::{End, Fabric, Route};
 use crate::lids::Lids;
 use crate::sa::{Administrator, Reply};
 use crate::smp::{Smp, directed};
 use crate::tables::Tables;
 
-/// Ports whose traps are listened to in a sweep's interval, and how many of each are: a node that tells
-/// more is broken, and takes nothing of the others' share.
+/// The number of ports whose traps are handled in a sweep's interval, and the traps of each: a node that sends
+/// more is broken, and takes nothing from the others' share.
 const TRAPPERS_MAX: usize = 4_096;
 const TRAPS_PER_PORT_MAX: u32 = 10;
 
@@ -29,8 +29,7 @@ const TRAPS_PER_PORT_MAX: u32 = 10;
 /// - Outputs: after each call drain [`poll_output`](Self::poll_output), then look at
 ///   [`poll_timeout`](Self::poll_timeout).
 ///
-/// It knows of no clock, queue pair or lock. No datagram panics, whoever made it, and every table has a
-/// limit in [`Config`].
+/// It has no clock, queue pair or lock. No datagram makes it panic, and every table has a limit in [`Config`].
 #[derive(Debug)]
 pub struct SubnetManager {
     pub(crate) config: Config,
@@ -42,86 +41,86 @@ pub struct SubnetManager {
     pub(crate) phase: Phase,
     queue: VecDeque<(Smp, Purpose)>,
     in_flight: BTreeMap<u64, (Smp, Purpose)>,
-    /// Reports to subscribers that wait for an answer, by request: their numbers.
+    /// Reports to subscribers that wait for an answer: request id to report number.
     reporting: BTreeMap<u64, u64>,
     next_request: u64,
-    /// What the present sweep has found.
+    /// What the current sweep has found.
     pub(crate) found: Fabric,
-    /// What the last one has left: the administrator's view.
+    /// The result of the last sweep: the administrator's view.
     pub(crate) view: Fabric,
     pub(crate) lids: Lids,
     pub(crate) tables: Tables,
-    /// End ports whose clients have been told of this manager.
+    /// End ports whose clients have been notified of this manager.
     pub(crate) greeted: BTreeSet<Guid>,
     pub(crate) rival: Option<Rival>,
-    /// The master has handed over to us.
+    /// The master has handed over to this manager.
     pub(crate) takes_over: bool,
-    /// By the port that sent them: traps of this interval.
+    /// Traps in this interval, by the port that sent them.
     heard: BTreeMap<Lid, u32>,
-    heard_since: Time,
+    heard_since: Instant,
     /// Something has changed since the sweep began.
     pub(crate) is_stale: bool,
-    /// Something in this sweep did not go well.
+    /// Something in this sweep failed.
     pub(crate) is_incomplete: bool,
-    pub(crate) due: Option<Time>,
+    pub(crate) due: Option<Instant>,
     pub(crate) sa: Administrator,
     outputs: VecDeque<Output>,
     pub(crate) counters: Counters,
 }
 
-/// What a manager wants done.
+/// An action that a manager requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Output {
-    /// Send a request, again when no response comes in time, and say what came of it:
+    /// Send a request, repeat it when no response arrives in time, and report the result by
     /// [`SubnetManager::answered`].
     Request {
-        /// Which.
+        /// The request's id.
         id: u64,
-        /// Where to.
+        /// Its destination.
         to: Address,
         /// The datagram, without its transaction id.
         mad: Box<MadBytes>,
-        /// How often, and for how long.
+        /// How often to repeat it, and how long to wait.
         retry: Retry,
     },
     /// Send a datagram as it is.
     Send {
-        /// Where to.
+        /// Its destination.
         to: Address,
         /// The datagram.
         mad: Box<MadBytes>,
     },
     /// Send an answer of any length, in segments.
     Respond {
-        /// Where to.
+        /// Its destination.
         to: Address,
         /// Its headers.
         template: Box<MadBytes>,
-        /// What the segments carry.
+        /// The data of the segments.
         payload: Vec<u8>,
     },
-    /// The port is to say that a manager is here, or that there is none.
+    /// Set whether the port announces a manager.
     IsSm(bool),
 }
 
-/// What a manager has done.
+/// The counters of a manager.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Counters {
-    /// Sweeps that have looked at everything.
+    /// Complete sweeps.
     pub sweeps: u64,
-    /// Looks whether something has changed.
+    /// Checks for changes.
     pub light_sweeps: u64,
-    /// Questions to nodes.
+    /// Requests to nodes.
     pub smps: u64,
-    /// Of those, the ones that nobody answered.
+    /// Of those, the unanswered ones.
     pub timeouts: u64,
-    /// Of those, the ones that were refused.
+    /// Of those, the refused ones.
     pub refusals: u64,
     /// Traps of nodes.
     pub traps: u64,
     /// Requests to the administrator.
     pub requests: u64,
-    /// Pairs of switches whose routes keep no order, in the last sweep.
+    /// Pairs of switches whose routes follow no order, in the last sweep.
     pub unordered_routes: u64,
     /// Nodes beyond [`Config::nodes_max`] and routes beyond what a datagram holds, in all sweeps.
     pub unreached: u64,
@@ -129,14 +128,14 @@ pub struct Counters {
     pub reports: u64,
 }
 
-/// What the manager is at.
+/// The manager's current phase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
     /// Nothing, until something is due.
     Idle,
-    /// Looks at all nodes.
+    /// Queries all nodes.
     Discover,
-    /// Asks other managers.
+    /// Polls other managers.
     Ask,
     /// Sets LIDs and partitions.
     Configure,
@@ -146,26 +145,26 @@ pub(crate) enum Phase {
     Arm,
     /// Brings links into service.
     Activate,
-    /// Looks whether something has changed.
+    /// Checks for changes.
     Light,
     /// Writes the tables of groups that have changed.
     Groups,
-    /// Asks its master whether it lives.
+    /// Polls its master.
     Poll,
 }
 
-/// The manager that leads, or is going to.
+/// The manager that is master, or will be.
 #[derive(Clone, Debug)]
 pub(crate) struct Rival {
     pub(crate) route: Route,
-    /// Questions that it did not answer as a master would, in a row.
+    /// Consecutive polls that it did not answer as a master.
     pub(crate) misses: u32,
 }
 
-/// What a question is for.
+/// The purpose of a request.
 #[derive(Clone, Debug)]
 pub(crate) enum Purpose {
-    /// Behind that port; of the manager's own node, behind none.
+    /// A node behind that port; the manager's own node, if `None`.
     Node(Option<End>),
     Description(Guid),
     Switch(Guid),
@@ -175,9 +174,9 @@ pub(crate) enum Purpose {
     Manager(End),
     SetPort(End),
     SetPKeys(End),
-    /// Anything else that is set.
+    /// Any other Set.
     Set,
-    /// A block of a switch's tables: what is forgotten when it could not be written.
+    /// A block of a switch's tables, which is forgotten if it could not be written.
     SetTable(Guid),
     Light,
     Poll,
@@ -185,7 +184,7 @@ pub(crate) enum Purpose {
 }
 
 impl SubnetManager {
-    /// A manager at a port, whose number at its node is given. It does nothing until it is
+    /// Creates a manager at a port, by its number at its node. It does nothing until it is
     /// [started](Self::start).
     pub fn new(config: Config, port: u8) -> Self {
         let sa = Administrator::new(&config);
@@ -208,7 +207,7 @@ impl SubnetManager {
             rival: None,
             takes_over: false,
             heard: BTreeMap::new(),
-            heard_since: Time::ZERO,
+            heard_since: Instant::ZERO,
             is_stale: false,
             is_incomplete: false,
             due: None,
@@ -218,21 +217,20 @@ impl SubnetManager {
         }
     }
 
-    /// Begins: looks at the subnet, and manages it unless somebody else does.
-    pub fn start(&mut self, now: Time) {
+    /// Starts: queries the subnet, and manages it unless another manager does.
+    pub fn start(&mut self, now: Instant) {
         self.outputs.push_back(Output::IsSm(true));
         self.sweep(now);
     }
 
-    /// Looks at everything again, at once or as soon as what it is at is done.
-    pub fn sweep(&mut self, now: Time) {
+    /// Starts a full sweep, at once or when the current work is done.
+    pub fn sweep(&mut self, now: Instant) {
         self.is_stale = true;
         self.advance(now);
     }
 
-    /// Takes a datagram that asks for something, or tells something: of a port's subnet management or
-    /// administration.
-    pub fn handle(&mut self, now: Time, from: Address, mad: &MadBytes) {
+    /// Handles a datagram that is a request or a notice, of a port's subnet management or administration.
+    pub fn handle(&mut self, now: Instant, from: Address, mad: &MadBytes) {
         let header = MadHeader::parse(header_of(mad));
         match (header.class, header.method, header.attribute) {
             (Class::SA, ..) => self.handle_request(now, from, mad),
@@ -244,15 +242,15 @@ impl SubnetManager {
                 Method::GET | Method::SET,
                 AttributeId::SM_INFO,
             ) => {
-                self.handle_sm_info(now, from, mad);
+                elect::handle_sm_info(self, now, from, mad);
             }
             _ => {}
         }
         self.advance(now);
     }
 
-    /// What has come of a request; `None`: nobody answered.
-    pub fn answered(&mut self, now: Time, id: u64, answer: Option<&MadBytes>) {
+    /// The result of a request; `None` if it was not answered.
+    pub fn answered(&mut self, now: Instant, id: u64, answer: Option<&MadBytes>) {
         if let Some(number) = self.reporting.remove(&id) {
             self.sa.reported(number, answer.is_some());
             return self.advance(now);
@@ -276,29 +274,29 @@ impl SubnetManager {
         self.advance(now);
     }
 
-    /// Does what is due.
-    pub fn handle_timeout(&mut self, now: Time) {
+    /// Does the work that is due.
+    pub fn handle_timeout(&mut self, now: Instant) {
         self.sa.expire(now);
         self.advance(now);
     }
 
-    /// What is to be done.
+    /// The next action.
     pub fn poll_output(&mut self) -> Option<Output> {
         self.outputs.pop_front()
     }
 
-    /// When [`handle_timeout`](Self::handle_timeout) wants to be called; `None` for no time.
-    pub fn poll_timeout(&self) -> Option<Time> {
+    /// When to call [`handle_timeout`](Self::handle_timeout); `None` for never.
+    pub fn poll_timeout(&self) -> Option<Instant> {
         let own = self.due.filter(|_| self.phase == Phase::Idle);
         own.into_iter().chain(self.sa.poll_timeout()).min()
     }
 
-    /// What it is: master, standby, looking around.
+    /// Its state: master, standby, discovering.
     pub fn state(&self) -> SmState {
         self.state
     }
 
-    /// Whether it is the master and all that it has found is in service.
+    /// Whether it is the master and everything that it has found is in service.
     pub fn is_up(&self) -> bool {
         self.state == SmState::MASTER
             && self.counters.sweeps > 0
@@ -307,7 +305,7 @@ impl SubnetManager {
             && !self.is_stale
     }
 
-    /// What it has done.
+    /// Its counters.
     pub fn counters(&self) -> Counters {
         self.counters
     }
@@ -317,7 +315,7 @@ impl SubnetManager {
         self.view.nodes.len()
     }
 
-    /// Puts a question into the queue.
+    /// Queues a request.
     pub(crate) fn ask(&mut self, smp: Smp, purpose: Purpose) {
         self.queue.push_back((smp, purpose));
     }
@@ -332,8 +330,8 @@ impl SubnetManager {
         self.ask(Smp::get(route, attribute, modifier), purpose);
     }
 
-    /// Sends what the window has room for, and goes on when all is answered.
-    fn advance(&mut self, now: Time) {
+    /// Sends as many requests as the window allows, and moves to the next phase when all are answered.
+    fn advance(&mut self, now: Instant) {
         loop {
             self.flush();
             self.send_reports();
@@ -372,9 +370,8 @@ impl SubnetManager {
         self.outputs.push_back(Output::Send { to, mad });
     }
 
-    /// A node tells that something has changed: it is told that this was heard, by whoever it told, and
-    /// looked at by the master.
-    fn handle_trap(&mut self, now: Time, from: Address, header: &MadHeader, mad: &MadBytes) {
+    /// A node reports a change: any manager acknowledges it, and the master checks the subnet.
+    fn handle_trap(&mut self, now: Instant, from: Address, header: &MadHeader, mad: &MadBytes) {
         self.counters.traps += 1;
         let notice = sm::NoticeView::new(mad.get(sm::DATA_AT..).unwrap_or_default());
         let Some(trap) = notice.map(|notice| notice.trap()) else {
@@ -403,9 +400,9 @@ impl SubnetManager {
         }
     }
 
-    /// Whether a port's trap is listened to: who tells again and again is heard some times, until the
-    /// next interval begins.
-    fn hears(&mut self, now: Time, from: Lid) -> bool {
+    /// Whether a port's trap is handled: of a port that keeps sending, a limited number is handled until the next
+    /// interval begins.
+    fn hears(&mut self, now: Instant, from: Lid) -> bool {
         if now.since(self.heard_since) >= self.config.sweep_interval {
             self.heard_since = now;
             self.heard.clear();
@@ -418,8 +415,8 @@ impl SubnetManager {
         *times <= TRAPS_PER_PORT_MAX
     }
 
-    /// A request to the administrator. As long as it is not in charge, whoever is shall answer.
-    fn handle_request(&mut self, now: Time, from: Address, mad: &MadBytes) {
+    /// A request to the administrator. While this manager is not in charge, the master must answer.
+    fn handle_request(&mut self, now: Instant, from: Address, mad: &MadBytes) {
         if self.state != SmState::MASTER || self.view.nodes.is_empty() {
             return;
         }

@@ -1,14 +1,13 @@
-//! The machine at a port's service for management datagrams, whatever that service is made of.
+//! The machine at a port's service for management datagrams, whatever implements that service.
 
 use std::collections::BTreeMap;
 
-use verbs_core::mad::{
-    Address, Class, Delivery, MadBytes, Method, Retry, Time, TransactionId, sa, sm,
-};
+use verbs_core::mad::{Address, Class, Delivery, MadBytes, Method, Retry, TransactionId, sa, sm};
+use verbs_core::time::Instant;
 
 use crate::manager::{Output, SubnetManager};
 
-/// What a manager registers for: class, version, the methods of requests that it wants.
+/// A manager's registrations: class, version, methods of the requests that it receives.
 pub const CLASSES: [(Class, u8, &[Method]); 3] = [
     (
         Class::SUBN_LID,
@@ -33,9 +32,9 @@ pub trait Port {
     fn request(&mut self, to: Address, mad: &MadBytes, retry: Retry) -> Option<TransactionId>;
     /// Sends a datagram as it is.
     fn send(&mut self, to: Address, mad: &MadBytes);
-    /// Sends an answer of any length. What cannot be sent is lost: who asked asks again.
+    /// Sends an answer of any length. If it cannot be sent, it is lost: the requester repeats its request.
     fn respond(&mut self, to: Address, template: &MadBytes, payload: Vec<u8>);
-    /// The port is to say that a manager is here, or that there is none.
+    /// Sets whether the port announces a manager.
     fn is_sm(&mut self, is_here: bool);
 }
 
@@ -47,7 +46,7 @@ pub struct Seat {
 }
 
 impl Seat {
-    /// Seats a manager.
+    /// Attaches a manager.
     pub fn new(manager: SubnetManager) -> Self {
         Self {
             manager,
@@ -60,10 +59,10 @@ impl Seat {
         &self.manager
     }
 
-    /// Does something with the manager, and sees to what it wants done.
+    /// Calls the manager, and carries out its outputs.
     pub fn with<R>(
         &mut self,
-        now: Time,
+        now: Instant,
         port: &mut impl Port,
         call: impl FnOnce(&mut SubnetManager) -> R,
     ) -> R {
@@ -88,8 +87,8 @@ impl Seat {
         result
     }
 
-    /// What has arrived for the manager.
-    pub fn deliver(&mut self, now: Time, port: &mut impl Port, delivery: &Delivery) {
+    /// Handles a datagram for the manager.
+    pub fn deliver(&mut self, now: Instant, port: &mut impl Port, delivery: &Delivery) {
         let (tid, answer) = match delivery {
             Delivery::Request { from, mad, .. } => {
                 return self.with(now, port, |manager| manager.handle(now, *from, mad));

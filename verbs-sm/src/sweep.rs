@@ -1,4 +1,4 @@
-//! A sweep: look at everything, decide who leads, set everything.
+//! A sweep: query everything, elect the master, configure everything.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,25 +6,34 @@ use verbs_core::mad::sm::{
     LinkState, NodeDescription, NodeInfo, NodeInfoView, PKeyBlock, PKeyBlockView, PhysState,
     PortInfo, PortInfoView, SlToVl, SmInfo, SmInfoView, SmState, SwitchInfo, SwitchInfoView,
 };
-use verbs_core::mad::{AttributeId, Bits, Time};
+use verbs_core::mad::{AttributeId, Bits};
+use verbs_core::time::Instant;
 use verbs_core::{Guid, Mtu, PKey};
 
 use crate::config::{Partition, mtu_code};
+use crate::elect;
 use crate::fabric::{End, Fabric, Node, Port, Route};
 use crate::manager::{Phase, Purpose, SubnetManager};
+use crate::routing::forward;
+use crate::sa::membership;
 use crate::smp::Smp;
 
+pub(crate) mod fabric;
+pub(crate) mod smp;
+#[cfg(test)]
+mod tests;
+
 impl SubnetManager {
-    /// All questions are answered: what is next? Returns whether something is.
-    pub(crate) fn step(&mut self, now: Time) -> bool {
+    /// All requests are answered: starts the next phase. Returns whether there is one.
+    pub(crate) fn step(&mut self, now: Instant) -> bool {
         match self.phase {
             Phase::Idle => return self.begin(now),
             Phase::Discover => {
                 self.phase = Phase::Ask;
-                self.ask_managers();
+                elect::ask_managers(self);
             }
             Phase::Ask => {
-                if self.decide(now) {
+                if elect::decide(self, now) {
                     self.phase = Phase::Configure;
                     self.forget_absent();
                     self.configure();
@@ -32,12 +41,12 @@ impl SubnetManager {
             }
             Phase::Configure => {
                 self.phase = Phase::Tables;
-                self.sa.limit_groups(self.groups_max());
-                self.sa.keep_members(&self.found);
-                self.write_tables();
+                self.sa.groups.limit(forward::groups_max(self));
+                membership::keep_members(&mut self.sa, &self.found);
+                forward::write_tables(self);
             }
             Phase::Tables => {
-                // From here on the administrator answers: clients ask as soon as their port is up.
+                // From here on the administrator answers: clients send requests as soon as their port is up.
                 self.sa.compare(&self.view, &self.found);
                 self.view = self.found.clone();
                 self.phase = Phase::Arm;
@@ -64,8 +73,8 @@ impl SubnetManager {
         true
     }
 
-    /// Nothing is under way: begins what is due.
-    fn begin(&mut self, now: Time) -> bool {
+    /// Nothing is in flight: starts the work that is due.
+    fn begin(&mut self, now: Instant) -> bool {
         let is_due = self.due.is_some_and(|due| due <= now);
         if self.is_stale && self.state != SmState::NOT_ACTIVE && self.state != SmState::STANDBY {
             self.is_stale = false;
@@ -79,15 +88,15 @@ impl SubnetManager {
         if self.state == SmState::STANDBY && is_due {
             self.due = None;
             self.phase = Phase::Poll;
-            self.poll_master();
+            elect::poll_master(self);
             return true;
         }
         if self.state != SmState::MASTER {
             return false;
         }
-        if self.sa.has_changed_groups() {
+        if self.sa.groups.has_changed() {
             self.phase = Phase::Groups;
-            self.write_changed_groups();
+            forward::write_changed_groups(self);
             return true;
         }
         if !is_due {
@@ -103,8 +112,8 @@ impl SubnetManager {
         true
     }
 
-    /// The sweep is over; when is the next?
-    fn rest(&mut self, now: Time) {
+    /// The sweep is over; sets the time of the next.
+    fn rest(&mut self, now: Instant) {
         self.phase = Phase::Idle;
         let wait = if self.is_incomplete {
             self.config.poll_interval
@@ -114,12 +123,12 @@ impl SubnetManager {
         self.due = Some(now + wait);
     }
 
-    /// Asks what is at the end of that route.
+    /// Queries the node at the end of that route.
     fn look(&mut self, route: Route, via: Option<End>) {
         self.get(&route, AttributeId::NODE_INFO, 0, Purpose::Node(via));
     }
 
-    /// Asks each switch whether its ports have changed, and other managers what they are.
+    /// Asks each switch whether its ports have changed, and polls other managers.
     fn look_for_changes(&mut self) {
         let routes: Vec<_> = self
             .view
@@ -129,7 +138,7 @@ impl SubnetManager {
         for route in routes {
             self.get(&route, AttributeId::SWITCH_INFO, 0, Purpose::Light);
         }
-        self.ask_managers();
+        elect::ask_managers(self);
     }
 
     /// A node has answered.
@@ -150,7 +159,7 @@ impl SubnetManager {
                 if let Some(node) = self.found.nodes.get_mut(&guid) {
                     node.switch = info;
                 }
-                // A switch that has been away has forgotten its tables.
+                // A switch that was restarted has lost its tables.
                 if info.is_some_and(|info| info.linear_top == 0) {
                     self.tables.forget_switch(guid);
                 }
@@ -165,12 +174,12 @@ impl SubnetManager {
                     port.pkeys = PKeyBlockView::new(bytes).map(PKeyBlock::parse);
                 }
             }
-            Purpose::Manager(end) => self.manager_found(end, bytes),
+            Purpose::Manager(end) => elect::manager_found(self, end, bytes),
             Purpose::Light => {
                 let info = SwitchInfoView::new(bytes).map(SwitchInfo::parse);
                 self.is_stale |= info.is_none_or(|info| info.port_state_change);
             }
-            Purpose::Poll => self.polled(SmInfoView::new(bytes).map(SmInfo::parse)),
+            Purpose::Poll => elect::polled(self, SmInfoView::new(bytes).map(SmInfo::parse)),
             Purpose::Set | Purpose::SetTable(_) | Purpose::Handover => {}
         }
     }
@@ -179,18 +188,18 @@ impl SubnetManager {
     pub(crate) fn miss(&mut self, purpose: &Purpose) {
         match *purpose {
             Purpose::Light => self.is_stale = true,
-            Purpose::Poll => self.polled(None),
+            Purpose::Poll => elect::polled(self, None),
             Purpose::SetTable(guid) => {
                 self.tables.forget_switch(guid);
                 self.is_incomplete = true;
             }
-            // A manager that does not answer is none.
+            // A manager that does not answer does not count.
             Purpose::Manager(_) | Purpose::Handover => {}
             _ => self.is_incomplete = true,
         }
     }
 
-    /// There is a node at the end of a route.
+    /// A node was found at the end of a route.
     fn node_found(&mut self, route: &Route, via: Option<End>, info: NodeInfo) {
         let (guid, number) = (info.node_guid, info.local_port);
         match via {
@@ -246,7 +255,7 @@ impl SubnetManager {
         }
     }
 
-    /// A port is like that; `is_first`: it is looked behind.
+    /// A port was found with that information; `is_first`: its link is followed.
     fn port_found(&mut self, end: End, info: PortInfo, is_first: bool) {
         let own = self.found.own;
         let Some(node) = self.found.nodes.get(&end.0) else {
@@ -268,14 +277,14 @@ impl SubnetManager {
         }
     }
 
-    /// Sets LIDs, the manager's LID, partitions and what links agree on.
+    /// Sets LIDs, the manager's LID, partitions and the common values of links.
     fn configure(&mut self) {
         let ports: Vec<_> = self
             .found
             .end_ports()
             .map(|(_, port)| (port.guid, port.info.lid))
             .collect();
-        let given = self.lids.assign(&ports, self.lid_max());
+        let given = self.lids.assign(&ports, forward::lid_max(self));
         let own = given.get(&self.own_guid).copied().unwrap_or_default();
         let ends: Vec<End> = self
             .found
@@ -329,8 +338,7 @@ impl SubnetManager {
         }
     }
 
-    /// Spreads service levels over the lanes of a port: of a switch, for what comes in through each of
-    /// its other ports.
+    /// Spreads service levels over the lanes of a port; for a switch, for packets from each of its other ports.
     fn map_service_levels(&mut self, route: &Route, end: End, lanes: Bits<4>) {
         if !self.found.links.contains_key(&end) {
             return;
@@ -372,7 +380,7 @@ impl SubnetManager {
         self.ask(smp, Purpose::SetPort(end));
     }
 
-    /// The partitions of the configuration, as far as there is room, and nothing that the port had besides.
+    /// Sets the configured partitions, as far as there is room, and removes all others from the port.
     fn set_partitions(&mut self, route: &Route, end: End) {
         let Some(node) = self.found.node(end.0) else {
             return;
@@ -397,13 +405,13 @@ impl SubnetManager {
         self.ask(smp, Purpose::SetPKeys(end));
     }
 
-    /// The MTU that both ends of a link can, by its code.
+    /// The MTU that both ends of a link support, by its code.
     fn link_mtu(&self, end: End) -> Bits<4> {
         self.least(end, mtu_code(self.config.mtu_max), |port| port.info.mtu_cap)
             .max(Bits::truncated(mtu_code(Mtu::B256)))
     }
 
-    /// The lanes that both ends of a link can, by the code of port information.
+    /// The lanes that both ends of a link support, by the code of port information.
     fn link_vls(&self, end: End) -> Bits<4> {
         self.least(end, self.config.vls_max.value(), |port| port.info.vl_cap)
             .max(Bits::truncated(1))
@@ -419,8 +427,8 @@ impl SubnetManager {
             .min(Bits::saturating(most))
     }
 
-    /// Takes all ports that are in one state to the next. With the last, clients are told that there is
-    /// an administrator that does not know them yet.
+    /// Moves all ports from one state to the next. At the last step, clients are notified that there is an
+    /// administrator that does not know them yet.
     fn bring(&mut self, from: LinkState, to: LinkState) {
         let mut sets = Vec::new();
         for (&guid, node) in &self.found.nodes {
@@ -454,7 +462,7 @@ impl SubnetManager {
         }
     }
 
-    /// Ports that have gone are told again when they come back.
+    /// Ports that have disappeared are notified again when they come back.
     fn forget_absent(&mut self) {
         let ports = self.found.end_ports();
         let here: BTreeSet<Guid> = ports.map(|(_, port)| port.guid).collect();

@@ -1,4 +1,4 @@
-//! Subnets as a sweep would have found them, for tests of routes and of the administrator.
+//! Subnets as a sweep finds them, for tests of routes and of the administrator.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +12,7 @@ use crate::fabric::{End, Fabric, Node, Port, Route, port_gid};
 use crate::route::{self, Routes};
 use crate::tables::Tables;
 
-/// A subnet that is being put together. A node's GUID is the LID of its port too.
+/// A subnet under construction. A node's GUID is also the LID of its port.
 #[derive(Default)]
 pub(crate) struct Plan {
     pub(crate) fabric: Fabric,
@@ -24,7 +24,7 @@ impl Plan {
         self.port(guid, 0);
     }
 
-    /// An adapter at a switch.
+    /// Adds an adapter at a switch.
     pub(crate) fn host(&mut self, guid: u64, at: u64) -> End {
         self.node(guid, NodeType::CA);
         self.link(guid, at).0
@@ -44,7 +44,7 @@ impl Plan {
         ends
     }
 
-    /// Changes what is known of both ends of a link.
+    /// Changes the information about both ends of a link.
     pub(crate) fn change(&mut self, ends: (End, End), change: impl Fn(&mut PortInfo)) {
         for end in [ends.0, ends.1] {
             change(&mut self.fabric.port_mut(end).expect("a port").info);
@@ -107,8 +107,8 @@ pub(crate) fn gid(fabric: &Fabric, end: End) -> Gid {
     port_gid(fabric.port(end).expect("a port"))
 }
 
-/// What a packet passes from an adapter to a LID by these routes: links, each by the end that it is left
-/// through. `None` where it does not arrive.
+/// The links from an adapter to a LID by these routes, each by the end at which packets leave. `None` if packets
+/// do not arrive.
 pub(crate) fn walk(fabric: &Fabric, routes: &Routes, from: End, to: End) -> Option<Vec<End>> {
     let lid = fabric.port(to)?.info.lid.0;
     let mut passed = vec![from];
@@ -133,10 +133,10 @@ pub(crate) fn hosts(fabric: &Fabric) -> Vec<End> {
         .collect()
 }
 
-/// Sends a packet to a group from an adapter, and returns which ports get it.
+/// Sends a packet to a group from an adapter, and returns the ports that receive it.
 ///
 /// # Panics
-/// When a switch gets it twice: it would go round in a circle.
+/// If a switch receives it twice: then it would loop.
 pub(crate) fn flood(
     fabric: &Fabric,
     tree: &BTreeMap<Guid, BTreeSet<u8>>,

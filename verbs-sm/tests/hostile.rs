@@ -1,4 +1,4 @@
-//! Nodes, clients and managers that say whatever they like: see [`verbs_sm::fuzz`].
+//! Nodes, clients and managers that send arbitrary bytes: see [`verbs_sm::fuzz`].
 
 use proptest::collection::vec;
 use proptest::prelude::*;

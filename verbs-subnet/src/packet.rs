@@ -1,4 +1,4 @@
-//! What passes through a subnet.
+//! The packets of a subnet.
 
 use verbs_core::addr::{PKey, Psn, QKey, Qpn};
 use verbs_core::mad::{GSI_QKEY, MAD_LEN, MadBytes, sm};
@@ -9,7 +9,7 @@ use verbs_wire::{
     Bth, BthFlags, Deth, Extended, Frame, Grh, Head, Icrc, Opcode, Operation, PacketView, Service,
 };
 
-/// Bytes of the local route header, and of the CRC behind a transport packet.
+/// Bytes of the local route header, and of the CRC after a transport packet.
 const LRH_LEN: usize = 8;
 const ICRC_LEN: usize = 4;
 /// Bytes of the headers of a datagram: BTH and DETH.
@@ -21,21 +21,21 @@ pub(super) const VL15: u8 = 15;
 /// A packet on an InfiniBand link, with the fields of its local route header that matter here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Packet {
-    /// Who sent it.
+    /// The sender.
     pub slid: Lid,
-    /// Who gets it: a port, or a multicast group.
+    /// The destination: a port, or a multicast group.
     pub dlid: Lid,
     /// Service level, 0 to 15.
     pub sl: u8,
-    /// Its global route header, where it has one; the length in it follows from the rest.
+    /// Its global route header, if it has one; the length in it follows from the rest.
     pub grh: Option<Grh>,
-    /// What it carries.
+    /// Its content.
     pub body: Body,
     /// Links that it has passed.
     pub(super) hops: u8,
 }
 
-/// What a packet carries.
+/// The content of a packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Body {
     /// A management datagram.
@@ -44,23 +44,23 @@ pub enum Body {
     Transport(Vec<u8>),
 }
 
-/// A management datagram, and the queue pairs that it goes between.
+/// A management datagram, with its source and destination queue pairs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MadPacket {
-    /// Who sent it: 0 for subnet management, 1 or higher for all else.
+    /// The source: 0 for subnet management, 1 or higher for everything else.
     pub src_qpn: Qpn,
-    /// Who gets it.
+    /// The destination.
     pub dst_qpn: Qpn,
-    /// Q_Key; queue pair 0 does not look at it.
+    /// Q_Key; queue pair 0 ignores it.
     pub qkey: QKey,
-    /// Partition; queue pair 0 does not look at it.
+    /// Partition; queue pair 0 ignores it.
     pub pkey: PKey,
     /// The datagram.
     pub mad: Box<MadBytes>,
 }
 
 impl MadPacket {
-    /// The datagram in a packet from BTH to ICRC; `None` for a packet that is none.
+    /// Reads the datagram in a packet from BTH to ICRC; `None` if the packet has none.
     fn parse(bytes: &[u8]) -> Option<Self> {
         let view = PacketView::new(bytes).ok()?;
         if view.bth().dest_qpn() > Qpn::new(1) {
@@ -77,7 +77,7 @@ impl MadPacket {
         })
     }
 
-    /// Writes it as a packet from BTH to ICRC. `None` if that cannot be.
+    /// Writes it as a packet from BTH to ICRC. `None` if that is impossible.
     fn emit(&self, icrc: &Icrc, out: &mut Vec<u8>) -> Option<()> {
         let bth = Bth {
             opcode: Opcode::new(Service::Ud, Operation::SendOnly)?,
@@ -140,19 +140,18 @@ impl Packet {
         }
     }
 
-    /// Whether it is one of subnet management, which goes on virtual lane 15 and passes ports that
-    /// are not in service yet.
+    /// Whether it is a subnet management packet, which uses virtual lane 15 and passes ports that are not in
+    /// service yet.
     pub fn is_smp(&self) -> bool {
         matches!(&self.body, Body::Mad(mad) if mad.dst_qpn.value() == 0)
     }
 
-    /// Whether it goes where its own paths say.
+    /// Whether it follows a directed route.
     pub fn is_directed(&self) -> bool {
         self.is_smp() && matches!(&self.body, Body::Mad(mad) if sm::is_directed(&mad.mad))
     }
 
-    /// A packet of an HCA, from its BTH to its ICRC, on its way to that LID. What is a management datagram
-    /// becomes one.
+    /// A packet of an HCA, from its BTH to its ICRC, to that LID. Management datagrams are recognized.
     pub(super) fn of_transport(route: &Route, dlid: Lid, bytes: &[u8]) -> Self {
         let body = match MadPacket::parse(bytes) {
             Some(mad) => Body::Mad(mad),
@@ -174,7 +173,7 @@ impl Packet {
         }
     }
 
-    /// The same of a packet with those headers.
+    /// The same for a packet with those headers.
     pub(super) fn of_frame(frame: &Frame, transport: &[u8]) -> Self {
         let body = match MadPacket::parse(transport) {
             Some(mad) => Body::Mad(mad),
@@ -186,7 +185,7 @@ impl Packet {
         }
     }
 
-    /// The headers that it has on a link.
+    /// Its headers on a link.
     pub(super) fn frame(&self) -> Frame {
         Frame {
             vl: if self.is_smp() { VL15 } else { 0 },
@@ -197,7 +196,7 @@ impl Packet {
         }
     }
 
-    /// What its local route header says.
+    /// The fields of its local route header.
     pub(super) fn local(&self) -> Local {
         Local {
             slid: self.slid,
@@ -207,8 +206,7 @@ impl Packet {
         }
     }
 
-    /// The packet from its BTH to its ICRC; a datagram is written to `out`. `None` if no header can say
-    /// what it is.
+    /// The packet from its BTH to its ICRC; a datagram is written to `out`. `None` if no header can represent it.
     pub(super) fn transport<'a>(&'a self, out: &'a mut Vec<u8>) -> Option<&'a [u8]> {
         match &self.body {
             Body::Transport(bytes) => Some(bytes),
@@ -223,7 +221,7 @@ impl Packet {
         }
     }
 
-    /// The partition, as the packet says; `None` for subnet management and for what is too short.
+    /// The partition in the packet; `None` for subnet management and for packets that are too short.
     pub(super) fn pkey(&self) -> Option<PKey> {
         match &self.body {
             Body::Mad(mad) => (mad.dst_qpn.value() != 0).then_some(mad.pkey),
@@ -234,7 +232,7 @@ impl Packet {
         }
     }
 
-    /// Words of four bytes that counters count: from the local route header to the ICRC.
+    /// The length for counters, in words of four bytes: from the local route header to the ICRC.
     pub(super) fn words(&self) -> u64 {
         let body = match &self.body {
             Body::Mad(mad) => UD_LEN + mad.mad.len() + ICRC_LEN,

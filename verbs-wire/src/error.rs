@@ -1,11 +1,11 @@
-//! What can be wrong with bytes that should be a packet, or with a packet that should become bytes.
+//! Errors of bytes that should be a packet, and of packets that should become bytes.
 
 use std::fmt;
 
 use crate::opcode::{Headers, Opcode};
 
-/// Why bytes were refused, or a packet could not be written. Each variant carries the value at fault
-/// and what would have been right.
+/// Why bytes were refused, or a packet could not be written. Each variant has the value at fault and what would
+/// have been right.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum WireError {
@@ -17,7 +17,7 @@ pub enum WireError {
         header: HeaderName,
         /// Bytes it needs.
         need: usize,
-        /// Bytes that are there.
+        /// Bytes received.
         got: usize,
     },
     /// No such opcode.
@@ -26,10 +26,10 @@ pub enum WireError {
     /// The transport header version is not 0.
     #[error("transport header version {0}, expected 0")]
     Version(u8),
-    /// The packet is no multiple of 4 bytes, so its pad count is wrong whatever it is.
+    /// The packet's length is not a multiple of 4, so its pad count is wrong whatever it is.
     #[error("the packet has {0} bytes, no multiple of 4")]
     Unaligned(usize),
-    /// The pad count is larger than what stands between headers and ICRC.
+    /// The pad count is larger than the space between headers and ICRC.
     #[error("pad count {pad}, but only {room} bytes between headers and ICRC")]
     Pad {
         /// The pad count.
@@ -49,21 +49,21 @@ pub enum WireError {
         min: u32,
         /// Most bytes allowed.
         max: u32,
-        /// Bytes that are there.
+        /// Bytes received.
         got: usize,
     },
-    /// The ICRC is not the one computed over the packet.
+    /// The ICRC is not the one computed for the packet.
     #[error("ICRC {got:#010x}, expected {expected:#010x}")]
     Icrc {
-        /// The one computed.
+        /// The computed one.
         expected: u32,
         /// The one in the packet.
         got: u32,
     },
-    /// The variant CRC is not the one computed over the packet.
+    /// The variant CRC is not the one computed for the packet.
     #[error("VCRC {got:#06x}, expected {expected:#06x}")]
     Vcrc {
-        /// The one computed.
+        /// The computed one.
         expected: u16,
         /// The one in the packet.
         got: u16,
@@ -71,52 +71,52 @@ pub enum WireError {
     /// The version field of an IP header is neither 4 nor 6, or not the one expected.
     #[error("IP version {0}")]
     IpVersion(u8),
-    /// The IPv4 header has options, which the ICRC has no rule for.
+    /// The IPv4 header has options, for which the ICRC has no rule.
     #[error("IPv4 header of {0} words, expected 5")]
     IpOptions(u8),
     /// The IPv4 header checksum is wrong.
     #[error("IPv4 header checksum {got:#06x}, expected {expected:#06x}")]
     IpChecksum {
-        /// The one computed.
+        /// The computed one.
         expected: u16,
         /// The one in the header.
         got: u16,
     },
-    /// A fragment of an IP datagram: the headers of one are not those that the ICRC covers.
+    /// A fragment of an IP datagram: its headers are not those that the ICRC covers.
     #[error("IPv4 fragment (flags and offset {0:#06x})")]
     Fragment(u16),
     /// The protocol or next-header field is not the one expected.
     #[error("IP protocol {got}, expected {expected}")]
     Protocol {
-        /// The one expected.
+        /// The expected one.
         expected: u8,
         /// The one in the header.
         got: u8,
     },
-    /// The local route header is followed by something raw, and not by a transport.
+    /// The local route header is followed by a raw packet, not by a transport.
     #[error("the local route header says that {0} follows, expected 2 (BTH) or 3 (GRH)")]
     NextHeader(u8),
     /// The UDP destination port is not RoCEv2's.
     #[error("UDP destination port {0}, expected 4791")]
     Port(u16),
-    /// A length field disagrees with the bytes there are, or two length fields with one another.
+    /// A length field disagrees with the number of bytes, or with another length field.
     #[error("{header} gives a length of {field}, expected {expected}")]
     Length {
-        /// Whose length field.
+        /// The header of the length field.
         header: HeaderName,
-        /// What it says.
+        /// Its value.
         field: usize,
-        /// What fits the rest.
+        /// The value that agrees with the rest.
         expected: usize,
     },
 
     // --- the caller ---
-    /// The opcode calls for other extended headers than were given.
+    /// The opcode requires other extended headers than were given.
     #[error("{opcode} has {expected:?}, got {got:?}")]
     Headers {
         /// The opcode.
         opcode: Opcode,
-        /// Headers that it calls for.
+        /// Headers that it requires.
         expected: Headers,
         /// Headers that were given.
         got: Headers,
@@ -134,7 +134,7 @@ pub enum WireError {
     TooLong(usize),
 }
 
-/// The headers that a [`WireError`] can speak of.
+/// The headers that a [`WireError`] can name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum HeaderName {

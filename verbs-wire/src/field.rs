@@ -1,4 +1,4 @@
-//! What the header modules share: 24-bit fields, flag letters and the frame of a view.
+//! Common parts of the header modules: 24-bit fields, flag letters and the macro for views.
 
 use std::fmt;
 
@@ -15,7 +15,7 @@ pub(crate) const fn u24_bytes(value: u32) -> [u8; 3] {
     [a, b, c]
 }
 
-/// Prints bytes of unknown meaning: how many there are, and at most 16 of them.
+/// Prints bytes of unknown meaning: their number, and at most 16 of them.
 pub(crate) struct Garbage<'a>(pub(crate) &'a [u8]);
 
 impl fmt::Display for Garbage<'_> {
@@ -31,8 +31,8 @@ impl fmt::Display for Garbage<'_> {
     }
 }
 
-/// Declares the view of a header of fixed length: a reference to exactly its bytes, so that getters
-/// with constant offsets cannot fail.
+/// Declares the view of a header of fixed length: a reference to exactly its bytes, so getters with constant
+/// offsets cannot fail.
 macro_rules! view {
     ($(#[$doc:meta])* $vis:vis $view:ident of $header:ident, $len:literal bytes) => {
         $(#[$doc])*
@@ -43,11 +43,11 @@ macro_rules! view {
             /// Bytes of the header.
             $vis const LEN: usize = $len;
 
-            /// The header that these bytes start with; what follows it is left alone.
+            /// The header at the start of these bytes; later bytes are ignored.
             ///
             /// # Errors
-            /// [`WireError::Truncated`](crate::WireError::Truncated) when there are fewer
-            /// bytes than the header has.
+            /// [`WireError::Truncated`](crate::WireError::Truncated) if there are fewer bytes than the header
+            /// has.
             #[inline]
             $vis fn new(bytes: &'a [u8]) -> Result<Self, $crate::WireError> {
                 match bytes.first_chunk() {

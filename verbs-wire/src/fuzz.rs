@@ -1,7 +1,8 @@
 //! Fuzz targets as plain functions over bytes.
 //!
-//! `ci/fuzz` drives them over the inputs in `fuzz/corpus` of this crate, and a test replays those. They panic when a promise of this module's parsers is broken. Whether the bytes were a
-//! packet is returned: a corpus in which nothing is refused, or nothing accepted, tests half.
+//! `ci/fuzz` runs them on the inputs in `fuzz/corpus` of this crate, and a test replays those. They panic when
+//! this module's parsers break a promise. They return whether the bytes were a packet: a corpus in which nothing
+//! is refused, or nothing accepted, tests only half.
 
 use std::fmt::{self, Debug, Write};
 use std::net::Ipv4Addr;
@@ -14,7 +15,7 @@ use crate::{
     WireError, XrcEth, XrcEthView,
 };
 
-/// What a target made of its bytes.
+/// The result of a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// They are what the target looks for, and all promises held.
@@ -30,15 +31,15 @@ impl Outcome {
     }
 }
 
-/// A transport packet from BTH to ICRC. What is accepted is written again to the same bytes but for
-/// reserved bits, pad bytes and ICRC.
+/// A transport packet from BTH to ICRC. If it is accepted, writing it again gives the same bytes, except reserved
+/// bits, pad bytes and ICRC.
 pub fn packet(bytes: &[u8]) -> Outcome {
     print_view(PacketView::new(bytes));
     let packet = match Packet::parse(bytes) {
         Ok(packet) => packet,
         Err(error) => return refused(error),
     };
-    // The addresses are arbitrary; a length that fits no datagram takes the ICRC of an empty one.
+    // The addresses are arbitrary; a length that fits no datagram uses the ICRC of an empty one.
     let envelope = Envelope::v4(Ipv4Addr::LOCALHOST, Ipv4Addr::LOCALHOST, 0xc000);
     let Ok(icrc) = envelope.icrc(bytes.len()).or_else(|_| envelope.icrc(0)) else {
         unreachable!("an empty datagram is not too long");
@@ -58,8 +59,8 @@ pub fn packet(bytes: &[u8]) -> Outcome {
     Outcome::Accepted
 }
 
-/// An IP packet. What is accepted has a right ICRC, and is written again to the same bytes but for
-/// reserved bits and pad bytes; without such, to the same bytes.
+/// An IP packet. If it is accepted, its ICRC is right, and writing it again gives the same bytes, except reserved
+/// bits and pad bytes; without such bits, exactly the same bytes.
 pub fn datagram(bytes: &[u8]) -> Outcome {
     let (envelope, transport) = match Envelope::parse(bytes) {
         Ok(parts) => parts,
@@ -91,7 +92,7 @@ pub fn datagram(bytes: &[u8]) -> Outcome {
     Outcome::Accepted
 }
 
-/// A packet of an InfiniBand link. What is accepted is written again to the same bytes but for reserved bits
+/// A packet of an InfiniBand link. If it is accepted, writing it again gives the same bytes, except reserved bits
 /// of the local route header, which only its variant CRC covers.
 pub fn frame(bytes: &[u8]) -> Outcome {
     print_view(LrhView::new(bytes));
@@ -111,8 +112,8 @@ pub fn frame(bytes: &[u8]) -> Outcome {
     Outcome::Accepted
 }
 
-/// One header, which the first byte chooses. What is accepted is written again to the same bytes but
-/// for reserved ones.
+/// One header, which the first byte selects. If it is accepted, writing it again gives the same bytes, except
+/// reserved ones.
 pub fn header(bytes: &[u8]) -> Outcome {
     let (&choice, rest) = bytes.split_first().unwrap_or((&0, bytes));
     match choice {
@@ -134,7 +135,7 @@ pub fn header(bytes: &[u8]) -> Outcome {
     }
 }
 
-/// Reads and writes one header with one of the functions below, which put back what the repr ignores.
+/// Reads and writes one header with one of the functions below, which restore the bits that the repr ignores.
 fn check_header<const N: usize>(
     bytes: &[u8],
     again: impl FnOnce(&[u8; N], &mut [u8; N]) -> Result<(), WireError>,
@@ -235,8 +236,8 @@ fn grh(bytes: &[u8; 40], out: &mut [u8; 40]) -> Result<(), WireError> {
     Ok(())
 }
 
-/// Clears what a repr ignores, in a packet's bytes; returns whether there was any of it. The ICRC
-/// stays as it is.
+/// Clears the bits that a repr ignores in a packet's bytes; returns whether any were set. The ICRC stays as it
+/// is.
 fn clear_reserved(bytes: &mut [u8], head: &Head, payload_len: usize) -> bool {
     let before = bytes.to_vec();
     bytes[4] &= 0xc0;
@@ -278,7 +279,7 @@ fn print_view(view: Result<impl Debug, WireError>) {
     }
 }
 
-/// Prints to nowhere: printing must not panic either.
+/// Prints into a sink: printing must not panic either.
 fn print(value: &dyn Debug) {
     struct Nowhere;
     impl Write for Nowhere {

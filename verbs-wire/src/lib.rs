@@ -1,25 +1,25 @@
-//! Wire formats of InfiniBand, of RoCEv2, its transport's encapsulation in UDP, and of iWARP.
+//! Wire formats of InfiniBand, of RoCEv2 (its transport in UDP), and of iWARP.
 //!
-//! This crate reads and writes bytes, and does nothing else: no time, no sockets, no state of a connection.
-//! `hca-sim` and its links send and receive packets with it; a sniffer or a test can use it alone. Management
-//! datagrams are in `verbs_core::mad`, the connection manager's messages in `verbs-cm`. [`ib`] has the
-//! transport's headers, [`route`] InfiniBand's routing headers, [`roce`] what RoCEv2 has in their place,
-//! [`iwarp`] the frames of RDMA over TCP, and [`pcap`] writes captures that Wireshark reads.
+//! This crate only reads and writes bytes: it has no time, no sockets, no connection state. `hca-sim` and its
+//! links send and receive packets with it; a sniffer or a test can use it alone. Management datagrams are in
+//! `verbs_core::mad`, the connection manager's messages in `verbs-cm`. [`ib`] has the transport's headers,
+//! [`route`] InfiniBand's routing headers, [`roce`] RoCEv2's replacement for them, [`iwarp`] the frames of RDMA
+//! over TCP, and [`pcap`] writes captures that Wireshark reads.
 //!
-//! Two levels. A *view* (`BthView`, `RethView`, ...) lies over bytes: its constructor checks the
-//! length, its getters cannot fail afterwards, and it prints whatever it finds. A *repr* (`Bth`,
-//! `Reth`, ...) is a plain value with `parse` and `emit` that holds no illegal value: the bytes that
-//! follow from other fields (pad count, lengths, checksums, ICRC) are not in it.
+//! Formats have two levels. A *view* (`BthView`, `RethView`, ...) borrows bytes: its constructor checks the
+//! length, its getters cannot fail afterwards, and it can print any content. A *repr* (`Bth`, `Reth`, ...) is a
+//! plain value with `parse` and `emit` that holds no illegal value: bytes that follow from other fields (pad
+//! count, lengths, checksums, ICRC) are not in it.
 //!
-//! From the outside in: [`Envelope`] is the IP and UDP header, [`Icrc`] covers it and what follows,
-//! [`Packet`] is a [`Head`] (the [`Bth`] and the extended headers that its [`Opcode`] calls for) with
-//! a borrowed payload. On InfiniBand's own links [`Frame`] takes the envelope's place, and a [`Vcrc`] ends
-//! the packet. [`Seal`] is the ICRC of a flow whose headers a socket writes. Everything that
-//! depends on the opcode alone stands in one table, [`opcode`].
+//! From the outside in: [`Envelope`] is the IP and UDP header, [`Icrc`] covers it and everything after it,
+//! [`Packet`] is a [`Head`] (the [`Bth`] and the extended headers that its [`Opcode`] requires) with a borrowed
+//! payload. On InfiniBand's own links [`Frame`] replaces the envelope, and a [`Vcrc`] ends the packet. [`Seal`]
+//! is the ICRC of a flow whose headers a socket writes. Everything that depends only on the opcode is in one
+//! table, [`opcode`].
 //!
-//! Reserved bits are ignored on receipt and sent as zero. Nothing here allocates, waits or panics,
-//! whatever the bytes are. What a responder has to answer with a NAK (a wrong payload length, a key,
-//! a sequence) is not judged here: only what can be no packet at all is refused.
+//! Reserved bits are ignored on receipt and sent as zero. Nothing here allocates, waits or panics, whatever the
+//! bytes are. Faults that a responder must answer with a NAK (a wrong payload length, a key, a sequence) are not
+//! checked here: only bytes that cannot be a packet are refused.
 //!
 //! ```
 //! use std::net::Ipv4Addr;

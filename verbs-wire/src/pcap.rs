@@ -1,6 +1,6 @@
 //! Writes captures that Wireshark reads: classic pcap with times in nanoseconds.
 //!
-//! Times are arguments, so that a simulated run gives the same file each time.
+//! Times are arguments, so a simulated run gives the same file each time.
 
 use std::io::{self, Write};
 use std::iter;
@@ -8,26 +8,26 @@ use std::time::Duration;
 
 use crate::{Envelope, Frame, Vcrc};
 
-/// Says that times are in nanoseconds, and, by its byte order, that of all numbers of the file.
+/// Marks times as nanoseconds and, by its byte order, the byte order of all numbers in the file.
 const MAGIC_NANOSECONDS: u32 = 0xa1b2_3c4d;
 const VERSION_MAJOR: u16 = 2;
 const VERSION_MINOR: u16 = 4;
-/// Most bytes kept of a packet, as tcpdump has it: more than any IP packet or Ethernet frame.
+/// Most bytes kept of a packet, as in tcpdump: more than any IP packet or Ethernet frame.
 const SNAP_LEN: u32 = 262_144;
 
-/// What the packets of a capture begin with.
+/// The first header of the packets in a capture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkType {
     /// An Ethernet header; no frame check sequence at the end.
     Ethernet,
-    /// An IPv4 or IPv6 header, each packet its own.
+    /// An IPv4 or IPv6 header, which may differ from packet to packet.
     RawIp,
     /// The local route header of an InfiniBand link; a variant CRC at the end.
     InfiniBand,
 }
 
 impl LinkType {
-    /// The number that stands for it in the file (LINKTYPE_ETHERNET, LINKTYPE_RAW, LINKTYPE_INFINIBAND).
+    /// Its number in the file (LINKTYPE_ETHERNET, LINKTYPE_RAW, LINKTYPE_INFINIBAND).
     const fn number(self) -> u32 {
         match self {
             Self::Ethernet => 1,
@@ -37,10 +37,10 @@ impl LinkType {
     }
 }
 
-/// A capture being written.
+/// A capture in progress.
 ///
-/// Every packet is several small writes: wrap files in a [`BufWriter`](std::io::BufWriter). After an
-/// error the file may end within a packet; what was written before can still be read.
+/// Every packet takes several small writes: wrap files in a [`BufWriter`](std::io::BufWriter). After an error the
+/// file may end within a packet; everything written before can still be read.
 #[derive(Debug)]
 pub struct PcapWriter<W> {
     out: W,
@@ -48,7 +48,7 @@ pub struct PcapWriter<W> {
 }
 
 impl<W: Write> PcapWriter<W> {
-    /// Begins a capture: writes the file header.
+    /// Starts a capture: writes the file header.
     ///
     /// # Errors
     /// Those of `out`.
@@ -56,26 +56,25 @@ impl<W: Write> PcapWriter<W> {
         out.write_all(&MAGIC_NANOSECONDS.to_le_bytes())?;
         out.write_all(&VERSION_MAJOR.to_le_bytes())?;
         out.write_all(&VERSION_MINOR.to_le_bytes())?;
-        // Time zone and accuracy of the times: nobody fills them in.
+        // Time zone and accuracy of the times: no program fills them in.
         out.write_all(&[0; 8])?;
         out.write_all(&SNAP_LEN.to_le_bytes())?;
         out.write_all(&link_type.number().to_le_bytes())?;
         Ok(Self { out, link_type })
     }
 
-    /// Adds a packet that was seen `at` that time since the Unix epoch and lies in pieces, in this
-    /// order. It begins as the capture's [`LinkType`] says.
+    /// Adds a packet that was seen `at` that time since the Unix epoch, in pieces that follow each other. It
+    /// begins as the capture's [`LinkType`] requires.
     ///
     /// # Errors
-    /// Those of `out`. [`io::ErrorKind::InvalidInput`], with nothing written, when the time lies
-    /// 2^32 seconds or more after the epoch (the year 2106) or the packet is longer than a capture can say.
+    /// Those of `out`. [`io::ErrorKind::InvalidInput`], with nothing written, if the time is 2^32 seconds or more
+    /// after the epoch (the year 2106) or the packet is longer than a capture can record.
     pub fn packet(&mut self, at: Duration, pieces: &[&[u8]]) -> io::Result<()> {
         self.record(at, pieces.iter().copied())
     }
 
-    /// Adds a RoCEv2 packet whose IP and UDP headers a socket has written or stripped, and whose
-    /// transport packet, from BTH to ICRC, lies in pieces. On Ethernet it gets a header without
-    /// addresses.
+    /// Adds a RoCEv2 packet whose IP and UDP headers a socket has written or stripped, and whose transport
+    /// packet, from BTH to ICRC, is in pieces. On Ethernet it gets a header without addresses.
     ///
     /// # Errors
     /// Those of [`PcapWriter::packet`]; [`io::ErrorKind::InvalidInput`] in a capture of InfiniBand packets.
@@ -101,11 +100,11 @@ impl<W: Write> PcapWriter<W> {
         self.record(at, headers.chain(transport.iter().copied()))
     }
 
-    /// Adds a packet of an InfiniBand link, whose transport packet, from BTH to ICRC, lies in one piece.
+    /// Adds a packet of an InfiniBand link, whose transport packet, from BTH to ICRC, is in one piece.
     ///
     /// # Errors
-    /// Those of [`PcapWriter::packet`]; [`io::ErrorKind::InvalidInput`] in a capture of others, and for a packet
-    /// that no header can say.
+    /// Those of [`PcapWriter::packet`]; [`io::ErrorKind::InvalidInput`] in a capture of other packets, and for a
+    /// packet that no header can represent.
     pub fn frame(&mut self, at: Duration, frame: &Frame, transport: &[u8]) -> io::Result<()> {
         if self.link_type != LinkType::InfiniBand {
             return Err(invalid("this is no capture of InfiniBand packets"));
@@ -119,12 +118,12 @@ impl<W: Write> PcapWriter<W> {
         self.packet(at, &[headers, transport, &vcrc.finish()])
     }
 
-    /// The kind of packets that it has.
+    /// The kind of packets in it.
     pub fn link_type(&self) -> LinkType {
         self.link_type
     }
 
-    /// Ends the capture: flushes it and gives the writer back.
+    /// Ends the capture: flushes it and returns the writer.
     ///
     /// # Errors
     /// Those of `out`.
@@ -171,7 +170,7 @@ mod tests {
 
     use super::*;
 
-    /// A sink with room for so many bytes.
+    /// A sink with room for that many bytes.
     struct Full(usize);
 
     impl Write for Full {

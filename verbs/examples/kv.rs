@@ -71,7 +71,7 @@ async fn serve(net: &Endpoint, client: Incoming) -> Result<(), Error> {
 }
 
 async fn client(net: &Endpoint) -> Result<(), Error> {
-    let conn = net.connect("10.0.0.1:7471").await?;
+    let conn = net.connect("127.0.0.1:7471").await?;
     let table = Token::from_bytes(&conn.recv().await?.ok_or("closed")?)?;
     let store = Store { conn: &conn, table };
     store.put(7, "seven").await?;
@@ -83,10 +83,10 @@ async fn client(net: &Endpoint) -> Result<(), Error> {
 
 fn main() -> Result<(), Error> {
     verbs::block_on(async {
-        let network = verbs::sim::Network::new();
-        let server = network.host([10, 0, 0, 1]).open().await?;
-        let net = network.host([10, 0, 0, 2]).open().await?;
-        let mut clients = server.listen("10.0.0.1:7471").await?;
+        let network = verbs::sim::Network::from_env()?;
+        let server = network.host([127, 0, 0, 1]).open().await?;
+        let net = network.host([127, 0, 0, 2]).open().await?;
+        let mut clients = server.listen("127.0.0.1:7471").await?;
         let serving = async {
             let incoming = clients.next().await.ok_or("no client")?;
             serve(&server, incoming).await

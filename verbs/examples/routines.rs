@@ -6,7 +6,7 @@
 use std::sync::{Arc, Mutex};
 
 use verbs::control::{Access, Device, Memory, Mr, Pd};
-use verbs::sim::Hca;
+use verbs::sim::{Hca, Network};
 
 /// What the driver has; filled by routines.
 #[derive(Default)]
@@ -75,8 +75,9 @@ fn stop(adapter: &Adapter) {
         .issue(|gone| println!("device closed: {}", gone.is_ok()));
 }
 
-fn main() {
+fn main() -> Result<(), Box<dyn std::error::Error>> {
     let adapter = Arc::<Adapter>::default();
-    start(&adapter, &Hca::loopback().build());
+    start(&adapter, &Network::from_env()?.hca([127, 0, 0, 1])?);
     stop(&adapter);
+    Ok(())
 }

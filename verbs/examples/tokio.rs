@@ -23,12 +23,12 @@ async fn count(conn: Connection) -> Result<u64, verbs::Error> {
 
 #[tokio::main]
 async fn main() -> Result<(), Error> {
-    let network = verbs::sim::Network::new();
-    let server = network.host([10, 0, 0, 1]).open().await?;
-    let client = network.host([10, 0, 0, 2]).open().await?;
-    let mut clients = server.listen("10.0.0.1:7471").await?;
+    let network = verbs::sim::Network::from_env()?;
+    let server = network.host([127, 0, 0, 1]).open().await?;
+    let client = network.host([127, 0, 0, 2]).open().await?;
+    let mut clients = server.listen("127.0.0.1:7471").await?;
 
-    let (asked, accepted) = tokio::join!(client.connect("10.0.0.1:7471").into_future(), async {
+    let (asked, accepted) = tokio::join!(client.connect("127.0.0.1:7471").into_future(), async {
         clients
             .next()
             .await
@@ -59,7 +59,7 @@ async fn main() -> Result<(), Error> {
     println!("messages counted: {}", counting.await??);
 
     // The next connection is a stream of bytes.
-    let (asked, accepted) = tokio::join!(client.connect("10.0.0.1:7471").into_future(), async {
+    let (asked, accepted) = tokio::join!(client.connect("127.0.0.1:7471").into_future(), async {
         clients
             .next()
             .await

@@ -20,8 +20,8 @@
 //!
 //! * **Programs** use what is on this page. An [`Endpoint`] has buffers and makes [`Connection`]s; a connection sends
 //!   and receives a [`Buf`], and reads and writes the peer's memory by a [`Token`] of a [`Region`]. [`guide`] says what
-//!   there is to know of buffers, dropped futures, closing and drivers. Tests use [`sim`]; programs on several machines
-//!   use [`Endpoint::udp`](prelude::UdpEndpoint::udp).
+//!   there is to know of buffers, dropped futures, closing and drivers. Tests use module `sim`; programs on several machines
+//!   use `Endpoint::udp`.
 //! * **Protocols and drivers** that want the verbs themselves find them in [`control`]: objects, requests with
 //!   completion routines, events; with [`wr`] and [`wc`] for queues, and [`cm`] for connections of their own.
 //! * **Authors of providers** find the trait and its contract in [`provider`].
@@ -30,25 +30,46 @@
 //!
 //! | feature | what it adds |
 //! |---|---|
-//! | `sim` (default) | the software HCA within a process: [`sim`] |
-//! | `udp` (default) | the software HCA over UDP, as RoCEv2: [`Endpoint::udp`](prelude::UdpEndpoint::udp) |
+//! | `sim` (default) | the software HCA within a process: module `sim` |
+//! | `udp` (default) | the software HCA over UDP, as RoCEv2: `Endpoint::udp` |
+//! | `iwarp` (default) | the software RNIC over TCP, as iWARP: `Endpoint::iwarp` |
+//! | `subnet` (default) | simulated InfiniBand subnets with their manager: `sim::Carrier::Subnet` |
+//! | `simulator` (default) | virtual time, and networks with faults that a seed decides: `sim::Sim` |
+//! | `rdma` (default) | RDMA NICs of this host: `Endpoint::rdma`; needs nothing to build, and rdma-core when one is opened |
+//! | `testing` | the conformance suite for providers: `provider::testing` |
+//! | `tokio` | streams with `tokio`'s traits: `tokio::TokioStream` |
+//! | `serde` | [`Token`] and statistics ([`ConnectionStats`], [`Usage`], [`QpStats`], counters) as values of serde |
 //!
-//! Without them the crate has no provider: a program passes one in by [`Endpoint::on`].
+//! Features only add. Each builds alone. With `default-features = false` there is no provider: a program passes one in by
+//! [`Endpoint::on`], and the crate is verbs-core, verbs-cm and verbs-io.
+//!
+//! # Statistics
+//!
+//! Plain structs, without a registry of metrics: [`Connection::stats`] says what has happened on a connection,
+//! [`control::Qp::stats`] on a queue pair, `sim::Hca::counters` on a software HCA, and [`Endpoint::usage`] what the
+//! endpoint's buffers do. Counts are totals since the object was created; a monitor takes differences.
 #![forbid(unsafe_code)]
 
 pub mod guide;
+#[cfg(feature = "iwarp")]
+mod iwarp;
 pub mod prelude;
+#[cfg(feature = "rdma")]
+mod rdma;
 #[cfg(feature = "sim")]
 pub mod sim;
+#[cfg(feature = "tokio")]
+pub mod tokio;
 #[cfg(feature = "udp")]
 mod udp;
 
 use std::future::Future;
 
-pub use verbs_core::Access;
+pub use verbs_core::{Access, QpStats};
 pub use verbs_io::{
-    Buf, Cause, Connecting, Connection, Driver, Ended, Endpoint, Error, Failed, Incoming, Listener,
-    Opening, Operation, Pool, RdmaStream, Region, Token, Usage, Word,
+    BadAddress, Buf, Cause, Connecting, Connection, ConnectionStats, Driver, Ended, Endpoint,
+    Error, Failed, Incoming, Listener, Opening, Operation, Pool, RdmaStream, Region, Token, Usage,
+    Word,
 };
 
 /// Runs a future on this thread, which sleeps while it waits. For programs that have no runtime; any other executor
@@ -63,6 +84,11 @@ pub use verbs_io::{
 pub fn block_on<F: Future>(future: F) -> F::Output {
     futures::executor::block_on(future)
 }
+
+/// What the package's page shows compiles, and runs.
+#[cfg(all(doctest, feature = "sim"))]
+#[doc = include_str!("../README.md")]
+struct Readme;
 
 /// The futures of operations, by name.
 pub mod op {
@@ -103,4 +129,8 @@ pub mod provider {
     pub use verbs_core::provider::*;
     #[doc(no_inline)]
     pub use verbs_core::queue::{RawCq, RawRecvQueue, RawSendQueue};
+    /// The conformance suite, and a provider without hardware.
+    #[cfg(feature = "testing")]
+    #[doc(no_inline)]
+    pub use verbs_core::testing;
 }

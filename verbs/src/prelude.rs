@@ -12,5 +12,9 @@ pub use futures::StreamExt as _;
 pub use verbs_core::{Access, Device};
 pub use verbs_io::{Buf, Connection, Endpoint, Incoming, Listener, Pool, Region, Token, Word};
 
+#[cfg(feature = "iwarp")]
+pub use crate::iwarp::IwarpEndpoint;
+#[cfg(feature = "rdma")]
+pub use crate::rdma::RdmaEndpoint;
 #[cfg(feature = "udp")]
 pub use crate::udp::UdpEndpoint;

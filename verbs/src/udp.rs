@@ -34,10 +34,7 @@ impl UdpEndpoint for Endpoint {
     fn udp(addr: impl Into<IpAddr>) -> Opening {
         let addr = addr.into();
         Self::opening(async move {
-            let link = Udp::bind(&[addr]).map_err(|error| Error::Address {
-                addr: addr.to_string(),
-                why: error.to_string(),
-            })?;
+            let link = Udp::bind(&[addr]).map_err(|error| Error::address(addr, error))?;
             Ok(Hca::over(link).open().await?)
         })
     }

@@ -1,7 +1,9 @@
 //! The examples run, as built by `cargo test` or `cargo build --examples`.
 
-use std::path::PathBuf;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 fn example(name: &str, args: &[&str]) -> Command {
     let mut path: PathBuf = std::env::current_exe().expect("this test is a file");
@@ -40,6 +42,18 @@ impl Drop for Server {
     }
 }
 
+/// Examples over the system's networks have the same addresses: one test at a time runs them.
+fn addresses() -> MutexGuard<'static, ()> {
+    static ADDRESSES: Mutex<()> = Mutex::new(());
+    ADDRESSES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[test]
+fn filter() {
+    let said = run("filter", &[]);
+    assert_eq!(said, "a third: out of memory\n7 verbs went by\n");
+}
+
 #[test]
 fn hello() {
     assert_eq!(run("hello", &[]), "hello\n");
@@ -51,10 +65,12 @@ fn readme() {
     let readme = include_str!("../../README.md");
     let hello = include_str!("../examples/hello.rs");
     let (_, code) = hello.split_once("\n\n").expect("a head, then code");
-    assert!(
-        readme.contains(code.trim_end()),
-        "README.md has another hello"
-    );
+    for text in [readme, include_str!("../README.md")] {
+        assert!(
+            text.contains(code.trim_end()),
+            "README.md has another hello"
+        );
+    }
 }
 
 #[test]
@@ -62,6 +78,16 @@ fn tokio() {
     let expected =
         "an answer without a question: false\nmessages counted: 1000\nbytes, then the end\n";
     assert_eq!(run("tokio", &[]), expected);
+}
+
+/// The verbs that every provider has are enough for the suite.
+#[test]
+fn provider_min() {
+    let said = run("provider_min", &[]);
+    assert!(
+        said.starts_with("15 verbs, ") && said.ends_with(" checks passed\n"),
+        "{said}"
+    );
 }
 
 #[test]
@@ -87,6 +113,85 @@ fn routines() {
 fn faults_in_ci() {
     let text = run("faults_in_ci", &[]);
     assert!(text.starts_with("all 100 answers were right; then: the device was removed"));
+}
+
+/// Goal: the examples run unchanged over every provider (D19). Method: each over each, named by the environment.
+#[test]
+fn every_example_runs_over_every_provider() {
+    let _ours = addresses();
+    let tokio =
+        "an answer without a question: false\nmessages counted: 1000\nbytes, then the end\n";
+    let routines = "region gone: true\nprotection domain gone: true\ndevice closed: true\n";
+    for network in ["loopback", "roce", "iwarp", "subnet"] {
+        for (name, expected) in [
+            ("hello", "hello\n"),
+            ("kv", "sept eight\nversion of key 7: 4\n"),
+            ("tokio", tokio),
+            ("filter", "a third: out of memory\n7 verbs went by\n"),
+            ("routines", routines),
+        ] {
+            let run = example(name, &[]).env("VERBS_NETWORK", network).output();
+            let output = run.expect("it starts");
+            let error = String::from_utf8_lossy(&output.stderr);
+            let said = String::from_utf8_lossy(&output.stdout);
+            assert!(output.status.success(), "{name} over {network}: {error}");
+            assert!(said.ends_with(expected), "{name} over {network}: {said}");
+        }
+    }
+    let unknown = example("kv", &[]).env("VERBS_NETWORK", "pigeons").output();
+    let output = unknown.expect("it starts");
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        !output.status.success() && error.contains("pigeons"),
+        "{error}"
+    );
+}
+
+/// The C libraries of this workspace, whose device is a software HCA, under the names by which the loader knows them. They
+/// are a dependency of these tests, so cargo has built them before, into the folder of this program.
+fn own_rdma_core() -> PathBuf {
+    let itself = std::env::current_exe().expect("this test is a file");
+    let library = itself.with_file_name("libibverbs.so");
+    assert!(library.exists(), "cargo has not built {library:?}");
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("rdma-core");
+    std::fs::create_dir_all(&folder).expect("a folder");
+    for name in ["libibverbs.so.1", "librdmacm.so.1"] {
+        let _ = std::fs::remove_file(folder.join(name));
+        symlink(&library, folder.join(name)).expect("a link");
+    }
+    folder
+}
+
+/// Goal: the examples run unchanged on an RDMA NIC (D19). Method: on the device of our own rdma-core, loaded as the
+/// system's would be.
+#[test]
+fn the_examples_run_on_an_rdma_nic() {
+    let _ours = addresses();
+    let folder = own_rdma_core();
+    let on_nic = |name, nic| {
+        let mut command = example(name, &[]);
+        command.env("VERBS_NETWORK", nic);
+        command.env("LD_LIBRARY_PATH", &folder);
+        command.output().expect("it starts")
+    };
+    let tokio =
+        "an answer without a question: false\nmessages counted: 1000\nbytes, then the end\n";
+    for (name, expected) in [
+        ("hello", "hello\n"),
+        ("kv", "sept eight\nversion of key 7: 4\n"),
+        ("tokio", tokio),
+        ("filter", "a third: out of memory\n7 verbs went by\n"),
+    ] {
+        assert_eq!(said(on_nic(name, "rdma:roce0")), expected, "{name}");
+    }
+    let output = on_nic("kv", "rdma:mlx5_9");
+    let error = String::from_utf8_lossy(&output.stderr);
+    let expected = ["mlx5_9", "there is roce0"].map(|part| error.contains(part));
+    assert_eq!(
+        (output.status.success(), expected),
+        (false, [true; 2]),
+        "{error}"
+    );
 }
 
 /// A client that is there before its server asks again for 5 s.

@@ -1,13 +1,13 @@
-//! What the device is asked.
+//! Queries of the device.
 
 use verbs_core::device::{QueryGid, QueryPkey};
 use verbs_core::{Attr, Av, Error, Gid, LinkLayer, PKey, PortAttr};
 
-use super::at_most;
+use super::limit::at_most;
 use crate::convert::{self, error};
 use crate::shared::Shared;
 
-/// Entries of a GID table in which addresses are looked for.
+/// Entries of a GID table that are searched for addresses.
 const GIDS_SEARCHED: u16 = 64;
 
 /// `IBV_GID_TYPE_ROCE_V1`.
@@ -38,8 +38,8 @@ fn port(nic: &Shared, number: u8) -> Result<PortAttr, Error> {
     Ok(convert::port(&attr))
 }
 
-/// A port's own address: the first of its table on InfiniBand. On Ethernet that is a link-local one, which few peers have
-/// a way to: there it is the first IPv4 address, if there is one.
+/// A port's own address: the first of its table on InfiniBand. On Ethernet that is a link-local one, which few peers
+/// have a route to: there it is the first IPv4 address, if there is one.
 fn own_gid(nic: &Shared, port: u8, attr: &PortAttr) -> Gid {
     if attr.link_layer == LinkLayer::InfiniBand {
         return gid(nic, port, 0).unwrap_or_default();
@@ -64,7 +64,7 @@ pub(crate) fn gids(nic: &Shared, number: u8) -> Result<Vec<(u16, Gid)>, Error> {
 }
 
 /// The entries of a GID table that a queue pair can send from, with their indices. An Ethernet port may have an address
-/// twice, and of the two the one of RoCEv1, which is no packet of IP.
+/// twice, and of the two the RoCEv1 entry is left out, because its packets are not IP packets.
 fn usable_gids(nic: &Shared, port: u8, gid_tbl_len: u16) -> Vec<(u16, Gid)> {
     let indices = 0..gid_tbl_len.min(GIDS_SEARCHED);
     let usable = indices.filter(|&index| nic.context.gid_type(port, index) != Some(ROCE_V1));
@@ -73,7 +73,7 @@ fn usable_gids(nic: &Shared, port: u8, gid_tbl_len: u16) -> Vec<(u16, Gid)> {
         .collect()
 }
 
-/// Whether the address is an IPv4 address as IPv6 shows it.
+/// Whether the address is an IPv4-mapped IPv6 address.
 fn is_ipv4(gid: Gid) -> bool {
     gid.0[..12] == [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff]
 }
@@ -94,7 +94,7 @@ pub(super) fn query_gid(nic: &Shared, args: &QueryGid) -> Result<Gid, Error> {
     })
 }
 
-/// What is wrong with an index that the kernel has refused, if it is beyond the table.
+/// The error for an index that the kernel has refused, if it is beyond the table.
 fn beyond(attr: Attr, index: u16, len: Result<u16, Error>) -> Option<Error> {
     let last = len.ok()?.saturating_sub(1);
     at_most(attr, index.into(), last.into()).err()

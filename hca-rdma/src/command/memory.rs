@@ -1,4 +1,4 @@
-//! Protection domains, and what is in them: regions and address handles.
+//! Protection domains, and the objects in them: regions and address handles.
 
 use verbs_core::ah::{AhCore, CreateAh};
 use verbs_core::mem::Keys;
@@ -6,21 +6,21 @@ use verbs_core::mr::{MrCore, RegMr, ReregMr};
 use verbs_core::pd::{AllocPd, PdCore};
 use verbs_core::sync::Arc;
 use verbs_core::verb::Verb;
-use verbs_core::{Access, Ah, Attr, Av, Error, LKey, Memory, Mr, Pd, RKey, Refused, Target};
+use verbs_core::{
+    Access, Ah, Attr, Av, DeviceCap, Error, LKey, Memory, Mr, Pd, RKey, Refused, Target,
+};
 
 use crate::address::AddressHandles;
 use crate::convert::error;
+use crate::keys::MrState;
 use crate::shared::Shared;
 use crate::slot::Slot;
 use crate::sys;
 
-/// What is kept with a domain.
+/// The state kept with a domain.
 type PdState = Arc<AddressHandles>;
 
-/// What is kept with a region.
-type MrState = Slot<sys::Mr>;
-
-/// The domain that a command is about.
+/// The domain that a command concerns.
 pub(super) fn domain(pd: &PdCore) -> Result<&PdState, Error> {
     pd.private::<PdState>().ok_or(Error::Closing)
 }
@@ -42,7 +42,7 @@ pub(super) fn dealloc_pd(nic: &Shared, core: &PdCore) {
 }
 
 pub(super) fn check_register(nic: &Shared, args: &RegMr) -> Result<(), Error> {
-    args.access.check()?;
+    check_access(nic, args.access)?;
     check_size(nic, &args.memory)
 }
 
@@ -50,10 +50,19 @@ pub(super) fn check_again(nic: &Shared, args: &ReregMr) -> Result<(), Error> {
     if args.keys == Keys::Kept {
         return Err(Error::Unsupported(Attr::Key));
     }
-    args.access.map_or(Ok(()), Access::check)?;
+    args.access
+        .map_or(Ok(()), |access| check_access(nic, access))?;
     args.memory
         .as_ref()
         .map_or(Ok(()), |memory| check_size(nic, memory))
+}
+
+/// Whether a region can have these rights. What else a device lacks, its driver refuses.
+fn check_access(nic: &Shared, access: Access) -> Result<(), Error> {
+    match nic.attr.caps.contains(DeviceCap::ON_DEMAND_PAGING) {
+        true => (access - Access::ON_DEMAND).check(),
+        false => access.check(),
+    }
 }
 
 fn check_size(nic: &Shared, memory: &Memory) -> Result<(), Error> {
@@ -67,7 +76,7 @@ fn check_size(nic: &Shared, memory: &Memory) -> Result<(), Error> {
     }
 }
 
-/// Registers memory; yields the region and its keys.
+/// Registers memory; returns the region and its keys.
 fn registered(
     nic: &Shared,
     pd: &PdCore,
@@ -86,10 +95,12 @@ fn registered(
 pub(super) fn register(nic: &Shared, args: RegMr, pd: &PdCore) -> Result<Mr, Error> {
     let (mr, lkey, rkey) = registered(nic, pd, &args.memory, (args.iova, args.access))?;
     nic.counts.mrs.up();
-    Ok(args.build(lkey, rkey, Box::new(mr)))
+    let handle = args.build(lkey, rkey, Box::new(mr));
+    nic.keys.add_region(handle.target());
+    Ok(handle)
 }
 
-/// Registers the memory anew, and then ends the old registration. If the new one fails, the region stays as it was.
+/// Registers the memory again, and then ends the old registration. If the new one fails, the region stays as it was.
 pub(super) fn register_again(nic: &Shared, args: ReregMr, old: &MrCore) -> Result<Mr, Refused<Mr>> {
     let info = old.info();
     let memory = Arc::clone(args.memory.as_ref().unwrap_or(old.memory()));
@@ -104,16 +115,20 @@ pub(super) fn register_again(nic: &Shared, args: ReregMr, old: &MrCore) -> Resul
         Err(error) => return Err(Verb::refuse(args, error)),
     };
     let made = args.build(lkey, rkey, iova, Box::new(mr));
-    destroy_region(old);
+    if let Ok(handle) = &made {
+        nic.keys.add_region(handle.target());
+    }
+    destroy_region(nic, old);
     made
 }
 
 pub(super) fn deregister(nic: &Shared, core: &MrCore) {
-    destroy_region(core);
+    destroy_region(nic, core);
     nic.counts.mrs.down();
 }
 
-fn destroy_region(mr: &MrCore) {
+fn destroy_region(nic: &Shared, mr: &MrCore) {
+    nic.keys.remove_region(mr.info().lkey);
     if let Some(mr) = mr.private::<MrState>() {
         mr.destroy();
     }

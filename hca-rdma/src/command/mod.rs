@@ -1,16 +1,20 @@
-//! Carries out commands, on the command threads, and says before which cannot be.
+//! Carries out commands on the command threads, and refuses beforehand those that cannot succeed.
 
 pub(crate) mod device;
+mod limit;
 mod memory;
-mod pair;
-mod queue;
+pub(crate) mod pair;
+pub(crate) mod queue;
+mod window;
+mod xrc;
 
 use verbs_core::verb::Verb;
-use verbs_core::{AnyCommand, Attr, Error, Kind, Pending, PendingCommand};
+use verbs_core::{AnyCommand, Attr, Error, Kind, Pending, PendingCommand, QpState};
 
+use crate::cm::verbs as cm;
 use crate::shared::Shared;
 
-/// Whether the command can be carried out, as far as its arguments tell: refused early is refused cheaply.
+/// Whether the command can be carried out, as far as its arguments show: refusing early is cheap.
 pub(crate) fn acceptable(nic: &Shared, command: &AnyCommand<'_>) -> Result<(), Error> {
     use AnyCommand as A;
     match command {
@@ -26,14 +30,19 @@ pub(crate) fn acceptable(nic: &Shared, command: &AnyCommand<'_>) -> Result<(), E
         A::AttachMcast(args) => pair::check_attach(nic, args),
         A::CreateAh(args) => device::check_av(nic, &args.av),
         A::ModifyAh(args) => device::check_av(nic, &args.av),
+        A::AllocMw(args) => window::check_alloc(nic, args),
+        A::AllocXrcd(_) | A::CreateTargetQp(_) | A::OpenTargetQp(_) => xrc::check(nic),
         A::RegMr(args) => memory::check_register(nic, args),
         A::ReregMr(args) => memory::check_again(nic, args),
+        A::BindCm(_) | A::ListenCm(_) | A::RejectCm(_) => cm::check(nic, None),
+        A::ConnectCm(args) => cm::check(nic, args.target().qp().as_deref()),
+        A::AcceptCm(args) => cm::check(nic, args.target().qp().as_deref()),
         other if is_offered(other.kind()) => Ok(()),
         _ => Err(Error::Unsupported(Attr::Verb)),
     }
 }
 
-/// Whether there is such a verb, among those whose arguments cannot be wrong.
+/// Whether that verb is offered, for verbs whose arguments cannot be wrong.
 fn is_offered(kind: Kind) -> bool {
     use Kind as K;
     matches!(
@@ -49,6 +58,9 @@ fn is_offered(kind: Kind) -> bool {
             | K::DetachMcast
             | K::DestroyAh
             | K::DeregMr
+            | K::DeallocMw
+            | K::DeallocXrcd
+            | K::UnbindCm
     )
 }
 
@@ -70,6 +82,12 @@ pub(crate) fn carry_out(nic: &Shared, command: PendingCommand) {
         P::AllocPd(args, pending) => answer(pending, |_| memory::alloc_pd(nic, args)),
         P::RegMr(args, pending) => answer(pending, |pd| memory::register(nic, args, pd)),
         P::ReregMr(args, pending) => answer(pending, |mr| memory::register_again(nic, args, mr)),
+        P::AllocMw(args, pending) => answer(pending, |pd| window::alloc(nic, args, pd)),
+        P::AllocXrcd(args, pending) => answer(pending, |_| xrc::alloc(nic, args)),
+        P::CreateTargetQp(args, pending) => {
+            answer(pending, |xrcd| xrc::create_target(nic, args, xrcd));
+        }
+        P::OpenTargetQp(args, pending) => answer(pending, |xrcd| xrc::open_target(nic, args, xrcd)),
         P::CreateAh(args, pending) => answer(pending, |pd| memory::create_ah(nic, args, pd)),
         P::ModifyAh(args, pending) => answer(pending, |ah| memory::modify_ah(args.av, ah)),
         P::CreateCq(args, pending) => answer(pending, |_| queue::create_cq(nic, args)),
@@ -79,9 +97,20 @@ pub(crate) fn carry_out(nic: &Shared, command: PendingCommand) {
         P::ModifySrq(args, pending) => answer(pending, |srq| queue::modify_srq(&args, srq)),
         P::QuerySrq(_, pending) => answer(pending, queue::query_srq),
         P::CreateQp(args, pending) => answer(pending, |pd| pair::create(nic, args, pd)),
-        P::ModifyQp(args, pending) => answer(pending, |qp| pair::modify(&args.attr, qp)),
-        P::QueryQp(_, pending) => answer(pending, pair::query),
+        P::ModifyQp(args, pending) => answer(pending, |qp| {
+            pair::modify(&args.attr, qp)?;
+            if let Some(QpState::Err | QpState::Reset) = args.attr.state {
+                cm::left(qp);
+            }
+            Ok(())
+        }),
+        P::QueryQp(args, pending) => answer(pending, |qp| Ok(args.answer(pair::query(qp)?))),
         P::AttachMcast(args, pending) => answer(pending, |qp| pair::attach(nic, args, qp)),
+        P::BindCm(args, pending) => answer(pending, |_| cm::bind(nic, args)),
+        P::ListenCm(args, pending) => answer(pending, |endpoint| cm::listen(&args, endpoint)),
+        P::ConnectCm(args, pending) => cm::connect(nic, args, pending),
+        P::AcceptCm(args, pending) => cm::accept(nic, &args, pending),
+        P::RejectCm(args, pending) => answer(pending, |endpoint| cm::reject(&args, endpoint)),
         destroy => carry_out_destroy(nic, destroy),
     }
 }
@@ -92,16 +121,19 @@ fn carry_out_destroy(nic: &Shared, command: PendingCommand) {
     match command {
         P::DeallocPd(_, pending) => finish(pending, |pd| memory::dealloc_pd(nic, pd)),
         P::DeregMr(_, pending) => finish(pending, |mr| memory::deregister(nic, mr)),
+        P::DeallocMw(_, pending) => finish(pending, |mw| window::dealloc(nic, mw)),
+        P::DeallocXrcd(_, pending) => finish(pending, |xrcd| xrc::dealloc(nic, xrcd)),
         P::DestroyAh(_, pending) => finish(pending, |ah| memory::destroy_ah(nic, ah)),
         P::DestroyCq(_, pending) => finish(pending, |cq| queue::destroy_cq(nic, cq)),
         P::DestroySrq(_, pending) => finish(pending, |srq| queue::destroy_srq(nic, srq)),
         P::DestroyQp(_, pending) => finish(pending, |qp| pair::destroy(nic, qp)),
+        P::UnbindCm(_, pending) => finish(pending, |endpoint| cm::unbind(nic, endpoint)),
         P::DetachMcast(_, pending) => finish(pending, |mcast| pair::detach(nic, mcast)),
         other => other.refuse(Error::Unsupported(Attr::Verb)),
     }
 }
 
-/// Completes a command with what `carry_out` makes of its target, when that has let go of everything (K6).
+/// Completes a command with the result of `carry_out` for its target, after that has released everything (K6).
 fn answer<V: Verb>(
     pending: Pending<V>,
     carry_out: impl FnOnce(&V::Target) -> Result<V::Output, V::Error>,
@@ -116,12 +148,4 @@ fn finish<V: Verb<Output = ()>>(pending: Pending<V>, carry_out: impl FnOnce(&V::
         carry_out(target);
         Ok(())
     });
-}
-
-/// The argument's value is out of range, if it is.
-fn at_most(attr: Attr, got: u32, max: u32) -> Result<(), Error> {
-    match got <= max {
-        true => Ok(()),
-        false => Err(Error::Invalid { attr, got, max }),
-    }
 }

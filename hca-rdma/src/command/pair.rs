@@ -1,6 +1,8 @@
 //! Queue pairs and their attachments to groups.
 
 use rustix::io::Errno;
+use verbs_abi as abi;
+use verbs_core::cm::CmCore;
 use verbs_core::mcast::{AttachMcast, McastCore};
 use verbs_core::pd::PdCore;
 use verbs_core::qp::{CreateQp, ModifyQp, QpCore};
@@ -9,30 +11,46 @@ use verbs_core::sync::atomic::{
     AtomicU8,
     Ordering::{Acquire, Release},
 };
-use verbs_core::sync::{Arc, Mutex};
+use verbs_core::sync::{Arc, Mutex, OnceLock, Weak};
 use verbs_core::{
     Attr, Error, Mcast, Qp, QpAttr, QpAttrMask, QpInfo, QpState as State, QpType, Qpn, Target, Why,
 };
 
-use super::{at_most, device, memory, queue};
+use super::limit::at_most;
+use super::{device, memory, queue};
 use crate::convert::{self, error};
-use crate::queue::{Limits, ReceiveQueue, SendQueue};
+use crate::queue::{Limits, Lookups, ReceiveQueue, SendQueue};
 use crate::shared::Shared;
 use crate::slot::Slot;
 use crate::sys;
 
-/// What is kept with a queue pair.
+/// The state kept with a queue pair.
 pub(crate) struct QpState {
     pub(crate) qp: Arc<Slot<sys::Qp>>,
-    /// Names it in asynchronous events.
+    /// The address by which asynchronous events name it.
     address: usize,
-    /// The state that it was last known to be in: posting looks here.
+    /// The last known state: posts check it.
     state: Arc<AtomicU8>,
     /// The attributes that have been set since it was in RESET.
     set: Mutex<QpAttrMask>,
+    uses_srq: bool,
+    /// The endpoint of its current or last connection.
+    endpoint: Mutex<Weak<CmCore>>,
 }
 
 impl QpState {
+    /// Of a queue pair that was just made.
+    pub(super) fn new(qp: Arc<Slot<sys::Qp>>, address: usize, uses_srq: bool) -> Self {
+        Self {
+            qp,
+            address,
+            state: Arc::default(),
+            set: Mutex::new(QpAttrMask::empty()),
+            uses_srq,
+            endpoint: Mutex::default(),
+        }
+    }
+
     fn state(&self) -> State {
         convert::qp_state(self.state.load(Acquire).into())
     }
@@ -41,7 +59,7 @@ impl QpState {
         self.state.store(state as u8, Release);
     }
 
-    /// Asks in which state it is: errors change that unasked.
+    /// Queries its state: errors change the state without a command.
     fn ask(&self, qp: &sys::Qp) -> Result<State, Error> {
         let (attr, _) = qp.query().map_err(error)?;
         let state = convert::qp_state(attr.qp_state);
@@ -59,6 +77,17 @@ pub(super) fn check_create(nic: &Shared, args: &CreateQp) -> Result<(), Error> {
     if !attr.qp_types.contains(&args.qp_type) {
         return Err(Error::Unsupported(Attr::QpType));
     }
+    match args.qp_type {
+        // It belongs to a domain instead.
+        QpType::XrcRecv => return Err(Error::Unsupported(Attr::QpType)),
+        QpType::XrcSend if args.srq().is_some() => {
+            return Err(Error::Mismatch {
+                attr: Attr::Srq,
+                why: Why::NoReceives,
+            });
+        }
+        _ => {}
+    }
     if args.low_latency {
         return Err(Error::Unsupported(Attr::LowLatency));
     }
@@ -73,7 +102,7 @@ pub(super) fn check_create(nic: &Shared, args: &CreateQp) -> Result<(), Error> {
         cap.max_inline_data,
         attr.max_inline_data,
     )?;
-    if args.srq().is_some() {
+    if args.srq().is_some() || args.qp_type == QpType::XrcSend {
         return Ok(());
     }
     at_most(Attr::MaxRecvWr, cap.max_recv_wr, attr.max_qp_wr)?;
@@ -85,7 +114,8 @@ pub(super) fn create(nic: &Shared, args: CreateQp, pd: &PdCore) -> Result<Qp, Er
     let pd = domain.pd().get()?;
     let mut cap = args.cap;
     let srq = args.srq().map(|srq| queue::raw_srq(srq)).transpose()?;
-    let uses_srq = srq.is_some();
+    // An initiator of extended reliable connections receives nothing.
+    let uses_srq = srq.is_some() || args.qp_type == QpType::XrcSend;
     if uses_srq {
         // Its own receive queue has no use, so its sizes mean nothing.
         (cap.max_recv_wr, cap.max_recv_sge) = (0, 0);
@@ -105,22 +135,24 @@ pub(super) fn create(nic: &Shared, args: CreateQp, pd: &PdCore) -> Result<Qp, Er
     })?;
     nic.counts.qps.up();
     let (number, address) = (Qpn::new(qp.number()), qp.address());
-    let (qp, known) = (Arc::new(Slot::new(qp)), Arc::new(AtomicU8::new(0)));
+    let qp = Arc::new(Slot::new(qp));
+    let state = QpState::new(Arc::clone(&qp), address, uses_srq);
     let limits = Limits {
         qp_type: args.qp_type,
+        caps: nic.attr.caps,
         cap: granted,
         max_msg_sz: nic.max_msg_sz,
         removed: Arc::clone(&nic.removed),
-        state: Arc::clone(&known),
+        state: Arc::clone(&state.state),
     };
-    let send = SendQueue::new(Arc::clone(&qp), limits.clone(), domain);
-    let recv = ReceiveQueue::new(Arc::clone(&qp), limits, uses_srq);
-    let state = QpState {
-        qp,
-        address,
-        state: known,
-        set: Mutex::new(QpAttrMask::empty()),
+    let core = Arc::new(OnceLock::new());
+    let lookups = Lookups {
+        addresses: domain,
+        keys: Arc::clone(&nic.keys),
+        qp: Arc::clone(&core),
     };
+    let send = SendQueue::new(Arc::clone(&qp), limits.clone(), lookups);
+    let recv = ReceiveQueue::new(qp, limits, uses_srq);
     let handle = args.build(
         number,
         granted,
@@ -128,11 +160,13 @@ pub(super) fn create(nic: &Shared, args: CreateQp, pd: &PdCore) -> Result<Qp, Er
         Box::new(send),
         Box::new(recv),
     );
+    // It is new, so it was not set before.
+    let _ = core.set(Arc::downgrade(handle.target()));
     nic.name(address, handle.target());
     Ok(handle)
 }
 
-/// The values of the attributes, as far as they can be wrong for every queue pair.
+/// Checks the values of the attributes that can be wrong for every queue pair.
 pub(super) fn check_modify(nic: &Shared, args: &ModifyQp) -> Result<(), Error> {
     let attr = &args.attr;
     if let Some(port) = attr.port {
@@ -149,8 +183,13 @@ pub(super) fn check_modify(nic: &Shared, args: &ModifyQp) -> Result<(), Error> {
     convert::qp_attr_out(attr).map(drop)
 }
 
-/// Changes attributes. What the table of transitions forbids is refused by its name and not by an error number.
-pub(super) fn modify(attr: &QpAttr, core: &QpCore) -> Result<(), Error> {
+/// Changes attributes. A transition that the table forbids is refused with a specific error instead of an error number.
+pub(crate) fn modify(attr: &QpAttr, core: &QpCore) -> Result<(), Error> {
+    modify_as(attr, convert::qp_attr_out(attr)?, core)
+}
+
+/// As [`modify`], with a C structure of the same content, which may describe the path in more detail.
+pub(crate) fn modify_as(attr: &QpAttr, c: abi::QpAttr, core: &QpCore) -> Result<(), Error> {
     let state = state(core)?;
     let qp = state.qp.get()?;
     let mask = attr.mask();
@@ -163,10 +202,9 @@ pub(super) fn modify(attr: &QpAttr, core: &QpCore) -> Result<(), Error> {
         from = state.ask(&qp)?;
         legal(from)?;
     }
-    let c = convert::qp_attr_out(attr)?;
     if let Err(errno) = qp.modify(c, mask) {
         if errno == Errno::INVAL {
-            // The queue pair may have gone to ERR meanwhile.
+            // The queue pair may have gone to ERR in the meantime.
             legal(state.ask(&qp)?)?;
         }
         return Err(error(errno));
@@ -181,14 +219,47 @@ pub(super) fn modify(attr: &QpAttr, core: &QpCore) -> Result<(), Error> {
     Ok(())
 }
 
-pub(super) fn query(core: &QpCore) -> Result<Box<QpInfo>, Error> {
+/// The current state, as the driver reports it.
+pub(crate) fn state_now(core: &QpCore) -> Result<State, Error> {
+    let state = state(core)?;
+    state.ask(&*state.qp.get()?)
+}
+
+pub(crate) fn uses_srq(core: &QpCore) -> Result<bool, Error> {
+    Ok(state(core)?.uses_srq)
+}
+
+/// The address by which asynchronous events name it.
+pub(crate) fn address(core: &QpCore) -> Option<usize> {
+    Some(state(core).ok()?.address)
+}
+
+/// It is about to be the queue pair of that endpoint's connection.
+pub(crate) fn connect(core: &QpCore, endpoint: &Arc<CmCore>) -> Result<(), Error> {
+    *state(core)?.endpoint.lock() = Arc::downgrade(endpoint);
+    Ok(())
+}
+
+/// The endpoint of its connection, if there still is one.
+pub(crate) fn endpoint(core: &QpCore) -> Option<Arc<CmCore>> {
+    state(core).ok()?.endpoint.lock().upgrade()
+}
+
+/// The kernel has taken it to RTS.
+pub(crate) fn is_connected(core: &QpCore) {
+    if let Ok(state) = state(core) {
+        state.is_now(State::Rts);
+    }
+}
+
+pub(super) fn query(core: &QpCore) -> Result<QpInfo, Error> {
     let kept = state(core)?;
     let (attr, sq_sig_all) = kept.qp.get()?.query().map_err(error)?;
     let state = convert::qp_state(attr.qp_state);
     kept.is_now(state);
     let set = *kept.set.lock() - QpAttrMask::CUR_STATE;
     let shown = verbs_abi::attr_of(&attr, set);
-    Ok(Box::new(QpInfo {
+    Ok(QpInfo {
         state,
         attr: QpAttr {
             state: Some(state),
@@ -197,7 +268,7 @@ pub(super) fn query(core: &QpCore) -> Result<Box<QpInfo>, Error> {
         cap: core.cap(),
         sq_sig_all,
         sq_draining: attr.sq_draining != 0,
-    }))
+    })
 }
 
 pub(super) fn destroy(nic: &Shared, core: &QpCore) {

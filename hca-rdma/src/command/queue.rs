@@ -6,23 +6,24 @@ use verbs_core::srq::{CreateSrq, ModifySrq, SrqCore};
 use verbs_core::sync::Arc;
 use verbs_core::{Attr, Cq, Error, Srq, SrqAttr, Target, Why};
 
-use super::{at_most, memory};
+use super::limit::at_most;
+use super::{memory, xrc};
 use crate::convert::error;
 use crate::queue;
 use crate::shared::Shared;
 use crate::slot::Slot;
 use crate::sys;
 
-/// What is kept with a completion queue.
+/// The state kept with a completion queue.
 pub(crate) struct CqState {
     pub(crate) cq: Arc<Slot<sys::Cq>>,
-    /// Comes with its events.
+    /// The number that its events carry.
     number: u64,
-    /// Names it in asynchronous events.
+    /// The address by which asynchronous events name it.
     address: usize,
 }
 
-/// What is kept with a shared receive queue.
+/// The state kept with a shared receive queue.
 pub(crate) struct SrqState {
     pub(crate) srq: Arc<Slot<sys::Srq>>,
     address: usize,
@@ -30,7 +31,7 @@ pub(crate) struct SrqState {
 
 pub(super) fn check_cq(nic: &Shared, args: &CreateCq) -> Result<(), Error> {
     check_cqe(nic, args.cqe)?;
-    if args.timestamps {
+    if args.timestamps && nic.ticks.is_none() {
         return Err(Error::Unsupported(Attr::Timestamps));
     }
     let last = nic.context.comp_vectors().saturating_sub(1);
@@ -49,7 +50,12 @@ fn cq_state(cq: &CqCore) -> Result<&CqState, Error> {
     cq.private::<CqState>().ok_or(Error::Closing)
 }
 
-/// The queue of C that stands for a completion queue.
+/// The address by which asynchronous events name it.
+pub(crate) fn address(cq: &CqCore) -> Option<usize> {
+    Some(cq_state(cq).ok()?.address)
+}
+
+/// The C library's completion queue behind one of these.
 pub(super) fn raw_cq(cq: &CqCore) -> Result<Arc<sys::Cq>, Error> {
     cq_state(cq)?.cq.get()
 }
@@ -58,7 +64,11 @@ pub(super) fn create_cq(nic: &Shared, args: CreateCq) -> Result<Cq, Error> {
     let number = nic.number();
     let notify = Arc::clone(&args.notify);
     nic.listen(number, &notify);
-    let made = sys::Cq::create(&nic.channel, args.cqe, args.comp_vector, number);
+    let create = match args.timestamps {
+        false => sys::Cq::create,
+        true => sys::Cq::create_stamped,
+    };
+    let made = create(&nic.channel, args.cqe, args.comp_vector, number);
     let cq = made.map_err(|errno| {
         nic.ignore(number);
         nic.counts
@@ -68,13 +78,13 @@ pub(super) fn create_cq(nic: &Shared, args: CreateCq) -> Result<Cq, Error> {
     nic.counts.cqs.up();
     let (cqe, address) = (cq.cqe(), cq.address());
     let cq = Arc::new(Slot::new(cq));
-    let raw = queue::CompletionQueue::new(Arc::clone(&cq));
+    let raw = queue::completion_queue(nic, &cq, args.timestamps);
     let state = CqState {
         cq,
         number,
         address,
     };
-    let handle = args.build(number as u32, cqe, Box::new(state), Box::new(raw));
+    let handle = args.build(number as u32, cqe, Box::new(state), raw);
     if let Some(core) = notify.target() {
         nic.name(address, &core);
     }
@@ -115,7 +125,7 @@ pub(super) fn destroy_cq(nic: &Shared, core: &CqCore) {
 
 pub(super) fn check_srq(nic: &Shared, args: &CreateSrq) -> Result<(), Error> {
     if args.xrc().is_some() {
-        return Err(Error::Unsupported(Attr::Xrcd));
+        xrc::check(nic)?;
     }
     let (attr, max) = (Attr::MaxSrqWr, nic.attr.max_srq_wr);
     if args.attr.max_wr == 0 {
@@ -140,7 +150,7 @@ fn srq_state(srq: &SrqCore) -> Result<&SrqState, Error> {
     srq.private::<SrqState>().ok_or(Error::Closing)
 }
 
-/// The queue of C that stands for a shared receive queue.
+/// The C library's shared receive queue behind one of these.
 pub(super) fn raw_srq(srq: &SrqCore) -> Result<Arc<sys::Srq>, Error> {
     srq_state(srq)?.srq.get()
 }
@@ -152,10 +162,17 @@ pub(super) fn create_srq(nic: &Shared, args: CreateSrq, pd: &PdCore) -> Result<S
         max_sge: args.attr.max_sge,
         srq_limit: 0,
     };
-    let (srq, granted) = sys::Srq::create(&pd, attr).map_err(|errno| {
-        nic.counts
-            .srqs
-            .explain(error(errno), Attr::MaxSrq, nic.attr.max_srq)
+    let created = match args.xrc() {
+        None => sys::Srq::create(&pd, attr).map(|(srq, granted)| (srq, granted, None)),
+        Some((xrcd, cq)) => {
+            let (xrcd, cq) = (xrc::raw_xrcd(xrcd)?, raw_cq(cq)?);
+            let made = sys::xrc::create_srq((&pd, &xrcd, &cq), attr);
+            made.map(|(srq, granted, number)| (srq, granted, Some(number)))
+        }
+    };
+    let (srq, granted, number) = created.map_err(|errno| {
+        let counts = &nic.counts.srqs;
+        counts.explain(error(errno), Attr::MaxSrq, nic.attr.max_srq)
     })?;
     nic.counts.srqs.up();
     let address = srq.address();
@@ -163,7 +180,8 @@ pub(super) fn create_srq(nic: &Shared, args: CreateSrq, pd: &PdCore) -> Result<S
     let raw =
         queue::SharedReceiveQueue::new(nic, Arc::clone(&srq), granted.max_wr, granted.max_sge);
     let handle = args.build(
-        nic.number() as u32,
+        // On extended reliable connections peers name it by the driver's number.
+        number.unwrap_or_else(|| nic.number() as u32),
         Box::new(SrqState { srq, address }),
         Box::new(raw),
     );

@@ -5,34 +5,73 @@ use std::fmt;
 use verbs_core::sync::Arc;
 use verbs_core::{Arm, Armed, RawCq, Wc};
 
+use crate::keys::Keys;
+use crate::shared::Shared;
 use crate::slot::Slot;
-use crate::sys::{Cq, Entries};
+use crate::sys::{Cq, Entries, Ticks};
 
-/// A completion queue.
-pub(crate) struct CompletionQueue {
-    cq: Arc<Slot<Cq>>,
-    /// What arming has found: C cannot look without taking.
-    found: Option<Wc>,
-    entries: Entries,
+/// The consumer's side of a completion queue, which was created with or without time stamps.
+pub(crate) fn completion_queue(nic: &Shared, cq: &Arc<Slot<Cq>>, stamps: bool) -> Box<dyn RawCq> {
+    match nic.ticks.filter(|_| stamps) {
+        None => Box::new(CompletionQueue::new(nic, cq, Plain::default())),
+        Some(ticks) => Box::new(CompletionQueue::new(nic, cq, Stamped(ticks))),
+    }
 }
 
-impl CompletionQueue {
-    pub(crate) fn new(cq: Arc<Slot<Cq>>) -> Self {
+/// How completions are taken from the library.
+trait Take: Send + Sync {
+    fn take(&mut self, cq: &Cq, out: &mut [Wc]) -> usize;
+}
+
+/// Several at once.
+#[derive(Default)]
+struct Plain(Entries);
+
+/// One at a time, with the time.
+struct Stamped(Ticks);
+
+impl Take for Plain {
+    #[inline(always)]
+    fn take(&mut self, cq: &Cq, out: &mut [Wc]) -> usize {
+        cq.poll(out, &mut self.0)
+    }
+}
+
+impl Take for Stamped {
+    fn take(&mut self, cq: &Cq, out: &mut [Wc]) -> usize {
+        cq.poll_stamped(out, self.0)
+    }
+}
+
+/// A completion queue.
+struct CompletionQueue<T> {
+    cq: Arc<Slot<Cq>>,
+    keys: Arc<Keys>,
+    /// The completion that arming has found: C cannot look at one without taking it.
+    found: Option<Wc>,
+    how: T,
+}
+
+impl<T: Take> CompletionQueue<T> {
+    fn new(nic: &Shared, cq: &Arc<Slot<Cq>>, how: T) -> Self {
         Self {
-            cq,
+            cq: Arc::clone(cq),
+            keys: Arc::clone(&nic.keys),
             found: None,
-            entries: Entries::default(),
+            how,
         }
     }
 
     #[inline]
     fn take(&mut self, out: &mut [Wc]) -> usize {
-        let entries = &mut self.entries;
-        self.cq.with(|cq| cq.poll(out, entries)).unwrap_or(0)
+        let how = &mut self.how;
+        let taken = self.cq.with(|cq| how.take(cq, out)).unwrap_or(0);
+        self.keys.polled(&out[..taken]);
+        taken
     }
 }
 
-impl RawCq for CompletionQueue {
+impl<T: Take> RawCq for CompletionQueue<T> {
     #[inline]
     fn poll(&mut self, out: &mut [Wc]) -> usize {
         if let Some(first) = out.first_mut()
@@ -58,7 +97,7 @@ impl RawCq for CompletionQueue {
     }
 }
 
-impl fmt::Debug for CompletionQueue {
+impl<T> fmt::Debug for CompletionQueue<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("CompletionQueue")
             .field("found", &self.found)

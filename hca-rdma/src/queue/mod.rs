@@ -1,5 +1,5 @@
-//! What is posted to and polled: direct calls of the driver's functions, under a lock that only the object's destroy
-//! competes for.
+//! Posting and polling: direct calls of the driver's functions, under a lock for which only the object's destroy
+//! competes.
 
 mod completion;
 mod recv;
@@ -11,18 +11,19 @@ use verbs_core::sync::atomic::{
     AtomicBool, AtomicU8,
     Ordering::{Acquire, Relaxed},
 };
-use verbs_core::{PostError, QpCap, QpState, QpType};
+use verbs_core::{DeviceCap, PostError, QpCap, QpState, QpType};
 
 use crate::convert;
 
-pub(crate) use self::completion::CompletionQueue;
+pub(crate) use self::completion::completion_queue;
 pub(crate) use self::recv::{ReceiveQueue, SharedReceiveQueue};
-pub(crate) use self::send::SendQueue;
+pub(crate) use self::send::{Lookups, SendQueue};
 
-/// What a queue pair's queues look at before they post.
+/// What a queue pair's queues check before they post.
 #[derive(Clone)]
 pub(crate) struct Limits {
     pub(crate) qp_type: QpType,
+    pub(crate) caps: DeviceCap,
     pub(crate) cap: QpCap,
     pub(crate) max_msg_sz: u32,
     pub(crate) removed: Arc<AtomicBool>,
@@ -40,7 +41,7 @@ impl Limits {
         present(&self.removed)
     }
 
-    /// Whether the queue pair has come so far as `least`, in the order of RESET, INIT, RTR and RTS.
+    /// Whether the queue pair has reached `least`, in the order of RESET, INIT, RTR and RTS.
     #[inline(always)]
     fn check_state(&self, least: QpState) -> Result<(), PostError> {
         match self.state.load(Acquire) < least as u8 {
@@ -50,7 +51,7 @@ impl Limits {
     }
 }
 
-/// A NIC that has been taken away takes what is posted, and nothing happens.
+/// A NIC that has been removed accepts what is posted, and nothing happens.
 #[inline(always)]
 fn present(removed: &AtomicBool) -> Result<(), PostError> {
     match removed.load(Relaxed) {
@@ -59,7 +60,7 @@ fn present(removed: &AtomicBool) -> Result<(), PostError> {
     }
 }
 
-/// What a post has come to: `None` says that the object has been destroyed.
+/// The result of a post: `None` means that the object has been destroyed.
 #[inline(always)]
 fn answer(posted: Option<Result<(), Errno>>, depth: u32) -> Result<(), PostError> {
     match posted {
@@ -69,7 +70,7 @@ fn answer(posted: Option<Result<(), Errno>>, depth: u32) -> Result<(), PostError
     }
 }
 
-/// Why the driver took nothing, of a queue with room for `depth`.
+/// Why the driver refused a post to a queue with room for `depth`.
 #[cold]
 fn refused(errno: Errno, depth: u32) -> PostError {
     match errno {

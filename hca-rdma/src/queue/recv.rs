@@ -28,7 +28,7 @@ impl ReceiveQueue {
     }
 }
 
-/// As many pieces as the queue was created for.
+/// Refuses more pieces than the queue was created for.
 #[inline(always)]
 fn check_pieces(sges: &[Sge], max: u32) -> Result<(), PostError> {
     let got = u32::try_from(sges.len()).unwrap_or(u32::MAX);

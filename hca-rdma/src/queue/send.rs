@@ -2,43 +2,67 @@
 
 use std::fmt;
 
-use verbs_core::sync::Arc;
+use verbs_core::qp::QpCore;
+use verbs_core::sync::{Arc, OnceLock, Weak};
 use verbs_core::{
-    BatchError, Datagram, Dest, Payload, PostError, QpState, QpType, RawSendQueue, SendFlags,
-    SendOp, SendWr,
+    BatchError, Binding, Datagram, Dest, DeviceCap, Payload, PostError, QpState, QpType,
+    RawSendQueue, SendFlags, SendOp, SendWr,
 };
 
 use super::{Limits, answer, refused};
 use crate::address::AddressHandles;
+use crate::keys::Keys;
 use crate::slot::Slot;
 use crate::sys::{BATCH, Qp, To};
+
+/// The capabilities with which a device can make keys invalid.
+const INVALIDATES: DeviceCap = DeviceCap::MEM_MGT_EXTENSIONS
+    .union(DeviceCap::MEM_WINDOW_TYPE_2A)
+    .union(DeviceCap::MEM_WINDOW_TYPE_2B);
+
+/// The capabilities with which a device binds windows.
+const WINDOWS: DeviceCap = DeviceCap::MEM_WINDOW
+    .union(DeviceCap::MEM_WINDOW_TYPE_2A)
+    .union(DeviceCap::MEM_WINDOW_TYPE_2B);
+
+/// What work requests name by value and the library by its objects.
+pub(crate) struct Lookups {
+    /// The address handles of its domain, for datagrams.
+    pub(crate) addresses: Arc<AddressHandles>,
+    pub(crate) keys: Arc<Keys>,
+    /// The queue pair, which the window of type 2 that is bound by it uses.
+    pub(crate) qp: Arc<OnceLock<Weak<QpCore>>>,
+}
 
 /// The send queue of a queue pair.
 pub(crate) struct SendQueue {
     qp: Arc<Slot<Qp>>,
     limits: Limits,
-    /// The address handles of its domain, for datagrams.
-    addresses: Arc<AddressHandles>,
+    lookups: Lookups,
 }
 
 impl SendQueue {
-    pub(crate) fn new(qp: Arc<Slot<Qp>>, limits: Limits, addresses: Arc<AddressHandles>) -> Self {
+    pub(crate) fn new(qp: Arc<Slot<Qp>>, limits: Limits, lookups: Lookups) -> Self {
         Self {
             qp,
             limits,
-            addresses,
+            lookups,
         }
     }
 
-    /// What the work request and the queue say, and the driver would say by one number for all.
+    /// Checks what the work request and the queue show; the driver would answer all of it with one number.
     #[inline]
     fn check(&self, wr: &SendWr<'_>) -> Result<(), PostError> {
         let limits = &self.limits;
         limits.check_present()?;
         limits.check_state(QpState::Rts)?;
         match (limits.qp_type, wr.dest) {
-            (QpType::Ud, Dest::Datagram(_)) | (QpType::Rc | QpType::Uc, Dest::Peer) => {}
+            (QpType::Ud, Dest::Datagram(_))
+            | (QpType::Rc | QpType::Uc, Dest::Peer)
+            | (QpType::XrcSend, Dest::Srq(_)) => {}
+            (QpType::XrcSend, Dest::Peer) if wr.op.is_local() => {}
             (QpType::Ud, _) => return Err(PostError::NoDestination),
+            (QpType::XrcSend, _) => return Err(PostError::NoSrq),
             _ => return Err(PostError::Destination),
         }
         self.check_payload(wr)?;
@@ -82,14 +106,16 @@ impl SendQueue {
 
     #[inline]
     fn check_operation(&self, wr: &SendWr<'_>) -> Result<(), PostError> {
-        let is_rc = self.limits.qp_type == QpType::Rc;
+        let limits = &self.limits;
+        let is_rc = matches!(limits.qp_type, QpType::Rc | QpType::XrcSend);
         match wr.op {
             SendOp::Send | SendOp::SendWithImm(_) => Ok(()),
-            SendOp::SendWithInv(_) if is_rc => Ok(()),
-            SendOp::Write(_) | SendOp::WriteWithImm(..) if self.limits.qp_type != QpType::Ud => {
-                Ok(())
+            SendOp::SendWithInv(_) if is_rc && limits.caps.intersects(INVALIDATES) => Ok(()),
+            SendOp::Write(_) | SendOp::WriteWithImm(..) if limits.qp_type != QpType::Ud => Ok(()),
+            SendOp::Read(_) if is_rc && !matches!(wr.payload, Payload::Inline(_)) => {
+                self.lookups.keys.check_sink(&wr.payload)
             }
-            SendOp::Read(_) if is_rc && !matches!(wr.payload, Payload::Inline(_)) => Ok(()),
+            SendOp::LocalInv(_) | SendOp::BindMw(_) => self.check_local(wr),
             SendOp::CompareSwap { remote, .. } | SendOp::FetchAdd { remote, .. } if is_rc => {
                 match (wr.payload.len(), remote.addr % 8) {
                     (8, 0) => Ok(()),
@@ -103,9 +129,49 @@ impl SendQueue {
         }
     }
 
+    #[cold]
+    fn check_local(&self, wr: &SendWr<'_>) -> Result<(), PostError> {
+        let needed = match wr.op {
+            SendOp::BindMw(_) => WINDOWS,
+            _ => INVALIDATES,
+        };
+        let limits = &self.limits;
+        match limits.qp_type != QpType::Ud
+            && limits.caps.intersects(needed)
+            && wr.payload.is_empty()
+        {
+            true => Ok(()),
+            false => Err(PostError::Unsupported),
+        }
+    }
+
+    /// Posts what concerns only keys of this side.
+    #[cold]
+    fn post_local(&self, wr: &SendWr<'_>) -> Result<(), PostError> {
+        let depth = self.limits.cap.max_send_wr;
+        match wr.op {
+            SendOp::BindMw(what) => self.bind(wr, &what),
+            SendOp::LocalInv(key) => {
+                answer(self.qp.with(|qp| qp.post_send(wr, None)), depth)?;
+                self.lookups.keys.unbound(key);
+                Ok(())
+            }
+            _ => Err(PostError::Unsupported),
+        }
+    }
+
+    fn bind(&self, wr: &SendWr<'_>, what: &Binding) -> Result<(), PostError> {
+        let lookups = &self.lookups;
+        let core = lookups.qp.get().ok_or(PostError::Destroyed)?;
+        lookups.keys.bind(what, core, |bind| {
+            let posted = self.qp.with(|qp| qp.bind(wr.wr_id, wr.flags, bind));
+            answer(posted, self.limits.cap.max_send_wr)
+        })
+    }
+
     /// Posts a datagram with the handle of its address.
     fn post_datagram(&self, wr: &SendWr<'_>, datagram: &Datagram) -> Result<(), PostError> {
-        let posted = self.addresses.with(&datagram.av, |ah| {
+        let posted = self.lookups.addresses.with(&datagram.av, |ah| {
             let to = To {
                 ah,
                 qpn: datagram.qpn.value(),
@@ -125,6 +191,9 @@ impl RawSendQueue for SendQueue {
         if let Dest::Datagram(datagram) = wr.dest {
             return self.post_datagram(wr, datagram);
         }
+        if wr.op.is_local() {
+            return self.post_local(wr);
+        }
         let posted = self.qp.with(|qp| qp.post_send(wr, None));
         answer(posted, self.limits.cap.max_send_wr)
     }
@@ -134,7 +203,7 @@ impl RawSendQueue for SendQueue {
         for part in wrs.chunks(BATCH) {
             let good = part
                 .iter()
-                .position(|wr| self.check(wr).is_err() || wr.dest != Dest::Peer);
+                .position(|wr| !is_batched(wr) || self.check(wr).is_err());
             let good = good.unwrap_or(part.len());
             let failed = match self.qp.with(|qp| qp.post_sends(&part[..good])) {
                 Some(Ok(())) => None,
@@ -146,7 +215,7 @@ impl RawSendQueue for SendQueue {
                 return Err(BatchError { posted, error });
             }
             posted += good;
-            // Datagrams have handles to look up, and what is wrong says why.
+            // The others are posted one by one; one that was refused is so again, with its reason.
             for wr in &part[good..] {
                 self.post(wr)
                     .map_err(|error| BatchError { posted, error })?;
@@ -155,6 +224,11 @@ impl RawSendQueue for SendQueue {
         }
         Ok(())
     }
+}
+
+/// Whether the library needs no object for it.
+fn is_batched(wr: &SendWr<'_>) -> bool {
+    !matches!(wr.dest, Dest::Datagram(_)) && !wr.op.is_local()
 }
 
 impl fmt::Debug for SendQueue {

@@ -31,7 +31,7 @@ impl Ah {
 
 impl Drop for Ah {
     fn drop(&mut self) {
-        // SAFETY: nobody has the handle any more.
+        // SAFETY: the handle has no other owner.
         let _ = destroyed("address handle", unsafe {
             (self.pd.context.library.verbs.destroy_ah)(self.raw.as_ptr())
         });

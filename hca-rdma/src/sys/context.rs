@@ -50,7 +50,7 @@ impl List {
         (0..self.count).filter_map(|n| {
             // SAFETY: the list has `count` pointers and lives as long as `self`.
             let device = NonNull::new(unsafe { *self.first.add(n).as_ref() })?;
-            // SAFETY: the devices of the list live as long as it.
+            // SAFETY: the devices of the list live as long as the list.
             let name = text(unsafe { &device.as_ref().name });
             Some((device, name))
         })
@@ -59,7 +59,8 @@ impl List {
 
 impl Drop for List {
     fn drop(&mut self) {
-        // SAFETY: the list came from the library, and nobody has its devices any more; open ones count themselves.
+        // SAFETY: the list came from the library, and its devices are no longer in use; open ones have references of
+        // their own.
         unsafe { (self.library.verbs.free_device_list)(self.first.as_ptr()) };
     }
 }
@@ -72,7 +73,7 @@ pub(crate) fn device_names(library: &'static Library) -> Result<Vec<String>, Ope
         .collect())
 }
 
-/// What an asynchronous event is about.
+/// The subject of an asynchronous event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Element {
     /// The device.
@@ -111,7 +112,12 @@ impl Context {
         Ok(context)
     }
 
-    /// The type of node, and what carries messages, as `ibv_device` has them.
+    /// The library that opened it.
+    pub(crate) fn library(&self) -> &'static Library {
+        self.library
+    }
+
+    /// The type of node and the transport, as in `ibv_device`.
     pub(crate) fn kind(&self) -> (u32, u32) {
         // SAFETY: the context is open, and its device lives as long.
         let device = unsafe { self.raw.as_ref().device.as_ref() };
@@ -128,13 +134,13 @@ impl Context {
         let mut attr = MaybeUninit::<abi::DeviceAttr>::zeroed();
         // SAFETY: the context is open, the attributes are written during the call.
         check(unsafe { (self.library.verbs.query_device)(self.raw.as_ptr(), attr.as_mut_ptr()) })?;
-        // SAFETY: all of it are numbers, which zero is one of.
+        // SAFETY: all fields are numbers, for which zero is valid.
         Ok(unsafe { attr.assume_init() })
     }
 
     pub(crate) fn query_port(&self, port: u8) -> Result<abi::PortAttr, Errno> {
         let mut attr = abi::PortAttr::default();
-        // SAFETY: the context is open; the function writes no more than the structure has.
+        // SAFETY: the context is open; the function writes no more than the structure holds.
         check(unsafe { (self.library.verbs.query_port)(self.raw.as_ptr(), port, &mut attr) })?;
         Ok(attr)
     }
@@ -147,8 +153,8 @@ impl Context {
         Ok(gid)
     }
 
-    /// What kind of address an entry of the GID table has, as `ibv_gid_type`; `None` where the library cannot tell, or
-    /// the entry is empty.
+    /// The type of an entry of the GID table, as `ibv_gid_type`; `None` if the library cannot report it, or the entry
+    /// is empty.
     pub(crate) fn gid_type(&self, port: u8, index: u16) -> Option<u32> {
         let query = self.library.verbs.query_gid_ex?;
         let mut entry = MaybeUninit::<abi::GidEntry>::zeroed();
@@ -157,9 +163,9 @@ impl Context {
             entry.as_mut_ptr(),
             size_of::<abi::GidEntry>(),
         );
-        // SAFETY: the context is open, the entry, whose size is told, is written during the call.
+        // SAFETY: the context is open; the entry, whose size is passed, is written during the call.
         let code = unsafe { query(raw, port.into(), index.into(), at, 0, size) };
-        // SAFETY: all of it are numbers, which zero is one of.
+        // SAFETY: all fields are numbers, for which zero is valid.
         (code == 0).then(|| unsafe { entry.assume_init() }.gid_type)
     }
 
@@ -177,8 +183,8 @@ impl Context {
         unsafe { BorrowedFd::borrow_raw((*self.raw.as_ptr()).async_fd) }
     }
 
-    /// The next asynchronous event, if there is one. Whoever destroys the object that it is about need not wait for what
-    /// is done with it: the event is acknowledged, and its object is named by its address only.
+    /// The next asynchronous event, if there is one. The destroy of its subject does not wait until it has been
+    /// handled: the event is acknowledged, and its subject is only named by its address.
     pub(crate) fn next_event(&self) -> Option<AsyncEvent> {
         let mut event = MaybeUninit::<abi::AsyncEvent>::zeroed();
         // SAFETY: the context is open, the event is written during the call, which does not wait: the descriptor is
@@ -188,7 +194,7 @@ impl Context {
         if code != 0 {
             return None;
         }
-        // SAFETY: all of it are numbers, which zero is one of.
+        // SAFETY: all fields are numbers, for which zero is valid.
         let mut event = unsafe { event.assume_init() };
         let (number, element) = (event.event_type, event.element);
         // SAFETY: the event was just taken, and is acknowledged this once; until then its object is not destroyed.
@@ -202,7 +208,7 @@ impl Context {
     }
 }
 
-/// Makes reading not wait.
+/// Makes reads non-blocking.
 pub(super) fn unblock(fd: BorrowedFd<'_>) -> Result<(), Errno> {
     let flags = fcntl_getfl(fd.as_fd())?;
     fcntl_setfl(fd, flags | OFlags::NONBLOCK)
@@ -210,7 +216,7 @@ pub(super) fn unblock(fd: BorrowedFd<'_>) -> Result<(), Errno> {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: nobody has the context any more: what was made from it holds it.
+        // SAFETY: the context has no other owner: objects that were made from it hold it.
         let _ = super::destroyed("device", unsafe {
             (self.library.verbs.close_device)(self.raw.as_ptr())
         });

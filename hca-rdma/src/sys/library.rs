@@ -1,21 +1,26 @@
-//! The system's libraries: loaded when they are first wanted, never unloaded, their functions looked up by name and
-//! version.
+//! The system's libraries: loaded when first needed, never unloaded, their functions looked up by name and version.
 //!
-//! `dlsym` alone would do for newer programs, but 34 names of libibverbs stand twice in it, once with structures of before
-//! 2007; `dlvsym` says which is meant. That is why `libc` is called here and not a crate for loading, none of which has
-//! versions.
+//! `dlsym` alone would be enough for newer programs, but libibverbs has 34 names twice, once with structures from
+//! before 2007; `dlvsym` selects one. That is why `libc` is called here and not a crate for loading libraries: none of
+//! them supports versions.
 
 use std::ffi::{CStr, CString, c_int, c_uint, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use verbs_abi as abi;
+use verbs_abi::rdmacm as cm;
 use verbs_core::sync::plain::Mutex;
 
 use crate::error::OpenError;
 
-/// The name that libibverbs is known under to the loader.
+pub(crate) mod table;
+
+/// The loader's name for libibverbs.
 const IBVERBS: &str = "libibverbs.so.1";
+
+/// The loader's name for librdmacm.
+const RDMACM: &str = "librdmacm.so.1";
 
 /// A library that has been loaded, for good.
 struct Loaded {
@@ -43,9 +48,9 @@ impl Loaded {
         })
     }
 
-    /// The address of a function: of that version, or the default one where the library has no versions.
+    /// The address of a function: of that version, or the default version if the library has no versions.
     fn find(&self, symbol: &CStr, version: &CStr) -> Option<*mut c_void> {
-        // SAFETY: the handle is that of a library which is never unloaded, the names end with zero bytes.
+        // SAFETY: the handle is that of a library that is never unloaded, the names end with zero bytes.
         let found = unsafe { libc::dlvsym(self.handle, symbol.as_ptr(), version.as_ptr()) };
         if !found.is_null() {
             return Some(found);
@@ -64,9 +69,9 @@ impl Loaded {
     }
 }
 
-/// What the loader says of its last failure on this thread.
+/// The loader's message for its last failure on this thread.
 fn last_error() -> String {
-    // SAFETY: the text is the loader's, and stays until its next call on this thread.
+    // SAFETY: the text belongs to the loader, and stays valid until its next call on this thread.
     let text = unsafe { libc::dlerror() };
     if text.is_null() {
         return "the loader does not say why".into();
@@ -76,8 +81,8 @@ fn last_error() -> String {
     text.to_string_lossy().into_owned()
 }
 
-/// Makes a table of functions: field, name, version, type. Those in brackets are not in every version of the library
-/// that will do.
+/// Makes a table of functions: field, name, version, type. Those in brackets are missing in some supported versions of
+/// the library.
 macro_rules! functions {
     ($(#[$doc:meta])* $Table:ident {
         $($field:ident = $symbol:literal $version:literal $F:ty;)*
@@ -183,10 +188,54 @@ functions! {
     }
 }
 
-/// rdma-core, as the system has it or as the user has named it.
+functions! {
+    /// The functions of librdmacm that are called.
+    Cm {
+        create_event_channel = c"rdma_create_event_channel" c"RDMACM_1.0"
+            unsafe extern "C" fn() -> *mut cm::EventChannel;
+        destroy_event_channel = c"rdma_destroy_event_channel" c"RDMACM_1.0"
+            unsafe extern "C" fn(*mut cm::EventChannel);
+        create_id = c"rdma_create_id" c"RDMACM_1.0"
+            unsafe extern "C" fn(*mut cm::EventChannel, *mut *mut cm::CmId, *mut c_void, c_uint) -> c_int;
+        destroy_id = c"rdma_destroy_id" c"RDMACM_1.0"
+            unsafe extern "C" fn(*mut cm::CmId) -> c_int;
+        bind_addr = c"rdma_bind_addr" c"RDMACM_1.0"
+            unsafe extern "C" fn(*mut cm::CmId, *mut c_void) -> c_int;
+        resolve_addr = c"rdma_resolve_addr" c"RDMACM_1.0"
+            unsafe extern "C" fn(*mut cm::CmId, *mut c_void, *mut c_void, c_int) -> c_int;
+        resolve_route = c"rdma_resolve_route" c"RDMACM_1.0"
+            unsafe extern "C" fn(*mut cm::CmId, c_int) -> c_int;
+        listen = c"rdma_listen" c"RDMACM_1.0"
+            unsafe extern "C" fn(*mut cm::CmId, c_int) -> c_int;
+        connect = c"rdma_connect" c"RDMACM_1.0"
+            unsafe extern "C" fn(*mut cm::CmId, *mut cm::ConnParam) -> c_int;
+        accept = c"rdma_accept" c"RDMACM_1.0"
+            unsafe extern "C" fn(*mut cm::CmId, *mut cm::ConnParam) -> c_int;
+        reject = c"rdma_reject" c"RDMACM_1.0"
+            unsafe extern "C" fn(*mut cm::CmId, *const c_void, u8) -> c_int;
+        establish = c"rdma_establish" c"RDMACM_1.2"
+            unsafe extern "C" fn(*mut cm::CmId) -> c_int;
+        disconnect = c"rdma_disconnect" c"RDMACM_1.0"
+            unsafe extern "C" fn(*mut cm::CmId) -> c_int;
+        notify = c"rdma_notify" c"RDMACM_1.0"
+            unsafe extern "C" fn(*mut cm::CmId, c_uint) -> c_int;
+        init_qp_attr = c"rdma_init_qp_attr" c"RDMACM_1.2"
+            unsafe extern "C" fn(*mut cm::CmId, *mut abi::QpAttr, *mut c_int) -> c_int;
+        set_option = c"rdma_set_option" c"RDMACM_1.0"
+            unsafe extern "C" fn(*mut cm::CmId, c_int, c_int, *mut c_void, usize) -> c_int;
+        get_cm_event = c"rdma_get_cm_event" c"RDMACM_1.0"
+            unsafe extern "C" fn(*mut cm::EventChannel, *mut *mut cm::CmEvent) -> c_int;
+        ack_cm_event = c"rdma_ack_cm_event" c"RDMACM_1.0"
+            unsafe extern "C" fn(*mut cm::CmEvent) -> c_int;
+    }
+}
+
+/// rdma-core, as the system provides it or the user has named it.
 pub(crate) struct Library {
     folder: Option<PathBuf>,
     pub(super) verbs: Verbs,
+    /// The error if there is no suitable librdmacm: only connections need it.
+    pub(super) cm: Result<Cm, OpenError>,
 }
 
 /// Everything that was loaded, by its folder.
@@ -201,8 +250,10 @@ impl Library {
         }
         let named = |name: &str| folder.map_or_else(|| name.into(), |folder| folder.join(name));
         let verbs = Verbs::of(&Loaded::open(&named(IBVERBS))?)?;
+        // It loads the same libibverbs, which is loaded already.
+        let cm = Loaded::open(&named(RDMACM)).and_then(|library| Cm::of(&library));
         let folder = folder.map(Path::to_path_buf);
-        let library: &'static Self = Box::leak(Box::new(Self { folder, verbs }));
+        let library: &'static Self = Box::leak(Box::new(Self { folder, verbs, cm }));
         loaded.push(library);
         Ok(library)
     }

@@ -32,7 +32,7 @@ impl Pd {
 
 impl Drop for Pd {
     fn drop(&mut self) {
-        // SAFETY: nobody has the domain any more: what was made in it holds it.
+        // SAFETY: the domain has no other owner: objects that were made in it hold it.
         let _ = destroyed("protection domain", unsafe {
             (self.context.library.verbs.dealloc_pd)(self.raw.as_ptr())
         });
@@ -42,18 +42,18 @@ impl Drop for Pd {
 /// A memory region. Deregistered when it is dropped; it holds the memory until then.
 pub(crate) struct Mr {
     pd: Arc<Pd>,
-    raw: NonNull<abi::Mr>,
+    pub(super) raw: NonNull<abi::Mr>,
     /// `None` when it has been leaked.
     memory: Option<Arc<Memory>>,
 }
 
-// SAFETY: as of a domain.
+// SAFETY: as for a domain.
 unsafe impl Send for Mr {}
-// SAFETY: as of a domain.
+// SAFETY: as for a domain.
 unsafe impl Sync for Mr {}
 
 impl Mr {
-    /// Registers memory, which is pinned. Its first byte is reached at `iova`.
+    /// Registers memory, which is pinned. Its first byte has the address `iova`.
     pub(crate) fn register(
         pd: &Arc<Pd>,
         memory: &Arc<Memory>,
@@ -64,8 +64,8 @@ impl Mr {
         let (at, len) = (memory.addr(), memory.len());
         let at = std::ptr::with_exposed_provenance_mut(at as usize);
         let raw = match verbs.reg_mr_iova2 {
-            // SAFETY: the domain lives. The memory is there as long as the region, which holds it, and whoever has a
-            // `Memory` reads and writes it as what a device may write at any time.
+            // SAFETY: the domain lives. The memory exists as long as the region, which holds it, and every user of a
+            // `Memory` reads and writes it as something that a device may write at any time.
             Some(register) => unsafe { register(pd.raw.as_ptr(), at, len, iova, access.bits()) },
             None if iova == memory.addr() => {
                 let access = access.bits().cast_signed();
@@ -89,7 +89,7 @@ impl Mr {
 
 impl Drop for Mr {
     fn drop(&mut self) {
-        // SAFETY: nobody has the region any more.
+        // SAFETY: the region has no other owner.
         let code = unsafe { (self.pd.context.library.verbs.dereg_mr)(self.raw.as_ptr()) };
         if destroyed("memory region", code).is_err() {
             // The device may still write to it.

@@ -1,4 +1,4 @@
-//! What is posted.
+//! Posting of work requests.
 
 use std::ffi::c_int;
 use std::mem::zeroed;
@@ -8,9 +8,10 @@ use arrayvec::ArrayVec;
 use rustix::io::Errno;
 use verbs_abi as abi;
 use verbs_abi::opcode;
-use verbs_core::{Payload, Remote, SendFlags, SendOp, SendWr, Sge};
+use verbs_core::{Binding, Dest, Payload, Remote, SendFlags, SendOp, SendWr, Sge, WindowType};
 
-use super::{Ah, Qp, Srq, check};
+use super::memory::Mr;
+use super::{Ah, Mw, Qp, Srq, check};
 
 pub(super) type PostSend =
     unsafe extern "C" fn(*mut abi::Qp, *const abi::SendWr, *mut *const abi::SendWr) -> c_int;
@@ -19,7 +20,7 @@ pub(super) type PostRecv<T> = abi::PostRecv<T>;
 /// Work requests that are posted with one doorbell.
 pub(crate) const BATCH: usize = 16;
 
-/// A work request and what it needs besides: the piece that stands for inline bytes.
+/// A work request and what belongs to it: the piece for its inline bytes.
 struct Built {
     wr: abi::SendWr,
     inline: abi::Sge,
@@ -40,15 +41,15 @@ impl Qp {
         built.fill(wr, to).ok_or(Errno::OPNOTSUPP)?;
         let built = &raw mut built;
         let mut bad = null();
-        // SAFETY: the queue pair is there; work request, list and inline bytes are read during the call, in which they stay
-        // where they are. Memory is reached by keys, which the device checks.
+        // SAFETY: the queue pair exists; work request, list and inline bytes are read during the call, in which they
+        // are not moved. Memory is accessed by keys, which the device checks.
         check(unsafe {
             Built::link(built);
             (self.post_send)(self.raw.as_ptr(), &raw const (*built).wr, &mut bad)
         })
     }
 
-    /// Posts several with one doorbell, [`BATCH`] at most. An error comes with the number of those that were posted.
+    /// Posts several with one doorbell, [`BATCH`] at most. An error carries the number of those that were posted.
     pub(crate) fn post_sends(&self, wrs: &[SendWr<'_>]) -> Result<(), (usize, Errno)> {
         let mut built = ArrayVec::<Built, BATCH>::new();
         for (n, wr) in wrs.iter().take(BATCH).enumerate() {
@@ -61,7 +62,7 @@ impl Qp {
         };
         let first = built.as_mut_ptr();
         for n in 0..=last {
-            // SAFETY: there are so many, which stay where they are until the call is over.
+            // SAFETY: there are that many, and they are not moved until the call is over.
             unsafe {
                 let one = first.add(n);
                 Built::link(one);
@@ -82,8 +83,57 @@ impl Qp {
     /// Posts one receive.
     #[inline]
     pub(crate) fn post_recv(&self, wr_id: u64, sges: &[Sge]) -> Result<(), Errno> {
-        // SAFETY: the queue pair is there.
+        // SAFETY: the queue pair exists.
         unsafe { receive(self.raw.as_ptr(), self.post_recv, wr_id, sges) }
+    }
+}
+
+/// A window, and what it is to be bound to.
+pub(crate) struct Bind<'a> {
+    pub(crate) mw: &'a Mw,
+    /// The region; to unbind a window of type 1, by a length of 0, the one that it is bound to.
+    pub(crate) mr: &'a Mr,
+    pub(crate) window_type: WindowType,
+    pub(crate) what: &'a Binding,
+}
+
+impl Qp {
+    /// Posts the bind of a window. The caller has the lock of the window.
+    pub(crate) fn bind(&self, wr_id: u64, flags: SendFlags, bind: Bind<'_>) -> Result<(), Errno> {
+        let (mw, what) = (bind.mw.raw.as_ptr(), bind.what);
+        let bind_info = abi::MwBindInfo {
+            mr: bind.mr.raw.as_ptr(),
+            addr: what.addr,
+            length: what.len,
+            mw_access_flags: what.access.bits(),
+        };
+        // SAFETY: the window exists, and the caller has its lock. Drivers take its current key from here: that of the
+        // last bind that was posted, which the handle has, whether or not its completion was an error.
+        unsafe { (*mw).rkey = what.mw.value() };
+        if bind.window_type == WindowType::One {
+            let mut bind = abi::MwBind {
+                wr_id,
+                send_flags: flags.bits(),
+                bind_info,
+            };
+            // SAFETY: the context is open, its table does not change.
+            let call = unsafe { (*self.context.raw.as_ptr()).ops.bind_mw };
+            let call = call.ok_or(Errno::OPNOTSUPP)?;
+            // SAFETY: all objects exist, the arguments are read during the call.
+            return check(unsafe { call(self.raw.as_ptr(), mw, &mut bind) });
+        }
+        let mut built = Built::new();
+        let wr = &mut built.wr;
+        (wr.wr_id, wr.send_flags) = (wr_id, flags.bits());
+        wr.opcode = opcode::BIND_MW;
+        wr.bind_mw = abi::SendBind {
+            mw,
+            rkey: what.rkey.value(),
+            bind_info,
+        };
+        let mut bad = null();
+        // SAFETY: as above.
+        check(unsafe { (self.post_send)(self.raw.as_ptr(), &built.wr, &mut bad) })
     }
 }
 
@@ -91,7 +141,7 @@ impl Srq {
     /// Posts one receive.
     #[inline]
     pub(crate) fn post_recv(&self, wr_id: u64, sges: &[Sge]) -> Result<(), Errno> {
-        // SAFETY: the queue is there.
+        // SAFETY: the queue exists.
         unsafe { receive(self.raw.as_ptr(), self.post, wr_id, sges) }
     }
 }
@@ -99,7 +149,7 @@ impl Srq {
 /// Posts a receive to a queue.
 ///
 /// # Safety
-/// The queue is there, and `post` is its function.
+/// The queue exists, and `post` is its function.
 #[inline]
 unsafe fn receive<T>(
     queue: *mut T,
@@ -114,24 +164,24 @@ unsafe fn receive<T>(
         num_sge: sges.len() as c_int,
     };
     let mut bad = null();
-    // SAFETY: the caller's word for the queue; work request and list, whose elements are laid out as `ibv_sge`, are read
-    // during the call.
+    // SAFETY: the caller guarantees the queue; work request and list, whose elements are laid out as `ibv_sge`, are
+    // read during the call.
     check(unsafe { post(queue, &wr, &mut bad) })
 }
 
 impl Built {
     #[inline(always)]
     fn new() -> Self {
-        // SAFETY: all of it are numbers and pointers, which zero is one of.
+        // SAFETY: all fields are numbers and pointers, for which zero is valid.
         unsafe { zeroed() }
     }
 
-    /// Fills in the work request as C has it; `None` for operations that `ibv_post_send` has not.
+    /// Fills in the C work request; `None` for operations that `ibv_post_send` does not have.
     #[inline(always)]
     fn fill(&mut self, wr: &SendWr<'_>, to: Option<To<'_>>) -> Option<()> {
         let c = &mut self.wr;
         c.wr_id = wr.wr_id;
-        // With this flag C reads the bytes that pieces name without asking for a key: it stands for inline bytes only.
+        // With this flag C reads the bytes that pieces name without checking a key: it is set for inline bytes only.
         c.send_flags = (wr.flags - SendFlags::INLINE).bits();
         match &wr.payload {
             Payload::One(sge) => {
@@ -156,16 +206,19 @@ impl Built {
                 remote_qkey: qkey,
             };
         }
+        if let Dest::Srq(srqn) = wr.dest {
+            c.remote_srqn = srqn.value();
+        }
         operation(c, wr.op)
     }
 
-    /// Has it point at its own inline piece, if it has inline bytes.
+    /// Points it at its own inline piece, if it has inline bytes.
     ///
     /// # Safety
-    /// It stays where it is until it has been posted.
+    /// It is not moved until it has been posted.
     #[inline(always)]
     unsafe fn link(this: *mut Self) {
-        // SAFETY: the caller's word.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             if (*this).wr.send_flags & SendFlags::INLINE.bits() != 0 {
                 (*this).wr.sg_list = &raw const (*this).inline;
@@ -174,7 +227,7 @@ impl Built {
     }
 }
 
-/// Fills in what the operation is about.
+/// Fills in the operands of the operation.
 #[inline(always)]
 fn operation(c: &mut abi::SendWr, op: SendOp) -> Option<()> {
     let rdma = |Remote { addr, rkey }| abi::Rdma {
@@ -221,6 +274,10 @@ fn operation(c: &mut abi::SendWr, op: SendOp) -> Option<()> {
         SendOp::FetchAdd { remote, add } => {
             c.wr.atomic = atomic(remote, add, 0);
             opcode::ATOMIC_FETCH_AND_ADD
+        }
+        SendOp::LocalInv(key) => {
+            c.imm_or_key = key.value();
+            opcode::LOCAL_INV
         }
         _ => return None,
     };

@@ -9,13 +9,15 @@ use verbs_core::sync::Arc;
 use verbs_core::{Gid, Lid, QpAttrMask, QpCap};
 
 use super::post::{PostRecv, PostSend};
-use super::{Cq, Pd, check, destroyed, errno};
+use super::{Context, Cq, Pd, Xrcd, check, destroyed, errno};
 
 /// A shared receive queue. Destroyed when it is dropped.
 pub(crate) struct Srq {
     pd: Arc<Pd>,
     pub(super) raw: NonNull<abi::Srq>,
     pub(super) post: PostRecv<abi::Srq>,
+    /// Keeps the domain and the completion queue of an extended reliable connection's queue alive.
+    _xrc: Option<(Arc<Xrcd>, Arc<Cq>)>,
 }
 
 // SAFETY: libibverbs locks inside, and a queue is destroyed by its last owner.
@@ -24,26 +26,42 @@ unsafe impl Send for Srq {}
 unsafe impl Sync for Srq {}
 
 impl Srq {
-    /// A queue of those sizes at least; yields the sizes that it has.
+    /// A queue of at least those sizes; returns the sizes that it has.
     pub(crate) fn create(pd: &Arc<Pd>, attr: abi::SrqAttr) -> Result<(Self, abi::SrqAttr), Errno> {
         let verbs = &pd.context.library.verbs;
-        // SAFETY: the context is open, its table does not change.
-        let post = unsafe { (*pd.context.raw.as_ptr()).ops.post_srq_recv };
-        let post = post.ok_or(Errno::OPNOTSUPP)?;
         let mut init = abi::SrqInitAttr {
             srq_context: null_mut(),
             attr,
         };
-        // SAFETY: the domain is there, the attributes are read and written during the call.
+        // SAFETY: the domain exists, the attributes are read and written during the call.
         let raw = unsafe { (verbs.create_srq)(pd.raw.as_ptr(), &mut init) };
         let raw = NonNull::new(raw).ok_or_else(errno)?;
-        let pd = Arc::clone(pd);
-        Ok((Self { pd, raw, post }, init.attr))
+        Ok((Self::of(pd, raw, None)?, init.attr))
     }
 
-    /// Names it in asynchronous events.
+    /// The queue that the library has just made. A driver without a function to post to it has no such queues.
+    pub(super) fn of(
+        pd: &Arc<Pd>,
+        raw: NonNull<abi::Srq>,
+        xrc: Option<(Arc<Xrcd>, Arc<Cq>)>,
+    ) -> Result<Self, Errno> {
+        // SAFETY: the context is open, its table does not change.
+        let Some(post) = (unsafe { (*pd.context.raw.as_ptr()).ops.post_srq_recv }) else {
+            // SAFETY: it was just made, and no other code knows it.
+            unsafe { (pd.context.library.verbs.destroy_srq)(raw.as_ptr()) };
+            return Err(Errno::OPNOTSUPP);
+        };
+        Ok(Self {
+            pd: Arc::clone(pd),
+            raw,
+            post,
+            _xrc: xrc,
+        })
+    }
+
+    /// Its address, by which asynchronous events name it.
     pub(crate) fn address(&self) -> usize {
-        self.raw.addr().get()
+        self.raw.as_ptr().expose_provenance()
     }
 
     /// Changes the depth or the limit.
@@ -55,7 +73,7 @@ impl Srq {
         };
         let mask = c_int::from(max_wr.is_some()) | c_int::from(limit.is_some()) << 1;
         let verbs = &self.pd.context.library.verbs;
-        // SAFETY: the queue is there, the attributes are read during the call.
+        // SAFETY: the queue exists, the attributes are read during the call.
         check(unsafe { (verbs.modify_srq)(self.raw.as_ptr(), &mut attr, mask) })
     }
 
@@ -66,7 +84,7 @@ impl Srq {
             srq_limit: 0,
         };
         let verbs = &self.pd.context.library.verbs;
-        // SAFETY: the queue is there, the attributes are written during the call.
+        // SAFETY: the queue exists, the attributes are written during the call.
         check(unsafe { (verbs.query_srq)(self.raw.as_ptr(), &mut attr) })?;
         Ok(attr)
     }
@@ -74,14 +92,14 @@ impl Srq {
 
 impl Drop for Srq {
     fn drop(&mut self) {
-        // SAFETY: nobody has the queue any more: queue pairs hold theirs.
+        // SAFETY: the queue has no other owner: queue pairs hold theirs.
         let _ = destroyed("shared receive queue", unsafe {
             (self.pd.context.library.verbs.destroy_srq)(self.raw.as_ptr())
         });
     }
 }
 
-/// What a queue pair is created with.
+/// The parameters of a new queue pair.
 pub(crate) struct QpConfig {
     pub(crate) send_cq: Arc<Cq>,
     pub(crate) recv_cq: Arc<Cq>,
@@ -92,14 +110,21 @@ pub(crate) struct QpConfig {
     pub(crate) sq_sig_all: bool,
 }
 
+/// The objects that a queue pair keeps alive.
+#[expect(dead_code, reason = "held, not read")]
+pub(super) enum Uses {
+    Queues(Arc<Pd>, [Arc<Cq>; 2], Option<Arc<Srq>>),
+    /// Of a target of extended reliable connections.
+    Domain(Arc<Xrcd>),
+}
+
 /// A queue pair. Destroyed when it is dropped.
 pub(crate) struct Qp {
-    pd: Arc<Pd>,
+    pub(super) context: Arc<Context>,
     pub(super) raw: NonNull<abi::Qp>,
     pub(super) post_send: PostSend,
     pub(super) post_recv: PostRecv<abi::Qp>,
-    /// What it uses is there as long as it is.
-    _uses: (Arc<Cq>, Arc<Cq>, Option<Arc<Srq>>),
+    _uses: Uses,
 }
 
 // SAFETY: libibverbs locks inside, and a queue pair is destroyed by its last owner.
@@ -108,12 +133,8 @@ unsafe impl Send for Qp {}
 unsafe impl Sync for Qp {}
 
 impl Qp {
-    /// A queue pair of those sizes at least; yields the sizes that it has.
+    /// A queue pair of at least those sizes; returns the sizes that it has.
     pub(crate) fn create(pd: &Arc<Pd>, config: QpConfig) -> Result<(Self, QpCap), Errno> {
-        // SAFETY: the context is open, its table does not change.
-        let ops = unsafe { &(*pd.context.raw.as_ptr()).ops };
-        let ops = ops.post_send.zip(ops.post_recv);
-        let (post_send, post_recv) = ops.ok_or(Errno::OPNOTSUPP)?;
         let QpConfig {
             send_cq,
             recv_cq,
@@ -130,33 +151,50 @@ impl Qp {
             sq_sig_all: c_int::from(config.sq_sig_all),
         };
         let create = pd.context.library.verbs.create_qp;
-        // SAFETY: all that it is made from is there, the attributes are read and written during the call.
+        // SAFETY: all objects that it is made from exist, the attributes are read and written during the call.
         let raw = unsafe { create(pd.raw.as_ptr(), &mut init) };
         let raw = NonNull::new(raw).ok_or_else(errno)?;
-        let qp = Self {
-            pd: Arc::clone(pd),
-            raw,
-            post_send,
-            post_recv,
-            _uses: (send_cq, recv_cq, srq),
-        };
+        let uses = Uses::Queues(Arc::clone(pd), [send_cq, recv_cq], srq);
+        let qp = Self::of(&pd.context, raw, uses)?;
         Ok((qp, init.cap.into()))
     }
 
-    /// Names it in asynchronous events.
+    /// The queue pair that the library has just made.
+    pub(super) fn of(
+        context: &Arc<Context>,
+        raw: NonNull<abi::Qp>,
+        uses: Uses,
+    ) -> Result<Self, Errno> {
+        // SAFETY: the context is open, its table does not change.
+        let ops = unsafe { &(*context.raw.as_ptr()).ops };
+        let Some((post_send, post_recv)) = ops.post_send.zip(ops.post_recv) else {
+            // SAFETY: it was just made, and no other code knows it.
+            unsafe { (context.library.verbs.destroy_qp)(raw.as_ptr()) };
+            return Err(Errno::OPNOTSUPP);
+        };
+        Ok(Self {
+            context: Arc::clone(context),
+            raw,
+            post_send,
+            post_recv,
+            _uses: uses,
+        })
+    }
+
+    /// Its address, by which asynchronous events name it.
     pub(crate) fn address(&self) -> usize {
-        self.raw.addr().get()
+        self.raw.as_ptr().expose_provenance()
     }
 
     pub(crate) fn number(&self) -> u32 {
-        // SAFETY: the queue pair is there; its number does not change.
+        // SAFETY: the queue pair exists; its number does not change.
         unsafe { (*self.raw.as_ptr()).qp_num }
     }
 
     pub(crate) fn modify(&self, mut attr: abi::QpAttr, mask: QpAttrMask) -> Result<(), Errno> {
         let mask = mask.bits().cast_signed();
-        let modify = self.pd.context.library.verbs.modify_qp;
-        // SAFETY: the queue pair is there, the attributes are read during the call.
+        let modify = self.context.library.verbs.modify_qp;
+        // SAFETY: the queue pair exists, the attributes are read during the call.
         check(unsafe { modify(self.raw.as_ptr(), &mut attr, mask) })
     }
 
@@ -172,34 +210,34 @@ impl Qp {
             qp_type: 0 as c_uint,
             sq_sig_all: 0,
         };
-        // A rate limit is no attribute of every device's, and asking for it fails where it is none.
+        // Not every device has a rate limit, and querying it fails on a device without one.
         let mask = QpAttrMask::all() - QpAttrMask::RATE_LIMIT;
         let mask = mask.bits().cast_signed();
-        let query = self.pd.context.library.verbs.query_qp;
-        // SAFETY: the queue pair is there, both structures are written during the call.
+        let query = self.context.library.verbs.query_qp;
+        // SAFETY: the queue pair exists, both structures are written during the call.
         check(unsafe { query(self.raw.as_ptr(), &mut attr, mask, &mut init) })?;
         Ok((attr, init.sq_sig_all != 0))
     }
 
     pub(crate) fn attach(&self, group: Gid, lid: Lid) -> Result<(), Errno> {
-        let attach = self.pd.context.library.verbs.attach_mcast;
-        // SAFETY: the queue pair is there, the group is read during the call.
+        let attach = self.context.library.verbs.attach_mcast;
+        // SAFETY: the queue pair exists, the group is read during the call.
         check(unsafe { attach(self.raw.as_ptr(), &group.0, lid.0) })
     }
 
     pub(crate) fn detach(&self, group: Gid, lid: Lid) -> Result<(), Errno> {
-        let detach = self.pd.context.library.verbs.detach_mcast;
-        // SAFETY: the queue pair is there, the group is read during the call.
+        let detach = self.context.library.verbs.detach_mcast;
+        // SAFETY: the queue pair exists, the group is read during the call.
         check(unsafe { detach(self.raw.as_ptr(), &group.0, lid.0) })
     }
 }
 
 impl Drop for Qp {
     fn drop(&mut self) {
-        // SAFETY: nobody has the queue pair any more. Waits until its asynchronous events are acknowledged, which whoever
-        // takes one does at once.
+        // SAFETY: the queue pair has no other owner. Waits until its asynchronous events are acknowledged, which the
+        // thread that takes one does at once.
         let _ = destroyed("queue pair", unsafe {
-            (self.pd.context.library.verbs.destroy_qp)(self.raw.as_ptr())
+            (self.context.library.verbs.destroy_qp)(self.raw.as_ptr())
         });
     }
 }

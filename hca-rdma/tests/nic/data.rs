@@ -1,4 +1,4 @@
-//! What is posted comes out: every operation, over the C library.
+//! Everything that is posted completes: every operation, over the C library.
 
 use futures::executor::block_on;
 use verbs_core::{
@@ -147,7 +147,7 @@ fn a_datagram_needs_a_handle_of_its_address() {
     let wc = right.completion();
     assert_eq!((wc.byte_len, wc.src_qpn), (45, left.qp.qpn()));
     assert_eq!(&right.read(45)[40..], b"hello");
-    // Drivers look at the handle when the datagram leaves, which may be later.
+    // Drivers look at the handle when the datagram is sent, which may be later.
     ah.destroy().wait().unwrap();
     left.qp.post_send(send).unwrap();
     sent(&mut left, WcOpcode::Send);
@@ -177,7 +177,7 @@ fn a_batch_stops_at_what_is_wrong_and_says_where() {
     }
     let depth = left.qp.cap().max_send_wr as usize;
     let many: Vec<_> = (0..2 * depth as u64).map(good).collect();
-    // Some drivers make room before anybody polls.
+    // Some drivers make room before anything is polled.
     let posted = match left.qp.send_queue().unwrap().post_batch(&many) {
         Ok(()) => many.len(),
         Err(error) => {
@@ -211,7 +211,7 @@ fn posts_that_cannot_be_are_refused_by_their_reason() {
         let refused = left.qp.post_send(Send::new(1).gather(&three));
         assert_eq!(refused, Err(PostError::TooManySges { got: 3, max }));
     }
-    // C would read that memory without asking for a key.
+    // C would read that memory without checking a key.
     let mut forged = SendWr::from(Send::new(1).from(verbs_core::Sge {
         addr: 8,
         len: 8,

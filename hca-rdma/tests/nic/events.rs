@@ -1,12 +1,12 @@
-//! What a NIC says unasked, and what is left when it goes.
+//! The unsolicited events of a NIC, and what is left when it is removed.
 
 use std::time::{Duration, Instant};
 
 use futures::executor::block_on;
 use verbs_core::sync::{Arc, Mutex};
 use verbs_core::{
-    Access, Device, Error, EventType, Memory, PostError, QpState, QpType, Remote, Subject, Target,
-    Wc, WcStatus, Write,
+    Access, Attr, Device, DeviceCap, Error, EventType, Memory, PostError, QpState, QpType, Remote,
+    Subject, Target, Wc, WcStatus, Write,
 };
 
 use crate::pair::connected;
@@ -22,7 +22,7 @@ fn until(done: impl Fn() -> bool) {
     }
 }
 
-/// A peer that reaches for memory which it may not touch: both ends hear of it, each in its way.
+/// A peer that accesses memory that it may not touch: both ends learn of it, each by its own event.
 #[test]
 fn an_error_of_the_peer_is_an_event_about_the_queue_pair() {
     let device = Device::open(nic()).wait().unwrap();
@@ -45,7 +45,7 @@ fn an_error_of_the_peer_is_an_event_about_the_queue_pair() {
     if crate::rdma_core::is_our_own() {
         until(|| heard.lock().contains(&expected));
     }
-    // The states that nobody has set are known all the same.
+    // States that were not set by a verb are known nevertheless.
     for end in [&left, &right] {
         until(|| end.qp.query().wait().unwrap().state == QpState::Err);
     }
@@ -56,7 +56,7 @@ fn an_error_of_the_peer_is_an_event_about_the_queue_pair() {
         .unwrap();
 }
 
-/// Removal under load: what waits ends, later posts are refused, and everything can be let go.
+/// Removal under load: everything that waits ends, later posts are refused, and everything can be dropped.
 #[test]
 fn a_nic_that_goes_under_load_leaves_nothing_that_waits() {
     let nic = nic();
@@ -93,7 +93,7 @@ fn a_nic_that_goes_under_load_leaves_nothing_that_waits() {
     device.close().wait().unwrap();
 }
 
-/// Ten thousand creates are under way at a time, and are refused by a limit instead of growing without one.
+/// Ten thousand creates are under way at a time, and are refused by a limit instead of queueing up without bound.
 #[test]
 fn commands_wait_in_line_up_to_the_limit() {
     const LIMIT: u32 = 1000;
@@ -116,6 +116,33 @@ fn commands_wait_in_line_up_to_the_limit() {
     device.close().wait().unwrap();
 }
 
+/// Goal: a region without pinned pages works where the device reports that it has them, and is refused by name elsewhere.
+#[test]
+fn pages_are_faulted_in_where_the_device_can_do_that() {
+    let device = Device::open(nic()).wait().unwrap();
+    let pd = device.alloc_pd().wait().unwrap();
+    let caps = device.query().wait().unwrap().caps;
+    let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::ON_DEMAND;
+    let made = pd.register(Memory::alloc(1 << 20).unwrap(), access).wait();
+    if !caps.contains(DeviceCap::ON_DEMAND_PAGING) {
+        assert_eq!(made.unwrap_err(), Error::Unsupported(Attr::Access));
+        return;
+    }
+    let mr = made.unwrap();
+    let (mut left, _right) = connected(&device, &pd, QpType::Rc);
+    let write = Write::new(1, mr.remote(9000))
+        .inline(b"faulted in")
+        .signaled();
+    left.qp.post_send(write).unwrap();
+    assert_eq!(left.completion().status, WcStatus::Success);
+    let mut bytes = [0; 10];
+    mr.read(9000, &mut bytes).unwrap();
+    assert_eq!(&bytes, b"faulted in");
+    let broken = Access::REMOTE_WRITE | Access::ON_DEMAND;
+    let refused = pd.register(Memory::alloc(1).unwrap(), broken).wait();
+    assert!(matches!(refused.unwrap_err(), Error::Mismatch { .. }));
+}
+
 #[test]
 fn what_is_registered_outlives_its_handle_no_longer_than_its_destroy() {
     let device = Device::open(nic()).wait().unwrap();
@@ -127,6 +154,6 @@ fn what_is_registered_outlives_its_handle_no_longer_than_its_destroy() {
         .unwrap();
     assert!(Arc::strong_count(&memory) > 1);
     mr.dereg().wait().unwrap();
-    // The command thread lets go of it when it has said so.
+    // The command thread releases it after it has reported the result.
     until(|| Arc::strong_count(&memory) == 1);
 }

@@ -1,9 +1,13 @@
-//! The provider on a device of libibverbs: our own C library's, which is a software HCA, or that of the rdma-core in the
-//! folder that `VERBS_RDMA_CORE` names.
+//! The provider on a device of libibverbs: that of this workspace's own C library, which is a software HCA, or that of
+//! the rdma-core in the folder that `VERBS_RDMA_CORE` names.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod conformance;
+mod connections;
 mod data;
 mod events;
 mod pair;
 mod rdma_core;
+mod stamps;
+mod windows;
+mod xrc;

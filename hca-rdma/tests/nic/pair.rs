@@ -66,7 +66,7 @@ impl End {
     }
 }
 
-/// The way from the device's port to itself.
+/// The address of the device's port, for packets to itself.
 pub(crate) fn way(device: &Device) -> Av {
     let port = device.query_port(1).wait().unwrap();
     if port.link_layer == LinkLayer::InfiniBand {
@@ -82,12 +82,18 @@ pub(crate) fn way(device: &Device) -> Av {
 /// A connected pair.
 pub(crate) fn connected(device: &Device, pd: &Pd, qp_type: QpType) -> (End, End) {
     let (left, right) = (End::new(device, pd, qp_type), End::new(device, pd, qp_type));
+    connect(device, &left, &right);
+    (left, right)
+}
+
+/// Connects two ends of one type.
+pub(crate) fn connect(device: &Device, left: &End, right: &End) {
     let (av, mtu) = (way(device), device.query_port(1).wait().unwrap().active_mtu);
-    let access = match qp_type {
+    let access = match left.qp.qp_type() {
         QpType::Rc => Access::REMOTE,
         _ => Access::REMOTE_WRITE,
     };
-    for (own, peer) in [(&left, &right), (&right, &left)] {
+    for (own, peer) in [(left, right), (right, left)] {
         let rq_psn = Psn::new(peer.qp.qpn().value());
         let dest_qpn = peer.qp.qpn();
         own.qp.init(1, access).wait().unwrap();
@@ -100,15 +106,14 @@ pub(crate) fn connected(device: &Device, pd: &Pd, qp_type: QpType) -> (End, End)
             })
             .wait()
             .unwrap();
-        let mut ready = QpAttr::rts_of(qp_type, Psn::new(own.qp.qpn().value()));
+        let mut ready = QpAttr::rts_of(own.qp.qp_type(), Psn::new(own.qp.qpn().value()));
         // 8.6 s in all: packets go over sockets, and a thread may wait for its processor.
         ready.timeout = ready.timeout.map(|_| 18);
         own.qp.modify(ready).wait().unwrap();
     }
-    (left, right)
 }
 
-/// One for datagrams, ready.
+/// An end for datagrams, ready to use.
 pub(crate) fn datagrams(device: &Device, pd: &Pd) -> End {
     let end = End::new(device, pd, QpType::Ud);
     end.qp.init_datagram(1, QKEY).wait().unwrap();

@@ -1,5 +1,6 @@
 //! rdma-core for tests: the C libraries of `shims/ibverbs`, which are a software HCA.
 
+use std::net::IpAddr;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -29,6 +30,13 @@ pub(crate) fn nic() -> Arc<Nic> {
     let names = rdma.devices().unwrap();
     rdma.open(names.first().expect("there is a device"))
         .unwrap()
+}
+
+/// An address of the device: the first of IPv4.
+pub(crate) fn address(nic: &Nic) -> IpAddr {
+    let gids = nic.gids(1).unwrap();
+    let mut addresses = gids.iter().map(|&(_, gid)| IpAddr::from(gid));
+    addresses.find(IpAddr::is_ipv4).expect("it has one")
 }
 
 /// A folder with our C libraries under the names that the loader knows. The library is a dependency of these tests, so

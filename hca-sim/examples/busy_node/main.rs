@@ -1,5 +1,4 @@
-//! A busy node must not look dead to its subnet manager: two ways to answer, in virtual time and on
-//! this machine.
+//! A busy node must not look dead to its subnet manager: two models of answering, in virtual time and on this machine.
 //!
 //! `cargo run --release --example busy_node` prints both tables.
 

@@ -1,10 +1,10 @@
 //! A busy node and its subnet manager, in virtual time.
 //!
-//! The node has one place where completion handlers run, and is busy there. In the *inline* model a
-//! datagram of the manager is answered in its completion's handler, and commands of connections pend
-//! without anybody waiting. In the *worker* model, which is how the old access layer worked, the handler
-//! only queues; one worker answers, carries out the commands of connections, blocking, and calls clients.
-//! Both get the same datagrams, commands and callbacks, and both answer with the same agent.
+//! The node has one place where completion handlers run, and is busy there. In the *inline* model a datagram of the
+//! manager is answered in its completion's handler, and commands of connections pend without blocking a thread. In the
+//! *worker* model, as in the old access layer, the handler only queues; one worker answers, carries out the commands of
+//! connections, blocking, and calls clients. Both get the same datagrams, commands and callbacks, and both answer with
+//! the same agent.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
@@ -16,25 +16,26 @@ use oorandom::Rand64;
 use verbs_core::Guid;
 use verbs_core::mad::header::emit_header;
 use verbs_core::mad::sm::{self, NodeType, PERMISSIVE_LID, SmpHeader};
-use verbs_core::mad::{AttributeId, Class, MadBytes, MadHeader, Method, Time, TransactionId};
+use verbs_core::mad::{AttributeId, Class, MadBytes, MadHeader, Method, TransactionId};
+use verbs_core::time::Instant;
 
 /// How a node answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Model {
     /// In the handler of the receive completion.
     Inline,
-    /// On the one worker that does everything else too.
+    /// On the one worker, which does everything else too.
     Worker,
 }
 
-/// What a node has to do, and what its manager asks for. Times are those of hardware of that day.
+/// The work of a node, and the requests of its manager. Times are those of the hardware of that era.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Load {
-    /// How long.
+    /// The duration of the load.
     pub(crate) span: Duration,
     /// Datagrams of the manager in a second.
     pub(crate) mads_per_s: u64,
-    /// Datagrams that come at once, at the very beginning.
+    /// Datagrams that arrive at once, at the very beginning.
     pub(crate) burst: u64,
     /// How much of the time handlers of other clients run, in percent.
     pub(crate) handlers_percent: u64,
@@ -42,9 +43,9 @@ pub(crate) struct Load {
     pub(crate) handler_max: Duration,
     /// Connections that are made in a second.
     pub(crate) connections_per_s: u64,
-    /// What the commands of one connection take of the device.
+    /// The device time of the commands of one connection.
     pub(crate) connection: Duration,
-    /// What the command takes that answers a datagram, where that is a command.
+    /// The device time of the command that answers a datagram, where that is a command.
     pub(crate) mad_command: Duration,
     /// When a client's callback sleeps for a second.
     pub(crate) sleeps_at: Duration,
@@ -64,7 +65,7 @@ impl Load {
     };
 }
 
-/// A subnet manager waits so long, and asks so often.
+/// How long a subnet manager waits, and how often it asks.
 pub(crate) const TIMEOUT: Duration = Duration::from_millis(200);
 pub(crate) const TRIES: u32 = 3;
 
@@ -72,23 +73,23 @@ pub(crate) const TRIES: u32 = 3;
 const ANSWER: Duration = Duration::from_micros(2);
 const QUEUE: Duration = Duration::from_micros(1);
 
-/// Datagrams answered in one turn of a handler, before others have theirs.
+/// Datagrams answered in one turn of a handler, before other handlers run.
 pub(crate) const TURN: usize = 16;
 
-/// What came of it.
+/// The outcome.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Outcome {
     pub(crate) asked: usize,
     pub(crate) answered: usize,
-    /// Times that the manager waited in vain and asked again.
+    /// How often the manager waited without an answer and asked again.
     pub(crate) timeouts: usize,
-    /// Questions never answered in time: each makes the node look dead.
+    /// Requests that were never answered in time: each makes the node look dead.
     pub(crate) given_up: usize,
-    /// From one thread to another, for all answers together.
+    /// Handoffs from one thread to another, for all answers together.
     pub(crate) handoffs: usize,
-    /// From the first question to the first answer, sorted.
+    /// From the first request to the first answer, sorted.
     pub(crate) latencies: Vec<Duration>,
-    /// Datagrams answered in a row while a handler of another client waited, at most.
+    /// The most datagrams answered in a row while a handler of another client waited.
     pub(crate) most_in_a_row: usize,
 }
 
@@ -100,10 +101,10 @@ impl Outcome {
     }
 }
 
-/// What a place works off, in order.
+/// The jobs that a place works off, in order.
 #[derive(Clone, Copy, Debug)]
 enum Job {
-    /// Something that only takes time.
+    /// A job that only takes time.
     Other(Duration),
     /// A datagram, by its number.
     Mad(u64),
@@ -111,13 +112,13 @@ enum Job {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
-    /// The manager asks, so often already.
+    /// The manager asks, after that many earlier attempts.
     Ask(u64, u32),
     /// Another client's completion.
     Handler(Duration),
     Connection,
     Sleep,
-    /// A place is done with what it did.
+    /// A place has finished its job.
     Done(Place),
 }
 
@@ -173,7 +174,7 @@ impl Node {
         node.outcome
     }
 
-    /// Everything that comes from outside, from one seed for both models.
+    /// Draws everything that comes from outside, from one seed for both models.
     fn draw(&mut self, seed: u64) {
         let mut rng = Rand64::new(seed.into());
         let load = self.load;
@@ -194,7 +195,7 @@ impl Node {
                 Duration::from_nanos(at),
                 Event::Handler(Duration::from_nanos(takes)),
             );
-            // The mean gap keeps the place as busy as it is to be.
+            // The mean gap keeps the place as busy as intended.
             let gap = takes * 100 / load.handlers_percent.max(1);
             at += rng.rand_range(gap / 2..gap * 3 / 2 + 1);
         }
@@ -227,7 +228,7 @@ impl Node {
                 self.give(place, Job::Other(takes));
             }
             Event::Sleep => {
-                // Inline it sleeps in a thread of the client, where routines are queued for it.
+                // In the inline model it sleeps in a thread of the client, where routines are queued for it.
                 if self.model == Model::Worker {
                     self.give(Place::Worker, Job::Other(Duration::from_secs(1)));
                 }
@@ -241,7 +242,7 @@ impl Node {
             self.asked.insert(number, self.now);
             self.outcome.asked += 1;
         } else if !self.asked.contains_key(&number) {
-            // It was answered meanwhile.
+            // It was answered in the meantime.
             return;
         } else {
             self.outcome.timeouts += 1;
@@ -273,7 +274,7 @@ impl Node {
         if server.doing.is_some() {
             return;
         }
-        // When a turn's datagrams are answered, whoever else waits comes first.
+        // When a turn's datagrams are answered, another waiting handler comes first.
         let other = match place {
             Place::Handlers => server
                 .queue
@@ -318,13 +319,13 @@ impl Node {
         self.begin(place);
     }
 
-    /// The agent answers; the manager takes the first answer that comes in time.
+    /// The agent answers; the manager takes the first answer that arrives in time.
     fn answer(&mut self, number: u64) {
         let mad = question(number);
         let arrival = Arrival {
             port: 1,
             slid: PERMISSIVE_LID,
-            now: Time::ZERO + self.now,
+            now: Instant::ZERO + self.now,
         };
         let Processed::Reply(_) = self.sma.process(arrival, &mad) else {
             panic!("the agent answers every question");
@@ -354,7 +355,7 @@ pub(crate) fn agent() -> Sma {
     })
 }
 
-/// A question for the port, as a manager sees whether a node lives.
+/// A request to the port, by which a manager checks whether a node is alive.
 pub(crate) fn question(number: u64) -> MadBytes {
     let mut mad = [0; 256];
     let header = MadHeader {
@@ -368,11 +369,6 @@ pub(crate) fn question(number: u64) -> MadBytes {
         ..MadHeader::default()
     };
     emit_header(&header, &mut mad);
-    SmpHeader {
-        m_key: 0,
-        dr_slid: PERMISSIVE_LID,
-        dr_dlid: PERMISSIVE_LID,
-    }
-    .put(&mut mad);
+    SmpHeader::directed(0).put(&mut mad);
     mad
 }

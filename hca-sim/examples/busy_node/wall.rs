@@ -6,22 +6,22 @@ use std::time::{Duration, Instant};
 
 use hca_sim::port::sma::Sma;
 use hca_sim::port::{Arrival, Processed};
-use verbs_core::mad::Time;
 use verbs_core::mad::sm::PERMISSIVE_LID;
+use verbs_core::time;
 
 use super::model::{Model, Outcome, TIMEOUT, TRIES, TURN, agent, question};
 
 /// From one datagram of the manager to the next.
 const EVERY: Duration = Duration::from_millis(10);
-/// A handler of another client, and the pause after it: nine tenths of the time are its.
+/// A handler of another client, and the pause after it: it takes nine tenths of the time.
 const HANDLER: Duration = Duration::from_micros(4_500);
 const PAUSE: Duration = Duration::from_micros(500);
-/// What the worker waits for the device, for each datagram that comes: the commands of a connection, and
-/// the one that answers.
+/// How long the worker waits for the device, for each datagram that arrives: for the commands of a connection, and for
+/// the command that answers.
 const CONNECTION: Duration = Duration::from_micros(9_600);
 const MAD_COMMAND: Duration = Duration::from_micros(500);
 
-/// What the worker gets.
+/// The work of the worker.
 enum Work {
     Mad(u64, Instant),
     Connection,
@@ -29,7 +29,7 @@ enum Work {
     Callback,
 }
 
-/// Asks 100 times a second for that long, and answers in one of two ways.
+/// Asks 100 times a second for that long, and answers by one of the two models.
 pub(crate) fn run(model: Model, span: Duration) -> Outcome {
     let (to_handlers, handlers) = channel();
     let (to_worker, worker) = channel();
@@ -88,8 +88,8 @@ fn ask(
     asked as usize
 }
 
-/// The one place where handlers run: other clients' handlers, and between them datagrams. Returns how
-/// many datagrams it has handed on.
+/// The one place where handlers run: other clients' handlers, and between them datagrams. Returns how many datagrams it
+/// has handed on.
 fn handle(
     model: Model,
     from: &Receiver<(u64, Instant)>,
@@ -138,11 +138,11 @@ fn answer(sma: &mut Sma, number: u64, asked: Instant, answers: &Sender<Duration>
     let arrival = Arrival {
         port: 1,
         slid: PERMISSIVE_LID,
-        now: Time::ZERO,
+        now: time::Instant::ZERO,
     };
     let Processed::Reply(_) = sma.process(arrival, &question(number)) else {
         panic!("the agent answers every question");
     };
-    // The table is printed when all answers are in.
+    // The table is printed when all answers have arrived.
     let _told = answers.send(asked.elapsed());
 }

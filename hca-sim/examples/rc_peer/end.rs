@@ -13,13 +13,13 @@ use crate::Failure;
 use crate::memory::Slots;
 use crate::plan::{Fault, Plan, Test};
 
-/// For a completion that must come.
+/// How long to wait for a completion that must arrive.
 const PATIENCE: Duration = Duration::from_secs(25);
 
-/// Without a completion that must not come.
+/// How long to watch that no completion arrives.
 const QUIET: Duration = Duration::from_millis(20);
 
-/// Between two looks at a completion queue.
+/// The pause between two looks at a completion queue.
 const PAUSE: Duration = Duration::from_micros(50);
 
 /// Which end this is.
@@ -29,7 +29,7 @@ pub(crate) enum Role {
     Responder,
 }
 
-/// What one end tells the other.
+/// The parameters that one end sends the other.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Peer {
     pub(crate) qpn: Qpn,
@@ -45,11 +45,11 @@ pub(crate) struct Peer {
 pub(crate) struct End {
     pub(crate) plan: Plan,
     pub(crate) peer: Peer,
-    /// Bound to the first slot, where the test has one. Goes before the queue pair.
+    /// Bound to the first slot, if the test has one. Dropped before the queue pair.
     mw: Option<Mw>,
     /// `None` once it has been destroyed.
     pub(crate) qp: Option<Qp>,
-    /// Where its receives come from, and where that queue's limit event goes.
+    /// The queue that its receives come from, and the channel of that queue's limit event.
     pub(crate) srq: Option<(Srq, EventChannel)>,
     pub(crate) slots: Slots,
     pub(crate) send_cq: Cq,
@@ -59,7 +59,7 @@ pub(crate) struct End {
 }
 
 impl End {
-    /// Everything up to a queue pair in INIT.
+    /// Makes everything up to a queue pair in INIT.
     pub(crate) fn new(device: &Device, plan: Plan, role: Role) -> Result<Self, Failure> {
         let shut = |fault| role == Role::Responder && plan.test == Test::Fails(fault);
         let access = |shut| if shut { Access::REMOTE_READ } else { Access::REMOTE } | Access::LOCAL_WRITE;
@@ -122,8 +122,8 @@ impl End {
         Ok(())
     }
 
-    /// Opens the first slot to WRITEs through a memory window, if the test has one: of type 2 if its key is
-    /// to be taken away, else of type 1.
+    /// Opens the first slot to WRITEs through a memory window, if the test has one: of type 2 if its key will be
+    /// invalidated, otherwise of type 1.
     pub(crate) fn bind_window(&mut self) -> Result<(), Failure> {
         let kind = match self.plan.test {
             Test::SendInv => WindowType::TwoB,
@@ -204,21 +204,21 @@ impl End {
         Ok(())
     }
 
-    /// Takes the next completion of the send queue: that work request's, with that status.
+    /// Takes the next completion of the send queue, which must be that work request's, with that status.
     pub(crate) fn finish(&mut self, wr_id: u64, want: WcStatus) -> Result<Wc, Failure> {
         let wc = next(&mut self.send_cq, PATIENCE)
             .ok_or_else(|| format!("no completion for work request {wr_id}"))?;
         expect(&wc, wr_id, want, "work request")
     }
 
-    /// Takes the next completion of the receive queue: that receive's, with that status.
+    /// Takes the next completion of the receive queue, which must be that receive's, with that status.
     pub(crate) fn receive(&mut self, wr_id: u64, want: WcStatus) -> Result<Wc, Failure> {
         let wc = next(&mut self.recv_cq, PATIENCE)
             .ok_or_else(|| format!("no completion for receive {wr_id}"))?;
         expect(&wc, wr_id, want, "receive")
     }
 
-    /// Takes the next completion of the receive queue: a whole message, with or without immediate.
+    /// Takes the next completion of the receive queue, which must be a whole message, with or without immediate.
     pub(crate) fn arrived(
         &mut self,
         wr_id: u64,
@@ -242,7 +242,7 @@ impl End {
         Ok(())
     }
 
-    /// The limit event has come once.
+    /// Checks that the limit event was raised once.
     pub(crate) fn expect_limit(&self) -> Result<(), Failure> {
         let Some((_, events)) = &self.srq else {
             return Ok(());
@@ -255,7 +255,7 @@ impl End {
         }
     }
 
-    /// No completion of a receive comes any more.
+    /// Checks that no further completion of a receive arrives.
     pub(crate) fn expect_quiet(&mut self) -> Result<(), Failure> {
         match next(&mut self.recv_cq, QUIET) {
             None => Ok(()),
@@ -274,7 +274,7 @@ pub(crate) fn request<'a>(wr_id: u64, op: SendOp, piece: Sge, flags: SendFlags) 
     }
 }
 
-/// The next completion, if one comes in that time.
+/// The next completion, if one arrives within that time.
 fn next(cq: &mut Cq, within: Duration) -> Option<Wc> {
     let begun = Instant::now();
     loop {

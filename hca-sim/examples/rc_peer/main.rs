@@ -5,10 +5,10 @@
 //! rc_peer client ADDRESS HOST PORT TEST [KEY=VALUE]...
 //! ```
 //!
-//! ADDRESS is the local IP address that packets come from. The server takes one test after the other
-//! at TCP port PORT, each with a queue pair of its own. The client is the requester: it posts, checks
-//! its completions and what it has read. The server is the responder: it checks its completions, what
-//! has arrived in its memory, and that nothing else has. The client ends with 0 when both are content.
+//! ADDRESS is the local IP address that packets come from. The server runs one test after the other at TCP port PORT,
+//! each with a queue pair of its own. The client is the requester: it posts, checks its completions and what it has
+//! read. The server is the responder: it checks its completions, what has arrived in its memory, and that nothing else
+//! has. The client exits with 0 if both succeed.
 //!
 //! `ci/peers.d/rxe-peer/rc_peer.c` is the same program for the other side, and `ci/peers.d/rxe` runs
 //! them against each other. The keys are those of [`plan::Plan`].
@@ -69,7 +69,7 @@ fn open(address: &str) -> Result<(Device, Gid), Failure> {
     Ok((device, gid))
 }
 
-/// Takes tests until it is ended.
+/// Serves tests until it is ended.
 fn serve(address: &str, port: &str) -> Result<(), Failure> {
     let (device, gid) = open(address)?;
     let listener = TcpListener::bind(("0.0.0.0", port.parse()?))?;
@@ -77,7 +77,7 @@ fn serve(address: &str, port: &str) -> Result<(), Failure> {
         let mut talk = Talk::new(stream?)?;
         if let Err(failure) = respond(&device, gid, &mut talk) {
             eprintln!("  FAILED: {failure}");
-            // The requester may be gone already, which is no concern of the next one.
+            // The requester may have exited already, which does not affect the next one.
             let _ = talk.say(&format!("failed: {failure}"));
         }
     }
@@ -120,8 +120,8 @@ fn respond(device: &Device, gid: Gid, talk: &mut Talk) -> Result<(), Failure> {
     talk.say("ok")
 }
 
-/// Waits for the destroys of dropped handles, which may pend: where processors are short, the engine's thread may
-/// just then see to a packet of theirs.
+/// Waits for the destroys of dropped handles, which may pend: on a machine with few processors, the engine's thread may
+/// just be handling one of their packets.
 fn all_gone(device: &Device) -> Result<(), Failure> {
     let deadline = Instant::now() + GONE_MAX;
     while device.objects() != 0 {
@@ -171,7 +171,7 @@ fn ask(
     talk.expect("ok")
 }
 
-/// Where packet sequence numbers begin: close to the end of their range, or anywhere.
+/// The first packet sequence number: close to the end of the range, or anywhere.
 fn any_psn() -> Psn {
     let clock = SystemTime::now()
         .duration_since(UNIX_EPOCH)

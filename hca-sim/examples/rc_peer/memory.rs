@@ -1,18 +1,18 @@
-//! What is in the memory of both ends.
+//! The memory of both ends.
 //!
-//! A test of `count` messages has `2 * count` slots at each end: the first half for what goes from the
-//! requester to the responder, the second for what comes back. Each slot ends with a guard that must
-//! stay as it is. Behind the last one is the counter that atomics work on.
+//! A test of `count` messages has `2 * count` slots at each end: the first half for messages from the requester to the
+//! responder, the second for those in the other direction. Each slot ends with a guard that must stay unchanged. Behind
+//! the last one is the counter that atomics work on.
 
 use verbs_core::{Access, Memory, Mr, Pd, Sge};
 
 use crate::Failure;
 use crate::plan::Plan;
 
-/// What the counter holds at first: a few additions wrap it around.
+/// The counter's first value: a few additions wrap it around.
 pub(crate) const COUNTER: u64 = 0xffff_ffff_ffff_fff0;
 
-/// What memory is filled with that nothing may touch.
+/// The contents of memory that must stay untouched.
 const GUARD: u8 = 0xa5;
 
 /// Bytes behind the slots: the counter and its guard.
@@ -34,7 +34,7 @@ pub(crate) struct Slots {
     pub(crate) pd: Pd,
     /// Bytes of a message.
     size: usize,
-    /// From one slot to the next.
+    /// The distance between two slots.
     pub(crate) stride: usize,
     count: usize,
 }
@@ -92,7 +92,7 @@ impl Slots {
         Ok(self.mr.write(offset, &message(seed, self.size))?)
     }
 
-    /// The message with that seed is in the slot, and nothing has touched the guard behind it.
+    /// Checks that the message with that seed is in the slot, and that the guard behind it is untouched.
     pub(crate) fn check(&self, offset: usize, seed: u64) -> Result<(), Failure> {
         let mut got = vec![0; self.stride];
         self.mr.read(offset, &mut got)?;
@@ -111,7 +111,7 @@ impl Slots {
         }
     }
 
-    /// Nothing has touched the first half.
+    /// Checks that the first half is untouched.
     pub(crate) fn check_untouched(&self) -> Result<(), Failure> {
         let mut got = vec![0; self.count * self.stride];
         self.mr.read(0, &mut got)?;

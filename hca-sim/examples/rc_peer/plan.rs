@@ -1,4 +1,4 @@
-//! What a test is: its name and its numbers, as both ends read them.
+//! A test's name and numbers, as both ends read them.
 
 use std::str::FromStr;
 
@@ -6,13 +6,13 @@ use verbs_core::{Mtu, QpState, WcStatus};
 
 use crate::Failure;
 
-/// Work requests of one test at most, as the queues are made for.
+/// The most work requests of one test; the queues are made for them.
 const COUNT_MAX: u32 = 128;
 
-/// Bytes of one message at most.
+/// The most bytes of one message.
 const SIZE_MAX: u32 = 16 << 20;
 
-/// What the requester posts.
+/// The requests of the requester.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Test {
     /// Many requests of one kind.
@@ -25,9 +25,9 @@ pub(crate) enum Test {
     Fence,
     /// Both ends SEND at once.
     Both,
-    /// A WRITE through a memory window, a SEND that invalidates it, a WRITE that misses it.
+    /// A WRITE through a memory window, a SEND that invalidates it, a WRITE with the invalid key.
     SendInv,
-    /// A WRITE through a memory window of type 1, and one under the key that it had before.
+    /// A WRITE through a memory window of type 1, and one under its previous key.
     Window,
     /// One request that fails and two behind it.
     Fails(Fault),
@@ -49,7 +49,7 @@ pub(crate) enum Kind {
 /// Why the request of [`Test::Fails`] fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// The key names no region.
+    /// The key belongs to no region.
     BadRkey { read: bool },
     /// The region has another key byte.
     BadKeyByte { read: bool },
@@ -102,7 +102,7 @@ impl FromStr for Test {
     }
 }
 
-/// The numbers of a test. Both ends fill in the same defaults, and the requester tells the others.
+/// The numbers of a test. Both ends use the same defaults, and the requester sends the others.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Plan {
     pub(crate) test: Test,
@@ -112,7 +112,7 @@ pub(crate) struct Plan {
     pub(crate) count: u32,
     /// Requests under way at once, as far as the requester polls.
     pub(crate) window: u32,
-    /// Every so many requests one is signaled; the last is in any case.
+    /// One of that many requests is signaled; the last one in any case.
     pub(crate) signal: u32,
     /// Payload bytes per packet.
     pub(crate) mtu: Mtu,
@@ -129,7 +129,7 @@ pub(crate) struct Plan {
     pub(crate) late_ms: u64,
     /// The limit of a shared receive queue that the responder takes its receives from; 0 for none.
     pub(crate) limit: u32,
-    /// The status of the responder's first receive after a failure; `None` where it stays posted.
+    /// The status of the responder's first receive after a failure; `None` if it stays posted.
     pub(crate) receive: Option<WcStatus>,
     /// The state of the responder's queue pair after a failure.
     pub(crate) state: Option<QpState>,
@@ -158,7 +158,7 @@ impl Plan {
         }
     }
 
-    /// Takes over a number; other keys are somebody else's.
+    /// Takes over a number; other keys are ignored.
     pub(crate) fn set(&mut self, key: &str, value: &str) -> Result<(), Failure> {
         match key {
             "size" => self.size = at_most(value, SIZE_MAX)?,

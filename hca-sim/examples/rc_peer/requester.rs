@@ -7,12 +7,12 @@ use crate::end::{End, request};
 use crate::memory::{COUNTER, back, forth};
 use crate::plan::{Fault, Kind, Test};
 
-/// What FETCH ADD adds.
+/// The operand of FETCH ADD.
 const ADDEND: u64 = 7;
 
 const QUIETLY: SendFlags = SendFlags::empty();
 
-/// Posts what the test says, and checks all that comes of it at this end.
+/// Posts the test's requests, and checks all their results at this end.
 pub(crate) fn run(end: &mut End) -> Result<(), Failure> {
     match end.plan.test {
         Test::Many(kind) => many(end, kind),
@@ -31,7 +31,7 @@ pub(crate) fn immediate(k: u32) -> u32 {
     0x1234_0000 + k
 }
 
-/// What the counter holds after `k` atomics of that kind; every other compare misses.
+/// The counter's value after `k` atomics of that kind; every other compare fails.
 pub(crate) fn counted(kind: Kind, k: u32) -> u64 {
     match kind {
         Kind::FetchAdd => COUNTER.wrapping_add(u64::from(k) * ADDEND),
@@ -99,7 +99,7 @@ fn post_one(end: &mut End, kind: Kind, k: u32, signaled: bool) -> Result<(), Fai
     end.post(u64::from(k), op, piece, flags)
 }
 
-/// What atomic `k` has found.
+/// Checks the previous value that atomic `k` has returned.
 fn expect_old(end: &End, k: u32, want: u64) -> Result<(), Failure> {
     let old = end.slots.number(end.slots.back_at(k))?;
     if old != want {
@@ -108,7 +108,7 @@ fn expect_old(end: &End, k: u32, want: u64) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Batches of all kinds, with a completion for the very last request only.
+/// Batches of all kinds, with a completion only for the very last request.
 fn mixed(end: &mut End) -> Result<(), Failure> {
     let (count, size) = (end.plan.count, end.plan.size as usize);
     for k in (0..count).step_by(4) {
@@ -158,7 +158,7 @@ fn mixed(end: &mut End) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Sends on what it reads: without the fence the SEND would carry what was there before.
+/// Sends on what it reads: without the fence the SEND would carry the previous bytes.
 fn fence(end: &mut End) -> Result<(), Failure> {
     let size = end.plan.size as usize;
     for k in 0..end.plan.count {
@@ -187,7 +187,7 @@ fn both(end: &mut End) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Writes through the peer's memory window, invalidates it, and finds it gone.
+/// Writes through the peer's memory window, invalidates it, and finds it invalid.
 fn invalidate(end: &mut End) -> Result<(), Failure> {
     let size = end.plan.size as usize;
     let window = end.peer.window;
@@ -211,7 +211,7 @@ fn invalidate(end: &mut End) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Writes through the peer's memory window, and under the key that it had before.
+/// Writes through the peer's memory window, and under its previous key.
 fn window(end: &mut End) -> Result<(), Failure> {
     let size = end.plan.size as usize;
     let (addr, now) = (end.peer.remote.addr, end.peer.window.value());
@@ -254,7 +254,7 @@ fn fails(end: &mut End, fault: Fault) -> Result<(), Failure> {
     };
     let piece = end.slots.piece(end.slots.forth_at(0), size);
     end.post(0, op, piece, SendFlags::SIGNALED)?;
-    // The first failure may have been found before these are posted: they are flushed all the same.
+    // The first failure may have been found before these are posted: they are flushed nevertheless.
     end.post(1, SendOp::Write(place(0, 0)), piece, QUIETLY)?;
     end.post(2, SendOp::Send, end.slots.piece(0, 1), SendFlags::SIGNALED)?;
     end.finish(0, end.plan.expect)?;

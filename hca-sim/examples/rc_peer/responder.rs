@@ -11,12 +11,12 @@ use crate::memory::{back, forth};
 use crate::plan::{Fault, Kind, Test};
 use crate::requester::{counted, immediate};
 
-/// What message `k` does at the responder.
+/// The effect of message `k` at the responder.
 struct Message {
-    /// It lands in a receive that has the slot, or in one without memory.
+    /// It arrives in a receive that has the slot, or in one without memory.
     receive: Option<WcOpcode>,
     imm: bool,
-    /// The seed of what is in the slot afterwards.
+    /// The seed of the slot's contents afterwards.
     lands: Option<u64>,
 }
 
@@ -41,7 +41,7 @@ fn message(test: Test, k: u32) -> Message {
     }
 }
 
-/// Fills the slots that are read from, and posts the receives unless they are to be late.
+/// Fills the slots that are read from, and posts the receives unless they are posted late.
 pub(crate) fn prepare(end: &mut End) -> Result<(), Failure> {
     for k in 0..end.plan.count {
         end.slots.fill(end.slots.back_at(k), back(k))?;
@@ -86,7 +86,7 @@ fn post_receives(end: &mut End) -> Result<(), Failure> {
     for k in 0..end.plan.count {
         let at = end.slots.forth_at(k);
         match message(test, k).receive {
-            // Two bytes more than the message, which must stay as they are.
+            // Two bytes more than the message, which must stay unchanged.
             Some(WcOpcode::Recv) => end.post_recv(u64::from(k), at, size + 2)?,
             Some(_) => end.post_recv(u64::from(k), at, 0)?,
             None => {}
@@ -95,7 +95,7 @@ fn post_receives(end: &mut End) -> Result<(), Failure> {
     end.arm_limit()
 }
 
-/// Checks all that the test has done to this end, once the requester is done.
+/// Checks everything that the test has done to this end, when the requester has finished.
 pub(crate) fn check(end: &mut End) -> Result<(), Failure> {
     let plan = end.plan;
     match plan.test {
@@ -115,7 +115,7 @@ pub(crate) fn check(end: &mut End) -> Result<(), Failure> {
         if plan.test == Test::Both {
             end.finish(u64::from(k), WcStatus::Success)?;
         }
-        // What was read from is as it was.
+        // What was read from is unchanged.
         end.slots.check(end.slots.back_at(k), back(k))?;
     }
     end.expect_quiet()?;
@@ -132,7 +132,7 @@ pub(crate) fn check(end: &mut End) -> Result<(), Failure> {
     end.expect_state(QpState::Rts)
 }
 
-/// The WRITE through the window, and the SEND that has taken its key away.
+/// Checks the WRITE through the window, and the SEND that has invalidated its key.
 fn check_invalidated(end: &mut End) -> Result<(), Failure> {
     let wc = end.receive(1, WcStatus::Success)?;
     let window = end.window_key().ok_or("there is no memory window")?;
@@ -143,7 +143,7 @@ fn check_invalidated(end: &mut End) -> Result<(), Failure> {
     end.slots.check(end.slots.forth_at(1), forth(1))
 }
 
-/// After a failed request: the receives, the state, and untouched memory.
+/// Checks after a failed request: the receives, the state, and untouched memory.
 fn check_failed(end: &mut End, fault: Fault) -> Result<(), Failure> {
     if let Some(first) = end.plan.receive {
         for k in 0..end.receives {

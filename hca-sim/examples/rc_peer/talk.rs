@@ -1,4 +1,4 @@
-//! Lines of text over TCP, by which the two ends of a test find each other and agree.
+//! Lines of text over TCP, by which the two ends of a test connect and agree on parameters.
 //!
 //! ```text
 //! requester                                      responder
@@ -20,7 +20,7 @@ use verbs_core::{Gid, Psn, Qpn, RKey};
 use crate::Failure;
 use crate::end::{End, Peer};
 
-/// For the next line.
+/// How long to wait for the next line.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The connection of one test.
@@ -45,7 +45,7 @@ impl Talk {
         Ok(line.trim_end().to_owned())
     }
 
-    /// The next line is that one.
+    /// Checks that the next line is that one.
     pub(crate) fn expect(&mut self, want: &str) -> Result<(), Failure> {
         let line = self.hear()?;
         if line != want {
@@ -61,7 +61,7 @@ pub(crate) fn pairs(line: &str) -> impl Iterator<Item = (&str, &str)> {
         .filter_map(|word| word.split_once('='))
 }
 
-/// How this end is reached, for the end of a line.
+/// The parameters of this end, for the end of a line.
 pub(crate) fn describe(end: &End, psn: Psn, gid: Gid) -> Result<String, Failure> {
     let mut text = String::new();
     for byte in gid.0 {
@@ -81,7 +81,7 @@ pub(crate) fn describe(end: &End, psn: Psn, gid: Gid) -> Result<String, Failure>
 }
 
 impl Peer {
-    /// Takes over what a line says of the other end; other keys are somebody else's.
+    /// Takes over the other end's parameters in a line; other keys are ignored.
     pub(crate) fn set(&mut self, key: &str, value: &str) -> Result<(), Failure> {
         match key {
             "qpn" => self.qpn = Qpn::new(value.parse()?),

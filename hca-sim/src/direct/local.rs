@@ -1,29 +1,30 @@
-//! Work requests that concern only keys of their own side: fast registration, invalidate, bind. They need
-//! no peer, send nothing, and are carried out under a pin; what they let go is settled when it was left.
+//! Work requests that concern only keys of their own side: fast registration, invalidate, bind. They need no peer and
+//! send nothing. They are carried out under a pin; what they release is settled after the pin has been left.
 
 use verbs_core::mem::{MrTable, Stopped, Who};
 use verbs_core::qp::QpCore;
 use verbs_core::sync::{Arc, Weak};
-use verbs_core::{SendOp, Target, WcOpcode, WcStatus};
+use verbs_core::{SendOp, Target, WcCause, WcOpcode, WcStatus};
 
-/// What became of one.
+/// The outcome of a work request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Local {
     Done(WcOpcode),
-    /// Somebody is looking at what the key with that index stood for.
+    /// Another thread is looking at what the key with that index stood for.
     Later(u32),
     /// It cannot be carried out; the status and the reason.
     Fault(WcStatus, u32),
 }
 
-/// Carries it out: what became of it, and the index of a key that has something to let go.
+/// Carries it out: returns what became of it, and the index of a key that has something to release.
 pub(crate) fn execute(
     op: &SendOp,
     mrs: &MrTable,
     who: Who,
     qp: Option<&Weak<QpCore>>,
 ) -> (Local, Option<u32>) {
-    let fault = |status, fault: verbs_core::mem::Fault| Local::Fault(status, fault as u32 + 1);
+    let fault =
+        |status, fault: verbs_core::mem::Fault| Local::Fault(status, WcCause::from(fault).code());
     match op {
         SendOp::RegMr(what) => {
             let done = match mrs.map(what, who.pd) {

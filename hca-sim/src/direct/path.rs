@@ -1,29 +1,27 @@
 //! What a sender must know of its peer's responder: one line per direction of a connection.
 //!
-//! A reliable connection's responder has exactly one peer, so the right to land messages can be
-//! handed out as a whole. It has one holder at a time:
-//!
+//! A reliable connection's responder has exactly one peer, so the right to place messages can be handed out as a whole.
+//! It has one holder at a time:
 //! ```text
 //!   the word is not BARRED, and the sender's ring is empty  the poster, under a pin
 //!   the sender's ring is not empty                          the sender's machine, under a pin
 //!   the word was killed, and the grace period is over       the responder's own machine: it flushes
 //! ```
 //!
-//! A direct path is alive while sender and responder fit: the sender in RTS, the responder in RTR, RTS or
-//! SQD, each naming the other, the sender's next packet the one that the responder expects, one path
-//! MTU. Control verbs that change one of these kill it, for good; connecting anew makes a new one. So a
-//! sender that still knows the old one can only miss. BARRED is there unless the link between the two
-//! is a bare loopback.
+//! A direct path is alive while sender and responder fit: the sender in RTS, the responder in RTR, RTS or SQD, each
+//! naming the other, the sender's next packet the one that the responder expects, one path MTU. Control verbs that
+//! change one of these kill it for good; connecting again makes a new one. So a sender that still has the old one finds
+//! it dead and places nothing. BARRED is set unless the link between the two is a bare loopback.
 //!
-//! The poster knows by itself whether its ring is empty, as it is the only one to fill it: the door
-//! closes when it puts a work request into the ring, and opens again when the machine's count of
-//! executed ones has caught up. Nothing can be overtaken, and no exchange is needed.
+//! The poster knows by itself whether its ring is empty, because it alone fills the ring: the door closes when it puts
+//! a work request into the ring, and opens again when the machine's count of executed requests has caught up. No
+//! message can overtake another, and no exchange is needed.
 
 use std::fmt;
 
 use verbs_core::mem::{MrTable, Pin, Seen, TouchWord, Touched};
+use verbs_core::slab_alloc::SlabArc;
 use verbs_core::sync::{Arc, Weak};
-use verbs_core::yard::Common;
 use verbs_core::{Access, Mtu, Piece, Qpn};
 
 use crate::queue::base::events::QpEvents;
@@ -33,21 +31,21 @@ use crate::queue::recv::{Entries, RecvRing, Waiting};
 use crate::queue::send::SendRing;
 use crate::queue::srq::SharedReceives;
 
-// What the word says is what stands in the way, so that one comparison with none of it does.
-/// In the word: the poster may not land messages itself.
+// The bits of the word are obstacles, so that one comparison shows that there is none.
+/// In the word: the poster may not place messages itself.
 const BARRED: u32 = 1;
-/// In the word: the responder is in RTR and has heard nothing yet. Only the machine lands messages
-/// then, which tells the responder.
+/// In the word: the responder is in RTR and has heard nothing yet. Only the machine places messages then, which tells
+/// the responder.
 const FIRST: u32 = 1 << 1;
-/// In the word: messages may ride in the completions of the receives ([`crate::queue::cqe_inline`]). Only the poster
-/// changes it.
-const LENDS: u32 = 1 << 2;
-/// In the word: the responder has no room to remember READs and what else must not be done twice.
+/// In the word: messages may be carried in the completions of the receives ([`crate::queue::cqe_inline`]). Only the
+/// poster changes it.
+const INLINE_CQES: u32 = 1 << 2;
+/// In the word: the responder has no room to remember READs and other operations that must not be done twice.
 const FORGETS: u32 = 1 << 3;
 /// In the word, shifted by this: what the responder denies, as [`Access::REMOTE`] and [`Access::FLUSH`] bits.
 const RIGHTS_SHIFT: u32 = 4;
 
-/// Who may land messages.
+/// Which threads may place messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Door {
     /// The poster, or the machine.
@@ -58,22 +56,22 @@ pub(crate) enum Door {
     First,
 }
 
-/// What a responder lets its peer do.
+/// The operations that a responder permits its peer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Granted {
     pub(crate) access: Access,
-    /// It has room to remember READs and what else it must not do twice.
+    /// It has room to remember READs and other operations that must not be done twice.
     pub(crate) remembers: bool,
 }
 
-/// What a sender must know of a responder in order to place messages there.
-pub(crate) struct Responder {
+/// The part of a responder that a sender needs in order to place messages there.
+pub(crate) struct DirectReceiver {
     pub(crate) qp: Weak<dyn QpEvents>,
-    pub(crate) gate: Common<QpWord>,
-    pub(crate) ring: Common<RecvRing>,
-    /// Where receives are taken from instead of `ring`, which then has none.
+    pub(crate) gate: SlabArc<QpWord>,
+    pub(crate) ring: SlabArc<RecvRing>,
+    /// The shared queue that receives are taken from, if there is one; `ring` is empty in that case.
     pub(crate) srq: Option<Arc<SharedReceives>>,
-    /// What receives complete to.
+    /// The completion queue of receives.
     pub(crate) cq: Arc<CqRing>,
     pub(crate) mrs: Arc<MrTable>,
     pub(crate) pd: u32,
@@ -85,25 +83,25 @@ pub(crate) struct Responder {
 #[repr(C, align(64))]
 pub(crate) struct DirectPath {
     word: TouchWord,
-    pub(crate) ring: Common<RecvRing>,
+    pub(crate) ring: SlabArc<RecvRing>,
     entries: Entries,
-    /// What receives complete to, when the direct path was made.
+    /// The buffer of the receives' completion queue when the direct path was made.
     pub(crate) buffer: Arc<CqBuffer>,
     pub(crate) mrs: Arc<MrTable>,
     /// The responder's protection domain.
     pub(crate) pd: u32,
     pub(crate) qpn: Qpn,
-    /// Where receives are taken from instead of `ring`, which then has none.
+    /// The shared queue that receives are taken from, if there is one; `ring` is empty in that case.
     pub(crate) srq: Option<Arc<SharedReceives>>,
-    /// What receives complete to.
+    /// The completion queue of receives.
     pub(crate) cq: Arc<CqRing>,
     mtu: Mtu,
     /// The path MTU in bytes.
     mtu_bytes: u32,
     /// The responder itself, for what goes wrong there.
     pub(crate) responder: Weak<dyn QpEvents>,
-    /// The responder's state, and what is asked of its poster.
-    gate: Common<QpWord>,
+    /// The responder's state, and what is asked of the thread that posts its receives.
+    gate: SlabArc<QpWord>,
 }
 
 const fn door_tag(door: Door) -> u32 {
@@ -114,7 +112,7 @@ const fn door_tag(door: Door) -> u32 {
     }
 }
 
-/// What says that any of those rights is denied.
+/// The bits that say that any of those rights is denied.
 const fn denial(rights: Access) -> u32 {
     let all = Access::REMOTE.union(Access::FLUSH);
     (rights.bits() & all.bits()) << RIGHTS_SHIFT
@@ -126,9 +124,9 @@ const fn tag(door: Door, granted: Granted) -> u32 {
 }
 
 impl DirectPath {
-    /// The way into `responder`, which grants its peer those rights.
-    pub(crate) fn new(responder: Responder, granted: Granted, mtu: Mtu, door: Door) -> Self {
-        let Responder {
+    /// The path to `responder`, which grants its peer those rights.
+    pub(crate) fn new(responder: DirectReceiver, granted: Granted, mtu: Mtu, door: Door) -> Self {
+        let DirectReceiver {
             qp,
             gate,
             ring,
@@ -138,10 +136,14 @@ impl DirectPath {
             pd,
             qpn,
         } = responder;
-        // Whoever had another direct path may have left riders behind.
-        let lends = if ring.has_riders() { LENDS } else { 0 };
+        // The sender of an earlier direct path may have left inline CQEs behind.
+        let allowed = if ring.has_inline_cqes() {
+            INLINE_CQES
+        } else {
+            0
+        };
         Self {
-            word: TouchWord::new(tag(door, granted) | lends),
+            word: TouchWord::new(tag(door, granted) | allowed),
             entries: ring.entries.clone(),
             ring,
             buffer: cq.buffer(),
@@ -157,7 +159,7 @@ impl DirectPath {
         }
     }
 
-    /// The same way, with the buffer that the completion queue has now.
+    /// The same path, with the buffer that the completion queue has now.
     pub(crate) fn renewed(&self) -> Self {
         Self {
             word: TouchWord::new(self.word.tag()),
@@ -176,51 +178,51 @@ impl DirectPath {
         }
     }
 
-    /// What the poster finds behind the door now, for later looks.
+    /// The state behind the door as the poster sees it now, for later looks.
     pub(crate) fn view(&self) -> Seen {
         Seen::new(self.word.tag())
     }
 
-    /// As [`DirectPath::admits_direct`], and that no message rides.
+    /// As [`DirectPath::admits_direct`], and that there are no inline CQEs.
     #[inline(always)]
     pub(crate) fn admits_short(&self, pin: &Pin, view: Seen, need: Access) -> bool {
-        !view.has_any(BARRED | LENDS | denial(need)) && self.word.admits_as_seen(pin, view)
+        !view.has_any(BARRED | INLINE_CQES | denial(need)) && self.word.admits_as_seen(pin, view)
     }
 
-    /// Whether messages may ride, when it was viewed.
+    /// Whether inline CQEs were allowed when it was viewed.
     #[inline(always)]
-    pub(crate) fn lends(view: Seen) -> bool {
-        view.has_any(LENDS)
+    pub(crate) fn allows_inline_cqes(view: Seen) -> bool {
+        view.has_any(INLINE_CQES)
     }
 
-    /// Has messages ride from now on, or no more. For the poster, when nobody rides.
-    pub(crate) fn lend(&self, lends: bool) {
-        let flag = if lends { LENDS } else { 0 };
-        let _ = self.word.update(|tag| Some(tag & !LENDS | flag));
-        if lends {
+    /// Allows inline CQEs from now on, or forbids them. For the poster, when none is under way.
+    pub(crate) fn allow_inline_cqes(&self, allowed: bool) {
+        let flag = if allowed { INLINE_CQES } else { 0 };
+        let _ = self.word.update(|tag| Some(tag & !INLINE_CQES | flag));
+        if allowed {
             self.ring.forget_offers();
         }
-        self.ask(QpWord::BERTHS, lends);
+        self.ask(QpWord::INLINE_CREDITS, allowed);
     }
 
-    /// Whether the poster may land a message that needs those rights, as far as one look tells at
-    /// something that is as it was when it was viewed.
+    /// Whether the poster may place a message that needs those rights, as far as one look can tell, if nothing has
+    /// changed since it was viewed.
     #[inline(always)]
     pub(crate) fn admits_direct(&self, pin: &Pin, view: Seen, need: Access) -> bool {
         !view.has_any(BARRED | denial(need)) && self.word.admits_as_seen(pin, view)
     }
 
-    /// Whether the poster may land messages.
+    /// Whether the poster may place messages.
     pub(crate) fn admits_poster(&self, pin: &Pin) -> bool {
         self.word.admits(pin, BARRED, 0)
     }
 
-    /// Whether it lives, so that the sender's machine may land messages.
+    /// Whether it lives, so that the sender's machine may place messages.
     pub(crate) fn admits(&self, pin: &Pin) -> bool {
         self.word.admits(pin, 0, 0)
     }
 
-    /// The oldest receive, if it has one piece, and that. For the consumer only.
+    /// The oldest receive and its piece, if it has one piece. For the consumer only.
     #[inline(always)]
     pub(crate) fn next_piece(&self) -> Option<(Waiting<'_>, Piece)> {
         self.ring.next_piece(&self.entries)
@@ -232,7 +234,7 @@ impl DirectPath {
         self.advance_by(sends, self.packets(len));
     }
 
-    /// As [`DirectPath::advance`], of that many messages of one packet each.
+    /// As [`DirectPath::advance`], for that many messages of one packet each.
     #[inline(always)]
     pub(crate) fn advance_by(&self, sends: &SendRing, packets: u32) {
         self.ring.expect(sends.advance(packets));
@@ -258,12 +260,12 @@ impl DirectPath {
         self.word.tag() & denial(need) == 0
     }
 
-    /// Whether the responder has room to remember READs and what else it must not do twice.
+    /// Whether the responder has room to remember READs and other operations that must not be done twice.
     pub(crate) fn remembers(&self) -> bool {
         self.word.tag() & FORGETS == 0
     }
 
-    /// Asks whoever posts receives there to call. A call may be missed; the RNR timer comes anyway.
+    /// Asks the thread that posts receives there to call. A call may be missed; the RNR timer expires anyway.
     pub(crate) fn want(&self, wanted: bool) {
         self.ask(QpWord::CALL, wanted);
     }
@@ -277,21 +279,21 @@ impl DirectPath {
         self.word.tag() & FIRST != 0
     }
 
-    /// Whether it is alive and the way into that queue pair.
+    /// Whether it is alive and is the path to that queue pair.
     pub(crate) fn leads_into<Q>(&self, responder: &Arc<Q>) -> bool {
         self.is_alive() && std::ptr::addr_eq(self.responder.as_ptr(), Arc::as_ptr(responder))
     }
 
-    /// Whether nobody has killed it.
+    /// Whether it has not been killed.
     pub(crate) fn is_alive(&self) -> bool {
         !self.word.is_dead()
     }
 
-    /// Sets what the responder grants and whether the poster may land messages.
+    /// Sets what the responder grants and whether the poster may place messages.
     pub(crate) fn change(&self, granted: Granted, door: Door) -> Touched {
         let changed = self
             .word
-            .update(|before| Some(before & LENDS | tag(door, granted)));
+            .update(|before| Some(before & INLINE_CQES | tag(door, granted)));
         changed.map_or(Touched::NOBODY, |(_, touched)| touched)
     }
 

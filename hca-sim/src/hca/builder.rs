@@ -1,9 +1,10 @@
-//! What an HCA is made with.
+//! The options that an HCA is made with.
 
 use verbs_core::device::OpenDevice;
 use verbs_core::mem::MrTable;
 use verbs_core::sync::Arc;
 use verbs_core::{AtomicCap, DeviceCap, Request, Seed};
+use verbs_link::stream::StreamLink;
 
 use crate::clock::Clock;
 use crate::engine::Engine;
@@ -12,15 +13,20 @@ use crate::hca::command::CommandConfig;
 use crate::hca::limits::Limits;
 use crate::link::{Loopback, PacketLink};
 use crate::port::features::Features;
+use crate::port::streams::{NoPackets, Streams};
 use crate::port::{Driver, Port, gids};
+use crate::transport::congestion::Dcqcn;
 
-/// Collects what an HCA is made with; begun by [`Hca::loopback`] and [`Hca::on`].
+/// Collects the options that an HCA is made with; begun by [`Hca::loopback`] and [`Hca::on`].
 #[derive(Debug)]
 #[must_use = "a builder makes nothing until told to"]
 pub struct Builder {
     link: Loopback,
-    /// What carries packets, if the port is not on `link`.
+    /// Carries packets, if the port is not on `link`.
     packets: Option<Box<dyn PacketLink>>,
+    /// Makes the streams, if streams carry messages.
+    streams: Option<Box<dyn StreamLink>>,
+    peer_to_peer: bool,
     name: String,
     seed: Seed,
     limits: Limits,
@@ -34,6 +40,8 @@ impl Builder {
         Self {
             link: link.clone(),
             packets: None,
+            streams: None,
+            peer_to_peer: false,
             name: String::from("sim0"),
             seed: Seed::from(0),
             limits: Limits::default(),
@@ -43,8 +51,8 @@ impl Builder {
         }
     }
 
-    /// An HCA whose packets that link carries. Its keys, queue pair numbers and packet sequence numbers are
-    /// drawn from [`PacketLink::seed`]: on a network a peer that sees some of them cannot tell the others.
+    /// An HCA whose packets that link carries. Its keys, queue pair numbers and packet sequence numbers are drawn from
+    /// [`PacketLink::seed`]: on a network, a peer that sees some of them cannot predict the others.
     pub(crate) fn over(mut packets: Box<dyn PacketLink>) -> Self {
         let seeds = [packets.seed(), packets.seed()];
         Self {
@@ -59,16 +67,39 @@ impl Builder {
         }
     }
 
-    /// Name, as `hca_id` is printed; `sim0` by default.
+    /// An HCA whose messages are carried by streams that the link makes.
+    pub(crate) fn over_streams(streams: Box<dyn StreamLink>) -> Self {
+        let seeds = [streams.seed(), streams.seed()];
+        Self {
+            name: String::from("iwarp0"),
+            seed: seeds[0],
+            streams: Some(streams),
+            features: Features::iwarp(),
+            ..Self::new(&Loopback::seeded(seeds[1]))
+        }
+    }
+
+    /// Its name, as `hca_id` prints it; `sim0` by default.
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.name = name.into();
         self
     }
 
-    /// Decides the keys of its regions: a number, with which they repeat and are no secret, or a secret
-    /// [`Seed`]. By default 0 on a loopback link, and the link's seed on others.
+    /// Sets the seed of its regions' keys: a number, with which they repeat and are no secret, or a secret [`Seed`]. By
+    /// default 0 on a loopback link, and the link's seed on others.
     pub fn seed(mut self, seed: impl Into<Seed>) -> Self {
         self.seed = seed.into();
+        self
+    }
+
+    /// Lets connects over streams ask for peer-to-peer connections (RFC 6581): the side that accepts may send first as
+    /// soon as the other side is ready. Without it that side has to wait for a first message, and gives up after 100
+    /// ms.
+    ///
+    /// Off by default: the kernel of a Linux siw that accepts such a connection crashes when the message that asks for
+    /// it arrives too early.
+    pub fn peer_to_peer(mut self) -> Self {
+        self.peer_to_peer = true;
         self
     }
 
@@ -78,31 +109,32 @@ impl Builder {
         self
     }
 
-    /// What its timeouts and time stamps are measured with; the machine's clock by default.
+    /// The clock of its timeouts and time stamps; the system's clock by default.
     pub fn clock(mut self, clock: impl Into<Clock>) -> Self {
         self.clock = Some(clock.into());
         self
     }
 
-    /// Gives commands time and slots, as hardware has them; by default they are carried out at once.
+    /// Gives commands times and slots, as hardware has them; by default they are carried out at once.
     pub fn commands(mut self, config: CommandConfig) -> Self {
         self.commands = Some(config);
         self
     }
 
-    /// Takes optional features away: what their bits stand for is refused as unsupported.
+    /// Takes optional features away: what their bits stand for is refused as unsupported, not counted, or not reported.
+    /// [`RC_RNR_NAK_GEN`](DeviceCap::RC_RNR_NAK_GEN) stays: reliable connections here cannot do without it.
     pub fn without(mut self, caps: DeviceCap) -> Self {
-        self.features.caps.remove(caps);
+        self.features.remove(caps);
         self
     }
 
-    /// How far atomics are said to be atomic; with [`AtomicCap::None`] there are none.
+    /// The scope in which atomics are reported as atomic; with [`AtomicCap::None`] there are none.
     pub fn atomics(mut self, cap: AtomicCap) -> Self {
         self.features.atomics = cap;
         self
     }
 
-    /// The same of masked atomics.
+    /// The same for masked atomics.
     pub fn masked_atomics(mut self, cap: AtomicCap) -> Self {
         self.features.masked_atomics = cap;
         self
@@ -116,18 +148,37 @@ impl Builder {
         self
     }
 
+    /// How reliable connections over packets react to congestion notifications: with [`Dcqcn`]'s default unless set
+    /// otherwise, and with `None` not at all. Switches mark packets whose traffic class permits it, with 1 or 2 in its
+    /// lower two bits (RFC 3168); packets that arrive marked are answered with notifications in any case.
+    pub fn congestion(mut self, dcqcn: Option<Dcqcn>) -> Self {
+        self.features.congestion = dcqcn;
+        self
+    }
+
     /// Makes the HCA.
     pub fn build(self) -> Arc<Hca> {
         let Self {
             link,
-            packets,
+            mut packets,
+            streams,
+            peer_to_peer,
             name,
             seed,
             limits,
             clock,
             commands,
-            features,
+            mut features,
         } = self;
+        let engine = Engine::new(clock.unwrap_or_else(Clock::wall));
+        let streams = streams.map(|link| Streams::new(link, engine.clone(), peer_to_peer));
+        if let Some(streams) = &streams {
+            packets = Some(Box::new(NoPackets::new(streams)));
+        }
+        if packets.is_none() {
+            // There is one path from a port of the loopback link to another.
+            features.remove(DeviceCap::AUTO_PATH_MIG);
+        }
         let (lid, gid, guid) = link.directory.lock().attach();
         let managed = packets.as_ref().and_then(|packets| packets.managed());
         let gids = match &packets {
@@ -139,13 +190,14 @@ impl Builder {
             gids,
             Arc::clone(&link.directory),
             Arc::new(MrTable::new(limits.max_mr, seed)),
-            Engine::new(clock.unwrap_or_else(Clock::wall)),
+            engine,
             packets.map(Driver::new),
         );
         port.features = features;
+        port.streams = streams;
         if let Some(managed) = managed {
-            port.guid = managed.sheet().node_guid;
-            let state = managed.sheet().info.state.port_state();
+            port.guid = managed.tables().node_guid;
+            let state = managed.tables().info.state.port_state();
             port.managed = Some(managed);
             let _ = port.follow_manager(state);
         }

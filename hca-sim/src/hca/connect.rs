@@ -7,11 +7,11 @@ use crate::port::Port;
 use crate::qp::QueuePair;
 use crate::queue::base::limits::PORT;
 
-/// Connects two queue pairs in RESET to each other and takes both to RTS: with every right for the
-/// peer, the largest MTU that both have, and random first packet sequence numbers.
+/// Connects two queue pairs in RESET to each other and takes both to RTS: with every right for the peer, the largest
+/// MTU that both support, and random first packet sequence numbers.
 ///
-/// For tests and programs that have both ends; others exchange the [`Path`] themselves. Where packets
-/// carry messages, the first GID of each port is its address; whether packets arrive there is not asked.
+/// For tests and programs that have both ends; other programs exchange the [`Path`] themselves. Where packets carry
+/// messages, the first GID of each port is its address; whether packets arrive there is not checked.
 ///
 /// # Errors
 /// [`Error::Mismatch`] if one is not of an [`Hca`](crate::Hca) or they are on different links;
@@ -51,7 +51,7 @@ pub async fn connect(a: &mut Qp, b: &mut Qp) -> Result<(), Error> {
 /// One end of the connection.
 struct End {
     port: Arc<Port>,
-    /// The number that its first packet is to have.
+    /// The number that its first packet has.
     psn: Psn,
 }
 
@@ -66,7 +66,7 @@ impl End {
         Ok(Self { port, psn })
     }
 
-    /// Whether both are on one loopback link, or packets go between them.
+    /// Whether both are on one loopback link, or packets pass between them.
     fn reaches(&self, other: &Self) -> bool {
         let packets = |end: &Self| end.port.is_wire();
         Arc::ptr_eq(&self.port.link, &other.port.link) || packets(self) && packets(other)

@@ -1,37 +1,37 @@
-//! The attributes that tell what an HCA can do.
+//! The attributes that describe what an HCA can do.
 
 use verbs_core::mad::sm::PortInfo;
-use verbs_core::{DeviceAttr, Lid, LinkLayer, Mtu, PortAttr, QpType};
+use verbs_core::{DeviceAttr, DeviceCap, Guid, Lid, LinkLayer, Mtu, PortAttr, QpType};
 
-use crate::port::features::FAST_REG_PAGES;
-use crate::port::{Port, Sheet};
+use crate::port::features::{FAST_REG_PAGES, Features};
+use crate::port::{Port, PortSettings};
 use crate::queue::base::limits::{
     CQE, MAX_INLINE, MAX_MESSAGE, MAX_SGE, MCAST_GROUPS, MCAST_QPS, PORT, QP_WR, RD_ATOMIC, SRQ_WR,
 };
 
-/// Types of queue pair that there are.
+/// Types of queue pair on a port with streams.
+const QP_TYPES_IWARP: &[QpType] = &[QpType::Rc];
+
+/// The supported types of queue pair: the optional ones first, then that of ports with a subnet manager.
 const QP_TYPES: &[QpType] = &[
+    QpType::XrcSend,
+    QpType::XrcRecv,
     QpType::Gsi,
     QpType::Rc,
     QpType::Uc,
     QpType::Ud,
-    QpType::XrcSend,
-    QpType::XrcRecv,
-];
-
-/// The same of a port with a subnet manager, which has queue pair 0.
-const QP_TYPES_MANAGED: &[QpType] = &[
     QpType::Smi,
-    QpType::Gsi,
-    QpType::Rc,
-    QpType::Uc,
-    QpType::Ud,
-    QpType::XrcSend,
-    QpType::XrcRecv,
 ];
 
-/// How many objects of a kind an HCA has. Memory is used for those that exist, but for regions, whose
-/// table of about 200 bytes an entry is made with the HCA.
+/// Those that an HCA with these features has on such a port.
+fn qp_types(features: &Features, is_managed: bool) -> &'static [QpType] {
+    let first = if features.has(DeviceCap::XRC) { 0 } else { 2 };
+    let last = QP_TYPES.len() - usize::from(!is_managed);
+    &QP_TYPES[first..last]
+}
+
+/// How many objects of a kind an HCA has. Memory is used for objects that exist, except for regions, whose table of
+/// about 200 bytes an entry is made with the HCA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Protection domains; 65,536 by default.
@@ -66,14 +66,16 @@ impl Default for Limits {
 
 /// The attributes of an HCA with that name on that port.
 pub(crate) fn device_attr(name: &str, port: &Port, limits: &Limits) -> DeviceAttr {
+    let is_iwarp = port.streams.is_some();
     DeviceAttr {
         name: name.to_owned(),
         fw_ver: env!("CARGO_PKG_VERSION").to_owned(),
         node_guid: port.guid,
-        sys_image_guid: port
-            .managed
-            .as_ref()
-            .map_or(port.guid, |managed| managed.sheet().system_guid),
+        sys_image_guid: if port.features.has(DeviceCap::SYS_IMAGE_GUID) {
+            system_guid(port)
+        } else {
+            Guid::default()
+        },
         phys_port_cnt: PORT,
         max_mr_size: u64::MAX,
         caps: port.features.caps,
@@ -90,31 +92,40 @@ pub(crate) fn device_attr(name: &str, port: &Port, limits: &Limits) -> DeviceAtt
         atomic_cap: port.features.atomics,
         masked_atomic_cap: port.features.masked_atomics,
         max_fast_reg_pages: FAST_REG_PAGES,
-        qp_types: if port.managed.is_some() {
-            QP_TYPES_MANAGED
+        qp_types: if is_iwarp {
+            QP_TYPES_IWARP
         } else {
-            QP_TYPES
+            qp_types(&port.features, port.managed.is_some())
         },
         // They share their keys with regions.
         max_mw: limits.max_mr,
-        max_ah: limits.max_ah,
-        max_xrcd: limits.max_xrcd,
+        max_ah: if is_iwarp { 0 } else { limits.max_ah },
+        max_xrcd: if port.features.has(DeviceCap::XRC) {
+            limits.max_xrcd
+        } else {
+            0
+        },
         max_srq: limits.max_srq,
         max_srq_wr: SRQ_WR,
         max_srq_sge: MAX_SGE as u32,
-        max_mcast_grp: MCAST_GROUPS,
-        max_mcast_qp_attach: MCAST_QPS,
+        max_mcast_grp: if is_iwarp { 0 } else { MCAST_GROUPS },
+        max_mcast_qp_attach: if is_iwarp { 0 } else { MCAST_QPS },
         max_pkeys: u16::try_from(port.pkey_count()).unwrap_or(u16::MAX),
         max_pending: verbs_core::device::MAX_PENDING,
         ..DeviceAttr::default()
     }
 }
 
+fn system_guid(port: &Port) -> Guid {
+    let managed = port.managed.as_ref();
+    managed.map_or(port.guid, |managed| managed.tables().system_guid)
+}
+
 /// The attributes of the port.
 pub(crate) fn port_attr(port: &Port) -> PortAttr {
-    let sheet = port.sheet();
-    let plain = plain_attr(port, &sheet);
-    let Some(info) = sheet.info else {
+    let settings = port.settings();
+    let plain = plain_attr(port, &settings);
+    let Some(info) = settings.info else {
         return plain;
     };
     PortAttr {
@@ -130,7 +141,7 @@ pub(crate) fn port_attr(port: &Port) -> PortAttr {
     }
 }
 
-/// A link's speed as applications know it: its bit, the extended ones behind the others.
+/// A link's speed in the encoding that applications know: its bit, the extended speeds after the others.
 fn speed_of(info: &PortInfo) -> u8 {
     match info.link_speed_ext_active.byte() {
         0 => info.link_speed_active.byte(),
@@ -139,18 +150,21 @@ fn speed_of(info: &PortInfo) -> u8 {
 }
 
 /// The attributes of a port without a subnet manager.
-fn plain_attr(port: &Port, sheet: &Sheet) -> PortAttr {
+fn plain_attr(port: &Port, settings: &PortSettings) -> PortAttr {
     PortAttr {
-        gid: sheet.gids.first().copied().unwrap_or_default(),
+        gid: settings.gids.first().copied().unwrap_or_default(),
         max_msg_sz: MAX_MESSAGE,
-        bad_pkey_cntr: u32::try_from(port.counters.bad_pkeys.get()).unwrap_or(u32::MAX),
+        bad_pkey_cntr: match port.features.has(DeviceCap::BAD_PKEY_CNTR) {
+            true => u32::try_from(port.counters.bad_pkeys.get()).unwrap_or(u32::MAX),
+            false => 0,
+        },
         qkey_viol_cntr: u32::try_from(port.counters.bad_qkeys.get()).unwrap_or(u32::MAX),
         lid: if port.is_wire() { Lid(0) } else { port.lid },
         // There is no subnet manager: the link itself hands out LIDs.
         sm_lid: Lid(0),
-        gid_tbl_len: sheet.gids.len() as u16,
-        pkey_tbl_len: sheet.pkeys.len() as u16,
-        state: sheet.state,
+        gid_tbl_len: settings.gids.len() as u16,
+        pkey_tbl_len: settings.pkeys.len() as u16,
+        state: settings.state,
         max_mtu: Mtu::B4096,
         active_mtu: port.mtu(),
         sm_sl: 0,

@@ -7,19 +7,19 @@ use verbs_core::{Attr, Error};
 const INDEX_BITS: u32 = 20;
 const INDEX: u32 = (1 << INDEX_BITS) - 1;
 
-/// Objects by number. A number is not used again before its index has gone round 2^12 generations,
-/// so a stale one misses.
+/// Objects by number. A number is not used again until its index has passed through 2^12 generations, so a stale number
+/// finds nothing.
 #[derive(Debug)]
-pub(crate) struct Table<T> {
+pub(crate) struct ObjectTable<T> {
     entries: Slab<(u32, T)>,
-    /// The generation that each index has next.
+    /// The next generation of each index.
     generations: Vec<u32>,
     limit: u32,
     attr: Attr,
 }
 
-impl<T> Table<T> {
-    /// A table for up to `limit` objects, at most [`Table::LIMIT_MAX`]; `attr` names the limit in
+impl<T> ObjectTable<T> {
+    /// A table for up to `limit` objects, at most [`ObjectTable::LIMIT_MAX`]; `attr` names the limit in
     /// errors.
     pub(crate) fn new(limit: u32, attr: Attr) -> Self {
         let limit = limit.min(Self::LIMIT_MAX);
@@ -31,7 +31,7 @@ impl<T> Table<T> {
         }
     }
 
-    /// Objects that the numbers have room for.
+    /// The most objects that the numbers have room for.
     pub(crate) const LIMIT_MAX: u32 = INDEX;
 
     /// Enters an object and gives its number, which is never 0.
@@ -55,7 +55,7 @@ impl<T> Table<T> {
         Ok(generation << INDEX_BITS | (index as u32 + 1))
     }
 
-    /// Objects that are in it.
+    /// How many objects are in it.
     #[cfg(not(verbs_loom))]
     pub(crate) fn len(&self) -> usize {
         self.entries.len()
@@ -79,7 +79,7 @@ mod tests {
 
     #[test]
     fn k13_stale_numbers_miss() {
-        let mut table = Table::new(4, Attr::MaxPd);
+        let mut table = ObjectTable::new(4, Attr::MaxPd);
         let first = table.insert('a').unwrap();
         assert_ne!(first, 0);
         assert_eq!(table.remove(first), Some('a'));
@@ -94,7 +94,7 @@ mod tests {
 
     #[test]
     fn the_limit_holds_and_is_named() {
-        let mut table = Table::new(2, Attr::MaxCq);
+        let mut table = ObjectTable::new(2, Attr::MaxCq);
         let kept = [table.insert(()).unwrap(), table.insert(()).unwrap()];
         let refused = Err(Error::Exhausted {
             attr: Attr::MaxCq,

@@ -4,6 +4,7 @@
 //! pair. The lock on the lists is the one under which the fit of two queue pairs is decided.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use verbs_core::device::local_guid;
 use verbs_core::mem::Span;
@@ -27,18 +28,18 @@ const QPN_END: u32 = Qpn::MULTICAST.value();
 /// See the module's documentation.
 pub(crate) struct Directory<Q> {
     links: Mutex<Links<Q>>,
-    /// Something on the link has to see every message.
+    /// An observer on the link has to see every message.
     watched: AtomicBool,
-    /// Messages with data that have passed since it has.
+    /// Messages with data that have passed since then.
     passed: AtomicU64,
-    /// Which of them loses a bit; `u64::MAX` for none.
+    /// Which of them has a bit inverted; `u64::MAX` for none.
     flip: AtomicU64,
-    /// What carries the messages that are not placed directly.
+    /// Carries the messages that are not placed directly.
     pub(super) hub: Hub,
 }
 
-/// The ports and queue pairs of the link. A thread that changes the state of a queue pair or what it is connected to holds the
-/// lock on this; that is bounded work and no foreign code.
+/// The ports and queue pairs of the link. A thread that changes the state of a queue pair or its connection holds the
+/// lock on this; that is bounded work and runs no foreign code.
 pub(crate) struct Links<Q> {
     rng: Rng,
     ports: BTreeMap<Lid, Gid>,
@@ -47,7 +48,7 @@ pub(crate) struct Links<Q> {
 }
 
 impl<Q> Directory<Q> {
-    /// A link without ports, whose numbers the seed decides.
+    /// A link without ports, whose numbers are drawn from the seed.
     pub(crate) fn seeded(seed: Seed) -> Self {
         let links = Links {
             rng: Rng::new(seed),
@@ -64,7 +65,7 @@ impl<Q> Directory<Q> {
         }
     }
 
-    /// The `nth` message with data from now on loses a bit; all have to be seen from now on.
+    /// The `nth` message with data from now on has a bit inverted; all messages have to be seen from now on.
     pub(crate) fn flip_bit(&self, nth: u64) {
         self.passed.store(0, Relaxed);
         self.flip.store(nth, Relaxed);
@@ -75,7 +76,7 @@ impl<Q> Directory<Q> {
         self.links.lock()
     }
 
-    /// Whether senders may land messages themselves.
+    /// Whether senders may place messages themselves.
     pub(crate) fn is_bare(&self) -> bool {
         !self.watched.load(Relaxed)
     }
@@ -127,26 +128,37 @@ impl<Q> Links<Q> {
         (Lid(lid), gid, guid)
     }
 
-    /// The port has gone; its queue pairs are no longer found.
+    /// The port is removed; its queue pairs are no longer found.
     pub(crate) fn detach(&mut self, lid: Lid) {
         self.ports.remove(&lid);
         self.queue_pairs.retain(|&(at, _), _| at != lid);
     }
 
-    /// The port is found under another GID from now on.
+    /// The port is found by another GID from now on.
     pub(crate) fn rename(&mut self, lid: Lid, gid: Gid) {
         if let Some(known) = self.ports.get_mut(&lid) {
             *known = gid;
         }
     }
 
-    /// Enters a queue pair that is made with the number drawn for it; `None` if the port has gone.
-    pub(crate) fn enter(&mut self, lid: Lid, make: impl FnOnce(Qpn) -> Arc<Q>) -> Option<Arc<Q>> {
+    /// Enters a queue pair that is made with the number drawn for it, from one of `ranges` if there are any; `None` if
+    /// the port has been removed.
+    pub(crate) fn enter(
+        &mut self,
+        lid: Lid,
+        ranges: &[Range<u32>],
+        make: impl FnOnce(Qpn) -> Arc<Q>,
+    ) -> Option<Arc<Q>> {
         if !self.ports.contains_key(&lid) {
             return None;
         }
         let qpn = loop {
-            let qpn = Qpn::new(self.rng.within(QPN_MIN..QPN_END));
+            let range = match ranges {
+                [] => QPN_MIN..QPN_END,
+                [only] => only.clone(),
+                several => several[self.rng.within(0..several.len() as u32) as usize].clone(),
+            };
+            let qpn = Qpn::new(self.rng.within(range));
             if !self.queue_pairs.contains_key(&(lid, qpn)) {
                 break qpn;
             }
@@ -160,7 +172,7 @@ impl<Q> Links<Q> {
         self.queue_pairs.remove(&(lid, qpn));
     }
 
-    /// The queue pair of that number at the port that the address vector leads to.
+    /// The queue pair of that number at the port that the address vector names.
     pub(crate) fn find(&self, av: &Av, qpn: Qpn) -> Option<&Arc<Q>> {
         self.queue_pairs.get(&(self.resolve(av)?, qpn))
     }
@@ -192,14 +204,14 @@ impl<Q> Links<Q> {
         found.map(|(&lid, _)| lid)
     }
 
-    /// The GID and the LID of the port that an address vector leads to.
+    /// The GID and the LID of the port that an address vector names.
     pub(crate) fn address_of(&self, av: &Av) -> Option<(Gid, Lid)> {
         let lid = self.resolve(av)?;
         Some((*self.ports.get(&lid)?, lid))
     }
 
-    /// Enters a queue pair under the number that its type has; `None` if the port has gone or there is
-    /// one already.
+    /// Enters a queue pair under the number that its type has; `None` if the port has been removed or the number is
+    /// taken.
     pub(crate) fn enter_as(
         &mut self,
         lid: Lid,

@@ -1,7 +1,7 @@
 //! The loopback link as a link that carries packets, for messages that are not placed directly.
 //!
-//! Every port has an inbox. Nobody waits for packets here: who has sent calls those whom the packets
-//! are for ([`PacketLink::fed`]), once its own port is let go.
+//! Every port has an inbox. No thread waits for packets here: the thread that sent them calls their receivers
+//! ([`PacketLink::fed`]) after it has let go of its own port.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -17,14 +17,14 @@ use crate::link::{
 };
 use crate::wire::ROCE_PORT;
 
-/// Packets that wait in one inbox at most.
+/// The most packets that wait in one inbox.
 const ROOM: usize = 1024;
-/// Packets that one call of `receive` hands up at most.
+/// The most packets that one call of `receive` hands up.
 const RECEIVE_MAX: usize = 128;
-/// Packets of a burst at most: there is no system call to be saved.
+/// The most packets of a burst: there is no system call to be saved.
 const BURST_MAX: usize = 16;
 
-/// The inboxes of a loopback link's ports. Taken alone.
+/// The inboxes of a loopback link's ports. Its lock is taken alone.
 #[derive(Default)]
 pub(crate) struct Hub(Mutex<BTreeMap<Lid, Inbox>>);
 
@@ -33,7 +33,7 @@ struct Inbox {
     coming: VecDeque<Packet>,
     groups: Vec<IpAddr>,
     listener: Option<Weak<dyn Due>>,
-    /// Buffers for packets to come.
+    /// Buffers for packets that arrive later.
     spare: Vec<Vec<u8>>,
 }
 
@@ -45,13 +45,13 @@ struct Packet {
     bytes: Vec<u8>,
 }
 
-/// A port's way to the hub.
+/// A port's connection to the hub.
 pub(crate) struct HubPort<Q> {
     directory: Arc<Directory<Q>>,
     lid: Lid,
     /// Ports that packets have been brought to and that were not called yet.
     fed: VecDeque<Lid>,
-    /// Whom the burst in hand is for.
+    /// The ports that the burst in hand is for.
     receivers: Vec<Lid>,
 }
 
@@ -67,7 +67,7 @@ impl<Q> HubPort<Q> {
         }
     }
 
-    /// Finds out whose inboxes packets to there go to.
+    /// Finds the ports whose inboxes receive packets to that address.
     fn find_receivers(&mut self, dst: IpAddr) {
         self.receivers.clear();
         let gid = Gid::from(dst);
@@ -90,7 +90,7 @@ impl<Q> Drop for HubPort<Q> {
 }
 
 impl<Q: Send + Sync> PacketLink for HubPort<Q> {
-    /// The port's own table says them.
+    /// The port's own table has them.
     fn addresses(&self) -> &[IpAddr] {
         &[]
     }
@@ -111,7 +111,7 @@ impl<Q: Send + Sync> PacketLink for HubPort<Q> {
             let waiting = inboxes.get(lid).map_or(0, |inbox| inbox.coming.len());
             waiting + count > ROOM
         };
-        // A member of a group that does not fetch its packets does not hold up the others.
+        // A member of a group that does not fetch its packets does not delay the other members.
         if let [only] = self.receivers[..]
             && full(&only)
         {
@@ -146,7 +146,7 @@ impl<Q: Send + Sync> PacketLink for HubPort<Q> {
     fn receive(&mut self, sink: &mut dyn FnMut(&Arrival<'_>)) -> usize {
         let mut count = 0;
         while count < RECEIVE_MAX {
-            // The lock is not held while others run.
+            // The lock is not held while receivers run.
             let packet = {
                 let mut inboxes = self.directory.hub.0.lock();
                 let inbox = inboxes.get_mut(&self.lid);

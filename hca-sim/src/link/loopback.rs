@@ -1,7 +1,7 @@
 //! A link within one process: every port attached to it reaches every other.
 //!
-//! Messages do not pass through it; a sender lands them itself, as long as the link is bare. Something
-//! that has to see messages on their way, such as an injected fault, closes the senders' direct doors.
+//! Messages do not pass through it; a sender places them itself, as long as the link is bare. An observer that has to
+//! see messages in transit, such as an injected fault, closes the senders' direct doors.
 
 use std::fmt;
 
@@ -31,7 +31,7 @@ impl Default for Loopback {
 }
 
 impl Loopback {
-    /// A link whose numbers the seed decides: GUIDs, queue pair numbers, packet sequence numbers. They repeat,
+    /// A link whose numbers are drawn from the seed: GUIDs, queue pair numbers, packet sequence numbers. They repeat,
     /// and are no secret.
     pub fn with_seed(seed: u64) -> Self {
         Self::seeded(Seed::from(seed))
@@ -43,15 +43,15 @@ impl Loopback {
         }
     }
 
-    /// Inverts one bit of the payload of one message: the `nth` of those that carry data, counted from
-    /// 0 over the whole link from now on. Nobody on the way notices, as if a switch had bad memory.
+    /// Inverts one bit of the payload of one message: the `nth` of those that carry data, counted from 0 over the whole
+    /// link from now on. Nothing on the path notices, as if a switch had bad memory.
     ///
-    /// From now on senders cannot land their messages themselves, which makes them slower.
+    /// From now on senders cannot place their messages themselves, which makes them slower.
     pub fn flip_bit(&self, nth: u64) {
         self.directory.flip_bit(nth);
         let links = self.directory.lock();
         for qp in links.queue_pairs() {
-            // Who is inside lands that one message unseen, as if it had been posted before.
+            // A poster that is inside places that one message unseen, as if it had been posted before.
             let _ = qp.repair(&links);
         }
     }

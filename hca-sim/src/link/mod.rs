@@ -1,9 +1,10 @@
-//! Links: what ports are attached to, what carries packets, and what can be wrapped around it.
+//! Links, to which ports are attached: those that carry packets can be wrapped.
 //!
 //! Links of packets are those of `verbs-link`, which are re-exported here. The loopback link is the device's own:
 //! its messages are placed without packets.
 
 mod directory;
+pub mod host;
 mod hub;
 mod loopback;
 
@@ -12,9 +13,10 @@ pub(crate) use hub::HubPort;
 pub use loopback::Loopback;
 #[doc(no_inline)]
 pub use verbs_link::{
-    ADDRESSES_MAX, Arrival, Burst, Cable, CableEnd, Captured, Change, FaultCounters, Faults,
-    Faulty, Feedback, GROUPS_MAX, GsoOff, IcrcCounters, Ident, LinkCounters, LinkError, Local,
-    Managed, PacketLink, PortSheet, Refusal, Route, Sent, Udp, Verdict, Verifier, Waiter, Wrap,
+    ADDRESSES_MAX, Answer, Arrival, Burst, Cable, CableEnd, Captured, Change, FaultCounters,
+    Faults, Faulty, Feedback, GROUPS_MAX, GsoOff, IcrcCounters, Ident, JoinError, Joined, Joining,
+    LinkCounters, LinkError, Local, Managed, PacketLink, PortTables, Refusal, Route, Sent, Udp,
+    Verdict, Verifier, Waiter, Wrap, channel_files, clients_of,
 };
 #[doc(no_inline)]
 pub use verbs_wire::pcap;
@@ -64,7 +66,7 @@ pub use verbs_wire::pcap;
 ///     ..MadHeader::default()
 /// };
 /// emit_header(&header, &mut mad);
-/// SmpHeader { m_key: 0, dr_slid: PERMISSIVE_LID, dr_dlid: PERMISSIVE_LID }.put(&mut mad);
+/// SmpHeader::directed(0).put(&mut mad);
 /// Hops::put_path(&mut mad, &[1]).expect("one hop");
 /// let there = Address {
 ///     av: Av::to_lid(1, PERMISSIVE_LID),
@@ -82,7 +84,9 @@ pub use verbs_wire::pcap;
 /// ```
 pub mod fabric {
     #[doc(no_inline)]
-    pub use verbs_subnet::ipc::{message, place, ring, socket};
+    pub use verbs_link::ring;
+    #[doc(no_inline)]
+    pub use verbs_subnet::ipc::{RING_LEN, message, place, socket};
     #[doc(no_inline)]
     pub use verbs_subnet::{
         AttachError, Body, Bound, FatTree, Host, HostCounters, HostLimits, LinkFault, LinkSpec,

@@ -1,67 +1,88 @@
-//! Packets that come: they are checked, and brought to the queue pairs that they are for.
+//! Packets that arrive: they are checked, and delivered to their queue pairs.
 
+use verbs_core::sync::Arc;
 use verbs_core::sync::atomic::Ordering::{AcqRel, Acquire};
-use verbs_core::sync::{Arc, Weak};
 use verbs_core::{Gid, Psn, Qpn};
 
 use crate::clock::Instant;
-use crate::link::{Arrival, Verdict, Verifier};
+use crate::effects::Effects;
+use crate::link::{Arrival, Verdict};
 use crate::port::Port;
-use crate::port::driver::{Driver, Work};
+use crate::port::driver::{Driver, Reception, TurnTime, Work};
 use crate::qp::QueuePair;
-use crate::qp::effects::Effects;
 use crate::transport::Incoming;
 use crate::wire::{Bth, Head, PacketView, Role, Syndrome};
 
 impl Driver {
-    /// Takes in what has come; whom it was for is busy then. Whether anything came.
-    pub(super) fn receive(&self, port: &Port, work: &mut Work, effects: &mut Effects) -> bool {
-        let now = port.engine.now();
+    /// Takes in what has arrived; the queue pairs that it was for are busy then. Returns whether anything arrived.
+    pub(super) fn receive(
+        &self,
+        port: &Port,
+        work: &mut Work,
+        time: &mut TurnTime<'_>,
+        effects: &mut Effects,
+    ) -> bool {
         let down = self.down.load(Acquire);
         let Work {
             link,
             tx_queue,
-            verifier,
+            reception,
             busy,
-            last,
             ..
         } = work;
         let mut answer = None;
         let came = link.receive(&mut |arrival| {
             if !down {
-                let head = Self::arrived(port, arrival, now, verifier, last, busy, effects);
-                answer = head.as_ref().and_then(acknowledged).or(answer);
+                let now = time.now();
+                let answered = Self::arrived(port, arrival, now, reception, busy, effects);
+                answer = answered.or(answer);
             }
         });
+        let mut came_by_stream = false;
+        if let Some(streams) = &port.streams {
+            // In virtual time no thread looks at all of them later.
+            let all = self.news.load(Acquire) || !self.has_thread();
+            came_by_stream = streams.receive(all, busy, effects);
+        }
         if let Some((qpn, psn)) = answer {
             tx_queue.answered(&mut **link, qpn, psn);
         }
         while let Some(refusal) = link.refusal() {
             if let Some(hca) = self.hca.get().cloned() {
-                effects.after.push(Box::new(move || {
+                effects.rare().after.push(Box::new(move || {
                     if let Some(hca) = hca.upgrade() {
                         hca.refused(&refusal);
                     }
                 }));
             }
         }
-        // Asking the system costs a call, and the thread that waits is woken by news.
-        if self.waiter.is_none() || self.news.swap(false, AcqRel) {
-            effects.news.extend(std::iter::from_fn(|| link.change()));
+        while let Some(qpns) = link.gone() {
+            let (all, now) = (port.link.lock().of_port(port.lid), time.now());
+            busy.extend(
+                all.into_iter()
+                    .filter(|qp| qp.peer_gone(&qpns, now, effects)),
+            );
         }
-        came != 0
+        // Asking the system costs a call, and the waiting thread is woken by changes.
+        if self.waiter.is_none() || self.news.swap(false, AcqRel) {
+            while let Some(change) = link.change() {
+                effects.rare().news.push(change);
+            }
+        }
+        came != 0 || came_by_stream
     }
 
-    /// A packet has come. Its headers, if it was for a queue pair and from its peer.
+    /// A packet has arrived. For an answer of a queue pair's peer, returns what it acknowledges.
     fn arrived(
         port: &Port,
         arrival: &Arrival<'_>,
         now: Instant,
-        verifier: &mut Verifier,
-        last: &mut (Qpn, Weak<QueuePair>),
+        reception: &mut Reception,
         busy: &mut Vec<Arc<QueuePair>>,
         effects: &mut Effects,
-    ) -> Option<Head> {
+    ) -> Option<(Qpn, Psn)> {
+        let (verifier, head) = (&mut reception.verifier, &mut reception.head);
+        let last = &mut reception.last;
         let counters = &port.counters;
         counters.packets_received.up();
         let Ok(view) = PacketView::new(arrival.bytes) else {
@@ -78,11 +99,12 @@ impl Driver {
             } => counters.weak_icrcs.up(),
             Verdict::Exact | Verdict::Solved { .. } => {}
         }
-        let parsed = Head::parse(view.covered()).ok().and_then(|(head, body)| {
-            let len = body.len().checked_sub(usize::from(view.bth().pad()))?;
-            Some((head, &body[..len]))
-        });
-        let Some((head, payload)) = parsed else {
+        let Ok(body) = head.read(view.covered()) else {
+            counters.malformed.up();
+            return None;
+        };
+        let len = body.len().checked_sub(usize::from(view.bth().pad()));
+        let Some(payload) = len.and_then(|len| body.get(..len)) else {
             counters.malformed.up();
             return None;
         };
@@ -115,10 +137,10 @@ impl Driver {
         if !qp.take_packet(&packet, now, effects) {
             return None;
         }
-        if !qp.worker.listed.swap(true, AcqRel) {
+        if qp.worker.listed.set() {
             busy.push(qp);
         }
-        Some(head)
+        acknowledged(packet.head)
     }
 
     /// A packet for a multicast group: every queue pair that is attached to it takes a copy.
@@ -137,7 +159,7 @@ impl Driver {
     }
 }
 
-/// Of an answer: whose request it answers, and the last one that it says has arrived.
+/// For an answer: the queue pair whose request it answers, and the last packet whose arrival it acknowledges.
 fn acknowledged(head: &Head) -> Option<(Qpn, Psn)> {
     if head.opcode().facts().role != Role::Response {
         return None;
@@ -145,7 +167,7 @@ fn acknowledged(head: &Head) -> Option<(Qpn, Psn)> {
     let Bth { dest_qpn, psn, .. } = *head.bth();
     match head.ext().aeth.map(|aeth| aeth.syndrome) {
         None | Some(Syndrome::Ack(_)) => Some((dest_qpn, psn)),
-        // What is refused here may be what is missing.
+        // The refused packet may be the one that is missing.
         Some(_) => Some((dest_qpn, psn.add(u32::MAX))),
     }
 }

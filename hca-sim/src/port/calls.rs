@@ -1,18 +1,18 @@
-//! What calls a port: timers and links in virtual time, the engine's thread, consumers of completions.
+//! The calls that a port gets: from timers and links in virtual time, the engine's thread, consumers of completions.
 
 use verbs_core::Qpn;
-use verbs_core::sync::atomic::Ordering::Release;
+use verbs_core::sync::atomic::Ordering::{Relaxed, Release};
 
 use crate::clock::Instant;
 use crate::engine::{Attend, Due};
 use crate::port::Port;
 use crate::port::driver::ASK_LINK;
 use crate::queue::cq::Pump;
-use crate::queue::cqe_inline::Berths;
+use crate::queue::cqe_inline::Scatter;
 
 impl Due for Port {
-    /// A link in virtual time has something, or any link may have room again. It is seen to even if somebody
-    /// polls: in virtual time nobody comes back for it.
+    /// A link in virtual time has something, or any link may have room again. This is handled even if a consumer polls:
+    /// in virtual time no thread returns to it later.
     fn due(&self, _now: Instant, token: u64) {
         if let Some(driver) = self.driver() {
             if token == ASK_LINK {
@@ -34,25 +34,28 @@ impl Pump for Port {
 
     fn stop(&self) {
         if let Some(driver) = self.driver() {
-            driver.stop_polling();
+            driver.consumer_waits(self);
         }
     }
 
-    fn berths(&self, qpn: Qpn) -> Option<Berths> {
+    fn scatter(&self, qpn: Qpn) -> Option<Scatter> {
         let qp = self.link.lock().of(self.lid, qpn);
-        qp.and_then(|qp| qp.berths())
+        qp.and_then(|qp| qp.scatter())
     }
 }
 
 impl Attend for Port {
-    fn attend(&self) {
-        if let Some(driver) = self.driver() {
-            driver.attend(self);
-        }
+    fn attend(&self) -> bool {
+        self.driver().is_some_and(|driver| driver.attend(self))
+    }
+
+    fn busy_polls(&self) -> bool {
+        self.low_latency.load(Relaxed) != 0
     }
 
     fn polled_until(&self) -> Instant {
+        let now = self.engine.now();
         self.driver()
-            .map_or(Instant::ZERO, |driver| driver.pollers.left_until())
+            .map_or(Instant::ZERO, |driver| driver.pollers.rests_until(now))
     }
 }

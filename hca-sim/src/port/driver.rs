@@ -1,67 +1,76 @@
-//! Who drives the machines of a port whose link carries packets.
+//! The driver of a port whose link carries packets: it drives the machines of the port's queue pairs.
 //!
-//! There is no thread that others wait for. Whoever has a reason drives: the poster of a work request,
-//! a consumer who polls an empty completion queue, a timer, and, when nobody polls, the engine's thread,
-//! which waits for packets. One at a time *holds* the driver ([`Combiner`]); a poster who finds it held
-//! leaves its queue pair on the list and goes.
+//! There is no thread that others wait for. Any thread that has a reason drives: the poster of a work request, a
+//! consumer that polls an empty completion queue, a timer, and, when no consumer polls, the engine's thread, which
+//! waits for packets. One thread at a time *holds* the driver ([`ReadyList`]); a poster that finds it held leaves its
+//! queue pair on the list and returns.
 //!
-//! A round takes in what has come, then lets every queue pair that has a reason send what it may. What
-//! that leads to for others is done after the driver was let go. Each does only what it is there for: a
-//! poster sends; somebody who polls all the time takes in, and leaves the answers to the next poll or
-//! post, so that a completion is not kept waiting for its acknowledgement.
+//! A round takes in what has arrived, then lets every queue pair that has a reason send what it may. The effects on
+//! other objects are carried out after the driver has been released. Each thread does only its own part: a poster
+//! sends; a consumer that polls all the time receives, and leaves the answers to the next poll or post, so that a
+//! completion does not wait for its acknowledgement to be sent.
+
+mod sleep;
 
 use std::fmt;
 use std::io;
 use std::net::IpAddr;
+use std::ops::Range;
 use std::time::Duration;
 
+use crossbeam_queue::SegQueue;
+use verbs_core::combiner::Held;
+use verbs_core::host::HostPorts;
 use verbs_core::sync::atomic::{
     AtomicBool, AtomicU32,
-    Ordering::{AcqRel, Acquire, Relaxed, Release},
+    Ordering::{AcqRel, Acquire, Release},
 };
 use verbs_core::sync::{Arc, Mutex, OnceLock, Weak, panicking};
 use verbs_core::{Mtu, Qpn, collect, defer};
 
-use crate::engine::{Attend, Due};
+pub(crate) use self::sleep::sleep;
+use crate::clock::Instant;
+use crate::effects::{Effects, ForDriver};
+use crate::engine::{Attend, Due, Engine};
 use crate::link::{Change, LinkCounters, PacketLink, Refusal, Verifier, Waiter};
 use crate::port::Port;
 use crate::port::pollers::Pollers;
+use crate::port::ready::ReadyList;
 use crate::qp::QueuePair;
-use crate::qp::effects::{Effects, ForDriver};
-use crate::queue::base::combiner::{Combiner, Held};
 use crate::transport::tx::{TxContext, TxQueue};
+use crate::wire::Head;
 
-/// How long after a link had no room it is asked again, if nothing happens before.
+/// How long after the link had no room it is asked again, if nothing happens before.
 const BLOCKED: Duration = Duration::from_micros(200);
 /// The token of the timer for that.
 pub(super) const ASK_LINK: u64 = 1;
 
 /// See the module's documentation.
 pub(crate) struct Driver {
-    combiner: Combiner,
-    /// Queue pairs that have a reason.
-    listed: Mutex<Vec<Arc<QueuePair>>>,
+    /// Queue pairs that have a reason for a round.
+    ready: ReadyList<QueuePair>,
     /// Uncontended: only the holder locks it.
     work: Mutex<Work>,
-    /// What [`Driver::alone`] was asked for.
-    jobs: Mutex<Vec<Job>>,
-    has_jobs: AtomicBool,
+    /// The jobs that [`Driver::alone`] was given.
+    jobs: SegQueue<Job>,
     pub(super) waiter: Option<Arc<dyn Waiter>>,
     mtu: Mtu,
+    /// No other process has queue pair numbers of the port's addresses.
+    has_all_numbers: bool,
     /// The port is out of service.
     pub(super) down: AtomicBool,
     /// A timer is set to ask the link for room.
     pub(super) asks_link: AtomicBool,
     pub(super) pollers: Pollers,
-    /// The thread that waits was woken: there may be news of the link.
+    /// The waiting thread was woken: the link may have changed.
     pub(super) news: AtomicBool,
-    /// How often something changed that connections go by.
+    /// How often something changed that connections depend on.
     changes: AtomicU32,
     pub(super) hca: OnceLock<Weak<dyn LinkEvents>>,
     me: OnceLock<Weak<Port>>,
 }
 
-/// What hears of the link: the HCA whose port it is. Called outside of locks.
+/// Receives the link's events: the HCA whose port it is. Called outside of locks.
 pub(crate) trait LinkEvents: Send + Sync {
     /// Something has changed about the link, which has those addresses now.
     fn link_changed(&self, change: Change, addresses: &[IpAddr]);
@@ -70,28 +79,42 @@ pub(crate) trait LinkEvents: Send + Sync {
     fn refused(&self, refusal: &Refusal);
 }
 
-/// What somebody who holds the driver does first.
+/// The first step of the holder of the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Visit {
     /// Sends what was posted.
     Send,
-    /// Takes packets in, after the answers to those that came before have left.
+    /// Receives packets, after the answers to earlier ones have been sent.
     Receive,
-    /// Takes packets in and sends.
+    /// Receives packets and sends.
     Both,
+}
+
+/// The time of a turn: read once, and only if it is asked for, since most looks for packets find none.
+pub(super) struct TurnTime<'p> {
+    engine: &'p Engine,
+    read: Option<Instant>,
+}
+
+impl TurnTime<'_> {
+    pub(super) fn now(&mut self) -> Instant {
+        *self.read.get_or_insert_with(|| self.engine.now())
+    }
 }
 
 type Job = Box<dyn FnOnce(&mut Effects) + Send>;
 
-/// What a round leads to; carried out as well if the round panics, in a link of the user's for instance.
+/// The effects of a round; they are carried out even if the round panics, in a link of the user's for instance.
 struct Noted<'p> {
     effects: Effects,
+    /// Packets may wait that no other thread takes in.
+    rest: bool,
     port: &'p Port,
 }
 
 impl Drop for Noted<'_> {
     fn drop(&mut self) {
-        if panicking() {
+        if !self.effects.are_none() && panicking() {
             let port = self.port;
             self.effects.carry_out(&|cq| port.overrun(cq));
         }
@@ -101,33 +124,42 @@ impl Drop for Noted<'_> {
 pub(super) struct Work {
     pub(super) link: Box<dyn PacketLink>,
     pub(super) tx_queue: TxQueue,
-    pub(super) verifier: Verifier,
-    /// Who gets a round; empty between rounds.
+    pub(super) reception: Reception,
+    /// The queue pairs that get a round; empty between rounds.
     pub(super) busy: Vec<Arc<QueuePair>>,
-    /// Who has an acknowledgement that waits; empty between rounds.
+    /// The queue pairs that have an acknowledgement waiting; empty between rounds.
     pub(super) later: Vec<Arc<QueuePair>>,
-    /// Whom the last packet was for.
+}
+
+/// What a packet that arrives is checked with.
+pub(super) struct Reception {
+    pub(super) verifier: Verifier,
+    /// The headers of the last packet: large, so the next ones are read into the same place.
+    pub(super) head: Head,
+    /// The queue pair that the last packet was for.
     pub(super) last: (Qpn, Weak<QueuePair>),
 }
 
 impl Driver {
     /// The driver of a port on that link.
-    pub(crate) fn new(link: Box<dyn PacketLink>) -> Self {
+    pub(crate) fn new(mut link: Box<dyn PacketLink>) -> Self {
         Self {
-            combiner: Combiner::default(),
-            listed: Mutex::new(Vec::new()),
+            has_all_numbers: link.numbers(0).is_none(),
+            ready: ReadyList::default(),
             waiter: link.waiter(),
             mtu: link.mtu(),
             work: Mutex::new(Work {
                 tx_queue: TxQueue::new(link.burst_bytes()),
                 link,
-                verifier: Verifier::new(),
+                reception: Reception {
+                    verifier: Verifier::new(),
+                    head: Head::NOTICE,
+                    last: (Qpn::new(0), Weak::new()),
+                },
                 busy: Vec::new(),
                 later: Vec::new(),
-                last: (Qpn::new(0), Weak::new()),
             }),
-            jobs: Mutex::new(Vec::new()),
-            has_jobs: AtomicBool::new(false),
+            jobs: SegQueue::new(),
             down: AtomicBool::new(false),
             asks_link: AtomicBool::new(false),
             pollers: Pollers::default(),
@@ -138,7 +170,7 @@ impl Driver {
         }
     }
 
-    /// Has packets seen to from now on, when nobody polls.
+    /// Starts handling packets when no consumer polls.
     pub(crate) fn start(&self, port: &Arc<Port>, hca: Option<Weak<dyn LinkEvents>>) {
         if let Some(hca) = hca {
             let _ = self.hca.set(hca);
@@ -157,11 +189,16 @@ impl Driver {
         self.mtu
     }
 
+    /// Whether the engine's thread receives packets when no consumer polls.
+    pub(crate) fn has_thread(&self) -> bool {
+        self.waiter.is_some()
+    }
+
     pub(crate) fn changes(&self) -> u32 {
         self.changes.load(Acquire)
     }
 
-    /// Something has changed that connections go by: the GID table, the P_Key table.
+    /// Something has changed that connections depend on: the GID table, the P_Key table.
     pub(crate) fn change(&self) {
         self.changes.fetch_add(1, AcqRel);
     }
@@ -171,45 +208,38 @@ impl Driver {
         self.down.store(down, Release);
     }
 
-    /// A queue pair has a reason. Outside any pin.
+    /// A queue pair has a reason for a round. Called outside any pin.
     pub(crate) fn serve(&self, qp: &Arc<QueuePair>) {
-        self.list(qp);
-        if let Some(held) = self.combiner.enter() {
-            // Where a thread or a poller takes packets in, a poster need not.
+        self.ready.list(qp);
+        if let Some(held) = self.ready.hold() {
+            // Where a thread or a poller receives packets, a poster need not.
             let visit = if self.waiter.is_some() {
                 Visit::Send
             } else {
                 Visit::Both
             };
-            self.drive(&qp.port, held, visit);
+            self.drive(&qp.port, held, visit, None);
         }
     }
 
-    /// The queue pair is about to send nothing any more: acknowledgements that wait for a poller leave now. A peer that
-    /// is owed one would ask a queue pair that is gone until its retries are exceeded. Outside any pin.
-    pub(crate) fn acknowledge(&self, qp: &Arc<QueuePair>) {
-        self.stop_polling();
-        self.serve(qp);
-    }
-
-    /// Has `job` done while nobody's messages are worked on. Outside any pin.
+    /// Has `job` done while no queue pair's messages are worked on. Called outside any pin.
     pub(crate) fn alone(&self, port: &Port, job: impl FnOnce(&mut Effects) + Send + 'static) {
-        self.jobs.lock().push(Box::new(job));
-        self.has_jobs.store(true, Release);
+        self.jobs.push(Box::new(job));
         self.turn(port);
     }
 
-    /// There may be packets. Whether there were; who leaves that to somebody else does not know.
+    /// There may be packets. Returns whether there were; a caller that leaves them to another thread does not know.
     pub(crate) fn turn(&self, port: &Port) -> bool {
-        let held = self.combiner.enter();
-        held.is_some_and(|held| self.drive(port, held, Visit::Both))
+        let held = self.ready.hold();
+        held.is_some_and(|held| self.drive(port, held, Visit::Both, None))
     }
 
-    /// Somebody polls. If `often`, the engine's thread may leave packets to it for a while. Whether
-    /// packets came.
+    /// A consumer polls. If `often`, the engine's thread may leave packets to it for a while. Returns whether packets
+    /// arrived.
     pub(crate) fn poll(&self, port: &Port, often: bool) -> bool {
-        let often = often && self.pollers.polled(port.engine.now());
-        let Some(held) = self.combiner.try_enter() else {
+        let now = often.then(|| port.engine.now());
+        let often = now.is_some_and(|now| self.pollers.polled(now));
+        let Some(held) = self.ready.try_hold() else {
             return false;
         };
         let visit = if often && self.waiter.is_some() {
@@ -217,11 +247,19 @@ impl Driver {
         } else {
             Visit::Both
         };
-        self.drive(port, held, visit)
+        self.drive(port, held, visit, now)
     }
 
-    /// Who has polled will wait from now on.
-    pub(crate) fn stop_polling(&self) {
+    /// A consumer will wait from now on. One that sleeps at the port takes in the packets for it, as the engine's thread
+    /// would.
+    pub(crate) fn consumer_waits(&self, port: &Port) {
+        if !self.pollers.expects(|| port.engine.now()) {
+            self.stop_polling();
+        }
+    }
+
+    /// No packets are left to a consumer any longer.
+    fn stop_polling(&self) {
         if !self.pollers.stop() {
             return;
         }
@@ -230,129 +268,198 @@ impl Driver {
         }
     }
 
-    /// The engine's thread is awake. It sees to packets unless they are left to somebody who polls.
-    pub(super) fn attend(&self, port: &Port) {
+    /// Sends what is listed, acknowledgements too; a thread that drives now does so in its next round.
+    fn send_what_was_left(&self, port: &Port) {
+        if let Some(held) = self.ready.hold() {
+            self.drive(port, held, Visit::Send, None);
+        }
+    }
+
+    /// The engine's thread is awake. It handles packets unless they are left to a consumer that polls; returns whether
+    /// there were any.
+    pub(super) fn attend(&self, port: &Port) -> bool {
         self.news.store(true, Release);
         let now = port.engine.now();
         if now < self.pollers.left_until() {
-            return;
+            return false;
+        }
+        if self.pollers.any_asleep() {
+            // It takes in packets. What was left to it while it was awake is sent now.
+            if !self.ready.is_empty() {
+                self.turn(port);
+            }
+            return false;
         }
         let were_left = self.pollers.stop();
-        let owes = were_left && !self.listed.lock().is_empty();
-        let came = self.turn(port);
+        let owes = were_left && !self.ready.is_empty();
+        let came = match self.ready.hold() {
+            Some(held) => self.drive(port, held, Visit::Both, Some(now)),
+            None => {
+                // The thread that drives has been told. A port that is to be fast polls on.
+                if !port.busy_polls() {
+                    self.pollers.occupied(now);
+                }
+                false
+            }
+        };
         if were_left && (owes || came) {
             self.pollers.gone(now);
         }
+        came
     }
 
     /// It takes a turn in the next round.
     pub(crate) fn list(&self, qp: &Arc<QueuePair>) {
-        if !qp.worker.listed.swap(true, AcqRel) {
-            self.listed.lock().push(Arc::clone(qp));
-        }
+        self.ready.list(qp);
     }
 
-    /// Drives until nobody has a reason left. Whether packets came.
-    fn drive<'d>(&'d self, port: &Port, held: Held<'d>, visit: Visit) -> bool {
-        // What leaves a pin within may complete verbs, and their routines must not run under a lock.
-        collect(|| self.drive_on(port, held, visit))
+    /// Drives until no queue pair has a reason left; `now` is the time, if the caller has read it. Returns whether
+    /// packets arrived.
+    fn drive<'d>(
+        &'d self,
+        port: &Port,
+        held: Held<'d>,
+        visit: Visit,
+        now: Option<Instant>,
+    ) -> bool {
+        // Leaving a pin inside may complete verbs, and their routines must not run under a lock.
+        collect(|| self.drive_on(port, held, visit, now))
     }
 
-    fn drive_on<'d>(&'d self, port: &Port, mut held: Held<'d>, mut visit: Visit) -> bool {
+    fn drive_on<'d>(
+        &'d self,
+        port: &Port,
+        held: Held<'d>,
+        mut visit: Visit,
+        mut now: Option<Instant>,
+    ) -> bool {
         let mut any = false;
-        loop {
-            let noted = &mut Noted {
-                effects: Effects::default(),
-                port,
+        let note = || Noted {
+            effects: Effects::default(),
+            rest: false,
+            port,
+        };
+        let turn = |noted: &mut Noted<'_>| {
+            self.do_jobs(&mut noted.effects);
+            let mut time = TurnTime {
+                engine: &port.engine,
+                read: now.take(),
             };
-            let effects = &mut noted.effects;
-            self.do_jobs(effects);
-            let came = self.round(port, &mut self.work.lock(), visit, effects);
+            let work = &mut self.work.lock();
+            let came = self.round(port, work, visit, &mut time, &mut noted.effects);
             any |= came;
-            // Where nobody waits for packets, nobody else comes for the rest of them.
-            let rest = came && self.waiter.is_none();
-            // Let go first: what follows is foreign code, and may come back here.
-            let more = held.release() || rest;
-            let mut again = std::mem::take(&mut effects.again);
-            let ForDriver {
-                stalled,
-                blocked,
-                fed,
-                news,
-            } = effects.take_packets();
-            let waits_for_room = blocked || !stalled.is_empty();
-            again.extend(effects.carry_out(&|cq| port.overrun(cq)));
-            let more = more || !again.is_empty();
-            for change in news {
-                self.tell(change);
-            }
-            let has_fed = !fed.is_empty();
-            for neighbour in fed {
-                let now = port.engine.now();
-                defer(move || neighbour.due(now, 0));
-            }
-            stalled.into_iter().for_each(|qp| qp.list());
-            if has_fed && waits_for_room {
-                // Whom they are for has made room, or is about to on this very thread.
-                if let (false, Some(me)) = (more, self.me.get().cloned()) {
-                    defer(move || {
-                        if let Some(port) = me.upgrade() {
-                            port.due(port.engine.now(), 0);
-                        }
-                    });
-                }
-            } else if waits_for_room {
-                self.ask_link_later(port);
-            }
-            again.into_iter().for_each(|qp| qp.list());
-            if !more {
-                return any;
-            }
-            // Who came meanwhile has something to send.
+            // Where no thread waits for packets, no other thread takes in the rest of them.
+            noted.rest = came && self.waiter.is_none();
+            // Another thread that entered in the meantime has something to send.
             visit = Visit::Both;
-            match self.combiner.enter() {
-                Some(again) => held = again,
-                None => return any,
+        };
+        let settle = |noted: &mut Noted<'_>, marked: bool| {
+            self.settle(port, &mut noted.effects, marked || noted.rest)
+        };
+        self.ready.drive(held, note, turn, settle);
+        any
+    }
+
+    /// Carries out the effects of a turn. Returns whether there is a reason for another one; `more`: there is.
+    fn settle(&self, port: &Port, effects: &mut Effects, more: bool) -> bool {
+        if effects.only_fires() {
+            effects.call_handlers();
+            return more;
+        }
+        let ForDriver {
+            stalled,
+            blocked,
+            fed,
+            news,
+            mut again,
+        } = effects.take_packets();
+        let waits_for_room = blocked || !stalled.is_empty();
+        again.extend(effects.carry_out(&|cq| port.overrun(cq)));
+        let more = more || !again.is_empty();
+        for change in news {
+            self.tell(change);
+        }
+        let has_fed = !fed.is_empty();
+        for neighbour in fed {
+            let now = port.engine.now();
+            defer(move || neighbour.due(now, 0));
+        }
+        if !stalled.is_empty() {
+            stalled.into_iter().for_each(|qp| qp.list());
+        }
+        if has_fed && waits_for_room {
+            // The receivers have made room, or are about to on this very thread.
+            if let (false, Some(me)) = (more, self.me.get().cloned()) {
+                defer(move || {
+                    if let Some(port) = me.upgrade() {
+                        port.due(port.engine.now(), 0);
+                    }
+                });
             }
+        } else if waits_for_room {
+            self.ask_link_later(port);
         }
+        if more {
+            again.into_iter().for_each(|qp| qp.list());
+        }
+        more
     }
 
-    /// What is to be done while nobody's messages are worked on; by the holder.
+    /// Does the jobs that need no queue pair's messages to be worked on; called by the holder.
     fn do_jobs(&self, effects: &mut Effects) {
-        if self.has_jobs.load(Acquire) {
-            self.has_jobs.store(false, Relaxed);
-            let jobs = std::mem::take(&mut *self.jobs.lock());
-            jobs.into_iter().for_each(|job| job(effects));
+        // Checked first, because a pop from an empty queue costs a fence.
+        if self.jobs.is_empty() {
+            return;
+        }
+        while let Some(job) = self.jobs.pop() {
+            job(effects);
         }
     }
 
-    /// One round, by the holder. Whether packets came.
-    fn round(&self, port: &Port, work: &mut Work, visit: Visit, effects: &mut Effects) -> bool {
+    /// One round, by the holder. Returns whether packets arrived.
+    fn round(
+        &self,
+        port: &Port,
+        work: &mut Work,
+        visit: Visit,
+        time: &mut TurnTime<'_>,
+        effects: &mut Effects,
+    ) -> bool {
         match visit {
             Visit::Send => {
-                // The thread comes by when nobody polls any more, if nobody does before.
-                let acknowledges = self.pollers.left_until() <= port.engine.now();
-                self.send(port, work, acknowledges, effects);
+                // If nothing sends them before, the thread does so when no consumer polls any longer.
+                let acknowledges =
+                    self.pollers.any_asleep() || self.pollers.left_until() <= time.now();
+                self.send(port, work, acknowledges, time, effects);
                 false
             }
             Visit::Receive => {
-                if work.tx_queue.is_blocked() || !self.listed.lock().is_empty() {
-                    self.send(port, work, true, effects);
+                if work.tx_queue.is_blocked() || !self.ready.is_empty() {
+                    self.send(port, work, true, time, effects);
                 }
-                let came = self.receive(port, work, effects);
-                self.listed.lock().append(&mut work.busy);
+                let came = self.receive(port, work, time, effects);
+                if !work.busy.is_empty() {
+                    self.ready.append(&mut work.busy);
+                }
                 came
             }
             Visit::Both => {
-                let came = self.receive(port, work, effects);
-                self.send(port, work, true, effects);
+                let came = self.receive(port, work, time, effects);
+                self.send(port, work, true, time, effects);
                 came
             }
         }
     }
 
-    /// Lets everybody who has a reason send; acknowledgements too, unless they come later.
-    fn send(&self, port: &Port, work: &mut Work, acknowledges: bool, effects: &mut Effects) {
+    /// Lets every queue pair that has a reason send; acknowledgements too, unless they are sent later.
+    fn send(
+        &self,
+        port: &Port,
+        work: &mut Work,
+        acknowledges: bool,
+        time: &mut TurnTime<'_>,
+        effects: &mut Effects,
+    ) {
         let Work {
             link,
             tx_queue,
@@ -361,36 +468,40 @@ impl Driver {
             ..
         } = work;
         tx_queue.flush(&mut **link);
-        busy.append(&mut self.listed.lock());
-        let down = self.down.load(Acquire);
-        let mut mail = TxContext {
-            tx_queue,
-            link: &mut **link,
-            counters: &port.counters,
-            down,
-            acknowledges,
-            deferred: false,
-        };
-        for qp in busy.drain(..) {
-            // Whoever has a reason from now on lists it anew.
-            qp.worker.listed.store(false, Release);
-            qp.round(Some(&mut mail), effects);
-            if std::mem::take(&mut mail.deferred) {
-                later.push(qp);
-            }
+        self.ready.gather(busy);
+        if !busy.is_empty() {
+            let mut mail = TxContext {
+                tx_queue,
+                link: &mut **link,
+                counters: &port.counters,
+                now: time.now(),
+                down: self.down.load(Acquire),
+                acknowledges,
+                deferred: false,
+            };
+            self.ready.serve(busy, |qp| {
+                qp.round(Some(&mut mail), effects);
+                if std::mem::take(&mut mail.deferred) {
+                    later.push(qp);
+                }
+            });
+            tx_queue.flush(&mut **link);
         }
-        tx_queue.flush(&mut **link);
         effects.blocked |= tx_queue.is_blocked();
-        effects.fed.extend(std::iter::from_fn(|| link.fed()));
-        for qp in later.drain(..) {
-            self.list(&qp);
+        while let Some(fed) = link.fed() {
+            effects.few().fed.push(fed);
+        }
+        if !later.is_empty() {
+            for qp in later.drain(..) {
+                self.ready.list(&qp);
+            }
         }
     }
 
     /// Joins a multicast group.
     ///
     /// # Errors
-    /// The link's.
+    /// The link's error.
     pub(crate) fn join(&self, group: IpAddr) -> io::Result<()> {
         self.work.lock().link.join(group)
     }
@@ -400,7 +511,7 @@ impl Driver {
         self.work.lock().link.leave(group);
     }
 
-    /// The link had no room: it is asked again a little later, if nobody comes before.
+    /// The link had no room: it is asked again a little later, unless another thread does so before.
     fn ask_link_later(&self, port: &Port) {
         let Some(me) = self.me.get().and_then(Weak::upgrade) else {
             return;
@@ -416,7 +527,20 @@ impl Driver {
         }
     }
 
-    /// What the link has counted. Waits for the round that is going on, if there is one.
+    /// The queue pair numbers that may be used, if other processes have the rest; `used` of them are in use.
+    pub(crate) fn numbers(&self, used: usize) -> Option<Vec<Range<u32>>> {
+        if self.has_all_numbers {
+            return None;
+        }
+        self.work.lock().link.numbers(used).map(<[_]>::to_vec)
+    }
+
+    /// The port numbers that are shared with other processes.
+    pub(crate) fn host_ports(&self) -> Option<Arc<dyn HostPorts>> {
+        self.work.lock().link.host_ports()
+    }
+
+    /// The link's counters. Waits for the current round, if there is one.
     pub(crate) fn link_counters(&self) -> LinkCounters {
         self.work.lock().link.counters()
     }

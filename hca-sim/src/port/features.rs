@@ -1,6 +1,12 @@
-//! What an HCA has of the optional features, and what it refuses for want of them.
+//! Which optional features an HCA has, and what it refuses because it lacks them.
 
-use verbs_core::{Access, AtomicCap, DeviceCap, Error, Layout, Placement, SendOp, WindowType};
+use verbs_core::{
+    Access, AtomicCap, Attr, DeviceCap, Error, Layout, Placement, QpAttr, QpState, QpType, SendOp,
+    WindowType,
+};
+
+use crate::transport::congestion::Dcqcn;
+use crate::transport::iwarp::Extensions;
 
 /// The optional features of an HCA.
 #[derive(Clone, Copy, Debug)]
@@ -10,12 +16,17 @@ pub(crate) struct Features {
     pub(crate) masked_atomics: AtomicCap,
     /// Unfenced invalidates take effect when they are posted, before what was posted earlier.
     pub(crate) early_invalidates: bool,
+    /// How reliable connections react to congestion notifications, if they do.
+    pub(crate) congestion: Option<Dcqcn>,
 }
 
-/// What is there of the optional features. Nothing outlives power, so that cannot be asked for.
+/// The optional features that are implemented. Nothing outlives a power failure, so persistence is not among them.
 const CAPS: DeviceCap = DeviceCap::RC_RNR_NAK_GEN
+    .union(DeviceCap::AUTO_PATH_MIG)
     .union(DeviceCap::RESIZE_MAX_WR)
+    .union(DeviceCap::BAD_PKEY_CNTR)
     .union(DeviceCap::SRQ_RESIZE)
+    .union(DeviceCap::N_NOTIFY_CQ)
     .union(DeviceCap::SYS_IMAGE_GUID)
     .union(DeviceCap::XRC)
     .union(DeviceCap::CHANGE_PHY_PORT)
@@ -29,24 +40,60 @@ const CAPS: DeviceCap = DeviceCap::RC_RNR_NAK_GEN
     .union(DeviceCap::ZERO_BASED)
     .union(DeviceCap::FMR_POOL)
     .union(DeviceCap::FLUSH_GLOBAL)
-    .union(DeviceCap::ATOMIC_WRITE);
+    .union(DeviceCap::ATOMIC_WRITE)
+    .union(DeviceCap::SEND_WITH_IMM)
+    .union(DeviceCap::WRITE_WITH_IMM);
 
-/// Pages of one fast registration: 2 MiB of pages of 4 KiB, as Linux rxe has it.
+/// The features that every HCA of this kind has: its reliable connections know no other answer.
+const ALWAYS: DeviceCap = DeviceCap::RC_RNR_NAK_GEN;
+
+/// Pages of one fast registration: 2 MiB of pages of 4 KiB, as in Linux rxe.
 pub(crate) const FAST_REG_PAGES: u32 = 512;
 
 impl Default for Features {
-    /// All that there are.
+    /// All of them.
     fn default() -> Self {
         Self {
             caps: CAPS,
             atomics: AtomicCap::Glob,
             masked_atomics: AtomicCap::Glob,
             early_invalidates: false,
+            congestion: Some(Dcqcn::default()),
         }
     }
 }
 
 impl Features {
+    /// The features that an RNIC has. iWARP has no FLUSH, ATOMIC WRITE or extended connections, and no
+    /// receiver-not-ready; immediate data are a message by themselves (RFC 7306), so they are not sent with a SEND.
+    pub(crate) fn iwarp() -> Self {
+        let without = DeviceCap::RC_RNR_NAK_GEN
+            | DeviceCap::AUTO_PATH_MIG
+            | DeviceCap::SEND_WITH_IMM
+            | DeviceCap::XRC
+            | DeviceCap::FLUSH_GLOBAL
+            | DeviceCap::ATOMIC_WRITE;
+        Self {
+            caps: CAPS.difference(without).union(DeviceCap::READ_WITH_INV),
+            congestion: None,
+            ..Self::default()
+        }
+    }
+
+    /// The extensions of RFC 7306 that an RNIC accepts.
+    pub(crate) fn extensions(&self) -> Extensions {
+        Extensions {
+            immediate: self.has(DeviceCap::WRITE_WITH_IMM),
+            atomics: self.atomics != AtomicCap::None,
+            masked: self.masked_atomics != AtomicCap::None,
+        }
+    }
+
+    /// Removes these features.
+    pub(crate) fn remove(&mut self, caps: DeviceCap) {
+        self.caps.remove(caps.difference(ALWAYS));
+    }
+
     /// Whether the HCA has all of these.
     pub(crate) fn has(&self, caps: DeviceCap) -> bool {
         self.caps.contains(caps)
@@ -55,6 +102,8 @@ impl Features {
     /// Whether such a work request can be posted.
     pub(crate) fn posts(&self, op: &SendOp) -> bool {
         match op {
+            SendOp::SendWithImm(_) => self.has(DeviceCap::SEND_WITH_IMM),
+            SendOp::WriteWithImm(..) => self.has(DeviceCap::WRITE_WITH_IMM),
             SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => self.atomics != AtomicCap::None,
             SendOp::MaskedCompareSwap { .. } | SendOp::MaskedFetchAdd { .. } => {
                 self.masked_atomics != AtomicCap::None
@@ -62,12 +111,33 @@ impl Features {
             SendOp::AtomicWrite(_) => self.has(DeviceCap::ATOMIC_WRITE),
             SendOp::Flush(what) => self.has(flush(what.placement)),
             SendOp::SendWithInv(_) | SendOp::LocalInv(_) => self.has(DeviceCap::MEM_MGT_EXTENSIONS),
+            SendOp::ReadWithInv(_) => {
+                self.has(DeviceCap::MEM_MGT_EXTENSIONS | DeviceCap::READ_WITH_INV)
+            }
             SendOp::RegMr(what) => {
                 self.has(DeviceCap::MEM_MGT_EXTENSIONS) && self.grants(what.access)
             }
             SendOp::BindMw(what) => self.caps.intersects(WINDOWS) && self.grants(what.access),
             _ => true,
         }
+    }
+
+    /// Whether there are queue pairs of that type, if the type is optional.
+    pub(crate) fn has_type(&self, qp_type: QpType) -> bool {
+        let extended = matches!(qp_type, QpType::XrcSend | QpType::XrcRecv);
+        !extended || self.has(DeviceCap::XRC)
+    }
+
+    /// Whether a modify may name the attributes that it names.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`].
+    pub(crate) fn check_modify(&self, from: QpState, change: &QpAttr) -> Result<(), Error> {
+        let moves = from == QpState::Sqd && change.port.is_some();
+        if moves && !self.has(DeviceCap::CHANGE_PHY_PORT) {
+            return Err(Error::Unsupported(Attr::Port));
+        }
+        change.access.map_or(Ok(()), |access| self.check(access))
     }
 
     /// Whether these rights can be given.
@@ -91,14 +161,19 @@ impl Features {
         })
     }
 
-    /// Whether such lists can be registered.
+    /// Whether such lists can be registered by work requests.
     pub(crate) fn takes(&self, layout: Layout) -> bool {
+        self.has(DeviceCap::MEM_MGT_EXTENSIONS) && self.lists(layout)
+    }
+
+    /// Whether such lists can be registered.
+    pub(crate) fn lists(&self, layout: Layout) -> bool {
         let cap = match layout {
             Layout::Pages(_) => DeviceCap::empty(),
             Layout::Blocks(_) => DeviceCap::BLOCK_LIST,
             Layout::Gaps => DeviceCap::SG_GAPS_REG,
         };
-        self.has(DeviceCap::MEM_MGT_EXTENSIONS | cap)
+        self.has(cap)
     }
 
     /// Whether a queue pair or region may have these rights.
@@ -109,7 +184,7 @@ impl Features {
         if self.grants(access) {
             Ok(())
         } else {
-            Err(Error::Unsupported(verbs_core::Attr::Access))
+            Err(Error::Unsupported(Attr::Access))
         }
     }
 }
@@ -129,4 +204,121 @@ fn flush(placement: Placement) -> DeviceCap {
         placement.contains(Placement::PERSISTENT),
     );
     caps
+}
+
+#[cfg(test)]
+mod tests {
+    use verbs_core::{FlushRange, LKey, RKey, Registration, Remote};
+
+    use super::*;
+
+    /// What the operations below are named for when they are posted.
+    fn operations() -> [(SendOp, &'static [&'static str]); 15] {
+        let remote = Remote {
+            addr: 0,
+            rkey: RKey::new(0x100),
+        };
+        let range = FlushRange {
+            remote,
+            len: None,
+            placement: Placement::GLOBAL,
+        };
+        let registration = |access| {
+            SendOp::RegMr(Registration {
+                key: LKey::new(0x100),
+                access,
+                iova: 0,
+                mapping: 1,
+            })
+        };
+        let (add, compare, swap) = (1, 2, 3);
+        [
+            (SendOp::Send, &[]),
+            (SendOp::Write(remote), &[]),
+            (SendOp::Read(remote), &[]),
+            (SendOp::SendWithImm(1), &["send imm"]),
+            (SendOp::WriteWithImm(remote, 1), &["write imm"]),
+            (SendOp::FetchAdd { remote, add }, &["atomics"]),
+            (
+                SendOp::CompareSwap {
+                    remote,
+                    compare,
+                    swap,
+                },
+                &["atomics"],
+            ),
+            (
+                SendOp::MaskedFetchAdd {
+                    remote,
+                    add,
+                    boundary: 0,
+                },
+                &["masked"],
+            ),
+            (SendOp::AtomicWrite(remote), &["atomic write"]),
+            (SendOp::Flush(range), &["flush"]),
+            (SendOp::SendWithInv(RKey::new(1)), &["extensions"]),
+            (SendOp::LocalInv(RKey::new(1)), &["extensions"]),
+            (
+                SendOp::ReadWithInv(remote),
+                &["extensions", "read with inv"],
+            ),
+            (registration(Access::LOCAL_WRITE), &["extensions"]),
+            (
+                registration(Access::LOCAL_WRITE | Access::ZERO_BASED),
+                &["extensions", "zero based"],
+            ),
+        ]
+    }
+
+    /// Goal: an operation can be posted as long as the HCA has the features that the operation needs, and these alone
+    /// decide. Method: one feature after another is taken away from an HCA that has all.
+    #[test]
+    fn an_operation_needs_its_own_features() {
+        let all = Features {
+            caps: CAPS | DeviceCap::READ_WITH_INV,
+            ..Features::default()
+        };
+        let without = |caps| Features {
+            caps: all.caps - caps,
+            ..all
+        };
+        let features = [
+            ("send imm", without(DeviceCap::SEND_WITH_IMM)),
+            ("write imm", without(DeviceCap::WRITE_WITH_IMM)),
+            ("atomic write", without(DeviceCap::ATOMIC_WRITE)),
+            ("flush", without(DeviceCap::FLUSH_GLOBAL)),
+            ("extensions", without(DeviceCap::MEM_MGT_EXTENSIONS)),
+            ("read with inv", without(DeviceCap::READ_WITH_INV)),
+            ("zero based", without(DeviceCap::ZERO_BASED)),
+            (
+                "atomics",
+                Features {
+                    atomics: AtomicCap::None,
+                    ..all
+                },
+            ),
+            (
+                "masked",
+                Features {
+                    masked_atomics: AtomicCap::None,
+                    ..all
+                },
+            ),
+        ];
+        for (op, needs) in operations() {
+            assert!(all.posts(&op), "{op:?}");
+            for (name, left) in &features {
+                assert_eq!(left.posts(&op), !needs.contains(name), "{op:?}, no {name}");
+            }
+        }
+    }
+
+    /// Goal: what every HCA of this kind has cannot be taken away; anything else can.
+    #[test]
+    fn some_features_stay() {
+        let mut left = Features::default();
+        left.remove(DeviceCap::all());
+        assert_eq!(left.caps, ALWAYS);
+    }
 }

@@ -15,11 +15,11 @@ pub(crate) struct Groups<Q>(Mutex<State<Q>>);
 struct State<Q> {
     /// By group, as often as a queue pair is attached.
     attached: Vec<(Gid, Arc<Q>)>,
-    /// By group, each queue pair once: made anew with every change, so that no packet makes it.
+    /// By group, each queue pair once: rebuilt with every change, so that no packet has to build it.
     members: Vec<(Gid, Members<Q>)>,
 }
 
-/// Who is attached to a group, each once.
+/// The queue pairs that are attached to a group, each once.
 pub(crate) type Members<Q> = Arc<[Arc<Q>]>;
 
 impl<Q> Default for Groups<Q> {
@@ -83,7 +83,7 @@ impl<Q> Groups<Q> {
         state.attached.push((group, Arc::clone(qp)));
         state.renew(group);
         drop(state);
-        // Each attachment joins, and the link counts: so none that goes takes it from another.
+        // Each attachment joins, and the link counts: so none that ends takes the membership from another.
         join(IpAddr::from(group)).map_err(|error| {
             self.detach(group, qp);
             match error.kind() {
@@ -93,7 +93,7 @@ impl<Q> Groups<Q> {
         })
     }
 
-    /// Undoes one [`Groups::attach`]. Whether there was one; the link leaves the group once for each.
+    /// Undoes one [`Groups::attach`]. Returns whether there was one; the link leaves the group once for each.
     pub(crate) fn detach(&self, group: Gid, qp: &Arc<Q>) -> bool {
         let mut state = self.0.lock();
         let own = |(at, member): &(Gid, Arc<Q>)| *at == group && Arc::ptr_eq(member, qp);
@@ -105,13 +105,13 @@ impl<Q> Groups<Q> {
         found.is_some()
     }
 
-    /// Attachments that there are.
+    /// How many attachments there are.
     #[cfg(not(verbs_loom))]
     pub(crate) fn attachments(&self) -> usize {
         self.0.lock().attached.len()
     }
 
-    /// Who is attached to that group, each once; `None` if nobody is.
+    /// The queue pairs that are attached to that group, each once; `None` if there are none.
     pub(crate) fn members(&self, group: Gid) -> Option<Members<Q>> {
         let state = self.0.lock();
         let of_group = state.members.iter().find(|&&(own, _)| own == group);

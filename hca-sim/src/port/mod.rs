@@ -1,7 +1,7 @@
-//! A port: its addresses, its tables, and what it counts.
+//! A port: its addresses, its tables and its counters.
 //!
-//! [`sma`] and [`pma`] answer subnet and performance management for the ports of a node. They are
-//! plain functions over bytes: whoever receives a datagram calls them, and has the answer.
+//! [`sma`] and [`pma`] answer subnet and performance management for the ports of a node. They are plain functions over
+//! bytes: the receiver of a datagram calls them, and gets the answer.
 
 mod arrivals;
 mod calls;
@@ -9,7 +9,9 @@ mod driver;
 pub(crate) mod features;
 pub(crate) mod groups;
 mod pollers;
+pub(crate) mod ready;
 mod route;
+pub(crate) mod streams;
 pub(crate) mod xrc;
 
 use std::fmt;
@@ -18,12 +20,12 @@ use std::net::IpAddr;
 use arrayvec::ArrayVec;
 use verbs_core::mad::sm::PortInfo;
 use verbs_core::mem::MrTable;
+use verbs_core::slab_alloc::SlabAlloc;
 use verbs_core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use verbs_core::sync::{Arc, Mutex, OnceLock};
-use verbs_core::yard::Yard;
 use verbs_core::{Attr, Av, Error, Gid, Guid, Lid, Mtu, PKey, PortState, QpAttr, Why};
 
-pub(crate) use driver::{Driver, LinkEvents};
+pub(crate) use driver::{Driver, LinkEvents, sleep};
 #[doc(no_inline)]
 pub use verbs_subnet::agent::{Arrival, Processed, pma, sma};
 
@@ -31,6 +33,7 @@ use crate::engine::Engine;
 use crate::link::{Directory, HubPort, Managed};
 use crate::port::features::Features;
 use crate::port::groups::Groups;
+use crate::port::streams::Streams;
 use crate::port::xrc::Xrc;
 use crate::qp::QueuePair;
 use crate::queue::base::counters::Counters;
@@ -43,25 +46,29 @@ pub(crate) struct Port {
     pub(crate) guid: Guid,
     pub(crate) link: Arc<Directory<QueuePair>>,
     pub(crate) mrs: Arc<MrTable>,
-    /// Where what each message touches of a queue pair lies.
-    pub(crate) yard: Yard,
+    /// Holds the part of each queue pair that every message touches.
+    pub(crate) slabs: SlabAlloc,
     pub(crate) engine: Engine,
     pub(crate) counters: Counters,
     /// Taken alone or under the lock of the link; nothing is locked under it.
-    sheet: Mutex<Sheet>,
-    /// What it has of the optional features.
+    settings: Mutex<PortSettings>,
+    /// The optional features that it has.
     pub(crate) features: Features,
-    /// What drives the machines of messages that go as packets. On a loopback link it is made when the
-    /// first queue pair needs it.
+    /// Drives the machines of messages that are sent as packets. On a loopback link it is made when the first queue
+    /// pair needs it.
     driver: OnceLock<Driver>,
-    /// The link carries packets, and every message goes as packets.
+    /// The link carries packets, and every message is sent as packets.
     is_wire: bool,
+    /// Queue pairs that were made for low latency.
+    pub(crate) low_latency: AtomicU32,
     /// A subnet manager configures the port.
     pub(crate) managed: Option<Arc<dyn Managed>>,
     /// The MTU that it has set, by its code.
     neighbor_mtu: AtomicU32,
     pub(crate) groups: Groups<QueuePair>,
     pub(crate) xrc: Xrc,
+    /// Where streams carry messages.
+    pub(crate) streams: Option<Arc<Streams<QueuePair>>>,
     /// The HCA was removed.
     pub(crate) removed: Removed,
 }
@@ -84,21 +91,21 @@ pub(crate) fn gids(addresses: &[IpAddr]) -> Gids {
         .collect()
 }
 
-/// What management changes.
+/// The part of a port that management changes.
 #[derive(Clone, Debug)]
-pub(crate) struct Sheet {
+pub(crate) struct PortSettings {
     /// The GID table. On a loopback link the port has one GID; on a wire, one for each address.
     pub(crate) gids: Gids,
-    /// The P_Key table; of one entry where nobody manages the port.
+    /// The P_Key table; of one entry where the port is not managed.
     pub(crate) pkeys: ArrayVec<PKey, PKEYS_MAX>,
     pub(crate) state: PortState,
     /// `PortInfo.CapabilityMask`, as clients have set it.
     pub(crate) capability_mask: u32,
-    /// What the subnet manager has set, if one manages the port.
+    /// The attributes that the subnet manager has set, if one manages the port.
     pub(crate) info: Option<PortInfo>,
 }
 
-impl Sheet {
+impl PortSettings {
     /// The partition of a port that has one.
     pub(crate) fn pkey(&self) -> PKey {
         self.pkeys.first().copied().unwrap_or(PKey(0))
@@ -115,7 +122,7 @@ impl Port {
         engine: Engine,
         driver: Option<Driver>,
     ) -> Self {
-        let sheet = Sheet {
+        let settings = PortSettings {
             gids,
             pkeys: [PKey::DEFAULT].into_iter().collect(),
             state: PortState::Active,
@@ -127,27 +134,36 @@ impl Port {
             guid,
             link,
             mrs,
-            yard: Yard::default(),
+            slabs: SlabAlloc::default(),
             engine,
             counters: Counters::default(),
-            sheet: Mutex::new(sheet),
+            settings: Mutex::new(settings),
             features: Features::default(),
             is_wire: driver.is_some(),
+            low_latency: AtomicU32::new(0),
             managed: None,
             neighbor_mtu: AtomicU32::new(0),
             driver: driver.map_or_else(OnceLock::new, OnceLock::from),
             groups: Groups::default(),
             xrc: Xrc::default(),
+            streams: None,
             removed: Removed::default(),
         }
     }
 
-    /// What drives the machines of messages that go as packets, if there are any.
+    /// The driver of messages that are sent as packets, if there is one.
     pub(crate) fn driver(&self) -> Option<&Driver> {
         self.driver.get()
     }
 
-    /// Whether the link carries packets, so that every message goes as packets.
+    /// Something that connections over packets depend on has changed.
+    pub(crate) fn connections_changed(&self) {
+        if let Some(driver) = self.driver() {
+            driver.change();
+        }
+    }
+
+    /// Whether the link carries packets, so that every message is sent as packets.
     pub(crate) fn is_wire(&self) -> bool {
         self.is_wire
     }
@@ -160,15 +176,15 @@ impl Port {
             Driver::new(Box::new(HubPort::new(Arc::clone(&self.link), self.lid)))
         });
         if is_new {
-            driver.set_down(self.sheet().state != PortState::Active);
+            driver.set_down(self.settings().state != PortState::Active);
             driver.start(self, None);
         }
         driver
     }
 
-    /// Whether packets go by GIDs alone, as there are no LIDs.
+    /// Whether packets are addressed by GIDs alone, because there are no LIDs.
     pub(crate) fn is_roce(&self) -> bool {
-        self.is_wire && self.managed.is_none()
+        self.is_wire && self.managed.is_none() && self.streams.is_none()
     }
 
     /// The largest path MTU.
@@ -177,21 +193,21 @@ impl Port {
         Mtu::from_code(self.neighbor_mtu.load(Relaxed)).unwrap_or(of_link)
     }
 
-    /// Takes over what the subnet manager has set, and that state, of which each change is told. What the
-    /// state was and is; `None` if nobody manages the port.
+    /// Takes over what the subnet manager has set, and `state`, whose every change the link reports. Returns the state
+    /// before and after; `None` if the port is not managed.
     pub(crate) fn follow_manager(
         &self,
         state: Option<PortState>,
     ) -> Option<(PortState, PortState)> {
-        let now = self.managed.as_ref()?.sheet();
-        self.change(|sheet| {
-            let before = sheet.state;
+        let now = self.managed.as_ref()?.tables();
+        self.change(|settings| {
+            let before = settings.state;
             let state = state.unwrap_or(before);
-            sheet.state = state;
-            sheet.gids = now.gids.iter().copied().take(GIDS_MAX).collect();
-            sheet.pkeys = now.pkeys.iter().copied().take(PKEYS_MAX).collect();
-            sheet.capability_mask = now.info.capability_mask.bits();
-            sheet.info = Some(now.info);
+            settings.state = state;
+            settings.gids = now.gids.iter().copied().take(GIDS_MAX).collect();
+            settings.pkeys = now.pkeys.iter().copied().take(PKEYS_MAX).collect();
+            settings.capability_mask = now.info.capability_mask.bits();
+            settings.info = Some(now.info);
             self.neighbor_mtu
                 .store(now.info.neighbor_mtu.value(), Relaxed);
             Some((before, state))
@@ -200,57 +216,61 @@ impl Port {
 
     /// The partition with that index.
     pub(crate) fn pkey(&self, index: u16) -> Option<PKey> {
-        self.sheet.lock().pkeys.get(usize::from(index)).copied()
+        self.settings.lock().pkeys.get(usize::from(index)).copied()
     }
 
     /// Entries of the P_Key table.
     pub(crate) fn pkey_count(&self) -> u32 {
-        self.sheet.lock().pkeys.len() as u32
+        self.settings.lock().pkeys.len() as u32
     }
 
     /// The index of a partition that a packet with that key may come from.
     pub(crate) fn pkey_index(&self, key: PKey) -> Option<u16> {
-        let sheet = self.sheet.lock();
-        let found = sheet.pkeys.iter().position(|own| own.matches(key));
+        let settings = self.settings.lock();
+        let found = settings.pkeys.iter().position(|own| own.matches(key));
         found.and_then(|index| u16::try_from(index).ok())
     }
 
     /// Whether that is one of its own addresses.
     pub(crate) fn has_address(&self, addr: IpAddr) -> bool {
-        self.sheet.lock().gids.contains(&Gid::from(addr))
+        self.settings.lock().gids.contains(&Gid::from(addr))
     }
 
-    pub(crate) fn sheet(&self) -> Sheet {
-        self.sheet.lock().clone()
+    pub(crate) fn settings(&self) -> PortSettings {
+        self.settings.lock().clone()
     }
 
     /// The GID with that index.
     pub(crate) fn gid(&self, index: u16) -> Option<Gid> {
-        self.sheet.lock().gids.get(usize::from(index)).copied()
+        self.settings.lock().gids.get(usize::from(index)).copied()
     }
 
     /// The port has 2^n LIDs.
     pub(crate) fn lmc(&self) -> u8 {
-        let sheet = self.sheet.lock();
-        sheet.info.as_ref().map_or(0, |info| info.lmc.byte())
+        let settings = self.settings.lock();
+        settings.info.as_ref().map_or(0, |info| info.lmc.byte())
     }
 
     /// Entries of the GID table.
     pub(crate) fn gid_count(&self) -> u32 {
-        self.sheet.lock().gids.len() as u32
+        self.settings.lock().gids.len() as u32
     }
 
-    /// Changes the tables or the state; whether that made a difference is for `change` to say.
-    pub(crate) fn change<T>(&self, change: impl FnOnce(&mut Sheet) -> T) -> T {
-        change(&mut self.sheet.lock())
+    /// Changes the tables or the state; `change` says whether that made a difference.
+    pub(crate) fn change<T>(&self, change: impl FnOnce(&mut PortSettings) -> T) -> T {
+        change(&mut self.settings.lock())
     }
 
-    /// Whether messages can go from here to that port and back: both in service, in one partition.
+    /// Whether messages can pass between here and that port in both directions: both in service, in one partition.
     pub(crate) fn reaches(&self, other: &Self) -> bool {
-        let (here, there) = (self.sheet(), other.sheet());
-        here.state == PortState::Active
-            && there.state == PortState::Active
-            && here.pkey().matches(there.pkey())
+        // One after the other: it may be the same port.
+        let in_service = |port: &Self| {
+            let settings = port.settings.lock();
+            (settings.state == PortState::Active).then(|| settings.pkey())
+        };
+        let (here, there) = (in_service(self), in_service(other));
+        here.zip(there)
+            .is_some_and(|(here, there)| here.matches(there))
     }
 
     /// Whether a queue pair's attributes name what this port has and can reach.
@@ -298,7 +318,8 @@ impl Port {
     }
 }
 
-/// What is wrong with a way on RoCE, where the GID is the address: there are no LIDs (IBTA annex A17.3).
+/// The reason why RoCE refuses an address vector: the GID is the address there, and there are no LIDs (IBTA annex
+/// A17.3).
 fn refuses_roce(sgid: Gid, av: &Av) -> Option<Why> {
     let Some(global) = &av.global else {
         return Some(Why::Missing);
@@ -310,7 +331,7 @@ fn refuses_roce(sgid: Gid, av: &Av) -> Option<Why> {
     (src.is_ipv4() != dst.is_ipv4() || dst.is_unspecified()).then_some(Why::Unreachable)
 }
 
-/// What is wrong with a way through a subnet: it ends at a LID, or at a GID whose LID the link knows.
+/// The reason why a subnet refuses an address vector: it must end at a LID, or at a GID whose LID the link knows.
 fn refuses_way(av: &Av) -> Option<Why> {
     let is_group = av.dlid.is_multicast();
     if is_group || av.global.is_some_and(|global| global.dgid.is_multicast()) {
@@ -323,7 +344,7 @@ impl fmt::Debug for Port {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Port")
             .field("lid", &self.lid)
-            .field("sheet", &self.sheet())
+            .field("settings", &self.settings())
             .finish_non_exhaustive()
     }
 }

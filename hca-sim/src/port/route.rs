@@ -1,4 +1,4 @@
-//! Where the packets of a port go to, and where they may come from.
+//! The destinations of a port's packets, and the sources that packets may come from.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -13,7 +13,7 @@ use crate::transport::Incoming;
 const NOWHERE: Ipv6Addr = Ipv6Addr::UNSPECIFIED;
 
 impl Port {
-    /// The way that an address vector leads, if there is one from here.
+    /// The route that an address vector describes, if there is one from here.
     pub(crate) fn route(&self, av: &Av) -> Option<Route> {
         let global = av.global;
         let src = self.gid(global.map_or(0, |global| global.sgid_index))?;
@@ -57,16 +57,18 @@ impl Port {
         })
     }
 
-    /// On a managed port, the LID that packets leave from: on directed routes no LID is needed.
+    /// On a managed port, the LID that packets are sent from: directed routes need no LID.
     fn slid(&self, av: &Av) -> Option<Lid> {
-        let info = self.sheet().info?;
-        if av.dlid == PERMISSIVE_LID {
-            return Some(PERMISSIVE_LID);
-        }
-        Some(info.lid_of(av.src_path_bits))
+        self.managed.as_ref()?;
+        let settings = self.settings.lock();
+        let info = settings.info.as_ref()?;
+        Some(match av.dlid {
+            PERMISSIVE_LID => PERMISSIVE_LID,
+            _ => info.lid_of(av.src_path_bits),
+        })
     }
 
-    /// Tells the subnet manager of a packet with a key that does not fit, if there is one to be told.
+    /// Reports a packet whose key does not match to the subnet manager, if there is one.
     pub(crate) fn report(&self, packet: &Incoming<'_>, is_qkey: bool) {
         let (Some(managed), Some(local)) = (&self.managed, packet.local) else {
             return;
@@ -89,7 +91,7 @@ impl Port {
         });
     }
 
-    /// Whether a packet comes from where a connection's own packets go to.
+    /// Whether a packet comes from the address that a connection's own packets are sent to.
     pub(crate) fn is_peer(&self, own: &Route, packet: &Incoming<'_>) -> bool {
         let is_by_address = own.dst == packet.src && own.src == packet.dst;
         match (own.local, packet.local) {

@@ -1,5 +1,5 @@
-//! What a port knows of extended reliable connections: the shared receive queues that requests name,
-//! and who has opened which target queue pair.
+//! A port's tables for extended reliable connections: the shared receive queues that requests name, and the handles of
+//! each target queue pair.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -26,7 +26,7 @@ impl Xrc {
         self.0.lock().queues.insert(number, Arc::clone(srq));
     }
 
-    /// No request can any more.
+    /// Requests can no longer name it.
     pub(crate) fn leave(&self, number: Srqn) {
         self.0.lock().queues.remove(&number);
     }
@@ -35,7 +35,7 @@ impl Xrc {
     pub(crate) fn find(&self, number: Srqn, xrcd: u32) -> Option<Arc<SharedReceives>> {
         let state = self.0.lock();
         let found = state.queues.get(&number)?;
-        let is_in = found.named.as_ref().is_some_and(|own| own.xrcd == xrcd);
+        let is_in = found.xrc.as_ref().is_some_and(|own| own.xrcd == xrcd);
         is_in.then(|| Arc::clone(found))
     }
 
@@ -46,7 +46,7 @@ impl Xrc {
         handles.push(Arc::downgrade(handle));
     }
 
-    /// That handle is closed; whether it was the last.
+    /// That handle is closed. Returns whether it was the last.
     pub(crate) fn closed(&self, qpn: Qpn, handle: &QpCore) -> bool {
         let mut state = self.0.lock();
         let Some(handles) = state.targets.get_mut(&qpn) else {
@@ -60,7 +60,7 @@ impl Xrc {
         last
     }
 
-    /// Everybody who has opened that target.
+    /// All handles of that target.
     pub(crate) fn owners(&self, qpn: Qpn) -> Vec<Arc<QpCore>> {
         let state = self.0.lock();
         let handles = state.targets.get(&qpn);

@@ -1,4 +1,4 @@
-//! What clients hold of queues: the posters' ends. Each has one owner, so that posting takes no lock.
+//! The posters' ends of queues, which clients hold. Each has one owner, so that posting takes no lock.
 
 pub(crate) mod recv;
 pub(crate) mod send;

@@ -5,9 +5,9 @@ use std::hint::cold_path;
 
 use verbs_core::mem::{Pin, Seen, TouchWord, pin, pin_at_once};
 use verbs_core::queue::post_recv_shortest;
+use verbs_core::slab_alloc::SlabArc;
 use verbs_core::sync::Arc;
 use verbs_core::sync::atomic::Ordering::Relaxed;
-use verbs_core::yard::Common;
 use verbs_core::{
     Access, BatchError, Payload, Piece, PostCode, PostError, QpState, RawRecvQueue, Recv, Sge,
 };
@@ -24,9 +24,9 @@ const UNDER_ONE_PIN: usize = 32;
 #[repr(align(64))]
 pub(crate) struct RecvPoster {
     qp: Arc<QueuePair>,
-    gate: Common<QpWord>,
+    gate: SlabArc<QpWord>,
     /// `None` until the first post that finds the ring allocated.
-    ring: Option<Common<RecvRing>>,
+    ring: Option<SlabArc<RecvRing>>,
     /// Those of `ring`.
     entries: Option<Entries>,
     tail: u32,
@@ -55,7 +55,7 @@ impl RecvPoster {
     /// Finds room for such a receive, or says why it cannot be posted.
     #[cold]
     fn look_for_room(&mut self, has_piece: bool) -> Result<(), PostError> {
-        let max = self.qp.cap.max_recv_sge;
+        let max = self.qp.cap.get().max_recv_sge;
         if max == 0 && has_piece {
             return Err(PostError::TooManySges { got: 1, max });
         }
@@ -67,7 +67,7 @@ impl RecvPoster {
         let Some(ring) = &self.ring else {
             return Err(PostError::State(QpState::Reset));
         };
-        let depth = self.qp.cap.max_recv_wr;
+        let depth = self.qp.cap.get().max_recv_wr;
         ring.post_from(pin().thread());
         let used = self.tail.wrapping_sub(ring.freed());
         let mut room = depth.saturating_sub(used);
@@ -76,14 +76,14 @@ impl RecvPoster {
             return Err(PostError::Full { depth });
         }
         if max == 0 {
-            // So that every receive comes here, where one with a piece is refused.
+            // So that every receive comes to this function, where one with a piece is refused.
             room = 1;
         }
         self.end = self.tail.wrapping_add(room);
         Ok(())
     }
 
-    /// Posts one of one piece when there is something in the way of the short one.
+    /// Posts a receive of one piece when the short path cannot be taken.
     #[cold]
     #[inline(never)]
     fn post_one_slow(
@@ -99,7 +99,7 @@ impl RecvPoster {
         Ok(self.post_any(wr_id, Pieces::One(piece))?)
     }
 
-    /// The rest of posting one of one piece, at that position, when the sender asks something.
+    /// The rest of posting a receive of one piece, at that position, when the sender asks for something.
     #[inline(never)]
     fn answer(&mut self, pin: Pin, at: u32, piece: Piece) -> Result<(), PostCode> {
         self.offer(&pin, at, piece);
@@ -108,7 +108,7 @@ impl RecvPoster {
         Ok(())
     }
 
-    /// Posts what it can under one pin, from the first on: how many. None of the others was looked at.
+    /// Posts as many as it can under one pin, from the first on, and returns how many. It has not looked at the others.
     #[inline(never)]
     fn burst(&mut self, wrs: &[Recv<'_>]) -> usize {
         let (Some(entries), Some(pin)) = (&self.entries, pin_at_once()) else {
@@ -137,13 +137,13 @@ impl RecvPoster {
         count as usize
     }
 
-    /// Says that riders may have the receive that was posted at that position, if the sender wants to
-    /// know and they may.
+    /// Reports that inline CQEs may use the receive that was posted at that position, if the sender wants to know and
+    /// they may.
     fn offer(&mut self, pin: &Pin, at: u32, piece: Piece) {
         let Some(ring) = self.ring.as_deref() else {
             return;
         };
-        if self.gate.asked.load(Relaxed) & QpWord::BERTHS == 0 {
+        if self.gate.asked.load(Relaxed) & QpWord::INLINE_CREDITS == 0 {
             return;
         }
         let (mrs, pd, room) = (&self.qp.port.mrs, self.qp.pd, piece.len().min(BYTES_MAX));
@@ -162,7 +162,7 @@ impl RecvPoster {
         }
     }
 
-    /// Posts any receive, for which there is room. In ERR it is completed at once.
+    /// Posts any receive, if there is room. In ERR it is completed at once.
     #[inline(never)]
     fn post_any(&mut self, wr_id: u64, pieces: Pieces<'_>) -> Result<(), PostError> {
         let Some(ring) = self.ring.as_deref() else {
@@ -194,7 +194,7 @@ impl RecvPoster {
 
 impl RawRecvQueue for RecvPoster {
     fn post(&mut self, wr_id: u64, sges: &[Sge]) -> Result<(), PostError> {
-        let max = self.qp.cap.max_recv_sge;
+        let max = self.qp.cap.get().max_recv_sge;
         if sges.len() > max as usize {
             let got = u32::try_from(sges.len()).unwrap_or(u32::MAX);
             return Err(PostError::TooManySges { got, max });
@@ -234,10 +234,14 @@ impl RawRecvQueue for RecvPoster {
     }
 
     fn post_batch(&mut self, wrs: &[Recv<'_>]) -> Result<(), BatchError> {
+        if self.tail == self.end && self.entries.is_some() {
+            // Why there is none is said by the first that finds none.
+            let _full = self.look_for_room(true);
+        }
         let mut posted = 0;
         while posted < wrs.len() {
             posted += self.burst(&wrs[posted..]);
-            // What stands first now is for the other ways.
+            // The receive that is first now takes the other paths.
             if let Some(wr) = wrs.get(posted) {
                 post_recv_shortest(self, wr).map_err(|error| BatchError { posted, error })?;
                 posted += 1;

@@ -1,5 +1,4 @@
-//! The values that a modify may set. Which attributes it may name is the table's business
-//! ([`verbs_core::qp_state`]).
+//! The values that a modify may set. The table decides which attributes it may name ([`verbs_core::qp_state`]).
 
 use verbs_core::qp_state::{Transition, check as check_names};
 use verbs_core::{Access, Attr, Error, QpAttr, QpAttrMask, QpState, QpType};
@@ -27,14 +26,12 @@ pub(crate) fn check(
             forbidden,
         }));
     }
-    if change.alt_path.is_some() {
-        return Err(Error::Unsupported(Attr::AltPath));
-    }
     values(change)
 }
 
 fn values(change: &QpAttr) -> Result<(), Error> {
     let rd_atomic = limits::RD_ATOMIC;
+    let alt = change.alt_path;
     let at_most = [
         (Attr::Timeout, change.timeout.map(u32::from), 31),
         (Attr::RetryCnt, change.retry_cnt.map(u32::from), 7),
@@ -51,6 +48,8 @@ fn values(change: &QpAttr) -> Result<(), Error> {
             rd_atomic,
         ),
         (Attr::Av, change.av.map(|av| u32::from(av.sl)), 15),
+        (Attr::AltPath, alt.map(|alt| u32::from(alt.av().sl)), 15),
+        (Attr::Timeout, alt.map(|alt| u32::from(alt.timeout)), 31),
     ];
     for (attr, got, max) in at_most {
         if let Some(got) = got
@@ -59,7 +58,12 @@ fn values(change: &QpAttr) -> Result<(), Error> {
             return Err(Error::Invalid { attr, got, max });
         }
     }
-    let ports = [change.port, change.av.map(|av| av.port)];
+    let paths = [change.av, alt.map(|alt| alt.av())];
+    let ports = [
+        change.port,
+        paths[0].map(|av| av.port),
+        paths[1].map(|av| av.port),
+    ];
     if let Some(port) = ports
         .into_iter()
         .flatten()

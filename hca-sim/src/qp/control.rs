@@ -1,15 +1,17 @@
-//! The control verbs of a queue pair, and what takes it down besides them: a failure, the end of the device.
+//! The control verbs of a queue pair, and what else takes it down: a failure, the removal of the device.
 
 use verbs_core::mem::{Touched, grace};
-use verbs_core::qp::{DestroyQp, ModifyQp};
+use verbs_core::qp::{DestroyQp, ModifyQp, ResizeQp};
 use verbs_core::sync::atomic::Ordering::{AcqRel, Relaxed};
 use verbs_core::sync::{Arc, MutexGuard};
-use verbs_core::{Command, Error, QpAttr, QpInfo, QpState};
+use verbs_core::{Access, Attr, Command, Error, QpAttr, QpCap, QpInfo, QpState, QpType, Why};
 
-use super::finish::Finish;
-use super::pairing::Links;
+use super::worker::migration;
 use super::worker::packet_qp::PacketQp;
-use super::{QueuePair, check, tag_of, takes_packets};
+use super::{Links, QueuePair, check, tag_of, takes_packets};
+use super::{pairing, recall};
+use crate::effects::Finish;
+use crate::queue::base::limits::{self, PORT};
 use crate::queue::base::word::flag;
 use crate::queue::recv::RecvRing;
 use crate::queue::send::SendRing;
@@ -17,9 +19,6 @@ use crate::queue::send::SendRing;
 impl QueuePair {
     /// The verb of that name.
     pub(crate) fn modify(self: &Arc<Self>, command: Command<'_, ModifyQp>) {
-        if matches!(command.attr.state, Some(QpState::Err | QpState::Reset)) {
-            self.acknowledge();
-        }
         let links = self.port.link.lock();
         let change = command.attr;
         let from = self.state();
@@ -27,7 +26,10 @@ impl QueuePair {
         let checked = self
             .may_change()
             .and_then(|()| check::check(self.qp_type, from, to, &change))
-            .and_then(|()| self.port.check_path(&change));
+            .and_then(|()| self.check_connection(from, to))
+            .and_then(|()| self.port.features.check_modify(from, &change))
+            .and_then(|()| self.port.check_path(&change))
+            .and_then(|()| migration::check_migration(self, &change));
         let checked = checked.and_then(|()| self.allocate(to));
         if let Err(error) = checked {
             drop(links);
@@ -37,22 +39,25 @@ impl QueuePair {
             || change.access.is_some()
                 && matches!(from, QpState::Rtr | QpState::Rts | QpState::Sqd);
         if !takes_away {
-            // Nothing is taken away, so nobody is waited for.
+            // Nothing is taken away, so no thread is waited for.
             let _ = self.apply(from, to, &change).and(self.repair(&links));
             drop(links);
             command.complete(Ok(()));
+            migration::tell_migrated(self, &change);
             return self.wake_both();
         }
-        // Pending comes first: when its limit refuses the verb, nothing has been done.
+        // Pending comes first: if its limit refuses the verb, nothing has been done.
         let Some((_, pending)) = command.pend() else {
             return;
         };
         let before = self.control.lock().attr();
         let touched = self
             .apply(from, to, &change)
-            .and(self.repair_after(&links, &before));
+            .and(pairing::repair_after(self, &links, &before));
         self.control.lock().finish.push(Finish::Modify(pending));
+        self.worker.owes.set();
         self.close(links, touched);
+        migration::tell_migrated(self, &change);
         self.wake_both();
     }
 
@@ -68,9 +73,8 @@ impl QueuePair {
         }
     }
 
-    /// The verb of that name: flushes and lets go.
+    /// The verb of that name: flushes and releases.
     pub(crate) fn destroy(self: &Arc<Self>, command: Command<'_, DestroyQp>) {
-        self.acknowledge();
         let mut links = self.port.link.lock();
         let Some((_, pending)) = command.pend() else {
             return;
@@ -78,19 +82,24 @@ impl QueuePair {
         let touched = self.take_away(&links, flag::GONE);
         links.leave(self.port.lid, self.qpn);
         self.control.lock().finish.push(Finish::Destroy(pending));
+        self.worker.owes.set();
         self.close(links, touched);
     }
 
-    /// What has arrived is acknowledged, before nothing is.
-    fn acknowledge(self: &Arc<Self>) {
-        if let Some(driver) = self.port.driver() {
-            driver.acknowledge(self);
-        }
-    }
-
-    /// Goes to ERR for a reason that a completion or an event tells; `false` if it is in RESET or ERR.
+    /// Goes to ERR for a reason that a completion or an event reports; `false` if it is in RESET or ERR.
     pub(crate) fn fail(self: &Arc<Self>) -> bool {
         let links = self.port.link.lock();
+        self.fail_under(links)
+    }
+
+    /// The same, for a reason of before: not if it was reset in the meantime.
+    pub(crate) fn fail_since(self: &Arc<Self>, resets: u32) -> bool {
+        let links = self.port.link.lock();
+        // Counted under that lock.
+        self.resets() == resets && self.fail_under(links)
+    }
+
+    fn fail_under(self: &Arc<Self>, links: MutexGuard<'_, Links>) -> bool {
         if matches!(self.state(), QpState::Reset | QpState::Err) {
             return false;
         }
@@ -99,7 +108,7 @@ impl QueuePair {
         true
     }
 
-    /// Its send queue goes to SQE for a reason that a completion tells; receives go on.
+    /// Its send queue goes to SQE for a reason that a completion reports; receives continue.
     pub(crate) fn fail_sends(self: &Arc<Self>) {
         let links = self.port.link.lock();
         if self.state() != QpState::Rts && self.state() != QpState::Sqd {
@@ -109,7 +118,7 @@ impl QueuePair {
         self.close(links, touched);
     }
 
-    /// The device has gone.
+    /// The device was removed.
     pub(crate) fn remove(self: &Arc<Self>) {
         let links = self.port.link.lock();
         let touched = self.take_away(&links, flag::REMOVED);
@@ -130,10 +139,62 @@ impl QueuePair {
         QpInfo {
             state,
             attr,
-            cap: self.cap,
+            cap: self.cap.get(),
             sq_sig_all: self.sq_sig_all,
-            sq_draining: false,
+            sq_draining: state == QpState::Sqd && self.is_draining(),
         }
+    }
+
+    /// The verb of that name. The rings have the size of the next power of two, and may be used up to that; before they
+    /// are allocated, any depth may be chosen.
+    pub(crate) fn resize(&self, command: Command<'_, ResizeQp>) {
+        // Allocates the rings under the same lock, so that they have either the old sizes or the new ones.
+        let links = self.port.link.lock();
+        let resized = self.may_change().and_then(|()| self.change_cap(&command));
+        drop(links);
+        if let Ok(cap) = &resized {
+            command.target().resized(cap);
+        }
+        command.complete(resized);
+    }
+
+    fn change_cap(&self, change: &ResizeQp) -> Result<QpCap, Error> {
+        let mut cap = self.cap.get();
+        if change.max_recv_wr.is_some() && (self.srq.is_some() || self.qp_type == QpType::XrcSend) {
+            let why = if self.srq.is_some() {
+                Why::UsesSrq
+            } else {
+                Why::NoReceives
+            };
+            return Err(Error::Mismatch {
+                attr: Attr::MaxRecvWr,
+                why,
+            });
+        }
+        let send = (
+            Attr::MaxSendWr,
+            change.max_send_wr,
+            self.send_ring().map(|sends| sends.room()),
+        );
+        let recv = (
+            Attr::MaxRecvWr,
+            change.max_recv_wr,
+            self.recv_ring().map(|recvs| recvs.room()),
+        );
+        for (attr, wanted, room) in [send, recv] {
+            match (wanted, room) {
+                (Some(got), _) if got > limits::QP_WR => {
+                    let max = limits::QP_WR;
+                    return Err(Error::Invalid { attr, got, max });
+                }
+                (Some(got), Some(max)) if got > max => return Err(Error::Exhausted { attr, max }),
+                _ => {}
+            }
+        }
+        cap.max_send_wr = change.max_send_wr.unwrap_or(cap.max_send_wr);
+        cap.max_recv_wr = change.max_recv_wr.unwrap_or(cap.max_recv_wr);
+        self.cap.resize(&cap);
+        Ok(cap)
     }
 
     fn may_change(&self) -> Result<(), Error> {
@@ -144,34 +205,79 @@ impl QueuePair {
         }
     }
 
-    /// The rings, when they are needed first.
+    /// Where streams carry messages, only a connection brings the stream and takes the queue pair to RTS.
+    fn check_connection(&self, from: QpState, to: QpState) -> Result<(), Error> {
+        let connects = from != to && (to == QpState::Rtr || from == QpState::Rtr);
+        if self.port.streams.is_some() && connects && to != QpState::Err && to != QpState::Reset {
+            let (attr, why) = (Attr::Qp, Why::NeedsConnection);
+            return Err(Error::Mismatch { attr, why });
+        }
+        Ok(())
+    }
+
+    /// From RESET or INIT to RTS for a connection: `attr` is what the two ends have agreed on. `ready` gives the queue
+    /// pair its stream between the two transitions.
+    pub(crate) fn establish(
+        self: &Arc<Self>,
+        attr: &QpAttr,
+        ready: impl FnOnce(&mut PacketQp),
+    ) -> Result<(), Error> {
+        let links = self.port.link.lock();
+        self.may_change()?;
+        let from = self.state();
+        if !matches!(from, QpState::Reset | QpState::Init) {
+            let (attr, why) = (Attr::Qp, Why::State);
+            return Err(Error::Mismatch { attr, why });
+        }
+        self.allocate(QpState::Init)?;
+        let exchange = self.worker.exchange().ok_or(Error::DeviceFailed)?;
+        ready(&mut exchange.lock());
+        let mut attr = *attr;
+        if from == QpState::Reset {
+            attr.access = Some(Access::REMOTE | Access::LOCAL_WRITE);
+            attr.port = Some(PORT);
+        }
+        // Nothing is taken away, so no thread is waited for.
+        let _ = self.apply(from, QpState::Rts, &attr);
+        drop(links);
+        Ok(())
+    }
+
+    /// Allocates the rings when they are first needed.
     fn allocate(&self, to: QpState) -> Result<(), Error> {
         if to != QpState::Init || self.sends.get().is_some() {
             return Ok(());
         }
-        let yard = &self.port.yard;
-        let sends = SendRing::new(yard, &self.cap, self.service())?;
-        let recvs = RecvRing::new(yard, self.cap.max_recv_wr, self.cap.max_recv_sge)?;
-        let (sends, recvs) = (yard.common(sends)?, yard.common(recvs)?);
-        if self.goes_as_packets() {
-            self.worker
-                .set_exchange(PacketQp::new(self.qp_type, &self.cap)?);
+        let slabs = &self.port.slabs;
+        let cap = self.cap.get();
+        let sends = SendRing::new(slabs, &cap, self.service())?;
+        let recvs = RecvRing::new(slabs, cap.max_recv_wr, cap.max_recv_sge)?;
+        let (sends, recvs) = (slabs.arc(sends)?, slabs.arc(recvs)?);
+        if self.port.streams.is_some() {
+            self.worker.set_exchange(PacketQp::over_stream()?);
+        } else if self.goes_as_packets() {
+            self.worker.set_exchange(PacketQp::new(self.qp_type, &cap)?);
         }
-        // Under the lock of the link nobody else does this.
+        // Under the lock of the link no other thread does this.
         let _ = self.recvs.set(recvs);
         let _ = self.sends.set(sends);
         Ok(())
     }
 
-    /// Takes over a change that has been checked. Whom to wait for if it takes something away.
+    /// Takes over a change that has been checked. Returns which threads to wait for if it takes something away.
     fn apply(&self, from: QpState, to: QpState, change: &QpAttr) -> Touched {
         let mut control = self.control.lock();
         let attr = control.attr.get_or_insert_default();
+        let migrates = migration::is_asked_for(attr, change);
         attr.apply(change);
         attr.state = Some(to);
         attr.cur_state = None;
+        if migrates {
+            migration::swap_paths(attr);
+        }
         if to == QpState::Reset {
-            control.attr = None;
+            // Its memory stays, for the next change.
+            **attr = QpAttr::default();
             self.resets.fetch_add(1, AcqRel);
             self.contacted.store(false, Relaxed);
         }
@@ -179,7 +285,9 @@ impl QueuePair {
             control.tell_drained = to == QpState::Sqd && change.en_sqd_async_notify == Some(true);
             control.tell_last_wqe = to == QpState::Err && self.srq.is_some();
         }
+        control.tell_migrated |= migrates;
         drop(control);
+        self.worker.owes.set();
         self.changes.fetch_add(1, AcqRel);
         if let Some(recvs) = self.recv_ring() {
             if let Some(psn) = change.rq_psn {
@@ -211,7 +319,7 @@ impl QueuePair {
         changed.map_or(Touched::NOBODY, |(_, touched)| touched)
     }
 
-    /// To ERR, whatever it was; RESET stays, as there is nothing to flush.
+    /// To ERR, from any state but RESET, where there is nothing to flush.
     fn take_away(self: &Arc<Self>, links: &Links, flags: u32) -> Touched {
         let to = if self.state() == QpState::Reset {
             QpState::Reset
@@ -220,56 +328,59 @@ impl QueuePair {
         };
         if to == QpState::Err && self.state() != to {
             self.control.lock().tell_last_wqe = self.srq.is_some();
+            self.worker.owes.set();
         }
         let touched = self.set_state(to, flags);
         let before = self.control.lock().attr();
-        touched.and(self.repair_after(links, &before))
+        touched.and(pairing::repair_after(self, links, &before))
     }
 
-    /// Flushes and completes what waits for it, once nobody can be inside any more. Until then no new
-    /// direct path begins or ends here: there would be two owners of one direction.
+    /// Flushes and completes what waits for it, once no thread can be inside any longer. Until then no new direct path
+    /// begins or ends here: one direction would have two owners.
     fn close(self: &Arc<Self>, links: MutexGuard<'_, Links>, touched: Touched) {
         self.begin_close(&links);
         drop(links);
         self.end_close(touched);
     }
 
-    /// No direct path begins here from now on; under the lock under which the old one was taken away.
+    /// No direct path begins here from now on; called under the lock under which the old one was taken away.
     pub(crate) fn begin_close(&self, _links: &Links) {
         self.worker.closing.fetch_add(1, AcqRel);
     }
 
-    /// The rest of what [`QueuePair::begin_close`] has begun, outside of locks.
+    /// Completes what [`QueuePair::begin_close`] has begun, outside of locks.
     pub(crate) fn end_close(self: &Arc<Self>, touched: Touched) {
         let me = Arc::clone(self);
-        // Nothing is written by pollers when this is over.
-        let berths = self.berths();
-        let pollers = berths.as_ref().map(|berths| berths.ring.shut_out_pollers());
+        // Pollers write nothing after this.
+        let scatter = self.scatter();
+        let pollers = scatter
+            .as_ref()
+            .map(|scatter| scatter.ring.shut_out_pollers());
         let touched = touched.and(pollers.unwrap_or(Touched::NOBODY));
         grace::after(touched, move || {
-            if let Some(berths) = berths {
-                me.end_riding(&berths);
+            if let Some(scatter) = scatter {
+                recall::end_inline_cqes(&me, &scatter);
             }
             me.worker.closing.fetch_sub(1, AcqRel);
             me.turn();
             let links = me.port.link.lock();
-            // What a direct path is made for since has nobody to wait for.
+            // A direct path that is made from now on has no thread to wait for.
             let _ = me.repair(&links);
             drop(links);
             me.wake_both();
         });
     }
 
-    /// Both ends may go on now: a machine waited for the other to be ready.
+    /// Both ends may continue now: a machine waited for the other to be ready.
     fn wake_both(self: &Arc<Self>) {
         let attr = self.control.lock().attr();
-        let peer = self.named_peer(&self.port.link.lock(), &attr).cloned();
+        let peer = pairing::named_peer(&self.port.link.lock(), &attr).cloned();
         for qp in peer.iter().chain([self]) {
             qp.wake();
         }
     }
 
-    /// Goes on with what waits, if anything does.
+    /// Continues with what waits, if anything does.
     pub(crate) fn wake(self: &Arc<Self>) {
         if self.send_ring().is_some_and(|sends| !sends.is_drained()) {
             self.kick();

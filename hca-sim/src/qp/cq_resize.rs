@@ -4,30 +4,30 @@
 //! kill the buffer -> grace period -> copy what waits -> put the new buffer in its place -> call the waiters
 //! ```
 //!
-//! The new buffer is allocated before anything else is done. From the kill on, pushers are refused as they
-//! are by a queue that changes hands, and are called at the end; no thread waits. The consumer goes on
-//! polling. What waits is copied to the same positions, so that the consumer can go over to the new
-//! buffer whenever it finds nothing in the old one: what it has polled is behind it there, too. Without
-//! pushers, nothing comes to the old buffer that is not in the new one.
+//! The new buffer is allocated before anything else is done. From the kill on, pushers are refused as they are by a
+//! queue that changes hands, and are called at the end; no thread waits. The consumer continues to poll. What waits is
+//! copied to the same positions, so that the consumer can switch to the new buffer whenever it finds nothing in the old
+//! one: the new one, too, counts what it has polled as consumed. Without pushers, nothing is added to the old buffer
+//! that is not in the new one.
 //!
 //! Where packets carry messages, the thread that holds the port's driver pushes and must not be refused: it
 //! changes the buffer itself, between two rounds, when no other thread is inside.
 //!
-//! No push is lost: one that was under way is in the old buffer when the grace period is over. *The
-//! race that looks bad*: the queue is armed for the first time while its buffer is replaced, so that the
-//! flag is put into a mode that is no longer read. The lock of the latest buffer orders the two.
+//! No push is lost: one that was under way is in the old buffer when the grace period is over. *The race that looks
+//! bad*: the queue is armed for the first time while its buffer is replaced, so that the flag is put into a mode word
+//! that is no longer read. The lock of the latest buffer orders the two.
 
 use verbs_core::Error;
 use verbs_core::mem::grace;
 use verbs_core::sync::{Arc, Mutex};
 
+use crate::effects::Effects;
 use crate::port::Port;
-use crate::qp::effects::Effects;
-use crate::qp::pairing::renew_landings;
+use crate::qp::pairing::renew_direct_paths;
 use crate::queue::cq::{CqBuffer, CqRing};
 
-/// Gives the queue that buffer, and tells its size; [`Error::Mismatch`] if more waits than fits. Outside pins and
-/// locks. Resizes of one queue are done one after the other.
+/// Gives the queue that buffer, and returns its size; [`Error::Mismatch`] if more waits than fits. Called outside pins
+/// and locks. Resizes of one queue are done one after the other.
 pub(crate) fn resize(
     ring: &Arc<CqRing>,
     buffer: CqBuffer,
@@ -51,7 +51,7 @@ struct Resize {
     done: Box<dyn FnOnce(Result<u32, Error>) + Send>,
 }
 
-/// What is left to be done for a resize.
+/// The rest of a resize.
 struct Over {
     ring: Arc<CqRing>,
     port: Arc<Port>,
@@ -68,7 +68,7 @@ impl Resize {
         grace::after(self.ring.kill_lane(), move || self.change_lane().end());
     }
 
-    /// By the holder of the driver, who refuses nobody: changes the buffer if no other thread is inside
+    /// Called by the holder of the driver, which refuses no pusher: changes the buffer if no other thread is inside
     /// just now, and otherwise gives it back and begins again when they have left.
     fn change_at_once(self, effects: &mut Effects) {
         #[derive(Default)]
@@ -91,7 +91,7 @@ impl Resize {
         let mut put = put.lock();
         if put.is_over {
             let over = self.change_lane();
-            effects.after.push(Box::new(move || over.end()));
+            effects.rare().after.push(Box::new(move || over.end()));
         } else {
             self.ring.revive_lane();
             put.off = Some(self);
@@ -116,10 +116,10 @@ impl Resize {
 }
 
 impl Over {
-    /// Tells everybody that a resize is over. Outside pins and locks.
+    /// Reports the end of a resize to all that wait for it. Called outside pins and locks.
     fn end(self) {
         if self.resized.is_ok() {
-            renew_landings(&self.port.link, &self.ring);
+            renew_direct_paths(&self.port.link, &self.ring);
         }
         self.ring.call_waiting();
         (self.done)(self.resized);

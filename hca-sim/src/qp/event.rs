@@ -1,14 +1,13 @@
-//! What a queue pair tells its client unasked, and what it must notice for that.
+//! The unsolicited events of a queue pair, and what it must observe to raise them.
 
-use verbs_core::qp::QpCore;
-use verbs_core::sync::atomic::Ordering::{AcqRel, Acquire};
+use verbs_core::sync::atomic::Ordering::AcqRel;
 use verbs_core::sync::{Arc, Weak};
 use verbs_core::{EventType, QpState, QpType};
 
-use crate::direct::path::Door;
 use crate::port::Port;
 use crate::qp::QueuePair;
 use crate::qp::pairing::queue_pairs_on;
+use crate::qp::recall;
 use crate::queue::base::events::{Job, QpEvents};
 use crate::queue::cq::CqRing;
 
@@ -37,7 +36,7 @@ impl QpEvents for QueuePair {
         }
         let in_rtr = {
             let links = self.port.link.lock();
-            // Nothing is taken away, so nobody is waited for.
+            // Nothing is taken away, so no thread is waited for.
             let _ = self.repair(&links);
             self.state() == QpState::Rtr
         };
@@ -57,38 +56,20 @@ impl QpEvents for QueuePair {
     }
 
     fn recall(self: Arc<Self>, then: Job) {
-        Self::recall(&self, then);
+        recall::recall(&self, then);
     }
 }
 
 impl Port {
-    /// Completions of that queue were lost: every queue pair on it goes to ERR, as none can go on (IBTA vol. 1,
-    /// 11.2.6.1).
+    /// Completions of that queue were lost: every queue pair that uses it goes to ERR, because none can continue (IBTA
+    /// vol. 1, 11.2.6.1).
     pub(crate) fn overrun(&self, cq: &Arc<CqRing>) {
         cq.tell_overrun(&self.counters);
         for qp in queue_pairs_on(&self.link, cq) {
             if QueuePair::fail(&qp) {
-                // Its own completion may be the lost one, so nothing else tells it.
+                // Its own completion may be the lost one, so nothing else reports it.
                 qp.raise(EventType::QpFatal);
             }
-        }
-    }
-}
-
-impl QueuePair {
-    pub(crate) fn set_core(&self, core: &Arc<QpCore>) {
-        // The queue pair is new, so nobody has set this.
-        let _ = self.core.set(Arc::downgrade(core));
-    }
-
-    /// Who may land messages on it.
-    pub(crate) fn door(&self) -> Door {
-        if self.state() == QpState::Rtr && !self.contacted.load(Acquire) {
-            Door::First
-        } else if self.port.link.is_bare() {
-            Door::Direct
-        } else {
-            Door::Machine
         }
     }
 }

@@ -1,8 +1,8 @@
 //! Queue pairs: their state, and the control verbs that change it.
 //!
-//! The state is part of the queue pair's touch word, so that posts see it under their pin and control
-//! verbs know whom to wait for. It changes under the lock of the link, on which the fit of two queue
-//! pairs is decided ([`crate::direct::path`]).
+//! The state is part of the queue pair's touch word, so that posts see it under their pin and control verbs know which
+//! threads to wait for. It changes under the lock of the link, on which the fit of two queue pairs is decided
+//! ([`crate::direct::path`]).
 //!
 //! A verb that takes something away from posters (to ERR, RESET or SQD, fewer rights, destroy) changes
 //! the word, kills the direct paths, and completes when the grace period is over and the rings are flushed
@@ -11,49 +11,53 @@
 pub(crate) mod check;
 mod control;
 pub(crate) mod cq_resize;
-pub(crate) mod effects;
 mod event;
-pub(crate) mod finish;
 #[cfg(all(test, verbs_loom))]
 pub(crate) mod models;
 pub(crate) mod pairing;
 mod recall;
+pub(crate) mod stats;
 pub(crate) mod worker;
 
 use std::fmt;
 
-use verbs_core::mem::{Pin, TouchWord, Who};
+use verbs_core::mem::{Pin, TouchWord, Touched, Who};
 use verbs_core::qp::QpCore;
+use verbs_core::slab_alloc::SlabArc;
 use verbs_core::sync::atomic::{
     AtomicBool, AtomicU8, AtomicU32,
     Ordering::{Acquire, Relaxed},
 };
 use verbs_core::sync::{Arc, Mutex, OnceLock, Weak};
-use verbs_core::yard::Common;
-use verbs_core::{PostError, QpAttr, QpCap, QpState, QpType, Qpn};
+use verbs_core::{LiveCap, PostError, QpAttr, QpCap, QpState, QpType, Qpn};
 
-use crate::direct::path::DirectPath;
+use crate::direct::path::{DirectPath, Door};
+use crate::effects::Finish;
+use crate::link;
 use crate::port::{Driver, Port};
-use crate::qp::finish::Finish;
 use crate::qp::worker::Worker;
 use crate::queue::base::events::QpEvents;
 use crate::queue::base::word::{QpWord, flag};
 use crate::queue::cq::CqRing;
+use crate::queue::cqe_inline::Scatter;
 
 use crate::queue::recv::RecvRing;
 use crate::queue::send::SendRing;
 use crate::queue::srq::SharedReceives;
 use crate::wire::Service;
 
-/// What all parts of a queue pair share.
+/// The ports and queue pairs on the link of a queue pair.
+pub(crate) type Links = link::Links<QueuePair>;
+
+/// The part of a queue pair that all its users share.
 pub(crate) struct QueuePair {
-    pub(crate) gate: Common<QpWord>,
+    pub(crate) gate: SlabArc<QpWord>,
     pub(crate) qpn: Qpn,
     pub(crate) qp_type: QpType,
-    /// The protection domain. Of a target of extended reliable connections, the domain of those: memory is
-    /// checked against the queue that a request names.
+    /// The protection domain. For a target of extended reliable connections, their domain: memory is checked against
+    /// the queue that a request names.
     pub(crate) pd: u32,
-    pub(crate) cap: QpCap,
+    pub(crate) cap: LiveCap,
     pub(crate) sq_sig_all: bool,
     pub(crate) blocks_own_multicast: bool,
     pub(crate) port: Arc<Port>,
@@ -62,46 +66,51 @@ pub(crate) struct QueuePair {
     /// Where its receives come from, if not from its own queue.
     pub(crate) srq: Option<Arc<SharedReceives>>,
     pub(crate) worker: Worker,
+    counts: stats::QpCounts,
     pub(crate) control: Mutex<Control>,
     pub(crate) me: Weak<Self>,
     /// Allocated by the first transition to INIT.
-    sends: OnceLock<Common<SendRing>>,
-    recvs: OnceLock<Common<RecvRing>>,
+    sends: OnceLock<SlabArc<SendRing>>,
+    recvs: OnceLock<SlabArc<RecvRing>>,
     /// How often it was reset.
     resets: AtomicU32,
     /// How often its attributes changed.
     changes: AtomicU32,
-    /// A message came since it was in RESET.
+    /// A message has arrived since it was in RESET.
     pub(crate) contacted: AtomicBool,
-    /// Whom its events are about; set before the handle is given out.
+    /// The object that its events concern; set before the handle is given out.
     pub(crate) core: OnceLock<Weak<QpCore>>,
 }
 
-/// What control verbs change. Taken under the lock of the link, or alone; never while anything else is
-/// waited for.
+/// The state that control verbs change. Locked under the lock of the link, or alone; never held during a wait for
+/// anything else.
 #[derive(Debug, Default)]
 pub(crate) struct Control {
-    /// `None` as long as it has none, which is all that is in RESET.
-    attr: Option<Box<QpAttr>>,
-    /// The way into the peer.
-    pub(crate) out: Option<Common<DirectPath>>,
+    /// `None` as long as none was ever set. In RESET they are the default.
+    pub(crate) attr: Option<Box<QpAttr>>,
+    /// The direct path to the peer.
+    pub(crate) out: Option<SlabArc<DirectPath>>,
     /// Verbs that complete when the grace period is over and the rings are flushed.
     pub(crate) finish: Vec<Finish>,
-    /// SQD was entered, and the client wants to hear when the send queue has drained.
+    /// SQD was entered, and the client waits for the event that the send queue has drained.
     pub(crate) tell_drained: bool,
-    /// ERR was entered on a shared receive queue, and the client has not heard yet that no more
-    /// receives are taken.
+    /// A modify has moved it to its alternate path.
+    pub(crate) tell_migrated: bool,
+    /// ERR was entered on a shared receive queue, and the client has not been informed yet that no further receives are
+    /// taken.
     pub(crate) tell_last_wqe: bool,
+    /// It counts among its port's queue pairs for low latency.
+    low_latency: bool,
 }
 
 impl Control {
-    /// The attributes, those that were set.
+    /// The attributes that were set.
     pub(crate) fn attr(&self) -> QpAttr {
         self.attr.as_deref().copied().unwrap_or_default()
     }
 }
 
-/// What a new queue pair is made from.
+/// The parameters of a new queue pair.
 pub(crate) struct Init {
     pub(crate) port: Arc<Port>,
     pub(crate) qp_type: QpType,
@@ -109,6 +118,8 @@ pub(crate) struct Init {
     pub(crate) cap: QpCap,
     pub(crate) sq_sig_all: bool,
     pub(crate) blocks_own_multicast: bool,
+    /// While it exists, the thread that receives its packets polls before it sleeps.
+    pub(crate) low_latency: bool,
     pub(crate) send_cq: Arc<CqRing>,
     pub(crate) recv_cq: Arc<CqRing>,
     pub(crate) srq: Option<Arc<SharedReceives>>,
@@ -130,6 +141,9 @@ fn state_of(tag: u32) -> QpState {
 impl Drop for QueuePair {
     fn drop(&mut self) {
         self.recv_cq.count_receiver(false);
+        if self.control.lock().low_latency {
+            self.port.low_latency.fetch_sub(1, Relaxed);
+        }
     }
 }
 
@@ -143,20 +157,22 @@ impl QueuePair {
             cap,
             sq_sig_all,
             blocks_own_multicast,
+            low_latency,
             send_cq,
             recv_cq,
             srq,
         } = init;
         recv_cq.count_receiver(true);
+        port.low_latency.fetch_add(u32::from(low_latency), Relaxed);
         Arc::new_cyclic(|me| Self {
-            gate: port.yard.common_or_abort(QpWord {
+            gate: port.slabs.arc_or_abort(QpWord {
                 word: TouchWord::new(tag_of(QpState::Reset)),
                 asked: AtomicU8::new(0),
             }),
             qpn,
             qp_type,
             pd,
-            cap,
+            cap: LiveCap::new(&cap),
             sq_sig_all,
             blocks_own_multicast,
             port,
@@ -164,7 +180,11 @@ impl QueuePair {
             recv_cq,
             srq,
             worker: Worker::default(),
-            control: Mutex::new(Control::default()),
+            counts: stats::QpCounts::default(),
+            control: Mutex::new(Control {
+                low_latency,
+                ..Control::default()
+            }),
             me: Weak::clone(me),
             sends: OnceLock::new(),
             recvs: OnceLock::new(),
@@ -175,12 +195,17 @@ impl QueuePair {
         })
     }
 
-    /// This queue pair, for those who know it by nothing else.
+    pub(crate) fn set_core(&self, core: &Arc<QpCore>) {
+        // The queue pair is new, so this has not been set before.
+        let _ = self.core.set(Arc::downgrade(core));
+    }
+
+    /// This queue pair, for callers that know no more of it than this trait.
     pub(crate) fn events(self: &Arc<Self>) -> Arc<dyn QpEvents> {
         Arc::clone(self) as Arc<dyn QpEvents>
     }
 
-    /// This queue pair, for looks at memory.
+    /// This queue pair, for checks of memory.
     pub(crate) fn who(&self) -> Who {
         Who {
             pd: self.pd,
@@ -203,12 +228,12 @@ impl QueuePair {
         matches!(self.qp_type, QpType::Smi | QpType::Gsi)
     }
 
-    /// Whether its messages go as packets, and are never placed directly.
+    /// Whether its messages are sent as packets, and never placed directly.
     pub(crate) fn goes_as_packets(&self) -> bool {
         self.port.is_wire() || self.qp_type != QpType::Rc
     }
 
-    /// What drives its machine, if its messages go as packets.
+    /// The driver of its machine, if its messages are sent as packets.
     pub(crate) fn driver(&self) -> Option<&Driver> {
         self.port.driver().filter(|_| self.goes_as_packets())
     }
@@ -217,11 +242,11 @@ impl QueuePair {
         state_of(self.gate.word.tag())
     }
 
-    pub(crate) fn send_ring(&self) -> Option<&Common<SendRing>> {
+    pub(crate) fn send_ring(&self) -> Option<&SlabArc<SendRing>> {
         self.sends.get()
     }
 
-    pub(crate) fn recv_ring(&self) -> Option<&Common<RecvRing>> {
+    pub(crate) fn recv_ring(&self) -> Option<&SlabArc<RecvRing>> {
         self.recvs.get()
     }
 
@@ -234,20 +259,51 @@ impl QueuePair {
         self.changes.load(Acquire)
     }
 
-    /// The way into the peer, if both fit.
-    pub(crate) fn direct_path(&self) -> Option<Common<DirectPath>> {
+    /// The direct path to the peer, if both fit.
+    pub(crate) fn direct_path(&self) -> Option<SlabArc<DirectPath>> {
         self.control
             .lock()
             .out
             .clone()
-            .filter(|land| land.is_alive())
+            .filter(|direct| direct.is_alive())
+    }
+
+    /// Brings the direct paths between this queue pair and its peer up to date.
+    pub(crate) fn repair(self: &Arc<Self>, links: &Links) -> Touched {
+        let attr = self.control.lock().attr();
+        let peer = pairing::named_peer(links, &attr);
+        pairing::repair_both(self, peer, links)
+    }
+
+    /// Which threads may place messages on it.
+    pub(crate) fn door(&self) -> Door {
+        if self.state() == QpState::Rtr && !self.contacted.load(Acquire) {
+            Door::First
+        } else if self.port.link.is_bare() {
+            Door::Direct
+        } else {
+            Door::Machine
+        }
+    }
+
+    /// What is needed to scatter its inline CQEs, once it has been in INIT.
+    pub(crate) fn scatter(self: &Arc<Self>) -> Option<Scatter> {
+        let ring = self.recv_ring()?;
+        Some(Scatter {
+            qpn: self.qpn,
+            pd: self.pd,
+            entries: ring.entries.clone(),
+            ring: ring.clone(),
+            mrs: Arc::clone(&self.port.mrs),
+            qp: Arc::downgrade(self) as Weak<dyn QpEvents>,
+        })
     }
 
     /// A receive was posted that the peer's machine waits for.
     #[cold]
     pub(crate) fn call_sender(&self) {
         let attr = self.control.lock().attr();
-        let peer = self.named_peer(&self.port.link.lock(), &attr).cloned();
+        let peer = pairing::named_peer(&self.port.link.lock(), &attr).cloned();
         if let Some(peer) = peer {
             peer.kick();
         }
@@ -298,7 +354,8 @@ impl QueuePair {
         }
     }
 
-    /// The state, if packets may come and go in it; it stays that until the pin is left.
+    /// The state, if packets may be received and sent in it; it does not change until the pin is left.
+    #[inline]
     pub(crate) fn enter_to_exchange(&self, pin: &Pin) -> Option<QpState> {
         loop {
             let tag = self.gate.word.tag();
@@ -313,7 +370,7 @@ impl QueuePair {
     }
 }
 
-/// Whether packets may come in that state, or go.
+/// Whether packets may be received and sent in that state.
 const fn takes_packets(state: QpState) -> bool {
     matches!(
         state,

@@ -1,4 +1,4 @@
-//! Models of whole queue pairs: what is posted against what takes it away.
+//! Models of whole queue pairs: posts against the verbs that take away what was posted.
 
 use loom::thread;
 use verbs_core::mem::MrTable;
@@ -41,6 +41,7 @@ fn queue_pair(port: &Arc<Port>) -> Arc<QueuePair> {
     let init = Init {
         qp_type: QpType::Rc,
         blocks_own_multicast: false,
+        low_latency: false,
         port: Arc::clone(port),
         pd: 1,
         cap,
@@ -51,7 +52,7 @@ fn queue_pair(port: &Arc<Port>) -> Arc<QueuePair> {
     };
     let mut links = port.link.lock();
     links
-        .enter(port.lid, |qpn| QueuePair::new(qpn, init))
+        .enter(port.lid, &[], |qpn| QueuePair::new(qpn, init))
         .expect("the port is attached")
 }
 
@@ -84,7 +85,8 @@ fn statuses(cq: &Arc<CqRing>) -> Vec<(u64, WcStatus)> {
 
 /// Checks `body` with at most that many preemptions.
 ///
-/// It runs in a thread of its own: the first thread of a model gives its pin record back when the
+/// It runs in a thread of its own: the first thread of a model releases its pin record after the process-wide records
+/// have been dropped.
 /// process-wide records have gone already.
 pub(crate) fn model(preemptions: usize, body: impl Fn() + Sync + Send + 'static) {
     let body = Arc::new(body);
@@ -113,7 +115,7 @@ fn loom_recv_post_vs_err() {
     });
 }
 
-/// The same for a post that goes the short way, with the state as it was seen by the post before.
+/// The same for a post that takes the short path, with the state as the previous post saw it.
 #[test]
 fn loom_recv_short_post_vs_err() {
     model(2, || {
@@ -130,10 +132,10 @@ fn loom_recv_short_post_vs_err() {
     });
 }
 
-/// A message is landed while the responder goes to ERR: its receive completes exactly once, and as the
-/// sender is told.
+/// A message is placed while the responder goes to ERR: its receive completes exactly once, and with the result that
+/// the sender sees.
 #[test]
-fn loom_landing_close() {
+fn loom_direct_path_close() {
     model(2, || {
         let (a, b) = pair(&Loopback::default());
         let mut recvs = RecvPoster::new(Arc::clone(&b));
@@ -158,7 +160,7 @@ fn loom_landing_close() {
     });
 }
 
-/// A work request goes to the machine while another thread holds it: somebody carries it out.
+/// A work request is given to the machine while another thread holds it: one of the two carries it out.
 #[test]
 fn loom_trylock_again() {
     model(2, || {
@@ -181,8 +183,8 @@ fn loom_trylock_again() {
     });
 }
 
-/// A machine has carried out what it was given, and the poster goes on by direct path a message itself: it finds
-/// all that the machine has done for this direction.
+/// A machine has carried out what it was given, and the poster then sends a message by direct path itself: it finds all
+/// that the machine has done for this direction.
 #[test]
 fn loom_machine_hands_over() {
     model(2, || {

@@ -1,161 +1,158 @@
 //! Whether two queue pairs fit, and the direct paths between those that do ([`crate::direct::path`]).
 //!
-//! Decided under the lock of the link, by whoever changes one of the two.
+//! Decided under the lock of the link, by the thread that changes one of the two.
 
 use verbs_core::mem::Touched;
+use verbs_core::slab_alloc::SlabArc;
 use verbs_core::sync::atomic::Ordering::Acquire;
 use verbs_core::sync::{Arc, Weak};
-use verbs_core::yard::Common;
 use verbs_core::{Access, QpAttr, QpState};
 
-use crate::direct::message::{Requester, Tamper};
-use crate::direct::path::{DirectPath, Granted, Responder};
-use crate::link::{self, Directory};
-use crate::qp::{Control, QueuePair};
+use crate::direct::message::{DirectSender, Tamper};
+use crate::direct::path::{DirectPath, DirectReceiver, Granted};
+use crate::link::Directory;
+use crate::qp::{Control, Links, QueuePair};
 use crate::queue::base::events::QpEvents;
 use crate::queue::cq::CqRing;
 use crate::queue::recv::RecvRing;
 
-/// Who is on the link of a queue pair.
-pub(crate) type Links = link::Links<QueuePair>;
+/// The queue pair that those attributes name.
+pub(crate) fn named_peer<'l>(links: &'l Links, attr: &QpAttr) -> Option<&'l Arc<QueuePair>> {
+    links.find(attr.av.as_ref()?, attr.dest_qpn?)
+}
 
-impl QueuePair {
-    pub(crate) fn named_peer<'l>(&self, links: &'l Links, attr: &QpAttr) -> Option<&'l Arc<Self>> {
-        links.find(attr.av.as_ref()?, attr.dest_qpn?)
-    }
-
-    /// Makes the direct paths between this queue pair and its peer what they must be.
-    pub(crate) fn repair(self: &Arc<Self>, links: &Links) -> Touched {
-        let attr = self.control.lock().attr();
-        let peer = self.named_peer(links, &attr);
-        let out = self.repair_out(peer, links);
-        peer.map_or(out, |peer| out.and(peer.repair_out(Some(self), links)))
-    }
-
-    /// As [`QueuePair::repair`], for a change after which the peer may have another name.
-    pub(crate) fn repair_after(self: &Arc<Self>, links: &Links, before: &QpAttr) -> Touched {
-        let now = self.repair(links);
-        match self.named_peer(links, before) {
-            Some(former) => now.and(former.repair_out(Some(self), links)),
-            None => now,
-        }
-    }
-
-    /// Makes the way from here into `peer` what it must be.
-    fn repair_out(self: &Arc<Self>, peer: Option<&Arc<Self>>, links: &Links) -> Touched {
-        let mut control = self.control.lock();
-        if let Some(peer) = peer
-            && !self.leads_to(&control, peer)
-        {
-            // The peer is not whom this queue pair names: its direct path, if any, leads elsewhere.
-            return Touched::NOBODY;
-        }
-        let attr = control.attr();
-        // A queue pair can be its own peer; its attributes are locked already then.
-        let theirs = match peer {
-            Some(peer) if Arc::ptr_eq(peer, self) => Some(attr),
-            Some(peer) => Some(peer.control.lock().attr()),
-            None => None,
-        };
-        let alive = control.out.as_ref().filter(|land| land.is_alive());
-        let fits = peer.zip(theirs).filter(|(peer, theirs)| {
-            // A living direct path keeps the numbers in step, while messages move both on.
-            (alive.is_some() || self.may_land_in(peer)) && self.fits(&attr, peer, theirs, links)
-        });
-        match (fits, alive) {
-            (None, None) => Touched::NOBODY,
-            (None, Some(land)) => land.kill(),
-            (Some((peer, theirs)), Some(land)) => land.change(granted(&theirs), peer.door()),
-            (Some((peer, theirs)), None) => {
-                if let Some(recvs) = peer.recv_ring() {
-                    let (granted, door) = (granted(&theirs), peer.door());
-                    let mtu = attr.path_mtu.unwrap_or(verbs_core::Mtu::B256);
-                    let land = DirectPath::new(peer.as_responder(recvs), granted, mtu, door);
-                    control.out = Some(self.port.yard.common_or_abort(land));
-                }
-                Touched::NOBODY
-            }
-        }
-    }
-
-    /// What messages must know of their sender.
-    #[inline]
-    pub(crate) fn requester(&self) -> Requester<'_> {
-        let link = &*self.port.link;
-        Requester {
-            who: self.who(),
-            mrs: &self.port.mrs,
-            send_cq: &self.send_cq,
-            tamper: (!link.is_bare()).then_some(link as &dyn Tamper),
-        }
-    }
-
-    /// What a sender must know of it.
-    fn as_responder(self: &Arc<Self>, ring: &Common<RecvRing>) -> Responder {
-        let me = Arc::downgrade(self) as Weak<dyn QpEvents>;
-        Responder {
-            qp: me,
-            gate: self.gate.clone(),
-            ring: ring.clone(),
-            srq: self.srq.clone(),
-            cq: Arc::clone(&self.recv_cq),
-            mrs: Arc::clone(&self.port.mrs),
-            pd: self.pd,
-            qpn: self.qpn,
-        }
-    }
-
-    /// Makes the way from here into `peer` anew, if there is one: whom to wait for until nobody is in
-    /// the old one. Both may be used meanwhile, as only the poster can be in the old one, and only the
-    /// poster or the machine, which it has nothing for, in the new one.
-    fn renew_out(&self, peer: &Arc<Self>) -> Option<Touched> {
-        let mut control = self.control.lock();
-        let old = control.out.take_if(|land| land.leads_into(peer))?;
-        control.out = Some(self.port.yard.common_or_abort(old.renewed()));
-        Some(old.kill())
-    }
-
-    /// Whether the way out of here, or the name it has of its peer, is this peer's.
-    fn leads_to(&self, control: &Control, peer: &Arc<Self>) -> bool {
-        let landed = control.out.as_ref();
-        landed.is_some_and(|land| land.leads_into(peer))
-            || control.attr().dest_qpn == Some(peer.qpn)
-    }
-
-    /// Whether messages can go from here into `peer` (module [`crate::direct::path`]).
-    fn fits(
-        self: &Arc<Self>,
-        mine: &QpAttr,
-        peer: &Arc<Self>,
-        theirs: &QpAttr,
-        links: &Links,
-    ) -> bool {
-        let names = |attr: &QpAttr, whom: &Arc<Self>, by: &Self| {
-            by.named_peer(links, attr)
-                .is_some_and(|named| Arc::ptr_eq(named, whom))
-        };
-        // Where packets go, they go between neighbours too.
-        !self.goes_as_packets()
-            && self.state() == QpState::Rts
-            && matches!(peer.state(), QpState::Rtr | QpState::Rts | QpState::Sqd)
-            && names(mine, peer, self)
-            && names(theirs, self, peer)
-            && mine.path_mtu == theirs.path_mtu
-            && self.port.reaches(&peer.port)
-    }
-
-    /// Whether a direct path can be made: nobody is inside an earlier one, and the next packet from here is
-    /// the one that the peer expects.
-    fn may_land_in(&self, peer: &Self) -> bool {
-        let closing = |qp: &Self| qp.worker.closing.load(Acquire) != 0;
-        let numbers = self.send_ring().zip(peer.recv_ring());
-        !closing(self)
-            && !closing(peer)
-            && numbers.is_some_and(|(sends, recvs)| (sends.psn() ^ recvs.epsn()) & 0xff_ffff == 0)
+/// As [`QueuePair::repair`], for a change after which the peer may have another name.
+pub(crate) fn repair_after(qp: &Arc<QueuePair>, links: &Links, before: &QpAttr) -> Touched {
+    let now = qp.repair(links);
+    match named_peer(links, before) {
+        Some(former) => now.and(repair_out(former, Some(qp), links)),
+        None => now,
     }
 }
 
-/// Connects and disconnects queue pairs as their ports now say, and has those go on that can.
+/// Brings the direct paths from here to `peer`, which it names, and back up to date.
+pub(super) fn repair_both(
+    qp: &Arc<QueuePair>,
+    peer: Option<&Arc<QueuePair>>,
+    links: &Links,
+) -> Touched {
+    let out = repair_out(qp, peer, links);
+    peer.map_or(out, |peer| out.and(repair_out(peer, Some(qp), links)))
+}
+
+/// Brings the direct path from here to `peer` up to date.
+fn repair_out(qp: &Arc<QueuePair>, peer: Option<&Arc<QueuePair>>, links: &Links) -> Touched {
+    let mut control = qp.control.lock();
+    if let Some(peer) = peer
+        && !leads_to(&control, peer)
+    {
+        // This queue pair names another peer: its direct path, if any, does not end here.
+        return Touched::NOBODY;
+    }
+    let attr = control.attr();
+    // A queue pair can be its own peer, and then its attributes are locked already.
+    let theirs = match peer {
+        Some(peer) if Arc::ptr_eq(peer, qp) => Some(attr),
+        Some(peer) => Some(peer.control.lock().attr()),
+        None => None,
+    };
+    let alive = control.out.as_ref().filter(|direct| direct.is_alive());
+    let fits = peer.zip(theirs).filter(|(peer, theirs)| {
+        // A living direct path keeps the numbers in step, as messages advance both.
+        (alive.is_some() || may_land_in(qp, peer)) && fits(qp, &attr, peer, theirs, links)
+    });
+    match (fits, alive) {
+        (None, None) => Touched::NOBODY,
+        (None, Some(direct)) => direct.kill(),
+        (Some((peer, theirs)), Some(direct)) => direct.change(granted(&theirs), peer.door()),
+        (Some((peer, theirs)), None) => {
+            if let Some(recvs) = peer.recv_ring() {
+                let (granted, door) = (granted(&theirs), peer.door());
+                let mtu = attr.path_mtu.unwrap_or(verbs_core::Mtu::B256);
+                let direct = DirectPath::new(as_responder(peer, recvs), granted, mtu, door);
+                control.out = Some(qp.port.slabs.arc_or_abort(direct));
+            }
+            Touched::NOBODY
+        }
+    }
+}
+
+/// The part of this queue pair that its messages need.
+#[inline]
+pub(crate) fn requester(qp: &QueuePair) -> DirectSender<'_> {
+    let link = &*qp.port.link;
+    DirectSender {
+        who: qp.who(),
+        mrs: &qp.port.mrs,
+        send_cq: &qp.send_cq,
+        tamper: (!link.is_bare()).then_some(link as &dyn Tamper),
+    }
+}
+
+/// The part of this queue pair that a sender needs.
+fn as_responder(qp: &Arc<QueuePair>, ring: &SlabArc<RecvRing>) -> DirectReceiver {
+    let me = Arc::downgrade(qp) as Weak<dyn QpEvents>;
+    DirectReceiver {
+        qp: me,
+        gate: qp.gate.clone(),
+        ring: ring.clone(),
+        srq: qp.srq.clone(),
+        cq: Arc::clone(&qp.recv_cq),
+        mrs: Arc::clone(&qp.port.mrs),
+        pd: qp.pd,
+        qpn: qp.qpn,
+    }
+}
+
+/// Replaces the direct path from here to `peer`, if there is one: returns which threads to wait for until none is
+/// inside the old one. Both may be used in the meantime: only the poster can be inside the old one, and only the
+/// poster, or the machine, which has no work for it, inside the new one.
+fn renew_out(qp: &QueuePair, peer: &Arc<QueuePair>) -> Option<Touched> {
+    let mut control = qp.control.lock();
+    let old = control.out.take_if(|direct| direct.leads_into(peer))?;
+    control.out = Some(qp.port.slabs.arc_or_abort(old.renewed()));
+    Some(old.kill())
+}
+
+/// Whether the direct path from here, or the peer's name in the attributes, is this peer's.
+fn leads_to(control: &Control, peer: &Arc<QueuePair>) -> bool {
+    let direct = control.out.as_ref();
+    direct.is_some_and(|direct| direct.leads_into(peer))
+        || control.attr().dest_qpn == Some(peer.qpn)
+}
+
+/// Whether messages can go from here into `peer` (module [`crate::direct::path`]).
+fn fits(
+    qp: &Arc<QueuePair>,
+    mine: &QpAttr,
+    peer: &Arc<QueuePair>,
+    theirs: &QpAttr,
+    links: &Links,
+) -> bool {
+    let names = |attr: &QpAttr, whom: &Arc<QueuePair>| {
+        named_peer(links, attr).is_some_and(|named| Arc::ptr_eq(named, whom))
+    };
+    // Where messages are sent as packets, that holds between neighbours too.
+    !qp.goes_as_packets()
+        && qp.state() == QpState::Rts
+        && matches!(peer.state(), QpState::Rtr | QpState::Rts | QpState::Sqd)
+        && names(mine, peer)
+        && names(theirs, qp)
+        && mine.path_mtu == theirs.path_mtu
+        && qp.port.reaches(&peer.port)
+}
+
+/// Whether a direct path can be made: no thread is inside an earlier one, and the next packet from here is the one
+/// that the peer expects.
+fn may_land_in(qp: &QueuePair, peer: &QueuePair) -> bool {
+    let closing = |qp: &QueuePair| qp.worker.closing.load(Acquire) != 0;
+    let numbers = qp.send_ring().zip(peer.recv_ring());
+    !closing(qp)
+        && !closing(peer)
+        && numbers.is_some_and(|(sends, recvs)| (sends.psn() ^ recvs.epsn()) & 0xff_ffff == 0)
+}
+
+/// Connects and disconnects queue pairs according to the state of their ports, and wakes those that can continue.
 pub(crate) fn rearrange(directory: &Directory<QueuePair>) {
     let (queue_pairs, touched) = {
         let links = directory.lock();
@@ -165,8 +162,8 @@ pub(crate) fn rearrange(directory: &Directory<QueuePair>) {
         (links.queue_pairs().cloned().collect::<Vec<_>>(), touched)
     };
     for qp in &queue_pairs {
-        // Who is inside lands that one message, as if it had been posted before; until it has, no
-        // machine may touch the receives that it takes.
+        // A poster that is inside places that one message, as if it had been posted before; until it has, no machine
+        // may touch the receives that it takes.
         qp.end_close(touched);
     }
     for qp in &queue_pairs {
@@ -174,7 +171,7 @@ pub(crate) fn rearrange(directory: &Directory<QueuePair>) {
     }
 }
 
-/// The queue pairs of the link whose completions go there.
+/// The queue pairs of the link whose completions are pushed to `cq`.
 pub(super) fn queue_pairs_on(
     directory: &Directory<QueuePair>,
     cq: &Arc<CqRing>,
@@ -184,17 +181,17 @@ pub(super) fn queue_pairs_on(
     links.queue_pairs().filter(on).cloned().collect()
 }
 
-/// Makes the direct paths of receives that complete on `cq` anew, so that they know its lane. Outside of locks.
-pub(crate) fn renew_landings(directory: &Directory<QueuePair>, cq: &Arc<CqRing>) {
+/// Makes the direct paths of receives that complete on `cq` again, so that they know its lane. Called outside of locks.
+pub(crate) fn renew_direct_paths(directory: &Directory<QueuePair>, cq: &Arc<CqRing>) {
     let queue_pairs = queue_pairs_on(directory, cq);
     let mut renewed = Vec::new();
     let links = directory.lock();
     for qp in &queue_pairs {
         let attr = qp.control.lock().attr();
-        if let Some(sender) = qp.named_peer(&links, &attr)
-            && let Some(touched) = sender.renew_out(qp)
+        if let Some(sender) = named_peer(&links, &attr)
+            && let Some(touched) = renew_out(sender, qp)
         {
-            // Who is inside the old one is waited for by what takes the new one away.
+            // The change that takes the new path away waits for threads inside the old one.
             for end in [sender, qp] {
                 end.begin_close(&links);
                 renewed.push((Arc::clone(end), touched));
@@ -207,7 +204,7 @@ pub(crate) fn renew_landings(directory: &Directory<QueuePair>, cq: &Arc<CqRing>)
     }
 }
 
-/// What a queue pair lets its peer do.
+/// The operations that a queue pair permits its peer.
 fn granted(attr: &QpAttr) -> Granted {
     let access = attr.access.unwrap_or(Access::empty());
     if attr.max_dest_rd_atomic == Some(0) {

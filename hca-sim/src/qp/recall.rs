@@ -1,81 +1,65 @@
-//! Riders that cannot be left to the next poll ([`crate::queue::cqe_inline`]): a queue pair has its own unloaded.
+//! Inline CQEs that cannot be left to the next poll ([`crate::queue::cqe_inline`]): a queue pair scatters its own.
 
 use verbs_core::mem::{grace, pin};
-use verbs_core::sync::{Arc, Weak};
+use verbs_core::sync::Arc;
 
 use crate::qp::QueuePair;
 use crate::queue::base::events::QpEvents;
 use crate::queue::base::word::flag;
-use crate::queue::cqe_inline::{Aside, Berths};
+use crate::queue::cqe_inline::{Aside, Scatter};
 
-impl QueuePair {
-    /// What it takes to unload its riders, once it has been in INIT.
-    pub(crate) fn berths(self: &Arc<Self>) -> Option<Berths> {
-        let ring = self.recv_ring()?;
-        let me = Arc::downgrade(self) as Weak<dyn QpEvents>;
-        Some(Berths {
-            qpn: self.qpn,
-            pd: self.pd,
-            entries: ring.entries.clone(),
-            ring: ring.clone(),
-            mrs: Arc::clone(&self.port.mrs),
-            qp: me,
+/// Keeps pollers from scattering, and scatters all inline CQEs that wait once no poller does so any longer; then
+/// calls `then`. Called outside of pins and locks.
+pub(crate) fn recall(qp: &Arc<QueuePair>, then: impl FnOnce() + Send + 'static) {
+    let Some(scatter) = qp.scatter() else {
+        return then();
+    };
+    let touched = scatter.ring.shut_out_pollers();
+    let me = Arc::downgrade(qp);
+    grace::after(touched, move || {
+        let qp = me.upgrade();
+        let fault = qp.as_ref().is_some_and(|qp| scatter_all(qp, &scatter));
+        scatter.ring.let_pollers_in();
+        if let (true, Some(qp)) = (fault, qp) {
+            qp.fail();
+        }
+        then();
+    });
+}
+
+/// Scatters all inline CQEs that wait; the pollers are kept out.
+pub(crate) fn end_inline_cqes(qp: &Arc<QueuePair>, scatter: &Scatter) {
+    let fault = scatter_all(qp, scatter);
+    // If the number is used again, it must not be mistaken for that of a queue pair that no longer exists.
+    if qp.gate.word.tag() & flag::GONE == 0 {
+        scatter.ring.let_pollers_in();
+    }
+    if fault {
+        qp.fail();
+    }
+}
+
+/// Scatters all inline CQEs that wait, for the thread that keeps the pollers out. Returns whether one of them could
+/// not be placed.
+fn scatter_all(qp: &QueuePair, scatter: &Scatter) -> bool {
+    if !scatter.ring.has_pending() {
+        return false;
+    }
+    let (mut fault, pin) = (false, pin());
+    // The pin is left after the inner lock has been released: leaving may run others' jobs.
+    qp.recv_cq.scatter(|inline_cqe| {
+        if inline_cqe.qpn != scatter.qpn || !scatter.ring.is_pending(inline_cqe.receive) {
+            return None;
+        }
+        let scattered = scatter.place(&pin, inline_cqe);
+        fault |= scattered.fault.is_some();
+        let (qpn, receive) = (inline_cqe.qpn, inline_cqe.receive);
+        Some(Aside {
+            qpn,
+            receive,
+            scattered,
         })
-    }
-
-    /// Keeps pollers from unloading, and unloads all riders that wait when no poller does any longer; then
-    /// does `then`. Outside of pins and locks.
-    pub(crate) fn recall(self: &Arc<Self>, then: impl FnOnce() + Send + 'static) {
-        let Some(berths) = self.berths() else {
-            return then();
-        };
-        let touched = berths.ring.shut_out_pollers();
-        let me = Arc::downgrade(self);
-        grace::after(touched, move || {
-            let qp = me.upgrade();
-            let fault = qp.as_ref().is_some_and(|qp| qp.unload_all(&berths));
-            berths.ring.let_pollers_in();
-            if let (true, Some(qp)) = (fault, qp) {
-                qp.fail();
-            }
-            then();
-        });
-    }
-
-    /// Unloads all riders that wait; the pollers are kept out.
-    pub(crate) fn end_riding(self: &Arc<Self>, berths: &Berths) {
-        let fault = self.unload_all(berths);
-        // A number that is used again must not be taken for that of a queue pair that is gone.
-        if self.gate.word.tag() & flag::GONE == 0 {
-            berths.ring.let_pollers_in();
-        }
-        if fault {
-            self.fail();
-        }
-    }
-
-    /// Unloads all riders that wait, for the thread that keeps the pollers out; whether one of them could not
-    /// be placed.
-    fn unload_all(&self, berths: &Berths) -> bool {
-        if !berths.ring.are_loaded() {
-            return false;
-        }
-        let (mut fault, pin) = (false, pin());
-        // The pin is left when the lock inside is free again: leaving may run others' jobs.
-        self.recv_cq.unload(|rider| {
-            if rider.qpn != berths.qpn || !berths.ring.is_loaded(rider.receive) {
-                return None;
-            }
-            let unloaded = berths.unload(&pin, rider);
-            fault |= unloaded.fault.is_some();
-            let (qpn, receive) = (rider.qpn, rider.receive);
-            Some(Aside {
-                qpn,
-                receive,
-                unloaded,
-            })
-        });
-        drop(pin);
-        fault
-    }
+    });
+    drop(pin);
+    fault
 }

@@ -1,25 +1,50 @@
-//! The machine that a queue pair's type calls for.
+//! The transport machine of a queue pair, by its type.
+
+use std::time::Duration;
 
 use verbs_core::{Error, QpCap, QpType, Srqn};
 
 use crate::clock::Instant;
+use crate::transport::congestion::Dcqcn;
+use crate::transport::iwarp::Iwarp;
 use crate::transport::rc::Rc;
 use crate::transport::uc::Uc;
 use crate::transport::ud::{self, Post, Ud};
-use crate::transport::{Ends, Incoming, Notes, Outlet};
+use crate::transport::{Ends, Events, Incoming, Outlet, Path};
 
 /// See the module's documentation.
 #[derive(Debug)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "most machines are reliable, and each lies in an allocation of its own already"
+)]
 pub(crate) enum Machine {
     /// Reliable, extended or not.
     Rc(Rc),
     Uc(Uc),
     Ud(Ud),
+    /// Reliable, over a stream.
+    Iwarp(Iwarp),
 }
 
 impl Machine {
-    /// The machine of a queue pair of that type and those sizes, as in RESET, with all that it will ever
-    /// allocate.
+    /// The machine of a queue pair on a port with streams.
+    ///
+    /// # Errors
+    /// [`Error::NoMemory`].
+    pub(crate) fn over_stream() -> Result<Self, Error> {
+        Iwarp::new().map(Self::Iwarp)
+    }
+
+    /// The machine of a connection over a stream, if it is one.
+    pub(crate) fn iwarp(&mut self) -> Option<&mut Iwarp> {
+        match self {
+            Self::Iwarp(iwarp) => Some(iwarp),
+            _ => None,
+        }
+    }
+
+    /// The machine of a queue pair of that type and those sizes, as in RESET, with all memory that it will ever need.
     ///
     /// # Errors
     /// [`Error::NoMemory`].
@@ -31,19 +56,20 @@ impl Machine {
         })
     }
 
-    /// Back to how it was made.
+    /// Returns it to its initial state.
     pub(crate) fn reset(&mut self) {
         match self {
             Self::Rc(rc) => rc.reset(),
             Self::Uc(uc) => uc.reset(),
             Self::Ud(ud) => *ud = Ud::default(),
+            Self::Iwarp(iwarp) => iwarp.reset(),
         }
     }
 
     /// The queue pair is in RTS again after SQE.
     pub(crate) fn resume(&mut self) {
         match self {
-            Self::Rc(_) => {}
+            Self::Rc(_) | Self::Iwarp(_) => {}
             Self::Uc(uc) => uc.resume(),
             Self::Ud(ud) => ud.resume(),
         }
@@ -54,6 +80,7 @@ impl Machine {
         match self {
             Self::Rc(rc) => rc.abandon(),
             Self::Uc(uc) => uc.abandon(),
+            Self::Iwarp(iwarp) => iwarp.abandon(),
             Self::Ud(_) => None,
         }
     }
@@ -63,6 +90,7 @@ impl Machine {
         match self {
             Self::Rc(rc) => rc.is_drained(),
             Self::Uc(uc) => uc.is_drained(),
+            Self::Iwarp(iwarp) => iwarp.is_drained(),
             Self::Ud(_) => true,
         }
     }
@@ -71,7 +99,32 @@ impl Machine {
     pub(crate) fn is_answering(&mut self) -> bool {
         match self {
             Self::Rc(rc) => rc.is_answering(),
+            Self::Iwarp(iwarp) => iwarp.is_answering(),
             Self::Uc(_) | Self::Ud(_) => false,
+        }
+    }
+
+    /// See [`Rc::congested`]. Unreliable connections are not slowed down, and on streams TCP handles congestion.
+    pub(crate) fn congested(&mut self, config: &Dcqcn, now: Instant) -> Option<u64> {
+        match self {
+            Self::Rc(rc) => rc.congested(config, now),
+            Self::Uc(_) | Self::Ud(_) | Self::Iwarp(_) => None,
+        }
+    }
+
+    /// The smoothed round trip, of those that measure it.
+    pub(crate) fn round_trip(&self) -> Option<Duration> {
+        match self {
+            Self::Rc(rc) => rc.round_trip(),
+            Self::Uc(_) | Self::Ud(_) | Self::Iwarp(_) => None,
+        }
+    }
+
+    /// See [`Rc::rate`].
+    pub(crate) fn rate(&self) -> Option<u64> {
+        match self {
+            Self::Rc(rc) => rc.rate(),
+            Self::Uc(_) | Self::Ud(_) | Self::Iwarp(_) => None,
         }
     }
 
@@ -79,47 +132,78 @@ impl Machine {
     pub(crate) fn deadline(&self) -> Option<Instant> {
         match self {
             Self::Rc(rc) => rc.deadline(),
+            Self::Iwarp(iwarp) => iwarp.deadline(),
             Self::Uc(_) | Self::Ud(_) => None,
         }
     }
 
     /// It is later than before.
-    pub(crate) fn expire(&mut self, ends: &Ends<'_>, notes: &mut Notes) {
+    pub(crate) fn expire(&mut self, ends: &Ends<'_>, events: &mut Events) {
+        match self {
+            Self::Rc(rc) => rc.expire(ends, events),
+            Self::Iwarp(iwarp) => iwarp.expire(ends.now),
+            Self::Uc(_) | Self::Ud(_) => {}
+        }
+    }
+
+    /// The peer no longer exists: a reliable connection ends. An unreliable one notices nothing.
+    pub(crate) fn peer_gone(&mut self, ends: &Ends<'_>, events: &mut Events) {
         if let Self::Rc(rc) = self {
-            rc.expire(ends, notes);
+            rc.peer_gone(ends, events);
+        }
+    }
+
+    /// The connection goes by another path from now on. An unreliable one does not notice.
+    pub(crate) fn moved(&mut self) {
+        if let Self::Rc(rc) = self {
+            rc.moved();
         }
     }
 
     /// Takes a packet whose ICRC, addresses, partition and destination are in order, and whose service is
     /// the queue pair's.
-    pub(crate) fn receive(&mut self, ends: &Ends<'_>, packet: &Incoming<'_>, notes: &mut Notes) {
+    pub(crate) fn receive(&mut self, ends: &Ends<'_>, packet: &Incoming<'_>, events: &mut Events) {
         match self {
-            Self::Rc(rc) => rc.receive(ends, &packet.head, packet.payload, notes),
-            Self::Uc(uc) => uc.receive(ends, &packet.head, packet.payload, notes),
-            Self::Ud(_) => ud::receive(ends, packet, notes),
+            Self::Rc(rc) => rc.receive(ends, packet.head, packet.payload, events),
+            Self::Uc(uc) => uc.receive(ends, packet.head, packet.payload, events),
+            Self::Ud(_) => ud::receive(ends, packet, events),
+            Self::Iwarp(_) => {}
         }
     }
 
-    /// Puts out what is to be sent to the peer of a connection; whether more would be, had the outlet
-    /// room.
+    /// Puts out what there is to send to the peer of a connection. Returns whether there is more to send when the
+    /// outlet has room.
     pub(crate) fn transmit(
         &mut self,
         ends: &Ends<'_>,
         outlet: &mut dyn Outlet,
-        notes: &mut Notes,
+        events: &mut Events,
     ) -> bool {
         match self {
-            Self::Rc(rc) => rc.transmit(ends, outlet, notes),
-            Self::Uc(uc) => uc.transmit(ends, outlet, notes),
-            Self::Ud(_) => false,
+            Self::Rc(rc) => rc.transmit(ends, outlet, events),
+            Self::Uc(uc) => uc.transmit(ends, outlet, events),
+            Self::Ud(_) | Self::Iwarp(_) => false,
         }
     }
 
-    /// Puts out the datagrams that are to be sent; whether more would be, had the link room.
-    pub(crate) fn post(&mut self, ends: &Ends<'_>, post: &mut dyn Post, notes: &mut Notes) -> bool {
+    /// See [`Rc::transmit_last`]. The others owe no acknowledgement.
+    pub(crate) fn transmit_last(&mut self, path: &Path, outlet: &mut dyn Outlet) -> bool {
         match self {
-            Self::Ud(ud) => ud.transmit(ends, post, notes),
-            Self::Rc(_) | Self::Uc(_) => false,
+            Self::Rc(rc) => rc.transmit_last(path, outlet),
+            Self::Uc(_) | Self::Ud(_) | Self::Iwarp(_) => false,
+        }
+    }
+
+    /// Puts out the datagrams that there are to send. Returns whether there are more to send when the link has room.
+    pub(crate) fn post(
+        &mut self,
+        ends: &Ends<'_>,
+        post: &mut dyn Post,
+        events: &mut Events,
+    ) -> bool {
+        match self {
+            Self::Ud(ud) => ud.transmit(ends, post, events),
+            Self::Rc(_) | Self::Uc(_) | Self::Iwarp(_) => false,
         }
     }
 }

@@ -1,11 +1,14 @@
-//! The transport's machines: sans-IO. Packets, work requests and the time go in; packets and completions
-//! come out. No locks, clocks, sockets or wakers inside.
+//! The transport's machines: sans-IO. Packets, work requests and the time are inputs; packets and completions are
+//! outputs. No locks, clocks, sockets or wakers inside.
 
 mod completion;
+pub(crate) mod congestion;
+pub(crate) mod iwarp;
 mod machine;
 mod pieces;
 pub(crate) mod rc;
 pub(crate) mod timing;
+pub(crate) mod told;
 pub(crate) mod tx;
 mod uc;
 mod ud;
@@ -15,7 +18,7 @@ use std::net::IpAddr;
 use verbs_core::mem::{MrTable, Pin, Who};
 use verbs_core::qp::QpCore;
 use verbs_core::sync::{Arc, Weak};
-use verbs_core::{Access, EventType, Mtu, PKey, QKey, Qpn};
+use verbs_core::{Access, EventType, MigState, Mtu, PKey, QKey, Qpn, WcStatus};
 
 use crate::clock::Instant;
 use crate::link::Local;
@@ -24,37 +27,39 @@ use crate::queue::cq::CqRing;
 use crate::queue::recv::RecvRing;
 use crate::queue::send::SendRing;
 use crate::queue::srq::SharedReceives;
-use crate::wire::{Head, Service};
+use crate::wire::{BthFlags, Head, Service};
+
+pub(crate) use told::{Told, tell};
 
 pub(crate) use machine::Machine;
 pub(crate) use tx::TxContext;
 pub(crate) use ud::Post;
 
-/// What a connected machine works on: the parts of its queue pair, which nobody else uses meanwhile.
+/// The parts of a queue pair that a connected machine works on; no other thread uses them in the meantime.
 #[derive(Clone, Copy)]
 pub(crate) struct Ends<'a> {
-    /// What keeps memory and rings from being taken away.
+    /// Keeps memory and rings from being taken away.
     pub(crate) pin: &'a Pin,
     pub(crate) now: Instant,
     pub(crate) qpn: Qpn,
     pub(crate) pd: u32,
     pub(crate) path: &'a Path,
-    /// The queue pair may begin messages: it is in RTS. In SQD it only ends those that it has begun.
+    /// The queue pair may begin messages: it is in RTS. In SQD it only finishes those that it has begun.
     pub(crate) may_begin: bool,
     pub(crate) sends: &'a SendRing,
     pub(crate) recvs: &'a RecvRing,
     pub(crate) srq: Option<&'a Arc<SharedReceives>>,
     pub(crate) send_cq: &'a Arc<CqRing>,
     pub(crate) recv_cq: &'a Arc<CqRing>,
-    /// Shared, because a key that a SEND invalidates is given back when nobody can be using it any more.
+    /// Shared, because a key that a SEND invalidates is released when no thread can be using it any longer.
     pub(crate) mrs: &'a Arc<MrTable>,
     pub(crate) counters: &'a Counters,
-    /// Whom a memory window of type 2 is bound to.
+    /// The queue pair that a memory window of type 2 is bound to.
     pub(crate) core: Option<&'a Weak<QpCore>>,
 }
 
 impl Ends<'_> {
-    /// The queue pair, for looks at memory.
+    /// The queue pair, for checks of memory.
     pub(crate) fn who(&self) -> Who {
         self.who_in(self.pd)
     }
@@ -68,26 +73,26 @@ impl Ends<'_> {
     }
 }
 
-/// What a queue pair's attributes say about its connection.
+/// The parameters of a queue pair's connection, from its attributes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Path {
     pub(crate) service: Service,
     pub(crate) dest_qpn: Qpn,
     pub(crate) pkey: PKey,
-    /// Of queue pairs 0 and 1, whose datagrams name their partition themselves.
+    /// For queue pairs 0 and 1, whose datagrams name their partition themselves.
     pub(crate) is_special: bool,
     /// The port has 2^n LIDs.
     pub(crate) lmc: u8,
-    /// Of a queue pair for datagrams: the one that datagrams to it have to bring.
+    /// For a queue pair for datagrams: the Q_Key that datagrams to it have to carry.
     pub(crate) qkey: QKey,
     pub(crate) mtu: Mtu,
-    /// What the peer may do here.
+    /// The peer's rights here.
     pub(crate) access: Access,
     /// Local ACK timeout as the IBTA's code; 0 for none.
     pub(crate) timeout: u8,
     pub(crate) retry_cnt: u8,
     pub(crate) rnr_retry: u8,
-    /// The delay that is asked for when no receive is posted, as the IBTA's code.
+    /// The delay that is requested when no receive is posted, as the IBTA's code.
     pub(crate) min_rnr_timer: u8,
     /// READs and atomics outstanding as requester.
     pub(crate) max_rd_atomic: u8,
@@ -96,11 +101,17 @@ pub(crate) struct Path {
     /// The first numbers, as the transitions to RTR and RTS set them.
     pub(crate) sq_psn: u32,
     pub(crate) rq_psn: u32,
+    /// What every packet says: whether this end has migrated.
+    pub(crate) flags: BthFlags,
+    /// State of path migration, where an alternate path was loaded.
+    pub(crate) migration: Option<MigState>,
+    /// Armed, with a way to go to.
+    pub(crate) may_migrate: bool,
 }
 
 impl Path {
-    /// Whether packets of that service are for this queue pair. Reliable connections have some that no
-    /// specification has.
+    /// Whether packets of that service are for this queue pair. Reliable connections have some that are in no
+    /// specification.
     pub(crate) fn takes(&self, service: Service) -> bool {
         let added = match self.service {
             Service::Rc => Service::Own,
@@ -120,56 +131,95 @@ pub(crate) struct Incoming<'a> {
     pub(crate) tclass: u8,
     /// On links with LIDs.
     pub(crate) local: Option<Local>,
-    /// Which entry of the P_Key table lets it in.
+    /// The entry of the P_Key table that admits it.
     pub(crate) pkey_index: u16,
-    pub(crate) head: Head,
+    pub(crate) head: &'a Head,
     /// Without pad.
     pub(crate) payload: &'a [u8],
 }
 
-/// Where machines put packets.
+/// Takes the packets that machines send.
 pub(crate) trait Outlet {
-    /// Whether a packet can be put now. If not, the machine is called again when one can.
+    /// Whether a packet can be put now. If not, the machine is called again when it can.
     fn is_ready(&mut self) -> bool;
 
-    /// Whether acknowledgements are to leave now. If not, the machine is soon called again, and one
-    /// acknowledgement then tells what several would have. What is not good news leaves at once.
+    /// Whether acknowledgements are sent now. If not, the machine is soon called again, and one acknowledgement then
+    /// says what several would have. Negative answers are sent at once.
     fn acknowledges(&self) -> bool {
         true
     }
 
-    /// A packet with `len` bytes of payload, which `fill` writes; it is given exactly so many. Only
-    /// after [`Outlet::is_ready`]. `again`: it was sent before, so it must not depend on anything that
-    /// may have been wrong with the first try.
+    /// Whether an acknowledgement can be put now. It is short, and no rate holds it back.
+    fn is_ready_to_answer(&mut self) -> bool {
+        self.is_ready()
+    }
+
+    /// A packet with `len` bytes of payload, which `fill` writes; it is given exactly that many. Only after
+    /// [`Outlet::is_ready`]. `again`: it was sent before, so it must not depend on anything that may have been wrong
+    /// with the first try.
     fn put(&mut self, head: &Head, len: usize, again: bool, fill: &mut dyn FnMut(&mut [u8]));
 }
 
-/// What a machine's work leads to for others, to be seen to when the machine is free again and no pin is
-/// held.
+/// The events that follow from a machine's work, to be handled when the machine has been released and no pin is held.
 #[derive(Clone, Copy, Debug, Default)]
 #[must_use]
-pub(crate) struct Notes {
+pub(crate) struct Events {
     pub(crate) fire_send: bool,
     pub(crate) fire_recv: bool,
     pub(crate) overrun_send: bool,
     pub(crate) overrun_recv: bool,
     /// The limit event of the shared receive queue is due.
     pub(crate) srq_limit: bool,
-    /// The first packet came, or something else shows that the peer is there.
+    /// The first packet arrived, or something else shows that there is a peer.
     pub(crate) contact: bool,
     /// The queue pair must go to ERR.
     pub(crate) fail: bool,
     /// Its send queue has failed, and only that: it must go to SQE.
     pub(crate) fail_sends: bool,
-    /// An event about the queue pair that no completion tells.
+    /// An event about the queue pair that no completion reports.
     pub(crate) event: Option<EventType>,
-    /// The position in the send ring of a work request that was completed in error. It stays in the ring
-    /// until the flush, so that the poster does not take the ring for drained.
+    /// The position in the send ring of a work request that was completed in error. It stays in the ring until the
+    /// flush, so that the poster does not take the ring for empty.
     pub(crate) failed: Option<u32>,
-    /// Indices of keys that have let something go: one that a work request has named, one that the peer has.
+    /// Indices of keys that have something to release: one that a work request has named, one that the peer has named.
     pub(crate) settle: [Option<u32>; 2],
     /// There is more to do as soon as that was done.
     pub(crate) again: bool,
-    /// There is more to do as soon as nobody is looking at what the key with that index stood for.
+    /// There is more to do as soon as no thread is looking at what the key with that index stood for.
     pub(crate) later: Option<u32>,
+    /// For a log.
+    pub(crate) told: Told,
+    /// The retries are used up, and the queue pair must move to its alternate path.
+    pub(crate) migrate: bool,
+    /// How the connection has failed, for a log.
+    pub(crate) gave_up: Option<WcStatus>,
+}
+
+impl Events {
+    /// Whether there are none, except that handlers of completion queues wait.
+    pub(crate) fn only_fires(&self) -> bool {
+        let Self {
+            fire_send: _,
+            fire_recv: _,
+            overrun_send,
+            overrun_recv,
+            srq_limit,
+            contact,
+            fail,
+            fail_sends,
+            event,
+            failed,
+            settle: [own, peers],
+            again,
+            later,
+            told,
+            migrate,
+            gave_up,
+        } = self;
+        let any = *overrun_send | *overrun_recv | *srq_limit | *contact | *fail | *fail_sends;
+        !(any | *again | *migrate)
+            && told.is_empty()
+            && (event.is_none() & failed.is_none() & gave_up.is_none())
+            && (own.is_none() & peers.is_none() & later.is_none())
+    }
 }

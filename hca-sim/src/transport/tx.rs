@@ -1,12 +1,13 @@
 //! Outgoing packets, gathered into bursts.
 //!
-//! Packets that follow each other to one place, all of one length but for the last, leave together
-//! ([`Burst`]). What a link has no room for waits here; machines are not asked for more meanwhile.
+//! Consecutive packets to one destination, all of one length except the last, are sent together ([`Burst`]). What a
+//! link has no room for waits here; in the meantime machines are not asked for more.
 
 use std::net::IpAddr;
 
 use verbs_core::{Bounce, Psn, Qpn};
 
+use crate::clock::Instant;
 use crate::link::{Burst, Feedback, Local, PacketLink, Route, Sent};
 use crate::queue::base::counters::Counters;
 use crate::transport::Outlet;
@@ -15,10 +16,10 @@ use crate::wire::{Head, Icrc, ROCE_PORT, Seal};
 /// Bytes of the longest packet: headers, 4096 bytes and an ICRC.
 const PACKET_MAX: usize = Head::LEN_MAX + 4096 + Icrc::LEN;
 
-/// The packets that have not left yet.
+/// The packets that have not been sent yet.
 pub(crate) struct TxQueue {
     burst: Open,
-    /// A packet that came when the burst had to leave and could not.
+    /// A packet that was put when the burst had to be sent and could not be.
     spare: Open,
     /// The link had no room for the burst.
     blocked: bool,
@@ -26,13 +27,13 @@ pub(crate) struct TxQueue {
     trial: Option<Trial>,
 }
 
-/// The last burst of requests that left: what becomes of it tells whether bursts arrive.
+/// The last burst of requests that was sent: its fate shows whether bursts arrive.
 #[derive(Clone, Copy, Debug)]
 struct Trial {
     route: Route,
-    /// Whose requests.
+    /// The queue pair that sent the requests.
     qpn: Qpn,
-    /// Of the second packet.
+    /// The number of the second packet.
     psn: Psn,
 }
 
@@ -65,11 +66,11 @@ impl Open {
     }
 
     /// Whether a packet of `len` bytes can follow.
-    fn takes(&self, route: &Route, len: usize, limit: usize) -> bool {
+    fn takes(&self, is_by: impl FnOnce(&Route) -> bool, len: usize, limit: usize) -> bool {
         match &self.route {
             None => true,
             Some(own) => {
-                own == route
+                is_by(own)
                     && !self.closed
                     && len <= self.segment
                     && self.count < limit
@@ -78,32 +79,38 @@ impl Open {
         }
     }
 
-    /// Writes a packet behind the others. `false`: its headers do not fit the opcode.
+    /// Appends a packet, without an ICRC if there is nothing to compute it. `false`: its headers do not fit the opcode.
     fn push(
         &mut self,
-        (route, seal): (Route, Sealing),
+        (route, seal): (&Route, Option<&Sealing>),
         head: &Head,
-        len: usize,
+        (len, total): (usize, usize),
         alone: bool,
         fill: &mut dyn FnMut(&mut [u8]),
     ) -> bool {
-        let total = packet_len(head, len);
         let Some(packet) = self.bytes.get_mut(self.len..self.len + total) else {
             return false;
         };
         let Ok(at) = head.emit(len, packet) else {
             return false;
         };
-        fill(&mut packet[at..at + len]);
         let (covered, icrc) = packet.split_at_mut(total - Icrc::LEN);
-        covered[at + len..].fill(0);
+        let (payload, pad) = covered[at..].split_at_mut(len);
+        fill(payload);
+        if !pad.is_empty() {
+            pad.fill(0);
+        }
         // A burst has fewer packets than there are identifications.
-        let Some(crc) = seal.icrc(self.count as u16, covered) else {
+        let crc = match seal {
+            Some(seal) => seal.icrc(self.count as u16, covered),
+            None => Some(0),
+        };
+        let Some(crc) = crc else {
             return false;
         };
         icrc.copy_from_slice(&crc.to_le_bytes());
         if self.route.is_none() {
-            (self.route, self.segment) = (Some(route), total);
+            (self.route, self.segment) = (Some(*route), total);
         }
         self.closed = alone || total < self.segment;
         self.len += total;
@@ -127,7 +134,7 @@ impl Open {
     }
 }
 
-/// What computes the ICRC of a route's packets.
+/// Computes the ICRC of a route's packets.
 #[derive(Clone, Copy, Debug)]
 enum Sealing {
     /// RoCEv2's.
@@ -150,7 +157,7 @@ impl Sealing {
     }
 }
 
-/// The seal of the last route that packets left by.
+/// The seal of the last route that packets were sent by.
 #[derive(Debug, Default)]
 struct Seals {
     last: Option<(IpAddr, IpAddr, Seal)>,
@@ -184,7 +191,7 @@ fn packet_len(head: &Head, payload: usize) -> usize {
 }
 
 impl TxQueue {
-    /// For a link whose bursts have so many bytes.
+    /// A queue for a link whose bursts have that many bytes.
     pub(crate) fn new(burst_bytes: usize) -> Self {
         Self {
             burst: Open::new(burst_bytes),
@@ -216,36 +223,44 @@ impl TxQueue {
         }
     }
 
-    /// Whether packets wait here for room on the link. Their queue pairs may know nothing of it, and wait for
-    /// answers.
+    /// Whether packets wait here for room on the link. Their queue pairs may not know, and wait for answers.
     pub(crate) fn is_blocked(&self) -> bool {
         self.blocked
     }
 
-    /// Sends what is there. `false`: the link has no room, and machines have to wait.
+    /// Sends the packets that are queued. `false`: the link has no room, and machines have to wait.
+    #[inline]
     pub(crate) fn flush(&mut self, link: &mut dyn PacketLink) -> bool {
+        if self.burst.route.is_none() && self.spare.route.is_none() {
+            self.blocked = false;
+            return true;
+        }
+        self.send(link)
+    }
+
+    fn send(&mut self, link: &mut dyn PacketLink) -> bool {
         self.blocked = !(self.burst.send(link) && self.spare.send(link));
         !self.blocked
     }
 }
 
-/// The way out for one round of the driver.
+/// The output for one round of the driver.
 pub(crate) struct TxContext<'a> {
     pub(crate) tx_queue: &'a mut TxQueue,
     pub(crate) link: &'a mut dyn PacketLink,
     pub(crate) counters: &'a Counters,
+    pub(crate) now: Instant,
     /// The port is out of service: packets are lost.
     pub(crate) down: bool,
-    /// Acknowledgements leave now; if not, a queue pair that has one sets `deferred`.
+    /// Acknowledgements are sent now; if not, a queue pair that has one sets `deferred`.
     pub(crate) acknowledges: bool,
-    /// An acknowledgement waits for the next round. The driver takes this back after each queue pair.
+    /// An acknowledgement waits for the next round. The driver clears this after each queue pair.
     pub(crate) deferred: bool,
 }
 
 impl TxContext<'_> {
-    /// The way of a queue pair to its peer.
-    pub(crate) fn of(&mut self, qpn: Qpn, route: Route) -> TxFlow<'_> {
-        let limit = self.link.burst_limit(&route);
+    /// The output of a queue pair to one peer.
+    pub(crate) fn of<'f>(&'f mut self, qpn: Qpn, route: &'f Route) -> TxFlow<'f> {
         TxFlow {
             tx_queue: self.tx_queue,
             link: self.link,
@@ -254,7 +269,9 @@ impl TxContext<'_> {
             acknowledges: self.acknowledges,
             qpn,
             route,
-            limit,
+            limit: None,
+            seal: None,
+            has_joined: false,
         }
     }
 }
@@ -267,8 +284,24 @@ pub(crate) struct TxFlow<'a> {
     down: bool,
     acknowledges: bool,
     qpn: Qpn,
-    route: Route,
-    limit: usize,
+    route: &'a Route,
+    /// Packets that a burst by that route may have, once a second one asks.
+    limit: Option<usize>,
+    /// What computes the ICRC of its packets, if they need one; once the first one asks.
+    seal: Option<Option<Sealing>>,
+    /// A packet of it was put into the burst; so the burst, unless it is empty, goes by the same route.
+    has_joined: bool,
+}
+
+impl TxFlow<'_> {
+    /// How many packets the burst may have that this one is to join.
+    fn limit(&mut self, again: bool) -> usize {
+        if again || self.tx_queue.burst.count == 0 {
+            return 1;
+        }
+        let (link, route) = (&*self.link, self.route);
+        *self.limit.get_or_insert_with(|| link.burst_limit(route))
+    }
 }
 
 impl Outlet for TxFlow<'_> {
@@ -289,7 +322,7 @@ impl Outlet for TxFlow<'_> {
         if again && request {
             self.tx_queue.repeated(self.link, self.qpn, head.bth().psn);
         }
-        let limit = if again { 1 } else { self.limit };
+        let limit = self.limit(again);
         let TxQueue {
             burst,
             spare,
@@ -297,20 +330,28 @@ impl Outlet for TxFlow<'_> {
             seals,
             trial,
         } = &mut *self.tx_queue;
-        // A queue pair's addresses are of one family; that was checked when it got them.
-        let Some(seal) = seals.of(&self.route) else {
-            return;
-        };
+        if self.seal.is_none() {
+            // A queue pair's addresses are of one family; that was checked when it got them.
+            let Some(seal) = seals.of(self.route) else {
+                return;
+            };
+            let is_needed = self.link.seals(self.route, head.bth().dest_qpn);
+            self.seal = Some(is_needed.then_some(seal));
+        }
+        let seal = self.seal.as_ref().and_then(Option::as_ref);
         let total = packet_len(head, len);
+        let is_by = |route: &Route| self.has_joined || route == self.route;
         let mut into = &mut *burst;
-        if !into.takes(&self.route, total, limit) && !into.send(self.link) {
+        if into.takes(is_by, total, limit) || into.send(self.link) {
+            self.has_joined = true;
+        } else {
             *blocked = true;
             into = spare;
         }
-        let pushed = into.push((self.route, seal), head, len, again, fill);
+        let pushed = into.push((self.route, seal), head, (len, total), again, fill);
         if request && into.count == 2 {
             *trial = Some(Trial {
-                route: self.route,
+                route: *self.route,
                 qpn: self.qpn,
                 psn: head.bth().psn,
             });
@@ -419,11 +460,12 @@ mod tests {
             tx_queue,
             link,
             counters: &counters,
+            now: Instant::ZERO,
             down: false,
             acknowledges: true,
             deferred: false,
         };
-        let mut lane = mail.of(Qpn::new(5), ROUTE);
+        let mut lane = mail.of(Qpn::new(5), &ROUTE);
         for (psn, &(operation, len, again)) in (100..).zip(packets) {
             if lane.is_ready() {
                 lane.put(&head(operation, psn), len, again, &mut |out| out.fill(7));
@@ -446,10 +488,7 @@ mod tests {
                     bytes,
                     local: None,
                 };
-                assert_eq!(
-                    verifier.check(&arrival, crate::clock::Instant::ZERO),
-                    Verdict::Exact
-                );
+                assert_eq!(verifier.check(&arrival, Instant::ZERO), Verdict::Exact);
                 bytes.len()
             });
             lengths.collect()
@@ -457,8 +496,8 @@ mod tests {
         link.bursts.iter().map(&mut shape).collect()
     }
 
-    /// Goal: what leaves together has one length, but for a shorter last one. The First of a WRITE has a
-    /// longer header, so the burst that it leads is over with the next packet.
+    /// Goal: packets that are sent together have one length, except for a shorter last one. The First of a WRITE has a
+    /// longer header, so the burst that it begins ends with the next packet.
     #[test]
     fn a_long_write_leaves_in_bursts_that_a_socket_can_take_apart() {
         let (mut tx_queue, mut link) = (TxQueue::new(Burst::BYTES_MAX), Kept::default());

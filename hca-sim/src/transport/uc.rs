@@ -1,16 +1,16 @@
-//! The machine of an unreliable connection: packets go out, and nobody answers (IBTA vol. 1, 9.8.2).
+//! The machine of an unreliable connection: packets are sent, and not answered (IBTA vol. 1, 9.8.2).
 //!
-//! A work request completes when its last packet has left. What is lost is lost: the responder drops the
-//! message that a missing packet belongs to, and every message for which there is no receive.
+//! A work request completes when its last packet has been sent. What is lost is lost: the responder drops the message
+//! that a missing packet belongs to, and every message for which there is no receive.
 
 use verbs_core::{Access, Error, Psn, SendFlags, SendWr, Srqn, WcStatus};
 
 use crate::direct::local::{Local, execute};
 use crate::queue::send::Scratch;
 use crate::transport::completion;
-use crate::transport::pieces::{Refused, Source};
-use crate::transport::rc::{Flight, Responder, head, request, tells};
-use crate::transport::{Ends, Notes, Outlet};
+use crate::transport::pieces::{Pieces, Refused, Source};
+use crate::transport::rc::{Flight, Responder, head_of, tells};
+use crate::transport::{Ends, Events, Outlet};
 use crate::wire::{BthFlags, Head, Place, Role};
 
 /// See the module's documentation.
@@ -18,9 +18,9 @@ use crate::wire::{BthFlags, Head, Place, Role};
 pub(crate) struct Uc {
     /// The number of the next packet; `None` before the first, which takes it from the path.
     next: Option<Psn>,
-    /// Packets of the oldest work request that have left.
+    /// Packets of the oldest work request that have been sent.
     packet: u32,
-    /// A work request ended in error: nothing is sent until the queue pair is told to.
+    /// A work request ended in error: nothing is sent until the queue pair is resumed.
     failed: bool,
     responder: Responder,
     contacted: bool,
@@ -67,29 +67,29 @@ impl Uc {
         ends: &Ends<'_>,
         head: &Head,
         payload: &[u8],
-        notes: &mut Notes,
+        events: &mut Events,
     ) {
         if head.opcode().facts().role != Role::Request {
             return;
         }
         self.responder
-            .receive_unreliable(ends, head, payload, notes);
-        notes.contact |= !std::mem::replace(&mut self.contacted, true);
+            .receive_unreliable(ends, head, payload, events);
+        events.contact |= !std::mem::replace(&mut self.contacted, true);
     }
 
-    /// Puts out what is to be sent; whether more would be, had the outlet room.
+    /// Puts out what there is to send. Returns whether there is more to send when the outlet has room.
     pub(crate) fn transmit(
         &mut self,
         ends: &Ends<'_>,
         outlet: &mut dyn Outlet,
-        notes: &mut Notes,
+        events: &mut Events,
     ) -> bool {
         while let Some(at) = ends.sends.next() {
             let begins = self.packet == 0;
             if self.failed || begins && !ends.may_begin {
                 return false;
             }
-            if !self.send(ends, at, outlet, notes) {
+            if !self.send(ends, at, outlet, events) {
                 return !self.failed;
             }
         }
@@ -102,19 +102,20 @@ impl Uc {
         ends: &Ends<'_>,
         at: u32,
         outlet: &mut dyn Outlet,
-        notes: &mut Notes,
+        events: &mut Events,
     ) -> bool {
         let mut scratch = Scratch::default();
         let wr = ends.sends.read(at, &mut scratch);
         let flight = Flight::of(&wr, ends.path);
         if wr.op.is_local() {
-            return self.carry_out(ends, at, &wr, &flight, notes);
+            return self.carry_out(ends, at, &wr, &flight, events);
         }
-        let source = match Source::check(ends, &wr, Access::empty()) {
+        let mut pieces = Pieces::new();
+        let source = match Source::check(ends, &wr, Access::empty(), &mut pieces) {
             Ok(source) => source,
             Err(Refused(why)) => {
                 self.failed = true;
-                completion::fail_sends(ends, at, WcStatus::LocProtErr, why, notes);
+                completion::fail_sends(ends, at, WcStatus::LocProtErr, why, events);
                 return false;
             }
         };
@@ -135,10 +136,9 @@ impl Uc {
             if is_last && wr.flags.contains(SendFlags::SOLICITED) && tells(&wr.op) {
                 flags |= BthFlags::SOLICITED;
             }
-            let (operation, ext) = request(&wr, place, flight.len);
             let offset = self.packet << ends.path.mtu.shift();
             let len = (flight.len - offset).min(ends.path.mtu.bytes());
-            let head = head(ends.path, operation, psn, flags, ext);
+            let head = head_of(&wr, (place, flight.len), ends.path, psn, flags);
             outlet.put(&head, len as usize, false, &mut |out| {
                 source.read(offset, out);
             });
@@ -148,29 +148,30 @@ impl Uc {
         self.next = Some(psn);
         ends.sends.set_psn(psn.value());
         self.packet = 0;
-        completion::send_success(ends, at, &flight, notes)
+        completion::send_success(ends, at, &flight, events)
     }
 
-    /// A work request that sends nothing. `false`: not to its end, or something is to be let go before the
-    /// next one.
+    /// A work request that sends nothing. `false`: not to its end, or something has to be released before the next one.
     fn carry_out(
         &mut self,
         ends: &Ends<'_>,
         at: u32,
         wr: &SendWr<'_>,
         flight: &Flight,
-        notes: &mut Notes,
+        events: &mut Events,
     ) -> bool {
         let (local, settle) = execute(&wr.op, ends.mrs, ends.who(), ends.core);
-        notes.settle[0] = notes.settle[0].or(settle);
+        events.settle[0] = events.settle[0].or(settle);
         match local {
             Local::Later(_) => false,
             Local::Fault(status, reason) => {
                 self.failed = true;
-                completion::fail_sends(ends, at, status, reason, notes);
+                completion::fail_sends(ends, at, status, reason, events);
                 false
             }
-            Local::Done(_) => completion::send_success(ends, at, flight, notes) && settle.is_none(),
+            Local::Done(_) => {
+                completion::send_success(ends, at, flight, events) && settle.is_none()
+            }
         }
     }
 }

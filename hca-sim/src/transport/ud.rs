@@ -1,38 +1,38 @@
 //! The machine of a queue pair for datagrams (IBTA vol. 1, 9.8.3).
 //!
-//! Each work request is one packet, and names whom it is for. A datagram is taken if its Q_Key is the
-//! queue pair's own and a receive with room for it waits; if not, it is dropped, and nobody is told.
-//! 40 bytes come before the payload: the global route header, or what stands for it.
+//! Each work request is one packet, and names its destination. A datagram is taken if its Q_Key is the queue pair's own
+//! and a receive with room for it waits; if not, it is dropped, and this is not reported. 40 bytes come before the
+//! payload: the global route header, or its substitute.
 
 use std::net::IpAddr;
 
 use verbs_core::mad::sm::PERMISSIVE_LID;
 use verbs_core::{
-    Access, Datagram, Dest, Lid, PKey, Psn, Qpn, SendFlags, SendOp, WcFlags, WcOpcode, WcStatus,
+    Access, Datagram, Dest, Lid, PKey, Psn, Qpn, SendFlags, SendOp, WcCause, WcFlags, WcOpcode,
+    WcStatus,
 };
 
 use crate::link::Local;
 use crate::queue::cq::{Cqe, Origin};
 use crate::queue::send::Scratch;
 use crate::transport::completion;
-use crate::transport::pieces::{Refused, Source, scatter};
+use crate::transport::pieces::{Pieces, Refused, Source, scatter};
 use crate::transport::rc::Flight;
-use crate::transport::{Ends, Incoming, Notes};
+use crate::transport::{Ends, Events, Incoming};
 use crate::wire::{
-    Bth, BthFlags, Deth, Envelope, Extended, Grh, Head, ImmDt, Message, Opcode, Operation,
-    ROCE_PORT, Service,
+    Bth, BthFlags, Deth, Envelope, Grh, Head, ImmDt, Message, Opcode, Operation, ROCE_PORT, Service,
 };
 
-/// The hop limit that a receiver is shown: what was left of it, links do not tell.
+/// The hop limit that a receiver is shown: links do not report what was left of it.
 const HOP_LIMIT: u8 = 64;
 
-/// Where the machine puts datagrams.
+/// Takes the datagrams that the machine sends.
 pub(crate) trait Post {
     /// The partition with that index.
     fn partition(&self, index: u16) -> Option<PKey>;
 
-    /// Sends a packet with `len` bytes of payload, which `fill` writes, to there. `false`: there is no
-    /// room now. A packet that no way leads for is lost.
+    /// Sends a packet with `len` bytes of payload, which `fill` writes, to there. `false`: there is no room now. A
+    /// packet without a route is lost.
     fn post(
         &mut self,
         to: &Datagram,
@@ -47,11 +47,11 @@ pub(crate) trait Post {
 pub(crate) struct Ud {
     /// The number of the next packet; `None` before the first, which takes it from the path.
     next: Option<Psn>,
-    /// A work request ended in error: nothing is sent until the queue pair is told to.
+    /// A work request ended in error: nothing is sent until the queue pair is resumed.
     failed: bool,
 }
 
-/// The receive that a datagram goes to.
+/// The receive that a datagram is written to.
 #[expect(
     clippy::large_enum_variant,
     reason = "it lives on the stack for one datagram; a box would allocate"
@@ -67,12 +67,12 @@ impl Ud {
         self.failed = false;
     }
 
-    /// Puts out what is to be sent; whether more would be, had the link room.
+    /// Puts out what there is to send. Returns whether there is more to send when the link has room.
     pub(crate) fn transmit(
         &mut self,
         ends: &Ends<'_>,
         post: &mut dyn Post,
-        notes: &mut Notes,
+        events: &mut Events,
     ) -> bool {
         let mut scratch = Scratch::default();
         while let Some(at) = ends.sends.next() {
@@ -81,18 +81,25 @@ impl Ud {
             }
             let wr = ends.sends.read(at, &mut scratch);
             let Dest::Datagram(to) = wr.dest else {
-                self.fail(ends, at, WcStatus::LocQpOpErr, 0, notes);
+                self.fail(ends, at, WcStatus::LocQpOpErr, 0, events);
                 return false;
             };
             let flight = Flight::of(&wr, ends.path);
             if flight.len > ends.path.mtu.bytes() {
-                self.fail(ends, at, WcStatus::LocLenErr, 0, notes);
+                self.fail(
+                    ends,
+                    at,
+                    WcStatus::LocLenErr,
+                    WcCause::TooLong.code(),
+                    events,
+                );
                 return false;
             }
-            let source = match Source::check(ends, &wr, Access::empty()) {
+            let mut pieces = Pieces::new();
+            let source = match Source::check(ends, &wr, Access::empty(), &mut pieces) {
                 Ok(source) => source,
                 Err(Refused(why)) => {
-                    self.fail(ends, at, WcStatus::LocProtErr, why, notes);
+                    self.fail(ends, at, WcStatus::LocProtErr, why, events);
                     return false;
                 }
             };
@@ -110,22 +117,22 @@ impl Ud {
             }
             self.next = Some(psn.add(1));
             ends.sends.set_psn(psn.add(1).value());
-            if !completion::send_success(ends, at, &flight, notes) {
+            if !completion::send_success(ends, at, &flight, events) {
                 return false;
             }
         }
         false
     }
 
-    fn fail(&mut self, ends: &Ends<'_>, at: u32, status: WcStatus, why: u32, notes: &mut Notes) {
+    fn fail(&mut self, ends: &Ends<'_>, at: u32, status: WcStatus, why: u32, events: &mut Events) {
         self.failed = true;
-        completion::fail_sends(ends, at, status, why, notes);
+        completion::fail_sends(ends, at, status, why, events);
     }
 }
 
 /// Takes a datagram whose partition is right.
-pub(crate) fn receive(ends: &Ends<'_>, packet: &Incoming<'_>, notes: &mut Notes) {
-    let head = &packet.head;
+pub(crate) fn receive(ends: &Ends<'_>, packet: &Incoming<'_>, events: &mut Events) {
+    let head = packet.head;
     let Some(deth) = head.ext().deth else { return };
     let fits = head
         .opcode()
@@ -134,13 +141,13 @@ pub(crate) fn receive(ends: &Ends<'_>, packet: &Incoming<'_>, notes: &mut Notes)
         ends.counters.malformed.up();
         return;
     }
-    // Queue pair 0 does not look at it (IBTA vol. 1, 10.2.5).
+    // Queue pair 0 does not check it (IBTA vol. 1, 10.2.5).
     if deth.qkey != ends.path.qkey && ends.qpn != Qpn::new(0) {
         ends.counters.bad_qkeys.up();
         return;
     }
     let len = (Grh::LEN + packet.payload.len()) as u32;
-    let Some(room) = Room::find(ends, len, notes) else {
+    let Some(room) = Room::find(ends, len, events) else {
         ends.counters.dropped.up();
         return;
     };
@@ -171,14 +178,14 @@ pub(crate) fn receive(ends: &Ends<'_>, packet: &Incoming<'_>, notes: &mut Notes)
             immdt.map_or(cqe, |immdt| cqe.imm(immdt.imm))
         }
         Err(Refused(why)) => {
-            notes.fail = true;
+            events.fail = true;
             Cqe::failure(room.wr_id(), ends.qpn, WcStatus::LocProtErr, why)
         }
     };
-    completion::receive(ends, &cqe, || room.consume(), notes);
+    completion::receive(ends, &cqe, || room.consume(), events);
 }
 
-/// Which of a port's 2^`lmc` LIDs that is, by its low bits; 0 for a group's, which is no port's.
+/// The low bits of a LID of a port with 2^`lmc` LIDs; 0 for a group's, which belongs to no port.
 fn path_bits(dlid: Lid, lmc: u8) -> u8 {
     match dlid.is_multicast() || dlid == PERMISSIVE_LID {
         true => 0,
@@ -187,8 +194,8 @@ fn path_bits(dlid: Lid, lmc: u8) -> u8 {
 }
 
 impl<'r> Room<'r> {
-    /// The oldest receive, if it has room for that many bytes; one that has not stays where it is.
-    fn find(ends: &Ends<'r>, len: u32, notes: &mut Notes) -> Option<Self> {
+    /// The oldest receive, if it has room for that many bytes; one that has not stays in place.
+    fn find(ends: &Ends<'r>, len: u32, events: &mut Events) -> Option<Self> {
         let Some(srq) = ends.srq else {
             let waiting = ends.recvs.next();
             let waiting = waiting.filter(|waiting| waiting.total() >= u64::from(len));
@@ -199,9 +206,9 @@ impl<'r> Room<'r> {
             if seen.total < u64::from(len) && srq.is_oldest(&seen) {
                 return None;
             }
-            // Losing it to somebody else means that the next one is looked at.
+            // If another thread has taken it first, the next one is looked at.
             if let Some(limit) = srq.take(&seen) {
-                notes.srq_limit |= limit;
+                events.srq_limit |= limit;
                 return Some(Self::Shared(seen));
             }
         }
@@ -244,37 +251,35 @@ fn head(
 ) -> Head {
     let mut flags = BthFlags::empty();
     flags.set(BthFlags::SOLICITED, solicited);
-    let mut ext = Extended {
-        deth: Some(Deth {
-            // A key with the high bit is not for consumers to choose (IBTA vol. 1, 10.2.5).
+    Head::build(|ext| {
+        ext.deth = Some(Deth {
+            // Consumers may not choose a key with the high bit (IBTA vol. 1, 10.2.5).
             qkey: if to.qkey.is_controlled() {
                 ends.path.qkey
             } else {
                 to.qkey
             },
             src_qpn: ends.qpn,
-        }),
-        ..Extended::default()
-    };
-    let operation = match *op {
-        SendOp::SendWithImm(imm) => {
-            ext.immdt = Some(ImmDt { imm });
-            Operation::SendOnlyImm
+        });
+        let operation = match *op {
+            SendOp::SendWithImm(imm) => {
+                ext.immdt = Some(ImmDt { imm });
+                Operation::SendOnlyImm
+            }
+            _ => Operation::SendOnly,
+        };
+        Bth {
+            opcode: Opcode::new(Service::Ud, operation).expect("datagrams have both operations"),
+            flags,
+            pkey,
+            dest_qpn: to.qpn,
+            psn,
         }
-        _ => Operation::SendOnly,
-    };
-    let bth = Bth {
-        opcode: Opcode::new(Service::Ud, operation).expect("datagrams have both operations"),
-        flags,
-        pkey,
-        dest_qpn: to.qpn,
-        psn,
-    };
-    Head::new(bth, ext).expect("every operation is sent with its own headers")
+    })
 }
 
-/// What is written in front of the payload: the header that the packet came with. Of InfiniBand that is
-/// the GRH, of RoCEv2 the IP header.
+/// The bytes in front of the payload: the header that the packet arrived with. For InfiniBand that is the GRH, for
+/// RoCEv2 the IP header.
 fn header(packet: &Incoming<'_>) -> Option<[u8; Grh::LEN]> {
     let len = packet.head.packet_len(packet.payload.len());
     if packet.local.is_some() {

@@ -1,7 +1,5 @@
 //! Several work requests in one call: the same as one after the other, only cheaper.
 
-use futures::executor::block_on;
-use hca_sim::connect;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use verbs_core::{
@@ -17,7 +15,7 @@ const PLACE: usize = 512;
 /// Bytes of memory that are looked at.
 const SEEN: usize = 1 << 14;
 
-/// What is in a batch.
+/// A work request of a batch.
 #[derive(Clone, Copy, Debug)]
 struct Item {
     kind: u8,
@@ -26,7 +24,7 @@ struct Item {
     signaled: bool,
 }
 
-/// Batches, mostly of what goes the short ways, with other things in between.
+/// Batches, mostly of messages for the short paths, with other things in between.
 fn items() -> impl Strategy<Value = Vec<Item>> {
     let kind = prop_oneof![8 => 0..3_u8, 1 => 3..8_u8];
     let len = prop_oneof![8 => 0..65_usize, 1 => 65..300_usize];
@@ -55,7 +53,7 @@ impl Item {
             3 => Send::new(id).gather(pieces).wr,
             4 => Write::new(id, there).imm(7).from(here).wr,
             5 => Write::new(id, there).inline(b"inline").wr,
-            // What follows is flushed then.
+            // The work requests behind it are flushed then.
             6 if self.place == 0 => Write::new(id, wrong).from(here).wr,
             _ => Send::new(id).from(here).fenced().wr,
         };
@@ -81,7 +79,7 @@ fn told(completions: &[Wc]) -> Vec<(u64, WcStatus, u32)> {
     each.map(|wc| (wc.wr_id, wc.status, wc.byte_len)).collect()
 }
 
-/// Posts so many receives, and the batch as `post` has it.
+/// Posts that many receives, and the batch by `post`.
 fn outcome(
     items: &[Item],
     receives: usize,
@@ -96,7 +94,7 @@ fn outcome(
         let room = b.mr.slice(i * PLACE..(i + 1) * PLACE);
         b.qp.post_recv(Recv::new(i as u64).into(room)).unwrap();
     }
-    // The first message of a connection goes its own way.
+    // The first message of a connection takes a path of its own.
     a.qp.post_send(Write::new(999, b.mr.remote(0)).signaled())
         .unwrap();
     assert_eq!(statuses(&mut a.send_cq), [(999, WcStatus::Success)]);
@@ -131,7 +129,7 @@ fn together(end: &mut End, wrs: &[SendWr<'_>]) -> Result<(), BatchError> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 96, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Also where receives run out, the queue is full, or something fails in between.
+    /// Even where receives run out, the queue is full, or a work request fails in between.
     #[test]
     fn a_batch_does_what_its_parts_do(items in items(), receives in 0..16_usize) {
         let apart = outcome(&items, receives, singly);
@@ -206,7 +204,7 @@ fn one_completion_queue_may_take_both_completions() {
         a.pd.create_qp(init()).wait().unwrap(),
         a.pd.create_qp(init()).wait().unwrap(),
     );
-    block_on(connect(&mut from, &mut to)).unwrap();
+    way::connect(&mut from, &mut to);
     for round in 0..4 {
         let ids = (0..8).map(|i| round * 8 + i);
         let room = |id| Recv::new(id).into(a.mr.slice(64..72));

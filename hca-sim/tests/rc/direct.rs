@@ -1,22 +1,22 @@
-//! What is particular to messages that are placed directly.
+//! The particularities of messages that are placed directly.
 
 use std::time::Duration;
 
-use futures::executor::block_on;
 use hca_sim::clock::VirtualClock;
-use hca_sim::{Hca, Limits, Loopback, connect};
+use hca_sim::{Hca, Limits, Loopback};
 use verbs_core::{
     Access, Attr, Error, LinkLayer, Memory, PortState, QpInit, QpState, Recv, Send, Wc, WcStatus,
     Write,
 };
 
 use crate::ends::{bytes, end_of, pair_on, poll, statuses};
+use crate::way;
 
 #[test]
 fn a_flipped_bit_changes_one_message_and_nobody_notices() {
     let link = Loopback::with_seed(1);
     let (mut a, mut b) = (end(&link), end(&link));
-    block_on(connect(&mut a.qp, &mut b.qp)).unwrap();
+    way::connect(&mut a.qp, &mut b.qp);
     link.flip_bit(2);
     let zeros = a.mr.slice(0..16);
     b.qp.post_recv(Recv::new(0)).unwrap();
@@ -43,7 +43,7 @@ fn time_stamps_come_when_asked_for() {
     let mut cq = end.device.create_cq(8).timestamps().wait().unwrap();
     let mut a = end.pd.create_qp(QpInit::rc(&cq, &cq)).wait().unwrap();
     let mut b = end.pd.create_qp(QpInit::rc(&cq, &cq)).wait().unwrap();
-    block_on(connect(&mut a, &mut b)).unwrap();
+    way::connect(&mut a, &mut b);
     for us in 1..=2 {
         clock.advance(Duration::from_micros(1));
         a.post_send(
@@ -161,7 +161,7 @@ fn an_overrun_takes_the_queue_pairs_to_error() {
         .create_qp(QpInit::rc(&small.send_cq, &small.recv_cq))
         .wait()
         .unwrap();
-    block_on(connect(&mut a, &mut b)).unwrap();
+    way::connect(&mut a, &mut b);
     for wr_id in 0..5 {
         a.post_send(
             Write::new(wr_id, small.mr.remote(0))

@@ -1,18 +1,15 @@
-//! Both ends of a connection, for tests that do not care what carries its messages: that is `way`'s
-//! business.
+//! Both ends of a connection, for tests to which it does not matter what carries the messages: `way` decides that.
 
 use std::sync::Arc;
 
 use futures::executor::block_on;
 use hca_sim::clock::VirtualClock;
-use hca_sim::{Builder, Hca, connect};
-use verbs_core::{
-    Access, Cq, Device, Memory, Mr, Mtu, Path, Pd, Psn, Qp, QpAttr, QpInit, QpState, Wc, WcStatus,
-};
+use hca_sim::{Builder, Hca};
+use verbs_core::{Access, Cq, Device, Memory, Mr, Pd, Qp, QpInit, QpState, Wc, WcStatus};
 
 use crate::way;
 
-/// One end of a connection, with memory that the peer may do everything to.
+/// One end of a connection, with memory to which the peer has every right.
 pub(crate) struct End {
     pub(crate) hca: Arc<Hca>,
     pub(crate) qp: Qp,
@@ -23,7 +20,7 @@ pub(crate) struct End {
     pub(crate) device: Device,
 }
 
-/// An end on that HCA, with a queue pair as `init` has it.
+/// An end on that HCA, with a queue pair made by `init`.
 pub(crate) fn end_of(hca: Arc<Hca>, init: impl Fn(QpInit<'_>) -> QpInit<'_>) -> End {
     block_on(async {
         let device = hca.open().await.unwrap();
@@ -54,39 +51,16 @@ pub(crate) fn two_on(clock: &VirtualClock) -> (End, End) {
     two_made(clock, |builder| builder)
 }
 
-/// The same, on HCAs that are made as `change` has it.
+/// The same, on HCAs that `change` configures.
 pub(crate) fn two_made(clock: &VirtualClock, change: fn(Builder) -> Builder) -> (End, End) {
     let [a, b] = way::hcas(clock, change);
     (end_of(a, |init| init), end_of(b, |init| init))
 }
 
-/// Two ends on a clock that the test moves, connected step by step with changed attributes.
-pub(crate) fn pair_with(clock: &VirtualClock, change: impl Fn(&mut QpAttr)) -> (End, End) {
-    let (a, b) = two_on(clock);
-    for (from, to) in [(&a, &b), (&b, &a)] {
-        let path = Path {
-            av: way::address(&to.hca),
-            dest_qpn: to.qp.qpn(),
-            rq_psn: Psn::new(0xff_ffff),
-            mtu: Mtu::B4096,
-        };
-        let steps = [
-            QpAttr::init(1, Access::REMOTE),
-            QpAttr::rtr(&path),
-            QpAttr::rts(Psn::new(0xff_ffff)),
-        ];
-        for mut attr in steps {
-            change(&mut attr);
-            from.qp.modify(attr).wait().unwrap();
-        }
-    }
-    (a, b)
-}
-
 /// Both ends on a clock that the test moves.
 pub(crate) fn pair_on(clock: &VirtualClock) -> (End, End) {
     let (mut a, mut b) = two_on(clock);
-    block_on(connect(&mut a.qp, &mut b.qp)).unwrap();
+    way::connect(&mut a.qp, &mut b.qp);
     (a, b)
 }
 

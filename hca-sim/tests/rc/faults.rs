@@ -1,21 +1,46 @@
-//! What goes wrong, and how it ends at both ends.
+//! Faults, and how they end at both ends.
 
 use std::time::Duration;
 
 use hca_sim::clock::VirtualClock;
 use verbs_core::{
-    Access, Memory, Mr, Payload, QpAttr, QpState, Recv, Remote, Send, SendFlags, SendOp, SendWr,
-    Sge, WcStatus, Write,
+    Access, Memory, Mr, Mtu, Path, Payload, Psn, QpAttr, QpState, Recv, Remote, Send, SendFlags,
+    SendOp, SendWr, Sge, WcCause, WcStatus, Write,
 };
 
-use crate::ends::{End, bytes, pair, pair_with, poll, state, statuses};
+use crate::ends::{End, bytes, pair, poll, state, statuses, two_on};
 use crate::way;
 
-/// How a work request is broken.
+/// Two ends on a clock that the test moves, connected step by step with changed attributes.
+pub(crate) fn pair_with(clock: &VirtualClock, change: impl Fn(&mut QpAttr)) -> (End, End) {
+    let (a, b) = two_on(clock);
+    for (from, to) in [(&a, &b), (&b, &a)] {
+        let path = Path {
+            av: way::address(&to.hca),
+            dest_qpn: to.qp.qpn(),
+            rq_psn: Psn::new(0xff_ffff),
+            mtu: Mtu::B4096,
+        };
+        let steps = [
+            QpAttr::init(1, Access::REMOTE),
+            QpAttr::rtr(&path),
+            QpAttr::rts(Psn::new(0xff_ffff)),
+        ];
+        for mut attr in steps {
+            change(&mut attr);
+            from.qp.modify(attr).wait().unwrap();
+        }
+    }
+    (a, b)
+}
+
+/// In what respect a work request is broken.
 struct Broken {
     name: &'static str,
     post: fn(&mut End, &mut End) -> SendWr<'static>,
     requester: WcStatus,
+    /// The cause that the device that finds it reports.
+    cause: WcCause,
     /// Statuses of two receives at the responder.
     responder: &'static [WcStatus],
     /// Whether the responder goes to ERR.
@@ -32,6 +57,9 @@ const fn wr(op: SendOp, sge: Sge) -> SendWr<'static> {
     }
 }
 
+/// Syndromes of NAKs, which are all that a peer on a wire reports (IBTA vol. 1, 9.7.5.2.8).
+const NAKS: std::ops::RangeInclusive<u32> = 0x60..=0x64;
+
 const FLUSHED: &[WcStatus] = &[WcStatus::WrFlushErr, WcStatus::WrFlushErr];
 
 const BROKEN: &[Broken] = &[
@@ -47,6 +75,7 @@ const BROKEN: &[Broken] = &[
             )
         },
         requester: WcStatus::LocProtErr,
+        cause: WcCause::KeyGone,
         responder: &[],
         both: false,
     },
@@ -54,6 +83,7 @@ const BROKEN: &[Broken] = &[
         name: "local bounds",
         post: |a, _| wr(SendOp::Send, a.mr.slice(65_530..65_540)),
         requester: WcStatus::LocProtErr,
+        cause: WcCause::Range,
         responder: &[],
         both: false,
     },
@@ -61,6 +91,7 @@ const BROKEN: &[Broken] = &[
         name: "local write for a READ",
         post: |a, b| wr(SendOp::Read(b.mr.remote(0)), read_only(a).slice(0..8)),
         requester: WcStatus::LocProtErr,
+        cause: WcCause::NoRight,
         responder: &[],
         both: false,
     },
@@ -68,6 +99,7 @@ const BROKEN: &[Broken] = &[
         name: "too long for the receive",
         post: |a, _| wr(SendOp::Send, a.mr.slice(0..65)),
         requester: WcStatus::RemInvReqErr,
+        cause: WcCause::TooLong,
         responder: &[WcStatus::LocLenErr, WcStatus::WrFlushErr],
         both: true,
     },
@@ -81,6 +113,7 @@ const BROKEN: &[Broken] = &[
             wr(SendOp::Write(stale), a.mr.slice(0..8))
         },
         requester: WcStatus::RemAccessErr,
+        cause: WcCause::KeyGone,
         responder: FLUSHED,
         both: true,
     },
@@ -88,6 +121,7 @@ const BROKEN: &[Broken] = &[
         name: "remote bounds of a READ",
         post: |a, b| wr(SendOp::Read(b.mr.remote(65_530)), a.mr.slice(0..8)),
         requester: WcStatus::RemAccessErr,
+        cause: WcCause::Range,
         responder: FLUSHED,
         both: true,
     },
@@ -95,6 +129,7 @@ const BROKEN: &[Broken] = &[
         name: "remote right of the region",
         post: |a, b| wr(SendOp::Write(readable(b).remote(0)), a.mr.slice(0..8)),
         requester: WcStatus::RemAccessErr,
+        cause: WcCause::NoRight,
         responder: FLUSHED,
         both: true,
     },
@@ -111,6 +146,7 @@ const BROKEN: &[Broken] = &[
             wr(SendOp::Write(b.mr.remote(0)), a.mr.slice(0..8))
         },
         requester: WcStatus::RemInvReqErr,
+        cause: WcCause::QpNoRight,
         responder: FLUSHED,
         both: true,
     },
@@ -126,6 +162,7 @@ const BROKEN: &[Broken] = &[
             )
         },
         requester: WcStatus::RemAccessErr,
+        cause: WcCause::NoRight,
         responder: FLUSHED,
         both: true,
     },
@@ -167,9 +204,19 @@ fn every_fault_ends_as_the_specification_says_at_both_ends() {
             "{}",
             case.name
         );
+        let known = case.requester == WcStatus::LocProtErr || way::PEER_SAYS_WHY;
+        let cause = known.then_some(case.cause);
+        assert_eq!(sent[0].cause(), cause, "{}", case.name);
+        assert!(known || NAKS.contains(&sent[0].vendor_err), "{}", case.name);
+        assert_eq!(sent[1].cause(), Some(WcCause::State));
         assert_eq!(state(&a), QpState::Err, "{}", case.name);
-        let received: Vec<_> = poll(&mut b.recv_cq).iter().map(|wc| wc.status).collect();
-        assert_eq!(received, case.responder, "{}", case.name);
+        let received = poll(&mut b.recv_cq);
+        let causes = received.iter().map(|wc| (wc.status, wc.cause()));
+        let expected = case.responder.iter().map(|&status| match status {
+            WcStatus::WrFlushErr => (status, Some(WcCause::State)),
+            _ => (status, Some(case.cause)),
+        });
+        assert!(causes.eq(expected), "{}: {received:?}", case.name);
         let expected = if case.both {
             QpState::Err
         } else {
@@ -219,6 +266,9 @@ fn rnr_retries_run_out() {
     let ends = [(1, WcStatus::RnrRetryExcErr), (2, WcStatus::WrFlushErr)];
     assert_eq!(statuses(&mut a.send_cq), ends);
     assert_eq!((state(&a), state(&b)), (QpState::Err, QpState::Rts));
+    // The second one was only flushed.
+    let stats = a.qp.stats().wait().unwrap();
+    assert_eq!((stats.rnr_naks, stats.failures, stats.timeouts), (3, 1, 0));
     drop(poll(&mut b.recv_cq));
 }
 
@@ -237,4 +287,6 @@ fn nobody_answers_for_a_queue_pair_that_is_gone() {
     way::advance(&clock, Duration::from_nanos(1));
     assert_eq!(statuses(&mut a.send_cq), [(1, WcStatus::RetryExcErr)]);
     assert_eq!(state(&a), QpState::Err);
+    let stats = a.qp.stats().wait().unwrap();
+    assert!(stats.timeouts >= 4 && stats.failures == 1, "{stats:?}");
 }

@@ -2,9 +2,7 @@
 
 use std::time::Duration;
 
-use futures::executor::block_on;
 use hca_sim::clock::VirtualClock;
-use hca_sim::connect;
 use verbs_core::{
     Access, Error, Mtu, Path, PostError, Psn, QpAttr, QpState, Recv, Send, WcStatus, Write,
 };
@@ -36,7 +34,7 @@ fn a_peer_that_becomes_ready_in_time_gets_the_message() {
     b.qp.modify(QpAttr::to(QpState::Reset)).wait().unwrap();
     b.qp.init(1, Access::REMOTE_WRITE).wait().unwrap();
     b.qp.ready_to_receive(&path(&a)).wait().unwrap();
-    // Where packets go, the next try has to come.
+    // Over packets, this waits for the next retry.
     way::advance(&clock, Duration::from_millis(100));
     assert_eq!(statuses(&mut a.send_cq), [(2, WcStatus::Success)]);
     assert_eq!(bytes(&b, 0, 4), b"late");
@@ -90,7 +88,7 @@ fn a_reset_queue_pair_forgets_and_connects_again() {
         a.qp.post_recv(Recv::new(1)),
         Err(PostError::State(QpState::Reset))
     );
-    block_on(connect(&mut a.qp, &mut b.qp)).unwrap();
+    way::connect(&mut a.qp, &mut b.qp);
     for wr_id in 0..16 {
         b.qp.post_recv(Recv::new(wr_id)).unwrap();
         a.qp.post_send(Send::new(wr_id)).unwrap();

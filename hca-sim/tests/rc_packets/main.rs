@@ -24,16 +24,23 @@ mod way {
     use std::sync::{Arc, Weak};
     use std::time::Duration;
 
+    use futures::executor::block_on;
     use hca_sim::clock::VirtualClock;
     use hca_sim::link::Cable;
     use hca_sim::{Builder, Hca};
-    use verbs_core::Av;
+    use verbs_core::{Av, Qp};
+
+    /// Whether a requester learns more of its peer's reasons than a NAK says.
+    pub(crate) const PEER_SAYS_WHY: bool = false;
 
     thread_local! {
         static HCAS: RefCell<Vec<Weak<Hca>>> = const { RefCell::new(Vec::new()) };
     }
 
-    /// Two HCAs that reach each other, made as `change` has it.
+    /// What iWARP lacks is refused, a SEND or WRITE is done when it was handed over, and a connection ends at both ends.
+    pub(crate) const IS_IWARP: bool = false;
+
+    /// Two HCAs that reach each other, configured by `change`.
     pub(crate) fn hcas(clock: &VirtualClock, change: fn(Builder) -> Builder) -> [Arc<Hca>; 2] {
         let [a, b] = [1, 2].map(|host| IpAddr::from(Ipv4Addr::new(10, 0, 0, host)));
         let (a, b) = Cable::new().plug(&[a], &[b]);
@@ -43,12 +50,17 @@ mod way {
         hcas
     }
 
-    /// The way to that HCA's port.
+    /// The address of that HCA's port.
     pub(crate) fn address(hca: &Hca) -> Av {
         Av::to_gid(1, 0, hca.gid())
     }
 
-    /// Moves the clock on, and lets everything happen on the way.
+    /// Makes them the two ends of a connection.
+    pub(crate) fn connect(a: &mut Qp, b: &mut Qp) {
+        block_on(hca_sim::connect(a, b)).unwrap();
+    }
+
+    /// Moves the clock on, and lets everything happen that is due until then.
     pub(crate) fn advance(clock: &VirtualClock, time: Duration) {
         let end = clock.now() + time;
         settle();

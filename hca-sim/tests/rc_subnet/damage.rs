@@ -12,7 +12,7 @@ use verbs_core::{Read, WcStatus, Write};
 use crate::ends::{End, bytes, end_of, statuses};
 use crate::way;
 
-/// Goal: a packet in which a bit has changed is dropped and counted, and comes again: no wrong byte arrives, in either
+/// Goal: a packet in which a bit has changed is dropped and counted, and sent again: no wrong byte arrives, in either
 /// direction. Method: each side gets three packets of ten with a bit inverted, in a header or in the payload.
 #[test]
 fn a_damaged_packet_is_counted_and_sent_again() {
@@ -50,7 +50,7 @@ fn a_damaged_packet_is_counted_and_sent_again() {
     }
 }
 
-/// Packets whose ICRC was wrong, and those that were dropped for what stands in them.
+/// Packets whose ICRC was wrong, and packets that were dropped because of their content.
 fn dropped(end: &End) -> (u64, u64) {
     let packets = end.device.call::<PacketCounters>(()).wait().unwrap();
     let other = packets.malformed + packets.bad_pkeys + packets.strangers;

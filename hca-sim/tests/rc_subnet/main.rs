@@ -13,25 +13,32 @@ mod operations;
 #[path = "../rc/states.rs"]
 mod states;
 
-/// Packets go through a switch that a manager has set up.
+/// Packets pass a switch that a manager has set up.
 mod way {
     use std::cell::RefCell;
     use std::sync::{Arc, Weak};
     use std::time::Duration;
 
+    use futures::executor::block_on;
     use hca_sim::clock::VirtualClock;
     use hca_sim::link::fabric::{Packet, PortRef, SharedSubnet, Subnet, SubnetConfig, Topology};
     use hca_sim::link::{Faults, Faulty};
     use hca_sim::{Builder, Hca};
-    use verbs_core::Av;
-    use verbs_core::mad::Time;
     use verbs_core::mad::sm::PERMISSIVE_LID;
+    use verbs_core::time::Instant;
+    use verbs_core::{Av, Qp};
+
+    /// Whether a requester learns more of its peer's reasons than a NAK says.
+    pub(crate) const PEER_SAYS_WHY: bool = false;
 
     thread_local! {
         static HCAS: RefCell<Vec<Weak<Hca>>> = const { RefCell::new(Vec::new()) };
     }
 
-    /// Two HCAs that reach each other through one switch, after a sweep of OpenSM, as it was recorded.
+    /// What iWARP lacks is refused, a SEND or WRITE is done when it was handed over, and a connection ends at both ends.
+    pub(crate) const IS_IWARP: bool = false;
+
+    /// Two HCAs that reach each other through one switch, after a recorded sweep of OpenSM.
     pub(crate) fn hcas(clock: &VirtualClock, change: fn(Builder) -> Builder) -> [Arc<Hca>; 2] {
         damaged(clock, change, Faults::NONE)
     }
@@ -49,8 +56,11 @@ mod way {
             port: 1,
         });
         let subnet = SharedSubnet::new(Subnet::new(&topology, SubnetConfig::default()));
-        subnet.with(Time::ZERO, |subnet| sweep(subnet, a));
-        assert_eq!(subnet.with(Time::ZERO, |subnet| subnet.census()), (4, 4));
+        subnet.with(Instant::ZERO, |subnet| sweep(subnet, a));
+        assert_eq!(
+            subnet.with(Instant::ZERO, |subnet| subnet.port_counts()),
+            (4, 4)
+        );
         let hcas = [(a, 1), (b, 2)].map(|(at, seed)| {
             let port = subnet.attach(at, seed).unwrap();
             assert!(subnet.attach(at, seed).is_none(), "it is taken");
@@ -72,24 +82,29 @@ mod way {
             for (byte, digits) in mad.iter_mut().zip(digits.chunks(2)) {
                 *byte = u8::from_str_radix(std::str::from_utf8(digits).unwrap(), 16).unwrap();
             }
-            // The recorded nodes could 2048 bytes; these can 4096, which the scenarios want.
+            // The recorded nodes support 2048 bytes; these support 4096, which the scenarios need.
             let sets_port = mad[3] == 2 && mad[17] == 0x15;
             if sets_port && mad[100] >> 4 == 4 {
                 mad[100] = 0x50 | mad[100] & 15;
             }
             let packet = Packet::smp(PERMISSIVE_LID, PERMISSIVE_LID, mad);
-            subnet.send(Time::ZERO, at, packet);
+            subnet.send(Instant::ZERO, at, packet);
             while subnet.poll_delivery().is_some() {}
         }
         while subnet.poll_event().is_some() {}
     }
 
-    /// The way to that HCA's port.
+    /// The address of that HCA's port.
     pub(crate) fn address(hca: &Hca) -> Av {
         Av::to_gid(1, 0, hca.gid())
     }
 
-    /// Moves the clock on, and lets everything happen on the way.
+    /// Makes them the two ends of a connection.
+    pub(crate) fn connect(a: &mut Qp, b: &mut Qp) {
+        block_on(hca_sim::connect(a, b)).unwrap();
+    }
+
+    /// Moves the clock on, and lets everything happen that is due until then.
     pub(crate) fn advance(clock: &VirtualClock, time: Duration) {
         let end = clock.now() + time;
         settle();

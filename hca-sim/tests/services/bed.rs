@@ -15,7 +15,7 @@ use verbs_core::{
 pub(crate) const QKEY: QKey = QKey(0x1111_2222);
 pub(crate) const ROOM: usize = 1 << 16;
 
-/// How packets go.
+/// What carries the messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
     Loopback,
@@ -70,7 +70,7 @@ impl Bed {
         Self { way, hcas, clock }
     }
 
-    /// What the first one sends meets these faults, where packets can be seen.
+    /// Packets of the first one meet these faults, where packets can be seen.
     pub(crate) fn lossy(way: Way, faults: Faults) -> Self {
         let clock = VirtualClock::new();
         let hcas = if way == Way::Loopback {
@@ -101,7 +101,7 @@ impl Bed {
         self.clock.run_until(end);
     }
 
-    /// The way to that HCA's port.
+    /// The address of that HCA's port.
     pub(crate) fn address(&self, number: usize) -> Av {
         let hca = &self.hcas[number];
         match self.way {
@@ -183,7 +183,7 @@ impl Bed {
         ends
     }
 
-    /// What has completed there.
+    /// The completions of that end.
     pub(crate) fn poll(&self, end: &mut End) -> Vec<Wc> {
         self.settle();
         let mut all = Vec::new();

@@ -14,7 +14,7 @@ use verbs_core::{Av, Error, Lid, Mtu, Qpn, Recv, Send};
 
 use crate::bed::{Bed, End, QKEY, Way, to};
 
-/// A link that joins no group while it is told so, and whose numbers are those of every other one of its kind.
+/// A link that joins no group while `refuses` is set, and whose numbers equal those of every other link of its kind.
 #[derive(Debug)]
 struct Refusing {
     link: CableEnd,
@@ -89,8 +89,8 @@ fn send(end: &mut End, group: verbs_core::Gid) {
         .unwrap();
 }
 
-/// Goal: a queue pair whose port could not join a group is not attached to it: it takes none of the places that a
-/// group has, and gets nothing. Method: more refusals than places, while another queue pair of the port is attached.
+/// Goal: a queue pair whose port could not join a group is not attached to it: it takes none of the places of the
+/// group, and gets nothing. Method: more refusals than places, while another queue pair of the port is attached.
 #[test]
 fn a_group_that_cannot_be_joined_is_not_attached() {
     let [a, b] = [1, 2].map(|host| IpAddr::from(Ipv4Addr::new(10, 0, 0, host)));
@@ -126,8 +126,8 @@ fn a_group_that_cannot_be_joined_is_not_attached() {
     assert_eq!(deliver(&mut here, &mut refused), (0, 0));
 }
 
-/// Goal: a queue pair that keeps its own datagrams from itself gets those of another host's queue pair with the same
-/// number. Method: two HCAs on links that draw the same numbers.
+/// Goal: a queue pair that excludes its own datagrams receives those of another host's queue pair with the same number.
+/// Method: two HCAs on links that draw the same numbers.
 #[test]
 fn a_namesake_on_another_host_is_heard() {
     for way in [Way::V4, Way::V6] {

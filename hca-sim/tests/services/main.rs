@@ -1,11 +1,12 @@
-//! Service types other than the reliable connection, on a loopback link and over packets: each scenario
-//! runs both ways and must end the same.
+//! Service types other than the reliable connection, on a loopback link and over packets: each scenario runs on both
+//! and must end the same.
 
 #![expect(clippy::unwrap_used, reason = "the helpers of a test are part of it")]
 
 mod bed;
 mod joins;
 mod multicast;
+mod sources;
 mod special;
 mod uc;
 mod ud;

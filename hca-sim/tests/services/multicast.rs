@@ -13,7 +13,7 @@ fn post_receives(end: &mut End) {
     }
 }
 
-/// Goal: everybody who is attached gets a copy, at every port, and nobody else.
+/// Goal: every attached queue pair gets a copy, at every port, and no other does.
 #[test]
 fn a_datagram_to_a_group_reaches_all_that_are_attached() {
     for way in Way::ALL {
@@ -36,7 +36,7 @@ fn a_datagram_to_a_group_reaches_all_that_are_attached() {
             },
             ..there
         };
-        // One that is not attached may send; it is not told what becomes of it.
+        // A queue pair that is not attached may send; it does not learn what becomes of the datagram.
         ends[3]
             .qp
             .post_send(Send::new(9).inline(b"all").to(&there))
@@ -46,7 +46,7 @@ fn a_datagram_to_a_group_reaches_all_that_are_attached() {
             assert_eq!(got.len(), expected, "{way:?}: queue pair {n}");
             assert!(got.iter().all(|wc| wc.src_qpn == ends[3].qp.qpn()));
         }
-        // One that is attached hears itself.
+        // An attached queue pair receives its own datagrams.
         ends[0]
             .qp
             .post_send(Send::new(9).inline(b"me").to(&there))
@@ -68,7 +68,8 @@ fn a_datagram_to_a_group_reaches_all_that_are_attached() {
 }
 
 /// Goal: a queue pair that is attached twice gets one copy, it is in the group until both attachments are undone, and
-/// then the port has left the group on the link too (IBTA vol. 1, 10.5.2.1). Method: the packets that come to the port.
+/// then the port has left the group on the link too (IBTA vol. 1, 10.5.2.1). Method: the packets that arrive at the
+/// port.
 #[test]
 fn two_attachments_make_one_copy_and_the_last_one_leaves_the_group() {
     for way in Way::ALL {
@@ -77,7 +78,7 @@ fn two_attachments_make_one_copy_and_the_last_one_leaves_the_group() {
         let group = bed.group(1);
         let [first, second] = [(); 2].map(|()| b.qp.attach_mcast(group, Lid(0)).wait().unwrap());
         let there = to(Av::to_gid(1, 0, group), Qpn::MULTICAST, QKEY);
-        // How many completions that makes, and how many packets come to the port.
+        // How many completions that makes, and how many packets arrive at the port.
         let mut send = || {
             post_receives(&mut b);
             let count = |end: &End| {
@@ -154,7 +155,7 @@ fn attachments_hold_the_queue_pair_and_are_counted() {
         };
         assert_eq!(refused.unwrap_err(), full);
         drop(all);
-        // To one group, the same queue pair again and again.
+        // The same queue pair to one group, repeatedly.
         let attach = || qp.attach_mcast(bed.group(1), Lid(0)).wait();
         let all: Vec<_> = (0..64).map(|_| attach().unwrap()).collect();
         let attr = Attr::MaxMcast;

@@ -66,7 +66,7 @@ fn writes_are_placed_and_told_if_they_ask_for_it() {
     }
 }
 
-/// Goal: what does not fit, or finds no receive, or may not be written is dropped; the connection goes on.
+/// Goal: a message that does not fit, or finds no receive, or may not be written is dropped; the connection continues.
 #[test]
 fn a_message_that_cannot_be_taken_is_dropped_alone() {
     for way in Way::ALL {
@@ -111,7 +111,7 @@ fn a_message_that_cannot_be_taken_is_dropped_alone() {
     }
 }
 
-/// Goal: with packets missing, every message that is told of is whole, and later ones still come.
+/// Goal: with packets missing, every message that completes is whole, and later ones still arrive.
 #[test]
 fn a_lost_packet_loses_its_message() {
     for way in [Way::V4, Way::V6] {
@@ -124,7 +124,7 @@ fn a_lost_packet_loses_its_message() {
         let (mut whole, mut waiting) = (0, 0);
         for number in 0..200_u8 {
             a.mr.write(0, &[number; 5000]).unwrap();
-            // A receive that was not used is still there.
+            // The receive was not used and is still there.
             if waiting == 0 {
                 b.qp.post_recv(Recv::new(1).into(b.mr.slice(0..5000)))
                     .unwrap();
@@ -144,8 +144,8 @@ fn a_lost_packet_loses_its_message() {
     }
 }
 
-/// Goal: a message of which a packet is missing in its middle is not told of, whatever comes behind it. Method: a
-/// receiver that loses single packets; the sender's bursts arrive but for those.
+/// Goal: a message with a packet missing in its middle does not complete, whatever arrives behind it. Method: a
+/// receiver that loses single packets; otherwise the sender's bursts arrive.
 #[test]
 fn a_packet_lost_in_the_middle_loses_its_message() {
     for way in [Way::V4, Way::V6] {
@@ -226,8 +226,8 @@ fn a_long_message_passes_a_link_that_is_often_full() {
     }
 }
 
-/// Goal: a send queue that failed inside of a message begins the next one at its beginning. Method: the memory of a
-/// long message goes while the link has no room for more of it.
+/// Goal: a send queue that failed inside a message begins the next one at its beginning. Method: the memory of a long
+/// message is deregistered while the link has no room for more of it.
 #[test]
 fn a_queue_that_failed_inside_a_message_begins_anew() {
     for way in [Way::V4, Way::V6] {
@@ -265,7 +265,7 @@ fn a_queue_that_failed_inside_a_message_begins_anew() {
 }
 
 /// Goal: a receive that may not be written is its own side's fault: it completes in error, the queue pair goes to ERR,
-/// and the sender hears nothing of it. Method: a receive into memory that is only for reading.
+/// and the sender learns nothing of it. Method: a receive into memory that is only for reading.
 #[test]
 fn a_receive_that_cannot_be_written_ends_its_own_side() {
     for way in Way::ALL {

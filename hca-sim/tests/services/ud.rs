@@ -63,7 +63,7 @@ fn a_datagram_tells_who_sent_it() {
                 assert_eq!(area[24..40], b.hca.gid().0);
             }
         }
-        // The answer goes where the datagram came from.
+        // The answer is sent to where the datagram came from.
         let back = Av::reverse(1, &wc, area[..].try_into().unwrap(), 0).unwrap();
         a.qp.post_recv(Recv::new(3).into(a.mr.slice(0..200)))
             .unwrap();
@@ -77,7 +77,8 @@ fn a_datagram_tells_who_sent_it() {
     }
 }
 
-/// Goal: who gets a datagram sees the traffic class that it was sent with, in the header before it, and answers with it.
+/// Goal: the receiver of a datagram sees the traffic class that it was sent with, in the header before it, and answers
+/// with it.
 #[test]
 fn the_traffic_class_stands_before_the_payload() {
     for way in Way::ALL {
@@ -148,7 +149,7 @@ fn what_may_not_come_in_is_dropped_and_nobody_is_told() {
         b.qp.post_recv(Recv::new(1).into(b.mr.slice(0..GRH + 3)))
             .unwrap();
         send(&mut a, &there);
-        // With another key, to nobody, to nowhere.
+        // With another key, to a queue pair that does not exist, to no address.
         send(&mut a, &to(here, b.qp.qpn(), QKey(7)));
         send(&mut a, &to(here, Qpn::new(0x77_7777), QKEY));
         let nowhere = Gid::from(Ipv4Addr::new(10, 0, 0, 99));
@@ -205,7 +206,7 @@ fn a_post_that_makes_no_sense_is_refused() {
     }
 }
 
-/// Goal: memory that is not the sender's ends its send queue, and only that; SQE is left by a modify.
+/// Goal: memory that is not the sender's ends its send queue, and only that; a modify takes it out of SQE.
 #[test]
 fn a_send_queue_that_failed_can_be_mended() {
     for way in Way::ALL {
@@ -239,7 +240,7 @@ fn a_send_queue_that_failed_can_be_mended() {
             panic!("{way:?}: flushed at once");
         };
         assert_eq!((flushed.wr_id, flushed.status), (12, WcStatus::WrFlushErr));
-        // Receives go on.
+        // Receives continue.
         let back = to(bed.address(0), a.qp.qpn(), QKEY);
         b.qp.post_send(Send::new(20).inline(b"still there?").to(&back))
             .unwrap();
@@ -329,7 +330,7 @@ fn a_shared_receive_is_in_the_domain_of_its_queue() {
     }
 }
 
-/// Goal: shared receives serve datagrams, and the limit event tells that they run out.
+/// Goal: shared receives serve datagrams, and the limit event reports that they run out.
 #[test]
 fn datagrams_take_receives_of_a_shared_queue() {
     for way in Way::ALL {

@@ -1,4 +1,4 @@
-//! Extended reliable connections. No other software has them, so both ends are ours.
+//! Extended reliable connections. No other software has them, so both ends are this crate's.
 
 use std::time::Duration;
 
@@ -82,7 +82,7 @@ impl Connection {
         panic!("{:?}: {wr:?} does not complete", self.bed.way);
     }
 
-    /// What has completed at that process.
+    /// The completions of that process.
     fn polled(&mut self, number: usize) -> Vec<Wc> {
         self.bed.settle();
         let mut some = [Wc::default(); 16];
@@ -90,7 +90,7 @@ impl Connection {
     }
 }
 
-/// Goal: one connection serves two processes; each gets what names it, in its own memory.
+/// Goal: one connection serves two processes; each gets the messages that name its queue, in its own memory.
 #[test]
 fn every_request_goes_to_the_queue_that_it_names() {
     for way in Way::ALL {
@@ -124,7 +124,7 @@ fn every_request_goes_to_the_queue_that_it_names() {
     }
 }
 
-/// Goal: memory is that of the process whose queue is named; READs and atomics answer from there.
+/// Goal: memory is that of the process whose queue is named; READs and atomics are answered from there.
 #[test]
 fn memory_is_checked_against_the_queue_that_is_named() {
     for way in Way::ALL {
@@ -151,8 +151,8 @@ fn memory_is_checked_against_the_queue_that_is_named() {
     }
 }
 
-/// Goal: masked atomics reach the memory of the process that is named, and no other's: the old value comes
-/// back, and only the bits change that may.
+/// Goal: masked atomics reach the memory of the process that is named, and no other's: the old value is returned, and
+/// only the permitted bits change.
 #[test]
 fn masked_atomics_keep_to_their_bits_and_their_queue() {
     for way in Way::ALL {
@@ -224,7 +224,7 @@ fn a_queue_that_is_none_is_an_invalid_request() {
     }
 }
 
-/// Goal: a queue that was destroyed cannot be named any more.
+/// Goal: a queue that was destroyed can no longer be named.
 #[test]
 fn a_queue_that_is_gone_is_an_invalid_request() {
     for way in Way::ALL {
@@ -266,7 +266,8 @@ fn without_a_receive_the_initiator_waits_and_the_limit_is_told() {
     }
 }
 
-/// Goal: a message that fails on the way gives its receive back as flushed, on the queue's own queue.
+/// Goal: the receive of a message that fails on the way completes as flushed, on the shared queue's own completion
+/// queue.
 #[test]
 fn a_receive_of_a_message_that_never_ends_is_flushed() {
     for way in Way::ALL {
@@ -303,7 +304,7 @@ fn only_requests_that_name_a_queue_can_be_posted() {
     let refused = c.processes[0].pd.create_qp(init).wait().unwrap_err();
     let (attr, why) = (Attr::Srq, Why::NoReceives);
     assert!(matches!(refused, Error::Mismatch { .. }), "{refused}");
-    // On one device, so that nothing else can be the matter.
+    // On one device, so that there is no other cause.
     let pd = c.device.alloc_pd().wait().unwrap();
     let init = QpInit::xrc(&c.processes[0].cq).srq(&c.processes[0].srq);
     assert_eq!(
@@ -312,7 +313,7 @@ fn only_requests_that_name_a_queue_can_be_posted() {
     );
 }
 
-/// Goal: a target lives as long as somebody has it open, and everybody hears its events.
+/// Goal: a target lives as long as any client has it open, and all of them receive its events.
 #[test]
 fn a_target_is_shared_by_all_who_open_it() {
     for way in Way::ALL {

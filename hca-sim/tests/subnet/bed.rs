@@ -1,5 +1,5 @@
-//! A subnet of two switches and three adapters with an HCA on each, and a manager for it: a client of the
-//! service for management datagrams on the first of them.
+//! A subnet of two switches and three adapters with an HCA on each, and its manager: a client of the service for
+//! management datagrams on the first of them.
 
 use std::sync::{Arc, Mutex};
 
@@ -16,7 +16,7 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    /// What was raised since the last look.
+    /// The events that were raised since the last look.
     pub(crate) fn events(&self) -> Vec<EventType> {
         let events = std::mem::take(&mut *self.events.lock().unwrap());
         events.into_iter().map(|event| event.event).collect()
@@ -30,7 +30,7 @@ pub(crate) struct Bed {
 }
 
 impl Bed {
-    /// The subnet as it is before anybody has managed it.
+    /// The subnet before any manager has configured it.
     pub(crate) fn new() -> Self {
         let mut topology = Topology::new();
         let switches = ["S1", "S2"].map(|name| topology.switch(name, 4).unwrap());

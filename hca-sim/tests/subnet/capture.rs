@@ -29,9 +29,9 @@ impl Write for File {
     }
 }
 
-/// Goal: what a capture of a port has are packets of InfiniBand: route headers, transport, both CRCs right;
-/// subnet management on virtual lane 15. Method: a question by a directed route and its answer, read with
-/// nothing but the formats.
+/// Goal: the packets in a capture of a port are packets of InfiniBand: route headers, transport, both CRCs right;
+/// subnet management on virtual lane 15. Method: a question by a directed route and its answer, read with nothing but
+/// the formats.
 #[test]
 fn captures_have_packets_of_infiniband() {
     let mut topology = Topology::new();

@@ -1,5 +1,4 @@
-//! Datagrams across the subnet: to ports and to multicast groups, and what becomes of those with keys that
-//! do not fit.
+//! Datagrams across the subnet: to ports and to multicast groups, and the fate of those whose keys do not match.
 
 use verbs_core::mad::sm::{self, Notice, NoticeView, PKeyBlock, TrapNumber};
 use verbs_core::mad::{AttributeId, Delivery, Method};
@@ -61,7 +60,7 @@ impl End {
         self.qp.post_send(send).unwrap();
     }
 
-    /// What has come: completions, and the bytes behind the place of the header.
+    /// What has arrived: completions, and the bytes behind the place of the header.
     pub(crate) fn came(&mut self) -> Vec<(Wc, Vec<u8>)> {
         let mut wcs = [Wc::default(); 16];
         let wcs = self.cq.poll(&mut wcs).iter().copied();
@@ -102,7 +101,7 @@ fn datagrams_go_with_and_without_a_global_header() {
         };
         assert_eq!((wc.flags, wc.slid, wc.sl), (flags, Lid(1), av.sl));
         assert_eq!((wc.src_qpn, &bytes[..]), (here.qp.qpn(), &b"hello"[..]));
-        // And back the way it came.
+        // And back on the same path.
         let mut header = [0; 40];
         there
             .mr
@@ -114,8 +113,8 @@ fn datagrams_go_with_and_without_a_global_header() {
     }
 }
 
-/// Goal: what is sent to a group reaches the queue pairs that are attached to it, at the ports that switches
-/// forward it to, once each; a sender can keep it from itself, but not from its neighbours.
+/// Goal: a datagram to a group reaches the queue pairs that are attached to it, at the ports that switches forward it
+/// to, once each; a sender can exclude itself, but not its neighbours.
 #[test]
 fn groups_reach_who_is_attached_where_switches_forward() {
     let (bed, manager) = Bed::managed();
@@ -171,8 +170,8 @@ pub(crate) fn set_pkeys(manager: &Manager, path: &[u8], keys: &[PKey]) {
     manager.ask(path, what);
 }
 
-/// Goal: a datagram of another partition, or with another Q_Key, is dropped, counted at the port, and
-/// reported to the manager with who sent it; who has the right index of the table is let in.
+/// Goal: a datagram of another partition, or with another Q_Key, is dropped, counted at the port, and reported to the
+/// manager with its sender; a datagram with the right index of the table is accepted.
 #[test]
 fn keys_that_do_not_fit_are_reported() {
     let (bed, manager) = Bed::managed();
@@ -214,7 +213,7 @@ fn keys_that_do_not_fit_are_reported() {
         (notice.trap, notice.issuer_lid),
         (TrapNumber::BAD_Q_KEY, Lid(2))
     );
-    // Who sent it, with which key, from which queue pair to which (IBTA vol. 1, table 137).
+    // Its sender, the key, and the queue pairs at both ends (IBTA vol. 1, table 137).
     let details = &notice.details.0;
     assert_eq!(details[2..6], [0, 1, 0, 2]);
     assert_eq!(details[6..10], 7_u32.to_be_bytes());

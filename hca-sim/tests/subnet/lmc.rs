@@ -1,5 +1,5 @@
-//! Ports with several LIDs: each of them is the port's, an answer leaves from the one that was asked, and a port is
-//! given none that is not the first of its own.
+//! Ports with several LIDs: each of them reaches the port, an answer is sent from the one that was asked, and a port is
+//! given no LID that is not the first of its range.
 
 use std::sync::Arc;
 
@@ -23,8 +23,9 @@ fn spread() -> (Bed, Manager) {
     (bed, manager)
 }
 
-/// Goal: a datagram to any of a port's LIDs arrives, says which that was, and is answered from it to the one that it
-/// came from. Method: all pairs of four LIDs, by LID alone and with a global header; bits that the port has no LIDs for.
+/// Goal: a datagram to any of a port's LIDs arrives, reports which that was, and is answered from it to the one that it
+/// came from. Method: all pairs of four LIDs, by LID alone and with a global header; bits that the port has no LIDs
+/// for.
 #[test]
 fn datagrams_are_answered_from_the_lid_that_was_asked() {
     let (bed, _manager) = spread();
@@ -62,7 +63,7 @@ fn datagrams_are_answered_from_the_lid_that_was_asked() {
 }
 
 /// Goal: management finds a port by each of its LIDs. Method: questions of both kinds to every LID of a port whose HCA
-/// has a service, of one whose has none, and of the own one.
+/// has a service, of one whose HCA has none, and of its own port.
 #[test]
 fn management_reaches_every_lid_of_a_port() {
     let (bed, manager) = spread();
@@ -100,9 +101,9 @@ fn management_reaches_every_lid_of_a_port() {
     }
 }
 
-/// Goal: a connection goes between any two LIDs of its ports, and takes packets from the peer's only. Method: a message
-/// each way, between LIDs that are not the first; then an end whose packets leave from another LID than the other one
-/// was told.
+/// Goal: a connection works between any two LIDs of its ports, and takes packets only from the peer's. Method: a
+/// message in each direction, between LIDs that are not the first; then an end whose packets are sent from a LID other
+/// than the one that its peer expects.
 #[test]
 fn connections_go_between_the_lids_that_were_agreed_on() {
     let (bed, _manager) = spread();
@@ -181,7 +182,7 @@ impl Connected {
     }
 }
 
-/// Goal: a port's LID is the first of its own. Method: one that is not, which is refused and changes nothing.
+/// Goal: a port's LID is the first of its range. Method: one that is not, which is refused and changes nothing.
 #[test]
 fn a_lid_that_is_not_the_first_is_refused() {
     let (_bed, manager) = spread();

@@ -10,8 +10,9 @@ use verbs_core::mad::sm::{
     TrapNumber,
 };
 use verbs_core::mad::{
-    AttributeId, Class, Delivery, MadClient, MadHeader, MadService, Method, Retry, Status, Time,
+    AttributeId, Class, Delivery, MadClient, MadHeader, MadService, Method, Retry, Status,
 };
+use verbs_core::time::Instant;
 use verbs_core::{Device, EventType, Lid, PKey, PortState, TransportType};
 
 use crate::bed::Bed;
@@ -27,8 +28,8 @@ fn node_info(mad: &[u8; 256]) -> NodeInfo {
         .unwrap()
 }
 
-/// Goal: a manager finds out what there is before anything has a LID. Method: NodeInfo by directed routes
-/// of no, one, two and three hops, of which the last two end at HCAs with and without a service of their own.
+/// Goal: a manager discovers the subnet before anything has a LID. Method: NodeInfo by directed routes of no, one, two
+/// and three hops, of which the last two end at HCAs with and without a service of their own.
 #[test]
 fn directed_routes_lead_everywhere_before_there_are_lids() {
     let bed = Bed::new();
@@ -109,21 +110,22 @@ fn devices_have_what_the_manager_sets_and_are_told() {
         node: bed.switches[0],
         port: 2,
     };
-    bed.subnet
-        .with(Time::ZERO, |subnet| subnet.plug(Time::ZERO, at, false));
+    bed.subnet.with(Instant::ZERO, |subnet| {
+        subnet.plug(Instant::ZERO, at, false)
+    });
     assert_eq!(node.events(), [EventType::PortErr]);
     let now = node.device.query_port(1).wait().unwrap();
     assert_eq!(now.state, PortState::Down);
     node.hca.port_up();
     bed.subnet
-        .with(Time::ZERO, |subnet| subnet.plug(Time::ZERO, at, true));
+        .with(Instant::ZERO, |subnet| subnet.plug(Instant::ZERO, at, true));
     let now = node.device.query_port(1).wait().unwrap();
     assert_eq!(now.state, PortState::Init, "it waits for the manager");
     assert_eq!(node.events(), []);
 }
 
-/// Goal: the manager's LID leads to it: answers by LID, and traps of who it manages, repressed when heard.
-/// That it is one is seen in its port.
+/// Goal: answers and traps reach the manager at its LID: answers by LID, and traps of the nodes that it manages,
+/// repressed when received. Its port shows that it is a manager.
 #[test]
 fn traps_reach_the_manager() {
     let (bed, manager) = Bed::managed();
@@ -140,8 +142,9 @@ fn traps_reach_the_manager() {
     };
     for (number, (trap, from)) in (0..).zip(expected) {
         if number == 1 {
-            bed.subnet
-                .with(Time::ZERO, |subnet| subnet.plug(Time::ZERO, at, false));
+            bed.subnet.with(Instant::ZERO, |subnet| {
+                subnet.plug(Instant::ZERO, at, false)
+            });
         }
         let Delivery::Request {
             from: source, mad, ..
@@ -171,8 +174,8 @@ fn sm_notice(mad: &[u8; 256]) -> [u8; 80] {
     notice
 }
 
-/// Goal: datagrams of general services go between HCAs by LID, and the port's own agents answer theirs in
-/// between. Method: a client of a vendor's class at one end, which answers; then its port's counters.
+/// Goal: datagrams of general services pass between HCAs by LID, and the port's own agents answer theirs in between.
+/// Method: a client of a vendor's class at one end, which answers; then its port's counters.
 #[test]
 fn general_services_go_by_lid() {
     let (bed, manager) = Bed::managed();
@@ -202,15 +205,15 @@ fn general_services_go_by_lid() {
         panic!("no answer");
     };
     assert_eq!(mad[255], 7);
-    // The service there has queue pair 0 as well, and the device answers through it.
+    // The service there has queue pair 0 too, and the device answers through it.
     let answer = manager.ask_lid(Lid(3), Smp::get(AttributeId::NODE_INFO, 0));
     assert_eq!(node_info(&answer).node_guid, bed.nodes[2].hca.guid());
     assert_eq!(service.counters().unclaimed, 0);
 }
 
-/// Goal: requests for management that nobody answers keep neither a device from being closed nor anybody waiting
-/// when it is removed (P10). Method: a hundred of them, with an hour each, to an adapter without a service; at one
-/// device the client goes, and the device is closed; the other is removed under its client.
+/// Goal: management requests that are never answered neither keep a device from being closed nor keep a caller waiting
+/// when it is removed (P10). Method: a hundred of them, with an hour each, to an adapter without a service; on one
+/// device the client is dropped, and the device is closed; the other is removed under its client.
 #[test]
 fn p10_unanswered_datagrams_hold_up_neither_close_nor_removal() {
     const REQUESTS: usize = 100;
@@ -241,7 +244,7 @@ fn p10_unanswered_datagrams_hold_up_neither_close_nor_removal() {
     for _ in 0..REQUESTS {
         assert!(gone(deliveries.recv_timeout(wait).unwrap()));
     }
-    // Nor does anybody wait who asks now.
+    // A caller that asks now does not wait either.
     agent.request(address(Lid(2), 1), &sa_get(), retry).unwrap();
     assert!(gone(deliveries.recv_timeout(wait).unwrap()));
     assert_eq!(service.pending(), 0);

@@ -18,7 +18,7 @@ use verbs_core::mad::{
 };
 use verbs_core::{Av, Device, Lid, Qpn};
 
-/// The adapters' names, their LIDs, and the ways to them from the first one.
+/// The adapters' names, their LIDs, and the paths to them from the first one.
 pub(crate) const ADAPTERS: [(&str, Lid, &[u8]); 3] = [
     ("A", Lid(1), &[]),
     ("B", Lid(2), &[1, 2]),
@@ -26,7 +26,7 @@ pub(crate) const ADAPTERS: [(&str, Lid, &[u8]); 3] = [
 ];
 /// The first of the four LIDs that each adapter has after [`Manager::spread`].
 pub(crate) const SPREAD: [Lid; 3] = [Lid(16), Lid(32), Lid(48)];
-/// The switches' LIDs, the ways to them, and their ports towards the LIDs from 0 on.
+/// The switches' LIDs, the paths to them, and their ports towards the LIDs from 0 on.
 const SWITCHES: [(Lid, &[u8], [u8; 12]); 2] = [
     (
         Lid(10),
@@ -40,29 +40,29 @@ const SWITCHES: [(Lid, &[u8], [u8; 12]); 2] = [
     ),
 ];
 
-/// A client of a port's service that keeps what comes.
+/// A client of a port's service that keeps what arrives.
 pub(crate) struct Client(Mutex<mpsc::Sender<Delivery>>);
 
 impl MadClient for Client {
     fn deliver(&self, delivery: Delivery) {
-        // Who does not look any more has been told enough.
+        // A receiver that no longer looks needs no more deliveries.
         let _ = self.0.lock().unwrap().send(delivery);
     }
 }
 
-/// A client, and where it puts what comes.
+/// A client, and the channel into which it puts what arrives.
 pub(crate) fn client() -> (Arc<Client>, Receiver<Delivery>) {
     let (sender, receiver) = mpsc::channel();
     (Arc::new(Client(Mutex::new(sender))), receiver)
 }
 
-/// What a subnet manager does, as far as these tests need it.
+/// The part of a subnet manager that these tests need.
 pub(crate) struct Manager {
     _client: Arc<Client>,
     directed: MadAgent,
     by_lid: MadAgent,
     deliveries: Receiver<Delivery>,
-    /// What has come while an answer was waited for.
+    /// What has arrived while an answer was waited for.
     kept: Mutex<VecDeque<Delivery>>,
 }
 
@@ -82,7 +82,7 @@ impl Manager {
         }
     }
 
-    /// What has come and was no answer.
+    /// The next arrival that is not an answer.
     pub(crate) fn delivery(&self) -> Delivery {
         let kept = self.kept.lock().unwrap().pop_front();
         kept.unwrap_or_else(|| self.next())
@@ -144,7 +144,7 @@ impl Manager {
         );
     }
 
-    /// How a port is.
+    /// The state of a port.
     pub(crate) fn port(&self, path: &[u8], number: u8) -> PortInfo {
         let mad = self.ask(path, Smp::get(AttributeId::PORT_INFO, number.into()));
         PortInfoView::new(sm::attribute(&mad))
@@ -152,7 +152,7 @@ impl Manager {
             .unwrap()
     }
 
-    /// Sets something of a port.
+    /// Sets an attribute of a port.
     pub(crate) fn set_port(&self, path: &[u8], number: u8, change: impl FnOnce(&mut PortInfo)) {
         let mut info = PortInfo {
             state: LinkState::NO_CHANGE,
@@ -165,7 +165,7 @@ impl Manager {
         self.set(path, AttributeId::PORT_INFO, number.into(), data);
     }
 
-    /// Gives everybody LIDs and ways, and brings all ports into service.
+    /// Gives all nodes LIDs and routes, and brings all ports into service.
     pub(crate) fn bring_up(&self) {
         for (lid, path, ways) in SWITCHES {
             self.set_port(path, 0, |port| (port.lid, port.sm_lid) = (lid, Lid(1)));
@@ -223,7 +223,7 @@ impl Manager {
         self.set(path, AttributeId::SWITCH_INFO, 0, data);
     }
 
-    /// Has the switches forward packets to a group through these ports.
+    /// Lets the switches forward packets to a group through these ports.
     pub(crate) fn set_group(&self, mlid: Lid, ports: [&[u8]; 2]) {
         let index = usize::from(mlid.0 - 0xc000);
         for ((_, path, _), ports) in SWITCHES.into_iter().zip(ports) {
@@ -238,7 +238,7 @@ impl Manager {
     }
 }
 
-/// What a datagram of subnet management asks for.
+/// The contents of a datagram of subnet management.
 #[derive(Clone, Copy)]
 pub(crate) struct Smp<'a> {
     pub(crate) method: Method,
@@ -270,11 +270,7 @@ impl Smp<'_> {
             ..MadHeader::default()
         };
         emit_header(&header, &mut mad);
-        let ends = SmpHeader {
-            m_key: 0,
-            dr_slid: PERMISSIVE_LID,
-            dr_dlid: PERMISSIVE_LID,
-        };
+        let ends = SmpHeader::directed(0);
         if class == Class::SUBN_DIRECTED {
             ends.put(&mut mad);
         }

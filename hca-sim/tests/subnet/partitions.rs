@@ -1,4 +1,4 @@
-//! Partitions: which entry of a port's table lets a datagram in, and which one it leaves by.
+//! Partitions: which entry of a port's table admits a datagram, and by which one it is sent.
 
 use verbs_core::wr::Datagram;
 use verbs_core::{
@@ -38,7 +38,7 @@ impl Gsi {
         }
     }
 
-    /// Sends a management datagram by that entry of the own table.
+    /// Sends a management datagram by that entry of its own table.
     fn send(&mut self, to: u16, pkey_index: u16) {
         let there = Datagram {
             av: Av::to_lid(1, Lid(to)),
@@ -55,7 +55,7 @@ impl Gsi {
         self.qp.post_recv(recv).unwrap();
     }
 
-    /// Which entry let the one datagram in that has come.
+    /// Which entry admitted the one datagram that has arrived.
     fn came_by(&mut self) -> u16 {
         let mut wcs = [Wc::default(); 4];
         match *self.cq.poll(&mut wcs) {
@@ -65,7 +65,7 @@ impl Gsi {
     }
 }
 
-/// Goal: queue pair 1 is in all partitions of its port: the consumer is told which of them a datagram came in, and
+/// Goal: queue pair 1 is in all partitions of its port: the consumer learns in which of them a datagram arrived, and
 /// answers in the same one. Method: tables of two ports that have one partition in different places.
 #[test]
 fn management_datagrams_keep_to_their_partition() {

@@ -1,4 +1,4 @@
-//! Structures that programs share with libibumad, as `umad.h` of its version 44 has them.
+//! Structures that programs share with libibumad, as in the `umad.h` of its version 44.
 
 use std::ffi::{c_char, c_int, c_uint};
 
@@ -11,7 +11,7 @@ pub(crate) const PORTS_MAX: usize = 10;
 /// Bytes before a datagram in a program's buffer.
 pub(crate) const HEADER_LEN: usize = 64;
 
-/// Where a datagram goes or comes from: `ib_mad_addr_t`. Numbers of the wire are big-endian.
+/// The destination or the source of a datagram: `ib_mad_addr_t`. Numbers of the wire are big-endian.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub(crate) struct MadAddr {
@@ -30,7 +30,7 @@ pub(crate) struct MadAddr {
     pub(crate) reserved: [u8; 6],
 }
 
-/// What stands before a datagram: `ib_user_mad_t`.
+/// The header in front of a datagram: `ib_user_mad_t`.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub(crate) struct UserMad {
@@ -89,7 +89,7 @@ pub(crate) struct DeviceNode {
     pub(crate) ca_name: *const c_char,
 }
 
-/// What `umad_register2` is given: `struct umad_reg_attr`.
+/// The argument of `umad_register2`: `struct umad_reg_attr`.
 #[repr(C)]
 pub(crate) struct RegAttr {
     pub(crate) mgmt_class: u8,

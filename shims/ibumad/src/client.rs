@@ -9,8 +9,8 @@ use hca_sim::link::fabric::socket::{Take, connect_to, default_path, receive_into
 use parking_lot::Mutex;
 use rustix::io::Errno;
 
-/// The connection for questions, made with the first one: ports that are opened over it are open as long as it is
-/// there. Nothing that can be cancelled is called while it is held.
+/// The connection for questions, made with the first one: ports that are opened over it are open as long as it exists.
+/// Nothing that can be cancelled is called while it is held.
 static QUESTIONS: Mutex<Option<OwnedFd>> = Mutex::new(None);
 
 /// The nodes that are this host's adapters.
@@ -23,18 +23,18 @@ pub(crate) fn host() -> String {
 /// Asks the subnet's host.
 ///
 /// # Errors
-/// The number of an error: the host cannot be reached, or says no.
+/// The number of an error: the host cannot be reached, or refuses.
 pub(crate) fn ask(question: &Message) -> Result<Message, Errno> {
     ask_for_file(question).map(|(answer, _)| answer)
 }
 
-/// Has questions go over that connection, or over a new one.
+/// Sends questions over that connection, or over a new one.
 pub(crate) fn use_connection(socket: Option<OwnedFd>) {
     let before = std::mem::replace(&mut *QUESTIONS.lock(), socket);
     drop(before);
 }
 
-/// The same with the file that comes with the answer.
+/// The same, and returns the file that comes with the answer.
 ///
 /// # Errors
 /// As [`ask`].
@@ -54,7 +54,7 @@ pub(crate) fn ask_for_file(question: &Message) -> Result<(Message, Option<OwnedF
 fn connect() -> Result<OwnedFd, Errno> {
     let path = default_path();
     if let Err(error) = check_default(&path) {
-        // A number does not tell what is to be done; a closed stream is nobody's concern.
+        // The error number does not tell the user what to do; a closed stream is not an error.
         let _written = writeln!(std::io::stderr(), "libibumad of verbs: {error}");
         return Err(Errno::ACCESS);
     }
@@ -72,7 +72,7 @@ fn exchange(socket: &OwnedFd, question: &Message) -> Result<(Message, Option<Own
     Ok((answer.map_err(|_| Errno::PROTO)?, file))
 }
 
-/// Does something until no signal comes between.
+/// Repeats an action until no signal interrupts it.
 fn uninterrupted<T>(mut act: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
     loop {
         match act() {

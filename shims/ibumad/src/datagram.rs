@@ -19,7 +19,7 @@ pub(crate) unsafe extern "C" fn umad_get_mad(umad: *mut c_void) -> *mut c_void {
     umad.wrapping_byte_add(HEADER_LEN)
 }
 
-/// How it went: 0, or the number of an error.
+/// The result: 0, or the number of an error.
 ///
 /// # Safety
 /// `umad` is a buffer with a received datagram.
@@ -30,7 +30,7 @@ pub(crate) unsafe extern "C" fn umad_status(umad: *mut c_void) -> c_int {
     header.status.cast_signed()
 }
 
-/// Where the datagram in a buffer goes or comes from.
+/// The destination or the source of the datagram in a buffer.
 ///
 /// # Safety
 /// `umad` is a buffer of at least [`umad_size`] bytes.
@@ -48,8 +48,8 @@ unsafe fn change(umad: *mut c_void, change: impl FnOnce(&mut MadAddr)) -> c_int 
         return -libc::EINVAL;
     }
     let place = umad.cast::<UserMad>();
-    // SAFETY: the caller's buffer begins with a header, which has no invalid contents; nobody else
-    // uses it meanwhile.
+    // SAFETY: the caller's buffer begins with a header, for which all contents are valid; nothing else uses it during
+    // the call.
     let mut header = unsafe { place.read_unaligned() };
     change(&mut header.addr);
     // SAFETY: as above.
@@ -57,7 +57,7 @@ unsafe fn change(umad: *mut c_void, change: impl FnOnce(&mut MadAddr)) -> c_int 
     0
 }
 
-/// Where the datagram goes, in numbers of this machine's order.
+/// Sets the destination of the datagram, in numbers of this machine's byte order.
 ///
 /// # Safety
 /// `umad` is a buffer of at least [`umad_size`] bytes.
@@ -82,7 +82,7 @@ pub(crate) unsafe extern "C" fn umad_set_addr(
     }
 }
 
-/// Where the datagram goes, in numbers of the network's order.
+/// Sets the destination of the datagram, in numbers in network byte order.
 ///
 /// # Safety
 /// `umad` is a buffer of at least [`umad_size`] bytes.
@@ -105,7 +105,7 @@ pub(crate) unsafe extern "C" fn umad_set_addr_net(
     }
 }
 
-/// The global route header: `mad_addr` is an address that has one, or null for none.
+/// Sets the global route header: `mad_addr` is an address that has one, or null for none.
 ///
 /// # Safety
 /// `umad` is a buffer of at least [`umad_size`] bytes, `mad_addr` null or an `ib_mad_addr_t`.
@@ -133,17 +133,17 @@ unsafe fn set_grh(umad: *mut c_void, mad_addr: *mut c_void, is_host_order: bool)
     }
 }
 
-/// The global route header, its flow label in this machine's order.
+/// Sets the global route header, with the flow label in this machine's byte order.
 ///
 /// # Safety
 /// `umad` is a buffer of at least [`umad_size`] bytes, `mad_addr` null or an `ib_mad_addr_t`.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn umad_set_grh(umad: *mut c_void, mad_addr: *mut c_void) -> c_int {
-    // SAFETY: the same is asked of our caller.
+    // SAFETY: the caller has to guarantee the same.
     unsafe { set_grh(umad, mad_addr, true) }
 }
 
-/// The global route header, its flow label in the network's order.
+/// Sets the global route header, with the flow label in network byte order.
 ///
 /// # Safety
 /// `umad` is a buffer of at least [`umad_size`] bytes, `mad_addr` null or an `ib_mad_addr_t`.
@@ -152,11 +152,11 @@ pub(crate) unsafe extern "C" fn umad_set_grh_net(
     umad: *mut c_void,
     mad_addr: *mut c_void,
 ) -> c_int {
-    // SAFETY: the same is asked of our caller.
+    // SAFETY: the caller has to guarantee the same.
     unsafe { set_grh(umad, mad_addr, false) }
 }
 
-/// The index of the partition.
+/// Sets the index of the partition.
 ///
 /// # Safety
 /// `umad` is a buffer of at least [`umad_size`] bytes.
@@ -167,7 +167,7 @@ pub(crate) unsafe extern "C" fn umad_set_pkey(umad: *mut c_void, pkey_index: c_i
     unsafe { change(umad, |addr| addr.pkey_index = index) }
 }
 
-/// The index of the partition that a datagram came in.
+/// The index of the partition that a datagram arrived in.
 ///
 /// # Safety
 /// `umad` is a buffer of at least [`umad_size`] bytes.

@@ -1,6 +1,6 @@
-//! Which adapters and ports there are.
+//! The adapters and ports.
 //!
-//! What programs are given is allocated with `calloc`, because some of them free it themselves.
+//! Memory for programs is allocated with `calloc`, because some programs free it themselves.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use crate::abi::{DeviceNode, NAME_LEN, PORTS_MAX, UmadCa, UmadPort, fail, put_text};
 use crate::client::{ask, host};
 
-/// State of a port that is in service.
+/// State of an active port.
 const ACTIVE: u8 = 4;
 
 /// This host's adapters, from the first one, called `verbs0`.
@@ -27,8 +27,8 @@ fn name(index: usize) -> String {
     format!("verbs{index}")
 }
 
-/// Finds a port by the name of its adapter and its number: null stands for any adapter, 0 for any port,
-/// those in service before others.
+/// Finds a port by the name of its adapter and its number: null stands for any adapter, 0 for any port, active ones
+/// before others.
 ///
 /// # Safety
 /// `ca_name` is null or a text.
@@ -65,7 +65,7 @@ pub(crate) unsafe fn find(
     found.ok_or(Errno::NODEV)
 }
 
-/// Prepares the library. Nothing is to be prepared; that the subnet cannot be reached shows later.
+/// Prepares the library. There is nothing to prepare; if the subnet cannot be reached, later calls show it.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn umad_init() -> c_int {
     0
@@ -134,15 +134,15 @@ pub(crate) unsafe extern "C" fn umad_get_ca_portguids(
     c_int::try_from(count).unwrap_or(0)
 }
 
-/// Pieces of memory that programs have been given and not released. Those that a program frees itself, as it may,
-/// stay counted: only fuzzing asks.
+/// Pieces of memory that programs have received and not released. Those that a program frees itself, as it may, stay
+/// counted: only fuzzing reads the count.
 static ALLOCATED: AtomicUsize = AtomicUsize::new(0);
 
 pub(crate) fn allocated() -> usize {
     ALLOCATED.load(Relaxed)
 }
 
-/// Allocates zeroed memory for a value; `None` if there is none.
+/// Allocates zeroed memory for a value; `None` if none is available.
 fn allocate<T>(count: usize) -> Option<*mut T> {
     // SAFETY: any sizes are fine.
     let place = unsafe { libc::calloc(count.max(1), size_of::<T>()) };
@@ -150,21 +150,21 @@ fn allocate<T>(count: usize) -> Option<*mut T> {
     (!place.is_null()).then_some(place.cast())
 }
 
-/// Frees what [`allocate`] has given, or nothing.
+/// Frees memory from [`allocate`], or nothing.
 ///
 /// # Safety
-/// It is null or was allocated so, and is not used afterwards.
+/// `place` is null or was allocated so, and is not used afterwards.
 unsafe fn free<T>(place: *mut T) {
     ALLOCATED.fetch_sub(usize::from(!place.is_null()), Relaxed);
     // SAFETY: as the caller says.
     unsafe { libc::free(place.cast::<c_void>()) };
 }
 
-/// A port as programs see it. The list of partitions is the program's to free.
+/// A port as programs see it. The program frees the list of partitions.
 fn umad_port(index: usize, port: &AdapterPort) -> Option<UmadPort> {
     let keys = allocate::<u16>(port.pkeys.len())?;
     for (at, key) in port.pkeys.iter().enumerate() {
-        // SAFETY: room for as many was allocated.
+        // SAFETY: room for that many was allocated.
         unsafe { keys.add(at).write(key.0) };
     }
     let mut text = UmadPort {
@@ -215,7 +215,7 @@ pub(crate) unsafe extern "C" fn umad_get_port(
     0
 }
 
-/// Frees what a description of a port has.
+/// Frees the memory of a port's description.
 ///
 /// # Safety
 /// `port` is null or was described by [`umad_get_port`].
@@ -273,7 +273,7 @@ pub(crate) unsafe extern "C" fn umad_get_ca(ca_name: *const c_char, ca: *mut Uma
             break;
         };
         let Some(port) = umad_port(index, port) else {
-            // SAFETY: it was allocated here, and nobody has seen it.
+            // SAFETY: it was allocated here, and no other code has seen it.
             unsafe { free(place) };
             break;
         };
@@ -286,7 +286,7 @@ pub(crate) unsafe extern "C" fn umad_get_ca(ca_name: *const c_char, ca: *mut Uma
     0
 }
 
-/// Frees what a description of an adapter has.
+/// Frees the memory of an adapter's description.
 ///
 /// # Safety
 /// `ca` is null or was described by [`umad_get_ca`].
@@ -295,7 +295,7 @@ pub(crate) unsafe extern "C" fn umad_release_ca(ca: *mut UmadCa) -> c_int {
     if ca.is_null() {
         return -libc::ENODEV;
     }
-    // SAFETY: the caller's description, which nobody else uses meanwhile.
+    // SAFETY: the caller's description, which nothing else uses during the call.
     let ports = unsafe { &mut (*ca).ports };
     for port in ports {
         if !port.is_null() {
@@ -379,7 +379,7 @@ pub(crate) unsafe extern "C" fn umad_sort_ca_device_list(
     });
     let mut behind = ptr::null_mut();
     for node in nodes.into_iter().rev() {
-        // SAFETY: an entry of the list, whose order is ours to change.
+        // SAFETY: an entry of the list, whose order this function may change.
         unsafe { (*node).next = behind };
         behind = node;
     }

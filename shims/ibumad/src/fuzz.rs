@@ -1,8 +1,8 @@
-//! The fuzz target of this library as a plain function over bytes: what the subnet's host answers, and what a C
-//! program passes. It panics when a promise is broken.
+//! The fuzz target of this library as a plain function over bytes: the answers of the subnet's host, and the arguments
+//! of a C program. It panics when a promise is broken.
 //!
-//! No connection to a host is made: the sockets' other ends are here, and hold the answers before they are asked
-//! for.
+//! No connection to a host is made: the other ends of the sockets are here, and hold the answers before the questions
+//! are sent.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::mem::MaybeUninit;
@@ -18,10 +18,10 @@ use verbs_core::{Gid, Guid, Lid, PKey, QKey, Qpn};
 use crate::abi::{HEADER_LEN, MadAddr, NAME_LEN, PORTS_MAX, RegAttr, UmadCa, UmadPort};
 use crate::{client, datagram, device, port, text};
 
-/// Calls of a script at most.
+/// The most calls of a script.
 const CALLS_MAX: u32 = 64;
 
-/// What is around the buffers that a program passes.
+/// The bytes around the buffers that a program passes.
 const CANARY: u8 = 0xa5;
 /// Bytes of it behind a buffer.
 const BEHIND: usize = 64;
@@ -35,9 +35,9 @@ const NAMES: [Option<&CStr>; 4] = [None, Some(c"verbs0"), Some(c"verbs1"), Some(
 /// The library's state is the process's: one script at a time.
 static TURN: Mutex<()> = Mutex::new(());
 
-/// Calls of the library in any order, with answers of a host that may be none. Nothing is written outside of the
-/// program's buffers, texts end, an open port stays usable, and what was allocated for the program is freed when
-/// it has released it. Returns how many calls there were.
+/// Calls of the library in any order, with answers of a host that may be invalid. Nothing is written outside the
+/// program's buffers, texts end, an open port stays usable, and what was allocated for the program is freed when it has
+/// released it. Returns how many calls there were.
 pub fn calls(bytes: &[u8]) -> u32 {
     let turn = TURN.lock();
     let before = device::allocated();
@@ -145,15 +145,15 @@ impl Buffer {
     }
 }
 
-/// Does something that asks the subnet's host, which has answered already.
+/// Runs a call that asks the subnet's host, which has answered already.
 fn asked(script: &mut Script<'_>, call: impl FnOnce(&mut Script<'_>)) {
     let (own, other) = pair();
     for _ in 0..3 {
         let answer = an_answer(script);
-        // One that is too long for a socket is none.
+        // An answer that is too long for a socket is not sent.
         let _sent = send(other.as_fd(), &answer, false);
     }
-    // A host that has nothing more to say is gone.
+    // A host that has nothing more to send has ended.
     shutdown(&other, Shutdown::Write).expect("a socket that is connected");
     client::use_connection(Some(own));
     call(script);
@@ -161,7 +161,7 @@ fn asked(script: &mut Script<'_>, call: impl FnOnce(&mut Script<'_>)) {
     drop(other);
 }
 
-/// What a host answers: mostly adapters, at times with some bytes changed.
+/// A host's answer: mostly adapters, at times with some bytes changed.
 fn an_answer(script: &mut Script<'_>) -> Vec<u8> {
     let message = match script.below(8) {
         0..=3 => Message::Adapters((0..script.below(4)).map(|_| an_adapter(script)).collect()),
@@ -206,7 +206,7 @@ fn an_adapter(script: &mut Script<'_>) -> Adapter {
     }
 }
 
-/// A port that is open, and the host's end of its socket.
+/// An open port, and the host's end of its socket.
 struct Open {
     portid: c_int,
     host: OwnedFd,
@@ -218,7 +218,7 @@ impl Open {
         let (own, host) = pair();
         let portid = own.as_raw_fd();
         port::add_session(portid, SESSION);
-        // Its number is the program's from now on, which closes it.
+        // Its number belongs to the program from now on, which closes it.
         let _number = own.into_raw_fd();
         Self {
             portid,
@@ -227,7 +227,7 @@ impl Open {
         }
     }
 
-    /// The host sends a datagram, or what is none.
+    /// The host sends a datagram, or something invalid.
     fn hear(&mut self, script: &mut Script<'_>) {
         let len = [256, 256, 0, 24, 300, 2000, 40_000][script.below(7)];
         let mut bytes = vec![0x11; len];
@@ -268,9 +268,9 @@ impl Open {
             room as c_int
         };
         let (mut len, portid) = (said, self.portid);
-        // Waiting would be for what is here already, or never comes.
+        // A wait would be for something that is here already, or never arrives.
         let _ready = port::umad_poll(portid, 0);
-        // SAFETY: there is room for a header and `room` bytes, which is what is said, or less.
+        // SAFETY: there is room for a header and `room` bytes, and `len` says so many or fewer.
         let agent = unsafe { port::umad_recv(portid, buffer.pointer(), &raw mut len, 0) };
         buffer.check(HEADER_LEN + if said < 0 { 0 } else { room });
         if agent >= 0 {
@@ -311,8 +311,8 @@ impl Open {
             len as c_int
         };
         let portid = script.number(&[self.portid, self.portid, -1]);
-        // SAFETY: the buffer has room for a header and `len` bytes, which is what is said, or less; the address
-        // is one, or null.
+        // SAFETY: the buffer has room for a header and `len` bytes, and the argument says so many or fewer; the address
+        // is valid, or null.
         let sent = unsafe {
             datagram::umad_set_addr(umad, lid, qpn, sl, key);
             datagram::umad_set_grh(umad, given.cast());
@@ -363,13 +363,13 @@ impl Open {
         }
     }
 
-    /// The port is as usable as at first; then it is closed.
+    /// Checks that the port is as usable as at first, and closes it.
     fn close(mut self) {
         for _ in 0..self.waiting + 1 {
             let mut none = Script { bytes: &[3, 4] };
             self.take(&mut none);
         }
-        // SAFETY: nobody uses the number afterwards.
+        // SAFETY: the number is not used afterwards.
         let closed = unsafe { port::umad_close_port(self.portid) };
         // SAFETY: as above.
         let again = unsafe { port::umad_close_port(self.portid) };
@@ -399,7 +399,7 @@ fn describe_adapter(script: &mut Script<'_>) {
         }
     }
     assert!(ca.ports.len() == PORTS_MAX && ca.numports >= 0);
-    // SAFETY: it was described by the library, and nobody uses it afterwards.
+    // SAFETY: it was described by the library, and is not used afterwards.
     unsafe { device::umad_release_ca(ca) };
     assert!(ca.ports.iter().all(|port| port.is_null()));
 }
@@ -412,7 +412,7 @@ fn describe_port(script: &mut Script<'_>) {
         // SAFETY: it has been described.
         let port = unsafe { port.assume_init_mut() };
         check_port(port);
-        // SAFETY: it was described by the library, and nobody uses it afterwards.
+        // SAFETY: it was described by the library, and is not used afterwards.
         unsafe { device::umad_release_port(port) };
     }
 }
@@ -453,7 +453,7 @@ fn names(script: &mut Script<'_>) {
     } else {
         max as c_int
     };
-    // SAFETY: there is room for as many names.
+    // SAFETY: there is room for that many names.
     let count = unsafe { device::umad_get_cas_names(buffer.pointer().cast(), said) };
     assert!(
         count >= 0 && count as usize <= max,

@@ -1,6 +1,6 @@
-//! `libibumad.so.3`, the library through which programs send and receive management datagrams, over a
-//! simulated subnet that `verbs subnet` hosts. OpenSM, infiniband-diags and whatever else is linked
-//! against libibumad runs on it unmodified, without a kernel module:
+//! `libibumad.so.3`, the library through which programs send and receive management datagrams, over a simulated subnet
+//! that `verbs subnet` hosts. OpenSM, infiniband-diags and other programs that are linked against libibumad run on it
+//! unmodified, without a kernel module:
 //!
 //! ```text
 //! VERBS_SUBNET=path of the socket    which subnet; see `hca_sim::link::fabric::socket::default_path`
@@ -9,14 +9,14 @@
 //! ```
 //!
 //! - `abi` has the structures that programs share with the library.
-//! - `device` tells which adapters and ports there are.
+//! - `device` lists adapters and ports.
 //! - `port` opens ports, registers for classes, sends and receives. An open port's number is a socket to
 //!   the subnet, so that programs can wait for it as they wait for umad's device files.
-//! - `datagram` gets at the parts of a datagram in a program's buffer.
+//! - `datagram` accesses the parts of a datagram in a program's buffer.
 //! - `text` names numbers.
 //!
-//! What a function does when its arguments make no sense is what libibumad does: it returns a negative
-//! error number, often with `errno` set. Null pointers are refused; other bad ones are the caller's fault, as in C.
+//! With arguments that make no sense, a function does what libibumad does: it returns a negative error number, often
+//! with `errno` set. Null pointers are refused; other invalid pointers are the caller's fault, as in C.
 
 mod abi;
 mod client;

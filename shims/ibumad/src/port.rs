@@ -15,14 +15,14 @@ use crate::abi::{HEADER_LEN, MadAddr, RegAttr, UserMad, fail, set_errno};
 use crate::client::{ask, ask_for_file, host};
 use crate::device::find;
 
-/// The number that the subnet's host knows each open port by, in questions.
+/// The number by which the subnet's host knows each open port, in questions.
 static SESSIONS: Mutex<BTreeMap<c_int, u32>> = Mutex::new(BTreeMap::new());
 
 /// Classes whose datagrams name a vendor.
 const VENDOR_CLASSES: std::ops::RangeInclusive<u8> = 0x30..=0x4f;
 
-// libc's poll is where a thread that receives can be cancelled, which OpenSM does to its own. It
-// unwinds then, so that the function must be declared as one that may.
+// libc's poll is where a thread that receives can be cancelled, which OpenSM does to its own threads. It unwinds then,
+// so the function must be declared as one that may.
 unsafe extern "C-unwind" {
     fn poll(fds: *mut libc::pollfd, count: libc::nfds_t, timeout: c_int) -> c_int;
 }
@@ -58,7 +58,7 @@ pub(crate) unsafe extern "C" fn umad_open_port(ca_name: *const c_char, portnum: 
 /// Closes a port.
 ///
 /// # Safety
-/// Nobody uses the port's number any more.
+/// The port's number is no longer used.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn umad_close_port(portid: c_int) -> c_int {
     if SESSIONS.lock().remove(&portid).is_none() {
@@ -107,7 +107,7 @@ unsafe fn methods(mask: *const c_long) -> u128 {
     if mask.is_null() {
         return 0;
     }
-    // SAFETY: there are two numbers of 64 bits, or of 32 bits twice as many: 16 bytes.
+    // SAFETY: there are two numbers of 64 bits, or four of 32 bits: 16 bytes.
     u128::from_le_bytes(unsafe { mask.cast::<[u8; 16]>().read_unaligned() })
 }
 
@@ -128,9 +128,9 @@ pub(crate) unsafe extern "C" fn umad_register(
         Registration {
             class: mgmt_class.to_le_bytes()[0],
             version: mgmt_version.to_le_bytes()[0],
-            // SAFETY: the same is asked of our caller.
+            // SAFETY: the caller has to guarantee the same.
             methods: unsafe { methods(method_mask) },
-            // OpenIB's number, which vendor classes have where none is given.
+            // OpenIB's number, which vendor classes have if none is given.
             oui: 0x00_1405,
             has_transfers: rmpp_version != 0,
         },
@@ -160,7 +160,7 @@ pub(crate) unsafe extern "C" fn umad_register_oui(
         Registration {
             class,
             version: 1,
-            // SAFETY: the same is asked of our caller.
+            // SAFETY: the caller has to guarantee the same.
             methods: unsafe { methods(method_mask) },
             oui: u32::from_be_bytes([0, a, b, c]),
             has_transfers: rmpp_version != 0,
@@ -168,8 +168,8 @@ pub(crate) unsafe extern "C" fn umad_register_oui(
     ))
 }
 
-/// Registers for a class; the registration's number goes to `agent_id`. Returns the number of an error,
-/// positive as libibumad does.
+/// Registers for a class; the registration's number is written to `agent_id`. Returns the number of an error, positive
+/// as in libibumad.
 ///
 /// # Safety
 /// `attr` and `agent_id` are null or valid.
@@ -179,7 +179,7 @@ pub(crate) unsafe extern "C" fn umad_register2(
     attr: *mut RegAttr,
     agent_id: *mut u32,
 ) -> c_int {
-    // Program flags: transfers are the program's own work.
+    // Program flags: the program itself handles transfers.
     const USER_RMPP: u32 = 1;
     if attr.is_null() || agent_id.is_null() {
         return libc::EINVAL;
@@ -242,7 +242,7 @@ pub(crate) unsafe extern "C" fn umad_send(
     // SAFETY: the caller's buffer begins with a header.
     let header = unsafe { umad.cast::<UserMad>().read_unaligned() };
     let data = umad.cast::<u8>().wrapping_add(HEADER_LEN);
-    // SAFETY: as many bytes follow it, and nobody changes them meanwhile.
+    // SAFETY: that many bytes follow it, and no other thread changes them during the call.
     let bytes = unsafe { std::slice::from_raw_parts(data, length) }.to_vec();
     let addr = header.addr;
     let message = Message::Mad(MadMessage {
@@ -268,10 +268,9 @@ pub(crate) unsafe extern "C" fn umad_send(
     }
 }
 
-/// Waits until something has come: 0, or the negative number of an error.
+/// Waits until something has arrived: 0, or the negative number of an error.
 ///
-/// No value that would have to be dropped lives in this function, because a thread that is cancelled
-/// leaves it by unwinding.
+/// No value with a destructor lives in this function, because a thread that is cancelled leaves it by unwinding.
 fn wait(portid: c_int, timeout_ms: c_int) -> c_int {
     let mut entry = libc::pollfd {
         fd: portid,
@@ -290,9 +289,9 @@ fn wait(portid: c_int, timeout_ms: c_int) -> c_int {
     }
 }
 
-/// The subnet is gone: nothing will come any more, and a program that waits for something waits as it
-/// would at a port without a cable. Were it told at once and every time, a thread that receives for ever
-/// would do nothing but hear it; OpenSM's cannot be ended then.
+/// The subnet no longer exists: nothing will arrive any longer, and a program that waits for something waits as it
+/// would at a port without a cable. If every call failed at once, a thread that receives in an endless loop would do
+/// nothing else; OpenSM could not end its thread.
 fn silence(timeout_ms: c_int) -> c_int {
     // SAFETY: no entries, so that nothing is read or written.
     unsafe { poll(std::ptr::null_mut(), 0, timeout_ms) };
@@ -305,8 +304,8 @@ pub(crate) extern "C-unwind" fn umad_poll(portid: c_int, timeout_ms: c_int) -> c
     wait(portid, timeout_ms)
 }
 
-/// Receives a datagram and returns the registration that it is for. If it does not fit, it stays, and
-/// `length` says how long it is.
+/// Receives a datagram and returns the registration that it is for. If it does not fit, it stays, and `length` says how
+/// long it is.
 ///
 /// # Safety
 /// `umad` is a buffer with room for a header and `*length` bytes.
@@ -326,7 +325,7 @@ pub(crate) unsafe extern "C-unwind" fn umad_recv(
             return waited;
         }
     }
-    // SAFETY: the same is asked of our caller.
+    // SAFETY: the caller has to guarantee the same.
     let taken = unsafe { take(portid, umad, length) };
     if taken == -GONE {
         return silence(timeout_ms);
@@ -334,10 +333,10 @@ pub(crate) unsafe extern "C-unwind" fn umad_recv(
     taken
 }
 
-/// What receiving says when the subnet is gone.
+/// The status of a receive after the subnet has ended.
 const GONE: c_int = libc::ESHUTDOWN;
 
-/// Takes what has come.
+/// Takes what has arrived.
 ///
 /// # Safety
 /// As for [`umad_recv`], and nothing is null.
@@ -351,18 +350,18 @@ unsafe fn take(portid: c_int, umad: *mut c_void, length: *mut c_int) -> c_int {
         Ok(mad) => mad,
         Err(error) => return fail(error.raw_os_error()),
     };
-    // SAFETY: the caller's number.
+    // SAFETY: the caller passes a valid number.
     let room = usize::try_from(unsafe { length.read() }).unwrap_or(0);
     let len = mad.bytes.len();
     let header = header_of(&mad);
     // SAFETY: there is room for a header.
     unsafe { umad.cast::<UserMad>().write_unaligned(header) };
-    // SAFETY: the caller's number.
+    // SAFETY: the caller passes a valid number.
     unsafe { length.write(c_int::try_from(len).unwrap_or(c_int::MAX)) };
     if len > room {
         return fail(libc::ENOSPC);
     }
-    // Threads that receive at one port take what is there; somebody else may have been faster.
+    // All threads that receive at a port take from the same messages; another thread may have been faster.
     let mad = match look(socket, Take::Away) {
         Ok(mad) if mad.bytes.len() <= room => mad,
         Ok(_) => return fail(libc::ENOSPC),
@@ -411,7 +410,7 @@ fn header_of(mad: &MadMessage) -> UserMad {
     }
 }
 
-/// Says how much the library tells of what it does, which is nothing. Returns the level before.
+/// Sets the level of debug output, of which there is none. Returns the level before.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn umad_debug(_level: c_int) -> c_int {
     set_errno(0);

@@ -49,7 +49,7 @@ pub(crate) extern "C" fn umad_method_str(_mgmt_class: u8, method: u8) -> *const 
     .as_ptr()
 }
 
-/// What the common part of a status says.
+/// The text for the common part of a status.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn umad_common_mad_status_str(status: u16) -> *const c_char {
     let status = Status::from_bits_retain(u16::from_be(status));
@@ -70,7 +70,7 @@ pub(crate) extern "C" fn umad_common_mad_status_str(status: u16) -> *const c_cha
     text.as_ptr()
 }
 
-/// What the subnet administrator's part of a status says.
+/// The text for the subnet administrator's part of a status.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn umad_sa_mad_status_str(status: u16) -> *const c_char {
     let code = Status::from_bits_retain(u16::from_be(status)).class_specific();
@@ -153,7 +153,7 @@ pub(crate) unsafe extern "C" fn umad_addr_dump(addr: *const MadAddr) {
         addr.gid_index,
         addr.pkey_index
     );
-    // Nobody can be told that the stream is closed.
+    // If the stream is closed, nothing can report that.
     let _written = std::io::stderr().write_all(line.as_bytes());
 }
 
@@ -172,8 +172,8 @@ pub(crate) unsafe extern "C" fn umad_dump(umad: *const c_void) {
         "agent {} status {} timeout {} ms retries {} length {}\n",
         header.agent_id, header.status, header.timeout_ms, header.retries, header.length
     );
-    // Nobody can be told that the stream is closed.
+    // If the stream is closed, nothing can report that.
     let _written = std::io::stderr().write_all(line.as_bytes());
-    // SAFETY: the address is a copy of ours.
+    // SAFETY: the address is this function's own copy.
     unsafe { umad_addr_dump(&raw const header.addr) };
 }

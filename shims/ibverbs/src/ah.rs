@@ -45,7 +45,7 @@ impl Ah {
 /// # Safety
 /// The program does not destroy the domain now.
 unsafe fn create(pd: *mut abi::Pd, attr: &AhAttr) -> Result<*mut abi::Ah, Errno> {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     let owner = unsafe { look::<Pd, _>(pd) }?;
     let av = av_of(attr);
     if owner.context.is_ethernet && av.global.is_none() {
@@ -70,7 +70,7 @@ unsafe fn create(pd: *mut abi::Pd, attr: &AhAttr) -> Result<*mut abi::Ah, Errno>
 
 /// `ibv_create_ah`.
 pub(crate) unsafe extern "C" fn create_ah(pd: *mut abi::Pd, attr: *const AhAttr) -> *mut abi::Ah {
-    // SAFETY: what the program gives, not destroyed now.
+    // SAFETY: the program passes valid arguments, and destroys none of them now.
     pointer(|| unsafe { create(pd, attr.as_ref().ok_or(Errno::INVAL)?) })
 }
 
@@ -80,7 +80,7 @@ pub(crate) unsafe extern "C" fn destroy_ah(ah: *mut abi::Ah) -> c_int {
         // SAFETY: the program does not use it now.
         unsafe {
             end::<Ah, _>(ah, |Ah { inner, .. }| {
-                // It is never in use, and a device that is gone has no handles.
+                // It is never in use, and a device that has been removed has no handles.
                 let _ = inner.destroy().wait();
                 Ending::Over
             })
@@ -88,7 +88,7 @@ pub(crate) unsafe extern "C" fn destroy_ah(ah: *mut abi::Ah) -> c_int {
     })
 }
 
-/// The way back to where a datagram came from: `wc` is its completion, `grh` what stands in front of its payload.
+/// The address for an answer to a datagram: `wc` is its completion, `grh` the header in front of its payload.
 fn way_back(
     context: &Context,
     port: u8,
@@ -108,13 +108,13 @@ fn way_back(
     }
     let grh = grh.ok_or(Errno::INVAL)?;
     let index = context.index_of(sent_to(grh))?;
-    // What was sent to a group is answered from the first address.
+    // A datagram to a group is answered from the first address.
     let index = u16::from(index.unwrap_or(0));
     let back = Av::reverse(port, &arrived, grh, index).ok_or(Errno::INVAL)?;
     Ok(shown_av(&back))
 }
 
-/// Where a datagram was sent to, as its header says. An IPv4 header takes the last 20 bytes.
+/// The destination of a datagram, from its header. An IPv4 header occupies the last 20 bytes.
 fn sent_to(grh: &[u8; 40]) -> Gid {
     let mut gid = [0; 16];
     match grh[0] >> 4 {
@@ -136,7 +136,7 @@ pub(crate) unsafe extern "C" fn init_ah_from_wc(
     attr: *mut AhAttr,
 ) -> c_int {
     number(|| {
-        // SAFETY: what the program gives, not destroyed now.
+        // SAFETY: the program passes valid arguments, and destroys none of them now.
         unsafe {
             let owner = look::<Context, _>(context)?;
             let wc = wc.as_ref().ok_or(Errno::INVAL)?;
@@ -154,7 +154,7 @@ pub(crate) unsafe extern "C" fn create_ah_from_wc(
     port: u8,
 ) -> *mut abi::Ah {
     pointer(|| {
-        // SAFETY: what the program gives, not destroyed now.
+        // SAFETY: the program passes valid arguments, and destroys none of them now.
         unsafe {
             let owner = look::<Pd, _>(pd)?;
             let wc = wc.as_ref().ok_or(Errno::INVAL)?;
@@ -163,7 +163,7 @@ pub(crate) unsafe extern "C" fn create_ah_from_wc(
     })
 }
 
-/// `ibv_resolve_eth_l2_from_gid`: there are no link addresses here to be found.
+/// `ibv_resolve_eth_l2_from_gid`: there are no link addresses to resolve.
 pub(crate) unsafe extern "C" fn resolve_eth_l2_from_gid(
     _context: *mut abi::Context,
     _attr: *mut AhAttr,

@@ -19,7 +19,7 @@ impl Errno {
 }
 
 impl Errno {
-    /// That of a call of this thread's that has just failed.
+    /// The number of the call of this thread that has just failed.
     pub(crate) fn last() -> Self {
         Self(
             std::io::Error::last_os_error()
@@ -45,6 +45,8 @@ impl From<Error> for Errno {
             Error::WouldBlock | Error::TooManyRequests { .. } => libc::EAGAIN,
             Error::Unsupported(_) => libc::EOPNOTSUPP,
             Error::Exhausted { .. } | Error::NoMemory => libc::ENOMEM,
+            Error::AddrInUse { .. } => libc::EADDRINUSE,
+            Error::AddrNotAvailable => libc::EADDRNOTAVAIL,
             Error::DeviceRemoved | Error::DeviceFailed | Error::Dropped => libc::EIO,
             // Invalid, Mismatch, OutOfRange, Transition, Closing: the caller's argument.
             _ => libc::EINVAL,
@@ -96,7 +98,7 @@ pub(crate) fn caught<T>(call: impl FnOnce() -> Result<T, Errno>) -> Result<T, Er
     catch_unwind(AssertUnwindSafe(call)).unwrap_or(Err(Errno(libc::EIO)))
 }
 
-/// Has a panic say what happened in one line.
+/// Makes a panic print one line.
 pub(crate) fn say_panics_in_one_line() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -114,7 +116,8 @@ pub(crate) fn say_panics_in_one_line() {
     });
 }
 
-/// With `VERBS_LOG_LEVEL` of 3 or more, says what an error number stands for: most refusals are `EINVAL` to a program.
+/// With `VERBS_LOG_LEVEL` of 3 or more, prints the meaning of an error number: a program sees most refusals as
+/// `EINVAL`.
 pub(crate) fn explain(error: &dyn std::fmt::Display) {
     static WANTED: OnceLock<bool> = OnceLock::new();
     let wanted = || {
@@ -126,7 +129,7 @@ pub(crate) fn explain(error: &dyn std::fmt::Display) {
     }
 }
 
-/// Says something to whoever runs the program, where nothing else can say why a call fails.
+/// Prints a line for the user of the program, where nothing else can say why a call fails.
 pub(crate) fn log(text: &str) {
     eprintln!("libibverbs (verbs): {text}");
 }

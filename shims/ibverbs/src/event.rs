@@ -1,4 +1,4 @@
-//! Asynchronous events: what waits for the program, and what it has not acknowledged.
+//! Asynchronous events: those that wait for the program, and those that it has not acknowledged.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ pub(crate) struct Raised {
     pub(crate) subject: About,
 }
 
-/// What an event is about.
+/// The subject of an event.
 #[derive(Clone)]
 pub(crate) enum About {
     Device,
@@ -25,21 +25,21 @@ pub(crate) enum About {
     Object(usize, Arc<Unacknowledged>),
 }
 
-/// Addresses of objects, and what of them is not acknowledged.
+/// Addresses of objects, and their unacknowledged events.
 type Subjects = HashMap<ObjectId, (usize, Arc<Unacknowledged>)>;
 
 /// The events of an open device.
 #[derive(Clone)]
 pub(crate) struct Events {
     pub(crate) inbox: Arc<Inbox<Raised>>,
-    /// The objects that events are about, by their numbers.
+    /// The subjects of events, by their numbers.
     subjects: Arc<Mutex<Subjects>>,
 }
 
-/// Objects that events are about, by their addresses: all that a program names when it acknowledges one.
+/// The subjects of events, by their addresses: a program that acknowledges an event names nothing else.
 static WATCHED: Mutex<Option<HashMap<usize, Arc<Unacknowledged>>>> = Mutex::new(None);
 
-/// An object whose events are told, until [`end`](Self::end).
+/// An object whose events are delivered, until [`end`](Self::end).
 pub(crate) struct Watched {
     events: Events,
     id: ObjectId,
@@ -48,7 +48,7 @@ pub(crate) struct Watched {
 }
 
 impl Events {
-    /// Has the device's events go to `inbox`.
+    /// Delivers the device's events to `inbox`.
     pub(crate) fn of(device: &Device, inbox: Inbox<Raised>) -> Self {
         let this = Self {
             inbox: Arc::new(inbox),
@@ -69,7 +69,7 @@ impl Events {
         this
     }
 
-    /// The object at that address is one that events may be about.
+    /// Events may concern the object at that address from now on.
     pub(crate) fn watch(&self, id: ObjectId, at: usize) -> Watched {
         let unacknowledged = Arc::<Unacknowledged>::default();
         let mut watched = WATCHED.lock();
@@ -88,11 +88,11 @@ impl Events {
 }
 
 impl Watched {
-    /// The object is being destroyed: it is not heard of any more. Waits until what the program has taken is
-    /// acknowledged.
+    /// The object is being destroyed: no further events of it are delivered. Waits until the program has acknowledged
+    /// those that it has taken.
     pub(crate) fn end(&self) {
         let mut subjects = self.events.subjects.lock();
-        // Numbers are used again: it may be another object's by now.
+        // Numbers are reused: it may be another object's by now.
         if subjects.get(&self.id).is_some_and(|(at, _)| *at == self.at) {
             subjects.remove(&self.id);
         }

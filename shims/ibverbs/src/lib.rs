@@ -2,34 +2,37 @@
 //! unmodified: with no RDMA hardware, no kernel module, no root.
 //!
 //! ```text
-//! VERBS_DEVICE=10.0.0.1   the address of this host that the device has; without it a free one of 127.0.0.0/8
-//! VERBS_LOSS=10           lose so many of a thousand packets that come
-//! VERBS_SEED=7            which ones
+//! VERBS_DEVICE=10.0.0.1   the address of this host that the device has for RoCE; without it a free one of 127.0.0.0/8
+//! VERBS_DEVICE=iwarp:ADDR iWARP over TCP at that address of this host; iwarp alone is at 127.0.0.1
+//! VERBS_DEVICE=loopback   within this process
+//! VERBS_DEVICE=subnet:A   the node A of the subnet that `verbs subnet` hosts
+//! VERBS_LOSS=10           lose that many of a thousand packets that arrive
+//! VERBS_SEED=7            the seed that selects those packets
 //! VERBS_PCAP=file         write all packets to that file
 //! VERBS_LOG_LEVEL=3       say why calls are refused
 //! LD_LIBRARY_PATH=folder of this library
 //! ```
 //!
-//! `verbs run -- PROGRAM` sets all that up. What was tried on it, and what does not work, is in `docs/PROGRAMS.md`.
+//! `verbs run -- PROGRAM` sets all of that up. `docs/PROGRAMS.md` lists what was tried on it, and what does not work.
 //!
-//! Where to look:
+//! The modules:
 //!
 //! - The structures that programs share with the library are in `verbs-abi`.
 //! - `export` names the functions of the library, with their versions.
 //! - `call` turns results into what C programs expect: error numbers, and no panic. `live` knows which pointers are
-//!   objects, and who uses whom.
+//!   objects, and which objects use which.
 //! - `open` opens a device: the table of functions that programs call through pointers.
-//! - `device` has the list of devices, and what an open one says of itself and its port.
+//! - `device` has the list of devices, and what an open device reports about itself and its port.
 //! - `memory`, `cq`, `qp`, `srq`, `xrcd` and `ah` have one kind of object each.
 //! - `rdmacm` is librdmacm: connections by address.
 //! - `rsocket` has its sockets.
-//! - `inbox` has the descriptors that programs wait at, `event` asynchronous events.
+//! - `inbox` has the descriptors that programs wait for, `event` asynchronous events.
 //!
-//! # What a function does with bad arguments
+//! # What a function does with invalid arguments
 //!
-//! What libibverbs and the kernel do: an error number. A pointer that is no object of the kind, or no longer, is
-//! refused with `EINVAL` by every function but those for posting, polling and asking for a notification. Other
-//! pointers are the program's business.
+//! It does what libibverbs and the kernel do: it returns an error number. Every function except those for posting,
+//! polling and requesting a notification refuses a pointer that is not, or no longer, an object of the kind, with
+//! `EINVAL`. The program is responsible for other pointers.
 
 mod ah;
 mod call;
@@ -41,6 +44,8 @@ mod inbox;
 mod live;
 mod memory;
 mod open;
+#[cfg(test)]
+mod process_tests;
 mod qp;
 mod rdmacm;
 mod recv;

@@ -1,8 +1,8 @@
-//! Which pointers are objects, and who uses whom.
+//! Which pointers are objects, and which objects use which.
 //!
-//! A program holds pointers to objects, and may hold them too long. So every function that is not for posting or
-//! polling looks its pointers up here first. An object that others use counts them, and its destroy is `EBUSY`
-//! until they are gone, as the kernel has it; so an object may hold the others that it uses by address.
+//! A program holds pointers to objects, and may hold them too long. So every function except those for posting and
+//! polling looks its pointers up here first. An object that others use counts them, and its destroy is `EBUSY` until
+//! there are none, as in the kernel; so an object may hold the others that it uses by address.
 
 use std::collections::BTreeMap;
 use std::mem::MaybeUninit;
@@ -34,15 +34,15 @@ pub(crate) enum Kind {
     CmEvent,
 }
 
-/// An object that programs have a pointer to.
+/// An object to which programs have a pointer.
 ///
 /// # Safety
-/// The C structure lies [`OFFSET`](Self::OFFSET) bytes into the value.
+/// The C structure is [`OFFSET`](Self::OFFSET) bytes into the value.
 pub(crate) unsafe trait Object: Sized {
     const KIND: Kind;
     const OFFSET: usize = 0;
 
-    /// How many others use it.
+    /// The count of objects that use it.
     fn users(&self) -> &Users;
 }
 
@@ -64,7 +64,7 @@ pub(crate) fn room<T: Object>() -> Box<MaybeUninit<T>> {
     Box::new_uninit()
 }
 
-/// Publishes an object, and tells its address as C programs know it.
+/// Publishes an object, and returns its address in the form that C programs know.
 pub(crate) fn publish<T: Object, P>(room: Box<MaybeUninit<T>>, object: T) -> *mut P {
     let at = Box::into_raw(Box::write(room, object));
     let shown = at.wrapping_byte_add(T::OFFSET);
@@ -75,7 +75,7 @@ pub(crate) fn publish<T: Object, P>(room: Box<MaybeUninit<T>>, object: T) -> *mu
 /// The object at that address.
 ///
 /// # Safety
-/// The program destroys it only when the reference is no longer used: it destroys nothing that it uses.
+/// The program destroys it only when the reference is no longer used: a program destroys nothing that it is using.
 pub(crate) unsafe fn look<'a, T: Object, P>(shown: *const P) -> Result<&'a T, Errno> {
     if LIVE.lock().get(&shown.addr()) != Some(&T::KIND) {
         return Err(Errno::INVAL);
@@ -84,7 +84,7 @@ pub(crate) unsafe fn look<'a, T: Object, P>(shown: *const P) -> Result<&'a T, Er
     Ok(unsafe { &*shown.wrapping_byte_sub(T::OFFSET).cast::<T>() })
 }
 
-/// Ends an object that nobody uses. `destroy` gives it back if it cannot.
+/// Ends an object that has no users. `destroy` returns it if it cannot be destroyed.
 ///
 /// # Safety
 /// As [`look`]: no call that uses it is under way.
@@ -92,7 +92,7 @@ pub(crate) unsafe fn end<T: Object, P>(
     shown: *mut P,
     destroy: impl FnOnce(T) -> Ending<T>,
 ) -> Result<(), Errno> {
-    // SAFETY: as the caller's.
+    // SAFETY: guaranteed by the caller.
     let object = unsafe { look::<T, P>(shown) }?;
     if object.users().any() {
         return Err(Errno::BUSY);
@@ -110,7 +110,7 @@ pub(crate) unsafe fn end<T: Object, P>(
             Ok(())
         }
         Ending::Refused(object, errno) => {
-            // SAFETY: the value goes back to where it was.
+            // SAFETY: the value is put back where it was.
             unsafe { at.write(object) };
             LIVE.lock().insert(shown.addr(), T::KIND);
             Err(errno)
@@ -118,12 +118,12 @@ pub(crate) unsafe fn end<T: Object, P>(
     }
 }
 
-/// Takes an object out that stays in memory, as others use it.
+/// Removes an object from the list and leaves it in memory, because others use it.
 pub(crate) fn forget<P>(shown: *const P) {
     LIVE.lock().remove(&shown.addr());
 }
 
-/// Another object that uses this one, as long as this lives.
+/// A use of one object by another, as long as this lives.
 pub(crate) struct Held<T: Object>(NonNull<T>);
 
 // SAFETY: a shared reference that is counted.
@@ -137,7 +137,7 @@ impl<T: Object> Held<T> {
         Self(NonNull::from(object))
     }
 
-    /// The address, as C programs know it.
+    /// The address, in the form that C programs know.
     pub(crate) fn shown<P>(&self) -> *mut P {
         self.0.as_ptr().wrapping_byte_add(T::OFFSET).cast()
     }
@@ -175,13 +175,13 @@ pub(crate) fn lock_for_fork() {
     std::mem::forget(LIVE.lock());
 }
 
-/// Afterwards, on both sides.
+/// Undoes that afterwards, on both sides.
 pub(crate) fn unlock_after_fork() {
     // SAFETY: this thread has locked it before the fork.
     unsafe { LIVE.force_unlock() }
 }
 
-/// Events that a program has taken, and those that it has acknowledged.
+/// Events that a program has taken, and how many of them it has acknowledged.
 #[derive(Default)]
 pub(crate) struct Unacknowledged {
     count: Mutex<u32>,
@@ -232,7 +232,7 @@ mod tests {
 
     struct Other(Users);
 
-    // SAFETY: nothing of it is shown.
+    // SAFETY: no part of it is shown.
     unsafe impl Object for Other {
         const KIND: Kind = Kind::Dm;
 
@@ -246,11 +246,11 @@ mod tests {
         publish(room(), Thing { shown: 7, users })
     }
 
-    /// Goal: a pointer is an object from its create to its destroy, and of its kind only.
+    /// Goal: a pointer is an object from its create to its destroy, and only of its own kind.
     #[test]
     fn pointers_that_are_no_objects_are_refused() {
         let at = thing();
-        // SAFETY: one thread; nothing is used after its end.
+        // SAFETY: one thread; nothing is used after it has ended.
         unsafe {
             assert_eq!(look::<Thing, u64>(at).map(|thing| thing.shown), Ok(7));
             assert!(look::<Other, u64>(at).is_err());

@@ -10,7 +10,7 @@ use verbs_abi::{self as abi, ContextOps, VerbsContext};
 use verbs_core::LinkLayer;
 
 use crate::call::{Errno, code, pointer};
-use crate::device::{self, Context, Made, PORT, Parts};
+use crate::device::{self, Context, PORT, Parts};
 use crate::event::Events;
 use crate::inbox::Inbox;
 use crate::live::{Ending, end, forget, look, publish, room};
@@ -22,10 +22,10 @@ pub(crate) unsafe extern "C" fn open_device(device: *mut abi::Device) -> *mut ab
         if !device::is_ours(device) {
             return Err(Errno::INVAL);
         }
-        let Made { hca, clock } = device::hca()?;
+        let made = device::hca()?;
         let inbox = Inbox::new()?;
         let cmd_fd = File::open("/dev/null").map_err(|_| Errno(libc::EMFILE))?;
-        let open = hca.open().wait()?;
+        let open = made.hca.open().wait()?;
         let max_inline = open.query().wait()?.max_inline_data;
         let is_ethernet = open.query_port(PORT).wait()?.link_layer == LinkLayer::Ethernet;
         let context = Context::new(Parts {
@@ -34,23 +34,24 @@ pub(crate) unsafe extern "C" fn open_device(device: *mut abi::Device) -> *mut ab
             device: open,
             cmd_fd,
             is_ethernet,
-            packet_type: is_ethernet.then(|| packet_type(hca.gid().into())),
-            guid: device::guid_of(&hca),
+            packet_type: is_ethernet.then(|| packet_type(made.hca.gid().into())),
+            guid: device::guid_of(&made),
             max_inline,
-            clock,
+            clock: made.clock,
+            network: made.network,
         });
         Ok(publish(room(), context))
     })
 }
 
-/// `ibv_close_device`. What the program has not destroyed stays, with the device below it, until the process ends:
-/// the kernel would destroy it, and the program could not use it any more.
+/// `ibv_close_device`. Objects that the program has not destroyed stay, with the device below them, until the process
+/// ends: the kernel would destroy them, and the program could no longer use them.
 pub(crate) unsafe extern "C" fn close_device(context: *mut abi::Context) -> c_int {
     code(|| {
         // SAFETY: the program no longer uses it.
         let closed = unsafe {
             end::<Context, _>(context, |context| {
-                // Events that are being told keep it busy for a moment.
+                // Events that are being delivered keep it busy for a moment.
                 let _ = context.into_device().close_when_idle().wait();
                 Ending::Over
             })
@@ -69,7 +70,7 @@ pub(crate) unsafe extern "C" fn close_device(context: *mut abi::Context) -> c_in
     })
 }
 
-/// How a datagram on Ethernet came, in the place of its service level, as mlx5 has it and UCX reads it: behind a UDP
+/// How a datagram on Ethernet arrived, in place of its service level, as mlx5 reports it and UCX reads it: behind a UDP
 /// header (8), which is behind one of IPv4 (2) or IPv6 (1).
 fn packet_type(address: IpAddr) -> u8 {
     match address.to_canonical() {

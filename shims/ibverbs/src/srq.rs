@@ -44,26 +44,26 @@ unsafe impl Object for Srq {
 }
 
 impl Srq {
-    /// The queue itself, to name it when a queue pair is made.
+    /// The queue itself, to be named when a queue pair is made.
     pub(crate) fn queue(&self) -> &Shared<verbs_core::Srq> {
         &self.queue
     }
 }
 
 /// # Safety
-/// Nothing that is named is destroyed meanwhile.
+/// No named object is destroyed during the call.
 unsafe fn create(
     pd: *mut abi::Pd,
     xrc: Option<(*mut abi::Xrcd, *mut abi::Cq)>,
     srq_context: *mut std::ffi::c_void,
     attr: &mut SrqAttr,
 ) -> Result<*mut abi::Srq, Errno> {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     let owner = unsafe { look::<Pd, _>(pd) }?;
     let (queue, xrc) = match xrc {
         None => (owner.create_srq(attr.max_wr, attr.max_sge).wait()?, None),
         Some((xrcd, cq)) => {
-            // SAFETY: the caller's.
+            // SAFETY: guaranteed by the caller.
             let (xrcd, cq) = unsafe { (look::<Xrcd, _>(xrcd)?, look::<Cq, _>(cq)?) };
             let made = owner.create_xrc_srq(xrcd.domain(), cq.queue(), attr.max_wr, attr.max_sge);
             (made.wait()?, Some((Held::new(xrcd), Held::new(cq))))
@@ -94,13 +94,13 @@ unsafe fn create(
     Ok(publish(place, srq))
 }
 
-/// `ibv_create_srq`. The sizes that the queue has got are written back.
+/// `ibv_create_srq`. The actual sizes of the queue are written back.
 pub(crate) unsafe extern "C" fn create_srq(
     pd: *mut abi::Pd,
     attr: *mut SrqInitAttr,
 ) -> *mut abi::Srq {
     pointer(|| {
-        // SAFETY: what the program gives, not destroyed now.
+        // SAFETY: the program passes valid arguments, and destroys none of them now.
         unsafe {
             let attr = attr.as_mut().ok_or(Errno::INVAL)?;
             create(pd, None, attr.srq_context, &mut attr.attr)
@@ -121,7 +121,7 @@ pub(crate) unsafe extern "C" fn create_srq_ex(
     const BASIC: u32 = 0;
     const XRC: u32 = 1;
     pointer(|| {
-        // SAFETY: what the program gives, not destroyed now.
+        // SAFETY: the program passes valid arguments, and destroys none of them now.
         let attr = unsafe {
             look::<Context, _>(context)?;
             attr.as_mut().ok_or(Errno::INVAL)?
@@ -154,7 +154,7 @@ pub(crate) unsafe extern "C" fn modify_srq(
     const MAX_WR: c_int = 1;
     const LIMIT: c_int = 1 << 1;
     code(|| {
-        // SAFETY: what the program gives, not destroyed now.
+        // SAFETY: the program passes valid arguments, and destroys none of them now.
         let (srq, attr) = unsafe { (look::<Srq, _>(srq)?, attr.as_ref().ok_or(Errno::INVAL)?) };
         if named & !(MAX_WR | LIMIT) != 0 {
             return Err(Errno::INVAL);
@@ -174,7 +174,7 @@ pub(crate) unsafe extern "C" fn query_srq(srq: *mut abi::Srq, attr: *mut SrqAttr
     code(|| {
         // SAFETY: the program does not destroy it now.
         let found = unsafe { look::<Srq, _>(srq) }?.queue.query().wait()?;
-        // SAFETY: where the program wants the answer.
+        // SAFETY: the program passes the place for the answer.
         unsafe {
             attr.write(SrqAttr {
                 max_wr: found.max_wr,
@@ -186,7 +186,7 @@ pub(crate) unsafe extern "C" fn query_srq(srq: *mut abi::Srq, attr: *mut SrqAttr
     })
 }
 
-/// `get_srq_num`: of one for extended reliable connections.
+/// `get_srq_num`: for a queue for extended reliable connections.
 pub(crate) unsafe extern "C" fn get_srq_num(srq: *mut abi::Srq, number: *mut u32) -> c_int {
     code(|| {
         // SAFETY: the program does not destroy it now.
@@ -194,7 +194,7 @@ pub(crate) unsafe extern "C" fn get_srq_num(srq: *mut abi::Srq, number: *mut u32
         if !srq.is_xrc {
             return Err(Errno::INVAL);
         }
-        // SAFETY: where the program wants it.
+        // SAFETY: the program passes the place for the result.
         unsafe { number.write(srq.number) };
         Ok(())
     })
@@ -203,7 +203,7 @@ pub(crate) unsafe extern "C" fn get_srq_num(srq: *mut abi::Srq, number: *mut u32
 /// `ibv_destroy_srq`: `EBUSY` while queue pairs use it. Waits until the program has acknowledged its events.
 pub(crate) unsafe extern "C" fn destroy_srq(srq: *mut abi::Srq) -> c_int {
     code(|| {
-        // SAFETY: the program does not use it now, but to acknowledge events.
+        // SAFETY: the program does not use it now, except to acknowledge events.
         unsafe {
             let ending = look::<Srq, _>(srq)?;
             if ending.users.any() {
@@ -211,7 +211,7 @@ pub(crate) unsafe extern "C" fn destroy_srq(srq: *mut abi::Srq) -> c_int {
             }
             ending.watched.end();
             end::<Srq, _>(srq, |srq| {
-                // Without users it is refused only by a device that is gone, which has no queues.
+                // Without users it is refused only by a device that has been removed, which has no queues.
                 let _ = srq.queue.into_inner().destroy().wait();
                 Ending::Over
             })

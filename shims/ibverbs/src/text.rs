@@ -101,6 +101,31 @@ pub(crate) unsafe extern "C" fn wc_status_str(status: c_int) -> *const c_char {
     name(NAMES, status)
 }
 
+/// `ibv_wr_opcode_str`, which Debian 13's providers ask for.
+pub(crate) unsafe extern "C" fn wr_opcode_str(opcode: c_int) -> *const c_char {
+    const NAMES: &[&CStr] = &[
+        c"rdma-write",
+        c"rdma-write-with-imm",
+        c"send",
+        c"send-with-imm",
+        c"rdma-read",
+        c"atomic-cmp-and-swp",
+        c"atomic-fetch-and-add",
+        c"local-inv",
+        c"bind-mw",
+        c"send-with-inv",
+        c"tso",
+        c"driver1",
+        // Numbers that libibverbs does not use.
+        c"unknown",
+        c"unknown",
+        c"flush",
+        c"atomic-write",
+        c"unknown",
+    ];
+    name(NAMES, opcode)
+}
+
 /// `ibv_rate`: the number, multiples of 2.5 Gbit/s, Mbit/s.
 const RATES: [(c_int, c_int, c_int); 23] = [
     (2, 1, 2500),
@@ -128,13 +153,13 @@ const RATES: [(c_int, c_int, c_int); 23] = [
     (24, 480, 1_275_000),
 ];
 
-/// `ibv_rate_to_mult`: -1 for a number that is no rate.
+/// `ibv_rate_to_mult`: -1 for a number that is not a rate.
 pub(crate) unsafe extern "C" fn rate_to_mult(rate: c_int) -> c_int {
     let found = RATES.iter().find(|(number, ..)| *number == rate);
     found.map_or(-1, |(_, mult, _)| *mult)
 }
 
-/// `mult_to_ibv_rate`: 0, the greatest, for others.
+/// `mult_to_ibv_rate`: 0, the largest, for others.
 pub(crate) unsafe extern "C" fn mult_to_rate(mult: c_int) -> c_int {
     let found = RATES.iter().find(|(_, other, _)| *other == mult);
     found.map_or(0, |(number, ..)| *number)
@@ -163,7 +188,7 @@ mod tests {
             .into_owned()
     }
 
-    /// Goal: the names are the core's own, and numbers without a name are told.
+    /// Goal: the names are those of verbs-core, and numbers without a name have one for that.
     #[test]
     fn names_agree_with_the_core() {
         for &status in verbs_core::WcStatus::ALL {
@@ -179,9 +204,10 @@ mod tests {
                     event_type_str(other),
                     port_state_str(other),
                     node_type_str(other),
+                    wr_opcode_str(other),
                 ]
             };
-            assert_eq!(names.map(text), ["unknown"; 4]);
+            assert_eq!(names.map(text), ["unknown"; 5]);
         }
     }
 

@@ -48,15 +48,15 @@ type Name = (usize, u64, u64);
 /// Domains that were opened with a file.
 static NAMED: Mutex<Option<HashMap<Name, Weak<verbs_core::Xrcd>>>> = Mutex::new(None);
 
-/// `open_xrcd`. A domain is one process's: another that opens it with the same file has its own.
+/// `open_xrcd`. A domain belongs to one process: another process that opens it with the same file has its own.
 pub(crate) unsafe extern "C" fn open_xrcd(
     context: *mut abi::Context,
     attr: *const XrcdInitAttr,
 ) -> *mut abi::Xrcd {
-    /// A descriptor and flags have to be there.
+    /// A descriptor and flags are required.
     const NEEDED: u32 = 0b11;
     pointer(|| {
-        // SAFETY: what the program gives, not destroyed now.
+        // SAFETY: the program passes valid arguments, and destroys none of them now.
         let (owner, attr) = unsafe {
             let owner = look::<Context, _>(context)?;
             (owner, attr.as_ref().ok_or(Errno::INVAL)?)

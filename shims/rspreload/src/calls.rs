@@ -1,6 +1,7 @@
-//! The functions that a program calls in the C library's place: for an rsocket librdmacm's, for all else the C library's.
+//! The functions that a program calls instead of the C library's: for an rsocket librdmacm's, otherwise the C
+//! library's.
 //!
-//! The safety of each is that of the function that it is named after.
+//! The safety requirements of each are those of the function of the same name.
 
 use std::ffi::{c_int, c_long, c_ulong, c_void};
 
@@ -13,7 +14,7 @@ use crate::table::{add, inside, is_inside, is_ours, remove};
 macro_rules! below {
     ($name:literal: fn($($kind:ty),*) -> $result:ty, $($argument:expr),*) => {
         match next!(of_libc $name: fn($($kind),*) -> $result) {
-            // SAFETY: the caller's.
+            // SAFETY: guaranteed by the caller.
             Some(function) => unsafe { function($($argument),*) },
             None => unimplemented_here(),
         }
@@ -24,7 +25,7 @@ macro_rules! below {
 macro_rules! rdmacm {
     ($name:literal: fn($($kind:ty),*) -> $result:ty, $($argument:expr),*) => {
         match next!(of_rdmacm $name: fn($($kind),*) -> $result) {
-            // SAFETY: the caller's.
+            // SAFETY: guaranteed by the caller.
             Some(function) => inside(|| unsafe { function($($argument),*) }),
             None => unimplemented_here(),
         }
@@ -59,7 +60,7 @@ fn errno() -> c_int {
     unsafe { *libc::__errno_location() }
 }
 
-/// Functions of the same arguments here and there: about an rsocket librdmacm's, otherwise the C library's.
+/// Functions with the same arguments in both libraries: for an rsocket librdmacm's, otherwise the C library's.
 macro_rules! dispatched {
     ($($name:ident $system:literal $own:literal ($($argument:ident: $kind:ty),*) -> $result:ty;)*) => { $(
         #[doc = concat!("`", $system, "`, or `", $own, "`.")]
@@ -105,7 +106,7 @@ dispatched! {
     fcntl64 "fcntl64" "rfcntl" (command: c_int, argument: c_long) -> c_int;
 }
 
-/// Functions that check the length of a buffer as the compiler knows it, and then do what the plain ones do.
+/// Functions that check the length of a buffer that the compiler knows, and then do what the plain ones do.
 macro_rules! checked {
     ($($name:ident $plain:ident ($($argument:ident: $kind:ty),*; $room:ident $($more:ident: $last:ty),*) -> $result:ty;)*) => { $(
         #[doc = concat!("`", stringify!($plain), "` of a program that was compiled with checks of buffers.")]
@@ -114,10 +115,10 @@ macro_rules! checked {
             fd: c_int $(, $argument: $kind)*, $room: usize $(, $more: $last)*
         ) -> $result {
             if checked_len($($argument.as_len(),)*) > $room {
-                // What the C library does then.
+                // As the C library does in this case.
                 std::process::abort();
             }
-            // SAFETY: the caller's.
+            // SAFETY: guaranteed by the caller.
             unsafe { $plain(fd $(, $argument)* $(, $more)*) }
         }
     )* };
@@ -202,7 +203,7 @@ pub(crate) unsafe extern "C" fn accept4(
             "accept4": fn(c_int, *mut sockaddr, *mut socklen_t, c_int) -> c_int, fd, addr, len, flags
         );
     }
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     let accepted = unsafe { accept(fd, addr, len) };
     if accepted >= 0 && flags & libc::SOCK_NONBLOCK != 0 {
         set_nonblocking(accepted, true);
@@ -219,7 +220,7 @@ fn set_nonblocking(fd: c_int, is_so: bool) -> c_int {
     rdmacm!("rfcntl": fn(c_int, c_int, c_long) -> c_int, fd, libc::F_SETFL, flags)
 }
 
-/// `connect`, or `rconnect`, and then TCP if no one is there.
+/// `connect`, or `rconnect`, and then TCP if there is no peer.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
     if is_ours(fd) {
@@ -232,7 +233,7 @@ pub(crate) unsafe extern "C" fn connect(fd: c_int, addr: *const sockaddr, len: s
         if code == 0 || is_under_way {
             return code;
         }
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         if !unsafe { becomes_tcp(fd, addr) } {
             return -1;
         }
@@ -240,12 +241,12 @@ pub(crate) unsafe extern "C" fn connect(fd: c_int, addr: *const sockaddr, len: s
     below!("connect": fn(c_int, *const sockaddr, socklen_t) -> c_int, fd, addr, len)
 }
 
-/// Puts a socket of the system's in the place of an rsocket, under the same descriptor.
+/// Replaces an rsocket by a socket of the system, under the same descriptor.
 ///
 /// # Safety
-/// The program's address.
+/// The address is the program's.
 unsafe fn becomes_tcp(fd: c_int, addr: *const sockaddr) -> bool {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     let family = c_int::from(unsafe { (*addr).sa_family });
     let flags = rdmacm!("rfcntl": fn(c_int, c_int, c_long) -> c_int, fd, libc::F_GETFL, 0);
     let kind = match flags & libc::O_NONBLOCK {
@@ -270,7 +271,7 @@ pub(crate) unsafe extern "C" fn close(fd: c_int) -> c_int {
     if !is_ours(fd) {
         return below!("close": fn(c_int) -> c_int, fd);
     }
-    // Before its number is another's.
+    // Before its number is assigned again.
     remove(fd);
     rdmacm!("rclose": fn(c_int) -> c_int, fd)
 }
@@ -285,7 +286,7 @@ pub(crate) unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mu
         set_errno(libc::ENOTTY);
         return -1;
     }
-    // SAFETY: a number of the program's.
+    // SAFETY: the program passes a number.
     set_nonblocking(
         fd,
         unsafe { argument.cast::<c_int>().read_unaligned() } != 0,
@@ -296,7 +297,7 @@ pub(crate) unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mu
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
     let has_ours = !is_inside() && !fds.is_null() && {
-        // SAFETY: so many of the program's.
+        // SAFETY: the program passes that many.
         let fds = unsafe { std::slice::from_raw_parts(fds, count as usize) };
         fds.iter().any(|fd| is_ours(fd.fd))
     };
@@ -307,7 +308,7 @@ pub(crate) unsafe extern "C" fn poll(fds: *mut pollfd, count: nfds_t, timeout: c
     }
 }
 
-/// `poll` of a program that was compiled with checks of buffers.
+/// `poll` of a program that was compiled with buffer checks.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn __poll_chk(
     fds: *mut pollfd,
@@ -316,10 +317,10 @@ pub(crate) unsafe extern "C" fn __poll_chk(
     room: usize,
 ) -> c_int {
     if room / size_of::<pollfd>() < count as usize {
-        // What the C library does then.
+        // As the C library does in this case.
         std::process::abort();
     }
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe { poll(fds, count, timeout) }
 }
 
@@ -333,7 +334,7 @@ pub(crate) unsafe extern "C" fn select(
     timeout: *mut timeval,
 ) -> c_int {
     let is_set = |set: *mut fd_set, fd: c_int| {
-        // SAFETY: NULL, or a set of the program's.
+        // SAFETY: NULL, or a set of the program.
         !set.is_null() && unsafe { libc::FD_ISSET(fd, set) }
     };
     let asks = |fd: c_int| [read, write, except].iter().any(|set| is_set(*set, fd));

@@ -1,9 +1,9 @@
-//! The functions below: the C library's, and librdmacm's.
+//! The original functions: the C library's, and librdmacm's.
 
 use std::ffi::{CStr, c_void};
 use std::sync::OnceLock;
 
-/// The C library's function of that name, which this library's has taken the place of.
+/// The C library's function of that name, which this library's function replaces.
 pub(crate) fn of_libc(name: &CStr) -> *mut c_void {
     // SAFETY: a C string.
     unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) }

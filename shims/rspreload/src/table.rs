@@ -1,4 +1,4 @@
-//! Which descriptors are rsockets, and which threads are inside of librdmacm.
+//! Which descriptors are rsockets, and which threads are inside librdmacm.
 
 use std::cell::Cell;
 use std::ffi::c_int;
@@ -10,7 +10,7 @@ const FDS: usize = 1 << 16;
 static OURS: [AtomicU64; FDS / 64] = [const { AtomicU64::new(0) }; FDS / 64];
 
 thread_local! {
-    /// This thread is inside of librdmacm, whose calls of the C library are its own.
+    /// This thread is inside librdmacm, whose calls of the C library are its own.
     static INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -19,7 +19,7 @@ fn place(fd: c_int) -> Option<(&'static AtomicU64, u64)> {
     Some((OURS.get(fd / 64)?, 1 << (fd % 64)))
 }
 
-/// Whether the program's call is about an rsocket.
+/// Whether the program's call concerns an rsocket.
 pub(crate) fn is_ours(fd: c_int) -> bool {
     !is_inside() && place(fd).is_some_and(|(word, bit)| word.load(Ordering::Acquire) & bit != 0)
 }
@@ -33,16 +33,16 @@ pub(crate) fn add(fd: c_int) -> bool {
     place.is_some()
 }
 
-/// It is one no longer.
+/// It is no longer an rsocket.
 pub(crate) fn remove(fd: c_int) {
     if let Some((word, bit)) = place(fd) {
         word.fetch_and(!bit, Ordering::Release);
     }
 }
 
-/// Whether this thread is inside of librdmacm.
+/// Whether this thread is inside librdmacm.
 pub(crate) fn is_inside() -> bool {
-    // A thread that ends has none any more, and is in nobody's call.
+    // A thread that is ending has no such value any longer, and is in no call.
     INSIDE.try_with(Cell::get).unwrap_or(true)
 }
 

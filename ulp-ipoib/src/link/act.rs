@@ -1,4 +1,4 @@
-//! What is done under no lock: requests, and steps of several.
+//! Work that runs under no lock: requests, and sequences of several.
 
 use futures::channel::oneshot;
 use futures::future::{Either, select};
@@ -34,7 +34,7 @@ impl Core {
             }
             Action::Connect(at, route) => task::detach(Arc::clone(self).connect(at, route)),
             Action::Hang(connection) => {
-                // The other end is told; nobody waits for its answer.
+                // The other end is notified; its answer is not awaited.
                 let _step = connection.close().issue(|_| ());
             }
             Action::Disconnect(qpn) => {
@@ -45,7 +45,7 @@ impl Core {
                     connection.map(Connection::disconnect)
                 };
                 if let Some(ending) = ending {
-                    // Its end is told where the connection is waited for.
+                    // The future that waits for the connection sees its end.
                     let _step = ending.issue(|_| ());
                 }
             }
@@ -99,7 +99,7 @@ impl Core {
         Ok((ah, route))
     }
 
-    /// Joins a group, as what its subscribers make of it.
+    /// Joins a group, as full or send-only member, depending on its subscribers.
     async fn join(self: Arc<Self>, mgid: Gid) {
         let (link, receives) = {
             let state = self.state.lock();
@@ -131,7 +131,7 @@ impl Core {
         }
     }
 
-    /// Joins, attaches the queue pair, and makes the address to send to.
+    /// Joins, attaches the queue pair, and creates the address handle for sending.
     async fn join_as(
         self: &Arc<Self>,
         join: Join,
@@ -143,7 +143,7 @@ impl Core {
         self.use_group(membership, receives, terms.qkey).await
     }
 
-    /// What the administrator changes of a group is taken over.
+    /// Applies the administrator's changes of a group.
     pub(super) fn follow(self: &Arc<Self>, membership: &mut dyn Membership) {
         let (mgid, weak) = (membership.record().mgid, Arc::downgrade(self));
         membership.on_change(Box::new(move |change| {
@@ -199,7 +199,7 @@ impl Core {
         }
     }
 
-    /// The administrator was told again of a group, which may be another now.
+    /// The group was registered again with the administrator, and may have changed.
     async fn renewed(self: Arc<Self>, mgid: Gid) {
         let (now_is, was, receives, qkey) = {
             let state = self.state.lock();
@@ -251,7 +251,7 @@ impl Core {
         drop(old);
     }
 
-    /// Connects to a neighbour, and sees to the connection until it is over.
+    /// Connects to a neighbour, and manages the connection until it is over.
     async fn connect(self: Arc<Self>, at: HardwareAddress, route: Route) {
         let key = (at.qpn, at.gid);
         let made = self.call(at, route).await;
@@ -270,7 +270,7 @@ impl Core {
         if let Some(closed) = closed {
             let weak = Arc::downgrade(&self);
             drop(self);
-            // However it ends, it is over.
+            // The connection is over, however it ended.
             let _ended = closed.await;
             if let Some(core) = weak.upgrade() {
                 core.with(|state, _| state.connection_over(key));
@@ -358,13 +358,13 @@ impl Core {
         drop(self);
         // The first step: the connection manager has moved the queue pair to ERR.
         let _ended = closed.await;
-        // The second: the device says that the queue pair takes no receive any more.
+        // The second: the device reports that the queue pair will take no more receives.
         if last_receive.await.is_err() {
             return Ok(());
         }
-        // The third: a marker behind all receives that it had taken.
+        // The third: a marker behind all receives that the queue pair had taken.
         let posted = weak.upgrade().is_some_and(|core| core.post_marker(qpn));
-        // The fourth, when the marker has come: nothing refers to the queue pair any more.
+        // The fourth, when the marker has completed: nothing refers to the queue pair any longer.
         if posted && marker.await.is_err() {
             return Ok(());
         }
@@ -388,7 +388,7 @@ impl Core {
         })
     }
 
-    /// Takes neighbours' connections, until the interface is closed or takes another partition.
+    /// Accepts neighbours' connections, until the interface is closed or moves to another partition.
     pub(super) async fn listen(self: Arc<Self>, mut stop: oneshot::Receiver<()>) {
         let number = u64::from(self.qp.qpn().value());
         let service = ServiceId(self.config.service_prefix | number);
@@ -410,7 +410,7 @@ impl Core {
     }
 }
 
-/// Leaves a group: first nothing comes any more, then the administrator is told.
+/// Leaves a group: first its packets stop arriving, then the administrator is notified.
 pub(super) async fn leave(joined: Joined) {
     let Joined {
         attached,
@@ -419,7 +419,7 @@ pub(super) async fn leave(joined: Joined) {
         ..
     } = joined;
     if let Some(attached) = attached {
-        // It fails only when the device has gone.
+        // It fails only if the device was removed.
         let _gone = attached.detach().await;
     }
     drop((ah, membership));
@@ -435,7 +435,7 @@ fn param(srq: bool) -> ConnParam {
     }
 }
 
-/// Bytes of the longest packet that a neighbour takes, by its private data.
+/// Bytes of the longest packet that a neighbour accepts, from its private data.
 fn mtu_of(private_data: &[u8]) -> usize {
     let view = ConnectedDataView::new(private_data);
     let theirs = view.map_or(0, |view| view.receive_mtu() as usize);

@@ -1,11 +1,11 @@
-//! Registered memory in slots of one size: what packets are sent from.
+//! Registered memory in slots of one size, from which packets are sent.
 
 use verbs_core::sync::Arc;
 use verbs_core::{Memory, Mr, Sge};
 
 use crate::wire::{CONNECTED_MTU, GRH_LEN, HEADER_LEN};
 
-/// Bytes of a slot for a datagram: the largest there is, 4096.
+/// Bytes of a slot for a datagram: the largest MTU, 4096.
 pub(super) const DATAGRAM_STRIDE: usize = 4096;
 /// Bytes of a slot for a received datagram.
 pub(super) const RECEIVE_STRIDE: usize = GRH_LEN + DATAGRAM_STRIDE;
@@ -14,7 +14,7 @@ pub(super) const MESSAGE_STRIDE: usize = 65_536;
 
 const _: () = assert!(CONNECTED_MTU + HEADER_LEN <= MESSAGE_STRIDE);
 
-/// Which memory a slot is of.
+/// The kind of memory that a slot is in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Size {
     /// Room for a datagram.
@@ -23,22 +23,32 @@ pub(super) enum Size {
     Connected,
 }
 
-/// A slot that somebody has taken.
+impl Size {
+    /// The size for a packet of that many bytes without its header.
+    pub(super) const fn of(len: usize) -> Self {
+        match len + HEADER_LEN <= DATAGRAM_STRIDE {
+            true => Self::Datagram,
+            false => Self::Connected,
+        }
+    }
+}
+
+/// A slot that is in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Slot {
     pub(super) size: Size,
     pub(super) index: u32,
 }
 
-/// A packet in a slot, with its header of the link: ready to be posted.
+/// A packet in a slot, with its link header: ready to be posted.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Packet {
     pub(super) slot: Slot,
-    /// Bytes, those of the header among them.
+    /// Bytes, including the header.
     pub(super) len: u32,
 }
 
-/// What a work request was for: its number, taken apart.
+/// The purpose of a work request, decoded from its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Work {
     Send(Slot),
@@ -80,7 +90,7 @@ impl Work {
     }
 }
 
-/// Slots to send from. Which are free is a list that never grows.
+/// Slots to send from. A list that never grows holds the free ones.
 #[derive(Debug)]
 pub(super) struct Pool {
     memory: Arc<Memory>,
@@ -92,7 +102,7 @@ pub(super) struct Pool {
 }
 
 impl Pool {
-    /// All of a region.
+    /// A pool over a whole region.
     pub(super) fn over(mr: &Mr, stride: usize) -> Self {
         let count = mr.len() / stride;
         let slots = u32::try_from(count).unwrap_or(u32::MAX);
@@ -114,7 +124,7 @@ impl Pool {
         self.free.push(index);
     }
 
-    /// Whether a quarter is free: enough that a writer who was held up is not at once again.
+    /// Whether a quarter is free: enough that a writer that had to wait does not wait again at once.
     pub(super) fn has_room(&self) -> bool {
         self.free.len() * 4 >= self.count
     }
@@ -129,18 +139,14 @@ impl Pool {
         }
     }
 
-    /// Writes pieces, one behind the other, into a slot that the caller has taken.
+    /// Writes pieces, one after the other, into a slot that the caller has taken.
     pub(super) fn fill(&self, index: u32, pieces: &[&[u8]]) {
         let mut offset = index as usize * self.stride;
         for piece in pieces {
-            // Pieces that would leave the slot are refused before it is taken.
+            // Pieces that do not fit are refused before the slot is taken.
             let written = self.memory.write(offset, piece);
             debug_assert!(written.is_ok());
             offset += piece.len();
         }
-    }
-
-    pub(super) fn stride(&self) -> usize {
-        self.stride
     }
 }

@@ -1,5 +1,4 @@
-//! Keeps the link up: one future that lives as long as the interface, and takes one request after the
-//! other.
+//! Keeps the link up: one future that lives as long as the interface, and issues one request after the other.
 
 use std::future::poll_fn;
 use std::net::{IpAddr, Ipv4Addr};
@@ -15,6 +14,7 @@ use verbs_core::sync::Arc;
 use verbs_core::{Mtu, PKey, Psn, QKey, QpAttr, QpState, task};
 
 use super::act::leave;
+use super::receive::LOT;
 use super::state::Terms;
 use super::{Core, Kick};
 use crate::config::{JOIN_PAUSE, Mode};
@@ -22,16 +22,16 @@ use crate::error::Error;
 use crate::wire::{HEADER_LEN, all_nodes, broadcast, group_of, link_local, solicited_node};
 use verbs_core::timer::Sleep;
 
-/// What the queue pair has before the group says another; subnet managers take it by default.
+/// The Q_Key of the queue pair until the group sets another; subnet managers use this one by default.
 const PROVISIONAL_QKEY: QKey = QKey(0x0000_0b1b);
 
-/// Why the link does not come up at this moment.
+/// Why the link does not come up now.
 enum Held {
-    /// The interface is given up.
+    /// The interface is closed.
     Closed,
-    /// The port or the partition is not there: an event will tell.
+    /// The port is not up, or not in the partition: an event will report the change.
     Waits,
-    /// Something failed, and is tried again after a while.
+    /// Something failed; it is retried after a pause.
     Failed(Error),
 }
 
@@ -85,7 +85,7 @@ impl Core {
         self.dismantle().await;
     }
 
-    /// Waits until something has happened, or for that long.
+    /// Waits until something has happened, or for at most that long.
     async fn kicked(&self, longest: Option<Duration>) -> u32 {
         let kicked = poll_fn(|cx| self.kick.poll(cx));
         let Some(longest) = longest else {
@@ -98,7 +98,7 @@ impl Core {
         }
     }
 
-    /// While the link is up. Returns whether the interface is given up.
+    /// Runs while the link is up. Returns whether the interface is closed.
     async fn stay_up(self: &Arc<Self>) -> bool {
         let (stop, stopped) = oneshot::channel();
         if self.config.mode == Mode::Connected {
@@ -121,7 +121,7 @@ impl Core {
 
     /// RFC 4391, section 7: from the port to the broadcast group.
     async fn bring_up(self: &Arc<Self>) -> Result<(), Held> {
-        // What has happened so far is seen by what is asked now.
+        // The queries that follow reflect everything that has happened so far.
         self.kick.forget(Kick::RESTART | Kick::REFRESH);
         let port = self.device.query_port(self.config.port).await?;
         if port.state != verbs_core::PortState::Active {
@@ -149,8 +149,7 @@ impl Core {
         Ok(())
     }
 
-    /// The entry of the port's table that makes it a member of the partition, the full one if there is
-    /// a choice.
+    /// The entry of the port's table that makes it a member of the partition; a full member if there is a choice.
     async fn partition(&self, entries: u16) -> Result<(PKey, u16), Held> {
         let mut found = None;
         for index in 0..entries {
@@ -171,7 +170,7 @@ impl Core {
         found.ok_or(Held::Waits)
     }
 
-    /// The queue pair, from RESET to RTS, with all its receives.
+    /// Moves the queue pair from RESET to RTS, with all its receives.
     async fn start(self: &Arc<Self>, pkey_index: u16) -> Result<(), Held> {
         self.qp.modify(QpAttr::to(QpState::Reset)).await?;
         let init = QpAttr {
@@ -179,10 +178,11 @@ impl Core {
             ..QpAttr::init_datagram(self.config.port, PROVISIONAL_QKEY)
         };
         self.qp.modify(init).await?;
+        let indices: Vec<_> = (0..self.config.receives).collect();
         self.with(|state, _| {
             state.reposts = true;
-            for index in 0..self.config.receives {
-                self.repost(state, index);
+            for lot in indices.chunks(LOT) {
+                self.post_datagrams(state, lot);
             }
         });
         self.qp.ready_to_receive_datagrams().await?;
@@ -190,8 +190,8 @@ impl Core {
         Ok(())
     }
 
-    /// Joins the broadcast group, which fixes the terms of the link; makes it where the administrator
-    /// lets members do so and nobody has yet.
+    /// Joins the broadcast group, which determines the terms of the link; creates the group if it does not exist
+    /// and the administrator lets members do so.
     async fn join_broadcast(self: &Arc<Self>, pkey: PKey, mtu: Mtu) -> Result<Terms, Held> {
         let mgid = broadcast(pkey, self.config.scope);
         let pkey = PKey(pkey.0 | 0x8000);
@@ -243,8 +243,8 @@ impl Core {
         Ok(terms)
     }
 
-    /// The groups that every node is in: all nodes, and those that its addresses are asked for in. Those
-    /// that are subscribed already are joined as well.
+    /// The groups that every node joins: all nodes, and the solicited-node groups of its addresses. Groups that
+    /// are already subscribed are joined as well.
     fn subscribe_own(self: &Arc<Self>) {
         let link_local = link_local(self.state.lock().own.gid);
         let own = self
@@ -277,7 +277,7 @@ impl Core {
         });
     }
 
-    /// The link is down: what was known of the subnet is forgotten, and the queue pair is emptied.
+    /// The link is down: forgets what was known of the subnet, and empties the queue pair.
     async fn take_down(self: &Arc<Self>) {
         let (was_up, left, paths) = self.with(|state, now| {
             state.reposts = false;
@@ -294,7 +294,7 @@ impl Core {
         for joined in left {
             leave(joined).await;
         }
-        // In RESET nothing is posted, and nothing comes back.
+        // In RESET nothing is posted, and nothing completes.
         if self.qp.to_error().await.is_err() {
             return;
         }
@@ -309,7 +309,7 @@ impl Core {
         .await;
     }
 
-    /// The interface is given up, and its link is down: what is left of it goes with its last user.
+    /// The interface is closed, and its link is down: its last user drops the rest.
     async fn dismantle(self: &Arc<Self>) {
         let passive = self.with(|state, _| {
             state.is_closed = true;
@@ -321,7 +321,7 @@ impl Core {
             .into_values()
             .filter_map(|passive| passive.connection)
         {
-            // The other end is told; nobody waits for its answer.
+            // The other end is notified; its answer is not awaited.
             let _step = connection.close().issue(|_| ());
         }
     }

@@ -1,10 +1,9 @@
 //! An interface at work.
 //!
-//! What it knows is under one lock ([`State`]). Packets to be sent, completions, answers of the
-//! administrator, events and the time come in; each takes the lock for a moment, changes what is known,
-//! posts, and leaves what else is to be done as [`Action`]s, which follow when the lock is free. Nobody
-//! waits anywhere and there is no thread: what takes several requests is a detached future that runs in
-//! their completions.
+//! Its state is under one lock ([`State`]). Packets to be sent, completions, answers of the administrator, events
+//! and timers each take the lock briefly, change the state, post, and leave the rest of the work as [`Action`]s,
+//! which run after the lock is released. No code waits and there is no thread: a sequence of requests is a
+//! detached future that runs in their completions.
 
 mod act;
 mod buffers;
@@ -12,34 +11,36 @@ mod entry;
 mod keeper;
 mod open;
 mod receive;
+mod send;
 mod state;
 
 pub(crate) use open::open;
+pub(crate) use send::{Outgoing, send};
 
 use std::net::IpAddr;
 use std::task::{Context, Poll};
 
 use verbs_cm::Manager;
 use verbs_core::event::EventWatcher;
-use verbs_core::mad::Time;
 use verbs_core::sync::atomic::{AtomicU32, Ordering};
 use verbs_core::sync::{Arc, AtomicWaker, Mutex, OnceLock};
 use verbs_core::task::{self, OwnWaker};
+use verbs_core::time::Instant;
 use verbs_core::{Cq, Device, Gid, Lid, Memory, Mr, Pd, Qp, Timer, collect};
 
 use crate::admin::Administration;
-use crate::config::{Config, Mode};
+use crate::config::Config;
 use crate::counters::Counters;
-use crate::error::{Error, SendError};
+use crate::error::Error;
 use crate::face::{Face, LinkInfo};
-use crate::wire::{CONNECTED_MTU, HardwareAddress, Ip, group_of, too_big};
-use state::{State, Verdict};
+use crate::wire::{HardwareAddress, group_of};
+use state::State;
 
-/// An interface, as everything that happens to it sees it. Fields go in this order.
+/// An interface as all its events see it. Fields are dropped in this order.
 pub(crate) struct Core {
     state: Mutex<State>,
     qp: Qp,
-    /// Polled by its handler alone.
+    /// Polled only by its handler.
     cq: Mutex<Cq>,
     received: Mr,
     messages: Option<Mr>,
@@ -51,16 +52,16 @@ pub(crate) struct Core {
     timer: Arc<dyn Timer>,
     config: Config,
     kick: Kick,
-    /// Woken when all work requests for datagrams have come back.
+    /// Woken when all work requests for datagrams have completed.
     drained: AtomicWaker,
-    /// Kept alive here, as the device only refers to it.
+    /// Kept alive here, because the device holds only a weak reference.
     watcher: OnceLock<Arc<dyn EventWatcher>>,
     /// Memory to send from, by the size of its slots.
     memory: [Arc<Memory>; 2],
     device: Arc<Device>,
 }
 
-/// What the keeper is to do.
+/// Requests to the keeper.
 #[derive(Default)]
 struct Kick {
     flags: AtomicU32,
@@ -68,11 +69,11 @@ struct Kick {
 }
 
 impl Kick {
-    /// The interface is given up.
+    /// The interface is closed.
     const CLOSE: u32 = 1;
-    /// The port or the partition has changed: the link comes up anew.
+    /// The port or the partition has changed: the link restarts.
     const RESTART: u32 = 2;
-    /// The subnet has changed: paths are asked for again.
+    /// The subnet has changed: paths are requested again.
     const REFRESH: u32 = 4;
 
     fn set(&self, flag: u32) {
@@ -82,7 +83,7 @@ impl Kick {
         }
     }
 
-    /// What has come since the last time, if anything has.
+    /// The flags set since the last call, if any.
     fn poll(&self, cx: &mut Context<'_>) -> Poll<u32> {
         self.waker.register(cx.waker());
         match self.flags.swap(0, Ordering::AcqRel) {
@@ -91,7 +92,7 @@ impl Kick {
         }
     }
 
-    /// These are seen to already.
+    /// Clears flags that are already handled.
     fn forget(&self, flags: u32) {
         self.flags.fetch_and(!flags, Ordering::AcqRel);
     }
@@ -102,14 +103,26 @@ impl Kick {
 }
 
 impl Core {
-    /// Changes what is known, and sees to what follows. Under NoBlock: what posting leads to may be a
-    /// handler here, which comes when the lock is free.
-    fn with<R>(self: &Arc<Self>, change: impl FnOnce(&mut State, Time) -> R) -> R {
+    /// Changes the state, posts what is to be sent, and carries out the actions that follow. Runs under NoBlock: posting
+    /// may make a handler of this interface due, which runs after the lock is released.
+    fn with<R>(self: &Arc<Self>, change: impl FnOnce(&mut State, Instant) -> R) -> R {
+        self.with_more(false, change)
+    }
+
+    /// The same; if `more`, another change follows soon, and what is to be sent waits for it.
+    fn with_more<R>(
+        self: &Arc<Self>,
+        more: bool,
+        change: impl FnOnce(&mut State, Instant) -> R,
+    ) -> R {
         collect(|| {
             let now = self.timer.now();
             let (result, actions, has_room) = {
                 let mut state = self.state.lock();
                 let result = change(&mut state, now);
+                if !more {
+                    state.flush();
+                }
                 let actions = match state.actions.is_empty() {
                     true => Vec::new(),
                     false => std::mem::take(&mut state.actions),
@@ -126,76 +139,9 @@ impl Core {
         })
     }
 
-    /// Sends a packet of IP.
-    pub(crate) fn send(self: &Arc<Self>, bytes: &[u8]) -> Result<(), SendError> {
-        let ip = Ip::parse(bytes)?;
-        if bytes.len() > self.longest() {
-            self.state.lock().counters.too_big += 1;
-            self.tell_sender(bytes, &ip, self.longest());
-            return Ok(());
-        }
-        let slot = {
-            let mut state = self.state.lock();
-            if state.link.is_none() {
-                state.counters.link_down += 1;
-                return Err(SendError::Down);
-            }
-            state.take_slot(bytes.len()).ok_or(SendError::Full)?
-        };
-        let len = self.fill(slot, &ip, bytes);
-        let packet = buffers::Packet { slot, len };
-        let verdict = self.with(|state, now| {
-            state.follow_report(bytes, &ip, now);
-            let verdict = state.route(&ip, packet, now);
-            if verdict != Verdict::Taken {
-                state.give_back(slot);
-                state.is_awaited |= verdict == Verdict::Full;
-                state.counters.too_big += u64::from(matches!(verdict, Verdict::TooBig(_)));
-            }
-            verdict
-        });
-        match verdict {
-            Verdict::TooBig(mtu) => {
-                self.tell_sender(bytes, &ip, mtu);
-                Ok(())
-            }
-            Verdict::Full => Err(SendError::Full),
-            Verdict::Taken | Verdict::Waits => Ok(()),
-        }
-    }
-
-    /// Writes a packet with its header into a slot, and returns the bytes of both.
-    fn fill(&self, slot: buffers::Slot, ip: &Ip, bytes: &[u8]) -> u32 {
-        let header = ip.protocol().header();
-        let (memory, stride) = match slot.size {
-            buffers::Size::Datagram => (&self.memory[0], buffers::DATAGRAM_STRIDE),
-            buffers::Size::Connected => (&self.memory[1], buffers::MESSAGE_STRIDE),
-        };
-        let offset = slot.index as usize * stride;
-        // The slot is in the memory, and long enough: it was chosen by the length.
-        let written = memory
-            .write(offset, &header)
-            .and_then(|()| memory.write(offset + header.len(), bytes));
-        debug_assert!(written.is_ok());
-        u32::try_from(header.len() + bytes.len()).unwrap_or(u32::MAX)
-    }
-
-    /// Tells the sender of a packet that it was too long.
-    fn tell_sender(&self, packet: &[u8], ip: &Ip, mtu: usize) {
-        let router = self.state.lock().own_address(ip.source);
-        let mut message = [0; 1280];
-        let written = router.and_then(|router| too_big(packet, mtu, router, &mut message));
-        if let Some(told) = written.and_then(|len| message.get(..len)) {
-            collect(|| self.face.deliver(told));
-        }
-    }
-
-    /// Bytes of the longest packet that any way may carry.
-    fn longest(&self) -> usize {
-        match self.config.mode {
-            Mode::Connected => CONNECTED_MTU,
-            Mode::Datagram => buffers::DATAGRAM_STRIDE - crate::wire::HEADER_LEN,
-        }
+    /// Sends what waits for more.
+    pub(crate) fn flush(self: &Arc<Self>) {
+        self.with(|_, _| ());
     }
 
     pub(crate) fn info(&self) -> LinkInfo {
@@ -206,7 +152,7 @@ impl Core {
         self.state.lock().counters
     }
 
-    /// Connections that are up: those that packets are sent over, and those that they come from.
+    /// Established connections: those that packets are sent on, and those that packets are received on.
     pub(crate) fn connections(&self) -> (usize, usize) {
         let state = self.state.lock();
         (state.connections_up(), state.passive.len())
@@ -245,7 +191,7 @@ impl Core {
         });
     }
 
-    /// Where a neighbour is; `None` if it does not say.
+    /// The hardware address of a neighbour; `None` if it does not answer.
     pub(crate) async fn resolve(self: &Arc<Self>, addr: IpAddr) -> Option<HardwareAddress> {
         let mut begins = true;
         std::future::poll_fn(|cx| {
@@ -271,12 +217,12 @@ impl Core {
         &self.config
     }
 
-    /// Gives the interface up.
+    /// Closes the interface.
     pub(crate) fn close(&self) {
         self.kick.set(Kick::CLOSE);
     }
 
-    /// Whether nothing is left of it but this.
+    /// Whether only this object is left of it.
     pub(crate) fn is_closed(&self) -> bool {
         self.state.lock().is_closed
     }

@@ -1,4 +1,4 @@
-//! The making of an interface: its verbs objects, all of them before the first packet.
+//! Creating an interface: its verbs objects, all of them before the first packet.
 
 use verbs_cm::Manager;
 use verbs_core::event::EventWatcher;
@@ -9,7 +9,7 @@ use verbs_core::{
 };
 
 use super::buffers::{DATAGRAM_STRIDE, MESSAGE_STRIDE, Pool, RECEIVE_STRIDE};
-use super::receive::Receiver;
+use super::receive::{LOT, Receiver};
 use super::state::State;
 use super::{Core, Kick};
 use crate::admin::Administration;
@@ -19,7 +19,7 @@ use crate::face::Face;
 use crate::wire::{HardwareAddress, HardwareFlags};
 use verbs_core::timer::Sleep;
 
-/// Makes an interface. The link comes up by itself.
+/// Creates an interface. The link comes up by itself.
 pub(crate) async fn open(
     device: Arc<Device>,
     admin: Arc<dyn Administration>,
@@ -40,6 +40,7 @@ pub(crate) async fn open(
         srq: parts.srq,
         datagrams: Pool::over(&parts.datagrams, DATAGRAM_STRIDE),
         messages: Pool::over(&parts.outgoing, MESSAGE_STRIDE),
+        outbox: Default::default(),
         receiving: 0,
         sending: 0,
         reposts: false,
@@ -79,7 +80,7 @@ pub(crate) async fn open(
     });
     // It is set once, here.
     let _ = door.set(Arc::downgrade(&core));
-    core.post_messages();
+    core.post_all_messages();
     core.watch();
     Ok(core)
 }
@@ -89,7 +90,7 @@ struct Parts {
     qp: Qp,
     srq: Option<Srq>,
     cq: Cq,
-    /// What datagrams come to and are sent from, and the same of messages of connections.
+    /// The regions that datagrams are received into and sent from, and the same for messages of connections.
     received: Mr,
     datagrams: Mr,
     messages: Option<Mr>,
@@ -115,11 +116,11 @@ impl Parts {
             false => (0, 0),
         };
         let pd = device.alloc_pd().await?;
-        // Every work request that may be under way has its place, and so have the markers.
+        // The queue has room for every work request that may be in flight, and for the markers.
         let markers = CONNECTIONS_MAX as u32;
         let entries = config.sends + config.receives + sends + receives + markers;
         let mut cq = completions(device, entries, door).await?;
-        // Nothing is posted yet, so nothing waits.
+        // Nothing is posted yet, so no completion waits.
         let _empty = cq.arm(Arm::Next);
         let received = region(&pd, config.receives as usize * RECEIVE_STRIDE).await?;
         let datagrams = region(&pd, config.sends as usize * DATAGRAM_STRIDE).await?;
@@ -145,7 +146,7 @@ impl Parts {
     }
 }
 
-/// The queue that everything completes in, with the handler that takes it.
+/// The queue for all completions, with its handler.
 async fn completions(
     device: &Device,
     entries: u32,
@@ -180,15 +181,16 @@ fn own(config: &Config, qpn: Qpn) -> HardwareAddress {
 
 impl Core {
     /// Posts all receives of connections.
-    fn post_messages(self: &Arc<Self>) {
+    fn post_all_messages(self: &Arc<Self>) {
+        let indices: Vec<_> = (0..self.config.connected_receives).collect();
         self.with(|state, _| {
-            for index in 0..self.config.connected_receives {
-                self.repost_message(state, index);
+            for lot in indices.chunks(LOT) {
+                self.post_messages(state, lot);
             }
         });
     }
 
-    /// Sees to it that events and the time come here, and that the link comes up.
+    /// Subscribes to events and timers, and starts the keeper.
     fn watch(self: &Arc<Self>) {
         let watcher: Arc<dyn EventWatcher> = Arc::new(Watcher(Arc::downgrade(self)));
         self.device.target().watch_events(&watcher);
@@ -209,7 +211,7 @@ impl Core {
     }
 }
 
-/// Gets the device's events.
+/// Receives the device's events.
 struct Watcher(Weak<Core>);
 
 impl EventWatcher for Watcher {
@@ -221,7 +223,7 @@ impl EventWatcher for Watcher {
             (EventType::QpLastWqeReached, Subject::Object(id)) if id.kind == ObjectKind::Qp => {
                 let waiting = core.with(|state, _| state.last_receive(id.number));
                 if let Some(waiting) = waiting {
-                    // Nobody waits any more when the interface is being closed.
+                    // The receiver is dropped when the interface is being closed.
                     let _gone = waiting.send(());
                 }
             }

@@ -1,7 +1,9 @@
-//! Completions: packets that have come, and buffers that are free again.
+//! Completions: received packets, and buffers that are free again.
 
+use arrayvec::ArrayVec;
 use verbs_core::sync::Arc;
-use verbs_core::{Arm, Armed, Bounce, Recv, Wc, task};
+use verbs_core::time::Instant;
+use verbs_core::{Arm, Armed, Bounce, Recv, Wc, WcStatus, task};
 
 use super::Core;
 use super::buffers::{MESSAGE_STRIDE, RECEIVE_STRIDE, Work};
@@ -9,18 +11,21 @@ use super::state::{Action, State};
 use crate::wire::{GRH_LEN, HEADER_LEN, Protocol};
 
 /// Completions that are taken at a time.
-const LOT: usize = 32;
+pub(super) const LOT: usize = 32;
 
-/// What the handler of the completion queue needs: it runs one call at a time (K14).
+/// The state of the completion queue's handler, which runs one call at a time (K14).
 pub(super) struct Receiver {
-    /// The packet that is being delivered: registered memory is only ever copied from.
+    /// The packet that is being delivered: registered memory is only copied.
     packet: Bounce,
+    /// Packets were delivered, and the face was not told yet that there are no more.
+    has_delivered: bool,
 }
 
 impl Default for Receiver {
     fn default() -> Self {
         Self {
             packet: Bounce::new(MESSAGE_STRIDE),
+            has_delivered: false,
         }
     }
 }
@@ -30,84 +35,76 @@ impl Receiver {
     pub(super) fn turn(&mut self, core: &Arc<Core>) {
         let poll = |wcs: &mut [Wc]| core.cq.lock().poll(wcs).len();
         let arm = || core.cq.lock().arm(Arm::Next);
-        drain(poll, arm, |wc| self.completed(core, wc));
+        drain(poll, arm, |wcs| self.take(core, wcs));
     }
 
-    fn completed(&mut self, core: &Arc<Core>, wc: &Wc) {
-        match Work::of(wc.wr_id) {
-            Some(work @ Work::Send(_)) => core.sent(wc, work),
-            Some(Work::Receive(index)) => self.datagram(core, wc, index),
-            Some(Work::ConnectedReceive(index)) => self.message(core, wc, index),
-            Some(Work::Drain) => {
-                let waiting = core.with(|state, _| state.drained(wc.qpn.value()));
-                if let Some(waiting) = waiting {
-                    // Nobody waits any more when the interface is being closed.
-                    let _gone = waiting.send(());
-                }
+    /// Handles completions that were taken together, or that there are no more: the lock is taken once for all sends
+    /// and once for all receives.
+    fn take(&mut self, core: &Arc<Core>, wcs: &[Wc]) {
+        if wcs.is_empty() {
+            if std::mem::take(&mut self.has_delivered) {
+                core.face.delivered();
             }
-            None => {}
+            return;
+        }
+        let works = || wcs.iter().filter_map(|wc| Some((wc, Work::of(wc.wr_id)?)));
+        if works().any(|(_, work)| matches!(work, Work::Send(_))) {
+            // What an open batch gathers goes on waiting; what found no room does not.
+            core.with_more(true, |state, _| {
+                works().for_each(|(wc, work)| core.sent(state, wc, work));
+                if state.outbox.is_held() {
+                    state.flush();
+                }
+            });
+        }
+        let mut receives = ArrayVec::<Received<'_>, LOT>::new();
+        for (wc, work) in works() {
+            let taken = match work {
+                Work::Send(_) => continue,
+                Work::Receive(index) => self.datagram(core, wc, index),
+                Work::ConnectedReceive(index) => self.message(core, wc, index),
+                Work::Drain => {
+                    let waiting = core.with(|state, _| state.drained(wc.qpn.value()));
+                    if let Some(waiting) = waiting {
+                        // The receiver is dropped when the interface is being closed.
+                        let _gone = waiting.send(());
+                    }
+                    continue;
+                }
+            };
+            receives.push(Received { wc, work, taken });
+        }
+        // There are as many receives again as a lot has, so that a slow face starves no other interface.
+        if !receives.is_empty() {
+            core.with_more(true, |state, now| core.take_back(state, &receives, now));
         }
     }
 
-    /// A receive of the queue pair for datagrams.
-    fn datagram(&mut self, core: &Arc<Core>, wc: &Wc, index: u32) {
+    /// Delivers the packet of a receive of the queue pair for datagrams. Returns its length if it counts.
+    fn datagram(&mut self, core: &Arc<Core>, wc: &Wc, index: u32) -> Option<usize> {
         let start = index as usize * RECEIVE_STRIDE;
         let len = (wc.byte_len as usize).saturating_sub(GRH_LEN);
-        let place = self.packet.get_mut(..len).filter(|_| wc.is_ok());
-        let read = place.map(|place| core.received.read(start + GRH_LEN, place));
-        let is_read = matches!(read, Some(Ok(())));
-        let is_echo = is_read && core.is_echo(wc, start);
-        // Posted again before anybody else has the packet, so that one who is slow starves nobody.
-        core.with(|state, _| {
-            state.receiving -= 1;
-            state.counters.receive_errors += u64::from(!wc.is_ok() && state.reposts);
-            if is_read && !is_echo {
-                state.counters.datagrams_received += 1;
-                state.counters.bytes_received += len.saturating_sub(HEADER_LEN) as u64;
-            }
-            match state.reposts {
-                true => core.repost(state, index),
-                false => core.drained_if(state),
-            }
-        });
-        if is_read && !is_echo {
-            self.deliver(core, len);
+        let place = self.packet.get_mut(..len).filter(|_| wc.is_ok())?;
+        core.received.read(start + GRH_LEN, place).ok()?;
+        if core.is_echo(wc, start) {
+            return None;
         }
+        self.deliver(core, len);
+        Some(len)
     }
 
-    /// A receive of the queue that connections share.
-    fn message(&mut self, core: &Arc<Core>, wc: &Wc, index: u32) {
+    /// Delivers the packet of a receive of the queue that connections share. Returns its length if there is one.
+    fn message(&mut self, core: &Arc<Core>, wc: &Wc, index: u32) -> Option<usize> {
         let len = wc.byte_len as usize;
-        let place = self.packet.get_mut(..len).filter(|_| wc.is_ok());
-        let memory = core.messages.as_ref();
-        let read = place
-            .zip(memory)
-            .map(|(place, memory)| memory.read(index as usize * MESSAGE_STRIDE, place));
-        let is_read = matches!(read, Some(Ok(())));
-        core.with(|state, now| {
-            if let Some(passive) = state.passive.get_mut(&wc.qpn.value()) {
-                passive.used = now;
-            }
-            match is_read {
-                true => {
-                    state.counters.connected_received += 1;
-                    state.counters.bytes_received += len.saturating_sub(HEADER_LEN) as u64;
-                }
-                // Receives of a queue pair that is taken down come back unused.
-                false => {
-                    let is_flushed = wc.status == verbs_core::WcStatus::WrFlushErr;
-                    state.counters.receive_errors += u64::from(!is_flushed);
-                }
-            }
-            core.repost_message(state, index);
-        });
-        if is_read {
-            self.deliver(core, len);
-        }
+        let place = self.packet.get_mut(..len).filter(|_| wc.is_ok())?;
+        let memory = core.messages.as_ref()?;
+        memory.read(index as usize * MESSAGE_STRIDE, place).ok()?;
+        self.deliver(core, len);
+        Some(len)
     }
 
-    /// Looks at what has come, and passes on what is not for the interface itself.
-    fn deliver(&self, core: &Arc<Core>, len: usize) {
+    /// Looks at a received packet, and passes it on if it is not for the interface itself.
+    fn deliver(&mut self, core: &Arc<Core>, len: usize) {
         let message = self.packet.get(..len).unwrap_or_default();
         match Protocol::split(message) {
             Some((Protocol::Arp, body)) => core.with(|state, now| state.take_arp(body, now)),
@@ -116,28 +113,40 @@ impl Receiver {
                     is_icmpv6(packet) && core.with(|state, now| state.take_nd(packet, now));
                 if !is_discovery {
                     core.face.deliver(packet);
+                    self.has_delivered = true;
                 }
             }
-            Some((Protocol::Ipv4, packet)) => core.face.deliver(packet),
+            Some((Protocol::Ipv4, packet)) => {
+                core.face.deliver(packet);
+                self.has_delivered = true;
+            }
             Some((Protocol::Rarp, _)) | None => core.state.lock().counters.unknown += 1,
         }
     }
 }
 
-/// Takes completions until there are none and the queue is armed: what comes between the last look and the
-/// arming is there already, and no handler will be called for it.
+/// A receive that has completed.
+struct Received<'w> {
+    wc: &'w Wc,
+    work: Work,
+    /// Bytes of the packet that was taken out of it, with its header.
+    taken: Option<usize>,
+}
+
+/// Takes completions until there are none and the queue is armed: a completion between the last poll and the
+/// arming is already there, and no handler is called for it. An empty lot says that there are none for now.
 fn drain(
     mut poll: impl FnMut(&mut [Wc]) -> usize,
     mut arm: impl FnMut() -> Armed,
-    mut each: impl FnMut(&Wc),
+    mut lot: impl FnMut(&[Wc]),
 ) {
     let mut wcs = [Wc::default(); LOT];
     loop {
         let taken = poll(&mut wcs);
+        lot(wcs.get(..taken).unwrap_or_default());
         if taken == 0 && arm() == Armed::Empty {
             return;
         }
-        wcs.iter().take(taken).for_each(&mut each);
     }
 }
 
@@ -147,31 +156,61 @@ fn is_icmpv6(packet: &[u8]) -> bool {
 }
 
 impl Core {
-    /// A send has completed.
-    fn sent(self: &Arc<Self>, wc: &Wc, work: Work) {
+    /// A send has completed, if it is one.
+    fn sent(&self, state: &mut State, wc: &Wc, work: Work) {
         let Work::Send(slot) = work else { return };
-        self.with(|state, _| {
-            state.give_back(slot);
-            let is_datagram = wc.qpn == self.qp.qpn();
-            if is_datagram {
-                state.sending -= 1;
+        state.give_back(slot);
+        let is_datagram = wc.qpn == self.qp.qpn();
+        if is_datagram {
+            state.sending -= 1;
+        }
+        if !wc.is_ok() {
+            state.counters.send_errors += 1;
+            match is_datagram {
+                // Flushed sends are caused by the keeper.
+                true if state.reposts => state.actions.push(Action::Restart),
+                true => {}
+                false => state.connection_broken(wc.qpn),
             }
-            if !wc.is_ok() {
-                state.counters.send_errors += 1;
-                match is_datagram {
-                    // Flushed ones are the keeper's doing.
-                    true if state.reposts => state.actions.push(Action::Restart),
-                    true => {}
-                    false => state.connection_broken(wc.qpn),
-                }
-            }
-            if !state.reposts {
-                self.drained_if(state);
-            }
-        });
+        }
+        if !state.reposts {
+            self.drained_if(state);
+        }
     }
 
-    /// Whether a datagram is one of the interface's own, which its group has brought back.
+    /// Counts receives that have completed, and posts them again.
+    fn take_back(&self, state: &mut State, receives: &[Received<'_>], now: Instant) {
+        let mut datagrams = ArrayVec::<_, LOT>::new();
+        let mut messages = ArrayVec::<_, LOT>::new();
+        for &Received { wc, work, taken } in receives {
+            let bytes = taken.map_or(0, |len| len.saturating_sub(HEADER_LEN));
+            state.counters.bytes_received += bytes as u64;
+            if let Work::ConnectedReceive(index) = work {
+                if let Some(passive) = state.passive.get_mut(&wc.qpn.value()) {
+                    passive.used = now;
+                }
+                // Receives of a queue pair that is taken down complete unused.
+                let is_flushed = wc.status == WcStatus::WrFlushErr;
+                state.counters.connected_received += u64::from(taken.is_some());
+                state.counters.receive_errors += u64::from(taken.is_none() && !is_flushed);
+                messages.push(index);
+            } else if let Work::Receive(index) = work {
+                state.receiving -= 1;
+                state.counters.datagrams_received += u64::from(taken.is_some());
+                state.counters.receive_errors += u64::from(!wc.is_ok() && state.reposts);
+                if state.reposts {
+                    datagrams.push(index);
+                }
+            }
+        }
+        self.post_datagrams(state, &datagrams);
+        self.post_messages(state, &messages);
+        if !state.reposts {
+            self.drained_if(state);
+        }
+    }
+
+    /// Whether a datagram is one of the interface's own, returned by its group.
     fn is_echo(&self, wc: &Wc, start: usize) -> bool {
         if wc.src_qpn != self.qp.qpn() {
             return false;
@@ -182,35 +221,43 @@ impl Core {
         read.is_ok() && wc.flags.contains(verbs_core::WcFlags::GRH) && own.0 == source
     }
 
-    /// Posts a receive for a datagram.
-    pub(super) fn repost(&self, state: &mut State, index: u32) {
-        let start = index as usize * RECEIVE_STRIDE;
-        let room = self.received.slice(start..start + RECEIVE_STRIDE);
-        let recv = Recv::new(Work::Receive(index).id()).into(room);
-        match state.recv.post(recv) {
-            Ok(()) => state.receiving += 1,
-            // It was not posted: the queue pair is in a state that the keeper sees to.
-            Err(_) => state.counters.receive_errors += 1,
-        }
+    /// Posts receives for datagrams, at most a lot of them.
+    pub(super) fn post_datagrams(&self, state: &mut State, indices: &[u32]) {
+        let recvs = indices.iter().map(|&index| {
+            let start = index as usize * RECEIVE_STRIDE;
+            let room = self.received.slice(start..start + RECEIVE_STRIDE);
+            Recv::new(Work::Receive(index).id()).into(room)
+        });
+        let recvs = recvs.collect::<ArrayVec<_, LOT>>();
+        let posted = match state.recv.post_batch(&recvs) {
+            Ok(()) => recvs.len(),
+            // The others were not posted: the queue pair is in a state that the keeper handles.
+            Err(error) => error.posted,
+        };
+        state.receiving += posted as u32;
+        state.counters.receive_errors += (recvs.len() - posted) as u64;
     }
 
-    /// Posts a receive for a message.
-    pub(super) fn repost_message(&self, state: &mut State, index: u32) {
+    /// Posts receives for messages, at most a lot of them.
+    pub(super) fn post_messages(&self, state: &mut State, indices: &[u32]) {
         let (Some(srq), Some(memory)) = (&mut state.srq, &self.messages) else {
             return;
         };
-        let start = index as usize * MESSAGE_STRIDE;
-        let room = memory.slice(start..start + MESSAGE_STRIDE);
-        let recv = Recv::new(Work::ConnectedReceive(index).id()).into(room);
-        if srq.post_recv(recv).is_err() {
-            state.counters.receive_errors += 1;
+        let recvs = indices.iter().map(|&index| {
+            let start = index as usize * MESSAGE_STRIDE;
+            let room = memory.slice(start..start + MESSAGE_STRIDE);
+            Recv::new(Work::ConnectedReceive(index).id()).into(room)
+        });
+        let recvs = recvs.collect::<ArrayVec<_, LOT>>();
+        if let Err(error) = srq.post_batch(&recvs) {
+            state.counters.receive_errors += (recvs.len() - error.posted) as u64;
         }
     }
 
-    /// Tells the keeper when everything has come back.
+    /// Wakes the keeper when everything has completed.
     pub(super) fn drained_if(&self, state: &State) {
         if state.receiving == 0 && state.sending == 0 {
-            // The caller has the lock.
+            // The caller holds the lock.
             if let Some(waker) = self.drained.take() {
                 task::wake(waker);
             }
@@ -222,13 +269,13 @@ impl Core {
 mod tests {
     use super::*;
 
-    /// Goal: what comes between the last look and the arming is taken. Method: a queue that says once that
-    /// something waits, and one that fills whole lots.
+    /// Goal: a completion between the last poll and the arming is taken. Method: a queue that reports once that
+    /// something waits, and one that fills whole batches.
     #[test]
     fn what_waits_when_the_queue_is_armed_is_taken() {
         let mut looks = [0, 2, 0, LOT, LOT, 1, 0].into_iter();
         let mut arms = [Armed::Waiting, Armed::Waiting, Armed::Empty].into_iter();
-        let (mut taken, mut number) = (Vec::new(), 0);
+        let (mut taken, mut lots, mut number) = (Vec::new(), Vec::new(), 0);
         drain(
             |wcs| {
                 let count = looks
@@ -240,7 +287,15 @@ mod tests {
                 count
             },
             || arms.next().expect("it was empty"),
-            |wc| taken.push(wc.wr_id),
+            |wcs| {
+                lots.push(wcs.len());
+                taken.extend(wcs.iter().map(|wc| wc.wr_id));
+            },
+        );
+        assert_eq!(
+            lots,
+            [0, 2, 0, LOT, LOT, 1, 0],
+            "an empty one ends each row"
         );
         assert!(taken.iter().copied().eq(0..2 * LOT as u64 + 3), "{taken:?}");
         assert_eq!((looks.next(), arms.next()), (None, None));

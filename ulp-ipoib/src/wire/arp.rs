@@ -27,7 +27,7 @@ wire_record! {
         sender_hardware: Blob<20> = (8, 0, 160),
         /// The sender's IP address.
         sender: u32 = (28, 0, 32),
-        /// The target's hardware address; of no meaning in a request.
+        /// The target's hardware address; meaningless in a request.
         target_hardware: Blob<20> = (32, 0, 160),
         /// The target's IP address.
         target: u32 = (52, 0, 32),
@@ -39,29 +39,29 @@ wire_record! {
 pub enum ArpOperation {
     /// Who has the target address?
     Request,
-    /// The sender has.
+    /// The sender does.
     Reply,
 }
 
 /// A message about addresses of IPv4 on InfiniBand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Arp {
-    /// What it is.
+    /// Its kind.
     pub operation: ArpOperation,
-    /// Who sends it.
+    /// Its sender.
     pub sender: (HardwareAddress, Ipv4Addr),
-    /// Whom it is about, or for.
+    /// The address that it asks for, or its receiver.
     pub target: (HardwareAddress, Ipv4Addr),
 }
 
-/// Why bytes are no such message.
+/// Why bytes are not such a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ArpError {
     /// Too few bytes.
     #[error("{got} bytes, and a message has {}", Arp::LEN)]
     Truncated {
-        /// Bytes that are there.
+        /// Bytes received.
         got: usize,
     },
     /// Not about InfiniBand.
@@ -89,10 +89,10 @@ impl Arp {
     /// Bytes on the wire.
     pub const LEN: usize = ArpFields::LEN;
 
-    /// Reads a message; bytes behind it are padding.
+    /// Reads a message; bytes after it are padding.
     ///
     /// # Errors
-    /// [`ArpError`] says what it is instead.
+    /// [`ArpError`] says what is wrong.
     pub fn parse(bytes: &[u8]) -> Result<Self, ArpError> {
         let view = ArpFieldsView::new(bytes).ok_or(ArpError::Truncated { got: bytes.len() })?;
         let (hardware_type, len) = (view.hardware_type(), view.hardware_len());
@@ -116,7 +116,7 @@ impl Arp {
         })
     }
 
-    /// Writes it.
+    /// Writes the message.
     pub fn emit(&self) -> [u8; Self::LEN] {
         let fields = ArpFields {
             hardware_type: HARDWARE_TYPE,

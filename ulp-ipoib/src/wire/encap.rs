@@ -3,9 +3,9 @@
 use verbs_core::wire_record;
 
 wire_record! {
-    /// What stands before every packet: its type, and two bytes that say nothing.
+    /// The header of every packet: its type, and two reserved bytes.
     pub struct Encap, EncapView: 4 bytes {
-        /// The packet's type, by the number that Ethernet has for it.
+        /// The packet's type, by its Ethernet number.
         protocol: u16 = (0, 0, 16),
     }
 }
@@ -18,7 +18,7 @@ pub enum Protocol {
     Ipv4 = 0x0800,
     /// A message of the address resolution protocol.
     Arp = 0x0806,
-    /// A message of the reverse one.
+    /// A message of the reverse address resolution protocol.
     Rarp = 0x8035,
     /// A packet of IPv6.
     Ipv6 = 0x86dd,
@@ -36,7 +36,7 @@ impl Protocol {
         })
     }
 
-    /// The header that says so.
+    /// The header for this protocol.
     pub fn header(self) -> [u8; Encap::LEN] {
         let mut bytes = [0; Encap::LEN];
         let protocol = self as u16;
@@ -44,8 +44,8 @@ impl Protocol {
         bytes
     }
 
-    /// Splits a message into what it carries and the packet. `None` for messages that are too short or
-    /// carry something else.
+    /// Splits a message into its protocol and the packet. `None` for messages that are too short or have another
+    /// protocol.
     pub fn split(message: &[u8]) -> Option<(Self, &[u8])> {
         let protocol = EncapView::new(message)?.protocol();
         let packet = message.get(Encap::LEN..)?;

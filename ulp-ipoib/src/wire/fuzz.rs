@@ -1,7 +1,7 @@
 //! Fuzz targets as plain functions over bytes.
 //!
-//! `ci/fuzz` drives them over the inputs in `fuzz/corpus` of this crate, and a test replays those. They panic when a promise of this module's parsers is broken, and return whether the
-//! bytes were what the target looks for.
+//! `ci/fuzz` runs them on the inputs in `fuzz/corpus` of this crate, and a test replays those. They panic when
+//! this module's parsers break a promise, and return whether the bytes were what the target looks for.
 
 use std::fmt::{self, Debug, Write};
 use std::net::IpAddr;
@@ -37,7 +37,7 @@ pub fn arp(bytes: &[u8]) -> bool {
     assert_eq!(Arp::parse(&emitted), Ok(arp));
     let mut expected = [0; ArpFields::LEN];
     expected.copy_from_slice(&bytes[..ArpFields::LEN]);
-    // Of the flags of the two addresses only those with a meaning are kept.
+    // Only meaningful flags of the two addresses are kept.
     expected[8] &= 0xc0;
     expected[32] &= 0xc0;
     assert_eq!(emitted, expected);
@@ -76,13 +76,13 @@ pub fn membership(bytes: &[u8]) -> bool {
         assert_eq!(wish.group.is_ipv6(), bytes[0] >> 4 == 6);
         count += 1;
     }
-    // Each takes eight bytes at least: it takes no longer than the packet is long.
+    // Each takes at least eight bytes: the count is bounded by the packet's length.
     assert!(count <= most, "{count} of {} bytes", bytes.len());
     true
 }
 
-/// A packet, and what its sender is told if it is too long: that is a packet itself, and not answered
-/// with another.
+/// A packet, and the message to its sender if it is too long: that message is a packet itself, and is not
+/// answered with another.
 pub fn ip(bytes: &[u8]) -> bool {
     let ip = match Ip::parse(bytes) {
         Ok(ip) => ip,

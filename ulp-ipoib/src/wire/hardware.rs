@@ -6,7 +6,7 @@ use bitflags::bitflags;
 use verbs_core::{Gid, Qpn};
 
 bitflags! {
-    /// What a node can do beside datagrams.
+    /// What a node supports besides datagrams.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
     pub struct HardwareFlags: u8 {
         /// Reliable connections.
@@ -16,12 +16,12 @@ bitflags! {
     }
 }
 
-/// Where a node is reached on the link: its port and its queue pair for datagrams.
+/// The address of a node on the link: its port and its queue pair for datagrams.
 ///
-/// The flags are no part of what is compared: a node that begins to take connections is the same.
+/// Comparisons ignore the flags: a node that starts to take connections stays the same.
 #[derive(Clone, Copy, Default)]
 pub struct HardwareAddress {
-    /// What it can do. Bits without a meaning are kept out.
+    /// What it supports. Unknown bits are dropped.
     pub flags: HardwareFlags,
     /// Its queue pair for datagrams.
     pub qpn: Qpn,
@@ -33,7 +33,7 @@ impl HardwareAddress {
     /// Bytes on the wire.
     pub const LEN: usize = 20;
 
-    /// Reads it; every content is legal.
+    /// Reads an address; every content is legal.
     pub fn parse(bytes: &[u8; Self::LEN]) -> Self {
         let [flags, a, b, c, gid @ ..] = *bytes;
         Self {
@@ -43,7 +43,7 @@ impl HardwareAddress {
         }
     }
 
-    /// Writes it.
+    /// Writes the address.
     pub fn emit(&self) -> [u8; Self::LEN] {
         let mut bytes = [0; Self::LEN];
         let [_, a, b, c] = self.qpn.value().to_be_bytes();

@@ -1,9 +1,10 @@
-//! As much of IP as an interface must know: where a packet goes, and how its sender is told that it is
+//! As much of IP as an interface must know: the destination of a packet, and the message to its sender if it is
 //! too long.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::encap::Protocol;
+use super::sum::checksum;
 
 /// Bytes of an IPv6 header.
 pub(crate) const V6_HEADER: usize = 40;
@@ -11,16 +12,16 @@ pub(crate) const V6_HEADER: usize = 40;
 const ICMP: u8 = 1;
 /// ICMPv6's number among next headers.
 pub(crate) const ICMPV6: u8 = 58;
-/// What a packet that is sent on behalf of a router carries at most of the one it is about, so that the
-/// whole is no longer than every host takes.
+/// The most bytes of the original packet in a message sent on behalf of a router, so the whole is no longer than
+/// what every host accepts.
 const QUOTE_MAX: usize = 528;
 
-/// A packet of either version, as far as it is looked at.
+/// A packet of either version, as far as it is examined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ip {
-    /// Who sends it.
+    /// Its source.
     pub source: IpAddr,
-    /// Whom it is for.
+    /// Its destination.
     pub destination: IpAddr,
     /// Bytes of its header without extensions.
     pub header_len: usize,
@@ -30,14 +31,14 @@ pub struct Ip {
     pub is_later_fragment: bool,
 }
 
-/// Why bytes are no packet.
+/// Why bytes are not a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum IpError {
     /// Fewer bytes than a header has.
     #[error("{got} bytes are no packet")]
     Truncated {
-        /// Bytes that are there.
+        /// Bytes received.
         got: usize,
     },
     /// Neither IPv4 nor IPv6.
@@ -49,10 +50,10 @@ pub enum IpError {
 }
 
 impl Ip {
-    /// Looks at a packet.
+    /// Reads the headers of a packet.
     ///
     /// # Errors
-    /// [`IpError`] says why it is none.
+    /// [`IpError`] says what is wrong.
     pub fn parse(packet: &[u8]) -> Result<Self, IpError> {
         let truncated = IpError::Truncated { got: packet.len() };
         let first = *packet.first().ok_or(truncated)?;
@@ -88,7 +89,7 @@ impl Ip {
         }
     }
 
-    /// What says so in the encapsulation header.
+    /// The protocol number for the encapsulation header.
     pub const fn protocol(&self) -> Protocol {
         match self.destination {
             IpAddr::V4(_) => Protocol::Ipv4,
@@ -97,10 +98,10 @@ impl Ip {
     }
 }
 
-/// Writes into `out` what the sender of `packet` is told of its length: that it needs fragmentation
-/// (RFC 1191), or that it is too big (RFC 4443, section 3.2). `router` is who says so. Returns the bytes
-/// written; `None` where nothing must be said: of later fragments, of errors themselves, to groups, or if
-/// `out` is too short.
+/// Writes into `out` the message that tells the sender of `packet` that it is too long: "fragmentation needed"
+/// (RFC 1191), or "packet too big" (RFC 4443, section 3.2). `router` is the message's source. Returns the bytes
+/// written; `None` if no message may be sent (for later fragments, for errors themselves, to groups), or if `out`
+/// is too short.
 pub fn too_big(packet: &[u8], mtu: usize, router: IpAddr, out: &mut [u8]) -> Option<usize> {
     let ip = Ip::parse(packet).ok()?;
     let to_group = ip.destination.is_multicast() && ip.destination.is_ipv4();
@@ -123,7 +124,7 @@ fn fragment(
     source: Ipv4Addr,
     out: &mut [u8],
 ) -> Option<usize> {
-    // Errors are not answered with errors; echoes and their kin are.
+    // Errors are not answered with errors; echoes and similar messages are.
     let about_error =
         ip.next == ICMP && matches!(packet.get(ip.header_len), Some(3 | 4 | 5 | 11 | 12));
     if about_error {
@@ -176,7 +177,7 @@ fn big(
     Some(len)
 }
 
-/// Writes the header of an ICMPv6 message that stands in `out` already, and the message's checksum.
+/// Writes the header of an ICMPv6 message that is already in `out`, and the message's checksum.
 pub(crate) fn v6_header(out: &mut [u8], source: Ipv6Addr, destination: Ipv6Addr, hops: u8) {
     let Some((header, message)) = out.split_first_chunk_mut::<V6_HEADER>() else {
         return;
@@ -194,7 +195,7 @@ pub(crate) fn v6_header(out: &mut [u8], source: Ipv6Addr, destination: Ipv6Addr,
     message[2..4].copy_from_slice(&sum.to_be_bytes());
 }
 
-/// The checksum of an ICMPv6 message (RFC 4443, section 2.3); 0 if that in the message is right.
+/// The checksum of an ICMPv6 message (RFC 4443, section 2.3); 0 if the one in the message is right.
 pub(crate) fn icmpv6_sum(source: Ipv6Addr, destination: Ipv6Addr, message: &[u8]) -> u16 {
     let addresses = [source, destination]
         .into_iter()
@@ -205,22 +206,6 @@ pub(crate) fn icmpv6_sum(source: Ipv6Addr, destination: Ipv6Addr, message: &[u8]
         pseudo + (len >> 16) + (len & 0xffff) + u32::from(ICMPV6),
         message,
     )
-}
-
-/// The Internet checksum (RFC 1071) of bytes behind others whose sum is `start`; over bytes that hold
-/// their own, 0 if that is right.
-pub fn checksum(start: u32, bytes: &[u8]) -> u16 {
-    let mut sum = u64::from(start);
-    let pairs = bytes.chunks_exact(2);
-    let odd = pairs.remainder().first().copied().unwrap_or(0);
-    for pair in pairs {
-        sum += u64::from(u16::from_be_bytes([pair[0], pair[1]]));
-    }
-    sum += u64::from(odd) << 8;
-    while sum >> 16 != 0 {
-        sum = (sum & 0xffff) + (sum >> 16);
-    }
-    !(sum as u16)
 }
 
 fn v4(bytes: &[u8], at: usize) -> Ipv4Addr {

@@ -1,30 +1,31 @@
-//! What a host says about its groups: reports of IGMP (RFC 1112, 2236, 3376) and of multicast listener
-//! discovery (RFC 2710, 3810).
+//! A host's reports about its groups: IGMP (RFC 1112, 2236, 3376) and multicast listener discovery (RFC 2710,
+//! 3810).
 //!
-//! On InfiniBand nobody has to be told in this way, because groups are joined at the subnet administrator;
-//! but a stack that knows nothing of that says it in this way.
+//! InfiniBand does not need these reports, because groups are joined at the subnet administrator; but a stack
+//! that does not know the administrator uses them.
 
 use std::net::{IpAddr, Ipv4Addr};
 
-use super::ip::{ICMPV6, Ip, V6_HEADER, checksum, icmpv6_sum, v6};
+use super::ip::{ICMPV6, Ip, V6_HEADER, icmpv6_sum, v6};
+use super::sum::checksum;
 
 /// IGMP's number among protocols.
 const IGMP: u8 = 2;
 /// Hop-by-hop options' number among next headers: reports carry a router alert.
 const HOP_BY_HOP: u8 = 0;
-/// Bytes in front of the records of a report of IGMPv3 and MLDv2.
+/// Bytes before the records of a report of IGMPv3 and MLDv2.
 const RECORDS_AT: usize = 8;
 
-/// What a host says about one group.
+/// A host's report about one group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wish {
     /// The group.
     pub group: IpAddr,
-    /// Whether it wants packets for it, from whatever source.
+    /// Whether the host wants packets to it, from any source.
     pub is_wanted: bool,
 }
 
-/// The groups of one report, in its order.
+/// The groups of one report, in order.
 ///
 /// ```
 /// use ulp_ipoib::wire::Wishes;
@@ -47,7 +48,7 @@ pub struct Wishes<'a> {
 }
 
 impl<'a> Wishes<'a> {
-    /// Looks whether a packet is a report; one with a wrong checksum is none.
+    /// Checks whether a packet is a report; one with a wrong checksum is not.
     pub fn parse(packet: &'a [u8]) -> Option<Self> {
         let ip = Ip::parse(packet).ok()?;
         match ip.destination {
@@ -114,7 +115,7 @@ impl<'a> Wishes<'a> {
         }
     }
 
-    /// The next record: its kind, how many sources it names, and its group.
+    /// The next record: its kind, its number of sources, and its group.
     fn record(&mut self) -> Option<(u8, u16, IpAddr)> {
         self.left = self.left.checked_sub(1)?;
         let &[kind, words, high, low] = self.records.first_chunk()?;
@@ -124,7 +125,7 @@ impl<'a> Wishes<'a> {
             false => (IpAddr::V4(v4(self.records, 4)?), 4),
         };
         let len = 4 + size * (1 + usize::from(sources)) + 4 * usize::from(words);
-        // What is cut ends the list.
+        // An incomplete record ends the list.
         self.records = self.records.get(len..)?;
         Some((kind, sources, group))
     }
@@ -140,13 +141,13 @@ impl Iterator for Wishes<'_> {
         loop {
             let (kind, sources, group) = self.record()?;
             let is_wanted = match kind {
-                // All but the sources named: those of any source, if there are none.
+                // All except the listed sources: any source, if none is listed.
                 2 | 4 => true,
-                // Those of the sources named: nothing, if there are none.
+                // Only the listed sources: nothing, if none is listed.
                 1 | 3 => sources > 0,
-                // Sources added to those that were wanted.
+                // Sources added to the wanted ones.
                 5 if sources > 0 => true,
-                // Sources taken away: the group as such is still wanted.
+                // Sources removed: the group itself is still wanted.
                 _ => continue,
             };
             if group.is_multicast() {
@@ -231,7 +232,7 @@ mod tests {
     fn the_third_version_has_records_of_six_kinds() {
         let mut message = vec![0x22, 0, 0, 0, 0, 0, 0, 8];
         let mut record = |kind, sources: u8, last| {
-            // Four bytes of auxiliary data behind each.
+            // Four bytes of auxiliary data after each.
             message.extend_from_slice(&[kind, 1, 0, sources, 239, 0, 0, last]);
             message.extend((0..sources).flat_map(|source| [10, 0, 0, source]));
             message.extend_from_slice(&[0; 4]);
@@ -253,7 +254,7 @@ mod tests {
             ("239.0.0.8", false),
         ]);
         assert_eq!(read(&igmp(&message)), all);
-        // What is cut is not read beyond its end.
+        // An incomplete report is not read beyond its end.
         let cut = igmp(&message[..message.len() - 2]);
         assert_eq!(read(&cut).unwrap().len(), 5);
     }

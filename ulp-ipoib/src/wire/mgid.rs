@@ -9,7 +9,7 @@ const V4: [u8; 2] = [0x40, 0x1b];
 /// Signature of groups of IPv6.
 const V6: [u8; 2] = [0x60, 0x1b];
 
-/// How far a group reaches: four bits, as in addresses of IPv6.
+/// The scope of a group: four bits, as in IPv6 addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Scope(u8);
 
@@ -29,13 +29,13 @@ impl Default for Scope {
     }
 }
 
-/// The group that all nodes of a partition are in.
+/// The group of all nodes of a partition.
 pub fn broadcast(pkey: PKey, scope: Scope) -> Gid {
     mgid(V4, pkey, scope, u128::from(u32::MAX))
 }
 
-/// The group that an address stands for; `None` for addresses that are no group's. The broadcast
-/// address stands for [`broadcast`].
+/// The group for an address; `None` for addresses that are not multicast. The broadcast address maps to
+/// [`broadcast`].
 pub fn group_of(addr: IpAddr, pkey: PKey, scope: Scope) -> Option<Gid> {
     match addr {
         IpAddr::V4(Ipv4Addr::BROADCAST) => Some(broadcast(pkey, scope)),
@@ -51,7 +51,7 @@ pub fn group_of(addr: IpAddr, pkey: PKey, scope: Scope) -> Option<Gid> {
     }
 }
 
-/// The group that neighbours of an address are asked in (RFC 4291, section 2.7.1).
+/// The group in which neighbours of an address are solicited (RFC 4291, section 2.7.1).
 pub fn solicited_node(addr: Ipv6Addr) -> Ipv6Addr {
     let prefix = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 1, 0xff00, 0).to_bits();
     Ipv6Addr::from_bits(prefix | addr.to_bits() & 0x00ff_ffff)

@@ -20,7 +20,7 @@ const TARGET: u8 = 2;
 const OPTION_UNITS: u8 = 3;
 /// Where options begin in either message.
 const OPTIONS: usize = 24;
-/// Every message comes from the same link, which this proves (RFC 4861, section 7.1).
+/// Proves that a message comes from the same link (RFC 4861, section 7.1).
 const HOPS: u8 = 255;
 
 /// A message of neighbour discovery that an interface takes part in.
@@ -28,45 +28,45 @@ const HOPS: u8 = 255;
 pub enum Nd {
     /// Who has the target address?
     Solicitation {
-        /// Who asks; unspecified while it finds out whether its own address is taken.
+        /// The asker; unspecified while it checks whether its own address is taken.
         source: Ipv6Addr,
-        /// The address that is asked for.
+        /// The address that it asks for.
         target: Ipv6Addr,
-        /// Where the asker is.
+        /// The asker's hardware address.
         from: Option<HardwareAddress>,
     },
-    /// The sender has.
+    /// The sender does.
     Advertisement(Advertisement),
 }
 
-/// That somebody has an address.
+/// The statement that a node has an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Advertisement {
-    /// Who says so.
+    /// The sender.
     pub source: Ipv6Addr,
-    /// Whom it is for: the asker, or all nodes.
+    /// The receiver: the asker, or all nodes.
     pub destination: Ipv6Addr,
     /// The address.
     pub target: Ipv6Addr,
-    /// Where the one is who has it.
+    /// The hardware address of its owner.
     pub at: Option<HardwareAddress>,
-    /// Whether somebody had asked.
+    /// Whether it answers a solicitation.
     pub solicited: bool,
-    /// Whether what was known before is to be forgotten.
+    /// Whether it overrides what was known before.
     pub overrides: bool,
 }
 
-/// Why a packet is no such message.
+/// Why a packet is not such a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NdError {
-    /// No packet at all.
+    /// Not an IP packet.
     #[error(transparent)]
     Ip(IpError),
-    /// Something else than these two messages, or too short.
+    /// Another message, or too short.
     #[error("not a message of neighbour discovery")]
     Other,
-    /// It may have come through a router.
+    /// It may have passed a router.
     #[error("hop limit {0}, expected 255")]
     Hops(u8),
     /// The checksum is wrong.
@@ -75,7 +75,7 @@ pub enum NdError {
     /// The target is a group.
     #[error("the target {0} is a group")]
     Target(Ipv6Addr),
-    /// An option of no length.
+    /// An option with length zero.
     #[error("an option without length")]
     Option,
 }
@@ -87,7 +87,7 @@ impl Nd {
     /// Reads a packet of IPv6.
     ///
     /// # Errors
-    /// [`NdError`]; [`NdError::Other`] for all that is not neighbour discovery.
+    /// [`NdError`]; [`NdError::Other`] for everything that is not neighbour discovery.
     pub fn parse(packet: &[u8]) -> Result<Self, NdError> {
         let ip = Ip::parse(packet).map_err(NdError::Ip)?;
         let (IpAddr::V6(source), IpAddr::V6(destination)) = (ip.source, ip.destination) else {
@@ -133,7 +133,8 @@ impl Nd {
         }))
     }
 
-    /// The packet that asks who has `target`: all who may have it, or only `known`, who had it before.
+    /// The packet that asks for the owner of `target`: from all possible owners, or only from `known`, the last
+    /// one.
     pub fn solicit(
         source: Ipv6Addr,
         target: Ipv6Addr,
@@ -156,7 +157,7 @@ impl Nd {
 }
 
 impl Advertisement {
-    /// The packet; without an address it is sent with zeros for one.
+    /// The packet; a missing hardware address is sent as zeros.
     pub fn emit(&self) -> [u8; Nd::LEN] {
         let mut packet = [0; Nd::LEN];
         let message = &mut packet[V6_HEADER..];
@@ -195,13 +196,12 @@ fn option(mut options: &[u8], wanted: u8) -> Result<Option<HardwareAddress>, NdE
     Ok(None)
 }
 
-/// The lower half of an address of a port (RFC 4391, section 8): that of its GID, marked as given out by
-/// nobody twice.
+/// The lower half of a port's addresses (RFC 4391, section 8): that of its GID, marked as globally unique.
 pub fn interface_identifier(gid: Gid) -> u64 {
     gid.interface_id().0 | 0x0200_0000_0000_0000
 }
 
-/// The address that a port has on every link.
+/// The port's link-local address.
 pub fn link_local(gid: Gid) -> Ipv6Addr {
     let prefix = u128::from(Gid::LINK_LOCAL_PREFIX) << 64;
     Ipv6Addr::from_bits(prefix | u128::from(interface_identifier(gid)))

@@ -1,13 +1,13 @@
-//! What connections of IPoIB say of themselves (RFC 4755, section 3.5).
+//! The private data of IPoIB connections (RFC 4755, section 3.5).
 
 use verbs_core::{Qpn, wire_record};
 
 wire_record! {
     /// The private data of REQ and REP.
     pub struct ConnectedData, ConnectedDataView: 8 bytes {
-        /// The sender's queue pair for datagrams: who it is.
+        /// The sender's queue pair for datagrams, which identifies it.
         qpn: Qpn = (1, 0, 24),
-        /// Bytes that it takes in one message, the encapsulation header among them.
+        /// Bytes that it accepts in one message, including the encapsulation header.
         receive_mtu: u32 = (4, 0, 32),
     }
 }

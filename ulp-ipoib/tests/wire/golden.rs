@@ -1,4 +1,4 @@
-//! Goal: bytes are those of the RFCs. Method: messages written down by hand.
+//! Goal: the bytes are those of the RFCs. Method: messages written down by hand.
 
 use ulp_ipoib::wire::{
     Advertisement, Arp, ArpOperation, HardwareAddress, HardwareFlags, Nd, interface_identifier,
@@ -56,7 +56,7 @@ fn a_solicitation_and_its_advertisement() {
          fd000000000000000000000000000001 ff0200000000000000000001ff123456
          87 00 0000 00000000 fd000000000000000000000000123456
          01 03 0000 00 000404 fe80000000000000 0002c90300010203");
-    // All but the checksum, which must be right.
+    // Everything except the checksum, which must be right.
     assert_eq!(packet[..42], expected[..42]);
     assert_eq!(packet[44..], expected[44..]);
     let asked = Nd::Solicitation {

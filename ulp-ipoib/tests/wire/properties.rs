@@ -1,4 +1,4 @@
-//! Goal: what is written reads the same, and any bytes can be read. Method: random values and bytes.
+//! Goal: written values read back the same, and any bytes can be read. Method: random values and bytes.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -22,7 +22,7 @@ proptest! {
         fuzz::message(&bytes);
         fuzz::arp(&bytes);
         fuzz::nd(&bytes);
-        // The first half byte decides most.
+        // The first four bits decide most.
         let mut packet = bytes;
         if let Some(first) = packet.first_mut() {
             *first = version << 4 | *first & 15;

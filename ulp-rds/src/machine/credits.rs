@@ -3,8 +3,11 @@
 /// Credits of one connection.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Credits {
-    /// Whether the peer takes part.
+    /// Whether the peer has said how many packets it takes.
     enabled: bool,
+    /// Whether it is told how many are taken here. Also where it has said nothing: Linux takes part in what it is told, and
+    /// says 0 itself when it is asked, as it has no receive buffers yet.
+    grants: bool,
     /// Packets that may be sent.
     send: u32,
     /// Receive buffers posted here that the peer does not know of.
@@ -18,9 +21,11 @@ impl Credits {
     pub(super) fn new(peer: u32, own: u32) -> Self {
         Self {
             enabled: peer != 0 && own != 0,
+            grants: own != 0,
             send: peer,
             advertise: 0,
-            threshold: (own / 4).clamp(1, 16),
+            // Acknowledgements come more often where messages are short, and credits ride on them.
+            threshold: (own / 2).clamp(1, 32),
         }
     }
 
@@ -45,7 +50,7 @@ impl Credits {
 
     /// Receive buffers were posted.
     pub(super) fn posted(&mut self, count: u32) {
-        if self.enabled {
+        if self.grants {
             self.advertise = self.advertise.saturating_add(count);
         }
     }
@@ -59,6 +64,6 @@ impl Credits {
 
     /// Whether the peer is to be told without waiting for a message.
     pub(super) fn is_due(&self) -> bool {
-        self.enabled && self.advertise >= self.threshold
+        self.grants && self.advertise >= self.threshold
     }
 }

@@ -1,9 +1,6 @@
 //! Messages on both sides of a connection.
 
-use std::ops::Range;
-
-use verbs_core::sync::Arc;
-
+use crate::payload::Payload;
 use crate::wire::{Extensions, Header};
 
 /// A message that a socket sends.
@@ -13,14 +10,42 @@ pub struct Outgoing {
     pub source: u16,
     /// The receiving socket.
     pub destination: u16,
-    /// What is sent; shared, since it is kept until the peer has acknowledged it.
-    pub payload: Arc<[u8]>,
+    /// What is sent; kept until the peer has acknowledged it.
+    pub payload: Payload,
     /// Whether the peer is asked to acknowledge it without delay.
     pub ack_required: bool,
     /// Extension headers.
     pub extensions: Extensions,
     /// An operation that goes before it.
     pub rdma: Option<RdmaWork>,
+}
+
+/// A message of one packet that a socket sends, and no more than that: without extension headers, and no operation before it.
+/// Its payload stays with the caller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Short {
+    /// The sending socket.
+    pub source: u16,
+    /// The receiving socket.
+    pub destination: u16,
+    /// Bytes, [`FRAGMENT_LEN`](crate::wire::FRAGMENT_LEN) at most.
+    pub len: u32,
+    /// Whether the peer is asked to acknowledge it without delay.
+    pub ack_required: bool,
+}
+
+impl Short {
+    /// The same as any other message.
+    pub fn queued(&self, payload: Payload) -> Outgoing {
+        Outgoing {
+            source: self.source,
+            destination: self.destination,
+            payload,
+            ack_required: self.ack_required,
+            extensions: Extensions::default(),
+            rdma: None,
+        }
+    }
 }
 
 /// An RDMA operation that is posted right before the first packet of its message, and not a second time.
@@ -42,75 +67,71 @@ pub struct Incoming {
     /// The receiving socket.
     pub destination: u16,
     /// What was sent.
-    pub payload: Vec<u8>,
+    pub payload: Payload,
     /// Extension headers.
     pub extensions: Extensions,
 }
 
 /// A packet that is to be posted: a header, and a piece of a message behind it.
-#[derive(Clone, Debug)]
-pub struct Packet {
+#[derive(Clone, Copy, Debug)]
+pub struct Packet<'m> {
     /// The header.
     pub header: [u8; Header::LEN],
-    /// The message that the payload is part of.
-    pub message: Arc<[u8]>,
-    /// The part of it.
-    pub range: Range<usize>,
+    /// A piece of a message, or of a congestion map.
+    pub payload: &'m [u8],
+    /// Whether the message, or the map, ends with it. So do packets without one.
+    pub ends: bool,
     /// Whether it is a pure acknowledgement, of which one is in flight at a time.
     pub control: bool,
     /// What is to be posted before it.
     pub rdma: Option<RdmaWork>,
 }
 
-impl Packet {
-    /// The payload.
-    pub fn payload(&self) -> &[u8] {
-        self.message.get(self.range.clone()).unwrap_or_default()
-    }
-
+impl Packet<'_> {
     /// Whether it ends a message, or is one for the peer alone: it is sent with a solicited event. Linux looks at its
     /// receives when such a one has come, and at no other time.
     pub fn is_last(&self) -> bool {
-        self.range.end == self.message.len() && !self.rdma.is_some_and(|rdma| rdma.silent)
+        self.ends && !self.rdma.is_some_and(|rdma| rdma.silent)
     }
 }
 
-/// What a connection says to its sockets.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// What a connection says to its sockets, beside what comes for them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A message has come.
-    Datagram(Incoming),
-    /// The peer has a message: its bytes no longer count against the sender's buffer.
+    /// The peer has messages of a socket: their bytes no longer count against the sender's buffer.
     Acked {
         /// The sending socket.
         source: u16,
-        /// Bytes of the message.
-        len: usize,
+        /// How many messages.
+        messages: usize,
+        /// Bytes of them.
+        bytes: usize,
     },
     /// The peer has sent a new congestion map. Ports whose bit `port % 64` is set here became free.
     Congestion(u64),
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// A packet that has come, where it lies.
+pub trait Arrived {
+    /// Its bytes, header and payload.
+    fn len(&self) -> usize;
 
-    #[test]
-    fn what_ends_a_message_is_last_and_what_carries_none_too() {
-        let message: Arc<[u8]> = Arc::from([7; 10]);
-        let is_last = |range: Range<usize>, message: &Arc<[u8]>| {
-            let packet = Packet {
-                header: [0; Header::LEN],
-                message: Arc::clone(message),
-                range,
-                control: false,
-                rdma: None,
-            };
-            packet.is_last()
-        };
-        assert!(!is_last(0..4, &message));
-        assert!(!is_last(4..8, &message));
-        assert!(is_last(8..10, &message));
-        assert!(is_last(0..0, &Arc::from([])), "an acknowledgement, a ping");
+    /// Copies bytes out, from `at` on. `None` if it has not as many, or they cannot be read.
+    fn read(&self, at: usize, into: &mut [u8]) -> Option<()>;
+
+    /// Whether it has no bytes.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl Arrived for [u8] {
+    fn len(&self) -> usize {
+        <[u8]>::len(self)
+    }
+
+    fn read(&self, at: usize, into: &mut [u8]) -> Option<()> {
+        into.copy_from_slice(self.get(at..)?.get(..into.len())?);
+        Some(())
     }
 }

@@ -9,85 +9,43 @@
 
 mod credits;
 mod message;
+mod probe;
 mod receive;
 mod state;
+mod terms;
 #[cfg(test)]
 mod tests;
 mod transmit;
+mod turn;
 
 use std::collections::VecDeque;
-use std::net::IpAddr;
 use std::time::Duration;
 
 use oorandom::Rand32;
-use verbs_core::mad::Time;
-use verbs_core::sync::Arc;
+use verbs_core::time::Instant;
 
 use self::credits::Credits;
+use self::probe::Probe;
 use self::receive::{Receive, Whole};
-use self::transmit::Transmit;
+use self::transmit::{Life, Transmit};
+use self::turn::Turn;
+use crate::payload::Payload;
 use crate::wire::{
-    CongestionMap, Extension, Extensions, FRAGMENT_LEN, Handshake, Header, HeaderFlags, PING_PORT,
+    CongestionMap, Extension, Extensions, Handshake, Header, HeaderError, HeaderFlags, PING_PORT,
     PROBE_PORT, Version,
 };
 
-pub use self::message::{Event, Incoming, Outgoing, Packet, RdmaWork};
+pub use self::message::{Arrived, Event, Incoming, Outgoing, Packet, RdmaWork, Short};
+pub use self::probe::PONGS_MAX;
 pub use self::receive::Fault;
 pub use self::state::State;
-
-/// Answers to pings that may wait for transmission; more pings are left unanswered.
-pub const PONGS_MAX: usize = 64;
+pub use self::terms::{ACK_INTERVAL_MAX, Counts, Refusal, Terms};
 
 /// The longest pause before a connection is asked for again.
 pub const RECONNECT_PAUSE_MAX: Duration = Duration::from_secs(1);
 
 /// The pause before the second attempt; the first comes at once.
 const RECONNECT_PAUSE_MIN: Duration = Duration::from_millis(1);
-
-/// What a connection is made with.
-#[derive(Clone, Copy, Debug)]
-pub struct Terms {
-    /// The address here.
-    pub local: IpAddr,
-    /// The peer's address.
-    pub remote: IpAddr,
-    /// The type of service.
-    pub tos: u8,
-    /// Receive buffers of a queue pair; 0 turns flow control by credits off.
-    pub receives: u32,
-    /// The number of this life of the node.
-    pub generation: u32,
-    /// Decides pauses.
-    pub seed: u64,
-}
-
-/// Why a peer's request for a connection is refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refusal {
-    /// An attempt is under way here, and goes on; or the queue pair before is still being taken down.
-    Busy,
-    /// A connection was up: the peer has lost it, and it is taken down here too.
-    Stale,
-}
-
-/// Counts of one connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Counts {
-    /// Messages that came.
-    pub received: u64,
-    /// Messages that came again and were dropped.
-    pub duplicates: u64,
-    /// Packets transmitted.
-    pub packets: u64,
-    /// Connections that were made.
-    pub connects: u64,
-    /// Connections that were lost.
-    pub losses: u64,
-    /// Pings that were not answered, because too many waited.
-    pub pings_dropped: u64,
-    /// Times that the peer had forgotten everything.
-    pub peer_restarts: u64,
-}
 
 /// One connection.
 #[derive(Debug)]
@@ -103,14 +61,15 @@ pub struct Machine {
     /// The peer is to be told the number of this life.
     announce: bool,
     peer_generation: Option<u32>,
+    probe: Probe,
     /// The map that is to be sent, the one that is being sent with how much of it, and the peer's.
-    map_due: Option<Arc<[u8]>>,
-    map_sending: Option<(Arc<[u8]>, usize)>,
+    map_due: Option<Box<[u8]>>,
+    map_sending: Option<(Box<[u8]>, usize)>,
     peer_map: CongestionMap,
     pongs: usize,
     events: VecDeque<Event>,
     attempts: u32,
-    retry_at: Time,
+    retry_at: Instant,
     random: Rand32,
     counts: Counts,
 }
@@ -121,20 +80,21 @@ impl Machine {
         Self {
             terms,
             state: State::Down,
-            transmit: Transmit::default(),
+            transmit: Transmit::new(terms.ack_interval),
             receive: Receive::default(),
             credits: Credits::default(),
             ack_due: false,
             control_in_flight: false,
             announce: false,
             peer_generation: None,
+            probe: Probe::None,
             map_due: None,
             map_sending: None,
             peer_map: CongestionMap::default(),
             pongs: 0,
             events: VecDeque::new(),
             attempts: 0,
-            retry_at: Time::ZERO,
+            retry_at: Instant::ZERO,
             random: Rand32::new(terms.seed),
             counts: Counts::default(),
         }
@@ -145,6 +105,36 @@ impl Machine {
         self.transmit.push(message);
     }
 
+    /// Sends a message of one packet at once, if nothing is to be transmitted before it: yields its header. The caller posts it
+    /// from a slot, and keeps that as it is until it comes out of [`poll_released`](Self::poll_released) or the connection is
+    /// [`lost`](Self::lost). `None`: it is to be queued with [`send`](Self::send).
+    #[inline]
+    pub fn transmit_now(&mut self, message: &Short, slot: u32) -> Option<[u8; Header::LEN]> {
+        if !self.is_quiet() || !self.credits.take(false) {
+            return None;
+        }
+        let (ack, credit) = self.rides();
+        let header = self.transmit.keep(message, slot);
+        let header = Header {
+            ack,
+            credit,
+            ..header
+        };
+        Some(header.emit())
+    }
+
+    /// Whether there is something to transmit, to release or to tell, as far as one look can tell.
+    #[inline]
+    pub fn is_idle(&self) -> bool {
+        !self.has_turn() && self.events.is_empty() && !self.transmit.has_released()
+    }
+
+    /// A slot whose message is done with.
+    #[inline]
+    pub fn poll_released(&mut self) -> Option<u32> {
+        self.transmit.released()
+    }
+
     /// Takes back messages of a socket that were not acknowledged, to one port or to all. Yields how many, and their
     /// bytes. The peer may have got them.
     pub fn cancel(&mut self, source: u16, destination: Option<u16>) -> (usize, usize) {
@@ -153,7 +143,7 @@ impl Machine {
 
     /// The congestion map of the address here has changed.
     pub fn congestion_changed(&mut self, map: &CongestionMap) {
-        self.map_due = Some(Arc::from(&map.bytes()[..]));
+        self.map_due = Some(Box::from(&map.bytes()[..]));
     }
 
     /// Begins an attempt: yields what the request says. `None` unless the connection is down.
@@ -166,17 +156,19 @@ impl Machine {
     /// # Errors
     /// [`Refusal`]; after [`Refusal::Stale`] the caller takes the queue pair down and calls [`lost`](Self::lost).
     pub fn accept(&mut self) -> Result<Handshake, Refusal> {
-        match self.state {
+        let refusal = match self.state {
             State::Down => {
                 self.step(State::Connecting);
-                Ok(self.handshake())
+                return Ok(self.handshake());
             }
             State::Up => {
                 self.step(State::Error);
-                Err(Refusal::Stale)
+                Refusal::Stale
             }
-            State::Connecting | State::Error | State::Disconnecting => Err(Refusal::Busy),
-        }
+            State::Connecting | State::Error | State::Disconnecting => Refusal::Busy,
+        };
+        self.counts.refused += 1;
+        Err(refusal)
     }
 
     /// The connection is made, and the peer has said this; `map` is the congestion map of the address here.
@@ -187,12 +179,17 @@ impl Machine {
         self.counts.connects += 1;
         self.attempts = 0;
         self.credits = Credits::new(peer.credits, self.terms.receives);
-        self.transmit.peer_has(peer.ack);
+        let life = match peer.acked_life {
+            0 => Life::Unknown,
+            number if number == self.terms.generation => Life::This,
+            _ => Life::Other,
+        };
+        self.transmit.peer_has(peer.ack, life);
         self.handle_ack(peer.ack);
         self.announce = true;
         // The peer may hold a map of an earlier connection, or of an earlier life of this node.
         let is_new = self.counts.connects > 1 || map.count() > 0;
-        self.map_due = is_new.then(|| Arc::from(&map.bytes()[..]));
+        self.map_due = is_new.then(|| Box::from(&map.bytes()[..]));
     }
 
     /// Gives the queue pair up: the caller takes it down and calls [`lost`](Self::lost).
@@ -200,8 +197,8 @@ impl Machine {
         self.step(State::Error);
     }
 
-    /// The queue pair is gone, or was never made.
-    pub fn lost(&mut self, now: Time) {
+    /// The queue pair is gone, or was never made. `copy` yields the message of so many bytes that was kept in a slot.
+    pub fn lost(&mut self, now: Instant, copy: impl FnMut(u32, usize) -> Payload) {
         if self.state == State::Down {
             return;
         }
@@ -209,8 +206,8 @@ impl Machine {
         self.step(State::Error);
         self.step(State::Disconnecting);
         self.step(State::Down);
-        for (source, len) in self.transmit.lost() {
-            self.events.push_back(Event::Acked { source, len });
+        for (source, len) in self.transmit.lost(copy) {
+            settle(&mut self.events, source, 1, len);
         }
         self.receive.lost();
         self.credits = Credits::default();
@@ -225,42 +222,49 @@ impl Machine {
         self.retry_at = now + self.pause();
     }
 
-    /// A packet has come. Its receive buffer is posted again by the caller, who says so with
-    /// [`receives_posted`](Self::receives_posted).
+    /// A packet has come, of which this is the header, with so many bytes of payload behind it. Whether that is all of a new message
+    /// for a socket, without extension headers, as most are: the caller takes the payload. `false`: nothing has happened, and
+    /// [`handle_packet`](Self::handle_packet) is due.
+    #[inline]
+    pub fn handle_single(&mut self, header: &Header, payload: usize) -> bool {
+        let is_for_socket = header.source != PING_PORT && header.destination != PING_PORT;
+        if !is_for_socket || !header.extensions.is_empty() || !self.receive.single(header, payload)
+        {
+            return false;
+        }
+        self.credits.granted(header.credit);
+        self.ack_due |= header.flags.contains(HeaderFlags::ACK_REQUIRED);
+        self.counts.received += 1;
+        self.handle_ack(header.ack);
+        true
+    }
+
+    /// A packet has come. Yields the message that it completes, if that is one for a socket. Its receive buffer is posted again
+    /// by the caller, who says so with [`receives_posted`](Self::receives_posted). `room` makes an empty payload with room for
+    /// so many bytes, for a message that begins.
     ///
     /// # Errors
     /// [`Fault`]: the caller takes the queue pair down and calls [`lost`](Self::lost).
-    pub fn handle_packet(&mut self, packet: &[u8]) -> Result<(), Fault> {
-        let header = Header::parse(packet)?;
+    pub fn handle_packet(
+        &mut self,
+        packet: &(impl Arrived + ?Sized),
+        room: impl FnOnce(usize) -> Payload,
+    ) -> Result<Option<Incoming>, Fault> {
+        let mut bytes = [0; Header::LEN];
+        let read = packet.read(0, &mut bytes);
+        read.ok_or(HeaderError::Short(packet.len()))?;
+        let header = Header::parse(&bytes)?;
         self.credits.granted(header.credit);
+        if !header.extensions.is_empty() {
+            self.heard(&header.extensions);
+        }
+        let mut whole = None;
+        if !header.is_control() || header.flags.contains(HeaderFlags::CONGESTION) {
+            whole = self.handle_payload(&header, packet, room)?;
+        }
+        // After the payload, which may say that the peer has heard of this life.
         self.handle_ack(header.ack);
-        for extension in header.extensions.iter() {
-            if let Extension::Generation(generation) = extension {
-                self.peer_lives(generation);
-            }
-        }
-        let payload = packet.get(Header::LEN..).unwrap_or_default();
-        if header.is_control() && !header.flags.contains(HeaderFlags::CONGESTION) {
-            return Ok(());
-        }
-        match self.receive.fragment(&header, payload)? {
-            Whole::Nothing => {}
-            Whole::Message(incoming) => {
-                self.counts.received += 1;
-                self.deliver(incoming);
-            }
-            Whole::Duplicate => {
-                self.counts.duplicates += 1;
-                self.ack_due = true;
-            }
-            Whole::Map(map) => {
-                let freed = self.peer_map.freed(&map);
-                self.peer_map = map;
-                self.events.push_back(Event::Congestion(freed));
-            }
-        }
-        self.ack_due |= header.flags.contains(HeaderFlags::ACK_REQUIRED);
-        Ok(())
+        Ok(whole)
     }
 
     /// Receive buffers were posted, those of a new queue pair not counted.
@@ -274,45 +278,32 @@ impl Machine {
     }
 
     /// The next packet to post; the caller asks when it has room.
-    pub fn poll_transmit(&mut self) -> Option<Packet> {
-        if self.state != State::Up {
+    #[inline]
+    pub fn poll_transmit(&mut self) -> Option<Packet<'_>> {
+        if !self.has_turn() {
             return None;
         }
-        if self.announce {
-            let extension = Extension::Generation(self.terms.generation);
-            let packet = self.control(Extensions::one(extension));
-            self.announce = packet.is_none();
-            return packet;
-        }
-        let packet = match (self.transmit.is_inside(), self.transmit.is_ready()) {
-            (true, _) => self.message(),
-            (false, ready) => match self.map() {
-                None if ready && self.map_sending.is_none() => self.message(),
-                map => map,
-            },
-        };
-        if packet.is_some() {
-            return packet;
-        }
-        let is_due = self.ack_due || self.credits.is_due();
-        match is_due && !self.control_in_flight {
-            true => self.control(Extensions::default()),
-            false => None,
+        match self.choose()? {
+            Turn::Message => self.message(),
+            Turn::Map => self.map(),
+            Turn::Control(extensions) => Some(self.control(extensions)),
         }
     }
 
     /// What has happened, one after the other.
+    #[inline]
     pub fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front()
     }
 
     /// When a connection is to be asked for; `None` while nothing is to be sent or one is there.
-    pub fn poll_timeout(&self) -> Option<Time> {
+    pub fn poll_timeout(&self) -> Option<Instant> {
         let wanted = self.transmit.len() > 0 && self.state == State::Down;
         wanted.then_some(self.retry_at)
     }
 
     /// Where the connection stands.
+    #[inline]
     pub fn state(&self) -> State {
         self.state
     }
@@ -323,6 +314,7 @@ impl Machine {
     }
 
     /// Whether the peer's port is congested.
+    #[inline]
     pub fn is_congested(&self, port: u16) -> bool {
         self.peer_map.is_congested(port)
     }
@@ -359,6 +351,7 @@ impl Machine {
             tos: self.terms.tos,
             ack: self.receive.ack(),
             credits: self.terms.receives,
+            acked_life: self.peer_generation.unwrap_or(0),
         }
     }
 
@@ -373,122 +366,77 @@ impl Machine {
         longest.mul_f32(self.random.rand_float())
     }
 
-    fn peer_lives(&mut self, generation: u32) {
-        let known = self.peer_generation.replace(generation);
-        if known.is_some_and(|known| known != generation) {
-            self.counts.peer_restarts += 1;
-            self.receive.restart();
-        }
-    }
-
-    fn handle_ack(&mut self, ack: u64) {
-        let events = &mut self.events;
-        let pongs = &mut self.pongs;
-        self.transmit.acked(ack, |source, len| match source {
-            PING_PORT => *pongs = pongs.saturating_sub(1),
-            source => events.push_back(Event::Acked { source, len }),
-        });
-    }
-
-    /// Pings are answered here, all else goes to sockets.
-    fn deliver(&mut self, incoming: Incoming) {
-        if incoming.destination != PING_PORT {
-            self.events.push_back(Event::Datagram(incoming));
-            return;
-        }
-        if incoming.source == PING_PORT {
-            return;
-        }
-        if self.pongs >= PONGS_MAX {
-            self.counts.pings_dropped += 1;
-            return;
-        }
-        self.pongs += 1;
-        let mut extensions = Extensions::default();
-        if incoming.source == PROBE_PORT {
-            extensions = Extensions::one(Extension::Paths(1));
-            // Both take eight bytes.
-            let _fits = extensions.push(Extension::Generation(self.terms.generation));
-        }
-        self.transmit.push(Outgoing {
-            source: PING_PORT,
-            destination: incoming.source,
-            payload: Arc::from([]),
-            ack_required: self.pongs * 2 > PONGS_MAX,
-            extensions,
-            rdma: None,
-        });
-    }
-
-    /// Completes a header: acknowledgement and credits travel with everything.
-    fn finish(
-        &mut self,
-        header: Header,
-        message: Arc<[u8]>,
-        range: std::ops::Range<usize>,
-    ) -> Packet {
-        self.ack_due = false;
-        self.counts.packets += 1;
-        let header = Header {
-            ack: self.receive.ack(),
-            credit: self.credits.grant(),
-            ..header
-        };
-        Packet {
-            header: header.emit(),
-            message,
-            range,
-            control: false,
-            rdma: None,
-        }
-    }
-
-    fn message(&mut self) -> Option<Packet> {
-        if !self.credits.take(false) {
-            return None;
-        }
-        let (header, message, range, rdma) = self.transmit.next()?;
-        let packet = self.finish(header, message, range);
-        Some(Packet { rdma, ..packet })
-    }
-
-    fn map(&mut self) -> Option<Packet> {
-        let (map, offset) = match self.map_sending.take() {
-            Some(sending) => sending,
-            None => (self.map_due.take()?, 0),
-        };
-        if !self.credits.take(false) {
-            match offset {
-                0 => self.map_due = Some(map),
-                _ => self.map_sending = Some((map, offset)),
+    /// What the peer says beside its messages.
+    fn heard(&mut self, extensions: &Extensions) {
+        for extension in extensions.iter() {
+            if let Extension::Generation(generation) = extension {
+                probe::peer_lives(self, generation);
             }
-            return None;
         }
-        let end = map.len().min(offset + FRAGMENT_LEN);
-        if end < map.len() {
-            self.map_sending = Some((Arc::clone(&map), end));
-        }
-        let header = Header {
-            len: map.len() as u32,
-            flags: HeaderFlags::CONGESTION,
-            ..Header::default()
-        };
-        Some(self.finish(header, map, offset..end))
     }
 
-    fn control(&mut self, extensions: Extensions) -> Option<Packet> {
-        if !self.credits.take(true) {
-            return None;
+    fn handle_payload(
+        &mut self,
+        header: &Header,
+        packet: &(impl Arrived + ?Sized),
+        room: impl FnOnce(usize) -> Payload,
+    ) -> Result<Option<Incoming>, Fault> {
+        let whole = self.receive.fragment(header, packet, room)?;
+        self.ack_due |= header.flags.contains(HeaderFlags::ACK_REQUIRED);
+        match whole {
+            Whole::Nothing => {}
+            Whole::Message(incoming) => {
+                self.counts.received += 1;
+                return Ok(probe::receive_message(self, incoming));
+            }
+            Whole::Duplicate => {
+                self.counts.duplicates += 1;
+                self.ack_due = true;
+            }
+            Whole::Map(map) => {
+                let freed = self.peer_map.freed(&map);
+                self.peer_map = map;
+                self.events.push_back(Event::Congestion(freed));
+            }
         }
-        self.control_in_flight = true;
-        let header = Header {
-            extensions,
-            ..Header::default()
-        };
-        let packet = self.finish(header, Arc::from([]), 0..0);
-        Some(Packet {
-            control: true,
-            ..packet
-        })
+        Ok(None)
     }
+
+    #[inline]
+    fn handle_ack(&mut self, ack: u64) {
+        if self.transmit.is_news(ack) {
+            self.handle_new_ack(ack);
+        }
+    }
+
+    fn handle_new_ack(&mut self, ack: u64) {
+        let events = &mut self.events;
+        let (pongs, probe) = (&mut self.pongs, &mut self.probe);
+        self.transmit
+            .acked(ack, |source, messages, bytes| match source {
+                PING_PORT => *pongs = pongs.saturating_sub(messages),
+                PROBE_PORT => *probe = Probe::Taken,
+                source => settle(events, source, messages, bytes),
+            });
+    }
+}
+
+/// Messages of that socket are done with. Several one after the other are one event.
+fn settle(events: &mut VecDeque<Event>, socket: u16, more: usize, len: usize) {
+    if let Some(Event::Acked {
+        source,
+        messages,
+        bytes,
+    }) = events.back_mut()
+        && *source == socket
+    {
+        *messages += more;
+        *bytes += len;
+        return;
+    }
+    events.push_back(Event::Acked {
+        source: socket,
+        messages: more,
+        bytes: len,
+    });
 }

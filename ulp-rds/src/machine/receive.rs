@@ -1,6 +1,7 @@
 //! Packets that come in, put together.
 
-use super::message::Incoming;
+use super::message::{Arrived, Incoming};
+use crate::payload::Payload;
 use crate::wire::{
     CongestionMap, FRAGMENT_LEN, Header, HeaderError, HeaderFlags, MESSAGE_LEN_MAX, MapLength,
 };
@@ -56,7 +57,7 @@ pub(super) enum Whole {
 pub(super) struct Receive {
     /// The lowest sequence number that is new.
     next: u64,
-    partial: Option<(Header, Vec<u8>)>,
+    partial: Option<(Header, Payload)>,
 }
 
 impl Default for Receive {
@@ -84,8 +85,28 @@ impl Receive {
         self.next = 1;
     }
 
-    /// Takes a fragment.
-    pub(super) fn fragment(&mut self, header: &Header, payload: &[u8]) -> Result<Whole, Fault> {
+    /// Takes a packet of so many bytes of payload without them, if it is a message of one packet that was not received before.
+    #[inline]
+    pub(super) fn single(&mut self, header: &Header, payload: usize) -> bool {
+        let unlike = HeaderFlags::CONGESTION | HeaderFlags::RETRANSMITTED;
+        let is_single = payload == header.len as usize
+            && payload <= FRAGMENT_LEN
+            && header.sequence != 0
+            && !header.flags.intersects(unlike)
+            && self.partial.is_none();
+        if is_single {
+            self.next = header.sequence.saturating_add(1);
+        }
+        is_single
+    }
+
+    /// Takes a fragment, whose header was read. `room` makes an empty payload with room for so many bytes.
+    pub(super) fn fragment(
+        &mut self,
+        header: &Header,
+        packet: &(impl Arrived + ?Sized),
+        room: impl FnOnce(usize) -> Payload,
+    ) -> Result<Whole, Fault> {
         if header.len as usize > MESSAGE_LEN_MAX {
             return Err(Fault::TooLong(header.len));
         }
@@ -101,14 +122,14 @@ impl Receive {
                 });
             }
             Some(partial) => partial,
-            None => (*header, Vec::with_capacity(header.len as usize)),
+            None => (*header, room(header.len as usize)),
         };
         let expected = FRAGMENT_LEN.min(header.len as usize - bytes.len());
-        let got = payload.len();
-        if got != expected {
-            return Err(Fault::Fragment { expected, got });
-        }
-        bytes.extend_from_slice(payload);
+        let got = packet.len().saturating_sub(Header::LEN);
+        let copied = bytes.append(expected, |into| {
+            (got == expected).then(|| packet.read(Header::LEN, into))?
+        });
+        copied.ok_or(Fault::Fragment { expected, got })?;
         if bytes.len() < first.len as usize {
             self.partial = Some((first, bytes));
             return Ok(Whole::Nothing);
@@ -116,6 +137,7 @@ impl Receive {
         if is_map {
             return Ok(Whole::Map(CongestionMap::parse(&bytes)?));
         }
+        // The flags are those of its last packet.
         let is_again = header.flags.contains(HeaderFlags::RETRANSMITTED);
         if header.sequence < self.next && is_again {
             return Ok(Whole::Duplicate);

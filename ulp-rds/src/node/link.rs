@@ -1,262 +1,196 @@
-//! The driver of a connection: one future that makes queue pairs, runs the machine over them, and takes them down.
+//! A connection as the node knows it, whether there is a queue pair or not.
 
-use std::future::{IntoFuture, poll_fn};
-use std::net::SocketAddr;
-use std::task::{Context, Poll};
+use std::task::Waker;
 
-use futures::FutureExt;
-use verbs_cm::{ConnectRequest, Connection, StepFuture};
-use verbs_core::sync::{Arc, AtomicWaker};
-use verbs_core::{Access, Send, Wc, WcStatus};
+use verbs_cm::ConnectRequest;
+use verbs_core::WcStatus;
+use verbs_core::time::Instant;
 
-use super::Core;
-use super::buffers::{Buffers, CONTROL, RDMA, SEND, STRIDE};
-use super::operations::Key;
-use crate::error::Error;
-use crate::rdma::RdmaStatus;
-use crate::wire::Handshake;
+use super::id::{Key, SocketId};
+use super::operations::Operations;
+use super::queues::{CONTROL, Completion, Queues, RDMA, Refused, SEND, Slot};
+use crate::machine::{Arrived, Incoming, Machine, Short, State as Stage};
+use crate::payload::Pool;
+use crate::wire::{Handshake, Header};
 
-/// Completions that are polled at a time.
-const BATCH: usize = 32;
+/// Times that a driver looks by itself at a completion queue that was left to programs, before it arms it: 100 ms.
+const IDLE_MAX: u32 = 100;
 
-/// Rounds of one turn; then others have theirs.
-const ROUNDS_MAX: usize = 64;
-
-/// What a driver is to do next.
-enum Job {
-    Connect(Handshake),
-    Accept(ConnectRequest, Handshake, Handshake),
-    End,
+/// A connection, and what its driver is told.
+pub(crate) struct Link {
+    pub(crate) key: Key,
+    pub(crate) machine: Machine,
+    /// Wakes the driver.
+    pub(super) driver: Option<Waker>,
+    /// A request of the peer that was accepted: with what it says, and what is answered.
+    pub(super) request: Option<(ConnectRequest, Handshake, Handshake)>,
+    /// The queue pair, while one is connected.
+    pub(super) queues: Option<Box<Queues>>,
+    /// It is of no use any more: its driver takes it down.
+    pub(super) is_over: bool,
+    /// A program has looked by itself since the driver did.
+    pub(super) is_polled: bool,
+    /// The completion queue is not armed, as programs look; when the driver looks whether they still do.
+    pub(super) is_left: bool,
+    pub(super) look_at: Option<Instant>,
+    /// Times that the driver has looked since a program did.
+    idle: u32,
+    /// The sockets that the last datagram and the last acknowledgement were for.
+    pub(super) receiver: Option<SocketId>,
+    pub(super) source: Option<SocketId>,
 }
 
-/// Drives a connection until the node is closed.
-pub(super) async fn drive(core: Arc<Core>, key: Key) {
-    let Some(waker) = core.with(|state, _| Some(Arc::clone(&state.links.get(&key)?.waker))) else {
-        return;
-    };
-    loop {
-        let made = match poll_fn(|cx| next(&core, key, &waker, cx)).await {
-            Job::End => return,
-            Job::Connect(asked) => connect(&core, key, asked).await,
-            Job::Accept(request, peer, answer) => accept(&core, request, peer, answer).await,
+/// What a completion tells.
+pub(super) enum Told {
+    Nothing,
+    /// A datagram has come.
+    Datagram(Incoming),
+    /// An operation has ended.
+    Operation(u64, WcStatus),
+}
+
+impl Link {
+    pub(super) fn new(key: Key, machine: Machine) -> Self {
+        Self {
+            key,
+            machine,
+            driver: None,
+            request: None,
+            queues: None,
+            is_over: false,
+            is_polled: false,
+            is_left: false,
+            look_at: None,
+            idle: 0,
+            receiver: None,
+            source: None,
+        }
+    }
+
+    /// Whether programs look at its completions by themselves, or did lately: a program may have no processor for a while.
+    pub(super) fn is_looked_at(&mut self, now: Instant) -> bool {
+        if std::mem::take(&mut self.is_polled) {
+            self.idle = 0;
+            return true;
+        }
+        let is_due = self.look_at.is_none_or(|at| at <= now);
+        self.idle += u32::from(is_due);
+        self.is_left && self.idle < IDLE_MAX
+    }
+
+    /// Whether its queue pair is connected and is to stay.
+    pub(super) fn is_up(&self) -> bool {
+        !self.is_over && self.machine.state() == Stage::Up
+    }
+
+    /// The next completion of its queue pair; up to so many are polled if none waits.
+    #[inline]
+    pub(super) fn next(&mut self, width: usize) -> Option<Completion> {
+        match self.is_over {
+            true => None,
+            false => self.queues.as_mut()?.next(width),
+        }
+    }
+
+    /// Whether something is to be posted, or handed on.
+    #[inline]
+    pub(super) fn is_due(&self) -> bool {
+        let queues = self.queues.as_ref();
+        self.is_over || !self.machine.is_idle() || queues.is_some_and(|queues| queues.is_due())
+    }
+
+    /// Takes a completion, if it is one of a packet that is all of a message for a socket: the packet, and the ports.
+    #[inline]
+    pub(super) fn single(&mut self, of: &Completion) -> Option<(Slot<'_>, u16, u16)> {
+        if of.status != WcStatus::Success || of.id & (SEND | RDMA) != 0 {
+            return None;
+        }
+        let queues = self.queues.as_mut()?;
+        let mut bytes = [0; Header::LEN];
+        queues.peek(of).read(0, &mut bytes)?;
+        let header = Header::parse(&bytes).ok()?;
+        let payload = (of.len as usize).checked_sub(Header::LEN)?;
+        if !self.machine.handle_single(&header, payload) {
+            return None;
+        }
+        Some((queues.packet(of), header.source, header.destination))
+    }
+
+    /// Takes what any other completion tells.
+    #[inline(never)]
+    pub(super) fn completed(&mut self, of: &Completion, pool: &Pool) -> Told {
+        let Some(queues) = &mut self.queues else {
+            return Told::Nothing;
         };
-        match made {
-            Ok((connection, buffers, peer)) => {
-                core.with(|state, _| {
-                    if let (Some(link), Some(map)) =
-                        (state.links.get_mut(&key), state.maps.get(&key.0))
-                    {
-                        link.machine.established(&peer, map);
-                    }
-                    state.dispatch(key);
-                });
-                run(&core, key, &waker, connection, buffers).await;
-            }
-            Err(error) => tracing::debug!(%error, local = %key.0, remote = %key.1, "no connection"),
+        self.is_over |= of.status != WcStatus::Success;
+        if of.id & RDMA != 0 {
+            return Told::Operation(of.id & !RDMA, of.status);
         }
-        core.with(|state, now| state.lost(key, now));
+        if self.is_over {
+            return Told::Nothing;
+        }
+        if of.id & SEND != 0 {
+            queues.sent(of.id);
+            if of.id & CONTROL != 0 {
+                self.machine.control_sent();
+            }
+            return Told::Nothing;
+        }
+        let packet = queues.packet(of);
+        let handled = self
+            .machine
+            .handle_packet(&packet, |len| pool.room_for(len));
+        match handled {
+            Ok(Some(incoming)) => Told::Datagram(incoming),
+            Ok(None) => Told::Nothing,
+            Err(fault) => {
+                tracing::warn!(%fault, remote = %self.key.1, "the connection is dropped");
+                self.is_over = true;
+                Told::Nothing
+            }
+        }
     }
-}
 
-fn next(core: &Core, key: Key, waker: &AtomicWaker, cx: &mut Context<'_>) -> Poll<Job> {
-    waker.register(cx.waker());
-    let (job, at) = core.with(|state, now| {
-        let is_closed = state.closed;
-        let Some(link) = state.links.get_mut(&key).filter(|_| !is_closed) else {
-            return (Some(Job::End), None);
+    /// Sends a message of one packet at once. `false` if that is not possible now.
+    #[inline]
+    pub(super) fn transmit_now(&mut self, message: &Short, payload: &[u8]) -> bool {
+        let Some(queues) = &mut self.queues else {
+            return false;
         };
-        if let Some((request, peer, answer)) = link.request.take() {
-            return (Some(Job::Accept(request, peer, answer)), None);
-        }
-        match link.machine.poll_timeout() {
-            Some(at) if at <= now => (link.machine.connect().map(Job::Connect), None),
-            at => (None, at),
-        }
-    });
-    if let Some(at) = at {
-        core.timer.wake_at(at, cx.waker().clone());
-    }
-    job.map_or(Poll::Pending, Poll::Ready)
-}
-
-type Made = Result<(Connection, Buffers, Handshake), Error>;
-
-async fn connect(core: &Core, key: Key, asked: Handshake) -> Made {
-    let (qp, buffers) = Buffers::make(&core.device, &core.pd, &core.config).await?;
-    let (local, remote, _) = key;
-    let (data, len) = asked.emit();
-    let connecting = verbs_cm::connect(&core.device, (remote, core.config.port(remote)), qp)
-        .bind(SocketAddr::new(local, 0))
-        .timeout(core.config.connect_timeout)
-        .access(Access::REMOTE)
-        .private_data(&data[..len]);
-    let connection = connecting.await.map_err(|refused| refused.error)?;
-    let peer = Handshake::parse(connection.private_data(), remote.is_ipv6());
-    let peer = peer.and_then(|peer| peer.choose().map(|_| peer));
-    Ok((connection, buffers, peer?))
-}
-
-async fn accept(core: &Core, request: ConnectRequest, peer: Handshake, answer: Handshake) -> Made {
-    let (qp, buffers) = Buffers::make(&core.device, &core.pd, &core.config).await?;
-    let (data, len) = answer.emit();
-    let accepting = request
-        .accept(qp)
-        .access(Access::REMOTE)
-        .private_data(&data[..len]);
-    let connection = accepting.await.map_err(|refused| refused.error)?;
-    Ok((connection, buffers, peer))
-}
-
-/// Runs until the connection ends, and destroys the queue pair.
-async fn run(core: &Core, key: Key, waker: &AtomicWaker, connection: Connection, buffers: Buffers) {
-    let closed = connection.closed().into_future();
-    let mut running = Running {
-        core,
-        key,
-        connection,
-        closed,
-        buffers,
-        scratch: vec![0; STRIDE],
-        ended: false,
-    };
-    poll_fn(|cx| running.turn(waker, cx)).await;
-    let Running {
-        connection, closed, ..
-    } = running;
-    drop(closed);
-    // Nothing moves any more when the queue pair has been destroyed; a device that has gone moves nothing either.
-    if let Some(qp) = connection.into_qp() {
-        let _gone = qp.destroy().await;
-    }
-}
-
-/// A connection that is up.
-struct Running<'c> {
-    core: &'c Core,
-    key: Key,
-    connection: Connection,
-    closed: StepFuture<(), verbs_cm::Error>,
-    buffers: Buffers,
-    scratch: Vec<u8>,
-    ended: bool,
-}
-
-impl Running<'_> {
-    fn turn(&mut self, waker: &AtomicWaker, cx: &mut Context<'_>) -> Poll<()> {
-        waker.register(cx.waker());
-        for _ in 0..ROUNDS_MAX {
-            self.poll_completions();
-            self.post();
-            let (key, core) = (self.key, self.core);
-            self.ended |= core.with(|state, _| state.closed || !state.is_up(key));
-            self.ended |= self.closed.poll_unpin(cx).is_ready();
-            if self.ended {
-                return Poll::Ready(());
-            }
-            if self.buffers.cq.poll_ready(cx).is_pending() {
-                return Poll::Pending;
-            }
-        }
-        cx.waker().wake_by_ref();
-        Poll::Pending
-    }
-
-    fn poll_completions(&mut self) {
-        let mut room = [Wc::default(); BATCH];
-        loop {
-            let polled = self.buffers.cq.poll(&mut room).len();
-            for wc in &room[..polled] {
-                self.completed(wc);
-                if self.ended {
-                    return;
-                }
-            }
-            if polled < BATCH {
-                return;
+        match queues.transmit_now(&mut self.machine, message, payload) {
+            Ok(is_sent) => is_sent,
+            // It is kept, and transmitted again on the next connection.
+            Err(Refused) => {
+                self.is_over = true;
+                true
             }
         }
     }
 
-    fn completed(&mut self, wc: &Wc) {
-        let key = self.key;
-        if wc.wr_id & RDMA != 0 {
-            let (id, status) = (wc.wr_id & !RDMA, status_of(wc.status));
-            self.core.with(|state, _| state.rdma_ended(id, status));
-            self.ended |= !wc.is_ok();
+    /// Posts receives again that are due, and packets that are to be transmitted.
+    #[inline]
+    pub(super) fn post(&mut self, operations: &mut Operations) {
+        let Some(queues) = &mut self.queues else {
+            return;
+        };
+        if self.is_over {
             return;
         }
-        if !wc.is_ok() {
-            self.ended = true;
-            return;
+        while let Some(slot) = self.machine.poll_released() {
+            queues.release(slot);
         }
-        if wc.wr_id & SEND != 0 {
-            self.buffers.give_back(wc.wr_id);
-            if wc.wr_id & CONTROL != 0 {
-                self.core.with(|state, _| {
-                    if let Some(link) = state.links.get_mut(&key) {
-                        link.machine.control_sent();
-                    }
-                });
-            }
-            return;
-        }
-        let (slot, len) = (wc.wr_id as u32, (wc.byte_len as usize).min(STRIDE));
-        let packet = &mut self.scratch[..len];
-        let is_read = self.buffers.read(slot, packet).is_some();
-        let is_posted = self.connection.post_recv(self.buffers.recv(slot)).is_ok();
-        self.ended |= !is_read || !is_posted;
-        let handled = self.core.with(|state, _| {
-            let Some(link) = state.links.get_mut(&key) else {
-                return Ok(());
-            };
-            link.machine.receives_posted(1);
-            let handled = link.machine.handle_packet(packet);
-            state.dispatch(key);
-            handled
+        // Receives are posted before packets that grant credits for them.
+        let posted = queues.post_receives(&mut self.machine);
+        let posted = posted.and_then(|()| match self.machine.has_turn() {
+            true => queues.transmit(&mut self.machine, operations),
+            false => Ok(()),
         });
-        if let Err(fault) = handled {
-            tracing::warn!(%fault, remote = %key.1, "the connection is dropped");
-            self.ended = true;
-        }
+        self.is_over |= posted.is_err();
     }
 
-    /// Posts what there is room for.
-    fn post(&mut self) {
-        while !self.ended && self.buffers.has_room() {
-            let key = self.key;
-            let packet = self
-                .core
-                .with(|state, _| state.links.get_mut(&key)?.machine.poll_transmit());
-            let Some(packet) = packet else {
-                return;
-            };
-            if let Some(work) = packet.rdma {
-                let rdma = self.core.with(|state, _| state.operations.begin(work.id));
-                let posted = rdma.map(|rdma| rdma.post(&mut self.connection, RDMA | work.id));
-                self.ended |= posted.is_some_and(|posted| posted.is_err());
-            }
-            let Some((id, sge)) = self.buffers.fill(&packet) else {
-                return;
-            };
-            let mut send = Send::new(id).from(sge).signaled();
-            if packet.rdma.is_some_and(|work| work.fenced) {
-                send = send.fenced();
-            }
-            let posted = self.connection.post_send(match packet.is_last() {
-                true => send.solicited(),
-                false => send,
-            });
-            self.ended |= posted.is_err();
-        }
-    }
-}
-
-fn status_of(status: WcStatus) -> RdmaStatus {
-    match status {
-        WcStatus::Success => RdmaStatus::Success,
-        WcStatus::RemAccessErr | WcStatus::RemInvReqErr | WcStatus::RemOpErr => {
-            RdmaStatus::RemoteError
-        }
-        _ => RdmaStatus::Dropped,
+    /// The queue pair is to be destroyed: yields its queues, which stay as long as that takes.
+    pub(super) fn retire(&mut self) -> Option<Box<Queues>> {
+        (self.is_polled, self.look_at) = (false, None);
+        self.queues.take()
     }
 }

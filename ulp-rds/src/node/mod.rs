@@ -1,30 +1,37 @@
 //! A node: the addresses of a device that have RDS, their connections and listeners.
 //!
 //! Nothing here has a thread. One future for each connection and one for each listener run where completions and
-//! routines run ([`verbs_core::task`]). What all share is under one lock, taken for a moment and never while a task is
-//! woken.
+//! routines run ([`verbs_core::task`]). What all share is under one lock, queue pairs among it. A thread that sends a datagram
+//! posts it, and one that receives polls for it; events and tasks that become due run when the lock is free.
 
-mod buffers;
+mod driver;
+pub(crate) mod id;
 mod link;
 mod operations;
+mod queues;
+pub(crate) mod socket;
 pub(crate) mod state;
+mod table;
 
 use std::fmt;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::net::{IpAddr, SocketAddr};
+use std::num::NonZeroU32;
 
 use futures::channel::oneshot;
 use futures::future::{Either, select};
 use verbs_cm::{ConnectRequest, Listener};
-use verbs_core::mad::Time;
+use verbs_core::sync::atomic::AtomicBool;
 use verbs_core::sync::{Arc, Mutex};
+use verbs_core::time::Instant;
 use verbs_core::timer::Timer;
-use verbs_core::{Access, Device, Memory, Mr, Pd, task};
+use verbs_core::{Access, Device, Memory, Mr, Pd, Raise, task};
 
 use self::state::State;
 use crate::config::Config;
 use crate::error::Error;
 use crate::machine::{Counts, Refusal, State as Stage};
+use crate::rdma::Atomics;
 use crate::wire::Handshake;
 
 /// RDS on a device. Clones are the same node; it ends with the last of them and of its sockets.
@@ -44,6 +51,8 @@ pub(crate) struct Core {
     pub(crate) pd: Pd,
     pub(crate) config: Config,
     pub(crate) timer: Arc<dyn Timer>,
+    /// Whether programs look at some completion queues by themselves: a socket that takes may find what no event has told of.
+    pub(crate) is_polled: Arc<AtomicBool>,
     state: Mutex<State>,
 }
 
@@ -87,19 +96,25 @@ impl Node {
             .provider_of()
             .timer()
             .ok_or(Error::NoTimer)?;
+        let atomics = Atomics::of(&*device.query().await?);
         let pd = device.alloc_pd().await?;
         let mut listeners = Vec::new();
         for &addr in &config.addresses {
             let listening = verbs_cm::listen(device, (addr, config.port(addr)));
             listeners.push((addr, listening.await?));
         }
-        // Another number in each life; it decides nothing else.
-        let generation = RandomState::new().build_hasher().finish() as u32;
+        let drawn = || RandomState::new().build_hasher().finish() as u32;
+        let generation = config
+            .generation
+            .map_or_else(|| drawn().max(1), NonZeroU32::get);
+        let is_polled = Arc::<AtomicBool>::default();
+        let state = State::new(config.clone(), generation, atomics, Arc::clone(&is_polled));
         let core = Arc::new(Core {
             device: Arc::clone(device),
             pd,
             timer,
-            state: Mutex::new(State::new(config.clone(), generation)),
+            is_polled,
+            state: Mutex::new(state),
             config,
         });
         let listening = listeners.into_iter().map(|(addr, listener)| {
@@ -115,12 +130,12 @@ impl Node {
 
     /// The connections, up or not.
     pub fn connections(&self) -> Vec<ConnectionInfo> {
-        self.0.core.with(|state, _| {
+        self.0.core.with(|state| {
             let links = state.links.iter();
-            let info = links.map(|(&(local, remote, tos), link)| ConnectionInfo {
-                local,
-                remote,
-                tos,
+            let info = links.map(|link| ConnectionInfo {
+                local: link.key.0,
+                remote: link.key.1,
+                tos: link.key.2,
                 state: link.machine.state(),
                 queued: link.machine.queued(),
                 unacked: link.machine.unacked(),
@@ -134,22 +149,17 @@ impl Node {
     pub fn sockets(&self) -> Vec<SocketAddr> {
         self.0
             .core
-            .with(|state, _| state.sockets.keys().copied().collect())
+            .with(|state| state.sockets.addresses().collect())
     }
 
     /// Drops the connections to a peer, one for each type of service, as if they were lost. Messages are transmitted
     /// again on the next ones. Returns whether one was up.
     pub fn drop_connection(&self, local: IpAddr, remote: IpAddr) -> bool {
-        self.0.core.with(|state, _| {
-            let of_peer = (local, remote, 0)..=(local, remote, u8::MAX);
+        self.0.core.with(|state| {
             let mut any = false;
-            for (_, link) in state.links.range_mut(of_peer) {
+            for id in state.links.between(local, remote) {
                 // A connection that is up ends like one whose peer asks again.
-                if link.machine.state() == Stage::Up {
-                    link.machine.fail();
-                    state.wakes.extend(link.waker.take());
-                    any = true;
-                }
+                any |= state.fail(id);
             }
             any
         })
@@ -165,7 +175,9 @@ impl Node {
     /// # Errors
     /// [`Error::Verb`].
     pub async fn register(&self, memory: impl Into<Arc<Memory>>) -> Result<Arc<Mr>, Error> {
-        let registering = self.0.core.pd.register(memory, Access::LOCAL_WRITE);
+        let core = &self.0.core;
+        let access = core.device.read_sink(Access::empty());
+        let registering = core.pd.register(memory, access);
         Ok(Arc::new(registering.await?))
     }
 
@@ -185,42 +197,53 @@ impl fmt::Debug for Node {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        self.core.with(|state, _| {
+        self.core.with(|state| {
             state.closed = true;
-            for link in state.links.values() {
-                state.wakes.extend(link.waker.take());
-            }
+            state.wake_drivers();
         });
     }
 }
 
 impl Core {
     /// Looks at the state, or changes it. Wakes and starts what has to be when the lock is free.
-    pub(crate) fn with<T>(self: &Core, change: impl FnOnce(&mut State, Time) -> T) -> T {
-        let now = self.timer.now();
-        let (result, wakes, released) = {
-            let mut state = self.state.lock();
-            let result = change(&mut state, now);
-            let wakes = std::mem::take(&mut state.wakes);
-            (result, wakes, std::mem::take(&mut state.released))
-        };
-        drop(released);
-        for waker in wakes {
-            task::wake(waker);
+    #[inline]
+    pub(crate) fn with<T>(self: &Arc<Self>, change: impl FnOnce(&mut State) -> T) -> T {
+        // Left in the other order: what becomes due when packets are posted, at the other end for instance, runs when the lock
+        // is free.
+        let level = Raise::new();
+        let mut state = self.state.lock();
+        let result = change(&mut state);
+        let is_due = !state.due.is_empty();
+        drop(state);
+        drop(level);
+        if is_due {
+            self.carry_out();
         }
         result
     }
 
-    /// As [`with`](Self::with), for what may make connections.
-    pub(crate) fn with_links<T>(self: &Arc<Self>, change: impl FnOnce(&mut State) -> T) -> T {
-        let (result, newborn) = self.with(|state, _| {
-            let result = change(state);
-            (result, std::mem::take(&mut state.newborn))
-        });
-        for key in newborn {
-            task::detach(link::drive(Arc::clone(self), key));
+    /// Does what is due.
+    #[inline(never)]
+    fn carry_out(self: &Arc<Self>) {
+        let level = Raise::new();
+        let due = self.state.lock().due.take();
+        drop(level);
+        drop(due.released);
+        for waker in due.wakes {
+            task::wake(waker);
         }
-        result
+        for id in due.newborn {
+            task::detach(driver::drive(Arc::clone(self), id));
+        }
+    }
+
+    /// As [`with`](Self::with), for what depends on the time.
+    pub(crate) fn with_time<T>(
+        self: &Arc<Self>,
+        change: impl FnOnce(&mut State, Instant) -> T,
+    ) -> T {
+        let now = self.timer.now();
+        self.with(|state| change(state, now))
     }
 }
 
@@ -258,9 +281,10 @@ fn asked(core: &Arc<Core>, addr: IpAddr, request: ConnectRequest) {
         let _gone = request.reject(&[]);
         return;
     }
-    let refused = core.with_links(|state| {
+    let refused = core.with(|state| {
         let is_closed = state.closed;
-        let link = state.link((addr, peer.source, peer.tos));
+        let id = state.link((addr, peer.source, peer.tos));
+        let link = id.and_then(|id| state.links.get_mut(id));
         let Some(link) = link.filter(|_| !is_closed) else {
             return Some(request);
         };
@@ -271,8 +295,8 @@ fn asked(core: &Arc<Core>, addr: IpAddr, request: ConnectRequest) {
             }
             Err(Refusal::Busy | Refusal::Stale) => Some(request),
         };
-        let waker = link.waker.take();
-        state.wakes.extend(waker);
+        let driver = link.driver.clone();
+        state.due.wakes.extend(driver);
         refused
     });
     if let Some(request) = refused {

@@ -1,12 +1,10 @@
 //! RDMA operations of a node that have not ended.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 
+use super::id::Key;
 use crate::rdma::{Notification, Rdma, RdmaStatus};
-
-/// Which connection: the address here, the peer's, the type of service.
-pub(crate) type Key = (IpAddr, IpAddr, u8);
 
 /// See the module's documentation. The memory of an operation is kept until it has ended, or its queue pair is gone.
 #[derive(Default)]

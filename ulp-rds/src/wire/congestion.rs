@@ -30,6 +30,7 @@ impl CongestionMap {
     }
 
     /// Whether the port is congested.
+    #[inline]
     pub fn is_congested(&self, port: u16) -> bool {
         self.0[usize::from(port / 8)] & 1 << (port % 8) != 0
     }

@@ -90,7 +90,7 @@ pub struct Full;
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 pub struct Extensions {
     bytes: [u8; Self::LEN],
-    used: usize,
+    used: u8,
 }
 
 impl Extensions {
@@ -98,7 +98,17 @@ impl Extensions {
     pub const LEN: usize = 16;
 
     /// Reads them; what follows a type that is not known, or is cut off, is dropped.
+    #[inline]
     pub fn parse(bytes: [u8; Self::LEN]) -> Self {
+        // Most headers have none.
+        match bytes[0] {
+            0 => Self::default(),
+            _ => Self::parse_some(&bytes),
+        }
+    }
+
+    #[inline(never)]
+    fn parse_some(bytes: &[u8; Self::LEN]) -> Self {
         let mut extensions = Self::default();
         let mut rest = &bytes[..];
         while let Some((&kind, behind)) = rest.split_first() {
@@ -138,23 +148,31 @@ impl Extensions {
             }
             Extension::Paths(count) => body[..2].copy_from_slice(&count.to_be_bytes()),
         }
-        let end = self.used + 1 + len;
-        let place = self.bytes.get_mut(self.used..end).ok_or(Full)?;
+        let begin = usize::from(self.used);
+        let end = begin + 1 + len;
+        let place = self.bytes.get_mut(begin..end).ok_or(Full)?;
         place[0] = kind;
         place[1..].copy_from_slice(&body[..len]);
-        self.used = end;
+        // It is within the 16 bytes.
+        self.used = end as u8;
         Ok(())
     }
 
     /// One after the other.
     pub fn iter(&self) -> impl Iterator<Item = Extension> + '_ {
-        let mut rest = &self.bytes[..self.used];
+        let mut rest = &self.bytes[..usize::from(self.used)];
         std::iter::from_fn(move || {
             let (&kind, behind) = rest.split_first()?;
             let (body, behind) = behind.split_at_checked(Extension::body_len(kind)?)?;
             rest = behind;
             Extension::of(kind, body)
         })
+    }
+
+    /// Whether there is none.
+    #[inline]
+    pub const fn is_empty(&self) -> bool {
+        self.used == 0
     }
 
     /// As they are on the wire.

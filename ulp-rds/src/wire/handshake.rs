@@ -44,6 +44,9 @@ pub struct Handshake {
     pub ack: u64,
     /// Receive buffers that are posted; 0 turns flow control by credits off.
     pub credits: u32,
+    /// The number of the receiver's life that `ack` is about; 0 from peers that do not say it, as Linux, for which these bytes
+    /// are padding.
+    pub acked_life: u32,
 }
 
 /// Why private data are refused.
@@ -111,6 +114,7 @@ impl Handshake {
             tos: bytes[start + 4],
             ack: u64::from_be_bytes(part(bytes, start + 8)),
             credits: u32::from_be_bytes(part(bytes, start + 16)),
+            acked_life: u32::from_be_bytes(part(bytes, start + 20)),
         };
         // Reserved bytes say nothing either.
         if handshake.emit().0.iter().all(|byte| *byte == 0) {
@@ -119,7 +123,7 @@ impl Handshake {
         Ok(handshake)
     }
 
-    /// Writes them, padded with zeros, and says how many bytes there are. Addresses of two families are written
+    /// Writes them, and says how many bytes there are. Addresses of two families are written
     /// as IPv6.
     pub fn emit(&self) -> ([u8; Self::LEN_V6], usize) {
         let mut out = [0; Self::LEN_V6];
@@ -141,6 +145,7 @@ impl Handshake {
         out[start + 4] = self.tos;
         out[start + 8..start + 16].copy_from_slice(&self.ack.to_be_bytes());
         out[start + 16..start + 20].copy_from_slice(&self.credits.to_be_bytes());
+        out[start + 20..start + 24].copy_from_slice(&self.acked_life.to_be_bytes());
         (out, len)
     }
 

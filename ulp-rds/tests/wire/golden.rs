@@ -95,6 +95,7 @@ fn private_data_between_ipv4_addresses() {
         tos: 0,
         ack: 0x11,
         credits: 64,
+        acked_life: 0,
     };
     let expected = hex("0a000001 0a000002 03 01 0003 00000000 0000000000000011 00000040 00000000");
     let (bytes, len) = handshake.emit();
@@ -129,10 +130,11 @@ fn private_data_between_ipv6_addresses() {
         tos: 4,
         ack: 0,
         credits: 0,
+        acked_life: 0x0102_0304,
     };
     let expected = hex(
         "fd000000000000000000000000000001 fd000000000000000000000000000002
-         03 01 0002 04 000000 0000000000000000 00000000 00000000",
+         03 01 0002 04 000000 0000000000000000 00000000 01020304",
     );
     let (bytes, len) = handshake.emit();
     assert_eq!(bytes[..len], expected);

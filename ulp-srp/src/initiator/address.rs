@@ -1,4 +1,4 @@
-//! Who is logged in to, and by which way.
+//! The target of a login, and the route to it.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -29,10 +29,9 @@ pub enum TargetWay {
     Service {
         /// The service.
         service: ServiceId,
-        /// The way there.
+        /// The route to it.
         route: Route,
-        /// The controller is of revision 10 (I/O class 0xff00), which has the parts of names in another
-        /// order.
+        /// The controller is of revision 10 (I/O class 0xff00), where the parts of names have another order.
         is_revision_10: bool,
     },
 }

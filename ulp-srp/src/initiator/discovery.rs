@@ -1,5 +1,5 @@
-//! Discovery by device management (IBTA vol. 1, chapter 16.3): the I/O unit behind a port, its controllers,
-//! and the services by which their targets are logged in to.
+//! Discovery by device management (IBTA vol. 1, chapter 16.3): the I/O unit behind a port, its controllers, and
+//! the services for logging in to their targets.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +20,7 @@ use crate::iu::PortId;
 
 /// Version of the class's formats.
 pub const CLASS_VERSION: u8 = 1;
-/// The attributes of the class that describe what there is.
+/// The attribute that describes the I/O unit.
 pub const IO_UNIT_INFO: AttributeId = AttributeId(0x0010);
 /// See [`ControllerProfile`].
 pub const IO_CONTROLLER_PROFILE: AttributeId = AttributeId(0x0011);
@@ -34,7 +34,7 @@ const ENTRIES: u8 = 4;
 /// Bytes of one: its name, then its number.
 const ENTRY_LEN: usize = 48;
 const NAME_LEN: usize = 40;
-/// What names of services of SRP begin with; 16 hexadecimal digits of the identifier extension follow.
+/// The prefix of the names of SRP services; 16 hexadecimal digits of the identifier extension follow.
 const PREFIX: &str = "SRP.T10:";
 
 wire_record! {
@@ -70,7 +70,7 @@ wire_record! {
         send_size: u32 = (44, 0, 32),
         /// Services.
         service_entries: u8 = (54, 0, 8),
-        /// What it calls itself, padded with zeros.
+        /// Its description, padded with zeros.
         id_string: Blob<64> = (64, 0, 512),
     }
 }
@@ -84,7 +84,7 @@ impl ControllerProfile {
     const PROTOCOL: u16 = 0x0108;
     const VERSION: u16 = 1;
 
-    /// Of a controller that speaks SRP, with so many services.
+    /// The profile of a controller that speaks SRP, with that many services.
     pub fn srp(guid: Guid, service_entries: u8) -> Self {
         Self {
             guid,
@@ -133,7 +133,7 @@ pub struct IoController {
 }
 
 impl IoController {
-    /// The targets that it has, reached by that way.
+    /// The controller's targets, reached by that route.
     pub fn targets(&self, route: &Route) -> Vec<Target> {
         let target = |(name, service): &(String, ServiceId)| {
             let extension = u64::from_str_radix(name.strip_prefix(PREFIX)?, 16).ok()?;
@@ -187,31 +187,31 @@ fn parse_service(entry: &[u8]) -> (String, ServiceId) {
     )
 }
 
-/// Why there is no answer about what is behind a port.
+/// Why discovery got no answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DiscoveryError {
-    /// The port's service for management datagrams could not be had.
+    /// The port's service for management datagrams could not be opened.
     #[error("{0}")]
     Verb(#[from] verbs_core::Error),
     /// It refused the request.
     #[error("the port's service for management datagrams: {0}")]
     Agent(#[from] verbs_core::mad::AgentError),
-    /// Nobody answered.
+    /// The port did not answer.
     #[error("the port has no I/O unit, or does not answer")]
     TimedOut,
-    /// The port has refused: its status.
+    /// The port has refused the request with this status.
     #[error("the port refuses: status {0:#06x}")]
     Refused(u16),
 }
 
-/// What is behind a port: its controllers with their services. Asks one after the other.
+/// Finds what is behind a port: its controllers with their services. Sends one request after the other.
 ///
 /// # Errors
 /// [`DiscoveryError`]; a port without an I/O unit does not answer, or refuses.
 ///
 /// # Cancel safety
-/// A future that is dropped asks nothing more.
+/// When the future is dropped, no further requests are sent.
 pub async fn discover(
     device: &Device,
     port: u8,
@@ -249,7 +249,7 @@ pub async fn discover(
     Ok(controllers)
 }
 
-/// Who is waited for, by the transaction.
+/// The waiting callers, by transaction.
 #[derive(Default)]
 struct Waiting(Mutex<BTreeMap<TransactionId, oneshot::Sender<Option<MadBytes>>>>);
 
@@ -262,7 +262,7 @@ impl MadClient for Waiting {
         };
         let told = self.0.lock().remove(&tid);
         if let Some(tell) = told {
-            // Whoever asked may have gone.
+            // The caller may have been dropped.
             let _ = tell.send(answer);
         }
     }
@@ -298,7 +298,8 @@ impl Asker {
         let mut mad = [0; 256];
         emit_header(&header, &mut mad);
         let (tell, told) = oneshot::channel();
-        // An answer on another thread finds the lock taken; one on this thread comes when it is free.
+        // An answer on another thread finds the lock taken; an answer on this thread is handled after its
+        // release.
         collect(|| {
             let mut waiting = self.waiting.0.lock();
             let tid = self.agent.request(self.to, &mad, Retry::default())?;

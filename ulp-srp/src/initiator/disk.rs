@@ -1,4 +1,4 @@
-//! A disk that outlives outages: its commands wait, and go again.
+//! A disk that outlives outages: its commands wait, and are sent again.
 
 use futures::lock::Mutex;
 use std::time::Duration;
@@ -14,39 +14,39 @@ use crate::scsi::{
     self, BlockLimits, Blocks, Capacity, Extent as Range, Form, Sense, SenseKey, UnitNames,
 };
 
-/// Bytes that one command moves at most, if the disk does not say less.
+/// Bytes that one command moves at most, unless the disk states a smaller limit.
 const COMMAND_BYTES_MAX: u32 = 1 << 20;
 
-/// Blocks of one WRITE SAME, if the disk does not say, and at most.
+/// Blocks of one WRITE SAME at most, and the default if the disk states no limit.
 const SAME_BLOCKS: u64 = 1 << 16;
 const SAME_BLOCKS_MAX: u64 = 1 << 22;
 
-/// How often a command is sent again that the disk did not take, or had something to say first, and the pauses
+/// How often a command is repeated that the disk refused, or answered with a unit attention, and the pauses in
 /// between: about 10 s in all.
 const ATTEMPTS: u32 = 100;
 const PAUSE: Duration = Duration::from_millis(1);
 const PAUSE_MAX: Duration = Duration::from_millis(100);
 
-/// The pause before a disk is looked at again whose target is back and that is not.
+/// The pause before the next check of a disk that is not ready although its target is back.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
 
-/// Bytes of the answers to questions.
+/// Bytes of the answers to queries.
 const ANSWER: u32 = 512;
 
-/// A logical unit by way of a session, as a disk for programs: places and lengths are in bytes, and multiples of its
-/// blocks. Clones are the same one.
+/// A logical unit of a session, as a disk for programs: offsets and lengths are in bytes, and multiples of its
+/// block size. Clones are the same disk.
 ///
-/// Requests that are under way when the session is lost, and those that come before it is there again, wait and
-/// are sent again: each names the blocks that it is about, so that carrying it out twice is carrying it out. That
-/// the target has let go of the first one before it looks at the second is what its login answer promises. A
-/// request fails when the session is [over](Session::over), within
+/// Requests that are in flight when the session is lost, and those issued before it is restored, wait and are
+/// sent again: each names its blocks, so executing it twice has the same effect as executing it once. The
+/// target's login answer promises that it has dropped the first one before it reads the second. A request fails
+/// when the session is [over](Session::over), within
 /// [`Options::reconnect_timeout`](crate::initiator::Options::reconnect_timeout).
 ///
-/// Before anything goes to a disk that is there again, it is asked for its names and its capacity. If it is another
-/// one, or has become smaller, the session ends with [`Error::OtherDisk`], and all requests fail.
+/// Before any request is sent to a disk that is back, its names and its capacity are queried. If it is another
+/// disk, or has become smaller, the session ends with [`Error::OtherDisk`], and all requests fail.
 ///
-/// What was written is on the medium after [`Disk::flush`], or if `fua` was said: by the bit of that name where the
-/// disk has it (DPOFUA), otherwise by SYNCHRONIZE CACHE behind the WRITE.
+/// Written data is on the medium after [`Disk::flush`], or after a write with `fua`: by the FUA bit where the
+/// disk supports it (DPOFUA), otherwise by SYNCHRONIZE CACHE after the WRITE.
 ///
 /// ```no_run
 /// use ulp_srp::initiator::{Disk, Session};
@@ -64,7 +64,7 @@ const ANSWER: u32 = 512;
 /// ```
 ///
 /// # Context
-/// Nothing blocks; all of it may be awaited in routines.
+/// Nothing blocks; every future may be awaited in routines.
 #[derive(Clone, Debug)]
 pub struct Disk {
     inner: Arc<Inner>,
@@ -78,13 +78,13 @@ struct Inner {
     limits: BlockLimits,
     fua: bool,
     read_only: bool,
-    /// A block of zeros, to be written to many places.
+    /// A block of zeros, for writing to many places.
     zeros: Arc<Memory>,
-    /// The login by which the disk was last seen to be the one that it was.
+    /// The login in which the disk was last verified to be the same one.
     seen: Mutex<u64>,
 }
 
-/// Which disk it is.
+/// What identifies a disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct About {
     names: UnitNames,
@@ -92,13 +92,13 @@ struct About {
 }
 
 impl Disk {
-    /// The logical unit of that number.
+    /// Opens the logical unit with that number.
     ///
     /// # Errors
-    /// [`ScsiError`]; [`ScsiError::BlockSize`] for blocks that are no power of two from 512 to 4096.
+    /// [`ScsiError`]; [`ScsiError::BlockSize`] if the block size is not a power of two from 512 to 4096.
     ///
     /// # Cancel safety
-    /// Nothing is changed by dropping the future.
+    /// Dropping the future changes nothing.
     pub async fn open(session: &Session, lun: Lun) -> Result<Self, ScsiError> {
         let asking = Asking {
             session,
@@ -127,49 +127,49 @@ impl Disk {
         })
     }
 
-    /// How large it was when it was opened.
+    /// Its capacity when it was opened.
     pub fn capacity(&self) -> Capacity {
         self.inner.about.capacity
     }
 
-    /// What it takes in one command.
+    /// The limits of one command.
     pub fn limits(&self) -> BlockLimits {
         self.inner.limits
     }
 
-    /// What it is told apart by.
+    /// The names that identify it.
     pub fn names(&self) -> &UnitNames {
         &self.inner.about.names
     }
 
-    /// Whether nothing can be written.
+    /// Whether it is write-protected.
     pub fn is_read_only(&self) -> bool {
         self.inner.read_only
     }
 
-    /// Whether single writes can be sent to the medium (DPOFUA). [`Disk::write`] and [`Disk::zero`] flush
-    /// otherwise.
+    /// Whether single writes can be forced to the medium (DPOFUA). Otherwise [`Disk::write`] and [`Disk::zero`]
+    /// flush.
     pub fn has_fua(&self) -> bool {
         self.inner.fua
     }
 
-    /// Whether it gives the room of blocks back.
+    /// Whether it can release the space of blocks.
     pub fn can_trim(&self) -> bool {
         self.inner.limits.unmap > 0
     }
 
-    /// Fills the memory with what is there from that byte on.
+    /// Fills the memory with the data at that offset.
     ///
     /// # Errors
-    /// [`ScsiError::Status`] if the disk does not do it; [`ScsiError::Transport`] when the session is over.
+    /// [`ScsiError::Status`] if the disk does not execute it; [`ScsiError::Transport`] when the session is over.
     ///
     /// # Cancel safety
-    /// Of a future that is dropped a command may go on, and the memory stays shared until it has ended.
+    /// When the future is dropped, a command may still run, and the memory stays shared until it has ended.
     pub async fn read(&self, at: u64, memory: &Arc<Memory>) -> Result<(), ScsiError> {
         self.transfer(at, memory, false, false).await
     }
 
-    /// Puts the memory there; `fua`: so that it outlives a power failure.
+    /// Writes the memory to that offset; with `fua`, the data survives a power failure.
     ///
     /// # Errors
     /// As [`Disk::read`].
@@ -185,7 +185,7 @@ impl Disk {
         }
     }
 
-    /// Puts zeros there; `unmap`: by giving the room back, where that can be done; `fua` as for [`Disk::write`].
+    /// Writes zeros there; with `unmap`, by releasing the space where possible; `fua` as for [`Disk::write`].
     ///
     /// # Errors
     /// As [`Disk::read`].
@@ -219,7 +219,7 @@ impl Disk {
         }
     }
 
-    /// Says that what is there is not needed. Nothing happens if the disk cannot give room back.
+    /// Declares that this data is not needed. Does nothing if the disk cannot release space.
     ///
     /// # Errors
     /// As [`Disk::read`].
@@ -230,7 +230,7 @@ impl Disk {
         let size = u64::from(self.capacity().block_bytes);
         let (mut lba, mut left) = (at / size, len / size);
         while left > 0 {
-            // Fits: it is no more than that number of 32 bits.
+            // Fits: it is at most that number of 32 bits.
             let count = left.min(self.inner.limits.unmap.into()) as u32;
             if count == 0 {
                 return Ok(());
@@ -250,7 +250,7 @@ impl Disk {
         Ok(())
     }
 
-    /// Has all that was written before this call reach the medium.
+    /// Flushes everything written before this call to the medium.
     ///
     /// # Errors
     /// As [`Disk::read`].
@@ -265,7 +265,7 @@ impl Disk {
         self.command(&command, Data::None).await
     }
 
-    /// Moves all of the memory, in parts.
+    /// Transfers all of the memory, in parts.
     async fn transfer(
         &self,
         at: u64,
@@ -303,7 +303,7 @@ impl Disk {
 
     fn blocks(&self, at: u64, len: u64) -> Blocks {
         let size = u64::from(self.capacity().block_bytes);
-        // Callers have cut it into parts that a command can say.
+        // The callers have cut it into parts that fit into a command.
         let count = u32::try_from(len / size).unwrap_or(u32::MAX);
         Blocks {
             form: Form::Sixteen,
@@ -311,7 +311,7 @@ impl Disk {
         }
     }
 
-    /// Sends a command until it was carried out, by as many logins as that takes.
+    /// Sends a command until it is executed, over as many logins as that takes.
     async fn command(&self, command: &scsi::Command, data: Data<'_>) -> Result<(), ScsiError> {
         let Inner { session, lun, .. } = &*self.inner;
         loop {
@@ -328,7 +328,7 @@ impl Disk {
         }
     }
 
-    /// Waits until the disk is there, by a login by which it was seen to be the one that it was.
+    /// Waits until the disk is there, in a login in which it was verified to be the same one.
     async fn ready(&self) -> Result<u64, ScsiError> {
         let Inner { session, lun, .. } = &*self.inner;
         loop {
@@ -349,7 +349,7 @@ impl Disk {
                     return Ok(login);
                 }
                 Err(error) if is_outage(&error) => {}
-                // The target is back, and its disk is not yet.
+                // The target is back, but its disk is not yet.
                 Err(ScsiError::Status(_) | ScsiError::Short { .. }) => {
                     drop(seen);
                     session.pause(LOOK_AGAIN).await;
@@ -385,7 +385,7 @@ impl Disk {
     }
 }
 
-/// Commands by the channels of one login.
+/// Commands on the channels of one login.
 struct Asking<'a> {
     session: &'a Session,
     lun: Lun,
@@ -393,7 +393,7 @@ struct Asking<'a> {
 }
 
 impl Asking<'_> {
-    /// Sends a command until it was taken.
+    /// Sends a command until the disk accepts it.
     async fn run(&self, command: &scsi::Command, data: Data<'_>) -> Result<Completion, ScsiError> {
         let cdb = command.emit();
         let command = Command {
@@ -409,7 +409,7 @@ impl Asking<'_> {
                 Ok(done) => {
                     let sense = done.sense.as_deref().and_then(Sense::parse);
                     let is_news = sense.is_some_and(|it| it.key == SenseKey::UnitAttention);
-                    // Aborted by somebody else's reset.
+                    // Another initiator's reset has aborted it.
                     let is_full = [Status::BUSY, Status::TASK_SET_FULL, Status::TASK_ABORTED]
                         .contains(&done.status);
                     if !is_news && !is_full {
@@ -431,10 +431,10 @@ impl Asking<'_> {
         }
     }
 
-    /// What a question is answered with.
+    /// The answer to a query.
     async fn ask(&self, command: &scsi::Command) -> Result<Vec<u8>, ScsiError> {
         let memory = Arc::new(Memory::alloc(ANSWER as usize)?);
-        // A session whose handles are in use, or that has none, answers all the same.
+        // A session whose handles are all in use, or that has none, can query all the same.
         if self.session.needs_publishing() {
             self.session.publish(&memory).await?;
         }
@@ -449,7 +449,7 @@ impl Asking<'_> {
         Ok(answer)
     }
 
-    /// A page of vital product data; `None` if the disk has none of that number.
+    /// A page of vital product data; `None` if the disk has no such page.
     async fn page(&self, page: u8) -> Result<Option<Vec<u8>>, ScsiError> {
         let command = scsi::Command::Inquiry {
             page: Some(page),
@@ -462,7 +462,7 @@ impl Asking<'_> {
         }
     }
 
-    /// Which disk it is.
+    /// Queries what identifies the disk.
     async fn about(&self) -> Result<About, ScsiError> {
         let command = scsi::Command::ReadCapacity16 { allocation: 32 };
         let answer = self.ask(&command).await?;
@@ -478,7 +478,7 @@ impl Asking<'_> {
         })
     }
 
-    /// Whether it takes FUA, and whether it is write protected; neither if it does not say.
+    /// Whether it supports FUA, and whether it is write-protected; neither if it does not say.
     async fn modes(&self) -> Result<(bool, bool), ScsiError> {
         let command = scsi::Command::ModeSense {
             page: 0x3f,
@@ -499,7 +499,7 @@ impl Asking<'_> {
     }
 }
 
-/// Whether the session is lost, so that what was under way is to go again.
+/// Whether the session is lost, so commands in flight must be sent again.
 fn is_outage(error: &ScsiError) -> bool {
     matches!(
         error,
@@ -514,7 +514,7 @@ fn is_outage(error: &ScsiError) -> bool {
     )
 }
 
-/// The disk does not know what it is asked for.
+/// Whether the disk does not know the command.
 fn is_illegal(done: &Completion) -> bool {
     matches!(done.sense_code(), Some((5, ..)))
 }

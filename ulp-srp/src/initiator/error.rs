@@ -28,7 +28,7 @@ pub enum Error {
         /// Bytes that the target takes.
         max: usize,
     },
-    /// The text names no target.
+    /// The text does not name a target.
     #[error(
         "'{0}' is no target: an address with a port, like 10.0.0.2:5555, or id_ext=...,ioc_guid=...,dest=..."
     )]
@@ -41,19 +41,19 @@ pub enum Error {
     /// All slots are taken, or there is no handle for the memory now. Nothing was done.
     #[error("no room for the command now; try again when another one has ended")]
     Busy,
-    /// The channel is lost and not there again yet. Nothing was done.
+    /// The channel is lost and not restored yet. Nothing was done.
     #[error("the channel to the target is being made again")]
     Reconnecting,
 
     // --- the session is over ---
-    /// Another initiator has logged in under this session's name, and the target has ended the session. It does
-    /// not log in again, which would end the other one in turn.
+    /// Another initiator has logged in under this session's name, and the target has ended the session. The
+    /// session does not log in again, because that would end the other one in turn.
     #[error("another initiator logged in under this name (0x{0})")]
     Replaced(PortId),
-    /// The session was lost, and could not be made again in the time that there is for it.
+    /// The session was lost, and could not be restored in the time allowed.
     #[error("no login has succeeded for {} s: {error}", .after.as_secs_f64())]
     GivenUp {
-        /// How long it was tried.
+        /// How long it was attempted.
         after: Duration,
         /// Why the last attempt failed.
         error: Box<Error>,
@@ -63,9 +63,9 @@ pub enum Error {
     /// to it.
     #[error("the target offers another disk than before: {now}; it was {was}")]
     OtherDisk {
-        /// The disk that was there, by its names and its size.
+        /// The earlier disk, by its names and its size.
         was: String,
-        /// The one that is there.
+        /// The current one.
         now: String,
     },
 
@@ -85,10 +85,10 @@ pub enum Error {
     /// The target broke the protocol; the channel is closed.
     #[error("the target broke the protocol: {0}")]
     Protocol(Violation),
-    /// The target did not execute the command; what it says is wrong with it.
+    /// The target did not execute the command; the reason that it gives.
     #[error("the target did not execute the command: {0}")]
     Response(ResponseCode),
-    /// The connection was lost with the command under way: whether it was executed is not known.
+    /// The connection was lost with the command in flight: it may or may not have been executed.
     #[error("the connection to the target was lost")]
     ConnectionLost,
     /// Task management has ended the command.
@@ -111,7 +111,7 @@ pub enum Error {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Violation {
-    /// What it sent is no unit, or contradicts itself.
+    /// It sent something that is not a unit, or contradicts itself.
     #[error("{0}")]
     Unit(IuError),
     /// It answers a request that was not sent.
@@ -120,7 +120,7 @@ pub enum Violation {
     /// It invalidated a key that is not the answered command's.
     #[error("it invalidated a key that does not belong to the command")]
     Invalidated,
-    /// What answered the login is something else.
+    /// The answer to the login is another unit.
     #[error("the login was answered by something that is no {0}")]
     NoLogin(Unit),
     /// The limits in its answer to the login are too small to work with.
@@ -133,18 +133,18 @@ pub enum Violation {
 pub struct Completion {
     /// SCSI status.
     pub status: Status,
-    /// How much of the data-out buffer was not taken, or not enough.
+    /// How much of the data-out buffer was left over, or missing.
     pub data_out: Residual,
-    /// How much of the data-in buffer was not filled, or not enough.
+    /// How much of the data-in buffer was left over, or missing.
     pub data_in: Residual,
     /// Sense data, where the target sent some.
     pub sense: Option<Box<[u8]>>,
-    /// Response data, where the target sent some: what became of task management.
+    /// Response data, where the target sent some: the result of task management.
     pub response: Option<ResponseCode>,
 }
 
 impl Completion {
-    /// Whether all went well.
+    /// Whether it succeeded.
     pub fn is_good(&self) -> bool {
         self.status == Status::GOOD
     }

@@ -3,14 +3,14 @@
 //! - [`Initiator`] logs in, by the RDMA connection manager or by the InfiniBand one.
 //! - [`Session`] takes commands: [`Session::command`] with a routine, legal under NoBlock;
 //!   [`Session::run`], [`Session::read`] and others as futures.
-//! - [`Disk`] is a logical unit for programs: what waits in an outage goes again when it is over.
-//! - A command's scatter list becomes one direct descriptor wherever the boundaries between its elements
-//!   lie on pages, by one of three [mechanisms](Mechanism) that never wait.
+//! - [`Disk`] is a logical unit for programs: requests that wait in an outage are sent again when it is over.
+//! - A command's scatter list becomes one direct descriptor where all boundaries between its elements are page
+//!   boundaries, by one of three [mechanisms](Mechanism) that never wait.
 //! - [`discovery`] finds targets on an InfiniBand subnet.
-//! - [`table`] and [`plan`] are what can be decided without a device: who is answered, in what order
-//!   commands are sent, which elements one handle can stand for.
+//! - [`table`] and [`plan`] decide everything that needs no device: which request an answer belongs to, in what
+//!   order commands are sent, which elements one handle can cover.
 //!
-//! Everything runs in completions. There is no thread, and no call that waits.
+//! Everything runs in completions: there is no thread, and no call waits.
 
 mod address;
 mod channel;
@@ -18,12 +18,12 @@ mod config;
 pub mod discovery;
 mod disk;
 mod error;
-pub mod plan;
 mod restore;
 mod scsi;
 mod session;
 mod shared;
-pub mod table;
+
+pub use channel::{plan, table};
 
 pub use address::{Target, TargetWay};
 pub use channel::{Adapter, Command, Data, Formats, Refused};

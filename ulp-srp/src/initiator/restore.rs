@@ -5,10 +5,10 @@ use std::pin::pin;
 use std::task::{Poll, Waker};
 use std::time::Duration;
 
-use verbs_core::mad::Time;
 use verbs_core::sync::atomic::Ordering::SeqCst;
 use verbs_core::sync::{Arc, Weak};
 use verbs_core::task::OwnWaker;
+use verbs_core::time::Instant;
 
 use crate::initiator::channel::Channel;
 use crate::initiator::config::{Event, Options};
@@ -18,19 +18,19 @@ use crate::initiator::shared::Shared;
 /// Attempts on a device that has no clock.
 const UNTIMED_ATTEMPTS: u32 = 8;
 
-/// When attempts are made. It outlives an outage: a target that ends every session at once is not asked all the
-/// time.
+/// When attempts are made. It outlives an outage, so a target that ends every session at once is not asked all
+/// the time.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Pace {
     /// The pause before the next attempt.
     pause: Duration,
     /// When the session was last restored.
-    restored: Time,
+    restored: Instant,
 }
 
 impl Pace {
     /// The session is lost: the pause before the first attempt.
-    fn lost(&mut self, options: &Options, now: Time) -> Duration {
+    fn lost(&mut self, options: &Options, now: Instant) -> Duration {
         if now.since(self.restored) > options.backoff_max {
             self.pause = Duration::ZERO;
         }
@@ -46,12 +46,12 @@ impl Pace {
     }
 }
 
-/// How much longer than its connections a login may take: what a connection says of its end says more.
+/// How much longer than its connections a login may take: the error of a connection says more than a timeout.
 const GRACE: Duration = Duration::from_millis(100);
 
 impl Shared {
-    /// Logs in: opens all channels, within the time that there is for that.
-    pub(super) async fn log_in(self: &Arc<Self>, until: Option<Time>) -> Result<(), Error> {
+    /// Logs in: opens all channels, within the time allowed.
+    pub(super) async fn log_in(self: &Arc<Self>, until: Option<Instant>) -> Result<(), Error> {
         let limit = self.options.login_timeout;
         let timer = self.timer();
         let deadline = timer.as_ref().map(|timer| timer.now() + limit + GRACE);
@@ -65,7 +65,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Opens all channels. If one of them cannot be, the others end.
+    /// Opens all channels. If one of them fails, the others end.
     async fn open_all(self: &Arc<Self>) -> Result<Vec<Arc<Channel>>, Error> {
         let mut opened = Opened(Vec::new());
         for number in 0..self.options.channels {
@@ -74,8 +74,8 @@ impl Shared {
         Ok(std::mem::take(&mut opened.0))
     }
 
-    /// What the future gives; `None` when the session is over before, or the time.
-    async fn unless_over<F: Future>(&self, until: Option<Time>, future: F) -> Option<F::Output> {
+    /// The future's result; `None` if the session ends, or the time runs out, before that.
+    async fn unless_over<F: Future>(&self, until: Option<Instant>, future: F) -> Option<F::Output> {
         let mut future = pin!(future);
         let timer = self.timer();
         let mut armed: Option<Waker> = None;
@@ -107,14 +107,14 @@ impl Shared {
     }
 
     /// Waits for a time on the device's clock, or until the session is over.
-    pub(super) async fn pause(&self, until: Option<Time>) {
+    pub(super) async fn pause(&self, until: Option<Instant>) {
         if until.is_some() {
             self.unless_over(until, std::future::pending::<()>()).await;
         }
     }
 }
 
-/// Channels that are given up unless they are taken out.
+/// Channels that are abandoned on drop unless they are taken out.
 struct Opened(Vec<Arc<Channel>>);
 
 impl Drop for Opened {
@@ -125,7 +125,7 @@ impl Drop for Opened {
     }
 }
 
-/// Logs in again, with pauses that grow, until the session is there or over, or its time is.
+/// Logs in again, with growing pauses, until the session is restored or over, or its time has run out.
 pub(super) async fn restore(session: Weak<Shared>, why: Error) {
     let Some(shared) = session.upgrade() else {
         return;
@@ -151,7 +151,7 @@ pub(super) async fn restore(session: Weak<Shared>, why: Error) {
         if shared.is_closed.load(SeqCst) {
             return;
         }
-        // Without a clock there are no pauses, and so a number of attempts.
+        // Without a clock there are no pauses, so the number of attempts is bounded instead.
         let is_late = options.reconnect_timeout == Some(Duration::ZERO)
             || timer.is_none() && attempts == UNTIMED_ATTEMPTS
             || now().zip(until).is_some_and(|(now, until)| now >= until);
@@ -172,7 +172,7 @@ pub(super) async fn restore(session: Weak<Shared>, why: Error) {
     }
 }
 
-fn give_up(shared: &Arc<Shared>, last: Error, time: Option<(Time, Time)>) {
+fn give_up(shared: &Arc<Shared>, last: Error, time: Option<(Instant, Instant)>) {
     let after = time.map_or(Duration::ZERO, |(now, begun)| now.since(begun));
     let error = match shared.device.target().is_removed() {
         true => Error::Verb(verbs_core::Error::DeviceRemoved),
@@ -193,7 +193,7 @@ mod tests {
     fn pauses_double_and_go_on_after_a_short_life() {
         let (options, ms) = (Options::default(), Duration::from_millis);
         let mut pace = Pace::default();
-        let later = Time::ZERO + ms(20_000);
+        let later = Instant::ZERO + ms(20_000);
         let first = pace.lost(&options, later);
         let mut pauses = vec![first];
         pauses.extend((0..12).map(|_| pace.attempt(&options)));

@@ -8,20 +8,20 @@ use crate::initiator::error::{Completion, Error, Outcome};
 use crate::initiator::session::Session;
 use crate::iu::{Cdb, Lun, Residual, TaskAttribute};
 
-/// What a logical unit says of itself.
+/// The description that a logical unit gives of itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Inquiry {
-    /// Kind of device; 0 is a disk, 0x1f none that could be used.
+    /// Kind of device; 0 is a disk, 0x1f an unusable device.
     pub device_type: u8,
-    /// Who has made it.
+    /// Its vendor.
     pub vendor: String,
-    /// What it is.
+    /// Its product name.
     pub product: String,
-    /// Which revision.
+    /// Its revision.
     pub revision: String,
 }
 
-/// How large a logical unit is.
+/// The size of a logical unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capacity {
     /// Blocks.
@@ -37,25 +37,25 @@ impl Capacity {
     }
 }
 
-/// Why a logical unit did not do what was asked.
+/// Why a logical unit did not execute a command.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ScsiError {
-    /// The command did not reach it, or not its answer us.
+    /// The command did not reach it, or its answer did not reach this initiator.
     #[error("{0}")]
     Transport(#[from] Error),
     /// It answered with another status than GOOD.
     #[error("{}", describe(.0))]
     Status(Box<Completion>),
-    /// Its answer is shorter than the least that it has to say.
+    /// Its answer is shorter than the required part.
     #[error("the logical unit answered {got} bytes of {needed}")]
     Short {
-        /// Bytes that came.
+        /// Bytes received.
         got: usize,
-        /// Bytes that are needed.
+        /// Bytes required.
         needed: usize,
     },
-    /// Its blocks have a size that disks for programs do not have.
+    /// Its block size is not one that a disk for programs may have.
     #[error("the disk has blocks of {0} bytes; a power of two from 512 to 4096 can be used")]
     BlockSize(u32),
 }
@@ -127,7 +127,7 @@ impl Session {
         self.plain(lun, &cdb, Data::Out(list)).await.map(drop)
     }
 
-    /// Has everything written so far reach the medium: SYNCHRONIZE CACHE(10).
+    /// Flushes everything written so far to the medium: SYNCHRONIZE CACHE(10).
     ///
     /// # Errors
     /// As [`Session::read`].
@@ -139,12 +139,12 @@ impl Session {
     /// TEST UNIT READY.
     ///
     /// # Errors
-    /// As [`Session::read`]; a unit that has something to report first says that by a status.
+    /// As [`Session::read`]; a unit that has something to report first does so by a status.
     pub async fn test_unit_ready(&self, lun: Lun) -> Result<(), ScsiError> {
         self.plain(lun, &[0; 6], Data::None).await.map(drop)
     }
 
-    /// What the logical unit says of itself: INQUIRY.
+    /// Queries the description of the logical unit: INQUIRY.
     ///
     /// # Errors
     /// As [`Session::read`]; [`ScsiError::Short`].
@@ -162,7 +162,7 @@ impl Session {
         })
     }
 
-    /// How large the logical unit is: READ CAPACITY(16), or (10) where there is no other.
+    /// The size of the logical unit: READ CAPACITY(16), or (10) if the unit does not support that.
     ///
     /// # Errors
     /// As [`Session::inquiry`].
@@ -207,7 +207,7 @@ impl Session {
         Ok(answer[8..8 + len].chunks_exact(8).filter_map(lun).collect())
     }
 
-    /// A command with data of no more than a page or so: what came.
+    /// Sends a command with data of at most about a page; returns the data received.
     async fn ask(
         &self,
         lun: Lun,
@@ -221,7 +221,7 @@ impl Session {
             offset: 0,
             len: room,
         }];
-        // A session whose handles are in use, or that has none, answers all the same.
+        // A session whose handles are all in use, or that has none, can query all the same.
         if self.needs_publishing() {
             self.publish(&memory).await?;
         }
@@ -242,7 +242,8 @@ impl Session {
         }
     }
 
-    /// A command that is to be GOOD. What a unit has to report once (it was reset, say) is passed over.
+    /// Sends a command that must end with GOOD. A condition that the unit reports once (for example a reset) is
+    /// skipped.
     async fn plain(&self, lun: Lun, cdb: &[u8], data: Data<'_>) -> Result<Completion, ScsiError> {
         const ATTEMPTS: u32 = 3;
         let command = Command {

@@ -1,4 +1,4 @@
-//! A session: the channels to one port of a target, and what is kept for all of them.
+//! A session: the channels to one port of a target, and their common state.
 
 use std::fmt;
 use std::future::IntoFuture;
@@ -10,11 +10,11 @@ use rustix::rand::{GetRandomFlags, getrandom};
 use verbs_cm::Manager;
 use verbs_core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use verbs_core::sync::{Arc, Mutex};
-use verbs_core::{Access, Device, Guid, Memory};
+use verbs_core::{Access, Device, DeviceCap, Guid, Memory};
 
 use crate::initiator::address::Target;
 use crate::initiator::channel::{Adapter, Command, Formats, Refused, Routine, Task};
-use crate::initiator::config::{Event, Options};
+use crate::initiator::config::{Event, Mechanism, Options};
 use crate::initiator::error::{Error, Outcome};
 use crate::initiator::shared::{Listener, Shared, add};
 use crate::initiator::table::Counters;
@@ -45,18 +45,19 @@ pub struct Initiator {
     listener: Option<Listener>,
 }
 
-/// A session with a target's port; a handle to it. When the last handle goes, the session ends.
+/// A session with a target's port; a handle to it. When the last handle is dropped, the session ends.
 ///
 /// # Context
-/// [`Session::command`] never blocks, and is legal under NoBlock: in routines, handlers, or what else may
-/// not wait. So are all others; the asynchronous ones finish in completions, without a thread of ours.
+/// [`Session::command`] never blocks, and is legal under NoBlock: in routines, handlers, and wherever else
+/// waiting is forbidden. So are all other calls; the asynchronous ones finish in completions, without a thread of
+/// this crate.
 #[derive(Clone)]
 pub struct Session {
     shared: Arc<Shared>,
     _last: Arc<Last>,
 }
 
-/// Ends the session when the last handle goes.
+/// Ends the session when the last handle is dropped.
 struct Last(Arc<Shared>);
 
 impl Drop for Last {
@@ -75,7 +76,8 @@ impl Initiator {
         }
     }
 
-    /// Has sessions tell what happens to them: under NoBlock, on the thread where it happens.
+    /// Sets a listener for the events of sessions. It is called under NoBlock, on the thread where the event
+    /// happens.
     pub fn on_event(mut self, listener: impl Fn(Event<'_>) + Send + Sync + 'static) -> Self {
         self.listener = Some(Arc::new(listener));
         self
@@ -88,19 +90,26 @@ impl Initiator {
     /// [`Error::Post`].
     ///
     /// # Cancel safety
-    /// A future that is dropped ends the channels that were opened.
+    /// When the future is dropped, the opened channels end.
     pub async fn login(&self, target: Target) -> Result<Session, Error> {
+        let attr = self.device.query().await?;
         let initiator = match self.options.initiator {
             Some(name) => name,
-            None => own_name(self.device.query().await?.node_guid)?,
+            None => own_name(attr.node_guid)?,
         };
+        let mut options = self.options.clone();
+        let has_fast_reg =
+            attr.caps.contains(DeviceCap::MEM_MGT_EXTENSIONS) && attr.max_fast_reg_pages > 0;
+        if options.mechanism == Mechanism::FastReg && !has_fast_reg {
+            options.mechanism = Mechanism::Published;
+        }
         let shared = Arc::new(Shared {
             published: Mutex::new(Vec::new()),
             channels: Mutex::default(),
             pd: self.device.alloc_pd().await?,
             manager: Manager::of(&self.device),
             device: Arc::clone(&self.device),
-            options: self.options.clone(),
+            options,
             target,
             listener: self.listener.clone(),
             initiator,
@@ -121,10 +130,10 @@ impl Initiator {
     }
 }
 
-/// A name that no other session has: of the device, and drawn.
+/// A unique name: the device's GUID and a random extension.
 fn own_name(guid: Guid) -> Result<PortId, Error> {
     let mut extension = [0; 8];
-    // Eight bytes come whole or not at all.
+    // A draw of eight bytes either succeeds or fails as a whole.
     let drawn = getrandom(&mut extension, GetRandomFlags::empty());
     drawn.map_err(|_| verbs_core::Error::DeviceFailed)?;
     Ok(PortId {
@@ -134,19 +143,19 @@ fn own_name(guid: Guid) -> Result<PortId, Error> {
 }
 
 impl Session {
-    /// Sends a command; `routine` is called once with how it ended, under NoBlock. Its tag, for an abort.
+    /// Sends a command; `routine` is called once with its outcome, under NoBlock. Returns its tag, for an abort.
     ///
-    /// The scatter list's memory is shared with the device until then, and no longer: when the routine is
-    /// called, no key leads to it any more but those of [published](Session::publish) memory.
+    /// The scatter list's memory is shared with the device until then, and no longer: when the routine is called,
+    /// no key gives access to it, except those of [published](Session::publish) memory.
     ///
     /// # Completion
-    /// Later, where the completion is made, never in this call. Commands that the request limit does not
-    /// allow yet wait in the order in which they came.
+    /// Later, where the completion is handled, never in this call. Commands that the request limit does not yet
+    /// allow wait in order.
     ///
     /// # Errors
-    /// [`Refused`] gives the routine back: with [`Error::Busy`] or [`Error::Reconnecting`], to be tried
-    /// again later; [`Error::TooLong`], [`Error::UnitTooLong`], [`Error::Unit`], [`Error::Verb`] for what
-    /// is wrong with the command; [`Error::LoggedOut`].
+    /// [`Refused`] gives the routine back: with [`Error::Busy`] or [`Error::Reconnecting`], to be retried later;
+    /// [`Error::TooLong`], [`Error::UnitTooLong`], [`Error::Unit`], [`Error::Verb`] for a fault of the command;
+    /// [`Error::LoggedOut`].
     ///
     /// # Context
     /// Never blocks. Allocates for the routine; see [`Session::command_for`].
@@ -180,7 +189,7 @@ impl Session {
         }
     }
 
-    /// As [`Session::command`], for a driver that tells its commands apart by number.
+    /// As [`Session::command`], for a driver that numbers its commands.
     ///
     /// # Errors
     /// As there.
@@ -199,22 +208,22 @@ impl Session {
         channel.command(command, || Routine::Adapter(Arc::clone(adapter), number))
     }
 
-    /// Sends a command and waits for its end; for room first, while other commands are under way.
+    /// Sends a command and waits for its end; first waits for a free slot, while other commands are in flight.
     ///
     /// # Errors
     /// As [`Session::command`], and those of an [`Outcome`].
     ///
     /// # Cancel safety
-    /// Of a future that is dropped the command goes on, and the memory stays shared until it has ended.
+    /// When the future is dropped, the command continues, and the memory stays shared until it has ended.
     pub async fn run(&self, command: &Command<'_>) -> Outcome {
         self.run_of(None, command).await
     }
 
-    /// As [`Session::run`], by the channels of that login and of no later one: a target that was lost may be
-    /// another one when it is there again.
+    /// As [`Session::run`], but only on the channels of that login: after an outage the target may be another
+    /// one.
     ///
     /// # Errors
-    /// As there; [`Error::Reconnecting`] when the channels are of another login, with nothing done.
+    /// As there; [`Error::Reconnecting`] if the channels belong to another login; then nothing was done.
     ///
     /// # Cancel safety
     /// As there.
@@ -222,14 +231,14 @@ impl Session {
         self.run_of(Some(login), command).await
     }
 
-    /// Waits until commands are taken; yields the number of the login, for [`Session::run_on`]: 0 for the first
-    /// one, and a larger one whenever the session was lost and made again.
+    /// Waits until commands are accepted; returns the number of the login, for [`Session::run_on`]: 0 for the
+    /// first one, and a larger one after each restore of the session.
     ///
     /// # Errors
     /// Why the session is over: [`Error::LoggedOut`], [`Error::Replaced`], [`Error::GivenUp`], [`Error::OtherDisk`].
     ///
     /// # Cancel safety
-    /// Nothing is lost by dropping the future.
+    /// Dropping the future loses nothing.
     pub async fn opened(&self) -> Result<u64, Error> {
         let look = |shared: &Shared| match shared.is_closed.load(Relaxed) {
             true => Some(Err(shared.why_over())),
@@ -238,10 +247,10 @@ impl Session {
         self.shared.until(look).await
     }
 
-    /// Waits until the session is over, and yields why, as [`Session::opened`] tells it.
+    /// Waits until the session is over, and returns the reason, as [`Session::opened`] does.
     ///
     /// # Cancel safety
-    /// Nothing is lost by dropping the future.
+    /// Dropping the future loses nothing.
     pub async fn over(&self) -> Error {
         let look = |shared: &Shared| {
             let is_over = shared.is_closed.load(Relaxed);
@@ -255,7 +264,7 @@ impl Session {
             let seen = self.shared.ends();
             let (tell, told) = oneshot::channel();
             let sent = self.command_of(login, command, move |outcome| {
-                // Whoever has dropped the future does not want to know.
+                // The receiver is closed only if its future was dropped.
                 let _ = tell.send(outcome);
             });
             match sent {
@@ -268,8 +277,13 @@ impl Session {
         }
     }
 
-    /// Gives memory a long-lived key, for [`Mechanism::Published`](crate::initiator::Mechanism::Published)
-    /// and as what stands in when handles run out. The target can reach all of it until the session ends.
+    /// How memory is described: the mechanism of the [options](Options::mechanism), unless the device lacks it.
+    pub fn mechanism(&self) -> Mechanism {
+        self.shared.options.mechanism
+    }
+
+    /// Gives memory a long-lived key, for [`Mechanism::Published`](crate::initiator::Mechanism::Published) and as
+    /// the fallback when handles run out. The target can access all of the memory until the session ends.
     ///
     /// # Errors
     /// [`Error::Verb`].
@@ -280,28 +294,27 @@ impl Session {
         Ok(())
     }
 
-    /// Whether memory has no other key than that of its publication.
+    /// Whether memory can only have the key of its publication.
     pub(crate) fn needs_publishing(&self) -> bool {
-        self.shared.options.mechanism == crate::initiator::Mechanism::Published
-            || self.shared.options.pool() == 0
+        self.mechanism() == Mechanism::Published || self.shared.options.pool() == 0
     }
 
-    /// Takes the key of memory back.
+    /// Withdraws the key of the memory.
     pub(crate) fn unpublish(&self, memory: &Arc<Memory>) {
         let mut published = self.shared.published.lock();
         let at = published
             .iter()
             .position(|mr| Arc::ptr_eq(mr.memory(), memory));
         let taken = at.map(|at| published.swap_remove(at));
-        // Its implicit destroy runs outside of the lock.
+        // Its implicit destroy runs after the lock is released.
         drop(published);
         drop(taken);
     }
 
-    /// Asks the target to do something about commands that are under way; `call` gets what became of it.
-    /// An abort names the command by its tag.
+    /// Requests task management for commands in flight; `call` gets the result. An abort names the command by its
+    /// tag.
     ///
-    /// Commands that it ended have [`Error::Aborted`]. Never blocks.
+    /// The commands that it ends have the outcome [`Error::Aborted`]. Never blocks.
     pub fn manage(
         &self,
         function: TaskFunction,
@@ -326,7 +339,7 @@ impl Session {
     /// Aborts a command.
     ///
     /// # Errors
-    /// [`Error::Reconnecting`], [`Error::ConnectionLost`]; [`Error::Response`] if the target did not.
+    /// [`Error::Reconnecting`], [`Error::ConnectionLost`]; [`Error::Response`] if the target did not execute it.
     pub async fn abort(&self, lun: Lun, tag: Tag) -> Result<(), Error> {
         self.managed(TaskFunction::ABORT_TASK, lun, Some(tag)).await
     }
@@ -347,7 +360,7 @@ impl Session {
     ) -> Result<(), Error> {
         let (tell, told) = oneshot::channel();
         self.manage(function, lun, tag, move |outcome| {
-            // Whoever has dropped the future does not want to know.
+            // The receiver is closed only if its future was dropped.
             let _ = tell.send(outcome);
         });
         let done = told.await.unwrap_or(Err(Error::ConnectionLost))?;
@@ -357,18 +370,18 @@ impl Session {
         }
     }
 
-    /// Logs out: tells the target, ends the commands that are under way, and closes the connections. A target that
-    /// has gone is asked for as long as the connection manager has patience: who cannot wait drops the future.
+    /// Logs out: notifies the target, ends the commands in flight, and closes the connections. If the target does
+    /// not answer, this waits until the connection manager gives up; to wait no longer, drop the future.
     ///
     /// # Cancel safety
-    /// The session is over when the future was polled once, whether it is dropped then or not.
+    /// The session is over once the future has been polled, whether it is dropped then or not.
     pub async fn logout(self) {
         self.shared.end(&Error::LoggedOut);
         let channels = self.shared.take_channels();
         let closing = channels.iter().filter_map(|channel| channel.log_out());
         let closing: Vec<_> = closing.map(|it| it.close().into_future()).collect();
         self.shared.room();
-        // A target that has gone needs no telling.
+        // A target that no longer answers needs no notice.
         let _told = join_all(closing).await;
     }
 
@@ -377,12 +390,12 @@ impl Session {
         self.shared.login().is_some()
     }
 
-    /// The name that it has logged in under.
+    /// The name under which it has logged in.
     pub fn initiator(&self) -> PortId {
         self.shared.initiator
     }
 
-    /// What has happened on all channels, and how commands were named.
+    /// The counters of all channels, and the formats of their commands.
     pub fn counters(&self) -> (Counters, Formats) {
         let mut sum = *self.shared.past.lock();
         let channels = self.shared.channels.lock().all.clone();
@@ -398,7 +411,7 @@ impl Session {
         channels.iter().map(|channel| channel.limit()).sum()
     }
 
-    /// Ends the session for that reason.
+    /// Ends the session for this reason.
     pub(crate) fn end(&self, error: &Error) {
         self.shared.close(error);
     }
@@ -409,7 +422,7 @@ impl Session {
         self.shared.pause(until).await;
     }
 
-    /// Who was logged in to.
+    /// The target of the session.
     pub fn target(&self) -> &Target {
         &self.shared.target
     }

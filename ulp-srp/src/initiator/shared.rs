@@ -1,4 +1,4 @@
-//! What all channels of a session have in common.
+//! The state that all channels of a session share.
 
 use std::future::poll_fn;
 use std::task::{Poll, Waker};
@@ -19,12 +19,12 @@ use crate::initiator::restore::{Pace, restore};
 use crate::initiator::table::Counters;
 use crate::iu::{Lun, PortId, TaskFunction};
 
-/// Who is told of events.
+/// The listener for events.
 pub(super) type Listener = Arc<dyn Fn(Event<'_>) + Send + Sync>;
 
-/// What all channels of a session have in common.
+/// The state that all channels of a session share.
 pub(crate) struct Shared {
-    // Dropped in this order: what is registered before what it is registered in.
+    // Dropped in this order: regions before the protection domain that they are in.
     pub(super) published: Mutex<Vec<Mr>>,
     pub(super) channels: Mutex<Channels>,
     pub(super) pd: Pd,
@@ -35,27 +35,27 @@ pub(crate) struct Shared {
     pub(super) listener: Option<Listener>,
     /// This end's name.
     pub(super) initiator: PortId,
-    /// Set behind `over`.
+    /// Set after `over`.
     pub(super) is_closed: AtomicBool,
     /// Why the session is over.
     pub(super) over: Mutex<Option<Error>>,
-    /// When it is tried to be made again.
+    /// When the next attempt to log in again is made.
     pub(super) pace: Mutex<Pace>,
     /// Where the search for a channel begins next.
     pub(super) turn: AtomicU32,
     /// Commands that have ended, and channels that were lost or restored: each may have made room.
     pub(super) ends: AtomicU64,
-    /// Who waits for another one.
+    /// Tasks that wait for another end.
     pub(super) waiting: Mutex<Vec<Waker>>,
-    /// What channels that are no more have counted.
+    /// The counters of channels that no longer exist.
     pub(super) past: Mutex<(Counters, Formats)>,
 }
 
-/// The channels that there are: those of one login, or none.
+/// The current channels: those of one login, or none.
 #[derive(Default)]
 pub(super) struct Channels {
     pub(super) all: Vec<Arc<Channel>>,
-    /// Logins that there were before this one.
+    /// Logins before this one.
     pub(super) login: u64,
 }
 
@@ -88,7 +88,7 @@ impl Shared {
         self.device.target().provider_of().timer()
     }
 
-    /// Where published memory is reached.
+    /// The remote address of published memory.
     pub(crate) fn published(&self, extent: &Extent<'_>) -> Option<Remote> {
         let published = self.published.lock();
         let mut of = published
@@ -100,7 +100,7 @@ impl Shared {
             .map(|mr| mr.remote(extent.offset))
     }
 
-    /// A channel that takes commands, each in its turn, those with room first; if it is one of that login.
+    /// A channel that takes commands, in turn, preferring those with room; only of that login, if one is given.
     pub(super) fn channel(&self, login: Option<u64>) -> Result<Arc<Channel>, Error> {
         if self.is_closed.load(Relaxed) {
             return Err(self.why_over());
@@ -134,17 +134,17 @@ impl Shared {
         is_open.then_some(channels.login)
     }
 
-    /// The channels of a login, the first one or another.
+    /// Installs the channels of a login, the first or a later one.
     pub(super) fn enter(self: &Arc<Self>, all: Vec<Arc<Channel>>) {
         let mut channels = self.channels.lock();
-        // Whoever ends the session takes the channels when it has said so.
+        // The thread that ends the session sets `is_closed`, and then takes the channels.
         if self.is_closed.load(SeqCst) {
             drop(channels);
             return all.iter().for_each(|it| it.abandon(&self.why_over()));
         }
         channels.all.clone_from(&all);
         drop(channels);
-        // One that was lost before it was here is lost now.
+        // If a channel was lost before this call, handle its loss now.
         if let Some(lost) = all.iter().find(|channel| !channel.is_open()) {
             self.lost(lost, &Error::ConnectionLost);
         }
@@ -154,7 +154,7 @@ impl Shared {
         std::mem::take(&mut self.channels.lock().all)
     }
 
-    /// Ends the session, for that reason unless there is one already.
+    /// Ends the session, for this reason unless it already has one.
     pub(super) fn close(&self, error: &Error) {
         self.end(error);
         for channel in self.take_channels() {
@@ -163,7 +163,7 @@ impl Shared {
         self.room();
     }
 
-    /// From now on the session is over; the channels are still to be taken.
+    /// Marks the session as over; its channels must still be taken.
     pub(super) fn end(&self, error: &Error) {
         self.over.lock().get_or_insert_with(|| error.clone());
         self.is_closed.store(true, SeqCst);
@@ -184,10 +184,10 @@ impl Shared {
         self.tell(Event::Asynchronous { lun, sense });
     }
 
-    /// Something has ended: who waits may try again.
+    /// A command or channel has ended: wakes the waiting tasks.
     pub(crate) fn room(&self) {
         self.ends.fetch_add(1, SeqCst);
-        // One at a time: the lock is not held while a waker is called.
+        // One at a time: the lock is released while a waker is called.
         while let Some(waker) = self.next_waiting() {
             task::wake(waker);
         }
@@ -197,12 +197,12 @@ impl Shared {
         self.waiting.lock().pop()
     }
 
-    /// How much has ended.
+    /// The number of ends so far.
     pub(super) fn ends(&self) -> u64 {
         self.ends.load(SeqCst)
     }
 
-    /// Waits until more has ended than that. `false`: nothing is under way that could.
+    /// Waits until that number has grown beyond `seen`. `false`: nothing is in flight that could end.
     pub(super) async fn another_end(&self, seen: u64) -> bool {
         self.until(|shared| match shared.ends() != seen {
             true => Some(true),
@@ -212,8 +212,8 @@ impl Shared {
         .await
     }
 
-    /// Waits until something is so; it is looked at again whenever a command has ended, and when the session was
-    /// lost, restored or ended.
+    /// Waits until `look` returns a value; calls it whenever a command has ended, and when the session was lost,
+    /// restored or ended.
     pub(super) async fn until<T>(&self, mut look: impl FnMut(&Self) -> Option<T>) -> T {
         poll_fn(|cx| {
             // First, so that no change is missed.
@@ -224,7 +224,7 @@ impl Shared {
         .await
     }
 
-    /// Whether something is under way whose end makes room.
+    /// Whether something is in flight whose end makes room.
     fn is_working(&self) -> bool {
         let depth = usize::from(self.options.queue_depth);
         let channels = self.channels.lock();
@@ -232,7 +232,7 @@ impl Shared {
         open.any(|channel| channel.is_open() && channel.available() < depth)
     }
 
-    /// Task management by way of one channel concerns the commands of the others too.
+    /// Task management on one channel affects the commands of the others too.
     pub(crate) fn reset(&self, by: &Arc<Channel>, function: TaskFunction, lun: Lun) {
         let channels = self.channels.lock().all.clone();
         for channel in &channels {
@@ -242,11 +242,11 @@ impl Shared {
         }
     }
 
-    /// A channel is lost: gives the others up, and makes all of them again, unless the session is over.
+    /// A channel is lost: closes the others, and restores all of them, unless the session is over.
     pub(crate) fn lost(self: &Arc<Self>, channel: &Arc<Channel>, error: &Error) {
         let mut channels = self.channels.lock();
         if !channels.all.iter().any(|it| Arc::ptr_eq(it, channel)) {
-            // One of a login that was given up, or whose channels are not all there yet.
+            // It belongs to a login that was given up, or whose channels are not complete yet.
             return;
         }
         let all = std::mem::take(&mut channels.all);

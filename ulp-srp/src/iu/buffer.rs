@@ -19,23 +19,23 @@ pub enum DataBuffer<'a> {
     Direct(MemoryDescriptor),
     /// In several pieces.
     Indirect(Indirect<'a>),
-    /// So many bytes inside the command's unit, at the offset that was agreed on at login; data-out only.
+    /// This many bytes inside the command's unit, at the offset agreed on at login; data-out only.
     Immediate(u32),
 }
 
-/// A data buffer in several pieces: a table of descriptors in the initiator's memory, from whose head some
-/// or all stand in the command.
+/// A data buffer in several pieces: a table of descriptors in the initiator's memory. The first of them, or all,
+/// are also in the command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Indirect<'a> {
-    /// Where the table is, and how many bytes it has.
+    /// The address and the length of the table.
     pub table: MemoryDescriptor,
     /// Bytes of all pieces together.
     pub total_len: u32,
-    /// The head of the table.
+    /// The descriptors that are in the command: the head of the table.
     pub partial: Descriptors<'a>,
 }
 
-/// Memory descriptors, in values or as they came in a unit.
+/// Memory descriptors, as values or as received in a unit.
 #[derive(Clone, Copy)]
 pub struct Descriptors<'a>(Source<'a>);
 
@@ -47,7 +47,7 @@ enum Source<'a> {
 }
 
 wire_record! {
-    /// What stands before the descriptors of an indirect data buffer.
+    /// The part of an indirect data buffer before the descriptors.
     struct Table, TableView: 20 bytes {
         table: MemoryDescriptor = (0, 0, 128),
         total_len: u32 = (16, 0, 32),
@@ -96,7 +96,7 @@ impl<'a> DataBuffer<'a> {
         }
     }
 
-    /// The count of descriptors that goes with it: nothing but an indirect buffer has one.
+    /// The count of descriptors in the command's header: zero unless the buffer is indirect.
     pub(crate) fn count(&self) -> Result<u8, IuError> {
         match self {
             Self::Indirect(indirect) => {
@@ -107,7 +107,7 @@ impl<'a> DataBuffer<'a> {
         }
     }
 
-    /// Reads the buffer of that format at that place of a command; where it ends.
+    /// Reads a buffer in that format at that offset of a command; returns it and the offset of its end.
     pub(crate) fn read(
         format: u8,
         count: u8,
@@ -117,7 +117,7 @@ impl<'a> DataBuffer<'a> {
         let take = |at, len| part(Unit::Cmd, bytes, at, len);
         match format {
             NONE => Ok((Self::None, at)),
-            // Revision 10 and WinOF count the one descriptor, revision 16a and Linux do not.
+            // Revision 10 and WinOF count the single descriptor, revision 16a and Linux do not.
             DIRECT => {
                 let (piece, end) = take(at, 16)?;
                 Ok((Self::Direct(MemoryDescriptor::read(piece, WHOLE)), end))
@@ -141,7 +141,7 @@ impl<'a> DataBuffer<'a> {
         }
     }
 
-    /// Writes it to a place of [`DataBuffer::emitted_len`] bytes.
+    /// Writes it into [`DataBuffer::emitted_len`] bytes.
     pub(crate) fn write(&self, out: &mut [u8]) {
         match self {
             Self::None => {}
@@ -176,19 +176,19 @@ const WORD: Run = Run {
 };
 
 impl Indirect<'_> {
-    /// Whether the command names the whole table, so that nothing has to be fetched.
+    /// Whether the command contains the whole table, so nothing must be fetched.
     pub fn is_complete(&self) -> bool {
         self.partial.byte_len() as u64 == u64::from(self.table.len)
     }
 }
 
 impl<'a> Descriptors<'a> {
-    /// These.
+    /// The given descriptors.
     pub const fn new(pieces: &'a [MemoryDescriptor]) -> Self {
         Self(Source::Values(pieces))
     }
 
-    /// Those in the bytes of a table; `None` if these are no multiple of 16.
+    /// The descriptors in the bytes of a table; `None` if the length is not a multiple of 16.
     pub const fn of_table(bytes: &'a [u8]) -> Option<Self> {
         if bytes.len().is_multiple_of(MemoryDescriptor::LEN) {
             Some(Self(Source::Bytes(bytes)))
@@ -197,7 +197,7 @@ impl<'a> Descriptors<'a> {
         }
     }
 
-    /// How many.
+    /// The number of descriptors.
     pub const fn len(&self) -> usize {
         match self.0 {
             Source::Values(pieces) => pieces.len(),
@@ -215,7 +215,7 @@ impl<'a> Descriptors<'a> {
         self.iter().map(|piece| u64::from(piece.len)).sum()
     }
 
-    /// Each, in order.
+    /// The descriptors, in order.
     pub fn iter(&self) -> impl Iterator<Item = MemoryDescriptor> + use<'a> {
         let (values, bytes): (&'a [MemoryDescriptor], &'a [u8]) = match self.0 {
             Source::Values(values) => (values, &[]),

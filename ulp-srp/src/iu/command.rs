@@ -9,27 +9,27 @@ use crate::iu::error::{IuError, fixed, part, place};
 use crate::iu::ids::{Lun, Tag, TaskAttribute};
 
 wire_record! {
-    /// What stands before the additional bytes and the data buffers of a [`Cmd`].
+    /// The part of a [`Cmd`] before the additional bytes and the data buffers.
     pub struct CmdHeader, CmdHeaderView: 48 bytes {
-        /// Whether an answer of success is to be a solicited event.
+        /// Whether a successful answer is a solicited event.
         solicit_success: bool = (1, 6, 1),
-        /// Whether any other answer is to be a solicited event.
+        /// Whether any other answer is a solicited event.
         solicit_failure: bool = (1, 5, 1),
         /// Format of the data-out buffer.
         data_out_format: Bits<4> = (5, 0, 4),
         /// Format of the data-in buffer.
         data_in_format: Bits<4> = (5, 4, 4),
-        /// Descriptors of the data-out buffer in the unit, if that is indirect.
+        /// Descriptors of the data-out buffer that are in the unit, if the buffer is indirect.
         data_out_count: u8 = (6, 0, 8),
-        /// Descriptors of the data-in buffer in the unit, if that is indirect.
+        /// Descriptors of the data-in buffer that are in the unit, if the buffer is indirect.
         data_in_count: u8 = (7, 0, 8),
-        /// The command's.
+        /// The command's tag.
         tag: Tag = (8, 0, 64),
         /// Logical unit.
         lun: Lun = (20, 0, 64),
         /// How it is ordered.
         attribute: TaskAttribute = (29, 5, 3),
-        /// Words of four bytes of the command descriptor block behind the first 16 bytes.
+        /// Additional bytes of the command descriptor block, after the first 16, in words of four bytes.
         additional_words: Bits<6> = (31, 0, 6),
         /// Command descriptor block.
         cdb: Blob<16> = (32, 0, 128),
@@ -39,11 +39,11 @@ wire_record! {
 /// A SCSI command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Cmd<'a> {
-    /// Whether an answer of success is to be a solicited event.
+    /// Whether a successful answer is a solicited event.
     pub solicit_success: bool,
-    /// Whether any other answer is to be a solicited event.
+    /// Whether any other answer is a solicited event.
     pub solicit_failure: bool,
-    /// The command's.
+    /// The command's tag.
     pub tag: Tag,
     /// Logical unit.
     pub lun: Lun,
@@ -51,9 +51,9 @@ pub struct Cmd<'a> {
     pub attribute: TaskAttribute,
     /// What to do.
     pub cdb: Cdb<'a>,
-    /// What goes to the logical unit.
+    /// The data for the logical unit.
     pub data_out: DataBuffer<'a>,
-    /// Where what comes from it goes.
+    /// The buffer for the data from the logical unit.
     pub data_in: DataBuffer<'a>,
 }
 
@@ -65,16 +65,16 @@ pub struct Cdb<'a> {
 }
 
 impl<'a> Cdb<'a> {
-    /// Bytes behind the first 16, at most.
+    /// Bytes after the first 16, at most.
     pub const ADDITIONAL_MAX: usize = 63 * 4;
 
-    /// Longest one.
+    /// Bytes of the longest one.
     pub const MAX: usize = 16 + Self::ADDITIONAL_MAX;
 
-    /// These bytes, filled up with zeros to 16.
+    /// A block of these bytes, padded with zeros to 16.
     ///
     /// # Errors
-    /// [`IuError::CdbLength`] if there are none, or 17 or more and no multiple of 4, or too many.
+    /// [`IuError::CdbLength`] if there are none, or 17 or more and not a multiple of 4, or too many.
     pub fn new(bytes: &'a [u8]) -> Result<Self, IuError> {
         let wrong = IuError::CdbLength(bytes.len());
         let (first, additional) = match bytes.split_first_chunk::<16>() {
@@ -93,7 +93,7 @@ impl<'a> Cdb<'a> {
         &self.first.0
     }
 
-    /// The bytes behind those.
+    /// The bytes after the first 16.
     pub const fn additional(&self) -> &'a [u8] {
         self.additional
     }
@@ -105,11 +105,11 @@ impl<'a> Cdb<'a> {
 }
 
 impl<'a> Cmd<'a> {
-    /// Where immediate data begin in the units of Linux, and of this crate's initiator: behind the header,
-    /// 16 additional bytes of command descriptor block, and the length.
+    /// Where immediate data begin in the units of Linux, and of this crate's initiator: after the header, 16
+    /// additional bytes of command descriptor block, and the length.
     pub const IMMEDIATE_OFFSET: u16 = 68;
 
-    /// Reads a unit, whose type has been looked at.
+    /// Reads a unit whose type has been checked.
     pub(crate) fn read(bytes: &'a [u8]) -> Result<Self, IuError> {
         let head = CmdHeader::parse(CmdHeaderView::of(fixed(Unit::Cmd, bytes)?));
         let words = head.additional_words.value();
@@ -135,12 +135,11 @@ impl<'a> Cmd<'a> {
         })
     }
 
-    /// The data that the unit in these bytes carries itself, if it does: from the offset that was agreed on
-    /// at login.
+    /// The immediate data in the bytes of the unit, if it has any: from the offset agreed on at login.
     ///
     /// # Errors
-    /// [`IuError::Truncated`] if they are not all there; [`IuError::Contradiction`] if they would begin
-    /// inside what describes them.
+    /// [`IuError::Truncated`] if they are incomplete; [`IuError::Contradiction`] if they would begin inside the
+    /// fields that describe them.
     pub fn immediate<'b>(&self, bytes: &'b [u8], offset: u16) -> Result<&'b [u8], IuError> {
         let DataBuffer::Immediate(len) = self.data_out else {
             return Ok(&[]);
@@ -153,7 +152,7 @@ impl<'a> Cmd<'a> {
         part(Unit::Cmd, bytes, usize::from(offset), len).map(|(data, _)| data)
     }
 
-    /// Writes the unit, without any immediate data; its length.
+    /// Writes the unit, without immediate data; returns its length.
     ///
     /// # Errors
     /// [`IuError::NoRoom`]; [`IuError::TooMany`] descriptors; [`IuError::Format`] for immediate data-in.
@@ -188,7 +187,7 @@ impl<'a> Cmd<'a> {
         Ok(len)
     }
 
-    /// Bytes on the wire, without any immediate data.
+    /// Bytes on the wire, without immediate data.
     pub fn emitted_len(&self) -> usize {
         CmdHeader::LEN
             + self.cdb.additional.len()

@@ -1,26 +1,26 @@
-//! What is wrong with bytes that are no information unit, and looking at bytes without panic.
+//! Why bytes are not an information unit, and access to bytes that cannot panic.
 
 use crate::iu::Unit;
 
-/// Why bytes are no information unit, or a unit cannot be written.
+/// Why bytes are not an information unit, or a unit cannot be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum IuError {
     // --- the peer ---
-    /// Fewer bytes than the unit has.
+    /// Fewer bytes than the unit requires.
     #[error("{unit} of {needed} bytes or more, and {got} are there")]
     Truncated {
-        /// What it would be.
+        /// The unit.
         unit: Unit,
-        /// Bytes that are there.
+        /// Bytes received.
         got: usize,
-        /// Bytes that it takes.
+        /// Bytes required.
         needed: usize,
     },
-    /// No unit that this side receives has this type; no bytes at all have type 0xff.
+    /// This side receives no unit of this type; type 0xff stands for no bytes at all.
     #[error("no information unit of type 0x{0:02x} is expected here")]
     Type(u8),
-    /// The code of a data buffer's format has no meaning, or not in that direction.
+    /// The code of a data buffer's format is unknown, or not allowed in that direction.
     #[error("data buffer format {0}")]
     Format(u8),
     /// Fields contradict each other.
@@ -28,14 +28,14 @@ pub enum IuError {
     Contradiction(&'static str),
 
     // --- the caller ---
-    /// The unit is longer than the place for it.
+    /// The unit does not fit into the buffer.
     #[error("{unit} of {needed} bytes, and room for {got}")]
     NoRoom {
-        /// What it is.
+        /// The unit.
         unit: Unit,
-        /// Bytes of room.
+        /// Bytes of the buffer.
         got: usize,
-        /// Bytes that it has.
+        /// Bytes of the unit.
         needed: usize,
     },
     /// A command descriptor block has 1 to 16 bytes, or 20 to 268 in steps of 4.
@@ -55,7 +55,7 @@ pub(crate) fn fixed<const N: usize>(unit: Unit, bytes: &[u8]) -> Result<&[u8; N]
     })
 }
 
-/// `len` bytes of a unit from `at`, and where they end.
+/// `len` bytes of a unit from `at`, and the offset of their end.
 pub(crate) fn part(
     unit: Unit,
     bytes: &[u8],
@@ -71,7 +71,7 @@ pub(crate) fn part(
     Ok((part, end))
 }
 
-/// The place for a unit of `len` bytes.
+/// The part of `out` for a unit of `len` bytes.
 pub(crate) fn place(unit: Unit, out: &mut [u8], len: usize) -> Result<&mut [u8], IuError> {
     let got = out.len();
     out.get_mut(..len).ok_or(IuError::NoRoom {

@@ -1,7 +1,7 @@
 //! Fuzz targets as plain functions over bytes.
 //!
-//! `ci/fuzz` drives them over the inputs in `fuzz/corpus` of this crate, and a test replays those. They panic when a promise of this module's parsers is broken, and return whether the
-//! bytes were what the target looks for.
+//! `ci/fuzz` runs them on the inputs in `fuzz/corpus` of this crate, and a test replays those. They panic when
+//! this module's parsers break a promise, and return whether the bytes were what the target looks for.
 
 use std::fmt::{self, Debug, Write};
 
@@ -11,7 +11,7 @@ use crate::iu::{
     TskMgmt,
 };
 
-/// A unit of an initiator. What is accepted is written again to the same bytes but for reserved bits.
+/// A unit of an initiator. If it is accepted, writing it again gives the same bytes, except reserved bits.
 pub fn to_target(bytes: &[u8]) -> bool {
     let Some(unit) = accepted(ToTarget::parse(bytes)) else {
         return false;
@@ -41,7 +41,7 @@ pub fn to_initiator(bytes: &[u8]) -> bool {
     let emitted = emit(|out| unit.emit(out));
     assert_eq!(ToInitiator::parse(&emitted), Ok(unit));
     if let ToInitiator::Rsp(rsp) = &unit {
-        // Lengths and counts that no flag makes valid are not kept; of response data, only the code is.
+        // Lengths and counts that no flag makes valid are not kept; of response data, only the code is kept.
         let mut head = [0; RspHeader::LEN];
         rsp.header().emit(&mut head);
         assert_eq!(emitted[1..RspHeader::LEN], head[1..]);
@@ -61,7 +61,7 @@ pub fn to_initiator(bytes: &[u8]) -> bool {
     true
 }
 
-/// The private data of a connection manager: a login, or what answers it.
+/// The private data of a connection manager: a login, or its answer.
 pub fn login(bytes: &[u8]) -> bool {
     let ib = accepted(LoginReq::parse_unit(bytes)).inspect(|login| {
         let mut expected = bytes[..LoginReq::LEN].to_vec();
@@ -115,7 +115,7 @@ fn emit(write: impl Fn(&mut [u8]) -> Result<usize, IuError>) -> Vec<u8> {
     out
 }
 
-/// Clears what a command that is read and written again loses.
+/// Clears the parts of a command that reading and writing it loses.
 fn clear_command(cmd: &Cmd<'_>, bytes: &mut [u8]) {
     mask(bytes, &CmdHeader::covered());
     for (count, buffer) in [(6, &cmd.data_out), (7, &cmd.data_in)] {
@@ -125,14 +125,14 @@ fn clear_command(cmd: &Cmd<'_>, bytes: &mut [u8]) {
     }
 }
 
-/// Clears the reserved bits behind the type.
+/// Clears the reserved bits after the type.
 fn mask(bytes: &mut [u8], covered: &[u8]) {
     for (byte, bits) in bytes.iter_mut().zip(covered).skip(1) {
         *byte &= bits;
     }
 }
 
-/// Prints to nowhere: printing must not panic either.
+/// Prints into a sink: printing must not panic either.
 pub(crate) fn print(value: &dyn Debug) {
     struct Nowhere;
     impl Write for Nowhere {

@@ -7,8 +7,8 @@ use bitflags::bitflags;
 use verbs_core::mad::field::{Field, Run, number, put_number};
 use verbs_core::{Guid, RKey, Remote, number_fields};
 
-/// What an answer is matched to its request by. Opaque to the other side; unique among the outstanding
-/// requests of one nexus.
+/// The tag that matches an answer to its request. Opaque to the other side; unique among the outstanding requests
+/// of a nexus.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Tag(pub u64);
 
@@ -84,8 +84,8 @@ impl Field for PortId {
 pub struct Lun(pub u64);
 
 impl Lun {
-    /// The unit of that number on one level: peripheral addressing below 256, flat addressing above.
-    /// Numbers from 2^14 have no such form: `None`.
+    /// The unit with that number on one level: peripheral addressing below 256, flat addressing above. `None` for
+    /// numbers from 2^14 on, which have no such form.
     pub const fn new(number: u16) -> Option<Self> {
         match number {
             0..0x100 => Some(Self((number as u64) << 48)),
@@ -94,7 +94,7 @@ impl Lun {
         }
     }
 
-    /// The number, if this has one of the two forms of [`Lun::new`].
+    /// The number, if the value has one of the two forms of [`Lun::new`].
     pub const fn number(self) -> Option<u16> {
         let first = (self.0 >> 48) as u16;
         if self.0 << 16 != 0 {
@@ -118,7 +118,7 @@ impl fmt::Display for Lun {
 }
 
 bitflags! {
-    /// Formats of data buffers that a side can read; those of unknown bits are kept.
+    /// Formats of data buffers that a side can read; unknown bits are kept.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
     pub struct BufferFormats: u16 {
         /// One memory descriptor.
@@ -129,7 +129,7 @@ bitflags! {
     }
 }
 
-/// One piece of the initiator's memory, as the target reaches it: 16 bytes.
+/// One piece of the initiator's memory as the target addresses it: 16 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct MemoryDescriptor {
     /// Address of the first byte.
@@ -144,7 +144,7 @@ impl MemoryDescriptor {
     /// Bytes on the wire.
     pub const LEN: usize = 16;
 
-    /// The place `offset` bytes behind the start.
+    /// The address `offset` bytes after the start.
     pub const fn remote(&self, offset: u32) -> Remote {
         Remote {
             addr: self.addr.wrapping_add(offset as u64),
@@ -189,7 +189,7 @@ impl Field for Delta {
     }
 }
 
-/// Enumerations of which the wire may carry other values than those with a name.
+/// Enumerations whose wire values need not have a name.
 macro_rules! codes {
     ($(
         $(#[$doc:meta])*
@@ -202,7 +202,7 @@ macro_rules! codes {
         impl $name {
             $($(#[$code_doc])* pub const $variant: Self = Self($code);)*
 
-            /// What has that code, with or without a name.
+            /// The value with that code, with or without a name.
             pub const fn from_code(code: $number) -> Self {
                 Self(code)
             }
@@ -212,7 +212,7 @@ macro_rules! codes {
                 self.0
             }
 
-            /// What the specification calls it, if it does.
+            /// The name in the specification, if it has one.
             pub const fn name(self) -> Option<&'static str> {
                 match self.0 {
                     $($code => Some($text),)*
@@ -273,7 +273,7 @@ codes! {
         CHANNEL_LIMIT = 0x0001_0006, "channel limit reached";
     }
 
-    /// What the existing channels of the nexus become, when an initiator logs in (two bits).
+    /// What happens to the existing channels of the nexus when an initiator logs in (two bits).
     MultiChannel: u8 {
         /// In a request: close the others. In a response: there were none.
         SINGLE = 0, "single channel";
@@ -283,19 +283,19 @@ codes! {
         MAINTAINED = 2, "existing channels maintained";
     }
 
-    /// How a command is ordered among those of its logical unit (three bits).
+    /// How a command is ordered among the commands of its logical unit (three bits).
     TaskAttribute: u8 {
         /// In any order.
         SIMPLE = 0, "simple";
         /// Before all others.
         HEAD_OF_QUEUE = 1, "head of queue";
-        /// Behind all before it.
+        /// After all earlier ones.
         ORDERED = 2, "ordered";
         /// While the unit has an auto contingent allegiance.
         ACA = 4, "ACA";
     }
 
-    /// What a task management request asks for.
+    /// The function that a task management request asks for.
     TaskFunction: u8 {
         /// Abort the task that the request names.
         ABORT_TASK = 0x01, "abort task";
@@ -309,9 +309,9 @@ codes! {
         CLEAR_ACA = 0x40, "clear ACA";
     }
 
-    /// What became of a request that is not answered with a SCSI status alone.
+    /// The result of a request that is not answered with a SCSI status alone.
     ResponseCode: u8 {
-        /// The function is complete, or nothing was wrong.
+        /// The function is complete, or there was no error.
         COMPLETE = 0, "complete";
         /// A field of the request has an invalid value.
         INVALID_FIELDS = 2, "request fields invalid";
@@ -345,7 +345,7 @@ codes! {
     Status: u8 {
         /// Done.
         GOOD = 0x00, "GOOD";
-        /// Sense data say what is the matter.
+        /// Sense data give the reason.
         CHECK_CONDITION = 0x02, "CHECK CONDITION";
         /// The logical unit cannot take the command now.
         BUSY = 0x08, "BUSY";

@@ -9,9 +9,9 @@ use crate::iu::ids::{
 use crate::iu::{Unit, typed};
 
 wire_record! {
-    /// LOGIN_REQ as the IB connection manager's private data carry it.
+    /// LOGIN_REQ in the private data of the IB connection manager.
     pub struct LoginReq, LoginReqView: 64 bytes {
-        /// Comes back in the answer.
+        /// Returned in the answer.
         tag: Tag = (8, 0, 64),
         /// Length of the largest information unit that the initiator wants to send.
         max_iu_len: u32 = (16, 0, 32),
@@ -19,19 +19,19 @@ wire_record! {
         formats: BufferFormats = (24, 0, 16),
         /// Whether the initiator wants to send data inside commands (SRP-2).
         immediate: bool = (26, 0, 1),
-        /// What becomes of the nexus' other channels.
+        /// What happens to the nexus's other channels.
         channels: MultiChannel = (26, 6, 2),
-        /// Where in a command the immediate data would begin.
+        /// Where immediate data begin in a command.
         immediate_offset: u16 = (28, 0, 16),
-        /// Who logs in.
+        /// The initiator's port.
         initiator: PortId = (32, 0, 128),
-        /// At whose port.
+        /// The target's port.
         target: PortId = (48, 0, 128),
     }
 }
 
 wire_record! {
-    /// LOGIN_REQ in 56 bytes, which is what the RDMA connection manager leaves of the private data. Linux'
+    /// LOGIN_REQ in the 56 bytes of private data that the RDMA connection manager leaves to its users, by Linux's
     /// convention.
     struct CmLoginReq, CmLoginReqView: 56 bytes {
         tag: Tag = (0, 0, 64),
@@ -46,11 +46,11 @@ wire_record! {
 }
 
 wire_record! {
-    /// LOGIN_RSP: the channel is there.
+    /// LOGIN_RSP: the channel is open.
     pub struct LoginRsp, LoginRspView: 52 bytes {
-        /// How many requests may be outstanding, to begin with.
+        /// The initial number of requests that may be outstanding.
         delta: Delta = (4, 0, 32),
-        /// The request's.
+        /// The request's tag.
         tag: Tag = (8, 0, 64),
         /// Longest information unit that the target takes.
         max_initiator_iu_len: u32 = (16, 0, 32),
@@ -60,17 +60,17 @@ wire_record! {
         formats: BufferFormats = (24, 0, 16),
         /// Whether immediate data may be used.
         immediate: bool = (26, 0, 1),
-        /// What has become of the nexus' other channels.
+        /// What happened to the nexus's other channels.
         channels: MultiChannel = (26, 6, 2),
     }
 }
 
 wire_record! {
-    /// LOGIN_REJ: there will be no channel.
+    /// LOGIN_REJ: no channel is opened.
     pub struct LoginRej, LoginRejView: 32 bytes {
         /// Why.
         reason: LoginRejectReason = (4, 0, 32),
-        /// The request's.
+        /// The request's tag.
         tag: Tag = (8, 0, 64),
         /// Formats of data buffers that the target supports.
         formats: BufferFormats = (24, 0, 16),
@@ -88,7 +88,7 @@ wire_record! {
 wire_record! {
     /// T_LOGOUT: the target is about to close the channel.
     pub struct TargetLogout, TargetLogoutView: 16 bytes {
-        /// Solicited notification, as the initiator asked for at login.
+        /// Solicited notification, as the initiator requested at login.
         solicited: bool = (1, 7, 1),
         /// Why.
         reason: LogoutReason = (4, 0, 32),
@@ -105,14 +105,14 @@ typed! {
     TargetLogout, TargetLogoutView = TargetLogout;
 }
 
-/// Where the type stands in the form of the RDMA connection manager.
+/// The offset of the type in the form for the RDMA connection manager.
 const CM_TYPE: usize = 11;
 
 impl LoginReq {
-    /// Bytes of the form that the RDMA connection manager carries.
+    /// Bytes of the form for the RDMA connection manager.
     pub const CM_LEN: usize = CmLoginReq::LEN;
 
-    /// Reads the form that the RDMA connection manager carries.
+    /// Reads the form for the RDMA connection manager.
     ///
     /// # Errors
     /// [`IuError::Truncated`], [`IuError::Type`].
@@ -134,7 +134,7 @@ impl LoginReq {
         })
     }
 
-    /// The form that the RDMA connection manager carries.
+    /// The form for the RDMA connection manager.
     pub fn emit_cm(&self) -> [u8; Self::CM_LEN] {
         let form = CmLoginReq {
             tag: self.tag,
@@ -152,7 +152,7 @@ impl LoginReq {
         bytes
     }
 
-    /// The bits of that form that have a meaning, but for the type.
+    /// The meaningful bits of that form, without the type.
     pub(crate) fn cm_covered() -> [u8; Self::CM_LEN] {
         CmLoginReq::covered()
     }

@@ -1,10 +1,10 @@
-//! Information units: what initiator and target say to each other (T10 SRP revision 16a, clause 6; SRP-2 for
+//! Information units: the messages between initiator and target (T10 SRP revision 16a, clause 6; SRP-2 for
 //! immediate data).
 //!
-//! Units of fixed length are a *view* over bytes (`TskMgmtView`, ...) and a *repr* (`TskMgmt`, ...). Those
-//! with parts of variable length ([`Cmd`], [`Rsp`], [`AerReq`]) borrow these parts, so that reading and
-//! writing never allocates; the view of their head has a name of its own (`CmdHeaderView`, ...). Reserved
-//! bits, and bytes behind a unit, are ignored on receipt and sent as zero. Nothing here waits or panics.
+//! Units of fixed length are a *view* over bytes (`TskMgmtView`, ...) and a *repr* (`TskMgmt`, ...). Units with
+//! parts of variable length ([`Cmd`], [`Rsp`], [`AerReq`]) borrow these parts, so reading and writing never
+//! allocates; the view of their head has a name of its own (`CmdHeaderView`, ...). Reserved bits, and bytes after
+//! a unit, are ignored on receipt and sent as zero. Nothing here waits or panics.
 //!
 //! ```
 //! use ulp_srp::iu::{Cdb, Cmd, DataBuffer, Lun, MemoryDescriptor, Tag, ToTarget};
@@ -100,7 +100,7 @@ impl Unit {
         }
     }
 
-    /// The specification's name.
+    /// The name in the specification.
     pub const fn name(self) -> &'static str {
         match self {
             Self::LoginReq => "SRP_LOGIN_REQ",
@@ -125,7 +125,7 @@ impl fmt::Display for Unit {
     }
 }
 
-/// What an initiator sends over a channel.
+/// The units that an initiator sends on a channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ToTarget<'a> {
     /// A command.
@@ -136,11 +136,11 @@ pub enum ToTarget<'a> {
     CredRsp(CredRsp),
     /// The answer to [`ToInitiator::AerReq`].
     AerRsp(AerRsp),
-    /// The end.
+    /// The end of the channel.
     Logout(InitiatorLogout),
 }
 
-/// What a target sends over a channel.
+/// The units that a target sends on a channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ToInitiator<'a> {
     /// The answer to a command or to task management.
@@ -149,16 +149,16 @@ pub enum ToInitiator<'a> {
     CredReq(CredReq),
     /// An event of a logical unit.
     AerReq(AerReq<'a>),
-    /// The end.
+    /// The end of the channel.
     Logout(TargetLogout),
 }
 
-/// What answers LOGIN_REQ.
+/// The answer to LOGIN_REQ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LoginAnswer {
-    /// The channel is there.
+    /// The channel is open.
     Rsp(LoginRsp),
-    /// It is not.
+    /// The login is refused.
     Rej(LoginRej),
 }
 
@@ -178,7 +178,7 @@ impl<'a> ToTarget<'a> {
         }
     }
 
-    /// Writes it; its length.
+    /// Writes the unit; returns its length.
     ///
     /// # Errors
     /// [`IuError`]: the caller's variants.
@@ -219,7 +219,7 @@ impl<'a> ToInitiator<'a> {
         }
     }
 
-    /// Writes it; its length.
+    /// Writes the unit; returns its length.
     ///
     /// # Errors
     /// [`IuError`]: the caller's variants.
@@ -234,7 +234,7 @@ impl<'a> ToInitiator<'a> {
 }
 
 impl LoginAnswer {
-    /// Reads private data, which are longer than the unit.
+    /// Reads private data, which may be longer than the unit.
     ///
     /// # Errors
     /// [`IuError::Type`], [`IuError::Truncated`].
@@ -247,7 +247,7 @@ impl LoginAnswer {
     }
 }
 
-/// The type of a unit; 0xff, which no unit has, of no bytes.
+/// The type of a unit; 0xff, which no unit has, if there are no bytes.
 fn type_of(bytes: &[u8]) -> u8 {
     bytes.first().copied().unwrap_or(0xff)
 }
@@ -268,13 +268,13 @@ macro_rules! typed {
                 }
             }
 
-            /// Reads a unit, whose type has been looked at.
+            /// Reads a unit whose type has been checked.
             pub(crate) fn read(bytes: &[u8]) -> Result<Self, $crate::iu::IuError> {
                 let bytes = $crate::iu::error::fixed(Unit::$unit, bytes)?;
                 Ok(Self::parse($view::of(bytes)))
             }
 
-            /// The unit in bytes.
+            /// The bytes of the unit.
             pub fn unit(&self) -> [u8; Self::LEN] {
                 let mut bytes = [0; Self::LEN];
                 self.emit(&mut bytes);
@@ -282,7 +282,7 @@ macro_rules! typed {
                 bytes
             }
 
-            /// Writes the unit; its length.
+            /// Writes the unit; returns its length.
             ///
             /// # Errors
             #[doc = "[`IuError::NoRoom`](crate::iu::IuError::NoRoom)."]

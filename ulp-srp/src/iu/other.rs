@@ -7,19 +7,19 @@ use crate::iu::ids::{Delta, Lun, Tag, TaskFunction};
 use crate::iu::{Unit, typed};
 
 wire_record! {
-    /// TSK_MGMT: do something about commands that are under way.
+    /// TSK_MGMT: task management for commands in flight.
     pub struct TskMgmt, TskMgmtView: 48 bytes {
-        /// Whether an answer of success is to be a solicited event.
+        /// Whether a successful answer is a solicited event.
         solicit_success: bool = (1, 6, 1),
-        /// Whether any other answer is to be a solicited event.
+        /// Whether any other answer is a solicited event.
         solicit_failure: bool = (1, 5, 1),
-        /// This request's.
+        /// This request's tag.
         tag: Tag = (8, 0, 64),
         /// Logical unit.
         lun: Lun = (20, 0, 64),
         /// What to do.
         function: TaskFunction = (30, 0, 8),
-        /// The command to abort, where only one is.
+        /// The command to abort, if the function aborts a single one.
         task: Tag = (32, 0, 64),
     }
 }
@@ -31,35 +31,35 @@ wire_record! {
         solicited: bool = (1, 7, 1),
         /// By how much the limit changes.
         delta: Delta = (4, 0, 32),
-        /// This request's.
+        /// This request's tag.
         tag: Tag = (8, 0, 64),
     }
 }
 
 wire_record! {
-    /// CRED_RSP: the change has been taken note of.
+    /// CRED_RSP: acknowledges the change.
     pub struct CredRsp, CredRspView: 16 bytes {
-        /// The request's.
+        /// The request's tag.
         tag: Tag = (8, 0, 64),
     }
 }
 
 wire_record! {
-    /// AER_RSP: the event has been taken note of.
+    /// AER_RSP: acknowledges the event.
     pub struct AerRsp, AerRspView: 16 bytes {
-        /// The request's.
+        /// The request's tag.
         tag: Tag = (8, 0, 64),
     }
 }
 
 wire_record! {
-    /// What stands before the sense data of an [`AerReq`].
+    /// The part of an [`AerReq`] before the sense data.
     pub struct AerHeader, AerHeaderView: 36 bytes {
         /// Solicited notification.
         solicited: bool = (1, 7, 1),
         /// By how much the request limit changes.
         delta: Delta = (4, 0, 32),
-        /// This request's.
+        /// This request's tag.
         tag: Tag = (8, 0, 64),
         /// Logical unit.
         lun: Lun = (20, 0, 64),
@@ -68,18 +68,18 @@ wire_record! {
     }
 }
 
-/// AER_REQ: something has happened to a logical unit.
+/// AER_REQ: reports an event of a logical unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct AerReq<'a> {
     /// Solicited notification.
     pub solicited: bool,
     /// By how much the request limit changes.
     pub delta: Delta,
-    /// This request's.
+    /// This request's tag.
     pub tag: Tag,
     /// Logical unit.
     pub lun: Lun,
-    /// What has happened.
+    /// The event.
     pub sense: &'a [u8],
 }
 
@@ -91,7 +91,7 @@ typed! {
 }
 
 impl<'a> AerReq<'a> {
-    /// Reads a unit, whose type has been looked at.
+    /// Reads a unit whose type has been checked.
     pub(crate) fn read(bytes: &'a [u8]) -> Result<Self, IuError> {
         let head = AerHeaderView::of(fixed(Unit::AerReq, bytes)?);
         let (sense, _) = part(Unit::AerReq, bytes, AerHeader::LEN, head.sense_len())?;
@@ -104,7 +104,7 @@ impl<'a> AerReq<'a> {
         })
     }
 
-    /// Writes the unit; its length.
+    /// Writes the unit; returns its length.
     ///
     /// # Errors
     /// [`IuError::NoRoom`].

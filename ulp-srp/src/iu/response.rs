@@ -7,21 +7,21 @@ use crate::iu::error::{IuError, fixed, part, place};
 use crate::iu::ids::{Delta, ResponseCode, Status, Tag};
 
 wire_record! {
-    /// What stands before the response data and the sense data of a [`Rsp`].
+    /// The part of a [`Rsp`] before the response data and the sense data.
     pub struct RspHeader, RspHeaderView: 36 bytes {
         /// Solicited notification.
         solicited: bool = (1, 7, 1),
         /// By how much the request limit changes.
         delta: Delta = (4, 0, 32),
-        /// The request's.
+        /// The request's tag.
         tag: Tag = (8, 0, 64),
-        /// Fewer data than the data-in buffer has room for.
+        /// Fewer data than the data-in buffer holds.
         data_in_under: bool = (18, 2, 1),
-        /// More data than the data-in buffer has room for.
+        /// More data than the data-in buffer holds.
         data_in_over: bool = (18, 3, 1),
-        /// Fewer data wanted than the data-out buffer has.
+        /// Fewer data needed than the data-out buffer has.
         data_out_under: bool = (18, 4, 1),
-        /// More data wanted than the data-out buffer has.
+        /// More data needed than the data-out buffer has.
         data_out_over: bool = (18, 5, 1),
         /// There are sense data.
         sense_valid: bool = (18, 6, 1),
@@ -29,9 +29,9 @@ wire_record! {
         response_valid: bool = (18, 7, 1),
         /// SCSI status.
         status: Status = (19, 0, 8),
-        /// By how many bytes the data-out buffer was wrong.
+        /// Difference between the length of the data-out buffer and the data, in bytes.
         data_out_residual: u32 = (20, 0, 32),
-        /// By how many bytes the data-in buffer was wrong.
+        /// Difference between the length of the data-in buffer and the data, in bytes.
         data_in_residual: u32 = (24, 0, 32),
         /// Bytes of sense data.
         sense_len: u32 = (28, 0, 32),
@@ -47,39 +47,39 @@ pub struct Rsp<'a> {
     pub solicited: bool,
     /// By how much the request limit changes.
     pub delta: Delta,
-    /// The request's.
+    /// The request's tag.
     pub tag: Tag,
-    /// SCSI status; has no meaning beside [`Detail::Response`].
+    /// SCSI status; meaningless with [`Detail::Response`].
     pub status: Status,
-    /// How the data-out buffer and what was wanted differ.
+    /// The difference between the data-out buffer and the data needed.
     pub data_out: Residual,
-    /// How the data-in buffer and what was there differ.
+    /// The difference between the data-in buffer and the data available.
     pub data_in: Residual,
     /// Response data or sense data: never both.
     pub detail: Detail<'a>,
 }
 
-/// How a buffer's length and that of the data differ.
+/// The difference between a buffer's length and that of the data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Residual {
     /// They are equal.
     #[default]
     None,
-    /// So many bytes of the buffer were not used.
+    /// This many bytes of the buffer were not used.
     Under(u32),
-    /// So many bytes more than the buffer has would have been transferred.
+    /// The data had this many bytes more than the buffer.
     Over(u32),
 }
 
-/// What an answer says beside its status.
+/// The data of an answer besides its status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Detail<'a> {
     /// Nothing.
     #[default]
     None,
-    /// Response data: what became of task management, or what was wrong with the request's unit.
+    /// Response data: the result of task management, or the error in the request's unit.
     Response(ResponseCode),
-    /// Sense data: what is the matter with the logical unit.
+    /// Sense data: the condition of the logical unit.
     Sense(&'a [u8]),
 }
 
@@ -113,7 +113,7 @@ impl Residual {
 }
 
 impl<'a> Rsp<'a> {
-    /// Reads a unit, whose type has been looked at.
+    /// Reads a unit whose type has been checked.
     pub(crate) fn read(bytes: &'a [u8]) -> Result<Self, IuError> {
         let head = RspHeader::parse(RspHeaderView::of(fixed(Unit::Rsp, bytes)?));
         let detail = match (head.response_valid, head.sense_valid) {
@@ -126,7 +126,7 @@ impl<'a> Rsp<'a> {
                 Detail::Response(ResponseCode::from_code(data[3]))
             }
             (false, true) => {
-                // Response data that are not valid may still take room.
+                // Response data may take space even if they are not valid.
                 let (_, at) = part(Unit::Rsp, bytes, RspHeader::LEN, head.response_len)?;
                 Detail::Sense(part(Unit::Rsp, bytes, at, head.sense_len)?.0)
             }
@@ -145,7 +145,7 @@ impl<'a> Rsp<'a> {
         })
     }
 
-    /// Writes the unit; its length.
+    /// Writes the unit; returns its length.
     ///
     /// # Errors
     /// [`IuError::NoRoom`].

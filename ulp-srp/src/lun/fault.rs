@@ -1,4 +1,4 @@
-//! A unit that fails as it is told to.
+//! A unit that fails as configured.
 
 use std::future::poll_fn;
 use std::task::{Poll, Waker};
@@ -9,12 +9,12 @@ use verbs_core::task::{self, OwnWaker};
 
 use super::{LogicalUnit, Piece, Shape, UnitError};
 
-/// What is to go wrong with commands that touch a block.
+/// The fault of commands that touch a bad block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// They end this way.
+    /// They end with this error.
     Error(UnitError),
-    /// They do not end before [`FaultUnit::release`].
+    /// They do not end until [`FaultUnit::release`].
     Hang,
 }
 
@@ -29,17 +29,17 @@ pub struct FaultUnit {
 
 #[derive(Debug, Default)]
 struct State {
-    /// First block, one past the last, and what is wrong with them.
+    /// First block, one past the last, and their fault.
     bad: Vec<(u64, u64, Fault)>,
-    /// How often something went wrong.
+    /// How often a fault occurred.
     hits: u64,
-    /// Counts releases, for those who hang.
+    /// Counts releases, for the commands that hang.
     released: u64,
     waiting: Vec<Waker>,
 }
 
 impl State {
-    /// What is wrong with those blocks, and how many releases there were before.
+    /// The fault of those blocks, and the number of releases so far.
     fn hit(&mut self, lba: u64, count: u64) -> Option<(Fault, u64)> {
         let end = lba.saturating_add(count);
         let touches = |(first, last, _): &&(u64, u64, Fault)| *first < end && lba < *last;
@@ -58,7 +58,7 @@ impl State {
 }
 
 impl FaultUnit {
-    /// That unit, with nothing wrong yet.
+    /// Wraps that unit, with no faults yet.
     pub fn new(inner: Arc<dyn LogicalUnit>) -> Self {
         Self {
             inner,
@@ -66,13 +66,13 @@ impl FaultUnit {
         }
     }
 
-    /// From now on, that is wrong with `count` blocks from `lba` on. A flush touches all blocks.
+    /// From now on, `count` blocks from `lba` on have that fault. A flush touches all blocks.
     pub fn break_blocks(&self, lba: u64, count: u64, fault: Fault) {
         let end = lba.saturating_add(count);
         self.state.lock().bad.push((lba, end, fault));
     }
 
-    /// All is well again, and what hangs goes on.
+    /// Removes all faults; hanging commands continue.
     pub fn release(&self) {
         let mut state = self.state.lock();
         state.bad.clear();
@@ -82,12 +82,12 @@ impl FaultUnit {
         waiting.into_iter().for_each(task::wake);
     }
 
-    /// How often something went wrong, or hung.
+    /// How often a command failed or hung.
     pub fn hits(&self) -> u64 {
         self.state.lock().hits
     }
 
-    /// Whatever is wrong with those blocks.
+    /// Fails or hangs if those blocks have a fault.
     async fn trouble(&self, lba: u64, count: u64) -> Result<(), UnitError> {
         let hit = self.state.lock().hit(lba, count);
         match hit {

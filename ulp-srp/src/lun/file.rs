@@ -24,30 +24,30 @@ const BLOCK_BYTES: u32 = 512;
 /// Bytes that one system call moves.
 const CHUNK: usize = 128 << 10;
 
-/// Blocks that a file system gives back together: 4 KiB.
+/// Blocks that a file system releases together: 4 KiB.
 const GRANULARITY: u32 = 8;
 
-/// Something that waits, and that is to be done where that is allowed.
+/// Work that waits, and must run where waiting is allowed.
 pub type Work = Box<dyn FnOnce() + Send>;
 
-/// Where a [`FileUnit`]'s system calls are made: some threads of the program's, which may wait as the thread
-/// that drives a device may not.
+/// Where a [`FileUnit`] makes its system calls: threads of the program that may wait, unlike the thread that
+/// drives a device.
 ///
-/// Regular files have no other way: a read that misses the page cache and every flush wait, and there is no
-/// notification of when they would not. (io_uring has threads of its own for the same, takes unsafe code to
-/// be given memory, and is switched off in many containers.)
+/// Regular files offer no alternative: a read that misses the page cache waits, every flush waits, and the system
+/// does not notify when they would not. (io_uring has threads of its own for the same purpose, needs unsafe code
+/// to be given memory, and is switched off in many containers.)
 pub trait Offload: Send + Sync + fmt::Debug {
-    /// Has `work` done, once, elsewhere. Never blocks. Who has no room drops it, and the command that it
-    /// was for ends with [`UnitError::Busy`].
+    /// Runs `work`, once, on another thread. Never blocks. An implementation without room drops the work, and the
+    /// command that it was for ends with [`UnitError::Busy`].
     fn submit(&self, work: Work);
 }
 
 /// Keeps blocks in a file.
 ///
-/// What was written is in the system's page cache when a command ends: it outlives this process, however
-/// that ends. It outlives a power failure after [`LogicalUnit::flush`], or if it was durable (`fdatasync`).
-/// When a flush has failed, nobody knows what is on the medium: every later one fails, too, and so does
-/// every write.
+/// Written data is in the system's page cache when a command ends: it outlives this process, however the process
+/// ends. It outlives a power failure after [`LogicalUnit::flush`], or if the write was durable (`fdatasync`).
+/// When a flush has failed, the state of the medium is unknown: every later flush fails too, and so does every
+/// write.
 #[derive(Debug)]
 pub struct FileUnit {
     store: Arc<Store>,
@@ -60,26 +60,27 @@ pub struct FileUnit {
 #[derive(Debug)]
 struct Store {
     file: File,
-    /// Exclusive for those who compare first.
+    /// Exclusive for commands that compare before they write.
     changing: RwLock<()>,
     flush_failed: AtomicBool,
 }
 
-/// How a [`FileUnit`] is made of a file. By default the file is as it is, and is written to.
+/// How a [`FileUnit`] opens a file. By default it uses the file as it is, and writes to it.
 #[derive(Clone, Debug, Default)]
 pub struct FileOptions {
-    /// Nothing is written, and others may do the same.
+    /// Nothing is written, and other processes may open the file read-only too.
     pub read_only: bool,
-    /// Bytes that the file is to have. One that is not there is made, as sparse as the file system has it.
+    /// The size of the file in bytes. A file that does not exist is created, as sparse as the file system allows.
     pub size: Option<u64>,
-    /// It may lose what is beyond `size`.
+    /// The file may be cut to `size`; the data beyond it are lost.
     pub shrink: bool,
-    /// Its names. Those of a file are drawn when it is first served, and stay with it: see `docs/SRP-TARGET.md`.
+    /// Its names. The names of a file are drawn when it is first served, and stay with it: see
+    /// `docs/SRP-TARGET.md`.
     pub identity: Option<Identity>,
 }
 
 impl FileUnit {
-    /// The file or block device of that name, as large as it is, for this process alone.
+    /// Opens the file or block device with that name, in its current size, for this process alone.
     ///
     /// # Errors
     /// As [`FileUnit::with`].
@@ -94,8 +95,7 @@ impl FileUnit {
         Self::with(path, &options, offload)
     }
 
-    /// A file of that name and of that many bytes. One that exists is made as large as that, and none is made
-    /// smaller.
+    /// Opens a file with that name and that many bytes. An existing file is enlarged to that size, but never cut.
     ///
     /// # Errors
     /// As [`FileUnit::with`].
@@ -110,12 +110,12 @@ impl FileUnit {
         Self::with(path, &options, offload)
     }
 
-    /// The file or block device of that name. It is locked (`flock`) before anything is changed about it.
+    /// Opens the file or block device with that name. It is locked (`flock`) before anything is changed in it.
     ///
     /// # Errors
     /// The system's; [`io::ErrorKind::WouldBlock`] when another process has locked it,
-    /// [`io::ErrorKind::InvalidInput`] when it is larger than it is to be and may not be cut,
-    /// [`io::ErrorKind::UnexpectedEof`] when there is not even one block. The file is as it was then.
+    /// [`io::ErrorKind::InvalidInput`] when it is larger than `size` and may not be cut,
+    /// [`io::ErrorKind::UnexpectedEof`] when it has not even one block. On an error the file is unchanged.
     ///
     /// # Context
     /// Waits for the file system.
@@ -126,7 +126,7 @@ impl FileUnit {
         open.create(options.size.is_some()).truncate(false);
         let mut file = open.open(path)?;
         lock(&file, read_only)?;
-        // Block devices have no length that a query would tell.
+        // Only a seek tells the length of a block device.
         let mut bytes = file.seek(SeekFrom::End(0))?;
         match options.size {
             Some(size) if size < bytes && !options.shrink => {
@@ -164,7 +164,7 @@ impl FileUnit {
         })
     }
 
-    /// Does it elsewhere.
+    /// Does the work on a thread of the offload.
     async fn elsewhere(
         &self,
         work: impl FnOnce(&Store) -> Result<(), UnitError> + Send + 'static,
@@ -172,14 +172,14 @@ impl FileUnit {
         let (done, result) = oneshot::channel();
         let store = Arc::clone(&self.store);
         self.offload.submit(Box::new(move || {
-            // Nobody may want to know any more.
+            // The receiver may have been dropped.
             let _ = done.send(work(&store));
         }));
         result.await.unwrap_or(Err(UnitError::Busy))
     }
 }
 
-/// Takes the file for this process alone, or with others that only read it.
+/// Locks the file for this process alone, or shared with other readers.
 fn lock(file: &File, read_only: bool) -> io::Result<()> {
     let operation = match read_only {
         true => FlockOperation::NonBlockingLockShared,
@@ -224,7 +224,7 @@ impl Store {
             return Err(UnitError::Failed);
         }
         self.file.sync_data().map_err(|_| {
-            // The system forgets what it could not write; the next one would succeed.
+            // The system discards what it could not write; the next flush would succeed.
             self.flush_failed.store(true, Relaxed);
             UnitError::Failed
         })
@@ -270,12 +270,12 @@ impl Store {
     }
 }
 
-/// The first byte of a block. A target checks blocks before, so that nothing overflows.
+/// The first byte of a block. The target has checked the block, so nothing overflows.
 fn byte(lba: u64) -> u64 {
     lba.saturating_mul(BLOCK_BYTES.into())
 }
 
-/// Calls with the place of each chunk of the piece and with room for it; says where it failed.
+/// Calls `each` with the position of each chunk of the piece and a buffer for it; reports where it failed.
 fn in_chunks(
     piece: &Piece,
     mut move_chunk: impl FnMut(usize, &mut [u8]) -> io::Result<()>,
@@ -364,7 +364,7 @@ mod tests {
         }
     }
 
-    /// Has no room.
+    /// An offload without room.
     #[derive(Debug)]
     struct Full;
 
@@ -420,7 +420,8 @@ mod tests {
         assert!(FileUnit::open(&short, true, Arc::new(Here)).is_err());
     }
 
-    /// Goal: who is refused a file leaves it as it was. Method: a second one that would make it smaller, or larger,
+    /// Goal: a process that is refused a file leaves it unchanged. Method: a second process would make it
+    /// smaller, or larger, while the first one serves it; then a lone one would cut it without being told to.
     /// while the first one serves it; then a lone one that would cut it without being told to.
     #[test]
     fn who_is_refused_a_file_leaves_it_whole() {
@@ -500,9 +501,9 @@ mod tests {
         assert_eq!(std::fs::read(&path).unwrap(), [0; 4096]);
     }
 
-    /// Goal: when a flush has failed, what is on the medium is not known any more: no later one succeeds, though the
-    /// system would say that it does, and nothing is written. Method: a file that cannot be flushed in place of the
-    /// disk, and the disk again.
+    /// Goal: when a flush has failed, the state of the medium is unknown: no later flush succeeds, though the
+    /// system would say so, and nothing is written. Method: a file that cannot be flushed replaces the disk, then
+    /// the disk is restored.
     #[test]
     fn a_failed_flush_is_not_forgotten() {
         let dir = tempfile::tempdir().unwrap();

@@ -10,26 +10,25 @@ use crate::scsi::Identity;
 /// Bytes that are copied at a time.
 const CHUNK: usize = 4096;
 
-/// Keeps blocks in memory, from which a target moves them without a copy. What is in it is gone with the
-/// process.
+/// Keeps blocks in memory, from which a target moves them without a copy. Its contents are lost with the process.
 ///
-/// A COMPARE AND WRITE is one step for other ones, and for [`LogicalUnit::write`]; a WRITE that a target
-/// moves by RDMA at the same time to the same blocks may come between its two halves, as there is nobody
-/// who could hold it up.
+/// A COMPARE AND WRITE is atomic with respect to others, and to [`LogicalUnit::write`]; a WRITE that a target
+/// moves by RDMA at the same time to the same blocks may land between its two halves, because nothing can delay
+/// it.
 #[derive(Debug)]
 pub struct MemoryUnit {
     memory: Arc<Memory>,
     block_bytes: u32,
     identity: Identity,
-    /// Held by whoever changes blocks by copying; never while foreign code runs.
+    /// Held while a call changes blocks by copying; never while foreign code runs.
     changing: Mutex<()>,
 }
 
 impl MemoryUnit {
-    /// A unit of that many bytes, rounded down to blocks of that size, all zeros. Pages are taken from the
-    /// system when they are first touched.
+    /// A unit of that many bytes, rounded down to blocks of that size, all zeros. The system allocates pages when
+    /// they are first touched.
     ///
-    /// It has names of its own, which no other unit has and this one in no other life.
+    /// It has unique names, and gets new ones each time it is created.
     ///
     /// # Errors
     /// [`Error::NoMemory`]; [`Error::DeviceFailed`] if the system gives no random numbers.
@@ -45,19 +44,19 @@ impl MemoryUnit {
         })
     }
 
-    /// With these names.
+    /// Sets its names.
     pub fn identity(mut self, identity: Identity) -> Self {
         self.identity = identity;
         self
     }
 
     fn place(&self, lba: u64) -> usize {
-        // Beyond the memory, copying says so.
+        // For places beyond the memory, the copy fails.
         usize::try_from(lba.saturating_mul(self.block_bytes.into())).unwrap_or(usize::MAX)
     }
 }
 
-/// Copies between memories, by way of the stack.
+/// Copies between memories, through a buffer on the stack.
 pub(crate) fn copy(from: &Piece, into: &Memory, place: usize) -> Result<(), Error> {
     let mut chunk = [0; CHUNK];
     for at in (0..from.len()).step_by(CHUNK) {

@@ -1,7 +1,7 @@
-//! Logical units: what a target keeps blocks in.
+//! Logical units: where a target keeps blocks.
 //!
-//! [`LogicalUnit`] is the trait that a target is given; [`MemoryUnit`] keeps the blocks in memory that the
-//! target moves by RDMA itself, [`FileUnit`] in a file, and [`FaultUnit`] fails as it is told to.
+//! [`LogicalUnit`] is the trait that a target uses; [`MemoryUnit`] keeps the blocks in memory that the target
+//! itself moves by RDMA, [`FileUnit`] keeps them in a file, and [`FaultUnit`] fails as configured.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -38,7 +38,7 @@ pub use memory::MemoryUnit;
 pub(crate) use memory::copy;
 pub use piece::{Piece, Returned};
 
-/// What a unit is like. It does not change while the unit is in use, but for the number of blocks.
+/// The properties of a unit. Except for the number of blocks, they do not change while the unit is in use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shape {
     /// Blocks; at least 1.
@@ -49,9 +49,9 @@ pub struct Shape {
     pub identity: Identity,
     /// Nothing can be written.
     pub read_only: bool,
-    /// Only [`LogicalUnit::flush`] makes sure that what was written outlives a power failure.
+    /// Written data outlives a power failure only after [`LogicalUnit::flush`].
     pub write_cache: bool,
-    /// Blocks that [`LogicalUnit::unmap`] gives back together; 0 if it cannot.
+    /// Blocks that [`LogicalUnit::unmap`] releases together; 0 if it cannot.
     pub unmap_granularity: u32,
 }
 
@@ -61,21 +61,21 @@ pub struct Shape {
 /// length is a multiple of the block size, and a unit that is [read only](Shape::read_only) is not written to.
 ///
 /// # Context
-/// Every method is called under NoBlock, by whoever drives the device: it may not wait, and what takes
-/// waiting is to be done elsewhere, with a future that is woken when it is done. The future may be dropped
-/// before; the work may go on, and whoever does it holds the [`Piece`], whose memory nobody gets until then.
+/// Every method is called under NoBlock, by the thread that drives the device: it may not wait. Work that waits
+/// must run elsewhere, with a future that is woken when the work is done. The future may be dropped before; the
+/// work may continue, and its thread holds the [`Piece`], whose memory is not reused until then.
 ///
-/// Several calls run at a time. What a call wrote is what a later one reads, once its future was ready; calls
-/// that overlap in time and blocks may see either, and never anything else in a block of a unit that was
-/// not damaged.
+/// Several calls run at a time. A call reads what an earlier call wrote, once that call's future was ready; calls
+/// that overlap in time and blocks may see the old or the new contents, and never anything else, in a block of a
+/// unit that is not damaged.
 #[async_trait]
 pub trait LogicalUnit: Send + Sync + fmt::Debug {
-    /// What it is like.
+    /// Its properties.
     fn shape(&self) -> Shape;
 
-    /// The memory in which all blocks lie, one after the other from its beginning, if they do: READ and
-    /// WRITE are then moved between it and the initiator without a copy, and neither
-    /// [`read`](Self::read) nor [`write`](Self::write) is called for them.
+    /// The memory that holds all blocks contiguously from its beginning, if there is one: READ and WRITE then
+    /// move data between it and the initiator without a copy, and neither [`read`](Self::read) nor
+    /// [`write`](Self::write) is called for them.
     fn memory(&self) -> Option<Arc<Memory>> {
         None
     }
@@ -83,23 +83,23 @@ pub trait LogicalUnit: Send + Sync + fmt::Debug {
     /// Fills `into` with the blocks from `lba` on.
     async fn read(&self, lba: u64, into: Piece) -> Result<(), UnitError>;
 
-    /// Puts `from` into the blocks from `lba` on; if `durable`, so that it outlives a power failure.
+    /// Writes `from` to the blocks from `lba` on; if `durable`, the data must outlive a power failure.
     async fn write(&self, lba: u64, from: Piece, durable: bool) -> Result<(), UnitError>;
 
-    /// Makes sure that all that was written outlives a power failure.
+    /// Makes all written data outlive a power failure.
     async fn flush(&self) -> Result<(), UnitError>;
 
-    /// Puts zeros into blocks; if `unmap`, by giving their room back where that can be done.
+    /// Writes zeros to blocks; if `unmap`, by releasing their space where possible.
     async fn write_zeros(&self, lba: u64, count: u64, unmap: bool) -> Result<(), UnitError>;
 
-    /// Gives the room of blocks back; they read as zeros then. Called only with a
+    /// Releases the space of blocks; they read as zeros afterwards. Called only if there is a
     /// [granularity](Shape::unmap_granularity).
     async fn unmap(&self, lba: u64, count: u64) -> Result<(), UnitError> {
         self.write_zeros(lba, count, true).await
     }
 
-    /// Puts the second half of `both` into the blocks from `lba` on if they hold the first half; no other
-    /// call changes them in between.
+    /// Writes the second half of `both` to the blocks from `lba` on if they hold the first half; no other call
+    /// changes them in between.
     ///
     /// # Errors
     /// [`UnitError::Differs`] with the first byte that differs.
@@ -111,7 +111,7 @@ pub trait LogicalUnit: Send + Sync + fmt::Debug {
     ) -> Result<(), UnitError>;
 }
 
-/// Why a unit did not do what it was asked for.
+/// Why a unit did not execute a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum UnitError {
@@ -121,16 +121,16 @@ pub enum UnitError {
     /// A block cannot be written.
     #[error("block {0} cannot be written")]
     Write(u64),
-    /// What is there differs from what was expected, from that byte on.
+    /// The data differ from the expected data, from that byte on.
     #[error("what is there differs, from byte {0} on")]
     Differs(u64),
     /// It cannot be used now.
     #[error("it cannot be used now")]
     NotReady,
-    /// It takes no more; to be asked again.
+    /// It has no room; retry later.
     #[error("it takes no more at the moment")]
     Busy,
-    /// It does not do that.
+    /// It does not support the call.
     #[error("it cannot do that")]
     Unsupported,
     /// It failed.
@@ -139,7 +139,7 @@ pub enum UnitError {
 }
 
 impl UnitError {
-    /// What an initiator is told; `None` for [`UnitError::Busy`], which is a status.
+    /// The sense data for the initiator; `None` for [`UnitError::Busy`], which is a status.
     pub fn sense(self) -> Option<Sense> {
         Some(match self {
             Self::Read(lba) => {

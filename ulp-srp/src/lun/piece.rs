@@ -1,4 +1,4 @@
-//! A piece of memory that blocks are moved through.
+//! A piece of memory through which blocks are moved.
 
 use std::fmt;
 use std::ops::Range;
@@ -6,14 +6,14 @@ use std::ops::Range;
 use verbs_core::sync::Arc;
 use verbs_core::{Error, Memory};
 
-/// Where a piece of memory goes back to when nobody holds it any more.
+/// The owner of a piece of memory, which gets it back after the last holder has dropped it.
 pub trait Returned: Send + Sync + fmt::Debug {
-    /// Takes it back, as the piece had it. Never blocks.
+    /// Takes the range of the piece back. Never blocks.
     fn take_back(&self, range: Range<usize>);
 }
 
-/// Part of a piece of memory, held by whoever moves bytes through it. Clones are the same part: what lends
-/// it gets it back when the last one is dropped.
+/// Part of a piece of memory, held by the code that moves bytes through it. Clones are the same part: the lender
+/// gets it back when the last one is dropped.
 #[derive(Clone, Debug)]
 pub struct Piece {
     memory: Arc<Memory>,
@@ -43,7 +43,7 @@ impl Piece {
         }
     }
 
-    /// Part of that memory, which goes back to `owner` in the end.
+    /// Part of that memory; it returns to `owner` in the end.
     pub fn lent(memory: Arc<Memory>, range: Range<usize>, owner: Arc<dyn Returned>) -> Self {
         let held = Held {
             range: range.clone(),
@@ -56,7 +56,7 @@ impl Piece {
         }
     }
 
-    /// A part of this piece, counted from its beginning, and no more than there is.
+    /// A part of this piece, relative to its beginning, cut to the bytes that exist.
     pub fn part(&self, range: Range<usize>) -> Self {
         let end = self
             .range
@@ -69,12 +69,12 @@ impl Piece {
         }
     }
 
-    /// The memory that it is a part of.
+    /// The memory that contains it.
     pub fn memory(&self) -> &Arc<Memory> {
         &self.memory
     }
 
-    /// Which part.
+    /// The range within the memory.
     pub fn range(&self) -> Range<usize> {
         self.range.clone()
     }
@@ -89,7 +89,7 @@ impl Piece {
         self.range.is_empty()
     }
 
-    /// Copies bytes out, from `at` on, counted from its beginning.
+    /// Copies bytes out, from `at` on, relative to its beginning.
     ///
     /// # Errors
     /// [`Error::OutOfRange`] beyond the piece.
@@ -97,7 +97,7 @@ impl Piece {
         self.memory.read(self.place(at, into.len())?, into)
     }
 
-    /// Copies bytes in, from `at` on, counted from its beginning.
+    /// Copies bytes in, from `at` on, relative to its beginning.
     ///
     /// # Errors
     /// [`Error::OutOfRange`] beyond the piece.
@@ -105,7 +105,7 @@ impl Piece {
         self.memory.write(self.place(at, from.len())?, from)
     }
 
-    /// Its bytes, copied.
+    /// A copy of its bytes.
     pub fn to_vec(&self) -> Vec<u8> {
         let mut bytes = vec![0; self.len()];
         // The piece lies within its memory, and this is all of it.

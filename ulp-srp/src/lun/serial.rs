@@ -1,10 +1,11 @@
-//! Serial numbers: what initiators tell disks apart by, over all hosts and for all times.
+//! Serial numbers: how initiators tell disks apart, across all hosts and at all times.
 //!
-//! A disk in a file has its serial number in the file's extended attribute `user.verbs.srp.serial`, where the file
-//! system keeps such: drawn when the file is first served, and bound to the file and the host. It stays when the
-//! file is renamed, written to, or made larger, and over restarts of the host. A copy of the file has another one,
-//! even if its attributes were copied too, and so has a file that is made under the name of one that was deleted.
-//! Elsewhere (block devices, file systems without such attributes, files that are served read-only and have none)
+//! A disk in a file has its serial number in the file's extended attribute `user.verbs.srp.serial`, if the file
+//! system supports those: drawn when the file is first served, and bound to the file and the host. It stays when
+//! the file is renamed, written to, or made larger, and across restarts of the host. A copy of the file has
+//! another one, even if its attributes were copied too, and so has a file that is created under the name of a
+//! deleted one. Elsewhere (block devices, file systems without such attributes, files that are served read-only
+//! and have none) it is derived from the host, the file system and the file's inode number and birth time.
 //! it is made of the host, the file system and the file's number and time of birth.
 
 use std::ffi::CStr;
@@ -16,22 +17,22 @@ use std::time::UNIX_EPOCH;
 use rustix::fs::{XattrFlags, fgetxattr, fsetxattr};
 use rustix::rand::{GetRandomFlags, getrandom};
 
-/// Where the serial number of a file is kept: `1`, the number, and the place that it is bound to.
+/// The attribute with a file's serial number: `1`, the number, and the place that it is bound to.
 const ATTRIBUTE: &CStr = c"user.verbs.srp.serial";
 
-/// Of the format that comes first in the attribute.
+/// The version of the format, which comes first in the attribute.
 const VERSION: &str = "1";
 
 /// Digits of a serial number, and of a place.
 const DIGITS: usize = 32;
 
-/// What places are derived under, so that they tell nothing of the host's number.
+/// The context from which places are derived, so that they reveal nothing about the host's id.
 const CONTEXT: &str = "verbs ulp-srp 2026-11 place of a disk";
 
-/// A serial number that no other disk has.
+/// A unique serial number.
 pub(crate) fn drawn() -> io::Result<String> {
     let mut bytes = [0; DIGITS / 2];
-    // Sixteen bytes come whole or not at all.
+    // A draw of sixteen bytes either succeeds or fails as a whole.
     getrandom(&mut bytes, GetRandomFlags::empty())?;
     Ok(format!("{:0DIGITS$x}", u128::from_be_bytes(bytes)))
 }
@@ -44,13 +45,13 @@ pub(super) fn of_file(file: &File, may_write: bool) -> io::Result<String> {
     }
     if may_write {
         let text = format!("{VERSION} {} {}", drawn()?, place.bound);
-        // What is there afterwards counts: another target of a file that is only read may have been faster.
+        // The attribute that is there afterwards counts: another target of a read-only file may have been faster.
         let _unsupported = fsetxattr(file, ATTRIBUTE, text.as_bytes(), XattrFlags::empty());
     }
     Ok(stored(file, &place.bound).unwrap_or(place.derived))
 }
 
-/// The serial number in the file's attribute, if it is one of this place.
+/// The serial number in the file's attribute, if it belongs to this place.
 fn stored(file: &File, bound: &str) -> Option<String> {
     let mut room = [0; 128];
     let len = fgetxattr(file, ATTRIBUTE, &mut room).ok()?;
@@ -62,11 +63,11 @@ fn stored(file: &File, bound: &str) -> Option<String> {
     (is_serial && place == bound).then(|| serial.to_owned())
 }
 
-/// Where a file is.
+/// The identity of a file's place.
 struct Place {
-    /// What a serial number that is kept with it is bound to: stays over restarts of the host.
+    /// What a stored serial number is bound to: stays the same across restarts of the host.
     bound: String,
-    /// A serial number for a file that keeps none.
+    /// A serial number for a file that stores none.
     derived: String,
 }
 
@@ -87,7 +88,7 @@ impl Place {
         };
         let number = u128::from(metadata.ino());
         let derived = match metadata.file_type().is_block_device() {
-            // Its node may be made again at every start of the host.
+            // Its inode may be created again at every start of the host.
             true => digest(&[1, metadata.rdev().into()]),
             false => digest(&[2, metadata.dev().into(), number, born]),
         };
@@ -98,7 +99,7 @@ impl Place {
     }
 }
 
-/// What is known of this host that no other one has.
+/// A property of this host that no other host has.
 fn host() -> String {
     let files = ["/etc/machine-id", "/var/lib/dbus/machine-id"];
     let found = files.iter().find_map(|path| fs::read_to_string(path).ok());
@@ -139,7 +140,7 @@ mod tests {
         assert_eq!(serial(&disk), first);
         assert_eq!(of_file(&disk, false).unwrap(), first);
 
-        // A copy, with its attributes where there are any; it keeps its own from then on.
+        // A copy, with its attributes where supported; it keeps its own number from then on.
         let copy = file(&dir, "copy");
         let mut room = [0; 128];
         if let Ok(len) = fgetxattr(&disk, ATTRIBUTE, &mut room) {
@@ -150,7 +151,7 @@ mod tests {
         assert_eq!(serial(&copy), second);
         assert_eq!(serial(&disk), first);
 
-        // Another one under the old name, even with the number of the file that was deleted.
+        // Another file under the old name, even with the inode number of the deleted one.
         drop(disk);
         fs::remove_file(dir.path().join("renamed")).unwrap();
         let again = file(&dir, "renamed");

@@ -1,4 +1,4 @@
-//! Big-endian numbers in byte slices: what is outside of a slice reads as zero, and is not written.
+//! Big-endian numbers in byte slices: bytes outside a slice read as zero, and are not written.
 
 /// `N` bytes from `at`.
 fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
@@ -21,7 +21,7 @@ pub(super) fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_be_bytes(array(bytes, at))
 }
 
-/// Puts `value` at `at`.
+/// Writes `value` at `at`.
 pub(super) fn put(bytes: &mut [u8], at: usize, value: &[u8]) {
     if let Some(part) = bytes.get_mut(at..at + value.len()) {
         part.copy_from_slice(value);

@@ -5,8 +5,8 @@ use super::{
 };
 use crate::iu::fuzz::print;
 
-/// What an initiator sends: a CDB. What is accepted is built again to a CDB that means the same, and what is not
-/// becomes sense data. Taken for the list of an UNMAP as well.
+/// Input from an initiator: a CDB. If it is accepted, it is built again to a CDB with the same meaning; otherwise
+/// it becomes sense data. The bytes are read as the list of an UNMAP as well.
 pub fn cdb(bytes: &[u8]) -> bool {
     unmap(bytes);
     match Command::parse(bytes) {
@@ -24,7 +24,7 @@ pub fn cdb(bytes: &[u8]) -> bool {
     }
 }
 
-/// What a target sends: sense data. Taken for all else that describes a device as well.
+/// Input from a target: sense data. The bytes are read as everything else that describes a device as well.
 pub fn sense(bytes: &[u8]) -> bool {
     print(&Inquiry::parse(bytes));
     print(&(Capacity::parse10(bytes), Capacity::parse16(bytes)));

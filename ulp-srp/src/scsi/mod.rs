@@ -1,8 +1,8 @@
-//! SCSI as a block device speaks it: command descriptor blocks, sense data, and the data of the commands
-//! that describe a device (SPC-4, SBC-3, SAM-5).
+//! SCSI for block devices: command descriptor blocks, sense data, and the data of the commands that describe a
+//! device (SPC-4, SBC-3, SAM-5).
 //!
-//! Both ends use it: an initiator builds with [`Command::emit`] what a target understands with
-//! [`Command::parse`]. Nothing here does I/O, and nothing that a peer sends makes it panic.
+//! Both ends use it: an initiator builds commands with [`Command::emit`], and a target reads them with
+//! [`Command::parse`]. Nothing here does I/O, and no input from a peer makes it panic.
 //!
 //! ```
 //! use ulp_srp::scsi::{Blocks, Command};
@@ -14,18 +14,13 @@
 //! ```
 
 mod bytes;
-mod capacity;
-mod command;
-mod emit;
+mod cdb;
 pub mod fuzz;
-mod inquiry;
-mod luns;
-mod mode;
-mod names;
-mod opcode;
+mod pages;
 mod sense;
-mod unmap;
-mod vpd;
+
+pub(crate) use cdb::{command, opcode, unmap};
+pub(crate) use pages::{capacity, inquiry, luns, mode, names, vpd};
 
 pub use capacity::{Capacity, capacity10, capacity16};
 pub use command::{Blocks, Command, CommandError, Form};

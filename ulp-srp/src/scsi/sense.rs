@@ -1,17 +1,17 @@
-//! Sense data: why a command was not done (SPC-4, 4.5).
+//! Sense data: why a command was not executed (SPC-4, 4.5).
 
 use std::fmt;
 
 use super::bytes::{put, u32_at, u64_at};
 
-/// The kind of trouble (SPC-4, 4.5.6).
+/// The kind of error (SPC-4, 4.5.6).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 #[non_exhaustive]
 pub enum SenseKey {
-    /// Nothing to say.
+    /// Nothing to report.
     NoSense = 0x0,
-    /// Done, but it was not easy.
+    /// Executed after error recovery.
     RecoveredError = 0x1,
     /// The unit cannot be used now.
     NotReady = 0x2,
@@ -21,11 +21,11 @@ pub enum SenseKey {
     HardwareError = 0x4,
     /// The command is wrong.
     IllegalRequest = 0x5,
-    /// Something happened that the initiator has to know first.
+    /// An event that the initiator must know of first.
     UnitAttention = 0x6,
     /// The medium is protected.
     DataProtect = 0x7,
-    /// The command was aborted; to be sent again.
+    /// The command was aborted; retry it.
     AbortedCommand = 0xb,
     /// Data differ.
     Miscompare = 0xe,
@@ -58,7 +58,7 @@ macro_rules! codes {
         impl Code {
             $(#[doc = concat!("\"", $text, "\".")] pub const $name: Self = Self($asc, $ascq);)*
 
-            /// What it means, if it is one of those that are known here.
+            /// Its meaning, if it is a known code.
             pub const fn text(self) -> Option<&'static str> {
                 match (self.0, self.1) {
                     $(($asc, $ascq) => Some($text),)*
@@ -100,25 +100,25 @@ impl fmt::Debug for Code {
     }
 }
 
-/// Why a command was not done.
+/// Why a command was not executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sense {
     /// The kind.
     pub key: SenseKey,
-    /// More precisely.
+    /// The precise reason.
     pub code: Code,
-    /// Where: the first block that failed, or the offset at which data differ.
+    /// The first block that failed, or the offset at which data differ.
     pub information: Option<u64>,
-    /// The first byte of the CDB, or of the parameter list, that is wrong.
+    /// The first byte of the CDB, or of the parameter list, that is in error.
     pub field: Option<Field>,
 }
 
-/// A byte that is wrong.
+/// A byte in error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Field {
     /// Whether it is in the CDB, rather than in the parameter list.
     pub in_cdb: bool,
-    /// Which.
+    /// The byte's index.
     pub byte: u16,
 }
 
@@ -126,7 +126,7 @@ impl Sense {
     /// Bytes of the fixed format.
     pub const FIXED_LEN: usize = 18;
 
-    /// With nothing more to say.
+    /// Sense data without further information.
     pub const fn new(key: SenseKey, code: Code) -> Self {
         Self {
             key,
@@ -136,19 +136,19 @@ impl Sense {
         }
     }
 
-    /// The command asks for what is not there.
+    /// The command requests something that does not exist.
     pub const fn illegal(code: Code) -> Self {
         Self::new(SenseKey::IllegalRequest, code)
     }
 
-    /// A byte of the CDB is wrong.
+    /// A byte of the CDB is in error.
     pub const fn cdb_field(byte: u16) -> Self {
         let mut sense = Self::illegal(Code::INVALID_FIELD_IN_CDB);
         sense.field = Some(Field { in_cdb: true, byte });
         sense
     }
 
-    /// A byte of the parameter list is wrong.
+    /// A byte of the parameter list is in error.
     pub const fn parameter_field(byte: u16) -> Self {
         let mut sense = Self::illegal(Code::INVALID_PARAMETER);
         sense.field = Some(Field {
@@ -158,18 +158,18 @@ impl Sense {
         sense
     }
 
-    /// Something happened that the initiator has to know.
+    /// An event that the initiator must know of.
     pub const fn attention(code: Code) -> Self {
         Self::new(SenseKey::UnitAttention, code)
     }
 
-    /// With the place.
+    /// Adds the information field.
     pub const fn at(mut self, information: u64) -> Self {
         self.information = Some(information);
         self
     }
 
-    /// The fixed format (SPC-4, 4.5.3), which says places of 32 bits only.
+    /// The fixed format (SPC-4, 4.5.3), whose information field has only 32 bits.
     pub fn emit_fixed(&self) -> [u8; Self::FIXED_LEN] {
         let mut bytes = [0; Self::FIXED_LEN];
         bytes[0] = 0x70;
@@ -205,8 +205,8 @@ impl Sense {
         bytes
     }
 
-    /// Sense data of either format; `None` for what is neither or too short. A key that is unknown here
-    /// reads as a hardware error.
+    /// Reads sense data of either format; `None` if they are neither or too short. An unknown key reads as a
+    /// hardware error.
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let first = *bytes.first()?;
         let key = |byte: u8| SenseKey::from_u8(byte & 0xf).unwrap_or(SenseKey::HardwareError);

@@ -1,6 +1,6 @@
-//! A channel: one connection of an initiator, and the tasks that came over it.
+//! A channel: one connection of an initiator, and the tasks that arrived on it.
 //!
-//! One future drives it, and owns all of it. Others reach it by [`Order`](super::nexus::Order)s only.
+//! One future drives it, and owns all of it. Other code reaches it only by [`Order`](super::nexus::Order)s.
 
 use std::collections::VecDeque;
 use std::future::IntoFuture;
@@ -20,21 +20,22 @@ use super::nexus::Shared;
 use super::task::Task;
 use super::transfer::{Id, SendSlots};
 use super::work::Trouble;
+use super::{manage, transfer};
 use crate::iu::{LogoutReason, Status, Tag, TaskAttribute, ToTarget};
 
 /// Completions that are polled at a time.
 const BATCH: usize = 16;
 
-/// Rounds of one turn; then others have theirs.
+/// Rounds of one turn; then other channels have their turn.
 const ROUNDS_MAX: usize = 64;
 
-/// What a channel has to receive and to send with.
+/// The memory that a channel receives into and sends from.
 pub(super) struct Rooms {
     pub(super) cq: Cq,
     /// Receive buffers, one for each slot.
     pub(super) received: Mr,
     pub(super) iu_stride: usize,
-    /// Places for units that are being sent.
+    /// Slots for units that are being sent.
     pub(super) sent: Mr,
     pub(super) send_stride: usize,
     pub(super) slots: u16,
@@ -56,30 +57,30 @@ pub(super) struct Channel {
     pub(super) connection: Connection,
     closed: StepFuture<(), verbs_cm::Error>,
     pub(super) rooms: Rooms,
-    /// Where in a command the data are that it brings along, if it may.
+    /// The offset of immediate data in a command, if they are allowed.
     pub(super) immediate: Option<u16>,
     /// One for each receive buffer.
     pub(super) tasks: Vec<Task>,
     pub(super) sends: SendSlots,
-    /// What logical units are doing.
+    /// The work that logical units are doing.
     pub(super) running: FuturesUnordered<Running>,
-    /// Tasks that wait for a buffer, for room on the send queue, and for others to end.
+    /// Tasks that wait for a buffer, for room on the send queue, and for other tasks to end.
     pub(super) waiting: VecDeque<u16>,
     pub(super) posting: VecDeque<u16>,
     pub(super) held: VecDeque<u16>,
     /// Commands that were begun and have not ended.
     pub(super) active: u16,
-    /// Whether one of them is ordered, so that those behind it have to wait.
+    /// Whether one of them is ordered, so later ones must wait.
     pub(super) ordered: bool,
-    /// Requests that the initiator may send, and by how much more that is to be than it knows of.
+    /// Requests that the initiator may send, and the increase that it does not know of yet.
     pub(super) credit: i32,
     pub(super) owed: i32,
-    /// What the initiator has not answered, and what is to be asked when it has.
+    /// The request that the initiator has not answered, and what to ask after that.
     pub(super) asked: Option<Tag>,
-    pub(super) asks: VecDeque<super::manage::Ask>,
+    pub(super) asks: VecDeque<manage::Ask>,
     pub(super) keepalive: Option<Keepalive>,
     scratch: Vec<u8>,
-    /// Something was begun that has not been looked at: there is more to do before anybody waits.
+    /// Something was begun but not polled yet: there is more to do before waiting.
     pub(super) again: bool,
     pub(super) end: Option<ChannelEnd>,
 }
@@ -119,14 +120,14 @@ impl Channel {
         }
     }
 
-    /// Drives it until it has ended and nothing of it goes on; why it has ended.
+    /// Drives the channel until it has ended and none of its work is in progress; returns why it has ended.
     pub(super) async fn run(mut self) -> ChannelEnd {
         let end = match poll_fn(|cx| self.clear(cx)).await {
             Some(end) => end,
             None => poll_fn(|cx| self.turn(cx)).await,
         };
         if let ChannelEnd::Ended(reason) = end {
-            self.say_goodbye(reason).await;
+            manage::say_goodbye(&mut self, reason).await;
         }
         let Self {
             connection,
@@ -137,9 +138,9 @@ impl Channel {
             ..
         } = self;
         drop(closed);
-        // The peer is told, and nobody waits for its answer: it may have gone for good. Nothing is moved
-        // between it and any buffer when the queue pair has been destroyed; a device that has gone moves
-        // nothing either.
+        // The peer is notified, but no code waits for its answer, because it may be gone for good. After the
+        // queue pair is destroyed, no data move between the peer and any buffer; a removed device moves no data
+        // either.
         if let Some(qp) = connection.into_qp() {
             let _gone = qp.destroy().await;
         }
@@ -149,12 +150,12 @@ impl Channel {
         end
     }
 
-    /// Waits until nothing goes on of the channels that its initiator had under earlier logins: nothing of them may
-    /// reach a unit after what comes by this one. Yields why it ends if it does before.
+    /// Waits until all work of the initiator's channels from earlier logins has ended: none of it may reach a
+    /// unit after a command of this channel. Returns why this channel ends if it ends before that.
     fn clear(&mut self, cx: &mut Context<'_>) -> Poll<Option<ChannelEnd>> {
         self.shared.waker.register(cx.waker());
         for order in self.shared.take_orders() {
-            self.obey(order);
+            manage::obey(self, order);
         }
         if self.end.is_none() && self.closed.poll_unpin(cx).is_ready() {
             self.end = Some(ChannelEnd::Disconnected);
@@ -174,27 +175,27 @@ impl Channel {
         }
     }
 
-    /// Does all that can be done now; yields why it ends when it does.
+    /// Does all that can be done now; returns the reason when the channel ends.
     fn turn(&mut self, cx: &mut Context<'_>) -> Poll<ChannelEnd> {
         self.shared.waker.register(cx.waker());
         for _ in 0..ROUNDS_MAX {
             self.again = false;
             for order in self.shared.take_orders() {
-                self.obey(order);
+                manage::obey(self, order);
             }
             self.poll_completions();
             while let Poll::Ready(Some((slot, result))) = self.running.poll_next_unpin(cx) {
                 self.unit_done(slot, result);
             }
             self.give_buffers(cx.waker());
-            self.post();
+            transfer::post(self);
             if self.end.is_none() && self.closed.poll_unpin(cx).is_ready() {
                 self.end = Some(ChannelEnd::Disconnected);
             }
             if let Some(end) = self.end {
                 return Poll::Ready(end);
             }
-            self.keep_alive(cx.waker());
+            transfer::keep_alive(self, cx.waker());
             if self.end.is_none() && !self.again && self.rooms.cq.poll_ready(cx).is_pending() {
                 return Poll::Pending;
             }
@@ -221,7 +222,7 @@ impl Channel {
 
     fn completed(&mut self, wc: &Wc) {
         if !wc.is_ok() {
-            // The initiator has gone, or one of its descriptors was wrong: the queue pair is in error.
+            // The initiator has gone, or one of its descriptors was invalid: the queue pair is in error.
             self.end = Some(match wc.status {
                 WcStatus::WrFlushErr => ChannelEnd::Disconnected,
                 status => ChannelEnd::Failed(status),
@@ -246,13 +247,13 @@ impl Channel {
         }
     }
 
-    /// The initiator did what it must not do.
+    /// The initiator violated the protocol.
     pub(super) fn violation(&mut self, reason: LogoutReason) {
         self.shared.live.bad_units.add(1);
         self.end.get_or_insert(ChannelEnd::Ended(reason));
     }
 
-    /// A unit has come.
+    /// A unit has arrived.
     fn received(&mut self, slot: u16, len: u32) {
         let mut scratch = std::mem::take(&mut self.scratch);
         let len = (len as usize).min(scratch.len());
@@ -266,9 +267,11 @@ impl Channel {
             Ok(ToTarget::Cmd(cmd)) => self
                 .charged()
                 .map(|()| self.command(slot, &cmd, &scratch[..len])),
-            Ok(ToTarget::TskMgmt(unit)) => self.charged().map(|()| self.manage(slot, &unit)),
-            Ok(ToTarget::CredRsp(unit)) => self.answered(slot, unit.tag),
-            Ok(ToTarget::AerRsp(unit)) => self.answered(slot, unit.tag),
+            Ok(ToTarget::TskMgmt(unit)) => {
+                self.charged().map(|()| manage::manage(self, slot, &unit))
+            }
+            Ok(ToTarget::CredRsp(unit)) => manage::answered(self, slot, unit.tag),
+            Ok(ToTarget::AerRsp(unit)) => manage::answered(self, slot, unit.tag),
             Ok(ToTarget::Logout(_)) => {
                 self.end = Some(ChannelEnd::LoggedOut);
                 Ok(())
@@ -293,8 +296,8 @@ impl Channel {
         &mut self.tasks[usize::from(slot)]
     }
 
-    /// The answer has been posted, or there will be none: the slot is free, and those that waited for the
-    /// task may begin. `was_begun` is false for what was held.
+    /// The answer has been posted, or there will be none: the slot is free, and tasks that waited for this one
+    /// may begin. `was_begun` is false for a task that was held.
     pub(super) fn ended(&mut self, slot: u16, was_begun: bool) {
         let task = self.task(slot);
         let was_ordered = task.attribute == TaskAttribute::ORDERED;
@@ -314,7 +317,7 @@ impl Channel {
         }
     }
 
-    /// A task that somebody wants to end, at a moment at which it can.
+    /// Ends an aborted task, if it can end now.
     pub(super) fn drop_if_aborted(&mut self, slot: u16) -> bool {
         let Some(abort) = &self.task(slot).abort else {
             return false;
@@ -329,7 +332,7 @@ impl Channel {
             self.active += 1;
         }
         match silent {
-            // Nobody waits for its answer; its credit goes back with another one.
+            // No initiator waits for its answer; its credit is returned with another one.
             true => {
                 self.owed += 1;
                 self.repost(slot);
@@ -343,11 +346,11 @@ impl Channel {
         true
     }
 
-    /// The slot's buffer may be received into again.
+    /// The slot's buffer may receive again.
     pub(super) fn repost(&mut self, slot: u16) {
         let recv = Recv::new(Id::Received(slot).number()).into(self.rooms.iu(slot));
         if self.connection.post_recv(recv).is_err() {
-            // The connection has gone.
+            // The connection has ended.
             self.end.get_or_insert(ChannelEnd::Disconnected);
         }
     }

@@ -1,23 +1,23 @@
-//! How a target is to be, and what it has room for.
+//! The configuration and limits of a target.
 
 use std::time::Duration;
 
 use crate::iu::{LoginReq, PortId};
 
-/// How a target is to be. Every number bounds something that initiators could otherwise make large.
+/// The configuration of a target. Every number bounds something that initiators could otherwise make large.
 #[derive(Clone, Debug)]
 pub struct TargetConfig {
-    /// The name of the target's port; initiators have to know it.
+    /// The name of the target's port; initiators must know it.
     pub port_id: PortId,
-    /// Who may log in, by the names of their ports; `None` for everybody.
+    /// The names of the initiator ports that may log in; `None` for all.
     pub allow: Option<Vec<PortId>>,
     /// Port of the device. 1 by default.
     pub port: u8,
     /// Requests that an initiator may have outstanding on one channel: each takes a receive buffer.
     /// 128 by default, 1 at least.
     pub request_limit: u16,
-    /// The limit that a channel begins with; [`Target::adjust`](super::Target::adjust) changes it.
-    /// All of `request_limit` by default.
+    /// The initial limit of a channel; [`Target::adjust`](super::Target::adjust) changes it. Equal to
+    /// `request_limit` by default.
     pub initial_limit: u16,
     /// Bytes of the longest information unit from an initiator. 8,260 by default: Linux sends up to 8 KiB
     /// of data inside a command.
@@ -26,11 +26,11 @@ pub struct TargetConfig {
     pub immediate: bool,
     /// Channels of all initiators together. 64 by default.
     pub channels_max: u32,
-    /// Logins that were answered and that their senders have not confirmed yet, of all addresses together.
-    /// They take none of the channels' places, and the oldest gives way to a new one: who is really there
-    /// confirms within a round trip. 32 by default.
+    /// Logins that were answered but not yet confirmed by their senders, of all addresses together. They do not
+    /// count against `channels_max`, and a new one replaces the oldest: a real initiator confirms within a round
+    /// trip. 32 by default.
     pub half_open_max: u32,
-    /// Of these, logins of one address. 8 by default.
+    /// Of these, logins from one address. 8 by default.
     pub half_open_per_source_max: u32,
     /// Buffers that all channels share, for data that are copied. 64 by default; a command that finds
     /// none free waits for one.
@@ -42,13 +42,13 @@ pub struct TargetConfig {
     pub table_entries_max: u32,
     /// Work requests on the send queue of a channel. 256 by default; 4 at least.
     pub send_depth: u32,
-    /// Whether the answer to a command whose data are in one piece invalidates that piece's key at the
-    /// initiator. Nothing in the protocol agrees on that: it is for initiators that are known to expect it.
+    /// Whether the answer to a command with a single descriptor invalidates that descriptor's key at the
+    /// initiator. The protocol does not negotiate this: set it only for initiators that are known to expect it.
     /// Linux does not.
     pub remote_invalidate: bool,
-    /// How long a channel may be silent before the initiator's device is asked for a sign of life: one that gives
-    /// none loses its channel when the transport's retries run out, and its place is free again. 30 s by default;
-    /// `None` keeps a silent channel for ever.
+    /// How long a channel may be silent before the initiator's device is probed: an initiator whose device does
+    /// not answer loses its channel when the transport's retries run out, and its place is free again. 30 s by
+    /// default; `None` keeps a silent channel for ever.
     pub keepalive: Option<Duration>,
 }
 
@@ -56,7 +56,7 @@ impl TargetConfig {
     /// The shortest length of information units that an initiator may ask for.
     pub const IU_BYTES_MIN: u32 = LoginReq::LEN as u32;
 
-    /// A target of that name.
+    /// A target with that name.
     pub fn new(port_id: PortId) -> Self {
         Self {
             port_id,
@@ -78,7 +78,7 @@ impl TargetConfig {
         }
     }
 
-    /// With what must be in some range brought into it.
+    /// Brings every value into its range.
     pub(super) fn checked(mut self) -> Self {
         self.request_limit = self.request_limit.clamp(1, 4096);
         self.initial_limit = self.initial_limit.clamp(1, self.request_limit);
@@ -91,7 +91,7 @@ impl TargetConfig {
         // A table is fetched into a buffer.
         self.table_entries_max = self.table_entries_max.min(self.buffer_bytes / 16);
         self.send_depth = self.send_depth.max(4);
-        // A shorter one would be spent on the probe itself.
+        // A shorter one would be used up by the probe itself.
         self.keepalive = self
             .keepalive
             .map(|interval| interval.max(Duration::from_millis(100)));

@@ -1,15 +1,15 @@
-//! What a channel has seen.
+//! The counters of a channel.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// What has come and gone on a channel since its login.
+        /// Events of a channel since its login.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         #[non_exhaustive]
         pub struct Counters { $($(#[$doc])* pub $name: u64,)* }
 
-        /// The counters of a channel that is alive: written by who drives it, read by anybody.
+        /// The counters of a live channel: written by the thread that drives it, read by any thread.
         #[derive(Debug, Default)]
         pub(super) struct Live { $(pub(super) $name: Count,)* }
 
@@ -20,7 +20,7 @@ macro_rules! counters {
         }
 
         impl Counters {
-            /// Both together.
+            /// The sum of both.
             pub fn plus(self, other: Self) -> Self {
                 Self { $($name: self.$name + other.$name,)* }
             }
@@ -42,11 +42,11 @@ counters! {
     direct,
     /// Commands whose data are in several pieces.
     indirect,
-    /// Commands that brought their data with them.
+    /// Commands that carried their data.
     immediate,
     /// Memory descriptors of all commands.
     descriptors,
-    /// Tables of descriptors of which a command brought only the head.
+    /// Tables of descriptors of which a command contained only the head.
     tables_fetched,
     /// RDMA READs posted.
     rdma_reads,
@@ -58,7 +58,7 @@ counters! {
     bytes_in,
     /// Commands that ended in CHECK CONDITION.
     check_conditions,
-    /// Commands that said something that cannot be.
+    /// Commands that contradicted themselves.
     invalid_fields,
     /// Commands that were aborted.
     aborted,
@@ -68,9 +68,9 @@ counters! {
     invalidations,
     /// Commands that had to wait for a buffer.
     buffer_waits,
-    /// RDMA WRITEs of no bytes that asked a silent initiator's device for a sign of life.
+    /// RDMA WRITEs of no bytes that probed a silent initiator's device.
     keepalives,
-    /// Units that were none: they end the channel.
+    /// Malformed units: they end the channel.
     bad_units,
 }
 

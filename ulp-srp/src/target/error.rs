@@ -1,4 +1,4 @@
-//! What can go wrong when a target is set up.
+//! Errors in setting up a target.
 
 /// Why a target could not be set up.
 #[derive(Debug, thiserror::Error)]
@@ -7,21 +7,21 @@ pub enum TargetError {
     /// A verb failed.
     #[error("{doing}: {error}")]
     Verb {
-        /// What was being done.
+        /// The step that failed.
         doing: &'static str,
         /// Why it failed.
         error: verbs_core::Error,
     },
-    /// Nobody can be listened to there.
+    /// The target cannot listen there.
     #[error(transparent)]
     Listen(#[from] verbs_cm::Error),
-    /// There is a unit of that number already.
+    /// There is already a unit with that number.
     #[error("there is a logical unit {0} already")]
     LunTaken(u16),
-    /// Numbers of logical units end before that.
+    /// That number is beyond the highest logical unit.
     #[error("{0} is no number of a logical unit; they end at 16383")]
     Lun(u16),
-    /// The unit's blocks have a size that there is not.
+    /// The unit's block size is not supported.
     #[error("the unit has blocks of {0} bytes; a power of two from 512 to 4096 would be right")]
     BlockSize(u32),
 }

@@ -1,4 +1,4 @@
-//! What a target tells of itself.
+//! What a target reports about itself.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -10,51 +10,51 @@ use super::nexus::ChannelInfo;
 use crate::iu::{LoginRejectReason, LogoutReason, Lun, PortId, TaskFunction};
 use crate::scsi::Sense;
 
-/// Who is told of events.
+/// The listener for events.
 pub(super) type Listener = Arc<dyn Fn(&TargetEvent<'_>) + Send + Sync>;
 
-/// What a target tells of itself, to whom [`Target::on_event`](super::Target::on_event) names. `Display` says it in
-/// one sentence, without its full stop.
+/// An event that a target reports to the listener of [`Target::on_event`](super::Target::on_event). `Display`
+/// prints it as one sentence, without its full stop.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum TargetEvent<'a> {
     /// An initiator has logged in.
     LoggedIn {
-        /// By which channel.
+        /// Its channel.
         channel: &'a ChannelInfo,
     },
     /// A login was refused.
     Refused {
-        /// Under which name; `None` for what is no login.
+        /// The initiator's name; `None` if the request was not a login.
         initiator: Option<PortId>,
-        /// From where, as the request says it.
+        /// The source address that the request claims.
         peer: SocketAddr,
         /// Why.
         reason: LoginRejectReason,
     },
-    /// A channel has ended, and nothing of it goes on.
+    /// A channel has ended, and none of its work is in progress.
     Ended {
-        /// Which.
+        /// The channel.
         channel: &'a ChannelInfo,
         /// Why.
         why: ChannelEnd,
     },
-    /// An initiator has asked for commands to be ended.
+    /// An initiator has requested the end of commands.
     Managed {
-        /// By which channel.
+        /// Its channel.
         channel: &'a ChannelInfo,
-        /// How.
+        /// The function.
         function: TaskFunction,
-        /// Of which unit.
+        /// The unit.
         lun: Lun,
     },
-    /// A unit has failed a command: its medium is damaged, or it is.
+    /// A unit has failed a command: the medium or the unit is damaged.
     Failed {
-        /// Of which channel.
+        /// The command's channel.
         channel: &'a ChannelInfo,
-        /// Which unit.
+        /// The unit.
         lun: Lun,
-        /// What the initiator is told.
+        /// The sense data for the initiator.
         sense: Sense,
     },
 }
@@ -65,9 +65,9 @@ pub enum TargetEvent<'a> {
 pub enum ChannelEnd {
     /// The initiator has logged out.
     LoggedOut,
-    /// The connection has ended: by the initiator, or because nothing reaches it.
+    /// The connection has ended: the initiator closed it, or is unreachable.
     Disconnected,
-    /// A work request has failed: data that the initiator named could not be reached, or the initiator.
+    /// A work request has failed: the initiator, or memory that it named, could not be reached.
     Failed(WcStatus),
     /// The target has ended it.
     Ended(LogoutReason),

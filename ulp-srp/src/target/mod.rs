@@ -1,8 +1,8 @@
-//! A target: lets initiators log in, and carries out their commands on logical units.
+//! A target: lets initiators log in, and executes their commands on logical units.
 //!
-//! No thread belongs to it. It is driven by whoever drives the device: every login and every channel goes on
-//! in the completions of its verbs and work requests, under NoBlock, and posts and polls directly. What a
-//! logical unit does elsewhere is that unit's business.
+//! It has no thread of its own. The thread that drives the device also drives the target: every login and every
+//! channel makes progress in the completions of its verbs and work requests, under NoBlock, and posts and polls
+//! directly. Threads of a logical unit are that unit's business.
 //!
 //! ```no_run
 //! # async fn example(device: std::sync::Arc<verbs_core::Device>) -> Result<(), Box<dyn std::error::Error>> {
@@ -20,28 +20,24 @@
 //! # }
 //! ```
 //!
-//! # Initiators that mean harm
-//! A unit that cannot be read, and one beyond the request limit, ends the channel, and no other. Descriptors are
-//! used as they came: the initiator's own device checks what they name, and a key that it did not give out
-//! ends the channel. What is sent is what the command asked for: a block of the unit, data of this reply, and
-//! nothing else that a buffer may hold from before.
+//! # Hostile initiators
+//! A malformed unit, or one beyond the request limit, ends its channel, and no other. Descriptors are used as
+//! received: the initiator's own device checks them, and a key that it did not give out ends the channel. A
+//! command gets only what it asked for: a block of the unit, or data of its own reply, never older contents of a
+//! buffer.
 
-mod carry;
 mod channel;
+mod command;
 mod config;
 mod counters;
 mod error;
 mod event;
-mod keepalive;
-mod login;
 mod manage;
 mod nexus;
-mod pool;
-mod server;
-mod task;
-mod transfer;
 mod units;
-mod work;
+
+pub(crate) use command::{pool, task, transfer, work};
+pub(crate) use nexus::{keepalive, login};
 
 use std::fmt;
 use std::future::poll_fn;
@@ -71,7 +67,7 @@ use nexus::{Hall, Order};
 use pool::Pool;
 use units::{Unit, Units};
 
-/// Requests for connections that wait until somebody has time for them.
+/// Connection requests that wait until the target handles them.
 const BACKLOG: u32 = 32;
 
 /// A target. Dropping it ends its channels; [`Target::close`] waits until they have.
@@ -104,7 +100,7 @@ impl House {
 }
 
 impl Target {
-    /// A target without units, that nobody can reach yet.
+    /// Opens a target without units, which does not listen yet.
     ///
     /// # Errors
     /// [`TargetError::Verb`].
@@ -128,13 +124,13 @@ impl Target {
         })
     }
 
-    /// Has somebody told of logins, refusals, logouts and failures: under NoBlock, on the thread where it happens.
-    /// The first listener stays.
+    /// Sets a listener for logins, refusals, logouts and failures: it is called under NoBlock, on the thread
+    /// where the event happens. Only the first listener is kept.
     pub fn on_event(&self, listener: impl Fn(&TargetEvent<'_>) + Send + Sync + 'static) {
         let _first = self.house.listener.set(Arc::new(listener));
     }
 
-    /// Adds a logical unit under that number. Initiators that are logged in are told that there is one more.
+    /// Adds a logical unit under that number. Initiators that are logged in are notified.
     ///
     /// # Errors
     /// [`TargetError::LunTaken`], [`TargetError::Lun`], [`TargetError::BlockSize`], [`TargetError::Verb`].
@@ -154,7 +150,7 @@ impl Target {
         Ok(())
     }
 
-    /// Listens through the RDMA connection manager; yields where, with the port number that was given.
+    /// Listens through the RDMA connection manager; returns the address, with the assigned port number.
     ///
     /// # Errors
     /// [`TargetError::Listen`].
@@ -166,7 +162,7 @@ impl Target {
         Ok(local)
     }
 
-    /// Listens for a service by its number, as initiators of native InfiniBand ask for it.
+    /// Listens for a service by its number, as initiators of native InfiniBand request it.
     ///
     /// # Errors
     /// [`TargetError::Listen`].
@@ -186,7 +182,7 @@ impl Target {
             }
         };
         tasks::detach(async move {
-            // It ends when it is told to, and nothing else is to be said.
+            // It ends when it is aborted, and there is nothing to report.
             let _ended = Abortable::new(serving, registration).await;
         });
         self.listeners.lock().push(handle);
@@ -197,31 +193,31 @@ impl Target {
         self.house.config.port_id
     }
 
-    /// The channels that are there, oldest first. A channel that is being ended is there until nothing of it
-    /// goes on.
+    /// The current channels, oldest first. A channel that is ending is listed until none of its work is in
+    /// progress.
     pub fn channels(&self) -> Vec<ChannelInfo> {
         let channels = self.house.hall.channels();
         channels.iter().map(|shared| shared.info()).collect()
     }
 
-    /// Logins that were answered and that their senders have not confirmed.
+    /// Logins that were answered but not confirmed by their senders.
     pub fn half_open(&self) -> usize {
         self.house.hall.half_open()
     }
 
-    /// What all channels have seen, those that have ended among them.
+    /// The counters of all channels, including those that have ended.
     pub fn counters(&self) -> Counters {
         self.house.hall.total()
     }
 
-    /// Ends a channel; the initiator is told. Nothing happens if it has gone.
+    /// Ends a channel and notifies the initiator. Does nothing if the channel has already ended.
     pub fn end(&self, channel: ChannelId) {
         let hall = &self.house.hall;
         hall.end(|shared| shared.id == channel, LogoutReason::UNSPECIFIED);
     }
 
-    /// Changes the request limit of a channel: raises it at once by a CRED_REQ, within what the target was
-    /// made for, and lowers it, to 1 at least, as commands end.
+    /// Changes the request limit of a channel: raises it at once by a CRED_REQ, up to the configured
+    /// `request_limit`, and lowers it, to no less than 1, as commands end.
     pub fn adjust(&self, channel: ChannelId, delta: i32) {
         let mut channels = self.house.hall.channels().into_iter();
         if let Some(shared) = channels.find(|shared| shared.id == channel) {
@@ -229,8 +225,8 @@ impl Target {
         }
     }
 
-    /// Tells all initiators that a unit has another number of blocks: by an AER_REQ, and by a unit attention
-    /// at the next command.
+    /// Tells all initiators that a unit has another number of blocks: by an AER_REQ, and by a unit attention at
+    /// the next command.
     pub fn capacity_changed(&self, number: u16) {
         let Some(unit) = self.house.units().find(number).cloned() else {
             return;
@@ -243,10 +239,10 @@ impl Target {
         }
     }
 
-    /// Ends all channels, and ends when nothing of them goes on any more.
+    /// Ends all channels, and completes when none of their work is in progress.
     ///
     /// # Cancel safety
-    /// Channels end also if the future is dropped.
+    /// The channels end even if the future is dropped.
     pub async fn close(self) {
         self.stop();
         let hall = &self.house.hall;

@@ -1,4 +1,4 @@
-//! Who is logged in: nexuses and their channels.
+//! The initiators that are logged in: nexuses and their channels.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
@@ -12,33 +12,36 @@ use super::counters::{Counters, Live};
 use crate::iu::{LogoutReason, PortId, Tag};
 use crate::scsi::Code;
 
+pub(crate) mod keepalive;
+pub(crate) mod login;
+
 /// A channel of this target, in the order of logins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ChannelId(pub u64);
 
-/// A channel that is there.
+/// An existing channel.
 #[derive(Clone, Debug)]
 pub struct ChannelInfo {
-    /// Which.
+    /// Its id.
     pub id: ChannelId,
     /// The initiator's port.
     pub initiator: PortId,
-    /// From where it came.
+    /// The initiator's address.
     pub peer: SocketAddr,
-    /// What it has seen.
+    /// Its counters.
     pub counters: Counters,
 }
 
-/// What an initiator has to be told about units before it may use them.
+/// Unit attentions that an initiator must get before it may use the units.
 #[derive(Debug, Default)]
 pub(super) struct Nexus {
     attention: Mutex<Vec<(u16, Code)>>,
-    /// How many wait, so that nobody has to lock when none does.
+    /// How many are pending, so no lock is needed when there are none.
     waiting: AtomicUsize,
 }
 
 impl Nexus {
-    /// Tells of a unit at the next command, once.
+    /// Queues a unit attention, to be reported once at the next command.
     pub(super) fn attend(&self, unit: u16, code: Code) {
         let mut attention = self.attention.lock();
         if !attention.contains(&(unit, code)) {
@@ -47,7 +50,7 @@ impl Nexus {
         self.waiting.store(attention.len(), Relaxed);
     }
 
-    /// What there is to tell about that unit, oldest first.
+    /// The oldest pending unit attention of that unit.
     pub(super) fn attention(&self, unit: u16) -> Option<Code> {
         if self.waiting.load(Relaxed) == 0 {
             return None;
@@ -60,23 +63,23 @@ impl Nexus {
     }
 }
 
-/// What others ask of a channel.
+/// What other code asks of a channel.
 #[derive(Debug)]
 pub(super) enum Order {
-    /// End, and tell the initiator why.
+    /// End, and notify the initiator of the reason.
     End(LogoutReason),
-    /// Abort what there is on a unit. Other initiators' commands are answered; `ticket` is dropped when
-    /// all have ended.
+    /// Abort the commands on a unit. Commands of other initiators are answered; `ticket` is dropped when all have
+    /// ended.
     Abort { unit: u16, ticket: Arc<Ticket> },
-    /// All tasks that the task management request in that slot was about have ended.
+    /// All tasks that the task management request in that slot covers have ended.
     Managed(u16),
     /// Change the request limit.
     Adjust(i32),
-    /// Tell of an event.
+    /// Report an event.
     Event { unit: u16, code: Code },
 }
 
-/// The part of a channel that others see.
+/// The part of a channel that other code can reach.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) id: ChannelId,
@@ -85,7 +88,7 @@ pub(super) struct Shared {
     pub(super) nexus: Arc<Nexus>,
     pub(super) live: Live,
     orders: Mutex<Vec<Order>>,
-    /// Whether there are orders, so that nobody has to lock when there are none.
+    /// Whether there are orders, so no lock is needed when there are none.
     ordered: AtomicBool,
     pub(super) waker: AtomicWaker,
 }
@@ -118,9 +121,9 @@ impl Shared {
     }
 }
 
-/// Held by every task that a task management request is about; the last one that ends has it answered.
+/// Held by every task that a task management request covers; when the last one ends, the request is answered.
 #[derive(Debug)]
-pub(super) struct Ticket {
+pub(crate) struct Ticket {
     pub(super) channel: Arc<Shared>,
     pub(super) slot: u16,
 }
@@ -141,16 +144,16 @@ pub(super) struct Hall {
 struct State {
     next: u64,
     closing: bool,
-    /// Logins that were answered and not confirmed, oldest first.
+    /// Logins that were answered but not confirmed, oldest first.
     half_open: Vec<HalfOpen>,
     channels: Vec<Arc<Shared>>,
-    /// Those who wait for channels to end.
+    /// Tasks that wait for channels to end.
     waiting: Vec<Waker>,
-    /// What channels that have ended have seen.
+    /// The counters of channels that have ended.
     past: Counters,
 }
 
-/// A login that was answered: whoever has sent it may never hear of that.
+/// An answered login: its sender may never receive the answer.
 #[derive(Debug)]
 struct HalfOpen {
     number: u64,
@@ -165,7 +168,7 @@ pub(super) enum NoRoom {
     Full,
 }
 
-/// A place among the logins that are half open.
+/// A place among the half-open logins.
 pub(super) struct Place<'h> {
     hall: &'h Hall,
     number: u64,
@@ -181,16 +184,16 @@ impl Drop for Place<'_> {
         let gone = at.map(|at| state.half_open.remove(at));
         let waiting = std::mem::take(&mut state.waiting);
         drop(state);
-        // Its destructor is foreign code, like wakers.
+        // Its destructor is foreign code, as wakers are.
         drop(gone);
         waiting.into_iter().for_each(task::wake);
     }
 }
 
 impl Hall {
-    /// A login has come from there. It is half open until its sender has confirmed the answer, for which a sender
-    /// that is really there takes one round trip; so the oldest one gives way: of the same address, when that has
-    /// `each` of them, or else of the address that has most, when there are `max`.
+    /// A login has arrived from that address. It is half open until its sender has confirmed the answer, which
+    /// takes a real sender one round trip. The oldest one is dropped for it: one of the same address if that has
+    /// `each` of them, or else one of the address that has most, if there are `max`.
     pub(super) fn arrive(
         &self,
         from: IpAddr,
@@ -206,7 +209,7 @@ impl Hall {
         let crowded = match of(&state, from) >= each as usize {
             true => Some(from),
             false if state.half_open.len() < max as usize => None,
-            // Of several that have as many, the one whose first login is the oldest.
+            // If several addresses have that many, the one with the oldest first login.
             false => (state.half_open.iter().rev())
                 .max_by_key(|it| of(&state, it.from))
                 .map(|it| it.from),
@@ -227,8 +230,8 @@ impl Hall {
         Ok((Place { hall: self, number }, registration))
     }
 
-    /// Whether there is room for another channel of that initiator, which ends those that it has if it is to be
-    /// the only one; and whether it has any.
+    /// Whether there is room for another channel of that initiator (in single mode it ends the existing ones),
+    /// and whether the initiator has channels.
     pub(super) fn look(&self, initiator: PortId, single: bool, max: u32) -> Result<bool, NoRoom> {
         let state = self.state.lock();
         let same = |other: &&Arc<Shared>| other.initiator == initiator;
@@ -236,8 +239,8 @@ impl Hall {
         Ok(state.channels.iter().any(|other| same(&other)))
     }
 
-    /// Another channel of that initiator, whose units are `units`. If it is to be the only one, the others are
-    /// told to end.
+    /// Adds a channel of that initiator, whose units are `units`. In single mode, the initiator's other channels
+    /// get the order to end.
     pub(super) fn enter(
         &self,
         (initiator, peer): (PortId, SocketAddr),
@@ -280,7 +283,7 @@ impl Hall {
         Ok(shared)
     }
 
-    /// The channel has ended, and nothing of it goes on.
+    /// The channel has ended, and none of its work is in progress.
     pub(super) fn leave(&self, shared: &Arc<Shared>) {
         let mut state = self.state.lock();
         state.channels.retain(|other| !Arc::ptr_eq(other, shared));
@@ -298,15 +301,14 @@ impl Hall {
         self.state.lock().half_open.len()
     }
 
-    /// What all channels have seen, those that have ended among them.
+    /// The counters of all channels, including those that have ended.
     pub(super) fn total(&self) -> Counters {
         let state = self.state.lock();
         let live = state.channels.iter().map(|shared| shared.live.snapshot());
         live.fold(state.past, Counters::plus)
     }
 
-    /// Whether no channel for which `is_one` holds is left; if there is one, `waker` is woken when a
-    /// channel has ended.
+    /// Whether no channel satisfies `is_one`; if one does, `waker` is woken when a channel has ended.
     pub(super) fn is_clear(&self, is_one: impl Fn(&Shared) -> bool, waker: &Waker) -> bool {
         let mut waker = OwnWaker::of(waker);
         let mut state = self.state.lock();
@@ -317,7 +319,7 @@ impl Hall {
         clear
     }
 
-    /// Ends all channels for which `is_one` holds; how many.
+    /// Ends all channels that satisfy `is_one`; returns their number.
     pub(super) fn end(&self, is_one: impl Fn(&Shared) -> bool, reason: LogoutReason) -> usize {
         let ended = self.channels().into_iter().filter(|shared| is_one(shared));
         ended.map(|shared| shared.order(Order::End(reason))).count()
@@ -335,7 +337,7 @@ impl Hall {
         empty
     }
 
-    /// Nobody comes any more, and who is here goes.
+    /// No new channel is accepted, and the existing ones end.
     pub(super) fn close(&self) {
         let mut state = self.state.lock();
         state.closing = true;
@@ -357,7 +359,7 @@ impl State {
     }
 }
 
-/// The tag of what this side asks of the initiator.
+/// The tag of this side's requests to the initiator.
 pub(super) const OUR_TAG: Tag = Tag(0x7461_7267_6574);
 
 #[cfg(test)]
@@ -376,8 +378,8 @@ mod tests {
         }
     }
 
-    /// Goal: a waker runs under no lock (K4). Method: a caller that has one and collects what becomes due; the
-    /// waker takes it, and comes back to the channel.
+    /// Goal: a waker runs under no lock (K4). Method: a caller holds a lock and collects what becomes due; the
+    /// waker takes the lock and calls the channel again.
     #[test]
     fn k4_a_waker_may_take_the_lock_of_its_caller() {
         let shared = Arc::new(Shared {

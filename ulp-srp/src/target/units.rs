@@ -21,15 +21,15 @@ const COMPARE_BLOCKS: u8 = 128;
 
 /// A logical unit as channels see it.
 #[derive(Debug)]
-pub(super) struct Unit {
+pub(crate) struct Unit {
     pub(super) number: u16,
     pub(super) inner: Arc<dyn LogicalUnit>,
-    /// As it was when the unit was added; only the number of blocks changes.
+    /// Its shape when it was added; only the number of blocks changes.
     pub(super) shape: Shape,
     blocks_now: AtomicU64,
     /// The region over all blocks, if they are in memory.
     pub(super) memory: Option<Mr>,
-    /// What it takes in one command.
+    /// Its limits for one command.
     pub(super) limits: BlockLimits,
 }
 
@@ -77,12 +77,12 @@ impl Unit {
         })
     }
 
-    /// How many blocks it has.
+    /// Its current number of blocks.
     pub(super) fn blocks(&self) -> u64 {
         self.blocks_now.load(Relaxed)
     }
 
-    /// Looks how many blocks it has now.
+    /// Updates the number of blocks from the unit.
     pub(super) fn refresh(&self) {
         self.blocks_now.store(self.inner.shape().blocks, Relaxed);
     }
@@ -98,7 +98,7 @@ impl Units {
         found.ok().map(|at| &self.0[at])
     }
 
-    /// With another one.
+    /// The units, with one more.
     pub(super) fn with(&self, unit: Arc<Unit>) -> Result<Self, TargetError> {
         match self
             .0

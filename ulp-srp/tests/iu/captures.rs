@@ -1,5 +1,5 @@
-//! Goal: what Linux says is read right and written to the same bytes. Method: every unit of every capture in
-//! `tests/captures`, and the fields of some whose values are known.
+//! Goal: units from Linux are read correctly and written to the same bytes. Method: every unit of every capture
+//! in `tests/captures`, and the fields of some whose values are known.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use ulp_srp::iu::{
 };
 use verbs_core::Guid;
 
-/// Who sent what, in order.
+/// The sender and the bytes of each unit, in order.
 fn units(capture: &str) -> Vec<(String, Vec<u8>)> {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR"))
         .join("tests/captures")
@@ -49,7 +49,7 @@ fn every_unit_of_linux_is_read_and_written_to_the_same_bytes() {
                 "target" => ToInitiator::parse(&bytes).unwrap().emit(&mut out).unwrap(),
                 other => panic!("{other}"),
             };
-            // The one write of these captures carries its data inside.
+            // The single write in these captures carries its data inside.
             let data = if bytes[0] == 0x02 && bytes[5] == 0x30 {
                 8192 + 16
             } else {

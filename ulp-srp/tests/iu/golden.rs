@@ -17,7 +17,7 @@ fn piece(addr: u64, rkey: u32, len: u32) -> MemoryDescriptor {
     }
 }
 
-/// Bytes in hexadecimal, blanks left out.
+/// Decodes hexadecimal bytes, ignoring blanks.
 fn hex(text: &str) -> Vec<u8> {
     let digits: String = text.split_whitespace().collect();
     let digit = |at| u8::from_str_radix(&digits[at..at + 2], 16).unwrap();

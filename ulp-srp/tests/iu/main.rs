@@ -1,4 +1,4 @@
-//! Information units: golden values, Linux' own units, properties, and the stored corpus of the fuzz targets.
+//! Information units: golden values, Linux's own units, properties, and the stored corpus of the fuzz targets.
 
 #![expect(
     clippy::unwrap_used,

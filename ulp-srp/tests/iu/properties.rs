@@ -32,7 +32,7 @@ proptest! {
         fuzz::login(&bytes);
     }
 
-    /// Commands of random content but legal formats are taken when they are long enough.
+    /// Commands with random content but legal formats are accepted if they are long enough.
     #[test]
     fn commands_of_any_content_come_back(
         mut bytes in vec(any::<u8>(), 600),

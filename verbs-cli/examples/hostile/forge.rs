@@ -6,7 +6,8 @@ use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
 use hca_sim::wire::{Icrc, ROCE_PORT};
 use verbs_cm::wire::{IpHeader, IpPair, PortSpace, ServiceId};
 use verbs_cm::{Cm, Config, Connect, Port, Route};
-use verbs_core::mad::{Blob, Time, TimeCode};
+use verbs_core::mad::{Blob, TimeCode};
+use verbs_core::time::Instant;
 use verbs_core::{Gid, Guid, Lid, LinkLayer, Mtu, Qpn};
 
 /// The payload of the UDP datagram that asks the service at `to` for a connection, from `from`; no two
@@ -20,6 +21,7 @@ pub(crate) fn request(from: Ipv4Addr, to: SocketAddrV4, number: u32) -> Vec<u8> 
         gids: vec![(0, Gid::from(from))],
         mtu: Mtu::B1024,
         ack_delay: TimeCode::new(15),
+        migrates: false,
     };
     let mut cm = Cm::new(Config::default(), port.clone(), 1, u64::from(number));
     let route = Route::roce(&port, Gid::from(from), Gid::from(*to.ip())).expect("its own GID");
@@ -34,7 +36,7 @@ pub(crate) fn request(from: Ipv4Addr, to: SocketAddrV4, number: u32) -> Vec<u8> 
     };
     let connect = Connect::new(service, Qpn::new(0x100 + number % 0xff_0000), route);
     let connect = connect.ip(&header, Blob::default());
-    cm.connect(Time::ZERO, connect).expect("the first one");
+    cm.connect(Instant::ZERO, connect).expect("the first one");
     let (_, mad) = cm.poll_transmit().expect("a REQ");
     packet(from, *to.ip(), number, &mad)
 }

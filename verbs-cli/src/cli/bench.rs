@@ -5,11 +5,14 @@ use std::fmt;
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
+use crate::wire::Transport;
+
 pub(super) const EXAMPLES: &str = "\
 Examples:
   verbs bench                            everything, about 20 s
   verbs bench --only send --only write   two of the benchmarks
   verbs bench --only latency --time 30   longer, for a busy machine
+  verbs bench --transport iwarp          only what goes over TCP, beside TCP itself
   verbs bench --quick                    everything in about 2 s, with less precision
   verbs bench --json | jq '.rows[] | [.operation, .bytes, .ns_median]'
 
@@ -32,6 +35,9 @@ pub(crate) struct BenchArgs {
     /// Measure only this; may be repeated
     #[arg(long, value_name = "NAME", value_enum)]
     only: Vec<Bench>,
+    /// Measure only what that carries on the loopback interface: roce, packets over UDP; or iwarp, streams over TCP
+    #[arg(long, value_enum, value_name = "TRANSPORT", conflicts_with = "only")]
+    transport: Option<Transport>,
     /// Measure for so many seconds in all, 0.1 to 3600; up to twice as long where others disturb
     #[arg(long, value_name = "SECONDS", default_value_t = 20.0, value_parser = seconds)]
     pub(crate) time: f64,
@@ -47,8 +53,12 @@ impl BenchArgs {
     /// What is to be measured, each once.
     pub(crate) fn benches(&self) -> Vec<Bench> {
         let all = Bench::value_variants().iter().copied();
-        all.filter(|bench| self.only.is_empty() || self.only.contains(bench))
-            .collect()
+        all.filter(|bench| match self.transport {
+            Some(Transport::Roce) => *bench == Bench::Wire,
+            Some(Transport::Iwarp) => *bench == Bench::Iwarp,
+            None => self.only.is_empty() || self.only.contains(bench),
+        })
+        .collect()
     }
 }
 
@@ -76,6 +86,12 @@ pub(crate) enum Bench {
     Load,
     /// RoCEv2 over UDP on the loopback interface
     Wire,
+    /// iWARP over TCP on the loopback interface, beside TCP itself
+    Iwarp,
+    /// Programs of one `verbs host` that share memory, beside UDP
+    Near,
+    /// Reliable datagrams beside a bare SEND, and beside TCP
+    Rds,
 }
 
 impl Bench {
@@ -89,6 +105,9 @@ impl Bench {
             Self::Qps => "connections in turn",
             Self::Load => "messages and control verbs",
             Self::Wire => "RoCEv2 over UDP",
+            Self::Iwarp => "iWARP beside TCP",
+            Self::Near => "programs of one host",
+            Self::Rds => "nodes of one process",
         }
     }
 }

@@ -9,9 +9,10 @@ use std::str::FromStr;
 use clap::Args;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 
-use super::{WINDOW_MAX, chunk};
+use super::WINDOW_MAX;
 use crate::address::{ServedUrl, UrlError};
 use crate::connecting::ConnectArgs;
+use crate::units::chunk;
 use crate::wire::WireArgs;
 
 pub(super) const EXAMPLES: &str = "\
@@ -19,17 +20,22 @@ Examples:
   verbs copy A B                         copy A to B
   verbs copy --chunk 64k --window 4 A B  four WRITEs of 64 KiB outstanding at most
   verbs copy roce://192.0.2.1/A B        fetch A from a `verbs serve` there; IPv6 in brackets
+  verbs copy iwarp://192.0.2.1/A B       the same from a `verbs serve --transport iwarp`
   verbs copy --json A B | jq .digest     the report for programs
+  tar c DIR | verbs copy - DIR.tar       from stdin, which is read to its end first
+  verbs copy roce://192.0.2.1/A - | tar x
+                                         to stdout: all of it, or nothing
   verbs copy --fault flip:0 A B          damage the first chunk on its way: exit code 3, no B
   verbs copy --fault remove:2 A B        lose the destination device after two chunks: exit code 5";
 
 #[derive(Args, Debug)]
 pub(crate) struct CopyArgs {
-    /// The file to copy: a regular file, or roce://HOST/PATH or rdma://HOST/PATH, with :PORT behind the
-    /// host if it is not 7174
+    /// The file to copy: a regular file, - for stdin, or roce://HOST/PATH, rdma://HOST/PATH or iwarp://HOST/PATH, with
+    /// :PORT behind the host if it is not 7174
     #[arg(value_parser = OsStringValueParser::new().try_map(Origin::parse))]
     pub(crate) src: Origin,
-    /// Where to: a new name, or a regular file that is replaced
+    /// Where to: a new name, a regular file that is replaced, or - for stdout, which gets all of it, when its digest is
+    /// right, or nothing; then the report goes to stderr
     #[arg(value_parser = OsStringValueParser::new().try_map(destination))]
     pub(crate) dst: PathBuf,
     /// Bytes of one WRITE, at most 2g; k, m and g stand for KiB, MiB and GiB
@@ -59,13 +65,14 @@ pub(crate) struct CopyArgs {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Origin {
     File(PathBuf),
+    Stdin,
     Served(ServedUrl),
 }
 
 impl Origin {
     fn parse(text: OsString) -> Result<Self, String> {
-        if text == "-" {
-            return Err(NO_STREAM.into());
+        if text == STREAM {
+            return Ok(Self::Stdin);
         }
         match ServedUrl::is_meant(text.as_bytes()) {
             true => ServedUrl::parse(text.as_bytes())
@@ -76,14 +83,10 @@ impl Origin {
     }
 }
 
-/// Elsewhere `-` is a stream, and a file of that name is not what was meant.
-const NO_STREAM: &str = "stdin and stdout cannot be copied from or to, as a source is checked for changes and \
-     a target appears whole; ./- names a file of that name";
+/// Stdin as a source, and stdout as a target. A file of that name is `./-`.
+pub(crate) const STREAM: &str = "-";
 
 fn destination(text: OsString) -> Result<PathBuf, &'static str> {
-    if text == "-" {
-        return Err(NO_STREAM);
-    }
     match ServedUrl::is_meant(text.as_bytes()) {
         true => Err("files can be fetched from a server, but not sent to one"),
         false => Ok(text.into()),
@@ -134,8 +137,8 @@ mod tests {
 
     #[test]
     fn streams_are_no_files() {
-        assert!(Origin::parse("-".into()).is_err_and(|text| text.contains("./-")));
-        assert!(destination("-".into()).is_err_and(|text| text.contains("./-")));
+        assert_eq!(Origin::parse("-".into()), Ok(Origin::Stdin));
+        assert_eq!(destination("-".into()), Ok(STREAM.into()));
         assert_eq!(Origin::parse("./-".into()), Ok(Origin::File("./-".into())));
         assert_eq!(destination("./-".into()), Ok("./-".into()));
     }

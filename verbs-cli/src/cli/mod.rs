@@ -2,6 +2,7 @@
 
 mod bench;
 mod copy;
+pub(crate) mod shell;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -9,23 +10,28 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use verbs_core::Mtu;
 
+use self::shell::{CompletionsArgs, ManArgs};
 use crate::connect_bench::{self, ConnectBenchArgs};
 use crate::connecting::ConnectArgs;
+use crate::connections::{self, ConnectionsArgs};
 use crate::demo::{self, DemoArgs};
+use crate::host::{self, HostArgs};
 use crate::ipoib::{self, IpoibArgs};
+use crate::logging;
+use crate::perf::{self, PerfArgs};
 use crate::rds::{self, RdsArgs};
 use crate::rping::{self, RpingArgs};
 use crate::run::{self, RunArgs};
 use crate::sim::{self, SimArgs};
 use crate::srp::{self, SrpArgs};
+use crate::stats::{self, StatsArgs};
 use crate::subnet::{self, SubnetArgs};
+use crate::top::{self, TopArgs};
+use crate::units::{chunk, mtu};
 use crate::wire::{NicName, WireArgs};
 
 pub(crate) use bench::{Bench, BenchArgs};
-pub(crate) use copy::{CopyArgs, Fault, Origin};
-
-/// Bytes that one message of a reliable connection carries at most (IBTA vol. 1, 9.7.7).
-const MESSAGE_BYTES_MAX: u64 = 1 << 31;
+pub(crate) use copy::{CopyArgs, Fault, Origin, STREAM};
 
 /// RDMA WRITEs outstanding at most. The device's own limit is asked for as well.
 const WINDOW_MAX: i64 = (1 << 16) - 1;
@@ -56,6 +62,11 @@ Exit codes:
 #[derive(Debug, Parser)]
 #[command(name = "verbs", version, max_term_width = 100, after_help = EXIT_CODES)]
 pub(crate) struct Cli {
+    /// Say on stderr what happens: LEVEL, or targets with levels, such as debug, verbs::rc=debug or
+    /// verbs=debug,verbs::cm=trace. Targets: verbs (each verb), verbs::cm (connections), verbs::rc (retries, NAKs,
+    /// congestion), and the crates' names
+    #[arg(long, global = true, value_name = "FILTER", env = "VERBS_LOG", value_parser = logging::filter)]
+    pub(crate) log: Option<String>,
     #[command(subcommand)]
     pub(crate) command: Command,
 }
@@ -68,18 +79,33 @@ pub(crate) enum Command {
     /// Measure what verbs and messages cost on this machine
     #[command(long_about = bench::ABOUT, after_help = bench::EXAMPLES)]
     Bench(BenchArgs),
+    /// Print what completes the words of this command in a shell
+    #[command(after_help = shell::COMPLETIONS_EXAMPLES)]
+    Completions(CompletionsArgs),
     /// Measure how fast connections are made
     #[command(long_about = connect_bench::ABOUT, after_help = connect_bench::EXAMPLES)]
     ConnectBench(ConnectBenchArgs),
+    /// Show the connections of running programs
+    #[command(long_about = connections::ABOUT, after_help = connections::EXAMPLES)]
+    Connections(ConnectionsArgs),
     /// Show what all this is: a subnet, IP and RDMA, in this process and in a few seconds
     #[command(long_about = demo::ABOUT, after_help = demo::EXAMPLES)]
     Demo(DemoArgs),
     /// Show what a device can do, as ibv_devinfo does
     #[command(after_help = DEVINFO_EXAMPLES)]
     Devinfo(DevinfoArgs),
+    /// Share addresses of this host among processes
+    #[command(long_about = host::ABOUT, after_help = host::EXAMPLES)]
+    Host(HostArgs),
     /// IP over a simulated InfiniBand subnet: interfaces for ping, iperf3 and ssh
     #[command(long_about = ipoib::ABOUT, after_help = ipoib::EXAMPLES)]
     Ipoib(IpoibArgs),
+    /// Print manual pages
+    #[command(after_help = shell::MAN_EXAMPLES)]
+    Man(ManArgs),
+    /// Measure bandwidth and latency between two hosts, as perftest does
+    #[command(long_about = perf::ABOUT, after_help = perf::EXAMPLES)]
+    Perf(PerfArgs),
     /// Send messages back and forth, as ibv_rc_pingpong and its siblings do
     #[command(long_about = PINGPONG_ABOUT, after_help = PINGPONG_EXAMPLES)]
     Pingpong(PingpongArgs),
@@ -101,9 +127,30 @@ pub(crate) enum Command {
     /// Serve and use disks by the SCSI RDMA Protocol
     #[command(long_about = srp::ABOUT, after_help = srp::EXAMPLES)]
     Srp(SrpArgs),
+    /// Show what the software HCAs of running programs have counted
+    #[command(long_about = stats::ABOUT, after_help = stats::EXAMPLES)]
+    Stats(StatsArgs),
     /// Host a simulated InfiniBand subnet that OpenSM and other tools work on
     #[command(long_about = subnet::ABOUT, after_help = subnet::EXAMPLES)]
     Subnet(SubnetArgs),
+    /// Show what running programs do, renewed all the time
+    #[command(long_about = top::ABOUT, after_help = top::EXAMPLES)]
+    Top(TopArgs),
+}
+
+impl Command {
+    /// Whether it makes connections by a connection manager, in its own process.
+    pub(crate) fn connects(&self) -> bool {
+        matches!(
+            self,
+            Self::Copy(_)
+                | Self::ConnectBench(_)
+                | Self::Rds(_)
+                | Self::Rping(_)
+                | Self::Serve(_)
+                | Self::Srp(_)
+        )
+    }
 }
 
 const COPY_ABOUT: &str = "\
@@ -190,6 +237,10 @@ pub(crate) struct PingpongArgs {
     /// Sleep until an event says that there are completions, rather than poll all the time
     #[arg(short, long)]
     pub(crate) events: bool,
+    /// Receive packets by a thread that polls for a while before it sleeps, if other threads leave it the processor:
+    /// with --events, shorter times for more of the processor
+    #[arg(long)]
+    pub(crate) low_latency: bool,
     /// Check at the end what the last message was
     #[arg(short, long)]
     pub(crate) chk: bool,
@@ -235,20 +286,13 @@ pub(crate) enum Kind {
     Xrc,
 }
 
-/// A path MTU.
-fn mtu(text: &str) -> Result<Mtu, String> {
-    let bytes = text.parse().ok();
-    bytes
-        .and_then(|bytes| Mtu::from_bytes(bytes).ok())
-        .ok_or_else(|| "256, 512, 1024, 2048 or 4096 would be right".into())
-}
-
 const SERVE_ABOUT: &str = "\
 Serve the files of a directory to `verbs copy roce://HOST:PORT/PATH DST` on this and other hosts.
 
 Clients find the server over TCP (roce://), or by the connection manager of RDMA (rdma://) where \
 --listen or --bind names an address of this host; the files go by RDMA WRITEs over reliable connections, in UDP packets \
-to port 4791, which one program at a time has on each address of a host. Only regular files beneath \
+to port 4791, which one program at a time has on each address of a host. With --transport iwarp (iwarp://) they find it \
+at the same port of TCP and the files go over TCP as well, by RDMA WRITEs of iWARP. Only regular files beneath \
 DIR are served; symbolic links are followed as long as they stay there. Everybody who reaches the port \
 can read them. A client takes 64 MiB of memory at most. Ends when it is interrupted.";
 
@@ -259,6 +303,9 @@ Examples:
 
   verbs serve DIR --listen 192.0.2.1:7000      on one address and another port
   verbs copy rdma://192.0.2.1:7000/A B         fetch DIR/A without TCP
+  verbs serve DIR --transport iwarp            over TCP, port 7174 of all addresses
+  verbs copy iwarp://192.0.2.1/A B             fetch DIR/A from it
+
   verbs serve DIR --bind fd77::1 --bind 192.0.2.1
                                                on all addresses, but packets to and from these
 
@@ -304,30 +351,6 @@ pub(crate) struct DevinfoArgs {
     pub(crate) json: bool,
 }
 
-/// Bytes of a chunk: a number with an optional suffix.
-fn chunk(text: &str) -> Result<u32, String> {
-    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let shift = match text[digits.len()..].to_ascii_lowercase().as_str() {
-        "" => 0,
-        "k" => 10,
-        "m" => 20,
-        "g" => 30,
-        suffix => return Err(format!("`{suffix}` is no unit; k, m and g are")),
-    };
-    if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
-        return Err("a number of bytes would be right, such as 65536 or 64k".into());
-    }
-    let count = digits
-        .parse::<u64>()
-        .ok()
-        .and_then(|count| count.checked_mul(1 << shift));
-    match count.map(u32::try_from) {
-        Some(Ok(0)) => Err("a chunk has at least 1 byte".into()),
-        Some(Ok(bytes)) if u64::from(bytes) <= MESSAGE_BYTES_MAX => Ok(bytes),
-        _ => Err("a message carries at most 2g".into()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory;
@@ -337,37 +360,5 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
-    }
-
-    #[test]
-    fn chunks_have_units() {
-        let right = [
-            ("1", 1),
-            ("65536", 65536),
-            ("64k", 65536),
-            ("1M", 1 << 20),
-            ("2g", 1 << 31),
-        ];
-        for (text, bytes) in right {
-            assert_eq!(chunk(text), Ok(bytes), "{text}");
-        }
-        let wrong = [
-            "",
-            "k",
-            "0",
-            "0k",
-            "-1",
-            "+1",
-            "1.5m",
-            "1kb",
-            "1 k",
-            "3g",
-            "2147483649",
-            "99999999999g",
-            "x1",
-        ];
-        for text in wrong {
-            assert!(chunk(text).is_err(), "{text}");
-        }
     }
 }

@@ -37,7 +37,7 @@ pub(crate) enum CopyError {
     /// Both paths name one file.
     #[error("{} and {} are the same file; name another target", src.display(), dst.display())]
     SameFile { src: PathBuf, dst: PathBuf },
-    /// Somebody made a file of that name meanwhile.
+    /// A file of that name was made in the meantime.
     #[error(
         "{} was created by another program during the copy and is left as that made it; nothing was copied to it",
         .0.display()

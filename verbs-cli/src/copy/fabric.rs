@@ -49,7 +49,7 @@ impl Fabric {
         Ok((sender, receiver))
     }
 
-    /// Takes the destination device away, as if somebody pulled it out.
+    /// Takes the destination device away, as if it were pulled out.
     pub(crate) fn remove_destination(&self) {
         self.destination.remove();
     }

@@ -1,9 +1,12 @@
 //! What the two ends tell each other by SENDs, apart from the data.
 //!
-//! Announcements and credits are messages without payload: their immediate data is the low half of a
-//! chunk number. Each end closes with its [`Totals`].
+//! Announcements and credits say the low half of a chunk number: as immediate data of a message without payload, or as the
+//! payload where SENDs have no immediate data, as with iWARP. Each end closes with its [`Totals`].
 
 use blake3::Hash;
+
+/// Bytes of a number that is the payload of a message, in network order.
+pub(crate) const NUMBER_LEN: usize = 4;
 
 /// What went through one end: the sender's of what it read, the receiver's of what arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

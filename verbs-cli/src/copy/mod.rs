@@ -9,17 +9,17 @@
 //! [`window`] says which chunk may go where; [`session`] lets the two ends take turns; the sink gets
 //! its name only after the digests were compared.
 
+mod carrier;
 mod endpoint;
 mod error;
 mod fabric;
+mod file;
+mod flow;
 mod message;
-mod receiver;
 pub(crate) mod remote;
-mod sender;
-mod session;
-mod sink;
-mod source;
-mod window;
+
+pub(crate) use file::{sink, source};
+pub(crate) use flow::{receiver, sender, session, window};
 
 use std::fmt;
 use std::path::Path;
@@ -81,18 +81,23 @@ impl fmt::Display for Failure {
 /// Runs the command. Blocks until the copy is complete.
 pub(crate) fn run(args: &CopyArgs, network: &dyn Network) -> Result<Report, Failure> {
     match &args.src {
-        Origin::File(path) => run_here(args, path),
+        Origin::File(path) => run_here(args, path, || Source::open(path)),
+        Origin::Stdin => run_here(args, Path::new("stdin"), Source::stdin),
         Origin::Served(url) => remote::fetch(args, url, network),
     }
 }
 
-/// From a file of this host.
-fn run_here(args: &CopyArgs, src: &Path) -> Result<Report, Failure> {
+/// From a file of this host, or from stdin.
+fn run_here(
+    args: &CopyArgs,
+    src: &Path,
+    open: impl FnOnce() -> Result<Source, CopyError>,
+) -> Result<Report, Failure> {
     if let Some(option) = args.wire.given() {
-        let when = "is a roce:// or rdma:// URL";
+        let when = "is a roce://, rdma:// or iwarp:// URL";
         return Err(CopyError::Useless { option, when }.into());
     }
-    let mut source = Source::open(src)?;
+    let mut source = open()?;
     let target = Target::find(&args.dst, Some((src, source.id())))?;
     let plan = Plan::new(source.size(), args.chunk, args.window);
     check_fault(args, src, &plan)?;

@@ -16,7 +16,7 @@ use clap::Args;
 use futures::executor::block_on;
 use hca_sim::clock::Clock;
 use hca_sim::link::fabric::{PortRef, SharedSubnet, Subnet, SubnetConfig, Topology};
-use verbs_core::mad::Time;
+use verbs_core::time;
 use verbs_sm::{Config as SmConfig, Manager};
 
 pub(crate) use error::DemoError;
@@ -62,7 +62,7 @@ pub(crate) struct DemoArgs {
 pub(crate) fn run(args: &DemoArgs, out: &mut dyn Write) -> Result<(), DemoError> {
     let payload = Payload::read(args.file.as_deref(), BYTES_MAX)?;
     let shown = block_on(show(&payload, out));
-    // Who has gone does not hear what comes last either.
+    // A node that has gone does not hear what comes last either.
     let flushed = out.flush().map_err(DemoError::Output);
     shown.and(flushed)
 }
@@ -81,15 +81,15 @@ async fn show(payload: &Payload, out: &mut dyn Write) -> Result<(), DemoError> {
     let step = Instant::now();
     let manager = Manager::start(&a.device, 1, SmConfig::default()).await?;
     manager.up().await;
-    let census = subnet.census();
+    let counts = subnet.port_counts();
     demo.row(Row {
         what: "the built-in subnet manager",
         took: step.elapsed(),
         says: format!(
             "{} nodes, {} of {} ports in service",
             manager.nodes(),
-            census.1,
-            census.0
+            counts.1,
+            counts.0
         ),
     })?;
 
@@ -156,8 +156,9 @@ pub(crate) struct Fabric {
 
 impl Fabric {
     /// Ports with a link, and how many of those are in service.
-    fn census(&self) -> (usize, usize) {
-        self.subnet.with(Time::ZERO, |subnet| subnet.census())
+    fn port_counts(&self) -> (usize, usize) {
+        self.subnet
+            .with(time::Instant::ZERO, |subnet| subnet.port_counts())
     }
 }
 

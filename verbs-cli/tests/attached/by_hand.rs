@@ -6,6 +6,7 @@ use std::path::Path as FilePath;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use hca_sim::link::fabric::RING_LEN;
 use hca_sim::link::fabric::message::{BELL, Message, PACKETS_MAX};
 use hca_sim::link::fabric::ring::{Bell, Rings};
 use hca_sim::link::fabric::socket::{Take, connect_to, receive, ring, send, send_with};
@@ -76,7 +77,7 @@ fn attach_by_hand(socket: &FilePath, node: &str) -> (OwnedFd, Rings) {
         adapter: 0,
         port: 1,
     };
-    let (file, rings) = Rings::create().unwrap();
+    let (file, rings) = Rings::create(RING_LEN).unwrap();
     send_with(connection.as_fd(), &attach.encode(), file.as_fd(), true).unwrap();
     (connection, rings)
 }

@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use crate::run::Place;
 
-const NAMES: [&str; 8] = [
+const NAMES: [&str; 11] = [
     "control",
     "send",
     "write",
@@ -13,6 +13,9 @@ const NAMES: [&str; 8] = [
     "latency",
     "stream",
     "qps",
+    "iwarp",
+    "near",
+    "rds",
 ];
 
 /// Runs it with `--quick --json` and these arguments.
@@ -112,6 +115,27 @@ fn only_filters() {
 }
 
 #[test]
+fn a_transport_is_a_filter_too() {
+    let report = quick(&["--transport", "iwarp"]);
+    assert!(rows(&report).iter().all(|row| row["bench"] == "iwarp"));
+    let operations: Vec<_> = rows(&report)
+        .iter()
+        .map(|row| (row["operation"].as_str(), row["bytes"].as_u64()))
+        .collect();
+    let write = Some("RDMA WRITE over iWARP, CQE");
+    let wanted = [
+        (write, Some(64 << 10)),
+        (write, Some(256 << 10)),
+        (write, Some(1 << 20)),
+        (Some("SEND over iWARP, one way"), Some(64)),
+        (Some("connect, accept, close"), None),
+    ];
+    assert_eq!(operations, wanted);
+    let beside = rows(&report).iter().map(|row| &row["beside"]["what"]);
+    assert!(beside.into_iter().all(|what| what == "TCP"));
+}
+
+#[test]
 fn the_table_has_the_rows() {
     let text = Place::new()
         .verbs(&["bench", "--quick", "--only", "write"])
@@ -145,6 +169,8 @@ fn wrong_arguments_are_refused() {
         ["--time", "nan"],
         ["--quick", "--time=1"],
         ["--only", ""],
+        ["--transport", "tcp"],
+        ["--transport=iwarp", "--only=send"],
     ] {
         let refused = place.verbs(&[&["bench"][..], &arguments].concat());
         assert_eq!(refused.code, Some(2), "{arguments:?}: {}", refused.stderr);

@@ -1,6 +1,12 @@
-//! `--device rdma:NAME` where there is no such NIC: what works with one is in the peer suite `rdma`.
+//! `--device rdma:NAME`: where there is no such NIC, and where the system's libraries are our own, with a software HCA below
+//! them. What works with a NIC of Linux's is in the peer suite `rdma`.
 
-use crate::run::Place;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::run::{Ended, Place, RPING, VERBS, address_of};
 
 /// A name that no NIC has.
 const NOBODY: &str = "rdma:nobody_has_it";
@@ -18,12 +24,74 @@ fn a_nic_that_is_not_there_is_said_to_be_missing() {
 }
 
 #[test]
-fn commands_that_need_the_connection_manager_refuse_a_nic() {
+fn every_command_that_connects_looks_for_the_nic() {
     let place = Place::new();
-    place
-        .verbs(&["rping", "-c", "-a", "127.0.0.1", "--device", NOBODY])
-        .failed(
-            1,
-            &["--device works with copy, serve, pingpong and devinfo"],
-        );
+    for command in [
+        &["rping", "-c", "-a", "127.0.0.1"][..],
+        &["rds", "ping", "127.0.0.1", "-c", "1"],
+        &["connect-bench", "--to", "127.0.0.1:7175"],
+        &["srp", "ls", "id_ext=1,ioc_guid=1,dest=127.0.0.1:7175"],
+    ] {
+        let asked = [command, &["--device", NOBODY]].concat();
+        place.verbs(&asked).failed(1, &["; "]);
+    }
+}
+
+/// The libraries of `shims/ibverbs` under the names that the loader knows, in the folder `lib` of the place. They are a
+/// dependency of these tests, so cargo has built them before, into the folder of this program.
+fn libraries(place: &Place) -> PathBuf {
+    let itself = std::env::current_exe().expect("this test is a file");
+    let library = itself.with_file_name("libibverbs.so");
+    assert!(library.exists(), "cargo has not built {library:?}");
+    let folder = place.path("lib");
+    std::fs::create_dir(&folder).expect("a folder");
+    for name in ["libibverbs.so.1", "librdmacm.so.1"] {
+        symlink(&library, folder.join(name)).expect("a link");
+    }
+    folder
+}
+
+/// `verbs` with these arguments; with a NIC at that address if there is one.
+fn start(lib: &Path, nic_at: Option<&str>, arguments: &[&str]) -> Child {
+    let mut command = Command::new(VERBS);
+    command
+        .args(arguments)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    if let Some(address) = nic_at {
+        command.args(["--device", "rdma:roce0"]);
+        command
+            .env("LD_LIBRARY_PATH", lib)
+            .env("VERBS_DEVICE", address);
+    }
+    command.spawn().expect("it starts")
+}
+
+fn end(child: Child) -> Ended {
+    Ended::from(child.wait_with_output().expect("a child"))
+}
+
+/// Goal: a NIC's connections are made by address, with the software HCA of another process at the other end, at either.
+#[test]
+fn a_nic_connects_and_is_connected_to() {
+    let place = Place::new();
+    let lib = libraries(&place);
+    for (n, nic_serves) in [(201, true), (203, false)] {
+        let [serves, asks] = [n, n + 1].map(|n| address_of(RPING, n));
+        let [serves, asks] = [serves.as_str(), asks.as_str()];
+        let pings = ["-v", "-V", "-C", "5", "-S", "100"];
+        let server = [&["rping", "-s", "-a", serves][..], &pings].concat();
+        let server = start(&lib, nic_serves.then_some(serves), &server);
+        let client = [&["rping", "-c", "-a", serves, "-I", asks][..], &pings].concat();
+        let patience = Instant::now() + Duration::from_secs(30);
+        let ended = loop {
+            let ended = end(start(&lib, (!nic_serves).then_some(asks), &client));
+            // The server takes a moment.
+            if ended.code == Some(0) || Instant::now() > patience {
+                break ended;
+            }
+        };
+        assert!(ended.succeeded().contains("rdma-ping-4:"));
+        assert!(end(server).succeeded().contains("rdma-ping-4:"));
+    }
 }

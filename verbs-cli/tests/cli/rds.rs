@@ -1,13 +1,12 @@
-//! `verbs rds` between two processes on addresses of 127.0.0.0/8.
+//! `verbs rds` between two processes: over RoCE and iWARP on addresses of 127.0.0.0/8, and at two nodes of a hosted subnet.
 
-use std::net::UdpSocket;
 use std::process::Command;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rustix::process::Signal;
 use serde_json::Value;
 
+use crate::line::first_line;
 use crate::run::{Ended, PATIENCE, Place, RDS, VERBS, address_of};
 use crate::wire::Background;
 
@@ -15,6 +14,9 @@ use crate::wire::Background;
 fn address(n: u8) -> String {
     address_of(RDS, n)
 }
+
+/// Options of both ends of a network.
+const IWARP: [&str; 2] = ["--transport", "iwarp"];
 
 /// A program that answers, with a runtime directory of its own.
 struct Answering {
@@ -24,25 +26,24 @@ struct Answering {
 
 impl Answering {
     fn at(address: &str) -> Self {
-        let place = Place::new();
-        let mut command = Command::new(VERBS);
-        command.args(["rds", "stress", "-r", address, "-v"]);
-        command.env("XDG_RUNTIME_DIR", place.path(""));
-        let program = Background::run(&mut command);
-        let since = Instant::now();
-        while UdpSocket::bind((address, 4791)).is_ok() {
-            assert!(since.elapsed() < PATIENCE, "nobody has {address}");
-            thread::sleep(Duration::from_millis(10));
+        Self::over(Place::new(), &[], address)
+    }
+
+    /// On the network that these options name. Ends when it says that it answers.
+    fn over(place: Place, network: &[&str], address: &str) -> Self {
+        let mut command = command(&place, &["stress", "-r", address, "-v"]);
+        command.args(network);
+        let mut program = Background::run(&mut command);
+        let line = first_line(program.child().stdout.take().expect("piped"));
+        if line != format!("requests to {address}:4000 are answered\n") {
+            panic!("{line}{:?}", program.end());
         }
         Self { program, place }
     }
 
     /// `verbs rds` with these arguments, as the same user of the same session.
     fn rds(&self, arguments: &[&str]) -> Ended {
-        let mut command = Command::new(VERBS);
-        command.arg("rds").args(arguments);
-        command.env("XDG_RUNTIME_DIR", self.place.path(""));
-        Ended::from(command.output().expect("it runs"))
+        Ended::from(command(&self.place, arguments).output().expect("it runs"))
     }
 
     fn info(&self) -> Value {
@@ -55,6 +56,15 @@ impl Answering {
         self.program.signal(Signal::TERM);
         self.program.end()
     }
+}
+
+/// `verbs rds` of a user to whom that directory is the runtime directory.
+fn command(place: &Place, arguments: &[&str]) -> Command {
+    let mut command = Command::new(VERBS);
+    command.arg("rds").args(arguments);
+    command.env("XDG_RUNTIME_DIR", place.path(""));
+    command.env("VERBS_SUBNET", place.path("subnet"));
+    command
 }
 
 fn json(ended: &Ended) -> Value {
@@ -94,13 +104,13 @@ fn every_datagram_comes_once_although_the_connection_is_dropped_all_the_time() {
     let (ours, theirs) = (address(5), address(6));
     let answering = Answering::at(&theirs);
     let asked = answering.rds(&[
-        "stress", "-r", &ours, "-s", &theirs, "-t", "3", "-d", "8", "-n", "400", "-q", "5000",
+        "stress", "-r", &ours, "-s", &theirs, "-t", "3", "-d", "8", "-n", "2000", "-q", "5000",
         "-a", "100", "-v", "--kill", "20ms", "--json",
     ]);
     assert_eq!(asked.code, Some(0), "{asked:?}");
     let sums = json(&asked);
-    assert_eq!(sums["answers"], 1200, "{sums}");
-    assert_eq!(sums["bytes_received"], 120_000, "{sums}");
+    assert_eq!(sums["answers"], 6000, "{sums}");
+    assert_eq!(sums["bytes_received"], 600_000, "{sums}");
     assert!(sums["losses"].as_u64() > Some(0), "{sums}");
     let info = answering.info();
     let connections = info[0]["connections"].as_array().expect("a list");
@@ -134,6 +144,89 @@ fn programs_that_run_are_shown_and_those_that_were_killed_are_not() {
     assert_eq!(text, "no program of `verbs rds` is running\n");
 }
 
+/// Goal: streams of TCP carry all that packets do. Method: pings and requests, with the connection dropped all the time.
+#[test]
+fn iwarp_carries_datagrams_once_and_in_order() {
+    let (ours, theirs) = (address(8), address(9));
+    let answering = Answering::over(Place::new(), &IWARP, &theirs);
+    let rds = |arguments: &[&str]| answering.rds(&[arguments, &IWARP].concat());
+    let said = rds(&["ping", "-c", "3", "-i", "1ms", "-I", &ours, &theirs]).succeeded();
+    assert!(said.contains("3 pings, 3 answered"), "{said}");
+    let asked = rds(&[
+        "stress", "-r", &ours, "-s", &theirs, "-t", "3", "-d", "8", "-n", "3000", "-q", "9000",
+        "-a", "100", "-v", "--kill", "10ms", "--json",
+    ]);
+    assert_eq!(asked.code, Some(0), "{asked:?}");
+    let sums = json(&asked);
+    assert_eq!(sums["answers"], 9000, "{sums}");
+    assert!(sums["losses"].as_u64() > Some(0), "{sums}");
+    assert_eq!(answering.end().stderr, "");
+}
+
+/// Goal: programs of one host need no option to find an address, although programs share addresses over TCP: RDS has one port.
+#[test]
+fn iwarp_programs_of_one_host_find_addresses() {
+    let theirs = address(10);
+    let answering = Answering::over(Place::new(), &IWARP, &theirs);
+    let arguments = [&["ping", "-c", "1", &theirs][..], &IWARP].concat();
+    let asking: Vec<_> = (0..3)
+        .map(|_| Background::run(&mut command(&answering.place, &arguments)))
+        .collect();
+    for asking in asking {
+        let ended = asking.end();
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+    }
+    let second = answering.rds(&[&["stress", "-r", &theirs][..], &IWARP].concat());
+    second.failed(1, &[&format!("{theirs}:18634 is in use")]);
+    assert_eq!(answering.end().stderr, "");
+}
+
+/// A subnet of two adapters with a manager.
+struct Hosted {
+    _program: Background,
+}
+
+impl Hosted {
+    fn at(place: &Place) -> Self {
+        let topology = "Switch 2 \"s\"\n[1] \"a\"[1]\n[2] \"b\"[1]\nHca 1 \"a\"\nHca 1 \"b\"\n";
+        place.write("net", topology.as_bytes());
+        let mut command = Command::new(VERBS);
+        command.arg("subnet").arg(place.path("net")).arg("--sm");
+        command.env("VERBS_SUBNET", place.path("subnet"));
+        let mut program = Background::run(&mut command);
+        let line = first_line(program.child().stdout.take().expect("piped"));
+        assert!(line.starts_with("subnet with"), "{line}");
+        Self { _program: program }
+    }
+}
+
+/// Goal: nodes of a hosted subnet carry datagrams; addresses are found by address resolution, paths by the manager.
+#[test]
+fn nodes_of_a_hosted_subnet_carry_datagrams_once_and_in_order() {
+    let place = Place::new();
+    let hosted = Hosted::at(&place);
+    let answering = Answering::over(place, &["--node", "b"], "10.0.0.2");
+    let rds = |arguments: &[&str]| answering.rds(&[arguments, &["--node", "a:1"]].concat());
+    let said = rds(&["ping", "-c", "3", "-i", "1ms", "-I", "10.0.0.1", "10.0.0.2"]).succeeded();
+    assert!(said.contains("3 pings, 3 answered"), "{said}");
+    let asked = rds(&[
+        "stress", "--bind", "fd00::1", "-r", "10.0.0.1", "-s", "10.0.0.2", "-t", "2", "-d", "8",
+        "-n", "3000", "-q", "9000", "-a", "100", "-v", "--kill", "10ms", "--json",
+    ]);
+    assert_eq!(asked.code, Some(0), "{asked:?}");
+    let sums = json(&asked);
+    assert_eq!(sums["answers"], 6000, "{sums}");
+    assert!(sums["losses"].as_u64() > Some(0), "{sums}");
+    let without = rds(&["ping", "-c", "1", "10.0.0.2"]);
+    without.failed(1, &["no address of this end is of the family of 10.0.0.2"]);
+    let taken = answering.rds(&[
+        "ping", "-c", "1", "--node", "b", "-I", "10.0.0.9", "10.0.0.2",
+    ]);
+    taken.failed(1, &["no port 1 of \"b\"", "somebody else has that"]);
+    assert_eq!(answering.end().stderr, "");
+    drop(hosted);
+}
+
 #[test]
 fn what_cannot_be_asked_is_said() {
     let place = Place::new();
@@ -145,6 +238,31 @@ fn what_cannot_be_asked_is_said() {
             "15 is not in 16..=1048576",
         ),
         (&["rds", "stress", "-r", "192.0.2.77"], 1, "192.0.2.77"),
+        (
+            &[
+                "rds",
+                "ping",
+                "--node",
+                "a",
+                "--transport",
+                "iwarp",
+                "127.0.0.1",
+            ],
+            2,
+            "cannot be used with",
+        ),
+        (
+            &["rds", "ping", "--subnet", "s", "127.0.0.1"],
+            2,
+            "--node <NODE[:PORT]>",
+        ),
+        (
+            &[
+                "rds", "ping", "--node", "a", "--subnet", "none", "-I", "10.0.0.1", "10.0.0.2",
+            ],
+            1,
+            "cannot reach a subnet at none",
+        ),
     ] {
         let ended = place.verbs(arguments);
         assert_eq!(ended.code, Some(code), "{ended:?}");

@@ -16,6 +16,7 @@ use tempfile::TempDir;
 pub(crate) const VERBS: &str = env!("CARGO_BIN_EXE_verbs");
 
 /// The second numbers of the addresses in 127.0.0.0/8 that a file of tests has to itself.
+pub(crate) const HOST: Range<u8> = 48..64;
 pub(crate) const WIRE: Range<u8> = 64..192;
 pub(crate) const RPING: Range<u8> = 192..224;
 pub(crate) const SRP: Range<u8> = 224..240;
@@ -229,19 +230,18 @@ impl Running {
         self.end()
     }
 
-    /// The most memory that it has had, in bytes.
+    /// The most memory that it has had, in bytes. The pages of the program itself, which a debug build has many of, do not count.
     pub(crate) fn memory_peak(&self) -> u64 {
         let status = fs::read_to_string(self.proc().join("status")).expect("it runs");
-        let line = status
-            .lines()
-            .find_map(|line| line.strip_prefix("VmHWM:"))
-            .expect("the kernel says");
-        let kib = line
-            .trim()
-            .trim_end_matches(" kB")
-            .parse::<u64>()
-            .expect("a number");
-        kib << 10
+        let kib = |name: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(name));
+            let number = line
+                .expect("the kernel says")
+                .trim()
+                .trim_end_matches(" kB");
+            number.parse::<u64>().expect("a number")
+        };
+        (kib("VmHWM:") - kib("RssFile:")) << 10
     }
 
     /// How far it has read its source; 0 before it opened it and after it has ended.

@@ -97,3 +97,17 @@ fn a_server_of_files_that_is_told_to_end_tells_its_clients() {
     let parts = ["the source device went away", "B was not created"];
     ended(copying, "the client").failed(5, &parts);
 }
+
+/// Goal: long work that is interrupted shows what it has so far, and ends as the signal has it.
+#[test]
+fn seeds_that_are_interrupted_show_their_table() {
+    let place = Place::new();
+    let mut running = Background::start(&place, &["sim", "--seeds", "1..1000000"]);
+    thread::sleep(Duration::from_secs(2));
+    running.signal(Signal::INT);
+    let ended = ended(running, "the simulator");
+    assert_eq!(ended.signal, Some(Signal::INT.as_raw()), "{ended:?}");
+    let last = ended.stdout.lines().last().unwrap_or_default();
+    let is_short = last.starts_with("seeds 1..1000000: ") && !last.contains(" 1000000 runs");
+    assert!(is_short, "{ended:?}");
+}

@@ -23,6 +23,22 @@ fn one_seed_prints_the_same_each_time() {
     assert!(capture.len() > 10_000, "{} bytes", capture.len());
 }
 
+/// Goal: the shares of a switch are printed, the same each time, and its options are not those of other runs. Method: too
+/// short for the bars to matter.
+#[test]
+fn hosts_share_a_switch() {
+    let place = Place::new();
+    let arguments = ["--seed", "1", "--bottleneck", "--nodes", "2"];
+    let first = sim(&place, &arguments);
+    assert!(
+        first.stdout.contains("2 connections, Jain's index "),
+        "{first:?}"
+    );
+    assert_eq!(sim(&place, &arguments).stdout, first.stdout);
+    let mixed = sim(&place, &["--seed", "1", "--bottleneck", "--mode", "direct"]);
+    assert_eq!(mixed.code, Some(2), "{mixed:?}");
+}
+
 #[test]
 fn many_seeds_print_what_met_what() {
     let text = sim(&Place::new(), &["--seeds", "1..3"]).succeeded();
@@ -39,11 +55,11 @@ fn many_seeds_print_what_met_what() {
 
 /// Goal: a failing seed can be repeated. Method: the line that it prints is run.
 #[test]
-fn a_planted_defect_is_found_and_its_replay_line_repeats_it() {
+fn a_mutant_is_found_and_its_replay_line_repeats_it() {
     let place = Place::new();
     let ended = sim(
         &place,
-        &["--seed", "2", "--mode", "packets", "--plant", "lost-cqe"],
+        &["--seed", "2", "--mode", "packets", "--mutant", "lost-cqe"],
     );
     assert_eq!(ended.code, Some(6), "{ended:?}");
     assert!(
@@ -93,7 +109,7 @@ fn wrong_arguments_are_told() {
         &["sim", "--seed", "1", "--seeds", "1..2"],
         &["sim", "--seeds", "2..1"],
         &["sim", "--seed", "1", "--nodes", "1"],
-        &["sim", "--seed", "1", "--plant", "moon-phase"],
+        &["sim", "--seed", "1", "--mutant", "moon-phase"],
         &["sim", "--seed", "1", "--time", "5"],
     ] {
         assert_eq!(place.verbs(arguments).code, Some(2), "{arguments:?}");

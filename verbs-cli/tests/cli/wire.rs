@@ -5,7 +5,6 @@
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
-use std::net::TcpListener;
 use std::os::unix::fs::symlink;
 use std::process::{Child, Command, Stdio};
 use std::thread;
@@ -27,8 +26,7 @@ pub(crate) fn address(n: u8) -> String {
 
 /// A TCP port that nobody has just now.
 pub(crate) fn free_port() -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-    listener.local_addr().expect("bound").port().to_string()
+    crate::ports::free_port().to_string()
 }
 
 /// `verbs` in the background; killed if a test forgets it.

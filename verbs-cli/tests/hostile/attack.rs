@@ -4,6 +4,7 @@ use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
+use hca_sim::link::fabric::RING_LEN;
 use hca_sim::link::fabric::message::{BELL, BULK, MadMessage, Message, Registration};
 use hca_sim::link::fabric::ring::Rings;
 use hca_sim::link::fabric::socket::{Take, connect_to, receive_into, send, send_with};
@@ -47,7 +48,7 @@ pub(crate) fn attack(hosted: &Hosted, seed: u64, nice: i32, is_over: &AtomicBool
         let files: [OwnedFd; 3] = [
             reader.into(),
             fs::File::open("/dev/zero").unwrap().into(),
-            Rings::create().unwrap().0,
+            Rings::create(RING_LEN).unwrap().0,
         ];
         // What cannot be sent now is not waited for; a client that was dropped begins again.
         for _ in 0..draw.below(2000) {

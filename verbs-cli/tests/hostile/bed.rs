@@ -63,7 +63,7 @@ impl Hosted {
     pub(crate) fn is_well(&self) {
         let client = self.connect();
         let answer = ask(&client, &Message::Count);
-        assert!(matches!(answer, Some(Message::Census { .. })), "{answer:?}");
+        assert!(matches!(answer, Some(Message::Counts { .. })), "{answer:?}");
     }
 
     pub(crate) fn memory(&self) -> u64 {

@@ -122,7 +122,7 @@ fn a_host_without_descriptors_rests() {
     let full = Some(Message::Refused(Refusal::Full));
     let let_in = answers
         .iter()
-        .filter(|it| matches!(it, Some(Message::Census { .. })));
+        .filter(|it| matches!(it, Some(Message::Counts { .. })));
     let refused = answers.iter().filter(|&it| *it == full).count();
     let let_in = let_in.count();
     assert!(let_in >= 4 && refused >= 16, "{let_in} and {refused}");
@@ -137,7 +137,7 @@ fn a_host_without_descriptors_rests() {
     let begun = Instant::now();
     while !matches!(
         ask(&hosted.connect(), &Message::Count),
-        Some(Message::Census { .. })
+        Some(Message::Counts { .. })
     ) {
         assert!(begun.elapsed() < STUCK, "it is full for ever");
         thread::sleep(Duration::from_millis(10));

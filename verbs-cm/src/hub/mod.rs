@@ -1,13 +1,14 @@
 //! The connection manager of a device's port at work: the state machine, attached to the port's service
 //! for management datagrams.
 //!
-//! There is one for each port, shared by all who use it; it goes with the last of them. Whoever calls it,
+//! There is one for each port, shared by all its users; it goes with the last of them. Its caller,
 //! be it a user, the service with a datagram, a modify that has ended or the timer, also sees to what
 //! follows: messages are sent, modifies issued, users told. No thread takes part.
 
 pub(crate) mod handler;
 mod ports;
 mod pump;
+pub(crate) mod shared;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -18,17 +19,20 @@ use verbs_core::device::DeviceCore;
 use verbs_core::event::{EventType, EventWatcher, Subject, Undelivered};
 use verbs_core::mad::sa::PathRecord;
 use verbs_core::mad::{
-    AgentError, Class, Delivery, MadAgent, MadClient, MadService, Method, PortInfo, Time, TimeCode,
+    AgentError, Class, Delivery, MadAgent, MadClient, MadService, Method, PortInfo, TimeCode,
 };
 use verbs_core::sync::{Arc, Mutex, OnceLock, Weak};
+use verbs_core::time::Instant;
 use verbs_core::{
-    AsyncEvent, Device, ObjectKind, PKey, PortCaps, Seed, Timer, TransportType, collect, task,
+    AsyncEvent, Device, DeviceCap, ObjectKind, PKey, PortCaps, Seed, Timer, TransportType, collect,
+    task,
 };
 
 use crate::config::Config;
 use crate::error::Error;
 use crate::event::{ConnId, ListenId, ResolveId};
 use crate::hub::handler::{ConnHandler, Handler};
+use crate::hub::pump::Batch;
 use crate::params::{Port, Route};
 use crate::resolver::{Cached, Hop, Host, Resolver};
 use crate::sa::{PathCache, SaClient, SaError};
@@ -37,6 +41,7 @@ use crate::wire::CLASS_VERSION;
 
 pub(crate) use ports::Ports;
 pub use pump::Modify;
+pub(crate) use shared::Claim;
 
 /// The connection manager of one port.
 pub(crate) struct Hub {
@@ -67,10 +72,12 @@ pub(crate) struct Inner {
     port: Arc<PortInfo>,
     /// By the number of the queue pair: for events about it.
     pub(crate) by_qpn: BTreeMap<u32, ConnId>,
-    /// Somebody sees to the outputs; what others bring about is seen to by that one.
+    /// A thread handles the outputs, also those that other threads cause.
     busy: bool,
+    /// The memory of the last outputs, for the next ones.
+    spare: Batch,
     /// When the timer wakes us next.
-    alarm: Option<Time>,
+    alarm: Option<Instant>,
 }
 
 impl Hub {
@@ -117,6 +124,7 @@ impl Hub {
                     port: Arc::clone(&info),
                     by_qpn: BTreeMap::new(),
                     busy: false,
+                    spare: Batch::default(),
                     alarm: None,
                 }),
                 resolver: Mutex::new(Arc::new(Cached::new(Host))),
@@ -135,6 +143,11 @@ impl Hub {
     /// What is known of the port.
     pub(crate) fn port(&self) -> Arc<PortInfo> {
         self.service.port()
+    }
+
+    /// The port as the state machine sees it.
+    pub(crate) fn own_port(&self) -> Port {
+        port_of(&self.port())
     }
 
     /// The device's, if it has one.
@@ -170,14 +183,14 @@ impl Hub {
         drop(old);
     }
 
-    /// Has all modifies taken by somebody else, once and for all.
+    /// Has all modifies taken by another part, once and for all.
     pub(crate) fn modify_by(&self, modifier: Arc<Modifier>) {
         // The first one stays.
         let _ = self.modifier.set(modifier);
     }
 
-    /// Calls the state machine, and sees to what follows.
-    pub(crate) fn with<R>(self: &Arc<Self>, call: impl FnOnce(&mut Inner, Time) -> R) -> R {
+    /// Calls the state machine, and handles what follows.
+    pub(crate) fn with<R>(self: &Arc<Self>, call: impl FnOnce(&mut Inner, Instant) -> R) -> R {
         collect(|| {
             let result = {
                 let mut inner = self.inner.lock();
@@ -217,6 +230,7 @@ impl Hub {
             }
         }
         let mut route = Route::roce(&port, hop.local_gid, hop.remote_gid).ok_or(gone)?;
+        route.mtu = hop.mtu.map_or(route.mtu, |mtu| mtu.min(route.mtu));
         if attr.transport == TransportType::InfiniBand
             && let Some(lid) = hop.remote_lid
         {
@@ -270,7 +284,7 @@ impl Hub {
 pub struct Counts {
     /// Connections in any state, and resolutions.
     pub connections: usize,
-    /// Connections that somebody has a handle of.
+    /// Connections that have a handle.
     pub handles: usize,
     /// Port numbers that are taken.
     pub ports: usize,
@@ -286,6 +300,7 @@ fn port_of(info: &PortInfo) -> Port {
         gids: info.gids.clone(),
         mtu: info.port.active_mtu,
         ack_delay: TimeCode::new(info.device.local_ca_ack_delay),
+        migrates: info.device.caps.contains(DeviceCap::AUTO_PATH_MIG),
     }
 }
 

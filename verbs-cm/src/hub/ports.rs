@@ -1,11 +1,11 @@
-//! Port numbers of the RDMA IP connection manager: who has which.
+//! Port numbers of the RDMA IP connection manager, and their holders.
 
 use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
 
 use crate::wire::PortSpace;
 
-/// Numbers that are given to those who do not ask for one, as Linux has them.
+/// Numbers that are given to users that do not ask for one, as Linux has them.
 const EPHEMERAL: RangeInclusive<u16> = 32768..=60999;
 
 /// The port numbers of one port. Many connections may be made from one number; listeners are kept
@@ -41,7 +41,7 @@ impl Ports {
         None
     }
 
-    /// That number, unless somebody has it.
+    /// That number, unless it is taken.
     pub(crate) fn take(&mut self, space: PortSpace, port: u16) -> bool {
         self.taken.insert((space, port))
     }
@@ -50,7 +50,7 @@ impl Ports {
         self.taken.remove(&(space, port));
     }
 
-    /// Numbers that somebody has.
+    /// Numbers that are taken.
     pub(crate) fn len(&self) -> usize {
         self.taken.len()
     }

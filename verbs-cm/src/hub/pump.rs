@@ -2,23 +2,24 @@
 
 use std::task::{Wake, Waker};
 
-use verbs_core::mad::{Address, MadBytes, Time};
+use verbs_core::mad::{Address, MadBytes};
 use verbs_core::sync::{Arc, Weak};
+use verbs_core::time::Instant;
 use verbs_core::{Error, defer};
 
 use crate::event::{ConnId, Event, QpChange};
 use crate::hub::handler::{ConnHandler, Handler};
 use crate::hub::{Hub, Inner};
 
-/// Outputs of the state machine, with whom they are for.
+/// Outputs of the state machine, with their receivers.
 #[derive(Default)]
-struct Batch {
+pub(super) struct Batch {
     mads: Vec<(Address, MadBytes)>,
     changes: Vec<(Arc<dyn ConnHandler>, QpChange)>,
     events: Vec<(Arc<dyn Handler>, Event)>,
 }
 
-/// A modify that somebody else is to carry out. For benchmarks, which compare the completions that
+/// A modify that another part is to carry out. For benchmarks, which compare the completions that
 /// drive connections with a thread that waits.
 pub struct Modify {
     hub: Arc<Hub>,
@@ -46,9 +47,9 @@ impl std::fmt::Debug for Modify {
 }
 
 impl Inner {
-    /// Takes what waits; `None` when there is nothing.
+    /// Takes what waits; `None` when there is nothing. The memory of a batch that was given back is used again.
     fn outputs(&mut self) -> Option<Batch> {
-        let mut batch = Batch::default();
+        let mut batch = std::mem::take(&mut self.spare);
         batch
             .mads
             .extend(std::iter::from_fn(|| self.cm.poll_transmit()));
@@ -62,8 +63,11 @@ impl Inner {
                 batch.events.push((handler, event));
             }
         }
-        let is_empty = batch.mads.is_empty() && batch.changes.is_empty() && batch.events.is_empty();
-        (!is_empty).then_some(batch)
+        if batch.mads.is_empty() && batch.changes.is_empty() && batch.events.is_empty() {
+            self.spare = batch;
+            return None;
+        }
+        Some(batch)
     }
 
     fn handler(&self, conn: ConnId) -> Option<Arc<dyn ConnHandler>> {
@@ -100,11 +104,11 @@ impl Inner {
 }
 
 impl Hub {
-    /// Sees to the outputs until there are none. Whoever comes while somebody does leaves them to that
+    /// Handles the outputs until there are none. A thread that comes in the meantime leaves them to that
     /// one. Runs under NoBlock.
     pub(super) fn pump(self: &Arc<Self>) {
         loop {
-            let batch = {
+            let mut batch = {
                 let mut inner = self.inner.lock();
                 if inner.busy {
                     return;
@@ -118,9 +122,11 @@ impl Hub {
             if let Ok(agent) = &self.agent
                 && !batch.mads.is_empty()
             {
-                agent.send(batch.mads);
+                tracing::trace!(target: "verbs::cm", count = batch.mads.len(), "messages to send");
+                agent.send(batch.mads.drain(..));
             }
-            for (handler, change) in batch.changes {
+            for (handler, change) in batch.changes.drain(..) {
+                tracing::trace!(target: "verbs::cm", ?change, "queue pair");
                 match self.modifier.get() {
                     None => handler.modify(self, change),
                     Some(modifier) => modifier(Modify {
@@ -130,10 +136,14 @@ impl Hub {
                     }),
                 }
             }
-            for (handler, event) in batch.events {
+            for (handler, event) in batch.events.drain(..) {
+                tracing::debug!(target: "verbs::cm", ?event);
                 handler.event(event);
             }
-            self.inner.lock().busy = false;
+            // Without an agent nothing is sent.
+            batch.mads.clear();
+            let mut inner = self.inner.lock();
+            (inner.busy, inner.spare) = (false, batch);
         }
     }
 
@@ -154,7 +164,7 @@ impl Hub {
         timer.wake_at(due, Waker::from(Arc::new(Alarm(Arc::downgrade(self), due))));
     }
 
-    fn timeout(self: &Arc<Self>, set: Time) {
+    fn timeout(self: &Arc<Self>, set: Instant) {
         self.with(|inner, now| {
             if inner.alarm == Some(set) {
                 inner.alarm = None;
@@ -165,7 +175,7 @@ impl Hub {
 }
 
 /// Wakes the connection manager; keeps it from nothing.
-struct Alarm(Weak<Hub>, Time);
+struct Alarm(Weak<Hub>, Instant);
 
 impl Wake for Alarm {
     fn wake(self: Arc<Self>) {

@@ -6,33 +6,38 @@
 //! ([`Cm`](crate::Cm)), which finds it by the ids in a message.
 //!
 //! Peer-to-peer connections, where both sides send a REQ and one of them wins (12.10), are not
-//! supported: two REQs that cross make two connections, or none where nobody listens. Alternate paths
-//! are not supported either.
+//! supported: two REQs that cross make two connections, or none where there is no listener.
 
-mod active;
-mod closing;
+pub(crate) mod active;
+pub(crate) mod closing;
 pub(crate) mod passive;
+pub(crate) mod paths;
 pub(crate) mod qp;
 pub mod state;
 
 use std::time::Duration;
 
 use verbs_core::addr::{Guid, Mtu, Qpn};
-use verbs_core::mad::{Address, Bits, Blob, MadBytes, Time, TimeCode, TransactionId};
+use verbs_core::mad::{Address, Bits, Blob, MadBytes, TimeCode, TransactionId};
+use verbs_core::time::Instant;
 use verbs_core::{Av, Error, QpAttr};
 
 use crate::config::Config;
 use crate::event::{ConnId, Ended, Event, Failure, ListenId, Outputs, QpChange};
+use crate::machine::paths::Loading;
 use crate::machine::qp::{Progress, QpDriver, Stage};
-use crate::params::{Connect, Port};
+use crate::params::{Connect, Port, Route};
 use crate::refusals::Refusals;
-use crate::wire::{Acknowledged, CommId, Message, Mra, Rej, RejectReason, Rejected, Rep, Req};
+use crate::wire::{
+    Acknowledged, CommId, Message, Mra, Rej, RejectReason, Rejected, Rep, Req, Transport,
+};
 
+pub(crate) use paths::Offer;
 pub use state::{Edge, State};
 
 /// What a connection works with during a call.
 pub(crate) struct Ctx<'a> {
-    pub(crate) now: Time,
+    pub(crate) now: Instant,
     pub(crate) port: &'a Port,
     pub(crate) config: &'a Config,
     pub(crate) out: &'a mut Outputs,
@@ -47,6 +52,10 @@ enum Side {
         /// The way to the peer for the queue pair, and the path MTU; both from the REQ.
         av: Av,
         mtu: Mtu,
+        /// The alternate path of the REQ.
+        offer: Offer,
+        /// Whether the user takes alternate paths.
+        takes_paths: bool,
         /// What is sent when the queue pair is in RTR.
         rep: Box<Rep>,
     },
@@ -81,11 +90,11 @@ pub(crate) struct Connection {
     /// Time for an answer, and how often a message is sent again.
     wait: Duration,
     retries_left: u32,
-    deadline: Option<Time>,
+    deadline: Option<Instant>,
     /// What the network reports of our REQ.
     refusals: Refusals,
     /// When an unproven peer has had its time to confirm the REP.
-    gives_up: Option<Time>,
+    gives_up: Option<Instant>,
     timewait: TimeCode,
     /// What came with REP or RTU, until the user is told.
     private_data: Blob<224>,
@@ -96,6 +105,11 @@ pub(crate) struct Connection {
     /// Which side has ended it, from before the queue pair goes to ERR.
     ended: Option<Ended>,
     proof: Proof,
+    /// How long the peer takes to acknowledge a packet, as far as it has said so.
+    ack_delay: TimeCode,
+    /// The alternate path that is being loaded, and how many were.
+    loading: Loading,
+    loads: u32,
 }
 
 /// What is known of whether the peer is where its messages say that they come from.
@@ -133,6 +147,19 @@ impl Connection {
         self.id
     }
 
+    /// The way that it was asked for with, if this side has asked.
+    pub(crate) fn route(&self) -> Option<Route> {
+        match &self.side {
+            Side::Active(connect) => Some(connect.route),
+            Side::Passive { .. } => None,
+        }
+    }
+
+    /// Whether it is an extended reliable connection.
+    pub(crate) fn is_extended(&self) -> bool {
+        self.req.transport == Transport::Extended
+    }
+
     pub(crate) fn state(&self) -> State {
         self.state
     }
@@ -153,7 +180,7 @@ impl Connection {
         &self.peer
     }
 
-    pub(crate) fn deadline(&self) -> Option<Time> {
+    pub(crate) fn deadline(&self) -> Option<Instant> {
         self.deadline
     }
 
@@ -179,7 +206,7 @@ impl Connection {
     }
 
     /// The age of a half-open connection (a REQ has come, and the peer has not confirmed the answer): first
-    /// whether it still waits for the user, who alone may end it then, and then when it came.
+    /// whether it still waits for the user, which alone may end it then, and then when it came.
     pub(crate) fn half_open(&self) -> Option<(bool, u64)> {
         use State::*;
         let is_half_open = matches!(
@@ -216,7 +243,7 @@ impl Connection {
 
     /// Ends timewait now: there are too many.
     pub(crate) fn cut(&mut self, ctx: &mut Ctx<'_>) {
-        self.expire(ctx);
+        closing::expire(self, ctx);
     }
 
     /// The deadline has passed.
@@ -224,9 +251,11 @@ impl Connection {
         if self.deadline.is_none_or(|deadline| deadline > ctx.now) {
             return;
         }
-        if self.state == State::Timewait {
+        if self.state == State::Established {
+            paths::lap_timeout(self, ctx);
+        } else if self.state == State::Timewait {
             if self.qp.is_there() {
-                self.expire(ctx);
+                closing::expire(self, ctx);
             } else {
                 self.deadline = Some(ctx.now + self.wait);
             }
@@ -242,7 +271,7 @@ impl Connection {
             }
             self.wait_more(ctx);
         } else {
-            self.give_up(ctx);
+            closing::give_up(self, ctx);
         }
     }
 
@@ -267,6 +296,9 @@ impl Connection {
     /// An MRA: the answer takes longer. Each one takes a retry, so that a peer cannot put it off
     /// for ever.
     pub(crate) fn handle_mra(&mut self, ctx: &mut Ctx<'_>, mra: &Mra) -> bool {
+        if self.state == State::Established && mra.message == Acknowledged::Lap {
+            return paths::handle_lap_mra(self, ctx, mra);
+        }
         let fits = match self.state {
             State::ReqSent | State::ReqMraRcvd => mra.message == Acknowledged::Req,
             _ => mra.message == Acknowledged::Rep,
@@ -307,6 +339,7 @@ impl Connection {
         match self.qp.ended(result.is_ok()) {
             Progress::Working => {}
             Progress::Ready => self.qp_ready(ctx),
+            Progress::Loaded => paths::path_taken(self, ctx, result),
             Progress::Failed => {
                 let why = result.err().unwrap_or(Error::DeviceFailed);
                 self.qp_failed(ctx, why);
@@ -317,10 +350,10 @@ impl Connection {
 
     fn qp_ready(&mut self, ctx: &mut Ctx<'_>) {
         match self.state {
-            State::RepRcvd | State::RepMraSent => self.confirm(ctx),
-            State::Accepting => self.reply(ctx),
+            State::RepRcvd | State::RepMraSent => active::confirm(self, ctx),
+            State::Accepting => passive::reply(self, ctx),
             State::RtuRcvd => self.arrive(ctx),
-            State::DreqRcvd => self.finish_dreq(ctx, Edge::QpReady),
+            State::DreqRcvd => closing::finish_dreq(self, ctx, Edge::QpReady),
             _ => {}
         }
     }
@@ -333,13 +366,13 @@ impl Connection {
         match self.state {
             State::RepRcvd | State::RepMraSent | State::Accepting => {
                 self.send_rej(ctx, RejectReason::NoQp);
-                self.fail(ctx, Edge::QpFailed, event);
+                closing::fail(self, ctx, Edge::QpFailed, event);
             }
             State::RtuRcvd => {
                 // The peer takes the connection for established.
                 self.tell(ctx, event);
                 self.is_silent = true;
-                self.send_dreq(ctx, Edge::QpFailed, Blob::default());
+                closing::send_dreq(self, ctx, Edge::QpFailed, Blob::default());
             }
             _ => {}
         }
@@ -372,7 +405,10 @@ impl Connection {
 
     fn tell(&mut self, ctx: &mut Ctx<'_>, event: Event) {
         if !self.is_silent {
-            ctx.out.events.push_back(event);
+            let events = &mut ctx.out.events;
+            let is_reserved = events.len() < events.capacity();
+            debug_assert!(is_reserved, "there is room for all of a connection's");
+            events.push_back(event);
         }
     }
 
@@ -463,7 +499,10 @@ impl Connection {
     fn step(&mut self, ctx: &mut Ctx<'_>) {
         if let Some(attr) = self.qp.next() {
             let (conn, qpn) = (self.id, self.qp.qpn());
-            ctx.out.changes.push_back(QpChange { conn, qpn, attr });
+            let changes = &mut ctx.out.changes;
+            let is_reserved = changes.len() < changes.capacity();
+            debug_assert!(is_reserved, "there is room for each connection's");
+            changes.push_back(QpChange { conn, qpn, attr });
         }
     }
 

@@ -2,8 +2,9 @@
 
 use verbs_core::addr::Qpn;
 use verbs_core::mad::TimeCode;
-use verbs_core::{Av, Path, QpAttr, QpState};
+use verbs_core::{AltPath, Av, MigState, Mtu, Path, QpAttr, QpState};
 
+use crate::machine::paths::{alternate, is_accepted};
 use crate::params::{Accept, Connect};
 use crate::wire::{Rep, Req, Transport};
 
@@ -22,10 +23,19 @@ pub(crate) enum Stage {
 pub(crate) enum Progress {
     /// The goal is reached.
     Ready,
+    /// The modify that loads a path has ended, well or not.
+    Loaded,
     /// It cannot be reached.
     Failed,
-    /// Another modify is needed, or what ended does not matter any more.
+    /// Another modify is needed, or what ended no longer matters.
     Working,
+}
+
+/// What a modify is to bring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Flying {
+    Step(Stage),
+    Path,
 }
 
 /// Brings a queue pair where its connection wants it, one modify at a time.
@@ -37,7 +47,9 @@ pub(crate) struct QpDriver {
     stage: Stage,
     goal: Stage,
     /// The modify that was issued and has not ended.
-    flying: Option<Stage>,
+    flying: Option<Flying>,
+    /// A modify that loads an alternate path, to be issued in RTS.
+    load: Option<QpAttr>,
     /// The user took the queue pair away.
     detached: bool,
 }
@@ -53,6 +65,7 @@ impl QpDriver {
             stage: Stage::Init,
             goal: Stage::Init,
             flying: None,
+            load: None,
             detached: false,
         }
     }
@@ -77,6 +90,11 @@ impl QpDriver {
         self.goal = self.goal.max(goal);
     }
 
+    /// Has an alternate path loaded, as that modify has it. One at a time.
+    pub(crate) fn load(&mut self, attr: QpAttr) {
+        self.load = Some(attr);
+    }
+
     /// Leaves the queue pair alone from now on.
     pub(crate) fn detach(&mut self) {
         self.detached = true;
@@ -84,22 +102,29 @@ impl QpDriver {
 
     /// The next modify to issue, if there is one now.
     pub(crate) fn next(&mut self) -> Option<QpAttr> {
-        if self.flying.is_some() || self.is_there() {
+        if self.flying.is_some() || self.detached {
             return None;
+        }
+        if self.is_there() {
+            let attr = self.load.take_if(|_| self.stage == Stage::Rts)?;
+            self.flying = Some(Flying::Path);
+            return Some(attr);
         }
         let (step, attr) = match (self.goal, self.stage) {
             (Stage::Err, _) => (Stage::Err, QpAttr::to(QpState::Err)),
             (_, Stage::Init) => (Stage::Rtr, self.rtr),
             _ => (Stage::Rts, self.rts),
         };
-        self.flying = Some(step);
+        self.flying = Some(Flying::Step(step));
         Some(attr)
     }
 
     /// The modify that was issued has ended.
     pub(crate) fn ended(&mut self, is_ok: bool) -> Progress {
-        let Some(step) = self.flying.take() else {
-            return Progress::Working;
+        let step = match self.flying.take() {
+            Some(Flying::Step(step)) => step,
+            Some(Flying::Path) => return Progress::Loaded,
+            None => return Progress::Working,
         };
         if is_ok {
             self.stage = step;
@@ -139,10 +164,31 @@ pub(crate) fn active_attrs(connect: &Connect, req: &Req, rep: &Rep) -> (QpAttr, 
     rtr.min_rnr_timer = Some(connect.min_rnr_timer);
     let mut rts = QpAttr::rts(rep.psn);
     rts.timeout = Some(ack_timeout(route.packet_lifetime, rep.target_ack_delay).code());
-    rts.retry_cnt = Some(req.retry_count.byte());
+    rts.retry_cnt = Some(connect.retry_count.byte());
     rts.rnr_retry = Some(rep.rnr_retry_count.byte());
     rts.max_rd_atomic = Some(req.initiator_depth.min(rep.responder_resources));
+    if let Some(route) = connect.alternate.filter(|_| is_accepted(rep.failover)) {
+        with_path(&mut rtr, &mut rts, alternate(&route, rep.target_ack_delay));
+    }
+    if req.transport == Transport::Extended {
+        // An initiator is asked for nothing.
+        (rtr.max_dest_rd_atomic, rtr.min_rnr_timer) = (None, None);
+    }
     for_transport(req.transport, rtr, rts)
+}
+
+/// Has an alternate path loaded on the way to RTR, and armed from RTS on.
+fn with_path(rtr: &mut QpAttr, rts: &mut QpAttr, path: AltPath) {
+    rtr.alt_path = Some(path);
+    rts.path_mig_state = Some(MigState::Rearm);
+}
+
+/// What a REQ says of the ways to its sender.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ways {
+    pub(crate) av: Av,
+    pub(crate) mtu: Mtu,
+    pub(crate) alternate: Option<AltPath>,
 }
 
 /// The modifies of the passive side (IBTA vol. 1, 12.9.8.3); `rep` is what is sent.
@@ -150,9 +196,9 @@ pub(crate) fn passive_attrs(
     accept: &Accept,
     req: &Req,
     rep: &Rep,
-    av: Av,
-    mtu: verbs_core::Mtu,
+    ways: &Ways,
 ) -> (QpAttr, QpAttr) {
+    let Ways { av, mtu, alternate } = *ways;
     let path = Path {
         av,
         dest_qpn: req.qpn,
@@ -167,6 +213,13 @@ pub(crate) fn passive_attrs(
     rts.retry_cnt = Some(req.retry_count.byte());
     rts.rnr_retry = Some(req.rnr_retry_count.byte());
     rts.max_rd_atomic = Some(rep.initiator_depth);
+    if let Some(path) = alternate {
+        with_path(&mut rtr, &mut rts, path);
+    }
+    if req.transport == Transport::Extended {
+        // A target asks for nothing.
+        (rts.retry_cnt, rts.rnr_retry, rts.max_rd_atomic) = (None, None, None);
+    }
     for_transport(req.transport, rtr, rts)
 }
 
@@ -195,24 +248,36 @@ pub(crate) fn ack_timeout(packet_lifetime: TimeCode, ack_delay: TimeCode) -> Tim
 mod tests {
     use verbs_core::mad::Bits;
     use verbs_core::qp_state::check;
-    use verbs_core::{Mtu, Psn, QpType};
+    use verbs_core::{Psn, QpType};
 
     use super::*;
     use crate::params::Route;
+
+    fn ways(mtu: Mtu) -> Ways {
+        Ways {
+            av: Av::default(),
+            mtu,
+            alternate: None,
+        }
+    }
 
     #[test]
     fn attributes_are_those_that_the_states_require() {
         let (route, accept) = (Route::default(), Accept::default());
         let connect = Connect::new(crate::wire::ServiceId(1), Qpn::new(2), route);
-        for (transport, qp_type) in [(Transport::Rc, QpType::Rc), (Transport::Uc, QpType::Uc)] {
+        for (transport, qp_types) in [
+            (Transport::Rc, [QpType::Rc; 2]),
+            (Transport::Uc, [QpType::Uc; 2]),
+            (Transport::Extended, [QpType::XrcSend, QpType::XrcRecv]),
+        ] {
             let req = Req {
                 transport,
                 ..Req::default()
             };
             let rep = Rep::default();
             let active = active_attrs(&connect, &req, &rep);
-            let passive = passive_attrs(&accept, &req, &rep, Av::default(), Mtu::B1024);
-            for (rtr, rts) in [active, passive] {
+            let passive = passive_attrs(&accept, &req, &rep, &ways(Mtu::B1024));
+            for ((rtr, rts), qp_type) in [active, passive].into_iter().zip(qp_types) {
                 let rtr = check(QpState::Init, QpState::Rtr, qp_type, rtr.mask());
                 let rts = check(QpState::Rtr, QpState::Rts, qp_type, rts.mask());
                 assert_eq!((rtr, rts), (Ok(()), Ok(())));
@@ -227,6 +292,7 @@ mod tests {
         let route = Route::default();
         let mut connect = Connect::new(crate::wire::ServiceId(1), Qpn::new(2), route);
         connect.min_rnr_timer = 9;
+        connect.retry_count = Bits::truncated(1);
         let mut req = Req {
             qpn: Qpn::new(0x11),
             psn: Psn::new(0x111),
@@ -255,7 +321,7 @@ mod tests {
         let active = (
             (Some(rep.qpn), Some(req.psn), Some(rep.psn)),
             (Some(5), Some(4)),
-            (Some(9), Some(3), Some(2)),
+            (Some(9), Some(1), Some(2)),
             Some(route.mtu),
             Some(ack),
         );
@@ -271,7 +337,7 @@ mod tests {
             Some(Mtu::B512),
             Some(21),
         );
-        let attrs = passive_attrs(&accept, &req, &rep, Av::default(), Mtu::B512);
+        let attrs = passive_attrs(&accept, &req, &rep, &ways(Mtu::B512));
         assert_eq!(told(attrs), passive);
     }
 

@@ -66,7 +66,7 @@ pub enum Edge {
     Reject,
     /// The user disconnects, or the peer turns out not to know the connection.
     Disconnect,
-    /// The user has no more interest, or the peer's reply is of no use.
+    /// The user is no longer interested, or the peer's reply is of no use.
     Abort,
     /// The queue pair is where the state wants it.
     QpReady,
@@ -198,7 +198,7 @@ mod tests {
     use super::*;
 
     /// Goal: no edge changes unnoticed. Method: the whole table against the one that was reviewed;
-    /// after a wanted change `VERBS_REWRITE_SNAPSHOTS=1` writes it anew.
+    /// after a wanted change `VERBS_REWRITE_SNAPSHOTS=1` writes it again.
     #[test]
     fn the_machine_is_the_one_that_was_reviewed() {
         if std::env::var_os("VERBS_REWRITE_SNAPSHOTS").is_some() {

@@ -156,6 +156,7 @@ mod tests {
             local_gid: Gid::from(local),
             remote_gid: Gid::from(query().remote),
             remote_lid: None,
+            mtu: None,
         }
     }
 

@@ -20,7 +20,7 @@ pub struct Fixed {
 }
 
 impl Fixed {
-    /// An empty table: there is no way to anybody.
+    /// An empty table, without a path to any address.
     pub fn new() -> Self {
         Self::default()
     }
@@ -39,6 +39,14 @@ impl Fixed {
         self
     }
 
+    /// The GID under which the port has that address: by the table, or because the address is a GID.
+    fn gid_here(&self, addr: IpAddr, port: &PortInfo) -> Option<Gid> {
+        match self.ways.get(&addr) {
+            Some((gid, _)) => port.gids.iter().any(|(_, own)| own == gid).then_some(*gid),
+            None => gid_of(port, addr),
+        }
+    }
+
     fn find(&self, query: &Query) -> Result<Hop, Error> {
         let &(remote_gid, remote_lid) = self
             .ways
@@ -47,7 +55,9 @@ impl Fixed {
         let like = IpAddr::from(remote_gid);
         let first = || addresses(&query.port, like).next();
         let local_gid = match query.local {
-            Some(local) => gid_of(&query.port, local).ok_or(Error::AddressNotAvailable(local))?,
+            Some(local) => self
+                .gid_here(local, &query.port)
+                .ok_or(Error::AddressNotAvailable(local))?,
             None => first().map(Gid::from).ok_or(Error::NoRoute(query.remote))?,
         };
         // What the peer is told is of the family that was asked for.
@@ -60,6 +70,7 @@ impl Fixed {
             local_gid,
             remote_gid,
             remote_lid,
+            mtu: None,
         })
     }
 }
@@ -70,10 +81,7 @@ impl Resolver for Fixed {
     }
 
     fn is_local(&self, addr: IpAddr, port: &PortInfo) -> bool {
-        match self.ways.get(&addr) {
-            Some((gid, _)) => port.gids.iter().any(|(_, own)| own == gid),
-            None => gid_of(port, addr).is_some(),
-        }
+        self.gid_here(addr, port).is_some()
     }
 
     fn lookup(&self, name: &str) -> Option<IpAddr> {

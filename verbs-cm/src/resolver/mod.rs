@@ -1,6 +1,7 @@
 //! From an address to a way: which of the device's ports and addresses reaches it.
 
 mod cache;
+mod devices;
 mod fixed;
 mod host;
 
@@ -10,18 +11,19 @@ use std::net::{IpAddr, SocketAddr};
 use futures::future::BoxFuture;
 use verbs_core::mad::PortInfo;
 use verbs_core::sync::Arc;
-use verbs_core::{Gid, Lid};
+use verbs_core::{Gid, Lid, Mtu};
 
 use crate::error::Error;
 
 pub use cache::{CACHE_MAX, Cached};
+pub use devices::{ResolvedAddr, resolve_addr};
 pub use fixed::Fixed;
 pub use host::Host;
 
 /// What is asked.
 #[derive(Clone, Debug)]
 pub struct Query {
-    /// Whom to reach.
+    /// The peer to reach.
     pub remote: IpAddr,
     /// From which address, if that is decided.
     pub local: Option<IpAddr>,
@@ -29,8 +31,7 @@ pub struct Query {
     pub port: Arc<PortInfo>,
 }
 
-/// A way, as far as addresses describe it. The MTU and whatever a subnet administrator knows are found
-/// afterwards.
+/// A way, as far as addresses describe it. Whatever a subnet administrator knows is found afterwards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hop {
     /// The address of this port on that way: what the peer gets to see.
@@ -41,6 +42,9 @@ pub struct Hop {
     pub remote_gid: Gid,
     /// LID of the peer's port, where it is known and there are any.
     pub remote_lid: Option<Lid>,
+    /// The largest path MTU whose packets fit through the route, where the resolver knows it. The port's own MTU may be
+    /// smaller still.
+    pub mtu: Option<Mtu>,
 }
 
 /// Finds ways. Its futures are cancelled by dropping them.
@@ -53,7 +57,7 @@ pub trait Resolver: Send + Sync + fmt::Debug {
     /// Of the future: [`Error::NoRoute`], [`Error::AddressNotAvailable`], [`Error::TimedOut`].
     fn resolve(&self, query: Query) -> BoxFuture<'static, Result<Hop, Error>>;
 
-    /// Whether an address is the port's, so that somebody may listen there. By default it is if it is in
+    /// Whether an address is the port's, so that it may have a listener. By default it is if it is in
     /// the port's GID table.
     fn is_local(&self, addr: IpAddr, port: &PortInfo) -> bool {
         gid_of(port, addr).is_some()
@@ -135,4 +139,11 @@ pub(crate) fn addresses(port: &PortInfo, like: IpAddr) -> impl Iterator<Item = I
         .iter()
         .map(|&(_, gid)| IpAddr::from(gid))
         .filter(move |addr| addr.is_ipv4() == like.is_ipv4())
+}
+
+/// Whether some GID of a port is an address of that family. The GID of an adapter for RDMA over TCP may be its MAC
+/// address, with zeros behind.
+pub(crate) fn has_addresses(port: &PortInfo, like: IpAddr) -> bool {
+    let is_mac = |addr: IpAddr| matches!(addr, IpAddr::V6(v6) if v6.octets()[6..] == [0; 10]);
+    addresses(port, like).any(|addr| !is_mac(addr))
 }

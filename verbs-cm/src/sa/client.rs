@@ -1,5 +1,5 @@
 //! The client at work: requests out, answers and reports in. There is one for each port, and it has no
-//! thread: who brings an answer wakes whoever waits for it.
+//! thread: the thread that brings an answer wakes the task that waits for it.
 
 use std::collections::BTreeMap;
 use std::future::poll_fn;
@@ -13,9 +13,10 @@ use verbs_core::mad::header::{emit_header, header_of};
 use verbs_core::mad::sa::SaStatus;
 use verbs_core::mad::{
     Address, AgentError, Class, Delivery, MadAgent, MadBytes, MadClient, MadHeader, MadService,
-    Method, Retry, Status, Time, TransactionId, sa,
+    Method, Retry, Status, TransactionId, sa,
 };
 use verbs_core::sync::{Arc, Mutex, Weak};
+use verbs_core::time::Instant;
 use verbs_core::{AsyncEvent, Av, Device, Lid, Timer, collect};
 
 use crate::error::Error;
@@ -138,7 +139,7 @@ impl Core {
             .map_err(|&error| Error::Service(error))?;
         let (tell, told) = oneshot::channel();
         // The answer may come on another thread before the request's number is known here: it finds
-        // the lock taken. What the sending leads to on this thread comes when the lock is free.
+        // the lock taken. What results from the sending on this thread comes when the lock is free.
         let tid = collect(|| {
             let mut state = self.state.lock();
             let tid = agent.request(to, mad, retry)?;
@@ -159,7 +160,7 @@ impl Core {
         }
     }
 
-    /// A report of the administrator: it is answered, and goes to those who asked for it.
+    /// A report of the administrator: it is answered, and goes to its subscribers.
     fn report(&self, from: Address, mad: &MadBytes) {
         let header = MadHeader::parse(header_of(mad));
         let mut answer = *mad;
@@ -197,7 +198,7 @@ impl Core {
 
 /// Lets that much time pass.
 pub(super) async fn pause(timer: &dyn Timer, time: Duration) {
-    let due: Time = timer.now() + time;
+    let due: Instant = timer.now() + time;
     poll_fn(|cx| {
         if timer.now() >= due {
             return Poll::Ready(());
@@ -262,7 +263,7 @@ impl MadClient for Below {
         };
         let waiting = core.state.lock().waiting.remove(&tid);
         if let Some(tell) = waiting {
-            // Who has asked may have gone.
+            // The task that asked may have gone.
             let _gone = tell.send(ended);
         }
     }

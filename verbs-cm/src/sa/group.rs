@@ -24,17 +24,17 @@ pub struct Join {
 }
 
 impl Join {
-    /// As a full member, who sends, receives, and keeps the group alive.
+    /// As a full member, which sends, receives, and keeps the group alive.
     pub fn full(mgid: Gid) -> Self {
         Self::as_member(mgid, JoinState::FULL_MEMBER)
     }
 
-    /// As one who sends and receives, and does not keep the group alive.
+    /// As one that sends and receives, and does not keep the group alive.
     pub fn non_member(mgid: Gid) -> Self {
         Self::as_member(mgid, JoinState::NON_MEMBER)
     }
 
-    /// As one who only sends.
+    /// As one that only sends.
     pub fn send_only(mgid: Gid) -> Self {
         Self::as_member(mgid, JoinState::SEND_ONLY_NON_MEMBER)
     }
@@ -51,7 +51,7 @@ impl Join {
         }
     }
 
-    /// Makes the group where there is none, with these; who joins one that exists has to agree.
+    /// Makes the group where there is none, with these; a member that joins one that exists has to agree.
     #[must_use]
     pub fn create(mut self, qkey: QKey, pkey: PKey) -> Self {
         self.record.qkey = qkey;
@@ -147,7 +147,7 @@ impl Join {
 }
 
 impl SaClient {
-    /// Joins a group. The port has joined when this completes; switches are told meanwhile, so that
+    /// Joins a group. The port has joined when this completes; switches are told in the meantime, so that
     /// the first packets may still miss some members. Attach the queue pair that is to receive
     /// ([`Qp::attach_mcast`](verbs_core::Qp::attach_mcast)) with the group's GID and LID.
     ///
@@ -182,8 +182,8 @@ impl SaClient {
 
 /// Membership in a multicast group. Dropping it leaves the group.
 ///
-/// It survives another subnet manager, another LID and the request to register anew: the port joins
-/// again by itself, and says so ([`Group::on_change`], [`Group::changed`]). Who joins what another here
+/// It survives another subnet manager, another LID and the request to register again: the port joins
+/// again by itself, and says so ([`Group::on_change`], [`Group::changed`]). A member that joins what another here
 /// has joined already shares its membership, and the port leaves with the last.
 pub struct Group {
     hold: Hold,

@@ -49,7 +49,7 @@ pub enum Change {
 /// A registration.
 pub(super) struct Held {
     key: Key,
-    /// Who has it talks to the administrator about this registration.
+    /// Its holder talks to the administrator about this registration.
     turn: futures::lock::Mutex<()>,
     inner: Mutex<Inner>,
 }
@@ -91,7 +91,7 @@ pub(super) struct Hold {
 }
 
 impl Hold {
-    /// Tells the administrator; dropped meanwhile, takes it back.
+    /// Tells the administrator; dropped before the answer, takes it back.
     pub(super) async fn take(core: Arc<Core>, terms: Terms, retry: Retry) -> Result<Self, Error> {
         let hold = Self::enter(core, &terms, retry);
         let _turn = hold.held.turn.lock().await;
@@ -101,7 +101,7 @@ impl Hold {
         match asked {
             Ok(answer) => {
                 inner.record = answer.bytes();
-                // Who says more can make again what has gone.
+                // A member that says more can make again what has gone.
                 if terms.set.components() >= inner.set.components() {
                     inner.set = terms.set;
                 }
@@ -149,7 +149,7 @@ impl Hold {
         R::from_bytes(&self.held.inner.lock().record)
     }
 
-    /// Has every change told; replaces who was told before.
+    /// Has every change told; replaces the earlier receiver.
     pub(super) fn on_change(&mut self, watcher: Watcher) {
         let mut inner = self.held.inner.lock();
         let id = inner.next_watcher;
@@ -184,7 +184,7 @@ impl Hold {
     /// Ends this user's share, and the registration if it was the last; says how that went.
     pub(super) async fn leave(mut self) -> Result<(), Error> {
         match self.end() {
-            // It goes on if nobody waits for it any more.
+            // It goes on if no task waits for it any longer.
             Some(ended) => ended.await.unwrap_or(Ok(())),
             None => Ok(()),
         }
@@ -197,7 +197,7 @@ impl Hold {
         let watcher = self.watcher.take();
         self.ignore(watcher);
         let is_last = {
-            // Under the lock of who enters.
+            // Under the lock of the thread that enters.
             let _state = self.core.state.lock();
             let mut inner = self.held.inner.lock();
             inner.users -= 1;
@@ -210,7 +210,7 @@ impl Hold {
         let (core, held) = (Arc::clone(&self.core), Arc::clone(&self.held));
         task::detach(async move {
             let left = held.release(&core).await;
-            // Nobody may wait.
+            // There may be no waiting task.
             let _gone = tell.send(left);
         });
         Some(told)
@@ -256,7 +256,7 @@ impl Held {
         }
     }
 
-    /// Takes it back, unless somebody uses it again.
+    /// Takes it back, unless it is in use again.
     async fn release(&self, core: &Core) -> Result<(), Error> {
         let turn = self.turn.lock().await;
         let undo = {
@@ -325,7 +325,7 @@ impl Held {
         let _turn = self.turn.lock().await;
         let (set, retry) = {
             let inner = self.inner.lock();
-            // Who has not got it yet asks anyway.
+            // A client that has not got it yet asks anyway.
             if inner.users == 0 || !inner.told {
                 return true;
             }

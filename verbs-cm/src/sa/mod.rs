@@ -6,7 +6,7 @@
 //!
 //! What is only asked for is a [`Step`] with records. What the administrator keeps for this port is an
 //! object: a [`Group`] is left, a [`ServiceRegistration`] taken back and a [`Subscription`] ended when it
-//! is dropped, by a request that nobody has to wait for. The administrator forgets all of it when another
+//! is dropped, by a request that need not be waited for. The administrator forgets all of it when another
 //! manager takes over or the manager restarts; the port is told so by an event, and tells all again by
 //! itself.
 //!
@@ -67,7 +67,7 @@ pub struct SaClient {
 }
 
 impl SaClient {
-    /// The client of that port; opens the port's service for management datagrams, if nobody has yet.
+    /// The client of that port; opens the port's service for management datagrams, unless it is open.
     ///
     /// It can be had before a manager has configured the port: what is asked until then fails with
     /// [`SaError::NoAdministrator`].

@@ -154,7 +154,7 @@ impl Answer {
             .collect()
     }
 
-    /// The first record as it came, for who knows its type elsewhere.
+    /// The first record as it came, for callers that know its type.
     pub(super) fn bytes(&self) -> [u8; DATA_LEN] {
         let mut bytes = [0; DATA_LEN];
         for (to, from) in bytes.iter_mut().zip(&self.data) {

@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use verbs_core::addr::{Gid, Guid, Lid, Qpn};
-use verbs_core::mad::{Address, Time};
+use verbs_core::mad::Address;
+use verbs_core::time::Instant;
 
 use crate::event::ListenId;
 use crate::machine::{Connection, State};
@@ -30,9 +31,9 @@ struct Keys {
     local: Option<CommId>,
     remote: Option<(Guid, CommId)>,
     qpn: Option<(Guid, Qpn)>,
-    deadline: Option<Time>,
+    deadline: Option<Instant>,
     /// For connections in timewait: whether there ever was a connection, and the deadline again.
-    linger: Option<(bool, Time)>,
+    linger: Option<(bool, Instant)>,
     backlog: Option<ListenId>,
     half_open: Option<Age>,
     half_open_of: Option<(Source, Age)>,
@@ -64,12 +65,13 @@ impl Keys {
 /// See the module's documentation. Values are slots of the table.
 #[derive(Debug, Default)]
 pub(super) struct Index {
-    keys: BTreeMap<usize, Keys>,
+    /// By slot; of slots without a connection, none.
+    keys: Vec<Keys>,
     local: BTreeMap<CommId, usize>,
     remote: BTreeMap<(Guid, CommId), usize>,
     qpn: BTreeMap<(Guid, Qpn), usize>,
-    deadlines: BTreeSet<(Time, usize)>,
-    lingering: BTreeSet<((bool, Time), usize)>,
+    deadlines: BTreeSet<(Instant, usize)>,
+    lingering: BTreeSet<((bool, Instant), usize)>,
     half_open: BTreeSet<(Age, usize)>,
     half_open_of: BTreeSet<((Source, Age), usize)>,
     /// How many of each source are half-open.
@@ -84,8 +86,15 @@ impl Index {
         conn: &Connection,
         listeners: &mut Listeners,
     ) -> bool {
-        let old = self.keys.get(&slot).copied().unwrap_or_default();
-        let new = Keys::of(conn);
+        if self.keys.len() <= slot {
+            self.keys.resize(slot + 1, Keys::default());
+        }
+        let (old, new) = (self.keys[slot], Keys::of(conn));
+        let is_gone = conn.state() == State::Idle;
+        if old == new {
+            return is_gone;
+        }
+        self.keys[slot] = new;
         swap_map(&mut self.local, slot, old.local, new.local);
         swap_map(&mut self.remote, slot, old.remote, new.remote);
         swap_map(&mut self.qpn, slot, old.qpn, new.qpn);
@@ -97,12 +106,6 @@ impl Index {
         self.count_sources(before.map(|of| of.0), after.map(|of| of.0));
         if old.backlog != new.backlog {
             listeners.move_backlog(old.backlog, new.backlog);
-        }
-        let is_gone = conn.state() == State::Idle;
-        if is_gone {
-            self.keys.remove(&slot);
-        } else {
-            self.keys.insert(slot, new);
         }
         is_gone
     }
@@ -120,12 +123,12 @@ impl Index {
     }
 
     /// A connection whose deadline has passed.
-    pub(super) fn due(&self, now: Time) -> Option<usize> {
+    pub(super) fn due(&self, now: Instant) -> Option<usize> {
         let first = self.deadlines.first().filter(|first| first.0 <= now);
         first.map(|&(_, slot)| slot)
     }
 
-    pub(super) fn deadline(&self) -> Option<Time> {
+    pub(super) fn deadline(&self) -> Option<Instant> {
         self.deadlines.first().map(|&(deadline, _)| deadline)
     }
 
@@ -176,7 +179,7 @@ impl Index {
     /// Whether nothing is held at all.
     #[cfg(test)]
     pub(super) fn is_empty(&self) -> bool {
-        self.keys.is_empty()
+        self.keys.iter().all(|keys| *keys == Keys::default())
             && self.local.is_empty()
             && self.remote.is_empty()
             && self.qpn.is_empty()

@@ -1,4 +1,4 @@
-//! Who listens for what.
+//! The listeners, and what they listen for.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -51,12 +51,18 @@ impl Listeners {
         Ok(())
     }
 
-    /// Who listens for a service at an address; somebody at that very address comes first.
+    /// The listener for a service at an address; one at that very address comes first.
     pub(super) fn find(&self, service: ServiceId, addr: Option<IpAddr>) -> Option<ListenId> {
         let exact = addr.and_then(|addr| self.by_service.get(&(service, Some(addr))));
         exact
             .or_else(|| self.by_service.get(&(service, None)))
             .copied()
+    }
+
+    /// Whether it takes requests for extended reliable connections.
+    pub(super) fn is_extended(&self, id: ListenId) -> bool {
+        let listener = self.listeners.get(&id);
+        listener.is_some_and(|listener| listener.listen.extended)
     }
 
     /// Whether another request may wait for the user.
@@ -65,7 +71,7 @@ impl Listeners {
         listener.is_some_and(|listener| listener.waiting < listener.listen.backlog)
     }
 
-    /// A request came to wait, or waits no more. The listener may have gone in between.
+    /// A request came to wait, or no longer waits. The listener may have gone in between.
     pub(super) fn move_backlog(&mut self, from: Option<ListenId>, to: Option<ListenId>) {
         if let Some(listener) = from.and_then(|id| self.listeners.get_mut(&id)) {
             listener.waiting -= 1;

@@ -9,16 +9,18 @@ mod tests;
 
 use slab::Slab;
 use verbs_core::addr::{Gid, Psn};
-use verbs_core::mad::{Address, Blob, MadBytes, Time, TimeCode, TransactionId};
+use verbs_core::mad::{Address, Blob, MadBytes, TimeCode, TransactionId};
 use verbs_core::seed::Draws;
-use verbs_core::{Error, QpAttr, Seed};
+use verbs_core::time::Instant;
+use verbs_core::{Error, QpAttr, Qpn, Seed};
 
 use crate::config::Config;
 use crate::event::{
     CmError, ConnId, Counters, Ended, Event, ListenId, Outputs, QpChange, ResolveId,
 };
 use crate::machine::{Connection, Ctx, State};
-use crate::params::{Accept, Connect, Listen, Port, Resolve, Resolved};
+use crate::machine::{active, closing, passive, paths};
+use crate::params::{Accept, Connect, Listen, Port, Resolve, Resolved, Route};
 use crate::table::index::Index;
 use crate::table::listen::Listeners;
 use crate::table::resolve::Resolutions;
@@ -57,7 +59,7 @@ pub struct Cm {
 impl Cm {
     /// No connections yet. `client` becomes the upper half of transaction ids (see
     /// [`Agents`](verbs_core::mad::Agents)); `seed` decides which communication ids and packet numbers are
-    /// drawn. Where peers are not trusted it is a secret one: then who sees some of them cannot tell the
+    /// drawn. Where peers are not trusted it is a secret one: then a peer that sees some of them cannot tell the
     /// others.
     pub fn new(config: Config, port: Port, client: u32, seed: impl Into<Seed>) -> Self {
         Self {
@@ -101,17 +103,25 @@ impl Cm {
     /// Asks for a connection.
     ///
     /// # Errors
-    /// [`CmError::Transport`] unless it is RC or UC, [`CmError::Limit`].
-    pub fn connect(&mut self, now: Time, connect: Connect) -> Result<ConnId, CmError> {
-        if !matches!(connect.transport, Transport::Rc | Transport::Uc) {
+    /// [`CmError::Transport`] unless it is RC, UC or extended; [`CmError::NoAlternates`] for an alternate path where the port has
+    /// none; [`CmError::Limit`].
+    pub fn connect(&mut self, now: Instant, connect: Connect) -> Result<ConnId, CmError> {
+        if !matches!(
+            connect.transport,
+            Transport::Rc | Transport::Uc | Transport::Extended
+        ) {
             return Err(CmError::Transport(connect.transport));
+        }
+        if connect.alternate.is_some() && !self.port.has_alternates() {
+            return Err(CmError::NoAlternates);
         }
         self.check_room()?;
         let local_id = self.fresh_comm_id();
         let tid = TransactionId::new(self.client, local_id.0);
         let id = self.next_id();
+        self.reserve();
         let mut ctx = ctx(now, &self.port, &self.config, &mut self.out);
-        let conn = Connection::connect(&mut ctx, id, local_id, tid, connect);
+        let conn = active::connect(&mut ctx, id, local_id, tid, connect);
         self.insert(conn);
         Ok(id)
     }
@@ -120,25 +130,25 @@ impl Cm {
     ///
     /// # Errors
     /// [`CmError::Stale`], [`CmError::State`] when it was answered already.
-    pub fn accept(&mut self, now: Time, conn: ConnId, accept: &Accept) -> Result<(), CmError> {
-        self.command(now, conn, |conn, ctx| conn.accept(ctx, accept))
+    pub fn accept(&mut self, now: Instant, conn: ConnId, accept: &Accept) -> Result<(), CmError> {
+        self.command(now, conn, |conn, ctx| passive::accept(conn, ctx, accept))
     }
 
-    /// Rejects a connection that [`Event::ConnectRequest`] told of; there are no more events.
+    /// Rejects a connection that [`Event::ConnectRequest`] told of; there are no further events.
     /// Of `info` 72 bytes at most are sent.
     ///
     /// # Errors
     /// [`CmError::Stale`], [`CmError::State`] when it was answered already.
     pub fn reject(
         &mut self,
-        now: Time,
+        now: Instant,
         conn: ConnId,
         reason: RejectReason,
         info: &[u8],
         private_data: Blob<148>,
     ) -> Result<(), CmError> {
         self.command(now, conn, |conn, ctx| {
-            conn.reject(ctx, reason, info, private_data)
+            passive::reject(conn, ctx, reason, info, private_data)
         })
     }
 
@@ -147,7 +157,7 @@ impl Cm {
     ///
     /// # Errors
     /// [`CmError::Stale`], [`CmError::State`] when no answer is due.
-    pub fn delay(&mut self, now: Time, conn: ConnId, longer: TimeCode) -> Result<(), CmError> {
+    pub fn delay(&mut self, now: Instant, conn: ConnId, longer: TimeCode) -> Result<(), CmError> {
         self.command(now, conn, |conn, ctx| conn.delay(ctx, longer))
     }
 
@@ -157,39 +167,55 @@ impl Cm {
     /// [`CmError::Stale`], [`CmError::State`] when it is not established.
     pub fn disconnect(
         &mut self,
-        now: Time,
+        now: Instant,
         conn: ConnId,
         private_data: Blob<220>,
     ) -> Result<(), CmError> {
-        self.command(now, conn, |conn, ctx| conn.disconnect(ctx, private_data))
+        self.command(now, conn, |conn, ctx| {
+            closing::disconnect(conn, ctx, private_data)
+        })
+    }
+
+    /// Offers the peer an alternate path, for both queue pairs to load. What comes of it is told by
+    /// [`Event::PathLoaded`] or [`Event::PathRefused`]. One at a time.
+    ///
+    /// # Errors
+    /// [`CmError::Stale`], [`CmError::NoAlternates`] where the port has none or the peer has asked for the connection,
+    /// [`CmError::State`] when it is not established, or another path is on its way.
+    pub fn load_path(&mut self, now: Instant, conn: ConnId, route: &Route) -> Result<(), CmError> {
+        let known = self.known(conn).ok_or(CmError::Stale)?;
+        if !self.port.has_alternates() || known.route().is_none() {
+            return Err(CmError::NoAlternates);
+        }
+        self.command(now, conn, |conn, ctx| paths::load_path(conn, ctx, route))
     }
 
     /// Ends interest in a connection, whatever its state: the peer is told, the queue pair is left
-    /// alone, and there is no event any more, not even one that waits to be fetched.
+    /// alone, and there is no further event, not even one that waits to be fetched.
     ///
     /// # Errors
     /// [`CmError::Stale`].
-    pub fn destroy(&mut self, now: Time, conn: ConnId) -> Result<(), CmError> {
+    pub fn destroy(&mut self, now: Instant, conn: ConnId) -> Result<(), CmError> {
         self.command(now, conn, |conn, ctx| {
-            conn.abort(ctx);
+            closing::abort(conn, ctx);
             true
         })
     }
 
     /// Ends all connections: the peers are told, and queue pairs go to ERR. Those on their way have the event
     /// [`Event::ConnectError`], established ones those of [`disconnect`](Self::disconnect).
-    pub fn disconnect_all(&mut self, now: Time) {
+    pub fn disconnect_all(&mut self, now: Instant) {
         let slots: Vec<usize> = self.conns.iter().map(|(slot, _)| slot).collect();
         for slot in slots {
             self.update(now, slot, |conn, ctx| {
-                conn.end(ctx);
+                closing::end(conn, ctx);
                 true
             });
         }
     }
 
     /// A modify of [`QpChange`] has ended. One of a connection that is gone does nothing.
-    pub fn qp_modified(&mut self, now: Time, conn: ConnId, result: Result<(), Error>) {
+    pub fn qp_modified(&mut self, now: Instant, conn: ConnId, result: Result<(), Error>) {
         // The error of a connection that is gone would tell the caller nothing.
         let _gone = self.command(now, conn, |conn, ctx| {
             conn.qp_modified(ctx, result);
@@ -202,15 +228,17 @@ impl Cm {
     ///
     /// # Errors
     /// [`CmError::Stale`], [`CmError::State`] when no RTU is waited for, which does no harm.
-    pub fn communication_established(&mut self, now: Time, conn: ConnId) -> Result<(), CmError> {
-        self.command(now, conn, |conn, ctx| conn.handle_rtu(ctx, Blob::default()))
+    pub fn communication_established(&mut self, now: Instant, conn: ConnId) -> Result<(), CmError> {
+        self.command(now, conn, |conn, ctx| {
+            passive::handle_rtu(conn, ctx, Blob::default())
+        })
     }
 
     /// Asks which queue pair serves datagrams for a service.
     ///
     /// # Errors
     /// [`CmError::Limit`].
-    pub fn resolve(&mut self, now: Time, resolve: &Resolve) -> Result<ResolveId, CmError> {
+    pub fn resolve(&mut self, now: Instant, resolve: &Resolve) -> Result<ResolveId, CmError> {
         let request_id = loop {
             let id = CommId(self.draw());
             if id.0 != 0 && !self.resolutions.is_asked(id) {
@@ -229,7 +257,7 @@ impl Cm {
     /// [`CmError::Stale`] when it was answered already.
     pub fn answer(
         &mut self,
-        now: Time,
+        now: Instant,
         resolution: ResolveId,
         resolved: &Resolved,
     ) -> Result<(), CmError> {
@@ -237,7 +265,7 @@ impl Cm {
             .answer(now, resolution, resolved, &mut self.out)
     }
 
-    /// Ends interest in a question, asked or to be answered: there is no event any more.
+    /// Ends interest in a question, asked or to be answered: there is no further event.
     ///
     /// # Errors
     /// [`CmError::Stale`].
@@ -246,14 +274,14 @@ impl Cm {
     }
 
     /// Takes a received datagram. `from` is where it came from, with the way back.
-    pub fn handle(&mut self, now: Time, from: Address, mad: &MadBytes) {
-        self.dispatch(now, from, mad);
+    pub fn handle(&mut self, now: Instant, from: Address, mad: &MadBytes) {
+        dispatch::dispatch(self, now, from, mad);
     }
 
     /// The network reports that a message was not delivered: its destination's host refused it. A hint, which
     /// counts for a request only, until its first answer: the first report has the request sent again after
     /// half a second, and one for that repetition, too, ends the attempt.
-    pub fn undelivered(&mut self, now: Time, to: Gid, tid: TransactionId) {
+    pub fn undelivered(&mut self, now: Instant, to: Gid, tid: TransactionId) {
         let id = CommId(tid.request());
         let known = (tid.client() == self.client).then(|| self.index.local(id));
         let slot = known.flatten().filter(|&slot| {
@@ -261,7 +289,7 @@ impl Cm {
             asked.is_some_and(|asked| asked.dgid == to)
         });
         let counted = match slot {
-            Some(slot) => self.update(now, slot, |conn, ctx| conn.handle_refusal(ctx)),
+            Some(slot) => self.update(now, slot, active::handle_refusal),
             None if tid.client() == self.client => {
                 self.resolutions.refused(now, id, to, &mut self.out)
             }
@@ -271,7 +299,7 @@ impl Cm {
     }
 
     /// Does what is due: repetitions, giving up, the end of timewait.
-    pub fn handle_timeout(&mut self, now: Time) {
+    pub fn handle_timeout(&mut self, now: Instant) {
         while let Some(slot) = self.index.due(now) {
             self.update(now, slot, |conn, ctx| {
                 conn.handle_timeout(ctx);
@@ -297,23 +325,34 @@ impl Cm {
     }
 
     /// When [`handle_timeout`](Self::handle_timeout) wants to be called; `None` for no time.
-    pub fn poll_timeout(&self) -> Option<Time> {
+    pub fn poll_timeout(&self) -> Option<Instant> {
         let deadlines = [self.index.deadline(), self.resolutions.deadline()];
         deadlines.into_iter().flatten().min()
     }
 
-    /// State of a connection; `None` when there is none (any more).
+    /// State of a connection; `None` when there is none (any longer).
     pub fn state(&self, conn: ConnId) -> Option<State> {
         Some(self.known(conn)?.state())
     }
 
-    /// Which side has ended a connection; `None` while it is not ended, and when there is none (any more). Known
+    /// Which side has ended a connection; `None` while it is not ended, and when there is none (any longer). Known
     /// before the queue pair goes to ERR, and so before what is posted is flushed.
     pub fn ended(&self, conn: ConnId) -> Option<Ended> {
         self.known(conn)?.ended()
     }
 
-    /// The modifies that bring the queue pair of a connection to RTR and to RTS, for a user who prepares it before
+    /// The peer's queue pair, once the peer has named it.
+    pub fn remote_qpn(&self, conn: ConnId) -> Option<Qpn> {
+        let qpn = self.known(conn)?.remote_qpn();
+        (qpn != Qpn::default()).then_some(qpn)
+    }
+
+    /// The way that a connection was asked for with; `None` on the side that was asked.
+    pub fn route(&self, conn: ConnId) -> Option<Route> {
+        self.known(conn)?.route()
+    }
+
+    /// The modifies that bring the queue pair of a connection to RTR and to RTS, for a user that prepares it before
     /// [`poll_qp_change`](Self::poll_qp_change) says so. They are known once the peer has replied or the user has
     /// accepted.
     pub fn qp_attrs(&self, conn: ConnId) -> Option<[QpAttr; 2]> {
@@ -322,7 +361,7 @@ impl Cm {
 
     /// Those of a connection that [`Event::ConnectRequest`] told of, if it is accepted like that.
     pub fn qp_attrs_if(&self, conn: ConnId, accept: &Accept) -> Option<[QpAttr; 2]> {
-        let (rtr, rts) = self.known(conn)?.attrs_if(&self.port, accept)?;
+        let (rtr, rts) = passive::attrs_if(self.known(conn)?, &self.port, accept)?;
         Some([rtr, rts])
     }
 
@@ -360,7 +399,7 @@ impl Cm {
     /// A call of the user on a connection; `call` returns whether the state allows it.
     fn command(
         &mut self,
-        now: Time,
+        now: Instant,
         id: ConnId,
         call: impl FnOnce(&mut Connection, &mut Ctx<'_>) -> bool,
     ) -> Result<(), CmError> {
@@ -375,7 +414,7 @@ impl Cm {
     /// Calls a connection, and keeps the indexes right.
     fn update(
         &mut self,
-        now: Time,
+        now: Instant,
         slot: usize,
         call: impl FnOnce(&mut Connection, &mut Ctx<'_>) -> bool,
     ) -> bool {
@@ -412,10 +451,13 @@ impl Cm {
     fn insert(&mut self, conn: Connection) {
         let slot = self.conns.insert(conn);
         self.settle(slot);
-        // What is to be told later is reserved now.
-        let reserved = self.conns.len() * EVENTS_PER_CONNECTION;
-        self.out.events.reserve(reserved);
-        self.out.changes.reserve(self.conns.len());
+    }
+
+    /// Room for what one more connection is to tell: no event is lost, or waits, for want of memory.
+    fn reserve(&mut self) {
+        let count = self.conns.len() + 1;
+        self.out.events.reserve(count * EVENTS_PER_CONNECTION);
+        self.out.changes.reserve(count);
     }
 
     fn settle(&mut self, slot: usize) {
@@ -461,10 +503,10 @@ impl Cm {
     }
 }
 
-/// Events that a connection can have waiting: request, established, disconnected, timewait exit.
-const EVENTS_PER_CONNECTION: usize = 4;
+/// Events that a connection can have waiting: request, established, what came of a path, disconnected, timewait exit.
+const EVENTS_PER_CONNECTION: usize = 5;
 
-fn ctx<'a>(now: Time, port: &'a Port, config: &'a Config, out: &'a mut Outputs) -> Ctx<'a> {
+fn ctx<'a>(now: Instant, port: &'a Port, config: &'a Config, out: &'a mut Outputs) -> Ctx<'a> {
     Ctx {
         now,
         port,

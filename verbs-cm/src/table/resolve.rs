@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use verbs_core::addr::{Gid, Lid, QKey, Qpn};
-use verbs_core::mad::{Address, MadBytes, Time, TransactionId};
+use verbs_core::mad::{Address, MadBytes, TransactionId};
+use verbs_core::time::Instant;
 
 use crate::event::{CmError, Event, Failure, ListenId, Outputs, ResolveId};
 use crate::pace::spread;
@@ -20,7 +21,7 @@ const ANSWER_KEPT: Duration = Duration::from_secs(10);
 /// How long a question waits for its answer: its peer has given up by then, as Linux does after 16 s.
 const QUESTION_KEPT: Duration = Duration::from_secs(30);
 
-/// Who asks: the port, and its name for the question.
+/// The origin of a question: the port, and its name for the question.
 type Asker = (Option<Gid>, Lid, CommId);
 
 /// A question of ours.
@@ -31,7 +32,7 @@ struct Asked {
     mad: Box<MadBytes>,
     wait: Duration,
     retries_left: u32,
-    deadline: Time,
+    deadline: Instant,
     /// What the network reports of it.
     refusals: Refusals,
 }
@@ -46,7 +47,7 @@ struct Question {
     service_id: ServiceId,
     answer: Option<Box<MadBytes>>,
     /// Until when the question, or its answer, is kept.
-    until: Time,
+    until: Instant,
 }
 
 /// The questions under way, in both directions.
@@ -72,7 +73,7 @@ impl Resolutions {
 
     pub(super) fn ask(
         &mut self,
-        now: Time,
+        now: Instant,
         request_id: CommId,
         tid: TransactionId,
         resolve: &Resolve,
@@ -133,7 +134,7 @@ impl Resolutions {
     /// The network reports that a host refused a question of ours. Whether that means anything.
     pub(super) fn refused(
         &mut self,
-        now: Time,
+        now: Instant,
         request_id: CommId,
         to: Gid,
         out: &mut Outputs,
@@ -163,7 +164,7 @@ impl Resolutions {
 
     pub(super) fn answer(
         &mut self,
-        now: Time,
+        now: Instant,
         id: ResolveId,
         resolved: &Resolved,
         out: &mut Outputs,
@@ -214,7 +215,7 @@ impl Resolutions {
         Ok(())
     }
 
-    pub(super) fn handle_timeout(&mut self, now: Time, out: &mut Outputs) {
+    pub(super) fn handle_timeout(&mut self, now: Instant, out: &mut Outputs) {
         self.asked.retain(|_, asked| {
             if asked.deadline > now {
                 return true;
@@ -234,7 +235,7 @@ impl Resolutions {
         self.questions.retain(|_, question| question.until > now);
     }
 
-    pub(super) fn deadline(&self) -> Option<Time> {
+    pub(super) fn deadline(&self) -> Option<Instant> {
         let asked = self.asked.values().map(|asked| asked.deadline);
         let questions = self.questions.values().map(|question| question.until);
         asked.chain(questions).min()
@@ -261,81 +262,73 @@ impl Resolutions {
     }
 }
 
-impl Cm {
-    /// A question of a peer: the first time it is put before the user, after that it is answered as
-    /// before.
-    pub(super) fn handle_sidr_req(
-        &mut self,
-        now: Time,
-        from: Address,
-        tid: TransactionId,
-        req: &SidrReq,
-    ) -> bool {
-        let key = asker(&from, req.request_id);
-        if let Some(question) = self.resolutions.questions.get(&key) {
-            if let Some(mad) = &question.answer {
-                self.out.send(from, **mad);
-            }
-            return question.answer.is_some();
+/// A question of a peer: the first time it is put before the user, after that it is answered as
+/// before.
+pub(super) fn handle_sidr_req(
+    cm: &mut Cm,
+    now: Instant,
+    from: Address,
+    tid: TransactionId,
+    req: &SidrReq,
+) -> bool {
+    let key = asker(&from, req.request_id);
+    if let Some(question) = cm.resolutions.questions.get(&key) {
+        if let Some(mad) = &question.answer {
+            cm.out.send(from, **mad);
         }
-        let ip = IpHeader::parse(&req.private_data.0).ok();
-        let addr = ip.map(|ip| ip.addresses.destination());
-        let Some(listener) = self.listeners.find(req.service_id, addr) else {
-            self.refuse_sidr(from, tid, req, SidrStatus::Unsupported);
-            return true;
-        };
-        if !self.resolutions.make_room(self.config.resolutions_max) {
-            self.out.counters.refused += 1;
-            self.refuse_sidr(from, tid, req, SidrStatus::NoQp);
-            return true;
-        }
-        self.put_question(now, from, tid, req, listener, ip);
-        true
+        return question.answer.is_some();
     }
+    let ip = IpHeader::parse(&req.private_data.0).ok();
+    let addr = ip.map(|ip| ip.addresses.destination());
+    let Some(listener) = cm.listeners.find(req.service_id, addr) else {
+        refuse_sidr(cm, from, tid, req, SidrStatus::Unsupported);
+        return true;
+    };
+    if !cm.resolutions.make_room(cm.config.resolutions_max) {
+        cm.out.counters.refused += 1;
+        refuse_sidr(cm, from, tid, req, SidrStatus::NoQp);
+        return true;
+    }
+    put_question(cm, now, from, tid, req, listener, ip);
+    true
+}
 
-    fn put_question(
-        &mut self,
-        now: Time,
-        from: Address,
-        tid: TransactionId,
-        req: &SidrReq,
-        listener: ListenId,
-        ip: Option<IpHeader>,
-    ) {
-        let id = self.resolutions.next_id();
-        let question = Question {
-            id,
-            from,
-            request_id: req.request_id,
-            tid,
-            service_id: req.service_id,
-            answer: None,
-            until: now + QUESTION_KEPT,
-        };
-        let key = asker(&from, req.request_id);
-        self.resolutions.questions.insert(key, question);
-        self.out.events.push_back(Event::ResolveRequest {
-            resolution: id,
-            listener,
-            from,
-            req: *req,
-            ip,
-        });
-    }
+fn put_question(
+    cm: &mut Cm,
+    now: Instant,
+    from: Address,
+    tid: TransactionId,
+    req: &SidrReq,
+    listener: ListenId,
+    ip: Option<IpHeader>,
+) {
+    let id = cm.resolutions.next_id();
+    let question = Question {
+        id,
+        from,
+        request_id: req.request_id,
+        tid,
+        service_id: req.service_id,
+        answer: None,
+        until: now + QUESTION_KEPT,
+    };
+    let key = asker(&from, req.request_id);
+    cm.resolutions.questions.insert(key, question);
+    cm.out.events.push_back(Event::ResolveRequest {
+        resolution: id,
+        listener,
+        from,
+        req: *req,
+        ip,
+    });
+}
 
-    fn refuse_sidr(
-        &mut self,
-        from: Address,
-        tid: TransactionId,
-        req: &SidrReq,
-        status: SidrStatus,
-    ) {
-        let reply = Message::SidrRep(SidrRep {
-            request_id: req.request_id,
-            status,
-            service_id: req.service_id,
-            ..SidrRep::default()
-        });
-        self.out.send(from, reply.emit(tid));
-    }
+fn refuse_sidr(cm: &mut Cm, from: Address, tid: TransactionId, req: &SidrReq, status: SidrStatus) {
+    let reply = Message::SidrRep(SidrRep {
+        request_id: req.request_id,
+        status,
+        service_id: req.service_id,
+        ..SidrRep::default()
+    });
+    cm.out.send(from, reply.emit(tid));
 }

@@ -7,6 +7,8 @@ mod lab;
 mod linux;
 mod listening;
 mod making;
+mod paths;
 mod refused;
 mod resolving;
 mod waits;
+mod xrc;

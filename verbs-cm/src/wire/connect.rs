@@ -64,6 +64,11 @@ wire_record! {
     }
 }
 
+impl Req {
+    /// [`extended_transport`](Self::extended_transport) of an extended reliable connection (IBTA vol. 1, annex A14).
+    pub const XRC: Bits<3> = Bits::truncated(1);
+}
+
 wire_record! {
     /// A path in a REQ, as its sender sees it.
     pub struct ReqPath, ReqPathView: 44 bytes {
@@ -184,7 +189,7 @@ wire_record! {
         qkey: QKey = (8, 0, 32),
         /// The sender's queue pair.
         qpn: Qpn = (12, 0, 24),
-        /// The sender's end-to-end context, for reliable datagrams.
+        /// The sender's end-to-end context, for reliable datagrams; its queue pair, for extended connections.
         local_eecn: Bits<24> = (16, 0, 24),
         /// First packet that the receiver is to send.
         psn: Psn = (20, 0, 24),
@@ -206,6 +211,32 @@ wire_record! {
         ca_guid: Guid = (28, 0, 64),
         /// What the service sends along.
         private_data: Blob<196> = (36, 0, 1568),
+    }
+}
+
+impl Rep {
+    /// As it is sent: where the queue pair is a target of an extended reliable connection, the message has its number in
+    /// place of an end-to-end context, as Linux writes it, and its receives come from shared queues.
+    pub(crate) fn written_as(&self, is_xrc: bool) -> Self {
+        if !is_xrc {
+            return *self;
+        }
+        Self {
+            qpn: Qpn::default(),
+            local_eecn: Bits::truncated(self.qpn.value()),
+            srq: true,
+            ..*self
+        }
+    }
+
+    /// The other way round.
+    pub(crate) fn read_as(&self, is_xrc: bool) -> Self {
+        let qpn = if is_xrc {
+            Qpn::new(self.local_eecn.value())
+        } else {
+            self.qpn
+        };
+        Self { qpn, ..*self }
     }
 }
 

@@ -1,4 +1,4 @@
-//! The header of the RDMA IP connection manager: who connects to whom, in IP addresses
+//! The header of the RDMA IP connection manager: the two ends of a connection, as IP addresses
 //! (IBTA vol. 1, annex A11). It stands at the start of the private data of REQ and SIDR_REQ.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -22,7 +22,7 @@ wire_record! {
     }
 }
 
-/// Who connects to whom. The server's port number is in the service id.
+/// The two ends of a connection. The server's port number is in the service id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IpHeader {
     /// The client's port number.

@@ -5,6 +5,7 @@ use verbs_core::addr::{Gid, Lid, PKey, QKey, Qpn};
 use verbs_core::mad::{Bits, Blob, TimeCode};
 use verbs_core::wire_record;
 
+use crate::wire::connect::ReqPath;
 use crate::wire::ids::{CommId, ServiceId};
 use crate::wire::reason::{AprStatus, SidrStatus};
 
@@ -71,7 +72,7 @@ wire_record! {
 }
 
 wire_record! {
-    /// Load alternate path. Read and answered with an APR that says "unsupported".
+    /// Load alternate path: the side that asked for the connection offers another path.
     pub struct Lap, LapView: 232 bytes {
         /// The sender's name for the connection.
         local_id: CommId = (0, 0, 32),
@@ -105,6 +106,56 @@ wire_record! {
         ack_timeout: TimeCode = (63, 0, 5),
         /// What the service sends along.
         private_data: Blob<168> = (64, 0, 1344),
+    }
+}
+
+impl Lap {
+    /// A message with that path, and nothing else.
+    pub fn of(path: &ReqPath) -> Self {
+        let ReqPath {
+            local_lid,
+            remote_lid,
+            local_gid,
+            remote_gid,
+            flow_label,
+            rate,
+            traffic_class,
+            hop_limit,
+            sl,
+            subnet_local,
+            ack_timeout,
+        } = *path;
+        Self {
+            local_lid,
+            remote_lid,
+            local_gid,
+            remote_gid,
+            flow_label,
+            rate,
+            traffic_class,
+            hop_limit,
+            sl,
+            subnet_local,
+            ack_timeout,
+            ..Self::default()
+        }
+    }
+
+    /// The path, as a REQ has it.
+    pub fn path(&self) -> ReqPath {
+        ReqPath {
+            local_lid: self.local_lid,
+            remote_lid: self.remote_lid,
+            local_gid: self.local_gid,
+            remote_gid: self.remote_gid,
+            flow_label: self.flow_label,
+            rate: self.rate,
+            traffic_class: self.traffic_class,
+            hop_limit: self.hop_limit,
+            sl: self.sl,
+            subnet_local: self.subnet_local,
+            ack_timeout: self.ack_timeout,
+        }
     }
 }
 

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use verbs_core::Mtu;
+
 /// An enum over the codes of a field, with a text for each; codes without a name are kept.
 macro_rules! reasons {
     (
@@ -73,7 +75,7 @@ reasons! {
         InvalidCommId = 6, "the peer does not know the communication id";
         /// The ids do not belong together.
         InvalidCommInstance = 7, "the communication ids do not belong together";
-        /// Nobody listens.
+        /// There is no listener.
         InvalidServiceId = 8, "nobody listens for the service id";
         /// The transport type is not the service's.
         InvalidTransportType = 9, "the service does not take this transport type";
@@ -127,6 +129,15 @@ reasons! {
         InvalidAlternateFlowLabel = 33, "the alternate path's flow label is invalid";
         /// A vendor's option.
         VendorOption = 35, "the vendor's option is not supported";
+    }
+}
+
+impl RejectReason {
+    /// With [`RejectReason::InvalidMtu`]: the largest path MTU that the peer takes, from what belongs to the reason. `None`
+    /// where the peer does not say it.
+    pub(crate) fn path_mtu(self, info: &[u8]) -> Option<Mtu> {
+        let code = *info.first().filter(|_| self == Self::InvalidMtu)?;
+        Mtu::from_code(code.into())
     }
 }
 
@@ -207,7 +218,7 @@ reasons! {
     SidrStatus(u8), else "resolution status" {
         /// Queue pair and Q_Key are valid.
         Valid = 0, "the service is here";
-        /// Nobody listens.
+        /// There is no listener.
         Unsupported = 1, "nobody listens for the service id";
         /// The service rejected it.
         Rejected = 2, "the service rejected the request";

@@ -2,10 +2,10 @@
 //! agreed states, every user sees a right sequence of events, and nothing is left behind.
 //!
 //! Method: two tables over a wire that loses, doubles and reorders, in virtual time. One seed draws
-//! everything: the faults, which host loses its memory, who connects to whom, how it is answered, who disconnects when, which
-//! modifies fail. Three phases: chaos; then no more faults and no new actions, until nothing moves,
-//! when both ends must agree; then everybody disconnects, and nothing may be left. The checker is
-//! separate code that sees only what a user and a queue pair see. Planted defects prove that it sees.
+//! everything: the faults, which host loses its memory, which hosts connect, how it is answered, which side disconnects when, which
+//! modifies fail. Three phases: chaos; then no further faults and no new actions, until nothing moves,
+//! when both ends must agree; then all connections end, and nothing may be left. The checker is
+//! separate code that sees only what a user and a queue pair see. Injected defects prove that it sees.
 
 #![expect(
     clippy::unwrap_used,
@@ -78,7 +78,7 @@ fn a_seed_runs_the_same_way_twice() {
 }
 
 #[test]
-fn planted_defects_are_seen() {
+fn injected_defects_are_seen() {
     for defect in Defect::ALL {
         let seen = (0..200).any(|seed| run(seed, Some(defect)).is_err());
         assert!(seen, "{defect:?}");

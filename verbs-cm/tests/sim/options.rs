@@ -40,7 +40,7 @@ pub(crate) struct Outcome {
     pub(crate) destroyed: u64,
     /// Data told of a lost or late RTU.
     pub(crate) rtu_by_data: u64,
-    /// One end only was established when nothing moved any more; the transport ended it.
+    /// One end only was established when nothing moved any longer; the transport ended it.
     pub(crate) half_open: u64,
     /// A host lost all that it knew.
     pub(crate) crashed: u64,

@@ -9,7 +9,8 @@ use verbs_cm::machine::State;
 use verbs_cm::wire::{Message, PortSpace, ServiceId, Transport};
 use verbs_cm::{Cm, Config, ConnId, Listen, Port, QpChange, Resolve, Route};
 use verbs_core::addr::{Gid, Guid, Lid, Mtu, Psn, Qpn};
-use verbs_core::mad::{Address, Bits, Blob, MadBytes, Time, TimeCode};
+use verbs_core::mad::{Address, Bits, Blob, MadBytes, TimeCode};
+use verbs_core::time::Instant;
 use verbs_core::{Av, Error, LinkLayer, QpState};
 
 use crate::checker::{Events, Qp, Seen};
@@ -59,7 +60,7 @@ pub(crate) enum Item {
     Resolve {
         host: usize,
     },
-    /// A host loses all that it knows, and starts anew with the same queue pair numbers.
+    /// A host loses all that it knows, and starts again with the same queue pair numbers.
     Crash {
         host: usize,
     },
@@ -90,12 +91,12 @@ pub(crate) struct Host {
 }
 
 pub(crate) struct World {
-    pub(crate) now: Time,
+    pub(crate) now: Instant,
     pub(crate) seq: u64,
     pub(crate) dice: Rand64,
     pub(crate) options: Options,
     pub(crate) hosts: [Host; 2],
-    pub(crate) agenda: BTreeMap<(Time, u64), Item>,
+    pub(crate) agenda: BTreeMap<(Instant, u64), Item>,
     /// Faults and new actions.
     pub(crate) is_chaos: bool,
     pub(crate) defect: Option<Defect>,
@@ -115,6 +116,7 @@ fn port(host: usize) -> Port {
         gids: vec![(3, gid(host))],
         mtu: Mtu::B4096,
         ack_delay: TimeCode::new(15),
+        migrates: false,
     }
 }
 
@@ -157,7 +159,7 @@ impl World {
         let options = Options::draw(&mut dice);
         let hosts = [0, 1].map(|host| Host::new(host, seed, &options));
         Self {
-            now: Time::ZERO,
+            now: Instant::ZERO,
             seq: 0,
             dice,
             options,
@@ -184,7 +186,7 @@ impl World {
             }
         }
         // Faults end after 30 s; whatever is under way goes on without.
-        self.settle(Some(Time::from_nanos(30_000_000_000)))?;
+        self.settle(Some(Instant::from_nanos(30_000_000_000)))?;
         self.is_chaos = false;
         self.settle(None)?;
         self.end_half_open()?;
@@ -197,7 +199,7 @@ impl World {
     }
 
     /// Lets everything happen that is going to, or all until `until`.
-    fn settle(&mut self, until: Option<Time>) -> Result<(), String> {
+    fn settle(&mut self, until: Option<Instant>) -> Result<(), String> {
         for _ in 0..STEPS_MAX {
             self.drain()?;
             let agenda = self.agenda.first_key_value().map(|(&(time, _), _)| time);
@@ -363,7 +365,7 @@ impl World {
         Ok(())
     }
 
-    /// A host starts anew; only what is on the wire stays.
+    /// A host starts again; only what is on the wire stays.
     fn crash(&mut self, host: usize) {
         let seed = self.dice.rand_u64();
         self.hosts[host] = Host::new(host, seed >> 32, &self.options);

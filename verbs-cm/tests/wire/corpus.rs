@@ -1,19 +1,11 @@
 //! Goal: what fuzzing has found, and what it starts from, keeps its promises on any toolchain.
 //! Method: the targets of [`verbs_cm::wire::fuzz`] over every file in `fuzz/corpus`.
 
-use std::path::Path;
-
 use verbs_cm::wire::fuzz;
 use verbs_core::testing::Corpus;
 
 fn replay(target: &str, run: fn(&[u8]) -> bool) {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus");
-    let corpus = Corpus {
-        folder: &folder.join(target),
-        files_min: 8,
-        one_in: 4,
-    };
-    corpus.replay(run);
+    Corpus::replay_of(env!("CARGO_MANIFEST_DIR"), target, run);
 }
 
 #[test]

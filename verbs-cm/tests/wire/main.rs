@@ -8,4 +8,5 @@
 
 mod captures;
 mod corpus;
+mod golden;
 mod properties;

@@ -9,6 +9,7 @@ use crate::command::{Kind, Origin};
 use crate::error::Error;
 use crate::extension::{Call, Extension};
 use crate::request::{Issued, Request};
+use crate::verb::table::{Objects, Verbs};
 use crate::verb::{Verb, VerbError};
 
 /// The result of a request whose type is forgotten. It keeps what it carries, an object or a handle
@@ -35,6 +36,12 @@ impl Answer {
     /// Why it failed, if it did.
     pub fn error(&self) -> Option<Error> {
         self.error
+    }
+
+    /// On whose behalf the object was made that the output is; `None` if it is none.
+    pub(crate) fn owner(&self) -> Option<Origin> {
+        let object = Verbs::object_in(&*self.kept);
+        object.map(|base| base.owner())
     }
 
     /// The output or the error, if it is of that type.

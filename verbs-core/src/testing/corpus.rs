@@ -18,6 +18,20 @@ pub struct Corpus<'a> {
 }
 
 impl Corpus<'_> {
+    /// Runs a fuzz target of a crate of formats over its corpus: `fuzz/corpus/TARGET` in the crate's folder, which has
+    /// eight files at least, one in four of either kind.
+    ///
+    /// # Panics
+    /// As [`replay`](Self::replay).
+    pub fn replay_of(manifest_dir: &str, target: &str, run: impl Fn(&[u8]) -> bool) {
+        let corpus = Corpus {
+            folder: &Path::new(manifest_dir).join("fuzz/corpus").join(target),
+            files_min: 8,
+            one_in: 4,
+        };
+        corpus.replay(run);
+    }
+
     /// Runs the target over every file, and over every shorter version of it, which may be refused but not
     /// break anything. `run` says whether the bytes were accepted.
     ///

@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use crate::command::{AnyCommand, Kind, PendingCommand, RequestId};
 use crate::error::Error;
 use crate::provider::Provider;
+use crate::provider_attr::ProviderAttr;
 use crate::sync::{Arc, Mutex};
 
 /// Pends every command, and passes them to the provider behind it one by one, in any order.
@@ -58,7 +59,7 @@ impl Hold {
         self.step_nth(0)
     }
 
-    /// Passes on all there are and all that come meanwhile, oldest first.
+    /// Passes on all there are and all that come in the meantime, oldest first.
     pub fn run(&self) {
         while self.step() {}
     }
@@ -83,5 +84,9 @@ impl Provider for Hold {
             Some(command) => command.refuse(Error::Cancelled),
             None => self.inner.cancel(id),
         }
+    }
+
+    fn query_provider(&self, port: u8) -> ProviderAttr {
+        self.inner.query_provider(port)
     }
 }

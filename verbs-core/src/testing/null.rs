@@ -4,13 +4,16 @@ use crate::addr::{Gid, LKey, Lid, Mtu, PKey, Qpn, RKey};
 use crate::caps::{DeviceAttr, LinkLayer, PortAttr, PortState};
 use crate::cm::CmReply;
 use crate::command::AnyCommand;
+use crate::cq::CqInfo;
 use crate::device::local_guid;
 use crate::error::{Attr, Error};
 use crate::fast_reg::RawFastMr;
 use crate::fmr::RawFmrPool;
 use crate::mem::{Access, PageList};
+use crate::mw::MwInfo;
 use crate::object::Target;
 use crate::provider::Provider;
+use crate::provider_attr::{CmLimits, PortCaps, ProviderAttr};
 use crate::qp_attr::{QpAttr, QpCap, QpInfo};
 use crate::qp_state::{QpState, check};
 use crate::queue::{Arm, Armed, PostError, RawCq, RawRecvQueue, RawSendQueue};
@@ -93,10 +96,23 @@ impl Provider for Null {
             other => self.queues(other),
         }
     }
+
+    /// It has the verbs of connections, and the limits of MPA.
+    fn query_provider(&self, _port: u8) -> ProviderAttr {
+        ProviderAttr {
+            caps: PortCaps::IW_CM,
+            cm: CmLimits {
+                private_data: 512,
+                max_ird: 16,
+                max_ord: 16,
+            },
+            ..ProviderAttr::default()
+        }
+    }
 }
 
 impl Null {
-    /// The verbs of completion queues and queue pairs.
+    /// The verbs of completion queues.
     fn queues(&self, command: AnyCommand<'_>) {
         match command {
             AnyCommand::CreateCq(command) => {
@@ -120,11 +136,25 @@ impl Null {
                 command.target().resized(cqe);
                 command.complete(Ok(cqe));
             }
+            AnyCommand::QueryCq(command) => {
+                let cqe = command.target().cqe();
+                command.complete(Ok(CqInfo {
+                    cqe,
+                    ..CqInfo::default()
+                }));
+            }
             AnyCommand::ModifyCq(command) => command.complete(Ok(())),
             AnyCommand::DestroyCq(command) => {
                 self.destroy();
                 command.complete(Ok(()));
             }
+            other => self.queue_pairs(other),
+        }
+    }
+
+    /// The verbs of queue pairs.
+    fn queue_pairs(&self, command: AnyCommand<'_>) {
+        match command {
             AnyCommand::CreateQp(command) => {
                 let (args, reply) = command.split();
                 let (qpn, cap) = (Qpn::new(self.create()), args.cap);
@@ -141,20 +171,29 @@ impl Null {
                 let answer = modify(&command);
                 command.complete(answer);
             }
+            AnyCommand::ResizeQp(command) => {
+                let target = command.target();
+                let mut cap = target.cap();
+                cap.max_send_wr = command.max_send_wr.unwrap_or(cap.max_send_wr);
+                cap.max_recv_wr = command.max_recv_wr.unwrap_or(cap.max_recv_wr);
+                target.resized(&cap);
+                command.complete(Ok(cap));
+            }
             AnyCommand::QueryQp(command) => {
                 let target = command.target();
                 let qp = target.private::<Qp>().map(|qp| *qp.0.lock());
+                let cap = target.cap();
+                let (args, reply) = command.split();
                 let info = |(state, attr)| {
-                    let (cap, sq_sig_all, sq_draining) = (target.cap(), false, false);
-                    Box::new(QpInfo {
+                    args.answer(QpInfo {
                         state,
                         attr,
                         cap,
-                        sq_sig_all,
-                        sq_draining,
+                        sq_sig_all: false,
+                        sq_draining: false,
                     })
                 };
-                command.complete(qp.map(info).ok_or(Error::DeviceFailed));
+                reply.complete(qp.map(info).ok_or(Error::DeviceFailed));
             }
             AnyCommand::DestroyQp(command) => {
                 self.destroy();
@@ -257,6 +296,16 @@ impl Null {
                 let key = self.create() << 8;
                 reply.complete(Ok(args.build(LKey::new(key), RKey::new(key), Box::new(()))));
             }
+            AnyCommand::RegSharedMr(command) => {
+                if let Err(error) = command.access.check() {
+                    return command.refuse(error);
+                }
+                let memory = Arc::clone(command.target().memory());
+                let (args, reply) = command.split();
+                let key = self.create() << 8;
+                let (lkey, rkey) = (LKey::new(key), RKey::new(key));
+                reply.complete(Ok(args.build(memory, lkey, rkey, Box::new(()))));
+            }
             AnyCommand::QueryMr(command) => {
                 let info = command.target().info();
                 command.complete(Ok(info));
@@ -291,10 +340,25 @@ impl Null {
                 let number = self.create();
                 reply.complete(Ok(args.build(key(number), Box::new(Empty), Box::new(()))));
             }
+            AnyCommand::RegPages(command) => {
+                let (args, reply) = command.split();
+                let (number, len) = (self.create(), args.len());
+                let made = args.build(key(number), len, 0, Box::new(Empty), Box::new(()));
+                reply.complete(made);
+            }
             AnyCommand::AllocMw(command) => {
                 let (args, reply) = command.split();
                 let rkey = RKey::new(self.create() << 8);
                 reply.complete(Ok(args.build(rkey, Box::new(()))));
+            }
+            AnyCommand::QueryMw(command) => {
+                let core = command.target();
+                let info = MwInfo {
+                    rkey: RKey::new(core.base().id().number),
+                    window_type: core.window_type(),
+                    bound: None,
+                };
+                command.complete(Ok(info));
             }
             AnyCommand::CreateFmrPool(command) => {
                 let (args, reply) = command.split();
@@ -322,7 +386,7 @@ impl Null {
         }
     }
 
-    /// The verbs of connections: nobody is ever reached, and nobody asks.
+    /// The verbs of connections: no peer is ever reached, and none asks.
     fn connections(&self, command: AnyCommand<'_>) {
         match command {
             AnyCommand::BindCm(command) => {
@@ -447,5 +511,9 @@ impl RawCq for Empty {
 
     fn arm(&mut self, _when: Arm) -> Armed {
         Armed::Empty
+    }
+
+    fn peek(&mut self, _most: u32) -> Option<u32> {
+        Some(0)
     }
 }

@@ -4,13 +4,13 @@
 //! takes the request from it. A verb without a row here fails such a test.
 
 use std::fmt;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{Ipv4Addr, SocketAddr};
 
 use crate::addr::{Gid, Lid};
 use crate::ah::Ah;
 use crate::caps::LinkLayer;
 use crate::cm::{CmEndpoint, CmEvent, CmParam, CmSink};
-use crate::command::Kind;
+use crate::command::{Kind, Origin};
 use crate::cq::Cq;
 use crate::device::{Device, ModifyDevice};
 use crate::error::Error;
@@ -19,10 +19,10 @@ use crate::extension::Extension;
 use crate::fast_reg::FastMr;
 use crate::fmr::{FmrPool, FmrPoolAttr};
 use crate::mcast::Mcast;
-use crate::mem::{Access, Memory};
+use crate::mem::{Access, Extent, Layout, Memory};
 use crate::mr::Mr;
 use crate::mw::{Mw, WindowType};
-use crate::object::ObjectKind;
+use crate::object::{Handle, ObjectKind, Target};
 use crate::pd::Pd;
 use crate::qp::{Qp, QpInit};
 use crate::qp_attr::{Av, QpAttr};
@@ -81,6 +81,8 @@ pub struct Stage {
     /// The device; no object can be there without it.
     pub device: Option<Arc<Device>>,
     open: Option<Subject>,
+    /// The origin that objects are made for, and the one kind that is made for another.
+    owners: (Origin, Option<(ObjectKind, Origin)>),
 }
 
 /// Why a stage could not be set: an object that it needs could not be made.
@@ -147,6 +149,7 @@ rows! {
     AllocXrcd [Device] |s| s.device.as_ref()?.alloc_xrcd();
     DeallocXrcd [Device, Xrcd] |s| s.xrcd.take()?.dealloc();
     CreateCq [Device] |s| s.device.as_ref()?.create_cq(4);
+    QueryCq [Device, Cq] |s| s.cq.as_ref()?.query();
     ResizeCq [Device, Cq] |s| s.cq.as_mut()?.resize(8);
     ModifyCq [Device, Cq] |s| s.cq.as_ref()?.moderate(1, std::time::Duration::ZERO);
     DestroyCq [Device, Cq] |s| s.cq.take()?.destroy();
@@ -164,6 +167,7 @@ rows! {
         s.xrcd.as_ref()?.open_target_qp(qpn)
     };
     ModifyQp [Device, Pd, Cq, Qp] |s| s.qp.as_ref()?.modify(QpAttr::init(1, Access::empty()));
+    ResizeQp [Device, Pd, Cq, Qp] |s| s.qp.as_ref()?.resize().send(8);
     QueryQp [Device, Pd, Cq, Qp] |s| s.qp.as_ref()?.query();
     DestroyQp [Device, Pd, Cq, Qp] |s| s.qp.take()?.destroy();
     AttachMcast [Device, Pd, Cq, Qp] |s| s.qp.as_ref()?.attach_mcast(GROUP, Lid(0xc000));
@@ -173,22 +177,34 @@ rows! {
     QueryAh [Device, Pd, Ah] |s| s.ah.as_ref()?.query();
     DestroyAh [Device, Pd, Ah] |s| s.ah.take()?.destroy();
     RegMr [Device, Pd] |s| s.pd.as_ref()?.register(memory()?, Access::LOCAL_WRITE);
+    RegSharedMr [Device, Pd, Mr] |s| {
+        let pd = s.pd.as_ref()?;
+        s.mr.as_ref()?.register_shared(pd, Access::REMOTE_READ)
+    };
     QueryMr [Device, Pd, Mr] |s| s.mr.as_ref()?.query();
     ReregMr [Device, Pd, Mr] |s| s.mr.take()?.rereg().access(Access::empty());
     DeregMr [Device, Pd, Mr] |s| s.mr.take()?.dereg();
     AllocMr [Device, Pd] |s| s.pd.as_ref()?.alloc_mr(4);
+    RegPages [Device, Pd] |s| {
+        let memory = &Arc::new(memory()?);
+        let (offset, len) = (0, 64);
+        let piece = Extent { memory, offset, len };
+        let layout = Layout::Pages(Layout::PAGE);
+        s.pd.as_ref()?.register_pages(layout, [piece], Access::LOCAL_WRITE)
+    };
     FreeMr [Device, Pd] |s| s.fast.take()?.free();
     AllocMw [Device, Pd] |s| s.pd.as_ref()?.alloc_mw(WindowType::TwoB);
+    QueryMw [Device, Pd, Mw] |s| s.mw.as_ref()?.query();
     DeallocMw [Device, Pd, Mw] |s| s.mw.take()?.dealloc();
     CreateFmrPool [Device, Pd] |s| s.pd.as_ref()?.create_fmr_pool(pool());
     FlushFmrPool [Device, Pd, FmrPool] |s| s.fmr_pool.as_ref()?.flush();
     DestroyFmrPool [Device, Pd, FmrPool] |s| s.fmr_pool.take()?.destroy();
-    BindCm [Device] |s| s.device.as_ref()?.bind_cm(LOCAL, Arc::new(Deaf));
+    BindCm [Device] |s| s.device.as_ref()?.bind_cm(s.local()?, Arc::new(Deaf));
     UnbindCm [Device, CmEndpoint] |s| s.cm.take()?.unbind();
     ListenCm [Device, CmEndpoint] |s| s.cm.as_ref()?.listen(1);
     ConnectCm [Device, Pd, Cq, Qp, CmEndpoint] |s| {
-        let qp = s.qp.as_ref()?;
-        s.cm.as_ref()?.connect(qp, LOCAL, CmParam::default(), Vec::new())
+        let (qp, to) = (s.qp.as_ref()?, s.local()?);
+        s.cm.as_ref()?.connect(qp, to, CmParam::default(), Vec::new())
     };
     AcceptCm [Device, Pd, Cq, Qp, CmEndpoint] |s| {
         let qp = s.qp.as_ref()?;
@@ -200,9 +216,6 @@ rows! {
 fn pool() -> FmrPoolAttr {
     FmrPoolAttr::new(2, 4, Access::LOCAL_WRITE)
 }
-
-/// Where endpoints are bound.
-const LOCAL: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
 /// Does not care what happens to an endpoint.
 struct Deaf;
@@ -249,8 +262,25 @@ impl Stage {
     /// # Panics
     /// If the verb has no row, or the provider does not answer.
     pub fn set(subject: &Subject, kind: Kind) -> Result<Self, NotOffered> {
+        Self::set_for(subject, kind, Origin::Trusted, None)
+    }
+
+    /// As [`Stage::set`], for a client; if there is a `stranger`, the objects of that kind are another's.
+    ///
+    /// # Errors
+    /// As [`Stage::set`].
+    ///
+    /// # Panics
+    /// As [`Stage::set`].
+    pub fn set_for(
+        subject: &Subject,
+        kind: Kind,
+        origin: Origin,
+        stranger: Option<(ObjectKind, Origin)>,
+    ) -> Result<Self, NotOffered> {
         let mut stage = Self {
             open: Some(subject.clone()),
+            owners: (origin, stranger),
             ..Self::default()
         };
         for &need in row(kind).needs {
@@ -259,9 +289,25 @@ impl Stage {
         if kind == Kind::FreeMr {
             // Its kind is that of all regions, so that no row can ask for it.
             let pd = stage.pd.as_ref().expect("the row has a protection domain");
-            stage.fast = Some(made(subject, pd.alloc_mr(4))?);
+            let owner = stage.owner_of(ObjectKind::Mr);
+            stage.fast = Some(owned(owner, made(subject, pd.alloc_mr(4))?));
         }
         Ok(stage)
+    }
+
+    /// The kinds of object that a verb acts on or names, the device first.
+    ///
+    /// # Panics
+    /// If the verb has no row.
+    pub fn needs(kind: Kind) -> &'static [ObjectKind] {
+        row(kind).needs
+    }
+
+    fn owner_of(&self, kind: ObjectKind) -> Origin {
+        match self.owners {
+            (_, Some((other, stranger))) if other == kind => stranger,
+            (owner, _) => owner,
+        }
     }
 
     /// The verb's request.
@@ -311,6 +357,11 @@ impl Stage {
         subject.must(device.close());
     }
 
+    /// Where endpoints are bound.
+    fn local(&self) -> Option<SocketAddr> {
+        self.open.as_ref().map(Subject::local)
+    }
+
     fn make(
         &mut self,
         subject: &Subject,
@@ -318,57 +369,92 @@ impl Stage {
         qp_type: QpType,
     ) -> Result<(), NotOffered> {
         const MADE: &str = "a row names parents before children";
+        let owner = self.owner_of(need);
         match need {
             ObjectKind::Device => {
                 let device = made(subject, subject.open())?;
                 self.av = Some(way_to_itself(subject, &device));
                 self.device = Some(Arc::new(device));
             }
-            ObjectKind::Pd => self.pd = Some(made(subject, self.device().alloc_pd())?),
-            ObjectKind::Cq => self.cq = Some(made(subject, self.device().create_cq(4))?),
+            ObjectKind::Pd => {
+                self.pd = Some(owned(owner, made(subject, self.device().alloc_pd())?));
+            }
+            ObjectKind::Cq => {
+                self.cq = Some(owned(owner, made(subject, self.device().create_cq(4))?));
+            }
             ObjectKind::Srq => {
                 let pd = self.pd.as_ref().expect(MADE);
-                self.srq = Some(made(subject, pd.create_srq(4, 1))?);
+                self.srq = Some(owned(owner, made(subject, pd.create_srq(4, 1))?));
             }
-            ObjectKind::Xrcd => self.xrcd = Some(made(subject, self.device().alloc_xrcd())?),
+            ObjectKind::Xrcd => {
+                self.xrcd = Some(owned(owner, made(subject, self.device().alloc_xrcd())?));
+            }
             ObjectKind::Qp if qp_type == QpType::XrcRecv => {
                 let xrcd = self.xrcd.as_ref().expect(MADE);
-                self.qp = Some(made(subject, xrcd.create_target_qp())?);
+                self.qp = Some(owned(owner, made(subject, xrcd.create_target_qp())?));
             }
             ObjectKind::Qp => {
                 let (pd, cq) = (self.pd.as_ref().expect(MADE), self.cq.as_ref().expect(MADE));
                 let init = QpInit::of(qp_type, cq, cq);
-                self.qp = Some(made(subject, pd.create_qp(init))?);
+                self.qp = Some(owned(owner, made(subject, pd.create_qp(init))?));
             }
-            ObjectKind::Mr => {
-                let pd = self.pd.as_ref().expect(MADE);
-                let memory = memory().expect("64 bytes can be had");
-                self.mr = Some(made(subject, pd.register(memory, Access::LOCAL_WRITE))?);
-            }
-            ObjectKind::Mw => {
-                let pd = self.pd.as_ref().expect(MADE);
-                self.mw = Some(made(subject, pd.alloc_mw(WindowType::TwoB))?);
-            }
-            ObjectKind::FmrPool => {
-                let pd = self.pd.as_ref().expect(MADE);
-                self.fmr_pool = Some(made(subject, pd.create_fmr_pool(pool()))?);
+            ObjectKind::Mr | ObjectKind::Mw | ObjectKind::FmrPool => {
+                self.make_key(subject, need)?;
             }
             ObjectKind::Ah => {
                 let pd = self.pd.as_ref().expect(MADE);
                 let av = self.av.expect(MADE);
-                self.ah = Some(made(subject, pd.create_ah(av))?);
+                self.ah = Some(owned(owner, made(subject, pd.create_ah(av))?));
             }
             ObjectKind::Mcast => {
                 let qp = self.qp.as_ref().expect(MADE);
-                self.mcast = Some(made(subject, qp.attach_mcast(GROUP, Lid(0xc000)))?);
+                self.mcast = Some(owned(
+                    owner,
+                    made(subject, qp.attach_mcast(GROUP, Lid(0xc000)))?,
+                ));
             }
             ObjectKind::CmEndpoint => {
                 let sink = Arc::new(Deaf);
-                self.cm = Some(made(subject, self.device().bind_cm(LOCAL, sink))?);
+                self.cm = Some(owned(
+                    owner,
+                    made(subject, self.device().bind_cm(subject.local(), sink))?,
+                ));
             }
         }
         Ok(())
     }
+
+    /// A region, a window or a pool.
+    fn make_key(&mut self, subject: &Subject, need: ObjectKind) -> Result<(), NotOffered> {
+        const MADE: &str = "a row names parents before children";
+        let owner = self.owner_of(need);
+        match need {
+            ObjectKind::Mr => {
+                let pd = self.pd.as_ref().expect(MADE);
+                let memory = memory().expect("64 bytes can be had");
+                self.mr = Some(owned(
+                    owner,
+                    made(subject, pd.register(memory, Access::LOCAL_WRITE))?,
+                ));
+            }
+            ObjectKind::Mw => {
+                let pd = self.pd.as_ref().expect(MADE);
+                self.mw = Some(owned(owner, made(subject, pd.alloc_mw(WindowType::TwoB))?));
+            }
+            ObjectKind::FmrPool => {
+                let pd = self.pd.as_ref().expect(MADE);
+                self.fmr_pool = Some(owned(owner, made(subject, pd.create_fmr_pool(pool()))?));
+            }
+            other => unreachable!("{other} has no key"),
+        }
+        Ok(())
+    }
+}
+
+/// Says whose an object is. Of objects that are made one in another by strangers there are none otherwise.
+fn owned<H: Handle>(owner: Origin, handle: H) -> H {
+    handle.core().base().owner.set(owner.word());
+    handle
 }
 
 fn made<V: Verb>(subject: &Subject, request: Request<'_, V>) -> Result<V::Output, NotOffered> {

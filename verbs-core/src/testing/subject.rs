@@ -1,6 +1,7 @@
 //! What is under test: a provider, and what the test has to know and do to work with it.
 
 use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use crate::command::Kind;
@@ -29,6 +30,7 @@ pub struct Subject {
     live: Option<Arc<Count>>,
     remove: Option<Arc<Act>>,
     without: Vec<Kind>,
+    local: SocketAddr,
 }
 
 impl Subject {
@@ -47,6 +49,7 @@ impl Subject {
             live: None,
             remove: None,
             without: Vec::new(),
+            local: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
         }
     }
 
@@ -81,6 +84,18 @@ impl Subject {
     pub fn without(mut self, kinds: &[Kind]) -> Self {
         self.without.extend_from_slice(kinds);
         self
+    }
+
+    /// An address that endpoints of connections can be bound to; that of the loopback interface unless named.
+    #[must_use]
+    pub fn address(mut self, address: IpAddr) -> Self {
+        self.local = SocketAddr::new(address, 0);
+        self
+    }
+
+    /// Where endpoints are bound.
+    pub fn local(&self) -> SocketAddr {
+        self.local
     }
 
     /// Whether the provider has the verb.

@@ -6,6 +6,7 @@ use verbs_core::sync::Arc;
 use verbs_core::{Mr, PostError, Qp, QpInit, RecvQueue, SendQueue};
 
 use super::end::{End, Words};
+use super::reap;
 use super::slot::Fault;
 use super::{Lane, POOL, Pool, Sizes, receive};
 
@@ -25,7 +26,7 @@ impl Lane {
 
     /// An end that a connection had before, of which no completion is to come.
     pub(crate) fn vacant(&mut self) -> Option<u32> {
-        self.reap();
+        reap::all(self);
         let window = self.sizes.window as usize;
         let is_vacant = |end: &End| end.is_vacant() && end.home.len() >= window;
         let conn = self.ends.iter().position(is_vacant)?;
@@ -35,7 +36,7 @@ impl Lane {
 
     /// How many ends are in use.
     pub(crate) fn connections(&mut self) -> u32 {
-        self.reap();
+        reap::all(self);
         self.ends.iter().filter(|end| !end.is_vacant()).count() as u32
     }
 
@@ -98,21 +99,21 @@ impl Lane {
     /// The connection has ended, whatever completions say.
     pub(crate) fn over(&mut self, conn: u32, serial: u32) {
         if self.ends[conn as usize].serial == serial {
-            self.reap();
+            reap::all(self);
             self.ends[conn as usize].fail(Fault::Over);
             self.unsettled = true;
-            self.settle_if_needed();
+            reap::settle_if_needed(self);
         }
     }
 
     /// The queue pair of an end is destroyed, and its handles are gone. What comes out is to be dropped after the
     /// lane was left.
     pub(crate) fn retire(&mut self, conn: u32) -> Option<(SendQueue, RecvQueue)> {
-        self.reap();
+        reap::all(self);
         let end = &mut self.ends[conn as usize];
         end.fail(Fault::Over);
         let queues = end.queues.take();
-        self.settle();
+        reap::settle(self);
         let end = &mut self.ends[conn as usize];
         for (buf, _) in std::mem::take(&mut end.inbox) {
             end.home.push(buf);

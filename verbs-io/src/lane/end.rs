@@ -71,6 +71,18 @@ impl End {
         }
     }
 
+    /// Whether an operation may be posted before any other, while it has its queues.
+    #[inline(always)]
+    pub(crate) fn has_room(&self) -> bool {
+        !self.is_over && self.posted < self.depth && self.waiting.is_empty()
+    }
+
+    /// Whether a task that waits for messages depends on completions of sends: buffers come home with them, and few
+    /// receives are left. Without any the peer's messages find the receiver not ready, and no event wakes the task.
+    pub(crate) fn needs_its_sends(&self) -> bool {
+        self.posted > 0 && self.recv_posted as usize <= self.half
+    }
+
     pub(crate) fn is_drained(&self) -> bool {
         self.posted == 0 && self.waiting.is_empty()
     }

@@ -6,20 +6,24 @@
 //! The id of a receive is `1 | connection:31 | buffer:32`.
 
 mod connections;
+pub(crate) mod core;
 pub(crate) mod end;
-mod reap;
+pub(crate) mod reap;
+pub(crate) mod request;
+pub(crate) mod sleep;
 pub(crate) mod slot;
 
 use std::collections::VecDeque;
-use std::task::{Context, Poll, Waker};
+use std::task::Waker;
 
 use verbs_core::sync::Arc;
-use verbs_core::task::OwnWaker;
-use verbs_core::{Cq, Dest, Payload, Recv, SendFlags, SendWr, Wc, WcStatus};
+use verbs_core::{Cq, PostError, Recv, SendWr, Sge, Wc, WcStatus};
 
 use crate::buf::{Buf, Lender, Loans};
 use end::{End, Words};
-use slot::{Fault, NONE, Slots, State, What};
+use request::{Kind, What, work_request};
+pub(crate) use slot::Side;
+use slot::{Fault, NONE, Slots, State};
 
 /// The bit of receives' ids.
 const RECV: u64 = 1 << 63;
@@ -72,11 +76,13 @@ pub(crate) struct Lane {
     streak: u32,
     /// Whether a handler reaps while all sleep.
     has_events: bool,
-    /// Both queues were armed, and no event has come since.
-    armed: bool,
+    /// Which queues were armed, and had no event since.
+    armed: [bool; 2],
+    /// Why an operation was refused last.
+    pub(crate) refusal: Fault,
     /// An end is over, and tasks have to hear of it.
     unsettled: bool,
-    /// The device cannot be used any more.
+    /// The device can no longer be used.
     pub(crate) is_dead: bool,
     /// Completions that came for an operation that was over.
     pub(crate) late: u64,
@@ -98,9 +104,10 @@ struct Pool {
 pub(crate) enum Started {
     /// It has completed, with the result of an atomic.
     Ready(u64),
-    Refused(Fault),
-    /// It is in that slot.
-    UnderWay(u32),
+    /// [`Lane::refusal`] says why.
+    Refused,
+    /// It is in that slot. As wide as a result, so that both travel in registers.
+    UnderWay(u64),
 }
 
 impl Lane {
@@ -117,7 +124,8 @@ impl Lane {
             wake: Vec::with_capacity(64),
             streak: 0,
             has_events: events,
-            armed: false,
+            armed: [false; 2],
+            refusal: Fault::Over,
             unsettled: false,
             is_dead: false,
             late: 0,
@@ -126,6 +134,11 @@ impl Lane {
     }
 
     // --- operations ---
+
+    /// Whether an operation has been told to let other tasks run, and nothing has begun since.
+    pub(crate) fn has_yielded(&self) -> bool {
+        self.streak == 0
+    }
 
     /// Whether the operation that is about to begin is to let other tasks run first.
     #[inline(always)]
@@ -139,44 +152,56 @@ impl Lane {
     }
 
     /// Posts, and takes one completion: its own, if the device was as quick as that. Only otherwise a slot is
-    /// written.
+    /// written. `memory` is the place and number of a buffer; atomics get theirs here.
     #[inline(always)]
-    pub(crate) fn start(&mut self, conn: u32, what: What, detached: bool) -> Started {
+    pub(crate) fn start<K: Kind>(
+        &mut self,
+        conn: u32,
+        kind: &K,
+        memory: Option<(Sge, u32)>,
+        detached: bool,
+    ) -> Started {
         let end = &mut self.ends[conn as usize];
-        if end.is_over {
-            return Started::Refused(Fault::Over);
-        }
-        if end.posted >= end.depth || !end.waiting.is_empty() {
-            return self.start_later(conn, what, detached);
-        }
-        let Some((send, _)) = &mut end.queues else {
-            return Started::Refused(Fault::Over);
+        let (true, Some((send, _))) = (end.has_room(), &mut end.queues) else {
+            return self.start_later(conn, kind.what(memory), detached);
         };
-        let (slot, id) = self.slots.peek();
-        let (word, sge) = match what.sge {
-            Some(sge) => (NONE, sge),
+        let id = self.slots.peek();
+        let (word, sge) = match memory {
+            Some((sge, _)) => (NONE, sge),
             None => end.words.take(),
         };
-        let wr = work_request(id, &what, sge);
-        if let Err(error) = send.post(wr) {
-            if word != NONE {
-                end.words.give_back(word);
-            }
-            return Started::Refused(Fault::Post(error));
+        if let Err(error) = kind.post(send, id, sge) {
+            return self.not_posted(conn, word, error);
         }
         let n = self.send_cq.poll(&mut self.wcs[..1]).len();
         let wc = &self.wcs[0];
         if n == 1 && wc.wr_id == id && wc.status == WcStatus::Success {
-            self.slots.skip(slot);
+            self.slots.skip();
             let value = match word {
                 NONE => 0,
                 word => self.ends[conn as usize].words.give_back(word),
             };
             return Started::Ready(value);
         }
-        self.under_way(conn, &what, word, n, detached)
+        self.under_way(conn, &kind.what(memory), word, n, detached)
     }
 
+    #[cold]
+    #[inline(never)]
+    fn not_posted(&mut self, conn: u32, word: u32, error: PostError) -> Started {
+        if word != NONE {
+            self.ends[conn as usize].words.give_back(word);
+        }
+        self.refused(Fault::Post(error))
+    }
+
+    #[cold]
+    fn refused(&mut self, why: Fault) -> Started {
+        self.refusal = why;
+        Started::Refused
+    }
+
+    #[cold]
     #[inline(never)]
     fn under_way(
         &mut self,
@@ -195,27 +220,28 @@ impl Lane {
         (taken.buf, taken.word, taken.operation) = (what.buf, word, what.operation);
         self.ends[conn as usize].posted += 1;
         if polled == 1 {
-            self.dispatch(0);
-            self.settle_if_needed();
+            reap::dispatch(self, 0);
+            reap::settle_if_needed(self);
         }
-        Started::UnderWay(slot)
+        Started::UnderWay(u64::from(slot))
     }
 
-    /// There is no room, or others wait for it.
+    /// There is no room, or others wait for it, or the connection is over.
     #[cold]
     #[inline(never)]
     fn start_later(&mut self, conn: u32, what: What, detached: bool) -> Started {
-        self.reap();
+        if self.ends[conn as usize].queues.is_none() {
+            return self.refused(Fault::Over);
+        }
+        reap::all(self);
         // A batch that was not submitted yet: what comes after it does not wait for that.
         self.submit(conn);
-        let end = &self.ends[conn as usize];
-        let has_room = end.posted < end.depth && end.waiting.is_empty();
-        if end.is_over || has_room {
-            return self.start(conn, what, detached);
+        if self.ends[conn as usize].has_room() {
+            return self.start(conn, &what, what.memory(), detached);
         }
         match self.queue(conn, what, detached) {
-            Some(slot) => Started::UnderWay(slot),
-            None => Started::Refused(Fault::Over),
+            Some(slot) => Started::UnderWay(u64::from(slot)),
+            None => self.refused(Fault::Over),
         }
     }
 
@@ -235,9 +261,9 @@ impl Lane {
     /// Posts what was queued, and tells the tasks that are concerned what followed.
     pub(crate) fn submit(&mut self, conn: u32) {
         self.refill(conn);
-        self.settle_if_needed();
+        reap::settle_if_needed(self);
         if !self.ends[conn as usize].waiting.is_empty() {
-            self.arm_if_needed();
+            sleep::arm_if_needed(self, Side::Send);
         }
     }
 
@@ -266,7 +292,7 @@ impl Lane {
                     None => end.words.take(),
                 };
                 waiting.word = word;
-                wrs.push(work_request(id, &what, sge));
+                wrs.push(work_request(id, what.op, sge));
                 posted.push(slot);
             }
             let outcome = send.post_batch(&wrs);
@@ -306,13 +332,6 @@ impl Lane {
         self.wake.extend(waker);
     }
 
-    /// The future of a slot sleeps.
-    pub(crate) fn park(&mut self, slot: u32, waker: &mut OwnWaker) {
-        self.streak = 0;
-        self.slots.leave_waker(slot, waker);
-        self.arm_if_needed();
-    }
-
     /// The future of a slot is dropped. What comes out is dropped when the lane is left.
     pub(crate) fn forget(&mut self, slot: u32) -> Option<Waker> {
         let dropped = self.slots.get(slot);
@@ -347,27 +366,40 @@ impl Lane {
     /// The next message of that end, if it is there.
     #[inline(always)]
     pub(crate) fn message(&mut self, conn: u32) -> Option<(u32, u32)> {
-        if let Some(message) = self.ends[conn as usize].inbox.pop_front() {
-            return Some(message);
+        let end = &mut self.ends[conn as usize];
+        if !end.inbox.is_empty() || !end.receivers.is_empty() {
+            return self.message_of_many(conn, 0);
         }
-        while self.recv_cq.poll(&mut self.wcs[..1]).len() == 1 {
-            let wc = &self.wcs[0];
-            let end = &mut self.ends[conn as usize];
-            if wc.wr_id >> 32 == (RECV >> 32 | u64::from(conn))
-                && wc.status == WcStatus::Success
-                && end.receivers.is_empty()
-            {
-                end.recv_posted -= 1;
-                return Some((wc.wr_id as u32, wc.byte_len.min(self.sizes.message)));
-            }
-            self.dispatch(0);
-            if let Some(message) = self.ends[conn as usize].inbox.pop_front() {
-                self.settle_if_needed();
-                return Some(message);
-            }
+        let n = self.recv_cq.poll(&mut self.wcs[..1]).len();
+        let wc = &self.wcs[0];
+        if n == 1 && wc.wr_id >> 32 == receive_id(conn) && wc.status == WcStatus::Success {
+            end.recv_posted -= 1;
+            return Some((wc.wr_id as u32, wc.byte_len.min(self.sizes.message)));
         }
-        self.settle_if_needed();
-        None
+        match n {
+            0 => None,
+            n => self.message_of_many(conn, n),
+        }
+    }
+
+    /// As [`Lane::message`], where some have come already, or for others as well; `polled` is yet to be dispatched.
+    #[inline(never)]
+    fn message_of_many(&mut self, conn: u32, mut polled: usize) -> Option<(u32, u32)> {
+        let message = loop {
+            if polled == 1 {
+                reap::dispatch(self, 0);
+            }
+            let next = self.ends[conn as usize].inbox.pop_front();
+            if next.is_some() {
+                break next;
+            }
+            polled = self.recv_cq.poll(&mut self.wcs[..1]).len();
+            if polled == 0 {
+                break None;
+            }
+        };
+        reap::settle_if_needed(self);
+        message
     }
 
     /// A message that was given to a task that does not take it.
@@ -411,7 +443,7 @@ impl Lane {
         last
     }
 
-    /// A buffer is not used any more.
+    /// A buffer is no longer used.
     #[inline]
     pub(crate) fn give_back(&mut self, buf: u32) {
         if buf == NONE {
@@ -447,10 +479,11 @@ impl Lane {
         };
         while !end.is_over && !end.home.is_empty() {
             let (loans, first) = (&self.loans, end.home.len().saturating_sub(BATCH));
-            let wrs: arrayvec::ArrayVec<Recv<'_>, BATCH> = end.home[first..]
-                .iter()
-                .map(|&buf| receive(conn, buf).into(loans.sge(buf)))
-                .collect();
+            // Not collected, which moves all of them.
+            let mut wrs = arrayvec::ArrayVec::<Recv<'_>, BATCH>::new();
+            for &buf in &end.home[first..] {
+                wrs.push(receive(conn, buf).into(loans.sge(buf)));
+            }
             let outcome = queue.post_batch(&wrs);
             let accepted = outcome.map_or_else(|error| error.posted, |()| wrs.len());
             end.recv_posted += accepted as u32;
@@ -461,64 +494,14 @@ impl Lane {
             }
         }
     }
-
-    // --- sleeping ---
-
-    /// What a driver does that hears of no events.
-    pub(crate) fn turn(&mut self) -> usize {
-        let n = self.reap();
-        // It says whether the device is still there.
-        if self.slots.is_awaited() && !self.is_dead && self.arm() {
-            return n + self.reap();
-        }
-        n
-    }
-
-    /// Arms both queues for the tasks that sleep, unless they are.
-    pub(crate) fn arm_if_needed(&mut self) {
-        if self.has_events && !self.armed && !self.is_dead {
-            self.armed = true;
-            while self.arm() {
-                self.reap();
-            }
-        }
-    }
-
-    /// Arms both queues; `true` if completions wait.
-    fn arm(&mut self) -> bool {
-        // It says whether the device is there, and this waker does nothing.
-        let cx = &mut Context::from_waker(Waker::noop());
-        let polls = [self.send_cq.poll_ready(cx), self.recv_cq.poll_ready(cx)];
-        if polls.iter().any(|poll| matches!(poll, Poll::Ready(Err(_)))) {
-            self.die();
-            return false;
-        }
-        polls.iter().any(Poll::is_ready)
-    }
-
-    /// What a handler of either queue does inside.
-    pub(crate) fn on_event(&mut self) {
-        self.armed = false;
-        self.reap();
-        let waits = |end: &End| !end.waiting.is_empty() || !end.drainers.is_empty();
-        if self.slots.is_awaited() || self.ends.iter().any(waits) {
-            self.arm_if_needed();
-        }
-    }
-}
-
-/// The work request of an operation.
-#[inline(always)]
-fn work_request(wr_id: u64, what: &What, sge: verbs_core::Sge) -> SendWr<'static> {
-    SendWr {
-        wr_id,
-        op: what.op,
-        flags: SendFlags::SIGNALED,
-        payload: Payload::One(sge),
-        dest: Dest::Peer,
-    }
 }
 
 fn receive(conn: u32, buf: u32) -> Recv<'static> {
-    Recv::new(RECV | u64::from(conn) << 32 | u64::from(buf))
+    Recv::new(receive_id(conn) << 32 | u64::from(buf))
+}
+
+/// The upper half of the ids of an end's receives.
+#[inline(always)]
+fn receive_id(conn: u32) -> u64 {
+    RECV >> 32 | u64::from(conn)
 }

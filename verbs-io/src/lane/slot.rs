@@ -6,14 +6,21 @@
 use std::task::Waker;
 
 use verbs_core::task::OwnWaker;
-use verbs_core::{PostError, SendOp, Sge, WcStatus};
+use verbs_core::{PostError, WcStatus};
 
+use super::request::What;
 use crate::error::Operation;
 
 /// No slot, no buffer, no connection.
 pub(crate) const NONE: u32 = u32::MAX;
+/// The id of no slot: it has the bit of receives' ids.
+const NO_ID: u64 = u64::MAX;
 
 const GENERATIONS: u32 = 0x7fff_ffff;
+/// What ids of a slot differ by.
+const GENERATION: u64 = 1 << 32;
+/// All bits of ids.
+const IDS: u64 = (GENERATIONS as u64) << 32 | u32::MAX as u64;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
@@ -57,15 +64,13 @@ impl Fault {
     }
 }
 
-/// What an operation does, for a work request.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct What {
-    pub(crate) op: SendOp,
-    pub(crate) operation: Operation,
-    /// The memory of this side; atomics get theirs when they are posted.
-    pub(crate) sge: Option<Sge>,
-    /// The buffer of that memory.
-    pub(crate) buf: u32,
+/// One of a lane's two completion queues.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Side {
+    /// That of sends, READs, WRITEs and atomics, whose completions give buffers back to pools.
+    Send = 0,
+    /// That of receives.
+    Recv = 1,
 }
 
 pub(crate) struct Slot {
@@ -85,23 +90,26 @@ pub(crate) struct Slot {
     /// Of one that waits for room.
     pub(crate) what: Option<What>,
     waker: Option<Waker>,
+    /// The queue that the waker is for.
+    side: Side,
     next: u32,
 }
 
 /// All slots, with a free list.
 pub(crate) struct Slots {
     all: Vec<Slot>,
-    free: u32,
-    /// How many have a waker.
-    parked: u32,
+    /// The id that the first free slot will have. Until it is taken its generation is here, not in the slot.
+    free: u64,
+    /// How many have a waker, by the queue.
+    parked: [u32; 2],
 }
 
 impl Slots {
     pub(crate) fn new(room: usize) -> Self {
         Self {
             all: Vec::with_capacity(room),
-            free: NONE,
-            parked: 0,
+            free: NO_ID,
+            parked: [0; 2],
         }
     }
 
@@ -112,16 +120,21 @@ impl Slots {
 
     /// Whether a task sleeps.
     pub(crate) fn is_awaited(&self) -> bool {
-        self.parked != 0
+        self.parked != [0; 2]
     }
 
-    /// The slot that is taken next, with the id that it will have.
+    /// Whether a task sleeps for that queue.
+    pub(crate) fn is_awaited_at(&self, side: Side) -> bool {
+        self.parked[side as usize] != 0
+    }
+
+    /// The id of the slot that is taken next.
     #[inline(always)]
-    pub(crate) fn peek(&mut self) -> (u32, u64) {
-        if self.free == NONE {
+    pub(crate) fn peek(&mut self) -> u64 {
+        if self.free == NO_ID {
             self.grow();
         }
-        (self.free, self.id(self.free))
+        self.free
     }
 
     #[inline(always)]
@@ -130,7 +143,7 @@ impl Slots {
         u64::from(generation) << 32 | u64::from(slot)
     }
 
-    /// The slot that a completion is about, unless it is late.
+    /// The slot that a completion is about, unless it is late. One whose slot is free is late as well.
     #[inline(always)]
     pub(crate) fn of_id(&self, id: u64) -> Option<u32> {
         let slot = id as u32;
@@ -140,42 +153,59 @@ impl Slots {
 
     /// The operation of the slot that would be taken next has completed at once.
     #[inline(always)]
-    pub(crate) fn skip(&mut self, slot: u32) {
-        let slot = &mut self.all[slot as usize];
-        slot.generation = (slot.generation + 1) & GENERATIONS;
+    pub(crate) fn skip(&mut self) {
+        self.free = (self.free + GENERATION) & IDS;
     }
 
     pub(crate) fn take(&mut self, state: State, conn: u32) -> u32 {
-        let (slot, _) = self.peek();
+        let id = self.peek();
+        let slot = id as u32;
         let taken = &mut self.all[slot as usize];
-        self.free = taken.next;
+        taken.generation = (id >> 32) as u32;
         (taken.state, taken.conn) = (state, conn);
         (taken.buf, taken.word, taken.fault) = (NONE, NONE, None);
         (taken.detached, taken.what) = (false, None);
+        self.free = match taken.next {
+            NONE => NO_ID,
+            next => self.id(next),
+        };
         slot
     }
 
     /// Gives a slot back. The waker is the caller's to drop, with no lock held.
     pub(crate) fn release(&mut self, slot: u32) -> Option<Waker> {
-        let free = std::mem::replace(&mut self.free, slot);
-        self.skip(slot);
+        let next = match self.free {
+            NO_ID => NONE,
+            id => {
+                // It stands here no longer.
+                self.all[id as u32 as usize].generation = (id >> 32) as u32;
+                id as u32
+            }
+        };
         let released = &mut self.all[slot as usize];
-        (released.state, released.next) = (State::Free, free);
+        (released.state, released.next) = (State::Free, next);
+        released.generation = (released.generation + 1) & GENERATIONS;
+        self.free = self.id(slot);
         self.take_waker(slot)
     }
 
     #[inline]
     pub(crate) fn take_waker(&mut self, slot: u32) -> Option<Waker> {
-        let waker = self.all[slot as usize].waker.take();
-        self.parked -= u32::from(waker.is_some());
+        let slot = &mut self.all[slot as usize];
+        let waker = slot.waker.take();
+        self.parked[slot.side as usize] -= u32::from(waker.is_some());
         waker
     }
 
     /// Leaves a waker; the one before is dropped with `waker`, after the lock.
-    pub(crate) fn leave_waker(&mut self, slot: u32, waker: &mut OwnWaker) {
-        let place = &mut self.all[slot as usize].waker;
-        self.parked += u32::from(place.is_none());
-        waker.replace(place);
+    pub(crate) fn leave_waker(&mut self, slot: u32, side: Side, waker: &mut OwnWaker) {
+        let slot = &mut self.all[slot as usize];
+        if slot.waker.is_some() {
+            self.parked[slot.side as usize] -= 1;
+        }
+        slot.side = side;
+        self.parked[side as usize] += 1;
+        waker.replace(&mut slot.waker);
     }
 
     /// Every slot that is in use.
@@ -188,7 +218,7 @@ impl Slots {
 
     #[cold]
     fn grow(&mut self) {
-        self.free = self.all.len() as u32;
+        self.free = self.all.len() as u64;
         self.all.push(Slot {
             generation: 0,
             state: State::Free,
@@ -202,6 +232,7 @@ impl Slots {
             detached: false,
             what: None,
             waker: None,
+            side: Side::Send,
             next: NONE,
         });
     }

@@ -4,11 +4,13 @@ use std::task::{Context, Poll};
 
 use verbs_core::task::OwnWaker;
 
-use super::finished::{Finished, abandon};
-use super::kind::{Checked, Kind};
+use super::finished::{Finished, abandon, finish};
+use super::kind::Checked;
 use crate::error::Error;
 use crate::lane::Started;
+use crate::lane::request::Kind;
 use crate::lane::slot::{Fault, NONE};
+use crate::lane::{reap, sleep};
 use crate::link::Link;
 
 /// The future of one.
@@ -39,18 +41,18 @@ impl<'a, K: Kind> Atomic<'a, K> {
         if self.slot != NONE {
             return self.again(cx);
         }
-        let what = match &self.kind {
-            Ok(kind) => kind.what(None),
+        let kind = match &self.kind {
+            Ok(kind) => kind,
             Err(error) => return Poll::Ready(Err((**error).clone())),
         };
         let begun = self.conn.core().with(|lane| {
             if lane.yields() {
                 return Begun::Yield;
             }
-            match lane.start(self.conn.conn(), what, false) {
+            match lane.start(self.conn.conn(), kind, None, false) {
                 Started::Ready(value) => Begun::Ready(value),
-                Started::Refused(fault) => Begun::Refused(fault),
-                Started::UnderWay(slot) => Begun::UnderWay(slot),
+                Started::Refused => Begun::Refused(lane.refusal),
+                Started::UnderWay(slot) => Begun::UnderWay(slot as u32),
             }
         });
         match begun {
@@ -73,12 +75,12 @@ impl<'a, K: Kind> Atomic<'a, K> {
         let slot = self.slot;
         let mut waker = OwnWaker::of(cx.waker());
         let finished = self.conn.core().with(|lane| {
-            let finished = lane.finish(slot).or_else(|| {
-                lane.reap();
-                lane.finish(slot)
+            let finished = finish(lane, slot).or_else(|| {
+                reap::all(lane);
+                finish(lane, slot)
             });
             if finished.is_none() {
-                lane.park(slot, &mut waker);
+                sleep::park(lane, slot, &mut waker);
             }
             finished
         });

@@ -5,15 +5,15 @@ use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use super::kind::{Checked, Kind, Read, Send, Write};
+use super::kind::{Checked, Read, Send, Write};
 use super::moving::Moving;
 use crate::buf::Buf;
-use crate::connection::Connection;
 use crate::error::Failed;
+use crate::lane::request::Kind;
 use crate::link::Link;
 use crate::region::Token;
 
-/// Operations that are posted together: [`Connection::batch`].
+/// Operations that are posted together: [`Connection::batch`](crate::Connection::batch).
 ///
 /// They begin when the batch is [submitted](Batch::submit) or dropped, in the order in which they were added, whether
 /// or not their futures are polled. An operation of another task that is to be posted first submits them as well, so
@@ -36,22 +36,22 @@ pub struct Batch<'a> {
 }
 
 impl<'a> Batch<'a> {
-    fn new(link: &'a Link) -> Self {
+    pub(crate) fn new(link: &'a Link) -> Self {
         Self { link }
     }
 
-    /// Adds a message; see [`Connection::send`].
+    /// Adds a message; see [`Connection::send`](crate::Connection::send).
     pub fn send(&mut self, buf: Buf) -> Batched<'a> {
         Batched(Inner::Send(self.add(Ok(Send), buf)))
     }
 
-    /// Adds a WRITE; see [`Connection::write`].
+    /// Adds a WRITE; see [`Connection::write`](crate::Connection::write).
     pub fn write(&mut self, buf: Buf, to: Token) -> Batched<'a> {
         let kind = Write::to(to, buf.len());
         Batched(Inner::Write(self.add(kind, buf)))
     }
 
-    /// Adds a READ; see [`Connection::read`].
+    /// Adds a READ; see [`Connection::read`](crate::Connection::read).
     pub fn read(&mut self, buf: Buf, from: Token) -> Batched<'a> {
         let kind = Read::from(from, buf.len());
         Batched(Inner::Read(self.add(kind, buf)))
@@ -100,13 +100,6 @@ impl Future for Batched<'_> {
             Inner::Write(moving) => moving.poll(cx),
             Inner::Read(moving) => moving.poll(cx),
         }
-    }
-}
-
-impl Connection {
-    /// A batch: several operations that are posted with one doorbell, which costs the device less than one by one.
-    pub fn batch(&self) -> Batch<'_> {
-        Batch::new(self.link())
     }
 }
 

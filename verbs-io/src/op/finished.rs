@@ -16,22 +16,20 @@ pub(super) struct Finished {
     _waker: Option<Waker>,
 }
 
-impl Lane {
-    /// Takes what an operation has come to, if it has completed, and releases its slot.
-    pub(super) fn finish(&mut self, slot: u32) -> Option<Finished> {
-        let done = self.slots.get(slot);
-        if done.state != State::Done {
-            return None;
-        }
-        let (fault, value, buf, len) = (done.fault, done.value, done.buf, done.len);
-        let _waker = self.slots.release(slot);
-        Some(Finished {
-            fault,
-            value,
-            buf: (buf != NONE).then(|| self.loans.lend(buf, len)),
-            _waker,
-        })
+/// Takes what an operation has come to, if it has completed, and releases its slot.
+pub(super) fn finish(lane: &mut Lane, slot: u32) -> Option<Finished> {
+    let done = lane.slots.get(slot);
+    if done.state != State::Done {
+        return None;
     }
+    let (fault, value, buf, len) = (done.fault, done.value, done.buf, done.len);
+    let _waker = lane.slots.release(slot);
+    Some(Finished {
+        fault,
+        value,
+        buf: (buf != NONE).then(|| lane.loans.lend(buf, len)),
+        _waker,
+    })
 }
 
 /// The buffer stays with the operation until it has completed.

@@ -1,17 +1,11 @@
 //! What each kind of operation asks the device for.
 
-use verbs_core::{Access, Remote, SendOp, Sge};
+use verbs_core::{Access, PostError, Remote, SendOp, SendQueue, Sge};
 
 use crate::error::{Error, Operation};
-use crate::lane::slot::{NONE, What};
+use crate::lane::request::{Kind, What, work_request};
+use crate::lane::slot::NONE;
 use crate::region::{Token, Word};
-
-/// A kind of operation. Its request is a constant but for places and values, so that posting it folds to the call
-/// that the device has for it.
-pub(crate) trait Kind {
-    /// The request, with the memory of this side; atomics have none yet.
-    fn what(&self, memory: Option<(Sge, u32)>) -> What;
-}
 
 /// A kind, or why it cannot be asked for.
 pub(crate) type Checked<K> = Result<K, Box<Error>>;
@@ -75,6 +69,12 @@ impl FetchAdd {
 macro_rules! kinds {
     ($($Kind:ident |$kind:ident| $op:expr, $operation:ident;)*) => { $(
         impl Kind for $Kind {
+            #[inline(always)]
+            fn post(&self, queue: &mut SendQueue, id: u64, sge: Sge) -> Result<(), PostError> {
+                let $kind = self;
+                queue.post(work_request(id, $op, sge))
+            }
+
             #[inline(always)]
             fn what(&self, memory: Option<(Sge, u32)>) -> What {
                 let $kind = self;

@@ -2,14 +2,18 @@
 
 use std::task::{Context, Poll};
 
+use verbs_core::Piece;
 use verbs_core::task::OwnWaker;
 
-use super::finished::{Finished, abandon};
-use super::kind::{Checked, Kind};
+use super::finished::{Finished, abandon, finish};
+use super::kind::Checked;
 use crate::buf::Buf;
+use crate::core::Core;
 use crate::error::{Error, Failed};
 use crate::lane::Started;
+use crate::lane::request::Kind;
 use crate::lane::slot::{Fault, NONE};
+use crate::lane::{reap, sleep};
 use crate::link::Link;
 
 /// The future of one.
@@ -23,10 +27,42 @@ pub(super) struct Moving<'a, K> {
 
 enum Begun {
     Ready,
-    Refused(Fault),
-    UnderWay,
+    Refused,
+    /// In that slot, which has the buffer.
+    UnderWay(u32),
     /// Others have their turn first.
     Yield,
+}
+
+/// Begins an operation of a lent buffer. A call, whose arguments and result travel in registers.
+#[inline(never)]
+fn begin<K: Kind>(
+    core: &Core,
+    conn: u32,
+    kind: &K,
+    piece: Piece,
+    buf: u32,
+    fault: &mut Option<Fault>,
+) -> Begun {
+    core.with(|lane| {
+        if lane.yields() {
+            return Begun::Yield;
+        }
+        match lane.start(conn, kind, Some((piece.into(), buf)), false) {
+            Started::Ready(_) => Begun::Ready,
+            Started::Refused => {
+                *fault = Some(lane.refusal);
+                Begun::Refused
+            }
+            Started::UnderWay(slot) => {
+                let slot = slot as u32;
+                lane.slots.get(slot).len = piece.len();
+                let last = lane.loans.returned(buf);
+                debug_assert!(last.is_none(), "the connection keeps the lender");
+                Begun::UnderWay(slot)
+            }
+        }
+    })
 }
 
 impl<'a, K: Kind> Moving<'a, K> {
@@ -45,42 +81,51 @@ impl<'a, K: Kind> Moving<'a, K> {
         if self.slot != NONE {
             return self.again(cx);
         }
-        let begun = {
-            let Self {
-                conn,
-                kind,
-                buf,
-                slot,
-            } = self;
-            let lent = buf.as_ref().expect("a future is not polled after its end");
-            let (Ok(kind), true) = (kind, lent.is_of(conn.core())) else {
-                return Poll::Ready(Err(self.wrong()));
-            };
-            let what = kind.what(Some((lent.sge(), lent.index())));
-            let mut last = None;
-            let begun = conn.core().with(|lane| {
-                if lane.yields() {
-                    return Begun::Yield;
-                }
-                match lane.start(conn.conn(), what, false) {
-                    Started::Ready(_) => Begun::Ready,
-                    Started::Refused(fault) => Begun::Refused(fault),
-                    Started::UnderWay(taken) => {
-                        *slot = taken;
-                        last = buf.take().and_then(|buf| lane.keep(taken, buf));
-                        Begun::UnderWay
-                    }
-                }
-            });
-            drop(last);
-            begun
+        let Self {
+            conn, kind, buf, ..
+        } = &*self;
+        let lent = buf.as_ref().expect("a future is not polled after its end");
+        let Ok(kind) = kind else {
+            return Poll::Ready(Err(self.wrong()));
         };
+        if !lent.is_of::<Core>(conn.core()) {
+            return Poll::Ready(Err(self.wrong()));
+        }
+        let mut fault = None;
+        let begun = begin(
+            conn.core(),
+            conn.conn(),
+            kind,
+            lent.sge().into(),
+            lent.index(),
+            &mut fault,
+        );
+        if let Begun::Ready = begun {
+            return Poll::Ready(Ok(self.buf.take().expect("it was lent")));
+        }
+        self.go_on(cx, begun, fault)
+    }
+
+    /// It has not completed at once.
+    #[cold]
+    #[inline(never)]
+    fn go_on(
+        &mut self,
+        cx: &mut Context<'_>,
+        begun: Begun,
+        fault: Option<Fault>,
+    ) -> Poll<Result<Buf, Failed>> {
         match begun {
-            Begun::Ready => Poll::Ready(Ok(self.buf.take().expect("it was lent"))),
-            Begun::UnderWay => self.again(cx),
-            Begun::Refused(fault) => {
-                let buf = self.buf.take();
+            Begun::Ready | Begun::Refused => {
+                let (fault, buf) = (fault.unwrap_or(Fault::Over), self.buf.take());
                 Poll::Ready(Err(self.conn.failed(fault, buf)))
+            }
+            Begun::UnderWay(slot) => {
+                self.slot = slot;
+                if let Some(buf) = self.buf.take() {
+                    buf.forget();
+                }
+                self.again(cx)
             }
             Begun::Yield => {
                 cx.waker().wake_by_ref();
@@ -100,7 +145,7 @@ impl<'a, K: Kind> Moving<'a, K> {
         let (Ok(kind), Some(lent)) = (kind, buf.as_ref()) else {
             return;
         };
-        if !lent.is_of(conn.core()) {
+        if !lent.is_of::<Core>(conn.core()) {
             return;
         }
         let what = kind.what(Some((lent.sge(), lent.index())));
@@ -129,17 +174,17 @@ impl<'a, K: Kind> Moving<'a, K> {
         let slot = self.slot;
         let core = self.conn.core();
         let mut finished = core.with(|lane| {
-            lane.finish(slot).or_else(|| {
-                lane.reap();
-                lane.finish(slot)
+            finish(lane, slot).or_else(|| {
+                reap::all(lane);
+                finish(lane, slot)
             })
         });
         if finished.is_none() {
             let mut waker = OwnWaker::of(cx.waker());
             finished = core.with(|lane| {
-                let finished = lane.finish(slot);
+                let finished = finish(lane, slot);
                 if finished.is_none() {
-                    lane.park(slot, &mut waker);
+                    sleep::park(lane, slot, &mut waker);
                 }
                 finished
             });

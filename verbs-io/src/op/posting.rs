@@ -4,12 +4,15 @@ use std::task::{Context, Poll};
 
 use verbs_core::task::OwnWaker;
 
-use super::finished::abandon;
-use super::kind::{Checked, Kind};
+use super::finished::{abandon, finish};
+use super::kind::Checked;
 use crate::buf::Buf;
+use crate::core::Core;
 use crate::error::{Error, Failed};
+use crate::lane::request::Kind;
 use crate::lane::slot::{Fault, State};
 use crate::lane::{Lane, Started};
+use crate::lane::{reap, sleep};
 use crate::link::Link;
 
 /// The future of one.
@@ -51,7 +54,7 @@ impl Post {
     ) -> Poll<Result<(), Failed>> {
         let turn = match self.id {
             Some(id) => link.core().with(|lane| {
-                lane.reap();
+                reap::all(lane);
                 look(lane, id)
             }),
             None => match self.begin(link, kind) {
@@ -66,7 +69,7 @@ impl Post {
                 link.core().with(|lane| {
                     let turn = look(lane, id);
                     if matches!(turn, Turn::Waits(_)) {
-                        lane.park(id as u32, &mut waker);
+                        sleep::park(lane, id as u32, &mut waker);
                     }
                     turn
                 })
@@ -89,7 +92,9 @@ impl Post {
 
     fn begin<K: Kind>(&mut self, link: &Link, kind: &Checked<K>) -> Result<Turn, Failed> {
         let buf = &mut self.buf;
-        let is_ours = buf.as_ref().is_none_or(|buf| buf.is_of(link.core()));
+        let is_ours = buf
+            .as_ref()
+            .is_none_or(|buf| buf.is_of::<Core>(link.core()));
         let wrong = match kind {
             Ok(_) if is_ours => None,
             Ok(_) => Some(Error::OtherEndpoint),
@@ -109,13 +114,14 @@ impl Post {
             let (sge, len) = (buf.sge(), buf.len() as u32);
             let index;
             (index, last) = lane.loans.take_in(buf);
-            match lane.start(link.conn(), kind.what(Some((sge, index))), true) {
+            match lane.start(link.conn(), kind, Some((sge, index)), true) {
                 Started::Ready(_) => {
                     lane.give_back(index);
                     Turn::Posted
                 }
-                Started::Refused(fault) => Turn::Failed(fault, Some(lane.loans.lend(index, len))),
+                Started::Refused => Turn::Failed(lane.refusal, Some(lane.loans.lend(index, len))),
                 Started::UnderWay(slot) => {
+                    let slot = slot as u32;
                     lane.slots.get(slot).len = len;
                     look(lane, lane.slots.id(slot))
                 }
@@ -146,7 +152,7 @@ fn look(lane: &mut Lane, id: u64) -> Turn {
     };
     match lane.slots.get(slot).state {
         State::Waiting => Turn::Waits(id),
-        State::Done => match lane.finish(slot) {
+        State::Done => match finish(lane, slot) {
             Some(finished) => match finished.fault {
                 Some(fault) => Turn::Failed(fault, finished.buf),
                 None => Turn::Posted,

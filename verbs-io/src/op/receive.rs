@@ -5,14 +5,14 @@ use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 
-use verbs_core::sync::Arc;
 use verbs_core::task::OwnWaker;
 
 use crate::buf::Buf;
-use crate::core::Core;
+use crate::core::{Core, Handle};
 use crate::error::Error;
 use crate::lane::Lane;
 use crate::lane::slot::{Fault, NONE, State};
+use crate::lane::{reap, sleep};
 use crate::link::Link;
 
 /// The next message: [`Connection::recv`](crate::Connection::recv).
@@ -26,7 +26,7 @@ pub struct Receiving<'a> {
 /// [`Pool::buf`](crate::Pool::buf).
 #[must_use = "there is no buffer until it is awaited"]
 pub struct Taking<'a> {
-    core: &'a Arc<Core>,
+    core: &'a Handle,
     pool: u32,
     place: Place,
 }
@@ -44,18 +44,29 @@ enum Turn {
     Yield,
 }
 
-impl Lane {
-    /// What the slot of a future that waits for a buffer has got.
-    fn collect(&mut self, slot: u32) -> (Turn, Option<Waker>) {
-        let waiting = self.slots.get(slot);
-        let (state, buf, len) = (waiting.state, waiting.buf, waiting.len);
-        let turn = match state {
-            State::Received => Turn::Got(self.loans.lend(buf, len)),
-            State::Done => Turn::Over(waiting.fault.unwrap_or(Fault::Over)),
-            _ => return (Turn::Waits, None),
-        };
-        (turn, self.slots.release(slot))
-    }
+/// The next message, if it is there and others need not have their turn first. A call, whose arguments and result
+/// travel in registers.
+#[inline(never)]
+fn message(core: &Core, conn: u32) -> Option<Buf> {
+    core.with(|lane| {
+        if lane.yields() {
+            return None;
+        }
+        let (buf, len) = lane.message(conn)?;
+        Some(lane.loans.lend(buf, len))
+    })
+}
+
+/// What the slot of a future that waits for a buffer has got.
+fn collect(lane: &mut Lane, slot: u32) -> (Turn, Option<Waker>) {
+    let waiting = lane.slots.get(slot);
+    let (state, buf, len) = (waiting.state, waiting.buf, waiting.len);
+    let turn = match state {
+        State::Received => Turn::Got(lane.loans.lend(buf, len)),
+        State::Done => Turn::Over(waiting.fault.unwrap_or(Fault::Over)),
+        _ => return (Turn::Waits, None),
+    };
+    (turn, lane.slots.release(slot))
 }
 
 impl Place {
@@ -72,60 +83,73 @@ impl Place {
         link: &Link,
         cx: &mut Context<'_>,
     ) -> Poll<Result<Option<Buf>, Error>> {
-        let mut turn = Turn::Waits;
         if self.slot == NONE {
-            turn = self.begin(link);
+            return match message(link.core(), link.conn()) {
+                Some(buf) => Poll::Ready(Ok(Some(buf))),
+                None => self.not_yet(link, cx),
+            };
         }
-        if matches!(turn, Turn::Waits) {
-            turn = self.again(link, cx);
-        }
-        match turn {
-            Turn::Got(buf) => Poll::Ready(Ok(Some(buf))),
-            Turn::Over(fault) => Poll::Ready(over(link, fault)),
-            Turn::Waits => Poll::Pending,
-            Turn::Yield => {
-                cx.waker().wake_by_ref();
-                Poll::Pending
+        self.again(link, cx)
+    }
+
+    /// There was none, or others are to have their turn.
+    #[inline(never)]
+    fn not_yet(&mut self, link: &Link, cx: &mut Context<'_>) -> Poll<Result<Option<Buf>, Error>> {
+        let mut waker = OwnWaker::of(cx.waker());
+        let conn = link.conn();
+        let turn = link.core().with(|lane| {
+            if lane.has_yielded() {
+                return Turn::Yield;
             }
+            // Another thread may have been inside.
+            let end = &mut lane.ends[conn as usize];
+            if let Some((buf, len)) = end.inbox.pop_front() {
+                return Turn::Got(lane.loans.lend(buf, len));
+            }
+            if end.is_over {
+                return Turn::Over(Fault::Over);
+            }
+            self.slot = lane.wait(conn);
+            sleep::park(lane, self.slot, &mut waker);
+            Turn::Waits
+        });
+        if matches!(turn, Turn::Yield) {
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
         }
+        self.answer(link, turn)
+    }
+
+    /// It waits in a slot.
+    #[inline(never)]
+    fn again(&mut self, link: &Link, cx: &Context<'_>) -> Poll<Result<Option<Buf>, Error>> {
+        let slot = self.slot;
+        let (mut turn, mut old) = link.core().with(|lane| collect(lane, slot));
+        if matches!(turn, Turn::Waits) {
+            let mut waker = OwnWaker::of(cx.waker());
+            (turn, old) = link.core().with(|lane| {
+                reap::all(lane);
+                let looked = collect(lane, slot);
+                if matches!(looked.0, Turn::Waits) {
+                    sleep::park(lane, slot, &mut waker);
+                }
+                looked
+            });
+        }
+        drop(old);
+        self.answer(link, turn)
     }
 
     #[inline(always)]
-    fn begin(&mut self, link: &Link) -> Turn {
-        let conn = link.conn();
-        link.core().with(|lane| {
-            if lane.yields() {
-                return Turn::Yield;
-            }
-            match lane.message(conn) {
-                Some((buf, len)) => Turn::Got(lane.loans.lend(buf, len)),
-                None if lane.ends[conn as usize].is_over => Turn::Over(Fault::Over),
-                None => {
-                    self.slot = lane.wait(conn);
-                    Turn::Waits
-                }
-            }
-        })
-    }
-
-    /// Looks once more, and sleeps.
-    #[inline(never)]
-    fn again(&mut self, link: &Link, cx: &Context<'_>) -> Turn {
-        let slot = self.slot;
-        let mut waker = OwnWaker::of(cx.waker());
-        let (turn, old) = link.core().with(|lane| {
-            lane.reap();
-            let looked = lane.collect(slot);
-            if matches!(looked.0, Turn::Waits) {
-                lane.park(slot, &mut waker);
-            }
-            looked
-        });
-        drop(old);
+    fn answer(&mut self, link: &Link, turn: Turn) -> Poll<Result<Option<Buf>, Error>> {
         if !matches!(turn, Turn::Waits) {
             self.slot = NONE;
         }
-        turn
+        match turn {
+            Turn::Over(fault) => Poll::Ready(over(link, fault)),
+            Turn::Got(buf) => Poll::Ready(Ok(Some(buf))),
+            Turn::Waits | Turn::Yield => Poll::Pending,
+        }
     }
 
     /// A buffer of that pool.
@@ -143,10 +167,10 @@ impl Place {
                 slot => slot,
             };
             // Buffers of operations that have completed may be among those to reap.
-            lane.reap();
-            match lane.collect(slot) {
+            reap::all(lane);
+            match collect(lane, slot) {
                 (Turn::Waits, old) => {
-                    lane.park(slot, &mut waker);
+                    sleep::park(lane, slot, &mut waker);
                     (Turn::Waits, slot, old)
                 }
                 (turn, old) => (turn, NONE, old),
@@ -204,7 +228,7 @@ impl Future for Receiving<'_> {
 }
 
 impl<'a> Taking<'a> {
-    pub(crate) fn new(core: &'a Arc<Core>, pool: u32) -> Self {
+    pub(crate) fn new(core: &'a Handle, pool: u32) -> Self {
         Self {
             core,
             pool,

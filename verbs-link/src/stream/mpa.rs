@@ -45,6 +45,8 @@ pub struct Agreed {
 pub enum MpaEvent {
     /// A responder's peer asks for a connection: call [`Mpa::accept`] or [`Mpa::reject`].
     Request {
+        /// The words of the enhanced setup, if the peer has sent them.
+        setup: Option<Setup>,
         /// What the peer's ULP says.
         private_data: Vec<u8>,
     },
@@ -199,6 +201,11 @@ impl Mpa {
         }
     }
 
+    /// Takes other numbers of RDMA Reads than those of the configuration, for the Reply that is to come.
+    pub fn limit(&mut self, ird: u16, ord: u16) {
+        (self.config.ird, self.config.ord) = (ird, ord);
+    }
+
     /// Accepts the Request. Without one it does nothing.
     ///
     /// # Errors
@@ -309,7 +316,12 @@ impl Mpa {
         }
         self.deadline = None;
         self.state = State::Decide;
+        let setup = match request.revision {
+            Revision::Two(setup) => setup,
+            Revision::One => None,
+        };
         self.event = Some(MpaEvent::Request {
+            setup,
             private_data: request.private_data.to_vec(),
         });
         Ok(())

@@ -42,10 +42,17 @@ fn connect(ours: MpaConfig, theirs: MpaConfig, piece: usize) -> (Agreed, Agreed)
         assert_eq!(responder.poll_event(), None);
         responder.handle_bytes(bytes);
     }
-    let request = MpaEvent::Request {
-        private_data: b"hello".to_vec(),
+    let Some(MpaEvent::Request {
+        setup,
+        private_data,
+    }) = responder.poll_event()
+    else {
+        panic!("the Request is whole");
     };
-    assert_eq!(responder.poll_event(), Some(request));
+    assert_eq!(private_data, b"hello");
+    let asked = setup.map(|setup| (setup.ird.value(), setup.ord.value()));
+    let sent = (Some(ours.ird), Some(ours.ord));
+    assert_eq!(asked, ours.is_enhanced.then_some(sent));
     responder.accept(b"welcome").expect("short private data");
     let (theirs, _, surplus) = agreed(responder.poll_event());
     assert!(surplus.is_empty());

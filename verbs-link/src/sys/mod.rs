@@ -1,12 +1,13 @@
-//! The door to what no safe crate offers: socket calls with control messages of UDP offload, and memory that
-//! two processes share.
+//! System calls that no safe crate offers, or none at the price of a call: socket calls with control messages of UDP
+//! offload, memory that two processes share, the clock.
 //!
-//! Addresses and control messages cross it as bytes that safe code has written and will read, and shared
-//! memory as a [`Memory`](verbs_core::Memory), which is only ever copied, so that only the calls themselves
-//! stand here.
+//! Addresses and control messages are passed as bytes that safe code has written and will read, and shared memory as a
+//! [`Memory`](verbs_core::Memory), which is only ever copied, so that only the calls themselves are here.
 
+mod clock;
 mod shared;
 mod socket;
 
-pub use shared::{create, map};
-pub use socket::{BATCH_MAX, Slot, receive, send, set_option};
+pub use clock::monotonic_nanos;
+pub use shared::{create_file, map};
+pub use socket::{BATCH_MAX, Slot, option, receive, send, set_option, unsent};

@@ -1,4 +1,4 @@
-//! What is due when, and the thread that sleeps until then.
+//! Deadlines and what is due at them, and the thread that sleeps until then.
 
 use std::fmt;
 
@@ -9,8 +9,8 @@ use crate::time::attend::{Attendance, Sleeper};
 use crate::time::timers::{Entry, Timers};
 use crate::time::{Due, Instant, Timer};
 
-/// What is to happen, and who makes it happen. A virtual clock has one for all its engines, an
-/// engine on the wall clock has its own.
+/// What is due, and the thread that calls it. A virtual clock has one agenda for all its engines; an engine on the wall
+/// clock has its own.
 pub(crate) struct Agenda {
     pub(crate) state: Mutex<State>,
 }
@@ -21,7 +21,7 @@ pub(crate) struct State {
     /// The time of a virtual clock; unused on the wall clock.
     now: Instant,
     pub(crate) driver: Driver,
-    /// What the thread sees to besides.
+    /// What the thread attends to in addition to deadlines.
     attendance: Option<Attendance>,
 }
 
@@ -33,14 +33,14 @@ pub(crate) enum Driver {
     None,
     /// Started; looks at the timers before it sleeps.
     Awake,
-    /// Asleep, or about to be, until that time. Set under the lock, so that whoever sets an earlier
-    /// deadline afterwards sees it; an unpark that comes before the park is not lost.
+    /// Asleep, or about to be, until that time. Set under the lock, so that a thread that sets an earlier deadline
+    /// afterwards sees it; an unpark before the park is not lost.
     Asleep(Sleeper, Option<Instant>),
-    /// The engine has gone; the thread ends when it sees this.
+    /// The engine has ended; the thread ends when it sees this.
     Gone,
 }
 
-/// Whom a new deadline wakes.
+/// The sleeper that a new deadline wakes.
 pub(crate) enum Wake {
     Nobody,
     Sleeper(Sleeper),
@@ -106,7 +106,7 @@ impl Agenda {
         }
     }
 
-    /// On a virtual clock nothing is due in the past, so what is set comes after all that is due.
+    /// On a virtual clock nothing is due in the past, so a new deadline is ordered after everything that is due.
     pub(crate) fn insert_virtual(
         &self,
         deadline: Instant,
@@ -130,7 +130,7 @@ impl Agenda {
         let timer = state.timers.insert(deadline, owner, due, token);
         let wake = match &mut state.driver {
             Driver::Asleep(sleeper, until) if until.is_none_or(|until| deadline < until) => {
-                // Whoever comes next need not wake it again for something later.
+                // The next thread does not need to wake it again for something later.
                 *until = Some(deadline);
                 Wake::Sleeper(sleeper.clone())
             }
@@ -160,8 +160,8 @@ impl Agenda {
         self.state.lock().timers.pop(now, order)
     }
 
-    /// The engine's thread has nothing to call: until when it sleeps, and what it sees to afterwards.
-    /// `None`: the engine has gone.
+    /// The engine's thread has nothing to call. Returns until when it sleeps, and what it attends to afterwards.
+    /// `None`: the engine has ended.
     pub(crate) fn fall_asleep(&self) -> Option<(Option<Instant>, Option<Attendance>)> {
         let mut state = self.state.lock();
         if matches!(state.driver, Driver::Gone) {
@@ -184,7 +184,7 @@ impl Agenda {
         }
     }
 
-    /// The thread is no more. `true`: the caller starts another for what is left.
+    /// The thread has ended. `true`: the caller starts another for what is left.
     pub(crate) fn abandoned(&self, restart: bool) -> bool {
         let mut state = self.state.lock();
         if matches!(state.driver, Driver::Gone) {
@@ -195,7 +195,7 @@ impl Agenda {
         again
     }
 
-    /// An engine has gone, with what it set. Its thread is told, not waited for: this may be it.
+    /// An engine has ended, with everything that it set. Its thread is told, not waited for: this may be that thread.
     pub(crate) fn leave(&self, owner: u64, wall: bool) {
         let mut state = self.state.lock();
         let taken = state.timers.remove_all(owner);

@@ -1,6 +1,8 @@
-//! What an engine's thread sees to besides deadlines: packets that come when nobody polls.
+//! What an engine's thread attends to besides deadlines: packets that arrive while no consumer polls.
 
 use std::fmt;
+use std::io;
+use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use verbs_core::collect;
@@ -8,29 +10,53 @@ use verbs_core::sync::{Arc, Weak, thread};
 
 use crate::time::{Instant, WallClock};
 
-/// What the hardware's thread waits with, when nobody polls.
+/// How the engine's thread waits for packets when no consumer polls.
 pub trait Waiter: Send + Sync + fmt::Debug {
-    /// Waits until a packet has come (only if `packets`), [`Waiter::wake`] was called since the last
-    /// wait began, or `timeout` is over (`None`: for ever). May return early.
+    /// Waits until a packet has arrived (only if `packets`), [`Waiter::wake`] was called since the last wait began, or
+    /// `timeout` is over (`None`: for ever). May return early.
     fn wait(&self, timeout: Option<Duration>, packets: bool);
 
-    /// Ends the wait that is going on, or the next one. From any thread, never blocks.
+    /// Ends the current wait, or the next one. Called from any thread; never blocks.
     fn wake(&self);
+
+    /// Whether a thread of a program may [wait beside](Self::wait_beside), for that many descriptors of its own.
+    fn has_place(&self, _also: usize) -> bool {
+        false
+    }
+
+    /// A thread of a program waits in the place of the engine's: until a packet has arrived, one of `also` is readable, or
+    /// `timeout` is over (`None`: for ever). [`Waiter::wake`] does not concern it. May return early; `None` at once where
+    /// [there is no place](Self::has_place). At most one thread waits so at a time.
+    ///
+    /// # Errors
+    /// The system's, of which a signal is the usual one.
+    fn wait_beside(
+        &self,
+        _also: &[BorrowedFd<'_>],
+        _timeout: Option<Duration>,
+    ) -> Option<io::Result<()>> {
+        None
+    }
 }
 
 /// A receiver of packets that the engine's thread calls.
 pub trait Attend: Send + Sync {
-    /// Sees to what has come. Under NoBlock and without a lock of the engine's.
-    fn attend(&self);
+    /// Handles what has arrived, and returns whether anything has. Under NoBlock and without a lock of the engine.
+    fn attend(&self) -> bool;
 
-    /// Until when somebody polls and sees to packets, so that the thread need not.
+    /// Whether the thread polls for more packets before it sleeps, after some have arrived.
+    fn busy_polls(&self) -> bool {
+        false
+    }
+
+    /// Until when a consumer polls and handles packets, so that the thread need not.
     fn polled_until(&self) -> Instant;
 }
 
-/// Whom the thread calls, and what it waits with.
+/// The receiver that the thread calls, and how the thread waits.
 #[derive(Clone)]
 pub(crate) struct Attendance {
-    /// Not what keeps it alive: it keeps the engine.
+    /// Does not keep the receiver alive, because the receiver keeps the engine.
     pub(crate) whom: Weak<dyn Attend>,
     pub(crate) waiter: Arc<dyn Waiter>,
 }
@@ -40,7 +66,7 @@ impl Attendance {
     pub(crate) fn wait(&self, clock: &WallClock, next: Option<Instant>) {
         let polled = match self.whom.upgrade() {
             Some(whom) => whom.polled_until(),
-            // It is going, and the engine with it.
+            // The receiver is being dropped, and the engine with it.
             None => Instant::NEVER,
         };
         let now = clock.now();
@@ -54,13 +80,15 @@ impl Attendance {
         self.waiter.wait(end.map(|end| end.since(now)), !taken_over);
     }
 
-    /// Has what came seen to.
-    pub(crate) fn call(&self) {
-        collect(|| {
-            if let Some(whom) = self.whom.upgrade() {
-                whom.attend();
-            }
-        });
+    /// Calls the receiver to handle what has arrived; whether anything has.
+    pub(crate) fn call(&self) -> bool {
+        collect(|| self.whom.upgrade().is_some_and(|whom| whom.attend()))
+    }
+
+    /// Whether the receiver wants to be called again soon, and no consumer polls in its place.
+    pub(crate) fn busy_polls(&self, now: Instant) -> bool {
+        let wants = |whom: Arc<dyn Attend>| whom.busy_polls() && whom.polled_until() <= now;
+        self.whom.upgrade().is_some_and(wants)
     }
 }
 

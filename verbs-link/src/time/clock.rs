@@ -1,4 +1,4 @@
-//! The two clocks that can tell the time: the wall's, and one that stands still until it is moved.
+//! The two clocks: the wall clock, and one that stands still until it is moved.
 
 use std::time::Duration;
 
@@ -7,12 +7,12 @@ use verbs_core::sync::Arc;
 use crate::time::agenda::Agenda;
 use crate::time::{Instant, WallClock};
 
-/// What tells the time. Clones tell the same time.
+/// A clock. Clones show the same time.
 #[derive(Clone, Debug)]
 pub enum Clock {
     /// The machine's monotonic clock.
     Wall(WallClock),
-    /// A clock that stands still until somebody moves it.
+    /// A clock that stands still until a thread moves it.
     Virtual(VirtualClock),
 }
 
@@ -39,9 +39,9 @@ impl From<VirtualClock> for Clock {
 
 /// A clock that stands still until the test moves it, and what is to happen on it.
 ///
-/// Clones are the same clock. Several [engines](crate::time::Engine) may share one: their
-/// deadlines form a single order, so a run is decided by what is put in. Whoever moves the clock runs
-/// what becomes due, on the own thread. One thread moves it, and never from inside what is due.
+/// Clones are the same clock. Several [engines](crate::time::Engine) may share one: their deadlines form a single
+/// order, so the inputs decide a run. The thread that moves the clock runs what becomes due. One thread moves it, and
+/// never from inside what is due.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -67,26 +67,26 @@ impl VirtualClock {
         self.agenda.virtual_now()
     }
 
-    /// When the next thing is due, on any engine.
+    /// The next deadline of any engine.
     pub fn next_deadline(&self) -> Option<Instant> {
         self.agenda.next_deadline()
     }
 
-    /// Moves the clock on, running what becomes due on the way at its time. Says how much that was.
+    /// Moves the clock on, and runs every callback that becomes due on the way at its time. Returns how many ran.
     pub fn advance(&self, duration: Duration) -> usize {
         self.run_until(self.now() + duration)
     }
 
-    /// Moves the clock to `end`, running what becomes due on the way at its time. Says how much that
-    /// was. Does not return while what is due keeps setting deadlines that are due at once.
+    /// Moves the clock to `end`, and runs every callback that becomes due on the way at its time. Returns how many ran.
+    /// Does not return while callbacks keep setting deadlines that are due at once.
     pub fn run_until(&self, end: Instant) -> usize {
         self.agenda.run_until(end)
     }
 
-    /// Jumps to the next deadline of all engines and runs what is due there: the time that it is
-    /// now, or `None` when there is no deadline.
+    /// Jumps to the next deadline of all engines and runs the callbacks that are due there. Returns the new time, or
+    /// `None` if there is no deadline.
     ///
-    /// What is set meanwhile for the same instant waits for the next step.
+    /// Deadlines that are set in the meantime for the same instant wait for the next step.
     pub fn step(&self) -> Option<Instant> {
         let next = self.next_deadline()?;
         self.agenda.turn(|now| now.max(next));

@@ -1,15 +1,14 @@
-//! Time: points in it, the clocks that tell it, and the engine that calls what is due.
+//! Time: points in time, the clocks, and the engine that calls what is due.
 //!
-//! Everything is handed the time by a [`Clock`], so that a simulation decides what time it is. From below:
-//! [`Instant`] and the wall's clock, deadlines in order, the agenda of what is due and the thread that sleeps until
-//! then, clocks, engines.
+//! Everything gets the time from a [`Clock`], so that a simulation decides what time it is. From below: [`Instant`] and
+//! the wall clock, deadlines in order, the agenda of what is due and the thread that sleeps until then, clocks,
+//! engines.
 
 mod agenda;
 mod attend;
 mod clock;
 mod due;
 mod engine;
-mod instant;
 mod timers;
 mod wall;
 
@@ -17,6 +16,6 @@ pub use attend::{Attend, Waiter};
 pub use clock::{Clock, VirtualClock};
 pub use due::Due;
 pub use engine::Engine;
-pub use instant::Instant;
 pub use timers::Timer;
+pub use verbs_core::time::Instant;
 pub use wall::WallClock;

@@ -22,7 +22,7 @@ impl fmt::Debug for Timer {
     }
 }
 
-/// What is to be called at a deadline.
+/// A timer: the callback, and the engine that set it.
 pub(crate) struct Entry {
     order: u64,
     /// The engine that set it.

@@ -1,21 +1,23 @@
 //! The machine's monotonic clock.
 //!
-//! This is the only file of the crate that reads it or lets a thread wait for it.
+//! This is the only file of the crate that reads it, by a call of [`crate::sys`], or lets a thread wait for it.
 
 use verbs_core::sync::thread;
 
+use crate::sys::monotonic_nanos;
 use crate::time::Instant;
 
 /// The machine's monotonic clock, counted from when this value was made.
 #[derive(Clone, Copy, Debug)]
 pub struct WallClock {
-    start: std::time::Instant,
+    /// What the system's clock showed then, in nanoseconds.
+    start: u64,
 }
 
 impl Default for WallClock {
     fn default() -> Self {
         Self {
-            start: std::time::Instant::now(),
+            start: monotonic_nanos(),
         }
     }
 }
@@ -23,7 +25,7 @@ impl Default for WallClock {
 impl WallClock {
     /// The time.
     pub fn now(&self) -> Instant {
-        Instant::ZERO + self.start.elapsed()
+        Instant::from_nanos(monotonic_nanos().saturating_sub(self.start))
     }
 
     /// Parks the thread until `deadline`, or until it is unparked. May return early.

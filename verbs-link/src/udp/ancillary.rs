@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// Bytes of a control message's header: its length as a word, its level and its type.
 const HEADER_LEN: usize = size_of::<usize>() + 8;
-/// What control messages are aligned to.
+/// The alignment of control messages.
 const ALIGN: usize = size_of::<usize>();
 
 /// A socket address in the kernel's form.
@@ -54,7 +54,7 @@ impl Address {
     }
 }
 
-/// Control messages to be sent along.
+/// Control messages to be sent along with a datagram.
 #[derive(Debug)]
 pub(super) struct Control {
     bytes: [u8; Self::LEN_MAX],
@@ -89,24 +89,26 @@ impl Control {
     }
 }
 
-/// What the control messages of a datagram say.
+/// The contents of a datagram's control messages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Said {
     /// Bytes of each datagram but the last, when several were merged.
     pub(super) segment: Option<usize>,
     /// Type of service or traffic class.
     pub(super) tclass: u8,
-    /// Why it stands in the error queue.
+    /// Why it is in the error queue.
     pub(super) error: Option<QueuedError>,
 }
 
-/// Why something stands in a socket's error queue: the head of the kernel's `sock_extended_err`.
+/// Why an entry is in a socket's error queue: the head of the kernel's `sock_extended_err`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct QueuedError {
     /// The system's number for it.
     pub(super) errno: i32,
-    /// Who says so: `SO_EE_ORIGIN_*`.
+    /// The origin of the report: `SO_EE_ORIGIN_*`.
     pub(super) origin: u8,
+    /// With `EMSGSIZE`: the largest IP packet that the next hop takes, in bytes (`ee_info`).
+    pub(super) info: u32,
 }
 
 impl QueuedError {
@@ -114,22 +116,23 @@ impl QueuedError {
         Some(Self {
             errno: number(value)?,
             origin: *value.get(4)?,
+            info: value.get(8..).and_then(number).unwrap_or(0) as u32,
         })
     }
 
-    /// Whether it is about a packet that was not delivered; a time stamp is not.
+    /// Whether it concerns a packet that was not delivered; a time stamp does not.
     pub(super) fn is_report(self) -> bool {
         self.is_icmp() || self.origin == libc::SO_EE_ORIGIN_LOCAL
     }
 
-    /// Whether a host or a router says so, by ICMP.
+    /// Whether a host or a router reports it, by ICMP.
     pub(super) fn is_icmp(self) -> bool {
         [libc::SO_EE_ORIGIN_ICMP, libc::SO_EE_ORIGIN_ICMP6].contains(&self.origin)
     }
 }
 
 impl Said {
-    /// Reads the messages; those that nobody asked for are skipped.
+    /// Reads the messages; unknown ones are skipped.
     pub(super) fn parse(mut messages: &[u8]) -> Self {
         let mut said = Self::default();
         while let Some((len, level, kind)) = header(messages) {

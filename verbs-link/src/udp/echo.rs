@@ -1,11 +1,11 @@
-//! A packet of ours as it was handed to the driver, all headers included: what the kernel returns with
-//! a transmit time stamp. It shows an unprivileged process the identification that its packets have.
+//! A packet of this link as it was handed to the driver, all headers included: the kernel returns it with a transmit
+//! time stamp. It shows an unprivileged process the identification that its packets have.
 
 use std::net::Ipv4Addr;
 
 use verbs_wire::Ipv4View;
 
-/// The IPv4 header of a packet that left.
+/// The IPv4 header of a packet that was sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Echo {
     pub(super) identification: u16,

@@ -25,11 +25,11 @@ use verbs_wire::ROCE_PORT;
 
 /// Bytes of a socket's buffers: some milliseconds at 10 Gbit/s. The system may grant less.
 const BUFFER_LEN: usize = 4 << 20;
-/// Hop limit of packets that say nothing else.
+/// Hop limit of packets for which no other is given.
 const HOP_LIMIT: u8 = 64;
-/// Further looks for an echo that a driver gives later than at once.
+/// Further looks for an echo, if a driver does not return it at once.
 const ECHO_LOOKS: u32 = 256;
-/// How often a call is made again whose error may be a report about an earlier packet.
+/// How often a call is repeated whose error may be a report about an earlier packet.
 const PENDING_MAX: u32 = 3;
 
 /// A socket that is bound to one of the link's addresses, and to no peer.
@@ -39,10 +39,12 @@ pub(super) struct Endpoint {
     /// The interface of a link-local address, else 0.
     scope: u32,
     socket: Arc<OwnedFd>,
-    /// How often to look for an echo that has not come yet.
+    /// How often to look for an echo that has not arrived yet.
     echo_looks: u32,
-    /// The error queue may have something.
+    /// The error queue may have entries.
     has_errors: bool,
+    /// Slots that the next call is given: each costs instructions, and offload merges most packets into one.
+    lot: usize,
 }
 
 /// How the socket finds path MTUs, which decides on the identifications of its IPv4 packets.
@@ -50,7 +52,7 @@ pub(super) struct Endpoint {
 pub(super) enum Discovery {
     /// Packets have DF and identification 0, and forged messages of routers are not believed.
     Probe,
-    /// The system's default, which numbers packets: the mode that must be noticed.
+    /// The system's default, which numbers packets: the mode that the link must detect.
     #[cfg(test)]
     Want,
 }
@@ -82,21 +84,22 @@ impl Endpoint {
             socket: Arc::new(socket),
             echo_looks: 0,
             has_errors: false,
+            lot: 1,
         })
     }
 
-    /// A socket that is given what is sent to a group, once it has joined; `index` is the interface of a
-    /// link-local group.
+    /// A socket that receives what is sent to a group, once it has joined; `index` is the interface of a link-local
+    /// group.
     pub(super) fn bind_group(group: IpAddr, index: u32) -> io::Result<Self> {
         let socket = open(group)?;
         options(socket.as_fd(), group, Discovery::Probe)?;
         super::members::share(&socket)?;
-        // Memberships of others are not ours.
+        // Memberships of other sockets do not apply to this one.
         let (level, all) = match group {
             IpAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_MULTICAST_ALL),
             IpAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_ALL),
         };
-        // Kernels before 4.20 have it for IPv4 only.
+        // Kernels before 4.20 have the option for IPv4 only.
         let _ = sys::set_option(socket.as_fd(), level, all, 0);
         let scope = match group {
             IpAddr::V6(_) => index,
@@ -109,6 +112,7 @@ impl Endpoint {
             socket: Arc::new(socket),
             echo_looks: 0,
             has_errors: false,
+            lot: 1,
         })
     }
 
@@ -141,8 +145,8 @@ impl Endpoint {
         self.submit(&to, bytes, control.as_bytes())
     }
 
-    /// Sends to an address. A report about an earlier packet fails the next call, whatever that is: so a call
-    /// that fails is made again.
+    /// Sends to an address. A report about an earlier packet fails the next call, whatever that is: so a call that
+    /// fails is repeated.
     fn submit(&mut self, to: &Address, bytes: &[u8], control: &[u8]) -> io::Result<()> {
         let mut again = PENDING_MAX;
         loop {
@@ -156,8 +160,8 @@ impl Endpoint {
         }
     }
 
-    /// As [`Endpoint::send`], and finds out what left. `None` if the driver or the system tells
-    /// nothing, or not at once.
+    /// As [`Endpoint::send`], and finds out what was sent. `None` if the driver or the system does not report it, or
+    /// not at once.
     pub(super) fn send_observed(
         &mut self,
         route: &Route,
@@ -171,9 +175,9 @@ impl Endpoint {
         })
     }
 
-    /// Finds out with which headers single packets leave, by one to a socket of our own.
+    /// Finds out with which headers single packets are sent, by sending one to a socket of its own.
     ///
-    /// `None` if the system does not tell, or there is nothing to be told, as over IPv6.
+    /// `None` if the system does not report it, or there is nothing to report, as over IPv6.
     pub(super) fn observe_plain(&mut self, slots: &mut [Slot]) -> io::Result<Option<Echo>> {
         if self.address.is_ipv6() {
             return Ok(None);
@@ -185,8 +189,7 @@ impl Endpoint {
         })
     }
 
-    /// How many packets one send may have: the kernel is asked by sending them, to a socket of our
-    /// own.
+    /// How many packets one send may have: determined by sending them to a socket of its own.
     pub(super) fn segments_max(&mut self) -> io::Result<usize> {
         let (_sink, to) = self.sink()?;
         let mut control = Control::new();
@@ -196,17 +199,17 @@ impl Endpoint {
             self.submit(&to, &bytes[..16 * count], control.as_bytes())
                 .is_ok()
         };
-        // What kernels have had as their limit.
+        // The limits of different kernels.
         Ok([128, 64].into_iter().find(fits).unwrap_or(1))
     }
 
-    /// Receives into the first of the slots; says how many are filled.
+    /// Receives into the first of the slots. Returns how many are filled.
     pub(super) fn receive(
         &mut self,
         slots: &mut [Slot],
         reports: &mut Reports,
     ) -> io::Result<usize> {
-        // What nobody takes out of the error queue would end every wait for packets at once.
+        // An entry that stays in the error queue would end every wait for packets at once.
         if self.has_errors || self.echo_looks > 0 {
             self.echo_looks = self.echo_looks.saturating_sub(1);
             let _ = self.take_errors(slots, reports);
@@ -219,11 +222,23 @@ impl Endpoint {
         received
     }
 
-    /// Receives what is there: past reports, of which each fails one call.
+    /// Receives the packets that have arrived, skipping reports, each of which fails one call.
     fn receive_now(&mut self, slots: &mut [Slot]) -> io::Result<usize> {
         let mut again = PENDING_MAX;
+        let most = slots.len().min(sys::BATCH_MAX);
+        let slots = &mut slots[..self.lot.min(most)];
         loop {
             match sys::receive(self.fd(), slots, 0) {
+                Ok(count) => {
+                    // All of them: more datagrams may wait.
+                    let wanted = if count == slots.len() {
+                        2 * count
+                    } else {
+                        count
+                    };
+                    self.lot = wanted.clamp(1, most.max(1));
+                    return Ok(count);
+                }
                 Err(error) if again > 0 && error.kind() != io::ErrorKind::WouldBlock => {
                     self.has_errors = true;
                     again -= 1;
@@ -233,12 +248,12 @@ impl Endpoint {
         }
     }
 
-    /// Takes one batch out of the error queue: reports go to `reports`; what else there was, packets of ours as
-    /// they left, is in the slots with them. Says how many slots are filled.
+    /// Takes one batch out of the error queue: reports are added to `reports`; the other entries, packets as they were
+    /// sent, are in the slots with them. Returns how many slots are filled.
     fn take_errors(&mut self, slots: &mut [Slot], reports: &mut Reports) -> io::Result<usize> {
         let taken = sys::receive(self.fd(), slots, libc::MSG_ERRQUEUE);
         let count = *taken.as_ref().unwrap_or(&0);
-        // Of a batch that is not full, nothing is left.
+        // If a batch is not full, nothing is left.
         self.has_errors = count > 0 && count == slots.len().min(sys::BATCH_MAX);
         let mut has_echo = false;
         for slot in &slots[..count] {
@@ -254,7 +269,7 @@ impl Endpoint {
         self.socket.as_fd()
     }
 
-    /// A socket at the same address with a port of its own, and where that is.
+    /// A socket at the same address with a port of its own, and its address.
     fn sink(&self) -> io::Result<(OwnedFd, Address)> {
         let family = match self.address {
             IpAddr::V4(_) => AddressFamily::INET,
@@ -288,7 +303,7 @@ impl Endpoint {
         sys::set_option(self.fd(), libc::SOL_SOCKET, libc::SO_TIMESTAMPING, flags)
     }
 
-    /// Takes in what has been echoed; the last of it that went to `dst`.
+    /// Takes in the echoes that have arrived. Returns the last one of a packet to `dst`.
     fn echo(&mut self, dst: IpAddr, slots: &mut [Slot], reports: &mut Reports) -> Option<Echo> {
         let (IpAddr::V4(src), IpAddr::V4(dst)) = (self.address, dst) else {
             return None;
@@ -313,7 +328,7 @@ fn open(address: IpAddr) -> io::Result<OwnedFd> {
     Ok(socket_with(family, SocketType::DGRAM, flags, None)?)
 }
 
-/// Has multicast leave by the interface that the address belongs to.
+/// Has multicast packets sent by the interface that the address belongs to.
 fn leave_by(socket: &OwnedFd, address: IpAddr, index: u32) -> io::Result<()> {
     match address {
         IpAddr::V4(address) => {
@@ -341,20 +356,20 @@ fn options(socket: BorrowedFd<'_>, address: IpAddr, discovery: Discovery) -> io:
         set_ipv6_mtu_discover(socket, Ipv6PathMtuDiscovery::PROBE)?;
         set_ipv6_recvtclass(socket, true)?;
         set_ipv6_unicast_hops(socket, Some(HOP_LIMIT))?;
-        // Most RoCEv2 devices send none.
+        // Most RoCEv2 devices send no checksum.
         sys::set_option(socket, libc::SOL_UDP, libc::UDP_NO_CHECK6_RX, 1)?;
     }
-    // An older kernel merges nothing, which changes nothing.
+    // An older kernel merges nothing, which makes no difference.
     let _ = sys::set_option(socket, libc::SOL_UDP, libc::UDP_GRO, 1);
     set_socket_recv_buffer_size(socket, BUFFER_LEN)?;
     set_socket_send_buffer_size(socket, BUFFER_LEN)?;
     Ok(())
 }
 
-/// Has the socket keep what the network reports of its packets (`IP_RECVERR`).
+/// Has the socket keep what the network reports about its packets (`IP_RECVERR`).
 ///
-/// From then on a report also fails the next call, and a queue of the system that has no room fails the send,
-/// which would have been lost without a word.
+/// From then on a report also fails the next call, and if a queue of the system has no room, the send fails; without
+/// the option the packet would be lost silently.
 fn report_errors(socket: &OwnedFd, address: IpAddr) -> io::Result<()> {
     let (level, name) = match address {
         IpAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_RECVERR),
@@ -368,7 +383,7 @@ pub(super) fn is_full(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::WouldBlock || error.raw_os_error() == Some(libc::ENOBUFS)
 }
 
-/// Whether it is a report about an earlier packet, which no send has as its own error.
+/// Whether it is a report about an earlier packet; no send has such an error of its own.
 pub(super) fn is_report(error: &io::Error) -> bool {
     error.raw_os_error() == Some(libc::ECONNREFUSED)
 }

@@ -1,7 +1,7 @@
 //! Sockets of the multicast groups that a link has joined.
 //!
-//! A socket that is bound to an address is not given what is sent to a group, so each group has a socket
-//! of its own, bound to the group. Several processes of one machine may join one group.
+//! A socket that is bound to an address does not receive what is sent to a group, so each group has a socket of its
+//! own, bound to the group. Several processes of one machine may join one group.
 
 use std::io;
 use std::net::IpAddr;
@@ -27,8 +27,8 @@ struct Member {
 }
 
 impl Members {
-    /// Joins a group on the interfaces of those of the link's addresses that are of its family. Whether
-    /// there is another socket now.
+    /// Joins a group on the interfaces of those of the link's addresses that are of its family. Returns whether there
+    /// is another socket now.
     pub(super) fn join(
         &mut self,
         group: IpAddr,
@@ -58,7 +58,7 @@ impl Members {
         Ok(true)
     }
 
-    /// Leaves it; whether there is a socket less now.
+    /// Leaves it. Returns whether there is one socket fewer now.
     pub(super) fn leave(&mut self, group: IpAddr) -> bool {
         let Some(member) = self.find(group) else {
             return false;

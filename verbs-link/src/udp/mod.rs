@@ -1,17 +1,17 @@
-//! RoCEv2 over the system's own UDP sockets: talks to Linux rxe and to hardware, without privileges.
+//! RoCEv2 over the system's own UDP sockets: interoperates with Linux rxe and with hardware, without privileges.
 //!
-//! The kernel writes the IP and UDP headers, and the ICRC covers them; so the link has to know what
-//! the kernel will write. An unconnected socket that never fragments gives every IPv4 packet
-//! identification 0, and packet *k* of a send with segmentation offload identification *k*. The first
-//! is tested when an address is bound, the second when a burst first goes somewhere.
+//! The kernel writes the IP and UDP headers, and the ICRC covers them; so the link has to know what the kernel will
+//! write. An unconnected socket that never fragments gives every IPv4 packet identification 0, and packet *k* of a send
+//! with segmentation offload identification *k*. The first is tested when an address is bound, the second when a burst
+//! is first sent on a route.
 //!
-//! In the other direction the kernel hides identifications: packets over IPv4 come as
-//! [`Ident::Hidden`], but for those that never left the machine.
+//! In the other direction the kernel hides identifications: packets over IPv4 are received as [`Ident::Hidden`], except
+//! those that never left the machine.
 
 mod ancillary;
 mod echo;
 mod endpoint;
-mod interfaces;
+pub(crate) mod interfaces;
 mod members;
 mod offload;
 mod reports;
@@ -42,7 +42,7 @@ use self::interfaces::{Interfaces, News};
 use self::members::Members;
 use self::offload::Offload;
 use self::reports::Reports;
-use self::waiter::Poller;
+use self::waiter::{Poller, SOCKETS_MAX};
 
 /// Addresses that one link may have: as many sockets, all of which are polled together.
 pub const ADDRESSES_MAX: usize = 64;
@@ -50,37 +50,42 @@ pub const ADDRESSES_MAX: usize = 64;
 /// Multicast groups that one link may be in: each has a socket of its own.
 pub const GROUPS_MAX: u32 = 256;
 
-/// Sockets that one link may have: addresses and groups.
-const SOCKETS_MAX: usize = ADDRESSES_MAX + GROUPS_MAX as usize;
+// Each address and each group has one.
+const _: () = assert!(ADDRESSES_MAX + GROUPS_MAX as usize == SOCKETS_MAX);
+
+/// The interface of an address, for link-local ones; 0 where no interface has it.
+pub(crate) fn scope_of(address: IpAddr) -> u32 {
+    Interfaces::read().map_or(0, |interfaces| interfaces.index(address))
+}
 
 /// A link over UDP port 4791 of some of the machine's addresses.
 ///
-/// Each address has a socket of its own, so that several processes can share a machine by taking
-/// different ones: 127.0.0.1, 127.0.0.2 and so on for peers on one machine.
+/// Each address has a socket of its own, so that several processes can share a machine by taking different addresses:
+/// 127.0.0.1, 127.0.0.2 and so on for peers on one machine.
 ///
-/// Packets leave from UDP port 4791, whatever the flow, and to multicast groups by the interface of their
+/// Packets are sent from UDP port 4791, regardless of the flow, and to multicast groups by the interface of their
 /// source address. A group is joined on the interfaces that the link's addresses have at that time.
 ///
 /// # Context
-/// As [`PacketLink`] says; but [`PacketLink::change`] asks the kernel about the machine's interfaces
-/// when there is news of them, which takes some ten microseconds. News ends waits, so whoever waits
-/// with its [`Waiter`] calls `change` after each wait, or the next one ends at once.
+/// As [`PacketLink`] says; but [`PacketLink::change`] asks the kernel about the machine's interfaces when they have
+/// changed, which takes some ten microseconds. Such a change ends waits, so a caller that waits with its [`Waiter`]
+/// must call `change` after each wait, or the next one ends at once.
 #[derive(Debug)]
 pub struct Udp {
     endpoints: Vec<Endpoint>,
-    /// The groups that it has joined, which are looked at like endpoints.
+    /// The groups that it has joined, which are polled like endpoints.
     members: Members,
-    /// Those of the endpoints.
+    /// The addresses of the endpoints.
     addresses: Vec<IpAddr>,
     follows: Follows,
     interfaces: Interfaces,
     news: Arc<News>,
     offload: Offload,
-    /// What hosts and routers say of packets that they did not deliver.
+    /// The reports of hosts and routers about packets that they did not deliver.
     reports: Reports,
-    /// What datagrams are received into.
+    /// The buffers that datagrams are received into.
     slots: Vec<Slot>,
-    /// The endpoint that is looked at first: all have their turn.
+    /// The endpoint that is looked at first: each has its turn.
     first: usize,
     waiter: Arc<Poller>,
     mtu: Mtu,
@@ -102,10 +107,10 @@ impl Udp {
     /// A link with these addresses, in this order.
     ///
     /// # Errors
-    /// [`LinkError::NoAddress`], [`LinkError::TooMany`]; [`LinkError::InUse`] when another process, or
-    /// another link of this one, has one of them already; [`LinkError::NotOurs`];
-    /// [`LinkError::Identification`] when packets leave otherwise than their ICRCs rely on;
-    /// [`LinkError::Interfaces`] and [`LinkError::Socket`] when the system refuses.
+    /// [`LinkError::NoAddress`], [`LinkError::TooMany`]; [`LinkError::InUse`] when another process, or another link of
+    /// this one, has one of them already; [`LinkError::NotOurs`]; [`LinkError::Identification`] when packets are sent
+    /// with headers other than those that their ICRCs rely on; [`LinkError::Interfaces`] and [`LinkError::Socket`] when
+    /// the system refuses.
     pub fn bind(addresses: &[IpAddr]) -> Result<Self, LinkError> {
         Self::open(
             addresses,
@@ -115,9 +120,9 @@ impl Udp {
         )
     }
 
-    /// A link with all addresses of the machine's interfaces that are up, and later with those that
-    /// it has then: an address leaves when the machine gives it up, and not when its interface goes
-    /// down. The loopback interface's are used only if there are no others.
+    /// A link with all addresses of the machine's interfaces that are up, and later with those that it has then: an
+    /// address is dropped when the machine gives it up, and not when its interface goes down. The loopback interface's
+    /// are used only if there are no others.
     ///
     /// # Errors
     /// As [`Udp::bind`].
@@ -151,7 +156,7 @@ impl Udp {
             });
         }
         let interfaces = interfaces.map_err(LinkError::Interfaces)?;
-        // Opened first, so that no news between the two is lost.
+        // Opened first, so that no change between the two is lost.
         let news = Arc::new(News::open().map_err(LinkError::Interfaces)?);
         let mut slots: Vec<_> = (0..BATCH_MAX).map(|_| Slot::new()).collect();
         let mut endpoints = Vec::with_capacity(addresses.len());
@@ -184,7 +189,7 @@ impl Udp {
         Ok(link)
     }
 
-    /// Takes over what the machine's interfaces say now.
+    /// Takes over the current state of the machine's interfaces.
     fn look_at_interfaces(&mut self) {
         let mut mtu = None;
         for &address in &self.addresses {
@@ -203,7 +208,7 @@ impl Udp {
         }
     }
 
-    /// There was news of interfaces, addresses or routes.
+    /// Interfaces, addresses or routes have changed.
     fn follow(&mut self) {
         match Interfaces::read() {
             Ok(interfaces) => self.interfaces = interfaces,
@@ -219,7 +224,7 @@ impl Udp {
         self.look_at_interfaces();
     }
 
-    /// Drops the endpoints of addresses that are gone, and adds those of new ones behind the rest.
+    /// Drops the endpoints of addresses that no longer exist, and adds those of new ones behind the rest.
     fn follow_addresses(&mut self, loopback: bool) {
         let before = self.addresses.clone();
         self.endpoints
@@ -247,12 +252,12 @@ impl Udp {
         }
     }
 
-    /// Whether nothing takes apart what goes there, or came from there.
+    /// Whether no device splits or merges packets to that address, or from it.
     fn is_local(&self, address: IpAddr) -> bool {
         self.interfaces.owns(address)
     }
 
-    /// Counts what could not be sent. A transport takes it for lost.
+    /// Counts what could not be sent. A transport treats it as lost.
     fn not_sent(&mut self, route: &Route, error: &io::Error) -> Sent {
         self.counters.send_errors += 1;
         self.counters.send_errno = error.raw_os_error();
@@ -282,7 +287,7 @@ impl Udp {
         endpoint.send(route, *segment, bytes)
     }
 
-    /// Hands up the datagrams of one endpoint; says how many packets those were.
+    /// Hands up the datagrams of one endpoint. Returns how many packets those were.
     fn receive_from(&mut self, index: usize, sink: &mut dyn FnMut(&Arrival<'_>)) -> usize {
         let count = self.endpoints.len();
         let endpoint = match self.endpoints.get_mut(index) {
@@ -306,21 +311,24 @@ impl Udp {
             let segment = said.segment.filter(|&segment| segment > 0);
             let is_local = self.interfaces.owns(src);
             let before = packets;
+            let mut arrival = Arrival {
+                src,
+                dst,
+                sport,
+                tclass: said.tclass,
+                ident: Ident::Known(0),
+                bytes: &[],
+                local: None,
+            };
             for (k, bytes) in (0..).zip(bytes.chunks(segment.unwrap_or(bytes.len()).max(1))) {
                 packets += 1;
-                sink(&Arrival {
-                    src,
-                    dst,
-                    sport,
-                    tclass: said.tclass,
-                    ident: match dst {
-                        IpAddr::V6(_) => Ident::Known(0),
-                        IpAddr::V4(_) if is_local => Ident::Known(k),
-                        IpAddr::V4(_) => Ident::Hidden,
-                    },
-                    bytes,
-                    local: None,
-                });
+                arrival.ident = match dst {
+                    IpAddr::V6(_) => Ident::Known(0),
+                    IpAddr::V4(_) if is_local => Ident::Known(k),
+                    IpAddr::V4(_) => Ident::Hidden,
+                };
+                arrival.bytes = bytes;
+                sink(&arrival);
             }
             if packets - before > 1 {
                 self.counters.gro_segments += (packets - before) as u64;
@@ -328,6 +336,38 @@ impl Udp {
         }
         self.counters.packets_received += packets as u64;
         packets
+    }
+
+    /// Hands up the datagrams of all endpoints and groups, that many. By itself, because its lists take room on the stack
+    /// that a link with one socket would make for nothing.
+    #[inline(never)]
+    fn receive_from_all(&mut self, count: usize, sink: &mut dyn FnMut(&Arrival<'_>)) -> usize {
+        // One call finds out which sockets have datagrams; most often none has.
+        let mut ready = [false; SOCKETS_MAX];
+        let mut polled = arrayvec::ArrayVec::<_, SOCKETS_MAX>::new();
+        let endpoints = self.endpoints.iter().map(Endpoint::socket);
+        for socket in endpoints.chain(self.members.sockets()).take(SOCKETS_MAX) {
+            polled.push(PollFd::from_borrowed_fd(socket.as_fd(), PollFlags::IN));
+        }
+        let now = Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        if !poll(&mut polled, Some(&now)).is_ok_and(|ready| ready > 0) {
+            return 0;
+        }
+        for (ready, polled) in ready.iter_mut().zip(&polled) {
+            *ready = !polled.revents().is_empty();
+        }
+        drop(polled);
+        self.first = (self.first + 1) % count;
+        (self.first..count)
+            .chain(0..self.first)
+            .filter(|&index| ready.get(index).is_some_and(|&ready| ready))
+            .collect::<arrayvec::ArrayVec<_, SOCKETS_MAX>>()
+            .into_iter()
+            .map(|index| self.receive_from(index, sink))
+            .sum()
     }
 }
 
@@ -356,7 +396,7 @@ impl PacketLink for Udp {
         };
         let count = burst.packets().len();
         let is_burst = count > 1;
-        // A burst that was made when more was allowed: sent in parts, its ICRCs would be wrong.
+        // A burst that was made when more packets were allowed: sent in parts, its ICRCs would be wrong.
         if is_burst && (count > self.burst_limit(route) || burst.bytes.len() > Burst::BYTES_MAX) {
             return self.not_sent(route, &io::Error::from_raw_os_error(libc::EINVAL));
         }
@@ -380,36 +420,10 @@ impl PacketLink for Udp {
     }
 
     fn receive(&mut self, sink: &mut dyn FnMut(&Arrival<'_>)) -> usize {
-        let count = self.endpoints.len() + self.members.len();
-        if count == 1 {
-            return self.receive_from(0, sink);
+        match self.endpoints.len() + self.members.len() {
+            1 => self.receive_from(0, sink),
+            count => self.receive_from_all(count, sink),
         }
-        // One call finds out which sockets have something; most often none has.
-        let mut ready = [false; SOCKETS_MAX];
-        let mut polled = arrayvec::ArrayVec::<_, SOCKETS_MAX>::new();
-        let endpoints = self.endpoints.iter().map(Endpoint::socket);
-        for socket in endpoints.chain(self.members.sockets()).take(SOCKETS_MAX) {
-            polled.push(PollFd::from_borrowed_fd(socket.as_fd(), PollFlags::IN));
-        }
-        let now = Timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        };
-        if !poll(&mut polled, Some(&now)).is_ok_and(|ready| ready > 0) {
-            return 0;
-        }
-        for (ready, polled) in ready.iter_mut().zip(&polled) {
-            *ready = !polled.revents().is_empty();
-        }
-        drop(polled);
-        self.first = (self.first + 1) % count;
-        (self.first..count)
-            .chain(0..self.first)
-            .filter(|&index| ready.get(index).is_some_and(|&ready| ready))
-            .collect::<arrayvec::ArrayVec<_, SOCKETS_MAX>>()
-            .into_iter()
-            .map(|index| self.receive_from(index, sink))
-            .sum()
     }
 
     fn join(&mut self, group: IpAddr) -> io::Result<()> {
@@ -461,6 +475,7 @@ impl PacketLink for Udp {
             gso_routes_off,
             gso_off_reason,
             icmp_errors: self.reports.icmp_errors,
+            packet_too_big: self.reports.packet_too_big,
             port_unreachable: self.reports.port_unreachable,
             ..self.counters
         }
@@ -477,55 +492,55 @@ pub enum LinkError {
     /// There are more addresses than a link may have.
     #[error("{got} addresses, and {ADDRESSES_MAX} are possible: give fewer")]
     TooMany {
-        /// So many.
+        /// How many there are.
         got: usize,
     },
-    /// Somebody has the port already.
+    /// The port is taken already.
     #[error(
         "UDP port {ROCE_PORT} of {address} is taken: another process, another link of this one, or \
          the kernel's rxe owns it; use another address (each of 127.0.0.0/8 is one), or stop the other"
     )]
     InUse {
-        /// Of that address.
+        /// The address.
         address: IpAddr,
     },
     /// No interface has that address.
     #[error("{address} is not an address of this machine: see `ip address`")]
     NotOurs {
-        /// That address.
+        /// The address.
         address: IpAddr,
     },
-    /// Packets leave with other headers than their ICRCs cover, so no peer would take them.
+    /// Packets are sent with headers other than those that their ICRCs cover, so no peer would take them.
     #[error(
         "packets from {address} leave with identification {identification} \
          (DF {dont_fragment}, {header_words} header words), and only 0 (DF true, 5 words) can be \
          covered by an ICRC; this kernel's sockets cannot carry RoCEv2 over IPv4, use IPv6"
     )]
     Identification {
-        /// From that address.
+        /// The packets' source address.
         address: IpAddr,
         /// The identification that a packet had.
         identification: u16,
-        /// Whether it said not to fragment it.
+        /// Whether its header had DF set.
         dont_fragment: bool,
         /// Words of its header.
         header_words: u8,
     },
-    /// The kernel does not tell about the machine's interfaces.
+    /// The kernel does not report the machine's interfaces.
     #[error("cannot ask the kernel for the machine's interfaces (a route socket): {0}")]
     Interfaces(#[source] io::Error),
     /// The system refuses a socket, or an option of it.
     #[error("no socket on UDP port {ROCE_PORT} of {address}: {error}")]
     Socket {
-        /// For that address.
+        /// The address.
         address: IpAddr,
-        /// What it says.
+        /// The system's error.
         #[source]
         error: io::Error,
     },
 }
 
-/// Tests that packets leave with the headers that their ICRCs will cover.
+/// Tests that packets are sent with the headers that their ICRCs will cover.
 fn prove(endpoint: &mut Endpoint, slots: &mut [Slot]) -> Result<(), LinkError> {
     let address = endpoint.address;
     match endpoint.observe_plain(slots) {
@@ -554,7 +569,7 @@ fn sockets(endpoints: &[Endpoint], members: &Members) -> Arc<[Arc<std::os::fd::O
     endpoints.chain(members.sockets()).cloned().collect()
 }
 
-/// Whether the system has something against bursts, rather than against sending there.
+/// Whether the system refuses bursts, rather than sending on that route.
 fn is_refusal(error: &io::Error) -> bool {
     let codes = [libc::EINVAL, libc::EIO, libc::EOPNOTSUPP];
     error

@@ -1,9 +1,9 @@
-//! Whether packets to a peer may leave as bursts: what has proven it, and what speaks against it.
+//! Whether packets to a peer may be sent as bursts: the evidence for it and against it.
 //!
-//! Over IPv4 a burst is only good when packet *k* leaves with identification *k*. The kernel does it
-//! so; a device that takes bursts apart itself may not. Towards an address of the same machine nothing
-//! takes them apart; elsewhere the echo of the first burst or the peer's acknowledgements tell. A wrong
-//! belief costs a repetition, since repeated packets travel alone.
+//! Over IPv4 a burst is only valid if packet *k* is sent with identification *k*. The kernel does so; a device that
+//! splits bursts itself may not. Bursts to an address of the same machine are not split; for others the echo of the
+//! first burst or the peer's acknowledgements tell. A wrong assumption costs a repetition, because repeated packets
+//! travel alone.
 
 use std::collections::BTreeMap;
 
@@ -11,17 +11,17 @@ use crate::{Feedback, GsoOff, Route};
 
 use super::echo::Echo;
 
-/// Routes remembered; when there are more, all are tried anew.
+/// Routes remembered; when there are more, all are tried again.
 const ROUTES_MAX: usize = 1024;
-/// Packets of a burst on a route where nothing is proven: what a wrong belief costs.
+/// Packets of a burst on an unproven route: the cost of a wrong assumption.
 const TRIAL_MAX: usize = 16;
 /// Bursts of which only the first packet arrived, in a row, that end the trial.
 const LOST_MAX: u8 = 2;
 
-/// What is known of bursts, by route.
+/// The evidence about bursts, by route.
 #[derive(Debug)]
 pub(super) struct Offload {
-    /// By source and destination; what is missing has not been tried.
+    /// By source and destination; a missing route has not been tried.
     routes: BTreeMap<(std::net::IpAddr, std::net::IpAddr), State>,
     /// Packets that one send may have; 1 if the kernel cannot do it.
     packets_max: usize,
@@ -47,7 +47,7 @@ impl Offload {
         }
     }
 
-    /// Packets that a burst on that route may have. `is_local` says that nothing takes it apart.
+    /// Packets that a burst on that route may have. `is_local` says that the burst is not split.
     pub(super) fn limit(&self, route: &Route, is_local: bool) -> usize {
         match self.routes.get(&(route.src, route.dst)) {
             Some(state) if state.is_off => 1,
@@ -57,20 +57,20 @@ impl Offload {
         }
     }
 
-    /// Whether an echo could prove something.
+    /// Whether an echo could prove anything.
     pub(super) fn is_untried(&self, route: &Route, is_local: bool) -> bool {
         route.dst.is_ipv4() && !is_local && !self.routes.contains_key(&(route.src, route.dst))
     }
 
-    /// A burst has left on an untried route, and this is what its echo was.
+    /// A burst was sent on an untried route, and this was its echo.
     pub(super) fn tried(&mut self, route: &Route, segment: usize, echo: Option<Echo>) {
         match echo {
             Some(echo) if !echo.is_plain() => self.give_up(route, GsoOff::Identification),
-            // The driver got single packets, so the kernel has taken the burst apart.
+            // The driver got single packets, so the kernel has split the burst.
             Some(echo) if echo.transport_len() == Some(segment) => {
                 self.state(route).is_proven = true;
             }
-            // The driver got the burst, or tells nothing.
+            // The driver got the burst, or reports nothing.
             _ => self.state(route).is_proven = false,
         }
     }
@@ -103,7 +103,7 @@ impl Offload {
         }
     }
 
-    /// Routes or addresses are others now: everything is to be tried again.
+    /// Routes or addresses have changed: everything has to be tried again.
     pub(super) fn forget(&mut self) {
         *self = Self::new(self.packets_max);
     }
@@ -155,8 +155,8 @@ mod tests {
         assert_eq!(offload.limit(&there, false), 128);
     }
 
-    /// Goal: what only the peer can tell is left to the peer; and its word is revoked by two losses in
-    /// a row, not by two in all.
+    /// Goal: what only the peer can tell is left to the peer; and its evidence is revoked by two losses in a row, not
+    /// by two in all.
     #[test]
     fn acknowledgements_prove_what_no_echo_can() {
         let there = route("192.0.2.2");
@@ -164,6 +164,7 @@ mod tests {
             let mut offload = Offload::new(128);
             offload.tried(&there, 1040, seen);
             assert_eq!(offload.limit(&there, false), 16);
+            assert!(!offload.is_untried(&there, false), "once is enough");
             offload.feedback(&there, Feedback::OnlyFirst);
             offload.feedback(&there, Feedback::Arrived);
             assert_eq!(offload.limit(&there, false), 128);

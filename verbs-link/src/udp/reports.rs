@@ -1,6 +1,7 @@
-//! What the network reports of packets that it did not deliver (ICMP errors), out of the sockets' error queues.
+//! What the network reports about packets that it did not deliver (ICMP errors), from the sockets' error queues.
 
 use std::collections::VecDeque;
+use std::net::IpAddr;
 
 use super::ancillary::{Address, QueuedError, Said};
 use crate::Refusal;
@@ -10,7 +11,7 @@ use verbs_wire::ROCE_PORT;
 /// Refusals that wait to be fetched; later ones are counted and dropped, as they are hints.
 const WAITING_MAX: usize = 64;
 
-/// Whether what stood in an error queue is a report, and not a packet of ours as it left.
+/// Whether an entry of an error queue is a report, and not a packet as it was sent.
 pub(super) fn is_report(slot: &Slot) -> bool {
     let error = Said::parse(slot.control()).error;
     error.is_some_and(QueuedError::is_report)
@@ -22,24 +23,49 @@ pub(super) struct Reports {
     waiting: VecDeque<Refusal>,
     /// ICMP errors.
     pub(super) icmp_errors: u64,
-    /// Those that say that no program has the destination's port.
+    /// Those that report that no program has the destination's port.
     pub(super) port_unreachable: u64,
+    /// Those that report that a packet is larger than the path takes.
+    pub(super) packet_too_big: u64,
+    /// The last of these paths that was logged, and how much it takes.
+    narrow: Option<(IpAddr, u32)>,
 }
 
 impl Reports {
-    /// Takes in what stood in an error queue; `false` for what is no report, such as a time stamp.
+    /// Takes in an entry of an error queue; `false` if it is not a report, such as a time stamp.
     pub(super) fn note(&mut self, slot: &Slot) -> bool {
         let Some(error) = Said::parse(slot.control()).error else {
             return false;
         };
         if error.is_icmp() {
             self.icmp_errors += 1;
-            if error.errno == libc::ECONNREFUSED {
-                self.port_unreachable += 1;
-                self.refused(slot);
+            match error.errno {
+                libc::ECONNREFUSED => {
+                    self.port_unreachable += 1;
+                    self.refused(slot);
+                }
+                libc::EMSGSIZE => self.too_big(slot, error.info),
+                _ => {}
             }
         }
         error.is_report()
+    }
+
+    /// The kernel remembers how much the path takes, so connections that are made from now on have a path MTU that fits.
+    /// Those that exist keep theirs (IBTA vol. 1, 11.2.5.2 allows no change of it in RTS), and their large packets are lost.
+    fn too_big(&mut self, slot: &Slot, mtu: u32) {
+        self.packet_too_big += 1;
+        let Some((dst, _)) = Address::parse(slot.from()) else {
+            return;
+        };
+        if self.narrow != Some((dst, mtu)) {
+            self.narrow = Some((dst, mtu));
+            tracing::warn!(
+                %dst,
+                mtu,
+                "the path takes smaller packets than were sent: connections that were made before lose theirs"
+            );
+        }
     }
 
     fn refused(&mut self, slot: &Slot) {

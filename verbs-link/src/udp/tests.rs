@@ -1,5 +1,5 @@
-//! Goal: the link against the kernel's own sockets. Method: each test has loopback addresses of its
-//! own, and so has each process, so that tests may run side by side.
+//! Goal: the link against the kernel's own sockets. Method: each test has loopback addresses of its own, and so has
+//! each process, so that tests may run in parallel.
 
 mod refused;
 
@@ -63,7 +63,18 @@ struct Got {
     is_right: bool,
 }
 
-/// Receives until so many packets have come; the kernel has them when the send returns, over loopback.
+/// Sends a packet of a few bytes.
+fn send_one(link: &mut Udp, to: IpAddr) {
+    let route = route(link, to);
+    let bytes = packets(&route, 1, 8);
+    link.transmit(&Burst {
+        route,
+        segment: bytes.len(),
+        bytes: &bytes,
+    });
+}
+
+/// Receives until that many packets have arrived; over loopback, the kernel has them when the send returns.
 fn receive(link: &mut Udp, count: usize) -> Vec<Got> {
     let mut got = Vec::new();
     for _ in 0..1000 {
@@ -71,6 +82,7 @@ fn receive(link: &mut Udp, count: usize) -> Vec<Got> {
             let seal = Seal::new(arrival.src, arrival.dst, arrival.sport).unwrap();
             let is_right = match arrival.ident {
                 Ident::Known(identification) => seal.verify(identification, arrival.bytes),
+                Ident::Unsealed => false,
                 Ident::Hidden => seal.solve(arrival.bytes).is_some(),
             };
             let packet = Packet::parse(arrival.bytes).unwrap();
@@ -133,7 +145,7 @@ fn bursts_arrive_whole_over_ipv4() {
     assert_eq!(got.receive_errors, 0);
 }
 
-/// Goal: a socket mode in which no peer would take a packet is noticed when the link is made.
+/// Goal: a socket mode in which no peer would take a packet is detected when the link is made.
 #[test]
 fn a_socket_that_numbers_packets_is_refused() {
     let here = own(3);
@@ -200,7 +212,7 @@ fn several_addresses_have_their_turns() {
     assert_eq!(link.receive(&mut |_| panic!("nothing was sent")), 0);
 }
 
-/// Goal: what cannot be sent is counted, and nothing that is wrong on the wire leaves.
+/// Goal: what cannot be sent is counted, and no packet that is wrong on the wire is sent.
 #[test]
 fn what_cannot_be_sent_is_counted() {
     let mut link = Udp::bind(&[own(5)]).unwrap();
@@ -229,7 +241,7 @@ fn what_cannot_be_sent_is_counted() {
         ..here
     };
     assert_eq!(send(mixed, segment, segment).send_errors, 3);
-    // A loopback source cannot leave the machine: the kernel says no.
+    // A loopback source cannot leave the machine: the kernel refuses it.
     let outside = Route {
         dst: address("192.0.2.77"),
         ..here
@@ -238,7 +250,7 @@ fn what_cannot_be_sent_is_counted() {
     assert_eq!(link.receive(&mut |_| panic!("nothing was sent")), 0);
 }
 
-/// Goal: full sockets hold nothing up. Method: nobody reads, until something is refused or lost.
+/// Goal: full sockets delay nothing. Method: no thread reads, until something is refused or lost.
 #[test]
 fn a_flood_ends_in_loss_and_not_in_errors() {
     let mut sender = Udp::bind(&[own(7)]).unwrap();
@@ -261,7 +273,7 @@ fn a_flood_ends_in_loss_and_not_in_errors() {
     assert_eq!(got % 15, 0, "whole bursts");
 }
 
-/// Goal: waits end for packets, for a wake, at the time given, and not for what was not asked for.
+/// Goal: waits end for packets, for a wake and for the timeout, and not for events that were not waited for.
 #[test]
 fn a_waiter_ends_for_what_it_was_asked_for() {
     let mut link = Udp::bind(&[own(9)]).unwrap();
@@ -277,14 +289,7 @@ fn a_waiter_ends_for_what_it_was_asked_for() {
     waiter.wake();
     assert!(timed(long, true) < long);
     assert!(timed(short, true) >= short, "one wake ends one wait");
-    let route = route(&link, own(9));
-    let bytes = packets(&route, 1, 8);
-    let burst = Burst {
-        route,
-        segment: bytes.len(),
-        bytes: &bytes,
-    };
-    link.transmit(&burst);
+    send_one(&mut link, own(9));
     assert!(timed(long, true) < long);
     assert!(timed(short, false) >= short, "packets are not waited for");
     assert_eq!(receive(&mut link, 1).len(), 1);
@@ -292,8 +297,45 @@ fn a_waiter_ends_for_what_it_was_asked_for() {
     assert_eq!(link.change(), None);
 }
 
-/// Goal: a link follows the machine, and says so. Method: it is told of a machine whose addresses are
-/// some of the loopback interface's, as they come and go.
+/// Goal: a thread of a program that waits beside the engine's waits for packets, its own descriptors and the timeout; it
+/// learns of other sockets, and takes no wake from the engine's thread.
+#[test]
+fn a_second_thread_waits_for_packets_and_its_own_descriptors() {
+    let mut link = Udp::bind(&[own(17)]).unwrap();
+    let waiter = link.waiter().unwrap();
+    let clock = crate::time::Clock::wall();
+    let long = std::time::Duration::from_secs(60);
+    let short = std::time::Duration::from_millis(5);
+    let own_event = rustix::event::eventfd(0, rustix::event::EventfdFlags::empty()).unwrap();
+    let timed = |timeout| {
+        let before = clock.now();
+        let waited = waiter.wait_beside(&[own_event.as_fd()], Some(timeout));
+        waited.unwrap().unwrap();
+        clock.now() - before
+    };
+    let woken = || {
+        let before = clock.now();
+        waiter.wait(Some(long), false);
+        clock.now() - before < long
+    };
+    waiter.wake();
+    assert!(timed(short) >= short, "a wake is the other thread's");
+    assert!(woken());
+    send_one(&mut link, own(17));
+    assert!(timed(long) < long);
+    assert_eq!(receive(&mut link, 1).len(), 1);
+    rustix::io::write(&own_event, &1_u64.to_ne_bytes()).unwrap();
+    assert!(timed(long) < long);
+    rustix::io::read(&own_event, &mut [0; 8]).unwrap();
+    link.join("239.17.17.17".parse().unwrap()).unwrap();
+    assert!(timed(long) < long, "there is another socket");
+    assert!(woken());
+    assert!(timed(short) >= short);
+    assert_eq!(link.change(), None);
+}
+
+/// Goal: a link follows the machine, and reports it. Method: it is told of a machine whose addresses are some of the
+/// loopback interface's, which appear and disappear.
 #[test]
 fn addresses_come_and_go_with_the_machine() {
     let [a, b] = [13, 14].map(own);

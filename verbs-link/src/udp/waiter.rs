@@ -1,8 +1,9 @@
-//! What a thread waits with: for packets, for news of interfaces, and for being woken.
+//! How a thread waits: for packets, for changes of interfaces, and for being woken.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
+use arrayvec::ArrayVec;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io;
 use verbs_core::sync::{Arc, plain};
@@ -10,43 +11,63 @@ use verbs_core::sync::{Arc, plain};
 use super::interfaces::News;
 use crate::Waiter;
 
+/// Sockets that one link may have.
+pub(super) const SOCKETS_MAX: usize = 320;
+
+/// Descriptors that a thread waits for beside the link's.
+const ALSO_MAX: usize = 16;
+
 /// Waits with `poll`.
 #[derive(Debug)]
 pub(super) struct Poller {
     wakes: OwnedFd,
+    /// Written when the sockets change: a thread that waits in the place of the engine's begins again with them.
+    changes: OwnedFd,
     news: Arc<News>,
-    /// The link's sockets. A wait that is going on keeps the old ones alive when they change.
+    /// The link's sockets. A wait in progress keeps the old ones alive when they change.
     sockets: plain::Mutex<Arc<[Arc<OwnedFd>]>>,
 }
 
 impl Poller {
     pub(super) fn new(news: Arc<News>, sockets: Arc<[Arc<OwnedFd>]>) -> io::Result<Self> {
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         Ok(Self {
-            wakes: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            wakes: eventfd(0, flags)?,
+            changes: eventfd(0, flags)?,
             news,
             sockets: plain::Mutex::new(sockets),
         })
     }
 
-    /// The link has other sockets now; whoever waits begins anew with them.
+    /// The link has other sockets now; a waiting thread begins again with them.
     pub(super) fn replace(&self, sockets: Arc<[Arc<OwnedFd>]>) {
         *self.sockets.lock() = sockets;
+        ring(&self.changes);
         self.wake();
     }
+}
+
+/// Makes a counter readable. Fails only when 2^64 - 2 rings wait already.
+fn ring(counter: &OwnedFd) {
+    let _ = io::write(counter, &1_u64.to_ne_bytes());
+}
+
+/// Takes the rings. Another thread may have been faster: then there is nothing to read.
+fn hear(counter: &OwnedFd) {
+    let _ = io::read(counter, &mut [0; 8]);
 }
 
 impl Waiter for Poller {
     fn wait(&self, timeout: Option<Duration>, packets: bool) {
         let sockets = Arc::clone(&self.sockets.lock());
-        let mut polled = vec![
-            PollFd::new(&self.wakes, PollFlags::IN),
-            PollFd::from_borrowed_fd(self.news.socket(), PollFlags::IN),
-        ];
+        // In place: a program that sleeps waits for every message.
+        let mut polled = ArrayVec::<_, { SOCKETS_MAX + 2 }>::new();
+        polled.push(PollFd::new(&self.wakes, PollFlags::IN));
+        polled.push(PollFd::from_borrowed_fd(self.news.socket(), PollFlags::IN));
         if packets {
+            let sockets = sockets.iter().take(SOCKETS_MAX);
             polled.extend(
-                sockets
-                    .iter()
-                    .map(|socket| PollFd::from_borrowed_fd(socket.as_fd(), PollFlags::IN)),
+                sockets.map(|socket| PollFd::from_borrowed_fd(socket.as_fd(), PollFlags::IN)),
             );
         }
         let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
@@ -54,14 +75,42 @@ impl Waiter for Poller {
         let woken =
             poll(&mut polled, timeout.as_ref()).is_ok_and(|_| !polled[0].revents().is_empty());
         if woken {
-            let mut count = [0; 8];
-            // Somebody else may have been quicker: then there is nothing to take back.
-            let _ = io::read(&self.wakes, &mut count);
+            hear(&self.wakes);
         }
     }
 
     fn wake(&self) {
-        // Fails only when 2^64 - 2 wakes wait already.
-        let _ = io::write(&self.wakes, &1_u64.to_ne_bytes());
+        ring(&self.wakes);
+    }
+
+    fn has_place(&self, also: usize) -> bool {
+        also <= ALSO_MAX
+    }
+
+    fn wait_beside(
+        &self,
+        also: &[BorrowedFd<'_>],
+        timeout: Option<Duration>,
+    ) -> Option<std::io::Result<()>> {
+        if !self.has_place(also.len()) {
+            return None;
+        }
+        // Read before: a change from now on ends the wait.
+        let sockets = Arc::clone(&self.sockets.lock());
+        let mut polled = ArrayVec::<_, { SOCKETS_MAX + ALSO_MAX + 2 }>::new();
+        polled.push(PollFd::new(&self.changes, PollFlags::IN));
+        polled.push(PollFd::from_borrowed_fd(self.news.socket(), PollFlags::IN));
+        let sockets = sockets
+            .iter()
+            .take(SOCKETS_MAX)
+            .map(|socket| socket.as_fd());
+        let all = also.iter().copied().chain(sockets);
+        polled.extend(all.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+        let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
+        let waited = poll(&mut polled, timeout.as_ref());
+        if waited.is_ok() && !polled[0].revents().is_empty() {
+            hear(&self.changes);
+        }
+        Some(waited.map(drop).map_err(Into::into))
     }
 }

@@ -1,9 +1,11 @@
-//! What wraps a link.
+//! The wrapper of a link.
 
 use std::fmt;
 use std::io;
 use std::net::IpAddr;
+use std::ops::Range;
 
+use verbs_core::host::HostPorts;
 use verbs_core::sync::{Arc, Weak};
 use verbs_core::{Mtu, Seed};
 
@@ -13,8 +15,8 @@ use crate::{
     Waiter,
 };
 
-/// A link around another one: it sees what is sent and what has come, and the link inside does the rest. Every
-/// one is a [`PacketLink`].
+/// A link around another one: it sees what is sent and what was received, and the link inside does the rest. Every
+/// wrapper is a [`PacketLink`].
 ///
 /// ```
 /// use verbs_link::{Burst, Cable, CableEnd, PacketLink, Sent, Wrap};
@@ -80,6 +82,8 @@ impl<W: Wrap> PacketLink for W {
         self.inner().burst_bytes()
     }
 
+    // `seals` is not passed on: what a wrapper sees is complete.
+
     fn transmit(&mut self, burst: &Burst<'_>) -> Sent {
         Wrap::transmit(self, burst)
     }
@@ -130,6 +134,18 @@ impl<W: Wrap> PacketLink for W {
 
     fn managed(&self) -> Option<Arc<dyn Managed>> {
         self.inner().managed()
+    }
+
+    fn numbers(&mut self, used: usize) -> Option<&[Range<u32>]> {
+        self.inner_mut().numbers(used)
+    }
+
+    fn gone(&mut self) -> Option<Range<u32>> {
+        self.inner_mut().gone()
+    }
+
+    fn host_ports(&self) -> Option<Arc<dyn HostPorts>> {
+        self.inner().host_ports()
     }
 
     fn counters(&self) -> LinkCounters {

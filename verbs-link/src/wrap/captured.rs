@@ -11,24 +11,24 @@ use crate::{Arrival, Burst, Ident, PacketLink, Route, Sent};
 use verbs_wire::pcap::PcapWriter;
 use verbs_wire::{Envelope, Frame, Net, ROCE_PORT, Seal};
 
-/// A link with a capture of all that it sends and receives, IP and UDP headers included; of a link with LIDs,
-/// which wants a capture of [`LinkType::InfiniBand`](verbs_wire::pcap::LinkType::InfiniBand), the route headers
-/// and the variant CRC.
+/// A link with a capture of all that it sends and receives, IP and UDP headers included; for a link with LIDs, which
+/// needs a capture of [`LinkType::InfiniBand`](verbs_wire::pcap::LinkType::InfiniBand), the route headers and the
+/// variant CRC.
 ///
-/// The headers are those on the wire as far as a socket tells: a hidden identification is solved for,
-/// but of received packets hop limits are written as 64 and UDP checksums as none, and flow labels
-/// are 0. Wireshark remarks on packets over IPv6 without a UDP checksum, which in RoCEv2 are common.
-/// What a link refuses for want of room is not written; what it loses is.
+/// The headers are those on the wire as far as a socket reports them: a hidden identification is solved for, but hop
+/// limits of received packets are written as 64 and their UDP checksums as none, and all flow labels are 0. Wireshark
+/// remarks on packets over IPv6 without a UDP checksum, which are common in RoCEv2. Packets that a link refuses because
+/// it has no room are not written; those that it loses are.
 ///
-/// When the sink fails, the capture ends, the link goes on, and [`Captured::finish`] tells.
+/// When the sink fails, the capture ends, the link continues, and [`Captured::finish`] returns the error.
 pub struct Captured<L, W: Write> {
     link: L,
     capture: Capture<W>,
 }
 
 impl<L: PacketLink, W: Write + Send> Captured<L, W> {
-    /// Captures the packets of `link`. They are stamped with the time of `clock`, which started so
-    /// long after the Unix epoch.
+    /// Captures the packets of `link`. They are stamped with the time of `clock`, which started `epoch` after the Unix
+    /// epoch.
     ///
     /// ```
     /// use std::time::Duration;
@@ -53,7 +53,7 @@ impl<L: PacketLink, W: Write + Send> Captured<L, W> {
         Self { link, capture }
     }
 
-    /// The link again, and the capture's sink, or why it ended early.
+    /// Returns the link, and the capture's sink or the error that ended the capture early.
     pub fn finish(self) -> (L, io::Result<W>) {
         (self.link, self.capture.pcap.and_then(PcapWriter::finish))
     }
@@ -143,12 +143,26 @@ impl<W: Write> Capture<W> {
                 .map_or((0, true), |found| {
                     (found.identification, found.dont_fragment)
                 }),
+            Ident::Unsealed => (0, true),
         };
         if let Some(mut envelope) = envelope(src, dst, sport, identification, dont_fragment) {
             envelope.traffic_class = arrival.tclass;
-            self.write(&envelope, arrival.bytes);
+            match arrival.ident {
+                Ident::Unsealed => self.write(&envelope, &sealed(arrival)),
+                _ => self.write(&envelope, arrival.bytes),
+            }
         }
     }
+}
+
+/// The packet with the ICRC that it would have on a network.
+fn sealed(arrival: &Arrival<'_>) -> Vec<u8> {
+    let mut packet = arrival.bytes.to_vec();
+    let seal = Seal::new(arrival.src, arrival.dst, arrival.sport);
+    if let Some((seal, (covered, icrc))) = seal.zip(packet.split_last_chunk_mut()) {
+        *icrc = seal.icrc(0, covered).to_le_bytes();
+    }
+    packet
 }
 
 /// Headers between these addresses; `None` if only one of them is IPv4.
@@ -189,7 +203,7 @@ fn udp_checksum(envelope: &Envelope, packet: &[u8]) -> u16 {
         Net::V6 { src, dst, .. } => words(&src.octets()) + words(&dst.octets()),
     };
     let ports = u64::from(envelope.src_port) + u64::from(ROCE_PORT);
-    // The length stands both in the pseudo-header, behind the protocol number 17, and in the header.
+    // The length is both in the pseudo-header, behind the protocol number 17, and in the header.
     let lengths = 17 + 2 * (packet.len() as u64 + 8);
     let mut sum = addresses + ports + lengths + words(packet);
     while sum > 0xffff {
@@ -248,7 +262,7 @@ mod tests {
         let v4 = Envelope::v4([10, 0, 0, 1].into(), [10, 0, 0, 2].into(), 0xc000);
         // 0a00 0001 0a00 0002, 0011 000b, c000 12b7 000b, 4567 8900: together 1_b548.
         assert_eq!(udp_checksum(&v4, &bytes), !0xb549);
-        // The sum ffff has the checksum 0, which is written the other way.
+        // The sum ffff has the checksum 0, which is written as ffff.
         let v4 = Envelope::v4([0; 4].into(), [0; 4].into(), 0);
         let rest = 0xffff - (17 + 2 * 10 + ROCE_PORT);
         assert_eq!(udp_checksum(&v4, &rest.to_be_bytes()), 0xffff);

@@ -1,4 +1,4 @@
-//! A link that loses, repeats, disorders and damages packets, as its seed says.
+//! A link that loses, repeats, reorders and damages packets, as its seed decides.
 
 use std::net::IpAddr;
 
@@ -14,14 +14,14 @@ pub struct Faults {
     pub loss: u16,
     /// Come twice.
     pub duplication: u16,
-    /// Come after up to [`Faults::REACH`] packets that were sent behind them.
+    /// Are received after up to [`Faults::REACH`] packets that were sent behind them.
     pub reordering: u16,
     /// Have one bit changed, among those that the ICRC covers.
     pub corruption: u16,
 }
 
 impl Faults {
-    /// By how many packets one is overtaken at most.
+    /// The most packets that overtake one packet.
     pub const REACH: u32 = 8;
 
     /// No faults.
@@ -56,11 +56,11 @@ pub struct FaultCounters {
     pub corrupted: u64,
 }
 
-/// A link with faults. Packets and calls in the same order meet the same faults with the same seed.
+/// A link with faults. With the same seed, packets and calls in the same order meet the same faults.
 ///
-/// On reception each packet meets its own. In transmission a burst keeps together, because the ICRC of
-/// a packet covers its number in the burst: what is lost is a packet and all behind it, what is
-/// repeated or overtaken is the burst.
+/// On reception each packet meets its own faults. In transmission a burst stays together, because the ICRC of a packet
+/// covers its number in the burst: a loss affects a packet and all behind it, and a repetition or overtaking affects
+/// the whole burst.
 #[derive(Debug)]
 pub struct Faulty<L> {
     link: L,
@@ -116,19 +116,19 @@ impl<L: PacketLink> Faulty<L> {
         }
     }
 
-    /// Faults of packets that come.
+    /// Faults of received packets.
     pub fn receiving(mut self, faults: Faults) -> Self {
         self.receiving = faults;
         self
     }
 
-    /// Faults of packets that leave.
+    /// Faults of sent packets.
     pub fn sending(mut self, faults: Faults) -> Self {
         self.sending = faults;
         self
     }
 
-    /// How many packets met which fault.
+    /// How many packets met each fault.
     pub fn fault_counters(&self) -> FaultCounters {
         self.counters
     }
@@ -149,8 +149,7 @@ impl<L: PacketLink> Faulty<L> {
         }
     }
 
-    /// What remains of a burst that loses a packet and all behind it, with its other packets changed
-    /// as they are to be.
+    /// What remains of a burst that loses a packet and all behind it, with its other packets damaged as drawn.
     fn damaged(&mut self, burst: &Burst<'_>) -> (Vec<u8>, Fate) {
         let mut bytes = Vec::with_capacity(burst.bytes.len());
         let mut fate = Fate::default();
@@ -174,7 +173,7 @@ impl<L: PacketLink> Faulty<L> {
     }
 }
 
-/// What happens to a packet.
+/// The faults of a packet.
 #[derive(Clone, Copy, Debug, Default)]
 struct Fate {
     is_lost: bool,
@@ -272,8 +271,8 @@ impl<L: PacketLink> Wrap for Faulty<L> {
     }
 }
 
-/// Hands up a packet as often as its fate says, and those that it was the last to overtake; says how
-/// many those were.
+/// Hands up a packet as often as its fate says, and then the packets that waited only for it to overtake them. Returns
+/// how many those were.
 fn pass(
     arrival: &Arrival<'_>,
     rng: &mut Rng,
@@ -294,6 +293,10 @@ fn pass(
         changed = arrival.bytes.to_vec();
         change_a_bit(rng, &mut changed);
         arrival.bytes = &changed;
+        if arrival.ident == Ident::Unsealed {
+            // A damaged packet is not taken: the ICRC that it does not have is wrong.
+            arrival.ident = Ident::Known(0);
+        }
     }
     if fate.is_held {
         counters.reordered += 1;
@@ -318,7 +321,7 @@ fn pass(
     handed_up + release(held, 1, sink)
 }
 
-/// So many packets have overtaken those that are held; hands up the ones that need no more.
+/// That many packets have overtaken the held ones; hands up those that wait for no more.
 fn release(
     held: &mut Vec<HeldPacket>,
     overtaken_by: u32,

@@ -1,4 +1,4 @@
-//! Links around links: what wraps one, one that writes captures, one that damages.
+//! Links around links: the trait of wrappers, one that writes captures, one that damages.
 
 mod around;
 mod captured;

@@ -1,7 +1,9 @@
-//! Goal: of several managers one leads, by the rules of IBTA vol. 1, 14.4; traps are heard, and no port tells
-//! more than its share. Method: a manager whose port is linked to another one's; what that one says is up to
-//! the test, and the time is an argument. More managers, on subnets with switches, are in the workspace's tests.
+//! Goal: one of several managers becomes master, by the rules of IBTA vol. 1, 14.4; traps are handled, and no
+//! port may send more than its share of them. Method: a manager whose port is linked to another manager's; the
+//! test writes that one's answers, and the time is an argument. More managers, on subnets with switches, are in
+//! the workspace's tests.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use verbs_core::mad::sm::{
@@ -18,20 +20,24 @@ use crate::manager::Output;
 const OWN: Guid = Guid(0x20);
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Two adapters, linked to each other: ours, and one with a manager that says what it is told to.
-struct Pair {
-    manager: SubnetManager,
-    now: Time,
-    /// `None`: it is not there.
+/// Two adapters, linked to each other: ours, and one whose manager the test controls.
+pub(crate) struct Pair {
+    pub(crate) manager: SubnetManager,
+    now: Instant,
+    /// `None`: it does not exist.
     rival: Option<SmInfo>,
-    /// What each port is like: ours, the other one.
-    ports: [PortInfo; 2],
-    /// What was asked of the other manager: method and modifier.
+    /// The information of each port: ours, the other one's.
+    pub(crate) ports: [PortInfo; 2],
+    /// Requests to the other manager: method and modifier.
     asked: Vec<(Method, u32)>,
-    /// What was sent without being a request.
+    /// Datagrams sent that are not requests.
     sent: Vec<(Address, MadBytes)>,
-    /// The master's clients were told to register again.
-    greeted: u32,
+    /// The master's clients were asked to register again.
+    pub(crate) greeted: u32,
+    /// The other node does not answer.
+    pub(crate) is_deaf: bool,
+    /// Requests that were in flight at the same time, at most.
+    pub(crate) in_flight_max: usize,
 }
 
 fn rival(guid: u64, priority: u32, state: SmState) -> SmInfo {
@@ -50,19 +56,31 @@ impl Pair {
             priority: Bits::truncated(priority),
             ..Config::default()
         };
+        Self::with(config, other, |_| {})
+    }
+
+    /// `change` sees the ports before the manager starts.
+    pub(crate) fn with(
+        config: Config,
+        other: Option<SmInfo>,
+        change: impl FnOnce(&mut [PortInfo; 2]),
+    ) -> Self {
         let port = PortInfo {
             state: LinkState::INIT,
             ..PortInfo::default()
         };
         let mut pair = Self {
             manager: SubnetManager::new(config, 1),
-            now: Time::ZERO,
+            now: Instant::ZERO,
             rival: other,
             ports: [port; 2],
             asked: Vec::new(),
             sent: Vec::new(),
             greeted: 0,
+            is_deaf: false,
+            in_flight_max: 0,
         };
+        change(&mut pair.ports);
         pair.manager.start(pair.now);
         pair.settle();
         pair
@@ -74,22 +92,31 @@ impl Pair {
 
     /// Answers requests until there are none.
     fn settle(&mut self) {
-        while let Some(output) = self.manager.poll_output() {
-            match output {
-                Output::Request { id, mad, .. } => {
-                    let answer = self.answer(&mad);
-                    self.manager.answered(self.now, id, answer.as_ref());
+        let mut in_flight = VecDeque::new();
+        loop {
+            while let Some(output) = self.manager.poll_output() {
+                match output {
+                    Output::Request { id, mad, .. } => in_flight.push_back((id, mad)),
+                    Output::Send { to, mad } => self.sent.push((to, *mad)),
+                    Output::Respond { .. } | Output::IsSm(_) => {}
                 }
-                Output::Send { to, mad } => self.sent.push((to, *mad)),
-                Output::Respond { .. } | Output::IsSm(_) => {}
             }
+            self.in_flight_max = self.in_flight_max.max(in_flight.len());
+            let Some((id, mad)) = in_flight.pop_front() else {
+                return;
+            };
+            let answer = self.answer(&mad);
+            self.manager.answered(self.now, id, answer.as_ref());
         }
     }
 
     fn answer(&mut self, question: &MadBytes) -> Option<MadBytes> {
         let header = MadHeader::parse(header_of(question));
-        // How many links it passes.
+        // The number of links that it passes.
         let far = usize::from(question[7] != 0);
+        if far == 1 && self.is_deaf {
+            return None;
+        }
         let is_set = header.method == Method::SET;
         let mut mad = *question;
         emit_header(&header.response(sm::DIRECTION), &mut mad);
@@ -138,8 +165,8 @@ impl Pair {
         Some(mad)
     }
 
-    /// Lets that much time pass.
-    fn pass(&mut self, time: Duration) {
+    /// Advances the time.
+    pub(crate) fn pass(&mut self, time: Duration) {
         let end = self.now + time;
         while let Some(due) = self.manager.poll_timeout().filter(|&due| due <= end) {
             self.now = self.now.max(due);
@@ -149,7 +176,7 @@ impl Pair {
         self.now = end;
     }
 
-    /// The other manager tells this one what to be. Returns the status.
+    /// The other manager sets this one's state. Returns the status.
     fn told(&mut self, method: Method, modifier: u32) -> Status {
         let header = MadHeader {
             base_version: MadHeader::BASE_VERSION,
@@ -180,14 +207,14 @@ impl Pair {
         header_of(mad).status() - sm::DIRECTION
     }
 
-    /// What this manager says of itself.
+    /// This manager's information.
     fn says(&mut self) -> SmInfo {
         assert_eq!(self.told(Method::GET, 0), Status::OK);
         let (_, mad) = self.sent.last().expect("an answer");
         SmInfo::parse(SmInfoView::new(sm::attribute(mad)).expect("long enough"))
     }
 
-    /// A trap of that port. Returns whether it was heard.
+    /// A trap of that port. Returns whether it was handled.
     fn trap(&mut self, from: u16, issuer: u16, trap: TrapNumber) -> bool {
         let header = MadHeader {
             base_version: MadHeader::BASE_VERSION,
@@ -220,8 +247,8 @@ impl Pair {
     }
 }
 
-/// Goal: priority decides, then the lower GUID; who is not active does not count, and a master is not put off by
-/// one that is no better. Method: one rival after the other, in each state.
+/// Goal: priority decides, then the lower GUID; a manager that is not active does not count, and a master is not
+/// displaced by one that is no better. Method: one rival after the other, in each state.
 #[test]
 fn priority_leads_then_the_lower_guid() {
     use SmState as S;
@@ -251,13 +278,13 @@ fn priority_leads_then_the_lower_guid() {
             "a higher GUID, {state:?}"
         );
     }
-    // There is a master: who comes later waits until that one hands over.
+    // There is a master: a later manager waits until that one hands over.
     assert_eq!(of(5, rival(0x30, 4, S::MASTER)), S::STANDBY);
     assert_eq!(of(5, rival(0x10, 9, S::NOT_ACTIVE)), S::MASTER);
 }
 
-/// Goal: a standby takes the master for dead after as many questions in a row as it is told, not one more or less.
-/// Method: the master is away for one question less; then for all of them; one that is master no more.
+/// Goal: a standby considers the master dead after the configured number of unanswered polls in a row, no more
+/// and no fewer. Method: the master is away for one poll less, then for all of them; then it is no longer master.
 #[test]
 fn a_standby_counts_its_questions() {
     let master = rival(0x10, 9, SmState::MASTER);
@@ -292,13 +319,14 @@ fn a_standby_counts_its_questions() {
     );
     pair.asked.clear();
     pair.pass(2 * SECOND);
-    // It looks around, and finds one that has more right to lead than it.
+    // It starts discovery, and finds one that outranks it.
     assert_eq!(pair.state(), SmState::STANDBY);
     assert_eq!(pair.asked, [(Method::GET, 0), (Method::GET, 0)]);
 }
 
-/// Goal: a master hands over to one with more right, once, and is told nothing more by its sweeps; one with less
-/// right stands by without being asked. Method: a rival that comes while this one leads; its state after.
+/// Goal: a master hands over to a manager that outranks it, once, and its later sweeps do not repeat that; a
+/// lower-ranked one stands by unasked. Method: a rival that appears while this one is master; its state
+/// afterwards.
 #[test]
 fn a_master_hands_over() {
     let mut pair = Pair::new(3, None);
@@ -313,7 +341,7 @@ fn a_master_hands_over() {
     assert_eq!(pair.state(), SmState::MASTER, "that one is not ready");
     pair.asked.clear();
     pair.rival = Some(rival(0x10, 4, SmState::STANDBY));
-    // The next look finds it, without anybody telling.
+    // The next check finds it without a trap.
     pair.pass(10 * SECOND);
     assert_eq!(pair.state(), SmState::STANDBY);
     let sets: Vec<_> = pair
@@ -332,8 +360,8 @@ fn a_master_hands_over() {
     );
 }
 
-/// Goal: a standby that is handed the lead takes it whatever its right, acknowledges, and tells clients that it is
-/// new. Method: the old master says so; what is asked of it; ports.
+/// Goal: a standby that is handed mastership takes it whatever its rank, acknowledges, and notifies clients that
+/// it is new. Method: the old master hands over; the requests to it; the ports.
 #[test]
 fn a_standby_takes_what_it_is_handed() {
     let mut pair = Pair::new(0, Some(rival(0x10, 9, SmState::MASTER)));
@@ -351,8 +379,8 @@ fn a_standby_takes_what_it_is_handed() {
     assert_eq!(pair.state(), SmState::MASTER);
 }
 
-/// Goal: a manager is what another one tells it to be only where the specification has an edge, and says what it is.
-/// Method: each modifier in each state.
+/// Goal: another manager can set this one's state only where the specification has a transition, and the answer
+/// reports the state. Method: each modifier in each state.
 #[test]
 fn a_manager_is_told_what_to_be() {
     let master = Some(rival(0x10, 9, SmState::MASTER));
@@ -400,8 +428,8 @@ fn a_manager_is_told_what_to_be() {
     }
 }
 
-/// Goal: only the master answers as the administrator. Method: the same request to a master, to one that has handed
-/// over, and to a standby.
+/// Goal: only the master answers as the administrator. Method: the same request to a master, to one that has
+/// handed over, and to a standby.
 #[test]
 fn a_standby_is_no_administrator() {
     let answers = |pair: &mut Pair| {
@@ -422,7 +450,7 @@ fn a_standby_is_no_administrator() {
     };
     let mut pair = Pair::new(0, None);
     assert_eq!(answers(&mut pair), (1, 1));
-    // It hands over, and knows the subnet still.
+    // It hands over, but still knows the subnet.
     pair.rival = Some(rival(0x10, 9, SmState::STANDBY));
     pair.manager.sweep(pair.now);
     pair.settle();
@@ -435,8 +463,8 @@ fn a_standby_is_no_administrator() {
     assert_eq!(answers(&mut pair), (0, 0));
 }
 
-/// Goal: a trap about links is followed by a look at the subnet, by the master alone; any is acknowledged. Method:
-/// traps of several kinds, to a master and to a standby.
+/// Goal: after a trap about links the master alone checks the subnet; every trap is acknowledged. Method: traps
+/// of several kinds, to a master and to a standby.
 #[test]
 fn traps_about_links_are_followed() {
     let mut pair = Pair::new(0, None);
@@ -452,9 +480,9 @@ fn traps_about_links_are_followed() {
     assert_eq!((pair.state(), sweeps(&pair)), (SmState::STANDBY, 0));
 }
 
-/// Goal: a port that tells again and again is heard ten times in an interval, whatever it says and whoever it says
-/// that it is, and others are heard as before; what is kept of it has a limit. Method: floods from one port
-/// with invented issuers, then another port; floods from all LIDs there are.
+/// Goal: of a port that repeats traps, ten are handled per interval, whatever the traps contain and whatever
+/// issuer they name, and traps of other ports are handled as before; the memory for them is bounded. Method:
+/// floods from one port with invented issuers, then another port; floods from all possible LIDs.
 #[test]
 fn a_flood_of_traps_mutes_only_its_sender() {
     let mut pair = Pair::new(0, None);
@@ -476,12 +504,15 @@ fn a_flood_of_traps_mutes_only_its_sender() {
     );
 }
 
-/// Goal: the manager looks again after its interval, sooner if something failed. Method: virtual time over a subnet
-/// without switches, whose whole is looked at; a node that refuses once.
+/// Goal: the manager checks again after its interval, sooner if something failed. Method: virtual time over a
+/// subnet without switches, all of which is swept; a node that refuses once.
 #[test]
 fn looks_come_at_their_intervals() {
     let mut pair = Pair::new(0, None);
-    assert_eq!(pair.manager.poll_timeout(), Some(Time::ZERO + 10 * SECOND));
+    assert_eq!(
+        pair.manager.poll_timeout(),
+        Some(Instant::ZERO + 10 * SECOND)
+    );
     pair.pass(35 * SECOND);
     assert_eq!(pair.manager.counters().sweeps, 4);
     assert_eq!(pair.ports[1].state, LinkState::ACTIVE);

@@ -14,17 +14,17 @@ use crate::config::Config;
 use crate::fabric::{Fabric, port_gid};
 use crate::sa::records::{Found, Records};
 
-/// Reports that a subscriber leaves unanswered, in a row, until it is taken for gone.
+/// Consecutive unanswered reports after which a subscriber is considered gone.
 const MISSES_MAX: u32 = 3;
 
 /// All of something, in a subscription.
 const ANY_TRAP: u16 = 0xffff;
 const ANY_PRODUCER: u32 = 0x00ff_ffff;
 
-/// Who, which event.
+/// The subscriber's LID, the event.
 type Key = (Lid, u16);
 
-/// Reports that are to go out.
+/// Reports to send.
 type Outbox = VecDeque<(u64, Address, Box<MadBytes>)>;
 
 #[derive(Debug)]
@@ -60,7 +60,7 @@ impl Events {
         }
     }
 
-    /// Begins a subscription, or ends it.
+    /// Begins or ends a subscription.
     pub(crate) fn subscribe(&mut self, from: &Address, like: &[u8; DATA_LEN]) -> Found {
         let view = InformInfoView::new(like).ok_or(SaStatus::RequestInvalid)?;
         let asked = InformInfo::parse(view);
@@ -102,7 +102,7 @@ impl Events {
         self.subscribers.len() < self.max && own.count() < self.per_port_max
     }
 
-    /// Reports an event about a GID to those who want to know.
+    /// Reports an event about a GID to its subscribers.
     pub(crate) fn about_gid(&mut self, fabric: &Fabric, trap: TrapNumber, gid: Gid) {
         let own = fabric.own.and_then(|end| fabric.port(end));
         let lid = own.map_or(Lid(0), |port| port.info.lid);
@@ -142,13 +142,13 @@ impl Events {
         }
     }
 
-    /// What has come into service since, and what has gone.
+    /// Reports what has come into service since, and what has disappeared.
     pub(crate) fn compare(&mut self, before: &Fabric, now: &Fabric) {
         let gids = |fabric: &Fabric| -> BTreeSet<Gid> {
             fabric.end_ports().map(|(_, port)| port_gid(port)).collect()
         };
         let (before, present) = (gids(before), gids(now));
-        // Who has gone cannot be told; its subscriptions go when it does not answer.
+        // A port that has disappeared cannot be notified; its subscriptions end when it does not answer.
         for &gid in before.difference(&present) {
             self.about_gid(now, TrapNumber::GID_OUT_OF_SERVICE, gid);
         }

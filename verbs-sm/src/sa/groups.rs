@@ -12,10 +12,10 @@ use crate::tables::GROUPS_AT;
 /// A group.
 #[derive(Clone, Debug)]
 pub(crate) struct Group {
-    /// All but who and how.
+    /// The record without the fields of a single member.
     pub(crate) record: McMemberRecord,
     pub(super) members: BTreeMap<Gid, JoinState>,
-    /// The port that has made it; `None` for one that is there whether anybody is in it or not.
+    /// The port that has created it; `None` for a group that exists even without members.
     made_by: Option<Lid>,
 }
 
@@ -29,7 +29,7 @@ pub(crate) struct Groups {
     per_port_max: usize,
     members_max: usize,
     pub(super) members: usize,
-    /// Makes addresses for groups that have none.
+    /// The next address for groups created without one.
     next_address: u64,
 }
 
@@ -86,15 +86,15 @@ impl Groups {
         Some(self.by_mgid.entry(record.mgid).or_insert(group))
     }
 
-    /// Whether a port may make a group, and be its first member.
+    /// Whether a port may create a group, and be its first member.
     pub(super) fn has_room(&self, from: Lid) -> bool {
         let made = self.by_mgid.values();
         let made = made.filter(|group| group.made_by == Some(from));
         self.members < self.members_max && made.count() < self.per_port_max
     }
 
-    /// An address for a group that was asked for without one: transient, of the scope, of this
-    /// administrator's making.
+    /// An address for a group that was requested without one: transient, of the scope, assigned by this
+    /// administrator.
     pub(super) fn free_address(&mut self, scope: u8) -> Gid {
         loop {
             let number = self.next_address.to_be_bytes();
@@ -108,7 +108,7 @@ impl Groups {
         }
     }
 
-    /// A port is a member, of that kind too.
+    /// Makes a port a member, adding that kind of membership.
     pub(super) fn enter(
         &mut self,
         mgid: Gid,
@@ -132,7 +132,7 @@ impl Groups {
         })
     }
 
-    /// A port is no member of that kind any more. Returns what it was, and whether the group goes.
+    /// Ends a port's membership of that kind. Returns its earlier state, and whether the group is deleted.
     pub(super) fn quit(
         &mut self,
         mgid: Gid,
@@ -165,7 +165,7 @@ impl Groups {
         Ok((record, self.remove_if_idle(mgid)))
     }
 
-    /// Whether a group that nobody keeps alive was there, and is no more.
+    /// Deletes a group without full members; returns whether it did.
     pub(super) fn remove_if_idle(&mut self, mgid: Gid) -> bool {
         let keeps = JoinState::FULL_MEMBER | JoinState::SEND_ONLY_FULL_MEMBER;
         let is_idle = self.by_mgid.get(&mgid).is_some_and(|group| {
@@ -178,9 +178,40 @@ impl Groups {
         }
         is_idle
     }
+
+    /// Limits groups to the number that all switches have room for.
+    pub(crate) fn limit(&mut self, max: usize) {
+        self.groups_max = max;
+    }
+
+    /// The LIDs of all groups.
+    pub(crate) fn lids(&mut self) -> Vec<Lid> {
+        self.changed.clear();
+        self.by_mlid.keys().map(|&mlid| Lid(mlid)).collect()
+    }
+
+    /// Whether members have changed since the tables were written.
+    pub(crate) fn has_changed(&self) -> bool {
+        !self.changed.is_empty()
+    }
+
+    /// The groups whose members have changed.
+    pub(crate) fn take_changed(&mut self) -> Vec<Lid> {
+        let changed = std::mem::take(&mut self.changed);
+        changed.into_iter().map(Lid).collect()
+    }
+
+    /// The members of a group, and whether each receives.
+    pub(crate) fn members(&self, mlid: Lid) -> impl Iterator<Item = (Gid, bool)> + '_ {
+        let mgid = self.by_mlid.get(&mlid.0);
+        let group = mgid.and_then(|mgid| self.get(*mgid));
+        let receives = JoinState::FULL_MEMBER | JoinState::NON_MEMBER;
+        let members = group.into_iter().flat_map(|group| &group.members);
+        members.map(move |(&gid, state)| (gid, state.intersects(receives)))
+    }
 }
 
-/// Selectors of records that say how things are.
+/// Selectors of records that give exact values.
 pub(super) fn exact() -> McMemberRecord {
     McMemberRecord {
         mtu_selector: Selector::Exactly,

@@ -1,8 +1,8 @@
-//! The administrator: what is known of the subnet, for those who ask, and what is kept for them.
+//! The administrator: answers queries about the subnet, and keeps records for clients.
 
 mod events;
 mod groups;
-mod membership;
+pub(crate) mod membership;
 mod nodes;
 mod paths;
 mod records;
@@ -14,8 +14,9 @@ use verbs_core::Lid;
 use verbs_core::mad::header::{emit_header, header_of};
 use verbs_core::mad::sa::{CLASS_VERSION, DATA_AT, SaHeader, SaStatus, record};
 use verbs_core::mad::{
-    Address, AttributeId, ClassPortInfo, MadBytes, MadHeader, Method, Status, Time, TimeCode,
+    Address, AttributeId, ClassPortInfo, MadBytes, MadHeader, Method, Status, TimeCode,
 };
+use verbs_core::time::Instant;
 
 use crate::config::Config;
 use crate::fabric::Fabric;
@@ -23,13 +24,13 @@ use crate::tables::Tables;
 
 use events::Events;
 use groups::Groups;
-use records::Records;
+use records::{Found, Records};
 use services::Services;
 
-/// What the class can do here: optional records (links), multicast.
+/// The supported capabilities of the class: optional records (links), multicast.
 const CAPABILITIES: u16 = 0x0300;
 
-/// How long an answer takes at most: 1.07 s.
+/// The longest time that an answer takes: 1.07 s.
 const RESPONSE_TIME: TimeCode = TimeCode::new(18);
 
 /// The administrator's tables.
@@ -41,9 +42,9 @@ pub(crate) struct Administrator {
     events: Events,
 }
 
-/// What a request comes to.
+/// The reply to a request.
 pub(crate) enum Reply {
-    /// Nothing: it is none.
+    /// None: it is not a request.
     None,
     /// A datagram.
     One(Box<MadBytes>),
@@ -54,14 +55,14 @@ pub(crate) enum Reply {
     },
 }
 
-/// Where things are, for one request.
+/// The context of one request.
 #[derive(Clone, Copy)]
 pub(crate) struct Scene<'a> {
     pub(crate) fabric: &'a Fabric,
     pub(crate) tables: &'a Tables,
-    /// Who asks.
+    /// The requester.
     pub(crate) from: Lid,
-    /// Whether the one who asks has shown the key of the subnet's managers.
+    /// Whether the requester has shown the key of the subnet's managers.
     pub(crate) is_trusted: bool,
 }
 
@@ -75,10 +76,10 @@ impl Administrator {
         }
     }
 
-    /// A request. Whoever made it, it is answered or dropped.
+    /// Handles a request: it is answered or dropped, whatever its sender.
     pub(crate) fn handle(
         &mut self,
-        now: Time,
+        now: Instant,
         fabric: &Fabric,
         tables: &Tables,
         from: &Address,
@@ -98,17 +99,47 @@ impl Administrator {
             from: from.av.dlid,
             is_trusted: sa.sm_key != 0 && sa.sm_key == self.config.sm_key,
         };
-        let (bytes, mask) = (record(mad), sa.component_mask);
+        let found = match self.find_or_change(now, scene, from, mad) {
+            Ok(found) => found,
+            Err(status) => return refuse(mad, status),
+        };
+        let max = self.config.answer_records_max;
+        let found = found.and_then(|found| match found.len() {
+            count if count > max => Err(SaStatus::NoResources),
+            _ => Ok(found),
+        });
+        match found {
+            Ok(found) => answer(mad, &header, found),
+            Err(status) => refuse(mad, status.into()),
+        }
+    }
+
+    /// Looks records up, adds or removes one; the outer error is of a request that is none of these.
+    fn find_or_change(
+        &mut self,
+        now: Instant,
+        scene: Scene<'_>,
+        from: &Address,
+        mad: &MadBytes,
+    ) -> Result<Found, Status> {
+        let (bytes, mask) = (record(mad), SaHeader::of(mad).component_mask);
+        let header = MadHeader::parse(header_of(mad));
         let reads = matches!(header.method, Method::GET | Method::GET_TABLE);
         let found = match (header.attribute, header.method) {
             (AttributeId::CLASS_PORT_INFO, Method::GET) => Ok(class_port_info()),
-            (AttributeId::NODE_RECORD, _) if reads => self.nodes(scene, bytes, mask),
-            (AttributeId::PORT_INFO_RECORD, _) if reads => self.ports(scene, bytes, mask),
-            (AttributeId::LINK_RECORD, _) if reads => self.links(scene, bytes, mask),
-            (AttributeId::PATH_RECORD, _) if reads => self.paths(scene, bytes, mask),
-            (AttributeId::MC_MEMBER_RECORD, _) if reads => self.find_groups(scene, bytes, mask),
-            (AttributeId::MC_MEMBER_RECORD, Method::SET) => self.join(scene, bytes, mask),
-            (AttributeId::MC_MEMBER_RECORD, Method::DELETE) => self.leave(scene, bytes, mask),
+            (AttributeId::NODE_RECORD, _) if reads => nodes::nodes(scene, bytes, mask),
+            (AttributeId::PORT_INFO_RECORD, _) if reads => nodes::ports(scene, bytes, mask),
+            (AttributeId::LINK_RECORD, _) if reads => nodes::links(scene, bytes, mask),
+            (AttributeId::PATH_RECORD, _) if reads => paths::paths(self, scene, bytes, mask),
+            (AttributeId::MC_MEMBER_RECORD, _) if reads => {
+                membership::find_groups(&self.groups, scene, bytes, mask)
+            }
+            (AttributeId::MC_MEMBER_RECORD, Method::SET) => {
+                membership::join(self, scene, bytes, mask)
+            }
+            (AttributeId::MC_MEMBER_RECORD, Method::DELETE) => {
+                membership::leave(self, scene, bytes, mask)
+            }
             (AttributeId::SERVICE_RECORD, _) if reads => self.services.find(bytes, mask),
             (AttributeId::SERVICE_RECORD, Method::SET) => {
                 self.services.set(now, scene.from, bytes, mask)
@@ -125,33 +156,25 @@ impl Administrator {
                 | AttributeId::SERVICE_RECORD
                 | AttributeId::INFORM_INFO,
                 _,
-            ) => return refuse(mad, Status::BAD_METHOD_ATTRIBUTE),
+            ) => return Err(Status::BAD_METHOD_ATTRIBUTE),
             _ if reads || matches!(header.method, Method::SET | Method::DELETE) => {
-                return refuse(mad, Status::BAD_METHOD_ATTRIBUTE);
+                return Err(Status::BAD_METHOD_ATTRIBUTE);
             }
-            _ => return refuse(mad, Status::BAD_METHOD),
+            _ => return Err(Status::BAD_METHOD),
         };
-        let max = self.config.answer_records_max;
-        let found = found.and_then(|found| match found.len() {
-            count if count > max => Err(SaStatus::NoResources),
-            _ => Ok(found),
-        });
-        match found {
-            Ok(found) => answer(mad, &header, found),
-            Err(status) => refuse(mad, status.into()),
-        }
+        Ok(found)
     }
 
-    /// Leases that have ended.
-    pub(crate) fn expire(&mut self, now: Time) {
+    /// Removes records whose leases have ended.
+    pub(crate) fn expire(&mut self, now: Instant) {
         self.services.expire(now);
     }
 
-    pub(crate) fn poll_timeout(&self) -> Option<Time> {
+    pub(crate) fn poll_timeout(&self) -> Option<Instant> {
         self.services.poll_timeout()
     }
 
-    /// A report to a subscriber: its number, for [`reported`](Self::reported).
+    /// The next report to a subscriber, with its number, for [`reported`](Self::reported).
     pub(crate) fn poll_report(&mut self) -> Option<(u64, Address, Box<MadBytes>)> {
         self.events.poll_report()
     }
@@ -161,13 +184,13 @@ impl Administrator {
         self.events.reported(number, was_heard);
     }
 
-    /// What has come and gone between two sweeps is reported.
+    /// Reports the changes between two sweeps.
     pub(crate) fn compare(&mut self, before: &Fabric, now: &Fabric) {
         self.events.compare(before, now);
     }
 }
 
-/// A response with what was found.
+/// A response with the records found.
 fn answer(mad: &MadBytes, header: &MadHeader, found: Records) -> Reply {
     let is_table = header.method == Method::GET_TABLE;
     if !is_table && found.count != 1 {
@@ -197,7 +220,7 @@ fn answer(mad: &MadBytes, header: &MadHeader, found: Records) -> Reply {
     Reply::One(response)
 }
 
-/// A response that says why not, with what was asked.
+/// A response with the reason for a refusal, and the request's data.
 fn refuse(mad: &MadBytes, status: Status) -> Reply {
     let header = MadHeader::parse(header_of(mad));
     let mut response = Box::new(*mad);

@@ -1,4 +1,4 @@
-//! Paths: how one port reaches another, found on the routes that the switches have.
+//! Paths: how one port reaches another, found by following the switches' routes.
 
 use std::cmp::Ordering;
 
@@ -16,148 +16,157 @@ use crate::sa::{Administrator, Scene};
 /// Switches that a packet passes at most.
 const HOPS_MAX: usize = 64;
 
-/// Pairs of ports that are looked at for each record that an answer may have: a request that names neither
-/// end and fits nothing costs no more than that, whatever the subnet's size.
+/// Pairs of ports that are examined per record that an answer may have: a request that names neither end and
+/// matches nothing costs no more than that, whatever the subnet's size.
 const PAIRS_PER_RECORD: usize = 16;
 
-impl Administrator {
-    /// Paths between the ports that are named; between all where none are.
-    pub(super) fn paths(&self, scene: Scene<'_>, like: &[u8; DATA_LEN], mask: u64) -> Found {
-        let asked = PathRecordView::new(like).map(PathRecord::parse);
-        let asked = asked.unwrap_or_default();
-        let mask = PathMask::from_bits_truncate(mask);
-        if mask.contains(PathMask::DGID) && asked.dgid.is_multicast() {
-            return self.path_of_group(scene, &asked, mask);
-        }
-        let sgid = mask.contains(PathMask::SGID).then_some(asked.sgid);
-        let slid = mask.contains(PathMask::SLID).then_some(asked.slid);
-        let dgid = mask.contains(PathMask::DGID).then_some(asked.dgid);
-        let dlid = mask.contains(PathMask::DLID).then_some(asked.dlid);
-        let sources = ends(scene, sgid, slid)?;
-        let destinations = ends(scene, dgid, dlid)?;
-        let pairs = sources.len().saturating_mul(destinations.len());
-        let pairs_max = self.config.answer_records_max;
-        if pairs > pairs_max.saturating_mul(PAIRS_PER_RECORD) {
-            return Err(SaStatus::NoResources);
-        }
-        let mut found = Records::default();
-        for source in &sources {
-            for destination in &destinations {
-                let path = self.path(scene, source, destination, &asked, mask);
-                let Some(path) = path else {
-                    continue;
-                };
-                if found.len() >= self.config.answer_records_max {
-                    return Err(SaStatus::NoResources);
-                }
-                let mut bytes = [0; PathRecord::LEN];
-                path.emit(&mut bytes);
-                found.push(&bytes);
+/// Finds paths between the named ports; between all if none is named.
+pub(super) fn paths(
+    sa: &Administrator,
+    scene: Scene<'_>,
+    like: &[u8; DATA_LEN],
+    mask: u64,
+) -> Found {
+    let asked = PathRecordView::new(like).map(PathRecord::parse);
+    let asked = asked.unwrap_or_default();
+    let mask = PathMask::from_bits_truncate(mask);
+    if mask.contains(PathMask::DGID) && asked.dgid.is_multicast() {
+        return path_of_group(sa, scene, &asked, mask);
+    }
+    let sgid = mask.contains(PathMask::SGID).then_some(asked.sgid);
+    let slid = mask.contains(PathMask::SLID).then_some(asked.slid);
+    let dgid = mask.contains(PathMask::DGID).then_some(asked.dgid);
+    let dlid = mask.contains(PathMask::DLID).then_some(asked.dlid);
+    let sources = ends(scene, sgid, slid)?;
+    let destinations = ends(scene, dgid, dlid)?;
+    let pairs = sources.len().saturating_mul(destinations.len());
+    let pairs_max = sa.config.answer_records_max;
+    if pairs > pairs_max.saturating_mul(PAIRS_PER_RECORD) {
+        return Err(SaStatus::NoResources);
+    }
+    let mut found = Records::default();
+    for source in &sources {
+        for destination in &destinations {
+            let path = path(sa, scene, source, destination, &asked, mask);
+            let Some(path) = path else {
+                continue;
+            };
+            if found.len() >= sa.config.answer_records_max {
+                return Err(SaStatus::NoResources);
             }
+            let mut bytes = [0; PathRecord::LEN];
+            path.emit(&mut bytes);
+            found.push(&bytes);
         }
-        Ok(found)
     }
-
-    /// A path, if there is one that fits.
-    fn path(
-        &self,
-        scene: Scene<'_>,
-        source: &(End, &Port),
-        destination: &(End, &Port),
-        asked: &PathRecord,
-        mask: PathMask,
-    ) -> Option<PathRecord> {
-        let (from, to) = (source.1, destination.1);
-        let pkey = self.shared_pkey(
-            from,
-            to,
-            mask.contains(PathMask::PKEY).then_some(asked.pkey),
-        )?;
-        let most = Bits::truncated(mtu_code(self.config.mtu_max));
-        let (mtu, rate) = walk(scene, source, destination, most)?;
-        let mtu = asked_mtu(mtu, asked, mask)?;
-        let rate = asked_rate(rate, asked, mask)?;
-        let sl_fits = !mask.contains(PathMask::SL) || asked.sl == Bits::default();
-        sl_fits.then(|| PathRecord {
-            dgid: port_gid(to),
-            sgid: port_gid(from),
-            dlid: to.info.lid,
-            slid: from.info.lid,
-            traffic_class: if mask.contains(PathMask::TRAFFIC_CLASS) {
-                asked.traffic_class
-            } else {
-                0
-            },
-            reversible: true,
-            pkey,
-            mtu_selector: Selector::Exactly,
-            mtu,
-            rate_selector: Selector::Exactly,
-            rate,
-            packet_lifetime_selector: Selector::Exactly,
-            packet_lifetime: Bits::saturating(self.config.packet_lifetime.code().into()),
-            ..PathRecord::default()
-        })
-    }
-
-    /// The partition that is asked for, or the first that both are in.
-    fn shared_pkey(&self, from: &Port, to: &Port, asked: Option<PKey>) -> Option<PKey> {
-        let partitions = self.config.partitions.iter().map(crate::Partition::full);
-        let mut candidates = partitions.filter(|own| asked.is_none_or(|asked| own.matches(asked)));
-        candidates.find(|&key| from.has_pkey(key) && to.has_pkey(key))
-    }
-
-    /// The way to a group is what its record says.
-    fn path_of_group(&self, scene: Scene<'_>, asked: &PathRecord, mask: PathMask) -> Found {
-        let group = self.groups.get(asked.dgid).ok_or(SaStatus::NoRecords)?;
-        let sgid = mask.contains(PathMask::SGID).then_some(asked.sgid);
-        let slid = mask.contains(PathMask::SLID).then_some(asked.slid);
-        let sources = ends(scene, sgid, slid)?;
-        let source = sources.first().map(|(_, port)| *port);
-        let source = source.ok_or(SaStatus::InsufficientComponents)?;
-        let record: &McMemberRecord = &group.record;
-        let is_as_asked = (!mask.contains(PathMask::PKEY) || record.pkey.matches(asked.pkey))
-            && (!mask.contains(PathMask::SL) || asked.sl == record.sl)
-            && (!mask.contains(PathMask::MTU)
-                || selected(
-                    selector(mask, PathMask::MTU_SELECTOR, asked.mtu_selector),
-                    record.mtu.cmp(&asked.mtu),
-                ))
-            && (!mask.contains(PathMask::RATE)
-                || selected(
-                    selector(mask, PathMask::RATE_SELECTOR, asked.rate_selector),
-                    rate_order(record.rate).cmp(&rate_order(asked.rate)),
-                ));
-        if !is_as_asked {
-            return Err(SaStatus::NoRecords);
-        }
-        let path = PathRecord {
-            dgid: record.mgid,
-            sgid: port_gid(source),
-            dlid: record.mlid,
-            slid: source.info.lid,
-            flow_label: record.flow_label,
-            hop_limit: record.hop_limit,
-            traffic_class: record.traffic_class,
-            reversible: true,
-            path_count: Bits::truncated(1),
-            pkey: record.pkey,
-            sl: record.sl,
-            mtu_selector: Selector::Exactly,
-            mtu: record.mtu,
-            rate_selector: Selector::Exactly,
-            rate: record.rate,
-            packet_lifetime_selector: Selector::Exactly,
-            packet_lifetime: record.packet_lifetime,
-            ..PathRecord::default()
-        };
-        let mut bytes = [0; PathRecord::LEN];
-        path.emit(&mut bytes);
-        Ok(Records::one(&bytes))
-    }
+    Ok(found)
 }
 
-/// The ports that are named: by GID, by LID, by both; all where none is.
+/// A path, if there is one that matches.
+fn path(
+    sa: &Administrator,
+    scene: Scene<'_>,
+    source: &(End, &Port),
+    destination: &(End, &Port),
+    asked: &PathRecord,
+    mask: PathMask,
+) -> Option<PathRecord> {
+    let (from, to) = (source.1, destination.1);
+    let pkey = shared_pkey(
+        sa,
+        from,
+        to,
+        mask.contains(PathMask::PKEY).then_some(asked.pkey),
+    )?;
+    let most = Bits::truncated(mtu_code(sa.config.mtu_max));
+    let (mtu, rate) = walk(scene, source, destination, most)?;
+    let mtu = asked_mtu(mtu, asked, mask)?;
+    let rate = asked_rate(rate, asked, mask)?;
+    let sl_fits = !mask.contains(PathMask::SL) || asked.sl == Bits::default();
+    sl_fits.then(|| PathRecord {
+        dgid: port_gid(to),
+        sgid: port_gid(from),
+        dlid: to.info.lid,
+        slid: from.info.lid,
+        traffic_class: if mask.contains(PathMask::TRAFFIC_CLASS) {
+            asked.traffic_class
+        } else {
+            0
+        },
+        reversible: true,
+        pkey,
+        mtu_selector: Selector::Exactly,
+        mtu,
+        rate_selector: Selector::Exactly,
+        rate,
+        packet_lifetime_selector: Selector::Exactly,
+        packet_lifetime: Bits::saturating(sa.config.packet_lifetime.code().into()),
+        ..PathRecord::default()
+    })
+}
+
+/// The requested partition, or the first one that both ports are in.
+fn shared_pkey(sa: &Administrator, from: &Port, to: &Port, asked: Option<PKey>) -> Option<PKey> {
+    let partitions = sa.config.partitions.iter().map(crate::Partition::full);
+    let mut candidates = partitions.filter(|own| asked.is_none_or(|asked| own.matches(asked)));
+    candidates.find(|&key| from.has_pkey(key) && to.has_pkey(key))
+}
+
+/// The path to a group is taken from the group's record.
+fn path_of_group(
+    sa: &Administrator,
+    scene: Scene<'_>,
+    asked: &PathRecord,
+    mask: PathMask,
+) -> Found {
+    let group = sa.groups.get(asked.dgid).ok_or(SaStatus::NoRecords)?;
+    let sgid = mask.contains(PathMask::SGID).then_some(asked.sgid);
+    let slid = mask.contains(PathMask::SLID).then_some(asked.slid);
+    let sources = ends(scene, sgid, slid)?;
+    let source = sources.first().map(|(_, port)| *port);
+    let source = source.ok_or(SaStatus::InsufficientComponents)?;
+    let record: &McMemberRecord = &group.record;
+    let is_as_asked = (!mask.contains(PathMask::PKEY) || record.pkey.matches(asked.pkey))
+        && (!mask.contains(PathMask::SL) || asked.sl == record.sl)
+        && (!mask.contains(PathMask::MTU)
+            || selected(
+                selector(mask, PathMask::MTU_SELECTOR, asked.mtu_selector),
+                record.mtu.cmp(&asked.mtu),
+            ))
+        && (!mask.contains(PathMask::RATE)
+            || selected(
+                selector(mask, PathMask::RATE_SELECTOR, asked.rate_selector),
+                rate_order(record.rate).cmp(&rate_order(asked.rate)),
+            ));
+    if !is_as_asked {
+        return Err(SaStatus::NoRecords);
+    }
+    let path = PathRecord {
+        dgid: record.mgid,
+        sgid: port_gid(source),
+        dlid: record.mlid,
+        slid: source.info.lid,
+        flow_label: record.flow_label,
+        hop_limit: record.hop_limit,
+        traffic_class: record.traffic_class,
+        reversible: true,
+        path_count: Bits::truncated(1),
+        pkey: record.pkey,
+        sl: record.sl,
+        mtu_selector: Selector::Exactly,
+        mtu: record.mtu,
+        rate_selector: Selector::Exactly,
+        rate: record.rate,
+        packet_lifetime_selector: Selector::Exactly,
+        packet_lifetime: record.packet_lifetime,
+        ..PathRecord::default()
+    };
+    let mut bytes = [0; PathRecord::LEN];
+    path.emit(&mut bytes);
+    Ok(Records::one(&bytes))
+}
+
+/// The named ports: by GID, by LID, by both; all if none is named.
 fn ends<'a>(
     scene: Scene<'a>,
     gid: Option<Gid>,
@@ -176,12 +185,12 @@ fn ends<'a>(
     })
 }
 
-/// How a number is to be compared; `None`, where the request does not say: it is to be at least that.
+/// How to compare a number; `None` if the request does not say: the path's value must be at least that.
 fn selector(mask: PathMask, bit: PathMask, how: Selector) -> Option<Selector> {
     mask.contains(bit).then_some(how)
 }
 
-/// The MTU of a path as it is asked for, on a way that carries `most`: packets may always be shorter.
+/// The MTU of a path as requested, on a route that supports `most`: packets may always be shorter.
 fn asked_mtu(most: Bits<6>, asked: &PathRecord, mask: PathMask) -> Option<Bits<6>> {
     if !mask.contains(PathMask::MTU) {
         return Some(most);
@@ -197,7 +206,7 @@ fn asked_mtu(most: Bits<6>, asked: &PathRecord, mask: PathMask) -> Option<Bits<6
     (mtu <= most && mtu != Bits::default()).then_some(mtu)
 }
 
-/// The rate of a path as it is asked for, on a way that carries `most`: packets may always be fewer.
+/// The rate of a path as requested, on a route that supports `most`: the rate may always be lower.
 fn asked_rate(most: Bits<6>, asked: &PathRecord, mask: PathMask) -> Option<Bits<6>> {
     if !mask.contains(PathMask::RATE) {
         return Some(most);
@@ -211,7 +220,7 @@ fn asked_rate(most: Bits<6>, asked: &PathRecord, mask: PathMask) -> Option<Bits<
     }
 }
 
-/// Whether a comparison came out as asked.
+/// Whether a comparison has the requested result.
 pub(super) fn selected(how: Option<Selector>, order: Ordering) -> bool {
     match how {
         None => order.is_ge(),
@@ -222,8 +231,8 @@ pub(super) fn selected(how: Option<Selector>, order: Ordering) -> bool {
     }
 }
 
-/// Follows the switches' tables from one port to another: the least MTU and rate on the way; `None` where
-/// they lead elsewhere.
+/// Follows the switches' tables from one port to another: the least MTU and rate on the route; `None` if they do
+/// not reach it.
 fn walk(
     scene: Scene<'_>,
     source: &(End, &Port),

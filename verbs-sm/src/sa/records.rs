@@ -1,8 +1,8 @@
-//! What answers are made of: records of equal length.
+//! The contents of answers: records of equal length.
 
 use verbs_core::mad::sa::SaStatus;
 
-/// What was found, as records of equal length.
+/// The records found, of equal length.
 pub(crate) type Found = Result<Records, SaStatus>;
 
 /// Records of one type, in bytes.
@@ -10,7 +10,7 @@ pub(crate) type Found = Result<Records, SaStatus>;
 pub(crate) struct Records {
     pub(super) bytes: Vec<u8>,
     pub(super) count: usize,
-    /// From one to the next: of one, filled up to eight bytes.
+    /// The distance between two records: the length of one, rounded up to eight bytes.
     pub(super) step: usize,
 }
 
@@ -23,7 +23,7 @@ impl Records {
         self.bytes.resize(self.count * self.step, 0);
     }
 
-    /// One record.
+    /// A single record.
     pub(crate) fn one<const N: usize>(bytes: &[u8; N]) -> Self {
         let mut records = Self::default();
         records.push(bytes);
@@ -35,8 +35,8 @@ impl Records {
     }
 }
 
-/// Whether the parts of two records that a mask names are equal; each part is a bit of the mask, and the
-/// bytes where it stands.
+/// Whether the parts of two records that a mask names are equal; each part has a bit of the mask, and the
+/// position of its bytes.
 pub(crate) fn alike(mask: u64, parts: &[(u32, usize, usize)], like: &[u8], other: &[u8]) -> bool {
     parts.iter().all(|&(bit, at, len)| {
         mask >> bit & 1 == 0 || like.get(at..at + len) == other.get(at..at + len)

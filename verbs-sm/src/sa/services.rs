@@ -1,16 +1,17 @@
-//! Service records, each as long as its lease.
+//! Service records, each kept as long as its lease.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use verbs_core::mad::Blob;
 use verbs_core::mad::sa::{DATA_LEN, SaStatus, ServiceMask, ServiceRecord, ServiceRecordView};
-use verbs_core::mad::{Blob, Time};
+use verbs_core::time::Instant;
 use verbs_core::{Gid, Lid, PKey};
 
 use crate::config::Config;
 use crate::sa::records::{Found, Records, alike};
 
-/// Fields of a service record but for its own numbers: bit of the mask, first byte, bytes.
+/// Fields of a service record except its own numbers: bit of the mask, first byte, bytes.
 const FIELDS: [(u32, usize, usize); 5] =
     [(0, 0, 8), (1, 8, 16), (2, 24, 2), (4, 32, 16), (5, 48, 64)];
 
@@ -22,7 +23,7 @@ const NUMBERS: [(u32, usize, usize, usize); 4] = [
     (34, 2, 160, 8),
 ];
 
-/// Service, port, partition: what makes a record the same one.
+/// Service, port, partition: the identity of a record.
 type Key = (u64, Gid, u16);
 
 /// All service records.
@@ -33,11 +34,11 @@ pub(crate) struct Services {
     per_port_max: usize,
 }
 
-/// A record, until when it holds, and the port that has registered it.
+/// A record, when its lease ends, and the port that has registered it.
 #[derive(Debug)]
 struct Service {
     record: ServiceRecord,
-    end: Time,
+    end: Instant,
     from: Lid,
 }
 
@@ -50,8 +51,14 @@ impl Services {
         }
     }
 
-    /// Keeps a record, or keeps it longer.
-    pub(crate) fn set(&mut self, now: Time, from: Lid, like: &[u8; DATA_LEN], mask: u64) -> Found {
+    /// Adds a record, or extends its lease.
+    pub(crate) fn set(
+        &mut self,
+        now: Instant,
+        from: Lid,
+        like: &[u8; DATA_LEN],
+        mask: u64,
+    ) -> Found {
         let (mut record, mask) = asked(like, mask)?;
         if !mask.contains(ServiceMask::LEASE) || record.lease_seconds == 0 {
             record.lease_seconds = u32::MAX;
@@ -65,20 +72,20 @@ impl Services {
             _ => {}
         }
         let end = match record.lease_seconds {
-            u32::MAX => Time::NEVER,
+            u32::MAX => Instant::NEVER,
             seconds => now + Duration::from_secs(seconds.into()),
         };
         self.records.insert(key, Service { record, end, from });
         Ok(Records::one(&emitted(&record)))
     }
 
-    /// Whether a port may register one more.
+    /// Whether a port may register one more record.
     fn has_room(&self, from: Lid) -> bool {
         let own = self.records.values().filter(|known| known.from == from);
         self.records.len() < self.max && own.count() < self.per_port_max
     }
 
-    /// Forgets a record, for who knows its key.
+    /// Deletes a record, if the request has its key.
     pub(crate) fn delete(&mut self, like: &[u8; DATA_LEN], mask: u64) -> Found {
         let (record, _) = asked(like, mask)?;
         let key = key(&record);
@@ -101,7 +108,7 @@ impl Services {
                 })
             });
             if numbers && alike(mask, &FIELDS, like, &bytes) {
-                // The key is its owner's.
+                // The key is known only to its owner.
                 let shown = ServiceRecord {
                     service_key: Blob::default(),
                     ..*record
@@ -112,14 +119,14 @@ impl Services {
         Ok(found)
     }
 
-    /// Leases that have ended.
-    pub(crate) fn expire(&mut self, now: Time) {
+    /// Removes records whose leases have ended.
+    pub(crate) fn expire(&mut self, now: Instant) {
         self.records.retain(|_, known| known.end > now);
     }
 
-    pub(crate) fn poll_timeout(&self) -> Option<Time> {
+    pub(crate) fn poll_timeout(&self) -> Option<Instant> {
         let ends = self.records.values().map(|known| known.end);
-        ends.filter(|&end| end != Time::NEVER).min()
+        ends.filter(|&end| end != Instant::NEVER).min()
     }
 }
 
@@ -127,7 +134,7 @@ fn key(record: &ServiceRecord) -> Key {
     (record.service_id, record.service_gid, record.pkey.0)
 }
 
-/// The record of a request, which has to say which it is.
+/// The record of a request, which must identify it.
 fn asked(like: &[u8; DATA_LEN], mask: u64) -> Result<(ServiceRecord, ServiceMask), SaStatus> {
     let view = ServiceRecordView::new(like).ok_or(SaStatus::RequestInvalid)?;
     let mut record = ServiceRecord::parse(view);

@@ -1,31 +1,32 @@
-//! The agents of a node: what it answers its subnet manager and its performance manager.
+//! The agents of a node: its answers to its subnet manager and its performance manager.
 //!
-//! They are plain functions over bytes: what receives a datagram calls them, and has the answer.
+//! They are plain functions over bytes: the receiver of a datagram calls them, and has the answer.
 
 pub mod pma;
 pub mod sma;
 
 use verbs_core::Lid;
-use verbs_core::mad::{MadBytes, Time};
+use verbs_core::mad::MadBytes;
+use verbs_core::time::Instant;
 
-/// How a datagram came to a node.
+/// How a datagram arrived at a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Arrival {
-    /// The port it came in through; 0 for one that a switch has sent to itself.
+    /// The port of arrival; 0 for a datagram that a switch has sent to itself.
     pub port: u8,
-    /// Who sent it; the permissive LID for directed routes.
+    /// The sender; the permissive LID for directed routes.
     pub slid: Lid,
-    /// When.
-    pub now: Time,
+    /// The time of arrival.
+    pub now: Instant,
 }
 
-/// What became of a datagram that was offered to a port's agents.
+/// The result of offering a datagram to a port's agents.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Processed {
-    /// It is answered with this one, back the way it came.
+    /// This is its answer, which returns by the same route.
     Reply(Box<MadBytes>),
-    /// It was for this agent, and there is no answer.
+    /// It was for this agent, and has no answer.
     Consumed,
-    /// It is for somebody else: a manager or another client of the port.
+    /// It is for another receiver: a manager or another client of the port.
     NotMine,
 }

@@ -1,4 +1,4 @@
-//! The performance management agent: what a node's ports have counted (IBTA vol. 1, 16.1).
+//! The performance management agent: the counters of a node's ports (IBTA vol. 1, 16.1).
 
 use verbs_core::mad::header::{emit_header, header_of};
 use verbs_core::mad::pm::{
@@ -11,7 +11,7 @@ use verbs_core::mad::{
 
 use crate::agent::{Arrival, Processed};
 
-/// What one port has counted, in full width. Counters wrap around never: they are 64 bits wide.
+/// The counters of one port, in full width. At 64 bits they never wrap around.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PortCounts {
     /// Errors on the lanes.
@@ -20,15 +20,15 @@ pub struct PortCounts {
     pub link_recoveries: u64,
     /// Links that went down.
     pub link_downed: u64,
-    /// Packets that came damaged.
+    /// Damaged packets received.
     pub rcv_errors: u64,
     /// Packets that a switch could not forward.
     pub rcv_relay_errors: u64,
-    /// Packets that could not leave.
+    /// Packets discarded on transmission.
     pub xmit_discards: u64,
-    /// Packets of other partitions that could not leave.
+    /// Packets of other partitions discarded on transmission.
     pub xmit_constraints: u64,
-    /// Packets of other partitions that came.
+    /// Packets of other partitions received.
     pub rcv_constraints: u64,
     /// Datagrams for queue pair 1 that were dropped.
     pub qp1_dropped: u64,
@@ -58,7 +58,7 @@ impl PortCounts {
         self.each(other, |mine, theirs| *mine = mine.saturating_add(theirs));
     }
 
-    /// Applies something to each counter of both.
+    /// Calls `apply` with each counter of both.
     fn each(&mut self, other: &Self, mut apply: impl FnMut(&mut u64, u64)) {
         let mut pair = |mine: &mut u64, theirs: u64| apply(mine, theirs);
         pair(&mut self.symbol_errors, other.symbol_errors);
@@ -121,7 +121,7 @@ impl PortCounts {
         }
     }
 
-    /// Writes the counters whose bits are set.
+    /// Writes the counters that are selected.
     fn set_narrow(&mut self, asked: &PortCounters) {
         let fields: [(&mut u64, u64); 16] = [
             (&mut self.symbol_errors, asked.symbol_errors.into()),
@@ -189,7 +189,7 @@ impl Pma {
         }
     }
 
-    /// What a port has counted; `None` if there is no such port.
+    /// The counters of a port; `None` if there is no such port.
     pub fn counts(&self, port: u8) -> Option<&PortCounts> {
         let is_there = port >= self.first;
         is_there
@@ -197,7 +197,7 @@ impl Pma {
             .flatten()
     }
 
-    /// The same, to count on.
+    /// The same, mutable.
     pub fn counts_mut(&mut self, port: u8) -> Option<&mut PortCounts> {
         let is_there = port >= self.first;
         is_there
@@ -272,7 +272,7 @@ impl Pma {
         Ok(())
     }
 
-    /// What a port has counted, or all of them.
+    /// The counters of a port, or the sums over all ports.
     fn sum(&self, port: u8) -> Result<PortCounts, Status> {
         if port == ALL_PORTS {
             let mut sum = PortCounts::default();
@@ -299,7 +299,7 @@ fn class_port_info() -> ClassPortInfo {
         base_version: MadHeader::BASE_VERSION,
         class_version: pm::CLASS_VERSION,
         capability_mask: offers.bits(),
-        // An answer is given at once; 0.5 ms are more than it takes.
+        // An answer is immediate; 0.5 ms is more than it takes.
         response_time: TimeCode::new(7),
         ..ClassPortInfo::default()
     }
@@ -308,7 +308,7 @@ fn class_port_info() -> ClassPortInfo {
 #[cfg(all(test, not(verbs_loom)))]
 mod tests {
     use verbs_core::Lid;
-    use verbs_core::mad::Time;
+    use verbs_core::time::Instant;
 
     use super::*;
 
@@ -334,7 +334,7 @@ mod tests {
         let arrival = Arrival {
             port: 1,
             slid: Lid(1),
-            now: Time::ZERO,
+            now: Instant::ZERO,
         };
         match pma.process(arrival, &mad) {
             Processed::Reply(reply) => (header_of(&reply).status(), *reply),
@@ -342,8 +342,8 @@ mod tests {
         }
     }
 
-    /// Goal: counters count, stay at their largest value where they are narrow, are added up over all ports
-    /// and cleared one by one. Method: numbers that are just too large.
+    /// Goal: counters count, stay at their largest value where they are narrow, are summed over all ports and
+    /// cleared one by one. Method: numbers that are just too large.
     #[test]
     fn counters_are_shown_added_and_cleared() {
         let mut pma = Pma::new(2, true);

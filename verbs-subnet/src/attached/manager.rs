@@ -1,4 +1,4 @@
-//! The side of an attached port that subnet management sees.
+//! An attached port as subnet management sees it.
 
 use std::fmt;
 
@@ -11,9 +11,9 @@ use super::Inner;
 use crate::agent::{Arrival, Processed};
 use crate::subnet::Subnet;
 use crate::topology::PortRef;
-use verbs_link::{Managed, PortSheet};
+use verbs_link::{Managed, PortTables};
 
-/// A port of a subnet, for those who manage it.
+/// A port of a subnet, for its managers.
 #[derive(Clone)]
 pub(super) struct Manager {
     pub(super) inner: Arc<Inner>,
@@ -27,10 +27,10 @@ impl Manager {
 }
 
 impl Managed for Manager {
-    fn sheet(&self) -> PortSheet {
+    fn tables(&self) -> PortTables {
         let shared = self.inner.state.lock();
-        let sheet = sheet_of(&shared.subnet, self.at);
-        sheet.expect("a port that was attached stays")
+        let tables = tables_of(&shared.subnet, self.at);
+        tables.expect("a port that was attached stays")
     }
 
     fn process(&self, incoming: &MadArrival<'_>, reply: &mut MadBytes) -> MadVerdict {
@@ -76,13 +76,13 @@ impl Managed for Manager {
     }
 }
 
-/// How a port is; `None` if there is no such port.
-pub(crate) fn sheet_of(subnet: &Subnet, at: PortRef) -> Option<PortSheet> {
+/// The state of a port; `None` if there is no such port.
+pub(crate) fn tables_of(subnet: &Subnet, at: PortRef) -> Option<PortTables> {
     let node = subnet.node(at.node)?;
     let port = node.port(at.port)?;
     let (node, info) = (node.node_info(at.port), *port.info());
     let gids = (0..info.guid_cap).map(|index| port.gid(index).unwrap_or(Gid::default()));
-    Some(PortSheet {
+    Some(PortTables {
         node_guid: node.node_guid,
         system_guid: node.system_guid,
         info,

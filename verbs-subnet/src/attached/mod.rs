@@ -1,4 +1,4 @@
-//! A subnet that HCAs of this process are attached to: who is attached, and what comes for whom.
+//! A subnet with attached HCAs of this process: the attached ports, and the packets for them.
 
 mod manager;
 mod port;
@@ -6,10 +6,10 @@ mod port;
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 
-use verbs_core::mad::Time;
 use verbs_core::mad::sm::LinkState;
 use verbs_core::sync::plain::Mutex;
 use verbs_core::sync::{Arc, Weak};
+use verbs_core::time::Instant;
 use verbs_core::{Gid, Lid, PortState, Qpn, defer};
 
 use crate::agent::sma::SmaChange;
@@ -17,29 +17,28 @@ use crate::packet::Packet;
 use crate::subnet::Subnet;
 use crate::topology::PortRef;
 use verbs_link::Change;
-use verbs_link::time::{Clock, Instant};
+use verbs_link::time::Clock;
 use verbs_link::time::{Due, Engine};
 
 use manager::Manager;
 
-pub(super) use manager::sheet_of;
+pub(super) use manager::tables_of;
 pub use port::SubnetPort;
 
-/// Packets that wait at a port to be received; what comes then is dropped, as by any receiver without
-/// buffers.
+/// Packets that wait at a port to be received; further ones are dropped, as by any receiver without buffers.
 const ROOM: usize = 4096;
-/// Changes that a port is still to be told; of more, the oldest are forgotten.
+/// Changes that have not been reported to a port's HCA yet; beyond that, the oldest are dropped.
 const CHANGES_MAX: usize = 64;
 
-/// A subnet that HCAs of this process are attached to.
+/// A subnet to which HCAs of this process can be attached.
 ///
-/// An HCA of `hca-sim` on a [port](Self::attach) is an InfiniBand device: its packets go by LIDs, and switches forward
-/// them by the tables that the subnet's manager has written. So nothing passes before a manager has brought
-/// the ports up, but for subnet management itself: the HCA has queue pair 0, and whoever is a client of its
-/// [`MadService`](verbs_core::mad::MadService) sends datagrams by directed routes and by LIDs, and may so be
-/// the subnet's manager. What a manager sets of the port becomes attributes and events of the device.
+/// An HCA of `hca-sim` on a [port](Self::attach) is an InfiniBand device: its packets are routed by LID, and
+/// switches forward them by the tables that the subnet's manager has written. So until a manager has brought the
+/// ports up, only subnet management packets pass: the HCA has queue pair 0, and a client of its
+/// [`MadService`](verbs_core::mad::MadService) sends datagrams by directed routes and by LIDs, and can therefore
+/// be the subnet's manager. A manager's settings of the port become attributes and events of the device.
 ///
-/// A way that names a GID and no LID leads to the LID that the GID has when the packet leaves.
+/// An address with a GID and no LID is resolved to the LID that the GID has when the packet leaves.
 ///
 /// ```
 /// use verbs_link::PacketLink;
@@ -62,25 +61,25 @@ pub struct SharedSubnet {
 
 struct Inner {
     state: Mutex<Shared>,
-    /// What time passes by, if it does by itself.
+    /// The source of time, if time passes by itself.
     engine: Option<Engine>,
 }
 
 struct Shared {
     subnet: Subnet,
-    /// The latest time that the subnet was told.
-    now: Time,
-    /// Ports that are attached.
+    /// The latest time passed to the subnet.
+    now: Instant,
+    /// Attached ports.
     ports: BTreeMap<PortRef, Coming>,
     /// Where GIDs were found.
     gids: BTreeMap<Gid, PortRef>,
-    /// Ports that something has come for, and whose HCAs were not called yet.
+    /// Ports with arrivals whose HCAs have not been called yet.
     fed: Vec<PortRef>,
     /// When the engine calls next.
     alarm: Option<Instant>,
 }
 
-/// What has come for a port.
+/// The arrivals at a port.
 #[derive(Default)]
 struct Coming {
     packets: VecDeque<Packet>,
@@ -88,7 +87,7 @@ struct Coming {
     listener: Option<Weak<dyn Due>>,
 }
 
-/// Whom the engine calls; it does not keep the subnet.
+/// The target of the engine's calls; it does not keep the subnet alive.
 struct Alarm(Weak<Inner>);
 
 impl Due for Alarm {
@@ -101,8 +100,8 @@ impl Due for Alarm {
 }
 
 impl SharedSubnet {
-    /// Lets HCAs be attached to a subnet in which no time passes by itself. Links without delay need none;
-    /// but traps are not repeated, and others call [`Subnet::handle_timeout`] through [`with`](Self::with).
+    /// Lets HCAs be attached to a subnet in which no time passes by itself. Links without delay need no time; but
+    /// traps are not repeated, unless the caller runs [`Subnet::handle_timeout`] through [`with`](Self::with).
     pub fn new(subnet: Subnet) -> Self {
         Self::made(subnet, None)
     }
@@ -115,7 +114,7 @@ impl SharedSubnet {
     fn made(subnet: Subnet, engine: Option<Engine>) -> Self {
         let shared = Shared {
             subnet,
-            now: Time::ZERO,
+            now: Instant::ZERO,
             ports: BTreeMap::new(),
             gids: BTreeMap::new(),
             fed: Vec::new(),
@@ -129,9 +128,9 @@ impl SharedSubnet {
         }
     }
 
-    /// Does something to the subnet, at that time, or later if it was told a later one before. What it
-    /// delivers to attached ports reaches them. Never call it from within `act`.
-    pub fn with<T>(&self, now: Time, act: impl FnOnce(&mut Subnet) -> T) -> T {
+    /// Calls `act` with the subnet, at that time, or later if it was already given a later one. Packets for
+    /// attached ports are delivered to them. Never call it from within `act`.
+    pub fn with<T>(&self, now: Instant, act: impl FnOnce(&mut Subnet) -> T) -> T {
         self.inner.act(|shared, before| {
             shared.now = before.max(now);
             shared.gids.clear();
@@ -139,8 +138,7 @@ impl SharedSubnet {
         })
     }
 
-    /// The link of a port: of an adapter, and of nobody else. `None` when there is no such port, or
-    /// it is taken.
+    /// The link of a port of an adapter, for its sole use. `None` if there is no such port, or it is taken.
     pub fn attach(&self, at: PortRef, seed: u64) -> Option<SubnetPort> {
         let mut shared = self.inner.state.lock();
         let node = shared
@@ -160,8 +158,8 @@ impl SharedSubnet {
 }
 
 impl Inner {
-    /// Does something to the subnet, and calls those for whom something has come of it.
-    fn act<T>(self: &Arc<Self>, act: impl FnOnce(&mut Shared, Time) -> T) -> T {
+    /// Calls `act` with the subnet, then calls the listeners of ports with arrivals.
+    fn act<T>(self: &Arc<Self>, act: impl FnOnce(&mut Shared, Instant) -> T) -> T {
         let (done, listeners) = self.act_and_tell(act);
         for listener in listeners {
             defer(move || listener.due(Instant::ZERO, 0));
@@ -169,14 +167,14 @@ impl Inner {
         done
     }
 
-    /// Does something to the subnet. Whom to call about what has come of it, when no lock is held.
+    /// Calls `act` with the subnet. Returns the listeners to call when no lock is held.
     fn act_and_tell<T>(
         self: &Arc<Self>,
-        act: impl FnOnce(&mut Shared, Time) -> T,
+        act: impl FnOnce(&mut Shared, Instant) -> T,
     ) -> (T, Vec<Arc<dyn Due>>) {
         let mut shared = self.state.lock();
         if let Some(engine) = &self.engine {
-            let now = Time::from_nanos(engine.now().as_nanos());
+            let now = engine.now();
             shared.now = shared.now.max(now);
         }
         let now = shared.now;
@@ -190,18 +188,17 @@ impl Inner {
         let (Some(engine), Some(due)) = (&self.engine, shared.subnet.poll_timeout()) else {
             return;
         };
-        let due = Instant::from_nanos(due.as_nanos());
         if shared.alarm.is_none_or(|alarm| due < alarm) {
             shared.alarm = Some(due);
             let alarm = Arc::new(Alarm(Arc::downgrade(self)));
-            // A call that comes early finds nothing to do.
+            // A call that is too early finds nothing to do.
             let _ = engine.at(due, alarm, 0);
         }
     }
 }
 
 impl Shared {
-    /// Gives attached ports what has come for them.
+    /// Delivers arrivals to attached ports.
     fn hand_out(&mut self) {
         while let Some((at, packet)) = self.subnet.poll_delivery() {
             if let Some(coming) = self.ports.get_mut(&at)
@@ -226,7 +223,7 @@ impl Shared {
         }
     }
 
-    /// Whom to call.
+    /// The listeners to call.
     fn listeners(&mut self) -> Vec<Arc<dyn Due>> {
         self.fed.dedup();
         let fed = self.fed.drain(..).filter_map(|at| {
@@ -236,7 +233,7 @@ impl Shared {
         fed.collect()
     }
 
-    /// The LID of the port with that GID; `None` where there is none, or it has no LID yet.
+    /// The LID of the port with that GID; `None` if there is none, or it has no LID yet.
     fn lid_of(&mut self, gid: Gid) -> Option<Lid> {
         let known = self.gids.get(&gid).copied();
         let at = known.or_else(|| self.subnet.find_gid(gid))?;
@@ -244,7 +241,7 @@ impl Shared {
         Some(self.subnet.lid(at)).filter(|&lid| lid != Lid(0))
     }
 
-    /// Nobody is at the port any more.
+    /// Frees the port.
     fn detach(&mut self, at: PortRef) {
         self.ports.remove(&at);
         for qpn in [0, 1] {
@@ -253,7 +250,7 @@ impl Shared {
     }
 }
 
-/// What the HCA of a port is told.
+/// The change as the HCA of a port sees it.
 pub(super) fn change_of(change: SmaChange) -> Option<Change> {
     Some(match change {
         SmaChange::State(LinkState::ACTIVE) => Change::Up,
@@ -264,7 +261,7 @@ pub(super) fn change_of(change: SmaChange) -> Option<Change> {
         SmaChange::Reregister => Change::Reregister,
         SmaChange::PKeys => Change::PKeys,
         SmaChange::Gids => Change::Addresses,
-        // The link tells what has become of it.
+        // The link itself reports the outcome.
         SmaChange::Restart(_) => return None,
     })
 }

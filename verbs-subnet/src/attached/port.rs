@@ -1,4 +1,4 @@
-//! Ports of a subnet as links: HCAs of this process talk across its switches.
+//! Ports of a subnet as links: HCAs of this process communicate across its switches.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -18,12 +18,12 @@ use verbs_link::{
 };
 use verbs_wire::ROCE_PORT;
 
-/// Packets that one call of `receive` hands up at most.
+/// Packets that one call of `receive` delivers at most.
 const RECEIVE_MAX: usize = 128;
 /// Packets of a burst at most.
 const BURST: usize = 64;
 
-/// A port of a [`SharedSubnet`](super::SharedSubnet), as a link. When it goes, somebody else can attach to
+/// A port of a [`SharedSubnet`](super::SharedSubnet), as a link. When it is dropped, another HCA can attach to
 /// the port.
 pub struct SubnetPort {
     manager: Manager,
@@ -31,9 +31,9 @@ pub struct SubnetPort {
     mtu: Mtu,
     rng: Rng,
     counters: LinkCounters,
-    /// Whom packets have been brought to and who was not called yet.
+    /// Listeners that have arrivals and have not been called yet.
     fed: VecDeque<Arc<dyn Due>>,
-    /// The packet that is handed up.
+    /// The packet that is being delivered.
     bytes: Vec<u8>,
 }
 
@@ -58,7 +58,7 @@ impl Drop for SubnetPort {
 }
 
 impl Shared {
-    /// Where packets by that route go, in LIDs; `None` if nobody has the address.
+    /// The destination LID of packets by that route; `None` if no port has the address.
     fn dlid(&mut self, route: &Route) -> Option<Lid> {
         match route.local {
             Some(local) if local.dlid != Lid(0) => Some(local.dlid),
@@ -87,7 +87,7 @@ impl PacketLink for SubnetPort {
         self.counters.gso_bursts += u64::from(count > 1);
         let at = self.manager.at;
         let ((), listeners) = self.manager.inner.act_and_tell(|shared, now| {
-            // Packets to nobody are lost on the way.
+            // Packets to addresses that no port has are lost.
             let Some(dlid) = shared.dlid(&burst.route) else {
                 return;
             };
@@ -160,7 +160,7 @@ impl PacketLink for SubnetPort {
         }
     }
 
-    /// The subnet administrator has switches forward to the port; the port takes all that comes.
+    /// The subnet administrator makes switches forward to the port; the port takes all packets that arrive.
     fn join(&mut self, _group: IpAddr) -> io::Result<()> {
         Ok(())
     }

@@ -1,34 +1,34 @@
-//! HCAs of other processes, each attached to a port: their packets, and what they are told.
+//! HCAs of other processes, each attached to a port: their packets, and the messages to them.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use verbs_core::mad::Time;
 use verbs_core::mad::sm::{CapabilityMask, PERMISSIVE_LID};
+use verbs_core::time::Instant;
 use verbs_core::{Lid, PKey};
 
 use super::{Host, Role};
-use crate::attached::{change_of, sheet_of};
+use crate::attached::{change_of, tables_of};
 use crate::ipc::message::{Message, MessageError, PACKETS_MAX, Refusal};
 use crate::packet::Packet;
 use crate::subnet::{Bound, SubnetEvent};
 use crate::topology::PortRef;
 use verbs_wire::{Bth, BthView, Frame};
 
-/// Buffers that are kept to be used again.
+/// Buffers that are kept for reuse.
 const SPARE_MAX: usize = 256;
-/// Bytes from which on a message is handed on as it is; of shorter ones, several are put together.
+/// Messages of at least this length are passed on unchanged; shorter ones are combined.
 const WHOLE_MIN: usize = 8 << 10;
 
 /// The HCAs that are attached.
 #[derive(Debug, Default)]
 pub(super) struct Adapters {
     attached: BTreeMap<PortRef, Adapter>,
-    /// Ports that have something in their message.
+    /// Ports with a message that has been begun.
     begun: BTreeSet<PortRef>,
     /// Messages that are complete, by client.
     full: VecDeque<(u32, Vec<u8>)>,
-    /// Buffers to be used again: long ones with what was in them, as to clear them for what comes would cost as much
-    /// as to copy it, and short ones.
+    /// Buffers for reuse: long ones with their old contents, because clearing them would cost as much as copying
+    /// into them, and short ones.
     spare: [Vec<Vec<u8>>; 2],
     /// Ports whose link is down because their HCA has died.
     orphans: BTreeSet<PortRef>,
@@ -47,8 +47,8 @@ impl Adapters {
         self.attached.contains_key(&at)
     }
 
-    /// Adds what `write` writes, a packet of at most so many bytes, to the message for a port's HCA; nothing
-    /// if there is no HCA.
+    /// Appends a packet of at most `len` bytes, which `write` writes, to the message for a port's HCA; does
+    /// nothing if there is no HCA.
     fn add(&mut self, at: PortRef, len: usize, write: impl FnOnce(&mut Vec<u8>)) {
         let Some(adapter) = self.attached.get_mut(&at) else {
             return;
@@ -63,7 +63,7 @@ impl Adapters {
         write(&mut adapter.message);
     }
 
-    /// Hands a message on to a port's HCA, behind what is gathered for it.
+    /// Passes a message on to a port's HCA, after the packets gathered for it.
     fn pass(&mut self, at: PortRef, message: Vec<u8>) {
         let Some(adapter) = self.attached.get_mut(&at) else {
             return;
@@ -90,13 +90,13 @@ impl Adapters {
 }
 
 impl Host {
-    /// A message with packets for the client of an attached HCA, as it goes over the wire: see
-    /// [`message`](crate::ipc::message). Give it [back](Self::recycle) when it was sent.
+    /// A message with packets for the client of an attached HCA, in wire format: see
+    /// [`message`](crate::ipc::message). [Return](Self::recycle) it when it has been sent.
     pub fn poll_packets(&mut self) -> Option<(u32, Vec<u8>)> {
         self.adapters.poll()
     }
 
-    /// Takes a buffer back, for packets to come.
+    /// Takes a buffer back for reuse.
     pub fn recycle(&mut self, message: Vec<u8>) {
         let [long, short] = &mut self.adapters.spare;
         let kind = if message.len() < WHOLE_MIN {
@@ -109,7 +109,7 @@ impl Host {
         }
     }
 
-    /// A buffer for packets that are to be handled, of any length; what is in it does not matter.
+    /// A buffer of any length for packets to handle; its contents do not matter.
     pub fn spare(&mut self) -> Vec<u8> {
         self.adapters.spare[0].pop().unwrap_or_default()
     }
@@ -117,7 +117,7 @@ impl Host {
     /// Attaches a client's HCA to a port.
     pub(super) fn attach(
         &mut self,
-        now: Time,
+        now: Instant,
         client: u32,
         at: PortRef,
     ) -> Result<Message, Refusal> {
@@ -135,14 +135,14 @@ impl Host {
         if self.adapters.orphans.remove(&at) {
             self.subnet.plug(now, at, true);
         }
-        // What has happened so far, its sheet has.
+        // The tables contain all changes so far.
         while self.subnet.poll_event().is_some() {}
-        let sheet = sheet_of(&self.subnet, at).ok_or(Refusal::Missing)?;
-        Ok(Message::Attached(sheet))
+        let tables = tables_of(&self.subnet, at).ok_or(Refusal::Missing)?;
+        Ok(Message::Attached(tables))
     }
 
-    /// An attached HCA has gone; by itself it says so before.
-    pub(super) fn detach(&mut self, now: Time, at: PortRef, has_left: bool) {
+    /// An attached HCA has ended; if it ended by itself, it announced that before.
+    pub(super) fn detach(&mut self, now: Instant, at: PortRef, has_left: bool) {
         self.adapters.attached.remove(&at);
         self.adapters.begun.remove(&at);
         let nothing = CapabilityMask::empty();
@@ -153,8 +153,8 @@ impl Host {
         }
     }
 
-    /// What an attached HCA says about its port.
-    pub(super) fn handle_own(&mut self, now: Time, client: u32, said: &Message) {
+    /// Handles a message of an attached HCA about its port.
+    pub(super) fn handle_own(&mut self, now: Instant, client: u32, said: &Message) {
         let Some(Role::Attached(at)) = self.clients.role(client) else {
             return;
         };
@@ -175,20 +175,20 @@ impl Host {
         }
     }
 
-    /// Takes a message with packets of a client's attached HCA: the first `len` bytes. The buffer may be kept to hand it
-    /// on, and is empty then.
+    /// Handles a message with packets of a client's attached HCA: the first `len` bytes. The buffer may be kept
+    /// to pass the message on, and is then empty.
     ///
     /// # Errors
-    /// [`MessageError`] for what is no packet; the client is best disconnected then.
+    /// [`MessageError`] for a malformed packet; the caller should disconnect the client.
     pub fn handle_packets(
         &mut self,
-        now: Time,
+        now: Instant,
         client: u32,
         message: &mut Vec<u8>,
         len: usize,
     ) -> Result<(), MessageError> {
         let Some(Role::Attached(at)) = self.clients.role(client) else {
-            // It has left.
+            // It has detached.
             return Ok(());
         };
         if self.pass(at, message, len) {
@@ -200,7 +200,8 @@ impl Host {
         taken
     }
 
-    /// Hands a long message on as it is, if all its packets go one way; `false` if they have to be looked at.
+    /// Passes a long message on unchanged, if all its packets take one path; `false` if they must be handled one
+    /// by one.
     fn pass(&mut self, from: PortRef, message: &mut Vec<u8>, len: usize) -> bool {
         let bundle = message.get(..len).and_then(|it| Bundle::of(from, it));
         let Some(Bundle {
@@ -233,7 +234,12 @@ impl Host {
         true
     }
 
-    fn take_packets(&mut self, now: Time, at: PortRef, message: &[u8]) -> Result<(), MessageError> {
+    fn take_packets(
+        &mut self,
+        now: Instant,
+        at: PortRef,
+        message: &[u8],
+    ) -> Result<(), MessageError> {
         let mut rest = message;
         while !rest.is_empty() {
             let (frame, transport, behind) =
@@ -256,9 +262,9 @@ impl Host {
         Ok(())
     }
 
-    /// Whether a packet of a port's HCA says truly where it comes from: from one of the port's LIDs, and one of its
-    /// GIDs where it has a global route header. On directed routes the permissive LID stands for them, and there may
-    /// be none yet.
+    /// Whether a packet of a port's HCA has a true source: one of the port's LIDs, and one of its GIDs if it has
+    /// a global route header. On directed routes the permissive LID is used instead, and the port may have no LID
+    /// yet.
     fn is_source(&self, at: PortRef, frame: &Frame, is_smp: bool) -> bool {
         let node = self.subnet.node(at.node);
         let Some(port) = node.and_then(|node| node.port(at.port)) else {
@@ -270,7 +276,7 @@ impl Host {
         is_lid && frame.grh.is_none_or(|grh| is_gid(grh.sgid))
     }
 
-    /// Carries a packet as it is; `false` if it has to be looked at.
+    /// Carries a packet unchanged; `false` if it must be handled at each port.
     fn carry(&mut self, from: PortRef, frame: &Frame, pkey: PKey, bytes: &[u8]) -> bool {
         let bound = Bound {
             from,
@@ -292,14 +298,14 @@ impl Host {
         true
     }
 
-    /// Sends a packet that has to be looked at at each port.
-    fn send(&mut self, now: Time, at: PortRef, frame: &Frame, transport: &[u8]) {
+    /// Sends a packet that must be handled at each port.
+    fn send(&mut self, now: Instant, at: PortRef, frame: &Frame, transport: &[u8]) {
         let mut frame = *frame;
         if let (Lid(0), Some(grh)) = (frame.dlid, frame.grh) {
             let to = self.subnet.find_gid(grh.dgid);
             let lid = to.map_or(Lid(0), |to| self.subnet.lid(to));
             if lid == Lid(0) {
-                // Packets to nobody are lost on the way.
+                // Packets to addresses that no port has are lost.
                 return;
             }
             frame.dlid = lid;
@@ -308,7 +314,7 @@ impl Host {
             .send(now, at, Packet::of_frame(&frame, transport));
     }
 
-    /// A packet has come to a port that an HCA is attached to.
+    /// A packet has arrived at a port with an attached HCA.
     pub(super) fn deliver(&mut self, at: PortRef, packet: &Packet) {
         let frame = packet.frame();
         let Some(transport) = packet.transport(&mut self.scratch) else {
@@ -326,28 +332,28 @@ impl Host {
         });
     }
 
-    /// Tells an attached HCA what has happened to its port.
+    /// Reports a change of its port to an attached HCA.
     pub(super) fn tell(&mut self, event: SubnetEvent) {
         let client = self.adapters.attached.get(&event.at).map(|own| own.client);
         let change = change_of(event.change);
-        let sheet = sheet_of(&self.subnet, event.at);
-        if let (Some(client), Some(change), Some(sheet)) = (client, change, sheet) {
-            let told = Message::Changed { change, sheet };
+        let tables = tables_of(&self.subnet, event.at);
+        if let (Some(client), Some(change), Some(tables)) = (client, change, tables) {
+            let told = Message::Changed { change, tables };
             self.transmits.push_back((client, told));
         }
     }
 }
 
-/// A message all of whose packets go one way.
+/// A message whose packets all take one path.
 struct Bundle {
     packets: u64,
     bound: Bound,
-    /// The headers of the first one, which all have but for lengths.
+    /// The headers of the first packet; those of the others differ only in their lengths.
     first: Frame,
 }
 
 impl Bundle {
-    /// What a long message is, if that.
+    /// Reads a long message as such a bundle, if it is one.
     fn of(from: PortRef, message: &[u8]) -> Option<Self> {
         let mut bundle: Option<Self> = None;
         let mut rest = message;
@@ -379,7 +385,7 @@ impl Bundle {
     }
 }
 
-/// A buffer without anything in it.
+/// An empty buffer.
 fn empty(spare: &mut Vec<Vec<u8>>) -> Vec<u8> {
     let mut buffer = spare.pop().unwrap_or_default();
     buffer.clear();

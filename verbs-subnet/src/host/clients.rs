@@ -1,23 +1,23 @@
-//! Who is connected to a host, as what, and how many there may be.
+//! The clients of a host: their roles, and their limits.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::ipc::message::Refusal;
 use crate::topology::PortRef;
 
-/// What the clients of a [`Host`](super::Host) may keep busy at most.
+/// What the clients of a [`Host`](super::Host) may use at most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostLimits {
-    /// Clients at a time, sessions among them; each of them is a connection. 4096 by default: some for each adapter of
-    /// the largest fat tree.
+    /// Clients at a time, including sessions; each of them is a connection. 4096 by default: a few for each
+    /// adapter of the largest fat tree.
     pub clients_max: usize,
-    /// Operators at a time, beside the clients. 16 by default: commands that last a moment.
+    /// Operators at a time, in addition to the clients. 16 by default: commands that last a moment.
     pub operators_max: usize,
     /// Ports that one client has open. 64 by default: the ports of 32 adapters, of which libibumad shows no more.
     pub sessions_of_client_max: usize,
-    /// Nodes that a host is made of, and so adapters in one answer. 64 by default.
+    /// Nodes that make up one host, and so adapters in one answer. 64 by default.
     pub nodes_of_host_max: usize,
-    /// Requests of one session that wait for a response. 4096 by default: a subnet manager has some dozens.
+    /// Requests of one session that wait for a response. 4096 by default: a subnet manager has a few dozen.
     pub requests_of_session_max: usize,
     /// Transfers that one session sends, each of 1 MiB at most. 16 by default.
     pub transfers_of_session_max: usize,
@@ -36,16 +36,16 @@ impl Default for HostLimits {
     }
 }
 
-/// What a client's connection is for.
+/// The role of a client's connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
-    /// Questions, and sessions that others are for.
+    /// Requests; sessions and HCAs start from this role.
     New,
     /// Datagrams of a port's service, for the client that has opened it.
     Session { at: PortRef, owner: u32 },
     /// An HCA at a port.
     Attached(PortRef),
-    /// Cables.
+    /// Pulls cables.
     Operator,
 }
 
@@ -54,7 +54,7 @@ pub(super) enum Role {
 pub(super) struct Clients {
     limits: HostLimits,
     roles: BTreeMap<u32, Role>,
-    /// By the client that has opened it, and its own number.
+    /// By the client that has opened the session, and the session's number.
     sessions: BTreeMap<(u32, u32), PortRef>,
     operators: usize,
     next: u32,
@@ -81,7 +81,7 @@ impl Clients {
         self.roles.get(&client).copied()
     }
 
-    /// A client more. `None` when there are too many.
+    /// Adds a client. `None` if there are too many.
     pub(super) fn connect(&mut self, role: Role) -> Option<u32> {
         let is_operator = role == Role::Operator;
         let others = self.roles.len() - self.operators;
@@ -97,13 +97,13 @@ impl Clients {
             self.next = self.next.wrapping_add(1);
         }
         let number = self.next;
-        // A number that a client has just had is not the next one's.
+        // A number that was just freed is not reused next.
         self.next = self.next.wrapping_add(1);
         self.roles.insert(number, role);
         Some(number)
     }
 
-    /// A client less, what it was.
+    /// Removes a client; returns its role.
     pub(super) fn remove(&mut self, client: u32) -> Option<Role> {
         let role = self.roles.remove(&client)?;
         match role {
@@ -132,7 +132,7 @@ impl Clients {
         Ok(session)
     }
 
-    /// A client that has no session becomes one with an HCA.
+    /// A client without sessions attaches an HCA.
     pub(super) fn attach(&mut self, client: u32, at: PortRef) -> Result<(), Refusal> {
         let has_sessions = self.sessions_of(client).next().is_some();
         match self.roles.get_mut(&client) {
@@ -144,12 +144,12 @@ impl Clients {
         }
     }
 
-    /// A client has an HCA no longer.
+    /// A client's HCA detaches.
     pub(super) fn leave(&mut self, client: u32) {
         self.roles.insert(client, Role::New);
     }
 
-    /// A client is gone: its sessions, which end.
+    /// A client has disconnected: returns its sessions, which end.
     pub(super) fn end_sessions(&mut self, client: u32) -> Vec<(u32, PortRef)> {
         let ended: Vec<_> = self.sessions_of(client).collect();
         for &(session, _) in &ended {

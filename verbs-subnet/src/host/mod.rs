@@ -1,4 +1,4 @@
-//! A subnet with programs in it: a client opens a port's service for management datagrams, or attaches an HCA.
+//! A subnet for programs: a client opens a port's service for management datagrams, or attaches an HCA.
 
 mod adapters;
 mod clients;
@@ -7,7 +7,8 @@ mod service;
 use std::collections::{BTreeMap, VecDeque};
 
 use verbs_core::Guid;
-use verbs_core::mad::{AgentError, Time};
+use verbs_core::mad::AgentError;
+use verbs_core::time::Instant;
 
 use crate::ipc::message::{Adapter, AdapterPort, MadMessage, Message, MessageError, Refusal};
 use crate::subnet::{Subnet, SubnetConfig};
@@ -28,25 +29,26 @@ pub use service::HostCounters;
 /// - Inputs: [`handle`](Self::handle), [`handle_packets`](Self::handle_packets),
 ///   [`handle_timeout`](Self::handle_timeout).
 /// - Outputs: after each call drain [`poll_transmit`](Self::poll_transmit), [`poll_closed`](Self::poll_closed),
-///   [`poll_packets`](Self::poll_packets) and [`poll_file`](Self::poll_file), then look at [`poll_timeout`](Self::poll_timeout).
+///   [`poll_packets`](Self::poll_packets) and [`poll_file`](Self::poll_file), then look at
+///   [`poll_timeout`](Self::poll_timeout).
 ///
-/// Sans-IO: it knows of no sockets. No message panics, and none makes a call wait.
+/// Sans-IO: it has no sockets. No message makes it panic or wait.
 ///
 /// # What a client can do, and what it cannot
-/// A client is to the subnet what a program with the rights of root is on the host of an adapter:
+/// A client has the rights on the subnet that a program of root has on the host of an adapter:
 ///
-/// - It opens any port, and asks and answers as that port's software: it may be a subnet manager, and switch links
-///   off by management datagrams, where no M_Key forbids that. A method of a class belongs to the first client of the
-///   port that registers for it, as long as it keeps the registration.
-/// - It attaches an HCA to any port that no HCA is at, and pulls the cable of that port.
+/// - It opens any port, and sends requests and answers as that port's software: it may be a subnet manager, and
+///   switch links off by management datagrams, unless an M_Key forbids that. A method of a class belongs to the
+///   first client of the port that registers for it, as long as it keeps the registration.
+/// - It attaches an HCA to any port that has none, and pulls the cable of that port.
 ///
-/// It can do nothing to other clients but by packets:
+/// It affects other clients only by packets:
 ///
-/// - A session (a port that is open) belongs to the connection that has opened it. Other connections can neither
+/// - A session (an open port) belongs to the connection that has opened it. Other connections can neither
 ///   register nor end a registration there, and the session ends with its connection.
-/// - Cables, other than that of its own HCA, are pulled and put back by [operators](Self::connect_operator) only.
-/// - The packets of an HCA come from the port's own LIDs and GIDs; others are dropped.
-/// - What it may keep busy is its share: [`HostLimits`].
+/// - Only [operators](Self::connect_operator) pull cables and put them back, except that of a client's own HCA.
+/// - The packets of an HCA must have the port's own LIDs and GIDs as source; others are dropped.
+/// - Its use of resources is limited to its share: [`HostLimits`].
 #[derive(Debug)]
 pub struct Host {
     subnet: Subnet,
@@ -55,16 +57,16 @@ pub struct Host {
     services: BTreeMap<PortRef, Service>,
     transmits: VecDeque<(u32, Message)>,
     adapters: Adapters,
-    /// Packets of HCAs that did not come from where they said.
+    /// Packets of HCAs with a false source.
     forged: u64,
-    /// The packet that is handed on.
+    /// The packet that is being passed on.
     scratch: Vec<u8>,
-    /// Questions for the file that a subnet manager keeps open.
+    /// Requests for the file that a subnet manager keeps open.
     files: VecDeque<(u32, PortRef)>,
 }
 
 impl Host {
-    /// The subnet of that topology, without clients, and with the limits that are the default.
+    /// The subnet of that topology, without clients, and with default limits.
     pub fn new(topology: Topology, config: SubnetConfig) -> Self {
         Self::with_limits(topology, config, HostLimits::default())
     }
@@ -89,15 +91,16 @@ impl Host {
         self.clients.connect(Role::New)
     }
 
-    /// An operator has connected: a client that may pull cables and put them back, and opens and attaches nothing. Who
-    /// may be one is for the caller to decide. Returns its number; `None` when there are too many.
+    /// An operator has connected: a client that may pull cables and put them back, but not open or attach
+    /// anything. The caller decides which connections are operators. Returns its number; `None` if there are too
+    /// many.
     pub fn connect_operator(&mut self) -> Option<u32> {
         self.clients.connect(Role::Operator)
     }
 
-    /// A client is gone, and with it its sessions, their registrations and what they wait for. The link of an HCA's
-    /// port goes down. A session can go alone, by its own number.
-    pub fn disconnect(&mut self, now: Time, client: u32) {
+    /// A client has disconnected, which ends its sessions, their registrations and their requests. The link of an
+    /// HCA's port goes down. A session can be disconnected alone, by its own number.
+    pub fn disconnect(&mut self, now: Instant, client: u32) {
         let Some(role) = self.clients.remove(client) else {
             return;
         };
@@ -120,11 +123,11 @@ impl Host {
         }
     }
 
-    /// Takes a message from a client, other than one with packets.
+    /// Handles a message from a client, other than one with packets.
     ///
     /// # Errors
-    /// [`MessageError`] when it is none; the client is best disconnected then.
-    pub fn handle(&mut self, now: Time, client: u32, bytes: &[u8]) -> Result<(), MessageError> {
+    /// [`MessageError`] for a malformed message; the caller should disconnect the client.
+    pub fn handle(&mut self, now: Instant, client: u32, bytes: &[u8]) -> Result<(), MessageError> {
         let answer = match Message::decode(bytes)? {
             Message::Mad(mad) => {
                 self.handle_mad(now, client, &mad);
@@ -158,7 +161,7 @@ impl Host {
         Ok(())
     }
 
-    fn answer(&mut self, now: Time, client: u32, asked: Message) -> Result<Message, Refusal> {
+    fn answer(&mut self, now: Instant, client: u32, asked: Message) -> Result<Message, Refusal> {
         match asked {
             Message::Look { host } => self.adapters(&host).map(Message::Adapters),
             Message::Open {
@@ -206,23 +209,23 @@ impl Host {
                 let is_there = self.plug(now, PortRef { node, port }, is_in);
                 is_there.then_some(Message::Done).ok_or(Refusal::Missing)
             }
-            Message::Count => Ok(self.census()),
+            Message::Count => Ok(self.counts()),
             _ => Err(Refusal::Invalid),
         }
     }
 
-    fn census(&self) -> Message {
-        let (linked, active) = self.subnet.census();
+    fn counts(&self) -> Message {
+        let (linked, active) = self.subnet.port_counts();
         let [nodes, linked, active] = [self.subnet.len(), linked, active]
             .map(|number| u32::try_from(number).unwrap_or(u32::MAX));
-        Message::Census {
+        Message::Counts {
             nodes,
             linked,
             active,
         }
     }
 
-    fn handle_mad(&mut self, now: Time, client: u32, mad: &MadMessage) {
+    fn handle_mad(&mut self, now: Instant, client: u32, mad: &MadMessage) {
         let Some(Role::Session { at, .. }) = self.clients.role(client) else {
             return;
         };
@@ -231,8 +234,8 @@ impl Host {
         }
     }
 
-    /// Lets time pass: packets arrive, requests are sent again or given up.
-    pub fn handle_timeout(&mut self, now: Time) {
+    /// Advances time: packets arrive, requests are repeated or given up.
+    pub fn handle_timeout(&mut self, now: Instant) {
         self.subnet.handle_timeout(now);
         for service in self.services.values_mut() {
             service.handle_timeout(now);
@@ -240,45 +243,45 @@ impl Host {
         self.advance(now);
     }
 
-    /// When [`handle_timeout`](Self::handle_timeout) wants to be called; `None` for no time.
-    pub fn poll_timeout(&self) -> Option<Time> {
+    /// When to call [`handle_timeout`](Self::handle_timeout); `None` for never.
+    pub fn poll_timeout(&self) -> Option<Instant> {
         let services = self.services.values().filter_map(Service::poll_timeout);
         services.chain(self.subnet.poll_timeout()).min()
     }
 
-    /// A session that has ended because the client that had opened it is gone: its own connection is of no use any
-    /// more.
+    /// A session that has ended because the client that had opened it disconnected: its own connection is of no
+    /// use any longer.
     pub fn poll_closed(&mut self) -> Option<u32> {
         self.clients.poll_closed()
     }
 
-    /// A message for a client. Before [`Message::Opened`] is handed to a client, the connection that carries the
-    /// session's datagrams has to be there: the session's number is the client's number of that connection.
+    /// A message for a client. Before the caller delivers [`Message::Opened`], it must create the connection for
+    /// the session's datagrams: the session's number is the client number of that connection.
     pub fn poll_transmit(&mut self) -> Option<(u32, Message)> {
         self.transmits.pop_front()
     }
 
-    /// A client asks for the file that a subnet manager at that port keeps open as long as it
-    /// manages; [`answer_file`](Self::answer_file) answers.
+    /// A client requests the file that a subnet manager at that port keeps open while it manages;
+    /// [`answer_file`](Self::answer_file) answers.
     pub fn poll_file(&mut self) -> Option<(u32, PortRef)> {
         self.files.pop_front()
     }
 
-    /// Answers a question for a file; `None` if there is none.
+    /// Answers a request for a file; `None` if there is none.
     pub fn answer_file(&mut self, client: u32, path: Option<&str>) {
         let answer = path.map(|path| Message::Path(path.to_owned()));
         let answer = answer.unwrap_or(Message::Refused(Refusal::Missing));
         self.transmits.push_back((client, answer));
     }
 
-    /// A subnet manager has begun or ceased to run at a port.
-    pub fn set_sm(&mut self, now: Time, at: PortRef, is_here: bool) {
+    /// A subnet manager has started or stopped at a port.
+    pub fn set_sm(&mut self, now: Instant, at: PortRef, is_here: bool) {
         self.subnet.set_sm(now, at, is_here);
         self.advance(now);
     }
 
     /// Pulls the cable out of a port, or puts it back. Returns whether there is a cable.
-    pub fn plug(&mut self, now: Time, at: PortRef, is_in: bool) -> bool {
+    pub fn plug(&mut self, now: Instant, at: PortRef, is_in: bool) -> bool {
         let is_there = self.subnet.plug(now, at, is_in);
         self.advance(now);
         is_there
@@ -289,7 +292,7 @@ impl Host {
         &self.subnet
     }
 
-    /// What the host and its ports' services have dropped, of all ports together.
+    /// The numbers of dropped messages and packets of the host and its ports' services, summed over all ports.
     pub fn counters(&self) -> HostCounters {
         let mut sum = HostCounters {
             forged: self.forged,
@@ -301,8 +304,8 @@ impl Host {
         sum
     }
 
-    /// Carries datagrams between services and subnet until nothing moves.
-    fn advance(&mut self, now: Time) {
+    /// Carries datagrams between services and subnet until none is left.
+    fn advance(&mut self, now: Instant) {
         let mut ports: Vec<_> = self.services.keys().copied().collect();
         loop {
             while let Some((at, packet)) = self.subnet.poll_delivery() {
@@ -325,7 +328,7 @@ impl Host {
                 self.transmits.push_back(message);
             }
         }
-        // Of other ports, a client that wants to know asks.
+        // A client that wants to know about other ports asks.
         while let Some(event) = self.subnet.poll_event() {
             self.tell(event);
         }
@@ -336,7 +339,7 @@ impl Host {
         let Some(Role::Session { at, owner }) = self.clients.role(session) else {
             return Err(Refusal::Missing);
         };
-        // Of the sessions of others, it is not even told that they are there.
+        // The client is not even told that other clients' sessions exist.
         if owner != client {
             return Err(Refusal::Missing);
         }

@@ -1,4 +1,4 @@
-//! One port's service: its clients' registrations and requests, and the packets of these.
+//! One port's service: its clients' registrations and requests, and their packets.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -10,9 +10,10 @@ use verbs_core::mad::rmpp::{Layout, RmppHeader};
 use verbs_core::mad::sm::{self, PERMISSIVE_LID};
 use verbs_core::mad::{
     Address, AgentConfig, AgentError, AgentId, Agents, Class, Delivery, MadBytes, MadHeader,
-    Method, Retry, Time, TransactionId,
+    Method, Retry, TransactionId,
 };
 use verbs_core::qp_attr::Av;
+use verbs_core::time::Instant;
 
 use crate::ipc::message::{MadMessage, Registration};
 use crate::packet::{Body, MadPacket, Packet};
@@ -26,10 +27,10 @@ use crate::ipc::message::Message;
 /// Registrations of one client at most, as with Linux's umad.
 const AGENTS_MAX: usize = 32;
 
-/// Agents for datagrams of another class than the registration's: one for each class that there is.
+/// Agents for datagrams of another class than the registration's: one for each possible class.
 const COMPANIONS_MAX: usize = 256;
 
-/// What a port's service keeps at most: as much as all its sessions may, so that one that takes all of its share takes
+/// The limits of a port's service: the sum of all its sessions' shares, so one that uses all of its share takes
 /// nothing from others.
 fn config(limits: &HostLimits) -> AgentConfig {
     AgentConfig {
@@ -46,21 +47,21 @@ const TIMED_OUT: u32 = 110;
 /// Routers that a datagram of a client may pass.
 const HOP_LIMIT: u8 = 64;
 
-/// Bytes of a header, which is what comes back of a request without an answer.
+/// Bytes of a header, which is returned for a request without an answer.
 const HEADER_LEN: usize = 24;
 
-/// What services have dropped.
+/// The numbers of messages and packets that services have dropped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HostCounters {
     /// Responses that no request waits for.
     pub unmatched: u64,
-    /// Requests that nobody registered for.
+    /// Requests without a registered receiver.
     pub unclaimed: u64,
-    /// Requests that could not be kept.
+    /// Requests that exceeded a limit.
     pub full: u64,
-    /// Messages of clients that made no sense.
+    /// Malformed messages of clients.
     pub bad_messages: u64,
-    /// Packets of HCAs that came from a LID or GID that is not their port's.
+    /// Packets of HCAs with a source LID or GID that is not their port's.
     pub forged: u64,
 }
 
@@ -68,7 +69,7 @@ pub struct HostCounters {
 #[derive(Debug)]
 struct Agent {
     client: u32,
-    /// What the client calls it.
+    /// The client's number for it.
     number: u32,
     registration: Registration,
 }
@@ -83,7 +84,7 @@ struct Asked {
     to: Address,
 }
 
-/// What a session keeps busy.
+/// The resources that a session uses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Load {
     requests: usize,
@@ -96,21 +97,21 @@ pub(super) struct Service {
     agents: Agents,
     registered: BTreeMap<AgentId, Agent>,
     by_number: BTreeMap<(u32, u32), AgentId>,
-    /// For datagrams of another class than the agent's, as managers send them. Sessions share them: an answer finds
-    /// its way by its transaction id.
+    /// For datagrams of another class than the agent's, as managers send them. Sessions share them: an answer is
+    /// matched by its transaction id.
     companions: BTreeMap<Class, AgentId>,
     asked: BTreeMap<TransactionId, Asked>,
     limits: HostLimits,
-    /// What sessions keep busy, of those that do.
+    /// The resources in use, by session.
     loads: BTreeMap<u32, Load>,
-    /// Transfers that are sent, by agent and transaction id, and whose they are.
+    /// Outgoing transfers, by agent and transaction id, and their session.
     transfers: BTreeMap<(AgentId, TransactionId), u32>,
     packets: VecDeque<(Address, Box<MadBytes>, Extra)>,
     messages: VecDeque<(u32, Message)>,
     bad_messages: u64,
 }
 
-/// What a datagram has beside its address.
+/// The values of a datagram besides its address.
 #[derive(Clone, Copy, Debug, Default)]
 struct Extra {
     qkey: QKey,
@@ -118,7 +119,7 @@ struct Extra {
 }
 
 impl Service {
-    /// The service of a port. The number keeps the transaction ids of ports apart.
+    /// The service of a port. The number keeps the transaction ids of ports distinct.
     pub(super) fn new(at: PortRef, number: u32, limits: HostLimits) -> Self {
         Self {
             at,
@@ -186,7 +187,7 @@ impl Service {
         Ok(())
     }
 
-    /// A session keeps something more busy, or something less.
+    /// A session uses more or fewer resources.
     fn change_load(&mut self, client: u32, change: impl FnOnce(&mut Load)) {
         let load = self.loads.entry(client).or_default();
         change(load);
@@ -199,13 +200,13 @@ impl Service {
         let numbers = self.by_number.range((client, 0)..=(client, u32::MAX));
         let numbers: Vec<_> = numbers.map(|(&(_, number), _)| number).collect();
         for number in numbers {
-            // It is in the table, so that there is something to end.
+            // It is in the table, so there is a registration to end.
             let _ended = self.unregister(client, number);
         }
     }
 
     /// A client sends a datagram, or a transfer.
-    pub(super) fn send(&mut self, now: Time, client: u32, message: &MadMessage) {
+    pub(super) fn send(&mut self, now: Instant, client: u32, message: &MadMessage) {
         let id = self.by_number.get(&(client, message.agent)).copied();
         let Some((id, agent)) = id.and_then(|id| Some((id, self.registered.get(&id)?))) else {
             self.bad_messages += 1;
@@ -223,7 +224,7 @@ impl Service {
             && RmppHeader::of(&mad).is_active()
         {
             let payload = message.bytes.get(layout.data_at()..).unwrap_or_default();
-            // If it is not sent, its asker asks again.
+            // If it is not sent, the requester repeats its request.
             let is_sent = self.respond(now, (client, id), to, &mad, payload.to_vec());
             self.bad_messages += u64::from(!is_sent);
         } else if message.timeout_ms > 0 && !header.method.is_response() {
@@ -236,10 +237,10 @@ impl Service {
         self.take_deliveries();
     }
 
-    /// Sends a transfer of a session's agent. Whether it is begun.
+    /// Sends a transfer of a session's agent. Returns whether it was started.
     fn respond(
         &mut self,
-        now: Time,
+        now: Instant,
         (client, id): (u32, AgentId),
         to: Address,
         mad: &MadBytes,
@@ -258,7 +259,14 @@ impl Service {
         true
     }
 
-    fn ask(&mut self, now: Time, id: AgentId, to: Address, message: &MadMessage, mad: &MadBytes) {
+    fn ask(
+        &mut self,
+        now: Instant,
+        id: AgentId,
+        to: Address,
+        message: &MadMessage,
+        mad: &MadBytes,
+    ) {
         let header = MadHeader::parse(header_of(mad));
         let retry = Retry {
             timeout: Duration::from_millis(message.timeout_ms.into()),
@@ -288,12 +296,12 @@ impl Service {
                 self.asked.insert(tid, asked_of);
                 self.change_load(client, |load| load.requests += 1);
             }
-            // A request that cannot be kept will not be answered.
+            // A request that exceeds a limit will not be answered.
             Err(_) => self.give_up(&asked_of),
         }
     }
 
-    /// The request waits for its response no longer.
+    /// The request no longer waits for its response.
     fn take_asked(&mut self, tid: TransactionId) -> Option<Asked> {
         let asked = self.asked.remove(&tid)?;
         if let Some(agent) = self.registered.get(&asked.agent) {
@@ -329,8 +337,8 @@ impl Service {
         }
     }
 
-    /// Whether a packet is for a client here, where others share the port's queue pairs: the answer to a
-    /// request, or a request that somebody has registered for.
+    /// Whether a packet is for a client here, if others share the port's queue pairs: the answer to a request, or
+    /// a request with a registered receiver.
     pub(super) fn wants(&self, packet: &Packet) -> bool {
         let Body::Mad(datagram) = &packet.body else {
             return false;
@@ -346,8 +354,8 @@ impl Service {
         })
     }
 
-    /// A packet for the port.
-    pub(super) fn receive(&mut self, now: Time, subnet: &Subnet, packet: Packet) {
+    /// Handles a packet for the port.
+    pub(super) fn receive(&mut self, now: Instant, subnet: &Subnet, packet: Packet) {
         let Body::Mad(datagram) = packet.body else {
             return;
         };
@@ -377,15 +385,15 @@ impl Service {
         self.take_deliveries();
     }
 
-    pub(super) fn handle_timeout(&mut self, now: Time) {
+    pub(super) fn handle_timeout(&mut self, now: Instant) {
         self.agents.handle_timeout(now);
     }
 
-    pub(super) fn poll_timeout(&self) -> Option<Time> {
+    pub(super) fn poll_timeout(&self) -> Option<Instant> {
         self.agents.poll_timeout()
     }
 
-    /// A packet for the subnet.
+    /// The next packet for the subnet.
     pub(super) fn poll_packet(&mut self, subnet: &Subnet) -> Option<Packet> {
         let (to, mad, extra) = match self.agents.poll_transmit() {
             Some((to, mad)) => (to, Box::new(mad), Extra::default()),
@@ -429,7 +437,7 @@ impl Service {
         Some(packet)
     }
 
-    /// A message for a client.
+    /// The next message for a client.
     pub(super) fn poll_message(&mut self) -> Option<(u32, Message)> {
         self.messages.pop_front()
     }
@@ -454,7 +462,7 @@ impl Service {
                         self.give_up(&asked);
                     }
                 }
-                // The client was told nothing when it began, and has nothing to free.
+                // The client was not told when it started, and has nothing to free.
                 Delivery::Responded { agent, tid, .. } => {
                     if let Some(client) = self.transfers.remove(&(agent, tid)) {
                         self.change_load(client, |load| load.transfers -= 1);
@@ -468,7 +476,7 @@ impl Service {
         let Some(agent) = self.registered.get(&id) else {
             return;
         };
-        // Vendor classes with an OUI have it behind the RMPP header.
+        // Vendor classes with an OUI have it after the RMPP header.
         let [_, _, _, a, b, c] = *mad
             .get(34..)
             .and_then(<[u8]>::first_chunk)
@@ -506,7 +514,7 @@ impl Service {
         self.messages.push_back((agent.client, message));
     }
 
-    /// Tells a client that its request was not answered.
+    /// Reports to a client that its request was not answered.
     fn give_up(&mut self, asked: &Asked) {
         let Some(agent) = self.registered.get(&asked.agent) else {
             return;
@@ -517,7 +525,7 @@ impl Service {
     }
 }
 
-/// What a client gets.
+/// The message that a client gets.
 fn message(agent: u32, status: u32, with: &Address, bytes: Vec<u8>) -> Message {
     Message::Mad(MadMessage {
         agent,

@@ -11,8 +11,8 @@ const TWO: &str = "Switch 2 \"s\"\n[1] \"a\"[1]\n[2] \"b\"[1]\nHca 1 \"a\"\nHca 
 
 struct World {
     host: Host,
-    now: Time,
-    /// Who has opened each session.
+    now: Instant,
+    /// The client that has opened each session.
     owners: BTreeMap<u32, u32>,
 }
 
@@ -25,7 +25,7 @@ impl World {
         let topology = Topology::parse(TWO).expect("a topology");
         Self {
             host: Host::with_limits(topology, SubnetConfig::default(), limits),
-            now: Time::ZERO,
+            now: Instant::ZERO,
             owners: BTreeMap::new(),
         }
     }
@@ -48,7 +48,7 @@ impl World {
         Some(message)
     }
 
-    /// A session at the port of that adapter, of a client of its own.
+    /// A session at the port of that adapter, opened by a new client.
     fn open(&mut self, node: &str) -> u32 {
         let client = self.connect();
         match self.say(client, &open(node)) {
@@ -106,12 +106,7 @@ fn question(attribute: AttributeId, path: &[u8], tid: u64) -> MadBytes {
         ..MadHeader::default()
     };
     emit_header(&header, &mut mad);
-    SmpHeader {
-        m_key: 0,
-        dr_slid: PERMISSIVE_LID,
-        dr_dlid: PERMISSIVE_LID,
-    }
-    .put(&mut mad);
+    SmpHeader::directed(0).put(&mut mad);
     sm::Hops::put_path(&mut mad, path).expect("a short path");
     mad
 }
@@ -135,8 +130,8 @@ fn heard_mad(message: Option<Message>) -> MadMessage {
     }
 }
 
-/// Goal: a client's question is answered under its own transaction id; one that nobody answers comes back,
-/// after its retries, and not before. Method: a node that is there, and a hop that is not.
+/// Goal: a client's request is answered under its own transaction id; an unanswered one is returned after its
+/// retries, and not before. Method: a node that exists, and a hop that does not.
 #[test]
 fn questions_are_answered_or_come_back() {
     let mut world = World::new();
@@ -169,8 +164,8 @@ fn questions_are_answered_or_come_back() {
     assert_eq!(world.host.poll_timeout(), None);
 }
 
-/// Goal: what a client registers for is its own until it goes, and what is asked of it reaches it. Method: a
-/// manager at b, asked for its information from a; another client that wants the same.
+/// Goal: a client's registration is its own until it disconnects, and requests for it arrive. Method: a manager
+/// at b, asked for its information from a; another client that wants the same registration.
 #[test]
 fn clients_get_what_they_registered_for() {
     let mut world = World::new();
@@ -206,7 +201,7 @@ fn clients_get_what_they_registered_for() {
     let got = heard_mad(world.heard(asker));
     assert_eq!((got.status, got.bytes[64]), (0, 7));
 
-    // With its client a registration goes, and with its session.
+    // A registration ends with its client, and with its session.
     world.host.disconnect(world.now, world.owners[&manager]);
     assert_eq!(world.host.poll_closed(), Some(manager));
     let registered = world.register(rival, Class::SUBN_DIRECTED, wanted);
@@ -220,8 +215,8 @@ fn clients_get_what_they_registered_for() {
     assert_eq!(world.host.counters().unclaimed, 1);
 }
 
-/// Goal: a host sees its adapters, and questions that make no sense are refused without harm. Method: each
-/// question, with something that is not there.
+/// Goal: a host sees its adapters, and malformed requests are refused without harm. Method: each request, with
+/// something that does not exist.
 #[test]
 fn adapters_are_seen_and_nonsense_is_refused() {
     let mut world = World::new();
@@ -265,16 +260,16 @@ fn adapters_are_seen_and_nonsense_is_refused() {
     let operator = world.host.connect_operator().expect("there is room");
     assert_eq!(world.say(operator, &plug("s", 3)), missing);
     assert_eq!(world.say(operator, &plug("s", 2)), Some(Message::Done));
-    let census = Message::Census {
+    let counts = Message::Counts {
         nodes: 3,
         linked: 2,
         active: 0,
     };
-    assert_eq!(world.say(client, &Message::Count), Some(census));
+    assert_eq!(world.say(client, &Message::Count), Some(counts));
     let invalid = Some(Message::Refused(Refusal::Invalid));
     assert_eq!(world.say(client, &Message::Done), invalid);
     assert!(world.host.handle(world.now, client, &[99]).is_err());
-    // A datagram over a connection that has opened nothing goes nowhere.
+    // A datagram over a connection that has opened nothing is dropped.
     let mad = question(AttributeId::NODE_INFO, &[], 1);
     assert_eq!(world.say(client, &send(&mad, 100)), None);
     let ask = Message::ManagerFile {

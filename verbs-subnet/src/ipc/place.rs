@@ -1,4 +1,4 @@
-//! Where a hosted subnet is by default, and whether that place is the user's own.
+//! The default place of a hosted subnet, and whether that place is private to the user.
 
 use std::env;
 use std::fs;
@@ -8,45 +8,45 @@ use std::path::{Path, PathBuf};
 
 use rustix::process::geteuid;
 
-/// A folder is not one that only this user can change, so that what is in it may be somebody else's.
+/// Not only this user can change the folder, so its contents may be another user's.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlaceError {
-    /// It cannot be made or looked at.
+    /// It cannot be created or examined.
     #[error("cannot use the folder {}: {source}", path.display())]
     Unusable {
         /// The folder.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
     /// It is a symbolic link, a file or something else.
     #[error(
-        "{} is not a folder but {kind}: remove it, or name another place with VERBS_SUBNET or --socket",
+        "{} is not a folder but {kind}: remove it, or name another place with --socket or its variable",
         path.display()
     )]
     NoFolder {
-        /// What was to be the folder.
+        /// The path of the folder.
         path: PathBuf,
-        /// What it is.
+        /// What is there instead.
         kind: &'static str,
     },
-    /// It is another user's.
+    /// It belongs to another user.
     #[error(
-        "the folder {} belongs to user {owner}, and this is user {user}: name another place with VERBS_SUBNET or \
-         --socket",
+        "the folder {} belongs to user {owner}, and this is user {user}: name another place with --socket or its \
+         variable",
         path.display()
     )]
     Foreign {
         /// The folder.
         path: PathBuf,
-        /// Whose it is.
+        /// Its owner.
         owner: u32,
-        /// Who asks.
+        /// This user.
         user: u32,
     },
-    /// Other users may look into it, or change it.
+    /// Other users may read or change it.
     #[error(
         "the folder {} has mode {mode:04o}, and other users must have no access: chmod 0700 it",
         path.display()
@@ -68,11 +68,11 @@ impl From<PlaceError> for io::Error {
     }
 }
 
-/// Where a hosted subnet is: what the variable `VERBS_SUBNET` says; or a socket in the user's runtime
-/// directory, `$XDG_RUNTIME_DIR/verbs-subnet`; or one in a folder of the user's own in the directory for temporary
-/// files, `/tmp/verbs-subnet-UID/subnet`.
+/// The place of a hosted subnet: the value of the variable `VERBS_SUBNET`; or a socket in the user's runtime
+/// directory, `$XDG_RUNTIME_DIR/verbs-subnet`; or one in a private folder in the directory for temporary files,
+/// `/tmp/verbs-subnet-UID/subnet`.
 ///
-/// The last two are only used if their folder is the user's own: see [`check_default`].
+/// The last two are only used if their folder is private to the user: see [`check_default`].
 pub fn default_path() -> PathBuf {
     match env::var_os("VERBS_SUBNET") {
         Some(path) => path.into(),
@@ -80,7 +80,7 @@ pub fn default_path() -> PathBuf {
     }
 }
 
-/// The folder that is used where the user names no place, and the socket in it.
+/// The default folder, and the socket in it.
 fn default_folder() -> (PathBuf, PathBuf) {
     if let Some(folder) = runtime_folder() {
         let socket = folder.join("verbs-subnet");
@@ -94,18 +94,18 @@ fn default_folder() -> (PathBuf, PathBuf) {
 /// The user's runtime directory, if there is one.
 pub fn runtime_folder() -> Option<PathBuf> {
     let runtime = env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
-    // As the XDG base directory specification has it, one that is not absolute is none.
+    // According to the XDG base directory specification, a path that is not absolute is ignored.
     runtime.filter(|folder| folder.is_absolute())
 }
 
-/// What a folder of the user's own is called in the directory for temporary files: `/tmp/NAME-UID`.
+/// The name of the user's private folder in the directory for temporary files: `/tmp/NAME-UID`.
 pub fn temporary_folder(name: &str) -> PathBuf {
     let user = geteuid().as_raw();
     env::temp_dir().join(format!("{name}-{user}"))
 }
 
-/// Checks the folder of a socket, if that is the one that is used where the user names no place: whoever could
-/// change the folder could host a subnet in this user's name. A place that the user names is the user's choice.
+/// Checks the folder of a socket, if it is the default one: anyone who could change the folder could host a
+/// subnet in this user's name. A place that the user names is the user's choice.
 ///
 /// Does not wait.
 ///
@@ -117,7 +117,7 @@ pub fn check_default(socket: &Path) -> Result<(), PlaceError> {
         return Ok(());
     }
     match check_own(&folder) {
-        // Then there is no socket in it either, which is told when it is used.
+        // Then there is no socket in it either; connecting to it reports that.
         Err(PlaceError::Unusable { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
             Ok(())
         }
@@ -125,7 +125,7 @@ pub fn check_default(socket: &Path) -> Result<(), PlaceError> {
     }
 }
 
-/// The same for whoever is to host a subnet there: a folder in the directory for temporary files is made.
+/// The same for a program that will host a subnet there: creates the folder in the directory for temporary files.
 ///
 /// # Errors
 /// [`PlaceError`].
@@ -137,7 +137,7 @@ pub fn make_default(socket: &Path) -> Result<(), PlaceError> {
     make_own(&folder)
 }
 
-/// Makes a folder that only this user can look into, or checks that the one that is there is that.
+/// Creates a folder that only this user can read, or checks that the existing one is such a folder.
 ///
 /// # Errors
 /// [`PlaceError`].
@@ -147,13 +147,13 @@ pub fn make_own(folder: &Path) -> Result<(), PlaceError> {
             path: folder.to_owned(),
             source,
         }),
-        // One that was just made may be less open than asked for, never more.
+        // A folder that was just created may be less open than requested, never more.
         _ => check_own(folder),
     }
 }
 
-/// Checks that only this user can look into a folder: it is a folder and no symbolic link, is owned by this user,
-/// and has no bits for others.
+/// Checks that only this user can read a folder: it is a folder and no symbolic link, this user owns it, and it
+/// has no permission bits for others.
 ///
 /// # Errors
 /// [`PlaceError`].
@@ -197,8 +197,8 @@ mod tests {
         fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("it is ours");
     }
 
-    /// Goal: a folder that others could change is refused, in words that say what is wrong with it. Method: one of
-    /// each kind; another user's is the system's own.
+    /// Goal: a folder that others could change is refused, with a message that says what is wrong. Method: one of
+    /// each kind; the system's own folder as another user's.
     #[test]
     fn only_a_folder_of_ones_own_will_do() {
         let place = tempfile::tempdir().expect("a folder");

@@ -23,8 +23,8 @@ pub use super::place::default_path;
 /// Connections that wait to be accepted: as many as a system usually allows.
 const BACKLOG: i32 = 4096;
 
-/// What the sender of a message in a file has given up: nobody can change the message or its length any more. Only
-/// files in memory can be sealed, so that reading one never waits.
+/// The seals of a message in a file: no process can change the message or its length any longer. Only files in
+/// memory can be sealed, so reading one never waits.
 const SEALS: SealFlags = SealFlags::SHRINK
     .union(SealFlags::GROW)
     .union(SealFlags::WRITE)
@@ -33,18 +33,28 @@ const SEALS: SealFlags = SealFlags::SHRINK
 /// Connects to a hosted subnet.
 ///
 /// # Errors
-/// What the system says.
+/// The system's error.
 pub fn connect_to(path: &Path) -> rustix::io::Result<OwnedFd> {
     let socket = unix_socket(SocketFlags::empty())?;
     connect(&socket, &SocketAddrUnix::new(path)?)?;
     Ok(socket)
 }
 
-/// Listens for clients, which are programs of this user. A file that is left of a program that has died is replaced; one whose program
-/// is alive is not.
+/// Connects to a program that listens there, without waiting.
 ///
 /// # Errors
-/// What the system says; `EADDRINUSE` when another program listens there.
+/// The system's error; `EAGAIN` if as many wait there as there may be.
+pub fn connect_now(path: &Path) -> rustix::io::Result<OwnedFd> {
+    let socket = unix_socket(SocketFlags::NONBLOCK)?;
+    connect(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(socket)
+}
+
+/// Listens for clients, which are programs of this user. A file left by a dead program is replaced; one whose
+/// program is alive is not.
+///
+/// # Errors
+/// The system's error; `EADDRINUSE` when another program listens there.
 pub fn listen_at(path: &Path) -> rustix::io::Result<OwnedFd> {
     let socket = unix_socket(SocketFlags::NONBLOCK)?;
     let address = SocketAddrUnix::new(path)?;
@@ -55,22 +65,22 @@ pub fn listen_at(path: &Path) -> rustix::io::Result<OwnedFd> {
         }
         other => other?,
     }
-    // Nobody has connected yet; who connects from now on has to be this user.
+    // No client has connected yet; from now on only this user can.
     chmod(path, Mode::RUSR | Mode::WUSR)?;
     listen(&socket, BACKLOG)?;
     Ok(socket)
 }
 
-/// Whether no program listens at a socket's file. Does not wait for one that listens and does not accept.
+/// Whether no program listens at a socket's file. Does not wait for a program that listens but does not accept.
 fn is_abandoned(address: &SocketAddrUnix) -> rustix::io::Result<bool> {
     let probe = unix_socket(SocketFlags::NONBLOCK)?;
     Ok(connect(&probe, address) == Err(Errno::CONNREFUSED))
 }
 
-/// Takes a client that has connected. Does not wait for one.
+/// Accepts a client that has connected. Does not wait for one.
 ///
 /// # Errors
-/// What the system says.
+/// The system's error.
 pub fn accept_from(listener: BorrowedFd<'_>) -> rustix::io::Result<OwnedFd> {
     accept_with(listener, SocketFlags::CLOEXEC)
 }
@@ -80,20 +90,20 @@ fn unix_socket(flags: SocketFlags) -> rustix::io::Result<OwnedFd> {
     socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
 }
 
-/// A connection without a file: the host keeps one end, and [sends](send_with) the other to a client that has opened
-/// a port.
+/// A connection without a file: the host keeps one end, and [sends](send_with) the other to a client that has
+/// opened a port.
 ///
 /// # Errors
-/// What the system says.
+/// The system's error.
 pub fn pair() -> rustix::io::Result<(OwnedFd, OwnedFd)> {
     let flags = SocketFlags::CLOEXEC;
     socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
 }
 
-/// Sends a message whole, one that a socket's buffer may not hold as a file.
+/// Sends a whole message; if a socket's buffer may not hold it, as a file.
 ///
 /// # Errors
-/// `EAGAIN` when there is no room and `waits` is not set, and whatever else the system says.
+/// `EAGAIN` if there is no room and `waits` is not set, and any other error of the system.
 pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], waits: bool) -> rustix::io::Result<()> {
     if bytes.len() < BULK_MIN {
         let nothing = &mut SendAncillaryBuffer::default();
@@ -127,9 +137,9 @@ pub fn send_with(
     sendmsg(socket, &[IoSlice::new(bytes)], &mut control, flags(waits)).map(drop)
 }
 
-/// Rings the bell at the other end of a socket: whoever waits for messages does not any more.
+/// Rings the bell at the other end of a socket: wakes the thread that waits for messages.
 pub fn ring(socket: BorrowedFd<'_>) {
-    // Where there is no room, messages wait already; where nobody is, that is told when something is received.
+    // Without room, messages already wait; without a peer, the next receive reports that.
     let _ = send(socket, &BELL, false);
 }
 
@@ -139,20 +149,20 @@ fn flags(waits: bool) -> SendFlags {
     flags
 }
 
-/// Which way a message is received.
+/// How a message is received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Take {
-    /// It is taken away.
+    /// It is removed.
     Away,
     /// It stays, for the next call.
     Look,
 }
 
-/// Receives a message if there is one. `None` when the other end is gone.
+/// Receives a message if there is one. `None` when the other end has closed.
 ///
 /// # Errors
-/// `EAGAIN` when there is none and `waits` is not set; `EMSGSIZE` for one that is too long; `EBADMSG` for one in a
-/// file that is none of [`send`]'s; whatever else the system says.
+/// `EAGAIN` if there is none and `waits` is not set; `EMSGSIZE` for a message that is too long; `EBADMSG` for one
+/// in a file that is not from [`send`]; any other error of the system.
 pub fn receive(
     socket: BorrowedFd<'_>,
     take: Take,
@@ -164,8 +174,8 @@ pub fn receive(
     Ok((len > 0).then_some(buffer))
 }
 
-/// Receives a message if there is one into a buffer, which grows for one that comes as a file; says how long
-/// it is, 0 when the other end is gone, and hands over the file that came [with](send_with) it.
+/// Receives a message if there is one into a buffer, which grows for a message in a file; returns its length, 0
+/// when the other end has closed, and the file that was sent [with](send_with) it.
 ///
 /// # Errors
 /// As [`receive`].
@@ -198,8 +208,8 @@ pub fn receive_into(
     Ok((buffer.len(), None))
 }
 
-/// The message in a file, which is sealed memory or is refused: any other may make its reader wait (a pipe, a device,
-/// a file of a file system that does not answer).
+/// The message in a file, which is sealed memory or is refused: any other file may make its reader wait (a pipe,
+/// a device, a file of a file system that does not answer).
 fn read_file(file: &OwnedFd) -> rustix::io::Result<Vec<u8>> {
     let is_sealed = fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SEALS));
     let stat = fstat(file)?;
@@ -212,7 +222,7 @@ fn read_file(file: &OwnedFd) -> rustix::io::Result<Vec<u8>> {
     }
     let mut bytes = vec![0; len];
     let mut read = 0;
-    // From its start, wherever others who have the same file have come to.
+    // From its start, whatever position other holders of the file have moved to.
     while let Some(rest) = bytes.get_mut(read..).filter(|rest| !rest.is_empty()) {
         match rustix::io::pread(file, rest, read as u64) {
             Ok(0) => return Err(Errno::BADMSG),
@@ -228,8 +238,8 @@ fn read_file(file: &OwnedFd) -> rustix::io::Result<Vec<u8>> {
 mod tests {
     use super::*;
 
-    /// Goal: a message arrives whole, whatever its length, and can be looked at before. Method: lengths
-    /// around those at which the way changes.
+    /// Goal: a message arrives whole, whatever its length, and can be peeked at before. Method: lengths around
+    /// those where the transport changes.
     #[test]
     fn messages_of_any_length_arrive_whole() {
         let (one, other) = socketpair(
@@ -253,8 +263,8 @@ mod tests {
         assert_eq!(receive(other.as_fd(), Take::Away, true), Ok(None));
     }
 
-    /// Goal: no file that comes with a message makes its reader wait, or changes under it. Method: files of every
-    /// kind, among them a pipe that nobody writes to.
+    /// Goal: no file sent with a message makes its reader wait, or changes while it is read. Method: files of
+    /// every kind, among them a pipe without a writer.
     #[test]
     fn a_message_in_a_file_that_is_not_sealed_memory_is_refused() {
         let folder = tempfile::tempdir().expect("a folder");

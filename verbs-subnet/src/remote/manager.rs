@@ -1,4 +1,4 @@
-//! What is known here of a port that another process hosts, and what is said about it.
+//! The local state of a port that another process hosts, and the messages about it.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -13,29 +13,29 @@ use verbs_core::sync::plain::Mutex;
 
 use crate::ipc::message::Message;
 use crate::ipc::socket::send;
-use verbs_link::{Change, Managed, PortSheet};
+use verbs_link::{Change, Managed, PortTables};
 
-/// Messages that wait for room in the socket; of reports of keys, more are forgotten.
+/// Messages that wait for room in the socket; beyond that, reports of keys are dropped.
 const WAITING_MAX: usize = 256;
-/// Changes that the HCA is still to be told; of more, the oldest are forgotten.
+/// Changes that have not been reported to the HCA yet; beyond that, the oldest are dropped.
 const CHANGES_MAX: usize = 64;
 
 pub(super) struct Manager {
     socket: Arc<OwnedFd>,
-    /// Never held while anything is waited for.
+    /// Never held while waiting.
     state: Mutex<State>,
 }
 
 struct State {
-    sheet: PortSheet,
+    tables: PortTables,
     changes: VecDeque<Change>,
     waiting: VecDeque<Vec<u8>>,
 }
 
 impl Manager {
-    pub(super) fn new(socket: Arc<OwnedFd>, sheet: PortSheet) -> Self {
+    pub(super) fn new(socket: Arc<OwnedFd>, tables: PortTables) -> Self {
         let state = State {
-            sheet,
+            tables,
             changes: VecDeque::new(),
             waiting: VecDeque::new(),
         };
@@ -49,7 +49,7 @@ impl Manager {
         self.socket.as_fd()
     }
 
-    /// Says something to the host, now or when there is room.
+    /// Sends a message to the host, now or when there is room.
     pub(super) fn say(&self, message: &Message) {
         let mut state = self.state.lock();
         if state.waiting.len() < WAITING_MAX {
@@ -58,9 +58,9 @@ impl Manager {
         self.flush_waiting(&mut state);
     }
 
-    /// Says what had no room.
+    /// Sends the messages that had no room.
     pub(super) fn flush(&self) {
-        // Most often nothing waits, and nobody else is here.
+        // Usually no message waits, and no other thread is here.
         if let Some(mut state) = self.state.try_lock() {
             self.flush_waiting(&mut state);
         }
@@ -77,21 +77,21 @@ impl Manager {
         }
     }
 
-    /// Takes what the host has said, other than packets. Whether it made sense.
+    /// Handles a message of the host, other than packets. Returns whether it was valid.
     pub(super) fn take(&self, bytes: &[u8]) -> bool {
-        let Ok(Message::Changed { change, sheet }) = Message::decode(bytes) else {
+        let Ok(Message::Changed { change, tables }) = Message::decode(bytes) else {
             return false;
         };
         let mut state = self.state.lock();
-        state.sheet = sheet;
+        state.tables = tables;
         state.note(change);
         true
     }
 
-    /// The host has gone, and with it the subnet.
+    /// The host has ended, and with it the subnet.
     pub(super) fn close(&self) {
         let mut state = self.state.lock();
-        state.sheet.info.state = LinkState::DOWN;
+        state.tables.info.state = LinkState::DOWN;
         state.waiting.clear();
         state.note(Change::Down);
     }
@@ -111,11 +111,11 @@ impl State {
 }
 
 impl Managed for Manager {
-    fn sheet(&self) -> PortSheet {
-        self.state.lock().sheet.clone()
+    fn tables(&self) -> PortTables {
+        self.state.lock().tables.clone()
     }
 
-    /// The host answers for the port, before anything comes here.
+    /// The host answers for the port, before any datagram arrives here.
     fn process(&self, _incoming: &MadArrival<'_>, _reply: &mut MadBytes) -> MadVerdict {
         MadVerdict::NotMine
     }
@@ -139,8 +139,8 @@ impl fmt::Debug for Manager {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = self.state.lock();
         f.debug_struct("Manager")
-            .field("lid", &state.sheet.info.lid)
-            .field("state", &state.sheet.info.state)
+            .field("lid", &state.tables.info.lid)
+            .field("state", &state.tables.info.state)
             .finish_non_exhaustive()
     }
 }

@@ -1,10 +1,11 @@
 //! A port of a subnet that another process hosts, as a link: HCAs of several processes share a subnet.
 //!
-//! Packets go through two rings in memory that is shared with the host, as many in a message as a burst has, each
-//! with the route headers and the invariant CRC that it has on an InfiniBand link. The host is the switches and
-//! answers for the port; what a subnet manager sets of the port comes over a Unix socket, and so does the bell
-//! that is rung for an end that sleeps.
+//! Packets travel through two rings in memory that is shared with the host. A message has as many as a burst,
+//! each with the route headers and the invariant CRC that it has on an InfiniBand link. The host is the switches
+//! and answers for the port; the subnet manager's settings of the port arrive over a Unix socket, and so does the
+//! bell that wakes an end that sleeps.
 
+mod kept;
 mod manager;
 mod waiter;
 
@@ -17,51 +18,55 @@ use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
 use verbs_core::sync::Arc;
-use verbs_core::{Bounce, Gid, Lid, Mtu};
+use verbs_core::{Gid, Lid, Mtu};
 
+use crate::ipc::RING_LEN;
 use crate::ipc::message::{BELL, Message, MessageError, PACKETS_MAX, Refusal};
 use crate::ipc::place::{PlaceError, check_default};
-use crate::ipc::ring::{Bell, Broken, Rings};
 use crate::ipc::socket::{Take, connect_to, receive, ring, send_with};
+use verbs_link::ring::{Bell, Broken, Rings};
 use verbs_link::rng::system_entropy;
 use verbs_link::sys::{self, BATCH_MAX, Slot};
 use verbs_link::{
-    Arrival, Burst, Change, Feedback, Ident, LinkCounters, Local, Managed, PacketLink, Route, Sent,
-    Waiter,
+    Arrival, Burst, Change, Feedback, LinkCounters, Local, Managed, PacketLink, Route, Sent, Waiter,
 };
-use verbs_wire::{Frame, Grh, ROCE_PORT};
+use verbs_wire::{Frame, Grh};
 
+use kept::Kept;
 use manager::Manager;
 use waiter::SocketWaiter;
 
-/// Packets of a burst at most, and their bytes: a message of IP over a connection is 16 packets of 4096 bytes.
+/// Packets of a burst at most: an IP message over a connection is 16 packets of 4096 bytes.
 const BURST: usize = 64;
 const BURST_BYTES: usize = PACKETS_MAX - BURST * Frame::LEN_MAX;
 /// Messages with packets that one call of `receive` takes at most.
 const MESSAGES: usize = 4;
+/// Packets that it hands up at most. A message may have more than 500 small ones, and a queue pair whose receives are
+/// posted again between two calls would lose what it has no receives for: datagrams are not sent twice.
+const PACKETS: usize = 64;
 /// Messages of the socket that it takes at a time, and how often in a row.
 const SAID: usize = 4;
 const SAID_TURNS: usize = 64;
-/// Calls of `receive` in vain after which the socket is looked at, which is closed when the host has died.
+/// After that many empty calls of `receive` the socket is checked, which is closed if the host has died.
 const LOOK_EVERY: u32 = 256;
 
-/// Why an HCA is not attached to a hosted subnet.
+/// Why an HCA could not be attached to a hosted subnet.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AttachError {
-    /// Nobody hosts a subnet there, or the connection to it has failed.
+    /// No subnet is hosted there, or the connection to it has failed.
     #[error("cannot reach a subnet at {path}: {source}; `verbs subnet TOPOLOGY` hosts one")]
     Reach {
         /// The socket.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
-    /// Where a subnet is hosted by default is not a place of the user's own.
+    /// The default place of a hosted subnet is not private to the user.
     #[error(transparent)]
     Place(#[from] PlaceError),
-    /// The host refuses: there is no such adapter or port, or somebody else is attached to it.
+    /// The host refuses: there is no such adapter or port, or another HCA is attached to it.
     #[error("the subnet has no port {port} of {node:?} for an HCA: {refusal}")]
     Refused {
         /// The node.
@@ -71,32 +76,32 @@ pub enum AttachError {
         /// Why.
         refusal: Refusal,
     },
-    /// There is no memory to be had that the host could share.
+    /// The memory to share with the host could not be allocated.
     #[error("no memory can be shared with the subnet's host: {0}")]
     Memory(#[source] io::Error),
-    /// What the host says makes no sense.
+    /// The host's answer is malformed.
     #[error("the subnet's host does not answer as it should: {0}")]
     NoAnswer(#[from] MessageError),
 }
 
-/// A port of a hosted subnet, as a link. When it goes, the port's link stays as it is, and somebody else can
-/// attach; when its process dies, the link goes down until somebody does.
+/// A port of a hosted subnet, as a link. When it is dropped, the port's link stays as it is, and another HCA can
+/// attach; when its process dies, the link goes down until another HCA attaches.
 ///
 /// # Context
-/// As [`PacketLink`] says.
+/// As in [`PacketLink`].
 pub struct RemotePort {
     manager: Arc<Manager>,
     waiter: Arc<SocketWaiter>,
     addresses: [IpAddr; 1],
     mtu: Mtu,
     rings: Rings,
-    /// What messages with packets are received into.
-    message: Bounce,
-    /// What those of the socket are.
+    /// The message with packets that was taken last.
+    kept: Kept,
+    /// The buffers that messages of the socket are received into.
     slots: Vec<Slot>,
-    /// Messages of the socket that have come, the bell not among them.
+    /// Messages received from the socket, without bells.
     heard: u64,
-    /// Calls of `receive` since the socket was looked at.
+    /// Calls of `receive` since the socket was checked.
     unseen: u32,
     counters: LinkCounters,
 }
@@ -105,7 +110,7 @@ impl RemotePort {
     /// Attaches to a port of a node, by its name in the topology, in the subnet that is hosted at that path
     /// ([`default_path`](crate::ipc::socket::default_path) is where one usually is).
     ///
-    /// Waits for the host's answer, which comes at once.
+    /// Waits for the host's answer, which is immediate.
     ///
     /// # Errors
     /// [`AttachError`].
@@ -121,12 +126,12 @@ impl RemotePort {
             adapter: 0,
             port,
         };
-        let (file, rings) = Rings::create().map_err(AttachError::Memory)?;
+        let (file, rings) = Rings::create(RING_LEN).map_err(AttachError::Memory)?;
         send_with(socket.as_fd(), &question.encode(), file.as_fd(), true).map_err(reach)?;
         let answer = receive(socket.as_fd(), Take::Away, true).map_err(reach)?;
         let answer = answer.ok_or(Errno::CONNRESET).map_err(reach)?;
-        let sheet = match Message::decode(&answer)? {
-            Message::Attached(sheet) => sheet,
+        let tables = match Message::decode(&answer)? {
+            Message::Attached(tables) => tables,
             Message::Refused(refusal) => {
                 let node = node.to_owned();
                 return Err(AttachError::Refused {
@@ -137,18 +142,18 @@ impl RemotePort {
             }
             _ => return Err(MessageError::Unknown(0).into()),
         };
-        let gid = sheet.gids.first().copied().unwrap_or_default();
-        let mtu = Mtu::from_code(sheet.info.mtu_cap.value()).unwrap_or(Mtu::B4096);
+        let gid = tables.gids.first().copied().unwrap_or_default();
+        let mtu = Mtu::from_code(tables.info.mtu_cap.value()).unwrap_or(Mtu::B4096);
         let socket = Arc::new(socket);
         let waiter = SocketWaiter::new(Arc::clone(&socket), rings.reader.watch());
         let waiter = waiter.map_err(reach)?;
         Ok(Self {
-            manager: Arc::new(Manager::new(socket, sheet)),
+            manager: Arc::new(Manager::new(socket, tables)),
             waiter: Arc::new(waiter),
             addresses: [Ipv6Addr::from(gid).into()],
             mtu,
             rings,
-            message: Bounce::new(PACKETS_MAX),
+            kept: Kept::new(),
             slots: (0..SAID.min(BATCH_MAX)).map(|_| Slot::new()).collect(),
             // The answer.
             heard: 1,
@@ -157,7 +162,7 @@ impl RemotePort {
         })
     }
 
-    /// The host has gone.
+    /// The host has ended.
     fn close(&self) {
         if self.waiter.close() {
             self.manager.close();
@@ -165,14 +170,14 @@ impl RemotePort {
         }
     }
 
-    /// Rings for the host, if it is to be.
+    /// Rings for the host, if required.
     fn ring(&self, bell: Bell) {
         if bell == Bell::Ring {
             ring(self.manager.socket());
         }
     }
 
-    /// Sends a burst as one message. Whether there was room.
+    /// Sends a burst as one message. Returns whether there was room.
     fn send(&mut self, local: Local, burst: &Burst<'_>) -> Result<bool, Errno> {
         let route = &burst.route;
         let frame = Frame {
@@ -185,7 +190,7 @@ impl RemotePort {
             ..local.frame(route.src, route.dst)
         };
         let unfit = |_| Errno::MSGSIZE;
-        // All packets but the last have one length, and so the same headers.
+        // All packets except the last have one length, and so the same headers.
         let (mut whole, mut last) = ([0; Frame::LEN_MAX], [0; Frame::LEN_MAX]);
         let len = frame.emit(burst.segment.min(burst.bytes.len()), &mut whole);
         let len = len.map_err(unfit)?;
@@ -212,7 +217,7 @@ impl RemotePort {
         Ok(true)
     }
 
-    /// Takes what the host has said, other than packets.
+    /// Handles messages of the host, other than packets.
     fn listen(&mut self) {
         self.unseen = 0;
         for _ in 0..SAID_TURNS {
@@ -244,21 +249,26 @@ impl RemotePort {
         }
     }
 
-    /// Takes packets. How many those were.
+    /// Takes packets. Returns their number.
     fn read(&mut self, sink: &mut dyn FnMut(&Arrival<'_>)) -> Result<usize, Broken> {
-        let mut packets = 0;
+        let mut packets = self.kept.hand_up(PACKETS, sink);
         for _ in 0..MESSAGES {
+            if packets == PACKETS {
+                break;
+            }
             let has_message = self.rings.reader.has_message()?;
-            // What was said before is heard before.
+            // Messages sent before must be handled before.
             if self.rings.reader.told() != self.heard {
                 self.listen();
             }
             if !has_message {
                 break;
             }
-            let len = self.rings.reader.read(&mut self.message)?;
-            packets += hand_up(&self.message[..len.unwrap_or(0)], sink);
+            let len = self.rings.reader.read(&mut self.kept.message)?;
+            self.kept.rest = 0..len.unwrap_or(0);
+            packets += self.kept.hand_up(PACKETS - packets, sink);
         }
+        self.waiter.keeps(!self.kept.rest.is_empty());
         let bell = self.rings.reader.bell();
         self.ring(bell);
         Ok(packets)
@@ -316,7 +326,7 @@ impl PacketLink for RemotePort {
                 self.counters.blocked += 1;
                 Sent::Blocked
             }
-            // A transport takes it for lost.
+            // The transport treats it as lost.
             Err(error) => {
                 self.counters.send_errors += 1;
                 self.counters.send_errno = Some(error.raw_os_error());
@@ -358,7 +368,7 @@ impl PacketLink for RemotePort {
         Some(waiter)
     }
 
-    /// The subnet administrator has switches forward to the port; the port takes all that comes.
+    /// The subnet administrator makes switches forward to the port; the port takes all packets that arrive.
     fn join(&mut self, _group: IpAddr) -> io::Result<()> {
         Ok(())
     }
@@ -377,36 +387,6 @@ impl Drop for RemotePort {
     fn drop(&mut self) {
         self.manager.say(&Message::Leave);
     }
-}
-
-/// Hands up the packets of a message; how many there were.
-fn hand_up(message: &[u8], sink: &mut dyn FnMut(&Arrival<'_>)) -> usize {
-    let mut rest = message;
-    let mut count = 0;
-    while let Ok((frame, transport, behind)) = Frame::split(rest) {
-        rest = behind;
-        count += 1;
-        let nowhere = Gid::from(Ipv6Addr::UNSPECIFIED);
-        let [src, dst] = match &frame.grh {
-            Some(grh) => [grh.sgid, grh.dgid],
-            None => [nowhere; 2],
-        };
-        sink(&Arrival {
-            src: src.into(),
-            dst: dst.into(),
-            sport: ROCE_PORT,
-            tclass: frame.grh.map_or(0, |grh| grh.traffic_class),
-            ident: Ident::Known(0),
-            bytes: transport,
-            local: Some(Local {
-                slid: frame.slid,
-                dlid: frame.dlid,
-                sl: frame.sl,
-                global: frame.grh.is_some(),
-            }),
-        });
-    }
-    count
 }
 
 impl fmt::Debug for RemotePort {

@@ -1,4 +1,4 @@
-//! What a thread waits with for a host: its bell, and what else it says over the socket.
+//! How a thread waits for a host: for its bell, and for its other messages on the socket.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
@@ -9,12 +9,12 @@ use rustix::thread::sched_yield;
 use verbs_core::sync::Arc;
 use verbs_core::sync::plain::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
-use crate::ipc::ring::{Mapped, Watch};
 use verbs_link::Waiter;
+use verbs_link::ring::{Mapped, Watch};
 
-/// How often a thread that has had packets looks for more before it sleeps, and lets others go on in between. Where
-/// they have nothing to do that is some 30 us, about what it costs to ring for a thread on another processor and to
-/// have it wake; where they have, they are who sends the next packets, or takes those that were sent.
+/// How often a thread that has had packets checks for more before it sleeps, yielding to others in between. If
+/// the others have nothing to do, that is about 30 us, roughly the cost of waking a thread on another processor;
+/// if they have, they send the next packets, or take those that were sent.
 const LINGERS: usize = 100;
 
 #[derive(Debug)]
@@ -22,12 +22,14 @@ pub(super) struct SocketWaiter {
     wakes: OwnedFd,
     socket: Arc<OwnedFd>,
     packets: Watch<Mapped>,
-    /// The host has gone: its socket is always ready, and never has anything.
+    /// The host has ended: its socket is always ready, and never has a message.
     is_closed: AtomicBool,
-    /// How far packets were read when somebody last waited for more.
+    /// The read position when a thread last waited for more.
     seen: AtomicU64,
-    /// There is something in the socket.
+    /// There is a message in the socket.
     was_rung: AtomicBool,
+    /// Packets were read from the ring that were not handed up yet.
+    keeps: AtomicBool,
 }
 
 impl SocketWaiter {
@@ -39,21 +41,30 @@ impl SocketWaiter {
             is_closed: AtomicBool::new(false),
             seen: AtomicU64::new(0),
             was_rung: AtomicBool::new(false),
+            keeps: AtomicBool::new(false),
         })
     }
 
-    /// Whether there was something in the socket since the last time.
+    /// Whether there was a message in the socket since the last call.
     pub(super) fn was_rung(&self) -> bool {
-        // Most often not, and this is asked whenever somebody polls.
+        // Usually not, and every poll asks this.
         self.was_rung.load(Relaxed) && self.was_rung.swap(false, Relaxed)
     }
 
-    /// Whether there are packets, now or in a moment; if not, a bell is rung when there are.
+    /// Whether packets were read from the ring that were not handed up yet: no bell is rung for them.
+    pub(super) fn keeps(&self, keeps: bool) {
+        self.keeps.store(keeps, Relaxed);
+    }
+
+    /// Whether there are packets, now or within a moment; if not, a bell is rung when there are.
     fn has_packets(&self) -> bool {
+        if self.keeps.load(Relaxed) {
+            return true;
+        }
         let head = self.packets.head();
         let has_read = self.seen.swap(head, Relaxed) != head;
         if !has_read && self.packets.has_message() {
-            // Somebody else is at work, and will have them: that is not to be waited for, and not to be hindered.
+            // Another thread is working, and will take them: neither wait for it nor hinder it.
             sched_yield();
             return true;
         }
@@ -66,12 +77,12 @@ impl SocketWaiter {
         !self.packets.sleep()
     }
 
-    /// Whether nothing comes any more.
+    /// Whether nothing more can arrive.
     pub(super) fn is_closed(&self) -> bool {
         self.is_closed.load(Relaxed)
     }
 
-    /// Nothing comes any more. Whether that is news.
+    /// Nothing more can arrive. Returns whether this is new.
     pub(super) fn close(&self) -> bool {
         !self.is_closed.swap(true, Relaxed)
     }
@@ -100,14 +111,14 @@ impl Waiter for SocketWaiter {
             }
             if !polled[0].revents().is_empty() {
                 let mut count = [0; 8];
-                // Somebody else may have been quicker: then there is nothing to take back.
+                // Another thread may have been faster: then there is nothing to read.
                 let _ = io::read(&self.wakes, &mut count);
             }
         }
     }
 
     fn wake(&self) {
-        // Fails only when 2^64 - 2 wakes wait already.
+        // Fails only if 2^64 - 2 wake-ups are already pending.
         let _ = io::write(&self.wakes, &1_u64.to_ne_bytes());
     }
 }

@@ -1,10 +1,11 @@
-//! Packets on their way: out of a port, into a node, through a switch.
+//! The path of a packet: out of a port, into a node, through a switch.
 
 use verbs_core::PKey;
 use verbs_core::addr::{QKey, Qpn};
 use verbs_core::mad::header::header_of;
 use verbs_core::mad::sm::{self, LinkState, PERMISSIVE_LID};
-use verbs_core::mad::{AttributeId, Class, GSI_QKEY, MadBytes, Time};
+use verbs_core::mad::{AttributeId, Class, GSI_QKEY, MadBytes};
+use verbs_core::time::Instant;
 
 use super::Subnet;
 use super::links::Fate;
@@ -16,7 +17,7 @@ use verbs_wire::Grh;
 
 impl Subnet {
     /// A packet leaves the host of a port, or the agent there.
-    pub(super) fn originate(&mut self, now: Time, at: PortRef, packet: Packet) {
+    pub(super) fn originate(&mut self, now: Instant, at: PortRef, packet: Packet) {
         let Some(sma) = self.node(at.node) else {
             return;
         };
@@ -31,8 +32,8 @@ impl Subnet {
         } else if is_switch {
             self.forward(now, at, packet);
         } else {
-            // Switches do not send a packet back where it came from: an adapter has copies for its own
-            // queue pairs (IBTA vol. 1, 10.5.2).
+            // Switches do not send a packet back out of its input port: an adapter makes copies for its own queue
+            // pairs (IBTA vol. 1, 10.5.2).
             if packet.dlid.is_multicast() && info.state == LinkState::ACTIVE {
                 self.deliver(at, packet.clone());
             }
@@ -40,8 +41,8 @@ impl Subnet {
         }
     }
 
-    /// Sends a datagram where its path says. `came` is the port it came in through.
-    fn direct(&mut self, now: Time, at: PortRef, came: Option<u8>, mut packet: Packet) {
+    /// Sends a datagram along its directed route. `came` is the port of arrival.
+    fn direct(&mut self, now: Instant, at: PortRef, came: Option<u8>, mut packet: Packet) {
         let is_switch = self.node(at.node).is_some_and(|sma| sma.is_switch());
         let Body::Mad(MadPacket { mad, .. }) = &mut packet.body else {
             return;
@@ -59,7 +60,7 @@ impl Subnet {
             }
             Step::ToLid(lid) => {
                 (packet.slid, packet.dlid) = (self.lid(at), lid);
-                // From here on it is the switch's own, which may go back where it came from.
+                // From here on it is the switch's own, which may leave by its input port.
                 self.forward(now, PortRef { port: 0, ..at }, packet);
             }
             Step::Out(_) | Step::Drop => self.dropped_smp(at),
@@ -77,8 +78,8 @@ impl Subnet {
         }
     }
 
-    /// A packet leaves through a port, on which `from` is the port of the node that it came from.
-    fn emit(&mut self, now: Time, at: PortRef, from: u8, mut packet: Packet) {
+    /// A packet leaves through a port; `from` is the port of the node that it came from.
+    fn emit(&mut self, now: Instant, at: PortRef, from: u8, mut packet: Packet) {
         let Some(sma) = self.node(at.node) else {
             return;
         };
@@ -131,8 +132,8 @@ impl Subnet {
         }
     }
 
-    /// A packet comes in through a port.
-    pub(super) fn arrive(&mut self, now: Time, at: PortRef, packet: Packet) {
+    /// A packet arrives through a port.
+    pub(super) fn arrive(&mut self, now: Instant, at: PortRef, packet: Packet) {
         let Some(sma) = self.node(at.node) else {
             return;
         };
@@ -147,7 +148,7 @@ impl Subnet {
             counts.rcv_data += words;
             counts.multicast_rcv_packets += u64::from(is_group);
         });
-        // Until a port is armed, nothing but subnet management enters.
+        // Until a port is armed, only subnet management enters.
         if !is_smp && !matches!(info.state, LinkState::ARMED | LinkState::ACTIVE) {
             return;
         }
@@ -174,8 +175,8 @@ impl Subnet {
         }
     }
 
-    /// A switch sends a packet on, by its tables.
-    fn forward(&mut self, now: Time, at: PortRef, packet: Packet) {
+    /// A switch forwards a packet, by its tables.
+    fn forward(&mut self, now: Instant, at: PortRef, packet: Packet) {
         let Some(sma) = self.node(at.node) else {
             return;
         };
@@ -190,13 +191,13 @@ impl Subnet {
             return;
         }
         match sma.forward(packet.dlid) {
-            // Back where it came from it would go in circles.
+            // Sent back out of its input port, it would loop.
             Some(port) if port != at.port || port == 0 => self.pass(now, at, port, packet),
             _ => self.count(at, |counts| counts.rcv_relay_errors += 1),
         }
     }
 
-    fn pass(&mut self, now: Time, at: PortRef, port: u8, packet: Packet) {
+    fn pass(&mut self, now: Instant, at: PortRef, port: u8, packet: Packet) {
         let out = PortRef { port, ..at };
         if port == 0 {
             self.accept(now, at, packet);
@@ -206,7 +207,7 @@ impl Subnet {
     }
 
     /// A packet has reached its node: an agent answers it, or its host gets it.
-    fn accept(&mut self, now: Time, at: PortRef, packet: Packet) {
+    fn accept(&mut self, now: Instant, at: PortRef, packet: Packet) {
         let Body::Mad(datagram) = &packet.body else {
             return self.deliver(at, packet);
         };
@@ -231,8 +232,8 @@ impl Subnet {
         }
     }
 
-    /// Has the agents of a node answer a datagram that has come to one of its queue pairs 0 and 1. May be
-    /// called from a routine.
+    /// Lets the agents of a node answer a datagram that has arrived at its queue pair 0 or 1. May be called from
+    /// a routine.
     pub fn process(&mut self, id: NodeId, arrival: Arrival, qpn: Qpn, mad: &MadBytes) -> Processed {
         let Some(node) = self.node_mut(id) else {
             return Processed::NotMine;
@@ -251,7 +252,7 @@ impl Subnet {
         processed
     }
 
-    /// A link that was restarted is up again already: the answer says how it is now.
+    /// A restarted link is already up again: updates the answer.
     fn look_again(&mut self, arrival: Arrival, id: NodeId, mad: &mut MadBytes) {
         let is_port = sm::is_smp(mad) && header_of(mad).attribute() == AttributeId::PORT_INFO;
         if is_port && let Some(node) = self.node_mut(id) {
@@ -259,8 +260,8 @@ impl Subnet {
         }
     }
 
-    /// An agent's answer goes back the way its question came.
-    fn reply(&mut self, now: Time, at: PortRef, asked: Packet, mad: Box<MadBytes>) {
+    /// An agent's answer returns by the route of its request.
+    fn reply(&mut self, now: Instant, at: PortRef, asked: Packet, mad: Box<MadBytes>) {
         let Body::Mad(question) = asked.body else {
             return;
         };
@@ -270,7 +271,7 @@ impl Subnet {
             mad,
             ..question
         };
-        // The answer to one of several LIDs comes from that one.
+        // The answer to one of several LIDs has that LID as source.
         let own = if asked.dlid == PERMISSIVE_LID && asked.slid != PERMISSIVE_LID {
             self.lid(at)
         } else {
@@ -285,7 +286,7 @@ impl Subnet {
         self.originate_from_agent(now, at, answer);
     }
 
-    fn originate_from_agent(&mut self, now: Time, at: PortRef, answer: Packet) {
+    fn originate_from_agent(&mut self, now: Instant, at: PortRef, answer: Packet) {
         let is_switch = self.node(at.node).is_some_and(|sma| sma.is_switch());
         let at = if is_switch {
             PortRef { port: 0, ..at }
@@ -295,7 +296,7 @@ impl Subnet {
         self.originate(now, at, answer);
     }
 
-    /// Whether queue pair 1 of a port takes a datagram with these keys.
+    /// Whether queue pair 1 of a port accepts a datagram with these keys.
     fn admits(&mut self, at: PortRef, key: QKey, pkey: PKey) -> bool {
         let is_switch = self.node(at.node).is_some_and(|sma| sma.is_switch());
         let own = if is_switch { 0 } else { at.port };

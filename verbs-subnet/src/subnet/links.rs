@@ -1,12 +1,12 @@
-//! Links: cables, training, and what a bad one does to packets.
+//! Links: cables, training, and faults.
 
-use verbs_core::mad::Time;
 use verbs_core::mad::sm::PhysState;
+use verbs_core::time::Instant;
 
 use super::Subnet;
 use crate::topology::{NodeId, PortRef};
 
-/// How many of a million packets a link spoils, by the direction that they go in.
+/// The faults of a link, in packets per million, for one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LinkFault {
     /// Packets that vanish.
@@ -15,7 +15,7 @@ pub struct LinkFault {
     pub damaged_ppm: u32,
 }
 
-/// What becomes of a packet on a link.
+/// What happens to a packet on a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
     Arrives,
@@ -25,7 +25,7 @@ pub(super) enum Fate {
 
 impl Subnet {
     /// Pulls the cable out of a port, or puts it back. Returns whether there is a cable.
-    pub fn plug(&mut self, now: Time, at: PortRef, is_in: bool) -> bool {
+    pub fn plug(&mut self, now: Instant, at: PortRef, is_in: bool) -> bool {
         let Some(peer) = self.peer(at) else {
             return false;
         };
@@ -66,7 +66,7 @@ impl Subnet {
     }
 
     /// A manager has restarted a link, or switched it off. Returns the nodes that have changed.
-    pub(super) fn restart(&mut self, now: Time, at: PortRef, phys: PhysState) -> Vec<NodeId> {
+    pub(super) fn restart(&mut self, now: Instant, at: PortRef, phys: PhysState) -> Vec<NodeId> {
         let Some(peer) = self.peer(at) else {
             return Vec::new();
         };
@@ -78,8 +78,8 @@ impl Subnet {
         vec![at.node, peer.node]
     }
 
-    /// Takes a link down at both of its ends. What state this one is in then is told.
-    fn cut(&mut self, now: Time, at: PortRef, phys: PhysState) {
+    /// Takes a link down at both of its ends. Reports the new state of this one.
+    fn cut(&mut self, now: Instant, at: PortRef, phys: PhysState) {
         let Some(peer) = self.peer(at) else { return };
         for (end, phys) in [(at, Some(phys)), (peer, None)] {
             let disabled = self.end_mut(end).is_some_and(|end| end.is_disabled);
@@ -102,8 +102,8 @@ impl Subnet {
         }
     }
 
-    /// Brings a link up, if nothing is against it.
-    pub(super) fn train(&mut self, now: Time, at: PortRef) {
+    /// Brings a link up, if nothing prevents it.
+    pub(super) fn train(&mut self, now: Instant, at: PortRef) {
         let Some(peer) = self.peer(at) else { return };
         let ready = [at, peer].map(|end| {
             let end = self.end_mut(end);
@@ -128,7 +128,7 @@ impl Subnet {
         }
     }
 
-    /// What happens to a packet that leaves there.
+    /// Decides what happens to a packet that leaves there.
     pub(super) fn fate(&mut self, at: PortRef) -> Fate {
         let Some(fault) = self.end_mut(at).map(|end| end.fault) else {
             return Fate::Lost;

@@ -8,8 +8,8 @@ mod smi;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-use verbs_core::mad::Time;
 use verbs_core::mad::sm::{BadKey, CapabilityMask, LinkState, LinkWidth, PortInfo};
+use verbs_core::time::Instant;
 use verbs_core::{Gid, Lid, Qpn};
 
 use crate::agent::pma::{Pma, PortCounts};
@@ -27,19 +27,19 @@ pub use paths::Bound;
 /// How a subnet behaves.
 #[derive(Clone, Copy, Debug)]
 pub struct SubnetConfig {
-    /// Time from one end of a link to the other; none by default, so that a packet has arrived when
-    /// the call that sends it returns.
+    /// Time from one end of a link to the other; zero by default, so a packet has arrived when the call that
+    /// sends it returns.
     pub link_delay: Duration,
     /// Decides which packets a bad link loses.
     pub seed: u64,
-    /// Links that a packet passes at most; 64 by default, as many as a directed route has hops. What
-    /// goes in circles by wrong tables ends there.
+    /// Links that a packet passes at most; 64 by default, the maximum of a directed route. Packets that loop
+    /// because of wrong tables end there.
     pub hops_max: u8,
     /// Entries of the P_Key table of each adapter's port; 32 by default.
     pub pkey_capacity: u16,
-    /// What each switch's tables hold.
+    /// The sizes of each switch's tables.
     pub switch: SwitchConfig,
-    /// What each port can do, but for width and speed, which its link bounds.
+    /// The capabilities of each port, except width and speed, which its link bounds.
     pub port: PortConfig,
 }
 
@@ -56,12 +56,12 @@ impl Default for SubnetConfig {
     }
 }
 
-/// Something that has happened to a port, for whoever is attached to it.
+/// A change of a port, for the HCA or program attached to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SubnetEvent {
     /// The port.
     pub at: PortRef,
-    /// What has happened.
+    /// The change.
     pub change: SmaChange,
 }
 
@@ -73,7 +73,7 @@ struct End {
     is_plugged: bool,
     /// Management has switched this end off.
     is_disabled: bool,
-    /// What it does to packets that leave here.
+    /// The faults of packets that leave here.
     fault: LinkFault,
 }
 
@@ -85,7 +85,7 @@ struct Node {
     ends: Vec<Option<End>>,
 }
 
-/// A subnet: what a [`Topology`] describes, at work.
+/// A running subnet, described by a [`Topology`].
 ///
 /// - Commands: [`send`](Self::send), [`plug`](Self::plug), [`set_fault`](Self::set_fault),
 ///   [`set_sm`](Self::set_sm).
@@ -93,24 +93,24 @@ struct Node {
 /// - Outputs: after each call drain [`poll_delivery`](Self::poll_delivery) and
 ///   [`poll_event`](Self::poll_event), then look at [`poll_timeout`](Self::poll_timeout).
 ///
-/// Nothing blocks. No packet panics, whoever made it. A link that comes up is trained at once; a
-/// packet that is on its way when its link goes down still arrives.
+/// Nothing blocks. No packet makes it panic, whatever its content. A link that comes up is trained at once; a
+/// packet that is in flight when its link goes down still arrives.
 #[derive(Debug)]
 pub struct Subnet {
     config: SubnetConfig,
     nodes: Vec<Node>,
     /// Packets on links, by the time and the order of their arrival.
-    flying: BTreeMap<(Time, u64), (PortRef, Packet)>,
+    flying: BTreeMap<(Instant, u64), (PortRef, Packet)>,
     /// Packets that have left so far.
     sent: u64,
     deliveries: VecDeque<(PortRef, Packet)>,
     events: VecDeque<SubnetEvent>,
-    /// Queue pairs 0 and 1 whose hosts take all that comes to them, and have the agents answer.
+    /// Queue pairs 0 and 1 whose hosts take all arrivals, and call the agents for answers.
     attended: BTreeSet<(PortRef, Qpn)>,
     ways: Ways,
-    /// Who has which GID; empty until that is asked, and after a change.
+    /// The port of each GID; empty until it is needed, and after a change.
     gids: BTreeMap<Gid, PortRef>,
-    /// Nodes whose agents may wait for time to pass.
+    /// Nodes whose agents may have timers.
     waiting: BTreeSet<NodeId>,
     rng: Rng,
 }
@@ -142,14 +142,14 @@ impl Subnet {
             rng: Rng::new(config.seed),
         };
         for link in links {
-            subnet.train(Time::ZERO, link.ends[0]);
+            subnet.train(Instant::ZERO, link.ends[0]);
         }
         subnet
     }
 
-    /// Sends a packet from a port: from an adapter's own, or from port 0 of a switch. A packet without
-    /// a sender's LID gets the port's.
-    pub fn send(&mut self, now: Time, at: PortRef, mut packet: Packet) {
+    /// Sends a packet from a port: from an adapter's own, or from port 0 of a switch. A packet without a source
+    /// LID gets the port's.
+    pub fn send(&mut self, now: Instant, at: PortRef, mut packet: Packet) {
         if packet.slid == Lid(0) {
             packet.slid = self.lid(at);
         }
@@ -157,8 +157,8 @@ impl Subnet {
         self.handle_timeout(now);
     }
 
-    /// Lets packets arrive whose time has come, and agents do what they have waited for.
-    pub fn handle_timeout(&mut self, now: Time) {
+    /// Delivers packets whose time has come, and runs the agents' timers.
+    pub fn handle_timeout(&mut self, now: Instant) {
         let waiting: Vec<_> = self.waiting.iter().copied().collect();
         for id in waiting {
             let Some(node) = self.node_mut(id) else {
@@ -177,18 +177,18 @@ impl Subnet {
         }
     }
 
-    /// A packet that has come to a port and is for its host: the port, and the packet.
+    /// A packet that has arrived at a port and is for its host: the port, and the packet.
     pub fn poll_delivery(&mut self) -> Option<(PortRef, Packet)> {
         self.deliveries.pop_front()
     }
 
-    /// What has happened to a port.
+    /// The next event of a port.
     pub fn poll_event(&mut self) -> Option<SubnetEvent> {
         self.events.pop_front()
     }
 
-    /// When [`handle_timeout`](Self::handle_timeout) wants to be called; `None` for no time.
-    pub fn poll_timeout(&self) -> Option<Time> {
+    /// When to call [`handle_timeout`](Self::handle_timeout); `None` for never.
+    pub fn poll_timeout(&self) -> Option<Instant> {
         let flying = self.flying.first_key_value().map(|(&(at, _), _)| at);
         let agents = self.waiting.iter().filter_map(|id| {
             let node = self.nodes.get(id.index())?;
@@ -197,8 +197,8 @@ impl Subnet {
         agents.chain(flying).min()
     }
 
-    /// A subnet manager has begun or ceased to run at a port.
-    pub fn set_sm(&mut self, now: Time, at: PortRef, is_here: bool) {
+    /// A subnet manager has started or stopped at a port.
+    pub fn set_sm(&mut self, now: Instant, at: PortRef, is_here: bool) {
         if let Some(node) = self.node_mut(at.node) {
             node.sma.set_sm(now, at.port, is_here);
         }
@@ -206,8 +206,8 @@ impl Subnet {
         self.handle_timeout(now);
     }
 
-    /// The host of a port sets and clears bits of what the port offers.
-    pub fn offer(&mut self, now: Time, at: PortRef, set: CapabilityMask, clear: CapabilityMask) {
+    /// The host of a port sets and clears capability bits of the port.
+    pub fn offer(&mut self, now: Instant, at: PortRef, set: CapabilityMask, clear: CapabilityMask) {
         if let Some(node) = self.node_mut(at.node) {
             node.sma.offer(now, at.port, set, clear);
         }
@@ -215,8 +215,8 @@ impl Subnet {
         self.handle_timeout(now);
     }
 
-    /// The host of a port takes what comes to queue pair 0 or 1 itself, from now on or not any more, and has
-    /// [`process`](Self::process) answer. Otherwise it gets what the agents have no answer to.
+    /// The host of a port starts or stops taking all arrivals at queue pair 0 or 1, and calls
+    /// [`process`](Self::process) for answers. Otherwise it gets only datagrams that the agents do not answer.
     pub fn attend(&mut self, at: PortRef, qpn: Qpn, attends: bool) {
         if attends {
             self.attended.insert((at, qpn));
@@ -225,8 +225,8 @@ impl Subnet {
         }
     }
 
-    /// A packet with a key that does not fit has come to a queue pair of a port's host.
-    pub fn report(&mut self, now: Time, at: PortRef, packet: &BadKey) {
+    /// A packet with a wrong key has arrived at a queue pair of a port's host.
+    pub fn report(&mut self, now: Instant, at: PortRef, packet: &BadKey) {
         if let Some(node) = self.node_mut(at.node) {
             node.sma.report(now, at.port, packet);
         }
@@ -234,7 +234,7 @@ impl Subnet {
         self.handle_timeout(now);
     }
 
-    /// Nodes.
+    /// The number of nodes.
     pub fn len(&self) -> usize {
         self.nodes.len()
     }
@@ -244,29 +244,29 @@ impl Subnet {
         self.nodes.is_empty()
     }
 
-    /// What a node's manager sees; `None` if there is no such node.
+    /// The agent of a node; `None` if there is no such node.
     pub fn node(&self, id: NodeId) -> Option<&Sma> {
         self.nodes.get(id.index()).map(|node| &node.sma)
     }
 
-    /// What a port is set to; `None` if there is no such port.
+    /// The settings of a port; `None` if there is no such port.
     pub fn port_info(&self, at: PortRef) -> Option<&PortInfo> {
         Some(self.node(at.node)?.port(at.port)?.info())
     }
 
-    /// What a port has counted; `None` if there is no such port.
+    /// The counters of a port; `None` if there is no such port.
     pub fn counts(&self, at: PortRef) -> Option<PortCounts> {
         let node = self.nodes.get(at.node.index())?;
         node.pma.counts(at.port).copied()
     }
 
-    /// The LID of a port; of a switch's ports that of port 0; 0 until a manager has set it.
+    /// The LID of a port; for a switch's ports that of port 0; 0 until a manager has set it.
     pub fn lid(&self, at: PortRef) -> Lid {
         self.node(at.node).map_or(Lid(0), |sma| sma.lid(at.port))
     }
 
-    /// The port that has that GID, whoever manages the subnet. All GIDs are looked up once, as long as nothing changes:
-    /// an HCA may ask with each packet.
+    /// The port with that GID, whichever manager has set it. All GIDs are looked up once, as long as nothing
+    /// changes: an HCA may ask with each packet.
     pub fn find_gid(&mut self, gid: Gid) -> Option<PortRef> {
         if self.gids.is_empty() {
             for (id, node) in (0..).map(NodeId).zip(&self.nodes) {
@@ -276,7 +276,7 @@ impl Subnet {
                     let own = node.sma.port(port).into_iter();
                     let gids = own.flat_map(|port| (0..u8::MAX).map_while(|i| port.gid(i)));
                     for gid in gids {
-                        // Where several have one, the first is as good as any.
+                        // If several have it, the first is as good as any.
                         self.gids.entry(gid).or_insert(at);
                     }
                 }
@@ -286,7 +286,7 @@ impl Subnet {
     }
 
     /// Linked ports, and how many of those are in service.
-    pub fn census(&self) -> (usize, usize) {
+    pub fn port_counts(&self) -> (usize, usize) {
         let ports = self.nodes.iter().flat_map(|node| {
             let numbers = node.sma.physical_ports();
             numbers.filter_map(|number| Some(node.sma.port(number)?.info().state))
@@ -305,8 +305,8 @@ impl Subnet {
         self.nodes.get_mut(id.index())
     }
 
-    /// Carries out what a node's agent has asked for, and what comes of that elsewhere.
-    fn settle(&mut self, now: Time, id: NodeId) {
+    /// Carries out the requests of a node's agent, and their consequences at other nodes.
+    fn settle(&mut self, now: Instant, id: NodeId) {
         self.ways.forget();
         self.gids.clear();
         let mut unsettled = vec![id];
@@ -325,7 +325,7 @@ impl Subnet {
         }
     }
 
-    fn send_traps(&mut self, now: Time, id: NodeId) {
+    fn send_traps(&mut self, now: Instant, id: NodeId) {
         while let Some(trap) = self.node_mut(id).and_then(|node| node.sma.poll_trap(now)) {
             let at = PortRef {
                 node: id,

@@ -1,5 +1,5 @@
-//! Ways that packets have gone: as long as nothing changes, others go the same way without being
-//! judged at each port again.
+//! Known paths: while nothing changes, packets follow an earlier packet's path without being checked at each port
+//! again.
 
 use std::collections::BTreeMap;
 
@@ -10,15 +10,15 @@ use super::links::LinkFault;
 use super::{Subnet, SubnetConfig};
 use crate::topology::PortRef;
 
-/// Ways that are remembered; with more, all are forgotten and found again.
+/// Paths that are remembered; beyond that, all are forgotten and found again.
 const WAYS_MAX: usize = 65_536;
 
-/// What decides the way of a packet of an adapter.
+/// The fields that determine the path of an adapter's packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bound {
-    /// The port that it leaves from.
+    /// The source port.
     pub from: PortRef,
-    /// Where to: a port's, not a group's.
+    /// The destination LID: a port's, not a group's.
     pub dlid: Lid,
     /// Service level.
     pub sl: u8,
@@ -26,7 +26,7 @@ pub struct Bound {
     pub pkey: PKey,
 }
 
-/// The links of a way, each by the port that packets leave through and the one that they come in through.
+/// The links of a path, each by the port that packets leave through and the port of arrival.
 #[derive(Debug, Default)]
 struct Way {
     links: Vec<(PortRef, PortRef)>,
@@ -41,16 +41,16 @@ pub(super) struct Ways(BTreeMap<Key, Way>);
 type Key = (PortRef, Lid, u8, u16);
 
 impl Ways {
-    /// Something has changed that ways go by.
+    /// Something has changed that affects paths.
     pub(super) fn forget(&mut self) {
         self.0.clear();
     }
 }
 
 impl Subnet {
-    /// Carries packets at once, `words` words of four bytes in all: who gets them, and on which virtual
-    /// lane. `None`, with nothing done, where packets have to be looked at one by one
-    /// ([`send`](Self::send)): where links take time or have faults, and where they do not arrive.
+    /// Carries packets at once, `words` words of four bytes in all; returns the receiver and the virtual lane.
+    /// Returns `None`, with nothing done, if packets must be handled one by one ([`send`](Self::send)): if links
+    /// have delays or faults, or if the packets do not arrive.
     pub fn carry(&mut self, bound: Bound, packets: u64, words: u64) -> Option<(PortRef, u8)> {
         let key = (bound.from, bound.dlid, bound.sl, bound.pkey.0);
         if !self.ways.0.contains_key(&key) {
@@ -77,7 +77,7 @@ impl Subnet {
         way.links.last().map(|&(_, at)| (at, way.vl))
     }
 
-    /// The way that packets go now, if they arrive at an adapter.
+    /// The current path of packets, if they arrive at an adapter.
     fn find_way(&self, bound: Bound) -> Option<Way> {
         let SubnetConfig {
             link_delay,
@@ -102,7 +102,7 @@ impl Subnet {
                 return info.has_lid(bound.dlid).then_some(way);
             }
             let port = node.forward(bound.dlid)?;
-            // Port 0 is the switch's own, and back where it came from a packet would go in circles.
+            // Port 0 is the switch's own, and sent back out of its input port a packet would loop.
             if port == 0 || port == into.port {
                 return None;
             }
@@ -111,7 +111,7 @@ impl Subnet {
         None
     }
 
-    /// Where packets come in that leave through `out`, having come through `input`.
+    /// Where packets arrive that leave through `out`, having arrived through `input`.
     fn next_port(&self, out: PortRef, input: u8, bound: Bound, way: &mut Way) -> Option<PortRef> {
         let sma = self.node(out.node)?;
         let state = self.port_info(out)?.state;

@@ -1,24 +1,23 @@
-//! Directed routes: what a node does with a datagram that says itself where it goes (IBTA vol. 1,
-//! 14.2.2).
+//! Directed routes: how a node handles a datagram that contains its own route (IBTA vol. 1, 14.2.2).
 
 use verbs_core::Lid;
 use verbs_core::mad::MadBytes;
 use verbs_core::mad::sm::{HOPS_MAX, Hops, PERMISSIVE_LID, SmpHeader};
 
-/// What becomes of a datagram.
+/// What happens to a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     /// It leaves through that port.
     Out(u8),
     /// It has arrived.
     Here,
-    /// The rest of its way goes by LID.
+    /// The rest of its route is by LID.
     ToLid(Lid),
-    /// It has lost its way.
+    /// Its route is invalid.
     Drop,
 }
 
-/// What the node does with a datagram that came in through `came`, or was made here.
+/// Decides what the node does with a datagram that arrived through `came`, or was sent here.
 pub(super) fn step(mad: &mut MadBytes, is_switch: bool, came: Option<u8>) -> Step {
     let hops = Hops::of(mad);
     if hops.count > HOPS_MAX {
@@ -31,11 +30,11 @@ pub(super) fn step(mad: &mut MadBytes, is_switch: bool, came: Option<u8>) -> Ste
     }
 }
 
-/// C14-9: on its way out.
+/// C14-9: outbound.
 fn outbound(mad: &mut MadBytes, hops: Hops, is_switch: bool, came: Option<u8>) -> Step {
     let Hops { pointer, count, .. } = hops;
     let ends = SmpHeader::of(mad);
-    // It begins at its requester, or where the part of its way that went by LID ends.
+    // It begins at its requester, or where the part of its route by LID ends.
     let begins = came.is_none() || is_switch && ends.dr_slid != PERMISSIVE_LID;
     if pointer == 0 && begins {
         advance(mad, hops, 1);
@@ -66,7 +65,7 @@ fn outbound(mad: &mut MadBytes, hops: Hops, is_switch: bool, came: Option<u8>) -
     }
 }
 
-/// C14-13: on its way back.
+/// C14-13: returning.
 fn inbound(mad: &mut MadBytes, hops: Hops, is_switch: bool, came: Option<u8>) -> Step {
     let Hops { pointer, count, .. } = hops;
     match pointer {
@@ -100,12 +99,7 @@ mod tests {
     fn request(path: &[u8]) -> MadBytes {
         let mut mad = [0; 256];
         mad[1] = 0x81;
-        SmpHeader {
-            m_key: 0,
-            dr_slid: PERMISSIVE_LID,
-            dr_dlid: PERMISSIVE_LID,
-        }
-        .put(&mut mad);
+        SmpHeader::directed(0).put(&mut mad);
         Hops::put_path(&mut mad, path).expect("it fits");
         mad
     }
@@ -119,7 +113,7 @@ mod tests {
         .put(mad);
     }
 
-    /// Goal: a datagram goes out and comes back by the rules. Method: three nodes, each step by hand.
+    /// Goal: a datagram travels out and back by the rules. Method: three nodes, each step by hand.
     #[test]
     fn a_datagram_goes_out_and_comes_back() {
         let mut mad = request(&[1, 7]);

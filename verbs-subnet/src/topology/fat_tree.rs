@@ -4,8 +4,8 @@ use super::{NodeId, Topology, TopologyError};
 
 /// A tree of three levels: pods of leaves and spines, and cores above the spines.
 ///
-/// Each leaf has a link to each spine of its pod; each spine has one to `cores / spines` cores, a share
-/// of its own, so that every core reaches every pod.
+/// Each leaf has a link to each spine of its pod; each spine has one to `cores / spines` cores, a share of its
+/// own, so every core reaches every pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FatTree {
     /// Pods.

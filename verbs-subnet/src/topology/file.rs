@@ -1,17 +1,17 @@
-//! Topologies in files, as ibsim reads and ibnetdiscover prints them.
+//! Topologies in files, in the formats that ibsim reads and ibnetdiscover prints.
 //!
-//! A node is a line `Switch 8 "name"` or `Hca 2 "name"` (also `Ca`), behind which each connected port
-//! has one: `[1] "other"[3]`. `w=1`, `w=4` or `w=12` and `s=1`, `s=2` or `s=4` on a port's line bound
-//! the link; in what ibnetdiscover prints, `4xQDR` says the same. `vendid=`, `devid=`, `sysimgguid=`,
-//! `switchguid=` and `caguid=` before a node are its own. `#` begins a comment, in which the first quoted
-//! text behind a node is its description.
+//! A node is a line `Switch 8 "name"` or `Hca 2 "name"` (also `Ca`), followed by a line for each connected port:
+//! `[1] "other"[3]`. `w=1`, `w=4` or `w=12` and `s=1`, `s=2` or `s=4` on a port's line bound the link; in the
+//! output of ibnetdiscover, `4xQDR` has the same meaning. `vendid=`, `devid=`, `sysimgguid=`, `switchguid=` and
+//! `caguid=` before a node are its own. `#` begins a comment; the first quoted text in a comment after a node is
+//! its description.
 
 use verbs_core::Guid;
 use verbs_core::mad::sm::{LinkWidth, NodeType};
 
 use super::{LinkSpec, NodeId, PortRef, Topology, TopologyError};
 
-/// What lines before a node say about it.
+/// The values in the lines before a node.
 #[derive(Default)]
 struct Ahead {
     guid: Option<u64>,
@@ -20,7 +20,7 @@ struct Ahead {
     device_id: Option<u16>,
 }
 
-/// A port's line, whose other end may be a node that comes later.
+/// A port's line, whose other end may be a later node.
 struct Wire {
     line: usize,
     end: PortRef,
@@ -125,7 +125,7 @@ impl Ahead {
     fn note(&mut self, line: usize, key: &str, value: &str) -> Result<(), TopologyError> {
         let what = "behind = a number in hexadecimal";
         let digits = value.trim_start_matches("0x");
-        // ibnetdiscover writes a port's GUID in brackets behind a switch's.
+        // ibnetdiscover writes a port's GUID in parentheses after a switch's.
         let digits = digits.split('(').next().unwrap_or_default();
         let number = u64::from_str_radix(digits, 16);
         let number = number.map_err(|_| TopologyError::Syntax { line, what })?;
@@ -144,7 +144,7 @@ impl Ahead {
     }
 }
 
-/// What stands between the first two quotes.
+/// The text between the first two quotes.
 fn quoted(text: &str) -> Option<&str> {
     let (_, rest) = text.split_once('"')?;
     let (name, _) = rest.split_once('"')?;
@@ -180,7 +180,7 @@ fn wire(line: usize, node: NodeId, content: &str, comment: &str) -> Result<Wire,
     Ok(wire)
 }
 
-/// What a word says about width and speed; others say nothing.
+/// Reads width and speed from a word; other words are ignored.
 fn bound(wire: &mut Wire, word: &str) {
     let (width, speed) = match word.split_once('=') {
         Some(("w", width)) => (width, ""),

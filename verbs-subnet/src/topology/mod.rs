@@ -1,4 +1,4 @@
-//! What a subnet consists of.
+//! The parts of a subnet.
 
 pub(crate) mod fat_tree;
 mod file;
@@ -9,7 +9,7 @@ use std::fmt;
 use verbs_core::Guid;
 use verbs_core::mad::sm::{LinkWidth, NodeType};
 
-/// A node of a topology: the number in which it was added.
+/// A node of a topology, numbered in the order of addition.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeId(pub u32);
 
@@ -44,15 +44,15 @@ impl fmt::Debug for PortRef {
 /// A node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeSpec {
-    /// What files and commands call it; no two nodes have one name.
+    /// Its name in files and commands; names are unique.
     pub name: String,
-    /// What it says of itself.
+    /// Its description of itself.
     pub description: String,
     /// Adapter or switch.
     pub node_type: NodeType,
     /// Physical ports.
     pub ports: u8,
-    /// The node. An adapter's port has the GUID that is its number higher.
+    /// The node's GUID. An adapter's port has this GUID plus the port's number.
     pub guid: Guid,
     /// Shared by all nodes of one box.
     pub system_guid: Guid,
@@ -82,11 +82,11 @@ pub struct LinkSpec {
     pub speeds_extended: u8,
 }
 
-/// Why a topology cannot be. The line is that of the file, 0 for one that was built in code.
+/// Why a topology is invalid. The line is that of the file, 0 for one that was built in code.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TopologyError {
-    /// Two nodes have one name.
+    /// Two nodes have the same name.
     #[error("line {line}: there are two nodes called {name:?}")]
     NameTaken {
         /// Where.
@@ -104,7 +104,7 @@ pub enum TopologyError {
         /// The GUID.
         guid: u64,
     },
-    /// A link leads to a node that is not there.
+    /// A link refers to a node that does not exist.
     #[error("line {line}: there is no node {name:?}")]
     NoNode {
         /// Where.
@@ -124,7 +124,7 @@ pub enum TopologyError {
         /// The highest port.
         max: u8,
     },
-    /// A port is at two links.
+    /// A port has two links.
     #[error("line {line}: port {port} of {name:?} has a link already")]
     PortTaken {
         /// Where.
@@ -134,7 +134,7 @@ pub enum TopologyError {
         /// The port.
         port: u8,
     },
-    /// A line is none that the format has.
+    /// A line is not in the format.
     #[error("line {line}: {what}")]
     Syntax {
         /// Where.
@@ -145,7 +145,7 @@ pub enum TopologyError {
     /// More than a subnet can have.
     #[error("more than {max} {what}")]
     Limit {
-        /// Of what.
+        /// The limited quantity.
         what: &'static str,
         /// The limit.
         max: usize,
@@ -155,12 +155,11 @@ pub enum TopologyError {
 /// Nodes that a subnet has at most: as many as it has unicast LIDs.
 pub(crate) const NODES_MAX: usize = 0xbfff;
 
-/// Where GUIDs begin that nobody has chosen.
+/// The first of the GUIDs that are assigned automatically.
 const HCA_GUIDS: u64 = 0x10_0000;
 const SWITCH_GUIDS: u64 = 0x20_0000;
 
-/// The number that devices name as their vendor: one that no vendor has, so that managers know of
-/// no peculiarities.
+/// The vendor id of the nodes: one that no vendor has, so managers apply no workarounds.
 const VENDOR: u32 = 0x0056_5242;
 
 /// Nodes, and the links between them.
@@ -176,7 +175,7 @@ pub struct Topology {
 }
 
 impl Topology {
-    /// No nodes.
+    /// An empty topology.
     pub fn new() -> Self {
         Self::default()
     }
@@ -241,7 +240,7 @@ impl Topology {
         Ok(id)
     }
 
-    /// Connects two ports, four lanes wide, as fast as both can.
+    /// Connects two ports, four lanes wide, as fast as both support.
     ///
     /// # Errors
     /// [`TopologyError::NoPort`], [`TopologyError::PortTaken`].
@@ -265,7 +264,7 @@ impl Topology {
     pub(super) fn connect(&mut self, line: usize, link: LinkSpec) -> Result<(), TopologyError> {
         let [a, b] = link.ends;
         let known = self.taken.get(&a).and_then(|&index| self.links.get(index));
-        // Files name each link at both of its ends.
+        // Files list each link at both of its ends.
         if known.is_some_and(|known| known.ends == [b, a]) {
             return Ok(());
         }
@@ -309,7 +308,7 @@ impl Topology {
         self.names.get(name).copied()
     }
 
-    /// The first adapter there is.
+    /// The first adapter.
     pub fn first_hca(&self) -> Option<NodeId> {
         let index = self.nodes.iter().position(|node| !node.is_switch())?;
         u32::try_from(index).ok().map(NodeId)

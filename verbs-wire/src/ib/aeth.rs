@@ -53,7 +53,7 @@ impl fmt::Debug for AethView<'_> {
 /// The responder's answer.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Aeth {
-    /// What it says.
+    /// The syndrome.
     pub syndrome: Syndrome,
     /// Messages executed so far.
     pub msn: Msn,
@@ -66,7 +66,7 @@ impl Aeth {
     /// The header in these bytes.
     ///
     /// # Errors
-    /// [`WireError::ReservedSyndrome`]: the packet is to be ignored.
+    /// [`WireError::ReservedSyndrome`]: the receiver must ignore the packet.
     #[inline]
     pub fn parse(view: AethView<'_>) -> Result<Self, WireError> {
         Ok(Self {
@@ -95,12 +95,12 @@ impl fmt::Debug for Aeth {
     }
 }
 
-/// What an AETH says.
+/// The meaning of an AETH.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Syndrome {
-    /// Everything up to the packet's PSN arrived; the credit says how many more messages may come.
+    /// Everything up to the packet's PSN arrived; the credit is the number of further messages that may be sent.
     Ack(CreditCode),
-    /// No receive was posted: try this PSN again, not before the time has gone.
+    /// No receive was posted: repeat from this PSN, but not before that time has passed.
     RnrNak(RnrTimer),
     /// The packet was refused.
     Nak(NakCode),
@@ -139,7 +139,7 @@ impl Syndrome {
 pub enum NakCode {
     /// A packet is missing before it; the PSN is the one expected.
     PsnSequence,
-    /// The request makes no sense there.
+    /// The request is not valid there.
     InvalidRequest,
     /// The key, its protection domain, its rights or its bounds do not allow the access.
     RemoteAccess,
@@ -150,7 +150,7 @@ pub enum NakCode {
 }
 
 impl NakCode {
-    /// Every code, in the order of their numbers.
+    /// Every code, in numerical order.
     pub const ALL: [Self; 5] = [
         Self::PsnSequence,
         Self::InvalidRequest,
@@ -202,7 +202,7 @@ impl fmt::Display for NakCode {
 pub struct CreditCode(u8);
 
 impl CreditCode {
-    /// The responder tells nothing: always so on a shared receive queue, and what Linux rxe sends.
+    /// The responder gives no number: always so on a shared receive queue, and in all ACKs of Linux rxe.
     pub const UNKNOWN: Self = Self(31);
 
     /// The code of that number; `None` above 31.
@@ -232,7 +232,7 @@ impl CreditCode {
         self.0
     }
 
-    /// Receives promised; `None` when the responder tells nothing.
+    /// Receives promised; `None` if the responder gives no number.
     #[inline]
     pub fn credits(self) -> Option<u32> {
         CREDITS.get(usize::from(self.0)).copied()
@@ -274,7 +274,7 @@ impl RnrTimer {
 
     /// The shortest wait that is at least `time`; [`RnrTimer::MAX`] when there is none.
     pub fn at_least(time: Duration) -> Self {
-        // The codes from 1 on grow; code 0 is the longest.
+        // The codes from 1 on are ascending; code 0 is the longest.
         (1..=VALUE_MASK)
             .map(Self)
             .find(|timer| timer.duration() >= time)
@@ -311,7 +311,7 @@ const RNR_TENS_OF_US: [u64; 32] = [
 mod tests {
     use super::*;
 
-    /// Goal: every syndrome byte is read and written alike or refused. Method: all of them.
+    /// Goal: every syndrome byte reads and writes back the same, or is refused. Method: all of them.
     #[test]
     fn syndromes_round_trip() {
         let mut legal = 0;

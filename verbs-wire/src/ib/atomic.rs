@@ -1,4 +1,4 @@
-//! Extended headers of atomics: the request and the value that comes back (IBTA vol. 1, 9.3).
+//! Extended headers of atomics: the request and the returned value (IBTA vol. 1, 9.3).
 
 use std::fmt;
 
@@ -26,14 +26,14 @@ impl AtomicEthView<'_> {
         RKey::new(u32::from_be_bytes([a, b, c, d]))
     }
 
-    /// What is swapped in, or added.
+    /// The value to swap in, or to add.
     #[inline]
     pub const fn swap_or_add(self) -> u64 {
         let &[.., a, b, c, d, e, g, h, i, _, _, _, _, _, _, _, _] = self.0;
         u64::from_be_bytes([a, b, c, d, e, g, h, i])
     }
 
-    /// What is compared with; noise in a FETCH ADD.
+    /// The value to compare with; arbitrary in a FETCH ADD.
     #[inline]
     pub const fn compare(self) -> u64 {
         let &[.., a, b, c, d, e, g, h, i] = self.0;
@@ -56,8 +56,7 @@ pub struct AtomicEth {
     pub rkey: RKey,
     /// COMPARE SWAP: the new value. FETCH ADD: the number to add.
     pub swap_or_add: u64,
-    /// COMPARE SWAP: the value that must be there. FETCH ADD: to be ignored; some senders leave
-    /// noise in it.
+    /// COMPARE SWAP: the expected value. FETCH ADD: ignored; some senders leave arbitrary bits in it.
     pub compare: u64,
 }
 
@@ -102,7 +101,7 @@ view! {
 }
 
 impl AtomicAckEthView<'_> {
-    /// What was there before the atomic.
+    /// The value before the atomic.
     #[inline]
     pub const fn original(self) -> u64 {
         u64::from_be_bytes(*self.0)
@@ -115,7 +114,7 @@ impl fmt::Debug for AtomicAckEthView<'_> {
     }
 }
 
-/// What was at the responder's address before the atomic.
+/// The value at the responder's address before the atomic.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 pub struct AtomicAckEth {
     /// The value, as a number of the responder's host.

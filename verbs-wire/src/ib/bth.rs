@@ -6,7 +6,7 @@ use bitflags::bitflags;
 use verbs_core::addr::{PKey, Psn, Qpn};
 
 use crate::WireError;
-use crate::field::{u24, u24_bytes, view};
+use crate::field::{u24, view};
 use crate::opcode::Opcode;
 
 /// Pad count within byte 1.
@@ -16,19 +16,19 @@ const PAD_SHIFT: u32 = 4;
 const VERSION_MASK: u8 = 0x0f;
 
 bitflags! {
-    /// The single bits of a BTH. Their values are those of header bytes 1, 4 and 8 side by side.
+    /// The single bits of a BTH. The values are header bytes 1, 4 and 8 combined.
     #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
     pub struct BthFlags: u32 {
-        /// Solicited event: fire a completion queue that waits for such only.
+        /// Solicited event: wakes a completion queue that waits only for solicited events.
         const SOLICITED = 0x80_00_00;
         /// The sender is in the Migrated state of automatic path migration. Linux rxe sends 0,
         /// hardware sends 1.
         const MIGRATED = 0x40_00_00;
-        /// The packet met congestion on its way.
+        /// The packet met congestion on its path.
         const FECN = 0x00_80_00;
         /// Packets of the other direction met congestion.
         const BECN = 0x00_40_00;
-        /// The responder is to acknowledge this packet.
+        /// The responder must acknowledge this packet.
         const ACK_REQ = 0x00_00_80;
     }
 }
@@ -41,7 +41,7 @@ impl fmt::Debug for BthFlags {
     }
 }
 
-/// Bytes that bring a payload to a multiple of 4.
+/// The number of bytes that pad a payload to a multiple of 4.
 #[inline]
 pub(crate) const fn pad_len(payload_len: usize) -> usize {
     payload_len.wrapping_neg() & 3
@@ -59,7 +59,7 @@ impl BthView<'_> {
         self.0[0]
     }
 
-    /// The single bits; reserved ones are left out.
+    /// The single bits, without reserved ones.
     #[inline]
     pub const fn flags(self) -> BthFlags {
         BthFlags::from_bits_truncate(u24([self.0[1], self.0[4], self.0[8]]))
@@ -83,7 +83,7 @@ impl BthView<'_> {
         PKey(u16::from_be_bytes([self.0[2], self.0[3]]))
     }
 
-    /// The queue pair that the packet is for.
+    /// The destination queue pair.
     #[inline]
     pub const fn dest_qpn(self) -> Qpn {
         Qpn::new(u24([self.0[5], self.0[6], self.0[7]]))
@@ -120,13 +120,13 @@ impl fmt::Debug for BthView<'_> {
 /// The base transport header. The pad count is not in it: it follows from the payload.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Bth {
-    /// What the packet is.
+    /// The packet's opcode.
     pub opcode: Opcode,
     /// Single bits.
     pub flags: BthFlags,
     /// Partition key.
     pub pkey: PKey,
-    /// The queue pair that the packet is for.
+    /// The destination queue pair.
     pub dest_qpn: Qpn,
     /// Packet sequence number.
     pub psn: Psn,
@@ -160,26 +160,19 @@ impl Bth {
     /// Writes the header of a packet with that many payload bytes.
     #[inline]
     pub fn emit(&self, payload_len: usize, out: &mut [u8; Self::LEN]) {
-        // The remainder modulo 4 alone decides, and it stands in the lowest byte.
-        let [low, ..] = pad_len(payload_len).to_le_bytes();
-        let [bits, congestion, ack] = u24_bytes(self.flags.bits() & BthFlags::all().bits());
-        let [pkey_high, pkey_low] = self.pkey.0.to_be_bytes();
-        let [qpn_high, qpn_mid, qpn_low] = u24_bytes(self.dest_qpn.value());
-        let [psn_high, psn_mid, psn_low] = u24_bytes(self.psn.value());
-        *out = [
-            self.opcode.to_u8(),
-            bits | low << PAD_SHIFT,
-            pkey_high,
-            pkey_low,
-            congestion,
-            qpn_high,
-            qpn_mid,
-            qpn_low,
-            ack,
-            psn_high,
-            psn_mid,
-            psn_low,
+        let flags = self.flags.bits() & BthFlags::all().bits();
+        // Only the remainder modulo 4 matters.
+        let pad = (pad_len(payload_len) as u32) << PAD_SHIFT;
+        let bits = flags & 0xff_00_00 | pad << 16;
+        // A word of the header each, with the byte of flags that it has in its place.
+        let words = [
+            u32::from(self.opcode.to_u8()) << 24 | bits | u32::from(self.pkey.0),
+            flags << 16 & 0xff00_0000 | self.dest_qpn.value(),
+            flags << 24 | self.psn.value(),
         ];
+        for (bytes, word) in out.as_chunks_mut().0.iter_mut().zip(words) {
+            *bytes = word.to_be_bytes();
+        }
     }
 }
 

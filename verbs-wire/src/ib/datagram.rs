@@ -1,5 +1,5 @@
-//! Extended headers that go with the service and not with the operation: DETH on every datagram
-//! (IBTA vol. 1, 9.3), XRCETH on every XRC request (annex A14).
+//! Extended headers that depend on the service and not on the operation: DETH on every datagram (IBTA vol. 1,
+//! 9.3), XRCETH on every XRC request (annex A14).
 
 use std::fmt;
 
@@ -40,10 +40,10 @@ impl fmt::Debug for DethView<'_> {
     }
 }
 
-/// Who sent a datagram, and the key that lets it in.
+/// The sender of a datagram, and the key that admits it.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 pub struct Deth {
-    /// Queue key, to be that of the receiving queue pair.
+    /// Queue key, which must be that of the receiving queue pair.
     pub qkey: QKey,
     /// The sender's queue pair.
     pub src_qpn: Qpn,
@@ -107,7 +107,7 @@ impl fmt::Debug for XrcEthView<'_> {
     }
 }
 
-/// The shared receive queue that an XRC request is for.
+/// The shared receive queue of an XRC request.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 pub struct XrcEth {
     /// Number of the queue at the responder.

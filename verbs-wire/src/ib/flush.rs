@@ -1,5 +1,5 @@
-//! Extended headers of the newer operations: what a FLUSH is about (IBTA vol. 1, annex A19), and the masks
-//! of a masked atomic, which are this crate's own.
+//! Extended headers of newer operations: the target of a FLUSH (IBTA vol. 1, annex A19), and the masks of a
+//! masked atomic, which are this crate's own.
 
 use std::fmt;
 
@@ -17,7 +17,7 @@ impl FethView<'_> {
         u32::from_be_bytes(*self.0)
     }
 
-    /// Where the data is to be.
+    /// Where the data must be placed.
     #[inline]
     pub const fn placement(self) -> Placement {
         Placement::from_bits_retain((self.bits() & 0xf) as u8)
@@ -29,7 +29,7 @@ impl FethView<'_> {
         (self.bits() >> 4 & 0x3) as u8
     }
 
-    /// The upper bits, which mean nothing.
+    /// The upper bits, which are unused.
     #[inline]
     pub const fn reserved(self) -> u32 {
         self.bits() >> 6
@@ -42,12 +42,12 @@ impl fmt::Debug for FethView<'_> {
     }
 }
 
-/// What a FLUSH is about.
+/// The target of a FLUSH.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 pub struct Feth {
-    /// Where the data is to be; other bits than the two are for the responder to refuse.
+    /// Where the data must be placed; the responder must refuse bits other than the two.
     pub placement: Placement,
-    /// 0 for the range of the RETH, 1 for the region of its key; others are for the responder to refuse.
+    /// 0 for the range of the RETH, 1 for the region of its key; the responder must refuse other values.
     pub selectivity: u8,
 }
 
@@ -113,12 +113,12 @@ impl fmt::Debug for MaskEthView<'_> {
     }
 }
 
-/// The masks of a masked atomic, behind its AtomicETH. No specification has them.
+/// The masks of a masked atomic, after its AtomicETH. No specification defines them.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 pub struct MaskEth {
     /// COMPARE SWAP: the bits that are swapped. FETCH ADD: the highest bit of each field.
     pub swap_or_boundary: u64,
-    /// COMPARE SWAP: the bits that are compared. FETCH ADD: to be ignored.
+    /// COMPARE SWAP: the bits that are compared. FETCH ADD: ignored.
     pub compare: u64,
 }
 

@@ -12,7 +12,7 @@ view! {
 }
 
 impl ImmDtView<'_> {
-    /// The immediate data, first byte on the wire uppermost.
+    /// The immediate data, with the first byte on the wire as the highest.
     #[inline]
     pub const fn imm(self) -> u32 {
         u32::from_be_bytes(*self.0)
@@ -28,7 +28,7 @@ impl fmt::Debug for ImmDtView<'_> {
 /// Immediate data: 32 bits that the transport carries from consumer to consumer.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 pub struct ImmDt {
-    /// The immediate data, first byte on the wire uppermost.
+    /// The immediate data, with the first byte on the wire as the highest.
     pub imm: u32,
 }
 
@@ -74,7 +74,7 @@ impl fmt::Debug for IethView<'_> {
     }
 }
 
-/// The key that a SEND with Invalidate takes away.
+/// The key that a SEND with Invalidate invalidates.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 pub struct Ieth {
     /// Remote key of a region or window at the responder.

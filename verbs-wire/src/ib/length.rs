@@ -1,11 +1,11 @@
-//! Bytes of extended headers. Apart from the opcode table, so that the headers may name that.
+//! Lengths of extended headers. Separate from the opcode table, so the headers may name the table.
 
 use crate::{
     Aeth, AtomicAckEth, AtomicEth, Deth, Feth, Headers, Ieth, ImmDt, MaskEth, Reth, XrcEth,
 };
 
 impl Headers {
-    /// Bytes of all of them.
+    /// Bytes of all headers in the set.
     #[inline]
     pub fn wire_len(self) -> usize {
         usize::from(HEADERS_BYTES[usize::from(self.bits())])
@@ -26,7 +26,7 @@ const HEADER_BYTES: [(Headers, usize); 10] = [
     (Headers::IETH, Ieth::LEN),
 ];
 
-/// Bytes of every set of extended headers, so that none is added up while a packet waits.
+/// Bytes of every set of extended headers, precomputed so that no sum is needed per packet.
 static HEADERS_BYTES: [u8; 1 << 10] = {
     let mut table = [0; 1 << 10];
     let mut bits = 0;

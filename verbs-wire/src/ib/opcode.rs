@@ -1,10 +1,10 @@
 //! The opcode table: everything that follows from a packet's opcode alone (IBTA vol. 1, 9.2;
 //! annex A14 for XRC, annex A17.9 for congestion notification).
 //!
-//! An opcode byte is a service in its upper three bits and an operation in its lower five. Reliable
-//! datagram is not in the table. Masked atomics are in no specification: they have opcodes in the ranges of
-//! the manufacturer, 0xc0 and up on reliable connections and 0xe0 and up on extended ones, and are spoken
-//! between our own ends only.
+//! An opcode byte is a service in its upper three bits and an operation in its lower five. Reliable datagram is
+//! not in the table. No specification defines masked atomics: they have opcodes in the manufacturer's ranges,
+//! 0xc0 and up on reliable connections and 0xe0 and up on extended ones, and are used only between devices of
+//! this project.
 
 use std::fmt;
 
@@ -13,7 +13,7 @@ use verbs_core::addr::Mtu;
 
 use crate::WireError;
 
-/// An assigned opcode: an operation of a service that has it.
+/// An assigned opcode: a service and one of its operations.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Opcode {
     service: Service,
@@ -27,7 +27,7 @@ impl Opcode {
         operation: Operation::CongestionNotification,
     };
 
-    /// The opcode of an operation in a service; `None` when the service has no such operation.
+    /// The opcode of an operation in a service; `None` if the service has no such operation.
     #[inline]
     pub const fn new(service: Service, operation: Operation) -> Option<Self> {
         if operation.facts().services.contains(service.flag()) {
@@ -37,7 +37,7 @@ impl Opcode {
         }
     }
 
-    /// The opcode of that byte; `None` when it is not assigned.
+    /// The opcode of that byte; `None` if it is not assigned.
     #[inline]
     pub fn from_u8(byte: u8) -> Option<Self> {
         BY_BYTE[usize::from(byte)]
@@ -67,7 +67,7 @@ impl Opcode {
         self.operation.facts()
     }
 
-    /// Extended headers of the packet: those of the operation and the one of the service.
+    /// Extended headers of the packet: those of the operation and that of the service.
     #[inline]
     pub const fn headers(self) -> Headers {
         let facts = self.facts();
@@ -78,13 +78,13 @@ impl Opcode {
         }
     }
 
-    /// Whether requesters send it: then it belongs to the responder, and to the receive PSN.
+    /// Whether requesters send it: then the responder handles it, in its receive PSN sequence.
     #[inline]
     pub const fn is_request(self) -> bool {
         matches!(self.facts().role, Role::Request)
     }
 
-    /// Whether `len` payload bytes are right at this path MTU.
+    /// Whether `len` payload bytes are allowed at this path MTU.
     ///
     /// # Errors
     /// [`WireError::PayloadLength`]: for a request, a responder answers NAK Invalid Request.
@@ -147,9 +147,9 @@ pub enum Service {
     Congestion,
     /// Extended reliable connection.
     Xrc,
-    /// What this crate adds to reliable connections, in a range that is the manufacturer's.
+    /// Operations that this crate adds to reliable connections, in a manufacturer's range.
     Own,
-    /// The same for extended reliable connections.
+    /// Operations that this crate adds to extended reliable connections.
     OwnXrc,
 }
 
@@ -208,26 +208,26 @@ impl fmt::Display for Service {
     }
 }
 
-/// One line of the table.
+/// One row of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Facts {
-    /// The name that the specification gives it.
+    /// Its name in the specification.
     pub name: &'static str,
     /// The lower five bits of the opcode.
     pub code: u8,
     /// Services that have it.
     pub services: Services,
-    /// Extended headers, but for the one that the service adds.
+    /// Extended headers, except the one that the service adds.
     pub headers: Headers,
-    /// How long the payload may be.
+    /// The allowed payload lengths.
     pub payload: PayloadRule,
     /// Which side sends it.
     pub role: Role,
-    /// The kind of message that it is a piece of.
+    /// The kind of its message.
     pub message: Message,
-    /// Which piece it is.
+    /// Its place in the message.
     pub place: Place,
-    /// What the responder must have at hand to execute it.
+    /// What the responder needs to execute it.
     pub needs: Needs,
 }
 
@@ -270,7 +270,7 @@ pub enum Role {
     Notice,
 }
 
-/// The kind of message that a packet is a piece of.
+/// The kind of message that a packet belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Message {
     /// SEND.
@@ -291,7 +291,7 @@ pub enum Message {
     Congestion,
 }
 
-/// Which piece of its message a packet is.
+/// A packet's place in its message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     /// The first of several.
@@ -367,10 +367,10 @@ bitflags! {
 }
 
 bitflags! {
-    /// What a responder must have at hand to execute a packet.
+    /// What a responder needs to execute a packet.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
     pub struct Needs: u8 {
-        /// An entry of the receive queue; without one: RNR NAK, or a datagram lost.
+        /// A receive; without one: RNR NAK, or a lost datagram.
         const RECV_ENTRY = 1 << 0;
         /// One of the resources that remember READs and atomics (`max_dest_rd_atomic`).
         const READ_RESOURCE = 1 << 1;
@@ -386,7 +386,7 @@ const EVERY: Services = CONNECTED.union(Services::UD);
 const NONE: Headers = Headers::empty();
 const RETH_IMM: Headers = Headers::RETH.union(Headers::IMMDT);
 const FETH_RETH: Headers = Headers::FETH.union(Headers::RETH);
-/// What is in no specification.
+/// Services that no specification defines.
 const OURS: Services = Services::OWN.union(Services::OWN_XRC);
 const ATOMIC_MASK: Headers = Headers::ATOMIC_ETH.union(Headers::MASK_ETH);
 const AETH_ATOMIC: Headers = Headers::AETH.union(Headers::ATOMIC_ACK_ETH);
@@ -405,7 +405,7 @@ macro_rules! operations {
             /// Every operation.
             pub const ALL: &'static [Self] = &[$(Self::$variant),*];
 
-            /// Its line in the table.
+            /// Its row in the table.
             #[inline]
             pub const fn facts(self) -> &'static Facts {
                 match self {
@@ -466,8 +466,7 @@ operations! {
 mod tests {
     use super::*;
 
-    /// Goal: every assigned byte stands for one opcode and the reverse. Method: all 256 bytes, and
-    /// all pairs.
+    /// Goal: every assigned byte stands for one opcode and vice versa. Method: all 256 bytes, and all pairs.
     #[test]
     fn bytes_and_opcodes_match_one_to_one() {
         let mut assigned = 0;
@@ -517,7 +516,7 @@ mod tests {
         }
     }
 
-    /// Goal: header lengths as rxe's own table has them, and the service's header in front.
+    /// Goal: header lengths are those of rxe's own table, with the service's header in front.
     #[test]
     fn header_lengths_add_up() {
         let len = |byte| Opcode::from_u8(byte).unwrap().headers().wire_len();

@@ -2,19 +2,21 @@
 
 use std::fmt;
 
+use verbs_core::addr::{PKey, Psn, Qpn};
+
 use crate::bth::pad_len;
 use crate::field::Garbage;
 use crate::{
-    Aeth, AethView, AtomicAckEth, AtomicAckEthView, AtomicEth, AtomicEthView, Bth, BthView, Deth,
-    DethView, Feth, FethView, HeaderName, Headers, Icrc, Ieth, IethView, ImmDt, ImmDtView, MaskEth,
-    MaskEthView, Opcode, Reth, RethView, WireError, XrcEth, XrcEthView,
+    Aeth, AethView, AtomicAckEth, AtomicAckEthView, AtomicEth, AtomicEthView, Bth, BthFlags,
+    BthView, Deth, DethView, Feth, FethView, HeaderName, Headers, Icrc, Ieth, IethView, ImmDt,
+    ImmDtView, MaskEth, MaskEthView, Opcode, Reth, RethView, WireError, XrcEth, XrcEthView,
 };
 
-/// A packet in bytes, from its BTH to its ICRC; prints whatever it finds.
+/// A packet in bytes, from its BTH to its ICRC; printing works for any content.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct PacketView<'a> {
     bth: BthView<'a>,
-    /// From the BTH up to the ICRC, the BTH included.
+    /// The packet up to the ICRC, including the BTH.
     covered: &'a [u8],
     icrc: u32,
 }
@@ -23,7 +25,7 @@ impl<'a> PacketView<'a> {
     /// The packet in these bytes.
     ///
     /// # Errors
-    /// [`WireError::Truncated`] when BTH and ICRC do not both fit.
+    /// [`WireError::Truncated`] if BTH and ICRC do not both fit.
     #[inline]
     pub fn new(bytes: &'a [u8]) -> Result<Self, WireError> {
         let Some((covered, icrc)) = bytes.split_last_chunk() else {
@@ -46,13 +48,13 @@ impl<'a> PacketView<'a> {
         self.bth
     }
 
-    /// Everything up to the ICRC, the BTH included.
+    /// Everything up to the ICRC, including the BTH.
     #[inline]
     pub const fn covered(self) -> &'a [u8] {
         self.covered
     }
 
-    /// The ICRC that the packet came with.
+    /// The ICRC in the packet.
     #[inline]
     pub const fn icrc(self) -> u32 {
         self.icrc
@@ -69,8 +71,7 @@ impl fmt::Debug for PacketView<'_> {
     }
 }
 
-/// The extended headers of a packet. Which of them there must be follows from its opcode:
-/// [`Opcode::headers`].
+/// The extended headers of a packet. The opcode determines which of them exist: [`Opcode::headers`].
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 pub struct Extended {
     /// On XRC requests.
@@ -83,9 +84,9 @@ pub struct Extended {
     pub reth: Option<Reth>,
     /// On COMPARE SWAP and FETCH ADD.
     pub atomic: Option<AtomicEth>,
-    /// On masked atomics, behind `atomic`.
+    /// On masked atomics, after `atomic`.
     pub masks: Option<MaskEth>,
-    /// On acknowledgements, and on READ responses but for Middle.
+    /// On acknowledgements, and on READ responses except Middle.
     pub aeth: Option<Aeth>,
     /// On ATOMIC Acknowledge.
     pub atomic_ack: Option<AtomicAckEth>,
@@ -96,7 +97,22 @@ pub struct Extended {
 }
 
 impl Extended {
-    /// Which headers there are.
+    /// No headers. A constant of that size is copied from memory, so code that is to be fast takes the default.
+    const NONE: Self = Self {
+        xrceth: None,
+        deth: None,
+        feth: None,
+        reth: None,
+        atomic: None,
+        masks: None,
+        aeth: None,
+        atomic_ack: None,
+        immdt: None,
+        ieth: None,
+    };
+
+    /// The headers that are present.
+    #[inline]
     pub fn present(&self) -> Headers {
         let mut headers = Headers::empty();
         headers.set(Headers::XRCETH, self.xrceth.is_some());
@@ -112,52 +128,68 @@ impl Extended {
         headers
     }
 
-    /// Takes the headers in question off the front of `rest`.
-    fn parse(headers: Headers, rest: &mut &[u8]) -> Result<Self, WireError> {
-        let mut ext = Self::default();
+    /// Takes the given headers off the front of `rest`: exactly those are present then, unless one is missing.
+    #[inline]
+    fn read(&mut self, headers: Headers, rest: &mut &[u8]) -> Result<(), WireError> {
+        *self = Self::default();
+        if headers.is_empty() {
+            return Ok(());
+        }
+        self.read_all(headers, rest)
+    }
+
+    fn read_all(&mut self, headers: Headers, rest: &mut &[u8]) -> Result<(), WireError> {
         if headers.contains(Headers::XRCETH) {
-            ext.xrceth = Some(XrcEth::parse(XrcEthView::of(take(
+            self.xrceth = Some(XrcEth::parse(XrcEthView::of(take(
                 rest,
                 HeaderName::XrcEth,
             )?)));
         }
         if headers.contains(Headers::DETH) {
-            ext.deth = Some(Deth::parse(DethView::of(take(rest, HeaderName::Deth)?)));
+            self.deth = Some(Deth::parse(DethView::of(take(rest, HeaderName::Deth)?)));
         }
         if headers.contains(Headers::FETH) {
-            ext.feth = Some(Feth::parse(FethView::of(take(rest, HeaderName::Feth)?)));
+            self.feth = Some(Feth::parse(FethView::of(take(rest, HeaderName::Feth)?)));
         }
         if headers.contains(Headers::RETH) {
-            ext.reth = Some(Reth::parse(RethView::of(take(rest, HeaderName::Reth)?)));
+            self.reth = Some(Reth::parse(RethView::of(take(rest, HeaderName::Reth)?)));
         }
         if headers.contains(Headers::ATOMIC_ETH) {
             let view = AtomicEthView::of(take(rest, HeaderName::AtomicEth)?);
-            ext.atomic = Some(AtomicEth::parse(view));
+            self.atomic = Some(AtomicEth::parse(view));
         }
         if headers.contains(Headers::MASK_ETH) {
-            ext.masks = Some(MaskEth::parse(MaskEthView::of(take(
+            self.masks = Some(MaskEth::parse(MaskEthView::of(take(
                 rest,
                 HeaderName::MaskEth,
             )?)));
         }
         if headers.contains(Headers::AETH) {
-            ext.aeth = Some(Aeth::parse(AethView::of(take(rest, HeaderName::Aeth)?))?);
+            self.aeth = Some(Aeth::parse(AethView::of(take(rest, HeaderName::Aeth)?))?);
         }
         if headers.contains(Headers::ATOMIC_ACK_ETH) {
             let view = AtomicAckEthView::of(take(rest, HeaderName::AtomicAckEth)?);
-            ext.atomic_ack = Some(AtomicAckEth::parse(view));
+            self.atomic_ack = Some(AtomicAckEth::parse(view));
         }
         if headers.contains(Headers::IMMDT) {
-            ext.immdt = Some(ImmDt::parse(ImmDtView::of(take(rest, HeaderName::ImmDt)?)));
+            self.immdt = Some(ImmDt::parse(ImmDtView::of(take(rest, HeaderName::ImmDt)?)));
         }
         if headers.contains(Headers::IETH) {
-            ext.ieth = Some(Ieth::parse(IethView::of(take(rest, HeaderName::Ieth)?)));
+            self.ieth = Some(Ieth::parse(IethView::of(take(rest, HeaderName::Ieth)?)));
         }
-        Ok(ext)
+        Ok(())
     }
 
-    /// Writes the headers to the front of `rest` and moves it behind them.
+    /// Writes the headers to the front of `rest` and advances it.
+    #[inline]
     fn emit(&self, rest: &mut &mut [u8]) -> Result<(), WireError> {
+        if rest.is_empty() {
+            return Ok(());
+        }
+        self.emit_all(rest)
+    }
+
+    fn emit_all(&self, rest: &mut &mut [u8]) -> Result<(), WireError> {
         if let Some(xrceth) = &self.xrceth {
             put(rest, |out| xrceth.emit(out))?;
         }
@@ -204,7 +236,7 @@ impl fmt::Debug for Extended {
     }
 }
 
-/// The headers of a packet: a BTH with exactly the extended headers that its opcode calls for.
+/// The headers of a packet: a BTH with exactly the extended headers that its opcode requires.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Head {
     bth: Bth,
@@ -212,13 +244,58 @@ pub struct Head {
 }
 
 impl Head {
-    /// Bytes of the longest: a masked atomic on an extended connection.
+    /// Bytes of the longest headers: a masked atomic on an extended connection.
     pub const LEN_MAX: usize = Bth::LEN + XrcEth::LEN + AtomicEth::LEN + MaskEth::LEN;
 
-    /// Puts headers together.
+    /// Those of a congestion notification to queue pair 0, to be read into.
+    pub const NOTICE: Self = Self {
+        bth: Self::NOTICE_BTH,
+        ext: Extended::NONE,
+    };
+
+    const NOTICE_BTH: Bth = Bth {
+        opcode: Opcode::CNP,
+        flags: BthFlags::BECN,
+        pkey: PKey(0),
+        dest_qpn: Qpn::new(0),
+        psn: Psn::new(0),
+    };
+
+    /// The BTH that `make` returns with the extended headers that it sets, for callers that choose them by the opcode.
+    /// Headers are large; these are made where they are to be.
+    ///
+    /// # Panics
+    /// If the opcode requires others.
+    #[inline(always)]
+    pub fn build(make: impl FnOnce(&mut Extended) -> Bth) -> Self {
+        let mut head = Self {
+            bth: Self::NOTICE_BTH,
+            ext: Extended::default(),
+        };
+        head.bth = make(&mut head.ext);
+        let (expected, got) = (head.bth.opcode.headers(), head.ext.present());
+        assert!(expected == got, "{head:?} requires {expected:?}");
+        head
+    }
+
+    /// A BTH alone.
+    ///
+    /// # Panics
+    /// If the opcode requires extended headers.
+    #[inline(always)]
+    pub fn bare(bth: Bth) -> Self {
+        let expected = bth.opcode.headers();
+        assert!(expected.is_empty(), "{bth:?} requires {expected:?}");
+        Self {
+            bth,
+            ext: Extended::default(),
+        }
+    }
+
+    /// Combines headers.
     ///
     /// # Errors
-    /// [`WireError::Headers`] when the opcode calls for others.
+    /// [`WireError::Headers`] if the opcode requires others.
     #[inline]
     pub fn new(bth: Bth, ext: Extended) -> Result<Self, WireError> {
         let (expected, got) = (bth.opcode.headers(), ext.present());
@@ -233,22 +310,38 @@ impl Head {
         }
     }
 
-    /// Splits a packet that ends before its ICRC into headers and body, that is payload and pad.
+    /// Splits a packet without its ICRC into headers and body, which is payload and pad.
     ///
     /// # Errors
     /// [`WireError::Truncated`], [`WireError::UnknownOpcode`], [`WireError::Version`],
     /// [`WireError::ReservedSyndrome`].
     pub fn parse(covered: &[u8]) -> Result<(Self, &[u8]), WireError> {
-        let mut rest = covered;
-        let bth = Bth::parse(BthView::of(take(&mut rest, HeaderName::Bth)?))?;
-        let ext = Extended::parse(bth.opcode.headers(), &mut rest)?;
-        Ok((Self { bth, ext }, rest))
+        let mut head = Self::NOTICE;
+        let body = head.read(covered)?;
+        Ok((head, body))
     }
 
-    /// Writes the headers of a packet with that many payload bytes; returns their own length.
+    /// As [`Head::parse`], into headers that were used before: they are large, and this does not move them. Returns the
+    /// body. After an error they are those of no packet.
+    ///
+    /// # Errors
+    /// As [`Head::parse`].
+    #[inline]
+    pub fn read<'a>(&mut self, covered: &'a [u8]) -> Result<&'a [u8], WireError> {
+        let mut rest = covered;
+        self.bth = Bth::parse(BthView::of(take(&mut rest, HeaderName::Bth)?))?;
+        if let Err(error) = self.ext.read(self.bth.opcode.headers(), &mut rest) {
+            *self = Self::NOTICE;
+            return Err(error);
+        }
+        Ok(rest)
+    }
+
+    /// Writes the headers of a packet with that many payload bytes; returns the length of the headers.
     ///
     /// # Errors
     /// [`WireError::NoRoom`].
+    #[inline]
     pub fn emit(&self, payload_len: usize, out: &mut [u8]) -> Result<usize, WireError> {
         let got = out.len();
         let need = self.wire_len();
@@ -272,7 +365,7 @@ impl Head {
         &self.ext
     }
 
-    /// What the packet is.
+    /// The packet's opcode.
     #[inline]
     pub const fn opcode(&self) -> Opcode {
         self.bth.opcode
@@ -297,19 +390,18 @@ impl fmt::Debug for Head {
     }
 }
 
-/// A whole packet. Pad count, pad bytes and ICRC are not in it: they follow from the rest.
+/// A whole packet. It has no pad count, pad bytes and ICRC, because they follow from the rest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packet<'a> {
     /// Its headers.
     pub head: Head,
-    /// Its payload, pad bytes excluded.
+    /// Its payload, without pad bytes.
     pub payload: &'a [u8],
 }
 
 impl<'a> Packet<'a> {
-    /// The packet in these bytes, which run from BTH to ICRC. The ICRC is not checked here, see
-    /// [`Icrc::verify`]; nor is the payload's length, see [`Opcode::check_payload`]. Pad bytes and
-    /// reserved bits are ignored.
+    /// Reads the packet in these bytes, from BTH to ICRC. This does not check the ICRC, see [`Icrc::verify`], nor
+    /// the payload's length, see [`Opcode::check_payload`]. Pad bytes and reserved bits are ignored.
     ///
     /// # Errors
     /// [`WireError::Unaligned`], [`WireError::Pad`] and those of [`Head::parse`].
@@ -331,8 +423,8 @@ impl<'a> Packet<'a> {
         Ok(Self { head, payload })
     }
 
-    /// Writes the packet, its ICRC last; `icrc` is that of the IP and UDP headers around it. Returns
-    /// how many bytes were written.
+    /// Writes the packet, with its ICRC; `icrc` is that of the IP and UDP headers around it. Returns the number
+    /// of bytes written.
     ///
     /// # Errors
     /// [`WireError::NoRoom`].
@@ -379,7 +471,7 @@ fn take<'a, const N: usize>(
     }
 }
 
-/// Writes a header to the front of `rest` and moves `rest` behind it.
+/// Writes a header to the front of `rest` and advances `rest`.
 fn put<const N: usize>(
     rest: &mut &mut [u8],
     write: impl FnOnce(&mut [u8; N]),
@@ -391,5 +483,59 @@ fn put<const N: usize>(
             Ok(())
         }
         None => Err(WireError::NoRoom { need: N, got: 0 }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Operation, Service};
+
+    fn bth(operation: Operation) -> Bth {
+        Bth {
+            opcode: Opcode::new(Service::Rc, operation).expect("RC has it"),
+            ..Head::NOTICE_BTH
+        }
+    }
+
+    fn with_imm() -> Head {
+        Head::build(|ext| {
+            ext.immdt = Some(ImmDt { imm: 7 });
+            bth(Operation::SendOnlyImm)
+        })
+    }
+
+    fn emitted(head: &Head) -> Vec<u8> {
+        let mut bytes = vec![0; head.wire_len()];
+        head.emit(0, &mut bytes).expect("there is room");
+        bytes
+    }
+
+    /// Goal: nothing of the headers before is left, whether a packet can be read or not. Method: packets with more and
+    /// with fewer headers one after the other, and one that is cut.
+    #[test]
+    fn headers_are_read_over_others() {
+        let (plain, imm) = (Head::bare(bth(Operation::SendOnly)), with_imm());
+        let mut head = Head::NOTICE;
+        for next in [imm, plain, imm] {
+            assert_eq!(head.read(&emitted(&next)).map(<[u8]>::len), Ok(0));
+            assert_eq!(head, next);
+        }
+        let bytes = emitted(&imm);
+        assert!(head.read(&bytes[..bytes.len() - 1]).is_err());
+        assert_eq!(head, Head::NOTICE);
+        assert_eq!(head.ext().present(), head.opcode().headers());
+    }
+
+    #[test]
+    #[should_panic(expected = "requires")]
+    fn headers_are_those_of_the_opcode() {
+        let _ = Head::build(|_| bth(Operation::SendOnlyImm));
+    }
+
+    #[test]
+    #[should_panic(expected = "requires")]
+    fn a_header_alone_is_of_an_opcode_that_requires_no_other() {
+        let _ = Head::bare(bth(Operation::SendOnlyImm));
     }
 }

@@ -1,4 +1,4 @@
-//! RDMA extended header: where a WRITE or READ goes (IBTA vol. 1, 9.3).
+//! RDMA extended header: the remote memory of a WRITE or READ (IBTA vol. 1, 9.3).
 
 use std::fmt;
 
@@ -40,14 +40,14 @@ impl fmt::Debug for RethView<'_> {
     }
 }
 
-/// Where a WRITE or READ goes at the responder.
+/// The responder's memory for a WRITE or READ.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 pub struct Reth {
     /// Virtual address at the responder.
     pub addr: u64,
     /// Remote key of the region or window.
     pub rkey: RKey,
-    /// Bytes of the whole message, not of this packet; above 2^31 the responder refuses it.
+    /// Bytes of the whole message, not of this packet; the responder refuses more than 2^31.
     pub dma_len: u32,
 }
 

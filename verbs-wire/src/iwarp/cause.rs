@@ -1,10 +1,10 @@
-//! Why a stream is ended: layer, error type and error code of a Terminate (RFC 5040, section 4.8; IANA's
+//! Why a stream is terminated: layer, error type and error code of a Terminate (RFC 5040, section 4.8; IANA's
 //! registry of RDDP error codes; RFC 6581).
 
 use std::fmt;
 
-/// Layer, error type and error code. Each assigned combination is a constant; a peer can send others, which
-/// print as numbers.
+/// Layer, error type and error code. Each assigned combination is a constant; a peer can send others, which print
+/// as numbers.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Cause {
     layer: u8,
@@ -17,14 +17,14 @@ macro_rules! causes {
         impl Cause {
             $($(#[$doc])* pub const $name: Self = Self { layer: $layer, etype: $etype, code: $code };)*
 
-            /// Every assigned cause and what it means.
+            /// Every assigned cause and its meaning.
             pub const ASSIGNED: &'static [(Self, &'static str)] = &[$((Self::$name, $text)),*];
         }
     };
 }
 
 causes! {
-    /// RDMAP cannot go on.
+    /// RDMAP cannot continue.
     RDMAP_CATASTROPHIC = 0, 0, 0x00, "RDMAP: local catastrophic error";
     /// Remote protection: invalid STag.
     RDMAP_STAG = 0, 1, 0x00, "RDMAP: invalid STag";
@@ -44,15 +44,15 @@ causes! {
     RDMAP_VERSION = 0, 2, 0x05, "RDMAP: invalid version";
     /// Remote operation: unexpected opcode.
     RDMAP_OPCODE = 0, 2, 0x06, "RDMAP: unexpected opcode";
-    /// Remote operation: the stream cannot go on.
+    /// Remote operation: the stream cannot continue.
     RDMAP_STREAM_CATASTROPHIC = 0, 2, 0x07, "RDMAP: catastrophic error of the stream";
-    /// Remote operation: the device cannot go on.
+    /// Remote operation: the device cannot continue.
     RDMAP_GLOBAL_CATASTROPHIC = 0, 2, 0x08, "RDMAP: global catastrophic error";
     /// Remote operation: the STag cannot be invalidated.
     RDMAP_INVALIDATE = 0, 2, 0x09, "RDMAP: STag cannot be invalidated";
     /// Remote operation, not further specified.
     RDMAP_OPERATION = 0, 2, 0xff, "RDMAP: unspecific remote operation error";
-    /// DDP cannot go on.
+    /// DDP cannot continue.
     DDP_CATASTROPHIC = 1, 0, 0x00, "DDP: local catastrophic error";
     /// Tagged buffer: invalid STag.
     DDP_STAG = 1, 1, 0x00, "DDP: invalid STag";
@@ -84,11 +84,11 @@ causes! {
     LLP_FRAMING = 2, 0, 0x03, "MPA: marker and ULPDU length mismatch";
     /// An invalid Request or Reply frame.
     LLP_STARTUP = 2, 0, 0x04, "MPA: invalid startup frame";
-    /// MPA cannot go on.
+    /// MPA cannot continue.
     LLP_CATASTROPHIC = 2, 0, 0x05, "MPA: local catastrophic error";
     /// The responder wants more READs outstanding than the initiator accepts.
     LLP_IRD = 2, 0, 0x06, "MPA: insufficient IRD";
-    /// No ready-to-receive type that both sides have.
+    /// The two sides have no ready-to-receive type in common.
     LLP_RTR = 2, 0, 0x07, "MPA: no matching RTR option";
 }
 
@@ -107,17 +107,17 @@ impl Cause {
         self.layer
     }
 
-    /// The error type, which means something else in each layer.
+    /// The error type; its meaning depends on the layer.
     pub const fn etype(self) -> u8 {
         self.etype
     }
 
-    /// The error code, which means something else for each error type.
+    /// The error code; its meaning depends on the error type.
     pub const fn code(self) -> u8 {
         self.code
     }
 
-    /// What it means, if it is assigned. All codes of a local catastrophic error of RDMAP mean the same.
+    /// Its meaning, if it is assigned. All codes of a local catastrophic error of RDMAP have the same meaning.
     pub fn meaning(self) -> Option<&'static str> {
         let assigned = match (self.layer, self.etype) {
             (0, 0) => Self::RDMAP_CATASTROPHIC,

@@ -1,11 +1,11 @@
-//! DDP headers with the RDMAP control field in them (RFC 5041, section 4; RFC 5040, section 4.1).
+//! DDP headers, including the RDMAP control field (RFC 5041, section 4; RFC 5040, section 4.1).
 
 use std::fmt;
 
 use super::error::{Part, room, split};
 use super::{IwarpError, RdmapOpcode};
 
-/// A steering tag: what RDMA addresses memory by. Its index is in the upper 24 bits, its key in the lower 8.
+/// A steering tag, which names memory for RDMA. Its index is in the upper 24 bits, its key in the lower 8.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct STag(u32);
 
@@ -41,10 +41,10 @@ impl fmt::Display for STag {
     }
 }
 
-/// The header of a DDP segment: which RDMAP message it is part of, and where its payload belongs.
+/// The header of a DDP segment: the RDMAP message that it is part of, and the place of its payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Header {
-    /// The payload belongs in memory that the header names.
+    /// The payload belongs in the memory that the header names.
     Tagged(Tagged),
     /// The payload belongs in the next buffer of a queue.
     Untagged(Untagged),
@@ -59,27 +59,27 @@ pub struct Tagged {
     pub is_last: bool,
     /// The memory.
     pub stag: STag,
-    /// Where in it the payload begins.
+    /// The offset of the payload in that memory.
     pub offset: u64,
 }
 
 /// The header of an untagged segment. Its queue number follows from the opcode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Untagged {
-    /// Any but an RDMA Write and an RDMA Read Response.
+    /// Any opcode except RDMA Write and RDMA Read Response.
     pub opcode: RdmapOpcode,
     /// The last segment of its message.
     pub is_last: bool,
-    /// Of a Send with Invalidate, what is to be invalidated; else reserved.
+    /// In a Send with Invalidate, the STag to invalidate; otherwise reserved.
     pub invalidate: STag,
     /// The number of the message in its queue; the first has 1.
     pub msn: u32,
-    /// Where in the message the payload begins.
+    /// The offset of the payload in the message.
     pub offset: u32,
 }
 
 impl Untagged {
-    /// The header of a message that is one segment.
+    /// The header of a message that has one segment.
     pub const fn first(opcode: RdmapOpcode, msn: u32) -> Self {
         Self {
             opcode,
@@ -106,13 +106,13 @@ impl Header {
         }
     }
 
-    /// Splits a ULPDU into header and payload. Checks are in the order of the layers, as the peer expects the
-    /// outermost fault to be named.
+    /// Splits a ULPDU into header and payload. The checks follow the order of the layers, because the peer
+    /// expects the error of the outermost one.
     ///
     /// # Errors
     /// [`IwarpError::Truncated`], [`IwarpError::DdpVersion`], [`IwarpError::RdmapVersion`],
-    /// [`IwarpError::Opcode`], [`IwarpError::Tagging`], [`IwarpError::Queue`]. Whether numbers, offsets and
-    /// STags are right depends on the connection and is not looked at.
+    /// [`IwarpError::Opcode`], [`IwarpError::Tagging`], [`IwarpError::Queue`]. Whether numbers, offsets and STags
+    /// are right depends on the connection and is not checked.
     pub fn parse(ulpdu: &[u8]) -> Result<(Self, &[u8]), IwarpError> {
         let (control, _) = split::<2>(ulpdu, Part::Header)?;
         let control = u16::from_be_bytes(*control);
@@ -166,10 +166,10 @@ impl Header {
         }
     }
 
-    /// Writes the header; returns how many bytes it has.
+    /// Writes the header; returns its length.
     ///
     /// # Errors
-    /// [`IwarpError::NoRoom`]; [`IwarpError::Tagging`] if the opcode is not one of segments of this kind.
+    /// [`IwarpError::NoRoom`]; [`IwarpError::Tagging`] if segments of this kind cannot have the opcode.
     pub fn emit(&self, out: &mut [u8]) -> Result<usize, IwarpError> {
         let out = room(out, self.wire_len(), Part::Header)?;
         let (opcode, is_last) = (self.opcode(), self.is_last());
@@ -206,7 +206,7 @@ impl Header {
         }
     }
 
-    /// What the message is.
+    /// The message's opcode.
     pub const fn opcode(&self) -> RdmapOpcode {
         match self {
             Self::Tagged(tagged) => tagged.opcode,

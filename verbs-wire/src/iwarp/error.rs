@@ -1,43 +1,43 @@
-//! What can be wrong with bytes of an iWARP stream, or with a value that should become such bytes.
+//! Errors of bytes of an iWARP stream, and of values that should become such bytes.
 
 use std::fmt;
 
 use super::{Cause, RdmapOpcode};
 
-/// Why bytes were refused, or a frame could not be written. Each variant carries the value at fault and what
-/// would have been right.
+/// Why bytes were refused, or a frame could not be written. Each variant has the value at fault and what would
+/// have been right.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum IwarpError {
     // --- the peer ---
-    /// The bytes end inside a header. Only where a length field promises that all bytes are there.
+    /// The bytes end inside a header although a length field promises that all bytes are there.
     #[error("{part} needs {need} bytes and there are {got}")]
     Truncated {
-        /// Which part.
+        /// The part.
         part: Part,
         /// Bytes it needs.
         need: usize,
-        /// Bytes that are there.
+        /// Bytes received.
         got: usize,
     },
-    /// A body of fixed length has bytes behind it.
+    /// A body of fixed length is followed by more bytes.
     #[error("{part} has {expected} bytes, got {got}")]
     Surplus {
-        /// Which part.
+        /// The part.
         part: Part,
-        /// Bytes it has.
+        /// Its length.
         expected: usize,
-        /// Bytes that are there.
+        /// Bytes received.
         got: usize,
     },
     /// The frame does not begin with the key of an MPA startup frame.
     #[error("byte {at} of the MPA key is {got:#04x}, expected {expected:#04x}")]
     Key {
-        /// Which byte of the key differs first.
+        /// The index of the first byte that differs.
         at: usize,
         /// The byte of the key.
         expected: u8,
-        /// The byte that is there.
+        /// The byte received.
         got: u8,
     },
     /// The MPA revision is neither 1 nor 2.
@@ -46,15 +46,15 @@ pub enum IwarpError {
     /// More private data than MPA allows.
     #[error("{got} bytes of private data, at most {max}")]
     PrivateData {
-        /// The most there can be.
+        /// The maximum.
         max: usize,
-        /// What the length field says.
+        /// The value of the length field.
         got: usize,
     },
-    /// The CRC is not the one computed over the FPDU.
+    /// The CRC is not the one computed for the FPDU.
     #[error("CRC-32C {got:#010x}, expected {expected:#010x}")]
     Crc {
-        /// The one computed.
+        /// The computed one.
         expected: u32,
         /// The one in the FPDU.
         got: u32,
@@ -62,7 +62,7 @@ pub enum IwarpError {
     /// The DDP version is not 1.
     #[error("DDP version {version}, expected 1")]
     DdpVersion {
-        /// The one in the header.
+        /// The version in the header.
         version: u8,
         /// Whether the segment is tagged; the two kinds have different causes.
         is_tagged: bool,
@@ -73,7 +73,7 @@ pub enum IwarpError {
     /// No such RDMAP opcode.
     #[error("RDMAP opcode {0:#x} is not assigned")]
     Opcode(u8),
-    /// A tagged segment with an opcode of untagged ones, or the reverse.
+    /// A tagged segment with an opcode for untagged ones, or vice versa.
     #[error("{opcode} in a segment whose tagged bit is {is_tagged}")]
     Tagging {
         /// The opcode.
@@ -81,7 +81,7 @@ pub enum IwarpError {
         /// The bit.
         is_tagged: bool,
     },
-    /// The message is for another queue than its opcode has.
+    /// The message is for another queue than its opcode requires.
     #[error("{opcode} for queue {got}, expected {expected}")]
     Queue {
         /// The opcode.
@@ -94,7 +94,7 @@ pub enum IwarpError {
     /// The atomic operation code is not assigned.
     #[error("atomic operation code {0} is not assigned, expected 0 (FetchAdd) or 2 (CmpSwap)")]
     AtomicOperation(u8),
-    /// A port mapper message of another version than 0.
+    /// A port mapper message with a version other than 0.
     #[error("port mapper version {0}, expected 0")]
     MapperVersion(u8),
     /// A port mapper message whose addresses are neither IPv4 nor IPv6.
@@ -105,9 +105,9 @@ pub enum IwarpError {
     /// The buffer is too small.
     #[error("{part} has {need} bytes and the buffer {got}")]
     NoRoom {
-        /// Which part.
+        /// The part.
         part: Part,
-        /// Bytes of it.
+        /// Its length.
         need: usize,
         /// Bytes of the buffer.
         got: usize,
@@ -115,20 +115,20 @@ pub enum IwarpError {
     /// A ULPDU that its length field cannot describe.
     #[error("a ULPDU of {0} bytes, at most 65535")]
     UlpduLength(usize),
-    /// Addresses of a port mapper message that are not of one IP version.
+    /// Addresses of a port mapper message with different IP versions.
     #[error("a port mapper message has addresses of both IP versions")]
     MixedAddresses,
 }
 
 impl IwarpError {
-    /// What the peer is told in a [`Terminate`](super::Terminate); `None` if the fault is the caller's, or
-    /// not in a stream.
+    /// The cause for the peer in a [`Terminate`](super::Terminate); `None` if the error is the caller's, or not
+    /// in a stream.
     pub const fn cause(&self) -> Option<Cause> {
         Some(match self {
             Self::Truncated { part, .. } => match part {
                 Part::Startup => Cause::LLP_STARTUP,
                 Part::Mapper => return None,
-                // RFC 5044, section 8: the length does not agree with what is framed.
+                // RFC 5044, section 8: the length does not agree with the framing.
                 _ => Cause::LLP_FRAMING,
             },
             Self::Surplus { .. } => Cause::DDP_TOO_LONG,
@@ -154,7 +154,7 @@ impl IwarpError {
     }
 }
 
-/// The parts that an [`IwarpError`] can speak of.
+/// The parts that an [`IwarpError`] can name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Part {
@@ -194,7 +194,7 @@ impl fmt::Display for Part {
     }
 }
 
-/// The first `N` bytes and the rest, where a length field has promised them.
+/// The first `N` bytes and the rest; a length field has promised that they are there.
 pub(super) fn split<const N: usize>(
     bytes: &[u8],
     part: Part,
@@ -206,7 +206,7 @@ pub(super) fn split<const N: usize>(
     })
 }
 
-/// All bytes, of which there have to be `N`.
+/// All bytes, which must be exactly `N`.
 pub(super) fn exactly<const N: usize>(bytes: &[u8], part: Part) -> Result<&[u8; N], IwarpError> {
     match split(bytes, part)? {
         (body, []) => Ok(body),

@@ -1,4 +1,6 @@
-//! FPDUs: the frames that MPA cuts a TCP stream into (RFC 5044, section 4).
+//! FPDUs: the frames into which MPA divides a TCP stream (RFC 5044, section 4).
+
+use crc_fast::{CrcAlgorithm, Digest};
 
 use super::IwarpError;
 use super::error::{Part, room};
@@ -11,12 +13,12 @@ pub struct Fpdu<'a> {
 }
 
 impl<'a> Fpdu<'a> {
-    /// Bytes of the length field in front of the ULPDU.
+    /// Bytes of the length field before the ULPDU.
     pub const LENGTH_LEN: usize = 2;
     /// Bytes of the longest ULPDU.
     pub const ULPDU_MAX: usize = u16::MAX as usize;
 
-    /// Bytes of the pad behind a ULPDU of that length: CRCs stand at multiples of 4.
+    /// Bytes of the pad after a ULPDU of that length: the CRC is at a multiple of 4.
     pub const fn pad_len(ulpdu_len: usize) -> usize {
         (Self::LENGTH_LEN + ulpdu_len).wrapping_neg() & 3
     }
@@ -38,8 +40,8 @@ impl<'a> Fpdu<'a> {
         }
     }
 
-    /// The FPDU at the front of a stream and how many bytes it has; `None` while some are missing. The CRC is
-    /// looked at only if the connection has CRCs.
+    /// The FPDU at the front of a stream and its length; `None` while bytes are missing. The CRC is checked only
+    /// if the connection uses CRCs.
     ///
     /// # Errors
     /// [`IwarpError::Crc`].
@@ -64,7 +66,7 @@ impl<'a> Fpdu<'a> {
         Ok(Some((Self { ulpdu }, len)))
     }
 
-    /// Writes the FPDU, with a CRC of 0 if the connection has none; returns how many bytes it has.
+    /// Writes the FPDU, with a CRC of 0 if the connection has none; returns its length.
     ///
     /// # Errors
     /// [`IwarpError::UlpduLength`], [`IwarpError::NoRoom`].
@@ -99,10 +101,18 @@ impl FpduCrc {
     /// Covers the next bytes.
     #[inline]
     pub fn update(&mut self, bytes: &[u8]) {
-        self.0 = crc32c::crc32c_append(self.0, bytes);
+        // Most FPDUs have no pad, and a digest costs more than a few bytes.
+        if bytes.is_empty() {
+            return;
+        }
+        // What is kept is the CRC as it stands on the wire; the register is its complement.
+        let register = u64::from(!self.0);
+        let mut digest = Digest::new_with_init_state(CrcAlgorithm::Crc32Iscsi, register);
+        digest.update(bytes);
+        self.0 = digest.finalize() as u32;
     }
 
-    /// As it stands on the wire, low byte first as iSCSI sends it.
+    /// The CRC in wire order, low byte first as in iSCSI.
     #[inline]
     pub const fn to_bytes(self) -> [u8; Self::LEN] {
         self.0.to_le_bytes()

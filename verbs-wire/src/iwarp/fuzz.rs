@@ -1,12 +1,12 @@
-//! Fuzz targets of the iWARP formats, as plain functions over bytes. They panic when a promise of the parsers is
-//! broken, and return whether the bytes were what the target looks for.
+//! Fuzz targets of the iWARP formats, as plain functions over bytes. They panic when the parsers break a promise,
+//! and return whether the bytes were what the target looks for.
 
 use super::{
     AtomicRequest, AtomicResponse, Fpdu, Header, ImmediateData, IwarpError, MapperMessage,
     RdmapOpcode, ReadRequest, Refused, Startup, StartupKind, Terminate,
 };
 
-/// What a target made of its bytes.
+/// The result of a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// They are what the target looks for, and all promises held.
@@ -29,7 +29,7 @@ fn refused(error: IwarpError) -> Outcome {
     Outcome::Refused(error)
 }
 
-/// A Request or a Reply at the front of a stream. What is accepted reads the same after it was written, and a
+/// A Request or a Reply at the front of a stream. If it is accepted, it reads the same after writing, and a
 /// stream that is cut anywhere before its end is unfinished and never refused.
 pub fn mpa_startup(bytes: &[u8]) -> Outcome {
     let request = Startup::parse_request(bytes);
@@ -56,8 +56,8 @@ pub fn mpa_startup(bytes: &[u8]) -> Outcome {
     Outcome::Accepted
 }
 
-/// An FPDU at the front of a stream and the message in it. The first byte says whether there are CRCs. What is
-/// accepted is written again to the same bytes but for reserved bits, pad and, without CRCs, the CRC.
+/// An FPDU at the front of a stream and the message in it. The first byte selects whether there are CRCs. If it
+/// is accepted, writing it again gives the same bytes, except reserved bits, pad and, without CRCs, the CRC.
 pub fn fpdu(bytes: &[u8]) -> Outcome {
     let Some((&first, stream)) = bytes.split_first() else {
         return Outcome::Unfinished;
@@ -95,7 +95,7 @@ pub fn fpdu(bytes: &[u8]) -> Outcome {
     }
 }
 
-/// The body of a message, if those of its opcode have one.
+/// The body of a message, if its opcode has one.
 fn body(opcode: RdmapOpcode, payload: &[u8]) -> Result<(), IwarpError> {
     match opcode {
         RdmapOpcode::ReadRequest => assert_eq!(ReadRequest::parse(payload)?.to_bytes(), *payload),
@@ -121,7 +121,7 @@ fn body(opcode: RdmapOpcode, payload: &[u8]) -> Result<(), IwarpError> {
     Ok(())
 }
 
-/// A port mapper message. What is accepted reads the same after it was written.
+/// A port mapper message. If it is accepted, it reads the same after writing.
 pub fn port_mapper(bytes: &[u8]) -> Outcome {
     let message = match MapperMessage::parse(bytes) {
         Ok(message) => message,

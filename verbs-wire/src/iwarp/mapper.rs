@@ -1,4 +1,4 @@
-//! Messages of the iWARP port mapper: two hosts tell each other which TCP port stands for which.
+//! Messages of the iWARP port mapper: two hosts exchange the TCP ports that their ports are mapped to.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -8,7 +8,7 @@ use super::error::{Part, room, split};
 /// The UDP port of the port mapper.
 pub const MAPPER_PORT: u16 = 3935;
 
-/// What a port mapper message is.
+/// The kind of a port mapper message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MapperKind {
     /// The connecting peer asks for the accepting peer's mapped port.
@@ -20,7 +20,7 @@ pub enum MapperKind {
     },
     /// The accepting peer names its mapped port.
     Accept,
-    /// The connecting peer has it.
+    /// The connecting peer acknowledges the mapped port.
     Ack,
     /// There is no such mapping.
     Reject,
@@ -29,13 +29,13 @@ pub enum MapperKind {
 /// A port mapper message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MapperMessage {
-    /// What it is.
+    /// Its kind.
     pub kind: MapperKind,
     /// Port of the accepting peer.
     pub accept_port: u16,
     /// Port of the connecting peer.
     pub connect_port: u16,
-    /// Tells the exchanges of two hosts apart.
+    /// Distinguishes the exchanges between two hosts.
     pub association: u64,
     /// Address of the connecting peer.
     pub connect_addr: IpAddr,
@@ -49,12 +49,12 @@ const ACK: u8 = 2;
 const REJECT: u8 = 3;
 
 impl MapperMessage {
-    /// Bytes of a message that is no request.
+    /// Bytes of a message other than a request.
     pub const LEN: usize = 48;
     /// Bytes of a request.
     pub const REQUEST_LEN: usize = 64;
 
-    /// Reads a datagram. Bytes behind the message are dropped.
+    /// Reads a datagram. Bytes after the message are dropped.
     ///
     /// # Errors
     /// [`IwarpError::Truncated`], [`IwarpError::MapperVersion`], [`IwarpError::IpVersion`].
@@ -112,7 +112,7 @@ impl MapperMessage {
         }
     }
 
-    /// Writes the message; returns how many bytes it has.
+    /// Writes the message; returns its length.
     ///
     /// # Errors
     /// [`IwarpError::NoRoom`], [`IwarpError::MixedAddresses`].

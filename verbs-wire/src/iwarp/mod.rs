@@ -1,17 +1,17 @@
 //! iWARP: RDMA over a TCP stream, as formats only.
 //!
-//! Three layers share one frame. MPA (RFC 5044) starts a connection with [`Startup`] frames and then cuts the
-//! stream into FPDUs ([`Fpdu`]), each with a length, a pad and a CRC-32C. DDP (RFC 5041) says where the payload of
-//! an FPDU belongs: a [`Header`] is tagged (a key and an offset) or untagged (a queue, a message and an offset).
-//! RDMAP (RFC 5040, with the extensions of RFC 7306) says what it means: [`RdmapOpcode`], and the bodies
-//! [`ReadRequest`], [`AtomicRequest`], [`AtomicResponse`] and [`ImmediateData`]. A [`Terminate`] ends the stream and
-//! names its [`Cause`]. [`MapperMessage`] is the datagram of the iWARP port mapper.
+//! Three layers share one frame. MPA (RFC 5044) starts a connection with [`Startup`] frames and then divides the
+//! stream into FPDUs ([`Fpdu`]), each with a length, a pad and a CRC-32C. DDP (RFC 5041) says where the payload
+//! of an FPDU belongs: a [`Header`] is tagged (a key and an offset) or untagged (a queue, a message and an
+//! offset). RDMAP (RFC 5040, with the extensions of RFC 7306) gives it a meaning: [`RdmapOpcode`], and the bodies
+//! [`ReadRequest`], [`AtomicRequest`], [`AtomicResponse`] and [`ImmediateData`]. A [`Terminate`] ends the stream
+//! and names its [`Cause`]. [`MapperMessage`] is the datagram of the iWARP port mapper.
 //!
 //! Readers of a stream return `None` while bytes are missing, so any segmentation of the stream reads the same.
-//! Reserved bits are ignored on receipt and sent as zero. An error that the peer has to hear of knows its cause:
-//! [`IwarpError::cause`].
+//! Reserved bits are ignored on receipt and sent as zero. [`IwarpError::cause`] gives the cause of an error that
+//! must be reported to the peer.
 //!
-//! Markers are not read: a peer that asks for them is refused during startup, as Linux siw does.
+//! Markers are not supported: a peer that requests them is refused during startup, as Linux siw does.
 //!
 //! ```
 //! use verbs_wire::iwarp::{Fpdu, Header, RdmapOpcode, Untagged};

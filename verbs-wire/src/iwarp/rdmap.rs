@@ -1,11 +1,11 @@
-//! RDMAP messages: opcodes and the bodies of those that have one (RFC 5040, section 4; RFC 7306).
+//! RDMAP messages: opcodes and bodies (RFC 5040, section 4; RFC 7306).
 
 use std::fmt;
 
 use super::error::{Part, exactly};
 use super::{IwarpError, STag};
 
-/// What an RDMAP message is.
+/// The kind of an RDMAP message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RdmapOpcode {
     /// RDMA Write.
@@ -34,7 +34,7 @@ pub enum RdmapOpcode {
     AtomicResponse,
 }
 
-/// Number, name and queue of every opcode, in the order of the numbers. Tagged messages have no queue.
+/// Number, name and queue of every opcode, in numerical order. Tagged messages have no queue.
 const OPCODES: [(RdmapOpcode, &str, Option<RdmapQueue>); 12] = [
     (RdmapOpcode::Write, "RDMA Write", None),
     (
@@ -101,17 +101,17 @@ impl RdmapOpcode {
         self as u8
     }
 
-    /// Which queue its messages are numbered in; `None` for tagged messages.
+    /// The queue that numbers its messages; `None` for tagged messages.
     pub const fn queue(self) -> Option<RdmapQueue> {
         OPCODES[self as usize].2
     }
 
-    /// Whether it takes a receive of the peer's, as the Sends and Immediate Data do.
+    /// Whether it consumes a receive of the peer, as the Sends and Immediate Data do.
     pub const fn takes_receive(self) -> bool {
         matches!(self.queue(), Some(RdmapQueue::Send))
     }
 
-    /// Whether it wakes a peer that waits for solicited events only.
+    /// Whether it wakes a peer that waits only for solicited events.
     pub const fn is_solicited(self) -> bool {
         matches!(
             self,
@@ -119,7 +119,7 @@ impl RdmapOpcode {
         )
     }
 
-    /// Whether it invalidates an STag of the peer's.
+    /// Whether it invalidates an STag of the peer.
     pub const fn invalidates(self) -> bool {
         matches!(self, Self::SendInvalidate | Self::SendSolicitedInvalidate)
     }
@@ -145,7 +145,7 @@ pub enum RdmapQueue {
 }
 
 impl RdmapQueue {
-    /// How many there are.
+    /// The number of queues.
     pub const COUNT: usize = 4;
 
     /// Its number on the wire.
@@ -154,18 +154,18 @@ impl RdmapQueue {
     }
 }
 
-/// The body of an RDMA Read Request: the message has one segment and nothing else in it.
+/// The body of an RDMA Read Request: the message has one segment and no other content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadRequest {
-    /// Where the requester wants the bytes.
+    /// The memory of the requester that receives the bytes.
     pub sink: STag,
-    /// Where in that memory.
+    /// The offset in that memory.
     pub sink_offset: u64,
-    /// How many bytes.
+    /// The number of bytes.
     pub len: u32,
-    /// Where the bytes are.
+    /// The memory that the bytes are read from.
     pub source: STag,
-    /// Where in that memory.
+    /// The offset in that memory.
     pub source_offset: u64,
 }
 
@@ -188,7 +188,7 @@ impl ReadRequest {
         })
     }
 
-    /// As it stands on the wire.
+    /// The body in wire format.
     pub fn to_bytes(&self) -> [u8; Self::LEN] {
         let mut out = [0; Self::LEN];
         out[..4].copy_from_slice(&self.sink.to_bytes());
@@ -200,25 +200,25 @@ impl ReadRequest {
     }
 }
 
-/// What an Atomic Request does with the eight bytes.
+/// The operation of an Atomic Request on the eight bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AtomicOperation {
-    /// Adds. A set bit of the mask ends a field: no carry leaves it.
+    /// Adds. A set bit of the mask ends a field: no carry leaves the field.
     FetchAdd {
-        /// What is added.
+        /// The addend.
         add: u64,
-        /// Where fields end; 0 for one field of 64 bits.
+        /// The ends of fields; 0 for one field of 64 bits.
         mask: u64,
     },
     /// Compares the bits of one mask and, if they are equal, replaces those of the other.
     CmpSwap {
         /// The new bits.
         swap: u64,
-        /// Which bits are replaced.
+        /// The bits that are replaced.
         swap_mask: u64,
         /// The expected bits.
         compare: u64,
-        /// Which bits are compared.
+        /// The bits that are compared.
         compare_mask: u64,
     },
 }
@@ -226,13 +226,13 @@ pub enum AtomicOperation {
 /// The body of an Atomic Request (RFC 7306, section 5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AtomicRequest {
-    /// What the response is matched by.
+    /// The number that matches the response to the request.
     pub request: u32,
     /// The memory.
     pub stag: STag,
-    /// Where in it.
+    /// The offset in it.
     pub offset: u64,
-    /// What is done.
+    /// The operation.
     pub operation: AtomicOperation,
 }
 
@@ -273,7 +273,7 @@ impl AtomicRequest {
         })
     }
 
-    /// As it stands on the wire.
+    /// The body in wire format.
     pub fn to_bytes(&self) -> [u8; Self::LEN] {
         let (code, operands) = match self.operation {
             AtomicOperation::FetchAdd { add, mask } => (FETCH_ADD, [add, mask, 0, 0]),
@@ -299,9 +299,9 @@ impl AtomicRequest {
 /// The body of an Atomic Response (RFC 7306, section 5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AtomicResponse {
-    /// The one in the request.
+    /// The number of the request.
     pub request: u32,
-    /// What was in memory before.
+    /// The value in memory before the operation.
     pub original: u64,
 }
 
@@ -321,7 +321,7 @@ impl AtomicResponse {
         })
     }
 
-    /// As it stands on the wire.
+    /// The body in wire format.
     pub fn to_bytes(&self) -> [u8; Self::LEN] {
         let mut out = [0; Self::LEN];
         out[..4].copy_from_slice(&self.request.to_be_bytes());
@@ -350,11 +350,11 @@ impl ImmediateData {
 const FETCH_ADD: u8 = 0;
 const CMP_SWAP: u8 = 2;
 
-/// The fields of a body whose length was checked, one after the other.
+/// The fields of a body whose length has been checked, one after the other.
 struct Fields<'a>(&'a [u8]);
 
 impl Fields<'_> {
-    /// The next field; zeros behind the end, which the lengths of the bodies rule out.
+    /// The next field; zeros beyond the end, which the lengths of the bodies rule out.
     fn next<const N: usize>(&mut self) -> [u8; N] {
         match self.0.split_first_chunk() {
             Some((field, rest)) => {

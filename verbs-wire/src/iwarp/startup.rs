@@ -1,10 +1,10 @@
-//! The frames that MPA starts a connection with (RFC 5044, section 7.1; RFC 6581).
+//! The frames with which MPA starts a connection (RFC 5044, section 7.1; RFC 6581).
 
 use super::IwarpError;
 use super::error::{Part, room};
 
 bitflags::bitflags! {
-    /// Which zero-length messages can tell the responder of a peer-to-peer connection that the initiator is
+    /// The zero-length messages that can tell the responder of a peer-to-peer connection that the initiator is
     /// ready. An initiator names those that it can send, a responder the one that it wants.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct Rtr: u8 {
@@ -17,7 +17,7 @@ bitflags::bitflags! {
     }
 }
 
-/// The key, flags, revision and private data length in front of the private data.
+/// The key, flags, revision and private data length before the private data.
 const HEAD_LEN: usize = 20;
 const KEY_LEN: usize = 16;
 const REQUEST_KEY: &[u8; KEY_LEN] = b"MPA ID Req Frame";
@@ -34,19 +34,19 @@ const DEPTH: u16 = 0x3fff;
 /// An MPA Request or Reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Startup<'a> {
-    /// Which of the two.
+    /// Its kind: Request or Reply.
     pub kind: StartupKind,
     /// The sender wants to receive markers.
     pub wants_markers: bool,
     /// The sender wants CRCs. They are used if either side wants them.
     pub wants_crc: bool,
-    /// The revision, and what only one of the two has.
+    /// The revision, with the fields that only one of the two has.
     pub revision: Revision,
-    /// What the ULPs tell each other.
+    /// The private data of the ULPs.
     pub private_data: &'a [u8],
 }
 
-/// Which of the two startup frames it is.
+/// The two kinds of startup frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum StartupKind {
     /// The initiator's.
@@ -55,7 +55,7 @@ pub enum StartupKind {
     Reply(Reply),
 }
 
-/// What a Reply says.
+/// The content of a Reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reply {
     /// The connection is accepted.
@@ -90,13 +90,13 @@ pub struct Setup {
     pub ird: Depth,
     /// RDMA Reads that the sender wants to have outstanding.
     pub ord: Depth,
-    /// Either side may send first, once the initiator's ready-to-receive message is there.
+    /// Either side may send first, once the initiator's ready-to-receive message has arrived.
     pub is_peer_to_peer: bool,
     /// Ready-to-receive messages.
     pub rtr: Rtr,
 }
 
-/// A number of RDMA Reads: 14 bits, of which the highest value means that none is given.
+/// A number of RDMA Reads: 14 bits, of which the highest value means that no number is given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Depth(u16);
 
@@ -106,7 +106,7 @@ impl Depth {
     /// The highest number.
     pub const MAX: Self = Self(DEPTH - 1);
 
-    /// That many, or [`Depth::MAX`] if it is less.
+    /// That number, or [`Depth::MAX`] if it is larger.
     pub const fn new(reads: u16) -> Self {
         if reads < DEPTH {
             Self(reads)
@@ -115,14 +115,14 @@ impl Depth {
         }
     }
 
-    /// How many, if a number is given.
+    /// The number, if one is given.
     pub const fn value(self) -> Option<u16> {
         if self.0 == DEPTH { None } else { Some(self.0) }
     }
 }
 
 impl Setup {
-    /// Bytes of the words, which stand in front of the private data and count as such.
+    /// Bytes of the words, which are before the private data and count as private data.
     pub const LEN: usize = 4;
 
     fn from_bytes([i0, i1, o0, o1]: [u8; Self::LEN]) -> Self {
@@ -153,22 +153,22 @@ impl Setup {
 }
 
 impl<'a> Startup<'a> {
-    /// Bytes of private data at most, the words of the enhanced setup among them.
+    /// Bytes of private data at most, including the words of the enhanced setup.
     pub const PRIVATE_DATA_MAX: usize = 512;
     /// Bytes of a frame at most.
     pub const LEN_MAX: usize = HEAD_LEN + Self::PRIVATE_DATA_MAX;
 
-    /// The Request at the front of a stream, and how many bytes it has; `None` while some are missing. What
-    /// can be no Request is refused at its first wrong byte.
+    /// The Request at the front of a stream, and its length; `None` while bytes are missing. An invalid Request
+    /// is refused at its first wrong byte.
     ///
     /// # Errors
-    /// [`IwarpError::Key`], [`IwarpError::Revision`], [`IwarpError::PrivateData`],
-    /// [`IwarpError::Truncated`] if there is less private data than the words of the enhanced setup have.
+    /// [`IwarpError::Key`], [`IwarpError::Revision`], [`IwarpError::PrivateData`], [`IwarpError::Truncated`] if
+    /// there is less private data than the words of the enhanced setup need.
     pub fn parse_request(stream: &'a [u8]) -> Result<Option<(Self, usize)>, IwarpError> {
         Self::parse(stream, REQUEST_KEY)
     }
 
-    /// The Reply at the front of a stream, and how many bytes it has; `None` while some are missing.
+    /// The Reply at the front of a stream, and its length; `None` while bytes are missing.
     ///
     /// # Errors
     /// As [`Startup::parse_request`].
@@ -243,7 +243,7 @@ impl<'a> Startup<'a> {
         setup_len + self.private_data.len()
     }
 
-    /// Writes the frame; returns how many bytes it has.
+    /// Writes the frame; returns its length.
     ///
     /// # Errors
     /// [`IwarpError::PrivateData`], [`IwarpError::NoRoom`].

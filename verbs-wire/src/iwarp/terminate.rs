@@ -1,4 +1,4 @@
-//! Terminate: the message that ends a stream and says why (RFC 5040, section 4.8).
+//! Terminate: the message that ends a stream and gives the reason (RFC 5040, section 4.8).
 
 use super::error::{Part, room, split};
 use super::{Cause, Header, IwarpError, ReadRequest};
@@ -6,18 +6,18 @@ use super::{Cause, Header, IwarpError, ReadRequest};
 /// The body of a Terminate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Terminate {
-    /// Why.
+    /// The cause.
     pub cause: Cause,
-    /// The segment at fault, if the fault is that of one.
+    /// The segment at fault, if the error is in one.
     pub refused: Option<Refused>,
 }
 
-/// The segment that a [`Terminate`] is about: bytes as they were received, whatever they are.
+/// The segment that caused a [`Terminate`]: bytes as received, whatever they are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refused {
     /// Bytes of the segment.
     pub segment_len: u16,
-    /// Its header, with zeros behind one that is shorter.
+    /// Its header, padded with zeros if it is shorter.
     header: [u8; Header::UNTAGGED_LEN],
     /// The body, if it is a Read Request.
     read: Option<[u8; ReadRequest::LEN]>,
@@ -25,33 +25,39 @@ pub struct Refused {
 
 /// Layer, type, code and header control bits.
 const HEAD_LEN: usize = 4;
-/// The segment length is there.
+/// The segment length is present.
 const LENGTH: u8 = 0x80;
-/// The DDP header is there.
+/// The DDP header is present.
 const DDP: u8 = 0x40;
-/// The RDMAP header is there.
+/// The RDMAP header is present.
 const RDMAP: u8 = 0x20;
-/// The same three as Linux siw has them on little-endian hosts, in bits that are reserved.
+/// The same three bits as Linux siw sends them on little-endian hosts, in reserved bits.
 const SIW: u8 = 0x07;
 
 impl Refused {
-    /// The segment in a ULPDU. `None` if that ends inside its header, which a Terminate then cannot quote.
+    /// The segment in a ULPDU. `None` if the ULPDU ends inside its header, which a Terminate then cannot quote.
     pub fn new(ulpdu: &[u8]) -> Option<Self> {
         let header_len = Header::len_from(*ulpdu.first()?);
         let (quoted, payload) = ulpdu.split_at_checked(header_len)?;
-        let mut header = [0; Header::UNTAGGED_LEN];
-        header[..header_len].copy_from_slice(quoted);
-        Some(
-            Self {
-                segment_len: u16::try_from(ulpdu.len()).unwrap_or(u16::MAX),
-                header,
-                read: None,
-            }
-            .with_read(payload),
-        )
+        let segment_len = u16::try_from(ulpdu.len()).unwrap_or(u16::MAX);
+        Self::from_parts(segment_len, quoted, payload)
     }
 
-    /// With the body of a Read Request, if it is one and its body is whole.
+    /// The same for a segment that was read piece by piece: its total length, its header, and the available part
+    /// of its payload.
+    pub fn from_parts(segment_len: u16, quoted: &[u8], payload: &[u8]) -> Option<Self> {
+        let header_len = Header::len_from(*quoted.first()?);
+        let mut header = [0; Header::UNTAGGED_LEN];
+        header[..header_len].copy_from_slice(quoted.get(..header_len)?);
+        let refused = Self {
+            segment_len,
+            header,
+            read: None,
+        };
+        Some(refused.with_read(payload))
+    }
+
+    /// Adds the body of a Read Request, if it is one and its body is complete.
     fn with_read(mut self, payload: &[u8]) -> Self {
         let is_request = Header::parse(self.header())
             .is_ok_and(|(header, _)| header.opcode() == super::RdmapOpcode::ReadRequest);
@@ -76,11 +82,11 @@ impl Terminate {
     /// Bytes of the longest body.
     pub const LEN_MAX: usize = HEAD_LEN + 2 + Header::UNTAGGED_LEN + ReadRequest::LEN;
 
-    /// Reads the payload of a Terminate. Bytes behind it are dropped: the stream is at its end.
+    /// Reads the payload of a Terminate. Bytes after it are dropped: the stream has ended.
     ///
     /// Linux siw on little-endian hosts swaps layer and error type and has the control bits at the other end of
-    /// their byte. A body with those bits is read as siw means it; without any of them the two forms cannot be
-    /// told apart, and it is read as the RFC has it.
+    /// their byte. A body with those bits is read in siw's form; without any of them the two forms cannot be
+    /// distinguished, and it is read in the form of the RFC.
     ///
     /// # Errors
     /// [`IwarpError::Truncated`].
@@ -130,7 +136,7 @@ impl Terminate {
         HEAD_LEN + 2 + refused.header().len() + refused.read.map_or(0, |read| read.len())
     }
 
-    /// Writes the body as the RFC has it; returns how many bytes it has.
+    /// Writes the body in the form of the RFC; returns its length.
     ///
     /// # Errors
     /// [`IwarpError::NoRoom`].

@@ -1,7 +1,7 @@
 //! The IP and UDP headers around a RoCEv2 packet (IBTA annex A17; RFC 791, RFC 8200, RFC 768).
 //!
-//! A socket writes and strips these headers itself; they are needed all the same, because the ICRC
-//! covers them and because a capture shows them.
+//! A socket writes and strips these headers itself; they are needed here because the ICRC covers them and a
+//! capture shows them.
 
 use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -18,33 +18,33 @@ pub const ROCE_PORT: u16 = 4791;
 
 /// IP protocol number of UDP.
 const PROTOCOL_UDP: u8 = 17;
-/// Hop limit of a new envelope, as Linux has it for unicast.
+/// Hop limit of a new envelope, as in Linux for unicast.
 const HOP_LIMIT_DEFAULT: u8 = 64;
 const IPV4_LEN: usize = 20;
 const IPV6_LEN: usize = Grh::LEN;
 const UDP_LEN: usize = 8;
 /// Version 4, five words: a header without options.
 const IPV4_FIRST_BYTE: u8 = 0x45;
-/// The flag that forbids routers to fragment; every other bit of that field makes a fragment.
+/// The flag that forbids routers to fragment; every other bit of that field indicates a fragment.
 const DONT_FRAGMENT: u16 = 0x4000;
 
-/// The IP and UDP headers of a RoCEv2 packet. Lengths and the IPv4 header checksum are not in it:
-/// they follow from the rest.
+/// The IP and UDP headers of a RoCEv2 packet, without lengths and the IPv4 header checksum, which follow from the
+/// rest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Envelope {
-    /// Addresses, and what only one of the two IP versions has.
+    /// Addresses, and the fields that only one of the two IP versions has.
     pub net: Net,
     /// IPv4 type of service, IPv6 traffic class: DSCP in the upper six bits, ECN in the lower two.
     pub traffic_class: u8,
     /// IPv4 time to live, IPv6 hop limit.
     pub hop_limit: u8,
-    /// UDP source port; tells flows apart, and nobody answers to it.
+    /// UDP source port; distinguishes flows, and no answer is sent to it.
     pub src_port: u16,
-    /// UDP checksum as it stands there; 0 means none, and most RoCEv2 devices send none.
+    /// UDP checksum as received; 0 means none, and most RoCEv2 devices send none.
     pub udp_checksum: u16,
 }
 
-/// Addresses of a packet, and what only one of the two IP versions has.
+/// Addresses of a packet, and the fields that only one of the two IP versions has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Net {
     /// IPv4.
@@ -105,7 +105,7 @@ impl Envelope {
         }
     }
 
-    /// The same with another identification, if it is IPv4, which alone has one.
+    /// The same with another identification, if it is IPv4; IPv6 has none.
     pub const fn with_identification(mut self, ident: u16) -> Self {
         if let Net::V4 { identification, .. } = &mut self.net {
             *identification = ident;
@@ -113,14 +113,13 @@ impl Envelope {
         self
     }
 
-    /// Splits an IP packet into its headers and the transport packet from BTH to ICRC. Bytes behind
-    /// the packet's own length, such as the padding of short Ethernet frames, are dropped.
+    /// Splits an IP packet into its headers and the transport packet from BTH to ICRC. Bytes after the packet's
+    /// own length, such as the padding of short Ethernet frames, are dropped.
     ///
     /// # Errors
-    /// [`WireError::Truncated`], [`WireError::Length`], [`WireError::IpVersion`],
-    /// [`WireError::IpOptions`], [`WireError::Fragment`], [`WireError::IpChecksum`],
-    /// [`WireError::Protocol`], [`WireError::Port`]. The UDP checksum is not looked at: the ICRC
-    /// guards more.
+    /// [`WireError::Truncated`], [`WireError::Length`], [`WireError::IpVersion`], [`WireError::IpOptions`],
+    /// [`WireError::Fragment`], [`WireError::IpChecksum`], [`WireError::Protocol`], [`WireError::Port`]. The UDP
+    /// checksum is not checked: the ICRC protects more.
     pub fn parse(packet: &[u8]) -> Result<(Self, &[u8]), WireError> {
         match packet.first().map_or(0, |first| first >> 4) {
             4 => Self::parse_v4(packet),
@@ -190,8 +189,8 @@ impl Envelope {
         Ok((envelope, transport))
     }
 
-    /// Writes the headers of a transport packet of that many bytes, ICRC included; returns their
-    /// own length.
+    /// Writes the headers of a transport packet of that many bytes, including the ICRC; returns the length of the
+    /// headers.
     ///
     /// # Errors
     /// [`WireError::TooLong`], [`WireError::NoRoom`].
@@ -212,8 +211,8 @@ impl Envelope {
         Ok(self.wire_len())
     }
 
-    /// The 40 bytes that a received datagram has in front of its payload, where InfiniBand places
-    /// the GRH: the IPv6 header, or 20 zero bytes and the IPv4 header.
+    /// The 40 bytes before the payload of a received datagram, where InfiniBand places the GRH: the IPv6 header,
+    /// or 20 zero bytes and the IPv4 header.
     ///
     /// # Errors
     /// [`WireError::TooLong`].
@@ -228,7 +227,7 @@ impl Envelope {
         })
     }
 
-    /// The ICRC as far as these headers go, for transport packets of that many bytes, ICRC included.
+    /// The ICRC over these headers, for transport packets of that many bytes, including the ICRC.
     ///
     /// # Errors
     /// [`WireError::TooLong`].
@@ -334,7 +333,7 @@ enum IpHeader {
     V6([u8; IPV6_LEN]),
 }
 
-/// What an IP header of `header_len` bytes says to be inside, by the length of both together.
+/// The content after an IP header of `header_len` bytes, by the total length in the header.
 fn inner(packet: &[u8], header_len: usize, total_len: usize) -> Result<&[u8], WireError> {
     packet.get(header_len..total_len).ok_or(WireError::Length {
         header: HeaderName::Ip,
@@ -359,7 +358,7 @@ fn udp_payload(datagram: &[u8]) -> Result<(UdpView<'_>, &[u8]), WireError> {
     Ok((udp, &datagram[UDP_LEN..]))
 }
 
-/// The length field of a header that counts `headers` bytes in front of the transport packet.
+/// The length field of a header that counts `headers` bytes before the transport packet.
 fn length_field(transport_len: usize, headers: usize) -> Result<u16, WireError> {
     transport_len
         .checked_add(headers)
@@ -367,7 +366,7 @@ fn length_field(transport_len: usize, headers: usize) -> Result<u16, WireError> 
         .ok_or(WireError::TooLong(transport_len))
 }
 
-/// The checksum of an IPv4 header (RFC 791, 3.1), whatever stands in its own field.
+/// The checksum of an IPv4 header (RFC 791, 3.1), whatever its checksum field contains.
 fn ipv4_checksum(ip: &[u8; IPV4_LEN]) -> u16 {
     let mut ip = *ip;
     ip[10..12].fill(0);
@@ -376,14 +375,14 @@ fn ipv4_checksum(ip: &[u8; IPV4_LEN]) -> u16 {
         .iter()
         .map(|&word| u32::from(u16::from_be_bytes(word)))
         .sum();
-    // Ten words carry at most 9 over, so folding twice is enough.
+    // Ten words have at most 9 carries, so folding twice is enough.
     let folded = (sum & 0xffff) + (sum >> 16);
     let [_, _, high, low] = ((folded & 0xffff) + (folded >> 16)).to_be_bytes();
     !u16::from_be_bytes([high, low])
 }
 
 view! {
-    /// An IPv4 header in bytes, as far as it has no options.
+    /// An IPv4 header without options, in bytes.
     pub Ipv4View of Ip, 20 bytes
 }
 
@@ -430,7 +429,7 @@ impl Ipv4View<'_> {
         self.0[8]
     }
 
-    /// What follows.
+    /// The protocol of the payload.
     #[inline]
     pub const fn protocol(self) -> u8 {
         self.0[9]

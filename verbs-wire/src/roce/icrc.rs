@@ -1,8 +1,8 @@
-//! Invariant CRC of InfiniBand (IBTA vol. 1, 7.8.1) and RoCEv2 (annex A17.3.3): Ethernet's CRC-32 over
-//! everything that no router changes, with ones in place of what one may.
+//! Invariant CRC of InfiniBand (IBTA vol. 1, 7.8.1) and RoCEv2 (annex A17.3.3): Ethernet's CRC-32 over everything
+//! that no router changes, with ones in place of fields that routers may change.
 //!
-//! Covered are the route headers, and of RoCEv2 the IP and UDP headers, so the CRC of a packet is known only with them. For one
-//! peer and one length these headers are the same from packet to packet: keep the [`Icrc`] of them and
+//! It covers the route headers (in RoCEv2 the IP and UDP headers), so the CRC of a packet can be computed only
+//! with them. For one peer and one length these headers are the same in every packet: keep their [`Icrc`] and
 //! clone it.
 
 use crc32fast::Hasher;
@@ -10,10 +10,10 @@ use crc32fast::Hasher;
 use crate::bth::{Bth, pad_len};
 use crate::{HeaderName, WireError};
 
-/// Stands in for the local route header, which RoCEv2 does not have and routers change.
+/// Replaces the local route header, which RoCEv2 does not have and routers change.
 const LRH: [u8; 8] = [0xff; 8];
 
-/// The CRC of a packet so far: a fresh one has seen the IP and UDP headers. Cloning is cheap.
+/// The CRC of a packet so far: a new one covers the IP and UDP headers. Cloning is cheap.
 #[derive(Clone, Debug)]
 pub struct Icrc(Hasher);
 
@@ -39,7 +39,7 @@ impl Icrc {
         Self::begin(&ip, udp)
     }
 
-    /// Begins with a local route header as it is on an InfiniBand link, when the BTH follows it.
+    /// Begins with a local route header as it is on an InfiniBand link, if the BTH follows it.
     #[inline]
     pub fn local(lrh: &[u8; 8]) -> Self {
         let mut lrh = *lrh;
@@ -49,8 +49,8 @@ impl Icrc {
         Self(crc)
     }
 
-    /// Begins with a global route header as it is on an InfiniBand link. Routers write local route
-    /// headers anew, so nothing of that one is covered.
+    /// Begins with a global route header as it is on an InfiniBand link. Routers rewrite local route headers, so
+    /// nothing of that one is covered.
     #[inline]
     pub fn global(grh: &[u8; 40]) -> Self {
         let mut grh = *grh;
@@ -73,7 +73,7 @@ impl Icrc {
         Self(crc)
     }
 
-    /// Goes on behind headers that left the CRC's register so.
+    /// Continues after headers that left the CRC's register at this value.
     #[inline]
     pub(crate) fn behind(register: u32) -> Self {
         Self(Hasher::new_with_initial(!register))
@@ -85,11 +85,11 @@ impl Icrc {
         !self.0.finalize()
     }
 
-    /// Takes in headers as [`Head::emit`](crate::Head::emit) wrote them, or a packet's first
-    /// piece: whatever begins with the base transport header.
+    /// Adds headers as [`Head::emit`](crate::Head::emit) wrote them, or a packet's first piece: any bytes that
+    /// begin with the base transport header.
     ///
     /// # Errors
-    /// [`WireError::Truncated`] when the BTH is not complete.
+    /// [`WireError::Truncated`] if the BTH is incomplete.
     #[inline]
     pub fn head(&mut self, head: &[u8]) -> Result<(), WireError> {
         let Some((bth, rest)) = head.split_first_chunk() else {
@@ -104,29 +104,35 @@ impl Icrc {
         Ok(())
     }
 
-    /// Takes in the base transport header.
+    /// Adds the base transport header.
     #[inline]
     pub fn bth(&mut self, bth: &[u8; Bth::LEN]) {
-        let mut bth = *bth;
-        bth[4] = 0xff; // FECN, BECN and reserved bits, which a switch may set
-        self.0.update(&bth);
+        self.0.update(&Self::invariant(bth));
     }
 
-    /// Takes in what follows the base transport header, in as many pieces as it lies in; pad bytes
-    /// included, the ICRC itself not.
+    /// The base transport header as it is covered.
+    #[inline]
+    pub(crate) fn invariant(bth: &[u8; Bth::LEN]) -> [u8; Bth::LEN] {
+        let mut bth = *bth;
+        bth[4] = 0xff; // FECN, BECN and reserved bits, which a switch may set
+        bth
+    }
+
+    /// Adds the bytes after the base transport header, in any number of pieces, including pad bytes but not the
+    /// ICRC itself.
     #[inline]
     pub fn update(&mut self, bytes: &[u8]) {
         self.0.update(bytes);
     }
 
-    /// The CRC; on the wire its least significant byte comes first.
+    /// The CRC; on the wire its least significant byte is first.
     #[inline]
     pub fn finish(self) -> u32 {
         self.0.finalize()
     }
 
-    /// Ends a packet whose payload of that many bytes has been taken in: its pad bytes, which are
-    /// taken in too, and its ICRC.
+    /// Ends a packet whose payload of that many bytes has been added: returns its pad bytes, which are added too,
+    /// and its ICRC.
     #[inline]
     pub fn trailer(mut self, payload_len: usize) -> Trailer {
         let pad = pad_len(payload_len);
@@ -138,21 +144,21 @@ impl Icrc {
         }
     }
 
-    /// The CRC of a packet that lies in one piece from its BTH to its last pad byte.
+    /// The CRC of a packet in one piece, from its BTH to its last pad byte.
     ///
     /// # Errors
-    /// [`WireError::Truncated`] when the BTH is not complete.
+    /// [`WireError::Truncated`] if the BTH is incomplete.
     pub fn compute(&self, packet: &[u8]) -> Result<u32, WireError> {
         let mut crc = self.clone();
         crc.head(packet)?;
         Ok(crc.finish())
     }
 
-    /// Checks a packet that lies in one piece from its BTH to its ICRC.
+    /// Checks a packet in one piece, from its BTH to its ICRC.
     ///
     /// # Errors
-    /// [`WireError::Icrc`] when it is not the one computed, [`WireError::Truncated`] when there is
-    /// not even a BTH and an ICRC.
+    /// [`WireError::Icrc`] if it is not the computed one, [`WireError::Truncated`] if there is not even a BTH and
+    /// an ICRC.
     pub fn verify(&self, packet: &[u8]) -> Result<(), WireError> {
         let Some((packet, icrc)) = packet.split_last_chunk() else {
             return Err(WireError::Truncated {
@@ -171,20 +177,20 @@ impl Icrc {
     }
 }
 
-/// The end of a packet whose payload lies elsewhere.
+/// The end of a packet whose payload is elsewhere.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Trailer {
     /// Three pad bytes and the ICRC.
     bytes: [u8; Self::LEN_MAX],
-    /// How many of the pad bytes belong to the packet; at most 3.
+    /// The number of pad bytes that belong to the packet; at most 3.
     pad: usize,
 }
 
 impl Trailer {
-    /// Bytes of the longest.
+    /// Bytes of the longest trailer.
     pub const LEN_MAX: usize = 3 + Icrc::LEN;
 
-    /// Pad bytes and ICRC, as they follow the payload.
+    /// Pad bytes and ICRC, in the order after the payload.
     #[inline]
     pub fn as_bytes(&self) -> &[u8] {
         &self.bytes[3 - self.pad..]

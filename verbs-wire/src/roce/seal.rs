@@ -1,10 +1,10 @@
-//! ICRCs of one flow without its headers at hand, and the identification that an ICRC betrays.
+//! ICRCs of one flow without its headers at hand, and the identification that an ICRC reveals.
 //!
-//! A CRC is linear: what a header field adds to it depends on the field and on how many bytes follow,
-//! on nothing else. So the headers of a flow are taken in once, with lengths and identification 0, and
-//! per packet the fields' share is looked up. The other way round, the difference between a packet's
-//! ICRC and the one computed for identification 0 tells the identification that the sender had: what a
-//! UDP socket hides, the packet brings along. Sixteen of the ICRC's 32 bits still check the packet then.
+//! A CRC is linear: the contribution of a header field depends only on the field and on the number of bytes after
+//! it. So the headers of a flow are added once, with lengths and identification 0, and for each packet the
+//! contributions of these fields are looked up. Conversely, the difference between a packet's ICRC and the one
+//! computed for identification 0 reveals the sender's identification: the packet itself contains what a UDP
+//! socket hides. Sixteen of the ICRC's 32 bits then still check the packet.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -12,31 +12,30 @@ use crate::bth::Bth;
 use crate::envelope::Envelope;
 use crate::icrc::Icrc;
 
-/// What the ICRC of a packet needs to know of the IP and UDP headers around it: all that is the same
-/// for a flow's packets.
+/// The part of the IP and UDP headers that the ICRC of a packet needs: everything that is the same for all
+/// packets of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seal {
-    /// The CRC's register behind the headers, with all lengths and the identification 0, and DF set.
+    /// The CRC's register after the headers, with all lengths and the identification 0, and DF set.
     register: u32,
     is_v4: bool,
 }
 
-/// What stood in the IPv4 header of a packet, as its ICRC tells.
+/// The fields of a packet's IPv4 header that its ICRC reveals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Solution {
     /// The identification.
     pub identification: u16,
-    /// Whether routers were not to fragment the packet.
+    /// Whether the packet must not be fragmented.
     pub dont_fragment: bool,
 }
 
 impl Seal {
-    /// Bytes of the longest packet whose identification is solved for, from its BTH to its last pad
-    /// byte: 4096 of payload and all the headers that there can be.
+    /// Bytes of the longest packet whose identification can be solved for, from its BTH to its last pad byte: a
+    /// payload of 4096 and the longest possible headers.
     pub const SOLVED_LEN_MAX: usize = 4096 + 64;
 
-    /// Packets between these addresses from that UDP port; `None` when only one of the addresses is
-    /// IPv4.
+    /// Packets between these addresses from that UDP port; `None` if only one of the addresses is IPv4.
     pub fn new(src: IpAddr, dst: IpAddr, src_port: u16) -> Option<Self> {
         match (src, dst) {
             (IpAddr::V4(src), IpAddr::V4(dst)) => Some(Self::v4(src, dst, src_port)),
@@ -56,7 +55,7 @@ impl Seal {
     }
 
     fn behind(envelope: &Envelope, is_v4: bool) -> Self {
-        // An empty packet has the shortest headers there are; what their lengths add is taken out.
+        // An empty packet has the shortest headers; the contribution of their lengths is removed.
         let register = envelope
             .icrc(0)
             .expect("an empty packet is not too long")
@@ -68,31 +67,42 @@ impl Seal {
         }
     }
 
-    /// The ICRC as far as the headers of a packet go that has this identification (which IPv6 does
-    /// not have) and DF set, and `transport_len` bytes from its BTH to its ICRC.
+    /// The ICRC over the headers of a packet with this identification (which IPv6 does not have), DF set, and
+    /// `transport_len` bytes from its BTH to its ICRC.
     #[inline]
     pub fn begin(&self, identification: u16, transport_len: usize) -> Icrc {
+        Icrc::behind(self.behind_route(identification, transport_len))
+    }
+
+    /// The register behind these headers.
+    #[inline]
+    fn behind_route(&self, identification: u16, transport_len: usize) -> u32 {
         let register = self.register ^ self.lengths(transport_len);
-        Icrc::behind(if self.is_v4 {
+        if self.is_v4 {
             register ^ share(&SHARES.identification, identification)
         } else {
             register
-        })
+        }
     }
 
-    /// The ICRC of a packet that lies in one piece from its BTH to its last pad byte.
+    /// The ICRC of a packet in one piece, from its BTH to its last pad byte.
     #[inline]
     pub fn icrc(&self, identification: u16, covered: &[u8]) -> u32 {
-        let mut icrc = self.begin(identification, covered.len() + Icrc::LEN);
-        match covered.split_first_chunk::<{ Bth::LEN }>() {
-            Some((bth, rest)) => {
-                icrc.bth(bth);
+        let register = self.behind_route(identification, covered.len() + Icrc::LEN);
+        let (register, rest) = match covered.split_first_chunk() {
+            Some((bth, rest)) => (behind_bth(register, bth), rest),
+            // No peer accepts this as a packet.
+            None => (register, covered),
+        };
+        // An acknowledgement has one short header more. What is longer is worth a look for the processor's instructions.
+        match <[u8; 4]>::try_from(rest) {
+            Ok(word) => !four_on(register ^ u32::from_le_bytes(word)),
+            Err(_) => {
+                let mut icrc = Icrc::behind(register);
                 icrc.update(rest);
+                icrc.finish()
             }
-            // Nothing that a peer takes for a packet.
-            None => icrc.update(covered),
         }
-        icrc.finish()
     }
 
     /// Whether a packet, from its BTH to its ICRC, has the right ICRC for that identification and DF.
@@ -101,9 +111,8 @@ impl Seal {
         self.difference(identification, packet) == Some(0)
     }
 
-    /// What must have stood in the IPv4 header of a packet, from its BTH to its ICRC, for its ICRC to
-    /// be right; `None` if nothing makes it right. Packets over IPv6 give identification 0 and DF, or
-    /// `None`.
+    /// The fields that the IPv4 header of a packet, from its BTH to its ICRC, must have had for its ICRC to be
+    /// right; `None` if no value makes it right. Packets over IPv6 give identification 0 and DF, or `None`.
     #[inline]
     pub fn solve(&self, packet: &[u8]) -> Option<Solution> {
         let difference = self.difference(0, packet)?;
@@ -117,8 +126,8 @@ impl Seal {
         if !self.is_v4 || !covered_len.is_multiple_of(4) {
             return None;
         }
-        // The difference runs through the packet, the UDP header and the rest of the IP header.
-        // Taken back by as many bytes, it is that of identification, flags and fragment offset.
+        // The difference has passed through the packet, the UDP header and the rest of the IP header. Moved back
+        // by as many bytes, it is that of identification, flags and fragment offset.
         let back = *BACK.get(covered_len / 4)?;
         let [high, low, flags, offset] = product(back, difference).to_le_bytes();
         let dont_fragment = match (flags, offset) {
@@ -142,24 +151,46 @@ impl Seal {
         Some(self.icrc(identification, covered) ^ u32::from_le_bytes(*icrc))
     }
 
-    /// What the length fields of both headers add.
+    /// The contribution of the length fields of both headers.
     #[inline]
     fn lengths(&self, transport_len: usize) -> u32 {
-        // A length that no header can say makes a wrong ICRC, and no socket sends it.
-        let field = |headers: usize| ((transport_len + headers) & 0xffff) as u16;
-        let udp = share(&SHARES.udp_len, field(8));
-        udp ^ if self.is_v4 {
-            share(&SHARES.v4_total_len, field(28))
-        } else {
-            share(&SHARES.v6_payload_len, field(8))
+        let (at, is_whole) = (transport_len / 4, transport_len.is_multiple_of(4));
+        match LENGTHS[usize::from(self.is_v4)].get(at) {
+            Some(&share) if is_whole => share,
+            _ => lengths(self.is_v4, transport_len),
         }
     }
 }
 
+/// The contribution of the length fields of both headers.
+const fn lengths(is_v4: bool, transport_len: usize) -> u32 {
+    // A length that no header can represent makes a wrong ICRC, and no socket sends it.
+    let [udp, v4] = [transport_len + 8, transport_len + 28];
+    let of_udp = share(&SHARES.udp_len, (udp & 0xffff) as u16);
+    of_udp
+        ^ if is_v4 {
+            share(&SHARES.v4_total_len, (v4 & 0xffff) as u16)
+        } else {
+            share(&SHARES.v6_payload_len, (udp & 0xffff) as u16)
+        }
+}
+
+/// Those of packets, whose lengths are multiples of four, by a quarter of the length; of IPv6, then of IPv4.
+static LENGTHS: [[u32; Seal::SOLVED_LEN_MAX / 4 + 2]; 2] = {
+    let mut table = [[0; Seal::SOLVED_LEN_MAX / 4 + 2]; 2];
+    let mut i = 0;
+    while i < table[0].len() {
+        table[0][i] = lengths(false, 4 * i);
+        table[1][i] = lengths(true, 4 * i);
+        i += 1;
+    }
+    table
+};
+
 /// The polynomial of CRC-32, reflected: the highest bit of a register stands for x^0.
 const POLYNOMIAL: u32 = 0xedb8_8320;
 
-/// What each byte of a 16-bit header field adds to the register behind the headers.
+/// The contribution of each byte of a 16-bit header field to the register after the headers.
 type Share = [[u32; 256]; 2];
 
 struct Shares {
@@ -169,7 +200,7 @@ struct Shares {
     udp_len: Share,
 }
 
-/// The fields, by the bytes that follow them up to the end of the UDP header.
+/// The fields, by the number of bytes after them up to the end of the UDP header.
 static SHARES: Shares = Shares {
     identification: [byte_share(23), byte_share(22)],
     v4_total_len: [byte_share(25), byte_share(24)],
@@ -177,11 +208,40 @@ static SHARES: Shares = Shares {
     udp_len: [byte_share(3), byte_share(2)],
 };
 
-/// What a register becomes four bytes further on: of each of its bytes.
+/// A register four bytes later, by each of its bytes.
 static FOUR_ON: [[u32; 256]; 4] = [byte_share(3), byte_share(2), byte_share(1), byte_share(0)];
 
-/// x^(-8(n + 24)) for packets whose ICRC covers n bytes, by n / 4: what takes a difference back behind
-/// the flags and the fragment offset.
+/// The contributions of the bytes of a base transport header to the register behind it.
+static BTH_SHARES: [[u32; 256]; Bth::LEN] = {
+    let mut table = [[0; 256]; Bth::LEN];
+    let mut i = 0;
+    while i < Bth::LEN {
+        table[i] = byte_share(Bth::LEN - 1 - i);
+        i += 1;
+    }
+    table
+};
+
+/// The register behind a base transport header.
+#[inline]
+fn behind_bth(register: u32, bth: &[u8; Bth::LEN]) -> u32 {
+    let mut bth = Icrc::invariant(bth);
+    for (byte, before) in bth.iter_mut().zip(register.to_le_bytes()) {
+        *byte ^= before;
+    }
+    let shares = BTH_SHARES.iter().zip(bth);
+    shares.fold(0, |sum, (share, byte)| sum ^ share[usize::from(byte)])
+}
+
+/// A register four bytes later.
+#[inline]
+fn four_on(register: u32) -> u32 {
+    let shares = FOUR_ON.iter().zip(register.to_le_bytes());
+    shares.fold(0, |sum, (share, byte)| sum ^ share[usize::from(byte)])
+}
+
+/// x^(-8(n + 24)) for packets whose ICRC covers n bytes, by n / 4: moves a difference back to just after the
+/// flags and the fragment offset.
 static BACK: [u32; Seal::SOLVED_LEN_MAX / 4 + 1] = {
     let mut table = [0; Seal::SOLVED_LEN_MAX / 4 + 1];
     let mut factor = back(0x8000_0000, 24);
@@ -195,12 +255,12 @@ static BACK: [u32; Seal::SOLVED_LEN_MAX / 4 + 1] = {
 };
 
 #[inline]
-fn share(of: &Share, field: u16) -> u32 {
+const fn share(of: &Share, field: u16) -> u32 {
     let [high, low] = field.to_be_bytes();
-    of[0][usize::from(high)] ^ of[1][usize::from(low)]
+    of[0][high as usize] ^ of[1][low as usize]
 }
 
-/// What each value of a byte adds to a register when so many bytes follow it.
+/// The contribution of each value of a byte to a register when that many bytes follow it.
 const fn byte_share(following: usize) -> [u32; 256] {
     let mut table = [0; 256];
     let mut value = 0;
@@ -211,7 +271,7 @@ const fn byte_share(following: usize) -> [u32; 256] {
     table
 }
 
-/// A register, so many zero bytes further on.
+/// A register, that many zero bytes later.
 const fn on(mut register: u32, bytes: usize) -> u32 {
     let mut bit = 0;
     while bit < 8 * bytes {
@@ -222,7 +282,7 @@ const fn on(mut register: u32, bytes: usize) -> u32 {
     register
 }
 
-/// A register, so many zero bytes before.
+/// A register, that many zero bytes earlier.
 const fn back(mut register: u32, bytes: usize) -> u32 {
     let mut bit = 0;
     while bit < 8 * bytes {
@@ -240,16 +300,15 @@ const fn back(mut register: u32, bytes: usize) -> u32 {
 #[inline]
 fn product(a: u32, b: u32) -> u32 {
     let wide = carryless(a, b) << 1;
-    // The lower half is what exceeds the polynomial's degree: four bytes further on.
+    // The lower half exceeds the polynomial's degree: it moves four bytes on.
     let [high, low] = [(wide >> 32) as u32, (wide & 0xffff_ffff) as u32];
-    let low = low.to_le_bytes();
-    (0..4).fold(high, |sum, i| sum ^ FOUR_ON[i][usize::from(low[i])])
+    high ^ four_on(low)
 }
 
 /// The product of two polynomials over GF(2): a multiplication without carries.
 ///
-/// With only every fourth bit of the factors set, at most eight ones meet in a column, whose carries
-/// end within the three columns that hold nothing: an ordinary multiplication does the work.
+/// With only every fourth bit of the factors set, at most eight ones meet in a column, and their carries end
+/// within the three empty columns: an ordinary multiplication is enough.
 #[inline]
 fn carryless(a: u32, b: u32) -> u64 {
     const COLUMNS: u64 = 0x1111_1111_1111_1111;
@@ -268,7 +327,7 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Goal: the product by ordinary multiplications is the one by shifting and adding.
+        /// Goal: the product by ordinary multiplications equals that by shifting and adding.
         #[test]
         fn products_are_those_of_the_long_way(a: u32, b: u32) {
             let (mut multiple, mut sum) = (a, 0);

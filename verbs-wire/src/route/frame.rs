@@ -1,5 +1,5 @@
-//! What is around a transport packet on an InfiniBand link: the route headers in front of it, and the
-//! variant CRC behind it (IBTA vol. 1, 6.2).
+//! The parts around a transport packet on an InfiniBand link: the route headers before it, and the variant CRC
+//! after it (IBTA vol. 1, 6.2).
 
 use crate::grh::{Grh, GrhView};
 use crate::icrc::Icrc;
@@ -7,18 +7,18 @@ use crate::lrh::{Lrh, LrhView};
 use crate::vcrc::Vcrc;
 use crate::{HeaderName, WireError};
 
-/// The route headers of a packet on an InfiniBand link. Lengths are not in it: they follow from the rest.
+/// The route headers of a packet on an InfiniBand link, without lengths, which follow from the rest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Frame {
     /// Virtual lane, 0 to 15.
     pub vl: u8,
     /// Service level, 0 to 15.
     pub sl: u8,
-    /// The receiver's port, or a multicast group.
+    /// The destination port, or a multicast group.
     pub dlid: verbs_core::Lid,
-    /// The sender's port.
+    /// The source port.
     pub slid: verbs_core::Lid,
-    /// The global route header, if there is one; the length in it is not looked at.
+    /// The global route header, if there is one; its length field is ignored.
     pub grh: Option<Grh>,
 }
 
@@ -26,8 +26,8 @@ impl Frame {
     /// Bytes of the longest headers.
     pub const LEN_MAX: usize = Lrh::LEN + Grh::LEN;
 
-    /// Splits what bytes begin with: the headers, the transport packet from BTH to ICRC, and what follows,
-    /// which on a link begins with the variant CRC.
+    /// Splits the beginning of bytes into the headers, the transport packet from BTH to ICRC, and the rest, which
+    /// on a link begins with the variant CRC.
     ///
     /// # Errors
     /// [`WireError::Truncated`], [`WireError::Version`], [`WireError::NextHeader`],
@@ -63,7 +63,7 @@ impl Frame {
         Ok((frame, transport, rest))
     }
 
-    /// The same for bytes that are one packet with its variant CRC, which is right.
+    /// The same for bytes that are one packet with its variant CRC, which is checked.
     ///
     /// # Errors
     /// As [`Frame::split`]; [`WireError::Length`] for more or fewer bytes than the packet has,
@@ -94,8 +94,8 @@ impl Frame {
         }
     }
 
-    /// Writes the headers of a transport packet of that many bytes, ICRC included; returns how many bytes
-    /// they are.
+    /// Writes the headers of a transport packet of that many bytes, including the ICRC; returns the length of the
+    /// headers.
     ///
     /// # Errors
     /// [`WireError::TooLong`], [`WireError::Unaligned`].
@@ -123,10 +123,10 @@ impl Frame {
         Ok(self.wire_len())
     }
 
-    /// Adds a packet to bytes: headers, a transport packet from BTH to ICRC, and the variant CRC.
+    /// Appends a packet: headers, a transport packet from BTH to ICRC, and the variant CRC.
     ///
     /// # Errors
-    /// As [`Frame::emit`]; nothing is added then.
+    /// As [`Frame::emit`]; nothing is appended then.
     pub fn append(&self, transport: &[u8], out: &mut Vec<u8>) -> Result<(), WireError> {
         let mut headers = [0; Self::LEN_MAX];
         let len = self.emit(transport.len(), &mut headers)?;
@@ -138,7 +138,7 @@ impl Frame {
         Ok(())
     }
 
-    /// The ICRC as far as these headers go, for transport packets of that many bytes, ICRC included.
+    /// The ICRC over these headers, for transport packets of that many bytes, including the ICRC.
     ///
     /// # Errors
     /// As [`Frame::emit`].

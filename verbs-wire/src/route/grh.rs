@@ -1,5 +1,5 @@
-//! Global route header: on InfiniBand links between subnets, and in front of every datagram that a
-//! consumer receives (IBTA vol. 1, 8.3). An IPv6 header in form.
+//! Global route header: on InfiniBand links between subnets, and before every datagram that a consumer receives
+//! (IBTA vol. 1, 8.3). Its format is that of an IPv6 header.
 
 use std::fmt;
 
@@ -11,7 +11,7 @@ use crate::field::view;
 /// The next-header value of the InfiniBand transport.
 const NEXT_HEADER_BTH: u8 = 0x1b;
 
-/// A flow label: 20 bits that tell packets of one flow.
+/// A flow label: 20 bits that identify the packets of one flow.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct FlowLabel(u32);
 
@@ -56,7 +56,7 @@ impl GrhView<'_> {
     /// Traffic class.
     #[inline]
     pub const fn traffic_class(self) -> u8 {
-        // It straddles bytes 0 and 1; without the version in front it is the first byte.
+        // It spans bytes 0 and 1; without the version before it, it is the first byte.
         let [class, ..] = (self.word() << 4).to_be_bytes();
         class
     }
@@ -73,7 +73,7 @@ impl GrhView<'_> {
         u16::from_be_bytes([self.0[4], self.0[5]])
     }
 
-    /// What follows.
+    /// The protocol of the payload.
     #[inline]
     pub const fn next_header(self) -> u8 {
         self.0[6]
@@ -181,7 +181,7 @@ impl Grh {
         Self::parse_before(view, NEXT_HEADER_BTH)
     }
 
-    /// The header in these bytes when another protocol is to follow it.
+    /// Reads the header in these bytes, if the expected protocol follows it.
     pub(crate) fn parse_before(view: GrhView<'_>, expected: u8) -> Result<Self, WireError> {
         if view.version() != 6 {
             return Err(WireError::IpVersion(view.version()));

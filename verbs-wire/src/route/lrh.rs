@@ -7,11 +7,10 @@ use verbs_core::addr::Lid;
 use crate::WireError;
 use crate::field::view;
 
-/// What the header says to follow, when it is a BTH, or a GRH with a BTH behind it. The other two values
-/// are raw packets.
+/// The next-header value of a BTH, or of a GRH followed by a BTH. The other two values are raw packets.
 const NEXT_BTH: u8 = 2;
 const NEXT_GRH: u8 = 3;
-/// Words of four bytes that the length field can say.
+/// The largest length that the length field can hold, in words of four bytes.
 const WORDS_MAX: u16 = 0x7ff;
 
 view! {
@@ -38,7 +37,7 @@ impl LrhView<'_> {
         self.0[1] >> 4
     }
 
-    /// The reserved bits behind the service level.
+    /// The reserved bits after the service level.
     #[inline]
     pub const fn reserved(self) -> u8 {
         self.0[1] >> 2 & 3
@@ -50,25 +49,25 @@ impl LrhView<'_> {
         self.0[1] & 3
     }
 
-    /// The receiver's port, or a multicast group.
+    /// The destination port, or a multicast group.
     #[inline]
     pub const fn dlid(self) -> Lid {
         Lid(u16::from_be_bytes([self.0[2], self.0[3]]))
     }
 
-    /// Words of four bytes from this header to the ICRC, both included.
+    /// Words of four bytes from this header to the ICRC, including both.
     #[inline]
     pub const fn words(self) -> u16 {
         u16::from_be_bytes([self.0[4], self.0[5]]) & WORDS_MAX
     }
 
-    /// The reserved bits in front of the length.
+    /// The reserved bits before the length.
     #[inline]
     pub const fn reserved_length(self) -> u8 {
         self.0[4] >> 3
     }
 
-    /// The sender's port.
+    /// The source port.
     #[inline]
     pub const fn slid(self) -> Lid {
         Lid(u16::from_be_bytes([self.0[6], self.0[7]]))
@@ -97,17 +96,16 @@ impl fmt::Debug for LrhView<'_> {
     }
 }
 
-/// The local route header of a packet that carries a transport. Its length field is not in it: it follows
-/// from the rest.
+/// The local route header of a packet with a transport, without its length field, which follows from the rest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Lrh {
-    /// Virtual lane, 0 to 15; 15 is that of subnet management.
+    /// Virtual lane, 0 to 15; 15 is for subnet management.
     pub vl: u8,
     /// Service level, 0 to 15.
     pub sl: u8,
-    /// The receiver's port, or a multicast group.
+    /// The destination port, or a multicast group.
     pub dlid: Lid,
-    /// The sender's port.
+    /// The source port.
     pub slid: Lid,
     /// A global route header follows.
     pub global: bool,
@@ -117,10 +115,10 @@ impl Lrh {
     /// Bytes on the wire.
     pub const LEN: usize = LrhView::LEN;
 
-    /// The longest packet that the length field can say, without its VCRC.
+    /// The longest packet that the length field can represent, without its VCRC.
     pub const PACKET_MAX: usize = WORDS_MAX as usize * 4;
 
-    /// The header in these bytes, and the length that it gives its packet, from this header to the ICRC.
+    /// Reads the header in these bytes; returns it and its packet's length, from this header to the ICRC.
     ///
     /// # Errors
     /// [`WireError::Version`], [`WireError::NextHeader`].
@@ -147,7 +145,7 @@ impl Lrh {
     /// Writes the header of a packet of that many bytes, from this header to the ICRC.
     ///
     /// # Errors
-    /// [`WireError::TooLong`] beyond [`Lrh::PACKET_MAX`], [`WireError::Unaligned`] for what is no
+    /// [`WireError::TooLong`] beyond [`Lrh::PACKET_MAX`], [`WireError::Unaligned`] if the length is not a
     /// multiple of 4.
     #[inline]
     pub const fn emit(

@@ -1,5 +1,5 @@
-//! Variant CRC: the last two bytes of a packet on an InfiniBand link, over all that is before them
-//! (IBTA vol. 1, 7.8.2). Each link has its own, as virtual lanes change.
+//! Variant CRC: the last two bytes of a packet on an InfiniBand link, over all bytes before them (IBTA vol. 1,
+//! 7.8.2). It differs from link to link, because virtual lanes change.
 
 /// The polynomial x^16 + x^12 + x^3 + x + 1, reflected.
 const POLYNOMIAL: u16 = 0xd008;
@@ -7,7 +7,7 @@ const POLYNOMIAL: u16 = 0xd008;
 /// Bytes that are looked up at a time.
 const STEP: usize = 16;
 
-/// What each value of a byte adds to a register, by the bytes that follow it within a step.
+/// The contribution of each value of a byte to a register, by the number of bytes after it within a step.
 static TABLES: [[u16; 256]; STEP] = tables();
 
 /// The CRC of a packet so far.
@@ -24,13 +24,13 @@ impl Vcrc {
     /// Bytes of the CRC on the wire.
     pub const LEN: usize = 2;
 
-    /// That of nothing.
+    /// The CRC of no bytes.
     #[inline]
     pub const fn new() -> Self {
         Self(0xffff)
     }
 
-    /// Takes in bytes, from the local route header to the ICRC, in as many pieces as they lie in.
+    /// Adds bytes, from the local route header to the ICRC, in any number of pieces.
     #[inline]
     pub fn update(&mut self, bytes: &[u8]) {
         let (steps, rest) = bytes.as_chunks::<STEP>();
@@ -55,13 +55,13 @@ impl Vcrc {
         self.0 = register;
     }
 
-    /// The CRC as it is on the wire.
+    /// The CRC in wire order.
     #[inline]
     pub const fn finish(self) -> [u8; Self::LEN] {
         (!self.0).to_le_bytes()
     }
 
-    /// The CRC of a packet that lies in one piece, as it is on the wire.
+    /// The CRC of a packet in one piece, in wire order.
     pub fn of(packet: &[u8]) -> [u8; Self::LEN] {
         let mut crc = Self::new();
         crc.update(packet);

@@ -1,5 +1,5 @@
-//! Goal: what Linux rxe sends is read right and written to the same bytes. Method: every frame of
-//! every capture in `tests/captures`, through all layers, and a few packets whose bytes are known.
+//! Goal: packets of Linux rxe are read correctly and written to the same bytes. Method: every frame of every
+//! capture in `tests/captures`, through all layers, and a few packets whose bytes are known.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use verbs_wire::{
 
 use crate::pcap::Capture;
 
-/// RoCEv2 packets in all stored captures, by an independent count (see their README).
+/// The number of RoCEv2 packets in all stored captures, by an independent count (see their README).
 const STORED_PACKETS: usize = 628;
 
 /// The stored captures, and the directories that a run by hand adds.
@@ -56,7 +56,7 @@ fn packets(capture: &Capture) -> Vec<Packet<'_>> {
         .collect()
 }
 
-/// Reads and writes one RoCEv2 packet; panics when any byte comes out differently.
+/// Reads and writes one RoCEv2 packet; panics if any byte differs.
 fn check(at: &str, ip: &[u8]) -> Result<Opcode, WireError> {
     let (envelope, transport) = Envelope::parse(ip)?;
     let icrc = envelope.icrc(transport.len()).unwrap();
@@ -102,7 +102,7 @@ fn every_packet_of_rxe_is_read_and_written_to_the_same_bytes() {
         }
     }
     for (at, error) in others {
-        // IGMP, neighbour discovery and other sockets' traffic have their place in a capture.
+        // IGMP, neighbour discovery and other sockets' traffic may also be in a capture.
         assert!(
             matches!(
                 error,
@@ -117,7 +117,7 @@ fn every_packet_of_rxe_is_read_and_written_to_the_same_bytes() {
         by_opcode.values().sum::<usize>(),
         stored.len() + added.len()
     );
-    // Everything that rxe can send on RC, on UC what it has of SEND and WRITE, and datagrams.
+    // Everything that rxe can send on RC, on UC its SENDs and WRITEs, and datagrams.
     for opcode in [
         0x00, 0x01, 0x02, 0x03, 0x04, 0x06, 0x07, 0x08, 0x09, 0x0a, 0x0c, 0x0d, 0x0e, 0x0f, 0x10,
         0x11, 0x12, 0x13, 0x14, 0x16, 0x1d, 0x20, 0x21, 0x22, 0x26, 0x27, 0x28, 0x64, 0x65,
@@ -129,8 +129,8 @@ fn every_packet_of_rxe_is_read_and_written_to_the_same_bytes() {
     }
 }
 
-/// Goal: our captures are files like any other. Method: every stored capture is written again, once
-/// frame by frame and once as what a socket sees of its RoCEv2 packets, and read back.
+/// Goal: our captures are ordinary files. Method: every stored capture is written again, once frame by frame and
+/// once from the socket's view of its RoCEv2 packets, and read back.
 #[test]
 fn captures_are_written_as_they_were_read() {
     let (stored, _) = captures();
@@ -272,8 +272,8 @@ fn extended_headers_of_rxe_hold_what_was_posted() {
     }
 }
 
-/// Goal: the ICRC of packets that others computed, one of them from hardware and without
-/// connection. Method: known bytes; the last four are the ICRC.
+/// Goal: the ICRC of packets from other implementations, one of them from hardware and without connection.
+/// Method: known bytes; the last four are the ICRC.
 #[test]
 fn icrc_of_known_packets() {
     let cnp = "45c2003c718c4000401191610a0011010a001201000012b700280000\
@@ -294,8 +294,7 @@ fn icrc_of_known_packets() {
     }
 }
 
-/// Goal: the pieces that an ICRC is computed over, and the reuse of its beginning, make no
-/// difference.
+/// Goal: computing an ICRC in pieces, and reusing its beginning, makes no difference.
 #[test]
 fn icrc_in_pieces_is_the_same() {
     let capture = stored("rxe-read-mtu4096");

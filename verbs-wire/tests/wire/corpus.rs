@@ -1,4 +1,5 @@
-//! Goal: what fuzzing has found, and what it starts from, keeps its promises on any toolchain.
+//! Goal: the parsers keep their promises on inputs that fuzzing has found, and on those it starts from, on any
+//! toolchain.
 //! Method: the targets of [`verbs_wire::fuzz`] over every file in `fuzz/corpus`.
 
 use std::path::Path;
@@ -7,45 +8,43 @@ use verbs_core::testing::Corpus;
 use verbs_wire::fuzz::{self, Outcome};
 use verbs_wire::iwarp::fuzz as iwarp;
 
-fn replay(target: &str, run: fn(&[u8]) -> Outcome) {
+fn replay(target: &str, run: impl Fn(&[u8]) -> bool) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus");
     let corpus = Corpus {
         folder: &folder.join(target),
         files_min: 24,
         one_in: 3,
     };
-    corpus.replay(|bytes| run(bytes).is_accepted());
+    corpus.replay(run);
+}
+
+fn replay_ib(target: &str, run: fn(&[u8]) -> Outcome) {
+    replay(target, |bytes| run(bytes).is_accepted());
 }
 
 #[test]
 fn packets() {
-    replay("packet", fuzz::packet);
+    replay_ib("packet", fuzz::packet);
 }
 
 #[test]
 fn datagrams() {
-    replay("datagram", fuzz::datagram);
+    replay_ib("datagram", fuzz::datagram);
 }
 
 #[test]
 fn headers() {
-    replay("header", fuzz::header);
+    replay_ib("header", fuzz::header);
 }
 
 #[test]
 fn frames() {
-    replay("frame", fuzz::frame);
+    replay_ib("frame", fuzz::frame);
 }
 
-/// The same over the formats of iWARP, whose errors are others.
+/// The same for the formats of iWARP, which have other errors.
 fn replay_iwarp(target: &str, run: fn(&[u8]) -> iwarp::Outcome) {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus");
-    let corpus = Corpus {
-        folder: &folder.join(target),
-        files_min: 24,
-        one_in: 3,
-    };
-    corpus.replay(|bytes| run(bytes).is_accepted());
+    replay(target, |bytes| run(bytes).is_accepted());
 }
 
 #[test]

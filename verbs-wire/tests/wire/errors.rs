@@ -1,5 +1,4 @@
-//! Goal: an error says what was wrong with which value. Method: one change to a good packet, one
-//! error expected.
+//! Goal: an error says what was wrong with which value. Method: one change to a valid packet, one expected error.
 
 use std::net::Ipv4Addr;
 
@@ -26,8 +25,7 @@ fn packet_error(change: impl FnOnce(&mut Vec<u8>)) -> WireError {
     Packet::parse(&bytes).unwrap_err()
 }
 
-/// The error of an acknowledgement's datagram after a change; the IPv4 header checksum is made right
-/// again.
+/// The error of an acknowledgement's datagram after a change; the IPv4 header checksum is corrected.
 fn datagram_error(change: impl FnOnce(&mut Vec<u8>)) -> WireError {
     let mut bytes = vec![0; 28];
     envelope().emit(ACK.len(), &mut bytes).unwrap();

@@ -1,5 +1,5 @@
-//! Goal: a repr's field owns its bits on the wire. Method: every field of every header that a random
-//! packet has is changed, one at a time, and the bytes are compared.
+//! Goal: a repr's field owns its bits on the wire. Method: every field of every header of a random packet is
+//! changed, one at a time, and the bytes are compared.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -19,7 +19,7 @@ struct Field {
     mask: &'static [u8],
     /// Whether the ICRC covers it.
     covered: bool,
-    /// Flips at least one bit of the field. The field's header is there.
+    /// Flips at least one bit of the field. The field's header must exist.
     change: fn(&mut Bth, &mut Extended, u64),
 }
 
@@ -104,7 +104,7 @@ fn next_syndrome(aeth: &mut Aeth, noise: u64) {
     aeth.syndrome = all[(at + step) % all.len()];
 }
 
-/// Where a header of that opcode begins: behind the BTH and those before it.
+/// Where a header of that opcode begins: after the BTH and the headers before it.
 fn header_offset(opcode: Opcode, header: Headers) -> usize {
     if header == BTH {
         return 0;

@@ -5,8 +5,8 @@ use proptest::prelude::*;
 use verbs_core::Lid;
 use verbs_wire::{Frame, Grh, Icrc, Lrh, LrhView, Vcrc, WireError, fuzz};
 
-/// A packet without a global route header, from LRH to the last pad byte: an RDMA WRITE of 14 bytes. It and
-/// its ICRC are the specification's own example (IBTA vol. 1, 7.8.1).
+/// A packet without a global route header, from LRH to the last pad byte: an RDMA WRITE of 14 bytes. The packet
+/// and its ICRC are the specification's own example (IBTA vol. 1, 7.8.1).
 const SAMPLE: &str = "7012375c000e17d20a202487ff87b1b3000dec2a01710a1c015d400238f27a050000000e\
                       bb884d85fd5cfba4728bc0690ed40000";
 const SAMPLE_ICRC: [u8; 4] = [0x96, 0x25, 0xb7, 0x5a];
@@ -44,7 +44,7 @@ fn the_specification_s_example_has_its_icrc() {
     assert_eq!(Frame::parse(&again), Ok((next, transport)));
 }
 
-/// Goal: sixteen bytes at a time give the CRC that bit by bit gives.
+/// Goal: the CRC of sixteen bytes at a time equals the bitwise one.
 #[test]
 fn the_variant_crc_is_that_of_its_polynomial() {
     let bytes: Vec<u8> = (0..100).map(|i| (i * 37 + 11) as u8).collect();

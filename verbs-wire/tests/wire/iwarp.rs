@@ -1,6 +1,6 @@
-//! Goal: iWARP frames are read as Linux siw means them and written to the same bytes. Method: frames that siw
-//! (Linux 6.1) has sent, with and without CRCs, in both revisions of MPA; vectors from the RFCs' layouts; random
-//! values and random bytes.
+//! Goal: iWARP frames are read as Linux siw means them and written to the same bytes. Method: frames sent by siw
+//! (Linux 6.1), with and without CRCs, in both revisions of MPA; vectors from the RFCs' layouts; random values
+//! and random bytes.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -25,7 +25,7 @@ fn hex(text: &str) -> Vec<u8> {
 const REQUEST_KEY: &str = "4d504120494420526571204672616d65";
 const REPLY_KEY: &str = "4d504120494420526570204672616d65";
 
-/// Startup frames of siw: what `vp-verbs` and `rping` have them say.
+/// Startup frames of siw, as `vp-verbs` and `rping` cause them.
 fn startups() -> Vec<(String, Startup<'static>)> {
     let setup = |ird, ord| Setup {
         ird: Depth::new(ird),
@@ -106,7 +106,7 @@ fn startup_frames_are_read_and_written() {
     }
 }
 
-/// FPDUs, whether they have CRCs, their headers and payloads.
+/// FPDUs: whether they have CRCs, their headers and payloads.
 fn fpdus() -> Vec<(&'static str, bool, Header, Vec<u8>)> {
     let send = |msn| Header::Untagged(Untagged::first(RdmapOpcode::Send, msn));
     let tagged = |opcode, stag, offset| {
@@ -212,7 +212,7 @@ fn lengths_agree() {
     assert_eq!(error, Err(IwarpError::UlpduLength(65_536)));
 }
 
-/// siw on little-endian hosts swaps layer and error type; which form it is shows in the control bits.
+/// siw on little-endian hosts swaps layer and error type; the control bits show which form it is.
 #[test]
 fn terminates_of_siw_are_read_as_it_means_them() {
     let tagged = hex("11010300 0040 c140dd533c0000007f8e3dd77ff8");
@@ -272,7 +272,7 @@ fn terminates_are_written_as_the_rfc_has_them() {
         assert_eq!(out[..len], hex(&text));
         assert_eq!(Terminate::parse(&out[..len]), Ok(terminate));
     }
-    // Every assigned cause, and every other, survives.
+    // Every assigned cause, and every other, reads back the same.
     for numbers in 0..=0xffff_u16 {
         let [kind, code] = numbers.to_be_bytes();
         let cause = Cause::new(kind >> 4, kind & 0xf, code);
@@ -353,7 +353,7 @@ fn any_operation() -> impl Strategy<Value = AtomicOperation> {
 }
 
 proptest! {
-    /// What is written reads the same.
+    /// Written bodies read back the same.
     #[test]
     fn bodies_survive(operation in any_operation(), words in any::<[u32; 3]>(), wide in any::<[u64; 2]>()) {
         let [request, stag, len] = words;
@@ -376,7 +376,7 @@ proptest! {
         prop_assert_eq!(ReadRequest::parse(&read.to_bytes()), Ok(read));
     }
 
-    /// Headers of every opcode survive, and no header is written with the wrong tag.
+    /// Headers of every opcode read back the same, and no header is written with the wrong tag.
     #[test]
     fn headers_survive(number in 0_u8..12, is_last: bool, words in any::<[u32; 3]>(), wide: u64) {
         let opcode = RdmapOpcode::new(number).unwrap();

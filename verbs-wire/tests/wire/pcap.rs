@@ -1,5 +1,4 @@
-//! Reads classic pcap files of Ethernet frames or IP packets: as much of the format as captures for
-//! tests need.
+//! Reads classic pcap files of Ethernet frames or IP packets: as much of the format as captures for tests need.
 
 use std::path::Path;
 
@@ -20,7 +19,7 @@ pub(crate) struct Capture {
 
 #[derive(PartialEq, Eq)]
 pub(crate) struct Frame {
-    /// Seconds, and the fraction as the file has it: in micro- or nanoseconds.
+    /// Seconds, and the fraction in the file's unit: micro- or nanoseconds.
     pub(crate) time: (u32, u32),
     pub(crate) bytes: Vec<u8>,
 }
@@ -77,8 +76,8 @@ impl Capture {
         }
     }
 
-    /// The IP packets among the frames, from the IP header to the frame's end, with frame numbers
-    /// as Wireshark gives them.
+    /// The IP packets among the frames, from the IP header to the frame's end, with frame numbers as in
+    /// Wireshark.
     pub(crate) fn ip_packets(&self) -> impl Iterator<Item = (usize, &[u8])> {
         (1..).zip(&self.frames).filter_map(|(number, frame)| {
             let ip = if self.ethernet {

@@ -39,7 +39,7 @@ fn any_bth() -> impl Strategy<Value = Bth> {
         })
 }
 
-/// All extended headers with random content; [`only`] leaves those that belong to an opcode.
+/// All extended headers with random content; [`only`] keeps those that belong to an opcode.
 fn any_extended() -> impl Strategy<Value = Extended> {
     (
         uniform4(any::<u64>()),
@@ -88,7 +88,7 @@ fn any_extended() -> impl Strategy<Value = Extended> {
         })
 }
 
-/// The headers of a set out of a full one.
+/// The headers of a set, taken from a full one.
 fn only(headers: Headers, full: Extended) -> Extended {
     Extended {
         xrceth: full.xrceth.filter(|_| headers.contains(Headers::XRCETH)),
@@ -167,7 +167,7 @@ fn datagram(envelope: &Envelope, packet: &Packet<'_>) -> Vec<u8> {
 }
 
 proptest! {
-    /// Every value is read as it was written, through both layers, with bytes behind it or not.
+    /// Every value reads as it was written, through both layers, with or without bytes after it.
     #[test]
     fn values_round_trip(
         envelope in any_envelope(),
@@ -185,7 +185,7 @@ proptest! {
         prop_assert_eq!(Packet::parse(transport).unwrap(), packet);
     }
 
-    /// A packet written in pieces, its payload never copied, is the same as one written whole.
+    /// A packet written in pieces, its payload never copied, equals one written whole.
     #[test]
     fn pieces_make_the_same_packet(
         envelope in any_envelope(),
@@ -206,7 +206,7 @@ proptest! {
         prop_assert_eq!(&whole[envelope.wire_len()..], &pieces[..]);
     }
 
-    /// A GRH is read as it was written.
+    /// A GRH reads as it was written.
     #[test]
     fn grh_round_trips(
         traffic_class: u8, label: u32, payload_len: u16, hop_limit: u8,
@@ -234,13 +234,13 @@ proptest! {
         }
     }
 
-    /// Random bytes never panic, and what is read is written to the same bytes.
+    /// Random bytes never cause a panic, and if they are read, writing gives the same bytes.
     #[test]
     fn random_bytes_keep_the_promises(mut bytes in vec(any::<u8>(), 0..120), opcode in select(opcodes())) {
         fuzz::packet(&bytes);
         fuzz::header(&bytes);
         fuzz::datagram(&bytes);
-        // With an assigned opcode, version 0 and a whole number of words many more are packets.
+        // With an assigned opcode, version 0 and a whole number of words, many more are packets.
         bytes.truncate(bytes.len() & !3);
         if let [first, second, ..] = &mut bytes[..] {
             *first = opcode.to_u8();
@@ -249,7 +249,7 @@ proptest! {
         fuzz::packet(&bytes);
     }
 
-    /// Damaged datagrams never panic, and are refused unless only what the ICRC leaves out has
+    /// Damaged datagrams never cause a panic, and are refused unless only bits that the ICRC does not cover have
     /// changed.
     #[test]
     fn damaged_datagrams_keep_the_promises(
@@ -264,7 +264,7 @@ proptest! {
         bytes[at] ^= flip;
         let accepted = fuzz::datagram(&bytes).is_accepted();
         let left_out = match envelope.net {
-            // Traffic class and hop limit are guarded by the header checksum of IPv4.
+            // The header checksum of IPv4 covers traffic class and hop limit.
             Net::V4 { .. } => [26, 27, 32].contains(&at),
             Net::V6 { .. } => [1, 2, 3, 7, 46, 47, 52].contains(&at) || at == 0 && flip < 0x10,
         };
@@ -273,7 +273,7 @@ proptest! {
 }
 
 proptest! {
-    /// What a router may change does not change the ICRC; what it may not, does.
+    /// A change that a router may make does not change the ICRC; any other change does.
     #[test]
     fn the_icrc_leaves_out_what_routers_change(envelope in any_envelope(), head in any_head(), byte in 1..=u8::MAX, short in 1..=u16::MAX) {
         let icrc = |envelope: Envelope| {

@@ -1,5 +1,5 @@
-//! Goal: identifications are found in packets that do not show them, and in damaged packets hardly
-//! ever. Method: all that rxe has sent, and random packets.
+//! Goal: identifications are found in packets that do not show them, and almost never in damaged packets. Method:
+//! all packets of rxe's captures, and random packets.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -8,7 +8,7 @@ use verbs_wire::{Envelope, Net, Seal, Solution};
 
 use crate::captures::captures;
 
-/// What the flow of that packet knows, and what its header said.
+/// The seal of that packet's flow, and the solution from its header.
 fn flow(envelope: &Envelope) -> (Seal, Option<Solution>) {
     match envelope.net {
         Net::V4 {
@@ -57,7 +57,7 @@ fn every_identification_of_rxe_is_found() {
     assert!(found[1] > 400 && found[2] > 10, "{found:?}");
 }
 
-/// Goal: an error of one or two bits in any place is not taken for another identification.
+/// Goal: an error of one or two bits anywhere is not mistaken for another identification.
 #[test]
 fn damaged_packets_of_rxe_have_no_identification() {
     let (stored, _) = captures();
@@ -93,7 +93,7 @@ fn damaged_packets_of_rxe_have_no_identification() {
 }
 
 proptest! {
-    /// Goal: what is looked up adds up to what the whole headers give.
+    /// Goal: the looked-up contributions add up to the ICRC of the whole headers.
     #[test]
     fn seals_are_the_icrc_of_the_headers(
         ends: [u32; 2],
@@ -121,7 +121,7 @@ proptest! {
         prop_assert_eq!(seal.icrc(identification, &covered), icrc);
     }
 
-    /// Goal: whatever bytes there are, they are judged.
+    /// Goal: any bytes get a verdict.
     #[test]
     fn any_bytes_are_judged(bytes in proptest::collection::vec(any::<u8>(), 0..100)) {
         let seal = Seal::v4(Ipv4Addr::LOCALHOST, Ipv4Addr::LOCALHOST, 4791);

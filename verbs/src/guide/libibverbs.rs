@@ -32,4 +32,4 @@
 //!   there. The awaitable operations do that by themselves.
 //! * *Polling one queue for both directions and telling completions apart by `wr_id`.* The connection does.
 //! * *Draining before a destroy.* A queue pair's destroy flushes what is posted, and completes when no handler runs for
-//!   it any more.
+//!   it any longer.

@@ -3,6 +3,8 @@
  *
  *   rds_peer answer LOCAL PORT                             answers requests until it is ended
  *   rds_peer ask LOCAL PEER PORT COUNT REQUEST ANSWER DEPTH  sends requests, and checks what comes back
+ *   rds_peer flood LOCAL PEER PORT COUNT REQUEST           sends requests as they are taken, and waits for one answer
+ *   rds_peer stall LOCAL PORT SECONDS COUNT                reads nothing for some time, then so many requests; answers the last
  *   rds_peer lend LOCAL PORT BYTES                         lends memory to whoever asks first; see rdma.c
  *   rds_peer borrow LOCAL PEER PORT                        reads and writes memory that the peer lends
  *   rds_peer counters LOCAL                                prints those of the kernel's RDS that are not 0
@@ -21,6 +23,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 /* How long a datagram may take. */
 enum { PATIENCE_MS = 30000 };
@@ -167,6 +170,61 @@ static void ask(int fd, const char *peer, unsigned port, uint64_t count, size_t 
 	printf("%llu answers\n", (unsigned long long)answered);
 }
 
+static void flood(int fd, const char *peer, unsigned port, uint64_t count, size_t request)
+{
+	static unsigned char bytes[MESSAGE_MAX];
+	struct sockaddr_storage to;
+	socklen_t to_len = address(peer, port, &to);
+	uint64_t congested = 0;
+	uint32_t said;
+	ssize_t len;
+
+	for (uint64_t n = 0; n < count; n++) {
+		put(bytes, request, "RDSq", HEADER, n);
+		while (sendto(fd, bytes, request, MSG_DONTWAIT, (struct sockaddr *)&to, to_len) < 0) {
+			if (errno != EAGAIN && errno != ENOBUFS)
+				fail("sendto");
+			congested += errno == ENOBUFS;
+			nanosleep(&(struct timespec){ .tv_nsec = 1000000 }, NULL);
+		}
+	}
+	await(fd, POLLIN);
+	len = recv(fd, bytes, sizeof bytes, 0);
+	if (len < 0)
+		fail("recv");
+	errno = 0;
+	if (check(bytes, len, "RDSa", &said) != count - 1)
+		fail("the answer to another request");
+	printf("%llu requests, %s\n", (unsigned long long)count, congested ? "held back" : "never congested");
+}
+
+static void stall(int fd, unsigned seconds, uint64_t count)
+{
+	static unsigned char bytes[MESSAGE_MAX];
+	struct sockaddr_storage from;
+	socklen_t from_len = sizeof from;
+
+	sleep(seconds);
+	for (uint64_t n = 0; n < count; n++) {
+		uint32_t answer;
+		ssize_t len;
+
+		await(fd, POLLIN);
+		from_len = sizeof from;
+		len = recvfrom(fd, bytes, sizeof bytes, 0, (struct sockaddr *)&from, &from_len);
+		if (len < 0)
+			fail("recvfrom");
+		errno = 0;
+		if (check(bytes, len, "RDSq", &answer) != n)
+			fail("a request out of order");
+	}
+	put(bytes, HEADER, "RDSa", HEADER, count - 1);
+	send_to(fd, bytes, HEADER, &from, from_len);
+	printf("%llu requests read\n", (unsigned long long)count);
+	/* What a socket that is closed has not sent is not sent. */
+	sleep(2);
+}
+
 static void ping(int fd, const char *peer, uint64_t count)
 {
 	struct sockaddr_storage to, from;
@@ -209,6 +267,10 @@ int main(int argc, char **argv)
 	else if (argc == 9 && !strcmp(argv[1], "ask"))
 		ask(bound(argv[2], 0), argv[3], atoi(argv[4]), strtoull(argv[5], NULL, 10), strtoul(argv[6], NULL, 10),
 		    strtoul(argv[7], NULL, 10), strtoull(argv[8], NULL, 10));
+	else if (argc == 7 && !strcmp(argv[1], "flood"))
+		flood(bound(argv[2], 0), argv[3], atoi(argv[4]), strtoull(argv[5], NULL, 10), strtoul(argv[6], NULL, 10));
+	else if (argc == 6 && !strcmp(argv[1], "stall"))
+		stall(bound(argv[2], atoi(argv[3])), atoi(argv[4]), strtoull(argv[5], NULL, 10));
 	else if (argc == 5 && !strcmp(argv[1], "ping"))
 		ping(bound(argv[2], 0), argv[3], strtoull(argv[4], NULL, 10));
 	else if (argc == 5 && !strcmp(argv[1], "lend"))

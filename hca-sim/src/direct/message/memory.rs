@@ -1,19 +1,18 @@
-//! Messages of the memory management extensions: the key that a SEND takes away, atomics beyond the first
-//! two, FLUSH.
+//! Messages of the memory management extensions: the key that a SEND invalidates, atomics beyond the first two, FLUSH.
 
 use verbs_core::mem::{Span, Who, Window};
 use verbs_core::sync::atomic::{Ordering::SeqCst, fence};
-use verbs_core::{Access, FlushRange, RKey, Remote, SendOp, WcOpcode, WcStatus};
+use verbs_core::{Access, FlushRange, RKey, Remote, SendOp, WcCause, WcOpcode, WcStatus};
 
-use crate::direct::message::{Checked, Done, Fault, Message, Outcome, Source};
+use crate::direct::message::{Checked, Done, Gathered, Message, MessageFault, MessageOutcome};
 use crate::queue::cq::Cqe;
 
-/// What a message brings beside its bytes.
+/// What a message carries in addition to its bytes.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Tail {
     Nothing,
     Imm(u32),
-    /// The key that the responder is to make invalid.
+    /// The key that the responder invalidates.
     Inv(RKey),
 }
 
@@ -22,10 +21,10 @@ pub(super) enum Tail {
 pub(super) enum Ending {
     Nothing,
     Imm(u32),
-    /// That key was made invalid; whether something is to be let go.
+    /// That key was made invalid; whether it has something to release.
     Inv(RKey, bool),
-    /// The key was none that could be: the sender is told that all is well, the receive ends in error and
-    /// the responder goes to ERR (IBTA vol. 1, 9.9.3, class J).
+    /// The key was not valid: the sender sees success, the receive ends in error and the responder goes to ERR (IBTA
+    /// vol. 1, 9.9.3, class J).
     Failed(u32),
 }
 
@@ -38,12 +37,12 @@ impl Ending {
             Self::Inv(key, _) => success.inv(key),
             Self::Failed(reason) => {
                 let status = WcStatus::RemInvReqErr;
-                Cqe::failure(wr_id, message.land.qpn, status, reason)
+                Cqe::failure(wr_id, message.direct.qpn, status, reason)
             }
         }
     }
 
-    /// What it leaves to be seen to.
+    /// Adds what remains to be done afterwards.
     pub(super) fn note(self, done: &mut Done) {
         match self {
             Self::Inv(key, true) => done.settle = Some(key.index()),
@@ -54,25 +53,25 @@ impl Ending {
 }
 
 impl<'a> Message<'a> {
-    /// The responder, for looks at its memory.
+    /// The responder, for checks of its memory.
     pub(super) fn responder(&self) -> Who {
         Who {
-            pd: self.land.pd,
-            qpn: self.land.qpn.value(),
+            pd: self.direct.pd,
+            qpn: self.direct.qpn.value(),
         }
     }
 
-    /// Does what a SEND brings beside its bytes, which are in place.
+    /// Carries out what a SEND carries in addition to its bytes, which are in place.
     pub(super) fn conclude(&self, tail: Tail) -> Checked<Ending> {
         let key = match tail {
             Tail::Nothing => return Ok(Ending::Nothing),
             Tail::Imm(imm) => return Ok(Ending::Imm(imm)),
             Tail::Inv(key) => key,
         };
-        match self.land.mrs.invalidate(key.value(), self.responder()) {
-            Ok(invalidated) if !invalidated.over => Err(Outcome::Later(key.index())),
+        match self.direct.mrs.invalidate(key.value(), self.responder()) {
+            Ok(invalidated) if !invalidated.over => Err(MessageOutcome::Later(key.index())),
             Ok(invalidated) => Ok(Ending::Inv(key, invalidated.settle)),
-            Err(fault) => Ok(Ending::Failed(fault as u32 + 1)),
+            Err(fault) => Ok(Ending::Failed(WcCause::from(fault).code())),
         }
     }
 
@@ -80,16 +79,18 @@ impl<'a> Message<'a> {
     pub(super) fn atomic_write(&self, to: Remote) -> Checked<Done> {
         let mut bytes = [0; 8];
         match self.source()? {
-            Source::Inline(inline) => bytes.copy_from_slice(inline),
-            Source::Pieces(pieces) => {
+            Gathered::Inline(inline) => bytes.copy_from_slice(inline),
+            Gathered::Pieces(pieces) => {
                 let mut at = 0;
                 for piece in pieces {
                     at += piece.read_into(&mut bytes[at..]) as usize;
                 }
             }
         }
-        if !self.land.remembers() {
-            return Err(Outcome::Fault(Fault::nak(WcStatus::RemInvReqErr, 0)));
+        if !self.direct.remembers() {
+            return Err(MessageOutcome::Fault(MessageFault::invalid(
+                WcCause::NoReadAtomic,
+            )));
         }
         let target = self.remote(to, 8, Access::REMOTE_WRITE)?;
         let ways = self.ways(false)?;
@@ -101,8 +102,10 @@ impl<'a> Message<'a> {
     /// FLUSH: what was written before is in memory, where every other access sees it.
     pub(super) fn flush(&self, what: FlushRange) -> Checked<Done> {
         let need = what.placement.right();
-        if need.is_empty() || !self.land.remembers() {
-            return Err(Outcome::Fault(Fault::nak(WcStatus::RemInvReqErr, 0)));
+        if need.is_empty() || !self.direct.remembers() {
+            return Err(MessageOutcome::Fault(MessageFault::invalid(
+                WcCause::NoReadAtomic,
+            )));
         }
         match what.len {
             Some(len) => self.remote(what.remote, len, need).map(drop)?,
@@ -113,15 +116,21 @@ impl<'a> Message<'a> {
         self.finish(&ways, None, WcOpcode::Flush, 0)
     }
 
-    /// Whether a key as a whole grants something.
+    /// Whether a key as a whole grants that access.
     fn region(&self, rkey: RKey, need: Access) -> Checked<()> {
-        if !self.land.grants(need) {
-            return Err(Outcome::Fault(Fault::nak(WcStatus::RemInvReqErr, 0)));
+        if !self.direct.grants(need) {
+            return Err(MessageOutcome::Fault(MessageFault::invalid(
+                WcCause::QpNoRight,
+            )));
         }
-        let mrs = &self.land.mrs;
+        let mrs = &self.direct.mrs;
         let granted = mrs.grants(self.pin, rkey.value(), self.responder(), need);
-        granted
-            .map_err(|fault| Outcome::Fault(Fault::nak(WcStatus::RemAccessErr, fault as u32 + 1)))
+        granted.map_err(|fault| {
+            MessageOutcome::Fault(MessageFault::nak(
+                WcStatus::RemAccessErr,
+                WcCause::from(fault).code(),
+            ))
+        })
     }
 
     /// An atomic with masks.
@@ -143,13 +152,17 @@ impl<'a> Message<'a> {
             } => self.atomic(remote, WcOpcode::MaskedFetchAdd, |word| {
                 word.masked_fetch_add(add, boundary)
             }),
-            _ => Err(Outcome::Fault(Fault::local(WcStatus::LocQpOpErr, 0))),
+            _ => Err(MessageOutcome::Fault(MessageFault::local(
+                WcStatus::LocQpOpErr,
+                0,
+            ))),
         }
     }
 }
 
 /// The address is aligned, but the region may map it to memory that is not, or to two pieces.
-pub(super) const MISALIGNED: Outcome = Outcome::Fault(Fault::nak(WcStatus::RemInvReqErr, 0));
+pub(super) const MISALIGNED: MessageOutcome =
+    MessageOutcome::Fault(MessageFault::invalid(WcCause::Misaligned));
 
 /// 8 bytes in one piece.
 pub(super) fn word(span: Span<'_>) -> Option<Window<'_>> {

@@ -1,8 +1,8 @@
 //! One message of a reliable connection, carried out whole: the requester's checks, the responder's
 //! checks, the copy, both completions.
 //!
-//! Who may call this for a direction is said in [`crate::direct::path`]. Nothing changes before the outcome
-//! is certain, so an attempt that is refused can be made again.
+//! [`crate::direct::path`] says which thread may call this for a direction. Nothing changes before the outcome is
+//! certain, so an attempt that is refused can be made again.
 
 mod memory;
 mod shared;
@@ -11,7 +11,7 @@ use arrayvec::ArrayVec;
 use verbs_core::mem::{MrTable, Pin, Span, Who, Window};
 use verbs_core::sync::Arc;
 use verbs_core::{
-    Access, Payload, Qpn, Remote, SendFlags, SendOp, SendWr, Sge, WcOpcode, WcStatus,
+    Access, Payload, Qpn, Remote, SendFlags, SendOp, SendWr, Sge, WcCause, WcOpcode, WcStatus,
 };
 
 use crate::direct::message::memory::{Ending, MISALIGNED, Tail, word};
@@ -22,34 +22,34 @@ use crate::queue::cq::{CqRing, Cqe, Way, note};
 use crate::queue::recv::Waiting;
 use crate::queue::send::SendRing;
 
-/// What became of a message.
-pub(crate) enum Outcome {
+/// The outcome of a message.
+pub(crate) enum MessageOutcome {
     /// It has been carried out.
     Done(Done),
     /// The responder has no receive posted.
     NotReady,
-    /// A completion queue is changing hands: ask it to call, and try again then.
+    /// A completion queue is changing hands: ask it to call, and try again when it does.
     Busy(Arc<CqRing>),
-    /// Somebody is looking at what the key with that index stood for, which the message takes away.
+    /// Another thread is looking at what the key with that index stood for, which the message invalidates.
     Later(u32),
-    /// Riders are under way that come first: call them back ([`crate::queue::cqe_inline`]).
-    Riders,
+    /// Inline CQEs that come first are under way: recall them ([`crate::queue::cqe_inline`]).
+    InlineCqes,
     /// It cannot be carried out, now or later.
-    Fault(Fault),
+    Fault(MessageFault),
 }
 
-impl Outcome {
+impl MessageOutcome {
     /// Whether the message has reached the responder.
     pub(crate) fn arrives(&self) -> bool {
         match self {
-            Self::Done(_) | Self::NotReady | Self::Later(_) | Self::Riders => true,
+            Self::Done(_) | Self::NotReady | Self::Later(_) | Self::InlineCqes => true,
             Self::Fault(fault) => fault.at_responder,
             Self::Busy(_) => false,
         }
     }
 }
 
-/// The events and troubles of a message that has been carried out, to be seen to outside the pin.
+/// The events and failures of a message that has been carried out, to be handled outside the pin.
 #[derive(Clone, Copy, Debug, Default)]
 #[must_use]
 pub(crate) struct Done {
@@ -59,16 +59,16 @@ pub(crate) struct Done {
     pub(crate) overrun_send: bool,
     /// The limit event of the responder's shared receive queue is due.
     pub(crate) srq_limit: bool,
-    /// The responder goes to ERR, although the sender is told that all is well.
+    /// The responder goes to ERR, although the sender sees success.
     pub(crate) fail_responder: bool,
-    /// The index of a key of the sender's own that has let something go.
+    /// The index of a key of the sender's own that has something to release.
     pub(crate) settle_own: Option<u32>,
-    /// The index of a responder's key that was made invalid and has held something.
+    /// The index of a responder's key that was made invalid and has something to release.
     pub(crate) settle: Option<u32>,
 }
 
 impl Done {
-    /// Nothing remains to be seen to: the usual case.
+    /// Whether nothing remains to be handled: the usual case.
     #[inline(always)]
     pub(crate) fn is_quiet(self) -> bool {
         !(self.fire_recv
@@ -81,7 +81,18 @@ impl Done {
             | self.settle_own.is_some())
     }
 
-    /// What either leaves to be seen to.
+    /// Nothing remains but to deliver events.
+    #[inline(always)]
+    pub(crate) fn only_fires(self) -> bool {
+        let events = Self {
+            fire_recv: false,
+            fire_send: false,
+            ..self
+        };
+        events.is_quiet()
+    }
+
+    /// What remains to be handled of both messages.
     fn and(self, other: Self) -> Self {
         Self {
             fire_recv: self.fire_recv | other.fire_recv,
@@ -96,20 +107,20 @@ impl Done {
     }
 }
 
-/// Why a message cannot be carried out, and whom that concerns.
+/// Why a message cannot be carried out, and which sides that concerns.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Fault {
+pub(crate) struct MessageFault {
     /// The status of the requester's work request.
     pub(crate) status: WcStatus,
     pub(crate) vendor_err: u32,
     /// The responder saw it too and goes to ERR.
     pub(crate) at_responder: bool,
-    /// The oldest receive was consumed and completes in error first, with this status.
+    /// The oldest receive was consumed, and completes in error first, with this status.
     pub(crate) receive: Option<WcStatus>,
 }
 
-impl Fault {
-    /// The requester's own doing; the responder hears nothing.
+impl MessageFault {
+    /// The requester's own fault; the responder does not learn of it.
     pub(crate) const fn local(status: WcStatus, vendor_err: u32) -> Self {
         Self {
             status,
@@ -129,42 +140,47 @@ impl Fault {
         }
     }
 
+    /// The responder found the request invalid.
+    const fn invalid(cause: WcCause) -> Self {
+        Self::nak(WcStatus::RemInvReqErr, cause.code())
+    }
+
     const fn with_receive(mut self, status: WcStatus) -> Self {
         self.receive = Some(status);
         self
     }
 }
 
-/// What became of the receive that a fault concerns.
+/// The outcome for the receive that a fault concerns.
 pub(crate) enum Faulty {
     /// It has completed in error, or there is none.
     Completed,
     /// The completion queue is changing hands; nothing was done.
     Busy,
-    /// Somebody else has taken it meanwhile: the message is to be tried again.
+    /// Another message has taken it in the meantime: the message is to be tried again.
     Again,
 }
 
-/// What has to see every message on its way.
+/// An observer that sees every message in transit.
 pub(crate) trait Tamper {
-    /// Does to a message with data, which lies in `target` now, what is to be done to it.
+    /// Changes a message with data, which lies in `target` now, if it is to be changed.
     fn tamper(&self, target: &[Span<'_>]);
 }
 
-/// What a message must know of its sender.
+/// The part of a sender that its messages need.
 #[derive(Clone, Copy)]
-pub(crate) struct Requester<'a> {
+pub(crate) struct DirectSender<'a> {
     pub(crate) who: Who,
     pub(crate) mrs: &'a MrTable,
     pub(crate) send_cq: &'a Arc<CqRing>,
     pub(crate) tamper: Option<&'a dyn Tamper>,
 }
 
-/// A message, with both ends of its way.
+/// A message, with both ends of its path.
 pub(crate) struct Message<'a> {
-    pub(crate) requester: Requester<'a>,
+    pub(crate) requester: DirectSender<'a>,
     pub(crate) sends: &'a SendRing,
-    pub(crate) land: &'a DirectPath,
+    pub(crate) direct: &'a DirectPath,
     pub(crate) pin: &'a Pin,
     pub(crate) wr: &'a SendWr<'a>,
     /// The work request's number on its queue.
@@ -181,31 +197,31 @@ type Pieces<'p> = ArrayVec<Span<'p>, MAX_SGE>;
     clippy::large_enum_variant,
     reason = "it lives on the stack for one message; a box would allocate"
 )]
-enum Source<'p, 'w> {
+enum Gathered<'p, 'w> {
     Pieces(Pieces<'p>),
     Inline(&'w [u8]),
 }
 
-/// How both completion queues may be pushed to.
+/// How to push to both completion queues.
 struct Ways {
     recv: Option<Way>,
     send: Option<Way>,
 }
 
-type Checked<T> = Result<T, Outcome>;
+type Checked<T> = Result<T, MessageOutcome>;
 
 impl<'a> Message<'a> {
-    /// Carries it out, if nothing is in the way.
-    pub(crate) fn carry_out(&self) -> Outcome {
-        if self.land.ring.has_riders() {
+    /// Carries it out, if nothing prevents it.
+    pub(crate) fn carry_out(&self) -> MessageOutcome {
+        if self.direct.ring.has_inline_cqes() {
             return match self.wr.op {
-                // Nobody has to be called back for a message that waits.
+                // No thread has to be called back for a message that waits.
                 SendOp::Send | SendOp::SendWithImm(_) | SendOp::SendWithInv(_)
-                    if self.land.ring.next().is_none() =>
+                    if self.direct.ring.next().is_none() =>
                 {
-                    Outcome::NotReady
+                    MessageOutcome::NotReady
                 }
-                _ => Outcome::Riders,
+                _ => MessageOutcome::InlineCqes,
             };
         }
         let done = match self.wr.op {
@@ -229,24 +245,24 @@ impl<'a> Message<'a> {
             SendOp::Flush(what) => self.flush(what),
             other => self.masked(other),
         };
-        done.map_or_else(|refused| refused, Outcome::Done)
+        done.map_or_else(|refused| refused, MessageOutcome::Done)
     }
 
     /// Completes the receive that a fault has consumed, as the responder would before it goes to ERR.
-    pub(crate) fn complete_faulty_receive(&self, fault: &Fault, done: &mut Done) -> Faulty {
-        if let (Some(srq), Some(_)) = (&self.land.srq, fault.receive) {
+    pub(crate) fn complete_faulty_receive(&self, fault: &MessageFault, done: &mut Done) -> Faulty {
+        if let (Some(srq), Some(_)) = (&self.direct.srq, fault.receive) {
             return self.complete_faulty_shared(srq, fault, done);
         }
-        let Some((status, waiting)) = fault.receive.zip(self.land.ring.next()) else {
+        let Some((status, waiting)) = fault.receive.zip(self.direct.ring.next()) else {
             return Faulty::Completed;
         };
-        let Some(way) = self.land.cq.enter(self.pin) else {
+        let Some(way) = self.direct.cq.enter(self.pin) else {
             return Faulty::Busy;
         };
-        let cqe = Cqe::failure(waiting.wr_id(), self.land.qpn, status, fault.vendor_err);
+        let cqe = Cqe::failure(waiting.wr_id(), self.direct.qpn, status, fault.vendor_err);
         waiting.consume();
         note(
-            self.land.cq.push(way, &cqe, |_| {}),
+            self.direct.cq.push(way, &cqe, |_| {}),
             &mut done.fire_recv,
             &mut done.overrun_recv,
         );
@@ -254,20 +270,22 @@ impl<'a> Message<'a> {
     }
 
     fn send(&self, tail: Tail) -> Checked<Done> {
-        if let Some(srq) = &self.land.srq {
+        if let Some(srq) = &self.direct.srq {
             return self.send_shared(srq, tail);
         }
         let len = self.length()?;
         let source = self.source()?;
-        let waiting = self.land.ring.next().ok_or(Outcome::NotReady)?;
+        let waiting = self.direct.ring.next().ok_or(MessageOutcome::NotReady)?;
         if u64::from(len) > waiting.total() {
-            let fault = Fault::nak(WcStatus::RemInvReqErr, 0);
-            return Err(Outcome::Fault(fault.with_receive(WcStatus::LocLenErr)));
+            let fault = MessageFault::invalid(WcCause::TooLong);
+            return Err(MessageOutcome::Fault(
+                fault.with_receive(WcStatus::LocLenErr),
+            ));
         }
         let pieces = (0..waiting.pieces()).map(|number| waiting.piece(number));
         let target = self
-            .scatter(pieces, self.land.pd, len)
-            .map_err(Outcome::Fault)?;
+            .scatter(pieces, self.direct.pd, len)
+            .map_err(MessageOutcome::Fault)?;
         let ways = self.ways(true)?;
         self.copy(&source, &target);
         let ending = self.conclude(tail)?;
@@ -283,13 +301,13 @@ impl<'a> Message<'a> {
         let len = self.length()?;
         let source = self.source()?;
         let target = self.remote(to, len, Access::REMOTE_WRITE)?;
-        if let (Some(srq), Some(imm)) = (&self.land.srq, imm) {
+        if let (Some(srq), Some(imm)) = (&self.direct.srq, imm) {
             return self.write_shared(srq, &source, target, imm, len);
         }
         let receive = match imm {
             None => None,
             Some(imm) => Some((
-                self.land.ring.next().ok_or(Outcome::NotReady)?,
+                self.direct.ring.next().ok_or(MessageOutcome::NotReady)?,
                 WcOpcode::RecvRdmaWithImm,
                 Ending::Imm(imm),
             )),
@@ -306,7 +324,7 @@ impl<'a> Message<'a> {
         let ways = self.ways(false)?;
         let mut source = Pieces::new();
         source.push(window);
-        self.copy(&Source::Pieces(source), &sink);
+        self.copy(&Gathered::Pieces(source), &sink);
         self.finish(&ways, None, WcOpcode::RdmaRead, len)
     }
 
@@ -321,20 +339,24 @@ impl<'a> Message<'a> {
         let ways = self.ways(false)?;
         let word = word(window).ok_or(MISALIGNED)?;
         let old = operation(word).ok_or(MISALIGNED)?.to_ne_bytes();
-        self.copy(&Source::Inline(&old), &sink);
+        self.copy(&Gathered::Inline(&old), &sink);
         self.finish(&ways, None, opcode, 8)
     }
 
-    /// Bytes of the message; posting has checked that they are not too many.
+    /// Bytes of the message; posting has checked that there are not too many.
     fn length(&self) -> Checked<u32> {
-        u32::try_from(self.wr.payload.len())
-            .map_err(|_| Outcome::Fault(Fault::local(WcStatus::LocLenErr, 0)))
+        u32::try_from(self.wr.payload.len()).map_err(|_| {
+            MessageOutcome::Fault(MessageFault::local(
+                WcStatus::LocLenErr,
+                WcCause::TooLong.code(),
+            ))
+        })
     }
 
-    fn source(&self) -> Checked<Source<'a, 'a>> {
+    fn source(&self) -> Checked<Gathered<'a, 'a>> {
         match self.wr.payload {
-            Payload::Inline(bytes) => Ok(Source::Inline(bytes)),
-            _ => self.local(Access::empty()).map(Source::Pieces),
+            Payload::Inline(bytes) => Ok(Gathered::Inline(bytes)),
+            _ => self.local(Access::empty()).map(Gathered::Pieces),
         }
     }
 
@@ -349,14 +371,14 @@ impl<'a> Message<'a> {
             Payload::List(sges) => sges,
             Payload::Inline(_) => &[],
         };
-        let Requester { who, mrs, .. } = self.requester;
+        let DirectSender { who, mrs, .. } = self.requester;
         let mut pieces = Pieces::new();
         for sge in sges {
             match check(mrs, self.pin, *sge, who, need) {
                 Some(window) => pieces.push(window),
                 None => {
-                    let fault = Fault::local(WcStatus::LocProtErr, reason(mrs, self.pin));
-                    return Err(Outcome::Fault(fault));
+                    let fault = MessageFault::local(WcStatus::LocProtErr, reason(mrs, self.pin));
+                    return Err(MessageOutcome::Fault(fault));
                 }
             }
         }
@@ -366,12 +388,16 @@ impl<'a> Message<'a> {
     /// Memory of the responder that the request names: first what the queue pair grants, then the key
     /// (IBTA vol. 1, 9.7.4.1.5).
     fn remote(&self, place: Remote, len: u32, need: Access) -> Checked<Span<'a>> {
-        if !self.land.grants(need) {
-            return Err(Outcome::Fault(Fault::nak(WcStatus::RemInvReqErr, 0)));
+        if !self.direct.grants(need) {
+            return Err(MessageOutcome::Fault(MessageFault::invalid(
+                WcCause::QpNoRight,
+            )));
         }
-        let (mrs, pin, key) = (&*self.land.mrs, self.pin, place.rkey.value());
+        let (mrs, pin, key) = (&*self.direct.mrs, self.pin, place.rkey.value());
         mrs.find(pin, key, place.addr, len, self.responder(), need)
-            .ok_or_else(|| Outcome::Fault(Fault::nak(WcStatus::RemAccessErr, reason(mrs, pin))))
+            .ok_or_else(|| {
+                MessageOutcome::Fault(MessageFault::nak(WcStatus::RemAccessErr, reason(mrs, pin)))
+            })
     }
 
     /// The memory of a receive, as much of it as the message needs.
@@ -380,12 +406,12 @@ impl<'a> Message<'a> {
         receive: impl Iterator<Item = Sge>,
         pd: u32,
         len: u32,
-    ) -> Result<Pieces<'a>, Fault> {
-        let mrs = &*self.land.mrs;
+    ) -> Result<Pieces<'a>, MessageFault> {
+        let mrs = &*self.direct.mrs;
         let mut pieces = Pieces::new();
         let who = Who {
             pd,
-            qpn: self.land.qpn.value(),
+            qpn: self.direct.qpn.value(),
         };
         let mut left = len;
         for mut sge in receive {
@@ -397,7 +423,7 @@ impl<'a> Message<'a> {
             match check(mrs, self.pin, sge, who, Access::LOCAL_WRITE) {
                 Some(window) => pieces.push(window),
                 None => {
-                    let fault = Fault::nak(WcStatus::RemOpErr, reason(mrs, self.pin));
+                    let fault = MessageFault::nak(WcStatus::RemOpErr, reason(mrs, self.pin));
                     return Err(fault.with_receive(WcStatus::LocProtErr));
                 }
             }
@@ -409,10 +435,10 @@ impl<'a> Message<'a> {
     fn ways(&self, receives: bool) -> Checked<Ways> {
         let enter = |cq: &Arc<CqRing>| match cq.enter(self.pin) {
             Some(way) => Ok(Some(way)),
-            None => Err(Outcome::Busy(Arc::clone(cq))),
+            None => Err(MessageOutcome::Busy(Arc::clone(cq))),
         };
         let recv = if receives {
-            enter(&self.land.cq)?
+            enter(&self.direct.cq)?
         } else {
             None
         };
@@ -424,10 +450,10 @@ impl<'a> Message<'a> {
         Ok(Ways { recv, send })
     }
 
-    fn copy(&self, source: &Source<'_, '_>, target: &[Span<'_>]) {
+    fn copy(&self, source: &Gathered<'_, '_>, target: &[Span<'_>]) {
         match source {
-            Source::Inline(bytes) => scatter_bytes(bytes, target),
-            Source::Pieces(pieces) => scatter_windows(pieces, target),
+            Gathered::Inline(bytes) => scatter_bytes(bytes, target),
+            Gathered::Pieces(pieces) => scatter_windows(pieces, target),
         }
         if let (Some(link), false) = (self.requester.tamper, self.wr.payload.is_empty()) {
             link.tamper(target);
@@ -436,7 +462,7 @@ impl<'a> Message<'a> {
 
     /// The responder's completion.
     fn receive_cqe(&self, wr_id: u64, opcode: WcOpcode, ending: Ending, len: u32) -> Cqe {
-        let cqe = Cqe::success(wr_id, self.land.qpn, opcode, len)
+        let cqe = Cqe::success(wr_id, self.direct.qpn, opcode, len)
             .solicited(self.wr.flags.contains(SendFlags::SOLICITED));
         ending.cqe(wr_id, cqe, self)
     }
@@ -453,15 +479,15 @@ impl<'a> Message<'a> {
         if let (Some((waiting, opcode, ending)), Some(way)) = (receive, ways.recv) {
             let cqe = self.receive_cqe(waiting.wr_id(), opcode, ending, len);
             ending.note(&mut done);
-            // Whoever polls the completion may post the next receive at once.
+            // A thread that polls the completion may post the next receive at once.
             waiting.consume();
             note(
-                self.land.cq.push(way, &cqe, |_| {}),
+                self.direct.cq.push(way, &cqe, |_| {}),
                 &mut done.fire_recv,
                 &mut done.overrun_recv,
             );
         }
-        self.land.advance(self.sends, len);
+        self.direct.advance(self.sends, len);
         if let Some(way) = ways.send {
             let cqe = Cqe::success(self.wr.wr_id, Qpn::new(self.requester.who.qpn), opcode, len);
             // The same holds for the next send: its poster looks for the mark.

@@ -1,15 +1,15 @@
 //! Messages that take their receive from a shared receive queue.
 //!
-//! Others take from it at the same time, so a receive is looked at, checked, and then taken: only from
-//! there on the message is certain. When somebody else was faster, the next one is looked at. Each such
-//! round is one in which somebody made progress.
+//! Other messages take from it at the same time, so a receive is looked at, checked, and then taken: only then is the
+//! message certain. If another message has taken it first, the next receive is looked at. In each such round some
+//! message has made progress.
 
 use verbs_core::mem::Span;
-use verbs_core::{WcOpcode, WcStatus};
+use verbs_core::{WcCause, WcOpcode, WcStatus};
 
 use crate::direct::message::memory::{Ending, Tail};
 use crate::direct::message::{
-    Checked, Done, Fault, Faulty, Message, Outcome, Pieces, Source, Ways,
+    Checked, Done, Faulty, Gathered, Message, MessageFault, MessageOutcome, Pieces, Ways,
 };
 use crate::queue::cq::{Cqe, note};
 use crate::queue::srq::{Seen, SharedReceives};
@@ -21,13 +21,13 @@ impl<'a> Message<'a> {
         let source = self.source()?;
         let ways = self.ways(true)?;
         loop {
-            let seen = srq.look().ok_or(Outcome::NotReady)?;
+            let seen = srq.look().ok_or(MessageOutcome::NotReady)?;
             match self.shared_target(srq, &seen, len) {
-                Err(fault) if srq.is_oldest(&seen) => return Err(Outcome::Fault(fault)),
+                Err(fault) if srq.is_oldest(&seen) => return Err(MessageOutcome::Fault(fault)),
                 Err(_) => {}
                 Ok(target) => {
-                    // From taking on there is no way back, and taking a key away may have to wait. Doing
-                    // it again does no harm.
+                    // Once the receive is taken the message cannot be given up, and taking a key away may have to wait.
+                    // Doing it again does no harm.
                     let ending = self.conclude(tail)?;
                     if let Some(limit) = srq.take(&seen) {
                         self.copy(&source, &target);
@@ -43,14 +43,14 @@ impl<'a> Message<'a> {
     pub(super) fn write_shared(
         &self,
         srq: &SharedReceives,
-        source: &Source<'_, '_>,
+        source: &Gathered<'_, '_>,
         target: Span<'_>,
         imm: u32,
         len: u32,
     ) -> Checked<Done> {
         let ways = self.ways(true)?;
         loop {
-            let seen = srq.look().ok_or(Outcome::NotReady)?;
+            let seen = srq.look().ok_or(MessageOutcome::NotReady)?;
             if let Some(limit) = srq.take(&seen) {
                 self.copy(source, &[target]);
                 let receive = (&seen, WcOpcode::RecvRdmaWithImm, Ending::Imm(imm));
@@ -63,10 +63,10 @@ impl<'a> Message<'a> {
     pub(super) fn complete_faulty_shared(
         &self,
         srq: &SharedReceives,
-        fault: &Fault,
+        fault: &MessageFault,
         done: &mut Done,
     ) -> Faulty {
-        let Some(way) = self.land.cq.enter(self.pin) else {
+        let Some(way) = self.direct.cq.enter(self.pin) else {
             return Faulty::Busy;
         };
         let len = self.length().unwrap_or(0);
@@ -74,7 +74,7 @@ impl<'a> Message<'a> {
             let Some(seen) = srq.look() else {
                 return Faulty::Again;
             };
-            // Meanwhile another receive may be the oldest, and have nothing wrong with it.
+            // In the meantime another receive may be the oldest, and have nothing wrong with it.
             let Err(found) = self.shared_target(srq, &seen, len) else {
                 return Faulty::Again;
             };
@@ -83,9 +83,9 @@ impl<'a> Message<'a> {
             };
             done.srq_limit |= limit;
             let status = found.receive.unwrap_or(WcStatus::GeneralErr);
-            let cqe = Cqe::failure(seen.wr_id, self.land.qpn, status, fault.vendor_err);
+            let cqe = Cqe::failure(seen.wr_id, self.direct.qpn, status, fault.vendor_err);
             note(
-                self.land.cq.push(way, &cqe, |_| {}),
+                self.direct.cq.push(way, &cqe, |_| {}),
                 &mut done.fire_recv,
                 &mut done.overrun_recv,
             );
@@ -99,9 +99,9 @@ impl<'a> Message<'a> {
         srq: &SharedReceives,
         seen: &Seen,
         len: u32,
-    ) -> Result<Pieces<'a>, Fault> {
+    ) -> Result<Pieces<'a>, MessageFault> {
         if u64::from(len) > seen.total {
-            let fault = Fault::nak(WcStatus::RemInvReqErr, 0);
+            let fault = MessageFault::invalid(WcCause::TooLong);
             return Err(fault.with_receive(WcStatus::LocLenErr));
         }
         self.scatter(seen.pieces.iter().copied(), srq.pd, len)
@@ -123,7 +123,7 @@ impl<'a> Message<'a> {
             let cqe = self.receive_cqe(seen.wr_id, opcode, ending, len);
             ending.note(&mut done);
             note(
-                self.land.cq.push(way, &cqe, |_| {}),
+                self.direct.cq.push(way, &cqe, |_| {}),
                 &mut done.fire_recv,
                 &mut done.overrun_recv,
             );

@@ -1,11 +1,11 @@
 //! The command interface, as hardware has it.
 //!
-//! A provider that stands in front of the one that carries commands out. It has a number of command
-//! slots, each command takes its time in one, and what finds no slot waits in line. That is what
-//! makes requests pend, complete out of order, and be cancelled before they begin, as they are with
-//! a real HCA. By default it costs nothing: time is zero, slots are unbounded, and commands go
-//! straight through on the issuer's stack.
+//! A provider that stands in front of the one that carries commands out. It has a number of command slots, each command
+//! takes its time in one, and a command that finds no slot waits in line. That is what makes requests pend, complete
+//! out of order, and be cancelled before they begin, as they are with a real HCA. By default it costs nothing: time is
+//! zero, slots are unbounded, and commands pass straight through on the issuer's stack.
 
+mod datagram;
 mod queue;
 
 #[cfg(all(test, not(verbs_loom)))]
@@ -16,6 +16,7 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use slab::Slab;
+use verbs_core::extension::ExtensionInfo;
 use verbs_core::mad::{MadArrival, MadBytes, MadVerdict};
 use verbs_core::sync::atomic::{
     AtomicBool, AtomicU64,
@@ -26,6 +27,7 @@ use verbs_core::{AnyCommand, Error, PendingCommand, Provider, ProviderAttr, Requ
 
 use crate::clock::Instant;
 use crate::engine::{Due, Engine, Timer};
+use crate::hca::command::datagram::Held;
 use crate::hca::command::queue::{Parked, Queue};
 
 /// How long a command takes in its slot.
@@ -39,14 +41,14 @@ pub enum CommandTime {
     /// Drawn for each command, each value from `min` to `max` equally likely. Counted in
     /// nanoseconds, at most 584 years.
     Drawn {
-        /// The shortest.
+        /// The shortest time.
         min: Duration,
-        /// The longest; `min` if it is below that.
+        /// The longest time; `min` if it is below that.
         max: Duration,
     },
 }
 
-/// In which order commands complete whose times differ.
+/// The order in which commands with different times complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum CommandOrder {
     /// Each when its time is over.
@@ -56,19 +58,23 @@ pub enum CommandOrder {
     InOrder,
 }
 
-/// What a command interface is like.
+/// The properties of a command interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CommandConfig {
-    /// Commands that are carried out at once; more wait in line. Without a bound by default, so that
-    /// nothing waits that need not. How many may wait is the device's limit of pending requests,
-    /// beyond which requests end with [`Error::TooManyRequests`]; destroys are exempt.
+    /// Commands that are carried out at the same time; further ones wait in line. Unbounded by default, so that no
+    /// command waits unless it must. The device's limit of pending requests bounds how many may wait; beyond it
+    /// requests end with [`Error::TooManyRequests`]; destroys are exempt.
     pub slots: NonZeroU32,
     /// How long each takes; zero by default.
     pub time: CommandTime,
-    /// In which order they complete; out of order by default, which only drawn times show.
+    /// The order in which they complete; out of order by default, which shows only if times are drawn.
     pub order: CommandOrder,
-    /// Decides the drawn times: the same seed, the same times in the order in which commands begin.
+    /// The seed of drawn times: with the same seed, commands have the same times in the order in which they begin.
     pub seed: u64,
+    /// Whether the management datagrams that the device answers itself are commands too, as with adapters whose
+    /// firmware answers them: each takes a slot and its time, and the reply is sent when the command completes. Off by
+    /// default.
+    pub datagrams: bool,
 }
 
 impl Default for CommandConfig {
@@ -78,15 +84,16 @@ impl Default for CommandConfig {
             time: CommandTime::Zero,
             order: CommandOrder::OutOfOrder,
             seed: 0,
+            datagrams: false,
         }
     }
 }
 
-/// How busy a command interface is. The first two are of one moment; a slot is given back right
-/// after its command has completed.
+/// How busy a command interface is. The first two are of one moment; a slot is released right after its command has
+/// completed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct CommandCounters {
-    /// Commands in slots. Those that go straight through an unbounded interface are not counted.
+    /// Commands in slots. Commands that pass straight through an unbounded interface are not counted.
     pub executing: u32,
     /// Requests that wait for a slot: the backpressure.
     pub queued: u32,
@@ -99,19 +106,19 @@ pub struct CommandCounters {
 /// A provider with command slots and command times, in front of the one that carries commands out.
 ///
 /// # Completion
-/// With time zero and a slot free, inline, without a lock or an allocation. Else the request pends,
-/// and is carried out when its time is over: on the engine's thread, or on the thread that moves a
-/// virtual clock. With time zero and no slot free, on the thread that gives its slot back.
+/// With time zero and a slot free, inline, without a lock or an allocation. Otherwise the request pends, and is carried
+/// out when its time is over: on the engine's thread, or on the thread that moves a virtual clock. With time zero and
+/// no slot free, it is carried out on the thread that releases the slot it gets.
 ///
-/// A command is in its slot until the provider behind has taken it. What that one makes pending
-/// again waits there, not in a slot.
+/// A command is in its slot until the provider behind has taken it. If that provider makes it pend again, it waits
+/// there, not in a slot.
 ///
 /// # Context
 /// Takes a lock when a request pends, never one while it completes or passes anything on (K4).
 ///
 /// # Cancel safety
-/// A request that waits for a slot is taken out and ends with [`Error::Cancelled`]; one whose
-/// command has begun is left alone, and so is every destroy (K8).
+/// A request that waits for a slot is taken out and ends with [`Error::Cancelled`]; a request whose command has begun
+/// is left alone, and so is every destroy (K8).
 pub struct CommandInterface {
     shared: Arc<Shared>,
 }
@@ -122,30 +129,30 @@ struct Shared {
     inner: Arc<dyn Provider>,
     engine: Engine,
     config: CommandConfig,
-    queue: Queue<PendingCommand>,
+    queue: Queue<SlotWork>,
     executing: Mutex<Executing>,
     /// Mirrors `Executing::removed` for the path that takes no lock.
     removed: AtomicBool,
     cancelled: AtomicU64,
 }
 
-/// The commands whose time runs.
+/// The commands whose time is running.
 #[derive(Default)]
 struct Executing {
     commands: Slab<Running>,
     /// Commands that have begun.
     begun: u64,
-    /// When the last one that began is over.
+    /// The end of the time of the command that began last.
     last: Instant,
     removed: bool,
 }
 
-/// A command whose time runs.
+/// A command whose time is running.
 struct Running {
     /// Its number in the order of beginning; the timer's token has it too.
     number: u32,
     timer: Timer,
-    command: PendingCommand,
+    command: SlotWork,
 }
 
 impl CommandInterface {
@@ -176,13 +183,12 @@ impl CommandInterface {
         }
     }
 
-    /// The device has gone: everything in line and in slots ends with [`Error::DeviceRemoved`], and
-    /// so does what comes later (K15). Destroys go on to the provider behind, now and without taking
-    /// time, so that it can let go of what it has. Says how many requests it ended.
+    /// The device is removed: all requests in line and in slots end with [`Error::DeviceRemoved`], and so do later ones
+    /// (K15). Destroys are passed to the provider behind at once, without taking time, so that it can release what it
+    /// has. Returns how many requests it ended.
     ///
-    /// Of the two that act at a removal, call this one first: what
-    /// [`DeviceCore::remove`](verbs_core::device::DeviceCore::remove) ends before is counted as late
-    /// here.
+    /// At a removal, call this before [`DeviceCore::remove`](verbs_core::device::DeviceCore::remove): requests that the
+    /// latter ends first are counted as late here.
     pub fn fail_all(&self) -> usize {
         let shared = &self.shared;
         let executing = {
@@ -241,16 +247,28 @@ impl Provider for CommandInterface {
 
     fn cancel(&self, id: RequestId) {
         let shared = &self.shared;
-        let wanted = |command: &PendingCommand| command.id() == id && !command.kind().destroys();
+        let wanted = |work: &SlotWork| work.is_request(id);
         match shared.queue.take(wanted) {
             Some(command) => shared.cancelled(command),
-            // It may have gone through to the provider behind.
+            // It may have passed through to the provider behind.
             None => shared.inner.cancel(id),
         }
     }
 
     fn process_mad(&self, incoming: &MadArrival<'_>, reply: &mut MadBytes) -> MadVerdict {
-        self.shared.inner.process_mad(incoming, reply)
+        let shared = &self.shared;
+        if shared.config.datagrams
+            && Held::is_the_devices(incoming)
+            && let Some(later) = incoming.later.take()
+        {
+            shared.enter(SlotWork::Datagram(Held::new(incoming, later)));
+            return MadVerdict::Later;
+        }
+        shared.inner.process_mad(incoming, reply)
+    }
+
+    fn extensions(&self) -> &[ExtensionInfo] {
+        self.shared.inner.extensions()
     }
 
     fn query_provider(&self, port: u8) -> ProviderAttr {
@@ -259,6 +277,10 @@ impl Provider for CommandInterface {
 
     fn timer(&self) -> Option<Arc<dyn verbs_core::Timer>> {
         self.shared.inner.timer()
+    }
+
+    fn host_ports(&self) -> Option<Arc<dyn verbs_core::host::HostPorts>> {
+        self.shared.inner.host_ports()
     }
 }
 
@@ -272,7 +294,7 @@ impl Due for Shared {
                 Some(running) if running.number == number => {
                     executing.commands.remove(index).command
                 }
-                // Removal was faster.
+                // The removal came first.
                 _ => return,
             }
         };
@@ -284,13 +306,17 @@ impl Due for Shared {
 impl Shared {
     #[inline(never)]
     fn park(&self, command: AnyCommand<'_>) {
-        let Some(command) = command.pend() else {
-            return;
-        };
-        match self.queue.park(command, is_cancelled) {
-            Parked::Enter(command) => self.carry_out(command),
+        if let Some(command) = command.pend() {
+            self.enter(SlotWork::Command(command));
+        }
+    }
+
+    /// Takes a slot, or waits in line for one.
+    fn enter(&self, work: SlotWork) {
+        match self.queue.park(work, SlotWork::is_cancelled) {
+            Parked::Enter(work) => self.carry_out(work),
             Parked::Waits => {}
-            Parked::Marked(command) => self.cancelled(command),
+            Parked::Marked(work) => self.cancelled(work),
         }
     }
 
@@ -302,11 +328,11 @@ impl Shared {
         }
     }
 
-    /// Begins with a command that has a slot; when that takes no time, goes on with what waits.
+    /// Begins a command that has a slot; when that takes no time, continues with commands that wait.
     #[inline(never)]
-    fn carry_out(&self, mut command: PendingCommand) {
+    fn carry_out(&self, mut command: SlotWork) {
         loop {
-            if is_cancelled(&command) {
+            if command.is_cancelled() {
                 self.cancelled(command);
             } else if let Some(command) = self.begin(command) {
                 self.pass_on(command);
@@ -320,10 +346,10 @@ impl Shared {
         }
     }
 
-    /// Lets the command's time run; gives the command back if that is over.
-    fn begin(&self, command: PendingCommand) -> Option<PendingCommand> {
-        // The lock is held until the timer is set, so that commands which are due at the same time
-        // complete in the order in which they began. The engine calls nobody under its own lock.
+    /// Starts the command's time; returns the command if that is over already.
+    fn begin(&self, command: SlotWork) -> Option<SlotWork> {
+        // The lock is held until the timer is set, so that commands that are due at the same time complete in the order
+        // in which they began. The engine calls no code under its own lock.
         let mut executing = self.executing.lock();
         if executing.removed {
             return Some(command);
@@ -353,27 +379,56 @@ impl Shared {
         None
     }
 
-    /// Hands a command to the provider behind; if the device has gone, destroys only.
-    fn pass_on(&self, command: PendingCommand) {
-        if self.removed.load(Acquire) && !command.kind().destroys() {
-            command.refuse(Error::DeviceRemoved);
-        } else {
-            command.forward(&*self.inner);
+    /// Hands a command to the provider behind; if the device is removed, only destroys.
+    fn pass_on(&self, work: SlotWork) {
+        let removed = self.removed.load(Acquire);
+        match work {
+            SlotWork::Command(command) if removed && !command.kind().destroys() => {
+                command.refuse(Error::DeviceRemoved);
+            }
+            SlotWork::Command(command) => command.forward(&*self.inner),
+            SlotWork::Datagram(_) if removed => {}
+            SlotWork::Datagram(held) => held.answer(&*self.inner),
         }
     }
 
-    fn cancelled(&self, command: PendingCommand) {
-        self.cancelled.fetch_add(1, Relaxed);
-        command.refuse(Error::Cancelled);
+    fn cancelled(&self, work: SlotWork) {
+        if let SlotWork::Command(command) = work {
+            self.cancelled.fetch_add(1, Relaxed);
+            command.refuse(Error::Cancelled);
+        }
     }
 }
 
-/// Whether somebody asked for the request to end, and it is one that takes notice (K8).
-fn is_cancelled(command: &PendingCommand) -> bool {
-    command.cancelled() && !command.kind().destroys()
+/// The work that takes a slot.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "commands are the usual case, and are moved without an allocation"
+)]
+enum SlotWork {
+    Command(PendingCommand),
+    Datagram(Box<Held>),
 }
 
-/// The time of the command that begins as the `number`-th.
+impl SlotWork {
+    /// Whether a cancel of the request was asked for, and the request is one that can be cancelled (K8).
+    fn is_cancelled(&self) -> bool {
+        match self {
+            Self::Command(command) => command.cancelled() && !command.kind().destroys(),
+            Self::Datagram(_) => false,
+        }
+    }
+
+    /// Whether it is that request, and one that can be cancelled.
+    fn is_request(&self, id: RequestId) -> bool {
+        match self {
+            Self::Command(command) => command.id() == id && !command.kind().destroys(),
+            Self::Datagram(_) => false,
+        }
+    }
+}
+
+/// The time of the `number`-th command to begin.
 fn draw(time: CommandTime, seed: u64, number: u64) -> Duration {
     match time {
         CommandTime::Zero => Duration::ZERO,

@@ -3,26 +3,26 @@
 //! One word counts both: requests that wait in the upper half, slots in use in the lower.
 //!
 //! ```text
-//! try_enter: nobody waits, a slot is free --CAS--> slots in use + 1      no lock
+//! try_enter: none waits, a slot is free   --CAS--> slots in use + 1      no lock
 //! park:      lock; as try_enter, else waiting + 1 and into the line
-//! leave:     nobody waits --CAS--> slots in use - 1                      no lock
-//!            somebody waits: lock; the first in line gets the slot, waiting - 1
+//! leave:     none waits --CAS--> slots in use - 1                        no lock
+//!            one waits: lock; the first in line gets the slot, waiting - 1
 //! take:      lock; out of the line, waiting - 1
 //! ```
 //!
-//! *Rights.* A slot belongs to who entered, or was handed it by `leave`, until that one leaves. The
+//! *Rights.* A slot belongs to the thread that entered, or was handed it by `leave`, until that thread leaves. The
 //! upper half changes only under the lock, so under the lock it is the length of the line.
 //!
-//! *The race that looks bad*: one leaves and sees nobody waiting while another sees no slot free and
-//! joins the line, which nobody would ever look at again. Both decide by compare-exchange of the one
-//! word: whoever comes second sees the other.
+//! *The race that looks bad*: one thread leaves and sees no request waiting while another sees no slot free and puts
+//! its request into the line, which no thread would ever look at again. Both decide by compare-exchange of the one
+//! word: the second one sees the first.
 //!
-//! *Park against cancel*: the canceller marks the request, then takes the lock and looks in the
-//! line; `park` takes the lock, looks for the mark, and only then joins. Whoever has the lock second
-//! sees what the first did, so a marked request does not stay in line (K8).
+//! *Park against cancel*: the canceller marks the request, then takes the lock and looks in the line; `park` takes the
+//! lock, looks for the mark, and only then joins the line. Whichever takes the lock second sees what the first did, so
+//! a marked request does not stay in line (K8).
 //!
-//! *What loom does not show*: overflow of the halves, which the device's limit of pending requests
-//! and the number of its objects bound.
+//! *What loom does not show*: overflow of the halves, which is prevented by the device's limits of pending requests and
+//! of objects.
 
 use std::collections::VecDeque;
 
@@ -50,10 +50,10 @@ struct Line<T> {
     longest: usize,
 }
 
-/// What became of a request that asked for a slot.
+/// The outcome for a request that asked for a slot.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Parked<T> {
-    /// A slot had come free: it is the request's, and the caller carries it out.
+    /// A slot had become free: it belongs to the request, and the caller carries the request out.
     Enter(T),
     /// It waits in line.
     Waits,
@@ -63,7 +63,7 @@ pub(super) enum Parked<T> {
 
 /// The counts at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Counts {
+pub(super) struct SlotCounts {
     pub(super) executing: u32,
     pub(super) queued: u32,
 }
@@ -81,10 +81,10 @@ impl<T> Queue<T> {
         }
     }
 
-    /// Takes a slot if one is free and nobody waits for it.
+    /// Takes a slot if one is free and no request waits for it.
     pub(super) fn try_enter(&self) -> bool {
         let free = |word| (word < u64::from(self.slots)).then_some(word + SLOT);
-        // Acquire: who has the slot sees what its last holder did.
+        // Acquire: the holder of the slot sees what its last holder did.
         self.word.fetch_update(AcqRel, Relaxed, free).is_ok()
     }
 
@@ -109,8 +109,8 @@ impl<T> Queue<T> {
         Parked::Waits
     }
 
-    /// Gives a slot back. If somebody waits, the first in line has it now, and the caller carries
-    /// that one out.
+    /// Releases a slot. If a request waits, the first in line now has the slot, and the caller carries that request
+    /// out.
     #[must_use = "a request that was handed a slot must be carried out"]
     pub(super) fn leave(&self) -> Option<T> {
         let mut word = self.word.load(Acquire);
@@ -132,13 +132,13 @@ impl<T> Queue<T> {
                 self.word.fetch_sub(WAITING, AcqRel);
                 return Some(item);
             }
-            // The last one in line was taken out meanwhile.
+            // The last one in line was taken out in the meantime.
             drop(line);
             word = self.word.load(Acquire);
         }
     }
 
-    /// Takes the first that `wanted` says out of the line.
+    /// Takes the first item that `wanted` selects out of the line.
     pub(super) fn take(&self, wanted: impl FnMut(&T) -> bool) -> Option<T> {
         let mut line = self.line.lock();
         let place = line.waiting.iter().position(wanted)?;
@@ -147,7 +147,7 @@ impl<T> Queue<T> {
         item
     }
 
-    /// Takes everybody out of the line.
+    /// Takes all items out of the line.
     pub(super) fn take_all(&self) -> VecDeque<T> {
         let mut line = self.line.lock();
         let all = std::mem::take(&mut line.waiting);
@@ -155,9 +155,9 @@ impl<T> Queue<T> {
         all
     }
 
-    pub(super) fn counts(&self) -> Counts {
+    pub(super) fn counts(&self) -> SlotCounts {
         let word = self.word.load(Relaxed);
-        Counts {
+        SlotCounts {
             executing: (word & SLOTS) as u32,
             queued: (word / WAITING) as u32,
         }
@@ -187,7 +187,7 @@ mod tests {
         }
         assert_eq!(
             queue.counts(),
-            Counts {
+            SlotCounts {
                 executing: 2,
                 queued: 3
             }
@@ -199,7 +199,7 @@ mod tests {
         assert_eq!((queue.leave(), queue.leave()), (None, None));
         assert_eq!(
             queue.counts(),
-            Counts {
+            SlotCounts {
                 executing: 0,
                 queued: 0
             }
@@ -219,9 +219,9 @@ mod tests {
 
 /// Models of the slots' hand-over and of park against cancel.
 ///
-/// Each was tried with a defect put in: with a leaver that decides by an older look at the word, a
-/// request stays in line; with the mark looked at before the lock, a cancelled one does; with `take`
-/// not counting down, the counts are wrong; with relaxed orderings, loom reports the cell.
+/// Each was tried with a defect put in: if `leave` decides by an older look at the word, a request stays in line; if
+/// the mark is looked at before the lock is taken, a cancelled one does; if `take` does not count down, the counts are
+/// wrong; with relaxed orderings, loom reports the cell.
 #[cfg(all(test, verbs_loom))]
 mod loom_tests {
     use loom::sync::Arc;
@@ -230,7 +230,7 @@ mod loom_tests {
 
     use super::*;
 
-    /// Carries out what it was handed, and what it is handed after that; says how many.
+    /// Carries out the commands that it was handed, and those that it is handed after that; returns how many.
     fn carry_out(queue: &Queue<usize>, done: &[AtomicU64]) -> usize {
         let mut n = 0;
         while let Some(item) = queue.leave() {
@@ -280,7 +280,7 @@ mod loom_tests {
             assert!(done.iter().all(|n| n.load(Relaxed) == 1), "each once");
             assert_eq!(
                 queue.counts(),
-                Counts {
+                SlotCounts {
                     executing: 0,
                     queued: 0
                 }
@@ -330,7 +330,7 @@ mod loom_tests {
             assert!(handed != cancelled, "carried out or cancelled, never both");
             assert_eq!(
                 queue.counts(),
-                Counts {
+                SlotCounts {
                     executing: 0,
                     queued: 0
                 }
@@ -346,7 +346,7 @@ mod loom_tests {
             let worker = |queue: Arc<Queue<usize>>,
                           seen: Arc<verbs_core::sync::UnsafeCell<u32>>| {
                 if queue.try_enter() {
-                    // loom's cell reports two at a time by itself.
+                    // Loom's cell itself reports two threads at a time.
                     seen.with_mut(|cell| assert!(!cell.is_null()));
                     assert_eq!(queue.leave(), None);
                 }

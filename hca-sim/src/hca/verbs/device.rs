@@ -4,6 +4,7 @@ use verbs_core::command::Command;
 use verbs_core::device::{
     CloseDevice, ModifyDevice, ModifyPort, OpenDevice, QueryDevice, QueryGid, QueryPkey, QueryPort,
 };
+use verbs_core::device_list::{Gone, Offer};
 use verbs_core::event::Undelivered;
 use verbs_core::extension::CallExtension;
 use verbs_core::sync::atomic::{
@@ -11,22 +12,24 @@ use verbs_core::sync::atomic::{
     Ordering::{AcqRel, Acquire, Release},
 };
 use verbs_core::sync::{Arc, Mutex, Weak};
-use verbs_core::{Attr, DeviceAttr, Error, EventType, Gid, Lid, PKey, PortState, Subject};
+use verbs_core::{
+    Attr, DeviceAttr, DeviceCap, Error, EventType, Gid, Lid, PKey, PortState, Qpn, Subject,
+};
 
 use crate::hca::Hca;
 use crate::hca::extension;
 use crate::hca::limits;
 use crate::link::LID_MAX;
-use crate::port::Sheet;
+use crate::port::PortSettings;
 use crate::qp::pairing::rearrange;
 use crate::queue::base::limits::PORT;
 
 /// Bytes of a node description, as the NodeDescription attribute has them.
 const NODE_DESC_MAX: usize = 64;
 
-/// What the device says of itself.
+/// The device's own description.
 pub(in crate::hca) struct About {
-    /// As it was made: read without a lock until somebody changes it.
+    /// As it was made: read without a lock until a client changes it.
     pub(in crate::hca) attr: Arc<DeviceAttr>,
     changed: AtomicBool,
     now: Mutex<Arc<DeviceAttr>>,
@@ -54,6 +57,9 @@ impl About {
     }
 
     fn modify(&self, change: &ModifyDevice) -> Result<(), Error> {
+        if change.sys_image_guid.is_some() && !self.attr.caps.contains(DeviceCap::SYS_IMAGE_GUID) {
+            return Err(Error::Unsupported(Attr::SysImageGuid));
+        }
         if let Some(desc) = &change.node_desc {
             at_most(Attr::NodeDesc, desc.len(), NODE_DESC_MAX)?;
             self.node_desc.lock().clone_from(desc);
@@ -80,7 +86,7 @@ fn at_most(attr: Attr, got: usize, max: usize) -> Result<(), Error> {
     Err(Error::Invalid { attr, got, max })
 }
 
-/// [`Error::Invalid`] for a port that there is not.
+/// [`Error::Invalid`] for a port that does not exist.
 pub(in crate::hca) fn check_port(port: u8) -> Result<(), Error> {
     if port == PORT {
         return Ok(());
@@ -92,103 +98,116 @@ pub(in crate::hca) fn check_port(port: u8) -> Result<(), Error> {
     })
 }
 
-impl Hca {
-    pub(in crate::hca) fn open_device(&self, command: Command<'_, OpenDevice>) {
-        let mut opened = self.opened.lock();
-        if opened.removed {
-            drop(opened);
-            return command.refuse(Error::DeviceRemoved);
-        }
-        if self.port.lid == Lid(0) {
-            drop(opened);
-            return command.refuse(Error::Exhausted {
-                attr: Attr::Port,
-                max: u32::from(LID_MAX),
-            });
-        }
-        opened.devices.retain(|device| device.strong_count() != 0);
-        opened.devices.push(Arc::downgrade(command.target()));
+pub(super) fn open_device(hca: &Hca, command: Command<'_, OpenDevice>) {
+    let mut opened = hca.opened.lock();
+    if opened.removed {
         drop(opened);
-        let (args, reply) = command.split();
-        reply.complete(Ok(args.build()));
+        return command.refuse(Error::DeviceRemoved);
     }
-
-    pub(in crate::hca) fn close_device(&self, command: Command<'_, CloseDevice>) {
-        let closed = Arc::as_ptr(command.target());
-        self.opened
-            .lock()
-            .devices
-            .retain(|device| device.as_ptr() != closed);
-        command.complete(Ok(()));
-    }
-
-    #[inline]
-    pub(in crate::hca) fn query_device(&self, command: Command<'_, QueryDevice>) {
-        command.complete(Ok(self.about.now()));
-    }
-
-    pub(in crate::hca) fn modify_device(&self, command: Command<'_, ModifyDevice>) {
-        let answer = self.about.modify(&command);
-        command.complete(answer);
-    }
-
-    pub(in crate::hca) fn query_port(&self, command: Command<'_, QueryPort>) {
-        let answer = check_port(command.port).map(|()| limits::port_attr(&self.port));
-        command.complete(answer);
-    }
-
-    pub(in crate::hca) fn query_pkey(&self, command: Command<'_, QueryPkey>) {
-        let last = self.port.pkey_count().saturating_sub(1) as usize;
-        let answer = check_port(command.port)
-            .and_then(|()| at_most(Attr::PkeyIndex, usize::from(command.index), last))
-            .map(|()| self.port.pkey(command.index).unwrap_or(PKey(0)));
-        command.complete(answer);
-    }
-
-    pub(in crate::hca) fn query_gid(&self, command: Command<'_, QueryGid>) {
-        let index = command.index;
-        let answer = check_port(command.port).and_then(|()| {
-            let last = self.port.gid_count().saturating_sub(1) as usize;
-            at_most(Attr::GidIndex, usize::from(index), last)?;
-            // An address that goes away meanwhile leaves an empty entry.
-            Ok(self.port.gid(index).unwrap_or_default())
+    if hca.port.lid == Lid(0) {
+        drop(opened);
+        return command.refuse(Error::Exhausted {
+            attr: Attr::Port,
+            max: u32::from(LID_MAX),
         });
-        command.complete(answer);
     }
+    opened.devices.retain(|device| device.strong_count() != 0);
+    opened.devices.push(Arc::downgrade(command.target()));
+    drop(opened);
+    let (args, reply) = command.split();
+    reply.complete(Ok(args.build()));
+}
 
-    pub(in crate::hca) fn modify_port(&self, command: Command<'_, ModifyPort>) {
-        let answer = check_port(command.port);
-        if answer.is_ok() {
-            let (set, clear) = (command.set_caps, command.clear_caps);
-            if let Some(managed) = &self.port.managed {
-                managed.offer(set, clear);
-            }
-            self.port.change(|sheet| {
-                sheet.capability_mask = sheet.capability_mask & !clear | set;
-            });
+pub(super) fn close_device(hca: &Hca, command: Command<'_, CloseDevice>) {
+    let closed = Arc::as_ptr(command.target());
+    hca.opened
+        .lock()
+        .devices
+        .retain(|device| device.as_ptr() != closed);
+    command.complete(Ok(()));
+}
+
+#[inline]
+pub(super) fn query_device(hca: &Hca, command: Command<'_, QueryDevice>) {
+    command.complete(Ok(hca.about.now()));
+}
+
+pub(super) fn modify_device(hca: &Hca, command: Command<'_, ModifyDevice>) {
+    let answer = hca.about.modify(&command);
+    command.complete(answer);
+}
+
+pub(super) fn query_port(hca: &Hca, command: Command<'_, QueryPort>) {
+    let answer = check_port(command.port).map(|()| limits::port_attr(&hca.port));
+    command.complete(answer);
+}
+
+pub(super) fn query_pkey(hca: &Hca, command: Command<'_, QueryPkey>) {
+    let last = hca.port.pkey_count().saturating_sub(1) as usize;
+    let answer = check_port(command.port)
+        .and_then(|()| at_most(Attr::PkeyIndex, usize::from(command.index), last))
+        .map(|()| hca.port.pkey(command.index).unwrap_or(PKey(0)));
+    command.complete(answer);
+}
+
+pub(super) fn query_gid(hca: &Hca, command: Command<'_, QueryGid>) {
+    let index = command.index;
+    let answer = check_port(command.port).and_then(|()| {
+        let last = hca.port.gid_count().saturating_sub(1) as usize;
+        at_most(Attr::GidIndex, usize::from(index), last)?;
+        // An address that disappears in the meantime leaves an empty entry.
+        Ok(hca.port.gid(index).unwrap_or_default())
+    });
+    command.complete(answer);
+}
+
+pub(super) fn modify_port(hca: &Hca, command: Command<'_, ModifyPort>) {
+    let answer = check_port(command.port);
+    if answer.is_ok() {
+        let (set, clear) = (command.set_caps, command.clear_caps);
+        if let Some(managed) = &hca.port.managed {
+            managed.offer(set, clear);
         }
-        command.complete(answer);
+        hca.port.change(|settings| {
+            settings.capability_mask = settings.capability_mask & !clear | set;
+        });
+    }
+    command.complete(answer);
+}
+
+pub(super) fn call_extension(hca: &Hca, command: Command<'_, CallExtension>) {
+    let (mut call, reply) = command.split();
+    let output = extension::answer(&mut call, &hca.port);
+    reply.complete(output.ok_or(Error::Unsupported(Attr::Extension)));
+}
+
+impl Hca {
+    /// What it has counted since it was made; legal anywhere, and without a device that is open. Counters are totals
+    /// and do not wrap; a monitor takes differences.
+    ///
+    /// ```
+    /// use hca_sim::Hca;
+    ///
+    /// let hca = Hca::loopback().build();
+    /// assert_eq!(hca.counters().port.timeouts, 0);
+    /// assert!(hca.counters().packets.is_none()); // messages are placed directly on this link
+    /// ```
+    pub fn counters(&self) -> extension::HcaCounters {
+        extension::HcaCounters::of(&self.port)
     }
 
-    pub(in crate::hca) fn call_extension(&self, command: Command<'_, CallExtension>) {
-        let (mut call, reply) = command.split();
-        let output = extension::answer(&mut call, &self.port);
-        reply.complete(output.ok_or(Error::Unsupported(Attr::Extension)));
-    }
-
-    /// What people call the node: its name, until a client changes it by
+    /// The description of the node: its name, until a client changes it by
     /// [`Device::modify`](verbs_core::Device::modify).
     pub fn node_desc(&self) -> String {
         self.about.node_desc.lock().clone()
     }
 
-    /// Takes the link of the port out of service: messages from and to it are not answered, so
-    /// requesters try again as long as their queue pairs let them. Raises
-    /// [`EventType::PortErr`]; nothing happens if it was out of service already.
+    /// Takes the link of the port out of service: messages from and to it are not answered, so requesters retry as long
+    /// as their queue pairs let them. Raises [`EventType::PortErr`]; nothing happens if it was out of service already.
     ///
     /// On a link with a subnet manager the cable is pulled, and the event comes when the link says so.
     ///
-    /// Never blocks. Who is in the middle of a message ends it.
+    /// Never blocks. A thread in the middle of a message finishes it.
     pub fn port_down(&self) {
         if let Some(managed) = &self.port.managed {
             return managed.plug(false);
@@ -199,8 +218,8 @@ impl Hca {
         }
     }
 
-    /// Puts it into service again, and raises [`EventType::PortActive`]. What waits goes on. On a link with
-    /// a subnet manager the cable is put back; the manager then brings the port up.
+    /// Puts it into service again, and raises [`EventType::PortActive`]. What waits continues. On a link with a subnet
+    /// manager the cable is plugged in again; the manager then brings the port up.
     ///
     /// Never blocks.
     pub fn port_up(&self) {
@@ -216,7 +235,7 @@ impl Hca {
         if let Some(driver) = self.port.driver() {
             driver.set_down(state != PortState::Active);
         }
-        self.rearrange(|sheet| (std::mem::replace(&mut sheet.state, state), state))
+        self.rearrange(|settings| (std::mem::replace(&mut settings.state, state), state))
     }
 
     /// Moves the port to another partition, as a subnet manager does: changes the only entry of its
@@ -225,8 +244,8 @@ impl Hca {
     ///
     /// Never blocks.
     pub fn set_pkey(&self, pkey: PKey) {
-        let changed = self.rearrange(|sheet| {
-            let first = sheet.pkeys.first_mut();
+        let changed = self.rearrange(|settings| {
+            let first = settings.pkeys.first_mut();
             (
                 first.map(|first| std::mem::replace(first, pkey)),
                 Some(pkey),
@@ -237,14 +256,14 @@ impl Hca {
         }
     }
 
-    /// Gives the port another GID: changes the first entry of its GID table and raises
-    /// [`EventType::GidChange`]. Peers that name the old one do not reach it any more.
+    /// Gives the port another GID: changes the first entry of its GID table and raises [`EventType::GidChange`]. Peers
+    /// that use the old one no longer reach it.
     ///
     /// Never blocks.
     pub fn set_gid(&self, gid: Gid) {
         self.port.link.lock().rename(self.port.lid, gid);
-        let changed = self.rearrange(|sheet| {
-            let first = sheet.gids.first_mut();
+        let changed = self.rearrange(|settings| {
+            let first = settings.gids.first_mut();
             (first.map(|first| std::mem::replace(first, gid)), Some(gid))
         });
         if changed {
@@ -252,21 +271,21 @@ impl Hca {
         }
     }
 
-    /// Changes the port's sheet, and connects and disconnects what that concerns. `change` gives a
-    /// value before and after; whether they differ.
-    fn rearrange<T: PartialEq>(&self, change: impl FnOnce(&mut Sheet) -> (T, T)) -> bool {
+    /// Changes the port's settings, and connects and disconnects the queue pairs that this concerns. `change` returns a
+    /// value before and after. Returns whether the two differ.
+    fn rearrange<T: PartialEq>(&self, change: impl FnOnce(&mut PortSettings) -> (T, T)) -> bool {
         let (before, now) = self.port.change(change);
         let differs = before != now;
         if differs {
-            self.connections_changed();
+            self.port.connections_changed();
             rearrange(&self.port.link);
         }
         differs
     }
 
-    /// The device has failed by itself: every queue pair goes to ERR and what is posted is flushed;
-    /// [`EventType::DeviceFatal`] is raised; every verb from now on ends with
-    /// [`Error::DeviceFailed`], but for destroys and for asking for events.
+    /// The device fails by itself: every queue pair goes to ERR and what is posted is flushed;
+    /// [`EventType::DeviceFatal`] is raised; every verb from now on ends with [`Error::DeviceFailed`], except destroys
+    /// and reads of events.
     ///
     /// Never blocks. A second call does nothing.
     pub fn fail(&self) {
@@ -278,17 +297,39 @@ impl Hca {
             qp.fail();
         }
         self.raise(EventType::DeviceFatal, Subject::Device);
+        self.tell_lists(|offer| offer.gone(Gone::Failed));
     }
 
-    /// Raises an event on every device that is open on this HCA. Holds no lock then.
+    /// Informs the lists of devices that it is on. Holds no lock while they inform their watchers.
+    fn tell_lists(&self, tell: impl Fn(&Offer)) {
+        let offers = self.opened.lock().offers.clone();
+        offers.iter().for_each(|offer| tell(offer));
+    }
+
+    /// Takes one queue pair to ERR, as a broken device does: its work is flushed, and no event says why. Returns
+    /// whether there is such a queue pair, in a state other than RESET and ERR.
+    ///
+    /// For tests of how programs and checkers handle that. [`Hca::fail`] is the failure of the whole device.
+    pub fn fail_qp(&self, qpn: Qpn) -> bool {
+        let found = self.port.link.lock().of(self.port.lid, qpn);
+        found.is_some_and(|qp| qp.fail())
+    }
+
+    /// Raises an event on every device that is open on this HCA, with no lock held.
     pub(in crate::hca) fn raise(&self, event: EventType, subject: Subject) {
+        if let EventType::PortActive | EventType::PortErr = event {
+            self.tell_lists(|offer| offer.port(PORT, event == EventType::PortActive));
+        }
+        if event == EventType::PortActive && !self.port.features.has(DeviceCap::PORT_ACTIVE_EVENT) {
+            return;
+        }
         let devices = self.opened.lock().devices.clone();
         for device in devices.iter().filter_map(Weak::upgrade) {
             device.raise(event, subject);
         }
     }
 
-    /// Tells the services of every device that is open on this HCA. Holds no lock then.
+    /// Informs the services of every device that is open on this HCA, with no lock held.
     pub(in crate::hca) fn report_undelivered(&self, mad: Undelivered) {
         let devices = self.opened.lock().devices.clone();
         for device in devices.iter().filter_map(Weak::upgrade) {

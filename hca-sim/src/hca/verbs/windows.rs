@@ -3,14 +3,15 @@
 use std::fmt;
 
 use verbs_core::command::{Command, Pending};
-use verbs_core::fast_reg::{AllocMr, FreeMr, RawFastMr};
+use verbs_core::fast_reg::{AllocMr, FreeMr, RawFastMr, RegPages};
 use verbs_core::fmr::{CreateFmrPool, DestroyFmrPool, FlushFmrPool, RawFmrPool};
-use verbs_core::mem::{MrTable, PageList, Touched, grace};
-use verbs_core::mw::{AllocMw, DeallocMw};
+use verbs_core::mem::{Fault, MrTable, PageList, Stopped, Touched, grace};
+use verbs_core::mw::{AllocMw, DeallocMw, MwInfo, QueryMw};
 use verbs_core::sync::Arc;
-use verbs_core::{Access, Attr, DeviceCap, Error, LKey, Layout, Target, Why};
+use verbs_core::{Access, Attr, DeviceCap, Error, LKey, Layout, Registration, Target, Why};
 
-use crate::hca::Hca;
+use crate::hca::verbs::memory::attach;
+use crate::port::Port;
 use crate::port::features::FAST_REG_PAGES;
 
 /// The consumer's direct calls on a region for fast registration.
@@ -58,7 +59,7 @@ impl fmt::Debug for Pool {
     }
 }
 
-/// The destroy of a pool: the last of its keys to let go of it completes the request.
+/// The destroy of a pool: it completes when the last of the pool's keys has been released.
 struct PoolDestroyed(Option<Pending<DestroyFmrPool>>);
 
 impl Drop for PoolDestroyed {
@@ -69,155 +70,219 @@ impl Drop for PoolDestroyed {
     }
 }
 
-impl Hca {
-    pub(in crate::hca) fn alloc_mr(&self, command: Command<'_, AllocMr>) {
-        let pd = command.target().base().id().number;
-        let (layout, pages) = (command.layout, command.max_pages);
-        let allowed = if self.port.features.takes(layout) {
-            check_pages(pages)
-        } else {
-            Err(Error::Unsupported(Attr::PageList))
-        };
-        let mrs = &self.port.mrs;
-        let key = allowed.and_then(|()| mrs.allocate(pd, layout, pages));
-        let key = match key {
-            Ok(key) => key,
-            Err(error) => return command.complete(Err(error)),
-        };
-        let (mut args, reply) = command.split();
-        if let Err(error) = args.make_list() {
-            let freed = mrs.deregister(key, || ());
-            debug_assert!(freed.is_ok(), "nobody else knows the key");
-            return reply.complete(Err(error));
-        }
+pub(super) fn alloc_mr(port: &Port, command: Command<'_, AllocMr>) {
+    let pd = command.target().base().id().number;
+    let (layout, pages) = (command.layout, command.max_pages);
+    let allowed = if port.features.takes(layout) {
+        check_pages(pages)
+    } else {
+        Err(Error::Unsupported(Attr::PageList))
+    };
+    let mrs = &port.mrs;
+    let key = allowed.and_then(|()| mrs.allocate(pd, layout, pages));
+    let key = match key {
+        Ok(key) => key,
+        Err(error) => return command.complete(Err(error)),
+    };
+    let (mut args, reply) = command.split();
+    if let Err(error) = args.make_list() {
+        let freed = mrs.deregister(key, || ());
+        debug_assert!(freed.is_ok(), "nobody else knows the key");
+        return reply.complete(Err(error));
+    }
+    let raw = Fast {
+        mrs: Arc::clone(mrs),
+        index: key.index(),
+    };
+    let mr = args.build(key, Box::new(raw), Box::new(()));
+    attach(mrs, key.index(), mr.target());
+    reply.complete(Ok(mr));
+}
+
+pub(super) fn reg_pages(port: &Port, command: Command<'_, RegPages>) {
+    let features = &port.features;
+    let allowed = match features.lists(command.layout) {
+        true => features.check(command.access),
+        false => Err(Error::Unsupported(Attr::PageList)),
+    };
+    if let Err(error) = allowed {
+        return command.complete(Err(error));
+    }
+    let pd = command.target().base().id().number;
+    let (mut args, reply) = command.split();
+    let registered = register_list(port, pd, &mut args);
+    let made = registered.and_then(|(key, len, mapping)| {
         let raw = Fast {
-            mrs: Arc::clone(mrs),
+            mrs: Arc::clone(&port.mrs),
             index: key.index(),
         };
-        let mr = args.build(key, Box::new(raw), Box::new(()));
-        let target: Arc<dyn Target> = Arc::clone(mr.target()) as _;
-        mrs.attach(key.index(), &target);
-        reply.complete(Ok(mr));
-    }
+        let mr = args.build(key, len, mapping, Box::new(raw), Box::new(()))?;
+        attach(&port.mrs, key.index(), mr.target());
+        Ok(mr)
+    });
+    reply.complete(made);
+}
 
-    pub(in crate::hca) fn free_mr(&self, command: Command<'_, FreeMr>) {
-        let key = LKey::new(command.target().base().id().number);
-        let Some((_, pending)) = command.pend() else {
-            return;
+/// Makes a key valid for the list of a request: the key, its bytes, and the number of the mapping.
+fn register_list(port: &Port, pd: u32, args: &mut RegPages) -> Result<(LKey, u64, u32), Error> {
+    let mrs = &port.mrs;
+    let (layout, access, iova) = (args.layout, args.access, args.iova);
+    let list = args.list()?;
+    let len = list.len();
+    let key = mrs.allocate(pd, layout, list.room())?;
+    let registered = mrs.stage(key.index(), list).and_then(|mapping| {
+        let what = Registration {
+            key,
+            access,
+            iova,
+            mapping,
         };
-        self.give_back(key, move || pending.complete(Ok(())));
-    }
-
-    pub(in crate::hca) fn alloc_mw(&self, command: Command<'_, AllocMw>) {
-        let kind = command.window_type;
-        if !self.port.features.binds(kind) {
-            return command.complete(Err(Error::Unsupported(Attr::MemoryWindow)));
+        mrs.map(&what, pd).map(|()| mapping).map_err(refused)
+    });
+    match registered {
+        Ok(mapping) => Ok((key, len, mapping)),
+        Err(error) => {
+            give_back(port, key, || ());
+            Err(error)
         }
-        let pd = command.target().base().id().number;
-        match self.port.mrs.allocate_window(pd, kind) {
-            Ok(rkey) => {
-                let (args, reply) = command.split();
-                reply.complete(Ok(args.build(rkey, Box::new(()))));
+    }
+}
+
+pub(super) fn free_mr(port: &Port, command: Command<'_, FreeMr>) {
+    let key = LKey::new(command.target().base().id().number);
+    let Some((_, pending)) = command.pend() else {
+        return;
+    };
+    give_back(port, key, move || pending.complete(Ok(())));
+}
+
+pub(super) fn alloc_mw(port: &Port, command: Command<'_, AllocMw>) {
+    let kind = command.window_type;
+    if !port.features.binds(kind) {
+        return command.complete(Err(Error::Unsupported(Attr::MemoryWindow)));
+    }
+    let pd = command.target().base().id().number;
+    match port.mrs.allocate_window(pd, kind) {
+        Ok(rkey) => {
+            let (args, reply) = command.split();
+            reply.complete(Ok(args.build(rkey, Box::new(()))));
+        }
+        Err(error) => command.complete(Err(error)),
+    }
+}
+
+pub(super) fn query_mw(port: &Port, command: Command<'_, QueryMw>) {
+    let core = command.target();
+    let index = LKey::new(core.base().id().number).index();
+    let (window_type, window) = (core.window_type(), port.mrs.window(index));
+    command.complete(window.map(|(rkey, bound)| MwInfo {
+        rkey,
+        window_type,
+        bound,
+    }));
+}
+
+pub(super) fn dealloc_mw(port: &Port, command: Command<'_, DeallocMw>) {
+    let key = LKey::new(command.target().base().id().number);
+    let Some((_, pending)) = command.pend() else {
+        return;
+    };
+    give_back(port, key, move || pending.complete(Ok(())));
+}
+
+/// Gives a key back whose byte is the consumer's.
+fn give_back(port: &Port, key: LKey, done: impl FnOnce() + Send + 'static) {
+    if port.mrs.deregister(key, done).is_err() {
+        // The handle is the only source of this command, and issues it once.
+        tracing::error!(%key, "a key was gone before it was given back");
+    }
+}
+
+pub(super) fn create_fmr_pool(port: &Port, command: Command<'_, CreateFmrPool>) {
+    let keys = match reserve(port, &command) {
+        Ok(keys) => keys,
+        Err(error) => return command.complete(Err(error)),
+    };
+    let (args, reply) = command.split();
+    let raw = Box::new(Pool(Arc::clone(&port.mrs)));
+    let pool = args.build(keys.iter().copied(), raw, Box::new(()));
+    match &pool {
+        Ok(pool) => {
+            for key in &keys {
+                attach(&port.mrs, key.index(), pool.target());
             }
-            Err(error) => command.complete(Err(error)),
         }
+        Err(_) => free_all(port, &keys),
     }
+    reply.complete(pool);
+}
 
-    pub(in crate::hca) fn dealloc_mw(&self, command: Command<'_, DeallocMw>) {
-        let key = LKey::new(command.target().base().id().number);
-        let Some((_, pending)) = command.pend() else {
-            return;
-        };
-        self.give_back(key, move || pending.complete(Ok(())));
+/// The keys of a pool, all or none.
+fn reserve(port: &Port, command: &Command<'_, CreateFmrPool>) -> Result<Vec<LKey>, Error> {
+    let (features, attr) = (&port.features, command.attr);
+    if !features.has(DeviceCap::FMR_POOL) {
+        return Err(Error::Unsupported(Attr::MaxFmr));
     }
-
-    /// Gives a key back whose byte is the consumer's.
-    fn give_back(&self, key: LKey, done: impl FnOnce() + Send + 'static) {
-        if self.port.mrs.deregister(key, done).is_err() {
-            // The handle is the only way here, and it comes once.
-            tracing::error!(%key, "a key was gone before it was given back");
-        }
+    features.check(attr.access)?;
+    attr.access.check()?;
+    check_pages(attr.max_pages)?;
+    if attr.size == 0 || attr.max_remaps == 0 || attr.access.contains(Access::ZERO_BASED) {
+        return Err(Error::Mismatch {
+            attr: Attr::MaxFmr,
+            why: Why::Zero,
+        });
     }
-
-    pub(in crate::hca) fn create_fmr_pool(&self, command: Command<'_, CreateFmrPool>) {
-        let keys = match self.reserve(&command) {
-            Ok(keys) => keys,
-            Err(error) => return command.complete(Err(error)),
-        };
-        let (args, reply) = command.split();
-        let raw = Box::new(Pool(Arc::clone(&self.port.mrs)));
-        let pool = args.build(keys.iter().copied(), raw, Box::new(()));
-        match &pool {
-            Ok(pool) => {
-                let target: Arc<dyn Target> = Arc::clone(pool.target()) as _;
-                for key in &keys {
-                    self.port.mrs.attach(key.index(), &target);
-                }
-            }
-            Err(_) => self.free_all(&keys),
-        }
-        reply.complete(pool);
-    }
-
-    /// The keys of a pool, all or none.
-    fn reserve(&self, command: &Command<'_, CreateFmrPool>) -> Result<Vec<LKey>, Error> {
-        let (features, attr) = (&self.port.features, command.attr);
-        if !features.has(DeviceCap::FMR_POOL) {
-            return Err(Error::Unsupported(Attr::MaxFmr));
-        }
-        features.check(attr.access)?;
-        attr.access.check()?;
-        check_pages(attr.max_pages)?;
-        if attr.size == 0 || attr.max_remaps == 0 || attr.access.contains(Access::ZERO_BASED) {
-            return Err(Error::Mismatch {
-                attr: Attr::MaxFmr,
-                why: Why::Zero,
-            });
-        }
-        let pd = command.target().base().id().number;
-        let mut keys = Vec::new();
-        for _ in 0..attr.size {
-            let layout = Layout::Pages(Layout::PAGE);
-            match self.port.mrs.allocate(pd, layout, attr.max_pages) {
-                Ok(key) => keys.push(key),
-                Err(error) => {
-                    self.free_all(&keys);
-                    return Err(error);
-                }
+    let pd = command.target().base().id().number;
+    let mut keys = Vec::new();
+    for _ in 0..attr.size {
+        let layout = Layout::Pages(Layout::PAGE);
+        match port.mrs.allocate(pd, layout, attr.max_pages) {
+            Ok(key) => keys.push(key),
+            Err(error) => {
+                free_all(port, &keys);
+                return Err(error);
             }
         }
-        Ok(keys)
     }
+    Ok(keys)
+}
 
-    fn free_all(&self, keys: &[LKey]) {
-        for &key in keys {
-            self.give_back(key, || ());
-        }
+fn free_all(port: &Port, keys: &[LKey]) {
+    for &key in keys {
+        give_back(port, key, || ());
     }
+}
 
-    pub(in crate::hca) fn flush_fmr_pool(&self, command: Command<'_, FlushFmrPool>) {
-        let Some((args, pending)) = command.pend() else {
-            return;
-        };
-        let touched = args
-            .keys
-            .iter()
-            .map(|key| self.port.mrs.retire(key.index()));
-        let touched = touched.fold(Touched::NOBODY, Touched::and);
-        grace::after(touched, move || pending.complete(Ok(())));
-    }
+pub(super) fn flush_fmr_pool(port: &Port, command: Command<'_, FlushFmrPool>) {
+    let Some((args, pending)) = command.pend() else {
+        return;
+    };
+    let touched = args.keys.iter().map(|key| port.mrs.retire(key.index()));
+    let touched = touched.fold(Touched::NOBODY, Touched::and);
+    grace::after(touched, move || pending.complete(Ok(())));
+}
 
-    pub(in crate::hca) fn destroy_fmr_pool(&self, command: Command<'_, DestroyFmrPool>) {
-        let keys: Vec<_> = command.target().indices();
-        let Some((_, pending)) = command.pend() else {
-            return;
-        };
-        let destroyed = Arc::new(PoolDestroyed(Some(pending)));
-        for index in keys {
-            let destroyed = Arc::clone(&destroyed);
-            self.give_back(LKey::new(index << 8), move || drop(destroyed));
-        }
+pub(super) fn destroy_fmr_pool(port: &Port, command: Command<'_, DestroyFmrPool>) {
+    let keys: Vec<_> = command.target().indices();
+    let Some((_, pending)) = command.pend() else {
+        return;
+    };
+    let destroyed = Arc::new(PoolDestroyed(Some(pending)));
+    for index in keys {
+        let destroyed = Arc::clone(&destroyed);
+        give_back(port, LKey::new(index << 8), move || drop(destroyed));
     }
+}
+
+/// Why a list cannot be registered. Its key is not given out yet.
+fn refused(stopped: Stopped) -> Error {
+    let why = match stopped {
+        Stopped::Fault(Fault::Alignment) => Why::Alignment,
+        Stopped::Fault(Fault::Bounds) => Why::Overflow,
+        _ => Why::State,
+    };
+    let attr = Attr::Iova;
+    Error::Mismatch { attr, why }
 }
 
 /// [`Error::Invalid`] for a list that is too long, or for none.

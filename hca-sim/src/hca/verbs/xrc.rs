@@ -4,9 +4,10 @@ use verbs_core::command::Command;
 use verbs_core::object::Base;
 use verbs_core::sync::Arc;
 use verbs_core::xrcd::{AllocXrcd, CreateTargetQp, DeallocXrcd, OpenTargetQp};
-use verbs_core::{Attr, Error, QpCap, QpType, Target, Why};
+use verbs_core::{Attr, DeviceCap, Error, QpCap, QpType, Target, Why};
 
 use crate::hca::Hca;
+use crate::hca::verbs::qp::add;
 use crate::qp::{Init, QueuePair};
 use crate::queue::cq::CqRing;
 
@@ -19,66 +20,71 @@ const NO_QUEUES: QpCap = QpCap {
     max_inline_data: 0,
 };
 
-impl Hca {
-    pub(in crate::hca) fn alloc_xrcd(&self, command: Command<'_, AllocXrcd>) {
-        // Targets have no completions; a queue pair has completion queues all the same.
-        let made = CqRing::new(1, Arc::default(), None, true)
-            .and_then(|ring| Ok((self.tables.lock().xrcds.insert(())?, Arc::new(ring))));
-        match made {
-            Ok((number, ring)) => {
-                let (args, reply) = command.split();
-                reply.complete(Ok(args.build(number, Box::new(ring))));
-            }
-            Err(error) => command.complete(Err(error)),
+pub(super) fn alloc_xrcd(hca: &Hca, command: Command<'_, AllocXrcd>) {
+    if !hca.port.features.has(DeviceCap::XRC) {
+        return command.complete(Err(Error::Unsupported(Attr::Xrcd)));
+    }
+    // Targets have no completions; a queue pair has completion queues nevertheless.
+    let made = CqRing::new(1, Arc::default(), None, true)
+        .and_then(|ring| Ok((hca.tables.lock().xrcds.insert(())?, Arc::new(ring))));
+    match made {
+        Ok((number, ring)) => {
+            let (args, reply) = command.split();
+            reply.complete(Ok(args.build(number, Box::new(ring))));
         }
+        Err(error) => command.complete(Err(error)),
     }
+}
 
-    pub(in crate::hca) fn dealloc_xrcd(&self, command: Command<'_, DeallocXrcd>) {
-        let number = command.target().base().id().number;
-        self.tables.lock().xrcds.remove(number);
-        command.complete(Ok(()));
-    }
+pub(super) fn dealloc_xrcd(hca: &Hca, command: Command<'_, DeallocXrcd>) {
+    let number = command.target().base().id().number;
+    hca.tables.lock().xrcds.remove(number);
+    command.complete(Ok(()));
+}
 
-    pub(in crate::hca) fn create_target_qp(&self, command: Command<'_, CreateTargetQp>) {
-        match self.make_target(command.target().base()) {
-            Ok(qp) => {
-                let (args, reply) = command.split();
-                let handle = args.build(qp.qpn, qp.cap, Box::new(Arc::clone(&qp)));
-                self.port.xrc.opened(qp.qpn, handle.target());
-                reply.complete(Ok(handle));
-            }
-            Err(error) => command.complete(Err(error)),
+pub(super) fn create_target_qp(hca: &Hca, command: Command<'_, CreateTargetQp>) {
+    match make_target(hca, command.target().base()) {
+        Ok(qp) => {
+            let (args, reply) = command.split();
+            let handle = args.build(qp.qpn, qp.cap.get(), Box::new(Arc::clone(&qp)));
+            hca.port.xrc.opened(qp.qpn, handle.target());
+            reply.complete(Ok(handle));
         }
+        Err(error) => command.complete(Err(error)),
     }
+}
 
-    fn make_target(&self, xrcd: &Base) -> Result<Arc<QueuePair>, Error> {
-        let ring = xrcd.private::<Arc<CqRing>>().ok_or(Error::DeviceFailed)?;
-        self.add(Init {
-            port: Arc::clone(&self.port),
+fn make_target(hca: &Hca, xrcd: &Base) -> Result<Arc<QueuePair>, Error> {
+    let ring = xrcd.private::<Arc<CqRing>>().ok_or(Error::DeviceFailed)?;
+    add(
+        hca,
+        Init {
+            port: Arc::clone(&hca.port),
             qp_type: QpType::XrcRecv,
             blocks_own_multicast: false,
+            low_latency: false,
             pd: xrcd.id().number,
             cap: NO_QUEUES,
             srq: None,
             sq_sig_all: false,
             send_cq: Arc::clone(ring),
             recv_cq: Arc::clone(ring),
-        })
-    }
+        },
+    )
+}
 
-    pub(in crate::hca) fn open_target_qp(&self, command: Command<'_, OpenTargetQp>) {
-        let xrcd = command.target().base().id().number;
-        let found = self.port.link.lock().of(self.port.lid, command.qpn);
-        let found = found.filter(|qp| qp.qp_type == QpType::XrcRecv && qp.pd == xrcd);
-        let Some(qp) = found else {
-            return command.complete(Err(Error::Mismatch {
-                attr: Attr::TargetQpn,
-                why: Why::Missing,
-            }));
-        };
-        let (args, reply) = command.split();
-        let handle = args.build(qp.cap, Box::new(Arc::clone(&qp)));
-        self.port.xrc.opened(qp.qpn, handle.target());
-        reply.complete(Ok(handle));
-    }
+pub(super) fn open_target_qp(hca: &Hca, command: Command<'_, OpenTargetQp>) {
+    let xrcd = command.target().base().id().number;
+    let found = hca.port.link.lock().of(hca.port.lid, command.qpn);
+    let found = found.filter(|qp| qp.qp_type == QpType::XrcRecv && qp.pd == xrcd);
+    let Some(qp) = found else {
+        return command.complete(Err(Error::Mismatch {
+            attr: Attr::TargetQpn,
+            why: Why::Missing,
+        }));
+    };
+    let (args, reply) = command.split();
+    let handle = args.build(qp.cap.get(), Box::new(Arc::clone(&qp)));
+    hca.port.xrc.opened(qp.qpn, handle.target());
+    reply.complete(Ok(handle));
 }

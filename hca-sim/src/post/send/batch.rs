@@ -1,29 +1,29 @@
-//! The short way of a batch: one pin, and one look at what its messages have in common.
+//! The short path of a batch: one pin, and one look at what its messages have in common.
 
 use verbs_core::mem::{Pin, Window, pin_at_once};
 use verbs_core::{Dest, Payload, Piece, SendFlags, SendOp, SendWr};
 
 use super::SendPoster;
-use super::ends::{Errand, Far, FromMemory, IntoMemory, IntoReceive};
+use super::ends::{Far, FromMemory, IntoMemory, IntoReceive, ShortWr};
 
-/// Messages that go under one pin, which keeps deregistrations waiting.
-const UNDER_ONE_PIN: u32 = 16;
+/// Messages that are sent under one pin, which keeps deregistrations waiting.
+pub(super) const UNDER_ONE_PIN: usize = 16;
 
-/// Flags that the short ways have.
+/// Flags that the short paths handle.
 const PLAIN: SendFlags = SendFlags::SIGNALED.union(SendFlags::SOLICITED);
 
-/// Whether that is one piece of a length that the short ways have.
+/// Whether that is one piece of a length that the short paths handle.
 #[inline(always)]
 fn is_short(wr: &SendWr<'_>) -> bool {
     matches!(wr.payload, Payload::One(sge) if sge.len <= Window::SHORT)
 }
 
 impl SendPoster {
-    /// Carries out what it can, from the first on: how many. Of the others nothing was done.
+    /// Carries out as many as it can, from the first on, and returns how many. Nothing was done for the others.
     #[inline(always)]
     pub(super) fn burst(&mut self, wrs: &[SendWr<'_>]) -> usize {
         match wrs {
-            // One by itself has the shortest way of all.
+            // A single one has the shortest path of all.
             [first, _, ..] if is_short(first) => self.burst_of(first.op, wrs),
             _ => 0,
         }
@@ -42,22 +42,22 @@ impl SendPoster {
         }
     }
 
-    /// Carries out what is of one kind.
+    /// Carries out messages of one kind.
     #[inline(never)]
     fn run<F: Far<Piece>>(&mut self, pin: &Pin, wrs: &[SendWr<'_>]) -> usize {
         let Some(open) = &self.open else {
             return 0;
         };
-        let (land, cq) = (&*open.land, &*self.buffer);
-        // Each end counts for itself, so they must be two.
-        let is_apart = !std::ptr::eq(cq, &*land.buffer);
-        if !is_apart || !land.admits_short(pin, open.view, F::RIGHT) {
+        let (direct, cq) = (&*open.direct, &*self.buffer);
+        // Each end counts for itself, so there must be two of them.
+        let is_apart = !std::ptr::eq(cq, &*direct.buffer);
+        if !is_apart || !direct.admits_short(pin, open.view, F::RIGHT) {
             return 0;
         }
-        let credits = self.limit.wrapping_sub(self.posted).min(UNDER_ONE_PIN);
-        let wrs = wrs.get(..credits as usize).unwrap_or(wrs);
+        let credits = self.limit.wrapping_sub(self.posted) as usize;
+        let wrs = wrs.get(..credits.min(UNDER_ONE_PIN)).unwrap_or(wrs);
         let (mut here, mut there, mut number) =
-            (cq.strip(pin), land.buffer.strip(pin), self.posted);
+            (cq.strip(pin), direct.buffer.strip(pin), self.posted);
         for wr in wrs {
             let (Payload::One(sge), Dest::Peer) = (wr.payload, wr.dest) else {
                 break;
@@ -68,24 +68,30 @@ impl SendPoster {
             if near.len() > Window::SHORT || !PLAIN.contains(wr.flags) {
                 break;
             }
-            let errand = Errand {
+            let short_wr = ShortWr {
                 wr_id: &wr.wr_id,
                 number: &number,
                 near,
                 far,
                 flags: wr.flags | self.always,
             };
-            let carried =
-                self.carry::<_, F, false>(land, &open.sends, pin, errand, &mut here, &mut there);
+            let carried = self.carry::<_, F, false>(
+                direct,
+                &open.sends,
+                pin,
+                short_wr,
+                &mut here,
+                &mut there,
+            );
             if carried.is_none() {
                 break;
             }
             number = number.wrapping_add(1);
         }
         cq.claim_strip(&here);
-        land.buffer.claim_strip(&there);
+        direct.buffer.claim_strip(&there);
         let count = number.wrapping_sub(self.posted);
-        land.advance_by(&open.sends, count);
+        direct.advance_by(&open.sends, count);
         self.posted = number;
         count as usize
     }

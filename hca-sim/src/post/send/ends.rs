@@ -1,55 +1,83 @@
-//! What the short ways of a send queue find at both ends: where the bytes are, where they go, and where
-//! what is done is told.
+//! Both ends of the short paths of a send queue: where the bytes are, where they are copied to, and where the
+//! completions are pushed.
 
 use verbs_core::mem::{MrTable, Pin, Window};
 use verbs_core::{Access, Payload, Piece, RKey, Remote, SendFlags, SendOp, WcOpcode};
 
 use crate::direct::path::DirectPath;
-use crate::queue::cq::{CqBuffer, Cqe, Place, Strip};
+use crate::queue::cq::{ClaimedEntry, CqBuffer, Cqe, Strip};
 use crate::queue::cqe_inline::BYTES_MAX;
 use crate::queue::recv::Waiting;
 
 /// How entries of a completion queue are found for a message.
-pub(super) trait Places<'l> {
-    /// Whether this thread alone pushes to that queue, and there are enough: sends and receives may
+pub(super) trait CqeSlots<'l> {
+    /// Whether this thread alone pushes to that queue, and the queue has enough entries: sends and receives may
     /// complete to one queue.
     fn are_there(&self, buffer: &CqBuffer, pin: &Pin) -> bool;
 
     /// The next one, after that.
-    fn next(&mut self, buffer: &'l CqBuffer) -> Option<Place<'l>>;
+    fn next(&mut self, buffer: &'l CqBuffer) -> Option<ClaimedEntry<'l>>;
+
+    /// It is filled, with that completion.
+    #[inline(always)]
+    fn filled(&mut self, _buffer: &CqBuffer, _cqe: &Cqe) {}
 }
 
-/// Each by itself.
+/// Each entry by itself.
 pub(super) struct Single;
 
-impl<'l> Places<'l> for Single {
+impl<'l> CqeSlots<'l> for Single {
     #[inline(always)]
     fn are_there(&self, buffer: &CqBuffer, pin: &Pin) -> bool {
         buffer.is_plain(pin) && buffer.has_room_for_two()
     }
 
     #[inline(always)]
-    fn next(&mut self, buffer: &'l CqBuffer) -> Option<Place<'l>> {
+    fn next(&mut self, buffer: &'l CqBuffer) -> Option<ClaimedEntry<'l>> {
         Some(buffer.claim_plain())
     }
 }
 
-/// Of a queue that nothing else completes to meanwhile.
-impl<'l> Places<'l> for &mut Strip<'l> {
+/// Each by itself, of a queue that may be armed.
+#[derive(Default)]
+pub(super) struct Watched {
+    /// The event that the consumer wants is due.
+    pub(super) fires: bool,
+}
+
+impl<'l> CqeSlots<'l> for &mut Watched {
+    #[inline(always)]
+    fn are_there(&self, buffer: &CqBuffer, pin: &Pin) -> bool {
+        buffer.is_owned(pin) && buffer.has_room_for_two()
+    }
+
+    #[inline(always)]
+    fn next(&mut self, buffer: &'l CqBuffer) -> Option<ClaimedEntry<'l>> {
+        Some(buffer.claim_plain())
+    }
+
+    #[inline(always)]
+    fn filled(&mut self, buffer: &CqBuffer, cqe: &Cqe) {
+        self.fires |= buffer.is_watched() && buffer.fires_for(cqe);
+    }
+}
+
+/// Of a queue that nothing else completes to in the meantime.
+impl<'l> CqeSlots<'l> for &mut Strip<'l> {
     #[inline(always)]
     fn are_there(&self, _: &CqBuffer, _: &Pin) -> bool {
         !self.is_over()
     }
 
     #[inline(always)]
-    fn next(&mut self, _: &'l CqBuffer) -> Option<Place<'l>> {
+    fn next(&mut self, _: &'l CqBuffer) -> Option<ClaimedEntry<'l>> {
         Strip::next(self)
     }
 }
 
-/// What is at this end.
+/// This end of a message.
 pub(super) trait Near: Copy {
-    /// The bytes, when they are found in order.
+    /// The bytes, when they are found to be in order.
     type Found<'p>: Copy
     where
         Self: 'p;
@@ -154,46 +182,46 @@ impl Near for Inline<'_> {
     }
 }
 
-/// What is at the other end.
+/// The other end of a message.
 pub(super) trait Far<N: Near>: Copy {
     const OPCODE: WcOpcode;
-    /// What the responder must grant.
+    /// The right that the responder must grant.
     const RIGHT: Access;
-    /// What the memory of this end must allow.
+    /// The right that the memory of this end must have.
     const NEAR: Access;
-    /// What is consumed there.
+    /// The entry that is consumed there.
     type Consumed<'p>: Copy;
 
     fn operation(self) -> SendOp;
 
-    /// Of a work request, if it is of that kind.
+    /// The far end of a work request, if it is of that kind.
     fn of(operation: &SendOp) -> Option<Self>;
 
     /// `there` are the places of what is consumed there.
     fn find<'p>(
         self,
-        land: &'p DirectPath,
+        direct: &'p DirectPath,
         pin: &'p Pin,
         len: u32,
-        there: &impl Places<'p>,
+        there: &impl CqeSlots<'p>,
     ) -> Option<(Window<'p>, Self::Consumed<'p>)>;
 
     /// Copies all of it, if it is short or `LONG`.
     fn copy<const LONG: bool>(near: N::Found<'_>, far: Window<'_>);
 
-    /// Tells the other end, if anything is consumed there.
+    /// Reports to the other end, if anything is consumed there.
     #[inline(always)]
     fn complete<'p>(
         _land: &'p DirectPath,
         _consumed: Self::Consumed<'p>,
         _len: u32,
         _flags: SendFlags,
-        _there: &mut impl Places<'p>,
+        _there: &mut impl CqeSlots<'p>,
     ) {
     }
 
-    /// Whether a message of that length can ride.
-    fn can_ride(_len: u32) -> bool {
+    /// Whether a message of that length fits in a CQE.
+    fn fits_cqe(_len: u32) -> bool {
         false
     }
 }
@@ -220,20 +248,20 @@ impl<N: Near> Far<N> for IntoReceive {
     #[inline(always)]
     fn find<'p>(
         self,
-        land: &'p DirectPath,
+        direct: &'p DirectPath,
         pin: &'p Pin,
         len: u32,
-        there: &impl Places<'p>,
+        there: &impl CqeSlots<'p>,
     ) -> Option<(Window<'p>, Waiting<'p>)> {
-        if !there.are_there(&land.buffer, pin) {
+        if !there.are_there(&direct.buffer, pin) {
             return None;
         }
-        let (waiting, piece) = land.next_piece()?;
+        let (waiting, piece) = direct.next_piece()?;
         if len > piece.len() {
             return None;
         }
         let (addr, right) = (piece.addr, Access::LOCAL_WRITE);
-        let target = reach(land, pin, addr, piece.key(), len, right)?;
+        let target = reach(direct, pin, addr, piece.key(), len, right)?;
         Some((target, waiting))
     }
 
@@ -244,37 +272,40 @@ impl<N: Near> Far<N> for IntoReceive {
 
     #[inline(always)]
     fn complete<'p>(
-        land: &'p DirectPath,
+        direct: &'p DirectPath,
         waiting: Waiting<'p>,
         len: u32,
         flags: SendFlags,
-        there: &mut impl Places<'p>,
+        there: &mut impl CqeSlots<'p>,
     ) {
-        let cqe = Cqe::success(waiting.wr_id(), land.qpn, WcOpcode::Recv, len).asked_for(flags);
-        // Whoever polls the completion may post the next receive at once.
-        land.ring.consume(waiting);
-        if let Some(place) = there.next(&land.buffer) {
+        let cqe = Cqe::success(waiting.wr_id(), direct.qpn, WcOpcode::Recv, len).asked_for(flags);
+        // A thread that polls the completion may post the next receive at once.
+        direct.ring.consume(waiting);
+        if let Some(place) = there.next(&direct.buffer) {
             place.publish(&cqe);
+            there.filled(&direct.buffer, &cqe);
         }
     }
 
     #[inline(always)]
-    fn can_ride(len: u32) -> bool {
+    fn fits_cqe(len: u32) -> bool {
         len <= BYTES_MAX
     }
 }
 
-/// Memory of the responder's, if its protection domain has that right to it.
+/// Memory of the responder, if its protection domain has that right to it.
 #[inline(always)]
 fn reach<'p>(
-    land: &'p DirectPath,
+    direct: &'p DirectPath,
     pin: &'p Pin,
     addr: u64,
     key: u32,
     len: u32,
     right: Access,
 ) -> Option<Window<'p>> {
-    land.mrs.check_at_once(pin, key, addr, len, &land.pd, right)
+    direct
+        .mrs
+        .check_at_once(pin, key, addr, len, &direct.pd, right)
 }
 
 /// Remote memory that is written to: its address and key.
@@ -303,13 +334,13 @@ impl<N: Near> Far<N> for IntoMemory {
     #[inline(always)]
     fn find<'p>(
         self,
-        land: &'p DirectPath,
+        direct: &'p DirectPath,
         pin: &'p Pin,
         len: u32,
-        _: &impl Places<'p>,
+        _: &impl CqeSlots<'p>,
     ) -> Option<(Window<'p>, ())> {
         Some((
-            reach(land, pin, self.0, self.1, len, Access::REMOTE_WRITE)?,
+            reach(direct, pin, self.0, self.1, len, Access::REMOTE_WRITE)?,
             (),
         ))
     }
@@ -346,13 +377,13 @@ impl Far<Piece> for FromMemory {
     #[inline(always)]
     fn find<'p>(
         self,
-        land: &'p DirectPath,
+        direct: &'p DirectPath,
         pin: &'p Pin,
         len: u32,
-        _: &impl Places<'p>,
+        _: &impl CqeSlots<'p>,
     ) -> Option<(Window<'p>, ())> {
         Some((
-            reach(land, pin, self.0, self.1, len, Access::REMOTE_READ)?,
+            reach(direct, pin, self.0, self.1, len, Access::REMOTE_READ)?,
             (),
         ))
     }
@@ -363,10 +394,10 @@ impl Far<Piece> for FromMemory {
     }
 }
 
-/// A message that is to be carried out. What is not needed at once is read when it is.
-pub(super) struct Errand<'a, N, F> {
+/// A message that is to be carried out. What is not needed at once is read when it is needed.
+pub(super) struct ShortWr<'a, N, F> {
     pub(super) wr_id: &'a u64,
-    /// Of the work request.
+    /// The number of the work request.
     pub(super) number: &'a u32,
     pub(super) near: N,
     pub(super) far: F,

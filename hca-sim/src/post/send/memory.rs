@@ -9,15 +9,16 @@ use crate::post::send::{SendPoster, check_atomic};
 use crate::queue::cq::{Cqe, note};
 
 impl SendPoster {
-    /// What can be said of a work request other than SEND, WRITE and READ from itself alone.
+    /// Checks what a work request other than SEND, WRITE and READ shows by itself.
     pub(super) fn check_memory_op(&self, wr: &SendWr<'_>, inline: bool) -> Result<(), PostError> {
         if !self.qp.port.features.posts(&wr.op) {
             return Err(PostError::Unsupported);
         }
         let flagged = wr.flags.contains(SendFlags::INLINE);
         match wr.op {
-            // A flag without the bytes, or bytes without the flag, is a mistake of the caller's.
+            // A flag without the bytes, or bytes without the flag, is a mistake of the caller.
             SendOp::SendWithInv(_) if inline == flagged => Ok(()),
+            SendOp::ReadWithInv(_) if !inline && !flagged => Ok(()),
             SendOp::AtomicWrite(remote) if inline == flagged => check_atomic(wr, remote),
             SendOp::CompareSwap { remote, .. }
             | SendOp::FetchAdd { remote, .. }
@@ -37,8 +38,8 @@ impl SendPoster {
         }
     }
 
-    /// What hardware may do that does not wait with invalidates: whatever was posted earlier finds the key
-    /// gone. The work request itself is carried out in its turn all the same, and finds nothing to do.
+    /// Does what hardware may do that does not hold invalidates back: work posted earlier finds the key invalid. The
+    /// work request itself is still carried out in its turn, and finds nothing to do.
     pub(super) fn invalidate_early(&self, wr: &SendWr<'_>) {
         if let SendOp::LocalInv(key) = wr.op
             && !wr.flags.contains(SendFlags::FENCE)
@@ -49,26 +50,26 @@ impl SendPoster {
         }
     }
 
-    /// Carries out a work request that needs no peer, if nothing waits before it. `false`: something is in
-    /// the way, which the machine finds out about.
+    /// Carries out a work request that needs no peer, if nothing waits before it. Returns `false` if something prevents
+    /// it; the machine finds out what.
     pub(super) fn attempt_local(&mut self, wr: &SendWr<'_>) -> bool {
         let Some(open) = &self.open else {
             return false;
         };
         let pin = pin();
-        if !open.land.admits_poster(&pin) {
+        if !open.direct.admits_poster(&pin) {
             drop(pin);
             self.open = None;
             return false;
         }
-        let (landed, done) = self.carry_out_local(&pin, wr);
-        // Counted before anything foreign runs, which may panic.
-        self.posted = self.posted.wrapping_add(u32::from(landed));
+        let (placed, done) = self.carry_out_local(&pin, wr);
+        // Counted before any foreign code runs, which may panic.
+        self.posted = self.posted.wrapping_add(u32::from(placed));
         drop(pin);
         if !done.is_quiet() {
-            self.see_to(done);
+            self.handle_done(done);
         }
-        landed
+        placed
     }
 
     fn carry_out_local(&self, pin: &Pin, wr: &SendWr<'_>) -> (bool, Done) {
@@ -86,7 +87,7 @@ impl SendPoster {
         };
         if let (Some(way), Some(open)) = (way, &self.open) {
             let cqe = Cqe::success(wr.wr_id, self.qpn, opcode, 0);
-            // Whoever polls it may post the next send at once, and that looks for the mark.
+            // A thread that polls it may post the next send at once, and that looks for the mark.
             let mark = |at| open.sends.mark(self.posted, at);
             let pushed = self.qp.send_cq.push(way, &cqe, mark);
             note(pushed, &mut done.fire_send, &mut done.overrun_send);

@@ -1,5 +1,5 @@
-//! Work requests that are placed in the peer's memory straight, one by one, where their poster could not: a receive was
-//! missing, a key was about to go, a completion queue was changing hands.
+//! Work requests that are placed directly in the peer's memory, one by one, where their poster could not do so: a
+//! receive was missing, a key was about to be invalidated, a completion queue was changing hands.
 
 use verbs_core::mem::{MrTable, pin};
 use verbs_core::sync::atomic::Ordering::{AcqRel, Release};
@@ -8,291 +8,299 @@ use verbs_core::{QpState, SendFlags, SendWr, WcStatus};
 
 use crate::clock::Instant;
 use crate::direct::local::{Local, execute};
-use crate::direct::message::{Done, Fault, Faulty, Message, Outcome};
+use crate::direct::message::{Done, Faulty, Message, MessageFault, MessageOutcome};
 use crate::direct::path::DirectPath;
+use crate::effects::Effects;
 use crate::engine::Due;
 use crate::qp::QueuePair;
-use crate::qp::effects::Effects;
-use crate::qp::worker::Machine;
+use crate::qp::worker::WorkerState;
+use crate::qp::worker::flush;
+use crate::qp::{pairing, stats};
 use crate::queue::base::events::QpEvents;
 use crate::queue::cq::{Cqe, note};
 use crate::queue::send::{Scratch, SendRing};
+use crate::transport::Told;
 use crate::transport::timing::{ack_timeout, rnr_delay};
 
 /// RNR retries that never end (IBTA vol. 1, 9.7.5.2.8).
 const RNR_FOREVER: u8 = 7;
 
-/// Whether the machine goes on with the next work request.
+/// Whether the machine continues with the next work request.
 enum Next {
     Continue,
     Stop,
 }
 
-impl QueuePair {
-    /// Carries out work requests until there are no more or one has to wait.
-    pub(super) fn run(
-        self: &Arc<Self>,
-        machine: &mut MutexGuard<'_, Machine>,
-        effects: &mut Effects,
-    ) {
-        let Some(sends) = self.send_ring() else {
+/// Carries out work requests until there are none left or one has to wait.
+pub(super) fn run(
+    qp: &Arc<QueuePair>,
+    machine: &mut MutexGuard<'_, WorkerState>,
+    effects: &mut Effects,
+) {
+    let Some(sends) = qp.send_ring() else {
+        return;
+    };
+    while let Some(at) = sends.next()
+        && machine.failed.is_none()
+    {
+        let kicked = qp.worker.kicked.swap(false, AcqRel);
+        let now = qp.port.engine.now();
+        let early = machine.wait.is_some_and(|deadline| now < deadline);
+        if early && !kicked {
             return;
-        };
-        while let Some(at) = sends.next()
-            && machine.failed.is_none()
-        {
-            let kicked = self.worker.kicked.swap(false, AcqRel);
-            let now = self.port.engine.now();
-            let early = machine.wait.is_some_and(|deadline| now < deadline);
-            if early && !kicked {
-                return;
-            }
-            if let Next::Stop = self.step(machine, sends, at, now, early, effects) {
-                // Who calls those that a queue puts off does not say that any other wait is over.
-                let put_off = !effects.waiting.is_empty();
-                self.worker.kicked.fetch_or(put_off, AcqRel);
-                return;
-            }
+        }
+        if let Next::Stop = step(qp, machine, sends, at, now, early, effects) {
+            // A call to the queue pairs that a completion queue put off does not mean that any other wait is over.
+            let put_off = effects.waits();
+            qp.worker.kicked.fetch_or(put_off, AcqRel);
+            return;
         }
     }
+}
 
-    fn step(
-        self: &Arc<Self>,
-        machine: &mut Machine,
-        sends: &SendRing,
-        at: u32,
-        now: Instant,
-        early: bool,
-        effects: &mut Effects,
-    ) -> Next {
-        let mut scratch = Scratch::default();
-        let wr = sends.read(at, &mut scratch);
-        if wr.op.is_local() {
-            return self.step_local(machine, sends, at, &wr, effects);
-        }
-        let (land, pin) = (self.direct_path(), pin());
-        let Some(land) = land.filter(|land| land.admits(&pin)) else {
-            drop(pin);
-            return self.unanswered(machine, wr.wr_id, at, now, early, effects);
-        };
-        let message = Message {
-            requester: self.requester(),
-            sends,
-            land: &land,
-            pin: &pin,
-            wr: &wr,
-            index: sends.index(at),
-            signaled: wr.flags.contains(SendFlags::SIGNALED),
-        };
-        let outcome = message.carry_out();
-        if land.awaits_first() && outcome.arrives() {
-            effects.contact.extend(land.responder.upgrade());
-        }
-        match outcome {
-            Outcome::Done(done) => {
-                drop(pin);
-                land.want(false);
-                *machine = Machine::default();
-                sends.executed(at);
-                self.note(&land, done, effects);
-                Next::Continue
-            }
-            Outcome::NotReady => {
-                drop(pin);
-                self.not_ready(machine, &land, wr.wr_id, at, now, early, effects)
-            }
-            Outcome::Busy(cq) => {
-                effects.wait_for(&cq, self.events());
-                Next::Stop
-            }
-            Outcome::Later(index) => {
-                drop(pin);
-                self.try_later(machine, &land.mrs, index)
-            }
-            Outcome::Riders => self.call_back(machine, &land, effects),
-            Outcome::Fault(fault) => {
-                let mut done = Done::default();
-                let faulty = message.complete_faulty_receive(&fault, &mut done);
-                if let Some(next) = self.faulty(&faulty, &land, effects) {
-                    return next;
-                }
-                drop(pin);
-                self.note(&land, done, effects);
-                if fault.at_responder {
-                    effects.refused(&land, &fault);
-                }
-                self.end_in_error(machine, wr.wr_id, at, &fault, effects);
-                Next::Stop
-            }
-        }
+fn step(
+    qp: &Arc<QueuePair>,
+    machine: &mut WorkerState,
+    sends: &SendRing,
+    at: u32,
+    now: Instant,
+    early: bool,
+    effects: &mut Effects,
+) -> Next {
+    let mut scratch = Scratch::default();
+    let wr = sends.read(at, &mut scratch);
+    if wr.op.is_local() {
+        return step_local(qp, machine, sends, at, &wr, effects);
     }
-
-    /// A work request that needs no peer.
-    fn step_local(
-        self: &Arc<Self>,
-        machine: &mut Machine,
-        sends: &SendRing,
-        at: u32,
-        wr: &SendWr<'_>,
-        effects: &mut Effects,
-    ) -> Next {
-        let pin = pin();
-        if self.enter_to_exchange(&pin) != Some(QpState::Rts) {
-            return Next::Stop;
-        }
-        let signaled = wr.flags.contains(SendFlags::SIGNALED);
-        let way = match signaled.then(|| self.send_cq.enter(&pin)) {
-            Some(None) => {
-                effects.wait_for(&self.send_cq, self.events());
-                return Next::Stop;
-            }
-            Some(way) => way,
-            None => None,
-        };
-        let mrs = &self.port.mrs;
-        let (local, settle) = execute(&wr.op, mrs, self.who(), self.core.get());
-        let mut done = Done::default();
-        if let (Local::Done(opcode), Some(way)) = (local, way) {
-            let cqe = Cqe::success(wr.wr_id, self.qpn, opcode, 0);
-            // The poster fills the entry anew as soon as it has seen the completion.
-            let index = sends.index(at);
-            let pushed = self
-                .send_cq
-                .push(way, &cqe, |position| sends.mark(index, position));
-            note(pushed, &mut done.fire_send, &mut done.overrun_send);
-        }
+    let (direct, pin) = (qp.direct_path(), pin());
+    let Some(direct) = direct.filter(|direct| direct.admits(&pin)) else {
         drop(pin);
-        done.settle_own = settle;
-        self.note_own(done, effects);
-        match local {
-            Local::Later(index) => self.try_later(machine, mrs, index),
-            Local::Fault(status, reason) => {
-                let fault = Fault::local(status, reason);
-                self.end_in_error(machine, wr.wr_id, at, &fault, effects);
-                Next::Stop
+        return unanswered(qp, machine, wr.wr_id, at, now, early, effects);
+    };
+    let message = Message {
+        requester: pairing::requester(qp),
+        sends,
+        direct: &direct,
+        pin: &pin,
+        wr: &wr,
+        index: sends.index(at),
+        signaled: wr.flags.contains(SendFlags::SIGNALED),
+    };
+    let outcome = message.carry_out();
+    if direct.awaits_first() && outcome.arrives() {
+        effects.rare().contact.extend(direct.responder.upgrade());
+    }
+    match outcome {
+        MessageOutcome::Done(done) => {
+            drop(pin);
+            direct.want(false);
+            *machine = WorkerState::default();
+            sends.executed(at);
+            qp.note(&direct, done, effects);
+            Next::Continue
+        }
+        MessageOutcome::NotReady => {
+            drop(pin);
+            not_ready(qp, machine, &direct, wr.wr_id, at, now, early, effects)
+        }
+        MessageOutcome::Busy(cq) => {
+            effects.wait_for(&cq, qp.events());
+            Next::Stop
+        }
+        MessageOutcome::Later(index) => {
+            drop(pin);
+            try_later(qp, machine, &direct.mrs, index)
+        }
+        MessageOutcome::InlineCqes => recall_inline_cqes(qp, machine, &direct, effects),
+        MessageOutcome::Fault(fault) => {
+            let mut done = Done::default();
+            let faulty = message.complete_faulty_receive(&fault, &mut done);
+            if let Some(next) = fault_of(qp, &faulty, &direct, effects) {
+                return next;
             }
-            Local::Done(_) => {
-                *machine = Machine::default();
-                sends.executed(at);
-                Next::Continue
+            drop(pin);
+            qp.note(&direct, done, effects);
+            if fault.at_responder {
+                effects.refused(&direct, &fault);
             }
+            flush::end_in_error(qp, machine, wr.wr_id, at, &fault, effects);
+            Next::Stop
         }
     }
+}
 
-    /// Has riders unloaded that are under way, and goes on when they are.
-    fn call_back(
-        self: &Arc<Self>,
-        machine: &mut Machine,
-        land: &DirectPath,
-        effects: &mut Effects,
-    ) -> Next {
+/// A work request that needs no peer.
+fn step_local(
+    qp: &Arc<QueuePair>,
+    machine: &mut WorkerState,
+    sends: &SendRing,
+    at: u32,
+    wr: &SendWr<'_>,
+    effects: &mut Effects,
+) -> Next {
+    let pin = pin();
+    if qp.enter_to_exchange(&pin) != Some(QpState::Rts) {
+        return Next::Stop;
+    }
+    let signaled = wr.flags.contains(SendFlags::SIGNALED);
+    let way = match signaled.then(|| qp.send_cq.enter(&pin)) {
+        Some(None) => {
+            effects.wait_for(&qp.send_cq, qp.events());
+            return Next::Stop;
+        }
+        Some(way) => way,
+        None => None,
+    };
+    let mrs = &qp.port.mrs;
+    let (local, settle) = execute(&wr.op, mrs, qp.who(), qp.core.get());
+    let mut done = Done::default();
+    if let (Local::Done(opcode), Some(way)) = (local, way) {
+        let cqe = Cqe::success(wr.wr_id, qp.qpn, opcode, 0);
+        // The poster fills the entry again as soon as it has seen the completion.
+        let index = sends.index(at);
+        let pushed = qp
+            .send_cq
+            .push(way, &cqe, |position| sends.mark(index, position));
+        note(pushed, &mut done.fire_send, &mut done.overrun_send);
+    }
+    drop(pin);
+    done.settle_own = settle;
+    qp.note_own(done, effects);
+    match local {
+        Local::Later(index) => try_later(qp, machine, mrs, index),
+        Local::Fault(status, reason) => {
+            let fault = MessageFault::local(status, reason);
+            flush::end_in_error(qp, machine, wr.wr_id, at, &fault, effects);
+            Next::Stop
+        }
+        Local::Done(_) => {
+            *machine = WorkerState::default();
+            sends.executed(at);
+            Next::Continue
+        }
+    }
+}
+
+/// Has the inline CQEs that are under way scattered, and continues afterwards.
+fn recall_inline_cqes(
+    qp: &Arc<QueuePair>,
+    machine: &mut WorkerState,
+    direct: &DirectPath,
+    effects: &mut Effects,
+) -> Next {
+    machine.wait = Some(Instant::NEVER);
+    effects.recall_inline_cqes(direct, qp.events());
+    Next::Stop
+}
+
+/// Continues when no thread can still be looking at what a key stood for.
+fn try_later(
+    qp: &Arc<QueuePair>,
+    machine: &mut WorkerState,
+    mrs: &Arc<MrTable>,
+    index: u32,
+) -> Next {
+    machine.wait = Some(Instant::NEVER);
+    let me = Arc::clone(qp);
+    mrs.when_over(index, move || me.kick());
+    Next::Stop
+}
+
+/// What to do instead if the receive that a fault concerns could not be completed.
+fn fault_of(
+    qp: &Arc<QueuePair>,
+    faulty: &Faulty,
+    direct: &DirectPath,
+    effects: &mut Effects,
+) -> Option<Next> {
+    match faulty {
+        Faulty::Completed => None,
+        Faulty::Busy => {
+            effects.wait_for(&direct.cq, qp.events());
+            Some(Next::Stop)
+        }
+        Faulty::Again => {
+            qp.worker.kicked.store(true, Release);
+            Some(Next::Continue)
+        }
+    }
+}
+
+/// The responder answered receiver-not-ready (IBTA vol. 1, 9.7.5.2.8).
+#[expect(
+    clippy::too_many_arguments,
+    reason = "one step of the machine, cut out for its name"
+)]
+fn not_ready(
+    qp: &Arc<QueuePair>,
+    machine: &mut WorkerState,
+    direct: &DirectPath,
+    wr_id: u64,
+    at: u32,
+    now: Instant,
+    early: bool,
+    effects: &mut Effects,
+) -> Next {
+    match &direct.srq {
+        Some(srq) => srq.want(Weak::clone(&qp.me) as Weak<dyn QpEvents>),
+        None => direct.want(true),
+    }
+    if early {
+        return Next::Stop;
+    }
+    qp.port.counters.rnr_naks.up();
+    stats::record(qp, Told::RNR_NAK, None, effects);
+    let limit = qp.control.lock().attr().rnr_retry.unwrap_or(0);
+    let left = *machine.rnr_left.get_or_insert(limit);
+    if limit != RNR_FOREVER && left == 0 {
+        let fault = MessageFault::local(WcStatus::RnrRetryExcErr, 0);
+        flush::end_in_error(qp, machine, wr_id, at, &fault, effects);
+        return Next::Stop;
+    }
+    machine.rnr_left = Some(left.saturating_sub(1));
+    wait_until(qp, machine, now + rnr_delay(direct.ring.rnr_timer()));
+    Next::Stop
+}
+
+/// There is no responder to answer: only a timeout can show that (IBTA vol. 1, 9.7.6.1.3).
+fn unanswered(
+    qp: &Arc<QueuePair>,
+    machine: &mut WorkerState,
+    wr_id: u64,
+    at: u32,
+    now: Instant,
+    early: bool,
+    effects: &mut Effects,
+) -> Next {
+    if early {
+        return Next::Stop;
+    }
+    qp.port.counters.timeouts.up();
+    stats::record(qp, Told::TIMEOUT, None, effects);
+    let attr = qp.control.lock().attr();
+    let Some(timeout) = ack_timeout(attr.timeout.unwrap_or(0)) else {
+        // No timeout: waits until there is a peer, which kicks.
         machine.wait = Some(Instant::NEVER);
-        effects.call_back(land, self.events());
-        Next::Stop
-    }
-
-    /// Goes on when nobody can be looking any more at what a key stood for.
-    fn try_later(self: &Arc<Self>, machine: &mut Machine, mrs: &Arc<MrTable>, index: u32) -> Next {
-        machine.wait = Some(Instant::NEVER);
-        let me = Arc::clone(self);
-        mrs.when_over(index, move || me.kick());
-        Next::Stop
-    }
-
-    /// What to do instead if the receive that a fault concerns could not be completed.
-    fn faulty(
-        self: &Arc<Self>,
-        faulty: &Faulty,
-        land: &DirectPath,
-        effects: &mut Effects,
-    ) -> Option<Next> {
-        match faulty {
-            Faulty::Completed => None,
-            Faulty::Busy => {
-                effects.wait_for(&land.cq, self.events());
-                Some(Next::Stop)
-            }
-            Faulty::Again => {
-                self.worker.kicked.store(true, Release);
-                Some(Next::Continue)
-            }
-        }
-    }
-
-    /// The responder answered receiver-not-ready (IBTA vol. 1, 9.7.5.2.8).
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "one step of the machine, cut out for its name"
-    )]
-    fn not_ready(
-        self: &Arc<Self>,
-        machine: &mut Machine,
-        land: &DirectPath,
-        wr_id: u64,
-        at: u32,
-        now: Instant,
-        early: bool,
-        effects: &mut Effects,
-    ) -> Next {
-        match &land.srq {
-            Some(srq) => srq.want(Weak::clone(&self.me) as Weak<dyn QpEvents>),
-            None => land.want(true),
-        }
-        if early {
+        return Next::Stop;
+    };
+    match machine.retries_left {
+        None => machine.retries_left = Some(attr.retry_cnt.unwrap_or(0)),
+        Some(0) => {
+            let fault = MessageFault::local(WcStatus::RetryExcErr, 0);
+            flush::end_in_error(qp, machine, wr_id, at, &fault, effects);
             return Next::Stop;
         }
-        self.port.counters.rnr_naks.up();
-        let limit = self.control.lock().attr().rnr_retry.unwrap_or(0);
-        let left = *machine.rnr_left.get_or_insert(limit);
-        if limit != RNR_FOREVER && left == 0 {
-            let fault = Fault::local(WcStatus::RnrRetryExcErr, 0);
-            self.end_in_error(machine, wr_id, at, &fault, effects);
-            return Next::Stop;
-        }
-        machine.rnr_left = Some(left.saturating_sub(1));
-        self.wait_until(machine, now + rnr_delay(land.ring.rnr_timer()));
-        Next::Stop
+        Some(left) => machine.retries_left = Some(left - 1),
     }
+    wait_until(qp, machine, now + timeout);
+    Next::Stop
+}
 
-    /// Nobody is there to answer: a timeout is the only thing that can tell (IBTA vol. 1, 9.7.6.1.3).
-    fn unanswered(
-        self: &Arc<Self>,
-        machine: &mut Machine,
-        wr_id: u64,
-        at: u32,
-        now: Instant,
-        early: bool,
-        effects: &mut Effects,
-    ) -> Next {
-        if early {
-            return Next::Stop;
-        }
-        self.port.counters.timeouts.up();
-        let attr = self.control.lock().attr();
-        let Some(timeout) = ack_timeout(attr.timeout.unwrap_or(0)) else {
-            // No timeout: waits until the peer is there, which kicks.
-            machine.wait = Some(Instant::NEVER);
-            return Next::Stop;
-        };
-        match machine.retries_left {
-            None => machine.retries_left = Some(attr.retry_cnt.unwrap_or(0)),
-            Some(0) => {
-                let fault = Fault::local(WcStatus::RetryExcErr, 0);
-                self.end_in_error(machine, wr_id, at, &fault, effects);
-                return Next::Stop;
-            }
-            Some(left) => machine.retries_left = Some(left - 1),
-        }
-        self.wait_until(machine, now + timeout);
-        Next::Stop
-    }
-
-    fn wait_until(self: &Arc<Self>, machine: &mut Machine, deadline: Instant) {
-        machine.wait = Some(deadline);
-        // A timer that comes late or for nothing finds that out in `run`.
-        let _ = self
-            .port
-            .engine
-            .at(deadline, Arc::clone(self) as Arc<dyn Due>, 0);
-    }
+fn wait_until(qp: &Arc<QueuePair>, machine: &mut WorkerState, deadline: Instant) {
+    machine.wait = Some(deadline);
+    // A timer that expires late or without need finds that out in `run`.
+    let _ = qp
+        .port
+        .engine
+        .at(deadline, Arc::clone(qp) as Arc<dyn Due>, 0);
 }

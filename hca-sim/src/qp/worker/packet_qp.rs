@@ -1,31 +1,40 @@
-//! What a queue pair whose messages go as packets has besides: the sans-IO machine, and what it needs around it.
+//! The additional state of a queue pair whose messages are sent as packets: the sans-IO machine, and what it needs
+//! around it.
 
 use std::fmt;
+use std::time::Duration;
 
 use verbs_core::{Error, QpCap, QpType, Srqn};
 
 use crate::clock::Instant;
 use crate::link::Route;
+use crate::qp::worker::connected::Connected;
 use crate::transport::{self, Path};
 
 /// See the module's documentation.
 pub(crate) struct PacketQp {
     pub(super) transport: transport::Machine,
-    /// What the attributes say.
+    /// The connection's parameters, from the attributes.
     pub(super) path: Option<Path>,
-    /// Where packets to the peer go; `None` as long as the queue pair names nobody, or no address of the
-    /// port. Datagrams have ways of their own.
+    /// The route of packets to the peer; `None` as long as the queue pair names no peer, or no address of the port.
+    /// Datagrams have routes of their own.
     pub(super) route: Option<Route>,
+    /// The destination of the alternate path, if one is loaded.
+    pub(super) alt_route: Option<Route>,
+    /// The client was told of a peer that has moved when this end could not.
+    pub(super) refused_migration: bool,
     /// The changes that `path` knows of: the queue pair's and the port's.
     pub(super) followed: Option<(u32, u32)>,
     /// The deadline that the engine was given.
     pub(super) timer: Option<Instant>,
-    /// The queue pair goes to ERR as soon as its last answer has left.
+    /// The queue pair goes to ERR as soon as its last answer has been sent.
     pub(super) failing: bool,
-    /// A packet came that a switch had marked: the peer is to hear of it.
+    /// A packet arrived that a switch had marked: the peer is to be notified.
     pub(super) marked: bool,
-    /// No notification leaves before.
+    /// No notification is sent before this time.
     pub(super) quiet_until: Instant,
+    /// The stream that carries its messages, where streams do.
+    pub(super) stream: Option<Box<Connected>>,
 }
 
 impl PacketQp {
@@ -34,22 +43,37 @@ impl PacketQp {
     /// # Errors
     /// [`Error::NoMemory`].
     pub(crate) fn new(qp_type: QpType, cap: &QpCap) -> Result<Self, Error> {
-        Ok(Self {
-            transport: transport::Machine::new(qp_type, cap)?,
+        transport::Machine::new(qp_type, cap).map(Self::of)
+    }
+
+    /// A machine for a queue pair whose messages a stream will carry.
+    ///
+    /// # Errors
+    /// [`Error::NoMemory`].
+    pub(crate) fn over_stream() -> Result<Self, Error> {
+        transport::Machine::over_stream().map(Self::of)
+    }
+
+    fn of(transport: transport::Machine) -> Self {
+        Self {
+            transport,
             path: None,
             route: None,
+            alt_route: None,
+            refused_migration: false,
             followed: None,
             timer: None,
             failing: false,
             marked: false,
             quiet_until: Instant::ZERO,
-        })
+            stream: None,
+        }
     }
 
-    /// Back to how it was made.
+    /// Returns it to its initial state.
     pub(crate) fn reset(&mut self) {
         self.transport.reset();
-        (self.path, self.route, self.followed) = (None, None, None);
+        (self.path, self.route, self.alt_route, self.followed) = (None, None, None, None);
         (self.marked, self.failing) = (false, false);
     }
 
@@ -61,6 +85,16 @@ impl PacketQp {
     /// See [`Rc::abandon`](transport::rc::Rc::abandon).
     pub(crate) fn abandon(&mut self) -> Option<(u64, Option<Srqn>)> {
         self.transport.abandon()
+    }
+
+    /// The smoothed round trip to the peer, if the transport has measured one.
+    pub(crate) fn round_trip(&self) -> Option<Duration> {
+        self.transport.round_trip()
+    }
+
+    /// The rate that congestion notifications limit it to, in bytes per second, if they do.
+    pub(crate) fn rate(&self) -> Option<u64> {
+        self.transport.rate()
     }
 
     /// Whether every message that was begun has ended.

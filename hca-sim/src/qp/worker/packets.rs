@@ -1,46 +1,47 @@
-//! A queue pair whose messages go as packets: what the sans-IO machine needs around it.
+//! A queue pair whose messages are sent as packets: what the sans-IO machine needs around it.
 //!
-//! Whoever holds the port's driver ([`crate::port::Driver`]) is the only one to come here, so
-//! nothing in here is ever contended. The attributes that control verbs change are taken over at the
-//! beginning of each visit.
+//! Only the holder of the port's driver ([`crate::port::Driver`]) runs this code, so nothing here is ever contended.
+//! The attributes that control verbs change are taken over at the beginning of each visit.
 
+use std::ops::Range;
 use std::time::Duration;
 
 use verbs_core::mem::{Pin, pin};
 use verbs_core::sync::Arc;
 use verbs_core::sync::MutexGuard;
-use verbs_core::sync::atomic::Ordering::Acquire;
-use verbs_core::{Access, Datagram, Mtu, PKey, Psn, QpAttr, QpState, QpType, Qpn};
+use verbs_core::{Access, Datagram, MigState, Mtu, PKey, Psn, QpAttr, QpState, QpType, Qpn};
 
 use crate::clock::Instant;
+use crate::effects::Effects;
 use crate::engine::Due;
 use crate::link::Route;
 use crate::qp::QueuePair;
-use crate::qp::effects::Effects;
-use crate::qp::worker::Machine;
+use crate::qp::stats;
+use crate::qp::worker::WorkerState;
 use crate::qp::worker::packet_qp::PacketQp;
+use crate::qp::worker::{migration, stream};
 use crate::queue::cq::CqRing;
-use crate::queue::srq::{Named, SharedReceives};
-use crate::transport::{Ends, Incoming, Notes, Outlet, Path, Post, TxContext};
+use crate::queue::srq::{SharedReceives, XrcSrq};
+use crate::transport::{self, Ends, Events, Incoming, Outlet, Path, Post, Told, TxContext};
 use crate::wire::{Bth, BthFlags, Extended, Head, Opcode, Role, Service};
 
 /// The ECN bits of a traffic class, and what they are when a switch has marked the packet.
 const ECN: u8 = 0b11;
 const CE: u8 = 0b11;
-/// The least time between two congestion notifications of one queue pair. Marks come in bursts, and one
-/// notification tells as much as many.
+/// The least time between two congestion notifications of one queue pair. Marks arrive in bursts, and one notification
+/// says as much as many.
 const CNP_INTERVAL: Duration = Duration::from_micros(50);
 /// Bytes of a congestion notification, all zero.
 const CNP_PAYLOAD: usize = 16;
 
-fn named_by(srq: &Option<Arc<SharedReceives>>) -> Option<&Named> {
-    srq.as_ref().and_then(|srq| srq.named.as_ref())
+fn xrc_of(srq: &Option<Arc<SharedReceives>>) -> Option<&XrcSrq> {
+    srq.as_ref().and_then(|srq| srq.xrc.as_ref())
 }
 
-/// What the attributes say about the connection.
+/// The connection's parameters, from the attributes.
 fn path(attr: &QpAttr, qp: &QueuePair) -> Path {
     let service = qp.service();
-    // One datagram has to fit the port, not a path.
+    // A datagram has to fit the port, not a path.
     let mtu = match service {
         Service::Ud => qp.port.mtu(),
         _ => attr.path_mtu.unwrap_or(Mtu::B256),
@@ -65,10 +66,13 @@ fn path(attr: &QpAttr, qp: &QueuePair) -> Path {
         max_dest_rd_atomic: attr.max_dest_rd_atomic.unwrap_or(0),
         sq_psn: attr.sq_psn.map_or(0, |psn| psn.value()),
         rq_psn: attr.rq_psn.map_or(0, |psn| psn.value()),
+        flags: migration::flags(attr, qp),
+        migration: attr.alt_path.and(attr.path_mig_state),
+        may_migrate: false,
     }
 }
 
-/// How datagrams leave.
+/// How datagrams are sent.
 struct Datagrams<'q, 'm, 'o> {
     qp: &'q QueuePair,
     mail: &'m mut TxContext<'o>,
@@ -86,11 +90,11 @@ impl Post for Datagrams<'_, '_, '_> {
         len: usize,
         fill: &mut dyn FnMut(&mut [u8]),
     ) -> bool {
-        // Nobody tells the sender of a datagram that there is no such address.
+        // The sender of a datagram gets no report that there is no such address.
         let Some(route) = self.qp.port.route(&to.av) else {
             return true;
         };
-        let mut lane = self.mail.of(self.qp.qpn, route);
+        let mut lane = self.mail.of(self.qp.qpn, &route);
         let ready = lane.is_ready();
         if ready {
             lane.put(head, len, false, fill);
@@ -99,7 +103,7 @@ impl Post for Datagrams<'_, '_, '_> {
     }
 }
 
-/// Tells the peer that its packets meet congestion (IBTA annex A17.9.3).
+/// Notifies the peer that its packets meet congestion (IBTA annex A17.9.3).
 fn notify_congestion(path: &Path, lane: &mut dyn Outlet) {
     let bth = Bth {
         opcode: Opcode::CNP,
@@ -115,7 +119,7 @@ fn notify_congestion(path: &Path, lane: &mut dyn Outlet) {
 
 impl QueuePair {
     /// Takes over what control verbs have changed.
-    fn follow(&self, exchange: &mut PacketQp) {
+    pub(super) fn follow(&self, exchange: &mut PacketQp) {
         let Some(driver) = self.port.driver() else {
             return;
         };
@@ -125,12 +129,28 @@ impl QueuePair {
         }
         exchange.followed = Some(now);
         let attr = self.control.lock().attr();
-        exchange.path = Some(path(&attr, self));
-        exchange.route = attr.av.and_then(|av| self.port.route(&av));
+        let mut path = path(&attr, self);
+        let route = attr.av.and_then(|av| self.port.route(&av));
+        let has_moved =
+            path.migration.is_some() && exchange.route.is_some_and(|old| route != Some(old));
+        if has_moved {
+            exchange.transport.moved();
+        }
+        exchange.route = route;
+        exchange.alt_route = attr.alt_path.and_then(|alt| self.port.route(&alt.av()));
+        exchange.refused_migration = false;
+        path.may_migrate = path.migration == Some(MigState::Armed) && exchange.alt_route.is_some();
+        exchange.path = Some(path);
     }
 
-    /// What the machine works on, if the state is still the one that it was under the pin.
-    fn ends<'a>(&'a self, pin: &'a Pin, path: &'a Path, now: Instant) -> Option<Ends<'a>> {
+    /// What the machine works on, if the state is still the one that was seen under the pin.
+    #[inline(always)]
+    pub(super) fn ends<'a>(
+        &'a self,
+        pin: &'a Pin,
+        path: &'a Path,
+        now: Instant,
+    ) -> Option<Ends<'a>> {
         let state = self.enter_to_exchange(pin)?;
         Some(Ends {
             pin,
@@ -150,18 +170,26 @@ impl QueuePair {
         })
     }
 
-    /// Whether completions can be told now. On a loopback link others may own the queues, or are losing
-    /// them: then there is a round as soon as that is over. A packet that comes meanwhile is lost, which
-    /// services that answer make up for.
+    /// Whether completions can be pushed now. On a loopback link other threads may own the queues, or be losing them:
+    /// then there is a round as soon as that is over. A packet that arrives in the meantime is lost, which services
+    /// with answers make up for.
+    #[inline]
     fn can_complete(
         self: &Arc<Self>,
         pin: &Pin,
-        named: Option<&Named>,
+        named: Option<&XrcSrq>,
         effects: &mut Effects,
     ) -> bool {
-        if self.port.is_wire() {
-            return true;
-        }
+        self.port.is_wire() || self.may_push(pin, named, effects)
+    }
+
+    #[cold]
+    fn may_push(
+        self: &Arc<Self>,
+        pin: &Pin,
+        named: Option<&XrcSrq>,
+        effects: &mut Effects,
+    ) -> bool {
         let named = named.map(|named| &named.cq);
         let cqs = [Some(&self.send_cq), Some(&self.recv_cq), named];
         let refused = |cq: &&Arc<CqRing>| cq.enter(pin).is_none();
@@ -172,42 +200,47 @@ impl QueuePair {
         refused.is_none()
     }
 
-    /// A packet for this queue pair; its ICRC is right. Whether the machine has seen it, so that it wants
-    /// a round.
+    /// What exchanges packets, with the attributes as they are now; `None` while a change takes something away.
+    #[inline]
+    pub(super) fn open_exchange(&self) -> Option<MutexGuard<'_, PacketQp>> {
+        let open = self.worker.exchange();
+        let mut exchange = open.filter(|_| !self.worker.is_closing())?.lock();
+        self.follow(&mut exchange);
+        Some(exchange)
+    }
+
+    /// Takes a packet for this queue pair; its ICRC is right. Returns whether the machine has seen it, and so needs a
+    /// round.
     pub(crate) fn take_packet(
         self: &Arc<Self>,
         packet: &Incoming<'_>,
         now: Instant,
         effects: &mut Effects,
     ) -> bool {
-        let open = self.worker.exchange();
-        let Some(exchange) = open.filter(|_| !self.worker.is_closing()) else {
+        let Some(mut exchange) = self.open_exchange() else {
             return false;
         };
-        let mut exchange = exchange.lock();
-        self.follow(&mut exchange);
-        let PacketQp {
-            transport,
-            path,
-            route,
-            marked,
-            ..
-        } = &mut *exchange;
         let counters = &self.port.counters;
-        // A connection knows its peer; a datagram may come from anybody.
-        let is_peer = |route: &Route| self.port.is_peer(route, packet);
-        let known =
-            |path: &&Path| path.service == Service::Ud || route.as_ref().is_some_and(is_peer);
-        let Some(path) = path.as_ref().filter(known) else {
+        if !self.is_from_peer(&mut exchange, packet, effects) {
             counters.strangers.up();
             return false;
+        }
+        let PacketQp {
+            transport,
+            path: Some(path),
+            marked,
+            ..
+        } = &mut *exchange
+        else {
+            return false;
         };
+        let path = &*path;
         let Some(pkey_index) = self.admits(path, packet) else {
             counters.bad_pkeys.up();
             self.port.report(packet, false);
             return false;
         };
-        // Most come in the first partition, and are not copied for it.
+        // Most arrive in the first partition, and are not copied for it.
         let elsewhere = (pkey_index != 0).then_some(Incoming {
             pkey_index,
             ..*packet
@@ -215,37 +248,104 @@ impl QueuePair {
         let packet = elsewhere.as_ref().unwrap_or(packet);
         self.look_at_qkey(path, packet);
         if packet.head.opcode() == Opcode::CNP {
-            counters.cnps_received.up();
+            self.slow_down(transport, now, effects);
             return false;
         }
         if !path.takes(packet.head.opcode().service()) || self.is_other_end(packet) {
             counters.strangers.up();
             return false;
         }
-        // Which queue a request on an extended connection is for; the machine refuses what is for none.
+        // The queue that a request on an extended connection is for; the machine refuses a request for none.
         let eth = packet.head.ext().xrceth;
         let named = eth.and_then(|eth| self.port.xrc.find(eth.srqn, self.pd));
-        // Notifications go to the peer of a connection.
+        // Notifications are sent to the peer of a connection.
         *marked |= packet.tclass & ECN == CE && path.service != Service::Ud;
         let pin = pin();
-        if !self.can_complete(&pin, named_by(&named), effects) {
+        if !self.can_complete(&pin, xrc_of(&named), effects) {
             return false;
         }
         let Some(mut ends) = self.ends(&pin, path, now) else {
             return false;
         };
-        if let Some((srq, own)) = named.as_ref().zip(named_by(&named)) {
+        if let Some((srq, own)) = named.as_ref().zip(xrc_of(&named)) {
             (ends.srq, ends.recv_cq, ends.pd) = (Some(srq), &own.cq, srq.pd);
         }
-        let mut notes = Notes::default();
-        transport.receive(&ends, packet, &mut notes);
+        let mut events = Events::default();
+        transport.receive(&ends, packet, &mut events);
         drop(pin);
-        let mut machine = self.worker.machine.lock();
-        self.see_to_notes(&mut exchange, &mut machine, notes, named.as_ref(), effects);
+        if events.only_fires() {
+            self.note_fires(named.as_ref(), &events, effects);
+        } else {
+            let mut machine = self.worker.machine.lock();
+            self.handle_more(&mut exchange, &mut machine, events, named.as_ref(), effects);
+        }
         true
     }
 
-    /// Reports a datagram whose key is another; the machine drops it.
+    /// Whether a packet comes from where a connection's own packets go to. A datagram may come from any sender.
+    fn is_from_peer(
+        self: &Arc<Self>,
+        exchange: &mut PacketQp,
+        packet: &Incoming<'_>,
+        effects: &mut Effects,
+    ) -> bool {
+        let Some(path) = &exchange.path else {
+            return false;
+        };
+        if path.service == Service::Ud {
+            return true;
+        }
+        if path.migration.is_some() {
+            return migration::is_from_either(self, exchange, packet, effects);
+        }
+        let is_peer = |route: &Route| self.port.is_peer(route, packet);
+        exchange.route.as_ref().is_some_and(is_peer)
+    }
+
+    /// The peer reports that packets to it meet congestion.
+    fn slow_down(&self, transport: &mut transport::Machine, now: Instant, effects: &mut Effects) {
+        stats::record(self, Told::CNP, None, effects);
+        let counters = &self.port.counters;
+        counters.cnps_received.up();
+        if let Some(config) = &self.port.features.congestion
+            && let Some(rate) = transport.congested(config, now)
+        {
+            counters.rate_cuts.up();
+            counters.rate.set(rate);
+        }
+    }
+
+    /// Queue pairs with these numbers, at the port's own addresses, no longer exist. Returns whether the peer is one of
+    /// them and a reliable connection ends; then this queue pair needs a round, and is listed for it.
+    pub(crate) fn peer_gone(
+        self: &Arc<Self>,
+        qpns: &Range<u32>,
+        now: Instant,
+        effects: &mut Effects,
+    ) -> bool {
+        let Some(mut exchange) = self.open_exchange() else {
+            return false;
+        };
+        let is_here = |route: &Route| self.port.has_address(route.dst);
+        let connected = exchange
+            .path
+            .filter(|path| path.service != Service::Ud && qpns.contains(&path.dest_qpn.value()));
+        let Some(path) = connected.filter(|_| exchange.route.as_ref().is_some_and(is_here)) else {
+            return false;
+        };
+        let pin = pin();
+        let Some(ends) = self.ends(&pin, &path, now) else {
+            return false;
+        };
+        let mut events = Events::default();
+        exchange.transport.peer_gone(&ends, &mut events);
+        drop(pin);
+        let mut machine = self.worker.machine.lock();
+        self.handle_events(&mut exchange, &mut machine, events, None, effects);
+        exchange.failing && self.worker.listed.set()
+    }
+
+    /// Reports a datagram whose key does not match; the machine drops it.
     fn look_at_qkey(&self, path: &Path, packet: &Incoming<'_>) {
         let deth = packet.head.ext().deth;
         if deth.is_some_and(|deth| deth.qkey != path.qkey) && self.qp_type != QpType::Smi {
@@ -253,8 +353,8 @@ impl QueuePair {
         }
     }
 
-    /// Whether a packet's partition lets it in, and which entry of the table that is. Queue pair 0 does
-    /// not look at it, queue pair 1 is in all of the port's partitions.
+    /// Which entry of the P_Key table admits a packet, if any. Queue pair 0 does not check it; queue pair 1 is in all
+    /// of the port's partitions.
     fn admits(&self, path: &Path, packet: &Incoming<'_>) -> Option<u16> {
         let key = packet.head.bth().pkey;
         match self.qp_type {
@@ -264,8 +364,8 @@ impl QueuePair {
         }
     }
 
-    /// Whether a packet is for the other end of an extended connection: initiators take answers only, and
-    /// targets requests.
+    /// Whether a packet is for the other end of an extended connection: initiators take only answers, and targets only
+    /// requests.
     fn is_other_end(&self, packet: &Incoming<'_>) -> bool {
         match (self.qp_type, packet.head.opcode().facts().role) {
             (QpType::XrcSend, role) => role != Role::Response,
@@ -278,52 +378,96 @@ impl QueuePair {
     pub(crate) fn exchange(
         self: &Arc<Self>,
         exchange: &mut PacketQp,
-        machine: &mut MutexGuard<'_, Machine>,
+        machine: &mut MutexGuard<'_, WorkerState>,
         mail: &mut TxContext<'_>,
         effects: &mut Effects,
     ) {
+        if self.port.streams.is_some() {
+            return stream::exchange_stream(self, exchange, machine, effects);
+        }
         self.follow(exchange);
-        let Some(path) = exchange.path else {
+        let PacketQp {
+            transport,
+            path: Some(path),
+            route,
+            marked,
+            quiet_until,
+            ..
+        } = &mut *exchange
+        else {
             return;
         };
         if path.service == Service::Ud {
-            return self.post_datagrams(exchange, machine, &path, mail, effects);
+            return self.post_datagrams(exchange, machine, mail, effects);
         }
-        let Some(route) = exchange.route else {
+        let Some(route) = route else {
             return;
         };
-        let now = self.port.engine.now();
-        let mut notes = Notes::default();
-        let pin = pin();
+        let (now, pin) = (mail.now, pin());
+        let mut events = Events::default();
         if !self.can_complete(&pin, None, effects) {
             return;
         }
-        let Some(ends) = self.ends(&pin, &path, now) else {
+        let Some(ends) = self.ends(&pin, path, now) else {
             return;
         };
-        let transport = &mut exchange.transport;
         if transport.deadline().is_some_and(|deadline| deadline <= now) {
-            transport.expire(&ends, &mut notes);
+            transport.expire(&ends, &mut events);
+        }
+        if events.migrate {
+            drop(pin);
+            effects.rare().again.push(self.events());
+            return self.handle_events(exchange, machine, events, None, effects);
         }
         let mut lane = mail.of(self.qpn, route);
-        let more = transport.transmit(&ends, &mut lane, &mut notes);
+        let more = transport.transmit(&ends, &mut lane, &mut events);
         drop(pin);
-        if exchange.marked && exchange.quiet_until <= now && lane.is_ready() {
-            exchange.marked = false;
-            exchange.quiet_until = now + CNP_INTERVAL;
-            notify_congestion(&path, &mut lane);
+        if *marked && *quiet_until <= now && lane.is_ready() {
+            *marked = false;
+            *quiet_until = now + CNP_INTERVAL;
+            self.port.counters.cnps_sent.up();
+            notify_congestion(path, &mut lane);
         }
         if more {
-            effects.stalled.push(self.events());
+            effects.rare().stalled.push(self.events());
         } else if !mail.acknowledges && exchange.transport.is_answering() {
             mail.deferred = true;
         }
         self.set_timer(exchange, now);
-        self.see_to_notes(exchange, machine, notes, None, effects);
-        // What tells the peer why has to leave before nothing leaves any more.
+        if events.only_fires() {
+            self.note_fires(None, &events, effects);
+        } else {
+            self.handle_more(exchange, machine, events, None, effects);
+        }
+        // The message that reports the reason to the peer has to be sent before sending stops.
         if exchange.failing && !exchange.transport.is_answering() {
             exchange.failing = false;
-            effects.fail.push(self.events());
+            effects.rare().fail.push(self.events());
+        }
+    }
+
+    /// The queue pair no longer sends. What its client may have seen is acknowledged before: otherwise the peer would
+    /// ask a queue pair that does not answer, or no longer exists, until its retries are exceeded.
+    pub(super) fn answer_last(
+        self: &Arc<Self>,
+        mail: Option<&mut TxContext<'_>>,
+        effects: &mut Effects,
+    ) {
+        let (Some(exchange), Some(mail)) = (self.worker.exchange(), mail) else {
+            return;
+        };
+        let mut exchange = exchange.lock();
+        let PacketQp {
+            transport,
+            path: Some(path),
+            route: Some(route),
+            ..
+        } = &mut *exchange
+        else {
+            return;
+        };
+        if transport.transmit_last(path, &mut mail.of(self.qpn, route)) {
+            effects.rare().stalled.push(self.events());
         }
     }
 
@@ -331,101 +475,40 @@ impl QueuePair {
     fn post_datagrams(
         self: &Arc<Self>,
         exchange: &mut PacketQp,
-        machine: &mut MutexGuard<'_, Machine>,
-        path: &Path,
+        machine: &mut MutexGuard<'_, WorkerState>,
         mail: &mut TxContext<'_>,
         effects: &mut Effects,
     ) {
-        let mut notes = Notes::default();
+        let PacketQp {
+            transport,
+            path: Some(path),
+            ..
+        } = &mut *exchange
+        else {
+            return;
+        };
+        let mut events = Events::default();
         let pin = pin();
         if !self.can_complete(&pin, None, effects) {
             return;
         }
-        let Some(ends) = self.ends(&pin, path, self.port.engine.now()) else {
+        let Some(ends) = self.ends(&pin, path, mail.now) else {
             return;
         };
         let mut post = Datagrams { qp: self, mail };
-        if exchange.transport.post(&ends, &mut post, &mut notes) {
-            effects.stalled.push(self.events());
+        if transport.post(&ends, &mut post, &mut events) {
+            effects.rare().stalled.push(self.events());
         }
         drop(pin);
-        self.see_to_notes(exchange, machine, notes, None, effects);
+        self.handle_events(exchange, machine, events, None, effects);
         if std::mem::take(&mut exchange.failing) {
-            effects.fail.push(self.events());
+            effects.rare().fail.push(self.events());
         }
     }
 
-    fn see_to_notes(
-        self: &Arc<Self>,
-        exchange: &mut PacketQp,
-        machine: &mut Machine,
-        notes: Notes,
-        named: Option<&Arc<SharedReceives>>,
-        effects: &mut Effects,
-    ) {
-        if notes.failed.is_some() {
-            machine.failed = notes.failed;
-        }
-        exchange.failing |= notes.fail;
-        self.note_packets(named, notes, effects);
-    }
-
-    /// Notes what a connection over packets leads to; `named` is the shared receive queue that a request
-    /// named.
-    fn note_packets(
-        self: &Arc<Self>,
-        named: Option<&Arc<SharedReceives>>,
-        notes: Notes,
-        effects: &mut Effects,
-    ) {
-        let srq = named.or(self.srq.as_ref());
-        let recv_cq = named.and_then(|srq| srq.named.as_ref());
-        let recv_cq = recv_cq.map_or(&self.recv_cq, |named| &named.cq);
-        let Notes {
-            fire_send,
-            fire_recv,
-            overrun_send,
-            overrun_recv,
-            srq_limit,
-            contact,
-            fail: _,
-            fail_sends,
-            event,
-            failed: _,
-            settle,
-            again,
-            later,
-        } = notes;
-        let noted = |wanted: bool, cq: &Arc<CqRing>| wanted.then(|| Arc::clone(cq));
-        let own = |index| (Arc::clone(&self.port.mrs), index);
-        effects.settle.extend(settle.into_iter().flatten().map(own));
-        if again {
-            effects.again.push(self.events());
-        }
-        effects
-            .later
-            .extend(later.map(|index| (self.events(), Arc::clone(&self.port.mrs), index)));
-        effects.fire.extend(noted(fire_send, &self.send_cq));
-        effects.fire.extend(noted(fire_recv, recv_cq));
-        effects.overrun.extend(noted(overrun_send, &self.send_cq));
-        effects.overrun.extend(noted(overrun_recv, recv_cq));
-        if srq_limit {
-            effects.srq_limit.extend(srq.cloned());
-        }
-        if fail_sends {
-            effects.fail_sends.push(self.events());
-        }
-        if contact && !self.contacted.load(Acquire) {
-            effects.contact.push(self.events());
-        }
-        effects
-            .raise
-            .extend(event.map(|event| (self.events(), event)));
-    }
-
-    /// Has the engine call at the machine's deadline. A call that comes early finds nothing to do and
-    /// sets the next; so there is one at a time, although the deadline moves with every packet.
-    fn set_timer(self: &Arc<Self>, exchange: &mut PacketQp, now: Instant) {
+    /// Has the engine call at the machine's deadline. A call that is early finds nothing to do and sets the next; so
+    /// there is only one at a time, although the deadline moves with every packet.
+    pub(super) fn set_timer(self: &Arc<Self>, exchange: &mut PacketQp, now: Instant) {
         let pending = exchange.timer.filter(|&timer| timer > now);
         let Some(deadline) = exchange.transport.deadline() else {
             exchange.timer = pending;

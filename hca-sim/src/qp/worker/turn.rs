@@ -1,4 +1,4 @@
-//! A turn of a queue pair's machine: who takes it, what one round does by the state, what it leads to.
+//! A turn of a queue pair's machine: which thread takes it, what one round does in each state, and its effects.
 
 use verbs_core::sync::Arc;
 use verbs_core::sync::atomic::Ordering::{Acquire, Release};
@@ -7,12 +7,24 @@ use verbs_core::{EventType, QpState, collect};
 use crate::clock::Instant;
 use crate::direct::message::Done;
 use crate::direct::path::DirectPath;
+use crate::effects::Effects;
 use crate::engine::Due;
+use crate::port::ready::{Listed, Mark};
 use crate::qp::QueuePair;
-use crate::qp::effects::Effects;
-use crate::qp::worker::Machine;
+use crate::qp::stats;
+use crate::qp::worker::WorkerState;
+use crate::qp::worker::packet_qp::PacketQp;
+use crate::qp::worker::{flush, loopback, migration, stream};
 use crate::queue::base::events::WaitsForCq;
-use crate::transport::TxContext;
+use crate::queue::cq::CqRing;
+use crate::queue::srq::SharedReceives;
+use crate::transport::{Events, TxContext};
+
+impl Listed for QueuePair {
+    fn mark(&self) -> &Mark {
+        &self.worker.listed
+    }
+}
 
 impl QueuePair {
     /// Whether every message that was begun has ended; over packets that takes time.
@@ -21,17 +33,23 @@ impl QueuePair {
         self.state() != QpState::Sqd || exchange.is_none_or(|exchange| exchange.lock().is_drained())
     }
 
-    /// Does what can be done; see the module's documentation. Outside any pin.
+    /// Whether a message that was begun has not ended yet, or a poster may still be inside one that is placed directly:
+    /// what `sq_draining` reports in SQD (IBTA vol. 1, 10.3.1.6).
+    pub(crate) fn is_draining(&self) -> bool {
+        self.worker.is_closing() || !self.is_drained()
+    }
+
+    /// Does what can be done; see the module's documentation. Called outside any pin.
     pub(crate) fn turn(self: &Arc<Self>) {
         if let Some(driver) = self.driver() {
             return driver.serve(self);
         }
-        // What leaves a pin within may complete verbs, and their routines must not run under a machine's lock.
+        // Leaving a pin inside may complete verbs, and their routines must not run under a machine's lock.
         collect(|| self.take_turns());
     }
 
     fn take_turns(self: &Arc<Self>) {
-        while let Some(mut held) = self.worker.turns.enter() {
+        while let Some(mut held) = self.worker.turns.hold() {
             let mut effects = Effects::default();
             loop {
                 self.round(None, &mut effects);
@@ -46,48 +64,182 @@ impl QueuePair {
         }
     }
 
-    /// There is reason to try again at once.
+    /// There is a reason to try again at once.
     pub(crate) fn kick(self: &Arc<Self>) {
         self.worker.kicked.store(true, Release);
         self.turn();
     }
 
-    /// Notes what a message leads to that was placed directly.
-    pub(super) fn note(&self, land: &DirectPath, done: Done, effects: &mut Effects) {
+    /// Records the effects of a message that was placed directly.
+    pub(super) fn note(&self, direct: &DirectPath, done: Done, effects: &mut Effects) {
         if done.fire_recv {
-            effects.fire.push(Arc::clone(&land.cq));
+            effects.few().fire.push(Arc::clone(&direct.cq));
         }
         if done.overrun_recv {
-            effects.overrun.push(Arc::clone(&land.cq));
+            effects.rare().overrun.push(Arc::clone(&direct.cq));
         }
         self.note_own(done, effects);
         if done.srq_limit {
-            effects.srq_limit.extend(land.srq.clone());
+            effects.rare().srq_limit.extend(direct.srq.clone());
         }
         if done.fail_responder {
-            effects.fail.extend(land.responder.upgrade());
+            effects.rare().fail.extend(direct.responder.upgrade());
         }
-        let theirs = done.settle.map(|index| (Arc::clone(&land.mrs), index));
-        effects.settle.extend(theirs);
+        if let Some(index) = done.settle {
+            let theirs = (Arc::clone(&direct.mrs), index);
+            effects.rare().settle.push(theirs);
+        }
     }
 
-    /// Notes what concerns the sender alone.
+    /// Records the effects that concern the sender alone.
     pub(super) fn note_own(&self, done: Done, effects: &mut Effects) {
         if done.fire_send {
-            effects.fire.push(Arc::clone(&self.send_cq));
+            effects.few().fire.push(Arc::clone(&self.send_cq));
         }
         if done.overrun_send {
-            effects.overrun.push(Arc::clone(&self.send_cq));
+            effects.rare().overrun.push(Arc::clone(&self.send_cq));
         }
-        let own = |index| (Arc::clone(&self.port.mrs), index);
-        effects.settle.extend(done.settle_own.map(own));
+        if let Some(index) = done.settle_own {
+            let own = (Arc::clone(&self.port.mrs), index);
+            effects.rare().settle.push(own);
+        }
     }
 
-    /// Sees to what a message left that was carried out by its poster.
-    pub(crate) fn see_to(self: &Arc<Self>, land: &DirectPath, done: Done) {
+    /// Records what follows from a machine's work; `named` is the shared receive queue that a request named.
+    #[inline]
+    pub(super) fn handle_events(
+        self: &Arc<Self>,
+        exchange: &mut PacketQp,
+        machine: &mut WorkerState,
+        events: Events,
+        named: Option<&Arc<SharedReceives>>,
+        effects: &mut Effects,
+    ) {
+        if events.only_fires() {
+            return self.note_fires(named, &events, effects);
+        }
+        self.handle_more(exchange, machine, events, named, effects);
+    }
+
+    #[cold]
+    pub(super) fn handle_more(
+        self: &Arc<Self>,
+        exchange: &mut PacketQp,
+        machine: &mut WorkerState,
+        events: Events,
+        named: Option<&Arc<SharedReceives>>,
+        effects: &mut Effects,
+    ) {
+        if events.failed.is_some() {
+            machine.failed = events.failed;
+        }
+        exchange.failing |= events.fail;
+        if events.migrate {
+            migration::migrate(self, exchange, effects);
+        }
+        self.note_events(named, events, effects);
+    }
+
+    /// The completion queue of receives; `named` is the shared receive queue that a request named.
+    fn recv_cq_of<'a>(&'a self, named: Option<&'a Arc<SharedReceives>>) -> &'a Arc<CqRing> {
+        let own = named.and_then(|srq| srq.xrc.as_ref());
+        own.map_or(&self.recv_cq, |own| &own.cq)
+    }
+
+    /// Records which completion queues have new entries that a handler waits for.
+    #[inline(always)]
+    pub(super) fn note_fires(
+        &self,
+        named: Option<&Arc<SharedReceives>>,
+        events: &Events,
+        effects: &mut Effects,
+    ) {
+        if events.fire_send {
+            effects.few().fire.push(Arc::clone(&self.send_cq));
+        }
+        if events.fire_recv {
+            effects.few().fire.push(Arc::clone(self.recv_cq_of(named)));
+        }
+    }
+
+    /// Records the effects of a connection over packets; `named` is the shared receive queue that a request named.
+    fn note_events(
+        self: &Arc<Self>,
+        named: Option<&Arc<SharedReceives>>,
+        events: Events,
+        effects: &mut Effects,
+    ) {
+        let srq = named.or(self.srq.as_ref());
+        let recv_cq = self.recv_cq_of(named);
+        self.note_fires(named, &events, effects);
+        let Events {
+            fire_send: _,
+            fire_recv: _,
+            overrun_send,
+            overrun_recv,
+            srq_limit,
+            contact,
+            fail: _,
+            fail_sends,
+            event,
+            failed: _,
+            settle,
+            again,
+            later,
+            told,
+            migrate: _,
+            gave_up,
+        } = events;
+        if !told.is_empty() || gave_up.is_some() {
+            stats::record(self, told, gave_up, effects);
+        }
+        let noted = |wanted: bool, cq: &Arc<CqRing>| wanted.then(|| Arc::clone(cq));
+        let own = |index| (Arc::clone(&self.port.mrs), index);
+        if settle != [None; 2] {
+            let settle = settle.into_iter().flatten().map(own);
+            effects.rare().settle.extend(settle);
+        }
+        if again {
+            effects.rare().again.push(self.events());
+        }
+        if let Some(index) = later {
+            let mrs = Arc::clone(&self.port.mrs);
+            effects.rare().later.push((self.events(), mrs, index));
+        }
+        if overrun_send || overrun_recv {
+            let overrun = &mut effects.rare().overrun;
+            overrun.extend(noted(overrun_send, &self.send_cq));
+            overrun.extend(noted(overrun_recv, recv_cq));
+        }
+        if srq_limit {
+            effects.rare().srq_limit.extend(srq.cloned());
+        }
+        if fail_sends {
+            effects.rare().fail_sends.push(self.events());
+        }
+        if contact && !self.contacted.load(Acquire) {
+            effects.rare().contact.push(self.events());
+        }
+        if let Some(event) = event {
+            effects.rare().raise.push((self.events(), event));
+        }
+    }
+
+    /// Carries out the effects of a message that its poster has carried out.
+    pub(crate) fn handle_done(self: &Arc<Self>, direct: &DirectPath, done: Done) {
+        if done.only_fires() {
+            return collect(|| {
+                if done.fire_recv {
+                    direct.cq.fire();
+                }
+                if done.fire_send {
+                    self.send_cq.fire();
+                }
+            });
+        }
         let mut effects = Effects::default();
-        self.note(land, done, &mut effects);
-        // Nobody is put off by what is done.
+        self.note(direct, done, &mut effects);
+        // Nothing is put off by a message that is done.
         effects.carry_out(&|cq| self.port.overrun(cq));
     }
 
@@ -99,19 +251,25 @@ impl QueuePair {
         let mut machine = self.worker.machine.lock();
         let over = match self.state() {
             QpState::Sqe => {
-                let over = self.flush_sends(&mut machine, effects);
+                let over = flush::flush_sends(self, &mut machine, effects);
                 if let Some(exchange) = self.worker.exchange() {
                     exchange.lock().resume();
                 }
                 over
             }
-            QpState::Err => self.flush(&mut machine, effects),
+            QpState::Err => {
+                self.answer_last(mail, effects);
+                stream::leave_stream(self, effects);
+                flush::flush(self, &mut machine, effects)
+            }
             QpState::Reset => {
-                *machine = Machine::default();
+                self.answer_last(mail, effects);
+                stream::leave_stream(self, effects);
+                *machine = WorkerState::default();
                 if let Some(exchange) = self.worker.exchange() {
                     exchange.lock().reset();
                 }
-                self.discard();
+                flush::discard(self);
                 true
             }
             QpState::Rtr | QpState::Rts | QpState::Sqd if mail.is_some() => {
@@ -121,25 +279,29 @@ impl QueuePair {
                 true
             }
             QpState::Rts => {
-                self.run(&mut machine, effects);
+                loopback::run(self, &mut machine, effects);
                 true
             }
             _ => true,
         };
         drop(machine);
-        if over {
-            // Asked before the lock is taken: elsewhere the connection is held when it is.
+        if over && self.worker.owes.is_set() {
+            // Checked before the lock is taken: elsewhere the lock is taken while the connection is held.
             let drained = self.is_drained();
             let mut control = self.control.lock();
-            effects.finish.append(&mut control.finish);
+            if !control.finish.is_empty() {
+                effects.few().finish.extend(control.finish.drain(..));
+            }
             if drained && std::mem::take(&mut control.tell_drained) {
                 let me = self.events();
-                effects.raise.push((me, EventType::SqDrained));
+                effects.rare().raise.push((me, EventType::SqDrained));
             }
             if self.state() == QpState::Err && std::mem::take(&mut control.tell_last_wqe) {
                 let me = self.events();
-                effects.raise.push((me, EventType::QpLastWqeReached));
+                effects.rare().raise.push((me, EventType::QpLastWqeReached));
             }
+            let owes = control.tell_drained || control.tell_last_wqe;
+            self.worker.owes.keep(owes);
         }
     }
 }

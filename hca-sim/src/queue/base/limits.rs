@@ -13,8 +13,8 @@ pub(crate) const MAX_INLINE: usize = 256;
 /// Largest message in bytes (IBTA vol. 1, 9.7.7).
 pub(crate) const MAX_MESSAGE: u32 = 1 << 31;
 
-/// READs and atomics outstanding on one connection, as requester and as responder: the responder remembers
-/// so many, in memory that is allocated with the queue pair.
+/// READs and atomics outstanding on one connection, as requester and as responder: the responder remembers this many,
+/// in memory that is allocated with the queue pair.
 pub(crate) const RD_ATOMIC: u32 = 128;
 
 /// Work requests on one queue: positions of completions are compared by half-circle, and a queue of

@@ -1,11 +1,11 @@
-//! Memory of queues: allocation that may fail, scatter-gather elements in words, and why a look at
+//! Memory of queues: allocation that may fail, scatter-gather elements in words, and the reason why a look at
 //! registered memory was refused.
 
 use verbs_core::mem::{MrTable, Pin};
 use verbs_core::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use verbs_core::{Error, Piece, Sge};
+use verbs_core::{Error, Piece, Sge, WcCause};
 
-/// A boxed slice, or the error that says there is no memory for it.
+/// A boxed slice, or the error that there is no memory for it.
 pub(crate) fn allocate<T>(count: usize, make: impl Fn() -> T) -> Result<Box<[T]>, Error> {
     let mut all = Vec::new();
     all.try_reserve_exact(count).map_err(|_| Error::NoMemory)?;
@@ -26,8 +26,7 @@ pub(crate) fn unpack(addr: &AtomicU64, rest: &AtomicU64) -> Sge {
     Piece { addr, len_key }.into()
 }
 
-/// Why the last check refused, for `vendor_err`: 1 key, 2 protection domain, 3 right, 4 bounds, 5 queue
-/// pair.
+/// Why the last check refused, for `vendor_err`: the code of a [`WcCause`].
 pub(crate) fn reason(mrs: &MrTable, pin: &Pin) -> u32 {
-    mrs.why(pin) as u32 + 1
+    WcCause::from(mrs.why(pin)).code()
 }

@@ -1,6 +1,5 @@
-//! What queues are made of: sizes, counters, state words, entries in memory.
+//! The parts of queues: sizes, counters, state words, entries in memory.
 
-pub(crate) mod combiner;
 pub(crate) mod counters;
 pub(crate) mod events;
 pub(crate) mod limits;

@@ -1,4 +1,4 @@
-//! Whether the HCA was removed, for what outlives it.
+//! Whether the HCA was removed, for objects that outlive it.
 
 use verbs_core::sync::Arc;
 use verbs_core::sync::atomic::{

@@ -1,4 +1,4 @@
-//! What a queue pair shows those who post to it.
+//! The part of a queue pair that its posters read.
 
 use verbs_core::mem::TouchWord;
 use verbs_core::sync::atomic::{AtomicU8, Ordering::Relaxed};
@@ -15,22 +15,22 @@ pub(crate) mod flag {
     pub(crate) const REMOVED: u32 = 1 << 5;
 }
 
-/// What posters of receives look at each time: one line.
+/// What posters of receives read each time: one line.
 #[derive(Debug)]
 pub(crate) struct QpWord {
-    /// The state, and what else [`flag`] names.
+    /// The state, and the other parts that [`flag`] names.
     pub(crate) word: TouchWord,
-    /// What the sender asks of who posts: [`CALL`](Self::CALL), [`BERTHS`](Self::BERTHS).
+    /// What the sender asks of the poster: [`CALL`](Self::CALL), [`INLINE_CREDITS`](Self::INLINE_CREDITS).
     pub(crate) asked: AtomicU8,
 }
 
 impl QpWord {
     /// It waits for a receive and wants to be called.
     pub(crate) const CALL: u8 = 1;
-    /// It wants to know which receives riders may have.
-    pub(crate) const BERTHS: u8 = 1 << 1;
+    /// It wants to know which receives inline CQEs may take.
+    pub(crate) const INLINE_CREDITS: u8 = 1 << 1;
 
-    /// Asks, or asks no more. For the sender alone.
+    /// Asks, or stops asking. For the sender alone.
     pub(crate) fn ask(&self, what: u8, wanted: bool) {
         let before = self.asked.load(Relaxed);
         let now = before & !what | if wanted { what } else { 0 };

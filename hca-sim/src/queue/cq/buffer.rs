@@ -1,12 +1,11 @@
-//! The ring of a completion queue, as those see it who push: entries, tail, and the mode that says who
-//! may push.
+//! The ring of a completion queue as pushers see it: entries, tail, and the mode that says which threads may push.
 //!
-//! A queue has one buffer at a time. A resize takes it away, as any object is taken away from pinned
-//! threads, and puts another in its place; positions go on counting. Whoever keeps a buffer finds the old
-//! one dead and asks the queue for the new one.
+//! A queue has one buffer at a time. A resize takes it away, as any object is taken away from pinned threads, and puts
+//! another in its place; positions continue. A thread that still holds the old buffer finds it dead and asks the queue
+//! for the new one.
 
-use verbs_core::laps::Laps;
-use verbs_core::mem::{Pin, TouchWord};
+use verbs_core::mem::{Pin, Seen, TouchWord};
+use verbs_core::ring_index::RingIndex;
 use verbs_core::sync::Arc;
 use verbs_core::sync::atomic::{
     AtomicBool, AtomicU32, AtomicU64,
@@ -16,26 +15,26 @@ use verbs_core::sync::atomic::{
 use verbs_core::tracked::Tracked;
 use verbs_core::{Error, Qpn, SendFlags, WcOpcode};
 
-use super::entry::{Cqe, DATAGRAM, HAS_TIME, LAP, LENGTH_SHIFT, Overrun, Pushed, RIDES, Way};
+use super::entry::{Cqe, DATAGRAM, HAS_TIME, INLINE_CQE, LAP, LENGTH_SHIFT, Overrun, Pushed, Way};
 use crate::clock::Clock;
-use crate::queue::cqe_inline::Rider;
+use crate::queue::cqe_inline::InlineCqe;
 
 /// In the mode: the number of the thread that pushes alone.
 pub(super) const OWNER: u32 = 0x1f;
-/// In the mode: an owner is losing the queue.
+/// In the mode: the queue is being taken from its owner.
 pub(super) const CONVERTING: u32 = 1 << 6;
 /// In the mode: any thread pushes.
 pub(super) const SHARED: u32 = 1 << 7;
-/// In the mode: pushers look whether the consumer wants an event.
+/// In the mode: pushers check whether the consumer wants an event.
 pub(super) const ARMED: u32 = 1 << 8;
 /// In the mode: entries carry the time.
 pub(super) const STAMPED: u32 = 1 << 9;
 /// In the mode: events may be held back, so that [`ARMED`] stays.
 pub(super) const MODERATED: u32 = 1 << 10;
-/// Pushes in a row that find no event wanted, after which an owner stops to look for a consumer on another
-/// thread. The next arm then passes the process-wide barrier, which costs as much as several messages.
+/// Pushes in a row that find no event wanted, after which an owner no longer checks for a consumer on another thread.
+/// The next arm then passes the process-wide barrier, which costs as much as several messages.
 ///
-/// With assertions on it is few, so that tests see it.
+/// With assertions on the number is small, so that tests see it.
 pub(super) const IDLE: u32 = if cfg!(verbs_loom) {
     1
 } else if cfg!(debug_assertions) {
@@ -44,11 +43,15 @@ pub(super) const IDLE: u32 = if cfg!(verbs_loom) {
     256
 };
 
+/// The same for a consumer on the owner's thread, whose next arm passes no barrier: a look costs a tenth of what it costs
+/// to take the flag away and put it back.
+pub(super) const IDLE_NEAR: u32 = if cfg!(verbs_loom) { 1 } else { 2 };
+
 #[derive(Debug)]
 #[repr(align(64))]
-pub(super) struct Entry(pub(super) [AtomicU64; 8], pub(super) Tracked);
+pub(super) struct CqEntry(pub(super) [AtomicU64; 8], pub(super) Tracked);
 
-/// What pushers write.
+/// The fields that pushers write.
 #[derive(Debug)]
 #[repr(align(128))]
 struct Pushers {
@@ -56,14 +59,14 @@ struct Pushers {
     tail: AtomicU32,
     /// The first position for which there is no room, by the head as a pusher saw it last.
     end: AtomicU32,
-    /// Entries that a pusher who is alone may fill before it looks again.
+    /// Entries that a pusher that pushes alone may fill before it looks again.
     left: AtomicU32,
     /// Pushes of the owner since one found an event wanted. Only the owner uses it.
     idle: AtomicU32,
 }
 
 impl Pushers {
-    /// There is room before that position, for who is to fill `at` next.
+    /// There is room before that position, for the pusher that fills `at` next.
     fn set_end(&self, end: u32, at: u32) {
         self.end.store(end, Relaxed);
         self.left.store(end.wrapping_sub(at), Relaxed);
@@ -80,23 +83,23 @@ impl Pushers {
     }
 }
 
-/// What the consumer writes. It stays when the buffer changes.
+/// The fields that the consumer writes. They stay when the buffer changes.
 #[derive(Debug, Default)]
 #[repr(align(128))]
-pub(super) struct Consumer {
+pub(super) struct CqConsumer {
     pub(super) head: AtomicU32,
     pub(super) arm: AtomicU32,
-    /// What the consumer armed the queue for last.
+    /// What the consumer armed the queue for last, and in the bits above for how many completions.
     pub(super) want: AtomicU32,
     /// The number of the thread that armed the queue last.
     pub(super) armer: AtomicU32,
-    /// The consumer is inside an `arm` of which pushers do not know yet.
+    /// The consumer is inside an `arm` that pushers do not know of yet.
     pub(super) arming: AtomicBool,
-    /// Riders that were unloaded by others and wait to be polled.
+    /// Inline CQEs that were scattered by other threads and wait to be polled.
     pub(super) aside: AtomicU32,
 }
 
-/// That mode, when any thread may push.
+/// That mode, changed so that any thread may push.
 pub(super) fn shared(mode: u32) -> u32 {
     mode & !(CONVERTING | OWNER) | SHARED
 }
@@ -105,71 +108,71 @@ pub(super) fn shared(mode: u32) -> u32 {
 #[derive(Debug)]
 pub(crate) struct CqBuffer {
     pushers: Pushers,
-    entries: Laps<Box<[Entry]>>,
+    entries: RingIndex<Box<[CqEntry]>>,
     /// Another buffer has taken its place.
     replaced: AtomicBool,
-    consumer: Arc<Consumer>,
+    consumer: Arc<CqConsumer>,
     clock: Option<Clock>,
 }
 
-/// An entry that was claimed by a pusher who is alone.
-pub(crate) struct Place<'l> {
+/// An entry that was claimed by a pusher that pushes alone.
+pub(crate) struct ClaimedEntry<'l> {
     pub(crate) at: u32,
-    entry: &'l Entry,
+    entry: &'l CqEntry,
     lap: u64,
 }
 
-impl Place<'_> {
+impl ClaimedEntry<'_> {
     /// Fills it with a success: the consumer may see it now.
     #[inline(always)]
     pub(crate) fn publish(&self, cqe: &Cqe) {
-        let Entry(words, cell) = self.entry;
+        let CqEntry(words, cell) = self.entry;
         cell.write();
         words[1].store(cqe.wr_id, Relaxed);
         words[2].store(cqe.who, Relaxed);
         words[0].store(cqe.what | self.lap, Release);
     }
 
-    /// As [`Place::publish`], of a rider.
+    /// As [`ClaimedEntry::publish`], for an inline CQE.
     #[inline(always)]
-    pub(crate) fn publish_rider(&self, rider: &Rider, flags: SendFlags) {
-        let Entry(words, cell) = self.entry;
+    pub(crate) fn publish_inline_cqe(&self, inline_cqe: &InlineCqe, flags: SendFlags) {
+        let CqEntry(words, cell) = self.entry;
         cell.write();
         let [.., a, b, c, d] = words;
-        words[1].store(u64::from(rider.receive), Relaxed);
-        words[2].store(u64::from(rider.qpn.value()), Relaxed);
-        a.store(rider.bytes[0], Relaxed);
-        if rider.len > 8 {
-            b.store(rider.bytes[1], Relaxed);
-            c.store(rider.bytes[2], Relaxed);
-            d.store(rider.bytes[3], Relaxed);
+        words[1].store(u64::from(inline_cqe.receive), Relaxed);
+        words[2].store(u64::from(inline_cqe.qpn.value()), Relaxed);
+        a.store(inline_cqe.bytes[0], Relaxed);
+        if inline_cqe.len > 8 {
+            b.store(inline_cqe.bytes[1], Relaxed);
+            c.store(inline_cqe.bytes[2], Relaxed);
+            d.store(inline_cqe.bytes[3], Relaxed);
         }
-        let cqe = Cqe::success(0, rider.qpn, WcOpcode::Recv, rider.len).asked_for(flags);
-        words[0].store(cqe.what | RIDES | HAS_TIME | self.lap, Release);
+        let cqe = Cqe::success(0, inline_cqe.qpn, WcOpcode::Recv, inline_cqe.len).asked_for(flags);
+        words[0].store(cqe.what | INLINE_CQE | HAS_TIME | self.lap, Release);
     }
 }
 
-/// Places of one lap that a pusher who is alone fills one after the other, and claims when they are filled.
+/// Places of one lap that a pusher that pushes alone fills one after the other, and claims when they are filled.
 pub(crate) struct Strip<'l> {
     first: u32,
     /// The position of the next.
     at: u32,
     lap: u64,
-    entries: std::slice::Iter<'l, Entry>,
+    entries: std::slice::Iter<'l, CqEntry>,
 }
 
 impl<'l> Strip<'l> {
-    /// Whether there is none.
+    /// Whether it has no places left.
     #[inline(always)]
     pub(crate) fn is_over(&self) -> bool {
         self.entries.as_slice().is_empty()
     }
 
     #[inline(always)]
-    pub(crate) fn next(&mut self) -> Option<Place<'l>> {
+    pub(crate) fn next(&mut self) -> Option<ClaimedEntry<'l>> {
         let (at, entry) = (self.at, self.entries.next()?);
         self.at = at.wrapping_add(1);
-        Some(Place {
+        Some(ClaimedEntry {
             at,
             entry,
             lap: self.lap,
@@ -185,7 +188,7 @@ impl CqBuffer {
     /// [`Error::NoMemory`].
     pub(super) fn new(
         cqe: u32,
-        consumer: Arc<Consumer>,
+        consumer: Arc<CqConsumer>,
         clock: Option<Clock>,
         shared: bool,
     ) -> Result<Self, Error> {
@@ -195,7 +198,7 @@ impl CqBuffer {
             .try_reserve_exact(cqe as usize)
             .map_err(|_| Error::NoMemory)?;
         let words = || std::array::from_fn(|_| AtomicU64::new(0));
-        entries.extend((0..cqe).map(|_| Entry(words(), Tracked::new())));
+        entries.extend((0..cqe).map(|_| CqEntry(words(), Tracked::new())));
         let stamped = if clock.is_some() { STAMPED } else { 0 };
         let mode = TouchWord::new(stamped | if shared { SHARED } else { 0 });
         Ok(Self {
@@ -206,7 +209,7 @@ impl CqBuffer {
                 left: AtomicU32::new(cqe),
                 idle: AtomicU32::new(0),
             },
-            entries: Laps::new(entries.into_boxed_slice()),
+            entries: RingIndex::new(entries.into_boxed_slice()),
             replaced: AtomicBool::new(false),
             consumer,
             clock,
@@ -222,7 +225,7 @@ impl CqBuffer {
         self.entries.len()
     }
 
-    /// Nobody pushes here, now or for ever.
+    /// No thread pushes here, now or later.
     pub(crate) fn is_dead(&self) -> bool {
         self.pushers.mode.is_dead()
     }
@@ -233,17 +236,16 @@ impl CqBuffer {
         self.replaced.load(Acquire)
     }
 
-    /// Another has taken its place, where it can be found by now.
+    /// Another has taken its place, and can already be found there.
     pub(super) fn replace(&self) {
         self.replaced.store(true, Release);
     }
 
-    /// Takes over what waits in `old`, where nobody pushes, at the positions that it has there; `false`
-    /// if that is more than fits. The consumer may go on polling the old one. For a new buffer that nobody
-    /// knows.
+    /// Takes over what waits in `old`, where no thread pushes, at the same positions; `false` if it does not fit. The
+    /// consumer may continue to poll the old one. For a new buffer that no other thread knows.
     pub(super) fn take_over(&self, old: &Self) -> bool {
         let head = self.consumer.head.load(Acquire);
-        // Where a completion was lost, nothing behind it was ever to be seen.
+        // Where a completion was lost, nothing behind it could ever be seen.
         let mut tail = head;
         while old.published(tail).is_some() {
             if tail.wrapping_sub(head) == self.len() {
@@ -252,12 +254,12 @@ impl CqBuffer {
             tail = tail.wrapping_add(1);
         }
         for at in (0..self.len()).map(|n| head.wrapping_add(n)) {
-            let (Entry(to, _), lap) = self.place(at);
+            let (CqEntry(to, _), lap) = self.place(at);
             if at.wrapping_sub(head) >= tail.wrapping_sub(head) {
                 to[0].store(lap ^ LAP, Relaxed);
                 continue;
             }
-            let (Entry(from, _), _) = old.place(at);
+            let (CqEntry(from, _), _) = old.place(at);
             for (to, from) in to.iter().zip(from).skip(1) {
                 to.store(from.load(Relaxed), Relaxed);
             }
@@ -268,7 +270,7 @@ impl CqBuffer {
         true
     }
 
-    /// The mode of a buffer that is dead, for the one that follows: who was to lose it has lost it.
+    /// The mode of a dead buffer, for the next one: an owner that was losing the queue has lost it.
     pub(super) fn last_mode(&self) -> u32 {
         let mode = self.pushers.mode.tag();
         if mode & CONVERTING == 0 {
@@ -291,8 +293,22 @@ impl CqBuffer {
     /// Whether this thread pushes alone, to a queue that is not armed and has no time stamps.
     #[inline(always)]
     pub(crate) fn is_plain(&self, pin: &Pin) -> bool {
-        // Nobody owns a queue as `NO_NUMBER`.
+        // No thread owns a queue as `NO_NUMBER`.
         self.pushers.mode.admits_owner(pin)
+    }
+
+    /// Whether this thread pushes alone, to a queue that has no time stamps and whose events are not held back.
+    #[inline(always)]
+    pub(crate) fn is_owned(&self, pin: &Pin) -> bool {
+        let mode = &self.pushers.mode;
+        let armed = pin.thread() | ARMED;
+        mode.admits_owner(pin) || mode.admits_as_seen(pin, Seen::new(armed))
+    }
+
+    /// Whether pushers look if the consumer wants an event.
+    #[inline(always)]
+    pub(crate) fn is_watched(&self) -> bool {
+        self.pushers.mode.tag() & ARMED != 0
     }
 
     /// Whether [`CqBuffer::is_plain`] says so, or will after the first push.
@@ -304,6 +320,17 @@ impl CqBuffer {
 
     #[inline(never)]
     fn enter_slow(&self, pin: &Pin) -> Option<Way> {
+        let mode = &self.pushers.mode;
+        let tag = mode.tag();
+        // What packets complete is pushed so, and each packet enters anew.
+        if tag & (SHARED | CONVERTING) == SHARED && mode.admits_as_seen(pin, Seen::new(tag)) {
+            return Some(Way(tag & !OWNER));
+        }
+        self.enter_slowly(pin)
+    }
+
+    #[inline(never)]
+    fn enter_slowly(&self, pin: &Pin) -> Option<Way> {
         let mode = &self.pushers.mode;
         let me = pin.thread();
         let numbered = me != Pin::NO_NUMBER;
@@ -349,7 +376,7 @@ impl CqBuffer {
         self.pushers.left.load(Relaxed) > 1
     }
 
-    /// Whether what was polled meanwhile makes room for two when there was none.
+    /// Whether polls in the meantime have made room for two where there was none.
     pub(crate) fn makes_room_for_two(&self, pin: &Pin) -> bool {
         if !self.is_plain(pin) || self.has_room_for_two() {
             return false;
@@ -374,10 +401,10 @@ impl CqBuffer {
         }
     }
 
-    /// What was taken of a strip of this buffer was filled. The consumer need not know of it.
+    /// The places that were taken of a strip of this buffer were filled. The consumer does not need to know.
     pub(crate) fn claim_strip(&self, strip: &Strip<'_>) {
         let count = strip.at.wrapping_sub(strip.first);
-        // Where others push, the strip was empty, and all here is theirs.
+        // Where other threads push, the strip was empty, and all here is theirs.
         if count != 0 {
             let Pushers { tail, left, .. } = &self.pushers;
             tail.store(strip.at, Relaxed);
@@ -386,26 +413,26 @@ impl CqBuffer {
     }
 
     /// The first half of a push for which there is room, after [`CqBuffer::is_plain`]; the second is
-    /// [`Place::publish`].
+    /// [`ClaimedEntry::publish`].
     #[inline(always)]
-    pub(crate) fn claim_plain(&self) -> Place<'_> {
+    pub(crate) fn claim_plain(&self) -> ClaimedEntry<'_> {
         let at = self.pushers.claim();
         let (entry, lap) = self.place(at);
-        Place { at, entry, lap }
+        ClaimedEntry { at, entry, lap }
     }
 
-    /// The rider at that position, if the entry has been published and is one.
+    /// The inline CQE at that position, if the entry has been published and is one.
     #[inline(always)]
-    pub(super) fn rider(&self, at: u32) -> Option<Rider> {
-        let what = self.published(at).filter(|what| what & RIDES != 0)?;
-        let (Entry(words, _), _) = self.place(at);
+    pub(super) fn inline_cqe(&self, at: u32) -> Option<InlineCqe> {
+        let what = self.published(at).filter(|what| what & INLINE_CQE != 0)?;
+        let (CqEntry(words, _), _) = self.place(at);
         let [.., a, b, c, d] = words;
         let mut bytes = [a.load(Relaxed), 0, 0, 0];
         let len = (what >> LENGTH_SHIFT) as u32;
         if len > 8 {
             bytes = [a, b, c, d].map(|word| word.load(Relaxed));
         }
-        Some(Rider {
+        Some(InlineCqe {
             qpn: Qpn::kept(words[2].load(Relaxed) as u32),
             receive: words[1].load(Relaxed) as u32,
             len,
@@ -419,7 +446,7 @@ impl CqBuffer {
             self.claim_alone()?
         } else {
             let at = self.pushers.tail.fetch_add(1, Relaxed);
-            // Others may be ahead of this position, in either word.
+            // Other threads may be ahead of this position, in either word.
             if self
                 .pushers
                 .end
@@ -433,47 +460,65 @@ impl CqBuffer {
             at
         };
         first(at);
-        let mut cqe = *cqe;
+        let mut what = cqe.what;
         if let Some(clock) = &self.clock {
             self.place(at).0.0[4].store(clock.now().as_nanos(), Relaxed);
-            cqe.what |= HAS_TIME;
-        } else if cqe.what & DATAGRAM != 0 {
+            what |= HAS_TIME;
+        } else if what & DATAGRAM != 0 {
             self.place(at).0.0[4].store(0, Relaxed);
         }
-        self.fill(at, &cqe);
-        let mut fire = false;
-        if way.0 & ARMED != 0 {
-            fence(SeqCst);
-            let wanted = self.consumer.arm.load(Relaxed);
-            fire = Cqe::fires(cqe.what, wanted) && self.consumer.arm.swap(0, AcqRel) != 0;
-            if way == Way::ARMED && (fire || wanted == 0) {
-                self.disarm(fire);
-            }
-        }
+        self.fill_as(at, cqe, what);
+        let fire = match way {
+            Way::ARMED => self.fires_for(cqe),
+            way => way.0 & ARMED != 0 && self.takes_want(cqe).1,
+        };
         Ok(Pushed { fire })
     }
 
-    /// No event is wanted any more: the owner, who has pushed alone under its pin, takes [`ARMED`] out of the
-    /// mode, so that its next push is plain. `fired`: one was wanted until this push.
-    fn disarm(&self, fired: bool) {
+    /// What event the consumer wants, and whether it is due with that completion, which has been published; who is
+    /// told so delivers it.
+    #[inline(always)]
+    fn takes_want(&self, cqe: &Cqe) -> (u32, bool) {
+        fence(SeqCst);
+        let wanted = self.consumer.arm.load(Relaxed);
+        let fires = Cqe::fires(cqe.what, wanted) && self.consumer.arm.swap(0, AcqRel) != 0;
+        (wanted, fires)
+    }
+
+    /// As [`CqBuffer::takes_want`], for the owner, which has pushed alone under its pin. When no event is wanted for a
+    /// time its next push is plain.
+    #[inline(always)]
+    pub(crate) fn fires_for(&self, cqe: &Cqe) -> bool {
+        let (wanted, fires) = self.takes_want(cqe);
+        if fires {
+            self.pushers.idle.store(0, Relaxed);
+        } else if wanted == 0 {
+            self.disarm();
+        }
+        fires
+    }
+
+    /// A push has found no event wanted: the owner takes [`ARMED`] out of the mode when that were enough in a row.
+    #[cold]
+    #[inline(never)]
+    fn disarm(&self) {
         let Pushers { mode, idle, .. } = &self.pushers;
         let owner = mode.tag() & OWNER;
-        if self.consumer.armer.load(Relaxed) != owner {
-            let count = if fired { 0 } else { idle.load(Relaxed) + 1 };
+        let is_near = self.consumer.armer.load(Relaxed) == owner;
+        let count = idle.load(Relaxed) + 1;
+        if count < if is_near { IDLE_NEAR } else { IDLE } {
             idle.store(count, Relaxed);
-            if count < IDLE {
-                return;
-            }
+            return;
         }
         idle.store(0, Relaxed);
-        // A thread that takes the queue from its owner, or that has events moderated, keeps the flag.
+        // A thread that takes the queue from its owner, or that turns moderation on, keeps the flag.
         let alone = owner | ARMED;
         let taken = mode.update(|tag| (tag == alone).then_some(owner));
         if taken.is_none() {
             return;
         }
-        // The consumer wants an event and then looks for the flag, with a fence between the two: it finds the
-        // flag gone and puts it back, or this finds the event wanted. No push of the owner comes in between.
+        // The consumer wants an event and then looks for the flag, with a fence between the two: either it finds the
+        // flag cleared and sets it again, or this finds the event wanted. The owner pushes nothing in between.
         fence(SeqCst);
         if self.consumer.arm.load(Relaxed) != 0 {
             let _ = mode.update(|tag| Some(tag | ARMED));
@@ -488,7 +533,7 @@ impl CqBuffer {
         Ok(self.pushers.claim())
     }
 
-    /// How far the consumer has polled, and with it how much room there is for who is to fill `at` next.
+    /// How far the consumer has polled, and with it how much room there is for the pusher that fills `at` next.
     fn look_at_head(&self, at: u32) -> u32 {
         let head = self.consumer.head.load(Acquire);
         self.pushers.set_end(head.wrapping_add(self.len()), at);
@@ -501,22 +546,27 @@ impl CqBuffer {
         if at.wrapping_sub(head) < self.len() {
             return Ok(());
         }
-        // A shared tail has been moved already: its entry stays empty and the consumer ends there.
+        // A shared tail has been moved already: its entry stays empty and the consumer stops there.
         Err(Overrun)
     }
 
     fn fill(&self, at: u32, cqe: &Cqe) {
-        let (Entry(words, cell), lap) = self.place(at);
+        self.fill_as(at, cqe, cqe.what);
+    }
+
+    #[inline]
+    fn fill_as(&self, at: u32, cqe: &Cqe, what: u64) {
+        let (CqEntry(words, cell), lap) = self.place(at);
         cell.write();
         words[1].store(cqe.wr_id, Relaxed);
         words[2].store(cqe.who, Relaxed);
         words[3].store(cqe.more, Relaxed);
-        words[0].store(cqe.what | lap, Release);
+        words[0].store(what | lap, Release);
     }
 
     /// The entry of a position and its lap bit: 1 on the first lap, so that a fresh ring is empty.
     #[inline(always)]
-    pub(super) fn place(&self, at: u32) -> (&Entry, u64) {
+    pub(super) fn place(&self, at: u32) -> (&CqEntry, u64) {
         (self.entries.at(at), self.lap(at))
     }
 
@@ -527,14 +577,14 @@ impl CqBuffer {
 
     /// The entries from a position to the end of its lap, and their lap bit.
     #[inline(always)]
-    pub(super) fn rest_of_lap(&self, at: u32) -> (&[Entry], u64) {
+    pub(super) fn rest_of_lap(&self, at: u32) -> (&[CqEntry], u64) {
         (self.entries.rest_of_lap(at), self.lap(at))
     }
 
     /// The first word of the entry at that position, if it has been published.
     #[inline(always)]
     pub(super) fn published(&self, at: u32) -> Option<u64> {
-        let (Entry(words, _), lap) = self.place(at);
+        let (CqEntry(words, _), lap) = self.place(at);
         let what = words[0].load(Acquire);
         ((what ^ lap) & LAP == 0).then_some(what)
     }

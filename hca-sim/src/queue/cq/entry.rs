@@ -1,4 +1,4 @@
-//! Entries: what a completion says, as it stands in a buffer, and what becomes of one that is pushed.
+//! Entries: the content of a completion as it is stored in a buffer, and the result of a push.
 
 use verbs_core::{Lid, Qpn, RKey, SendFlags, WcFlags, WcOpcode, WcStatus};
 
@@ -6,6 +6,8 @@ use verbs_core::{Lid, Qpn, RKey, SendFlags, WcFlags, WcOpcode, WcStatus};
 pub(super) const WANT_SOLICITED: u32 = 0b01;
 /// In the word that the consumer arms: an event is wanted for any completion.
 pub(super) const WANT_NEXT: u32 = 0b11;
+/// Above them, in what the consumer remembers: the number of completions that have to wait before the event.
+pub(super) const COUNT_SHIFT: u32 = 2;
 
 /// In an entry's first word, below opcode, flags and length.
 pub(super) const LAP: u64 = 1;
@@ -14,26 +16,25 @@ pub(super) const HAS_TIME: u64 = 1 << 1;
 pub(super) const SOLICITED: u64 = SendFlags::SOLICITED.bits() as u64;
 pub(super) const STATUS_SHIFT: u32 = 3;
 pub(super) const STATUS: u64 = 0x1f;
-/// The bits of the status, of which a success has none.
+/// The bits of the status, all clear for a success.
 pub(super) const FAILURE: u64 = STATUS << STATUS_SHIFT;
 const _: () = assert!(SOLICITED == 1 << 2);
 pub(super) const OPCODE_SHIFT: u32 = 8;
 pub(super) const FLAGS_SHIFT: u32 = 16;
 pub(super) const LENGTH_SHIFT: u32 = 32;
 
-/// In an entry's first word, among the flags, where [`WcFlags`] has none: the fourth word tells about a
-/// datagram. Such an entry has [`HAS_TIME`] too, so that the short way of polling leaves it alone; the
-/// time is 0 if the queue has no clock.
+/// In an entry's first word, among the flags, where [`WcFlags`] has none: the fourth word describes a datagram. Such an
+/// entry has [`HAS_TIME`] too, so that the short path of polling skips it; the time is 0 if the queue has no clock.
 pub(super) const DATAGRAM: u64 = 1 << 31;
-/// In an entry's first word, likewise and for the same reason: it is of a rider ([`crate::queue::cqe_inline`]), whose
-/// receive stands in the second word and whose bytes are the second half.
-pub(super) const RIDES: u64 = 1 << 30;
+/// In an entry's first word, at such a place and for the same reason: it is an inline CQE
+/// ([`crate::queue::cqe_inline`]), whose receive is in the second word and whose bytes are the second half.
+pub(super) const INLINE_CQE: u64 = 1 << 30;
 /// In the fourth word of a datagram's entry, above the sender's number.
 pub(super) const SL_SHIFT: u32 = 24;
 /// In the first word of a datagram's entry, among the flags, where [`WcFlags`] has none.
 pub(super) const PATH_BITS_SHIFT: u32 = 23;
 pub(super) const PATH_BITS: u64 = 0x7f;
-const _: () = assert!(RIDES > PATH_BITS << PATH_BITS_SHIFT);
+const _: () = assert!(INLINE_CQE > PATH_BITS << PATH_BITS_SHIFT);
 const _: () = assert!((WcFlags::all().bits() as u64) << FLAGS_SHIFT < 1 << PATH_BITS_SHIFT);
 pub(super) const PKEY_SHIFT: u32 = 32;
 pub(super) const SLID_SHIFT: u32 = 48;
@@ -41,7 +42,7 @@ pub(super) const SLID_SHIFT: u32 = 48;
 /// In an entry's third word, above the queue pair's number.
 pub(super) const IMM_SHIFT: u32 = 32;
 
-/// What a completion says, as it stands in the ring.
+/// The content of a completion, as it is stored in the ring.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cqe {
     pub(crate) wr_id: u64,
@@ -51,7 +52,7 @@ pub(crate) struct Cqe {
     pub(super) more: u64,
 }
 
-/// Where a datagram came from, as its completion tells it.
+/// Where a datagram came from, as its completion reports it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Origin {
     pub(crate) qpn: Qpn,
@@ -94,14 +95,14 @@ impl Cqe {
         self
     }
 
-    /// Tells which key the message has made invalid.
+    /// Reports the key that the message has invalidated.
     pub(crate) const fn inv(mut self, key: RKey) -> Self {
         self.what |= (WcFlags::WITH_INV.bits() as u64) << FLAGS_SHIFT;
         self.who |= (key.value() as u64) << IMM_SHIFT;
         self
     }
 
-    /// Is of a datagram that came from there, with those flags.
+    /// Describes a datagram from that origin, with those flags.
     pub(crate) fn datagram(mut self, origin: &Origin, flags: WcFlags) -> Self {
         let path_bits = (u64::from(origin.path_bits) & PATH_BITS) << PATH_BITS_SHIFT;
         self.what |= DATAGRAM | HAS_TIME | u64::from(flags.bits()) << FLAGS_SHIFT | path_bits;
@@ -126,7 +127,7 @@ impl Cqe {
         self
     }
 
-    /// Whether an event that is wanted like this is due.
+    /// Whether an event that is wanted in this form is due.
     pub(super) fn fires(what: u64, wanted: u32) -> bool {
         wanted == WANT_NEXT || what & (SOLICITED | FAILURE) != 0 && wanted != 0
     }
@@ -139,7 +140,7 @@ pub(crate) struct Way(pub(super) u32);
 impl Way {
     /// Alone, not armed, no time stamps.
     pub(super) const PLAIN: Self = Self(0);
-    /// The same, but for being armed.
+    /// The same, but armed.
     pub(super) const ARMED: Self = Self(super::buffer::ARMED);
 }
 

@@ -1,24 +1,22 @@
 //! Completion queues: a ring that threads push to and one consumer polls.
 //!
-//! An entry is eight atomic words. A bit of the first says whose lap of the ring it belongs to, so
-//! the consumer never looks at the tail; the producers look at the consumer's head only when the ring
-//! seems full.
+//! An entry is eight atomic words. A bit of the first says which lap of the ring it belongs to, so the consumer never
+//! looks at the tail; the producers look at the consumer's head only when the ring seems full.
 //!
-//! # Who pushes
+//! # Which threads push
 //!
-//! The tail is *biased*: while a single thread pushes, it moves the tail by a load and a store. The
-//! mode says which thread that is.
+//! The tail is *biased*: while a single thread pushes, it moves the tail by a load and a store. The mode says which
+//! thread that is.
 //!
 //! ```text
 //!            first push              another thread wants to push        grace period over
 //!   NOBODY ------------> OWNED(t) ---------------------------> CONVERTING -----------------> SHARED
 //! ```
 //!
-//! In SHARED the tail is moved by one read-modify-write. Nobody may push while CONVERTING, and nobody
-//! waits for it inside a pin, where two threads that convert each other's queue would wait for ever:
-//! whoever finds it puts its work request aside ([`crate::qp::worker`]) and is called when it is over.
-//! Pushing takes a pin from the look at the mode to the entry, which is what the grace period waits
-//! for.
+//! In SHARED the tail is moved by one read-modify-write. No thread may push while CONVERTING, and no thread waits for
+//! it inside a pin, where two threads that convert each other's queue would wait for ever: a thread that finds it puts
+//! its work request aside ([`crate::qp::worker`]) and is called when it is over. Pushing takes a pin from the look at
+//! the mode to the entry; the grace period waits for that pin.
 //!
 //! # Arm
 //!
@@ -27,9 +25,9 @@
 //! [`ARMED`]. An arm that does not find the flag sets it, and has the ring looked at once more after a grace
 //! period, when every push that did not know of it is over.
 //!
-//! A thread that pushes alone takes the flag away when no event is wanted any more, and so pushes by the
-//! short path again: at once if it is the consumer's thread, which then arms without a barrier, and
-//! otherwise after some pushes. Shared queues and moderated ones keep the flag.
+//! A thread that pushes alone clears the flag when it finds no event wanted, and so pushes by the
+//! short path again: after two pushes if it is the consumer's thread, which then arms without a barrier, and
+//! otherwise after many. Shared queues and moderated ones keep the flag.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -45,7 +43,7 @@ use verbs_core::{CqNotify, Error, EventType};
 use crate::clock::Clock;
 use crate::queue::base::counters::Counters;
 use crate::queue::base::events::{Job, WaitsForCq};
-use crate::queue::cqe_inline::{Aside, KNOWN, Rider};
+use crate::queue::cqe_inline::{Aside, InlineCqe, KNOWN};
 
 mod buffer;
 mod entry;
@@ -55,34 +53,34 @@ mod moderation;
 mod opcodes;
 mod poller;
 mod resize;
+mod scatter;
 #[cfg(all(test, not(verbs_loom)))]
 mod tests;
-mod unload;
 
-use buffer::{ARMED, CONVERTING, Consumer, MODERATED, SHARED, shared};
+use buffer::{ARMED, CONVERTING, CqConsumer, MODERATED, SHARED, shared};
 use moderation::Moderation;
 
-pub(crate) use buffer::{CqBuffer, Place, Strip};
+pub(crate) use buffer::{ClaimedEntry, CqBuffer, Strip};
 pub(crate) use entry::{Cqe, Origin, Overrun, Pushed, Way};
 pub(crate) use poller::{CqPoller, Pump};
 
-/// The part of a completion queue that all share.
+/// The part of a completion queue that all its users share.
 pub(crate) struct CqRing {
-    consumer: Arc<Consumer>,
+    consumer: Arc<CqConsumer>,
     /// The buffer that the queue was created with.
     first: Arc<CqBuffer>,
-    /// The one that it has now. Only who finds the first replaced has to lock this for it; the modes of
-    /// buffers lose or gain owners, flags and life under it.
+    /// The buffer that it has now. A thread locks this only if it finds the first buffer replaced. The owner, the flags
+    /// and the life of buffers in their modes change under this lock.
     latest: Mutex<Arc<CqBuffer>>,
     notify: Arc<CqNotify>,
     clock: Option<Clock>,
-    /// Who wants to push and waits for the end of CONVERTING or of a resize.
+    /// Queue pairs that want to push and wait for the end of CONVERTING or of a resize.
     waiting: Mutex<Vec<Arc<dyn WaitsForCq>>>,
     /// Resizes that wait for the one under way, if one is.
     resizes: Mutex<Option<VecDeque<Job>>>,
-    /// The client was told that completions were lost.
+    /// The client was informed that completions were lost.
     told: AtomicBool,
-    /// Riders that were unloaded by others than the consumer, oldest first.
+    /// Inline CQEs that were scattered by threads other than the consumer, oldest first.
     aside: Mutex<Vec<Aside>>,
     /// Queue pairs whose receives complete here.
     receivers: AtomicU32,
@@ -103,7 +101,7 @@ impl CqRing {
         clock: Option<Clock>,
         shared: bool,
     ) -> Result<Self, Error> {
-        let consumer = Arc::new(Consumer::default());
+        let consumer = Arc::new(CqConsumer::default());
         let first = CqBuffer::new(cqe, Arc::clone(&consumer), clock.clone(), shared)?;
         let first = Arc::new(first);
         Ok(Self {
@@ -143,10 +141,10 @@ impl CqRing {
         self.with_lane(|buffer| buffer.enter(pin))
     }
 
-    /// Pushes a completion the way that [`CqRing::enter`] has found, under the same pin.
+    /// Pushes a completion in the mode that [`CqRing::enter`] has found, under the same pin.
     ///
-    /// The consumer may see it and act on it before this returns. What it must find then is done by
-    /// `first`, which is given the position, or before the call.
+    /// The consumer may see it and act on it before this returns. What it must find then is done by `first`, which is
+    /// given the position, or before the call.
     ///
     /// # Errors
     /// [`Overrun`]; `first` was not called.
@@ -157,11 +155,11 @@ impl CqRing {
         cqe: &Cqe,
         first: impl FnOnce(u32),
     ) -> Result<Pushed, Overrun> {
-        // It is the buffer that was entered: no other takes its place while the pin is there.
+        // This is the buffer that was entered: no other takes its place while the pin is held.
         self.with_lane(|buffer| buffer.push(way, cqe, first))
     }
 
-    /// A queue pair's receives complete here from now on, or no more.
+    /// A queue pair's receives complete here from now on, or no longer.
     pub(crate) fn count_receiver(&self, is_there: bool) {
         match is_there {
             true => self.receivers.fetch_add(1, Relaxed),
@@ -169,22 +167,22 @@ impl CqRing {
         };
     }
 
-    /// Whether the consumer knows all whose receives complete here.
-    pub(crate) fn takes_riders(&self) -> bool {
+    /// Whether the consumer knows all queue pairs whose receives complete here.
+    pub(crate) fn takes_inline_cqes(&self) -> bool {
         self.receivers.load(Relaxed) as usize <= KNOWN
     }
 
-    /// Has riders unloaded whose completions wait, by `unload`, which is given every entry of a rider,
-    /// oldest first, and says what becomes of those that it unloads. One caller at a time is served.
+    /// Scatters the inline CQEs whose completions wait, by `scatter`, which is given every entry that holds one, oldest
+    /// first, and returns what became of those that it scatters. One caller at a time is served.
     ///
-    /// An entry that is polled meanwhile may be filled anew; those of whom the consumer is kept from are
-    /// not.
-    pub(crate) fn unload(&self, mut unload: impl FnMut(&Rider) -> Option<Aside>) {
+    /// Entries that are polled in the meantime may be filled again; entries of queue pairs whose pollers are kept out
+    /// are not.
+    pub(crate) fn scatter(&self, mut scatter: impl FnMut(&InlineCqe) -> Option<Aside>) {
         let mut aside = self.aside.lock();
         let (buffer, mut at) = (self.buffer(), self.head());
         loop {
-            if let Some(rider) = buffer.rider(at) {
-                aside.extend(unload(&rider));
+            if let Some(inline_cqe) = buffer.inline_cqe(at) {
+                aside.extend(scatter(&inline_cqe));
             } else if buffer.published(at).is_none() {
                 let head = self.head();
                 if head.wrapping_sub(at).cast_signed() <= 0 {
@@ -198,10 +196,10 @@ impl CqRing {
         self.consumer.aside.store(aside.len() as u32, Release);
     }
 
-    /// What became of a rider that somebody else has unloaded.
-    fn take_aside(&self, rider: &Rider) -> Option<Aside> {
+    /// The outcome of an inline CQE that another thread has scattered.
+    fn take_aside(&self, inline_cqe: &InlineCqe) -> Option<Aside> {
         let mut aside = self.aside.lock();
-        let at = aside.iter().position(|aside| aside.is_of(rider))?;
+        let at = aside.iter().position(|aside| aside.is_of(inline_cqe))?;
         let found = aside.remove(at);
         self.consumer.aside.store(aside.len() as u32, Release);
         Some(found)
@@ -213,7 +211,7 @@ impl CqRing {
         self.consumer.head.load(Acquire)
     }
 
-    /// Completions were lost: tells the client, once. Outside pins and locks.
+    /// Completions were lost: informs the client, once. Called outside pins and locks.
     pub(crate) fn tell_overrun(&self, counters: &Counters) {
         if !self.told.swap(true, AcqRel) {
             counters.overruns.up();
@@ -223,16 +221,17 @@ impl CqRing {
         }
     }
 
-    /// Makes a queue that [`CqRing::enter`] has refused shared, unless it is being resized, and calls
-    /// `waiter` when there is a way; `true`: there is one already, and nobody is called. Outside any pin.
+    /// Makes a queue that [`CqRing::enter`] has refused shared, unless it is being resized, and calls `waiter` when
+    /// pushing is possible. Returns `true` if it is possible already; then `waiter` is not called. Called outside any
+    /// pin.
     pub(crate) fn convert(self: &Arc<Self>, waiter: Arc<dyn WaitsForCq>) -> bool {
-        // As long as a queue keeps its buffer, a way that was refused stays refused until we are called.
+        // As long as a queue keeps its buffer, what was refused stays refused until `waiter` is called.
         if self.first.is_replaced() && self.enter(&pin()).is_some() {
             return true;
         }
         let latest = self.latest.lock();
         if latest.is_dead() {
-            // Who puts the next buffer in its place calls after that.
+            // The thread that puts the next buffer in its place calls after that.
             self.waiting.lock().push(waiter);
         } else {
             drop(latest);
@@ -241,12 +240,12 @@ impl CqRing {
         false
     }
 
-    /// Makes the queue one that any thread pushes to, and calls `waiter` when it is. Outside any pin.
+    /// Makes the queue one that any thread pushes to, and calls `waiter` when it is. Called outside any pin.
     pub(crate) fn share(self: &Arc<Self>, waiter: Arc<dyn WaitsForCq>) {
         let latest = self.latest.lock();
         self.waiting.lock().push(waiter);
         if latest.is_dead() {
-            // The next buffer is then, and who puts it in its place calls after that.
+            // The next buffer will be shared, and the thread that puts it in place calls after that.
             let _ = latest.mode().update(|tag| Some(shared(tag)));
             return;
         }
@@ -271,7 +270,7 @@ impl CqRing {
         }
     }
 
-    /// The queue is armed: whom to wait for if pushers did not look whether it is.
+    /// The queue is armed. Returns which threads to wait for, if pushers did not check whether it is.
     fn tell_armed(&self) -> Option<Touched> {
         // Under the lock, so that the next buffer knows it as well.
         let latest = self.latest.lock();
@@ -281,14 +280,15 @@ impl CqRing {
         first.map(|(_, touched)| touched)
     }
 
-    /// Events may be held back from now on: whom to wait for until every pusher looks whether one is wanted.
+    /// Events may be held back from now on. Returns which threads to wait for until every pusher checks whether one is
+    /// wanted.
     fn tell_moderated(&self) -> Touched {
         let latest = self.latest.lock();
         let told = latest.mode().update(|tag| Some(tag | MODERATED | ARMED));
         told.map_or(Touched::NOBODY, |(_, touched)| touched)
     }
 
-    /// Calls the queue pairs that were put off. Outside pins and locks.
+    /// Calls the queue pairs that were put off. Called outside pins and locks.
     pub(crate) fn call_waiting(&self) {
         let waiting = std::mem::take(&mut *self.waiting.lock());
         for waiter in waiting {
@@ -296,12 +296,11 @@ impl CqRing {
         }
     }
 
-    /// Whoever pushed without knowing that the queue is armed has finished: fires for what they
-    /// pushed.
+    /// All threads that pushed without knowing that the queue is armed have finished: fires for what they pushed.
     fn look_again(&self) {
-        // As long as `arm` has not returned it looks itself, and no handler may run inside of it.
-        // Two read-modify-writes of one word: either this one sees that `arm` is past, or `arm`,
-        // when it looks, sees what this thread has seen.
+        // As long as `arm` has not returned it looks itself, and no handler may run inside it. Two read-modify-writes
+        // of one word: either this one sees that `arm` is past, or `arm`, when it looks, sees what this thread has
+        // seen.
         if self.consumer.arming.fetch_or(false, AcqRel) {
             return;
         }
@@ -320,7 +319,7 @@ impl CqRing {
     }
 }
 
-/// Notes what a push leaves to be done.
+/// Records what remains to be done after a push.
 pub(crate) fn note(pushed: Result<Pushed, Overrun>, fire: &mut bool, overrun: &mut bool) {
     match pushed {
         Ok(pushed) => *fire |= pushed.fire,

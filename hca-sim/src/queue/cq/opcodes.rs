@@ -2,7 +2,7 @@
 
 use verbs_core::WcOpcode;
 
-/// By number. Only numbers of opcodes are pushed; the others are there to need no check.
+/// Opcodes by number. Only numbers of opcodes are pushed; the other entries make a check unnecessary.
 pub(super) const OPCODES: [WcOpcode; 256] = {
     let mut opcodes = [WcOpcode::Send; 256];
     let mut i = 0;

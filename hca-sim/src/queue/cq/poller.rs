@@ -13,56 +13,58 @@ use verbs_core::sync::atomic::{
 use verbs_core::{Arm, Armed, Lid, Qpn, RawCq, Wc, WcFlags, WcStatus};
 
 use super::CqRing;
-use super::buffer::{ARMED, Consumer, CqBuffer, Entry};
+use super::buffer::{ARMED, CqBuffer, CqConsumer, CqEntry};
 use super::entry::{
-    DATAGRAM, FAILURE, FLAGS_SHIFT, HAS_TIME, IMM_SHIFT, LAP, LENGTH_SHIFT, OPCODE_SHIFT,
-    PATH_BITS, PATH_BITS_SHIFT, PKEY_SHIFT, RIDES, SL_SHIFT, SLID_SHIFT, STATUS, STATUS_SHIFT,
-    WANT_NEXT, WANT_SOLICITED,
+    COUNT_SHIFT, DATAGRAM, FAILURE, FLAGS_SHIFT, HAS_TIME, IMM_SHIFT, INLINE_CQE, LAP,
+    LENGTH_SHIFT, OPCODE_SHIFT, PATH_BITS, PATH_BITS_SHIFT, PKEY_SHIFT, SL_SHIFT, SLID_SHIFT,
+    STATUS, STATUS_SHIFT, WANT_NEXT, WANT_SOLICITED,
 };
 use super::opcodes::OPCODES;
-use super::unload::Riders;
-use crate::queue::cqe_inline::Berths;
+use super::scatter::ScatterCache;
+use crate::queue::cqe_inline::Scatter;
 
 /// The consumer's end.
 #[derive(Debug)]
 #[repr(align(128))]
 pub(crate) struct CqPoller {
     pub(super) buffer: Arc<CqBuffer>,
-    pub(super) consumer: Arc<Consumer>,
+    pub(super) consumer: Arc<CqConsumer>,
     pub(super) head: u32,
     pub(super) ring: Arc<CqRing>,
-    /// If packets carry messages: whose, and how often there was nothing to poll since it was armed last.
-    packets: Option<Packets>,
-    pub(super) riders: Riders,
+    /// If packets carry messages: the port, and how often there was nothing to poll since the queue was armed last.
+    packets: Option<PacketPort>,
+    pub(super) scatter: ScatterCache,
+    /// It can be armed for a number of completions.
+    counts: bool,
 }
 
-/// What a consumer asks of its port.
+/// A consumer's calls to its port.
 pub(crate) trait Pump: Send + Sync + fmt::Debug {
-    /// Whether packets carry all messages, so that a poll in vain takes packets in.
+    /// Whether packets carry all messages, so that a poll that finds nothing receives packets.
     fn has_packets(&self) -> bool;
 
-    /// Takes packets in; `often`: the consumer polls all the time. Whether packets came.
+    /// Receives packets; `often`: the consumer polls all the time. Returns whether packets arrived.
     fn poll(&self, often: bool) -> bool;
 
     /// The consumer is about to wait.
     fn stop(&self);
 
-    /// What it takes to unload the riders of that queue pair; `None` if it is gone.
-    fn berths(&self, qpn: Qpn) -> Option<Berths>;
+    /// What is needed to scatter the inline CQEs of that queue pair; `None` if it no longer exists.
+    fn scatter(&self, qpn: Qpn) -> Option<Scatter>;
 }
 
-/// What a consumer has to know of the port when packets carry messages.
+/// The consumer's view of the port when packets carry messages.
 #[derive(Debug)]
-struct Packets {
+struct PacketPort {
     port: Arc<dyn Pump>,
     idle: u32,
 }
 
-/// Polls in vain after which a consumer counts as somebody who polls all the time.
+/// Polls without result after which a consumer counts as polling all the time.
 const OFTEN: u32 = 16;
 
-impl Packets {
-    /// Has packets taken in. Whether some came whose answers were left to the next look.
+impl PacketPort {
+    /// Has packets received. Returns whether some arrived whose answers were left to the next look.
     fn look(&mut self) -> bool {
         self.idle = self.idle.saturating_add(1);
         let often = self.idle >= OFTEN;
@@ -80,7 +82,7 @@ impl CqPoller {
     /// The one consumer of a new ring, of the HCA with that port.
     pub(crate) fn new(ring: Arc<CqRing>, port: Option<Arc<dyn Pump>>) -> Self {
         let wire = port.as_ref().filter(|port| port.has_packets());
-        let packets = wire.map(|port| Packets {
+        let packets = wire.map(|port| PacketPort {
             port: Arc::clone(port),
             idle: 0,
         });
@@ -90,12 +92,18 @@ impl CqPoller {
             head: 0,
             ring,
             packets,
-            riders: Riders::new(port),
+            scatter: ScatterCache::new(port),
+            counts: true,
         }
     }
 
-    /// There was nothing to poll: looks whether the queue has another buffer, or packets have come that
-    /// complete something.
+    /// Whether it can be armed for a number of completions.
+    pub(crate) fn counts(self, counts: bool) -> Self {
+        Self { counts, ..self }
+    }
+
+    /// There was nothing to poll: checks whether the queue has another buffer, or packets have arrived that complete
+    /// something.
     #[inline(never)]
     fn look_further(&mut self, out: &mut [Wc]) -> usize {
         if self.buffer.is_replaced() {
@@ -106,20 +114,38 @@ impl CqPoller {
             return 0;
         };
         if !packets.look() {
-            return self.poll_any(out);
+            return self.poll_afresh(out);
         }
-        let count = self.poll_any(out);
+        let count = self.poll_afresh(out);
         if count != 0 {
             return count;
         }
-        // What came completes nothing here, and is to be answered.
+        // What arrived completes nothing here, but has to be answered.
         if let Some(packets) = &mut self.packets {
             packets.look();
         }
-        self.poll_any(out)
+        self.poll_afresh(out)
     }
 
-    /// Nothing is left in this buffer that is not in the next one too, at the same position.
+    /// Polls after a look for packets, which may have completed something.
+    #[inline]
+    fn poll_afresh(&mut self, out: &mut [Wc]) -> usize {
+        let (CqEntry(words, cell), lap) = self.buffer.place(self.head);
+        let what = words[0].load(Acquire);
+        match out {
+            [wc] if (what ^ lap) & (LAP | FAILURE | HAS_TIME) == 0 => {
+                cell.read();
+                fill(wc, what, words);
+                self.polled(self.head.wrapping_add(1))
+            }
+            // Nothing is there, here or elsewhere.
+            _ if (what ^ lap) & LAP != 0 && !self.buffer.is_replaced() => 0,
+            [_] => self.poll_any(out),
+            _ => self.poll_many(out),
+        }
+    }
+
+    /// Everything left in this buffer is in the next one too, at the same position.
     #[cold]
     fn change_lane(&mut self) {
         self.buffer = self.ring.buffer();
@@ -133,20 +159,21 @@ impl CqPoller {
             let (polled, is_over) = self.poll_lap(rest);
             all += polled;
             if !is_over {
-                // What comes is not plain, or nothing is there.
+                // The next entry is not plain, or there is none.
                 return all + self.poll_any(&mut out[all..]);
             }
         }
         all
     }
 
-    /// Polls plain successes up to the end of a lap, and says whether it came to its end or that of `out`.
+    /// Polls plain successes up to the end of a lap. Returns how many, and whether it reached the end of the lap or of
+    /// `out`.
     #[inline(always)]
     fn poll_lap(&mut self, out: &mut [Wc]) -> (usize, bool) {
         let (entries, lap) = self.buffer.rest_of_lap(self.head);
         let most = entries.len().min(out.len());
         let mut count = 0;
-        for (wc, Entry(words, cell)) in out.iter_mut().zip(entries) {
+        for (wc, CqEntry(words, cell)) in out.iter_mut().zip(entries) {
             let what = words[0].load(Acquire);
             if (what ^ lap) & (LAP | FAILURE | HAS_TIME) != 0 {
                 break;
@@ -159,7 +186,7 @@ impl CqPoller {
         (polled, polled == most)
     }
 
-    /// Polls when there are entries that are more than a plain success.
+    /// Polls when there are entries with more than a plain success.
     #[inline(never)]
     fn poll_any(&mut self, out: &mut [Wc]) -> usize {
         let mut count = 0;
@@ -172,15 +199,17 @@ impl CqPoller {
             let Some(what) = next else {
                 break;
             };
-            if what & RIDES != 0 {
-                if !self.poll_rider(wc) {
+            if what & INLINE_CQE != 0 {
+                if !self.poll_inline_cqe(wc) {
                     break;
                 }
             } else {
-                let (Entry(words, cell), _) = self.buffer.place(self.head);
+                let (CqEntry(words, cell), _) = self.buffer.place(self.head);
                 cell.read();
                 fill(wc, what, words);
-                fill_rest(wc, what, words);
+                if what & (FAILURE | HAS_TIME) != 0 {
+                    fill_rest(wc, what, words);
+                }
                 self.polled(self.head.wrapping_add(1));
             }
             count += 1;
@@ -188,7 +217,33 @@ impl CqPoller {
         count
     }
 
-    /// Frees the entries before that position, and says how many they are.
+    /// Arms for a number of completions: as for the next one, but an event that is due while fewer wait is held back
+    /// ([`super::moderation`]).
+    #[inline(never)]
+    fn arm_for(&mut self, count: u32) -> Armed {
+        let count = count.clamp(1, self.buffer.len());
+        self.ring.expect_counts();
+        let (wanted, before) = (
+            self.consumer.want.load(Relaxed),
+            self.consumer.arm.load(Relaxed),
+        );
+        let _ = self.arm(Arm::Next);
+        // An event that is wanted already is raised no later than it would have been.
+        let count = match (before, wanted >> COUNT_SHIFT) {
+            (0, _) => count,
+            (_, 0) => 1,
+            (_, earlier) => count.min(earlier),
+        };
+        self.consumer
+            .want
+            .store(count << COUNT_SHIFT | WANT_NEXT, Relaxed);
+        match self.ring.waiting_at_least(count) {
+            true => Armed::Waiting,
+            false => Armed::Empty,
+        }
+    }
+
+    /// Frees the entries before that position, and returns how many there are.
     #[inline(always)]
     pub(super) fn polled(&mut self, head: u32) -> usize {
         let count = head.wrapping_sub(self.head);
@@ -204,7 +259,7 @@ impl RawCq for CqPoller {
     fn poll(&mut self, out: &mut [Wc]) -> usize {
         // The first one without the preparations that a loop has.
         let head = self.head;
-        let (Entry(words, cell), lap) = self.buffer.place(head);
+        let (CqEntry(words, cell), lap) = self.buffer.place(head);
         let what = words[0].load(Acquire);
         if (what ^ lap) & (LAP | FAILURE | HAS_TIME) != 0 {
             cold_path();
@@ -224,21 +279,26 @@ impl RawCq for CqPoller {
     }
 
     fn arm(&mut self, when: Arm) -> Armed {
+        if let Arm::Count(count) = when
+            && self.counts
+        {
+            return self.arm_for(count);
+        }
         if let Some(packets) = &mut self.packets {
             packets.stop();
         }
         let ring = &self.ring;
         let want = match when {
-            Arm::Next => WANT_NEXT,
+            Arm::Next | Arm::Count(_) => WANT_NEXT,
             Arm::Solicited => WANT_SOLICITED,
         };
         ring.consumer.armer.store(my_number(), Relaxed);
         let armed = ring.consumer.arm.fetch_or(want, AcqRel);
         ring.consumer.want.store(armed | want, Relaxed);
-        // Before the look at the mode, for an owner that takes the flag out of it just now.
+        // Before the look at the mode, in case an owner is just taking the flag out of it.
         fence(SeqCst);
         if self.buffer.is_replaced() {
-            // The flag of this one says nothing about the one that follows.
+            // The flag of this one says nothing about the next one.
             self.change_lane();
         }
         if self.buffer.mode().tag() & ARMED == 0
@@ -257,6 +317,14 @@ impl RawCq for CqPoller {
             Some(_) => Armed::Waiting,
             None => Armed::Empty,
         }
+    }
+
+    fn peek(&mut self, most: u32) -> Option<u32> {
+        if self.buffer.published(self.head).is_none() && self.buffer.is_replaced() {
+            self.change_lane();
+        }
+        let waits = |&n: &u32| self.buffer.published(self.head.wrapping_add(n)).is_some();
+        Some((0..most.min(self.buffer.len())).take_while(waits).count() as u32)
     }
 }
 

@@ -1,4 +1,4 @@
-//! The buffers of a queue that is resized. [`crate::qp::cq_resize`] says in which order things happen.
+//! The buffers of a queue that is resized. [`crate::qp::cq_resize`] describes the order of events.
 
 use std::collections::VecDeque;
 
@@ -19,7 +19,7 @@ impl CqRing {
         CqBuffer::new(cqe, Arc::clone(&self.consumer), self.clock.clone(), false)
     }
 
-    /// Runs that resize, now or when those before it are over. Outside pins and locks.
+    /// Runs that resize, now or when earlier ones are over. Called outside pins and locks.
     pub(crate) fn in_turn(&self, resize: Job) {
         let mut resizes = self.resizes.lock();
         if let Some(later) = resizes.as_mut() {
@@ -30,7 +30,7 @@ impl CqRing {
         resize();
     }
 
-    /// The resize that ran is over: the next one runs. Outside pins and locks.
+    /// The current resize is over: the next one runs. Called outside pins and locks.
     pub(crate) fn turn_is_over(&self) {
         let next = {
             let mut resizes = self.resizes.lock();
@@ -45,22 +45,22 @@ impl CqRing {
         }
     }
 
-    /// Keeps pushers out: the threads to wait for until none is inside.
+    /// Keeps pushers out. Returns the threads to wait for until none is inside.
     pub(crate) fn kill_lane(&self) -> Touched {
-        // Under the lock, so that nobody begins to convert a buffer that is dead.
+        // Under the lock, so that no thread begins to convert a dead buffer.
         self.latest.lock().mode().kill().unwrap_or(Touched::NOBODY)
     }
 
-    /// Takes [`CqRing::kill_lane`] back.
+    /// Undoes [`CqRing::kill_lane`].
     pub(crate) fn revive_lane(&self) {
         let latest = self.latest.lock();
         latest.mode().revive(latest.last_mode());
     }
 
-    /// Puts the new buffer in the place of the old one, from which pushers are kept out, and returns its size.
+    /// Puts the new buffer in the place of the old one, which pushers are kept out of, and returns its size.
     ///
     /// # Errors
-    /// [`Error::Mismatch`] if more waits than fits; the old one is in use again then.
+    /// [`Error::Mismatch`] if more waits than fits; in that case the old one is in use again.
     pub(crate) fn change_lane(&self, buffer: CqBuffer) -> Result<u32, Error> {
         let (old, cqe) = (self.buffer(), buffer.len());
         if !buffer.take_over(&old) {

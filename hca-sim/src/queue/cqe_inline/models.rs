@@ -1,10 +1,10 @@
-//! Models of riders: one poller against those who call riders back, and against the posts that follow.
+//! Models of inline CQEs: one poller against threads that recall them, and against the posts that follow.
 //!
-//! In a model one thread has a number of its own: the first that enters a pin, which sends. What the
-//! copies do is not seen by loom, which switches threads at the atomics of the protocol only.
+//! In a model one thread has a number of its own: the first that enters a pin, which sends. Loom does not see the
+//! copies, because it switches threads only at the atomics of the protocol.
 //!
-//! Found by them: a first offer of receives that had room for nothing, so that nothing rode; and a machine
-//! that was called back, was put off by a completion queue, and waited for the first call for ever.
+//! Found by them: a first offer of receives that had room for nothing, so that no inline CQE was sent; and a machine
+//! whose inline CQEs were recalled, that was put off by a completion queue, and waited for the first call for ever.
 
 use loom::thread;
 use verbs_core::mem::{Region, grace, pin};
@@ -21,7 +21,7 @@ use crate::qp::QueuePair;
 use crate::qp::models::{model, pair};
 use crate::queue::cq::{CqPoller, Pump};
 
-/// Two ends between which messages ride, once the receiver has posted.
+/// Two ends between which messages become inline CQEs, once the receiver has posted.
 struct World {
     a: Arc<QueuePair>,
     b: Arc<QueuePair>,
@@ -29,7 +29,7 @@ struct World {
     recvs: RecvPoster,
     poller: CqPoller,
     memory: Arc<Memory>,
-    /// 8 bytes that are sent, and 32 bytes that they go to.
+    /// 8 bytes that are sent, and the 32 bytes that receive them.
     from: Piece,
     to: Piece,
     remote: Remote,
@@ -48,17 +48,17 @@ impl World {
             let addr = memory.addr() + offset;
             Piece::from(Sge { addr, len, lkey })
         };
-        // This thread has the number, owns both queues, and has touched all that it uses; so the first
-        // message rides.
-        let (pin, land) = (pin(), a.direct_path().expect("both fit"));
+        // This thread has the number, owns both queues, and has touched all that it uses; so the first message becomes
+        // an inline CQE.
+        let (pin, direct) = (pin(), a.direct_path().expect("both fit"));
         for cq in [&a.send_cq, &b.recv_cq] {
             assert!(cq.enter(&pin).is_some());
         }
         let from = piece(32, 8, key);
         let found = (a.port.mrs).check(&pin, from.key(), from.addr, 8, 1, Access::empty());
-        assert!(found.is_some() && land.admits_poster(&pin));
+        assert!(found.is_some() && direct.admits_poster(&pin));
         drop(pin);
-        land.lend(true);
+        direct.allow_inline_cqes(true);
         Self {
             sends: SendPoster::new(Arc::clone(&a)),
             recvs: RecvPoster::new(Arc::clone(&b)),
@@ -102,18 +102,17 @@ fn poll(poller: &mut CqPoller) -> Option<(u64, WcStatus)> {
     (count == 1).then_some((out[0].wr_id, out[0].status))
 }
 
-/// What the owner of the buffer finds there when the completion was polled, before it puts something
-/// else in.
+/// What the owner of the buffer finds there after the completion was polled, before it puts something else in.
 fn take(memory: &Memory) -> u64 {
     let found = memory.load_u64(0).expect("in bounds");
     memory.store_u64(0, 99).expect("in bounds");
     found
 }
 
-/// A rider is polled while its queue pair goes to ERR: it is placed once, before either is over, and
-/// nothing is written when the owner has the buffer back.
+/// An inline CQE is polled while its queue pair goes to ERR: it is placed once, before either is over, and nothing is
+/// written once the owner has the buffer back.
 #[test]
-fn loom_rider_close() {
+fn loom_inline_cqe_close() {
     model(2, || {
         let mut world = World::new().expect(1);
         world.send(2, 7);
@@ -123,7 +122,7 @@ fn loom_rider_close() {
             memory,
             ..
         } = world;
-        assert_eq!(take(&memory), 0, "it rides");
+        assert_eq!(take(&memory), 0, "it is carried in the CQE");
         let theirs = Arc::clone(&memory);
         let thread = thread::spawn(move || {
             let early = poll(&mut poller);
@@ -148,9 +147,9 @@ fn loom_rider_close() {
     });
 }
 
-/// A WRITE to the same place follows a rider, which is polled meanwhile: it is what stays.
+/// A WRITE to the same place follows an inline CQE, which is polled in the meantime: the WRITE's bytes remain.
 #[test]
-fn loom_rider_order() {
+fn loom_inline_cqe_order() {
     model(2, || {
         let mut world = World::new().expect(1);
         world.send(2, 7);
@@ -188,9 +187,9 @@ fn loom_rider_order() {
     });
 }
 
-/// The receiver posts as soon as there is room: no receive is filled anew before its rider was polled.
+/// The receiver posts as soon as there is room: no receive is filled again before its inline CQE was polled.
 #[test]
-fn loom_rider_berths() {
+fn loom_inline_cqe_credits() {
     model(2, || {
         let mut world = World::new().expect(1).expect(2);
         world.send(10, 7);

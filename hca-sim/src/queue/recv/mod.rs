@@ -1,26 +1,26 @@
-//! Receive queues: a ring with one producer, who posts, and one consumer, who lands messages.
+//! Receive queues: a ring with one producer, which posts, and one consumer, which places messages.
 //!
-//! An entry is four atomic words; a bit of the first says whose lap of the ring it belongs to and so
-//! publishes it. The consumer is whoever owns this direction of the connection: the peer's poster, the
-//! peer's machine, or the queue pair's own machine when it flushes ([`crate::direct::path`]).
+//! An entry is four atomic words; a bit of the first says which lap of the ring it belongs to and so publishes it. The
+//! consumer is the owner of this direction of the connection: the peer's poster, the peer's machine, or the queue
+//! pair's own machine when it flushes ([`crate::direct::path`]).
 //!
-//! Posting takes a pin and asks the queue pair's word whether receives are taken. A queue pair that
-//! goes to ERR changes the word and flushes after a grace period: an entry that was posted under the
-//! old word is there by then, and one that was not sees the new word and flushes itself.
+//! Posting takes a pin and asks the queue pair's word whether receives are taken. A queue pair that goes to ERR changes
+//! the word and flushes after a grace period: an entry that was posted under the old word is in the ring by then, and a
+//! later post sees the new word and flushes its entry itself.
 
-use verbs_core::laps::Laps;
 use verbs_core::mem::TouchWord;
+use verbs_core::ring_index::RingIndex;
+use verbs_core::slab_alloc::{SlabAlloc, SlabArc};
 use verbs_core::sync::atomic::{
     AtomicU8, AtomicU32, AtomicU64,
     Ordering::{Acquire, Relaxed, Release},
 };
 use verbs_core::tracked::Tracked;
-use verbs_core::yard::{Common, Yard};
 use verbs_core::{Error, Piece, Sge};
 
 use crate::queue::base::memory::{allocate, pack, unpack};
 
-pub(crate) mod berth;
+pub(crate) mod inline_credits;
 #[cfg(all(test, verbs_loom))]
 mod models;
 
@@ -34,61 +34,61 @@ const TOTAL_SHIFT: u32 = 8;
 /// First word, `wr_id`, and the first piece: address, length and key.
 #[derive(Debug)]
 #[repr(align(32))]
-pub(crate) struct Entry([AtomicU64; 4], Tracked);
+pub(crate) struct RecvEntry([AtomicU64; 4], Tracked);
 
-/// What the consumer writes.
+/// The fields that the consumer writes.
 #[derive(Debug)]
 #[repr(align(64))]
-struct Consumer {
+struct RecvConsumer {
     head: AtomicU32,
-    /// Number of the next packet that the peer is to send.
+    /// Number of the next packet that the peer sends.
     epsn: AtomicU32,
-    /// The position behind the last rider.
-    rode: AtomicU32,
-    /// Of [`RecvRing::unloaded`], as the consumer saw it last.
-    unloaded: AtomicU32,
-    /// How often riders were called back.
+    /// The position behind the last inline CQE.
+    inline_end: AtomicU32,
+    /// The value of [`RecvRing::scattered`] that the consumer saw last.
+    scattered: AtomicU32,
+    /// How often inline CQEs were recalled.
     recalls: AtomicU32,
 }
 
-/// What the producer writes for the consumer to read.
+/// The fields that the producer writes for the consumer to read.
 #[derive(Debug)]
 #[repr(align(64))]
 struct Producer {
-    /// The receives that riders may have, see [`Offer`].
-    berths: AtomicU64,
+    /// The receives that inline CQEs may use, see [`CreditOffer`].
+    inline_credits: AtomicU64,
     /// The thread that posted when it was looked at last, or 0.
     poster: AtomicU32,
 }
 
-/// The entries of a ring. Both ends have their own way to them, so that neither loads a line for it.
+/// The entries of a ring. Each end has its own copy of their address, so that neither loads a line for it.
 #[derive(Clone, Debug)]
-pub(crate) struct Entries(Laps<Common<[Entry]>>);
+pub(crate) struct Entries(RingIndex<SlabArc<[RecvEntry]>>);
 
 /// The part of a receive queue that both ends share.
-// In this order the line of those who poll and post is not beside that of who sends.
+// Field order keeps the cache line of the poller and the poster away from the sender's.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct RecvRing {
-    consumer: Consumer,
+    consumer: RecvConsumer,
     pub(crate) entries: Entries,
     /// The second and further pieces of each entry, two words each.
     more: Box<[AtomicU64]>,
     max_sge: usize,
-    /// Its tag counts those who keep pollers from unloading.
+    /// Its tag counts the threads that keep pollers from scattering.
     door: TouchWord,
-    /// Riders before this position have been unloaded.
-    unloaded: AtomicU32,
-    /// How long a sender that finds none is to wait, as the IBTA's code.
+    /// Inline CQEs before this position have been scattered.
+    scattered: AtomicU32,
+    /// How long a sender that finds no receive has to wait, as the IBTA's code.
     rnr_timer: AtomicU8,
     producer: Producer,
 }
 
-/// A receive that waits for a message. For the consumer only, who has at most one of these.
+/// A receive that waits for a message. For the consumer only, which has at most one of these.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Waiting<'r> {
     ring: &'r RecvRing,
-    entry: &'r Entry,
+    entry: &'r RecvEntry,
     at: u32,
     what: u64,
 }
@@ -96,7 +96,7 @@ pub(crate) struct Waiting<'r> {
 impl Entries {
     /// The entry of a position and its lap bit: 1 on the first lap, so that a fresh ring is empty.
     #[inline(always)]
-    fn place(&self, at: u32) -> (&Entry, u64) {
+    fn place(&self, at: u32) -> (&RecvEntry, u64) {
         (self.0.at(at), self.lap(at))
     }
 
@@ -108,7 +108,7 @@ impl Entries {
     }
 
     /// The entries from a position to the end of its lap, and their lap bit.
-    pub(crate) fn rest_of_lap(&self, at: u32) -> (&[Entry], u64) {
+    pub(crate) fn rest_of_lap(&self, at: u32) -> (&[RecvEntry], u64) {
         (self.0.rest_of_lap(at), self.lap(at))
     }
 
@@ -118,7 +118,7 @@ impl Entries {
     }
 }
 
-impl Entry {
+impl RecvEntry {
     #[inline(always)]
     pub(crate) fn publish_one(&self, lap: u64, wr_id: u64, piece: Piece) {
         let Self([what, id, addr, rest], cell) = self;
@@ -132,10 +132,10 @@ impl Entry {
 }
 
 impl Entries {
-    /// Number and piece of the receive that a rider has taken.
+    /// Number and piece of the receive that an inline CQE has taken.
     #[inline(always)]
     pub(crate) fn taken(&self, at: u32) -> (u64, Piece) {
-        let (Entry([_, wr_id, addr, rest], cell), _) = self.place(at);
+        let (RecvEntry([_, wr_id, addr, rest], cell), _) = self.place(at);
         cell.read();
         let (addr, len_key) = (addr.load(Relaxed), rest.load(Relaxed));
         (wr_id.load(Relaxed), Piece { addr, len_key })
@@ -143,12 +143,12 @@ impl Entries {
 }
 
 impl Waiting<'_> {
-    /// Bytes that fit.
+    /// The bytes that fit.
     pub(crate) fn total(self) -> u64 {
         self.what >> TOTAL_SHIFT
     }
 
-    /// How many pieces they are in.
+    /// The number of its pieces.
     pub(crate) fn pieces(self) -> usize {
         (self.what >> PIECES_SHIFT & PIECES) as usize
     }
@@ -162,7 +162,7 @@ impl Waiting<'_> {
     /// The first piece.
     #[inline(always)]
     pub(crate) fn first(self) -> Sge {
-        let Entry([_, _, addr, rest], cell) = self.entry;
+        let RecvEntry([_, _, addr, rest], cell) = self.entry;
         cell.read();
         unpack(addr, rest)
     }
@@ -187,31 +187,36 @@ impl RecvRing {
     ///
     /// # Errors
     /// [`Error::NoMemory`].
-    pub(crate) fn new(yard: &Yard, depth: u32, max_sge: u32) -> Result<Self, Error> {
+    pub(crate) fn new(slabs: &SlabAlloc, depth: u32, max_sge: u32) -> Result<Self, Error> {
         let count = depth.max(1).next_power_of_two() as usize;
         let more = (max_sge as usize).saturating_sub(1) * 2 * count;
         Ok(Self {
-            consumer: Consumer {
+            consumer: RecvConsumer {
                 head: AtomicU32::new(0),
                 epsn: AtomicU32::new(0),
-                rode: AtomicU32::new(0),
-                unloaded: AtomicU32::new(0),
+                inline_end: AtomicU32::new(0),
+                scattered: AtomicU32::new(0),
                 recalls: AtomicU32::new(0),
             },
-            entries: Entries(Laps::new(yard.common_slice(count, || {
+            entries: Entries(RingIndex::new(slabs.arc_slice(count, || {
                 let words = std::array::from_fn(|_| AtomicU64::new(0));
-                Entry(words, Tracked::new())
+                RecvEntry(words, Tracked::new())
             })?)),
             more: allocate(more, || AtomicU64::new(0))?,
             max_sge: max_sge.max(1) as usize,
             door: TouchWord::new(0),
-            unloaded: AtomicU32::new(0),
+            scattered: AtomicU32::new(0),
             rnr_timer: AtomicU8::new(0),
             producer: Producer {
-                berths: AtomicU64::new(0),
+                inline_credits: AtomicU64::new(0),
                 poster: AtomicU32::new(0),
             },
         })
+    }
+
+    /// The receives that it has room for.
+    pub(crate) fn room(&self) -> u32 {
+        self.entries.0.len()
     }
 
     /// The oldest receive that was not consumed. For the consumer only.
@@ -228,8 +233,7 @@ impl RecvRing {
         })
     }
 
-    /// The oldest receive, if it has one piece, and that. For the consumer only, with the ring's
-    /// entries.
+    /// The oldest receive and its piece, if it has one piece. For the consumer only, with the ring's entries.
     #[inline(always)]
     pub(crate) fn next_piece<'r>(&'r self, entries: &'r Entries) -> Option<(Waiting<'r>, Piece)> {
         let at = self.consumer.head.load(Relaxed);
@@ -295,7 +299,7 @@ impl RecvRing {
 
     /// Writes an entry of any number of pieces. For the producer only.
     pub(crate) fn publish(&self, at: u32, wr_id: u64, sges: &[Sge]) {
-        let (Entry([what, id, addr, rest], cell), lap) = self.entries.place(at);
+        let (RecvEntry([what, id, addr, rest], cell), lap) = self.entries.place(at);
         cell.write();
         id.store(wr_id, Relaxed);
         let mut total = 0;

@@ -8,12 +8,13 @@ use super::*;
 /// A producer fills a ring of two entries three times while the consumer takes: each arrives once, whole
 /// and in order.
 #[test]
-fn loom_landing_spsc() {
+fn loom_recv_ring_spsc() {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(3);
     model.check(|| {
         const COUNT: u32 = 3;
-        let ring = Arc::new(RecvRing::new(&Yard::default(), 2, 1).expect("a model has memory"));
+        let ring =
+            Arc::new(RecvRing::new(&SlabAlloc::default(), 2, 1).expect("a model has memory"));
         let producer = Arc::clone(&ring);
         let thread = thread::spawn(move || {
             for at in 0..COUNT {
@@ -44,19 +45,20 @@ fn loom_landing_spsc() {
     });
 }
 
-/// Receives that pass from who posts them to a sender's riders to who unloads them, in a ring of two entries, so that
-/// one is used again. Two threads each, as three that wait for each other are too many branches.
-struct Berths {
+/// Receives that pass from the poster to a sender of inline CQEs to the thread that scatters them, in a ring of two
+/// entries, so that one is used again. Two threads in each model: three that wait for each other have too many
+/// branches.
+struct InlineReceives {
     ring: RecvRing,
     loaded: AtomicU32,
 }
 
-impl Berths {
+impl InlineReceives {
     const COUNT: u32 = 3;
 
     fn new() -> Arc<Self> {
         Arc::new(Self {
-            ring: RecvRing::new(&Yard::default(), 2, 1).expect("a model has memory"),
+            ring: RecvRing::new(&SlabAlloc::default(), 2, 1).expect("a model has memory"),
             loaded: AtomicU32::new(0),
         })
     }
@@ -73,77 +75,77 @@ impl Berths {
         self.ring.offer(at, 8);
     }
 
-    fn ride(&self, known: &mut berth::Known) {
+    fn send(&self, known: &mut inline_credits::InlineCredits) {
         let at = loop {
-            match self.ring.berth(known, 8) {
+            match self.ring.inline_credit(known, 8) {
                 Some(at) => break at,
                 None => thread::yield_now(),
             }
         };
-        assert!(self.ring.board(at));
+        assert!(self.ring.take_inline_credit(at));
         // As the entry of the completion queue does.
         self.loaded.store(at + 1, Release);
     }
 
-    fn unload(&self, at: u32) {
+    fn scatter(&self, at: u32) {
         while self.loaded.load(Acquire) <= at {
             thread::yield_now();
         }
         let (wr_id, piece) = self.ring.entries.taken(at);
         assert_eq!((wr_id, piece.addr), (u64::from(at) + 10, u64::from(at)));
-        self.ring.unloaded(at);
+        self.ring.scattered(at);
     }
 }
 
-/// Who unloads is another thread than who posts: an entry is read whole before it is filled again.
+/// A thread other than the poster scatters: an entry is read whole before it is filled again.
 #[test]
-fn loom_recv_berths_unloaded() {
+fn loom_recv_inline_credits_scattered() {
     crate::qp::models::model(2, || {
-        let berths = Berths::new();
-        let both = Arc::clone(&berths);
+        let receives = InlineReceives::new();
+        let both = Arc::clone(&receives);
         let thread = thread::spawn(move || {
-            let mut known = berth::Known::default();
-            for at in 0..Berths::COUNT {
+            let mut known = inline_credits::InlineCredits::default();
+            for at in 0..InlineReceives::COUNT {
                 both.post(at);
-                both.ride(&mut known);
+                both.send(&mut known);
             }
         });
-        (0..Berths::COUNT).for_each(|at| berths.unload(at));
+        (0..InlineReceives::COUNT).for_each(|at| receives.scatter(at));
         thread.join().expect("the thread does not panic");
     });
 }
 
-/// Who rides is another thread than who posts and unloads: what is offered is there whole.
+/// A thread other than the one that posts and scatters sends inline CQEs: an offered receive is complete.
 #[test]
-fn loom_recv_berths_offered() {
+fn loom_recv_inline_credits_offered() {
     crate::qp::models::model(2, || {
-        let berths = Berths::new();
-        let rider = Arc::clone(&berths);
+        let receives = InlineReceives::new();
+        let sender = Arc::clone(&receives);
         let thread = thread::spawn(move || {
-            let mut known = berth::Known::default();
-            (0..Berths::COUNT).for_each(|_| rider.ride(&mut known));
+            let mut known = inline_credits::InlineCredits::default();
+            (0..InlineReceives::COUNT).for_each(|_| sender.send(&mut known));
         });
-        (0..2).for_each(|at| berths.post(at));
-        berths.unload(0);
-        berths.post(2);
-        (1..Berths::COUNT).for_each(|at| berths.unload(at));
+        (0..2).for_each(|at| receives.post(at));
+        receives.scatter(0);
+        receives.post(2);
+        (1..InlineReceives::COUNT).for_each(|at| receives.scatter(at));
         thread.join().expect("the thread does not panic");
     });
 }
 
-/// Who rides and unloads is another thread than who posts: a receive is there whole when it is offered.
+/// One thread sends inline CQEs and scatters, another posts: a receive is complete when it is offered.
 #[test]
-fn loom_recv_berths_taken() {
+fn loom_recv_inline_credits_taken() {
     crate::qp::models::model(2, || {
-        let berths = Berths::new();
-        let poster = Arc::clone(&berths);
+        let receives = InlineReceives::new();
+        let poster = Arc::clone(&receives);
         let thread = thread::spawn(move || {
-            (0..Berths::COUNT).for_each(|at| poster.post(at));
+            (0..InlineReceives::COUNT).for_each(|at| poster.post(at));
         });
-        let mut known = berth::Known::default();
-        for at in 0..Berths::COUNT {
-            berths.ride(&mut known);
-            berths.unload(at);
+        let mut known = inline_credits::InlineCredits::default();
+        for at in 0..InlineReceives::COUNT {
+            receives.send(&mut known);
+            receives.scatter(at);
         }
         thread.join().expect("the thread does not panic");
     });

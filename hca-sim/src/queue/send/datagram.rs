@@ -1,11 +1,11 @@
-//! Whom a datagram is for, as words of the send ring.
+//! The destination of a datagram, as words of the send ring.
 
 use verbs_core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use verbs_core::{Av, Datagram, Gid, GlobalRoute, Lid, QKey, Qpn};
 
 use super::DATAGRAM_WORDS;
 
-/// In the third word: a global route is there.
+/// In the third word: the datagram has a global route.
 const GLOBAL: u64 = 1 << 63;
 
 /// Writes it.

@@ -1,15 +1,15 @@
 //! The words of a work request that waits.
 
 use verbs_core::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use verbs_core::{Dest, LKey, Payload, Sge};
+use verbs_core::{Datagram, Dest, LKey, Payload, Sge, Srqn};
 
 use super::{DATAGRAM, DATAGRAM_WORDS, INLINE, OPERANDS, SRQ, WORD_PIECE, datagram, op};
 use crate::queue::base::memory::{pack, unpack};
 
 /// The words of one entry.
 #[derive(Clone, Copy)]
-pub(super) struct Entry<'r> {
-    /// Operation, flags, what the payload is, and the work request's number.
+pub(super) struct SendEntry<'r> {
+    /// Operation, flags, kind of payload, and the work request's number.
     pub(super) what: &'r AtomicU64,
     pub(super) wr_id: &'r AtomicU64,
     /// A remote address.
@@ -20,13 +20,13 @@ pub(super) struct Entry<'r> {
     pub(super) to: &'r [AtomicU64],
 }
 
-impl<'r> Entry<'r> {
+impl<'r> SendEntry<'r> {
     pub(super) fn operands(self) -> &'r [AtomicU64; OPERANDS] {
         let operands = self.room.last_chunk();
         operands.expect("every entry has room for operands")
     }
 
-    /// Writes the payload of that operation. Gives its kind and count, and the lower half of the keys.
+    /// Writes the payload of that operation. Returns its kind and count, and the lower half of the keys.
     pub(super) fn write_payload(self, op: u64, imm: u32, payload: Payload<'_>) -> (u64, u64, u32) {
         let one;
         let sges = match payload {
@@ -55,18 +55,22 @@ impl<'r> Entry<'r> {
         (0, sges.len() as u64, imm)
     }
 
-    pub(super) fn read_sges(self, what: u64, keys: u64, sges: &mut [Sge]) {
-        if let (true, [sge]) = (what & WORD_PIECE != 0, &mut *sges) {
-            *sge = Sge {
+    /// The only piece of a work request.
+    pub(super) fn read_sge(self, what: u64, keys: u64) -> Sge {
+        if what & WORD_PIECE != 0 {
+            return Sge {
                 addr: self.room[0].load(Relaxed),
                 len: 8,
                 lkey: LKey::new(keys as u32),
             };
-            return;
         }
-        for (sge, pair) in sges.iter_mut().zip(self.room.chunks_exact(2)) {
-            *sge = unpack(&pair[0], &pair[1]);
-        }
+        unpack(&self.room[0], &self.room[1])
+    }
+
+    /// The pieces of a work request that has several, and whatever is in the room behind them.
+    pub(super) fn read_sges(self) -> impl Iterator<Item = Sge> + use<'r> {
+        let pairs = self.room.chunks_exact(2);
+        pairs.map(|pair| unpack(&pair[0], &pair[1]))
     }
 
     pub(super) fn write_dest(self, dest: Dest<'_>) -> u64 {
@@ -84,10 +88,20 @@ impl<'r> Entry<'r> {
             _ => 0,
         }
     }
+
+    /// The destination that the work request names; `room` is for a datagram's.
+    pub(super) fn read_dest(self, what: u64, room: &mut Option<Datagram>) -> Dest<'_> {
+        let words = self.to.last_chunk().filter(|_| what & DATAGRAM != 0);
+        *room = words.map(datagram::read);
+        match (room, self.to) {
+            (Some(to), _) => Dest::Datagram(to),
+            (None, [srqn]) if what & SRQ != 0 => Dest::Srq(Srqn::new(srqn.load(Relaxed) as u32)),
+            _ => Dest::Peer,
+        }
+    }
 }
 
-/// Whether an operation has operands. It has no inline bytes then, and its pieces are 8 bytes in all, or
-/// none.
+/// Whether an operation has operands. Then it has no inline bytes, and its pieces are 8 bytes in all, or none.
 pub(super) const fn has_operands(op: u64) -> bool {
     matches!(
         op,

@@ -36,6 +36,7 @@ pub(super) fn write(wr: &SendOp) -> Option<Words> {
             boundary,
         } => (op::MASKED_FETCH_ADD, remote, 0, add, boundary, 0, 0),
         SendOp::AtomicWrite(to) => (op::ATOMIC_WRITE, to, 0, 0, 0, 0, 0),
+        SendOp::ReadWithInv(from) => (op::READ_INV, from, 0, 0, 0, 0, 0),
         SendOp::Flush(what) => {
             let len = what.len.map_or(REGION, u64::from);
             let placement = u32::from(what.placement.bits());
@@ -86,6 +87,7 @@ pub(super) fn read(operation: u64, remote: Remote, low: u32, [a, b, c, d]: [u64;
             boundary: b,
         },
         op::ATOMIC_WRITE => SendOp::AtomicWrite(remote),
+        op::READ_INV => SendOp::ReadWithInv(remote),
         op::FLUSH => SendOp::Flush(FlushRange {
             remote,
             len: (a & REGION == 0).then_some(a as u32),

@@ -1,18 +1,19 @@
 //! The send ring: work requests that wait for the machine, and which completion retires which.
 //!
-//! Work requests are numbered from the queue's creation. Those that the poster carries out itself never
-//! enter the ring; the others have a position in it, counted from the creation as well. One writer
-//! each: the poster appends, the machine's holder executes.
+//! Work requests are numbered from the queue's creation. Those that the poster carries out itself never enter the ring;
+//! the others have a position in it, counted from the creation as well. Each number has one writer: the poster appends,
+//! the machine's holder executes.
 
-use verbs_core::laps::Laps;
+use arrayvec::ArrayVec;
+use verbs_core::ring_index::RingIndex;
+use verbs_core::slab_alloc::{SlabAlloc, SlabArc};
 use verbs_core::sync::atomic::{
     AtomicU32, AtomicU64,
     Ordering::{Acquire, Relaxed, Release},
 };
 use verbs_core::tracked::{Row, Tracked};
-use verbs_core::yard::{Common, Yard};
 use verbs_core::{
-    Datagram, Dest, Error, Payload, QpCap, RKey, Remote, SendFlags, SendOp, SendWr, Sge, Srqn,
+    Datagram, Dest, Error, Payload, QpCap, RKey, Remote, SendFlags, SendOp, SendWr, Sge,
 };
 
 use crate::queue::base::limits::{MAX_INLINE, MAX_SGE};
@@ -25,7 +26,7 @@ mod memory;
 #[cfg(all(test, verbs_loom))]
 mod models;
 
-use entry::{Entry, has_operands};
+use entry::{SendEntry, has_operands};
 
 /// Words of an entry before its room, where pieces, inline bytes and operands are.
 const HEADER: usize = 4;
@@ -49,17 +50,18 @@ mod op {
     pub(super) const LOCAL_INV: u64 = 12;
     pub(super) const REG_MR: u64 = 13;
     pub(super) const BIND_MW: u64 = 14;
+    pub(super) const READ_INV: u64 = 15;
 }
 const FLAGS_SHIFT: u32 = 8;
 const INLINE: u64 = 1 << 16;
-/// In the first word: whom it is for stands in the words behind the payload.
+/// In the first word: the destination is in the words behind the payload.
 const DATAGRAM: u64 = 1 << 17;
 /// In the first word: the last word names a shared receive queue.
 const SRQ: u64 = 1 << 18;
-/// In the first word: there is one piece, of 8 bytes; its key stands beside the remote one, and only its
-/// address is in the room.
+/// In the first word: there is one piece, of 8 bytes; its key is stored beside the remote one, and only its address is
+/// in the room.
 const WORD_PIECE: u64 = 1 << 19;
-/// Words that say whom a datagram is for.
+/// Words of the destination of a datagram.
 const DATAGRAM_WORDS: usize = 5;
 /// In the first word: how many pieces or inline bytes; 12 bits.
 const COUNT_SHIFT: u32 = 20;
@@ -68,57 +70,50 @@ const COUNT: u64 = 0xfff;
 const INDEX_SHIFT: u32 = 32;
 
 /// See the module's documentation.
-// One line: whoever has many queue pairs loads each of it for every message.
+// One line: a thread with many queue pairs loads every part of it for every message.
 #[derive(Debug)]
 #[repr(align(64))]
 pub(crate) struct SendRing {
     /// Number of the next packet to send; 24 bits of it count.
     psn: AtomicU32,
-    /// Positions before this are done with.
+    /// Positions before this are finished.
     executed: AtomicU32,
     /// Positions before this are filled.
     appended: AtomicU32,
     words: Box<[AtomicU64]>,
     stride: u16,
-    /// Words of an entry behind its room, for whom it is.
+    /// Words of an entry behind its room, for its destination.
     to: u16,
     /// By work request: its number in the upper half, the position of its completion in the lower.
-    marks: Laps<Common<[AtomicU64]>>,
-    /// What the machine and the poster write in turns: numbers of packets, at both ends.
+    marks: RingIndex<SlabArc<[AtomicU64]>>,
+    /// The numbers of packets at both ends, which the machine and the poster write in turns.
     side: Tracked,
     filled: Row,
 }
 
 const _: () = assert!(cfg!(verbs_loom) || size_of::<SendRing>() == 64);
+// Inline bytes are read a word at a time.
+const _: () = assert!(MAX_INLINE.is_multiple_of(8));
 
-/// Room for the parts of a work request that it borrows.
+/// Room for the parts of a work request that it borrows; most have none.
+#[derive(Default)]
 pub(crate) struct Scratch {
-    sges: [Sge; MAX_SGE],
+    sges: ArrayVec<Sge, MAX_SGE>,
     datagram: Option<Datagram>,
-    bytes: [u8; MAX_INLINE],
-}
-
-impl Default for Scratch {
-    fn default() -> Self {
-        Self {
-            sges: [Sge::default(); MAX_SGE],
-            datagram: None,
-            bytes: [0; MAX_INLINE],
-        }
-    }
+    bytes: ArrayVec<u8, MAX_INLINE>,
 }
 
 impl SendRing {
-    /// A ring for those sizes: `(4 + room) * 8 + 8` bytes for each work request. The room is 5 words for
-    /// one piece and 4 more than two a piece for several, or the inline bytes if those are more. One word
-    /// more says whom it is for on an extended reliable connection, and five if it is a datagram.
+    /// A ring for those sizes: `(4 + room) * 8 + 8` bytes for each work request. The room is 5 words for one piece and
+    /// 4 more than two a piece for several, or the inline bytes if those are more. One word more holds the destination
+    /// on an extended reliable connection, and five if it is a datagram.
     ///
     /// # Errors
     /// [`Error::NoMemory`].
-    pub(crate) fn new(yard: &Yard, cap: &QpCap, service: Service) -> Result<Self, Error> {
+    pub(crate) fn new(slabs: &SlabAlloc, cap: &QpCap, service: Service) -> Result<Self, Error> {
         let count = cap.max_send_wr.max(1).next_power_of_two() as usize;
         let pieces = match cap.max_send_sge as usize {
-            // One piece of an operation that has operands is a word.
+            // One piece of an operation that has operands is one word.
             0 | 1 => 1,
             several => 2 * several,
         };
@@ -137,12 +132,17 @@ impl SendRing {
             stride: stride as u16,
             to: to as u16,
             // No work request has the number that is written here: 0 is never on lap -1.
-            marks: Laps::new(
-                yard.common_slice(count, || AtomicU64::new(u64::from(u32::MAX) << 32))?,
+            marks: RingIndex::new(
+                slabs.arc_slice(count, || AtomicU64::new(u64::from(u32::MAX) << 32))?,
             ),
             side: Tracked::new(),
             filled: Row::new(count),
         })
+    }
+
+    /// The work requests that it has room for.
+    pub(crate) fn room(&self) -> u32 {
+        self.marks.len()
     }
 
     pub(crate) fn psn(&self) -> u32 {
@@ -153,7 +153,7 @@ impl SendRing {
         self.psn.store(psn, Relaxed);
     }
 
-    /// Counts packets that messages would have been: the number of the next one.
+    /// Counts the packets that messages would have been. Returns the number of the next one.
     #[inline(always)]
     pub(crate) fn advance(&self, packets: u32) -> u32 {
         self.side.write();
@@ -175,15 +175,15 @@ impl SendRing {
         ((mark >> 32) as u32 == index).then_some(mark as u32)
     }
 
-    /// Whether the machine has nothing to do, so that the poster may land messages itself.
+    /// Whether the machine has nothing to do, so that the poster may place messages itself.
     #[inline]
     pub(crate) fn is_drained(&self) -> bool {
-        // Acquire: what the machine did is visible to the poster, who goes on from there.
+        // Acquire: what the machine did is visible to the poster, which continues from there.
         self.appended.load(Relaxed) == self.executed.load(Acquire)
     }
 
-    /// Puts the work request of that number into the ring. For the poster, whose queue is no deeper
-    /// than the ring, so that there is room.
+    /// Puts the work request of that number into the ring. For the poster, whose queue is no deeper than the ring, so
+    /// that there is room.
     pub(crate) fn append(&self, index: u32, wr: &SendWr<'_>) {
         let at = self.appended.load(Relaxed);
         self.filled.at(self.marks.index(at)).write();
@@ -204,21 +204,29 @@ impl SendRing {
 
     /// Whether the work request at that position, which is filled, concerns only keys of this side.
     pub(crate) fn is_local(&self, at: u32) -> bool {
-        let what = self.entry(at).what.load(Relaxed);
+        let what = self.what(at);
         matches!(what & 0xff, op::LOCAL_INV | op::REG_MR | op::BIND_MW)
     }
 
-    /// The work request at that position is done with. For the machine.
+    /// The work request at that position is finished. For the machine.
     pub(crate) fn executed(&self, at: u32) {
         self.executed.store(at.wrapping_add(1), Release);
     }
 
     /// The number of the work request at that position. For the machine.
     pub(crate) fn index(&self, at: u32) -> u32 {
-        (self.entry(at).what.load(Relaxed) >> INDEX_SHIFT) as u32
+        (self.what(at) >> INDEX_SHIFT) as u32
     }
 
-    fn entry(&self, at: u32) -> Entry<'_> {
+    /// The first word of an entry.
+    #[inline]
+    fn what(&self, at: u32) -> u64 {
+        let first = self.marks.index(at) * usize::from(self.stride);
+        self.words[first].load(Relaxed)
+    }
+
+    #[inline]
+    fn entry(&self, at: u32) -> SendEntry<'_> {
         // There are as many entries as marks.
         let (slot, stride) = (self.marks.index(at), usize::from(self.stride));
         let words = &self.words[slot * stride..(slot + 1) * stride];
@@ -226,7 +234,7 @@ impl SendRing {
             .split_first_chunk::<HEADER>()
             .expect("an entry has its header");
         let (room, to) = rest.split_at(rest.len() - usize::from(self.to));
-        Entry {
+        SendEntry {
             what,
             wr_id,
             remote,
@@ -271,6 +279,7 @@ impl SendRing {
     }
 
     /// Reads a work request back. For the machine.
+    #[inline]
     pub(crate) fn read<'s>(&self, at: u32, scratch: &'s mut Scratch) -> SendWr<'s> {
         self.filled.at(self.marks.index(at)).read();
         let entry = self.entry(at);
@@ -279,29 +288,6 @@ impl SendRing {
             addr: entry.remote.load(Relaxed),
             rkey: RKey::new((keys >> 32) as u32),
         };
-        let imm = keys as u32;
-        let operands = || entry.operands().each_ref().map(|word| word.load(Relaxed));
-        let op = match what & 0xff {
-            op::SEND_IMM => SendOp::SendWithImm(imm),
-            op::SEND_INV => SendOp::SendWithInv(RKey::new(imm)),
-            op::WRITE => SendOp::Write(remote),
-            op::WRITE_IMM => SendOp::WriteWithImm(remote, imm),
-            op::READ => SendOp::Read(remote),
-            op::COMPARE_SWAP => {
-                let [compare, swap, ..] = operands();
-                SendOp::CompareSwap {
-                    remote,
-                    compare,
-                    swap,
-                }
-            }
-            op::FETCH_ADD => {
-                let [add, ..] = operands();
-                SendOp::FetchAdd { remote, add }
-            }
-            op::SEND => SendOp::Send,
-            other => memory::read(other, remote, imm, operands()),
-        };
         let Scratch {
             sges,
             datagram,
@@ -309,28 +295,61 @@ impl SendRing {
         } = scratch;
         let count = (what >> COUNT_SHIFT & COUNT) as usize;
         let payload = if what & INLINE != 0 {
-            for (word, chunk) in entry.room.iter().zip(bytes.chunks_exact_mut(8)) {
-                chunk.copy_from_slice(&word.load(Relaxed).to_le_bytes());
+            bytes.clear();
+            for word in entry.room.iter().take(count.min(MAX_INLINE).div_ceil(8)) {
+                bytes.extend(word.load(Relaxed).to_le_bytes());
             }
-            Payload::Inline(&bytes[..count.min(MAX_INLINE)])
+            Payload::Inline(&bytes[..count.min(bytes.len())])
+        } else if count == 1 {
+            Payload::One(entry.read_sge(what, keys))
         } else {
-            entry.read_sges(what, keys, &mut sges[..count.min(MAX_SGE)]);
-            Payload::List(&sges[..count.min(MAX_SGE)])
+            sges.clear();
+            sges.extend(entry.read_sges().take(count.min(MAX_SGE)));
+            Payload::List(&*sges)
         };
-        let words = entry.to.last_chunk().filter(|_| what & DATAGRAM != 0);
-        *datagram = words.map(datagram::read);
-        let dest = match (datagram, entry.to) {
-            (Some(to), _) => Dest::Datagram(to),
-            (None, [srqn]) if what & SRQ != 0 => Dest::Srq(Srqn::new(srqn.load(Relaxed) as u32)),
-            _ => Dest::Peer,
+        let dest = if what & (DATAGRAM | SRQ) == 0 {
+            Dest::Peer
+        } else {
+            entry.read_dest(what, datagram)
         };
         let flags = SendFlags::from_bits_truncate((what >> FLAGS_SHIFT) as u32 & 0xff);
-        SendWr {
-            wr_id: entry.wr_id.load(Relaxed),
+        let wr_id = entry.wr_id.load(Relaxed);
+        let wr = |op| SendWr {
+            wr_id,
             op,
             flags,
             payload,
             dest,
+        };
+        // The most frequent ones by themselves: an operation is large, and these leave most of it as it is.
+        match what & 0xff {
+            op::SEND => wr(SendOp::Send),
+            op::WRITE => wr(SendOp::Write(remote)),
+            other => wr(read_op(other, remote, keys as u32, entry)),
         }
+    }
+}
+
+/// The operation of that number, which is neither SEND nor WRITE.
+fn read_op(number: u64, remote: Remote, imm: u32, entry: SendEntry<'_>) -> SendOp {
+    let operands = || entry.operands().each_ref().map(|word| word.load(Relaxed));
+    match number {
+        op::SEND_IMM => SendOp::SendWithImm(imm),
+        op::SEND_INV => SendOp::SendWithInv(RKey::new(imm)),
+        op::WRITE_IMM => SendOp::WriteWithImm(remote, imm),
+        op::READ => SendOp::Read(remote),
+        op::COMPARE_SWAP => {
+            let [compare, swap, ..] = operands();
+            SendOp::CompareSwap {
+                remote,
+                compare,
+                swap,
+            }
+        }
+        op::FETCH_ADD => {
+            let [add, ..] = operands();
+            SendOp::FetchAdd { remote, add }
+        }
+        other => memory::read(other, remote, imm, operands()),
     }
 }

@@ -7,7 +7,7 @@ use verbs_core::{Dest, Payload};
 use super::*;
 use crate::qp::models::model;
 
-/// The machine has carried out what is in the ring, and the poster goes on from there without a lock between them: it
+/// The machine has carried out what is in the ring, and the poster continues from there without a lock between them: it
 /// finds the numbers of packets as the machine has left them, and entries that are free.
 #[test]
 fn loom_send_ring_is_handed_over() {
@@ -16,7 +16,7 @@ fn loom_send_ring_is_handed_over() {
             max_send_wr: 1,
             ..QpCap::default()
         };
-        let ring = SendRing::new(&Yard::default(), &cap, Service::Rc);
+        let ring = SendRing::new(&SlabAlloc::default(), &cap, Service::Rc);
         let ring = Arc::new(ring.expect("a model has memory"));
         let machine = Arc::clone(&ring);
         let thread = thread::spawn(move || {

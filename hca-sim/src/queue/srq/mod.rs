@@ -1,10 +1,10 @@
 //! Shared receive queues: receives that several queue pairs take from.
 //!
-//! Posting is the handle's, which has one owner. Taking is whoever lands a message on one of the queue
-//! pairs ([`crate::direct::message`]), on any thread: [`ring`] says how they agree.
+//! The handle posts; it has one owner. Any thread that places a message on one of the queue pairs takes a receive
+//! ([`crate::direct::message`]); [`ring`] describes how they agree.
 //!
-//! A sender that finds no receive waits out the RNR timer, or until the next post calls it. The call
-//! may be missed, the timer not.
+//! A sender that finds no receive waits until the RNR timer expires or the next post calls it. The call may be missed,
+//! the timer not.
 
 mod ring;
 
@@ -22,12 +22,12 @@ use verbs_core::{Attr, Error, EventType, PostError, RawRecvQueue, Sge, SrqAttr, 
 use crate::queue::base::events::QpEvents;
 use crate::queue::base::removed::Removed;
 use crate::queue::cq::CqRing;
-use crate::queue::srq::ring::{Ring, Segment};
+use crate::queue::srq::ring::{Ring, RingSegment};
 
 pub(crate) use crate::queue::srq::ring::Seen;
 
-/// What makes a shared receive queue one for extended reliable connections.
-pub(crate) struct Named {
+/// The additional objects of a shared receive queue for extended reliable connections.
+pub(crate) struct XrcSrq {
     pub(crate) number: Srqn,
     /// The XRC domain.
     pub(crate) xrcd: u32,
@@ -35,23 +35,23 @@ pub(crate) struct Named {
     pub(crate) cq: Arc<CqRing>,
 }
 
-/// What all users of a shared receive queue share.
+/// The part of a shared receive queue that all its users share.
 pub(crate) struct SharedReceives {
     ring: Ring,
     /// The protection domain that its receives are checked against.
     pub(crate) pd: u32,
-    /// Of one for extended reliable connections.
-    pub(crate) named: Option<Named>,
+    /// For a queue for extended reliable connections.
+    pub(crate) xrc: Option<XrcSrq>,
     depth: AtomicU32,
     max_sge: u32,
     /// When fewer receives than this wait, the event is due; 0 for never.
     limit: AtomicU32,
-    /// Somebody is in `waiting`.
+    /// There are senders in `waiting`.
     wanted: AtomicBool,
     /// Senders that found no receive.
     waiting: Mutex<Vec<Weak<dyn QpEvents>>>,
     removed: Removed,
-    /// Whom its events are about; set before the handle is given out.
+    /// The object that its events concern; set before the handle is given out.
     core: OnceLock<Weak<SrqCore>>,
 }
 
@@ -63,14 +63,14 @@ impl SharedReceives {
     pub(crate) fn new(
         removed: Removed,
         pd: u32,
-        named: Option<Named>,
+        xrc: Option<XrcSrq>,
         depth: u32,
         max_sge: u32,
     ) -> Result<Self, Error> {
         Ok(Self {
             ring: Ring::new(depth, max_sge)?,
             pd,
-            named,
+            xrc,
             depth: AtomicU32::new(depth),
             max_sge,
             limit: AtomicU32::new(0),
@@ -82,7 +82,7 @@ impl SharedReceives {
     }
 
     pub(crate) fn set_core(&self, core: &Arc<SrqCore>) {
-        // The queue is new, so nobody has set this.
+        // The queue is new, so this has not been set before.
         let _ = self.core.set(Arc::downgrade(core));
     }
 
@@ -118,24 +118,24 @@ impl SharedReceives {
         self.ring.look()
     }
 
-    /// Whether what was read of that receive is true.
+    /// Whether what was read of that receive is valid.
     pub(crate) fn is_oldest(&self, seen: &Seen) -> bool {
         self.ring.is_oldest(seen)
     }
 
-    /// Takes a receive: whether the limit event is due then, or `None` if somebody else was faster.
+    /// Takes a receive. Returns whether the limit event is due then, or `None` if another thread has taken it first.
     pub(crate) fn take(&self, seen: &Seen) -> Option<bool> {
         self.ring.take(seen).then(|| self.limit_is_due())
     }
 
-    /// Arms the limit event; whether it is due at once, as too few receives wait already.
+    /// Arms the limit event. Returns whether it is due at once, because too few receives wait already.
     pub(crate) fn arm(&self, limit: u32) -> bool {
         self.limit.store(limit, SeqCst);
         self.limit_is_due()
     }
 
-    /// Whoever takes the limit away raises its event. Arming and taking a receive are ordered by the
-    /// total order of head and limit: one of the two sees the other.
+    /// The thread that takes the limit away raises its event. Arming and taking a receive are ordered by the total
+    /// order of head and limit: one of the two sees the other.
     fn limit_is_due(&self) -> bool {
         let limit = self.limit.load(SeqCst);
         limit != 0
@@ -146,7 +146,7 @@ impl SharedReceives {
                 .is_ok()
     }
 
-    /// Raises the limit event. Outside pins and locks.
+    /// Raises the limit event. Called outside pins and locks.
     pub(crate) fn raise_limit(&self) {
         if let Some(core) = self.core.get().and_then(Weak::upgrade) {
             EventType::SrqLimitReached.raise_for(&core);
@@ -189,9 +189,9 @@ impl fmt::Debug for SharedReceives {
 #[derive(Debug)]
 pub(crate) struct SharedPoster {
     shared: Arc<SharedReceives>,
-    segment: Arc<Segment>,
+    segment: Arc<RingSegment>,
     tail: u32,
-    /// As it was when the segment began.
+    /// The depth when the segment began.
     depth: u32,
     /// Entries that are known to be free.
     room: u32,
@@ -210,7 +210,7 @@ impl SharedPoster {
         }
     }
 
-    /// Goes over to the size that a resize has offered.
+    /// Changes to the size that a resize has offered.
     #[cold]
     fn change_size(&mut self) {
         let accepted = self.shared.ring.accept(&mut self.segment, self.tail);

@@ -1,5 +1,4 @@
-//! The ring of a shared receive queue: one producer, who posts, and as many consumers as queue pairs
-//! land messages.
+//! The ring of a shared receive queue: one producer, which posts, and as many consumers as queue pairs place messages.
 //!
 //! An entry is published by the lap bit of its first word, as in a receive queue of one queue pair.
 //! Consumers agree by a compare-exchange of the head:
@@ -8,19 +7,17 @@
 //! look    read the head, then the entry's words
 //! take    head --CAS--> head + 1; only now the entry belongs to the consumer
 //! ```
-//!
-//! *The race that looks bad*: a consumer reads an entry while another takes it and the producer writes
-//! the next one over it. What was read is a mixture then; but the head has moved, so taking it fails,
-//! and the mixture is thrown away. The head counts 2^32 receives before it repeats, and nobody looks for
-//! that long. Before the exchange nothing may be done with what was read but to check it.
+//! *The race that looks bad*: a consumer reads an entry while another takes it and the producer writes the next one
+//! over it. What was read is a mixture then; but the head has moved, so taking it fails, and the mixture is thrown
+//! away. The head counts 2^32 receives before it repeats, and no look takes that long. Before the exchange, what was
+//! read may only be checked, and not used otherwise.
 //!
 //! # Resize
 //!
-//! Entries are in *segments*, each for the positions from its start to that of the next one. A resize
-//! only offers a new segment; the producer begins with it at its next post, and consumers come to it
-//! when they have taken what is before. So nobody is stopped, and head and tail go on counting. A ring
-//! that was never resized has one segment and looks for no other; whoever takes from one that was finds
-//! the segment under a lock.
+//! Entries are in *segments*, each for the positions from its start to that of the next one. A resize only offers a new
+//! segment; the producer begins with it at its next post, and consumers reach it when they have taken what is before.
+//! So no thread is stopped, and head and tail continue to count. A ring that was never resized has one segment and
+//! looks for no other; a thread that takes from a ring that was resized finds the segment under a lock.
 
 use std::collections::VecDeque;
 
@@ -48,37 +45,37 @@ pub(crate) struct Ring {
     head: AtomicU32,
     /// Positions before this are posted or about to be. Written before the entry that it counts.
     tail: AtomicU32,
-    /// Where the ring began.
-    first: Arc<Segment>,
-    /// There is another segment than the first.
+    /// The segment that the ring began with.
+    first: Arc<RingSegment>,
+    /// There is a segment other than the first.
     resized: AtomicBool,
-    /// Then: those in which receives may wait, oldest first.
-    segments: Mutex<VecDeque<Arc<Segment>>>,
-    /// A segment that the producer is to begin with.
-    offer: Mutex<Option<Offer>>,
+    /// If so: the segments in which receives may wait, oldest first.
+    segments: Mutex<VecDeque<Arc<RingSegment>>>,
+    /// A segment that the producer begins with at its next post.
+    offer: Mutex<Option<ResizeOffer>>,
     offered: AtomicBool,
     max_sge: usize,
 }
 
-/// What a resize offers to the producer.
+/// A resize's offer to the producer.
 #[derive(Debug)]
-pub(crate) struct Offer {
-    segment: Arc<Segment>,
+pub(crate) struct ResizeOffer {
+    segment: Arc<RingSegment>,
     pub(super) depth: u32,
 }
 
 /// Entries for consecutive positions.
 #[derive(Debug)]
-pub(super) struct Segment {
+pub(super) struct RingSegment {
     /// First word, `wr_id`, then two words for each piece.
     words: Box<[AtomicU64]>,
     count: u32,
     stride: usize,
-    /// The first position; written before anybody else knows the segment.
+    /// The first position; written before any other thread knows the segment.
     start: AtomicU32,
 }
 
-impl Segment {
+impl RingSegment {
     fn new(depth: u32, max_sge: usize) -> Result<Self, Error> {
         let (count, stride) = (depth.max(1).next_power_of_two(), 2 + 2 * max_sge);
         Ok(Self {
@@ -89,7 +86,7 @@ impl Segment {
         })
     }
 
-    /// Whether that position is here or behind, and not before.
+    /// Whether that position is in this segment or behind it, and not before it.
     fn begins_before(&self, at: u32) -> bool {
         at.wrapping_sub(self.start.load(Relaxed)).cast_signed() >= 0
     }
@@ -108,7 +105,7 @@ impl Segment {
 pub(crate) struct Seen {
     at: u32,
     pub(crate) wr_id: u64,
-    /// Bytes that fit.
+    /// The bytes that fit.
     pub(crate) total: u64,
     pub(crate) pieces: ArrayVec<Sge, MAX_SGE>,
 }
@@ -123,7 +120,7 @@ impl Ring {
         Ok(Self {
             head: AtomicU32::new(0),
             tail: AtomicU32::new(0),
-            first: Arc::new(Segment::new(depth, max_sge)?),
+            first: Arc::new(RingSegment::new(depth, max_sge)?),
             resized: AtomicBool::new(false),
             segments: Mutex::new(VecDeque::new()),
             offer: Mutex::new(None),
@@ -138,20 +135,19 @@ impl Ring {
     /// # Errors
     /// [`Error::NoMemory`].
     pub(super) fn offer(&self, depth: u32) -> Result<(), Error> {
-        let segment = Arc::new(Segment::new(depth, self.max_sge)?);
-        *self.offer.lock() = Some(Offer { segment, depth });
+        let segment = Arc::new(RingSegment::new(depth, self.max_sge)?);
+        *self.offer.lock() = Some(ResizeOffer { segment, depth });
         self.offered.store(true, Release);
         Ok(())
     }
 
-    /// Whether the producer is to look at an offer.
+    /// Whether the producer has to look at an offer.
     pub(super) fn has_offer(&self) -> bool {
         self.offered.load(Acquire)
     }
 
-    /// Begins with the segment that is offered, at that position: the depth from now on. For the
-    /// producer only.
-    pub(super) fn accept(&self, segment: &mut Arc<Segment>, tail: u32) -> Option<u32> {
+    /// Begins with the segment that is offered, at that position. Returns the depth from now on. For the producer only.
+    pub(super) fn accept(&self, segment: &mut Arc<RingSegment>, tail: u32) -> Option<u32> {
         let offer = {
             let mut offer = self.offer.lock();
             self.offered.store(false, Relaxed);
@@ -169,20 +165,20 @@ impl Ring {
         Some(offer.depth)
     }
 
-    /// Where the ring began, for the producer.
-    pub(super) fn first(&self) -> &Arc<Segment> {
+    /// The segment that the ring began with, for the producer.
+    pub(super) fn first(&self) -> &Arc<RingSegment> {
         &self.first
     }
 
     /// Looks into the segment of that position, which was the head a moment ago.
-    fn with_segment<R>(&self, at: u32, look: impl FnOnce(&Segment) -> R) -> R {
-        // After the head: whoever moved it into another segment knew that there is one.
+    fn with_segment<R>(&self, at: u32, look: impl FnOnce(&RingSegment) -> R) -> R {
+        // After the head: the thread that moved it into another segment knew that there is one.
         if !self.resized.load(Acquire) {
             return look(&self.first);
         }
         let segment = {
             let mut segments = self.segments.lock();
-            // Nobody needs what is before the head, and the head does not move back.
+            // What is before the head is no longer needed, and the head does not move back.
             while segments.get(1).is_some_and(|next| next.begins_before(at)) {
                 segments.pop_front();
             }
@@ -211,14 +207,15 @@ impl Ring {
         })
     }
 
-    /// Whether nobody has taken that receive: then what was read of it is true.
+    /// Whether that receive was not taken: then what was read of it is valid.
     pub(crate) fn is_oldest(&self, seen: &Seen) -> bool {
-        // The reads before must not move behind this one.
+        // The reads before must not move behind this one. No model sees the fence: to loom, loads that are SeqCst return
+        // the newest value.
         verbs_core::sync::atomic::fence(Acquire);
         self.head.load(SeqCst) == seen.at
     }
 
-    /// Takes the receive; `false` if somebody else was faster.
+    /// Takes the receive; `false` if another thread has taken it first.
     pub(crate) fn take(&self, seen: &Seen) -> bool {
         let next = seen.at.wrapping_add(1);
         // Its release half keeps the reads of the entry before it; the producer acquires the head.
@@ -230,7 +227,7 @@ impl Ring {
     /// Receives that wait.
     pub(crate) fn waiting(&self) -> u32 {
         let head = self.head.load(SeqCst);
-        // A producer that has counted and not yet written is a receive that is about to be there.
+        // If a producer has counted a receive and not yet written it, the receive is about to appear.
         let waiting = self.tail.load(SeqCst).wrapping_sub(head).cast_signed();
         waiting.max(0).cast_unsigned()
     }
@@ -241,7 +238,7 @@ impl Ring {
     }
 
     /// Writes an entry, for which there is room in the producer's segment. For the producer only.
-    pub(super) fn publish(&self, segment: &Segment, at: u32, wr_id: u64, sges: &[Sge]) {
+    pub(super) fn publish(&self, segment: &RingSegment, at: u32, wr_id: u64, sges: &[Sge]) {
         let (entry, lap) = segment.place(at);
         self.tail.store(at.wrapping_add(1), Relaxed);
         entry[1].store(wr_id, Relaxed);
@@ -255,7 +252,7 @@ impl Ring {
         entry[0].store(what, Release);
     }
 
-    /// Pieces of one receive at most.
+    /// The most pieces of one receive.
     pub(super) fn max_sge(&self) -> usize {
         self.max_sge
     }
@@ -304,7 +301,7 @@ mod tests {
 mod resize_tests {
     use super::*;
 
-    /// Positions go on over several segments, and old ones go when they are taken.
+    /// Positions continue over several segments, and old segments are dropped when their receives have been taken.
     #[test]
     fn receives_come_in_order_over_segments() {
         let ring = Ring::new(2, 0).unwrap();
@@ -341,10 +338,9 @@ mod resize_tests {
     }
 }
 
-/// Tried with a defect put in: with `take` a plain store, a receive is taken twice; with the entry
-/// published relaxed, a consumer takes what was never posted. What loom does not show is a read of the
-/// entry that moves behind the exchange: it executes reads in program order, so that the orderings of
-/// `take` and `used` stand by argument.
+/// Tried with a defect put in: with `take` a plain store, a receive is taken twice; with the entry published relaxed, a
+/// consumer takes what was never posted. Loom does not show a read of the entry that moves behind the exchange: it
+/// executes reads in program order, so the orderings of `take` and `used` rest on the argument above.
 #[cfg(all(test, verbs_loom))]
 mod loom_tests {
     use loom::sync::Arc;
@@ -361,7 +357,7 @@ mod loom_tests {
         }
     }
 
-    /// Takes one receive if there is one, and says which.
+    /// Takes one receive if there is one, and returns which.
     fn pop(ring: &Ring) -> Option<u64> {
         loop {
             let seen = ring.look()?;
@@ -384,7 +380,7 @@ mod loom_tests {
                 thread::spawn(move || pop(&ring))
             });
             ring.publish(&ring.first, 1, 1, &[sge(1)]);
-            // The third receive goes over the first, when that is free.
+            // The third receive is written over the first, when that is free.
             let posted = ring.used(2) < 2;
             if posted {
                 ring.publish(&ring.first, 2, 2, &[sge(2)]);

@@ -1,29 +1,23 @@
-//! What the responder sends.
+//! The responder's answers.
 
 use verbs_core::Access;
 use verbs_core::addr::Msn;
 
-use super::head;
+use super::head::head;
 use super::rdma::{access_fault, check_in};
 use super::resources::{Slot, What};
 use super::responder::{ACK, Responder};
-use crate::transport::{Ends, Notes, Outlet};
-use crate::wire::{Aeth, AtomicAckEth, BthFlags, Extended, Operation, Reth};
+use crate::transport::{Ends, Events, Outlet, Path};
+use crate::wire::{Aeth, AtomicAckEth, BthFlags, Operation, Reth, Syndrome};
 
 impl Responder {
-    /// Sends what is to be answered; whether more would be, had the outlet room.
+    /// Sends the answers that are due. Returns whether there is more to send when the outlet has room.
     pub(super) fn transmit(
         &mut self,
         ends: &Ends<'_>,
         outlet: &mut dyn Outlet,
-        notes: &mut Notes,
+        events: &mut Events,
     ) -> bool {
-        let aeth = |syndrome, msn| {
-            Some(Aeth {
-                syndrome,
-                msn: Msn::new(msn),
-            })
-        };
         let msn = self.msn;
         while let Some(slot) = self.resources.first_due() {
             if !outlet.is_ready() {
@@ -31,72 +25,98 @@ impl Responder {
             }
             match slot.answer {
                 What::Atomic(original) => {
-                    send_result(ends, outlet, slot, aeth(ACK, msn), Some(original));
+                    send_result(ends.path, outlet, slot, aeth(ACK, msn), Some(original));
                 }
-                What::Done => send_result(ends, outlet, slot, aeth(ACK, msn), None),
+                What::Done => send_result(ends.path, outlet, slot, aeth(ACK, msn), None),
                 What::Read(part) => {
                     if send_response(ends, outlet, slot, part, aeth(ACK, msn)) {
                         continue;
                     }
                     let (psn, first_time) = (slot.from.add(slot.sent), !slot.answered);
-                    slot.done();
+                    slot.end();
                     if first_time {
                         self.resources.drop_due();
                         let fault = access_fault(ends);
-                        self.conclude(ends, psn, Err(fault), notes);
+                        self.conclude(ends, psn, Err(fault), events);
                     }
                 }
             }
         }
+        if matches!(self.answer, Some((_, ACK))) && !outlet.acknowledges() {
+            return false;
+        }
+        self.acknowledge(ends.path, outlet)
+    }
+
+    /// The queue pair stops sending. Sends the answers that say what was executed, because the client may have seen it.
+    /// Memory is no longer read: the response to a READ does not come, so what follows the READ is not acknowledged
+    /// either. Returns whether there is more to send when the outlet has room.
+    pub(super) fn transmit_last(&mut self, path: &Path, outlet: &mut dyn Outlet) -> bool {
+        while let Some(slot) = self.resources.first_due() {
+            let original = match slot.answer {
+                What::Atomic(original) => Some(original),
+                What::Done => None,
+                What::Read(_) => {
+                    self.answer = Some((slot.before(), ACK));
+                    self.resources.drop_due();
+                    break;
+                }
+            };
+            if !outlet.is_ready() {
+                return true;
+            }
+            send_result(path, outlet, slot, aeth(ACK, self.msn), original);
+        }
+        self.acknowledge(path, outlet)
+    }
+
+    /// Sends the acknowledgement, if one is due. Returns whether it waits for the outlet.
+    #[inline]
+    fn acknowledge(&mut self, path: &Path, outlet: &mut dyn Outlet) -> bool {
         let Some((psn, syndrome)) = self.answer else {
             return false;
         };
-        if syndrome == ACK && !outlet.acknowledges() {
-            return false;
-        }
-        if !outlet.is_ready() {
+        if !outlet.is_ready_to_answer() {
             return true;
         }
         self.answer = None;
-        let ext = Extended {
-            aeth: aeth(syndrome, self.msn),
-            ..Extended::default()
-        };
-        let head = head(
-            ends.path,
-            Operation::Acknowledge,
-            psn,
-            BthFlags::empty(),
-            ext,
-        );
+        let head = head(path, psn, BthFlags::empty(), |ext| {
+            ext.aeth = aeth(syndrome, self.msn);
+            Operation::Acknowledge
+        });
         outlet.put(&head, 0, false, &mut |_| {});
         false
     }
 }
 
-/// Sends what came of an operation that is not done twice: a value, or only that it was done.
+fn aeth(syndrome: Syndrome, msn: u32) -> Option<Aeth> {
+    Some(Aeth {
+        syndrome,
+        msn: Msn::new(msn),
+    })
+}
+
+/// Sends the result of an operation that is not done twice: a value, or only that it was done.
 fn send_result(
-    ends: &Ends<'_>,
+    path: &Path,
     outlet: &mut dyn Outlet,
     slot: &mut Slot,
     aeth: Option<Aeth>,
     original: Option<u64>,
 ) {
-    let operation = match original {
-        Some(_) => Operation::AtomicAcknowledge,
-        None => Operation::ReadResponseOnly,
-    };
-    let ext = Extended {
-        aeth,
-        atomic_ack: original.map(|original| AtomicAckEth { original }),
-        ..Extended::default()
-    };
-    let head = head(ends.path, operation, slot.from, BthFlags::empty(), ext);
+    let head = head(path, slot.from, BthFlags::empty(), |ext| {
+        ext.aeth = aeth;
+        ext.atomic_ack = original.map(|original| AtomicAckEth { original });
+        match original {
+            Some(_) => Operation::AtomicAcknowledge,
+            None => Operation::ReadResponseOnly,
+        }
+    });
     outlet.put(&head, 0, slot.again, &mut |_| {});
     slot.done();
 }
 
-/// Sends the next packet of a READ's response. `false`: its memory may not be read any more.
+/// Sends the next packet of a READ's response. `false`: its memory may no longer be read.
 fn send_response(
     ends: &Ends<'_>,
     outlet: &mut dyn Outlet,
@@ -111,18 +131,17 @@ fn send_response(
         return false;
     };
     let is_last = slot.sent + 1 == mtu.packets(part.dma_len);
-    let operation = match (slot.sent, is_last) {
+    let operation = match (slot.sent + u32::from(slot.goes_on), is_last) {
         (0, true) => Operation::ReadResponseOnly,
         (0, false) => Operation::ReadResponseFirst,
         (_, false) => Operation::ReadResponseMiddle,
         (_, true) => Operation::ReadResponseLast,
     };
-    let ext = Extended {
-        aeth: aeth.filter(|_| !matches!(operation, Operation::ReadResponseMiddle)),
-        ..Extended::default()
-    };
     let psn = slot.from.add(slot.sent);
-    let head = head(ends.path, operation, psn, BthFlags::empty(), ext);
+    let head = head(ends.path, psn, BthFlags::empty(), |ext| {
+        ext.aeth = aeth.filter(|_| !matches!(operation, Operation::ReadResponseMiddle));
+        operation
+    });
     outlet.put(&head, len as usize, slot.again, &mut |out| {
         window.read_into(out);
     });

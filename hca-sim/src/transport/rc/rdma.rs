@@ -2,15 +2,15 @@
 
 use verbs_core::mem::Span;
 use verbs_core::sync::atomic::{Ordering::SeqCst, fence};
-use verbs_core::{Access, Placement, Psn, WcOpcode, WcStatus};
+use verbs_core::{Access, Placement, Psn, WcCause, WcOpcode, WcStatus};
 
-use super::receives::{Room, receive_cqe};
+use super::receives::{Room, receive_cqe, take_shared};
 use super::resources::What;
 use super::responder::{Doing, Executed, INVALID, Refusal, Responder};
 use crate::queue::base::limits::MAX_MESSAGE;
 use crate::transport::completion;
 use crate::transport::pieces::{Refused, refused};
-use crate::transport::{Ends, Notes};
+use crate::transport::{Ends, Events};
 use crate::wire::{AtomicEth, Feth, Head, NakCode, Operation, Reth};
 
 impl Responder {
@@ -20,7 +20,7 @@ impl Responder {
         head: &Head,
         reth: Option<Reth>,
         payload: &[u8],
-        notes: &mut Notes,
+        events: &mut Events,
     ) -> Executed {
         let place = head.opcode().facts().place;
         let (whole, placed) = match (self.doing, reth) {
@@ -40,12 +40,12 @@ impl Responder {
             Ok(n) if place.is_last() && n == left || !place.is_last() && n < left => n,
             _ => return Err(INVALID),
         };
-        // A region may go away between packets.
+        // A region may be deregistered between packets.
         let window = check(ends, whole, placed, n, Access::REMOTE_WRITE)?;
         if let Some(immdt) = head.ext().immdt {
             let room = if ends.srq.is_some() {
                 let taken = self.taken.take();
-                self.taken = taken.or_else(|| self.take_shared(ends, notes));
+                self.taken = taken.or_else(|| take_shared(ends, events));
                 self.taken.as_ref().map(Room::shared)
             } else {
                 ends.recvs.next().map(Room::own)
@@ -55,7 +55,7 @@ impl Responder {
             let opcode = WcOpcode::RecvRdmaWithImm;
             let wr_id = room.wr_id;
             let cqe = receive_cqe(ends, head, wr_id, opcode, Some(immdt.imm), whole.dma_len);
-            if !completion::receive(ends, &cqe, || room.consume(), notes) {
+            if !completion::receive(ends, &cqe, || room.consume(), events) {
                 return Err(Refusal::Stopped);
             }
             self.taken = None;
@@ -140,8 +140,8 @@ impl Responder {
         self.remember(ends, head.bth().psn, 1, What::Done)
     }
 
-    /// FLUSH: what was written before is in memory, where every other access sees it. Nothing here outlives
-    /// power, so nobody is granted more.
+    /// FLUSH: what was written before is in memory, where every other access sees it. Nothing here outlives a power
+    /// failure, so persistence is never granted.
     pub(super) fn flush(
         &mut self,
         ends: &Ends<'_>,
@@ -165,7 +165,7 @@ impl Responder {
                     .mrs
                     .grants(ends.pin, reth.rkey.value(), ends.who(), need);
                 granted.map_err(|fault| {
-                    let reason = fault as u32 + 1;
+                    let reason = WcCause::from(fault).code();
                     Refusal::Fault(NakCode::RemoteAccess, WcStatus::RemAccessErr, reason)
                 })?;
             }
@@ -175,7 +175,7 @@ impl Responder {
         self.remember(ends, head.bth().psn, 1, What::Done)
     }
 
-    /// Remembers what must not be done twice, to be answered.
+    /// Remembers an operation that must not be done twice, to be answered.
     fn remember(&mut self, ends: &Ends<'_>, psn: Psn, packets: u32, what: What) -> Executed {
         if !self.resources.has_room(ends.path.max_dest_rd_atomic) {
             return Err(INVALID);
@@ -215,7 +215,7 @@ pub(super) fn check_in<'p>(
         .ok_or_else(|| access_fault(ends))
 }
 
-/// What the last check refused, as a fault of the peer's.
+/// The refusal of the last check, as a fault of the peer.
 pub(super) fn access_fault(ends: &Ends<'_>) -> Refusal {
     let Refused(why) = refused(ends);
     Refusal::Fault(NakCode::RemoteAccess, WcStatus::RemAccessErr, why)

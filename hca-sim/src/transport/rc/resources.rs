@@ -1,8 +1,7 @@
-//! What the responder remembers of READs and atomics: those that it has not answered yet, and the last
-//! ones that it has, which the peer may ask for again (IBTA vol. 1, 9.7.5.1.2 and 9.4.5).
+//! The responder's memory of READs and atomics: the ones that it has not answered yet, and the last ones that it has
+//! answered, which the peer may request again (IBTA vol. 1, 9.7.5.1.2 and 9.4.5).
 //!
-//! A READ that is asked for again reads memory again; an atomic must not be executed again, so its
-//! result is kept.
+//! A READ that is requested again reads memory again; an atomic must not be executed again, so its result is kept.
 
 use verbs_core::{Error, Mtu, Psn};
 
@@ -16,13 +15,13 @@ const _: () = assert!(
     "slots are found by the lower bits of their number"
 );
 
-/// What was asked for.
+/// The request.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum What {
     Read(Reth),
-    /// What was there before.
+    /// The previous value.
     Atomic(u64),
-    /// An ATOMIC WRITE or a FLUSH: nothing but that it was done.
+    /// An ATOMIC WRITE or a FLUSH: only the fact that it was done.
     Done,
 }
 
@@ -38,13 +37,17 @@ pub(super) struct Slot {
     due: bool,
     /// It was answered once, to the end.
     pub(super) answered: bool,
-    /// What is to be sent: for a READ the part that was asked for last, and from which number on.
+    /// The first sequence number of the answer to send; for a READ, of the part that was requested last.
     pub(super) from: Psn,
     pub(super) answer: What,
-    /// Packets of that which are sent.
+    /// How many packets of the answer have been sent.
     pub(super) sent: u32,
     /// Some of it was sent before.
     pub(super) again: bool,
+    /// The answer continues where an earlier response was left, so it does not begin one.
+    pub(super) goes_on: bool,
+    /// The rest that was still to be sent when an earlier part was requested again.
+    rest: Option<(Psn, Reth)>,
 }
 
 impl Slot {
@@ -52,21 +55,60 @@ impl Slot {
         self.offset(psn) < self.packets
     }
 
+    /// The number of the packet before it.
+    pub(super) fn before(&self) -> Psn {
+        self.first.add(u32::MAX)
+    }
+
     fn offset(&self, psn: Psn) -> u32 {
         Psn::new(psn.value().wrapping_sub(self.first.value())).value()
     }
 
-    /// All of it is sent.
+    /// All of the answer has been sent; continues with the rest of an earlier one, if any.
     pub(super) fn done(&mut self) {
+        if let Some((from, rest)) = self.rest.take() {
+            (self.from, self.answer) = (from, What::Read(rest));
+            self.restart();
+            self.goes_on = true;
+            return;
+        }
         self.due = false;
         self.answered = true;
     }
 
-    fn answer_again(&mut self, from: Psn, answer: What) {
+    /// Nothing more of it is sent.
+    pub(super) fn end(&mut self) {
+        self.rest = None;
+        self.done();
+    }
+
+    fn answer_again(&mut self, from: Psn, answer: What, mtu: Mtu) {
+        self.rest = self.left_after(from, answer, mtu);
         self.due = true;
         self.from = from;
         self.answer = answer;
+        self.goes_on = false;
         self.restart();
+    }
+
+    /// The rest that is still to be sent after that part of a READ has been sent again: nothing, unless all of the part
+    /// was sent and more was being sent.
+    fn left_after(&self, from: Psn, part: What, mtu: Mtu) -> Option<(Psn, Reth)> {
+        let (What::Read(own), What::Read(part)) = (self.answer, part) else {
+            return None;
+        };
+        if self.rest.is_some() || !self.due {
+            return self.rest;
+        }
+        let next = self.from.add(self.sent);
+        let is_before = self.offset(from) + mtu.packets(part.dma_len) <= self.offset(next);
+        let skip = self.sent << mtu.shift();
+        let rest = Reth {
+            addr: own.addr.wrapping_add(u64::from(skip)),
+            dma_len: own.dma_len.checked_sub(skip)?,
+            ..own
+        };
+        is_before.then_some((next, rest))
     }
 
     fn restart(&mut self) {
@@ -88,7 +130,7 @@ pub(super) struct Resources {
 }
 
 impl Resources {
-    /// As many as a queue pair may ever ask for, 72 bytes each.
+    /// As many as a queue pair may ever request, 104 bytes each.
     ///
     /// # Errors
     /// [`Error::NoMemory`].
@@ -104,6 +146,8 @@ impl Resources {
             answer: What::Atomic(0),
             sent: 0,
             again: false,
+            goes_on: false,
+            rest: None,
         };
         Ok(Self {
             slots: allocate(RD_ATOMIC as usize, || empty)?,
@@ -125,17 +169,17 @@ impl Resources {
         }
     }
 
-    /// Whether another request may be remembered by a responder for `depth` of them: then the one that
-    /// makes room for it was answered.
+    /// Whether another request may be remembered by a responder for `depth` of them, which requires that the one whose
+    /// place it takes was answered.
     pub(super) fn has_room(&self, depth: u8) -> bool {
         let depth = u32::from(depth).min(RD_ATOMIC);
         self.used < depth || depth != 0 && self.slot(self.next.wrapping_sub(depth)).answered
     }
 
-    /// Remembers a request that is to be answered.
+    /// Remembers a request that has to be answered.
     pub(super) fn push(&mut self, pd: u32, first: Psn, packets: u32, what: What) {
         if self.next.wrapping_sub(self.due) == RD_ATOMIC {
-            // The peer goes on, so it does not wait for the repetition in there any more.
+            // The peer has continued, so it no longer waits for the repetition in there.
             self.due = self.due.wrapping_add(1);
         }
         *self.slot_mut(self.next) = Slot {
@@ -149,6 +193,8 @@ impl Resources {
             answer: what,
             sent: 0,
             again: false,
+            goes_on: false,
+            rest: None,
         };
         self.next = self.next.wrapping_add(1);
         self.used = (self.used + 1).min(RD_ATOMIC);
@@ -162,8 +208,8 @@ impl Resources {
         (self.due != self.next).then(|| self.slot_mut(self.due))
     }
 
-    /// The peer asks for a READ again, or for the rest of it: answers unless it is not remembered, or
-    /// would be more than was asked for at first.
+    /// The peer requests a READ again, or the rest of it: answers unless the READ is not remembered, or more is
+    /// requested than at first.
     pub(super) fn read_again(&mut self, depth: u8, psn: Psn, reth: Reth, mtu: Mtu) {
         let found = self.find(depth, psn, |slot| {
             let What::Read(whole) = slot.what else {
@@ -176,16 +222,16 @@ impl Resources {
                 && slot.offset(psn) + mtu.packets(reth.dma_len) <= slot.packets
         });
         if let Some(number) = found {
-            self.answer_again(number, psn, What::Read(reth));
+            self.answer_again(number, psn, What::Read(reth), mtu);
         }
     }
 
-    /// The peer asks again for the result of what is not done twice.
-    pub(super) fn done_again(&mut self, depth: u8, psn: Psn) {
+    /// The peer requests the result of an operation again that is not done twice.
+    pub(super) fn done_again(&mut self, depth: u8, psn: Psn, mtu: Mtu) {
         let is_done = |slot: &Slot| matches!(slot.what, What::Atomic(_) | What::Done);
         if let Some(number) = self.find(depth, psn, is_done) {
             let result = self.slot(number).what;
-            self.answer_again(number, psn, result);
+            self.answer_again(number, psn, result, mtu);
         }
     }
 
@@ -197,9 +243,9 @@ impl Resources {
             .find(|&number| self.slot(number).contains(psn) && fits(self.slot(number)))
     }
 
-    fn answer_again(&mut self, number: u32, from: Psn, answer: What) {
-        self.slot_mut(number).answer_again(from, answer);
-        // What was sent of later answers is lost on the peer, which waits for this one.
+    fn answer_again(&mut self, number: u32, from: Psn, answer: What, mtu: Mtu) {
+        self.slot_mut(number).answer_again(from, answer, mtu);
+        // The peer has dropped what was sent of later answers, because it waits for this one.
         let mut later = number.wrapping_add(1);
         while later != self.next {
             self.slot_mut(later).restart();

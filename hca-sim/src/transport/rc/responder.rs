@@ -1,17 +1,19 @@
 //! The responder: executes the peer's requests in the order of their numbers, each once.
 //!
-//! Checks come in the order of the loopback's ([`crate::direct::message`]), so that both ways end in the same
-//! status. A fault is answered with a NAK and takes the queue pair to ERR; the receive that it concerns
-//! completes in error, and if there is none, an event tells (IBTA vol. 1, 9.9.3).
+//! Checks are made in the order of the loopback's ([`crate::direct::message`]), so that both end in the same status. A
+//! fault is answered with a NAK and takes the queue pair to ERR; the receive that it concerns completes in error, and
+//! if there is none, an event reports it (IBTA vol. 1, 9.9.3).
 //!
-//! A receive of the queue pair's own stays on its queue until its message has ended. One of a shared
-//! queue is taken when the message begins, as others take from it meanwhile.
+//! A receive of the queue pair's own stays on its queue until its message has ended. A receive of a shared queue is
+//! taken when the message begins, because other queue pairs take from it in the meantime.
 
 use verbs_core::{Error, EventType, Psn, Srqn, WcStatus};
 
+use super::early::Early;
 use super::resources::Resources;
+use crate::clock::Instant;
 use crate::queue::srq::Seen;
-use crate::transport::{Ends, Notes};
+use crate::transport::{Ends, Events, Told};
 use crate::wire::{
     BthFlags, CreditCode, Head, Message, NakCode, Reth, RnrTimer, Service, Syndrome,
 };
@@ -24,14 +26,16 @@ pub(in crate::transport) struct Responder {
     expected: Psn,
     /// Messages executed.
     pub(super) msn: u32,
-    /// A NAK was sent; nothing more is until the expected number comes.
+    /// A NAK was sent; nothing more is sent until the expected number arrives.
     silent: bool,
+    /// Requests that arrived before the ones they follow.
+    pub(super) early: Early,
     pub(super) doing: Doing,
-    /// The receive from a shared queue that was taken and is not completed: that of the SEND under way.
+    /// The receive from a shared queue that was taken and is not completed: the one of the SEND under way.
     pub(super) taken: Option<Seen>,
-    /// Of an extended connection, the queue that the last message was for.
+    /// For an extended connection, the queue that the last message was for.
     named: Option<Srqn>,
-    /// The acknowledgement to send, when the answers in `resources` are.
+    /// The acknowledgement to send, after the answers in `resources` are sent.
     pub(super) answer: Option<(Psn, Syndrome)>,
     pub(super) resources: Resources,
     /// The number of the newest READ or atomic.
@@ -50,15 +54,15 @@ pub(super) enum Doing {
 pub(super) enum Refusal {
     /// There is no receive.
     NotReady,
-    /// Never: the NAK, the status of the receive under way if there is one, and the reason.
+    /// It never will be: the NAK, the status of the receive under way if there is one, and the reason.
     Fault(NakCode, WcStatus, u32),
-    /// It was, but the queue pair goes to ERR with it.
+    /// It was executed, but takes the queue pair to ERR.
     Stopped,
 }
 
 pub(super) type Executed = Result<(), Refusal>;
 
-/// A message that breaks the rules, or asks for what the queue pair does not grant.
+/// A message that breaks the rules, or requests what the queue pair does not grant.
 pub(super) const INVALID: Refusal =
     Refusal::Fault(NakCode::InvalidRequest, WcStatus::RemInvReqErr, 0);
 
@@ -75,6 +79,7 @@ impl Responder {
             expected: Psn::new(0),
             msn: 0,
             silent: false,
+            early: Early::default(),
             doing: Doing::Nothing,
             taken: None,
             named: None,
@@ -88,6 +93,7 @@ impl Responder {
         self.started = false;
         self.msn = 0;
         self.silent = false;
+        self.early = Early::default();
         self.doing = Doing::Nothing;
         self.taken = None;
         self.answer = None;
@@ -110,7 +116,7 @@ impl Responder {
         ends: &Ends<'_>,
         head: &Head,
         payload: &[u8],
-        notes: &mut Notes,
+        events: &mut Events,
     ) {
         if !self.started {
             self.started = true;
@@ -123,32 +129,94 @@ impl Responder {
                     // A NAK that has not been sent is out of date.
                     self.answer = self.answer.filter(|&(_, syndrome)| syndrome == ACK);
                 }
-                let executed = self.execute(ends, head, payload, notes);
-                self.conclude(ends, psn, executed, notes);
-            }
-            1.. => {
-                ends.counters.out_of_sequence.up();
-                if !std::mem::replace(&mut self.silent, true) {
-                    let nak = Syndrome::Nak(NakCode::PsnSequence);
-                    self.answer = Some((self.expected, nak));
+                let executed = self.execute(ends, head, payload, events);
+                self.conclude(ends, psn, executed, events);
+                if self.early.has_gap() {
+                    self.go_on(ends, events);
                 }
             }
-            _ => self.repeated(ends, psn, head),
+            1.. => self.came_early(ends, head, payload),
+            _ => {
+                self.early.came_again(psn);
+                self.repeated(ends, psn, head);
+            }
         }
     }
 
-    /// Takes a request of an unreliable connection. What is missing is not asked for: the message that it
-    /// belongs to is dropped, and the next one that begins is taken (IBTA vol. 1, 9.8.2.2).
+    /// A request arrived before one that it follows: that one is late, or lost.
+    fn came_early(&mut self, ends: &Ends<'_>, head: &Head, payload: &[u8]) {
+        ends.counters.out_of_sequence.up();
+        if self.silent && !self.early.has_gap() {
+            // There was no receive, and everything from there on will be sent again.
+            return;
+        }
+        // The objects that a packet of an extended connection works on depend on the queue that it names.
+        let kept = ends.path.service == Service::Rc && self.early.keep(head, payload, ends.now);
+        if kept {
+            ends.counters.kept_early.up();
+        }
+        if self.early.is_missing(self.expected, kept, ends.now) {
+            self.ask();
+        }
+    }
+
+    /// Executes the requests that waited for the one that has arrived.
+    fn go_on(&mut self, ends: &Ends<'_>, events: &mut Events) {
+        let mut any = false;
+        while !self.silent
+            && !events.fail
+            && let Some(kept) = self.early.take(self.expected)
+        {
+            let psn = self.expected;
+            let executed = self.execute(ends, &kept.head, &kept.payload, events);
+            self.conclude(ends, psn, executed, events);
+            any = true;
+        }
+        if self.silent || events.fail {
+            return self.early.clear();
+        }
+        // One acknowledgement confirms everything that was executed.
+        if let (true, Some((psn, ACK))) = (any, self.answer) {
+            self.acknowledge_again(psn);
+        }
+        if self.early.passed(self.expected, true, ends.now) && self.early.is_due(ends.now) {
+            self.ask();
+        }
+    }
+
+    /// Requests what is missing, and nothing more until it has arrived.
+    fn ask(&mut self) {
+        self.early.asked(None);
+        if !std::mem::replace(&mut self.silent, true) {
+            let nak = Syndrome::Nak(NakCode::PsnSequence);
+            self.answer = Some((self.expected, nak));
+        }
+    }
+
+    /// When time alone changes something.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        self.early.deadline()
+    }
+
+    /// A timer may have run out.
+    pub(super) fn expire(&mut self, now: Instant) {
+        if self.early.is_due(now) {
+            self.ask();
+        }
+    }
+
+    /// Takes a request of an unreliable connection. Missing packets are not requested: the message that they belong to
+    /// is dropped, and the next one that begins is taken (IBTA vol. 1, 9.8.2.2).
     pub(in crate::transport) fn receive_unreliable(
         &mut self,
         ends: &Ends<'_>,
         head: &Head,
         payload: &[u8],
-        notes: &mut Notes,
+        events: &mut Events,
     ) {
         let psn = head.bth().psn;
         if head.opcode().facts().place.is_first() {
-            // A message that has not ended never will; its receive is the next one's.
+            // A message that has not ended never will; its receive goes to the next one.
             self.doing = Doing::Nothing;
             self.expected = psn;
         } else if psn != self.expected || matches!(self.doing, Doing::Nothing) {
@@ -156,20 +224,20 @@ impl Responder {
             self.doing = Doing::Nothing;
             return;
         }
-        let executed = self.execute(ends, head, payload, notes);
+        let executed = self.execute(ends, head, payload, events);
         self.answer = None;
         match executed {
             Ok(()) => {}
-            Err(Refusal::Stopped) => notes.fail = true,
+            Err(Refusal::Stopped) => events.fail = true,
             // A receive that cannot be written to is this queue pair's own fault.
             Err(Refusal::Fault(_, WcStatus::LocProtErr, reason)) => {
-                notes.fail = true;
-                self.fail_receive(ends, WcStatus::LocProtErr, reason, notes);
+                events.fail = true;
+                self.fail_receive(ends, WcStatus::LocProtErr, reason, events);
             }
             Err(Refusal::Fault(_, status, reason)) => {
                 ends.counters.dropped.up();
                 if self.taken.is_some() {
-                    self.fail_receive(ends, status, reason, notes);
+                    self.fail_receive(ends, status, reason, events);
                 }
                 self.doing = Doing::Nothing;
             }
@@ -180,7 +248,7 @@ impl Responder {
         }
     }
 
-    /// A request that has come before: is answered again, but not executed again.
+    /// A request that has arrived before: it is answered again, but not executed again.
     fn repeated(&mut self, ends: &Ends<'_>, psn: Psn, head: &Head) {
         ends.counters.duplicates.up();
         let depth = ends.path.max_dest_rd_atomic;
@@ -191,13 +259,13 @@ impl Responder {
                 self.resources.read_again(depth, psn, reth, ends.path.mtu);
             }
             (Message::Atomic | Message::AtomicWrite | Message::Flush, _) => {
-                self.resources.done_again(depth, psn);
+                self.resources.done_again(depth, psn, ends.path.mtu);
             }
             _ => {}
         }
     }
 
-    /// Acknowledges the newest packet that may be: beyond a READ or atomic, that would tell the peer that
+    /// Acknowledges the newest packet that may be acknowledged: beyond a READ or atomic, that would tell the peer that
     /// its answer is not coming.
     fn acknowledge_again(&mut self, psn: Psn) {
         let is_last_kind = self.newest_read.is_none_or(|read| psn.since(read) > 0);
@@ -207,19 +275,19 @@ impl Responder {
             psn
         };
         match self.answer {
-            // A NAK's number is the one that is expected, so that it is never older.
+            // A NAK's number is the expected one, so it is never older.
             Some((pending, _)) if pending.since(newest) >= 0 => {}
             _ => self.answer = Some((newest, ACK)),
         }
     }
 
-    /// Executes a request that is next, or says why not.
+    /// Executes the next request, or returns why not.
     fn execute(
         &mut self,
         ends: &Ends<'_>,
         head: &Head,
         payload: &[u8],
-        notes: &mut Notes,
+        events: &mut Events,
     ) -> Executed {
         let facts = head.opcode().facts();
         if matches!(head.opcode().service(), Service::Xrc | Service::OwnXrc) {
@@ -227,7 +295,7 @@ impl Responder {
             if facts.place.is_first() {
                 self.named = named;
             }
-            // All packets of a message are for one queue, and there is one.
+            // All packets of a message are for one queue, and it must exist.
             if ends.srq.is_none() || self.named != named {
                 return Err(INVALID);
             }
@@ -247,8 +315,8 @@ impl Responder {
         }
         let ext = head.ext();
         match (facts.message, ext.reth, ext.atomic) {
-            (Message::Send, ..) => self.send(ends, head, payload, notes),
-            (Message::Write, reth, _) => self.write(ends, head, reth, payload, notes),
+            (Message::Send, ..) => self.send(ends, head, payload, events),
+            (Message::Write, reth, _) => self.write(ends, head, reth, payload, events),
             (Message::Read, Some(reth), _) => self.read(ends, head.bth().psn, reth),
             (Message::Atomic, _, Some(eth)) => self.atomic(ends, head, eth),
             (Message::AtomicWrite, Some(reth), _) => self.atomic_write(ends, head, reth, payload),
@@ -276,33 +344,35 @@ impl Responder {
         ends.recvs.expect(self.expected.value());
     }
 
-    /// Sees to what a packet that was not executed leads to.
+    /// Handles the consequences of a packet that was not executed.
     pub(super) fn conclude(
         &mut self,
         ends: &Ends<'_>,
         psn: Psn,
         executed: Executed,
-        notes: &mut Notes,
+        events: &mut Events,
     ) {
         match executed {
             Ok(()) => {}
             Err(Refusal::NotReady) => {
-                // The packets behind this one are on their way; nothing is to be said about them.
+                // The packets behind this one are on their way; nothing has to be answered to them.
                 self.silent = true;
                 let timer = RnrTimer::from_u8(ends.path.min_rnr_timer).unwrap_or(RnrTimer::MAX);
                 self.answer = Some((psn, Syndrome::RnrNak(timer)));
+                events.told |= Told::NO_RECEIVE;
             }
             Err(Refusal::Fault(code, status, reason)) => {
                 self.answer = Some((psn, Syndrome::Nak(code)));
-                notes.fail = true;
-                if !self.fail_receive(ends, status, reason, notes) {
-                    notes.event = Some(match code {
+                events.told |= Told::REFUSED;
+                events.fail = true;
+                if !self.fail_receive(ends, status, reason, events) {
+                    events.event = Some(match code {
                         NakCode::RemoteAccess => EventType::QpAccessErr,
                         _ => EventType::QpReqErr,
                     });
                 }
             }
-            Err(Refusal::Stopped) => notes.fail = true,
+            Err(Refusal::Stopped) => events.fail = true,
         }
     }
 }

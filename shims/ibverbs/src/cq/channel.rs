@@ -40,7 +40,7 @@ impl Channel {
         Arc::clone(&self.inbox)
     }
 
-    /// So many queues more are on it.
+    /// Counts that many more queues on it.
     pub(super) fn count(&self, more: c_int) {
         // SAFETY: aligned, and changed here only.
         let count = unsafe { AtomicI32::from_ptr(&raw mut (*self.shown.get()).refcnt) };

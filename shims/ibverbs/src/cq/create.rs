@@ -15,7 +15,7 @@ use crate::device::Context;
 use crate::live::{Ending, Held, Unacknowledged, Users, end, look, publish, room};
 use crate::memory::Pd;
 
-/// How a queue is made.
+/// The parameters of a new queue.
 struct Init {
     cqe: u32,
     cq_context: *mut c_void,
@@ -28,13 +28,13 @@ struct Init {
 }
 
 /// # Safety
-/// Nothing that is named is destroyed meanwhile.
+/// No named object is destroyed during the call.
 unsafe fn create(context: *mut abi::Context, init: Init) -> Result<*mut abi::Cq, Errno> {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     let owner = unsafe { look::<Context, _>(context) }?;
     let channel = match init.channel.is_null() {
         true => None,
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         false => Some(Held::new(unsafe { look::<Channel, _>(init.channel) }?)),
     };
     if init.comp_vector != 0 || init.cqe == 0 {
@@ -119,7 +119,7 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
     const SINGLE_THREADED: u32 = 1;
     const IGNORE_OVERRUN: u32 = 1 << 1;
     pointer(|| {
-        // SAFETY: what the program gives.
+        // SAFETY: the program passes valid arguments.
         let attr = unsafe { attr.as_ref() }.ok_or(Errno::INVAL)?;
         if attr.comp_mask & !(FLAGS | PD) != 0 {
             return Err(Errno::INVAL);
@@ -161,7 +161,7 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
 /// `ibv_destroy_cq`: `EBUSY` while queue pairs use it. Waits until the program has acknowledged its events.
 pub(crate) unsafe extern "C" fn destroy_cq(cq: *mut abi::Cq) -> c_int {
     code(|| {
-        // SAFETY: the program does not use it now, but to acknowledge events.
+        // SAFETY: the program does not use it now, except to acknowledge events.
         unsafe {
             let ending = look::<Cq, _>(cq)?;
             if ending.users.any() {
@@ -170,7 +170,7 @@ pub(crate) unsafe extern "C" fn destroy_cq(cq: *mut abi::Cq) -> c_int {
             let at = cq.expose_provenance();
             ending.forget_events(at);
             end::<Cq, _>(cq, |cq| {
-                // Without users it is refused only by a device that is gone, which has no queues.
+                // Without users it is refused only by a device that has been removed, which has no queues.
                 let _ = cq.queue.into_inner().destroy().wait();
                 if let Some(channel) = &cq.channel {
                     // A failing device may have fired it just now.
@@ -184,7 +184,7 @@ pub(crate) unsafe extern "C" fn destroy_cq(cq: *mut abi::Cq) -> c_int {
 }
 
 impl Cq {
-    /// No event of it is heard of any more.
+    /// None of its events is delivered any longer.
     fn forget_events(&self, at: usize) {
         if let Some(channel) = &self.channel {
             channel.inbox().purge(|&other| other == at);
@@ -201,7 +201,7 @@ pub(crate) unsafe extern "C" fn resize_cq(cq: *mut abi::Cq, cqe: c_int) -> c_int
         let owner = unsafe { look::<Cq, _>(cq) }?;
         let cqe = u32::try_from(cqe).map_err(|_| Errno::INVAL)?;
         let depth = owner.queue.resize(cqe).wait()?;
-        // SAFETY: the program waits for this call before it looks.
+        // SAFETY: the program waits for this call before it reads it.
         unsafe { (*owner.shown.get()).cq.cqe = c_int::try_from(depth).unwrap_or(c_int::MAX) };
         Ok(())
     })
@@ -212,7 +212,7 @@ pub(crate) unsafe extern "C" fn modify_cq(cq: *mut abi::Cq, attr: *const ModifyC
     /// `IBV_CQ_ATTR_MODERATE`.
     const MODERATE: u32 = 1;
     code(|| {
-        // SAFETY: what the program gives, not destroyed now.
+        // SAFETY: the program passes valid arguments, and destroys none of them now.
         let (cq, attr) = unsafe { (look::<Cq, _>(cq)?, attr.as_ref().ok_or(Errno::INVAL)?) };
         if attr.attr_mask != MODERATE {
             return Err(Errno::INVAL);

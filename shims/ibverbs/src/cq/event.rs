@@ -8,6 +8,7 @@ use verbs_abi as abi;
 use super::channel::Channel;
 use super::queue::Cq;
 use crate::call::number;
+use crate::device;
 use crate::live::look;
 
 /// `ibv_get_cq_event`.
@@ -20,14 +21,15 @@ pub(crate) unsafe extern "C" fn get_cq_event(
         // SAFETY: the program does not destroy it now.
         let channel = unsafe { look::<Channel, _>(channel) }?;
         let taken = |&at: &usize| {
-            // SAFETY: its destroy takes its events out of the queue first, and then waits for this one.
+            // SAFETY: its destroy removes its events from the inbox first, and then waits for this one.
             unsafe { &*std::ptr::with_exposed_provenance::<Cq>(at) }
                 .comp_events
                 .taken();
         };
-        let at = channel.inbox().take(taken)?;
+        let inbox = channel.inbox();
+        let at = inbox.take_beside(taken, |fd| device::sleep(&[fd], None))?;
         let fired = std::ptr::with_exposed_provenance_mut::<abi::Cq>(at);
-        // SAFETY: as above; where the program wants them.
+        // SAFETY: as above; the program passes the places for the results.
         unsafe {
             cq.write(fired);
             cq_context.write((*fired).cq_context);
@@ -39,9 +41,9 @@ pub(crate) unsafe extern "C" fn get_cq_event(
 /// `ibv_ack_cq_events`.
 pub(crate) unsafe extern "C" fn ack_cq_events(cq: *mut abi::Cq, events: c_uint) {
     number(|| {
-        // SAFETY: its destroy waits for this.
+        // SAFETY: its destroy waits for this call.
         let owner = unsafe { look::<Cq, _>(cq) }?;
-        // SAFETY: programs do not look at it; destroy waits for this.
+        // SAFETY: programs do not read it; destroy waits for this call.
         unsafe {
             let shown = &raw mut (*owner.shown.get()).cq.comp_events_completed;
             AtomicU32::from_ptr(shown).fetch_add(events, Ordering::Relaxed);

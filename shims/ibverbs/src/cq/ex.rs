@@ -9,7 +9,7 @@ use verbs_core::Wc;
 use super::queue::{Cq, imm_or_key};
 use crate::call::{Errno, caught};
 
-/// Fields that can be asked for, as `ibv_create_cq_wc_flags`.
+/// Fields that can be requested, as `ibv_create_cq_wc_flags`.
 mod field {
     /// Byte count, immediate data, numbers and addresses.
     pub(super) const STANDARD: u64 = 0x7f;
@@ -50,7 +50,7 @@ pub(super) fn wants_stamps(wc_flags: u64) -> bool {
 /// # Safety
 /// A queue that the program does not destroy now.
 unsafe fn queue<'a>(cq: *mut CqEx) -> &'a Cq {
-    // SAFETY: the caller's: the C structure is at its front.
+    // SAFETY: guaranteed by the caller: the C structure is at its front.
     unsafe { &*cq.cast::<Cq>() }
 }
 
@@ -80,7 +80,7 @@ unsafe fn take(cq: &Cq) -> c_int {
 }
 
 unsafe extern "C" fn start_poll(cq: *mut CqEx, attr: *const c_void) -> c_int {
-    // SAFETY: the program's; an attribute is a mask that has no bit.
+    // SAFETY: the program passes valid pointers; an attribute is a mask in which no bit is defined.
     let (cq, asks) = unsafe { (queue(cq), attr.cast::<u32>().as_ref()) };
     if asks.is_some_and(|mask| *mask != 0) {
         return libc::EINVAL;
@@ -106,12 +106,12 @@ unsafe extern "C" fn end_poll(cq: *mut CqEx) {
     unsafe { queue(cq).turn.end() }
 }
 
-/// The completion that is looked at.
+/// The current completion.
 ///
 /// # Safety
-/// Between start_poll and end_poll.
+/// Called between start_poll and end_poll.
 unsafe fn current<'a>(cq: *mut CqEx) -> &'a Wc {
-    // SAFETY: the caller's: it is this thread's turn.
+    // SAFETY: guaranteed by the caller: it is this thread's turn.
     unsafe { &*queue(cq).current.get() }
 }
 
@@ -144,7 +144,7 @@ unsafe extern "C" fn read_sl(cq: *mut CqEx) -> u8 {
     queue.service_level(wc)
 }
 
-/// By the wall's clock, in nanoseconds since 1970.
+/// By the wall clock, in nanoseconds since 1970.
 unsafe extern "C" fn read_completion_wallclock_ns(cq: *mut CqEx) -> u64 {
     // SAFETY: the program reads between start_poll and end_poll.
     let (stamp, queue) = unsafe { (current(cq).timestamp_ns, queue(cq)) };

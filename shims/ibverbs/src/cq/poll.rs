@@ -1,4 +1,4 @@
-//! Polling and asking for notification: called through pointers, without looking anything up.
+//! Polling and asking for notification: called through pointers, without any lookup.
 
 use std::ffi::c_int;
 
@@ -8,21 +8,36 @@ use verbs_core::{Arm, Wc};
 use super::queue::{AT_A_TIME, Cq};
 use crate::call::{caught, code};
 
-/// `poll_cq`: how many there were.
+/// `poll_cq`: returns how many completions there were.
 pub(crate) unsafe extern "C" fn poll_cq(cq: *mut abi::Cq, max: c_int, wc: *mut abi::Wc) -> c_int {
+    if max != 1 {
+        // SAFETY: guaranteed by the caller.
+        return unsafe { poll_some(cq, max, wc) };
+    }
+    let polled = caught(|| {
+        // SAFETY: a queue that the program does not destroy now.
+        let cq = unsafe { &*cq.cast::<Cq>() };
+        let mut one = [Wc::default()];
+        let [only] = cq.poll(&mut one) else {
+            return Ok(0);
+        };
+        // SAFETY: one entry is the program's.
+        unsafe { wc.write(cq.shown(only)) };
+        Ok(1)
+    });
+    polled.unwrap_or_else(|errno| -errno.0)
+}
+
+/// The same for any number. It is apart because most programs poll for one, which takes few registers.
+///
+/// # Safety
+/// As [`poll_cq`].
+#[inline(never)]
+unsafe fn poll_some(cq: *mut abi::Cq, max: c_int, wc: *mut abi::Wc) -> c_int {
     let polled = caught(|| {
         // SAFETY: a queue that the program does not destroy now.
         let cq = unsafe { &*cq.cast::<Cq>() };
         let max = usize::try_from(max).unwrap_or(0);
-        if max == 1 {
-            let mut one = [Wc::default()];
-            let taken = cq.poll(&mut one);
-            if let [only] = taken {
-                // SAFETY: one entry is the program's.
-                unsafe { wc.write(cq.shown(only)) };
-            }
-            return Ok(taken.len());
-        }
         let mut done = 0;
         let mut some = [Wc::default(); AT_A_TIME];
         while done < max {
@@ -52,7 +67,7 @@ pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut abi::Cq, solicited_only: 
         } else {
             Arm::Solicited
         };
-        // Whether completions wait already is for the program to find out, by polling once more.
+        // The program finds out whether completions wait already, by polling once more.
         let _ = cq.queue.arm(when);
         Ok(())
     })

@@ -16,7 +16,7 @@ use crate::event::Watched;
 use crate::live::{Held, Kind, Object, Unacknowledged, Users};
 use crate::memory::Pd;
 
-/// Completions that are taken from the queue at a time.
+/// Completions that are taken from the queue at once.
 pub(super) const AT_A_TIME: usize = 8;
 
 /// A completion queue.
@@ -24,9 +24,9 @@ pub(super) const AT_A_TIME: usize = 8;
 pub(crate) struct Cq {
     pub(super) shown: UnsafeCell<CqEx>,
     pub(super) queue: Shared<verbs_core::Cq>,
-    /// Completions that were taken out while those of a queue pair were looked for.
+    /// Completions that were taken out while those of a queue pair were searched for.
     pub(super) set_aside: SetAside,
-    /// What an extended poll looks at.
+    /// The current completion of an extended poll.
     pub(super) current: UnsafeCell<Wc>,
     pub(super) turn: Turn,
     pub(super) packet_type: Option<u8>,
@@ -40,8 +40,8 @@ pub(crate) struct Cq {
     pub(super) users: Users,
 }
 
-// SAFETY: what is not behind a lock of its own changes in an extended poll, which holds `turn`, and in calls that a
-// program makes one by one.
+// SAFETY: what is not behind a lock of its own changes only in an extended poll, which holds `turn`, and in calls that
+// a program makes one at a time.
 unsafe impl Send for Cq {}
 // SAFETY: as above.
 unsafe impl Sync for Cq {}
@@ -56,13 +56,13 @@ unsafe impl Object for Cq {
 }
 
 impl Cq {
-    /// The queue itself, to name it when a queue pair is made.
+    /// The queue itself, to be named when a queue pair is made.
     pub(crate) fn queue(&self) -> &Shared<verbs_core::Cq> {
         &self.queue
     }
 }
 
-/// Whose turn the extended poll is, from its start to its end.
+/// The thread that may use the extended poll, from its start to its end.
 pub(super) enum Turn {
     /// Any thread's.
     Locked(RawMutex),
@@ -85,7 +85,7 @@ impl Turn {
     /// This thread has begun it.
     pub(super) unsafe fn end(&self) {
         if let Self::Locked(lock) = self {
-            // SAFETY: the caller's.
+            // SAFETY: guaranteed by the caller.
             unsafe { lock.unlock() }
         }
     }
@@ -124,7 +124,7 @@ impl Cq {
         &mut out[..count + more]
     }
 
-    /// A completion as programs have it.
+    /// A completion in the form that programs know.
     #[inline(always)]
     pub(super) fn shown(&self, wc: &Wc) -> abi::Wc {
         abi::Wc {
@@ -152,8 +152,8 @@ impl Cq {
         }
     }
 
-    /// Drops the completions of a queue pair that is reset or destroyed. Programs rely on it: what `wr_id` points to
-    /// may be gone.
+    /// Drops the completions of a queue pair that is reset or destroyed. Programs rely on it: the memory that `wr_id`
+    /// points to may have been freed.
     pub(crate) fn forget(&self, qpn: Qpn) {
         let mut waiting = self.set_aside.completions.lock();
         let mut some = [Wc::default(); AT_A_TIME];
@@ -171,7 +171,7 @@ impl Cq {
     }
 }
 
-/// Immediate data are in the network's order, an invalidated key in the machine's.
+/// Immediate data are in network byte order, an invalidated key in the machine's.
 #[inline(always)]
 pub(super) fn imm_or_key(wc: &Wc) -> u32 {
     if wc.flags.contains(WcFlags::WITH_INV) {

@@ -8,6 +8,7 @@ use hca_sim::clock::Clock;
 use verbs_abi::{self as abi, VerbsContext};
 use verbs_core::{Device, PortAttr};
 
+use super::Network;
 use crate::call::{Errno, number};
 use crate::event::{About, Events, Raised, acknowledge};
 use crate::live::{Kind, Object, Users, look};
@@ -18,29 +19,31 @@ pub(crate) struct Context {
     shown: VerbsContext,
     pub(crate) device: Device,
     pub(crate) is_ethernet: bool,
-    /// What completions of datagrams say as service level, as mlx5 has it and UCX reads it.
+    pub(crate) network: Network,
+    /// The service level in completions of datagrams, as mlx5 reports it and UCX reads it.
     pub(crate) packet_type: Option<u8>,
-    /// Programs duplicate the command descriptor, to hand the device to another process. No command goes there.
+    /// Programs duplicate the command descriptor, to pass the device to another process. No command is written to it.
     _cmd_fd: File,
     pub(crate) guid: u64,
-    /// Bytes that a work request carries inline at most.
+    /// The most bytes that a work request carries inline.
     pub(crate) max_inline: u32,
-    /// What stamps its completions.
+    /// The clock that stamps its completions.
     pub(crate) clock: Clock,
     /// Asynchronous events.
     pub(crate) events: Events,
     users: Users,
 }
 
-/// What a context is made of.
+/// The parts of a context.
 pub(crate) struct Parts {
     pub(crate) shown: VerbsContext,
     pub(crate) device: Device,
     pub(crate) is_ethernet: bool,
+    pub(crate) network: Network,
     pub(crate) packet_type: Option<u8>,
     pub(crate) cmd_fd: File,
     pub(crate) guid: u64,
-    /// Bytes that a work request carries inline at most.
+    /// The most bytes that a work request carries inline.
     pub(crate) max_inline: u32,
     pub(crate) clock: Clock,
     pub(crate) events: Events,
@@ -67,6 +70,7 @@ impl Context {
             shown: parts.shown,
             device: parts.device,
             is_ethernet: parts.is_ethernet,
+            network: parts.network,
             packet_type: parts.packet_type,
             _cmd_fd: parts.cmd_fd,
             guid: parts.guid,
@@ -77,12 +81,12 @@ impl Context {
         }
     }
 
-    /// The device again, when nobody uses the context.
+    /// Returns the device when the context is no longer in use.
     pub(crate) fn into_device(self) -> Device {
         self.device
     }
 
-    /// What the port says.
+    /// The attributes of the port.
     pub(crate) fn port_attr(&self, port: u8) -> Result<PortAttr, Errno> {
         Ok(self.device.query_port(port).wait()?)
     }
@@ -108,7 +112,7 @@ pub(crate) unsafe extern "C" fn get_async_event(
             About::Object(at, _) => at as u64,
         };
         let event_type = raised.event as u32;
-        // SAFETY: where the program wants it.
+        // SAFETY: the program passes the place for the result.
         unsafe {
             event.write(abi::AsyncEvent {
                 element,
@@ -122,9 +126,9 @@ pub(crate) unsafe extern "C" fn get_async_event(
 /// `ibv_ack_async_event`.
 pub(crate) unsafe extern "C" fn ack_async_event(event: *mut abi::AsyncEvent) {
     number(|| {
-        // SAFETY: an event that get_async_event has filled, so its object waits for this.
+        // SAFETY: an event that get_async_event has filled, so its object waits for this call.
         let event = unsafe { event.as_ref() }.ok_or(Errno::INVAL)?;
-        // Of completion queues, queue pairs and shared queues; the others name a port or nothing.
+        // Events of completion queues, queue pairs and shared queues; the others name a port or nothing.
         if matches!(event.event_type, 0..=7 | 14..=16) {
             acknowledge(event.element as usize);
         }

@@ -7,15 +7,16 @@ use rustix::io::Errno as Os;
 use verbs_abi::{self as abi, GidEntry};
 use verbs_core::Gid;
 
-use super::PORT;
 use super::context::Context;
+use super::{Made, Network, PORT};
 use crate::call::{Errno, caught, code, number};
 use crate::live::look;
 
-/// `IBV_GID_TYPE_ROCE_V2`.
+/// `IBV_GID_TYPE_IB`, and `IBV_GID_TYPE_ROCE_V2`.
+const IB: u32 = 0;
 const ROCE_V2: u32 = 2;
 
-/// Entries that the port's table is said to have at least: some are empty, as on other devices.
+/// The least number of entries that the port's table is reported to have: some are empty, as on other devices.
 pub(super) const TABLE_MIN: usize = 16;
 
 impl Context {
@@ -37,13 +38,16 @@ impl Context {
             gid: verbs_abi::gid_words(gid),
             gid_index: index,
             port_num: port,
-            gid_type: ROCE_V2,
+            gid_type: match self.network {
+                Network::Roce => ROCE_V2,
+                Network::Iwarp | Network::InfiniBand => IB,
+            },
             ndev_ifindex: interface_of(gid).unwrap_or(0),
         };
         Ok(self.gid(port, index)?.map(entry))
     }
 
-    /// The index of that GID of the port's.
+    /// The index of that GID among the port's.
     pub(crate) fn index_of(&self, gid: Gid) -> Result<Option<u8>, Errno> {
         let count = self.port_attr(PORT)?.gid_tbl_len;
         for index in 0..count.min(u16::from(u8::MAX)) {
@@ -55,10 +59,13 @@ impl Context {
     }
 }
 
-/// The device's GUID: an EUI-64 that is locally administered, with the IPv4 address or the end of the IPv6 address
-/// in it, so that programs that run at the same time have different ones.
-pub(crate) fn guid_of(hca: &hca_sim::Hca) -> u64 {
-    let [.., a, b, c, d] = hca.gid().0;
+/// The device's GUID. On a subnet it is the node's. Elsewhere a locally administered EUI-64, which contains the IPv4 address or the end of the IPv6 address, so
+/// that programs that run at the same time have different ones.
+pub(crate) fn guid_of(made: &Made) -> u64 {
+    if made.network == Network::InfiniBand {
+        return made.hca.guid().0;
+    }
+    let [.., a, b, c, d] = made.hca.gid().0;
     u64::from_be_bytes([0x02, 0, 0x5e, 0xff, a, b, c, d])
 }
 
@@ -66,7 +73,7 @@ pub(crate) fn guid_of(hca: &hca_sim::Hca) -> u64 {
 fn interface_of(gid: Gid) -> Option<u32> {
     let wanted = IpAddr::from(gid).to_canonical();
     let mut first = std::ptr::null_mut();
-    // SAFETY: it fills `first` with a list that freeifaddrs takes back.
+    // SAFETY: it sets `first` to a list that freeifaddrs frees.
     if unsafe { libc::getifaddrs(&raw mut first) } != 0 {
         return None;
     }
@@ -90,9 +97,9 @@ fn interface_of(gid: Gid) -> Option<u32> {
 }
 
 /// # Safety
-/// NULL, or an address as long as its family says.
+/// NULL, or an address of the length that its family implies.
 unsafe fn address_of(address: *const libc::sockaddr) -> Option<IpAddr> {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     let family = c_int::from(unsafe { address.as_ref() }?.sa_family);
     match family {
         libc::AF_INET => {
@@ -120,7 +127,7 @@ pub(crate) unsafe extern "C" fn query_gid(
         let index = u32::try_from(index).map_err(|_| Errno::INVAL)?;
         // SAFETY: the program does not close it now.
         let found = unsafe { look::<Context, _>(context) }?.gid(u32::from(port), index)?;
-        // SAFETY: where the program wants it.
+        // SAFETY: the program passes the place for the result.
         unsafe { gid.write(found.map_or([0; 2], verbs_abi::gid_words)) };
         Ok(0)
     })
@@ -180,7 +187,7 @@ pub(crate) unsafe extern "C" fn query_gid_table(
     count.map_or_else(|errno| -(errno.0 as isize), |count| count as isize)
 }
 
-/// `ibv_query_gid_type`: as sysfs has it, where both versions of RoCE are one type beside InfiniBand's.
+/// `ibv_query_gid_type`: as in sysfs, where both versions of RoCE are one type beside InfiniBand's.
 pub(crate) unsafe extern "C" fn query_gid_type(
     context: *mut abi::Context,
     port: u8,
@@ -189,9 +196,11 @@ pub(crate) unsafe extern "C" fn query_gid_type(
 ) -> c_int {
     number(|| {
         // SAFETY: the program does not close it now.
-        let found = unsafe { look::<Context, _>(context) }?.gid(u32::from(port), index)?;
-        // SAFETY: where the program wants it.
-        unsafe { gid_type.write(u32::from(found.is_some())) };
+        let context = unsafe { look::<Context, _>(context) }?;
+        let found = context.gid(u32::from(port), index)?;
+        let is_roce = found.is_some() && context.network == Network::Roce;
+        // SAFETY: the program passes the place for the result.
+        unsafe { gid_type.write(u32::from(is_roce)) };
         Ok(0)
     })
 }

@@ -1,4 +1,4 @@
-//! The list of devices. There is one: a software HCA, on an address of this host.
+//! The list of devices. There is one: a software HCA, on an address of this host or a node of a simulated subnet.
 
 mod context;
 mod fork;
@@ -8,15 +8,19 @@ mod query;
 mod sysfs;
 
 use std::ffi::{c_char, c_int};
+use std::io;
 use std::net::IpAddr;
+use std::os::fd::BorrowedFd;
 use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicPtr, Ordering};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use verbs_abi as abi;
+use verbs_core::sync::Arc;
 
-pub(crate) use self::place::Made;
-use self::place::{NAME, Place};
+use self::place::Place;
+pub(crate) use self::place::{Made, Network};
 use crate::call::{Errno, log, number, pointer, say_panics_in_one_line, set_errno};
 
 pub(crate) use self::context::{Context, Parts, ack_async_event, get_async_event};
@@ -34,19 +38,19 @@ pub(crate) const PORT: u8 = 1;
 /// The HCA of this process, once it has one.
 static HCA: Mutex<Option<Made>> = Mutex::new(None);
 
-/// What programs are shown of the device. It is made once and stays: a program may keep the pointer after it has
-/// freed the list, as long as it has the device open, and few are careful.
+/// The device as programs see it. It is made once and stays: a program may keep the pointer after it has freed the
+/// list, as long as it has the device open, and few programs are careful.
 static SHOWN: AtomicPtr<abi::Device> = AtomicPtr::new(null_mut());
 
-/// Where the HCA would best be, if the environment does not say and it is not made yet.
+/// The preferred address of the HCA, if the environment names none and it is not made yet.
 static PREFERRED: Mutex<Option<IpAddr>> = Mutex::new(None);
 
-/// A program binds that address: the HCA is there, if the environment does not say where and it is not made yet.
+/// A program binds that address: the HCA gets it, if the environment names none and it is not made yet.
 pub(crate) fn prefer(address: IpAddr) {
     PREFERRED.lock().get_or_insert(address);
 }
 
-/// The HCA, made by the first that asks.
+/// The HCA, made by the first caller.
 pub(crate) fn hca() -> Result<Made, Errno> {
     let mut hca = HCA.lock();
     if let Some(made) = &*hca {
@@ -66,26 +70,33 @@ pub(crate) fn hca() -> Result<Made, Errno> {
     }
 }
 
+/// The calling thread waits for packets and handles them, until one of `also` is readable or `timeout` is over; may return
+/// early. `None` at once if another thread waits for packets: the caller then waits for its event alone.
+pub(crate) fn sleep(also: &[BorrowedFd<'_>], timeout: Option<Duration>) -> Option<io::Result<()>> {
+    let hca = HCA.lock().as_ref().map(|made| Arc::clone(&made.hca));
+    hca?.sleep(also, timeout)
+}
+
 /// `ibv_get_device_list`: NULL at the end.
 pub(crate) unsafe extern "C" fn get_device_list(count: *mut c_int) -> *mut *mut abi::Device {
     say_panics_in_one_line();
     pointer(|| {
         let list = match hca() {
-            Ok(_) => vec![shown(), null_mut()],
-            // No device is no error.
+            Ok(made) => vec![shown(made.network), null_mut()],
+            // Having no device is not an error.
             Err(_) => vec![null_mut()],
         };
-        // SAFETY: NULL, or where the program wants the number.
+        // SAFETY: NULL, or the program's place for the number.
         if let Some(count) = unsafe { count.as_mut() } {
             *count = (list.len() - 1) as c_int;
         }
         let bytes = size_of_val(&*list);
-        // SAFETY: of that many bytes; the program gives it back to free_device_list.
+        // SAFETY: of that many bytes; the program frees it by free_device_list.
         let room = unsafe { libc::malloc(bytes) }.cast::<*mut abi::Device>();
         if room.is_null() {
             return Err(Errno::NOMEM);
         }
-        // SAFETY: as long as was asked for.
+        // SAFETY: it has the requested length.
         unsafe { room.copy_from_nonoverlapping(list.as_ptr(), list.len()) };
         Ok(room)
     })
@@ -106,13 +117,13 @@ pub(crate) unsafe extern "C" fn get_device_name(device: *const abi::Device) -> *
     }
 }
 
-/// `ibv_get_device_guid`, in the network's order.
+/// `ibv_get_device_guid`, in network byte order.
 pub(crate) unsafe extern "C" fn get_device_guid(device: *const abi::Device) -> u64 {
     if !is_ours(device) {
         set_errno(Errno::INVAL);
         return 0;
     }
-    hca().map_or(0, |made| guid_of(&made.hca).to_be())
+    hca().map_or(0, |made| guid_of(&made).to_be())
 }
 
 /// `ibv_get_device_index`.
@@ -127,26 +138,39 @@ pub(crate) fn is_ours(device: *const abi::Device) -> bool {
     !device.is_null() && device.cast_mut() == SHOWN.load(Ordering::Acquire)
 }
 
-fn shown() -> *mut abi::Device {
+/// The name of the device: that of RoCE as long as there is none.
+fn name() -> &'static str {
+    let made = HCA.lock();
+    made.as_ref()
+        .map_or(Network::Roce, |made| made.network)
+        .name()
+}
+
+fn shown(network: Network) -> *mut abi::Device {
     let made = SHOWN.load(Ordering::Acquire);
     if !made.is_null() {
         return made;
     }
+    let name = network.name();
+    // A channel adapter with InfiniBand's transport, as RoCE devices are too; or an RNIC with iWARP's.
+    let (node_type, transport_type) = match network {
+        Network::Roce | Network::InfiniBand => (1, 0),
+        Network::Iwarp => (4, 1),
+    };
     let device = Box::into_raw(Box::new(abi::Device {
         ops: [null_mut(); 2],
-        // A channel adapter that speaks InfiniBand's transport, as RoCE devices are.
-        node_type: 1,
-        transport_type: 0,
-        name: text(NAME),
+        node_type,
+        transport_type,
+        name: text(name),
         dev_name: text("uverbs0"),
         dev_path: text("/sys/class/infiniband_verbs/uverbs0"),
-        ibdev_path: text(&format!("/sys/class/infiniband/{NAME}")),
+        ibdev_path: text(&format!("/sys/class/infiniband/{name}")),
         provider: [null_mut(); 8],
     }));
     match SHOWN.compare_exchange(null_mut(), device, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => device,
         Err(other) => {
-            // SAFETY: made above, and given to nobody.
+            // SAFETY: made above, and not given out.
             drop(unsafe { Box::from_raw(device) });
             other
         }

@@ -1,39 +1,119 @@
-//! Where the device is: what the environment says, and the HCA made of it.
+//! Where the device is: from the environment, and the HCA made for it.
 
 use std::env;
 use std::fs::File;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::str::FromStr;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use hca_sim::clock::Clock;
+use hca_sim::link::fabric::socket::default_path;
+use hca_sim::link::fabric::{AttachError, RemotePort};
+use hca_sim::link::host::{self, HostError};
 use hca_sim::link::pcap::{LinkType, PcapWriter};
 use hca_sim::link::{Captured, Faults, Faulty, LinkError, PacketLink};
 use hca_sim::{Builder, Hca, Udp};
+use verbs_core::PortState;
 use verbs_core::sync::Arc;
 
-/// The name of the device.
-pub(super) const NAME: &str = "roce0";
+use super::PORT;
 
 /// An HCA, and its clock.
 #[derive(Clone)]
 pub(crate) struct Made {
     pub(crate) hca: Arc<Hca>,
     pub(crate) clock: Clock,
+    pub(crate) network: Network,
+}
+
+/// The kind of network that the device is on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Network {
+    Roce,
+    /// TCP.
+    Iwarp,
+    /// A subnet that `verbs subnet` hosts.
+    InfiniBand,
+}
+
+impl Network {
+    /// The name of the device.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Roce => "roce0",
+            Self::Iwarp => "iwarp0",
+            Self::InfiniBand => "ib0",
+        }
+    }
 }
 
 /// Addresses of 127.0.0.0/8 that are tried, from 127.0.0.2 on: 127.0.0.1 is left to programs that name it.
 const LOOPBACK_ADDRESSES_MAX: u16 = 1022;
 
-/// What the environment says of the device.
+/// The port of a node that has several, if none is named.
+const FIRST_PORT: u8 = 1;
+
+/// How long a subnet's manager may take to configure a port.
+const MANAGER_WAIT: Duration = Duration::from_secs(5);
+
+/// The environment's settings for the device.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Place {
-    /// The address that it has; a free one of 127.0.0.0/8 if none is named.
-    address: Option<IpAddr>,
-    /// Packets of a thousand that are lost on arrival, and which.
+    at: At,
+    /// How many packets of a thousand are lost on arrival, and the seed that selects them.
     loss: Option<u16>,
     seed: u64,
     pcap: Option<PathBuf>,
+}
+
+/// Where the device is.
+#[derive(Debug, PartialEq, Eq)]
+enum At {
+    /// RoCE v2 at that address; at a free one of 127.0.0.0/8 if none is named.
+    Roce(Option<IpAddr>),
+    /// iWARP at that address; at 127.0.0.1, which programs share, if none is named.
+    Iwarp(Option<IpAddr>),
+    /// That port of a node of the hosted subnet.
+    Node(String, u8),
+    /// Within this process: queue pairs of the device reach each other, and nothing else.
+    Loopback,
+}
+
+impl Default for At {
+    fn default() -> Self {
+        Self::Roce(None)
+    }
+}
+
+impl FromStr for At {
+    type Err = ();
+
+    fn from_str(value: &str) -> Result<Self, ()> {
+        let address = |text: &str| text.parse().map(Some).map_err(|_| ());
+        if let Some(text) = value.strip_prefix("roce:") {
+            return address(text).map(Self::Roce);
+        }
+        match value {
+            "iwarp" => return Ok(Self::Iwarp(None)),
+            "loopback" => return Ok(Self::Loopback),
+            _ => {}
+        }
+        if let Some(text) = value.strip_prefix("iwarp:") {
+            return address(text).map(Self::Iwarp);
+        }
+        let Some(node) = value.strip_prefix("subnet:") else {
+            return address(value).map(Self::Roce);
+        };
+        let (name, port) = match node.rsplit_once(':') {
+            Some((name, port)) => (name, port.parse().map_err(|_| ())?),
+            None => (node, FIRST_PORT),
+        };
+        let is_named = !name.is_empty() && port != 0;
+        is_named
+            .then(|| Self::Node(name.to_owned(), port))
+            .ok_or(())
+    }
 }
 
 /// The device cannot be made. One sentence without its full stop.
@@ -45,6 +125,11 @@ pub(super) enum PlaceError {
         wanted: &'static str,
     },
     Link(LinkError),
+    Host(HostError),
+    Subnet(AttachError),
+    Tcp(std::io::Error),
+    /// That variable is about packets, which that network has not.
+    NoPackets(&'static str, &'static str),
     NoneFree,
     Capture(PathBuf, std::io::Error),
 }
@@ -57,7 +142,18 @@ impl std::fmt::Display for PlaceError {
                 value,
                 wanted,
             } => write!(f, "{name}={value:?} is not {wanted}; there is no device"),
+            Self::Link(error @ LinkError::InUse { .. }) => write!(
+                f,
+                "there is no device: {error}; `verbs host` shares an address among programs"
+            ),
             Self::Link(error) => write!(f, "there is no device: {error}"),
+            Self::Host(error) => write!(f, "there is no device: {error}"),
+            Self::Subnet(error) => write!(f, "there is no device: {error}"),
+            Self::Tcp(error) => write!(f, "there is no device: {error}"),
+            Self::NoPackets(name, network) => write!(
+                f,
+                "{name} is about packets, and {network} has none; there is no device"
+            ),
             Self::NoneFree => write!(
                 f,
                 "there is no device: UDP port 4791 is taken on every address from {} to {}; VERBS_DEVICE names \
@@ -75,9 +171,10 @@ impl std::fmt::Display for PlaceError {
 impl PlaceError {
     pub(super) fn errno(&self) -> i32 {
         match self {
-            Self::Variable { .. } => libc::EINVAL,
+            Self::Variable { .. } | Self::NoPackets(..) => libc::EINVAL,
+            Self::Tcp(error) => error.raw_os_error().unwrap_or(libc::EIO),
             Self::Link(LinkError::InUse { .. }) | Self::NoneFree => libc::EADDRINUSE,
-            Self::Link(_) => libc::ENODEV,
+            Self::Link(_) | Self::Host(_) | Self::Subnet(_) => libc::ENODEV,
             Self::Capture(_, error) => error.raw_os_error().unwrap_or(libc::EIO),
         }
     }
@@ -89,7 +186,7 @@ impl Place {
     }
 
     fn of(variable: impl Fn(&'static str) -> Option<String>) -> Result<Self, PlaceError> {
-        fn parsed<T: std::str::FromStr>(
+        fn parsed<T: FromStr>(
             name: &'static str,
             value: Option<String>,
             wanted: &'static str,
@@ -105,11 +202,9 @@ impl Place {
             }
         }
         let name = "VERBS_DEVICE";
-        let address = parsed(
-            name,
-            variable(name),
-            "an address of this host, such as 127.0.0.2",
-        )?;
+        let wanted =
+            "an address of this host, such as 127.0.0.2, iwarp:ADDRESS, subnet:NODE, or loopback";
+        let at = parsed(name, variable(name), wanted)?.unwrap_or_default();
         let (name, wanted) = ("VERBS_LOSS", "a number from 0 to 1000");
         let loss = parsed(name, variable(name), wanted)?;
         if let Some(loss @ 1001..) = loss {
@@ -124,37 +219,84 @@ impl Place {
         let seed = parsed(name, variable(name), "a number")?.unwrap_or(0);
         let pcap = variable("VERBS_PCAP").map(PathBuf::from);
         Ok(Self {
-            address,
+            at,
             loss,
             seed,
             pcap,
         })
     }
 
-    /// The HCA; at `preferred`, if the environment does not say where and it is free.
+    /// The HCA; at `preferred`, if the environment names no address and it is free.
     pub(super) fn hca(self, preferred: Option<IpAddr>) -> Result<Made, PlaceError> {
-        let clock = Clock::wall();
-        let link = match self.address {
+        match &self.at {
+            At::Roce(address) => self.roce(*address, preferred),
+            At::Iwarp(address) => self.iwarp(address.or(preferred)),
+            At::Loopback => {
+                self.without_packets("the loopback link")?;
+                Ok(built(Hca::loopback(), Clock::wall(), Network::InfiniBand))
+            }
+            At::Node(node, port) => {
+                let link = RemotePort::attach(&default_path(), node, *port);
+                let link = link.map_err(PlaceError::Subnet)?;
+                let made = self.over(link, Network::InfiniBand)?;
+                wait_for_manager(&made);
+                Ok(made)
+            }
+        }
+    }
+
+    fn roce(&self, address: Option<IpAddr>, preferred: Option<IpAddr>) -> Result<Made, PlaceError> {
+        if let Some(link) = host::join(address.as_slice()).map_err(PlaceError::Host)? {
+            return self.over(link, Network::Roce);
+        }
+        let link = match address {
             Some(address) => Udp::bind(&[address]).map_err(PlaceError::Link)?,
             None => match preferred.map(|address| Udp::bind(&[address])) {
                 Some(Ok(link)) => link,
                 _ => on_loopback()?,
             },
         };
+        self.over(link, Network::Roce)
+    }
+
+    fn iwarp(&self, address: Option<IpAddr>) -> Result<Made, PlaceError> {
+        self.without_packets("iWARP")?;
+        let address = address.unwrap_or(Ipv4Addr::LOCALHOST.into());
+        let builder = Hca::iwarp(&[address]).map_err(PlaceError::Tcp)?;
+        Ok(built(builder, Clock::wall(), Network::Iwarp))
+    }
+
+    /// Refuses what is done with packets.
+    fn without_packets(&self, network: &'static str) -> Result<(), PlaceError> {
+        let given = [
+            (self.loss.is_some(), "VERBS_LOSS"),
+            (self.pcap.is_some(), "VERBS_PCAP"),
+        ];
+        match given.into_iter().find(|(is_given, _)| *is_given) {
+            Some((_, name)) => Err(PlaceError::NoPackets(name, network)),
+            None => Ok(()),
+        }
+    }
+
+    fn over(&self, link: impl PacketLink + 'static, network: Network) -> Result<Made, PlaceError> {
+        let clock = Clock::wall();
         let builder = match &self.pcap {
             None => self.faulty(link),
             Some(path) => {
                 let failed = |error| PlaceError::Capture(path.clone(), error);
-                // Each packet is written at once: programs end without telling their libraries.
+                let link_type = match network {
+                    Network::InfiniBand => LinkType::InfiniBand,
+                    Network::Roce | Network::Iwarp => LinkType::RawIp,
+                };
+                // Each packet is written at once: programs end without informing their libraries.
                 let file = File::create(path).map_err(failed)?;
-                let pcap = PcapWriter::new(file, LinkType::RawIp).map_err(failed)?;
+                let pcap = PcapWriter::new(file, link_type).map_err(failed)?;
                 let now = SystemTime::now().duration_since(UNIX_EPOCH);
                 let epoch = now.unwrap_or_default();
                 self.faulty(Captured::new(link, pcap, clock.clone(), epoch))
             }
         };
-        let hca = builder.name(NAME).clock(clock.clone()).build();
-        Ok(Made { hca, clock })
+        Ok(built(builder, clock, network))
     }
 
     fn faulty(&self, link: impl PacketLink + 'static) -> Builder {
@@ -169,7 +311,33 @@ impl Place {
     }
 }
 
-/// The first free address: several programs may look at the same time.
+fn built(builder: Builder, clock: Clock, network: Network) -> Made {
+    let hca = builder.name(network.name()).clock(clock.clone()).build();
+    Made {
+        hca,
+        clock,
+        network,
+    }
+}
+
+/// Waits until the subnet manager has configured the port, whose link has just come up. Most programs look at its state
+/// once. A manager takes milliseconds where it gets a processor; a subnet may have none, so the wait ends.
+fn wait_for_manager(made: &Made) {
+    let begun = Instant::now();
+    let Ok(device) = made.hca.open().wait() else {
+        return;
+    };
+    let is_active = || {
+        let port = device.query_port(PORT).wait();
+        port.is_ok_and(|port| port.state == PortState::Active)
+    };
+    while !is_active() && begun.elapsed() < MANAGER_WAIT {
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let _ = device.close().wait();
+}
+
+/// The first free address: several programs may search at the same time.
 fn on_loopback() -> Result<Udp, PlaceError> {
     for index in 0..LOOPBACK_ADDRESSES_MAX {
         match Udp::bind(&[loopback_address(index)]) {
@@ -208,12 +376,37 @@ mod tests {
         assert_eq!(
             place,
             Ok(Place {
-                address: Some(Ipv4Addr::new(127, 0, 0, 9).into()),
+                at: At::Roce(Some(Ipv4Addr::new(127, 0, 0, 9).into())),
                 loss: Some(10),
                 seed: 7,
                 pcap: Some("x.pcap".into())
             })
         );
+    }
+
+    #[test]
+    fn it_names_the_kind_of_network() {
+        let at = |value| of(&[("VERBS_DEVICE", value)]).expect("it is right").at;
+        let here = Ipv4Addr::new(10, 0, 0, 1).into();
+        assert_eq!(at("roce:10.0.0.1"), At::Roce(Some(here)));
+        assert_eq!(at("iwarp"), At::Iwarp(None));
+        assert_eq!(at("iwarp:10.0.0.1"), At::Iwarp(Some(here)));
+        assert_eq!(at("loopback"), At::Loopback);
+        assert_eq!(at("subnet:HcaA"), At::Node("HcaA".into(), 1));
+        assert_eq!(at("subnet:HcaA:2"), At::Node("HcaA".into(), 2));
+        for wrong in ["iwarp:", "subnet:", "subnet:HcaA:0", "subnet:HcaA:x", "ib"] {
+            assert!(of(&[("VERBS_DEVICE", wrong)]).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_network_without_packets_loses_and_records_none() {
+        for (device, variable) in [("iwarp", "VERBS_LOSS"), ("loopback", "VERBS_PCAP")] {
+            let place = of(&[("VERBS_DEVICE", device), (variable, "1")]).expect("it is right");
+            let refused = place.hca(None).map(drop).expect_err("it is refused");
+            assert_eq!(refused.errno(), libc::EINVAL);
+            assert!(refused.to_string().starts_with(variable), "{refused}");
+        }
     }
 
     #[test]

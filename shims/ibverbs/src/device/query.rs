@@ -1,4 +1,4 @@
-//! What a device and its port say of themselves.
+//! The attributes that a device and its port report.
 
 use std::ffi::{c_int, c_void};
 use std::mem::offset_of;
@@ -20,9 +20,9 @@ const ODP_ALL: u32 = 0x3f;
 const ODP_SUPPORT: u64 = 1;
 /// Completions carry nanoseconds: a clock of 1 GHz, in kHz.
 const CLOCK_KHZ: u64 = 1_000_000;
-/// Bytes of device memory that can be allocated at a time.
+/// The most bytes of device memory in one allocation.
 pub(crate) const DM_MAX: u64 = 1 << 20;
-/// As the kernel's software devices say: a number that is no vendor's.
+/// As reported by the kernel's software devices: a number that is no vendor's.
 const NO_VENDOR: u32 = 0xff_ffff;
 /// `IBV_QPF_GRH_REQUIRED`: addresses have global routes.
 const GRH_REQUIRED: u8 = 1;
@@ -30,7 +30,7 @@ const GRH_REQUIRED: u8 = 1;
 const LINK_UP: u8 = 5;
 const LINK_DISABLED: u8 = 3;
 
-/// The number as the C structures have it.
+/// The number in the form of the C structures.
 fn int(number: u32) -> c_int {
     c_int::try_from(number).unwrap_or(c_int::MAX)
 }
@@ -82,12 +82,18 @@ fn device_attr(context: &Context) -> Result<abi::DeviceAttr, Errno> {
     })
 }
 
-/// Features as programs know them: without those that only this project numbers, and of windows of type 2 the kind
-/// that they get.
+/// Features as programs know them: without those that only this project numbers; for windows of type 2, the kind that
+/// programs get.
 fn shown_caps(attr: &DeviceAttr) -> u64 {
-    let ours = DeviceCap::BLOCK_LIST | DeviceCap::ZERO_BASED | DeviceCap::FMR_POOL;
+    let ours = DeviceCap::SEND_WITH_IMM
+        | DeviceCap::WRITE_WITH_IMM
+        | DeviceCap::READ_WITH_INV
+        | DeviceCap::BLOCK_LIST
+        | DeviceCap::ZERO_BASED
+        | DeviceCap::FMR_POOL;
+    // No call arms for a number of completions.
     attr.caps
-        .difference(ours | DeviceCap::MEM_WINDOW_TYPE_2A)
+        .difference(ours | DeviceCap::MEM_WINDOW_TYPE_2A | DeviceCap::N_NOTIFY_CQ)
         .bits()
 }
 
@@ -173,7 +179,7 @@ pub(crate) unsafe extern "C" fn query_device(
     })
 }
 
-/// `query_device_ex`: as much as the program's structure has room for.
+/// `query_device_ex`: fills as much as the program's structure has room for.
 pub(crate) unsafe extern "C" fn query_device_ex(
     context: *mut abi::Context,
     input: *const c_void,
@@ -181,7 +187,7 @@ pub(crate) unsafe extern "C" fn query_device_ex(
     size: usize,
 ) -> c_int {
     code(|| {
-        // SAFETY: an input is a mask of what is asked for beyond this; there is no bit in use.
+        // SAFETY: an input is a mask of further requests; no bit is defined.
         let asks = unsafe { input.cast::<u32>().as_ref() }.is_some_and(|mask| *mask != 0);
         if asks || size < size_of::<abi::DeviceAttr>() {
             return Err(Errno::INVAL);
@@ -201,22 +207,22 @@ pub(crate) unsafe extern "C" fn query_device_ex(
 unsafe fn copy_part<T>(to: *mut T, from: &T, size: usize) {
     let size = size.min(size_of::<T>());
     let from = std::ptr::from_ref(from).cast::<u8>();
-    // SAFETY: the caller's, and as long as the value.
+    // SAFETY: guaranteed by the caller, and no longer than the value.
     unsafe { to.cast::<u8>().copy_from_nonoverlapping(from, size) }
 }
 
-/// The exported `ibv_query_port`, whose structure is the oldest.
+/// The exported `ibv_query_port`, whose structure is the oldest version.
 pub(crate) unsafe extern "C" fn query_port(
     context: *mut abi::Context,
     port: u8,
     attr: *mut abi::PortAttr,
 ) -> c_int {
     let size = offset_of!(abi::PortAttr, port_cap_flags2);
-    // SAFETY: the caller's; a structure of that size.
+    // SAFETY: guaranteed by the caller; a structure of that size.
     unsafe { query_port_ex(context, port, attr, size) }
 }
 
-/// `query_port` of the context: as much as the program's structure has room for.
+/// `query_port` of the context: fills as much as the program's structure has room for.
 pub(crate) unsafe extern "C" fn query_port_ex(
     context: *mut abi::Context,
     port: u8,
@@ -235,7 +241,7 @@ pub(crate) unsafe extern "C" fn query_port_ex(
     })
 }
 
-/// `ibv_query_pkey`, in the network's order.
+/// `ibv_query_pkey`, in network byte order.
 pub(crate) unsafe extern "C" fn query_pkey(
     context: *mut abi::Context,
     port: u8,
@@ -247,13 +253,13 @@ pub(crate) unsafe extern "C" fn query_pkey(
         // SAFETY: the program does not close it now.
         let context = unsafe { look::<Context, _>(context) }?;
         let found = context.device.query_pkey(port, index).wait()?;
-        // SAFETY: where the program wants it.
+        // SAFETY: the program passes the place for the result.
         unsafe { pkey.write(found.0.to_be()) };
         Ok(0)
     })
 }
 
-/// `ibv_get_pkey_index`: where that key is, in the network's order; without the bit of full membership.
+/// `ibv_get_pkey_index`: the index of that key, which is in network byte order; the bit of full membership is ignored.
 pub(crate) unsafe extern "C" fn get_pkey_index(
     context: *mut abi::Context,
     port: u8,
@@ -273,7 +279,7 @@ pub(crate) unsafe extern "C" fn get_pkey_index(
     })
 }
 
-/// `query_rt_values`: the device's clock is what completions are stamped with.
+/// `query_rt_values`: the device's clock is the one that stamps completions.
 pub(crate) unsafe extern "C" fn query_rt_values(
     context: *mut abi::Context,
     values: *mut ValuesEx,

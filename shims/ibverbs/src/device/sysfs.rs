@@ -1,5 +1,5 @@
-//! What programs ask the library to read under /sys. There is no such folder for a software HCA, so the library
-//! knows the files itself; what it does not know is read from the file system.
+//! Files under /sys that programs ask the library to read. A software HCA has no such folder, so the library itself
+//! knows the files; other files are read from the file system.
 
 use std::ffi::{CStr, OsStr, c_char, c_int};
 use std::os::unix::ffi::OsStrExt;
@@ -7,8 +7,7 @@ use std::path::Path;
 
 use verbs_abi as abi;
 
-use super::place::NAME;
-use super::shown;
+use super::{is_ours, name};
 use crate::call::{Errno, number};
 
 /// Files of the device's folder.
@@ -16,10 +15,9 @@ const FILES: &[(&str, &str)] = &[
     ("board_id", "verbs"),
     ("fw_ver", env!("CARGO_PKG_VERSION")),
     ("hca_type", "software"),
-    ("node_type", "1: CA"),
 ];
 
-/// `ibv_get_sysfs_path`: `SYSFS_PATH`, as in libibverbs, and otherwise the usual place.
+/// `ibv_get_sysfs_path`: `SYSFS_PATH`, as in libibverbs, and otherwise the usual path.
 pub(crate) unsafe extern "C" fn get_sysfs_path() -> *const c_char {
     // SAFETY: a C string of the environment, or NULL.
     let named = unsafe { libc::getenv(c"SYSFS_PATH".as_ptr()) };
@@ -30,7 +28,7 @@ pub(crate) unsafe extern "C" fn get_sysfs_path() -> *const c_char {
     }
 }
 
-/// `ibv_read_sysfs_file`: the length of what it says, without the newline at its end.
+/// `ibv_read_sysfs_file`: the length of the content, without the newline at its end.
 pub(crate) unsafe extern "C" fn read_sysfs_file(
     folder: *const c_char,
     file: *const c_char,
@@ -41,7 +39,7 @@ pub(crate) unsafe extern "C" fn read_sysfs_file(
         if folder.is_null() || file.is_null() || buffer.is_null() {
             return Err(Errno::INVAL);
         }
-        // SAFETY: C strings, says the caller.
+        // SAFETY: the caller passes C strings.
         let (folder, file) = unsafe { (CStr::from_ptr(folder), CStr::from_ptr(file)) };
         let path = Path::new(OsStr::from_bytes(folder.to_bytes()))
             .join(OsStr::from_bytes(file.to_bytes()));
@@ -64,15 +62,18 @@ pub(crate) unsafe extern "C" fn read_sysfs_file(
 pub(crate) unsafe extern "C" fn read_ibdev_sysfs_file(
     buffer: *mut c_char,
     size: usize,
-    _device: *mut abi::Device,
+    device: *mut abi::Device,
     file: *const c_char,
 ) -> c_int {
-    // SAFETY: the folder is the shown device's, a C string that stays; the rest is the caller's.
-    unsafe { read_sysfs_file((*shown()).ibdev_path.as_ptr(), file, buffer, size) }
+    if !is_ours(device) {
+        return number(|| Err(Errno::INVAL));
+    }
+    // SAFETY: the device that is shown stays, and its folder is a C string; the caller guarantees the rest.
+    unsafe { read_sysfs_file((*device).ibdev_path.as_ptr(), file, buffer, size) }
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, Errno> {
-    let ours = Path::new("/sys/class/infiniband").join(NAME);
+    let ours = Path::new("/sys/class/infiniband").join(name());
     let known = path.strip_prefix(ours).ok().and_then(Path::to_str);
     let known = known.and_then(|name| FILES.iter().find(|(file, _)| *file == name));
     match known {

@@ -1,7 +1,7 @@
-//! The functions of the library, each with the version that programs ask for.
+//! The functions of the library, each with the version that programs request.
 //!
-//! A function of Rust is exported by a jump to it that has the name. The assembler gives the jump its version, which
-//! has to stand in the same object file; so the functions themselves need no name of their own.
+//! A Rust function is exported by a jump to it that has the name. The assembler gives the jump its version, which has
+//! to be in the same object file; so the functions themselves need no name of their own.
 
 #[cfg(not(test))]
 mod private;
@@ -38,7 +38,7 @@ macro_rules! export {
 }
 use export;
 
-/// The instruction that goes on at a function.
+/// The instruction that continues at a function.
 #[cfg(all(not(test), target_arch = "x86_64"))]
 macro_rules! jump {
     () => {
@@ -146,19 +146,19 @@ export! {
     }
 }
 
-/// Structures of the kernel, which only a librdmacm that talks to the kernel has.
+/// Structures of the kernel, which only a librdmacm over the kernel has.
 unsafe extern "C" fn nothing_to_copy() {}
 
-/// Objects of another process: there is no descriptor of the kernel's to name them by.
+/// Objects of another process: no descriptor of the kernel can name them.
 unsafe extern "C" fn import() -> *mut abi::Context {
     set_errno(Errno::NOTSUP);
     null_mut()
 }
 
-/// What was never imported.
+/// An object that was never imported.
 unsafe extern "C" fn unimport() {}
 
-/// Memory that a child is to have, or not: nothing is pinned, so the child has a copy of all.
+/// Memory that a child shall have, or not: nothing is pinned, so the child has a copy of all memory.
 unsafe extern "C" fn fork_range() -> c_int {
     0
 }

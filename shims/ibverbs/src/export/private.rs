@@ -1,5 +1,5 @@
 //! The functions between libibverbs and the libraries of hardware providers. Programs that name such a library
-//! (perftest, UCX) load it, and it wants all of them. They say that nothing is supported, so that the library finds
+//! (perftest, UCX) load it, and it needs all of them. They report that nothing is supported, so that the library finds
 //! no device of its own.
 
 use std::ffi::{c_int, c_void};
@@ -7,8 +7,9 @@ use std::ptr::null_mut;
 
 use super::export;
 use crate::call::{Errno, set_errno};
+use crate::text;
 
-/// What commands of hardware answer.
+/// The answer to commands for hardware.
 unsafe extern "C" fn refused() -> c_int {
     set_errno(Errno::NOTSUP);
     Errno::NOTSUP.0
@@ -23,7 +24,7 @@ unsafe extern "C" fn none() -> *mut c_void {
 /// A driver that registers itself has nothing to drive.
 unsafe extern "C" fn nothing() {}
 
-// A flag that providers read: whether destroys of a device that is gone succeed.
+// A flag that providers read: whether destroys succeed on a device that has been removed.
 std::arch::global_asm!(
     ".pushsection .bss.export.verbs_allow_disassociate_destroy,\"aw\",@nobits",
     ".globl __verbs_allow_disassociate_destroy",
@@ -52,6 +53,7 @@ export! {
         "ibv_cmd_create_counters" = refused,
         "ibv_cmd_create_cq" = refused,
         "ibv_cmd_create_cq_ex" = refused,
+        "ibv_cmd_create_cq_ex2" = refused,
         "ibv_cmd_create_flow" = refused,
         "ibv_cmd_create_flow_action_esp" = refused,
         "ibv_cmd_create_qp" = refused,
@@ -101,6 +103,7 @@ export! {
         "ibv_cmd_req_notify_cq" = refused,
         "ibv_cmd_rereg_mr" = refused,
         "ibv_cmd_resize_cq" = refused,
+        "ibv_wr_opcode_str" = text::wr_opcode_str,
         "verbs_init_cq" = nothing,
         "verbs_open_device" = none,
         "verbs_register_driver_34" = nothing,

@@ -1,4 +1,4 @@
-//! Device memory: memory of this process that programs reach through calls and keys only.
+//! Device memory: memory of this process that programs access only through calls and keys.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::{NonNull, null_mut};
@@ -12,7 +12,7 @@ use crate::call::{Errno, code, pointer};
 use crate::device::{Context, DM_MAX};
 use crate::live::{Ending, Held, Kind, Object, Users, end, look, publish, room};
 
-/// A piece of device memory. Regions over it keep it: it is deallocated when they are gone.
+/// A piece of device memory. Regions over it keep it: it is deallocated when there are none left.
 #[repr(C)]
 pub(crate) struct Dm {
     shown: abi::Dm,
@@ -40,10 +40,10 @@ pub(crate) unsafe extern "C" fn alloc_dm(
     context: *mut abi::Context,
     attr: *const AllocDmAttr,
 ) -> *mut abi::Dm {
-    /// The alignment of what is allocated, as a power of two: a page.
+    /// The largest alignment of an allocation, as a power of two: a page.
     const ALIGN_LOG_MAX: u32 = 12;
     pointer(|| {
-        // SAFETY: what the program gives.
+        // SAFETY: the program passes valid arguments.
         let (owner, attr) = unsafe {
             let owner = look::<Context, _>(context)?;
             (owner, attr.as_ref().ok_or(Errno::INVAL)?)
@@ -84,7 +84,7 @@ pub(crate) unsafe extern "C" fn free_dm(dm: *mut abi::Dm) -> c_int {
     })
 }
 
-/// Where a copy begins. Offset and length are multiples of 4, as on devices that have such memory.
+/// The start of a copy. Offset and length are multiples of 4, as on devices that have such memory.
 fn place(offset: u64, length: usize) -> Result<usize, Errno> {
     match usize::try_from(offset) {
         Ok(offset) if offset.is_multiple_of(4) && length.is_multiple_of(4) => Ok(offset),
@@ -156,7 +156,7 @@ pub(crate) unsafe extern "C" fn reg_dm_mr(
         let at = std::ptr::with_exposed_provenance_mut::<u8>(dm.memory.addr() as usize + start);
         let at = NonNull::new(at).ok_or(Errno::INVAL)?;
         let keep = Box::new(Arc::clone(&dm.memory));
-        // SAFETY: a part of that memory, which is kept; it is reached by copies only.
+        // SAFETY: a part of that memory, which is kept; it is accessed by copies only.
         let part = unsafe { Memory::foreign(at, length, keep) };
         mr::register(pd, owner, part, (null_mut(), 0), access)
     })

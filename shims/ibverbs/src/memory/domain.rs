@@ -24,8 +24,8 @@ enum Of {
     Parent { pd: Held<Pd>, _td: Option<Held<Td>> },
 }
 
-/// A thread domain: the program says that one thread at a time uses what is made with it. Queues have a lock all
-/// the same: it costs its only user two stores.
+/// A thread domain: the program promises that one thread at a time uses what is made with it. Queues have a lock
+/// nevertheless: it costs its only user two stores.
 #[repr(C)]
 pub(crate) struct Td {
     shown: abi::Td,
@@ -114,15 +114,15 @@ pub(crate) unsafe extern "C" fn dealloc_pd(pd: *mut abi::Pd) -> c_int {
     })
 }
 
-/// `alloc_parent_domain`. The program's own allocators would be for queues of hardware: they are not called.
+/// `alloc_parent_domain`. The program's own allocators are for queues of hardware: they are not called.
 pub(crate) unsafe extern "C" fn alloc_parent_domain(
     context: *mut abi::Context,
     attr: *const ParentDomainInitAttr,
 ) -> *mut abi::Pd {
-    /// Allocators, and what they are called with.
+    /// Allocators, and their argument.
     const KNOWN: u32 = 0b11;
     pointer(|| {
-        // SAFETY: what the program gives; nothing of it is destroyed now.
+        // SAFETY: the program passes valid arguments, and destroys none of them now.
         let (owner, attr) = unsafe {
             let owner = look::<Context, _>(context)?;
             (owner, attr.as_ref().ok_or(Errno::INVAL)?)
@@ -154,7 +154,7 @@ pub(crate) unsafe extern "C" fn alloc_td(
     comp_mask: *const u32,
 ) -> *mut abi::Td {
     pointer(|| {
-        // SAFETY: what the program gives.
+        // SAFETY: the program passes valid arguments.
         let (owner, mask) = unsafe { (look::<Context, _>(context)?, comp_mask.as_ref()) };
         if mask.is_none_or(|mask| *mask != 0) {
             return Err(Errno::INVAL);

@@ -24,7 +24,7 @@ pub(crate) struct Mr {
 }
 
 struct Inner {
-    /// `None` after a registration anew that has lost it.
+    /// `None` after a reregistration that has lost it.
     mr: Option<verbs_core::Mr>,
     pd: Held<Pd>,
 }
@@ -43,7 +43,7 @@ unsafe impl Object for Mr {
     }
 }
 
-/// The rights that a registration has. Nothing is pinned, so that every region may fault on its pages.
+/// The rights of a registration. Nothing is pinned, so every region may fault on its pages.
 fn rights(access: c_uint) -> Access {
     Access::from_bits_retain(access).difference(Access::ON_DEMAND)
 }
@@ -51,7 +51,7 @@ fn rights(access: c_uint) -> Access {
 /// The program's memory.
 ///
 /// # Safety
-/// It is the program's to have read and written by whom it gives the keys to, until it deregisters it.
+/// The program permits every holder of the keys to read and write it, until it deregisters it.
 unsafe fn memory(addr: *mut c_void, length: usize) -> Result<Memory, Errno> {
     if addr.addr().checked_add(length).is_none() {
         return Err(Errno::INVAL);
@@ -59,7 +59,7 @@ unsafe fn memory(addr: *mut c_void, length: usize) -> Result<Memory, Errno> {
     let Some(start) = NonNull::new(addr.cast::<u8>()) else {
         return match length {
             0 => Ok(Memory::alloc(0)?),
-            // A region over all memory, which only devices with page tables of their own have.
+            // A region over all memory, which only devices with page tables of their own support.
             usize::MAX => Err(Errno::NOTSUP),
             _ => Err(Errno(libc::EFAULT)),
         };
@@ -67,15 +67,15 @@ unsafe fn memory(addr: *mut c_void, length: usize) -> Result<Memory, Errno> {
     if length > 0 {
         let page = addr.wrapping_byte_sub(addr.addr() % PAGE);
         let whole = length + addr.addr() % PAGE;
-        // SAFETY: it only asks whether all pages are mapped.
+        // SAFETY: it only checks whether all pages are mapped.
         let mapped = unsafe { msync(page, whole, MsyncFlags::ASYNC) };
         mapped.map_err(|_| Errno(libc::EFAULT))?;
     }
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     Ok(unsafe { Memory::foreign(start, length, Box::new(())) })
 }
 
-/// Registers memory that may be the program's or ours.
+/// Registers memory of the program or of this library.
 pub(super) fn register(
     shown_pd: *mut abi::Pd,
     pd: &Pd,
@@ -117,7 +117,7 @@ pub(crate) unsafe extern "C" fn reg_mr(
     length: usize,
     access: c_int,
 ) -> *mut abi::Mr {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe { reg_mr_iova2(pd, addr, length, addr.addr() as u64, access.cast_unsigned()) }
 }
 
@@ -129,11 +129,11 @@ pub(crate) unsafe extern "C" fn reg_mr_iova(
     iova: u64,
     access: c_int,
 ) -> *mut abi::Mr {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe { reg_mr_iova2(pd, addr, length, iova, access.cast_unsigned()) }
 }
 
-/// `ibv_reg_mr_iova2`, whose flags may have optional ones among them.
+/// `ibv_reg_mr_iova2`, whose flags may include optional ones.
 pub(crate) unsafe extern "C" fn reg_mr_iova2(
     pd: *mut abi::Pd,
     addr: *mut c_void,
@@ -146,7 +146,7 @@ pub(crate) unsafe extern "C" fn reg_mr_iova2(
         let owner = unsafe { look::<Pd, _>(pd) }?;
         let access = rights(access);
         access.check()?;
-        // SAFETY: that is what it registers it for.
+        // SAFETY: the program registers it for that purpose.
         let memory = unsafe { memory(addr, length) }?;
         register(pd, owner, memory, (addr, iova), access)
     })
@@ -188,7 +188,7 @@ pub(crate) unsafe extern "C" fn dereg_mr(mr: *mut abi::Mr) -> c_int {
     })
 }
 
-/// What `ibv_rereg_mr` changes.
+/// The flags and the error codes of `ibv_rereg_mr`.
 mod rereg {
     use std::ffi::c_int;
 
@@ -213,7 +213,7 @@ pub(crate) unsafe extern "C" fn rereg_mr(
     number(|| {
         let known = rereg::TRANSLATION | rereg::PD | rereg::ACCESS;
         let has = |bit| flags & bit != 0;
-        // SAFETY: the program destroys none of them now, and registers the memory for whom it gives the keys to.
+        // SAFETY: the program destroys none of them now, and registers the memory for every holder of the keys.
         let asked = unsafe {
             look::<Mr, _>(mr).and_then(|mr| {
                 let new_pd = has(rereg::PD).then(|| look::<Pd, _>(pd)).transpose()?;
@@ -234,7 +234,7 @@ pub(crate) unsafe extern "C" fn rereg_mr(
             return Ok(rereg::ERR_CMD);
         }
         if has(rereg::TRANSLATION) {
-            // SAFETY: the program waits for this call before it looks.
+            // SAFETY: the program waits for this call before it reads it.
             unsafe { (*mr.shown.get()).addr = addr };
         }
         Ok(0)
@@ -242,7 +242,7 @@ pub(crate) unsafe extern "C" fn rereg_mr(
 }
 
 impl Mr {
-    /// Changes what is named, and keeps the keys.
+    /// Changes the named attributes, and keeps the keys.
     fn register_again(
         &self,
         pd: Option<(&Pd, *mut abi::Pd)>,
@@ -283,8 +283,8 @@ impl Mr {
     }
 }
 
-/// `advise_mr`: the pages of a software HCA's regions are there when it touches them. Only what the advice is about
-/// is checked.
+/// `advise_mr`: a software HCA needs no advice, because its pages are present when it accesses them. Only the arguments
+/// are checked.
 pub(crate) unsafe extern "C" fn advise_mr(
     pd: *mut abi::Pd,
     advice: c_uint,

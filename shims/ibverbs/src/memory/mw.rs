@@ -19,7 +19,7 @@ pub(crate) struct Mw {
     users: Users,
 }
 
-// SAFETY: the key in the C structure changes in the calls that bind it, which a program makes one by one.
+// SAFETY: the key in the C structure changes in the calls that bind it, which a program makes one at a time.
 unsafe impl Send for Mw {}
 // SAFETY: as above.
 unsafe impl Sync for Mw {}
@@ -34,7 +34,7 @@ unsafe impl Object for Mw {
 }
 
 impl Mw {
-    /// Its key now.
+    /// Its current key.
     pub(crate) fn rkey(&self) -> RKey {
         // SAFETY: see `Sync`.
         RKey::new(unsafe { (*self.shown.get()).rkey })
@@ -81,7 +81,7 @@ pub(crate) unsafe extern "C" fn dealloc_mw(mw: *mut abi::Mw) -> c_int {
         // SAFETY: the program does not use it now.
         unsafe {
             end::<Mw, _>(mw, |Mw { inner, .. }| {
-                // It is never in use, and a device that is gone has no windows.
+                // It is never in use, and a device that has been removed has no windows.
                 let _ = inner.dealloc().wait();
                 Ending::Over
             })

@@ -1,4 +1,4 @@
-//! Modifying and asking queue pairs.
+//! Modifying and querying queue pairs.
 
 use std::ffi::c_int;
 
@@ -9,26 +9,19 @@ use super::pair::Qp;
 use crate::call::{Errno, code};
 use crate::live::look;
 
-/// `IBV_MIG_MIGRATED`: the only path is the one in use.
-const MIG_MIGRATED: u32 = 0;
-
-/// What the program's structure changes.
+/// The changes in the program's structure.
 fn change_of(attr: &QpAttr, named: QpAttrMask) -> Result<verbs_core::QpAttr, Errno> {
-    const REFUSED: QpAttrMask = QpAttrMask::ALT_PATH
-        .union(QpAttrMask::CAP)
-        .union(QpAttrMask::RATE_LIMIT);
+    const REFUSED: QpAttrMask = QpAttrMask::CAP.union(QpAttrMask::RATE_LIMIT);
     if named.intersects(REFUSED) || named.bits() >> 21 != 0 {
         return Err(Errno::INVAL);
     }
-    if named.contains(QpAttrMask::PATH_MIG_STATE) && attr.path_mig_state != MIG_MIGRATED {
-        return Err(Errno::INVAL);
-    }
     let mut change = attr_of(attr, named);
-    // Numbers that stand for nothing.
+    // Numbers without a meaning.
     let lost = [
         (QpAttrMask::STATE, change.state.is_none()),
         (QpAttrMask::CUR_STATE, change.cur_state.is_none()),
         (QpAttrMask::PATH_MTU, change.path_mtu.is_none()),
+        (QpAttrMask::PATH_MIG_STATE, change.path_mig_state.is_none()),
     ];
     if lost
         .iter()
@@ -36,9 +29,11 @@ fn change_of(attr: &QpAttr, named: QpAttrMask) -> Result<verbs_core::QpAttr, Err
     {
         return Err(Errno::INVAL);
     }
+    // Nothing is pinned, and nothing outlives power: as with other devices, a queue pair that lets its peers flush to
+    // persistent memory lets them flush to no region, as none has that right.
     change.access = change
         .access
-        .map(|access| access.difference(Access::ON_DEMAND));
+        .map(|access| access.difference(Access::ON_DEMAND | Access::FLUSH_PERSISTENT));
     Ok(change)
 }
 
@@ -49,10 +44,10 @@ pub(crate) unsafe extern "C" fn modify_qp(
     named: c_int,
 ) -> c_int {
     code(|| {
-        // SAFETY: what the program gives, not destroyed now.
+        // SAFETY: the program passes valid arguments, and destroys none of them now.
         let (owner, attr) = unsafe { (look::<Qp, _>(qp)?, attr.as_ref().ok_or(Errno::INVAL)?) };
         let mut named = QpAttrMask::from_bits_retain(named.cast_unsigned());
-        // One end of an extended connection asks, the other answers; perftest tells both how to do both.
+        // One end of an extended connection sends requests, the other answers; perftest configures both for both.
         named -= match owner.qp_type() {
             QpType::XrcSend => QpAttrMask::MIN_RNR_TIMER | QpAttrMask::MAX_DEST_RD_ATOMIC,
             QpType::XrcRecv => {
@@ -60,7 +55,19 @@ pub(crate) unsafe extern "C" fn modify_qp(
             }
             _ => QpAttrMask::empty(),
         };
-        // SAFETY: a program makes these calls one by one.
+        if named == QpAttrMask::CAP {
+            // A change of depth has to be the only one: it is made or refused as a whole.
+            let (send, recv) = (attr.cap.max_send_wr, attr.cap.max_recv_wr);
+            let resize = owner.control.resize().send(send);
+            let has_receives = owner.control.target().cap().max_recv_wr != 0;
+            let resize = if has_receives {
+                resize.recv(recv)
+            } else {
+                resize
+            };
+            return Ok(resize.wait().map(drop)?);
+        }
+        // SAFETY: a program makes these calls one at a time.
         unsafe { apply(owner, change_of(attr, named)?) }
     })
 }
@@ -70,7 +77,7 @@ pub(crate) unsafe extern "C" fn modify_qp(
 /// # Safety
 /// The program does not destroy it now, and makes no other call that changes it.
 pub(crate) unsafe fn modify(qp: *mut abi::Qp, change: verbs_core::QpAttr) -> Result<(), Errno> {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe { apply(look::<Qp, _>(qp)?, change) }
 }
 
@@ -88,7 +95,7 @@ unsafe fn apply(owner: &Qp, change: verbs_core::QpAttr) -> Result<(), Errno> {
     Ok(())
 }
 
-/// `ibv_query_qp`. All attributes are told, whatever is asked for.
+/// `ibv_query_qp`. All attributes are reported, whatever is requested.
 pub(crate) unsafe extern "C" fn query_qp(
     qp: *mut abi::Qp,
     attr: *mut QpAttr,
@@ -99,7 +106,7 @@ pub(crate) unsafe extern "C" fn query_qp(
         // SAFETY: the program does not destroy it now.
         let owner = unsafe { look::<Qp, _>(qp) }?;
         let info = owner.control.query().wait()?;
-        // SAFETY: a program makes these calls one by one; where it wants the answers.
+        // SAFETY: a program makes these calls one at a time, and passes the places for the answers.
         unsafe {
             let shown = &mut (*owner.shown.get()).qp;
             shown.state = info.state as u32;
@@ -126,17 +133,16 @@ fn shown_attr(info: &verbs_core::QpInfo) -> QpAttr {
     QpAttr {
         qp_state: info.state as u32,
         cur_qp_state: info.state as u32,
-        path_mig_state: MIG_MIGRATED,
         cap: info.cap.into(),
         sq_draining: u8::from(info.sq_draining),
         ..attr
     }
 }
 
-/// `ibv_query_ece`: there are no enhancements to agree on.
+/// `ibv_query_ece`: there are no enhancements to negotiate.
 pub(crate) unsafe extern "C" fn query_ece(qp: *mut abi::Qp, ece: *mut Ece) -> c_int {
     code(|| {
-        // SAFETY: the program does not destroy it now; where it wants the answer.
+        // SAFETY: the program does not destroy it now, and passes the place for the answer.
         unsafe {
             look::<Qp, _>(qp)?;
             ece.write(Ece {
@@ -149,10 +155,10 @@ pub(crate) unsafe extern "C" fn query_ece(qp: *mut abi::Qp, ece: *mut Ece) -> c_
     })
 }
 
-/// `ibv_set_ece`: a peer's enhancements are refused, and none agreed to.
+/// `ibv_set_ece`: a peer's enhancements are refused, and none are agreed on.
 pub(crate) unsafe extern "C" fn set_ece(qp: *mut abi::Qp, ece: *const Ece) -> c_int {
     code(|| {
-        // SAFETY: the program does not destroy it now, and gives the other.
+        // SAFETY: the program does not destroy it now, and passes valid enhancements.
         let ece = unsafe {
             look::<Qp, _>(qp)?;
             ece.as_ref().ok_or(Errno::INVAL)?
@@ -165,7 +171,7 @@ pub(crate) unsafe extern "C" fn set_ece(qp: *mut abi::Qp, ece: *const Ece) -> c_
     })
 }
 
-/// `ibv_query_qp_data_in_order`: bytes of a message may be seen in any order before its completion.
+/// `ibv_query_qp_data_in_order`: bytes of a message may become visible in any order before its completion.
 pub(crate) unsafe extern "C" fn query_qp_data_in_order(
     _qp: *mut abi::Qp,
     _opcode: u32,

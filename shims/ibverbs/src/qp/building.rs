@@ -1,4 +1,4 @@
-//! Work requests on their way from calls to the device.
+//! Work requests that calls build up before they are posted.
 
 use std::cell::UnsafeCell;
 use std::ops::Range;
@@ -15,10 +15,11 @@ use crate::call::Errno;
 use crate::live::look;
 use crate::memory::Mw;
 
-/// Work requests that go to the device together.
+/// Work requests that are posted together.
 const AT_A_TIME: usize = 16;
 
-/// What a program builds, under a lock from start to end. The lists stay, so that no message allocates.
+/// The work requests that a program builds, under a lock from start to end. The lists are kept, so that no message
+/// allocates.
 pub(super) struct Building {
     pub(super) lock: RawMutex,
     pub(super) built: UnsafeCell<Built>,
@@ -30,7 +31,7 @@ pub(super) struct Built {
     pub(super) wrs: Vec<One>,
     pub(super) sges: Vec<Sge>,
     pub(super) inline: Vec<u8>,
-    /// The first thing that was wrong; nothing is posted then.
+    /// The first error, if any; then nothing is posted.
     pub(super) wrong: Option<Errno>,
 }
 
@@ -118,7 +119,7 @@ impl Built {
         }
     }
 
-    /// The one that is being built. A program that sets data before it has begun one has done wrong.
+    /// The one that is being built. A program that sets data before it has begun one makes an error.
     pub(super) fn last(&mut self) -> Option<&mut One> {
         if self.wrs.is_empty() {
             self.wrong.get_or_insert(Errno::INVAL);

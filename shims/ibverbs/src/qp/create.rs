@@ -19,7 +19,7 @@ use crate::memory::Pd;
 use crate::srq::Srq;
 use crate::xrcd::Xrcd;
 
-/// What `comp_mask` of `ibv_qp_init_attr_ex` says.
+/// The bits of `comp_mask` of `ibv_qp_init_attr_ex`.
 mod mask {
     pub(super) const PD: u32 = 1;
     pub(super) const XRCD: u32 = 1 << 1;
@@ -45,10 +45,10 @@ fn type_of(number: u32) -> Result<QpType, Errno> {
     found.map(|(_, qp_type)| *qp_type).ok_or(Errno::NOTSUP)
 }
 
-/// `ibv_create_qp`. The sizes that the queues have got are written back.
+/// `ibv_create_qp`. The actual sizes of the queues are written back.
 pub(crate) unsafe extern "C" fn create_qp(pd: *mut abi::Pd, attr: *mut QpInitAttr) -> *mut abi::Qp {
     pointer(|| {
-        // SAFETY: what the program gives; nothing of it is destroyed now.
+        // SAFETY: the program passes valid arguments, and destroys none of them now.
         let (owner, attr) = unsafe { (look::<Pd, _>(pd)?, attr.as_mut().ok_or(Errno::INVAL)?) };
         let mut extended = QpInitAttrEx {
             qp_context: attr.qp_context,
@@ -81,7 +81,7 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
     attr: *mut QpInitAttrEx,
 ) -> *mut abi::Qp {
     pointer(|| {
-        // SAFETY: what the program gives; nothing of it is destroyed now.
+        // SAFETY: the program passes valid arguments, and destroys none of them now.
         unsafe {
             let owner = look::<Context, _>(context)?;
             create(owner, attr.as_mut().ok_or(Errno::INVAL)?)
@@ -90,7 +90,7 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
 }
 
 /// # Safety
-/// Nothing that is named is destroyed meanwhile.
+/// No named object is destroyed during the call.
 unsafe fn create(context: &Context, attr: &mut QpInitAttrEx) -> Result<*mut abi::Qp, Errno> {
     const KNOWN: u32 = mask::PD | mask::XRCD | mask::CREATE_FLAGS | mask::SEND_OPS_FLAGS;
     if attr.comp_mask & !KNOWN != 0 {
@@ -110,13 +110,13 @@ unsafe fn create(context: &Context, attr: &mut QpInitAttrEx) -> Result<*mut abi:
     };
     let qp_type = type_of(attr.qp_type)?;
     if qp_type == QpType::XrcRecv {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         return unsafe { create_target(context, attr) };
     }
     if attr.comp_mask & mask::PD == 0 {
         return Err(Errno::INVAL);
     }
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     let parents = unsafe { parents_of(attr, qp_type) }?;
     let (Some(pd), Some(send_cq)) = (&parents.pd, &parents.send_cq) else {
         return Err(Errno::INVAL);
@@ -143,11 +143,11 @@ unsafe fn create(context: &Context, attr: &mut QpInitAttrEx) -> Result<*mut abi:
     finish(context, qp, attr, parents, ex_ops)
 }
 
-/// Bytes that go inline in the place of one element of a list, as every driver has it: programs such as rdma_xclient
-/// post them without having asked.
+/// Bytes that may be inline in place of one element of a list, as with every driver: programs such as rdma_xclient post
+/// them without having requested any.
 const INLINE_PER_SGE: u32 = 16;
 
-/// The sizes that are asked for. A queue that is never used may be asked for with sizes of 0.
+/// The requested sizes. A queue that is never used may be requested with sizes of 0.
 fn cap_of(attr: &QpInitAttrEx, qp_type: QpType, max_inline: u32) -> verbs_core::QpCap {
     let given = attr
         .cap
@@ -184,7 +184,7 @@ fn shown_cap(cap: verbs_core::QpCap, parents: &Parents) -> abi::QpCap {
 /// # Safety
 /// As [`create`].
 unsafe fn parents_of(attr: &QpInitAttrEx, qp_type: QpType) -> Result<Parents, Errno> {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let cq = |cq: *mut abi::Cq| look::<Cq, _>(cq).map(Held::new);
         let recv_cq = match qp_type {
@@ -205,7 +205,7 @@ unsafe fn parents_of(attr: &QpInitAttrEx, qp_type: QpType) -> Result<Parents, Er
     }
 }
 
-/// A target of extended reliable connections, which belongs to a domain alone.
+/// A target of extended reliable connections, which belongs only to a domain.
 ///
 /// # Safety
 /// As [`create`].
@@ -213,7 +213,7 @@ unsafe fn create_target(context: &Context, attr: &mut QpInitAttrEx) -> Result<*m
     if attr.comp_mask & mask::XRCD == 0 {
         return Err(Errno::INVAL);
     }
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     let xrcd = Held::new(unsafe { look::<Xrcd, _>(attr.xrcd) }?);
     let qp = xrcd.domain().create_target_qp().wait()?;
     let parents = Parents {
@@ -228,12 +228,12 @@ pub(crate) unsafe extern "C" fn open_qp(
     context: *mut abi::Context,
     attr: *const QpOpenAttr,
 ) -> *mut abi::Qp {
-    /// The number, the domain and the type have to be there; a context may be.
+    /// The number, the domain and the type are required; a context is optional.
     const NEEDED: u32 = 0b1011;
     const KNOWN: u32 = 0b1111;
     const CONTEXT: u32 = 1 << 2;
     pointer(|| {
-        // SAFETY: what the program gives; nothing of it is destroyed now.
+        // SAFETY: the program passes valid arguments, and destroys none of them now.
         let (owner, attr) = unsafe {
             let owner = look::<Context, _>(context)?;
             (owner, attr.as_ref().ok_or(Errno::INVAL)?)
@@ -324,6 +324,7 @@ fn publish_qp(
         context: Held::new(context),
         watched: context.events.watch(id, place.as_ptr().expose_provenance()),
         attachments: Mutex::default(),
+        stream: Mutex::default(),
         sq_sig_all,
         parents,
         users: Users::default(),
@@ -334,7 +335,7 @@ fn publish_qp(
 /// `ibv_destroy_qp`: `EBUSY` while it is in multicast groups. Waits until the program has acknowledged its events.
 pub(crate) unsafe extern "C" fn destroy_qp(qp: *mut abi::Qp) -> c_int {
     code(|| {
-        // SAFETY: the program does not use it now, but to acknowledge events.
+        // SAFETY: the program does not use it now, except to acknowledge events.
         unsafe {
             let ending = look::<Qp, _>(qp)?;
             if !ending.attachments.lock().is_empty() {
@@ -344,7 +345,10 @@ pub(crate) unsafe extern "C" fn destroy_qp(qp: *mut abi::Qp) -> c_int {
             end::<Qp, _>(qp, |qp| {
                 let (control, parents, context) = (qp.control, qp.parents, qp.context);
                 let qpn = control.qpn();
-                // Without attachments it is refused only by a device that is gone, which has no queue pairs.
+                if let Some(stream) = qp.stream.into_inner() {
+                    stream.end();
+                }
+                // Without attachments it is refused only by a device that has been removed, which has no queue pairs.
                 let _ = control.destroy().wait();
                 for cq in [&parents.send_cq, &parents.recv_cq].into_iter().flatten() {
                     cq.forget(qpn);

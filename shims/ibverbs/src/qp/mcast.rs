@@ -12,21 +12,21 @@ use crate::live::look;
 /// The queue pair and the group that a call names.
 ///
 /// # Safety
-/// What the program gives, not destroyed now.
+/// The program passes valid arguments, and destroys none of them now.
 unsafe fn named<'a>(qp: *mut abi::Qp, gid: *const [u64; 2]) -> Result<(&'a Qp, Gid), Errno> {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     let (qp, gid) = unsafe { (look::<Qp, _>(qp)?, gid.as_ref().ok_or(Errno::INVAL)?) };
     Ok((qp, abi::gid_of(*gid)))
 }
 
-/// `ibv_attach_mcast`. The same group twice is one attachment, as in the kernel.
+/// `ibv_attach_mcast`. Attaching to the same group twice is one attachment, as in the kernel.
 pub(crate) unsafe extern "C" fn attach_mcast(
     qp: *mut abi::Qp,
     gid: *const [u64; 2],
     lid: u16,
 ) -> c_int {
     code(|| {
-        // SAFETY: what the program gives, not destroyed now.
+        // SAFETY: the program passes valid arguments, and destroys none of them now.
         let (qp, mgid) = unsafe { named(qp, gid) }?;
         let mut attachments = qp.attachments.lock();
         if attachments
@@ -52,7 +52,7 @@ pub(crate) unsafe extern "C" fn detach_mcast(
     lid: u16,
 ) -> c_int {
     code(|| {
-        // SAFETY: what the program gives, not destroyed now.
+        // SAFETY: the program passes valid arguments, and destroys none of them now.
         let (qp, mgid) = unsafe { named(qp, gid) }?;
         let mut attachments = qp.attachments.lock();
         let place = attachments
@@ -60,7 +60,7 @@ pub(crate) unsafe extern "C" fn detach_mcast(
             .position(|one| (one.mgid, one.mlid) == (mgid, lid))
             .ok_or(Errno::INVAL)?;
         let Attachment { mcast, .. } = attachments.swap_remove(place);
-        // It cannot be in use, and a device that is gone has no groups.
+        // It cannot be in use, and a device that has been removed has no groups.
         let _ = mcast.detach().wait();
         Ok(())
     })

@@ -6,6 +6,7 @@ mod create;
 mod mcast;
 mod pair;
 mod post;
+mod stream;
 mod wr;
 
 pub(crate) use self::attr::{
@@ -14,4 +15,5 @@ pub(crate) use self::attr::{
 pub(crate) use self::create::{create_qp, create_qp_ex, destroy_qp, open_qp};
 pub(crate) use self::mcast::{attach_mcast, detach_mcast};
 pub(crate) use self::post::{bind_mw, post_recv, post_send};
+pub(crate) use self::stream::{Stream, accept, connect, show_connected};
 pub(crate) use self::wr::qp_to_qp_ex;

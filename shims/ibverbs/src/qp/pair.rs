@@ -1,12 +1,14 @@
 //! A queue pair.
 
 use std::cell::UnsafeCell;
+use std::sync::Arc;
 
 use parking_lot::Mutex;
 use verbs_abi::QpEx;
 use verbs_core::{Gid, Mcast, QpType, RecvQueue, SendQueue, Shared};
 
 use super::building::Building;
+use super::stream::Stream;
 use crate::cq::Cq;
 use crate::device::Context;
 use crate::event::Watched;
@@ -21,31 +23,33 @@ pub(crate) struct Qp {
     pub(super) shown: UnsafeCell<QpEx>,
     pub(super) send: Shared<SendQueue>,
     pub(super) recv: Shared<RecvQueue>,
-    /// Work requests between `wr_start` and `wr_complete`; `None` where the program did not ask for these calls.
+    /// Work requests between `wr_start` and `wr_complete`; `None` if the program did not request these calls.
     pub(super) building: Option<Box<Building>>,
     pub(super) control: verbs_core::Qp,
     pub(super) context: Held<Context>,
     /// Asynchronous events.
     pub(super) watched: Watched,
     pub(super) attachments: Mutex<Vec<Attachment>>,
+    /// Its connection, if the device has made it itself.
+    pub(super) stream: Mutex<Option<Arc<Stream>>>,
     pub(super) sq_sig_all: bool,
     pub(super) parents: Parents,
     pub(super) users: Users,
 }
 
-/// What a queue pair is made of.
+/// The objects that a queue pair is made from.
 #[derive(Default)]
 pub(super) struct Parents {
     pub(super) pd: Option<Held<Pd>>,
     pub(super) send_cq: Option<Held<Cq>>,
     pub(super) recv_cq: Option<Held<Cq>>,
     pub(super) srq: Option<Held<Srq>>,
-    /// A target's.
+    /// The domain of a target.
     pub(super) _xrcd: Option<Held<Xrcd>>,
 }
 
-// SAFETY: of the C structure, the state changes in calls about it that a program makes one by one; what builds work
-// requests is locked from `wr_start` to `wr_complete`.
+// SAFETY: in the C structure, the state changes in calls that concern it, which a program makes one at a time; the
+// builder of work requests is locked from `wr_start` to `wr_complete`.
 unsafe impl Send for Qp {}
 // SAFETY: as above.
 unsafe impl Sync for Qp {}
@@ -67,7 +71,7 @@ pub(super) struct Attachment {
 }
 
 impl Qp {
-    /// Its completions that were not polled are gone.
+    /// Drops its completions that were not polled.
     pub(super) fn forget_completions(&self) {
         for cq in [&self.parents.send_cq, &self.parents.recv_cq]
             .into_iter()

@@ -1,12 +1,13 @@
 //! Work requests that are built by calls: `ibv_wr_start`, one call for the operation, others for its address and its
-//! data, and `ibv_wr_complete`, which posts all that were built.
+//! data, and `ibv_wr_complete`, which posts all of them.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 
 use parking_lot::lock_api::RawMutex as _;
 use verbs_abi::{self as abi, Ah, DataBuf, MwBindInfo, QpEx, QpExOps};
-use verbs_core::{Access, LKey, QpType, RKey, Remote, SendFlags, SendOp, Sge, Srqn};
+use verbs_core::wr::Placement;
+use verbs_core::{Access, FlushRange, LKey, QpType, RKey, Remote, SendFlags, SendOp, Sge, Srqn};
 
 use super::building::{Building, Built, Data, One, To};
 use super::pair::Qp;
@@ -15,7 +16,7 @@ use crate::call::{Errno, caught, set_errno};
 use crate::live::look;
 use crate::recv::bytes;
 
-/// `ibv_qp_create_send_ops_flags`, and which types of queue pair have the operation (IBTA vol. 1, table 48).
+/// `ibv_qp_create_send_ops_flags`, and the types of queue pair that have the operation (IBTA vol. 1, table 48).
 pub(super) mod send_ops {
     use verbs_core::QpType;
 
@@ -29,13 +30,14 @@ pub(super) mod send_ops {
     pub(super) const LOCAL_INV: u64 = 1 << 7;
     pub(super) const BIND_MW: u64 = 1 << 8;
     pub(super) const SEND_WITH_INV: u64 = 1 << 9;
+    pub(super) const FLUSH: u64 = 1 << 11;
     pub(in crate::qp) const ATOMIC_WRITE: u64 = 1 << 12;
 
     const DATAGRAM: u64 = SEND | SEND_WITH_IMM;
     const UNRELIABLE: u64 =
         DATAGRAM | RDMA_WRITE | RDMA_WRITE_WITH_IMM | BIND_MW | LOCAL_INV | SEND_WITH_INV;
     const RELIABLE: u64 =
-        UNRELIABLE | RDMA_READ | ATOMIC_CMP_AND_SWP | ATOMIC_FETCH_AND_ADD | ATOMIC_WRITE;
+        UNRELIABLE | RDMA_READ | ATOMIC_CMP_AND_SWP | ATOMIC_FETCH_AND_ADD | FLUSH | ATOMIC_WRITE;
 
     pub(super) const fn of(qp_type: QpType) -> u64 {
         match qp_type {
@@ -47,7 +49,7 @@ pub(super) mod send_ops {
     }
 }
 
-/// The functions for a queue pair of that type that is to have these operations.
+/// The functions for a queue pair of that type with these operations.
 pub(super) fn ops(qp_type: QpType, wanted: u64) -> Result<QpExOps, Errno> {
     if wanted & !send_ops::of(qp_type) != 0 {
         return Err(Errno::NOTSUP);
@@ -81,6 +83,7 @@ pub(super) fn ops(qp_type: QpType, wanted: u64) -> Result<QpExOps, Errno> {
         wr_bind_mw: BIND_MW,
         wr_send_inv: SEND_WITH_INV,
         wr_atomic_write: ATOMIC_WRITE,
+        wr_flush: FLUSH,
     })
 }
 
@@ -98,12 +101,12 @@ pub(crate) unsafe extern "C" fn qp_to_qp_ex(qp: *mut abi::Qp) -> *mut QpEx {
     }
 }
 
-/// The queue pair and what is being built on it.
+/// The queue pair and the work requests that are being built on it.
 ///
 /// # Safety
 /// A queue pair that has these functions, between start and end, on the thread that has started.
 unsafe fn building<'a>(qp: *mut QpEx) -> (&'a Qp, &'a Building, &'a mut Built) {
-    // SAFETY: the caller's; these functions are only there where something is built.
+    // SAFETY: guaranteed by the caller; only queue pairs with a builder have these functions.
     unsafe {
         let owner = &*qp.cast::<Qp>();
         let Some(building) = &owner.building else {
@@ -114,7 +117,7 @@ unsafe fn building<'a>(qp: *mut QpEx) -> (&'a Qp, &'a Building, &'a mut Built) {
 }
 
 unsafe extern "C" fn wr_start(qp: *mut QpEx) {
-    // SAFETY: of a queue pair that the program does not destroy now.
+    // SAFETY: a queue pair that the program does not destroy now.
     unsafe {
         let owner = &*qp.cast::<Qp>();
         if let Some(building) = &owner.building {
@@ -143,7 +146,7 @@ unsafe extern "C" fn wr_complete(qp: *mut QpEx) -> c_int {
 /// # Safety
 /// As [`building`].
 unsafe fn begin<'a>(qp: *mut QpEx, op: SendOp) -> (&'a Building, &'a mut Built) {
-    // SAFETY: the caller's; the program has set the fields before.
+    // SAFETY: guaranteed by the caller; the program has set the fields before.
     let ((_, building, built), wr_id, flags) =
         unsafe { (building(qp), (*qp).wr_id, (*qp).wr_flags) };
     let end = built.sges.len();
@@ -188,12 +191,41 @@ begins! {
     wr_atomic_fetch_add(rkey: u32, addr: u64, add: u64) => SendOp::FetchAdd { remote: remote(rkey, addr), add };
 }
 
-/// The 8 bytes are copied now.
+/// `wr_atomic_write`: the 8 bytes are copied now.
 unsafe extern "C" fn wr_atomic_write(qp: *mut QpEx, rkey: u32, addr: u64, value: *const c_void) {
-    // SAFETY: after wr_start on this thread; 8 bytes are the program's.
+    // SAFETY: after wr_start on this thread; the program passes 8 bytes.
     unsafe {
         let (_, built) = begin(qp, SendOp::AtomicWrite(remote(rkey, addr)));
         built.inline([bytes(value, 8)], 8);
+    }
+}
+
+/// The types are `ibv_placement_type`, the levels `ibv_selectivity_level`.
+unsafe extern "C" fn wr_flush(
+    qp: *mut QpEx,
+    rkey: u32,
+    addr: u64,
+    len: usize,
+    placement: u8,
+    level: u8,
+) {
+    const RANGE: u8 = 0;
+    const MR: u8 = 1;
+    let len = match level {
+        RANGE => u32::try_from(len).map(Some).map_err(|_| Errno::INVAL),
+        MR => Ok(None),
+        _ => Err(Errno::INVAL),
+    };
+    let wanted = Placement::from_bits(placement).ok_or(Errno::INVAL);
+    let op = SendOp::Flush(FlushRange {
+        remote: remote(rkey, addr),
+        len: len.unwrap_or_default(),
+        placement: wanted.unwrap_or_default(),
+    });
+    // SAFETY: after wr_start on this thread.
+    let (_, built) = unsafe { begin(qp, op) };
+    if let Some(errno) = len.err().or(wanted.err()) {
+        built.wrong.get_or_insert(errno);
     }
 }
 
@@ -255,18 +287,25 @@ unsafe extern "C" fn wr_set_sge(qp: *mut QpEx, lkey: u32, addr: u64, len: u32) {
 }
 
 unsafe extern "C" fn wr_set_sge_list(qp: *mut QpEx, count: usize, list: *const abi::Sge) {
-    // SAFETY: after wr_start on this thread; that many entries are the program's, laid out as ours are.
+    // SAFETY: after wr_start on this thread; the program passes that many entries, laid out like this library's.
     unsafe {
-        let list = match count {
-            0 => &[],
-            count => std::slice::from_raw_parts(list.cast::<Sge>(), count),
-        };
-        building(qp).2.gather(list);
+        let one = building(qp).2;
+        match count {
+            0 => one.gather(&[]),
+            count if list.is_aligned() => {
+                one.gather(std::slice::from_raw_parts(list.cast::<Sge>(), count));
+            }
+            count => {
+                let list = list.cast::<Sge>();
+                let pieces: Vec<_> = (0..count).map(|n| list.add(n).read_unaligned()).collect();
+                one.gather(&pieces);
+            }
+        }
     }
 }
 
 unsafe extern "C" fn wr_set_inline_data(qp: *mut QpEx, addr: *const c_void, length: usize) {
-    // SAFETY: after wr_start on this thread; the bytes are the program's.
+    // SAFETY: after wr_start on this thread; the program passes the bytes.
     unsafe {
         let (_, building, built) = building(qp);
         built.inline([bytes(addr, length)], building.inline_max);
@@ -274,11 +313,11 @@ unsafe extern "C" fn wr_set_inline_data(qp: *mut QpEx, addr: *const c_void, leng
 }
 
 unsafe extern "C" fn wr_set_inline_data_list(qp: *mut QpEx, count: usize, list: *const DataBuf) {
-    // SAFETY: after wr_start on this thread; that many buffers are the program's.
+    // SAFETY: after wr_start on this thread; the program passes that many buffers.
     unsafe {
         let (_, building, built) = building(qp);
         let pieces = (0..count).map(|n| {
-            let buffer = &*list.add(n);
+            let buffer = list.add(n).read_unaligned();
             bytes(buffer.addr, buffer.length)
         });
         built.inline(pieces, building.inline_max);

@@ -1,52 +1,73 @@
-//! Addresses of ids: binding, and finding the way to a peer.
+//! Addresses of ids: binding, and resolving a peer's address.
 
 use std::ffi::c_int;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
 
 use verbs_abi::rdmacm::{CmId, event};
+use verbs_abi::{AhAttr, shown_av};
 use verbs_cm::Route;
-use verbs_core::Gid;
+use verbs_cm::resolver::Host;
+use verbs_cm::sa::{PathQuery, SaError};
+use verbs_core::mad::Retry;
+use verbs_core::{Av, Gid, LinkLayer};
 
 use super::endpoint::{Role, Told, What};
 use super::id::Id;
-use super::manager::manager;
+use super::manager::{Manager, manager};
 use super::sockaddr::{from_c, path_of};
+use super::streams;
 use super::taken::complete;
 use crate::call::{Errno, explain, number};
 use crate::device;
 use crate::live::look;
 
+/// How often the administrator is asked again within the program's time.
+const ASKS_AGAIN: u32 = 3;
+
 /// `rdma_bind_addr`.
 pub(crate) unsafe extern "C" fn bind_addr(id: *mut CmId, addr: *mut libc::sockaddr) -> c_int {
     number(|| {
-        // SAFETY: what the program gives; it does not destroy the id now.
+        // SAFETY: the program passes valid arguments, and does not destroy the id now.
         let (id, addr) = unsafe { (look::<Id, _>(id)?, from_c(addr)?) };
         bind_as_named(id, addr)?;
         Ok(0)
     })
 }
 
-/// Binds an id to the address that the program names. One that names an address, or serves on all of them, has its device
-/// there, if it has none yet and the environment does not say where.
+/// Binds an id to the address that the program names. If the program names an address, or serves on all of them, that
+/// is where the device is made, if it is not made yet and the environment names no address.
 pub(super) fn bind_as_named(id: &Id, addr: SocketAddr) -> Result<(), Errno> {
-    let ip = addr.ip().to_canonical();
+    prefer(addr.ip().to_canonical());
+    bind(id, addr)
+}
+
+fn prefer(ip: IpAddr) {
     device::prefer(match ip.is_unspecified() {
         true => Ipv4Addr::LOCALHOST.into(),
         false => ip,
     });
-    bind(id, addr)
 }
 
-/// Binds an id that is not bound. A wildcard's device is known when a request comes.
+/// Binds an id that is not bound. A wildcard's device is known when a request arrives.
 ///
-/// All of 127.0.0.0/8 is this host, so an id may be bound to any address of it; whether the device has that very address
-/// matters to a listener only.
+/// All of 127.0.0.0/8 is this host, so an id may be bound to any address of it; only for a listener does it matter
+/// whether the device has that very address.
 pub(super) fn bind(id: &Id, addr: SocketAddr) -> Result<(), Errno> {
-    if id.endpoint.state.lock().binding.is_some() {
+    if id.endpoint.is_bound() {
         return Err(Errno::INVAL);
     }
     let ip = addr.ip().to_canonical();
     let manager = manager()?;
+    if let Some(binder) = manager.binder() {
+        streams::bind(id, binder, addr)?;
+        if !ip.is_unspecified() {
+            id.on_device(&manager);
+        }
+        id.show_addresses();
+        return Ok(());
+    }
     let own = manager.addresses();
     let is_this_host = ip.is_loopback();
     if !ip.is_unspecified() && !is_this_host {
@@ -56,9 +77,9 @@ pub(super) fn bind(id: &Id, addr: SocketAddr) -> Result<(), Errno> {
     let bound = manager.with(|inner, _| {
         let mut state = id.endpoint.state.lock();
         let shares = state.options.reuse_address;
-        let binding = inner
-            .ports
-            .bind(id.space, SocketAddr::new(ip, addr.port()), shares)?;
+        let family_only = state.options.is_family_only(addr.ip());
+        let named = SocketAddr::new(ip, addr.port());
+        let binding = inner.ports.bind(id.space, named, shares, family_only)?;
         let mut local = addr;
         local.set_port(binding.port);
         state.local = Some(local);
@@ -66,14 +87,51 @@ pub(super) fn bind(id: &Id, addr: SocketAddr) -> Result<(), Errno> {
         Some(())
     });
     bound.ok_or(Errno(libc::EADDRINUSE))?;
-    if !ip.is_unspecified() {
+    if !stands_for_any(&own, ip) {
         id.on_device(&manager);
     }
     id.show_addresses();
     Ok(())
 }
 
-/// Whether the device has that address; `say` says why not.
+/// Whether it stands for every address of the device: a wildcard, or, as in Linux, a loopback address where the device
+/// has none. An id that is bound to it has no device until it is connected.
+pub(super) fn stands_for_any(own: &[IpAddr], ip: IpAddr) -> bool {
+    ip.is_unspecified() || ip.is_loopback() && !own.iter().any(IpAddr::is_loopback)
+}
+
+/// The address of the device for a socket that a program binds to that one: the first one for a wildcard.
+pub(crate) fn own_address(named: IpAddr) -> Result<IpAddr, Errno> {
+    prefer(named);
+    let own = manager()?.addresses();
+    if !stands_for_any(&own, named) {
+        return check_own(&own, named, |why| explain(&why)).map(|()| named);
+    }
+    // A socket of IPv6 has the addresses of IPv4 too.
+    let of_family = |ip: &&IpAddr| named.is_ipv6() || ip.is_ipv4();
+    let first = own.iter().find(of_family).copied();
+    first.ok_or(Errno(libc::EADDRNOTAVAIL))
+}
+
+/// The address of the device from which that peer is reached.
+pub(crate) fn address_for(peer: IpAddr) -> Result<IpAddr, Errno> {
+    way(&manager()?.addresses(), peer.to_canonical()).map(|(local, _)| local)
+}
+
+/// The way of datagrams from an address of the device.
+pub(crate) fn datagram_way(local: IpAddr, remote: IpAddr) -> Result<AhAttr, Errno> {
+    let [local, remote] = [local, remote].map(|ip| Gid::from(ip.to_canonical()));
+    let route = Route::roce(&manager()?.port(), local, remote);
+    let route = route.ok_or(Errno(libc::EADDRNOTAVAIL))?;
+    Ok(shown_av(&route.av))
+}
+
+/// The longest datagram.
+pub(crate) fn datagram_max() -> Result<usize, Errno> {
+    Ok(manager()?.port().mtu.bytes() as usize)
+}
+
+/// Checks that the device has that address; `say` reports why not.
 pub(super) fn check_own(own: &[IpAddr], ip: IpAddr, say: impl Fn(&str)) -> Result<(), Errno> {
     if own.contains(&ip) {
         return Ok(());
@@ -86,7 +144,7 @@ pub(super) fn check_own(own: &[IpAddr], ip: IpAddr, say: impl Fn(&str)) -> Resul
     Err(Errno(libc::EADDRNOTAVAIL))
 }
 
-/// `rdma_resolve_addr`. The answer is there at once, whatever the timeout.
+/// `rdma_resolve_addr`. The answer is available at once, whatever the timeout.
 pub(crate) unsafe extern "C" fn resolve_addr(
     id: *mut CmId,
     src: *mut libc::sockaddr,
@@ -94,7 +152,7 @@ pub(crate) unsafe extern "C" fn resolve_addr(
     _timeout_ms: c_int,
 ) -> c_int {
     number(|| {
-        // SAFETY: what the program gives; it does not destroy the id now.
+        // SAFETY: the program passes valid arguments, and does not destroy the id now.
         let (id, dst) = unsafe { (look::<Id, _>(id)?, from_c(dst)?) };
         let src = match src.is_null() {
             true => None,
@@ -114,7 +172,7 @@ pub(super) fn resolve(id: &Id, src: Option<SocketAddr>, dst: SocketAddr) -> Resu
         }
     }
     let manager = manager()?;
-    let is_bound = id.endpoint.state.lock().binding.is_some();
+    let is_bound = id.endpoint.is_bound();
     match src {
         Some(src) if !is_bound => bind(id, src)?,
         _ if !is_bound => bind(id, any(dst))?,
@@ -150,15 +208,16 @@ fn any(addr: SocketAddr) -> SocketAddr {
     }
 }
 
-/// From which address of the device to which of the peer. A wildcard means this device, as for TCP.
+/// The address of the device and the address of the peer. A wildcard means this device, as for TCP; so does a loopback
+/// address where the device has none.
 fn way(own: &[IpAddr], remote: IpAddr) -> Result<(IpAddr, IpAddr), Errno> {
     let same_family = |ip: &&IpAddr| ip.is_ipv4() == remote.is_ipv4();
     let mut candidates = own.iter().filter(same_family);
     let first = *candidates.next().ok_or(Errno(libc::ENETUNREACH))?;
-    if remote.is_unspecified() {
+    if stands_for_any(own, remote) {
         return Ok((first, first));
     }
-    // Packets for this host alone leave from its own addresses only.
+    // Packets that stay on this host have only the host's own loopback addresses as source.
     if remote.is_loopback() && !own.contains(&remote) && !first.is_loopback() {
         return Err(Errno(libc::ENETUNREACH));
     }
@@ -166,17 +225,18 @@ fn way(own: &[IpAddr], remote: IpAddr) -> Result<(IpAddr, IpAddr), Errno> {
     Ok((local, remote))
 }
 
-/// `rdma_resolve_route`. RoCE has no routes to ask for, so the answer is there at once.
-pub(crate) unsafe extern "C" fn resolve_route(id: *mut CmId, _timeout_ms: c_int) -> c_int {
+/// `rdma_resolve_route`. RoCE has no routes to query, so the answer is available at once; on a subnet its administrator
+/// is asked.
+pub(crate) unsafe extern "C" fn resolve_route(id: *mut CmId, timeout_ms: c_int) -> c_int {
     number(|| {
         // SAFETY: the program does not destroy it now.
         let id = unsafe { look::<Id, _>(id) }?;
-        find_route(id)?;
+        find_route(id, timeout_ms)?;
         complete(id)
     })
 }
 
-pub(super) fn find_route(id: &Id) -> Result<(), Errno> {
+pub(super) fn find_route(id: &Id, timeout_ms: c_int) -> Result<(), Errno> {
     let manager = manager()?;
     let port = manager.port();
     let path = {
@@ -186,12 +246,27 @@ pub(super) fn find_route(id: &Id) -> Result<(), Errno> {
             return Err(Errno::INVAL);
         };
         let gids = [local, remote].map(|addr| Gid::from(addr.ip().to_canonical()));
+        if manager.binder().is_some() {
+            // TCP's routes are the system's.
+            state.route = Some(streams::route(gids));
+            drop(state);
+            id.show_addresses();
+            id.endpoint
+                .tell(What::Told(Told::of(event::ROUTE_RESOLVED, 0)));
+            return Ok(());
+        }
+        if port.link_layer == LinkLayer::InfiniBand {
+            drop(state);
+            return ask_for_path(id, &manager, gids, timeout_ms);
+        }
         let mut route = Route::roce(&port, gids[0], gids[1]).ok_or(Errno(libc::EADDRNOTAVAIL))?;
         if let Some(global) = &mut route.av.global {
             global.traffic_class = state.options.tos;
         }
+        let of_route = Host::path_mtu(local.ip(), remote.ip());
+        route.mtu = of_route.map_or(route.mtu, |mtu| mtu.min(route.mtu));
         state.route = Some(route);
-        path_of(&route)
+        path_of(&route, port.lid)
     };
     id.show_addresses();
     id.show_path(path);
@@ -200,7 +275,52 @@ pub(super) fn find_route(id: &Id) -> Result<(), Errno> {
     Ok(())
 }
 
-/// `rdma_get_src_port`, in the network's order.
+/// Asks the subnet's administrator for the path between two ports; the answer is an event of the id.
+fn ask_for_path(
+    id: &Id,
+    manager: &Manager,
+    [local, remote]: [Gid; 2],
+    timeout_ms: c_int,
+) -> Result<(), Errno> {
+    let port = manager.port();
+    let endpoint = Arc::clone(&id.endpoint);
+    if port.gid_index(remote).is_some() {
+        let itself = Route {
+            av: Av::to_lid(port.number, port.lid),
+            local_gid: local,
+            remote_gid: remote,
+            mtu: port.mtu,
+            is_subnet_local: true,
+            ..Route::default()
+        };
+        endpoint.tell(What::Routed(Ok(itself)));
+        return Ok(());
+    }
+    let timeout = Duration::from_millis(u64::try_from(timeout_ms).unwrap_or(0));
+    let retry = Retry {
+        timeout: timeout / (1 + ASKS_AGAIN),
+        retries: ASKS_AGAIN,
+    };
+    let client = manager.administrator()?.with_retry(retry);
+    let query = PathQuery::to_gid(remote).from_gid(local);
+    client.path(query).issue(move |found| {
+        let route = match found {
+            Ok(record) => Route::from_record(&port, &record, 0).ok_or(libc::EINVAL),
+            Err(error) => {
+                explain(&error);
+                // The numbers that Linux has for a refusal, and for no answer.
+                Err(match error {
+                    verbs_cm::Error::Sa(SaError::Refused(_)) => libc::EINVAL,
+                    _ => libc::ETIMEDOUT,
+                })
+            }
+        };
+        endpoint.tell(What::Routed(route));
+    });
+    Ok(())
+}
+
+/// `rdma_get_src_port`, in network byte order.
 pub(crate) unsafe extern "C" fn get_src_port(id: *mut CmId) -> u16 {
     // SAFETY: the program does not destroy it now.
     let id = unsafe { look::<Id, _>(id) };
@@ -208,7 +328,7 @@ pub(crate) unsafe extern "C" fn get_src_port(id: *mut CmId) -> u16 {
     port.unwrap_or(0).to_be()
 }
 
-/// `rdma_get_dst_port`, in the network's order.
+/// `rdma_get_dst_port`, in network byte order.
 pub(crate) unsafe extern "C" fn get_dst_port(id: *mut CmId) -> u16 {
     // SAFETY: the program does not destroy it now.
     let id = unsafe { look::<Id, _>(id) };
@@ -233,7 +353,20 @@ mod tests {
         assert_eq!(way(&[here], ip("127.0.0.9")), Ok((here, ip("127.0.0.9"))));
         assert_eq!(way(&[here], ip("0.0.0.0")), Ok((here, here)));
         assert_eq!(way(&[net], net), Ok((net, net)));
-        assert_eq!(way(&[net], here), Err(Errno(libc::ENETUNREACH)));
+        for (own, named, any) in [
+            (net, "127.0.0.1", true),
+            (net, "::1", true),
+            (net, "192.0.2.1", false),
+            (here, "127.0.0.1", false),
+            (here, "0.0.0.0", true),
+        ] {
+            assert_eq!(stands_for_any(&[own], ip(named)), any, "{own} {named}");
+        }
+        assert_eq!(way(&[net], here), Ok((net, net)));
+        assert_eq!(
+            way(&[net, here], ip("127.0.0.9")),
+            Err(Errno(libc::ENETUNREACH))
+        );
         assert_eq!(way(&[here], ip("fd77::1")), Err(Errno(libc::ENETUNREACH)));
     }
 }

@@ -1,4 +1,4 @@
-//! What the machine says, as events of librdmacm. Numbers and lengths are those that Linux tells.
+//! The machine's events as events of librdmacm. Numbers and lengths are those that Linux reports.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -6,7 +6,8 @@ use std::sync::Arc;
 use verbs_abi::rdmacm::event;
 use verbs_cm::wire::{IpHeader, RejectReason, Req, SidrReq, SidrStatus};
 use verbs_cm::{ConnId, Event, Failure, ListenId, ResolveId, Resolved, Route};
-use verbs_core::mad::{Address, Blob, Time};
+use verbs_core::mad::{Address, Blob};
+use verbs_core::time::Instant;
 use verbs_core::{QKey, Qpn};
 
 use super::endpoint::{ConnFields, Endpoint, Param, Reply, Role, Told, UdFields, What};
@@ -16,8 +17,8 @@ use super::manager::Inner;
 const REP_DATA: usize = 196;
 
 impl Inner {
-    /// What a program hears of an event of the machine, and at which id.
-    pub(super) fn arrival(&mut self, now: Time, event: Event) -> Option<(Arc<Endpoint>, What)> {
+    /// What a program learns of an event of the machine, and the id that it concerns.
+    pub(super) fn arrival(&mut self, now: Instant, event: Event) -> Option<(Arc<Endpoint>, What)> {
         match event {
             Event::ConnectRequest {
                 conn,
@@ -29,7 +30,7 @@ impl Inner {
                 let request = self.request(conn, listener, from, &req, ip);
                 if request.is_none() {
                     let (reason, nothing) = (RejectReason::InvalidServiceId, Blob::default());
-                    // It is there: it was just told of.
+                    // The connection exists: its request was just reported.
                     let _ = self.cm.reject(now, conn, reason, &[], nothing);
                 }
                 request
@@ -115,7 +116,7 @@ impl Inner {
             event,
             Event::Established { .. } | Event::Disconnected { .. }
         ) {
-            // Its last event.
+            // This is its last event.
             self.conns.remove(&conn);
             endpoint.set_role(Role::Over);
         }
@@ -136,7 +137,7 @@ impl Inner {
         }
     }
 
-    /// What a REP says before the connection is there.
+    /// The event for a REP that arrives before the connection is established.
     pub(super) fn reply(&self, conn: ConnId) -> Told {
         let data = self.cm.private_data(conn).unwrap_or_default();
         let fields = self.fields(conn, data.0[..REP_DATA].to_vec());
@@ -157,7 +158,7 @@ impl Inner {
         let (_, port) = req.service_id.port()?;
         let role = Role::Passive {
             conn,
-            // What the peer wants is what is served, and the other way round.
+            // What the peer requests is what this end serves, and vice versa.
             responder_resources: req.initiator_depth,
             initiator_depth: req.responder_resources,
         };
@@ -201,7 +202,7 @@ impl Inner {
         Some((listening, What::Request { child, told }))
     }
 
-    /// The listener, and an endpoint for what has come to it.
+    /// The listener, and an endpoint for what has arrived at it.
     fn child(
         &self,
         listener: ListenId,
@@ -230,10 +231,10 @@ impl Inner {
 
 fn failed(why: Failure) -> Told {
     match why {
-        // Nobody is there: what TCP says then.
+        // No process listens there: reported as TCP does.
         Failure::PortUnreachable => Told::of(event::UNREACHABLE, -libc::ECONNREFUSED),
         Failure::NoConfirmation => Told::of(event::UNREACHABLE, -libc::ETIMEDOUT),
-        // Its confirmation got lost, and it has gone: Linux tells that it has been there.
+        // Its confirmation was lost, and it has disconnected: Linux reports that it was connected.
         Failure::PeerDisconnected => Told::of(event::DISCONNECTED, 0),
         Failure::Stale => Told::of(event::CONNECT_ERROR, -libc::ECONNRESET),
         Failure::Ended => Told::of(event::CONNECT_ERROR, -libc::ECONNABORTED),
@@ -241,7 +242,7 @@ fn failed(why: Failure) -> Told {
     }
 }
 
-/// How a question for a service ended.
+/// How a request for a service ended.
 fn resolved(endpoint: &Endpoint, event: &Event) -> Told {
     match event {
         Event::Resolved {

@@ -71,7 +71,7 @@ pub(crate) fn has_event(channel: *mut EventChannel) -> bool {
     inbox_of(channel).is_ok_and(|inbox| !inbox.is_empty())
 }
 
-/// Ends a channel. Ids that are still on it stay silent for ever, as their events have nowhere to go.
+/// Ends a channel. Ids that are still on it stay silent for ever, because their events have no destination.
 pub(super) fn destroy(channel: *mut EventChannel) -> Result<(), Errno> {
     // SAFETY: the program no longer uses it.
     unsafe { end::<Channel, _>(channel, |_| Ending::Over) }
@@ -168,7 +168,7 @@ fn written(param: Param) -> (Vec<u8>, abi::Param) {
                 srq: srq.into(),
                 qp_num,
             };
-            // What is longer than these fields is zero.
+            // The rest of the union, behind these fields, is zero.
             let (_, mut param) = written(Param::Ud(UdFields::default()));
             param.conn = conn;
             (private_data, param)

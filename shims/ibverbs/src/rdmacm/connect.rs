@@ -1,43 +1,44 @@
 //! Listening, connecting, accepting, rejecting, disconnecting.
 
 use std::ffi::{c_int, c_void};
-use std::net::Ipv4Addr;
-use std::sync::Arc;
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::{Arc, mpsc};
 
 use verbs_abi::rdmacm::{CmId, ConnParam};
-use verbs_cm::wire::{IpHeader, IpPair, PortSpace, RejectReason, SidrStatus};
+use verbs_cm::wire::{IpHeader, IpPair, PortSpace, RejectReason, SidrStatus, Transport};
 use verbs_cm::{Accept, Connect, Listen, Resolve, Resolved, UDP_QKEY};
+use verbs_core::host::message::{NotListening, Service};
 use verbs_core::mad::{Bits, Blob};
 use verbs_core::{Error, QKey, QpAttr, QpState, Qpn};
 
-use super::address::{bind, check_own};
+use super::address::{bind, check_own, stands_for_any};
 use super::channel;
-use super::endpoint::{Reply, Role, service};
-use super::id::{Id, UD};
+use super::endpoint::{Claim, Reply, Role, service};
+use super::id::{Id, UD, XRC_RECV, XRC_SEND};
 use super::manager::{Inner, Manager, manager};
 use super::taken::{self, complete};
-use super::{life, qp};
+use super::{life, qp, streams};
 use crate::call::{Errno, log, number};
 use crate::live::look;
 
-/// "As many as the device can", of READs and atomics.
+/// "As many as the device supports", for READs and atomics.
 const MAX: u8 = 0xff;
-/// The backlog of a listener that names none, and the longest.
+/// The backlog of a listener that names none, and the longest one.
 const BACKLOG_MAX: u32 = 1024;
 
-/// What the program says of a connection.
-struct Wish {
-    private_data: Vec<u8>,
-    responder_resources: u8,
-    initiator_depth: u8,
-    retry_count: u8,
-    rnr_retry_count: u8,
+/// The program's parameters for a connection.
+pub(super) struct Wish {
+    pub(super) private_data: Vec<u8>,
+    pub(super) responder_resources: u8,
+    pub(super) initiator_depth: u8,
+    pub(super) retry_count: u8,
+    pub(super) rnr_retry_count: u8,
     srq: bool,
     qpn: Qpn,
 }
 
 impl Wish {
-    /// What the program says, or what it gets if it says nothing.
+    /// The program's parameters, or the defaults if it passes none.
     ///
     /// # Safety
     /// The parameters are NULL or the program's, with as many bytes of private data as they say.
@@ -49,7 +50,7 @@ impl Wish {
     ) -> Result<Self, Errno> {
         let device = manager.device();
         let most = [device.max_qp_rd_atom, device.max_qp_init_rd_atom];
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         let param = unsafe { param.as_ref() };
         let [mut responder_resources, mut initiator_depth] = match param {
             Some(param) => [param.responder_resources, param.initiator_depth],
@@ -74,7 +75,7 @@ impl Wish {
             }),
         };
         Ok(Self {
-            // SAFETY: the caller's.
+            // SAFETY: guaranteed by the caller.
             private_data: param.map_or(Vec::new(), |param| unsafe {
                 bytes(param.private_data, param.private_data_len)
             }),
@@ -93,7 +94,7 @@ impl Wish {
 unsafe fn bytes(data: *const c_void, length: u8) -> Vec<u8> {
     match data.is_null() {
         true => Vec::new(),
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         false => unsafe { std::slice::from_raw_parts(data.cast::<u8>(), length.into()) }.to_vec(),
     }
 }
@@ -111,7 +112,7 @@ pub(crate) unsafe extern "C" fn listen(id: *mut CmId, backlog: c_int) -> c_int {
     number(|| {
         // SAFETY: the program does not destroy it now.
         let id = unsafe { look::<Id, _>(id) }?;
-        if id.endpoint.state.lock().binding.is_none() {
+        if !id.endpoint.is_bound() {
             bind(id, (Ipv4Addr::UNSPECIFIED, 0).into())?;
         }
         let backlog = match u32::try_from(backlog) {
@@ -119,6 +120,9 @@ pub(crate) unsafe extern "C" fn listen(id: *mut CmId, backlog: c_int) -> c_int {
             _ => BACKLOG_MAX,
         };
         let manager = manager()?;
+        if manager.binder().is_some() {
+            return streams::listen(id, backlog);
+        }
         let own = manager.addresses();
         manager.with(|inner, _| {
             let mut state = id.endpoint.state.lock();
@@ -126,7 +130,8 @@ pub(crate) unsafe extern "C" fn listen(id: *mut CmId, backlog: c_int) -> c_int {
                 return Err(Errno::INVAL);
             };
             let ip = local.ip().to_canonical();
-            if !ip.is_unspecified() {
+            let is_any = stands_for_any(&own, ip);
+            if !is_any {
                 check_own(&own, ip, log)?;
             }
             let is_free = state
@@ -136,9 +141,15 @@ pub(crate) unsafe extern "C" fn listen(id: *mut CmId, backlog: c_int) -> c_int {
             if !is_free {
                 return Err(Errno(libc::EADDRINUSE));
             }
+            // A wildcard that says so, of a family of which the device has no address, is asked for nothing. Others stand
+            // for the GIDs of a subnet too, which are written as addresses of IPv6.
+            let says_so = state.options.family_only == Some(true);
+            let serves = |own: &IpAddr| !says_so || own.is_ipv4() == ip.is_ipv4();
+            let serves_all = is_any && own.iter().any(serves);
             let listen = Listen {
                 backlog,
-                addr: (!ip.is_unspecified()).then_some(ip),
+                addr: (!serves_all).then_some(ip),
+                extended: id.shown().qp_type == XRC_RECV,
                 ..Listen::new(service(id.space, local))
             };
             let listener = inner
@@ -148,7 +159,52 @@ pub(crate) unsafe extern "C" fn listen(id: *mut CmId, backlog: c_int) -> c_int {
             inner.listeners.insert(listener, Arc::clone(&id.endpoint));
             state.role = Role::Listener(listener);
             Ok(0)
-        })
+        })?;
+        claim(id)
+    })
+}
+
+/// Asks the host for the port number, if other processes share it. The id stops listening if another process has it.
+fn claim(id: &Id) -> Result<c_int, Errno> {
+    let manager = manager()?;
+    let local = id.endpoint.state.lock().local;
+    let Some((ports, local)) = manager.host_ports().zip(local) else {
+        return Ok(0);
+    };
+    let ip = local.ip().to_canonical();
+    let service = Service {
+        id: service(id.space, local).0,
+        addr: (!stands_for_any(&manager.addresses(), ip)).then_some(ip),
+    };
+    let (sender, answer) = mpsc::channel();
+    ports.listen(
+        service,
+        Box::new(move |result| {
+            let _ = sender.send(result);
+        }),
+    );
+    // The engine's thread receives the answer.
+    let result = answer.recv().unwrap_or(Err(NotListening::HostLost));
+    manager.with(|inner, _| {
+        let mut state = id.endpoint.state.lock();
+        match result {
+            Ok(()) => {
+                state.claim = Some(Claim { ports, service });
+                Ok(0)
+            }
+            Err(why) => {
+                if let Role::Listener(listener) = state.role {
+                    let _ = inner.cm.unlisten(listener);
+                    inner.listeners.remove(&listener);
+                    state.role = Role::Idle;
+                }
+                Err(match why {
+                    NotListening::InUse => Errno(libc::EADDRINUSE),
+                    NotListening::Quota(_) => Errno(libc::ENOSPC),
+                    _ => Errno(libc::ENETDOWN),
+                })
+            }
+        }
     })
 }
 
@@ -158,8 +214,12 @@ pub(crate) unsafe extern "C" fn connect(id: *mut CmId, param: *mut ConnParam) ->
         // SAFETY: the program does not destroy it now.
         let id = unsafe { look::<Id, _>(id) }?;
         let manager = manager()?;
-        // SAFETY: what the program gives.
+        // SAFETY: the program passes valid arguments.
         let wish = unsafe { Wish::of(id, &manager, param, [MAX, MAX]) }?;
+        if manager.binder().is_some() {
+            streams::connect(id, wish)?;
+            return complete(id);
+        }
         manager.with(|inner, now| match id.shown().qp_type {
             UD => ask(id, inner, now, &wish),
             _ => request(id, inner, now, &wish),
@@ -171,7 +231,7 @@ pub(crate) unsafe extern "C" fn connect(id: *mut CmId, param: *mut ConnParam) ->
 fn request(
     id: &Id,
     inner: &mut Inner,
-    now: verbs_core::mad::Time,
+    now: verbs_core::time::Instant,
     wish: &Wish,
 ) -> Result<(), Errno> {
     let mut state = id.endpoint.state.lock();
@@ -189,6 +249,10 @@ fn request(
         initiator_depth: wish.initiator_depth,
         retry_count: bits(wish.retry_count),
         rnr_retry_count: bits(wish.rnr_retry_count),
+        transport: match id.shown().qp_type {
+            XRC_SEND => Transport::Extended,
+            _ => Transport::Rc,
+        },
         ..Connect::new(service(id.space, remote), wish.qpn, route)
     };
     let connect = connect.ip(&header, blob(&wish.private_data)?);
@@ -201,8 +265,13 @@ fn request(
     Ok(())
 }
 
-/// Asks for a service for datagrams.
-fn ask(id: &Id, inner: &mut Inner, now: verbs_core::mad::Time, wish: &Wish) -> Result<(), Errno> {
+/// Sends a request for a service for datagrams.
+fn ask(
+    id: &Id,
+    inner: &mut Inner,
+    now: verbs_core::time::Instant,
+    wish: &Wish,
+) -> Result<(), Errno> {
     let mut state = id.endpoint.state.lock();
     let (Some(local), Some(remote), Some(route), Role::Idle) =
         (state.local, state.remote, state.route, state.role)
@@ -218,7 +287,7 @@ fn ask(id: &Id, inner: &mut Inner, now: verbs_core::mad::Time, wish: &Wish) -> R
     Ok(())
 }
 
-/// Who connects to whom; `None` for addresses of two families.
+/// The addresses of both ends; `None` for addresses of two families.
 fn header(local: std::net::SocketAddr, remote: std::net::SocketAddr) -> Option<IpHeader> {
     use std::net::IpAddr::{V4, V6};
     let addresses = match (local.ip().to_canonical(), remote.ip().to_canonical()) {
@@ -250,11 +319,22 @@ pub(crate) unsafe extern "C" fn accept(id: *mut CmId, param: *mut ConnParam) -> 
                 responder_resources,
                 initiator_depth,
             } => {
-                // SAFETY: what the program gives.
+                // SAFETY: the program passes valid arguments.
                 let wish = unsafe {
                     Wish::of(id, &manager, param, [responder_resources, initiator_depth])
                 }?;
                 answer(id, &manager, conn, &wish)?;
+                complete(id)
+            }
+            Role::StreamAsked {
+                responder_resources,
+                initiator_depth,
+            } => {
+                // SAFETY: as above.
+                let wish = unsafe {
+                    Wish::of(id, &manager, param, [responder_resources, initiator_depth])
+                }?;
+                streams::accept(id, wish)?;
                 complete(id)
             }
             Role::Asked(question) => {
@@ -276,7 +356,7 @@ pub(crate) unsafe extern "C" fn accept(id: *mut CmId, param: *mut ConnParam) -> 
     })
 }
 
-/// Accepts a connection. The queue pair of the id, if it has one, is in RTS before the peer hears of it.
+/// Accepts a connection. The queue pair of the id, if it has one, is in RTS before the peer receives the reply.
 fn answer(
     id: &Id,
     manager: &Arc<Manager>,
@@ -318,10 +398,13 @@ fn answer(
 /// `rdma_reject`.
 pub(crate) unsafe extern "C" fn reject(id: *mut CmId, data: *const c_void, length: u8) -> c_int {
     number(|| {
-        // SAFETY: what the program gives; it does not destroy the id now.
+        // SAFETY: the program passes valid arguments, and does not destroy the id now.
         let (id, data) = unsafe { (look::<Id, _>(id)?, bytes(data, length)) };
         let role = id.endpoint.role();
-        manager()?.with(|inner, now| match role {
+        if let Role::StreamAsked { .. } = role {
+            return streams::reject(id, data).map(|()| 0);
+        }
+        manager()?.with_last_words(|inner, now| match role {
             Role::Passive { conn, .. } => {
                 let (reason, data) = (RejectReason::Consumer, blob(&data)?);
                 let rejected = inner.cm.reject(now, conn, reason, &[], data);
@@ -347,17 +430,17 @@ pub(crate) unsafe extern "C" fn reject(id: *mut CmId, data: *const c_void, lengt
     })
 }
 
-/// `rdma_reject_ece`: as `rdma_reject`; there are no enhancements that could be refused.
+/// `rdma_reject_ece`: as `rdma_reject`; there are no enhancements to refuse.
 pub(crate) unsafe extern "C" fn reject_ece(
     id: *mut CmId,
     data: *const c_void,
     length: u8,
 ) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe { reject(id, data, length) }
 }
 
-/// `rdma_establish`: the program has brought a queue pair of its own to RTS.
+/// `rdma_establish`: the program has taken a queue pair of its own to RTS.
 pub(crate) unsafe extern "C" fn establish(id: *mut CmId) -> c_int {
     number(|| {
         // SAFETY: the program does not destroy it now.
@@ -376,25 +459,23 @@ pub(crate) unsafe extern "C" fn establish(id: *mut CmId) -> c_int {
             conn,
             reply: Reply::Established,
         });
-        manager()?.with(|inner, now| {
-            // To RTR, and to RTS.
-            inner.cm.qp_modified(now, conn, Ok(()));
-            if inner.cm.poll_qp_change().is_some() {
-                inner.cm.qp_modified(now, conn, Ok(()));
-            }
-        });
+        // To RTR; the role says that it is in RTS when the machine asks for that.
+        manager()?.with(|inner, now| inner.cm.qp_modified(now, conn, Ok(())));
         Ok(0)
     })
 }
 
-/// `rdma_disconnect`: what is posted is flushed, and the peer is told. Also after the peer's disconnect.
+/// `rdma_disconnect`: posted work is flushed, and the peer is informed. Allowed after the peer's disconnect too.
 pub(crate) unsafe extern "C" fn disconnect(id: *mut CmId) -> c_int {
     number(|| {
         // SAFETY: the program does not destroy it now.
         let id = unsafe { look::<Id, _>(id) }?;
-        let conn = match id.endpoint.role() {
+        let role = id.endpoint.role();
+        let conn = match role {
             Role::Active { conn, .. } | Role::Passive { conn, .. } => Some(conn),
-            // It is over already.
+            // The queue pair's new state ends it.
+            Role::Stream => None,
+            // It has ended already.
             Role::Over => None,
             _ => return Err(Errno::INVAL),
         };
@@ -403,7 +484,13 @@ pub(crate) unsafe extern "C" fn disconnect(id: *mut CmId) -> c_int {
             // SAFETY: the id's own, which the program does not destroy now.
             unsafe { crate::qp::modify(own, QpAttr::to(QpState::Err)) }?;
         }
-        let Some(conn) = conn else { return Ok(0) };
+        let Some(conn) = conn else {
+            return if role == Role::Stream {
+                complete(id)
+            } else {
+                Ok(0)
+            };
+        };
         manager()?.with(|inner, now| {
             // The peer may have been first.
             let _ = inner.cm.disconnect(now, conn, Blob::default());
@@ -422,7 +509,7 @@ pub(crate) unsafe extern "C" fn notify(id: *mut CmId, event: u32) -> c_int {
         match (event, id.endpoint.role()) {
             (COMM_EST, Role::Passive { conn, .. }) => {
                 manager()?.with(|inner, now| {
-                    // Not if the peer's confirmation has come.
+                    // Not if the peer's confirmation has arrived.
                     let _ = inner.cm.communication_established(now, conn);
                 });
                 Ok(0)
@@ -432,11 +519,11 @@ pub(crate) unsafe extern "C" fn notify(id: *mut CmId, event: u32) -> c_int {
     })
 }
 
-/// `rdma_get_request`: the next request for a listener without a channel. Its queue pair is made as the listener's
-/// template says, if it has one.
+/// `rdma_get_request`: the next request for a listener without a channel. Its queue pair is made according to the
+/// listener's template, if it has one.
 pub(crate) unsafe extern "C" fn get_request(listener: *mut CmId, to: *mut *mut CmId) -> c_int {
     number(|| {
-        // SAFETY: the program does not destroy it now; where it wants the id.
+        // SAFETY: the program does not destroy it now, and passes the place for the id.
         let (listening, to) =
             unsafe { (look::<Id, _>(listener)?, to.as_mut().ok_or(Errno::INVAL)?) };
         if !listening.is_synchronous() {

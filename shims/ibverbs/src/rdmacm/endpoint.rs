@@ -1,6 +1,6 @@
-//! What the connection manager knows of a program's `rdma_cm_id`, and what it has to tell of it.
+//! What the connection manager knows of a program's `rdma_cm_id`, and the events that it reports for it.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -8,13 +8,16 @@ use parking_lot::Mutex;
 use verbs_abi::rdmacm as abi;
 use verbs_cm::wire::{PortSpace, ServiceId};
 use verbs_cm::{ConnId, ListenId, ResolveId, Route};
+use verbs_core::host::HostPorts;
+use verbs_core::host::message::Service;
 use verbs_core::{Av, Gid, Psn, QpAttr};
 
 use super::ports::Binding;
 use crate::inbox::Inbox;
 use crate::live::Unacknowledged;
+use crate::qp::Stream;
 
-/// The connection manager's end of an id. It is there before the id, for a request that the program has not taken yet.
+/// The connection manager's part of an id. It exists before the id, for a request that the program has not taken yet.
 #[derive(Default)]
 pub(super) struct Endpoint {
     /// The address of the id; 0 before there is one.
@@ -24,59 +27,84 @@ pub(super) struct Endpoint {
     pub(super) state: Mutex<State>,
 }
 
-/// What changes of it.
+/// Its variable state.
 #[derive(Default)]
 pub(super) struct State {
-    /// Where its events go; `None` once it is destroyed.
+    /// Where its events are delivered; `None` once it is destroyed.
     inbox: Option<Arc<Inbox<Arrival>>>,
     pub(super) role: Role,
     /// Its port number.
     pub(super) binding: Option<Binding>,
+    /// A listener's number on the host, where other processes share the number space.
+    pub(super) claim: Option<Claim>,
     pub(super) local: Option<SocketAddr>,
     pub(super) remote: Option<SocketAddr>,
     pub(super) route: Option<Route>,
-    /// The first packet that the peer is to send.
+    /// The number of the first packet that the peer will send.
     pub(super) psn: Option<Psn>,
     pub(super) options: Options,
+    /// Its end of a connection that the device makes itself; its port number is that one's.
+    pub(super) stream: Option<Arc<Stream>>,
 }
 
-/// What an id is to the connection manager.
+/// A service that this process offers on its host; withdrawn when it is dropped.
+#[derive(Debug)]
+pub(super) struct Claim {
+    pub(super) ports: Arc<dyn HostPorts>,
+    pub(super) service: Service,
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        self.ports.unlisten(self.service);
+    }
+}
+
+/// The role of an id for the connection manager.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Role {
     /// Nothing yet.
     #[default]
     Idle,
     Listener(ListenId),
-    /// It has asked for a connection. The machine may wait for its queue pair, whose modifies are made when the program
+    /// It has requested a connection. The machine may wait for its queue pair, whose modifies are made when the program
     /// takes the event, or by the program.
     Active {
         conn: ConnId,
         reply: Reply,
     },
-    /// It was asked. What the peer offers and wants of READs and atomics is what the program gets unless it says
-    /// otherwise.
+    /// It was requested. What the peer offers and requests of READs and atomics is the program's default.
     Passive {
         conn: ConnId,
         responder_resources: u8,
         initiator_depth: u8,
     },
-    /// It asks for a service for datagrams.
+    /// It requests a service for datagrams.
     Asking(ResolveId),
-    /// It was asked for one.
+    /// A service for datagrams was requested from it.
     Asked(ResolveId),
+    /// It listens by the device's own verbs.
+    StreamListener,
+    /// It connects by them, accepts or is connected.
+    Stream,
+    /// It was requested, as [`Role::Passive`].
+    StreamAsked {
+        responder_resources: u8,
+        initiator_depth: u8,
+    },
     /// It was rejected, disconnected or refused: for good.
     Over,
 }
 
-/// How far the answer to a request of ours is.
+/// The progress of the answer to an own request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reply {
     Awaited,
-    /// It is there, and the program has to take it.
+    /// It has arrived, and the program has to take it.
     Here,
     /// The program has it, and establishes the connection with a queue pair of its own.
     Taken,
-    /// The program has established it, and is not told so.
+    /// The program has established it, and gets no event for that.
     Established,
 }
 
@@ -85,24 +113,38 @@ pub(super) enum Reply {
 pub(super) struct Options {
     pub(super) tos: u8,
     pub(super) reuse_address: bool,
+    /// Whether a wildcard stands for addresses of its own family alone, if the program has said so.
+    pub(super) family_only: Option<bool>,
     pub(super) ack_timeout: Option<u8>,
 }
 
-/// Something that waits in a channel.
+impl Options {
+    /// Whether that address, if it is a wildcard, stands for those of its own family alone. That of IPv6 stands for all, if
+    /// the program has said nothing.
+    pub(super) fn is_family_only(&self, named: IpAddr) -> bool {
+        self.family_only.unwrap_or(named.is_ipv4())
+    }
+}
+
+/// An entry that waits in a channel.
 pub(super) struct Arrival {
     pub(super) endpoint: Arc<Endpoint>,
     pub(super) what: What,
 }
 
-/// What that is.
+/// What has arrived.
 pub(super) enum What {
-    /// An event as it is told.
+    /// An event to be reported.
     Told(Told),
     /// A request for a listener.
     Request { child: Arc<Endpoint>, told: Told },
-    /// The reply to a request of ours: the queue pair is to be moved.
+    /// The reply to an own request: the queue pair has to change its state.
     Reply(ConnId),
-    /// A group was joined; the queue pair is to be attached.
+    /// The device has connected the queue pair, which shows it from now on.
+    Connected(Told),
+    /// The way to the peer was found, or not, with an error number.
+    Routed(Result<Route, i32>),
+    /// A group was joined; the queue pair has to be attached.
     Joined(Joined),
 }
 
@@ -110,7 +152,7 @@ pub(super) enum What {
 pub(super) struct Joined {
     pub(super) mgid: Gid,
     pub(super) av: Av,
-    /// What the program called it with.
+    /// The context that the program passed.
     pub(super) context: usize,
 }
 
@@ -122,7 +164,7 @@ pub(super) struct Told {
     pub(super) param: Param,
 }
 
-/// What an event says beside.
+/// The parameters of an event.
 #[derive(Debug, Default)]
 pub(super) enum Param {
     #[default]
@@ -131,7 +173,7 @@ pub(super) enum Param {
     Ud(UdFields),
 }
 
-/// What an event says of a connection.
+/// The parameters of an event of a connection.
 #[derive(Debug, Default)]
 pub(super) struct ConnFields {
     pub(super) private_data: Vec<u8>,
@@ -144,15 +186,15 @@ pub(super) struct ConnFields {
     pub(super) qp_num: u32,
 }
 
-/// What an event says of a service for datagrams, or of a group.
+/// The parameters of an event of a service for datagrams, or of a group.
 #[derive(Debug, Default)]
 pub(super) struct UdFields {
     pub(super) private_data: Vec<u8>,
-    /// Where datagrams go.
+    /// The destination of datagrams.
     pub(super) av: Option<Av>,
     pub(super) qp_num: u32,
     pub(super) qkey: u32,
-    /// In the place of private data: what the program joined a group with.
+    /// In place of private data: the context with which the program joined a group.
     pub(super) context: usize,
 }
 
@@ -167,7 +209,7 @@ impl Told {
 }
 
 impl Endpoint {
-    /// One whose events go there.
+    /// An endpoint whose events are delivered to `inbox`.
     pub(super) fn new(inbox: Arc<Inbox<Arrival>>) -> Arc<Self> {
         let state = State {
             inbox: Some(inbox),
@@ -179,7 +221,7 @@ impl Endpoint {
         })
     }
 
-    /// A modify of its queue pair, as the program's options want it.
+    /// A modify of its queue pair, with the program's options applied.
     pub(super) fn with_options(&self, mut change: QpAttr) -> QpAttr {
         if let (Some(timeout), Some(wanted)) =
             (&mut change.timeout, self.state.lock().options.ack_timeout)
@@ -198,6 +240,12 @@ impl Endpoint {
         self.at.store(id.expose_provenance(), Ordering::Release);
     }
 
+    /// Whether it has a port number.
+    pub(super) fn is_bound(&self) -> bool {
+        let state = self.state.lock();
+        state.binding.is_some() || state.stream.is_some()
+    }
+
     pub(super) fn role(&self) -> Role {
         self.state.lock().role
     }
@@ -206,7 +254,7 @@ impl Endpoint {
         self.state.lock().role = role;
     }
 
-    /// The program is to hear of it; an id that is destroyed hears nothing.
+    /// Reports something to the program; an id that is destroyed gets no events.
     pub(super) fn tell(self: &Arc<Self>, what: What) {
         let state = self.state.lock();
         if let Some(inbox) = &state.inbox {
@@ -217,7 +265,7 @@ impl Endpoint {
         }
     }
 
-    /// Its events go elsewhere from now on, with those that wait.
+    /// Delivers its events elsewhere from now on, together with those that wait.
     pub(super) fn move_to(self: &Arc<Self>, inbox: &Arc<Inbox<Arrival>>) {
         let mut state = self.state.lock();
         if let Some(old) = state.inbox.replace(Arc::clone(inbox)) {
@@ -227,7 +275,7 @@ impl Endpoint {
         }
     }
 
-    /// Nothing is told of it any more. The endpoints of requests that the program has not taken.
+    /// Nothing is reported for it any longer. Returns the endpoints of requests that the program has not taken.
     pub(super) fn silence(self: &Arc<Self>) -> Vec<Arc<Self>> {
         let inbox = self.state.lock().inbox.take();
         let waiting =
@@ -239,7 +287,7 @@ impl Endpoint {
         waiting.into_iter().flatten().filter_map(child).collect()
     }
 
-    /// Where its events go.
+    /// Where its events are delivered.
     pub(super) fn inbox(&self) -> Option<Arc<Inbox<Arrival>>> {
         self.state.lock().inbox.clone()
     }

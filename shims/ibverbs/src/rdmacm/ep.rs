@@ -1,4 +1,4 @@
-//! Addresses by name, and ids that are made with all they need: `rdma_getaddrinfo`, `rdma_create_ep`.
+//! Addresses by name, and ids that are made complete: `rdma_getaddrinfo`, `rdma_create_ep`.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::net::SocketAddr;
@@ -25,7 +25,10 @@ const KNOWN: c_int = 15;
 const PS_TCP: c_int = 0x106;
 const PS_UDP: c_int = 0x111;
 
-/// What `rdma_getaddrinfo` gives, as one piece of memory that `rdma_freeaddrinfo` frees.
+/// The time for the path of an endpoint, as in librdmacm.
+const TIMEOUT_MS: c_int = 2000;
+
+/// The result of `rdma_getaddrinfo`, as one piece of memory that `rdma_freeaddrinfo` frees.
 #[repr(C)]
 struct Info {
     shown: AddrInfo,
@@ -41,7 +44,7 @@ pub(crate) unsafe extern "C" fn getaddrinfo(
     to: *mut *mut AddrInfo,
 ) -> c_int {
     number(|| {
-        // SAFETY: what the program gives.
+        // SAFETY: the program passes valid arguments.
         let (hints, to) = unsafe { (hints.as_ref(), to.as_mut().ok_or(Errno::INVAL)?) };
         if node.is_null() && service.is_null() && hints.is_none() {
             return Err(Errno::INVAL);
@@ -79,7 +82,7 @@ pub(crate) unsafe extern "C" fn getaddrinfo(
     })
 }
 
-/// The type of queue pair and the port space that are meant.
+/// The requested type of queue pair and port space.
 fn kind(hints: Option<&AddrInfo>) -> Result<(c_int, c_int), Errno> {
     let (qp_type, port_space) = hints.map_or((0, 0), |hints| (hints.qp_type, hints.port_space));
     let (rc, ud) = (RC as c_int, UD as c_int);
@@ -101,7 +104,7 @@ unsafe fn look_up(
     hints: Option<&AddrInfo>,
     flags: c_int,
 ) -> Result<SocketAddr, c_int> {
-    // SAFETY: plain numbers and pointers, all of which may be 0.
+    // SAFETY: plain numbers and pointers, for which 0 is valid.
     let mut wanted: libc::addrinfo = unsafe { std::mem::zeroed() };
     wanted.ai_socktype = libc::SOCK_STREAM;
     if flags & PASSIVE != 0 {
@@ -114,7 +117,7 @@ unsafe fn look_up(
         wanted.ai_family = hints.family;
     }
     let mut found = null_mut();
-    // SAFETY: the caller's; the list is freed once.
+    // SAFETY: guaranteed by the caller; the list is freed once.
     unsafe {
         let code = libc::getaddrinfo(node, service, &raw const wanted, &raw mut found);
         if code != 0 {
@@ -176,13 +179,13 @@ fn publish(
 /// `rdma_freeaddrinfo`.
 pub(crate) unsafe extern "C" fn freeaddrinfo(info: *mut AddrInfo) {
     if !info.is_null() {
-        // SAFETY: of getaddrinfo, once.
+        // SAFETY: from getaddrinfo, freed once.
         drop(unsafe { Box::from_raw(info.cast::<Info>()) });
     }
 }
 
-/// `rdma_create_ep`: a synchronous id that is bound, or has found its way to the peer, with a queue pair if `init` says
-/// how. A listener's is made for each request.
+/// `rdma_create_ep`: a synchronous id that is bound, or has resolved the peer's address, with a queue pair if `init`
+/// describes one. A listener's queue pair is made for each request.
 pub(crate) unsafe extern "C" fn create_ep(
     to: *mut *mut CmId,
     info: *mut AddrInfo,
@@ -190,7 +193,7 @@ pub(crate) unsafe extern "C" fn create_ep(
     init: *mut QpInitAttr,
 ) -> c_int {
     number(|| {
-        // SAFETY: what the program gives.
+        // SAFETY: the program passes valid arguments.
         let (to, info) = unsafe {
             (
                 to.as_mut().ok_or(Errno::INVAL)?,
@@ -202,7 +205,7 @@ pub(crate) unsafe extern "C" fn create_ep(
             info.qp_type.cast_unsigned(),
         );
         let at = id::create(null_mut(), null_mut::<c_void>(), space, Some(qp_type))?;
-        // SAFETY: made just now; what the program gives.
+        // SAFETY: made just now; the program passes valid arguments.
         let prepared = unsafe { prepare(at, info, pd, init) };
         if let Err(errno) = prepared {
             let _ = life::destroy(at);
@@ -214,14 +217,14 @@ pub(crate) unsafe extern "C" fn create_ep(
 }
 
 /// # Safety
-/// The id, and what the program gives.
+/// The id exists, and the program passes valid arguments.
 unsafe fn prepare(
     at: *mut CmId,
     info: &AddrInfo,
     pd: *mut Pd,
     init: *mut QpInitAttr,
 ) -> Result<(), Errno> {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let id = look::<Id, _>(at)?;
         let src = match info.src_addr.is_null() {
@@ -241,7 +244,7 @@ unsafe fn prepare(
         }
         resolve(id, src, from_c(info.dst_addr)?)?;
         complete(id)?;
-        find_route(id)?;
+        find_route(id, TIMEOUT_MS)?;
         complete(id)?;
         let Some(init) = init.as_mut() else {
             return Ok(());

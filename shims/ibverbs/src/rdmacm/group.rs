@@ -14,7 +14,7 @@ struct Group {
     mgid: Gid,
     /// The queue pair was attached, and is detached when the id leaves.
     is_attached: bool,
-    /// It sends to the group and gets nothing of it.
+    /// It sends to the group and receives nothing from it.
     sends_only: bool,
 }
 
@@ -33,7 +33,7 @@ impl Groups {
         Ok(())
     }
 
-    /// Attaches the id's queue pair to a group that it is in, if it is to get what is sent there.
+    /// Attaches the id's queue pair to a group that it is in, if it receives from the group.
     pub(super) fn attach(&self, mgid: Gid, qp: *mut verbs_abi::Qp) -> Result<(), Errno> {
         let mut groups = self.0.lock();
         let group = groups.iter_mut().find(|group| group.mgid == mgid);

@@ -1,4 +1,4 @@
-//! Ids: what programs name a connection, a listener or a group's member by.
+//! Ids: a program's names for a connection, a listener or a group's member.
 
 use std::cell::UnsafeCell;
 use std::ffi::c_void;
@@ -22,12 +22,14 @@ use crate::live::{Kind, Object, Users, look, publish, room};
 /// Types of queue pair, as `ibv_qp_type`.
 pub(super) const RC: u32 = 2;
 pub(super) const UD: u32 = 4;
+pub(super) const XRC_SEND: u32 = 9;
+pub(super) const XRC_RECV: u32 = 10;
 
 /// An id.
 #[repr(C)]
 pub(crate) struct Id {
     shown: UnsafeCell<CmId>,
-    /// What `path_rec` points to.
+    /// The path that `path_rec` points to.
     path: UnsafeCell<PathRec>,
     pub(super) endpoint: Arc<Endpoint>,
     pub(super) space: PortSpace,
@@ -39,7 +41,7 @@ pub(crate) struct Id {
     users: Users,
 }
 
-// SAFETY: the C structure is read and written in calls about the id, which a program makes one by one.
+// SAFETY: the C structure is read and written in calls that concern the id, which a program makes one at a time.
 unsafe impl Send for Id {}
 // SAFETY: as above.
 unsafe impl Sync for Id {}
@@ -54,19 +56,19 @@ unsafe impl Object for Id {
 }
 
 impl Id {
-    /// The C structure as it is now.
+    /// The current C structure.
     pub(super) fn shown(&self) -> CmId {
-        // SAFETY: programs make calls about an id one by one, and change it in between only.
+        // SAFETY: programs make calls that concern an id one at a time, and change it only in between.
         unsafe { *self.shown.get() }
     }
 
-    /// Changes it. `change` looks at nothing else of the id.
+    /// Changes it. `change` reads nothing else of the id.
     pub(super) fn change<R>(&self, change: impl FnOnce(&mut CmId) -> R) -> R {
-        // SAFETY: as above; no other reference to it is there meanwhile.
+        // SAFETY: as above; no other reference to it exists during the call.
         change(unsafe { &mut *self.shown.get() })
     }
 
-    /// Where the program has it.
+    /// Its address in the program.
     pub(super) fn at(&self) -> *mut CmId {
         self.shown.get()
     }
@@ -85,7 +87,7 @@ impl Id {
         Ok(unsafe { look::<Self, _>(id) }?.shown().qp)
     }
 
-    /// The event of a synchronous call goes.
+    /// Drops the event of a synchronous call.
     pub(super) fn drop_event(&self) {
         let event = self.change(|shown| std::mem::replace(&mut shown.event, null_mut()));
         if !event.is_null() {
@@ -109,7 +111,7 @@ impl Id {
         });
     }
 
-    /// What it shows of its addresses is what is known now.
+    /// Updates the addresses that it shows.
     pub(super) fn show_addresses(&self) {
         let state = self.endpoint.state.lock();
         self.change(|shown| {
@@ -128,7 +130,7 @@ impl Id {
         });
     }
 
-    /// The first packet that the peer of the id is to send.
+    /// The number of the first packet that the peer of the id will send.
     pub(super) fn psn(&self, manager: &Arc<Manager>) -> Psn {
         manager.with(|inner, _| {
             let mut state = self.endpoint.state.lock();
@@ -183,7 +185,7 @@ pub(super) fn create(
     Ok(make(shown, Endpoint::new(inbox), space, is_synchronous))
 }
 
-/// The id of a request that a listener's program takes: on the listener's channel, with its context.
+/// The id for a request that a listener's program takes: on the listener's channel, with its context.
 pub(super) fn of_request(listener: &Endpoint, child: &Arc<Endpoint>) -> Result<*mut CmId, Errno> {
     let manager = manager()?;
     // SAFETY: the program does not destroy the listener in its call for events.
@@ -210,7 +212,7 @@ pub(super) fn of_request(listener: &Endpoint, child: &Arc<Endpoint>) -> Result<*
     id.show_addresses();
     let route = child.state.lock().route;
     if let Some(route) = route {
-        id.show_path(path_of(&route));
+        id.show_path(path_of(&route, manager.port().lid));
     }
     Ok(at)
 }

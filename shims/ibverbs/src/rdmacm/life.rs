@@ -15,7 +15,7 @@ use super::qp;
 use crate::call::{Errno, number};
 use crate::live::{Ending, end, look};
 
-/// `rdma_create_id`. Without a channel the id gets one of its own, and calls wait.
+/// `rdma_create_id`. Without a channel the id gets one of its own, and calls wait for their events.
 pub(crate) unsafe extern "C" fn create_id(
     channel: *mut EventChannel,
     to: *mut *mut CmId,
@@ -23,7 +23,7 @@ pub(crate) unsafe extern "C" fn create_id(
     ps: c_uint,
 ) -> c_int {
     number(|| {
-        // SAFETY: where the program wants it.
+        // SAFETY: the program passes the place for the result.
         let to = unsafe { to.as_mut() }.ok_or(Errno::INVAL)?;
         *to = create(channel, context, ps, None)?;
         Ok(0)
@@ -36,7 +36,7 @@ pub(crate) unsafe extern "C" fn destroy_id(id: *mut CmId) -> c_int {
 }
 
 pub(super) fn destroy(at: *mut CmId) -> Result<(), Errno> {
-    // SAFETY: the program does not use it now, but to acknowledge events.
+    // SAFETY: the program does not use it now, except to acknowledge events.
     let id = unsafe { look::<Id, _>(at) }?;
     id.groups.leave_all(id.shown().qp);
     forget(&id.endpoint);
@@ -51,21 +51,29 @@ pub(super) fn destroy(at: *mut CmId) -> Result<(), Errno> {
     Ok(())
 }
 
-/// The connection manager forgets an endpoint, and the requests that wait for it. Peers are told.
+/// Makes the connection manager forget an endpoint, and the requests that wait for it. Peers are informed.
 fn forget(endpoint: &Arc<Endpoint>) {
     let waiting = endpoint.silence();
+    for endpoint in waiting.iter().chain([endpoint]) {
+        let stream = endpoint.state.lock().stream.take();
+        if let Some(stream) = stream {
+            stream.end();
+        }
+    }
     let Some(manager) = manager::existing() else {
         return;
     };
     manager.with(|inner, now| {
         for endpoint in waiting.iter().chain([endpoint]) {
-            let (role, binding) = {
+            let (role, binding, claim) = {
                 let mut state = endpoint.state.lock();
                 (
                     std::mem::replace(&mut state.role, Role::Over),
                     state.binding.take(),
+                    state.claim.take(),
                 )
             };
+            drop(claim);
             // They may have had their last events.
             match role {
                 Role::Active { conn, .. } | Role::Passive { conn, .. } => {
@@ -80,6 +88,8 @@ fn forget(endpoint: &Arc<Endpoint>) {
                     let _ = inner.cm.forget(question);
                     inner.questions.remove(&question);
                 }
+                // A stream ended before.
+                Role::StreamListener | Role::Stream | Role::StreamAsked { .. } => {}
                 Role::Idle | Role::Over => {}
             }
             if let Some(binding) = binding {
@@ -89,8 +99,8 @@ fn forget(endpoint: &Arc<Endpoint>) {
     });
 }
 
-/// `rdma_migrate_id`: the id's events, also those that wait, go to another channel; to one of its own without one. Waits
-/// until the program has acknowledged those that it has taken.
+/// `rdma_migrate_id`: the id's events, including those that wait, move to another channel; without one, to a channel of
+/// its own. Waits until the program has acknowledged those that it has taken.
 pub(crate) unsafe extern "C" fn migrate_id(at: *mut CmId, channel: *mut EventChannel) -> c_int {
     number(|| {
         // SAFETY: the program does not destroy it now.
@@ -119,12 +129,12 @@ pub(crate) unsafe extern "C" fn migrate_id(at: *mut CmId, channel: *mut EventCha
 pub(crate) unsafe extern "C" fn get_devices(count: *mut c_int) -> *mut *mut verbs_abi::Context {
     crate::call::pointer(|| {
         let verbs = manager()?.verbs();
-        // SAFETY: NULL, or where the program wants the number.
+        // SAFETY: NULL, or the program's place for the number.
         if let Some(count) = unsafe { count.as_mut() } {
             *count = 1;
         }
         let list = [verbs, null_mut()];
-        // SAFETY: of that many bytes; the program gives it back to free_devices.
+        // SAFETY: of that many bytes; the program frees it by free_devices.
         unsafe {
             let room = libc::malloc(size_of_val(&list)).cast::<*mut verbs_abi::Context>();
             if room.is_null() {

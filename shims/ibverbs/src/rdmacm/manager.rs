@@ -1,9 +1,10 @@
 //! The connection manager of this process: the state machine of `verbs-cm`, attached to the port's service for management
-//! datagrams, and the ids that its connections belong to.
+//! datagrams, and the ids that its connections belong to. On a device that makes connections itself the machine has
+//! nothing to do; see `streams`.
 //!
-//! It owns no queue pair: as in librdmacm, queue pairs are moved by the program's own calls, when it connects, accepts,
-//! takes an event and disconnects. What the machine asks for in between is answered at once: an accepted queue pair
-//! is in RTS before the peer confirms, and one whose peer is gone goes to ERR when the program disconnects it.
+//! It owns no queue pair: as in librdmacm, the program's own calls change the state of queue pairs, when it connects,
+//! accepts, takes an event and disconnects. Requests of the machine in between are answered at once: an accepted queue
+//! pair is in RTS before the peer confirms, and one whose peer is gone goes to ERR when the program disconnects it.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -15,46 +16,57 @@ use std::time::{Duration, Instant};
 use futures::executor::block_on;
 use parking_lot::Mutex;
 use verbs_abi as abi;
+use verbs_cm::sa::SaClient;
 use verbs_cm::{Cm, Config, ConnId, ListenId, Port, ResolveId};
+use verbs_core::cm::CmBinder;
 use verbs_core::event::{EventWatcher, Undelivered};
+use verbs_core::host::HostPorts;
 use verbs_core::mad::{
-    Address, Class, Delivery, MadAgent, MadBytes, MadClient, MadService, Method, PortInfo, Time,
-    TimeCode,
+    Address, Class, Delivery, MadBytes, MadClient, MadService, Method, PortInfo, TimeCode,
 };
-use verbs_core::{AsyncEvent, Device, QpState, Seed, collect, defer};
+use verbs_core::time;
+use verbs_core::{AsyncEvent, Device, DeviceCap, QpState, Seed, collect, defer};
 
+use super::carrier::Carrier;
 use super::endpoint::{Endpoint, Reply, Role, What};
 use super::ports::Ports;
 use crate::call::Errno;
-use crate::device::{self, PORT};
+use crate::device::{self, Network, PORT};
+use crate::live::look;
+use crate::xrcd::open_xrcd;
 use crate::{memory, open};
 
 /// The connection manager, once the program has used one.
 static MANAGER: Mutex<Option<Arc<Manager>>> = Mutex::new(None);
 
-/// How long a process that ends may take to say goodbye.
+/// How long a process that ends may take to inform its peers.
 const GOODBYE: Duration = Duration::from_millis(200);
+/// How long a call waits at most until its datagram has left.
+const LEAVES: Duration = Duration::from_millis(50);
 
 /// The connection manager of the device's port.
 pub(super) struct Manager {
-    service: MadService,
-    agent: MadAgent,
-    /// Never held while anything is told or sent.
+    carrier: Carrier,
+    /// Never held while anything is reported or sent.
     inner: Mutex<Inner>,
-    /// The open device that ids are on, and the domain of those who name none.
+    /// The open device that ids are on, and the domain of ids that name none.
     verbs: *mut abi::Context,
     pd: *mut abi::Pd,
     peers: Arc<Peers>,
-    _device: Device,
+    device: Device,
+    /// The subnet's administrator, once an id has asked for a path.
+    administrator: OnceLock<SaClient>,
+    /// The domain of extended connections, once an id has asked for it; by the address of its handle.
+    xrcd: OnceLock<usize>,
 }
 
-// SAFETY: the pointers are to objects of this library that stay as long as the process; nobody writes through them.
+// SAFETY: the pointers are to objects of this library that stay as long as the process; nothing writes through them.
 unsafe impl Send for Manager {}
 // SAFETY: as above.
 unsafe impl Sync for Manager {}
 
-/// Limits of the machine: a program may make thousands of connections at once, to one peer. Where the defaults keep forged
-/// requests at a quarter of the places and those of one source at a sixteenth, these do too, of 16 times as many.
+/// Limits of the machine: a program may make thousands of connections at once, to one peer. The defaults limit forged
+/// requests to a quarter of the places and those of one source to a sixteenth; so do these, of 16 times as many places.
 fn limits() -> Config {
     Config {
         connections_max: 65_536,
@@ -67,7 +79,7 @@ fn limits() -> Config {
     }
 }
 
-/// What the lock guards.
+/// The state that the lock guards.
 pub(super) struct Inner {
     pub(super) cm: Cm,
     pub(super) ports: Ports,
@@ -76,10 +88,10 @@ pub(super) struct Inner {
     pub(super) questions: BTreeMap<ResolveId, Arc<Endpoint>>,
     /// The port as the machine knows it.
     port: Arc<PortInfo>,
-    /// A thread sees to the outputs, and to those that others bring about.
+    /// A thread is handling the outputs, including those that others cause in the meantime.
     busy: bool,
-    /// When the timer wakes us next.
-    alarm: Option<Time>,
+    /// When the timer next wakes the manager.
+    alarm: Option<time::Instant>,
 }
 
 /// Outputs of the machine.
@@ -89,7 +101,7 @@ struct Batch {
     arrivals: Vec<(Arc<Endpoint>, What)>,
 }
 
-/// The connection manager, opened by the first that asks.
+/// The connection manager, opened by the first caller.
 pub(super) fn manager() -> Result<Arc<Manager>, Errno> {
     let mut place = MANAGER.lock();
     if let Some(manager) = &*place {
@@ -97,7 +109,8 @@ pub(super) fn manager() -> Result<Arc<Manager>, Errno> {
     }
     let manager = Manager::open()?;
     static ONCE: Once = Once::new();
-    // SAFETY: a function of this library, which is never unloaded. Without it peers are not told when the process ends.
+    // SAFETY: a function of this library, which is never unloaded. Without it peers are not informed when the process
+    // ends.
     ONCE.call_once(|| unsafe {
         libc::atexit(leave);
     });
@@ -109,7 +122,7 @@ pub(super) fn existing() -> Option<Arc<Manager>> {
     MANAGER.lock().clone()
 }
 
-/// No other thread has the lock while the process forks.
+/// Ensures that no other thread holds the lock while the process forks.
 pub(crate) fn before_fork() {
     std::mem::forget(MANAGER.lock());
 }
@@ -126,57 +139,46 @@ pub(crate) fn after_fork_in_child() {
     std::mem::forget(MANAGER.lock().take());
 }
 
-/// The process ends: peers are told, as the kernel tells them.
+/// The process ends: peers are informed, as the kernel would do.
 extern "C" fn leave() {
     let Some(manager) = MANAGER.try_lock().and_then(|manager| manager.clone()) else {
         return;
     };
     manager.with(|inner, now| inner.cm.disconnect_all(now));
-    let mut drained = std::pin::pin!(manager.service.drained());
-    let mut cx = Context::from_waker(Waker::noop());
-    let late = Instant::now() + GOODBYE;
-    while drained.as_mut().poll(&mut cx) == Poll::Pending && Instant::now() < late {
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    manager.flush(GOODBYE);
 }
 
 impl Manager {
     fn open() -> Result<Arc<Self>, Errno> {
-        let hca = device::hca()?.hca;
-        let device = hca.open().wait()?;
-        let service = block_on(MadService::of(&device, PORT))?;
-        // SAFETY: as a program lists and opens devices; the list is freed once.
-        let (verbs, pd) = unsafe {
-            let list = device::get_device_list(null_mut());
-            if list.is_null() {
-                return Err(Errno::NOMEM);
-            }
-            let verbs = open::open_device(*list);
-            device::free_device_list(list);
-            let pd = if verbs.is_null() {
-                null_mut()
-            } else {
-                memory::alloc_pd(verbs)
-            };
-            (verbs, pd)
-        };
-        if pd.is_null() {
-            return Err(Errno::NOMEM);
-        }
+        let made = device::hca()?;
+        let device = made.hca.open().wait()?;
+        let (verbs, pd) = shown_device()?;
         let peers = Arc::<Peers>::default();
-        let client: Arc<dyn MadClient> = Arc::<Peers>::clone(&peers);
-        let version = verbs_cm::wire::CLASS_VERSION;
-        let agent = service.register(Class::CM, version, &[Method::SEND], Arc::downgrade(&client));
-        // Another manager in this process, of which this library makes none.
-        let agent = agent.map_err(|_| Errno::BUSY)?;
-        let info = service.port();
-        let ports = Ports::new(service.now().as_nanos() ^ u64::from(std::process::id()) << 20);
-        let machine = Cm::new(
-            limits(),
-            port_of(&info),
-            agent.id().number(),
-            Seed::from_system(),
-        );
+        let carrier = if made.network == Network::Iwarp {
+            // SAFETY: opened just now, and never closed. Endpoints are of the device that queue pairs are on.
+            let context = unsafe { look::<device::Context, _>(verbs) }?;
+            Carrier::Verbs {
+                binder: context.device.cm_binder(),
+                port: Arc::new(block_on(PortInfo::read(device.target(), PORT))?),
+                clock: made.clock,
+            }
+        } else {
+            let service = block_on(MadService::of(&device, PORT))?;
+            let client: Arc<dyn MadClient> = Arc::<Peers>::clone(&peers);
+            let version = verbs_cm::wire::CLASS_VERSION;
+            let agent =
+                service.register(Class::CM, version, &[Method::SEND], Arc::downgrade(&client));
+            // Another manager in this process has it; this library makes none.
+            let agent = agent.map_err(|_| Errno::BUSY)?;
+            Carrier::Mads { service, agent }
+        };
+        let info = carrier.port();
+        let ports = Ports::new(carrier.now().as_nanos() ^ u64::from(std::process::id()) << 20);
+        let number = match &carrier {
+            Carrier::Mads { agent, .. } => agent.id().number(),
+            Carrier::Verbs { .. } => 0,
+        };
+        let machine = Cm::new(limits(), port_of(&info), number, Seed::from_system());
         let watcher: Arc<dyn EventWatcher> = Arc::<Peers>::clone(&peers);
         device.target().watch_events(&watcher);
         let manager = Arc::new(Self {
@@ -190,15 +192,21 @@ impl Manager {
                 busy: false,
                 alarm: None,
             }),
-            service,
-            agent,
+            carrier,
             verbs,
             pd,
             peers,
-            _device: device,
+            device,
+            administrator: OnceLock::new(),
+            xrcd: OnceLock::new(),
         });
         let _ = manager.peers.0.set(Arc::downgrade(&manager));
         Ok(manager)
+    }
+
+    /// What binds endpoints, where the device makes connections itself.
+    pub(super) fn binder(&self) -> Option<&CmBinder> {
+        self.carrier.binder()
     }
 
     /// The open device that ids are on.
@@ -211,31 +219,69 @@ impl Manager {
         self.pd
     }
 
-    /// What is known of the port.
+    /// The known state of the port.
     pub(super) fn port(&self) -> Port {
-        port_of(&self.service.port())
+        port_of(&self.carrier.port())
     }
 
-    /// What the device can do.
+    /// The attributes of the device.
     pub(super) fn device(&self) -> Arc<verbs_core::DeviceAttr> {
-        Arc::clone(&self.service.port().device)
+        Arc::clone(&self.carrier.port().device)
+    }
+
+    /// What knows the paths of the subnet.
+    pub(super) fn administrator(&self) -> Result<SaClient, Errno> {
+        if let Some(client) = self.administrator.get() {
+            return Ok(client.clone());
+        }
+        let client = SaClient::of(&self.device, PORT).wait();
+        let client = client.map_err(|_| Errno(libc::ENODEV))?;
+        Ok(self.administrator.get_or_init(|| client).clone())
+    }
+
+    /// The domain of extended connections, which all ids share.
+    pub(super) fn xrcd(&self) -> Result<*mut abi::Xrcd, Errno> {
+        if let Some(&at) = self.xrcd.get() {
+            return Ok(std::ptr::with_exposed_provenance_mut(at));
+        }
+        let init = abi::XrcdInitAttr {
+            // A descriptor, which there is none of, and flags.
+            comp_mask: 0b11,
+            fd: -1,
+            oflags: libc::O_CREAT,
+        };
+        // SAFETY: the open device of the ids; the domain is never closed.
+        let xrcd = unsafe { open_xrcd(self.verbs, &raw const init) };
+        if xrcd.is_null() {
+            return Err(Errno::last());
+        }
+        let at = *self.xrcd.get_or_init(|| xrcd.expose_provenance());
+        Ok(std::ptr::with_exposed_provenance_mut(at))
     }
 
     /// The addresses of the port.
     pub(super) fn addresses(&self) -> Vec<IpAddr> {
-        let info = self.service.port();
+        let info = self.carrier.port();
         let address = |(_, gid): &(u16, verbs_core::Gid)| IpAddr::from(*gid).to_canonical();
         info.gids.iter().map(address).collect()
     }
 
-    /// Calls the machine, and sees to what follows.
-    pub(super) fn with<R>(self: &Arc<Self>, call: impl FnOnce(&mut Inner, Time) -> R) -> R {
+    /// The port numbers that are shared with other processes, if they are.
+    pub(super) fn host_ports(&self) -> Option<Arc<dyn HostPorts>> {
+        self.carrier.host_ports()
+    }
+
+    /// Calls the machine, and handles its outputs.
+    pub(super) fn with<R>(
+        self: &Arc<Self>,
+        call: impl FnOnce(&mut Inner, time::Instant) -> R,
+    ) -> R {
         collect(|| {
             let result = {
                 let mut inner = self.inner.lock();
-                // Under the lock, so that the machine's time does not go back.
-                let now = self.service.now();
-                let port = self.service.port();
+                // Under the lock, so that the machine's time does not run backwards.
+                let now = self.carrier.now();
+                let port = self.carrier.port();
                 if !Arc::ptr_eq(&port, &inner.port) {
                     inner.cm.port_changed(port_of(&port));
                     inner.port = port;
@@ -247,7 +293,7 @@ impl Manager {
         })
     }
 
-    /// Sees to the outputs until there are none.
+    /// Handles the outputs until there are none.
     fn pump(self: &Arc<Self>) {
         loop {
             let batch = {
@@ -255,7 +301,7 @@ impl Manager {
                 if inner.busy {
                     return;
                 }
-                let now = self.service.now();
+                let now = self.carrier.now();
                 let Some(batch) = inner.outputs(now) else {
                     return self.set_alarm(&mut inner);
                 };
@@ -263,7 +309,7 @@ impl Manager {
                 batch
             };
             if !batch.mads.is_empty() {
-                self.agent.send(batch.mads);
+                self.carrier.send(batch.mads);
             }
             for (endpoint, what) in batch.arrivals {
                 endpoint.tell(what);
@@ -272,9 +318,34 @@ impl Manager {
         }
     }
 
-    /// Has the timer wake us when the next thing is due.
+    /// As [`Manager::with`], and what it sends has left when this returns, as the kernel has it: the program may end at once
+    /// after the call, without handlers of exit. Another thread may be in the middle of sending, which takes microseconds.
+    pub(super) fn with_last_words<R>(
+        self: &Arc<Self>,
+        call: impl FnOnce(&mut Inner, time::Instant) -> R,
+    ) -> R {
+        let result = self.with(call);
+        self.flush(LEAVES);
+        result
+    }
+
+    /// Waits until all datagrams have left, or for that long.
+    fn flush(&self, patience: Duration) {
+        let late = Instant::now() + patience;
+        let nap = || std::thread::sleep(Duration::from_millis(1));
+        while self.inner.lock().busy && Instant::now() < late {
+            nap();
+        }
+        let mut drained = std::pin::pin!(self.carrier.drained());
+        let mut cx = Context::from_waker(Waker::noop());
+        while drained.as_mut().poll(&mut cx) == Poll::Pending && Instant::now() < late {
+            nap();
+        }
+    }
+
+    /// Sets the timer to the machine's next deadline.
     fn set_alarm(self: &Arc<Self>, inner: &mut Inner) {
-        let (Some(due), Some(timer)) = (inner.cm.poll_timeout(), self.service.timer()) else {
+        let (Some(due), Some(timer)) = (inner.cm.poll_timeout(), self.carrier.timer()) else {
             return;
         };
         if inner.alarm.is_some_and(|alarm| alarm <= due) {
@@ -284,7 +355,7 @@ impl Manager {
         timer.wake_at(due, Waker::from(Arc::new(Alarm(Arc::downgrade(self), due))));
     }
 
-    fn timeout(self: &Arc<Self>, set: Time) {
+    fn timeout(self: &Arc<Self>, set: time::Instant) {
         self.with(|inner, now| {
             if inner.alarm == Some(set) {
                 inner.alarm = None;
@@ -294,9 +365,32 @@ impl Manager {
     }
 }
 
+/// The open device that ids are on, and a domain on it, made as a program makes them.
+fn shown_device() -> Result<(*mut abi::Context, *mut abi::Pd), Errno> {
+    // SAFETY: listing and opening devices as a program does; the list is freed once.
+    let (verbs, pd) = unsafe {
+        let list = device::get_device_list(null_mut());
+        if list.is_null() {
+            return Err(Errno::NOMEM);
+        }
+        let verbs = open::open_device(*list);
+        device::free_device_list(list);
+        let pd = if verbs.is_null() {
+            null_mut()
+        } else {
+            memory::alloc_pd(verbs)
+        };
+        (verbs, pd)
+    };
+    match pd.is_null() {
+        true => Err(Errno::NOMEM),
+        false => Ok((verbs, pd)),
+    }
+}
+
 impl Inner {
-    /// Takes what waits; `None` when there is nothing.
-    fn outputs(&mut self, now: Time) -> Option<Batch> {
+    /// Takes the waiting outputs; `None` when there are none.
+    fn outputs(&mut self, now: time::Instant) -> Option<Batch> {
         let mut batch = Batch::default();
         loop {
             let before = batch.arrivals.len();
@@ -327,7 +421,7 @@ impl Inner {
         (!is_empty).then_some(batch)
     }
 
-    /// A modify that the machine wants: whether the program makes it in a call, or has made it, or makes it later.
+    /// A modify that the machine requests: says whether the program makes it in a call, has made it, or makes it later.
     fn is_due_here(&self, conn: ConnId, state: Option<QpState>) -> Due {
         let Some(endpoint) = self.conns.get(&conn) else {
             return Due::Done;
@@ -345,21 +439,28 @@ impl Inner {
                 *reply = Reply::Here;
                 Due::Reply(Arc::clone(endpoint))
             }
+            (
+                Role::Active {
+                    reply: Reply::Established,
+                    ..
+                },
+                _,
+            ) => Due::Done,
             (Role::Active { .. }, _) => Due::ByProgram,
-            // On the way to RTR the program is in its accept; RTS it has made there.
+            // On the way to RTR the program is in its accept, and takes the queue pair to RTS there.
             (_, Some(QpState::Rtr)) => Due::ByProgram,
             _ => Due::Done,
         }
     }
 }
 
-/// Who makes a modify.
+/// Where a modify is made.
 enum Due {
-    /// The program, in a call that is under way or to come.
+    /// By the program, in a current or later call.
     ByProgram,
     /// The program, when it takes the reply.
     Reply(Arc<Endpoint>),
-    /// It is made, or not wanted.
+    /// It is made, or not needed.
     Done,
 }
 
@@ -373,10 +474,12 @@ fn port_of(info: &PortInfo) -> Port {
         gids: info.gids.clone(),
         mtu: info.port.active_mtu,
         ack_delay: TimeCode::new(info.device.local_ca_ack_delay),
+        // librdmacm has no call for alternate paths; those of peers are taken.
+        migrates: info.device.caps.contains(DeviceCap::AUTO_PATH_MIG),
     }
 }
 
-/// What comes from peers: datagrams, and the network's word that one was refused.
+/// Input from peers: datagrams, and the network's report that one was refused.
 #[derive(Default)]
 struct Peers(OnceLock<Weak<Manager>>);
 
@@ -405,8 +508,8 @@ impl EventWatcher for Peers {
     }
 }
 
-/// Wakes the connection manager; keeps it from nothing.
-struct Alarm(Weak<Manager>, Time);
+/// Wakes the connection manager; does not keep it alive.
+struct Alarm(Weak<Manager>, time::Instant);
 
 impl Wake for Alarm {
     fn wake(self: Arc<Self>) {

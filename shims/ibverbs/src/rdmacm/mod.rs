@@ -1,8 +1,9 @@
-//! `librdmacm.so.1`: connections by IP address, as `rdma_cm` programs make them. It is this same library under its second
-//! name, so that a program that is linked against both has one device.
+//! `librdmacm.so.1`: connections by IP address, as `rdma_cm` programs make them. It is this same library under its
+//! second name, so that a program that is linked against both has one device.
 //!
-//! - `manager` is the connection manager of the process: the state machine of `verbs-cm`, which speaks the messages that
-//!   Linux speaks. `arrival` turns what it says into events; `endpoint` is what it knows of an id.
+//! - `manager` is the connection manager of the process: the state machine of `verbs-cm`, which uses the messages that
+//!   Linux uses. `arrival` turns its events into those of librdmacm; `endpoint` is what it knows of an id.
+//! - `carrier` is what carries its messages; `streams` are connections that the device makes itself, over TCP.
 //! - `id` is the object that programs hold, `channel` what its events wait in, `taken` what happens when they are taken.
 //! - `life`, `address`, `connect`, `qp`, `multicast`, `options` and `ep` are the calls; `sockaddr` and `group` are below them.
 //! - `ports` knows which ids of the process have which port numbers.
@@ -12,26 +13,35 @@
 
 mod address;
 mod arrival;
+mod carrier;
 mod channel;
 mod connect;
 mod endpoint;
 mod ep;
+#[cfg(test)]
+mod extended_tests;
 mod group;
 mod id;
 mod life;
+#[cfg(test)]
+mod listener_tests;
 mod manager;
 mod multicast;
 mod options;
 mod ports;
 mod qp;
 pub(crate) mod sockaddr;
+#[cfg(test)]
+mod stream_tests;
+mod streams;
 mod taken;
 #[cfg(test)]
 mod tests;
 mod text;
 
 pub(crate) use self::address::{
-    bind_addr, get_dst_port, get_src_port, resolve_addr, resolve_route,
+    address_for, bind_addr, datagram_max, datagram_way, get_dst_port, get_src_port, own_address,
+    resolve_addr, resolve_route,
 };
 pub(crate) use self::channel::{
     ack_cm_event, create_event_channel, destroy_event_channel, has_event,

@@ -1,9 +1,9 @@
-//! Multicast groups of ids. Over RoCE a group's GID is its address, and the device tells the network.
+//! Multicast groups of ids. Over RoCE a group's GID is its address, and the device informs the network.
 
 use std::ffi::{c_int, c_void};
 
 use verbs_abi::rdmacm::{CmId, JoinMcAttrEx};
-use verbs_core::{Av, Gid};
+use verbs_core::{Av, Gid, LinkLayer};
 
 use super::endpoint::{Joined, What};
 use super::id::Id;
@@ -20,7 +20,7 @@ pub(crate) unsafe extern "C" fn join_multicast(
     addr: *mut libc::sockaddr,
     context: *mut c_void,
 ) -> c_int {
-    // SAFETY: what the program gives.
+    // SAFETY: the program passes valid arguments.
     number(|| unsafe { join(id, addr, context, false) })
 }
 
@@ -36,7 +36,7 @@ pub(crate) unsafe extern "C" fn join_multicast_ex(
     /// `RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER`.
     const SEND_ONLY: u32 = 1;
     number(|| {
-        // SAFETY: what the program gives.
+        // SAFETY: the program passes valid arguments.
         let attr = unsafe { attr.as_ref() }.ok_or(Errno::INVAL)?;
         if attr.comp_mask & !KNOWN != 0 || attr.comp_mask & 1 == 0 {
             return Err(Errno::INVAL);
@@ -55,19 +55,25 @@ pub(crate) unsafe extern "C" fn join_multicast_ex(
 }
 
 /// # Safety
-/// What the program gives; it does not destroy the id now.
+/// The program passes valid arguments, and does not destroy the id now.
 unsafe fn join(
     id: *mut CmId,
     addr: *mut libc::sockaddr,
     context: *mut c_void,
     sends_only: bool,
 ) -> Result<c_int, Errno> {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     let (id, group) = unsafe { (look::<Id, _>(id)?, from_c(addr)?.ip()) };
     if id.shown().verbs.is_null() || !group.is_multicast() {
         return Err(Errno::INVAL);
     }
-    let (port, own) = (manager()?.port(), manager()?.addresses());
+    let manager = manager()?;
+    let has_lids = manager.port().link_layer == LinkLayer::InfiniBand;
+    if manager.binder().is_some() || has_lids {
+        // Streams have no groups, and those of a subnet are not joined by address.
+        return Err(Errno(libc::ENOSYS));
+    }
+    let (port, own) = (manager.port(), manager.addresses());
     let from = own.into_iter().find(|ip| ip.is_ipv4() == group.is_ipv4());
     let from = Gid::from(from.ok_or(Errno(libc::ENETUNREACH))?);
     let index = port.gid_index(from).ok_or(Errno(libc::ENODEV))?;
@@ -82,7 +88,7 @@ unsafe fn join(
 /// `rdma_leave_multicast`.
 pub(crate) unsafe extern "C" fn leave_multicast(id: *mut CmId, addr: *mut libc::sockaddr) -> c_int {
     number(|| {
-        // SAFETY: what the program gives; it does not destroy the id now.
+        // SAFETY: the program passes valid arguments, and does not destroy the id now.
         let (id, group) = unsafe { (look::<Id, _>(id)?, from_c(addr)?.ip()) };
         id.groups.leave(Gid::from(group), id.shown().qp)?;
         Ok(0)

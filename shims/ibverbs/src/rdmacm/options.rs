@@ -19,7 +19,7 @@ const REUSEADDR: c_int = 1;
 const AFONLY: c_int = 2;
 const ACK_TIMEOUT: c_int = 3;
 
-/// `rdma_set_option`. `IB_PATH` is refused: RoCE finds its own paths.
+/// `rdma_set_option`. `IB_PATH` is refused: RoCE needs no path records.
 pub(crate) unsafe extern "C" fn set_option(
     id: *mut CmId,
     level: c_int,
@@ -28,7 +28,7 @@ pub(crate) unsafe extern "C" fn set_option(
     length: usize,
 ) -> c_int {
     number(|| {
-        // SAFETY: what the program gives; it does not destroy the id now.
+        // SAFETY: the program passes valid arguments, and does not destroy the id now.
         let (id, value) = unsafe {
             if value.is_null() {
                 return Err(Errno::INVAL);
@@ -55,8 +55,8 @@ pub(crate) unsafe extern "C" fn set_option(
                 if state.role != Role::Idle {
                     return Err(Errno::INVAL);
                 }
-                // A device has addresses of one family, so a wildcard serves no other.
-                let _ = i32::from_ne_bytes([a, b, c, d]);
+                // It counts where a wildcard is bound.
+                state.options.family_only = Some(i32::from_ne_bytes([a, b, c, d]) != 0);
             }
             (ACK_TIMEOUT, &[code @ 0..=31]) => state.options.ack_timeout = Some(code),
             (TOS | REUSEADDR | AFONLY | ACK_TIMEOUT, _) => return Err(Errno::INVAL),

@@ -1,4 +1,4 @@
-//! Port numbers: which ids have which, at which addresses.
+//! Port numbers: which ids have which numbers, at which addresses.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -6,7 +6,7 @@ use std::ops::RangeInclusive;
 
 use verbs_cm::wire::PortSpace;
 
-/// Numbers that are given to ids that ask for none, as Linux has them.
+/// Numbers for ids that request none, as in Linux.
 const EPHEMERAL: RangeInclusive<u16> = 32768..=60999;
 
 /// The port numbers that ids of this process have.
@@ -28,13 +28,14 @@ pub(super) struct Binding {
 struct Bound {
     key: u64,
     ip: IpAddr,
-    /// It shares the number with others that say so too, while none of them listens.
+    /// It shares the number with other ids that permit it too, as long as none of them listens.
     shares: bool,
+    family_only: bool,
     listens: bool,
 }
 
 impl Ports {
-    /// The search for free numbers begins where `seed` says.
+    /// The search for free numbers begins at a position drawn from `seed`.
     pub(super) fn new(seed: u64) -> Self {
         let offset = seed % EPHEMERAL.len() as u64;
         let next = EPHEMERAL.start() + offset as u16;
@@ -45,22 +46,24 @@ impl Ports {
         }
     }
 
-    /// Binds that address, or a free number of it if its own is 0. `None` if another has it.
+    /// Binds that address, or a free number of it if its own is 0. `None` if another id has it.
     pub(super) fn bind(
         &mut self,
         space: PortSpace,
         addr: SocketAddr,
         shares: bool,
+        family_only: bool,
     ) -> Option<Binding> {
         let wanted = addr.ip();
+        let add = |ports: &mut Self, port| ports.add(space, port, wanted, (shares, family_only));
         if addr.port() != 0 {
             let others = self.bound.get(&(space, addr.port()));
             let conflicts = |other: &Bound| {
                 let both_share = other.shares && shares && !other.listens;
-                other.overlaps(wanted) && !both_share
+                other.overlaps(wanted, family_only) && !both_share
             };
             let is_taken = others.is_some_and(|others| others.iter().any(conflicts));
-            return (!is_taken).then(|| self.add(space, addr.port(), wanted, shares));
+            return (!is_taken).then(|| add(self, addr.port()));
         }
         for _ in EPHEMERAL {
             let port = self.next;
@@ -70,25 +73,32 @@ impl Ports {
                 port + 1
             };
             if !self.bound.contains_key(&(space, port)) {
-                return Some(self.add(space, port, wanted, shares));
+                return Some(add(self, port));
             }
         }
         None
     }
 
-    fn add(&mut self, space: PortSpace, port: u16, ip: IpAddr, shares: bool) -> Binding {
+    fn add(
+        &mut self,
+        space: PortSpace,
+        port: u16,
+        ip: IpAddr,
+        (shares, family_only): (bool, bool),
+    ) -> Binding {
         let key = self.next_key;
         self.next_key += 1;
         self.bound.entry((space, port)).or_default().push(Bound {
             key,
             ip,
             shares,
+            family_only,
             listens: false,
         });
         Binding { space, port, key }
     }
 
-    /// The id listens from now on. False if another that shares the number does.
+    /// The id listens from now on. False if another id that shares the number listens already.
     pub(super) fn listen(&mut self, binding: &Binding) -> bool {
         let Some(all) = self.bound.get_mut(&(binding.space, binding.port)) else {
             return false;
@@ -96,10 +106,10 @@ impl Ports {
         let Some(place) = all.iter().position(|bound| bound.key == binding.key) else {
             return false;
         };
-        let ip = all[place].ip;
-        let is_taken = all
-            .iter()
-            .any(|other| other.key != binding.key && other.listens && other.overlaps(ip));
+        let (ip, family_only) = (all[place].ip, all[place].family_only);
+        let is_taken = all.iter().any(|other| {
+            other.key != binding.key && other.listens && other.overlaps(ip, family_only)
+        });
         all[place].listens |= !is_taken;
         !is_taken
     }
@@ -116,7 +126,10 @@ impl Ports {
 }
 
 impl Bound {
-    fn overlaps(&self, ip: IpAddr) -> bool {
+    fn overlaps(&self, ip: IpAddr, family_only: bool) -> bool {
+        if self.family_only && family_only && self.ip.is_ipv4() != ip.is_ipv4() {
+            return false;
+        }
         self.ip == ip || self.ip.is_unspecified() || ip.is_unspecified()
     }
 }
@@ -126,7 +139,29 @@ mod tests {
     use super::*;
 
     fn bind(ports: &mut Ports, space: PortSpace, addr: &str, shares: bool) -> Option<Binding> {
-        ports.bind(space, addr.parse().expect("an address"), shares)
+        bind_only(ports, space, addr, (shares, false))
+    }
+
+    fn bind_only(
+        ports: &mut Ports,
+        space: PortSpace,
+        addr: &str,
+        (shares, family_only): (bool, bool),
+    ) -> Option<Binding> {
+        let addr = addr.parse().expect("an address");
+        ports.bind(space, addr, shares, family_only)
+    }
+
+    /// Goal: wildcards of both families have one number if each says that it stands for its own family only.
+    #[test]
+    fn wildcards_of_two_families_have_one_number_if_both_say_so() {
+        let (mut ports, tcp) = (Ports::new(5), PortSpace::Tcp);
+        let only = (false, true);
+        let six = bind_only(&mut ports, tcp, "[::]:7", only).expect("it is free");
+        assert_eq!(bind(&mut ports, tcp, "0.0.0.0:7", false), None);
+        let four = bind_only(&mut ports, tcp, "0.0.0.0:7", only).expect("of the other family");
+        assert_eq!(bind_only(&mut ports, tcp, "127.0.0.2:7", only), None);
+        assert!(ports.listen(&six) && ports.listen(&four));
     }
 
     #[test]

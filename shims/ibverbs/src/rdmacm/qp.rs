@@ -9,7 +9,7 @@ use verbs_cm::{Accept, UDP_QKEY};
 use verbs_core::{Access, Psn, QpAttr, QpState};
 
 use super::endpoint::Role;
-use super::id::{Id, UD};
+use super::id::{Id, UD, XRC_RECV, XRC_SEND};
 use super::manager::manager;
 use crate::call::{Errno, number};
 use crate::device::PORT;
@@ -17,23 +17,24 @@ use crate::live::look;
 use crate::qp::modify;
 use crate::{cq, srq};
 
-/// `IBV_QP_INIT_ATTR_PD`.
+/// `IBV_QP_INIT_ATTR_PD`, `IBV_QP_INIT_ATTR_XRCD`.
 const PD: u32 = 1;
+const XRCD: u32 = 1 << 1;
 
-/// What a peer may do through a queue pair that is connected by address: what Linux lets it.
+/// The rights of a peer on a queue pair that is connected by address: the same as in Linux.
 const ACCESS: Access = Access::REMOTE_WRITE
     .union(Access::REMOTE_READ)
     .union(Access::REMOTE_ATOMIC);
 
-/// `rdma_create_qp`. Without a domain it is in the device's own; completion queues that are not named are made, each with
-/// a channel.
+/// `rdma_create_qp`. Without a domain it is in the device's own; completion queues that are not named are made, each
+/// with a channel.
 pub(crate) unsafe extern "C" fn create_qp(
     id: *mut CmId,
     pd: *mut abi::Pd,
     init: *mut QpInitAttr,
 ) -> c_int {
     number(|| {
-        // SAFETY: what the program gives; nothing of it is destroyed now.
+        // SAFETY: the program passes valid arguments, and destroys none of them now.
         let (id, init) = unsafe { (look::<Id, _>(id)?, init.as_mut().ok_or(Errno::INVAL)?) };
         let mut extended = QpInitAttrEx {
             qp_context: init.qp_context,
@@ -63,24 +64,27 @@ pub(crate) unsafe extern "C" fn create_qp(
 /// `rdma_create_qp_ex`.
 pub(crate) unsafe extern "C" fn create_qp_ex(id: *mut CmId, init: *mut QpInitAttrEx) -> c_int {
     number(|| {
-        // SAFETY: what the program gives; nothing of it is destroyed now.
+        // SAFETY: the program passes valid arguments, and destroys none of them now.
         unsafe { create(look::<Id, _>(id)?, init.as_mut().ok_or(Errno::INVAL)?) }?;
         Ok(0)
     })
 }
 
 /// # Safety
-/// Nothing that is named is destroyed now.
+/// No named object is destroyed now.
 unsafe fn create(id: &Id, init: &mut QpInitAttrEx) -> Result<(), Errno> {
     let shown = id.shown();
     if !shown.qp.is_null() || shown.verbs.is_null() {
-        // There is one already, or the id is on no device yet.
+        // It has one already, or the id is on no device yet.
         return Err(Errno::INVAL);
     }
     if init.comp_mask & PD == 0 {
         (init.comp_mask, init.pd) = (init.comp_mask | PD, shown.pd);
     }
-    // SAFETY: NULL, or a domain of the program's.
+    if init.qp_type == XRC_RECV && init.comp_mask & XRCD == 0 {
+        (init.comp_mask, init.xrcd) = (init.comp_mask | XRCD, manager()?.xrcd()?);
+    }
+    // SAFETY: NULL, or a domain of the program.
     match unsafe { init.pd.as_ref() } {
         Some(pd) if pd.context == shown.verbs => {}
         _ => return Err(Errno::INVAL),
@@ -93,7 +97,7 @@ unsafe fn create(id: &Id, init: &mut QpInitAttrEx) -> Result<(), Errno> {
     if init.srq.is_null() {
         init.srq = shown.srq;
     }
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     let made = unsafe { make(id, init) };
     if made.is_err() {
         destroy_cqs(id);
@@ -104,17 +108,17 @@ unsafe fn create(id: &Id, init: &mut QpInitAttrEx) -> Result<(), Errno> {
 /// # Safety
 /// As [`create`].
 unsafe fn make(id: &Id, init: &mut QpInitAttrEx) -> Result<(), Errno> {
-    if init.recv_cq.is_null() {
+    if init.recv_cq.is_null() && init.qp_type != XRC_SEND {
         init.recv_cq = own_cq(id, init.cap.max_recv_wr, |shown| {
             (&mut shown.recv_cq_channel, &mut shown.recv_cq)
         })?;
     }
-    if init.send_cq.is_null() {
+    if init.send_cq.is_null() && init.qp_type != XRC_RECV {
         init.send_cq = own_cq(id, init.cap.max_send_wr, |shown| {
             (&mut shown.send_cq_channel, &mut shown.send_cq)
         })?;
     }
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     let qp = unsafe { crate::qp::create_qp_ex(id.shown().verbs, init) };
     if qp.is_null() {
         return Err(Errno::last());
@@ -157,8 +161,12 @@ fn own_cq(id: &Id, depth: u32, place: Place) -> Result<*mut abi::Cq, Errno> {
     failed.map_or(Ok(queue), Err)
 }
 
-/// Completion queues that were made for the id go.
+/// Destroys completion queues that were made for the id. The shared receive queue of a target uses its own.
 fn destroy_cqs(id: &Id) {
+    let shown = id.shown();
+    if shown.qp_type == XRC_RECV && !shown.srq.is_null() {
+        return;
+    }
     let places: [Place; 2] = [
         |shown| (&mut shown.recv_cq_channel, &mut shown.recv_cq),
         |shown| (&mut shown.send_cq_channel, &mut shown.send_cq),
@@ -167,7 +175,7 @@ fn destroy_cqs(id: &Id) {
         let (channel, queue) = id.change(|shown| {
             let (channel, queue) = place(shown);
             match channel.is_null() {
-                // It is the program's.
+                // It belongs to the program.
                 true => (null_mut(), null_mut()),
                 false => (
                     std::mem::replace(channel, null_mut()),
@@ -225,43 +233,75 @@ pub(crate) unsafe extern "C" fn create_srq(
     init: *mut SrqInitAttr,
 ) -> c_int {
     number(|| {
-        // SAFETY: what the program gives; nothing of it is destroyed now.
+        // SAFETY: the program passes valid arguments, and destroys none of them now.
         let id = unsafe { look::<Id, _>(id) }?;
         let shown = id.shown();
         let pd = if pd.is_null() { shown.pd } else { pd };
-        if !shown.srq.is_null() || shown.verbs.is_null() {
-            return Err(Errno::INVAL);
-        }
         // SAFETY: as above.
-        let made = unsafe { srq::create_srq(pd, init) };
-        if made.is_null() {
-            return Err(Errno::last());
-        }
-        id.change(|shown| (shown.srq, shown.pd) = (made, pd));
+        let attr = unsafe { init.as_mut() }.ok_or(Errno::INVAL)?;
+        let mut extended = SrqInitAttrEx {
+            srq_context: attr.srq_context,
+            attr: attr.attr,
+            comp_mask: SRQ_PD,
+            srq_type: 0,
+            pd,
+            xrcd: null_mut(),
+            cq: null_mut(),
+            tm_cap: [0; 2],
+        };
+        // SAFETY: as above.
+        unsafe { make_srq(id, &mut extended) }?;
+        attr.attr = extended.attr;
         Ok(0)
     })
 }
 
-/// `rdma_create_srq_ex`. Extended connections are not made by address, so it is one of the usual type.
+/// `IBV_SRQ_INIT_ATTR_TYPE`, `_PD`, `_XRCD` and `_CQ`; and `IBV_SRQT_XRC`.
+const SRQ_TYPE: u32 = 1;
+const SRQ_PD: u32 = 1 << 1;
+const SRQ_XRCD: u32 = 1 << 2;
+const SRQ_CQ: u32 = 1 << 3;
+const SRQ_XRC: u32 = 1;
+
+/// # Safety
+/// The program passes valid arguments, and destroys none of them now.
+unsafe fn make_srq(id: &Id, init: &mut SrqInitAttrEx) -> Result<(), Errno> {
+    let shown = id.shown();
+    if !shown.srq.is_null() || shown.verbs.is_null() {
+        return Err(Errno::INVAL);
+    }
+    if init.comp_mask & SRQ_PD == 0 {
+        (init.comp_mask, init.pd) = (init.comp_mask | SRQ_PD, shown.pd);
+    }
+    if shown.qp_type == XRC_RECV && init.comp_mask & SRQ_TYPE == 0 {
+        (init.comp_mask, init.srq_type) = (init.comp_mask | SRQ_TYPE, SRQ_XRC);
+    }
+    if init.comp_mask & SRQ_TYPE != 0 && init.srq_type == SRQ_XRC {
+        if init.comp_mask & SRQ_XRCD == 0 {
+            (init.comp_mask, init.xrcd) = (init.comp_mask | SRQ_XRCD, manager()?.xrcd()?);
+        }
+        if init.comp_mask & SRQ_CQ == 0 {
+            let own = own_cq(id, init.attr.max_wr, |shown| {
+                (&mut shown.recv_cq_channel, &mut shown.recv_cq)
+            })?;
+            (init.comp_mask, init.cq) = (init.comp_mask | SRQ_CQ, own);
+        }
+    }
+    // SAFETY: guaranteed by the caller.
+    let made = unsafe { srq::create_srq_ex(shown.verbs, init) };
+    if made.is_null() {
+        return Err(Errno::last());
+    }
+    id.change(|shown| (shown.srq, shown.pd) = (made, init.pd));
+    Ok(())
+}
+
+/// `rdma_create_srq_ex`. That of a target of extended connections is in the domain of all ids, with a completion queue of
+/// the id, unless the program names others.
 pub(crate) unsafe extern "C" fn create_srq_ex(id: *mut CmId, init: *mut SrqInitAttrEx) -> c_int {
     number(|| {
-        // SAFETY: what the program gives; nothing of it is destroyed now.
-        let (id, init) = unsafe { (look::<Id, _>(id)?, init.as_mut().ok_or(Errno::INVAL)?) };
-        let shown = id.shown();
-        if !shown.srq.is_null() || shown.verbs.is_null() {
-            return Err(Errno::INVAL);
-        }
-        /// `IBV_SRQ_INIT_ATTR_PD`.
-        const SRQ_PD: u32 = 1 << 1;
-        if init.comp_mask & SRQ_PD == 0 {
-            (init.comp_mask, init.pd) = (init.comp_mask | SRQ_PD, shown.pd);
-        }
-        // SAFETY: as above.
-        let made = unsafe { srq::create_srq_ex(shown.verbs, init) };
-        if made.is_null() {
-            return Err(Errno::last());
-        }
-        id.change(|shown| (shown.srq, shown.pd) = (made, init.pd));
+        // SAFETY: the program passes valid arguments, and destroys none of them now.
+        unsafe { make_srq(look::<Id, _>(id)?, init.as_mut().ok_or(Errno::INVAL)?) }?;
         Ok(0)
     })
 }
@@ -276,17 +316,20 @@ pub(crate) unsafe extern "C" fn destroy_srq(id: *mut CmId) {
     if !made.is_null() {
         // SAFETY: as above.
         unsafe { srq::destroy_srq(made) };
+        if id.shown().qp_type == XRC_RECV {
+            destroy_cqs(id);
+        }
     }
 }
 
-/// `rdma_init_qp_attr`: what a queue pair of the program's own needs for the state that `attr` names.
+/// `rdma_init_qp_attr`: the attributes that a queue pair of the program's own needs for the state that `attr` names.
 pub(crate) unsafe extern "C" fn init_qp_attr(
     id: *mut CmId,
     attr: *mut abi::QpAttr,
     named: *mut c_int,
 ) -> c_int {
     number(|| {
-        // SAFETY: what the program gives; it does not destroy the id now.
+        // SAFETY: the program passes valid arguments, and does not destroy the id now.
         let (id, attr, named) = unsafe {
             let id = look::<Id, _>(id)?;
             (
@@ -318,6 +361,14 @@ fn wanted(id: &Id, state: QpState) -> Result<QpAttr, Errno> {
         };
     }
     let manager = manager()?;
+    if manager.binder().is_some() {
+        return match state {
+            QpState::Init => Ok(QpAttr::init(PORT, ACCESS)),
+            // The device moves it itself.
+            QpState::Rtr | QpState::Rts => Ok(QpAttr::default()),
+            _ => Err(Errno::INVAL),
+        };
+    }
     let attrs = || match id.endpoint.role() {
         Role::Passive {
             conn,
@@ -354,7 +405,7 @@ fn wanted(id: &Id, state: QpState) -> Result<QpAttr, Errno> {
 /// `rdma_get_remote_ece`: the peer's enhancements, of which there are none.
 pub(crate) unsafe extern "C" fn get_remote_ece(id: *mut CmId, ece: *mut abi::Ece) -> c_int {
     number(|| {
-        // SAFETY: what the program gives; it does not destroy the id now.
+        // SAFETY: the program passes valid arguments, and does not destroy the id now.
         unsafe {
             look::<Id, _>(id)?;
             ece.as_mut().ok_or(Errno::INVAL)?;
@@ -368,10 +419,10 @@ pub(crate) unsafe extern "C" fn get_remote_ece(id: *mut CmId, ece: *mut abi::Ece
     })
 }
 
-/// `rdma_set_local_ece`: they are not told, as no peer's are used.
+/// `rdma_set_local_ece`: they are not sent, because no peer's are used.
 pub(crate) unsafe extern "C" fn set_local_ece(id: *mut CmId, ece: *mut abi::Ece) -> c_int {
     number(|| {
-        // SAFETY: what the program gives; it does not destroy the id now.
+        // SAFETY: the program passes valid arguments, and does not destroy the id now.
         unsafe {
             look::<Id, _>(id)?;
             ece.as_mut().ok_or(Errno::INVAL)?;

@@ -1,19 +1,20 @@
-//! Addresses and paths as C programs have them.
+//! Addresses and paths in the form of C programs.
 
 use std::ffi::c_int;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
 use verbs_abi::rdmacm::{PathRec, Storage};
 use verbs_cm::Route;
+use verbs_core::Lid;
 
 use crate::call::Errno;
 
 /// The program's address.
 ///
 /// # Safety
-/// NULL, or as long as its family's addresses are.
+/// NULL, or of the length that its family's addresses have.
 pub(crate) unsafe fn from_c(addr: *const libc::sockaddr) -> Result<SocketAddr, Errno> {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         match c_int::from(addr.as_ref().ok_or(Errno::INVAL)?.sa_family) {
             libc::AF_INET => {
@@ -35,39 +36,30 @@ pub(crate) unsafe fn from_c(addr: *const libc::sockaddr) -> Result<SocketAddr, E
     }
 }
 
-/// The address as C programs have it, and its length.
+/// The address in the form of C programs, and its length.
 pub(crate) fn to_c(addr: SocketAddr) -> (Storage, usize) {
-    let mut storage = Storage::default();
-    let mut put = |at: usize, bytes: &[u8]| storage.0[at..at + bytes.len()].copy_from_slice(bytes);
-    put(2, &addr.port().to_be_bytes());
     let length = match addr {
-        SocketAddr::V4(v4) => {
-            put(0, &(libc::AF_INET as u16).to_ne_bytes());
-            put(4, &v4.ip().octets());
-            size_of::<libc::sockaddr_in>()
-        }
-        SocketAddr::V6(v6) => {
-            put(0, &(libc::AF_INET6 as u16).to_ne_bytes());
-            put(8, &v6.ip().octets());
-            put(24, &v6.scope_id().to_ne_bytes());
-            size_of::<libc::sockaddr_in6>()
-        }
+        SocketAddr::V4(_) => size_of::<libc::sockaddr_in>(),
+        SocketAddr::V6(_) => size_of::<libc::sockaddr_in6>(),
     };
-    (storage, length)
+    (Storage::of(addr), length)
 }
 
 pub(super) fn storage(addr: SocketAddr) -> Storage {
-    to_c(addr).0
+    Storage::of(addr)
 }
 
-/// A route as a path record of the subnet administrator's.
-pub(super) fn path_of(route: &Route) -> PathRec {
-    /// "Exactly", of a selector.
+/// A route as a path record of the subnet administrator; `own` is the port's LID.
+pub(super) fn path_of(route: &Route, own: Lid) -> PathRec {
+    /// "Exactly", as a selector.
     const EXACTLY: u8 = 2;
     let global = route.av.global;
     PathRec {
         dgid: verbs_abi::gid_words(route.remote_gid),
         sgid: verbs_abi::gid_words(route.local_gid),
+        dlid: route.av.dlid.0.to_be(),
+        slid: (own.0 | u16::from(route.av.src_path_bits)).to_be(),
+        sl: route.av.sl,
         flow_label: global.map_or(0, |global| global.flow_label).to_be(),
         hop_limit: global.map_or(0, |global| global.hop_limit),
         traffic_class: global.map_or(0, |global| global.traffic_class),
@@ -94,10 +86,10 @@ mod tests {
             let addr: SocketAddr = text.parse().expect("an address");
             let (storage, length) = to_c(addr);
             assert_eq!(length, if addr.is_ipv4() { 16 } else { 28 });
-            // SAFETY: a whole one.
+            // SAFETY: a complete address.
             assert_eq!(unsafe { from_c((&raw const storage).cast()) }, Ok(addr));
         }
-        // SAFETY: NULL, and one of family 27.
+        // SAFETY: NULL, and an address of family 27.
         unsafe {
             assert_eq!(from_c(std::ptr::null()), Err(Errno::INVAL));
             let mut ib = Storage::default();

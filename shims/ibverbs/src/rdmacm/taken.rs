@@ -1,17 +1,18 @@
-//! Taking events: what a program hears of what has arrived, and what happens to its queue pair then.
+//! Taking events: the event that a program gets for each arrival, and the effect on its queue pair.
 
 use std::ffi::c_int;
 use std::ptr::null_mut;
 use std::sync::Arc;
 
 use verbs_abi::rdmacm::{CmEvent, EventChannel, event};
-use verbs_cm::UDP_QKEY;
+use verbs_cm::{Route, UDP_QKEY};
 use verbs_core::Qpn;
 
 use super::channel::{self, inbox_of};
 use super::endpoint::{Arrival, Endpoint, Joined, Param, Reply, Role, Told, UdFields, What};
 use super::id::{self, Id};
 use super::manager::manager;
+use super::sockaddr::path_of;
 use crate::call::{Errno, number};
 use crate::live::look;
 use crate::qp;
@@ -26,7 +27,7 @@ pub(crate) unsafe extern "C" fn get_cm_event(
             return Err(Errno::INVAL);
         }
         let event = next(channel)?;
-        // SAFETY: where the program wants it.
+        // SAFETY: the program passes the place for the result.
         unsafe { to.write(event) };
         Ok(0)
     })
@@ -49,7 +50,7 @@ pub(super) fn next(channel: *mut EventChannel) -> Result<*mut CmEvent, Errno> {
     }
 }
 
-/// What the program hears of what has arrived; `None` for nothing yet.
+/// The event for an arrival, as the program gets it; `None` if there is nothing to report yet.
 fn taken(Arrival { endpoint, what }: Arrival) -> Result<Option<*mut CmEvent>, Errno> {
     let told = match what {
         What::Told(told) => told,
@@ -66,13 +67,23 @@ fn taken(Arrival { endpoint, what }: Arrival) -> Result<Option<*mut CmEvent>, Er
             Some(told) => told,
             None => return Ok(None),
         },
+        What::Connected(told) => {
+            let own_qp = Id::qp(endpoint.shown())?;
+            if !own_qp.is_null() {
+                // SAFETY: the id's own, which the program does not destroy in its call for events.
+                unsafe { qp::show_connected(own_qp) }?;
+            }
+            told
+        }
+        What::Routed(found) => routed_told(&endpoint, found)?,
         What::Joined(joined) => joined_told(&endpoint, &joined),
     };
     let id = endpoint.shown();
     Ok(Some(channel::event(endpoint, id, null_mut(), told)))
 }
 
-/// The peer has replied: the queue pair of the id goes to RTS, and the peer is told. Without one the program does both.
+/// The peer has replied: the queue pair of the id goes to RTS, and the peer is informed. Without a queue pair the
+/// program does both.
 fn replied(endpoint: &Arc<Endpoint>, conn: verbs_cm::ConnId) -> Result<Option<Told>, Errno> {
     let manager = manager()?;
     if !matches!(endpoint.role(), Role::Active { conn: own, .. } if own == conn) {
@@ -99,11 +110,25 @@ fn replied(endpoint: &Arc<Endpoint>, conn: verbs_cm::ConnId) -> Result<Option<To
             break;
         }
     }
-    // What follows, established or failed, comes as an event of its own.
+    // The consequence, established or failed, arrives as an event of its own.
     Ok(None)
 }
 
-/// The program takes the news: its queue pair gets what is sent to the group from now on.
+/// The program takes the event: the id has its path from now on.
+fn routed_told(endpoint: &Endpoint, found: Result<Route, i32>) -> Result<Told, Errno> {
+    let route = match found {
+        Ok(route) => route,
+        Err(errno) => return Ok(Told::of(event::ROUTE_ERROR, -errno)),
+    };
+    // SAFETY: the program does not destroy it in its call for events.
+    let id = unsafe { look::<Id, _>(endpoint.shown()) }?;
+    endpoint.state.lock().route = Some(route);
+    id.show_addresses();
+    id.show_path(path_of(&route, manager()?.port().lid));
+    Ok(Told::of(event::ROUTE_RESOLVED, 0))
+}
+
+/// The program takes the event: its queue pair receives what is sent to the group from now on.
 fn joined_told(endpoint: &Endpoint, joined: &Joined) -> Told {
     // SAFETY: the program does not destroy it in its call for events.
     let attached = unsafe { look::<Id, _>(endpoint.shown()) }
@@ -124,7 +149,7 @@ fn joined_told(endpoint: &Endpoint, joined: &Joined) -> Told {
     }
 }
 
-/// What a synchronous call waits for: the event, which stays with the id, and the error that its status stands for.
+/// What a synchronous call waits for: the event, which stays with the id, and the error for its status.
 pub(super) fn complete(id: &Id) -> Result<c_int, Errno> {
     if !id.is_synchronous() {
         return Ok(0);

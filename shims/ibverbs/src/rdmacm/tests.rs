@@ -10,28 +10,30 @@ use verbs_abi::{QpAttr, QpInitAttr};
 
 use super::*;
 use crate::call::Errno;
+use crate::process_tests::is_alone;
 
-const TCP: u32 = 0x106;
-const UDP: u32 = 0x111;
+pub(super) const TCP: u32 = 0x106;
+pub(super) const UDP: u32 = 0x111;
 
 /// An event, until it is acknowledged.
-struct Told {
+pub(super) struct Told {
     at: *mut CmEvent,
-    event: u32,
-    status: c_int,
-    id: *mut CmId,
-    conn: ConnParam,
-    data: Vec<u8>,
+    pub(super) event: u32,
+    pub(super) status: c_int,
+    pub(super) id: *mut CmId,
+    pub(super) listener: *mut CmId,
+    pub(super) conn: ConnParam,
+    pub(super) data: Vec<u8>,
 }
 
-fn channel() -> *mut EventChannel {
-    // SAFETY: nothing is given.
+pub(super) fn channel() -> *mut EventChannel {
+    // SAFETY: there are no arguments.
     let channel = unsafe { create_event_channel() };
     assert!(!channel.is_null());
     channel
 }
 
-fn id(channel: *mut EventChannel, space: u32) -> *mut CmId {
+pub(super) fn id(channel: *mut EventChannel, space: u32) -> *mut CmId {
     let mut id = null_mut();
     // SAFETY: a channel or NULL; where the id goes.
     let code = unsafe { create_id(channel, &raw mut id, null_mut(), space) };
@@ -39,9 +41,9 @@ fn id(channel: *mut EventChannel, space: u32) -> *mut CmId {
     id
 }
 
-fn next(channel: *mut EventChannel) -> Told {
+pub(super) fn next(channel: *mut EventChannel) -> Told {
     let mut at = null_mut();
-    // SAFETY: the channel is there; the event was taken just now.
+    // SAFETY: the channel exists; the event was taken just now.
     unsafe {
         assert_eq!(get_cm_event(channel, &raw mut at), 0);
         let conn = (*at).param.conn;
@@ -52,40 +54,41 @@ fn next(channel: *mut EventChannel) -> Told {
                     .to_vec()
             }
         };
-        let (event, status, id) = ((*at).event, (*at).status, (*at).id);
+        let (event, status) = ((*at).event, (*at).status);
         Told {
             at,
             event,
             status,
-            id,
+            id: (*at).id,
+            listener: (*at).listen_id,
             conn,
             data,
         }
     }
 }
 
-/// The next event of the channel is that one.
-fn expect(channel: *mut EventChannel, wanted: u32) -> Told {
+/// Checks that the next event of the channel is that one.
+pub(super) fn expect(channel: *mut EventChannel, wanted: u32) -> Told {
     let told = next(channel);
     assert_eq!((told.event, told.status), (wanted, 0));
     told.done()
 }
 
 impl Told {
-    fn done(self) -> Self {
+    pub(super) fn done(self) -> Self {
         // SAFETY: once.
         assert_eq!(unsafe { ack_cm_event(self.at) }, 0);
         self
     }
 }
 
-/// The device's address with a port, as C has it.
-fn at(port: u16) -> abi::Storage {
+/// The device's address with a port, as a C structure.
+pub(super) fn at(port: u16) -> abi::Storage {
     let ip = manager::manager().expect("there is a device").addresses()[0];
     sockaddr::storage((ip, port).into())
 }
 
-fn init() -> QpInitAttr {
+pub(super) fn init() -> QpInitAttr {
     // SAFETY: plain numbers and pointers.
     let mut init: QpInitAttr = unsafe { zeroed() };
     (init.cap.max_send_wr, init.cap.max_recv_wr) = (4, 4);
@@ -93,13 +96,13 @@ fn init() -> QpInitAttr {
     init
 }
 
-fn with_qp(id: *mut CmId, qp_type: u32) {
+pub(super) fn with_qp(id: *mut CmId, qp_type: u32) {
     let mut init = QpInitAttr { qp_type, ..init() };
-    // SAFETY: the id is there.
+    // SAFETY: the id exists.
     assert_eq!(unsafe { create_qp(id, null_mut(), &raw mut init) }, 0);
 }
 
-fn param(data: &[u8]) -> ConnParam {
+pub(super) fn param(data: &[u8]) -> ConnParam {
     ConnParam {
         private_data: data.as_ptr().cast(),
         private_data_len: data.len() as u8,
@@ -114,10 +117,10 @@ fn param(data: &[u8]) -> ConnParam {
 }
 
 /// A listener on a free port, and that port.
-fn listener(channel: *mut EventChannel, space: u32) -> (*mut CmId, u16) {
+pub(super) fn listener(channel: *mut EventChannel, space: u32) -> (*mut CmId, u16) {
     let listening = id(channel, space);
     let mut addr = at(0);
-    // SAFETY: both are there.
+    // SAFETY: both exist.
     unsafe {
         assert_eq!(bind_addr(listening, (&raw mut addr).cast()), 0);
         assert_eq!(listen(listening, 0), 0);
@@ -125,11 +128,11 @@ fn listener(channel: *mut EventChannel, space: u32) -> (*mut CmId, u16) {
     }
 }
 
-/// An id that has found its way there.
-fn resolved(channel: *mut EventChannel, space: u32, port: u16) -> *mut CmId {
+/// An id that has resolved its peer's address.
+pub(super) fn resolved(channel: *mut EventChannel, space: u32, port: u16) -> *mut CmId {
     let asking = id(channel, space);
     let mut addr = at(port);
-    // SAFETY: both are there.
+    // SAFETY: both exist.
     unsafe {
         assert_eq!(
             resolve_addr(asking, null_mut(), (&raw mut addr).cast(), 2000),
@@ -139,26 +142,27 @@ fn resolved(channel: *mut EventChannel, space: u32, port: u16) -> *mut CmId {
         assert!(!(*asking).verbs.is_null() && !(*asking).pd.is_null());
         assert_eq!(resolve_route(asking, 2000), 0);
         expect(channel, event::ROUTE_RESOLVED);
-        assert_eq!((*asking).route.num_paths, 1);
+        let is_iwarp = manager::manager().is_ok_and(|manager| manager.binder().is_some());
+        assert_eq!((*asking).route.num_paths, c_int::from(!is_iwarp));
         assert_eq!(u16::from_be(get_dst_port(asking)), port);
     }
     asking
 }
 
-fn last() -> c_int {
+pub(super) fn last() -> c_int {
     std::io::Error::last_os_error()
         .raw_os_error()
         .expect("one was set")
 }
 
-/// Goal: a connection from its first call to its last event, with what each end hears of the other.
+/// Goal: a connection from its first call to its last event, with what each end learns of the other.
 #[test]
 fn a_connection_lives_and_ends() {
     let (ours, theirs) = (channel(), channel());
     let (listening, port) = listener(theirs, TCP);
     let asking = resolved(ours, TCP, port);
     with_qp(asking, 2);
-    // SAFETY: all ids are there until they are destroyed.
+    // SAFETY: all ids exist until they are destroyed.
     unsafe {
         assert_eq!(connect(asking, &raw mut *Box::new(param(b"hello"))), 0);
         let request = expect(theirs, event::CONNECT_REQUEST);
@@ -166,7 +170,7 @@ fn a_connection_lives_and_ends() {
             (&request.data[..5], request.data.len()),
             (&b"hello"[..], 56)
         );
-        // What one end wants the other serves.
+        // What one end requests the other serves.
         assert_eq!(
             (
                 request.conn.responder_resources,
@@ -209,7 +213,7 @@ fn a_connection_lives_and_ends() {
     }
 }
 
-/// Goal: what a server says when it does not want a client, and what the kernel's manager says for one that is not there.
+/// Goal: the event when a server rejects a client, and the event of the kernel's manager when there is no server.
 #[test]
 fn a_request_is_rejected() {
     let (ours, theirs) = (channel(), channel());
@@ -403,13 +407,51 @@ fn datagrams_find_their_services_and_groups() {
     }
 }
 
-/// Goal: wrong calls are error numbers, and change nothing.
+/// Goal: where there are LIDs, the addresses are GIDs, and the path has the LIDs. Method: a device that reaches itself.
+#[test]
+fn a_path_of_a_subnet_has_lids() {
+    let name = "rdmacm::tests::a_path_of_a_subnet_has_lids";
+    if !is_alone(name, Some("loopback"), 0) {
+        return;
+    }
+    let (ours, theirs) = (channel(), channel());
+    let (listening, port) = listener(theirs, TCP);
+    let asking = resolved(ours, TCP, port);
+    let lid = manager::manager().expect("there is a device").port().lid.0;
+    assert_ne!(lid, 0);
+    // SAFETY: all ids exist until they are destroyed.
+    unsafe {
+        let path = *(*asking).route.path_rec;
+        assert_eq!((path.dlid, path.slid), (lid.to_be(), lid.to_be()));
+        assert_eq!(path.dgid, path.sgid);
+        with_qp(asking, 2);
+        assert_eq!(connect(asking, &raw mut *Box::new(param(b"hello"))), 0);
+        let child = expect(theirs, event::CONNECT_REQUEST).id;
+        with_qp(child, 2);
+        assert_eq!(accept(child, &raw mut *Box::new(param(b"welcome"))), 0);
+        expect(ours, event::ESTABLISHED);
+        expect(theirs, event::ESTABLISHED);
+        let mut group = sockaddr::storage("[ff0e::1]:0".parse().expect("an address"));
+        let joined = join_multicast(asking, (&raw mut group).cast(), null_mut());
+        assert_eq!((joined, last()), (-1, libc::ENOSYS));
+        assert_eq!(disconnect(asking), 0);
+        expect(ours, event::DISCONNECTED);
+        expect(theirs, event::DISCONNECTED);
+        for one in [asking, child] {
+            destroy_qp(one);
+            assert_eq!(destroy_id(one), 0);
+        }
+        assert_eq!(destroy_id(listening), 0);
+    }
+}
+
+/// Goal: wrong calls return error numbers, and change nothing.
 #[test]
 fn wrong_calls_are_refused() {
     let events = channel();
     let one = id(events, TCP);
     let mut nowhere = sockaddr::storage("192.0.2.99:7".parse().expect("an address"));
-    // SAFETY: as above; what is wrong is looked at first.
+    // SAFETY: as above; arguments are checked first.
     unsafe {
         let refused = |code: c_int, errno: c_int| assert_eq!((code, last()), (-1, errno));
         refused(
@@ -473,7 +515,7 @@ fn wrong_calls_are_refused() {
     }
 }
 
-/// Goal: events that wait go with an id that migrates, and a destroy waits for acknowledgements.
+/// Goal: waiting events move with an id that migrates, and a destroy waits for acknowledgements.
 #[test]
 fn events_follow_an_id_and_a_destroy_waits_for_them() {
     let (first, second) = (channel(), channel());
@@ -503,7 +545,7 @@ fn events_follow_an_id_and_a_destroy_waits_for_them() {
     }
 }
 
-/// Goal: names become addresses, of the kind and for the side that was asked for.
+/// Goal: names are resolved to addresses, of the requested kind and for the requested side.
 #[test]
 fn names_become_addresses() {
     let mut info = null_mut();

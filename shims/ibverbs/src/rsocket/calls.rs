@@ -1,25 +1,31 @@
-//! Making, connecting and setting sockets: each call as that of sockets that it is named after.
+//! Making, connecting and configuring sockets: each call does what the socket call of its name does.
 
 use std::ffi::{c_int, c_long, c_void};
 use std::net::SocketAddr;
 
-use super::socket::{self, Phase};
+use super::datagram;
+use super::socket::{self, Any, Inner, Phase};
+use super::wait::Progress;
 use crate::call::{Errno, number};
 use crate::rdmacm::sockaddr;
 
-/// `rsocket`: streams over IPv4 and IPv6. `EPROTONOSUPPORT` for datagrams.
+/// `rsocket`: streams and datagrams over IPv4 and IPv6.
 pub(crate) unsafe extern "C" fn rsocket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     number(|| {
         if !matches!(domain, libc::AF_INET | libc::AF_INET6) {
-            return Err(Errno(libc::EAFNOSUPPORT));
+            return Err(Errno::NOTSUP);
         }
         let flags = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
-        if kind & !flags != libc::SOCK_STREAM || !matches!(protocol, 0 | libc::IPPROTO_TCP) {
-            return Err(Errno(libc::EPROTONOSUPPORT));
+        let is_nonblocking = kind & libc::SOCK_NONBLOCK != 0;
+        match (kind & !flags, protocol) {
+            (libc::SOCK_STREAM, 0 | libc::IPPROTO_TCP) => {
+                let fd = socket::create()?;
+                socket::of(fd)?.inner.lock().is_nonblocking = is_nonblocking;
+                Ok(fd)
+            }
+            (libc::SOCK_DGRAM, 0 | libc::IPPROTO_UDP) => datagram::create(domain, is_nonblocking),
+            _ => Err(Errno::NOTSUP),
         }
-        let fd = socket::create()?;
-        socket::of(fd)?.inner.lock().is_nonblocking = kind & libc::SOCK_NONBLOCK != 0;
-        Ok(fd)
     })
 }
 
@@ -29,8 +35,18 @@ pub(crate) unsafe extern "C" fn rbind(
     addr: *const libc::sockaddr,
     _length: u32,
 ) -> c_int {
-    // SAFETY: what the program gives.
-    number(|| unsafe { socket::of(fd)?.inner.lock().bind(addr) }.map(|()| 0))
+    number(|| {
+        match socket::any(fd)? {
+            // SAFETY: the program passes valid arguments.
+            Any::Stream(socket) => unsafe { socket.inner.lock().bind(addr) }?,
+            Any::Datagrams(socket) => {
+                // SAFETY: as above.
+                let addr = unsafe { sockaddr::from_c(addr) }?;
+                socket.inner.lock().bind(addr)?;
+            }
+        }
+        Ok(0)
+    })
 }
 
 /// `rlisten`.
@@ -47,7 +63,7 @@ pub(crate) unsafe extern "C" fn raccept(
     number(|| {
         let accepted = socket::of(fd)?.accept()?;
         let [_, remote] = socket::of(accepted)?.inner.lock().addresses();
-        // SAFETY: where the program wants it.
+        // SAFETY: the program passes the place for the result.
         unsafe { tell(remote?, addr, length) };
         Ok(accepted)
     })
@@ -59,25 +75,42 @@ pub(crate) unsafe extern "C" fn rconnect(
     addr: *const libc::sockaddr,
     _length: u32,
 ) -> c_int {
-    // SAFETY: what the program gives.
-    number(|| unsafe { socket::of(fd)?.connect(addr) }.map(|()| 0))
+    number(|| {
+        match socket::any(fd)? {
+            // SAFETY: the program passes valid arguments.
+            Any::Stream(socket) => unsafe { socket.connect(addr) }?,
+            Any::Datagrams(socket) => {
+                // SAFETY: as above.
+                let addr = unsafe { sockaddr::from_c(addr) }?;
+                socket.inner.lock().connect(addr)?;
+            }
+        }
+        Ok(0)
+    })
 }
 
 /// `rshutdown`.
 pub(crate) unsafe extern "C" fn rshutdown(fd: c_int, how: c_int) -> c_int {
-    number(|| socket::of(fd)?.shutdown(how).map(|()| 0))
+    number(|| {
+        match socket::any(fd)? {
+            Any::Stream(socket) => socket.shutdown(how)?,
+            // A peer is not informed of anything.
+            Any::Datagrams(socket) => socket.flush()?,
+        }
+        Ok(0)
+    })
 }
 
-/// `rclose`: waits until all that was sent is there.
+/// `rclose`: waits until everything that was sent has arrived.
 pub(crate) unsafe extern "C" fn rclose(fd: c_int) -> c_int {
     number(|| socket::close(fd).map(|()| 0))
 }
 
 /// # Safety
 /// NULL, or as many bytes as the length says.
-unsafe fn tell(addr: SocketAddr, to: *mut libc::sockaddr, length: *mut u32) {
+pub(super) unsafe fn tell(addr: SocketAddr, to: *mut libc::sockaddr, length: *mut u32) {
     let (storage, whole) = sockaddr::to_c(addr);
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         if let (false, Some(length)) = (to.is_null(), length.as_mut()) {
             let room = (*length as usize).min(whole);
@@ -95,9 +128,15 @@ pub(crate) unsafe extern "C" fn rgetpeername(
     length: *mut u32,
 ) -> c_int {
     number(|| {
-        let [_, remote] = socket::of(fd)?.inner.lock().addresses();
-        // SAFETY: where the program wants it.
-        unsafe { tell(remote.map_err(|_| Errno(libc::ENOTCONN))?, addr, length) };
+        let remote = match socket::any(fd)? {
+            Any::Stream(socket) => {
+                let [_, remote] = socket.inner.lock().addresses();
+                remote.ok()
+            }
+            Any::Datagrams(socket) => socket.inner.lock().remote(),
+        };
+        // SAFETY: the program passes the place for the result.
+        unsafe { tell(remote.ok_or(Errno(libc::ENOTCONN))?, addr, length) };
         Ok(0)
     })
 }
@@ -109,33 +148,39 @@ pub(crate) unsafe extern "C" fn rgetsockname(
     length: *mut u32,
 ) -> c_int {
     number(|| {
-        let [local, _] = socket::of(fd)?.inner.lock().addresses();
-        let any = SocketAddr::from(([0, 0, 0, 0], 0));
-        // SAFETY: where the program wants it.
-        unsafe { tell(local.unwrap_or(any), addr, length) };
+        let local = match socket::any(fd)? {
+            Any::Stream(socket) => {
+                let [local, _] = socket.inner.lock().addresses();
+                local.unwrap_or(SocketAddr::from(([0, 0, 0, 0], 0)))
+            }
+            Any::Datagrams(socket) => socket.inner.lock().local(),
+        };
+        // SAFETY: the program passes the place for the result.
+        unsafe { tell(local, addr, length) };
         Ok(0)
     })
 }
 
-/// `rfcntl`: `F_GETFL` and `F_SETFL`, of which `O_NONBLOCK` counts.
+/// `rfcntl`: `F_GETFL` and `F_SETFL`, of which only `O_NONBLOCK` has an effect.
 pub(crate) unsafe extern "C" fn rfcntl(fd: c_int, command: c_int, argument: c_long) -> c_int {
-    number(|| {
-        let socket = socket::of(fd)?;
-        let mut inner = socket.inner.lock();
-        match command {
-            libc::F_GETFL => Ok(libc::O_RDWR
-                | if inner.is_nonblocking {
-                    libc::O_NONBLOCK
-                } else {
-                    0
-                }),
-            libc::F_SETFL => {
-                inner.is_nonblocking = argument & c_long::from(libc::O_NONBLOCK) != 0;
-                Ok(0)
-            }
-            _ => Err(Errno::NOTSUP),
+    number(|| match socket::any(fd)? {
+        Any::Stream(socket) => flags_of(&mut socket.inner.lock().is_nonblocking, command, argument),
+        Any::Datagrams(socket) => {
+            flags_of(&mut socket.inner.lock().is_nonblocking, command, argument)
         }
     })
+}
+
+fn flags_of(is_nonblocking: &mut bool, command: c_int, argument: c_long) -> Result<c_int, Errno> {
+    match command {
+        libc::F_GETFL if *is_nonblocking => Ok(libc::O_RDWR | libc::O_NONBLOCK),
+        libc::F_GETFL => Ok(libc::O_RDWR),
+        libc::F_SETFL => {
+            *is_nonblocking = argument & c_long::from(libc::O_NONBLOCK) != 0;
+            Ok(0)
+        }
+        _ => Err(Errno::NOTSUP),
+    }
 }
 
 /// `rsetsockopt`.
@@ -147,8 +192,7 @@ pub(crate) unsafe extern "C" fn rsetsockopt(
     size: u32,
 ) -> c_int {
     number(|| {
-        let socket = socket::of(fd)?;
-        let mut inner = socket.inner.lock();
+        let socket = socket::any(fd)?;
         if (level, name) == (libc::SOL_SOCKET, libc::SO_LINGER) {
             // A close waits for its peer in any case.
             return if size as usize >= size_of::<libc::linger>() {
@@ -160,10 +204,20 @@ pub(crate) unsafe extern "C" fn rsetsockopt(
         if value.is_null() || (size as usize) < size_of::<c_int>() {
             return Err(Errno::INVAL);
         }
-        // SAFETY: so many bytes of the program's.
+        // SAFETY: the program passes that many bytes.
         let value = unsafe { value.cast::<c_int>().read_unaligned() };
-        let is_fixed = !matches!(inner.phase, Phase::New | Phase::Bound | Phase::Listening);
-        inner.options.set(level, name, value, is_fixed)?;
+        match socket {
+            Any::Stream(socket) => {
+                let mut inner = socket.inner.lock();
+                let is_fixed = !matches!(inner.phase, Phase::New | Phase::Bound | Phase::Listening);
+                inner.options.set(level, name, value, is_fixed)?;
+            }
+            Any::Datagrams(socket) => {
+                let mut inner = socket.inner.lock();
+                let is_fixed = inner.is_bound();
+                inner.options.set(level, name, value, is_fixed)?;
+            }
+        }
         Ok(0)
     })
 }
@@ -177,39 +231,49 @@ pub(crate) unsafe extern "C" fn rgetsockopt(
     size: *mut u32,
 ) -> c_int {
     number(|| {
-        let socket = socket::of(fd)?;
-        let mut inner = socket.inner.lock();
-        // SAFETY: what the program gives.
+        let socket = socket::any(fd)?;
+        // SAFETY: the program passes valid arguments.
         let size = unsafe { size.as_mut() }.ok_or(Errno::INVAL)?;
         if value.is_null() || (*size as usize) < size_of::<c_int>() {
             return Err(Errno::INVAL);
         }
         if (level, name) == (libc::IPPROTO_TCP, libc::TCP_INFO) {
-            // There are no segments to tell of.
+            // There are no segments to report.
             let room = (*size as usize).min(size_of::<libc::tcp_info>());
-            // SAFETY: room for so many bytes, as the size says.
+            // SAFETY: there is room for that many bytes, as the size says.
             unsafe { value.cast::<u8>().write_bytes(0, room) };
             *size = room as u32;
             return Ok(0);
         }
-        let answer = match (level, name) {
-            (libc::SOL_SOCKET, libc::SO_ERROR) => {
-                socket.advance(&mut inner);
-                match inner.phase {
-                    Phase::Failed(errno) => errno.0,
-                    _ => inner
-                        .open()
-                        .ok()
-                        .and_then(|stream| stream.error)
-                        .map_or(0, |errno| errno.0),
-                }
-            }
-            (libc::SOL_SOCKET, libc::SO_TYPE) => libc::SOCK_STREAM,
-            _ => inner.options.get(level, name)?,
+        let answer = match socket {
+            Any::Stream(socket) => option_of(&mut socket.inner.lock(), level, name)?,
+            Any::Datagrams(socket) => match (level, name) {
+                (libc::SOL_SOCKET, libc::SO_ERROR) => 0,
+                (libc::SOL_SOCKET, libc::SO_TYPE) => libc::SOCK_DGRAM,
+                _ => socket.inner.lock().options.get(level, name)?,
+            },
         };
-        // SAFETY: room for it, as the size says.
+        // SAFETY: there is room for it, as the size says.
         unsafe { value.cast::<c_int>().write_unaligned(answer) };
         *size = size_of::<c_int>() as u32;
         Ok(0)
     })
+}
+
+/// The value of an option of a stream.
+fn option_of(inner: &mut Inner, level: c_int, name: c_int) -> Result<c_int, Errno> {
+    match (level, name) {
+        (libc::SOL_SOCKET, libc::SO_ERROR) => {
+            inner.advance();
+            Ok(match inner.phase {
+                Phase::Failed(errno) => errno.0,
+                _ => {
+                    let error = inner.open().ok().and_then(|stream| stream.error);
+                    error.map_or(0, |errno| errno.0)
+                }
+            })
+        }
+        (libc::SOL_SOCKET, libc::SO_TYPE) => Ok(libc::SOCK_STREAM),
+        _ => inner.options.get(level, name),
+    }
 }

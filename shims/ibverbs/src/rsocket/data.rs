@@ -2,10 +2,12 @@
 
 use std::ffi::{c_int, c_void};
 
-use super::calls::rgetpeername;
-use super::maps::publish_regions;
-use super::socket::{self, Inner, Phase, Socket};
+use super::calls::{rgetpeername, tell};
+use super::socket::{self, Any, Inner, Phase, Socket};
+use super::stream::publish_regions;
+use super::wait::Progress;
 use crate::call::{Errno, caught, set_errno};
+use crate::rdmacm::sockaddr;
 
 /// A call that returns a length, or -1 and sets `errno`.
 fn length(call: impl FnOnce() -> Result<usize, Errno>) -> isize {
@@ -18,15 +20,25 @@ fn length(call: impl FnOnce() -> Result<usize, Errno>) -> isize {
     }
 }
 
-/// Sends all, or what there is room for if it does not wait.
+/// Sends on a socket of either kind.
+fn send_on(fd: c_int, data: &[u8], flags: c_int) -> Result<usize, Errno> {
+    match socket::any(fd)? {
+        Any::Stream(socket) => send(&socket, data, flags),
+        Any::Datagrams(socket) => socket.send(data, flags, None),
+    }
+}
+
+/// Sends all, or as much as there is room for if it does not block.
 fn send(socket: &Socket, data: &[u8], flags: c_int) -> Result<usize, Errno> {
     let mut inner = socket.inner.lock();
     let waits = !inner.is_nonblocking && flags & libc::MSG_DONTWAIT == 0;
-    socket.wait(&mut inner, waits, |inner| inner.phase != Phase::Connecting)?;
+    socket
+        .inner
+        .wait(&mut inner, waits, |inner| inner.phase != Phase::Connecting)?;
     publish_regions(socket, &mut inner, waits)?;
     let mut done = 0;
     loop {
-        socket.advance(&mut inner);
+        inner.advance();
         let stream = inner.open()?;
         if !stream.writable {
             let errno = stream.error.unwrap_or(Errno(libc::ECONNRESET));
@@ -41,22 +53,24 @@ fn send(socket: &Socket, data: &[u8], flags: c_int) -> Result<usize, Errno> {
                 .open()
                 .is_ok_and(|stream| stream.may_send() || !stream.writable)
         };
-        match socket.wait(&mut inner, waits, may) {
+        match socket.inner.wait(&mut inner, waits, may) {
             Err(_) if done > 0 => return Ok(done),
             waited => waited?,
         }
     }
 }
 
-/// Reads what has come.
+/// Reads what has arrived.
 fn receive(socket: &Socket, into: &mut [u8], flags: c_int) -> Result<usize, Errno> {
     let mut inner = socket.inner.lock();
     let waits = !inner.is_nonblocking && flags & libc::MSG_DONTWAIT == 0;
     let (peeks, all) = (flags & libc::MSG_PEEK != 0, flags & libc::MSG_WAITALL != 0);
-    socket.wait(&mut inner, waits, |inner| inner.phase != Phase::Connecting)?;
+    socket
+        .inner
+        .wait(&mut inner, waits, |inner| inner.phase != Phase::Connecting)?;
     let mut done = 0;
     loop {
-        socket.advance(&mut inner);
+        inner.advance();
         let stream = inner.open()?;
         done += stream.receive(&mut into[done..], peeks);
         if done == into.len() || done > 0 && (!all || peeks) {
@@ -73,7 +87,7 @@ fn receive(socket: &Socket, into: &mut [u8], flags: c_int) -> Result<usize, Errn
                 .open()
                 .is_ok_and(|stream| stream.may_receive() || !stream.readable)
         };
-        match socket.wait(&mut inner, waits, may) {
+        match socket.inner.wait(&mut inner, waits, may) {
             Err(_) if done > 0 => return Ok(done),
             waited => waited?,
         }
@@ -81,23 +95,23 @@ fn receive(socket: &Socket, into: &mut [u8], flags: c_int) -> Result<usize, Errn
 }
 
 /// # Safety
-/// NULL with a length of 0, or so many bytes.
+/// NULL with a length of 0, or that many bytes.
 pub(super) unsafe fn slice<'a>(data: *const c_void, length: usize) -> Result<&'a [u8], Errno> {
     match (data.is_null(), length) {
         (_, 0) => Ok(&[]),
         (true, _) => Err(Errno(libc::EFAULT)),
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         _ => Ok(unsafe { std::slice::from_raw_parts(data.cast(), length) }),
     }
 }
 
 /// # Safety
-/// As [`slice`].
+/// As for `slice`.
 unsafe fn slice_mut<'a>(data: *mut c_void, length: usize) -> Result<&'a mut [u8], Errno> {
     match (data.is_null(), length) {
         (_, 0) => Ok(&mut []),
         (true, _) => Err(Errno(libc::EFAULT)),
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         _ => Ok(unsafe { std::slice::from_raw_parts_mut(data.cast(), length) }),
     }
 }
@@ -109,26 +123,44 @@ pub(crate) unsafe extern "C" fn rsend(
     len: usize,
     flags: c_int,
 ) -> isize {
-    // SAFETY: what the program gives.
-    length(|| send(&*socket::of(fd)?, unsafe { slice(data, len) }?, flags))
+    // SAFETY: the program passes valid arguments.
+    length(|| send_on(fd, unsafe { slice(data, len) }?, flags))
 }
 
-/// `rsendto`: a stream has one peer.
+/// `rsendto`: a stream has one peer, which is not named again.
 pub(crate) unsafe extern "C" fn rsendto(
     fd: c_int,
     data: *const c_void,
     len: usize,
     flags: c_int,
-    _addr: *const libc::sockaddr,
-    _addrlen: u32,
+    addr: *const libc::sockaddr,
+    addrlen: u32,
 ) -> isize {
-    // SAFETY: the caller's.
-    unsafe { rsend(fd, data, len, flags) }
+    length(|| {
+        // SAFETY: the program passes valid arguments.
+        let data = unsafe { slice(data, len) }?;
+        match socket::any(fd)? {
+            Any::Stream(_) if !addr.is_null() || addrlen != 0 => Err(Errno(libc::EISCONN)),
+            Any::Stream(socket) => send(&socket, data, flags),
+            // SAFETY: as above.
+            Any::Datagrams(socket) => socket.send(data, flags, unsafe { named(addr) }?),
+        }
+    })
+}
+
+/// # Safety
+/// NULL, or a complete address.
+unsafe fn named(addr: *const libc::sockaddr) -> Result<Option<std::net::SocketAddr>, Errno> {
+    match addr.is_null() {
+        true => Ok(None),
+        // SAFETY: guaranteed by the caller.
+        false => unsafe { sockaddr::from_c(addr) }.map(Some),
+    }
 }
 
 /// `rwrite`.
 pub(crate) unsafe extern "C" fn rwrite(fd: c_int, data: *const c_void, len: usize) -> isize {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe { rsend(fd, data, len, 0) }
 }
 
@@ -138,14 +170,10 @@ pub(crate) unsafe extern "C" fn rwritev(
     list: *const libc::iovec,
     count: c_int,
 ) -> isize {
-    // SAFETY: what the program gives.
+    // SAFETY: the program passes valid arguments.
     length(|| unsafe {
-        send_list(
-            fd,
-            list,
-            usize::try_from(count).map_err(|_| Errno::INVAL)?,
-            0,
-        )
+        let count = usize::try_from(count).map_err(|_| Errno::INVAL)?;
+        send_list(fd, list, count, 0, std::ptr::null())
     })
 }
 
@@ -156,32 +184,48 @@ pub(crate) unsafe extern "C" fn rsendmsg(
     flags: c_int,
 ) -> isize {
     length(|| {
-        // SAFETY: what the program gives.
+        // SAFETY: the program passes valid arguments.
         let message = unsafe { message.as_ref() }.ok_or(Errno::INVAL)?;
         if message.msg_controllen != 0 {
             return Err(Errno::NOTSUP);
         }
         // SAFETY: as above.
-        unsafe { send_list(fd, message.msg_iov, message.msg_iovlen, flags) }
+        unsafe {
+            let to = message.msg_name.cast_const().cast();
+            send_list(fd, message.msg_iov, message.msg_iovlen, flags, to)
+        }
     })
 }
 
+/// Sends pieces, one after the other on a stream, together in a datagram.
+///
 /// # Safety
-/// So many pieces of the program's.
+/// The program passes that many pieces, and NULL or a complete address.
 unsafe fn send_list(
     fd: c_int,
     list: *const libc::iovec,
     count: usize,
     flags: c_int,
+    to: *const libc::sockaddr,
 ) -> Result<usize, Errno> {
-    let socket = socket::of(fd)?;
-    let mut done = 0;
+    let mut parts = Vec::new();
     for index in 0..count {
-        // SAFETY: the caller's.
-        let part = unsafe {
+        // SAFETY: guaranteed by the caller.
+        parts.push(unsafe {
             let piece = &*list.add(index);
             slice(piece.iov_base, piece.iov_len)?
-        };
+        });
+    }
+    let socket = match socket::any(fd)? {
+        Any::Stream(socket) => socket,
+        Any::Datagrams(socket) => {
+            // SAFETY: guaranteed by the caller.
+            let to = unsafe { named(to) }?;
+            return socket.send(&parts.concat(), flags, to);
+        }
+    };
+    let mut done = 0;
+    for part in parts {
         match send(&socket, part, flags) {
             Ok(sent) => {
                 done += sent;
@@ -203,8 +247,14 @@ pub(crate) unsafe extern "C" fn rrecv(
     len: usize,
     flags: c_int,
 ) -> isize {
-    // SAFETY: what the program gives.
-    length(|| receive(&*socket::of(fd)?, unsafe { slice_mut(data, len) }?, flags))
+    length(|| {
+        // SAFETY: the program passes valid arguments.
+        let into = unsafe { slice_mut(data, len) }?;
+        match socket::any(fd)? {
+            Any::Stream(socket) => receive(&socket, into, flags),
+            Any::Datagrams(socket) => Ok(socket.receive(into, flags)?.0),
+        }
+    })
 }
 
 /// `rrecvfrom`.
@@ -216,7 +266,15 @@ pub(crate) unsafe extern "C" fn rrecvfrom(
     addr: *mut libc::sockaddr,
     addrlen: *mut u32,
 ) -> isize {
-    // SAFETY: the caller's.
+    if let Ok(Any::Datagrams(socket)) = socket::any(fd) {
+        // SAFETY: the program passes valid arguments.
+        return length(|| unsafe {
+            let (got, from) = socket.receive(slice_mut(data, len)?, flags)?;
+            tell(from, addr, addrlen);
+            Ok(got)
+        });
+    }
+    // SAFETY: guaranteed by the caller.
     let got = unsafe { rrecv(fd, data, len, flags) };
     if got > 0 && !addr.is_null() {
         // SAFETY: as above.
@@ -227,7 +285,7 @@ pub(crate) unsafe extern "C" fn rrecvfrom(
 
 /// `rread`.
 pub(crate) unsafe extern "C" fn rread(fd: c_int, data: *mut c_void, len: usize) -> isize {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe { rrecv(fd, data, len, 0) }
 }
 
@@ -237,7 +295,7 @@ pub(crate) unsafe extern "C" fn rreadv(fd: c_int, list: *const libc::iovec, coun
         set_errno(Errno::INVAL);
         return -1;
     }
-    // SAFETY: what the program gives.
+    // SAFETY: the program passes valid arguments.
     unsafe { rrecv(fd, (*list).iov_base, (*list).iov_len, 0) }
 }
 
@@ -247,8 +305,8 @@ pub(crate) unsafe extern "C" fn rrecvmsg(
     message: *mut libc::msghdr,
     flags: c_int,
 ) -> isize {
-    // SAFETY: what the program gives.
-    let Some(message) = (unsafe { message.as_ref() }) else {
+    // SAFETY: the program passes valid arguments.
+    let Some(message) = (unsafe { message.as_mut() }) else {
         set_errno(Errno::INVAL);
         return -1;
     };
@@ -261,11 +319,13 @@ pub(crate) unsafe extern "C" fn rrecvmsg(
     }
     // SAFETY: as above.
     unsafe {
-        rrecv(
-            fd,
-            (*message.msg_iov).iov_base,
-            (*message.msg_iov).iov_len,
-            flags,
-        )
+        let first = &*message.msg_iov;
+        match socket::any(fd) {
+            Ok(Any::Datagrams(_)) => {
+                let (name, room) = (message.msg_name.cast(), &raw mut message.msg_namelen);
+                rrecvfrom(fd, first.iov_base, first.iov_len, flags, name, room)
+            }
+            _ => rrecv(fd, first.iov_base, first.iov_len, flags),
+        }
     }
 }

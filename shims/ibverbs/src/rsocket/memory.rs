@@ -1,18 +1,18 @@
-//! Memory of a stream that its queue pair reads and the peer writes.
+//! Memory of a socket that its queue pair reads and writes, and the peer of a stream writes.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ffi::c_int;
 
 use verbs_abi::{Mr, Pd, Sge};
 
-use super::wire::Piece;
+use super::stream::wire::Piece;
 use crate::call::Errno;
 use crate::memory::{dereg_mr, reg_mr};
 
 /// `IBV_ACCESS_LOCAL_WRITE` and `_REMOTE_WRITE`.
 const ACCESS: c_int = 0b11;
 
-/// A registered buffer. Only its own methods look at the bytes, by pointers: the peer may write them at any time.
+/// A registered buffer. Only its own methods access the bytes, by pointers: the peer may write them at any time.
 pub(super) struct Buffer {
     at: *mut u8,
     len: usize,
@@ -27,7 +27,7 @@ impl Buffer {
         if at.is_null() {
             return Err(Errno::NOMEM);
         }
-        // SAFETY: of that many bytes, until the region is gone.
+        // SAFETY: of that many bytes, until the region is deregistered.
         let mr = unsafe { reg_mr(pd, at.cast(), len, ACCESS) };
         let buffer = Self { at, len, mr };
         if mr.is_null() {
@@ -45,37 +45,42 @@ impl Buffer {
         self.len
     }
 
-    /// A part of it, as the peer names it.
+    /// A part of it, as the peer addresses it.
     pub(super) fn piece(&self, at: usize, length: usize) -> Piece {
         Piece {
             addr: self.at.addr() as u64 + at as u64,
-            // SAFETY: the region is there as long as this.
+            // SAFETY: the region exists as long as this.
             key: unsafe { (*self.mr).rkey },
             length: length as u32,
         }
     }
 
-    /// Puts bytes in, from `at` on and at the beginning again: the parts that they are, of which so many are used.
-    pub(super) fn put(&self, at: usize, data: &[u8]) -> ([Sge; 2], usize) {
-        let first = data.len().min(self.len - at);
-        let part = |at: usize, length: usize| Sge {
+    /// A part of it, as the queue pair addresses it.
+    pub(super) fn part(&self, at: usize, length: usize) -> Sge {
+        Sge {
             addr: self.at.addr() as u64 + at as u64,
             length: length as u32,
-            // SAFETY: as above.
+            // SAFETY: the region exists as long as this.
             lkey: unsafe { (*self.mr).lkey },
-        };
+        }
+    }
+
+    /// Puts bytes in, from `at` on and, after the end, from the beginning: the pieces, and how many of them are used.
+    pub(super) fn put(&self, at: usize, data: &[u8]) -> ([Sge; 2], usize) {
+        let first = data.len().min(self.len - at);
         self.write(at, &data[..first]);
         self.write(0, &data[first..]);
-        let parts = [part(at, first), part(0, data.len() - first)];
+        let parts = [self.part(at, first), self.part(0, data.len() - first)];
         (parts, if first < data.len() { 2 } else { 1 })
     }
 
-    /// Takes bytes out, from `at` on and at the beginning again.
+    /// Takes bytes out, from `at` on and, after the end, from the beginning.
     pub(super) fn get(&self, at: usize, into: &mut [u8]) {
         let first = into.len().min(self.len - at);
         let (one, other) = into.split_at_mut(first);
         for (from, to) in [(at, one), (0, other)] {
-            // SAFETY: within the buffer; it is not written while it is read, as the peer was not given it again.
+            // SAFETY: within the buffer; it is not written while it is read, because the peer has not been given it
+            // again.
             unsafe { std::ptr::copy_nonoverlapping(self.at.add(from), to.as_mut_ptr(), to.len()) };
         }
     }
@@ -88,14 +93,14 @@ impl Buffer {
 
     pub(super) fn read<const N: usize>(&self, at: usize) -> [u8; N] {
         assert!(at + N <= self.len, "within the buffer");
-        // SAFETY: within the buffer; the peer may write it now, and then says so in a message.
+        // SAFETY: within the buffer; the peer may write it now, and reports that in a message afterwards.
         unsafe { self.at.add(at).cast::<[u8; N]>().read_volatile() }
     }
 }
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // SAFETY: nothing is under way any more: the queue pair has gone before; made with this layout.
+        // SAFETY: nothing is under way any longer: the queue pair has been destroyed before; made with this layout.
         unsafe {
             if !self.mr.is_null() {
                 dereg_mr(self.mr);
@@ -107,7 +112,7 @@ impl Drop for Buffer {
     }
 }
 
-/// Memory of the program's that the peer may write: see `riomap`.
+/// Memory of the program that the peer may write: see `riomap`.
 pub(super) struct Region {
     mr: *mut Mr,
     pub(super) index: u16,
@@ -131,7 +136,7 @@ impl Region {
         index: u16,
         offset: u64,
     ) -> Result<Self, Errno> {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         let mr = unsafe { reg_mr(pd, at, len, ACCESS) };
         if mr.is_null() {
             return Err(Errno::last());
@@ -149,7 +154,7 @@ impl Region {
     pub(super) fn piece(&self) -> Piece {
         Piece {
             addr: self.at as u64,
-            // SAFETY: the region is there as long as this.
+            // SAFETY: the region exists as long as this.
             key: unsafe { (*self.mr).rkey },
             length: self.len as u32,
         }

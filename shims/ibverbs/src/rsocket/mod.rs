@@ -1,22 +1,23 @@
-//! rsockets: streams over RDMA with the calls of sockets, by the protocol of Debian's librdmacm.
+//! rsockets: streams and datagrams over RDMA with the calls of sockets, by the protocol of Debian's librdmacm.
 //!
-//! - `wire` is what the ends say to each other. `stream` is a connection, `memory` its buffers.
-//! - `socket` is a socket from its creation to its close, and how threads wait for it. `options` is what programs set.
-//! - `calls`, `data`, `maps` and `poll` are the functions.
-//!
-//! Sockets for datagrams are refused: their protocol works on InfiniBand only.
+//! - `stream` is a connection, with the messages between its ends; `datagram` is a socket for datagrams. `queue` is the
+//!   queue pair of either, `memory` its buffers.
+//! - `socket` is a stream's socket from its creation to its close, and the table of all sockets. `options` are their options.
+//! - `wait` is how threads wait for a socket.
+//! - `calls`, `data`, `stream::maps` and `poll` are the functions.
 
 mod calls;
 mod data;
-mod maps;
+mod datagram;
 mod memory;
 mod options;
 mod poll;
+mod queue;
 mod socket;
 mod stream;
 #[cfg(test)]
 mod tests;
-mod wire;
+mod wait;
 
 pub(crate) use self::calls::{
     raccept, rbind, rclose, rconnect, rfcntl, rgetpeername, rgetsockname, rgetsockopt, rlisten,
@@ -25,6 +26,6 @@ pub(crate) use self::calls::{
 pub(crate) use self::data::{
     rread, rreadv, rrecv, rrecvfrom, rrecvmsg, rsend, rsendmsg, rsendto, rwrite, rwritev,
 };
-pub(crate) use self::maps::{riomap, riounmap, riowrite};
 pub(crate) use self::poll::{rpoll, rselect};
 pub(crate) use self::socket::after_fork_in_child;
+pub(crate) use self::stream::{riomap, riounmap, riowrite};

@@ -4,11 +4,10 @@ use std::ffi::c_int;
 use std::mem::zeroed;
 use std::time::{Duration, Instant};
 
-use super::socket::{self, Phase, Socket, poll, readable};
+use super::datagram::Datagrams;
+use super::socket::{self, Any, Phase, Socket};
+use super::wait::{LOOK_AGAIN, Progress, poll, readable, sleep};
 use crate::call::{Errno, number};
-
-/// As for a socket's own waits.
-const LOOK_AGAIN: Duration = Duration::from_millis(500);
 
 /// `rpoll`.
 pub(crate) unsafe extern "C" fn rpoll(
@@ -20,7 +19,7 @@ pub(crate) unsafe extern "C" fn rpoll(
         let fds = match (fds.is_null(), count) {
             (_, 0) => &mut [],
             (true, _) => return Err(Errno(libc::EFAULT)),
-            // SAFETY: so many of the program's.
+            // SAFETY: the program passes that many.
             _ => unsafe { std::slice::from_raw_parts_mut(fds, count as usize) },
         };
         let until = u64::try_from(timeout)
@@ -45,24 +44,31 @@ fn wait(fds: &mut [libc::pollfd], until: Option<Instant>) -> Result<usize, Errno
         }
         let mut below: Vec<libc::pollfd> = Vec::with_capacity(fds.len() * 2);
         for fd in fds.iter() {
-            match socket::of(fd.fd) {
-                Ok(socket) => below.extend(socket.inner.lock().descriptors(fd.fd).map(readable)),
-                Err(_) => below.push(libc::pollfd { revents: 0, ..*fd }),
-            }
+            let own = match socket::any(fd.fd) {
+                Ok(Any::Stream(socket)) => socket.inner.lock().descriptors(),
+                Ok(Any::Datagrams(socket)) => socket.inner.lock().descriptors(),
+                Err(_) => {
+                    below.push(libc::pollfd { revents: 0, ..*fd });
+                    continue;
+                }
+            };
+            below.extend(own.into_iter().map(readable));
         }
         let slice = left
             .map_or(LOOK_AGAIN, |left| left.min(LOOK_AGAIN))
             .max(Duration::from_millis(1));
-        poll(&mut below, Some(slice))?;
+        sleep(&mut below, slice)?;
     }
 }
 
-/// What is so now, of all of them; how many have something.
+/// The current state of all of them. Returns how many have something.
 fn look(fds: &mut [libc::pollfd], arms: bool) -> Result<usize, Errno> {
     let mut ready = 0;
     for fd in fds {
-        fd.revents = match socket::of(fd.fd) {
-            Ok(socket) => state_of(&socket, arms) & (fd.events | libc::POLLHUP | libc::POLLERR),
+        let asked = fd.events | libc::POLLHUP | libc::POLLERR;
+        fd.revents = match socket::any(fd.fd) {
+            Ok(Any::Stream(socket)) => state_of(&socket, arms) & asked,
+            Ok(Any::Datagrams(socket)) => state_of_datagrams(&socket, arms) & asked,
             Err(_) => {
                 poll(std::slice::from_mut(fd), Some(Duration::ZERO))?;
                 fd.revents
@@ -73,13 +79,13 @@ fn look(fds: &mut [libc::pollfd], arms: bool) -> Result<usize, Errno> {
     Ok(ready)
 }
 
-/// What may be done with a socket without waiting.
+/// The operations that are possible on a socket without blocking.
 fn state_of(socket: &Socket, arms: bool) -> i16 {
     let mut inner = socket.inner.lock();
-    if arms && let Ok(stream) = inner.open() {
-        stream.arm();
+    if arms {
+        inner.arm();
     }
-    socket.advance(&mut inner);
+    inner.advance();
     match inner.phase {
         Phase::Listening => {
             let mut own = [readable(socket.fd)];
@@ -101,7 +107,7 @@ fn state_of(socket: &Socket, arms: bool) -> i16 {
                 stream.may_send() && stream.writable,
                 libc::POLLOUT,
             );
-            // Programs take a hang-up for the end, so what has come is read first.
+            // Programs take a hang-up as the end, so data that have arrived are read first.
             let is_over = !stream.is_up && !stream.may_receive();
             set(&mut state, is_over, libc::POLLHUP);
             set(&mut state, stream.error.is_some(), libc::POLLERR);
@@ -110,6 +116,21 @@ fn state_of(socket: &Socket, arms: bool) -> i16 {
         Phase::Failed(_) => libc::POLLERR | libc::POLLHUP | libc::POLLIN | libc::POLLOUT,
         Phase::New | Phase::Bound | Phase::Connecting => 0,
     }
+}
+
+/// The same for datagrams.
+fn state_of_datagrams(socket: &Datagrams, arms: bool) -> i16 {
+    let mut inner = socket.inner.lock();
+    if arms {
+        inner.arm();
+    }
+    inner.advance();
+    let bits = [
+        (inner.may_receive(), libc::POLLIN),
+        (inner.may_send(), libc::POLLOUT),
+    ];
+    let held = bits.into_iter().filter(|(is_so, _)| *is_so);
+    held.fold(0, |state, (_, bit)| state | bit)
 }
 
 /// `rselect`.
@@ -127,7 +148,7 @@ pub(crate) unsafe extern "C" fn rselect(
     ];
     let mut fds = Vec::new();
     for fd in 0..count {
-        // SAFETY: NULL, or a set of the program's.
+        // SAFETY: NULL, or a set of the program.
         let asks = |set: *mut libc::fd_set| !set.is_null() && unsafe { libc::FD_ISSET(fd, set) };
         let events = sets
             .iter()
@@ -149,7 +170,7 @@ pub(crate) unsafe extern "C" fn rselect(
             .saturating_add(time.tv_usec / 1000);
         c_int::try_from(ms).unwrap_or(c_int::MAX)
     });
-    // SAFETY: so many descriptors.
+    // SAFETY: there are that many descriptors.
     let code = unsafe { rpoll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, timeout) };
     if code < 0 {
         return code;

@@ -5,54 +5,51 @@ use std::ffi::{c_int, c_void};
 use std::net::SocketAddr;
 use std::ptr::null_mut;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use parking_lot::{Mutex, MutexGuard};
 use verbs_abi::rdmacm::{CmEvent, CmId, ConnParam, EventChannel, event};
 
+use super::datagram::Datagrams;
 use super::memory::Region;
 use super::options::Options;
 use super::stream::Stream;
-use super::wire::{HELLO, Hello, Message};
+use super::stream::wire::{HELLO, Hello, Message};
+use super::wait::{Awaited, LOOK_AGAIN, Progress, poll, readable};
 use crate::call::Errno;
 use crate::rdmacm::{self, sockaddr};
 
-/// A thread that waits looks again after that time: another may have taken what it was to see.
-const LOOK_AGAIN: Duration = Duration::from_millis(500);
-
-/// How long a thread looks again and again before it sleeps, as in librdmacm: waking it takes longer.
-const SPIN: Duration = Duration::from_micros(10);
-
 /// Sockets by their descriptors.
-static SOCKETS: Mutex<BTreeMap<c_int, Arc<Socket>>> = Mutex::new(BTreeMap::new());
+static SOCKETS: Mutex<BTreeMap<c_int, Any>> = Mutex::new(BTreeMap::new());
 
-/// A socket.
-pub(super) struct Socket {
-    /// The descriptor: that of its events. Its program may only `rpoll` it.
-    pub(super) fd: c_int,
-    channel: *mut EventChannel,
-    pub(super) inner: Mutex<Inner>,
-    changed: Condvar,
+/// A socket of either kind.
+#[derive(Clone)]
+pub(super) enum Any {
+    Stream(Arc<Socket>),
+    Datagrams(Arc<Datagrams>),
 }
 
-// SAFETY: the pointers are to objects of this library, which lives as long as the process; what changes is behind the lock.
-unsafe impl Send for Socket {}
-// SAFETY: as above.
-unsafe impl Sync for Socket {}
+/// A socket for a stream.
+pub(super) struct Socket {
+    /// The descriptor: that of its events. The program may only `rpoll` it.
+    pub(super) fd: c_int,
+    pub(super) inner: Awaited<Inner>,
+}
 
-/// What changes.
+/// The variable state.
 pub(super) struct Inner {
     id: *mut CmId,
+    channel: *mut EventChannel,
     pub(super) phase: Phase,
     pub(super) options: Options,
     pub(super) is_nonblocking: bool,
     pub(super) stream: Option<Stream>,
     pub(super) regions: Vec<Region>,
-    /// A thread is at the descriptors, and tells the others.
-    is_watched: bool,
 }
 
-/// How far a socket is.
+// SAFETY: the pointers are to objects of this library, which lives as long as the process.
+unsafe impl Send for Inner {}
+
+/// The progress of a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
     New,
@@ -64,13 +61,26 @@ pub(super) enum Phase {
 }
 
 /// The socket of that descriptor.
-pub(super) fn of(fd: c_int) -> Result<Arc<Socket>, Errno> {
+pub(super) fn any(fd: c_int) -> Result<Any, Errno> {
     SOCKETS.lock().get(&fd).cloned().ok_or(Errno(libc::EBADF))
+}
+
+/// The stream of that descriptor; `EOPNOTSUPP` for a socket for datagrams.
+pub(super) fn of(fd: c_int) -> Result<Arc<Socket>, Errno> {
+    match any(fd)? {
+        Any::Stream(socket) => Ok(socket),
+        Any::Datagrams(_) => Err(Errno::NOTSUP),
+    }
+}
+
+/// Makes a socket known by its descriptor.
+pub(super) fn add(fd: c_int, socket: Any) {
+    SOCKETS.lock().insert(fd, socket);
 }
 
 /// A new socket's descriptor.
 pub(super) fn create() -> Result<c_int, Errno> {
-    // SAFETY: nothing is given.
+    // SAFETY: there are no arguments.
     let channel = unsafe { rdmacm::create_event_channel() };
     if channel.is_null() {
         return Err(Errno::last());
@@ -90,34 +100,29 @@ fn publish(
     stream: Option<Stream>,
     options: Options,
 ) -> c_int {
-    // SAFETY: it is there as long as the socket.
+    // SAFETY: it exists as long as the socket.
     let fd = unsafe { (*channel).fd };
     // Only this library reads it.
     // SAFETY: an open descriptor.
     unsafe { libc::fcntl(fd, libc::F_SETFL, libc::O_NONBLOCK) };
     let inner = Inner {
         id,
+        channel,
         phase,
         options,
         is_nonblocking: false,
         stream,
         regions: Vec::new(),
-        is_watched: false,
     };
-    let socket = Socket {
-        fd,
-        channel,
-        inner: Mutex::new(inner),
-        changed: Condvar::new(),
-    };
-    SOCKETS.lock().insert(fd, Arc::new(socket));
+    let inner = Awaited::new(inner);
+    add(fd, Any::Stream(Arc::new(Socket { fd, inner })));
     fd
 }
 
 impl Inner {
     /// The addresses of both ends.
     pub(super) fn addresses(&self) -> [Result<SocketAddr, Errno>; 2] {
-        // SAFETY: the id is this socket's; whole addresses.
+        // SAFETY: the id belongs to this socket; the addresses are complete.
         unsafe {
             let addr = &raw const (*self.id).route.addr;
             [
@@ -137,7 +142,7 @@ impl Inner {
             return Err(Errno::INVAL);
         }
         let mut reuse: c_int = self.options.reuse_address.into();
-        // SAFETY: the id is this socket's; the caller's.
+        // SAFETY: the id belongs to this socket; the caller guarantees the address.
         unsafe {
             rdmacm::set_option(self.id, 0, 1, (&raw mut reuse).cast(), 4);
             check(rdmacm::bind_addr(self.id, addr.cast_mut()))?;
@@ -151,23 +156,20 @@ impl Inner {
             return Err(Errno::INVAL);
         }
         if self.phase != Phase::Listening {
-            // SAFETY: the id is this socket's.
+            // SAFETY: the id belongs to this socket.
             check(unsafe { rdmacm::listen(self.id, backlog) })?;
         }
         self.phase = Phase::Listening;
         Ok(())
     }
 
-    /// Asks the peer.
+    /// Asks for the way to the peer, which gets a request when it is known.
     ///
     /// # Safety
     /// The address is the program's.
-    unsafe fn ask(
-        &mut self,
-        channel: *mut EventChannel,
-        addr: *const libc::sockaddr,
-    ) -> Result<(), Errno> {
-        // SAFETY: the id is this socket's; the caller's.
+    unsafe fn ask(&mut self, addr: *const libc::sockaddr) -> Result<(), Errno> {
+        let channel = self.channel;
+        // SAFETY: the id belongs to this socket; the caller guarantees the address.
         unsafe {
             check(rdmacm::resolve_addr(
                 self.id,
@@ -177,8 +179,17 @@ impl Inner {
             ))?;
             expect(channel, event::ADDR_RESOLVED)?;
             check(rdmacm::resolve_route(self.id, 2000))?;
-            expect(channel, event::ROUTE_RESOLVED)?;
         }
+        self.phase = Phase::Connecting;
+        self.advance();
+        match self.phase {
+            Phase::Failed(errno) => Err(errno),
+            _ => Ok(()),
+        }
+    }
+
+    /// Sends the peer a request.
+    fn request(&mut self) -> Result<(), Errno> {
         let stream = Stream::new(self.id, self.options.sizes)?;
         let hello = stream.hello().emit();
         self.stream = Some(stream);
@@ -187,25 +198,8 @@ impl Inner {
             initiator_depth: 0,
             ..with(&hello)
         };
-        // SAFETY: as above.
-        check(unsafe { rdmacm::connect(self.id, &raw mut param) })?;
-        self.phase = Phase::Connecting;
-        Ok(())
-    }
-
-    /// Takes what has happened.
-    pub(super) fn advance(&mut self, channel: *mut EventChannel) {
-        // The requests of a listener wait for `raccept`.
-        while self.phase != Phase::Listening
-            && let Some(told) = next(channel)
-        {
-            self.hear(told);
-        }
-        if let Some(stream) = &mut self.stream
-            && self.phase == Phase::Open
-        {
-            stream.advance();
-        }
+        // SAFETY: the id belongs to this socket.
+        check(unsafe { rdmacm::connect(self.id, &raw mut param) })
     }
 
     fn hear(&mut self, told: *mut CmEvent) {
@@ -221,9 +215,17 @@ impl Inner {
                     }
                     _ => self.phase = Phase::Failed(Errno(libc::ENOTSUP)),
                 },
+                (event::ROUTE_RESOLVED, Phase::Connecting) => {
+                    if let Err(errno) = self.request() {
+                        self.phase = Phase::Failed(errno);
+                    }
+                }
                 (event::REJECTED, _) => self.phase = Phase::Failed(Errno(libc::ECONNREFUSED)),
                 (
-                    event::UNREACHABLE | event::CONNECT_ERROR | event::ADDR_ERROR,
+                    event::UNREACHABLE
+                    | event::CONNECT_ERROR
+                    | event::ADDR_ERROR
+                    | event::ROUTE_ERROR,
                     Phase::Connecting,
                 ) => {
                     self.phase = Phase::Failed(if status < 0 {
@@ -234,7 +236,7 @@ impl Inner {
                 }
                 (event::DISCONNECTED, Phase::Open) => {
                     if let Some(stream) = &mut self.stream {
-                        // Data that came before are taken first.
+                        // Data that arrived before are taken first.
                         stream.advance();
                         stream.end();
                     }
@@ -247,14 +249,8 @@ impl Inner {
 
     /// The domain of its memory.
     pub(super) fn pd(&self) -> *mut verbs_abi::Pd {
-        // SAFETY: the id is this socket's.
+        // SAFETY: the id belongs to this socket.
         unsafe { (*self.id).pd }
-    }
-
-    /// The descriptors at which it is waited for what happens next.
-    pub(super) fn descriptors(&self, own: c_int) -> impl Iterator<Item = c_int> + use<> {
-        let stream = self.stream.as_ref().filter(|_| self.phase == Phase::Open);
-        std::iter::once(own).chain(stream.map(Stream::fd))
     }
 
     /// The stream, if there is one; the error of a socket that has none.
@@ -268,54 +264,37 @@ impl Inner {
     }
 }
 
-impl Socket {
-    pub(super) fn advance(&self, inner: &mut Inner) {
-        inner.advance(self.channel);
-    }
-
-    /// Waits until that is so; `EAGAIN` at once if the caller does not wait.
-    pub(super) fn wait(
-        &self,
-        inner: &mut MutexGuard<'_, Inner>,
-        waits: bool,
-        is_so: impl Fn(&mut Inner) -> bool,
-    ) -> Result<(), Errno> {
-        let until = Instant::now() + SPIN;
-        loop {
-            self.advance(inner);
-            if is_so(inner) {
-                return Ok(());
-            }
-            if !waits {
-                return Err(Errno(libc::EAGAIN));
-            }
-            if Instant::now() < until {
-                // Others may have their turn.
-                MutexGuard::bump(inner);
-                continue;
-            }
-            if inner.is_watched {
-                self.changed.wait_for(inner, LOOK_AGAIN);
-                continue;
-            }
-            if let Ok(stream) = inner.open() {
-                stream.arm();
-            }
-            // What has completed before it was armed.
-            self.advance(inner);
-            if is_so(inner) {
-                return Ok(());
-            }
-            let mut fds: Vec<_> = inner.descriptors(self.fd).map(readable).collect();
-            inner.is_watched = true;
-            let waited = MutexGuard::unlocked(inner, || poll(&mut fds, Some(LOOK_AGAIN)));
-            inner.is_watched = false;
-            self.changed.notify_all();
-            waited?;
+impl Progress for Inner {
+    fn advance(&mut self) {
+        // The requests of a listener wait for `raccept`.
+        while self.phase != Phase::Listening
+            && let Some(told) = next(self.channel)
+        {
+            self.hear(told);
+        }
+        if let Some(stream) = &mut self.stream
+            && self.phase == Phase::Open
+        {
+            stream.advance();
         }
     }
 
-    /// Connects it; waits for that, unless it is not to.
+    fn arm(&mut self) {
+        if let Ok(stream) = self.open() {
+            stream.arm();
+        }
+    }
+
+    fn descriptors(&self) -> Vec<c_int> {
+        // SAFETY: it exists as long as the socket.
+        let own = unsafe { (*self.channel).fd };
+        let stream = self.stream.as_ref().filter(|_| self.phase == Phase::Open);
+        std::iter::once(own).chain(stream.map(Stream::fd)).collect()
+    }
+}
+
+impl Socket {
+    /// Connects it; waits for that, unless it is non-blocking.
     ///
     /// # Safety
     /// The address is the program's.
@@ -323,8 +302,8 @@ impl Socket {
         let mut inner = self.inner.lock();
         match inner.phase {
             Phase::New | Phase::Bound => {
-                // SAFETY: the caller's.
-                let asked = unsafe { inner.ask(self.channel, addr) };
+                // SAFETY: guaranteed by the caller.
+                let asked = unsafe { inner.ask(addr) };
                 if let Err(errno) = asked {
                     inner.phase = Phase::Failed(errno);
                     return Err(errno);
@@ -339,7 +318,10 @@ impl Socket {
             Phase::Listening | Phase::Failed(_) => return Err(Errno::INVAL),
         }
         let waits = !inner.is_nonblocking;
-        match self.wait(&mut inner, waits, |inner| inner.phase != Phase::Connecting) {
+        match self
+            .inner
+            .wait(&mut inner, waits, |inner| inner.phase != Phase::Connecting)
+        {
             Err(Errno(libc::EAGAIN)) => Err(Errno(libc::EINPROGRESS)),
             Err(errno) => Err(errno),
             Ok(()) => inner.open().map(|_| ()),
@@ -353,7 +335,7 @@ impl Socket {
             return Err(Errno::INVAL);
         }
         loop {
-            if let Some(told) = next(self.channel) {
+            if let Some(told) = next(inner.channel) {
                 let accepted = accepted(told, &inner.options);
                 // SAFETY: it was taken just now.
                 unsafe { rdmacm::ack_cm_event(told) };
@@ -370,10 +352,10 @@ impl Socket {
         }
     }
 
-    /// Ends a direction, or both: the peer is told.
+    /// Ends one direction, or both: the peer is informed.
     pub(super) fn shutdown(&self, how: c_int) -> Result<(), Errno> {
         let mut inner = self.inner.lock();
-        self.advance(&mut inner);
+        inner.advance();
         let stream = inner.open()?;
         let (reads, writes) = match how {
             libc::SHUT_RD => (false, stream.writable),
@@ -390,14 +372,14 @@ impl Socket {
         let Some(message) = message else {
             return Ok(());
         };
-        // All that was sent before is on its way; a control message has a place soon.
+        // Everything that was sent before is under way; a control message will soon have a place.
         while !inner.open()?.say(message)? {
-            self.wait(&mut inner, true, |inner| {
+            self.inner.wait(&mut inner, true, |inner| {
                 inner.open().is_ok_and(|stream| stream.all_sent())
             })?;
         }
         if message == Message::Disconnect {
-            self.wait(&mut inner, true, |inner| {
+            self.inner.wait(&mut inner, true, |inner| {
                 inner.open().is_ok_and(|stream| stream.all_sent())
             })?;
             inner.open()?.end();
@@ -408,7 +390,13 @@ impl Socket {
 
 /// Closes a socket.
 pub(super) fn close(fd: c_int) -> Result<(), Errno> {
-    let socket = of(fd)?;
+    let socket = match any(fd)? {
+        Any::Stream(socket) => socket,
+        Any::Datagrams(socket) => {
+            SOCKETS.lock().remove(&fd);
+            return socket.close();
+        }
+    };
     // A peer that is gone is no reason to keep it.
     let _ = socket.shutdown(libc::SHUT_RDWR);
     SOCKETS.lock().remove(&fd);
@@ -416,15 +404,15 @@ pub(super) fn close(fd: c_int) -> Result<(), Errno> {
     inner.stream = None;
     inner.regions.clear();
     inner.phase = Phase::Failed(Errno(libc::EBADF));
-    // SAFETY: the socket's own; the program does not use it any more.
+    // SAFETY: the socket's own; the program no longer uses it.
     unsafe {
         rdmacm::destroy_id(inner.id);
-        rdmacm::destroy_event_channel(socket.channel);
+        rdmacm::destroy_event_channel(inner.channel);
     }
     Ok(())
 }
 
-/// A socket for a request; `None` for one that is refused, or was something else.
+/// A socket for a request; `None` for a request that is refused, or for another event.
 fn accepted(told: *mut CmEvent, options: &Options) -> Option<c_int> {
     // SAFETY: it was taken just now.
     let (kind, child) = unsafe { ((*told).event, (*told).id) };
@@ -469,12 +457,12 @@ fn accept(told: *mut CmEvent, child: *mut CmId, options: &Options) -> Option<c_i
     }
 }
 
-/// What the peer says of itself in an event.
+/// The peer's parameters in an event.
 ///
 /// # Safety
 /// An event that was taken and not acknowledged.
 unsafe fn hello_of(told: *mut CmEvent) -> Option<Hello> {
-    // SAFETY: the caller's; as many bytes as it says.
+    // SAFETY: guaranteed by the caller; as many bytes as it says.
     unsafe {
         let conn = (*told).param.conn;
         if conn.private_data.is_null() {
@@ -508,11 +496,11 @@ fn next(channel: *mut EventChannel) -> Option<*mut CmEvent> {
         return None;
     }
     let mut told = null_mut();
-    // SAFETY: the socket's channel, which does not wait.
+    // SAFETY: the socket's channel, which does not block.
     (unsafe { rdmacm::get_cm_event(channel, &raw mut told) } == 0).then_some(told)
 }
 
-/// The next event is that one, and is there.
+/// Checks that the next event is that one, and has arrived.
 fn expect(channel: *mut EventChannel, kind: u32) -> Result<(), Errno> {
     let told = next(channel).ok_or(Errno(libc::EIO))?;
     // SAFETY: it was taken just now.
@@ -532,24 +520,6 @@ fn check(code: c_int) -> Result<(), Errno> {
     } else {
         Err(Errno::last())
     }
-}
-
-pub(super) fn readable(fd: c_int) -> libc::pollfd {
-    libc::pollfd {
-        fd,
-        events: libc::POLLIN,
-        revents: 0,
-    }
-}
-
-/// Waits at descriptors; how many have something.
-pub(super) fn poll(fds: &mut [libc::pollfd], timeout: Option<Duration>) -> Result<usize, Errno> {
-    let timeout = timeout.map_or(-1, |timeout| {
-        c_int::try_from(timeout.as_millis()).unwrap_or(c_int::MAX)
-    });
-    // SAFETY: so many descriptors.
-    let count = unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, timeout) };
-    usize::try_from(count).map_err(|_| Errno::last())
 }
 
 /// The child of a fork has none of its parent's sockets.

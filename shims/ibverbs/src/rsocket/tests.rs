@@ -26,13 +26,13 @@ fn last() -> c_int {
 fn listener() -> (c_int, SocketAddr) {
     let fd = new();
     let any = to_c("0.0.0.0:0".parse().expect("an address")).0;
-    // SAFETY: a whole address.
+    // SAFETY: a complete address.
     unsafe {
         assert_eq!(rbind(fd, (&raw const any).cast(), 16), 0);
         assert_eq!(rlisten(fd, 8), 0);
     }
     let mut addr = name_of(fd, rgetsockname);
-    // The device's own, which a wildcard stands for.
+    // The device's own address, which a wildcard stands for.
     let ip = crate::device::hca()
         .map(|made| made.hca.gid())
         .expect("a device");
@@ -54,7 +54,7 @@ fn name_of(
 
 fn connect_to(fd: c_int, addr: SocketAddr) -> c_int {
     let to = to_c(addr).0;
-    // SAFETY: a whole address.
+    // SAFETY: a complete address.
     unsafe { rconnect(fd, (&raw const to).cast(), 16) }
 }
 
@@ -72,26 +72,26 @@ fn pair() -> [c_int; 2] {
     let server = accepts.join().expect("no panic");
     assert_eq!(name_of(client, rgetpeername), addr);
     assert_eq!(name_of(client, rgetsockname), name_of(server, rgetpeername));
-    // SAFETY: not used any more.
+    // SAFETY: it is no longer used.
     assert_eq!(unsafe { rclose(listening) }, 0);
     [client, server]
 }
 
 fn put(fd: c_int, data: &[u8], flags: c_int) -> isize {
-    // SAFETY: so many bytes.
+    // SAFETY: there are that many bytes.
     unsafe { rsend(fd, data.as_ptr().cast(), data.len(), flags) }
 }
 
 fn get(fd: c_int, room: &mut [u8], flags: c_int) -> isize {
-    // SAFETY: so many bytes.
+    // SAFETY: there are that many bytes.
     unsafe { rrecv(fd, room.as_mut_ptr().cast(), room.len(), flags) }
 }
 
 fn close_both(pair: [c_int; 2]) {
     let [one, other] = pair;
-    // Each waits for the other.
+    // Each close waits for the other.
     let closes = std::thread::spawn(move || {
-        // SAFETY: not used any more.
+        // SAFETY: it is no longer used.
         assert_eq!(unsafe { rclose(other) }, 0);
     });
     // SAFETY: as above.
@@ -99,7 +99,7 @@ fn close_both(pair: [c_int; 2]) {
     closes.join().expect("no panic");
 }
 
-/// Goal: bytes arrive in their order, however many, both ways at once.
+/// Goal: bytes arrive in order, however many, in both directions at once.
 #[test]
 fn bytes_go_both_ways() {
     let [client, server] = pair();
@@ -118,7 +118,7 @@ fn bytes_go_both_ways() {
     close_both([client, server]);
 }
 
-/// Goal: what a program that does not wait hears, and what it may look at first.
+/// Goal: what a program that does not block is told, and what it may look at first.
 #[test]
 fn calls_that_do_not_wait_say_so() {
     let [client, server] = pair();
@@ -141,7 +141,7 @@ fn calls_that_do_not_wait_say_so() {
         events: libc::POLLOUT,
         revents: 0,
     }];
-    // What is on its way makes room when it has arrived; then there is none.
+    // Data under way make room when they have arrived; then there is none.
     // SAFETY: one descriptor.
     while unsafe { rpoll(fds.as_mut_ptr(), 1, 50) } == 1 {
         match put(client, &[7; 50_000], 0) {
@@ -149,7 +149,7 @@ fn calls_that_do_not_wait_say_so() {
             count => sent += count,
         }
     }
-    assert_eq!(sent, 1 << 17, "all of the peer's buffer");
+    assert_eq!(sent, 1 << 20, "all of the peer's buffer");
     assert_eq!(get(server, &mut room, libc::MSG_PEEK), 8);
     let mut all = vec![0; sent as usize];
     assert_eq!(get(server, &mut all, libc::MSG_WAITALL), sent);
@@ -160,7 +160,7 @@ fn calls_that_do_not_wait_say_so() {
     close_both([client, server]);
 }
 
-/// Goal: an end of one direction is heard behind the data before it, and the other direction goes on.
+/// Goal: the end of one direction arrives behind the data before it, and the other direction continues.
 #[test]
 fn a_direction_ends_behind_its_data() {
     let [client, server] = pair();
@@ -179,7 +179,7 @@ fn a_direction_ends_behind_its_data() {
     close_both([client, server]);
 }
 
-/// Goal: a program that polls hears of a request, of data and of the end, beside other descriptors.
+/// Goal: a program that polls learns of a request, of data and of the end, alongside other descriptors.
 #[test]
 fn all_kinds_of_descriptors_are_polled_together() {
     let (listening, addr) = listener();
@@ -192,7 +192,7 @@ fn all_kinds_of_descriptors_are_polled_together() {
         revents: 0,
     };
     let mut fds = [poll_in(listening), poll_in(pipe[0])];
-    // SAFETY: so many descriptors; a pipe's end.
+    // SAFETY: that many descriptors; a pipe's end.
     unsafe {
         assert_eq!(rpoll(fds.as_mut_ptr(), 2, 10), 0);
         assert_eq!(libc::write(pipe[1], b"x".as_ptr().cast(), 1), 1);
@@ -229,7 +229,7 @@ fn all_kinds_of_descriptors_are_polled_together() {
     }
 }
 
-/// Goal: memory that one side maps is written by the other, by offset, and nothing beside it is.
+/// Goal: memory that one side maps is written by the other, by offset, and nothing else is.
 #[test]
 fn mapped_memory_is_written() {
     let (listening, addr) = listener();
@@ -277,7 +277,7 @@ fn mapped_memory_is_written() {
             seen.clone()
                 .all(|(at, &byte)| byte == if written(at) { 9 } else { 0 })
         );
-        // The client has no room for maps of the server's, so the other direction has none.
+        // The client has no room for maps of the server, so the other direction has none.
         assert_eq!(
             (
                 riomap(client, memory.as_mut_ptr().cast(), 8, 2, 0, -1),
@@ -295,21 +295,15 @@ fn mapped_memory_is_written() {
     }
 }
 
-/// Goal: wrong calls are error numbers.
+/// Goal: wrong calls return error numbers.
 #[test]
 fn wrong_calls_are_refused() {
     let (listening, mut addr) = listener();
-    // SAFETY: what is wrong is looked at first.
+    // SAFETY: arguments are checked first.
     unsafe {
         let refused = |code: isize, errno: c_int| assert_eq!((code, last()), (-1, errno));
-        refused(
-            rsocket(INET, libc::SOCK_DGRAM, 0) as isize,
-            libc::EPROTONOSUPPORT,
-        );
-        refused(
-            rsocket(libc::AF_UNIX, STREAM, 0) as isize,
-            libc::EAFNOSUPPORT,
-        );
+        refused(rsocket(INET, libc::SOCK_RAW, 0) as isize, libc::EOPNOTSUPP);
+        refused(rsocket(libc::AF_UNIX, STREAM, 0) as isize, libc::EOPNOTSUPP);
         refused(rlisten(-1, 1) as isize, libc::EBADF);
         refused(rclose(0) as isize, libc::EBADF);
         let one = new();
@@ -324,7 +318,7 @@ fn wrong_calls_are_refused() {
     }
 }
 
-/// Goal: a peer that says more than it may breaks its own connection, and nothing else.
+/// Goal: a peer that reports more than it may breaks its own connection, and nothing else.
 #[test]
 fn a_peer_that_lies_is_cut_off() {
     let [client, server] = pair();
@@ -332,7 +326,7 @@ fn a_peer_that_lies_is_cut_off() {
     {
         let mut inner = socket.inner.lock();
         let stream = inner.open().expect("it is open");
-        for lie in [u32::MAX >> 3, 1 << 17 | 1] {
+        for lie in [u32::MAX >> 3, 1 << 20 | 1] {
             stream.hear_for_tests(lie, None);
             assert_eq!(stream.error, Some(Errno(libc::EPROTO)));
         }
@@ -342,8 +336,8 @@ fn a_peer_that_lies_is_cut_off() {
     close_both([client, server]);
 }
 
-/// Goal: whatever a peer says of itself and then, nothing here is written or read beside its place; the connection ends or
-/// goes on.
+/// Goal: whatever parameters and messages a peer sends, nothing here is written or read outside its place; the
+/// connection ends or continues.
 #[test]
 fn any_words_of_a_peer_are_survived() {
     let mut random = oorandom::Rand64::new(2005);
@@ -354,19 +348,19 @@ fn any_words_of_a_peer_are_survived() {
             let mut inner = socket.inner.lock();
             let stream = inner.open().expect("it is there");
             let mut number = || random.rand_u64();
-            let piece = wire::Piece {
+            let piece = stream::wire::Piece {
                 addr: number(),
                 key: number() as u32,
                 length: number() as u32,
             };
             if number() % 16 == 0 {
-                let mut bytes = [1; wire::HELLO];
+                let mut bytes = [1; stream::wire::HELLO];
                 bytes[1..]
                     .iter_mut()
                     .for_each(|byte| *byte = number() as u8);
-                stream.begin(&wire::Hello::parse(&bytes).expect("of this version"));
+                stream.begin(&stream::wire::Hello::parse(&bytes).expect("of this version"));
             }
-            // Mostly data that there may be room for.
+            // Mostly data for which there may be room.
             let imm = if number() % 4 == 0 {
                 number() as u32
             } else {

@@ -1,8 +1,8 @@
-//! Entries of multicast groups.
+//! Entries for multicast groups.
 
 use arrayvec::ArrayVec;
-use verbs_core::mad::Time;
 use verbs_core::mad::sa::McMemberRecord;
+use verbs_core::time::Instant;
 use verbs_core::wr::Datagram;
 use verbs_core::{Ah, Mcast};
 
@@ -10,31 +10,31 @@ use crate::admin::Membership;
 use crate::config::GROUP_QUEUE;
 use crate::link::buffers::Packet;
 
-/// A group that packets are sent to, or come from.
+/// A group that packets are sent to or received from.
 pub(in crate::link) struct Group {
     pub(in crate::link) phase: Phase,
-    /// Subscriptions; without one it is only sent to.
+    /// Subscriptions; without one the interface only sends to the group.
     pub(in crate::link) subscribers: u32,
-    /// One of the subscriptions is what the stack behind the face has reported.
+    /// One of the subscriptions is a report of the stack behind the face.
     pub(in crate::link) is_reported: bool,
     /// When a packet was last sent to it.
-    pub(in crate::link) used: Time,
+    pub(in crate::link) used: Instant,
     pub(in crate::link) queue: ArrayVec<Packet, GROUP_QUEUE>,
 }
 
-/// How far a group is.
+/// The phase of a group.
 pub(in crate::link) enum Phase {
     /// The administrator has been asked.
     Joining,
-    /// Packets can be sent, and come if there are subscribers.
+    /// Packets can be sent, and are received if there are subscribers.
     Joined(Joined),
-    /// It cannot be joined, and nobody is asked again before then.
-    Refused(Time),
+    /// The join was refused; it is not repeated before then.
+    Refused(Instant),
 }
 
-/// A group that is joined. What it holds is let go of in this order.
+/// A joined group. Fields are dropped in this order.
 pub(in crate::link) struct Joined {
-    /// While it lives, packets come.
+    /// While it exists, packets are received.
     pub(in crate::link) attached: Option<Mcast>,
     pub(in crate::link) ah: Ah,
     pub(in crate::link) to: Datagram,
@@ -48,7 +48,7 @@ impl Group {
             phase,
             subscribers,
             is_reported: false,
-            used: Time::ZERO,
+            used: Instant::ZERO,
             queue: ArrayVec::new(),
         }
     }

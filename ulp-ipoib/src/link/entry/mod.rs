@@ -1,5 +1,5 @@
-//! Entries of the tables that the interface's state holds: what is known of one neighbour, path, group or
-//! connection. They know neither the state nor what follows from a change of it.
+//! Entries of the tables in the interface's state: what is known of one neighbour, path, group or connection.
+//! They do not know the state, nor the actions that follow from their changes.
 
 pub(super) mod active;
 pub(super) mod group;

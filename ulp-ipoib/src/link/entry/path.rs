@@ -1,22 +1,22 @@
-//! Entries of paths to other ports.
+//! Entries for paths to other ports.
 
 use verbs_cm::Route;
-use verbs_core::mad::Time;
+use verbs_core::time::Instant;
 use verbs_core::{Ah, Av};
 
-/// What is known of the way to a port.
+/// What is known of the path to a port.
 pub(in crate::link) enum Path {
     /// The administrator has been asked.
     Asked,
-    /// There is one; its address handle lives as long.
+    /// There is one; its address handle lives as long as the entry.
     Ready {
         ah: Ah,
         route: Route,
-        /// The subnet may have changed: it is used until the administrator has said how it is now.
+        /// The subnet may have changed: the path is used until the administrator has answered again.
         is_stale: bool,
     },
-    /// There is none, and nobody is asked again before then.
-    Refused(Time),
+    /// There is none; the request is not repeated before then.
+    Refused(Instant),
 }
 
 impl Path {

@@ -1,24 +1,25 @@
-//! Connections that this end makes: packets are sent over them, none is received (RFC 4755).
+//! Connections that this end makes: packets are sent on them, none is received (RFC 4755).
 
 use arrayvec::ArrayVec;
 use verbs_cm::Connection;
-use verbs_core::mad::Time;
-use verbs_core::{PostError, Qpn, Send};
+use verbs_core::Qpn;
+use verbs_core::time::Instant;
 
 use super::State;
 use super::action::{Action, Verdict};
+use super::outbox::Target;
 use crate::config::{CONNECTIONS_MAX, Mode, REFUSAL_PAUSE};
-use crate::link::buffers::{Packet, Size, Work};
+use crate::link::buffers::Packet;
 use crate::link::entry::active::{Active, Key, Phase};
 use crate::wire::{HEADER_LEN, HardwareAddress};
 
 impl State {
-    /// Sends a packet over a connection. `None` where it is to go as a datagram.
+    /// Sends a packet on a connection. `None` if it must be sent as a datagram.
     pub(in crate::link) fn send_connected(
         &mut self,
         at: HardwareAddress,
         packet: Packet,
-        now: Time,
+        now: Instant,
     ) -> Option<Verdict> {
         if self.config.mode != Mode::Connected || !at.takes_rc() {
             return None;
@@ -29,29 +30,12 @@ impl State {
             return self.begin_connection(at, packet, is_long, now);
         };
         match &mut active.phase {
-            Phase::Up {
-                connection, mtu, ..
-            } => {
+            Phase::Up { mtu, .. } => {
                 if packet.len as usize > *mtu + HEADER_LEN {
                     return Some(Verdict::TooBig(*mtu));
                 }
-                let Packet { slot, len } = packet;
-                let pool = match slot.size {
-                    Size::Datagram => &self.datagrams,
-                    Size::Connected => &self.messages,
-                };
-                let sge = pool.sge(slot.index, len);
                 active.used = now;
-                match connection.post_send(Send::new(Work::Send(slot).id()).from(sge).signaled()) {
-                    Ok(()) => {
-                        self.counters.connected_sent += 1;
-                        self.counters.bytes_sent += u64::from(len) - HEADER_LEN as u64;
-                        Some(Verdict::Taken)
-                    }
-                    Err(PostError::Full { .. }) => Some(Verdict::Full),
-                    // It is over, and its end will be told of.
-                    Err(_) => None,
-                }
+                Some(self.put(packet, Target::Connection(key)))
             }
             Phase::Connecting if is_long => {
                 let oldest = active.queue.is_full().then(|| active.queue.remove(0));
@@ -73,7 +57,7 @@ impl State {
         at: HardwareAddress,
         packet: Packet,
         is_long: bool,
-        now: Time,
+        now: Instant,
     ) -> Option<Verdict> {
         let route = self.paths.get(&at.gid)?.route()?;
         if self.active.len() >= CONNECTIONS_MAX {
@@ -92,12 +76,12 @@ impl State {
         is_long.then_some(Verdict::Taken)
     }
 
-    /// A connection was made, or could not be. Returns one that nobody wants any more.
+    /// A connection was made, or could not be. Returns a connection that is no longer wanted.
     pub(in crate::link) fn connected(
         &mut self,
         key: Key,
         made: Option<(Connection, usize)>,
-        now: Time,
+        now: Instant,
     ) -> Option<Connection> {
         let Some(active) = self.active.get_mut(&key) else {
             return made.map(|(connection, _)| connection);
@@ -118,7 +102,7 @@ impl State {
                 self.counters.connections_failed += 1;
             }
         }
-        // As before it was made: over it, or dropped as too long for a datagram.
+        // As before it was made: sent on it, or dropped as too long for a datagram.
         let at = self.flags_of(key.0, key.1);
         for packet in queue {
             match at.map(|at| self.send_to(at, packet, now)) {
@@ -132,14 +116,14 @@ impl State {
         None
     }
 
-    /// A connection is over, whoever ended it. The next packet asks for another.
+    /// A connection is over, whichever side ended it. The next packet requests another.
     pub(in crate::link) fn connection_over(&mut self, key: Key) {
         if let Some(active) = self.active.remove(&key) {
             self.hang(active);
         }
     }
 
-    /// A send has failed: the connection with that queue pair cannot be used any more.
+    /// A send has failed: the connection with that queue pair can no longer be used.
     pub(in crate::link) fn connection_broken(&mut self, qpn: Qpn) {
         let broken = self.active.iter().find(|(_, active)| match &active.phase {
             Phase::Up { qpn: own, .. } => *own == Some(qpn),
@@ -150,15 +134,15 @@ impl State {
         }
     }
 
-    /// All connections of this end are given up.
+    /// Closes all connections that this end has made.
     pub(in crate::link) fn drop_connections(&mut self) {
         for active in std::mem::take(&mut self.active).into_values() {
             self.hang(active);
         }
     }
 
-    /// Connections that nobody uses are ended.
-    pub(in crate::link) fn tick_connections(&mut self, now: Time) {
+    /// Ends unused connections.
+    pub(in crate::link) fn tick_connections(&mut self, now: Instant) {
         let idle = self.config.idle;
         let unused = self.active.iter().filter(|(_, active)| match active.phase {
             Phase::Up { .. } => now.since(active.used) >= idle,
@@ -178,7 +162,7 @@ impl State {
         self.tick_passive(now);
     }
 
-    /// Connections that packets are sent over.
+    /// Established connections that packets are sent on.
     pub(in crate::link) fn connections_up(&self) -> usize {
         let up = |active: &&Active| matches!(active.phase, Phase::Up { .. });
         self.active.values().filter(up).count()

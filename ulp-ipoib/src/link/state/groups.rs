@@ -1,7 +1,7 @@
 //! Groups: joining them, sending to them, and packets that wait for a join.
 
 use verbs_core::Gid;
-use verbs_core::mad::Time;
+use verbs_core::time::Instant;
 
 use super::State;
 use super::action::{Action, Verdict};
@@ -11,12 +11,12 @@ use crate::link::entry::group::{Group, Joined, Phase};
 use crate::wire::HEADER_LEN;
 
 impl State {
-    /// Sends a packet to a group, or lets it wait until the group is joined.
+    /// Sends a packet to a group, or queues it until the group is joined.
     pub(in crate::link) fn send_to_group(
         &mut self,
         mgid: Gid,
         packet: Packet,
-        now: Time,
+        now: Instant,
     ) -> Verdict {
         let mtu = self.datagram_mtu();
         if packet.len as usize > mtu + HEADER_LEN {
@@ -56,20 +56,20 @@ impl State {
         Verdict::Taken
     }
 
-    /// Somebody wants what is sent to a group. Returns whether there is room for it.
-    pub(in crate::link) fn subscribe(&mut self, mgid: Gid, now: Time) -> bool {
+    /// A subscriber wants packets to a group. Returns whether there is room for it.
+    pub(in crate::link) fn subscribe(&mut self, mgid: Gid, now: Instant) -> bool {
         if let Some(group) = self.groups.get_mut(&mgid) {
             group.subscribers += 1;
             if group.subscribers > 1 {
                 return true;
             }
-            // It was only sent to: joined anew, it receives as well.
+            // It was only sent to: joined again as a full member, it receives as well.
             match std::mem::replace(&mut group.phase, Phase::Joining) {
                 Phase::Joined(joined) => {
                     self.actions
                         .push(Action::Leave(Box::new(Group::parting(joined))));
                 }
-                // The answer to the earlier question finds that it is for something else now.
+                // The answer to the earlier request finds that the purpose has changed.
                 Phase::Joining | Phase::Refused(_) => {}
             }
             self.actions.push(Action::Join(mgid));
@@ -77,7 +77,7 @@ impl State {
         }
         let has_room = self.groups.len() < GROUPS_MAX;
         if has_room {
-            // While the link is down it is joined when that comes up.
+            // While the link is down, it is joined when the link comes up.
             let phase = match self.link {
                 Some(_) => Phase::Joining,
                 None => Phase::Refused(now),
@@ -90,7 +90,7 @@ impl State {
         has_room
     }
 
-    /// Nobody wants any more what is sent to a group.
+    /// The last subscriber no longer wants packets to a group.
     pub(in crate::link) fn unsubscribe(&mut self, mgid: Gid) {
         let Some(group) = self.groups.get_mut(&mgid) else {
             return;
@@ -103,9 +103,9 @@ impl State {
         }
     }
 
-    /// The stack behind the face reports that it wants a group, or does not any more: one subscription, however
-    /// often it says so.
-    pub(in crate::link) fn follow(&mut self, mgid: Gid, is_wanted: bool, now: Time) {
+    /// The stack behind the face reports that it wants a group, or no longer wants it: one subscription, however
+    /// often it is reported.
+    pub(in crate::link) fn follow(&mut self, mgid: Gid, is_wanted: bool, now: Instant) {
         let is_known = |group: &mut Group| std::mem::replace(&mut group.is_reported, is_wanted);
         match (self.groups.get_mut(&mgid).is_some_and(is_known), is_wanted) {
             (false, true) => {
@@ -121,12 +121,12 @@ impl State {
         }
     }
 
-    /// A group was joined, or cannot be. Returns what nobody wants any more.
+    /// A group was joined, or cannot be. Returns a group that is no longer wanted.
     pub(in crate::link) fn group_joined(
         &mut self,
         mgid: Gid,
         joined: Option<Joined>,
-        now: Time,
+        now: Instant,
     ) -> Option<Joined> {
         let Some(group) = self.groups.get_mut(&mgid) else {
             return joined;
@@ -158,8 +158,8 @@ impl State {
         }
     }
 
-    /// All groups are left, and are to be joined again: the link is down. What is subscribed stays so.
-    pub(in crate::link) fn leave_groups(&mut self, now: Time) -> Vec<Joined> {
+    /// Leaves all groups, to be joined again later: the link is down. Subscriptions stay.
+    pub(in crate::link) fn leave_groups(&mut self, now: Instant) -> Vec<Joined> {
         let mut left = Vec::new();
         let groups = std::mem::take(&mut self.groups);
         for (mgid, mut group) in groups {
@@ -177,9 +177,9 @@ impl State {
         left
     }
 
-    /// Subscriptions whose group is not joined are asked for again; groups that were only sent to are left after a
-    /// time without a packet, as Linux leaves them with the neighbour entry that they are for.
-    pub(in crate::link) fn tick_groups(&mut self, now: Time) {
+    /// Requests subscribed groups that are not joined again; leaves groups joined only for sending after a time
+    /// without a packet, as Linux leaves them with the neighbour entry that they belong to.
+    pub(in crate::link) fn tick_groups(&mut self, now: Instant) {
         if self.link.is_none() {
             return;
         }
@@ -195,7 +195,7 @@ impl State {
         }
     }
 
-    fn leave_unused(&mut self, now: Time) {
+    fn leave_unused(&mut self, now: Instant) {
         let idle = self.config.idle;
         let is_unused = |group: &Group| match group.phase {
             _ if group.subscribers > 0 => false,

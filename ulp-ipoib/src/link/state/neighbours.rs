@@ -1,9 +1,9 @@
-//! Neighbours: which hardware address an IP address has, and packets that wait for the answer.
+//! Neighbours: the hardware address of each IP address, and packets that wait for it.
 
 use std::net::IpAddr;
 
-use verbs_core::mad::Time;
 use verbs_core::task::OwnWaker;
+use verbs_core::time::Instant;
 use verbs_core::{Gid, Qpn};
 
 use super::State;
@@ -15,12 +15,12 @@ use crate::link::entry::path::Path;
 use crate::wire::HardwareAddress;
 
 impl State {
-    /// Sends a packet to a neighbour, or lets it wait for its address or path.
+    /// Sends a packet to a neighbour, or queues it for its address or path.
     pub(in crate::link) fn send_to_neighbour(
         &mut self,
         hop: IpAddr,
         packet: Packet,
-        now: Time,
+        now: Instant,
     ) -> Verdict {
         let known = match self.neighbours.get_mut(&hop) {
             Some(neighbour) => {
@@ -44,12 +44,12 @@ impl State {
         verdict
     }
 
-    /// Sends a packet to a known hardware address, over a connection if there is one.
+    /// Sends a packet to a known hardware address, on a connection if there is one.
     pub(in crate::link) fn send_to(
         &mut self,
         at: HardwareAddress,
         packet: Packet,
-        now: Time,
+        now: Instant,
     ) -> Verdict {
         if !self.has_path(at.gid, now) {
             if let Some(Path::Refused(_)) = self.paths.get(&at.gid) {
@@ -91,8 +91,8 @@ impl State {
         self.counters.pushed_out += self.drop_all(oldest);
     }
 
-    /// Somebody has said where a neighbour is.
-    pub(in crate::link) fn learn(&mut self, hop: IpAddr, at: HardwareAddress, now: Time) {
+    /// A message reports where a neighbour is.
+    pub(in crate::link) fn learn(&mut self, hop: IpAddr, at: HardwareAddress, now: Instant) {
         if !self.neighbours.contains_key(&hop) {
             self.add_neighbour(hop, now);
         }
@@ -108,15 +108,15 @@ impl State {
         self.flush_neighbour(hop, now);
     }
 
-    /// What is known of a neighbour may be wrong: it is asked as soon as it is used.
+    /// A neighbour's address may be wrong: it is asked as soon as it is used.
     pub(in crate::link) fn doubt(&mut self, hop: IpAddr) {
         if let Some(neighbour) = self.neighbours.get_mut(&hop) {
             neighbour.is_doubted = true;
         }
     }
 
-    /// Sends what waits for a neighbour, as far as that is possible now.
-    fn flush_neighbour(&mut self, hop: IpAddr, now: Time) {
+    /// Sends packets that wait for a neighbour, as far as that is possible now.
+    fn flush_neighbour(&mut self, hop: IpAddr, now: Instant) {
         let Some(neighbour) = self.neighbours.get_mut(&hop) else {
             return;
         };
@@ -138,8 +138,8 @@ impl State {
         }
     }
 
-    /// There is a path to a port now, or there is none.
-    pub(in crate::link) fn path_changed(&mut self, gid: Gid, is_there: bool, now: Time) {
+    /// There is now a path to a port, or none.
+    pub(in crate::link) fn path_changed(&mut self, gid: Gid, is_there: bool, now: Instant) {
         let behind = |neighbour: &Neighbour| neighbour.at.is_some_and(|at| at.gid == gid);
         let waiting = self
             .neighbours
@@ -160,7 +160,8 @@ impl State {
         }
     }
 
-    /// The neighbour with that hardware address, if it is one: whom a connection is for.
+    /// The hardware address of the neighbour with that queue pair and GID, if it is one; used to find the neighbour
+    /// of a connection.
     pub(in crate::link) fn flags_of(&self, qpn: Qpn, gid: Gid) -> Option<HardwareAddress> {
         let mut known = self
             .neighbours
@@ -169,7 +170,7 @@ impl State {
         known.find(|at| (at.qpn, at.gid) == (qpn, gid))
     }
 
-    fn add_neighbour(&mut self, hop: IpAddr, now: Time) {
+    fn add_neighbour(&mut self, hop: IpAddr, now: Instant) {
         if self.neighbours.len() >= NEIGHBOURS_MAX {
             let oldest = self.neighbours.iter().min_by_key(|(_, one)| one.confirmed);
             if let Some(hop) = oldest.map(|(&hop, _)| hop) {
@@ -187,21 +188,21 @@ impl State {
         }
     }
 
-    /// Asks a neighbour where it is, and notes when it is to be asked again.
-    fn ask(&mut self, hop: IpAddr, now: Time) {
+    /// Asks a neighbour for its address, and sets the time of the next solicitation.
+    fn ask(&mut self, hop: IpAddr, now: Instant) {
         let Some(neighbour) = self.neighbours.get_mut(&hop) else {
             return;
         };
         neighbour.asked += 1;
         neighbour.ask_at = now + ASK_PAUSE;
-        // The last known place is asked alone, but for the last time.
+        // The last known address alone is asked, except in the last attempt.
         let known = neighbour.at.filter(|_| neighbour.asked < ASKS_MAX);
         self.counters.asked += 1;
         self.send_question(hop, known, now);
     }
 
-    /// Asks again whom nobody has heard of for a while, and gives up those who do not answer.
-    pub(in crate::link) fn tick_neighbours(&mut self, now: Time) {
+    /// Asks neighbours again that have not been heard of for a while, and gives up those that do not answer.
+    pub(in crate::link) fn tick_neighbours(&mut self, now: Instant) {
         let reachable = self.config.reachable;
         let (mut asked, mut silent) = (Vec::new(), Vec::new());
         for (&hop, neighbour) in &self.neighbours {
@@ -224,14 +225,14 @@ impl State {
         }
     }
 
-    /// Where a neighbour is and whether there is a path; `None` while that is being found out, and the
-    /// waker is taken and called when it is. For those who only want to know.
+    /// The address of a neighbour if there is a path to it; `None` while that is unknown: the waker is then kept,
+    /// and called when it is known. For callers that send no packet.
     pub(in crate::link) fn resolve(
         &mut self,
         hop: IpAddr,
         begins: bool,
         waker: &mut OwnWaker,
-        now: Time,
+        now: Instant,
     ) -> Option<Option<HardwareAddress>> {
         if begins && !self.neighbours.contains_key(&hop) {
             self.add_neighbour(hop, now);
@@ -255,7 +256,7 @@ impl State {
         None
     }
 
-    /// All that waits is dropped: the interface goes down for good.
+    /// Drops all waiting packets: the interface goes down for good.
     pub(in crate::link) fn drop_neighbours(&mut self) {
         while let Some((&hop, _)) = self.neighbours.first_key_value() {
             self.remove_neighbour(hop);

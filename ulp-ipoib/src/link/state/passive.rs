@@ -1,17 +1,17 @@
-//! Connections that neighbours have made: packets come over them, none is sent (RFC 4755).
+//! Connections that neighbours have made: packets are received on them, none is sent (RFC 4755).
 //!
-//! Their queue pairs take receives from one shared queue. One of them that is taken down goes through four
-//! steps: it is moved to ERR; the device says that it takes no receive any more; a marker is posted to
-//! it, which completes behind all receives that it had taken; when that has come, it is destroyed.
+//! Their queue pairs take receives from one shared queue. Taking one of them down needs four steps: it is moved
+//! to ERR; the device reports that it will take no more receives; a marker is posted to it, which completes after
+//! all receives that it had taken; when the marker has completed, the queue pair is destroyed.
 
 use futures::channel::oneshot;
-use verbs_core::mad::Time;
+use verbs_core::time::Instant;
 
 use super::State;
 use super::action::Action;
 
 impl State {
-    /// The device has said that a queue pair takes no receive any more.
+    /// The device has reported that a queue pair will take no more receives.
     pub(in crate::link) fn last_receive(&mut self, qpn: u32) -> Option<oneshot::Sender<()>> {
         self.passive.get_mut(&qpn)?.last_receive.take()
     }
@@ -21,8 +21,8 @@ impl State {
         self.passive.get_mut(&qpn)?.drained.take()
     }
 
-    /// Connections that nobody has sent over for twice the time after which the other end gives them up.
-    pub(in crate::link) fn tick_passive(&mut self, now: Time) {
+    /// Ends connections on which nothing was received for twice the time after which the other end closes them.
+    pub(in crate::link) fn tick_passive(&mut self, now: Instant) {
         let idle = self.config.idle * 2;
         for (&qpn, passive) in &mut self.passive {
             let is_unused = now.since(passive.used) >= idle && passive.connection.is_some();

@@ -1,7 +1,7 @@
-//! Paths to other ports: asked of the administrator, kept by GID.
+//! Paths to other ports: requested from the administrator, kept by GID.
 
 use verbs_cm::Route;
-use verbs_core::mad::Time;
+use verbs_core::time::Instant;
 use verbs_core::{Ah, Gid};
 
 use super::State;
@@ -10,15 +10,15 @@ use crate::config::REFUSAL_PAUSE;
 use crate::link::entry::path::Path;
 
 impl State {
-    /// Whether there is a path to that port. If not, or if it may have changed, the administrator is
-    /// asked.
-    pub(in crate::link) fn has_path(&mut self, gid: Gid, now: Time) -> bool {
+    /// Whether there is a path to that port. If not, or if it may have changed, requests it from the
+    /// administrator.
+    pub(in crate::link) fn has_path(&mut self, gid: Gid, now: Instant) -> bool {
         let ready = match self.paths.get_mut(&gid) {
             Some(Path::Ready { is_stale, .. }) => {
                 if !std::mem::take(is_stale) {
                     return true;
                 }
-                // It serves on, until the administrator has said how it is now.
+                // It stays in use until the administrator has answered again.
                 true
             }
             Some(Path::Asked) => return false,
@@ -33,12 +33,12 @@ impl State {
         ready
     }
 
-    /// The administrator has answered. Returns what is to be let go of under no lock.
+    /// The administrator has answered. Returns an object to drop under no lock.
     pub(in crate::link) fn path_found(
         &mut self,
         gid: Gid,
         found: Option<(Ah, Route)>,
-        now: Time,
+        now: Instant,
     ) -> Option<Path> {
         let is_there = found.is_some();
         let path = match (found, self.paths.get(&gid)) {
@@ -47,7 +47,7 @@ impl State {
                 route,
                 is_stale: false,
             },
-            // One that was there before serves on; it is asked for again at the next change.
+            // The earlier path stays in use; it is requested again at the next change.
             (None, Some(Path::Ready { .. })) => return None,
             (None, _) => Path::Refused(now + REFUSAL_PAUSE),
         };

@@ -1,8 +1,8 @@
-//! Questions about addresses, and their answers: ARP and neighbour discovery.
+//! Solicitations for addresses, and their answers: ARP and neighbour discovery.
 
 use std::net::{IpAddr, Ipv6Addr};
 
-use verbs_core::mad::Time;
+use verbs_core::time::Instant;
 
 use super::State;
 use super::action::Verdict;
@@ -13,12 +13,12 @@ use crate::wire::{
 };
 
 impl State {
-    /// Asks who has an address: everybody, or the one who had it.
+    /// Asks for the owner of an address: all neighbours, or only the last known owner.
     pub(in crate::link) fn send_question(
         &mut self,
         hop: IpAddr,
         known: Option<HardwareAddress>,
-        now: Time,
+        now: Instant,
     ) {
         let Some(source) = self.own_address(hop) else {
             return;
@@ -55,8 +55,8 @@ impl State {
         self.settle(packet, verdict);
     }
 
-    /// Somebody asks or answers by ARP.
-    pub(in crate::link) fn take_arp(&mut self, bytes: &[u8], now: Time) {
+    /// Handles an ARP request or reply.
+    pub(in crate::link) fn take_arp(&mut self, bytes: &[u8], now: Instant) {
         let Ok(arp) = Arp::parse(bytes) else {
             self.counters.unknown += 1;
             return;
@@ -76,8 +76,8 @@ impl State {
         }
     }
 
-    /// Takes part in neighbour discovery. Returns whether the packet was of it.
-    pub(in crate::link) fn take_nd(&mut self, packet: &[u8], now: Time) -> bool {
+    /// Handles neighbour discovery. Returns whether the packet belongs to it.
+    pub(in crate::link) fn take_nd(&mut self, packet: &[u8], now: Instant) -> bool {
         let nd = match Nd::parse(packet) {
             Ok(nd) => nd,
             Err(crate::wire::NdError::Other) => return false,
@@ -97,9 +97,9 @@ impl State {
         true
     }
 
-    /// Somebody says where an address is (RFC 4861, 7.2.5). Only an answer proves that it can be reached;
-    /// another place is taken over when it is to override, and doubted otherwise.
-    fn told(&mut self, told: &Advertisement, now: Time) {
+    /// A message says where an address is (RFC 4861, 7.2.5). Only an answer proves that it can be reached; a
+    /// changed address is adopted if the Override flag is set, and doubted otherwise.
+    fn told(&mut self, told: &Advertisement, now: Instant) {
         let hop = told.target.into();
         let known = self.neighbours.get(&hop).map(|neighbour| neighbour.at);
         let (Some(known), Some(at)) = (known, told.at) else {
@@ -121,7 +121,7 @@ impl State {
         source: Ipv6Addr,
         target: Ipv6Addr,
         from: Option<HardwareAddress>,
-        now: Time,
+        now: Instant,
     ) {
         if !self.is_own(target.into()) || from == Some(self.own) {
             return;
@@ -135,7 +135,7 @@ impl State {
             overrides: true,
         };
         if source.is_unspecified() {
-            // Somebody finds out whether the address is taken: all are told that it is.
+            // A host checks whether the address is taken: the answer goes to all nodes.
             (told.destination, told.solicited) = (all_nodes(), false);
             let group = group_of(all_nodes().into(), self.partition.0, self.config.scope);
             let packet = self.message(Protocol::Ipv6, &told.emit());
@@ -152,7 +152,7 @@ impl State {
         self.answer(source.into(), Protocol::Ipv6, &told.emit(), now);
     }
 
-    fn answer(&mut self, to: IpAddr, protocol: Protocol, message: &[u8], now: Time) {
+    fn answer(&mut self, to: IpAddr, protocol: Protocol, message: &[u8], now: Instant) {
         if let Some(packet) = self.message(protocol, message) {
             self.counters.answered += 1;
             let verdict = self.send_to_neighbour(to, packet, now);
@@ -160,7 +160,7 @@ impl State {
         }
     }
 
-    /// A packet that is not sent after all gives its buffer back.
+    /// Frees the buffer of a packet that is not sent after all.
     fn settle(&mut self, packet: Packet, verdict: Verdict) {
         if verdict != Verdict::Taken {
             self.give_back(packet.slot);
@@ -171,13 +171,13 @@ impl State {
         self.compose(&[&protocol.header(), body])
     }
 
-    /// Whether packets for it are for this interface.
+    /// Whether packets for that address are for this interface.
     pub(in crate::link) fn is_own(&self, addr: IpAddr) -> bool {
         let is_local = || addr == IpAddr::V6(link_local(self.own.gid));
         self.config.addresses.iter().any(|&(own, _)| own == addr) || is_local()
     }
 
-    /// The address that a neighbour is asked from.
+    /// The source address for solicitations to a neighbour.
     pub(in crate::link) fn own_address(&self, hop: IpAddr) -> Option<IpAddr> {
         let local = link_local(self.own.gid);
         match hop {

@@ -1,9 +1,9 @@
-//! Where packets of the stack behind the face go.
+//! Routing packets of the stack behind the face.
 
 use std::net::IpAddr;
 
 use verbs_core::PKey;
-use verbs_core::mad::Time;
+use verbs_core::time::Instant;
 
 use super::State;
 use super::action::Verdict;
@@ -13,8 +13,8 @@ use crate::link::buffers::Packet;
 use crate::wire::{CONNECTED_MTU, Ip, Wishes, broadcast, group_of};
 
 impl State {
-    /// Sends a packet to where it is for.
-    pub(in crate::link) fn route(&mut self, ip: &Ip, packet: Packet, now: Time) -> Verdict {
+    /// Sends a packet towards its destination.
+    pub(in crate::link) fn route(&mut self, ip: &Ip, packet: Packet, now: Instant) -> Verdict {
         let scope = self.config.scope;
         let group = match ip.destination {
             IpAddr::V4(addr) if self.config.is_broadcast(addr) => {
@@ -31,9 +31,9 @@ impl State {
         }
     }
 
-    /// Has the groups that a stack says it wants, if that is what it says.
-    pub(in crate::link) fn follow_report(&mut self, bytes: &[u8], ip: &Ip, now: Time) {
-        // Reports go to groups; nearly all else does not.
+    /// Follows the groups that a stack reports, if the packet is such a report.
+    pub(in crate::link) fn follow_report(&mut self, bytes: &[u8], ip: &Ip, now: Instant) {
+        // Reports are sent to groups; nearly nothing else is.
         if !self.config.follows_reports || !ip.destination.is_multicast() {
             return;
         }

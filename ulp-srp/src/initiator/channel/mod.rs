@@ -1,15 +1,17 @@
 //! One channel: a connection, its receives, its commands, and the handles of their memory.
 //!
-//! All of it is one [`Core`] behind a lock whose holders run bounded code: posting, polling, mapping, and
-//! issuing requests, whose routines are queued meanwhile (NoBlock). Routines of commands are called when
-//! the lock has been left, one at a time. Whatever a command still needs before its memory goes back to
-//! its owner, it gets in completions: no thread waits for anything.
+//! All of it is one [`Core`] behind a lock whose holders run bounded code: posting, polling, mapping, and issuing
+//! requests, whose routines are queued until the lock is released (NoBlock). Routines of commands are called
+//! after the lock is released, one at a time. Completions drive everything that a command needs before its memory
+//! returns to its owner: no thread waits.
 
 mod login;
+pub mod plan;
 mod post;
 mod prepare;
 mod receive;
 mod release;
+pub mod table;
 mod task;
 
 use std::collections::VecDeque;
@@ -34,16 +36,16 @@ pub(crate) struct Channel {
     core: Mutex<Core>,
 }
 
-/// A SCSI command: what to do, for which logical unit, with which memory.
+/// A SCSI command: its CDB, its logical unit, its memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Command<'a> {
     /// What to do.
     pub cdb: Cdb<'a>,
-    /// For which logical unit.
+    /// The logical unit.
     pub lun: Lun,
-    /// How it is ordered among others.
+    /// How it is ordered among other commands.
     pub attribute: TaskAttribute,
-    /// With which memory.
+    /// The memory of its data.
     pub data: Data<'a>,
 }
 
@@ -52,20 +54,20 @@ pub struct Command<'a> {
 pub enum Data<'a> {
     /// None.
     None,
-    /// What the logical unit sends goes here.
+    /// Receives the data that the logical unit sends.
     In(&'a [Extent<'a>]),
-    /// This goes to the logical unit.
+    /// Holds the data for the logical unit.
     Out(&'a [Extent<'a>]),
 }
 
-/// Whose commands end, by number: what a driver has instead of a closure for each command, so that
-/// nothing is allocated.
+/// Receives the ends of commands by number. A driver uses it instead of a closure for each command, so nothing is
+/// allocated.
 pub trait Adapter: Send + Sync {
     /// The command of that number has ended. Called once for each that was accepted, under NoBlock.
     fn ended(&self, number: u64, outcome: Outcome);
 }
 
-/// What is called when a command has ended, once.
+/// The routine of a command; it is called once, when the command has ended.
 pub(crate) enum Routine {
     Call(Box<dyn FnOnce(Outcome) + Send>),
     Adapter(Arc<dyn Adapter>, u64),
@@ -84,14 +86,14 @@ impl Routine {
     }
 }
 
-/// What the lock of a channel is around.
+/// The state that a channel's lock protects.
 pub(crate) struct Core {
     phase: Phase,
     table: Table,
     slots: Vec<Slot>,
-    /// Calls that are due when the lock has been left.
+    /// Calls to make after the lock is released.
     due: VecDeque<Due>,
-    /// Somebody makes these calls.
+    /// A thread is making these calls.
     calling: bool,
     /// Task management that waits for its slot.
     tasks: VecDeque<Task>,
@@ -100,11 +102,11 @@ pub(crate) struct Core {
     wires: Option<Wires>,
     /// A unit on its way from or to registered memory.
     scratch: Vec<u8>,
-    /// Of a unit that the target takes.
+    /// The longest unit that the target takes.
     iu_len_max: usize,
     /// The target takes immediate data.
     immediate: bool,
-    /// Commands that were named in either way.
+    /// Commands by the format of their memory.
     formats: Formats,
 }
 
@@ -113,7 +115,7 @@ pub(crate) struct Core {
 struct Hands {
     fast: Vec<FastMr>,
     fmr: Option<FmrPool>,
-    /// Slots that wait for the pool's next flush, and for the one that runs.
+    /// Slots that wait for the pool's next flush, and for the flush that runs.
     unflushed: Vec<SlotId>,
     flushing: Vec<SlotId>,
 }
@@ -129,18 +131,18 @@ struct Wires {
     stride: usize,
 }
 
-/// How far a channel is.
+/// The phase of a channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
     /// Logging in.
     Opening,
     /// Takes commands.
     Open,
-    /// The connection is lost, or was given up.
+    /// The connection is lost, or the channel was abandoned.
     Lost,
 }
 
-/// A command's own things.
+/// The state of one command.
 #[derive(Default)]
 struct Slot {
     lun: Lun,
@@ -151,23 +153,23 @@ struct Slot {
     /// What the target may do with the memory.
     access: Access,
     handles: Vec<Handle>,
-    /// Of these, how many have been registered by what was posted.
+    /// How many of these handles the posted registrations have registered.
     registered: usize,
-    /// Requests and invalidates under way.
+    /// Requests and invalidates in flight.
     pending: usize,
-    /// Which request of the channel it was.
+    /// The command's number in the order of sending on this channel.
     sent_as: u64,
     /// A command whose handles are being allocated.
     asked: Option<Box<prepare::Asked>>,
 }
 
-/// A key that stands for some of a command's memory.
+/// A key for part of a command's memory.
 enum Handle {
-    /// Of the pool.
+    /// A handle of the pool.
     Fast { mr: FastMr, is_valid: bool },
-    /// Allocated for the command.
+    /// A handle allocated for the command.
     Own(FastMr),
-    /// Of the pool of fast memory regions.
+    /// A handle of the pool of fast memory regions.
     Fmr(Fmr),
 }
 
@@ -178,12 +180,12 @@ pub(crate) struct Task {
     /// The command to abort.
     target: Option<SlotId>,
     routine: Routine,
-    /// How many requests had been sent when it was.
+    /// How many requests had been sent before it.
     mark: u64,
 }
 
 impl Task {
-    /// Task management that is to be asked for.
+    /// A task management request to send.
     pub(crate) fn new(
         function: TaskFunction,
         lun: Lun,
@@ -200,19 +202,19 @@ impl Task {
     }
 }
 
-/// A call that is due when the lock has been left.
+/// A call to make after the lock is released.
 enum Due {
     Routine(Routine, Outcome),
     Asynchronous(Lun, Vec<u8>),
     Lost(Error),
-    /// Somebody may be waiting for a slot.
+    /// A waiter may find a free slot.
     Room,
-    /// What task management has done to the other channels as well.
+    /// A task management function that affects the other channels too.
     Reset(TaskFunction, Lun),
     Disconnect(Box<Connection>),
 }
 
-/// Commands by how their memory was named.
+/// Commands by the format in which their memory was described.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Formats {
     /// Without data.
@@ -229,11 +231,11 @@ pub struct Formats {
     pub entries: u64,
 }
 
-/// A command that was refused before anything was done; the routine comes back.
+/// A command that was refused before anything was done, with its routine.
 pub struct Refused<F> {
     /// Why.
     pub error: Error,
-    /// What was to be called.
+    /// The routine that would have been called.
     pub routine: F,
 }
 
@@ -244,6 +246,11 @@ impl<F> fmt::Debug for Refused<F> {
 }
 
 impl Channel {
+    /// Opens a channel: creates its device objects, then connects.
+    pub(crate) async fn open(shared: &Arc<Shared>, number: u8) -> Result<Arc<Self>, Error> {
+        login::open(shared, number).await
+    }
+
     /// A channel that is not connected yet.
     fn new(number: u8, shared: &Arc<Shared>, options: &Options) -> Self {
         let depth = options.queue_depth;
@@ -274,7 +281,7 @@ impl Channel {
         }
     }
 
-    /// Does something under the lock, then makes the calls that have become due.
+    /// Runs `work` under the lock, then makes the calls that have become due.
     fn with<T>(self: &Arc<Self>, work: impl FnOnce(&mut Core) -> T) -> T {
         collect(|| {
             let mut core = self.core.lock();
@@ -324,21 +331,21 @@ impl Channel {
         }
     }
 
-    /// Begins a command. `routine` is only asked for when it is accepted.
+    /// Begins a command. `routine` makes the routine; it is called only if the command is accepted.
     pub(crate) fn command(
         self: &Arc<Self>,
         command: &Command<'_>,
         routine: impl FnOnce() -> Routine,
     ) -> Result<Tag, Error> {
         self.with(|core| {
-            let id = core.begin(self, command)?;
+            let id = prepare::begin(core, self, command)?;
             core.slot(id).routine = Some(routine());
             core.send_ready(self);
             Ok(core.table.tag(id))
         })
     }
 
-    /// Takes what has completed.
+    /// Handles what has completed.
     fn turn(self: &Arc<Self>) {
         self.with(|core| {
             let mut out = [Wc::default(); 16];
@@ -346,7 +353,7 @@ impl Channel {
                 let Some(wires) = &mut core.wires else { return };
                 let polled = wires.cq.poll(&mut out).len();
                 for wc in &out[..polled] {
-                    core.completed(self, wc);
+                    receive::completed(core, self, wc);
                 }
                 if polled == 0 {
                     let Some(wires) = &mut core.wires else { return };
@@ -359,13 +366,13 @@ impl Channel {
         });
     }
 
-    /// Gives the channel up: every command ends, in its own time.
+    /// Abandons the channel: every command ends, each in its own time.
     pub(crate) fn abandon(self: &Arc<Self>, error: &Error) {
-        self.with(|core| core.lose(self, error));
+        self.with(|core| release::lose(core, self, error));
     }
 
-    /// Tells the target that the channel is about to be closed, and gives it up; the connection is the
-    /// caller's to close.
+    /// Tells the target that the channel is about to be closed, and abandons it; the caller closes the
+    /// connection.
     pub(crate) fn log_out(self: &Arc<Self>) -> Option<Connection> {
         self.with(|core| {
             let logout = InitiatorLogout::default();
@@ -373,7 +380,7 @@ impl Channel {
             let _ = core.answer(&logout.unit());
             let wires = core.wires.as_mut();
             let connection = wires.and_then(|wires| wires.connection.take());
-            core.lose(self, &Error::LoggedOut);
+            release::lose(core, self, &Error::LoggedOut);
             connection
         })
     }
@@ -383,7 +390,7 @@ impl Channel {
         self.core.lock().phase == Phase::Open
     }
 
-    /// Slots that nobody has; none of a channel that takes no commands.
+    /// Free slots; none if the channel takes no commands.
     pub(crate) fn available(&self) -> usize {
         let core = self.core.lock();
         match core.phase {
@@ -392,7 +399,7 @@ impl Channel {
         }
     }
 
-    /// What has happened on it.
+    /// Its counters so far.
     pub(crate) fn counters(&self) -> (Counters, Formats) {
         let core = self.core.lock();
         (core.table.counters(), core.formats)
@@ -409,22 +416,22 @@ impl Core {
         &mut self.slots[usize::from(id.index)]
     }
 
-    /// The outcome of a command is this, unless it has one already.
+    /// Sets the outcome of a command, unless it already has one.
     fn claim(&mut self, channel: &Arc<Channel>, id: SlotId, error: Error) {
         if self.table.claim(id).is_some() {
             self.slot(id).outcome = Some(Err(error));
-            self.let_go(channel, id, None);
+            release::let_go(self, channel, id, None);
         }
     }
 
-    /// Whether a slot's outcome is decided, and nothing of the command under way.
+    /// Whether a slot's outcome is decided, and nothing of the command is in flight.
     fn is_over(&self, id: SlotId) -> bool {
         let slot = &self.slots[usize::from(id.index)];
         self.table.state(id) == State::Claimed && slot.pending == 0 && slot.handles.is_empty()
     }
 }
 
-/// A piece of memory that a command keeps for itself.
+/// A piece of memory that a command keeps alive.
 #[derive(Clone, Debug)]
 struct Piece {
     memory: Arc<Memory>,
@@ -442,7 +449,7 @@ impl Piece {
     }
 }
 
-/// Numbers of work requests: what kind, and which slot or receive.
+/// Numbers of work requests: the kind, and the slot or receive.
 mod wr_id {
     pub(super) const SEND: u64 = 1 << 32;
     pub(super) const RECV: u64 = 2 << 32;

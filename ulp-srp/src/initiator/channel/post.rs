@@ -4,6 +4,7 @@ use verbs_core::sync::Arc;
 use verbs_core::{LocalInv, PostError, RKey, Recv, Send, SendWr};
 
 use super::{Channel, Core, Handle, Phase, Wires, wr_id};
+use super::{release, task};
 use crate::initiator::error::Error;
 use crate::initiator::table::SlotId;
 
@@ -30,30 +31,30 @@ impl Wires {
 }
 
 impl Core {
-    /// Sends what is ready, as far as the request limit and the queues allow.
+    /// Sends ready commands, as far as the request limit and the queues allow.
     pub(super) fn send_ready(&mut self, channel: &Arc<Channel>) {
         if self.phase != Phase::Open {
             return;
         }
-        self.send_task(channel);
+        task::send_next(self, channel);
         while let Some(id) = self.table.next_to_send() {
             match self.send(id) {
                 Ok(()) => self.slot(id).sent_as = self.table.counters().sent,
-                // Room comes with completions, which come back here.
+                // Completions make room, and their handler calls this again.
                 Err(PostError::Full { .. }) => {
                     self.table.unsend(id);
                     break;
                 }
                 Err(error) => {
                     self.table.unsend(id);
-                    self.lose(channel, &error.into());
+                    release::lose(self, channel, &error.into());
                     break;
                 }
             }
         }
     }
 
-    /// Posts the registrations of a command's handles, and the command behind them.
+    /// Posts the registrations of a command's handles, and then the command.
     fn send(&mut self, id: SlotId) -> Result<(), PostError> {
         let Some(wires) = &mut self.wires else {
             return Err(PostError::Destroyed);
@@ -77,7 +78,7 @@ impl Core {
         wires.post(Send::new(number).from(unit).signaled())
     }
 
-    /// Sends a unit from the place of the slot for task management.
+    /// Sends a unit from the space of the slot for task management.
     pub(super) fn send_unit(&mut self, id: SlotId, unit: &[u8]) -> Result<(), Error> {
         let Some(wires) = &mut self.wires else {
             return Err(Error::ConnectionLost);
@@ -89,7 +90,7 @@ impl Core {
         Ok(wires.post(Send::new(number).from(place).signaled())?)
     }
 
-    /// Answers a request of the target's, or says that the channel is about to be closed.
+    /// Answers a request of the target, or announces that the channel is about to be closed.
     pub(super) fn answer(&mut self, unit: &[u8]) -> Result<(), Error> {
         let Some(wires) = &mut self.wires else {
             return Err(Error::ConnectionLost);
@@ -98,7 +99,7 @@ impl Core {
         Ok(wires.post(send)?)
     }
 
-    /// Posts the invalidate of a slot's key; the last one of a slot makes a completion.
+    /// Posts the invalidate of a slot's key; only the last one of a slot generates a completion.
     pub(super) fn invalidate(
         &mut self,
         id: SlotId,

@@ -13,10 +13,10 @@ use super::message::{BODY_BYTES_MAX, HEADER_LEN, Header, Malformed, Message};
 use crate::net::{Connection, NetError, PATIENCE};
 use crate::places::HangUp;
 
-/// How often whoever waits looks at the clock.
+/// How often a waiting thread looks at the clock.
 const TICK: Duration = Duration::from_secs(1);
 
-/// News that wait for somebody at most; ticks beyond that are dropped.
+/// News that wait at most; ticks beyond that are dropped.
 const NEWS_MAX: usize = 4;
 
 /// Speaks messages over a connection.
@@ -125,7 +125,7 @@ impl Control {
                 let is_end = matches!(news, News::Ended(_));
                 let is_tick = matches!(news, News::Tick);
                 let told = tell.try_send(news);
-                // A peer that says more than anybody waits for is not listened to any longer.
+                // A peer that says more than is waited for is not listened to any longer.
                 if is_end || told.is_err_and(|error| error.is_disconnected() || !is_tick) {
                     return;
                 }
@@ -161,7 +161,7 @@ impl Control {
         message.map_or_else(News::Ended, News::Message)
     }
 
-    /// Ends the reading side: who reads, through any handle, finds the end.
+    /// Ends the reading side: a reader, through any handle, finds the end.
     fn deafen(&self) {
         match self {
             Self::Stream(stream) => stream.deafen(),

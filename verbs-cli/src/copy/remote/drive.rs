@@ -94,7 +94,7 @@ pub(super) async fn drive<S: Side>(
     let mut news = None;
     let mut is_done = false;
     loop {
-        loop {
+        while !side.is_over() {
             match side.step(progress) {
                 Ok(true) => {
                     last = Instant::now();
@@ -192,7 +192,7 @@ pub(super) async fn see_off(watch: &mut Watch) {
     }
 }
 
-/// How far a copy was, and with whom.
+/// How far a copy was, and with which peer.
 struct Point {
     end: End,
     done: u64,

@@ -6,14 +6,14 @@ use std::time::Instant;
 
 use futures::executor::block_on;
 use verbs_cm::Manager;
-use verbs_core::sync::thread;
+use verbs_core::sync::{Arc, thread};
 use verbs_core::{Access, Gid};
 
 use super::control::{Control, Watch};
 use super::drive::{drive, unexpected};
 use super::managed::Managed;
 use super::message::{Get, Message, Offer, Ready};
-use super::{Seat, connect, identify};
+use super::{Seat, connect, identify, streams};
 use crate::address::{Scheme, ServedUrl};
 use crate::cli::CopyArgs;
 use crate::copy::endpoint::Endpoint;
@@ -26,9 +26,9 @@ use crate::copy::{Copied, Failure, compare};
 use crate::ending::{Ending, GOODBYE, within};
 use crate::net::{Connection, NetError, lookup, sends_from};
 use crate::report::{Progress, Report};
-use crate::wire::{Network, Wire};
+use crate::wire::{Network, Transport, Wire, WireError};
 
-/// Runs `verbs copy roce://... DST`, or from `rdma://...`. Blocks until the copy is complete.
+/// Runs `verbs copy roce://... DST`, or from `rdma://...` or `iwarp://...`. Blocks until the copy is complete.
 pub(crate) fn run(
     args: &CopyArgs,
     url: &ServedUrl,
@@ -37,6 +37,9 @@ pub(crate) fn run(
     if args.fault.is_some() {
         let (option, when) = ("--fault", "is a file of this host");
         return Err(CopyError::Useless { option, when }.into());
+    }
+    if url.scheme == Scheme::Roce && args.wire.transport == Transport::Iwarp {
+        return Err(CopyError::from(WireError::PacketsOnly).into());
     }
     let target = Target::find(&args.dst, None)?;
     let fate = target.fate();
@@ -78,7 +81,7 @@ fn fetch(
             let wire = Wire::open_towards(network, &args.wire.bind, local, peer)?;
             (Control::Stream(stream), wire)
         }
-        Scheme::Rdma => find(args, url, network)?,
+        Scheme::Rdma | Scheme::Iwarp => find(args, url, network)?,
     };
     let received = block_on(receive(args, url, &wire, control, target));
     let captured = wire.finish_capture();
@@ -187,14 +190,23 @@ async fn receive(
     check(end, &seat.device, offer.chunk, &plan).await?;
     let mut sink = Sink::create(target, offer.mode & 0o777)?;
     let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-    let endpoint = Endpoint::new(end, seat.device, &plan, rights).await?;
+    let device = Arc::clone(&seat.device);
+    let mut endpoint = Endpoint::new(end, seat.device, &plan, rights).await?;
     let ours = identify(&endpoint, seat.gid)?;
-    connect(&endpoint, seat.index, &ours, &offer.end).await?;
-    endpoint.ready_to_send(ours.psn).await?;
+    let connects_itself = streams::is_of(&device);
+    if !connects_itself {
+        connect(&endpoint, seat.index, &ours, &offer.end).await?;
+        endpoint.ready_to_send(ours.psn).await?;
+    }
     let slots = endpoint.data.remote(0);
     // The server may send as soon as it knows.
     let mut watch = control.watch();
     watch.send(&Message::Ready(Ready { end: ours, slots }))?;
+    if connects_itself {
+        let peer = control.peer();
+        streams::connect(&mut endpoint, &device, peer, &offer.end, args.connect).await?;
+    }
+    drop(device);
 
     let progress = Progress::new(plan.size(), args.quiet);
     let mut receiver = Receiver::new(endpoint, &mut sink, plan);

@@ -1,7 +1,7 @@
 //! Messages over a queue pair that the connection manager has connected: one SEND each.
 //!
 //! The peer's end of the connection flushes the receives here, so that it is noticed like the end of a
-//! stream. A peer that is killed says nothing; only whoever sends to it finds out.
+//! stream. A peer that is killed says nothing; only a sender finds out.
 
 use std::future::{IntoFuture, poll_fn};
 use std::io;
@@ -70,7 +70,7 @@ struct Ears {
     _pd: Arc<Pd>,
 }
 
-/// Whether nothing is to be heard any more.
+/// Whether nothing is to be heard any longer.
 #[derive(Debug, Default)]
 struct Deaf {
     is: AtomicBool,
@@ -252,7 +252,7 @@ impl Managed {
         within(deadline, pin!(ears.next(&self.deaf))).transpose()
     }
 
-    /// Whoever listens, and whoever will, is told that the connection has ended.
+    /// Listeners, present and future ones, are told that the connection has ended.
     pub(crate) fn deafen(&self) {
         self.deaf.be();
     }
@@ -306,7 +306,7 @@ impl Ears {
             doing: "read a message",
             error,
         })?;
-        // Where the connection has ended meanwhile, the next look tells.
+        // Where the connection has ended in the meantime, the next look tells.
         let _ = self.half.post(receive(&self.mr, wc.wr_id));
         Ok(message)
     }

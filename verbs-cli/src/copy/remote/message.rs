@@ -106,7 +106,7 @@ pub(crate) enum Cause {
     Request = 2,
     /// There are too many others.
     Busy = 3,
-    /// The file changed meanwhile.
+    /// The file changed in the meantime.
     Changed = 4,
     /// A device failed.
     Device = 5,

@@ -1,6 +1,6 @@
 //! Copies between hosts: the ends are those of a copy within one process, but each in a process of its
 //! own. They find each other over TCP, or by the connection manager; [`message`] is the protocol over
-//! either.
+//! either. Over iWARP the connection manager connects the ends as well ([`streams`]).
 
 mod control;
 mod drive;
@@ -9,9 +9,11 @@ mod managed;
 mod message;
 mod root;
 mod serve;
+mod streams;
 #[cfg(test)]
 mod tests;
 
+use verbs_core::sync::Arc;
 use verbs_core::{Av, Device, Gid, Path};
 
 use super::endpoint::Endpoint;
@@ -27,7 +29,7 @@ pub(crate) use self::serve::run as serve;
 
 /// A device on the wire and which of its GIDs is used.
 struct Seat {
-    device: Device,
+    device: Arc<Device>,
     index: u16,
     gid: Gid,
 }
@@ -53,6 +55,7 @@ impl Seat {
                 (0, gid.map_err(failed("query the GIDs"))?)
             }
         };
+        let device = Arc::new(device);
         Ok(Self { device, index, gid })
     }
 }

@@ -87,7 +87,7 @@ impl Root {
     }
 }
 
-/// Pipes that nobody writes to are not waited for.
+/// Pipes without a writer are not waited for.
 const FLAGS: OFlags = OFlags::RDONLY
     .union(OFlags::NONBLOCK)
     .union(OFlags::NOCTTY)

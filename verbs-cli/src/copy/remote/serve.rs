@@ -1,5 +1,6 @@
 //! `verbs serve`: answers clients, each on a thread and a queue pair of its own. They come over TCP, or
-//! where an address is named by the connection manager.
+//! where an address is named by the connection manager; over iWARP, whose ports are those of TCP, by the connection manager
+//! only.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,7 +11,7 @@ use std::time::{Duration, Instant};
 use futures::executor::block_on;
 use futures::future::AbortHandle;
 use verbs_cm::{ConnectRequest, Listener, Manager};
-use verbs_core::sync::{Arc, Mutex, thread};
+use verbs_core::sync::{Arc, Mutex, OnceLock, thread};
 use verbs_core::{Access, Device, Gid};
 
 use super::control::{Control, Watch};
@@ -18,6 +19,7 @@ use super::drive::{drive, prove, see_off, unexpected};
 use super::managed::Managed;
 use super::message::{Cause, Fail, Get, Identity, Message, Offer};
 use super::root::Root;
+use super::streams::{self, Awaited};
 use super::{Seat, connect, identify};
 use crate::address::SERVE_PORT;
 use crate::cli::ServeArgs;
@@ -54,6 +56,9 @@ pub(super) struct Server<'a> {
     named: Option<Wire>,
     found: Mutex<BTreeMap<IpAddr, Wire>>,
     places: Places,
+    /// Over iWARP, the ends that wait for their connections, and the device that all of them are on.
+    awaited: Awaited,
+    streams: OnceLock<Arc<Device>>,
     /// When it was last said how many clients gave way that had said nothing.
     last_told: Mutex<Instant>,
 }
@@ -76,6 +81,9 @@ impl fmt::Display for Served {
 /// Runs the command. Ends when it cannot begin, or when the process is told to end.
 pub(crate) fn run(args: &ServeArgs, network: &dyn Network) -> Result<(), CopyError> {
     let ending = Ending::begin().map_err(CopyError::Signals)?;
+    if network.is_over_streams() {
+        return run_over_streams(args, network, &ending);
+    }
     let listener = net::listen(args.listen, SERVE_PORT)?;
     let server = Server::new(args, network)?;
     let address = listener.local_addr().map(net::canonical);
@@ -100,7 +108,32 @@ pub(crate) fn run(args: &ServeArgs, network: &dyn Network) -> Result<(), CopyErr
             )),
         }
     }
-    server.serve(&listener, service, &ending, args.quiet)
+    server.serve(Some(&listener), service, &ending, args.quiet)
+}
+
+/// The same over iWARP.
+fn run_over_streams(
+    args: &ServeArgs,
+    network: &dyn Network,
+    ending: &Ending,
+) -> Result<(), CopyError> {
+    let server = Server::new(args, network)?;
+    let address = args
+        .listen
+        .unwrap_or(SocketAddr::from(([0; 16], SERVE_PORT)));
+    let service = server.service(net::canonical(address))?;
+    if let (Some(service), false) = (&service, args.quiet) {
+        let dir = args.dir.display();
+        let at = service.listeners.iter().map(Listener::local_addr);
+        match at.clone().find(|at| !at.ip().is_unspecified()) {
+            None => tell(&format_args!(
+                "serving {dir} at port {} of all addresses by iwarp://",
+                at.map(|at| at.port()).next().unwrap_or(SERVE_PORT)
+            )),
+            Some(address) => tell(&format_args!("serving {dir} at iwarp://{address}/")),
+        }
+    }
+    server.serve(None, service, ending, args.quiet)
 }
 
 /// Waits until the process is told to end, and says goodbye to the clients of the connection manager. Those of
@@ -117,7 +150,8 @@ fn end_well(ending: &Ending, device: Option<Arc<Device>>) {
 /// Where clients come to by the connection manager.
 pub(super) struct ManagedService {
     device: Arc<Device>,
-    listener: Listener,
+    /// More than one for all addresses over TCP, where those of each family are listened on apart.
+    listeners: Vec<Listener>,
 }
 
 impl<'a> Server<'a> {
@@ -134,6 +168,7 @@ impl<'a> Server<'a> {
             return Err(CopyError::CaptureOfAny);
         }
         let named = match addresses.as_slice() {
+            [] if network.is_over_streams() => Some(network.attach_all()?),
             [] => None,
             addresses => Some(network.attach(addresses)?),
         };
@@ -148,6 +183,8 @@ impl<'a> Server<'a> {
                     .max_clients_per_address
                     .unwrap_or(args.max_clients.div_ceil(2)),
             }),
+            awaited: Awaited::default(),
+            streams: OnceLock::new(),
             last_told: Mutex::new(Instant::now()),
         })
     }
@@ -164,38 +201,41 @@ impl<'a> Server<'a> {
             doing: "open the device",
             error,
         })?;
-        let listener = verbs_cm::listen(&device, address).wait();
-        let listener = listener.map_err(|error| NetError::Service {
-            address,
-            error: Box::new(error),
-        })?;
+        let listeners = listen(&device, address)?;
         let device = Arc::new(device);
-        Ok(Some(ManagedService { device, listener }))
+        if streams::is_of(&device) {
+            // A server has one service.
+            let _ = self.streams.set(Arc::clone(&device));
+        }
+        Ok(Some(ManagedService { device, listeners }))
     }
 
     /// Serves the clients that come, until the process is told to end.
     fn serve(
         &self,
-        listener: &TcpListener,
+        listener: Option<&TcpListener>,
         service: Option<ManagedService>,
         ending: &Ending,
         quiet: bool,
     ) -> Result<(), CopyError> {
         thread::scope(|scope| {
             let device = service.as_ref().map(|service| service.device.clone());
-            scope.spawn(move || end_well(ending, device));
-            if let Some(mut service) = service {
-                let local = service.listener.local_addr();
-                let device = service.device;
+            let leaving = device.clone();
+            scope.spawn(move || end_well(ending, leaving));
+            for mut managed in service.into_iter().flat_map(|it| it.listeners) {
+                let (local, device) = (managed.local_addr(), device.clone());
                 scope.spawn(move || {
                     loop {
-                        let request = block_on(service.listener.accept());
-                        let device = device.clone();
+                        let request = block_on(managed.accept());
+                        let Some(request) = self.awaited.take(request) else {
+                            continue;
+                        };
+                        let Some(device) = device.clone() else { return };
                         self.spawn(scope, move || self.welcome(&device, request, local, quiet));
                     }
                 });
             }
-            loop {
+            while let Some(listener) = listener {
                 let accepted = listener.accept();
                 match accepted.and_then(|(stream, _)| Connection::new(stream)) {
                     Ok(connection) => {
@@ -209,7 +249,8 @@ impl<'a> Server<'a> {
                     }
                 }
             }
-        })
+        });
+        Ok(())
     }
 
     /// A thread for a client. A system that has none leaves the client unserved: its connection is closed.
@@ -347,13 +388,17 @@ impl<'a> Server<'a> {
     ) -> Result<(), CopyError> {
         let end = End::Source;
         let local = control.local().ip();
-        let wire = self.wire(local)?;
-        let seat = Seat::take(end, &wire, local, Some(get.gid)).await?;
+        let seat = match self.streams.get() {
+            Some(device) => Seat::over_streams(Arc::clone(device), local),
+            None => Seat::take(end, &self.wire(local)?, local, Some(get.gid)).await?,
+        };
         let (chunk, window) = willing(get, &seat).await?;
         let plan = Plan::new(source.size(), chunk, window);
         check(end, &seat.device, chunk, &plan).await?;
         let mut endpoint = Endpoint::new(end, seat.device, &plan, Access::LOCAL_WRITE).await?;
         let ours = identify(&endpoint, seat.gid)?;
+        let streams = self.streams.get();
+        let expected = streams.map(|_| self.awaited.expect(&ours, control.peer()));
         control.send(&Message::File(Offer {
             size: source.size(),
             mode: source.mode(),
@@ -383,10 +428,14 @@ impl<'a> Server<'a> {
                 what: "names another address than it has asked with",
             });
         }
-        connect(&endpoint, seat.index, &ours, &ready.end).await?;
         let mut watch = control.watch();
-        self.open_window(control, &mut endpoint, &mut watch, &ours, &plan, get.gid)
-            .await?;
+        if let Some(expected) = expected {
+            expected.connect(&mut endpoint, &mut watch)?;
+        } else {
+            connect(&endpoint, seat.index, &ours, &ready.end).await?;
+            self.open_window(control, &mut endpoint, &mut watch, &ours, &plan, get.gid)
+                .await?;
+        }
         ticket.served();
         let mut sender = Sender::new(endpoint, source, plan, ready.slots);
         let progress = Progress::new(plan.size(), true);
@@ -438,6 +487,32 @@ impl<'a> Server<'a> {
     }
 }
 
+/// Listens by the connection manager. Over TCP, all addresses are those of either family, as far as the device has some.
+fn listen(device: &Device, address: SocketAddr) -> Result<Vec<Listener>, CopyError> {
+    let is_all = address.ip().is_unspecified() && streams::is_of(device);
+    let both = [IpAddr::from([0; 4]), IpAddr::from([0; 16])].map(|ip| (ip, address.port()).into());
+    let wanted = if is_all { &both[..] } else { &[address] };
+    let (mut listeners, mut absent) = (Vec::new(), None);
+    for &address in wanted {
+        match verbs_cm::listen(device, address).wait() {
+            Ok(listener) => listeners.push(listener),
+            Err(error) => {
+                let is_absent = matches!(error, verbs_cm::Error::AddressNotAvailable(_));
+                let error = Box::new(error);
+                let failed = NetError::Service { address, error };
+                match is_absent && is_all {
+                    true => absent = Some(failed),
+                    false => return Err(failed.into()),
+                }
+            }
+        }
+    }
+    match (listeners.is_empty(), absent) {
+        (true, Some(failed)) => Err(failed.into()),
+        _ => Ok(listeners),
+    }
+}
+
 /// Chunk and window for a client: what it asks for, as far as memory and the device allow.
 async fn willing(get: &Get, seat: &Seat) -> Result<(u32, u32), CopyError> {
     let failed = |doing| {
@@ -459,11 +534,11 @@ async fn willing(get: &Get, seat: &Seat) -> Result<(u32, u32), CopyError> {
 
 fn tell(text: &dyn fmt::Display) {
     let mut stdout = std::io::stdout().lock();
-    // Clients are served all the same when nobody reads what is said about them.
+    // Clients are served all the same when what is said about them is not read.
     let _ = writeln!(stdout, "{text}").and_then(|()| stdout.flush());
 }
 
 fn complain(text: &dyn fmt::Display) {
-    // Nobody can be told that stderr is closed.
+    // There is no one to tell that stderr is closed.
     let _ = writeln!(std::io::stderr(), "verbs serve: {text}");
 }

@@ -70,7 +70,7 @@ impl Place {
         };
         match &args.src {
             Origin::Served(url) => fetch(&args, url, &self.network),
-            Origin::File(path) => panic!("{path:?}"),
+            other => panic!("{other:?}"),
         }
     }
 

@@ -19,7 +19,7 @@ use crate::step::Step;
 
 pub use self::kept::PATHS_MAX;
 
-/// Keeps paths until the port or the subnet's manager changes. Who asks for a path that is being asked
+/// Keeps paths until the port or the subnet's manager changes. A task that asks for a path that is being asked
 /// for waits for the same answer. Failures are not kept.
 #[derive(Clone)]
 pub struct PathCache {
@@ -41,7 +41,7 @@ impl PathCache {
         }
     }
 
-    /// A path that is known. Never waits, and asks nobody.
+    /// A path that is known. Never waits, and sends nothing.
     pub fn get(&self, from: Gid, to: Gid, pkey: PKey) -> Option<PathRecord> {
         let inner = self.kept.inner.lock();
         inner.paths.get(&Key(from, to, pkey.0)).copied()

@@ -10,7 +10,7 @@ use verbs_core::sync::{Arc, Mutex};
 use verbs_core::task;
 
 /// Reports that wait for a subscriber at most. With more the oldest is lost, and counted: a program that
-/// does not look for so long asks the administrator anew anyway.
+/// does not look for so long asks the administrator again anyway.
 pub const NOTICES_MAX: usize = 256;
 
 /// All of something, in a subscription.

@@ -95,7 +95,7 @@ impl Subscription {
         waiting.iter().for_each(|notice| handler(notice));
     }
 
-    /// Reports that were lost because nobody took them.
+    /// Reports that were lost because they were not taken.
     pub fn lost(&self) -> u64 {
         self.mailbox.inner.lock().lost
     }

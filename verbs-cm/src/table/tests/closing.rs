@@ -31,7 +31,7 @@ fn a_connection_is_ended_by_one_side_and_both_are_told() {
     }
 }
 
-/// Goal: who finds work flushed can tell why. Method: at either end, the machine is asked when it has said that the
+/// Goal: a user that finds work flushed can tell why. Method: at either end, the machine is asked when it has said that the
 /// queue pair is to go to ERR, and the modify has not been issued.
 #[test]
 fn who_ended_a_connection_is_known_before_its_queue_pair_is_in_error() {
@@ -252,7 +252,7 @@ fn destroy_is_silent_here_and_heard_there() {
 fn a_peer_that_has_forgotten_ends_the_old_connection() {
     let mut lab = Lab::new();
     let conns = lab.established();
-    // The active host starts anew, and its queue pair numbers begin from the start as well.
+    // The active host starts again, and its queue pair numbers begin from the start as well.
     lab.cms[0] = crate::Cm::new(Config::default(), port(0), 2, 99);
     let again = lab.cms[0].connect(lab.now, connect(0x55)).unwrap();
     lab.carry(0);
@@ -465,7 +465,7 @@ fn too_many_in_timewait_leave_early_the_oldest_first() {
     answer.qpn = Qpn::new(0x9a);
     lab.cms[1].accept(lab.now, conn, &answer).unwrap();
     lab.exchange();
-    lab.now = lab.now + std::time::Duration::from_millis(1);
+    lab.now += std::time::Duration::from_millis(1);
     lab.cms[0]
         .disconnect(lab.now, second, Blob::default())
         .unwrap();

@@ -6,7 +6,8 @@ use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use verbs_core::addr::{Gid, Guid, Qpn};
-use verbs_core::mad::{Address, Blob, Time, TimeCode, TransactionId};
+use verbs_core::mad::{Address, Blob, TimeCode, TransactionId};
+use verbs_core::time::Instant;
 use verbs_core::{Av, QpState};
 
 use super::lab::{Lab, accept, connect};
@@ -156,7 +157,7 @@ fn what_belongs_to_nothing_is_answered_once_at_most() {
     }
 }
 
-/// Goal: who has confirmed, and whose confirmation got lost, is told of the end; who names our id is asked
+/// Goal: a peer that has confirmed, and whose confirmation got lost, is told of the end; one that names our id is asked
 /// as often as it allows.
 #[test]
 fn a_peer_that_has_shown_itself_is_asked_as_often_as_it_allows() {
@@ -333,7 +334,7 @@ fn half_open_connections_have_a_time_of_ours() {
     assert_eq!(wait, 2 * config.response_timeout_max.duration());
 }
 
-/// Goal: data go to who has asked only. Method: a REQ whose path begins at a third party.
+/// Goal: data go only to the peer that has asked. Method: a REQ whose path begins at a third party.
 #[test]
 fn a_path_from_elsewhere_is_refused() {
     let mut lab = Lab::new();
@@ -346,5 +347,5 @@ fn a_path_from_elsewhere_is_refused() {
     };
     assert_eq!(rej.reason, RejectReason::PrimaryGid);
     assert_eq!(lab.event(1), None);
-    assert!(lab.cms[1].is_empty() && lab.now > Time::ZERO);
+    assert!(lab.cms[1].is_empty() && lab.now > Instant::ZERO);
 }

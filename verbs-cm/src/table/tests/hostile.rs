@@ -141,7 +141,7 @@ fn garbage_is_counted() {
     assert!(lab.cms[1].poll_transmit().is_none());
 }
 
-/// Goal: who does not know both ids of a connection cannot touch it. Method: every message that names them,
+/// Goal: a peer that does not know both ids of a connection cannot touch it. Method: every message that names them,
 /// with the right one of this end and a wrong one of the other.
 #[test]
 fn messages_with_a_wrong_id_of_the_peer_are_ignored() {

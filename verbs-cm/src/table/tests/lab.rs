@@ -3,9 +3,8 @@
 use std::net::Ipv4Addr;
 
 use verbs_core::addr::{Gid, Guid, Lid, Mtu, Psn, Qpn};
-use verbs_core::mad::{
-    Address, Blob, MadBytes, MadHeader, MadHeaderView, Time, TimeCode, TransactionId,
-};
+use verbs_core::mad::{Address, Blob, MadBytes, MadHeader, MadHeaderView, TimeCode, TransactionId};
+use verbs_core::time::Instant;
 use verbs_core::{Av, LinkLayer, QpState};
 
 use crate::machine::State;
@@ -18,7 +17,7 @@ pub(super) const SERVICE: ServiceId = ServiceId::rdma_cm(PortSpace::Tcp, 7174);
 
 /// A conversation between host 0, which asks, and host 1, which listens for [`SERVICE`].
 pub(super) struct Lab {
-    pub(super) now: Time,
+    pub(super) now: Instant,
     pub(super) cms: [Cm; 2],
     /// Changes of queue pairs that have ended well, in order.
     pub(super) changes: Vec<(usize, QpState)>,
@@ -37,6 +36,7 @@ pub(super) fn port(host: usize) -> Port {
         gids: vec![(1, gid(host))],
         mtu: Mtu::B1024,
         ack_delay: TimeCode::new(15),
+        migrates: false,
     }
 }
 
@@ -70,7 +70,7 @@ impl Lab {
             [0, 1].map(|host| Cm::new(config, port(host), 2, 40 + u64::try_from(host).unwrap()));
         cms[1].listen(Listen::new(SERVICE)).unwrap();
         Self {
-            now: Time::from_nanos(1),
+            now: Instant::from_nanos(1),
             cms,
             changes: Vec::new(),
         }
@@ -86,7 +86,9 @@ impl Lab {
 
     pub(super) fn sent_mads(&mut self, host: usize) -> Vec<MadBytes> {
         while let Some(change) = self.cms[host].poll_qp_change() {
-            self.changes.push((host, change.attr.state.unwrap()));
+            // One that loads a path changes no state.
+            let state = change.attr.state;
+            self.changes.extend(state.map(|state| (host, state)));
             self.cms[host].qp_modified(self.now, change.conn, Ok(()));
         }
         std::iter::from_fn(|| self.cms[host].poll_transmit().map(|(_, mad)| mad)).collect()
@@ -132,7 +134,7 @@ impl Lab {
             .collect()
     }
 
-    /// Carries messages until there are no more.
+    /// Carries messages until none is left.
     pub(super) fn exchange(&mut self) {
         while !self.carry(0).is_empty() || !self.carry(1).is_empty() {}
     }

@@ -3,7 +3,8 @@
 use std::net::{IpAddr, Ipv4Addr};
 
 use verbs_core::addr::{Gid, Mtu};
-use verbs_core::mad::{Blob, Time};
+use verbs_core::mad::Blob;
+use verbs_core::time::Instant;
 
 use super::lab::{Lab, SERVICE, accept, connect, gid, other_of, port};
 use super::making::the_rej;
@@ -138,7 +139,7 @@ fn the_listener_of_the_address_comes_first() {
 fn a_port_connects_to_itself() {
     let mut cm = crate::Cm::new(Config::default(), port(0), 2, 5);
     cm.listen(Listen::new(SERVICE)).unwrap();
-    let now = Time::ZERO;
+    let now = Instant::ZERO;
     let mut wish = connect(0x55);
     wish.route = Route::roce(&port(0), gid(0), gid(0)).unwrap();
     cm.connect(now, wish).unwrap();

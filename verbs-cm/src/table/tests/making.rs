@@ -2,15 +2,16 @@
 
 use std::time::Duration;
 
-use verbs_core::addr::{Lid, Mtu};
+use verbs_core::addr::{Lid, Mtu, Qpn};
 use verbs_core::mad::sa::PathRecord;
-use verbs_core::mad::{Bits, Blob, Time, TimeCode};
+use verbs_core::mad::{Bits, Blob, TimeCode};
+use verbs_core::time::Instant;
 use verbs_core::{Error, LinkLayer, QpState};
 
 use super::lab::{Lab, SERVICE, accept, connect, gid, port};
 use crate::machine::State;
 use crate::wire::{CommId, Message, Rej, RejectReason, Rejected};
-use crate::{CmError, Config, Connect, Event, Failure, Listen, Port, Route};
+use crate::{Accept, CmError, Config, Connect, Event, Failure, Listen, Port, Route};
 
 /// The REJ among messages, alone.
 pub(super) fn the_rej(messages: &[Message]) -> Rej {
@@ -43,6 +44,38 @@ fn queue_pairs_are_ready_before_the_peer_is_told() {
     lab.exchange();
     assert_eq!(lab.changes[2..], [(1, QpState::Rts)]);
     assert!(matches!(lab.event(1), Some(Event::Established { .. })));
+}
+
+/// Goal: what the table has to tell of its connections is told in memory that was reserved when each was made. Method:
+/// many connections are made, and ended by the peer, without an event being fetched; where a connection's event has no
+/// reserved room, `Connection::tell` panics, here and in all simulations.
+#[test]
+fn p7_events_are_reserved_with_the_connection() {
+    let mut lab = Lab::new();
+    let mut conns = Vec::new();
+    for n in 0..8 {
+        conns.push(lab.cms[0].connect(lab.now, connect(0x100 + n)).unwrap());
+        lab.carry(0);
+    }
+    let room = lab.cms[0].out.events.capacity();
+    for n in 0..8 {
+        let Some(Event::ConnectRequest { conn, .. }) = lab.event(1) else {
+            panic!("each asks");
+        };
+        let qpn = Qpn::new(0x200 + n);
+        let answer = Accept { qpn, ..accept() };
+        lab.cms[1].accept(lab.now, conn, &answer).unwrap();
+    }
+    lab.exchange();
+    for conn in conns {
+        lab.cms[0]
+            .disconnect(lab.now, conn, Blob::default())
+            .unwrap();
+    }
+    lab.exchange();
+    let out = &lab.cms[0].out;
+    assert!(out.events.len() >= 16, "{} wait", out.events.len());
+    assert_eq!(out.events.capacity(), room);
 }
 
 #[test]
@@ -371,7 +404,7 @@ fn a_repetition_prolongs_the_memory_of_a_reject() {
     let first = the_rej(&lab.sent(1));
     let mut ends = lab.cms[1].poll_timeout().unwrap();
     for _ in 0..3 {
-        lab.now = Time::from_nanos(ends.as_nanos() - 1);
+        lab.now = Instant::from_nanos(ends.as_nanos() - 1);
         lab.give(1, &req);
         assert_eq!((the_rej(&lab.sent(1)), lab.event(1)), (first, None));
         lab.cms[1].handle_timeout(ends);

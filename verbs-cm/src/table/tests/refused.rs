@@ -98,7 +98,7 @@ fn reports_of_what_was_not_sent_do_nothing() {
     lab.finish();
 }
 
-/// Goal: who has answered is there. Method: each state after a first answer, with reports of its REQ.
+/// Goal: a peer that has answered is there. Method: each state after a first answer, with reports of its REQ.
 #[test]
 fn an_answer_outweighs_reports() {
     // An MRA, after which the REQ is sent again.

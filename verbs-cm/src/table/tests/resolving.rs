@@ -128,7 +128,7 @@ fn an_answer_counts_from_whom_was_asked_and_limits_hold() {
     assert!(lab.event(0).is_some());
 }
 
-/// Goal: questions that nobody answers keep others out, answered ones do not. Method: a table with
+/// Goal: questions that are not answered keep others out, answered ones do not. Method: a table with
 /// room for one.
 #[test]
 fn answers_make_room_for_new_questions() {
@@ -209,7 +209,7 @@ fn a_refusal_tells_no_queue_pair_and_no_key() {
     }
 }
 
-/// Goal: an answer is kept from when it is given, and a question that is forgotten is not told any more. Method: the
+/// Goal: an answer is kept from when it is given, and a question that is forgotten is no longer told. Method: the
 /// deadline of a question before and after its answer, and a question whose event has not been taken.
 #[test]
 fn an_answer_has_its_own_time_and_what_is_forgotten_is_not_told() {
@@ -219,7 +219,7 @@ fn an_answer_has_its_own_time_and_what_is_forgotten_is_not_told() {
     let Some(Event::ResolveRequest { resolution, .. }) = lab.event(1) else {
         panic!()
     };
-    lab.now = lab.now + Duration::from_secs(5);
+    lab.now += Duration::from_secs(5);
     lab.cms[1].answer(lab.now, resolution, &answer()).unwrap();
     let kept_until = lab.now + Duration::from_secs(10);
     assert_eq!(lab.cms[1].poll_timeout(), Some(kept_until));

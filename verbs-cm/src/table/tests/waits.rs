@@ -76,7 +76,7 @@ fn a_rejection_is_remembered_for_two_repetitions() {
     let left = lab.cms[1].poll_timeout().unwrap().since(lab.now);
     let once = req.local_response_timeout.duration() + req.primary.ack_timeout.duration();
     assert_eq!(left, 2 * once);
-    lab.now = lab.now + once;
+    lab.now += once;
     lab.cms[1].handle_timeout(lab.now);
     lab.give(1, &req.into());
     assert_eq!(lab.lose(1), ["REJ"]);

@@ -2,8 +2,11 @@
 
 use std::num::NonZeroU32;
 
-use super::{Answers, Make, each_verb, judge};
+use super::{Answers, Make, each_verb, each_verb_of, judge, not_offered};
 use crate::command::{Kind, Origin};
+use crate::device::Device;
+use crate::error::Error;
+use crate::object::{ObjectKind, Refused};
 use crate::request::Issued;
 use crate::routine::{collect, no_block};
 use crate::sync::atomic::{
@@ -11,6 +14,7 @@ use crate::sync::atomic::{
     Ordering::{AcqRel, Acquire, Release},
 };
 use crate::sync::{Arc, thread};
+use crate::testing::Stage;
 
 /// Every verb ends once, with success or, if the provider does not have it, refused.
 pub fn k1_every_verb_completes_once(make: Make<'_>) {
@@ -166,25 +170,104 @@ pub fn k15_what_pends_is_listed(make: Make<'_>) {
     });
 }
 
-/// A request on somebody's behalf ends as one of the program's own does.
-pub fn k16_the_origin_changes_nothing(make: Make<'_>) {
-    each_verb(make, |subject, kind, mut stage| {
+/// A client's request on its own objects ends as one of the program's own does; on the device itself, as far as that
+/// is not to be closed or changed.
+pub fn k16_a_client_acts_on_its_own(make: Make<'_>) {
+    let client = Origin::Client(NonZeroU32::MIN);
+    each_verb_of(make, client, |subject, kind, mut stage| {
+        let objects = |stage: &Stage| stage.device.as_ref().map_or(0, |device| device.objects());
+        let before = objects(&stage);
         let (answers, nudge) = (Answers::default(), stage.nudge(kind));
-        let request = stage
+        let _ = stage
             .request(kind)
-            .on_behalf_of(Origin::Client(NonZeroU32::MIN));
-        let _ = request.issue(answers.routine());
+            .on_behalf_of(client)
+            .issue(answers.routine());
         nudge.give();
-        judge(subject, kind, &answers.one(subject, kind));
-        drop(nudge);
+        let answer = answers.one(subject, kind);
+        match kind {
+            Kind::CloseDevice => {
+                assert_eq!(answer.error(), Some(Error::AccessDenied), "{kind}");
+                // The handle came back.
+                let refused: Option<Refused<Device>> = answer.kept();
+                let device = refused.and_then(|refused| refused.handle);
+                stage.device = device.map(Arc::new);
+                drop(nudge);
+                return stage.clear(subject);
+            }
+            Kind::ModifyDevice | Kind::ModifyPort => {
+                assert_eq!(answer.error(), Some(Error::AccessDenied), "{kind}");
+            }
+            _ => judge(subject, kind, &answer),
+        }
+        if objects(&stage) > before {
+            assert_eq!(
+                answer.owner(),
+                Some(client),
+                "{kind}: whose is the new object?"
+            );
+        }
+        drop((nudge, answer));
         stage.clear(subject);
     });
+}
+
+/// A client's request that acts on or names an object of another client, or of the program, is refused before the
+/// provider sees it, whichever of the objects that is; its handle comes back and what there is stays as it was.
+pub fn k16_no_client_reaches_another(make: Make<'_>) {
+    let [client, other] = [1, 2].map(|n| Origin::client(n).unwrap_or_default());
+    for &kind in Kind::ALL {
+        for &foreign in Stage::needs(kind) {
+            // The device is every client's, and what a child's parents are is not asked for again.
+            if foreign == ObjectKind::Device || !acts_on(kind, foreign) {
+                continue;
+            }
+            for stranger in [other, Origin::Trusted] {
+                let subject = make();
+                let owners = Some((foreign, stranger));
+                let mut stage = match Stage::set_for(&subject, kind, client, owners) {
+                    Ok(stage) => stage,
+                    Err(missing) => {
+                        not_offered(&subject, kind, missing);
+                        continue;
+                    }
+                };
+                let before = subject.holds();
+                let answers = Answers::default();
+                let _ = stage
+                    .request(kind)
+                    .on_behalf_of(client)
+                    .issue(answers.routine());
+                let answer = answers.one(&subject, kind);
+                let what = format!("{kind} with a foreign {foreign}");
+                assert_eq!(answer.error(), Some(Error::AccessDenied), "{what}");
+                assert_eq!(subject.holds(), before, "{what}");
+                // The handle that comes back destroys its object.
+                drop(answer);
+                stage.clear(&subject);
+            }
+        }
+    }
+}
+
+/// Whether the verb acts on the object of that kind or names it, of those that its row makes.
+fn acts_on(kind: Kind, need: ObjectKind) -> bool {
+    use ObjectKind as K;
+    let needs = Stage::needs(kind);
+    match kind {
+        Kind::CreateQp => true,
+        Kind::FreeMr => false,
+        Kind::RegSharedMr => matches!(need, K::Mr | K::Pd),
+        // Any queue pair of the device may be opened in its domain, by any program that knows its number.
+        Kind::OpenTargetQp => need == K::Xrcd,
+        Kind::ConnectCm | Kind::AcceptCm => matches!(need, K::Qp | K::CmEndpoint),
+        _ => needs.last() == Some(&need),
+    }
 }
 
 /// Requests for events are answered in turn, with one event each.
 pub fn k17_each_event_is_seen_once(make: Make<'_>) {
     let subject = make();
-    let Ok(mut stage) = crate::testing::Stage::set(&subject, Kind::NextEvent) else {
+    let Ok(mut stage) = Stage::set(&subject, Kind::NextEvent) else {
         panic!("a device can be opened");
     };
     let answers = Answers::default();

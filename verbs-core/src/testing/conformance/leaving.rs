@@ -9,7 +9,7 @@ use crate::request::Issued;
 use crate::sync::Arc;
 use crate::testing::{Stage, Subject};
 
-/// Cancelled at once: the request ends as if nobody had asked, or without any effect.
+/// Cancelled at once: the request ends as if it had not been cancelled, or without any effect.
 pub fn k8_cancel_leaves_nothing(make: Make<'_>) {
     each_verb(make, |subject, kind, stage| cancel(subject, kind, stage, 0));
 }

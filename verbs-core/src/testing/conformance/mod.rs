@@ -11,19 +11,24 @@
 //! });
 //! ```
 //!
+//! As separate tests, each with the name of its check, with [`conformance_tests!`](crate::conformance_tests); or one
+//! [`Level`] after the other with [`run_level`], while a provider is being written.
+//!
 //! A [`Subject`] says what is tested and, where that is needed, how its time passes, how it is
 //! removed, and which verbs it does not have. Every check gets a fresh one. [`CHECKS`] lists them;
 //! each can be called alone. [`CORE`] lists the verbs that every provider needs.
 //!
 //! What of K1 to K17 is not here, and why: that routines do not nest (K1, K5), that `wait` refuses
-//! under NoBlock (K3), that dropped commands fail (K7), that who is Busy is decided in one step
+//! under NoBlock (K3), that dropped commands fail (K7), that Busy is decided in one step
 //! (K10), and that handlers do not overlap (K14) is kept by this crate, whatever a provider does.
 //! That a provider holds no lock while it completes (K4) shows here only as a check that never
 //! returns, which the suite reports after [`LIMIT`]. The data path has its own tests.
 
 mod arguments;
 mod completion;
+mod connections;
 mod leaving;
+mod list;
 mod objects;
 mod removal;
 
@@ -31,13 +36,14 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
-use crate::command::Kind;
+use crate::command::{Kind, Origin};
 use crate::error::{Attr, Error};
 use crate::sync::{Arc, Mutex, thread};
 use crate::testing::{Answer, NotOffered, Stage, Subject};
 
 pub use arguments::*;
 pub use completion::*;
+pub use connections::*;
 pub use leaving::*;
 pub use objects::*;
 pub use removal::*;
@@ -70,57 +76,65 @@ pub const CORE: &[Kind] = &[
     Kind::DestroyQp,
 ];
 
+/// What a check is about. A provider that is being written passes one level after the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Level {
+    /// Every verb: it completes once, from any context, with what was asked for, or is refused by name.
+    Verbs,
+    /// Objects: Busy, numbers, handles that are dropped, the states of queue pairs.
+    Objects,
+    /// Requests that are cancelled, futures that are dropped, events, and the removal of the device.
+    Endings,
+    /// The provider's own verbs of connections, for those that have them.
+    Connections,
+}
+
 /// One check: its name, which begins with the contract's rule if it stands for one, and itself.
 #[derive(Clone, Copy)]
 pub struct Check {
     /// Name.
     pub name: &'static str,
+    /// What it is about.
+    pub level: Level,
     /// Panics if the provider does not conform.
     pub run: fn(Make<'_>),
 }
 
 macro_rules! checks {
-    ($($name:ident)*) => {
+    ($($level:ident { $($name:ident)* })*) => {
         /// Every check.
-        pub const CHECKS: &[Check] = &[$(Check { name: stringify!($name), run: $name }),*];
+        pub const CHECKS: &[Check] = &[$($(
+            Check { name: stringify!($name), level: Level::$level, run: $name },
+        )*)*];
     };
 }
 
-checks! {
-    k1_every_verb_completes_once
-    k1_issued_under_no_block
-    k1_issued_from_a_routine
-    k1_many_at_once
-    k4_a_routine_may_issue
-    k6_a_routine_may_let_go_of_the_result
-    k15_what_pends_is_listed
-    k16_the_origin_changes_nothing
-    k17_each_event_is_seen_once
-    k8_cancel_leaves_nothing
-    k8_a_late_cancel_has_no_effect
-    k9_a_future_that_was_not_polled_did_nothing
-    k9_a_future_dropped_while_it_pends
-    k9_a_future_dropped_after_its_completion
-    k15_removal_completes_everything
-    k17_an_idle_client_hears_of_the_removal
-    k17_whoever_asks_later_hears_of_the_removal
-    k10_busy_changes_nothing
-    k11_requests_delay_a_destroy
-    k12_dropped_handles_leave_nothing
-    k12_when_idle_waits_for_the_children
-    k13_living_objects_have_different_numbers
-    k13_a_key_is_not_used_again_at_once
-    objects_can_be_made_again_and_again
-    limits_are_refused_by_name
-    arguments_are_refused_by_name
-    a_refused_transition_changes_nothing
-    queues_in_reset_take_nothing
-}
+crate::__conformance_checks! { checks }
 
 impl fmt::Debug for Check {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name)
     }
+}
+
+/// Runs the checks of a level, as [`run`] runs all.
+///
+/// # Panics
+/// As there.
+pub fn run_level(level: Level, make: impl Fn() -> Subject + Send + Sync + 'static) {
+    run_those(|check| check.level == level, make);
+}
+
+/// Runs the check of that name, as [`run`] runs all: what [`conformance_tests!`](crate::conformance_tests) calls.
+///
+/// # Panics
+/// As there; and if there is no check of that name.
+pub fn run_one(name: &str, make: impl Fn() -> Subject + Send + Sync + 'static) {
+    assert!(
+        CHECKS.iter().any(|check| check.name == name),
+        "there is no check {name}"
+    );
+    run_those(|check| check.name == name, make);
 }
 
 /// Runs every check, each on a thread of its name, so that what a check prints when it panics says which
@@ -130,6 +144,10 @@ impl fmt::Debug for Check {
 /// With the names of the checks that the provider fails, and why; at once, and with their names, if it
 /// lacks verbs of [`CORE`].
 pub fn run(make: impl Fn() -> Subject + Send + Sync + 'static) {
+    run_those(|_| true, make);
+}
+
+fn run_those(wanted: impl Fn(&Check) -> bool, make: impl Fn() -> Subject + Send + Sync + 'static) {
     let make: SharedMake = Arc::new(make);
     let subject = make();
     let missing: Vec<&Kind> = CORE.iter().filter(|&&kind| !subject.has(kind)).collect();
@@ -139,8 +157,8 @@ pub fn run(make: impl Fn() -> Subject + Send + Sync + 'static) {
          every provider has"
     );
     drop(subject);
-    let failed: Vec<String> = CHECKS
-        .iter()
+    let checks = || CHECKS.iter().filter(|check| wanted(check));
+    let failed: Vec<String> = checks()
         .filter_map(|check| {
             let why = watched(*check, Arc::clone(&make), LIMIT).err()?;
             Some(format!("{}: {why}", check.name))
@@ -150,7 +168,7 @@ pub fn run(make: impl Fn() -> Subject + Send + Sync + 'static) {
         failed.is_empty(),
         "the provider fails {} of {} checks\n{}",
         failed.len(),
-        CHECKS.len(),
+        checks().count(),
         failed.join("\n")
     );
 }
@@ -190,9 +208,14 @@ fn message(panic: &(dyn std::any::Any + Send)) -> String {
 /// Runs `check` for every verb, each with a fresh subject and its stage. A verb whose objects cannot
 /// be made is looked at for that.
 fn each_verb(make: Make<'_>, check: impl Fn(&Subject, Kind, Stage)) {
+    each_verb_of(make, Origin::Trusted, check);
+}
+
+/// The same with objects that are a client's.
+fn each_verb_of(make: Make<'_>, owner: Origin, check: impl Fn(&Subject, Kind, Stage)) {
     for &kind in Kind::ALL {
         let subject = make();
-        match Stage::set(&subject, kind) {
+        match Stage::set_for(&subject, kind, owner, None) {
             Ok(stage) => check(&subject, kind, stage),
             Err(missing) => not_offered(&subject, kind, missing),
         }
@@ -213,9 +236,18 @@ fn not_offered(subject: &Subject, kind: Kind, missing: NotOffered) {
 /// Whether the answer is what a verb of this subject has to end with, if nothing interferes.
 fn judge(subject: &Subject, kind: Kind, answer: &Answer) {
     let right = match answer.error() {
-        // Nobody has that extension.
+        // No device has that extension.
         Some(Error::Unsupported(_)) => kind == Kind::CallExtension || !subject.has(kind),
+        // No request has brought the endpoint, which a provider may find out first.
+        Some(Error::Mismatch {
+            attr: Attr::Address,
+            ..
+        }) => matches!(kind, Kind::AcceptCm | Kind::RejectCm) && subject.has(kind),
         None => kind != Kind::CallExtension && subject.has(kind),
+        // The stage's endpoint came with no request that there could be an answer to.
+        Some(Error::Mismatch { .. }) => {
+            matches!(kind, Kind::AcceptCm | Kind::RejectCm) && subject.has(kind)
+        }
         Some(_) => false,
     };
     assert!(right, "{kind} ended with {answer:?}");
@@ -256,7 +288,8 @@ mod tests {
     fn watch(run: fn(Make<'_>), limit: Duration) -> Result<(), String> {
         let name = "sample";
         let make = || Subject::new(Arc::new(Null::default()));
-        watched(Check { name, run }, Arc::new(make), limit)
+        let level = Level::Verbs;
+        watched(Check { name, level, run }, Arc::new(make), limit)
     }
 
     #[test]
@@ -280,6 +313,29 @@ mod tests {
             LIMIT,
         );
         assert_eq!(named, Ok(()), "who panics says which check it is");
+    }
+
+    /// Goal: each level has checks, and a level is run without the others.
+    #[test]
+    fn levels_are_run_alone() {
+        use Level::*;
+        for level in [Verbs, Objects, Endings, Connections] {
+            assert!(CHECKS.iter().any(|check| check.level == level), "{level:?}");
+        }
+        run_level(Connections, || Subject::new(Arc::new(Null::default())));
+        let missing = catch_unwind(|| {
+            run_one("no_such_check", || Subject::new(Arc::new(Null::default())));
+        });
+        assert_eq!(
+            message(&*missing.unwrap_err()),
+            "there is no check no_such_check"
+        );
+    }
+
+    mod each {
+        use super::*;
+
+        crate::conformance_tests!(|| Subject::new(Arc::new(Null::default())));
     }
 
     #[test]

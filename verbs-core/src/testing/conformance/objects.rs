@@ -9,6 +9,7 @@ use crate::device::Device;
 use crate::error::Error;
 use crate::mem::{Access, Memory};
 use crate::mr::Mr;
+use crate::object::header::IfBusy;
 use crate::object::{Handle, ObjectKind, Refused, Target};
 use crate::pd::Pd;
 use crate::qp::{Qp, QpInit};
@@ -54,7 +55,7 @@ fn close(subject: &Subject, device: Device) {
 }
 
 fn busy<H: Handle>(subject: &Subject, handle: H, kinds: &[(ObjectKind, u32)]) -> H {
-    let refused: Refused<H> = match subject.finish(crate::object::destroy(handle, false)) {
+    let refused: Refused<H> = match subject.finish(crate::object::destroy(handle, IfBusy::Refuse)) {
         Ok(_) => panic!("destroyed while {kinds:?} use it"),
         Err(refused) => refused,
     };
@@ -171,7 +172,7 @@ pub fn k13_living_objects_have_different_numbers(make: Make<'_>) {
     close(&subject, device);
 }
 
-/// The keys of a region that is gone are not those of the next one: who kept them misses.
+/// The keys of a region that is gone are not those of the next one: a peer that kept them misses.
 pub fn k13_a_key_is_not_used_again_at_once(make: Make<'_>) {
     let subject = make();
     let device = subject.device();

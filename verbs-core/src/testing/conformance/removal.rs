@@ -1,4 +1,4 @@
-//! What clients hear of a removal who have nothing pending: K17.
+//! What clients without pending requests hear of a removal: K17.
 
 use std::pin::pin;
 use std::task::{Context, Wake, Waker};
@@ -108,7 +108,7 @@ pub fn k17_an_idle_client_hears_of_the_removal(make: Make<'_>) {
     subject.must(device.close());
 }
 
-/// What was raised before comes before it, and it waits for a client who asks late. A parked request
+/// What was raised before comes before it, and it waits for a client that asks late. A parked request
 /// is told in its own way.
 pub fn k17_whoever_asks_later_hears_of_the_removal(make: Make<'_>) {
     let subject = make();

@@ -1,11 +1,12 @@
-//! The engine: what stands for the hardware's own time.
+//! The engine: the model of the hardware's own timers.
 //!
-//! Command delays and wire timers are deadlines on it. On the wall clock one thread per engine calls
-//! what is due; it starts with the first deadline, sleeps while nothing is due, and ends with the
-//! engine. On a virtual clock there is no thread: whoever moves the clock calls what is due.
+//! Command delays and wire timers are deadlines on it. On the wall clock one thread per engine calls what is due; it
+//! starts with the first deadline, sleeps while nothing is due, and ends with the engine. On a virtual clock there is
+//! no thread: the thread that moves the clock calls what is due.
 //!
 //! The engine never runs a verb's submission: that happens on the submitter's thread.
 
+mod busy_poll;
 mod wakes;
 
 #[cfg(all(test, not(verbs_loom)))]
@@ -20,11 +21,13 @@ use verbs_core::sync::{Arc, Weak, thread};
 use crate::time::agenda::{Agenda, Wake, call};
 use crate::time::attend::{Attend, Attendance, Waiter};
 use crate::time::{Clock, Due, Instant, Timer, WallClock};
+use busy_poll::BusyPoll;
+use wakes::Wakes;
 
 /// The timers of one HCA. Clones are the same engine; it ends with the last of them.
 ///
-/// A timer keeps what it calls alive until it has been called, is cancelled, or the engine ends. When
-/// the engine ends, what has not been called is never called.
+/// A timer keeps what it calls alive until it has been called or cancelled, or the engine ends. When the engine ends,
+/// timers that have not been called are never called.
 ///
 /// # Context
 /// Nothing here blocks, and everything may be called from routines and from [`Due::due`]. On the
@@ -39,6 +42,7 @@ struct Core {
     clock: Clock,
     agenda: Arc<Agenda>,
     number: u64,
+    wakes: Arc<Wakes>,
 }
 
 /// Engines are numbered, because several may share a virtual clock and its agenda.
@@ -57,6 +61,7 @@ impl Engine {
                 clock,
                 agenda,
                 number: NUMBER.fetch_add(1, Relaxed),
+                wakes: Arc::default(),
             }),
         }
     }
@@ -71,17 +76,17 @@ impl Engine {
         self.core.clock.now()
     }
 
-    /// Calls `due` with `token` when `deadline` has passed: in order of deadlines, ties in the order
-    /// in which they were set. A deadline that has passed already is due at once, but is never
-    /// called in here.
+    /// Calls `due` with `token` when `deadline` has passed: in order of deadlines, ties in the order in which they were
+    /// set. A deadline that has passed already is due at once, but `due` is never called from within this method.
     ///
-    /// Allocates nothing unless more timers are set than ever before. If the system refuses the
-    /// engine its thread, that is traced, and the next call tries again.
+    /// Allocates nothing unless more timers are set than ever before. If the system refuses the engine its thread, that
+    /// is logged, and the next call tries again.
     pub fn at(&self, deadline: Instant, due: Arc<dyn Due>, token: u64) -> Timer {
         let Core {
             clock,
             agenda,
             number,
+            wakes: _,
         } = &*self.core;
         match clock {
             Clock::Virtual(_) => agenda.insert_virtual(deadline, *number, due, token),
@@ -97,13 +102,14 @@ impl Engine {
         }
     }
 
-    /// Has the engine's thread see to packets as well: it waits with `waiter` from now on, and calls
-    /// `whom` whenever that wait is over. On a virtual clock there is no thread, and nothing happens.
+    /// Has the engine's thread attend to packets as well: it waits with `waiter` from now on, and calls `whom` after
+    /// each wait. On a virtual clock there is no thread, and nothing happens.
     pub fn attend_to(&self, whom: Weak<dyn Attend>, waiter: Arc<dyn Waiter>) {
         let Core {
             clock: Clock::Wall(clock),
             agenda,
             number,
+            wakes: _,
         } = &*self.core
         else {
             return;
@@ -120,23 +126,23 @@ impl Engine {
         self.at(self.now() + delay, due, token)
     }
 
-    /// Takes a timer back. `true`: it will not be called; `false`: it has been, or is about to be.
+    /// Cancels a timer. `true`: it will not be called; `false`: it has been, or is about to be.
     pub fn cancel(&self, timer: Timer) -> bool {
         let entry = self.core.agenda.state.lock().timers.remove(timer);
         entry.is_some()
     }
 
-    /// Calls what is due now on the caller's thread, and says how much that was. On a virtual clock
-    /// that includes what other engines of the clock have set.
+    /// Calls what is due now on the caller's thread, and returns how much that was. On a virtual clock that includes
+    /// what other engines of the clock have set.
     ///
-    /// What is set meanwhile waits for the next turn. On the wall clock this works beside the
-    /// engine's thread: either calls each timer, never both.
+    /// Deadlines that are set in the meantime wait for the next turn. On the wall clock this works alongside the
+    /// engine's thread: one of the two calls each timer, never both.
     pub fn turn(&self) -> usize {
         let now = self.now();
         self.core.agenda.turn(|_| now)
     }
 
-    /// When something is due next; on a virtual clock, for any engine of the clock.
+    /// The next deadline; on a virtual clock, of any engine of the clock.
     pub fn next_deadline(&self) -> Option<Instant> {
         self.core.agenda.next_deadline()
     }
@@ -148,6 +154,7 @@ impl fmt::Debug for Engine {
             clock,
             agenda: _,
             number,
+            wakes: _,
         } = &*self.core;
         f.debug_struct("Engine")
             .field("number", number)
@@ -171,6 +178,7 @@ fn start(agenda: &Arc<Agenda>, clock: WallClock, number: u64) {
         clock,
         number,
         phase: Phase::Starting,
+        busy_poll: BusyPoll::default(),
     };
     let spawned = thread::Builder::new()
         .name(thread_name(number))
@@ -191,6 +199,7 @@ struct Run {
     clock: WallClock,
     number: u64,
     phase: Phase,
+    busy_poll: BusyPoll,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -198,7 +207,7 @@ enum Phase {
     /// There is no thread yet, and perhaps there never will be.
     Starting,
     Serving,
-    /// The engine has gone.
+    /// The engine has ended.
     Ended,
 }
 
@@ -206,10 +215,7 @@ impl Run {
     fn run(mut self) {
         self.phase = Phase::Serving;
         loop {
-            let now = self.clock.now();
-            while let Some((_, entry)) = self.agenda.pop(now, u64::MAX) {
-                call(now, entry);
-            }
+            call_due(&self.agenda, self.clock.now());
             let Some((next, attendance)) = self.agenda.fall_asleep() else {
                 break;
             };
@@ -219,11 +225,21 @@ impl Run {
                 Some(attendance) => attendance.wait(&self.clock, next),
             }
             self.agenda.wake_up();
-            if let Some(attendance) = attendance {
-                attendance.call();
+            if let Some(attendance) = attendance
+                && attendance.call()
+            {
+                let agenda = &self.agenda;
+                self.busy_poll
+                    .run(&attendance, &self.clock, |now| call_due(agenda, now));
             }
         }
         self.phase = Phase::Ended;
+    }
+}
+
+fn call_due(agenda: &Agenda, now: Instant) {
+    while let Some((_, entry)) = agenda.pop(now, u64::MAX) {
+        call(now, entry);
     }
 }
 
@@ -231,10 +247,10 @@ impl Drop for Run {
     fn drop(&mut self) {
         let restart = match self.phase {
             Phase::Ended => return,
-            // There was no thread to be had.
+            // The system had no thread to give.
             Phase::Starting => false,
-            // A callee panicked, and the thread ends with its level in an unknown state. What is
-            // left must not wait for a thread that is not there.
+            // A callee panicked, and the thread ends with its level in an unknown state. What is left must not wait for
+            // a thread that does not exist.
             Phase::Serving => true,
         };
         if self.agenda.abandoned(restart) {

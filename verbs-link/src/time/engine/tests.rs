@@ -1,5 +1,5 @@
-//! Goal: every timer is called once, in order, on the right thread, or not at all when it was taken
-//! back; and the thread is there exactly while it is needed.
+//! Goal: every timer is called once, in order, on the right thread, or not at all when it was cancelled; and the thread
+//! exists exactly while it is needed.
 
 use std::fs;
 use std::path::PathBuf;
@@ -283,4 +283,65 @@ fn a_turn_on_the_wall_clock_calls_on_this_thread_what_is_due() {
     until("all of them", || calls.load(SeqCst) == 1000);
     assert_eq!(engine.turn(), 0);
     assert_eq!(calls.load(SeqCst), 1000, "each once, whoever called it");
+}
+
+/// A receiver that has something each time, and a waiter that returns at once: what they were called.
+#[derive(Debug, Default)]
+struct Packets {
+    attended: AtomicUsize,
+    /// How often it was attended to when the thread waited for the second time.
+    at_second_wait: AtomicUsize,
+    waits: AtomicUsize,
+    busy_polls: bool,
+}
+
+impl Attend for Packets {
+    fn attend(&self) -> bool {
+        assert!(no_block(), "K3");
+        self.attended.fetch_add(1, SeqCst) == 0
+    }
+
+    fn busy_polls(&self) -> bool {
+        self.busy_polls
+    }
+
+    fn polled_until(&self) -> Instant {
+        Instant::ZERO
+    }
+}
+
+impl Waiter for Packets {
+    fn wait(&self, _timeout: Option<Duration>, packets: bool) {
+        assert!(packets, "no consumer polls");
+        match self.waits.fetch_add(1, SeqCst) {
+            0 => {}
+            1 => self
+                .at_second_wait
+                .store(self.attended.load(SeqCst), SeqCst),
+            _ => thread::yield_now(),
+        }
+    }
+
+    fn wake(&self) {}
+}
+
+/// Goal: the thread looks again after packets, before it sleeps, where the receiver asks for it and nowhere else.
+#[test]
+fn the_thread_polls_before_it_sleeps_where_that_is_asked_for() {
+    for busy_polls in [false, true] {
+        let packets = Arc::new(Packets {
+            busy_polls,
+            ..Packets::default()
+        });
+        let engine = Engine::new(Clock::wall());
+        let whom = Arc::downgrade(&packets) as Weak<dyn Attend>;
+        engine.attend_to(whom, Arc::<Packets>::clone(&packets));
+        until("the second wait", || packets.waits.load(SeqCst) > 2);
+        let attended = packets.at_second_wait.load(SeqCst);
+        assert_eq!(
+            attended > 1,
+            busy_polls,
+            "{attended} before the second wait"
+        );
+    }
 }

@@ -1,9 +1,9 @@
-//! What hosts refuse, by the kernel's own ICMP. Over loopback a report is there when the send returns.
+//! What hosts refuse, by the kernel's own ICMP. Over loopback a report has arrived when the send returns.
 
 use super::*;
 use crate::Refusal;
 
-/// One packet to there, which leaves, whatever was reported before.
+/// Sends one packet to that address, which succeeds whatever was reported before.
 fn send(link: &mut Udp, dst: IpAddr) -> Vec<u8> {
     let route = route(link, dst);
     let bytes = packets(&route, 1, 100);
@@ -16,8 +16,8 @@ fn send(link: &mut Udp, dst: IpAddr) -> Vec<u8> {
     bytes
 }
 
-/// Goal: a refusal names the destination and quotes the packet; packets to others and from others are neither
-/// lost nor counted as failed for it. Method: each send but the first finds a report waiting.
+/// Goal: a refusal names the destination and quotes the packet; because of it, packets to and from other hosts are
+/// neither lost nor counted as failed. Method: each send but the first finds a report waiting.
 #[test]
 fn refusals_are_told_and_cost_no_packet() {
     let (absent, there) = (own(21), own(22));
@@ -49,7 +49,7 @@ fn refusals_are_told_and_cost_no_packet() {
     assert_eq!(peer.counters().icmp_errors, 0);
 }
 
-/// Goal: a link with several sockets hears as well, and reports do not gather when nobody fetches them.
+/// Goal: a link with several sockets receives reports too, and they do not pile up when they are not fetched.
 #[test]
 fn every_socket_hears_and_reports_are_bounded() {
     let mut link = Udp::bind(&[own(23), own(24)]).unwrap();
@@ -77,7 +77,7 @@ fn every_socket_hears_and_reports_are_bounded() {
     assert!(told.iter().all(|refusal| refusal.dst == absent));
 }
 
-/// Goal: a report ends a wait, and once it was taken in, waits last again.
+/// Goal: a report ends a wait, and after it was taken in, waits last their full time again.
 #[test]
 fn a_report_ends_one_wait() {
     let mut link = Udp::bind(&[own(26)]).unwrap();
@@ -103,8 +103,8 @@ fn a_report_ends_one_wait() {
     assert_eq!(link.counters().port_unreachable, 6);
 }
 
-/// Goal: reports and time stamps share a queue, and are kept apart: a quoted packet is not taken for one that
-/// left. Method: what is sent looks like a packet with another identification, and its report quotes it.
+/// Goal: reports and time stamps share a queue, and are kept apart: a quoted packet is not mistaken for one that was
+/// sent. Method: the packet that is sent looks like a packet with another identification, and its report quotes it.
 #[test]
 fn an_echo_is_found_among_reports() {
     let (here, absent) = (own(28), own(29));

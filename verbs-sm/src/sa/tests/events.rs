@@ -31,7 +31,7 @@ pub(super) fn subscribe(
     desk.ask(from, SET, &bytes, 0).map(drop)
 }
 
-/// Reports that are to go out: number, to whom, which trap, about which GID.
+/// Reports to send: number, subscriber, trap, GID.
 fn reports(desk: &mut Desk) -> Vec<(u64, u16, TrapNumber, Gid)> {
     let reports = std::iter::from_fn(|| desk.sa.poll_report());
     let parse = |(number, to, mad): (u64, Address, Box<MadBytes>)| {
@@ -56,9 +56,9 @@ fn leave(desk: &mut Desk, port: u16) {
     groups::ask(desk, (0, port), how, &record, McMemberMask::JOIN).unwrap();
 }
 
-/// Goal: subscribers are told of groups that come and go, once each, and of nothing that they did not ask for.
-/// Method: one for what is made, one for all traps, one for another producer; a second member; a group
-/// that goes when its last member is unplugged.
+/// Goal: subscribers are notified once of each group that is created or deleted, and of nothing that they did not
+/// subscribe to. Method: one subscriber for creation, one for all traps, one for another producer; a second
+/// member; a group that is deleted when its last member is unplugged.
 #[test]
 fn groups_that_come_and_go_are_reported() {
     let mut desk = Desk::new(&config());
@@ -101,8 +101,8 @@ fn groups_that_come_and_go_are_reported() {
     assert_eq!(seen, [(13, TrapNumber::GROUP_DELETED, GROUP)]);
 }
 
-/// Goal: ports that come into service and go out of it are reported. Method: a subnet with a port less, then with
-/// it again.
+/// Goal: ports that come into service and leave it are reported. Method: a subnet with a port less, then with it
+/// again.
 #[test]
 fn ports_that_come_and_go_are_reported() {
     let mut desk = Desk::new(&config());

@@ -1,4 +1,4 @@
-//! Multicast groups: who may join, who is told of members, when a group goes (15.2.5.17).
+//! Multicast groups: which ports may join, which requesters see members, when a group is deleted (15.2.5.17).
 
 use verbs_core::QKey;
 use verbs_core::mad::Bits;
@@ -14,7 +14,7 @@ const TABLE: (Method, AttributeId) = (Method::GET_TABLE, AttributeId::MC_MEMBER_
 const FULL: JoinState = JoinState::FULL_MEMBER;
 const INVALID: SaStatus = SaStatus::RequestInvalid;
 
-/// The group that these tests make.
+/// The group that these tests create.
 pub(super) const GROUP: Gid = Gid([0xff, 0x12, 0xa0, 0x1b, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 9]);
 
 type Joined = Result<McMemberRecord, SaStatus>;
@@ -35,7 +35,7 @@ pub(super) fn ask(
     Ok(found.into_iter().map(view).collect())
 }
 
-/// What a client says that makes a group: it, and what the specification wants to know.
+/// A request that creates a group: its identity, and the fields that the specification requires.
 pub(super) fn group(desk: &Desk, port: u16, join_state: JoinState) -> McMemberRecord {
     McMemberRecord {
         mgid: GROUP,
@@ -67,7 +67,7 @@ fn leave(desk: &mut Desk, port: u16, how: JoinState) -> Joined {
     Ok(ask(desk, (0, port), LEAVE, &record, McMemberMask::JOIN)?[0])
 }
 
-/// Whether there is the group.
+/// Whether the group exists.
 fn is_there(desk: &mut Desk) -> bool {
     let like = group(desk, 11, FULL);
     !ask(desk, (0, 12), TABLE, &like, McMemberMask::MGID)
@@ -75,17 +75,17 @@ fn is_there(desk: &mut Desk) -> bool {
         .is_empty()
 }
 
-/// The ports that get the group's packets.
+/// The ports that receive the group's packets.
 fn receivers(desk: &Desk, mlid: Lid) -> Vec<Gid> {
-    let members = desk.sa.members(mlid);
+    let members = desk.sa.groups.members(mlid);
     members
         .filter(|&(_, receives)| receives)
         .map(|(gid, _)| gid)
         .collect()
 }
 
-/// Goal: a port joins and leaves for itself alone; whoever knows the managers' key, for others. Method: another
-/// port's GID, with and without the key; a GID of no port.
+/// Goal: a port joins and leaves only for itself; a requester with the managers' key, for others too. Method:
+/// another port's GID, with and without the key; a GID of no port.
 #[test]
 fn a_port_joins_and_leaves_for_itself() {
     let mut desk = Desk::new(&config());
@@ -128,8 +128,8 @@ fn a_port_joins_and_leaves_for_itself() {
     }
 }
 
-/// Goal: what a request has to say it says, and a membership of no kind is none. Method: each part of the mask
-/// left out; an empty state, to join and to leave.
+/// Goal: a request must have the required fields, and a membership must be of some kind. Method: each part of the
+/// mask left out; an empty state, to join and to leave.
 #[test]
 fn requests_say_what_they_mean() {
     let mut desk = Desk::new(&config());
@@ -171,7 +171,7 @@ fn requests_say_what_they_mean() {
         make(&mut desk, 11, unicast, McMemberMask::empty()),
         Err(INVALID)
     );
-    // A kind of member that keeps no group alive makes none.
+    // A kind of member that keeps no group alive creates none.
     let other = Gid([0xff; 16]);
     for how in [JoinState::NON_MEMBER, JoinState::SEND_ONLY_NON_MEMBER] {
         let like = |group| McMemberRecord {
@@ -186,8 +186,8 @@ fn requests_say_what_they_mean() {
     }
 }
 
-/// Goal: who makes a group or joins it is in its partition. Method: a port outside, a partition that is none, a limited
-/// member.
+/// Goal: a port that creates or joins a group is in its partition. Method: a port outside, an invalid partition,
+/// a limited member.
 #[test]
 fn members_are_in_the_partition() {
     let mut desk = Desk::new(&config());
@@ -204,7 +204,7 @@ fn members_are_in_the_partition() {
     join(&mut desk, 12, FULL).expect("a limited member");
 }
 
-/// Goal: who joins says nothing else of the group than it is like; what is not in the mask is not meant. Method: another
+/// Goal: a join must agree with the group's properties; fields outside the mask are ignored. Method: another
 /// value of each component, and the same one.
 #[test]
 fn who_joins_agrees_with_the_group() {
@@ -258,7 +258,8 @@ fn who_joins_agrees_with_the_group() {
     }
 }
 
-/// Goal: who joins can carry the group's packets. Method: a port of the same MTU and rate, of less MTU, of less rate.
+/// Goal: a port that joins supports the group's MTU and rate. Method: a port of the same MTU and rate, of less
+/// MTU, of less rate.
 #[test]
 fn who_joins_can_carry_the_groups_packets() {
     let mut desk = Desk::new(&config());
@@ -274,8 +275,8 @@ fn who_joins_can_carry_the_groups_packets() {
     assert_eq!(join(&mut desk, 13, FULL), Err(INVALID), "slower");
 }
 
-/// Goal: a group is like what is asked for, as far as the port that makes it can. Method: MTU and rate by each
-/// selector, for groups that are made and left; codes without a meaning.
+/// Goal: a group has the requested properties, as far as the port that creates it supports them. Method: MTU and
+/// rate by each selector, for groups that are created and left; codes without a meaning.
 #[test]
 fn who_makes_a_group_says_what_it_is_like() {
     use Selector::{Best, Exactly, Greater, Less};
@@ -340,7 +341,7 @@ fn who_makes_a_group_says_what_it_is_like() {
     );
 }
 
-/// Goal: a group that is asked for without an address gets one of its own. Method: two of them, of one scope.
+/// Goal: a group requested without an address gets one of its own. Method: two of them, of one scope.
 #[test]
 fn a_group_without_an_address_gets_one() {
     let mut desk = Desk::new(&config());
@@ -360,8 +361,8 @@ fn a_group_without_an_address_gets_one() {
     }
 }
 
-/// Goal: a group lives as long as a full member is in it, one that only sends too; then its LID is free.
-/// Method: kinds of members that leave one after the other.
+/// Goal: a group exists as long as it has a full member, even a send-only one; then its LID is free. Method:
+/// kinds of members that leave one after the other.
 #[test]
 fn a_group_goes_with_its_last_full_member() {
     let mut desk = Desk::new(&config());
@@ -389,7 +390,7 @@ fn a_group_goes_with_its_last_full_member() {
     );
     let again = make(&mut desk, 11, |group| group, McMemberMask::empty()).unwrap();
     assert_eq!((again.mlid, desk.sa.groups.members), (Lid(0xc001), 1));
-    // The broadcast group is there without members.
+    // The broadcast group exists without members.
     let like = McMemberRecord {
         mgid: Partition::default().broadcast(),
         ..group(&desk, 11, FULL)
@@ -402,8 +403,8 @@ fn a_group_goes_with_its_last_full_member() {
     );
 }
 
-/// Goal: a port is a member of several kinds at once, and leaves by kind; who only sends gets no packets.
-/// Method: states one after the other; kinds that it is not.
+/// Goal: a port can be a member of several kinds at once, and leaves by kind; a send-only member receives no
+/// packets. Method: states one after the other; kinds that it does not have.
 #[test]
 fn kinds_of_membership_add_up() {
     let mut desk = Desk::new(&config());
@@ -422,9 +423,9 @@ fn kinds_of_membership_add_up() {
             is_receiver,
             "{how:?}"
         );
-        assert_eq!(desk.sa.members(mlid).count(), 2);
+        assert_eq!(desk.sa.groups.members(mlid).count(), 2);
         leave(&mut desk, 12, how).unwrap();
-        assert_eq!(desk.sa.members(mlid).count(), 1);
+        assert_eq!(desk.sa.groups.members(mlid).count(), 1);
     }
     assert_eq!(join(&mut desk, 12, sender).unwrap().join_state, sender);
     assert_eq!(join(&mut desk, 12, FULL).unwrap().join_state, sender | FULL);
@@ -439,8 +440,8 @@ fn kinds_of_membership_add_up() {
     assert_eq!(desk.sa.groups.members, 2);
 }
 
-/// Goal: members are shown to those who have the managers' key; others see groups, and whether a port that they
-/// name is in. Method: tables with and without the key, by member, by state, by LID.
+/// Goal: requesters with the managers' key see members; others see groups, and whether a named port is a member.
+/// Method: tables with and without the key, by member, by state, by LID.
 #[test]
 fn members_are_shown_to_who_is_trusted() {
     let mut desk = Desk::new(&config());
@@ -497,7 +498,7 @@ fn members_are_shown_to_who_is_trusted() {
     assert_eq!(mlid, Lid(0xc001));
 }
 
-/// Goal: members whose ports have gone are members no more, and a group that they kept goes with them. Method: two
+/// Goal: members whose ports have disappeared are removed, and a group that they kept is deleted. Method: two
 /// members that are unplugged one after the other.
 #[test]
 fn members_go_with_their_ports() {
@@ -525,8 +526,8 @@ fn members_go_with_their_ports() {
             .is_empty()
     );
     assert_eq!(
-        (desk.sa.groups.members, desk.sa.members(mlid).count()),
+        (desk.sa.groups.members, desk.sa.groups.members(mlid).count()),
         (0, 0)
     );
-    assert_eq!(desk.sa.group_lids(), [Lid(0xc000)]);
+    assert_eq!(desk.sa.groups.lids(), [Lid(0xc000)]);
 }

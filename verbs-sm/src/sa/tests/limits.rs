@@ -1,4 +1,4 @@
-//! Limits: what one port may take of what all share, and what is left of a request that was refused.
+//! Limits: one port's share of the common tables, and what a refused request leaves behind.
 
 use verbs_core::mad::sa::{
     JoinState, McMemberMask, PathMask, PathRecord, ServiceMask, ServiceRecord,
@@ -12,7 +12,7 @@ const JOIN: (Method, AttributeId) = (Method::SET, AttributeId::MC_MEMBER_RECORD)
 const LEAVE: (Method, AttributeId) = (Method::DELETE, AttributeId::MC_MEMBER_RECORD);
 const FULL: (Result<(), SaStatus>, Result<(), SaStatus>) = (Err(SaStatus::NoResources), Ok(()));
 
-/// Makes a group of that number.
+/// Creates a group with that number.
 fn make(desk: &mut Desk, port: u16, number: u8) -> Result<(), SaStatus> {
     let mut record = groups::group(desk, port, JoinState::FULL_MEMBER);
     record.mgid.0[14..].copy_from_slice(&[1, number]);
@@ -28,7 +28,7 @@ fn leave(desk: &mut Desk, port: u16, number: u8) {
 fn register(desk: &mut Desk, port: u16, id: u64, lease_seconds: u32) -> Result<(), SaStatus> {
     let record = ServiceRecord {
         service_id: id,
-        // Of any port: it is counted who asks.
+        // Of any port: the requester's share is counted.
         service_gid: desk.gid(14),
         lease_seconds,
         ..ServiceRecord::default()
@@ -40,8 +40,8 @@ fn register(desk: &mut Desk, port: u16, id: u64, lease_seconds: u32) -> Result<(
     desk.ask(port, how, &bytes, mask.bits()).map(drop)
 }
 
-/// Goal: one port takes no more than its share, is told that there is no room, and others are served. What it
-/// gives back it can take again. Method: groups, services and subscriptions up to the limit and beyond.
+/// Goal: one port gets no more than its share, a refusal says that there is no room, and others are served. It
+/// can use again what it gives back. Method: groups, services and subscriptions up to the limit and beyond.
 #[test]
 fn one_port_does_not_take_all() {
     let config = Config {
@@ -81,7 +81,7 @@ fn one_port_does_not_take_all() {
     events::subscribe(&mut desk, 11, 5, 1, Notice::MANAGER).unwrap();
 }
 
-/// Goal: the limits of all hold, to the last one. Method: each limit reached by several ports.
+/// Goal: the common limits hold exactly. Method: each limit reached by several ports.
 #[test]
 fn all_together_keep_to_the_limits() {
     let config = Config {
@@ -116,8 +116,8 @@ fn all_together_keep_to_the_limits() {
     assert_eq!(more, Err(SaStatus::NoResources));
 }
 
-/// Goal: a group that could not be joined by who wanted to make it is not there: its LID is free, and no
-/// subscriber is told of it. Method: no room for a member, then room.
+/// Goal: a group whose creator could not join does not exist: its LID is free, and no subscriber is notified.
+/// Method: no room for a member, then room.
 #[test]
 fn a_refused_join_leaves_no_group_behind() {
     let config = Config {
@@ -133,14 +133,14 @@ fn a_refused_join_leaves_no_group_behind() {
         assert_eq!(make(&mut desk, 12, number), Err(SaStatus::NoResources));
     }
     assert!(desk.sa.poll_report().is_none());
-    assert_eq!(desk.sa.group_lids().len(), 2);
+    assert_eq!(desk.sa.groups.lids().len(), 2);
     leave(&mut desk, 11, 1);
     make(&mut desk, 12, 2).unwrap();
-    assert_eq!(desk.sa.group_lids().len(), 2);
+    assert_eq!(desk.sa.groups.lids().len(), 2);
 }
 
-/// Goal: a request costs no more than its answer may be long, also when nothing fits. Method: paths between all
-/// ports, of which none is as asked.
+/// Goal: a request costs no more than the longest answer, even when nothing matches. Method: paths between all
+/// ports, of which none matches.
 #[test]
 fn tables_have_an_end() {
     let config = Config {
@@ -196,8 +196,8 @@ fn tables_have_an_end() {
     assert_eq!(nodes(&mut desk), Ok(6));
 }
 
-/// Goal: reports to subscribers who do not answer take no more room than the limit. Method: a port that makes and
-/// leaves a group a thousand times.
+/// Goal: reports to subscribers that do not answer take no more room than the limit. Method: a port that creates
+/// and leaves a group a thousand times.
 #[test]
 fn a_flood_of_events_is_bounded() {
     let config = Config {
@@ -216,5 +216,5 @@ fn a_flood_of_events_is_bounded() {
     }
     sent += std::iter::from_fn(|| desk.sa.poll_report()).count();
     assert_eq!(sent, 7);
-    assert_eq!(desk.sa.group_lids().len(), 1);
+    assert_eq!(desk.sa.groups.lids().len(), 1);
 }

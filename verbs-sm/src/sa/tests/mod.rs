@@ -1,9 +1,10 @@
-//! Goal: the administrator answers and refuses as the specification has it (IBTA vol. 1, chapter 15), whoever
-//! asks. Method: datagrams of clients in a small subnet, the time as an argument, without a manager.
+//! Goal: the administrator answers and refuses according to the specification (IBTA vol. 1, chapter 15), whatever
+//! the requester. Method: datagrams of clients in a small subnet, the time as an argument, without a manager.
 
 mod events;
 mod groups;
 mod limits;
+mod nodes;
 mod paths;
 mod services;
 
@@ -19,7 +20,7 @@ use crate::config::Partition;
 use crate::fabric::End;
 use crate::testing::{self, Plan};
 
-/// What came of a request: records of a table, or the one of a Get, in bytes.
+/// The result of a request: records of a table, or the one of a Get, in bytes.
 type Answer = Result<Vec<Vec<u8>>, SaStatus>;
 
 /// An administrator with a subnet, and clients at the adapters: their LIDs are 11 to 14. Two switches, 1 and
@@ -28,7 +29,7 @@ struct Desk {
     plan: Plan,
     tables: Tables,
     sa: Administrator,
-    now: Time,
+    now: Instant,
     between: (End, End),
 }
 
@@ -69,7 +70,7 @@ impl Desk {
             plan,
             tables,
             sa: Administrator::new(config),
-            now: Time::ZERO,
+            now: Instant::ZERO,
             between,
         }
     }
@@ -88,7 +89,7 @@ impl Desk {
     }
 
     fn pass(&mut self, time: Duration) {
-        self.now = self.now + time;
+        self.now += time;
         self.sa.expire(self.now);
     }
 
@@ -96,7 +97,7 @@ impl Desk {
     fn unplug(&mut self, lid: u16) {
         let (end, _) = self.plan.fabric.by_lid(Lid(lid)).expect("a port");
         self.plan.fabric.nodes.remove(&end.0);
-        self.sa.keep_members(&self.plan.fabric);
+        membership::keep_members(&mut self.sa, &self.plan.fabric);
     }
 
     fn ask<const N: usize>(

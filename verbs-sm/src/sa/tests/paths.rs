@@ -1,4 +1,4 @@
-//! Paths: what the way carries, and what is asked of it (15.2.5.16).
+//! Paths: what a route supports, and what is requested of it (15.2.5.16).
 
 use verbs_core::mad::Bits;
 use verbs_core::mad::sa::{PathMask, PathRecord, PathRecordView, Selector};
@@ -23,7 +23,7 @@ fn asked(
     Ok(found.into_iter().map(parse).collect())
 }
 
-/// The path from client 11 to 13, with what else is asked of it.
+/// The path from client 11 to 13, with further requested values.
 fn path(desk: &mut Desk, like: PathRecord, mask: PathMask) -> Result<PathRecord, SaStatus> {
     let like = PathRecord {
         sgid: desk.gid(11),
@@ -34,7 +34,7 @@ fn path(desk: &mut Desk, like: PathRecord, mask: PathMask) -> Result<PathRecord,
     Ok(asked(desk, GET, &like, mask)?[0])
 }
 
-/// The MTU that a path has when one is asked for so; 0 for no path.
+/// The MTU of a path that is requested like that; 0 for no path.
 fn mtu(desk: &mut Desk, code: u32, how: Option<Selector>) -> u32 {
     let like = PathRecord {
         mtu: Bits::truncated(code),
@@ -67,8 +67,8 @@ fn rate(desk: &mut Desk, code: u32, how: Option<Selector>) -> u32 {
     }
 }
 
-/// Goal: a path carries what the least of its links does. Method: the link in the middle, then the last one,
-/// of less MTU and fewer lanes; a path that avoids them.
+/// Goal: a path supports what the least of its links does. Method: the link in the middle, then the last one, of
+/// less MTU and fewer lanes; a path that avoids them.
 #[test]
 fn a_path_is_as_wide_as_its_narrowest_link() {
     let mut desk = Desk::new(&config());
@@ -108,8 +108,8 @@ fn a_path_is_as_wide_as_its_narrowest_link() {
     );
 }
 
-/// Goal: MTU and rate are as asked for; a path may always be used for less than it carries. Method: each
-/// selector below, at and above what the way carries, and codes without a meaning.
+/// Goal: MTU and rate are as requested; a path may always be used for less than it supports. Method: each
+/// selector below, at and above the values of the route, and codes without a meaning.
 #[test]
 fn selectors_choose_the_mtu_and_the_rate() {
     use Selector::{Best, Exactly, Greater, Less};
@@ -154,8 +154,8 @@ fn selectors_choose_the_mtu_and_the_rate() {
     );
 }
 
-/// Goal: a request that says two things of one end finds nothing, one that names what is not there is told so.
-/// Method: GIDs and LIDs of the same and of different ports.
+/// Goal: a request with contradictory fields for one end finds nothing; one that names something that does not
+/// exist is refused with that reason. Method: GIDs and LIDs of the same and of different ports.
 #[test]
 fn what_contradicts_itself_finds_nothing() {
     let mut desk = Desk::new(&config());
@@ -205,8 +205,8 @@ fn what_contradicts_itself_finds_nothing() {
     );
 }
 
-/// Goal: a path is in a partition that both ends are in. Method: the default one where none is named; one that
-/// only some are in; two limited members; another service level, which no path has.
+/// Goal: a path is in a partition that both ends are in. Method: the default one if none is named; one that only
+/// some are in; two limited members; another service level, which no path has.
 #[test]
 fn paths_are_in_a_partition_of_both_ends() {
     let mut desk = Desk::new(&config());
@@ -242,8 +242,8 @@ fn paths_are_in_a_partition_of_both_ends() {
     assert!(path(&mut desk, PathRecord::default(), PathMask::SL).is_ok());
 }
 
-/// Goal: tables have a path for each pair, and to a port that is cut off there is none. Method: from one port, from
-/// all; a link that is gone.
+/// Goal: tables have a path for each pair, and none to a port that is cut off. Method: from one port, from all; a
+/// link that is removed.
 #[test]
 fn tables_and_ports_that_are_cut_off() {
     let mut desk = Desk::new(&config());
@@ -269,8 +269,8 @@ fn tables_and_ports_that_are_cut_off() {
     );
 }
 
-/// Goal: the path to a group is what the group is like, where that is as asked. Method: each component as it is, and
-/// other ones; a group that is none.
+/// Goal: the path to a group has the group's properties, if they match the request. Method: each component as it
+/// is, and other values; a group that does not exist.
 #[test]
 fn a_path_to_a_group_is_what_the_group_is_like() {
     let mut desk = Desk::new(&config());
@@ -332,8 +332,8 @@ fn a_path_to_a_group_is_what_the_group_is_like() {
     );
 }
 
-/// Goal: what a path leaves to those who ask is as they ask, and what they cannot choose is not. Method: the traffic
-/// class, asked for and only written; service levels.
+/// Goal: values that a requester may choose are as requested, and others are not. Method: the traffic class,
+/// requested and only written; service levels.
 #[test]
 fn the_traffic_class_is_the_askers_and_the_service_level_is_not() {
     let mut desk = Desk::new(&config());

@@ -1,4 +1,4 @@
-//! Services: who may change a record, and how long it holds (15.2.5.14).
+//! Services: which requests may change a record, and how long it is kept (15.2.5.14).
 
 use verbs_core::mad::Blob;
 use verbs_core::mad::sa::{ServiceMask, ServiceRecord, ServiceRecordView};
@@ -45,8 +45,8 @@ fn ids(desk: &mut Desk) -> Vec<u64> {
     found.iter().map(|record| record.service_id).collect()
 }
 
-/// Goal: a record holds for its lease and no longer, a renewed one from then on, and the administrator says when
-/// the next ends. Method: leases of one, five and no end, in virtual time.
+/// Goal: a record is kept for its lease and no longer, a renewed one from then on, and the administrator reports
+/// when the next lease ends. Method: leases of one second, five seconds and no end, in virtual time.
 #[test]
 fn a_lease_ends_unless_it_is_renewed() {
     let mut desk = Desk::new(&config());
@@ -58,16 +58,16 @@ fn a_lease_ends_unless_it_is_renewed() {
         let expected = if lease == 0 { u32::MAX } else { lease };
         assert_eq!(held[0].lease_seconds, expected, "none is for ever");
     }
-    assert_eq!(desk.sa.poll_timeout(), Some(Time::ZERO + second));
+    assert_eq!(desk.sa.poll_timeout(), Some(Instant::ZERO + second));
     desk.pass(second - Duration::from_nanos(1));
     assert_eq!(ids(&mut desk), [1, 5, 9, 10]);
     desk.pass(Duration::from_nanos(1));
     assert_eq!(ids(&mut desk), [5, 9, 10]);
-    assert_eq!(desk.sa.poll_timeout(), Some(Time::ZERO + 5 * second));
+    assert_eq!(desk.sa.poll_timeout(), Some(Instant::ZERO + 5 * second));
     desk.pass(3 * second);
     let record = service(&desk, 5, 5);
     ask(&mut desk, SET, &record, NAMED).unwrap();
-    assert_eq!(desk.sa.poll_timeout(), Some(Time::ZERO + 9 * second));
+    assert_eq!(desk.sa.poll_timeout(), Some(Instant::ZERO + 9 * second));
     desk.pass(4 * second);
     assert_eq!(ids(&mut desk), [5, 9, 10]);
     desk.pass(second);
@@ -77,15 +77,15 @@ fn a_lease_ends_unless_it_is_renewed() {
         None,
         "what never ends is not waited for"
     );
-    // A lease that is not meant is not read.
+    // A lease outside the mask is ignored.
     let record = service(&desk, 11, 1);
     ask(&mut desk, SET, &record, NAMED - ServiceMask::LEASE).unwrap();
     desk.pass(second * 1_000_000);
     assert_eq!(ids(&mut desk), [9, 10, 11]);
 }
 
-/// Goal: only who knows a record's key changes it or takes it away, and the key is shown to nobody who looks.
-/// Method: another key, none, the right one.
+/// Goal: only a request with a record's key changes or deletes it, and no query shows the key. Method: another
+/// key, none, the right one.
 #[test]
 fn a_record_belongs_to_who_knows_its_key() {
     let mut desk = Desk::new(&config());
@@ -119,7 +119,7 @@ fn a_record_belongs_to_who_knows_its_key() {
     assert!(ids(&mut desk).is_empty());
 }
 
-/// Goal: records are told apart by service, port and partition, and found by all that they say. Method: records
+/// Goal: records are distinguished by service, port and partition, and found by all their fields. Method: records
 /// that differ in one of them; names, and single numbers of the service's own.
 #[test]
 fn records_are_found_by_what_they_say() {

@@ -17,7 +17,7 @@ use super::{Sma, SmaChange, SmaPort};
 /// An attribute's bytes.
 type Data = [u8; DATA_LEN];
 
-/// Notices that a count can say.
+/// The largest count of notices that an answer can report.
 const NOTICES_MAX: u16 = 0x7fff;
 
 /// P_Keys in a block.
@@ -44,7 +44,7 @@ macro_rules! record_of {
 }
 
 impl Sma {
-    /// The attribute after what the request asks for.
+    /// The attribute after the request has been applied.
     pub(super) fn attribute(
         &mut self,
         arrival: Arrival,
@@ -70,8 +70,8 @@ impl Sma {
         }
     }
 
-    /// IBTA vol. 1, 13.4.10: the first notice of those that the manager has not heard of, and how many there
-    /// are; nothing where there is none. A Set takes it away.
+    /// IBTA vol. 1, 13.4.10: the first notice that the manager has not yet acknowledged, and their number; zeros
+    /// if there is none. A Set removes the notice.
     fn notice(&mut self, is_set: bool) -> Data {
         let count = u16::try_from(self.traps.len()).unwrap_or(NOTICES_MAX);
         let Some(mut data) = self.traps.first(is_set) else {
@@ -92,8 +92,7 @@ impl Sma {
         Ok(data_of!(switch.info, SwitchInfo))
     }
 
-    /// A port that a request is about. Adapters answer for the port that it came through, however
-    /// it is called.
+    /// The port of a request. Adapters answer for the port of arrival, whatever number the request has.
     fn addressed(&mut self, arrival: Arrival, number: u8) -> Result<(u8, &mut SmaPort), Status> {
         let number = match number {
             0 if self.switch.is_none() => arrival.port,
@@ -126,8 +125,8 @@ impl Sma {
         Ok(data_of!(info, PortInfo))
     }
 
-    /// Writes into an answer about a port how the port is now: what a Set has restarted may have
-    /// come up since. Answers with an error are left as they are.
+    /// Writes the current state of the port into an answer about it: a link that a Set has restarted may be up
+    /// again. Error answers are unchanged.
     pub fn refresh(&mut self, arrival: Arrival, reply: &mut MadBytes) {
         let header = MadHeader::parse(header_of(reply));
         let is_fine = header.status.difference(sm::DIRECTION) == Status::OK;
@@ -136,7 +135,7 @@ impl Sma {
             let key = shown.first_chunk().copied().unwrap_or([0; 8]);
             let data = self.port_info(arrival, header.modifier, false, &[0; DATA_LEN]);
             if let Ok(mut data) = data {
-                // Whether the key may be shown was decided before.
+                // Whether the key may be shown has already been decided.
                 for (to, from) in data.iter_mut().zip(key) {
                     *to = from;
                 }
@@ -145,7 +144,7 @@ impl Sma {
         }
     }
 
-    /// Tells whoever holds the node what a Set has changed.
+    /// Reports the changes of a Set to the node's owner.
     fn tell(&mut self, number: u8, changed: Changed) {
         if changed.gids {
             self.event(number, SmaChange::Gids);
@@ -180,7 +179,7 @@ impl Sma {
         if is_set {
             let asked = record_of!(data, GuidBlock, GuidBlockView);
             for (index, (own, asked)) in (start..).zip(guids.iter_mut().zip(asked.guids)) {
-                // The very first one is the port's own.
+                // The first entry is fixed: the port's own GUID.
                 if index != 0 && *own != asked {
                     *own = asked;
                     is_new = true;

@@ -1,4 +1,4 @@
-//! The subnet management agent: what a node answers its subnet manager (IBTA vol. 1, 14.3).
+//! The subnet management agent: a node's answers to its subnet manager (IBTA vol. 1, 14.3).
 
 mod attributes;
 mod port;
@@ -13,7 +13,8 @@ use verbs_core::mad::sm::{
     self, BadKey, CapabilityMask, LinkState, MKeyProtect, NodeDescription, NodeInfo, NodeType,
     Notice, PhysState, PortInfo, SmpHeader,
 };
-use verbs_core::mad::{AttributeId, Class, MadBytes, MadHeader, Method, Status, Time};
+use verbs_core::mad::{AttributeId, Class, MadBytes, MadHeader, Method, Status};
+use verbs_core::time::Instant;
 use verbs_core::{Guid, Lid, PKey};
 
 use crate::agent::{Arrival, Processed};
@@ -25,12 +26,12 @@ pub use port::{PortConfig, SmaPort};
 pub use switch::{DISCARD, SwitchConfig};
 pub use traps::Trap;
 
-/// What a node is.
+/// The description of a node.
 #[derive(Clone, Debug)]
 pub struct NodeConfig {
     /// Adapter or switch.
     pub node_type: NodeType,
-    /// Text of the node; what does not fit 64 bytes is cut.
+    /// Text of the node; it is cut to 64 bytes.
     pub description: String,
     /// The node.
     pub guid: Guid,
@@ -44,53 +45,53 @@ pub struct NodeConfig {
     pub pkey_capacity: u16,
     /// The ports: of an adapter its ports from 1 on, of a switch those from 0 on.
     pub ports: Vec<PortConfig>,
-    /// Of a switch, its tables.
+    /// The tables of a switch.
     pub switch: SwitchConfig,
 }
 
-/// What an agent tells whoever holds the node, in order.
+/// A change that an agent reports to the node's owner; events are in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SmaEvent {
-    /// The port that it is about.
+    /// The port.
     pub port: u8,
-    /// What happened.
+    /// The change.
     pub change: SmaChange,
 }
 
-/// What has happened to a port.
+/// A change of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SmaChange {
-    /// Its link has another state.
+    /// Its link has changed its state.
     State(LinkState),
-    /// It has other LIDs.
+    /// Its LIDs have changed.
     Lid,
-    /// Its subnet manager is elsewhere.
+    /// Its subnet manager has moved.
     SubnetManager,
-    /// Its clients have to register with the subnet manager anew.
+    /// Its clients must register with the subnet manager again.
     Reregister,
-    /// Its P_Key table is another.
+    /// Its P_Key table has changed.
     PKeys,
-    /// Its GIDs are others.
+    /// Its GIDs have changed.
     Gids,
-    /// The link is to go down and, unless the state is [`PhysState::DISABLED`], to come back.
+    /// The link must go down and, unless the state is [`PhysState::DISABLED`], come back.
     Restart(PhysState),
 }
 
-/// The agent of one node, with all that the subnet manager sets.
+/// The agent of one node, with all values that the subnet manager sets.
 ///
 /// - Commands: [`link_up`](Self::link_up), [`link_down`](Self::link_down), [`set_sm`](Self::set_sm).
 /// - Inputs: [`process`](Self::process), [`handle_timeout`](Self::handle_timeout).
 /// - Outputs: after each call drain [`poll_event`](Self::poll_event) and
 ///   [`poll_trap`](Self::poll_trap), then look at [`poll_timeout`](Self::poll_timeout).
 ///
-/// Nothing blocks, and nothing waits for another thread: a datagram is answered in the call that
-/// brings it. No input panics.
+/// Nothing blocks, and nothing waits for another thread: the call that delivers a datagram returns its answer. No
+/// input panics.
 #[derive(Debug)]
 pub struct Sma {
     info: NodeInfo,
     description: NodeDescription,
     ports: Vec<SmaPort>,
-    /// Of a switch.
+    /// For a switch.
     switch: Option<Switch>,
     events: VecDeque<SmaEvent>,
     traps: Traps,
@@ -140,7 +141,7 @@ impl Sma {
     pub fn process(&mut self, arrival: Arrival, mad: &MadBytes) -> Processed {
         let header = MadHeader::parse(header_of(mad));
         let ours = match header.method {
-            // Managers have these for themselves.
+            // Managers handle these themselves.
             _ if header.attribute == AttributeId::SM_INFO => false,
             Method::GET | Method::SET | Method::TRAP_REPRESS => true,
             _ => false,
@@ -170,7 +171,7 @@ impl Sma {
         let status = match result {
             Ok(mut data) => {
                 if header.attribute == AttributeId::PORT_INFO && !is_trusted {
-                    // A key that hides is not shown to those who do not have it.
+                    // The key is hidden from requesters that do not have it.
                     data.iter_mut().take(8).for_each(|byte| *byte = 0);
                 }
                 sm::put_attribute(&mut reply, &data);
@@ -186,8 +187,8 @@ impl Sma {
         Processed::Reply(reply)
     }
 
-    /// IBTA vol. 1, 14.2.4: compares the key of a request with the port's. `None` when the request
-    /// is to be dropped; otherwise whether the key may be shown.
+    /// IBTA vol. 1, 14.2.4: compares the key of a request with the port's. `None` if the request must be dropped;
+    /// otherwise whether the key may be shown.
     fn check_key(
         &mut self,
         number: u8,
@@ -215,7 +216,7 @@ impl Sma {
         None
     }
 
-    /// The port whose key protects what comes in there.
+    /// The port whose key protects arrivals there.
     fn key_port(&self, arrival: Arrival) -> Option<u8> {
         let number = if self.switch.is_some() {
             0
@@ -225,9 +226,8 @@ impl Sma {
         self.port(number).map(|_| number)
     }
 
-    /// A link has come up, with the best that both ends can. The port is in
-    /// [`LinkState::INIT`] then.
-    pub fn link_up(&mut self, now: Time, number: u8, peer: &PortInfo) {
+    /// A link has come up, with the best values that both ends support. The port is then in [`LinkState::INIT`].
+    pub fn link_up(&mut self, now: Instant, number: u8, peer: &PortInfo) {
         if let Some(port) = self.port_mut(number) {
             port.train(peer);
         }
@@ -235,7 +235,7 @@ impl Sma {
     }
 
     /// A link has gone down.
-    pub fn link_down(&mut self, now: Time, number: u8, phys: PhysState) {
+    pub fn link_down(&mut self, now: Instant, number: u8, phys: PhysState) {
         let Some(port) = self.port_mut(number) else {
             return;
         };
@@ -246,8 +246,8 @@ impl Sma {
         }
     }
 
-    /// A port has changed its state by itself: its host is told, and a switch's manager.
-    fn state_changed(&mut self, now: Time, number: u8) {
+    /// A port has changed its state by itself: reports it to the host, and to a switch's manager.
+    fn state_changed(&mut self, now: Instant, number: u8) {
         let Some(state) = self.port(number).map(|port| port.info().state) else {
             return;
         };
@@ -259,8 +259,8 @@ impl Sma {
         }
     }
 
-    /// A subnet manager has begun or ceased to run at a port.
-    pub fn set_sm(&mut self, now: Time, number: u8, is_here: bool) {
+    /// A subnet manager has started or stopped at a port.
+    pub fn set_sm(&mut self, now: Instant, number: u8, is_here: bool) {
         let (is_sm, none) = (CapabilityMask::IS_SM, CapabilityMask::empty());
         let (set, clear) = if is_here {
             (is_sm, none)
@@ -270,8 +270,8 @@ impl Sma {
         self.offer(now, number, set, clear);
     }
 
-    /// The host of a port sets and clears bits of what the port offers, which the manager is told.
-    pub fn offer(&mut self, now: Time, number: u8, set: CapabilityMask, clear: CapabilityMask) {
+    /// The host of a port sets and clears capability bits of the port; the manager is notified.
+    pub fn offer(&mut self, now: Instant, number: u8, set: CapabilityMask, clear: CapabilityMask) {
         let producer = self.info.node_type;
         let Some(port) = self.port_mut(number) else {
             return;
@@ -282,8 +282,8 @@ impl Sma {
         }
     }
 
-    /// Gives the node another text, which its manager is told.
-    pub fn describe(&mut self, now: Time, text: &NodeDescription) {
+    /// Changes the node's text; its manager is notified.
+    pub fn describe(&mut self, now: Instant, text: &NodeDescription) {
         self.description = *text;
         let number = u8::from(self.switch.is_none());
         if let Some(port) = self.port(number) {
@@ -293,9 +293,9 @@ impl Sma {
         }
     }
 
-    /// A packet with a key that does not fit has come to a queue pair of the host's: it is counted, and the
-    /// manager told.
-    pub fn report(&mut self, now: Time, number: u8, packet: &BadKey) {
+    /// A packet with a wrong key has arrived at one of the host's queue pairs: counts it, and notifies the
+    /// manager.
+    pub fn report(&mut self, now: Instant, number: u8, packet: &BadKey) {
         if packet.is_qkey {
             self.count_qkey_violation(number);
         } else {
@@ -305,37 +305,37 @@ impl Sma {
         self.trap(number, notice, now);
     }
 
-    /// A packet of a partition that the port is not in has come.
+    /// A packet of a partition that the port is not in has arrived.
     pub fn count_pkey_violation(&mut self, number: u8) {
         if let Some(port) = self.port_mut(number) {
             port.count_pkey_violation();
         }
     }
 
-    /// A packet with a wrong Q_Key has come to a queue pair that management owns.
+    /// A packet with a wrong Q_Key has arrived at a queue pair that management owns.
     pub fn count_qkey_violation(&mut self, number: u8) {
         if let Some(port) = self.port_mut(number) {
             port.count_qkey_violation();
         }
     }
 
-    fn trap(&mut self, number: u8, notice: Notice, now: Time) {
+    fn trap(&mut self, number: u8, notice: Notice, now: Instant) {
         let Some(info) = self.port(number).map(SmaPort::info) else {
             return;
         };
-        // Nobody can be told yet; a manager that comes will look at everything.
+        // There is no manager to notify yet; a later manager queries everything.
         if info.lid != Lid(0) && info.sm_lid != Lid(0) {
             self.traps.raise(now, number, &notice);
         }
     }
 
-    /// What has come of the last call.
+    /// The next event of the last call.
     pub fn poll_event(&mut self) -> Option<SmaEvent> {
         self.events.pop_front()
     }
 
-    /// A trap to be sent to the subnet manager.
-    pub fn poll_trap(&mut self, now: Time) -> Option<Trap> {
+    /// The next trap for the subnet manager.
+    pub fn poll_trap(&mut self, now: Instant) -> Option<Trap> {
         let (number, mad) = self.traps.poll(now)?;
         let info = self.port(number)?.info();
         Some(Trap {
@@ -347,21 +347,20 @@ impl Sma {
         })
     }
 
-    /// Repeats traps that nobody has repressed, lifts protections whose lease has ended.
-    pub fn handle_timeout(&mut self, now: Time) {
+    /// Repeats traps that have not been repressed, and lifts protections whose lease has ended.
+    pub fn handle_timeout(&mut self, now: Instant) {
         for port in &mut self.ports {
             port.end_lease(now);
         }
     }
 
-    /// When [`handle_timeout`](Self::handle_timeout) and [`poll_trap`](Self::poll_trap) want to be
-    /// called.
-    pub fn poll_timeout(&self) -> Option<Time> {
+    /// When to call [`handle_timeout`](Self::handle_timeout) and [`poll_trap`](Self::poll_trap).
+    pub fn poll_timeout(&self) -> Option<Instant> {
         let leases = self.ports.iter().filter_map(|port| port.lease_ends);
         leases.chain(self.traps.next()).min()
     }
 
-    /// What the node is, as seen through that port.
+    /// The node's information, as seen through that port.
     pub fn node_info(&self, number: u8) -> NodeInfo {
         let of = if self.switch.is_some() { 0 } else { number };
         NodeInfo {
@@ -397,13 +396,13 @@ impl Sma {
         self.ports.get_mut(usize::from(number.checked_sub(first)?))
     }
 
-    /// The LID of a port; of a switch all have that of port 0.
+    /// The LID of a port; all ports of a switch have that of port 0.
     pub fn lid(&self, number: u8) -> Lid {
         let of = if self.switch.is_some() { 0 } else { number };
         self.port(of).map_or(Lid(0), |port| port.info().lid)
     }
 
-    /// The port that a switch forwards packets to that LID through; `None` where it drops them.
+    /// The port through which a switch forwards packets to that LID; `None` if it drops them.
     pub fn forward(&self, dlid: Lid) -> Option<u8> {
         self.switch.as_ref()?.forward(dlid)
     }
@@ -414,8 +413,8 @@ impl Sma {
         switch.is_some_and(|switch| switch.forwards_multicast(mlid, port))
     }
 
-    /// The virtual lane of a packet with that service level from one port of the node to another
-    /// (0 for its own); `None` where it is dropped.
+    /// The virtual lane of a packet with that service level from one port of the node to another (0 for the node
+    /// itself); `None` if it is dropped.
     pub fn lane(&self, input: u8, output: u8, sl: u8) -> Option<u8> {
         let port = self.port(output)?;
         let vl = port.lane(if self.is_switch() { input } else { 0 }, sl);
@@ -433,7 +432,7 @@ impl Sma {
     }
 }
 
-/// Whether a LID can be a port's.
+/// Whether a LID can belong to a port.
 fn is_unicast(lid: Lid) -> bool {
     (1..0xc000).contains(&lid.0)
 }

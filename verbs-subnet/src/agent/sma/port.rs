@@ -6,7 +6,8 @@ use std::time::Duration;
 use verbs_core::mad::sm::{
     CapabilityMask, LinkState, LinkWidth, MKeyProtect, PhysState, PortInfo, SlToVl, VlArbitration,
 };
-use verbs_core::mad::{Bits, Status, Time, TimeCode};
+use verbs_core::mad::{Bits, Status, TimeCode};
+use verbs_core::time::Instant;
 use verbs_core::{Gid, Guid, Lid, PKey};
 
 use super::is_unicast;
@@ -14,10 +15,10 @@ use super::is_unicast;
 /// GUIDs in a block.
 const BLOCK_GUIDS: usize = 8;
 
-/// What a port can do.
+/// The capabilities of a port.
 #[derive(Clone, Copy, Debug)]
 pub struct PortConfig {
-    /// The port; of a switch only port 0 has one.
+    /// The port's GUID; in a switch only port 0 has one.
     pub guid: Guid,
     /// Widths of its link.
     pub widths: LinkWidth,
@@ -59,20 +60,20 @@ const SPEEDS_EXTENDED: [(u32, u32); 3] = [(1, 14), (2, 25), (4, 50)];
 #[derive(Debug)]
 pub struct SmaPort {
     info: PortInfo,
-    /// Whether it carries settings of a node: of an adapter, or port 0 of a switch.
+    /// Whether it has settings of a node: the port of an adapter, or port 0 of a switch.
     is_end: bool,
     /// Port 0 of a switch, which has no link.
     is_inner: bool,
     pub(super) guids: Vec<Guid>,
     pub(super) pkeys: Vec<PKey>,
-    /// By the port that packets come from; those that nobody has set are not kept.
+    /// By input port; only the tables that were set are kept.
     sl_to_vl: BTreeMap<u8, SlToVl>,
     pub(super) arbitration: BTreeMap<u16, VlArbitration>,
     /// When the protection by the key is lifted.
-    pub(super) lease_ends: Option<Time>,
+    pub(super) lease_ends: Option<Instant>,
 }
 
-/// What a Set of a port has changed.
+/// The changes that a Set of a port has made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Changed {
     pub(super) lid: bool,
@@ -145,7 +146,7 @@ impl SmaPort {
         port
     }
 
-    /// All that a Get shows, but for the port that it came through.
+    /// The full information of a Get, except the number of the port of arrival.
     pub fn info(&self) -> &PortInfo {
         &self.info
     }
@@ -155,7 +156,7 @@ impl SmaPort {
         self.guids.first().copied().unwrap_or(Guid(0))
     }
 
-    /// The GID with that index; `None` behind the table's end and for entries without a GUID.
+    /// The GID with that index; `None` beyond the table's end and for entries without a GUID.
     pub fn gid(&self, index: u8) -> Option<Gid> {
         let guid = self.guids.get(usize::from(index)).copied();
         let guid = guid.filter(|&guid| guid != Guid(0))?;
@@ -194,7 +195,7 @@ impl SmaPort {
         })
     }
 
-    /// Agrees with the other end on width and speed; the port is initialised anew.
+    /// Negotiates width and speed with the other end, and initialises the port again.
     pub(super) fn train(&mut self, peer: &PortInfo) {
         self.negotiate(peer);
         self.info.state = LinkState::INIT;
@@ -225,7 +226,7 @@ impl SmaPort {
         self.info.link_speed_ext_active = Bits::default();
     }
 
-    /// Sets and clears what the port offers; the mask, if that is new.
+    /// Sets and clears capability bits; returns the mask if it has changed.
     pub(super) fn offer(
         &mut self,
         set: CapabilityMask,
@@ -237,7 +238,7 @@ impl SmaPort {
         (self.info.capability_mask != before).then_some(self.info.capability_mask)
     }
 
-    pub(super) fn count_key_violation(&mut self, now: Time, lease_s: u16) {
+    pub(super) fn count_key_violation(&mut self, now: Instant, lease_s: u16) {
         let count = &mut self.info.m_key_violations;
         *count = count.saturating_add(1);
         if lease_s != 0 && self.lease_ends.is_none() {
@@ -255,15 +256,15 @@ impl SmaPort {
         *count = count.saturating_add(1);
     }
 
-    /// The manager that has the key has been silent for too long: others may read and write.
-    pub(super) fn end_lease(&mut self, now: Time) {
+    /// The manager with the key has been silent for too long: others may read and write.
+    pub(super) fn end_lease(&mut self, now: Instant) {
         if self.lease_ends.is_some_and(|end| end <= now) {
             self.lease_ends = None;
             self.info.m_key_protect = MKeyProtect::WRITES;
         }
     }
 
-    /// Takes what a Set of PortInfo asks for, all of it or nothing (IBTA vol. 1, 14.2.5.6).
+    /// Applies a Set of PortInfo, all of it or nothing (IBTA vol. 1, 14.2.5.6).
     ///
     /// # Errors
     /// [`Status::BAD_VALUE`].
@@ -295,7 +296,7 @@ impl SmaPort {
         })
     }
 
-    /// The part that is about the link.
+    /// The part about the link.
     fn set_link(&self, asked: &PortInfo, new: &mut PortInfo) -> Result<Option<PhysState>, Status> {
         let old = &self.info;
         if asked.link_width_enabled == LinkWidth::ALL_SUPPORTED {
@@ -342,7 +343,7 @@ impl SmaPort {
         self.set_state(asked, new)
     }
 
-    /// IBTA vol. 1, 7.2: what a manager may do to the state. Returns where the link restarts from.
+    /// IBTA vol. 1, 7.2: how a manager may change the state. Returns the state from which the link restarts.
     fn set_state(&self, asked: &PortInfo, new: &mut PortInfo) -> Result<Option<PhysState>, Status> {
         let phys = match asked.phys_state {
             PhysState::NO_CHANGE => None,
@@ -403,7 +404,7 @@ impl SmaPort {
         keys.any(|own| own.matches(key))
     }
 
-    /// GUIDs of a block, and where it is; `None` behind the table's end.
+    /// The GUIDs of a block, and their offset; `None` beyond the table's end.
     pub(super) fn guid_block(&mut self, block: u32) -> Option<(usize, &mut [Guid])> {
         let start = usize::try_from(block).ok()?.checked_mul(BLOCK_GUIDS)?;
         let end = (start + BLOCK_GUIDS).min(self.guids.len());
@@ -414,7 +415,7 @@ impl SmaPort {
     }
 }
 
-/// What a port offers; the external ports of a switch offer nothing.
+/// The capabilities of a port; the external ports of a switch have none.
 fn capabilities(config: &PortConfig, of_switch: bool, is_end: bool) -> CapabilityMask {
     if !is_end {
         return CapabilityMask::empty();
@@ -431,10 +432,10 @@ fn capabilities(config: &PortConfig, of_switch: bool, is_end: bool) -> Capabilit
     mask
 }
 
-/// The part of a Set that is about an end port: who it is, and who manages it.
+/// The part of a Set about an end port: its identity and its manager.
 fn set_end(asked: &PortInfo, new: &mut PortInfo) -> Result<(), Status> {
     let lid_ok = asked.lid == Lid(0) || is_unicast(asked.lid);
-    // The port has the LIDs from this one on whose other bits are the same (IBTA vol. 1, 4.1.3).
+    // The port has the LIDs from this one on that differ only in the low LMC bits (IBTA vol. 1, 4.1.3).
     let is_base = asked.lid.0 & ((1 << asked.lmc.value()) - 1) == 0;
     let sm_ok = asked.sm_lid == Lid(0) || is_unicast(asked.sm_lid);
     if !lid_ok || !is_base || !sm_ok {
@@ -450,7 +451,7 @@ fn set_end(asked: &PortInfo, new: &mut PortInfo) -> Result<(), Status> {
     new.sm_sl = asked.sm_sl;
     new.subnet_timeout = asked.subnet_timeout;
     new.init_type_reply = asked.init_type_reply;
-    // Counters of violations are written, mostly with zero.
+    // Violation counters are writable, usually with zero.
     new.m_key_violations = asked.m_key_violations;
     new.pkey_violations = asked.pkey_violations;
     new.qkey_violations = asked.qkey_violations;
@@ -479,5 +480,5 @@ const fn lanes_of(code: u32) -> u32 {
 /// Extended speeds are offered.
 const EXTENDED_SPEEDS: CapabilityMask = CapabilityMask::from_bits_retain(1 << 14);
 
-/// An answer is given at once; 0.5 ms are more than it takes.
+/// An answer is immediate; 0.5 ms is more than it takes.
 const RESPONSE_TIME: TimeCode = TimeCode::new(7);

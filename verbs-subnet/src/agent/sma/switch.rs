@@ -1,4 +1,4 @@
-//! What a switch forwards by.
+//! The forwarding tables of a switch.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use verbs_core::Lid;
 use verbs_core::mad::Status;
 use verbs_core::mad::sm::{ForwardingBlock, MulticastBlock, SwitchInfo};
 
-/// The port that means that packets are dropped.
+/// The port number that means that packets are dropped.
 pub const DISCARD: u8 = 0xff;
 
 /// LIDs in a block of the linear table.
@@ -16,10 +16,10 @@ const BLOCK_MLIDS: u16 = 32;
 /// The first multicast LID.
 const MLID_FIRST: u16 = 0xc000;
 
-/// What a switch's tables hold.
+/// The sizes of a switch's tables.
 #[derive(Clone, Copy, Debug)]
 pub struct SwitchConfig {
-    /// Entries of the linear forwarding table; 48 k LIDs by default, all there are.
+    /// Entries of the linear forwarding table; 48 k LIDs by default, all that exist.
     pub linear_cap: u16,
     /// Entries of the multicast forwarding table; 1024 by default.
     pub multicast_cap: u16,
@@ -43,7 +43,7 @@ pub(super) struct Switch {
     pub(super) info: SwitchInfo,
     /// By LID; grows as blocks are written.
     linear: Vec<u8>,
-    /// Ports by multicast LID, 16 at a time; only what was written.
+    /// Ports by multicast LID, 16 at a time; only entries that were written.
     multicast: BTreeMap<(u16, u8), u16>,
 }
 
@@ -68,10 +68,10 @@ impl Switch {
         }
     }
 
-    /// Takes what a Set of SwitchInfo asks for.
+    /// Applies a Set of SwitchInfo.
     ///
     /// # Errors
-    /// [`Status::BAD_VALUE`] when the table is not that long.
+    /// [`Status::BAD_VALUE`] if the table is not that long.
     pub(super) fn set(&mut self, asked: &SwitchInfo) -> Result<(), Status> {
         if asked.linear_top > self.info.linear_cap {
             return Err(Status::BAD_VALUE);
@@ -87,7 +87,7 @@ impl Switch {
         Ok(())
     }
 
-    /// Where that block begins.
+    /// The offset of that block.
     fn block(&self, block: u32) -> Result<usize, Status> {
         let start = usize::try_from(block).ok();
         let start = start.and_then(|block| block.checked_mul(BLOCK_LIDS));
@@ -116,7 +116,7 @@ impl Switch {
         Ok(())
     }
 
-    /// The first multicast LID of a block, and which 16 ports a modifier means.
+    /// The first multicast LID of a block, and the 16 ports that a modifier selects.
     fn multicast_block_at(&self, modifier: u32, ports: u8) -> Result<(u16, u8), Status> {
         let block = u16::try_from(modifier & 0x1ff).unwrap_or(u16::MAX);
         let position = u8::try_from(modifier >> 28).unwrap_or(u8::MAX);

@@ -27,7 +27,7 @@ fn config(node_type: NodeType, ports: u8) -> NodeConfig {
     }
 }
 
-fn at(port: u8, now: Time) -> Arrival {
+fn at(port: u8, now: Instant) -> Arrival {
     Arrival {
         port,
         slid: Lid(9),
@@ -62,7 +62,7 @@ fn answer(sma: &mut Sma, arrival: Arrival, mad: &MadBytes) -> Option<(Status, Ma
     }
 }
 
-/// Sets a port, beginning from how it is.
+/// Sets a port, starting from its current values.
 fn set(
     sma: &mut Sma,
     number: u8,
@@ -71,7 +71,7 @@ fn set(
 ) -> Option<(Status, PortInfo)> {
     let through = if sma.is_switch() { 0 } else { number };
     let mut info = *sma.port(number)?.info();
-    // A Set that leaves the state alone says nothing of it.
+    // A Set that keeps the state has no change in this field.
     info.state = LinkState::NO_CHANGE;
     info.phys_state = PhysState::NO_CHANGE;
     change(&mut info);
@@ -79,7 +79,7 @@ fn set(
     info.emit(&mut bytes);
     let mut request = mad(Method::SET, AttributeId::PORT_INFO, number.into(), key);
     sm::put_attribute(&mut request, &bytes);
-    let (status, reply) = answer(sma, at(through, Time::ZERO), &request)?;
+    let (status, reply) = answer(sma, at(through, Instant::ZERO), &request)?;
     Some((
         status,
         PortInfo::parse(PortInfoView::of(sm::attribute(&reply))),
@@ -90,8 +90,8 @@ fn events(sma: &mut Sma) -> Vec<SmaChange> {
     std::iter::from_fn(|| sma.poll_event().map(|event| event.change)).collect()
 }
 
-/// Goal: the state of a port moves by the rules, whoever asks for what. Method: from each state a Set of
-/// each state; what comes out is compared with IBTA vol. 1, 7.2 as a table.
+/// Goal: the state of a port changes by the rules, whatever is requested. Method: from each state a Set of each
+/// state; the result is compared with IBTA vol. 1, 7.2 as a table.
 #[test]
 fn states_move_by_the_rules() {
     let states = [LinkState::INIT, LinkState::ARMED, LinkState::ACTIVE];
@@ -99,7 +99,7 @@ fn states_move_by_the_rules() {
         for asked in 0..=5 {
             let mut sma = Sma::new(config(NodeType::CA, 1));
             let peer = *sma.port(1).expect("a port").info();
-            sma.link_up(Time::ZERO, 1, &peer);
+            sma.link_up(Instant::ZERO, 1, &peer);
             for &state in states.iter().take(from + 1).skip(1) {
                 let done = set(&mut sma, 1, 0, |info| info.state = state);
                 assert_eq!(done.expect("an answer").0, Status::OK);
@@ -131,7 +131,7 @@ fn states_move_by_the_rules() {
     }
 }
 
-/// Goal: what a Set may not say changes nothing. Method: one bad value at a time, among good ones.
+/// Goal: a Set with an invalid value changes nothing. Method: one bad value at a time, among good ones.
 #[test]
 fn a_bad_set_changes_nothing() {
     type Spoil = fn(&mut PortInfo);
@@ -176,8 +176,8 @@ fn a_bad_set_changes_nothing() {
     );
 }
 
-/// Goal: a key protects as its level says, violations are counted and told, the lease ends the protection.
-/// Method: each level, with and without the key.
+/// Goal: a key protects according to its level, violations are counted and reported, the lease ends the
+/// protection. Method: each level, with and without the key.
 #[test]
 fn keys_protect_by_their_level() {
     for level in 0..=3 {
@@ -191,9 +191,9 @@ fn keys_protect_by_their_level() {
         let get = |key| mad(Method::GET, AttributeId::PORT_INFO, 1, key);
         let shown =
             |reply: &MadBytes| PortInfo::parse(PortInfoView::of(sm::attribute(reply))).m_key;
-        let (_, with) = answer(&mut sma, at(1, Time::ZERO), &get(KEY)).expect("an answer");
+        let (_, with) = answer(&mut sma, at(1, Instant::ZERO), &get(KEY)).expect("an answer");
         assert_eq!(shown(&with), KEY);
-        let without = answer(&mut sma, at(1, Time::ZERO), &get(0));
+        let without = answer(&mut sma, at(1, Instant::ZERO), &get(0));
         match level {
             0 => assert_eq!(shown(&without.expect("an answer").1), KEY),
             1 => assert_eq!(shown(&without.expect("an answer").1), 0, "it is hidden"),
@@ -207,10 +207,10 @@ fn keys_protect_by_their_level() {
         let info = *sma.port(1).expect("a port").info();
         assert_eq!(info.lid, Lid(3));
         assert_eq!(info.m_key_violations, if level < 2 { 1 } else { 2 });
-        let trap = sma.poll_trap(Time::ZERO).expect("the manager is told");
+        let trap = sma.poll_trap(Instant::ZERO).expect("the manager is told");
         assert_eq!((trap.from, trap.to), (Lid(3), Lid(1)));
         assert_eq!(sm::attribute(&trap.mad)[4..6], [1, 0], "trap 256");
-        let end = Time::ZERO + Duration::from_secs(10);
+        let end = Instant::ZERO + Duration::from_secs(10);
         assert!(sma.poll_timeout().is_some_and(|due| due <= end));
         sma.handle_timeout(end);
         assert_eq!(
@@ -220,23 +220,23 @@ fn keys_protect_by_their_level() {
     }
 }
 
-/// Goal: a manager hears of changes until it says that it has. Method: a switch whose link comes up, an
+/// Goal: a manager gets traps about changes until it acknowledges them. Method: a switch whose link comes up, an
 /// adapter that gets a manager.
 #[test]
 fn traps_are_repeated_until_they_are_repressed() {
     let mut sma = Sma::new(config(NodeType::SWITCH, 2));
     let peer = *sma.port(1).expect("a port").info();
-    sma.link_up(Time::ZERO, 1, &peer);
+    sma.link_up(Instant::ZERO, 1, &peer);
     assert!(
-        sma.poll_trap(Time::ZERO).is_none(),
+        sma.poll_trap(Instant::ZERO).is_none(),
         "nobody is there to be told"
     );
     let done = set(&mut sma, 0, 0, |info| {
         (info.lid, info.sm_lid) = (Lid(2), Lid(1));
     });
     assert_eq!(done.expect("an answer").0, Status::OK);
-    sma.link_down(Time::ZERO, 1, PhysState::POLLING);
-    let trap = sma.poll_trap(Time::ZERO).expect("a trap");
+    sma.link_down(Instant::ZERO, 1, PhysState::POLLING);
+    let trap = sma.poll_trap(Instant::ZERO).expect("a trap");
     let first = header_of(&trap.mad).tid();
     assert_eq!(
         (trap.port, header_of(&trap.mad).method()),
@@ -246,7 +246,7 @@ fn traps_are_repeated_until_they_are_repressed() {
         sm::attribute(&trap.mad)[..12],
         [0x81, 0, 0, 2, 0, 128, 0, 2, 0, 0, 0, 2]
     );
-    assert!(sma.poll_trap(Time::ZERO).is_none(), "once at a time");
+    assert!(sma.poll_trap(Instant::ZERO).is_none(), "once at a time");
     let again = sma.poll_timeout().expect("it will be repeated");
     assert_eq!(
         header_of(&sma.poll_trap(again).expect("again").mad).tid(),
@@ -276,11 +276,11 @@ fn traps_are_repeated_until_they_are_repressed() {
     assert_eq!(sm::attribute(&trap.mad)[4..6], [0, 144]);
 }
 
-/// Goal: what is not the agent's goes on to others, what makes no sense is refused. Method: one of each.
+/// Goal: datagrams for others are passed on, malformed ones are refused. Method: one of each.
 #[test]
 fn questions_for_others_are_left_to_them() {
     let mut sma = Sma::new(config(NodeType::CA, 1));
-    let here = at(1, Time::ZERO);
+    let here = at(1, Instant::ZERO);
     for (method, attribute) in [
         (Method::GET, AttributeId::SM_INFO),
         (Method::SET, AttributeId::SM_INFO),

@@ -1,4 +1,4 @@
-//! Traps: told to the subnet manager, again and again until it has heard (IBTA vol. 1, 13.4.9).
+//! Traps: sent to the subnet manager, and repeated until it has acknowledged them (IBTA vol. 1, 13.4.9).
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -6,7 +6,8 @@ use std::time::Duration;
 use verbs_core::Lid;
 use verbs_core::mad::header::{MAD_LEN, emit_header};
 use verbs_core::mad::sm::{self, Notice, TrapNumber};
-use verbs_core::mad::{AttributeId, Class, MadBytes, MadHeader, Method, Time, TransactionId};
+use verbs_core::mad::{AttributeId, Class, MadBytes, MadHeader, Method, TransactionId};
+use verbs_core::time::Instant;
 
 /// A trap to be sent from queue pair 0.
 #[derive(Clone, Debug)]
@@ -15,26 +16,26 @@ pub struct Trap {
     pub port: u8,
     /// The port's LID.
     pub from: Lid,
-    /// The subnet manager's.
+    /// The subnet manager's LID.
     pub to: Lid,
-    /// Service level of the way there.
+    /// Service level of the path to it.
     pub sl: u8,
     /// The datagram.
     pub mad: Box<MadBytes>,
 }
 
-/// From one time that a trap is sent to the next: the manager's answer takes milliseconds, and it
-/// stops listening to what is repeated too fast.
+/// The time between repetitions of a trap: the manager's answer takes milliseconds, and it ignores traps that are
+/// repeated too fast.
 const REPEAT: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 struct Raised {
     tid: TransactionId,
     notice: [u8; Notice::TRAP_LEN],
-    next: Time,
+    next: Instant,
 }
 
-/// The traps of a node that nobody has repressed: of each kind one for each port.
+/// The traps of a node that have not been repressed: one of each kind per port.
 #[derive(Debug, Default)]
 pub(super) struct Traps {
     raised: BTreeMap<(u8, TrapNumber), Raised>,
@@ -42,8 +43,8 @@ pub(super) struct Traps {
 }
 
 impl Traps {
-    /// Sends a notice from now on. One of the same kind that is still being sent is replaced.
-    pub(super) fn raise(&mut self, now: Time, port: u8, notice: &Notice) {
+    /// Starts sending a notice. It replaces one of the same kind that is still being sent.
+    pub(super) fn raise(&mut self, now: Instant, port: u8, notice: &Notice) {
         self.count = self.count.wrapping_add(1);
         let mut bytes = [0; Notice::LEN];
         notice.emit(&mut bytes);
@@ -59,20 +60,20 @@ impl Traps {
         self.raised.insert((port, notice.trap), raised);
     }
 
-    /// The manager has heard.
+    /// The manager has acknowledged the trap.
     pub(super) fn repress(&mut self, tid: TransactionId) {
-        // Managers keep the lower half, the upper one belongs to their port's service.
+        // Managers keep the lower half; the upper one belongs to their port's service.
         let heard = tid.request();
         self.raised
             .retain(|_, raised| raised.tid.request() != heard);
     }
 
-    /// How many there are.
+    /// The number of traps.
     pub(super) fn len(&self) -> usize {
         self.raised.len()
     }
 
-    /// The first one's notice, which is taken away if `takes`.
+    /// The first one's notice, which is removed if `takes`.
     pub(super) fn first(&mut self, takes: bool) -> Option<[u8; Notice::TRAP_LEN]> {
         let first = self.raised.first_entry()?;
         let notice = first.get().notice;
@@ -82,8 +83,8 @@ impl Traps {
         Some(notice)
     }
 
-    /// One that is due now.
-    pub(super) fn poll(&mut self, now: Time) -> Option<(u8, Box<MadBytes>)> {
+    /// A trap that is due now.
+    pub(super) fn poll(&mut self, now: Instant) -> Option<(u8, Box<MadBytes>)> {
         let due = self
             .raised
             .iter_mut()
@@ -106,7 +107,7 @@ impl Traps {
     }
 
     /// When the next one is due.
-    pub(super) fn next(&self) -> Option<Time> {
+    pub(super) fn next(&self) -> Option<Instant> {
         self.raised.values().map(|raised| raised.next).min()
     }
 }

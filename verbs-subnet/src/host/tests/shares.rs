@@ -1,4 +1,4 @@
-//! What a client has is its own, and what it may keep busy is its share.
+//! A client owns what it has opened, and uses no more than its share.
 
 use verbs_core::mad::sm::PERMISSIVE_LID;
 use verbs_core::{Gid, Lid};
@@ -7,8 +7,8 @@ use super::*;
 use crate::packet::Packet;
 use verbs_wire::{Frame, Grh};
 
-/// Goal: a client can do nothing to the sessions of another one, nor to its cables. Method: a second client, an
-/// operator and a stranger at what the first one has, and at numbers around it.
+/// Goal: a client can affect neither the sessions nor the cables of another one. Method: a second client, an
+/// operator and an unrelated connection try the first one's sessions, and numbers near them.
 #[test]
 fn what_a_client_has_is_its_own() {
     let mut world = World::new();
@@ -28,7 +28,7 @@ fn what_a_client_has_is_its_own() {
             assert_eq!(registered, missing, "{session}");
         }
     }
-    // Not even over the session's own connection, which may have been handed on.
+    // Not even over the session's own connection, which may have been passed on.
     let unregister = Message::Unregister {
         session: own,
         agent: 0,
@@ -45,7 +45,7 @@ fn what_a_client_has_is_its_own() {
     assert_eq!(world.say(operator, &plug), Some(Message::Done));
     let invalid = Some(Message::Refused(Refusal::Invalid));
     assert_eq!(world.say(operator, &open("a")), invalid);
-    // All along the session has worked, and does as long as its owner is there.
+    // The session has worked all along, and does as long as its owner is connected.
     let asked = world.open("a");
     let taken = world.register(asked, Class::SUBN_DIRECTED, 1 << 2);
     assert_eq!(taken, Some(Message::Refused(Refusal::Taken)));
@@ -57,8 +57,8 @@ fn what_a_client_has_is_its_own() {
     assert_eq!(registered, Some(Message::Registered { agent: 0 }));
 }
 
-/// Goal: a session that takes all that it may takes nothing from another one at the same port. Method: one that
-/// registers, asks and asks in every class until it is refused; then an honest one does the same as alone.
+/// Goal: a session that uses all of its share takes nothing from another one at the same port. Method: one that
+/// registers, and sends requests in every class, until it is refused; then an honest one does the same as alone.
 #[test]
 fn a_session_has_its_share_and_no_more() {
     let limits = HostLimits {
@@ -74,7 +74,7 @@ fn a_session_has_its_share_and_no_more() {
         }
         let refused = world.register(session, Class::SUBN_DIRECTED, 0);
         assert_eq!(refused, Some(Message::Refused(Refusal::Full)));
-        // In every class, each from every registration, to nobody.
+        // In every class, from every registration, to a node that does not exist.
         for number in 0..1024_u32 {
             let mut mad = question(AttributeId::NODE_INFO, &[1, 2, 1], number.into());
             mad[1] = number as u8;
@@ -103,7 +103,7 @@ fn a_session_has_its_share_and_no_more() {
         let got = heard_mad(world.say(honest, &send(&asked, 100)));
         assert_eq!(got.status, 0);
     }
-    // What has ended counts no longer.
+    // Ended sessions no longer count.
     world.host.disconnect(world.now, world.owners[&honest]);
     for session in greedy {
         world.host.disconnect(world.now, world.owners[&session]);
@@ -112,7 +112,8 @@ fn a_session_has_its_share_and_no_more() {
     assert_eq!(world.host.poll_timeout(), None, "nothing is waited for");
 }
 
-/// Goal: clients that come and go leave nothing. Method: 10,000 of each kind; what the host keeps is as it was.
+/// Goal: clients that connect and disconnect leave nothing behind. Method: 10,000 of each kind; the size of the
+/// host's state is unchanged.
 #[test]
 fn clients_that_go_leave_nothing() {
     let mut world = World::new();
@@ -188,7 +189,7 @@ fn there_may_be_so_many() {
     assert_eq!(again.len(), 3);
 }
 
-/// A packet as it comes from an HCA.
+/// A packet in an HCA's wire format.
 fn on_the_wire(packet: &Packet) -> Vec<u8> {
     let mut body = Vec::new();
     let transport = packet.transport(&mut body).expect("it can be said");
@@ -200,8 +201,9 @@ fn on_the_wire(packet: &Packet) -> Vec<u8> {
     [&headers[..len], transport].concat()
 }
 
-/// Goal: an HCA sends from its own port's LIDs and GIDs only, whatever it writes into its packets. Method: packets from
-/// others' LIDs and GIDs, short messages and long ones; directed ones, which have none, are answered.
+/// Goal: an HCA sends only from its own port's LIDs and GIDs, whatever it writes into its packets. Method:
+/// packets from others' LIDs and GIDs, short messages and long ones; directed ones, which have none, are
+/// answered.
 #[test]
 fn an_hca_speaks_for_nobody_else() {
     let mut world = World::new();

@@ -5,7 +5,7 @@ use verbs_core::mad::sm::{BadKey, PortInfo, PortInfoView};
 use verbs_core::{Gid, Guid, Lid};
 
 use super::{Adapter, AdapterPort, MadMessage, MessageError, Registration};
-use verbs_link::PortSheet;
+use verbs_link::PortTables;
 
 pub(super) struct Writer(pub(super) Vec<u8>);
 
@@ -31,7 +31,7 @@ impl Writer {
         self.bytes(&value.to_be_bytes())
     }
 
-    /// At most 65,535 bytes of it.
+    /// Writes a text, cut to 65,535 bytes.
     pub(super) fn text(&mut self, text: &str) -> &mut Self {
         let bytes = text.as_bytes();
         let len = u16::try_from(bytes.len()).unwrap_or(u16::MAX);
@@ -39,7 +39,7 @@ impl Writer {
         self.short(len).bytes(bytes)
     }
 
-    /// At most 65,535 of them.
+    /// Writes the first 65,535 items of a list.
     pub(super) fn list<T>(&mut self, items: &[T], write: impl Fn(&mut Self, &T)) -> &mut Self {
         let len = u16::try_from(items.len()).unwrap_or(u16::MAX);
         self.short(len);
@@ -74,16 +74,16 @@ impl Writer {
             .bytes(&mad.bytes)
     }
 
-    pub(super) fn sheet(&mut self, sheet: &PortSheet) -> &mut Self {
+    pub(super) fn tables(&mut self, tables: &PortTables) -> &mut Self {
         let mut info = [0; PortInfo::LEN];
-        sheet.info.emit(&mut info);
-        self.long(sheet.node_guid.0)
-            .long(sheet.system_guid.0)
+        tables.info.emit(&mut info);
+        self.long(tables.node_guid.0)
+            .long(tables.system_guid.0)
             .bytes(&info)
-            .list(&sheet.gids, |out, gid| {
+            .list(&tables.gids, |out, gid| {
                 out.bytes(&gid.0);
             })
-            .list(&sheet.pkeys, |out, key| {
+            .list(&tables.pkeys, |out, key| {
                 out.short(key.0);
             })
     }
@@ -209,8 +209,8 @@ impl Reader<'_> {
         })
     }
 
-    pub(super) fn sheet(&mut self) -> Result<PortSheet, MessageError> {
-        Ok(PortSheet {
+    pub(super) fn tables(&mut self) -> Result<PortTables, MessageError> {
+        Ok(PortTables {
             node_guid: Guid(self.long()?),
             system_guid: Guid(self.long()?),
             info: PortInfo::parse(PortInfoView::of(&self.array()?)),

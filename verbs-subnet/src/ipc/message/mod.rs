@@ -1,15 +1,14 @@
-//! What a hosted subnet and its clients say to each other: whole messages, over anything that keeps
-//! them apart and in order, such as a Unix socket of type seqpacket.
+//! The messages between a hosted subnet and its clients: whole messages, over any transport that keeps them
+//! separate and in order, such as a Unix socket of type seqpacket.
 //!
-//! A client asks ([`Message::Look`], [`Message::Open`], ...) and gets one answer for each question. A
-//! port that it opens has a connection of its own, whose end comes as a file with [`Message::Opened`]. It carries
-//! [`Message::Mad`], in both directions, and no answers; questions about it go over the connection that has opened
-//! it, and no other, with the number that [`Message::Opened`]
-//! gave. A client that has attached an HCA ([`Message::Attach`]) has shared memory with the host, whose
-//! [`ring`](super::ring)s carry packets, of which a message has as many as fit: packets of InfiniBand one behind the
-//! other, each from its local route header to its invariant CRC. The variant one guards a link, and memory damages
-//! nothing. Numbers are big-endian; every content of the right length is legal, everything else is refused
-//! with [`MessageError`].
+//! A client sends requests ([`Message::Look`], [`Message::Open`], ...) and gets one answer for each. A port that
+//! it opens has a connection of its own, whose end is passed as a file with [`Message::Opened`]. That connection
+//! carries [`Message::Mad`], in both directions, and no answers; requests about the port are sent only over the
+//! connection that has opened it, with the number from [`Message::Opened`]. A client that has attached an HCA
+//! ([`Message::Attach`]) has shared memory with the host, whose [`ring`](verbs_link::ring)s carry packets. A message
+//! there has as many as fit: InfiniBand packets one after the other, each from its local route header to its
+//! invariant CRC. There is no variant CRC: it guards a link, and memory does not corrupt packets. Numbers are
+//! big-endian; every content of the right length is legal, everything else is refused with [`MessageError`].
 
 mod codec;
 #[cfg(all(test, not(verbs_loom)))]
@@ -19,32 +18,32 @@ use verbs_core::addr::{PKey, QKey, Qpn};
 use verbs_core::mad::sm::BadKey;
 use verbs_core::{Gid, Guid, Lid, PortState};
 
-use verbs_link::{Change, PortSheet};
+use verbs_link::{Change, PortTables};
 
 use codec::{Reader, Writer};
 
 /// Bytes of a message at most: a table of a subnet administrator with 5,000 records and more.
 pub const MESSAGE_MAX: usize = (1 << 20) + 4096;
 
-/// Bytes of a message from which on it is handed over as a file, because a socket's buffer may not
-/// hold it: a message of one byte, [`BULK`], comes with the file's descriptor.
+/// Messages of at least this length are passed as a file, because a socket's buffer may not hold them: a message
+/// of one byte, [`BULK`], is sent with the file's descriptor.
 pub const BULK_MIN: usize = 64 << 10;
 
 /// The message that stands for one in a file.
 pub const BULK: [u8; 1] = [0x7f];
 
-/// The message that says to look at the rings: it comes when this end sleeps and there is something to read, or
-/// waits for room and there is.
+/// The message that asks to look at the rings: it is sent when this end sleeps and there is something to read, or
+/// when it waits for room and there is some.
 pub const BELL: [u8; 1] = [0x7e];
 
 /// Bytes of a message with packets at most: a burst, and its headers.
 pub const PACKETS_MAX: usize = 72 << 10;
 
-/// Everything that is said.
+/// All messages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Message {
-    /// Which adapters does a host have? A host is a list of names of nodes, with commas; an empty one
-    /// is the first adapter that there is. Answer: [`Message::Adapters`].
+    /// Requests the adapters of a host. A host is a comma-separated list of node names; an empty one is the first
+    /// adapter of the subnet. Answer: [`Message::Adapters`].
     Look {
         /// The host.
         host: String,
@@ -54,16 +53,16 @@ pub enum Message {
     Open {
         /// The host.
         host: String,
-        /// Which of its adapters, from 0.
+        /// The index of the adapter, from 0.
         adapter: u8,
-        /// Which port, from 1.
+        /// The port, from 1.
         port: u8,
     },
     /// Registers for a class. Answer: [`Message::Registered`].
     Register {
         /// The port, which this connection has opened.
         session: u32,
-        /// What is registered for.
+        /// The registration.
         registration: Registration,
     },
     /// Ends a registration. Answer: [`Message::Done`].
@@ -73,83 +72,83 @@ pub enum Message {
         /// The registration.
         agent: u32,
     },
-    /// A datagram, either way, over the connection of an open port.
+    /// A datagram, in either direction, over the connection of an open port.
     Mad(MadMessage),
-    /// Which file does a subnet manager at that port keep open? Answer: [`Message::Path`].
+    /// Requests the file that a subnet manager at that port keeps open. Answer: [`Message::Path`].
     ManagerFile {
         /// The host.
         host: String,
-        /// Which of its adapters, from 0.
+        /// The index of the adapter, from 0.
         adapter: u8,
-        /// Which port, from 1.
+        /// The port, from 1.
         port: u8,
     },
-    /// Pulls a cable, or puts it back, which only operators may. Answer: [`Message::Done`].
+    /// Pulls a cable, or puts it back; only for operators. Answer: [`Message::Done`].
     Plug {
         /// The node.
         node: String,
         /// The port.
         port: u8,
-        /// Whether the cable is to be in.
+        /// Whether the cable is put in.
         is_in: bool,
     },
-    /// How is the subnet? Answer: [`Message::Census`].
+    /// Requests the state of the subnet. Answer: [`Message::Counts`].
     Count,
-    /// Attaches an HCA to a port of a host's adapter, which nobody else may be at. The file of the
-    /// [rings](super::ring::Rings::create) comes with it. From then on the connection carries
-    /// [`BELL`], [`Message::Changed`] and what else is about the port, and no other questions. When it ends without [`Message::Leave`], the port's link goes down until somebody
-    /// attaches again. Answer: [`Message::Attached`].
+    /// Attaches an HCA to a port of a host's adapter that has none. The file of the
+    /// [rings](verbs_link::ring::Rings::create) is sent with it. From then on the connection carries [`BELL`],
+    /// [`Message::Changed`] and other messages about the port, and no other requests. When it ends without
+    /// [`Message::Leave`], the port's link goes down until another HCA attaches. Answer: [`Message::Attached`].
     Attach {
         /// The host.
         host: String,
-        /// Which of its adapters, from 0.
+        /// The index of the adapter, from 0.
         adapter: u8,
-        /// Which port, from 1.
+        /// The port, from 1.
         port: u8,
     },
-    /// An attached HCA sets and clears bits of what its port offers. No answer.
+    /// An attached HCA sets and clears capability bits of its port. No answer.
     Offer {
         /// Bits of `PortInfo.CapabilityMask`.
         set: u32,
         /// The same.
         clear: u32,
     },
-    /// A packet with a key that does not fit has come to an attached HCA. No answer.
+    /// A packet with a wrong key has arrived at an attached HCA. No answer.
     Report(BadKey),
     /// An attached HCA pulls its cable, or puts it back. No answer.
     PlugOwn {
-        /// Whether the cable is to be in.
+        /// Whether the cable is put in.
         is_in: bool,
     },
-    /// An attached HCA goes; the port's link stays as it is. No answer.
+    /// An attached HCA detaches; the port's link stays as it is. No answer.
     Leave,
-    /// An HCA is attached; so is its port.
-    Attached(PortSheet),
-    /// Something has changed about the port of an attached HCA.
+    /// An HCA is attached, to a port in this state.
+    Attached(PortTables),
+    /// The port of an attached HCA has changed.
     Changed {
-        /// What.
+        /// The change.
         change: Change,
-        /// How the port is now.
-        sheet: PortSheet,
+        /// The port's current state.
+        tables: PortTables,
     },
     /// The adapters of a host.
     Adapters(Vec<Adapter>),
-    /// A port is open. The end of its connection comes with it.
+    /// A port is open. The end of its connection is sent with it.
     Opened {
-        /// What the port is called in questions.
+        /// The port's number in requests.
         session: u32,
     },
     /// A registration was made.
     Registered {
-        /// Its number, small, and of this connection.
+        /// Its number: small, and valid for this connection.
         agent: u32,
     },
-    /// It is done.
+    /// The request was executed.
     Done,
     /// A file.
     Path(String),
-    /// How the subnet is.
-    Census {
+    /// The state of the subnet.
+    Counts {
         /// Nodes.
         nodes: u32,
         /// Physical ports whose link is up.
@@ -157,24 +156,24 @@ pub enum Message {
         /// Of these, ports in service.
         active: u32,
     },
-    /// The answer is no.
+    /// The request is refused.
     Refused(Refusal),
 }
 
-/// Why a question is answered with no.
+/// Why a request is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
     /// There is no such node, adapter, port, connection or registration.
     #[error("there is none")]
     Missing,
-    /// Somebody else has registered for that.
+    /// Another client has registered for that.
     #[error("somebody else has that")]
     Taken,
     /// There are too many.
     #[error("there are too many")]
     Full,
-    /// The question makes no sense here.
+    /// The request is not valid here.
     #[error("the question makes no sense")]
     Invalid,
     /// Only operators may do that.
@@ -184,32 +183,31 @@ pub enum Refusal {
     Denied,
 }
 
-/// What a client registers for.
+/// The content of a registration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Registration {
     /// Management class.
     pub class: u8,
     /// Its version.
     pub version: u8,
-    /// A bit for each method whose requests the client wants; none for a client that only asks.
+    /// A bit for each method whose requests the client receives; none for a client that only sends requests.
     pub methods: u128,
-    /// Of vendor classes, the vendor; 0 for any.
+    /// For vendor classes, the vendor; 0 for any.
     pub oui: u32,
-    /// Whether transfers of several datagrams are put together for the client.
+    /// Whether transfers of several datagrams are reassembled for the client.
     pub has_transfers: bool,
 }
 
-/// A datagram, or a transfer of several, and where it goes or came from.
+/// A datagram, or a transfer of several, with its destination or source.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct MadMessage {
-    /// Whose.
+    /// Its agent.
     pub agent: u32,
-    /// 0, or why a request was not answered (the number of an error of the system, 110 for a
-    /// timeout).
+    /// 0, or why a request was not answered (an error number of the system, 110 for a timeout).
     pub status: u32,
-    /// How long a response is waited for; 0 for what has none.
+    /// How long to wait for a response; 0 if none is expected.
     pub timeout_ms: u32,
-    /// How often a request is sent again.
+    /// How often to repeat the request.
     pub retries: u32,
     /// The queue pair at the other end.
     pub qpn: Qpn,
@@ -219,9 +217,9 @@ pub struct MadMessage {
     pub lid: Lid,
     /// Service level.
     pub sl: u8,
-    /// Low bits of the own LID, where the port has several.
+    /// Low bits of the own LID, if the port has several.
     pub path_bits: u8,
-    /// The GID at the other end, where there is a global route header.
+    /// The GID at the other end, if there is a global route header.
     pub gid: Option<Gid>,
     /// Index of the own GID.
     pub gid_index: u8,
@@ -231,7 +229,7 @@ pub struct MadMessage {
     pub bytes: Vec<u8>,
 }
 
-/// An adapter, as a host sees it.
+/// An adapter as its host sees it.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Adapter {
     /// The node's name in the topology.
@@ -244,11 +242,11 @@ pub struct Adapter {
     pub device_id: u16,
     /// 1 for an adapter, 2 for a switch.
     pub node_type: u8,
-    /// The ports, from 1 on; of a switch only its port 0.
+    /// The ports, from 1 on; for a switch only its port 0.
     pub ports: Vec<AdapterPort>,
 }
 
-/// A port, as a host sees it.
+/// A port as its host sees it.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct AdapterPort {
     /// The port's number.
@@ -261,9 +259,9 @@ pub struct AdapterPort {
     pub lid: Lid,
     /// It has 2^n of them.
     pub lmc: u8,
-    /// Where the subnet manager is.
+    /// The LID of the subnet manager.
     pub sm_lid: Lid,
-    /// Service level of the way there.
+    /// Service level of the path to it.
     pub sm_sl: u8,
     /// State of the link, by its code.
     pub state: u8,
@@ -271,35 +269,35 @@ pub struct AdapterPort {
     pub phys_state: u8,
     /// Rate of the link, in Mb/s.
     pub rate_mbps: u32,
-    /// What the port offers.
+    /// The port's capabilities.
     pub capability_mask: u32,
     /// Its partitions.
     pub pkeys: Vec<PKey>,
 }
 
-/// A message is not one.
+/// A malformed message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MessageError {
     /// It ends too early.
     #[error("a message ends too early")]
     Short,
-    /// Bytes are left.
+    /// It has trailing bytes.
     #[error("a message has bytes behind its end")]
     Long,
-    /// Its kind, or a number in it, has no meaning.
+    /// Its kind, or a number in it, is unknown.
     #[error("a message says {0:#04x}, which means nothing there")]
     Unknown(u8),
-    /// What stands behind the other packets of a message is none.
+    /// The bytes after the last packet are not a packet.
     #[error("what should be a packet is none")]
     BadPacket,
-    /// A name is no UTF-8.
+    /// A name is not UTF-8.
     #[error("a name is no text")]
     NoText,
 }
 
 impl Message {
-    /// As bytes.
+    /// Encodes the message.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Writer(Vec::new());
         match self {
@@ -333,17 +331,17 @@ impl Message {
             Self::Report(key) => out.byte(12).bad_key(key),
             Self::PlugOwn { is_in } => out.byte(13).byte(u8::from(*is_in)),
             Self::Leave => out.byte(14),
-            Self::Attached(sheet) => out.byte(0x89).sheet(sheet),
-            Self::Changed { change, sheet } => {
+            Self::Attached(tables) => out.byte(0x89).tables(tables),
+            Self::Changed { change, tables } => {
                 let (kind, state) = change_code(*change);
-                out.byte(0x8a).byte(kind).byte(state).sheet(sheet)
+                out.byte(0x8a).byte(kind).byte(state).tables(tables)
             }
             Self::Adapters(adapters) => out.byte(0x81).list(adapters, Writer::adapter),
             Self::Opened { session } => out.byte(0x82).word(*session),
             Self::Registered { agent } => out.byte(0x83).word(*agent),
             Self::Done => out.byte(0x84),
             Self::Path(path) => out.byte(0x86).text(path),
-            Self::Census {
+            Self::Counts {
                 nodes,
                 linked,
                 active,
@@ -353,7 +351,7 @@ impl Message {
         out.0
     }
 
-    /// From bytes.
+    /// Decodes a message.
     ///
     /// # Errors
     /// [`MessageError`].
@@ -400,10 +398,10 @@ impl Message {
                 is_in: from.flag()?,
             },
             14 => Self::Leave,
-            0x89 => Self::Attached(from.sheet()?),
+            0x89 => Self::Attached(from.tables()?),
             0x8a => Self::Changed {
                 change: change_of(from.byte()?, from.byte()?)?,
-                sheet: from.sheet()?,
+                tables: from.tables()?,
             },
             0x81 => Self::Adapters(from.list(Reader::adapter)?),
             0x82 => Self::Opened {
@@ -414,7 +412,7 @@ impl Message {
             },
             0x84 => Self::Done,
             0x86 => Self::Path(from.text()?),
-            0x88 => Self::Census {
+            0x88 => Self::Counts {
                 nodes: from.word()?,
                 linked: from.word()?,
                 active: from.word()?,

@@ -1,4 +1,4 @@
-//! Messages come out as they went in, and what is no message is refused.
+//! Messages decode to what was encoded, and malformed ones are refused.
 
 use proptest::prelude::*;
 use verbs_core::mad::sm::PortInfo;
@@ -9,7 +9,7 @@ fn samples() -> Vec<Message> {
     [requests(), answers()].into_iter().flatten().collect()
 }
 
-/// What clients say.
+/// Messages of clients.
 fn requests() -> Vec<Message> {
     let mad = MadMessage {
         agent: 3,
@@ -71,7 +71,7 @@ fn requests() -> Vec<Message> {
     ]
 }
 
-/// What the host says.
+/// Messages of the host.
 fn answers() -> Vec<Message> {
     let port = AdapterPort {
         number: 1,
@@ -87,7 +87,7 @@ fn answers() -> Vec<Message> {
         ports: vec![port.clone(), port],
         ..Adapter::default()
     };
-    let sheet = PortSheet {
+    let tables = PortTables {
         node_guid: Guid(5),
         system_guid: Guid(6),
         info: PortInfo {
@@ -99,17 +99,17 @@ fn answers() -> Vec<Message> {
         pkeys: vec![PKey::DEFAULT; 3],
     };
     vec![
-        Message::Attached(sheet.clone()),
+        Message::Attached(tables.clone()),
         Message::Changed {
             change: Change::State(PortState::Armed),
-            sheet,
+            tables,
         },
         Message::Adapters(vec![adapter]),
         Message::Opened { session: 4 },
         Message::Registered { agent: 6 },
         Message::Done,
         Message::Path("a file".into()),
-        Message::Census {
+        Message::Counts {
             nodes: 3,
             linked: 4,
             active: 2,
@@ -118,9 +118,8 @@ fn answers() -> Vec<Message> {
     ]
 }
 
-/// Goal: what is said is understood, and half of it is not. Method: a sample of each kind, whole,
-/// cut at every byte, and with a byte too many. A datagram's end is the message's, so that a cut
-/// in it only makes it shorter.
+/// Goal: a message is understood, and a part of it is not. Method: a sample of each kind, whole, cut at every
+/// byte, and with a byte too many. A datagram ends with its message, so a cut in it only makes it shorter.
 #[test]
 fn messages_are_understood_as_they_were_said() {
     for message in samples() {

@@ -17,7 +17,7 @@ const fn us(n: u64) -> Duration {
     Duration::from_micros(n)
 }
 
-/// Protection domains, and ports of which it answers that it does not have them.
+/// Protection domains, and ports that it reports as absent.
 #[derive(Default)]
 struct Tiny {
     live: AtomicU32,
@@ -56,7 +56,7 @@ impl Provider for Tiny {
     }
 }
 
-/// How a query of that port ends that has been carried out.
+/// How a query of that port ends when it was carried out.
 fn no_port(port: u8) -> Error {
     Error::Invalid {
         attr: Attr::Port,
@@ -112,13 +112,13 @@ impl Bench {
             .collect()
     }
 
-    /// The device goes, without the interface being told.
+    /// The device is removed, without the interface being informed.
     fn remove(&self) -> usize {
         let core = self.tiny.device.get().and_then(Weak::upgrade);
         core.expect("the bench holds the device").remove()
     }
 
-    /// Everything must be back where it was.
+    /// Everything must be back in its place.
     fn close(self) {
         assert_eq!(self.counts(), (0, 0));
         assert_eq!(self.device.in_flight().len(), 0);
@@ -127,7 +127,7 @@ impl Bench {
     }
 }
 
-/// Issues, and moves the clock until it has completed.
+/// Issues a request, and moves the clock until it has completed.
 fn finish<V: Verb>(clock: &VirtualClock, request: Request<'_, V>) -> Result<V::Output, V::Error> {
     let result = Arc::new(Mutex::new(None));
     let place = Arc::clone(&result);
@@ -140,7 +140,7 @@ fn finish<V: Verb>(clock: &VirtualClock, request: Request<'_, V>) -> Result<V::O
     }
 }
 
-/// What completed, in order.
+/// The completed requests, in order.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<Ended>>>);
 
@@ -183,7 +183,7 @@ fn time_zero_passes_straight_through() {
         assert!(matches!(log.query(&bench.device, 1), Issued::Completed));
         assert_eq!(log.result(1), Some(no_port(1)));
         assert_eq!(bench.interface.counters(), CommandCounters::default());
-        // A limit of 0 pending requests shows that none pended, also in these.
+        // A limit of 0 pending requests shows that none was pending here either.
         drop(bench.alloc(3));
         bench.close();
     }

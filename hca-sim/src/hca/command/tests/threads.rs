@@ -1,4 +1,4 @@
-//! Slots that threads share, cancel in and lose.
+//! Slots that threads share, in which they cancel, and which they lose.
 
 use super::*;
 
@@ -29,7 +29,7 @@ fn hammer(config: CommandConfig, threads: usize, rounds: usize) -> (Duration, Ar
         thread.join().expect("no panic");
     }
     let took = clock.now() - start;
-    // The engine's thread gives the last slot back after it has completed the command.
+    // The engine's thread releases the last slot after it has completed the command.
     while interface.counters().executing > 0 {
         thread::yield_now();
     }
@@ -61,7 +61,7 @@ fn threads_share_slots_of_time_zero() {
     assert_eq!(tiny.most_inside.load(SeqCst), 1, "one slot, one command");
 }
 
-/// How many requests ended in which way.
+/// How many requests ended with each result.
 #[derive(Default)]
 struct Ends {
     carried_out: AtomicUsize,
@@ -134,7 +134,7 @@ fn storm(config: CommandConfig, remove: bool) -> (Arc<Ends>, CommandCounters) {
     }
     let device = Arc::into_inner(device).expect("the threads are gone");
     device.close_when_idle().wait().expect("it becomes idle");
-    // A request counts as a user of its target no more when its routine begins on another thread.
+    // A request no longer counts as a user of its target when its routine begins on another thread.
     let (clock, total) = (Clock::wall(), THREADS * ROUNDS);
     let ended = || (ends.queries(), ends.destroyed.load(SeqCst));
     while ended() != (total, total) && clock.now() < Instant::ZERO + Duration::from_secs(20) {

@@ -1,6 +1,6 @@
-//! What Linux rxe sent, against our machines: its requests to our responder must bring the answers that its
-//! own responder gave, byte for byte, and its answers to our requester must be answers to the packets that
-//! its own requester sent.
+//! Packets of Linux rxe against this crate's machines: its requests to our responder must produce the answers that its
+//! own responder gave, byte for byte, and its answers to our requester must be answers to the packets that its own
+//! requester sent.
 //!
 //! Only keys are replaced, as a table of regions draws its own.
 
@@ -17,7 +17,7 @@ mod pcap;
 
 use pcap::Capture;
 
-/// The requests of one side and what came back, in the order of the capture.
+/// The requests of one side and the answers to them, in the order of the capture.
 #[derive(Default)]
 struct Talk {
     name: String,
@@ -35,7 +35,7 @@ impl Talk {
             .map(|(_, bytes)| Packet::parse(bytes).unwrap())
     }
 
-    /// The path MTU: what a First carries.
+    /// The path MTU: the payload of a First.
     fn mtu(&self) -> Mtu {
         [true, false]
             .into_iter()
@@ -97,7 +97,7 @@ fn captures() -> Vec<Capture> {
     paths.iter().map(|path| Capture::read(path)).collect()
 }
 
-/// What is compared of an answer: opcode, number, AETH and the rest of the headers, payload.
+/// The parts of an answer that are compared: opcode, number, AETH and the rest of the headers, payload.
 fn essence(packet: &Packet<'_>) -> String {
     let bth = packet.head.bth();
     format!(
@@ -109,7 +109,7 @@ fn essence(packet: &Packet<'_>) -> String {
     )
 }
 
-/// A responder whose only region lies where the talk's requests go.
+/// A responder whose only region lies where the talk's requests read and write.
 fn responder(talk: &Talk) -> Machine {
     let mut machine = Machine::new(0x10, false);
     let first = talk.parsed(true).next().unwrap().head.bth().psn;
@@ -142,7 +142,7 @@ fn responder(talk: &Talk) -> Machine {
     machine
 }
 
-/// Puts our key into a request, unless the peer refused it for its own.
+/// Puts our key into a request, unless the peer refused the request because of its key.
 fn give_key(machine: &Machine, packet: &Packet<'_>, bytes: &mut [u8], refused: bool) {
     let ext = packet.head.ext();
     let at = match (ext.ieth, ext.reth.is_some() || ext.atomic.is_some()) {
@@ -158,7 +158,7 @@ fn give_key(machine: &Machine, packet: &Packet<'_>, bytes: &mut [u8], refused: b
     bytes[at..at + 4].copy_from_slice(&key.value().to_be_bytes());
 }
 
-/// Writes what the peer had in its memory: what it answered.
+/// Writes what the peer had in its memory, known from its answers.
 fn prepare_memory(machine: &Machine, talk: &Talk, packet: &Packet<'_>, words: &mut BTreeSet<u64>) {
     let iova = machine
         .mrs
@@ -220,8 +220,8 @@ fn answer_as_rxe(talk: &Talk) -> usize {
     ours.len()
 }
 
-/// Goal: our responder answers rxe's requests as rxe did. Method: all captures; a SEND that does not fit is
-/// left out, which rxe answers with another NAK than hardware and we do.
+/// Goal: our responder answers rxe's requests as rxe did. Method: all captures; a SEND that does not fit is left out,
+/// because rxe answers it with a NAK other than the one of hardware and of this crate.
 #[test]
 fn our_responder_answers_as_rxe() {
     let mut answers = 0;
@@ -299,8 +299,8 @@ fn work(talk: &Talk) -> Vec<(SendOp, usize, Vec<u8>)> {
     work
 }
 
-/// What is compared of a request: all but whether it asks for an acknowledgement, and the noise that rxe
-/// leaves in a field of FETCH ADD that nobody reads.
+/// The parts of a request that are compared: everything except whether it asks for an acknowledgement, and the noise
+/// that rxe leaves in a field of FETCH ADD that is never read.
 fn request_essence(packet: &Packet<'_>) -> String {
     let bth = packet.head.bth();
     let mut ext = *packet.head.ext();
@@ -354,7 +354,7 @@ fn ask_as_rxe(talk: &Talk) -> usize {
         wr.payload = Payload::One(sge);
         machine.post(wr);
         sent.extend(machine.transmit(0).0.into_iter().map(|(bytes, _)| bytes));
-        // Everything that this work request brought, repetitions included.
+        // Everything that this work request sent, repetitions included.
         while machine.sends.next().is_some()
             && let Some((_, bytes)) = answers.next()
         {
@@ -366,7 +366,7 @@ fn ask_as_rxe(talk: &Talk) -> usize {
             }
             while let Some(deadline) = machine.rc.deadline() {
                 let now = deadline.as_nanos();
-                machine.with(now, |rc, ends, notes| rc.expire(ends, notes));
+                machine.with(now, |rc, ends, events| rc.expire(ends, events));
                 sent.extend(machine.transmit(now).0.into_iter().map(|(bytes, _)| bytes));
             }
         }
@@ -395,8 +395,8 @@ fn ask_as_rxe(talk: &Talk) -> usize {
     ours.len()
 }
 
-/// Goal: our requester sends what rxe's did, and understands what rxe answered. Method: all captures; each
-/// work request as rxe's packets tell it.
+/// Goal: our requester sends what rxe's did, and understands what rxe answered. Method: all captures; each work request
+/// as rxe's packets show it.
 #[test]
 fn our_requester_asks_as_rxe() {
     let mut requests = 0;

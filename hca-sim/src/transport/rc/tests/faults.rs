@@ -8,7 +8,7 @@ use super::*;
 /// A key that no region has.
 const NO_KEY: u32 = 0xbad0_0001;
 
-/// What the requester posts; the peer has one receive of 2,000 bytes.
+/// The requester's work request; the peer has one receive of 2,000 bytes.
 #[derive(Clone, Copy)]
 enum Post {
     Send(u32),
@@ -33,7 +33,7 @@ struct Fault {
     /// The syndrome of the only answer.
     syndrome: u8,
     requester: WcStatus,
-    /// Of the receive.
+    /// The status of the receive.
     receive: WcStatus,
     event: Option<EventType>,
 }
@@ -54,7 +54,7 @@ const fn invalid(what: &'static str, post: Post, change: Change, damage: Damage)
     }
 }
 
-/// As `invalid`, in the middle of a SEND, whose receive is the one that tells.
+/// As `invalid`, in the middle of a SEND, whose receive reports the fault.
 const fn invalid_inside(what: &'static str, damage: Damage) -> Fault {
     Fault {
         receive: WcStatus::RemInvReqErr,
@@ -106,7 +106,7 @@ const TABLE: &[Fault] = &[
         Post::Write(1500),
         NONE,
         |n, b| {
-            // RETH and all: a Middle with 16 bytes too many would be a wrong length.
+            // In front of the RETH: a Middle with 16 bytes too many would have a wrong length.
             if n == 0 {
                 b[0] = 0x07;
                 b.drain(12..28);
@@ -289,7 +289,7 @@ fn try_fault(fault: &Fault, shared: bool) {
     let sges = [ours.sge(0x2000, len)];
     ours.post(wr(1, op, &sges));
     ours.post(wr(2, SendOp::Write(remote), &[]));
-    // The last packet of the first message is to be the last of all, or else it would not be asked for.
+    // The last packet of the first message has to be the last of all, or else it would not ask for an acknowledgement.
     let damage = fault.damage;
     let mut number = 0;
     pair.filter = Some(Box::new(move |from, bytes| {
@@ -306,7 +306,7 @@ fn try_fault(fault: &Fault, shared: bool) {
     let sends = ours.send_statuses();
     assert_eq!(sends[0], (1, fault.requester), "{what}");
     if fault.requester == WcStatus::Success {
-        // The peer is gone for what comes behind.
+        // The peer is gone for the requests behind it.
         assert_eq!(sends[1], (2, WcStatus::RetryExcErr), "{what}");
     } else {
         assert_eq!(sends[1..], [(2, WcStatus::WrFlushErr)], "{what}");
@@ -335,8 +335,8 @@ fn faults_end_as_the_table_says() {
     }
 }
 
-/// Goal: what the requester itself finds wrong completes in its order, and nothing of it goes out, even
-/// if the question for an acknowledgement was left to it. Method: no timeout helps.
+/// Goal: a fault that the requester itself finds completes in its order, and nothing of the work request is sent, even
+/// if the request for an acknowledgement was left to it. Method: no timeout helps.
 #[test]
 fn a_local_fault_completes_in_its_order() {
     for read in [false, true] {
@@ -375,7 +375,7 @@ fn a_local_fault_completes_in_its_order() {
     }
 }
 
-/// Goal: an answer that cannot be one ends in BAD_RESP_ERR. Method: each thing that may be wrong.
+/// Goal: an invalid answer ends in BAD_RESP_ERR. Method: each thing that may be wrong.
 #[test]
 fn bad_responses_are_told() {
     let damages: [(&str, Damage); 5] = [
@@ -412,8 +412,8 @@ fn bad_responses_are_told() {
     }
 }
 
-/// Goal: a region that goes away is not touched any more, in the middle of a message of any kind.
-/// Method: it goes after the first packet of three, at either end.
+/// Goal: a region that is deregistered is no longer touched, in the middle of a message of any kind. Method: it is
+/// deregistered after the first packet of three, at either end.
 #[test]
 fn regions_that_go_away_are_left_alone() {
     let from_peer = [false, true];
@@ -468,7 +468,7 @@ fn regions_that_go_away_are_left_alone() {
     }
 }
 
-/// Goal: a SEND with Invalidate takes the key away when it has arrived, once.
+/// Goal: a SEND with Invalidate invalidates the key when it has arrived, once.
 #[test]
 fn a_key_is_invalidated_with_the_message() {
     let mut pair = Pair::new();
@@ -492,7 +492,7 @@ fn a_key_is_invalidated_with_the_message() {
     assert_eq!(theirs.recv_statuses(), [(50, ok)]);
 }
 
-/// Goal: nobody invalidates a key of another protection domain.
+/// Goal: no peer invalidates a key of another protection domain.
 #[test]
 fn a_key_of_another_domain_stays() {
     let mut pair = Pair::new();
@@ -512,7 +512,7 @@ fn a_key_of_another_domain_stays() {
     assert_eq!(theirs.recv_statuses(), [(50, WcStatus::RemInvReqErr)]);
 }
 
-/// Goal: the receive of a SEND that does not end is flushed, also when it came from a shared queue.
+/// Goal: the receive of a SEND that does not end is flushed, even if it came from a shared queue.
 #[test]
 fn a_receive_that_is_taken_is_flushed() {
     for shared in [false, true] {
@@ -530,7 +530,7 @@ fn a_receive_that_is_taken_is_flushed() {
     }
 }
 
-/// Goal: a queue pair that may have no READs outstanding says so, rather than to wait for ever.
+/// Goal: a queue pair that may have no READs outstanding reports that, rather than waiting for ever.
 #[test]
 fn a_read_without_depth() {
     let mut pair = Pair::new();
@@ -544,7 +544,7 @@ fn a_read_without_depth() {
     assert_eq!(sends, [(1, WcStatus::Success), (2, WcStatus::LocQpOpErr)]);
 }
 
-/// Goal: the NAK of a fault leaves behind the answers before it, even if the outlet had no room at once.
+/// Goal: the NAK of a fault is sent after the answers before it, even if the outlet had no room at once.
 #[test]
 fn a_nak_waits_for_the_outlet() {
     let mut pair = Pair::new();
@@ -575,7 +575,7 @@ fn a_nak_waits_for_the_outlet() {
     assert_eq!(ours.send_statuses(), [(1, WcStatus::Success), (2, refused)]);
 }
 
-/// Goal: taking receives from a shared queue tells when its limit is reached, once.
+/// Goal: taking receives from a shared queue reports when its limit is reached, once.
 #[test]
 fn the_limit_of_a_shared_queue_is_told() {
     let mut pair = Pair::with(true, 0);

@@ -1,7 +1,7 @@
 //! Two machines with a wire between them, in virtual time.
 //!
-//! Queues, completion queues and memory are the real ones; only the device around them is not there.
-//! Packets travel as bytes. The wire can lose, repeat, delay and damage them, as a seed decides.
+//! Queues, completion queues and memory are the real ones; only the device around them is missing. Packets travel as
+//! bytes. The wire can lose, repeat, delay and damage them, as a seed decides.
 
 #![expect(
     clippy::unwrap_used,
@@ -25,17 +25,20 @@ use crate::link::Loopback;
 use crate::port::{Gids, Port};
 use crate::queue::base::counters::Counters;
 use crate::queue::cq::{CqPoller, CqRing, Cqe};
-use verbs_core::yard::Yard;
+use verbs_core::slab_alloc::SlabAlloc;
 
 use crate::queue::recv::RecvRing;
 use crate::queue::send::{Scratch, SendRing};
 use crate::queue::srq::{SharedPoster, SharedReceives};
 use crate::rng::Rng;
-use crate::transport::{Ends, Notes, Outlet, Path};
+use crate::transport::{Ends, Events, Outlet, Path};
 use crate::wire::{Head, Packet, Service};
 
+mod bottleneck;
 mod captures;
 mod faults;
+mod last;
+mod netem;
 mod operations;
 mod recovery;
 mod repeats;
@@ -74,11 +77,11 @@ struct Machine {
     /// How often the limit of the shared receive queue was reached.
     limits: u32,
     events: Vec<EventType>,
-    /// Packets that the outlet takes in one go.
+    /// Packets that the outlet takes at once.
     room: usize,
 }
 
-/// An outlet that takes so many packets.
+/// An outlet that takes that many packets.
 struct Out<'a> {
     packets: &'a mut Vec<(Vec<u8>, bool)>,
     room: usize,
@@ -95,6 +98,31 @@ impl Outlet for Out<'_> {
         let start = head.emit(len, &mut bytes).unwrap();
         fill(&mut bytes[start..start + len]);
         self.packets.push((bytes, again));
+    }
+}
+
+/// The attributes of a machine of that number.
+fn path(qpn: u32) -> Path {
+    Path {
+        service: Service::Rc,
+        qkey: QKey(0),
+        dest_qpn: Qpn::new(qpn ^ 1),
+        pkey: PKey::DEFAULT,
+        is_special: false,
+        lmc: 0,
+        mtu: Mtu::B1024,
+        access: Access::REMOTE,
+        timeout: 10,
+        retry_cnt: 6,
+        rnr_retry: 6,
+        min_rnr_timer: 1,
+        max_rd_atomic: 4,
+        max_dest_rd_atomic: 4,
+        sq_psn: 0,
+        rq_psn: 0,
+        flags: crate::wire::BthFlags::empty(),
+        migration: None,
+        may_migrate: false,
     }
 }
 
@@ -128,27 +156,10 @@ impl Machine {
         Self {
             rc: Rc::new(&cap).unwrap(),
             qpn: Qpn::new(qpn),
-            path: Path {
-                service: Service::Rc,
-                qkey: QKey(0),
-                dest_qpn: Qpn::new(qpn ^ 1),
-                pkey: PKey::DEFAULT,
-                is_special: false,
-                lmc: 0,
-                mtu: Mtu::B1024,
-                access: Access::REMOTE,
-                timeout: 10,
-                retry_cnt: 6,
-                rnr_retry: 6,
-                min_rnr_timer: 1,
-                max_rd_atomic: 4,
-                max_dest_rd_atomic: 4,
-                sq_psn: 0,
-                rq_psn: 0,
-            },
+            path: path(qpn),
             may_begin: true,
-            sends: SendRing::new(&Yard::default(), &cap, Service::Rc).unwrap(),
-            recvs: RecvRing::new(&Yard::default(), 32, 4).unwrap(),
+            sends: SendRing::new(&SlabAlloc::default(), &cap, Service::Rc).unwrap(),
+            recvs: RecvRing::new(&SlabAlloc::default(), 32, 4).unwrap(),
             srq,
             send_poller: CqPoller::new(Arc::clone(&send_cq), None),
             recv_poller: CqPoller::new(Arc::clone(&recv_cq), None),
@@ -169,9 +180,9 @@ impl Machine {
         }
     }
 
-    /// Runs the machine on its ends; afterwards does what a device does about its notes.
-    fn with<T>(&mut self, now: u64, run: impl FnOnce(&mut Rc, &Ends<'_>, &mut Notes) -> T) -> T {
-        let mut notes = Notes::default();
+    /// Runs the machine on its ends; afterwards acts on its events as a device does.
+    fn with<T>(&mut self, now: u64, run: impl FnOnce(&mut Rc, &Ends<'_>, &mut Events) -> T) -> T {
+        let mut events = Events::default();
         let pin = pin();
         let ends = Ends {
             pin: &pin,
@@ -189,15 +200,15 @@ impl Machine {
             counters: &self.counters,
             core: None,
         };
-        let result = run(&mut self.rc, &ends, &mut notes);
+        let result = run(&mut self.rc, &ends, &mut events);
         drop(pin);
-        assert!(!notes.overrun_send && !notes.overrun_recv);
-        self.contacts += u32::from(notes.contact);
-        self.limits += u32::from(notes.srq_limit);
-        self.events.extend(notes.event);
-        if notes.fail {
+        assert!(!events.overrun_send && !events.overrun_recv);
+        self.contacts += u32::from(events.contact);
+        self.limits += u32::from(events.srq_limit);
+        self.events.extend(events.event);
+        if events.fail {
             self.dead = true;
-            if let Some(at) = notes.failed {
+            if let Some(at) = events.failed {
                 assert_eq!(self.sends.next(), Some(at), "the oldest one failed");
                 self.sends.executed(at);
             }
@@ -209,8 +220,8 @@ impl Machine {
         let packet = Packet::parse(bytes).unwrap();
         assert_eq!(packet.head.bth().dest_qpn, self.qpn);
         if !self.dead {
-            self.with(now, |rc, ends, notes| {
-                rc.receive(ends, &packet.head, packet.payload, notes);
+            self.with(now, |rc, ends, events| {
+                rc.receive(ends, &packet.head, packet.payload, events);
             });
         }
     }
@@ -222,11 +233,11 @@ impl Machine {
             packets: &mut packets,
             room: self.room,
         };
-        let more = self.with(now, |rc, ends, notes| rc.transmit(ends, &mut out, notes));
+        let more = self.with(now, |rc, ends, events| rc.transmit(ends, &mut out, events));
         (packets, more)
     }
 
-    /// What a device does on the way to ERR.
+    /// The steps of a device on a change to ERR.
     fn flush(&mut self) {
         let flushed = |qpn, wr_id| Cqe::failure(wr_id, qpn, WcStatus::WrFlushErr, 0);
         let pin = pin();
@@ -327,6 +338,13 @@ fn region_of(memory: &Arc<Memory>, access: Access, pd: u32) -> Region {
 
 /// A fast registration of all of that memory.
 fn register_fast(mrs: &MrTable, memory: &Arc<Memory>, access: Access, pd: u32) -> RKey {
+    let what = stage_fast(mrs, memory, access, pd);
+    mrs.map(&what, pd).unwrap();
+    RKey::new(what.key.value())
+}
+
+/// The same, which a work request is still to carry out.
+fn stage_fast(mrs: &MrTable, memory: &Arc<Memory>, access: Access, pd: u32) -> Registration {
     let key = mrs.allocate(pd, Layout::Gaps, 1).unwrap();
     let mut list = PageList::new(1).unwrap();
     let whole = Extent {
@@ -335,17 +353,15 @@ fn register_fast(mrs: &MrTable, memory: &Arc<Memory>, access: Access, pd: u32) -
         len: memory.len() as u32,
     };
     assert_eq!(list.fill(Layout::Gaps, [whole]), Ok(1));
-    let what = Registration {
+    Registration {
         key,
         access,
         iova: BASE,
         mapping: mrs.stage(key.index(), &mut list).unwrap(),
-    };
-    mrs.map(&what, pd).unwrap();
-    RKey::new(key.value())
+    }
 }
 
-/// What the wire does to packets, in percent.
+/// The faults of the wire, in percent of packets.
 #[derive(Clone, Copy, Default)]
 struct Weather {
     loss: u32,
@@ -353,7 +369,7 @@ struct Weather {
     delays: u32,
 }
 
-/// What a wire does to a packet of bytes on its way from that side; `false` loses it.
+/// Changes a packet of bytes on its way from that side; `false` loses it.
 type Filter = Box<dyn FnMut(usize, &mut Vec<u8>) -> bool>;
 
 /// Two connected machines.
@@ -362,11 +378,13 @@ struct Pair {
     now: u64,
     rng: Rng,
     weather: Weather,
-    /// By the time of arrival: to whom, and what.
+    /// Both directions of a path that is far from ideal, in place of the weather.
+    netem: Option<[netem::Netem; 2]>,
+    /// By the time of arrival: the receiving side, and the packet.
     wire: BTreeMap<(u64, u64), (usize, Vec<u8>)>,
     count: u64,
     filter: Option<Filter>,
-    /// Everything that was put on the wire: by whom, whether it was said to have been sent before, what.
+    /// Everything that was put on the wire: the side that sent it, whether it was marked as sent before, the packet.
     log: Vec<(usize, bool, Vec<u8>)>,
 }
 
@@ -381,6 +399,7 @@ impl Pair {
             now: 0,
             rng: Rng::new(seed),
             weather: Weather::default(),
+            netem: None,
             wire: BTreeMap::new(),
             count: 0,
             filter: None,
@@ -404,6 +423,14 @@ impl Pair {
             .as_mut()
             .is_none_or(|filter| filter(from, &mut bytes));
         if !keeps || self.chance(self.weather.loss) {
+            return;
+        }
+        if let Some(ways) = &mut self.netem {
+            for at in ways[from].carry(self.now, bytes.len(), &mut self.rng) {
+                self.count += 1;
+                self.wire
+                    .insert((at, self.count), (1 - from, bytes.clone()));
+            }
             return;
         }
         loop {
@@ -436,7 +463,7 @@ impl Pair {
         }
     }
 
-    /// The next thing happens. `false`: nothing ever will.
+    /// Processes the next event. `false`: there will never be one.
     fn step(&mut self) -> bool {
         self.send_all();
         let arrival = self.wire.keys().next().map(|key| key.0);
@@ -454,19 +481,19 @@ impl Pair {
             self.ends[to].receive(self.now, &bytes);
         } else {
             for end in self.ends.iter_mut().filter(|end| !end.dead) {
-                end.with(self.now, |rc, ends, notes| rc.expire(ends, notes));
+                end.with(self.now, |rc, ends, events| rc.expire(ends, events));
             }
         }
         true
     }
 
-    /// Until nothing ever happens again, or that time is over.
+    /// Runs until there will never be another event, or that time is over.
     fn run_for(&mut self, time: Duration) {
         let end = self.now + u64::try_from(time.as_nanos()).unwrap();
         while self.now < end && self.step() {}
     }
 
-    /// Until all work requests of both are done with and nothing more happens. Flushes who is in ERR.
+    /// Runs until all work requests of both are finished and no events are left. Flushes a machine that is in ERR.
     fn run(&mut self) {
         for _ in 0..200_000 {
             if !self.step() {

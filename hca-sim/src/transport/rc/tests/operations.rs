@@ -232,6 +232,38 @@ fn a_fence_waits_for_reads() {
     }
 }
 
+/// Goal: a fenced work request that sends nothing is carried out after the READs before it too; one that is not fenced
+/// may be carried out while they are under way. Method: a fast registration behind a READ; its key is valid when it has
+/// been carried out.
+#[test]
+fn a_fence_holds_a_registration_until_reads_end() {
+    for fenced in [false, true] {
+        let mut pair = Pair::new();
+        let [ours, theirs] = &mut pair.ends;
+        let what = stage_fast(&ours.mrs, &ours.memory, Access::REMOTE_READ, PD);
+        let is_valid = |machine: &Machine| {
+            let pin = pin();
+            let found = machine
+                .mrs
+                .check(&pin, what.key.value(), BASE, 8, PD, Access::REMOTE_READ);
+            found.is_some()
+        };
+        let sges = [ours.sge(0, 64)];
+        ours.post(wr(1, SendOp::Read(theirs.remote(0)), &sges));
+        let mut register = wr(2, SendOp::RegMr(what), &[]);
+        register.flags.set(SendFlags::FENCE, fenced);
+        ours.post(register);
+        ours.post(wr(3, SendOp::Write(theirs.remote(0)), &[]));
+        pair.send_all();
+        assert_eq!(is_valid(&pair.ends[0]), !fenced, "the READ is under way");
+        pair.run();
+        let ours = &mut pair.ends[0];
+        assert!(is_valid(ours));
+        let done = [1, 2, 3].map(|wr_id| (wr_id, WcStatus::Success));
+        assert_eq!(ours.send_statuses(), done);
+    }
+}
+
 /// Goal: inline bytes travel, unsignalled work requests make no completion and solicited ones say so.
 #[test]
 fn inline_unsignalled_and_solicited() {
@@ -290,7 +322,7 @@ fn the_last_packet_is_the_solicited_one() {
     }
 }
 
-/// Goal: a long transfer fills its window and asks in between, and goes on.
+/// Goal: a long transfer fills its window, asks for acknowledgements in between, and continues.
 #[test]
 fn a_long_message_keeps_to_the_window() {
     let mut pair = Pair::new();
@@ -316,7 +348,7 @@ fn a_long_message_keeps_to_the_window() {
     assert_eq!(pair.ends[1].bytes(1 << 18, len), pattern(9, len));
 }
 
-/// Goal: the packet that fills the window asks, wherever it is in its message.
+/// Goal: the packet that fills the window asks for an acknowledgement, wherever it is in its message.
 #[test]
 fn a_full_window_asks() {
     let mut pair = Pair::new();
@@ -332,8 +364,8 @@ fn a_full_window_asks() {
     assert_ne!(packets[245].0[8] & 0x80, 0);
 }
 
-/// Goal: SQD ends what has begun, even if the question for an acknowledgement was left to a work request
-/// that does not go any more, and begins nothing.
+/// Goal: SQD finishes what has begun, even if the request for an acknowledgement was left to a work request that is no
+/// longer sent, and begins nothing.
 #[test]
 fn draining_ends_what_has_begun() {
     let mut pair = Pair::new();

@@ -1,5 +1,5 @@
-//! What the responder does with requests that come again, while others are half answered, under other keys or after a
-//! RESET, and with what is behind one that it cannot answer.
+//! How the responder handles requests that arrive again, while others are half answered, under other keys or after a
+//! RESET, and the requests behind one that it cannot answer.
 
 use verbs_core::{FlushRange, Placement};
 
@@ -14,8 +14,8 @@ fn sent(pair: &mut Pair, room: usize) -> Vec<(u8, u8)> {
     packets.map(|(bytes, _)| (bytes[0], bytes[11])).collect()
 }
 
-/// Goal: when an older READ is asked for again, the answers behind it begin again: the peer has dropped what it got of
-/// them (IBTA vol. 1, 9.7.5.1.2). Method: the second of two READs is answered in part when the first comes again.
+/// Goal: when an older READ is requested again, the answers behind it begin again: the peer has dropped what it got of
+/// them (IBTA vol. 1, 9.7.5.1.2). Method: the second of two READs is answered in part when the first arrives again.
 #[test]
 fn answers_behind_a_repeated_read_begin_again() {
     let mut pair = Pair::new();
@@ -35,8 +35,32 @@ fn answers_behind_a_repeated_read_begin_again() {
     assert_eq!(sent(&mut pair, 100), [first, second].concat());
 }
 
-/// Goal: a READ that comes again under another key, which leads to the same bytes, is not the READ that was asked for:
-/// there is no answer and no fault.
+/// Goal: a request that takes the place of a READ which is due a second time is answered in its turn, after the other
+/// repetitions. Method: a responder that remembers as many READs as it can gets the two oldest again, then a new one.
+#[test]
+fn a_request_takes_the_place_of_a_repetition() {
+    let mut pair = Pair::new();
+    pair.paths(|path| path.max_dest_rd_atomic = 128);
+    post_read(&mut pair, 1, 8);
+    let first = requests(&mut pair).remove(0);
+    let read = |number: u8| {
+        let mut bytes = first.clone();
+        bytes[11] = number;
+        bytes
+    };
+    for number in 0..128 {
+        pair.ends[1].receive(pair.now, &read(number));
+    }
+    let in_order: Vec<_> = (0..128).map(|number| (0x10, number)).collect();
+    assert_eq!(sent(&mut pair, 1000), in_order);
+    for number in [0, 1, 128] {
+        pair.ends[1].receive(pair.now, &read(number));
+    }
+    assert_eq!(sent(&mut pair, 1000), [(0x10, 1), (0x10, 128)]);
+}
+
+/// Goal: a READ that arrives again under another key, for the same bytes, is not the READ that was requested: there is
+/// no answer and no fault.
 #[test]
 fn a_repeated_read_has_the_key_that_it_had() {
     let mut pair = Pair::new();
@@ -57,8 +81,8 @@ fn a_repeated_read_has_the_key_that_it_had() {
     assert!(!pair.ends[1].dead && pair.ends[1].events.is_empty());
 }
 
-/// Goal: a responder that was reset owes its last peer nothing: neither the NAK that has not left, nor a READ that is asked
-/// for again; and it complains of what its next peer has lost. Method: the next connection has the next number.
+/// Goal: a responder that was reset owes its last peer nothing: neither the NAK that was not sent, nor a READ that is
+/// requested again; and it reports what its next peer has lost. Method: the next connection has the next number.
 #[test]
 fn a_reset_responder_owes_nothing() {
     let mut pair = Pair::new();
@@ -79,8 +103,8 @@ fn a_reset_responder_owes_nothing() {
     assert_eq!((nak[11], nak[12]), (6, 0x60), "what this peer has lost");
 }
 
-/// Goal: an ATOMIC WRITE and a FLUSH that come again are answered as before, and not done again. Method: what the WRITE has
-/// put there is replaced before it comes again, as by a later one.
+/// Goal: an ATOMIC WRITE and a FLUSH that arrive again are answered as before, and not done again. Method: what the
+/// WRITE has put there is replaced before it arrives again, as by a later one.
 #[test]
 fn what_is_only_done_is_answered_again_and_not_done_again() {
     let mut pair = Pair::new();
@@ -117,9 +141,9 @@ fn what_is_only_done_is_answered_again_and_not_done_again() {
     assert_eq!(pair.ends[1].bytes(64, 8), [6; 8]);
 }
 
-/// Goal: what is behind a READ that cannot be answered any more is not answered: the NAK is all that the peer gets, as it
-/// would take anything behind for a sign that the READ was. Method: the memory of the first of three READs goes before
-/// the outlet has room.
+/// Goal: what is behind a READ that can no longer be answered is not answered: the NAK is all that the peer gets,
+/// because it would take anything behind as a sign that the READ was answered. Method: the memory of the first of three
+/// READs is deregistered before the outlet has room.
 #[test]
 fn nothing_behind_a_read_that_fails_is_answered() {
     let mut pair = Pair::new();

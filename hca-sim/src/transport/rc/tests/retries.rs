@@ -1,4 +1,4 @@
-//! What is lost comes again, what comes again is done once, and what never comes ends.
+//! What is lost is sent again, what arrives again is done once, and what never arrives ends in an error.
 
 use super::*;
 
@@ -36,8 +36,8 @@ fn post_send(pair: &mut Pair, wr_id: u64, len: u32) {
 
 const OK: WcStatus = WcStatus::Success;
 
-/// Goal: a silent peer is given up after `retry_cnt` repetitions, each a timeout apart; no
-/// timeout means no end.
+/// Goal: a silent peer is given up after `retry_cnt` repetitions, each a timeout apart; without a timeout there is no
+/// end.
 #[test]
 fn a_silent_peer() {
     for (retry_cnt, code) in [(0, 10), (3, 10), (7, 1)] {
@@ -53,7 +53,7 @@ fn a_silent_peer() {
             [(1, WcStatus::RetryExcErr), (2, WcStatus::WrFlushErr)]
         );
         let tries = u64::from(retry_cnt) + 1;
-        // Both at first; then one at a time, as long as nothing is confirmed.
+        // Both packets at first; then one at a time, as long as nothing is confirmed.
         assert_eq!(pair.log.len() as u64, 2 + u64::from(retry_cnt));
         assert_eq!(pair.now, tries * (4096 << code));
         assert_eq!(pair.ends[0].counters.timeouts.get(), tries);
@@ -66,7 +66,7 @@ fn a_silent_peer() {
     assert_eq!(pair.ends[0].sends.next(), Some(0));
 }
 
-/// Goal: a requester that has given its peer up sends again when its queue pair was reset.
+/// Goal: a requester that has given its peer up sends again after its queue pair was reset.
 #[test]
 fn a_requester_that_failed_sends_again_after_a_reset() {
     let mut pair = Pair::new();
@@ -100,12 +100,12 @@ fn a_window_that_a_timeout_has_closed_opens_again() {
     assert_eq!(pair.ends[0].send_statuses(), [(1, OK)]);
     let answers = pair.syndromes_of(1).len();
     assert!(
-        answers <= 8,
-        "{answers} answers to 1, 2, 4, 8, 16 and 9 packets"
+        answers <= 20,
+        "{answers} answers to 1, 2, 4, 8, 16 and 9 packets, 4 in a window at most"
     );
 }
 
-/// Goal: a timer that comes early does nothing.
+/// Goal: a timer that is early does nothing.
 #[test]
 fn an_early_timer_does_nothing() {
     let mut pair = Pair::new();
@@ -114,13 +114,13 @@ fn an_early_timer_does_nothing() {
     pair.send_all();
     let deadline = pair.ends[0].rc.deadline().unwrap();
     let early = deadline.as_nanos() - 1;
-    pair.ends[0].with(early, |rc, ends, notes| rc.expire(ends, notes));
+    pair.ends[0].with(early, |rc, ends, events| rc.expire(ends, events));
     assert_eq!(pair.ends[0].rc.deadline(), Some(deadline));
     assert!(pair.ends[0].transmit(early).0.is_empty());
 }
 
-/// Goal: one loss is one NAK, and everything from there on is sent again as it was, WRITEs that begin in
-/// their middle included. Method: without timeouts, so that only the NAK can do it.
+/// Goal: one loss causes one NAK and one packet that is sent again, unchanged, WRITEs that begin in their middle
+/// included. Method: without timeouts, so that only the NAK can cause it.
 #[test]
 fn a_loss_is_one_nak() {
     let mut pair = Pair::new();
@@ -135,17 +135,18 @@ fn a_loss_is_one_nak() {
         .iter()
         .map(|packet| (packet.0, packet.1))
         .collect();
-    let again = [(0x07, 1), (0x07, 2), (0x07, 3), (0x08, 4)];
     assert_eq!(
         sent[..5],
         [(0x06, 0), (0x07, 1), (0x07, 2), (0x07, 3), (0x08, 4)]
     );
-    assert_eq!(sent[5..], again);
-    assert_eq!(pair.ends[1].counters.out_of_sequence.get(), 3);
+    assert_eq!(sent[5..], [(0x07, 1)]);
+    let counters = &pair.ends[1].counters;
+    assert_eq!(counters.out_of_sequence.get(), 3);
+    assert_eq!(counters.kept_early.get(), 3);
     assert_eq!(pair.ends[0].counters.sequence_naks.get(), 1);
 }
 
-/// Goal: retries are counted between signs of life only. Method: one retry, and each message is lost once.
+/// Goal: retries are only counted between signs of life. Method: one retry, and each message is lost once.
 #[test]
 fn progress_fills_the_retries_again() {
     let mut pair = Pair::new();
@@ -173,21 +174,18 @@ fn a_late_acknowledgement_saves_packets() {
         ack.extend(answers(&mut pair, &[bytes]));
     }
     let deadline = pair.ends[0].rc.deadline().unwrap().as_nanos();
-    pair.ends[0].with(deadline, |rc, ends, notes| rc.expire(ends, notes));
+    pair.ends[0].with(deadline, |rc, ends, events| rc.expire(ends, events));
     let mut early = ack[0].clone();
     early[11] = 2;
     pair.ends[0].receive(deadline, &early);
     let (packets, _) = pair.ends[0].transmit(deadline);
-    let sent: Vec<_> = packets
-        .iter()
-        .map(|(bytes, again)| (bytes[11], *again))
-        .collect();
-    assert_eq!(sent, [(3, true), (4, true)]);
+    assert!(packets.is_empty(), "the rest is on its way as well");
+    assert!(pair.ends[0].rc.deadline().is_some(), "or will be missed");
     pair.ends[0].receive(deadline, &ack[0]);
     assert_eq!(pair.ends[0].send_statuses(), [(1, OK)]);
 }
 
-/// Goal: what comes again does not take the place of a NAK that has not been sent; what was missing does.
+/// Goal: a repetition does not take the place of a NAK that has not been sent; the missing packet does.
 #[test]
 fn a_repetition_does_not_hide_a_nak() {
     let mut pair = Pair::new();
@@ -204,11 +202,17 @@ fn a_repetition_does_not_hide_a_nak() {
     let mut pair = Pair::new();
     post_write(&mut pair, 1, 3000);
     let requests = self::requests(&mut pair);
-    let answers = self::answers(&mut pair, &[&requests[1], &requests[0], &requests[1]]);
+    let answers = self::answers(&mut pair, &[&requests[1], &requests[0]]);
     assert!(answers.is_empty(), "what was missing came meanwhile");
+    let answers = self::answers(&mut pair, &[&requests[1]]);
+    assert_eq!(
+        (answers.len(), answers[0][11], answers[0][12]),
+        (1, 1, 0x1f),
+        "what was kept has been executed"
+    );
 }
 
-/// Goal: a NAK that comes again and again for the same packet uses up the retries.
+/// Goal: a NAK that arrives repeatedly for the same packet uses up the retries.
 #[test]
 fn a_packet_that_never_arrives() {
     let mut pair = Pair::new();
@@ -224,8 +228,8 @@ fn a_packet_that_never_arrives() {
     );
 }
 
-/// Goal: a sender that finds no receive waits as long as the responder says, `rnr_retry` times, or for
-/// ever at 7; the packets behind are not complained of.
+/// Goal: a sender that finds no receive waits as long as the responder says, `rnr_retry` times, or for ever at 7; the
+/// packets behind are not answered with NAKs.
 #[test]
 fn receiver_not_ready() {
     for rnr_retry in [0, 2, 6] {
@@ -256,8 +260,8 @@ fn receiver_not_ready() {
     assert_eq!(pair.ends[1].recv_statuses(), [(9, OK)]);
 }
 
-/// Goal: nothing shortens the wait that the responder has asked for. Method: the sequence NAK that Linux
-/// rxe sends behind its RNR NAK, and the RNR NAK once more, which does not count twice.
+/// Goal: nothing shortens the wait that the responder has asked for. Method: the sequence NAK that Linux rxe sends
+/// behind its RNR NAK, and the RNR NAK once more, which does not count twice.
 #[test]
 fn the_wait_for_a_receive_is_kept() {
     let mut pair = Pair::new();
@@ -272,9 +276,9 @@ fn the_wait_for_a_receive_is_kept() {
     pair.ends[0].receive(0, &nak);
     let deadline = pair.ends[0].rc.deadline();
     assert_eq!(deadline, Some(Instant::from_nanos(1_280_000)));
-    pair.ends[0].with(1_279_999, |rc, ends, notes| rc.expire(ends, notes));
+    pair.ends[0].with(1_279_999, |rc, ends, events| rc.expire(ends, events));
     assert!(pair.ends[0].transmit(1_279_999).0.is_empty());
-    pair.ends[0].with(1_280_000, |rc, ends, notes| rc.expire(ends, notes));
+    pair.ends[0].with(1_280_000, |rc, ends, events| rc.expire(ends, events));
     let again = pair.ends[0].transmit(1_280_000).0;
     assert_eq!(again.len(), 3);
     assert!(again.iter().all(|(_, again)| *again));
@@ -305,8 +309,8 @@ fn a_write_with_immediate_waits_for_a_receive() {
     );
 }
 
-/// Goal: a part of a READ's response that is lost is asked for again, from there on, and a responder
-/// that goes on with Middle there (Linux rxe) is understood as well as one that begins anew.
+/// Goal: a lost part of a READ's response is requested again, and only that part; a responder that continues with
+/// Middle there (Linux rxe) is understood as well as one that begins again with First.
 #[test]
 fn a_lost_response_is_asked_for_again() {
     for like_rxe in [false, true] {
@@ -322,23 +326,23 @@ fn a_lost_response_is_asked_for_again() {
                 bytes[0] = 0x0e;
                 bytes.drain(12..16);
             }
-            count != 3
+            count != 3 && count != 4
         }));
         post_read(&mut pair, 7, 5000);
         pair.run();
         assert_eq!(pair.ends[0].send_statuses(), [(7, OK)]);
         assert_eq!(pair.ends[0].bytes(0x8000, 5000), pattern(7, 5000));
-        assert_eq!(pair.sent_by(0), [(0x0c, 0, 0), (0x0c, 2, 0)]);
+        assert_eq!(pair.sent_by(0), [(0x0c, 0, 0), (0x0c, 2, 0)], "{like_rxe}");
         let reth =
             Packet::parse(&pair.log.iter().rfind(|(from, ..)| *from == 0).unwrap().2).unwrap();
         let reth = reth.head.ext().reth.unwrap();
-        assert_eq!((reth.addr, reth.dma_len), (BASE + 2048, 5000 - 2048));
+        assert_eq!((reth.addr, reth.dma_len), (BASE + 2048, 2048));
         let answers: Vec<_> = pair
             .sent_by(1)
             .iter()
             .map(|packet| (packet.0, packet.1))
             .collect();
-        assert_eq!(answers[5..], [(0x0d, 2), (0x0e, 3), (0x0f, 4)]);
+        assert_eq!(answers[5..], [(0x0d, 2), (0x0f, 3)]);
     }
 }
 
@@ -367,7 +371,7 @@ fn an_acknowledgement_beyond_a_read() {
     assert_eq!(pair.ends[0].memory.load_u64(0x100).unwrap(), 5);
 }
 
-/// What one machine answers to requests that are given to it.
+/// The answers of one machine to the given requests.
 pub(super) fn answers(pair: &mut Pair, requests: &[&[u8]]) -> Vec<Vec<u8>> {
     for bytes in requests {
         pair.ends[1].receive(pair.now, bytes);
@@ -383,8 +387,8 @@ pub(super) fn requests(pair: &mut Pair) -> Vec<Vec<u8>> {
     packets.into_iter().map(|(bytes, _)| bytes).collect()
 }
 
-/// Goal: an atomic that comes again is answered as before and not executed again; one that is not
-/// remembered is not answered.
+/// Goal: an atomic that arrives again is answered as before and not executed again; one that is not remembered is not
+/// answered.
 #[test]
 fn a_repeated_atomic() {
     let mut pair = Pair::new();
@@ -417,8 +421,8 @@ fn a_repeated_atomic() {
     assert!(!pair.ends[1].dead);
 }
 
-/// Goal: a READ that comes again, or its rest, reads memory again; more than was asked for at first, or
-/// under another key, is not answered.
+/// Goal: a READ that arrives again, or its rest, reads memory again; more than was requested at first, or under another
+/// key, is not answered.
 #[test]
 fn a_repeated_read() {
     let mut pair = Pair::new();
@@ -449,8 +453,8 @@ fn a_repeated_read() {
     assert!(!pair.ends[1].dead && pair.ends[1].events.is_empty());
 }
 
-/// Goal: WRITEs and SENDs that come again are acknowledged again, are not executed, and whatever is wrong
-/// with them now does not matter; what they tell never passes over a READ.
+/// Goal: WRITEs and SENDs that arrive again are acknowledged again, are not executed, and it does not matter what is
+/// wrong with them now; their acknowledgements never pass over a READ.
 #[test]
 fn repeated_writes_and_sends() {
     let mut pair = Pair::new();
@@ -489,7 +493,7 @@ fn repeated_writes_and_sends() {
     );
 }
 
-/// Goal: more READs than the responder said it would remember are refused while none is answered.
+/// Goal: READs beyond the number that the responder said it would remember are refused while none is answered.
 #[test]
 fn more_reads_than_agreed() {
     let mut pair = Pair::new();
@@ -543,10 +547,10 @@ fn ghosts_are_ignored() {
     assert!(pair.ends[0].rc.deadline().is_none());
 }
 
-/// Goal: a message of 2^31 bytes takes 2^23 numbers and nothing else goes beside it.
+/// Goal: a message of 2^31 bytes takes 2^23 numbers and nothing else is sent beside it.
 #[test]
 fn the_longest_message_has_numbers() {
-    use super::super::window::{Flight, Kind, Window};
+    use super::super::requester::window::{Flight, Kind, Window};
     let mut window = Window::new(4).unwrap();
     window.start(verbs_core::Psn::new(0xff_ffff));
     let packets = 1 << 23;

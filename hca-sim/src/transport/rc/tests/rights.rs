@@ -1,11 +1,11 @@
 //! What a region allows is not enough: the queue pair has to allow it too, the address that the peer names has to be
-//! aligned whatever the memory behind it is, and all packets of an extended message name one queue.
+//! aligned regardless of the memory behind it, and all packets of an extended message name one queue.
 
 use verbs_core::{Dest, FlushRange, Placement, Remote, Srqn};
 
 use super::*;
 
-/// Runs one work request of the first machine: how it ends, and the only syndrome of the other one.
+/// Runs one work request of the first machine. Returns how it ends, and the only syndrome of the other one.
 fn end_of(pair: &mut Pair, op: SendOp, len: u32) -> (WcStatus, u8) {
     let ours = &mut pair.ends[0];
     let sges = [ours.sge(0x2000, len)];
@@ -20,7 +20,7 @@ fn end_of(pair: &mut Pair, op: SendOp, len: u32) -> (WcStatus, u8) {
 
 const REFUSED: (WcStatus, u8) = (WcStatus::RemInvReqErr, 0x61);
 
-/// Goal: an atomic's address is a multiple of 8, also where a region puts its first byte at an address that is not, so
+/// Goal: an atomic's address is a multiple of 8, even where a region puts its first byte at an address that is not, so
 /// that the memory behind an odd address is aligned (IBTA vol. 1, 9.4.5).
 #[test]
 fn an_atomic_at_an_odd_address_of_aligned_memory() {
@@ -99,6 +99,44 @@ fn flush_needs_the_right_of_both() {
     }
 }
 
+/// Goal: a FLUSH of a range that leaves its region is denied, and one with placements or a selectivity that do not exist
+/// is invalid. Method: ranges about the end of the region; then single bits of the FETH are set on the way.
+#[test]
+fn flush_names_what_exists() {
+    let try_with = |addr: u64, len: u32, bit: Option<(usize, u8)>| {
+        let mut pair = Pair::new();
+        pair.paths(|path| path.access |= Access::FLUSH_GLOBAL | Access::FLUSH_PERSISTENT);
+        let peer = &pair.ends[1];
+        let access = Access::REMOTE | Access::LOCAL_WRITE | Access::FLUSH_GLOBAL;
+        let region = region_of(&peer.memory, access, PD);
+        let remote = Remote {
+            addr,
+            rkey: peer.mrs.register(region).unwrap().1,
+        };
+        pair.filter = Some(Box::new(move |from, bytes| {
+            if let (0, Some((at, bit))) = (from, bit) {
+                bytes[12 + at] |= bit;
+            }
+            true
+        }));
+        let range = FlushRange {
+            remote,
+            len: Some(len),
+            placement: Placement::GLOBAL,
+        };
+        end_of(&mut pair, SendOp::Flush(range), 0)
+    };
+    let end = BASE + MEMORY as u64;
+    let (fine, denied) = ((WcStatus::Success, 0x1f), (WcStatus::RemAccessErr, 0x62));
+    assert_eq!(try_with(end - 100, 100, None), fine);
+    assert_eq!(try_with(end - 100, 101, None), denied);
+    assert_eq!(try_with(BASE - 1, 8, None), denied);
+    // The last byte of the FETH has the placement in its lower half and the selectivity in the upper.
+    for bit in [0x04, 0x08, 0x20, 0x30] {
+        assert_eq!(try_with(BASE, 8, Some((3, bit))), REFUSED, "{bit:#x}");
+    }
+}
+
 /// Goal: the packets of an extended message are for one shared receive queue. Method: a SEND and a WRITE of three packets
 /// of which the second or the third names another queue.
 #[test]
@@ -114,7 +152,7 @@ fn a_later_packet_does_not_name_another_queue() {
             max_recv_sge: 4,
             max_inline_data: 64,
         };
-        ours.sends = SendRing::new(&Yard::default(), &cap, Service::Xrc).unwrap();
+        ours.sends = SendRing::new(&SlabAlloc::default(), &cap, Service::Xrc).unwrap();
         theirs.post_recv(50, &[theirs.sge(0x1000, 4096)]);
         let op = match is_send {
             true => SendOp::Send,
@@ -151,8 +189,8 @@ fn a_later_packet_does_not_name_another_queue() {
     }
 }
 
-/// Goal: an ATOMIC WRITE is of 8 bytes, in what it brings and in what it says (IBTA vol. 1, annex A19). Method: a header
-/// that says another length, though 8 bytes come.
+/// Goal: an ATOMIC WRITE has 8 bytes, both in its payload and in its header (IBTA vol. 1, annex A19). Method: a header
+/// with another length, although 8 bytes arrive.
 #[test]
 fn an_atomic_write_says_the_length_that_it_has() {
     for (said, expected) in [(8, (WcStatus::Success, 0x1f)), (16, REFUSED), (0, REFUSED)] {

@@ -1,5 +1,5 @@
-//! Random work over a bad wire: whatever is lost, repeated or late, every byte and every completion is as
-//! without, and each work request completes once, in order.
+//! Random work over a bad wire: whatever is lost, repeated or late, every byte and every completion is as on a perfect
+//! one, and each work request completes once, in order.
 
 use verbs_core::{Placement, Psn, WcOpcode};
 
@@ -9,7 +9,7 @@ use crate::wire::{
     Opcode, Operation, Reth, Service, Syndrome,
 };
 
-/// Of each side: where messages come from, where the peer WRITEs and READs, where SENDs arrive.
+/// For each side: where messages come from, where the peer WRITEs and READs, where SENDs arrive.
 const SLOT: usize = 0x2000;
 const LOCAL: usize = 0;
 const TARGET: usize = 0x4_0000;
@@ -17,14 +17,14 @@ const ROOM: usize = 0x8_0000;
 const CELL: usize = 0xf_0000;
 const OPS: usize = 24;
 
-/// What one side was asked to do, and what must come of it.
+/// The work that one side was given, and its expected results.
 #[derive(Default)]
 struct Plan {
     /// Signalled work requests, in order.
     sends: Vec<(u64, WcOpcode, u32)>,
     /// Receives of the peer, in order: bytes, immediate data, opcode.
     receives: Vec<(u32, Option<u32>, WcOpcode)>,
-    /// At the peer, and here.
+    /// Expected bytes at the peer, and here.
     there: Vec<(usize, Vec<u8>)>,
     here: Vec<(usize, Vec<u8>)>,
     added: u64,
@@ -172,7 +172,7 @@ fn me_is_quiet(machine: &Machine) -> bool {
     machine.rc.is_drained() && machine.rc.deadline().is_none() && !machine.dead
 }
 
-/// Work for both sides under that weather; what it took.
+/// Gives both sides work under that weather. Returns all packets.
 fn storm(seed: u64, weather: Weather) -> Vec<(usize, bool, Vec<u8>)> {
     let mut pair = Pair::with(seed.is_multiple_of(3), seed);
     let mtu = Mtu::ALL[pair.rng.within(0..5) as usize];
@@ -187,13 +187,13 @@ fn storm(seed: u64, weather: Weather) -> Vec<(usize, bool, Vec<u8>)> {
         end.path.mtu = mtu;
         (end.path.sq_psn, end.path.rq_psn) = (psns[side], psns[1 - side]);
         (end.path.max_rd_atomic, end.path.max_dest_rd_atomic) = (depth, depth);
-        // The machine has no bound of its own; the weather of some seeds would use seven retries up.
+        // The machine has no bound of its own; with some seeds the weather would use up seven retries.
         (end.path.retry_cnt, end.path.rnr_retry, end.path.timeout) = (u8::MAX, 7, 5);
         end.room = room;
     }
     pair.weather = weather;
     let plans = [0, 1].map(|side| draw(&mut pair, side));
-    // Receives come late and in parts, so that some requests find none.
+    // Receives are posted late and in parts, so that some requests find none.
     let mut posted = [0; 2];
     loop {
         for (side, posted) in posted.iter_mut().enumerate() {
@@ -220,10 +220,9 @@ fn storm(seed: u64, weather: Weather) -> Vec<(usize, bool, Vec<u8>)> {
     pair.log
 }
 
-/// Goal: no weather changes what comes of the work. Method: 300 seeds that draw operations, sizes, pieces,
-/// flags, MTU, numbers near their end, depth, the outlet's room, when receives are posted, and what the
-/// wire loses, repeats and delays. SENDs arrive in the memory of their receive, which is why that is found
-/// by its place in the order.
+/// Goal: no weather changes the results of the work. Method: 300 seeds that draw operations, sizes, pieces, flags, MTU,
+/// numbers near their end, depth, the outlet's room, when receives are posted, and what the wire loses, repeats and
+/// delays. SENDs arrive in the memory of their receive, which is why that is found by its place in the order.
 #[test]
 fn work_survives_any_weather() {
     for seed in 0..300 {
@@ -236,7 +235,7 @@ fn work_survives_any_weather() {
     }
 }
 
-/// Goal: a seed decides a run, packet by packet, and what was sent before says so.
+/// Goal: a seed decides a run, packet by packet, and packets that were sent before are marked so.
 #[test]
 fn a_seed_decides_the_run() {
     let weather = Weather {
@@ -251,7 +250,7 @@ fn a_seed_decides_the_run() {
     for (from, again, bytes) in &log {
         let opcode = bytes[0];
         let psn = &bytes[9..12];
-        // Acknowledgements are made anew each time.
+        // Acknowledgements are built again each time.
         if opcode != 0x11 && !seen.insert((*from, (0x0d..=0x12).contains(&opcode), psn)) {
             assert!(again, "{opcode:#x} {psn:?} was sent before");
             repeated += 1;
@@ -260,7 +259,7 @@ fn a_seed_decides_the_run() {
     assert!(repeated > 10, "{repeated}");
 }
 
-/// A packet that makes no sense, but whose number is near those that would.
+/// A packet that makes no sense, but whose number is near meaningful ones.
 fn noise(rng: &mut Rng, machine: &Machine, near: u32) -> Vec<u8> {
     let operations: Vec<Opcode> = Operation::ALL
         .iter()
@@ -332,8 +331,8 @@ fn noise(rng: &mut Rng, machine: &Machine, near: u32) -> Vec<u8> {
     bytes
 }
 
-/// Goal: nothing that a peer sends makes a machine panic, write outside of what it may, or complete a work
-/// request twice. Method: 1,000 connections with work under way, each until the machine has had enough.
+/// Goal: nothing that a peer sends makes a machine panic, write where it may not, or complete a work request twice.
+/// Method: 1,000 connections with work under way, each until the machine fails.
 #[test]
 fn noise_does_no_harm() {
     let mut survivors = 0;

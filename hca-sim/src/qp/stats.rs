@@ -1,0 +1,65 @@
+//! What a queue pair has counted.
+
+use verbs_core::{QpStats, WcStatus};
+
+use crate::effects::Effects;
+use crate::qp::QueuePair;
+use crate::queue::base::counters::Count;
+use crate::transport::told::Told;
+
+/// The counts of a queue pair: of what is also told to the log, so that messages without an incident cost nothing.
+#[derive(Debug, Default)]
+pub(crate) struct QpCounts {
+    timeouts: Count,
+    rnr_naks: Count,
+    sequence_naks: Count,
+    receives_missing: Count,
+    refused: Count,
+    cnps: Count,
+    migrations: Count,
+    failures: Count,
+}
+
+/// Counts these facts, and leaves them for the log. Each flag stands for one event: a turn handles one packet, or
+/// one timer.
+#[cold]
+pub(crate) fn record(qp: &QueuePair, told: Told, gave_up: Option<WcStatus>, effects: &mut Effects) {
+    let counts = &qp.counts;
+    for (flag, count) in [
+        (Told::TIMEOUT, &counts.timeouts),
+        (Told::RNR_NAK, &counts.rnr_naks),
+        (Told::SEQUENCE, &counts.sequence_naks),
+        (Told::NO_RECEIVE, &counts.receives_missing),
+        (Told::REFUSED, &counts.refused),
+        (Told::CNP, &counts.cnps),
+        (Told::MIGRATED, &counts.migrations),
+    ] {
+        if told.contains(flag) {
+            count.up();
+        }
+    }
+    if gave_up.is_some() {
+        counts.failures.up();
+    }
+    effects.few().told.push((qp.qpn, told, gave_up));
+}
+
+/// The statistics for its client.
+pub(crate) fn stats(qp: &QueuePair) -> QpStats {
+    let mut stats = QpStats::default();
+    let counts = &qp.counts;
+    stats.timeouts = counts.timeouts.get();
+    stats.rnr_naks = counts.rnr_naks.get();
+    stats.sequence_naks = counts.sequence_naks.get();
+    stats.receives_missing = counts.receives_missing.get();
+    stats.refused = counts.refused.get();
+    stats.cnps = counts.cnps.get();
+    stats.migrations = counts.migrations.get();
+    stats.failures = counts.failures.get();
+    if let Some(exchange) = qp.worker.exchange() {
+        let exchange = exchange.lock();
+        stats.round_trip = exchange.round_trip();
+        stats.rate = exchange.rate();
+    }
+    stats
+}

@@ -1,0 +1,83 @@
+//! Reliable connections over TCP, as iWARP: the scenarios of `rc`, where messages are placed directly, must end in the
+//! same completions, states and bytes. What iWARP lacks is refused, and each such place in a scenario says so by
+//! `way::IS_IWARP`. How faults end is not the same, since a SEND or WRITE is done when TCP has it:
+//! `hca-sim/src/transport/iwarp/tests/faults.rs` has those.
+
+#![expect(clippy::unwrap_used, reason = "the helpers of a test are part of it")]
+
+#[path = "../rc/ends.rs"]
+mod ends;
+#[path = "../rc/memory.rs"]
+mod memory;
+#[path = "../rc/operations.rs"]
+mod operations;
+#[path = "../rc/windows.rs"]
+mod windows;
+
+/// Streams carry messages.
+mod way {
+    use std::cell::RefCell;
+    use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
+    use std::sync::{Arc, Weak};
+    use std::thread::sleep;
+    use std::time::Duration;
+
+    use hca_sim::clock::VirtualClock;
+    use hca_sim::{Adopted, Builder, Hca, adopt};
+    use verbs_core::{Access, Qp, QpState};
+
+    /// What iWARP lacks is refused, a SEND or WRITE is done when it was handed over, and a connection ends at both ends.
+    pub(crate) const IS_IWARP: bool = true;
+
+    thread_local! {
+        static HCAS: RefCell<Vec<Weak<Hca>>> = const { RefCell::new(Vec::new()) };
+    }
+
+    /// Two HCAs that reach each other, made as `change` has it.
+    pub(crate) fn hcas(clock: &VirtualClock, change: fn(Builder) -> Builder) -> [Arc<Hca>; 2] {
+        let here = IpAddr::V4(Ipv4Addr::LOCALHOST);
+        let hcas = [(); 2].map(|()| {
+            let builder = Hca::iwarp(&[here]).unwrap().clock(clock.clone());
+            change(builder).build()
+        });
+        let known = hcas.each_ref().map(Arc::downgrade);
+        HCAS.with_borrow_mut(|all| all.extend(known));
+        hcas
+    }
+
+    /// Makes them the two ends of a TCP connection.
+    pub(crate) fn connect(a: &mut Qp, b: &mut Qp) {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let ours = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let theirs = listener.accept().unwrap().0;
+        for (qp, stream) in [(a, ours), (b, theirs)] {
+            if qp.query().wait().unwrap().state == QpState::Reset {
+                qp.init(1, Access::LOCAL_WRITE | Access::REMOTE)
+                    .wait()
+                    .unwrap();
+            }
+            // Either may speak first: they have agreed on that by other means.
+            adopt(qp, stream, Adopted::new(true)).unwrap();
+        }
+    }
+
+    /// Moves the clock on, and lets everything happen that is due.
+    pub(crate) fn advance(clock: &VirtualClock, time: Duration) {
+        clock.advance(time);
+        settle();
+    }
+
+    /// Lets everything happen that can happen at this time. The system moves the bytes, so that a pause is needed to
+    /// know that none are under way.
+    pub(crate) fn settle() {
+        let hcas: Vec<_> = HCAS.with_borrow(|all| all.iter().filter_map(Weak::upgrade).collect());
+        let mut quiet = 0;
+        while quiet < 3 {
+            let any = hcas.iter().fold(false, |any, hca| hca.turn() | any);
+            quiet = if any { 0 } else { quiet + 1 };
+            if !any {
+                sleep(Duration::from_micros(300));
+            }
+        }
+    }
+}

@@ -1,0 +1,231 @@
+//! `verbs run`: a program that is linked against libibverbs or librdmacm, on a software HCA.
+//!
+//! The program takes the place of this process, with the library path and the environment that `shims/ibverbs` reads.
+//! A few programs look for device files before they ask the library; for those, `namespace` puts what they look for
+//! into /dev and /sys where only they see it.
+
+mod daemon;
+mod device;
+mod library;
+mod namespace;
+
+use std::env;
+use std::ffi::OsString;
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::Command;
+
+use clap::Args;
+
+use self::device::Device;
+use crate::exit;
+
+pub(crate) const ABOUT: &str = "\
+Run a program that uses libibverbs or librdmacm on a software HCA, unmodified.
+
+The program finds one device, roce0, which speaks RoCE v2 over UDP port 4791 on an address of this host: the one of \
+--device, or a free one of 127.0.0.0/8, so that several programs on one host reach each other without being told. Where `verbs host` runs, it has the addresses that this shares. With --device it can also be an RNIC over TCP, which is iWARP, or a node of a subnet \
+that `verbs subnet` hosts. Its network can be broken on purpose, repeatably. docs/PROGRAMS.md lists the programs that were \
+tried. No privileges are needed.";
+
+pub(crate) const EXAMPLES: &str = "\
+Examples, each in two terminals:
+  verbs run -- ib_write_bw                          wait for a client
+  verbs run -- ib_write_bw 127.0.0.1                be one, on the same host
+
+  verbs run -- rping -s                             the same with connections by address
+  verbs run -- rping -c -a 127.0.0.1 -v -C 10
+
+  verbs run --rsocket -- iperf3 -s                  sockets over RDMA
+  verbs run --rsocket -- iperf3 -c 127.0.0.1
+
+  verbs run --host -- ib_write_bw                   several programs on 127.0.0.1
+  verbs run --host -- ib_write_bw 127.0.0.1
+
+  verbs run --device 192.0.2.1 -- ibv_rc_pingpong -g 0
+  verbs run --device 192.0.2.2 -- ibv_rc_pingpong -g 0 192.0.2.1
+
+  verbs run --device iwarp:192.0.2.1 -- rping -s    connections over TCP, which Linux's siw can make too
+  verbs run --device subnet:HcaA -- ib_write_bw     a node of a subnet that `verbs subnet` hosts
+
+  verbs run --loss 10 --seed 7 -- ib_send_lat       one packet of a hundred is lost, the same ones each time
+  verbs run --pcap packets.pcap -- ib_read_bw       what was on the wire, for Wireshark
+
+Exit codes are the program's, and
+  1    the library was not found, or the program could not be started
+  2    the arguments are wrong
+  127  there is no such program";
+
+/// Arguments of `verbs run`.
+#[derive(Args, Debug)]
+pub(crate) struct RunArgs {
+    /// Where the device is: ADDR, the address of this host that it has for RoCE; iwarp:ADDR, or iwarp for 127.0.0.1;
+    /// subnet:NODE or subnet:NODE:PORT, a node of a hosted subnet. Default: a free address of 127.0.0.0/8
+    #[arg(long, value_name = "DEVICE")]
+    device: Option<Device>,
+    /// Lose so many of a thousand packets that come, 0 to 1000
+    #[arg(long, value_name = "PERMILLE", value_parser = clap::value_parser!(u16).range(0..=1000))]
+    loss: Option<u16>,
+    /// Which ones: the same number draws the same places
+    #[arg(long, value_name = "N", requires = "loss")]
+    seed: Option<u64>,
+    /// Write all packets to a file for Wireshark (link type 101, raw IP)
+    #[arg(long, value_name = "FILE")]
+    pcap: Option<PathBuf>,
+    /// Say on stderr why calls of the library are refused
+    #[arg(long)]
+    explain: bool,
+    /// The folder that has libibverbs.so.1 and librdmacm.so.1; default: beside this program
+    #[arg(long, value_name = "FOLDER")]
+    library: Option<PathBuf>,
+    /// Make rsockets of the program's TCP sockets: streams over RDMA, where the other end has them too
+    #[arg(long)]
+    rsocket: bool,
+    /// Share an address with the other programs of this host: start `verbs host` if it does not run, on the address of
+    /// --device or else 127.0.0.1. It ends 10 seconds after its last program
+    #[arg(long)]
+    host: bool,
+    /// Leave /dev and /sys as they are. Otherwise the program sees /dev/infiniband/uverbs0 and
+    /// /sys/class/infiniband/roce0, if the system lets an ordinary user have mounts of his own
+    #[arg(long)]
+    no_namespace: bool,
+    /// The program and its arguments
+    #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
+    program: Vec<OsString>,
+}
+
+/// A program was not run. One sentence without its full stop.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum RunError {
+    #[error(transparent)]
+    Library(#[from] library::LibraryError),
+    #[error("cannot start `verbs host`: {0}")]
+    Host(String),
+    #[error("cannot run {}: {error}", program.display())]
+    Program { program: OsString, error: io::Error },
+}
+
+impl RunError {
+    pub(crate) fn exit_code(&self) -> u8 {
+        match self {
+            Self::Program { error, .. } if error.kind() == io::ErrorKind::NotFound => 127,
+            _ => exit::FILES,
+        }
+    }
+}
+
+/// Becomes the program; returns only if it cannot.
+pub(crate) fn run(args: &RunArgs) -> RunError {
+    let folder = match library::folder(args.library.as_deref()) {
+        Ok(folder) => folder,
+        Err(error) => return error.into(),
+    };
+    let preload = match args.rsocket.then(|| library::preload(&folder)).transpose() {
+        Ok(preload) => preload,
+        Err(error) => return error.into(),
+    };
+    let Some((program, rest)) = args.program.split_first() else {
+        // clap asks for one.
+        let (program, error) = (OsString::new(), io::ErrorKind::NotFound.into());
+        return RunError::Program { program, error };
+    };
+    if args.host {
+        let address = match &args.device {
+            None => Ok(None),
+            Some(Device::Roce(address)) => Ok(Some(*address)),
+            Some(_) => Err("it shares an address for RoCE only".into()),
+        };
+        if let Err(why) = address.and_then(daemon::start) {
+            return RunError::Host(why);
+        }
+    }
+    if !args.no_namespace {
+        // Few programs need it, and some systems refuse it.
+        let _ = namespace::enter(&Device::shown(args.device.as_ref()));
+    }
+    let mut command = command(args, program, rest, folder);
+    if let Some(preload) = preload {
+        command.env("LD_PRELOAD", with_those_before(preload));
+    }
+    let error = command.exec();
+    let program = program.clone();
+    RunError::Program { program, error }
+}
+
+/// A library to preload, before those that the environment names.
+fn with_those_before(preload: PathBuf) -> OsString {
+    let mut all = preload.into_os_string();
+    if let Some(others) = env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
+        all.push(" ");
+        all.push(others);
+    }
+    all
+}
+
+fn command(args: &RunArgs, program: &OsString, rest: &[OsString], folder: PathBuf) -> Command {
+    let mut paths = vec![folder];
+    if let Some(before) = env::var_os("LD_LIBRARY_PATH").filter(|paths| !paths.is_empty()) {
+        paths.extend(env::split_paths(&before));
+    }
+    // None of them has a colon: they came out of such a list, or were checked.
+    let paths = env::join_paths(paths).unwrap_or_default();
+    let mut command = Command::new(program);
+    command.args(rest).env("LD_LIBRARY_PATH", paths);
+    let mut set = |name: &str, value: Option<String>| {
+        if let Some(value) = value {
+            command.env(name, value);
+        }
+    };
+    set("VERBS_DEVICE", args.device.as_ref().map(Device::variable));
+    set("VERBS_LOSS", args.loss.map(|loss| loss.to_string()));
+    set("VERBS_SEED", args.seed.map(|seed| seed.to_string()));
+    set("VERBS_LOG_LEVEL", args.explain.then(|| "3".into()));
+    if let Some(pcap) = &args.pcap {
+        // The program may change its directory before it opens the device.
+        let whole = std::path::absolute(pcap).unwrap_or_else(|_| pcap.clone());
+        command.env("VERBS_PCAP", whole);
+    }
+    command
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        run: RunArgs,
+    }
+
+    #[test]
+    fn options_become_the_librarys_environment() {
+        let line = "run --device 127.0.0.9 --loss 10 --seed 7 --explain -- prog --loss x";
+        let args = Line::parse_from(line.split(' ')).run;
+        let (program, rest) = args.program.split_first().expect("one is named");
+        let command = command(&args, program, rest, "/lib/verbs".into());
+        assert_eq!(command.get_program(), "prog");
+        assert_eq!(command.get_args().collect::<Vec<_>>(), ["--loss", "x"]);
+        let set: BTreeMap<_, _> = command
+            .get_envs()
+            .filter_map(|(name, value)| Some((name.to_str()?, value?.to_str()?)))
+            .collect();
+        assert_eq!(set["VERBS_DEVICE"], "127.0.0.9");
+        assert_eq!((set["VERBS_LOSS"], set["VERBS_SEED"]), ("10", "7"));
+        assert_eq!(set["VERBS_LOG_LEVEL"], "3");
+        assert!(set["LD_LIBRARY_PATH"].starts_with("/lib/verbs"));
+        assert!(!set.contains_key("VERBS_PCAP"));
+    }
+
+    #[test]
+    fn a_seed_without_loss_is_refused() {
+        let line = "run --seed 7 -- prog";
+        assert!(Line::try_parse_from(line.split(' ')).is_err());
+        assert!(Line::try_parse_from(["run"]).is_err());
+    }
+}

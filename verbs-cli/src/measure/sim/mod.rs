@@ -1,0 +1,160 @@
+//! `verbs sim`: runs seeds of the simulator, says what they came to, and how to repeat what failed.
+
+mod args;
+mod bottleneck;
+mod host;
+mod report;
+
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use verbs_simulator::{Coverage, Mode, Options, Report, run, run_with, shrink};
+
+use crate::ending::Ending;
+use crate::report::Steps;
+pub(crate) use args::{ABOUT, EXAMPLES, SimArgs};
+use report::{Failed, One, Several};
+
+/// Why the command did not end well.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum SimError {
+    /// A rule was broken; everything about it has been printed.
+    #[error("{failed} of {all} seeds failed")]
+    Broken {
+        /// Seeds that failed.
+        failed: u64,
+        /// Seeds that were run.
+        all: u64,
+    },
+    /// Arguments that do not go together.
+    #[error("{0}")]
+    Misfit(String),
+    /// A verb has failed where none may.
+    #[error("a verb of the run has failed: {0}")]
+    Verb(#[from] verbs_core::Error),
+    /// The capture could not be written.
+    #[error("cannot write {}: {error}", path.display())]
+    Trace {
+        /// Where to.
+        path: PathBuf,
+        /// Why.
+        error: io::Error,
+    },
+    /// The result could not be written.
+    #[error("cannot write the result to stdout: {0}")]
+    Stdout(#[from] io::Error),
+}
+
+impl SimError {
+    /// See [`crate::exit`].
+    pub(crate) fn exit_code(&self) -> u8 {
+        match self {
+            Self::Broken { .. } | Self::Verb(_) => crate::exit::BROKEN,
+            Self::Misfit(_) => crate::exit::USAGE,
+            Self::Trace { .. } | Self::Stdout(_) => crate::exit::FILES,
+        }
+    }
+}
+
+/// Runs the seeds that were asked for and prints what they came to.
+///
+/// # Errors
+/// [`SimError`].
+pub(crate) fn run_seeds(args: &SimArgs, out: &mut dyn Write) -> Result<(), SimError> {
+    let seeds = args.seeds();
+    if args.bottleneck(0).is_some() {
+        return bottleneck::run(args, out);
+    }
+    if let Some(why) = args.misfit() {
+        return Err(SimError::Misfit(why));
+    }
+    if args.host(0).is_some() {
+        return host::run(args, out);
+    }
+    if seeds.start() == seeds.end() {
+        return one(args, *seeds.start(), out);
+    }
+    // The table so far is worth having, whenever it is ended.
+    let ending = Ending::begin().ok();
+    let signal = || ending.as_ref().and_then(Ending::signal);
+    let steps = Steps::new(seeds.end() - seeds.start() + 1);
+    let mut coverage = Coverage::default();
+    let (mut all, mut failed, mut operations) = (0, 0, 0);
+    for seed in seeds.clone() {
+        if signal().is_some() {
+            break;
+        }
+        steps.say(format!("{failed} failed"));
+        let report = run(&args.options(seed));
+        steps.advance();
+        all += 1;
+        operations += report.operations;
+        coverage += &report.coverage;
+        if report.violation.is_some() {
+            failed += 1;
+            steps.hidden(|| tell(&report, None, out))?;
+        }
+    }
+    steps.finish();
+    let several = Several {
+        seeds: &seeds,
+        all,
+        failed,
+        operations,
+        coverage: &coverage,
+    };
+    write!(out, "{several}")?;
+    out.flush()?;
+    if let Some(signal) = signal() {
+        signal.obey();
+    }
+    match failed {
+        0 => Ok(()),
+        failed => Err(SimError::Broken { failed, all }),
+    }
+}
+
+fn one(args: &SimArgs, seed: u64, out: &mut dyn Write) -> Result<(), SimError> {
+    let options = args.options(seed);
+    let report = match args.trace() {
+        None => run(&options),
+        Some(path) => traced(&options, path)?,
+    };
+    write!(out, "{}", One(&report))?;
+    if report.violation.is_none() {
+        out.flush()?;
+        return Ok(());
+    }
+    tell(&report, args.trace(), out)?;
+    out.flush()?;
+    Err(SimError::Broken { failed: 1, all: 1 })
+}
+
+/// Says how a run failed, how to repeat it and the shortest one like it, and writes a capture of that.
+fn tell(report: &Report, trace: Option<&Path>, out: &mut dyn Write) -> Result<(), SimError> {
+    let smaller = shrink(report);
+    let mut capture = None;
+    if report.plan.mode == Mode::Packets && trace.is_none() {
+        let path = PathBuf::from(format!("verbs-sim-{}.pcap", report.options.seed));
+        traced(&smaller, &path)?;
+        capture = Some(path);
+    }
+    let failed = Failed {
+        report,
+        smaller: &smaller,
+        capture: capture.as_deref(),
+    };
+    write!(out, "{failed}")?;
+    Ok(())
+}
+
+/// A run whose packets are written to a file.
+fn traced(options: &Options, path: &Path) -> Result<Report, SimError> {
+    let error = |error| SimError::Trace {
+        path: path.to_owned(),
+        error,
+    };
+    let file = File::create(path).map_err(error)?;
+    Ok(run_with(options, Some(Box::new(BufWriter::new(file)))))
+}

@@ -1,0 +1,244 @@
+//! Commands over TCP, as iWARP, each between two processes on addresses of 127.0.0.0/8.
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader};
+use std::net::TcpListener;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::run::{Ended, Place, WIRE, address_of, content};
+use crate::wire::{Background, free_port};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// An address that no other test has: those of packets end before it.
+fn address(n: u8) -> String {
+    address_of(WIRE, 200 + n)
+}
+
+/// Runs a client until its server listens.
+fn ask(place: &Place, arguments: &[&str]) -> Ended {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        let ended = place.verbs(arguments);
+        let is_early = ["Connection refused", "nobody listens"]
+            .iter()
+            .any(|said| ended.stderr.contains(said));
+        if !is_early || Instant::now() > until {
+            return ended;
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Goal: pingpongs of one and of several queue pairs over TCP, polling and with events, every byte checked.
+#[test]
+fn messages_go_back_and_forth() {
+    let place = Place::new();
+    let host = address(1);
+    let cases: [&[&str]; 3] = [
+        &["rc", "-n", "200", "-c"],
+        &["rc", "-n", "20", "-e", "-c", "-s", "1000000", "-r", "4"],
+        &["srq", "-n", "200", "-q", "4", "-c"],
+    ];
+    for options in cases {
+        let port = free_port();
+        let common = [
+            &["pingpong"],
+            options,
+            &["--transport", "iwarp", "-p", &port],
+        ]
+        .concat();
+        let server = Background::start(&place, &common);
+        let client = ask(&place, &[&common[..], &[&host]].concat()).succeeded();
+        assert!(client.contains("remote address"), "{client}");
+        server.end().succeeded();
+    }
+}
+
+/// Goal: what RDMA over TCP does not have is refused before anything begins, with what would be right.
+#[test]
+fn what_needs_packets_is_refused() {
+    let place = Place::new();
+    for kind in ["uc", "ud", "xrc"] {
+        let refused = place.verbs(&["pingpong", kind, "--transport", "iwarp"]);
+        assert_eq!(refused.code, Some(2), "{refused:?}");
+        assert!(
+            refused.stderr.contains(kind) && refused.stderr.contains("rc and srq"),
+            "{}",
+            refused.stderr
+        );
+    }
+    let alone = place.verbs(&["connect-bench", "--transport", "iwarp"]);
+    assert_eq!(alone.code, Some(2), "{alone:?}");
+}
+
+/// Goal: connections over TCP beside ordinary ones; a server whose number an ordinary one has says so.
+#[test]
+fn connections_are_measured() {
+    let place = Place::new();
+    let host = address(2);
+    let at = format!("{host}:{}", free_port());
+    let serves = ["connect-bench", "--transport", "iwarp", "--serve", &at];
+    let plain = TcpListener::bind(&at).expect("it is free");
+    let refused = place.verbs(&serves);
+    assert_eq!(refused.code, Some(1), "{refused:?}");
+    assert!(refused.stderr.contains("in use"), "{}", refused.stderr);
+    drop(plain);
+    let mut server = Background::start(&place, &serves);
+    let asks = [
+        "connect-bench",
+        "--transport",
+        "iwarp",
+        "--to",
+        &at,
+        "--count",
+        "20",
+    ];
+    let said = ask(&place, &asks).succeeded();
+    assert!(said.contains("20 connections with"), "{said}");
+    TcpListener::bind(&at).expect_err("it is the server's");
+    server.kill();
+}
+
+/// Goal: tests of perftest over TCP: every operation, by rate and by latency, on several connections; and a client whose
+/// server speaks the other transport is told. Method: both ends are this command.
+#[test]
+fn rates_and_latencies_are_measured() {
+    let place = Place::new();
+    let host = address(7);
+    let tests: [&[&str]; 6] = [
+        &["send-lat", "-n", "50"],
+        &["write-lat", "-n", "50"],
+        &["read-lat", "-n", "50"],
+        &["send-bw", "-n", "100", "-q", "3", "-b"],
+        &["write-bw", "-n", "100", "-s", "100000", "-q", "2"],
+        &["atomic-bw", "-n", "100"],
+    ];
+    for test in tests {
+        let port = free_port();
+        let options = ["--transport", "iwarp", "-p", &port];
+        let common = [&["perf"], test, &options].concat();
+        let server = Background::start(&place, &common);
+        let client = ask(&place, &[&common[..], &[&host, "--json"]].concat()).succeeded();
+        let report: serde_json::Value = serde_json::from_str(&client).expect("JSON");
+        let results = report["results"][0].as_object().expect("what was measured");
+        let figures: Vec<_> = results.values().filter_map(|it| it.as_f64()).collect();
+        assert!(figures.iter().all(|&figure| figure > 0.0), "{client}");
+        assert!(figures.len() > 2, "{client}");
+        server.end().succeeded();
+    }
+}
+
+/// A server of `dir`, and the URL that it says it is at.
+fn serve(place: &Place, n: u8, options: &[&str]) -> (Background, String) {
+    fs::create_dir_all(place.path("dir")).expect("a directory");
+    let listen = format!("{}:0", address(n));
+    let common = ["serve", "dir", "--transport", "iwarp", "--listen", &listen];
+    let mut server = Background::start(place, &[&common, options].concat());
+    let stdout = server.child().stdout.take().expect("piped");
+    let mut line = String::new();
+    let mut reader = BufReader::new(stdout);
+    reader.read_line(&mut line).expect("text");
+    // Goes on reading, so that the server never has to wait.
+    thread::spawn(move || reader.lines().for_each(drop));
+    let mut words = line.split_whitespace();
+    let url = words.find(|word| word.starts_with("iwarp://"));
+    let url = url.unwrap_or_else(|| panic!("no URL in {line:?}"));
+    (server, url.to_owned())
+}
+
+/// Goal: files are served and fetched over TCP, at the server's port alone; the scheme names the transport. Method: files of
+/// no byte to many chunks, two clients at once, a file outside, and a URL of another transport.
+#[test]
+fn files_are_fetched() {
+    let place = Place::new();
+    let (mut server, url) = serve(&place, 3, &[]);
+    fs::create_dir(place.path("dir/sub")).expect("a directory");
+    let file = format!("{url}sub/a%20b");
+    for size in [0, 1, 70_000, 40_000_001] {
+        fs::write(place.path("dir/sub/a b"), content(size)).expect("room");
+        let shown = place.verbs(&["copy", &file, "B"]).succeeded();
+        assert!(shown.starts_with(&format!("{size} bytes")), "{shown}");
+        assert!(place.read("B") == content(size), "{size}");
+    }
+    let window = ["--chunk", "64k", "--window", "4", "--transport", "iwarp"];
+    let both = ["C", "D"].map(|name| {
+        let arguments = [&["copy", "--quiet"], &window[..], &[&file, name]].concat();
+        Background::start(&place, &arguments)
+    });
+    for client in both {
+        client.end().succeeded();
+    }
+    for name in ["C", "D"] {
+        assert!(place.read(name) == content(40_000_001), "{name}");
+    }
+    let outside = place.verbs(&["copy", &format!("{url}..%2fA"), "E"]);
+    outside.failed(1, &["outside of the directory", "E was not created"]);
+    let packets = place.verbs(&["copy", "--pcap", "x", &file, "E"]);
+    packets.failed(1, &["--pcap is about packets", "E was not created"]);
+    let roce = file.replace("iwarp", "roce");
+    let mixed = place.verbs(&["copy", "--transport", "iwarp", &roce, "E"]);
+    mixed.failed(1, &["this runs over RoCE only"]);
+    let local = place.verbs(&["copy", "--transport", "iwarp", "B", "E"]);
+    local.failed(2, &["--transport"]);
+    server.kill();
+    let complaints = server.end().stderr;
+    assert!(
+        complaints
+            .lines()
+            .all(|line| line.contains("outside of the directory")),
+        "{complaints}"
+    );
+    assert_eq!(place.names(), ["B", "C", "D", "dir"]);
+}
+
+/// Goal: a server of all addresses is found at those of both families.
+#[test]
+fn files_are_fetched_from_all_addresses() {
+    let place = Place::new();
+    fs::create_dir_all(place.path("dir")).expect("a directory");
+    fs::write(place.path("dir/A"), content(70_000)).expect("room");
+    let port = free_port();
+    let listen = format!("[::]:{port}");
+    let serves = ["serve", "dir", "--transport", "iwarp", "--listen", &listen];
+    let mut server = Background::start(&place, &serves);
+    for host in ["127.0.0.1", "[::1]"] {
+        let url = format!("iwarp://{host}:{port}/A");
+        ask(&place, &["copy", &url, "B"]).succeeded();
+        assert!(place.read("B") == content(70_000), "{host}");
+    }
+    server.kill();
+}
+
+/// Goal: a peer that is killed in the middle of a file is missed by either side. Method: a client is killed, and the server
+/// serves the next; then the server is killed, and its client leaves nothing.
+#[test]
+fn a_copy_that_loses_its_peer_ends() {
+    let place = Place::new();
+    let (mut server, url) = serve(&place, 4, &["--max-clients", "1"]);
+    let large = File::create(place.path("dir/A")).expect("room");
+    large.set_len(1 << 36).expect("a sparse file");
+    fs::write(place.path("dir/B"), content(70_000)).expect("room");
+    let file = format!("{url}A");
+    let copy = |name| Background::start(&place, &["copy", "--quiet", &file, name]);
+    let mut killed = copy("C");
+    killed.is_writing();
+    killed.kill();
+    drop(killed.end());
+    let until = Instant::now() + PATIENCE;
+    let small = format!("{url}B");
+    while place.verbs(&["copy", &small, "B"]).code != Some(0) {
+        assert!(Instant::now() < until, "the place is not free");
+        thread::sleep(Duration::from_millis(50));
+    }
+    assert!(place.read("B") == content(70_000));
+    let mut client = copy("C");
+    client.is_writing();
+    server.kill();
+    let since = Instant::now();
+    let ended = client.end();
+    assert!(since.elapsed() < PATIENCE, "{ended:?}");
+    ended.failed(5, &["C was not created"]);
+    assert_eq!(place.names(), ["B", "dir"]);
+}

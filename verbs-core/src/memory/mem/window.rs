@@ -1,0 +1,197 @@
+//! Bytes for which a key, a right and a range have been checked.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::ptr::NonNull;
+
+use super::copy::{SHORT, copy, copy_short};
+use super::memory::atomic_word;
+use super::pin::Pin;
+use crate::sync::plain::{AtomicU64, Ordering};
+
+/// Checked bytes of a registered region, accessible until the pin is left.
+///
+/// Only [`MrTable::check`](super::MrTable::check) creates one, under a [`Pin`]; it cannot outlive the pin or
+/// change thread, and the region's memory is not freed before the pin is left. Other threads may access the same
+/// bytes at the same time: reads may be torn, byte by byte.
+///
+/// A window does not know the right for which it was checked; a caller that writes through it must have asked for
+/// a right to write.
+#[derive(Clone, Copy)]
+pub struct Window<'p> {
+    start: NonNull<u8>,
+    len: u32,
+    pin: PhantomData<&'p Pin>,
+}
+
+impl<'p> Window<'p> {
+    /// # Safety
+    /// `len` bytes from `start` are valid for `'p`, for writing too if the window will be written
+    /// through, and no reference covers them.
+    #[inline(always)]
+    pub(super) const unsafe fn new(start: NonNull<u8>, len: u32) -> Self {
+        Self {
+            start,
+            len,
+            pin: PhantomData,
+        }
+    }
+
+    /// A window of no bytes: the result of an access of length zero, whatever its key.
+    #[inline(always)]
+    pub const fn empty() -> Self {
+        Self {
+            start: NonNull::dangling(),
+            len: 0,
+            pin: PhantomData,
+        }
+    }
+
+    /// Bytes.
+    #[inline(always)]
+    pub const fn len(self) -> u32 {
+        self.len
+    }
+
+    /// Whether there are no bytes.
+    #[inline(always)]
+    pub const fn is_empty(self) -> bool {
+        self.len == 0
+    }
+
+    /// Copies `src` into this window: as many bytes as the shorter of both has; returns their number. Overlap is
+    /// legal.
+    #[inline(always)]
+    pub fn copy_from(self, src: Window<'_>) -> u32 {
+        let n = self.len.min(src.len);
+        // SAFETY: both windows are alive, so both ranges are valid, and `n` is within both.
+        unsafe { copy(self.start, src.start, n as usize) }
+        n
+    }
+
+    /// Bytes of a short copy, at most.
+    pub const SHORT: u32 = SHORT as u32;
+
+    /// As [`copy_from`](Self::copy_from), for at most [`SHORT`](Self::SHORT) bytes; copies no more. Calls no
+    /// function.
+    #[inline(always)]
+    pub fn copy_short_from(self, src: Window<'_>) {
+        let n = self.len.min(src.len);
+        // SAFETY: both windows are alive, so both ranges are valid, and `n` is within both.
+        unsafe { copy_short(self.start, src.start, n as usize) }
+    }
+
+    /// As [`write_from`](Self::write_from), for at most [`SHORT`](Self::SHORT) bytes; copies no more. Calls no
+    /// function.
+    #[inline(always)]
+    pub fn write_short_from(self, src: &[u8]) {
+        let n = (self.len as usize).min(src.len());
+        // SAFETY: `n` is within both; no thread writes `src` while it is borrowed.
+        unsafe { copy_short(self.start, NonNull::from(src).cast(), n) }
+    }
+
+    /// As [`read_into`](Self::read_into), for at most [`SHORT`](Self::SHORT) bytes; copies no more. Calls no
+    /// function.
+    #[inline(always)]
+    pub fn read_short_into(self, dst: &mut [u8]) {
+        let n = (self.len as usize).min(dst.len());
+        // SAFETY: `n` is within both; `dst` is the caller's alone.
+        unsafe { copy_short(NonNull::from(&mut *dst).cast(), self.start, n) }
+    }
+
+    /// Copies private bytes into this window: as many as fit; returns their number.
+    #[inline(always)]
+    pub fn write_from(self, src: &[u8]) -> u32 {
+        let n = (self.len as usize).min(src.len());
+        // SAFETY: `n` is within both; no thread writes `src` while it is borrowed.
+        unsafe { copy(self.start, NonNull::from(src).cast(), n) }
+        n as u32
+    }
+
+    /// Copies this window to private bytes: as many as fit; returns their number.
+    #[inline(always)]
+    pub fn read_into(self, dst: &mut [u8]) -> u32 {
+        let n = (self.len as usize).min(dst.len());
+        // SAFETY: `n` is within both; `dst` is the caller's alone.
+        unsafe { copy(NonNull::from(&mut *dst).cast(), self.start, n) }
+        n as u32
+    }
+
+    /// The part of `len` bytes from `offset` on; `None` if it is not within this window.
+    #[inline]
+    pub fn part(self, offset: u32, len: u32) -> Option<Self> {
+        if offset.checked_add(len)? > self.len {
+            return None;
+        }
+        // SAFETY: `offset + len <= self.len`, so the part is as valid as the whole.
+        Some(unsafe { Self::new(self.start.add(offset as usize), len) })
+    }
+
+    /// Atomically adds to the window's first 8 bytes, as a number in this machine's byte order, and returns the
+    /// old value. `None` unless there are 8 aligned bytes.
+    #[inline]
+    pub fn fetch_add(self, add: u64) -> Option<u64> {
+        Some(self.word()?.fetch_add(add, Ordering::AcqRel))
+    }
+
+    /// Atomically replaces the window's first 8 bytes by `swap` if they equal `compare`, and returns the old
+    /// value. `None` unless there are 8 aligned bytes.
+    #[inline]
+    pub fn compare_swap(self, compare: u64, swap: u64) -> Option<u64> {
+        let word = self.word()?;
+        let result = word.compare_exchange(compare, swap, Ordering::AcqRel, Ordering::Acquire);
+        Some(result.unwrap_or_else(|old| old))
+    }
+
+    /// As [`compare_swap`](Self::compare_swap), but compares and replaces only the bits in the masks.
+    pub fn masked_compare_swap(
+        self,
+        (compare, compare_mask): (u64, u64),
+        (swap, swap_mask): (u64, u64),
+    ) -> Option<u64> {
+        let change = |old: u64| {
+            let equal = (old ^ compare) & compare_mask == 0;
+            equal.then_some(old & !swap_mask | swap & swap_mask)
+        };
+        let result = self
+            .word()?
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, change);
+        Some(result.unwrap_or_else(|old| old))
+    }
+
+    /// As [`fetch_add`](Self::fetch_add), for several numbers in one word: a bit of `boundary` marks the highest
+    /// bit of one, and no carry leaves it.
+    pub fn masked_fetch_add(self, add: u64, boundary: u64) -> Option<u64> {
+        // Without their highest bits no carry can leave the fields; the highest bits are added without carry.
+        let change = |old: u64| {
+            let low = (old & !boundary).wrapping_add(add & !boundary);
+            Some(low ^ (old ^ add) & boundary)
+        };
+        let result = self
+            .word()?
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, change);
+        Some(result.unwrap_or_else(|old| old))
+    }
+
+    /// Atomically stores 8 bytes, as they are. `None` unless there are 8 aligned bytes.
+    pub fn store_word(self, bytes: [u8; 8]) -> Option<()> {
+        self.word()?
+            .store(u64::from_ne_bytes(bytes), Ordering::Release);
+        Some(())
+    }
+
+    #[inline]
+    fn word(self) -> Option<&'p AtomicU64> {
+        if self.len < 8 {
+            return None;
+        }
+        // SAFETY: the window has 8 bytes and they are valid for `'p`; no reference covers them.
+        unsafe { atomic_word(self.start) }
+    }
+}
+
+impl fmt::Debug for Window<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Window({:p}, {} bytes)", self.start, self.len)
+    }
+}

@@ -1,0 +1,96 @@
+//! One client, as the daemon sees it.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::IpAddr;
+use std::num::NonZeroU32;
+
+use verbs_core::Origin;
+use verbs_core::host::message::Token;
+use verbs_core::host::quota::Usage;
+
+use crate::outbox::Outbox;
+
+/// Names a client; never used again by the same daemon.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ClientId(NonZeroU32);
+
+impl ClientId {
+    /// The client with that number; there is no number 0.
+    pub fn new(number: u32) -> Option<Self> {
+        NonZeroU32::new(number).map(Self)
+    }
+
+    /// Its number.
+    pub const fn number(self) -> u32 {
+        self.0.get()
+    }
+
+    /// The origin of the requests that it sends.
+    pub const fn origin(self) -> Origin {
+        Origin::Client(self.0)
+    }
+}
+
+impl fmt::Debug for ClientId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "client {}", self.0)
+    }
+}
+
+/// The user that has connected, as the system reports it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct User {
+    /// User.
+    pub uid: u32,
+    /// Process, in the daemon's namespace; 0 if it is not visible there.
+    pub pid: u32,
+}
+
+/// A client's entry in a list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClientInfo {
+    /// Its number.
+    pub id: ClientId,
+    /// Its user.
+    pub user: User,
+    /// The name of its program, as it reports it.
+    pub name: String,
+    /// The part of its quotas that is in use.
+    pub usage: Usage,
+}
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub(crate) struct Client {
+    pub(crate) user: User,
+    /// The name that it has reported; `None` before its first message.
+    pub(crate) name: Option<String>,
+    /// What it shows to the next daemon.
+    pub(crate) token: Token,
+    /// Bits of the line's features that both sides know.
+    pub(crate) features: u64,
+    pub(crate) usage: Usage,
+    pub(crate) outbox: Outbox,
+    /// The groups that it has joined, and how often.
+    pub(crate) groups: BTreeMap<IpAddr, u32>,
+}
+
+impl Client {
+    pub(crate) fn new(user: User) -> Self {
+        Self {
+            user,
+            name: None,
+            token: Token::default(),
+            features: 0,
+            usage: Usage::default(),
+            outbox: Outbox::default(),
+            groups: BTreeMap::new(),
+        }
+    }
+
+    /// Whether it has been welcomed.
+    pub(crate) fn is_member(&self) -> bool {
+        self.name.is_some()
+    }
+}

@@ -1,0 +1,165 @@
+//! Packets: from clients to the network and to each other, and from the network to clients.
+
+use verbs_cm::wire::Message as CmMessage;
+use verbs_core::Qpn;
+use verbs_core::host::message::{Packets, Service};
+use verbs_core::host::quota::Quota;
+use verbs_core::host::{Block, Message};
+use verbs_core::time::Instant;
+
+use super::Daemon;
+use crate::client::ClientId;
+use crate::connection::Whose;
+use crate::packet::{self, GSI};
+
+impl Daemon {
+    /// Packets have arrived from the network.
+    pub fn arrive(&mut self, now: Instant, packets: &Packets<'_>) {
+        self.deliver(now, packets);
+        self.end_deaf(now);
+    }
+
+    /// Packets of a client, which arrived in that datagram.
+    pub(super) fn relay(
+        &mut self,
+        now: Instant,
+        client: ClientId,
+        datagram: &[u8],
+        packets: &Packets<'_>,
+    ) {
+        // An address may just have left the port; otherwise a client sends from no address but the port's.
+        let is_ours = self.port.addresses.contains(&packets.src);
+        if !is_ours || !self.may_send(client, packets) {
+            self.counters.refused += 1;
+            return;
+        }
+        if self.port.addresses.contains(&packets.dst) {
+            return self.deliver(now, packets);
+        }
+        if !self.outward.push(client, datagram.to_vec()) {
+            self.counters.lost_outward += 1;
+        }
+    }
+
+    /// Whether messages of the connection manager among these concern the client's own connections.
+    fn may_send(&mut self, client: ClientId, packets: &Packets<'_>) -> bool {
+        let mut may = true;
+        for packet in packets.packets() {
+            if packet::dest(packet) != Some(GSI) {
+                continue;
+            }
+            let Some((_, message)) = packet::mad(packet).and_then(|mad| CmMessage::parse(mad).ok())
+            else {
+                continue;
+            };
+            let way = (packets.src, packets.dst);
+            let room = Quota::Connections.max();
+            may &= self.connections.sends(client, way, &message, room);
+        }
+        may
+    }
+
+    /// Delivers packets to their clients.
+    pub(super) fn deliver(&mut self, now: Instant, packets: &Packets<'_>) {
+        let segment = usize::from(packets.segment.max(1));
+        let mut first = 0;
+        while first * segment < packets.bytes.len() {
+            let rest = &packets.bytes[first * segment..];
+            let dest = packet::dest(&rest[..segment.min(rest.len())]);
+            // Most often all are for one queue pair.
+            let count = rest
+                .chunks(segment)
+                .take_while(|&next| packet::dest(next) == dest)
+                .count();
+            let len = (count * segment).min(rest.len());
+            let run = Packets {
+                ident: packets.ident.map(|ident| ident.wrapping_add(first as u16)),
+                bytes: &rest[..len],
+                ..*packets
+            };
+            self.deliver_run(now, dest, &run);
+            first += count;
+        }
+    }
+
+    /// The same with packets that are all for one queue pair.
+    fn deliver_run(&mut self, now: Instant, dest: Option<Qpn>, run: &Packets<'_>) {
+        let whose = match dest {
+            Some(Qpn::MULTICAST) => {
+                let members = self.groups.get(&run.dst).cloned().unwrap_or_default();
+                for client in members {
+                    self.carry(client, run);
+                }
+                return;
+            }
+            Some(GSI) => {
+                for (k, packet) in (0_u16..).zip(run.packets()) {
+                    let one = Packets {
+                        ident: run.ident.map(|ident| ident.wrapping_add(k)),
+                        bytes: packet,
+                        ..*run
+                    };
+                    self.deliver_management(now, &one);
+                }
+                return;
+            }
+            Some(qpn) => Block::of(qpn).and_then(|block| self.blocks.owner(block)),
+            None => None,
+        };
+        match whose {
+            Some(client) => self.carry(client, run),
+            None => self.counters.strangers += run.packets().len() as u64,
+        }
+    }
+
+    fn deliver_management(&mut self, now: Instant, packet: &Packets<'_>) {
+        let mad = packet::mad(packet.bytes);
+        let message = mad.and_then(|mad| Some((mad, CmMessage::parse(mad).ok()?.1)));
+        let Some((mad, message)) = message else {
+            self.counters.strangers += 1;
+            return;
+        };
+        let client = match self.connections.comes(packet.src, &message) {
+            Whose::Client(client) => Some(client),
+            Whose::Service(id) => self.services.find(id, packet.dst),
+            // A connection that a client has had since before this daemon began.
+            Whose::Nobody => match message {
+                CmMessage::Dreq(dreq) => self.blocks.owner_of(dreq.remote_qpn),
+                _ => None,
+            },
+        };
+        match client {
+            Some(client) => self.carry(client, packet),
+            None => {
+                self.strays.handle(now, (packet.src, packet.dst), mad);
+                self.collect_strays();
+            }
+        }
+    }
+
+    pub(super) fn collect_strays(&mut self) {
+        while let Some(mad) = self.strays.poll_mad() {
+            self.mads.push_back(mad);
+        }
+    }
+
+    fn carry(&mut self, client: ClientId, run: &Packets<'_>) {
+        let Some(known) = self.clients.get_mut(&client) else {
+            return;
+        };
+        match known.outbox.carry(Message::Packets(*run).encode()) {
+            true => {
+                self.counters.inward += 1;
+                self.ready.insert(client);
+            }
+            false => self.counters.lost_inward += 1,
+        }
+    }
+
+    /// Whether a client listens for that service, for lists.
+    pub fn is_served(&self, service: Service) -> bool {
+        service
+            .addr
+            .is_some_and(|at| self.services.find(service.id, at).is_some())
+    }
+}

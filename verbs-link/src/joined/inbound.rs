@@ -1,0 +1,144 @@
+//! Packets that a neighbour has written to the ring of a channel. None of it is trusted.
+
+use std::net::IpAddr;
+use std::ops::Range;
+
+use verbs_core::host::channel::Head;
+use verbs_core::host::message::Packets;
+use verbs_wire::{Bth, BthView, ROCE_PORT};
+
+use crate::ring::{Bell, Broken, Reader, Shared, Watch};
+
+/// The most packets of a burst to another process of the host.
+pub(super) const BURST: usize = 64;
+
+/// What a neighbour may send packets to: others are dropped. Addresses change while packets are under way, so that this
+/// is no reason to end the channel.
+#[derive(Clone, Copy, Debug)]
+pub struct Bounds<'a> {
+    /// The port's addresses: packets come from one of them, and go to one of them.
+    pub addresses: &'a [IpAddr],
+    /// The queue pair numbers of this process. Management datagrams are for none of them: the daemon checks those.
+    pub numbers: &'a [Range<u32>],
+}
+
+/// What one message was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Taken {
+    /// So many packets, which were handed up.
+    Packets(usize),
+    /// Packets that the neighbour may not send.
+    Refused,
+}
+
+/// The reading end of a channel.
+#[derive(Debug)]
+pub struct Inbound<S> {
+    ring: Reader<S>,
+    /// Messages that were read.
+    messages: u64,
+    /// The addresses of the last one.
+    addresses: Option<(IpAddr, IpAddr)>,
+}
+
+impl<S: Shared> Inbound<S> {
+    /// The only reader of a new ring.
+    pub fn new(ring: Reader<S>) -> Self {
+        Self {
+            ring,
+            messages: 0,
+            addresses: None,
+        }
+    }
+
+    /// Takes a message, if there is one: copies it to `buffer`, checks it, and hands its packets up.
+    ///
+    /// # Errors
+    /// [`Broken`]: it is nothing that a correct program writes.
+    pub fn take(
+        &mut self,
+        buffer: &mut [u8],
+        bounds: &Bounds<'_>,
+        sink: &mut dyn FnMut(&Packets<'_>),
+    ) -> Result<Option<Taken>, Broken> {
+        let Some(len) = self.ring.read(buffer)? else {
+            return Ok(None);
+        };
+        self.messages += 1;
+        let (head, bytes) = Head::take(&buffer[..len]).map_err(|_| Broken)?;
+        self.addresses = head.addresses.or(self.addresses);
+        let (src, dst) = self.addresses.ok_or(Broken)?;
+        let packets = Packets {
+            src,
+            dst,
+            tclass: head.tclass,
+            hop_limit: 0,
+            sport: ROCE_PORT,
+            ident: Some(head.ident),
+            segment: head.segment,
+            bytes,
+        };
+        let count = packets.packets().len();
+        if count > BURST || packets.src.is_ipv4() != packets.dst.is_ipv4() {
+            return Err(Broken);
+        }
+        let is_ours = |address| bounds.addresses.contains(address);
+        let fits = |bytes: &[u8]| {
+            let bth = bytes.first_chunk::<{ Bth::LEN }>();
+            let dest = bth.map(|bth| BthView::of(bth).dest_qpn().value());
+            dest.is_some_and(|dest| bounds.numbers.iter().any(|numbers| numbers.contains(&dest)))
+        };
+        let may = is_ours(&packets.src) && is_ours(&packets.dst) && packets.packets().all(fits);
+        if !may {
+            return Ok(Some(Taken::Refused));
+        }
+        sink(&packets);
+        Ok(Some(Taken::Packets(count)))
+    }
+
+    /// Whether there is a message.
+    ///
+    /// # Errors
+    /// [`Broken`].
+    pub fn has_message(&mut self) -> Result<bool, Broken> {
+        self.ring.has_message()
+    }
+
+    /// The position in the ring behind all messages that have been written.
+    ///
+    /// # Errors
+    /// [`Broken`].
+    pub(super) fn end(&mut self) -> Result<u64, Broken> {
+        self.ring.end()
+    }
+
+    /// The position behind all messages that were read.
+    pub(super) fn position(&self) -> u64 {
+        self.ring.position()
+    }
+
+    /// Whether to ring for the neighbour after messages were read.
+    pub fn bell(&mut self) -> Bell {
+        self.ring.bell()
+    }
+
+    /// Whether a neighbour that keeps to the rules may have rung so often: for each message that it has written, and for
+    /// each of the `written` messages that it has read.
+    pub fn may_ring(&self, rings: u64, written: u64) -> bool {
+        // A message takes at least 16 bytes of the ring.
+        let unread = self.ring.capacity() as u64 / 16;
+        rings <= self.messages + unread + written
+    }
+}
+
+impl<S: Shared + Clone> Inbound<S> {
+    /// The part that sleeps.
+    pub fn watch(&self) -> Watch<S> {
+        self.ring.watch()
+    }
+}
+
+/// Bytes of the longest message with packets of so many bytes.
+pub(super) const fn message_len(packets: usize) -> usize {
+    Head::LEN_MAX + packets
+}

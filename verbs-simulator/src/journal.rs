@@ -1,0 +1,216 @@
+//! The events of a run, in order: always digested, and written to a capture if requested.
+
+use std::fmt;
+use std::hash::Hasher;
+use std::io::{self, Write};
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use siphasher::sip128::{Hasher128, SipHasher24};
+use verbs_core::sync::{Arc, Mutex};
+use verbs_core::{AsyncEvent, Kind, Subject, Wc};
+use verbs_link::time::Instant;
+use verbs_wire::Envelope;
+use verbs_wire::pcap::{LinkType, PcapWriter};
+
+/// The digest of a run: every packet, completion, event, verb and timer with its time, in order.
+///
+/// It is SipHash-2-4 with 128 bits and the key zero, over numbers in little-endian order: small, specified, the same on
+/// every machine, and fast on short inputs. No run has a reason to look for collisions, so nothing stronger is needed.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Digest(u128);
+
+impl Digest {
+    /// What was written to a hasher so far.
+    pub(crate) fn of(hasher: &SipHasher24) -> Self {
+        Self(hasher.finish128().as_u128())
+    }
+}
+
+impl fmt::Display for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", self.0)
+    }
+}
+
+impl fmt::Debug for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// Where captures go.
+pub type Sink = Box<dyn Write + Send>;
+
+/// The journal of a run. Clones are the same journal.
+#[derive(Clone, Default)]
+pub(crate) struct Journal(Arc<Mutex<Book>>);
+
+struct Book {
+    hasher: SipHasher24,
+    counts: Counts,
+    pcap: Option<PcapWriter<Sink>>,
+    /// The first error of writing the capture.
+    failed: Option<io::Error>,
+}
+
+/// How much happened in a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Counts {
+    /// Packets and pieces of streams sent, whatever became of them.
+    pub packets: u64,
+    /// Completions polled.
+    pub completions: u64,
+    /// Asynchronous events.
+    pub events: u64,
+    /// Verbs completed.
+    pub verbs: u64,
+    /// Steps of the clock, each with all that was due.
+    pub timers: u64,
+}
+
+/// The kind of an entry; the first byte of each.
+#[derive(Clone, Copy)]
+enum Entry {
+    Packet = 1,
+    Completion,
+    Event,
+    Verb,
+    Timer,
+    Piece,
+}
+
+impl Default for Book {
+    fn default() -> Self {
+        Self {
+            hasher: SipHasher24::new(),
+            counts: Counts::default(),
+            pcap: None,
+            failed: None,
+        }
+    }
+}
+
+impl Book {
+    fn begin(&mut self, entry: Entry, now: Instant) -> &mut SipHasher24 {
+        self.hasher.write(&[entry as u8]);
+        self.hasher.write(&now.as_nanos().to_le_bytes());
+        &mut self.hasher
+    }
+}
+
+impl Journal {
+    /// Writes packets to a capture from now on, each as its sender sent it.
+    pub(crate) fn capture(&self, sink: Sink) -> io::Result<()> {
+        self.0.lock().pcap = Some(PcapWriter::new(sink, LinkType::RawIp)?);
+        Ok(())
+    }
+
+    /// A packet was sent; `fate` says what becomes of it.
+    pub(crate) fn packet(&self, now: Instant, envelope: &Envelope, bytes: &[u8], fate: u64) {
+        let mut book = self.0.lock();
+        book.counts.packets += 1;
+        let hasher = book.begin(Entry::Packet, now);
+        hasher.write(&fate.to_le_bytes());
+        hasher.write(&(bytes.len() as u64).to_le_bytes());
+        hasher.write(bytes);
+        let at = Duration::from_nanos(now.as_nanos());
+        if let Some(pcap) = &mut book.pcap
+            && let Err(error) = pcap.roce(at, envelope, &[bytes])
+        {
+            book.failed.get_or_insert(error);
+        }
+    }
+
+    /// A piece of a stream was sent; `fate` says which faults it met.
+    pub(crate) fn piece(&self, now: Instant, from: SocketAddr, bytes: &[u8], fate: [bool; 2]) {
+        let mut book = self.0.lock();
+        book.counts.packets += 1;
+        let hasher = book.begin(Entry::Piece, now);
+        match from.ip() {
+            IpAddr::V4(ip) => hasher.write(&ip.octets()),
+            IpAddr::V6(ip) => hasher.write(&ip.octets()),
+        }
+        hasher.write(&from.port().to_le_bytes());
+        hasher.write(&fate.map(u8::from));
+        hasher.write(&(bytes.len() as u64).to_le_bytes());
+        hasher.write(bytes);
+    }
+
+    /// A completion was polled from a queue that the run calls `queue`.
+    pub(crate) fn completion(&self, now: Instant, queue: u64, wc: &Wc) {
+        let mut book = self.0.lock();
+        book.counts.completions += 1;
+        let hasher = book.begin(Entry::Completion, now);
+        hasher.write(&queue.to_le_bytes());
+        hasher.write(&wc.wr_id.to_le_bytes());
+        hasher.write(&[wc.status as u8, wc.opcode as u8]);
+        hasher.write(&wc.flags.bits().to_le_bytes());
+        for number in [wc.byte_len, wc.qpn.value(), wc.imm, wc.vendor_err] {
+            hasher.write(&number.to_le_bytes());
+        }
+    }
+
+    /// A node raised an event.
+    pub(crate) fn event(&self, now: Instant, node: u64, event: &AsyncEvent) {
+        let mut book = self.0.lock();
+        book.counts.events += 1;
+        let hasher = book.begin(Entry::Event, now);
+        hasher.write(&node.to_le_bytes());
+        hasher.write(&[event.event as u8]);
+        // Device numbers are assigned per process, so they may differ from run to run.
+        let (kind, number) = match event.subject {
+            Subject::Device => (0, 0),
+            Subject::Port(port) => (1, u32::from(port)),
+            Subject::Object(id) => (2, id.number),
+        };
+        hasher.write(&[kind]);
+        hasher.write(&number.to_le_bytes());
+    }
+
+    /// A verb completed.
+    pub(crate) fn verb(&self, now: Instant, node: u64, kind: Kind, ok: bool) {
+        let mut book = self.0.lock();
+        book.counts.verbs += 1;
+        let hasher = book.begin(Entry::Verb, now);
+        hasher.write(&node.to_le_bytes());
+        hasher.write(&(kind as u32).to_le_bytes());
+        hasher.write(&[u8::from(ok)]);
+    }
+
+    /// The clock was moved to `now`, and what was due there was called.
+    pub(crate) fn timer(&self, now: Instant) {
+        let mut book = self.0.lock();
+        book.counts.timers += 1;
+        book.begin(Entry::Timer, now);
+    }
+
+    /// The digest of everything that has happened.
+    pub(crate) fn digest(&self) -> Digest {
+        Digest(self.0.lock().hasher.finish128().as_u128())
+    }
+
+    /// How much has happened.
+    pub(crate) fn counts(&self) -> Counts {
+        self.0.lock().counts
+    }
+
+    /// Ends the capture, if there is one.
+    pub(crate) fn finish(&self) -> io::Result<()> {
+        let mut book = self.0.lock();
+        let finished = match book.pcap.take() {
+            Some(pcap) => pcap.finish().map(drop),
+            None => Ok(()),
+        };
+        match book.failed.take() {
+            Some(error) => Err(error),
+            None => finished,
+        }
+    }
+}
+
+impl fmt::Debug for Journal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Journal").field(&self.digest()).finish()
+    }
+}

@@ -1,0 +1,50 @@
+//! Connections that meet in the queue of a switch.
+
+use std::time::Duration;
+
+use verbs_simulator::Bottleneck;
+
+/// Too short for rates to converge.
+fn short(seed: u64) -> Bottleneck {
+    Bottleneck {
+        before: Duration::from_millis(2),
+        time: Duration::from_millis(8),
+        ..Bottleneck::new(seed)
+    }
+}
+
+/// Goal: HCAs that react to marks share a switch: they are fair, use it, and it loses nothing. Method: eight of them,
+/// two seeds.
+#[test]
+fn eight_hosts_share_a_switch() {
+    for seed in 1..=2 {
+        let shares = Bottleneck::new(seed).run().unwrap();
+        println!(
+            "seed {seed}: index {}, used {}, {:?}",
+            shares.fairness(),
+            shares.used(),
+            shares.queue
+        );
+        assert!(shares.is_good(), "seed {seed}: {shares:?}");
+        assert!(shares.queue.marked > 0);
+    }
+}
+
+#[test]
+fn the_same_seed_gives_the_same_shares() {
+    let shares = [1, 1, 2].map(|seed| short(seed).run().unwrap());
+    assert_eq!(shares[0], shares[1]);
+    assert_ne!(shares[0], shares[2]);
+}
+
+/// Goal: the bars are missed by senders that do not react.
+#[test]
+fn hosts_that_do_not_react_are_found_out() {
+    let blind = Bottleneck {
+        congestion: None,
+        ..short(1)
+    };
+    let shares = blind.run().unwrap();
+    assert!(!shares.is_good(), "{shares:?}");
+    assert!(shares.queue.dropped > 0, "{shares:?}");
+}
