@@ -16,6 +16,7 @@ mod owes;
 pub(crate) mod packet_qp;
 mod packets;
 mod stream;
+mod timer;
 mod turn;
 
 use verbs_core::combiner::Combiner;
@@ -26,6 +27,7 @@ use crate::clock::Instant;
 use crate::port::ready::Mark;
 use crate::qp::worker::owes::Owes;
 use crate::qp::worker::packet_qp::PacketQp;
+use crate::qp::worker::timer::RoundTimer;
 
 /// See the module's documentation.
 #[derive(Debug, Default)]
@@ -43,6 +45,8 @@ pub(crate) struct Worker {
     /// The connection over packets, from the first transition to INIT on; most have none. Uncontended as
     /// well.
     exchange: OnceLock<Box<Mutex<PacketQp>>>,
+    /// The engine's call at its deadline.
+    timer: RoundTimer,
     /// It is on the driver's list already.
     pub(crate) listed: Mark,
 }

@@ -25,8 +25,8 @@ pub(crate) struct PacketQp {
     pub(super) refused_migration: bool,
     /// The changes that `path` knows of: the queue pair's and the port's.
     pub(super) followed: Option<(u32, u32)>,
-    /// The deadline that the engine was given.
-    pub(super) timer: Option<Instant>,
+    /// When the engine's call is to come, if one is.
+    pub(super) calls_at: Instant,
     /// The queue pair goes to ERR as soon as its last answer has been sent.
     pub(super) failing: bool,
     /// A packet arrived that a switch had marked: the peer is to be notified.
@@ -62,7 +62,7 @@ impl PacketQp {
             alt_route: None,
             refused_migration: false,
             followed: None,
-            timer: None,
+            calls_at: Instant::ZERO,
             failing: false,
             marked: false,
             quiet_until: Instant::ZERO,
@@ -107,7 +107,7 @@ impl fmt::Debug for PacketQp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PacketQp")
             .field("path", &self.path)
-            .field("timer", &self.timer)
+            .field("calls_at", &self.calls_at)
             .finish_non_exhaustive()
     }
 }

@@ -433,7 +433,7 @@ impl QueuePair {
         } else if !mail.acknowledges && exchange.transport.is_answering() {
             mail.deferred = true;
         }
-        self.set_timer(exchange, now);
+        self.set_timer(exchange);
         if events.only_fires() {
             self.note_fires(None, &events, effects);
         } else {
@@ -506,22 +506,17 @@ impl QueuePair {
         }
     }
 
-    /// Has the engine call at the machine's deadline. A call that is early finds nothing to do and sets the next; so
-    /// there is only one at a time, although the deadline moves with every packet.
-    pub(super) fn set_timer(self: &Arc<Self>, exchange: &mut PacketQp, now: Instant) {
-        let pending = exchange.timer.filter(|&timer| timer > now);
+    /// Has the engine call at the machine's deadline, or before.
+    pub(super) fn set_timer(self: &Arc<Self>, exchange: &mut PacketQp) {
         let Some(deadline) = exchange.transport.deadline() else {
-            exchange.timer = pending;
             return;
         };
-        if pending.is_some_and(|timer| timer <= deadline) {
-            exchange.timer = pending;
+        let timer = &self.worker.timer;
+        if timer.is_pending() && exchange.calls_at <= deadline {
             return;
         }
-        exchange.timer = Some(deadline);
-        let _ = self
-            .port
-            .engine
-            .at(deadline, Arc::clone(self) as Arc<dyn Due>, 0);
+        exchange.calls_at = deadline;
+        let me = Arc::clone(self) as Arc<dyn Due>;
+        let _ = self.port.engine.at(deadline, me, timer.ask());
     }
 }

@@ -85,8 +85,7 @@ impl OnStream for QueuePair {
         let is_held = iwarp.is_held();
         if was_held || is_held {
             connected.watch(!is_held);
-            let now = self.port.engine.now();
-            self.set_timer(&mut exchange, now);
+            self.set_timer(&mut exchange);
         }
         let mut machine = self.worker.machine.lock();
         self.handle_events(&mut exchange, &mut machine, events, None, effects);
@@ -215,7 +214,7 @@ pub(super) fn exchange_stream(
         effects.rare().again.push(qp.events());
     }
     exchange.stream = Some(connected);
-    qp.set_timer(exchange, now);
+    qp.set_timer(exchange);
     qp.handle_events(exchange, machine, events, None, effects);
     // The message that reports the reason to the peer has to be sent before sending stops.
     if exchange.failing && (lost || !exchange.transport.is_answering()) {
