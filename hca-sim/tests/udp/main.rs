@@ -5,6 +5,7 @@
 
 mod acknowledged;
 mod ends;
+mod late_round;
 mod turns;
 
 use std::net::{IpAddr, Ipv4Addr};
