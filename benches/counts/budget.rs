@@ -1,6 +1,6 @@
 //! The budget of a counted operation: what makes the run fail.
 
-use gungraun::{Callgrind, EventKind, LibraryBenchmarkConfig};
+use gungraun::{Callgrind, EntryPoint, EventKind, LibraryBenchmarkConfig};
 
 /// Repetitions of an operation in one measured call.
 pub(crate) const TIMES: u64 = 1000;
@@ -15,16 +15,21 @@ const TOLERANCE: u64 = 10;
 ///
 /// Budgets are lowered when the code gets better, and raised only together with the toolchain.
 pub(crate) fn budget(instructions: u64) -> LibraryBenchmarkConfig {
+    limited(Callgrind::default(), instructions)
+}
+
+/// As [`budget`], for what functions of that path do.
+pub(crate) fn budget_of(instructions: u64, function: &str) -> LibraryBenchmarkConfig {
     let mut callgrind = Callgrind::default();
-    callgrind.hard_limits([(EventKind::Ir, limit(instructions))]);
+    callgrind.entry_point(EntryPoint::Custom(function.to_owned()));
+    limited(callgrind, instructions)
+}
+
+fn limited(mut callgrind: Callgrind, instructions: u64) -> LibraryBenchmarkConfig {
+    // Code that runs once per call, such as the loop and the frame, is less than an instruction for each operation.
+    let most = (instructions + 1) * TIMES - 1;
+    callgrind.hard_limits([(EventKind::Ir, most + most * TOLERANCE / 1000)]);
     let mut config = LibraryBenchmarkConfig::default();
     config.tool(callgrind);
     config
-}
-
-/// The most instructions of a measured call whose operation has that budget.
-pub(crate) fn limit(instructions: u64) -> u64 {
-    // Code that runs once per call, such as the loop and the frame, is less than an instruction for each operation.
-    let most = (instructions + 1) * TIMES - 1;
-    most + most * TOLERANCE / 1000
 }

@@ -11,10 +11,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 
-use gungraun::{
-    Callgrind, EntryPoint, EventKind, LibraryBenchmarkConfig, library_benchmark,
-    library_benchmark_group,
-};
+use gungraun::{library_benchmark, library_benchmark_group};
 use hca_sim::link::Waiter;
 use hca_sim::port_space::PortError;
 use hca_sim::stream::{Bound, Stream, StreamLink, Token};
@@ -22,7 +19,7 @@ use hca_sim::{Adopted, Hca, Tcp, adopt};
 use verbs_core::{Access, Cq, Device, Memory, Mr, Pd, Qp, QpInit, Recv, Seed, Send, Wc};
 
 use crate::asleep::Asleep;
-use crate::budget::{TIMES, budget, limit};
+use crate::budget::{TIMES, budget, budget_of};
 
 /// Bytes of a message.
 const BYTES: usize = 64;
@@ -171,16 +168,6 @@ fn take(end: &mut End) {
             return;
         }
     }
-}
-
-/// A budget for what functions of that path do.
-fn budget_of(instructions: u64, function: &str) -> LibraryBenchmarkConfig {
-    let mut callgrind = Callgrind::default();
-    callgrind.hard_limits([(EventKind::Ir, limit(instructions))]);
-    callgrind.entry_point(EntryPoint::Custom(function.to_owned()));
-    let mut config = LibraryBenchmarkConfig::default();
-    config.tool(callgrind);
-    config
 }
 
 #[library_benchmark(config = budget(5390))]

@@ -13,10 +13,7 @@ use std::sync::Arc;
 
 use arrayvec::ArrayVec;
 use futures::executor::block_on;
-use gungraun::{
-    Callgrind, EntryPoint, EventKind, LibraryBenchmarkConfig, library_benchmark,
-    library_benchmark_group,
-};
+use gungraun::{library_benchmark, library_benchmark_group};
 use hca_sim::link::{
     Arrival, Burst, Change, Feedback, PacketLink, Refusal, Route, Sent, Udp, Waiter,
 };
@@ -24,7 +21,7 @@ use hca_sim::{Hca, connect};
 use verbs_core::{Access, Cq, Device, Error, Memory, Mr, Mtu, Pd, Qp, QpInit, Recv, Send, Wc};
 
 use crate::asleep::Asleep;
-use crate::budget::{TIMES, budget, limit};
+use crate::budget::{TIMES, budget, budget_of};
 
 /// Work requests in a batch.
 const BATCH: usize = 16;
@@ -211,16 +208,6 @@ fn take(end: &mut End, messages: usize) {
         assert!(got.iter().all(Wc::is_ok));
         missing -= got.len();
     }
-}
-
-/// A budget for what functions of that path do.
-fn budget_of(instructions: u64, function: &str) -> LibraryBenchmarkConfig {
-    let mut callgrind = Callgrind::default();
-    callgrind.hard_limits([(EventKind::Ir, limit(instructions))]);
-    callgrind.entry_point(EntryPoint::Custom(function.to_owned()));
-    let mut config = LibraryBenchmarkConfig::default();
-    config.tool(callgrind);
-    config
 }
 
 macro_rules! counted {
