@@ -3,6 +3,7 @@
 
 #![expect(clippy::unwrap_used, reason = "the helpers of a test are part of it")]
 
+mod calls;
 mod congestion;
 #[path = "../rc/ends.rs"]
 mod ends;

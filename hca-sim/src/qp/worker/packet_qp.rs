@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use verbs_core::{Error, QpCap, QpType, Srqn};
 
-use crate::clock::Instant;
+use crate::clock::{Instant, Timer};
 use crate::link::Route;
 use crate::qp::worker::connected::Connected;
 use crate::transport::{self, Path};
@@ -27,6 +27,8 @@ pub(crate) struct PacketQp {
     pub(super) followed: Option<(u32, u32)>,
     /// When the engine's call is to come, if one is.
     pub(super) calls_at: Instant,
+    /// The engine's call that was asked for last.
+    pub(super) call: Option<Timer>,
     /// The queue pair goes to ERR as soon as its last answer has been sent.
     pub(super) failing: bool,
     /// A packet arrived that a switch had marked: the peer is to be notified.
@@ -63,6 +65,7 @@ impl PacketQp {
             refused_migration: false,
             followed: None,
             calls_at: Instant::ZERO,
+            call: None,
             failing: false,
             marked: false,
             quiet_until: Instant::ZERO,

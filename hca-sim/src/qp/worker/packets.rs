@@ -515,8 +515,13 @@ impl QueuePair {
         if timer.is_pending() && exchange.calls_at <= deadline {
             return;
         }
+        let engine = &self.port.engine;
+        // A call that is too late is taken back: its time may be seconds away, and there may be thousands by then.
+        if let (true, Some(late)) = (timer.is_pending(), exchange.call) {
+            engine.cancel(late);
+        }
         exchange.calls_at = deadline;
         let me = Arc::clone(self) as Arc<dyn Due>;
-        let _ = self.port.engine.at(deadline, me, timer.ask());
+        exchange.call = Some(engine.at(deadline, me, timer.ask()));
     }
 }

@@ -1,11 +1,11 @@
 //! The engine's call at the deadline of a queue pair's machine: whether it is still to come.
 //!
 //! The deadline moves with every packet, and a call that is early finds nothing to do and asks for the next. So there is
-//! one call at a time, unless a deadline moves to an earlier time; then the call that was asked for last counts, and the
-//! others are ignored.
+//! one call at a time. If a deadline moves to an earlier time, its call is cancelled and another asked for; one that has
+//! begun by then is ignored.
 //!
 //! ```text
-//! holder              is_pending()? no: ask(), engine.at(deadline, token)
+//! holder              is_pending()? no, or too late: ask(), engine.at(deadline, token)
 //! engine              called(token); turn (list, hold the combiner, or leave a mark)
 //! ```
 //!
