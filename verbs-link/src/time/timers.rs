@@ -43,13 +43,23 @@ struct Key {
 ///
 /// A cancelled timer leaves its key in the heap. Keys without an entry are skipped at the front, and
 /// swept out when they are the majority, so the heap stays within twice the timers that are set and
-/// cancelling costs constant time on average. Room is kept: in steady state nothing is allocated.
-#[derive(Default)]
+/// cancelling costs constant time on average. Room is kept, and there is some from the start: unless more timers are set
+/// than ever before, nothing is allocated.
 pub(crate) struct Timers {
     heap: BinaryHeap<Reverse<Key>>,
     entries: Slab<Entry>,
     /// Timers set so far.
     order: u64,
+}
+
+impl Default for Timers {
+    fn default() -> Self {
+        Self {
+            heap: BinaryHeap::with_capacity(2 * FEW + SLACK + 1),
+            entries: Slab::with_capacity(FEW),
+            order: 0,
+        }
+    }
 }
 
 impl Timers {
@@ -140,7 +150,10 @@ fn is_live(entries: &Slab<Entry>, key: &Key) -> bool {
 }
 
 /// Keys without an entry that are always tolerated, so that small heaps are not swept all the time.
-const SLACK: usize = 64;
+const SLACK: usize = 8;
+
+/// Timers for which there is room from the start.
+const FEW: usize = 8;
 
 #[cfg(all(test, not(verbs_loom)))]
 mod tests {
@@ -154,6 +167,7 @@ mod tests {
     #[test]
     fn cancelled_keys_do_not_pile_up() {
         let mut timers = Timers::default();
+        let room = timers.heap.capacity();
         let due: Arc<dyn Due> = Arc::new(Nothing);
         for n in 0..100_000 {
             let timer = timers.insert(Instant::from_nanos(1_000_000 - n), 0, Arc::clone(&due), n);
@@ -161,6 +175,7 @@ mod tests {
             assert!(timers.remove(timer).is_none(), "a stale name misses");
             assert!(timers.heap.len() <= SLACK + 1);
         }
+        assert_eq!(timers.heap.capacity(), room);
         assert_eq!(timers.next(), None);
     }
 
