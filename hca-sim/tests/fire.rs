@@ -2,10 +2,11 @@
 //! has completed (K11), and every work request completes exactly once.
 #![expect(clippy::unwrap_used, reason = "the helpers of a test are part of it")]
 
+use std::future::poll_fn;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures::executor::block_on;
 use hca_sim::{Hca, Loopback, connect};
@@ -262,6 +263,7 @@ fn two_threads_share_one_completion_queue() {
     assert!(polled(&mut cq).is_empty());
 }
 
+/// Method: a receiver that has taken all messages and waits, and the sender goes on only then, every 64 messages.
 #[test]
 fn an_event_wakes_who_waits_for_another_thread() {
     let link = Loopback::with_seed(5);
@@ -272,6 +274,8 @@ fn an_event_wakes_who_waits_for_another_thread() {
     for wr_id in 0..64 {
         qp_b.post_recv(Recv::new(wr_id)).unwrap();
     }
+    // How many messages the receiver had when it last began to wait.
+    let waits_after = &AtomicU64::new(0);
     thread::scope(|scope| {
         let mut send_cq = a.send_cq;
         scope.spawn(move || {
@@ -282,13 +286,24 @@ fn an_event_wakes_who_waits_for_another_thread() {
                     thread::yield_now();
                 }
                 if wr_id % 64 == 0 {
-                    thread::sleep(Duration::from_micros(50));
+                    let end = Instant::now() + Duration::from_secs(60);
+                    while waits_after.load(Relaxed) != wr_id + 1 {
+                        assert!(Instant::now() < end, "it does not wait after {wr_id}");
+                        thread::yield_now();
+                    }
                 }
             }
         });
         let mut got = 0;
         while got < MESSAGES {
-            block_on(b.recv_cq.ready()).unwrap();
+            let ready = poll_fn(|cx| {
+                let ready = b.recv_cq.poll_ready(cx);
+                if ready.is_pending() {
+                    waits_after.store(got, Relaxed);
+                }
+                ready
+            });
+            block_on(ready).unwrap();
             for wc in polled(&mut b.recv_cq) {
                 assert!(wc.is_ok(), "{wc:?}");
                 got += 1;

@@ -1,5 +1,5 @@
 //! Goal: the engine's thread rests while another thread drives the port and a socket has something: it would find the same
-//! again at once. Method: a link whose look at its sockets takes long, and which counts how its thread waits.
+//! again at once. Method: a link whose look at its sockets lasts until its thread has waited many times, and which counts how.
 
 #![expect(
     clippy::unwrap_used,
@@ -11,8 +11,8 @@ use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
-use std::thread;
-use std::time::Duration;
+use std::thread::{self, ThreadId};
+use std::time::{Duration, Instant};
 
 use hca_sim::link::Waiter;
 use hca_sim::port_space::PortError;
@@ -20,17 +20,23 @@ use hca_sim::stream::{Bound, Stream, StreamLink, Token};
 use hca_sim::{Hca, Tcp};
 use verbs_core::{CmEvent, CmSink, Seed};
 
-const PATIENCE: Duration = Duration::from_secs(20);
-/// How long the look takes.
-const LONG: Duration = Duration::from_millis(200);
+const PATIENCE: Duration = Duration::from_secs(60);
+/// How often the thread waits during the look.
+const WAITS: usize = 100;
 
-/// How the thread has waited while a look took long.
+/// How the thread has waited during the look.
 #[derive(Debug)]
 struct Waits {
     inner: Arc<dyn Waiter>,
     is_counting: AtomicBool,
     with_packets: AtomicUsize,
     resting: AtomicUsize,
+}
+
+impl Waits {
+    fn count(&self) -> usize {
+        self.with_packets.load(SeqCst) + self.resting.load(SeqCst)
+    }
 }
 
 impl Waiter for Waits {
@@ -51,12 +57,20 @@ impl Waiter for Waits {
     }
 }
 
+/// A look that takes long.
+#[derive(Debug)]
+struct Look {
+    /// The thread that looks.
+    by: ThreadId,
+    /// Is told when it has begun.
+    began: Sender<()>,
+}
+
 #[derive(Debug)]
 struct Slow {
     tcp: Tcp,
     waits: Arc<Waits>,
-    /// The next look takes long, and says when it has begun.
-    next: Arc<Mutex<Option<Sender<()>>>>,
+    next: Arc<Mutex<Option<Look>>>,
 }
 
 impl StreamLink for Slow {
@@ -69,11 +83,16 @@ impl StreamLink for Slow {
     }
 
     fn ready(&self, tokens: &mut Vec<Token>) {
-        let began = self.next.lock().unwrap().take();
-        if let Some(began) = began {
+        let me = thread::current().id();
+        let next = self.next.lock().unwrap().take_if(|look| look.by == me);
+        if let Some(Look { began, .. }) = next {
             self.waits.is_counting.store(true, SeqCst);
             began.send(()).unwrap();
-            thread::sleep(LONG);
+            let end = Instant::now() + PATIENCE;
+            while self.waits.count() < WAITS {
+                assert!(Instant::now() < end, "{:?}", self.waits);
+                thread::yield_now();
+            }
             self.waits.is_counting.store(false, SeqCst);
         }
         self.tcp.ready(tokens);
@@ -108,7 +127,7 @@ fn the_engines_thread_rests_while_another_one_drives() {
         with_packets: AtomicUsize::new(0),
         resting: AtomicUsize::new(0),
     });
-    let next = Arc::default();
+    let next = Arc::<Mutex<Option<Look>>>::default();
     let link = Slow {
         tcp,
         waits: Arc::clone(&waits),
@@ -119,25 +138,24 @@ fn the_engines_thread_rests_while_another_one_drives() {
     let local = SocketAddr::new(ip, 0);
     let listener = device.bind_cm(local, Arc::new(Ignored)).wait().unwrap();
     listener.listen(4).wait().unwrap();
-    let mut counts = [0, 0];
-    // Now and then the thread itself is the one that looks.
-    for _ in 0..50 {
-        let (begin, began) = channel();
-        *next.lock().unwrap() = Some(begin);
-        let driver = thread::spawn({
-            let hca = Arc::clone(&hca);
-            move || hca.turn()
-        });
-        began.recv_timeout(PATIENCE).expect("somebody looks");
-        // From here on the sockets have something.
-        let client = TcpStream::connect(listener.local()).unwrap();
-        driver.join().unwrap();
-        drop(client);
-        counts = [&waits.with_packets, &waits.resting].map(|count| count.load(SeqCst));
-        if counts != [0, 0] {
-            break;
+    let (tell, began) = channel();
+    let driver = thread::spawn({
+        let (hca, next) = (Arc::clone(&hca), Arc::clone(&next));
+        move || {
+            let by = thread::current().id();
+            *next.lock().unwrap() = Some(Look { by, began: tell });
+            // The engine's thread may be the one that looks.
+            while next.lock().unwrap().is_some() {
+                hca.turn();
+            }
         }
-    }
+    });
+    began.recv_timeout(PATIENCE).expect("the driver looks");
+    // From here on the sockets have something.
+    let client = TcpStream::connect(listener.local()).unwrap();
+    driver.join().unwrap();
+    drop(client);
+    let counts = [&waits.with_packets, &waits.resting].map(|count| count.load(SeqCst));
     let [with_packets, resting] = counts;
     assert!(
         resting > 0 && with_packets <= resting + 3,

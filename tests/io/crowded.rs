@@ -3,13 +3,15 @@
 //! Goal: the peer is held up, and no message is lost, on every transport: those over packets ask again, one over TCP lets
 //! the stream wait. Method: small windows, receivers that are late or keep what they got, and many tasks.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::task::Poll;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures::executor::block_on;
 use futures::future::{join, join_all};
+use hca_sim::Hca;
 use verbs_io::{Connection, Opening};
 
 use crate::pair::{Pair, iwarp_pair, message, pair_with, text, udp_pair};
@@ -36,16 +38,28 @@ async fn yields() {
     .await;
 }
 
-async fn send_all(conn: &Connection) {
+/// Sends the flood, and counts in `posted`.
+async fn send_all(conn: &Connection, posted: &Cell<u32>) {
     for n in 0..FLOOD {
         let message = message(conn, &n.to_string()).await;
         conn.send(message).posted().await.unwrap();
+        posted.set(n + 1);
     }
 }
 
-/// Takes nothing for a while, and then keeps as many messages as the window has.
-async fn receive_late(conn: &Connection, window: u32) {
-    std::thread::sleep(Duration::from_millis(5));
+/// Waits until the receiver holds up the sender behind this HCA: it was told that there is no receive, or, where a stream
+/// waits, has sent everything.
+async fn held_up(sender: &Hca, posted: &Cell<u32>) {
+    let end = Instant::now() + Duration::from_secs(60);
+    while posted.get() < FLOOD && sender.counters().port.rnr_naks == 0 {
+        assert!(Instant::now() < end, "{} messages", posted.get());
+        std::thread::yield_now();
+        yields().await;
+    }
+}
+
+/// Keeps as many messages as the window has.
+async fn receive_all(conn: &Connection, window: u32) {
     let mut kept = VecDeque::new();
     for n in 0..FLOOD {
         yields().await;
@@ -60,9 +74,15 @@ async fn receive_late(conn: &Connection, window: u32) {
 
 /// Both sides send more than the other has receives for, before either takes anything.
 async fn flood(pair: Pair, window: u32) {
-    let Pair { a, b, .. } = &pair;
-    let sending = join(send_all(a), send_all(b));
-    let receiving = join(receive_late(a, window), receive_late(b, window));
+    let Pair { a, b, hcas, .. } = &pair;
+    let posted = [Cell::new(0), Cell::new(0)];
+    let sending = join(send_all(a, &posted[0]), send_all(b, &posted[1]));
+    let receiving = async {
+        for (hca, posted) in hcas.iter().zip(&posted) {
+            held_up(hca, posted).await;
+        }
+        join(receive_all(a, window), receive_all(b, window)).await;
+    };
     join(sending, receiving).await;
     pair.close().await.unwrap();
 }

@@ -461,7 +461,7 @@ impl Bed {
             Err(PostError::Unsupported) => return Ended::Unsupported,
             other => other.expect("it can be posted or is unsupported"),
         }
-        let until = Instant::now() + Duration::from_secs(10);
+        let until = Instant::now() + Duration::from_secs(60);
         for _ in 0..1 + usize::from(received) {
             let mut out = [Wc::default(); 1];
             while self.cq.poll(&mut out).is_empty() {

@@ -5,13 +5,14 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-use hca_sim::Hca;
+use hca_sim::clock::VirtualClock;
+use hca_sim::{Builder, Hca};
 use verbs_core::{
     Access, CmEndpoint, CmEvent, CmParam, CmReply, CmRequest, CmSink, Cq, Device, Memory, Mr, Pd,
     Qp, QpInit, Wc,
 };
 
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// An address of its own for each test, so that tests do not meet.
 pub(crate) fn address(test: u8, host: u8) -> IpAddr {
@@ -38,8 +39,17 @@ impl Host {
 
     /// With several addresses; the first is the one it binds.
     pub(crate) fn at(ips: &[IpAddr]) -> Self {
-        let ip = ips[0];
-        let hca = Hca::iwarp(ips).unwrap().build();
+        Self::of(ips[0], Hca::iwarp(ips).unwrap())
+    }
+
+    /// Without a thread of its own: what happens, happens in turns of its HCA.
+    pub(crate) fn in_turns(ip: IpAddr) -> Self {
+        let builder = Hca::iwarp(&[ip]).unwrap();
+        Self::of(ip, builder.clock(VirtualClock::new()))
+    }
+
+    fn of(ip: IpAddr, builder: Builder) -> Self {
+        let hca = builder.build();
         let device = hca.open().wait().unwrap();
         let pd = device.alloc_pd().wait().unwrap();
         let access = Access::LOCAL_WRITE | Access::REMOTE;
@@ -169,6 +179,6 @@ pub(crate) fn until(what: &str, mut so: impl FnMut() -> bool) {
     let end = Instant::now() + PATIENCE;
     while !so() {
         assert!(Instant::now() < end, "{what}");
-        std::thread::sleep(Duration::from_millis(1));
+        std::thread::yield_now();
     }
 }

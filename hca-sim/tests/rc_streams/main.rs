@@ -17,9 +17,9 @@ mod windows;
 /// Streams carry messages.
 mod way {
     use std::cell::RefCell;
+    use std::io::{Read as _, Write as _};
     use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
     use std::sync::{Arc, Weak};
-    use std::thread::sleep;
     use std::time::Duration;
 
     use hca_sim::clock::VirtualClock;
@@ -31,6 +31,18 @@ mod way {
 
     thread_local! {
         static HCAS: RefCell<Vec<Weak<Hca>>> = const { RefCell::new(Vec::new()) };
+        /// The ends of a connection beside theirs.
+        static BESIDE: [TcpStream; 2] = connected();
+    }
+
+    fn connected() -> [TcpStream; 2] {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let ours = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let ends = [ours, listener.accept().unwrap().0];
+        for end in &ends {
+            end.set_nodelay(true).unwrap();
+        }
+        ends
     }
 
     /// Two HCAs that reach each other, made as `change` has it.
@@ -47,9 +59,7 @@ mod way {
 
     /// Makes them the two ends of a TCP connection.
     pub(crate) fn connect(a: &mut Qp, b: &mut Qp) {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-        let ours = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let theirs = listener.accept().unwrap().0;
+        let [ours, theirs] = connected();
         for (qp, stream) in [(a, ours), (b, theirs)] {
             if qp.query().wait().unwrap().state == QpState::Reset {
                 qp.init(1, Access::LOCAL_WRITE | Access::REMOTE)
@@ -67,8 +77,8 @@ mod way {
         settle();
     }
 
-    /// Lets everything happen that can happen at this time. The system moves the bytes, so that a pause is needed to
-    /// know that none are under way.
+    /// Lets everything happen that can happen at this time. The system moves the bytes: none are under way when nothing
+    /// has come after [`passed`], and again.
     pub(crate) fn settle() {
         let hcas: Vec<_> = HCAS.with_borrow(|all| all.iter().filter_map(Weak::upgrade).collect());
         let mut quiet = 0;
@@ -76,8 +86,20 @@ mod way {
             let any = hcas.iter().fold(false, |any, hca| hca.turn() | any);
             quiet = if any { 0 } else { quiet + 1 };
             if !any {
-                sleep(Duration::from_micros(300));
+                passed();
             }
         }
+    }
+
+    /// Waits until a byte has gone each way beside their connections: the loopback interface delivers what one thread sends
+    /// in the order in which it sends it, over whatever connection, so that what was sent before has come.
+    fn passed() {
+        BESIDE.with(|[a, b]| {
+            for (mut from, mut to) in [(a, b), (b, a)] {
+                to.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+                from.write_all(&[0]).unwrap();
+                to.read_exact(&mut [0]).unwrap();
+            }
+        });
     }
 }

@@ -15,7 +15,7 @@ pub(super) const NUMBER: u32 = 9;
 pub(super) const RING_LEN: usize = RING_LEN_MIN as usize;
 
 /// Long enough for anything that happens at once, on any machine.
-pub(super) const PATIENCE: Duration = Duration::from_secs(20);
+pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The files of the two ends of a channel.
 pub(super) fn files() -> [[OwnedFd; FILES]; 2] {
