@@ -1,5 +1,5 @@
 //! The house rules, checked against the tree: edges between crates, unsafe doors, lengths, where
-//! threads and clocks may be named, attributes, and words that do not belong in a source tree.
+//! threads and clocks may be named, what tests wait for, attributes, and words that do not belong in a source tree.
 //!
 //! Each rule is one test, whose failure lists every violation as `file:line: what`. The rules see code through
 //! [`scan`], which blanks out comments and strings. [`samples`] feeds bad samples to every rule, so that a rule that no
@@ -11,14 +11,17 @@ use std::fmt;
 
 mod circles;
 mod fuzzed;
+mod limits;
 mod lines;
 mod manifests;
+mod realtime;
 mod rules;
 #[cfg(test)]
 mod samples;
 mod scan;
 mod tree;
 mod types;
+mod waits;
 
 use tree::Tree;
 
@@ -150,6 +153,16 @@ fn the_simulator_is_deterministic() {
 #[test]
 fn attributes_and_macros_leave_no_holes() {
     none("holes", rules::holes(&Tree::of_workspace().rust));
+}
+
+#[test]
+fn tests_wait_for_events_and_not_for_time() {
+    let tree = Tree::of_workspace();
+    let list = tree.texts.iter().find(|text| text.path == realtime::LIST);
+    let list = list.map_or("", |list| list.text.as_str());
+    let programs = realtime::Programs::new(&tree.rust, &manifests::members(), list);
+    none("waits", waits::waits(&tree.rust, &programs));
+    none("list", programs.list());
 }
 
 #[test]
