@@ -4,6 +4,7 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 
+use rustix::event::{PollFd, PollFlags, poll};
 use verbs_core::sync::plain::Mutex;
 use verbs_core::sync::{Arc, thread};
 
@@ -398,6 +399,38 @@ fn a_wildcard_listens_and_connects() {
     assert_eq!(local.port(), port.local().port());
     assert_eq!(listener.accept().unwrap().1, local);
     assert_eq!(space.source_for(remote).unwrap(), local.ip());
+}
+
+/// Goal: connections at one address do not keep those at the others waiting: each address has its turn. Method: many wait at
+/// one of three addresses, each of them once, and one waits at either of the others.
+#[test]
+fn the_addresses_of_a_listener_are_accepted_from_in_turn() {
+    let _alone = ALONE.lock();
+    for crowded in [A, B, C] {
+        let mut port = three()
+            .bind(addr("0.0.0.0", 0), PortUse::Connection)
+            .unwrap();
+        let number = port.local().port();
+        port.listen(8).unwrap();
+        let others = [A, B, C].into_iter().filter(|&ip| ip != crowded);
+        let callers: Vec<_> = std::iter::repeat_n(crowded, 6)
+            .chain(others)
+            .map(|ip| TcpStream::connect((ip, number)).unwrap())
+            .collect();
+        for socket in port.sockets() {
+            let mut one = [PollFd::from_borrowed_fd(socket, PollFlags::IN)];
+            assert_eq!(poll(&mut one, None).unwrap(), 1);
+        }
+        let mut first: Vec<_> = (0..3).map(|_| accept(&mut port).local.ip()).collect();
+        first.sort();
+        assert_eq!(first, [A, B, C].map(ip), "many at {crowded}");
+        // The rest of them, when no other address has one.
+        for _ in 0..5 {
+            assert_eq!(accept(&mut port).local.ip(), ip(crowded));
+        }
+        assert!(port.accept().unwrap().is_none());
+        drop(callers);
+    }
 }
 
 /// Goal: two that share a number by `SO_REUSEADDR` cannot both listen; the later one has no socket left.

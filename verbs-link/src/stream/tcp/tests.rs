@@ -90,6 +90,44 @@ fn room_is_told_of_when_it_is_waited_for() {
     wait_for(&ours, Token(4));
 }
 
+/// Goal: a socket is named for what it is watched for now, whatever it was watched for before, and under its last token. Method:
+/// every change from one interest to another, on a stream that has bytes and room.
+#[test]
+fn what_is_waited_for_changes_at_any_time() {
+    let (ours, theirs) = (link(), link());
+    let (mut a, mut b) = pair(&ours, &theirs);
+    assert_eq!(b.send(b"unread").expect("room"), 6);
+    wait_for(&ours, Token(3));
+    let all = [
+        Interest::Nothing,
+        Interest::Send,
+        Interest::Receive,
+        Interest::Both,
+    ];
+    let mut token = 10;
+    for before in all {
+        for now in all {
+            for interest in [before, now] {
+                token += 1;
+                a.watch(Token(token), interest).expect("watched");
+            }
+            let mut tokens = Vec::new();
+            ours.ready(&mut tokens);
+            let named = match now {
+                Interest::Nothing => vec![],
+                _ => vec![Token(token)],
+            };
+            assert_eq!(tokens, named, "{before:?} to {now:?}");
+        }
+    }
+    // A socket that is not waited for leaves its thread asleep, and wakes it again when it is.
+    a.watch(Token(5), Interest::Nothing).expect("watched");
+    let waiter = ours.waiter().expect("TCP has one");
+    waiter.wait(Some(Duration::from_millis(5)), true);
+    a.watch(Token(5), Interest::Receive).expect("watched");
+    wait_for(&ours, Token(5));
+}
+
 #[test]
 fn addresses_are_taken_and_refused() {
     let link = link();
