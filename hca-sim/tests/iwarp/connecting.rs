@@ -1,7 +1,7 @@
 //! Connections: made, refused, rejected, ended.
 
 use std::io::{ErrorKind, Read as _, Write as _};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{
     AtomicBool,
     Ordering::{Acquire, Release},
@@ -9,7 +9,10 @@ use std::sync::atomic::{
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread;
+use std::time::Duration;
 
+use hca_sim::clock::VirtualClock;
+use rustix::net::{AddressFamily, SocketType};
 use verbs_core::{Access, CmEndpoint, CmEvent, CmReply, CmSink, QpAttr, QpState, Recv, WcStatus};
 
 use crate::support::{Events, Host, PATIENCE, address, connect, param, request, until};
@@ -170,6 +173,68 @@ fn services_of_other_kinds_end_a_connect() {
     other.join().unwrap();
 }
 
+/// Goal: a connect whose peer says nothing ends after 10 s at either step: the peer takes no connection, or it takes one, at once
+/// or later, and sends no Reply. Method: services of all three kinds. The late one has a full queue at first, and takes the
+/// connection when the system asks it again.
+#[test]
+fn services_that_say_nothing_end_a_connect() {
+    let clock = VirtualClock::new();
+    let client = Host::in_turns(address(26, 1), &clock);
+    let mute = TcpListener::bind((address(26, 2), 0)).unwrap();
+    let (full, _callers) = full_service(address(26, 3));
+    let (late, _others) = full_service(address(26, 4));
+    let services = [&mute, &full, &late].map(|service| service.local_addr().unwrap());
+    let qp = client.qp();
+    let (tell, told) = channel();
+    let _asked = services.map(|at| {
+        let ((endpoint, _), tell) = (client.bind(0), tell.clone());
+        let connecting = endpoint.connect(&qp, at, param(), Vec::new());
+        let _ = connecting.issue(move |reply| tell.send((at, reply.unwrap())).unwrap());
+        endpoint
+    });
+    let _first = taken_from(&client, &mute);
+    clock.advance(Duration::from_secs(3));
+    let _second = taken_from(&client, &late);
+    let ended = |after| {
+        clock.advance(Duration::from_millis(after));
+        client.hca.turn();
+        let mut ended: Vec<_> = told.try_iter().collect();
+        ended.sort_by_key(|&(at, _)| at);
+        ended
+    };
+    let timed_out = |at: SocketAddr| (at, CmReply::TimedOut);
+    assert_eq!(ended(6_999), []);
+    assert_eq!(ended(1), [services[0], services[1]].map(timed_out));
+    assert_eq!(ended(2_999), []);
+    assert_eq!(ended(1), [timed_out(services[2])]);
+}
+
+/// Takes the client's connection from a service's queue, and waits for its Request.
+fn taken_from(client: &Host, service: &TcpListener) -> TcpStream {
+    let mut stream = loop {
+        let (stream, from) = service.accept().unwrap();
+        if from.ip() == client.ip {
+            break stream;
+        }
+    };
+    stream.set_nonblocking(true).unwrap();
+    turns_until(client, "a Request", || stream.read(&mut [0; 64]).ok());
+    stream
+}
+
+/// A service whose queue is full: it answers no further connection. With it the callers that fill it.
+fn full_service(ip: IpAddr) -> (TcpListener, Vec<TcpStream>) {
+    let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+    rustix::net::bind(&socket, &SocketAddr::new(ip, 0)).unwrap();
+    rustix::net::listen(&socket, 0).unwrap();
+    let service = TcpListener::from(socket);
+    let at = service.local_addr().unwrap();
+    let wait = Duration::from_millis(300);
+    let callers = std::iter::from_fn(|| TcpStream::connect_timeout(&at, wait).ok());
+    let callers = callers.take(64).collect();
+    (service, callers)
+}
+
 /// Tells when the first event comes, and keeps its thread until it is told to go on.
 struct Keeps {
     told: Sender<CmEvent>,
@@ -190,7 +255,8 @@ impl CmSink for Keeps {
 /// test, which takes the turns of an HCA that has no thread, so that it is known when it has done what it has left to do.
 #[test]
 fn the_end_of_a_connection_is_not_that_of_the_next() {
-    let (client, server) = (Host::in_turns(address(25, 1)), Host::new(address(25, 2)));
+    let client = Host::in_turns(address(25, 1), &VirtualClock::new());
+    let server = Host::new(address(25, 2));
     let (listener, requests) = server.bind(0);
     listener.listen(4).wait().unwrap();
     let (told, events) = channel();

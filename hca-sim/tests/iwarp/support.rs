@@ -42,10 +42,9 @@ impl Host {
         Self::of(ips[0], Hca::iwarp(ips).unwrap())
     }
 
-    /// Without a thread of its own: what happens, happens in turns of its HCA.
-    pub(crate) fn in_turns(ip: IpAddr) -> Self {
-        let builder = Hca::iwarp(&[ip]).unwrap();
-        Self::of(ip, builder.clock(VirtualClock::new()))
+    /// Without a thread of its own: what happens, happens in turns of its HCA, and at times of that clock.
+    pub(crate) fn in_turns(ip: IpAddr, clock: &VirtualClock) -> Self {
+        Self::of(ip, Hca::iwarp(&[ip]).unwrap().clock(clock.clone()))
     }
 
     fn of(ip: IpAddr, builder: Builder) -> Self {
