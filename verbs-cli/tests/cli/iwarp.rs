@@ -211,6 +211,39 @@ fn files_are_fetched_from_all_addresses() {
     server.kill();
 }
 
+/// Goal: a name may have several addresses: the server is found at the one that it listens on, whichever comes first; and if it is
+/// at none of them, the client says so. Method: a name for this program alone, in a file of hosts that stands in the place of the
+/// system's in a mount namespace.
+#[test]
+fn a_name_with_several_addresses_is_tried_to_the_end() {
+    let place = Place::new();
+    let hosts = |addresses: [&str; 2]| {
+        let lines = addresses.map(|address| format!("{address} twice.test\n"));
+        fs::write(place.path("hosts"), lines.concat()).expect("room");
+    };
+    let mount = "mount --bind hosts /etc/hosts && exec \"$@\"";
+    let script = format!("exec unshare -r -m sh -c '{mount}' sh \"$@\"");
+    let named = |arguments: &[&str]| place.shell(&script, arguments);
+    hosts(["::1", "127.0.0.1"]);
+    if named(&["--version"]).code != Some(0) {
+        eprintln!("left out: no mount namespace can be made here");
+        return;
+    }
+    let (mut server, url) = serve(&place, 5, &[]);
+    fs::write(place.path("dir/A"), content(70_000)).expect("room");
+    let (own, absent) = (address(5), address(6));
+    let file = format!("{}A", url.replace(&own, "twice.test"));
+    for addresses in [["::1", &own], [&own, "::1"]] {
+        hosts(addresses);
+        named(&["copy", &file, "B"]).succeeded();
+        assert!(place.read("B") == content(70_000), "{addresses:?}");
+        fs::remove_file(place.path("B")).expect("it is there");
+    }
+    hosts(["::1", &absent]);
+    named(&["copy", &file, "B"]).failed(1, &["nobody listens", "B was not created"]);
+    server.kill();
+}
+
 /// Goal: a peer that is killed in the middle of a file is missed by either side. Method: a client is killed, and the server
 /// serves the next; then the server is killed, and its client leaves nothing.
 #[test]
