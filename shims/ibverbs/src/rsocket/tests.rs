@@ -3,6 +3,7 @@
 use std::ffi::{c_int, c_void};
 use std::net::SocketAddr;
 use std::ptr::null_mut;
+use std::time::{Duration, Instant};
 
 use super::*;
 use crate::call::Errno;
@@ -115,6 +116,67 @@ fn bytes_go_both_ways() {
             });
         }
     });
+    close_both([client, server]);
+}
+
+/// Goal: threads that wait on one socket, for the same or for different things, all go on as soon as what they wait for is there:
+/// the one that waits at the descriptors wakes the others. Method: two readers, and then a reader and a writer; without the wake
+/// each round takes half a second.
+#[test]
+fn every_thread_that_waits_on_a_socket_goes_on_at_once() {
+    const ROUNDS: u32 = 8;
+    // Half of what a thread waits that is not woken.
+    const LATE: Duration = Duration::from_millis(250);
+    // So that the threads wait in this order, and have stopped polling.
+    let pause = || std::thread::sleep(Duration::from_millis(20));
+    let [client, server] = pair();
+    // How long it takes until what two threads do has been done, once something has happened.
+    let timed = |first: &(dyn Fn() + Sync), second: &(dyn Fn() + Sync), happens: &dyn Fn()| {
+        std::thread::scope(|scope| {
+            let threads = [first, second].map(|thread| {
+                let thread = scope.spawn(thread);
+                pause();
+                thread
+            });
+            let since = Instant::now();
+            happens();
+            for thread in threads {
+                thread.join().expect("no panic");
+            }
+            since.elapsed()
+        })
+    };
+    let read = || assert_eq!(get(server, &mut [0], 0), 1);
+    let write = |byte| assert_eq!(put(client, &[byte], 0), 1);
+    let readers = (0..ROUNDS).map(|_| timed(&read, &read, &|| (1..3).for_each(write)));
+    let readers: Duration = readers.sum();
+    assert!(readers < ROUNDS * LATE, "two readers: {readers:?}");
+    // The peer's buffer is full: a writer waits for room, behind a reader that waits at the descriptors.
+    let fill = || {
+        let mut sent = 0;
+        let mut room = [libc::pollfd {
+            fd: server,
+            events: libc::POLLOUT,
+            revents: 0,
+        }];
+        // SAFETY: one descriptor.
+        while unsafe { rpoll(room.as_mut_ptr(), 1, 50) } == 1 {
+            sent += put(server, &[3; 50_000], libc::MSG_DONTWAIT).max(0);
+        }
+        sent
+    };
+    let both = (0..ROUNDS).map(|_| {
+        let sent = fill();
+        let answer = || assert_eq!(put(server, &[4], 0), 1);
+        let makes_room = || {
+            let mut all = vec![0; sent as usize + 1];
+            assert_eq!(get(client, &mut all, libc::MSG_WAITALL), sent + 1);
+            write(5);
+        };
+        timed(&read, &answer, &makes_room)
+    });
+    let both: Duration = both.sum();
+    assert!(both < ROUNDS * LATE, "a reader and a writer: {both:?}");
     close_both([client, server]);
 }
 
