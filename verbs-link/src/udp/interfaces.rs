@@ -9,6 +9,7 @@ use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, bind, recv, sendto, socket_with,
 };
 use verbs_core::Mtu;
+use verbs_core::sync::plain::{AtomicBool, Ordering::Relaxed};
 
 /// An interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -133,6 +134,8 @@ impl Interfaces {
 #[derive(Debug)]
 pub(super) struct News {
     socket: OwnedFd,
+    /// A wait that has just ended saw that there are none.
+    are_none: AtomicBool,
 }
 
 impl News {
@@ -142,12 +145,24 @@ impl News {
     pub(super) fn open() -> io::Result<Self> {
         let socket = route_socket()?;
         bind(&socket, &SocketAddrNetlink::new(0, Self::GROUPS))?;
-        Ok(Self { socket })
+        Ok(Self {
+            socket,
+            are_none: AtomicBool::new(false),
+        })
+    }
+
+    /// A wait has ended that would have ended for them as well: whether there are any. Those that come later end the next
+    /// wait.
+    pub(super) fn waited(&self, any: bool) {
+        self.are_none.store(!any, Relaxed);
     }
 
     /// Whether there have been any since the last call. Reads all of them, but no more than can have been waiting in
-    /// the socket.
+    /// the socket; the system is not asked if a wait has just shown that there are none.
     pub(super) fn take(&self) -> bool {
+        if self.are_none.swap(false, Relaxed) {
+            return false;
+        }
         // What a message says is asked for afterwards, so its end may be cut off.
         let mut buffer = [0; 64];
         let mut any = false;
@@ -333,5 +348,32 @@ mod tests {
         assert_eq!(here.mtu(lo).bytes(), 4096);
         assert_eq!(here, Interfaces::read().unwrap());
         assert!(!News::open().unwrap().take());
+    }
+
+    /// Goal: nothing is read where a wait has just shown that nothing is there, and no notification is lost by that.
+    /// Method: a socket pair in the place of the route socket.
+    #[test]
+    fn news_are_read_unless_a_wait_saw_none() {
+        let (kernel, ours) = std::os::unix::net::UnixDatagram::pair().unwrap();
+        ours.set_nonblocking(true).unwrap();
+        let news = News {
+            socket: ours.into(),
+            are_none: AtomicBool::new(false),
+        };
+        let notify = || assert_eq!(kernel.send(b"changed").unwrap(), 7);
+        assert!(!news.take());
+        notify();
+        assert!(news.take(), "nobody waits");
+        news.waited(false);
+        notify();
+        assert!(!news.take(), "it came after the wait");
+        // It ends the next wait.
+        news.waited(true);
+        assert!(news.take());
+        news.waited(true);
+        news.waited(false);
+        notify();
+        assert!(!news.take(), "the last wait counts");
+        assert!(news.take(), "and counts once");
     }
 }

@@ -72,9 +72,11 @@ impl Waiter for Poller {
         }
         let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
         // An error, such as a signal, is an early return.
-        let woken =
-            poll(&mut polled, timeout.as_ref()).is_ok_and(|_| !polled[0].revents().is_empty());
-        if woken {
+        if poll(&mut polled, timeout.as_ref()).is_err() {
+            return;
+        }
+        self.news.waited(!polled[1].revents().is_empty());
+        if !polled[0].revents().is_empty() {
             hear(&self.wakes);
         }
     }
@@ -108,8 +110,11 @@ impl Waiter for Poller {
         polled.extend(all.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
         let waited = poll(&mut polled, timeout.as_ref());
-        if waited.is_ok() && !polled[0].revents().is_empty() {
-            hear(&self.changes);
+        if waited.is_ok() {
+            self.news.waited(!polled[1].revents().is_empty());
+            if !polled[0].revents().is_empty() {
+                hear(&self.changes);
+            }
         }
         Some(waited.map(drop).map_err(Into::into))
     }
