@@ -49,6 +49,11 @@ pub trait Attend: Send + Sync {
         false
     }
 
+    /// When the thread calls at the latest, because something that it has left to others has to be sent.
+    fn answers_by(&self) -> Option<Instant> {
+        None
+    }
+
     /// Until when a consumer polls and handles packets, so that the thread need not.
     fn polled_until(&self) -> Instant;
 }
@@ -64,18 +69,15 @@ pub(crate) struct Attendance {
 impl Attendance {
     /// Waits until `next`, for a packet, or to be woken.
     pub(crate) fn wait(&self, clock: &WallClock, next: Option<Instant>) {
-        let polled = match self.whom.upgrade() {
-            Some(whom) => whom.polled_until(),
+        let (polled, answers) = match self.whom.upgrade() {
+            Some(whom) => (whom.polled_until(), whom.answers_by()),
             // The receiver is being dropped, and the engine with it.
-            None => Instant::NEVER,
+            None => (Instant::NEVER, None),
         };
         let now = clock.now();
         let taken_over = polled > now;
-        let end = match next {
-            Some(next) if taken_over => Some(next.min(polled)),
-            None if taken_over => Some(polled),
-            next => next,
-        };
+        let polled = taken_over.then_some(polled);
+        let end = [next, answers, polled].into_iter().flatten().min();
         let end = end.filter(|&end| end != Instant::NEVER);
         self.waiter.wait(end.map(|end| end.since(now)), !taken_over);
     }

@@ -63,6 +63,11 @@ pub trait Wrap: Send + fmt::Debug {
     fn receive(&mut self, sink: &mut dyn FnMut(&Arrival<'_>)) -> usize {
         self.inner_mut().receive(sink)
     }
+
+    /// As [`PacketLink::waiter`].
+    fn waiter(&self) -> Option<Arc<dyn Waiter>> {
+        self.inner().waiter()
+    }
 }
 
 impl<W: Wrap> PacketLink for W {
@@ -113,7 +118,7 @@ impl<W: Wrap> PacketLink for W {
     }
 
     fn waiter(&self) -> Option<Arc<dyn Waiter>> {
-        self.inner().waiter()
+        Wrap::waiter(self)
     }
 
     fn attach(&mut self, listener: Weak<dyn Due>) {
