@@ -53,7 +53,7 @@ mod transport;
 pub use hca::Hca;
 pub use hca::adopt::{Adopted, adopt};
 pub use hca::builder::Builder;
-pub use hca::connect::connect;
+pub use hca::connect::{connect, connect_with};
 pub use hca::limits::Limits;
 pub use hca::{command, extension};
 pub use link::{Loopback, Udp};

@@ -8,10 +8,9 @@ use std::net::{IpAddr, Ipv4Addr};
 use futures::executor::block_on;
 use hca_sim::extension::PacketCounters;
 use hca_sim::link::{PacketLink, Udp};
-use hca_sim::{Hca, connect};
+use hca_sim::{Hca, connect_with};
 use verbs_core::{
-    Access, Cq, Device, Memory, Mr, Pd, Qp, QpAttr, QpInit, QpState, Read, Recv, Send, SendWr, Wc,
-    Write,
+    Access, Cq, Device, Memory, Mr, Pd, Qp, QpAttr, QpInit, Read, Recv, Send, SendWr, Wc, Write,
 };
 
 use crate::allocator;
@@ -51,17 +50,6 @@ fn end(last: u8) -> End {
         })
     })
     .expect("an end")
-}
-
-/// Gives the peer 8.6 s to answer: half a second is too little where a process waits for its processor.
-fn be_patient(end: &End) {
-    let patient = QpAttr {
-        timeout: Some(18),
-        ..QpAttr::to(QpState::Sqd)
-    };
-    for step in [QpAttr::to(QpState::Sqd), patient, QpAttr::to(QpState::Rts)] {
-        end.qp.modify(step).wait().expect("it is connected");
-    }
 }
 
 /// Posts, and polls both ends until both completions, or the only one, have arrived.
@@ -115,8 +103,9 @@ fn round(a: &mut End, b: &mut End) {
 #[test]
 fn messages_over_udp_allocate_nothing() {
     let (mut a, mut b) = (end(1), end(2));
-    block_on(connect(&mut a.qp, &mut b.qp)).expect("connected");
-    [&a, &b].into_iter().for_each(be_patient);
+    // 8.6 s to answer: half a second is too little where a process waits for its processor.
+    let patient = |rts: &mut QpAttr| rts.timeout = Some(18);
+    block_on(connect_with(&mut a.qp, &mut b.qp, patient)).expect("connected");
     for _ in 0..WARM {
         round(&mut a, &mut b);
     }

@@ -1,7 +1,7 @@
 //! Connects two queue pairs of this process without a connection manager.
 
 use verbs_core::sync::Arc;
-use verbs_core::{Access, Attr, Av, Error, Mtu, Path, Psn, Qp, Why};
+use verbs_core::{Access, Attr, Av, Error, Mtu, Path, Psn, Qp, QpAttr, Why};
 
 use crate::port::Port;
 use crate::qp::QueuePair;
@@ -17,6 +17,36 @@ use crate::queue::base::limits::PORT;
 /// [`Error::Mismatch`] if one is not of an [`Hca`](crate::Hca) or they are on different links;
 /// otherwise as [`Qp::modify`].
 pub async fn connect(a: &mut Qp, b: &mut Qp) -> Result<(), Error> {
+    connect_with(a, b, |_| {}).await
+}
+
+/// As [`connect`], with other attributes for the step to RTS: `change` gets the usual ones of each end. Between ends that
+/// may be kept waiting for processors, for instance, the local ACK timeout is to be longer.
+///
+/// ```
+/// # use hca_sim::{Hca, connect_with};
+/// # use verbs_core::QpInit;
+/// # futures::executor::block_on(async {
+/// # let device = Hca::loopback().open().await?;
+/// # let pd = device.alloc_pd().await?;
+/// # let cq = device.create_cq(16).await?;
+/// # let [mut a, mut b] = [
+/// #     pd.create_qp(QpInit::rc(&cq, &cq)).await?,
+/// #     pd.create_qp(QpInit::rc(&cq, &cq)).await?,
+/// # ];
+/// connect_with(&mut a, &mut b, |rts| rts.timeout = Some(18)).await?;
+/// assert_eq!(a.query().await?.attr.timeout, Some(18));
+/// # Ok::<(), verbs_core::Error>(())
+/// # }).unwrap();
+/// ```
+///
+/// # Errors
+/// As [`connect`].
+pub async fn connect_with(
+    a: &mut Qp,
+    b: &mut Qp,
+    change: impl Fn(&mut QpAttr),
+) -> Result<(), Error> {
     let (to_a, to_b) = (End::of(a)?, End::of(b)?);
     if !to_a.reaches(&to_b) {
         return Err(Error::Mismatch {
@@ -43,7 +73,9 @@ pub async fn connect(a: &mut Qp, b: &mut Qp) -> Result<(), Error> {
         );
         qp.init(PORT, access).await?;
         qp.ready_to_receive(&peer).await?;
-        qp.ready_to_send(psn).await?;
+        let mut rts = QpAttr::rts_of(qp.qp_type(), psn);
+        change(&mut rts);
+        qp.modify(rts).await?;
     }
     Ok(())
 }

@@ -1,8 +1,8 @@
 //! Two ends of a connection that packets join, each on an HCA of its own, and what they do.
 
 use futures::executor::block_on;
-use hca_sim::connect;
-use verbs_core::{Mr, Qp, QpInit, Recv, Send, Write};
+use hca_sim::connect_with;
+use verbs_core::{Mr, Qp, QpAttr, QpInit, Recv, Send, Write};
 
 use super::bed::{Bed, Poller};
 use super::duel::{Duel, Party, WAYS};
@@ -15,6 +15,9 @@ pub(super) const MTU: usize = 4096;
 pub(super) const SMALL: usize = 64;
 /// Work requests on a queue.
 const DEPTH: u32 = 64;
+/// The local ACK timeout, as `copy` has it: a busy machine keeps an end waiting for longer than the half second after which
+/// the usual 14 gives up.
+const ACK_TIMEOUT: u8 = 16;
 /// Receives posted ahead.
 const AHEAD: u64 = 16;
 
@@ -71,7 +74,9 @@ impl End {
 /// Two ends that are connected to each other, each with so many bytes of memory.
 pub(super) fn ends([a, b]: [Bed; 2], bytes: usize) -> Result<[End; 2], BenchError> {
     let [mut a, mut b] = [End::on(&a, bytes)?, End::on(&b, bytes)?];
-    block_on(connect(&mut a.qp, &mut b.qp)).map_err(BenchError::verb("connect two queue pairs"))?;
+    let patient = |rts: &mut QpAttr| rts.timeout = Some(ACK_TIMEOUT);
+    block_on(connect_with(&mut a.qp, &mut b.qp, patient))
+        .map_err(BenchError::verb("connect two queue pairs"))?;
     Ok([a, b])
 }
 
@@ -110,7 +115,8 @@ pub(super) fn sends<'a>([a, b]: [End; 2]) -> Result<Duel<'a>, BenchError> {
                     end.send()?;
                 }
             }
-            Ok(())
+            // Sends what the last message is owed: this end does not poll while others have their turns.
+            end.cq.poll(1).map(drop)
         }))
     };
     Ok(Duel {
