@@ -17,3 +17,4 @@ mod over;
 mod pair;
 mod streams;
 mod threads;
+mod wakes;

@@ -35,6 +35,7 @@ impl Driver {
             if !down {
                 let now = time.now();
                 let answered = Self::arrived(port, arrival, now, reception, busy, effects);
+                reception.requests |= answered.is_none();
                 answer = answered.or(answer);
             }
         });
@@ -43,6 +44,7 @@ impl Driver {
             // In virtual time no thread looks at all of them later.
             let all = self.news.load(Acquire) || !self.has_thread();
             came_by_stream = streams.receive(all, busy, effects);
+            reception.requests |= came_by_stream;
         }
         if let Some((qpn, psn)) = answer {
             tx_queue.answered(&mut **link, qpn, psn);

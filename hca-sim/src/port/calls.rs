@@ -5,8 +5,8 @@ use verbs_core::sync::atomic::Ordering::{Relaxed, Release};
 
 use crate::clock::Instant;
 use crate::engine::{Attend, Due};
-use crate::port::Port;
 use crate::port::driver::ASK_LINK;
+use crate::port::{Driver, Port};
 use crate::queue::cq::Pump;
 use crate::queue::cqe_inline::Scatter;
 
@@ -26,6 +26,16 @@ impl Due for Port {
 impl Pump for Port {
     fn has_packets(&self) -> bool {
         self.is_wire()
+    }
+
+    fn has_thread(&self) -> bool {
+        self.driver().is_some_and(Driver::has_thread)
+    }
+
+    fn polls_here(&self) {
+        if let Some(driver) = self.driver() {
+            driver.pollers.polls_here();
+        }
     }
 
     fn poll(&self, often: bool) -> bool {
@@ -51,6 +61,11 @@ impl Attend for Port {
 
     fn busy_polls(&self) -> bool {
         self.low_latency.load(Relaxed) != 0
+    }
+
+    fn answers_by(&self) -> Option<Instant> {
+        self.driver()
+            .and_then(|driver| driver.pollers.replies_until())
     }
 
     fn polled_until(&self) -> Instant {

@@ -11,6 +11,7 @@
 //! completion does not wait for its acknowledgement to be sent.
 
 mod sleep;
+mod visit;
 
 use std::fmt;
 use std::io;
@@ -29,14 +30,17 @@ use verbs_core::sync::{Arc, Mutex, OnceLock, Weak, panicking};
 use verbs_core::{Mtu, Qpn, collect, defer};
 
 pub(crate) use self::sleep::sleep;
+pub(super) use self::visit::TurnTime;
+use self::visit::Visit;
 use crate::clock::Instant;
 use crate::effects::{Effects, ForDriver};
-use crate::engine::{Attend, Due, Engine};
+use crate::engine::{Attend, Due};
 use crate::link::{Change, LinkCounters, PacketLink, Refusal, Verifier, Waiter};
 use crate::port::Port;
-use crate::port::pollers::Pollers;
+use crate::port::pollers::{Look, Pollers};
 use crate::port::ready::ReadyList;
 use crate::qp::QueuePair;
+use crate::transport::Acks;
 use crate::transport::tx::{TxContext, TxQueue};
 use crate::wire::Head;
 
@@ -62,6 +66,8 @@ pub(crate) struct Driver {
     /// A timer is set to ask the link for room.
     pub(super) asks_link: AtomicBool,
     pub(super) pollers: Pollers,
+    /// What the engine's thread has found were not only answers.
+    requests: AtomicBool,
     /// The waiting thread was woken: the link may have changed.
     pub(super) news: AtomicBool,
     /// How often something changed that connections depend on.
@@ -77,29 +83,6 @@ pub(crate) trait LinkEvents: Send + Sync {
 
     /// A host has refused a packet.
     fn refused(&self, refusal: &Refusal);
-}
-
-/// The first step of the holder of the driver.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Visit {
-    /// Sends what was posted.
-    Send,
-    /// Receives packets, after the answers to earlier ones have been sent.
-    Receive,
-    /// Receives packets and sends.
-    Both,
-}
-
-/// The time of a turn: read once, and only if it is asked for, since most looks for packets find none.
-pub(super) struct TurnTime<'p> {
-    engine: &'p Engine,
-    read: Option<Instant>,
-}
-
-impl TurnTime<'_> {
-    pub(super) fn now(&mut self) -> Instant {
-        *self.read.get_or_insert_with(|| self.engine.now())
-    }
 }
 
 type Job = Box<dyn FnOnce(&mut Effects) + Send>;
@@ -136,6 +119,8 @@ pub(super) struct Reception {
     pub(super) verifier: Verifier,
     /// The headers of the last packet: large, so the next ones are read into the same place.
     pub(super) head: Head,
+    /// Others than answers to this port's requests have arrived, since the engine's thread looked.
+    pub(super) requests: bool,
     /// The queue pair that the last packet was for.
     pub(super) last: (Qpn, Weak<QueuePair>),
 }
@@ -154,6 +139,7 @@ impl Driver {
                 reception: Reception {
                     verifier: Verifier::new(),
                     head: Head::NOTICE,
+                    requests: false,
                     last: (Qpn::new(0), Weak::new()),
                 },
                 busy: Vec::new(),
@@ -163,6 +149,7 @@ impl Driver {
             down: AtomicBool::new(false),
             asks_link: AtomicBool::new(false),
             pollers: Pollers::default(),
+            requests: AtomicBool::new(false),
             news: AtomicBool::new(false),
             changes: AtomicU32::new(0),
             hca: OnceLock::new(),
@@ -238,16 +225,23 @@ impl Driver {
     /// arrived.
     pub(crate) fn poll(&self, port: &Port, often: bool) -> bool {
         let now = often.then(|| port.engine.now());
-        let often = now.is_some_and(|now| self.pollers.polled(now));
+        let is_left = now.is_some_and(|now| self.pollers.polled(now));
         let Some(held) = self.ready.try_hold() else {
             return false;
         };
-        let visit = if often && self.waiter.is_some() {
+        let visit = if is_left && self.waiter.is_some() {
             Visit::Receive
         } else {
             Visit::Both
         };
-        self.drive(port, held, visit, now)
+        let came = self.drive(port, held, visit, now);
+        if !is_left
+            && came
+            && let Some(now) = now
+        {
+            self.pollers.was_faster(now);
+        }
+        came
     }
 
     /// A consumer will wait from now on. One that sleeps at the port takes in the packets for it, as the engine's thread
@@ -279,8 +273,10 @@ impl Driver {
     /// there were any.
     pub(super) fn attend(&self, port: &Port) -> bool {
         self.news.store(true, Release);
+        self.pollers.looks_at_replies();
         let now = port.engine.now();
-        if now < self.pollers.left_until() {
+        let look = self.pollers.look(now);
+        if look == Look::Left {
             return false;
         }
         if self.pollers.any_asleep() {
@@ -290,10 +286,10 @@ impl Driver {
             }
             return false;
         }
-        let were_left = self.pollers.stop();
-        let owes = were_left && !self.ready.is_empty();
+        self.pollers.stop();
+        let sent = port.counters.packets_sent.get();
         let came = match self.ready.hold() {
-            Some(held) => self.drive(port, held, Visit::Both, Some(now)),
+            Some(held) => self.drive(port, held, Visit::Attend, Some(now)),
             None => {
                 // The thread that drives has been told. A port that is to be fast polls on.
                 if !port.busy_polls() {
@@ -302,7 +298,13 @@ impl Driver {
                 false
             }
         };
-        if were_left && (owes || came) {
+        if came {
+            self.pollers.was_slower();
+        }
+        // Nobody waits for answers to a consumer's own requests: it would poll, or say that it does not.
+        let requests = self.requests.swap(false, AcqRel);
+        let waited = requests || port.counters.packets_sent.get() != sent;
+        if look == Look::Gone && waited {
             self.pollers.gone(now);
         }
         came
@@ -341,10 +343,7 @@ impl Driver {
         };
         let turn = |noted: &mut Noted<'_>| {
             self.do_jobs(&mut noted.effects);
-            let mut time = TurnTime {
-                engine: &port.engine,
-                read: now.take(),
-            };
+            let mut time = TurnTime::new(&port.engine, now.take());
             let work = &mut self.work.lock();
             let came = self.round(port, work, visit, &mut time, &mut noted.effects);
             any |= came;
@@ -428,14 +427,17 @@ impl Driver {
         match visit {
             Visit::Send => {
                 // If nothing sends them before, the thread does so when no consumer polls any longer.
-                let acknowledges =
-                    self.pollers.any_asleep() || self.pollers.left_until() <= time.now();
-                self.send(port, work, acknowledges, time, effects);
+                let acks = if self.pollers.any_asleep() || self.pollers.left_until() <= time.now() {
+                    Acks::Now
+                } else {
+                    Acks::Later
+                };
+                self.send(port, work, acks, time, effects);
                 false
             }
             Visit::Receive => {
                 if work.tx_queue.is_blocked() || !self.ready.is_empty() {
-                    self.send(port, work, true, time, effects);
+                    self.send(port, work, Acks::Now, time, effects);
                 }
                 let came = self.receive(port, work, time, effects);
                 if !work.busy.is_empty() {
@@ -445,21 +447,32 @@ impl Driver {
             }
             Visit::Both => {
                 let came = self.receive(port, work, time, effects);
-                self.send(port, work, true, time, effects);
+                self.send(port, work, Acks::Now, time, effects);
+                came
+            }
+            Visit::Attend => {
+                work.reception.requests = false;
+                let came = self.receive(port, work, time, effects);
+                if work.reception.requests {
+                    self.requests.store(true, Release);
+                }
+                if self.send(port, work, Acks::WithReply, time, effects) {
+                    self.pollers.left_replies(time.now());
+                }
                 came
             }
         }
     }
 
-    /// Lets every queue pair that has a reason send; acknowledgements too, unless they are sent later.
+    /// Lets every queue pair that has a reason send. Returns whether acknowledgements wait.
     fn send(
         &self,
         port: &Port,
         work: &mut Work,
-        acknowledges: bool,
+        mut acks: Acks,
         time: &mut TurnTime<'_>,
         effects: &mut Effects,
-    ) {
+    ) -> bool {
         let Work {
             link,
             tx_queue,
@@ -470,13 +483,18 @@ impl Driver {
         tx_queue.flush(&mut **link);
         self.ready.gather(busy);
         if !busy.is_empty() {
+            if busy.len() > 1 && busy.iter().any(|qp| qp.is_special()) {
+                // A connection's end must not overtake the acknowledgement of what was sent over it.
+                busy.sort_by_key(|qp| qp.is_special());
+                acks = Acks::Now;
+            }
             let mut mail = TxContext {
                 tx_queue,
                 link: &mut **link,
                 counters: &port.counters,
                 now: time.now(),
                 down: self.down.load(Acquire),
-                acknowledges,
+                acks,
                 deferred: false,
             };
             self.ready.serve(busy, |qp| {
@@ -486,16 +504,19 @@ impl Driver {
                 }
             });
             tx_queue.flush(&mut **link);
+            tx_queue.rests();
         }
         effects.blocked |= tx_queue.is_blocked();
         while let Some(fed) = link.fed() {
             effects.few().fed.push(fed);
         }
-        if !later.is_empty() {
+        let wait = !later.is_empty();
+        if wait {
             for qp in later.drain(..) {
                 self.ready.list(&qp);
             }
         }
+        wait
     }
 
     /// Joins a multicast group.

@@ -10,7 +10,7 @@
 use std::time::Duration;
 
 use crate::clock::Instant;
-use crate::transport::Outlet;
+use crate::transport::{Acks, Outlet};
 use crate::wire::{Head, Icrc};
 
 /// The parameters of DCQCN, by default those of the paper, with its rates for 40 Gbit/s scaled down to the line's.
@@ -279,8 +279,8 @@ impl Outlet for Paced<'_> {
         self.outlet.is_ready()
     }
 
-    fn acknowledges(&self) -> bool {
-        self.outlet.acknowledges()
+    fn acks(&self) -> Acks {
+        self.outlet.acks()
     }
 
     fn put(&mut self, head: &Head, len: usize, again: bool, fill: &mut dyn FnMut(&mut [u8])) {

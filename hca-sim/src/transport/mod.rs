@@ -138,15 +138,26 @@ pub(crate) struct Incoming<'a> {
     pub(crate) payload: &'a [u8],
 }
 
+/// What becomes of acknowledgements in a round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Acks {
+    /// They are sent.
+    Now,
+    /// They are sent, except those to which a reply is expected at once.
+    WithReply,
+    /// They wait for a later round.
+    Later,
+}
+
 /// Takes the packets that machines send.
 pub(crate) trait Outlet {
     /// Whether a packet can be put now. If not, the machine is called again when it can.
     fn is_ready(&mut self) -> bool;
 
-    /// Whether acknowledgements are sent now. If not, the machine is soon called again, and one acknowledgement then
-    /// says what several would have. Negative answers are sent at once.
-    fn acknowledges(&self) -> bool {
-        true
+    /// What becomes of acknowledgements now. For one that waits, the machine is soon called again; it then says what
+    /// several would have. Negative answers are sent at once.
+    fn acks(&self) -> Acks {
+        Acks::Now
     }
 
     /// Whether an acknowledgement can be put now. It is short, and no rate holds it back.

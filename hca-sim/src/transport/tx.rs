@@ -10,7 +10,8 @@ use verbs_core::{Bounce, Psn, Qpn};
 use crate::clock::Instant;
 use crate::link::{Burst, Feedback, Local, PacketLink, Route, Sent};
 use crate::queue::base::counters::Counters;
-use crate::transport::Outlet;
+use crate::queue::base::poller_thread::{AtWork, PollerThread};
+use crate::transport::{Acks, Outlet};
 use crate::wire::{Head, Icrc, ROCE_PORT, Seal};
 
 /// Bytes of the longest packet: headers, 4096 bytes and an ICRC.
@@ -25,6 +26,8 @@ pub(crate) struct TxQueue {
     blocked: bool,
     seals: Seals,
     trial: Option<Trial>,
+    /// This thread sends several bursts in a row.
+    at_work: Option<AtWork>,
 }
 
 /// The last burst of requests that was sent: its fate shows whether bursts arrive.
@@ -199,7 +202,14 @@ impl TxQueue {
             blocked: false,
             seals: Seals::default(),
             trial: None,
+            at_work: None,
         }
+    }
+
+    /// The end of a round: nothing more is sent for now.
+    #[inline]
+    pub(crate) fn rests(&mut self) {
+        self.at_work = None;
     }
 
     /// A queue pair's peer has answered the request with that number.
@@ -252,8 +262,8 @@ pub(crate) struct TxContext<'a> {
     pub(crate) now: Instant,
     /// The port is out of service: packets are lost.
     pub(crate) down: bool,
-    /// Acknowledgements are sent now; if not, a queue pair that has one sets `deferred`.
-    pub(crate) acknowledges: bool,
+    /// What becomes of acknowledgements; a queue pair that has one which waits sets `deferred`.
+    pub(crate) acks: Acks,
     /// An acknowledgement waits for the next round. The driver clears this after each queue pair.
     pub(crate) deferred: bool,
 }
@@ -266,7 +276,7 @@ impl TxContext<'_> {
             link: self.link,
             counters: self.counters,
             down: self.down,
-            acknowledges: self.acknowledges,
+            acks: self.acks,
             qpn,
             route,
             limit: None,
@@ -282,7 +292,7 @@ pub(crate) struct TxFlow<'a> {
     link: &'a mut dyn PacketLink,
     counters: &'a Counters,
     down: bool,
-    acknowledges: bool,
+    acks: Acks,
     qpn: Qpn,
     route: &'a Route,
     /// Packets that a burst by that route may have, once a second one asks.
@@ -305,8 +315,8 @@ impl TxFlow<'_> {
 }
 
 impl Outlet for TxFlow<'_> {
-    fn acknowledges(&self) -> bool {
-        self.acknowledges
+    fn acks(&self) -> Acks {
+        self.acks
     }
 
     fn is_ready(&mut self) -> bool {
@@ -329,6 +339,7 @@ impl Outlet for TxFlow<'_> {
             blocked,
             seals,
             trial,
+            at_work,
         } = &mut *self.tx_queue;
         if self.seal.is_none() {
             // A queue pair's addresses are of one family; that was checked when it got them.
@@ -342,11 +353,16 @@ impl Outlet for TxFlow<'_> {
         let total = packet_len(head, len);
         let is_by = |route: &Route| self.has_joined || route == self.route;
         let mut into = &mut *burst;
-        if into.takes(is_by, total, limit) || into.send(self.link) {
+        if into.takes(is_by, total, limit) {
             self.has_joined = true;
         } else {
-            *blocked = true;
-            into = spare;
+            // Several bursts in a row take a while.
+            at_work.get_or_insert_with(PollerThread::at_work);
+            self.has_joined = into.send(self.link);
+            if !self.has_joined {
+                *blocked = true;
+                into = spare;
+            }
         }
         let pushed = into.push((self.route, seal), head, (len, total), again, fill);
         if request && into.count == 2 {
@@ -462,7 +478,7 @@ mod tests {
             counters: &counters,
             now: Instant::ZERO,
             down: false,
-            acknowledges: true,
+            acks: Acks::Now,
             deferred: false,
         };
         let mut lane = mail.of(Qpn::new(5), &ROUTE);

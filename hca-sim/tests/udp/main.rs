@@ -6,6 +6,7 @@
 mod acknowledged;
 mod ends;
 mod late_round;
+mod polled;
 mod turns;
 
 use std::net::{IpAddr, Ipv4Addr};

@@ -22,7 +22,7 @@ use crate::qp::worker::packet_qp::PacketQp;
 use crate::qp::worker::{migration, stream};
 use crate::queue::cq::CqRing;
 use crate::queue::srq::{SharedReceives, XrcSrq};
-use crate::transport::{self, Ends, Events, Incoming, Outlet, Path, Post, Told, TxContext};
+use crate::transport::{self, Acks, Ends, Events, Incoming, Outlet, Path, Post, Told, TxContext};
 use crate::wire::{Bth, BthFlags, Extended, Head, Opcode, Role, Service};
 
 /// The ECN bits of a traffic class, and what they are when a switch has marked the packet.
@@ -430,7 +430,7 @@ impl QueuePair {
         }
         if more {
             effects.rare().stalled.push(self.events());
-        } else if !mail.acknowledges && exchange.transport.is_answering() {
+        } else if mail.acks != Acks::Now && exchange.transport.is_answering() {
             mail.deferred = true;
         }
         self.set_timer(exchange);

@@ -43,6 +43,12 @@ pub(crate) trait Pump: Send + Sync + fmt::Debug {
     /// Whether packets carry all messages, so that a poll that finds nothing receives packets.
     fn has_packets(&self) -> bool;
 
+    /// Whether a thread receives packets while no consumer polls all the time.
+    fn has_thread(&self) -> bool;
+
+    /// The consumer polls all the time from now on, on this thread.
+    fn polls_here(&self);
+
     /// Receives packets; `often`: the consumer polls all the time. Returns whether packets arrived.
     fn poll(&self, often: bool) -> bool;
 
@@ -57,6 +63,7 @@ pub(crate) trait Pump: Send + Sync + fmt::Debug {
 #[derive(Debug)]
 struct PacketPort {
     port: Arc<dyn Pump>,
+    has_thread: bool,
     idle: u32,
 }
 
@@ -65,10 +72,26 @@ const OFTEN: u32 = 16;
 
 impl PacketPort {
     /// Has packets received. Returns whether some arrived whose answers were left to the next look.
+    #[inline]
     fn look(&mut self) -> bool {
-        self.idle = self.idle.saturating_add(1);
-        let often = self.idle >= OFTEN;
-        self.port.poll(often) && often
+        if self.idle < OFTEN {
+            return self.look_early();
+        }
+        self.port.poll(true)
+    }
+
+    /// One of the first looks. A consumer that has just been woken finds nothing: the thread that woke it has received.
+    #[cold]
+    fn look_early(&mut self) -> bool {
+        self.idle += 1;
+        if self.idle == OFTEN {
+            self.port.polls_here();
+            return self.port.poll(true);
+        }
+        if !self.has_thread {
+            self.port.poll(false);
+        }
+        false
     }
 
     /// The consumer is about to wait.
@@ -84,6 +107,7 @@ impl CqPoller {
         let wire = port.as_ref().filter(|port| port.has_packets());
         let packets = wire.map(|port| PacketPort {
             port: Arc::clone(port),
+            has_thread: port.has_thread(),
             idle: 0,
         });
         Self {

@@ -42,7 +42,7 @@ impl Responder {
                 }
             }
         }
-        if matches!(self.answer, Some((_, ACK))) && !outlet.acknowledges() {
+        if matches!(self.answer, Some((_, ACK))) && self.replies.waits(outlet.acks()) {
             return false;
         }
         self.acknowledge(ends.path, outlet)

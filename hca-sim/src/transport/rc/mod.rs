@@ -13,7 +13,7 @@
 //!
 //! The modules: [`requester`] cuts work requests into packets and turns the answers into completions; [`responder`]
 //! executes requests, with receives in [`receives`] and memory in [`rdma`]; [`resources`] remembers what may have to be
-//! answered again, and [`answers`] answers. Both halves keep what arrives [`early`], and make
+//! answered again, and [`answers`] answers, perhaps with the client's [`replies`]. Both halves keep what arrives [`early`], and make
 //! headers in [`head`].
 //!
 //! Memory is allocated with the machine: 32 bytes for each work request of the send queue, 9 KiB for [`resources`].
@@ -24,6 +24,7 @@ mod early;
 mod head;
 mod rdma;
 mod receives;
+mod replies;
 mod requester;
 mod resources;
 mod responder;
@@ -41,6 +42,7 @@ use crate::wire::{Head, Role};
 use requester::Requester;
 
 pub(super) use receives::{Room, pieces, take_shared};
+pub(crate) use replies::PROMPT;
 pub(super) use requester::{Flight, head_of, tells};
 pub(super) use responder::Responder;
 
@@ -134,8 +136,12 @@ impl Rc {
     ) -> bool {
         let mut more = false;
         if !self.stopped {
+            let begun = self.requester.window.begun();
             more = self.requester.transmit(ends, outlet, events);
             self.stopped |= events.fail;
+            if self.requester.window.begun() != begun {
+                self.responder.replies.replied(ends.now);
+            }
         }
         more |= self.responder.transmit(ends, outlet, events);
         self.stopped |= events.fail;

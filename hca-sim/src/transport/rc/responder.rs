@@ -10,6 +10,7 @@
 use verbs_core::{Error, EventType, Psn, Srqn, WcStatus};
 
 use super::early::Early;
+use super::replies::Replies;
 use super::resources::Resources;
 use crate::clock::Instant;
 use crate::queue::srq::Seen;
@@ -37,6 +38,8 @@ pub(in crate::transport) struct Responder {
     named: Option<Srqn>,
     /// The acknowledgement to send, after the answers in `resources` are sent.
     pub(super) answer: Option<(Psn, Syndrome)>,
+    /// Whether it may wait for the client's reply.
+    pub(super) replies: Replies,
     pub(super) resources: Resources,
     /// The number of the newest READ or atomic.
     pub(super) newest_read: Option<Psn>,
@@ -84,6 +87,7 @@ impl Responder {
             taken: None,
             named: None,
             answer: None,
+            replies: Replies::default(),
             resources: Resources::new()?,
             newest_read: None,
         })
@@ -97,6 +101,7 @@ impl Responder {
         self.doing = Doing::Nothing;
         self.taken = None;
         self.answer = None;
+        self.replies = Replies::default();
         self.resources.reset();
         self.newest_read = None;
     }
@@ -335,6 +340,7 @@ impl Responder {
         let asks = head.bth().flags.contains(BthFlags::ACK_REQ);
         if asks && matches!(facts.message, Message::Send | Message::Write) {
             self.answer = Some((head.bth().psn, ACK));
+            self.replies.asked(ends.now);
         }
         Ok(())
     }

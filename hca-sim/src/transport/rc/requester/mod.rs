@@ -51,7 +51,7 @@ const PROBES_MILD: u32 = 2;
 /// Sends requests and turns the answers into completions; the other half is in `completer`.
 #[derive(Debug)]
 pub(super) struct Requester {
-    window: Window,
+    pub(super) window: Window,
     retry: Retry,
     /// The first number has been taken from the path.
     started: bool,
