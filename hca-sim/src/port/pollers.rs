@@ -11,7 +11,7 @@
 //! the meantime without being at work ([`PollerThread`]): then it is *gone*. If something has waited for it, pollers are not
 //! *trusted* for a time: the thread waits for packets as if no consumer polled. The time doubles whenever trust is lost
 //! again soon after it was restored, and ends early if the consumer polls after all, and is faster than the thread
-//! ([`FASTER`]).
+//! ([`FASTER_MIN`]).
 //!
 //! A thread that drives when the engine's thread wakes up takes in what that has found: it is told, and looks again. So the
 //! engine's thread rests for [`OCCUPIED`]; it would find the same packets again at once, and again, until they are taken.
@@ -56,8 +56,10 @@ const DISTRUST_MAX: Duration = Duration::from_millis(256);
 /// Trust that lasted so many times as long as the distrust before it was justified: the next distrust is short again.
 const JUSTIFIED: u64 = 4;
 /// How often in a row a poller that is not trusted has to take in packets before the engine's thread does, until it is
-/// trusted again.
-const FASTER: u32 = 8;
+/// trusted again. The number doubles together with the time.
+const FASTER_MIN: u32 = 8;
+/// The maximum that it doubles to.
+const FASTER_MAX: u32 = 1024;
 
 /// Of one port. Independent words, each a hint: an inconsistent view costs one wake-up or a wait of [`AWAY_MAX`], never a
 /// packet.
@@ -80,6 +82,8 @@ pub(super) struct Pollers {
     distrusted_for: AtomicU64,
     /// How often in a row a poller has been faster than the engine's thread meanwhile.
     faster: AtomicU32,
+    /// How often in a row it has to be.
+    faster_needed: AtomicU32,
     /// [`ASLEEP`] while a consumer sleeps at the port, and [`RESTS`] beside it if the engine's thread rests until that
     /// consumer wakes it. One word, so that the thread either rests before the consumer is awake, which then sees it, or
     /// finds it awake.
@@ -133,6 +137,7 @@ impl Default for Pollers {
             distrusted_until: AtomicU64::new(0),
             distrusted_for: AtomicU64::new(0),
             faster: AtomicU32::new(0),
+            faster_needed: AtomicU32::new(FASTER_MIN),
             sleeper: AtomicU32::new(0),
             back_until: AtomicU64::new(0),
             replies_until: AtomicU64::new(0),
@@ -310,7 +315,7 @@ impl Pollers {
 
     /// A poller that is not trusted has taken in packets.
     pub(super) fn was_faster(&self, now: Instant) {
-        if self.faster.fetch_add(1, Relaxed) + 1 == FASTER {
+        if self.faster.fetch_add(1, Relaxed) + 1 == self.faster_needed.load(Relaxed) {
             // It may have the completion queue from another thread.
             self.polls_here();
             self.distrusted_until.fetch_min(now.as_nanos(), Relaxed);
@@ -329,11 +334,14 @@ impl Pollers {
         self.was_slower();
         let last = self.distrusted_for.load(Relaxed);
         let trusted_for = now.saturating_sub(self.distrusted_until.load(Relaxed));
-        let next = if trusted_for > last.saturating_mul(JUSTIFIED) {
-            nanos(DISTRUST_MIN)
+        let faster = self.faster_needed.load(Relaxed);
+        let (next, faster) = if trusted_for > last.saturating_mul(JUSTIFIED) {
+            (nanos(DISTRUST_MIN), FASTER_MIN)
         } else {
-            (last * 2).clamp(nanos(DISTRUST_MIN), nanos(DISTRUST_MAX))
+            let next = (last * 2).clamp(nanos(DISTRUST_MIN), nanos(DISTRUST_MAX));
+            (next, (2 * faster).min(FASTER_MAX))
         };
+        self.faster_needed.store(faster, Relaxed);
         self.distrusted_for.store(next, Relaxed);
         self.distrusted_until
             .store(now.saturating_add(next), Relaxed);
@@ -573,6 +581,24 @@ mod tests {
         }
         assert!(pollers.polled(at(1_170)), "eight times in a row");
         assert!(pollers.fall_asleep(at(1_170)));
+    }
+
+    /// As a program that watches its memory is, now and then, for the answers to its own requests.
+    #[test]
+    fn a_poller_that_is_faster_and_goes_soon_again_has_to_be_faster_for_longer() {
+        let pollers = Pollers::default();
+        let mut took = Vec::new();
+        for k in 0..10 {
+            let now = at(1_000 + k);
+            pollers.gone(now);
+            let more = std::iter::repeat_with(|| pollers.was_faster(now));
+            let till_trusted = more.take_while(|()| !pollers.polled(now));
+            took.push(till_trusted.count() + 1);
+        }
+        assert_eq!(took[..4], [8, 16, 32, 64]);
+        assert_eq!(took[8..], [1_024, 1_024], "no more than that");
+        pollers.gone(at(2_000_000));
+        assert_eq!(pollers.faster_needed.load(Relaxed), FASTER_MIN);
     }
 
     #[test]
