@@ -301,7 +301,7 @@ impl Driver {
         if came {
             self.pollers.was_slower();
         }
-        // Nobody waits for answers to a consumer's own requests: it would poll, or say that it does not.
+        // Answers to the consumer's own requests do not count: a consumer that waits for them polls, or has armed its queue.
         let requests = self.requests.swap(false, AcqRel);
         let waited = requests || port.counters.packets_sent.get() != sent;
         if look == Look::Gone && waited {

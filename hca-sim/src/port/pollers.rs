@@ -80,7 +80,7 @@ pub(super) struct Pollers {
     distrusted_until: AtomicU64,
     /// The length of the last distrust.
     distrusted_for: AtomicU64,
-    /// How often in a row a poller has been faster than the engine's thread meanwhile.
+    /// How often in a row a poller that is not trusted took in packets before the engine's thread did.
     faster: AtomicU32,
     /// How often in a row it has to be.
     faster_needed: AtomicU32,
