@@ -1,5 +1,6 @@
 //! The house rules, checked against the tree: edges between crates, unsafe doors, lengths, where
-//! threads and clocks may be named, what tests wait for, attributes, and words that do not belong in a source tree.
+//! threads and clocks may be named, what tests wait for, attributes, words that do not belong in a source tree, and names
+//! in documents.
 //!
 //! Each rule is one test, whose failure lists every violation as `file:line: what`. The rules see code through
 //! [`scan`], which blanks out comments and strings. [`samples`] feeds bad samples to every rule, so that a rule that no
@@ -14,6 +15,7 @@ mod fuzzed;
 mod limits;
 mod lines;
 mod manifests;
+mod names;
 mod realtime;
 mod rules;
 #[cfg(test)]
@@ -175,4 +177,18 @@ fn who_reads_foreign_bytes_is_fuzzed() {
     let tree = Tree::of_workspace();
     none("fuzz", fuzzed::targets(&tree.rust, &tree.texts));
     none("corpora", fuzzed::folders(&tree::root(), &tree.texts));
+}
+
+#[test]
+fn documents_name_what_is_there() {
+    let tree = Tree::of_workspace();
+    // Of what is at the root, some files are not for readers: the licences.
+    let root = std::fs::read_dir(tree::root()).expect("the workspace's root");
+    let root = root.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    let root: Vec<String> = root.collect();
+    let files = tree.texts.iter().map(|text| &text.path).chain(&root);
+    let paths = names::Paths::new(files.map(String::as_str));
+    none("names", names::paths(&tree.texts, &paths));
+    none("links", names::links(&tree.texts, &paths));
+    none("rows", names::rows(&tree.texts, &names::tests(&tree.rust)));
 }

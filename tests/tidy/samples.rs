@@ -3,7 +3,7 @@
 
 use crate::manifests::{self, Member};
 use crate::tree::{RustFile, Text, mark_test_files};
-use crate::{Violation, rules, scan};
+use crate::{Violation, names, rules, scan};
 
 /// A file with this text, as the only one of the tree.
 fn one(path: &str, text: &str) -> Vec<RustFile> {
@@ -506,4 +506,71 @@ fn forgotten_crates_are_seen() {
     assert_eq!(found(&[known], "models -p verbs-link loom_"), 0);
     let known = member("verbs-link", "verbs-link", loom);
     assert_eq!(found(&[known, missing], "models -p verbs-core loom_"), 3);
+}
+
+/// The documents whose names are checked, with these lines in the first and in that of the rows.
+fn documents(readme: &str, rows: &str) -> Vec<Text> {
+    let documents = [
+        ("README.md", readme),
+        ("ARCHITECTURE.md", "# The code\n"),
+        ("docs/STATUS.md", "# What works\n\n## Not yet\n"),
+        (names::ROWS, rows),
+        (
+            names::RULES,
+            "| K1 | a | `k1_a_test` |\n| K2 | a, `a_b` | `k2_no_test`, `wait()` |\n",
+        ),
+    ];
+    let text = |(path, text): (&str, &str)| Text {
+        path: path.into(),
+        text: text.into(),
+    };
+    documents.into_iter().map(text).collect()
+}
+
+#[test]
+fn files_that_no_document_can_name_are_seen() {
+    let there = names::Paths::new([
+        "hca-sim/src/qp/control.rs",
+        "hca-rdma/src/nic.rs",
+        "ci/peers.d/rxe",
+    ]);
+    let rows = "`hca-sim/src/qp/control.rs`\n`hca-sim/src/control.rs`\n";
+    let good = "`hca-sim/src/`, `control.rs`, `qp/control.rs`, `ci/peers.d/rxe --all`, `a/b c`, `roce://a/b`\n";
+    let bad = "\n`nic.rs`\n`hca-sim/src/`, `nic.rs`\n`ci/peers.d/siw`\n`hca-rdma/src/{nic,cm}.rs`\n\n    `none.rs`\n";
+    let found = names::paths(&documents(&format!("{good}{bad}"), rows), &there);
+    let found: Vec<_> = found.iter().map(|it| (it.path.as_str(), it.line)).collect();
+    let readme = [3, 4, 5, 6].map(|line| ("README.md", line));
+    assert_eq!(found, [&readme[..], &[(names::ROWS, 2)]].concat());
+}
+
+#[test]
+fn links_to_what_there_is_not_are_seen() {
+    let there = names::Paths::new(["README.md", "docs/STATUS.md"]);
+    let good = "[a](docs/STATUS.md#not-yet) [b](docs) [c](https://a/b) [d](#title)\n# Title\n";
+    let bad = "[a](STATUS.md)\n[b](docs/STATUS.md#not)\n[c](#none)\n";
+    let rows = "[a](../README.md) [b](STATUS.md)\n[c](README.md)\n";
+    let found = names::links(&documents(&format!("{good}{bad}"), rows), &there);
+    assert_eq!(lines(found), [3, 4, 5, 2]);
+}
+
+#[test]
+fn rows_without_their_test_are_seen() {
+    let code = "#[test]\nfn k1_a_test() {}\n\n#[test]\n#[ignore]\nfn another_test() {}\n\nfn not_a_test() {}\n";
+    let files = one("hca-sim/tests/a.rs", code);
+    let tests = names::tests(&files);
+    assert_eq!(Vec::from_iter(&tests), [&"another_test", &"k1_a_test"]);
+    let rows = "| id | what | state | test |\n\
+        | A1 | a | works | `k1_a_test`, `Provider::not_a_test` |\n\
+        | A2 | a | partly | `k1_*` and `another_*`, `hca-sim/tests` |\n\
+        | A3 | a | not yet | |\n\
+        | P1 | a pain | a | works | `ci/peers.d/rxe` |\n\
+        | A4 | a | works | `not_a_test` |\n\
+        | A5 | a | works | `k1_a_tes` |\n\
+        | A6 | a | yes | `k1_a_test` |\n\
+        | A7 | a | works | `hca-sim/src` shows it |\n\
+        | A8 | a | works | `k2_*` |\n";
+    assert_eq!(
+        lines(names::rows(&documents("", rows), &tests)),
+        [6, 7, 8, 9, 10, 2]
+    );
 }
