@@ -63,8 +63,6 @@ pub use object::native;
 pub(crate) use object::{address, keys, slot};
 pub(crate) use thread::{bell, event, lane, timer};
 
-use std::path::Path;
-
 use verbs_core::sync::Arc;
 
 pub use self::error::OpenError;
@@ -83,15 +81,7 @@ impl RdmaCore {
     /// # Context
     /// Reads files: not for use under NoBlock. Neither are the calls below.
     pub fn load() -> Result<Self, OpenError> {
-        sys::Library::load(None).map(Self)
-    }
-
-    /// As [`RdmaCore::load`], from that folder.
-    ///
-    /// # Errors
-    /// As there.
-    pub fn load_from(folder: impl AsRef<Path>) -> Result<Self, OpenError> {
-        sys::Library::load(Some(folder.as_ref())).map(Self)
+        sys::Library::load().map(Self)
     }
 
     /// The names of the system's devices, such as `mlx5_0`.

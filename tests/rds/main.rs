@@ -15,6 +15,7 @@ mod allocations;
 #[path = "../exact/allocator.rs"]
 mod allocator;
 mod checker;
+mod forged;
 mod hostile;
 mod iwarp;
 mod lab;

@@ -30,6 +30,10 @@ pub(crate) const DOORS: &[(&str, &str)] = &[
         "types of C functions, which are unsafe to call",
     ),
     ("hca-rdma/src/sys", "calls of the system's C libraries"),
+    (
+        "hca-rdma/tests/nic/rdma_core",
+        "libraries that the test names are loaded",
+    ),
     ("shims", "C ABIs"),
     (
         "benches/counts/nic/raw",

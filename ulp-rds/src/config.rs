@@ -28,8 +28,20 @@ pub struct Config {
     pub receive_max: usize,
     /// Sockets of the node. 1024.
     pub sockets_max: usize,
-    /// Connections of the node. 1024.
+    /// Connections of the node, those that are lost and not forgotten among them. 1024.
     pub connections_max: usize,
+    /// The same between the node and one address: more of them, one for each type of service, are refused when that peer asks. 64,
+    /// so that no one peer, nor a few, can take the places of all others.
+    pub connections_per_address_max: usize,
+    /// Connections that were asked for and that are not established; the oldest gives way. Each has a queue pair with
+    /// its buffers. 128: a peer keeps its place unless as many requests come before its confirmation.
+    pub half_open_max: usize,
+    /// The same in the name of one address. 16.
+    pub half_open_per_address_max: usize,
+    /// How long a connection that is lost, and over which no socket has anything to send, is remembered: by what it
+    /// remembers, a datagram that has come is known when the peer sends it again. It is forgotten sooner if its place is wanted.
+    /// 10 minutes, far longer than a peer that has something to send takes to connect again.
+    pub forget_after: Duration,
     /// How long a peer has to answer a request for a connection. 2 s.
     pub connect_timeout: Duration,
     /// The number of this life of the node, not 0: peers take a node with another number for one that has forgotten everything,
@@ -52,6 +64,10 @@ impl Config {
             receive_max: 64 << 20,
             sockets_max: 1024,
             connections_max: 1024,
+            connections_per_address_max: 64,
+            half_open_max: 128,
+            half_open_per_address_max: 16,
+            forget_after: Duration::from_secs(600),
             connect_timeout: Duration::from_secs(2),
             generation: None,
         }

@@ -33,6 +33,9 @@ pub enum Error {
     /// The peer's answer is not one of RDS 3.1.
     #[error(transparent)]
     Peer(#[from] crate::wire::HandshakeError),
+    /// A connection that the peer asked for was made first.
+    #[error("the peer's own request for a connection was first")]
+    Superseded,
     /// The connection manager refused something.
     #[error(transparent)]
     Cm(#[from] verbs_cm::Error),

@@ -18,7 +18,7 @@ use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 
 use gungraun::{library_benchmark, library_benchmark_group};
-use hca_rdma::{RdmaCore, native};
+use hca_rdma::native;
 use verbs_core::{
     Access, Av, Cq, Device, Lid, Memory, Mr, Path, Pd, Psn, Qp, QpInit, Recv, Remote, Sge, Wc,
     Write,
@@ -99,7 +99,7 @@ impl Subject {
     }
 
     fn connected(name: &str) -> Result<Self, verbs_core::Error> {
-        let rdma = RdmaCore::load_from(library()).expect("our library");
+        let rdma = raw::load(&library());
         let nic = rdma.open(name).expect("its device");
         let (index, gid) = nic.gids(1)?[0];
         let device = Device::open(nic).wait()?;

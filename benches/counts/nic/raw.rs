@@ -3,10 +3,19 @@
 use std::ffi::{c_int, c_void};
 use std::hint::black_box;
 use std::mem::zeroed;
+use std::path::Path;
 use std::ptr::{NonNull, null};
 
+use hca_rdma::RdmaCore;
 use verbs_abi as abi;
 use verbs_core::{Remote, SendFlags, Sge};
+
+/// Our own libraries, in that folder.
+pub(super) fn load(folder: &Path) -> RdmaCore {
+    // SAFETY: cargo has built them with this bench, for the ABI of rdma-core, and no other program writes to its folder.
+    let loaded = unsafe { RdmaCore::load_from(folder) };
+    loaded.expect("our library")
+}
 
 /// A queue pair, with its functions.
 pub(crate) struct RawQp {

@@ -29,15 +29,16 @@ struct Loaded {
 }
 
 impl Loaded {
-    fn open(path: &Path) -> Result<Self, OpenError> {
+    /// # Safety
+    /// The library's constructors and destructors are sound to run.
+    unsafe fn open(path: &Path) -> Result<Self, OpenError> {
         let missing = |reason: String| OpenError::NoLibrary {
             library: path.into(),
             reason,
         };
         let name = CString::new(path.as_os_str().as_bytes())
             .map_err(|_| missing("its name has a zero byte".into()))?;
-        // SAFETY: the name ends with a zero byte. The library's constructors run: those of rdma-core, which the system
-        // or the user has named.
+        // SAFETY: the name ends with a zero byte. The library's constructors run, for which the caller vouches.
         let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if handle.is_null() {
             return Err(missing(last_error()));
@@ -242,19 +243,51 @@ pub(crate) struct Library {
 static LOADED: Mutex<Vec<&'static Library>> = Mutex::new(Vec::new());
 
 impl Library {
+    /// The libraries that the loader finds: those of the system, or of folders that the user who started the program named.
+    pub(crate) fn load() -> Result<&'static Self, OpenError> {
+        // SAFETY: the loader looks for them where it looked for the code of this program, and under the names that rdma-core
+        // has kept for one ABI each.
+        unsafe { Self::load_from(None) }
+    }
+
     /// The libraries of that folder, or those that the loader finds.
-    pub(crate) fn load(folder: Option<&Path>) -> Result<&'static Self, OpenError> {
+    ///
+    /// # Safety
+    /// They are libibverbs and librdmacm: loading them does what these do, and their functions have the types that are
+    /// declared here.
+    unsafe fn load_from(folder: Option<&Path>) -> Result<&'static Self, OpenError> {
         let mut loaded = LOADED.lock();
         if let Some(found) = loaded.iter().find(|one| one.folder.as_deref() == folder) {
             return Ok(found);
         }
         let named = |name: &str| folder.map_or_else(|| name.into(), |folder| folder.join(name));
-        let verbs = Verbs::of(&Loaded::open(&named(IBVERBS))?)?;
-        // It loads the same libibverbs, which is loaded already.
-        let cm = Loaded::open(&named(RDMACM)).and_then(|library| Cm::of(&library));
+        // SAFETY: the caller vouches for it.
+        let verbs = Verbs::of(&unsafe { Loaded::open(&named(IBVERBS)) }?)?;
+        // SAFETY: as above. It loads the same libibverbs, which is loaded already.
+        let cm = unsafe { Loaded::open(&named(RDMACM)) }.and_then(|library| Cm::of(&library));
         let folder = folder.map(Path::to_path_buf);
         let library: &'static Self = Box::leak(Box::new(Self { folder, verbs, cm }));
         loaded.push(library);
         Ok(library)
+    }
+}
+
+impl crate::RdmaCore {
+    /// As [`RdmaCore::load`](crate::RdmaCore::load), from that folder.
+    ///
+    /// # Safety
+    /// `libibverbs.so.1` and `librdmacm.so.1` of the folder are rdma-core's, or others with the same ABI. Their code is run: on
+    /// loading, at the calls of this crate, and on the end of the process; and whoever can write to the folder
+    /// chooses that code.
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// # Context
+    /// As there.
+    pub unsafe fn load_from(folder: impl AsRef<Path>) -> Result<Self, OpenError> {
+        // SAFETY: the caller vouches for the libraries.
+        let library = unsafe { Library::load_from(Some(folder.as_ref())) };
+        library.map(Self)
     }
 }

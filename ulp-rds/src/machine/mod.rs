@@ -31,15 +31,14 @@ use self::transmit::{Life, Transmit};
 use self::turn::Turn;
 use crate::payload::Payload;
 use crate::wire::{
-    CongestionMap, Extension, Extensions, Handshake, Header, HeaderError, HeaderFlags, PING_PORT,
-    PROBE_PORT, Version,
+    CongestionMap, Handshake, Header, HeaderError, HeaderFlags, PING_PORT, PROBE_PORT, Version,
 };
 
 pub use self::message::{Arrived, Event, Incoming, Outgoing, Packet, RdmaWork, Short};
 pub use self::probe::PONGS_MAX;
 pub use self::receive::Fault;
 pub use self::state::State;
-pub use self::terms::{ACK_INTERVAL_MAX, Counts, Refusal, Terms};
+pub use self::terms::{ACK_INTERVAL_MAX, Asked, Counts, Refusal, Terms};
 
 /// The longest pause before a connection is asked for again.
 pub const RECONNECT_PAUSE_MAX: Duration = Duration::from_secs(1);
@@ -52,6 +51,8 @@ const RECONNECT_PAUSE_MIN: Duration = Duration::from_millis(1);
 pub struct Machine {
     terms: Terms,
     state: State,
+    /// Whether this end asked for the connection.
+    is_own: bool,
     transmit: Transmit,
     receive: Receive,
     credits: Credits,
@@ -80,6 +81,7 @@ impl Machine {
         Self {
             terms,
             state: State::Down,
+            is_own: false,
             transmit: Transmit::new(terms.ack_interval),
             receive: Receive::default(),
             credits: Credits::default(),
@@ -148,27 +150,56 @@ impl Machine {
 
     /// Begins an attempt: yields what the request says. `None` unless the connection is down.
     pub fn connect(&mut self) -> Option<Handshake> {
-        self.step(State::Connecting).then(|| self.handshake())
+        let is_begun = self.step(State::Connecting);
+        self.is_own |= is_begun;
+        is_begun.then(|| self.handshake())
     }
 
-    /// The peer asks. Yields what the answer says.
+    /// The peer asks for a connection, or somebody in its name: nothing changes before that connection is established. The caller
+    /// answers, and keeps the request for [`supersede`](Self::supersede).
+    ///
+    /// If both ends ask at once, the request of the lower address is the one that is answered.
     ///
     /// # Errors
-    /// [`Refusal`]; after [`Refusal::Stale`] the caller takes the queue pair down and calls [`lost`](Self::lost).
-    pub fn accept(&mut self) -> Result<Handshake, Refusal> {
-        let refusal = match self.state {
-            State::Down => {
-                self.step(State::Connecting);
-                return Ok(self.handshake());
-            }
-            State::Up => {
-                self.step(State::Error);
-                Refusal::Stale
-            }
-            State::Connecting | State::Error | State::Disconnecting => Refusal::Busy,
-        };
-        self.counts.refused += 1;
-        Err(refusal)
+    /// [`Refusal::Busy`].
+    pub fn asked(&mut self) -> Result<Asked, Refusal> {
+        if self.state == State::Connecting && self.terms.has_precedence() {
+            self.counts.refused += 1;
+            return Err(Refusal::Busy);
+        }
+        Ok(Asked {
+            answer: self.handshake(),
+            connects: self.counts.connects,
+        })
+    }
+
+    /// A connection that the peer asked for is established. It takes the place of the one that there is, which the peer has lost:
+    /// the caller takes that queue pair down, or gives its attempt up, calls [`lost`](Self::lost) and then
+    /// [`accept`](Self::accept).
+    ///
+    /// # Errors
+    /// [`Refusal::Older`]: nothing changes, and the caller closes the new one.
+    pub fn supersede(&mut self, asked: &Asked) -> Result<(), Refusal> {
+        if self.state != State::Up {
+            return Ok(());
+        }
+        let is_older = asked.connects < self.counts.connects;
+        // Both ends decide the same: of two that were asked for at once, the lower address's stays.
+        let crosses_and_wins = self.is_own && !self.terms.has_precedence();
+        if is_older && !crosses_and_wins {
+            self.counts.refused += 1;
+            return Err(Refusal::Older);
+        }
+        self.step(State::Error);
+        Ok(())
+    }
+
+    /// Takes a connection that the peer asked for and that is established: [`established`](Self::established) is to follow.
+    /// Returns whether the connection was down.
+    pub fn accept(&mut self) -> bool {
+        let is_down = self.step(State::Connecting);
+        self.is_own &= !is_down;
+        is_down
     }
 
     /// The connection is made, and the peer has said this; `map` is the congestion map of the address here.
@@ -256,7 +287,7 @@ impl Machine {
         let header = Header::parse(&bytes)?;
         self.credits.granted(header.credit);
         if !header.extensions.is_empty() {
-            self.heard(&header.extensions);
+            probe::heard(self, &header.extensions);
         }
         let mut whole = None;
         if !header.is_control() || header.flags.contains(HeaderFlags::CONGESTION) {
@@ -308,11 +339,6 @@ impl Machine {
         self.state
     }
 
-    /// What it is made with.
-    pub fn terms(&self) -> &Terms {
-        &self.terms
-    }
-
     /// Whether the peer's port is congested.
     #[inline]
     pub fn is_congested(&self, port: u16) -> bool {
@@ -322,6 +348,11 @@ impl Machine {
     /// Messages that are queued, those that wait for an acknowledgement among them.
     pub fn queued(&self) -> usize {
         self.transmit.len()
+    }
+
+    /// Whether nothing would be lost with it: it is down, and no socket has anything queued.
+    pub fn is_forgettable(&self) -> bool {
+        self.state == State::Down && !self.transmit.has_message_of_socket()
     }
 
     /// Messages that wait for an acknowledgement.
@@ -364,15 +395,6 @@ impl Machine {
         let longest = RECONNECT_PAUSE_MIN * (1 << self.attempts.min(10));
         let longest = longest.min(RECONNECT_PAUSE_MAX);
         longest.mul_f32(self.random.rand_float())
-    }
-
-    /// What the peer says beside its messages.
-    fn heard(&mut self, extensions: &Extensions) {
-        for extension in extensions.iter() {
-            if let Extension::Generation(generation) = extension {
-                probe::peer_lives(self, generation);
-            }
-        }
     }
 
     fn handle_payload(

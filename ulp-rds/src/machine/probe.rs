@@ -20,7 +20,16 @@ pub(super) enum Probe {
     Taken,
 }
 
-pub(super) fn peer_lives(machine: &mut Machine, generation: u32) {
+/// What the peer says beside its messages.
+pub(super) fn heard(machine: &mut Machine, extensions: &Extensions) {
+    for extension in extensions.iter() {
+        if let Extension::Generation(generation) = extension {
+            peer_lives(machine, generation);
+        }
+    }
+}
+
+fn peer_lives(machine: &mut Machine, generation: u32) {
     let known = machine.peer_generation.replace(generation);
     if known == Some(generation) {
         return;

@@ -2,6 +2,8 @@
 
 use std::net::IpAddr;
 
+use crate::wire::Handshake;
+
 /// What a connection is made with.
 #[derive(Clone, Copy, Debug)]
 pub struct Terms {
@@ -21,17 +23,33 @@ pub struct Terms {
     pub seed: u64,
 }
 
+impl Terms {
+    /// Whether this end's request is the one that is answered if both ask at once.
+    pub(super) fn has_precedence(&self) -> bool {
+        self.local < self.remote
+    }
+}
+
 /// Packets after which an acknowledgement is asked for at most: as many as after which a peer of this kind grants credits, which
 /// then ride on it.
 pub const ACK_INTERVAL_MAX: u32 = 16;
 
-/// Why a peer's request for a connection is refused.
+/// A request of the peer for a connection, until that is established.
+#[derive(Clone, Copy, Debug)]
+pub struct Asked {
+    /// What the answer says.
+    pub answer: Handshake,
+    /// Connections that had been made when it came.
+    pub(super) connects: u64,
+}
+
+/// Why a connection that a peer asks for is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// An attempt is under way here, and goes on; or the queue pair before is still being taken down.
+    /// An attempt of this end is under way, and has precedence: this end has the lower address.
     Busy,
-    /// A connection was up: the peer has lost it, and it is taken down here too.
-    Stale,
+    /// Another connection was made since the peer asked for this one, and has precedence.
+    Older,
 }
 
 /// Counts of one connection.
@@ -47,7 +65,7 @@ pub struct Counts {
     pub connects: u64,
     /// Connections that were lost.
     pub losses: u64,
-    /// Requests of the peer that were refused: this end was asking itself, or its connection was still up or being taken down.
+    /// Connections that the peer asked for and that were refused: this end was asking itself, or had made another one since.
     pub refused: u64,
     /// Pings that were not answered, because too many waited.
     pub pings_dropped: u64,

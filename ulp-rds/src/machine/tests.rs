@@ -3,12 +3,13 @@
 
 mod lives;
 mod outages;
+mod requests;
 
 use std::collections::{BTreeMap, VecDeque};
 
 use super::*;
 use crate::payload::Pool;
-use crate::wire::{Extensions, FRAGMENT_LEN, HeaderError};
+use crate::wire::{Extension, Extensions, FRAGMENT_LEN, HeaderError};
 
 /// Packets that a queue pair holds.
 const RECEIVES: u32 = 32;
@@ -117,7 +118,8 @@ impl Pair {
     fn connect(&mut self) {
         let [one, other] = &mut self.ends;
         let asked = one.machine.connect().unwrap();
-        let answer = other.machine.accept().unwrap();
+        let answer = other.machine.asked().unwrap().answer;
+        assert!(other.machine.accept());
         other.machine.established(&asked, &other.map);
         one.machine.established(&answer, &one.map);
         (one.posted, other.posted) = (RECEIVES, RECEIVES);
@@ -331,7 +333,8 @@ fn a_peer_that_grants_no_credits_is_granted_some() {
     pair.cut();
     let [one, other] = &mut pair.ends;
     let asked = one.machine.connect().unwrap();
-    let answer = other.machine.accept().unwrap();
+    let answer = other.machine.asked().unwrap().answer;
+    assert!(other.machine.accept());
     let silent = Handshake {
         credits: 0,
         ..answer

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use super::message::{Outgoing, RdmaWork, Short};
 use crate::payload::Payload;
-use crate::wire::{FRAGMENT_LEN, Header, HeaderFlags};
+use crate::wire::{FRAGMENT_LEN, Header, HeaderFlags, PING_PORT, PROBE_PORT};
 
 /// Bytes after which an acknowledgement is asked for.
 const UNACKED_BYTES: usize = 16 << 20;
@@ -136,6 +136,13 @@ impl Transmit {
 
     pub(super) fn len(&self) -> usize {
         self.queue.len() + self.kept.len()
+    }
+
+    /// Whether a socket has a message queued: answers to pings, and probes, are the connection's own.
+    pub(super) fn has_message_of_socket(&self) -> bool {
+        let is_own = |source| source == PING_PORT || source == PROBE_PORT;
+        let mut queued = self.queue.iter();
+        !self.kept.is_empty() || queued.any(|queued| !is_own(queued.message.source))
     }
 
     /// Messages that wait for an acknowledgement.

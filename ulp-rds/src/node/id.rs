@@ -9,6 +9,6 @@ pub(crate) type Key = (IpAddr, IpAddr, u8);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SocketId(pub(super) usize);
 
-/// A connection's number. Connections stay with their node.
+/// A connection's number, which is given to another one when it is forgotten.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LinkId(pub(super) usize);

@@ -2,16 +2,16 @@
 
 use std::task::Waker;
 
-use verbs_cm::ConnectRequest;
 use verbs_core::WcStatus;
 use verbs_core::time::Instant;
 
+use super::half_open::Arrived as FromPeer;
 use super::id::{Key, SocketId};
 use super::operations::Operations;
 use super::queues::{CONTROL, Completion, Queues, RDMA, Refused, SEND, Slot};
 use crate::machine::{Arrived, Incoming, Machine, Short, State as Stage};
 use crate::payload::Pool;
-use crate::wire::{Handshake, Header};
+use crate::wire::Header;
 
 /// Times that a driver looks by itself at a completion queue that was left to programs, before it arms it: 100 ms.
 const IDLE_MAX: u32 = 100;
@@ -22,8 +22,14 @@ pub(crate) struct Link {
     pub(crate) machine: Machine,
     /// Wakes the driver.
     pub(super) driver: Option<Waker>,
-    /// A request of the peer that was accepted: with what it says, and what is answered.
-    pub(super) request: Option<(ConnectRequest, Handshake, Handshake)>,
+    /// No other link of the node had this number, though its place may have been another one's.
+    pub(super) number: u64,
+    /// A connection that the peer asked for, which the driver takes when what is there has been taken down.
+    pub(super) arrived: Option<Box<FromPeer>>,
+    /// Until when the driver leaves it to the peer to make a connection, if it does.
+    pub(super) patient_until: Option<Instant>,
+    /// When it was lost.
+    pub(super) lost_at: Instant,
     /// The queue pair, while one is connected.
     pub(super) queues: Option<Box<Queues>>,
     /// It is of no use any more: its driver takes it down.
@@ -55,7 +61,10 @@ impl Link {
             key,
             machine,
             driver: None,
-            request: None,
+            number: 0,
+            arrived: None,
+            patient_until: None,
+            lost_at: Instant::ZERO,
             queues: None,
             is_over: false,
             is_polled: false,
@@ -65,6 +74,11 @@ impl Link {
             receiver: None,
             source: None,
         }
+    }
+
+    /// Whether nothing would be lost with it.
+    pub(super) fn is_forgettable(&self) -> bool {
+        self.arrived.is_none() && self.machine.is_forgettable()
     }
 
     /// Whether programs look at its completions by themselves, or did lately: a program may have no processor for a while.

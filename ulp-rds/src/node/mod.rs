@@ -5,6 +5,7 @@
 //! posts it, and one that receives polls for it; events and tasks that become due run when the lock is free.
 
 mod driver;
+mod half_open;
 pub(crate) mod id;
 mod link;
 mod operations;
@@ -30,7 +31,7 @@ use verbs_core::{Access, Device, Memory, Mr, Pd, Raise, task};
 use self::state::State;
 use crate::config::Config;
 use crate::error::Error;
-use crate::machine::{Counts, Refusal, State as Stage};
+use crate::machine::{Counts, State as Stage};
 use crate::rdma::Atomics;
 use crate::wire::Handshake;
 
@@ -128,7 +129,7 @@ impl Node {
         })))
     }
 
-    /// The connections, up or not.
+    /// The connections, up or not. One that is lost is there until it is forgotten ([`Config::forget_after`]).
     pub fn connections(&self) -> Vec<ConnectionInfo> {
         self.0.core.with(|state| {
             let links = state.links.iter();
@@ -143,6 +144,12 @@ impl Node {
             });
             info.collect()
         })
+    }
+
+    /// Connections that peers, or others in their names, have asked for and that are not established:
+    /// [`Config::half_open_max`] at most.
+    pub fn half_open(&self) -> usize {
+        self.0.core.with(|state| state.half_open.len())
     }
 
     /// The sockets' addresses.
@@ -199,7 +206,7 @@ impl Drop for Handle {
     fn drop(&mut self) {
         self.core.with(|state| {
             state.closed = true;
-            state.wake_drivers();
+            state.wake_all();
         });
     }
 }
@@ -232,8 +239,8 @@ impl Core {
         for waker in due.wakes {
             task::wake(waker);
         }
-        for id in due.newborn {
-            task::detach(driver::drive(Arc::clone(self), id));
+        for (id, number) in due.newborn {
+            task::detach(driver::drive(Arc::clone(self), id, number));
         }
     }
 
@@ -281,25 +288,23 @@ fn asked(core: &Arc<Core>, addr: IpAddr, request: ConnectRequest) {
         let _gone = request.reject(&[]);
         return;
     }
-    let refused = core.with(|state| {
-        let is_closed = state.closed;
-        let id = state.link((addr, peer.source, peer.tos));
-        let link = id.and_then(|id| state.links.get_mut(id));
-        let Some(link) = link.filter(|_| !is_closed) else {
-            return Some(request);
-        };
-        let refused = match link.machine.accept() {
-            Ok(answer) => {
-                link.request = Some((request, peer, answer));
-                None
-            }
-            Err(Refusal::Busy | Refusal::Stale) => Some(request),
-        };
-        let driver = link.driver.clone();
-        state.due.wakes.extend(driver);
-        refused
+    let key = (addr, peer.source, peer.tos);
+    let mut request = Some(request);
+    let entered = core.with(|state| {
+        let (number, asked) = state.asked(key)?;
+        let request = request.take()?;
+        Some(driver::Request {
+            number,
+            key,
+            request,
+            peer,
+            asked,
+        })
     });
-    if let Some(request) = refused {
+    if let Some(request) = entered {
+        task::detach(driver::open(Arc::clone(core), request));
+    }
+    if let Some(request) = request {
         // The peer tries again after a while.
         let _gone = request.reject(&[]);
     }

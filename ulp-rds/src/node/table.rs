@@ -72,17 +72,38 @@ impl Sockets {
 
 #[derive(Default)]
 pub(crate) struct Links {
+    /// Those at `free` are vacant, and no key is theirs.
     all: Vec<Link>,
+    free: Vec<LinkId>,
     by_key: BTreeMap<Key, LinkId>,
+    /// Links that were made.
+    last: u64,
 }
 
 impl Links {
-    /// A new one; there is none with its key.
-    pub(crate) fn insert(&mut self, link: Link) -> LinkId {
-        let id = LinkId(self.all.len());
+    /// A new one, which gets a number; there is none with its key.
+    pub(crate) fn insert(&mut self, mut link: Link) -> (LinkId, u64) {
+        self.last += 1;
+        link.number = self.last;
+        let free = self.free.pop();
+        let id = free.unwrap_or(LinkId(self.all.len()));
         self.by_key.insert(link.key, id);
-        self.all.push(link);
-        id
+        match self.all.get_mut(id.0) {
+            Some(vacant) => *vacant = link,
+            None => self.all.push(link),
+        }
+        (id, self.last)
+    }
+
+    /// Takes one out; `vacant`, which has no number, is in its place.
+    pub(crate) fn remove(&mut self, id: LinkId, vacant: Link) -> Option<Link> {
+        let link = self.all.get_mut(id.0)?;
+        if self.by_key.get(&link.key) != Some(&id) {
+            return None;
+        }
+        self.by_key.remove(&link.key);
+        self.free.push(id);
+        Some(std::mem::replace(link, vacant))
     }
 
     #[inline]
@@ -101,15 +122,26 @@ impl Links {
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.all.len()
+        self.by_key.len()
+    }
+
+    /// Links that were made, those that were forgotten among them.
+    pub(crate) fn made(&self) -> u64 {
+        self.last
     }
 
     /// In the order of their keys.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Link> + '_ {
-        let ids = self.by_key.values();
-        ids.filter_map(|id| self.all.get(id.0))
+        self.with_ids().map(|(_, link)| link)
     }
 
+    /// The same, with their numbers.
+    pub(crate) fn with_ids(&self) -> impl Iterator<Item = (LinkId, &Link)> + '_ {
+        let ids = self.by_key.values();
+        ids.filter_map(|id| Some((*id, self.all.get(id.0)?)))
+    }
+
+    /// Vacant places are among them, whose addresses are unspecified.
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Link> + '_ {
         self.all.iter_mut()
     }

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::time::Duration;
 
@@ -22,10 +23,11 @@ struct State {
 }
 
 impl CaptureFile {
-    /// Creates the file, and a thread that flushes it as long as it is open.
+    /// Creates the file, and a thread that flushes it as long as it is open. Only this user can read a file that is new: packets
+    /// have the data of transfers in them.
     pub(crate) fn create(path: &Path) -> io::Result<Self> {
         let state = Arc::new(Mutex::new(State {
-            out: BufWriter::new(File::create(path)?),
+            out: BufWriter::new(private(path)?),
             failed: None,
         }));
         let weak = Arc::downgrade(&state);
@@ -42,6 +44,13 @@ impl CaptureFile {
             None => state.out.flush(),
         }
     }
+}
+
+/// An empty file to write, which others cannot read unless it was there before.
+fn private(path: &Path) -> io::Result<File> {
+    let mut options = File::options();
+    let options = options.write(true).create(true).truncate(true).mode(0o600);
+    options.open(path)
 }
 
 /// The first error is kept, because the writer of packets is not asked.
@@ -75,6 +84,7 @@ fn flush_while_open(state: &Weak<Mutex<State>>) {
 #[cfg(test)]
 mod tests {
     use std::fs;
+    use std::os::unix::fs::PermissionsExt;
     use std::time::Instant;
 
     use super::*;
@@ -90,6 +100,26 @@ mod tests {
             assert!(since.elapsed() < Duration::from_secs(60), "it never comes");
             thread::sleep(Duration::from_millis(10));
         }
+    }
+
+    /// Goal: whoever else may log in does not read what was transferred. Method: a new file, and one that was there with
+    /// a mode of its user's choice.
+    #[test]
+    fn a_new_file_is_this_users_alone() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let mode = |path: &Path| fs::metadata(path).expect("there").permissions().mode() & 0o777;
+        let path = dir.path().join("pcap");
+        let _file = CaptureFile::create(&path).expect("created");
+        // A mask may take more away.
+        assert_eq!(mode(&path) & 0o177, 0, "{:o}", mode(&path));
+        let shared = dir.path().join("shared");
+        fs::write(&shared, "old").expect("room");
+        fs::set_permissions(&shared, fs::Permissions::from_mode(0o664)).expect("ours");
+        let _file = CaptureFile::create(&shared).expect("created");
+        assert_eq!(
+            (mode(&shared), fs::read(&shared).expect("there").len()),
+            (0o664, 0)
+        );
     }
 
     #[test]

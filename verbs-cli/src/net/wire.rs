@@ -8,7 +8,7 @@ mod subnet;
 
 use std::io;
 use std::iter;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -55,6 +55,16 @@ pub(crate) trait Network: Sync {
 
     /// Puts an HCA on all addresses of this host's interfaces.
     fn attach_all(&self) -> Result<Wire, WireError>;
+
+    /// Whether what the user named is there: for a server that puts an HCA there only when a client has come, and that would
+    /// wait for one in vain. Takes no address.
+    ///
+    /// # Errors
+    /// What [`attach`](Self::attach) would say of a NIC that is missing, of an address that is not this host's, or of a
+    /// transport that the command cannot use.
+    fn check(&self) -> Result<(), WireError> {
+        Ok(())
+    }
 
     /// Whether several programs can have one address.
     fn shares_addresses(&self) -> bool {
@@ -142,6 +152,17 @@ impl Network for Roce<'_> {
         let link = host::join(&[])?;
         link.map(|link| self.joined(link)).transpose()
     }
+
+    fn check(&self) -> Result<(), WireError> {
+        let is_missing = |address: &&IpAddr| {
+            let bound = UdpSocket::bind((**address, 0));
+            bound.is_err_and(|error| error.kind() == io::ErrorKind::AddrNotAvailable)
+        };
+        match self.args.bind.iter().find(is_missing) {
+            Some(&address) => Err(WireError::Link(LinkError::NotOurs { address })),
+            None => Ok(()),
+        }
+    }
 }
 
 fn refused(error: LinkError) -> WireError {
@@ -214,6 +235,10 @@ impl Network for PacketsOnly {
     }
 
     fn attach_all(&self) -> Result<Wire, WireError> {
+        Err(WireError::PacketsOnly)
+    }
+
+    fn check(&self) -> Result<(), WireError> {
         Err(WireError::PacketsOnly)
     }
 }
@@ -504,8 +529,31 @@ pub(crate) mod stand_in {
 mod tests {
     use std::net::Ipv6Addr;
 
+    use clap::Parser;
+
     use super::stand_in::LoopbackNetwork;
     use super::*;
+
+    /// Goal: a server that waits for a client before it has a device says at once that there will be none. Method: a NIC and
+    /// an address that are not there, and what is.
+    #[test]
+    fn what_is_not_there_is_said_before_a_client_comes() {
+        #[derive(Parser)]
+        struct Line {
+            #[command(flatten)]
+            wire: WireArgs,
+        }
+        for (line, is_there) in [
+            ("verbs --device rdma:nobody_has_it", false),
+            ("verbs --bind 192.0.2.77", false),
+            ("verbs --bind 127.0.0.9", true),
+            ("verbs", true),
+        ] {
+            let args = Line::parse_from(line.split(' ')).wire;
+            let checked = any_network(&args).check();
+            assert_eq!(checked.is_ok(), is_there, "{line}: {checked:?}");
+        }
+    }
 
     /// Goal: programs on one host find addresses without being told, and leave the server its own.
     #[test]

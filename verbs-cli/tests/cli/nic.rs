@@ -28,6 +28,11 @@ fn every_command_that_connects_looks_for_the_nic() {
     let place = Place::new();
     for command in [
         &["rping", "-c", "-a", "127.0.0.1"][..],
+        // Servers, which would wait for a client first.
+        &["pingpong", "rc"],
+        &["perf", "write-bw"],
+        &["serve", "."],
+        &["serve", ".", "--listen", "127.0.0.1:0"],
         &["rds", "ping", "127.0.0.1", "-c", "1"],
         &["connect-bench", "--to", "127.0.0.1:7175"],
         &["srp", "ls", "id_ext=1,ioc_guid=1,dest=127.0.0.1:7175"],

@@ -3,6 +3,7 @@
 use std::env;
 use std::fs::File;
 use std::net::{IpAddr, Ipv4Addr};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -289,7 +290,10 @@ impl Place {
                     Network::Roce | Network::Iwarp => LinkType::RawIp,
                 };
                 // Each packet is written at once: programs end without informing their libraries.
-                let file = File::create(path).map_err(failed)?;
+                let mut options = File::options();
+                // Others have no business with what is transferred.
+                let options = options.write(true).create(true).truncate(true).mode(0o600);
+                let file = options.open(path).map_err(failed)?;
                 let pcap = PcapWriter::new(file, link_type).map_err(failed)?;
                 let now = SystemTime::now().duration_since(UNIX_EPOCH);
                 let epoch = now.unwrap_or_default();

@@ -17,7 +17,7 @@ pub(crate) struct Due {
     /// Tasks that are to be woken.
     pub(crate) wakes: SmallVec<[Waker; WAKES]>,
     /// Connections whose drivers are to be started.
-    pub(crate) newborn: Vec<LinkId>,
+    pub(crate) newborn: Vec<(LinkId, u64)>,
     /// Keys that are taken away.
     pub(crate) released: Vec<Mr>,
     /// Lists of tasks that wait for something, those that are empty not counted.

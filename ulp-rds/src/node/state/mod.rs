@@ -3,6 +3,7 @@
 pub(crate) mod arming;
 mod congestion;
 mod due;
+mod places;
 pub(crate) mod receive;
 pub(crate) mod send;
 
@@ -17,13 +18,13 @@ use verbs_core::time::Instant;
 
 pub(super) use self::arming::Turn;
 use self::due::Due;
-use super::id::{Key, LinkId};
-use super::link::Link;
+use super::half_open::HalfOpen;
+use super::id::LinkId;
 use super::operations::Operations;
 use super::queues::Queues;
 use super::table::{Links, Sockets};
 use crate::config::Config;
-use crate::machine::{ACK_INTERVAL_MAX, Machine, State as Stage, Terms};
+use crate::machine::State as Stage;
 use crate::payload::{Payload, Pool};
 use crate::rdma::Atomics;
 use crate::wire::{CongestionMap, Handshake};
@@ -34,6 +35,10 @@ pub(crate) struct State {
     pub(crate) closed: bool,
     pub(crate) sockets: Sockets,
     pub(crate) links: Links,
+    /// Connections that peers asked for and that are not established.
+    pub(crate) half_open: HalfOpen,
+    /// Links that were forgotten.
+    forgotten: u64,
     /// Connections whose completion queues are not armed, as programs look at them; and whether there are any, which a program that
     /// polls looks at without the lock.
     unarmed: Vec<LinkId>,
@@ -67,6 +72,8 @@ impl State {
             closed: false,
             sockets: Sockets::default(),
             links: Links::default(),
+            half_open: HalfOpen::default(),
+            forgotten: 0,
             unarmed: Vec::new(),
             is_polled,
             due: Due::default(),
@@ -83,29 +90,6 @@ impl State {
         let drawn = self.random.rand_range(first..last + 1);
         // It is one of them.
         u16::try_from(drawn).unwrap_or(*ports.start())
-    }
-
-    /// The connection, made if there is none. `None` at the limit.
-    pub(crate) fn link(&mut self, key: Key) -> Option<LinkId> {
-        if let Some(id) = self.links.find(key) {
-            return Some(id);
-        }
-        let count = self.links.len();
-        if count >= self.config.connections_max {
-            return None;
-        }
-        let terms = Terms {
-            local: key.0,
-            remote: key.1,
-            tos: key.2,
-            receives: self.config.receives,
-            ack_interval: (self.config.sends / 2).clamp(1, ACK_INTERVAL_MAX),
-            generation: self.generation,
-            seed: u64::from(self.generation) << 32 | count as u64,
-        };
-        let id = self.links.insert(Link::new(key, Machine::new(terms)));
-        self.due.newborn.push(id);
-        Some(id)
     }
 
     /// A queue pair is connected.
@@ -138,8 +122,9 @@ impl State {
         true
     }
 
-    /// The node is closed: its drivers end.
-    pub(super) fn wake_drivers(&mut self) {
+    /// The node is closed: its drivers end, and those who asked are given up.
+    pub(super) fn wake_all(&mut self) {
+        self.due.wakes.extend(self.half_open.clear());
         // A driver has the node: were its waker left here, one that waits for something else would keep both for ever.
         let drivers = self.links.iter_mut();
         let drivers = drivers.filter_map(|link| link.driver.take());
@@ -158,6 +143,7 @@ impl State {
             None => Payload::default(),
         };
         link.machine.lost(now, kept);
+        link.lost_at = now;
         for (from, end) in self.operations.lost(link.key) {
             receive::notify(self, from, end);
         }

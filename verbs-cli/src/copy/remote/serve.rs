@@ -156,6 +156,7 @@ pub(super) struct ManagedService {
 
 impl<'a> Server<'a> {
     pub(super) fn new(args: &ServeArgs, network: &'a dyn Network) -> Result<Self, CopyError> {
+        network.check()?;
         let listens_on = args.listen.map(|address| net::canonical(address).ip());
         let addresses = match listens_on {
             Some(address) if args.wire.bind.is_empty() && !address.is_unspecified() => {

@@ -1,9 +1,14 @@
 //! Where the library is.
 
 use std::env;
+use std::fs;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::{Path, PathBuf};
+
+use hca_sim::link::fabric::place::{self, PlaceError};
+use rustix::process::geteuid;
 
 /// What programs are linked against.
 const NAME: &str = "libibverbs.so.1";
@@ -31,14 +36,31 @@ pub(crate) enum LibraryError {
         "there is no {PRELOAD} in {}: build it with cargo build -p verbs-rspreload", .0.display()
     )]
     NoPreload(PathBuf),
-    #[error("cannot give the library its name in {}: {error}", folder.display())]
-    Link { folder: PathBuf, error: io::Error },
+    #[error(
+        "cannot give the library its name: {}. Set XDG_RUNTIME_DIR or TMPDIR to a folder that this user may write, or \
+         name one that has {NAME} with --library",
+        .0.join("; ")
+    )]
+    Link(Vec<String>),
+    #[error(
+        "{} belongs to user {owner}, and is not loaded: it must be root's or user {user}'s own. Name its folder with \
+         --library if it is the right one",
+        path.display()
+    )]
+    Foreign {
+        path: PathBuf,
+        owner: u32,
+        user: u32,
+    },
     #[error("cannot tell where this program is: {0}")]
     Program(io::Error),
 }
 
 /// The folder that has the library under its name: the one named; or else, beside this program, one of an
 /// installation (`../lib/verbs`), or one that is made for a library that cargo has built there.
+///
+/// What is found beside the program is loaded only if nobody but root, this user or the owner of the program itself could have
+/// put it there.
 pub(super) fn folder(named: Option<&Path>) -> Result<PathBuf, LibraryError> {
     let folder = match named {
         Some(folder) => {
@@ -48,7 +70,10 @@ pub(super) fn folder(named: Option<&Path>) -> Result<PathBuf, LibraryError> {
             }
             whole
         }
-        None => beside(&env::current_exe().map_err(LibraryError::Program)?)?,
+        None => {
+            let program = env::current_exe().map_err(LibraryError::Program)?;
+            beside(&program, &private_folders())?
+        }
     };
     if folder.as_os_str().as_encoded_bytes().contains(&b':') {
         return Err(LibraryError::Colon(folder));
@@ -56,62 +81,255 @@ pub(super) fn folder(named: Option<&Path>) -> Result<PathBuf, LibraryError> {
     Ok(folder)
 }
 
-/// The library to preload: in that folder, or above it where cargo has built it.
+/// The library to preload: in that folder, above it, or where cargo has built the one that the folder has.
 pub(super) fn preload(folder: &Path) -> Result<PathBuf, LibraryError> {
     let above = folder.parent().unwrap_or(folder);
-    let places = [folder, above].map(|place| place.join(PRELOAD));
-    let found = places.into_iter().find(|place| place.exists());
-    found.ok_or_else(|| LibraryError::NoPreload(folder.to_owned()))
+    let library = fs::canonicalize(folder.join(NAME)).ok();
+    let built = library.as_deref().and_then(Path::parent);
+    let mut places = [Some(folder), Some(above), built].into_iter().flatten();
+    let found = places.find_map(|place| Some(place.join(PRELOAD)).filter(|path| path.exists()));
+    let found = found.ok_or_else(|| LibraryError::NoPreload(folder.to_owned()))?;
+    match built {
+        // Whoever put the library there is trusted as far.
+        Some(built) if found.starts_with(built) => Ok(found),
+        _ => trusted(found, folder),
+    }
 }
 
-fn beside(program: &Path) -> Result<PathBuf, LibraryError> {
+/// Folders that are this user's own, made if they are not there, which have the names of libraries that lie where the user may
+/// not write: `$XDG_RUNTIME_DIR/verbs`, and `verbs-run-UID` in the folder for temporary files.
+fn private_folders() -> Vec<PathBuf> {
+    let runtime = place::runtime_folder().map(|folder| folder.join("verbs"));
+    let temporary = place::temporary_folder("verbs-run");
+    runtime.into_iter().chain([temporary]).collect()
+}
+
+fn beside(program: &Path, private: &[PathBuf]) -> Result<PathBuf, LibraryError> {
     let here = program.parent().unwrap_or(program);
     let installed = here.parent().unwrap_or(here).join("lib/verbs");
+    let mut refused = None;
     if installed.join(NAME).exists() {
-        return Ok(installed);
+        let checked = trusted(installed.join(NAME), program);
+        match checked.and_then(|_| trusted(installed, program)) {
+            Ok(installed) => return Ok(installed),
+            // Another one may lie right beside the program.
+            Err(error) => refused = Some(error),
+        }
     }
     let built = here.join(BUILT);
     if !built.exists() {
-        return Err(LibraryError::NotFound(program.to_owned()));
+        return Err(refused.unwrap_or_else(|| LibraryError::NotFound(program.to_owned())));
     }
-    let folder = here.join("verbs-run");
-    let failed = |error| LibraryError::Link {
-        folder: folder.clone(),
-        error,
+    let built = trusted(built, program)?;
+    named(&built, program, private)
+}
+
+/// A folder in which the library has its names: the one beside it, which may be there already, or one of this user's own.
+fn named(built: &Path, program: &Path, private: &[PathBuf]) -> Result<PathBuf, LibraryError> {
+    let here = built.parent().unwrap_or(built);
+    let ready = here.join("verbs-run");
+    let mut why = Vec::new();
+    let made = match ready.symlink_metadata() {
+        Ok(_) => trusted(ready.clone(), program).map_err(|error| error.to_string()),
+        Err(_) => fs::create_dir(&ready)
+            .map(|()| ready.clone())
+            .map_err(|error| format!("{}: {error}", ready.display())),
     };
-    std::fs::create_dir_all(&folder).map_err(failed)?;
-    for name in [NAME, CM_NAME] {
-        match symlink(Path::new("..").join(BUILT), folder.join(name)) {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-                return Err(failed(error));
-            }
-            _ => {}
+    // The folders move together: one that was copied with the library still names it.
+    match made.and_then(|folder| link(&folder, &Path::new("..").join(BUILT), built)) {
+        Ok(folder) => return Ok(folder),
+        Err(error) => why.push(error),
+    }
+    for folder in private {
+        let made = own(folder);
+        // Each library has a folder of its own in it: programs that run keep theirs.
+        let of_it = folder.join(format!("{:016x}", number_of(built)));
+        let made = made.and_then(|()| own(&of_it));
+        match made.and_then(|()| link(&of_it, built, built)) {
+            Ok(folder) => return Ok(folder),
+            Err(error) => why.push(error),
         }
     }
-    Ok(folder)
+    Err(LibraryError::Link(why))
+}
+
+/// Makes a folder that only this user can use, or checks that it is one.
+fn own(folder: &Path) -> Result<(), String> {
+    place::make_own(folder).map_err(|error| match error {
+        PlaceError::Unusable { path, source } => format!("{}: {source}", path.display()),
+        error @ PlaceError::Open { .. } => error.to_string(),
+        _ => format!("{} is no folder of this user's own", folder.display()),
+    })
+}
+
+/// Gives the library its names in a folder, unless it has them there.
+fn link(folder: &Path, target: &Path, built: &Path) -> Result<PathBuf, String> {
+    for name in [NAME, CM_NAME] {
+        let path = folder.join(name);
+        if is_same(&path, built) {
+            continue;
+        }
+        // A name of another library, or of one that has gone.
+        let _gone = fs::remove_file(&path);
+        match symlink(target, &path) {
+            // Another program was faster.
+            Err(_) if is_same(&path, built) => {}
+            Err(error) => return Err(format!("{}: {error}", path.display())),
+            Ok(()) => {}
+        }
+    }
+    Ok(folder.to_owned())
+}
+
+/// Whether both are names of one file.
+fn is_same(one: &Path, other: &Path) -> bool {
+    let file = |path: &Path| {
+        let found = fs::metadata(path).ok()?;
+        Some((found.dev(), found.ino()))
+    };
+    file(one).is_some_and(|one| file(other) == Some(one))
+}
+
+/// A number for a path. The names in a folder are compared with what they stand for, so that it need not be another one for each.
+fn number_of(path: &Path) -> u64 {
+    let whole = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    let mut hasher = DefaultHasher::new();
+    whole.hash(&mut hasher);
+    hasher.finish()
+}
+
+/// The path, if what is there belongs to root, to this user, or to the owner of `program`, who could change that as well.
+fn trusted(path: PathBuf, program: &Path) -> Result<PathBuf, LibraryError> {
+    let owner = |path: &Path| fs::metadata(path).ok().map(|found| found.uid());
+    let user = geteuid().as_raw();
+    match owner(&path) {
+        Some(owner_of_it)
+            if owner_of_it != 0 && owner_of_it != user && owner(program) != Some(owner_of_it) =>
+        {
+            Err(LibraryError::Foreign {
+                path,
+                owner: owner_of_it,
+                user,
+            })
+        }
+        _ => Ok(path),
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     #[test]
     fn a_library_that_was_built_gets_its_name() {
         let place = tempfile::tempdir().expect("a directory");
         let program = place.path().join("verbs");
-        let refused = beside(&program).expect_err("nothing was built");
+        let refused = beside(&program, &[]).expect_err("nothing was built");
         assert!(
             refused.to_string().contains("cargo build -p verbs-ibverbs"),
             "{refused}"
         );
         std::fs::write(place.path().join(BUILT), "library").expect("room");
         for _ in 0..2 {
-            let folder = beside(&program).expect("it is there");
+            let folder = beside(&program, &[]).expect("it is there");
             for name in [NAME, CM_NAME] {
                 let read = std::fs::read_to_string(folder.join(name)).expect("a link to it");
                 assert_eq!(read, "library");
             }
         }
+    }
+
+    /// A folder that this user may not write, whoever runs the test: no folder can be made in a file.
+    fn closed(place: &Path) -> PathBuf {
+        let program = place.join("verbs");
+        std::fs::write(place.join(BUILT), "library").expect("room");
+        std::fs::write(place.join("verbs-run"), "no folder").expect("room");
+        program
+    }
+
+    /// Goal: a library that lies where the user may not write is found under its names all the same. Method: places that
+    /// are no folders; private folders, of which the first cannot be made.
+    #[test]
+    fn names_go_where_the_user_may_write() {
+        let place = tempfile::tempdir().expect("a directory");
+        let program = closed(place.path());
+        let private = [place.path().join("missing/own"), place.path().join("own")];
+        let folder = beside(&program, &private).expect("the second");
+        assert_eq!(folder.parent(), Some(&*private[1]));
+        for folder in [&folder, &private[1]] {
+            let mode = std::fs::metadata(folder).expect("it is made").mode();
+            assert_eq!(mode & 0o7777, 0o700, "{}", folder.display());
+        }
+        for name in [NAME, CM_NAME] {
+            let read = std::fs::read_to_string(folder.join(name)).expect("a link to it");
+            assert_eq!(read, "library");
+        }
+        assert_eq!(beside(&program, &private).expect("again"), folder);
+        // A name that has come to stand for another library is put right.
+        std::fs::remove_file(folder.join(NAME)).expect("it is there");
+        std::fs::write(folder.join(NAME), "another").expect("room");
+        beside(&program, &private).expect("again");
+        let read = std::fs::read_to_string(folder.join(NAME)).expect("a link to it");
+        assert_eq!(read, "library");
+        std::fs::write(place.path().join(PRELOAD), "sockets").expect("room");
+        let preload = preload(&folder).expect("beside what it was built with");
+        assert!(is_same(&preload, &place.path().join(PRELOAD)));
+    }
+
+    #[test]
+    fn who_may_write_nowhere_is_told_what_to_do() {
+        let place = tempfile::tempdir().expect("a directory");
+        let program = closed(place.path());
+        let open = place.path().join("open");
+        std::fs::create_dir(&open).expect("room");
+        std::fs::set_permissions(&open, std::fs::Permissions::from_mode(0o755)).expect("ours");
+        let refused = beside(&program, &[open, place.path().join("missing/own")]);
+        let refused = refused.expect_err("nothing can be written").to_string();
+        for part in ["verbs-run", "0755", "missing", "TMPDIR", "--library"] {
+            assert!(refused.contains(part), "{part} is missing: {refused}");
+        }
+    }
+
+    /// Goal: what another user has put beside the program is not loaded. Method: folders and files of user 65534, which root can
+    /// make; the program's own owner is trusted as the program is.
+    #[test]
+    fn another_users_library_is_refused() {
+        if !geteuid().is_root() {
+            return;
+        }
+        let give = |path: &Path| std::os::unix::fs::chown(path, Some(65_534), None).expect("may");
+        let place = tempfile::tempdir().expect("a directory");
+        let (bin, lib) = (place.path().join("bin"), place.path().join("lib/verbs"));
+        for folder in [&bin, &lib] {
+            std::fs::create_dir_all(folder).expect("room");
+        }
+        let program = bin.join("verbs");
+        std::fs::write(&program, "program").expect("room");
+        std::fs::write(lib.join(NAME), "installed").expect("room");
+        give(&lib);
+        let refused = beside(&program, &[]).expect_err("the folder is another's");
+        assert!(refused.to_string().contains("user 65534"), "{refused}");
+        give(&lib.join(NAME));
+        assert!(beside(&program, &[]).is_err());
+        // The one beside the program is taken, and not in another's folder.
+        std::fs::write(bin.join(BUILT), "built").expect("room");
+        std::fs::create_dir(bin.join("verbs-run")).expect("room");
+        give(&bin.join("verbs-run"));
+        let own = place.path().join("own");
+        let folder = beside(&program, std::slice::from_ref(&own)).expect("the one beside it");
+        assert!(folder.starts_with(&own), "{}", folder.display());
+        give(&bin.join(BUILT));
+        assert!(matches!(
+            beside(&program, &[own]),
+            Err(LibraryError::Foreign { .. })
+        ));
+        give(&program);
+        assert_eq!(
+            beside(&program, &[]).expect("all of it is the same user's"),
+            lib
+        );
     }
 
     #[test]
@@ -136,7 +354,7 @@ mod tests {
         }
         std::fs::write(bin.join(BUILT), "built").expect("room");
         std::fs::write(lib.join(NAME), "installed").expect("room");
-        assert_eq!(beside(&bin.join("verbs")).expect("it is there"), lib);
+        assert_eq!(beside(&bin.join("verbs"), &[]).expect("it is there"), lib);
         assert_eq!(folder(Some(&lib)).expect("it is there"), lib);
         assert!(matches!(folder(Some(&bin)), Err(LibraryError::NotThere(_))));
     }

@@ -37,6 +37,7 @@ pub(crate) fn run(
     out: &mut dyn Write,
 ) -> Result<(), PerfError> {
     let plan = Plan::of(args)?;
+    network.check()?;
     let mut report = Report::new(out, args);
     let (role, connection, streams) = match &args.host {
         Some(host) => {

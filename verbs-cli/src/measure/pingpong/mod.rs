@@ -46,6 +46,7 @@ pub(crate) fn run(
     if let (Some(kind), Transport::Iwarp) = (needs_packets, args.wire.transport) {
         return Err(PingpongError::NeedsPackets(kind));
     }
+    network.check()?;
     let (role, connection) = match &args.host {
         Some(host) => (
             Role::Client,

@@ -65,6 +65,10 @@ impl Network for NicNetwork {
             published: None,
         })
     }
+
+    fn check(&self) -> Result<(), WireError> {
+        self.attach_all().map(drop)
+    }
 }
 
 /// Whether something can be sent from an entry of the GID table.
