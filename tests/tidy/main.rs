@@ -143,6 +143,11 @@ fn protocols_above_the_verbs_make_no_thread() {
 }
 
 #[test]
+fn threads_of_libraries_take_no_signals() {
+    none("signals", rules::signals(&Tree::of_workspace().rust));
+}
+
+#[test]
 fn the_simulator_is_deterministic() {
     none(
         "determinism",
