@@ -14,7 +14,7 @@ use super::wr;
 use crate::call::{Errno, code, pointer};
 use crate::cq::Cq;
 use crate::device::Context;
-use crate::live::{Ending, Held, Users, end, look, publish, room};
+use crate::live::{Ending, Held, Users, close, look, publish, room};
 use crate::memory::Pd;
 use crate::srq::Srq;
 use crate::xrcd::Xrcd;
@@ -337,12 +337,12 @@ pub(crate) unsafe extern "C" fn destroy_qp(qp: *mut abi::Qp) -> c_int {
     code(|| {
         // SAFETY: the program does not use it now, except to acknowledge events.
         unsafe {
-            let ending = look::<Qp, _>(qp)?;
+            let ending = close::<Qp, _>(qp)?;
             if !ending.attachments.lock().is_empty() {
                 return Err(Errno::BUSY);
             }
             ending.watched.end();
-            end::<Qp, _>(qp, |qp| {
+            ending.end(|qp| {
                 let (control, parents, context) = (qp.control, qp.parents, qp.context);
                 let qpn = control.qpn();
                 if let Some(stream) = qp.stream.into_inner() {
