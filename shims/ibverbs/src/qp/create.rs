@@ -6,7 +6,7 @@ use std::ptr::null_mut;
 
 use parking_lot::Mutex;
 use verbs_abi::{self as abi, QpEx, QpExOps, QpInitAttr, QpInitAttrEx, QpOpenAttr};
-use verbs_core::{QpInit, QpType, Qpn, Shared, Target};
+use verbs_core::{QpAttr, QpInit, QpState, QpType, Qpn, Shared, Target};
 
 use super::building::Building;
 use super::pair::{Parents, Qp};
@@ -347,6 +347,11 @@ pub(crate) unsafe extern "C" fn destroy_qp(qp: *mut abi::Qp) -> c_int {
                 let qpn = control.qpn();
                 if let Some(stream) = qp.stream.into_inner() {
                     stream.end();
+                }
+                if parents.send_cq.is_some() {
+                    // A reset forgets what is posted. A destroy flushes it: an armed completion queue would raise an event,
+                    // and have no completion. A device that has been removed has flushed it already.
+                    let _ = control.modify(QpAttr::to(QpState::Reset)).wait();
                 }
                 // Without attachments it is refused only by a device that has been removed, which has no queue pairs.
                 let _ = control.destroy().wait();
