@@ -582,6 +582,27 @@ fn a_destroy_tells_of_nothing() {
     bed.close();
 }
 
+/// Goal: rights that concern regions alone, which programs name among a queue pair's as well, are accepted, as the kernel does.
+#[test]
+fn rights_of_regions_mean_nothing_for_a_queue_pair() {
+    let bed = Bed::new();
+    let qp = bed.qp();
+    // SAFETY: as a C program would; the attributes are plain numbers.
+    unsafe {
+        let mut attr: QpAttr = zeroed();
+        (attr.qp_state, attr.port_num) = (1, 1);
+        // Windows, huge pages and relaxed order; and what a peer may do.
+        attr.qp_access_flags = 1 << 4 | 1 << 7 | 1 << 20 | REMOTE as u32;
+        let init = 1 | 1 << 3 | 1 << 4 | 1 << 5;
+        assert_eq!(qp::modify_qp(qp, &raw const attr, init), 0);
+        let (mut found, mut caps): (QpAttr, QpInitAttr) = (zeroed(), zeroed());
+        assert_eq!(qp::query_qp(qp, &raw mut found, init, &raw mut caps), 0);
+        assert_eq!(found.qp_access_flags, REMOTE as u32);
+        assert_eq!(qp::destroy_qp(qp), 0);
+    }
+    bed.close();
+}
+
 /// The next completion of a queue that exists.
 pub(crate) fn poll_one(queue: *mut abi::Cq) -> Wc {
     let begun = Instant::now();

@@ -31,9 +31,11 @@ fn change_of(attr: &QpAttr, named: QpAttrMask) -> Result<verbs_core::QpAttr, Err
     }
     // Nothing is pinned, and nothing outlives power: as with other devices, a queue pair that lets its peers flush to
     // persistent memory lets them flush to no region, as none has that right.
-    change.access = change
-        .access
-        .map(|access| access.difference(Access::ON_DEMAND | Access::FLUSH_PERSISTENT));
+    // Rights of regions alone, which many programs name here too, mean nothing for a queue pair. The kernel keeps them.
+    const MEANT: Access = Access::REMOTE
+        .union(Access::LOCAL_WRITE)
+        .union(Access::FLUSH_GLOBAL);
+    change.access = change.access.map(|access| access.intersection(MEANT));
     Ok(change)
 }
 
