@@ -677,8 +677,51 @@ fn connect_and_give_up(channel: *mut EventChannel, port: u16, patience: u32) {
         with_qp(id, 2);
         let mut wish = param(&[]);
         assert_eq!(connect(id, &raw mut wish), 0);
-        (0..patience * 20).for_each(|_| std::hint::spin_loop());
+        (0..patience * 200).for_each(|_| std::hint::spin_loop());
         destroy_qp(id);
         assert_eq!(destroy_id(id), 0);
     }
+}
+
+/// The event that answers whether the device has a way to that address, and the address that the id has then.
+fn way_to(ip: [u8; 4]) -> (u32, std::net::IpAddr) {
+    let channel = channel();
+    let id = id(channel, TCP);
+    let mut addr = sockaddr::storage((ip, 7471).into());
+    // SAFETY: both exist, and end here.
+    unsafe {
+        let there = (&raw mut addr).cast();
+        assert_eq!(resolve_addr(id, null_mut(), there, 2000), 0);
+        let told = next(channel).done();
+        let from = sockaddr::from_c((&raw const (*id).route.addr.src).cast()).map(|from| from.ip());
+        assert_eq!(destroy_id(id), 0);
+        destroy_event_channel(channel);
+        let unspecified = std::net::Ipv4Addr::UNSPECIFIED.into();
+        (told.event, from.unwrap_or(unspecified))
+    }
+}
+
+/// Goal: a peer to which the device has no way is an error at once, and not a connection that nobody answers.
+#[test]
+fn a_device_of_this_host_alone_has_no_way_to_others() {
+    let name = "rdmacm::tests::a_device_of_this_host_alone_has_no_way_to_others";
+    if !is_alone(name, Some("127.0.21.7"), 0) {
+        return;
+    }
+    for other in [[192, 0, 2, 1], [8, 8, 8, 8], [255; 4], [224, 0, 0, 1]] {
+        assert_eq!(way_to(other).0, event::ADDR_ERROR, "{other:?}");
+    }
+    assert_eq!(way_to([127, 0, 0, 1]).0, event::ADDR_RESOLVED);
+}
+
+/// Goal: without an address in the environment, the device is where the host sends from to the first peer.
+#[test]
+fn the_first_peer_chooses_the_device() {
+    let name = "rdmacm::tests::the_first_peer_chooses_the_device";
+    if !is_alone(name, None, 0) {
+        return;
+    }
+    let (told, from) = way_to([192, 0, 2, 1]);
+    // A host that sends nowhere, or whose address another program has, has no way.
+    assert!(told == event::ADDR_ERROR || told == event::ADDR_RESOLVED && !from.is_loopback());
 }
