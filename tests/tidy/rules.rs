@@ -90,8 +90,9 @@ const THREADS: [&str; 4] = [
     "spawn_blocking",
 ];
 
-/// Of the crates that programs link, the only file where a thread is made, as it blocks the program's signals there. The
-/// suite in verbs-core is for tests; a command's threads are its own.
+/// Of the crates that programs link, the only file where a thread is made, as it blocks the program's signals there, and the
+/// only one that reads the environment, as it may be that of a user with fewer rights. The suite in verbs-core is for tests;
+/// a command's threads and settings are its own.
 const SPAWN: &str = "verbs-core/src/sync/process/signals.rs";
 const LINKED: [&str; 10] = [
     "hca-rdma/src/",
@@ -105,6 +106,8 @@ const LINKED: [&str; 10] = [
     "verbs-wire/src/",
     "verbs/src/",
 ];
+const ENVIRONMENT: &str = "verbs-core/src/sync/process/environment.rs";
+const VARIABLES: [&str; 3] = ["env::var", "env::var_os", "env::vars"];
 const SUITE: &str = "verbs-core/src/testing/";
 
 /// Names that make a run depend on more than its seed.
@@ -294,6 +297,16 @@ pub(crate) fn signals(files: &[RustFile]) -> Vec<Violation> {
         &THREADS,
         |path| is_linked(path) && path != SPAWN,
         "it takes the program's signals; use verbs_core::process",
+    )
+}
+
+/// Settings of a user that a program with other rights would follow.
+pub(crate) fn environment(files: &[RustFile]) -> Vec<Violation> {
+    calls(
+        files,
+        &VARIABLES,
+        |path| is_linked(path) && path != ENVIRONMENT,
+        "a program may have more rights than its user; use verbs_core::process",
     )
 }
 

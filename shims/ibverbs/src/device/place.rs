@@ -1,6 +1,5 @@
 //! Where the device is: from the environment, and the HCA made for it.
 
-use std::env;
 use std::fs::File;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
@@ -15,6 +14,7 @@ use hca_sim::link::pcap::{LinkType, PcapWriter};
 use hca_sim::link::{Captured, Faults, Faulty, LinkError, PacketLink};
 use hca_sim::{Builder, Hca, Udp};
 use verbs_core::PortState;
+use verbs_core::process::variable;
 use verbs_core::sync::Arc;
 
 use super::PORT;
@@ -182,7 +182,8 @@ impl PlaceError {
 
 impl Place {
     pub(super) fn of_environment() -> Result<Self, PlaceError> {
-        Self::of(|name| env::var(name).ok().filter(|value| !value.is_empty()))
+        let text = |name| variable(name)?.into_string().ok();
+        Self::of(|name| text(name).filter(|value| !value.is_empty()))
     }
 
     fn of(variable: impl Fn(&'static str) -> Option<String>) -> Result<Self, PlaceError> {
