@@ -1,7 +1,8 @@
 //! Where the device is: from the environment, and the HCA made for it.
 
+use std::ffi::CString;
 use std::fs::File;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddrV6, UdpSocket};
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -90,7 +91,7 @@ impl FromStr for At {
     type Err = ();
 
     fn from_str(value: &str) -> Result<Self, ()> {
-        let address = |text: &str| text.parse().map(Some).map_err(|_| ());
+        let address = |text: &str| address_of(text).map(Some).ok_or(());
         if let Some(text) = value.strip_prefix("roce:") {
             return address(text).map(Self::Roce);
         }
@@ -114,6 +115,20 @@ impl FromStr for At {
             .then(|| Self::Node(name.to_owned(), port))
             .ok_or(())
     }
+}
+
+/// An address. One of a link may name its interface, as `fe80::1%eth0`, which has to have the address.
+fn address_of(text: &str) -> Option<IpAddr> {
+    let Some((text, interface)) = text.split_once('%') else {
+        return text.parse().ok();
+    };
+    let address: Ipv6Addr = text.parse().ok()?;
+    let name = CString::new(interface).ok()?;
+    // SAFETY: a C string.
+    let index = unsafe { libc::if_nametoindex(name.as_ptr()) };
+    let there = SocketAddrV6::new(address, 0, 0, index);
+    let has_it = address.is_unicast_link_local() && UdpSocket::bind(there).is_ok();
+    (index != 0 && has_it).then_some(address.into())
 }
 
 /// The device cannot be made. One sentence without its full stop.
@@ -395,6 +410,16 @@ mod tests {
         assert_eq!(at("loopback"), At::Loopback);
         assert_eq!(at("subnet:HcaA"), At::Node("HcaA".into(), 1));
         assert_eq!(at("subnet:HcaA:2"), At::Node("HcaA".into(), 2));
+        // An address that no interface has, and interfaces of addresses that need none.
+        for wrong in [
+            "fe80::1%lo",
+            "fe80::1%nowhere",
+            "fe80::1%",
+            "::1%lo",
+            "127.0.0.1%lo",
+        ] {
+            assert!(of(&[("VERBS_DEVICE", wrong)]).is_err(), "{wrong}");
+        }
         for wrong in ["iwarp:", "subnet:", "subnet:HcaA:0", "subnet:HcaA:x", "ib"] {
             assert!(of(&[("VERBS_DEVICE", wrong)]).is_err(), "{wrong}");
         }
