@@ -5,6 +5,7 @@ use std::fmt;
 use rustix::io::Errno;
 use verbs_abi as abi;
 use verbs_core::device::MAX_PENDING;
+use verbs_core::process::spawn_without_signals;
 use verbs_core::sync::{Arc, Mutex, thread};
 use verbs_core::{
     AnyCommand, Attr, CmLimits, DeviceAttr, DeviceCap, Error, Gid, NodeType, PortCaps, Provider,
@@ -18,7 +19,7 @@ use crate::command;
 use crate::convert::{self, is_iwarp};
 use crate::error::OpenError;
 use crate::event;
-use crate::lane::{Lane, Work, spawn};
+use crate::lane::{Lane, Work};
 use crate::shared::Shared;
 use crate::sys::{Channel, Context, Cq, Library, Pd, Qp, QpConfig};
 use crate::timer::Clock;
@@ -74,7 +75,7 @@ impl Nic {
     fn start(&self) -> std::io::Result<()> {
         let lane = |name, lane: &Arc<Lane>| {
             let (nic, lane) = (Arc::clone(&self.shared), Arc::clone(lane));
-            spawn(name, move || {
+            spawn_without_signals(name, move || {
                 lane.run(|work| match work {
                     Work::Command(command) => command::carry_out(&nic, command),
                     Work::Step(step) => cm::verbs::step(&nic, step),
@@ -85,7 +86,8 @@ impl Nic {
         threads.push(lane("rdma-command", &self.shared.lanes.other)?);
         threads.push(lane("rdma-memory", &self.shared.lanes.memory)?);
         let (nic, bell) = (Arc::clone(&self.shared), Arc::clone(&self.bell));
-        threads.push(spawn("rdma-events", move || event::run(&nic, &bell))?);
+        let events = spawn_without_signals("rdma-events", move || event::run(&nic, &bell))?;
+        threads.push(events);
         Ok(())
     }
 

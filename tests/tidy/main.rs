@@ -145,6 +145,17 @@ fn protocols_above_the_verbs_make_no_thread() {
 }
 
 #[test]
+fn threads_of_libraries_take_no_signals() {
+    none("signals", rules::signals(&Tree::of_workspace().rust));
+}
+
+#[test]
+fn libraries_follow_no_settings_with_rights_that_the_user_has_not() {
+    let tree = Tree::of_workspace();
+    none("environment", rules::environment(&tree.rust));
+}
+
+#[test]
 fn the_simulator_is_deterministic() {
     none(
         "determinism",

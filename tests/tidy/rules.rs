@@ -14,6 +14,10 @@ pub(crate) const DOORS: &[(&str, &str)] = &[
     ),
     ("verbs-core/src/sync/biased", "what shared queues hold"),
     (
+        "verbs-core/src/sync/process",
+        "the mask of signals of a thread that starts another, and whose rights the process has",
+    ),
+    (
         "verbs-core/src/sync/slot",
         "the slot of a pending request, cells side by side",
     ),
@@ -89,6 +93,26 @@ const THREADS: [&str; 4] = [
     "thread::Builder",
     "spawn_blocking",
 ];
+
+/// Of the crates that programs link, the only file where a thread is made, as it blocks the program's signals there, and the
+/// only one that reads the environment, as it may be that of a user with fewer rights. The suite in verbs-core is for tests;
+/// a command's threads and settings are its own.
+const SPAWN: &str = "verbs-core/src/sync/process/signals.rs";
+const LINKED: [&str; 10] = [
+    "hca-rdma/src/",
+    "hca-sim/src/",
+    "shims/",
+    "verbs-core/src/",
+    "verbs-host/src/",
+    "verbs-io/src/",
+    "verbs-link/src/",
+    "verbs-subnet/src/",
+    "verbs-wire/src/",
+    "verbs/src/",
+];
+const ENVIRONMENT: &str = "verbs-core/src/sync/process/environment.rs";
+const VARIABLES: [&str; 3] = ["env::var", "env::var_os", "env::vars"];
+const SUITE: &str = "verbs-core/src/testing/";
 
 /// Names that make a run depend on more than its seed.
 const CLOCKS: [&str; 7] = [
@@ -262,25 +286,58 @@ pub(crate) fn synchronisation(files: &[RustFile]) -> Vec<Violation> {
 
 /// Threads in crates whose work happens in completions.
 pub(crate) fn threads(files: &[RustFile]) -> Vec<Violation> {
+    calls(
+        files,
+        &THREADS,
+        |path| THREADLESS.iter().any(|folder| path.starts_with(folder)),
+        "the work of this crate happens in completions",
+    )
+}
+
+/// Threads of libraries that would take a program's signals.
+pub(crate) fn signals(files: &[RustFile]) -> Vec<Violation> {
+    calls(
+        files,
+        &THREADS,
+        |path| is_linked(path) && path != SPAWN,
+        "it takes the program's signals; use verbs_core::process",
+    )
+}
+
+/// Settings of a user that a program with other rights would follow.
+pub(crate) fn environment(files: &[RustFile]) -> Vec<Violation> {
+    calls(
+        files,
+        &VARIABLES,
+        |path| is_linked(path) && path != ENVIRONMENT,
+        "a program may have more rights than its user; use verbs_core::process",
+    )
+}
+
+/// Whether programs link what is at that path. Modules of tests may be folders.
+fn is_linked(path: &str) -> bool {
+    LINKED.iter().any(|folder| path.starts_with(folder))
+        && path.contains("/src/")
+        && !path.contains("/tests/")
+        && !path.starts_with(SUITE)
+}
+
+/// Calls of such names in files of such a path, outside tests.
+fn calls(
+    files: &[RustFile],
+    names: &[&str],
+    is_governed: impl Fn(&str) -> bool,
+    instead: &str,
+) -> Vec<Violation> {
     let mut violations = Vec::new();
-    for file in files {
-        let governed = THREADLESS
-            .iter()
-            .any(|folder| file.path.starts_with(folder));
-        if !governed || file.is_test {
-            continue;
-        }
-        for word in THREADS {
+    let governed = files.iter().filter(|file| is_governed(&file.path));
+    for file in governed.filter(|file| !file.is_test) {
+        for word in names {
             for offset in scan::words(&file.code, word) {
-                if file
-                    .test_modules
-                    .iter()
-                    .any(|tests| tests.contains(&offset))
-                {
-                    continue;
+                let mut tests = file.test_modules.iter();
+                if !tests.any(|tests| tests.contains(&offset)) {
+                    violations.push(at(file, offset, format!("{word}: {instead}")));
                 }
-                let what = format!("{word}: the work of this crate happens in completions");
-                violations.push(at(file, offset, what));
             }
         }
     }

@@ -113,6 +113,39 @@ fn threads_of_protocols_are_seen() {
 }
 
 #[test]
+fn threads_that_would_take_signals_are_seen() {
+    let body = "fn f() { thread::Builder::new().spawn(|| ()); }\n#[cfg(test)]\nmod tests { fn g() { thread::spawn(|| ()); } }\n";
+    let check = |path: &str| lines(rules::signals(&one(path, body)));
+    for path in ["verbs-link/src/a.rs", "shims/ibverbs/src/a.rs"] {
+        assert_eq!(check(path), [1], "{path}");
+    }
+    for path in [
+        "verbs-core/src/sync/process/signals.rs",
+        "verbs-core/src/testing/a.rs",
+        "verbs-cli/src/a.rs",
+    ] {
+        assert_eq!(check(path), [0; 0], "{path}");
+    }
+}
+
+#[test]
+fn settings_that_are_read_directly_are_seen() {
+    let check = |path: &str, body: &str| lines(rules::environment(&one(path, body)));
+    for body in ["env::var_os(\"A\")", "std::env::var(\"B\")"] {
+        assert_eq!(check("shims/ibverbs/src/a.rs", body), [1], "{body}");
+        for path in [
+            "verbs-core/src/sync/process/environment.rs",
+            "shims/ibverbs/build.rs",
+            "verbs-link/src/joined/tests/near.rs",
+            "verbs-cli/src/a.rs",
+        ] {
+            assert_eq!(check(path, body), [0; 0], "{path}");
+        }
+    }
+    assert_eq!(check("shims/ibverbs/src/a.rs", "env::args()"), [0; 0]);
+}
+
+#[test]
 fn a_root_without_its_level_is_seen() {
     let member = |name: &str| vec![Member::new(name, &format!("[package]\nname = \"{name}\""))];
     let check = |name: &str, text: &str| {

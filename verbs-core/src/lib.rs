@@ -80,7 +80,7 @@ pub use queues::{channel, cq, queue, shared, srq, thread_domain, wc, wr};
 #[doc(hidden)]
 pub use sync::slot::{ring_index, slab_alloc, tracked};
 #[doc(hidden)]
-pub use sync::{biased, combiner};
+pub use sync::{biased, combiner, process};
 pub use types::{addr, error, seed, stats, time};
 
 pub use addr::{Gid, Guid, LKey, Lid, Mtu, PKey, Psn, QKey, Qpn, RKey, Srqn};

@@ -13,6 +13,12 @@ pub mod biased;
 #[doc(hidden)]
 pub mod combiner;
 pub(crate) mod park;
+#[doc(hidden)]
+#[expect(
+    unsafe_code,
+    reason = "calls about the process that no safe crate offers: argued at each"
+)]
+pub mod process;
 #[expect(
     unsafe_code,
     reason = "cells whose rights an atomic word hands out: argued in each file"

@@ -212,9 +212,10 @@ impl Network {
     /// # Ok::<(), verbs::sim::UnknownCarrier>(())
     /// ```
     pub fn from_env() -> Result<Self, UnknownCarrier> {
-        match std::env::var("VERBS_NETWORK") {
-            Ok(name) => Self::named(&name),
-            Err(_) => Ok(Self::new()),
+        let named = verbs_core::process::variable("VERBS_NETWORK");
+        match named.and_then(|name| name.into_string().ok()) {
+            Some(name) => Self::named(&name),
+            None => Ok(Self::new()),
         }
     }
 

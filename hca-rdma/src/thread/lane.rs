@@ -86,14 +86,6 @@ pub(crate) fn shielded(f: impl FnOnce()) {
     }
 }
 
-/// Starts a thread.
-pub(crate) fn spawn(
-    name: &str,
-    body: impl FnOnce() + Send + 'static,
-) -> std::io::Result<thread::JoinHandle<()>> {
-    thread::Builder::new().name(name.into()).spawn(body)
-}
-
 /// The lanes of a NIC.
 #[derive(Clone)]
 pub(crate) struct Lanes {

@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 
 use verbs_core::host::list::Listed;
 use verbs_core::host::message::No;
+use verbs_core::process::variable;
 use verbs_subnet::ipc::place::{PlaceError, check_own, make_own, runtime_folder, temporary_folder};
 use verbs_subnet::ipc::socket::{connect_now, connect_to};
 
@@ -55,7 +56,7 @@ fn default_place() -> (PathBuf, PathBuf) {
 
 /// The socket that the variable names: `Some(None)` if it says that there is no daemon.
 fn named() -> Option<Option<PathBuf>> {
-    let value = env::var_os(VARIABLE)?;
+    let value = variable(VARIABLE)?;
     Some((!value.is_empty()).then(|| value.into()))
 }
 

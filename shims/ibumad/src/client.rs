@@ -8,6 +8,7 @@ use hca_sim::link::fabric::place::check_default;
 use hca_sim::link::fabric::socket::{Take, connect_to, default_path, receive_into, send};
 use parking_lot::Mutex;
 use rustix::io::Errno;
+use verbs_core::process::variable;
 
 /// The connection for questions, made with the first one: ports that are opened over it are open as long as it exists.
 /// Nothing that can be cancelled is called while it is held.
@@ -16,8 +17,8 @@ static QUESTIONS: Mutex<Option<OwnedFd>> = Mutex::new(None);
 /// The nodes that are this host's adapters.
 pub(crate) fn host() -> String {
     let names = ["VERBS_HOST", "SIM_HOST"];
-    let found = names.into_iter().find_map(|name| std::env::var(name).ok());
-    found.unwrap_or_default()
+    let text = |name| variable(name)?.into_string().ok();
+    names.into_iter().find_map(text).unwrap_or_default()
 }
 
 /// Asks the subnet's host.

@@ -5,6 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::null_mut;
 use std::sync::{Once, OnceLock};
 
+use verbs_core::process::variable;
 use verbs_core::{Error, PostError};
 
 /// Why a call failed: an error number, as in `errno.h`.
@@ -121,8 +122,8 @@ pub(crate) fn say_panics_in_one_line() {
 pub(crate) fn explain(error: &dyn std::fmt::Display) {
     static WANTED: OnceLock<bool> = OnceLock::new();
     let wanted = || {
-        let level = std::env::var("VERBS_LOG_LEVEL").unwrap_or_default();
-        level.parse::<u32>().is_ok_and(|level| level >= 3)
+        let level = variable("VERBS_LOG_LEVEL").and_then(|level| level.into_string().ok());
+        level.is_some_and(|level| level.parse::<u32>().is_ok_and(|level| level >= 3))
     };
     if *WANTED.get_or_init(wanted) {
         log(&error.to_string());

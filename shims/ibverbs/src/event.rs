@@ -56,10 +56,12 @@ impl Events {
         };
         let events = this.clone();
         device.on_event(move |AsyncEvent { event, subject }| {
+            // Held until the event waits: an object that ends looks for its events after it has left the table.
+            let subjects = events.subjects.lock();
             let subject = match subject {
                 Subject::Device => About::Device,
                 Subject::Port(port) => About::Port(port),
-                Subject::Object(id) => match events.subjects.lock().get(&id) {
+                Subject::Object(id) => match subjects.get(&id) {
                     Some((at, count)) => About::Object(*at, Arc::clone(count)),
                     None => return,
                 },

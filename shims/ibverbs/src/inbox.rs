@@ -42,8 +42,16 @@ impl<T> Inbox<T> {
     }
 
     pub(crate) fn push(&self, event: T) {
+        self.push_if(event, || true);
+    }
+
+    /// Adds an event if `wanted` says so, which sees what was written before a [`purge`](Self::purge) that is over.
+    pub(crate) fn push_if(&self, event: T, wanted: impl Fn() -> bool) {
         {
             let mut events = self.events.lock();
+            if !wanted() {
+                return;
+            }
             events.push_back(event);
             // The counter can hold more than fits in memory, so the write does not block.
             let _ = rustix::io::write(&self.fd, &1_u64.to_ne_bytes());
@@ -177,6 +185,15 @@ mod tests {
         assert_eq!(inbox.take(|_| ()), Ok(3));
         assert!(!is_readable(&inbox));
         assert_eq!(inbox.take(|_| ()), Err(Errno(libc::EAGAIN)));
+    }
+
+    #[test]
+    fn an_event_that_is_not_wanted_any_longer_does_not_wait() {
+        let inbox = Inbox::new().expect("a descriptor");
+        inbox.push_if(1, || false);
+        assert!(!is_readable(&inbox) && inbox.is_empty());
+        inbox.push_if(2, || true);
+        assert_eq!(inbox.take(|_| ()), Ok(2));
     }
 
     #[test]

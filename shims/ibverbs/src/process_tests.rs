@@ -170,6 +170,54 @@ fn a_signal_interrupts_what_waits() {
     bed.close();
 }
 
+/// Goal: a signal that the program has blocked in its own threads waits for it. Method: a process with one thread of its own,
+/// which opens the device, a connection manager and a connection before it blocks the signal; another thread would die of it.
+#[test]
+fn threads_of_the_library_take_no_signal_of_the_program() {
+    let name = "process_tests::threads_of_the_library_take_no_signal_of_the_program";
+    if !is_alone(name, None, 0) {
+        return;
+    }
+    // SAFETY: the child calls only this library and ends without returning; after a fork it has one thread.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let taken = std::panic::catch_unwind(|| {
+            let bed = Bed::new();
+            let qp = bed.qp();
+            bed.connect(qp, qp);
+            ping(&bed, qp);
+            // SAFETY: plain sets and calls, as in a C program; the id and the channel are its own.
+            unsafe {
+                let channel = rdmacm::create_event_channel();
+                let mut id = null_mut();
+                assert_eq!(
+                    rdmacm::create_id(channel, &raw mut id, null_mut(), 0x106),
+                    0
+                );
+                let mut anywhere: libc::sockaddr_in = std::mem::zeroed();
+                anywhere.sin_family = libc::AF_INET as libc::sa_family_t;
+                assert_eq!(rdmacm::bind_addr(id, (&raw mut anywhere).cast()), 0);
+                assert_eq!(rdmacm::listen(id, 1), 0);
+                let threads = std::fs::read_dir("/proc/self/task").expect("procfs");
+                assert!(threads.count() > 1, "the library has threads");
+                let mut set: libc::sigset_t = std::mem::zeroed();
+                libc::sigaddset(&raw mut set, libc::SIGUSR1);
+                libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, null_mut());
+                libc::kill(libc::getpid(), libc::SIGUSR1);
+                let mut signal = 0;
+                libc::sigwait(&raw const set, &raw mut signal);
+                assert_eq!(signal, libc::SIGUSR1);
+            }
+        });
+        // SAFETY: it ends the child.
+        unsafe { libc::_exit(i32::from(taken.is_err())) };
+    }
+    let mut status = 0;
+    // SAFETY: the own child; where its end goes.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!(status, 0, "its end, as waitpid tells it");
+}
+
 /// Goal: a signal whose handler restarts calls does not end a wait for a completion, which ends when there is one.
 #[test]
 fn a_signal_that_restarts_calls_ends_no_wait() {

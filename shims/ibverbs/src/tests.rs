@@ -528,6 +528,81 @@ fn completions_of_a_destroyed_queue_pair_are_gone() {
     bed.close();
 }
 
+/// Goal: a destroy with receives posted raises no event, from any state, and leaves the completion queue armed. Method: what a
+/// destroy raises waits at the channel when it returns; a message then fires the queue.
+#[test]
+fn a_destroy_tells_of_nothing() {
+    let bed = Bed::new();
+    let is_readable = || {
+        // SAFETY: the channel exists.
+        let fd = unsafe { (*bed.channel).fd };
+        let (events, revents) = (libc::POLLIN, 0);
+        let mut poll = libc::pollfd {
+            fd,
+            events,
+            revents,
+        };
+        // SAFETY: one place.
+        unsafe { libc::poll(&raw mut poll, 1, 0) == 1 }
+    };
+    // SAFETY: as a C program would; the attributes are plain numbers.
+    unsafe {
+        assert_eq!(cq::req_notify_cq(bed.cq, 0), 0);
+        for is_connected in [false, true] {
+            let qp = bed.qp();
+            if is_connected {
+                bed.connect(qp, qp);
+            } else {
+                let mut attr: QpAttr = zeroed();
+                (attr.qp_state, attr.port_num) = (1, 1);
+                let init = 1 | 1 << 3 | 1 << 4 | 1 << 5;
+                assert_eq!(qp::modify_qp(qp, &raw const attr, init), 0);
+            }
+            assert_eq!(post_recv(qp, 1, &[bed.piece(64..128)]), 0);
+            assert_eq!(post_recv(qp, 2, &[bed.piece(64..128)]), 0);
+            assert_eq!(qp::destroy_qp(qp), 0);
+            assert!(!is_readable(), "connected: {is_connected}");
+        }
+        let qp = bed.qp();
+        bed.connect(qp, qp);
+        assert_eq!(post_recv(qp, 3, &[bed.piece(64..128)]), 0);
+        assert_eq!(post(qp, &send(4, &[bed.piece(0..8)], opcode::SEND, 2)), 0);
+        let (mut fired, mut about) = (null_mut(), null_mut());
+        assert_eq!(
+            cq::get_cq_event(bed.channel, &raw mut fired, &raw mut about),
+            0
+        );
+        assert_eq!(fired, bed.cq);
+        cq::ack_cq_events(fired, 1);
+        let mut ids = [bed.poll().wr_id, bed.poll().wr_id];
+        ids.sort_unstable();
+        assert_eq!(ids, [3, 4]);
+        assert_eq!(qp::destroy_qp(qp), 0);
+    }
+    bed.close();
+}
+
+/// Goal: rights that concern regions alone, which programs name among a queue pair's as well, are accepted, as the kernel does.
+#[test]
+fn rights_of_regions_mean_nothing_for_a_queue_pair() {
+    let bed = Bed::new();
+    let qp = bed.qp();
+    // SAFETY: as a C program would; the attributes are plain numbers.
+    unsafe {
+        let mut attr: QpAttr = zeroed();
+        (attr.qp_state, attr.port_num) = (1, 1);
+        // Windows, huge pages and relaxed order; and what a peer may do.
+        attr.qp_access_flags = 1 << 4 | 1 << 7 | 1 << 20 | REMOTE as u32;
+        let init = 1 | 1 << 3 | 1 << 4 | 1 << 5;
+        assert_eq!(qp::modify_qp(qp, &raw const attr, init), 0);
+        let (mut found, mut caps): (QpAttr, QpInitAttr) = (zeroed(), zeroed());
+        assert_eq!(qp::query_qp(qp, &raw mut found, init, &raw mut caps), 0);
+        assert_eq!(found.qp_access_flags, REMOTE as u32);
+        assert_eq!(qp::destroy_qp(qp), 0);
+    }
+    bed.close();
+}
+
 /// The next completion of a queue that exists.
 pub(crate) fn poll_one(queue: *mut abi::Cq) -> Wc {
     let begun = Instant::now();

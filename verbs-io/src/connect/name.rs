@@ -7,8 +7,9 @@ use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
 
 use futures::channel::oneshot;
+use verbs_core::process::spawn_without_signals;
+use verbs_core::sync::Arc;
 use verbs_core::sync::atomic::{AtomicU32, Ordering::AcqRel};
-use verbs_core::sync::{Arc, thread};
 
 use crate::error::Error;
 
@@ -53,7 +54,7 @@ impl Lookups {
         }
         let (tell, told) = oneshot::channel();
         let asked = text.to_owned();
-        let begun = thread::Builder::new().name("lookup".into()).spawn(move || {
+        let begun = spawn_without_signals("lookup", move || {
             let _turn = turn;
             // A future that was dropped takes no answer.
             let _dropped = tell.send(asked.to_socket_addrs().map(Vec::from_iter));

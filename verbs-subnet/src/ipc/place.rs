@@ -7,6 +7,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::process::geteuid;
+use verbs_core::process::variable;
 
 /// Not only this user can change the folder, so its contents may be another user's.
 #[derive(Debug, thiserror::Error)]
@@ -74,7 +75,7 @@ impl From<PlaceError> for io::Error {
 ///
 /// The last two are only used if their folder is private to the user: see [`check_default`].
 pub fn default_path() -> PathBuf {
-    match env::var_os("VERBS_SUBNET") {
+    match variable("VERBS_SUBNET") {
         Some(path) => path.into(),
         None => default_folder().1,
     }
@@ -93,7 +94,7 @@ fn default_folder() -> (PathBuf, PathBuf) {
 
 /// The user's runtime directory, if there is one.
 pub fn runtime_folder() -> Option<PathBuf> {
-    let runtime = env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+    let runtime = variable("XDG_RUNTIME_DIR").map(PathBuf::from);
     // According to the XDG base directory specification, a path that is not absolute is ignored.
     runtime.filter(|folder| folder.is_absolute())
 }

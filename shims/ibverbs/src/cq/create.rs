@@ -2,6 +2,8 @@
 
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use verbs_abi::{self as abi, CqEx, CqExOps, CqInitAttrEx, ModifyCqAttr};
@@ -12,7 +14,7 @@ use super::ex;
 use super::queue::{Cq, SetAside, Turn};
 use crate::call::{Errno, code, pointer};
 use crate::device::Context;
-use crate::live::{Ending, Held, Unacknowledged, Users, end, look, publish, room};
+use crate::live::{Ending, Held, Unacknowledged, Users, close, look, publish, room};
 use crate::memory::Pd;
 
 /// The parameters of a new queue.
@@ -46,9 +48,10 @@ unsafe fn create(context: *mut abi::Context, init: Init) -> Result<*mut abi::Cq,
     if init.stamps {
         request = request.timestamps();
     }
+    let delivers = Arc::new(AtomicBool::new(true));
     if let Some(channel) = &channel {
-        let inbox = channel.inbox();
-        request = request.handler(move || inbox.push(at));
+        let (inbox, delivers) = (channel.inbox(), Arc::clone(&delivers));
+        request = request.handler(move || inbox.push_if(at, || delivers.load(Ordering::Relaxed)));
     }
     let queue = request.wait()?;
     let depth = queue.depth();
@@ -76,6 +79,7 @@ unsafe fn create(context: *mut abi::Context, init: Init) -> Result<*mut abi::Cq,
         context: Held::new(owner),
         channel,
         comp_events: Unacknowledged::default(),
+        delivers,
         watched: owner.events.watch(id, at),
         _parent_domain: init.parent_domain,
         users: Users::default(),
@@ -163,18 +167,16 @@ pub(crate) unsafe extern "C" fn destroy_cq(cq: *mut abi::Cq) -> c_int {
     code(|| {
         // SAFETY: the program does not use it now, except to acknowledge events.
         unsafe {
-            let ending = look::<Cq, _>(cq)?;
+            let ending = close::<Cq, _>(cq)?;
             if ending.users.any() {
                 return Err(Errno::BUSY);
             }
             let at = cq.expose_provenance();
             ending.forget_events(at);
-            end::<Cq, _>(cq, |cq| {
+            ending.end(|cq| {
                 // Without users it is refused only by a device that has been removed, which has no queues.
                 let _ = cq.queue.into_inner().destroy().wait();
                 if let Some(channel) = &cq.channel {
-                    // A failing device may have fired it just now.
-                    channel.inbox().purge(|&other| other == at);
                     channel.count(-1);
                 }
                 Ending::Over
@@ -184,8 +186,9 @@ pub(crate) unsafe extern "C" fn destroy_cq(cq: *mut abi::Cq) -> c_int {
 }
 
 impl Cq {
-    /// None of its events is delivered any longer.
+    /// None of its events is delivered any longer, not even of a completion that another thread is telling of now.
     fn forget_events(&self, at: usize) {
+        self.delivers.store(false, Ordering::Relaxed);
         if let Some(channel) = &self.channel {
             channel.inbox().purge(|&other| other == at);
         }

@@ -3,6 +3,7 @@
 use std::cell::UnsafeCell;
 use std::collections::VecDeque;
 use std::ffi::c_uint;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::lock_api::RawMutex as _;
@@ -34,6 +35,8 @@ pub(crate) struct Cq {
     pub(super) channel: Option<Held<Channel>>,
     /// Events of the channel.
     pub(super) comp_events: Unacknowledged,
+    /// Whether there are any: not once its destroy has begun.
+    pub(super) delivers: Arc<AtomicBool>,
     /// Asynchronous events.
     pub(super) watched: Watched,
     pub(super) _parent_domain: Option<Held<Pd>>,

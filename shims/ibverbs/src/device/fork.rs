@@ -32,7 +32,7 @@ extern "C" fn in_parent() {
 }
 
 extern "C" fn in_child() {
-    live::unlock_after_fork();
+    live::unlock_after_fork_in_child();
     // SAFETY: as in the parent, whose thread this is a copy of.
     unsafe { HCA.force_unlock() }
     // It stays in memory: ending it would wait for threads that do not exist.

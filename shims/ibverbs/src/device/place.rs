@@ -1,8 +1,8 @@
 //! Where the device is: from the environment, and the HCA made for it.
 
-use std::env;
+use std::ffi::CString;
 use std::fs::File;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddrV6, UdpSocket};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -16,6 +16,7 @@ use hca_sim::link::pcap::{LinkType, PcapWriter};
 use hca_sim::link::{Captured, Faults, Faulty, LinkError, PacketLink};
 use hca_sim::{Builder, Hca, Udp};
 use verbs_core::PortState;
+use verbs_core::process::variable;
 use verbs_core::sync::Arc;
 
 use super::PORT;
@@ -91,7 +92,7 @@ impl FromStr for At {
     type Err = ();
 
     fn from_str(value: &str) -> Result<Self, ()> {
-        let address = |text: &str| text.parse().map(Some).map_err(|_| ());
+        let address = |text: &str| address_of(text).map(Some).ok_or(());
         if let Some(text) = value.strip_prefix("roce:") {
             return address(text).map(Self::Roce);
         }
@@ -115,6 +116,20 @@ impl FromStr for At {
             .then(|| Self::Node(name.to_owned(), port))
             .ok_or(())
     }
+}
+
+/// An address. One of a link may name its interface, as `fe80::1%eth0`, which has to have the address.
+fn address_of(text: &str) -> Option<IpAddr> {
+    let Some((text, interface)) = text.split_once('%') else {
+        return text.parse().ok();
+    };
+    let address: Ipv6Addr = text.parse().ok()?;
+    let name = CString::new(interface).ok()?;
+    // SAFETY: a C string.
+    let index = unsafe { libc::if_nametoindex(name.as_ptr()) };
+    let there = SocketAddrV6::new(address, 0, 0, index);
+    let has_it = address.is_unicast_link_local() && UdpSocket::bind(there).is_ok();
+    (index != 0 && has_it).then_some(address.into())
 }
 
 /// The device cannot be made. One sentence without its full stop.
@@ -183,7 +198,8 @@ impl PlaceError {
 
 impl Place {
     pub(super) fn of_environment() -> Result<Self, PlaceError> {
-        Self::of(|name| env::var(name).ok().filter(|value| !value.is_empty()))
+        let text = |name| variable(name)?.into_string().ok();
+        Self::of(|name| text(name).filter(|value| !value.is_empty()))
     }
 
     fn of(variable: impl Fn(&'static str) -> Option<String>) -> Result<Self, PlaceError> {
@@ -398,6 +414,16 @@ mod tests {
         assert_eq!(at("loopback"), At::Loopback);
         assert_eq!(at("subnet:HcaA"), At::Node("HcaA".into(), 1));
         assert_eq!(at("subnet:HcaA:2"), At::Node("HcaA".into(), 2));
+        // An address that no interface has, and interfaces of addresses that need none.
+        for wrong in [
+            "fe80::1%lo",
+            "fe80::1%nowhere",
+            "fe80::1%",
+            "::1%lo",
+            "127.0.0.1%lo",
+        ] {
+            assert!(of(&[("VERBS_DEVICE", wrong)]).is_err(), "{wrong}");
+        }
         for wrong in ["iwarp:", "subnet:", "subnet:HcaA:0", "subnet:HcaA:x", "ib"] {
             assert!(of(&[("VERBS_DEVICE", wrong)]).is_err(), "{wrong}");
         }

@@ -17,10 +17,15 @@ const FILES: &[(&str, &str)] = &[
     ("hca_type", "software"),
 ];
 
-/// `ibv_get_sysfs_path`: `SYSFS_PATH`, as in libibverbs, and otherwise the usual path.
+/// `ibv_get_sysfs_path`: `SYSFS_PATH`, as in libibverbs, unless the program has more rights than its user; otherwise the usual
+/// path.
 pub(crate) unsafe extern "C" fn get_sysfs_path() -> *const c_char {
-    // SAFETY: a C string of the environment, or NULL.
-    let named = unsafe { libc::getenv(c"SYSFS_PATH".as_ptr()) };
+    unsafe extern "C" {
+        /// Of the C library.
+        fn secure_getenv(name: *const c_char) -> *mut c_char;
+    }
+    // SAFETY: a C string; the answer is one of the environment, or NULL.
+    let named = unsafe { secure_getenv(c"SYSFS_PATH".as_ptr()) };
     if named.is_null() {
         c"/sys".as_ptr()
     } else {

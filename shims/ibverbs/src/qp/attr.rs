@@ -7,7 +7,7 @@ use verbs_core::{Access, QpAttrMask, QpState, QpType};
 
 use super::pair::Qp;
 use crate::call::{Errno, code};
-use crate::live::look;
+use crate::live::{Lent, lend, look};
 
 /// The changes in the program's structure.
 fn change_of(attr: &QpAttr, named: QpAttrMask) -> Result<verbs_core::QpAttr, Errno> {
@@ -31,9 +31,11 @@ fn change_of(attr: &QpAttr, named: QpAttrMask) -> Result<verbs_core::QpAttr, Err
     }
     // Nothing is pinned, and nothing outlives power: as with other devices, a queue pair that lets its peers flush to
     // persistent memory lets them flush to no region, as none has that right.
-    change.access = change
-        .access
-        .map(|access| access.difference(Access::ON_DEMAND | Access::FLUSH_PERSISTENT));
+    // Rights of regions alone, which many programs name here too, mean nothing for a queue pair. The kernel keeps them.
+    const MEANT: Access = Access::REMOTE
+        .union(Access::LOCAL_WRITE)
+        .union(Access::FLUSH_GLOBAL);
+    change.access = change.access.map(|access| access.intersection(MEANT));
     Ok(change)
 }
 
@@ -72,13 +74,22 @@ pub(crate) unsafe extern "C" fn modify_qp(
     })
 }
 
-/// Modifies a queue pair.
+/// Modifies a queue pair, which its owner may be about to destroy.
 ///
 /// # Safety
-/// The program does not destroy it now, and makes no other call that changes it.
+/// No other call changes it now.
 pub(crate) unsafe fn modify(qp: *mut abi::Qp, change: verbs_core::QpAttr) -> Result<(), Errno> {
     // SAFETY: guaranteed by the caller.
-    unsafe { apply(look::<Qp, _>(qp)?, change) }
+    unsafe { modify_lent(&lend(qp)?, change) }
+}
+
+/// Modifies a queue pair that is lent.
+///
+/// # Safety
+/// As [`modify`].
+pub(crate) unsafe fn modify_lent(qp: &Lent<Qp>, change: verbs_core::QpAttr) -> Result<(), Errno> {
+    // SAFETY: guaranteed by the caller.
+    unsafe { apply(qp, change) }
 }
 
 /// # Safety

@@ -6,7 +6,7 @@ use std::ptr::null_mut;
 
 use parking_lot::Mutex;
 use verbs_abi::{self as abi, QpEx, QpExOps, QpInitAttr, QpInitAttrEx, QpOpenAttr};
-use verbs_core::{QpInit, QpType, Qpn, Shared, Target};
+use verbs_core::{QpAttr, QpInit, QpState, QpType, Qpn, Shared, Target};
 
 use super::building::Building;
 use super::pair::{Parents, Qp};
@@ -14,7 +14,7 @@ use super::wr;
 use crate::call::{Errno, code, pointer};
 use crate::cq::Cq;
 use crate::device::Context;
-use crate::live::{Ending, Held, Users, end, look, publish, room};
+use crate::live::{Ending, Held, Users, close, look, publish, room};
 use crate::memory::Pd;
 use crate::srq::Srq;
 use crate::xrcd::Xrcd;
@@ -337,16 +337,21 @@ pub(crate) unsafe extern "C" fn destroy_qp(qp: *mut abi::Qp) -> c_int {
     code(|| {
         // SAFETY: the program does not use it now, except to acknowledge events.
         unsafe {
-            let ending = look::<Qp, _>(qp)?;
+            let ending = close::<Qp, _>(qp)?;
             if !ending.attachments.lock().is_empty() {
                 return Err(Errno::BUSY);
             }
             ending.watched.end();
-            end::<Qp, _>(qp, |qp| {
+            ending.end(|qp| {
                 let (control, parents, context) = (qp.control, qp.parents, qp.context);
                 let qpn = control.qpn();
                 if let Some(stream) = qp.stream.into_inner() {
                     stream.end();
+                }
+                if parents.send_cq.is_some() {
+                    // A reset forgets what is posted. A destroy flushes it: an armed completion queue would raise an event,
+                    // and have no completion. A device that has been removed has flushed it already.
+                    let _ = control.modify(QpAttr::to(QpState::Reset)).wait();
                 }
                 // Without attachments it is refused only by a device that has been removed, which has no queue pairs.
                 let _ = control.destroy().wait();

@@ -7,16 +7,17 @@ use verbs_core::{Gid, Lid};
 
 use super::pair::{Attachment, Qp};
 use crate::call::{Errno, code};
-use crate::live::look;
+use crate::live::{Lent, lend};
 
-/// The queue pair and the group that a call names.
+/// The queue pair and the group that a call names. Ids call for groups of theirs, in other calls than those in which a program
+/// names their queue pairs.
 ///
 /// # Safety
-/// The program passes valid arguments, and destroys none of them now.
-unsafe fn named<'a>(qp: *mut abi::Qp, gid: *const [u64; 2]) -> Result<(&'a Qp, Gid), Errno> {
+/// The program passes a valid group.
+unsafe fn named(qp: *mut abi::Qp, gid: *const [u64; 2]) -> Result<(Lent<Qp>, Gid), Errno> {
     // SAFETY: guaranteed by the caller.
-    let (qp, gid) = unsafe { (look::<Qp, _>(qp)?, gid.as_ref().ok_or(Errno::INVAL)?) };
-    Ok((qp, abi::gid_of(*gid)))
+    let gid = unsafe { gid.as_ref() }.ok_or(Errno::INVAL)?;
+    Ok((lend(qp)?, abi::gid_of(*gid)))
 }
 
 /// `ibv_attach_mcast`. Attaching to the same group twice is one attachment, as in the kernel.
@@ -28,21 +29,22 @@ pub(crate) unsafe extern "C" fn attach_mcast(
     code(|| {
         // SAFETY: the program passes valid arguments, and destroys none of them now.
         let (qp, mgid) = unsafe { named(qp, gid) }?;
-        let mut attachments = qp.attachments.lock();
-        if attachments
-            .iter()
-            .any(|one| (one.mgid, one.mlid) == (mgid, lid))
-        {
+        qp.attach(mgid, lid)
+    })
+}
+
+impl Qp {
+    /// Attaches it to a group, unless it is.
+    pub(crate) fn attach(&self, mgid: Gid, mlid: u16) -> Result<(), Errno> {
+        let mut attachments = self.attachments.lock();
+        let is_it = |one: &Attachment| (one.mgid, one.mlid) == (mgid, mlid);
+        if attachments.iter().any(is_it) {
             return Ok(());
         }
-        let mcast = qp.control.attach_mcast(mgid, Lid(lid)).wait()?;
-        attachments.push(Attachment {
-            mgid,
-            mlid: lid,
-            mcast,
-        });
+        let mcast = self.control.attach_mcast(mgid, Lid(mlid)).wait()?;
+        attachments.push(Attachment { mgid, mlid, mcast });
         Ok(())
-    })
+    }
 }
 
 /// `ibv_detach_mcast`.

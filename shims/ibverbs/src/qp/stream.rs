@@ -10,7 +10,7 @@ use verbs_core::{Error, Issued, QpState};
 
 use super::pair::Qp;
 use crate::call::Errno;
-use crate::live::look;
+use crate::live::{Lent, lend};
 
 /// This end of a connection, which its id and its queue pair share: whichever is destroyed first ends it.
 pub(crate) struct Stream(Mutex<Inner>);
@@ -61,17 +61,14 @@ impl Stream {
 
 /// Connects a queue pair; `done` gets the result, and runs under `NoBlock`.
 ///
-/// # Safety
-/// The program does not destroy the queue pair now.
-pub(crate) unsafe fn connect(
+pub(crate) fn connect(
     qp: *mut abi::Qp,
     stream: &Arc<Stream>,
     remote: SocketAddr,
     (param, private_data): (CmParam, Vec<u8>),
     done: impl FnOnce(Result<CmReply, Error>) + Send + 'static,
 ) -> Result<(), Errno> {
-    // SAFETY: guaranteed by the caller.
-    let (owner, endpoint) = (unsafe { look::<Qp, _>(qp) }?, stream.endpoint()?);
+    let (owner, endpoint) = (lend::<Qp, _>(qp)?, stream.endpoint()?);
     *owner.stream.lock() = Some(Arc::clone(stream));
     let request = endpoint.connect(&owner.control, remote, param, private_data);
     stream.began(request.issue(done));
@@ -79,17 +76,13 @@ pub(crate) unsafe fn connect(
 }
 
 /// Accepts a request with a queue pair; as [`connect`].
-///
-/// # Safety
-/// As there.
-pub(crate) unsafe fn accept(
+pub(crate) fn accept(
     qp: *mut abi::Qp,
     stream: &Arc<Stream>,
     (param, private_data): (CmParam, Vec<u8>),
     done: impl FnOnce(Result<(), Error>) + Send + 'static,
 ) -> Result<(), Errno> {
-    // SAFETY: guaranteed by the caller.
-    let (owner, endpoint) = (unsafe { look::<Qp, _>(qp) }?, stream.endpoint()?);
+    let (owner, endpoint) = (lend::<Qp, _>(qp)?, stream.endpoint()?);
     *owner.stream.lock() = Some(Arc::clone(stream));
     let request = endpoint.accept(&owner.control, param, private_data);
     stream.began(request.issue(done));
@@ -99,9 +92,8 @@ pub(crate) unsafe fn accept(
 /// The program learns that the queue pair is connected: it shows its state.
 ///
 /// # Safety
-/// As [`connect`], and the program makes no other call that changes it.
-pub(crate) unsafe fn show_connected(qp: *mut abi::Qp) -> Result<(), Errno> {
+/// No other call changes it now.
+pub(crate) unsafe fn show_connected(qp: &Lent<Qp>) {
     // SAFETY: guaranteed by the caller.
-    unsafe { (*look::<Qp, _>(qp)?.shown.get()).qp.state = QpState::Rts as u32 };
-    Ok(())
+    unsafe { (*qp.shown.get()).qp.state = QpState::Rts as u32 };
 }

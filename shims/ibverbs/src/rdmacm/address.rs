@@ -1,7 +1,7 @@
 //! Addresses of ids: binding, and resolving a peer's address.
 
 use std::ffi::c_int;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ use super::manager::{Manager, manager};
 use super::sockaddr::{from_c, path_of};
 use super::streams;
 use super::taken::complete;
-use crate::call::{Errno, explain, number};
+use crate::call::{Errno, explain, log, number};
 use crate::device;
 use crate::live::look;
 
@@ -115,7 +115,12 @@ pub(crate) fn own_address(named: IpAddr) -> Result<IpAddr, Errno> {
 
 /// The address of the device from which that peer is reached.
 pub(crate) fn address_for(peer: IpAddr) -> Result<IpAddr, Errno> {
-    way(&manager()?.addresses(), peer.to_canonical()).map(|(local, _)| local)
+    let peer = peer.to_canonical();
+    prefer_for((peer, 0).into());
+    let manager = manager()?;
+    let (local, remote) = way(&manager.addresses(), peer)?;
+    check_route(&manager, local, (remote, 0).into())?;
+    Ok(local)
 }
 
 /// The way of datagrams from an address of the device.
@@ -171,24 +176,36 @@ pub(super) fn resolve(id: &Id, src: Option<SocketAddr>, dst: SocketAddr) -> Resu
             return Err(Errno::INVAL);
         }
     }
-    let manager = manager()?;
     let is_bound = id.endpoint.is_bound();
+    if !is_bound && src.is_none_or(|src| src.ip().is_unspecified()) {
+        prefer_for(dst);
+    }
+    let manager = manager()?;
     match src {
         Some(src) if !is_bound => bind(id, src)?,
         _ if !is_bound => bind(id, any(dst))?,
         _ => {}
     }
     let own = manager.addresses();
-    let told = match way(&own, dst.ip().to_canonical()) {
+    let bound = id.endpoint.state.lock().local.map(|local| local.ip());
+    let bound = bound.filter(|ip| own.contains(&ip.to_canonical()));
+    let found = way(&own, dst.ip().to_canonical()).and_then(|(local, remote)| {
+        let from = bound.unwrap_or(local);
+        let mut to = dst;
+        to.set_ip(remote);
+        // Only an id that is bound to such an address means the groups of this host alone.
+        if remote.is_multicast() && bound.is_none() && local.is_loopback() {
+            return Err(no_route(local, remote));
+        }
+        check_route(&manager, from.to_canonical(), to)?;
+        Ok((from, remote))
+    });
+    let told = match found {
         Err(errno) => Told::of(event::ADDR_ERROR, -errno.0),
         Ok((local, remote)) => {
             let mut state = id.endpoint.state.lock();
             let port = state.local.map_or(0, |local| local.port());
-            let bound = state
-                .local
-                .map(|local| local.ip())
-                .filter(|ip| own.contains(&ip.to_canonical()));
-            state.local = Some(SocketAddr::new(bound.unwrap_or(local), port));
+            state.local = Some(SocketAddr::new(local, port));
             state.remote = Some(SocketAddr::new(remote, dst.port()));
             drop(state);
             id.on_device(&manager);
@@ -223,6 +240,59 @@ fn way(own: &[IpAddr], remote: IpAddr) -> Result<(IpAddr, IpAddr), Errno> {
     }
     let local = if own.contains(&remote) { remote } else { first };
     Ok((local, remote))
+}
+
+/// A program looks for that peer first: if the device is not made yet and the environment names no address, it gets the one
+/// from which the host sends there. Peers on this host are reached from everywhere; their own addresses are left to them.
+fn prefer_for(peer: SocketAddr) {
+    let ip = peer.ip().to_canonical();
+    if ip.is_unspecified() || ip.is_loopback() {
+        return;
+    }
+    let any = any(SocketAddr::new(ip, 0));
+    let Ok(socket) = UdpSocket::bind(any) else {
+        return;
+    };
+    // Asks for the route, and sends nothing.
+    let from = socket
+        .connect(SocketAddr::new(ip, ANY_PORT))
+        .and_then(|()| socket.local_addr());
+    match from.map(|from| from.ip()) {
+        Ok(from) if from != ip && !from.is_loopback() => device::prefer(from),
+        _ => {}
+    }
+}
+
+/// The port number does not matter for a route.
+const ANY_PORT: u16 = 4791;
+
+/// Checks that the host has a route from that address of the device.
+fn check_route(manager: &Manager, local: IpAddr, mut remote: SocketAddr) -> Result<(), Errno> {
+    let needs_scope = |addr: &SocketAddr| match addr {
+        SocketAddr::V4(_) => false,
+        SocketAddr::V6(addr) => addr.ip().is_unicast_link_local(),
+    };
+    // A subnet's routes are its manager's; an address of a link means nothing without the link, which the device has.
+    if manager.port().link_layer == LinkLayer::InfiniBand || needs_scope(&remote) {
+        return Ok(());
+    }
+    remote.set_port(ANY_PORT);
+    let Ok(socket) = UdpSocket::bind((local, 0)) else {
+        // It is no address of the host's, but of a network that is simulated.
+        return Ok(());
+    };
+    match socket.connect(remote) {
+        Ok(()) => Ok(()),
+        Err(_) => Err(no_route(local, remote.ip())),
+    }
+}
+
+fn no_route(local: IpAddr, remote: IpAddr) -> Errno {
+    log(&format!(
+        "this host has no route to {remote} from {local}, which is the address of this process's device; VERBS_DEVICE names \
+         another one, and `verbs host` shares one among programs"
+    ));
+    Errno(libc::ENETUNREACH)
 }
 
 /// `rdma_resolve_route`. RoCE has no routes to query, so the answer is available at once; on a subnet its administrator

@@ -66,7 +66,7 @@ impl Wish {
                 return Err(Errno::INVAL);
             }
         }
-        let own = id.shown().qp;
+        let own = id.qp();
         let (qpn, srq) = match own.is_null() {
             // SAFETY: the id's own.
             false => unsafe { (Qpn::new((*own).qp_num), !(*own).srq.is_null()) },
@@ -380,7 +380,7 @@ fn answer(
             .map_err(|_| Errno::INVAL)?;
         inner.cm.qp_attrs(conn).ok_or(Errno::INVAL)
     })?;
-    let own = id.shown().qp;
+    let own = id.qp();
     let moved = match own.is_null() {
         true => Ok(()),
         // SAFETY: the id's own, which the program does not destroy now.
@@ -452,7 +452,7 @@ pub(crate) unsafe extern "C" fn establish(id: *mut CmId) -> c_int {
         else {
             return Err(Errno::INVAL);
         };
-        if !id.shown().qp.is_null() {
+        if !id.qp().is_null() {
             return Err(Errno::INVAL);
         }
         id.endpoint.set_role(Role::Active {
@@ -479,7 +479,7 @@ pub(crate) unsafe extern "C" fn disconnect(id: *mut CmId) -> c_int {
             Role::Over => None,
             _ => return Err(Errno::INVAL),
         };
-        let own = id.shown().qp;
+        let own = id.qp();
         if !own.is_null() {
             // SAFETY: the id's own, which the program does not destroy now.
             unsafe { crate::qp::modify(own, QpAttr::to(QpState::Err)) }?;

@@ -4,7 +4,8 @@ use parking_lot::Mutex;
 use verbs_core::Gid;
 
 use crate::call::Errno;
-use crate::qp::{attach_mcast, detach_mcast};
+use crate::live::Lent;
+use crate::qp::{Qp, detach_mcast};
 
 /// Groups that an id is in.
 #[derive(Default)]
@@ -34,15 +35,12 @@ impl Groups {
     }
 
     /// Attaches the id's queue pair to a group that it is in, if it receives from the group.
-    pub(super) fn attach(&self, mgid: Gid, qp: *mut verbs_abi::Qp) -> Result<(), Errno> {
+    pub(super) fn attach(&self, mgid: Gid, qp: Option<&Lent<Qp>>) -> Result<(), Errno> {
         let mut groups = self.0.lock();
         let group = groups.iter_mut().find(|group| group.mgid == mgid);
-        if let Some(group) = group.filter(|group| !group.sends_only && !qp.is_null()) {
-            // SAFETY: the id's own, which the program does not destroy now.
-            match unsafe { attach_mcast(qp, &verbs_abi::gid_words(mgid), 0) } {
-                0 => group.is_attached = true,
-                code => return Err(Errno(code)),
-            }
+        if let (Some(group), Some(qp)) = (group.filter(|group| !group.sends_only), qp) {
+            qp.attach(mgid, 0)?;
+            group.is_attached = true;
         }
         Ok(())
     }

@@ -4,7 +4,7 @@ use std::cell::UnsafeCell;
 use std::ffi::c_void;
 use std::ptr::null_mut;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 use parking_lot::Mutex;
 use verbs_abi::rdmacm::{CmEvent, CmId, EventChannel, PathRec};
@@ -17,7 +17,8 @@ use super::group::Groups;
 use super::manager::{Manager, manager};
 use super::sockaddr::{path_of, storage};
 use crate::call::Errno;
-use crate::live::{Kind, Object, Users, look, publish, room};
+use crate::live::{Kind, Lent, Object, Users, lend, look, publish, room};
+use crate::qp::Qp;
 
 /// Types of queue pair, as `ibv_qp_type`.
 pub(super) const RC: u32 = 2;
@@ -38,6 +39,8 @@ pub(crate) struct Id {
     /// How queue pairs of its requests are made; see `rdma_create_ep`.
     pub(super) template: Mutex<Option<verbs_abi::QpInitAttr>>,
     pub(super) groups: Groups,
+    /// Held from looking at its queue pair to lending that, and while it loses it: the next one may be at the same address.
+    qp_turn: Mutex<()>,
     users: Users,
 }
 
@@ -81,10 +84,35 @@ impl Id {
         self.shown().channel
     }
 
-    /// The queue pair of an id.
-    pub(super) fn qp(id: *mut CmId) -> Result<*mut verbs_abi::Qp, Errno> {
-        // SAFETY: the program does not destroy it now.
-        Ok(unsafe { look::<Self, _>(id) }?.shown().qp)
+    /// Its queue pair, or NULL. The program reads it as a plain pointer, and some write their own there.
+    fn qp_place(&self) -> &AtomicPtr<verbs_abi::Qp> {
+        // SAFETY: an aligned pointer of the id's, which this library changes only here.
+        unsafe { AtomicPtr::from_ptr(&raw mut (*self.shown.get()).qp) }
+    }
+
+    /// Its queue pair, or NULL, in a call of the program that names the id.
+    pub(super) fn qp(&self) -> *mut verbs_abi::Qp {
+        self.qp_place().load(Ordering::Acquire)
+    }
+
+    /// Its queue pair, if it has one, for the thread that takes an event of the id: another thread may be about to destroy
+    /// it, which a program cannot know to be too early.
+    pub(super) fn lend_qp(&self) -> Option<Lent<Qp>> {
+        let _turn = self.qp_turn.lock();
+        let qp = self.qp();
+        // A pointer that is no queue pair any longer, because the program has destroyed it otherwise, is none.
+        (!qp.is_null()).then(|| lend(qp).ok()).flatten()
+    }
+
+    /// The id has that queue pair from now on.
+    pub(super) fn give_qp(&self, qp: *mut verbs_abi::Qp) {
+        self.qp_place().store(qp, Ordering::Release);
+    }
+
+    /// The id has no queue pair from now on. Returns the one that it had, which has been lent for the last time.
+    pub(super) fn take_qp(&self) -> *mut verbs_abi::Qp {
+        let _turn = self.qp_turn.lock();
+        self.qp_place().swap(null_mut(), Ordering::AcqRel)
     }
 
     /// Drops the event of a synchronous call.
@@ -156,6 +184,7 @@ fn make(shown: CmId, endpoint: Arc<Endpoint>, space: PortSpace, is_synchronous: 
         is_synchronous: AtomicBool::new(is_synchronous),
         template: Mutex::new(None),
         groups: Default::default(),
+        qp_turn: Mutex::default(),
         users: Users::default(),
     };
     let at: *mut CmId = publish(room(), id);

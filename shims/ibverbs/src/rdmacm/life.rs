@@ -38,7 +38,7 @@ pub(crate) unsafe extern "C" fn destroy_id(id: *mut CmId) -> c_int {
 pub(super) fn destroy(at: *mut CmId) -> Result<(), Errno> {
     // SAFETY: the program does not use it now, except to acknowledge events.
     let id = unsafe { look::<Id, _>(at) }?;
-    id.groups.leave_all(id.shown().qp);
+    id.groups.leave_all(id.qp());
     forget(&id.endpoint);
     id.drop_event();
     id.endpoint.unacknowledged.wait();

@@ -90,7 +90,7 @@ pub(crate) unsafe extern "C" fn leave_multicast(id: *mut CmId, addr: *mut libc::
     number(|| {
         // SAFETY: the program passes valid arguments, and does not destroy the id now.
         let (id, group) = unsafe { (look::<Id, _>(id)?, from_c(addr)?.ip()) };
-        id.groups.leave(Gid::from(group), id.shown().qp)?;
+        id.groups.leave(Gid::from(group), id.qp())?;
         Ok(0)
     })
 }

@@ -131,7 +131,8 @@ unsafe fn make(id: &Id, init: &mut QpInitAttrEx) -> Result<(), Errno> {
             return Err(errno);
         }
     }
-    id.change(|shown| (shown.pd, shown.qp) = (init.pd, qp));
+    id.change(|shown| shown.pd = init.pd);
+    id.give_qp(qp);
     Ok(())
 }
 
@@ -217,7 +218,7 @@ pub(crate) unsafe extern "C" fn destroy_qp(id: *mut CmId) {
     let Ok(id) = (unsafe { look::<Id, _>(id) }) else {
         return;
     };
-    let qp = id.change(|shown| std::mem::replace(&mut shown.qp, null_mut()));
+    let qp = id.take_qp();
     if !qp.is_null() {
         id.groups.leave_all(qp);
         // SAFETY: as above.

@@ -69,12 +69,9 @@ pub(super) fn connect(id: &Id, wish: Wish) -> Result<(), Errno> {
     };
     let endpoint = Arc::clone(&id.endpoint);
     let asked = asked(id, wish);
-    // SAFETY: the id's own, which the program does not destroy now.
-    unsafe {
-        qp::connect(own, &stream, remote, asked, move |result| {
-            replied(&endpoint, result);
-        })
-    }
+    qp::connect(own, &stream, remote, asked, move |result| {
+        replied(&endpoint, result);
+    })
 }
 
 /// Accepts the request of an id.
@@ -84,13 +81,10 @@ pub(super) fn accept(id: &Id, wish: Wish) -> Result<(), Errno> {
     id.endpoint.set_role(Role::Stream);
     let endpoint = Arc::clone(&id.endpoint);
     let asked = asked(id, wish);
-    // SAFETY: as above.
-    unsafe {
-        qp::accept(own, &stream, asked, move |result| match result {
-            Ok(()) => endpoint.tell(What::Connected(established(Vec::new()))),
-            Err(error) => failed(&endpoint, error),
-        })
-    }
+    qp::accept(own, &stream, asked, move |result| match result {
+        Ok(()) => endpoint.tell(What::Connected(established(Vec::new()))),
+        Err(error) => failed(&endpoint, error),
+    })
 }
 
 /// Rejects the request of an id.
@@ -104,7 +98,7 @@ pub(super) fn reject(id: &Id, private_data: Vec<u8>) -> Result<(), Errno> {
 /// The queue pair of an id. The device connects one that it knows, so a program's own, of which it gives a number, is
 /// not enough.
 fn own_qp(id: &Id) -> Result<*mut verbs_abi::Qp, Errno> {
-    let own = id.shown().qp;
+    let own = id.qp();
     (!own.is_null()).then_some(own).ok_or(Errno::INVAL)
 }
 

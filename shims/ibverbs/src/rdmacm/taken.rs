@@ -68,10 +68,9 @@ fn taken(Arrival { endpoint, what }: Arrival) -> Result<Option<*mut CmEvent>, Er
             None => return Ok(None),
         },
         What::Connected(told) => {
-            let own_qp = Id::qp(endpoint.shown())?;
-            if !own_qp.is_null() {
-                // SAFETY: the id's own, which the program does not destroy in its call for events.
-                unsafe { qp::show_connected(own_qp) }?;
+            if let Some(own_qp) = id_of(&endpoint)?.lend_qp() {
+                // SAFETY: the program waits for this event before it changes it.
+                unsafe { qp::show_connected(&own_qp) };
             }
             told
         }
@@ -82,6 +81,12 @@ fn taken(Arrival { endpoint, what }: Arrival) -> Result<Option<*mut CmEvent>, Er
     Ok(Some(channel::event(endpoint, id, null_mut(), told)))
 }
 
+/// The id of an event that is being taken: its destroy waits until the program has acknowledged the event.
+fn id_of(endpoint: &Endpoint) -> Result<&Id, Errno> {
+    // SAFETY: the event counts as taken, as `next` has it; the result is not used after it is acknowledged.
+    unsafe { look::<Id, _>(endpoint.shown()) }
+}
+
 /// The peer has replied: the queue pair of the id goes to RTS, and the peer is informed. Without a queue pair the
 /// program does both.
 fn replied(endpoint: &Arc<Endpoint>, conn: verbs_cm::ConnId) -> Result<Option<Told>, Errno> {
@@ -89,20 +94,19 @@ fn replied(endpoint: &Arc<Endpoint>, conn: verbs_cm::ConnId) -> Result<Option<To
     if !matches!(endpoint.role(), Role::Active { conn: own, .. } if own == conn) {
         return Ok(None);
     }
-    let own_qp = Id::qp(endpoint.shown())?;
-    let reply = if own_qp.is_null() {
-        Reply::Taken
-    } else {
-        Reply::Here
+    let own_qp = id_of(endpoint)?.lend_qp();
+    let reply = match own_qp {
+        None => Reply::Taken,
+        Some(_) => Reply::Here,
     };
     endpoint.set_role(Role::Active { conn, reply });
-    if own_qp.is_null() {
+    let Some(own_qp) = own_qp else {
         return Ok(Some(manager.with(|inner, _| inner.reply(conn))));
-    }
+    };
     let attrs = manager.with(|inner, _| inner.cm.qp_attrs(conn));
     for attr in attrs.into_iter().flatten() {
-        // SAFETY: the id's own, which the program does not destroy in its call for events.
-        let moved = unsafe { qp::modify(own_qp, endpoint.with_options(attr)) };
+        // SAFETY: the program waits for the event before it changes it.
+        let moved = unsafe { qp::modify_lent(&own_qp, endpoint.with_options(attr)) };
         let result = moved.map_err(|_| verbs_core::Error::DeviceFailed);
         let failed = result.is_err();
         manager.with(|inner, now| inner.cm.qp_modified(now, conn, result));
@@ -120,8 +124,7 @@ fn routed_told(endpoint: &Endpoint, found: Result<Route, i32>) -> Result<Told, E
         Ok(route) => route,
         Err(errno) => return Ok(Told::of(event::ROUTE_ERROR, -errno)),
     };
-    // SAFETY: the program does not destroy it in its call for events.
-    let id = unsafe { look::<Id, _>(endpoint.shown()) }?;
+    let id = id_of(endpoint)?;
     endpoint.state.lock().route = Some(route);
     id.show_addresses();
     id.show_path(path_of(&route, manager()?.port().lid));
@@ -130,9 +133,8 @@ fn routed_told(endpoint: &Endpoint, found: Result<Route, i32>) -> Result<Told, E
 
 /// The program takes the event: its queue pair receives what is sent to the group from now on.
 fn joined_told(endpoint: &Endpoint, joined: &Joined) -> Told {
-    // SAFETY: the program does not destroy it in its call for events.
-    let attached = unsafe { look::<Id, _>(endpoint.shown()) }
-        .and_then(|id| id.groups.attach(joined.mgid, id.shown().qp));
+    let attached =
+        id_of(endpoint).and_then(|id| id.groups.attach(joined.mgid, id.lend_qp().as_ref()));
     if let Err(errno) = attached {
         return Told::of(event::MULTICAST_ERROR, -errno.0);
     }

@@ -3,6 +3,7 @@
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::zeroed;
 use std::ptr::{null, null_mut};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use verbs_abi::rdmacm as abi;
 use verbs_abi::rdmacm::{CmEvent, CmId, ConnParam, EventChannel, event};
@@ -588,4 +589,139 @@ fn names_become_addresses() {
         assert_eq!(getaddrinfo(null(), null(), null(), &raw mut info), -1);
         assert_eq!(Errno(last()), Errno::INVAL);
     }
+}
+
+/// Goal: a program destroys queue pairs and ids while its thread for events takes replies for them. Method: clients connect
+/// and give up at once, or a little later, so that the reply meets the destroy at another place each time; a use of a freed
+/// queue pair ends the process by a signal.
+#[test]
+fn replies_meet_destroys() {
+    const CLIENTS: u32 = 3;
+    const ATTEMPTS: u32 = 250;
+    if !is_alone("rdmacm::tests::replies_meet_destroys", None, 7) {
+        return;
+    }
+    let (ours, theirs) = (channel(), channel());
+    let (_, port) = listener(theirs, TCP);
+    let [events, requests] = [ours, theirs].map(|channel| channel.expose_provenance());
+    std::thread::spawn(move || serve(std::ptr::with_exposed_provenance_mut(requests)));
+    std::thread::spawn(move || pass_on(std::ptr::with_exposed_provenance_mut(events)));
+    std::thread::scope(|scope| {
+        for client in 0..CLIENTS {
+            scope.spawn(move || {
+                for attempt in 0..ATTEMPTS {
+                    let events = std::ptr::with_exposed_provenance_mut(events);
+                    connect_and_give_up(events, port, (attempt * CLIENTS + client) % 97);
+                }
+            });
+        }
+    });
+    std::process::exit(7);
+}
+
+/// Accepts what comes, and destroys what has ended.
+fn serve(channel: *mut EventChannel) {
+    loop {
+        let told = next(channel).done();
+        // SAFETY: ids that came with events; each is destroyed once, after its last event or a refusal.
+        unsafe {
+            if told.event == event::CONNECT_REQUEST {
+                with_qp(told.id, 2);
+                let mut wish = param(&[]);
+                if accept(told.id, &raw mut wish) == 0 {
+                    continue;
+                }
+            } else if told.event == event::ESTABLISHED {
+                continue;
+            }
+            if !(*told.id).qp.is_null() {
+                destroy_qp(told.id);
+                destroy_id(told.id);
+            }
+        }
+    }
+}
+
+/// Takes the events of clients: each learns of its own by its context.
+fn pass_on(channel: *mut EventChannel) {
+    loop {
+        let mut at = null_mut();
+        // SAFETY: an event that was taken just now; its id is there until the acknowledgement, and the context longer.
+        unsafe {
+            assert_eq!(get_cm_event(channel, &raw mut at), 0);
+            let context = (*(*at).id).context.cast::<AtomicU32>();
+            (*context).store(1 + (*at).event, Ordering::Release);
+            assert_eq!(ack_cm_event(at), 0);
+        }
+    }
+}
+
+fn connect_and_give_up(channel: *mut EventChannel, port: u16, patience: u32) {
+    let seen = AtomicU32::new(0);
+    let mut id = null_mut();
+    let mut addr = at(port);
+    let wait = |wanted: u32| {
+        while seen.load(Ordering::Acquire) != 1 + wanted {
+            std::thread::yield_now();
+        }
+    };
+    // SAFETY: the id is this thread's own; its context lives longer.
+    unsafe {
+        let context = (&raw const seen).cast_mut().cast::<c_void>();
+        assert_eq!(create_id(channel, &raw mut id, context, TCP), 0);
+        let there = (&raw mut addr).cast();
+        assert_eq!(resolve_addr(id, null_mut(), there, 2000), 0);
+        wait(event::ADDR_RESOLVED);
+        assert_eq!(resolve_route(id, 2000), 0);
+        wait(event::ROUTE_RESOLVED);
+        with_qp(id, 2);
+        let mut wish = param(&[]);
+        assert_eq!(connect(id, &raw mut wish), 0);
+        (0..patience * 200).for_each(|_| std::hint::spin_loop());
+        destroy_qp(id);
+        assert_eq!(destroy_id(id), 0);
+    }
+}
+
+/// The event that answers whether the device has a way to that address, and the address that the id has then.
+fn way_to(ip: [u8; 4]) -> (u32, std::net::IpAddr) {
+    let channel = channel();
+    let id = id(channel, TCP);
+    let mut addr = sockaddr::storage((ip, 7471).into());
+    // SAFETY: both exist, and end here.
+    unsafe {
+        let there = (&raw mut addr).cast();
+        assert_eq!(resolve_addr(id, null_mut(), there, 2000), 0);
+        let told = next(channel).done();
+        let from = sockaddr::from_c((&raw const (*id).route.addr.src).cast()).map(|from| from.ip());
+        assert_eq!(destroy_id(id), 0);
+        destroy_event_channel(channel);
+        let unspecified = std::net::Ipv4Addr::UNSPECIFIED.into();
+        (told.event, from.unwrap_or(unspecified))
+    }
+}
+
+/// Goal: a peer to which the device has no way is an error at once, and not a connection that nobody answers.
+#[test]
+fn a_device_of_this_host_alone_has_no_way_to_others() {
+    let name = "rdmacm::tests::a_device_of_this_host_alone_has_no_way_to_others";
+    if !is_alone(name, Some("127.0.21.7"), 0) {
+        return;
+    }
+    for other in [[192, 0, 2, 1], [8, 8, 8, 8], [255; 4], [224, 0, 0, 1]] {
+        assert_eq!(way_to(other).0, event::ADDR_ERROR, "{other:?}");
+    }
+    assert_eq!(way_to([127, 0, 0, 1]).0, event::ADDR_RESOLVED);
+}
+
+/// Goal: without an address in the environment, the device is where the host sends from to the first peer.
+#[test]
+fn the_first_peer_chooses_the_device() {
+    let name = "rdmacm::tests::the_first_peer_chooses_the_device";
+    if !is_alone(name, None, 0) {
+        return;
+    }
+    let (told, from) = way_to([192, 0, 2, 1]);
+    // A host that sends nowhere, or whose address another program has, has no way.
+    assert!(told == event::ADDR_ERROR || told == event::ADDR_RESOLVED && !from.is_loopback());
 }

@@ -133,7 +133,7 @@ pub(crate) fn run(args: &RunArgs) -> RunError {
     if args.host {
         let address = match &args.device {
             None => Ok(None),
-            Some(Device::Roce(address)) => Ok(Some(*address)),
+            Some(Device::Roce(address)) => Ok(Some(address.ip)),
             Some(_) => Err("it shares an address for RoCE only".into()),
         };
         if let Err(why) = address.and_then(daemon::start) {

@@ -15,8 +15,9 @@ mod tests;
 use std::fmt;
 use std::time::Duration;
 
+use verbs_core::process::spawn_without_signals;
 use verbs_core::sync::plain::{AtomicU64, Ordering::Relaxed};
-use verbs_core::sync::{Arc, Weak, thread};
+use verbs_core::sync::{Arc, Weak};
 
 use crate::time::agenda::{Agenda, Wake, call};
 use crate::time::attend::{Attend, Attendance, Waiter};
@@ -31,8 +32,8 @@ use wakes::Wakes;
 ///
 /// # Context
 /// Nothing here blocks, and everything may be called from routines and from [`Due::due`]. On the
-/// wall clock, the first deadline starts a thread. Setting and cancelling take a short lock that is
-/// never held while foreign code runs.
+/// wall clock, the first deadline starts a thread, which takes none of the program's signals. Setting and cancelling
+/// take a short lock that is never held while foreign code runs.
 #[derive(Clone)]
 pub struct Engine {
     core: Arc<Core>,
@@ -180,9 +181,7 @@ fn start(agenda: &Arc<Agenda>, clock: WallClock, number: u64) {
         phase: Phase::Starting,
         busy_poll: BusyPoll::default(),
     };
-    let spawned = thread::Builder::new()
-        .name(thread_name(number))
-        .spawn(move || run.run());
+    let spawned = spawn_without_signals(thread_name(number), move || run.run());
     if let Err(error) = spawned {
         tracing::error!(%error, "the engine's thread could not be started; the next deadline tries again");
     }

@@ -5,8 +5,8 @@ use std::fs;
 use std::path::PathBuf;
 
 use verbs_core::no_block;
-use verbs_core::sync::Mutex;
 use verbs_core::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use verbs_core::sync::{Mutex, thread};
 
 use super::*;
 use crate::time::VirtualClock;
@@ -192,6 +192,25 @@ fn a_million_timers_are_called_in_order() {
         log.iter().all(|&(now, n)| now == at(n * 7_919 % N / 16)),
         "each at its time"
     );
+}
+
+/// Goal: the program's signals are for the program's threads. Method: the mask that the engine's thread shows.
+#[test]
+fn the_thread_takes_no_signals() {
+    const TERMINATE: u32 = 15;
+    let engine = Engine::new(Clock::wall());
+    let mask = Arc::new(Mutex::new(None));
+    let kept = Arc::clone(&mask);
+    let look = call(move |_, _| {
+        let status = fs::read_to_string("/proc/thread-self/status").expect("procfs");
+        let line = status.lines().find_map(|line| line.strip_prefix("SigBlk:"));
+        *kept.lock() = line.map(|mask| u64::from_str_radix(mask.trim(), 16));
+    });
+    engine.after(Duration::ZERO, look, 0);
+    until("the mask", || mask.lock().is_some());
+    let mask = mask.lock().take().expect("it was there");
+    let mask = mask.expect("a hexadecimal number");
+    assert_eq!(mask >> (TERMINATE - 1) & 1, 1, "{mask:x}");
 }
 
 #[test]
