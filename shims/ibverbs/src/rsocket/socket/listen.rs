@@ -22,7 +22,8 @@ use crate::rsocket::stream::wire::{HELLO, Hello};
 /// Places for connections that are half-open: so many as the backlog is long, but not less than the first number, because
 /// an answer takes a round trip, nor more than the second.
 const HALF_OPEN: [usize; 2] = [64, 128];
-/// Of the descriptors that the process may have, half-open connections take one in so many.
+/// Of the descriptors that the process may have, half-open connections take one in so many, and so do those that are ready: each has
+/// one. Requests beyond that wait.
 const DESCRIPTORS: usize = 8;
 
 /// The part of a socket that listens. Fields are dropped in this order.
@@ -139,10 +140,13 @@ impl Listening {
 
     /// Answers requests. Where there is no place for one more half-open connection the oldest gives way.
     fn admit(&mut self, sizes: Sizes) {
-        while self.ready.len() < self.backlog
+        let affordable = affordable();
+        let [least, most] = HALF_OPEN;
+        let half_open_max = self.backlog.clamp(least, most).min(affordable);
+        while self.ready.len() < self.backlog.min(affordable)
             && let Some(request) = self.waiting.pop_front()
         {
-            while self.half_open.len() >= self.half_open_max() {
+            while self.half_open.len() >= half_open_max {
                 self.half_open.pop_front();
             }
             let answered = request.answer(sizes).or_else(|request| {
@@ -155,17 +159,6 @@ impl Listening {
                 Err(request) => request.id.reject(),
             }
         }
-    }
-
-    fn half_open_max(&self) -> usize {
-        let [least, most] = HALF_OPEN;
-        // SAFETY: plain numbers.
-        let mut limit: libc::rlimit = unsafe { std::mem::zeroed() };
-        // SAFETY: room for the limit.
-        let known = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } == 0;
-        let files = usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX);
-        let affordable = if known { files / DESCRIPTORS } else { most };
-        self.backlog.clamp(least, most).min(affordable.max(1))
     }
 
     /// The next connection that is ready.
@@ -225,3 +218,15 @@ impl Request {
 
 // SAFETY: the parameters point to nothing that is used.
 unsafe impl Send for Request {}
+
+/// How many descriptors each kind of connection may take.
+fn affordable() -> usize {
+    // SAFETY: plain numbers.
+    let mut limit: libc::rlimit = unsafe { std::mem::zeroed() };
+    // SAFETY: room for the limit.
+    let is_known = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } == 0;
+    match usize::try_from(limit.rlim_cur) {
+        Ok(files) if is_known => (files / DESCRIPTORS).max(1),
+        _ => usize::MAX,
+    }
+}
