@@ -8,7 +8,7 @@ use std::ffi::{c_int, c_long, c_ulong, c_void};
 use libc::{fd_set, iovec, msghdr, nfds_t, pollfd, sockaddr, socklen_t, timeval};
 
 use crate::next::next;
-use crate::table::{add, inside, is_inside, is_ours, remove};
+use crate::table::{add, inside, is_given_back, is_inside, is_ours, ours_between, remove};
 
 /// Calls the C library's function.
 macro_rules! below {
@@ -259,8 +259,7 @@ unsafe fn becomes_tcp(fd: c_int, addr: *const sockaddr) -> bool {
     }
     remove(fd);
     rdmacm!("rclose": fn(c_int) -> c_int, fd);
-    // SAFETY: descriptors: the one that was closed just now, and the new one.
-    let moved = unsafe { libc::dup2(tcp, fd) };
+    let moved = below!("dup2": fn(c_int, c_int) -> c_int, tcp, fd);
     below!("close": fn(c_int) -> c_int, tcp);
     moved == fd
 }
@@ -268,12 +267,83 @@ unsafe fn becomes_tcp(fd: c_int, addr: *const sockaddr) -> bool {
 /// `close`, or `rclose`.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn close(fd: c_int) -> c_int {
-    if !is_ours(fd) {
-        return below!("close": fn(c_int) -> c_int, fd);
+    // It is out of the table before its number is assigned again.
+    if is_given_back(fd) {
+        rdmacm!("rclose": fn(c_int) -> c_int, fd)
+    } else {
+        below!("close": fn(c_int) -> c_int, fd)
     }
-    // Before its number is assigned again.
-    remove(fd);
-    rdmacm!("rclose": fn(c_int) -> c_int, fd)
+}
+
+/// Closes the rsocket whose number a call gives to something else.
+fn give_back(fd: c_int) {
+    if is_given_back(fd) {
+        let kept = errno();
+        rdmacm!("rclose": fn(c_int) -> c_int, fd);
+        set_errno(kept);
+    }
+}
+
+fn is_open(fd: c_int) -> bool {
+    below!("fcntl": fn(c_int, c_int, c_long) -> c_int, fd, libc::F_GETFD, 0) >= 0
+}
+
+/// `dup2`: an rsocket that has the new number is closed. A copy of an rsocket is not an rsocket.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn dup2(fd: c_int, to: c_int) -> c_int {
+    if fd != to && is_ours(to) && is_open(fd) {
+        give_back(to);
+    }
+    below!("dup2": fn(c_int, c_int) -> c_int, fd, to)
+}
+
+/// `dup3`, as `dup2`.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
+    if fd != to && flags & !libc::O_CLOEXEC == 0 && is_ours(to) && is_open(fd) {
+        give_back(to);
+    }
+    below!("dup3": fn(c_int, c_int, c_int) -> c_int, fd, to, flags)
+}
+
+/// `close_range`: rsockets among them are closed, unless it only marks them.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn close_range(first: u32, last: u32, flags: c_int) -> c_int {
+    /// `CLOSE_RANGE_UNSHARE`, the one flag with which they are closed.
+    const UNSHARE: c_int = 1 << 1;
+    if first <= last && flags & !UNSHARE == 0 {
+        ours_between(first, last).for_each(give_back);
+    }
+    below!("close_range": fn(u32, u32, c_int) -> c_int, first, last, flags)
+}
+
+/// `closefrom`: rsockets among them are closed.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn closefrom(first: c_int) {
+    let from = u32::try_from(first).unwrap_or(0);
+    ours_between(from, u32::MAX).for_each(give_back);
+    if let Some(function) = next!(of_libc "closefrom": fn(c_int) -> ()) {
+        // SAFETY: guaranteed by the caller.
+        unsafe { function(first) }
+    }
+}
+
+/// `fclose`: a stream of the program over an rsocket closes it; the C library closes the number itself.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn fclose(stream: *mut libc::FILE) -> c_int {
+    // SAFETY: guaranteed by the caller. -1 of a stream without a descriptor.
+    let fd = unsafe { libc::fileno(stream) };
+    if is_ours(fd) {
+        // A file of no account has the number until the C library closes it.
+        // SAFETY: a C string.
+        let nothing = unsafe { libc::open(c"/dev/null".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC) };
+        if nothing >= 0 {
+            // SAFETY: descriptors.
+            unsafe { dup2(nothing, fd) };
+            below!("close": fn(c_int) -> c_int, nothing);
+        }
+    }
+    below!("fclose": fn(*mut libc::FILE) -> c_int, stream)
 }
 
 /// `ioctl`: `FIONBIO` of an rsocket.

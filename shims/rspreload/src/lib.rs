@@ -11,7 +11,7 @@
 //! connections.
 //!
 //! - `next` finds the original functions: those of the C library, and those of librdmacm.
-//! - `table` knows which descriptors are rsockets.
+//! - `table` knows which descriptors are rsockets: until they are closed, or their numbers are given to other files.
 //! - `calls` has the functions that the program calls instead of the C library's.
 //!
 //! Not supported: `epoll`, `dup`, descriptors that are inherited by a child of `fork` or passed to another process,

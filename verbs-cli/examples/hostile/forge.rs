@@ -11,8 +11,13 @@ use verbs_core::time::Instant;
 use verbs_core::{Gid, Guid, Lid, LinkLayer, Mtu, Qpn};
 
 /// The payload of the UDP datagram that asks the service at `to` for a connection, from `from`; no two
-/// numbers are the same connection.
-pub(crate) fn request(from: Ipv4Addr, to: SocketAddrV4, number: u32) -> Vec<u8> {
+/// numbers are the same connection. With the private data of a protocol, if it has some.
+pub(crate) fn request(
+    from: Ipv4Addr,
+    to: SocketAddrV4,
+    number: u32,
+    private_data: &[u8],
+) -> Vec<u8> {
     let port = Port {
         number: 1,
         ca_guid: Guid(u64::from(u32::from(from)) << 32 | u64::from(number)),
@@ -35,7 +40,8 @@ pub(crate) fn request(from: Ipv4Addr, to: SocketAddrV4, number: u32) -> Vec<u8> 
         addresses,
     };
     let connect = Connect::new(service, Qpn::new(0x100 + number % 0xff_0000), route);
-    let connect = connect.ip(&header, Blob::default());
+    let private_data = Blob::new(private_data).expect("as much as there is room for");
+    let connect = connect.ip(&header, private_data);
     cm.connect(Instant::ZERO, connect).expect("the first one");
     let (_, mad) = cm.poll_transmit().expect("a REQ");
     packet(from, *to.ip(), number, &mad)

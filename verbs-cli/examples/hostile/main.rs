@@ -114,7 +114,7 @@ impl Plan {
     /// A request with an address of its own, whose owner hears nothing of it; with dice it is damaged.
     fn forge(&self, number: u32, dice: Option<&mut u64>) -> std::io::Result<()> {
         let from = Ipv4Addr::from(0x7f80_0000 | number & 0x007f_ffff);
-        let mut request = forge::request(from, self.to, number);
+        let mut request = forge::request(from, self.to, number, &[]);
         if let Some(dice) = dice {
             let at = draw(dice) as usize % request.len();
             request[at] ^= draw(dice) as u8 | 1;

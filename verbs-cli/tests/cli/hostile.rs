@@ -42,7 +42,7 @@ fn under_flood<T>(to: SocketAddrV4, first: u8, honest: impl FnOnce() -> T) -> (T
                 .collect();
             let (mut sent, mut came) = (0, 0);
             for (number, (from, socket)) in (0..).zip(sources.iter().cycle()) {
-                let request = forge::request(*from, to, number);
+                let request = forge::request(*from, to, number, &[]);
                 // What the system cannot take is lost, as on any network.
                 if socket.send_to(&request, to_roce(to)).is_ok() {
                     sent += request.len() + HEADERS;

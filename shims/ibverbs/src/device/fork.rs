@@ -19,6 +19,7 @@ pub(super) fn watch() {
 
 /// No other thread holds a lock of this library while the memory is copied.
 extern "C" fn before() {
+    rsocket::before_fork();
     rdmacm::before_fork();
     std::mem::forget(HCA.lock());
     live::lock_for_fork();
@@ -29,6 +30,7 @@ extern "C" fn in_parent() {
     // SAFETY: this thread has locked it in `before`.
     unsafe { HCA.force_unlock() }
     rdmacm::after_fork_in_parent();
+    rsocket::after_fork_in_parent();
 }
 
 extern "C" fn in_child() {

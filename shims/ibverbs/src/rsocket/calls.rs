@@ -4,6 +4,7 @@ use std::ffi::{c_int, c_long, c_void};
 use std::net::SocketAddr;
 
 use super::datagram;
+use super::options::Linger;
 use super::socket::{self, Any, Inner, Phase};
 use super::wait::Progress;
 use crate::call::{Errno, number};
@@ -51,7 +52,7 @@ pub(crate) unsafe extern "C" fn rbind(
 
 /// `rlisten`.
 pub(crate) unsafe extern "C" fn rlisten(fd: c_int, backlog: c_int) -> c_int {
-    number(|| socket::of(fd)?.inner.lock().listen(backlog).map(|()| 0))
+    number(|| socket::listen(fd, backlog).map(|()| 0))
 }
 
 /// `raccept`.
@@ -101,7 +102,7 @@ pub(crate) unsafe extern "C" fn rshutdown(fd: c_int, how: c_int) -> c_int {
     })
 }
 
-/// `rclose`: waits until everything that was sent has arrived.
+/// `rclose`: what was sent arrives afterwards, unless the program has said with `SO_LINGER` that it waits, or does not care.
 pub(crate) unsafe extern "C" fn rclose(fd: c_int) -> c_int {
     number(|| socket::close(fd).map(|()| 0))
 }
@@ -161,9 +162,16 @@ pub(crate) unsafe extern "C" fn rgetsockname(
     })
 }
 
-/// `rfcntl`: `F_GETFL` and `F_SETFL`, of which only `O_NONBLOCK` has an effect.
+/// `rfcntl`: `F_GETFL` and `F_SETFL`, of which only `O_NONBLOCK` has an effect; `F_GETFD` and `F_SETFD` of the descriptor.
 pub(crate) unsafe extern "C" fn rfcntl(fd: c_int, command: c_int, argument: c_long) -> c_int {
     number(|| match socket::any(fd)? {
+        _ if matches!(command, libc::F_GETFD | libc::F_SETFD) => {
+            // SAFETY: it is open, and is closed when a program is executed unless this one says otherwise.
+            match unsafe { libc::fcntl(fd, command, argument) } {
+                -1 => Err(Errno::last()),
+                flags => Ok(flags),
+            }
+        }
         Any::Stream(socket) => flags_of(&mut socket.inner.lock().is_nonblocking, command, argument),
         Any::Datagrams(socket) => {
             flags_of(&mut socket.inner.lock().is_nonblocking, command, argument)
@@ -193,16 +201,26 @@ pub(crate) unsafe extern "C" fn rsetsockopt(
 ) -> c_int {
     number(|| {
         let socket = socket::any(fd)?;
-        if (level, name) == (libc::SOL_SOCKET, libc::SO_LINGER) {
-            // A close waits for its peer in any case.
-            return if size as usize >= size_of::<libc::linger>() {
-                Ok(0)
-            } else {
-                Err(Errno::INVAL)
-            };
-        }
-        if value.is_null() || (size as usize) < size_of::<c_int>() {
+        let is_linger = (level, name) == (libc::SOL_SOCKET, libc::SO_LINGER);
+        let least = match is_linger {
+            true => size_of::<libc::linger>(),
+            false => size_of::<c_int>(),
+        };
+        if value.is_null() || (size as usize) < least {
             return Err(Errno::INVAL);
+        }
+        if is_linger {
+            // SAFETY: the program passes that many bytes.
+            let set = unsafe { value.cast::<libc::linger>().read_unaligned() };
+            let linger = Linger {
+                is_on: (set.l_onoff != 0).into(),
+                seconds: set.l_linger,
+            };
+            match socket {
+                Any::Stream(socket) => socket.inner.lock().options.linger = linger,
+                Any::Datagrams(socket) => socket.inner.lock().options.linger = linger,
+            }
+            return Ok(0);
         }
         // SAFETY: the program passes that many bytes.
         let value = unsafe { value.cast::<c_int>().read_unaligned() };
@@ -242,6 +260,25 @@ pub(crate) unsafe extern "C" fn rgetsockopt(
             let room = (*size as usize).min(size_of::<libc::tcp_info>());
             // SAFETY: there is room for that many bytes, as the size says.
             unsafe { value.cast::<u8>().write_bytes(0, room) };
+            *size = room as u32;
+            return Ok(0);
+        }
+        if (level, name) == (libc::SOL_SOCKET, libc::SO_LINGER) {
+            let linger = match socket {
+                Any::Stream(socket) => socket.inner.lock().options.linger,
+                Any::Datagrams(socket) => socket.inner.lock().options.linger,
+            };
+            let answer = libc::linger {
+                l_onoff: linger.is_on,
+                l_linger: linger.seconds,
+            };
+            // As much as there is room for, as the system does.
+            let room = (*size as usize).min(size_of::<libc::linger>());
+            // SAFETY: there is room for that many bytes, as the size says.
+            unsafe {
+                let from = (&raw const answer).cast::<u8>();
+                value.cast::<u8>().copy_from_nonoverlapping(from, room);
+            }
             *size = room as u32;
             return Ok(0);
         }

@@ -51,7 +51,7 @@ fn send(socket: &Socket, data: &[u8], flags: c_int) -> Result<usize, Errno> {
         let may = |inner: &mut Inner| {
             inner
                 .open()
-                .is_ok_and(|stream| stream.may_send() || !stream.writable)
+                .map_or(true, |stream| stream.may_send() || !stream.writable)
         };
         match socket.inner.wait(&mut inner, waits, may) {
             Err(_) if done > 0 => return Ok(done),
@@ -85,7 +85,7 @@ fn receive(socket: &Socket, into: &mut [u8], flags: c_int) -> Result<usize, Errn
         let may = |inner: &mut Inner| {
             inner
                 .open()
-                .is_ok_and(|stream| stream.may_receive() || !stream.readable)
+                .map_or(true, |stream| stream.may_receive() || !stream.readable)
         };
         match socket.inner.wait(&mut inner, waits, may) {
             Err(_) if done > 0 => return Ok(done),

@@ -1,8 +1,9 @@
 //! Memory of a socket that its queue pair reads and writes, and the peer of a stream writes.
 
-use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ffi::c_int;
+use std::ptr::null_mut;
 
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use verbs_abi::{Mr, Pd, Sge};
 
 use super::stream::wire::Piece;
@@ -12,21 +13,21 @@ use crate::memory::{dereg_mr, reg_mr};
 /// `IBV_ACCESS_LOCAL_WRITE` and `_REMOTE_WRITE`.
 const ACCESS: c_int = 0b11;
 
-/// A registered buffer. Only its own methods access the bytes, by pointers: the peer may write them at any time.
+/// A registered buffer: zero, and in memory only as far as it is used, because a connection has it before anything is sent. Only its own methods access the bytes, by pointers: the peer may write them at any time.
 pub(super) struct Buffer {
     at: *mut u8,
     len: usize,
     mr: *mut Mr,
 }
 
+// SAFETY: the bytes and their region are this buffer's own.
+unsafe impl Send for Buffer {}
+
 impl Buffer {
     pub(super) fn new(pd: *mut Pd, len: usize) -> Result<Self, Errno> {
-        let layout = Self::layout(len)?;
-        // SAFETY: not of size 0.
-        let at = unsafe { alloc_zeroed(layout) };
-        if at.is_null() {
-            return Err(Errno::NOMEM);
-        }
+        let (rights, kind) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
+        // SAFETY: at a place that the system selects.
+        let at = unsafe { mmap_anonymous(null_mut(), len.max(1), rights, kind) }?.cast::<u8>();
         // SAFETY: of that many bytes, until the region is deregistered.
         let mr = unsafe { reg_mr(pd, at.cast(), len, ACCESS) };
         let buffer = Self { at, len, mr };
@@ -35,10 +36,6 @@ impl Buffer {
         } else {
             Ok(buffer)
         }
-    }
-
-    fn layout(len: usize) -> Result<Layout, Errno> {
-        Layout::from_size_align(len.max(1), 64).map_err(|_| Errno::NOMEM)
     }
 
     pub(super) fn len(&self) -> usize {
@@ -100,14 +97,12 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // SAFETY: nothing is under way any longer: the queue pair has been destroyed before; made with this layout.
+        // SAFETY: nothing is under way any longer: the queue pair has been destroyed before; mapped with this length.
         unsafe {
             if !self.mr.is_null() {
                 dereg_mr(self.mr);
             }
-            if let Ok(layout) = Self::layout(self.len) {
-                dealloc(self.at, layout);
-            }
+            let _ = munmap(self.at.cast(), self.len.max(1));
         }
     }
 }

@@ -13,6 +13,8 @@ mod memory;
 mod options;
 mod poll;
 mod queue;
+#[cfg(test)]
+mod service_tests;
 mod socket;
 mod stream;
 #[cfg(test)]
@@ -27,5 +29,5 @@ pub(crate) use self::data::{
     rread, rreadv, rrecv, rrecvfrom, rrecvmsg, rsend, rsendmsg, rsendto, rwrite, rwritev,
 };
 pub(crate) use self::poll::{rpoll, rselect};
-pub(crate) use self::socket::after_fork_in_child;
+pub(crate) use self::socket::{after_fork_in_child, after_fork_in_parent, before_fork};
 pub(crate) use self::stream::{riomap, riounmap, riowrite};

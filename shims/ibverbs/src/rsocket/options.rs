@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
+use std::time::Duration;
 
 use crate::call::Errno;
 
@@ -39,11 +40,20 @@ impl Default for Sizes {
     }
 }
 
+/// `SO_LINGER`: 1 if it is set, and seconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Linger {
+    pub(super) is_on: c_int,
+    pub(super) seconds: c_int,
+}
+
 /// Options of a socket.
 #[derive(Default)]
 pub(super) struct Options {
     pub(super) sizes: Sizes,
     pub(super) reuse_address: bool,
+    /// `SO_LINGER`, as it was set.
+    pub(super) linger: Linger,
     /// Options that are only returned again, and change nothing: `TCP_NODELAY`, `SO_KEEPALIVE` and the like.
     remembered: BTreeMap<(c_int, c_int), c_int>,
 }
@@ -65,8 +75,15 @@ impl Options {
     pub(super) fn of_listener(&self) -> Self {
         Self {
             sizes: self.sizes,
+            linger: self.linger,
             ..Self::default()
         }
+    }
+
+    /// How long a close waits for what was sent; 0: it does not arrive. `None`: the program has said nothing.
+    pub(super) fn linger_time(&self) -> Option<Duration> {
+        let seconds = u64::try_from(self.linger.seconds).unwrap_or(0);
+        (self.linger.is_on != 0).then(|| Duration::from_secs(seconds))
     }
 
     /// Sets an option. Sizes are fixed once the socket is connecting.
@@ -104,6 +121,10 @@ impl Options {
             option if REMEMBERED.contains(&option) => {
                 self.remembered.insert(option, value);
             }
+            // As librdmacm.
+            (libc::SOL_SOCKET, libc::SO_RCVTIMEO | libc::SO_SNDTIMEO) => {
+                return Err(Errno::NOTSUP);
+            }
             _ => return Err(Errno(libc::ENOPROTOOPT)),
         }
         Ok(())
@@ -123,6 +144,9 @@ impl Options {
             (SOL_RDMA, IOMAPSIZE) => self.sizes.maps.into(),
             option if REMEMBERED.contains(&option) => {
                 self.remembered.get(&option).copied().unwrap_or(0)
+            }
+            (libc::SOL_SOCKET, libc::SO_RCVTIMEO | libc::SO_SNDTIMEO) => {
+                return Err(Errno::NOTSUP);
             }
             _ => return Err(Errno(libc::ENOPROTOOPT)),
         })

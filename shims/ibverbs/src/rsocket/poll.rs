@@ -87,13 +87,8 @@ fn state_of(socket: &Socket, arms: bool) -> i16 {
     }
     inner.advance();
     match inner.phase {
-        Phase::Listening => {
-            let mut own = [readable(socket.fd)];
-            match poll(&mut own, Some(Duration::ZERO)) {
-                Ok(1..) => libc::POLLIN,
-                _ => 0,
-            }
-        }
+        Phase::Listening if inner.has_ready() => libc::POLLIN,
+        Phase::Listening => 0,
         Phase::Open => inner.open().map_or(0, |stream| {
             let mut state = 0;
             let set = |state: &mut i16, is: bool, bit: i16| *state |= if is { bit } else { 0 };

@@ -12,6 +12,9 @@ use crate::{cq, qp, rdmacm};
 /// The queue pair of an id. Destroyed with its completion queue when dropped; the id is destroyed after it.
 pub(super) struct Queue(*mut CmId);
 
+// SAFETY: the id is an object of this library, and the socket's alone.
+unsafe impl Send for Queue {}
+
 impl Drop for Queue {
     fn drop(&mut self) {
         // SAFETY: the id is the socket's, which no longer uses it.
@@ -69,13 +72,24 @@ impl Queue {
     pub(super) fn arm(&self) {
         // SAFETY: as above.
         unsafe {
-            let (mut queue, mut context) = (null_mut(), null_mut());
+            self.take_event();
+            cq::req_notify_cq((*self.0).recv_cq, 0);
+        }
+    }
+
+    /// Whether completions have been pushed since [`arm`](Self::arm); says so once.
+    pub(super) fn take_event(&self) -> bool {
+        let (mut queue, mut context) = (null_mut(), null_mut());
+        let mut is_there = false;
+        // SAFETY: as above; the channel does not block.
+        unsafe {
             let channel = (*self.0).recv_cq_channel;
             while cq::get_cq_event(channel, &raw mut queue, &raw mut context) == 0 {
                 cq::ack_cq_events(queue, 1);
+                is_there = true;
             }
-            cq::req_notify_cq((*self.0).recv_cq, 0);
         }
+        is_there
     }
 
     /// Takes completions, as many as there is room for.

@@ -9,28 +9,33 @@ use super::*;
 use crate::call::Errno;
 use crate::rdmacm::sockaddr::{from_c, to_c};
 
-const INET: c_int = libc::AF_INET;
-const STREAM: c_int = libc::SOCK_STREAM;
+pub(super) const INET: c_int = libc::AF_INET;
+pub(super) const STREAM: c_int = libc::SOCK_STREAM;
 
-fn new() -> c_int {
+pub(super) fn new() -> c_int {
     // SAFETY: plain numbers.
     let fd = unsafe { rsocket(INET, STREAM, 0) };
     assert!(fd >= 0);
     fd
 }
 
-fn last() -> c_int {
+pub(super) fn last() -> c_int {
     Errno::last().0
 }
 
 /// A listener on a free port, and its address.
-fn listener() -> (c_int, SocketAddr) {
+pub(super) fn listener() -> (c_int, SocketAddr) {
+    listener_of(8)
+}
+
+/// The same, with that backlog.
+pub(super) fn listener_of(backlog: c_int) -> (c_int, SocketAddr) {
     let fd = new();
     let any = to_c("0.0.0.0:0".parse().expect("an address")).0;
     // SAFETY: a complete address.
     unsafe {
         assert_eq!(rbind(fd, (&raw const any).cast(), 16), 0);
-        assert_eq!(rlisten(fd, 8), 0);
+        assert_eq!(rlisten(fd, backlog), 0);
     }
     let mut addr = name_of(fd, rgetsockname);
     // The device's own address, which a wildcard stands for.
@@ -53,14 +58,14 @@ fn name_of(
     }
 }
 
-fn connect_to(fd: c_int, addr: SocketAddr) -> c_int {
+pub(super) fn connect_to(fd: c_int, addr: SocketAddr) -> c_int {
     let to = to_c(addr).0;
     // SAFETY: a complete address.
     unsafe { rconnect(fd, (&raw const to).cast(), 16) }
 }
 
 /// Two ends of a connection.
-fn pair() -> [c_int; 2] {
+pub(super) fn pair() -> [c_int; 2] {
     let (listening, addr) = listener();
     let accepts = std::thread::spawn(move || {
         // SAFETY: a listener.
@@ -78,17 +83,17 @@ fn pair() -> [c_int; 2] {
     [client, server]
 }
 
-fn put(fd: c_int, data: &[u8], flags: c_int) -> isize {
+pub(super) fn put(fd: c_int, data: &[u8], flags: c_int) -> isize {
     // SAFETY: there are that many bytes.
     unsafe { rsend(fd, data.as_ptr().cast(), data.len(), flags) }
 }
 
-fn get(fd: c_int, room: &mut [u8], flags: c_int) -> isize {
+pub(super) fn get(fd: c_int, room: &mut [u8], flags: c_int) -> isize {
     // SAFETY: there are that many bytes.
     unsafe { rrecv(fd, room.as_mut_ptr().cast(), room.len(), flags) }
 }
 
-fn close_both(pair: [c_int; 2]) {
+pub(super) fn close_both(pair: [c_int; 2]) {
     let [one, other] = pair;
     // Each close waits for the other.
     let closes = std::thread::spawn(move || {

@@ -50,6 +50,15 @@ impl<T: Progress> Awaited<T> {
         self.inner.lock()
     }
 
+    pub(super) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+        self.inner.try_lock()
+    }
+
+    /// Has threads look again that another one would wake.
+    pub(super) fn notify(&self) {
+        self.changed.notify_all();
+    }
+
     /// Waits until `is_so` holds; `EAGAIN` at once if the caller does not block.
     pub(super) fn wait(
         &self,

@@ -24,7 +24,7 @@ pub(crate) unsafe extern "C" fn riomap(
         }
         let socket = socket::of(fd)?;
         let mut inner = socket.inner.lock();
-        let pd = inner.pd();
+        let pd = inner.pd()?;
         let maps = inner.open()?.peer_maps();
         let index =
             (0..maps).find(|index| inner.regions.iter().all(|region| region.index != *index));
@@ -100,7 +100,7 @@ pub(crate) unsafe extern "C" fn riowrite(
                 let may = |inner: &mut Inner| {
                     inner
                         .open()
-                        .is_ok_and(|stream| stream.may_send() || !stream.writable)
+                        .map_or(true, |stream| stream.may_send() || !stream.writable)
                 };
                 match socket.inner.wait(&mut inner, waits, may) {
                     Err(_) if done > 0 => return Ok(done),
@@ -132,7 +132,7 @@ pub(in crate::rsocket) fn publish_regions(
         let may = |inner: &mut Inner| {
             inner
                 .open()
-                .is_ok_and(|stream| stream.may_send() || !stream.writable)
+                .map_or(true, |stream| stream.may_send() || !stream.writable)
         };
         socket.inner.wait(inner, waits, may)?;
         if !inner

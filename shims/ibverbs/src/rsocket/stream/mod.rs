@@ -78,6 +78,10 @@ pub(super) struct Stream {
     peer_slot: usize,
     peer_maps: u16,
     swaps: bool,
+    /// A message that waits for a place.
+    unsaid: Option<Message>,
+    /// It ends when all that was sent has arrived.
+    ends: bool,
 
     pub(super) readable: bool,
     pub(super) writable: bool,
@@ -133,6 +137,8 @@ impl Stream {
             peer_slot: 1,
             peer_maps: 0,
             swaps: false,
+            unsaid: None,
+            ends: false,
             readable: true,
             writable: true,
             is_up: true,
@@ -180,7 +186,12 @@ impl Stream {
         self.queue.arm();
     }
 
-    /// Takes completions, and grants credits that are due.
+    /// Whether something has completed since [`arm`](Self::arm); says so once.
+    pub(super) fn has_event(&self) -> bool {
+        self.queue.take_event()
+    }
+
+    /// Takes completions, grants credits that are due, and says what waits to be said.
     pub(super) fn advance(&mut self) {
         // SAFETY: plain numbers.
         let mut wcs: [Wc; 16] = unsafe { zeroed() };
@@ -192,6 +203,7 @@ impl Stream {
             taken.iter().for_each(|wc| self.completed(wc));
         }
         self.give_credits();
+        self.speak();
     }
 
     fn completed(&mut self, wc: &Wc) {
@@ -457,16 +469,24 @@ impl Stream {
         done
     }
 
-    /// Informs the peer that this side sends no more, or has ended. `false` if that has to wait.
-    pub(super) fn say(&mut self, message: Message) -> Result<bool, Errno> {
-        if !self.is_up {
-            return Ok(true);
+    /// Informs the peer, behind all that was sent, that this side sends no more, or that it ends; then it does end as soon as
+    /// that has arrived.
+    pub(super) fn say(&mut self, message: Message) {
+        self.ends |= message == Message::Disconnect;
+        self.unsaid = Some(message);
+        self.speak();
+    }
+
+    fn speak(&mut self) {
+        if self.may_control()
+            && let Some(message) = self.unsaid.take()
+            && self.control(&[], Piece::default(), message).is_err()
+        {
+            self.fail(Errno(libc::EIO));
         }
-        if !self.may_control() {
-            return Ok(false);
+        if self.ends && self.unsaid.is_none() && self.all_sent() {
+            self.end();
         }
-        self.control(&[], Piece::default(), message)?;
-        Ok(true)
     }
 
     /// Room in the peer's table for a map of this side, by its number.

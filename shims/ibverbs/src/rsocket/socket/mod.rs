@@ -1,19 +1,32 @@
 //! Sockets: from their creation to their close, and the waits in between.
+//!
+//! - `ends` are the id and the channel of a socket, `listen` is what a listener has besides.
+//! - `service` is the thread that answers the requests of listeners, and finishes what `close` has left to it.
+
+mod close;
+mod ends;
+mod listen;
+mod service;
 
 use std::collections::BTreeMap;
-use std::ffi::{c_int, c_void};
+use std::ffi::c_int;
 use std::net::SocketAddr;
 use std::ptr::null_mut;
 use std::sync::Arc;
+use std::time::Instant;
 
 use parking_lot::{Mutex, MutexGuard};
-use verbs_abi::rdmacm::{CmEvent, CmId, ConnParam, EventChannel, event};
+use verbs_abi::rdmacm::{CmEvent, ConnParam, event};
 
+pub(super) use self::close::close;
+use self::ends::{Channel, OwnId, check, hello_of};
+use self::listen::{Child, Listening};
+use self::service::{Served, Waits, service};
 use super::datagram::Datagrams;
 use super::memory::Region;
 use super::options::Options;
 use super::stream::Stream;
-use super::stream::wire::{HELLO, Hello, Message};
+use super::stream::wire::{HELLO, Message};
 use super::wait::{Awaited, LOOK_AGAIN, Progress, poll, readable};
 use crate::call::Errno;
 use crate::rdmacm::{self, sockaddr};
@@ -35,19 +48,18 @@ pub(super) struct Socket {
     pub(super) inner: Awaited<Inner>,
 }
 
-/// The variable state.
+/// The variable state. Fields are dropped in this order.
 pub(super) struct Inner {
-    id: *mut CmId,
-    channel: *mut EventChannel,
     pub(super) phase: Phase,
     pub(super) options: Options,
     pub(super) is_nonblocking: bool,
+    listening: Option<Listening>,
     pub(super) stream: Option<Stream>,
     pub(super) regions: Vec<Region>,
+    /// `None` once it is closed, as the channel.
+    id: Option<OwnId>,
+    channel: Option<Channel>,
 }
-
-// SAFETY: the pointers are to objects of this library, which lives as long as the process.
-unsafe impl Send for Inner {}
 
 /// The progress of a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,53 +90,66 @@ pub(super) fn add(fd: c_int, socket: Any) {
     SOCKETS.lock().insert(fd, socket);
 }
 
+/// Takes a socket out, for its close.
+fn remove(fd: c_int) -> Result<Any, Errno> {
+    SOCKETS.lock().remove(&fd).ok_or(Errno(libc::EBADF))
+}
+
 /// A new socket's descriptor.
 pub(super) fn create() -> Result<c_int, Errno> {
-    // SAFETY: there are no arguments.
-    let channel = unsafe { rdmacm::create_event_channel() };
-    if channel.is_null() {
-        return Err(Errno::last());
-    }
-    let mut id = null_mut();
-    // SAFETY: the channel was made just now.
-    if unsafe { rdmacm::create_id(channel, &raw mut id, null_mut(), 0x106) } != 0 {
-        return Err(Errno::last());
-    }
+    let channel = Channel::new()?;
+    let id = channel.create_id()?;
     Ok(publish(channel, id, Phase::New, None, Options::default()))
 }
 
 fn publish(
-    channel: *mut EventChannel,
-    id: *mut CmId,
+    channel: Channel,
+    id: OwnId,
     phase: Phase,
     stream: Option<Stream>,
     options: Options,
 ) -> c_int {
-    // SAFETY: it exists as long as the socket.
-    let fd = unsafe { (*channel).fd };
-    // Only this library reads it.
-    // SAFETY: an open descriptor.
-    unsafe { libc::fcntl(fd, libc::F_SETFL, libc::O_NONBLOCK) };
+    let fd = channel.fd();
     let inner = Inner {
-        id,
-        channel,
         phase,
         options,
         is_nonblocking: false,
+        listening: None,
         stream,
         regions: Vec::new(),
+        id: Some(id),
+        channel: Some(channel),
     };
     let inner = Awaited::new(inner);
     add(fd, Any::Stream(Arc::new(Socket { fd, inner })));
     fd
 }
 
+/// Makes a socket listen, or changes its backlog.
+pub(super) fn listen(fd: c_int, backlog: c_int) -> Result<(), Errno> {
+    let socket = of(fd)?;
+    let service = service()?;
+    {
+        let mut inner = socket.inner.lock();
+        if let Some(listening) = &mut inner.listening {
+            listening.extend(backlog);
+            return Ok(());
+        }
+        inner.listen(fd, backlog)?;
+    }
+    service.add_listener(socket);
+    Ok(())
+}
+
 impl Inner {
     /// The addresses of both ends.
     pub(super) fn addresses(&self) -> [Result<SocketAddr, Errno>; 2] {
+        let Ok(id) = self.id() else {
+            return [Err(Errno(libc::EBADF)); 2];
+        };
         // SAFETY: the id belongs to this socket; the addresses are complete.
         unsafe {
-            let addr = &raw const (*self.id).route.addr;
+            let addr = &raw const (*id.at()).route.addr;
             [
                 (&raw const (*addr).src).cast(),
                 (&raw const (*addr).dst).cast(),
@@ -142,25 +167,45 @@ impl Inner {
             return Err(Errno::INVAL);
         }
         let mut reuse: c_int = self.options.reuse_address.into();
+        let id = self.id()?.at();
         // SAFETY: the id belongs to this socket; the caller guarantees the address.
         unsafe {
-            rdmacm::set_option(self.id, 0, 1, (&raw mut reuse).cast(), 4);
-            check(rdmacm::bind_addr(self.id, addr.cast_mut()))?;
+            rdmacm::set_option(id, 0, 1, (&raw mut reuse).cast(), 4);
+            check(rdmacm::bind_addr(id, addr.cast_mut()))?;
         }
         self.phase = Phase::Bound;
         Ok(())
     }
 
-    pub(super) fn listen(&mut self, backlog: c_int) -> Result<(), Errno> {
-        if !matches!(self.phase, Phase::New | Phase::Bound | Phase::Listening) {
+    /// Requests arrive at a channel of their own; the socket's descriptor tells of connections that are ready.
+    fn listen(&mut self, fd: c_int, backlog: c_int) -> Result<(), Errno> {
+        /// Requests that wait for the service's thread: it has the program's backlog, and these come at once.
+        const REQUESTS: c_int = 128;
+        if !matches!(self.phase, Phase::New | Phase::Bound) {
             return Err(Errno::INVAL);
         }
-        if self.phase != Phase::Listening {
-            // SAFETY: the id belongs to this socket.
-            check(unsafe { rdmacm::listen(self.id, backlog) })?;
+        let channel = Channel::new()?;
+        let id = self.id()?;
+        id.move_to(&channel)?;
+        // SAFETY: the id belongs to this socket.
+        if let Err(errno) = check(unsafe { rdmacm::listen(id.at(), backlog.max(REQUESTS)) }) {
+            if let Some(own) = &self.channel {
+                id.move_to(own)?;
+            }
+            return Err(errno);
         }
+        self.listening = Some(Listening::new(channel, fd, backlog));
         self.phase = Phase::Listening;
         Ok(())
+    }
+
+    fn id(&self) -> Result<&OwnId, Errno> {
+        self.id.as_ref().ok_or(Errno(libc::EBADF))
+    }
+
+    /// The next event, if there is one.
+    fn next(&self) -> Option<*mut CmEvent> {
+        self.channel.as_ref()?.next()
     }
 
     /// Asks for the way to the peer, which gets a request when it is known.
@@ -168,17 +213,13 @@ impl Inner {
     /// # Safety
     /// The address is the program's.
     unsafe fn ask(&mut self, addr: *const libc::sockaddr) -> Result<(), Errno> {
-        let channel = self.channel;
+        let id = self.id()?.at();
         // SAFETY: the id belongs to this socket; the caller guarantees the address.
         unsafe {
-            check(rdmacm::resolve_addr(
-                self.id,
-                null_mut(),
-                addr.cast_mut(),
-                2000,
-            ))?;
-            expect(channel, event::ADDR_RESOLVED)?;
-            check(rdmacm::resolve_route(self.id, 2000))?;
+            let addr = addr.cast_mut();
+            check(rdmacm::resolve_addr(id, null_mut(), addr, 2000))?;
+            self.expect(event::ADDR_RESOLVED)?;
+            check(rdmacm::resolve_route(id, 2000))?;
         }
         self.phase = Phase::Connecting;
         self.advance();
@@ -190,7 +231,9 @@ impl Inner {
 
     /// Sends the peer a request.
     fn request(&mut self) -> Result<(), Errno> {
-        let stream = Stream::new(self.id, self.options.sizes)?;
+        let id = self.id()?.at();
+        let stream = Stream::new(id, self.options.sizes)?;
+        close::watch_exit();
         let hello = stream.hello().emit();
         self.stream = Some(stream);
         let mut param = ConnParam {
@@ -199,7 +242,7 @@ impl Inner {
             ..with(&hello)
         };
         // SAFETY: the id belongs to this socket.
-        check(unsafe { rdmacm::connect(self.id, &raw mut param) })
+        check(unsafe { rdmacm::connect(id, &raw mut param) })
     }
 
     fn hear(&mut self, told: *mut CmEvent) {
@@ -248,9 +291,31 @@ impl Inner {
     }
 
     /// The domain of its memory.
-    pub(super) fn pd(&self) -> *mut verbs_abi::Pd {
+    pub(super) fn pd(&self) -> Result<*mut verbs_abi::Pd, Errno> {
+        let id = self.id()?.at();
         // SAFETY: the id belongs to this socket.
-        unsafe { (*self.id).pd }
+        Ok(unsafe { (*id).pd })
+    }
+
+    /// Checks that the next event is that one, and has arrived.
+    fn expect(&self, kind: u32) -> Result<(), Errno> {
+        let told = self.next().ok_or(Errno(libc::EIO))?;
+        // SAFETY: it was taken just now, and is not used afterwards.
+        let (got, status) = unsafe {
+            let got = ((*told).event, (*told).status);
+            rdmacm::ack_cm_event(told);
+            got
+        };
+        match (got == kind, status) {
+            (true, 0) => Ok(()),
+            (_, ..0) => Err(Errno(-status)),
+            _ => Err(Errno(libc::EHOSTUNREACH)),
+        }
+    }
+
+    /// Whether a connection waits for `raccept`.
+    pub(super) fn has_ready(&self) -> bool {
+        self.listening.as_ref().is_some_and(Listening::has_ready)
     }
 
     /// The stream, if there is one; the error of a socket that has none.
@@ -266,10 +331,8 @@ impl Inner {
 
 impl Progress for Inner {
     fn advance(&mut self) {
-        // The requests of a listener wait for `raccept`.
-        while self.phase != Phase::Listening
-            && let Some(told) = next(self.channel)
-        {
+        // Those of a listener arrive elsewhere.
+        while let Some(told) = self.next() {
             self.hear(told);
         }
         if let Some(stream) = &mut self.stream
@@ -286,10 +349,21 @@ impl Progress for Inner {
     }
 
     fn descriptors(&self) -> Vec<c_int> {
-        // SAFETY: it exists as long as the socket.
-        let own = unsafe { (*self.channel).fd };
+        let own = self.channel.as_ref().map(Channel::fd);
         let stream = self.stream.as_ref().filter(|_| self.phase == Phase::Open);
-        std::iter::once(own).chain(stream.map(Stream::fd)).collect()
+        own.into_iter().chain(stream.map(Stream::fd)).collect()
+    }
+}
+
+impl Served for Socket {
+    /// Of a listener: its requests.
+    fn serve(&self, _now: Instant) -> Option<Waits> {
+        let mut inner = self.inner.lock();
+        let sizes = inner.options.sizes;
+        let listening = inner.listening.as_mut()?;
+        listening.serve(sizes);
+        let fds = listening.descriptors();
+        Some(Waits { fds, until: None })
     }
 }
 
@@ -331,18 +405,39 @@ impl Socket {
     /// The next connection of a listener, as a socket of its own.
     pub(super) fn accept(&self) -> Result<c_int, Errno> {
         let mut inner = self.inner.lock();
-        if inner.phase != Phase::Listening {
-            return Err(Errno::INVAL);
-        }
         loop {
-            if let Some(told) = next(inner.channel) {
-                let accepted = accepted(told, &inner.options);
-                // SAFETY: it was taken just now.
-                unsafe { rdmacm::ack_cm_event(told) };
-                match accepted {
-                    Some(fd) => return Ok(fd),
-                    None => continue,
+            let Inner {
+                listening: Some(listening),
+                options,
+                ..
+            } = &mut *inner
+            else {
+                return Err(match inner.phase {
+                    Phase::Failed(errno) => errno,
+                    _ => Errno::INVAL,
+                });
+            };
+            if let Some(child) = listening.take() {
+                let channel = Channel::new();
+                let moved =
+                    channel.and_then(|channel| child.id.move_to(&channel).map(|()| channel));
+                let channel = match moved {
+                    Ok(channel) => channel,
+                    // It stays for the time when there are descriptors again.
+                    Err(errno) => {
+                        listening.put_back(child);
+                        return Err(errno);
+                    }
+                };
+                if listening.has_waiting()
+                    && let Some(service) = service::existing()
+                {
+                    service.wake();
                 }
+                let Child { stream, id } = child;
+                let options = options.of_listener();
+                close::watch_exit();
+                return Ok(publish(channel, id, Phase::Open, Some(stream), options));
             }
             if inner.is_nonblocking {
                 return Err(Errno(libc::EAGAIN));
@@ -369,110 +464,10 @@ impl Socket {
             _ => None,
         };
         (stream.readable, stream.writable) = (reads, writes);
-        let Some(message) = message else {
-            return Ok(());
-        };
-        // Everything that was sent before is under way; a control message will soon have a place.
-        while !inner.open()?.say(message)? {
-            self.inner.wait(&mut inner, true, |inner| {
-                inner.open().is_ok_and(|stream| stream.all_sent())
-            })?;
-        }
-        if message == Message::Disconnect {
-            self.inner.wait(&mut inner, true, |inner| {
-                inner.open().is_ok_and(|stream| stream.all_sent())
-            })?;
-            inner.open()?.end();
+        if let Some(message) = message {
+            stream.say(message);
         }
         Ok(())
-    }
-}
-
-/// Closes a socket.
-pub(super) fn close(fd: c_int) -> Result<(), Errno> {
-    let socket = match any(fd)? {
-        Any::Stream(socket) => socket,
-        Any::Datagrams(socket) => {
-            SOCKETS.lock().remove(&fd);
-            return socket.close();
-        }
-    };
-    // A peer that is gone is no reason to keep it.
-    let _ = socket.shutdown(libc::SHUT_RDWR);
-    SOCKETS.lock().remove(&fd);
-    let mut inner = socket.inner.lock();
-    inner.stream = None;
-    inner.regions.clear();
-    inner.phase = Phase::Failed(Errno(libc::EBADF));
-    // SAFETY: the socket's own; the program no longer uses it.
-    unsafe {
-        rdmacm::destroy_id(inner.id);
-        rdmacm::destroy_event_channel(inner.channel);
-    }
-    Ok(())
-}
-
-/// A socket for a request; `None` for a request that is refused, or for another event.
-fn accepted(told: *mut CmEvent, options: &Options) -> Option<c_int> {
-    // SAFETY: it was taken just now.
-    let (kind, child) = unsafe { ((*told).event, (*told).id) };
-    if kind != event::CONNECT_REQUEST {
-        return None;
-    }
-    let accepted = accept(told, child, options);
-    if accepted.is_none() {
-        // SAFETY: the request's own id.
-        unsafe {
-            rdmacm::reject(child, std::ptr::null(), 0);
-            rdmacm::destroy_id(child);
-        }
-    }
-    accepted
-}
-
-fn accept(told: *mut CmEvent, child: *mut CmId, options: &Options) -> Option<c_int> {
-    // SAFETY: the event was taken just now, and the id came with it.
-    unsafe {
-        let hello = hello_of(told)?;
-        let wanted = (*told).param.conn;
-        let channel = rdmacm::create_event_channel();
-        if channel.is_null() || rdmacm::migrate_id(child, channel) != 0 {
-            return None;
-        }
-        let mut stream = Stream::new(child, options.sizes).ok()?;
-        stream.begin(&hello);
-        let bytes = stream.hello().emit();
-        let mut param = ConnParam {
-            private_data: bytes.as_ptr().cast::<c_void>(),
-            private_data_len: HELLO as u8,
-            ..wanted
-        };
-        if rdmacm::accept(child, &raw mut param) != 0 {
-            drop(stream);
-            rdmacm::destroy_event_channel(channel);
-            return None;
-        }
-        let options = options.of_listener();
-        Some(publish(channel, child, Phase::Open, Some(stream), options))
-    }
-}
-
-/// The peer's parameters in an event.
-///
-/// # Safety
-/// An event that was taken and not acknowledged.
-unsafe fn hello_of(told: *mut CmEvent) -> Option<Hello> {
-    // SAFETY: guaranteed by the caller; as many bytes as it says.
-    unsafe {
-        let conn = (*told).param.conn;
-        if conn.private_data.is_null() {
-            return None;
-        }
-        let data = std::slice::from_raw_parts(
-            conn.private_data.cast::<u8>(),
-            conn.private_data_len.into(),
-        );
-        Hello::parse(data)
     }
 }
 
@@ -490,41 +485,22 @@ fn with(hello: &[u8; HELLO]) -> ConnParam {
     }
 }
 
-/// The next event, if there is one.
-fn next(channel: *mut EventChannel) -> Option<*mut CmEvent> {
-    if !rdmacm::has_event(channel) {
-        return None;
-    }
-    let mut told = null_mut();
-    // SAFETY: the socket's channel, which does not block.
-    (unsafe { rdmacm::get_cm_event(channel, &raw mut told) } == 0).then_some(told)
+/// No other thread holds a lock of sockets while the process forks.
+pub(crate) fn before_fork() {
+    service::before_fork();
+    std::mem::forget(SOCKETS.lock());
 }
 
-/// Checks that the next event is that one, and has arrived.
-fn expect(channel: *mut EventChannel, kind: u32) -> Result<(), Errno> {
-    let told = next(channel).ok_or(Errno(libc::EIO))?;
-    // SAFETY: it was taken just now.
-    let (got, status) = unsafe { ((*told).event, (*told).status) };
-    // SAFETY: as above.
-    unsafe { rdmacm::ack_cm_event(told) };
-    match (got == kind, status) {
-        (true, 0) => Ok(()),
-        (_, ..0) => Err(Errno(-status)),
-        _ => Err(Errno(libc::EHOSTUNREACH)),
-    }
-}
-
-fn check(code: c_int) -> Result<(), Errno> {
-    if code == 0 {
-        Ok(())
-    } else {
-        Err(Errno::last())
-    }
+pub(crate) fn after_fork_in_parent() {
+    // SAFETY: this thread has locked it in `before_fork`.
+    unsafe { SOCKETS.force_unlock() }
+    service::after_fork_in_parent();
 }
 
 /// The child of a fork has none of its parent's sockets.
 pub(crate) fn after_fork_in_child() {
-    if let Some(mut sockets) = SOCKETS.try_lock() {
-        std::mem::forget(std::mem::take(&mut *sockets));
-    }
+    // SAFETY: as in the parent, whose thread this is a copy of.
+    unsafe { SOCKETS.force_unlock() }
+    std::mem::forget(std::mem::take(&mut *SOCKETS.lock()));
+    service::after_fork_in_child();
 }
