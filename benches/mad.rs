@@ -1,11 +1,15 @@
 //! A subnet management datagram, answered in the call that delivers it and by a thread that it is handed to.
 
+mod settings;
+
 use std::hint::black_box;
 use std::sync::{Arc, mpsc};
 use std::thread;
 
+use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use hca_sim::Hca;
 use hca_sim::link::fabric::{PortRef, SharedSubnet, Subnet, SubnetConfig, Topology};
+use settings::{group, repeats, settings};
 use verbs_core::mad::header::emit_header;
 use verbs_core::mad::sm::{self, Hops, SmpHeader};
 use verbs_core::mad::{
@@ -13,24 +17,19 @@ use verbs_core::mad::{
 };
 use verbs_core::{Lid, Provider, Qpn};
 
-use crate::{Group, timed};
-
 /// A Get of NodeInfo for an HCA on a subnet, as a manager sends to a busy node.
-pub(crate) fn group() -> Group {
-    let hca = node();
-    let inline = {
-        let hca = Arc::clone(&hca);
-        move |times| {
-            timed(|| {
-                for _ in 0..times {
-                    answer(&hca);
-                }
-            })
+fn node_info(c: &mut Criterion) {
+    let mut group = group(c, "get-of-node-info");
+    let (hca, one) = (node(), Throughput::Elements(1));
+    let id = BenchmarkId::from_parameter("in the call that brings it");
+    repeats(&mut group, id, one.clone(), |times| {
+        for _ in 0..times {
+            answer(&hca);
         }
-    };
+    });
     let (ask, asked) = mpsc::sync_channel(1);
     let (tell, told) = mpsc::sync_channel(1);
-    thread::spawn(move || {
+    let worker = thread::spawn(move || {
         while asked.recv().is_ok() {
             answer(&hca);
             if tell.send(()).is_err() {
@@ -38,21 +37,16 @@ pub(crate) fn group() -> Group {
             }
         }
     });
-    let worker = move |times| {
-        timed(|| {
-            for _ in 0..times {
-                ask.send(()).expect("the worker lives");
-                told.recv().expect("the worker lives");
-            }
-        })
-    };
-    (
-        "answer a Get of NodeInfo".into(),
-        vec![
-            ("in the call that brings it", Box::new(inline)),
-            ("by a worker thread", Box::new(worker)),
-        ],
-    )
+    let id = BenchmarkId::from_parameter("by a worker thread");
+    repeats(&mut group, id, one, |times| {
+        for _ in 0..times {
+            ask.send(()).expect("the worker lives");
+            told.recv().expect("the worker lives");
+        }
+    });
+    drop(ask);
+    worker.join().expect("it does not panic");
+    group.finish();
 }
 
 /// An HCA next to a switch.
@@ -98,3 +92,10 @@ fn answer(hca: &Hca) {
     assert_eq!(verdict, MadVerdict::Reply, "the node answers");
     black_box(reply);
 }
+
+criterion_group! {
+    name = datagrams;
+    config = settings();
+    targets = node_info
+}
+criterion_main!(datagrams);

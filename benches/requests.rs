@@ -3,6 +3,9 @@
 //! `cargo bench -p verbs-benches --bench requests [udp|tcp] [one|many] [ROUNDS]` prints requests per second, the medians of
 //! several turns. Server and client are threads with a runtime each, of one thread. With a carrier named, it alone runs: to
 //! be traced, for instance.
+//!
+//! It keeps a timer of its own, and is no bench of Criterion: the figure is the ratio of two programs that take turns, so that
+//! what else the machine does affects both. Criterion measures one subject whole before the next.
 
 use std::error::Error;
 use std::future::Future;

@@ -2,6 +2,9 @@
 //!
 //! `cargo bench -p verbs-benches --bench streams` prints, for each subject, both times and their ratio, of the best of
 //! several rounds: what else runs on the machine only adds to them. The bars are those of docs/IWARP.md.
+//!
+//! It keeps a timer of its own, and is no bench of Criterion: the ratios hold only if both take turns. Criterion measures one
+//! subject whole before the next, and reports what is typical, not what is best.
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};

@@ -26,6 +26,10 @@
 //! *Close against push*: the closing thread marks and then drains; a pushing thread looks for the mark afterwards.
 //! With a fence between the two steps on both sides, one of the two runs the item (K1).
 //!
+//! *Why no queue of crossbeam's*: a completion must not find the line full, so its place is reserved when the request
+//! is issued, and an `ArrayQueue` reserves nothing; and the models have to see every access, as loom does not in that
+//! crate. `cargo bench -p verbs-benches --bench queues` measures the difference (group `client-queue`).
+//!
 //! *What loom does not show*: the wrap of the tag after 2^32 pops during one pop.
 
 use std::collections::VecDeque;

@@ -13,6 +13,9 @@
 //!
 //! A settled verb is over: the routine that receives a failure may issue the next attempt, and so may another thread
 //! that the routine has told. Several results may therefore be on their way at once.
+//!
+//! The requests that wait are a part of the state, under its lock, and no lock-free queue: whether one waits, is told or is
+//! dropped depends on the phase, which has to be read and changed together with them.
 
 use std::collections::VecDeque;
 
