@@ -216,7 +216,8 @@ impl Connection {
         self.link.peer
     }
 
-    /// What the peer said when the connection was made.
+    /// What the peer said when the connection was made: with its request, or with its answer. Padded with zeros by
+    /// networks that do not tell its length.
     pub fn private_data(&self) -> &[u8] {
         &self.link.private_data
     }

@@ -11,7 +11,8 @@ use verbs_core::sync::{Arc, OnceLock, Weak};
 use verbs_core::{Access, Device, Memory};
 
 use crate::buf::{Buf, Lender, Loans};
-use crate::connect::{Connecting, Listener};
+use crate::connect::Connecting;
+use crate::connect::listen::Listening;
 use crate::core::{Core, Handle};
 use crate::error::Error;
 use crate::lane::{Lane, POOL, Side, Sizes};
@@ -105,13 +106,28 @@ impl Endpoint {
     }
 
     /// Listens for connections. The unspecified address stands for all of the device's; port number 0 for any that
-    /// is free.
+    /// is free. The [`Listener`](crate::Listener) yields connections that are established.
+    ///
+    /// ```no_run
+    /// # use futures::StreamExt;
+    /// # async fn serve(client: verbs_io::Connection) {}
+    /// # fn spawn(task: impl Future<Output = ()>) {}
+    /// # async fn example(net: verbs_io::Endpoint) -> Result<(), verbs_io::Error> {
+    /// let mut clients = net.listen("0.0.0.0:7471").await?;
+    /// while let Some(client) = clients.next().await {
+    ///     spawn(serve(client));
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// [`Error::Connect`].
-    pub async fn listen(&self, addr: impl Into<Address>) -> Result<Listener, Error> {
-        let listening = self.manager.listen(addr);
-        Ok(Listener::new(self.core.clone(), listening.await?))
+    ///
+    /// # Cancel safety
+    /// Dropping the future gives the address back.
+    pub fn listen(&self, addr: impl Into<Address>) -> Listening {
+        Listening::new(self.core.clone(), self.manager.clone(), addr.into())
     }
 
     /// A buffer of the pool, with its length set to all of its room; waits until there is one. Tasks get buffers in
@@ -223,7 +239,8 @@ pub struct Usage {
     pub buffers: u32,
     /// Buffers in the program's hands.
     pub lent: u32,
-    /// Connections, with those that are being made, and those that were dropped and are still being closed.
+    /// Connections, with those that this side asks for, and those that were dropped and are still being closed. Half-open
+    /// ones of [listeners](crate::Listener::stats) are not among them.
     pub connections: u32,
     /// Completions that came for an operation that was over.
     pub late: u64,

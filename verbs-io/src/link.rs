@@ -28,12 +28,13 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    /// Takes over a connection that was made. `serial` tells which one of the end.
+    /// Takes over a connection that was made. `serial` tells which one of the end, and `asked` what the peer has said that
+    /// asked for it.
     pub(crate) fn new(
         core: Handle,
-        conn: u32,
-        serial: u32,
+        (conn, serial): (u32, u32),
         mut link: verbs_cm::Connection,
+        asked: Option<Vec<u8>>,
     ) -> Self {
         let queues = link.take_queues();
         let (closed, lane) = (link.closed(), Arc::downgrade(core.core()));
@@ -41,7 +42,7 @@ impl Link {
             conn,
             qpn: link.qpn(),
             peer: link.peer_addr(),
-            private_data: link.private_data().to_vec(),
+            private_data: asked.unwrap_or_else(|| link.private_data().to_vec()),
             link: Mutex::new(Some(link)),
             core,
         };
