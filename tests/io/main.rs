@@ -15,6 +15,7 @@ mod dropped;
 mod ends;
 mod over;
 mod pair;
+mod simulated;
 mod strangers;
 mod streams;
 mod threads;

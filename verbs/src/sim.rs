@@ -54,7 +54,7 @@ pub use hca_sim::link;
 pub use hca_sim::{Builder, Hca, Limits, Loopback, connect};
 #[cfg(feature = "simulator")]
 #[doc(no_inline)]
-pub use verbs_simulator::{LinkConfig, Ppm, Sim};
+pub use verbs_simulator::{Digest, LinkConfig, Ppm, Sim};
 
 /// Two ends of a new connection, each on an HCA of its own, with the options of [`Endpoint::on`]'s defaults, on hosts
 /// 127.0.0.1 and 127.0.0.2 of a network as [`Network::from_env`] makes it.
