@@ -13,6 +13,7 @@ mod basics;
 mod crowded;
 mod dropped;
 mod ends;
+mod keepalive;
 mod over;
 mod pair;
 mod simulated;

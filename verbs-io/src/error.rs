@@ -210,6 +210,8 @@ pub enum Operation {
     CompareSwap,
     /// A fetch and add.
     FetchAdd,
+    /// A probe of a peer from which nothing came: [`Opening::keepalive`](crate::Opening::keepalive).
+    Keepalive,
 }
 
 impl fmt::Display for Operation {
@@ -221,6 +223,7 @@ impl fmt::Display for Operation {
             Self::Read => "read",
             Self::CompareSwap => "compare and swap",
             Self::FetchAdd => "fetch and add",
+            Self::Keepalive => "keepalive",
         })
     }
 }
