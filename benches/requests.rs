@@ -135,8 +135,7 @@ async fn udp_server(address: IpAddr, ready: Sender<IpAddr>) -> Result<()> {
     let net = open(address).await?;
     let mut clients = net.listen((address, PORT)).await?;
     ready.send(address)?;
-    let client = clients.next().await.ok_or("no client")?;
-    let conn = client.accept().await?;
+    let conn = clients.next().await.ok_or("no client")?;
     while let Some(request) = conn.recv().await? {
         conn.send(request).posted().await?;
     }

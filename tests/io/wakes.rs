@@ -135,7 +135,7 @@ fn address(host: u8) -> IpAddr {
 async fn serve(calls: &Arc<Calls>) -> Result<(), verbs_io::Error> {
     let net = open(1, calls).await?;
     let mut clients = net.listen((address(1), 7471)).await?;
-    let client = clients.next().await.unwrap().accept().await?;
+    let client = clients.next().await.unwrap();
     while let Some(request) = client.recv().await? {
         client.send(request).posted().await?;
     }

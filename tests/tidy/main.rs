@@ -1,6 +1,6 @@
 //! The house rules, checked against the tree: edges between crates, unsafe doors, lengths, where
-//! threads and clocks may be named, what tests wait for, attributes, words that do not belong in a source tree, and names
-//! in documents.
+//! threads and clocks may be named, what tests wait for, errors, attributes, words that do not belong in a source tree, and
+//! names in documents.
 //!
 //! Each rule is one test, whose failure lists every violation as `file:line: what`. The rules see code through
 //! [`scan`], which blanks out comments and strings. [`samples`] feeds bad samples to every rule, so that a rule that no
@@ -11,6 +11,7 @@
 use std::fmt;
 
 mod circles;
+mod errors;
 mod fuzzed;
 mod limits;
 mod lines;
@@ -100,6 +101,14 @@ fn unsafe_code_stays_behind_its_doors() {
     none(
         "crate roots",
         rules::root_levels(&tree.rust, &manifests::members()),
+    );
+}
+
+#[test]
+fn errors_say_their_cause_once() {
+    none(
+        "said twice",
+        errors::said_twice(&Tree::of_workspace().texts),
     );
 }
 

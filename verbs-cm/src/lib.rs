@@ -6,16 +6,26 @@
 //! own verbs, as iWARP has them:
 //!
 //! ```no_run
+//! use std::pin::pin;
 //! use std::time::Duration;
+//! use futures::{StreamExt, future::ready};
 //! use verbs_core::{Device, Pd, Cq, QpInit, Recv, Send, Mr, Wc};
 //!
 //! /// Answers one client, and waits until it has gone. `device` has the address 10.0.0.2.
 //! async fn serve(device: &Device, pd: &Pd, cq: &mut Cq, mr: &Mr) -> Result<(), Box<dyn std::error::Error>> {
-//!     let mut listener = verbs_cm::listen(device, "0.0.0.0:7174").await?;
-//!     let request = listener.accept().await;
-//!     println!("{} says {:?}", request.peer_addr(), request.private_data());
-//!     let qp = pd.create_qp(QpInit::rc(cq, cq)).await?;
-//!     let mut connection = request.accept(qp).private_data(b"welcome").await?;
+//!     let listener = verbs_cm::listen(device, "0.0.0.0:7174").await?;
+//!     let mut connection = {
+//!         let queue = &*cq;
+//!         // Requests may be forged, and never be confirmed: they are accepted beside each other, and one that fails ends
+//!         // nothing.
+//!         let accepted = listener.map(|request| async move {
+//!             println!("{} says {:?}", request.peer_addr(), request.private_data());
+//!             let qp = pd.create_qp(QpInit::rc(queue, queue)).await.ok()?;
+//!             request.accept(qp).private_data(b"welcome").await.ok()
+//!         });
+//!         let mut accepted = pin!(accepted.buffer_unordered(usize::MAX).filter_map(ready));
+//!         accepted.next().await.ok_or("listeners never end")?
+//!     };
 //!     connection.post_recv(Recv::new(1).into(mr.slice(0..64)))?;
 //!     cq.ready().await?;
 //!     for wc in cq.poll(&mut [Wc::default(); 4]).iter() {

@@ -10,6 +10,9 @@
 //!   lends it again after its completion.
 //! * *One holder*: a table says which buffers are lent; [`Loans::lend`] refuses one that is, and
 //!   [`Loans::take_in`] one of another table.
+//! * *The provider keeps the contract* (`docs/CONTRACT.md`, Memory), filters in front of it too: it gets the memory with the
+//!   registration, and touches it only for work requests that are posted and have not completed. Nothing enforces this, as
+//!   `Provider` is a safe trait: a filter that keeps the memory and writes to it changes bytes under a slice.
 //! * *Initialised*: the memory is zeroed when it is mapped.
 //! * *Alive*: from the first loan on, [`Loans`] holds the lender, which holds the memory and the descriptors. It lets go
 //!   when it is [closed](Loans::close) and no buffer is lent, whichever comes last.

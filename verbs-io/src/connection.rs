@@ -11,7 +11,7 @@ use crate::buf::Buf;
 use crate::error::Error;
 use crate::lane::POOL;
 use crate::lane::slot::Fault;
-use crate::link::{ConnectionStats, Link};
+use crate::link::{ConnectionStats, Link, keepalive};
 use crate::op::kind::{CompareSwap, FetchAdd, Read, Send, Write};
 use crate::op::{Adding, Batch, Reading, Receiving, Sending, Swapping, Taking, Writing};
 use crate::region::{Token, Word};
@@ -43,9 +43,9 @@ pub struct Connection {
 
 impl Connection {
     pub(crate) fn of(link: Link) -> Self {
-        Self {
-            link: Arc::new(link),
-        }
+        let link = Arc::new(link);
+        keepalive::watch(&link);
+        Self { link }
     }
 
     pub(crate) fn link(&self) -> &Link {
@@ -136,6 +136,9 @@ impl Connection {
     /// The buffer is one of those that the connection receives in: dropping it, or sending it on, makes room for
     /// another message. Tasks that wait get messages in the order in which they came to wait.
     ///
+    /// A peer that is gone without a word, as one that was killed, ends the wait too: by the endpoint's
+    /// [keepalive](crate::Opening::keepalive), within 10 s unless the program says otherwise.
+    ///
     /// # Errors
     /// [`Error::Broken`], [`Error::Removed`].
     ///
@@ -216,7 +219,8 @@ impl Connection {
         self.link.peer
     }
 
-    /// What the peer said when the connection was made.
+    /// What the peer said when the connection was made: with its request, or with its answer. Padded with zeros by
+    /// networks that do not tell its length.
     pub fn private_data(&self) -> &[u8] {
         &self.link.private_data
     }

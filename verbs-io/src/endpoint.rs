@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::future::Future;
+use std::time::Duration;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -11,11 +12,13 @@ use verbs_core::sync::{Arc, OnceLock, Weak};
 use verbs_core::{Access, Device, Memory};
 
 use crate::buf::{Buf, Lender, Loans};
-use crate::connect::{Connecting, Listener};
+use crate::connect::Connecting;
+use crate::connect::listen::Listening;
 use crate::core::{Core, Handle};
 use crate::error::Error;
 use crate::lane::{Lane, POOL, Side, Sizes};
 use crate::lane::{reap, sleep};
+use crate::link::keepalive::{KEEPALIVE, KEEPALIVE_MIN};
 use crate::op::Taking;
 use crate::region::Region;
 
@@ -59,6 +62,7 @@ pub struct Opening {
     sizes: Sizes,
     buffers: u32,
     driver: Driver,
+    keepalive: Option<Duration>,
     resolver: Option<Arc<dyn Resolver>>,
 }
 
@@ -82,6 +86,7 @@ impl Endpoint {
             },
             buffers: 256,
             driver: Driver::default(),
+            keepalive: Some(KEEPALIVE),
             resolver: None,
         }
     }
@@ -105,13 +110,28 @@ impl Endpoint {
     }
 
     /// Listens for connections. The unspecified address stands for all of the device's; port number 0 for any that
-    /// is free.
+    /// is free. The [`Listener`](crate::Listener) yields connections that are established.
+    ///
+    /// ```no_run
+    /// # use futures::StreamExt;
+    /// # async fn serve(client: verbs_io::Connection) {}
+    /// # fn spawn(task: impl Future<Output = ()>) {}
+    /// # async fn example(net: verbs_io::Endpoint) -> Result<(), verbs_io::Error> {
+    /// let mut clients = net.listen("0.0.0.0:7471").await?;
+    /// while let Some(client) = clients.next().await {
+    ///     spawn(serve(client));
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// [`Error::Connect`].
-    pub async fn listen(&self, addr: impl Into<Address>) -> Result<Listener, Error> {
-        let listening = self.manager.listen(addr);
-        Ok(Listener::new(self.core.clone(), listening.await?))
+    ///
+    /// # Cancel safety
+    /// Dropping the future gives the address back.
+    pub fn listen(&self, addr: impl Into<Address>) -> Listening {
+        Listening::new(self.core.clone(), self.manager.clone(), addr.into())
     }
 
     /// A buffer of the pool, with its length set to all of its room; waits until there is one. Tasks get buffers in
@@ -223,7 +243,8 @@ pub struct Usage {
     pub buffers: u32,
     /// Buffers in the program's hands.
     pub lent: u32,
-    /// Connections, with those that are being made, and those that were dropped and are still being closed.
+    /// Connections, with those that this side asks for, and those that were dropped and are still being closed. Half-open
+    /// ones of [listeners](crate::Listener::stats) are not among them.
     pub connections: u32,
     /// Completions that came for an operation that was over.
     pub late: u64,
@@ -273,6 +294,25 @@ impl Opening {
         self
     }
 
+    /// How long a connection may be silent, and then how long its peer may take to show that it is there; 5 s by default.
+    /// When no message has come for half of it, the peer's device is asked, again and again until it answers. A peer that
+    /// does not is gone: a task that waits for a message, and later operations, fail with [`Error::Broken`], whose cause is
+    /// [`Operation::Keepalive`](crate::Operation::Keepalive). So a peer that was killed, or whose cable was pulled, is noticed
+    /// within twice this time, which is at least 10 ms.
+    ///
+    /// `None` turns it off: then a peer that is gone is noticed by the next operation, when the device has given its
+    /// retries up, and a task that only waits for messages waits for ever.
+    ///
+    /// Nothing is sent while operations are under way, which fail by the device's retries within 20 s, and hardly anything
+    /// where messages come. On other connections an RDMA WRITE of no bytes is, which the peer's device answers and its program never
+    /// sees; it needs no such setting. Peers that are not of this crate must permit RDMA WRITEs on the queue pair, as the
+    /// connection manager sets it up. A device without a timer has no keepalive. Over TCP the stream tells of a peer that
+    /// was killed, at once, and a cable that was pulled is noticed when TCP gives up.
+    pub fn keepalive(mut self, silence: impl Into<Option<Duration>>) -> Self {
+        self.keepalive = silence.into().map(|silence| silence.max(KEEPALIVE_MIN));
+        self
+    }
+
     /// Has addresses looked up by that instead of by the machine: where the port is not one of its network interfaces.
     pub fn resolver(mut self, resolver: Arc<dyn Resolver>) -> Self {
         self.resolver = Some(resolver);
@@ -289,6 +329,7 @@ impl Opening {
             sizes,
             buffers,
             driver,
+            keepalive,
             resolver,
         } = self;
         let device = device.await?;
@@ -314,7 +355,7 @@ impl Opening {
             let lender: Weak<dyn Lender> = core.clone();
             let has_events = driver == Driver::Events;
             let lane = Lane::new(send_cq, recv_cq, Loans::new(lender), sizes, has_events);
-            Core::new(lane, pd, device)
+            Core::new(lane, pd, device, keepalive)
         });
         // Set once: the place is new.
         let _ = place.set(Arc::downgrade(&core));

@@ -70,7 +70,7 @@ pub enum Error {
     // --- below ---
     /// The queue pair refused to take the operation.
     #[error("the operation was not accepted: {0}")]
-    Post(#[from] PostError),
+    Post(PostError),
     /// An object that was to be destroyed is in use by others, which this counts. Nothing was done to it; `?` drops the
     /// handle that came back, and the object is destroyed when it is idle (K12).
     #[error("the object is in use by other objects, and is {0}; destroy those first")]
@@ -81,6 +81,12 @@ pub enum Error {
     /// No connection could be made.
     #[error("{0}")]
     Connect(Box<verbs_cm::Error>),
+}
+
+impl From<PostError> for Error {
+    fn from(error: PostError) -> Self {
+        Self::Post(error)
+    }
 }
 
 /// An address that cannot be used.
@@ -204,6 +210,8 @@ pub enum Operation {
     CompareSwap,
     /// A fetch and add.
     FetchAdd,
+    /// A probe of a peer from which nothing came: [`Opening::keepalive`](crate::Opening::keepalive).
+    Keepalive,
 }
 
 impl fmt::Display for Operation {
@@ -215,6 +223,7 @@ impl fmt::Display for Operation {
             Self::Read => "read",
             Self::CompareSwap => "compare and swap",
             Self::FetchAdd => "fetch and add",
+            Self::Keepalive => "keepalive",
         })
     }
 }
@@ -243,8 +252,9 @@ impl fmt::Display for Failed {
 }
 
 impl std::error::Error for Failed {
+    /// The cause of its error, which it prints as its own.
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        Some(&self.error)
+        self.error.source()
     }
 }
 
@@ -275,6 +285,33 @@ mod tests {
         assert!(error.to_string().contains("held by 2: 2 "), "{error}");
         let io = std::io::Error::from(error);
         assert_eq!(io.kind(), std::io::ErrorKind::ResourceBusy);
+    }
+
+    /// Goal: an error and its causes, one after the other as programs print them, say each thing once.
+    #[test]
+    fn a_failure_says_its_cause_once() {
+        fn said(error: &dyn std::error::Error) -> Vec<String> {
+            let all = std::iter::successors(Some(error), |error| error.source());
+            all.map(ToString::to_string).collect()
+        }
+        let closed = || Error::Closed { by: Ended::Peer };
+        let post = PostError::State(verbs_core::QpState::Err);
+        for error in [
+            closed(),
+            Error::Post(post),
+            Error::from(verbs_cm::Error::from(verbs_core::Error::NoMemory)),
+            Error::Verb(verbs_core::Error::NoMemory),
+        ] {
+            let failed = Failed {
+                error: error.clone(),
+                buf: None,
+            };
+            assert_eq!(said(&failed), said(&error));
+            let said = said(&error);
+            let is_repeated = |n: usize| said[..n].iter().any(|before| before.contains(&said[n]));
+            assert!(!(1..said.len()).any(is_repeated), "{said:?}");
+        }
+        assert_eq!(said(&closed()), ["the connection was closed by the peer"]);
     }
 
     /// Goal: a device that is gone is told as that whatever the reason, and a range keeps its numbers; other errors of

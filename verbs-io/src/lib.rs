@@ -24,7 +24,7 @@
 //! ```text
 //! Endpoint ── buffers, two completion queues, slots of operations: one lane
 //!    ├── Connection      messages; the peer's memory, with a Token
-//!    ├── Listener        a stream of Incoming
+//!    ├── Listener        a stream of Connections that peers have asked for
 //!    └── Region          memory that peers reach, which gives out Tokens
 //! Buf                    a piece of registered memory: its holder's alone, until it is given to an operation
 //! ```
@@ -64,7 +64,8 @@ pub(crate) use connect::name;
 pub(crate) use lane::core;
 
 pub use buf::Buf;
-pub use connect::{Connecting, Incoming, Listener};
+pub use connect::Connecting;
+pub use connect::listen::{Answer, Incoming, Listener, ListenerStats, Listening};
 pub use connection::Connection;
 pub use endpoint::{Driver, Endpoint, Opening, Pool, Usage};
 pub use error::{BadAddress, Cause, Error, Failed, Operation};

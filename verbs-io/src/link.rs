@@ -1,5 +1,7 @@
 //! A connection, below its operations: its end of the lane, and the connection manager's part of it.
 
+pub(crate) mod keepalive;
+
 use std::net::SocketAddr;
 use std::task::{Context, Poll};
 
@@ -11,9 +13,9 @@ use verbs_core::{PostError, QpStats, Qpn, WcStatus};
 use crate::buf::Buf;
 use crate::core::Handle;
 use crate::error::{Cause, Error, Failed, Operation};
-use crate::lane::Side;
 use crate::lane::slot::Fault;
-use crate::lane::{reap, sleep};
+use crate::lane::{Lane, Side};
+use crate::lane::{probe, reap, sleep};
 
 /// A connection, as its operations have it. Dropping it ends the connection, in the background.
 pub(crate) struct Link {
@@ -28,12 +30,13 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    /// Takes over a connection that was made. `serial` tells which one of the end.
+    /// Takes over a connection that was made. `serial` tells which one of the end, and `asked` what the peer has said that
+    /// asked for it.
     pub(crate) fn new(
         core: Handle,
-        conn: u32,
-        serial: u32,
+        (conn, serial): (u32, u32),
         mut link: verbs_cm::Connection,
+        asked: Option<Vec<u8>>,
     ) -> Self {
         let queues = link.take_queues();
         let (closed, lane) = (link.closed(), Arc::downgrade(core.core()));
@@ -41,7 +44,7 @@ impl Link {
             conn,
             qpn: link.qpn(),
             peer: link.peer_addr(),
-            private_data: link.private_data().to_vec(),
+            private_data: asked.unwrap_or_else(|| link.private_data().to_vec()),
             link: Mutex::new(Some(link)),
             core,
         };
@@ -67,6 +70,21 @@ impl Link {
     #[inline(always)]
     pub(crate) fn conn(&self) -> u32 {
         self.conn
+    }
+
+    /// Calls with the lane and this end of it.
+    pub(crate) fn on_end<R>(&self, call: impl FnOnce(&mut Lane, u32) -> R) -> R {
+        self.core.with(|lane| call(lane, self.conn))
+    }
+
+    /// The peer is gone: tasks that wait are told, and the connection is ended.
+    #[cold]
+    fn lose(&self) {
+        tracing::debug!(peer = %self.peer, "a peer does not answer probes: its connection ends");
+        self.on_end(probe::lose);
+        if let Some(ending) = self.with_link(verbs_cm::Connection::disconnect) {
+            ending.issue(|_ended| ());
+        }
     }
 
     fn id(&self) -> usize {

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use slab::Slab;
 use verbs_core::sync::atomic::{
-    AtomicBool,
+    AtomicBool, AtomicU32,
     Ordering::{AcqRel, Acquire, Release},
 };
 use verbs_core::sync::{Arc, AtomicWaker, Mutex};
@@ -42,6 +42,8 @@ struct Inner {
     ready: Arc<Ready>,
     /// Tasks spawned so far, so that a stale wake names no task.
     spawned: Cell<u64>,
+    /// Waits for a time that are under way.
+    sleeping: Arc<AtomicU32>,
 }
 
 struct Task {
@@ -75,7 +77,8 @@ impl Wake for Woken {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Stalled {
-    /// No task can continue, and no deadline is set: something that a task waits for was lost.
+    /// No task can continue, and no deadline is set: something that a task waits for was lost. Deadlines of devices do
+    /// not count, such as those of keepalives, when for a day no task has continued and none [sleeps](Sim::sleep).
     #[error("everybody waits and no deadline is set, at {0}")]
     Idle(Instant),
     /// The time is over.
@@ -86,6 +89,8 @@ pub enum Stalled {
     Spinning(Instant),
 }
 
+/// How long devices may be busy with themselves before a run has stalled.
+const IDLE_MAX: Duration = Duration::from_secs(24 * 3600);
 /// Steps of the clock at one instant that are accepted as progress.
 const STEPS_MAX: u32 = 1_000_000;
 
@@ -110,6 +115,7 @@ impl Sim {
             tasks: RefCell::default(),
             ready: Arc::default(),
             spawned: Cell::new(0),
+            sleeping: Arc::default(),
         };
         Self {
             inner: Rc::new(inner),
@@ -216,8 +222,10 @@ impl Sim {
         waker.wake_by_ref();
         let mut future = std::pin::pin!(future);
         let mut steps = 0;
+        let mut continued = self.now();
         loop {
             while let Some(woken) = self.next_ready() {
+                continued = self.now();
                 if woken.number != u64::MAX {
                     self.poll_task(&woken);
                 } else if let Poll::Ready(output) =
@@ -230,6 +238,12 @@ impl Sim {
             match self.inner.clock.next_deadline() {
                 None => return Err(Stalled::Idle(before)),
                 Some(next) if next > end => return Err(Stalled::Late(before)),
+                Some(_)
+                    if before.since(continued) > IDLE_MAX
+                        && self.inner.sleeping.load(Acquire) == 0 =>
+                {
+                    return Err(Stalled::Idle(continued));
+                }
                 Some(_) => drop(self.inner.clock.step()),
             }
             self.inner.journal.timer(self.now());
@@ -277,6 +291,7 @@ impl Sim {
             engine: self.inner.engine.clone(),
             deadline: self.now() + duration,
             alarm: None,
+            sleeping: Arc::clone(&self.inner.sleeping),
         }
     }
 
@@ -298,6 +313,8 @@ pub struct Sleep {
     engine: Engine,
     deadline: Instant,
     alarm: Option<Arc<Alarm>>,
+    /// Counted there while it has an alarm.
+    sleeping: Arc<AtomicU32>,
 }
 
 #[derive(Default)]
@@ -328,8 +345,17 @@ impl Future for Sleep {
         alarm.waker.register(cx.waker());
         let due = Arc::clone(&alarm) as Arc<dyn Due>;
         let _ = self.engine.at(self.deadline, due, 0);
+        self.sleeping.fetch_add(1, AcqRel);
         self.alarm = Some(alarm);
         Poll::Pending
+    }
+}
+
+impl Drop for Sleep {
+    fn drop(&mut self) {
+        if self.alarm.is_some() {
+            self.sleeping.fetch_sub(1, AcqRel);
+        }
     }
 }
 

@@ -25,11 +25,17 @@ use crate::seat::{CLASSES, Port, Seat};
 #[non_exhaustive]
 pub enum StartError {
     /// A verb failed: the port has no queue pair 0, or the device is being removed.
-    #[error("{0}")]
+    #[error(transparent)]
     Verb(#[from] verbs_core::Error),
     /// There is already a manager at this port.
     #[error("the port's service for management datagrams: {0}")]
-    Service(#[from] AgentError),
+    Service(AgentError),
+}
+
+impl From<AgentError> for StartError {
+    fn from(error: AgentError) -> Self {
+        Self::Service(error)
+    }
 }
 
 /// A subnet manager and administrator at a port of a device. Dropping it ends it: the port no longer announces a

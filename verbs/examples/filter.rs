@@ -49,6 +49,10 @@ impl Provider for Quota {
         self.inner.query_provider(port)
     }
 
+    fn seed(&self) -> Option<u64> {
+        self.inner.seed()
+    }
+
     fn timer(&self) -> Option<Arc<dyn Timer>> {
         self.inner.timer()
     }

@@ -58,8 +58,7 @@ impl Store<'_> {
 }
 
 /// Exposes a table to one client, by a token in a message, until the client closes.
-async fn serve(net: &Endpoint, client: Incoming) -> Result<(), Error> {
-    let conn = client.accept().await?;
+async fn serve(net: &Endpoint, conn: Connection) -> Result<(), Error> {
     let rights = Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
     let table = net.region((SLOTS * SLOT) as usize, rights).await?;
     let mut offer = conn.buf().await;
@@ -88,8 +87,8 @@ fn main() -> Result<(), Error> {
         let net = network.host([127, 0, 0, 2]).open().await?;
         let mut clients = server.listen("127.0.0.1:7471").await?;
         let serving = async {
-            let incoming = clients.next().await.ok_or("no client")?;
-            serve(&server, incoming).await
+            let conn = clients.next().await.ok_or("no client")?;
+            serve(&server, conn).await
         };
         futures::try_join!(serving, client(&net))?;
         Ok(())

@@ -30,8 +30,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
         .await?;
     if args[1] == "server" {
         let mut clients = net.listen((here, 7471)).await?;
-        while let Some(client) = clients.next().await {
-            let conn = client.accept().await?;
+        while let Some(conn) = clients.next().await {
             tokio::spawn(async move { println!("over: {:?}", serve(&conn).await) });
         }
         return Ok(());

@@ -26,9 +26,8 @@ pub trait IwarpEndpoint {
     /// let net = Endpoint::iwarp([127, 0, 0, 1]).open().await?;
     /// let mut listener = net.listen("127.0.0.1:0").await?;
     /// let addr = listener.local_addr();
-    /// let serve = async { listener.next().await.expect("a listener never ends").accept().await };
-    /// let (ours, theirs) = futures::join!(async { net.connect(addr).await }, serve);
-    /// let (ours, theirs) = (ours?, theirs?);
+    /// let (ours, theirs) = futures::join!(net.connect(addr).into_future(), listener.next());
+    /// let (ours, theirs) = (ours?, theirs.expect("a listener never ends"));
     ///
     /// let mut buf = ours.buf().await;
     /// buf.fill_from(b"hello");

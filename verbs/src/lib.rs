@@ -67,9 +67,9 @@ use std::future::Future;
 
 pub use verbs_core::{Access, QpStats};
 pub use verbs_io::{
-    BadAddress, Buf, Cause, Connecting, Connection, ConnectionStats, Driver, Ended, Endpoint,
-    Error, Failed, Incoming, Listener, Opening, Operation, Pool, RdmaStream, Region, Token, Usage,
-    Word,
+    Answer, BadAddress, Buf, Cause, Connecting, Connection, ConnectionStats, Driver, Ended,
+    Endpoint, Error, Failed, Incoming, Listener, ListenerStats, Listening, Opening, Operation,
+    Pool, RdmaStream, Region, Token, Usage, Word,
 };
 
 /// Runs a future on this thread, which sleeps while it waits. For programs that have no runtime; any other executor

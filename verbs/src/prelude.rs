@@ -10,7 +10,7 @@
 
 pub use futures::StreamExt as _;
 pub use verbs_core::{Access, Device};
-pub use verbs_io::{Buf, Connection, Endpoint, Incoming, Listener, Pool, Region, Token, Word};
+pub use verbs_io::{Buf, Connection, Endpoint, Listener, Pool, Region, Token, Word};
 
 #[cfg(feature = "iwarp")]
 pub use crate::iwarp::IwarpEndpoint;

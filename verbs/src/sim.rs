@@ -10,7 +10,7 @@
 //!     let server = network.host([10, 0, 0, 1]).open().await?;
 //!     let client = network.host([10, 0, 0, 2]).message_size(1 << 20).open().await?;
 //!     let mut listener = server.listen("10.0.0.1:7471").await?;
-//!     let accepted = async { listener.next().await.expect("it never ends").accept().await };
+//!     let accepted = async { Ok(listener.next().await.expect("it never ends")) };
 //!     let asked = client.connect("10.0.0.1:7471").into_future();
 //!     let (a, b) = futures::try_join!(asked, accepted)?;
 //!     a.close().await?;
@@ -54,7 +54,7 @@ pub use hca_sim::link;
 pub use hca_sim::{Builder, Hca, Limits, Loopback, connect};
 #[cfg(feature = "simulator")]
 #[doc(no_inline)]
-pub use verbs_simulator::{LinkConfig, Ppm, Sim};
+pub use verbs_simulator::{Digest, LinkConfig, Ppm, Sim};
 
 /// Two ends of a new connection, each on an HCA of its own, with the options of [`Endpoint::on`]'s defaults, on hosts
 /// 127.0.0.1 and 127.0.0.2 of a network as [`Network::from_env`] makes it.
@@ -71,7 +71,7 @@ pub async fn pair() -> Result<(Connection, Connection), Error> {
     let mut listener = server.listen(at).await?;
     let accepted = async {
         match listener.next().await {
-            Some(incoming) => incoming.accept().await,
+            Some(accepted) => Ok(accepted),
             None => unreachable!("listeners never end"),
         }
     };

@@ -16,9 +16,8 @@ fn a_name_is_connected_to() {
             .expect("an endpoint");
         let mut listener = net.listen("127.0.0.1:0").await.expect("a listener");
         let name = format!("localhost:{}", listener.local_addr().port());
-        let accepted = async { listener.next().await.expect("it never ends").accept().await };
-        let (ours, theirs) = futures::join!(net.connect(name).into_future(), accepted);
-        let (ours, theirs) = (ours.expect("connected"), theirs.expect("accepted"));
+        let (ours, theirs) = futures::join!(net.connect(name).into_future(), listener.next());
+        let (ours, theirs) = (ours.expect("connected"), theirs.expect("it never ends"));
         assert!(ours.peer_addr().ip().is_loopback());
         let connections = net.usage().connections;
         for (text, part) in [

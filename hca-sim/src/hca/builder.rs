@@ -85,8 +85,8 @@ impl Builder {
         self
     }
 
-    /// Sets the seed of its regions' keys: a number, with which they repeat and are no secret, or a secret [`Seed`]. By
-    /// default 0 on a loopback link, and the link's seed on others.
+    /// Sets the seed of its regions' keys, and of the numbers of the connection manager above it: a number, with which
+    /// they repeat and are no secret, or a secret [`Seed`]. By default 0 on a loopback link, and the link's seed on others.
     pub fn seed(mut self, seed: impl Into<Seed>) -> Self {
         self.seed = seed.into();
         self
@@ -201,7 +201,7 @@ impl Builder {
             port.managed = Some(managed);
             let _ = port.follow_manager(state);
         }
-        let hca = Arc::new(Hca::new(&name, port, &limits, commands));
+        let hca = Arc::new(Hca::new(&name, port, seed.number(), (&limits, commands)));
         hca.start();
         hca
     }

@@ -55,6 +55,8 @@ use crate::port::{LinkEvents, Port, sleep};
 pub struct Hca {
     about: About,
     port: Arc<Port>,
+    /// What its numbers are drawn from, unless that is a secret.
+    seed: Option<u64>,
     tables: Mutex<Tables>,
     /// The devices that are open on it; all end when it is removed.
     opened: Mutex<Opened>,
@@ -136,8 +138,8 @@ impl Hca {
     pub(crate) fn new(
         name: &str,
         port: Port,
-        limits: &Limits,
-        commands: Option<CommandConfig>,
+        seed: Option<u64>,
+        (limits, commands): (&Limits, Option<CommandConfig>),
     ) -> Self {
         let tables = Tables {
             pds: ObjectTable::new(limits.max_pd, Attr::MaxPd),
@@ -150,6 +152,7 @@ impl Hca {
         Self {
             about: About::new(limits::device_attr(name, &port, limits)),
             port: Arc::new(port),
+            seed,
             tables: Mutex::new(tables),
             opened: Mutex::new(Opened {
                 commands,
@@ -393,6 +396,10 @@ impl Provider for Hca {
 
     fn process_mad(&self, incoming: &MadArrival<'_>, reply: &mut MadBytes) -> MadVerdict {
         packets::answer_mad(&self.port, incoming, reply)
+    }
+
+    fn seed(&self) -> Option<u64> {
+        self.seed
     }
 
     fn timer(&self) -> Option<Arc<dyn Timer>> {

@@ -30,13 +30,12 @@ pub const VARIABLE: &str = "VERBS_HOST_SOCKET";
 #[non_exhaustive]
 pub enum HostError {
     /// No daemon listens at the socket that the user named.
-    #[error("cannot reach the host's daemon at {}, which {VARIABLE} names: {source}; `verbs host` starts one", path.display())]
+    #[error("cannot reach the host's daemon at {}, which {VARIABLE} names: {error}; `verbs host` starts one", path.display())]
     Reach {
         /// The socket.
         path: PathBuf,
         /// The system's error.
-        #[source]
-        source: io::Error,
+        error: io::Error,
     },
     /// There is a daemon, but the process could not become its client.
     #[error(transparent)]
@@ -139,8 +138,8 @@ fn connect() -> Result<Option<(OwnedFd, PathBuf, bool)>, HostError> {
         Ok(socket) => Ok(Some((socket, path, is_named))),
         Err(_) if !is_named => Ok(None),
         Err(error) => {
-            let source = error.into();
-            Err(HostError::Reach { path, source })
+            let error = error.into();
+            Err(HostError::Reach { path, error })
         }
     }
 }

@@ -192,17 +192,23 @@ fn parse_service(entry: &[u8]) -> (String, ServiceId) {
 #[non_exhaustive]
 pub enum DiscoveryError {
     /// The port's service for management datagrams could not be opened.
-    #[error("{0}")]
+    #[error(transparent)]
     Verb(#[from] verbs_core::Error),
     /// It refused the request.
     #[error("the port's service for management datagrams: {0}")]
-    Agent(#[from] verbs_core::mad::AgentError),
+    Agent(verbs_core::mad::AgentError),
     /// The port did not answer.
     #[error("the port has no I/O unit, or does not answer")]
     TimedOut,
     /// The port has refused the request with this status.
     #[error("the port refuses: status {0:#06x}")]
     Refused(u16),
+}
+
+impl From<verbs_core::mad::AgentError> for DiscoveryError {
+    fn from(error: verbs_core::mad::AgentError) -> Self {
+        Self::Agent(error)
+    }
 }
 
 /// Finds what is behind a port: its controllers with their services. Sends one request after the other.

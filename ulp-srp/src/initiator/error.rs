@@ -16,7 +16,7 @@ pub enum Error {
     // --- the caller ---
     /// The command cannot be sent as it is.
     #[error("the command cannot be sent: {0}")]
-    Unit(#[from] IuError),
+    Unit(IuError),
     /// The scatter list has 4 GiB or more.
     #[error("a scatter list of {0} bytes; a command names less than 4 GiB")]
     TooLong(u64),
@@ -71,7 +71,7 @@ pub enum Error {
 
     // --- the peer and the network ---
     /// There is no connection.
-    #[error("{0}")]
+    #[error(transparent)]
     Connect(#[from] verbs_cm::Error),
     /// The target refuses the login.
     #[error("the target refuses the login: {0}")]
@@ -97,14 +97,20 @@ pub enum Error {
 
     // --- the device ---
     /// A verb failed.
-    #[error("{0}")]
+    #[error(transparent)]
     Verb(#[from] verbs_core::Error),
     /// A work request was not accepted.
-    #[error("{0}")]
+    #[error(transparent)]
     Post(#[from] PostError),
     /// A work request failed.
     #[error("a work request failed: {0}")]
     Work(WcStatus),
+}
+
+impl From<IuError> for Error {
+    fn from(error: IuError) -> Self {
+        Self::Unit(error)
+    }
 }
 
 /// How a target broke the protocol.

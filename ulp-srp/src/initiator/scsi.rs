@@ -42,7 +42,7 @@ impl Capacity {
 #[non_exhaustive]
 pub enum ScsiError {
     /// The command did not reach it, or its answer did not reach this initiator.
-    #[error("{0}")]
+    #[error(transparent)]
     Transport(#[from] Error),
     /// It answered with another status than GOOD.
     #[error("{}", describe(.0))]

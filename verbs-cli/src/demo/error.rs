@@ -11,8 +11,8 @@ use crate::exit;
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DemoError {
-    #[error("cannot read {}: {source}", path.display())]
-    Read { path: PathBuf, source: io::Error },
+    #[error("cannot read {}: {error}", path.display())]
+    Read { path: PathBuf, error: io::Error },
     #[error("{} is empty: there is nothing to send", .0.display())]
     Empty(PathBuf),
     #[error("cannot write the result to stdout: {0}")]
@@ -20,21 +20,51 @@ pub(crate) enum DemoError {
     #[error(transparent)]
     Topology(#[from] TopologyError),
     #[error("the subnet manager: {0}")]
-    Manager(#[from] StartError),
+    Manager(StartError),
     #[error("a verb: {0}")]
-    Verb(#[from] verbs_core::Error),
+    Verb(verbs_core::Error),
     #[error("a post: {0}")]
-    Post(#[from] PostError),
+    Post(PostError),
     #[error("the interface: {0}")]
-    Interface(#[from] ulp_ipoib::Error),
+    Interface(ulp_ipoib::Error),
     #[error("the connection: {0}")]
-    Connection(#[from] verbs_cm::Error),
+    Connection(verbs_cm::Error),
     #[error("{0} does not come to pass")]
     TimedOut(&'static str),
     #[error("{0}: what arrived is not what was sent")]
     Digest(&'static str),
     #[error("a work request ended with {0}")]
     Completion(verbs_core::WcStatus),
+}
+
+impl From<StartError> for DemoError {
+    fn from(error: StartError) -> Self {
+        Self::Manager(error)
+    }
+}
+
+impl From<verbs_core::Error> for DemoError {
+    fn from(error: verbs_core::Error) -> Self {
+        Self::Verb(error)
+    }
+}
+
+impl From<PostError> for DemoError {
+    fn from(error: PostError) -> Self {
+        Self::Post(error)
+    }
+}
+
+impl From<ulp_ipoib::Error> for DemoError {
+    fn from(error: ulp_ipoib::Error) -> Self {
+        Self::Interface(error)
+    }
+}
+
+impl From<verbs_cm::Error> for DemoError {
+    fn from(error: verbs_cm::Error) -> Self {
+        Self::Connection(error)
+    }
 }
 
 impl DemoError {

@@ -20,15 +20,15 @@ impl Payload {
     pub(crate) fn read(path: Option<&Path>, most: u64) -> Result<Self, DemoError> {
         let path = match path {
             Some(path) => path.to_owned(),
-            None => std::env::current_exe().map_err(|source| DemoError::Read {
+            None => std::env::current_exe().map_err(|error| DemoError::Read {
                 path: PathBuf::from("this program"),
-                source,
+                error,
             })?,
         };
         let mut bytes = Vec::new();
         let read = File::open(&path).and_then(|file| file.take(most).read_to_end(&mut bytes));
-        if let Err(source) = read {
-            return Err(DemoError::Read { path, source });
+        if let Err(error) = read {
+            return Err(DemoError::Read { path, error });
         }
         if bytes.is_empty() {
             return Err(DemoError::Empty(path));

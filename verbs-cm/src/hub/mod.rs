@@ -21,6 +21,7 @@ use verbs_core::mad::sa::PathRecord;
 use verbs_core::mad::{
     AgentError, Class, Delivery, MadAgent, MadClient, MadService, Method, PortInfo, TimeCode,
 };
+use verbs_core::seed::Draws;
 use verbs_core::sync::{Arc, Mutex, OnceLock, Weak};
 use verbs_core::time::Instant;
 use verbs_core::{
@@ -110,13 +111,21 @@ impl Hub {
             let number = agent.as_ref().map_or(0, |agent| agent.id().number());
             let info = service.port();
             let port = port_of(&info);
-            // Decides where the search for free ports begins: differs from run to run and from port to port.
+            // Decides where the search for free ports begins: differs from run to run, from port to port, and from
+            // one manager of a port to the next.
             let seed = service.now().as_nanos()
                 ^ info.device.node_guid.0.rotate_left(32)
                 ^ u64::from(number) << 40;
+            // A simulated device, whose runs repeat, says a number. Mixed, so that the draws are not the device's own.
+            let drawn = device
+                .provider_of()
+                .seed()
+                .map_or_else(Seed::from_system, |number| {
+                    Seed::from(Draws::new(!number ^ seed).draw())
+                });
             Self {
                 inner: Mutex::new(Inner {
-                    cm: Cm::new(Config::default(), port, number, Seed::from_system()),
+                    cm: Cm::new(Config::default(), port, number, drawn),
                     conns: BTreeMap::new(),
                     listeners: BTreeMap::new(),
                     resolutions: BTreeMap::new(),

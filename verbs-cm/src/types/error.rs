@@ -91,7 +91,7 @@ pub enum Error {
     #[error("the connection is over")]
     Disconnected,
     /// The subnet administrator did not do what it was asked for.
-    #[error("{0}")]
+    #[error(transparent)]
     Sa(#[from] SaError),
 
     /// An alternate path was not loaded.
@@ -104,20 +104,26 @@ pub enum Error {
     #[error("the device has no connection manager on port {0}")]
     NoManager(u8),
     /// A verb failed.
-    #[error("{0}")]
+    #[error(transparent)]
     Verb(#[from] verbs_core::Error),
     /// The port's service for management datagrams refused.
     #[error("the port's service for management datagrams: {0}")]
-    Service(#[from] AgentError),
+    Service(AgentError),
 
     /// The daemon of the host, whose addresses the port has, does not let this process listen.
-    #[error("{0}")]
+    #[error(transparent)]
     Host(#[from] NotListening),
 
     // --- a limit, or a state ---
     /// The state machine refused.
-    #[error("{0}")]
+    #[error(transparent)]
     Machine(#[from] CmError),
+}
+
+impl From<AgentError> for Error {
+    fn from(error: AgentError) -> Self {
+        Self::Service(error)
+    }
 }
 
 /// A peer's refusal of a connection.

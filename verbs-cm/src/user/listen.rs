@@ -34,7 +34,8 @@ pub use request::{Accepting, ConnectRequest};
 /// for the port, in number for each source and in all, in time, and in what is sent to them
 /// ([`Config`](crate::Config)); the oldest gives way, and accepting it fails with
 /// [`Failure::GaveWay`](crate::Failure::GaveWay). A program that accepts one request at a time waits for a
-/// stranger's confirmation as long as that may take: accept them beside each other.
+/// stranger's confirmation as long as that may take, and one that ends with a request that fails is ended by a stranger:
+/// accept them beside each other.
 ///
 /// ```no_run
 /// # async fn example(dev: &verbs_core::Device, pd: &verbs_core::Pd, cq: &verbs_core::Cq)
@@ -44,8 +45,11 @@ pub use request::{Accepting, ConnectRequest};
 /// let mut listener = verbs_cm::listen(dev, "0.0.0.0:7174").backlog(16).await?;
 /// while let Some(request) = listener.next().await {
 ///     let qp = pd.create_qp(verbs_core::QpInit::rc(cq, cq)).await?;
-///     let connection = request.accept(qp).await?;
-///     println!("connected to {}", connection.peer_addr());
+///     // Runs by itself: the loop takes the next request.
+///     request.accept(qp).issue(|accepted| match accepted {
+///         Ok(connection) => println!("connected to {}", connection.peer_addr()),
+///         Err(failed) => println!("not connected: {}", failed.error),
+///     });
 /// }
 /// # Ok(())
 /// # }

@@ -313,6 +313,13 @@ pub trait Provider: Send + Sync + 'static {
         None
     }
 
+    /// The number that the device's own numbers are drawn from, if it is one: a simulated device's, whose runs repeat.
+    /// Services above, the connection manager for one, draw theirs from it then; `None`, the default, has them take the
+    /// system's entropy. A filter passes it on.
+    fn seed(&self) -> Option<u64> {
+        None
+    }
+
     /// The port numbers that are shared with other processes, if they are; the connection manager listens there, too.
     fn host_ports(&self) -> Option<Arc<dyn HostPorts>> {
         None

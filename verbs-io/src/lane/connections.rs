@@ -27,11 +27,15 @@ impl Lane {
     /// An end that a connection had before, of which no completion is to come.
     pub(crate) fn vacant(&mut self) -> Option<u32> {
         reap::all(self);
-        let window = self.sizes.window as usize;
-        let is_vacant = |end: &End| end.is_vacant() && end.home.len() >= window;
-        let conn = self.ends.iter().position(is_vacant)?;
+        let conn = position_of_vacant(&self.ends, self.sizes)?;
         self.ends[conn].reset();
         Some(conn as u32)
+    }
+
+    /// Whether another connection may be made now.
+    pub(crate) fn has_place(&mut self) -> bool {
+        reap::all(self);
+        self.has_room() || position_of_vacant(&self.ends, self.sizes).is_some()
     }
 
     /// How many ends are in use.
@@ -73,21 +77,21 @@ impl Lane {
         Some(conn)
     }
 
-    /// Posts the first receives of a connection that is to be made. Says for which connection of the end.
+    /// Posts the first receives of a connection that is to be made.
     ///
     /// # Errors
     /// The queue's.
-    pub(crate) fn prepare(&mut self, conn: u32, qp: &mut Qp) -> Result<u32, PostError> {
+    pub(crate) fn prepare(&mut self, conn: u32, qp: &mut Qp) -> Result<(), PostError> {
         let end = &mut self.ends[conn as usize];
         while let Some(&buf) = end.home.last() {
             qp.post_recv(receive(conn, buf).into(self.loans.sge(buf)))?;
             end.home.pop();
             end.recv_posted += 1;
         }
-        Ok(end.serial)
+        Ok(())
     }
 
-    /// The connection is there.
+    /// The connection is there: posts its receives, unless that was done before.
     pub(crate) fn open(&mut self, conn: u32, queues: (SendQueue, RecvQueue)) {
         let end = &mut self.ends[conn as usize];
         end.queues = Some(queues);
@@ -121,4 +125,11 @@ impl Lane {
         end.is_retired = true;
         queues
     }
+}
+
+/// An end that another connection may have, with its buffers at home.
+fn position_of_vacant(ends: &[End], sizes: Sizes) -> Option<usize> {
+    let window = sizes.window as usize;
+    let is_vacant = |end: &End| end.is_vacant() && end.home.len() >= window;
+    ends.iter().position(is_vacant)
 }

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::ops::Deref;
+use std::time::Duration;
 
 use arrayvec::ArrayVec;
 use verbs_core::biased::Biased;
@@ -28,19 +29,22 @@ pub(crate) struct Core {
     pub(crate) pd: Pd,
     pub(crate) device: Device,
     pub(crate) lookups: Lookups,
+    /// How long a connection is silent before its peer is asked, if it is.
+    pub(crate) keepalive: Option<Duration>,
 }
 
 impl Core {
     /// Rights of buffers: each may be the sink of a READ, and peers have none, as the program holds references to it.
     pub(crate) const BUFFERS: Access = Access::LOCAL_WRITE.union(Access::READ_SINK);
 
-    pub(crate) fn new(lane: Lane, pd: Pd, device: Device) -> Self {
+    pub(crate) fn new(lane: Lane, pd: Pd, device: Device, keepalive: Option<Duration>) -> Self {
         Self {
             lane: Biased::new(lane),
             handles: AtomicU32::new(0),
             pd,
             device,
             lookups: Lookups::default(),
+            keepalive,
         }
     }
 

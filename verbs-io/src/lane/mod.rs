@@ -8,6 +8,7 @@
 mod connections;
 pub(crate) mod core;
 pub(crate) mod end;
+pub(crate) mod probe;
 pub(crate) mod reap;
 pub(crate) mod request;
 pub(crate) mod sleep;

@@ -82,16 +82,28 @@ const QPN_MIN: u32 = 0x10;
 pub enum JoinError {
     /// The daemon does not answer.
     #[error("the host's daemon does not answer: {0}")]
-    Socket(#[from] io::Error),
+    Socket(io::Error),
     /// It refuses.
     #[error("the host's daemon refuses: {0}")]
     Refused(No),
     /// Its answer makes no sense.
     #[error("the host's daemon does not answer as it should: {0}")]
-    Malformed(#[from] Malformed),
+    Malformed(Malformed),
     /// It has sent another message first.
     #[error("the host's daemon does not answer as it should: it says something else first")]
     Unexpected,
+}
+
+impl From<io::Error> for JoinError {
+    fn from(error: io::Error) -> Self {
+        Self::Socket(error)
+    }
+}
+
+impl From<Malformed> for JoinError {
+    fn from(error: Malformed) -> Self {
+        Self::Malformed(error)
+    }
 }
 
 /// A port of the host's daemon, as a link.

@@ -39,7 +39,6 @@ pub struct PortReservation {
 #[error("{error}")]
 pub struct NotBound {
     /// What was wrong.
-    #[source]
     pub error: PortError,
     /// The reservation.
     pub reservation: PortReservation,

@@ -528,14 +528,13 @@ pub enum LinkError {
     },
     /// The kernel does not report the machine's interfaces.
     #[error("cannot ask the kernel for the machine's interfaces (a route socket): {0}")]
-    Interfaces(#[source] io::Error),
+    Interfaces(io::Error),
     /// The system refuses a socket, or an option of it.
     #[error("no socket on UDP port {ROCE_PORT} of {address}: {error}")]
     Socket {
         /// The address.
         address: IpAddr,
         /// The system's error.
-        #[source]
         error: io::Error,
     },
 }

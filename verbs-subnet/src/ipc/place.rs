@@ -14,13 +14,12 @@ use verbs_core::process::variable;
 #[non_exhaustive]
 pub enum PlaceError {
     /// It cannot be created or examined.
-    #[error("cannot use the folder {}: {source}", path.display())]
+    #[error("cannot use the folder {}: {error}", path.display())]
     Unusable {
         /// The folder.
         path: PathBuf,
         /// The system's error.
-        #[source]
-        source: io::Error,
+        error: io::Error,
     },
     /// It is a symbolic link, a file or something else.
     #[error(
@@ -63,7 +62,7 @@ pub enum PlaceError {
 impl From<PlaceError> for io::Error {
     fn from(error: PlaceError) -> Self {
         match error {
-            PlaceError::Unusable { source, .. } => source,
+            PlaceError::Unusable { error, .. } => error,
             _ => Self::new(io::ErrorKind::PermissionDenied, error),
         }
     }
@@ -119,7 +118,7 @@ pub fn check_default(socket: &Path) -> Result<(), PlaceError> {
     }
     match check_own(&folder) {
         // Then there is no socket in it either; connecting to it reports that.
-        Err(PlaceError::Unusable { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+        Err(PlaceError::Unusable { error, .. }) if error.kind() == io::ErrorKind::NotFound => {
             Ok(())
         }
         other => other,
@@ -144,9 +143,9 @@ pub fn make_default(socket: &Path) -> Result<(), PlaceError> {
 /// [`PlaceError`].
 pub fn make_own(folder: &Path) -> Result<(), PlaceError> {
     match fs::DirBuilder::new().mode(0o700).create(folder) {
-        Err(source) if source.kind() != io::ErrorKind::AlreadyExists => Err(PlaceError::Unusable {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(PlaceError::Unusable {
             path: folder.to_owned(),
-            source,
+            error,
         }),
         // A folder that was just created may be less open than requested, never more.
         _ => check_own(folder),
@@ -161,9 +160,9 @@ pub fn make_own(folder: &Path) -> Result<(), PlaceError> {
 pub fn check_own(folder: &Path) -> Result<(), PlaceError> {
     let path = || folder.to_owned();
     let found = fs::symlink_metadata(folder);
-    let found = found.map_err(|source| PlaceError::Unusable {
+    let found = found.map_err(|error| PlaceError::Unusable {
         path: path(),
-        source,
+        error,
     })?;
     if !found.is_dir() {
         let kind = match found.file_type() {

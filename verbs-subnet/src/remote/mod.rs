@@ -55,13 +55,12 @@ const LOOK_EVERY: u32 = 256;
 #[non_exhaustive]
 pub enum AttachError {
     /// No subnet is hosted there, or the connection to it has failed.
-    #[error("cannot reach a subnet at {path}: {source}; `verbs subnet TOPOLOGY` hosts one")]
+    #[error("cannot reach a subnet at {path}: {error}; `verbs subnet TOPOLOGY` hosts one")]
     Reach {
         /// The socket.
         path: PathBuf,
         /// The system's error.
-        #[source]
-        source: io::Error,
+        error: io::Error,
     },
     /// The default place of a hosted subnet is not private to the user.
     #[error(transparent)]
@@ -78,10 +77,16 @@ pub enum AttachError {
     },
     /// The memory to share with the host could not be allocated.
     #[error("no memory can be shared with the subnet's host: {0}")]
-    Memory(#[source] io::Error),
+    Memory(io::Error),
     /// The host's answer is malformed.
     #[error("the subnet's host does not answer as it should: {0}")]
-    NoAnswer(#[from] MessageError),
+    NoAnswer(MessageError),
+}
+
+impl From<MessageError> for AttachError {
+    fn from(error: MessageError) -> Self {
+        Self::NoAnswer(error)
+    }
 }
 
 /// A port of a hosted subnet, as a link. When it is dropped, the port's link stays as it is, and another HCA can
@@ -116,9 +121,9 @@ impl RemotePort {
     /// [`AttachError`].
     pub fn attach(path: &Path, node: &str, port: u8) -> Result<Self, AttachError> {
         check_default(path)?;
-        let reach = |source: Errno| AttachError::Reach {
+        let reach = |error: Errno| AttachError::Reach {
             path: path.to_owned(),
-            source: source.into(),
+            error: error.into(),
         };
         let socket = connect_to(path).map_err(reach)?;
         let question = Message::Attach {

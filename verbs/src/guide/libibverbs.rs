@@ -13,7 +13,7 @@
 //! | `ibv_create_cq`, `ibv_create_comp_channel` | the endpoint's own | [`Device::create_cq`](verbs_core::Device::create_cq), [`CompletionChannel`](verbs_core::CompletionChannel) |
 //! | `ibv_create_qp`, `rdma_create_qp` | the connection's own | [`Pd::create_qp`](verbs_core::Pd::create_qp) with [`QpInit`](verbs_core::QpInit) |
 //! | `rdma_resolve_addr`, `rdma_resolve_route`, `rdma_connect` | [`Endpoint::connect`](crate::Endpoint::connect) | [`cm::connect`](verbs_cm::connect()) |
-//! | `rdma_listen`, `rdma_get_request`, `rdma_accept` | [`Endpoint::listen`](crate::Endpoint::listen), [`Incoming::accept`](crate::Incoming::accept) | [`cm::listen`](verbs_cm::listen()) |
+//! | `rdma_listen`, `rdma_get_request`, `rdma_accept` | [`Endpoint::listen`](crate::Endpoint::listen), [`Listening::screen`](crate::Listening::screen) | [`cm::listen`](verbs_cm::listen()) |
 //! | `ibv_post_send`, `IBV_WR_SEND` | [`Connection::send`](crate::Connection::send) | [`SendQueue::post`](verbs_core::SendQueue::post) |
 //! | `IBV_WR_RDMA_WRITE`, `IBV_WR_RDMA_READ` | [`write`](crate::Connection::write), [`read`](crate::Connection::read) with a [`Token`](crate::Token) | [`Write`](verbs_core::Write), [`Read`](verbs_core::Read) |
 //! | `IBV_WR_ATOMIC_CMP_AND_SWP`, `_FETCH_AND_ADD` | [`compare_swap`](crate::Connection::compare_swap), [`fetch_add`](crate::Connection::fetch_add) | [`Atomic`](verbs_core::Atomic) |

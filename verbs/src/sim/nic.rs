@@ -76,6 +76,10 @@ impl Provider for OneNic {
         self.nic.query_provider(port)
     }
 
+    fn seed(&self) -> Option<u64> {
+        self.nic.seed()
+    }
+
     fn timer(&self) -> Option<Arc<dyn Timer>> {
         self.nic.timer()
     }

@@ -275,6 +275,10 @@ impl Provider for CommandInterface {
         self.shared.inner.query_provider(port)
     }
 
+    fn seed(&self) -> Option<u64> {
+        self.shared.inner.seed()
+    }
+
     fn timer(&self) -> Option<Arc<dyn verbs_core::Timer>> {
         self.shared.inner.timer()
     }

@@ -17,8 +17,8 @@ pub(crate) enum HostError {
     Link(#[from] LinkError),
     #[error("another program shares this host at {} already", .0.display())]
     Running(PathBuf),
-    #[error("cannot listen at {}: {source}", path.display())]
-    Listen { path: PathBuf, source: io::Error },
+    #[error("cannot listen at {}: {error}", path.display())]
+    Listen { path: PathBuf, error: io::Error },
     #[error("cannot wait for programs: {0}")]
     Wait(io::Error),
     #[error("cannot wait for signals: {0}")]

@@ -92,9 +92,9 @@ struct Place {
 impl Place {
     /// With what the last daemon has left there, if it was killed.
     fn take(path: &Path) -> Result<(Self, Vec<Record>), HostError> {
-        let failed = |source: io::Error| HostError::Listen {
+        let failed = |error: io::Error| HostError::Listen {
             path: path.to_owned(),
-            source,
+            error,
         };
         let mut lock = path.as_os_str().to_owned();
         lock.push(".lock");

@@ -20,12 +20,12 @@ pub(crate) enum SubnetError {
     NoAdapter,
     #[error(transparent)]
     Topology(#[from] TopologyError),
-    #[error("cannot read {}: {source}", path.display())]
-    Read { path: PathBuf, source: io::Error },
-    #[error("cannot listen at {}: {source}", path.display())]
-    Listen { path: PathBuf, source: io::Error },
-    #[error("cannot use {}: {source}", path.display())]
-    Files { path: PathBuf, source: io::Error },
+    #[error("cannot read {}: {error}", path.display())]
+    Read { path: PathBuf, error: io::Error },
+    #[error("cannot listen at {}: {error}", path.display())]
+    Listen { path: PathBuf, error: io::Error },
+    #[error("cannot use {}: {error}", path.display())]
+    Files { path: PathBuf, error: io::Error },
     #[error("another program hosts a subnet at {}; `verbs subnet --status` asks it", .0.display())]
     Hosted(PathBuf),
     #[error(transparent)]
@@ -38,16 +38,22 @@ pub(crate) enum SubnetError {
     NoCable { node: String, port: u8 },
     #[error("cannot wait for clients: {0}")]
     Wait(io::Error),
-    #[error("no subnet at {}: {source}", path.display())]
-    Reach { path: PathBuf, source: io::Error },
+    #[error("no subnet at {}: {error}", path.display())]
+    Reach { path: PathBuf, error: io::Error },
     #[error("the subnet says: {0}")]
     Refused(Refusal),
     #[error("the subnet says what is no answer: {0}")]
-    Message(#[from] MessageError),
+    Message(MessageError),
     #[error("the subnet gives another answer than was asked for")]
     NoAnswer,
     #[error("cannot write the result to stdout: {0}")]
     Output(io::Error),
+}
+
+impl From<MessageError> for SubnetError {
+    fn from(error: MessageError) -> Self {
+        Self::Message(error)
+    }
 }
 
 impl SubnetError {

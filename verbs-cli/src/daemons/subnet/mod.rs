@@ -90,9 +90,9 @@ fn topology(args: &SubnetArgs) -> Result<Topology, SubnetError> {
     let Some(file) = &args.topology else {
         return Err(SubnetError::NoTopology);
     };
-    let read = |source| SubnetError::Read {
+    let read = |error| SubnetError::Read {
         path: file.clone(),
-        source,
+        error,
     };
     let text = fs::read_to_string(file).map_err(read)?;
     let topology = Topology::parse(&text)?;
@@ -144,9 +144,9 @@ impl fmt::Display for Welcome {
 /// Asks a hosted subnet.
 fn ask(path: &Path, question: &Message) -> Result<Message, SubnetError> {
     check_default(path)?;
-    let reach = |source: rustix::io::Errno| SubnetError::Reach {
+    let reach = |error: rustix::io::Errno| SubnetError::Reach {
         path: path.to_owned(),
-        source: source.into(),
+        error: error.into(),
     };
     let socket = connect_to(path).map_err(reach)?;
     send(socket.as_fd(), &question.encode(), true).map_err(reach)?;

@@ -45,9 +45,9 @@ impl Place {
         let folder = folder_of(socket);
         for _ in 0..TRIES {
             make_own(&folder)?;
-            let files = |source: Errno| SubnetError::Files {
+            let files = |error: Errno| SubnetError::Files {
                 path: folder.clone(),
-                source: source.into(),
+                error: error.into(),
             };
             let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             let lock = open(&folder, flags, Mode::empty()).map_err(files)?;
@@ -71,9 +71,9 @@ impl Place {
 
     /// Listens at a socket.
     pub(crate) fn listen(&mut self, path: &Path) -> Result<OwnedFd, SubnetError> {
-        let refused = |source| SubnetError::Listen {
+        let refused = |error| SubnetError::Listen {
             path: path.to_owned(),
-            source,
+            error,
         };
         let listener = listen_at(path).map_err(|error| refused(error.into()))?;
         self.sockets.push(SocketFile::bound(path).map_err(refused)?);
@@ -83,9 +83,9 @@ impl Place {
     /// The managers' files.
     pub(crate) fn managers(&self, max: usize) -> Result<Managers, SubnetError> {
         let managers = Managers::new(self.folder.clone(), max);
-        managers.map_err(|source| SubnetError::Files {
+        managers.map_err(|error| SubnetError::Files {
             path: self.folder.clone(),
-            source,
+            error,
         })
     }
 }

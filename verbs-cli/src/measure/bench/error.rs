@@ -16,22 +16,22 @@ pub(crate) enum BenchError {
     Host(String),
     /// A connection manager could not be used.
     #[error("cannot use the connection manager: {0}")]
-    Cm(#[from] verbs_cm::Error),
+    Cm(verbs_cm::Error),
     /// A node of reliable datagrams could not be made.
     #[error("cannot open a node of RDS: {0}")]
-    Rds(#[from] ulp_rds::Error),
+    Rds(ulp_rds::Error),
     /// A datagram was not accepted.
     #[error("cannot send a datagram: {0}")]
-    Datagram(#[from] ulp_rds::SendError),
+    Datagram(ulp_rds::SendError),
     /// The system's TCP failed.
     #[error("TCP over the loopback interface: {0}")]
     Tcp(std::io::Error),
     /// A work request was not accepted.
     #[error("cannot post: {0}")]
-    Post(#[from] PostError),
+    Post(PostError),
     /// A batch of work requests was not accepted whole.
     #[error("cannot post a batch: {0}")]
-    Batch(#[from] BatchError),
+    Batch(BatchError),
     /// A work request ended badly.
     #[error("work request {wr_id} ended with \"{status}\" ({} in ibv_wc_status)", *status as u8)]
     Completion { wr_id: u64, status: WcStatus },
@@ -44,6 +44,36 @@ pub(crate) enum BenchError {
     /// The other thread ended early; its own error is worth more than this one.
     #[error("the other thread has ended")]
     PeerGone,
+}
+
+impl From<verbs_cm::Error> for BenchError {
+    fn from(error: verbs_cm::Error) -> Self {
+        Self::Cm(error)
+    }
+}
+
+impl From<ulp_rds::Error> for BenchError {
+    fn from(error: ulp_rds::Error) -> Self {
+        Self::Rds(error)
+    }
+}
+
+impl From<ulp_rds::SendError> for BenchError {
+    fn from(error: ulp_rds::SendError) -> Self {
+        Self::Datagram(error)
+    }
+}
+
+impl From<PostError> for BenchError {
+    fn from(error: PostError) -> Self {
+        Self::Post(error)
+    }
+}
+
+impl From<BatchError> for BenchError {
+    fn from(error: BatchError) -> Self {
+        Self::Batch(error)
+    }
 }
 
 impl BenchError {

@@ -87,7 +87,7 @@ pub(crate) enum BenchError {
     #[error(transparent)]
     Wire(#[from] WireError),
     #[error("no connection: {0}")]
-    Connection(#[from] verbs_cm::Error),
+    Connection(verbs_cm::Error),
     #[error("cannot {doing}: {error}")]
     System {
         doing: &'static str,
@@ -96,10 +96,22 @@ pub(crate) enum BenchError {
     #[error("cannot write the result to stdout: {0}")]
     Stdout(io::Error),
     #[error("a verb failed: {0}")]
-    Verb(#[from] verbs_core::Error),
+    Verb(verbs_core::Error),
     /// Something is still there.
     #[error("{connections} connections and {objects} objects are left behind")]
     Left { connections: usize, objects: u32 },
+}
+
+impl From<verbs_cm::Error> for BenchError {
+    fn from(error: verbs_cm::Error) -> Self {
+        Self::Connection(error)
+    }
+}
+
+impl From<verbs_core::Error> for BenchError {
+    fn from(error: verbs_core::Error) -> Self {
+        Self::Verb(error)
+    }
 }
 
 impl BenchError {

@@ -32,7 +32,7 @@ pub(crate) enum SimError {
     Misfit(String),
     /// A verb has failed where none may.
     #[error("a verb of the run has failed: {0}")]
-    Verb(#[from] verbs_core::Error),
+    Verb(verbs_core::Error),
     /// The capture could not be written.
     #[error("cannot write {}: {error}", path.display())]
     Trace {
@@ -43,7 +43,19 @@ pub(crate) enum SimError {
     },
     /// The result could not be written.
     #[error("cannot write the result to stdout: {0}")]
-    Stdout(#[from] io::Error),
+    Stdout(io::Error),
+}
+
+impl From<verbs_core::Error> for SimError {
+    fn from(error: verbs_core::Error) -> Self {
+        Self::Verb(error)
+    }
+}
+
+impl From<io::Error> for SimError {
+    fn from(error: io::Error) -> Self {
+        Self::Stdout(error)
+    }
 }
 
 impl SimError {

@@ -10,16 +10,16 @@ use crate::exit;
 /// What went wrong.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum IpoibError {
-    #[error("no port of the subnet at {}: {source}", path.display())]
-    Attach { path: PathBuf, source: AttachError },
+    #[error("no port of the subnet at {}: {error}", path.display())]
+    Attach { path: PathBuf, error: AttachError },
     #[error(transparent)]
     Verb(#[from] verbs_core::Error),
     #[error(transparent)]
     Manager(#[from] verbs_cm::Error),
     #[error(transparent)]
     Interface(#[from] ulp_ipoib::Error),
-    #[error("cannot have the TUN device {name}: {source}")]
-    Tun { name: String, source: io::Error },
+    #[error("cannot have the TUN device {name}: {error}")]
+    Tun { name: String, error: io::Error },
     #[error("cannot wait for packets: {0}")]
     Wait(io::Error),
     #[error("cannot write to stdout: {0}")]

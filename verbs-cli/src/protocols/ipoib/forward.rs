@@ -23,9 +23,9 @@ pub(super) fn run(args: &ForwardArgs, out: &mut dyn Write) -> Result<(), IpoibEr
     };
     let mut devices: Vec<SyncDevice> = Vec::new();
     for name in &args.names {
-        devices.push(make(name).map_err(|source| IpoibError::Tun {
+        devices.push(make(name).map_err(|error| IpoibError::Tun {
             name: name.clone(),
-            source,
+            error,
         })?);
     }
     let [one, other] = devices.as_slice() else {

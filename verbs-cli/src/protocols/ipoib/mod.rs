@@ -35,14 +35,14 @@ pub(crate) fn run(args: &IpoibArgs, out: &mut dyn Write) -> Result<(), IpoibErro
 fn up(args: &UpArgs, out: &mut dyn Write) -> Result<(), IpoibError> {
     let path = args.subnet.clone().unwrap_or_else(default_path);
     let hca = Hca::subnet(&path, &args.port.node, args.port.port);
-    let hca = hca.map_err(|source| IpoibError::Attach { path, source })?;
+    let hca = hca.map_err(|error| IpoibError::Attach { path, error })?;
     let device = Arc::new(hca.open().wait()?);
     let admin = Arc::new(SaClient::of(&device, 1).wait()?);
     let news = News::new().map_err(IpoibError::Wait)?;
     let mut interfaces = Vec::new();
     for (name, config) in configs(args) {
         let tun = Tun::new(&name, &config.addresses, &news);
-        let tun = tun.map_err(|source| IpoibError::Tun { name, source })?;
+        let tun = tun.map_err(|error| IpoibError::Tun { name, error })?;
         let admin = Arc::<SaClient>::clone(&admin);
         let making = Interface::new(&device, admin, tun.face(), config);
         let interface = block_on(making)?;
@@ -86,9 +86,9 @@ fn carry(
 ) -> Result<(), IpoibError> {
     loop {
         for (tun, _) in interfaces.iter() {
-            let failed = |source| IpoibError::Tun {
+            let failed = |error| IpoibError::Tun {
                 name: tun.name.clone(),
-                source,
+                error,
             };
             if let Some(link) = tun.link_change().map_err(failed)? {
                 say(out, &format_args!("{}: {link}", tun.name))?;

@@ -20,7 +20,7 @@ pub(crate) enum RdsError {
     #[error(transparent)]
     Rds(#[from] ulp_rds::Error),
     #[error("cannot send: {0}")]
-    Send(#[from] SendError),
+    Send(SendError),
     #[error("cannot {doing}: {error}")]
     System {
         doing: &'static str,
@@ -35,9 +35,9 @@ pub(crate) enum RdsError {
     Verb { doing: &'static str, error: Error },
     /// The interface on a hosted subnet could not be made.
     #[error("cannot find peers on the subnet: {0}")]
-    Interface(#[from] ulp_ipoib::Error),
+    Interface(ulp_ipoib::Error),
     #[error("cannot make connections on the subnet: {0}")]
-    Manager(#[from] verbs_cm::Error),
+    Manager(verbs_cm::Error),
     #[error(
         "the port of the subnet is not in service after {0:?}: does a subnet manager run? (`verbs subnet --sm` has one)"
     )]
@@ -54,6 +54,24 @@ pub(crate) enum RdsError {
     /// What came is not what was sent.
     #[error("from {from}: {wrong}")]
     Wrong { from: SocketAddr, wrong: Wrong },
+}
+
+impl From<SendError> for RdsError {
+    fn from(error: SendError) -> Self {
+        Self::Send(error)
+    }
+}
+
+impl From<ulp_ipoib::Error> for RdsError {
+    fn from(error: ulp_ipoib::Error) -> Self {
+        Self::Interface(error)
+    }
+}
+
+impl From<verbs_cm::Error> for RdsError {
+    fn from(error: verbs_cm::Error) -> Self {
+        Self::Manager(error)
+    }
 }
 
 impl RdsError {

@@ -37,7 +37,7 @@ pub(crate) enum SrpError {
     #[error(transparent)]
     Session(#[from] ulp_srp::initiator::Error),
     /// The disk does not do what it was asked for.
-    #[error("{0}")]
+    #[error(transparent)]
     Disk(#[from] ulp_srp::initiator::ScsiError),
     /// The target is one of several at its address, or wants to be called by its name.
     #[error(

@@ -247,6 +247,10 @@ impl Provider for Fault {
         self.inner.query_provider(port)
     }
 
+    fn seed(&self) -> Option<u64> {
+        self.inner.seed()
+    }
+
     fn timer(&self) -> Option<Arc<dyn Timer>> {
         self.inner.timer()
     }

@@ -79,6 +79,10 @@ impl Provider for Trace {
         self.inner.query_provider(port)
     }
 
+    fn seed(&self) -> Option<u64> {
+        self.inner.seed()
+    }
+
     fn timer(&self) -> Option<Arc<dyn Timer>> {
         self.inner.timer()
     }
