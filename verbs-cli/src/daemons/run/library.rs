@@ -231,11 +231,11 @@ mod tests {
             refused.to_string().contains("cargo build -p verbs-ibverbs"),
             "{refused}"
         );
-        std::fs::write(place.path().join(BUILT), "library").expect("room");
+        fs::write(place.path().join(BUILT), "library").expect("room");
         for _ in 0..2 {
             let folder = beside(&program, &[]).expect("it is there");
             for name in [NAME, CM_NAME] {
-                let read = std::fs::read_to_string(folder.join(name)).expect("a link to it");
+                let read = fs::read_to_string(folder.join(name)).expect("a link to it");
                 assert_eq!(read, "library");
             }
         }
@@ -244,8 +244,8 @@ mod tests {
     /// A folder that this user may not write, whoever runs the test: no folder can be made in a file.
     fn closed(place: &Path) -> PathBuf {
         let program = place.join("verbs");
-        std::fs::write(place.join(BUILT), "library").expect("room");
-        std::fs::write(place.join("verbs-run"), "no folder").expect("room");
+        fs::write(place.join(BUILT), "library").expect("room");
+        fs::write(place.join("verbs-run"), "no folder").expect("room");
         program
     }
 
@@ -259,21 +259,21 @@ mod tests {
         let folder = beside(&program, &private).expect("the second");
         assert_eq!(folder.parent(), Some(&*private[1]));
         for folder in [&folder, &private[1]] {
-            let mode = std::fs::metadata(folder).expect("it is made").mode();
+            let mode = fs::metadata(folder).expect("it is made").mode();
             assert_eq!(mode & 0o7777, 0o700, "{}", folder.display());
         }
         for name in [NAME, CM_NAME] {
-            let read = std::fs::read_to_string(folder.join(name)).expect("a link to it");
+            let read = fs::read_to_string(folder.join(name)).expect("a link to it");
             assert_eq!(read, "library");
         }
         assert_eq!(beside(&program, &private).expect("again"), folder);
         // A name that has come to stand for another library is put right.
-        std::fs::remove_file(folder.join(NAME)).expect("it is there");
-        std::fs::write(folder.join(NAME), "another").expect("room");
+        fs::remove_file(folder.join(NAME)).expect("it is there");
+        fs::write(folder.join(NAME), "another").expect("room");
         beside(&program, &private).expect("again");
-        let read = std::fs::read_to_string(folder.join(NAME)).expect("a link to it");
+        let read = fs::read_to_string(folder.join(NAME)).expect("a link to it");
         assert_eq!(read, "library");
-        std::fs::write(place.path().join(PRELOAD), "sockets").expect("room");
+        fs::write(place.path().join(PRELOAD), "sockets").expect("room");
         let preload = preload(&folder).expect("beside what it was built with");
         assert!(is_same(&preload, &place.path().join(PRELOAD)));
     }
@@ -306,15 +306,15 @@ mod tests {
             std::fs::create_dir_all(folder).expect("room");
         }
         let program = bin.join("verbs");
-        std::fs::write(&program, "program").expect("room");
-        std::fs::write(lib.join(NAME), "installed").expect("room");
+        fs::write(&program, "program").expect("room");
+        fs::write(lib.join(NAME), "installed").expect("room");
         give(&lib);
         let refused = beside(&program, &[]).expect_err("the folder is another's");
         assert!(refused.to_string().contains("user 65534"), "{refused}");
         give(&lib.join(NAME));
         assert!(beside(&program, &[]).is_err());
         // The one beside the program is taken, and not in another's folder.
-        std::fs::write(bin.join(BUILT), "built").expect("room");
+        fs::write(bin.join(BUILT), "built").expect("room");
         std::fs::create_dir(bin.join("verbs-run")).expect("room");
         give(&bin.join("verbs-run"));
         let own = place.path().join("own");
@@ -352,8 +352,8 @@ mod tests {
         for folder in [&bin, &lib] {
             std::fs::create_dir_all(folder).expect("room");
         }
-        std::fs::write(bin.join(BUILT), "built").expect("room");
-        std::fs::write(lib.join(NAME), "installed").expect("room");
+        fs::write(bin.join(BUILT), "built").expect("room");
+        fs::write(lib.join(NAME), "installed").expect("room");
         assert_eq!(beside(&bin.join("verbs"), &[]).expect("it is there"), lib);
         assert_eq!(folder(Some(&lib)).expect("it is there"), lib);
         assert!(matches!(folder(Some(&bin)), Err(LibraryError::NotThere(_))));
