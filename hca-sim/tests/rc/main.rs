@@ -7,6 +7,7 @@ mod batches;
 mod direct;
 mod ends;
 mod faults;
+mod gone;
 mod memory;
 mod operations;
 mod states;

@@ -2,6 +2,7 @@
 
 mod dm;
 mod domain;
+mod maps;
 mod mr;
 mod mw;
 

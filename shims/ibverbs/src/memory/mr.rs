@@ -5,15 +5,18 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::{NonNull, null_mut};
 
 use parking_lot::Mutex;
-use rustix::mm::{MsyncFlags, msync};
 use verbs_abi as abi;
 use verbs_core::{Access, Memory, Refused};
 
-use super::Pd;
+use super::{Pd, maps};
 use crate::call::{Errno, code, number, pointer, set_errno};
 use crate::live::{Ending, Held, Kind, Object, Users, end, look, publish, room};
 
-const PAGE: usize = 4096;
+/// Rights for which the kernel wants memory that the process may write.
+const WRITABLE: Access = Access::LOCAL_WRITE
+    .union(Access::REMOTE_WRITE)
+    .union(Access::REMOTE_ATOMIC)
+    .union(Access::MW_BIND);
 
 /// A memory region.
 #[repr(C)]
@@ -26,6 +29,9 @@ pub(crate) struct Mr {
 struct Inner {
     /// `None` after a reregistration that has lost it.
     mr: Option<verbs_core::Mr>,
+    access: Access,
+    /// It is the program's memory, and none of this library.
+    is_programs: bool,
     pd: Held<Pd>,
 }
 
@@ -48,11 +54,11 @@ fn rights(access: c_uint) -> Access {
     Access::from_bits_retain(access).difference(Access::ON_DEMAND)
 }
 
-/// The program's memory.
+/// The program's memory, if the process may access it in that way.
 ///
 /// # Safety
 /// The program permits every holder of the keys to read and write it, until it deregisters it.
-unsafe fn memory(addr: *mut c_void, length: usize) -> Result<Memory, Errno> {
+unsafe fn memory(addr: *mut c_void, length: usize, access: Access) -> Result<Memory, Errno> {
     if addr.addr().checked_add(length).is_none() {
         return Err(Errno::INVAL);
     }
@@ -64,15 +70,15 @@ unsafe fn memory(addr: *mut c_void, length: usize) -> Result<Memory, Errno> {
             _ => Err(Errno(libc::EFAULT)),
         };
     };
-    if length > 0 {
-        let page = addr.wrapping_byte_sub(addr.addr() % PAGE);
-        let whole = length + addr.addr() % PAGE;
-        // SAFETY: it only checks whether all pages are mapped.
-        let mapped = unsafe { msync(page, whole, MsyncFlags::ASYNC) };
-        mapped.map_err(|_| Errno(libc::EFAULT))?;
-    }
+    check(addr, length, access)?;
     // SAFETY: guaranteed by the caller.
     Ok(unsafe { Memory::foreign(start, length, Box::new(())) })
+}
+
+/// Whether the process may access its memory in that way; `addr + length` is an address.
+fn check(addr: *mut c_void, length: usize, access: Access) -> Result<(), Errno> {
+    let all = addr.addr()..addr.addr() + length;
+    maps::check(all, access.intersects(WRITABLE))
 }
 
 /// Registers memory of the program or of this library.
@@ -83,7 +89,7 @@ pub(super) fn register(
     (addr, iova): (*mut c_void, u64),
     access: Access,
 ) -> Result<*mut abi::Mr, Errno> {
-    let length = memory.len();
+    let (length, is_programs) = (memory.len(), memory.addr() == addr.addr() as u64);
     let mut request = pd.register(memory, access);
     if !access.contains(Access::ZERO_BASED) {
         request = request.iova(iova);
@@ -103,6 +109,8 @@ pub(super) fn register(
         shown: UnsafeCell::new(shown),
         inner: Mutex::new(Inner {
             mr: Some(mr),
+            access,
+            is_programs,
             pd: Held::new(pd),
         }),
         users: Users::default(),
@@ -147,7 +155,7 @@ pub(crate) unsafe extern "C" fn reg_mr_iova2(
         let access = rights(access);
         access.check()?;
         // SAFETY: the program registers it for that purpose.
-        let memory = unsafe { memory(addr, length) }?;
+        let memory = unsafe { memory(addr, length, access) }?;
         register(pd, owner, memory, (addr, iova), access)
     })
 }
@@ -217,18 +225,28 @@ pub(crate) unsafe extern "C" fn rereg_mr(
         let asked = unsafe {
             look::<Mr, _>(mr).and_then(|mr| {
                 let new_pd = has(rereg::PD).then(|| look::<Pd, _>(pd)).transpose()?;
-                let new_memory = has(rereg::TRANSLATION).then(|| memory(addr, length));
-                Ok((mr, new_pd, new_memory.transpose()?))
+                let new_access = has(rereg::ACCESS).then(|| rights(access.cast_unsigned()));
+                let (old_access, is_programs) = mr.kind();
+                let access = new_access.unwrap_or(old_access);
+                let new_memory = match has(rereg::TRANSLATION) {
+                    true => Some(memory(addr, length, access)?),
+                    false if is_programs => {
+                        let (addr, length) = ((*mr.shown.get()).addr, (*mr.shown.get()).length);
+                        check(addr, length, access)?;
+                        None
+                    }
+                    false => None,
+                };
+                Ok((mr, new_pd, new_memory, new_access))
             })
         };
-        let (mr, new_pd, new_memory) = match asked {
+        let (mr, new_pd, new_memory, new_access) = match asked {
             Ok(asked) if flags != 0 && flags & !known == 0 => asked,
             asked => {
                 set_errno(asked.err().unwrap_or(Errno::INVAL));
                 return Ok(rereg::ERR_INPUT);
             }
         };
-        let new_access = has(rereg::ACCESS).then(|| rights(access.cast_unsigned()));
         if let Err(errno) = mr.register_again(new_pd.zip(Some(pd)), new_memory, new_access) {
             set_errno(errno);
             return Ok(rereg::ERR_CMD);
@@ -242,6 +260,12 @@ pub(crate) unsafe extern "C" fn rereg_mr(
 }
 
 impl Mr {
+    /// Its rights, and whether it is the program's memory.
+    fn kind(&self) -> (Access, bool) {
+        let inner = self.inner.lock();
+        (inner.access, inner.is_programs)
+    }
+
     /// Changes the named attributes, and keeps the keys.
     fn register_again(
         &self,
@@ -272,6 +296,8 @@ impl Mr {
                     shown.pd = at;
                     inner.pd = Held::new(pd);
                 }
+                inner.access = access.unwrap_or(inner.access);
+                inner.is_programs |= length.is_some();
                 inner.mr = Some(new);
                 Ok(())
             }
