@@ -55,7 +55,7 @@ impl Forger {
     /// One request in the name of each of them.
     fn send(&mut self) {
         for (from, socket) in &self.sockets {
-            let request = forge::request(*from, self.to, self.number);
+            let request = forge::request(*from, self.to, self.number, &[]);
             self.number += 1;
             // What the system cannot take is lost, as on any network.
             let to = SocketAddrV4::new(*self.to.ip(), 4791);

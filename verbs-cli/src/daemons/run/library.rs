@@ -156,7 +156,7 @@ fn named(built: &Path, program: &Path, private: &[PathBuf]) -> Result<PathBuf, L
 /// Makes a folder that only this user can use, or checks that it is one.
 fn own(folder: &Path) -> Result<(), String> {
     place::make_own(folder).map_err(|error| match error {
-        PlaceError::Unusable { path, source } => format!("{}: {source}", path.display()),
+        PlaceError::Unusable { path, error } => format!("{}: {error}", path.display()),
         error @ PlaceError::Open { .. } => error.to_string(),
         _ => format!("{} is no folder of this user's own", folder.display()),
     })
@@ -283,8 +283,8 @@ mod tests {
         let place = tempfile::tempdir().expect("a directory");
         let program = closed(place.path());
         let open = place.path().join("open");
-        std::fs::create_dir(&open).expect("room");
-        std::fs::set_permissions(&open, std::fs::Permissions::from_mode(0o755)).expect("ours");
+        fs::create_dir(&open).expect("room");
+        fs::set_permissions(&open, fs::Permissions::from_mode(0o755)).expect("ours");
         let refused = beside(&program, &[open, place.path().join("missing/own")]);
         let refused = refused.expect_err("nothing can be written").to_string();
         for part in ["verbs-run", "0755", "missing", "TMPDIR", "--library"] {
@@ -303,7 +303,7 @@ mod tests {
         let place = tempfile::tempdir().expect("a directory");
         let (bin, lib) = (place.path().join("bin"), place.path().join("lib/verbs"));
         for folder in [&bin, &lib] {
-            std::fs::create_dir_all(folder).expect("room");
+            fs::create_dir_all(folder).expect("room");
         }
         let program = bin.join("verbs");
         fs::write(&program, "program").expect("room");
@@ -315,7 +315,7 @@ mod tests {
         assert!(beside(&program, &[]).is_err());
         // The one beside the program is taken, and not in another's folder.
         fs::write(bin.join(BUILT), "built").expect("room");
-        std::fs::create_dir(bin.join("verbs-run")).expect("room");
+        fs::create_dir(bin.join("verbs-run")).expect("room");
         give(&bin.join("verbs-run"));
         let own = place.path().join("own");
         let folder = beside(&program, std::slice::from_ref(&own)).expect("the one beside it");
@@ -336,11 +336,11 @@ mod tests {
     fn the_library_to_preload_is_beside_the_other_or_where_it_was_built() {
         let place = tempfile::tempdir().expect("a directory");
         let folder = place.path().join("verbs-run");
-        std::fs::create_dir_all(&folder).expect("room");
+        fs::create_dir_all(&folder).expect("room");
         let refused = preload(&folder).expect_err("nothing was built");
         assert!(refused.to_string().contains("verbs-rspreload"), "{refused}");
         for home in [place.path(), &folder] {
-            std::fs::write(home.join(PRELOAD), "library").expect("room");
+            fs::write(home.join(PRELOAD), "library").expect("room");
             assert_eq!(preload(&folder).expect("it is there"), home.join(PRELOAD));
         }
     }
@@ -350,7 +350,7 @@ mod tests {
         let place = tempfile::tempdir().expect("a directory");
         let (bin, lib) = (place.path().join("bin"), place.path().join("lib/verbs"));
         for folder in [&bin, &lib] {
-            std::fs::create_dir_all(folder).expect("room");
+            fs::create_dir_all(folder).expect("room");
         }
         fs::write(bin.join(BUILT), "built").expect("room");
         fs::write(lib.join(NAME), "installed").expect("room");
