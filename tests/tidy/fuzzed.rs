@@ -91,6 +91,10 @@ const OTHERS: &[(&str, &str)] = &[
         "records of fixed length, which have no value that cannot be read",
     ),
     (
+        "shims/ibverbs/src/memory/maps.rs",
+        "the kernel's list of the process' own mappings; a C library, as above",
+    ),
+    (
         "verbs-cli/src/",
         "a binary, whose modules no other crate can name; tests beside them draw messages at random",
     ),

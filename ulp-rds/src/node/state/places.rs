@@ -76,8 +76,8 @@ impl State {
         let Some(link) = link else {
             return Err(arrived);
         };
-        let is_older = |waits: &Box<Arrived>| waits.number > arrived.number;
-        if link.arrived.as_ref().is_some_and(is_older)
+        let is_older = |waits: &Arrived| waits.number > arrived.number;
+        if link.arrived.as_deref().is_some_and(is_older)
             || link.machine.supersede(&arrived.asked).is_err()
         {
             return Err(arrived);

@@ -6,12 +6,12 @@
 use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::ptr::null_mut;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 use rustix::event::{EventfdFlags, eventfd};
+use verbs_core::process::spawn_without_signals;
 
 use super::ends::Channel;
 use crate::call::{Errno, caught};
@@ -19,9 +19,6 @@ use crate::rsocket::wait::{poll, readable};
 
 /// The service, once a socket has needed it.
 static SERVICE: Mutex<Option<Arc<Service>>> = Mutex::new(None);
-
-/// Bytes of its stack: it calls verbs, and no code of the program.
-const STACK: usize = 256 << 10;
 
 /// What the thread serves.
 pub(super) trait Served: Send + Sync {
@@ -77,10 +74,7 @@ pub(super) fn service() -> Result<Arc<Service>, Errno> {
         sink: OnceLock::new(),
     });
     let its = Arc::clone(&service);
-    let thread = std::thread::Builder::new()
-        .name("rsockets".into())
-        .stack_size(STACK);
-    let started = without_signals(|| thread.spawn(move || its.run()));
+    let started = spawn_without_signals("rsockets", move || its.run());
     started.map_err(|_| Errno(libc::EAGAIN))?;
     Ok(Arc::clone(place.insert(service)))
 }
@@ -189,20 +183,6 @@ impl Service {
             self.over.notify_all();
         }
         first
-    }
-}
-
-/// Calls something with all signals blocked, as a thread that it starts has them.
-fn without_signals<R>(call: impl FnOnce() -> R) -> R {
-    // SAFETY: sets of signals, of which the second is the thread's own and is put back.
-    unsafe {
-        let mut all: libc::sigset_t = std::mem::zeroed();
-        let mut own: libc::sigset_t = std::mem::zeroed();
-        libc::sigfillset(&raw mut all);
-        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut own);
-        let result = call();
-        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const own, null_mut());
-        result
     }
 }
 

@@ -76,10 +76,8 @@ pub(super) unsafe fn move_small(d: *mut u8, s: *const u8, n: usize) {
             ),
             4..8 => guarded!(
                 [
-                    "mov {a:e}, [{s}]",
-                    "mov {b:e}, [{s} + {n} - 4]",
-                    "mov [{d}], {a:e}",
-                    "mov [{d} + {n} - 4], {b:e}",
+                    "mov {a:e}, [{s}]", "mov {b:e}, [{s} + {n} - 4]",
+                    "mov [{d}], {a:e}", "mov [{d} + {n} - 4], {b:e}",
                 ]
                 a = out(reg) _, b = out(reg) _,
                 s = in(reg) s, d = in(reg) d, n = in(reg) n,
