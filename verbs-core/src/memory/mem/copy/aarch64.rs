@@ -2,7 +2,10 @@
 
 use std::arch::asm;
 
-/// A block whose faults end it: both ends go into the table of [`super::guard`].
+use super::guard::Unmapped;
+
+/// A block whose fault ends the function with [`Unmapped`]. Its table entry ([`super::guard`]): the block, and where to
+/// go on after a fault in it. Without a fault this costs nothing.
 macro_rules! guarded {
     ([$($line:literal),+ $(,)?] $($operands:tt)*) => {
         asm!(
@@ -11,13 +14,32 @@ macro_rules! guarded {
             ".balign 4",
             ".long 2b - .",
             ".long 3b - .",
+            ".long {fault} - .",
+            ".popsection",
+            fault = label { return Err(Unmapped::taken()) },
+            $($operands)*
+        )
+    };
+}
+
+/// A block that has a result, so that it cannot go elsewhere: after a fault it goes on behind it, and [`guard::result`]
+/// says so.
+macro_rules! checked {
+    ([$($line:literal),+ $(,)?] $($operands:tt)*) => {
+        asm!(
+            "2:", $($line,)+ "3:",
+            ".pushsection verbs_guard,\"aR\",@progbits",
+            ".balign 4",
+            ".long 2b - .",
+            ".long 3b - .",
+            ".long 3b - .",
             ".popsection",
             $($operands)*
         )
     };
 }
 
-/// A call of a function that saves nothing, whose faults end it: where it returns to goes into the table.
+/// A call of a function that saves nothing, whose fault ends the function: where it returns to goes into the table.
 macro_rules! called {
     ([$($line:literal),+ $(,)?] $($operands:tt)*) => {
         asm!(
@@ -25,7 +47,9 @@ macro_rules! called {
             ".pushsection verbs_guard_calls,\"aR\",@progbits",
             ".balign 4",
             ".long 2b - .",
+            ".long {fault} - .",
             ".popsection",
+            fault = label { return Err(Unmapped::taken()) },
             $($operands)*
         )
     };
@@ -34,7 +58,7 @@ macro_rules! called {
 /// # Safety
 /// 8 bytes valid on both sides.
 #[inline(always)]
-pub(super) unsafe fn move_8(d: *mut u8, s: *const u8) {
+pub(super) unsafe fn move_8(d: *mut u8, s: *const u8) -> Result<(), Unmapped> {
     // SAFETY: one 8-byte load and one 8-byte store, which the caller vouches for.
     unsafe {
         guarded!(
@@ -46,6 +70,7 @@ pub(super) unsafe fn move_8(d: *mut u8, s: *const u8) {
             options(nostack, preserves_flags)
         );
     }
+    Ok(())
 }
 
 /// Up to 64 bytes, all loads before all stores, as on x86_64.
@@ -53,7 +78,7 @@ pub(super) unsafe fn move_8(d: *mut u8, s: *const u8) {
 /// # Safety
 /// `n <= 64` bytes valid on both sides.
 #[inline(always)]
-pub(super) unsafe fn move_small(d: *mut u8, s: *const u8, n: usize) {
+pub(super) unsafe fn move_small(d: *mut u8, s: *const u8, n: usize) -> Result<(), Unmapped> {
     // Only used to form addresses below; wrapping arithmetic needs no promise.
     let (s_end, d_end) = (s.wrapping_add(n), d.wrapping_add(n));
     // SAFETY: as on x86_64: every operand is within the `n` bytes that the caller vouches for.
@@ -120,12 +145,13 @@ pub(super) unsafe fn move_small(d: *mut u8, s: *const u8, n: usize) {
             ),
         }
     }
+    Ok(())
 }
 
 /// # Safety
 /// `n` bytes valid on both sides.
 #[inline(always)]
-pub(super) unsafe fn call_library(d: *mut u8, s: *const u8, n: usize) {
+pub(super) unsafe fn call_library(d: *mut u8, s: *const u8, n: usize) -> Result<(), Unmapped> {
     if super::overlap(d, s, n) {
         // SAFETY: the C calling convention with the arguments of `memmove`; the block may use
         // the stack, so the compiler keeps it aligned for the call.
@@ -146,6 +172,7 @@ pub(super) unsafe fn call_library(d: *mut u8, s: *const u8, n: usize) {
             );
         }
     }
+    Ok(())
 }
 
 /// Adds to a word, atomically, and returns what it was; after a fault, any number.
@@ -157,7 +184,7 @@ pub(super) unsafe fn fetch_add(word: *mut u64, add: u64) -> u64 {
     let old;
     // SAFETY: atomic accesses of the word that the caller vouches for.
     unsafe {
-        guarded!(
+        checked!(
             [
                 "4:",
                 "ldaxr {old}, [{p}]",
@@ -182,7 +209,7 @@ pub(super) unsafe fn compare_exchange(word: *mut u64, old: u64, new: u64) -> u64
     let found;
     // SAFETY: as in `fetch_add`.
     unsafe {
-        guarded!(
+        checked!(
             [
                 "4:",
                 "ldaxr {found}, [{p}]",
@@ -209,7 +236,7 @@ pub(super) unsafe fn load(word: *const u64) -> u64 {
     let found;
     // SAFETY: as in `fetch_add`.
     unsafe {
-        guarded!(
+        checked!(
             ["ldar {v}, [{p}]"]
             p = in(reg) word, v = inout(reg) 0_u64 => found,
             options(nostack, preserves_flags)
@@ -226,7 +253,7 @@ pub(super) unsafe fn load(word: *const u64) -> u64 {
 pub(super) unsafe fn store(word: *mut u64, value: u64) {
     // SAFETY: as in `fetch_add`.
     unsafe {
-        guarded!(
+        checked!(
             ["stlr {v}, [{p}]"]
             p = in(reg) word, v = in(reg) value,
             options(nostack, preserves_flags)

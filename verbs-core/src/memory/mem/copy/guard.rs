@@ -4,11 +4,12 @@
 //! uses it would cause SIGSEGV or SIGBUS. Hardware pins the pages; software cannot. After [`catch_faults`], a copy
 //! that meets such memory stops there, and its caller is told the address.
 //!
-//! Each `asm!` block of [`super::copy`] writes its first and its last address into a table of the program (section
-//! `verbs_guard`). The handler of both signals looks the faulting instruction up, continues behind its block, and
-//! leaves the address in a cell of the thread. For a copy by the C library, whose `memcpy` and `memmove` call nothing
+//! Each `asm!` block of [`super::copy`] writes into a table of the program (section `verbs_guard`) where it begins and
+//! ends, and where to go on after a fault. The handler of both signals looks the faulting instruction up, goes on there,
+//! and leaves the address in a cell of the thread. For a copy by the C library, whose `memcpy` and `memmove` call nothing
 //! and save nothing, it looks the return address up. Any other fault is handled as before. A copy that meets no fault
-//! compares one word with zero, which is the number of faults that no thread has looked at.
+//! executes not one instruction more; an atomic operation compares one word with zero, which is the number of faults that
+//! no thread has looked at.
 
 use std::fmt;
 use std::num::NonZeroUsize;
@@ -92,7 +93,17 @@ mod handler {
         static FAULT: Cell<usize> = const { Cell::new(0) };
     }
 
-    /// Whether this thread's last copy met a fault. After each copy.
+    impl Unmapped {
+        /// The fault that this thread has just met.
+        #[cold]
+        #[inline(never)]
+        pub(in crate::memory::mem) fn taken() -> Self {
+            // Only a fault leads here.
+            take().err().unwrap_or(Self(NonZeroUsize::MIN))
+        }
+    }
+
+    /// Whether this thread's last operation on a word met a fault. After each of them.
     #[inline(always)]
     pub(in crate::memory::mem) fn result() -> Result<(), Unmapped> {
         if FAULTS.load(Relaxed) == 0 {
@@ -125,11 +136,20 @@ mod handler {
     /// The actions for SIGSEGV and SIGBUS that were there before.
     static BEFORE: OnceLock<[sigaction; 2]> = OnceLock::new();
 
-    /// A block: from the first of two addresses to the second, behind it. Each is relative to where it is written.
+    /// A block: from the first address to the second, behind it, and where to go on after a fault. Each is relative to
+    /// where it is written.
     #[repr(C)]
     struct Block {
         begin: i32,
         end: i32,
+        fault: i32,
+    }
+
+    /// A call: where it returns to, and where to go on after a fault in it.
+    #[repr(C)]
+    struct Call {
+        back: i32,
+        fault: i32,
     }
 
     // The linker gives the first and the last address of the table to these names.
@@ -139,9 +159,9 @@ mod handler {
         #[link_name = "__stop_verbs_guard"]
         static BLOCKS_END: [Block; 0];
         #[link_name = "__start_verbs_guard_calls"]
-        static CALLS: [i32; 0];
+        static CALLS: [Call; 0];
         #[link_name = "__stop_verbs_guard_calls"]
-        static CALLS_END: [i32; 0];
+        static CALLS_END: [Call; 0];
     }
 
     /// The entries of a table.
@@ -158,17 +178,18 @@ mod handler {
             .wrapping_add_signed(*entry as isize)
     }
 
-    /// Where to continue after a fault of the instruction at `at`, if it is in a block.
-    fn behind_block(at: usize) -> Option<usize> {
+    /// Where to go on after a fault of the instruction at `at`, if it is in a block.
+    fn after_block(at: usize) -> Option<usize> {
         let blocks = entries(&raw const BLOCKS, &raw const BLOCKS_END);
         let has = |block: &&Block| (named(&block.begin)..named(&block.end)).contains(&at);
-        blocks.iter().find(has).map(|block| named(&block.end))
+        blocks.iter().find(has).map(|block| named(&block.fault))
     }
 
-    /// Whether a call of the C library returns to that address.
-    fn is_behind_call(at: usize) -> bool {
+    /// Where to go on after a fault in the C library, if it was called from a place that it would return to at `back`.
+    fn after_call(back: usize) -> Option<usize> {
         let calls = entries(&raw const CALLS, &raw const CALLS_END);
-        calls.iter().any(|entry| named(entry) == at)
+        let call = calls.iter().find(|call| named(&call.back) == back);
+        call.map(|call| named(&call.fault))
     }
 
     pub(super) fn install() -> Result<(), Error> {
@@ -256,12 +277,12 @@ mod handler {
         /// Below the stack pointer, a fault may be one of a stack that has no room left.
         const STACK: usize = 64 << 10;
 
-        /// Continues behind a copy, if the fault was in one.
+        /// Goes on after a copy, if the fault was in one.
         pub(super) fn go_on(context: &mut ucontext_t, addr: usize) -> bool {
             let registers = &mut context.uc_mcontext.gregs;
             let at = registers[REG_RIP as usize] as usize;
-            if let Some(behind) = super::behind_block(at) {
-                registers[REG_RIP as usize] = behind as i64;
+            if let Some(after) = super::after_block(at) {
+                registers[REG_RIP as usize] = after as i64;
                 return true;
             }
             let stack = registers[REG_RSP as usize] as usize;
@@ -270,10 +291,10 @@ mod handler {
             }
             // SAFETY: the word on top of a thread's stack, which is not what the fault was about.
             let back = unsafe { *(stack as *const usize) };
-            if !super::is_behind_call(back) {
+            let Some(after) = super::after_call(back) else {
                 return false;
-            }
-            registers[REG_RIP as usize] = back as i64;
+            };
+            registers[REG_RIP as usize] = after as i64;
             registers[REG_RSP as usize] = (stack + 8) as i64;
             true
         }
@@ -286,15 +307,13 @@ mod handler {
         /// The link register.
         const LR: usize = 30;
 
-        /// Continues behind a copy, if the fault was in one.
+        /// Goes on after a copy, if the fault was in one.
         pub(super) fn go_on(context: &mut ucontext_t, _: usize) -> bool {
             let machine = &mut context.uc_mcontext;
-            let behind = super::behind_block(machine.pc as usize).or_else(|| {
-                let back = machine.regs[LR] as usize;
-                super::is_behind_call(back).then_some(back)
-            });
-            let Some(behind) = behind else { return false };
-            machine.pc = behind as u64;
+            let back = machine.regs[LR] as usize;
+            let after = super::after_block(machine.pc as usize).or_else(|| super::after_call(back));
+            let Some(after) = after else { return false };
+            machine.pc = after as u64;
             true
         }
     }

@@ -44,7 +44,6 @@ pub(super) unsafe fn copy(dst: NonNull<u8>, src: NonNull<u8>, len: usize) -> Res
             _ => machine::call_library(d, s, len),
         }
     }
-    guard::result()
 }
 
 /// Bytes that straight-line moves copy.
@@ -73,7 +72,7 @@ pub(super) unsafe fn copy_short(
         match len {
             8 => machine::move_8(dst.as_ptr(), src.as_ptr()),
             0..=SHORT => machine::move_small(dst.as_ptr(), src.as_ptr(), len),
-            _ => {}
+            _ => Ok(()),
         }
     }
     #[cfg(not(all(
@@ -83,8 +82,8 @@ pub(super) unsafe fn copy_short(
     // SAFETY: the caller's promise covers the `len` bytes on both sides.
     unsafe {
         copy_by_byte(dst, src, len.min(SHORT));
+        Ok(())
     }
-    guard::result()
 }
 
 /// Portable version: a loop of relaxed single-byte atomics.
@@ -99,7 +98,7 @@ pub(super) unsafe fn copy_short(
 pub(super) unsafe fn copy(dst: NonNull<u8>, src: NonNull<u8>, len: usize) -> Result<(), Unmapped> {
     // SAFETY: the caller's promise is the same.
     unsafe { copy_by_byte(dst, src, len) }
-    guard::result()
+    Ok(())
 }
 
 /// The portable loop; the tests compare the machine's version with it.

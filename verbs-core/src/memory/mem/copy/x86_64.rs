@@ -2,7 +2,10 @@
 
 use std::arch::asm;
 
-/// A block whose faults end it: both ends go into the table of [`super::guard`].
+use super::guard::Unmapped;
+
+/// A block whose fault ends the function with [`Unmapped`]. Its table entry ([`super::guard`]): the block, and where to
+/// go on after a fault in it. Without a fault this costs nothing.
 macro_rules! guarded {
     ([$($line:literal),+ $(,)?] $($operands:tt)*) => {
         asm!(
@@ -11,13 +14,32 @@ macro_rules! guarded {
             ".balign 4",
             ".long 2b - .",
             ".long 3b - .",
+            ".long {fault} - .",
+            ".popsection",
+            fault = label { return Err(Unmapped::taken()) },
+            $($operands)*
+        )
+    };
+}
+
+/// A block that has a result, so that it cannot go elsewhere: after a fault it goes on behind it, and [`guard::result`]
+/// says so.
+macro_rules! checked {
+    ([$($line:literal),+ $(,)?] $($operands:tt)*) => {
+        asm!(
+            "2:", $($line,)+ "3:",
+            ".pushsection verbs_guard,\"aR\",@progbits",
+            ".balign 4",
+            ".long 2b - .",
+            ".long 3b - .",
+            ".long 3b - .",
             ".popsection",
             $($operands)*
         )
     };
 }
 
-/// A call of a function that saves nothing, whose faults end it: where it returns to goes into the table.
+/// A call of a function that saves nothing, whose fault ends the function: where it returns to goes into the table.
 macro_rules! called {
     ([$($line:literal),+ $(,)?] $($operands:tt)*) => {
         asm!(
@@ -25,7 +47,9 @@ macro_rules! called {
             ".pushsection verbs_guard_calls,\"aR\",@progbits",
             ".balign 4",
             ".long 2b - .",
+            ".long {fault} - .",
             ".popsection",
+            fault = label { return Err(Unmapped::taken()) },
             $($operands)*
         )
     };
@@ -34,7 +58,7 @@ macro_rules! called {
 /// # Safety
 /// 8 bytes valid on both sides.
 #[inline(always)]
-pub(super) unsafe fn move_8(d: *mut u8, s: *const u8) {
+pub(super) unsafe fn move_8(d: *mut u8, s: *const u8) -> Result<(), Unmapped> {
     // SAFETY: one 8-byte load and one 8-byte store, which the caller vouches for.
     unsafe {
         guarded!(
@@ -46,6 +70,7 @@ pub(super) unsafe fn move_8(d: *mut u8, s: *const u8) {
             options(nostack, preserves_flags)
         );
     }
+    Ok(())
 }
 
 /// Up to 64 bytes. All loads come before all stores, so overlap is harmless; lengths between
@@ -54,7 +79,7 @@ pub(super) unsafe fn move_8(d: *mut u8, s: *const u8) {
 /// # Safety
 /// `n <= 64` bytes valid on both sides.
 #[inline(always)]
-pub(super) unsafe fn move_small(d: *mut u8, s: *const u8, n: usize) {
+pub(super) unsafe fn move_small(d: *mut u8, s: *const u8, n: usize) -> Result<(), Unmapped> {
     // SAFETY: every operand is between the first and the last byte of the `n` that the caller vouches for:
     // the offsets from the front are at most half the arm's smallest `n`, and those from the back are counted
     // down from `n`.
@@ -122,12 +147,13 @@ pub(super) unsafe fn move_small(d: *mut u8, s: *const u8, n: usize) {
             ),
         }
     }
+    Ok(())
 }
 
 /// # Safety
 /// `n` bytes valid on both sides.
 #[inline(always)]
-pub(super) unsafe fn call_library(d: *mut u8, s: *const u8, n: usize) {
+pub(super) unsafe fn call_library(d: *mut u8, s: *const u8, n: usize) -> Result<(), Unmapped> {
     if super::overlap(d, s, n) {
         // SAFETY: the C calling convention with the arguments of `memmove`; the block may use
         // the stack, so the compiler keeps it aligned for the call.
@@ -148,6 +174,7 @@ pub(super) unsafe fn call_library(d: *mut u8, s: *const u8, n: usize) {
             );
         }
     }
+    Ok(())
 }
 
 /// Adds to a word, atomically, and returns what it was; after a fault, any number.
@@ -159,7 +186,7 @@ pub(super) unsafe fn fetch_add(word: *mut u64, add: u64) -> u64 {
     let old;
     // SAFETY: one atomic access of the word that the caller vouches for.
     unsafe {
-        guarded!(
+        checked!(
             ["lock xadd [{p}], {v}"]
             p = in(reg) word, v = inout(reg) add => old,
             options(nostack)
@@ -177,7 +204,7 @@ pub(super) unsafe fn compare_exchange(word: *mut u64, old: u64, new: u64) -> u64
     let found;
     // SAFETY: as in `fetch_add`.
     unsafe {
-        guarded!(
+        checked!(
             ["lock cmpxchg [{p}], {new}"]
             p = in(reg) word, new = in(reg) new, inout("rax") old => found,
             options(nostack)
@@ -195,7 +222,7 @@ pub(super) unsafe fn load(word: *const u64) -> u64 {
     let found;
     // SAFETY: as in `fetch_add`. A plain load acquires on this machine.
     unsafe {
-        guarded!(
+        checked!(
             ["mov {v}, [{p}]"]
             p = in(reg) word, v = inout(reg) 0_u64 => found,
             options(nostack, preserves_flags)
@@ -212,7 +239,7 @@ pub(super) unsafe fn load(word: *const u64) -> u64 {
 pub(super) unsafe fn store(word: *mut u64, value: u64) {
     // SAFETY: as in `fetch_add`. A plain store releases on this machine.
     unsafe {
-        guarded!(
+        checked!(
             ["mov [{p}], {v}"]
             p = in(reg) word, v = in(reg) value,
             options(nostack, preserves_flags)
