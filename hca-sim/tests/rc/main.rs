@@ -7,7 +7,6 @@ mod batches;
 mod direct;
 mod ends;
 mod faults;
-mod gone;
 mod memory;
 mod operations;
 mod states;

@@ -9,8 +9,6 @@ mod congestion;
 mod ends;
 #[path = "../rc/faults.rs"]
 mod faults;
-#[path = "../rc/gone.rs"]
-mod gone;
 #[path = "../rc/memory.rs"]
 mod memory;
 #[path = "../rc/operations.rs"]

@@ -1,10 +1,9 @@
 //! Messages of the memory management extensions: the key that a SEND invalidates, atomics beyond the first two, FLUSH.
 
-use verbs_core::mem::{Span, Who, Window, Word};
+use verbs_core::mem::{Span, Who, Window};
 use verbs_core::sync::atomic::{Ordering::SeqCst, fence};
 use verbs_core::{Access, FlushRange, RKey, Remote, SendOp, WcCause, WcOpcode, WcStatus};
 
-use crate::direct::message::lost::Lost;
 use crate::direct::message::{Checked, Done, Gathered, Message, MessageFault, MessageOutcome};
 use crate::queue::cq::Cqe;
 
@@ -84,8 +83,7 @@ impl<'a> Message<'a> {
             Gathered::Pieces(pieces) => {
                 let mut at = 0;
                 for piece in pieces {
-                    let read = piece.read_into(&mut bytes[at..]);
-                    at += read.map_err(Lost::own_bytes)? as usize;
+                    at += piece.read_into(&mut bytes[at..]) as usize;
                 }
             }
         }
@@ -97,7 +95,7 @@ impl<'a> Message<'a> {
         let target = self.remote(to, 8, Access::REMOTE_WRITE)?;
         let ways = self.ways(false)?;
         let word = word(target).ok_or(MISALIGNED)?;
-        word.store(bytes).map_err(Lost::remote_word)?;
+        word.store_word(bytes).ok_or(MISALIGNED)?;
         self.finish(&ways, None, WcOpcode::AtomicWrite, 8)
     }
 
@@ -166,7 +164,7 @@ impl<'a> Message<'a> {
 pub(super) const MISALIGNED: MessageOutcome =
     MessageOutcome::Fault(MessageFault::invalid(WcCause::Misaligned));
 
-/// 8 aligned bytes in one piece.
-pub(super) fn word(span: Span<'_>) -> Option<Word<'_>> {
-    span.window().and_then(Window::word)
+/// 8 bytes in one piece.
+pub(super) fn word(span: Span<'_>) -> Option<Window<'_>> {
+    span.window()
 }

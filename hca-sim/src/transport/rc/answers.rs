@@ -7,7 +7,7 @@ use super::head::head;
 use super::rdma::{access_fault, check_in};
 use super::resources::{Slot, What};
 use super::responder::{ACK, Responder};
-use crate::transport::{Ends, Events, Fill, Outlet, Path};
+use crate::transport::{Ends, Events, Outlet, Path};
 use crate::wire::{Aeth, AtomicAckEth, BthFlags, Operation, Reth, Syndrome};
 
 impl Responder {
@@ -84,8 +84,7 @@ impl Responder {
             ext.aeth = aeth(syndrome, self.msn);
             Operation::Acknowledge
         });
-        // It has no payload to fail with; so below.
-        let _ = outlet.put(&head, 0, false, &mut |_| Ok(()));
+        outlet.put(&head, 0, false, &mut |_| {});
         false
     }
 }
@@ -113,7 +112,7 @@ fn send_result(
             None => Operation::ReadResponseOnly,
         }
     });
-    let _ = outlet.put(&head, 0, slot.again, &mut |_| Ok(()));
+    outlet.put(&head, 0, slot.again, &mut |_| {});
     slot.done();
 }
 
@@ -143,10 +142,9 @@ fn send_response(
         ext.aeth = aeth.filter(|_| !matches!(operation, Operation::ReadResponseMiddle));
         operation
     });
-    let fill: Fill<'_> = &mut |out| window.read_into(out).map(drop);
-    if outlet.put(&head, len as usize, slot.again, fill).is_err() {
-        return false;
-    }
+    outlet.put(&head, len as usize, slot.again, &mut |out| {
+        window.read_into(out);
+    });
     slot.sent += 1;
     if is_last {
         slot.done();

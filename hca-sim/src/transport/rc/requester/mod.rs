@@ -29,7 +29,7 @@ use crate::direct::local::{Local, execute};
 use crate::queue::send::Scratch;
 use crate::transport::completion;
 use crate::transport::pieces::{Pieces, Refused, Source};
-use crate::transport::{Ends, Events, Fill, Outlet, Path, Told};
+use crate::transport::{Ends, Events, Outlet, Path, Told};
 use crate::wire::{BthFlags, Operation, Place};
 use message::request;
 pub(in crate::transport) use message::{head_of, tells};
@@ -311,8 +311,8 @@ impl Requester {
             flight
         };
         match flight.kind {
-            Kind::Plain => self.send_packets(ends, outlet, &wr, &flight, &source, events),
-            _ => self.send_request(ends, outlet, &wr, &flight, &source, events),
+            Kind::Plain => self.send_packets(ends, outlet, &wr, &flight, &source),
+            _ => self.send_request(ends, outlet, &wr, &flight, &source),
         }
     }
 
@@ -350,7 +350,6 @@ impl Requester {
         wr: &SendWr<'_>,
         flight: &Flight,
         source: &Source<'_, '_>,
-        events: &mut Events,
     ) -> Step {
         let at = self.window.cursor().at;
         loop {
@@ -379,11 +378,9 @@ impl Requester {
             let offset = packet << ends.path.mtu.shift();
             let len = (flight.len - offset).min(ends.path.mtu.bytes());
             let head = head_of(wr, (place, flight.len), ends.path, psn, flags);
-            let fill: Fill<'_> = &mut |out| source.read(offset, out);
-            if let Err(unmapped) = outlet.put(&head, len as usize, again, fill) {
-                let Refused(why) = unmapped.into();
-                return self.refuse(ends, WcStatus::LocProtErr, why, events);
-            }
+            outlet.put(&head, len as usize, again, &mut |out| {
+                source.read(offset, out);
+            });
             self.window.passed_packet(flight);
             self.retry.sent(ends.now, ends.path);
             // The packet that was sent again may have been the last one.
@@ -462,7 +459,6 @@ impl Requester {
         wr: &SendWr<'_>,
         flight: &Flight,
         source: &Source<'_, '_>,
-        events: &mut Events,
     ) -> Step {
         let shift = ends.path.mtu.shift();
         let offset = self.window.cursor().packet << shift;
@@ -481,11 +477,7 @@ impl Requester {
             Operation::AtomicWrite => 8,
             _ => 0,
         };
-        let fill: Fill<'_> = &mut |out| source.read(0, out);
-        if let Err(unmapped) = outlet.put(&head, len, again, fill) {
-            let Refused(why) = unmapped.into();
-            return self.refuse(ends, WcStatus::LocProtErr, why, events);
-        }
+        outlet.put(&head, len, again, &mut |out| source.read(0, out));
         self.window.passed_request(flight);
         // The answer confirms everything before.
         self.unasked = 0;

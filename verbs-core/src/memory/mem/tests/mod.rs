@@ -2,8 +2,6 @@
 //! that no write lands after deregistration.
 
 mod fire;
-#[cfg(not(miri))]
-mod gone;
 mod grace_jobs;
 mod keys;
 mod model;
@@ -19,7 +17,7 @@ use super::barrier::WITHOUT;
 use super::grace;
 use super::{
     Access, Extent, Fault, Keys, Layout, Memory, MrTable, PageList, Region, Span, Stopped,
-    TouchWord, Unmapped, Who, Window, WindowType, pin,
+    TouchWord, Who, Window, WindowType, pin,
 };
 use crate::addr::{LKey, RKey};
 use crate::error::{Attr, ByteCount, Error, Why};
