@@ -170,7 +170,7 @@ fn take(end: &mut End) {
     }
 }
 
-#[library_benchmark(config = budget(5390))]
+#[library_benchmark(config = budget(5406))]
 #[bench::counted(Subject::new())]
 fn single(mut subject: Subject) -> Subject {
     subject.messages(TIMES);
@@ -184,7 +184,7 @@ fn single_post(mut subject: Subject) -> Subject {
     subject
 }
 
-#[library_benchmark(config = budget_of(2634, "counts::stream::receive"))]
+#[library_benchmark(config = budget_of(2650, "counts::stream::receive"))]
 #[bench::counted(Subject::new())]
 fn single_receive(mut subject: Subject) -> Subject {
     subject.messages(TIMES);
