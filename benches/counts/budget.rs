@@ -13,7 +13,7 @@ const TOLERANCE: u64 = 10;
 
 /// Fails above `instructions` for each operation, plus the tolerance.
 ///
-/// Budgets are lowered when the code gets better, and raised only together with the toolchain.
+/// Budgets are lowered when the code gets better, and raised only together with the toolchain, or with a reason in the commit.
 pub(crate) fn budget(instructions: u64) -> LibraryBenchmarkConfig {
     limited(Callgrind::default(), instructions)
 }
