@@ -301,11 +301,13 @@ impl Driver {
         if came {
             self.pollers.was_slower();
         }
-        // Answers to the consumer's own requests do not count: a consumer that waits for them polls, or has armed its queue.
+        // Answers to the requests of a consumer that runs do not count: it polls when it wants them.
         let requests = self.requests.swap(false, AcqRel);
         let waited = requests || port.counters.packets_sent.get() != sent;
-        if look == Look::Gone && waited {
-            self.pollers.gone(now);
+        match look {
+            Look::Gone if waited => self.pollers.gone(now),
+            Look::Asleep if waited || came => self.pollers.gone(now),
+            _ => {}
         }
         came
     }

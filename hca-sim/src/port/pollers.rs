@@ -8,8 +8,8 @@
 //!
 //! A consumer that has not polled for that while may not have had a processor, or be at work on the packets of another
 //! port. So the thread looks again, ever more seldom and for [`AWAY_MAX`] at most, until the consumer sleeps, or has run in
-//! the meantime without being at work ([`PollerThread`]): then it is *gone*. If something has waited for it, pollers are not
-//! *trusted* for a time: the thread waits for packets as if no consumer polled. The time doubles whenever trust is lost
+//! the meantime without being at work ([`PollerThread`]): then it is *gone*. If something has waited for it, and an answer to
+//! a request of its own while it sleeps is such a thing, pollers are not *trusted* for a time: the thread waits for packets as if no consumer polled. The time doubles whenever trust is lost
 //! again soon after it was restored, and ends early if the consumer polls after all, and is faster than the thread
 //! ([`FASTER_MIN`]).
 //!
@@ -118,8 +118,10 @@ pub(super) enum Look {
     NotLeft,
     /// It has not polled for long, but it has not run either, or is at work.
     Late,
-    /// It no longer polls.
+    /// It no longer polls, but runs, or has ended.
     Gone,
+    /// It no longer polls, and sleeps.
+    Asleep,
 }
 
 fn nanos(duration: Duration) -> u64 {
@@ -190,8 +192,8 @@ impl Pollers {
         if away >= nanos(AWAY_MAX) {
             return Look::Late;
         }
-        if self.has_gone(thread) {
-            return Look::Gone;
+        if let Some(gone) = self.has_gone(thread) {
+            return gone;
         }
         let later = (now.as_nanos() + away.max(nanos(LEFT_MIN))).min(since + nanos(AWAY_MAX));
         last.left_until.store(later, Relaxed);
@@ -206,23 +208,25 @@ impl Pollers {
     }
 
     /// Whether a consumer that does not poll sleeps, or has run since the last look at it without being at work.
-    fn has_gone(&self, thread: Option<&dyn Whereabouts>) -> bool {
+    fn has_gone(&self, thread: Option<&dyn Whereabouts>) -> Option<Look> {
         let had_run = &self.last_look.had_run;
-        let Some(thread) = thread else { return true };
+        let Some(thread) = thread else {
+            return Some(Look::Gone);
+        };
         if thread.is_at_work() {
             had_run.store(u64::MAX, Relaxed);
-            return false;
+            return None;
         }
         let Some(has_run) = thread.has_run().map(nanos) else {
-            return true;
+            return Some(Look::Gone);
         };
-        match had_run.load(Relaxed) {
-            u64::MAX => {
-                had_run.store(has_run, Relaxed);
-                thread.sleeps()
-            }
-            before => has_run.saturating_sub(before) >= nanos(LEFT_MIN) / 2 || thread.sleeps(),
+        let before = had_run.load(Relaxed);
+        if before == u64::MAX {
+            had_run.store(has_run, Relaxed);
+        } else if has_run.saturating_sub(before) >= nanos(LEFT_MIN) / 2 {
+            return Some(Look::Gone);
         }
+        thread.sleeps().then_some(Look::Asleep)
     }
 
     /// A consumer polls, and did so for that time, unless that is much longer than it was left alone.
@@ -410,8 +414,8 @@ mod tests {
         looks(0, &[(399, false, Some(1), Look::Left)]);
         let first = (400, false, Some(1_000), Look::Left);
         looks(0, &[first, (800, false, Some(1_200), Look::Gone)]);
-        looks(0, &[(400, false, Some(SLEEPING), Look::Gone)]);
-        looks(0, &[first, (800, false, Some(SLEEPING), Look::Gone)]);
+        looks(0, &[(400, false, Some(SLEEPING), Look::Asleep)]);
+        looks(0, &[first, (800, false, Some(SLEEPING), Look::Asleep)]);
         // A thread that has ended, or that the system does not tell of.
         looks(0, &[(400, false, None, Look::Gone)]);
         let nobody = Pollers::default();

@@ -224,6 +224,17 @@ impl Cq {
         self.raw.arm(when)
     }
 
+    /// Says that this queue is not polled for a while, although it is not armed, or was armed before: its owner has polled
+    /// several queues and now waits for an event of one of them. A direct call, legal in handlers and routines.
+    ///
+    /// It changes no completion and no event. A provider in software takes in packets where a consumer polls all the
+    /// time, and hears in this way that it does no longer; without it, packets may wait some milliseconds. A call of
+    /// [`Cq::arm`] says as much.
+    #[inline]
+    pub fn pause(&mut self) {
+        self.raw.pause();
+    }
+
     /// Waits until there is something to poll.
     ///
     /// # Errors

@@ -362,6 +362,10 @@ pub trait RawCq: Send + Sync + fmt::Debug {
     /// `Solicited` and over `Count`, and the smaller count over the larger.
     fn arm(&mut self, when: Arm) -> Armed;
 
+    /// The consumer polls no more for a while, and does not arm this queue either: it waits for another one. A provider
+    /// whose consumers take in packets while they poll has a thread do it from now on.
+    fn pause(&mut self) {}
+
     /// The number of waiting completions, counted up to `most`; `None` if that cannot be told without taking
     /// them.
     fn peek(&mut self, _most: u32) -> Option<u32> {

@@ -22,6 +22,9 @@ pub(crate) fn park(lane: &mut Lane, slot: u32, waker: &mut OwnWaker) {
     if side == Side::Recv && lane.ends[conn as usize].needs_its_sends() {
         arm_if_needed(lane, Side::Send);
     }
+    // Both are polled while a task runs, and a queue is armed once only for several tasks.
+    lane.send_cq.pause();
+    lane.recv_cq.pause();
 }
 
 /// What a driver does that hears of no events.

@@ -31,7 +31,8 @@ pub(crate) struct CqPoller {
     pub(super) consumer: Arc<CqConsumer>,
     pub(super) head: u32,
     pub(super) ring: Arc<CqRing>,
-    /// If packets carry messages: the port, and how often there was nothing to poll since the queue was armed last.
+    /// If packets carry messages: the port, and how often there was nothing to poll since the queue was armed last and no
+    /// longer is.
     packets: Option<PacketPort>,
     pub(super) scatter: ScatterCache,
     /// It can be armed for a number of completions.
@@ -73,17 +74,20 @@ const OFTEN: u32 = 16;
 impl PacketPort {
     /// Has packets received. Returns whether some arrived whose answers were left to the next look.
     #[inline]
-    fn look(&mut self) -> bool {
+    fn look(&mut self, consumer: &CqConsumer) -> bool {
         if self.idle < OFTEN {
-            return self.look_early();
+            return self.look_early(consumer);
         }
         self.port.poll(true)
     }
 
     /// One of the first looks. A consumer that has just been woken finds nothing: the thread that woke it has received.
+    /// One whose queue is armed still may wait for the event at any time and say no more: packets are not left to it.
     #[cold]
-    fn look_early(&mut self) -> bool {
-        self.idle += 1;
+    fn look_early(&mut self, consumer: &CqConsumer) -> bool {
+        if !(self.has_thread && consumer.arm.load(Relaxed) != 0) {
+            self.idle += 1;
+        }
         if self.idle == OFTEN {
             self.port.polls_here();
             return self.port.poll(true);
@@ -98,6 +102,16 @@ impl PacketPort {
     fn stop(&mut self) {
         self.idle = 0;
         self.port.stop();
+    }
+
+    /// The consumer polls no more for a while, whatever it waits for.
+    #[inline]
+    fn pause(&mut self) {
+        // Before, nothing was left to it.
+        if self.idle >= OFTEN {
+            self.port.stop();
+        }
+        self.idle = 0;
     }
 }
 
@@ -137,7 +151,7 @@ impl CqPoller {
         let Some(packets) = &mut self.packets else {
             return 0;
         };
-        if !packets.look() {
+        if !packets.look(&self.consumer) {
             return self.poll_afresh(out);
         }
         let count = self.poll_afresh(out);
@@ -146,7 +160,7 @@ impl CqPoller {
         }
         // What arrived completes nothing here, but has to be answered.
         if let Some(packets) = &mut self.packets {
-            packets.look();
+            packets.look(&self.consumer);
         }
         self.poll_afresh(out)
     }
@@ -300,6 +314,13 @@ impl RawCq for CqPoller {
         cell.read();
         fill(wc, what, words);
         self.polled(head.wrapping_add(1))
+    }
+
+    #[inline]
+    fn pause(&mut self) {
+        if let Some(packets) = &mut self.packets {
+            packets.pause();
+        }
     }
 
     fn arm(&mut self, when: Arm) -> Armed {

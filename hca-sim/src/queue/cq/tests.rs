@@ -7,6 +7,7 @@ use verbs_core::{Arm, Armed, Qpn, RawCq, Wc, WcOpcode};
 use super::*;
 use crate::clock::VirtualClock;
 use crate::engine::Engine;
+use crate::queue::cqe_inline::Scatter;
 
 fn ring(shared: bool) -> (Arc<CqRing>, CqPoller) {
     let ring = CqRing::new(64, Arc::default(), None, shared).expect("it is small");
@@ -112,6 +113,66 @@ fn shared_and_moderated_queues_go_on_looking() {
     assert_eq!(poller.arm(Arm::Next), Armed::Empty);
     assert!(push(&moderated), "whether it is too early is asked later");
     assert!(moderated.buffer().mode().tag() & ARMED != 0);
+}
+
+/// A port with a thread: polls of consumers that poll all the time, and how often one said that it waits.
+#[derive(Debug, Default)]
+struct Listening {
+    left: AtomicU32,
+    stops: AtomicU32,
+}
+
+impl Pump for Listening {
+    fn has_packets(&self) -> bool {
+        true
+    }
+
+    fn has_thread(&self) -> bool {
+        true
+    }
+
+    fn polls_here(&self) {}
+
+    fn poll(&self, often: bool) -> bool {
+        self.left.fetch_add(u32::from(often), Relaxed);
+        false
+    }
+
+    fn stop(&self) {
+        self.stops.fetch_add(1, Relaxed);
+    }
+
+    fn scatter(&self, _: Qpn) -> Option<Scatter> {
+        None
+    }
+}
+
+/// Goal: packets are left to a consumer that polls all the time, and not to one that may wait without a further word:
+/// because its queue is armed still, or because it has paused. Method: polls that find nothing, and a port that counts.
+#[test]
+fn packets_are_left_to_consumers_that_poll_and_will_not_wait() {
+    const POLLS: usize = 100;
+    let ring = CqRing::new(64, Arc::default(), None, false).expect("it is small");
+    let ring = Arc::new(ring);
+    let port = Arc::new(Listening::default());
+    let mut poller = CqPoller::new(Arc::clone(&ring), Some(Arc::clone(&port) as _));
+    let left = |poller: &mut CqPoller| {
+        let before = port.left.load(Relaxed);
+        (0..POLLS).for_each(|_| assert_eq!(poll(poller), 0));
+        port.left.load(Relaxed) - before
+    };
+    assert!(left(&mut poller) > 0, "it polls all the time");
+    poller.pause();
+    assert_eq!(port.stops.load(Relaxed), 1, "it polls no more");
+    poller.pause();
+    assert_eq!(port.stops.load(Relaxed), 1, "nothing was left to it");
+    assert!(left(&mut poller) > 0, "it polls again");
+    assert_eq!(poller.arm(Arm::Next), Armed::Empty);
+    assert_eq!(port.stops.load(Relaxed), 2);
+    assert_eq!(left(&mut poller), 0, "it may wait for the event at any time");
+    assert!(push(&ring), "the event is due");
+    assert_eq!(poll(&mut poller), 1);
+    assert!(left(&mut poller) > 0, "it polls all the time, and is not armed");
 }
 
 /// Goal: no event is lost between a consumer that arms whenever it finds nothing and a pusher that changes to the short
