@@ -1,7 +1,8 @@
-//! How much work of the system an awaited request is.
+//! How much work of the system an awaited request is, and that none waits for a poller that is not there.
 //!
 //! Goal: one packet and one wake a direction. Method: a link and a waiter that count their calls, each of which is one of
 //! the system (a wait that was woken is two), and programs that count how often they were woken, which is two as well.
+//! The waiter also counts the waits of the engine's thread in which it leaves packets to a consumer that polls.
 
 use std::future::Future;
 use std::net::IpAddr;
@@ -15,6 +16,7 @@ use std::time::Duration;
 use futures::StreamExt as _;
 use hca_sim::link::{Arrival, Burst, PacketLink, Sent, Waiter, Wrap};
 use hca_sim::{Hca, Udp};
+use verbs_core::Access;
 use verbs_io::{Connection, Endpoint};
 
 /// Bytes of a request and of its answer.
@@ -28,13 +30,20 @@ const LOTS: usize = 300;
 /// Calls of the system that a request and its answer may cost an end.
 const CALLS_MAX: f64 = 6.0;
 
+/// The shortest time for which packets are left to a consumer that polls: as [`hca_sim`] has it, or less.
+const LEFT: Duration = Duration::from_micros(100);
+
 /// Calls of the system.
 #[derive(Debug, Default)]
-struct Calls(AtomicU64);
+struct Calls {
+    all: AtomicU64,
+    /// Waits of the engine's thread that packets do not end.
+    left: AtomicU64,
+}
 
 impl Calls {
     fn count(&self, calls: u64) {
-        self.0.fetch_add(calls, Relaxed);
+        self.all.fetch_add(calls, Relaxed);
     }
 }
 
@@ -80,6 +89,9 @@ struct CountedWaiter {
 impl Waiter for CountedWaiter {
     fn wait(&self, timeout: Option<Duration>, packets: bool) {
         self.calls.count(1);
+        if !packets && timeout.is_some_and(|timeout| timeout >= LEFT) {
+            self.calls.left.fetch_add(1, Relaxed);
+        }
         self.waiter.wait(timeout, packets);
     }
 
@@ -164,9 +176,9 @@ fn an_awaited_request_wakes_each_end_once_and_little_else() {
         requests(&conn, WARM).await?;
         let mut least = f64::INFINITY;
         for _ in 0..LOTS {
-            let before = calls.0.load(Relaxed);
+            let before = calls.all.load(Relaxed);
             requests(&conn, LOT).await?;
-            let of_both = calls.0.load(Relaxed) - before;
+            let of_both = calls.all.load(Relaxed) - before;
             least = least.min(of_both as f64 / (2 * LOT) as f64);
             if least <= CALLS_MAX {
                 break;
@@ -178,4 +190,41 @@ fn an_awaited_request_wakes_each_end_once_and_little_else() {
     let least = least.unwrap();
     server.join().unwrap().unwrap();
     assert!(least <= CALLS_MAX, "{least:.1} a request and end");
+}
+
+/// Goal: the engine's thread takes in packets while tasks wait, however they have looked before. Method: two ends in one
+/// task, so that each looks for messages while the packets of the other one are under way: messages that are awaited
+/// at both ends, operations that the peer's memory answers, and connections.
+#[test]
+fn no_packet_is_left_to_tasks_that_wait() {
+    const MESSAGES: usize = 500;
+    const CONNECTIONS: usize = 50;
+    let calls = Arc::new(Calls::default());
+    let done = run(&calls, async {
+        let (client, server) = (open(3, &calls).await?, open(4, &calls).await?);
+        let mut clients = server.listen((address(4), 7471)).await?;
+        for _ in 0..CONNECTIONS {
+            let asked = client.connect((address(4), 7471)).into_future();
+            let accepted = async { Ok(clients.next().await.unwrap()) };
+            let (a, b) = futures::future::try_join(asked, accepted).await?;
+            let region = server.region(LEN, Access::REMOTE).await?;
+            let token = region.token(0..LEN).unwrap();
+            let mut buf = a.buf().await;
+            buf.fill_from(&[7; 64]);
+            for _ in 0..MESSAGES / CONNECTIONS {
+                buf = a.send(buf).await?;
+                assert_eq!(b.recv().await?.unwrap().len(), 64);
+                buf = a.write(buf, token).await?;
+                buf = a.read(buf, token).await?;
+            }
+            drop(buf);
+            a.close().await?;
+            assert!(b.recv().await?.is_none());
+        }
+        Ok::<_, verbs_io::Error>(())
+    });
+    done.unwrap();
+    // A look that finds nothing may happen often enough by chance, while the thread that runs the task has no processor.
+    let left = calls.left.load(Relaxed) as usize;
+    assert!(left * 50 <= MESSAGES, "{left} times");
 }

@@ -94,7 +94,7 @@ impl Link {
     pub(crate) fn poll_drained(&self, cx: &Context<'_>) -> Poll<()> {
         let mut waker = OwnWaker::of(cx.waker());
         self.core().with(|lane| {
-            reap::all(lane);
+            reap::in_passing(lane);
             let end = &mut lane.ends[self.id()];
             if end.is_drained() {
                 return Poll::Ready(());
@@ -133,7 +133,7 @@ impl Link {
     /// The connection's statistics, with those of its queue pair.
     pub(crate) fn stats(&self, qp: QpStats) -> ConnectionStats {
         self.core.with(|lane| {
-            reap::all(lane);
+            reap::in_passing(lane);
             let end = &lane.ends[self.id()];
             ConnectionStats {
                 qp,

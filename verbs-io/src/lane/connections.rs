@@ -26,7 +26,7 @@ impl Lane {
 
     /// An end that a connection had before, of which no completion is to come.
     pub(crate) fn vacant(&mut self) -> Option<u32> {
-        reap::all(self);
+        reap::in_passing(self);
         let conn = position_of_vacant(&self.ends, self.sizes)?;
         self.ends[conn].reset();
         Some(conn as u32)
@@ -34,13 +34,13 @@ impl Lane {
 
     /// Whether another connection may be made now.
     pub(crate) fn has_place(&mut self) -> bool {
-        reap::all(self);
+        reap::in_passing(self);
         self.has_room() || position_of_vacant(&self.ends, self.sizes).is_some()
     }
 
     /// How many ends are in use.
     pub(crate) fn connections(&mut self) -> u32 {
-        reap::all(self);
+        reap::in_passing(self);
         self.ends.iter().filter(|end| !end.is_vacant()).count() as u32
     }
 
@@ -103,7 +103,7 @@ impl Lane {
     /// The connection has ended, whatever completions say.
     pub(crate) fn over(&mut self, conn: u32, serial: u32) {
         if self.ends[conn as usize].serial == serial {
-            reap::all(self);
+            reap::in_passing(self);
             self.ends[conn as usize].fail(Fault::Over);
             self.unsettled = true;
             reap::settle_if_needed(self);
@@ -113,7 +113,7 @@ impl Lane {
     /// The queue pair of an end is destroyed, and its handles are gone. What comes out is to be dropped after the
     /// lane was left.
     pub(crate) fn retire(&mut self, conn: u32) -> Option<(SendQueue, RecvQueue)> {
-        reap::all(self);
+        reap::in_passing(self);
         let end = &mut self.ends[conn as usize];
         end.fail(Fault::Over);
         let queues = end.queues.take();

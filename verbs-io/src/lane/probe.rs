@@ -10,7 +10,7 @@ use crate::error::Operation;
 /// Whether messages have come on a connection since it was looked at; if not, and if nothing is under way, probes the
 /// peer, and says by what. `None` if the connection is over. `receives` are those that were posted then.
 pub(crate) fn feel(lane: &mut Lane, conn: u32, receives: &mut u32) -> Option<Option<u64>> {
-    reap::all(lane);
+    reap::in_passing(lane);
     let end = &lane.ends[conn as usize];
     if end.is_over {
         return None;
@@ -56,7 +56,7 @@ pub(crate) fn probe(lane: &mut Lane, conn: u32) -> Option<u64> {
 
 /// Whether a probe has completed, in whatever way.
 pub(crate) fn is_answered(lane: &mut Lane, conn: u32, probe: u64) -> bool {
-    reap::all(lane);
+    reap::in_passing(lane);
     lane.slots.of_id(probe).is_none() || lane.ends[conn as usize].is_over
 }
 

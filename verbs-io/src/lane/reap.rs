@@ -23,6 +23,18 @@ pub(crate) fn all(lane: &mut Lane) -> usize {
     count
 }
 
+/// As [`all`], for one who looks once and does not come back for more: packets are not left to it.
+pub(crate) fn in_passing(lane: &mut Lane) {
+    all(lane);
+    pause(lane);
+}
+
+/// Nobody polls the queues for a while.
+pub(super) fn pause(lane: &mut Lane) {
+    lane.send_cq.pause();
+    lane.recv_cq.pause();
+}
+
 /// Takes all that has completed to one queue; says how many that were. What follows for ends that are over is
 /// [not done](settle_if_needed).
 #[inline(always)]

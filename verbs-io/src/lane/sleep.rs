@@ -23,8 +23,7 @@ pub(crate) fn park(lane: &mut Lane, slot: u32, waker: &mut OwnWaker) {
         arm_if_needed(lane, Side::Send);
     }
     // Both are polled while a task runs, and a queue is armed once only for several tasks.
-    lane.send_cq.pause();
-    lane.recv_cq.pause();
+    reap::pause(lane);
 }
 
 /// What a driver does that hears of no events.
@@ -78,7 +77,8 @@ pub(crate) fn on_event(lane: &mut Lane, side: Side) {
     };
     let is_awaited =
         lane.slots.is_awaited_at(side) || side == Side::Send && lane.ends.iter().any(waits);
-    if is_awaited {
-        arm_if_needed(lane, side);
+    match is_awaited {
+        true => arm_if_needed(lane, side),
+        false => reap::pause(lane),
     }
 }

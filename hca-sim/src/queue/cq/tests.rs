@@ -169,10 +169,17 @@ fn packets_are_left_to_consumers_that_poll_and_will_not_wait() {
     assert!(left(&mut poller) > 0, "it polls again");
     assert_eq!(poller.arm(Arm::Next), Armed::Empty);
     assert_eq!(port.stops.load(Relaxed), 2);
-    assert_eq!(left(&mut poller), 0, "it may wait for the event at any time");
+    assert_eq!(
+        left(&mut poller),
+        0,
+        "it may wait for the event at any time"
+    );
     assert!(push(&ring), "the event is due");
     assert_eq!(poll(&mut poller), 1);
-    assert!(left(&mut poller) > 0, "it polls all the time, and is not armed");
+    assert!(
+        left(&mut poller) > 0,
+        "it polls all the time, and is not armed"
+    );
 }
 
 /// Goal: no event is lost between a consumer that arms whenever it finds nothing and a pusher that changes to the short
