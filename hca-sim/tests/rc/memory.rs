@@ -4,9 +4,10 @@ use hca_sim::clock::VirtualClock;
 use std::sync::Arc;
 use std::time::Duration;
 use verbs_core::{
-    Access, Atomic, AtomicWrite, Error, Extent, FastMr, FastReg, Flush, FmrPoolAttr, Layout,
-    LocalInv, Memory, Mr, Placement, PostError, Qp, QpInit, QpState, RKey, Read, Recv,
-    Registration, Send, SendWr, Wc, WcFlags, WcOpcode, WcStatus, Write, read_with_invalidate,
+    Access, Atomic, AtomicWrite, Capability, DeviceCap, Error, Extent, FastMr, FastReg, Flush,
+    FmrPoolAttr, Layout, LocalInv, Memory, Mr, Placement, PostError, Qp, QpInit, QpState, RKey,
+    Read, Recv, Registration, Send, SendWr, Wc, WcFlags, WcOpcode, WcStatus, Write,
+    read_with_invalidate,
 };
 
 use crate::ends::{End, bytes, end_of, pair, pair_on, poll, state, statuses, two_made};
@@ -363,11 +364,11 @@ fn atomic_write_flush_and_masked_atomics() {
     let (mut a, b) = pair();
     if way::IS_IWARP {
         let (to, key) = (b.mr.remote(8), b.mr.rkey());
-        let none = Err(PostError::Unsupported);
+        let none = |cap| Err(PostError::NoCapability(Capability::of(cap)));
         let write = AtomicWrite::new(1, to).inline(b"8 bytes!");
-        assert_eq!(a.qp.post_send(write), none);
+        assert_eq!(a.qp.post_send(write), none(DeviceCap::ATOMIC_WRITE));
         let flush = Flush::region(2, key, Placement::GLOBAL);
-        assert_eq!(a.qp.post_send(flush), none);
+        assert_eq!(a.qp.post_send(flush), none(DeviceCap::FLUSH_GLOBAL));
         return masked_atomics(&mut a, &b.mr);
     }
     let access = ALL | Access::FLUSH_GLOBAL;
@@ -475,7 +476,9 @@ fn atomic_write_and_flush_are_refused() {
     let refused = a.qp.post_send(lasting);
     assert_eq!(
         refused,
-        Err(PostError::Unsupported),
+        Err(PostError::NoCapability(Capability::of(
+            DeviceCap::FLUSH_PERSISTENT
+        ))),
         "nothing outlives power"
     );
 }
@@ -535,22 +538,24 @@ fn without_the_bits_nothing_is_half_done() {
     let clock = VirtualClock::new();
     let (mut a, mut b) = two_made(&clock, |builder| {
         builder
-            .without(verbs_core::DeviceCap::MEM_MGT_EXTENSIONS)
-            .without(verbs_core::DeviceCap::ATOMIC_WRITE)
+            .without(DeviceCap::MEM_MGT_EXTENSIONS)
+            .without(DeviceCap::ATOMIC_WRITE)
     });
     way::connect(&mut a.qp, &mut b.qp);
-    assert!(matches!(
-        a.pd.alloc_mr(1).wait(),
-        Err(Error::Unsupported(_))
-    ));
-    for wr in [
-        SendWr::from(LocalInv::new(1, RKey::new(0x100))),
-        Send::new(1).invalidate(RKey::new(0x100)).into(),
-        AtomicWrite::new(1, b.mr.remote(0))
-            .inline(b"8 bytes!")
-            .into(),
+    let extensions = Capability::of(DeviceCap::MEM_MGT_EXTENSIONS);
+    let refused = a.pd.alloc_mr(1).wait().unwrap_err();
+    assert!(matches!(refused, Error::NoCapability { missing, .. } if missing == extensions));
+    let write = AtomicWrite::new(1, b.mr.remote(0));
+    for (wr, missing) in [
+        (LocalInv::new(1, RKey::new(0x100)).into(), extensions),
+        (Send::new(1).invalidate(RKey::new(0x100)).into(), extensions),
+        (
+            SendWr::from(write.inline(b"8 bytes!")),
+            Capability::of(DeviceCap::ATOMIC_WRITE),
+        ),
     ] {
-        assert_eq!(a.qp.post_send(wr), Err(PostError::Unsupported));
+        let refused = Err(PostError::NoCapability(missing));
+        assert_eq!(a.qp.post_send(wr), refused);
     }
     post(
         &mut a.qp,

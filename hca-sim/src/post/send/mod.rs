@@ -262,7 +262,7 @@ impl SendPoster {
                 if has_both && self.qp.port.features.posts(&wr.op) {
                     Ok(())
                 } else {
-                    Err(PostError::Unsupported)
+                    Err(self.qp.port.features.why_not(&wr.op))
                 }
             }
             SendOp::Read(_) if !inline => Ok(()),

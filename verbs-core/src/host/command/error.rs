@@ -1,5 +1,6 @@
 //! Why a verb failed, as bytes.
 
+use crate::caps::Capability;
 use crate::error::{Attr, ByteCount, Error, Why};
 use crate::host::bytes::{Encode, Malformed, Reader, encode};
 use crate::host::quota::QuotaError;
@@ -106,14 +107,12 @@ impl Encode for Error {
     fn put(&self, out: &mut Vec<u8>) {
         let plain: u16 = match self {
             Self::Invalid { attr, got, max } => {
-                1_u16.put(out);
-                attr.put(out);
+                put_about(1, *attr, out);
                 got.put(out);
                 return max.put(out);
             }
             Self::Mismatch { attr, why } => {
-                2_u16.put(out);
-                attr.put(out);
+                put_about(2, *attr, out);
                 return why.put(out);
             }
             Self::OutOfRange { end, size } => {
@@ -126,8 +125,7 @@ impl Encode for Error {
                 return transition.put(out);
             }
             Self::Unsupported(attr) => {
-                5_u16.put(out);
-                return attr.put(out);
+                return put_about(5, *attr, out);
             }
             Self::Os { errno } => {
                 6_u16.put(out);
@@ -138,8 +136,7 @@ impl Encode for Error {
                 return max.put(out);
             }
             Self::Exhausted { attr, max } => {
-                8_u16.put(out);
-                attr.put(out);
+                put_about(8, *attr, out);
                 return max.put(out);
             }
             Self::AddrInUse { port } => {
@@ -204,6 +201,12 @@ impl Encode for Error {
             }
         })
     }
+}
+
+/// The number of an error about an argument, and which one.
+fn put_about(number: u16, attr: Attr, out: &mut Vec<u8>) {
+    number.put(out);
+    attr.put(out);
 }
 
 encode! {
