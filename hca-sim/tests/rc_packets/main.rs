@@ -5,6 +5,8 @@
 
 mod calls;
 mod congestion;
+#[path = "../rc/depths.rs"]
+mod depths;
 #[path = "../rc/ends.rs"]
 mod ends;
 #[path = "../rc/faults.rs"]

@@ -5,6 +5,8 @@
 
 #![expect(clippy::unwrap_used, reason = "the helpers of a test are part of it")]
 
+#[path = "../rc/depths.rs"]
+mod depths;
 #[path = "../rc/ends.rs"]
 mod ends;
 #[path = "../rc/memory.rs"]

@@ -32,6 +32,19 @@ pub enum Error {
         /// What is wrong with it.
         why: Why,
     },
+    /// A queue cannot be made smaller than what is outstanding on it; nothing was done.
+    #[error(
+        "{attr} = {got} is too small: {outstanding} work requests are outstanding; ask for at least {outstanding}, or \
+         wait until fewer are"
+    )]
+    Outstanding {
+        /// Which depth.
+        attr: Attr,
+        /// The depth that was asked for.
+        got: u32,
+        /// Work requests that are posted and not finished.
+        outstanding: u32,
+    },
     /// A range of bytes leaves the memory that it was to lie in; nothing was done.
     #[error("the range ends at byte {end} of memory that has {size}")]
     OutOfRange {

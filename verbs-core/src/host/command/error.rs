@@ -143,6 +143,19 @@ impl Encode for Error {
                 18_u16.put(out);
                 return port.put(out);
             }
+            Self::NoCapability { attr, missing } => {
+                put_about(20, *attr, out);
+                return u16::from(missing.number()).put(out);
+            }
+            Self::Outstanding {
+                attr,
+                got,
+                outstanding,
+            } => {
+                put_about(21, *attr, out);
+                got.put(out);
+                return outstanding.put(out);
+            }
             Self::Busy => 9,
             Self::Closing => 10,
             Self::WouldBlock => 11,
@@ -193,6 +206,20 @@ impl Encode for Error {
             17 => Self::Dropped,
             18 => Self::AddrInUse { port: from.read()? },
             19 => Self::AddrNotAvailable,
+            20 => {
+                let (attr, number): (_, u16) = (from.read()?, from.read()?);
+                let known = u8::try_from(number).ok().and_then(Capability::from_number);
+                let missing = known.ok_or(Malformed::Unknown {
+                    what: "capability",
+                    got: number.into(),
+                })?;
+                Self::NoCapability { attr, missing }
+            }
+            21 => Self::Outstanding {
+                attr: from.read()?,
+                got: from.read()?,
+                outstanding: from.read()?,
+            },
             got => {
                 return Err(Malformed::Unknown {
                     what: "error",
