@@ -16,6 +16,8 @@ pub(crate) struct Features {
     pub(crate) masked_atomics: AtomicCap,
     /// Unfenced invalidates take effect when they are posted, before what was posted earlier.
     pub(crate) early_invalidates: bool,
+    /// What is fenced waits for earlier READs and atomics. An HCA without this has no memory management extensions.
+    pub(crate) fences: bool,
     /// How reliable connections react to congestion notifications, if they do.
     pub(crate) congestion: Option<Dcqcn>,
 }
@@ -58,6 +60,7 @@ impl Default for Features {
             atomics: AtomicCap::Glob,
             masked_atomics: AtomicCap::Glob,
             early_invalidates: false,
+            fences: true,
             congestion: Some(Dcqcn::default()),
         }
     }

@@ -260,6 +260,37 @@ fn fences_matter_where_hardware_does_not_wait() {
     }
 }
 
+/// Goal: a device that does not fence has no memory management extensions: whatever takes them is refused by the name of
+/// their bit, and the rest works.
+#[test]
+fn a_device_without_fences_cannot_invalidate_keys() {
+    let (mut a, mut b) = two_made(&VirtualClock::new(), hca_sim::Builder::without_fences);
+    way::connect(&mut a.qp, &mut b.qp);
+    let caps = a.device.query().wait().unwrap().caps;
+    assert!(!caps.contains(DeviceCap::MEM_MGT_EXTENSIONS));
+    let bit = "its capability bit MEM_MGT_EXTENSIONS is clear";
+    let said = a.pd.alloc_mr(1).wait().unwrap_err().to_string();
+    assert_eq!(
+        said,
+        format!("the device does not support the page list: {bit}")
+    );
+    let (key, to) = (RKey::new(0x100), b.mr.remote(0));
+    let read = Read::new(3, to).into(a.mr.slice(0..7));
+    for wr in [
+        SendWr::from(LocalInv::new(1, key).fenced()),
+        Send::new(2).invalidate(key).into(),
+        SendWr::from(read.invalidate()),
+    ] {
+        let said = a.qp.post_send(wr).unwrap_err().to_string();
+        let operation = "the device does not support this operation or flag";
+        assert_eq!(said, format!("{operation}: {bit}"), "{:?}", wr.op);
+    }
+    b.mr.write(0, b"fetched").unwrap();
+    post(&mut a.qp, read.signaled());
+    assert_eq!(statuses(&mut a.send_cq), [(3, OK)]);
+    assert_eq!(bytes(&a, 0, 7), b"fetched");
+}
+
 /// Goal: local work requests keep their place among others: they wait for those before them to complete
 /// first, and complete in order.
 #[test]

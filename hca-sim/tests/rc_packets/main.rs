@@ -11,6 +11,7 @@ mod depths;
 mod ends;
 #[path = "../rc/faults.rs"]
 mod faults;
+mod fences;
 #[path = "../rc/memory.rs"]
 mod memory;
 #[path = "../rc/operations.rs"]

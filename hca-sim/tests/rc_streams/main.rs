@@ -9,6 +9,8 @@
 mod depths;
 #[path = "../rc/ends.rs"]
 mod ends;
+#[path = "../rc_packets/fences.rs"]
+mod fences;
 #[path = "../rc/memory.rs"]
 mod memory;
 #[path = "../rc/operations.rs"]
